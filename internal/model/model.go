@@ -1,0 +1,175 @@
+// Package model holds what shunt balances, as plain values: services, frontends,
+// backends, and the configuration they come from. It imports nothing of ours, and
+// every other package may use it. Values are compared with ==, reflect.DeepEqual or
+// go-cmp; nothing here has behaviour beyond naming itself.
+package model
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"time"
+)
+
+// Protocol is an IP protocol number (IANA "Assigned Internet Protocol Numbers").
+type Protocol uint8
+
+// The protocols a service can have.
+const (
+	TCP Protocol = 6
+	UDP Protocol = 17
+)
+
+// String is the word used in configuration, output and metrics.
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "tcp"
+	case UDP:
+		return "udp"
+	}
+	return "protocol-" + strconv.Itoa(int(p))
+}
+
+// Forwarding says how a packet reaches its backend. The value is the word used in
+// configuration and output.
+type Forwarding string
+
+// The forwarding modes that exist today.
+const (
+	// ForwardingNAT rewrites source and destination: works from anywhere.
+	ForwardingNAT Forwarding = "nat"
+	// ForwardingNATDestination rewrites the destination only: the balancer must be
+	// the backends' route back to the client.
+	ForwardingNATDestination Forwarding = "nat-destination"
+)
+
+// Announce says how the network learns where a VIP is.
+type Announce string
+
+// The announcement modes that exist today.
+const (
+	// AnnounceL2 answers ARP and neighbour solicitations for the VIP.
+	AnnounceL2 Announce = "l2"
+	// AnnounceNone leaves the VIP to routing.
+	AnnounceNone Announce = "none"
+)
+
+// Attach is the hook and mode wanted on an interface.
+type Attach string
+
+// The attach modes that exist today.
+const (
+	AttachAuto    Attach = "auto"
+	AttachNative  Attach = "native"
+	AttachGeneric Attach = "generic"
+)
+
+// PortRange is an inclusive range of ports, in host byte order. First == Last is an
+// exact port; AnyPort is every port.
+type PortRange struct {
+	First, Last uint16
+}
+
+// AnyPort matches every port and loses to every narrower range.
+var AnyPort = PortRange{First: 0, Last: 65535}
+
+// Exact reports whether the range is one port.
+func (r PortRange) Exact() bool { return r.First == r.Last }
+
+// String is the range as the configuration writes it.
+func (r PortRange) String() string {
+	switch {
+	case r == AnyPort:
+		return "any"
+	case r.Exact():
+		return strconv.Itoa(int(r.First))
+	}
+	return fmt.Sprintf("%d-%d", r.First, r.Last)
+}
+
+// Frontend is what a client talks to: one address, ports, one protocol.
+type Frontend struct {
+	Address  netip.Addr // unmapped: an IPv4 address is 4 bytes
+	Ports    PortRange
+	Protocol Protocol
+}
+
+// String is "tcp 192.0.2.10:80" or "udp [2001:db8::10]:8000-8099".
+func (f Frontend) String() string {
+	if f.Address.Is6() {
+		return fmt.Sprintf("%s [%s]:%s", f.Protocol, f.Address, f.Ports)
+	}
+	return fmt.Sprintf("%s %s:%s", f.Protocol, f.Address, f.Ports)
+}
+
+// BackendAddress is a backend's identity: services that name the same address and
+// port share the backend.
+type BackendAddress struct {
+	Address netip.Addr // unmapped
+	Port    uint16     // host byte order; 0 keeps the packet's destination port
+}
+
+// String is "10.0.0.2:8080", or "10.0.0.2" when the packet's port is kept.
+func (b BackendAddress) String() string {
+	if b.Port == 0 {
+		return b.Address.String()
+	}
+	return netip.AddrPortFrom(b.Address, b.Port).String()
+}
+
+// Backend is one server of a service. Weight belongs to the service, not to the
+// address: two services may weigh one backend differently.
+type Backend struct {
+	BackendAddress
+	Weight uint16 // 0: no new flows
+	Name   string // what output calls it; BackendAddress.String() unless configured
+}
+
+// Service is a set of frontends that share backends and a table.
+type Service struct {
+	Name       string // unique, 1 to 63 characters
+	Frontends  []Frontend
+	Forwarding Forwarding
+	Announce   Announce
+	TableSize  uint32 // Maglev table size in slots; 0 lets the backend count decide
+	Backends   []Backend
+}
+
+// Interface is a network interface shunt attaches to.
+type Interface struct {
+	Name   string
+	Attach Attach
+}
+
+// Timeouts end idle flows. Each is counted from the last packet in either direction.
+type Timeouts struct {
+	TCPEstablished time.Duration // RFC 5382 REQ-5: at least 2 h 4 min
+	TCPHandshake   time.Duration
+	TCPClosing     time.Duration // after a reset
+	UDP            time.Duration // RFC 4787 REQ-5: 5 min recommended
+}
+
+// Limits size the maps. They are fixed when the data plane is first loaded.
+type Limits struct {
+	Flows    uint32 // established flows tracked at once
+	Services uint32
+	Backends uint32
+	Slots    uint32 // Maglev slots of all services together, rebuilds included
+}
+
+// SNAT says where source addresses and ports of full NAT come from.
+type SNAT struct {
+	Addresses []netip.Addr // empty: the addresses of the interface towards the backend
+	Ports     PortRange    // zero value: chosen outside net.ipv4.ip_local_port_range
+}
+
+// Config is the whole desired state as one source describes it.
+type Config struct {
+	Interfaces []Interface
+	Services   []Service
+	Timeouts   Timeouts
+	Limits     Limits
+	SNAT       SNAT
+	Socket     string // path of the control socket
+}

@@ -1,0 +1,74 @@
+package reconcile
+
+import (
+	"net/netip"
+
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+// BackendRef names a backend by position and generation. A position is reused only
+// with another generation, so a stale reference never finds somebody else.
+type BackendRef struct {
+	Index      uint32 // 0 to 2^20-1; index 0 is never used and means "no backend"
+	Generation uint8
+}
+
+// BackendRecord is a backend as the data plane knows it.
+type BackendRecord struct {
+	BackendRef
+	model.BackendAddress
+}
+
+// ServiceRecord is a service as the data plane knows it. Offset and Size say where its
+// slots lie; both change together, in one atomic word.
+type ServiceRecord struct {
+	Index      uint32
+	Generation uint8
+	Name       string
+	Forwarding model.Forwarding
+	Seed       uint32 // of the flow hash; derived from the name, so that a fleet agrees
+	Offset     uint32 // first slot
+	Size       uint32 // slots; 0: the service has no table and answers nobody
+}
+
+// AddressRecord says what the data plane does with packets to one of our addresses.
+type AddressRecord struct {
+	Address  netip.Addr
+	VIP      bool // a frontend has this address
+	Source   bool // full NAT sends from this address
+	HostOwn  bool // the host has it too: its kernel answers ARP, ND and echo
+	Announce bool // answer ARP and ND (once ownership is established)
+}
+
+// Contents is everything the reconciler keeps in the maps.
+type Contents struct {
+	Backends  map[uint32]BackendRecord
+	Services  map[uint32]ServiceRecord
+	Frontends map[model.Frontend]uint32 // service index
+	Addresses map[netip.Addr]AddressRecord
+	Slots     map[uint32][]BackendRef // by service index, ServiceRecord.Size long
+	// Generations of positions that hold nothing now but once did.
+	BackendGenerations map[uint32]uint8
+	ServiceGenerations map[uint32]uint8
+}
+
+// Maps is the one way out to the kernel. Puts are idempotent and replace; deleting what
+// is not there succeeds. Every call may fail, after having been carried out too: the
+// reconciler then reads nothing back but tries the same again. Not safe for concurrent use.
+type Maps interface {
+	// Contents reads all of it, for adoption at start.
+	Contents() (Contents, error)
+	PutBackend(BackendRecord) error
+	DeleteBackend(BackendRef) error
+	PutService(ServiceRecord) error
+	DeleteService(index uint32, generation uint8) error
+	PutFrontend(f model.Frontend, serviceIndex uint32) error
+	DeleteFrontend(f model.Frontend) error
+	PutAddress(AddressRecord) error
+	DeleteAddress(netip.Addr) error
+	// WriteSlots stores the slots from offset on, each with one aligned atomic store.
+	WriteSlots(offset uint32, slots []BackendRef) error
+	// Grace returns when no program run that began before the call is still going, so
+	// that nothing unnamed before it can still be in a program's hands.
+	Grace() error
+}
