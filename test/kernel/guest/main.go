@@ -1,0 +1,204 @@
+// Guest is the first and only program of a test machine: it mounts what tests need,
+// loads /modules in order, runs the tests that /tests.json lists, reports each on the
+// second serial line, and switches the machine off. See test/kernel.
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// test is an entry of /tests.json; test/kernel writes it.
+type test struct {
+	Package string        `json:"package"`
+	Binary  string        `json:"binary"`
+	Dir     string        `json:"dir"`
+	Args    []string      `json:"args"`
+	Timeout time.Duration `json:"timeout"`
+}
+
+// report is one line for test/kernel.
+type report struct {
+	Package string  `json:"package"`
+	Exit    int     `json:"exit"`
+	Seconds float64 `json:"seconds"`
+	Splats  int     `json:"splats"`
+	Error   string  `json:"error,omitempty"`
+}
+
+// exitTimeout is the exit status reported for tests stopped for time, as timeout(1) has it.
+const exitTimeout = 124
+
+func main() {
+	if os.Getpid() != 1 {
+		fmt.Fprintln(os.Stderr, "guest: this is the init of a test machine; run go run ./test/kernel instead")
+		os.Exit(2)
+	}
+	err := run()
+	if err != nil {
+		fmt.Println("guest:", err)
+	}
+	unix.Sync()
+	drain(os.Stdout)
+	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART); err != nil { // qemu's -no-reboot ends here
+		fmt.Println("guest: restarting:", err)
+	}
+	select {}
+}
+
+// run prepares the machine, runs all tests and reports them.
+func run() error {
+	if err := prepare(); err != nil {
+		return err
+	}
+	serial, err := os.OpenFile("/dev/ttyS1", os.O_WRONLY|unix.O_NOCTTY, 0)
+	if err != nil {
+		return fmt.Errorf("opening the line for results: %w", err)
+	}
+	defer serial.Close()
+	data, err := os.ReadFile("/tests.json")
+	if err != nil {
+		return err
+	}
+	var tests []test
+	if err := json.Unmarshal(data, &tests); err != nil {
+		return fmt.Errorf("/tests.json: %w", err)
+	}
+	log := openLog()
+	for _, t := range tests {
+		r := runTest(t)
+		r.Splats = log.splats()
+		line, err := json.Marshal(r)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(serial, "%s\n", line)
+	}
+	fmt.Fprintln(serial, "end")
+	drain(serial)
+	return nil
+}
+
+// prepare mounts file systems and loads modules.
+func prepare() error {
+	for _, m := range []struct{ fs, dir string }{
+		{"devtmpfs", "/dev"}, {"proc", "/proc"}, {"sysfs", "/sys"}, {"tmpfs", "/tmp"}, {"tmpfs", "/run"},
+		{"bpf", "/sys/fs/bpf"}, {"cgroup2", "/sys/fs/cgroup"},
+		{"debugfs", "/sys/kernel/debug"}, {"tracefs", "/sys/kernel/tracing"},
+	} {
+		if err := os.MkdirAll(m.dir, 0o755); err != nil {
+			return fmt.Errorf("making %s: %w", m.dir, err)
+		}
+		err := unix.Mount(m.fs, m.dir, m.fs, 0, "")
+		if err != nil && !errors.Is(err, unix.EBUSY) { // devtmpfs may be there already
+			return fmt.Errorf("mounting %s on %s: %w", m.fs, m.dir, err)
+		}
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("looking up lo: %w", err)
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("setting lo up: %w", err)
+	}
+	modules, err := filepath.Glob("/modules/*.ko") // sorted by name, which is the order
+	if err != nil {
+		return err
+	}
+	for _, file := range modules {
+		image, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if err := unix.InitModule(image, ""); err != nil && !errors.Is(err, unix.EEXIST) {
+			fmt.Printf("guest: loading %s: %v\n", file, err) // a test that needs it will say more
+		}
+	}
+	return nil
+}
+
+// runTest runs one test binary to its end or its time limit.
+func runTest(t test) report {
+	r := report{Package: t.Package}
+	started := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), t.Timeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, t.Binary, t.Args...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = t.Dir, os.Stdout, os.Stdout
+	cmd.Env = []string{"PATH=/bin:/sbin:/usr/bin", "HOME=/tmp", "TMPDIR=/tmp", "SHUNT_KERNEL_TEST=1", "GOTRACEBACK=all"}
+	cmd.WaitDelay = 5 * time.Second
+	err := cmd.Run()
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		r.Exit, r.Error = exitTimeout, "stopped after "+t.Timeout.String()
+	case errors.As(err, &exit):
+		r.Exit = exit.ExitCode()
+	case err != nil:
+		r.Exit, r.Error = 1, err.Error()
+	}
+	r.Seconds = time.Since(started).Round(time.Millisecond).Seconds()
+	fmt.Printf("%s: exit %d, %.1f s\n", t.Package, r.Exit, r.Seconds)
+	return r
+}
+
+// kernelLog reads the kernel's messages as they come.
+type kernelLog struct{ fd int }
+
+// openLog skips what the kernel has said so far.
+func openLog() kernelLog {
+	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		fmt.Println("guest: reading the kernel's log:", err)
+		return kernelLog{fd: -1}
+	}
+	if _, err := unix.Seek(fd, 0, unix.SEEK_END); err != nil {
+		fmt.Println("guest: skipping the kernel's log:", err)
+	}
+	return kernelLog{fd: fd}
+}
+
+// splatMarks begin the kernel's complaints about itself. "Packet memory" lines and
+// such do not count.
+var splatMarks = []string{"BUG:", "WARNING:", "Oops:", "general protection fault", "INFO: task", "rcu: INFO:"}
+
+// splats counts complaints since the last call and prints them.
+func (l kernelLog) splats() int {
+	count := 0
+	record := make([]byte, 8192) // one read is one record, at most this long (printk's CONSOLE_EXT_LOG_MAX)
+	for l.fd >= 0 {
+		n, err := unix.Read(l.fd, record)
+		if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.EINTR) {
+			continue // records were overwritten: the next read goes on behind them
+		}
+		if err != nil || n <= 0 {
+			break
+		}
+		_, text, _ := bytes.Cut(record[:n], []byte(";"))
+		for _, mark := range splatMarks {
+			if strings.HasPrefix(string(text), mark) {
+				fmt.Printf("guest: the kernel complains: %s", text)
+				count++
+			}
+		}
+	}
+	return count
+}
+
+// drain waits until the serial line has sent everything (TCSBRK with argument 1).
+func drain(f *os.File) {
+	if err := unix.IoctlSetInt(int(f.Fd()), unix.TCSBRK, 1); err != nil {
+		fmt.Println("guest: draining", f.Name()+":", err)
+	}
+}

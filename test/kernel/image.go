@@ -1,0 +1,356 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"debug/elf"
+	"encoding/json"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// guestTest is one package's tests in the guest. The field names are the contract
+// with ./guest, which reads them from /tests.json.
+type guestTest struct {
+	Package string        `json:"package"`
+	Binary  string        `json:"binary"` // path in the guest
+	Dir     string        `json:"dir"`    // working directory in the guest
+	Args    []string      `json:"args"`
+	Timeout time.Duration `json:"timeout"`
+
+	host    string // path of the binary here
+	hostDir string // directory of the package here
+}
+
+// wantedModules are loaded in every guest where the kernel has them as modules. The
+// tests make interfaces of these kinds and use these hooks; what is built in or
+// absent is passed over.
+var wantedModules = []string{
+	"veth", "bridge", "8021q", "bonding", "dummy", "macvlan", "tun", // interfaces
+	"ipip", "ip6_tunnel", "fou", "fou6", // the kernel's own tunnels
+	"sch_ingress", "cls_bpf", "act_bpf", // clsact, where there is no tcx
+	"nf_tables", "nft_chain_nat", "nft_masq", "nft_ct", // a second opinion on NAT
+	"netem",
+}
+
+// buildGuest compiles the guest's init and the tests of every package that has any.
+func buildGuest(ctx context.Context, root, work string, o options) (init string, tests []guestTest, err error) {
+	init = filepath.Join(work, "init")
+	if err := goTool(ctx, root, "build", "-o", init, "./test/kernel/guest"); err != nil {
+		return "", nil, err
+	}
+	for i, pkg := range o.packages {
+		list := exec.CommandContext(ctx, "go", "list", "-f", "{{.ImportPath}}\t{{.Dir}}\t{{len .TestGoFiles}}{{len .XTestGoFiles}}", pkg)
+		list.Dir, list.Stderr = root, os.Stderr
+		out, err := list.Output()
+		if err != nil {
+			return "", nil, fmt.Errorf("go list %s: %w; --packages takes packages of this module, comma separated", pkg, err)
+		}
+		for j, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
+			field := strings.Split(line, "\t")
+			if len(field) != 3 || field[2] == "00" {
+				fmt.Println("no tests in", pkg)
+				continue
+			}
+			rel, err := filepath.Rel(root, field[1])
+			if err != nil {
+				return "", nil, err
+			}
+			t := guestTest{
+				Package: field[0],
+				Binary:  fmt.Sprintf("/tests/%d-%d.test", i, j),
+				Dir:     path.Join("/src", filepath.ToSlash(rel)),
+				Timeout: testLimit(o.timeout),
+				host:    filepath.Join(work, fmt.Sprintf("%d-%d.test", i, j)),
+				hostDir: field[1],
+			}
+			t.Args = []string{"-test.timeout=" + (t.Timeout - t.Timeout/20).String()}
+			if o.run != "" {
+				t.Args = append(t.Args, "-test.run="+o.run)
+			}
+			if o.verbose {
+				t.Args = append(t.Args, "-test.v")
+			}
+			if err := goTool(ctx, root, "test", "-c", "-o", t.host, field[0]); err != nil {
+				return "", nil, err
+			}
+			tests = append(tests, t)
+		}
+	}
+	if len(tests) == 0 {
+		return "", nil, fmt.Errorf("none of %s has tests", strings.Join(o.packages, ", "))
+	}
+	return init, tests, nil
+}
+
+// testLimit is the time a package may take of what its kernel may take: less, so that
+// stacks of hanging tests are printed before the machine is stopped.
+func testLimit(kernel time.Duration) time.Duration { return kernel - kernel/10 }
+
+// goTool runs the go command for a static binary.
+func goTool(ctx context.Context, dir string, args ...string) error {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// writeImage packs init, tests, the packages' other files (test data) and modules.
+func writeImage(file, init string, tests []guestTest, k kernel) error {
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	buffered := bufio.NewWriterSize(f, 1<<20)
+	a := newArchive(buffered)
+	if err := a.addFile("/init", init, 0o755); err != nil {
+		return err
+	}
+	for _, t := range tests {
+		if err := a.addFile(t.Binary, t.host, 0o755); err != nil {
+			return err
+		}
+		if err := addTree(a, t.Dir, t.hostDir); err != nil {
+			return err
+		}
+	}
+	if err := addModules(a, k); err != nil {
+		return err
+	}
+	list, err := json.Marshal(tests)
+	if err != nil {
+		return err
+	}
+	if err := a.add("/tests.json", list, 0o644); err != nil {
+		return err
+	}
+	if err := a.close(); err != nil {
+		return err
+	}
+	if err := buffered.Flush(); err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// addTree packs the regular files of a package's directory. Tests read golden files
+// and test data relative to it.
+func addTree(a *archive, to, from string) error {
+	return filepath.WalkDir(from, func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(from, name)
+		if err != nil {
+			return err
+		}
+		target := path.Join(to, filepath.ToSlash(rel))
+		if d.IsDir() {
+			return a.addDir(target)
+		}
+		if !d.Type().IsRegular() {
+			return nil
+		}
+		return a.addFile(target, name, 0o644)
+	})
+}
+
+// addModules packs the wanted modules and what they depend on as /modules/NN-name.ko,
+// numbered in the order in which they must be loaded.
+func addModules(a *archive, k kernel) error {
+	files := map[string]string{} // module name to path
+	err := filepath.WalkDir(filepath.Join(k.modules, "kernel"), func(name string, d fs.DirEntry, err error) error {
+		if base, _, is := strings.Cut(filepath.Base(name), ".ko"); err == nil && is {
+			files[moduleName(base)] = name
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("listing modules: %w", err)
+	}
+	content := map[string][]byte{}
+	order, err := loadOrder(wantedModules, func(name string) (depends []string, known bool, err error) {
+		file, known := files[name]
+		if !known {
+			return nil, false, nil
+		}
+		if content[name], err = readModule(file); err != nil {
+			return nil, true, err
+		}
+		depends, err = moduleDepends(content[name])
+		return depends, true, err
+	})
+	if err != nil {
+		return err
+	}
+	for i, name := range order {
+		if err := a.add(fmt.Sprintf("/modules/%03d-%s.ko", i, name), content[name], 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// moduleName is the kernel's own spelling: file names may use - where it uses _.
+func moduleName(s string) string { return strings.ReplaceAll(s, "-", "_") }
+
+// loadOrder lists wanted modules and their dependencies, each after what it needs.
+// Unknown modules are left out: they are built in, or this kernel lacks them.
+func loadOrder(wanted []string, lookup func(string) (depends []string, known bool, err error)) ([]string, error) {
+	var order []string
+	seen := map[string]bool{}
+	var visit func(name string) error
+	visit = func(name string) error {
+		if seen[name] {
+			return nil
+		}
+		seen[name] = true
+		depends, known, err := lookup(name)
+		if err != nil {
+			return fmt.Errorf("module %s: %w", name, err)
+		}
+		for _, d := range depends {
+			if err := visit(d); err != nil {
+				return err
+			}
+		}
+		if known {
+			order = append(order, name)
+		}
+		return nil
+	}
+	for _, name := range wanted {
+		if err := visit(moduleName(name)); err != nil {
+			return nil, err
+		}
+	}
+	return order, nil
+}
+
+// readModule reads a module, decompressed.
+func readModule(file string) ([]byte, error) {
+	switch filepath.Ext(file) {
+	case ".ko":
+		return os.ReadFile(file)
+	case ".xz":
+		out, err := exec.Command("xz", "-dc", file).Output()
+		if err != nil {
+			return nil, fmt.Errorf("xz -dc %s: %w", file, err)
+		}
+		return out, nil
+	}
+	return nil, fmt.Errorf("%s: unknown compression", file)
+}
+
+// moduleDepends reads "depends=" of the .modinfo section: NUL-terminated key=value
+// strings, this value a comma separated list of module names.
+func moduleDepends(module []byte) ([]string, error) {
+	f, err := elf.NewFile(bytes.NewReader(module))
+	if err != nil {
+		return nil, err
+	}
+	section := f.Section(".modinfo")
+	if section == nil {
+		return nil, fmt.Errorf("no .modinfo section")
+	}
+	info, err := section.Data()
+	if err != nil {
+		return nil, err
+	}
+	var depends []string
+	for _, entry := range strings.Split(string(info), "\x00") {
+		if list, is := strings.CutPrefix(entry, "depends="); is {
+			for _, name := range split(list) {
+				depends = append(depends, moduleName(name))
+			}
+		}
+	}
+	return depends, nil
+}
+
+// archive writes the "newc" cpio format, as the kernel's
+// Documentation/driver-api/early-userspace/buffer-format.rst describes it: a header of
+// 110 ASCII characters, the name, the data, name and data padded to 4 bytes.
+type archive struct {
+	w    io.Writer
+	ino  uint32
+	dirs map[string]bool
+}
+
+// The type bits of a cpio mode (inode(7)).
+const (
+	modeDir     = 0o040000
+	modeRegular = 0o100000
+)
+
+func newArchive(w io.Writer) *archive {
+	return &archive{w: w, dirs: map[string]bool{".": true, "": true}}
+}
+
+// addFile packs a file of this machine.
+func (a *archive) addFile(name, from string, perm uint32) error {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return a.add(name, data, perm)
+}
+
+// add packs data under an absolute name, and the directories above it.
+func (a *archive) add(name string, data []byte, perm uint32) error {
+	name = strings.TrimPrefix(name, "/")
+	if err := a.addDir(path.Dir(name)); err != nil {
+		return err
+	}
+	return a.entry(name, modeRegular|perm, data)
+}
+
+// addDir packs a directory and those above it, once.
+func (a *archive) addDir(name string) error {
+	name = strings.TrimPrefix(name, "/")
+	if a.dirs[name] {
+		return nil
+	}
+	if err := a.addDir(path.Dir(name)); err != nil {
+		return err
+	}
+	a.dirs[name] = true
+	return a.entry(name, modeDir|0o755, nil)
+}
+
+// close writes the entry that ends an archive.
+func (a *archive) close() error { return a.entry("TRAILER!!!", 0, nil) }
+
+func (a *archive) entry(name string, mode uint32, data []byte) error {
+	a.ino++
+	var b bytes.Buffer
+	b.WriteString("070701")
+	for _, field := range []uint32{a.ino, mode, 0, 0, 1, 0, uint32(len(data)), 0, 0, 0, 0, uint32(len(name) + 1), 0} {
+		fmt.Fprintf(&b, "%08X", field)
+	}
+	b.WriteString(name)
+	b.WriteByte(0)
+	for b.Len()%4 != 0 {
+		b.WriteByte(0)
+	}
+	if _, err := a.w.Write(b.Bytes()); err != nil {
+		return err
+	}
+	if _, err := a.w.Write(data); err != nil {
+		return err
+	}
+	_, err := a.w.Write(make([]byte, (4-len(data)%4)%4))
+	return err
+}

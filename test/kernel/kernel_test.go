@@ -1,0 +1,113 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestNaturalLess(t *testing.T) {
+	want := []string{
+		"linux-image-6.1.0-9-cloud-amd64-unsigned",
+		"linux-image-6.1.0-47-cloud-amd64-unsigned",
+		"linux-image-6.1.0-56-cloud-amd64-unsigned",
+		"linux-image-6.12.9+deb12-cloud-amd64-unsigned",
+		"linux-image-6.12.117+deb12-cloud-amd64-unsigned",
+	}
+	for i := range want {
+		for j := range want {
+			if got := naturalLess(want[i], want[j]); got != (i < j) {
+				t.Errorf("naturalLess(%q, %q) = %v", want[i], want[j], got)
+			}
+		}
+	}
+}
+
+func TestLoadOrder(t *testing.T) {
+	modules := map[string][]string{"bridge": {"stp", "llc"}, "stp": {"llc"}, "llc": nil, "veth": nil}
+	got, err := loadOrder([]string{"veth", "bridge", "absent"}, func(name string) ([]string, bool, error) {
+		depends, known := modules[name]
+		return depends, known, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"veth", "llc", "stp", "bridge"}; !slices.Equal(got, want) {
+		t.Errorf("order %v, want %v", got, want)
+	}
+}
+
+// TestArchive reads an archive back by the format's own lengths.
+func TestArchive(t *testing.T) {
+	var b bytes.Buffer
+	a := newArchive(&b)
+	for _, f := range []struct{ name, data string }{{"/init", "x"}, {"/a/b/c", "12345"}, {"/a/b/d", ""}} {
+		if err := a.add(f.name, []byte(f.data), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.close(); err != nil {
+		t.Fatal(err)
+	}
+	if b.Len()%4 != 0 {
+		t.Errorf("length %d is not a multiple of 4", b.Len())
+	}
+	var names []string
+	for rest := b.String(); rest != ""; {
+		if !strings.HasPrefix(rest, "070701") {
+			t.Fatalf("no header at %q", rest)
+		}
+		size, nameSize := hex(t, rest[54:62]), hex(t, rest[94:102])
+		end := (110 + nameSize + 3) &^ 3
+		names = append(names, rest[110:110+nameSize-1]+"="+rest[end:end+size])
+		rest = rest[end+(size+3)&^3:]
+	}
+	want := []string{"init=x", "a=", "a/b=", "a/b/c=12345", "a/b/d=", "TRAILER!!!="}
+	if !slices.Equal(names, want) {
+		t.Errorf("archive holds %q, want %q", names, want)
+	}
+}
+
+func hex(t *testing.T, digits string) int {
+	t.Helper()
+	n := 0
+	for _, c := range digits {
+		i := strings.IndexRune("0123456789ABCDEF", c)
+		if i < 0 {
+			t.Fatalf("%q is no hexadecimal number", digits)
+		}
+		n = n*16 + i
+	}
+	return n
+}
+
+func TestReadResults(t *testing.T) {
+	for _, test := range []struct {
+		name, text string
+		ended      bool
+		packages   int
+		err        string
+	}{
+		{"complete", `{"package":"p","exit":1}` + "\r\nend\r\n", true, 1, ""},
+		{"died", `{"package":"p","exit":0}` + "\r\n", false, 1, ""},
+		{"garbled", "{\"pack\r\n", false, 0, "no result"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "results")
+			if err := os.WriteFile(file, []byte(test.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var r result
+			ended, err := readResults(file, &r)
+			if ended != test.ended || len(r.Packages) != test.packages {
+				t.Errorf("ended %v, %d packages; want %v, %d", ended, len(r.Packages), test.ended, test.packages)
+			}
+			if test.err == "" && err != nil || test.err != "" && (err == nil || !strings.Contains(err.Error(), test.err)) {
+				t.Errorf("error %v, want %q in it", err, test.err)
+			}
+		})
+	}
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// endLine is what the guest writes on the second serial line when it has run all.
+const endLine = "end"
+
+// boot runs one kernel until it powers itself off, and reads the results.
+func boot(ctx context.Context, o options, k kernel, image, resultFile string, testCount int) result {
+	started := time.Now()
+	r := result{Release: k.release}
+	limited, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	// The time limit ends this one child, by its process handle.
+	cmd := exec.CommandContext(limited, "qemu-system-x86_64",
+		"-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", o.memory,
+		"-no-reboot", "-nodefaults", "-no-user-config", "-display", "none",
+		"-kernel", k.image, "-initrd", image,
+		"-append", "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic tsc=unstable net.ifnames=0",
+		"-serial", "stdio", "-serial", "file:"+resultFile)
+	cmd.Stdin = nil
+	cmd.Stderr = os.Stderr
+	cmd.WaitDelay = 5 * time.Second
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		r.Error = err.Error()
+		return r
+	}
+	if err := cmd.Start(); err != nil {
+		r.Error = fmt.Sprintf("starting qemu-system-x86_64: %v", err)
+		return r
+	}
+	copyConsole(os.Stdout, stdout)
+	waitErr := cmd.Wait()
+	r.Seconds = time.Since(started).Round(time.Millisecond).Seconds()
+
+	ended, err := readResults(resultFile, &r)
+	switch {
+	case err != nil:
+		r.Error = err.Error()
+	case ctx.Err() != nil:
+		r.Error = "interrupted"
+	case limited.Err() != nil:
+		r.Error = fmt.Sprintf("stopped after %s; --timeout sets the limit", o.timeout)
+	case waitErr != nil:
+		r.Error = fmt.Sprintf("qemu-system-x86_64: %v", waitErr)
+	case !ended:
+		r.Error = "the guest died before it had run all tests; its last words are above"
+	case len(r.Packages) != testCount:
+		r.Error = fmt.Sprintf("the guest ran %d packages of %d", len(r.Packages), testCount)
+	}
+	r.Passed = r.Error == ""
+	for _, p := range r.Packages {
+		r.Passed = r.Passed && p.Exit == 0 && p.Splats == 0 && p.Error == ""
+	}
+	return r
+}
+
+// consoleNoise is what firmware sends to clear the screen.
+var consoleNoise = regexp.MustCompile("\x1b(\\[[0-9;?=]*[a-zA-Z]|c)|\r")
+
+// copyConsole passes the guest's lines on, indented, without what the firmware draws.
+func copyConsole(to io.Writer, from io.Reader) {
+	lines := bufio.NewReader(from)
+	for {
+		line, err := lines.ReadString('\n')
+		if text := consoleNoise.ReplaceAllString(strings.TrimRight(line, "\r\n"), ""); text != "" {
+			fmt.Fprintln(to, "    "+text)
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// readResults reads the guest's report; ended says whether it is complete.
+func readResults(file string, r *result) (ended bool, err error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return false, fmt.Errorf("reading the guest's report: %w", err)
+	}
+	for _, line := range strings.Split(string(data), "\n") {
+		line = strings.TrimSpace(line)
+		switch {
+		case line == "":
+		case line == endLine:
+			ended = true
+		default:
+			var p packageResult
+			if err := json.Unmarshal([]byte(line), &p); err != nil {
+				return ended, fmt.Errorf("the guest's report has a line that is no result: %q", line)
+			}
+			r.Packages = append(r.Packages, p)
+		}
+	}
+	return ended, nil
+}
