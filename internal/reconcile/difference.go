@@ -1,0 +1,371 @@
+package reconcile
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+// Difference is what a change of the desired state does, in the user's terms.
+type Difference struct {
+	Services  []ServiceDifference `json:"services,omitempty"`
+	Addresses []AddressDifference `json:"addresses,omitempty"`
+	// Repairs is how many records are carried out again or tidied away because an
+	// earlier change was interrupted.
+	Repairs int `json:"repairs,omitempty"`
+}
+
+// Change is what happens to a service or an address.
+type Change string
+
+// The changes there are.
+const (
+	Added   Change = "added"
+	Removed Change = "removed"
+	Changed Change = "changed"
+)
+
+// ServiceDifference is the change of one service. Of an added or removed one everything
+// is listed.
+type ServiceDifference struct {
+	Name             string                `json:"name"`
+	Change           Change                `json:"change"`
+	Forwarding       *ForwardingDifference `json:"forwarding,omitempty"`
+	FrontendsAdded   []string              `json:"frontends_added,omitempty"`
+	FrontendsRemoved []string              `json:"frontends_removed,omitempty"`
+	BackendsAdded    []string              `json:"backends_added,omitempty"`
+	BackendsRemoved  []string              `json:"backends_removed,omitempty"`
+	Weights          []WeightDifference    `json:"weights,omitempty"`
+	Tables           []TableDifference     `json:"tables,omitempty"`
+}
+
+// ForwardingDifference is another way to reach the backends.
+type ForwardingDifference struct {
+	Before model.Forwarding `json:"before"`
+	After  model.Forwarding `json:"after"`
+}
+
+// WeightDifference is another weight of a backend that stays.
+type WeightDifference struct {
+	Backend string `json:"backend"`
+	Before  uint16 `json:"before"`
+	After   uint16 `json:"after"`
+}
+
+// TableDifference is the change of one family's table. Slots decide where new flows go;
+// flows that are tracked stay with their backend.
+type TableDifference struct {
+	Family      string `json:"family"`       // "ipv4" or "ipv6"
+	SlotsBefore uint32 `json:"slots_before"` // 0: there was no table
+	Slots       uint32 `json:"slots"`        // 0: nobody takes new flows
+	// SlotsMoved is how many of Slots name another backend than before. If the size
+	// changes it is the same share of all possible flows, rounded to slots.
+	SlotsMoved uint32 `json:"slots_moved"`
+}
+
+// AddressDifference is another role of one of our addresses.
+type AddressDifference struct {
+	Address netip.Addr `json:"address"`
+	Change  Change     `json:"change"`
+	Before  []string   `json:"before,omitempty"` // of "vip", "source", "host-own", "announce"
+	After   []string   `json:"after,omitempty"`
+}
+
+// Empty reports whether there is nothing to change.
+func (d Difference) Empty() bool {
+	return len(d.Services) == 0 && len(d.Addresses) == 0 && d.Repairs == 0
+}
+
+// String is one line for each service and address, with a sign in front: + added,
+// - removed, ~ changed. It is "nothing to change" if that is so.
+func (d Difference) String() string {
+	if d.Empty() {
+		return "nothing to change"
+	}
+	var lines []string
+	for _, service := range d.Services {
+		lines = append(lines, service.String())
+	}
+	for _, address := range d.Addresses {
+		lines = append(lines, address.String())
+	}
+	if d.Repairs > 0 {
+		lines = append(lines, fmt.Sprintf("~ %s mended after an interrupted change", count(d.Repairs, "record")))
+	}
+	return strings.Join(lines, "\n")
+}
+
+var signs = map[Change]string{Added: "+", Removed: "-", Changed: "~"}
+
+// String is one line: "~ service web: backend 10.0.0.3:8080 removed, 83 of 251 slots moved".
+func (s ServiceDifference) String() string {
+	var clauses []string
+	switch s.Change {
+	case Added:
+		clauses = append(clauses, count(len(s.FrontendsAdded), "frontend"), count(len(s.BackendsAdded), "backend"))
+	case Removed:
+		clauses = append(clauses, count(len(s.FrontendsRemoved), "frontend"), count(len(s.BackendsRemoved), "backend"))
+	default:
+		if f := s.Forwarding; f != nil {
+			clauses = append(clauses, fmt.Sprintf("forwarding from %s to %s", f.Before, f.After))
+		}
+		for _, part := range []struct {
+			what, verb string
+			items      []string
+		}{
+			{"frontend", "added", s.FrontendsAdded}, {"frontend", "removed", s.FrontendsRemoved},
+			{"backend", "added", s.BackendsAdded}, {"backend", "removed", s.BackendsRemoved},
+		} {
+			for _, item := range part.items {
+				clauses = append(clauses, fmt.Sprintf("%s %s %s", part.what, item, part.verb))
+			}
+		}
+		for _, w := range s.Weights {
+			clauses = append(clauses, fmt.Sprintf("weight of %s from %d to %d", w.Backend, w.Before, w.After))
+		}
+	}
+	for _, table := range s.Tables {
+		text := table.String()
+		if len(s.Tables) > 1 {
+			text = map[string]string{"ipv4": "IPv4", "ipv6": "IPv6"}[table.Family] + ": " + text
+		}
+		clauses = append(clauses, text)
+	}
+	return fmt.Sprintf("%s service %s: %s", signs[s.Change], s.Name, strings.Join(clauses, ", "))
+}
+
+// String is "83 of 251 slots moved", or what happens to the table as a whole.
+func (t TableDifference) String() string {
+	switch {
+	case t.SlotsBefore == 0:
+		return fmt.Sprintf("table of %d slots", t.Slots)
+	case t.Slots == 0:
+		return "no backend left for new flows"
+	case t.SlotsBefore != t.Slots:
+		return fmt.Sprintf("table resized from %d to %d slots, %d of them moved", t.SlotsBefore, t.Slots, t.SlotsMoved)
+	}
+	return fmt.Sprintf("%d of %d slots moved", t.SlotsMoved, t.Slots)
+}
+
+// String is "+ address 192.0.2.10: vip, announce".
+func (a AddressDifference) String() string {
+	text := ""
+	switch a.Change {
+	case Added:
+		text = strings.Join(a.After, ", ")
+	case Removed:
+		text = strings.Join(a.Before, ", ")
+	default:
+		text = strings.Join(a.Before, ", ") + " -> " + strings.Join(a.After, ", ")
+	}
+	return fmt.Sprintf("%s address %s: %s", signs[a.Change], a.Address, text)
+}
+
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// roles is what an address record says, in words.
+func roles(record AddressRecord) []string {
+	var words []string
+	for _, role := range []struct {
+		is   bool
+		word string
+	}{{record.VIP, "vip"}, {record.Source, "source"}, {record.HostOwn, "host-own"}, {record.Announce, "announce"}} {
+		if role.is {
+			words = append(words, role.word)
+		}
+	}
+	return words
+}
+
+// tableDifference compares two tables of a family.
+func tableDifference(ipv6 bool, before, after []BackendRef) TableDifference {
+	d := TableDifference{Family: "ipv4", SlotsBefore: uint32(len(before)), Slots: uint32(len(after))}
+	if ipv6 {
+		d.Family = "ipv6"
+	}
+	if len(before) == 0 || len(after) == 0 {
+		d.SlotsMoved = d.Slots
+		return d
+	}
+	// A flow hash h in [0,1) has slot floor(h*size). In units of 1/(before*after) both
+	// tables have whole-numbered borders, and between two borders nothing changes.
+	moved, total := uint64(0), uint64(len(before))*uint64(len(after))
+	for at := uint64(0); at < total; {
+		i, j := at/uint64(len(after)), at/uint64(len(before))
+		end := min((i+1)*uint64(len(after)), (j+1)*uint64(len(before)))
+		if before[i] != after[j] {
+			moved += end - at
+		}
+		at = end
+	}
+	d.SlotsMoved = uint32((moved + uint64(len(before))/2) / uint64(len(before)))
+	return d
+}
+
+// view is what a Difference compares of a service.
+type view struct {
+	forwarding model.Forwarding
+	frontends  map[model.Frontend]bool
+	weights    map[model.BackendAddress]int // unknownWeight after adoption
+	adopted    bool
+}
+
+const unknownWeight = -1
+
+// viewOf is the view of a configured service, without backends no frontend can reach.
+func viewOf(service model.Service) view {
+	v := view{service.Forwarding, map[model.Frontend]bool{}, map[model.BackendAddress]int{}, false}
+	families := map[bool]bool{}
+	for _, f := range service.Frontends {
+		v.frontends[f] = true
+		families[f.Address.Is6()] = true
+	}
+	for _, b := range service.Backends {
+		if families[b.Address.Is6()] {
+			v.weights[b.BackendAddress] = int(b.Weight)
+		}
+	}
+	return v
+}
+
+// views is what every service in the maps looks like: as it was applied, or as far as
+// the maps tell.
+func (r *Reconciler) views() map[string]view {
+	views := maps.Clone(r.applied)
+	for _, index := range slices.Sorted(maps.Keys(r.mirror.services)) {
+		service := r.mirror.services[index]
+		name := service.record.Name
+		if _, ok := r.applied[name]; ok {
+			continue
+		}
+		v, ok := views[name]
+		if !ok {
+			v = view{service.record.Forwarding, map[model.Frontend]bool{}, map[model.BackendAddress]int{}, true}
+			views[name] = v
+		}
+		for _, ref := range service.slots {
+			if backend, ok := r.mirror.backends[ref.Index]; ok {
+				v.weights[backend.BackendAddress] = unknownWeight
+			}
+		}
+	}
+	for f, entry := range r.mirror.frontends {
+		if service, ok := r.mirror.services[entry.services[len(entry.services)-1]]; ok {
+			if v := views[service.record.Name]; v.adopted {
+				v.frontends[f] = true
+			}
+		}
+	}
+	return views
+}
+
+// difference puts the plan into the user's terms.
+func (r *Reconciler) difference(desired Desired, t *target, p *plan) Difference {
+	d := Difference{Repairs: p.repairs}
+	before := r.views()
+	tables := map[string][]TableDifference{}
+	for _, want := range t.services {
+		if move := p.moves[want.serviceKey]; move.SlotsMoved > 0 || move.Slots != move.SlotsBefore {
+			tables[want.name] = append(tables[want.name], move)
+		}
+	}
+	for _, service := range desired.Services {
+		old, known := before[service.Name]
+		delete(before, service.Name)
+		difference, differs := r.serviceDifference(service.Name, old, viewOf(service))
+		if !known {
+			difference.Change = Added
+		}
+		difference.Tables = tables[service.Name]
+		if !known || differs || len(difference.Tables) > 0 {
+			d.Services = append(d.Services, difference)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(before)) {
+		difference, _ := r.serviceDifference(name, before[name], view{forwarding: before[name].forwarding})
+		difference.Change = Removed
+		d.Services = append(d.Services, difference)
+	}
+	d.Addresses = r.addressDifferences(t)
+	if d.Empty() {
+		d.Repairs = p.operations()
+	}
+	return d
+}
+
+// serviceDifference compares two views, and says whether they differ.
+func (r *Reconciler) serviceDifference(name string, before, after view) (ServiceDifference, bool) {
+	d := ServiceDifference{Name: name, Change: Changed}
+	if before.forwarding != after.forwarding && before.forwarding != "" {
+		d.Forwarding = &ForwardingDifference{before.forwarding, after.forwarding}
+	}
+	for _, f := range slices.SortedFunc(maps.Keys(after.frontends), compareFrontends) {
+		if !before.frontends[f] {
+			d.FrontendsAdded = append(d.FrontendsAdded, f.String())
+		}
+	}
+	for _, f := range slices.SortedFunc(maps.Keys(before.frontends), compareFrontends) {
+		if !after.frontends[f] {
+			d.FrontendsRemoved = append(d.FrontendsRemoved, f.String())
+		}
+	}
+	for _, b := range slices.SortedFunc(maps.Keys(after.weights), compareBackends) {
+		weight, ok := before.weights[b]
+		_, exists := r.mirror.byAddress[b]
+		switch {
+		case !ok && before.adopted && after.weights[b] == 0 && exists:
+			// It had no slot to show that it belonged here, and gets none.
+		case !ok:
+			d.BackendsAdded = append(d.BackendsAdded, b.String())
+		case weight != unknownWeight && weight != after.weights[b]:
+			d.Weights = append(d.Weights, WeightDifference{b.String(), uint16(weight), uint16(after.weights[b])})
+		}
+	}
+	for _, b := range slices.SortedFunc(maps.Keys(before.weights), compareBackends) {
+		if _, ok := after.weights[b]; !ok {
+			d.BackendsRemoved = append(d.BackendsRemoved, b.String())
+		}
+	}
+	return d, d.Forwarding != nil || len(d.FrontendsAdded)+len(d.FrontendsRemoved)+
+		len(d.BackendsAdded)+len(d.BackendsRemoved)+len(d.Weights) > 0
+}
+
+func compareBackends(a, b model.BackendAddress) int {
+	return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.Port, b.Port))
+}
+
+// addressDifferences compares the roles of all addresses.
+func (r *Reconciler) addressDifferences(t *target) []AddressDifference {
+	all := map[netip.Addr]bool{}
+	for address := range r.mirror.addresses {
+		all[address] = true
+	}
+	for address := range t.addresses {
+		all[address] = true
+	}
+	var differences []AddressDifference
+	for _, address := range slices.SortedFunc(maps.Keys(all), netip.Addr.Compare) {
+		before, after := roles(r.mirror.addresses[address].AddressRecord), roles(t.addresses[address])
+		change := Changed
+		switch {
+		case slices.Equal(before, after):
+			continue
+		case len(before) == 0:
+			change = Added
+		case len(after) == 0:
+			change = Removed
+		}
+		differences = append(differences, AddressDifference{address, change, before, after})
+	}
+	return differences
+}

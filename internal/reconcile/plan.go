@@ -1,0 +1,563 @@
+package reconcile
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+// maxBackendIndex is the highest index a slot has room for (20 bits).
+const maxBackendIndex = 1<<20 - 1
+
+// plan is a list of operations in the order of its fields. It is made from the mirror
+// without changing it.
+type plan struct {
+	// What is in doubt and still wanted is carried out again.
+	settle []uint32
+
+	// What nothing takes over from goes first, and so makes room.
+	withdrawals    []AddressRecord
+	earlyFrontends []model.Frontend
+	earlyServices  []uint32
+	earlyGrace     bool
+	earlyBackends  []uint32
+	earlyGraceMore bool // the positions of earlyBackends are needed at once
+
+	// What is new or different.
+	sources       []AddressRecord
+	backends      []BackendRecord
+	named         []BackendRecord // backends that no slot names yet
+	tables        []tableStep
+	clashing      []model.Frontend // go just before what shares parts of their range
+	frontends     []frontendStep
+	lateFrontends []model.Frontend
+	addresses     []AddressRecord
+
+	// What the new has taken over from.
+	lateServices []uint32
+	lateBackends []uint32
+	forgotten    []AddressRecord
+
+	refs       map[model.BackendAddress]BackendRef
+	indices    map[serviceKey]uint32
+	moves      map[serviceKey]TableDifference
+	repairs    int
+	difference Difference
+}
+
+// tableStep changes one service: its slots, then its record.
+type tableStep struct {
+	record ServiceRecord
+	slots  []BackendRef
+	fresh  bool  // slots is written to record's region, where no record points
+	runs   []run // otherwise these change in place
+	put    bool  // the record is different
+	first  bool  // there was none
+}
+
+type frontendStep struct {
+	model.Frontend
+	service uint32
+}
+
+// planner carries what the parts of newPlan share.
+type planner struct {
+	*plan
+	mirror   *mirror
+	target   *target
+	unwanted map[uint32]bool // services that go
+	early    map[uint32]bool // of them, those that go first
+	puts     map[model.Frontend]bool
+}
+
+func newPlan(m *mirror, t *target) (*plan, error) {
+	p := &planner{
+		plan: &plan{
+			refs:    map[model.BackendAddress]BackendRef{},
+			indices: map[serviceKey]uint32{},
+			moves:   map[serviceKey]TableDifference{},
+		},
+		mirror: m, target: t,
+		unwanted: map[uint32]bool{},
+		early:    map[uint32]bool{},
+		puts:     map[model.Frontend]bool{},
+	}
+	p.matchServices()
+	p.planRemovals()
+	if err := p.placeBackends(); err != nil {
+		return nil, err
+	}
+	if err := p.placeServices(); err != nil {
+		return nil, err
+	}
+	p.planFrontends()
+	p.planAddresses()
+	p.planGrace()
+	return p.plan, nil
+}
+
+// matchServices finds which services stay, which go, and what is in doubt.
+func (p *planner) matchServices() {
+	for index := range p.mirror.services {
+		p.unwanted[index] = true
+	}
+	for _, want := range p.target.services {
+		if index, ok := p.mirror.byKey[want.serviceKey]; ok {
+			p.indices[want.serviceKey] = index
+			delete(p.unwanted, index)
+		}
+	}
+	for _, index := range slices.Sorted(maps.Keys(p.mirror.services)) {
+		service := p.mirror.services[index]
+		if !p.unwanted[index] && (service.doubt || service.slotsDoubt) {
+			p.settle = append(p.settle, index)
+			p.repairs++
+		}
+	}
+	for _, f := range p.target.frontends {
+		index, ok := p.indices[f.service]
+		have, known := p.mirror.frontends[f.Frontend]
+		if ok && known && !have.doubt && len(have.services) == 1 && have.services[0] == index {
+			continue
+		}
+		p.puts[f.Frontend] = true
+		if have.doubt {
+			p.repairs++
+		}
+	}
+}
+
+// planRemovals sorts what goes into what goes first and what goes last. A service goes
+// first if no frontend that is put touches the address and protocol of one of its own:
+// then nobody takes over its traffic, and there is no gap to avoid.
+func (p *planner) planRemovals() {
+	type endpoint struct {
+		address  netip.Addr
+		protocol model.Protocol
+	}
+	takenOver := map[endpoint]bool{}
+	for f := range p.puts {
+		takenOver[endpoint{f.Address, f.Protocol}] = true
+	}
+	wanted := map[model.Frontend]bool{}
+	for _, f := range p.target.frontends {
+		wanted[f.Frontend] = true
+	}
+	late := map[uint32]bool{}
+	for f, have := range p.mirror.frontends {
+		for _, service := range have.services {
+			late[service] = late[service] || wanted[f] || takenOver[endpoint{f.Address, f.Protocol}]
+		}
+	}
+	for _, index := range slices.Sorted(maps.Keys(p.unwanted)) {
+		if late[index] {
+			p.lateServices = append(p.lateServices, index)
+		} else {
+			p.earlyServices = append(p.earlyServices, index)
+			p.early[index] = true
+		}
+	}
+	for _, f := range slices.SortedFunc(maps.Keys(p.mirror.frontends), compareFrontends) {
+		if wanted[f] {
+			continue
+		}
+		have := p.mirror.frontends[f]
+		if have.doubt {
+			p.repairs++
+		}
+		switch {
+		case slices.ContainsFunc(have.services, func(s uint32) bool { return p.early[s] }):
+			p.earlyFrontends = append(p.earlyFrontends, f)
+		case p.clashes(f):
+			p.clashing = append(p.clashing, f)
+		default:
+			p.lateFrontends = append(p.lateFrontends, f)
+		}
+	}
+	p.planBackendRemovals()
+}
+
+// clashes reports whether a frontend that is put has a range with ports of this range.
+// Ranges are kept in pieces, and deleting one would tear pieces out of the other.
+func (p *planner) clashes(f model.Frontend) bool {
+	split := func(r model.PortRange) bool { return !r.Exact() && r != model.AnyPort }
+	if !split(f.Ports) {
+		return false
+	}
+	for g := range p.puts {
+		if g.Address == f.Address && g.Protocol == f.Protocol && split(g.Ports) &&
+			g.Ports.First <= f.Ports.Last && f.Ports.First <= g.Ports.Last {
+			return true
+		}
+	}
+	return false
+}
+
+// planBackendRemovals lets backends go first that no slot will name once the early
+// services are gone and what is in doubt is settled.
+func (p *planner) planBackendRemovals() {
+	wanted := map[uint32]bool{}
+	for _, b := range p.target.backends {
+		if index, ok := p.mirror.byAddress[b]; ok {
+			wanted[index] = true
+			p.refs[b] = p.mirror.backends[index].BackendRef
+		}
+	}
+	named := map[BackendRef]bool{}
+	for index, service := range p.mirror.services {
+		switch {
+		case !p.unwanted[index]: // will be settled
+			for _, ref := range service.slots {
+				named[ref] = true
+			}
+		case !p.early[index]:
+			service.names(named)
+		}
+	}
+	for _, index := range slices.Sorted(maps.Keys(p.mirror.backends)) {
+		backend := p.mirror.backends[index]
+		switch {
+		case wanted[index]:
+		case named[backend.BackendRef]:
+			p.lateBackends = append(p.lateBackends, index)
+		default:
+			p.earlyBackends = append(p.earlyBackends, index)
+		}
+	}
+}
+
+// placeBackends gives a position to each new backend, or says that there are too few.
+func (p *planner) placeBackends() error {
+	var fresh []model.BackendAddress
+	for _, b := range p.target.backends {
+		ref, ok := p.refs[b]
+		if !ok {
+			fresh = append(fresh, b)
+			continue
+		}
+		if entry := p.mirror.backends[ref.Index]; entry.doubt {
+			p.backends = append(p.backends, entry.BackendRecord)
+			p.repairs++
+		}
+	}
+	if len(fresh) == 0 {
+		return nil
+	}
+	limit := min(p.target.limits.Backends, maxBackendIndex)
+	need := len(p.mirror.backends) - len(p.earlyBackends) + len(fresh)
+	free := p.mirror.backendPositions.clone()
+	for _, index := range p.earlyBackends {
+		free.release(index)
+	}
+	refs := free.take(len(fresh), limit)
+	if need > int(limit) || len(refs) < len(fresh) {
+		return &CapacityError{What: "backends", Need: uint64(need), Limit: uint64(limit),
+			Why: fmt.Sprintf("%d wanted, and %d that leave only afterwards", len(p.target.backends), len(p.lateBackends))}
+	}
+	for i, b := range fresh {
+		p.refs[b] = refs[i]
+		p.backends = append(p.backends, BackendRecord{refs[i], b})
+	}
+	return nil
+}
+
+// placeServices plans the tables and records, or says what does not fit.
+func (p *planner) placeServices() error {
+	positions, err := p.newServicePositions()
+	if err != nil {
+		return err
+	}
+	var used []region
+	for index, service := range p.mirror.services {
+		switch {
+		case p.early[index]:
+		case !p.unwanted[index]: // will be settled
+			if service.record.Size > 0 {
+				used = append(used, region{service.record.Offset, service.record.Size})
+			}
+		default:
+			used = append(used, service.regions()...)
+		}
+	}
+	inUse := uint64(0)
+	for _, u := range used {
+		inUse += uint64(u.size)
+	}
+	free := newGaps(used, p.target.limits.Slots)
+	wasNamed := map[BackendRef]bool{}
+	for _, service := range p.mirror.services {
+		service.names(wasNamed)
+	}
+	naming := map[BackendRef]bool{}
+	for _, want := range p.target.services {
+		step := tableStep{
+			record: ServiceRecord{Name: want.name, Forwarding: want.forwarding, Seed: want.seed(), Size: want.size},
+			slots:  want.slots(p.refs),
+		}
+		var before mirrorService
+		if index, ok := p.indices[want.serviceKey]; ok {
+			before = *p.mirror.services[index]
+			step.record.Index, step.record.Generation = index, before.record.Generation
+		} else {
+			step.record.Index, step.record.Generation = positions[0].Index, positions[0].Generation
+			p.indices[want.serviceKey] = step.record.Index
+			positions, step.put, step.first = positions[1:], true, true
+		}
+		if want.size == before.record.Size {
+			step.record.Offset = before.record.Offset
+			step.runs = changedRuns(before.slots, step.slots)
+		} else if want.size > 0 {
+			place, ok := free.take(want.size)
+			if !ok {
+				return &CapacityError{What: "slots", Need: inUse + uint64(want.size), Limit: uint64(p.target.limits.Slots),
+					Why: fmt.Sprintf("%d in use now, and %d in one piece for the new table of service %s",
+						inUse, want.size, want.serviceKey)}
+			}
+			inUse += uint64(want.size)
+			step.record.Offset, step.fresh = place.offset, true
+		}
+		step.put = step.put || step.record != before.record
+		if step.put || len(step.runs) > 0 {
+			p.tables = append(p.tables, step)
+		}
+		p.moves[want.serviceKey] = tableDifference(want.ipv6, before.slots, step.slots)
+		for _, ref := range step.slots {
+			naming[ref] = true
+		}
+	}
+	for _, b := range p.target.backends {
+		if ref := p.refs[b]; naming[ref] && !wasNamed[ref] {
+			p.named = append(p.named, BackendRecord{ref, b})
+		}
+	}
+	return nil
+}
+
+// newServicePositions is one position for each new service, in order.
+func (p *planner) newServicePositions() ([]BackendRef, error) {
+	fresh := 0
+	for _, want := range p.target.services {
+		if _, ok := p.indices[want.serviceKey]; !ok {
+			fresh++
+		}
+	}
+	limit := p.target.limits.Services
+	need := len(p.mirror.services) - len(p.earlyServices) + fresh
+	free := p.mirror.servicePositions.clone()
+	for _, index := range p.earlyServices {
+		free.release(index)
+	}
+	taken := free.take(fresh, limit)
+	if fresh > 0 && (need > int(limit) || len(taken) < fresh) {
+		return nil, &CapacityError{What: "services", Need: uint64(need), Limit: uint64(limit),
+			Why: fmt.Sprintf("%d wanted, and %d that leave only afterwards; one with addresses of both families counts twice",
+				len(p.target.services), len(p.lateServices))}
+	}
+	return taken, nil
+}
+
+// planFrontends lists what is put, in the order of the configuration.
+func (p *planner) planFrontends() {
+	for _, f := range p.target.frontends {
+		if p.puts[f.Frontend] {
+			p.frontends = append(p.frontends, frontendStep{f.Frontend, p.indices[f.service]})
+		}
+	}
+}
+
+// planAddresses walks each address through the stages: no VIP any more, source, all that
+// is wanted, no source any more.
+func (p *planner) planAddresses() {
+	all := map[netip.Addr]bool{}
+	for address := range p.mirror.addresses {
+		all[address] = true
+	}
+	for address := range p.target.addresses {
+		all[address] = true
+	}
+	for _, address := range slices.SortedFunc(maps.Keys(all), netip.Addr.Compare) {
+		have := p.mirror.addresses[address]
+		want, wanted := p.target.addresses[address]
+		if have.doubt {
+			p.repairs++
+		}
+		want.Address = address
+		now, doubt := have.AddressRecord, have.doubt
+		now.Address = address
+		if now.VIP && !want.VIP {
+			now.VIP, doubt = false, false
+			p.withdrawals = append(p.withdrawals, now)
+			if !now.Source {
+				now = AddressRecord{Address: address}
+			}
+		}
+		if want.Source && (!now.Source || doubt) {
+			vip := now.VIP
+			now, doubt = want, false
+			now.VIP = vip
+			p.sources = append(p.sources, now)
+		}
+		full := want
+		full.Source = want.Source || now.Source
+		if wanted && (now != full || doubt) {
+			p.addresses = append(p.addresses, full)
+		}
+		if now.Source && !want.Source {
+			p.forgotten = append(p.forgotten, want)
+		}
+	}
+}
+
+// planGrace decides where new things need what has just become free. Without new things
+// nothing waits: what is free stays so until somebody needs it.
+func (p *planner) planGrace() {
+	places := len(p.backends) > 0
+	for _, step := range p.tables {
+		places = places || step.fresh || step.first
+	}
+	owed := p.mirror.graceOwed || len(p.earlyServices) > 0 || len(p.settle) > 0
+	p.earlyGrace = len(p.earlyBackends) > 0 || places && owed
+	p.earlyGraceMore = len(p.earlyBackends) > 0 && len(p.backends) > 0
+}
+
+// operations is how many records the plan touches.
+func (p *plan) operations() int {
+	return len(p.settle) + len(p.withdrawals) + len(p.earlyFrontends) + len(p.earlyServices) +
+		len(p.earlyBackends) + len(p.sources) + len(p.backends) + len(p.tables) + len(p.clashing) +
+		len(p.frontends) + len(p.lateFrontends) + len(p.addresses) + len(p.lateServices) +
+		len(p.lateBackends) + len(p.forgotten)
+}
+
+// compareFrontends orders frontends by address, protocol and ports.
+func compareFrontends(a, b model.Frontend) int {
+	return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.Protocol, b.Protocol),
+		cmp.Compare(a.Ports.First, b.Ports.First), cmp.Compare(a.Ports.Last, b.Ports.Last))
+}
+
+// execute carries the plan out, up to the first operation that fails.
+func (r *Reconciler) execute(p *plan) error {
+	for _, stage := range []func(*plan) error{r.settleDoubts, r.removeEarly, r.add, r.removeLate} {
+		if err := stage(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settleDoubts repeats what failed, for services that stay.
+func (r *Reconciler) settleDoubts(p *plan) error {
+	for _, index := range p.settle {
+		service := r.mirror.services[index]
+		if service.slotsDoubt {
+			if err := r.rewriteSlots(index, service.slots, []run{{0, len(service.slots)}}); err != nil {
+				return err
+			}
+		}
+		if service.doubt {
+			if err := r.putService(service.record, service.slots); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// removeEarly removes what nothing takes over from.
+func (r *Reconciler) removeEarly(p *plan) error {
+	if err := each(p.withdrawals, r.setAddress); err != nil {
+		return err
+	}
+	if err := each(p.earlyFrontends, r.deleteFrontend); err != nil {
+		return err
+	}
+	if err := each(p.earlyServices, r.deleteService); err != nil {
+		return err
+	}
+	if p.earlyGrace {
+		if err := r.grace(); err != nil {
+			return err
+		}
+	}
+	if err := each(p.earlyBackends, r.deleteBackend); err != nil {
+		return err
+	}
+	if p.earlyGraceMore {
+		return r.grace()
+	}
+	return nil
+}
+
+// add puts what is new or different.
+func (r *Reconciler) add(p *plan) error {
+	if err := each(p.sources, r.setAddress); err != nil {
+		return err
+	}
+	if err := each(p.backends, r.putBackend); err != nil {
+		return err
+	}
+	if len(p.named) > 0 && r.beforeNaming != nil {
+		r.beforeNaming(p.named)
+	}
+	if err := each(p.tables, r.changeTable); err != nil {
+		return err
+	}
+	if err := each(p.clashing, r.deleteFrontend); err != nil {
+		return err
+	}
+	put := func(f frontendStep) error { return r.putFrontend(f.Frontend, f.service) }
+	if err := each(p.frontends, put); err != nil {
+		return err
+	}
+	if err := each(p.addresses, r.setAddress); err != nil {
+		return err
+	}
+	return each(p.lateFrontends, r.deleteFrontend)
+}
+
+// changeTable brings one service to its slots and its record.
+func (r *Reconciler) changeTable(step tableStep) error {
+	if step.fresh {
+		// Nothing points there yet, so a failure leaves nothing to remember.
+		if err := r.writeSlots(step.record, step.slots, run{0, len(step.slots)}); err != nil {
+			return err
+		}
+	} else if len(step.runs) > 0 {
+		if err := r.rewriteSlots(step.record.Index, step.slots, step.runs); err != nil {
+			return err
+		}
+	}
+	if step.put {
+		return r.putService(step.record, step.slots)
+	}
+	return nil
+}
+
+// removeLate removes what the new has taken over from.
+func (r *Reconciler) removeLate(p *plan) error {
+	if err := each(p.lateServices, r.deleteService); err != nil {
+		return err
+	}
+	if len(p.lateBackends) > 0 {
+		if err := r.grace(); err != nil {
+			return err
+		}
+	}
+	if err := each(p.lateBackends, r.deleteBackend); err != nil {
+		return err
+	}
+	return each(p.forgotten, r.setAddress)
+}
+
+// each calls do for every item, up to the first error.
+func each[T any](items []T, do func(T) error) error {
+	for _, item := range items {
+		if err := do(item); err != nil {
+			return err
+		}
+	}
+	return nil
+}

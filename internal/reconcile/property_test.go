@@ -1,0 +1,350 @@
+package reconcile_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/shunt-lb/shunt/internal/maglev"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/internal/reconcile/fake"
+)
+
+// world is a random history: desired states, faults and restarts. rapid prints the seed
+// of a history that fails, shortens it, and repeats it with -rapid.seed.
+type world struct {
+	*rapid.T
+	limits  model.Limits
+	maps    *fake.Maps
+	r       *reconcile.Reconciler
+	desired reconcile.Desired
+	// flows is what a program remembers of a flow to a backend: the position it had when
+	// the flow began. It may break only when its backend is not wanted.
+	flows map[reconcile.BackendRef]model.BackendAddress
+}
+
+func TestRandomHistories(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := &world{T: t, limits: roomy, flows: map[reconcile.BackendRef]model.BackendAddress{}}
+		if rapid.Bool().Draw(t, "tight") {
+			w.limits = model.Limits{Services: 5, Backends: 8, Slots: 2100}
+		}
+		w.maps = fake.New(w.limits)
+		w.r = reconcile.New(w.maps)
+		w.desired = reconcile.Desired{Limits: w.limits}
+		for range rapid.IntRange(5, 25).Draw(t, "steps") {
+			switch rapid.IntRange(0, 9).Draw(t, "step") {
+			case 0: // a restart
+				w.r = reconcile.New(w.maps)
+			case 1, 2: // the same again
+				w.applyAgain(w.drawFault())
+			default:
+				w.apply(w.drawDesired(), w.drawFault(), false)
+			}
+		}
+		w.applyAgain(nil)
+		w.apply(reconcile.Desired{Limits: w.limits}, nil, false)
+		contents, _ := w.maps.Contents()
+		if n := len(contents.Backends) + len(contents.Services) + len(contents.Frontends) + len(contents.Addresses); n > 0 {
+			t.Errorf("nothing is wanted, but %d records are left:\n%s", n, reconcile.Dump(contents))
+		}
+	})
+}
+
+func (w *world) drawFault() func(string) fake.Fault {
+	kind := rapid.SampledFrom([]fake.Fault{fake.None, fake.Before, fake.After, fake.Half}).Draw(w.T, "fault")
+	at := rapid.IntRange(0, 12).Draw(w.T, "at")
+	only := rapid.SampledFrom([]string{"", "", "put", "delete", "write slots", "put service", "delete backend", "grace"}).Draw(w.T, "only")
+	if kind == fake.None {
+		return nil
+	}
+	return func(operation string) fake.Fault {
+		if !strings.HasPrefix(operation, only) {
+			return fake.None
+		}
+		if at--; at >= 0 {
+			return fake.None
+		}
+		return kind
+	}
+}
+
+var (
+	poolVIPs     = []string{"192.0.2.10", "192.0.2.11", "2001:db8::10"}
+	poolBackends = []string{"10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.3:81", "10.0.0.4", "10.0.0.5:80",
+		"[2001:db8:1::1]:80", "[2001:db8:1::2]:80", "[2001:db8:1::3]:80"}
+	poolPorts = []model.PortRange{{First: 80, Last: 80}, {First: 443, Last: 443}, model.AnyPort}
+	// One of these at most for each address: they overlap.
+	poolRanges = []model.PortRange{{First: 8000, Last: 8099}, {First: 8050, Last: 8199}}
+)
+
+func (w *world) drawDesired() reconcile.Desired {
+	d := reconcile.Desired{Limits: w.limits}
+	names := []string{"a", "b", "c"}
+	for _, name := range names[:rapid.IntRange(0, 3).Draw(w.T, "services")] {
+		s := model.Service{
+			Name:       name,
+			Forwarding: rapid.SampledFrom([]model.Forwarding{model.ForwardingNAT, model.ForwardingNATDestination}).Draw(w.T, "forwarding"),
+			Announce:   rapid.SampledFrom([]model.Announce{model.AnnounceL2, model.AnnounceNone}).Draw(w.T, "announce"),
+			TableSize:  rapid.SampledFrom([]uint32{0, 251, 509}).Draw(w.T, "size"),
+		}
+		for _, text := range poolBackends {
+			if rapid.IntRange(0, 2).Draw(w.T, "has") == 0 {
+				s.Backends = append(s.Backends, backend(text, uint16(rapid.IntRange(0, 3).Draw(w.T, "weight"))))
+			}
+		}
+		d.Services = append(d.Services, s)
+	}
+	give := func(address string, ports model.PortRange) {
+		owner := rapid.IntRange(-1, len(d.Services)-1).Draw(w.T, "owner")
+		if owner >= 0 {
+			d.Services[owner].Frontends = append(d.Services[owner].Frontends,
+				model.Frontend{Address: netip.MustParseAddr(address), Ports: ports, Protocol: model.TCP})
+		}
+	}
+	for _, address := range poolVIPs {
+		for _, ports := range poolPorts {
+			give(address, ports)
+		}
+		give(address, rapid.SampledFrom(poolRanges).Draw(w.T, "range"))
+	}
+	own := netip.MustParseAddr(rapid.SampledFrom(poolVIPs).Draw(w.T, "own"))
+	d.HostOwn = func(a netip.Addr) bool { return a == own }
+	for _, source := range []string{"10.0.0.254", poolVIPs[0]} {
+		if rapid.Bool().Draw(w.T, "source") {
+			d.Sources = append(d.Sources, netip.MustParseAddr(source))
+		}
+	}
+	return d
+}
+
+// living is every backend that some frontend of its service can reach.
+func living(d reconcile.Desired) map[model.BackendAddress]bool {
+	backends := map[model.BackendAddress]bool{}
+	for _, s := range d.Services {
+		for _, b := range s.Backends {
+			if slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return f.Address.Is6() == b.Address.Is6() }) {
+				backends[b.BackendAddress] = true
+			}
+		}
+	}
+	return backends
+}
+
+// applyAgain applies what has been tried before, and so must fit.
+func (w *world) applyAgain(fault func(string) fake.Fault) { w.apply(w.desired, fault, true) }
+
+// apply applies d with the fault, and then looks at everything that must hold.
+func (w *world) apply(d reconcile.Desired, fault func(string) fake.Fault, again bool) {
+	before := len(w.maps.Operations)
+	plan, planErr := w.r.Plan(d)
+	if len(w.maps.Operations) != before {
+		w.Fatalf("Plan changed the maps: %q", w.maps.Operations[before:])
+	}
+	w.maps.Fault = fault
+	difference, err := w.r.Apply(d)
+	w.maps.Fault = nil
+	operations := w.maps.Operations[before:]
+	var capacity *reconcile.CapacityError
+	switch {
+	case errors.As(err, &capacity):
+		if w.limits == roomy || len(operations) > 0 || planErr == nil || again {
+			w.Fatalf("%v, planned: %v, after operations %q", err, planErr, operations)
+		}
+	case planErr != nil:
+		w.Fatalf("plan: %v", planErr)
+	case err != nil && !errors.Is(err, fake.ErrInjected):
+		w.Fatal(err)
+	default:
+		w.desired = d
+		if diff := cmp.Diff(plan.String(), difference.String()); diff != "" {
+			w.Errorf("Apply does not do what Plan said (-plan +apply):\n%s", diff)
+		}
+		if len(operations) > 0 && difference.Empty() {
+			w.Errorf("an empty difference took %q", operations)
+		}
+		w.checkFlows()
+	}
+	if err == nil {
+		w.checkExact()
+	}
+	if len(w.maps.Violations) > 0 {
+		w.Fatalf("violations:\n%s\nafter operations:\n%s", strings.Join(w.maps.Violations, "\n"), strings.Join(w.maps.Operations, "\n"))
+	}
+}
+
+func (w *world) checkFlows() {
+	contents, _ := w.maps.Contents()
+	alive := living(w.desired)
+	for ref, address := range w.flows {
+		if !alive[address] {
+			delete(w.flows, ref)
+		} else if got := contents.Backends[ref.Index]; got.BackendRef != ref || got.BackendAddress != address {
+			w.Fatalf("a flow to %s at %v finds %+v; operations:\n%s", address, ref, got, strings.Join(w.maps.Operations, "\n"))
+		}
+	}
+	for _, record := range contents.Backends {
+		if alive[record.BackendAddress] {
+			w.flows[record.BackendRef] = record.BackendAddress
+		}
+	}
+}
+
+// checkExact compares the maps with what the desired state says, worked out anew, and
+// applies it again, which must do nothing.
+func (w *world) checkExact() {
+	contents, _ := w.maps.Contents()
+	want, got := wanted(w.desired), found(contents)
+	if diff := cmp.Diff(want, got); diff != "" {
+		w.Fatalf("the maps are not as desired (-want +got):\n%s", diff)
+	}
+	before := len(w.maps.Operations)
+	difference, err := w.r.Apply(w.desired)
+	if err != nil || !difference.Empty() || len(w.maps.Operations) != before {
+		w.Fatalf("a second Apply: %v, %v, operations %q", difference, err, w.maps.Operations[before:])
+	}
+}
+
+// wanted is the desired state as sorted lines, with backends by address.
+func wanted(d reconcile.Desired) []string {
+	var lines []string
+	addresses := map[netip.Addr]reconcile.AddressRecord{}
+	for b := range living(d) {
+		lines = append(lines, "backend "+b.String())
+	}
+	for _, s := range d.Services {
+		for _, ipv6 := range []bool{false, true} {
+			seed, members, backends, weight, frontends := maglev.Seed(s.Name), []maglev.Member{}, []string{}, 0, 0
+			if ipv6 {
+				seed = maglev.Seed(s.Name + "/6")
+			}
+			for _, f := range s.Frontends {
+				if f.Address.Is6() == ipv6 {
+					frontends++
+					lines = append(lines, fmt.Sprintf("frontend %s: %s %d", f, s.Name, seed))
+					record := addresses[f.Address]
+					record.VIP = true
+					record.Announce = record.Announce || s.Announce == model.AnnounceL2
+					addresses[f.Address] = record
+				}
+			}
+			for _, b := range s.Backends {
+				if b.Address.Is6() == ipv6 {
+					weight += int(b.Weight)
+					members = append(members, maglev.Member{Key: maglev.Key(b.BackendAddress), Weight: b.Weight})
+					backends = append(backends, b.BackendAddress.String())
+				}
+			}
+			if frontends == 0 {
+				continue
+			}
+			var slots []string
+			if weight > 0 {
+				size := s.TableSize
+				if size == 0 {
+					size = maglev.SizeFor(len(members))
+				}
+				for _, member := range maglev.Table(size, seed, members) {
+					slots = append(slots, backends[member])
+				}
+			}
+			lines = append(lines, fmt.Sprintf("service %s %d %s %s", s.Name, seed, s.Forwarding, slots))
+		}
+	}
+	for _, source := range d.Sources {
+		record := addresses[source]
+		record.Source, record.Announce = true, true
+		addresses[source] = record
+	}
+	for address, record := range addresses {
+		if d.HostOwn != nil && d.HostOwn(address) {
+			record.HostOwn, record.Announce = true, false
+		}
+		record.Address = address
+		lines = append(lines, fmt.Sprintf("address %+v", record))
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// found is the contents in the same lines.
+func found(c reconcile.Contents) []string {
+	var lines []string
+	for b := range maps.Values(c.Backends) {
+		lines = append(lines, "backend "+b.BackendAddress.String())
+	}
+	for index, s := range c.Services {
+		var slots []string
+		for _, ref := range c.Slots[index] {
+			slots = append(slots, c.Backends[ref.Index].BackendAddress.String())
+		}
+		lines = append(lines, fmt.Sprintf("service %s %d %s %s", s.Name, s.Seed, s.Forwarding, slots))
+	}
+	for f, index := range c.Frontends {
+		lines = append(lines, fmt.Sprintf("frontend %s: %s %d", f, c.Services[index].Name, c.Services[index].Seed))
+	}
+	for _, record := range c.Addresses {
+		lines = append(lines, fmt.Sprintf("address %+v", record))
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// TestEveryFaultOnce lets each operation of a rich change fail once, in every way, and
+// then applies either the same or the state before.
+func TestEveryFaultOnce(t *testing.T) {
+	first := desired(
+		service("web", "192.0.2.10:80 [2001:db8::10]:80", "10.0.0.2:80 10.0.0.3:80 [2001:db8:1::2]:80"),
+		service("dns", "192.0.2.11:53", "10.0.0.3:80 10.0.0.4:80"),
+		service("old", "192.0.2.12:1", "10.0.0.7:80"))
+	first.Sources = []netip.Addr{netip.MustParseAddr("10.0.0.1")}
+	second := desired(
+		service("web", "192.0.2.10:80 192.0.2.10:81", "10.0.0.2:80 10.0.0.5:80"),
+		service("name", "192.0.2.11:53", "10.0.0.3:80 10.0.0.4:80 10.0.0.6:80"))
+	second.Sources = []netip.Addr{netip.MustParseAddr("10.0.0.8")}
+	for _, kind := range []fake.Fault{fake.Before, fake.After, fake.Half} {
+		for _, back := range []bool{false, true} {
+			for _, restart := range []bool{false, true} {
+				for at := 0; ; at++ {
+					b := newBench(t, roomy)
+					b.apply(first)
+					countdown := at
+					b.maps.Fault = func(string) fake.Fault {
+						if countdown--; countdown == -1 {
+							return kind
+						}
+						return fake.None
+					}
+					_, err := b.r.Apply(second)
+					b.maps.Fault = nil
+					if err == nil {
+						if at < 15 {
+							t.Errorf("the change took only %d operations", at)
+						}
+						break
+					}
+					if restart {
+						b.r = reconcile.New(b.maps)
+					}
+					next := second
+					if back {
+						next = first
+					}
+					b.apply(next)
+					contents, _ := b.maps.Contents()
+					if diff := cmp.Diff(wanted(next), found(contents)); diff != "" {
+						t.Errorf("fault %d of kind %d, back %v, restart %v (-want +got):\n%s", at, kind, back, restart, diff)
+					}
+				}
+			}
+		}
+	}
+}

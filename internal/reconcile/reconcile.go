@@ -1,0 +1,150 @@
+// Package reconcile makes the maps of the data plane agree with the desired state. It
+// compares the desired state with a mirror of the maps and carries out the difference
+// through the Maps interface, which is the one way out to the kernel.
+//
+//	Desired ──► target ─┐
+//	                    ├─► plan ──► operations on Maps, each noted in the mirror
+//	Contents ─► mirror ─┘
+//
+// Programs run between any two operations, so their order is an invariant:
+//
+//   - A backend exists before a slot of a living service names it. It is deleted only
+//     after no slot has named it and a Grace has passed since.
+//   - A service exists before a frontend names it, and no frontend names it when it is
+//     deleted.
+//   - A table of another size or place is written completely before the service's
+//     record points to it. A table that keeps its size is changed in place, where every
+//     slot names a living backend at every moment.
+//   - Positions and slot regions that were in use are reused only after a Grace, and
+//     positions then have another generation.
+//   - A NAT source is known before a frontend can start flows from it, and forgotten
+//     last; a VIP is made known after its frontends and withdrawn before them.
+//   - What is too much for the limits is refused before the first operation.
+//
+// An operation that fails may have been carried out. What it touched is then in doubt:
+// the mirror allows for both outcomes until the next Apply has settled it, by carrying
+// out the same again, before it goes on to what is wanted by then.
+package reconcile
+
+import (
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+// Desired is everything that decides what the maps should hold.
+type Desired struct {
+	Services []model.Service
+	// Sources are the addresses full NAT sends from.
+	Sources []netip.Addr
+	// HostOwn reports whether the host has the address too; nil: it has none of them.
+	HostOwn func(netip.Addr) bool
+	// Limits are those the maps were made with. 0 is a limit of none.
+	Limits model.Limits
+}
+
+// Reconciler owns the contents of the maps. Its methods may be called from any
+// goroutine; they take turns.
+type Reconciler struct {
+	mutex   sync.Mutex
+	maps    Maps
+	adopted bool
+	mirror  mirror
+	// applied is what each service looked like when Apply last succeeded. It knows what
+	// the maps do not: weights, and backends without a slot.
+	applied map[string]view
+
+	beforeNaming func([]BackendRecord)
+}
+
+// Option changes how a Reconciler works.
+type Option func(*Reconciler)
+
+// BeforeNaming has Apply call f between putting backends into the maps and the first
+// slot that names them, with those no slot named until now. It is where a next hop can
+// be resolved; f bounds its own time.
+func BeforeNaming(f func([]BackendRecord)) Option {
+	return func(r *Reconciler) { r.beforeNaming = f }
+}
+
+// New is a reconciler that has not looked at the maps yet.
+func New(maps Maps, options ...Option) *Reconciler {
+	r := &Reconciler{maps: maps}
+	for _, option := range options {
+		option(r)
+	}
+	return r
+}
+
+// Adopt fills the mirror from the maps, so that positions, generations and tables
+// survive a restart. Plan and Apply call it if nobody has. It changes nothing.
+func (r *Reconciler) Adopt() error {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	return r.adopt()
+}
+
+func (r *Reconciler) adopt() error {
+	contents, err := r.maps.Contents()
+	if err != nil {
+		return fmt.Errorf("read the maps for adoption: %w", err)
+	}
+	mirror, err := newMirror(contents)
+	if err != nil {
+		return fmt.Errorf("adopt the maps: %w", err)
+	}
+	r.mirror, r.applied, r.adopted = mirror, map[string]view{}, true
+	return nil
+}
+
+// Plan is what Apply would change. It fails as Apply would before its first operation:
+// with a *CapacityError, or because the desired state contradicts itself.
+func (r *Reconciler) Plan(desired Desired) (Difference, error) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	p, err := r.prepare(desired)
+	if err != nil {
+		return Difference{}, err
+	}
+	return p.difference, nil
+}
+
+// Apply makes the maps agree with the desired state and returns what it changed. After
+// an error some of the difference may be in effect; every living backend and its flows
+// are unharmed, and the next Apply mends the rest. Without a difference it does nothing.
+func (r *Reconciler) Apply(desired Desired) (Difference, error) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	p, err := r.prepare(desired)
+	if err != nil {
+		return Difference{}, err
+	}
+	if err := r.execute(p); err != nil {
+		return p.difference, fmt.Errorf("apply the desired state: %w: what is done stays, apply again for the rest", err)
+	}
+	r.applied = map[string]view{}
+	for _, service := range desired.Services {
+		r.applied[service.Name] = viewOf(service)
+	}
+	return p.difference, nil
+}
+
+func (r *Reconciler) prepare(desired Desired) (*plan, error) {
+	if !r.adopted {
+		if err := r.adopt(); err != nil {
+			return nil, err
+		}
+	}
+	target, err := newTarget(desired)
+	if err != nil {
+		return nil, fmt.Errorf("plan the desired state: %w", err)
+	}
+	p, err := newPlan(&r.mirror, target)
+	if err != nil {
+		return nil, fmt.Errorf("plan the desired state: %w", err)
+	}
+	p.difference = r.difference(desired, target, p)
+	return p, nil
+}

@@ -1,0 +1,410 @@
+package reconcile_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/internal/reconcile/fake"
+)
+
+var roomy = model.Limits{Services: 100, Backends: 1000, Slots: 100_000}
+
+func backend(text string, weight uint16) model.Backend {
+	b := model.Backend{Weight: weight}
+	if ap, err := netip.ParseAddrPort(text); err == nil {
+		b.Address, b.Port = ap.Addr(), ap.Port()
+	} else {
+		b.Address = netip.MustParseAddr(text)
+	}
+	return b
+}
+
+// frontend reads "192.0.2.10:80" or "[2001:db8::10]:80".
+func frontend(text string) model.Frontend {
+	ap := netip.MustParseAddrPort(text)
+	return model.Frontend{Address: ap.Addr(), Ports: model.PortRange{First: ap.Port(), Last: ap.Port()}, Protocol: model.TCP}
+}
+
+// service has frontends and backends as texts; a backend may end in "*weight".
+func service(name, frontends, backends string) model.Service {
+	s := model.Service{Name: name, Forwarding: model.ForwardingNAT, Announce: model.AnnounceL2}
+	for _, text := range strings.Fields(frontends) {
+		s.Frontends = append(s.Frontends, frontend(text))
+	}
+	for _, text := range strings.Fields(backends) {
+		weight := 1
+		if at := strings.Index(text, "*"); at >= 0 {
+			if _, err := fmt.Sscan(text[at+1:], &weight); err != nil {
+				panic(err)
+			}
+			text = text[:at]
+		}
+		s.Backends = append(s.Backends, backend(text, uint16(weight)))
+	}
+	return s
+}
+
+func desired(services ...model.Service) reconcile.Desired {
+	return reconcile.Desired{Services: services, Limits: roomy}
+}
+
+// bench is a reconciler over fake maps.
+type bench struct {
+	*testing.T
+	maps *fake.Maps
+	r    *reconcile.Reconciler
+}
+
+func newBench(t *testing.T, limits model.Limits) *bench {
+	maps := fake.New(limits)
+	b := &bench{t, maps, reconcile.New(maps)}
+	t.Cleanup(func() {
+		for _, violation := range maps.Violations {
+			t.Errorf("violation: %s", violation)
+		}
+	})
+	return b
+}
+
+// apply applies and returns the operations it took.
+func (b *bench) apply(d reconcile.Desired) (reconcile.Difference, []string) {
+	b.Helper()
+	before := len(b.maps.Operations)
+	difference, err := b.r.Apply(d)
+	if err != nil {
+		b.Fatal(err)
+	}
+	operations := b.maps.Operations[before:]
+	again := len(b.maps.Operations)
+	second, err := b.r.Apply(d)
+	if err != nil || !second.Empty() || len(b.maps.Operations) != again {
+		b.Errorf("a second Apply: %v, %v, operations %q", second, err, b.maps.Operations[again:])
+	}
+	return difference, operations
+}
+
+func (b *bench) dump() string {
+	contents, err := b.maps.Contents()
+	if err != nil {
+		b.Fatal(err)
+	}
+	return reconcile.Dump(contents)
+}
+
+func (b *bench) want(what, got, want string) {
+	b.Helper()
+	if diff := cmp.Diff(strings.TrimSpace(want), strings.TrimSpace(got)); diff != "" {
+		b.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+func TestFirstApply(t *testing.T) {
+	b := newBench(t, roomy)
+	d := desired(service("web", "192.0.2.10:80", "10.0.0.2:8080*2 10.0.0.3:8080"))
+	d.Sources = []netip.Addr{netip.MustParseAddr("10.0.0.1")}
+	d.HostOwn = func(a netip.Addr) bool { return a == d.Sources[0] }
+	difference, operations := b.apply(d)
+	b.want("difference", difference.String(), `
++ service web: 1 frontend, 2 backends, table of 251 slots
++ address 10.0.0.1: source, host-own
++ address 192.0.2.10: vip, announce`)
+	b.want("operations", strings.Join(operations, "\n"), `
+put address 10.0.0.1 vip false source true
+put backend 1/1 10.0.0.2:8080
+put backend 2/1 10.0.0.3:8080
+write slots 0+251
+put service 0/1 web slots 0+251
+put frontend tcp 192.0.2.10:80 service 0
+put address 192.0.2.10 vip true source false`)
+	b.want("contents", b.dump(), `
+backend 1 generation 1: 10.0.0.2:8080
+backend 2 generation 1: 10.0.0.3:8080
+service 0 generation 1: web, nat, seed 0x0fd9bc91, slots 0 to 250
+  backend 1 generation 1: 168 slots
+  backend 2 generation 1: 83 slots
+  placement 0x37ef3a1ec871294b
+frontend tcp 192.0.2.10:80: service 0
+address 10.0.0.1: source, host-own
+address 192.0.2.10: vip, announce`)
+}
+
+func TestRemovalOrder(t *testing.T) {
+	b := newBench(t, roomy)
+	web := service("web", "192.0.2.10:80", "10.0.0.2:8080 10.0.0.3:8080 10.0.0.4:8080")
+	web.TableSize = 251
+	b.apply(desired(web))
+	web.Backends = web.Backends[:2]
+	difference, operations := b.apply(desired(web))
+	b.want("difference", difference.String(), "~ service web: backend 10.0.0.4:8080 removed, 86 of 251 slots moved")
+	for _, operation := range operations[:len(operations)-2] {
+		if !strings.HasPrefix(operation, "write slots ") || strings.HasSuffix(operation, "+251") {
+			t.Errorf("want runs of slots only, got %q", operation)
+		}
+	}
+	b.want("the end", strings.Join(operations[len(operations)-2:], "\n"), "grace\ndelete backend 3/1")
+
+	web.Backends = append(web.Backends, backend("10.0.0.5:8080", 1))
+	b.apply(desired(web))
+	difference, operations = b.apply(desired())
+	b.want("difference", difference.String(), `
+- service web: 1 frontend, 3 backends
+- address 192.0.2.10: vip, announce`)
+	b.want("operations", strings.Join(operations, "\n"), `
+delete address 192.0.2.10
+delete frontend tcp 192.0.2.10:80
+delete service 0/1
+grace
+delete backend 1/1
+delete backend 2/1
+delete backend 4/1`)
+}
+
+func TestReuse(t *testing.T) {
+	b := newBench(t, model.Limits{Services: 1, Backends: 2, Slots: 251})
+	small := func(name, backends string) reconcile.Desired {
+		d := desired(service(name, "192.0.2.10:80", backends))
+		d.Limits = model.Limits{Services: 1, Backends: 2, Slots: 251}
+		return d
+	}
+	for round := range 600 {
+		b.apply(small("web", fmt.Sprintf("10.0.%d.%d:80", round/250, round%250)))
+	}
+	contents, _ := b.maps.Contents()
+	// Backends alternate between two positions: 600 tenants are 300 each, and
+	// generation 256 is 1 again.
+	for index, record := range contents.Backends {
+		if record.Generation != 300-255 {
+			t.Errorf("backend %d has generation %d, want %d", index, record.Generation, 300-255)
+		}
+	}
+	b.apply(reconcile.Desired{})
+	_, operations := b.apply(small("other", "10.0.0.2:80"))
+	if !slices.Contains(operations, "put service 0/2 other slots 0+251") || !slices.Contains(operations, "grace") {
+		t.Errorf("want the position and slots again after a grace, with generation 2: %q", operations)
+	}
+}
+
+func TestRenameTakesOverWithoutAGap(t *testing.T) {
+	b := newBench(t, roomy)
+	b.apply(desired(service("old", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80")))
+	difference, operations := b.apply(desired(service("new", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80")))
+	b.want("difference", difference.String(), `
++ service new: 1 frontend, 2 backends, table of 251 slots
+- service old: 1 frontend, 2 backends`)
+	b.want("operations", strings.Join(operations, "\n"), `
+write slots 251+251
+put service 1/1 new slots 251+251
+put frontend tcp 192.0.2.10:80 service 1
+delete service 0/1`)
+}
+
+func TestResizeAndWeights(t *testing.T) {
+	b := newBench(t, roomy)
+	b.apply(desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80")))
+	difference, operations := b.apply(desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80 10.0.0.4:80")))
+	if got := difference.String(); !strings.HasPrefix(got, "~ service web: backend 10.0.0.4:80 added, table resized from 251 to 509 slots, ") {
+		t.Errorf("difference %q", got)
+	}
+	b.want("operations", strings.Join(operations, "\n"), `
+put backend 3/1 10.0.0.4:80
+write slots 251+509
+put service 0/1 web slots 251+509`)
+	difference, operations = b.apply(desired(service("web", "192.0.2.10:80", "10.0.0.2:80*2 10.0.0.3:80*2 10.0.0.4:80*2")))
+	b.want("proportional weights", difference.String(),
+		"~ service web: weight of 10.0.0.2:80 from 1 to 2, weight of 10.0.0.3:80 from 1 to 2, weight of 10.0.0.4:80 from 1 to 2")
+	if len(operations) != 0 {
+		t.Errorf("proportional weights took %q", operations)
+	}
+	difference, operations = b.apply(desired(service("web", "192.0.2.10:80", "10.0.0.2:80*0 10.0.0.3:80*0 10.0.0.4:80*0")))
+	b.want("operations", strings.Join(operations, "\n"), "put service 0/1 web slots 0+0")
+	if got := difference.String(); !strings.HasSuffix(got, "no backend left for new flows") {
+		t.Errorf("difference %q", got)
+	}
+}
+
+func TestFamiliesHaveTheirOwnTables(t *testing.T) {
+	b := newBench(t, roomy)
+	d := desired(service("web", "192.0.2.10:80 [2001:db8::10]:80", "10.0.0.2:80 10.0.0.3:80 [2001:db8:1::2]:80"))
+	difference, _ := b.apply(d)
+	b.want("difference", difference.String(), `
++ service web: 2 frontends, 3 backends, IPv4: table of 251 slots, IPv6: table of 251 slots
++ address 192.0.2.10: vip, announce
++ address 2001:db8::10: vip, announce`)
+	contents, _ := b.maps.Contents()
+	for f, index := range contents.Frontends {
+		for slot, ref := range contents.Slots[index] {
+			if got := contents.Backends[ref.Index].Address; got.Is6() != f.Address.Is6() {
+				t.Fatalf("slot %d of %s names %s", slot, f, got)
+			}
+		}
+	}
+	// Adopted, the halves are still known apart.
+	b.r = reconcile.New(b.maps)
+	if difference, operations := b.apply(d); !difference.Empty() || len(operations) > 0 {
+		t.Errorf("after adoption: %s\n%q", difference, operations)
+	}
+}
+
+func TestAdoption(t *testing.T) {
+	b := newBench(t, roomy)
+	web := service("web", "192.0.2.10:80", "10.0.0.2:80*2 10.0.0.3:80 10.0.0.9:80*0")
+	dns := service("dns", "192.0.2.10:53", "10.0.0.3:80")
+	b.apply(desired(web, dns))
+	before := b.dump()
+	b.r = reconcile.New(b.maps)
+	if difference, operations := b.apply(desired(web, dns)); !difference.Empty() || len(operations) > 0 {
+		t.Errorf("the same configuration after a restart: %s\n%q", difference, operations)
+	}
+	b.want("contents", b.dump(), before)
+
+	b.r = reconcile.New(b.maps)
+	web.Backends = web.Backends[:1]
+	difference, err := b.r.Plan(desired(web))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(difference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.want("plan", string(text), `{"services":[`+
+		`{"name":"web","change":"changed","backends_removed":["10.0.0.3:80"],`+
+		`"tables":[{"family":"ipv4","slots_before":509,"slots":251,"slots_moved":83}]},`+
+		`{"name":"dns","change":"removed","frontends_removed":["tcp 192.0.2.10:53"],"backends_removed":["10.0.0.3:80"]}]}`)
+	b.want("a plan changes nothing", b.dump(), before)
+	b.apply(desired(web))
+	if strings.Contains(b.dump(), "10.0.0.9") {
+		t.Errorf("the backend without slots is still there:\n%s", b.dump())
+	}
+}
+
+func TestAdoptionRefusesNonsense(t *testing.T) {
+	record := func(index, offset uint32) reconcile.ServiceRecord {
+		return reconcile.ServiceRecord{Index: index, Generation: 1, Name: fmt.Sprint(index), Offset: offset, Size: 2}
+	}
+	for name, contents := range map[string]reconcile.Contents{
+		"shared slots": {
+			Services: map[uint32]reconcile.ServiceRecord{0: record(0, 0), 1: record(1, 1)},
+			Slots:    map[uint32][]reconcile.BackendRef{0: make([]reconcile.BackendRef, 2), 1: make([]reconcile.BackendRef, 2)},
+		},
+		"missing slots": {Services: map[uint32]reconcile.ServiceRecord{0: record(0, 0)}},
+	} {
+		if err := reconcile.New(contentsOnly{contents: contents}).Adopt(); err == nil {
+			t.Errorf("%s: adopted", name)
+		}
+	}
+}
+
+type contentsOnly struct {
+	reconcile.Maps
+	contents reconcile.Contents
+}
+
+func (c contentsOnly) Contents() (reconcile.Contents, error) { return c.contents, nil }
+
+func TestCapacityIsCheckedFirst(t *testing.T) {
+	limits := model.Limits{Services: 2, Backends: 4, Slots: 800}
+	for what, next := range map[string][]model.Service{
+		"services": {service("a", "192.0.2.10:1", "10.0.0.2:80"), service("b", "192.0.2.10:2", "10.0.0.2:80"), service("c", "192.0.2.10:3", "10.0.0.2:80")},
+		"backends": {service("web", "192.0.2.10:80", "10.0.0.4:80 10.0.0.5:80 10.0.0.6:80")},
+		"slots":    {service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80 10.0.0.4:80"), service("b", "192.0.2.10:2", "10.0.0.2:80")},
+	} {
+		t.Run(what, func(t *testing.T) {
+			b := newBench(t, limits)
+			first := desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80"))
+			first.Limits = limits
+			b.apply(first)
+			before := len(b.maps.Operations)
+			second := desired(next...)
+			second.Limits = limits
+			_, err := b.r.Apply(second)
+			var capacity *reconcile.CapacityError
+			if !errors.As(err, &capacity) || capacity.What != what || capacity.Need <= capacity.Limit {
+				t.Errorf("got %v", err)
+			}
+			t.Log(err)
+			if len(b.maps.Operations) != before {
+				t.Errorf("refused after %q", b.maps.Operations[before:])
+			}
+		})
+	}
+}
+
+func TestContradictionsAreRefused(t *testing.T) {
+	bad := service("web", "192.0.2.10:80", "10.0.0.2:80")
+	bad.TableSize = 252
+	for name, services := range map[string][]model.Service{
+		"name twice":     {service("a", "192.0.2.10:1", "10.0.0.2:80"), service("a", "192.0.2.10:2", "10.0.0.2:80")},
+		"frontend twice": {service("a", "192.0.2.10:1", "10.0.0.2:80"), service("b", "192.0.2.10:1", "10.0.0.2:80")},
+		"backend twice":  {service("a", "192.0.2.10:1", "10.0.0.2:80 10.0.0.2:80*2")},
+		"size":           {bad},
+	} {
+		b := newBench(t, roomy)
+		if _, err := b.r.Apply(desired(services...)); err == nil || len(b.maps.Operations) > 0 {
+			t.Errorf("%s: %v, operations %q", name, err, b.maps.Operations)
+		}
+	}
+}
+
+func TestRangesThatShareParts(t *testing.T) {
+	b := newBench(t, roomy)
+	ranged := func(last uint16) reconcile.Desired {
+		s := service("web", "192.0.2.10:80", "10.0.0.2:80")
+		s.Frontends[0].Ports = model.PortRange{First: 8000, Last: last}
+		return desired(s)
+	}
+	b.apply(ranged(8099))
+	_, operations := b.apply(ranged(8199))
+	b.want("operations", strings.Join(operations, "\n"), `
+delete frontend tcp 192.0.2.10:8000-8099
+put frontend tcp 192.0.2.10:8000-8199 service 0`)
+}
+
+func TestAddressRoles(t *testing.T) {
+	b := newBench(t, roomy)
+	address := netip.MustParseAddr("192.0.2.10")
+	both := desired(service("web", "192.0.2.10:80", "10.0.0.2:80"))
+	both.Sources = []netip.Addr{address}
+	_, operations := b.apply(both)
+	if first, last := operations[0], operations[len(operations)-1]; first != "put address 192.0.2.10 vip false source true" ||
+		last != "put address 192.0.2.10 vip true source true" {
+		t.Errorf("source first and VIP last: %q", operations)
+	}
+	only := desired(service("web", "192.0.2.10:80", "10.0.0.2:80"))
+	_, operations = b.apply(only)
+	b.want("no source any more", strings.Join(operations, "\n"), "put address 192.0.2.10 vip true source false")
+	only.HostOwn = func(netip.Addr) bool { return true }
+	difference, _ := b.apply(only)
+	b.want("the host has it", difference.String(), "~ address 192.0.2.10: vip, announce -> vip, host-own")
+}
+
+func TestBeforeNaming(t *testing.T) {
+	maps := fake.New(roomy)
+	var calls []string
+	r := reconcile.New(maps, reconcile.BeforeNaming(func(records []reconcile.BackendRecord) {
+		for _, record := range records {
+			calls = append(calls, record.BackendAddress.String())
+		}
+		last := maps.Operations[len(maps.Operations)-1]
+		if !strings.HasPrefix(last, "put backend") {
+			t.Errorf("called after %q", last)
+		}
+	}))
+	for _, backends := range []string{"10.0.0.2:80 10.0.0.9:80*0", "10.0.0.2:80 10.0.0.9:80*0 10.0.0.3:80"} {
+		if _, err := r.Apply(desired(service("web", "192.0.2.10:80", backends))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []string{"10.0.0.2:80", "10.0.0.3:80"}; !slices.Equal(calls, want) {
+		t.Errorf("called for %q, want %q", calls, want)
+	}
+}

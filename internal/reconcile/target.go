@@ -1,0 +1,176 @@
+package reconcile
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/shunt-lb/shunt/internal/maglev"
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+// serviceKey identifies a service of the data plane. A slot can name only backends that
+// the packet's family reaches, so a configured service with frontends of both families
+// is two services there, of one name.
+type serviceKey struct {
+	name string
+	ipv6 bool
+}
+
+// seed tells the two halves of a service apart in the maps, where the name does not.
+// A name cannot contain a slash, so the IPv6 half never has another service's seed text.
+func (k serviceKey) seed() uint32 {
+	if k.ipv6 {
+		return maglev.Seed(k.name + "/6")
+	}
+	return maglev.Seed(k.name)
+}
+
+// keyOf is the key that the record of a living service was made from.
+func keyOf(record ServiceRecord) serviceKey {
+	ipv6 := serviceKey{name: record.Name, ipv6: true}
+	if record.Seed == ipv6.seed() {
+		return ipv6
+	}
+	return serviceKey{name: record.Name}
+}
+
+// String is `web (IPv4)`.
+func (k serviceKey) String() string {
+	return fmt.Sprintf("%q (%s)", k.name, familyName(k.ipv6))
+}
+
+func familyName(ipv6 bool) string {
+	if ipv6 {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// target is the desired state in the data plane's terms, without positions.
+type target struct {
+	services  []targetService
+	backends  []model.BackendAddress // each once, in the order of the configuration
+	frontends []targetFrontend
+	addresses map[netip.Addr]AddressRecord
+	limits    model.Limits
+}
+
+type targetFrontend struct {
+	model.Frontend
+	service serviceKey
+}
+
+type targetService struct {
+	serviceKey
+	forwarding model.Forwarding
+	size       uint32 // 0: nobody takes new flows
+	members    []maglev.Member
+	backends   []model.BackendAddress // of the members, by the same index
+}
+
+// newTarget translates the desired state, or says how it contradicts itself. Sources
+// check what people write; this guards the maps against sources.
+func newTarget(desired Desired) (*target, error) {
+	t := &target{addresses: map[netip.Addr]AddressRecord{}, limits: desired.Limits}
+	names := map[string]bool{}
+	owners := map[model.Frontend]string{}
+	backends := map[model.BackendAddress]bool{}
+	for _, service := range desired.Services {
+		if names[service.Name] {
+			return nil, fmt.Errorf("service %q is there twice: names must differ", service.Name)
+		}
+		names[service.Name] = true
+		for _, f := range service.Frontends {
+			if owner, ok := owners[f]; ok {
+				return nil, fmt.Errorf("frontend %s of service %q belongs to service %q already: remove it from one of them",
+					f, service.Name, owner)
+			}
+			owners[f] = service.Name
+		}
+		for _, ipv6 := range []bool{false, true} {
+			if err := t.add(service, ipv6, backends); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, source := range desired.Sources {
+		record := t.addresses[source]
+		record.Address, record.Source, record.Announce = source, true, true
+		t.addresses[source] = record
+	}
+	for address, record := range t.addresses {
+		if desired.HostOwn != nil && desired.HostOwn(address) {
+			record.HostOwn, record.Announce = true, false
+			t.addresses[address] = record
+		}
+	}
+	return t, nil
+}
+
+// add adds the half of the service that serves one family, if it has frontends.
+func (t *target) add(service model.Service, ipv6 bool, known map[model.BackendAddress]bool) error {
+	half := targetService{
+		serviceKey: serviceKey{name: service.Name, ipv6: ipv6},
+		forwarding: service.Forwarding,
+	}
+	frontends := 0
+	for _, f := range service.Frontends {
+		if f.Address.Is6() != ipv6 {
+			continue
+		}
+		frontends++
+		t.frontends = append(t.frontends, targetFrontend{f, half.serviceKey})
+		record := t.addresses[f.Address]
+		record.Address, record.VIP = f.Address, true
+		record.Announce = record.Announce || service.Announce == model.AnnounceL2
+		t.addresses[f.Address] = record
+	}
+	if frontends == 0 {
+		return nil
+	}
+	weight := 0
+	own := map[model.BackendAddress]bool{}
+	for _, b := range service.Backends {
+		if b.Address.Is6() != ipv6 {
+			continue
+		}
+		if own[b.BackendAddress] {
+			return fmt.Errorf("service %q has backend %s twice: remove one", service.Name, b.BackendAddress)
+		}
+		own[b.BackendAddress] = true
+		weight += int(b.Weight)
+		half.members = append(half.members, maglev.Member{Key: maglev.Key(b.BackendAddress), Weight: b.Weight})
+		half.backends = append(half.backends, b.BackendAddress)
+		if !known[b.BackendAddress] {
+			known[b.BackendAddress] = true
+			t.backends = append(t.backends, b.BackendAddress)
+		}
+	}
+	if weight > 0 {
+		half.size = service.TableSize
+		if half.size == 0 {
+			half.size = maglev.SizeFor(len(half.members))
+		} else if !slices.Contains(maglev.Sizes, half.size) {
+			return fmt.Errorf("service %q has table size %d: it must be one of %d", service.Name, half.size, maglev.Sizes)
+		}
+	}
+	t.services = append(t.services, half)
+	return nil
+}
+
+// slots is the service's table, each slot naming the backend refs has for its address.
+func (s *targetService) slots(refs map[model.BackendAddress]BackendRef) []BackendRef {
+	if s.size == 0 {
+		return nil
+	}
+	members := make([]BackendRef, len(s.backends))
+	for i, b := range s.backends {
+		members[i] = refs[b]
+	}
+	slots := make([]BackendRef, s.size)
+	for i, member := range maglev.Table(s.size, s.seed(), s.members) {
+		slots[i] = members[member]
+	}
+	return slots
+}
