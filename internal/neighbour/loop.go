@@ -1,0 +1,316 @@
+package neighbour
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// gather is how long the loop waits for more notifications after one that makes
+	// it look up every route again: a routing daemon sends them by the thousand.
+	gather = 50 * time.Millisecond
+	// kick is how often a kernel that does not manage neighbours is made to ask. It is
+	// the kernel's own delay before a first probe (delay_first_probe_time, 5 s).
+	kick = 5 * time.Second
+)
+
+// loop is the only place that looks things up and reports.
+func (w *Watcher) loop(ctx context.Context, events <-chan event) {
+	resync := time.NewTicker(w.opts.Resync)
+	defer resync.Stop()
+	kicks := time.NewTicker(kick)
+	defer kicks.Stop()
+	var routes <-chan time.Time // fires when routes are to be looked up again
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.wake:
+			w.review(ctx)
+		case e := <-events:
+			switch {
+			case e.lost:
+				w.reread(ctx)
+			case e.neighbour:
+				w.neighbourChanged(e)
+			case routes == nil:
+				routes = time.After(gather)
+			}
+		case <-routes:
+			routes = nil
+			w.review(ctx)
+		case <-resync.C:
+			w.reread(ctx)
+		case <-kicks.C:
+			if w.plain {
+				w.kickAll()
+			}
+		}
+	}
+}
+
+// reread drops what is believed about the neighbour table and reviews everything.
+func (w *Watcher) reread(ctx context.Context) {
+	table, err := w.neigh.list()
+	if err != nil {
+		w.opts.Log.Error("cannot read the neighbour table; keeping what was known", "error", err)
+	} else {
+		w.table = table
+	}
+	w.review(ctx)
+}
+
+// review looks up the route of every wanted address, and lets go of entries of ours that
+// none of them needs.
+func (w *Watcher) review(ctx context.Context) {
+	w.mu.Lock()
+	addrs := slices.SortedFunc(maps.Keys(w.wanted), netip.Addr.Compare)
+	before := maps.Clone(w.hops)
+	asked := w.asked
+	w.mu.Unlock()
+
+	clear(w.failed)          // an interface that works again is reason to ask again at once
+	links := map[int]error{} // by index: nil when it has hardware addresses
+	users := map[key][]netip.Addr{}
+	for _, a := range addrs {
+		if ctx.Err() != nil {
+			return
+		}
+		h := w.route(a, links)
+		if h.Err == "" {
+			k := key{h.Interface, h.NextHop}
+			users[k] = append(users[k], a)
+			h = w.resolve(h, before[a])
+		}
+		w.report(h)
+	}
+	w.users = users
+	if !asked {
+		return // a predecessor's entries stay until it is known what is wanted
+	}
+	for k := range w.mine {
+		if users[k] != nil {
+			continue
+		}
+		if err := w.release(k); err != nil {
+			w.opts.Log.Warn("cannot remove a neighbour that is no longer needed; trying again", "error", err)
+			continue
+		}
+		delete(w.mine, k)
+		delete(w.failed, k)
+	}
+}
+
+// release removes an entry of ours, unless somebody has made it permanent since.
+func (w *Watcher) release(k key) error {
+	if w.table[k].state&fixed != 0 {
+		return nil
+	}
+	return w.neigh.remove(k)
+}
+
+// route fills in everything but the hardware address, or Err.
+func (w *Watcher) route(a netip.Addr, links map[int]error) Hop {
+	h := Hop{Address: a}
+	routes, err := w.handle.RouteGet(a.AsSlice())
+	if err == nil && len(routes) == 0 {
+		err = unix.ENETUNREACH
+	}
+	if err != nil {
+		h.Err = fmt.Sprintf("no route to %s: %s", a, errnoText(err))
+		return h
+	}
+	r := routes[0]
+	if r.Type == unix.RTN_LOCAL {
+		h.Err = fmt.Sprintf("%s is an address of this host: what runs here is not reached by rewriting packets on an interface", a)
+		return h
+	}
+	if r.Type != unix.RTN_UNICAST {
+		h.Err = fmt.Sprintf("the route to %s is not a way to a single host (route type %d)", a, r.Type)
+		return h
+	}
+	h.Interface = r.LinkIndex
+	h.NextHop = a
+	if gw, ok := netip.AddrFromSlice(r.Gw); ok {
+		h.NextHop = gw.Unmap()
+	} else if via, ok := r.Via.(*netlink.Via); ok { // IPv4 by way of an IPv6 router, RFC 8950
+		if gw, ok := netip.AddrFromSlice(via.Addr); ok {
+			h.NextHop = gw.Unmap()
+		}
+	}
+	if src, ok := netip.AddrFromSlice(r.Src); ok {
+		h.Source = src.Unmap()
+	}
+	err, known := links[h.Interface]
+	if !known {
+		err = w.hasHardwareAddresses(h.Interface)
+		links[h.Interface] = err
+	}
+	if err != nil {
+		h.Err = fmt.Sprintf("the route to %s leads out of %s", a, err)
+	}
+	return h
+}
+
+func (w *Watcher) hasHardwareAddresses(index int) error {
+	link, err := w.handle.LinkByIndex(index)
+	if err != nil {
+		return fmt.Errorf("interface %d, which cannot be read: %s", index, errnoText(err))
+	}
+	if link.Attrs().EncapType != "ether" {
+		return fmt.Errorf("interface %s, which is not Ethernet (%s) and so has no neighbours", link.Attrs().Name, link.Attrs().EncapType)
+	}
+	return nil
+}
+
+// resolve makes sure that the kernel is asking for the next hop and fills in what it
+// knows. While it is asking, and until it has failed twice, the previous finding holds: an
+// entry that was flushed comes back within milliseconds, and is not worth a word.
+func (w *Watcher) resolve(h, before Hop) Hop {
+	k := key{h.Interface, h.NextHop}
+	if before.Interface == h.Interface && before.NextHop == h.NextHop {
+		h.MAC, h.Resolved, h.Err = before.MAC, before.Resolved, before.Err
+	}
+	e, ok := w.table[k]
+	if !ok || e.state&fixed == 0 && (!w.plain && !e.managed || w.plain && !w.mine[k]) {
+		if err := w.ensure(k); err != nil {
+			h.Resolved, h.Err = false, err.Error()
+			return h
+		}
+		if !h.Resolved {
+			h.Err = ""
+		}
+	}
+	switch {
+	case ok && e.state&usable != 0 && len(e.mac) == 6:
+		h.MAC, h.Resolved, h.Err = e.mac, true, ""
+		delete(w.failed, k)
+	case ok && e.state&netlink.NUD_FAILED != 0 && !w.failed[k]:
+		// The kernel gave up on the hardware address it knew, or could not ask yet (an
+		// IPv6 link-local address still being checked), and would ask again only
+		// after delay_first_probe_time of neigh/default, 5 s. A next hop with a new
+		// hardware address answers at once.
+		w.failed[k] = true
+		if err := w.neigh.ask(k, !w.plain); err != nil {
+			h.Resolved, h.Err = false, err.Error()
+		}
+	case ok && e.state&netlink.NUD_FAILED != 0:
+		h.Resolved = false
+		h.Err = fmt.Sprintf("next hop %s does not answer", h.NextHop)
+	}
+	return h
+}
+
+// ensure makes the entry exist and be managed where the kernel can do that.
+func (w *Watcher) ensure(k key) error {
+	err := w.neigh.ask(k, !w.plain)
+	if !w.plain && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)) {
+		w.notManaged(err)
+		err = w.neigh.ask(k, false)
+	}
+	if err != nil {
+		return err
+	}
+	w.mine[k] = true
+	if w.settled || w.plain {
+		return nil
+	}
+	// The first entry shows whether the attribute was understood.
+	table, err := w.neigh.list()
+	if err != nil {
+		return err
+	}
+	if e, ok := table[k]; ok {
+		w.settled = true
+		if !e.managed && e.state&fixed == 0 {
+			w.notManaged(errors.New("the flag was ignored"))
+			return w.neigh.ask(k, false)
+		}
+	}
+	return nil
+}
+
+func (w *Watcher) notManaged(why error) {
+	w.plain = true
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost"
+	}
+	w.opts.Conditions.Raise(condition.Condition{
+		Code: condition.NeighbourNotManaged, Subject: host,
+		Text: fmt.Sprintf("this kernel does not manage neighbour entries (%v): shunt asks for them every %s instead", why, kick),
+	})
+}
+
+// neighbourChanged takes one notification into the table and reports what it changes.
+func (w *Watcher) neighbourChanged(e event) {
+	if e.deleted {
+		delete(w.table, e.key)
+	} else {
+		w.table[e.key] = e.entry
+	}
+	for _, a := range w.users[e.key] {
+		if h, ok := w.Hop(a); ok {
+			w.report(w.resolve(h, h))
+		}
+	}
+}
+
+// kickAll makes a kernel that does not do it by itself ask for every next hop. An entry
+// that is reachable is left alone by it.
+func (w *Watcher) kickAll() {
+	for k := range w.mine {
+		if err := w.neigh.ask(k, false); err != nil {
+			w.opts.Log.Warn("cannot ask for a next hop; trying again", "error", err)
+		}
+	}
+}
+
+// report tells and publishes a finding if it differs from the last one.
+func (w *Watcher) report(h Hop) {
+	w.mu.Lock()
+	old, known := w.hops[h.Address]
+	wanted := w.wanted[h.Address]
+	w.mu.Unlock()
+	if !wanted || known && old.equal(h) {
+		return
+	}
+	w.opts.OnChange(h)
+	w.mu.Lock()
+	wanted = w.wanted[h.Address]
+	if wanted {
+		w.hops[h.Address] = h
+		close(w.changed)
+		w.changed = make(chan struct{})
+	}
+	w.mu.Unlock()
+	subject := h.Address.String()
+	switch {
+	case !wanted || h.Resolved:
+		w.opts.Conditions.Clear(condition.NeighbourUnresolved, subject)
+	case h.Err != "":
+		w.opts.Conditions.Raise(condition.Condition{
+			Code: condition.NeighbourUnresolved, Subject: subject,
+			Text: fmt.Sprintf("cannot send to backend %s: %s", subject, h.Err),
+		})
+	}
+}
+
+// errnoText is the system's words alone: the libraries' prefixes say nothing to a user.
+func errnoText(err error) string {
+	var errno unix.Errno
+	if errors.As(err, &errno) {
+		return errno.Error()
+	}
+	return err.Error()
+}

@@ -1,0 +1,257 @@
+// Package neighbour resolves next hops: for each wanted address it finds the route, the
+// interface, the next hop on it and that next hop's hardware address, and tells whenever
+// any of these changes.
+//
+//	backend address ── route ──► interface, next hop ── neighbour ──► hardware address
+//
+// Next hops are made *managed* neighbours (NTF_EXT_MANAGED, Linux 5.16): the kernel then
+// asks for them by itself and goes on when this process is gone. The entries carry a
+// protocol number of ours, so that a later process knows them as its predecessor's.
+//
+// Invariant: an entry marked as ours exists for every next hop in use, unless the kernel
+// holds a permanent one, which is usable as it is and left alone.
+//
+// It reads and writes rtnetlink (CAP_NET_ADMIN in the namespace's user namespace).
+package neighbour
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// Hop is the way to one address.
+type Hop struct {
+	Address   netip.Addr // what was asked for
+	NextHop   netip.Addr // Address itself when it is on the link
+	Interface int        // index of the interface towards it; 0 without a route
+	// MAC is the next hop's hardware address. Once known it stays, as the last one
+	// known, when Resolved becomes false; a change of next hop or interface empties it.
+	MAC net.HardwareAddr
+	// Source is the address the host itself would send from: the route's preferred
+	// source, of Address's family.
+	Source   netip.Addr
+	Resolved bool
+	Err      string // why not, in words; empty while the next hop is still being asked
+}
+
+func (h Hop) equal(o Hop) bool {
+	return h.Address == o.Address && h.NextHop == o.NextHop && h.Interface == o.Interface &&
+		slices.Equal(h.MAC, o.MAC) && h.Source == o.Source && h.Resolved == o.Resolved && h.Err == o.Err
+}
+
+// Options say where a Watcher works and whom it tells.
+type Options struct {
+	// Namespace is the network namespace to work in; nil is the calling thread's.
+	Namespace *netns.NsHandle
+	// OnChange is told the first finding for each wanted address, resolved or not, and
+	// every difference after it. Calls come one at a time. It must not call Close.
+	OnChange func(Hop)
+	// Conditions receives neighbour_unresolved and neighbour_not_managed; may be nil.
+	Conditions *condition.Set
+	// Log receives what goes wrong with the kernel's notifications; slog.Default() if nil.
+	Log *slog.Logger
+	// Resync is how often everything is read again without being told to, because some
+	// causes are not notified (policy routing by mark, for one). 30 s if zero.
+	Resync time.Duration
+
+	// refuseManaged makes the kernel look older than 5.16.
+	refuseManaged bool
+}
+
+// Watcher keeps the hops of the wanted addresses. Its methods may be called concurrently.
+type Watcher struct {
+	opts   Options
+	handle *netlink.Handle // routes and links
+	neigh  *neighbours     // neighbours, with the attributes the library leaves out
+
+	wake    chan struct{} // capacity 1: the wanted addresses changed
+	stop    context.CancelFunc
+	stopped sync.WaitGroup
+
+	mu      sync.Mutex
+	wanted  map[netip.Addr]bool
+	asked   bool // Want was called: entries nobody wants may go
+	hops    map[netip.Addr]Hop
+	changed chan struct{} // closed and replaced when hops changes
+
+	// Only the loop uses what follows.
+	table   map[key]entry        // the kernel's neighbour table
+	mine    map[key]bool         // entries we made or found marked as ours at the start
+	users   map[key][]netip.Addr // the wanted addresses behind each next hop
+	failed  map[key]bool         // next hops that failed once and were asked again
+	plain   bool                 // the kernel does not manage neighbours
+	settled bool                 // whether it does is known
+}
+
+// New starts a watcher that wants nothing yet.
+func New(opts Options) (*Watcher, error) {
+	if opts.OnChange == nil {
+		opts.OnChange = func(Hop) {}
+	}
+	if opts.Log == nil {
+		opts.Log = slog.Default()
+	}
+	if opts.Resync == 0 {
+		opts.Resync = 30 * time.Second
+	}
+	ns := netns.None()
+	if opts.Namespace != nil {
+		ns = *opts.Namespace
+	}
+	handle, err := netlink.NewHandleAt(ns)
+	if err != nil {
+		return nil, fmt.Errorf("open a netlink socket to look up next hops: %w", err)
+	}
+	neigh, err := openNeighbours(ns, opts.refuseManaged)
+	if err != nil {
+		handle.Close()
+		return nil, err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	w := &Watcher{
+		opts: opts, handle: handle, neigh: neigh, stop: stop,
+		wake:    make(chan struct{}, 1),
+		wanted:  map[netip.Addr]bool{},
+		hops:    map[netip.Addr]Hop{},
+		changed: make(chan struct{}),
+		table:   map[key]entry{},
+		mine:    map[key]bool{},
+		failed:  map[key]bool{},
+	}
+	events, err := subscribe(ctx, ns, opts.Log, &w.stopped)
+	if err == nil {
+		err = w.adopt()
+	}
+	if err != nil {
+		stop()
+		w.stopped.Wait()
+		handle.Close()
+		neigh.close()
+		return nil, err
+	}
+	w.stopped.Go(func() { w.loop(ctx, events) })
+	return w, nil
+}
+
+// adopt reads the table and takes over what a predecessor left in it.
+func (w *Watcher) adopt() error {
+	table, err := w.neigh.list()
+	if err != nil {
+		return err
+	}
+	w.table = table
+	for k, e := range table {
+		if e.managed && e.protocol == protocol {
+			w.mine[k] = true
+		}
+	}
+	return nil
+}
+
+// Want replaces the set of addresses to resolve. It returns at once; see Wait. What is no
+// longer wanted is forgotten without a word to OnChange, and its neighbour entry is
+// removed if it is ours and no other wanted address needs it.
+func (w *Watcher) Want(addrs []netip.Addr) {
+	wanted := make(map[netip.Addr]bool, len(addrs))
+	for _, a := range addrs {
+		wanted[a.Unmap()] = true
+	}
+	w.mu.Lock()
+	w.wanted = wanted
+	w.asked = true
+	var gone []netip.Addr
+	for a := range w.hops {
+		if !wanted[a] {
+			delete(w.hops, a)
+			gone = append(gone, a)
+		}
+	}
+	w.mu.Unlock()
+	for _, a := range gone {
+		w.opts.Conditions.Clear(condition.NeighbourUnresolved, a.String())
+	}
+	select {
+	case w.wake <- struct{}{}:
+	default: // already woken
+	}
+}
+
+// Hop is what is known about an address; false when it is not wanted or not yet looked up.
+func (w *Watcher) Hop(addr netip.Addr) (Hop, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	h, ok := w.hops[addr.Unmap()]
+	return h, ok
+}
+
+// Hops is what is known about every wanted address, sorted by address.
+func (w *Watcher) Hops() []Hop {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	list := make([]Hop, 0, len(w.hops))
+	for _, h := range w.hops {
+		list = append(list, h)
+	}
+	slices.SortFunc(list, func(a, b Hop) int { return a.Address.Compare(b.Address) })
+	return list
+}
+
+// Resolved reports whether the address can be sent to.
+func (w *Watcher) Resolved(addr netip.Addr) bool {
+	h, ok := w.Hop(addr)
+	return ok && h.Resolved
+}
+
+// Wait returns when every address is resolved and OnChange has returned for it, or when
+// ctx ends, with those that are not resolved by then. An address that is not wanted is
+// never resolved.
+func (w *Watcher) Wait(ctx context.Context, addrs []netip.Addr) []netip.Addr {
+	for {
+		var missing []netip.Addr
+		w.mu.Lock()
+		changed := w.changed
+		for _, a := range addrs {
+			if !w.hops[a.Unmap()].Resolved {
+				missing = append(missing, a)
+			}
+		}
+		w.mu.Unlock()
+		if len(missing) == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return missing
+		case <-changed:
+		}
+	}
+}
+
+// Close ends the watcher. With keep the entries it made stay, and the kernel goes on
+// keeping them fresh; without, they are removed.
+func (w *Watcher) Close(keep bool) error {
+	w.stop()
+	w.stopped.Wait()
+	var first error
+	if !keep {
+		for k := range w.mine {
+			if err := w.release(k); err != nil && first == nil {
+				first = err
+			}
+		}
+		clear(w.mine)
+	}
+	w.handle.Close()
+	w.neigh.close()
+	return first
+}
