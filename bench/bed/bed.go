@@ -283,3 +283,18 @@ func (b *Bed) Close() error {
 	}
 	return err
 }
+
+// InPinned is In on a thread that runs only on one CPU.
+func (b *Bed) InPinned(space string, cpu int, f func() error) error {
+	return b.In(space, func() error {
+		var before, only unix.CPUSet
+		if err := unix.SchedGetaffinity(0, &before); err != nil {
+			return err
+		}
+		only.Set(cpu)
+		if err := unix.SchedSetaffinity(0, &only); err != nil {
+			return fmt.Errorf("pinning to CPU %d: %w", cpu, err)
+		}
+		return errors.Join(f(), unix.SchedSetaffinity(0, &before))
+	})
+}

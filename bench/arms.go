@@ -1,0 +1,241 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/cilium/ebpf/link"
+
+	"github.com/shunt-lb/shunt/bench/bed"
+)
+
+// The ports: servers listen on one, virtual services on the other.
+const (
+	serverPort  = 8080
+	servicePort = 80
+)
+
+// arm is one way from the client to the servers.
+type arm struct {
+	name     string
+	what     string // one line for the report
+	programs []bed.Program
+	target   netip.AddrPort
+	// start puts it in place; the returned function takes it away again.
+	start func(ctx context.Context, r *run) (stop func() error, alive []*bed.Child, err error)
+	// incremental is set where the arm cannot mend checksums that the sender left to
+	// hardware: it is measured only with checksum offload off.
+	incremental bool
+}
+
+// arms are all candidates, in the order of the report.
+var arms = []arm{
+	{
+		name: "direct", what: "one veth from client to servers, nothing between",
+		target: netip.AddrPortFrom(bed.DirectServer, serverPort), start: startNothing,
+	},
+	{
+		name: "routed", what: "the kernel of the balancer's namespace routes",
+		target: netip.AddrPortFrom(bed.ServerOne, serverPort), start: startNothing,
+	},
+	{
+		name: "macswap", what: "an XDP program that only writes new MAC addresses and redirects (bench/bpf/macswap.bpf.c)",
+		target: netip.AddrPortFrom(bed.ServerOne, serverPort), start: startMACSwap, incremental: true,
+	},
+	{
+		name: "shunt", what: "shunt run, forwarding: nat, two backends",
+		target: netip.AddrPortFrom(bed.VIP, servicePort), start: startShunt,
+	},
+	{
+		name: "haproxy", what: "HAProxy in TCP mode, round robin over two servers",
+		programs: []bed.Program{{Name: "haproxy", Package: "haproxy"}},
+		target:   netip.AddrPortFrom(bed.ClientGateway, servicePort), start: startHAProxy,
+	},
+	{
+		name: "nftables", what: "nftables DNAT by hash to two servers, with masquerade",
+		programs: []bed.Program{{Name: "nft", Package: "nftables"}},
+		target:   netip.AddrPortFrom(bed.VIP, servicePort), start: startNFTables,
+	},
+}
+
+func startNothing(context.Context, *run) (func() error, []*bed.Child, error) {
+	return func() error { return nil }, nil, nil
+}
+
+// startMACSwap attaches one copy of the program per direction, natively.
+func startMACSwap(_ context.Context, r *run) (func() error, []*bed.Child, error) {
+	var closers []func() error
+	stop := func() error {
+		var errs []error
+		for _, c := range closers {
+			errs = append(errs, c())
+		}
+		return errors.Join(errs...)
+	}
+	for _, way := range []struct {
+		in, out  string
+		dst, src net.HardwareAddr
+	}{
+		{bed.ClientsInterface, bed.ServersInterface, r.bed.ServerMAC, r.bed.ToServerMAC},
+		{bed.ServersInterface, bed.ClientsInterface, r.bed.ClientMAC, r.bed.ToClientMAC},
+	} {
+		if err := attachMACSwap(r.bed, way.in, way.out, way.dst, way.src, &closers); err != nil {
+			return nil, nil, errors.Join(fmt.Errorf("attaching macswap to %s: %w", way.in, err), stop())
+		}
+	}
+	return stop, nil, nil
+}
+
+// attachMACSwap loads and attaches one direction, and adds what undoes it to closers.
+func attachMACSwap(b *bed.Bed, in, out string, dst, src net.HardwareAddr, closers *[]func() error) error {
+	spec, err := loadMacswap()
+	if err != nil {
+		return err
+	}
+	if err := spec.Variables["hop_addresses"].Set([12]byte(append(append([]byte{}, dst...), src...))); err != nil {
+		return err
+	}
+	inLink, err := b.Link(bed.Balancer, in)
+	if err != nil {
+		return err
+	}
+	outLink, err := b.Link(bed.Balancer, out)
+	if err != nil {
+		return err
+	}
+	return b.In(bed.Balancer, func() error { // devmap and link look interfaces up in the thread's namespace
+		var objects macswapObjects
+		if err := spec.LoadAndAssign(&objects, nil); err != nil {
+			return err
+		}
+		*closers = append(*closers, objects.Close)
+		if err := objects.MacswapOut.Put(uint32(0), uint32(outLink.Attrs().Index)); err != nil {
+			return fmt.Errorf("naming %s in the devmap: %w", out, err)
+		}
+		l, err := link.AttachXDP(link.XDPOptions{
+			Program: objects.ShMacswap, Interface: inLink.Attrs().Index, Flags: link.XDPDriverMode,
+		})
+		if err != nil {
+			return err
+		}
+		*closers = append(*closers, l.Close)
+		return nil
+	})
+}
+
+// startShunt runs the real program with a real file, as its users do.
+func startShunt(_ context.Context, r *run) (func() error, []*bed.Child, error) {
+	config := filepath.Join(r.dir, "shunt.yaml")
+	text := fmt.Sprintf(`interfaces:
+  - name: %s
+  - name: %s
+services:
+  - name: web
+    address: %s
+    port: %d
+    protocol: tcp
+    forwarding: nat
+    announce: none
+    backends:
+      - {address: %s, port: %d}
+      - {address: %s, port: %d}
+api: {socket: %s}
+`, bed.ClientsInterface, bed.ServersInterface, bed.VIP, servicePort,
+		bed.ServerOne, serverPort, bed.ServerTwo, serverPort, filepath.Join(r.dir, "shunt.sock"))
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		return nil, nil, err
+	}
+	child, err := r.bed.Start(bed.Balancer, r.shunt, append([]string{"run", "--config", config}, r.shuntArgs...)...)
+	if err != nil {
+		return nil, nil, err
+	}
+	return child.Stop, []*bed.Child{child}, nil
+}
+
+func startHAProxy(_ context.Context, r *run) (func() error, []*bed.Child, error) {
+	config := filepath.Join(r.dir, "haproxy.cfg")
+	text := fmt.Sprintf(`global
+    maxconn 4000
+defaults
+    mode tcp
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+listen web
+    bind %s:%d
+    balance roundrobin
+    server one %s:%d
+    server two %s:%d
+`, bed.ClientGateway, servicePort, bed.ServerOne, serverPort, bed.ServerTwo, serverPort)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		return nil, nil, err
+	}
+	child, err := r.bed.Start(bed.Balancer, "haproxy", "-db", "-f", config)
+	if err != nil {
+		return nil, nil, err
+	}
+	return child.Stop, []*bed.Child{child}, nil
+}
+
+func startNFTables(ctx context.Context, r *run) (func() error, []*bed.Child, error) {
+	rules := fmt.Sprintf(`table ip shunt_bench {
+	chain pre {
+		type nat hook prerouting priority dstnat;
+		ip daddr %s tcp dport %d dnat to jhash ip saddr . tcp sport mod 2 map { 0 : %s, 1 : %s } : %d
+	}
+	chain post {
+		type nat hook postrouting priority srcnat;
+		oifname %s masquerade
+	}
+}
+`, bed.VIP, servicePort, bed.ServerOne, bed.ServerTwo, serverPort, bed.ServersInterface)
+	if _, err := r.bed.RunInput(ctx, bed.Balancer, rules, "nft", "-f", "-"); err != nil {
+		return nil, nil, err
+	}
+	stop := func() error {
+		// Not the run's context: the table must go after Ctrl-C too.
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_, err := r.bed.Run(ctx, bed.Balancer, "nft", "delete", "table", "ip", "shunt_bench")
+		return err
+	}
+	return stop, nil, nil
+}
+
+// startServers runs nginx with one worker per server address. Both workers listen on all
+// addresses (reuseport), so every arm has the same server capacity behind it, also those
+// that send everything to one address.
+func startServers(r *run) (*bed.Child, error) {
+	config := filepath.Join(r.dir, "nginx.conf")
+	text := fmt.Sprintf(`daemon off;
+user root;
+worker_processes 2;
+pid %[1]s/nginx.pid;
+error_log %[1]s/nginx.log;
+events { worker_connections 20000; }
+http {
+    access_log off;
+    client_body_temp_path %[1]s/body;
+    proxy_temp_path %[1]s/proxy;
+    fastcgi_temp_path %[1]s/fastcgi;
+    uwsgi_temp_path %[1]s/uwsgi;
+    scgi_temp_path %[1]s/scgi;
+    keepalive_requests 1000000000;
+    keepalive_timeout 600s;
+    server {
+        listen %[2]d reuseport backlog=4096;
+        location / { default_type text/plain; return 200 "ok\n"; }
+    }
+}
+`, r.dir, serverPort)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		return nil, err
+	}
+	return r.bed.Start(bed.Servers, "nginx", "-c", config, "-e", filepath.Join(r.dir, "nginx.log"))
+}

@@ -1,0 +1,208 @@
+// Bench compares shunt with other ways from a client to web servers, all in one run, in
+// the same namespaces (package bed) and with the same offload settings:
+//
+//	go run -exec sudo ./bench                     everything, about half an hour
+//	go run -exec sudo ./bench --quick             does it work, about a minute
+//
+// Figures: keep-alive requests per second and new connections per second (wrk), and the
+// latency of answers at a fixed rate (package load). Arms are interleaved: every round
+// measures each once, and each starts from nothing. The report has medians over the
+// rounds, ratios between arms, the machine and the exact command.
+//
+// Needs root, and nginx, wrk and the peers from Debian. Only ratios of one run mean
+// anything: machines differ and are noisy.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/shunt-lb/shunt/bench/bed"
+)
+
+// options is the command line.
+type options struct {
+	arms             []string
+	offloads         []string
+	rounds           int
+	connectionRounds int           // rounds that measure new connections, which take longest
+	duration         time.Duration // of new connections: longer than ports rest
+	keepalive        time.Duration // of keep-alive and of the fixed rate
+	rate             int           // requests per second at the fixed rate; 0 leaves it out
+	connections      int
+	shunt            string
+	shuntArgs        string
+	out              string
+	quick            bool
+}
+
+// run is one run of the benchmark.
+type run struct {
+	options   options
+	bed       *bed.Bed
+	dir       string // configuration files and logs of the children
+	shunt     string // path of the binary
+	shuntArgs []string
+}
+
+func main() {
+	if len(os.Args) == 3 && os.Args[1] == loadCommand {
+		exit(generateLoad(os.Args[2]))
+	}
+	o := parseFlags()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := benchmark(ctx, o)
+	stop()
+	exit(err)
+}
+
+func exit(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// parseFlags reads the command line and exits on a wrong one.
+func parseFlags() options {
+	var o options
+	var names []string
+	for _, a := range arms {
+		names = append(names, a.name)
+	}
+	armList := flag.String("arms", strings.Join(names, ","), "what to measure, comma separated")
+	offloads := flag.String("offload", "off", "checksum offload: off, default, or off,default")
+	flag.IntVar(&o.rounds, "rounds", 3, "rounds; the report has medians")
+	flag.IntVar(&o.connectionRounds, "connection-rounds", 1, "rounds that also measure new connections")
+	flag.DurationVar(&o.duration, "duration", 75*time.Second, "of new connections; longer than the 60 s a port rests")
+	flag.DurationVar(&o.keepalive, "keepalive-duration", 10*time.Second, "of keep-alive requests, and of the fixed rate")
+	flag.IntVar(&o.rate, "rate", 10000, "requests per second for the latency figures; 0 leaves them out")
+	flag.IntVar(&o.connections, "connections", 50, "connections of the client")
+	flag.StringVar(&o.shunt, "shunt", "", "shunt binary (default: built from this repository)")
+	flag.StringVar(&o.shuntArgs, "shunt-args", "", "more arguments of shunt run, separated by spaces")
+	flag.StringVar(&o.out, "out", "", "directory for the report (default: bench/results, or none with --quick)")
+	flag.BoolVar(&o.quick, "quick", false, "one round of two seconds each: does everything still work?")
+	flag.Parse()
+	if o.quick {
+		o.rounds, o.connectionRounds, o.duration, o.keepalive, o.rate = 1, 1, 2*time.Second, 2*time.Second, min(o.rate, 2000)
+	}
+	o.arms, o.offloads = strings.Split(*armList, ","), strings.Split(*offloads, ",")
+	for _, name := range o.arms {
+		if !slices.Contains(names, name) {
+			usage("unknown arm %q; there are %s", name, strings.Join(names, ", "))
+		}
+	}
+	for _, offload := range o.offloads {
+		if offload != "off" && offload != "default" {
+			usage("unknown offload setting %q; there are off and default", offload)
+		}
+	}
+	if flag.NArg() > 0 {
+		usage("unexpected argument %q", flag.Arg(0))
+	}
+	if o.rounds < 1 || o.connectionRounds < 0 || o.duration < time.Second || o.keepalive < time.Second || o.connections < 2 {
+		usage("rounds must be at least 1, durations at least 1s and connections at least 2")
+	}
+	return o
+}
+
+func usage(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "bench: "+format+"\n", args...)
+	os.Exit(2)
+}
+
+// benchmark runs all rounds and writes the report. A missing program is said before
+// anything is measured.
+func benchmark(ctx context.Context, o options) (err error) {
+	programs := []bed.Program{{Name: "nginx", Package: "nginx-light"}, {Name: "wrk", Package: "wrk"}}
+	for _, a := range arms {
+		if slices.Contains(o.arms, a.name) {
+			programs = append(programs, a.programs...)
+		}
+	}
+	if err := bed.Need(programs...); err != nil {
+		return fmt.Errorf("%w; install what is missing, or leave peers out with --arms", err)
+	}
+	r := &run{options: o, shuntArgs: strings.Fields(o.shuntArgs)}
+	if r.dir, err = os.MkdirTemp("", "shunt-bench-"); err != nil {
+		return fmt.Errorf("making a working directory: %w", err)
+	}
+	defer os.RemoveAll(r.dir)
+	if slices.Contains(o.arms, "shunt") {
+		if err := r.findShunt(ctx); err != nil {
+			return err
+		}
+	}
+	machine, err := describeMachine(ctx, programs)
+	if err != nil {
+		return err
+	}
+	if r.bed, err = bed.Build(); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.bed.Close()) }()
+	samples, err := r.rounds(ctx)
+	if err != nil {
+		return err
+	}
+	return report{Machine: machine, Command: commandLine(), Samples: samples}.write(o)
+}
+
+// findShunt builds shunt unless a binary was named.
+func (r *run) findShunt(ctx context.Context) error {
+	if r.shunt = r.options.shunt; r.shunt != "" {
+		return nil
+	}
+	r.shunt = filepath.Join(r.dir, "shunt")
+	build := exec.CommandContext(ctx, "go", "build", "-o", r.shunt, "github.com/shunt-lb/shunt/cmd/shunt")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("building shunt: %w; name a binary with --shunt, or leave it out with --arms\n%s", err, out)
+	}
+	return nil
+}
+
+// rounds measures everything. An arm that fails is in the report with its error, and
+// the others go on; the run fails only when it was interrupted or the servers are gone.
+func (r *run) rounds(ctx context.Context) (samples []sample, err error) {
+	servers, err := startServers(r)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, servers.Stop()) }()
+	for round := 1; round <= r.options.rounds; round++ {
+		for _, offload := range r.options.offloads {
+			if err := r.bed.SetOffload(offload == "default"); err != nil {
+				return nil, err
+			}
+			for _, a := range arms {
+				if !slices.Contains(r.options.arms, a.name) {
+					continue
+				}
+				s := sample{Arm: a.name, Offload: offload, Round: round}
+				if a.incremental && offload == "default" {
+					s.Error = "cannot complete checksums, so not measured with offload on"
+				} else if err := r.measureArm(ctx, a, &s); err != nil {
+					s.Error = err.Error()
+				}
+				if ctx.Err() != nil {
+					return nil, errors.New("interrupted")
+				}
+				fmt.Fprintln(os.Stderr, s.line())
+				samples = append(samples, s)
+			}
+		}
+	}
+	return samples, nil
+}

@@ -1,0 +1,166 @@
+// Percall measures what shunt's XDP program costs per packet of an established NAT flow,
+// in nanoseconds on one CPU, without the network around it:
+//
+//	go run -exec sudo ./bench/percall                                  starts shunt run in a namespace
+//	go run -exec sudo ./bench/percall --link PIN --reverse-link PIN    takes a running instance's programs
+//
+// The program and its maps are those that shunt run has loaded, never a bench build.
+// Flows are made as real ones are: SYN, answer, ACK, each a run of the program. Then the
+// kernel runs it in a loop (BPF_PROG_TEST_RUN with repeat) behind sh_front, which restores
+// a prepared packet of the next flow before each run (see bench/bpf/front.bpf.c), and the
+// same front is run with stubs. Candidates are interleaved, the minimum of all rounds
+// counts, and the difference to a stub is the program's net cost. What the kernel does
+// after the verdict (redirecting, transmitting) is in none of the figures.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// options is the command line.
+type options struct {
+	flows       []uint32
+	rounds      int
+	repeat      int // packets per measurement; at least one pass over all flows
+	cpu         int
+	shunt       string
+	shuntArgs   string
+	link        string
+	reverseLink string
+	service     netip.AddrPort
+	clients     netip.Prefix
+	json        bool
+}
+
+// figures is the result for one number of flows. Costs are nanoseconds per packet,
+// the front included unless the name says net.
+type figures struct {
+	Flows      uint32  `json:"flows"`
+	Config     string  `json:"config"` // where the program came from
+	FrontDrop  float64 `json:"front_drop_ns"`
+	FrontPush  float64 `json:"front_push_ns"`
+	Forward    float64 `json:"forward_ns"`
+	Reverse    float64 `json:"reverse_ns"`
+	ForwardNet float64 `json:"forward_net_ns"` // above the stub that drops
+	ReverseNet float64 `json:"reverse_net_ns"`
+	Program    string  `json:"program"` // sizes, to judge a change by
+}
+
+func main() {
+	o := parseFlags()
+	// Everything runs on one locked thread, pinned to one CPU.
+	runtime.LockOSThread()
+	var set unix.CPUSet
+	set.Set(o.cpu)
+	err := unix.SchedSetaffinity(0, &set)
+	if err != nil {
+		err = fmt.Errorf("pinning to CPU %d: %w; choose another with --cpu", o.cpu, err)
+	} else {
+		err = run(o)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "percall:", err)
+		os.Exit(1)
+	}
+}
+
+// parseFlags reads the command line and exits on a wrong one.
+func parseFlags() options {
+	var o options
+	flows := flag.String("flows", "1,65536,1048576", "numbers of flows, powers of two, comma separated")
+	flag.IntVar(&o.rounds, "rounds", 9, "rounds; the minimum counts")
+	flag.IntVar(&o.repeat, "repeat", 1<<20, "packets per measurement")
+	flag.IntVar(&o.cpu, "cpu", runtime.NumCPU()-1, "CPU to run on")
+	flag.StringVar(&o.shunt, "shunt", "", "shunt binary (default: built from this repository)")
+	flag.StringVar(&o.shuntArgs, "shunt-args", "", "more arguments of shunt run, separated by spaces")
+	flag.StringVar(&o.link, "link", "", "pinned XDP link of a running instance, on the clients' side")
+	flag.StringVar(&o.reverseLink, "reverse-link", "", "pinned XDP link on the servers' side (default: --link)")
+	service := flag.String("service", "192.0.2.10:80", "virtual service, with --link")
+	clients := flag.String("clients", "198.18.0.0/15", "addresses that flows come from (RFC 2544's, for benchmarks)")
+	flag.BoolVar(&o.json, "json", false, "print JSON")
+	flag.Parse()
+	var err error
+	for _, text := range strings.Split(*flows, ",") {
+		n, parseErr := strconv.ParseUint(text, 10, 32)
+		if parseErr != nil || bits.OnesCount64(n) != 1 || n > flowLimit {
+			err = errors.Join(err, fmt.Errorf("--flows %q: want a power of two up to %d", text, flowLimit))
+		}
+		o.flows = append(o.flows, uint32(n))
+	}
+	var serviceErr, clientsErr error
+	o.service, serviceErr = netip.ParseAddrPort(*service)
+	o.clients, clientsErr = netip.ParsePrefix(*clients)
+	err = errors.Join(err, serviceErr, clientsErr)
+	if err == nil && (!o.service.Addr().Is4() || !o.clients.Addr().Is4() || o.clients.Bits() > 16) {
+		err = errors.New("--service and --clients: want IPv4, and at least 65536 clients")
+	}
+	if flag.NArg() > 0 {
+		err = errors.Join(err, fmt.Errorf("unexpected argument %q", flag.Arg(0)))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "percall:", err)
+		os.Exit(2)
+	}
+	return o
+}
+
+// run measures every number of flows and prints the result.
+func run(o options) error {
+	var all []figures
+	for _, flows := range o.flows {
+		f, err := measureFlows(o, flows)
+		if err != nil {
+			return fmt.Errorf("%d flows: %w", flows, err)
+		}
+		all = append(all, f)
+	}
+	if o.json {
+		encoder := json.NewEncoder(os.Stdout)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(all)
+	}
+	fmt.Printf("CPU %d, minimum of %d rounds, established IPv4 TCP flows, nanoseconds per packet\n\n", o.cpu, o.rounds)
+	fmt.Println("| flows | front + drop | front + push | front + shunt, to backend | net | front + shunt, to client | net | configuration |")
+	fmt.Println("|---:|---:|---:|---:|---:|---:|---:|---|")
+	for _, f := range all {
+		fmt.Printf("| %d | %.0f | %.0f | %.0f | %.0f | %.0f | %.0f | %s |\n",
+			f.Flows, f.FrontDrop, f.FrontPush, f.Forward, f.ForwardNet, f.Reverse, f.ReverseNet, f.Config)
+	}
+	fmt.Println("\nProgram:", all[len(all)-1].Program)
+	return nil
+}
+
+// measureFlows finds the program, makes the flows, and measures.
+func measureFlows(o options, flows uint32) (f figures, err error) {
+	s, err := findSubject(o, flows)
+	if err != nil {
+		return f, err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	started := time.Now()
+	var forward, reverse []packetBytes
+	err = s.in(func() error {
+		forward, reverse, err = s.makeFlows(o.clients, flows)
+		return err
+	})
+	if err != nil {
+		return f, fmt.Errorf("making flows: %w", err)
+	}
+	fmt.Fprintf(os.Stderr, "%d flows made in %s\n", flows, time.Since(started).Round(time.Millisecond))
+	f = figures{Flows: flows, Config: s.config, Program: s.describe()}
+	err = s.in(func() error { return s.measure(o, forward, reverse, &f) })
+	f.ForwardNet, f.ReverseNet = f.Forward-f.FrontDrop, f.Reverse-f.FrontDrop
+	return f, err
+}

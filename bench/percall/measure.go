@@ -1,0 +1,185 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"runtime"
+	"strings"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// bench is a loaded front with its prepared packets.
+type bench struct {
+	frontObjects
+	flows int
+	side  side
+}
+
+// newBench loads the front for packets that arrive on one side.
+func newBench(s side, packets []packetBytes) (*bench, error) {
+	spec, err := loadFront()
+	if err != nil {
+		return nil, err
+	}
+	spec.Maps["bench_packets"].MaxEntries = uint32(len(packets))
+	if err := spec.Variables["packet_mask"].Set(uint32(len(packets) - 1)); err != nil {
+		return nil, err
+	}
+	b := &bench{flows: len(packets), side: s}
+	if err := spec.LoadAndAssign(&b.frontObjects, nil); err != nil {
+		return nil, fmt.Errorf("loading the front: %w", err)
+	}
+	keys := make([]uint32, len(packets))
+	for i := range keys {
+		keys[i] = uint32(i)
+	}
+	if _, err := b.BenchPackets.BatchUpdate(keys, packets, nil); err != nil {
+		b.Close()
+		return nil, fmt.Errorf("writing %d packets: %w", len(packets), err)
+	}
+	return b, nil
+}
+
+// aim puts a program behind the front.
+func (b *bench) aim(program *ebpf.Program) error {
+	if err := b.BenchTarget.Put(uint32(0), program); err != nil {
+		return fmt.Errorf("putting %s behind the front: %w (it must be an xdp.frags program, as the front is)", program, err)
+	}
+	return nil
+}
+
+// run has the front run count times, and returns the last verdict.
+func (b *bench) run(count int) (verdict uint32, err error) {
+	verdict, err = b.ShFront.Run(b.side.options(make([]byte, packetSize), count))
+	if err != nil {
+		return 0, fmt.Errorf("running the front: %w", err)
+	}
+	return verdict, nil
+}
+
+// check runs every flow's packet once and counts verdicts: a figure of packets that were
+// not forwarded would be worth nothing.
+func (b *bench) check(program *ebpf.Program) error {
+	if err := b.aim(program); err != nil {
+		return err
+	}
+	bad := map[uint32]int{}
+	for range b.flows {
+		verdict, err := b.run(1)
+		if err != nil {
+			return err
+		}
+		if verdict != xdpTX && verdict != xdpRedirect {
+			bad[verdict]++
+		}
+	}
+	if len(bad) == 0 {
+		return nil
+	}
+	var list []string
+	for verdict, count := range bad {
+		list = append(list, fmt.Sprintf("%s %d times", verdictName(verdict), count))
+	}
+	return fmt.Errorf("of %d established flows the program did not forward all: %s", b.flows, strings.Join(list, ", "))
+}
+
+// cost is nanoseconds per packet in one measurement, as the kernel took them: the call as a
+// whole waits for a grace period of some 15 ms, which is no part of any packet.
+func (b *bench) cost(program *ebpf.Program, repeat int) (float64, error) {
+	if err := b.aim(program); err != nil {
+		return 0, err
+	}
+	if _, err := timedRun(b.ShFront, b.side, b.flows); err != nil { // warm up
+		return 0, err
+	}
+	return timedRun(b.ShFront, b.side, repeat)
+}
+
+// testRun is the part of union bpf_attr that BPF_PROG_TEST_RUN uses, linux/bpf.h.
+type testRun struct {
+	progFD, retval          uint32
+	dataSizeIn, dataSizeOut uint32
+	dataIn, dataOut         uint64
+	repeat, duration        uint32 // duration: whole nanoseconds per run, set by the kernel
+	ctxSizeIn, ctxSizeOut   uint32
+	ctxIn, ctxOut           uint64
+}
+
+// timedRun is the system call itself: the library returns the duration only for runs
+// without a context, and without one a packet arrives on loopback.
+func timedRun(program *ebpf.Program, s side, repeat int) (float64, error) {
+	var frame packetBytes
+	md := xdpMD{DataEnd: packetSize, IngressIfindex: s.ifindex}
+	var pin runtime.Pinner
+	defer pin.Unpin()
+	pin.Pin(&frame)
+	pin.Pin(&md)
+	attr := testRun{
+		progFD: uint32(program.FD()), repeat: uint32(repeat),
+		dataIn: uint64(uintptr(unsafe.Pointer(&frame))), dataSizeIn: packetSize,
+		ctxIn: uint64(uintptr(unsafe.Pointer(&md))), ctxSizeIn: uint32(unsafe.Sizeof(md)),
+	}
+	for {
+		_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_TEST_RUN, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+		if errno == unix.EINTR {
+			continue // a signal of the Go runtime; the run begins again
+		}
+		runtime.KeepAlive(program)
+		if errno != 0 {
+			return 0, fmt.Errorf("running the front %d times: %w", repeat, errno)
+		}
+		return float64(attr.duration), nil
+	}
+}
+
+// measure takes all figures, candidates interleaved.
+func (s *subject) measure(o options, forward, reverse []packetBytes, f *figures) error {
+	to, err := newBench(s.clients, forward)
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	from, err := newBench(s.servers, reverse)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	if err := to.check(s.clients.program); err != nil {
+		return fmt.Errorf("to the backends: %w", err)
+	}
+	if err := from.check(s.servers.program); err != nil {
+		return fmt.Errorf("to the clients: %w", err)
+	}
+	candidates := []struct {
+		name    string
+		front   *bench
+		program *ebpf.Program
+		to      *float64
+	}{
+		{"drop", to, to.ShStubDrop, &f.FrontDrop},
+		{"push", to, to.ShStubPush, &f.FrontPush},
+		{"forward", to, s.clients.program, &f.Forward},
+		{"reverse", from, s.servers.program, &f.Reverse},
+	}
+	repeat := max(o.repeat, len(forward))
+	for _, c := range candidates {
+		*c.to = math.Inf(1)
+	}
+	for round := range o.rounds {
+		line := fmt.Sprintf("round %d:", round+1)
+		for _, c := range candidates {
+			cost, err := c.front.cost(c.program, repeat)
+			if err != nil {
+				return fmt.Errorf("%s: %w", c.name, err)
+			}
+			*c.to = min(*c.to, cost)
+			line += fmt.Sprintf(" %s %.0f", c.name, cost)
+		}
+		fmt.Fprintln(os.Stderr, line)
+	}
+	return nil
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"net/netip"
+	"os"
+	"testing"
+
+	"github.com/shunt-lb/shunt/internal/packet"
+)
+
+// TestClientsDiffer shows that the largest number of flows has no two alike.
+func TestClientsDiffer(t *testing.T) {
+	from := netip.MustParsePrefix("198.18.0.0/15")
+	seen := make(map[netip.AddrPort]bool, 1<<20)
+	for i := range uint32(1 << 20) {
+		c := client(from, i)
+		if seen[c] || !from.Contains(c.Addr()) {
+			t.Fatalf("flow %d has client %s: not in %s, or had before", i, c, from)
+		}
+		seen[c] = true
+	}
+}
+
+// TestFrontRestores runs a program that changes length and bytes in a loop: every run must
+// get the prepared packet, so the last one's output is one outer header and the packet.
+func TestFrontRestores(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: loads a BPF program")
+	}
+	packets := make([]packetBytes, 4)
+	for i := range packets {
+		source := netip.AddrPortFrom(netip.MustParseAddr("198.18.0.1"), uint16(1000+i))
+		frame := packet.Must(packet.NewTCP(source, netip.MustParseAddrPort("192.0.2.10:80"), "A", packet.Data(make([]byte, packetSize-54))))
+		copy(packets[i][:], frame)
+	}
+	b, err := newBench(side{ifindex: 1}, packets)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if err := b.aim(b.ShStubPush); err != nil {
+		t.Fatal(err)
+	}
+	o := b.side.options(make([]byte, packetSize), 1002) // ends with the second packet
+	o.DataOut = make([]byte, 256)
+	verdict, err := b.ShFront.Run(o)
+	if err != nil || verdict != xdpTX {
+		t.Fatalf("verdict %s, %v", verdictName(verdict), err)
+	}
+	if got, want := len(o.DataOut), packetSize+20; got != want {
+		t.Fatalf("output of %d bytes, want %d", got, want)
+	}
+	const headers = 14 + 20 // outer
+	if got, want := string(o.DataOut[headers:]), string(packets[1][14:]); got != want {
+		t.Errorf("inner packet % x\nwant         % x", got, want)
+	}
+	if err := b.check(b.ShStubDrop); err == nil {
+		t.Error("a program that drops everything passes the check of flows")
+	}
+	for name, program := range map[string]func() (float64, error){
+		"drop": func() (float64, error) { return b.cost(b.ShStubDrop, 1_000_000) },
+		"push": func() (float64, error) { return b.cost(b.ShStubPush, 1_000_000) },
+	} {
+		cost, err := program()
+		if err != nil || cost <= 0 {
+			t.Errorf("cost of %s is %v, %v", name, cost, err)
+		}
+		t.Logf("front + %s: %.0f ns", name, cost)
+	}
+}

@@ -1,0 +1,286 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/shunt-lb/shunt/bench/bed"
+)
+
+// subject is what is measured: the programs of a running shunt, on both sides of it.
+type subject struct {
+	clients, servers side
+	service          netip.AddrPort
+	config           string                   // for the report
+	in               func(func() error) error // runs on a thread of this CPU, in the balancer's namespace
+	closers          []func() error           // last first
+}
+
+// serverPort is where the backends of our own configuration listen; nobody does.
+const serverPort = 8080
+
+// findSubject takes the running instance that was named, or starts one of its own.
+func findSubject(o options, flows uint32) (*subject, error) {
+	if o.link != "" {
+		return pinnedSubject(o)
+	}
+	s, err := startSubject(o, flows)
+	if err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	return s, nil
+}
+
+// close undoes everything, last first.
+func (s *subject) close() error {
+	var errs []error
+	for i := len(s.closers) - 1; i >= 0; i-- {
+		errs = append(errs, s.closers[i]())
+	}
+	s.closers = nil
+	return errors.Join(errs...)
+}
+
+// pinnedSubject takes the programs from pinned links. The links' interfaces must be in the
+// current namespace.
+func pinnedSubject(o options) (*subject, error) {
+	s := &subject{service: o.service, config: "running instance", in: func(f func() error) error { return f() }}
+	reverse := o.reverseLink
+	if reverse == "" {
+		reverse = o.link
+	}
+	for _, from := range []struct {
+		to  *side
+		pin string
+	}{{&s.clients, o.link}, {&s.servers, reverse}} {
+		if err := from.to.take(from.pin); err != nil {
+			return nil, errors.Join(fmt.Errorf("taking the program of %s: %w", from.pin, err), s.close())
+		}
+		s.closers = append(s.closers, from.to.program.Close)
+	}
+	return s, nil
+}
+
+// take fills a side from a pinned XDP link.
+func (d *side) take(pin string) error {
+	l, err := link.LoadPinnedLink(pin, &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return err
+	}
+	xdp := info.XDP()
+	if xdp == nil {
+		return errors.New("it is no XDP link")
+	}
+	iface, err := netlink.LinkByIndex(int(xdp.Ifindex))
+	if err != nil {
+		return fmt.Errorf("interface %d: %w; run this in its namespace", xdp.Ifindex, err)
+	}
+	d.ifindex, d.mac = xdp.Ifindex, iface.Attrs().HardwareAddr
+	d.peer = net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	d.program, err = ebpf.NewProgramFromID(info.Program)
+	return err
+}
+
+// startSubject builds the namespaces and starts shunt run in them.
+func startSubject(o options, flows uint32) (*subject, error) {
+	s := &subject{service: netip.AddrPortFrom(bed.VIP, 80)}
+	dir, err := os.MkdirTemp("", "shunt-percall-")
+	if err != nil {
+		return s, err
+	}
+	s.closers = append(s.closers, func() error { return os.RemoveAll(dir) })
+	binary, err := shuntBinary(o, dir)
+	if err != nil {
+		return s, err
+	}
+	b, err := bed.Build()
+	if err != nil {
+		return s, err
+	}
+	s.closers = append(s.closers, b.Close)
+	s.in = func(f func() error) error { return b.InPinned(bed.Balancer, o.cpu, f) }
+	// Flows come from behind the client, as through a router.
+	err = b.In(bed.Balancer, func() error {
+		behind := &net.IPNet{IP: o.clients.Masked().Addr().AsSlice(), Mask: net.CIDRMask(o.clients.Bits(), 32)}
+		return netlink.RouteAdd(&netlink.Route{Dst: behind, Gw: bed.ClientAddress.AsSlice()})
+	})
+	if err != nil {
+		return s, fmt.Errorf("routing %s to the client: %w", o.clients, err)
+	}
+	if s.config, err = writeConfig(b, dir, flows); err != nil {
+		return s, err
+	}
+	args := append([]string{"run", "--config", filepath.Join(dir, "shunt.yaml")}, strings.Fields(o.shuntArgs)...)
+	child, err := b.Start(bed.Balancer, binary, args...)
+	if err != nil {
+		return s, err
+	}
+	s.closers = append(s.closers, child.Stop)
+	for _, from := range []struct {
+		to   *side
+		name string
+		peer net.HardwareAddr
+	}{{&s.clients, bed.ClientsInterface, b.ClientMAC}, {&s.servers, bed.ServersInterface, b.ServerMAC}} {
+		if err := from.to.attached(b, from.name, child); err != nil {
+			return s, err
+		}
+		from.to.peer = from.peer
+		s.closers = append(s.closers, from.to.program.Close)
+	}
+	return s, s.waitForwarding(child, o.clients)
+}
+
+// shuntBinary is the named binary, or one built from this repository.
+func shuntBinary(o options, dir string) (string, error) {
+	if o.shunt != "" {
+		return o.shunt, nil
+	}
+	binary := filepath.Join(dir, "shunt")
+	build := exec.Command("go", "build", "-o", binary, "github.com/shunt-lb/shunt/cmd/shunt")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building shunt: %w; name a binary with --shunt\n%s", err, out)
+	}
+	return binary, nil
+}
+
+// exampleFlows is how many flows fit the README's example: two backends, and the ports of
+// one source address.
+const exampleFlows = 1 << 15
+
+// writeConfig writes the README's example, adapted to our interfaces, and for more flows
+// than one source address has ports for, with more source addresses. It returns what the
+// report says of it.
+func writeConfig(b *bed.Bed, dir string, flows uint32) (string, error) {
+	text := fmt.Sprintf(`interfaces:
+  - name: %s
+  - name: %s
+services:
+  - name: web
+    address: %s
+    port: 80
+    protocol: tcp
+    forwarding: nat
+    backends:
+      - {address: %s, port: %d}
+      - {address: %s, port: %d}
+api: {socket: %s}
+`, bed.ClientsInterface, bed.ServersInterface, bed.VIP, bed.ServerOne, serverPort, bed.ServerTwo, serverPort,
+		filepath.Join(dir, "shunt.sock"))
+	what := "the README's example"
+	if flows > exampleFlows {
+		var sources []string
+		for i := range 4 + flows/exampleFlows {
+			address := netip.AddrFrom4([4]byte{10, 2, 0, byte(100 + i)})
+			sources = append(sources, address.String())
+		}
+		text += fmt.Sprintf("limits: {flows: %d}\nsnat: {addresses: [%s]}\n", 2*flows, strings.Join(sources, ", "))
+		what = fmt.Sprintf("the same with %d source addresses and limits.flows %d", len(sources), 2*flows)
+		if err := b.In(bed.Balancer, func() error { return addAddresses(bed.ServersInterface, sources) }); err != nil {
+			return "", err
+		}
+	}
+	return what, os.WriteFile(filepath.Join(dir, "shunt.yaml"), []byte(text), 0o600)
+}
+
+// addAddresses gives the interface the source addresses.
+func addAddresses(name string, addresses []string) error {
+	iface, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	for _, text := range addresses {
+		address, err := netlink.ParseAddr(text + "/24")
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrAdd(iface, address); err != nil {
+			return fmt.Errorf("adding %s to %s: %w", text, name, err)
+		}
+	}
+	return nil
+}
+
+// startLimit is how long shunt run may take until it forwards.
+const startLimit = 15 * time.Second
+
+// attached waits until the interface has an XDP program and takes it.
+func (d *side) attached(b *bed.Bed, name string, child *bed.Child) error {
+	var iface netlink.Link
+	err := until(child, func() (err error) {
+		iface, err = b.Link(bed.Balancer, name)
+		if err == nil && (iface.Attrs().Xdp == nil || iface.Attrs().Xdp.ProgId == 0) {
+			err = fmt.Errorf("no XDP program on %s", name)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	d.ifindex, d.mac = uint32(iface.Attrs().Index), iface.Attrs().HardwareAddr
+	d.program, err = ebpf.NewProgramFromID(ebpf.ProgramID(iface.Attrs().Xdp.ProgId))
+	return err
+}
+
+// waitForwarding waits until a flow can be made: services are in the maps some time after
+// the program is attached, and backends are resolved.
+func (s *subject) waitForwarding(child *bed.Child, clients netip.Prefix) error {
+	return until(child, func() error {
+		return s.in(func() error {
+			_, _, err := s.makeFlows(clients, 1)
+			return err
+		})
+	})
+}
+
+// until tries again until f succeeds, the child ends, or the time is up.
+func until(child *bed.Child, f func() error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), startLimit)
+	defer cancel()
+	for {
+		err := f()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-child.Ended():
+			return fmt.Errorf("shunt run ended: %s", child.Output())
+		case <-ctx.Done():
+			return fmt.Errorf("after %s: %w; shunt run said:\n%s", startLimit, err, child.Output())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// describe is the program's name and sizes.
+func (s *subject) describe() string {
+	info, err := s.clients.program.Info()
+	if err != nil {
+		return err.Error()
+	}
+	text := info.Name
+	if n, err := info.TranslatedSize(); err == nil {
+		text += fmt.Sprintf(", %d instructions", n/8)
+	}
+	if n, err := info.JitedSize(); err == nil {
+		text += fmt.Sprintf(", %d bytes of machine code", n)
+	}
+	return text
+}

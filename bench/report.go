@@ -1,0 +1,297 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/bench/bed"
+)
+
+// machine is where and with what a run was made.
+type machine struct {
+	Date     string            `json:"date"` // RFC 3339
+	Kernel   string            `json:"kernel"`
+	CPU      string            `json:"cpu"`
+	CPUs     int               `json:"cpus"`
+	MemoryGB float64           `json:"memory_gb"`
+	Go       string            `json:"go"`
+	Commit   string            `json:"commit"` // of this repository; "+changes" when files differ from it
+	Programs map[string]string `json:"programs"`
+}
+
+// report is what a run leaves behind.
+type report struct {
+	Machine machine  `json:"machine"`
+	Command string   `json:"command"`
+	Samples []sample `json:"samples"`
+}
+
+// describeMachine collects the facts a reader needs to judge the figures.
+func describeMachine(ctx context.Context, programs []bed.Program) (machine, error) {
+	m := machine{
+		Date: time.Now().UTC().Format(time.RFC3339), CPU: "unknown", CPUs: runtime.NumCPU(), Go: runtime.Version(),
+		Programs: map[string]string{},
+	}
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return m, fmt.Errorf("asking for the kernel's version: %w", err)
+	}
+	m.Kernel = unix.ByteSliceToString(name.Release[:])
+	m.CPU = firstField("/proc/cpuinfo", "model name", m.CPU)
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return m, fmt.Errorf("asking for the memory's size: %w", err)
+	}
+	m.MemoryGB = float64(info.Totalram*uint64(info.Unit)>>20) / 1024
+	if out, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty=+changes").Output(); err == nil {
+		m.Commit = strings.TrimSpace(string(out))
+	}
+	for _, p := range programs {
+		out, err := exec.CommandContext(ctx, "dpkg-query", "-W", "-f", "${Version}", p.Package).Output()
+		if err != nil {
+			out = []byte("not from Debian's package " + p.Package)
+		}
+		m.Programs[p.Name] = string(out)
+	}
+	return m, nil
+}
+
+// firstField is the value of the first "name : value" line of a file.
+func firstField(file, name, otherwise string) string {
+	f, err := os.Open(file)
+	if err != nil {
+		return otherwise
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if key, value, is := strings.Cut(lines.Text(), ":"); is && strings.TrimSpace(key) == name {
+			return strings.TrimSpace(value)
+		}
+	}
+	return otherwise
+}
+
+// commandLine is how to run this again.
+func commandLine() string {
+	return strings.TrimSpace("go run -exec sudo ./bench " + strings.Join(os.Args[1:], " "))
+}
+
+// line is a sample for people who wait.
+func (s sample) line() string {
+	text := fmt.Sprintf("round %d, offload %-7s  %-8s", s.Round, s.Offload, s.Arm)
+	if s.Error != "" {
+		return text + "  " + s.Error
+	}
+	text += fmt.Sprintf("  %8.0f keep-alive/s", s.Keepalive)
+	if s.Latency != nil {
+		text += fmt.Sprintf("  p50 %6.0f µs  p99 %6.0f µs", s.Latency.P50us, s.Latency.P99us)
+	}
+	if s.Connections > 0 {
+		text += fmt.Sprintf("  %7.0f connections/s", s.Connections)
+	}
+	if n := s.KeepaliveErrors + s.ConnectionsErrors; n > 0 {
+		text += fmt.Sprintf("  %d errors", n)
+	}
+	return text
+}
+
+// row is the medians of one arm.
+type row struct {
+	arm                               string
+	keepalive, connections            float64
+	p50, p99                          float64
+	keepaliveErrors, connectionErrors int
+	errors                            []string
+}
+
+// rows computes the medians for one offload setting, in the order of arms.
+func (p report) rows(offload string) []row {
+	var rows []row
+	for _, a := range arms {
+		r := row{arm: a.name}
+		var keepalive, connections, p50, p99 []float64
+		found := false
+		for _, s := range p.Samples {
+			if s.Arm != a.name || s.Offload != offload {
+				continue
+			}
+			found = true
+			if s.Error != "" {
+				r.errors = append(r.errors, s.Error)
+				continue
+			}
+			keepalive = append(keepalive, s.Keepalive)
+			if s.Connections > 0 {
+				connections = append(connections, s.Connections)
+			}
+			if s.Latency != nil {
+				p50, p99 = append(p50, s.Latency.P50us), append(p99, s.Latency.P99us)
+			}
+			r.keepaliveErrors += s.KeepaliveErrors
+			r.connectionErrors += s.ConnectionsErrors
+		}
+		if found {
+			r.keepalive, r.connections, r.p50, r.p99 = median(keepalive), median(connections), median(p50), median(p99)
+			rows = append(rows, r)
+		}
+	}
+	return rows
+}
+
+// median is 0 for nothing.
+func median(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	middle := len(sorted) / 2
+	if len(sorted)%2 == 0 {
+		return (sorted[middle-1] + sorted[middle]) / 2
+	}
+	return sorted[middle]
+}
+
+// figure prints a number, or a dash where there is none.
+func figure(format string, value float64) string {
+	if value == 0 {
+		return "–"
+	}
+	return fmt.Sprintf(format, value)
+}
+
+// ratio prints a/b, or a dash.
+func ratio(a, b float64) string {
+	if a == 0 || b == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%.2f", a/b)
+}
+
+// markdown writes the report for people.
+func (p report) markdown(w io.Writer, o options) {
+	m := p.Machine
+	fmt.Fprintf(w, "# Requests through a balancer, %s\n\n", m.Date)
+	fmt.Fprintf(w, "Linux %s, %d × %s, %.0f GB, %s, commit %s", m.Kernel, m.CPUs, m.CPU, m.MemoryGB, m.Go, m.Commit)
+	for _, name := range slices.Sorted(maps.Keys(m.Programs)) {
+		fmt.Fprintf(w, ", %s %s", name, m.Programs[name])
+	}
+	fmt.Fprintf(w, ".\n\n    %s\n\n", p.Command)
+	fmt.Fprintf(w, "Client, balancer and servers are network namespaces of one machine and share its CPUs: only ratios mean anything. "+
+		"%d connections, medians of %d rounds; keep-alive and latency %s each, new connections %s (%d rounds). "+
+		"GRO is on at client and servers in every arm, which a veth needs to take redirected frames.\n\n",
+		o.connections, o.rounds, o.keepalive, o.duration, o.connectionRounds)
+	for _, a := range arms {
+		if slices.Contains(o.arms, a.name) {
+			fmt.Fprintf(w, "- %s: %s\n", a.name, a.what)
+		}
+	}
+	for _, offload := range o.offloads {
+		p.offloadTables(w, offload, o)
+	}
+}
+
+// offloadTables writes figures and ratios for one offload setting.
+func (p report) offloadTables(w io.Writer, offload string, o options) {
+	title := "off at every interface (and with it segmentation offload)"
+	if offload == "default" {
+		title = "as veth has it by default, on"
+	}
+	fmt.Fprintf(w, "\n## Checksum offload %s\n\n", title)
+	fmt.Fprintf(w, "| arm | keep-alive requests/s | new connections/s | p50 at %d/s | p99 at %d/s | errors |\n|---|---:|---:|---:|---:|---:|\n", o.rate, o.rate)
+	rows := p.rows(offload)
+	for _, r := range rows {
+		fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %d |\n", r.arm, figure("%.0f", r.keepalive), figure("%.0f", r.connections),
+			figure("%.0f µs", r.p50), figure("%.0f µs", r.p99), r.keepaliveErrors+r.connectionErrors)
+	}
+	for _, r := range rows {
+		for _, text := range r.errors {
+			first, _, _ := strings.Cut(text, "\n")
+			fmt.Fprintf(w, "\n%s: %s\n", r.arm, first)
+		}
+	}
+	for _, kind := range []struct {
+		title string
+		value func(row) float64
+	}{
+		{"Keep-alive", func(r row) float64 { return r.keepalive }},
+		{"New connections", func(r row) float64 { return r.connections }},
+	} {
+		fmt.Fprintf(w, "\n%s, row divided by column:\n\n| |", kind.title)
+		for _, column := range rows {
+			fmt.Fprintf(w, " %s |", column.arm)
+		}
+		fmt.Fprintf(w, "\n|---|%s\n", strings.Repeat("---:|", len(rows)))
+		for _, r := range rows {
+			fmt.Fprintf(w, "| %s |", r.arm)
+			for _, column := range rows {
+				fmt.Fprintf(w, " %s |", ratio(kind.value(r), kind.value(column)))
+			}
+			fmt.Fprintln(w)
+		}
+	}
+}
+
+// write prints the report and stores it as <date>-<kernel>.md and .json. An arm that
+// failed makes the run fail after that.
+func (p report) write(o options) error {
+	p.markdown(os.Stdout, o)
+	dir := o.out
+	if dir == "" && !o.quick {
+		dir = filepath.Join("bench", "results")
+	}
+	if dir != "" {
+		if err := p.store(dir, o); err != nil {
+			return fmt.Errorf("storing the report: %w", err)
+		}
+	}
+	var errs []error
+	for _, offload := range o.offloads {
+		for _, r := range p.rows(offload) {
+			a := arms[slices.IndexFunc(arms, func(a arm) bool { return a.name == r.arm })]
+			if len(r.errors) > 0 && !(a.incremental && offload == "default") {
+				errs = append(errs, fmt.Errorf("%s (offload %s) failed in %d rounds: %s", r.arm, offload, len(r.errors), r.errors[0]))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// store writes both files. A second run on one day gets the time into its name.
+func (p report) store(dir string, o options) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	name := p.Machine.Date[:10] + "-" + p.Machine.Kernel
+	if _, err := os.Stat(filepath.Join(dir, name+".md")); err == nil {
+		name = strings.NewReplacer(":", "", "Z", "").Replace(p.Machine.Date) + "-" + p.Machine.Kernel
+	}
+	text, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, name+".json"), append(text, '\n'), 0o644); err != nil {
+		return err
+	}
+	var page strings.Builder
+	p.markdown(&page, o)
+	file := filepath.Join(dir, name+".md")
+	if err := os.WriteFile(file, []byte(page.String()), 0o644); err != nil {
+		return err
+	}
+	fmt.Fprintln(os.Stderr, "stored", file, "and", name+".json")
+	return nil
+}
