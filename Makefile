@@ -1,0 +1,114 @@
+# `make help` lists what there is. Building and testing need Go and nothing else: the BPF
+# objects are in the repository. Targets that need Debian packages say so, and install
+# them when run as root.
+
+GO ?= go
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+# Only a generated file may match these; `make verify-generated` compares them.
+GENERATED := '*_bpfel.go' '*_bpfel.o' 'test/abi.golden' 'docs/reference' 'docs/guide/configuration.md'
+
+# More for `go test`, for example TESTFLAGS='-v -run TestX'.
+TESTFLAGS ?=
+
+# Packages whose tests also run under other kernels, and the kernels.
+KERNELS ?= 6.1,6.12
+KERNEL_PACKAGES ?= ./internal/datapath,./test/packet,./test/net
+
+FUZZTIME ?= 10m
+
+.PHONY: help
+help:
+	@sed -n 's/^## //p' Makefile
+
+## make build             the binary, static: ./shunt
+.PHONY: build
+build: go-version
+	CGO_ENABLED=0 $(GO) build -trimpath -o shunt ./cmd/shunt
+
+## make test              all tests; as root also those that need namespaces and BPF
+.PHONY: test
+test: go-version
+	@echo "make test: no Debian packages are needed"
+	@[ "$$(id -u)" -eq 0 ] || echo "make test: not root, so tests that load BPF programs or make network namespaces will skip"
+	$(GO) test -count=1 $(TESTFLAGS) ./...
+
+## make generate          BPF objects, Go bindings and reference pages, from their sources
+.PHONY: generate
+generate: go-version
+	.ci/packages clang-19 llvm-19 libbpf-dev linux-libc-dev
+	$(GO) generate ./...
+
+## make verify-generated  fails if what is committed differs from what `make generate` makes
+.PHONY: verify-generated
+verify-generated: generate
+	@changed="$$(git status --porcelain --untracked-files=all -- $(GENERATED))"; \
+	if [ -n "$$changed" ]; then \
+		echo "make verify-generated: these differ from what is committed:"; \
+		echo "$$changed"; \
+		git --no-pager diff --stat -- $(GENERATED); \
+		echo "commit them, or compare your compiler's version with bpf/toolchain"; \
+		exit 1; \
+	fi
+	@echo "make verify-generated: all generated files are as committed"
+
+## make lint              gofmt, go vet, staticcheck, clang-format
+.PHONY: lint
+lint: go-version
+	.ci/packages clang-format-19
+	@unformatted="$$(gofmt -l bench cmd internal test)"; \
+	if [ -n "$$unformatted" ]; then echo "gofmt would change (make format):"; echo "$$unformatted"; exit 1; fi
+	$(GO) vet ./...
+	$(GO) run $(STATICCHECK) ./...
+	find bpf bench -name '*.[ch]' -print0 | xargs -0 clang-format-19 --dry-run -Werror
+
+## make format            gofmt and clang-format, in place
+.PHONY: format
+format:
+	.ci/packages clang-format-19
+	gofmt -w bench cmd internal test
+	find bpf bench -name '*.[ch]' -print0 | xargs -0 clang-format-19 -i
+
+## make soak              the long versions: random sequences, fuzzing (FUZZTIME each), SHUNT_SOAK tests
+.PHONY: soak
+soak: go-version
+	@grep -rl --include='*_test.go' 'pgregory.net/rapid' . | xargs -r -n1 dirname | sort -u | while read -r package; do \
+		echo "make soak: random sequences of $$package"; \
+		$(GO) test -count=1 -timeout 60m $$package -rapid.checks=20000 </dev/null || exit 1; \
+	done
+	@grep -rl --include='*_test.go' '"SHUNT_SOAK"' . | xargs -r -n1 dirname | sort -u | while read -r package; do \
+		echo "make soak: long tests of $$package"; \
+		SHUNT_SOAK=1 $(GO) test -count=1 -timeout 60m -v $$package </dev/null || exit 1; \
+	done
+	@$(MAKE) --no-print-directory fuzz
+
+## make fuzz              every fuzz target for FUZZTIME
+.PHONY: fuzz
+fuzz: go-version
+	@grep -rHo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sort | while IFS=: read -r file target; do \
+		package=$$(dirname $$file); target=$${target#func }; \
+		echo "make fuzz: $$package $$target"; \
+		$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$package </dev/null || exit 1; \
+	done
+
+## make test-kernels      tests under Debian's kernels (KERNELS), in virtual machines; needs qemu
+.PHONY: test-kernels
+test-kernels: go-version
+	$(GO) run ./test/kernel --kernels $(KERNELS) --packages $(KERNEL_PACKAGES)
+
+## make bench             compares with other balancers; as root, about half an hour (BENCHFLAGS=--quick)
+.PHONY: bench
+bench: go-version
+	$(GO) run ./bench $(BENCHFLAGS)
+
+## make clean             removes the binary and downloaded tools
+.PHONY: clean
+clean:
+	rm -rf shunt .tools
+
+# Go before 1.21 cannot fetch the version that go.mod asks for, and says so unclearly.
+.PHONY: go-version
+go-version:
+	@command -v $(GO) >/dev/null || { echo "Go is not installed; see https://go.dev/dl/"; exit 1; }
+	@$(GO) env GOVERSION | awk -F'[.a-z]+' '$$2 > 1 || $$3 >= 21 { ok = 1 } END { exit !ok }' || \
+		{ echo "$$($(GO) version) is too old: shunt needs Go 1.21 or later, which fetches the version in go.mod; see README.md"; exit 1; }
