@@ -1,0 +1,444 @@
+// Package announce makes the network send packets for an address here: it asks whether
+// anybody else has the address, lets the data plane answer for it if not, and tells the
+// segment.
+//
+//	Announce ──► join group ──► probe ──► free ──► Own ──► gratuitous ARP / unsolicited NA
+//	                 ▲            │
+//	                 └── wait ◄── somebody answers: Disown, condition address_in_use
+//
+// Answering ordinary ARP requests and neighbour solicitations is the data plane's work;
+// addresses that the host itself has are the kernel's and are not given to this package.
+//
+// Invariant: Own is called only after a complete round of probes met silence.
+//
+// It opens packet sockets (CAP_NET_RAW) and changes IPv6 group membership over rtnetlink
+// (CAP_NET_ADMIN).
+package announce
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// Options say where an Announcer works and whom it tells. Zero durations and counts take
+// the defaults named.
+type Options struct {
+	// Namespace is the network namespace to work in; nil is the calling thread's.
+	Namespace *netns.NsHandle
+	// Own makes the data plane answer for the address on the interface. It is called
+	// before the first announcement, and again when the interface has come back. An
+	// error keeps the address unannounced until a later try. Must be idempotent.
+	Own func(addr netip.Addr, iface int) error
+	// Disown makes the data plane stop answering. Called when somebody else turns out to
+	// have the address, whether or not Own was called before (a predecessor may have
+	// left the data plane answering), and by Withdraw. Must be idempotent.
+	Disown func(addr netip.Addr, iface int) error
+	// Conditions receives address_in_use, announce_failed and multicast_link_only.
+	Conditions *condition.Set
+	// Log receives what is not a condition; slog.Default() if nil.
+	Log *slog.Logger
+
+	// ProbeCount probes are sent ProbeInterval apart, and ProbeWait passes after the
+	// last. RFC 5227 section 1.1 has 3 probes 1 to 2 s apart and 2 s of waiting, made
+	// for hosts that boot on slow links; a balancer that takes over cannot wait 7 s.
+	// 3, 200 ms and 400 ms by default.
+	ProbeCount    int
+	ProbeInterval time.Duration
+	ProbeWait     time.Duration
+	// AnnounceCount announcements are sent AnnounceInterval apart: 2 and 2 s, as RFC 5227
+	// section 1.1 has them.
+	AnnounceCount    int
+	AnnounceInterval time.Duration
+	// RetryInterval passes before an address in use is probed again, give or take a
+	// quarter, so that two balancers that probe at once do not do so for ever. 30 s.
+	RetryInterval time.Duration
+	// FailureInterval passes before what failed here is tried again. 2 s.
+	FailureInterval time.Duration
+}
+
+func (o *Options) defaults() {
+	if o.Own == nil {
+		o.Own = func(netip.Addr, int) error { return nil }
+	}
+	if o.Disown == nil {
+		o.Disown = func(netip.Addr, int) error { return nil }
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	for _, d := range []struct {
+		field *time.Duration
+		value time.Duration
+	}{
+		{&o.ProbeInterval, 200 * time.Millisecond},
+		{&o.ProbeWait, 400 * time.Millisecond},
+		{&o.AnnounceInterval, 2 * time.Second},
+		{&o.RetryInterval, 30 * time.Second},
+		{&o.FailureInterval, 2 * time.Second},
+	} {
+		if *d.field == 0 {
+			*d.field = d.value
+		}
+	}
+	if o.ProbeCount == 0 {
+		o.ProbeCount = 3
+	}
+	if o.AnnounceCount == 0 {
+		o.AnnounceCount = 2
+	}
+}
+
+// State is how far an address has come.
+type State struct {
+	Address   netip.Addr
+	Interface int
+	Owned     bool             // the data plane answers for it
+	Owner     net.HardwareAddr // of whoever else has it; nil if nobody is known to
+	Err       string           // why asking or announcing failed; empty if it did not
+}
+
+// settled: something is known, good or bad.
+func (s State) settled() bool { return s.Owned || s.Owner != nil || s.Err != "" }
+
+// probesAtOnce limits how many addresses are probed at the same time, and so how many
+// packet sockets are open.
+const probesAtOnce = 64
+
+// Announcer announces addresses. Its methods may be called concurrently.
+type Announcer struct {
+	opts    Options
+	ns      netns.NsHandle // ours; closed or not: see netns.None
+	handle  *netlink.Handle
+	probing chan struct{} // a semaphore of probesAtOnce
+	stop    context.CancelFunc
+	ctx     context.Context
+	running sync.WaitGroup
+
+	groups sync.Mutex // held while group membership is read or changed
+
+	mu      sync.Mutex
+	work    map[place]*job
+	changed chan struct{} // closed and replaced when a state changes
+}
+
+// place is an address on an interface.
+type place struct {
+	addr  netip.Addr
+	iface int
+}
+
+// job is an address being announced.
+type job struct {
+	place
+	stop  context.CancelFunc
+	done  chan struct{} // closed when its goroutine has ended
+	again chan struct{} // capacity 1: start over now
+	name  string        // of the interface, as last seen; guarded by Announcer.mu
+	state State         // guarded by Announcer.mu
+}
+
+// New starts an announcer that announces nothing yet.
+func New(opts Options) (*Announcer, error) {
+	opts.defaults()
+	ns, err := keepNamespace(opts.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	handle, err := netlink.NewHandleAt(ns)
+	if err != nil {
+		closeNamespace(ns)
+		return nil, fmt.Errorf("open a netlink socket to announce addresses: %w", err)
+	}
+	a := &Announcer{
+		opts: opts, ns: ns, handle: handle,
+		probing: make(chan struct{}, probesAtOnce),
+		work:    map[place]*job{},
+		changed: make(chan struct{}),
+	}
+	a.ctx, a.stop = context.WithCancel(context.Background())
+	if err := a.watchLinks(); err != nil {
+		a.stop()
+		handle.Close()
+		closeNamespace(ns)
+		return nil, err
+	}
+	return a, nil
+}
+
+// Announce begins to announce an address on an interface and returns at once. It does
+// nothing for what is already being announced.
+func (a *Announcer) Announce(addr netip.Addr, iface int) {
+	p := place{addr.Unmap(), iface}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.work[p] != nil || a.ctx.Err() != nil {
+		return
+	}
+	ctx, stop := context.WithCancel(a.ctx)
+	j := &job{
+		place: p, stop: stop, done: make(chan struct{}), again: make(chan struct{}, 1),
+		name:  fmt.Sprintf("interface %d", iface),
+		state: State{Address: p.addr, Interface: iface},
+	}
+	a.work[p] = j
+	a.running.Go(func() {
+		defer close(j.done)
+		a.run(ctx, j)
+	})
+}
+
+// Reannounce asks again whether the address is free and tells the segment again, without
+// taking it from the data plane meanwhile. Unknown addresses are ignored.
+func (a *Announcer) Reannounce(addr netip.Addr, iface int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if j := a.work[place{addr.Unmap(), iface}]; j != nil {
+		j.startOver()
+	}
+}
+
+func (j *job) startOver() {
+	select {
+	case j.again <- struct{}{}:
+	default: // already asked to
+	}
+}
+
+// Withdraw stops announcing an address, takes it from the data plane and leaves its
+// group. It does so too for an address that only a predecessor announced.
+func (a *Announcer) Withdraw(addr netip.Addr, iface int) error {
+	p := place{addr.Unmap(), iface}
+	a.mu.Lock()
+	j := a.work[p]
+	a.mu.Unlock()
+	subject := ""
+	if j != nil {
+		j.stop()
+		<-j.done
+		a.mu.Lock()
+		delete(a.work, p)
+		subject = j.subject()
+		a.mu.Unlock()
+	}
+	err := a.opts.Disown(p.addr, p.iface)
+	err = errors.Join(err, a.leave(p))
+	if j != nil {
+		for _, code := range []string{condition.AddressInUse, condition.AnnounceFailed, condition.MulticastLinkOnly} {
+			a.opts.Conditions.Clear(code, subject)
+		}
+		a.tellWaiters()
+	}
+	return err
+}
+
+// States is every announced address, sorted.
+func (a *Announcer) States() []State {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.states()
+}
+
+func (a *Announcer) states() []State {
+	list := make([]State, 0, len(a.work))
+	for _, j := range a.work {
+		list = append(list, j.state)
+	}
+	slices.SortFunc(list, func(x, y State) int {
+		if c := x.Address.Compare(y.Address); c != 0 {
+			return c
+		}
+		return x.Interface - y.Interface
+	})
+	return list
+}
+
+// Owned reports whether the address is announced and the data plane answers for it.
+func (a *Announcer) Owned(addr netip.Addr, iface int) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	j := a.work[place{addr.Unmap(), iface}]
+	return j != nil && j.state.Owned
+}
+
+// Wait returns when it is known for every announced address whether it is ours, or when
+// ctx ends, with the states of those that are not ours.
+func (a *Announcer) Wait(ctx context.Context) []State {
+	for {
+		a.mu.Lock()
+		states, changed := a.states(), a.changed
+		a.mu.Unlock()
+		known := !slices.ContainsFunc(states, func(s State) bool { return !s.settled() })
+		if !known && ctx.Err() == nil {
+			select {
+			case <-ctx.Done():
+			case <-changed:
+			}
+			continue
+		}
+		return slices.DeleteFunc(states, func(s State) bool { return s.Owned })
+	}
+}
+
+// Close ends the announcer. With keep the data plane goes on answering and the groups stay
+// joined; without, every address is withdrawn first.
+func (a *Announcer) Close(keep bool) error {
+	var err error
+	if !keep {
+		for _, s := range a.States() {
+			err = errors.Join(err, a.Withdraw(s.Address, s.Interface))
+		}
+	}
+	a.mu.Lock() // so that no Announce starts anything after the wait below began
+	a.stop()
+	a.mu.Unlock()
+	a.running.Wait()
+	a.handle.Close()
+	closeNamespace(a.ns)
+	return err
+}
+
+// run takes one address through the steps drawn above until ctx ends.
+func (a *Announcer) run(ctx context.Context, j *job) {
+	for {
+		pause := a.round(ctx, j)
+		var wait <-chan time.Time
+		if pause > 0 {
+			wait = time.After(pause)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-j.again:
+		case <-wait:
+		}
+	}
+}
+
+// round joins, probes and announces once. It returns how long to wait before the next
+// round; 0 means until told to.
+func (a *Announcer) round(ctx context.Context, j *job) time.Duration {
+	owner, err := a.claim(ctx, j)
+	if ctx.Err() != nil {
+		return 0
+	}
+	switch {
+	case err != nil:
+		a.failed(j, err)
+		return a.opts.FailureInterval
+	case owner != nil:
+		a.inUse(j, owner)
+		return time.Duration(float64(a.opts.RetryInterval) * (0.75 + rand.Float64()/2))
+	}
+	if err := a.opts.Own(j.addr, j.iface); err != nil {
+		a.failed(j, fmt.Errorf("make the data plane answer: %w", err))
+		return a.opts.FailureInterval
+	}
+	a.set(j, func(s *State) { s.Owned, s.Owner, s.Err = true, nil, "" })
+	a.opts.Conditions.Clear(condition.AddressInUse, j.subjectIn(a))
+	a.opts.Conditions.Clear(condition.AnnounceFailed, j.subjectIn(a))
+	if err := a.tell(ctx, j); err != nil && ctx.Err() == nil {
+		a.failed(j, err)
+		return a.opts.FailureInterval
+	}
+	return 0
+}
+
+// claim joins the address's group and asks whether anybody has the address. A hardware
+// address means somebody does.
+func (a *Announcer) claim(ctx context.Context, j *job) (net.HardwareAddr, error) {
+	select {
+	case a.probing <- struct{}{}:
+		defer func() { <-a.probing }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	link, err := a.link(j.iface)
+	if err != nil {
+		return nil, err
+	}
+	a.mu.Lock()
+	j.name = link.Attrs().Name
+	a.mu.Unlock()
+	if err := a.join(j, link); err != nil {
+		return nil, err
+	}
+	return a.probe(ctx, link, j.addr)
+}
+
+// link reads the interface and refuses one that cannot carry an announcement.
+func (a *Announcer) link(index int) (netlink.Link, error) {
+	link, err := a.handle.LinkByIndex(index)
+	if err != nil {
+		return nil, fmt.Errorf("read interface %d: %w", index, err)
+	}
+	attrs := link.Attrs()
+	if attrs.EncapType != "ether" {
+		return nil, fmt.Errorf("%s is not an Ethernet interface (%s): it has neither ARP nor neighbour discovery", attrs.Name, attrs.EncapType)
+	}
+	if attrs.Flags&net.FlagUp == 0 {
+		return nil, fmt.Errorf("interface %s is down", attrs.Name)
+	}
+	return link, nil
+}
+
+func (a *Announcer) failed(j *job, err error) {
+	a.set(j, func(s *State) { s.Err = err.Error() })
+	a.opts.Conditions.Raise(condition.Condition{
+		Code: condition.AnnounceFailed, Subject: j.subjectIn(a),
+		Text: fmt.Sprintf("cannot announce %s: %v; trying again every %s", j.subjectIn(a), err, a.opts.FailureInterval),
+	})
+}
+
+func (a *Announcer) inUse(j *job, owner net.HardwareAddr) {
+	if err := a.opts.Disown(j.addr, j.iface); err != nil {
+		a.opts.Log.Error("cannot make the data plane stop answering for an address that somebody else has",
+			"address", j.addr, "owner", owner, "error", err)
+	}
+	a.set(j, func(s *State) { s.Owned, s.Owner, s.Err = false, owner, "" })
+	a.opts.Conditions.Clear(condition.AnnounceFailed, j.subjectIn(a))
+	a.opts.Conditions.Raise(condition.Condition{
+		Code: condition.AddressInUse, Subject: j.subjectIn(a),
+		Text: fmt.Sprintf("%s is in use: %s answered when asked who has it, so it is not announced; asking again about every %s",
+			j.subjectIn(a), owner, a.opts.RetryInterval),
+	})
+}
+
+func (a *Announcer) set(j *job, change func(*State)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	old := j.state
+	change(&j.state)
+	if old.Owned != j.state.Owned || old.Err != j.state.Err || !bytes.Equal(old.Owner, j.state.Owner) {
+		close(a.changed)
+		a.changed = make(chan struct{})
+	}
+}
+
+func (a *Announcer) tellWaiters() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+// subject names the address in conditions: "192.0.2.10 on eth0". Announcer.mu is held.
+func (j *job) subject() string { return fmt.Sprintf("%s on %s", j.addr, j.name) }
+
+func (j *job) subjectIn(a *Announcer) string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return j.subject()
+}
