@@ -1,0 +1,360 @@
+package file
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/maglev"
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+const (
+	// establishedLeast is RFC 5382 REQ-5's least time for idle established connections.
+	establishedLeast = 2*time.Hour + 4*time.Minute
+	// udpLeast is RFC 4787 REQ-5's least time for idle UDP flows.
+	udpLeast = 2 * time.Minute
+)
+
+// build turns the document into the configuration, and checks what it means.
+func (p *Parsed) build(doc *document) {
+	p.buildInterfaces(doc)
+	b := &builder{parsed: p, vips: map[netip.Addr]mark{}, distinct: map[model.BackendAddress]bool{}}
+	b.services(doc)
+	p.buildTimeouts(&doc.Timeouts)
+	p.buildSNAT(&doc.SNAT, b)
+	p.buildLimits(doc, b)
+	p.Config.Socket = doc.API.Socket.Value
+}
+
+// missing reports a list at the top of the file that is not there or empty.
+func (p *Parsed) missing(doc *document, list *mark, count int, key, suggestion string) {
+	switch {
+	case count > 0 || list.bad || doc.bad || p.unparsed:
+	case list.set:
+		p.faults.errorf(*list, suggestion, "%s is an empty list", key)
+	default:
+		p.faults.errorf(mark{at: place{source: doc.at.source}}, suggestion, "there is no key %q", key)
+	}
+}
+
+func (p *Parsed) buildInterfaces(doc *document) {
+	p.list = doc.Interfaces.mark
+	p.missing(doc, &doc.Interfaces.mark, len(doc.Interfaces.Items), "interfaces", "name what shunt attaches to, for example interfaces: [{name: eth0}]")
+	first := map[string]mark{}
+	for i := range doc.Interfaces.Items {
+		entry := &doc.Interfaces.Items[i]
+		name := entry.Name.Value
+		if name == "" {
+			continue
+		}
+		if strings.ContainsAny(name, "/:") || name == "." || name == ".." {
+			p.faults.errorf(entry.Name.mark, "", "%q cannot be an interface's name", name)
+			continue
+		}
+		if earlier, double := first[name]; double {
+			p.faults.errorf(entry.Name.mark, "remove one of them", "interface %q is listed twice, first at %s", name, earlier.at)
+			continue
+		}
+		first[name] = entry.Name.mark
+		p.Config.Interfaces = append(p.Config.Interfaces, model.Interface{Name: name, Attach: model.Attach(entry.Attach.Value)})
+		p.interfaces = append(p.interfaces, entry.Name.mark)
+	}
+}
+
+// builder holds what services have to agree on.
+type builder struct {
+	parsed    *Parsed
+	frontends []frontend
+	full      bool                // the frontends are too many, which is said once
+	vips      map[netip.Addr]mark // where each was first
+	hosts     []address           // of backends
+	distinct  map[model.BackendAddress]bool
+	slots     uint64 // of all tables together
+}
+
+func (b *builder) services(doc *document) {
+	p := b.parsed
+	p.missing(doc, &doc.Services.mark, len(doc.Services.Items), "services", "name what is balanced, for example services: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]}]")
+	first := map[string]mark{}
+	for i := range doc.Services.Items {
+		entry := &doc.Services.Items[i]
+		if name := entry.Name.Value; name != "" {
+			if earlier, double := first[name]; double {
+				p.faults.errorf(entry.Name.mark, "give one of them another name", "service %q is here twice, first at %s", name, earlier.at)
+			} else {
+				first[name] = entry.Name.mark
+			}
+		}
+		b.service(entry, &doc.Defaults)
+	}
+	b.overlaps()
+	for _, h := range b.hosts {
+		if vip, is := b.vips[h.Value]; is {
+			p.faults.errorf(h.mark, "a backend is a server of its own", "%s is also the address of a service, at %s", h.Value, vip.at)
+		}
+	}
+}
+
+// service adds one service to the configuration.
+func (b *builder) service(entry *serviceEntry, defaults *defaultsEntry) {
+	s := model.Service{
+		Name:       entry.Name.Value,
+		Forwarding: model.Forwarding(either(&entry.Forwarding, &defaults.Forwarding)),
+		Announce:   model.Announce(either(&entry.Announce, &defaults.Announce)),
+		TableSize:  entry.TableSize.Value,
+	}
+	addresses := b.addresses(entry)
+	protocols := b.protocols(entry)
+	usable := b.ports(entry)
+	for _, a := range addresses {
+		if _, known := b.vips[a.Value]; !known {
+			b.vips[a.Value] = a.mark
+		}
+	}
+	if uint64(len(b.frontends))+uint64(len(addresses))*uint64(len(protocols))*uint64(len(usable)) > frontendsMax {
+		if !b.full {
+			b.parsed.faults.errorf(entry.Port.mark, "use ranges", "this makes more than %d frontends (each address, port and protocol is one)", frontendsMax)
+		}
+		b.full = true
+	} else {
+		for _, a := range addresses {
+			for _, protocol := range protocols {
+				for _, port := range usable {
+					f := model.Frontend{Address: a.Value, Ports: port.Value, Protocol: protocol}
+					s.Frontends = append(s.Frontends, f)
+					b.frontends = append(b.frontends, frontend{f, entry, port.mark})
+				}
+			}
+		}
+	}
+	marks := b.backends(entry, &s)
+	b.families(entry, &s, addresses)
+	b.weights(entry, &s)
+	b.parsed.Config.Services = append(b.parsed.Config.Services, s)
+	b.parsed.backends = append(b.parsed.backends, marks)
+}
+
+// either is the service's word, else the default's.
+func either(own, inherited *word) string {
+	if own.Value != "" {
+		return own.Value
+	}
+	return inherited.Value
+}
+
+// addresses is a service's VIPs, each once.
+func (b *builder) addresses(entry *serviceEntry) []address {
+	var kept []address
+	first := map[netip.Addr]mark{}
+	for _, a := range entry.Address.Items {
+		if earlier, double := first[a.Value]; double {
+			b.parsed.faults.errorf(a.mark, "remove one of them", "address %s is listed twice, first at %s", a.Value, earlier.at)
+			continue
+		}
+		first[a.Value] = a.mark
+		kept = append(kept, a)
+	}
+	return kept
+}
+
+// protocols is a service's protocols, each once.
+func (b *builder) protocols(entry *serviceEntry) []model.Protocol {
+	var kept []model.Protocol
+	first := map[string]mark{}
+	for _, w := range entry.Protocol.Items {
+		if earlier, double := first[w.Value]; double {
+			b.parsed.faults.errorf(w.mark, "remove one of them", "protocol %s is listed twice, first at %s", w.Value, earlier.at)
+			continue
+		}
+		first[w.Value] = w.mark
+		protocol := model.TCP
+		if w.Value == model.UDP.String() {
+			protocol = model.UDP
+		}
+		kept = append(kept, protocol)
+	}
+	return kept
+}
+
+// ports is a service's ports without those that overlap an earlier one.
+func (b *builder) ports(entry *serviceEntry) []ports {
+	bad := map[int]bool{}
+	spans := make([]span, len(entry.Port.Items))
+	for i, item := range entry.Port.Items {
+		spans[i] = span{item.Value, i}
+	}
+	overlapping(spans, func(earlier, later int) {
+		bad[later] = true
+		b.parsed.faults.errorf(entry.Port.Items[later].mark, "remove one of them", "port %s overlaps %s, at %s",
+			entry.Port.Items[later].Value, entry.Port.Items[earlier].Value, entry.Port.Items[earlier].at)
+	})
+	var kept []ports
+	for i, item := range entry.Port.Items {
+		if !bad[i] {
+			kept = append(kept, item)
+		}
+	}
+	return kept
+}
+
+// backends fills a service's backends, and returns where each was written.
+func (b *builder) backends(entry *serviceEntry, s *model.Service) (marks []mark) {
+	if entry.Backends.set && !entry.Backends.bad && len(entry.Backends.Items) == 0 {
+		b.parsed.faults.errorf(entry.Backends.mark, "write for example [{address: 10.0.0.2}]", "service %q has no backends", s.Name)
+		entry.Backends.bad = true
+	}
+	byAddress, byName := map[model.BackendAddress]mark{}, map[string]mark{}
+	for i := range entry.Backends.Items {
+		item := &entry.Backends.Items[i]
+		if !item.Address.Value.IsValid() || item.Port.bad {
+			entry.Backends.bad = true
+			continue
+		}
+		backend := model.Backend{
+			BackendAddress: model.BackendAddress{Address: item.Address.Value, Port: uint16(item.Port.Value)},
+			Weight:         uint16(item.Weight.Value),
+			Name:           item.Name.Value,
+		}
+		if earlier, double := byAddress[backend.BackendAddress]; double {
+			b.parsed.faults.errorf(item.Address.mark, "remove one of them, and give the other the sum of the weights",
+				"backend %s is in this service twice, first at %s", backend.BackendAddress, earlier.at)
+			continue
+		}
+		byAddress[backend.BackendAddress] = item.Address.mark
+		named := item.Name.mark
+		if backend.Name == "" {
+			backend.Name, named = backend.BackendAddress.String(), item.Address.mark
+		}
+		if earlier, double := byName[backend.Name]; double {
+			b.parsed.faults.errorf(named, "give one of them another name", "a backend of this service is called %q already, at %s", backend.Name, earlier.at)
+		}
+		byName[backend.Name] = named
+		b.distinct[backend.BackendAddress] = true
+		b.hosts = append(b.hosts, item.Address)
+		s.Backends = append(s.Backends, backend)
+		marks = append(marks, item.Address.mark)
+	}
+	return marks
+}
+
+// families checks that each frontend has a backend of its family, and the other way round.
+func (b *builder) families(entry *serviceEntry, s *model.Service, vips []address) {
+	var served, wanted [2]bool // IPv4, IPv6
+	family := func(a netip.Addr) int {
+		if a.Is4() {
+			return 0
+		}
+		return 1
+	}
+	names := [2]string{"IPv4", "IPv6"}
+	for _, backend := range s.Backends {
+		served[family(backend.Address)] = true
+	}
+	for _, vip := range vips {
+		wanted[family(vip.Value)] = true
+		if f := family(vip.Value); !served[f] && entry.Backends.set && !entry.Backends.bad {
+			b.parsed.faults.errorf(vip.mark, "add one, or remove this address", "service %q has no %s backend for %s", s.Name, names[f], vip.Value)
+		}
+	}
+	if !entry.Address.set || entry.Address.bad {
+		return
+	}
+	for i := range entry.Backends.Items {
+		a := &entry.Backends.Items[i].Address
+		if a.Value.IsValid() && !wanted[family(a.Value)] {
+			b.parsed.faults.warnf(a.mark, "", "service %q has no %s address: backend %s gets no traffic", s.Name, names[family(a.Value)], a.Value)
+		}
+	}
+}
+
+// weights checks that weights can be told apart by the table.
+func (b *builder) weights(entry *serviceEntry, s *model.Service) {
+	size := uint64(s.TableSize)
+	if size == 0 {
+		size = uint64(maglev.SizeFor(len(s.Backends)))
+	}
+	b.slots += size
+	for i := range entry.Backends.Items {
+		if entry.Backends.Items[i].Weight.bad {
+			return // the sum is not known
+		}
+	}
+	var sum uint64
+	for _, backend := range s.Backends {
+		sum += uint64(backend.Weight)
+	}
+	if sum == 0 && len(s.Backends) > 0 && !entry.Backends.bad {
+		b.parsed.faults.warnf(entry.Backends.mark, "give one of them a weight", "every backend of service %q has weight 0: it takes no new flows", s.Name)
+	}
+	for i := range entry.Backends.Items {
+		weight := &entry.Backends.Items[i].Weight
+		if weight.Value == 0 || weight.Value*size >= sum {
+			continue
+		}
+		at := weight.mark
+		if !weight.set {
+			at = entry.Backends.Items[i].mark
+		}
+		b.parsed.faults.warnf(at, "raise it or table_size, or lower the others",
+			"weight %d of %d in all is less than one of the table's %d slots: the backend may get no flows", weight.Value, sum, size)
+	}
+}
+
+func (p *Parsed) buildTimeouts(t *timeoutsEntry) {
+	p.Config.Timeouts = model.Timeouts{
+		TCPEstablished: t.TCPEstablished.Value,
+		TCPHandshake:   t.TCPHandshake.Value,
+		TCPClosing:     t.TCPClosing.Value,
+		UDP:            t.UDP.Value,
+	}
+	if d := &t.TCPEstablished; d.Value < establishedLeast {
+		p.faults.warnf(d.mark, "2h4m is the default", "RFC 5382 REQ-5 asks for at least 2h4m: connections idle for %s will break", d.text)
+	}
+	if d := &t.UDP; d.Value < udpLeast {
+		p.faults.warnf(d.mark, "5m is the default", "RFC 4787 REQ-5 asks for at least 2m: exchanges idle for %s will break", d.text)
+	}
+}
+
+func (p *Parsed) buildSNAT(s *snatEntry, b *builder) {
+	p.Config.SNAT.Ports = s.Ports.Value
+	first := map[netip.Addr]mark{}
+	for _, a := range s.Addresses.Items {
+		if earlier, double := first[a.Value]; double {
+			p.faults.errorf(a.mark, "remove one of them", "address %s is listed twice, first at %s", a.Value, earlier.at)
+			continue
+		}
+		first[a.Value] = a.mark
+		p.Config.SNAT.Addresses = append(p.Config.SNAT.Addresses, a.Value)
+	}
+	for _, h := range b.hosts {
+		if own, is := first[h.Value]; is {
+			p.faults.errorf(h.mark, "a backend is a server of its own", "%s is also a source address of shunt, at %s", h.Value, own.at)
+		}
+	}
+}
+
+func (p *Parsed) buildLimits(doc *document, b *builder) {
+	l := &doc.Limits
+	p.Config.Limits = model.Limits{
+		Flows: uint32(l.Flows.Value), Services: uint32(l.Services.Value),
+		Backends: uint32(l.Backends.Value), Slots: uint32(l.Slots.Value),
+	}
+	p.within(&l.Services, doc.Services.mark, "limits.services", uint64(len(doc.Services.Items)), "there are %d services")
+	p.within(&l.Backends, doc.Services.mark, "limits.backends", uint64(len(b.distinct)), "the services have %d different backends")
+	p.within(&l.Slots, doc.Services.mark, "limits.slots", 2*b.slots, "the services' tables need %d slots (each twice, for a new table is built beside the old one)")
+}
+
+// within checks a need against its limit. The fault is at the limit, or at the services
+// when the limit is the default.
+func (p *Parsed) within(limit *number, services mark, key string, need uint64, format string) {
+	if need <= limit.Value || limit.bad {
+		return
+	}
+	at := limit.mark
+	if !limit.set {
+		at = services
+	}
+	p.faults.errorf(at, fmt.Sprintf("set %s to %d or more", key, need), format+", %s is %d", need, key, limit.Value)
+}

@@ -1,0 +1,192 @@
+package file
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Severity says what a fault means for the configuration that has it.
+type Severity string
+
+// The severities. The values are the words used in output.
+const (
+	// SeverityError makes the configuration unusable.
+	SeverityError Severity = "error"
+	// SeverityWarning leaves it usable, with an effect its author may not want.
+	SeverityWarning Severity = "warning"
+)
+
+// Fault is one thing that is wrong with a configuration, and where.
+type Fault struct {
+	File       string   `json:"file"`             // as the caller named it, joined with the file's name in a directory
+	Line       int      `json:"line,omitempty"`   // from 1; 0 when the fault is the file's as a whole
+	Column     int      `json:"column,omitempty"` // in characters, from 1
+	Severity   Severity `json:"severity"`
+	Path       string   `json:"path,omitempty"` // the place in the structure, such as services[0].port; indices count in this file
+	Text       string   `json:"text,omitempty"` // the offending text
+	Message    string   `json:"message"`
+	Suggestion string   `json:"suggestion,omitempty"`
+
+	line string // the whole line, for Render
+}
+
+// String is the fault on one line:
+//
+//	shunt.yaml:12:9: error: services[0].portt: unknown key "portt"; did you mean "port"?
+func (f Fault) String() string {
+	var b strings.Builder
+	b.WriteString(printable(f.File))
+	if f.Line > 0 {
+		fmt.Fprintf(&b, ":%d:%d", f.Line, f.Column)
+	}
+	fmt.Fprintf(&b, ": %s: ", f.Severity)
+	if f.Path != "" {
+		b.WriteString(printable(f.Path) + ": ")
+	}
+	b.WriteString(printable(f.Message))
+	if f.Suggestion != "" {
+		b.WriteString("; " + printable(f.Suggestion))
+	}
+	return b.String()
+}
+
+// HasErrors reports whether one of the faults makes the configuration unusable.
+func HasErrors(faults []Fault) bool {
+	return slices.ContainsFunc(faults, func(f Fault) bool { return f.Severity == SeverityError })
+}
+
+// excerptColumns is how much of a long line Render shows.
+const excerptColumns = 100
+
+// Render writes each fault, and below it the line it is on with a mark under the
+// offending text. The error is the writer's.
+func Render(w io.Writer, faults []Fault) error {
+	for _, f := range faults {
+		if _, err := io.WriteString(w, f.String()+"\n"+f.excerpt()); err != nil {
+			return fmt.Errorf("writing faults: %w", err)
+		}
+	}
+	return nil
+}
+
+// excerpt is the line and the mark, or nothing when the fault has no line.
+func (f Fault) excerpt() string {
+	if f.Line == 0 || strings.TrimSpace(f.line) == "" {
+		return ""
+	}
+	line := []rune(printable(f.line))
+	start := min(max(f.Column-1, 0), len(line))
+	width := 1
+	for _, quote := range []string{"", `"`, "'"} {
+		if text := quote + f.Text + quote; text != "" && strings.HasPrefix(string(line[start:]), text) {
+			width = utf8.RuneCountInString(text)
+		}
+	}
+	ellipsis := ""
+	if start > excerptColumns*3/4 {
+		cut := start - excerptColumns/2
+		line, start, ellipsis = line[cut:], start-cut, "..."
+	}
+	if len(line) > excerptColumns {
+		line = append(line[:excerptColumns:excerptColumns], []rune("...")...)
+		width = min(width, max(excerptColumns-start, 1))
+	}
+	number := fmt.Sprintf("%5d", f.Line)
+	return fmt.Sprintf("%s | %s%s\n%s | %s%s\n", number, ellipsis, string(line),
+		strings.Repeat(" ", len(number)), strings.Repeat(" ", len(ellipsis)+start), strings.Repeat("^", width))
+}
+
+// printable replaces what a terminal would act on. A tab becomes one space, so that
+// columns keep counting characters.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == '\t':
+			return ' '
+		case !unicode.IsPrint(r):
+			return '\uFFFD'
+		}
+		return r
+	}, s)
+}
+
+// place is a position in a source.
+type place struct {
+	source       *source
+	line, column int // from 1; line 0: the source as a whole
+}
+
+// String is "shunt.yaml:12:9".
+func (p place) String() string {
+	if p.line == 0 {
+		return p.source.name
+	}
+	return fmt.Sprintf("%s:%d:%d", p.source.name, p.line, p.column)
+}
+
+// mark is where a value was written, and how it went.
+type mark struct {
+	at   place
+	path string
+	text string // as written
+	set  bool   // the file has it
+	bad  bool   // it has a fault already: no check builds on it
+}
+
+// collector gathers faults. Sources are ranked in the order they were read.
+type collector struct {
+	faults []Fault
+	rank   map[string]int
+}
+
+// add files a fault at a mark.
+func (c *collector) add(s Severity, m mark, message, suggestion string) {
+	f := Fault{
+		File: m.at.source.name, Severity: s, Path: m.path, Text: m.text,
+		Message: message, Suggestion: suggestion,
+	}
+	if m.at.line > 0 {
+		f.Line, f.Column, f.line = m.at.source.locate(m.at.line, m.at.column)
+	}
+	c.faults = append(c.faults, f)
+}
+
+func (c *collector) errorf(m mark, suggestion, format string, args ...any) {
+	c.add(SeverityError, m, fmt.Sprintf(format, args...), suggestion)
+}
+
+func (c *collector) warnf(m mark, suggestion, format string, args ...any) {
+	c.add(SeverityWarning, m, fmt.Sprintf(format, args...), suggestion)
+}
+
+// sorted is every fault once, in the order of files, lines and columns. A fault inside
+// an anchor is met once per alias; it is one fault.
+func (c *collector) sorted() []Fault {
+	slices.SortStableFunc(c.faults, func(a, b Fault) int {
+		if d := c.rank[a.File] - c.rank[b.File]; d != 0 {
+			return d
+		}
+		if a.Line != b.Line {
+			return a.Line - b.Line
+		}
+		return a.Column - b.Column
+	})
+	type key struct {
+		file         string
+		line, column int
+		message      string
+	}
+	seen := map[key]bool{}
+	return slices.DeleteFunc(c.faults, func(f Fault) bool {
+		k := key{f.File, f.Line, f.Column, f.Message}
+		if f.Line == 0 || !seen[k] {
+			seen[k] = true
+			return false
+		}
+		return true
+	})
+}

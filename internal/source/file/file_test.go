@@ -1,0 +1,363 @@
+package file
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+var update = flag.Bool("update", false, "rewrite golden files and the guide")
+
+var compareAddresses = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+
+// golden compares with a file, or rewrites it.
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatalf("%v; go test -update writes it", err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s differs (-file +now); go test -update rewrites it:\n%s", name, diff)
+	}
+}
+
+// write puts files into a directory of the test's and returns it.
+func write(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func load(t *testing.T, path string) (model.Config, []Fault) {
+	t.Helper()
+	config, faults, err := Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return config, faults
+}
+
+// TestFaults reads every file of testdata/bad and compares all that is said about it.
+func TestFaults(t *testing.T) {
+	names, err := filepath.Glob("testdata/bad/*.yaml")
+	if err != nil || len(names) < 10 {
+		t.Fatalf("found %d bad files, %v", len(names), err)
+	}
+	for _, name := range names {
+		t.Run(filepath.Base(name), func(t *testing.T) {
+			_, faults := load(t, name)
+			if len(faults) == 0 {
+				t.Error("no faults in a bad file")
+			}
+			checkPositions(t, name, faults)
+			var b bytes.Buffer
+			if err := Render(&b, faults); err != nil {
+				t.Fatal(err)
+			}
+			golden(t, strings.TrimSuffix(name, ".yaml")+".golden", b.Bytes())
+		})
+	}
+}
+
+// checkPositions checks that each fault lies within its file, and that the text is there.
+func checkPositions(t *testing.T, name string, faults []Fault) {
+	t.Helper()
+	data, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := newSource(name, bytes.TrimPrefix(data, []byte("\uFEFF"))).lines
+	last := 0
+	for _, f := range faults {
+		if f.Line == 0 {
+			continue
+		}
+		if f.Line < last {
+			t.Errorf("%s comes after line %d", f, last)
+		}
+		last = f.Line
+		if f.Line > len(lines) {
+			t.Errorf("%s: the file has %d lines", f, len(lines))
+			continue
+		}
+		if columns := utf8.RuneCountInString(lines[f.Line-1]); f.Column < 1 || f.Column > columns+1 {
+			t.Errorf("%s: the line has %d columns", f, columns)
+		}
+	}
+}
+
+func TestSample(t *testing.T) {
+	config, faults := load(t, "sample.yaml")
+	for _, f := range faults {
+		t.Errorf("fault in the sample: %s", f)
+	}
+	v4, v6 := netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")
+	dns := netip.MustParseAddr("192.0.2.11")
+	port := func(n uint16) model.PortRange { return model.PortRange{First: n, Last: n} }
+	backend := func(address string, port, weight uint16, name string) model.Backend {
+		return model.Backend{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr(address), Port: port}, Weight: weight, Name: name}
+	}
+	want := model.Config{
+		Interfaces: []model.Interface{{Name: "eth0", Attach: model.AttachAuto}, {Name: "eth1", Attach: model.AttachNative}},
+		Services: []model.Service{
+			{
+				Name: "web",
+				Frontends: []model.Frontend{
+					{Address: v4, Ports: port(80), Protocol: model.TCP},
+					{Address: v4, Ports: port(443), Protocol: model.TCP},
+					{Address: v4, Ports: model.PortRange{First: 8000, Last: 8099}, Protocol: model.TCP},
+					{Address: v6, Ports: port(80), Protocol: model.TCP},
+					{Address: v6, Ports: port(443), Protocol: model.TCP},
+					{Address: v6, Ports: model.PortRange{First: 8000, Last: 8099}, Protocol: model.TCP},
+				},
+				Forwarding: model.ForwardingNAT, Announce: model.AnnounceL2,
+				Backends: []model.Backend{
+					backend("10.0.0.2", 8080, 3, "10.0.0.2:8080"),
+					backend("10.0.0.3", 8080, 1, "green"),
+					backend("2001:db8:1::2", 8080, 1, "[2001:db8:1::2]:8080"),
+				},
+			},
+			{
+				Name: "dns",
+				Frontends: []model.Frontend{
+					{Address: dns, Ports: port(53), Protocol: model.TCP},
+					{Address: dns, Ports: port(53), Protocol: model.UDP},
+				},
+				Forwarding: model.ForwardingNATDestination, Announce: model.AnnounceNone, TableSize: 1021,
+				Backends: []model.Backend{backend("10.0.1.2", 0, 1, "10.0.1.2"), backend("10.0.1.3", 0, 1, "10.0.1.3")},
+			},
+		},
+		Timeouts: model.Timeouts{TCPEstablished: 2*time.Hour + 4*time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute},
+		Limits:   model.Limits{Flows: 1_000_000, Services: 10_000, Backends: 100_000, Slots: 1 << 20},
+		SNAT: model.SNAT{
+			Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8:1::1")},
+			Ports:     model.PortRange{First: 1024, Last: 32767},
+		},
+		Socket: "/run/shunt/shunt.sock",
+	}
+	if diff := cmp.Diff(want, config, compareAddresses); diff != "" {
+		t.Errorf("the sample means something else (-want +got):\n%s", diff)
+	}
+}
+
+// TestDefaults reads the smallest file there is.
+func TestDefaults(t *testing.T) {
+	dir := write(t, map[string]string{"shunt.yaml": "interfaces: [{name: eth0}]\nservices: [{name: web, address: 192.0.2.10, port: any, backends: [{address: 10.0.0.2}]}]\n"})
+	config, faults := load(t, filepath.Join(dir, "shunt.yaml"))
+	if len(faults) != 0 {
+		t.Fatal(faults)
+	}
+	want := model.Config{
+		Interfaces: []model.Interface{{Name: "eth0", Attach: "auto"}},
+		Services: []model.Service{{
+			Name: "web", Forwarding: "nat", Announce: "l2",
+			Frontends: []model.Frontend{{Address: netip.MustParseAddr("192.0.2.10"), Ports: model.AnyPort, Protocol: model.TCP}},
+			Backends:  []model.Backend{{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.2")}, Weight: 1, Name: "10.0.0.2"}},
+		}},
+		Timeouts: model.Timeouts{TCPEstablished: 124 * time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute},
+		Limits:   model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 20},
+		Socket:   "/run/shunt/shunt.sock",
+	}
+	if diff := cmp.Diff(want, config, compareAddresses, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestPrecedence has overlaps that are allowed.
+func TestPrecedence(t *testing.T) {
+	dir := write(t, map[string]string{"shunt.yaml": `
+interfaces: [{name: eth0}]
+services:
+  - {name: exact, address: 192.0.2.10, port: [80, 90], backends: [{address: 10.0.0.2}]}
+  - {name: range, address: 192.0.2.10, port: ["80-89", "90-99"], backends: [{address: 10.0.0.2}]}
+  - {name: any, address: 192.0.2.10, port: any, backends: [{address: 10.0.0.2}]}
+  - {name: other, address: 192.0.2.10, port: any, protocol: udp, backends: [{address: 10.0.0.2}]}
+  - {name: both, address: 192.0.2.11, port: [80, "1-65535", any], backends: [{address: 10.0.0.2}]}
+`})
+	if _, faults := load(t, filepath.Join(dir, "shunt.yaml")); len(faults) != 0 {
+		t.Errorf("an overlap with a precedence is a fault: %v", faults)
+	}
+}
+
+func TestDirectory(t *testing.T) {
+	const service = "services: [{name: %, address: 192.0.2.#, port: 80, backends: [{address: 10.0.0.2}]}]\n"
+	named := func(name, host string) string { return strings.NewReplacer("%", name, "#", host).Replace(service) }
+	t.Run("merged", func(t *testing.T) {
+		dir := write(t, map[string]string{
+			"20-b.yaml": named("b", "11") + "snat: {addresses: 10.0.0.8}\ntimeouts: {udp: 3m}\n",
+			"10-a.yaml": named("a", "10") + "interfaces: [{name: eth0}]\nsnat: {addresses: [10.0.0.9]}\ntimeouts: {tcp_closing: 1s}\n",
+			"00.yaml":   "# nothing\n", ".hidden.yaml": "nonsense", "README.md": "nonsense",
+		})
+		config, faults := load(t, dir)
+		if len(faults) != 0 {
+			t.Fatal(faults)
+		}
+		if len(config.Services) != 2 || config.Services[0].Name != "a" || config.Services[1].Name != "b" {
+			t.Errorf("services are %v, want a and b", config.Services)
+		}
+		if len(config.SNAT.Addresses) != 2 || config.Timeouts.UDP != 3*time.Minute || config.Timeouts.TCPClosing != time.Second {
+			t.Errorf("merged to %+v", config)
+		}
+	})
+	t.Run("conflicts", func(t *testing.T) {
+		dir := write(t, map[string]string{
+			"a.yaml": named("a", "10") + "interfaces: [{name: eth0}]\ntimeouts: {udp: 3m}\n",
+			"b.yaml": named("a", "10") + "interfaces: [{name: eth0}]\ntimeouts: {udp: 3m}\n",
+			"c.yaml": "services: [\n", "d.yml": "interfaces: []\n",
+		})
+		_, faults := load(t, dir)
+		var b bytes.Buffer
+		for _, f := range faults {
+			b.WriteString(strings.ReplaceAll(f.String(), dir, "DIR") + "\n")
+		}
+		golden(t, "testdata/conflicts.golden", b.Bytes())
+	})
+	t.Run("without files", func(t *testing.T) {
+		_, faults := load(t, t.TempDir())
+		if len(faults) != 1 || faults[0].Line != 0 || !HasErrors(faults) {
+			t.Errorf("faults are %v, want one about the directory", faults)
+		}
+	})
+}
+
+func TestUnreadable(t *testing.T) {
+	if _, _, err := Load(filepath.Join(t.TempDir(), "none.yaml")); err == nil {
+		t.Error("a file that is not there can be loaded")
+	}
+}
+
+func TestFaultJSON(t *testing.T) {
+	text, err := json.Marshal(Fault{File: "a", Line: 1, Column: 2, Severity: SeverityError, Path: "p", Text: "t", Message: "m", Suggestion: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `{"file":"a","line":1,"column":2,"severity":"error","path":"p","text":"t","message":"m","suggestion":"s"}`
+	if string(text) != want {
+		t.Errorf("a fault is %s, want %s", text, want)
+	}
+}
+
+func TestGuide(t *testing.T) {
+	golden(t, "../../../docs/guide/configuration.md", Guide())
+}
+
+func TestMemory(t *testing.T) {
+	limits := model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 20}
+	bytes, lines := DefaultEntrySizes.Memory(limits, 2)
+	const want = 2*312_500*176 + 312_500*48 + 8<<20 + 4096*64 + 1000*32 + 2*5096*32
+	if bytes != want {
+		t.Errorf("the limits cost %d bytes, want %d", bytes, want)
+	}
+	golden(t, "testdata/memory.golden", []byte(strings.Join(lines, "\n")+"\n"))
+}
+
+func TestNearest(t *testing.T) {
+	for _, c := range []struct{ word, want string }{
+		{"portt", "port"}, {"prot", "port"}, {"Weight", "weight"}, {"on-no-backend", "on_no_backend"}, {"zzz", ""}, {"", ""}, {"x", ""},
+	} {
+		if got := nearest(c.word, []string{"port", "weight", "on_no_backend"}); got != c.want {
+			t.Errorf("nearest to %q is %q, want %q", c.word, got, c.want)
+		}
+	}
+}
+
+// FuzzLoad checks that no text makes Load panic, or report a place that is not there.
+func FuzzLoad(f *testing.F) {
+	for _, pattern := range []string{"testdata/bad/*.yaml", "sample.yaml"} {
+		names, err := filepath.Glob(pattern)
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, name := range names {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(text)
+		}
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		name := filepath.Join(t.TempDir(), "shunt.yaml")
+		if err := os.WriteFile(name, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		config, faults := load(t, name)
+		checkPositions(t, name, faults)
+		if err := Render(&bytes.Buffer{}, faults); err != nil {
+			t.Fatal(err)
+		}
+		if !HasErrors(faults) && (len(config.Services) == 0 || len(config.Interfaces) == 0) {
+			t.Errorf("no errors, but the configuration is %+v", config)
+		}
+	})
+}
+
+// TestExpansion has aliases that double forty times: it has to end, with a fault.
+func TestExpansion(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("x-0: &a0 {name: eth0}\n")
+	for i := 1; i <= 40; i++ {
+		fmt.Fprintf(&b, "x-%d: &a%d {<<: [*a%d, *a%d]}\n", i, i, i-1, i-1)
+	}
+	b.WriteString("interfaces: [*a40]\n")
+	_, faults := load(t, filepath.Join(write(t, map[string]string{"a.yaml": b.String()}), "a.yaml"))
+	if !slices.ContainsFunc(faults, func(f Fault) bool { return strings.Contains(f.Message, "expand to more than") }) {
+		t.Errorf("faults are %v, want one about the aliases", faults)
+	}
+}
+
+// TestLarge has a thousand services, each written out: size is not depth.
+func TestLarge(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("interfaces: [{name: eth0}]\nservices:\n")
+	for i := range 1000 {
+		fmt.Fprintf(&b, "  - name: s%d\n    address: 10.%d.%d.1\n    port: [80, 443]\n    backends:\n", i, i/250, i%250)
+		for j := range 5 {
+			fmt.Fprintf(&b, "      - {address: 10.9.%d.%d, port: 8080, weight: 3}\n", i%250, j+1)
+		}
+	}
+	b.WriteString("limits: {slots: 1018000}\n") // 1000 tables of 509, twice
+	config, faults := load(t, filepath.Join(write(t, map[string]string{"a.yaml": b.String()}), "a.yaml"))
+	if len(faults) != 0 || len(config.Services) != 1000 {
+		t.Errorf("%d services, faults are %v", len(config.Services), faults)
+	}
+}
+
+// TestDepth has what would take the parser's stack, were it let.
+func TestDepth(t *testing.T) {
+	for _, piece := range []string{"[", "{", "- ", "? ", "!a ", "&a ", "[{a: "} {
+		dir := write(t, map[string]string{"a.yaml": strings.Repeat(piece, 100_000)})
+		if _, faults := load(t, filepath.Join(dir, "a.yaml")); len(faults) != 1 || !HasErrors(faults) {
+			t.Errorf("100000 times %q: faults are %v, want one", piece, faults)
+		}
+	}
+}

@@ -1,0 +1,103 @@
+package file
+
+// The format of the file, once: the parser, the JSON Schema, the guide and every
+// suggestion read these structs. The tags are
+//
+//	json      the key; without omitempty it is required
+//	doc       what it means
+//	default   the value without the key, as one would write it
+//	inherits  the key whose value counts without this one
+//	unit      of a number
+//	min, max  bounds of a number (inclusive), or of the length of a text in bytes
+//	enum      the words allowed, separated by |
+//	later     words that are known but not supported yet, separated by |
+//	example   as one would write it
+
+// document is a whole file.
+type document struct {
+	mark       `json:"-"`
+	Interfaces list[interfaceEntry] `json:"interfaces" doc:"The network interfaces that shunt attaches to: those that packets of clients arrive on, and those that backends are behind." example:"[{name: eth0}]"`
+	Services   list[serviceEntry]   `json:"services" doc:"What is balanced." example:"[{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]}]"`
+	Defaults   defaultsEntry        `json:"defaults,omitempty" doc:"For services that do not say." example:"{forwarding: nat}"`
+	Timeouts   timeoutsEntry        `json:"timeouts,omitempty" doc:"When idle flows end, counted from the last packet in either direction." example:"{udp: 2m}"`
+	Limits     limitsEntry          `json:"limits,omitempty" doc:"Sizes of the maps, fixed when the data plane is first loaded. 'shunt check' prints what they cost in memory." example:"{flows: 1000000}"`
+	SNAT       snatEntry            `json:"snat,omitempty" doc:"Where full NAT takes its source addresses and ports from." example:"{addresses: [10.0.0.1]}"`
+	API        apiEntry             `json:"api,omitempty" doc:"How the command line reaches the daemon." example:"{socket: /run/shunt/shunt.sock}"`
+	Pools      later                `json:"pools,omitempty" doc:"Backends shared by services."`
+	Metrics    later                `json:"metrics,omitempty" doc:"Metrics over HTTP."`
+}
+
+// interfaceEntry is one of interfaces.
+type interfaceEntry struct {
+	mark   `json:"-"`
+	Name   text `json:"name" doc:"The interface's name on this machine." min:"1" max:"15" example:"eth0"`
+	Attach word `json:"attach,omitempty" doc:"How to attach: native is XDP in the driver, generic is XDP in the kernel's stack (slower), auto tries native first and says which it got." enum:"auto|native|generic" later:"tc" default:"auto" example:"native"`
+}
+
+// defaultsEntry is defaults.
+type defaultsEntry struct {
+	mark       `json:"-"`
+	Forwarding word  `json:"forwarding,omitempty" doc:"How packets reach a backend." enum:"nat|nat-destination" later:"dsr-l2|dsr-ipip|dsr-gue" default:"nat" example:"nat-destination"`
+	Announce   word  `json:"announce,omitempty" doc:"How the network learns where a VIP is." enum:"l2|none" later:"bgp" default:"l2" example:"none"`
+	Health     later `json:"health,omitempty" doc:"Health checks."`
+	Timeouts   later `json:"timeouts,omitempty" doc:"Timeouts per service."`
+}
+
+// serviceEntry is one of services.
+type serviceEntry struct {
+	mark        `json:"-"`
+	Name        text               `json:"name" doc:"The service's name, unique. Where flows are placed depends on it: a service that is renamed places its flows anew." min:"1" max:"63" example:"web"`
+	Address     many[address]      `json:"address" doc:"The VIPs: addresses that clients connect to. Every address, port and protocol together is a frontend of the service." example:"[192.0.2.10, \"2001:db8::10\"]"`
+	Port        many[ports]        `json:"port" doc:"A port, a range, or any. An exact port beats a range, and a range beats any; every other overlap is an error." example:"[80, 443, \"8000-8099\"]"`
+	Protocol    many[word]         `json:"protocol,omitempty" doc:"The transport protocol." enum:"tcp|udp" default:"tcp" example:"[tcp, udp]"`
+	Forwarding  word               `json:"forwarding,omitempty" doc:"How packets reach a backend: nat rewrites source and destination and works from anywhere; nat-destination rewrites the destination only, and needs this machine to be the backends' route back to the clients." enum:"nat|nat-destination" later:"dsr-l2|dsr-ipip|dsr-gue" inherits:"defaults.forwarding" example:"nat-destination"`
+	Affinity    word               `json:"affinity,omitempty" doc:"Whether more than the flow decides the backend." enum:"none" later:"client-ip" default:"none" example:"none"`
+	Announce    word               `json:"announce,omitempty" doc:"How the network learns where the VIPs are: l2 answers ARP and neighbour solicitations for them; none leaves them to routing." enum:"l2|none" later:"bgp" inherits:"defaults.announce" example:"none"`
+	OnNoBackend word               `json:"on_no_backend,omitempty" doc:"What happens to a packet when no backend can take it." enum:"drop" later:"reject" default:"drop" example:"drop"`
+	TableSize   tableSize          `json:"table_size,omitempty" unit:"slots" doc:"Size of the service's Maglev table. Without it: the smallest size with at least 100 slots per backend." example:"4093"`
+	Backends    list[backendEntry] `json:"backends" doc:"The servers. Both families may be mixed; a frontend needs a backend of its own family." example:"[{address: 10.0.0.2, port: 8080}]"`
+	Health      later              `json:"health,omitempty" doc:"Health checks."`
+	Pool        later              `json:"pool,omitempty" doc:"Backends shared by services."`
+	Timeouts    later              `json:"timeouts,omitempty" doc:"Timeouts per service."`
+}
+
+// backendEntry is one of a service's backends.
+type backendEntry struct {
+	mark    `json:"-"`
+	Address address `json:"address" doc:"The server's address." example:"10.0.0.2"`
+	Port    number  `json:"port,omitempty" doc:"The server's port. Without it packets keep the port they came for." min:"1" max:"65535" example:"8080"`
+	Weight  number  `json:"weight,omitempty" doc:"The server's share of new flows, relative to the service's other backends. 0: no new flows." min:"0" max:"65535" default:"1" example:"3"`
+	Name    text    `json:"name,omitempty" doc:"What output calls the backend. Without it: its address and port." min:"1" max:"63" example:"green"`
+}
+
+// timeoutsEntry is timeouts.
+type timeoutsEntry struct {
+	mark           `json:"-"`
+	TCPEstablished duration `json:"tcp_established,omitempty" doc:"Established TCP connections. RFC 5382 REQ-5 asks for 2h4m or more." default:"2h4m" example:"4h"`
+	TCPHandshake   duration `json:"tcp_handshake,omitempty" doc:"TCP connections that are being opened." default:"10s" example:"5s"`
+	TCPClosing     duration `json:"tcp_closing,omitempty" doc:"TCP connections after a reset." default:"10s" example:"30s"`
+	UDP            duration `json:"udp,omitempty" doc:"UDP flows. RFC 4787 REQ-5 asks for 2m or more and recommends 5m." default:"5m" example:"2m"`
+	Settle         later    `json:"settle,omitempty" doc:"How long a changed slot is watched before it settles."`
+}
+
+// limitsEntry is limits.
+type limitsEntry struct {
+	mark     `json:"-"`
+	Flows    number `json:"flows,omitempty" unit:"flows" doc:"Established flows tracked at once. Flows in handshake have a quarter as many of their own." min:"1000" max:"16000000" default:"250000" example:"1000000"`
+	Services number `json:"services,omitempty" unit:"services" doc:"Services." min:"1" max:"65535" default:"1000" example:"100"`
+	Backends number `json:"backends,omitempty" unit:"backends" doc:"Different backends of all services together." min:"1" max:"1048575" default:"4096" example:"100000"`
+	Slots    number `json:"slots,omitempty" unit:"slots" doc:"Maglev slots. Each service needs twice its table size, because a new table is built beside the old one." min:"502" max:"67108864" default:"1048576" example:"4194304"`
+}
+
+// snatEntry is snat.
+type snatEntry struct {
+	mark      `json:"-"`
+	Addresses many[address] `json:"addresses,omitempty" doc:"Source addresses towards the backends. Without them: the addresses of the interface towards the backend." example:"[10.0.0.1, \"2001:db8:1::1\"]"`
+	Ports     portRange     `json:"ports,omitempty" doc:"Source ports towards the backends. Without it: ports outside net.ipv4.ip_local_port_range." example:"1024-32767"`
+}
+
+// apiEntry is api.
+type apiEntry struct {
+	mark   `json:"-"`
+	Socket text `json:"socket,omitempty" doc:"Path of the control socket. --socket and SHUNT_SOCKET take precedence." min:"1" max:"107" default:"/run/shunt/shunt.sock" example:"/run/shunt/shunt.sock"`
+}

@@ -1,0 +1,127 @@
+package file
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+// HostInterface is a network interface of this machine.
+type HostInterface struct {
+	Name     string
+	Prefixes []netip.Prefix // its addresses, with the length of their network
+}
+
+// Host is what only this machine knows. Both methods read and change nothing.
+type Host interface {
+	// Interfaces lists the machine's interfaces.
+	Interfaces() ([]HostInterface, error)
+	// RouteInterface is the name of the interface that packets to the address leave by.
+	// No route is an error.
+	RouteInterface(netip.Addr) (string, error)
+}
+
+// CheckHost adds the faults that only this machine knows of to Faults: interfaces that
+// do not exist, backends behind an interface that is not listed, clients that
+// nat-destination cannot serve. With strict, as in check --host, the first two are
+// errors; else all are warnings, for the file may be meant for another machine.
+func (p *Parsed) CheckHost(host Host, strict bool) {
+	severity := SeverityWarning
+	if strict {
+		severity = SeverityError
+	}
+	h := &hostCheck{Parsed: p, host: host, severity: severity, routes: map[netip.Addr]route{}}
+	interfaces, err := host.Interfaces()
+	if err != nil {
+		p.faults.add(severity, p.list, fmt.Sprintf("cannot compare with this machine's interfaces: %v", err), "")
+	} else {
+		h.own = interfaces
+		h.interfaces()
+		for i := range p.Config.Services {
+			h.service(&p.Config.Services[i], p.backends[i])
+		}
+	}
+	p.Faults = p.faults.sorted()
+}
+
+type route struct {
+	name string
+	err  error
+}
+
+type hostCheck struct {
+	*Parsed
+	host     Host
+	severity Severity
+	own      []HostInterface
+	routes   map[netip.Addr]route
+}
+
+func (h *hostCheck) interfaces() {
+	names := make([]string, len(h.own))
+	for i, own := range h.own {
+		names[i] = own.Name
+	}
+	for i, wanted := range h.Config.Interfaces {
+		if slices.Contains(names, wanted.Name) {
+			continue
+		}
+		suggestion := "this machine has " + join(names, "and")
+		if near := nearest(wanted.Name, names); near != "" {
+			suggestion = fmt.Sprintf("did you mean %q?", near)
+		}
+		h.faults.add(h.severity, h.Parsed.interfaces[i], fmt.Sprintf("interface %q does not exist on this machine", wanted.Name), suggestion)
+	}
+}
+
+func (h *hostCheck) service(s *model.Service, marks []mark) {
+	said := map[netip.Prefix]bool{}
+	for i, backend := range s.Backends {
+		h.backend(backend.Address, marks[i])
+		if s.Forwarding != model.ForwardingNATDestination {
+			continue
+		}
+		if prefix, near := h.network(backend.Address); near && !said[prefix] {
+			said[prefix] = true
+			h.faults.warnf(marks[i], "use forwarding: nat for them", "clients in %s, the backend's own network, are answered by the backend directly, past shunt: with nat-destination their connections fail", prefix)
+		}
+	}
+}
+
+// backend checks the way to one backend.
+func (h *hostCheck) backend(a netip.Addr, m mark) {
+	for _, own := range h.own {
+		for _, prefix := range own.Prefixes {
+			if prefix.Addr() == a {
+				h.faults.add(h.severity, m, fmt.Sprintf("%s is this machine's own address, on %s: XDP cannot forward to the machine it runs on", a, own.Name), "use the address of another machine")
+				return
+			}
+		}
+	}
+	r, known := h.routes[a]
+	if !known {
+		r.name, r.err = h.host.RouteInterface(a)
+		h.routes[a] = r
+	}
+	if r.err != nil {
+		h.faults.add(h.severity, m, fmt.Sprintf("this machine has no way to backend %s: %v", a, r.err), "")
+		return
+	}
+	if !slices.ContainsFunc(h.Config.Interfaces, func(i model.Interface) bool { return i.Name == r.name }) {
+		h.faults.add(h.severity, m, fmt.Sprintf("backend %s is behind %s, which is not under interfaces: its answers would not pass shunt", a, r.name), fmt.Sprintf("add {name: %s} to interfaces", r.name))
+	}
+}
+
+// network is the machine's network that the address is in.
+func (h *hostCheck) network(a netip.Addr) (netip.Prefix, bool) {
+	for _, own := range h.own {
+		for _, prefix := range own.Prefixes {
+			if !prefix.IsSingleIP() && prefix.Contains(a) {
+				return prefix.Masked(), true
+			}
+		}
+	}
+	return netip.Prefix{}, false
+}

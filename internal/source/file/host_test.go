@@ -1,0 +1,103 @@
+package file
+
+import (
+	"bytes"
+	"errors"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// fakeHost is a machine with two networks.
+type fakeHost struct{ err error }
+
+func (h fakeHost) Interfaces() ([]HostInterface, error) {
+	return []HostInterface{
+		{Name: "lo", Prefixes: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}},
+		{Name: "eth0", Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("192.0.2.99/32")}},
+		{Name: "eth1", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.1.1/24")}},
+	}, h.err
+}
+
+func (fakeHost) RouteInterface(a netip.Addr) (string, error) {
+	switch {
+	case netip.MustParsePrefix("10.0.0.0/16").Contains(a):
+		return "eth1", nil
+	case netip.MustParsePrefix("192.0.2.0/24").Contains(a):
+		return "eth0", nil
+	}
+	return "", errors.New("no route")
+}
+
+const hostConfig = `interfaces: [{name: eth0}, {name: etg0}]
+services:
+  - name: web
+    address: 198.51.100.10
+    port: 80
+    backends:
+      - address: 192.0.2.2
+      - address: 10.0.0.2
+      - address: 203.0.113.2
+      - address: 192.0.2.1
+  - name: direct
+    address: 198.51.100.11
+    port: 80
+    forwarding: nat-destination
+    backends: [{address: 192.0.2.2}, {address: 192.0.2.3}]
+`
+
+func TestCheckHost(t *testing.T) {
+	for _, strict := range []bool{false, true} {
+		p, err := Read(filepath.Join(write(t, map[string]string{"shunt.yaml": hostConfig}), "shunt.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(p.Faults) != 0 {
+			t.Fatalf("faults without a host: %v", p.Faults)
+		}
+		p.CheckHost(fakeHost{}, strict)
+		var b bytes.Buffer
+		for _, f := range p.Faults {
+			b.WriteString(f.String()[strings.LastIndex(f.File, "/")+1:] + "\n")
+		}
+		name := "testdata/host.golden"
+		if strict {
+			name = "testdata/host_strict.golden"
+		}
+		golden(t, name, b.Bytes())
+		if HasErrors(p.Faults) != strict {
+			t.Errorf("strict is %v, and the faults are %v", strict, p.Faults)
+		}
+	}
+}
+
+func TestCheckHostUnknown(t *testing.T) {
+	p, err := Read(filepath.Join(write(t, map[string]string{"shunt.yaml": hostConfig}), "shunt.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.CheckHost(fakeHost{err: errors.New("netlink is closed")}, false)
+	if len(p.Faults) != 1 || !strings.Contains(p.Faults[0].Message, "netlink is closed") {
+		t.Errorf("faults are %v, want one with the reason", p.Faults)
+	}
+}
+
+// TestLocalHost reads the machine that the test runs on: every one has a loopback.
+func TestLocalHost(t *testing.T) {
+	interfaces, err := LocalHost{}.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(interfaces, func(i HostInterface) bool { return i.Name == "lo" })
+	if i < 0 {
+		t.Fatalf("no lo among %v", interfaces)
+	}
+	if !slices.Contains(interfaces[i].Prefixes, netip.MustParsePrefix("127.0.0.1/8")) {
+		t.Skip("lo is down: there is no route to ask for")
+	}
+	if name, err := (LocalHost{}).RouteInterface(netip.MustParseAddr("127.0.0.1")); name != "lo" || err != nil {
+		t.Errorf("the route to 127.0.0.1 is by %q, %v; want lo", name, err)
+	}
+}

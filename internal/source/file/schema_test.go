@@ -1,0 +1,175 @@
+package file
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+)
+
+func TestSchema(t *testing.T) {
+	golden(t, "testdata/schema.golden.json", Schema())
+	schema := decodeSchema(t)
+	if faults := schema.check(schema.root, decodeYAML(t, Sample), ""); len(faults) != 0 {
+		t.Errorf("the schema refuses the sample: %s", strings.Join(faults, "\n"))
+	}
+}
+
+// TestSchemaRefuses has one wrong thing each, with the place that the schema has to name.
+func TestSchemaRefuses(t *testing.T) {
+	const service = "interfaces: [{name: eth0}]\nservices: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]%s}]\n%s"
+	schema := decodeSchema(t)
+	for _, c := range []struct{ inService, atTop, where string }{
+		{", portt: 80", "", ".services[0].portt"},
+		{", forwarding: dsr-l2", "", ".services[0].forwarding"},
+		{", health: {tcp: {}}", "", ".services[0].health"},
+		{", protocol: [tcp, icmp]", "", ".services[0].protocol"},
+		{", table_size: 1000", "", ".services[0].table_size"},
+		{"", "timeouts: {udp: 10}", ".timeouts.udp"},
+		{"", "timeouts: {udp: 10d}", ".timeouts.udp"},
+		{"", "limits: {flows: 1}", ".limits.flows"},
+		{"", "metrics: {}", ".metrics"},
+		{"", "snat: {ports: any}", ".snat.ports"},
+	} {
+		text := fmt.Sprintf(service, c.inService, c.atTop)
+		faults := schema.check(schema.root, decodeYAML(t, []byte(text)), "")
+		if len(faults) != 1 || !strings.HasPrefix(faults[0], c.where+":") {
+			t.Errorf("%s\nthe schema says %q, want one fault at %s", text, faults, c.where)
+		}
+		_, own := load(t, filepath.Join(write(t, map[string]string{"a.yaml": text}), "a.yaml"))
+		if len(own) != 1 {
+			t.Errorf("%s\nLoad says %v, want one fault", text, own)
+		}
+	}
+	if faults := schema.check(schema.root, map[string]any{}, ""); len(faults) != 2 {
+		t.Errorf("of an empty file the schema says %q, want two missing keys", faults)
+	}
+}
+
+// validator knows the keywords that Schema uses, and fails on others.
+type validator struct {
+	t    *testing.T
+	root map[string]any
+}
+
+func decodeSchema(t *testing.T) *validator {
+	t.Helper()
+	v := &validator{t: t}
+	if err := json.Unmarshal(Schema(), &v.root); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// decodeYAML is a file as JSON would have it.
+func decodeYAML(t *testing.T, text []byte) any {
+	t.Helper()
+	asJSON, err := yaml.YAMLToJSON(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var value any
+	if err := json.Unmarshal(asJSON, &value); err != nil {
+		t.Fatal(err)
+	}
+	return value
+}
+
+// check returns what the schema refuses about a value.
+func (v *validator) check(schema any, value any, at string) (faults []string) {
+	refuse := func(keyword string) { faults = append(faults, fmt.Sprintf("%s: %s", at, keyword)) }
+	if allowed, isBool := schema.(bool); isBool {
+		if !allowed {
+			refuse("false")
+		}
+		return faults
+	}
+	s := schema.(map[string]any)
+	number, isNumber := value.(float64)
+	text, isText := value.(string)
+	items, isList := value.([]any)
+	for keyword, want := range s {
+		ok := true
+		switch keyword {
+		case "$schema", "$defs", "title", "description", "default", "examples", "format", "patternProperties", "additionalProperties":
+		case "$ref":
+			name := strings.TrimPrefix(want.(string), "#/$defs/")
+			faults = append(faults, v.check(v.root["$defs"].(map[string]any)[name], value, at)...)
+		case "type":
+			_, isMapping := value.(map[string]any)
+			ok = map[string]bool{"string": isText, "array": isList, "object": isMapping, "integer": isNumber && number == float64(int64(number))}[want.(string)]
+		case "properties", "required":
+			faults = append(faults, v.checkMapping(s, keyword, value, at)...)
+		case "items":
+			for i, item := range items {
+				faults = append(faults, v.check(want, item, fmt.Sprintf("%s[%d]", at, i))...)
+			}
+		case "anyOf":
+			ok = false
+			for _, choice := range want.([]any) {
+				ok = ok || len(v.check(choice, value, at)) == 0
+			}
+		case "not":
+			ok = len(v.check(want, value, at)) != 0
+		case "enum":
+			ok = false
+			for _, choice := range want.([]any) {
+				ok = ok || choice == value
+			}
+		case "minimum":
+			ok = !isNumber || number >= want.(float64)
+		case "maximum":
+			ok = !isNumber || number <= want.(float64)
+		case "minLength":
+			ok = !isText || len(text) >= int(want.(float64))
+		case "maxLength":
+			ok = !isText || len(text) <= int(want.(float64))
+		case "minItems":
+			ok = !isList || len(items) >= int(want.(float64))
+		case "pattern":
+			ok = !isText || regexp.MustCompile(want.(string)).MatchString(text)
+		default:
+			v.t.Fatalf("%s: the test does not know the schema's keyword %q", at, keyword)
+		}
+		if !ok {
+			refuse(keyword)
+		}
+	}
+	return faults
+}
+
+// checkMapping is the part of check for the keywords about keys.
+func (v *validator) checkMapping(s map[string]any, keyword string, value any, at string) (faults []string) {
+	mapping, isMapping := value.(map[string]any)
+	if !isMapping {
+		return nil
+	}
+	if keyword == "required" {
+		for _, key := range s[keyword].([]any) {
+			if _, has := mapping[key.(string)]; !has {
+				faults = append(faults, fmt.Sprintf("%s.%s: required", at, key))
+			}
+		}
+		return faults
+	}
+	patterns, _ := s["patternProperties"].(map[string]any)
+next:
+	for key, inner := range mapping {
+		if schema, known := s[keyword].(map[string]any)[key]; known {
+			faults = append(faults, v.check(schema, inner, at+"."+key)...)
+			continue
+		}
+		for pattern, schema := range patterns {
+			if regexp.MustCompile(pattern).MatchString(key) {
+				faults = append(faults, v.check(schema, inner, at+"."+key)...)
+				continue next
+			}
+		}
+		faults = append(faults, v.check(s["additionalProperties"], inner, at+"."+key)...)
+	}
+	return faults
+}
