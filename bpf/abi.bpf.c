@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * No program: what user space must know. It holds the maps, which user space makes and
+ * pins from here, and names every shared type, so that BTF has all of them and Go can be
+ * generated from it. All programs are loaded onto the maps of this object.
+ */
+#include "lib/maps.h"
+
+/* Types that no map's key or value leads to. */
+enum constant abi_constant;
+enum reason abi_reason;
+enum address_flag abi_address_flag;
+enum forwarding abi_forwarding;
+enum slot_state abi_slot_state;
+enum flow_state abi_flow_state;
+enum direction abi_direction;
+enum ring abi_ring;
+enum timeout abi_timeout;
+enum name_kind abi_name_kind;
+struct sweep abi_sweep;
+struct clock abi_clock;

@@ -1,0 +1,349 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Mode is how the program runs on an interface.
+type Mode string
+
+// The modes. Native runs in the driver, generic in the kernel after it has made an
+// sk_buff, which is slower.
+const (
+	ModeNative  Mode = "native"
+	ModeGeneric Mode = "generic"
+)
+
+// Attachment is a program on an interface.
+type Attachment struct {
+	Interface string `json:"interface"`
+	Mode      Mode   `json:"mode"`
+	Reason    string `json:"reason,omitempty"` // why not native, when auto chose generic
+}
+
+type attached struct {
+	Attachment
+	ifindex int
+	slot    uint32
+	program *ebpf.Program
+	link    link.Link
+}
+
+func (a *attached) close() error { return errors.Join(a.link.Close(), a.program.Close()) }
+
+const (
+	linkPrefix  = "link-"
+	dropsPrefix = "link-drops-"
+)
+
+func linkPath(root, instance, iface string) string {
+	return filepath.Join(instanceDir(root, instance), linkPrefix+iface)
+}
+
+// Attach puts the program on an interface, or a new one in the place of an old one of
+// this instance, in one step. auto tries native first. Attaching again with the same mode
+// is a replacement. The name is one of the calling thread's network namespace.
+func (d *Datapath) Attach(iface string, mode model.Attach) (Attachment, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	dev, err := netlink.LinkByName(iface)
+	if err != nil {
+		return Attachment{}, fmt.Errorf("attach to interface %s: %w; `ip link` lists the interfaces there are", iface, err)
+	}
+	if dev.Attrs().HardwareAddr == nil || len(dev.Attrs().HardwareAddr) != 6 {
+		return Attachment{}, fmt.Errorf("attach to interface %s: it is not an Ethernet interface; shunt balances Ethernet frames only", iface)
+	}
+	slot, err := d.writeInterface(dev)
+	if err != nil {
+		return Attachment{}, err
+	}
+	a := &attached{Attachment: Attachment{Interface: iface}, ifindex: dev.Attrs().Index, slot: slot}
+	if old := d.attached[iface]; old != nil {
+		a.Reason = old.Reason
+	}
+	replaced, err := d.replace(a, dev, mode)
+	if err == nil && !replaced {
+		err = d.attachNew(a, mode)
+	}
+	if err != nil {
+		if d.attached[iface] == nil {
+			err = errors.Join(err, d.clearInterface(slot, a.ifindex))
+		}
+		return Attachment{}, err
+	}
+	if old := d.attached[iface]; old != nil {
+		_ = old.close()
+	}
+	d.attached[iface] = a
+	return a.Attachment, nil
+}
+
+// replace puts the program into the link that is pinned for the interface. false when
+// there is none that can be used; what is unusable is gone then.
+func (d *Datapath) replace(a *attached, dev netlink.Link, mode model.Attach) (bool, error) {
+	path := linkPath(d.root, d.instance, a.Interface)
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("open the link pinned at %s: %w; remove the file, which detaches it", path, err)
+	}
+	info, err := l.Info()
+	if err != nil {
+		_ = l.Close()
+		return false, fmt.Errorf("look at the link pinned at %s: %w", path, err)
+	}
+	current := modeOf(dev)
+	usable := info.XDP() != nil && int(info.XDP().Ifindex) == a.ifindex && current != ""
+	if usable && (mode == model.AttachAuto || string(mode) == string(current)) {
+		a.Mode = current
+		err = d.load(a)
+		if err == nil {
+			if err = l.Update(a.program); err == nil {
+				a.link = l
+				if current == ModeGeneric && mode == model.AttachAuto && a.Reason == "" {
+					a.Reason = "it was attached so before"
+				}
+				return true, nil
+			}
+			_ = a.program.Close()
+			err = fmt.Errorf("replace the program on interface %s: %w", a.Interface, err)
+		}
+		_ = l.Close()
+		return false, err
+	}
+	if usable {
+		d.log.Warn("detaching and attaching again, which interrupts forwarding for a moment: the mode changes",
+			"interface", a.Interface, "from", current, "to", mode)
+	}
+	return false, dropLink(l)
+}
+
+// dropLink ends a link at once, and its pin.
+func dropLink(l link.Link) error {
+	errs := []error{l.Unpin()}
+	if err := l.Detach(); err != nil && !errors.Is(err, ebpf.ErrNotSupported) && !errors.Is(err, unix.ENOLINK) && !errors.Is(err, unix.EOPNOTSUPP) {
+		errs = append(errs, err)
+	}
+	errs = append(errs, l.Close())
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("end a link: %w", err)
+	}
+	return nil
+}
+
+// attachNew makes a new link and pins it.
+func (d *Datapath) attachNew(a *attached, mode model.Attach) error {
+	var err error
+	switch mode {
+	case model.AttachNative:
+		err = d.attachMode(a, ModeNative)
+	case model.AttachGeneric:
+		a.Reason = ""
+		err = d.attachMode(a, ModeGeneric)
+	case model.AttachAuto:
+		err = d.attachMode(a, ModeNative)
+		var refused *refusedError
+		if errors.As(err, &refused) {
+			a.Reason = refused.reason
+			err = d.attachMode(a, ModeGeneric)
+		}
+	default:
+		err = fmt.Errorf("attach to interface %s: the mode %q is not supported; use auto, native or generic", a.Interface, mode)
+	}
+	if err != nil {
+		return err
+	}
+	path := linkPath(d.root, d.instance, a.Interface)
+	if err := a.link.Pin(path); err != nil {
+		return errors.Join(fmt.Errorf("pin the link at %s: %w", path, err), a.close())
+	}
+	return nil
+}
+
+// refusedError is a driver's no.
+type refusedError struct {
+	iface  string
+	mode   Mode
+	reason string
+	err    error
+}
+
+func (e *refusedError) Error() string {
+	advice := "use `attach: auto` to fall back to generic mode"
+	if e.mode == ModeGeneric {
+		advice = "`shunt doctor` looks for what is in the way"
+	}
+	return fmt.Sprintf("attach to interface %s in %s mode: %s; %s", e.iface, e.mode, e.reason, advice)
+}
+
+func (e *refusedError) Unwrap() error { return e.err }
+
+// load loads the interface's own copy of the program.
+func (d *Datapath) load(a *attached) error {
+	coll, err := d.loadCollection(loadXdp, d.constants(a.slot, a.Mode == ModeGeneric))
+	if err != nil {
+		return fmt.Errorf("load the program for interface %s: %w", a.Interface, err)
+	}
+	a.program = coll.DetachProgram("sh_xdp")
+	coll.Close()
+	if a.program == nil {
+		return errors.New("the object compiled from xdp.bpf.c lacks sh_xdp; this is a fault in the build: run `go generate ./internal/datapath`")
+	}
+	return nil
+}
+
+func (d *Datapath) attachMode(a *attached, mode Mode) error {
+	a.Mode = mode
+	if err := d.load(a); err != nil {
+		return err
+	}
+	flags := link.XDPDriverMode
+	if mode == ModeGeneric {
+		flags = link.XDPGenericMode
+	}
+	l, err := link.AttachXDP(link.XDPOptions{Program: a.program, Interface: a.ifindex, Flags: flags})
+	if err == nil {
+		a.link = l
+		return nil
+	}
+	// Whose program is there is read now: the refusal alone does not say.
+	other := programOn(a.Interface)
+	reason := attachMessage(a.ifindex, a.program, flags)
+	_ = a.program.Close()
+	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("attach to interface %s: another XDP program is there already: %s; detach it (`ip link set dev %s xdp off`, or stop its owner)", a.Interface, other, a.Interface)
+	}
+	if reason == "" {
+		reason = err.Error()
+	}
+	return &refusedError{a.Interface, mode, reason, err}
+}
+
+// programOn names the XDP program of an interface.
+func programOn(iface string) string {
+	dev, err := netlink.LinkByName(iface)
+	if err != nil || dev.Attrs().Xdp == nil || !dev.Attrs().Xdp.Attached {
+		return "it cannot be named"
+	}
+	id := ebpf.ProgramID(dev.Attrs().Xdp.ProgId)
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return fmt.Sprintf("program %d", id)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil || info.Name == "" {
+		return fmt.Sprintf("program %d", id)
+	}
+	return fmt.Sprintf("program %d, %q", id, info.Name)
+}
+
+// modeOf is the mode of whatever program an interface has; empty without one.
+func modeOf(dev netlink.Link) Mode {
+	xdp := dev.Attrs().Xdp
+	switch {
+	case xdp == nil || !xdp.Attached:
+		return ""
+	case xdp.AttachMode == nl.XDP_ATTACHED_SKB:
+		return ModeGeneric
+	}
+	return ModeNative
+}
+
+// Attached lists the interfaces that have the program, sorted: those of this process and
+// those of the one before.
+func (d *Datapath) Attached() []string {
+	found, err := pinnedLinks(d.root, d.instance)
+	if err != nil {
+		d.log.Error("the attached interfaces cannot be listed", "error", err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for name := range d.attached {
+		found[name] = ""
+	}
+	return slices.Sorted(maps.Keys(found))
+}
+
+// Detach takes the program off an interface. That there is none is success.
+func (d *Datapath) Detach(iface string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var errs []error
+	if a := d.attached[iface]; a != nil {
+		errs = append(errs, dropLink(a.link), a.program.Close(), d.clearInterface(a.slot, a.ifindex))
+		delete(d.attached, iface)
+	} else if l, err := link.LoadPinnedLink(linkPath(d.root, d.instance, iface), nil); err == nil {
+		if info, err := l.Info(); err == nil && info.XDP() != nil {
+			if slot, ok := d.slotOf(int(info.XDP().Ifindex)); ok {
+				errs = append(errs, d.clearInterface(slot, int(info.XDP().Ifindex)))
+			}
+		}
+		errs = append(errs, dropLink(l))
+	} else if !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("detach from interface %s: %w", iface, err)
+	}
+	return nil
+}
+
+// pinnedLinks finds the pinned links of interfaces: name -> path.
+func pinnedLinks(root, instance string) (map[string]string, error) {
+	dir := instanceDir(root, instance)
+	entries, err := os.ReadDir(dir)
+	found := map[string]string{}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return found, fmt.Errorf("list the links pinned in %s: %w", dir, err)
+	}
+	for _, e := range entries {
+		if name, ok := strings.CutPrefix(e.Name(), linkPrefix); ok && !isDropsLink(e.Name()) {
+			found[name] = filepath.Join(dir, e.Name())
+		}
+	}
+	return found, nil
+}
+
+// attachmentOf is what a pinned link says, completed from the interface it is on now.
+func attachmentOf(name string, l link.Link) (Attachment, error) {
+	info, err := l.Info()
+	if err != nil {
+		return Attachment{}, fmt.Errorf("look at the link of interface %s: %w", name, err)
+	}
+	a := Attachment{Interface: name}
+	if info.XDP() == nil || info.XDP().Ifindex == 0 {
+		a.Reason = "the interface is gone"
+		return a, nil
+	}
+	dev, err := netlink.LinkByIndex(int(info.XDP().Ifindex))
+	if err != nil {
+		a.Reason = "the interface is not in this network namespace"
+		return a, nil
+	}
+	a.Interface, a.Mode = dev.Attrs().Name, modeOf(dev)
+	return a, nil
+}
+
+func interfaceName(ifindex int) string {
+	if i, err := net.InterfaceByIndex(ifindex); err == nil {
+		return i.Name
+	}
+	return fmt.Sprintf("number %d", ifindex)
+}

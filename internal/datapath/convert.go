@@ -1,0 +1,222 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/reconcile"
+)
+
+// This file is the only one that knows byte orders and layouts. The generated types have
+// fields of wire order (__beN in types.h) as plain integers: they hold the octets as
+// they lie in memory.
+
+const (
+	backendIndexMask = 1<<abiConstantBACKEND_INDEX_BITS - 1
+	backendRefMask   = 1<<abiConstantBACKEND_REF_BITS - 1
+	slotStateShift   = 2 * abiConstantBACKEND_REF_BITS
+	hopMACMask       = 1<<abiConstantHOP_INTERFACE_SHIFT - 1
+	ownedForever     = ^uint64(0)
+
+	portBits      = 16
+	rangeBaseBits = 128 + 8 + 8 // address, protocol and zero, which always count
+)
+
+func toAddr(a netip.Addr) abiAddr {
+	b := a.As16()
+	return abiAddr{
+		High: binary.NativeEndian.Uint64(b[:8]),
+		Low:  binary.NativeEndian.Uint64(b[8:]),
+	}
+}
+
+// fromAddr is the zero Addr for the zero address, which nobody has.
+func fromAddr(a abiAddr) netip.Addr {
+	if a.High == 0 && a.Low == 0 {
+		return netip.Addr{}
+	}
+	var b [16]byte
+	binary.NativeEndian.PutUint64(b[:8], a.High)
+	binary.NativeEndian.PutUint64(b[8:], a.Low)
+	return netip.AddrFrom16(b).Unmap()
+}
+
+// toWire turns a port from host to wire order; fromWire is its inverse.
+func toWire(port uint16) uint16 {
+	var b [2]byte
+	binary.BigEndian.PutUint16(b[:], port)
+	return binary.NativeEndian.Uint16(b[:])
+}
+
+func fromWire(port uint16) uint16 {
+	var b [2]byte
+	binary.NativeEndian.PutUint16(b[:], port)
+	return binary.BigEndian.Uint16(b[:])
+}
+
+func toRef(r reconcile.BackendRef) uint32 {
+	if r.Index == 0 {
+		return 0
+	}
+	return uint32(r.Generation)<<abiConstantBACKEND_INDEX_BITS | r.Index&backendIndexMask
+}
+
+func fromRef(ref uint32) reconcile.BackendRef {
+	return reconcile.BackendRef{Index: ref & backendIndexMask, Generation: uint8(ref >> abiConstantBACKEND_INDEX_BITS)}
+}
+
+// toSlot is a settled slot: one backend, and no previous one.
+func toSlot(r reconcile.BackendRef) uint64 {
+	return uint64(abiSlotStateSLOT_SETTLED)<<slotStateShift | uint64(toRef(r))<<abiConstantBACKEND_REF_BITS
+}
+
+func fromSlot(slot uint64) reconcile.BackendRef {
+	return fromRef(uint32(slot >> abiConstantBACKEND_REF_BITS & backendRefMask))
+}
+
+func toHop(mac net.HardwareAddr, slot uint32) uint64 {
+	var hop uint64
+	for i := range 6 {
+		hop |= uint64(mac[i]) << (8 * i)
+	}
+	return hop&hopMACMask | uint64(slot&uint32(abiConstantHOP_INTERFACE_MASK))<<abiConstantHOP_INTERFACE_SHIFT
+}
+
+func toRun(first, count uint32) uint64 { return uint64(first)<<32 | uint64(count) }
+
+func fromRun(run uint64) (first, count uint32) { return uint32(run >> 32), uint32(run) }
+
+func toFrontendKey(f model.Frontend) abiFrontendKey {
+	return abiFrontendKey{Address: toAddr(f.Address), Port: toWire(f.Ports.First), Protocol: uint8(f.Protocol)}
+}
+
+func fromFrontendKey(k abiFrontendKey) model.Frontend {
+	port := fromWire(k.Port)
+	return model.Frontend{Address: fromAddr(k.Address), Ports: model.PortRange{First: port, Last: port}, Protocol: model.Protocol(k.Protocol)}
+}
+
+// toRangeKeys cuts a range of ports into prefixes: at each step the largest aligned block
+// that begins at first and does not pass last. At most 30 (2*(16-1)).
+func toRangeKeys(f model.Frontend) []abiRangeKey {
+	base := abiRangeKey{Protocol: uint8(f.Protocol)}
+	b := f.Address.As16()
+	for i := range base.Address {
+		base.Address[i] = binary.NativeEndian.Uint32(b[4*i:])
+	}
+	var keys []abiRangeKey
+	first, last := uint32(f.Ports.First), uint32(f.Ports.Last)
+	for first <= last {
+		bits := 0 // of the block's size
+		for bits < portBits && first&(1<<(bits+1)-1) == 0 && first+1<<(bits+1)-1 <= last {
+			bits++
+		}
+		key := base
+		key.PrefixLength = uint32(rangeBaseBits + portBits - bits)
+		key.Port = toWire(uint16(first))
+		keys = append(keys, key)
+		first += 1 << bits
+	}
+	return keys
+}
+
+// fromRangeKey is one prefix as a frontend.
+func fromRangeKey(k abiRangeKey) model.Frontend {
+	var b [16]byte
+	for i, word := range k.Address {
+		binary.NativeEndian.PutUint32(b[4*i:], word)
+	}
+	size := uint32(1) << (rangeBaseBits + portBits - k.PrefixLength)
+	first := fromWire(k.Port)
+	return model.Frontend{
+		Address:  netip.AddrFrom16(b).Unmap(),
+		Ports:    model.PortRange{First: first, Last: uint16(uint32(first) + size - 1)},
+		Protocol: model.Protocol(k.Protocol),
+	}
+}
+
+func toForwarding(f model.Forwarding) (uint8, bool) {
+	switch f {
+	case model.ForwardingNAT:
+		return uint8(abiForwardingFORWARDING_NAT), true
+	case model.ForwardingNATDestination:
+		return uint8(abiForwardingFORWARDING_NAT_DESTINATION), true
+	}
+	return 0, false
+}
+
+func fromForwarding(f uint8) model.Forwarding {
+	if f == uint8(abiForwardingFORWARDING_NAT_DESTINATION) {
+		return model.ForwardingNATDestination
+	}
+	return model.ForwardingNAT
+}
+
+func toFlags(r reconcile.AddressRecord) uint32 {
+	var flags abiAddressFlag
+	for flag, set := range map[abiAddressFlag]bool{
+		abiAddressFlagADDRESS_VIP: r.VIP, abiAddressFlagADDRESS_SOURCE: r.Source,
+		abiAddressFlagADDRESS_HOST_OWN: r.HostOwn, abiAddressFlagADDRESS_ANNOUNCE: r.Announce,
+	} {
+		if set {
+			flags |= flag
+		}
+	}
+	return uint32(flags)
+}
+
+func fromFlags(address netip.Addr, bits uint32) reconcile.AddressRecord {
+	flags := abiAddressFlag(bits)
+	return reconcile.AddressRecord{
+		Address: address,
+		VIP:     flags&abiAddressFlagADDRESS_VIP != 0, Source: flags&abiAddressFlagADDRESS_SOURCE != 0,
+		HostOwn: flags&abiAddressFlagADDRESS_HOST_OWN != 0, Announce: flags&abiAddressFlagADDRESS_ANNOUNCE != 0,
+	}
+}
+
+func toName(s string) (n abiName) {
+	copy(n.Text[:len(n.Text)-1], s)
+	return n
+}
+
+func fromName(n abiName) string {
+	for i, c := range n.Text {
+		if c == 0 {
+			return string(n.Text[:i])
+		}
+	}
+	return string(n.Text[:])
+}
+
+// array is a memory-mapped array of T as the programs see it.
+func array[T any](memory []byte) []T {
+	var t T
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(memory))), len(memory)/int(unsafe.Sizeof(t)))
+}
+
+// backendTail is the last word of struct backend, and serviceTail that of struct service:
+// fields that are stored together.
+func backendTail(b *abiBackend) *uint64 { return (*uint64)(unsafe.Pointer(&b.Port)) }
+
+func serviceTail(s *abiService) *uint64 { return (*uint64)(unsafe.Pointer(&s.Seed)) }
+
+func storeAddr(to *abiAddr, a abiAddr) {
+	atomic.StoreUint64(&to.High, a.High)
+	atomic.StoreUint64(&to.Low, a.Low)
+}
+
+// storePorts writes the first port and the count of the NAT pool in one word.
+func storePorts(s *abiSettings, first, count uint16) {
+	var b [4]byte
+	binary.NativeEndian.PutUint16(b[:2], first)
+	binary.NativeEndian.PutUint16(b[2:], count)
+	atomic.StoreUint32((*uint32)(unsafe.Pointer(&s.PortFirst)), binary.NativeEndian.Uint32(b[:]))
+}
+
+func fromIP(ip net.IP) (netip.Addr, bool) {
+	a, ok := netip.AddrFromSlice(ip)
+	return a.Unmap(), ok
+}

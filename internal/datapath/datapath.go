@@ -1,0 +1,183 @@
+// Package datapath is the way into the kernel: it loads the programs, attaches them, pins
+// maps and links so that they outlive the process, and turns the project's values into
+// what the programs read. Nothing else of shunt imports a BPF library.
+//
+//	/sys/fs/bpf/shunt/<instance>/
+//	    abi-1/sh_services …     the maps, taken over by the next process of the same ABI
+//	    link-<interface>        the program on an interface, replaced in one step
+//	    link-drops-<program>    the programs that count frames the kernel refused
+//
+// A killed process leaves all of this in place and working. Open adopts it; Remove, which
+// needs no process to be alive, takes it away.
+//
+// Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and CAP_SYS_ADMIN to mount bpffs.
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/reconcile"
+)
+
+// DefaultPinRoot is where bpffs is mounted by convention.
+const DefaultPinRoot = "/sys/fs/bpf"
+
+// Options say which data plane is meant.
+type Options struct {
+	Instance string       // names its directory, so that several can live on one host
+	Limits   model.Limits // size the maps; unused by OpenReadOnly
+	PinRoot  string       // a bpffs; DefaultPinRoot if empty
+	Log      *slog.Logger // slog.Default() if nil
+}
+
+func (o *Options) complete() error {
+	if o.PinRoot == "" {
+		o.PinRoot = DefaultPinRoot
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	return checkInstance(o.Instance)
+}
+
+// Datapath is a loaded data plane that this process writes to. The methods of
+// reconcile.Maps are for one caller at a time; all others may be called at any time.
+type Datapath struct {
+	View
+	log     *slog.Logger
+	adopted bool
+
+	// addresses is held while a record of sh_addresses is read, changed and written.
+	addresses sync.Mutex
+	// natDestination holds the services of that kind; settings.nat_destination follows.
+	natDestination map[uint32]bool
+
+	sources sourceRuns
+	grace   *graceMaps
+	sweep   *ebpf.Program
+
+	// mu guards what is attached.
+	mu       sync.Mutex
+	attached map[string]*attached
+	drops    []link.Link
+}
+
+var _ reconcile.Maps = (*Datapath)(nil)
+
+// Open loads the data plane of an instance, or takes over the one that is there.
+func Open(opts Options) (*Datapath, error) {
+	if err := opts.complete(); err != nil {
+		return nil, err
+	}
+	if err := mountBPFFS(opts.PinRoot, opts.Log); err != nil {
+		return nil, err
+	}
+	maps, adopted, err := pinMaps(opts)
+	if err != nil {
+		return nil, err
+	}
+	d := &Datapath{
+		View: View{maps: maps, root: opts.PinRoot, instance: opts.Instance}, log: opts.Log, adopted: adopted,
+		natDestination: map[uint32]bool{}, attached: map[string]*attached{},
+	}
+	if err := d.prepare(); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+func (d *Datapath) prepare() error {
+	if err := d.mapMemory(true); err != nil {
+		return err
+	}
+	if err := d.loadTools(); err != nil {
+		return err
+	}
+	rate, err := d.measureRate()
+	if err != nil {
+		return err
+	}
+	d.rate = rate
+	if d.grace, err = newGraceMaps(); err != nil {
+		return err
+	}
+	for i := range d.services {
+		if d.services[i].Table != 0 && d.services[i].Forwarding == uint8(abiForwardingFORWARDING_NAT_DESTINATION) {
+			d.natDestination[uint32(i)] = true
+		}
+	}
+	d.sources.adopt(&d.View)
+	return nil
+}
+
+// loadTools loads the programs that user space runs: sh_sweep and sh_clock.
+func (d *Datapath) loadTools() error {
+	coll, err := d.loadCollection(loadSweep, nil)
+	if err != nil {
+		return fmt.Errorf("load the programs that tell the time and expire flows: %w", err)
+	}
+	d.clock, d.sweep = coll.DetachProgram("sh_clock"), coll.DetachProgram("sh_sweep")
+	coll.Close()
+	if d.clock == nil || d.sweep == nil {
+		return errors.New("the object compiled from sweep.bpf.c lacks sh_clock or sh_sweep; this is a fault in the build: run `go generate ./internal/datapath`")
+	}
+	return nil
+}
+
+// Adopted says whether the maps were there already, with what they held.
+func (d *Datapath) Adopted() bool { return d.adopted }
+
+// Close lets go of everything and takes nothing away: pinned programs go on.
+func (d *Datapath) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var errs []error
+	for name, a := range d.attached {
+		errs = append(errs, a.close())
+		delete(d.attached, name)
+	}
+	for _, l := range d.drops {
+		errs = append(errs, l.Close())
+	}
+	d.drops = nil
+	if d.sweep != nil {
+		errs = append(errs, d.sweep.Close())
+		d.sweep = nil
+	}
+	if d.grace != nil {
+		errs = append(errs, d.grace.close())
+		d.grace = nil
+	}
+	return errors.Join(append(errs, d.View.Close())...)
+}
+
+// measureRate finds how many jiffies a second has; the kernel does not say. The rates
+// are those of the kernel's Kconfig.hz.
+func (v *View) measureRate() (uint32, error) {
+	const span = 120 * time.Millisecond // 250 and 300 Hz then differ by 6 jiffies
+	first, err := v.readClock(false)
+	if err != nil {
+		return 0, err
+	}
+	time.Sleep(span)
+	second, err := v.readClock(false)
+	if err != nil {
+		return 0, err
+	}
+	rate := float64(second.Jiffies-first.Jiffies) * 1e9 / float64(second.KtimeNs-first.KtimeNs)
+	best := uint32(0)
+	for _, candidate := range []uint32{100, 250, 300, 1000} {
+		if best == 0 || math.Abs(rate-float64(candidate)) < math.Abs(rate-float64(best)) {
+			best = candidate
+		}
+	}
+	return best, nil
+}

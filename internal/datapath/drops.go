@@ -1,0 +1,61 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+)
+
+// refusalCounters count frames that the kernel refused after the program's verdict.
+var refusalCounters = []string{"sh_bulk_tx", "sh_redir_err", "sh_devmap_xmit"}
+
+func isDropsLink(file string) bool {
+	return slices.ContainsFunc(refusalCounters, func(p string) bool { return file == dropsPrefix+p })
+}
+
+// AttachDrops attaches the programs that count refused frames, in the place of an earlier
+// process's. Forwarding does not need them: an error is a warning that those frames are
+// not counted.
+func (d *Datapath) AttachDrops() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	const consequence = "frames that the kernel refuses after the verdict are not counted"
+	coll, err := d.loadCollection(loadDrops, d.constants(0, false))
+	if err != nil {
+		return fmt.Errorf("load the programs that count refused frames: %w; %s", err, consequence)
+	}
+	defer coll.Close()
+	var errs []error
+	for _, name := range refusalCounters {
+		if err := d.attachDrop(name, coll.Programs[name]); err != nil {
+			errs = append(errs, fmt.Errorf("attach %s: %w; %s", name, err, consequence))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (d *Datapath) attachDrop(name string, program *ebpf.Program) error {
+	if program == nil {
+		return errors.New("the object compiled from drops.bpf.c lacks it; run `go generate ./internal/datapath`")
+	}
+	path := filepath.Join(instanceDir(d.root, d.instance), dropsPrefix+name)
+	// The kernel cannot replace the program of such a link: the old one goes first, so
+	// that nothing is counted twice.
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove the old one's pin %s: %w", path, err)
+	}
+	l, err := link.AttachTracing(link.TracingOptions{Program: program, AttachType: ebpf.AttachTraceRawTp})
+	if err != nil {
+		return err
+	}
+	if err := l.Pin(path); err != nil {
+		return errors.Join(fmt.Errorf("pin it at %s: %w", path, err), l.Close())
+	}
+	d.drops = append(d.drops, l)
+	return nil
+}

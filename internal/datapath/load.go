@@ -1,0 +1,68 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cilium/ebpf"
+)
+
+// loadCollection loads an object's programs onto the instance's maps. constants are set
+// where the object has them.
+func (v *View) loadCollection(load func() (*ebpf.CollectionSpec, error), constants map[string]any) (*ebpf.Collection, error) {
+	spec, err := load()
+	if err != nil {
+		return nil, fmt.Errorf("read the embedded object: %w", err)
+	}
+	for name, value := range constants {
+		variable, ok := spec.Variables[name]
+		if !ok {
+			continue
+		}
+		if err := variable.Set(value); err != nil {
+			return nil, fmt.Errorf("set the constant %s to %v: %w", name, value, err)
+		}
+	}
+	replacements := map[string]*ebpf.Map{}
+	for name, m := range spec.Maps {
+		if have, ok := v.maps[name]; ok {
+			m.MaxEntries = have.MaxEntries()
+			replacements[name] = have
+		}
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replacements})
+	if err != nil {
+		return nil, shortened(err)
+	}
+	return coll, nil
+}
+
+// constants are what lib/config.h fixes at load; unused ones are ignored.
+func (d *Datapath) constants(slot uint32, generic bool) map[string]any {
+	mode := uint8(0)
+	if generic {
+		mode = 1
+	}
+	return map[string]any{
+		"interface_slot": slot, "generic_mode": mode,
+		"handshake_count":    d.maps[abiMapShHandshakes].MaxEntries(),
+		"tracked_count":      d.maps[abiMapShTracked].MaxEntries(),
+		"jiffies_per_second": d.rate,
+	}
+}
+
+// shortened cuts a verifier's log to its end, where the complaint is.
+func shortened(err error) error {
+	const lines = 12
+	var v *ebpf.VerifierError
+	if !errors.As(err, &v) || len(v.Log) == 0 {
+		return err
+	}
+	log, omitted := v.Log, 0
+	if len(log) > lines {
+		omitted = len(log) - lines
+		log = log[omitted:]
+	}
+	return fmt.Errorf("the kernel's verifier refused a program: %w\n\t(%d lines omitted)\n\t%s", v.Cause, omitted, strings.Join(log, "\n\t"))
+}

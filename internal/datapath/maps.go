@@ -1,0 +1,261 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/reconcile"
+	"golang.org/x/sys/unix"
+)
+
+// The methods of reconcile.Maps.
+
+// PutBackend writes address and port. The way to it (SetHop, SetSources) is kept for the
+// same generation; a new tenant begins without, and with counters at zero.
+func (d *Datapath) PutBackend(r reconcile.BackendRecord) error {
+	if r.Index == 0 || int(r.Index) >= len(d.backends) {
+		return fmt.Errorf("write backend %s at index %d: there are places 1 to %d: raise limits.backends", r.BackendAddress, r.Index, len(d.backends)-1)
+	}
+	if !r.Address.IsValid() {
+		return fmt.Errorf("write backend at index %d: it has no address", r.Index)
+	}
+	b := &d.backends[r.Index]
+	if b.Generation != r.Generation || b.Address == (abiAddr{}) {
+		atomic.StoreUint64(&b.Hop, 0)
+		d.dropSources(r.Index)
+		if err := d.clearTraffic(abiMapShBeTraffic, r.Index); err != nil {
+			return err
+		}
+	}
+	storeAddr(&b.Address, toAddr(r.Address))
+	tail := abiBackend{Port: toWire(r.Port), Generation: r.Generation}
+	atomic.StoreUint64(backendTail(b), *backendTail(&tail))
+	return nil
+}
+
+// DeleteBackend empties the place and keeps its generation.
+func (d *Datapath) DeleteBackend(r reconcile.BackendRef) error {
+	if r.Index == 0 || int(r.Index) >= len(d.backends) || d.backends[r.Index].Generation != r.Generation {
+		return nil
+	}
+	b := &d.backends[r.Index]
+	atomic.StoreUint64(&b.Hop, 0)
+	d.dropSources(r.Index)
+	tail := abiBackend{Generation: r.Generation}
+	atomic.StoreUint64(backendTail(b), *backendTail(&tail))
+	storeAddr(&b.Address, abiAddr{})
+	return nil
+}
+
+// PutService writes the record, the table's place last, and then the name that says
+// it is there.
+func (d *Datapath) PutService(r reconcile.ServiceRecord) error {
+	forwarding, ok := toForwarding(r.Forwarding)
+	switch {
+	case int(r.Index) >= len(d.services):
+		return fmt.Errorf("write service %q at index %d: there are places 0 to %d: raise limits.services", r.Name, r.Index, len(d.services)-1)
+	case !ok:
+		return fmt.Errorf("write service %q: forwarding %q is not known", r.Name, r.Forwarding)
+	case len(r.Name) >= len(abiName{}.Text):
+		return fmt.Errorf("write service %q: the name is longer than %d characters", r.Name, len(abiName{}.Text)-1)
+	case uint64(r.Offset)+uint64(r.Size) > uint64(len(d.slots)):
+		return fmt.Errorf("write service %q: its slots end at %d, and there are %d: raise limits.slots", r.Name, uint64(r.Offset)+uint64(r.Size), len(d.slots))
+	}
+	if r.Forwarding == model.ForwardingNATDestination {
+		d.noteForwarding(r.Index, true) // programs look before the record says so
+	}
+	s := &d.services[r.Index]
+	if s.Generation != r.Generation {
+		atomic.StoreUint64(&s.Table, 0)
+		if err := d.clearTraffic(abiMapShSvcTraffic, r.Index); err != nil {
+			return err
+		}
+	}
+	record := abiService{Seed: r.Seed, Generation: r.Generation, Forwarding: forwarding}
+	atomic.StoreUint64(serviceTail(s), *serviceTail(&record))
+	atomic.StoreUint64(&s.Table, toRun(r.Offset, r.Size))
+	if r.Forwarding != model.ForwardingNATDestination {
+		d.noteForwarding(r.Index, false)
+	}
+	key := abiNameKey{Kind: uint32(abiNameKindNAME_SERVICE), Index: r.Index}
+	if err := d.maps[abiMapShNames].Put(key, toName(r.Name)); err != nil {
+		return fmt.Errorf("write the name of service %q: %w", r.Name, err)
+	}
+	return nil
+}
+
+// DeleteService empties the place and keeps its generation.
+func (d *Datapath) DeleteService(index uint32, generation uint8) error {
+	if int(index) >= len(d.services) || d.services[index].Generation != generation {
+		return nil
+	}
+	s := &d.services[index]
+	atomic.StoreUint64(&s.Table, 0)
+	record := abiService{Generation: generation}
+	atomic.StoreUint64(serviceTail(s), *serviceTail(&record))
+	d.noteForwarding(index, false)
+	return d.remove(abiMapShNames, abiNameKey{Kind: uint32(abiNameKindNAME_SERVICE), Index: index}, "the name of a service")
+}
+
+// noteForwarding keeps settings.nat_destination at 1 while a service needs it.
+func (d *Datapath) noteForwarding(index uint32, natDestination bool) {
+	if natDestination {
+		d.natDestination[index] = true
+	} else {
+		delete(d.natDestination, index)
+	}
+	d.storeNATDestination()
+}
+
+func (d *Datapath) storeNATDestination() {
+	any := uint32(0)
+	if len(d.natDestination) > 0 {
+		any = 1
+	}
+	atomic.StoreUint32(&d.settings[0].NatDestination, any)
+}
+
+// PutFrontend points a frontend to a service. An exact port is one key, a range one for
+// each of its prefixes.
+func (d *Datapath) PutFrontend(f model.Frontend, service uint32) error {
+	if f.Ports.Exact() {
+		if err := d.maps[abiMapShFrontends].Put(toFrontendKey(f), service); err != nil {
+			return fmt.Errorf("write frontend %s: %w", f, full(err, "limits.services sizes the table of frontends: raise it"))
+		}
+		return nil
+	}
+	for _, key := range toRangeKeys(f) {
+		if err := d.maps[abiMapShRanges].Put(key, service); err != nil {
+			return fmt.Errorf("write the port range of frontend %s: %w", f, full(err, fmt.Sprintf("at most %d prefixes of ports fit: use fewer or aligned ranges", d.maps[abiMapShRanges].MaxEntries())))
+		}
+	}
+	return nil
+}
+
+// DeleteFrontend removes a frontend.
+func (d *Datapath) DeleteFrontend(f model.Frontend) error {
+	if f.Ports.Exact() {
+		return d.remove(abiMapShFrontends, toFrontendKey(f), f.String())
+	}
+	for _, key := range toRangeKeys(f) {
+		if err := d.remove(abiMapShRanges, key, f.String()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// PutAddress says what an address is to us. Ownership (SetOwned) is kept, unless the
+// record no longer says that it may be announced.
+func (d *Datapath) PutAddress(r reconcile.AddressRecord) error {
+	return d.changeAddress(r.Address, func(a *abiAddress, _ bool) bool {
+		a.Flags = toFlags(r)
+		if !r.Announce {
+			a.OwnedUntil = 0
+		}
+		return true
+	})
+}
+
+// DeleteAddress makes an address nobody's.
+func (d *Datapath) DeleteAddress(address netip.Addr) error {
+	d.addresses.Lock()
+	defer d.addresses.Unlock()
+	return d.remove(abiMapShAddresses, toAddr(address), address.String())
+}
+
+// changeAddress reads a record, has it changed, and writes it if change says so.
+func (d *Datapath) changeAddress(address netip.Addr, change func(a *abiAddress, there bool) bool) error {
+	d.addresses.Lock()
+	defer d.addresses.Unlock()
+	m, key := d.maps[abiMapShAddresses], toAddr(address)
+	var record abiAddress
+	err := m.Lookup(key, &record)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("read what address %s is: %w", address, err)
+	}
+	before := record
+	if !change(&record, err == nil) || err == nil && record == before {
+		return nil
+	}
+	if err := m.Put(key, record); err != nil {
+		return fmt.Errorf("write what address %s is: %w", address, full(err, fmt.Sprintf("at most %d addresses fit", m.MaxEntries())))
+	}
+	return nil
+}
+
+// WriteSlots stores settled slots.
+func (d *Datapath) WriteSlots(offset uint32, slots []reconcile.BackendRef) error {
+	if uint64(offset)+uint64(len(slots)) > uint64(len(d.slots)) {
+		return fmt.Errorf("write slots %d to %d: there are %d: raise limits.slots", offset, uint64(offset)+uint64(len(slots))-1, len(d.slots))
+	}
+	for i, ref := range slots {
+		atomic.StoreUint64(&d.slots[int(offset)+i], toSlot(ref))
+	}
+	return nil
+}
+
+// Grace waits until no program run is left that began before the call.
+func (d *Datapath) Grace() error { return d.grace.wait() }
+
+// graceMaps is an array of maps, made for its side effect: bpf(2) does not return from
+// changing one before synchronize_rcu() does, so that user space knows that every
+// running program sees the new map (maybe_wait_bpf_programs in kernel/bpf/syscall.c,
+// since commit 1ae80cf31938, 4.20). An XDP run is one RCU read-side section. It is the
+// only documented way for user space to have a grace period of RCU.
+type graceMaps struct{ outer, inner *ebpf.Map }
+
+func newGraceMaps() (*graceMaps, error) {
+	spec := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
+	inner, err := ebpf.NewMap(spec)
+	if err != nil {
+		return nil, fmt.Errorf("make a map to wait for running programs with: %w", err)
+	}
+	outer, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: spec})
+	if err != nil {
+		_ = inner.Close()
+		return nil, fmt.Errorf("make a map of maps to wait for running programs with: %w", err)
+	}
+	return &graceMaps{outer, inner}, nil
+}
+
+func (g *graceMaps) wait() error {
+	if err := g.outer.Put(uint32(0), g.inner); err != nil {
+		return fmt.Errorf("wait until running programs have ended: %w", err)
+	}
+	return nil
+}
+
+func (g *graceMaps) close() error { return errors.Join(g.outer.Close(), g.inner.Close()) }
+
+// remove deletes a key; that it is not there is success.
+func (d *Datapath) remove(name string, key any, what string) error {
+	if err := d.maps[name].Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("delete %s from %s: %w", what, name, err)
+	}
+	return nil
+}
+
+// clearTraffic sets a counter to zero for its next tenant.
+func (d *Datapath) clearTraffic(name string, index uint32) error {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return fmt.Errorf("count the CPUs: %w", err)
+	}
+	if err := d.maps[name].Put(index, make([]abiTraffic, cpus)); err != nil {
+		return fmt.Errorf("set element %d of %s to zero: %w", index, name, err)
+	}
+	return nil
+}
+
+// full adds advice when a map has no room.
+func full(err error, advice string) error {
+	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
+		return fmt.Errorf("%w: %s", err, advice)
+	}
+	return err
+}

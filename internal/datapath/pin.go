@@ -1,0 +1,213 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/model"
+	"golang.org/x/sys/unix"
+)
+
+var instanceName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$`)
+
+// checkInstance refuses names that bpffs or a path would take amiss.
+func checkInstance(name string) error {
+	if !instanceName.MatchString(name) {
+		return fmt.Errorf("the instance name %q cannot name a directory of bpffs: use 1 to 63 letters, digits, - and _, beginning with a letter or digit", name)
+	}
+	return nil
+}
+
+func instanceDir(root, instance string) string { return filepath.Join(root, "shunt", instance) }
+
+func mapDir(root, instance string) string {
+	return filepath.Join(instanceDir(root, instance), fmt.Sprintf("abi-%d", abiConstantSHUNT_ABI))
+}
+
+// isBPFFS says whether path lies on a bpffs.
+func isBPFFS(path string) (bool, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(path, &fs); err != nil {
+		return false, err
+	}
+	return uint32(fs.Type) == unix.BPF_FS_MAGIC, nil
+}
+
+// mountBPFFS mounts bpffs at root unless it is there.
+func mountBPFFS(root string, log *slog.Logger) error {
+	is, err := isBPFFS(root)
+	if err != nil {
+		return fmt.Errorf("look at %s, where maps are to be pinned: %w; mount it with `mount -t bpf bpf %s`", root, err, root)
+	}
+	if is {
+		return nil
+	}
+	if err := unix.Mount("bpf", root, "bpf", 0, "mode=0700"); err != nil {
+		return fmt.Errorf("mount bpffs on %s, where maps are to be pinned: %w; mount it with `mount -t bpf bpf %s`", root, err, root)
+	}
+	log.Info("mounted bpffs, which keeps the data plane when shunt stops", "path", root)
+	return nil
+}
+
+// size is a map's element count and what the user sets it with.
+type size struct {
+	count uint32
+	limit string // field of limits; empty: fixed
+	given uint32 // the limit's value
+	per   uint32 // count = given*per + more
+	more  uint32
+}
+
+// sizes derives every map's size from the limits. What is absent keeps the size it has in
+// maps.h. Hashes without preallocation cost nothing until they are used.
+func sizes(l model.Limits) map[string]size {
+	fixed := func(n uint32) size { return size{count: n} }
+	of := func(limit string, given, per, more uint32) size {
+		return size{given*per + more, limit, given, per, more}
+	}
+	handshakes := max(1024, l.Flows/4)
+	return map[string]size{
+		abiMapShAddresses:  fixed(16384),
+		abiMapShFrontends:  fixed(max(16384, 16*l.Services)),
+		abiMapShRanges:     fixed(30 * 1024), // a range is at most 30 prefixes
+		abiMapShSources:    fixed(1024),
+		abiMapShServices:   of("services", l.Services, 1, 0),
+		abiMapShSvcTraffic: of("services", l.Services, 1, 0),
+		abiMapShNames:      of("services", l.Services, 2, 0),
+		abiMapShBackends:   of("backends", l.Backends, 1, 1), // index 0 is nobody
+		abiMapShBeTraffic:  of("backends", l.Backends, 1, 1),
+		abiMapShSlots:      of("slots", l.Slots, 1, 0),
+		abiMapShTracked:    of("flows", l.Flows, 1, 0),
+		abiMapShHandshakes: fixed(handshakes),
+		abiMapShFlows:      fixed(2 * (l.Flows + handshakes)), // two entries a flow
+	}
+}
+
+// refusal says why a pinned map of another size cannot be taken over.
+func (s size) refusal(name string, have uint32) error {
+	const remedy = "run `shunt detach` first (this ends connections)"
+	if s.limit == "" {
+		return fmt.Errorf("map %s would have %d elements, but the loaded data plane's has %d: %s", name, s.count, have, remedy)
+	}
+	return fmt.Errorf("limits.%s is %d, but the loaded data plane was made for %d: %s or set it back", s.limit, s.given, (have-s.more)/s.per, remedy)
+}
+
+// mapSpecs is every map as it is to be made for the limits.
+func mapSpecs(l model.Limits) (map[string]*ebpf.MapSpec, error) {
+	spec, err := loadAbi()
+	if err != nil {
+		return nil, fmt.Errorf("read the embedded maps: %w", err)
+	}
+	all := map[string]*ebpf.MapSpec{}
+	table := sizes(l)
+	for name, m := range spec.Maps {
+		if name[0] == '.' { // the compiler's own sections
+			continue
+		}
+		if s, ok := table[name]; ok {
+			if s.count == 0 {
+				return nil, fmt.Errorf("limits.%s is 0, so map %s would be empty: set it to at least 1", s.limit, name)
+			}
+			m.MaxEntries = s.count
+		}
+		all[name] = m
+	}
+	return all, nil
+}
+
+// pinMaps opens every map of the instance, making what is missing. adopted is whether
+// any was there. Nothing is left behind when it fails on a fresh instance.
+func pinMaps(opts Options) (maps map[string]*ebpf.Map, adopted bool, err error) {
+	specs, err := mapSpecs(opts.Limits)
+	if err != nil {
+		return nil, false, err
+	}
+	dir := mapDir(opts.PinRoot, opts.Instance)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, false, fmt.Errorf("make the directory %s for the maps: %w; shunt must run as root", dir, err)
+	}
+	maps = map[string]*ebpf.Map{}
+	var made []string
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, name := range made {
+			_ = maps[name].Unpin()
+		}
+		closeMaps(maps)
+		if !adopted {
+			_ = os.Remove(dir)
+			_ = os.Remove(filepath.Dir(dir))
+		}
+	}()
+	// Those that limits size come first, so that a refusal names the limit.
+	names := make([]string, 0, len(specs))
+	for name := range specs {
+		names = append(names, name)
+	}
+	table := sizes(opts.Limits)
+	slices.SortFunc(names, func(a, b string) int {
+		if (table[a].limit == "") != (table[b].limit == "") {
+			if table[a].limit != "" {
+				return -1
+			}
+			return 1
+		}
+		return slices.Compare([]byte(a), []byte(b))
+	})
+	for _, name := range names {
+		m, fresh, err := pinMap(specs[name], filepath.Join(dir, name), table[name])
+		if err != nil {
+			return nil, adopted, err
+		}
+		maps[name] = m
+		if fresh {
+			made = append(made, name)
+		} else {
+			adopted = true
+		}
+	}
+	return maps, adopted, nil
+}
+
+// pinMap opens the map at path, or makes it there.
+func pinMap(spec *ebpf.MapSpec, path string, s size) (m *ebpf.Map, fresh bool, err error) {
+	m, err = ebpf.LoadPinnedMap(path, nil)
+	if err == nil {
+		if s.count != 0 && m.MaxEntries() != s.count {
+			err = s.refusal(spec.Name, m.MaxEntries())
+		} else if m.Type() != spec.Type || m.KeySize() != spec.KeySize || m.ValueSize() != spec.ValueSize || m.MaxEntries() != spec.MaxEntries {
+			err = fmt.Errorf("the map pinned at %s is not the one this version uses, though its ABI number is the same: run `shunt detach` with the version that made it, or remove the directory", path)
+		}
+		if err != nil {
+			_ = m.Close()
+			return nil, false, err
+		}
+		return m, false, nil
+	}
+	if !errors.Is(err, os.ErrNotExist) {
+		return nil, false, fmt.Errorf("open the map pinned at %s: %w", path, err)
+	}
+	m, err = ebpf.NewMap(spec)
+	if err != nil {
+		return nil, false, fmt.Errorf("make map %s of %d elements: %w; if memory is short, lower `limits`", spec.Name, spec.MaxEntries, err)
+	}
+	if err := m.Pin(path); err != nil {
+		_ = m.Close()
+		return nil, false, fmt.Errorf("pin map %s at %s: %w", spec.Name, path, err)
+	}
+	return m, true, nil
+}
+
+func closeMaps(maps map[string]*ebpf.Map) {
+	for _, m := range maps {
+		_ = m.Close()
+	}
+}

@@ -1,0 +1,388 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/reconcile"
+	"golang.org/x/sys/unix"
+)
+
+// ErrNotLoaded says that the instance has no data plane.
+var ErrNotLoaded = errors.New("no data plane is loaded")
+
+// View is a data plane to look at, whether its daemon lives or not. It changes nothing.
+type View struct {
+	maps     map[string]*ebpf.Map
+	root     string
+	instance string
+	clock    *ebpf.Program
+	rate     uint32 // jiffies per second; 0: not measured yet
+
+	// The arrays, as the programs see them. memory holds what they lie in.
+	services []abiService
+	backends []abiBackend
+	slots    []uint64
+	runs     []abiAddr
+	settings []abiSettings
+	memory   [][]byte
+}
+
+// OpenReadOnly opens an instance's data plane to look at. ErrNotLoaded when there is none.
+func OpenReadOnly(opts Options) (*View, error) {
+	if err := opts.complete(); err != nil {
+		return nil, err
+	}
+	spec, err := loadAbi()
+	if err != nil {
+		return nil, fmt.Errorf("read the embedded maps: %w", err)
+	}
+	dir := mapDir(opts.PinRoot, opts.Instance)
+	v := &View{maps: map[string]*ebpf.Map{}, root: opts.PinRoot, instance: opts.Instance}
+	for name := range spec.Maps {
+		if strings.HasPrefix(name, ".") {
+			continue
+		}
+		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
+		if errors.Is(err, os.ErrNotExist) {
+			err = fmt.Errorf("look at instance %q in %s: %w; start it with `shunt run`", opts.Instance, dir, ErrNotLoaded)
+		} else if err != nil {
+			err = fmt.Errorf("open the map pinned at %s: %w", filepath.Join(dir, name), err)
+		}
+		if err != nil {
+			return nil, errors.Join(err, v.Close())
+		}
+		v.maps[name] = m
+	}
+	if err := v.mapMemory(false); err != nil {
+		return nil, errors.Join(err, v.Close())
+	}
+	coll, err := v.loadCollection(loadSweep, nil)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("load the program that tells the time: %w", err), v.Close())
+	}
+	v.clock = coll.DetachProgram("sh_clock")
+	coll.Close()
+	return v, nil
+}
+
+// Close lets go of the maps.
+func (v *View) Close() error {
+	var errs []error
+	for _, m := range v.memory {
+		errs = append(errs, unix.Munmap(m))
+	}
+	v.memory, v.services, v.backends, v.slots, v.runs, v.settings = nil, nil, nil, nil, nil, nil
+	if v.clock != nil {
+		errs = append(errs, v.clock.Close())
+		v.clock = nil
+	}
+	closeMaps(v.maps)
+	v.maps = nil
+	return errors.Join(errs...)
+}
+
+// mapMemory maps the arrays into this process.
+func (v *View) mapMemory(writable bool) error {
+	protection := unix.PROT_READ
+	if writable {
+		protection |= unix.PROT_WRITE
+	}
+	open := func(name string) ([]byte, error) {
+		m := v.maps[name]
+		memory, err := unix.Mmap(m.FD(), 0, int(m.MaxEntries())*int(m.ValueSize()), protection, unix.MAP_SHARED)
+		if err != nil {
+			return nil, fmt.Errorf("map %s into memory: %w; the kernel must be 5.5 or later", name, err)
+		}
+		v.memory = append(v.memory, memory)
+		return memory, nil
+	}
+	services, err1 := open(abiMapShServices)
+	backends, err2 := open(abiMapShBackends)
+	slots, err3 := open(abiMapShSlots)
+	sources, err4 := open(abiMapShSources)
+	settings, err5 := open(abiMapShSettings)
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
+		return err
+	}
+	v.services, v.backends, v.slots = array[abiService](services), array[abiBackend](backends), array[uint64](slots)
+	v.runs, v.settings = array[abiAddr](sources), array[abiSettings](settings)
+	return nil
+}
+
+// Contents reads what the reconciler keeps in the maps.
+func (v *View) Contents() (reconcile.Contents, error) {
+	c := reconcile.Contents{
+		Backends: map[uint32]reconcile.BackendRecord{}, Services: map[uint32]reconcile.ServiceRecord{},
+		Frontends: map[model.Frontend]uint32{}, Addresses: map[netip.Addr]reconcile.AddressRecord{},
+		Slots:              map[uint32][]reconcile.BackendRef{},
+		BackendGenerations: map[uint32]uint8{}, ServiceGenerations: map[uint32]uint8{},
+	}
+	v.readBackends(&c)
+	if err := v.readServices(&c); err != nil {
+		return c, err
+	}
+	if err := v.readFrontends(&c); err != nil {
+		return c, err
+	}
+	var key abiAddr
+	var address abiAddress
+	all := v.maps[abiMapShAddresses].Iterate()
+	for all.Next(&key, &address) {
+		a := fromAddr(key)
+		c.Addresses[a] = fromFlags(a, address.Flags)
+	}
+	if err := all.Err(); err != nil {
+		return c, fmt.Errorf("read %s: %w", abiMapShAddresses, err)
+	}
+	return c, nil
+}
+
+func (v *View) readBackends(c *reconcile.Contents) {
+	for i := range v.backends {
+		b := &v.backends[i]
+		address := fromAddr(b.Address)
+		switch {
+		case i == 0:
+		case address.IsValid():
+			c.Backends[uint32(i)] = reconcile.BackendRecord{
+				BackendRef:     reconcile.BackendRef{Index: uint32(i), Generation: b.Generation},
+				BackendAddress: model.BackendAddress{Address: address, Port: fromWire(b.Port)},
+			}
+		case b.Generation != 0:
+			c.BackendGenerations[uint32(i)] = b.Generation
+		}
+	}
+}
+
+// readServices: a service is there while it has a name.
+func (v *View) readServices(c *reconcile.Contents) error {
+	var key abiNameKey
+	var name abiName
+	all := v.maps[abiMapShNames].Iterate()
+	for all.Next(&key, &name) {
+		if key.Kind != uint32(abiNameKindNAME_SERVICE) || int(key.Index) >= len(v.services) {
+			continue
+		}
+		s := &v.services[key.Index]
+		first, count := fromRun(atomic.LoadUint64(&s.Table))
+		if uint64(first)+uint64(count) > uint64(len(v.slots)) {
+			return fmt.Errorf("service %q is said to have slots %d to %d, but there are %d: the maps are damaged, run `shunt detach` and start again",
+				fromName(name), first, uint64(first)+uint64(count)-1, len(v.slots))
+		}
+		c.Services[key.Index] = reconcile.ServiceRecord{
+			Index: key.Index, Generation: s.Generation, Name: fromName(name),
+			Forwarding: fromForwarding(s.Forwarding), Seed: s.Seed, Offset: first, Size: count,
+		}
+		slots := make([]reconcile.BackendRef, count)
+		for i := range slots {
+			slots[i] = fromSlot(atomic.LoadUint64(&v.slots[first+uint32(i)]))
+		}
+		c.Slots[key.Index] = slots
+	}
+	if err := all.Err(); err != nil {
+		return fmt.Errorf("read %s: %w", abiMapShNames, err)
+	}
+	for i := range v.services {
+		if _, ok := c.Services[uint32(i)]; !ok && v.services[i].Generation != 0 {
+			c.ServiceGenerations[uint32(i)] = v.services[i].Generation
+		}
+	}
+	return nil
+}
+
+// readFrontends puts prefixes together to ranges again. Two ranges of one service that
+// touch become one; which is as good, since the prefixes decide.
+func (v *View) readFrontends(c *reconcile.Contents) error {
+	var key abiFrontendKey
+	var index uint32
+	exact := v.maps[abiMapShFrontends].Iterate()
+	for exact.Next(&key, &index) {
+		c.Frontends[fromFrontendKey(key)] = index
+	}
+	if err := exact.Err(); err != nil {
+		return fmt.Errorf("read %s: %w", abiMapShFrontends, err)
+	}
+	type piece struct {
+		model.Frontend
+		service uint32
+	}
+	var pieces []piece
+	var prefix abiRangeKey
+	ranges := v.maps[abiMapShRanges].Iterate()
+	for ranges.Next(&prefix, &index) {
+		f := fromRangeKey(prefix)
+		if f.Ports == model.AnyPort {
+			c.Frontends[f] = index
+			continue
+		}
+		pieces = append(pieces, piece{f, index})
+	}
+	if err := ranges.Err(); err != nil {
+		return fmt.Errorf("read %s: %w", abiMapShRanges, err)
+	}
+	slices.SortFunc(pieces, func(a, b piece) int {
+		if n := a.Address.Compare(b.Address); n != 0 {
+			return n
+		}
+		if n := int(a.Protocol) - int(b.Protocol); n != 0 {
+			return n
+		}
+		return int(a.Ports.First) - int(b.Ports.First)
+	})
+	for i := 0; i < len(pieces); {
+		whole, j := pieces[i], i+1
+		for ; j < len(pieces) && pieces[j].service == whole.service && pieces[j].Address == whole.Address &&
+			pieces[j].Protocol == whole.Protocol && pieces[j].Ports.First == whole.Ports.Last+1; j++ {
+			whole.Ports.Last = pieces[j].Ports.Last
+		}
+		c.Frontends[whole.Frontend] = whole.service
+		i = j
+	}
+	return nil
+}
+
+// Traffic is what went through a service or to a backend since the data plane was loaded.
+type Traffic struct {
+	PacketsIn    uint64 `json:"packets_in"` // from clients
+	BytesIn      uint64 `json:"bytes_in"`   // whole frames
+	PacketsOut   uint64 `json:"packets_out"`
+	BytesOut     uint64 `json:"bytes_out"`
+	FlowsCreated uint64 `json:"flows_created"`
+}
+
+// Count is how often something happened, and to how many bytes.
+type Count struct {
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"`
+}
+
+// Counters are all counters, summed over the CPUs.
+type Counters struct {
+	Services map[uint32]Traffic // by service index; of those that are there
+	Backends map[uint32]Traffic // by backend index; of those that are there
+	Reasons  map[string]Count   // by the reason's name; only what happened
+}
+
+// Counters reads the counters. They grow while they are read.
+func (v *View) Counters() (Counters, error) {
+	c := Counters{map[uint32]Traffic{}, map[uint32]Traffic{}, map[string]Count{}}
+	var key abiNameKey
+	var name abiName
+	all := v.maps[abiMapShNames].Iterate()
+	for all.Next(&key, &name) {
+		t, err := v.traffic(abiMapShSvcTraffic, key.Index)
+		if err != nil {
+			return c, err
+		}
+		c.Services[key.Index] = t
+	}
+	if err := all.Err(); err != nil {
+		return c, fmt.Errorf("read %s: %w", abiMapShNames, err)
+	}
+	for i := range v.backends {
+		if i == 0 || v.backends[i].Address == (abiAddr{}) {
+			continue
+		}
+		t, err := v.traffic(abiMapShBeTraffic, uint32(i))
+		if err != nil {
+			return c, err
+		}
+		c.Backends[uint32(i)] = t
+	}
+	for _, r := range Reasons() {
+		var each []abiCount
+		if err := v.maps[abiMapShReasons].Lookup(uint32(r), &each); err != nil {
+			return c, fmt.Errorf("read the counter of %s in %s: %w", r, abiMapShReasons, err)
+		}
+		var sum Count
+		for _, one := range each {
+			sum.Packets += one.Packets
+			sum.Bytes += one.Bytes
+		}
+		if sum != (Count{}) {
+			c.Reasons[r.String()] = sum
+		}
+	}
+	return c, nil
+}
+
+func (v *View) traffic(name string, index uint32) (Traffic, error) {
+	var each []abiTraffic
+	if err := v.maps[name].Lookup(index, &each); err != nil {
+		return Traffic{}, fmt.Errorf("read element %d of %s: %w", index, name, err)
+	}
+	var sum Traffic
+	for _, one := range each {
+		sum.PacketsIn += one.PacketsIn
+		sum.BytesIn += one.BytesIn
+		sum.PacketsOut += one.PacketsOut
+		sum.BytesOut += one.BytesOut
+		sum.FlowsCreated += one.FlowsCreated
+	}
+	return sum, nil
+}
+
+// readClock asks the kernel for its jiffies; beat says that the daemon is there, too.
+func (v *View) readClock(beat bool) (abiClock, error) {
+	var in, out abiClock
+	if beat {
+		in.KtimeNs = 1
+	}
+	if _, err := v.clock.Run(&ebpf.RunOptions{Context: in, ContextOut: &out}); err != nil {
+		return out, fmt.Errorf("run sh_clock to read the kernel's time: %w", err)
+	}
+	return out, nil
+}
+
+// HeartbeatAge is how long ago the daemon last said that it is there; known is false if
+// it never did.
+func (v *View) HeartbeatAge() (age time.Duration, known bool, err error) {
+	if v.rate == 0 {
+		if v.rate, err = v.measureRate(); err != nil {
+			return 0, false, err
+		}
+	}
+	beat := atomic.LoadUint64(&v.settings[0].Heartbeat)
+	if beat == 0 {
+		return 0, false, nil
+	}
+	now, err := v.readClock(false)
+	if err != nil {
+		return 0, false, err
+	}
+	return time.Duration(now.Jiffies-beat) * time.Second / time.Duration(v.rate), true, nil
+}
+
+// Attachments reads what is attached from the pinned links, by interface name.
+func (v *View) Attachments() ([]Attachment, error) {
+	found, err := pinnedLinks(v.root, v.instance)
+	if err != nil {
+		return nil, err
+	}
+	var all []Attachment
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		l, err := link.LoadPinnedLink(found[name], nil)
+		if err != nil {
+			return nil, fmt.Errorf("open the link pinned at %s: %w", found[name], err)
+		}
+		a, err := attachmentOf(name, l)
+		_ = l.Close()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, a)
+	}
+	return all, nil
+}
