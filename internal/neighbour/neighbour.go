@@ -66,6 +66,8 @@ type Options struct {
 
 	// refuseManaged makes the kernel look older than 5.16.
 	refuseManaged bool
+	// receiveBuffer replaces receiveBufferBytes.
+	receiveBuffer int
 }
 
 // Watcher keeps the hops of the wanted addresses. Its methods may be called concurrently.
@@ -104,6 +106,9 @@ func New(opts Options) (*Watcher, error) {
 	if opts.Resync == 0 {
 		opts.Resync = 30 * time.Second
 	}
+	if opts.receiveBuffer == 0 {
+		opts.receiveBuffer = receiveBufferBytes
+	}
 	ns := netns.None()
 	if opts.Namespace != nil {
 		ns = *opts.Namespace
@@ -128,7 +133,7 @@ func New(opts Options) (*Watcher, error) {
 		mine:    map[key]bool{},
 		failed:  map[key]bool{},
 	}
-	events, err := subscribe(ctx, ns, opts.Log, &w.stopped)
+	events, err := subscribe(ctx, ns, opts, &w.stopped)
 	if err == nil {
 		err = w.adopt()
 	}

@@ -3,6 +3,7 @@ package neighbour
 import (
 	"bytes"
 	"context"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -381,19 +382,66 @@ func TestKernelThatDoesNotManage(t *testing.T) {
 
 func TestLostNotifications(t *testing.T) {
 	s := newSite(t)
-	w, _ := s.watch(t, Options{})
-	w.Want(addrs("10.8.0.2"))
-	mustResolve(t, w, "10.8.0.2")
-	// Pretend that a removal was not notified: only reading everything again shows it.
-	mac := net.HardwareAddr{2, 0, 0, 0, 0, 0x79}
-	if err := w.neigh.remove(key{s.balancer.Index(t, "lan"), netip.MustParseAddr("10.8.0.2")}); err != nil {
+	entry := &netlink.Neigh{
+		LinkIndex: s.balancer.Index(t, "lan"), IP: net.ParseIP("10.8.0.2"), State: netlink.NUD_PERMANENT,
+		HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 1},
+	}
+	if err := s.balancer.Net.NeighSet(entry); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.backend.Net.LinkSetHardwareAddr(s.backend.Link(t, "eth"), mac); err != nil {
-		t.Fatal(err)
-	}
-	nstest.Eventually(t, "the entry is made again", func() bool {
-		h, _ := w.Hop(netip.MustParseAddr("10.8.0.2"))
-		return h.Resolved && bytes.Equal(h.MAC, mac)
+	var logged lockedBuffer
+	busy, begun := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	w, err := New(Options{
+		Namespace: &s.balancer.Handle, Resync: time.Hour, receiveBuffer: 1,
+		Log: slog.New(slog.NewTextHandler(&logged, nil)),
+		OnChange: func(Hop) {
+			once.Do(func() { close(begun) })
+			<-busy
+		},
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.stop(); w.stopped.Wait() })
+	w.Want(addrs("10.8.0.2"))
+	<-begun
+	// While nobody listens more happens than the smallest socket buffer holds, the change
+	// that matters at the very end.
+	for i := range 200 {
+		other := *entry
+		other.IP = net.IPv4(10, 8, 0, byte(50+i))
+		if err := s.balancer.Net.NeighSet(&other); err != nil {
+			t.Fatal(err)
+		}
+	}
+	entry.HardwareAddr = net.HardwareAddr{2, 0, 0, 0, 0, 2}
+	if err := s.balancer.Net.NeighSet(entry); err != nil {
+		t.Fatal(err)
+	}
+	close(busy)
+	nstest.Eventually(t, "the last change is found", func() bool {
+		h, _ := w.Hop(netip.MustParseAddr("10.8.0.2"))
+		return h.Resolved && bytes.Equal(h.MAC, entry.HardwareAddr)
+	})
+	if !strings.Contains(logged.String(), "notifications were lost") {
+		t.Errorf("nothing was lost, so nothing is proven; log: %s", logged.String())
+	}
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }

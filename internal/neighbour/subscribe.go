@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -29,7 +28,7 @@ const receiveBufferBytes = 1 << 20
 // subscribe delivers the kernel's notifications until ctx ends. One socket takes all
 // groups, so they keep the order in which things happened. When the socket overflows or
 // fails it is opened again and an event with lost set is sent.
-func subscribe(ctx context.Context, ns netns.NsHandle, log *slog.Logger, stopped *sync.WaitGroup) (<-chan event, error) {
+func subscribe(ctx context.Context, ns netns.NsHandle, opts Options, stopped *sync.WaitGroup) (<-chan event, error) {
 	// The caller may close its handle of the namespace while we might still have to
 	// open a socket in it.
 	if ns.IsOpen() {
@@ -48,9 +47,9 @@ func subscribe(ctx context.Context, ns netns.NsHandle, log *slog.Logger, stopped
 		if err != nil {
 			return nil, fmt.Errorf("subscribe to neighbour, route, link and address changes: %w", err)
 		}
-		if s.SetReceiveBufferSize(receiveBufferBytes, true) != nil {
+		if s.SetReceiveBufferSize(opts.receiveBuffer, true) != nil {
 			// Beyond the limit only with CAP_NET_ADMIN in the first user namespace.
-			_ = s.SetReceiveBufferSize(receiveBufferBytes, false)
+			_ = s.SetReceiveBufferSize(opts.receiveBuffer, false)
 		}
 		return s, nil
 	}
@@ -65,7 +64,7 @@ func subscribe(ctx context.Context, ns netns.NsHandle, log *slog.Logger, stopped
 		for ctx.Err() == nil {
 			if s == nil {
 				if s, err = open(); err != nil {
-					log.Error("cannot watch the network; trying again", "error", err)
+					opts.Log.Error("cannot watch the network; trying again", "error", err)
 					pause(ctx, time.Second)
 					continue
 				}
@@ -75,7 +74,7 @@ func subscribe(ctx context.Context, ns netns.NsHandle, log *slog.Logger, stopped
 			s.Close()
 			s = nil
 			if ctx.Err() == nil {
-				log.Warn("network notifications were lost; reading everything again", "error", err)
+				opts.Log.Warn("network notifications were lost; reading everything again", "error", err)
 			}
 		}
 	})
