@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * A flow's life, moved on by its packets. Taken at most once a second for a flow in full
+ * swing, and for every packet that may change its state.
+ *
+ *            client's SYN          backend answers        client goes on
+ *   (none) ───────────────► 0 ───────────────► REPLIED ───────────────► ESTABLISHED
+ *
+ * A FIN from each side, or a reset, closes; the entry then rests for a short timeout and a
+ * later packet brings it back: a reset may be forged (RFC 5961), and a side that sends
+ * data after its FIN has not closed.
+ */
+#ifndef SHUNT_ADVANCE_H
+#define SHUNT_ADVANCE_H
+
+#include "hop.h"
+#include "service.h"
+#include "track.h"
+
+enum advance {
+	ADVANCE_GO = 0,    /* the packet belongs to the flow */
+	ADVANCE_OVER = 1,  /* the flow was over and has been ended: the packet is a first one */
+};
+
+/* The state after a packet from the client. */
+static __always_inline __u8 state_after_client(__u8 state, const struct packet *p)
+{
+	if (p->key.protocol == IPPROTO_TCP) {
+		if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
+			/* A new connection on a closed one's tuple keeps backend and port: the
+			 * backend judges it as if it saw the client itself. */
+			return state_is_closed(state) ? state & FLOW_SLOTTED : state;
+		if (p->tcp_flags & TCP_RST)
+			return state | FLOW_RESET;
+		state &= ~FLOW_RESET;
+		if (p->tcp_flags & TCP_FIN)
+			state |= FLOW_FIN_CLIENT;
+		else if (p->has_payload)
+			state &= ~FLOW_FIN_CLIENT;
+	}
+	return state & FLOW_REPLIED ? state | FLOW_ESTABLISHED : state;
+}
+
+/* The state after a packet from the backend. */
+static __always_inline __u8 state_after_backend(__u8 state, const struct packet *p)
+{
+	if (p->key.protocol != IPPROTO_TCP)
+		return state | FLOW_REPLIED;
+	if (p->tcp_flags & TCP_RST)
+		return state | FLOW_RESET;
+	state = (state | FLOW_REPLIED) & ~FLOW_RESET;
+	if (p->tcp_flags & TCP_FIN) {
+		if (!(state & FLOW_FIN_CLIENT))
+			state |= FLOW_BACKEND_FIRST;
+		return state | FLOW_FIN_BACKEND;
+	}
+	if (p->has_payload)
+		state &= ~(FLOW_FIN_BACKEND | FLOW_BACKEND_FIRST);
+	return state;
+}
+
+static __always_inline __u8 state_after(__u8 state, const struct packet *p, const struct flow *f)
+{
+	return f->direction == DIRECTION_CLIENT ? state_after_client(state, p) :
+						  state_after_backend(state, p);
+}
+
+/* Carries a change over to the twin, and a client's new next hop with it. */
+static __noinline void twin_follow(struct xdp_md *ctx, const struct packet *p, const struct flow *f,
+				   __u8 set, __u8 clear)
+{
+	struct scratch *scratch = scratch_get();
+	struct flow *live;
+	__u64 hop, old_hop;
+
+	if (!scratch)
+		return;
+	live = twin_find(scratch, &p->key, f);
+	if (!live)
+		return;
+	if (set | clear)
+		life_set(live, f->nonce, set, clear, scratch->twin.life);
+	if (f->direction != DIRECTION_CLIENT)
+		return;
+	old_hop = scratch->twin.hop;
+	hop = hop_mark(hop_to_client(ctx, &p->key), f->nonce);
+	if (hop != old_hop) /* by comparison, because the element may be another flow's by now */
+		__sync_val_compare_and_swap(&live->hop, old_hop, hop);
+}
+
+/*
+ * Moves the flow on by this packet. live is the entry f was copied from.
+ */
+static __noinline enum advance flow_advance(struct xdp_md *ctx, struct packet *p, struct flow *live,
+					    struct flow *f)
+{
+	struct settings *settings = settings_get();
+	__u8 old = life_state(f->life), state;
+	__u32 now = bpf_jiffies64();
+
+	if (!settings || !live)
+		return ADVANCE_GO;
+	if (flow_is_over(&p->key, f, settings, now)) {
+		if (entry_end(&p->key, live, f))
+			twin_end(&p->key, f);
+		return ADVANCE_OVER;
+	}
+	state = state_after(old, p, f);
+	if (f->direction == DIRECTION_CLIENT && (state & FLOW_ESTABLISHED) && !(state & FLOW_SLOTTED)) {
+		if (tracked_take(&p->key, f->nonce, settings, now))
+			state &= ~FLOW_ESTABLISHED; /* asks again with its next packet */
+		else
+			state |= FLOW_SLOTTED;
+	}
+	if (life_set(live, f->nonce, state & ~old, old & ~state, now))
+		return ADVANCE_OVER;
+	twin_follow(ctx, p, f, state & ~old, old & ~state);
+	return ADVANCE_GO;
+}
+
+/* Whether this packet can pass without flow_advance: it changes nothing, and the flow was
+ * seen within the last second. */
+static __always_inline int flow_is_settled(const struct packet *p, const struct flow *f, __u32 now)
+{
+	__u8 state = life_state(f->life);
+
+	return state_after(state, p, f) == state && life_age(f->life, now) < jiffies_per_second;
+}
+
+#endif

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What is fixed when a program is loaded. The verifier knows these values and removes
+ * the branches they rule out. One copy of the program is loaded per interface.
+ */
+#ifndef SHUNT_CONFIG_H
+#define SHUNT_CONFIG_H
+
+#include "types.h"
+
+/* Position of the program's interface in sh_interfaces and sh_tx_ports. */
+volatile const __u32 interface_slot = 0;
+
+/* Generic XDP keeps the sk_buff and its note that the checksum is still to be filled in,
+ * so a partial checksum stays partial. Native XDP loses the note. */
+volatile const __u8 generic_mode = 0;
+
+/* Elements of sh_handshakes and sh_tracked. */
+volatile const __u32 handshake_count = 1;
+volatile const __u32 tracked_count = 1;
+
+/* Jiffies per second, measured when the daemon starts. */
+volatile const __u32 jiffies_per_second = 250;
+
+/* The daemon is taken for dead when its heartbeat is older. */
+#define HEARTBEAT_SECONDS_MAX 10
+
+#endif

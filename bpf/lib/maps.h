@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The maps. Each says: key and value; who writes; who reads; what happens when it is
+ * full; what happens at an upgrade. All are pinned under abi-<SHUNT_ABI>, and a program
+ * of the same ABI takes them over as they are. Sizes here are placeholders: user space
+ * sets them from `limits` when it loads.
+ */
+#ifndef SHUNT_MAPS_H
+#define SHUNT_MAPS_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "reasons.h"
+#include "types.h"
+
+/* Address -> what it is to us. Written by the reconciler, owned_until by announce. Read
+ * for every packet. Full: the reconciler refuses the change beforehand. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct addr);
+	__type(value, struct address);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} sh_addresses SEC(".maps");
+
+/* Address, exact port and protocol -> index in sh_services. Written by the reconciler.
+ * Read for the first packet of a flow. Full: refused beforehand. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct frontend_key);
+	__type(value, __u32);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} sh_frontends SEC(".maps");
+
+/* The same for ranges and any, as port prefixes; asked when sh_frontends has nothing.
+ * A range is at most 30 prefixes. Written by the reconciler. Full: refused beforehand. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__type(key, struct range_key);
+	__type(value, __u32);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} sh_ranges SEC(".maps");
+
+/* Index -> service. An array: its elements are never recycled, and generation tells one
+ * tenant from the next. Written by the reconciler through a memory mapping. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct service);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} sh_services SEC(".maps");
+
+/* Index -> backend; index 0 is nobody. Written by the reconciler (address, port,
+ * generation, before a slot names it) and the neighbour watcher (hop, sources: one atomic
+ * word each). Read for every packet from a client. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct backend);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} sh_backends SEC(".maps");
+
+/* All Maglev tables, one after the other; struct service says where. Written by the
+ * reconciler with aligned atomic stores. Read for the first packet of a flow. Full: the
+ * reconciler refuses the change beforehand. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} sh_slots SEC(".maps");
+
+/* Source addresses of full NAT; struct backend says which. Written by the daemon before a
+ * backend names them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct addr);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} sh_sources SEC(".maps");
+
+/* Tuple of a packet -> how to rewrite it; two entries a flow. The DIRECTION_BACKEND entry,
+ * inserted with NOEXIST, is the claim of the source port. Written and expired by the
+ * programs alone, whether the daemon lives or not. Full: counted as table_full; the rings
+ * below keep it from getting there. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+	__uint(max_entries, 1);
+} sh_flows SEC(".maps");
+
+/* Flows whose handshake is not finished, in the order they came. A new one takes the place
+ * of the oldest, so a flood can displace only what is unfinished. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct tracked);
+	__uint(max_entries, 1);
+} sh_handshakes SEC(".maps");
+
+/* Established flows. A clock hand looks for a place whose flow has ended; living ones are
+ * never displaced. Full: counted as flows_full. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct tracked);
+	__uint(max_entries, 1);
+} sh_tracked SEC(".maps");
+
+/* The hands of the two rings, by enum ring. Written by the programs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, RING_COUNT);
+} sh_hands SEC(".maps");
+
+/* One element. Written by the daemon, the heartbeat by sh_clock. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct settings);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} sh_settings SEC(".maps");
+
+/* Slot -> interface. Written by the daemon when it attaches. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct interface);
+	__uint(max_entries, INTERFACE_MAX);
+} sh_interfaces SEC(".maps");
+
+/* ifindex -> slot, for what the routing table answers. Written by the daemon. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, INTERFACE_MAX);
+} sh_ifindexes SEC(".maps");
+
+/* Slot -> interface to send out of. Written by the daemon. */
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, INTERFACE_MAX);
+} sh_tx_ports SEC(".maps");
+
+/* Counters: by service index, backend index, and enum reason. Written by the programs,
+ * summed by user space. They outlive the daemon. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct traffic);
+	__uint(max_entries, 1);
+} sh_svc_traffic SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct traffic);
+	__uint(max_entries, 1);
+} sh_be_traffic SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct count);
+	__uint(max_entries, REASON_COUNT);
+} sh_reasons SEC(".maps");
+
+/* What positions are called, for `shunt status` when no daemon answers. Written and read
+ * by user space. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct name_key);
+	__type(value, struct name);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} sh_names SEC(".maps");
+
+#endif

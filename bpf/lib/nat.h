@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * New NAT flows: choosing a source port and making the two entries.
+ *
+ *   1. claim: insert the DIRECTION_BACKEND entry with NOEXIST. Whoever inserts it owns
+ *      (source address, source port) towards (backend address, backend port).
+ *   2. insert the DIRECTION_CLIENT entry with NOEXIST. If another CPU was first with the
+ *      same packet, the claim is released and its flow is used.
+ *   3. note the flow among the handshakes, which bounds their number.
+ *
+ * A claim lives as long as its entry: a closed connection's port rests until the entry is
+ * over.
+ */
+#ifndef SHUNT_NAT_H
+#define SHUNT_NAT_H
+
+#include "hop.h"
+#include "service.h"
+#include "track.h"
+
+/* At 90 % occupancy a search of n random ports fails with 0.9^n: 64 is 0.1 %. */
+#define CLAIM_TRIES 64
+
+static __always_inline struct claim *claim_scratch(void)
+{
+	struct scratch *scratch = scratch_get();
+
+	return scratch ? &scratch->claim : 0;
+}
+
+/* Inserts the claim under its present port. 1: it is ours, 0: it is taken, -1: no room. */
+static __always_inline int claim_insert(struct claim *c)
+{
+	long err;
+
+	c->entry.seal = flow_seal(&c->key, &c->entry);
+	err = bpf_map_update_elem(&sh_flows, &c->key, &c->entry, BPF_NOEXIST);
+	if (!err)
+		return 1;
+	return err == -17 /* EEXIST */ ? 0 : -1;
+}
+
+/* Ends the flow that holds the claim's present port, if it is over or may_end says so. */
+static __noinline int claim_reclaim(struct claim *c, const struct settings *settings, int may_end)
+{
+	struct flow *live;
+
+	c->probed_key = c->key;
+	live = flow_find(&c->probed_key, &c->probed);
+	if (!live)
+		return 0;
+	if (!flow_is_over(&c->probed_key, &c->probed, settings, c->now)) {
+		__u32 age = life_age(c->probed.life, c->now) + 1;
+
+		if (!state_is_closed(life_state(c->probed.life)))
+			return 0;
+		if (!may_end) {
+			if (age > c->closed_age) {
+				c->closed_age = age;
+				c->closed_port = c->key.destination_port;
+			}
+			return 0;
+		}
+	}
+	if (!entry_end(&c->probed_key, live, &c->probed))
+		return 0;
+	twin_end(&c->probed_key, &c->probed);
+	return 1;
+}
+
+struct claim_result {
+	int found; /* 1: claimed, -1: the table is full */
+};
+
+static long claim_try(__u32 i, void *context)
+{
+	struct claim_result *result = context;
+	struct settings *settings = settings_get();
+	struct claim *c = claim_scratch();
+
+	if (!c || !settings || !c->port_count)
+		return 1;
+	if (i == 0 && c->own_port)
+		c->key.destination_port = c->own_port;
+	else /* an odd stride visits every port of a power of two, and enough of any other */
+		c->key.destination_port = bpf_htons(
+			c->port_first + (c->start + i * ((c->start >> 16) | 1)) % c->port_count);
+	result->found = claim_insert(c);
+	if (result->found)
+		return 1;
+	if (claim_reclaim(c, settings, 0)) {
+		result->found = claim_insert(c);
+		if (result->found)
+			return 1;
+	}
+	return 0;
+}
+
+/* Finds and claims a port. 0, or the reason why not. */
+static __noinline enum reason port_claim(void)
+{
+	struct claim_result result = {};
+	struct settings *settings = settings_get();
+	struct claim *c = claim_scratch();
+
+	if (!c || !settings)
+		return REASON_INTERNAL;
+	bpf_loop(CLAIM_TRIES, claim_try, &result, 0);
+	if (!result.found && c->closed_age) {
+		c->key.destination_port = c->closed_port;
+		if (claim_reclaim(c, settings, 1))
+			result.found = claim_insert(c);
+		if (result.found > 0)
+			count_reason(REASON_PORT_TAKEN, 0);
+	}
+	if (result.found > 0)
+		return REASON_NONE;
+	return result.found < 0 ? REASON_TABLE_FULL : REASON_PORTS_EXHAUSTED;
+}
+
+/* Chooses the source address and fills in the claim. 0, or the reason why not. */
+static __noinline enum reason claim_prepare(const struct packet *p, const struct backend *backend,
+					    const struct service *service, __u32 hash)
+{
+	struct settings *settings = settings_get();
+	struct claim *c = claim_scratch();
+	__u64 sources = *(volatile __u64 *)&backend->sources;
+	struct addr *source;
+	__u32 index;
+
+	if (!c || !settings)
+		return REASON_INTERNAL;
+	c->start = bpf_get_prandom_u32();
+	c->closed_age = 0;
+	c->own_port = 0;
+	c->port_first = settings->port_first;
+	c->port_count = settings->port_count;
+	c->key.source = backend->address;
+	c->key.source_port = backend->port ? backend->port : p->key.destination_port;
+	c->key.protocol = p->key.protocol;
+	if (service->forwarding == FORWARDING_NAT_DESTINATION) {
+		/* The client's own port, unless another of its flows to this backend has it. */
+		c->key.destination = p->key.source;
+		c->own_port = p->key.source_port;
+		return REASON_NONE;
+	}
+	if (!(__u32)sources)
+		return REASON_NO_SOURCE;
+	index = (sources >> 32) + (((__u64)hash * (__u32)sources) >> 32);
+	source = bpf_map_lookup_elem(&sh_sources, &index);
+	if (!source)
+		return REASON_NO_SOURCE;
+	c->key.destination = *source;
+	return REASON_NONE;
+}
+
+/* The entry of the client's direction: where its packets go. */
+static __always_inline void client_entry(const struct claim *c, const struct packet *p, struct flow *f)
+{
+	*f = c->entry;
+	f->hop = 0;
+	f->direction = DIRECTION_CLIENT;
+	f->source = c->key.destination;
+	f->source_port = c->key.destination_port;
+	f->destination = c->key.source;
+	f->destination_port = c->key.source_port;
+	f->seal = flow_seal(&p->key, f);
+}
+
+/*
+ * Makes the flow of a client's first packet and leaves its entry in f. REASON_NONE, or why
+ * the packet has to be dropped.
+ */
+static __noinline enum reason nat_flow_create(struct xdp_md *ctx, struct packet *p, __u32 service_index,
+					      struct flow *f)
+{
+	struct service *service = bpf_map_lookup_elem(&sh_services, &service_index);
+	struct claim *c = claim_scratch();
+	struct backend *backend;
+	enum reason reason;
+	__u32 hash, reference;
+
+	if (!service || !c)
+		return REASON_INTERNAL;
+	hash = flow_hash(&p->key, service->seed);
+	reference = slot_backend(service, hash);
+	if (!reference)
+		return REASON_NO_BACKEND;
+	backend = backend_find(reference);
+	if (!backend)
+		return REASON_BACKEND_GONE;
+	reason = claim_prepare(p, backend, service, hash);
+	if (reason != REASON_NONE)
+		return reason;
+
+	c->now = bpf_jiffies64();
+	c->entry.nonce = bpf_get_prandom_u32();
+	c->entry.life = life_make(c->entry.nonce, 0, c->now);
+	c->entry.hop = hop_mark(hop_to_client(ctx, &p->key), c->entry.nonce);
+	c->entry.source = p->key.destination;
+	c->entry.source_port = p->key.destination_port;
+	c->entry.destination = p->key.source;
+	c->entry.destination_port = p->key.source_port;
+	c->entry.backend = reference;
+	c->entry.service_index = service_index;
+	c->entry.service_generation = service->generation;
+	c->entry.direction = DIRECTION_BACKEND;
+	reason = port_claim();
+	if (reason != REASON_NONE)
+		return reason;
+
+	client_entry(c, p, f);
+	if (bpf_map_update_elem(&sh_flows, &p->key, f, BPF_NOEXIST)) {
+		/* Another CPU was first with this flow, or the table is full: our claim goes. */
+		bpf_map_delete_elem(&sh_flows, &c->key);
+		return flow_find(&p->key, f) ? REASON_NONE : REASON_CLAIM_RACE;
+	}
+	handshake_note(&p->key, f->nonce);
+	return REASON_NONE;
+}
+
+#endif

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What one run knows of its packet, and how a run ends.
+ *
+ *   parse → address → flow → (service → new flow) → rewrite → send
+ *
+ * Every stage returns an enum verdict. VERDICT_NEXT hands on; every other value is the
+ * end of the run, and whoever returns it has set packet->reason (or sends the packet).
+ */
+#ifndef SHUNT_PACKET_H
+#define SHUNT_PACKET_H
+
+#include <linux/bpf.h>
+#include <linux/icmpv6.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "config.h"
+#include "maps.h"
+#include "reasons.h"
+#include "types.h"
+
+enum verdict {
+	VERDICT_NEXT = 0,
+	VERDICT_PASS,
+	VERDICT_DROP,
+	VERDICT_SEND_BACK, /* XDP_TX */
+	VERDICT_SEND_ON,   /* redirect to packet->egress */
+};
+
+enum family {
+	FAMILY_NONE = 0,
+	FAMILY_IP4 = 4,
+	FAMILY_IP6 = 6,
+};
+
+/* RFC 792; <linux/icmp.h> draws in the C library's socket headers. */
+#define ICMP_ECHO 8
+
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_ACK 0x10
+
+#define L3_OFFSET ((__u32)sizeof(struct ethhdr))
+#define L4_OFFSET_MAX 0x7ff /* a bound for the verifier; longer header chains are refused */
+
+struct packet {
+	struct flow_key key; /* the tuple as it arrived; ports are zero for ICMP */
+	__u16 l4_offset;     /* from the start of the frame */
+	__u16 l4_size;       /* transport header and payload, as the IP header says */
+	__u8 family;         /* enum family */
+	__u8 ttl;
+	__u8 tcp_flags;
+	__u8 has_payload;    /* 1: bytes beyond the TCP or UDP header */
+	__u32 reason;        /* enum reason */
+	__u32 egress;        /* interface slot, for VERDICT_SEND_ON */
+	__u32 frame_size;
+	__u32 pad;
+};
+
+static __always_inline enum verdict pass(struct packet *p, enum reason reason)
+{
+	p->reason = reason;
+	return VERDICT_PASS;
+}
+
+static __always_inline enum verdict drop(struct packet *p, enum reason reason)
+{
+	p->reason = reason;
+	return VERDICT_DROP;
+}
+
+/* Answered in place: the packet in the frame is now ours, going back where it came from. */
+static __always_inline enum verdict answer(struct packet *p, enum reason reason)
+{
+	p->reason = reason;
+	return VERDICT_SEND_BACK;
+}
+
+static __always_inline void count_reason(__u32 reason, __u64 bytes)
+{
+	struct count *count = bpf_map_lookup_elem(&sh_reasons, &reason);
+
+	if (!count)
+		return;
+	count->packets++;
+	count->bytes += bytes;
+}
+
+static __always_inline struct settings *settings_get(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&sh_settings, &zero);
+}
+
+/* ::ffff:a.b.c.d in two words. Little-endian only, as is every object we build. */
+#define MAPPED_PREFIX 0xffff0000ULL
+
+static __always_inline struct addr addr_from_ip4(__be32 ip4)
+{
+	return (struct addr){ .high = 0, .low = (__u64)ip4 << 32 | MAPPED_PREFIX };
+}
+
+static __always_inline __be32 addr_to_ip4(const struct addr *a)
+{
+	return a->low >> 32;
+}
+
+static __always_inline struct addr addr_from_ip6(const struct in6_addr *ip6)
+{
+	struct addr a;
+
+	__builtin_memcpy(&a, ip6, sizeof(a));
+	return a;
+}
+
+static __always_inline int addr_is_mapped(const struct addr *a)
+{
+	return a->high == 0 && (__u32)a->low == MAPPED_PREFIX;
+}
+
+static __always_inline int addr_equal(const struct addr *a, const struct addr *b)
+{
+	return a->high == b->high && a->low == b->low;
+}
+
+#endif

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * From bytes to struct packet. Nothing here writes to the frame. The network layer is
+ * parsed first, because whether a damaged transport header is ours to drop depends on
+ * the destination: what is for nobody passes untouched, damaged or not.
+ *
+ * All headers must lie in the linear part of a multi-buffer frame. Drivers put at least
+ * the first 256 bytes there (Documentation/networking/xdp-rx-metadata and the drivers'
+ * header split); what does not is malformed to us.
+ */
+#ifndef SHUNT_PARSE_H
+#define SHUNT_PARSE_H
+
+#include "packet.h"
+
+#define EXTENSION_HEADERS_MAX 8
+
+#define IP4_FRAGMENT_BITS 0x3fff /* more-fragments and the offset, RFC 791 */
+
+static __always_inline enum verdict ip4_parse(struct packet *p, void *data, void *data_end)
+{
+	struct iphdr *ip = data + L3_OFFSET;
+	__u32 header_size, total_size;
+
+	if ((void *)(ip + 1) > data_end)
+		return pass(p, REASON_MALFORMED);
+	header_size = ip->ihl * 4;
+	total_size = bpf_ntohs(ip->tot_len);
+	if (ip->version != 4 || header_size < sizeof(*ip) || total_size < header_size ||
+	    L3_OFFSET + total_size > p->frame_size)
+		return pass(p, REASON_MALFORMED);
+
+	p->family = FAMILY_IP4;
+	p->ttl = ip->ttl;
+	p->key.protocol = ip->protocol;
+	p->key.source = addr_from_ip4(ip->saddr);
+	p->key.destination = addr_from_ip4(ip->daddr);
+	p->l4_offset = L3_OFFSET + header_size;
+	p->l4_size = total_size - header_size;
+	if (ip->frag_off & bpf_htons(IP4_FRAGMENT_BITS))
+		p->key.protocol = IPPROTO_FRAGMENT;
+	return VERDICT_NEXT;
+}
+
+/*
+ * Walks the extension headers (RFC 8200, 4). On return key.protocol is the transport
+ * protocol, IPPROTO_FRAGMENT or IPPROTO_ROUTING where the walk has to end early, or
+ * IPPROTO_RAW where the chain is longer than we follow.
+ */
+static __noinline enum verdict ip6_extensions_walk(struct xdp_md *ctx, struct packet *p)
+{
+	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	__u32 offset = p->l4_offset, end = p->l4_offset + p->l4_size;
+	__u8 protocol = p->key.protocol;
+
+	for (int i = 0; i <= EXTENSION_HEADERS_MAX; i++) {
+		__u8 *header = data + (offset & L4_OFFSET_MAX);
+		__u32 size;
+
+		if (protocol != IPPROTO_HOPOPTS && protocol != IPPROTO_ROUTING &&
+		    protocol != IPPROTO_DSTOPTS && protocol != IPPROTO_AH)
+			break; /* a transport protocol, a fragment, or nothing */
+		if (i == EXTENSION_HEADERS_MAX || offset > L4_OFFSET_MAX - 8) {
+			protocol = IPPROTO_RAW;
+			break;
+		}
+		if ((void *)(header + 8) > data_end || offset + 8 > end)
+			return pass(p, REASON_MALFORMED);
+		if (protocol == IPPROTO_ROUTING && header[3] != 0)
+			break; /* segments left: the destination is not the last one */
+		/* RFC 4302, 2.2: AH counts words less two, all others count 8 octets less one */
+		size = protocol == IPPROTO_AH ? (header[1] + 2) * 4 : (header[1] + 1) * 8;
+		protocol = header[0];
+		offset += size;
+		if (offset > end)
+			return pass(p, REASON_MALFORMED);
+	}
+	if (offset > L4_OFFSET_MAX - 64)
+		protocol = IPPROTO_RAW;
+	p->key.protocol = protocol;
+	p->l4_size = end - offset;
+	p->l4_offset = offset;
+	return VERDICT_NEXT;
+}
+
+static __always_inline enum verdict ip6_parse(struct xdp_md *ctx, struct packet *p, void *data,
+					      void *data_end)
+{
+	struct ipv6hdr *ip = data + L3_OFFSET;
+	__u32 payload_size;
+
+	if ((void *)(ip + 1) > data_end)
+		return pass(p, REASON_MALFORMED);
+	payload_size = bpf_ntohs(ip->payload_len);
+	if (ip->version != 6 || L3_OFFSET + sizeof(*ip) + payload_size > p->frame_size)
+		return pass(p, REASON_MALFORMED);
+
+	p->family = FAMILY_IP6;
+	p->ttl = ip->hop_limit;
+	p->key.protocol = ip->nexthdr;
+	p->key.source = addr_from_ip6(&ip->saddr);
+	p->key.destination = addr_from_ip6(&ip->daddr);
+	p->l4_offset = L3_OFFSET + sizeof(*ip);
+	p->l4_size = payload_size;
+	/* RFC 4291 gives these no meaning on the wire, and they could match an IPv4 flow. */
+	if (addr_is_mapped(&p->key.source) || addr_is_mapped(&p->key.destination))
+		return drop(p, REASON_MAPPED_ADDRESS);
+	if (p->key.protocol == IPPROTO_TCP || p->key.protocol == IPPROTO_UDP)
+		return VERDICT_NEXT;
+	return ip6_extensions_walk(ctx, p);
+}
+
+static __always_inline enum verdict tcp_parse(struct packet *p, void *l4, void *data_end)
+{
+	struct tcphdr *tcp = l4;
+	__u32 header_size;
+
+	if ((void *)(tcp + 1) > data_end || p->l4_size < sizeof(*tcp))
+		return drop(p, REASON_MALFORMED_TRANSPORT);
+	header_size = tcp->doff * 4;
+	if (header_size < sizeof(*tcp) || header_size > p->l4_size)
+		return drop(p, REASON_MALFORMED_TRANSPORT);
+	p->key.source_port = tcp->source;
+	p->key.destination_port = tcp->dest;
+	p->tcp_flags = ((__u8 *)tcp)[13];
+	p->has_payload = p->l4_size > header_size;
+	return VERDICT_NEXT;
+}
+
+static __always_inline enum verdict udp_parse(struct packet *p, void *l4, void *data_end)
+{
+	struct udphdr *udp = l4;
+	__u32 size;
+
+	if ((void *)(udp + 1) > data_end || p->l4_size < sizeof(*udp))
+		return drop(p, REASON_MALFORMED_TRANSPORT);
+	size = bpf_ntohs(udp->len);
+	if (size < sizeof(*udp) || size > p->l4_size)
+		return drop(p, REASON_MALFORMED_TRANSPORT);
+	p->key.source_port = udp->source;
+	p->key.destination_port = udp->dest;
+	p->has_payload = size > sizeof(*udp);
+	return VERDICT_NEXT;
+}
+
+/*
+ * The transport header of a packet that may be ours. What is neither TCP nor UDP ends
+ * here, except ICMP, whose ports stay zero.
+ */
+static __always_inline enum verdict transport_parse(struct xdp_md *ctx, struct packet *p)
+{
+	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *l4 = data + (p->l4_offset & L4_OFFSET_MAX);
+
+	switch (p->key.protocol) {
+	case IPPROTO_TCP:
+		return tcp_parse(p, l4, data_end);
+	case IPPROTO_UDP:
+		return udp_parse(p, l4, data_end);
+	case IPPROTO_ICMP:
+		return p->family == FAMILY_IP4 ? VERDICT_NEXT : pass(p, REASON_PROTOCOL);
+	case IPPROTO_ICMPV6:
+		return p->family == FAMILY_IP6 ? VERDICT_NEXT : pass(p, REASON_PROTOCOL);
+	case IPPROTO_FRAGMENT:
+		return pass(p, REASON_FRAGMENT);
+	case IPPROTO_ROUTING:
+		return pass(p, REASON_SOURCE_ROUTED);
+	case IPPROTO_RAW:
+		return drop(p, REASON_EXTENSION_LIMIT);
+	}
+	return pass(p, REASON_PROTOCOL);
+}
+
+#endif

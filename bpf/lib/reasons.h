@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Why a packet was not simply forwarded. Numbers are given once and never reused. The
+ * word in metrics, events, output and documentation is the name after REASON_, in lower
+ * case; docs/reference/reasons.md is generated from this file, each comment with it.
+ */
+#ifndef SHUNT_REASONS_H
+#define SHUNT_REASONS_H
+
+enum reason {
+	REASON_NONE = 0,
+
+	/* pass: the packet goes on to the host's stack, unchanged */
+	REASON_NOT_IP = 1,           /* pass: neither IPv4, IPv6 nor an ARP request for us */
+	REASON_OTHER_MAC = 2,        /* pass: the frame is for another station */
+	REASON_MULTICAST = 3,        /* pass: multicast or broadcast that we do not answer */
+	REASON_NOT_OURS = 4,         /* pass: no VIP or NAT source has this destination, or no flow of ours does */
+	REASON_NO_SERVICE = 5,       /* pass: the VIP is ours, but no service has this port and protocol */
+	REASON_VLAN = 6,             /* pass: the frame is VLAN-tagged, which is not handled yet */
+	REASON_FRAGMENT = 7,         /* pass: an IP fragment to us, which is not handled yet */
+	REASON_PROTOCOL = 8,         /* pass: to us, but neither TCP, UDP nor ICMP */
+	REASON_ICMP = 9,             /* pass: ICMP to us that belongs to no flow and asks nothing we answer */
+	REASON_SOURCE_ROUTED = 10,   /* pass: an IPv6 routing header has segments left */
+	REASON_NEIGHBOUR_OTHER = 11, /* pass: ARP or ND that is for the host, or for an address we do not own now */
+	REASON_MALFORMED = 12,       /* pass: IP headers are truncated or contradict themselves */
+
+	/* drop: the packet ends here */
+	REASON_MALFORMED_TRANSPORT = 32, /* drop: to us, with TCP, UDP or ICMP headers truncated or lying */
+	REASON_EXTENSION_LIMIT = 33,     /* drop: to us, behind more than 8 IPv6 extension headers, or too deep */
+	REASON_MAPPED_ADDRESS = 34,      /* drop: an IPv6 packet with an IPv4-mapped address */
+	REASON_NO_BACKEND = 35,          /* drop: the service has no backend that takes new flows */
+	REASON_BACKEND_GONE = 36,        /* drop: the slot named a backend that has just been removed */
+	REASON_NO_SOURCE = 37,           /* drop: no NAT source address reaches this backend */
+	REASON_PORTS_EXHAUSTED = 38,     /* drop: no free source port towards the backend was found */
+	REASON_TABLE_FULL = 39,          /* drop: the flow table refused a new entry */
+	REASON_UNRESOLVED = 40,          /* drop: the next hop has no known MAC address */
+	REASON_EGRESS_UNLISTED = 41,     /* drop: the way out is an interface that shunt is not attached to */
+	REASON_ICMP_LIMITED = 42,        /* drop: an ICMP error was due, but they are rate-limited */
+	REASON_CLAIM_RACE = 43,          /* drop: another CPU was making the same flow, and did not finish in time */
+	REASON_INTERNAL = 44,            /* drop: a helper refused what must succeed; a bug, please report it */
+
+	/* answer: we replied in the packet's place */
+	REASON_ARP_ANSWERED = 64,  /* answer: an ARP request for an address we own */
+	REASON_ND_ANSWERED = 65,   /* answer: a neighbour solicitation for an address we own */
+	REASON_ECHO_ANSWERED = 66, /* answer: ping to a VIP */
+	REASON_TTL_EXCEEDED = 67,  /* answer: TTL or hop limit ended here; time exceeded was sent */
+
+	/* note: something worth counting on the way; the packet goes on */
+	REASON_FLOW_RECYCLED = 96,    /* note: an entry changed while it was read, and was taken for a miss */
+	REASON_HANDSHAKE_EVICTED = 97, /* note: the oldest unfinished handshake made room for a new one */
+	REASON_FLOWS_FULL = 98,       /* note: no room to remember a flow as established; it keeps the handshake's timeout */
+	REASON_PORT_TAKEN = 99,       /* note: no port was free, and the longest closed one was reused early */
+	REASON_FIB_FALLBACK = 100,    /* note: the daemon is silent, so the kernel's routing table was asked */
+	REASON_CHECKSUM_COMPLETED = 101, /* note: the sender had left the checksum to hardware that never saw the packet */
+	REASON_ICMP_TRANSLATED = 102, /* note: an ICMP error was carried through the NAT */
+	REASON_FLOW_MOVED = 103,      /* note: a flow's backend or service was removed, so the packet began a new flow */
+
+	/* refused: the kernel dropped the frame after our verdict */
+	REASON_TX_REFUSED = 112,       /* refused: sending back out of the same interface failed; on veth the peer needs GRO or XDP */
+	REASON_REDIRECT_REFUSED = 113, /* refused: sending out of another interface failed; too long for its MTU, or as above */
+
+	REASON_COUNT = 128,
+};
+
+#endif

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Turning a packet of a flow into the packet the flow says, and sending it.
+ *
+ * Checksums: normally RFC 1624. Where the sender left the checksum to hardware (csum.h),
+ * native XDP completes it, and generic XDP leaves it for the sk_buff's own completion with
+ * the pseudo-header brought up to date. A complete checksum can look like an unfinished
+ * one (1 in 65,536): then the whole is summed, and a checksum that verifies is complete.
+ */
+#ifndef SHUNT_REWRITE_H
+#define SHUNT_REWRITE_H
+
+#include "csum.h"
+#include "flow.h"
+#include "hop.h"
+
+static __always_inline enum verdict ethernet_send(struct xdp_md *ctx, struct packet *p, __u64 hop)
+{
+	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	__u32 slot = hop_slot(hop);
+	struct interface *out = bpf_map_lookup_elem(&sh_interfaces, &slot);
+	struct ethhdr *eth = data;
+
+	if (!out || (void *)(eth + 1) > data_end)
+		return drop(p, REASON_INTERNAL);
+	__builtin_memcpy(eth->h_dest, &hop, ETH_ALEN);
+	__builtin_memcpy(eth->h_source, out->mac, ETH_ALEN);
+	if (slot == interface_slot)
+		return VERDICT_SEND_BACK;
+	p->egress = slot;
+	return VERDICT_SEND_ON;
+}
+
+static __always_inline int ip4_rewrite(void *data, void *data_end, const struct flow *f)
+{
+	struct iphdr *ip = data + L3_OFFSET;
+	__be32 source = addr_to_ip4(&f->source), destination = addr_to_ip4(&f->destination);
+
+	if ((void *)(ip + 1) > data_end)
+		return -1;
+	/* TTL is the high octet of its 16-bit word (RFC 1141 did this case first). */
+	ip->check = csum_update(ip->check, (__u64)source + destination,
+				(__u64)ip->saddr + ip->daddr + bpf_htons(0x0100));
+	ip->saddr = source;
+	ip->daddr = destination;
+	ip->ttl--;
+	return 0;
+}
+
+static __always_inline int ip6_rewrite(void *data, void *data_end, const struct flow *f)
+{
+	struct ipv6hdr *ip = data + L3_OFFSET;
+
+	if ((void *)(ip + 1) > data_end)
+		return -1;
+	__builtin_memcpy(&ip->saddr, &f->source, sizeof(f->source));
+	__builtin_memcpy(&ip->daddr, &f->destination, sizeof(f->destination));
+	ip->hop_limit--;
+	return 0;
+}
+
+/* Where the transport checksum lies in the frame. */
+static __always_inline __u32 transport_csum_offset(const struct packet *p)
+{
+	return (p->l4_offset & L4_OFFSET_MAX) +
+	       (p->key.protocol == IPPROTO_TCP ? offsetof(struct tcphdr, check) :
+						 offsetof(struct udphdr, check));
+}
+
+/*
+ * A checksum field that equals the folded pseudo-header: finishes it if the sender did not
+ * (returns 1), or finds that it only looks so (returns 0; the caller updates it as usual).
+ * -1: the frame could not be read. Addresses and ports in the frame are still the old ones.
+ */
+static __noinline int csum_finish(struct xdp_md *ctx, struct packet *p, const struct flow *f,
+				  __u64 ports_plus, __u64 ports_minus)
+{
+	__u64 segment, old = pseudo_sum(&p->key.source, &p->key.destination, p->l4_size, p->key.protocol);
+	__u64 new = pseudo_sum(&f->source, &f->destination, p->l4_size, p->key.protocol);
+	void *data, *data_end;
+	__sum16 *check;
+	__u16 value;
+
+	if (csum_whole(ctx, p->l4_offset, p->l4_size, &segment))
+		return -1;
+	if (csum_fold(segment + old) == 0xffff)
+		return 0; /* it verifies: complete after all */
+	if (generic_mode)
+		value = csum_fold(new);
+	else /* the segment's sum holds the field, which is the old pseudo-header's */
+		value = ~csum_fold(segment + ports_plus + (__u16)~csum_fold(ports_minus) +
+				   (__u16)~csum_fold(old) + new);
+	if (!generic_mode && value == 0 && p->key.protocol == IPPROTO_UDP)
+		value = 0xffff;
+	data = (void *)(long)ctx->data;
+	data_end = (void *)(long)ctx->data_end;
+	check = data + transport_csum_offset(p);
+	if ((void *)(check + 1) > data_end)
+		return -1;
+	*check = value;
+	count_reason(REASON_CHECKSUM_COMPLETED, p->frame_size);
+	return 1;
+}
+
+static __always_inline int transport_rewrite(struct xdp_md *ctx, struct packet *p, const struct flow *f)
+{
+	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	__u64 ports_plus = (__u64)f->source_port + f->destination_port;
+	__u64 ports_minus = (__u64)p->key.source_port + p->key.destination_port;
+	__u64 old = addr_sum(&p->key.source) + addr_sum(&p->key.destination);
+	__u64 new = addr_sum(&f->source) + addr_sum(&f->destination);
+	__sum16 *check = data + transport_csum_offset(p);
+	__be16 *ports;
+
+	if ((void *)(check + 1) > data_end)
+		return -1;
+	if (*check != 0 || p->key.protocol == IPPROTO_TCP || p->family == FAMILY_IP6) {
+		__u16 unfinished = csum_fold(old + bpf_htons(p->l4_size) +
+					     bpf_htons((__u16)p->key.protocol));
+		int finished = 0;
+
+		if (*check == unfinished)
+			finished = csum_finish(ctx, p, f, ports_plus, ports_minus);
+		if (finished < 0)
+			return -1;
+		data = (void *)(long)ctx->data;
+		data_end = (void *)(long)ctx->data_end;
+		check = data + transport_csum_offset(p);
+		if ((void *)(check + 1) > data_end)
+			return -1;
+		if (!finished) {
+			*check = csum_update(*check, new + ports_plus, old + ports_minus);
+			if (*check == 0 && p->key.protocol == IPPROTO_UDP)
+				*check = 0xffff; /* RFC 768: zero would mean none */
+		}
+	}
+	ports = data + (p->l4_offset & L4_OFFSET_MAX);
+	if ((void *)(ports + 2) > data_end)
+		return -1;
+	ports[0] = f->source_port;
+	ports[1] = f->destination_port;
+	return 0;
+}
+
+/* Everything of the packet but its Ethernet header. */
+static __always_inline int packet_rewrite(struct xdp_md *ctx, struct packet *p, const struct flow *f)
+{
+	void *data, *data_end;
+
+	if (transport_rewrite(ctx, p, f))
+		return -1;
+	data = (void *)(long)ctx->data;
+	data_end = (void *)(long)ctx->data_end;
+	return p->family == FAMILY_IP4 ? ip4_rewrite(data, data_end, f) : ip6_rewrite(data, data_end, f);
+}
+
+#endif

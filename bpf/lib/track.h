@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What bounds the flow table, without a daemon and without a timer.
+ *
+ * Every new flow takes the next place of sh_handshakes; who held that place before and is
+ * still unfinished is ended. A flow whose handshake completes asks for a place in
+ * sh_tracked: a clock hand (Corbató, 1968) moves on until it meets a place whose flow has
+ * ended. Both rings hold keys, so a place outlives its flow harmlessly; the nonce tells.
+ */
+#ifndef SHUNT_TRACK_H
+#define SHUNT_TRACK_H
+
+#include "flow.h"
+
+#define CLOCK_TRIES 8
+
+static __always_inline __u32 hand_move(__u32 ring, __u32 count)
+{
+	__u64 *hand = bpf_map_lookup_elem(&sh_hands, &ring);
+
+	if (!hand || !count)
+		return 0;
+	return __sync_fetch_and_add(hand, 1) % count;
+}
+
+/* The flow a place names, if it lives: its entry, with a copy in scratch. */
+static __always_inline struct flow *tracked_find(struct scratch *scratch, const struct tracked *place)
+{
+	struct flow *live;
+
+	scratch->place_key = place->key;
+	if (!scratch->place_key.protocol)
+		return 0;
+	live = flow_find(&scratch->place_key, &scratch->place);
+	return live && scratch->place.nonce == place->nonce ? live : 0;
+}
+
+/* Ends the flow that tracked_find has found. */
+static __always_inline int tracked_end(struct scratch *scratch, struct flow *live)
+{
+	if (!entry_end(&scratch->place_key, live, &scratch->place))
+		return 0;
+	twin_end(&scratch->place_key, &scratch->place);
+	return 1;
+}
+
+/* Notes a new flow among the handshakes; the oldest unfinished one makes room. */
+static __noinline void handshake_note(const struct flow_key *key, __u32 nonce)
+{
+	__u32 index = hand_move(RING_HANDSHAKE, handshake_count);
+	struct tracked *place = bpf_map_lookup_elem(&sh_handshakes, &index);
+	struct scratch *scratch = scratch_get();
+	struct flow *live;
+
+	if (!place || !scratch)
+		return;
+	live = tracked_find(scratch, place);
+	if (live && !(life_state(scratch->place.life) & FLOW_SLOTTED) && tracked_end(scratch, live))
+		count_reason(REASON_HANDSHAKE_EVICTED, 0);
+	place->key = *key;
+	place->nonce = nonce;
+}
+
+/* Takes a place among the established flows. Returns 0, or -1 when all it met are alive. */
+static __noinline int tracked_take(const struct flow_key *key, __u32 nonce,
+				   const struct settings *settings, __u32 now)
+{
+	struct scratch *scratch = scratch_get();
+
+	for (int i = 0; scratch && i < CLOCK_TRIES; i++) {
+		__u32 index = hand_move(RING_ESTABLISHED, tracked_count);
+		struct tracked *place = bpf_map_lookup_elem(&sh_tracked, &index);
+		struct flow *live;
+
+		if (!place)
+			return -1;
+		live = tracked_find(scratch, place);
+		if (live && (!flow_is_over(&scratch->place_key, &scratch->place, settings, now) ||
+			     !tracked_end(scratch, live)))
+			continue;
+		place->key = *key;
+		place->nonce = nonce;
+		return 0;
+	}
+	count_reason(REASON_FLOWS_FULL, 0);
+	return -1;
+}
+
+#endif

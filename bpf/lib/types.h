@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Every type that crosses between the programs and user space, once. Go is generated
+ * from this file through abi.bpf.c; test/abi.golden prints the result, so that a change
+ * to the ABI is a readable difference.
+ *
+ * Byte order: __beN is wire order, everything else is the host's. Addresses are 16
+ * bytes, IPv4 as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). Words that one side changes while
+ * the other reads are a single aligned u64, stored and loaded whole.
+ */
+#ifndef SHUNT_TYPES_H
+#define SHUNT_TYPES_H
+
+#include <linux/types.h>
+
+/* Numbers that user space needs too; an enum, because BTF does not record #define. */
+enum constant {
+	SHUNT_ABI = 1, /* part of the pin path: /sys/fs/bpf/shunt/<instance>/abi-1/ */
+	BACKEND_INDEX_BITS = 20,
+	BACKEND_REF_BITS = 28,
+	HOP_INTERFACE_SHIFT = 48,
+	HOP_INTERFACE_MASK = 0x3f,
+	HOP_CHECK_SHIFT = 54,
+	INTERFACE_MAX = 64,
+};
+
+/* An IP address in wire order, in two words because programs compare and copy words. */
+struct addr {
+	__be64 high;
+	__be64 low;
+};
+
+/* --- what is ours ------------------------------------------------------------- */
+
+enum address_flag {
+	ADDRESS_VIP = 1,      /* a frontend has this address */
+	ADDRESS_SOURCE = 2,   /* full NAT sends from this address */
+	ADDRESS_HOST_OWN = 4, /* the host has it: its kernel answers ARP, ND and echo */
+	ADDRESS_ANNOUNCE = 8, /* for user space: owned_until may become other than 0 */
+};
+
+/* owned_until value: answer for ever. 0 is "not ours to answer for". */
+#define OWNED_FOREVER 0xffffffffffffffffULL
+
+struct address {
+	__u64 owned_until; /* jiffies; ARP and ND are answered before this moment */
+	__u32 flags;       /* enum address_flag */
+	__u32 pad;
+};
+
+/* --- services ------------------------------------------------------------------ */
+
+struct frontend_key {
+	struct addr address;
+	__be16 port;
+	__u8 protocol;
+	__u8 pad[5];
+};
+
+/* A range of ports, as prefixes of an LPM trie: the longest match is the narrowest
+ * range, and "any" is the empty prefix of the port. */
+struct range_key {
+	__u32 prefix_length; /* bits that count: 144 + those of the port */
+	__be32 address[4];
+	__u8 protocol;
+	__u8 zero;
+	__be16 port;
+};
+
+enum forwarding {
+	FORWARDING_NAT = 0,
+	FORWARDING_NAT_DESTINATION = 1,
+};
+
+struct service {
+	__u64 table; /* first slot << 32 | slot count, one word so that both change together */
+	__u32 seed;  /* of the flow hash */
+	__u8 generation;
+	__u8 forwarding; /* enum forwarding */
+	__u8 pad[2];
+};
+
+/* A slot: state:8 | current backend:28 | previous backend:28. A backend reference is
+ * generation:8 | index:20; 0 is nobody. */
+enum slot_state {
+	SLOT_SETTLED = 0,
+	SLOT_TRANSITION = 1,
+	SLOT_CLOSING = 2,
+	SLOT_MARKED = 3,
+};
+
+#define BACKEND_INDEX_MASK 0xfffff
+#define BACKEND_REF_MASK 0xfffffff
+
+struct backend {
+	struct addr address;
+	__u64 hop;     /* HOP_*; 0: not resolved */
+	__u64 sources; /* first index in sh_sources << 32 | count */
+	__be16 port;   /* 0 keeps the packet's destination port */
+	__u8 generation;
+	__u8 pad[5];
+};
+
+/* A next hop in one word: check:10 | interface slot:6 | MAC:48 (first octet lowest).
+ * check is zero in a backend, and ten bits of the flow's nonce in a flow. */
+#define HOP_MAC_MASK 0xffffffffffffULL
+
+struct interface {
+	struct addr address4; /* source of ICMP errors we send; zero: the VIP */
+	struct addr address6;
+	__u32 ifindex; /* 0: slot is free */
+	__u8 mac[6];
+	__u8 pad[6];
+};
+
+/* --- flows --------------------------------------------------------------------- */
+
+struct flow_key {
+	struct addr source;
+	struct addr destination;
+	__be16 source_port;
+	__be16 destination_port;
+	__u8 protocol;
+	__u8 pad[3];
+};
+
+/* Whose packets an entry rewrites. Every NAT flow has one entry of each. */
+enum direction {
+	DIRECTION_CLIENT = 0,  /* from the client: becomes source -> backend */
+	DIRECTION_BACKEND = 1, /* from the backend: becomes VIP -> client */
+};
+
+enum flow_state {
+	FLOW_DEAD = 0x01,          /* somebody is deleting it: nobody else may */
+	FLOW_SLOTTED = 0x02,       /* sh_tracked holds its key */
+	FLOW_REPLIED = 0x04,       /* the backend has answered */
+	FLOW_ESTABLISHED = 0x08,   /* and the client has gone on */
+	FLOW_RESET = 0x10,         /* the last thing seen was a reset */
+	FLOW_FIN_CLIENT = 0x20,    /* the client has closed its half */
+	FLOW_FIN_BACKEND = 0x40,   /* the backend has closed its half */
+	FLOW_BACKEND_FIRST = 0x80, /* the backend closed first, and has the TIME-WAIT */
+};
+
+/*
+ * What to do with a packet of this flow. All but the first three words is written once,
+ * before the entry is visible, and covered by seal: hash elements are recycled without a
+ * grace period, so a reader copies the whole, recomputes the seal over its key and its
+ * copy, and takes any difference for a miss. No order of the kernel's copying matters.
+ */
+struct flow {
+	__u64 seal;
+	__u64 life; /* nonce:24 | enum flow_state:8 | last seen, low 32 bits of jiffies. Changed
+	             * by compare-and-swap only, so never in somebody else's entry. */
+	__u64 hop;  /* HOP_*: next hop to the client; unused in DIRECTION_CLIENT */
+	struct addr source;      /* the packet's new source … */
+	struct addr destination; /* … and destination */
+	__be16 source_port;
+	__be16 destination_port;
+	__u32 nonce;   /* random, the same in both entries of a flow */
+	__u32 backend; /* reference: generation:8 | index:20 */
+	__u16 service_index;
+	__u8 service_generation;
+	__u8 direction; /* enum direction */
+};
+
+#define LIFE_NONCE_SHIFT 40
+#define LIFE_STATE_SHIFT 32
+
+/* An element of the rings that bound the flow table. */
+struct tracked {
+	struct flow_key key; /* of the DIRECTION_CLIENT entry */
+	__u32 nonce;
+	__u32 pad;
+};
+
+enum ring {
+	RING_HANDSHAKE = 0,
+	RING_ESTABLISHED = 1,
+	RING_COUNT = 2,
+};
+
+/* --- settings, in sh_settings[0] ------------------------------------------------ */
+
+enum timeout {
+	TIMEOUT_TCP_ESTABLISHED = 0,
+	TIMEOUT_TCP_HANDSHAKE = 1,
+	TIMEOUT_TCP_HALF_CLOSED = 2,
+	TIMEOUT_TCP_RESET = 3,
+	TIMEOUT_TCP_REST_BACKEND_FIRST = 4,
+	TIMEOUT_TCP_REST = 5,
+	TIMEOUT_UDP = 6,
+	TIMEOUT_COUNT = 7,
+};
+
+struct settings {
+	__u64 heartbeat; /* jiffies when the daemon last said it was there */
+	__u32 timeouts[TIMEOUT_COUNT]; /* jiffies, by enum timeout */
+	__u16 port_first; /* of the NAT pool, host order */
+	__u16 port_count;
+	__u32 nat_destination; /* 1 while a nat-destination service exists */
+	__u32 pad;
+};
+
+/* --- counters, per CPU ---------------------------------------------------------- */
+
+struct traffic {
+	__u64 packets_in; /* from clients */
+	__u64 bytes_in;   /* whole frames */
+	__u64 packets_out;
+	__u64 bytes_out;
+	__u64 flows_created;
+};
+
+struct count {
+	__u64 packets;
+	__u64 bytes;
+};
+
+/* What one run of sh_sweep found; its context, in and out. */
+struct sweep {
+	__u64 entries; /* seen */
+	__u64 flows;   /* of them, client entries that are alive */
+	__u64 established;
+	__u64 expired; /* entries removed */
+};
+
+/* What sh_clock says; its context, in and out. */
+struct clock {
+	__u64 jiffies;
+	__u64 ktime_ns; /* CLOCK_MONOTONIC */
+};
+
+/* Kept for user space alone: what a position is called. */
+enum name_kind {
+	NAME_SERVICE = 1,
+};
+
+struct name_key {
+	__u32 kind; /* enum name_kind */
+	__u32 index;
+};
+
+struct name {
+	__u8 text[64]; /* zero-terminated */
+};
+
+#endif

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * The load balancer at XDP. One copy is loaded per interface (lib/config.h).
+ *
+ *   frame ─► parse ─► address ─┬─► not ours ──────────────────────────► pass
+ *                              ├─► ARP, ND, echo ─────────────────────► answer
+ *                              ├─► ICMP error ─► flow of the quote ───► send
+ *                              └─► TCP, UDP ─► flow ─┬─► found ───────► rewrite, send
+ *                                                    └─► none ─► service ─► new flow ─┘
+ *
+ * Invariant: a packet that is not ours leaves as it came.
+ */
+#include "lib/advance.h"
+#include "lib/icmp.h"
+#include "lib/nat.h"
+#include "lib/neighbour.h"
+#include "lib/packet.h"
+#include "lib/parse.h"
+#include "lib/rewrite.h"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+static __always_inline void traffic_add(struct traffic *t, const struct flow *f, __u64 bytes)
+{
+	if (!t)
+		return;
+	if (f->direction == DIRECTION_CLIENT) {
+		t->packets_in++;
+		t->bytes_in += bytes;
+	} else {
+		t->packets_out++;
+		t->bytes_out += bytes;
+	}
+}
+
+static __always_inline void traffic_count(const struct packet *p, const struct flow *f, __u64 flows)
+{
+	__u32 service = f->service_index, backend = f->backend & BACKEND_INDEX_MASK;
+	struct traffic *of_service = bpf_map_lookup_elem(&sh_svc_traffic, &service);
+	struct traffic *of_backend = bpf_map_lookup_elem(&sh_be_traffic, &backend);
+
+	traffic_add(of_service, f, p->frame_size);
+	traffic_add(of_backend, f, p->frame_size);
+	if (flows && of_service && of_backend) {
+		of_service->flows_created += flows;
+		of_backend->flows_created += flows;
+	}
+}
+
+/* The last stage: the packet becomes what its flow says, and leaves. */
+static __always_inline enum verdict flow_forward(struct xdp_md *ctx, struct packet *p, const struct flow *f,
+						 __u64 now, __u64 flows)
+{
+	enum reason reason = REASON_UNRESOLVED;
+	struct settings *settings = settings_get();
+	struct backend *backend;
+	__u64 hop;
+
+	if (p->ttl <= 1)
+		return ttl_exceeded_answer(ctx, p);
+	if (f->direction == DIRECTION_CLIENT) {
+		backend = backend_find(f->backend);
+		if (!backend || !settings)
+			return drop(p, REASON_BACKEND_GONE);
+		hop = hop_to_backend(ctx, backend, settings, &f->source, now, &reason);
+	} else if (hop_marked_by(f->hop, f->nonce)) {
+		hop = f->hop;
+	} else {
+		hop = hop_lookup(ctx, &f->source, &f->destination, &reason);
+	}
+	if (!(hop & HOP_MAC_MASK))
+		return drop(p, reason);
+	traffic_count(p, f, flows);
+	if (packet_rewrite(ctx, p, f))
+		return drop(p, REASON_INTERNAL);
+	return ethernet_send(ctx, p, hop);
+}
+
+/* Whether what the flow names is still there; the service's generation and the backend's. */
+static __always_inline int flow_has_home(const struct flow *f)
+{
+	__u32 index = f->service_index;
+	struct service *service = bpf_map_lookup_elem(&sh_services, &index);
+
+	return service && service->generation == f->service_generation && backend_find(f->backend);
+}
+
+/* Finds the packet's flow. 1: in f, and it goes on. 0: the packet is a first one, or nobody's. */
+static __always_inline int flow_lookup(struct xdp_md *ctx, struct packet *p, struct flow *f, __u32 now)
+{
+	struct flow *live = flow_find(&p->key, f);
+
+	if (!live)
+		return 0;
+	if (!flow_has_home(f)) {
+		/* Its backend or service was removed: what comes now is placed anew. */
+		if (entry_end(&p->key, live, f))
+			twin_end(&p->key, f);
+		count_reason(REASON_FLOW_MOVED, p->frame_size);
+		return 0;
+	}
+	if (flow_is_settled(p, f, now))
+		return 1;
+	return flow_advance(ctx, p, live, f) == ADVANCE_GO;
+}
+
+static __always_inline enum verdict flow_stage(struct xdp_md *ctx, struct packet *p, int is_vip)
+{
+	__u64 now = bpf_jiffies64(), flows = 0;
+	struct flow f;
+	enum reason reason;
+	__u32 service_index;
+
+	if (!flow_lookup(ctx, p, &f, now)) {
+		if (!is_vip)
+			return pass(p, REASON_NOT_OURS);
+		service_index = service_find(p);
+		if (service_index == SERVICE_NONE)
+			return pass(p, REASON_NO_SERVICE);
+		if (p->ttl <= 1)
+			return ttl_exceeded_answer(ctx, p);
+		reason = nat_flow_create(ctx, p, service_index, &f);
+		if (reason != REASON_NONE)
+			return drop(p, reason);
+		flows = 1;
+	}
+	return flow_forward(ctx, p, &f, now, flows);
+}
+
+static __noinline enum verdict icmp_stage(struct xdp_md *ctx, struct packet *p, __u32 flags)
+{
+	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	__u8 *icmp = data + (p->l4_offset & L4_OFFSET_MAX);
+	__u8 request = p->family == FAMILY_IP4 ? ICMP_ECHO : ICMPV6_ECHO_REQUEST;
+	enum verdict verdict;
+
+	if ((void *)(icmp + 8) > data_end || p->l4_size < 8)
+		return flags ? drop(p, REASON_MALFORMED_TRANSPORT) : pass(p, REASON_NOT_OURS);
+	if (p->family == FAMILY_IP6 && icmp[0] == ND_SOLICITATION)
+		return nd_answer(ctx, p);
+	if (icmp[0] == request) {
+		if ((flags & ADDRESS_VIP) && !(flags & ADDRESS_HOST_OWN))
+			return echo_answer(ctx, p);
+		return pass(p, REASON_ICMP);
+	}
+	verdict = icmp_error_translate(ctx, p);
+	return verdict == VERDICT_NEXT ? pass(p, REASON_ICMP) : verdict;
+}
+
+/* Decides whether the packet is ours, by where it goes. */
+static __always_inline enum verdict address_stage(struct xdp_md *ctx, struct packet *p)
+{
+	struct address *address = bpf_map_lookup_elem(&sh_addresses, &p->key.destination);
+	struct settings *settings;
+	__u32 flags = 0;
+	enum verdict verdict;
+
+	if (address) {
+		flags = address->flags;
+	} else {
+		/* Answers to clients of nat-destination go to the client's own address. */
+		settings = settings_get();
+		if (!settings || !settings->nat_destination)
+			return pass(p, REASON_NOT_OURS);
+	}
+	verdict = transport_parse(ctx, p);
+	if (verdict != VERDICT_NEXT)
+		return address ? verdict : pass(p, REASON_NOT_OURS);
+	if (p->key.protocol == IPPROTO_ICMP || p->key.protocol == IPPROTO_ICMPV6)
+		return icmp_stage(ctx, p, flags);
+	return flow_stage(ctx, p, flags & ADDRESS_VIP);
+}
+
+static __always_inline int mac_is_ours(const struct ethhdr *eth)
+{
+	__u32 slot = interface_slot;
+	struct interface *in = bpf_map_lookup_elem(&sh_interfaces, &slot);
+	const __u16 *a = (const __u16 *)eth->h_dest, *b;
+
+	if (!in)
+		return 0;
+	b = (const __u16 *)in->mac;
+	return !((a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]));
+}
+
+/* Group addresses: only a neighbour solicitation may concern us. */
+static __always_inline enum verdict multicast_stage(struct xdp_md *ctx, struct packet *p)
+{
+	if (p->family != FAMILY_IP6 || p->key.protocol != IPPROTO_ICMPV6)
+		return pass(p, REASON_MULTICAST);
+	return nd_answer(ctx, p);
+}
+
+static __always_inline enum verdict frame_stage(struct xdp_md *ctx, struct packet *p)
+{
+	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	struct ethhdr *eth = data;
+	int group, ours;
+	enum verdict verdict;
+
+	if ((void *)(eth + 1) > data_end)
+		return pass(p, REASON_MALFORMED);
+	group = eth->h_dest[0] & 1;
+	ours = mac_is_ours(eth);
+	if (!group && !ours)
+		return pass(p, REASON_OTHER_MAC);
+	switch (eth->h_proto) {
+	case bpf_htons(ETH_P_IP):
+		if (group)
+			return pass(p, REASON_MULTICAST);
+		verdict = ip4_parse(p, data, data_end);
+		break;
+	case bpf_htons(ETH_P_IPV6):
+		verdict = ip6_parse(ctx, p, data, data_end);
+		break;
+	case bpf_htons(ETH_P_ARP):
+		return arp_answer(ctx, p);
+	case bpf_htons(ETH_P_8021Q):
+	case bpf_htons(ETH_P_8021AD):
+		return pass(p, REASON_VLAN);
+	default:
+		return pass(p, REASON_NOT_IP);
+	}
+	if (verdict != VERDICT_NEXT)
+		return verdict;
+	return group ? multicast_stage(ctx, p) : address_stage(ctx, p);
+}
+
+SEC("xdp.frags")
+int sh_xdp(struct xdp_md *ctx)
+{
+	struct packet p = { .frame_size = bpf_xdp_get_buff_len(ctx) };
+	enum verdict verdict = frame_stage(ctx, &p);
+
+	if (p.reason)
+		count_reason(p.reason, p.frame_size);
+	switch (verdict) {
+	case VERDICT_PASS:
+		return XDP_PASS;
+	case VERDICT_SEND_BACK:
+		return XDP_TX;
+	case VERDICT_SEND_ON:
+		return bpf_redirect_map(&sh_tx_ports, p.egress, XDP_DROP);
+	default:
+		return XDP_DROP;
+	}
+}

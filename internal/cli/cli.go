@@ -1,0 +1,158 @@
+// Package cli is what users type. Commands about a running data plane read the pinned maps
+// or ask the daemon; none of them changes anything behind its back.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// The exit codes of every command; docs/guide/commands.md has the same table.
+const (
+	exitOK      = 0 // done
+	exitRefused = 1 // understood and refused: a fault in the file, nothing to act on, a failed claim
+	exitUsage   = 2 // the command line makes no sense
+)
+
+const (
+	defaultConfig   = "/etc/shunt/shunt.yaml"
+	defaultInstance = "default"
+	defaultSocket   = "/run/shunt/shunt.sock"
+)
+
+// errSilent ends a command whose output has already said why.
+var errSilent = errors.New("refused")
+
+// usageError is a command line that makes no sense.
+type usageError struct{ error }
+
+// streams are where a command reads and writes.
+type streams struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+// Main runs the command line and returns the exit code.
+func Main(args []string, in io.Reader, out, errOut io.Writer) int {
+	s := streams{in: in, out: out, err: errOut}
+	root := newRoot(s)
+	root.SetArgs(args)
+	root.SetIn(in)
+	root.SetOut(out)
+	root.SetErr(errOut)
+	err := root.ExecuteContext(context.Background())
+	var usage usageError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, errSilent):
+		return exitRefused
+	case errors.As(err, &usage):
+		fmt.Fprintf(errOut, "shunt: %v\nRun `shunt --help`, or `shunt COMMAND --help`.\n", err)
+		return exitUsage
+	}
+	fmt.Fprintf(errOut, "shunt: %v\n", err)
+	return exitRefused
+}
+
+func newRoot(s streams) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "shunt",
+		Short: "A layer-4 load balancer in the kernel's fast path",
+		Long: `shunt balances TCP and UDP in XDP, before the kernel's network stack.
+
+Try it first:  shunt demo        a working balancer in network namespaces
+Then:          shunt check       is the configuration right?
+               shunt run         balance`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Version:       version(),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("there is no command %q", args[0])}
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.AddCommand(newRun(s), newCheck(s), newReload(s), newSchema(s), newStatus(s), newDetach(s))
+	return root
+}
+
+func noArguments(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usageError{fmt.Errorf("unexpected argument %q", args[0])}
+	}
+	return nil
+}
+
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version + " " + info.GoVersion
+	}
+	return "(unknown)"
+}
+
+func newLog(w io.Writer, format string, verbose bool) (*slog.Logger, error) {
+	options := &slog.HandlerOptions{}
+	if verbose {
+		options.Level = slog.LevelDebug
+	}
+	switch format {
+	case "text":
+		return slog.New(slog.NewTextHandler(w, options)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, options)), nil
+	}
+	return nil, usageError{fmt.Errorf("--log-format is text or json, not %q", format)}
+}
+
+// untilStopped is a context that ends with SIGINT or SIGTERM; a second one exits at once.
+func untilStopped(parent context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(parent)
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		select {
+		case <-signals:
+			cancel()
+		case <-ctx.Done():
+		}
+		<-signals
+		os.Exit(130)
+	}()
+	return ctx, cancel
+}
+
+func socketFlag(c *cobra.Command, socket *string) {
+	fallback := defaultSocket
+	if s := os.Getenv("SHUNT_SOCKET"); s != "" {
+		fallback = s
+	}
+	c.Flags().StringVar(socket, "socket", fallback, "the daemon's control socket (SHUNT_SOCKET)")
+}
+
+func instanceFlag(c *cobra.Command, instance *string) {
+	c.Flags().StringVar(instance, "instance", defaultInstance, "which data plane, where a host has several")
+}
+
+func outputFlag(c *cobra.Command, output *string) {
+	c.Flags().StringVarP(output, "output", "o", "text", "text or json")
+}
+
+func requireOutput(output string) error {
+	if output != "text" && output != "json" {
+		return usageError{fmt.Errorf("--output is text or json, not %q", output)}
+	}
+	return nil
+}

@@ -1,0 +1,236 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/control"
+	"github.com/shunt-lb/shunt/internal/daemon"
+	"github.com/shunt-lb/shunt/internal/source/file"
+	"github.com/spf13/cobra"
+)
+
+func newRun(s streams) *cobra.Command {
+	var options daemon.Options
+	var format string
+	var verbose bool
+	c := &cobra.Command{
+		Use:   "run",
+		Short: "Balance: load the data plane and keep it right (needs root)",
+		Long: `Loads the data plane, attaches it to the configured interfaces and keeps it right until
+SIGTERM or Ctrl-C, which detach it and leave nothing behind. If the process is killed
+instead, packets go on being balanced, and the next start takes over.
+SIGHUP applies the file again.`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := requireRoot("run"); err != nil {
+				return err
+			}
+			if err := requireInstance(options.Instance); err != nil {
+				return err
+			}
+			var err error
+			if options.Log, err = newLog(s.err, format, verbose); err != nil {
+				return err
+			}
+			ctx, cancel := untilStopped(c.Context())
+			defer cancel()
+			err = daemon.Run(ctx, options)
+			var faults *daemon.FaultsError
+			if errors.As(err, &faults) {
+				_ = file.Render(s.err, faults.Faults)
+			}
+			return err
+		},
+	}
+	c.Flags().StringVar(&options.ConfigPath, "config", defaultConfig, "a file, or a folder of *.yaml")
+	instanceFlag(c, &options.Instance)
+	c.Flags().StringVar(&options.Socket, "socket", os.Getenv("SHUNT_SOCKET"), "control socket, instead of the file's (SHUNT_SOCKET)")
+	c.Flags().BoolVar(&options.Watch, "watch", false, "apply the file whenever it changes")
+	c.Flags().StringVar(&format, "log-format", "text", "text (key=value) or json")
+	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "log every next hop and every change")
+	return c
+}
+
+func newCheck(s streams) *cobra.Command {
+	var path, output string
+	var host bool
+	c := &cobra.Command{
+		Use:   "check",
+		Short: "Is this file right? All faults, with place and suggestion; needs no root and no daemon",
+		Args:  noArguments,
+		RunE: func(*cobra.Command, []string) error {
+			if err := requireOutput(output); err != nil {
+				return err
+			}
+			parsed, err := file.Read(path)
+			if err != nil {
+				return err
+			}
+			parsed.CheckHost(file.LocalHost{}, host)
+			bad := file.HasErrors(parsed.Faults)
+			if output == "json" {
+				if err := writeJSON(s.out, map[string]any{"ok": !bad, "faults": nonNil(parsed.Faults)}); err != nil {
+					return err
+				}
+			} else {
+				if err := file.Render(s.out, parsed.Faults); err != nil {
+					return err
+				}
+				if !bad {
+					printVerdict(s, path, parsed)
+				}
+			}
+			if bad {
+				return errSilent
+			}
+			return nil
+		},
+	}
+	c.Flags().StringVar(&path, "config", defaultConfig, "a file, or a folder of *.yaml")
+	c.Flags().BoolVar(&host, "host", false, "what this machine cannot do is an error, not a warning")
+	outputFlag(c, &output)
+	return c
+}
+
+func printVerdict(s streams, path string, parsed *file.Parsed) {
+	frontends, backends := 0, 0
+	for _, service := range parsed.Config.Services {
+		frontends += len(service.Frontends)
+		backends += len(service.Backends)
+	}
+	total, lines := file.Memory(parsed.Config.Limits)
+	fmt.Fprintf(s.out, "%s is right: %s, %s, %s, %s.\n", path, counted(len(parsed.Config.Services), "service"),
+		counted(frontends, "frontend"), counted(backends, "backend"), counted(len(parsed.Faults), "warning"))
+	fmt.Fprintf(s.out, "Its limits take up to %.0f MiB of kernel memory:\n", float64(total)/(1<<20))
+	for _, line := range lines {
+		fmt.Fprintf(s.out, "  %s\n", line)
+	}
+}
+
+func newSchema(s streams) *cobra.Command {
+	return &cobra.Command{
+		Use:   "schema",
+		Short: "JSON Schema of the configuration file, for editors",
+		Args:  noArguments,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprintf(s.out, "%s", file.Schema())
+			return err
+		},
+	}
+}
+
+func newReload(s streams) *cobra.Command {
+	var socket, output string
+	c := &cobra.Command{
+		Use:   "reload",
+		Short: "Apply the daemon's file now, wait, and print the difference",
+		Args:  noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := requireOutput(output); err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
+			defer cancel()
+			result, err := control.NewClient(socket).Reload(ctx)
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				err = writeJSON(s.out, result)
+			} else {
+				err = printReload(s, result)
+			}
+			if err == nil && !result.Applied {
+				err = errSilent
+			}
+			return err
+		},
+	}
+	socketFlag(c, &socket)
+	outputFlag(c, &output)
+	return c
+}
+
+func printReload(s streams, result control.ReloadResult) error {
+	if err := file.Render(s.out, result.Faults); err != nil {
+		return err
+	}
+	if !result.Applied {
+		_, err := fmt.Fprintf(s.err, "shunt: the reload was refused: %s\n", result.Refused)
+		return err
+	}
+	_, err := fmt.Fprintln(s.out, result.Text)
+	return err
+}
+
+func newDetach(s streams) *cobra.Command {
+	var instance string
+	c := &cobra.Command{
+		Use:   "detach",
+		Short: "Stop forwarding, and remove the data plane that a killed daemon left",
+		Args:  noArguments,
+		RunE: func(*cobra.Command, []string) error {
+			if err := requireRoot("detach"); err != nil {
+				return err
+			}
+			if err := requireInstance(instance); err != nil {
+				return err
+			}
+			log, err := newLog(s.out, "text", false)
+			if err != nil {
+				return err
+			}
+			if err := daemon.Detach(instance, log); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(s.out, "Instance %q forwards nothing now, and nothing of it is left.\n", instance)
+			return err
+		},
+	}
+	instanceFlag(c, &instance)
+	return c
+}
+
+// requireRoot refuses early and plainly what the kernel would refuse late and oddly.
+func requireRoot(command string) error {
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("`shunt %s` loads programs into the kernel, which needs root: run `sudo shunt %s`", command, command)
+	}
+	return nil
+}
+
+var instanceName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
+
+// requireInstance keeps a name from leading out of the folder it is used in.
+func requireInstance(instance string) error {
+	if !instanceName.MatchString(instance) {
+		return usageError{fmt.Errorf("--instance %q: a name is 1 to 32 of a-z, 0-9 and -, and does not begin with -", instance)}
+	}
+	return nil
+}
+
+func counted(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+func nonNil[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
+}
+
+func writeJSON(w interface{ Write([]byte) (int, error) }, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}

@@ -1,0 +1,94 @@
+package daemon
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/offload"
+)
+
+// In generic mode the kernel may merge packets before the program sees them, so merging is
+// switched off while it runs. What was on is written down first: a killed daemon's
+// successor, or `shunt detach`, switches it on again.
+
+func (d *daemon) aggregationPath() string {
+	return filepath.Join(runDirectory, d.opts.Instance+".aggregation")
+}
+
+func (d *daemon) readAggregation() (offload.State, error) {
+	var state offload.State
+	text, err := os.ReadFile(d.aggregationPath())
+	if errors.Is(err, fs.ErrNotExist) {
+		return state, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &state)
+	}
+	if err != nil {
+		return state, fmt.Errorf("read what was switched off for generic mode: %w; `ethtool -K INTERFACE gro on` restores the usual, then delete the file", err)
+	}
+	return state, nil
+}
+
+func (d *daemon) writeAggregation(state offload.State) error {
+	if len(state.Changes) == 0 {
+		if err := os.Remove(d.aggregationPath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	text, err := json.Marshal(state)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(d.aggregationPath(), text, 0o600); err != nil {
+		return fmt.Errorf("write down what is switched off for generic mode: %w", err)
+	}
+	return nil
+}
+
+// settleAggregation makes an interface's merging fit the mode it runs in.
+func (d *daemon) settleAggregation(iface string, mode datapath.Mode) error {
+	if mode != datapath.ModeGeneric {
+		return d.release(iface)
+	}
+	state, err := d.readAggregation()
+	if err != nil {
+		return err
+	}
+	state, err = offload.Disable(iface, state, d.writeAggregation)
+	var unreachable *offload.PeerUnreachable
+	switch {
+	case errors.As(err, &unreachable):
+		d.conditions.Raise(condition.Condition{Code: condition.PeerAggregates, Severity: condition.Warning, Subject: iface,
+			Text: unreachable.Error(), Remedy: "run there: " + unreachable.Command() + "; or use native mode"})
+	case err != nil:
+		return fmt.Errorf("attach to %s in generic mode: %w", iface, err)
+	}
+	if changed := state.Of(iface); len(changed) > 0 {
+		d.conditions.Raise(condition.Condition{Code: condition.AggregationSwitchedOff, Severity: condition.Info, Subject: iface,
+			Text: "switched off until shunt detaches: " + strings.Join(changed, ", "), Remedy: "nothing; native mode does not need it"})
+	}
+	return nil
+}
+
+// release switches an interface's merging on again, if it was switched off; "" is all.
+func (d *daemon) release(iface string) error {
+	state, err := d.readAggregation()
+	if err != nil || len(state.Changes) == 0 {
+		return err
+	}
+	state, err = state.Restore(iface)
+	d.conditions.Clear(condition.AggregationSwitchedOff, iface)
+	d.conditions.Clear(condition.PeerAggregates, iface)
+	return errors.Join(err, d.writeAggregation(state))
+}
+
+func (d *daemon) releaseAll() error { return d.release("") }

@@ -1,0 +1,320 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/control"
+	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/neighbour"
+	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/internal/source/file"
+)
+
+// sourceFile is what the state calls the configuration file.
+const sourceFile = "file"
+
+// Reload reads the file again and applies it. A file with a fault, or a change that needs
+// a restart, changes nothing.
+func (d *daemon) Reload(ctx context.Context) (control.ReloadResult, error) {
+	parsed, err := file.Read(d.opts.ConfigPath)
+	if err != nil {
+		return control.ReloadResult{Refused: err.Error()}, nil
+	}
+	parsed.CheckHost(file.LocalHost{}, false)
+	result := control.ReloadResult{Faults: parsed.Faults}
+	if file.HasErrors(parsed.Faults) {
+		result.Refused = "the file has errors; nothing was changed"
+		d.conditions.Raise(condition.Condition{Code: condition.ConfigRefused, Severity: condition.Error,
+			Subject: d.opts.ConfigPath, Text: "the configuration on disk has errors and was not applied",
+			Remedy: "run `shunt check --config " + d.opts.ConfigPath + "`"})
+		return result, nil
+	}
+	if d.opts.Socket != "" {
+		parsed.Config.Socket = d.opts.Socket
+	}
+	d.applying.Lock()
+	defer d.applying.Unlock()
+	if refused := needsRestart(d.config, parsed.Config); refused != "" {
+		result.Refused = refused
+		return result, nil
+	}
+	difference, err := d.change(ctx, parsed.Config)
+	if err != nil {
+		result.Refused = err.Error()
+		return result, nil
+	}
+	d.conditions.Clear(condition.ConfigRefused, d.opts.ConfigPath)
+	result.Applied, result.Difference, result.Text = true, difference, difference.String()
+	d.log.Info("reloaded", "path", d.opts.ConfigPath, "difference", result.Text)
+	return result, nil
+}
+
+// needsRestart names what cannot be changed under a running data plane, or is empty.
+func needsRestart(old, now model.Config) string {
+	switch {
+	case old.Limits != now.Limits:
+		return "needs restart: limits size the maps, which are made when the data plane is first loaded; stop shunt (its connections end) and start it with the new limits. Nothing was changed"
+	case old.Socket != now.Socket:
+		return "needs restart: the control socket's path cannot change while it is in use. Nothing was changed"
+	}
+	return ""
+}
+
+// Status is what the control socket tells.
+func (d *daemon) Status(context.Context) (control.Status, error) {
+	d.applying.Lock()
+	defer d.applying.Unlock()
+	s := control.Status{PID: os.Getpid(), Since: d.since, ConfigPath: d.opts.ConfigPath,
+		Instance: d.opts.Instance, Conditions: d.conditions.List(), Attachments: []control.Attachment{}}
+	for _, name := range slices.Sorted(maps.Keys(d.attachments)) {
+		s.Attachments = append(s.Attachments, d.attachments[name])
+	}
+	return s, nil
+}
+
+// change makes config the one in force. The order is: what may be refused first, new
+// interfaces, contents, old interfaces.
+func (d *daemon) change(ctx context.Context, config model.Config) (reconcile.Difference, error) {
+	if err := requireInterfaces(config.Interfaces); err != nil {
+		return reconcile.Difference{}, err
+	}
+	if err := d.applySettings(config); err != nil {
+		return reconcile.Difference{}, err
+	}
+	if _, err := d.writer.Replace(sourceFile, config); err != nil {
+		return reconcile.Difference{}, err
+	}
+	// Interfaces before contents: a backend's way out must be known when it is named.
+	if err := d.attachInterfaces(config.Interfaces); err != nil {
+		return reconcile.Difference{}, err
+	}
+	difference, err := d.reconcileNow(ctx, config)
+	if err != nil {
+		return difference, err
+	}
+	d.config = config
+	return difference, errors.Join(d.detachOthers(config.Interfaces))
+}
+
+// reconcileNow makes the maps agree with config.
+func (d *daemon) reconcileNow(ctx context.Context, config model.Config) (reconcile.Difference, error) {
+	wanted := backendAddresses(config.Services)
+	d.mu.Lock()
+	present := slices.Collect(maps.Keys(d.records))
+	d.mu.Unlock()
+	d.neighbours.Want(append(slices.Clone(wanted), present...))
+	wait, cancel := context.WithTimeout(ctx, resolveTimeout)
+	d.neighbours.Wait(wait, wanted)
+	cancel()
+
+	own, err := hostAddresses()
+	if err != nil {
+		return reconcile.Difference{}, err
+	}
+	desired := reconcile.Desired{
+		Services: config.Services,
+		Sources:  d.allSources(config, wanted),
+		HostOwn:  func(a netip.Addr) bool { return own[a] },
+		Limits:   config.Limits,
+	}
+	difference, err := d.reconciler.Apply(desired)
+	if adoptErr := d.adopt(); adoptErr != nil {
+		err = errors.Join(err, adoptErr)
+	}
+	if err != nil {
+		return difference, fmt.Errorf("apply the configuration: %w", err)
+	}
+	d.neighbours.Want(wanted)
+	return difference, d.announcer.want(config, desired.Sources, own)
+}
+
+// adopt reads which backends the maps hold.
+func (d *daemon) adopt() error {
+	contents, err := d.datapath.Contents()
+	if err != nil {
+		return err
+	}
+	records := map[netip.Addr][]reconcile.BackendRecord{}
+	for _, r := range contents.Backends {
+		records[r.Address] = append(records[r.Address], r)
+	}
+	d.mu.Lock()
+	d.records = records
+	d.mu.Unlock()
+	return nil
+}
+
+// beforeNaming gives new backends their next hops and sources, before a slot names them.
+func (d *daemon) beforeNaming(records []reconcile.BackendRecord) {
+	d.mu.Lock()
+	for _, r := range records {
+		if !slices.Contains(d.records[r.Address], r) {
+			d.records[r.Address] = append(d.records[r.Address], r)
+		}
+	}
+	d.mu.Unlock()
+	for _, r := range records {
+		if hop, ok := d.neighbours.Hop(r.Address); ok {
+			d.writeHop(hop, []reconcile.BackendRecord{r})
+		}
+	}
+}
+
+// hopChanged is the neighbour watcher's report.
+func (d *daemon) hopChanged(hop neighbour.Hop) {
+	d.mu.Lock()
+	records := slices.Clone(d.records[hop.Address])
+	d.mu.Unlock()
+	d.writeHop(hop, records)
+	d.log.Debug("next hop", "backend", hop.Address, "via", hop.NextHop, "mac", hop.MAC, "resolved", hop.Resolved)
+}
+
+// writeHop tells the data plane the way to backends that share an address.
+func (d *daemon) writeHop(hop neighbour.Hop, records []reconcile.BackendRecord) {
+	sources := d.sourcesFor(d.writer.Snapshot().Config.SNAT.Addresses, hop)
+	for _, r := range records {
+		// A MAC that does not answer now is still the best one known.
+		if len(hop.MAC) > 0 {
+			if err := d.datapath.SetHop(r.BackendRef, datapath.Hop{Interface: hop.Interface, MAC: hop.MAC}); err != nil {
+				d.log.Warn("the way to a backend was not stored", "backend", r.BackendAddress, "error", err)
+			}
+		}
+		if len(sources) > 0 {
+			if err := d.datapath.SetSources(r.BackendRef, sources); err != nil {
+				d.log.Warn("the source addresses towards a backend were not stored", "backend", r.BackendAddress, "error", err)
+			}
+		}
+	}
+	d.mu.Lock()
+	before, known := d.sources[hop.Address]
+	d.sources[hop.Address] = sources
+	d.mu.Unlock()
+	if known && len(before) > 0 && !slices.Equal(before, sources) {
+		d.wantRetry() // the new source has to become one of our addresses
+	}
+}
+
+// sourcesFor is where full NAT sends from towards a hop.
+func (d *daemon) sourcesFor(configured []netip.Addr, hop neighbour.Hop) []netip.Addr {
+	var sources []netip.Addr
+	for _, a := range configured {
+		if a.Is4() == hop.Address.Is4() {
+			sources = append(sources, a)
+		}
+	}
+	if len(configured) == 0 && hop.Source.IsValid() {
+		sources = append(sources, hop.Source)
+	}
+	return sources
+}
+
+// allSources is every address that full NAT sends from.
+func (d *daemon) allSources(config model.Config, backends []netip.Addr) []netip.Addr {
+	set := map[netip.Addr]bool{}
+	for _, a := range config.SNAT.Addresses {
+		set[a] = true
+	}
+	for _, b := range backends {
+		if hop, ok := d.neighbours.Hop(b); ok {
+			for _, s := range d.sourcesFor(config.SNAT.Addresses, hop) {
+				set[s] = true
+			}
+		}
+	}
+	return slices.SortedFunc(maps.Keys(set), netip.Addr.Compare)
+}
+
+// applySettings stores timeouts and the port pool.
+func (d *daemon) applySettings(config model.Config) error {
+	ports := config.SNAT.Ports
+	if ports == (model.PortRange{}) {
+		var err error
+		if ports, err = freePorts(); err != nil {
+			return err
+		}
+	}
+	return d.datapath.SetSettings(config.Timeouts, ports)
+}
+
+func backendAddresses(services []model.Service) []netip.Addr {
+	set := map[netip.Addr]bool{}
+	for _, s := range services {
+		for _, b := range s.Backends {
+			set[b.Address] = true
+		}
+	}
+	return slices.SortedFunc(maps.Keys(set), netip.Addr.Compare)
+}
+
+// attachInterfaces attaches to what is not attached yet, or wanted in another mode.
+func (d *daemon) attachInterfaces(interfaces []model.Interface) error {
+	before := map[string]model.Attach{}
+	for _, i := range d.config.Interfaces {
+		before[i.Name] = i.Attach
+	}
+	for _, i := range interfaces {
+		if mode, ok := before[i.Name]; ok && mode == i.Attach {
+			continue
+		}
+		if err := d.attach(i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *daemon) attach(i model.Interface) error {
+	a, err := d.datapath.Attach(i.Name, i.Attach)
+	if err != nil {
+		return err
+	}
+	d.attachments[i.Name] = control.Attachment{Interface: i.Name, Mode: string(a.Mode), Reason: a.Reason}
+	d.log.Info("attached", "interface", i.Name, "mode", a.Mode, "reason", a.Reason)
+	if a.Mode == datapath.ModeGeneric && i.Attach == model.AttachAuto {
+		d.conditions.Raise(condition.Condition{Code: condition.AttachDegraded, Severity: condition.Warning, Subject: i.Name,
+			Text: "attached in generic mode, because the driver refused native mode: " + a.Reason, Remedy: "use a driver with native XDP, or say `attach: generic` to accept it"})
+	} else {
+		d.conditions.Clear(condition.AttachDegraded, i.Name)
+	}
+	return d.settleAggregation(i.Name, a.Mode)
+}
+
+// detachOthers detaches from interfaces that are no longer wanted.
+func (d *daemon) detachOthers(interfaces []model.Interface) error {
+	var errs []error
+	for name := range maps.Clone(d.attachments) {
+		if slices.ContainsFunc(interfaces, func(i model.Interface) bool { return i.Name == name }) {
+			continue
+		}
+		errs = append(errs, d.datapath.Detach(name), d.release(name))
+		delete(d.attachments, name)
+		d.log.Info("detached", "interface", name)
+	}
+	// A predecessor may have left attachments to interfaces that this file does not list.
+	for _, name := range d.datapath.Attached() {
+		if !slices.ContainsFunc(interfaces, func(i model.Interface) bool { return i.Name == name }) {
+			errs = append(errs, d.datapath.Detach(name))
+			d.log.Info("detached", "interface", name, "reason", "left by a predecessor")
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (d *daemon) refreshInterfaces() {
+	for name := range d.attachments {
+		if err := d.datapath.RefreshInterface(name); err != nil {
+			d.conditions.Raise(condition.Condition{Code: condition.InterfaceMissing, Severity: condition.Error, Subject: name,
+				Text: err.Error(), Remedy: "bring the interface back, then restart shunt"})
+			continue
+		}
+		d.conditions.Clear(condition.InterfaceMissing, name)
+	}
+}

@@ -1,0 +1,280 @@
+// Package daemon is the life of `shunt run`: it loads the data plane, keeps it agreeing
+// with the configuration file and with the network around it, and takes it down again.
+//
+//	file ─► state ─► desired ─► reconcile ─► datapath
+//	                    ▲           ▲
+//	    addresses, ports of host    next hops (neighbour), ownership (announce)
+//
+// Everything that decides about packets lies in pinned maps. Killing this process at any
+// moment loses nothing: the programs go on, and the next start adopts what it finds.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/control"
+	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/neighbour"
+	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/internal/source/file"
+	"github.com/shunt-lb/shunt/internal/state"
+)
+
+// Options are what the command line says.
+type Options struct {
+	ConfigPath string
+	Instance   string
+	Socket     string // overrides the configuration's, if set
+	Watch      bool   // apply the file whenever it changes
+	Log        *slog.Logger
+}
+
+// FaultsError says that the configuration file has faults. Its text is for a log; whoever
+// has a terminal renders Faults.
+type FaultsError struct {
+	Path   string
+	Faults []file.Fault
+}
+
+// Error names the first fault and how many there are.
+func (e *FaultsError) Error() string {
+	return fmt.Sprintf("the configuration %s was refused: %s (%d faults; `shunt check --config %s` shows all)",
+		e.Path, e.Faults[0].String(), len(e.Faults), e.Path)
+}
+
+const (
+	heartbeatInterval = time.Second
+	sweepInterval     = 10 * time.Second
+	// resolveTimeout bounds how long a change waits for next hops. What is not resolved by
+	// then is named by slots all the same, and its packets are counted as unresolved.
+	resolveTimeout = 2 * time.Second
+)
+
+// daemon is one running instance.
+type daemon struct {
+	opts       Options
+	log        *slog.Logger
+	since      time.Time
+	config     model.Config // as applied
+	datapath   *datapath.Datapath
+	reconciler *reconcile.Reconciler
+	writer     *state.Writer
+	conditions *condition.Set
+	neighbours *neighbour.Watcher
+	announcer  *announcements
+
+	// applying is held through a whole change, so that changes take turns.
+	applying    sync.Mutex
+	attachments map[string]control.Attachment
+
+	// mu guards what next-hop changes need, which come at any time.
+	mu      sync.Mutex
+	records map[netip.Addr][]reconcile.BackendRecord
+	sources map[netip.Addr][]netip.Addr // by backend address, as last written
+	retry   chan struct{}               // capacity 1: apply again
+}
+
+// Run is the daemon. It returns when ctx ends, with nothing left behind: programs
+// detached, maps unpinned, neighbours and settings put back. An error before the data
+// plane has been changed leaves a predecessor's as it was.
+func Run(ctx context.Context, opts Options) error {
+	unlock, err := lock(opts.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	config, err := readConfig(opts.ConfigPath, opts.Log)
+	if err != nil {
+		return err
+	}
+	d := &daemon{
+		opts: opts, log: opts.Log, since: time.Now(),
+		writer:      state.NewWriter(),
+		conditions:  newConditions(opts.Log),
+		attachments: map[string]control.Attachment{},
+		records:     map[netip.Addr][]reconcile.BackendRecord{},
+		sources:     map[netip.Addr][]netip.Addr{},
+		retry:       make(chan struct{}, 1),
+	}
+	if opts.Socket != "" {
+		config.Socket = opts.Socket
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if err := d.start(ctx, config); err != nil {
+		return errors.Join(err, d.abandon())
+	}
+	d.log.Info("forwarding", "instance", opts.Instance, "services", len(config.Services),
+		"socket", config.Socket, "pid", os.Getpid())
+	d.loop(ctx)
+	d.log.Info("stopping: detaching", "instance", opts.Instance)
+	return d.detach()
+}
+
+// start brings the instance up. What it has done when it fails is undone by abandon.
+func (d *daemon) start(ctx context.Context, config model.Config) error {
+	if err := requireInterfaces(config.Interfaces); err != nil {
+		return err
+	}
+	if err := forwardOnLoopback(); err != nil {
+		d.log.Warn("next hops cannot be looked up while the daemon is not running", "error", err)
+	}
+	dp, err := datapath.Open(datapath.Options{Instance: d.opts.Instance, Limits: config.Limits, Log: d.log})
+	if err != nil {
+		return err
+	}
+	d.datapath = dp
+	d.reconciler = reconcile.New(dp, reconcile.BeforeNaming(d.beforeNaming))
+	if d.neighbours, err = neighbour.New(neighbour.Options{
+		OnChange: d.hopChanged, Conditions: d.conditions, Log: d.log,
+	}); err != nil {
+		return err
+	}
+	d.announcer = newAnnouncements(d)
+	if err := d.adopt(); err != nil {
+		return err
+	}
+	if err := d.datapath.Heartbeat(); err != nil {
+		return err
+	}
+	if _, err := d.change(ctx, config); err != nil {
+		return err
+	}
+	return control.Serve(ctx, config.Socket, d)
+}
+
+// loop does what has to be done from time to time, until ctx ends.
+func (d *daemon) loop(ctx context.Context) {
+	heartbeat := time.NewTicker(heartbeatInterval)
+	defer heartbeat.Stop()
+	sweep := time.NewTicker(sweepInterval)
+	defer sweep.Stop()
+	changed := make(chan struct{})
+	if d.opts.Watch {
+		changed = watchFile(ctx, d.opts.ConfigPath, d.log)
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-heartbeat.C:
+			if err := d.datapath.Heartbeat(); err != nil {
+				d.log.Error("the data plane does not hear the daemon and asks the routing table instead", "error", err)
+			}
+			d.refreshInterfaces()
+		case <-sweep.C:
+			if _, err := d.datapath.Sweep(); err != nil {
+				d.log.Warn("ended flows could not be swept; packets end them as they come", "error", err)
+			}
+		case <-changed:
+			if result, err := d.Reload(ctx); err != nil || !result.Applied {
+				d.log.Error("the changed file was not applied", "path", d.opts.ConfigPath, "error", err, "refused", result.Refused, "faults", len(result.Faults))
+			}
+		case <-d.retry:
+			d.again(ctx)
+		}
+	}
+}
+
+// again carries the present configuration out once more, after a failure or because a
+// source address has changed.
+func (d *daemon) again(ctx context.Context) {
+	d.applying.Lock()
+	defer d.applying.Unlock()
+	if _, err := d.reconcileNow(ctx, d.config); err != nil {
+		d.conditions.Raise(condition.Condition{Code: condition.ReconcileFailing, Severity: condition.Error,
+			Subject: d.opts.ConfigPath, Text: err.Error(), Remedy: "it is tried again every few seconds"})
+		time.AfterFunc(5*time.Second, d.wantRetry)
+		return
+	}
+	d.conditions.Clear(condition.ReconcileFailing, d.opts.ConfigPath)
+}
+
+func (d *daemon) wantRetry() {
+	select {
+	case d.retry <- struct{}{}:
+	default:
+	}
+}
+
+// abandon ends a start that failed. A predecessor's data plane goes on as it was.
+func (d *daemon) abandon() error {
+	var errs []error
+	if d.announcer != nil {
+		errs = append(errs, d.announcer.close(true))
+	}
+	if d.neighbours != nil {
+		errs = append(errs, d.neighbours.Close(true))
+	}
+	if d.datapath != nil {
+		if d.datapath.Adopted() {
+			errs = append(errs, d.datapath.Close())
+		} else {
+			errs = append(errs, d.releaseAll(), d.datapath.Close(), datapath.Remove(d.opts.Instance, d.log))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// detach takes everything down. What draws traffic here goes first.
+func (d *daemon) detach() error {
+	return errors.Join(d.announcer.close(false), d.datapath.Close(), datapath.Remove(d.opts.Instance, d.log),
+		d.neighbours.Close(false), d.releaseAll())
+}
+
+// readConfig reads the file and logs its warnings.
+func readConfig(path string, log *slog.Logger) (model.Config, error) {
+	parsed, err := file.Read(path)
+	if err != nil {
+		return model.Config{}, err
+	}
+	parsed.CheckHost(file.LocalHost{}, false)
+	if file.HasErrors(parsed.Faults) {
+		return model.Config{}, &FaultsError{Path: path, Faults: parsed.Faults}
+	}
+	for _, fault := range parsed.Faults {
+		log.Warn("configuration", "fault", fault.String())
+	}
+	return parsed.Config, nil
+}
+
+func newConditions(log *slog.Logger) *condition.Set {
+	return &condition.Set{OnChange: func(c condition.Change) {
+		if c.Cleared {
+			log.Info("condition ended", "condition", c.Condition.Code, "subject", c.Condition.Subject)
+			return
+		}
+		log.Warn(c.Condition.Text, "condition", c.Condition.Code, "subject", c.Condition.Subject, "remedy", c.Condition.Remedy)
+	}}
+}
+
+// Detach removes what a killed daemon left: programs, maps, neighbours, group memberships
+// and switched-off aggregation. It refuses while a daemon runs the instance. The log names
+// what was removed; nothing there is success.
+func Detach(instance string, log *slog.Logger) error {
+	unlock, err := lock(instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	left := leftAnnounced(instance)
+	if err := datapath.Remove(instance, log); err != nil {
+		return err
+	}
+	d := &daemon{opts: Options{Instance: instance}, log: log}
+	errs := []error{withdraw(left, log), d.releaseAll()}
+	neighbours, err := neighbour.New(neighbour.Options{Log: log})
+	if err == nil {
+		err = neighbours.Close(false) // takes a predecessor's entries along
+	}
+	return errors.Join(append(errs, err)...)
+}

@@ -1,0 +1,107 @@
+package daemon
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+const runDirectory = "/run/shunt"
+
+// lock makes this process the only one of its instance. The kernel releases the lock with
+// the process, however it ends.
+func lock(instance string) (unlock func(), err error) {
+	if err := os.MkdirAll(runDirectory, 0o755); err != nil {
+		return nil, fmt.Errorf("make %s: %w", runDirectory, err)
+	}
+	path := filepath.Join(runDirectory, instance+".lock")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the lock of instance %q: %w", instance, err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		holder, _ := os.ReadFile(path)
+		_ = f.Close()
+		return nil, fmt.Errorf("instance %q is already run by process %s; stop that one, or name another with --instance",
+			instance, strings.TrimSpace(string(holder)))
+	}
+	if err := f.Truncate(0); err == nil {
+		_, _ = fmt.Fprintf(f, "%d\n", os.Getpid())
+	}
+	return func() { _ = os.Remove(path); _ = f.Close() }, nil
+}
+
+// requireInterfaces refuses a configuration for interfaces that are not here.
+func requireInterfaces(interfaces []model.Interface) error {
+	for _, i := range interfaces {
+		if _, err := net.InterfaceByName(i.Name); err != nil {
+			return fmt.Errorf("attach to interface %q: it does not exist; `ip link` lists those that do", i.Name)
+		}
+	}
+	return nil
+}
+
+// hostAddresses is every address the host itself has.
+func hostAddresses() (map[netip.Addr]bool, error) {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("list the host's addresses: %w", err)
+	}
+	own := map[netip.Addr]bool{}
+	for _, a := range addrs {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			own[prefix.Addr().Unmap()] = true
+		}
+	}
+	return own, nil
+}
+
+// forwardOnLoopback lets bpf_fib_lookup answer questions asked from lo, which is how the
+// programs find next hops by themselves. Nothing is forwarded that was not before: no
+// packet to be forwarded ever arrives on lo.
+func forwardOnLoopback() error {
+	for _, path := range []string{"/proc/sys/net/ipv4/conf/lo/forwarding", "/proc/sys/net/ipv6/conf/lo/forwarding"} {
+		if err := os.WriteFile(path, []byte("1"), 0o644); err != nil && !os.IsNotExist(err) {
+			return fmt.Errorf("switch forwarding on for lo: %w", err)
+		}
+	}
+	return nil
+}
+
+const (
+	portFirst = 1024 // below are the well-known ports, RFC 6335
+	portLast  = 65535
+	// A pool smaller than this is exhausted by a busy client of one backend in seconds.
+	portPoolMin = 1024
+)
+
+// freePorts is the largest range outside those the host takes for its own connections, so
+// that the two can never use the same one.
+func freePorts() (model.PortRange, error) {
+	const path = "/proc/sys/net/ipv4/ip_local_port_range"
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return model.PortRange{}, fmt.Errorf("read the host's own port range: %w", err)
+	}
+	var first, last int
+	if _, err := fmt.Sscan(string(text), &first, &last); err != nil {
+		return model.PortRange{}, fmt.Errorf("read the host's own port range from %s: %w", path, err)
+	}
+	below := model.PortRange{First: portFirst, Last: uint16(max(first-1, 0))}
+	above := model.PortRange{First: uint16(min(last+1, portLast)), Last: portLast}
+	size := func(r model.PortRange) int { return int(r.Last) - int(r.First) + 1 }
+	best := below
+	if size(above) > size(below) {
+		best = above
+	}
+	if size(best) < portPoolMin {
+		return model.PortRange{}, fmt.Errorf("choose NAT source ports: the host's own connections use %d to %d (%s), which leaves no range of %d; narrow that range, or say `snat: {ports: …}`", first, last, path, portPoolMin)
+	}
+	return best, nil
+}

@@ -1,0 +1,60 @@
+package daemon
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// watchQuiet is how long a file must be left alone before it is read: an editor's save is
+// several events.
+const watchQuiet = 300 * time.Millisecond
+
+// watchFile reports that the file, or a file in the folder, has changed. The folder is
+// watched, because editors and configuration tools replace files by renaming.
+func watchFile(ctx context.Context, path string, log *slog.Logger) chan struct{} {
+	changed := make(chan struct{}, 1)
+	watcher, err := fsnotify.NewWatcher()
+	if err == nil {
+		err = watcher.Add(filepath.Dir(path))
+		if err == nil {
+			_ = watcher.Add(path) // a folder of files; for a file this changes nothing
+		}
+	}
+	if err != nil {
+		log.Error("the file is not watched; `shunt reload` applies it", "path", path, "error", err)
+		return changed
+	}
+	go func() {
+		defer watcher.Close() //nolint:errcheck // nothing is lost
+		quiet := time.NewTimer(watchQuiet)
+		quiet.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case event, ok := <-watcher.Events:
+				if !ok {
+					return
+				}
+				if filepath.Clean(event.Name) == filepath.Clean(path) || filepath.Dir(event.Name) == filepath.Clean(path) {
+					quiet.Reset(watchQuiet)
+				}
+			case err, ok := <-watcher.Errors:
+				if !ok {
+					return
+				}
+				log.Warn("watching the file", "path", path, "error", err)
+			case <-quiet.C:
+				select {
+				case changed <- struct{}{}:
+				default:
+				}
+			}
+		}
+	}()
+	return changed
+}
