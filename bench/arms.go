@@ -101,11 +101,11 @@ func attachMACSwap(b *bed.Bed, in, out string, dst, src net.HardwareAddr, closer
 	if err := spec.Variables["hop_addresses"].Set([12]byte(append(append([]byte{}, dst...), src...))); err != nil {
 		return err
 	}
-	inLink, err := b.Link(bed.Balancer, in)
+	inIndex, err := b.Host(bed.Balancer).InterfaceIndex(in)
 	if err != nil {
 		return err
 	}
-	outLink, err := b.Link(bed.Balancer, out)
+	outIndex, err := b.Host(bed.Balancer).InterfaceIndex(out)
 	if err != nil {
 		return err
 	}
@@ -115,11 +115,11 @@ func attachMACSwap(b *bed.Bed, in, out string, dst, src net.HardwareAddr, closer
 			return err
 		}
 		*closers = append(*closers, objects.Close)
-		if err := objects.MacswapOut.Put(uint32(0), uint32(outLink.Attrs().Index)); err != nil {
+		if err := objects.MacswapOut.Put(uint32(0), uint32(outIndex)); err != nil {
 			return fmt.Errorf("naming %s in the devmap: %w", out, err)
 		}
 		l, err := link.AttachXDP(link.XDPOptions{
-			Program: objects.ShMacswap, Interface: inLink.Attrs().Index, Flags: link.XDPDriverMode,
+			Program: objects.ShMacswap, Interface: inIndex, Flags: link.XDPDriverMode,
 		})
 		if err != nil {
 			return err

@@ -1,7 +1,7 @@
-// Package bed is the machine park of the benchmarks: three network namespaces on one
-// host, joined by veth pairs, and the processes that run in them.
+// Package bed is the machine park of the benchmarks: three hosts of a lab, each a network
+// namespace of this machine, joined by veth pairs, and the processes that run on them.
 //
-//	 shunt-bench-client          shunt-bench-lb             shunt-bench-servers
+//	 client                      balancer                   servers
 //	┌──────────────────┐  ┌──────────────────────────┐  ┌────────────────────────┐
 //	│ 10.1.0.2/24   up ├──┤ clients          servers ├──┤ lb  10.2.0.2/24        │
 //	│                  │  │ 10.1.0.1/24  10.2.0.1/24 │  │     10.2.0.3/24        │
@@ -9,7 +9,8 @@
 //	└──────────────────┘  └──────────────────────────┘  └────────────────────────┘
 //
 // "by" is a veth that passes the balancer by. Everything else of the client and of the
-// servers is routed through the balancer.
+// servers is routed through the balancer. The namespaces are called shunt-bench-client
+// and so on.
 package bed
 
 import (
@@ -17,21 +18,17 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
-	"runtime"
 
-	"github.com/safchain/ethtool"
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// The namespaces.
+// The hosts.
 const (
-	Client   = "shunt-bench-client"
-	Balancer = "shunt-bench-lb"
-	Servers  = "shunt-bench-servers"
+	Client   = "client"
+	Balancer = "balancer"
+	Servers  = "servers"
 )
 
 // The balancer's interfaces.
@@ -52,241 +49,103 @@ var (
 	DirectServer  = netip.MustParseAddr("10.9.0.2")
 )
 
+// labID names the lab. There is one, so that what a killed run left behind is found.
+const labID = "bench"
+
 // Bed is the built topology. Close it.
 type Bed struct {
-	spaces map[string]netns.NsHandle
+	lab   *lab.Lab
+	hosts map[string]*lab.Host
+	lock  net.Listener
 	// Hardware addresses, for programs that write next hops themselves.
 	ClientMAC, ServerMAC, ToClientMAC, ToServerMAC net.HardwareAddr
 }
 
-// Build makes the namespaces and everything in them, after removing what an earlier
-// run left behind. Needs root.
+// Build makes the hosts and everything between them, after removing what a run that was
+// killed left behind. Needs root. A second bed at the same time is refused.
 func Build() (*Bed, error) {
-	if os.Geteuid() != 0 {
-		return nil, errors.New("building network namespaces needs root; run this again with sudo")
+	// An abstract socket goes away with its process, however that ends (unix(7)).
+	lock, err := net.Listen("unix", "@shunt-bench")
+	if err != nil {
+		return nil, fmt.Errorf("another benchmark is running, and two would measure each other: %w", err)
 	}
-	b := &Bed{spaces: map[string]netns.NsHandle{}}
-	for _, name := range []string{Client, Balancer, Servers} {
-		if err := b.newSpace(name); err != nil {
-			b.Close()
-			return nil, fmt.Errorf("making namespace %s: %w", name, err)
-		}
-	}
-	if err := b.connect(); err != nil {
-		b.Close()
-		return nil, err
+	b := &Bed{lock: lock, hosts: map[string]*lab.Host{}}
+	if err := b.build(); err != nil {
+		return nil, errors.Join(err, b.Close())
 	}
 	return b, nil
 }
 
-// newSpace makes one named namespace with its loopback up.
-func (b *Bed) newSpace(name string) error {
-	if _, err := os.Stat(filepath.Join("/run/netns", name)); err == nil {
-		if err := netns.DeleteNamed(name); err != nil {
-			return fmt.Errorf("removing the one of an earlier run: %w", err)
-		}
-	}
-	return onThread(func() error {
-		ns, err := netns.NewNamed(name) // moves the thread into it
-		if err != nil {
-			return err
-		}
-		b.spaces[name] = ns
-		lo, err := netlink.LinkByName("lo")
-		if err != nil {
-			return err
-		}
-		// Frames of an interface nobody listens on would only add noise.
-		if err := sysctl("net/ipv6/conf/default/disable_ipv6", "1"); err != nil {
-			return err
-		}
-		return netlink.LinkSetUp(lo)
-	})
-}
-
-// end is one end of a veth pair.
-type end struct {
-	space, name string
-	addresses   []netip.Addr
-}
-
-// connect makes the veth pairs and routes.
-func (b *Bed) connect() error {
-	pairs := [][2]end{
-		{{Client, "up", []netip.Addr{ClientAddress}}, {Balancer, ClientsInterface, []netip.Addr{ClientGateway}}},
-		{{Balancer, ServersInterface, []netip.Addr{ServerGateway}}, {Servers, "lb", []netip.Addr{ServerOne, ServerTwo}}},
-		{{Client, "by", []netip.Addr{DirectClient}}, {Servers, "by", []netip.Addr{DirectServer}}},
-	}
-	for _, pair := range pairs {
-		if err := b.addPair(pair[0], pair[1]); err != nil {
-			return fmt.Errorf("joining %s and %s: %w", pair[0].space, pair[1].space, err)
-		}
-	}
-	for space, gateway := range map[string]netip.Addr{Client: ClientGateway, Servers: ServerGateway} {
-		err := b.In(space, func() error { return netlink.RouteAdd(&netlink.Route{Gw: gateway.AsSlice()}) })
-		if err != nil {
-			return fmt.Errorf("setting the default route of %s: %w", space, err)
-		}
-	}
-	if err := b.In(Balancer, func() error { return sysctl("net/ipv4/ip_forward", "1") }); err != nil {
+func (b *Bed) build() (err error) {
+	if err := lab.Sweep(labID); err != nil {
 		return err
 	}
-	for _, m := range []struct {
-		to          *net.HardwareAddr
-		space, name string
-	}{
-		{&b.ClientMAC, Client, "up"}, {&b.ServerMAC, Servers, "lb"},
-		{&b.ToClientMAC, Balancer, ClientsInterface}, {&b.ToServerMAC, Balancer, ServersInterface},
+	if b.lab, err = lab.New(labID); err != nil {
+		return err
+	}
+	for _, name := range []string{Client, Balancer, Servers} {
+		if b.hosts[name], err = b.lab.AddHost(name); err != nil {
+			return err
+		}
+		// Frames of an address family nobody measures would only add noise.
+		if err := b.hosts[name].SetSysctl("net.ipv6.conf.default.disable_ipv6", "1"); err != nil {
+			return err
+		}
+	}
+	end := func(host, name string, address netip.Addr) lab.End {
+		return lab.End{Host: b.hosts[host], Interface: name, IPv4: netip.PrefixFrom(address, 24)}
+	}
+	for _, pair := range [][2]lab.End{
+		{end(Client, "up", ClientAddress), end(Balancer, ClientsInterface, ClientGateway)},
+		{end(Balancer, ServersInterface, ServerGateway), end(Servers, "lb", ServerOne)},
+		{end(Client, "by", DirectClient), end(Servers, "by", DirectServer)},
 	} {
-		link, err := b.Link(m.space, m.name)
-		if err != nil {
+		if err := b.lab.Connect(pair[0], pair[1], lab.Cable{}); err != nil {
 			return err
 		}
-		*m.to = link.Attrs().HardwareAddr
 	}
-	return nil
-}
-
-// addPair makes one veth pair, its ends in their namespaces, addressed and up.
-func (b *Bed) addPair(one, two end) error {
-	err := b.In(one.space, func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = one.name
-		return netlink.LinkAdd(&netlink.Veth{
-			LinkAttrs: attrs, PeerName: two.name, PeerNamespace: netlink.NsFd(b.spaces[two.space]),
-		})
-	})
-	if err != nil {
+	everywhere := netip.MustParsePrefix("0.0.0.0/0")
+	if err := errors.Join(
+		b.hosts[Servers].AddAddress("lb", netip.PrefixFrom(ServerTwo, 24)),
+		b.hosts[Client].AddRoute(lab.Route{To: everywhere, Via: ClientGateway}),
+		b.hosts[Servers].AddRoute(lab.Route{To: everywhere, Via: ServerGateway}),
+		b.hosts[Balancer].SetSysctl("net.ipv4.ip_forward", "1"),
+	); err != nil {
 		return err
 	}
-	for _, e := range []end{one, two} {
-		err := b.In(e.space, func() error {
-			link, err := netlink.LinkByName(e.name)
-			if err != nil {
-				return err
-			}
-			for _, address := range e.addresses {
-				ipnet := &net.IPNet{IP: address.AsSlice(), Mask: net.CIDRMask(24, 32)}
-				if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipnet}); err != nil {
-					return fmt.Errorf("adding %s to %s: %w", address, e.name, err)
-				}
-			}
-			return netlink.LinkSetUp(link)
-		})
-		if err != nil {
-			return err
-		}
-	}
+	b.ClientMAC, b.ServerMAC = b.hosts[Client].Interfaces()[0].MAC, b.hosts[Servers].Interfaces()[0].MAC
+	b.ToClientMAC, b.ToServerMAC = b.hosts[Balancer].Interfaces()[0].MAC, b.hosts[Balancer].Interfaces()[1].MAC
 	return nil
 }
 
 // SetOffload gives every interface the same settings: checksums by the sender's kernel
-// ("off", which takes segmentation offload with it) or left to the receiver as veth does
-// by default ("default"). GRO is on at the far ends in both, because a veth peer that has
+// (false, which takes segmentation offload with it) or left to the receiver as veth does
+// by default (true). GRO is on at the far ends in both, because a veth peer that has
 // neither GRO nor an XDP program drops frames redirected to it.
 func (b *Bed) SetOffload(checksum bool) error {
-	ends := []struct {
-		space, name string
-		far         bool
-	}{
-		{Client, "up", true}, {Servers, "lb", true}, {Client, "by", true}, {Servers, "by", true},
-		{Balancer, ClientsInterface, false}, {Balancer, ServersInterface, false},
-	}
-	for _, e := range ends {
-		want := map[string]bool{"tx-checksum-ip-generic": checksum}
-		if checksum {
-			want["tx-tcp-segmentation"] = true
-		}
-		if e.far {
-			want["rx-gro"] = true
-		}
-		err := b.In(e.space, func() error {
-			tool, err := ethtool.NewEthtool()
-			if err != nil {
+	for _, host := range []string{Client, Balancer, Servers} {
+		for _, i := range b.hosts[host].Interfaces() {
+			want := map[string]bool{"tx": checksum, "tso": checksum}
+			if host != Balancer {
+				want["gro"] = true
+			}
+			if err := b.hosts[host].SetOffload(i.Name, want); err != nil {
 				return err
 			}
-			defer tool.Close()
-			return tool.Change(e.name, want)
-		})
-		if err != nil {
-			return fmt.Errorf("setting offloads of %s in %s: %w", e.name, e.space, err)
 		}
 	}
 	return nil
 }
 
-// Link looks an interface up.
-func (b *Bed) Link(space, name string) (link netlink.Link, err error) {
-	err = b.In(space, func() error {
-		link, err = netlink.LinkByName(name)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("looking up %s in %s: %w", name, space, err)
-	}
-	return link, nil
-}
+// Host is one of the bed's hosts.
+func (b *Bed) Host(name string) *lab.Host { return b.hosts[name] }
 
-// In runs f on a thread inside the namespace. f must not start goroutines that rely on it.
-func (b *Bed) In(space string, f func() error) error {
-	ns, known := b.spaces[space]
-	if !known {
-		return fmt.Errorf("no namespace %q", space)
-	}
-	return onThread(func() error {
-		if err := netns.Set(ns); err != nil {
-			return fmt.Errorf("entering namespace %s: %w", space, err)
-		}
-		return f()
-	})
-}
-
-// onThread runs f on a locked thread and brings the thread back to its namespace. A thread
-// that cannot come back stays locked and dies with its goroutine.
-func onThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		home, err := netns.Get()
-		if err != nil {
-			done <- err
-			return
-		}
-		defer home.Close()
-		err = f()
-		if back := netns.Set(home); back == nil {
-			runtime.UnlockOSThread()
-		}
-		done <- err
-	}()
-	return <-done
-}
-
-// sysctl writes one of the current namespace's settings, named by its path below /proc/sys.
-func sysctl(name, value string) error {
-	if err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0o644); err != nil {
-		return fmt.Errorf("setting %s to %s: %w", name, value, err)
-	}
-	return nil
-}
-
-// Close removes the namespaces; interfaces go with them. Processes must have ended.
-func (b *Bed) Close() error {
-	var errs []error
-	for name, ns := range b.spaces {
-		errs = append(errs, ns.Close(), netns.DeleteNamed(name))
-	}
-	b.spaces = nil
-	err := errors.Join(errs...)
-	if errors.Is(err, unix.ENOENT) {
-		return nil // somebody else tidied up
-	}
-	return err
-}
+// In runs f on a thread in the host's namespace, as lab.Host.Run does.
+func (b *Bed) In(host string, f func() error) error { return b.hosts[host].Run(f) }
 
 // InPinned is In on a thread that runs only on one CPU.
-func (b *Bed) InPinned(space string, cpu int, f func() error) error {
-	return b.In(space, func() error {
+func (b *Bed) InPinned(host string, cpu int, f func() error) error {
+	return b.In(host, func() error {
 		var before, only unix.CPUSet
 		if err := unix.SchedGetaffinity(0, &before); err != nil {
 			return err
@@ -297,4 +156,13 @@ func (b *Bed) InPinned(space string, cpu int, f func() error) error {
 		}
 		return errors.Join(f(), unix.SchedSetaffinity(0, &before))
 	})
+}
+
+// Close removes the hosts and stops what still runs on them.
+func (b *Bed) Close() error {
+	var err error
+	if b.lab != nil {
+		err = b.lab.Close()
+	}
+	return errors.Join(err, b.lock.Close())
 }

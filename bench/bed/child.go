@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/lab"
 )
 
 // Program is something a benchmark runs, and the Debian package that has it.
@@ -34,9 +36,9 @@ func Need(programs ...Program) error {
 	return nil
 }
 
-// Child is a process in a namespace.
+// Child is a process on a host.
 type Child struct {
-	cmd    *exec.Cmd
+	cmd    *lab.Command
 	output lockedBuffer
 	ended  chan struct{} // closed when it has been waited for
 	err    error         // of the wait; valid once ended is closed
@@ -60,15 +62,15 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// Start runs a program in a namespace. Its output is kept for error messages.
-func (b *Bed) Start(space, program string, args ...string) (*Child, error) {
-	c := &Child{cmd: exec.Command(program, args...), ended: make(chan struct{})}
+// Start runs a program on a host. Its output is kept for error messages.
+func (b *Bed) Start(host, program string, args ...string) (*Child, error) {
+	c := &Child{cmd: b.hosts[host].Command(context.Background(), program, args...), ended: make(chan struct{})}
 	c.cmd.Stdout, c.cmd.Stderr = &c.output, &c.output
 	// In a group of its own, so that Ctrl-C reaches it only through Stop.
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.cmd.WaitDelay = 5 * time.Second
-	if err := b.In(space, c.cmd.Start); err != nil { // a child is born into the thread's namespace
-		return nil, fmt.Errorf("starting %s in %s: %w", program, space, err)
+	if err := c.cmd.Start(); err != nil {
+		return nil, err
 	}
 	go func() {
 		c.err = c.cmd.Wait()
@@ -103,20 +105,17 @@ func (c *Child) Ended() <-chan struct{} { return c.ended }
 // Output is what the process has printed so far.
 func (c *Child) Output() string { return c.output.String() }
 
-// Run runs a program in a namespace to its end and returns its standard output.
-func (b *Bed) Run(ctx context.Context, space, program string, args ...string) (string, error) {
-	return b.RunInput(ctx, space, "", program, args...)
+// Run runs a program on a host to its end and returns its standard output.
+func (b *Bed) Run(ctx context.Context, host, program string, args ...string) (string, error) {
+	return b.RunInput(ctx, host, "", program, args...)
 }
 
 // RunInput is Run with something on standard input.
-func (b *Bed) RunInput(ctx context.Context, space, input, program string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, program, args...)
+func (b *Bed) RunInput(ctx context.Context, host, input, program string, args ...string) (string, error) {
+	cmd := b.hosts[host].Command(ctx, program, args...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &stdout, &stderr
-	if err := b.In(space, cmd.Start); err != nil {
-		return "", fmt.Errorf("starting %s in %s: %w", program, space, err)
-	}
-	if err := cmd.Wait(); err != nil {
+	if err := cmd.Run(); err != nil {
 		return stdout.String(), fmt.Errorf("%s %s: %w\n%s%s", program, strings.Join(args, " "), err, stdout.String(), stderr.String())
 	}
 	return stdout.String(), nil
@@ -151,11 +150,11 @@ func (b *Bed) WaitHTTP(ctx context.Context, target netip.AddrPort, body string, 
 	}
 }
 
-// askHTTP makes one request from the client's namespace and checks the answer.
+// askHTTP makes one request from the client and checks the answer.
 func (b *Bed) askHTTP(ctx context.Context, target netip.AddrPort, body string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: b.dialFrom(Client)}
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: b.hosts[Client].Dial}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+target.String()+"/", nil)
 	if err != nil {
 		return err

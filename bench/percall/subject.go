@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/shunt-lb/shunt/bench/bed"
+	"github.com/shunt-lb/shunt/internal/lab"
 )
 
 // subject is what is measured: the programs of a running shunt, on both sides of it.
@@ -117,12 +118,9 @@ func startSubject(o options, flows uint32) (*subject, error) {
 	s.closers = append(s.closers, b.Close)
 	s.in = func(f func() error) error { return b.InPinned(bed.Balancer, o.cpu, f) }
 	// Flows come from behind the client, as through a router.
-	err = b.In(bed.Balancer, func() error {
-		behind := &net.IPNet{IP: o.clients.Masked().Addr().AsSlice(), Mask: net.CIDRMask(o.clients.Bits(), 32)}
-		return netlink.RouteAdd(&netlink.Route{Dst: behind, Gw: bed.ClientAddress.AsSlice()})
-	})
+	err = b.Host(bed.Balancer).AddRoute(lab.Route{To: o.clients, Via: bed.ClientAddress})
 	if err != nil {
-		return s, fmt.Errorf("routing %s to the client: %w", o.clients, err)
+		return s, err
 	}
 	if s.config, err = writeConfig(b, dir, flows); err != nil {
 		return s, err
@@ -190,32 +188,14 @@ api: {socket: %s}
 		for i := range 4 + flows/exampleFlows {
 			address := netip.AddrFrom4([4]byte{10, 2, 0, byte(100 + i)})
 			sources = append(sources, address.String())
+			if err := b.Host(bed.Balancer).AddAddress(bed.ServersInterface, netip.PrefixFrom(address, 24)); err != nil {
+				return "", err
+			}
 		}
 		text += fmt.Sprintf("limits: {flows: %d}\nsnat: {addresses: [%s]}\n", 2*flows, strings.Join(sources, ", "))
 		what = fmt.Sprintf("the same with %d source addresses and limits.flows %d", len(sources), 2*flows)
-		if err := b.In(bed.Balancer, func() error { return addAddresses(bed.ServersInterface, sources) }); err != nil {
-			return "", err
-		}
 	}
 	return what, os.WriteFile(filepath.Join(dir, "shunt.yaml"), []byte(text), 0o600)
-}
-
-// addAddresses gives the interface the source addresses.
-func addAddresses(name string, addresses []string) error {
-	iface, err := netlink.LinkByName(name)
-	if err != nil {
-		return err
-	}
-	for _, text := range addresses {
-		address, err := netlink.ParseAddr(text + "/24")
-		if err != nil {
-			return err
-		}
-		if err := netlink.AddrAdd(iface, address); err != nil {
-			return fmt.Errorf("adding %s to %s: %w", text, name, err)
-		}
-	}
-	return nil
 }
 
 // startLimit is how long shunt run may take until it forwards.
@@ -225,7 +205,10 @@ const startLimit = 15 * time.Second
 func (d *side) attached(b *bed.Bed, name string, child *bed.Child) error {
 	var iface netlink.Link
 	err := until(child, func() (err error) {
-		iface, err = b.Link(bed.Balancer, name)
+		err = b.In(bed.Balancer, func() error {
+			iface, err = netlink.LinkByName(name)
+			return err
+		})
 		if err == nil && (iface.Attrs().Xdp == nil || iface.Attrs().Xdp.ProgId == 0) {
 			err = fmt.Errorf("no XDP program on %s", name)
 		}
