@@ -150,7 +150,7 @@ func (p *planner) planRemovals() {
 	late := map[uint32]bool{}
 	for f, have := range p.mirror.frontends {
 		for _, service := range have.services {
-			late[service] = late[service] || wanted[f] || takenOver[endpoint{f.Address, f.Protocol}]
+			late[service] = late[service] || takenOver[endpoint{f.Address, f.Protocol}]
 		}
 	}
 	for _, index := range slices.Sorted(maps.Keys(p.unwanted)) {

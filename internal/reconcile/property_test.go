@@ -299,7 +299,7 @@ func found(c reconcile.Contents) []string {
 }
 
 // TestEveryFaultOnce lets each operation of a rich change fail once, in every way, and
-// then applies either the same or the state before.
+// then applies the same, the state before, or one that renames everything.
 func TestEveryFaultOnce(t *testing.T) {
 	first := desired(
 		service("web", "192.0.2.10:80 [2001:db8::10]:80", "10.0.0.2:80 10.0.0.3:80 [2001:db8:1::2]:80"),
@@ -307,44 +307,51 @@ func TestEveryFaultOnce(t *testing.T) {
 		service("old", "192.0.2.12:1", "10.0.0.7:80"))
 	first.Sources = []netip.Addr{netip.MustParseAddr("10.0.0.1")}
 	second := desired(
-		service("web", "192.0.2.10:80 192.0.2.10:81", "10.0.0.2:80 10.0.0.5:80"),
+		service("web", "192.0.2.10:80 192.0.2.10:81", "10.0.0.9:80 10.0.0.10:80 10.0.0.5:80"),
 		service("name", "192.0.2.11:53", "10.0.0.3:80 10.0.0.4:80 10.0.0.6:80"))
 	second.Sources = []netip.Addr{netip.MustParseAddr("10.0.0.8")}
+	third := desired(
+		service("x", "192.0.2.10:80 [2001:db8::10]:80 192.0.2.12:1", "10.0.0.11:80 [2001:db8:1::3]:80"),
+		service("y", "192.0.2.11:53", "10.0.0.12:80"))
 	for _, kind := range []fake.Fault{fake.Before, fake.After, fake.Half} {
-		for _, back := range []bool{false, true} {
+		for name, next := range map[string]reconcile.Desired{"first": first, "second": second, "third": third} {
 			for _, restart := range []bool{false, true} {
-				for at := 0; ; at++ {
-					b := newBench(t, roomy)
-					b.apply(first)
-					countdown := at
-					b.maps.Fault = func(string) fake.Fault {
-						if countdown--; countdown == -1 {
-							return kind
-						}
-						return fake.None
-					}
-					_, err := b.r.Apply(second)
-					b.maps.Fault = nil
-					if err == nil {
-						if at < 15 {
-							t.Errorf("the change took only %d operations", at)
-						}
-						break
-					}
-					if restart {
-						b.r = reconcile.New(b.maps)
-					}
-					next := second
-					if back {
-						next = first
-					}
-					b.apply(next)
-					contents, _ := b.maps.Contents()
-					if diff := cmp.Diff(wanted(next), found(contents)); diff != "" {
-						t.Errorf("fault %d of kind %d, back %v, restart %v (-want +got):\n%s", at, kind, back, restart, diff)
-					}
+				operations := 0
+				for faultOnce(t, first, second, next, kind, operations, restart) {
+					operations++
+				}
+				if operations < 20 {
+					t.Errorf("then %s: the change took only %d operations", name, operations)
 				}
 			}
 		}
 	}
+}
+
+// faultOnce applies first, then second with a fault at one operation, then next. It is
+// false if there are not so many operations.
+func faultOnce(t *testing.T, first, second, next reconcile.Desired, kind fake.Fault, at int, restart bool) bool {
+	b := newBench(t, roomy)
+	b.apply(first)
+	countdown := at
+	b.maps.Fault = func(string) fake.Fault {
+		if countdown--; countdown == -1 {
+			return kind
+		}
+		return fake.None
+	}
+	_, err := b.r.Apply(second)
+	b.maps.Fault = nil
+	if err == nil {
+		return false
+	}
+	if restart {
+		b.r = reconcile.New(b.maps)
+	}
+	b.apply(next)
+	contents, _ := b.maps.Contents()
+	if diff := cmp.Diff(wanted(next), found(contents)); diff != "" {
+		t.Errorf("fault %d of kind %d, restart %v (-want +got):\n%s", at, kind, restart, diff)
+	}
+	return true
 }

@@ -207,6 +207,23 @@ put frontend tcp 192.0.2.10:80 service 1
 delete service 0/1`)
 }
 
+func TestARestartOwesAGrace(t *testing.T) {
+	b := newBench(t, model.Limits{Services: 2, Backends: 9, Slots: 502})
+	for _, name := range []string{"first", "second", "third"} {
+		d := desired(service(name, "192.0.2.10:80", "10.0.0.2:80"))
+		d.Limits = model.Limits{Services: 2, Backends: 9, Slots: 502}
+		_, operations := b.apply(d)
+		// The third has the place of the first, which the second run gave up and
+		// did not wait.
+		if slices.Contains(operations, "grace") != (name == "third") {
+			t.Errorf("%s: operations %q", name, operations)
+		}
+		if name == "second" {
+			b.r = reconcile.New(b.maps)
+		}
+	}
+}
+
 func TestResizeAndWeights(t *testing.T) {
 	b := newBench(t, roomy)
 	b.apply(desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80")))
@@ -406,5 +423,58 @@ func TestBeforeNaming(t *testing.T) {
 	}
 	if want := []string{"10.0.0.2:80", "10.0.0.3:80"}; !slices.Equal(calls, want) {
 		t.Errorf("called for %q, want %q", calls, want)
+	}
+}
+
+func TestSlotsOfASettledTableWaitForAGrace(t *testing.T) {
+	b := newBench(t, roomy)
+	two := desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80"))
+	three := desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80 10.0.0.4:80"))
+	b.apply(two)
+	b.maps.Fault = func(operation string) fake.Fault {
+		if strings.HasPrefix(operation, "put service") {
+			return fake.Before
+		}
+		return fake.None
+	}
+	if _, err := b.r.Apply(three); !errors.Is(err, fake.ErrInjected) {
+		t.Fatal(err)
+	}
+	b.maps.Fault = nil
+	_, operations := b.apply(two)
+	b.want("operations", strings.Join(operations, "\n"), `
+put service 0/1 web slots 251+509
+grace
+write slots 0+251
+put service 0/1 web slots 0+251
+grace
+delete backend 3/1`)
+}
+
+func TestASmallLimitDoesNotTrapLeftovers(t *testing.T) {
+	limits := model.Limits{Services: 1, Backends: 4, Slots: 800}
+	b := newBench(t, limits)
+	with := func(size uint32, backends string) reconcile.Desired {
+		d := desired(service("web", "192.0.2.10:80", backends))
+		d.Services[0].TableSize, d.Limits = size, limits
+		return d
+	}
+	b.apply(with(251, "10.0.0.1:80 10.0.0.2:80"))
+	for _, prefix := range []string{"write slots", "put service", "grace", "put backend"} {
+		b.maps.Fault = func(operation string) fake.Fault {
+			if strings.HasPrefix(operation, prefix) {
+				return fake.After
+			}
+			return fake.None
+		}
+		// Neither pair has anything in common with what is there or half there.
+		for _, pair := range []string{"10.0.0.3:80 10.0.0.4:80", "10.0.0.5:80 10.0.0.6:80"} {
+			if _, err := b.r.Apply(with(509, pair)); !errors.Is(err, fake.ErrInjected) {
+				t.Errorf("failing %q: %v", prefix, err)
+			}
+		}
+		b.maps.Fault = nil
+		b.apply(with(251, "10.0.0.7:80 10.0.0.8:80"))
+		b.apply(with(251, "10.0.0.1:80 10.0.0.2:80"))
 	}
 }
