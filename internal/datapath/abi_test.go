@@ -1,0 +1,167 @@
+package datapath
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
+
+// requireGolden compares with a file of the repository, or writes it.
+func requireGolden(t *testing.T, path, text string) {
+	t.Helper()
+	path = filepath.Join("..", "..", path)
+	if *update {
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must(t, os.WriteFile(path, []byte(text), 0o644))
+		return
+	}
+	golden, err := os.ReadFile(path)
+	must(t, err)
+	if diff := cmp.Diff(string(golden), text); diff != "" {
+		t.Errorf("%s is out of date (-file +now); if the change is meant, run `go test ./internal/datapath -update`:\n%s", path, diff)
+	}
+}
+
+// TestABIGolden prints everything that programs and user space share. A change to it
+// must be meant: a layout that differs needs another SHUNT_ABI.
+func TestABIGolden(t *testing.T) {
+	spec, err := loadAbi()
+	must(t, err)
+	var types []btf.Type
+	for typ, err := range spec.Types.All() {
+		must(t, err)
+		switch typ.(type) {
+		case *btf.Struct, *btf.Union, *btf.Enum:
+			if typ.TypeName() != "" {
+				types = append(types, typ)
+			}
+		}
+	}
+	slices.SortFunc(types, func(a, b btf.Type) int { return strings.Compare(a.TypeName(), b.TypeName()) })
+	var out strings.Builder
+	out.WriteString("# What BPF programs and user space share, from the type information of abi.bpf.c.\n" +
+		"# Written by `go test ./internal/datapath -update`.\n")
+	for _, typ := range types {
+		printType(t, &out, typ)
+	}
+	out.WriteString("\n# Maps: type, sizes of key and value, flags. Sizes in elements follow from limits.\n\n")
+	names := make([]string, 0, len(spec.Maps))
+	for name := range spec.Maps {
+		if !strings.HasPrefix(name, ".") {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		m := spec.Maps[name]
+		fmt.Fprintf(&out, "%-14s %-14s key %2d, value %3d, flags %#x\n", name, m.Type, m.KeySize, m.ValueSize, m.Flags)
+	}
+	requireGolden(t, "test/abi.golden", out.String())
+}
+
+func printType(t *testing.T, out *strings.Builder, typ btf.Type) {
+	t.Helper()
+	size, err := btf.Sizeof(typ)
+	must(t, err)
+	switch typ := typ.(type) {
+	case *btf.Struct:
+		fmt.Fprintf(out, "\nstruct %s: %d bytes\n", typ.Name, size)
+		for _, m := range typ.Members {
+			size, err := btf.Sizeof(m.Type)
+			must(t, err)
+			fmt.Fprintf(out, "%5d %3d  %-20s %s\n", m.Offset.Bytes(), size, m.Name, typeName(m.Type))
+		}
+	case *btf.Enum:
+		fmt.Fprintf(out, "\nenum %s: %d bytes\n", typ.Name, size)
+		for _, v := range typ.Values {
+			fmt.Fprintf(out, "%#10x  %s\n", v.Value, v.Name)
+		}
+	default:
+		t.Errorf("%s is a %T: no unions cross between the programs and Go", typ.TypeName(), typ)
+	}
+}
+
+// typeName is a field's type as C writes it.
+func typeName(typ btf.Type) string {
+	switch typ := typ.(type) {
+	case *btf.Array:
+		return fmt.Sprintf("%s[%d]", typeName(typ.Type), typ.Nelems)
+	case *btf.Struct:
+		return "struct " + typ.Name
+	}
+	return typ.TypeName()
+}
+
+// TestNamesFitTheKernel: the kernel cuts the names of maps and programs.
+func TestNamesFitTheKernel(t *testing.T) {
+	for _, load := range []func() (*ebpf.CollectionSpec, error){loadAbi, loadXdp, loadSweep, loadDrops} {
+		spec, err := load()
+		must(t, err)
+		for name := range spec.Programs {
+			if len(name) > 15 || !strings.HasPrefix(name, "sh_") {
+				t.Errorf("program %s: names begin with sh_ and have at most 15 characters", name)
+			}
+		}
+		for name := range spec.Maps {
+			if !strings.HasPrefix(name, ".") && (len(name) > 15 || !strings.HasPrefix(name, "sh_")) {
+				t.Errorf("map %s: names begin with sh_ and have at most 15 characters", name)
+			}
+		}
+	}
+}
+
+var reasonLine = regexp.MustCompile(`^\s+REASON_(\w+) = (\d+),\s+/\* (pass|drop|answer|note|refused): (.+) \*/$`)
+
+// TestReasonsReference makes the reference page of the reasons from their comments.
+func TestReasonsReference(t *testing.T) {
+	source, err := os.ReadFile("../../bpf/lib/reasons.h")
+	must(t, err)
+	kinds := map[string]string{
+		"pass":    "The packet goes on to the host's stack, unchanged.",
+		"drop":    "The packet ends here.",
+		"answer":  "shunt replied in the packet's place.",
+		"note":    "Something worth counting on the way; the packet goes on.",
+		"refused": "The kernel dropped the frame after shunt had decided to send it.",
+	}
+	var out strings.Builder
+	out.WriteString("# Reasons\n\nWhy a packet was not simply forwarded. The name is the same word in `shunt status`, metrics and logs;\n" +
+		"a number is given once and never used again.\n\n" +
+		"This page is made from the comments in `bpf/lib/reasons.h` by `go test ./internal/datapath -update`.\n")
+	described, last := map[Reason]bool{}, ""
+	for line := range strings.Lines(string(source)) {
+		m := reasonLine.FindStringSubmatch(strings.TrimRight(line, "\n"))
+		if m == nil {
+			continue
+		}
+		if m[3] != last {
+			last = m[3]
+			fmt.Fprintf(&out, "\n## %s\n\n%s\n\n| number | name | kind | meaning |\n|---:|---|---|---|\n", last, kinds[last])
+		}
+		fmt.Fprintf(&out, "| %s | `%s` | %s | %s |\n", m[2], strings.ToLower(m[1]), m[3], m[4])
+		for _, r := range Reasons() {
+			if fmt.Sprint(uint32(r)) == m[2] && r.String() == strings.ToLower(m[1]) {
+				described[r] = true
+			}
+		}
+	}
+	for _, r := range Reasons() {
+		if !described[r] {
+			t.Errorf("reason %s (%d) has no comment of the form `kind: meaning` on its line in reasons.h, or the committed object is older than it", r, r)
+		}
+	}
+	if out := Reason(77).String(); out != "reason_77" {
+		t.Errorf("an unknown reason is called %q", out)
+	}
+	requireGolden(t, "docs/reference/reasons.md", out.String())
+}
