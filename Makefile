@@ -14,6 +14,10 @@ TESTFLAGS ?=
 # Packages whose tests also run under other kernels, and the kernels.
 KERNELS ?= 6.1,6.12
 KERNEL_PACKAGES ?= ./internal/datapath,./test/packet,./test/net
+ifdef QUICK
+KERNELS := 6.1
+KERNEL_PACKAGES := ./internal/datapath
+endif
 
 FUZZTIME ?= 10m
 
@@ -91,7 +95,7 @@ fuzz: go-version
 		$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$package </dev/null || exit 1; \
 	done
 
-## make test-kernels      tests under Debian's kernels (KERNELS), in virtual machines; needs qemu
+## make test-kernels      tests under Debian's kernels (KERNELS), in virtual machines; QUICK=1: 6.1 and one package
 .PHONY: test-kernels
 test-kernels: go-version
 	$(GO) run ./test/kernel --kernels $(KERNELS) --packages $(KERNEL_PACKAGES)
