@@ -89,6 +89,7 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (Attachment, error) {
 		_ = old.close()
 	}
 	d.attached[iface] = a
+	d.countRefusals()
 	return a.Attachment, nil
 }
 

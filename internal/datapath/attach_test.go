@@ -233,13 +233,15 @@ func TestRemoveWorksWithoutAProcessAndTwice(t *testing.T) {
 	d := mustOpen(t, opts)
 	_, err := d.Attach("shunt-a", model.AttachGeneric)
 	must(t, err)
-	must(t, d.AttachDrops())
 	for _, name := range refusalCounters {
 		if _, err := os.Stat(instanceDir(opts.PinRoot, opts.Instance) + "/" + dropsPrefix + name); err != nil {
 			t.Error(err)
 		}
 	}
-	must(t, d.AttachDrops())
+	must(t, d.Close())
+	d = mustOpen(t, opts)
+	_, err = d.Attach("shunt-a", model.AttachAuto)
+	must(t, err)
 	must(t, d.Close())
 	must(t, RemoveFrom(opts))
 	requireMode(t, "shunt-a", nl.XDP_ATTACHED_NONE)

@@ -60,9 +60,13 @@ type Datapath struct {
 	// natDestination holds the services of that kind; settings.nat_destination follows.
 	natDestination map[uint32]bool
 
+	// ways is held while a backend changes, so that what belongs to one tenant of a
+	// position (SetHop, SetSources) is never written into the next one's record.
+	ways    sync.Mutex
 	sources sourceRuns
-	grace   *graceMaps
-	sweep   *ebpf.Program
+
+	grace *graceMaps
+	sweep *ebpf.Program
 
 	// mu guards what is attached.
 	mu       sync.Mutex

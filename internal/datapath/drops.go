@@ -18,22 +18,29 @@ func isDropsLink(file string) bool {
 	return slices.ContainsFunc(refusalCounters, func(p string) bool { return file == dropsPrefix+p })
 }
 
-// AttachDrops attaches the programs that count refused frames, in the place of an earlier
-// process's. Forwarding does not need them: an error is a warning that those frames are
-// not counted.
-func (d *Datapath) AttachDrops() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	const consequence = "frames that the kernel refuses after the verdict are not counted"
+// countRefusals attaches the programs that count refused frames, once per process, in the
+// place of an earlier process's. Forwarding does not need them, so a failure is a warning.
+// The caller holds mu.
+func (d *Datapath) countRefusals() {
+	if d.drops != nil {
+		return
+	}
+	d.drops = []link.Link{}
+	if err := d.attachDrops(); err != nil {
+		d.log.Warn("frames that the kernel refuses after the verdict are not counted", "error", err)
+	}
+}
+
+func (d *Datapath) attachDrops() error {
 	coll, err := d.loadCollection(loadDrops, d.constants(0, false))
 	if err != nil {
-		return fmt.Errorf("load the programs that count refused frames: %w; %s", err, consequence)
+		return fmt.Errorf("load the programs that count refused frames: %w", err)
 	}
 	defer coll.Close()
 	var errs []error
 	for _, name := range refusalCounters {
 		if err := d.attachDrop(name, coll.Programs[name]); err != nil {
-			errs = append(errs, fmt.Errorf("attach %s: %w; %s", name, err, consequence))
+			errs = append(errs, fmt.Errorf("attach %s: %w", name, err))
 		}
 	}
 	return errors.Join(errs...)

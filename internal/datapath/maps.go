@@ -23,10 +23,12 @@ func (d *Datapath) PutBackend(r reconcile.BackendRecord) error {
 	if !r.Address.IsValid() {
 		return fmt.Errorf("write backend at index %d: it has no address", r.Index)
 	}
+	d.ways.Lock()
+	defer d.ways.Unlock()
 	b := &d.backends[r.Index]
 	if b.Generation != r.Generation || b.Address == (abiAddr{}) {
 		atomic.StoreUint64(&b.Hop, 0)
-		d.dropSources(r.Index)
+		d.forgetSources(r.Index)
 		if err := d.clearTraffic(abiMapShBeTraffic, r.Index); err != nil {
 			return err
 		}
@@ -39,12 +41,14 @@ func (d *Datapath) PutBackend(r reconcile.BackendRecord) error {
 
 // DeleteBackend empties the place and keeps its generation.
 func (d *Datapath) DeleteBackend(r reconcile.BackendRef) error {
+	d.ways.Lock()
+	defer d.ways.Unlock()
 	if r.Index == 0 || int(r.Index) >= len(d.backends) || d.backends[r.Index].Generation != r.Generation {
 		return nil
 	}
 	b := &d.backends[r.Index]
 	atomic.StoreUint64(&b.Hop, 0)
-	d.dropSources(r.Index)
+	d.forgetSources(r.Index)
 	tail := abiBackend{Generation: r.Generation}
 	atomic.StoreUint64(backendTail(b), *backendTail(&tail))
 	storeAddr(&b.Address, abiAddr{})

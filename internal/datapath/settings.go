@@ -25,6 +25,8 @@ type Hop struct {
 
 // SetHop writes the way to a backend. ErrGone when the position has another tenant.
 func (d *Datapath) SetHop(r reconcile.BackendRef, hop Hop) error {
+	d.ways.Lock()
+	defer d.ways.Unlock()
 	b, err := d.backend(r)
 	if err != nil {
 		return fmt.Errorf("write the next hop: %w", err)
@@ -46,6 +48,7 @@ func (d *Datapath) SetHop(r reconcile.BackendRef, hop Hop) error {
 	return nil
 }
 
+// backend is the tenant of a position. The caller holds ways.
 func (d *Datapath) backend(r reconcile.BackendRef) (*abiBackend, error) {
 	if r.Index == 0 || int(r.Index) >= len(d.backends) {
 		return nil, fmt.Errorf("backend index %d of %d: %w", r.Index, len(d.backends)-1, ErrGone)

@@ -80,8 +80,8 @@ func (s *sourceRuns) place(count, total uint32) (first uint32, ok bool) {
 // SetSources says which addresses full NAT to a backend sends from; none means that it
 // cannot. ErrGone when the position has another tenant.
 func (d *Datapath) SetSources(r reconcile.BackendRef, addresses []netip.Addr) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	d.ways.Lock()
+	defer d.ways.Unlock()
 	b, err := d.backend(r)
 	if err != nil {
 		return fmt.Errorf("write the source addresses: %w", err)
@@ -130,14 +130,7 @@ func (d *Datapath) writeSources(addresses []netip.Addr) (uint64, error) {
 	return toRun(first, count), nil
 }
 
-// dropSources is forgetSources for callers that do not hold mu.
-func (d *Datapath) dropSources(index uint32) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.forgetSources(index)
-}
-
-// forgetSources makes a backend name no sources.
+// forgetSources makes a backend name no sources. The caller holds ways.
 func (d *Datapath) forgetSources(index uint32) {
 	b := &d.backends[index]
 	if run := atomic.SwapUint64(&b.Sources, 0); run != 0 {
