@@ -178,8 +178,9 @@ func TestLargestTableIsFast(t *testing.T) {
 		Table(131071, 1, members)
 		took := time.Since(start)
 		t.Logf("%s weights: %v", name, took)
-		// Generous: the machine may be busy, and a table that costs seconds is the fault.
-		if took > 3*time.Second {
+		// A tenth of a second is usual, 60 times that under the race detector on a busy
+		// machine. The limit is for a table that would never be done.
+		if took > 30*time.Second {
 			t.Errorf("%s weights: 131071 slots of 1310 members took %v", name, took)
 		}
 	}
