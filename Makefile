@@ -6,7 +6,10 @@ GO ?= go
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 # Only a generated file may match these; `make verify-generated` compares them.
-GENERATED := '*_bpfel.go' '*_bpfel.o' 'test/abi.golden' 'docs/reference' 'docs/guide/configuration.md'
+GENERATED := '*_bpfel.go' '*_bpfel.o'
+
+# Packages with golden files and pages that are written by their tests, and compared.
+GOLDEN_PACKAGES := ./internal/datapath ./internal/source/file ./test/script
 
 # More for `go test`, for example TESTFLAGS='-v -run TestX'.
 TESTFLAGS ?=
@@ -37,7 +40,7 @@ test: go-version
 	@[ "$$(id -u)" -eq 0 ] || echo "make test: not root, so tests that load BPF programs or make network namespaces will skip"
 	$(GO) test -count=1 $(TESTFLAGS) ./...
 
-## make generate          BPF objects, Go bindings and reference pages, from their sources
+## make generate          BPF objects and Go bindings, from their sources
 .PHONY: generate
 generate: go-version
 	.ci/packages clang-19 llvm-19 libbpf-dev linux-libc-dev
@@ -55,6 +58,12 @@ verify-generated: generate
 		exit 1; \
 	fi
 	@echo "make verify-generated: all generated files are as committed"
+
+## make golden            golden files and reference pages, from what the code does now
+.PHONY: golden
+golden: go-version
+	@for package in $(GOLDEN_PACKAGES); do $(GO) test -count=1 $$package -update || exit 1; done
+	git --no-pager diff --stat
 
 ## make lint              gofmt, go vet, staticcheck, clang-format
 .PHONY: lint
