@@ -50,6 +50,9 @@ func build(t *testing.T, o Options) *Topology {
 	return topology
 }
 
+// own is an id that no other process's tests have.
+func own(name string) string { return fmt.Sprintf("%s%d", name, os.Getpid()) }
+
 // namespaces are the names that stand under /run/netns for a lab.
 func namespaces(t *testing.T, id string) []string {
 	t.Helper()
@@ -373,7 +376,7 @@ func TestDialFromAPort(t *testing.T) {
 	}
 }
 
-// What XDP transmits arrives only where the far end of the balancer's cable runs GRO.
+// What XDP redirects arrives only where the far end of the balancer's cable runs GRO.
 func TestFarEndsOfTheBalancerRunGRO(t *testing.T) {
 	for _, o := range []Options{{}, {Router: true}, {Layout: TwoArm}, {Layout: Direct}, {Layout: Direct, Router: true, Backends: 3}} {
 		topology := build(t, o)
@@ -450,13 +453,13 @@ func TestFailedBuildLeavesNothing(t *testing.T) {
 	needRoot(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := Build(ctx, Options{ID: "givenup"}); err == nil {
+	if _, err := Build(ctx, Options{ID: own("late")}); err == nil {
 		t.Error("built although given up")
 	}
-	if _, err := Build(deadline(t), Options{ID: "badmtu", MTU: 20}); err == nil { // less than any IP packet
+	if _, err := Build(deadline(t), Options{ID: own("mtu"), MTU: 20}); err == nil { // less than any IP packet
 		t.Error("built with an MTU of 20")
 	}
-	for _, id := range []string{"givenup", "badmtu"} {
+	for _, id := range []string{own("late"), own("mtu")} {
 		if left := namespaces(t, id); len(left) != 0 {
 			t.Errorf("left: %q", left)
 		}
@@ -466,24 +469,24 @@ func TestFailedBuildLeavesNothing(t *testing.T) {
 // Sweep removes what a crashed process left, down to a name without a namespace, and
 // nothing of another lab.
 func TestSweep(t *testing.T) {
-	other := build(t, Options{ID: "sweep2", Backends: 1})
-	crashed := build(t, Options{ID: "sweep1", Backends: 1})
-	if _, err := New("sweep1"); err == nil || !strings.Contains(err.Error(), "already exists") {
+	other := build(t, Options{ID: own("other"), Backends: 1})
+	crashed := build(t, Options{ID: own("crash"), Backends: 1})
+	if _, err := New(own("crash")); err == nil || !strings.Contains(err.Error(), "already exists") {
 		t.Errorf("a second lab of the same id: %v", err)
 	}
-	half := filepath.Join(directory, prefix+"sweep1-half")
+	half := filepath.Join(directory, prefix+own("crash")+"-half")
 	if err := os.WriteFile(half, nil, 0o444); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := Sweep("sweep1"); err != nil {
+		if err := Sweep(own("crash")); err != nil {
 			t.Error(err)
 		}
 	}
-	if left := namespaces(t, "sweep1"); len(left) != 0 {
+	if left := namespaces(t, own("crash")); len(left) != 0 {
 		t.Errorf("left: %q", left)
 	}
-	if got := len(namespaces(t, "sweep2")); got != len(other.Hosts()) {
+	if got := len(namespaces(t, own("other"))); got != len(other.Hosts()) {
 		t.Errorf("the other lab has %d namespaces, want %d", got, len(other.Hosts()))
 	}
 	// The crashed lab's process still holds the namespaces here: their links must be gone.
