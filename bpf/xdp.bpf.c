@@ -238,6 +238,8 @@ int sh_xdp(struct xdp_md *ctx)
 	case VERDICT_PASS:
 		return XDP_PASS;
 	case VERDICT_SEND_BACK:
+		if (redirect_back)
+			return bpf_redirect_map(&sh_tx_ports, interface_slot, XDP_DROP);
 		return XDP_TX;
 	case VERDICT_SEND_ON:
 		return bpf_redirect_map(&sh_tx_ports, p.egress, XDP_DROP);

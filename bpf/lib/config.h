@@ -15,6 +15,11 @@ volatile const __u32 interface_slot = 0;
  * so a partial checksum stays partial. Native XDP loses the note. */
 volatile const __u8 generic_mode = 0;
 
+/* Send back by redirecting to the own interface. veth's XDP_TX queues the frame for its peer
+ * but wakes only a peer that has an XDP program (drivers/net/veth.c, veth_xdp_flush); its
+ * redirect also wakes one that has GRO on. */
+volatile const __u8 redirect_back = 0;
+
 /* Elements of sh_handshakes and sh_tracked. */
 volatile const __u32 handshake_count = 1;
 volatile const __u32 tracked_count = 1;

@@ -185,7 +185,12 @@ static __always_inline int entry_end(const struct flow_key *key, struct flow *li
 	if (__sync_val_compare_and_swap(&live->life, old,
 					old | (__u64)FLOW_DEAD << LIFE_STATE_SHIFT) != old)
 		return 0;
-	bpf_map_delete_elem(&sh_flows, key);
+	if (bpf_map_delete_elem(&sh_flows, key)) {
+		/* Linux 6.1 answers EBUSY where a bucket's lock is held by what this packet
+		 * interrupted. The entry is still ours alone: bring it back, for a later try. */
+		live->life = old;
+		return 0;
+	}
 	return 1;
 }
 

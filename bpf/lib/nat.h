@@ -21,6 +21,10 @@
 /* At 90 % occupancy a search of n random ports fails with 0.9^n: 64 is 0.1 %. */
 #define CLAIM_TRIES 64
 
+/* <errno.h> is the C library's. */
+#define EEXIST_ 17
+#define EBUSY_ 16 /* Linux 6.1: the bucket's lock is held by what this packet interrupted */
+
 static __always_inline struct claim *claim_scratch(void)
 {
 	struct scratch *scratch = scratch_get();
@@ -37,7 +41,7 @@ static __always_inline int claim_insert(struct claim *c)
 	err = bpf_map_update_elem(&sh_flows, &c->key, &c->entry, BPF_NOEXIST);
 	if (!err)
 		return 1;
-	return err == -17 /* EEXIST */ ? 0 : -1;
+	return err == -EEXIST_ || err == -EBUSY_ ? 0 : -1;
 }
 
 /* Ends the flow that holds the claim's present port, if it is over or may_end says so. */

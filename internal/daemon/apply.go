@@ -174,7 +174,7 @@ func (d *daemon) hopChanged(hop neighbour.Hop) {
 	records := slices.Clone(d.records[hop.Address])
 	d.mu.Unlock()
 	d.writeHop(hop, records)
-	d.log.Debug("next hop", "backend", hop.Address, "via", hop.NextHop, "mac", hop.MAC, "resolved", hop.Resolved)
+	d.log.Debug("next hop", "backend", hop.Address, "via", hop.NextHop, "mac", hop.MAC.String(), "resolved", hop.Resolved)
 }
 
 // writeHop tells the data plane the way to backends that share an address.

@@ -39,6 +39,7 @@ type attached struct {
 	Attachment
 	ifindex int
 	slot    uint32
+	veth    bool
 	program *ebpf.Program
 	link    link.Link
 }
@@ -71,7 +72,7 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (Attachment, error) {
 	if err != nil {
 		return Attachment{}, err
 	}
-	a := &attached{Attachment: Attachment{Interface: iface}, ifindex: dev.Attrs().Index, slot: slot}
+	a := &attached{Attachment: Attachment{Interface: iface}, ifindex: dev.Attrs().Index, slot: slot, veth: dev.Type() == "veth"}
 	if old := d.attached[iface]; old != nil {
 		a.Reason = old.Reason
 	}
@@ -197,7 +198,7 @@ func (e *refusedError) Unwrap() error { return e.err }
 
 // load loads the interface's own copy of the program.
 func (d *Datapath) load(a *attached) error {
-	coll, err := d.loadCollection(loadXdp, d.constants(a.slot, a.Mode == ModeGeneric))
+	coll, err := d.loadCollection(loadXdp, d.constants(a))
 	if err != nil {
 		return fmt.Errorf("load the program for interface %s: %w", a.Interface, err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 )
 
 // refusalCounters count frames that the kernel refused after the program's verdict.
@@ -32,7 +33,12 @@ func (d *Datapath) countRefusals() {
 }
 
 func (d *Datapath) attachDrops() error {
-	coll, err := d.loadCollection(loadDrops, d.constants(0, false))
+	// The tracepoints see every network namespace, and interface indices repeat in them.
+	var ns unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &ns); err != nil {
+		return fmt.Errorf("find out the network namespace: %w", err)
+	}
+	coll, err := d.loadCollection(loadDrops, map[string]any{"netns_inode": uint32(ns.Ino)})
 	if err != nil {
 		return fmt.Errorf("load the programs that count refused frames: %w", err)
 	}

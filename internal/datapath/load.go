@@ -38,18 +38,23 @@ func (v *View) loadCollection(load func() (*ebpf.CollectionSpec, error), constan
 	return coll, nil
 }
 
-// constants are what lib/config.h fixes at load; unused ones are ignored.
-func (d *Datapath) constants(slot uint32, generic bool) map[string]any {
-	mode := uint8(0)
-	if generic {
-		mode = 1
-	}
+// constants are what lib/config.h fixes at load, for one interface's program.
+func (d *Datapath) constants(a *attached) map[string]any {
 	return map[string]any{
-		"interface_slot": slot, "generic_mode": mode,
+		"interface_slot":     a.slot,
+		"generic_mode":       flag(a.Mode == ModeGeneric),
+		"redirect_back":      flag(a.Mode == ModeNative && a.veth),
 		"handshake_count":    d.maps[abiMapShHandshakes].MaxEntries(),
 		"tracked_count":      d.maps[abiMapShTracked].MaxEntries(),
 		"jiffies_per_second": d.rate,
 	}
+}
+
+func flag(on bool) uint8 {
+	if on {
+		return 1
+	}
+	return 0
 }
 
 // shortened cuts a verifier's log to its end, where the complaint is.

@@ -42,6 +42,7 @@ const (
 	sweepVarHandshakeCount   = "handshake_count"
 	sweepVarInterfaceSlot    = "interface_slot"
 	sweepVarJiffiesPerSecond = "jiffies_per_second"
+	sweepVarRedirectBack     = "redirect_back"
 	sweepVarTrackedCount     = "tracked_count"
 )
 
@@ -125,6 +126,7 @@ type sweepVariableSpecs struct {
 	HandshakeCount   *ebpf.VariableSpec `ebpf:"handshake_count"`
 	InterfaceSlot    *ebpf.VariableSpec `ebpf:"interface_slot"`
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
+	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
 
@@ -203,6 +205,7 @@ type sweepVariables struct {
 	HandshakeCount   *ebpf.Variable `ebpf:"handshake_count"`
 	InterfaceSlot    *ebpf.Variable `ebpf:"interface_slot"`
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
+	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }
 

@@ -43,6 +43,7 @@ const (
 	xdpVarHandshakeCount   = "handshake_count"
 	xdpVarInterfaceSlot    = "interface_slot"
 	xdpVarJiffiesPerSecond = "jiffies_per_second"
+	xdpVarRedirectBack     = "redirect_back"
 	xdpVarTrackedCount     = "tracked_count"
 )
 
@@ -127,6 +128,7 @@ type xdpVariableSpecs struct {
 	HandshakeCount   *ebpf.VariableSpec `ebpf:"handshake_count"`
 	InterfaceSlot    *ebpf.VariableSpec `ebpf:"interface_slot"`
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
+	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
 
@@ -209,6 +211,7 @@ type xdpVariables struct {
 	HandshakeCount   *ebpf.Variable `ebpf:"handshake_count"`
 	InterfaceSlot    *ebpf.Variable `ebpf:"interface_slot"`
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
+	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }
 
