@@ -1,7 +1,7 @@
 package datapath
 
 import (
-	"flag"
+	goflag "flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
+var update = goflag.Bool("update", false, "write the golden files instead of comparing with them")
 
 // requireGolden compares with a file of the repository, or writes it.
 func requireGolden(t *testing.T, path, text string) {

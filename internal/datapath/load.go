@@ -42,15 +42,15 @@ func (v *View) loadCollection(load func() (*ebpf.CollectionSpec, error), constan
 func (d *Datapath) constants(a *attached) map[string]any {
 	return map[string]any{
 		"interface_slot":     a.slot,
-		"generic_mode":       flag(a.Mode == ModeGeneric),
-		"redirect_back":      flag(a.Mode == ModeNative && a.veth),
+		"generic_mode":       asByte(a.Mode == ModeGeneric),
+		"redirect_back":      asByte(a.Mode == ModeNative && a.veth),
 		"handshake_count":    d.maps[abiMapShHandshakes].MaxEntries(),
 		"tracked_count":      d.maps[abiMapShTracked].MaxEntries(),
 		"jiffies_per_second": d.rate,
 	}
 }
 
-func flag(on bool) uint8 {
+func asByte(on bool) uint8 {
 	if on {
 		return 1
 	}

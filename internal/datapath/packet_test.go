@@ -15,9 +15,15 @@ import (
 // TestAFlowThroughTheLoadedProgram shows that the program reads what this package writes:
 // each SYN leaves as it must, towards the backend and from one of the sources.
 func TestAFlowThroughTheLoadedProgram(t *testing.T) {
+	// Native mode on a veth sends back by redirecting (redirect_back in lib/config.h).
+	t.Run("native", func(t *testing.T) { flowThroughProgram(t, model.AttachNative, XDPRedirect) })
+	t.Run("generic", func(t *testing.T) { flowThroughProgram(t, model.AttachGeneric, XDPTx) })
+}
+
+func flowThroughProgram(t *testing.T, mode model.Attach, sent uint32) {
 	inNamespace(t)
 	d := mustOpen(t, testOptions(t))
-	_, err := d.Attach("shunt-a", model.AttachNative)
+	_, err := d.Attach("shunt-a", mode)
 	must(t, err)
 	must(t, d.Heartbeat())
 	must(t, d.SetSettings(model.Timeouts{TCPEstablished: 2 * time.Hour, TCPHandshake: 30 * time.Second, TCPClosing: time.Second, UDP: time.Minute},
@@ -37,7 +43,7 @@ func TestAFlowThroughTheLoadedProgram(t *testing.T) {
 	must(t, d.PutFrontend(model.Frontend{Address: vip, Ports: model.PortRange{First: 7001, Last: 7777}, Protocol: model.TCP}, 9))
 
 	us := device(t, "shunt-a").Attrs().HardwareAddr
-	for port, want := range map[uint16]uint32{80: XDPTx, 81: XDPPass, 7000: XDPPass, 7001: XDPTx, 7512: XDPTx, 7777: XDPTx, 7778: XDPPass} {
+	for port, want := range map[uint16]uint32{80: sent, 81: XDPPass, 7000: XDPPass, 7001: sent, 7512: sent, 7777: sent, 7778: XDPPass} {
 		in := packet.Must(packet.NewTCP("198.51.100.7:40000", netip.AddrPortFrom(vip, port).String(), "S",
 			packet.MACs(net.HardwareAddr{2, 0, 0, 0, 0, 7}, us)))
 		verdict, out, err := d.RunPacket("shunt-a", in)
