@@ -151,7 +151,7 @@ api: {socket: %s}
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return nil, nil, err
 	}
-	child, err := r.bed.Start(bed.Balancer, r.shunt, append([]string{"run", "--config", config}, r.shuntArgs...)...)
+	child, err := r.bed.Start(bed.Balancer, r.shunt, append([]string{"run", "--instance", "bench", "--config", config}, r.shuntArgs...)...)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -125,7 +125,7 @@ func startSubject(o options, flows uint32) (*subject, error) {
 	if s.config, err = writeConfig(b, dir, flows); err != nil {
 		return s, err
 	}
-	args := append([]string{"run", "--config", filepath.Join(dir, "shunt.yaml")}, strings.Fields(o.shuntArgs)...)
+	args := append([]string{"run", "--instance", "bench", "--config", filepath.Join(dir, "shunt.yaml")}, strings.Fields(o.shuntArgs)...)
 	child, err := b.Start(bed.Balancer, binary, args...)
 	if err != nil {
 		return s, err

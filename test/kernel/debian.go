@@ -16,7 +16,8 @@ import (
 // programs are what this needs of the host, and the Debian package of each.
 var programs = []struct{ name, pkg string }{
 	{"qemu-system-x86_64", "qemu-system-x86"},
-	{"xz", "xz-utils"}, // the modules of 6.12 are compressed
+	{"xz", "xz-utils"},            // the modules of 6.12 are compressed
+	{"busybox", "busybox-static"}, // tests start ordinary programs as children
 }
 
 // needPrograms makes sure that all programs are there: as root it installs what is

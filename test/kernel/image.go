@@ -26,8 +26,7 @@ type guestTest struct {
 	Args    []string      `json:"args"`
 	Timeout time.Duration `json:"timeout"`
 
-	host    string // path of the binary here
-	hostDir string // directory of the package here
+	host string // path of the binary here
 }
 
 // wantedModules are loaded in every guest where the kernel has them as modules. The
@@ -70,7 +69,6 @@ func buildGuest(ctx context.Context, root, work string, o options) (init string,
 				Dir:     path.Join("/src", filepath.ToSlash(rel)),
 				Timeout: testLimit(o.timeout),
 				host:    filepath.Join(work, fmt.Sprintf("%d-%d.test", i, j)),
-				hostDir: field[1],
 			}
 			t.Args = []string{"-test.timeout=" + (t.Timeout - t.Timeout/20).String()}
 			if o.run != "" {
@@ -106,8 +104,8 @@ func goTool(ctx context.Context, dir string, args ...string) error {
 	return nil
 }
 
-// writeImage packs init, tests, the packages' other files (test data) and modules.
-func writeImage(file, init string, tests []guestTest, k kernel) error {
+// writeImage packs init, tests, the repository's files and modules.
+func writeImage(file, root, init string, tests []guestTest, k kernel) error {
 	f, err := os.Create(file)
 	if err != nil {
 		return err
@@ -118,13 +116,16 @@ func writeImage(file, init string, tests []guestTest, k kernel) error {
 	if err := a.addFile("/init", init, 0o755); err != nil {
 		return err
 	}
+	if err := addBusybox(a); err != nil {
+		return err
+	}
 	for _, t := range tests {
 		if err := a.addFile(t.Binary, t.host, 0o755); err != nil {
 			return err
 		}
-		if err := addTree(a, t.Dir, t.hostDir); err != nil {
-			return err
-		}
+	}
+	if err := addTree(a, root); err != nil {
+		return fmt.Errorf("packing the repository's files: %w", err)
 	}
 	if err := addModules(a, k); err != nil {
 		return err
@@ -145,25 +146,51 @@ func writeImage(file, init string, tests []guestTest, k kernel) error {
 	return f.Close()
 }
 
-// addTree packs the regular files of a package's directory. Tests read golden files
-// and test data relative to it.
-func addTree(a *archive, to, from string) error {
-	return filepath.WalkDir(from, func(name string, d fs.DirEntry, err error) error {
+// addBusybox packs the ordinary programs; the guest installs their names.
+func addBusybox(a *archive) error {
+	file, err := exec.LookPath("busybox")
+	if err != nil {
+		return err
+	}
+	f, err := elf.Open(file)
+	if err != nil {
+		return fmt.Errorf("reading %s: %w", file, err)
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			return fmt.Errorf("%s needs shared libraries, which the guest has not; as root: apt-get install busybox-static", file)
+		}
+	}
+	return a.addFile("/bin/busybox", file, 0o755)
+}
+
+// treeFileMax is the size in bytes above which a file of the repository is taken for
+// something built.
+const treeFileMax = 4 << 20
+
+// addTree packs the repository's files under /src: tests read golden files and test data
+// by paths relative to their package.
+func addTree(a *archive, root string) error {
+	return filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		rel, err := filepath.Rel(from, name)
-		if err != nil {
-			return err
-		}
-		target := path.Join(to, filepath.ToSlash(rel))
 		if d.IsDir() {
-			return a.addDir(target)
-		}
-		if !d.Type().IsRegular() {
+			if name != root && strings.HasPrefix(d.Name(), ".") { // .git, .tools
+				return filepath.SkipDir
+			}
 			return nil
 		}
-		return a.addFile(target, name, 0o644)
+		info, err := d.Info()
+		if err != nil || !d.Type().IsRegular() || info.Size() > treeFileMax {
+			return err
+		}
+		rel, err := filepath.Rel(root, name)
+		if err != nil {
+			return err
+		}
+		return a.addFile(path.Join("/src", filepath.ToSlash(rel)), name, 0o644)
 	})
 }
 

@@ -132,7 +132,7 @@ func run(ctx context.Context, o options) (passed bool, err error) {
 			return false, err
 		}
 		image := filepath.Join(work, series+".cpio")
-		if err := writeImage(image, init, tests, k); err != nil {
+		if err := writeImage(image, root, init, tests, k); err != nil {
 			return false, fmt.Errorf("packing the initramfs for %s: %w", k.release, err)
 		}
 		fmt.Printf("=== kernel %s (%s), %d packages\n", series, k.release, len(tests))

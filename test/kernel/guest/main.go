@@ -105,6 +105,13 @@ func prepare() error {
 			return fmt.Errorf("mounting %s on %s: %w", m.fs, m.dir, err)
 		}
 	}
+	if out, err := exec.Command("/bin/busybox", "--install", "-s", "/bin").CombinedOutput(); err != nil {
+		return fmt.Errorf("installing busybox: %w: %s", err, out)
+	}
+	// Otherwise the tunnel modules put tunl0 and ip6tnl0 into every namespace a test makes.
+	if err := os.WriteFile("/proc/sys/net/core/fb_tunnels_only_for_init_net", []byte("2"), 0); err != nil {
+		return fmt.Errorf("keeping fallback tunnels out of namespaces: %w", err)
+	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return fmt.Errorf("looking up lo: %w", err)
