@@ -51,8 +51,16 @@ const (
 	dropsPrefix = "link-drops-"
 )
 
+// bpffs reserves dots (bpf_lookup in kernel/bpf/inode.c), which names of VLAN interfaces
+// have; so a dot is %2e in the name of a pin. No interface has a percent sign in its name
+// (dev_get_valid_name in net/core/dev.c).
+var (
+	toPin   = strings.NewReplacer(".", "%2e")
+	fromPin = strings.NewReplacer("%2e", ".")
+)
+
 func linkPath(root, instance, iface string) string {
-	return filepath.Join(instanceDir(root, instance), linkPrefix+iface)
+	return filepath.Join(instanceDir(root, instance), linkPrefix+toPin.Replace(iface))
 }
 
 // Attach puts the program on an interface, or a new one in the place of an old one of
@@ -317,7 +325,7 @@ func pinnedLinks(root, instance string) (map[string]string, error) {
 	}
 	for _, e := range entries {
 		if name, ok := strings.CutPrefix(e.Name(), linkPrefix); ok && !isDropsLink(e.Name()) {
-			found[name] = filepath.Join(dir, e.Name())
+			found[fromPin.Replace(name)] = filepath.Join(dir, e.Name())
 		}
 	}
 	return found, nil

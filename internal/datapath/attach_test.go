@@ -172,6 +172,23 @@ func TestRestartReplacesTheProgramInItsLink(t *testing.T) {
 	}
 }
 
+func TestInterfaceNamesThatBPFFSRefuses(t *testing.T) {
+	inNamespace(t)
+	d := mustOpen(t, testOptions(t))
+	const name = "shunt.1"
+	must(t, netlink.LinkSetDown(device(t, "shunt-a")))
+	must(t, netlink.LinkSetName(device(t, "shunt-a"), name))
+	_, err := d.Attach(name, model.AttachGeneric)
+	must(t, err)
+	all, err := d.Attachments()
+	must(t, err)
+	if want := (Attachment{Interface: name, Mode: ModeGeneric}); len(all) != 1 || all[0] != want || d.Attached()[0] != name {
+		t.Errorf("attachments are %+v and %v, want %+v", all, d.Attached(), want)
+	}
+	must(t, d.Detach(name))
+	requireMode(t, name, nl.XDP_ATTACHED_NONE)
+}
+
 func TestAnInterfaceThatCameBackIsAttachedAnew(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)

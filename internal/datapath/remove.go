@@ -53,7 +53,7 @@ func RemoveFrom(opts Options) error {
 			continue
 		}
 		if name := strings.TrimPrefix(e.Name(), linkPrefix); !isDropsLink(e.Name()) {
-			opts.Log.Info("detached", "instance", opts.Instance, "interface", name)
+			opts.Log.Info("detached", "instance", opts.Instance, "interface", fromPin.Replace(name))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
