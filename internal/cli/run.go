@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"regexp"
+	"syscall"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/control"
@@ -40,6 +42,9 @@ SIGHUP applies the file again.`,
 			}
 			ctx, cancel := untilStopped(c.Context())
 			defer cancel()
+			hangup := make(chan os.Signal, 1)
+			signal.Notify(hangup, syscall.SIGHUP)
+			options.Hangup = hangup
 			err = daemon.Run(ctx, options)
 			var faults *daemon.FaultsError
 			if errors.As(err, &faults) {

@@ -86,22 +86,29 @@ func (d *daemon) change(ctx context.Context, config model.Config) (reconcile.Dif
 	if err := requireInterfaces(config.Interfaces); err != nil {
 		return reconcile.Difference{}, err
 	}
-	if err := d.applySettings(config); err != nil {
+	ports, err := d.portPool(config)
+	if err != nil {
 		return reconcile.Difference{}, err
 	}
-	if _, err := d.writer.Replace(sourceFile, config); err != nil {
+	if _, err := d.reconciler.Plan(reconcile.Desired{Services: config.Services, Limits: config.Limits}); err != nil {
 		return reconcile.Difference{}, err
 	}
 	// Interfaces before contents: a backend's way out must be known when it is named.
 	if err := d.attachInterfaces(config.Interfaces); err != nil {
 		return reconcile.Difference{}, err
 	}
+	if _, err := d.writer.Replace(sourceFile, config); err != nil {
+		return reconcile.Difference{}, err
+	}
+	if err := d.datapath.SetSettings(config.Timeouts, ports); err != nil {
+		return reconcile.Difference{}, err
+	}
 	difference, err := d.reconcileNow(ctx, config)
 	if err != nil {
 		return difference, err
 	}
-	d.config = config
-	return difference, errors.Join(d.detachOthers(config.Interfaces))
+	d.config, d.applied = config, true
+	return difference, d.detachOthers(config.Interfaces)
 }
 
 // reconcileNow makes the maps agree with config.
@@ -232,16 +239,12 @@ func (d *daemon) allSources(config model.Config, backends []netip.Addr) []netip.
 	return slices.SortedFunc(maps.Keys(set), netip.Addr.Compare)
 }
 
-// applySettings stores timeouts and the port pool.
-func (d *daemon) applySettings(config model.Config) error {
-	ports := config.SNAT.Ports
-	if ports == (model.PortRange{}) {
-		var err error
-		if ports, err = freePorts(); err != nil {
-			return err
-		}
+// portPool is where source ports of full NAT come from.
+func (d *daemon) portPool(config model.Config) (model.PortRange, error) {
+	if config.SNAT.Ports != (model.PortRange{}) {
+		return config.SNAT.Ports, nil
 	}
-	return d.datapath.SetSettings(config.Timeouts, ports)
+	return freePorts()
 }
 
 func backendAddresses(services []model.Service) []netip.Addr {
@@ -254,7 +257,8 @@ func backendAddresses(services []model.Service) []netip.Addr {
 	return slices.SortedFunc(maps.Keys(set), netip.Addr.Compare)
 }
 
-// attachInterfaces attaches to what is not attached yet, or wanted in another mode.
+// attachInterfaces attaches to what is not attached yet, or wanted in another mode. When
+// one refuses, those that were not attached before are detached again.
 func (d *daemon) attachInterfaces(interfaces []model.Interface) error {
 	before := map[string]model.Attach{}
 	for _, i := range d.config.Interfaces {
@@ -265,6 +269,9 @@ func (d *daemon) attachInterfaces(interfaces []model.Interface) error {
 			continue
 		}
 		if err := d.attach(i); err != nil {
+			if d.applied {
+				err = errors.Join(err, d.detachOthers(d.config.Interfaces))
+			}
 			return err
 		}
 	}

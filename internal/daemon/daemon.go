@@ -33,8 +33,9 @@ import (
 type Options struct {
 	ConfigPath string
 	Instance   string
-	Socket     string // overrides the configuration's, if set
-	Watch      bool   // apply the file whenever it changes
+	Socket     string           // overrides the configuration's, if set
+	Watch      bool             // apply the file whenever it changes
+	Hangup     <-chan os.Signal // each applies the file
 	Log        *slog.Logger
 }
 
@@ -65,6 +66,7 @@ type daemon struct {
 	log        *slog.Logger
 	since      time.Time
 	config     model.Config // as applied
+	applied    bool         // there is such a one
 	datapath   *datapath.Datapath
 	reconciler *reconcile.Reconciler
 	writer     *state.Writer
@@ -176,13 +178,25 @@ func (d *daemon) loop(ctx context.Context) {
 				d.log.Warn("ended flows could not be swept; packets end them as they come", "error", err)
 			}
 		case <-changed:
-			if result, err := d.Reload(ctx); err != nil || !result.Applied {
-				d.log.Error("the changed file was not applied", "path", d.opts.ConfigPath, "error", err, "refused", result.Refused, "faults", len(result.Faults))
-			}
+			d.reloadUnasked(ctx)
+		case <-d.opts.Hangup:
+			d.reloadUnasked(ctx)
 		case <-d.retry:
 			d.again(ctx)
 		}
 	}
+}
+
+// reloadUnasked is a reload that nobody waits for: what is wrong goes into the log.
+func (d *daemon) reloadUnasked(ctx context.Context) {
+	result, err := d.Reload(ctx)
+	if err == nil && result.Applied {
+		return
+	}
+	for _, fault := range result.Faults {
+		d.log.Error("configuration", "fault", fault.String())
+	}
+	d.log.Error("the file was not applied; what was in force stays", "path", d.opts.ConfigPath, "refused", result.Refused, "error", err)
 }
 
 // again carries the present configuration out once more, after a failure or because a
