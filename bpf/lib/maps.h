@@ -156,8 +156,8 @@ struct {
 	__uint(max_entries, INTERFACE_MAX);
 } sh_tx_ports SEC(".maps");
 
-/* Counters: by service index, backend index, and enum reason. Written by the programs,
- * summed by user space. They outlive the daemon. */
+/* Service index -> traffic, per CPU. Written by the programs, summed by user space, zeroed
+ * when another service takes the index. Cannot be full. Outlives the daemon. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -165,6 +165,8 @@ struct {
 	__uint(max_entries, 1);
 } sh_svc_traffic SEC(".maps");
 
+/* Backend index -> traffic, per CPU, over all services that share the backend. Written,
+ * read and zeroed as above. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -172,6 +174,8 @@ struct {
 	__uint(max_entries, 1);
 } sh_be_traffic SEC(".maps");
 
+/* enum reason -> how often, per CPU. Written by the programs, summed by user space, never
+ * zeroed. Cannot be full. Outlives the daemon. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
