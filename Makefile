@@ -49,7 +49,7 @@ generate: go-version
 ## make verify-generated  fails if what is committed differs from what `make generate` makes
 .PHONY: verify-generated
 verify-generated: generate
-	@changed="$$(git status --porcelain --untracked-files=all -- $(GENERATED))"; \
+	@changed="$$(git status --porcelain --untracked-files=all -- $(GENERATED))" || exit 1; \
 	if [ -n "$$changed" ]; then \
 		echo "make verify-generated: these differ from what is committed:"; \
 		echo "$$changed"; \
