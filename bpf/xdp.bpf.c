@@ -150,14 +150,11 @@ static __noinline enum verdict icmp_stage(struct xdp_md *ctx, struct packet *p, 
 /* Decides whether the packet is ours, by where it goes. */
 static __always_inline enum verdict address_stage(struct xdp_md *ctx, struct packet *p)
 {
-	struct address *address = bpf_map_lookup_elem(&sh_addresses, &p->key.destination);
+	__u32 flags = address_flags(&p->key.destination);
 	struct settings *settings;
-	__u32 flags = 0;
 	enum verdict verdict;
 
-	if (address) {
-		flags = address->flags;
-	} else {
+	if (!flags) {
 		/* Answers to clients of nat-destination go to the client's own address. */
 		settings = settings_get();
 		if (!settings || !settings->nat_destination)
@@ -165,7 +162,7 @@ static __always_inline enum verdict address_stage(struct xdp_md *ctx, struct pac
 	}
 	verdict = transport_parse(ctx, p);
 	if (verdict != VERDICT_NEXT)
-		return address ? verdict : pass(p, REASON_NOT_OURS);
+		return flags ? verdict : pass(p, REASON_NOT_OURS);
 	if (p->key.protocol == IPPROTO_ICMP || p->key.protocol == IPPROTO_ICMPV6)
 		return icmp_stage(ctx, p, flags);
 	return flow_stage(ctx, p, flags & ADDRESS_VIP);

@@ -29,7 +29,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct frontend_key);
-	__type(value, __u32);
+	__type(value, struct frontend);
 	__uint(max_entries, 1);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } sh_frontends SEC(".maps");
@@ -39,7 +39,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__type(key, struct range_key);
-	__type(value, __u32);
+	__type(value, struct frontend);
 	__uint(max_entries, 1);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } sh_ranges SEC(".maps");

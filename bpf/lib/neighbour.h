@@ -24,9 +24,10 @@
 static __always_inline int address_is_owned(const struct addr *a)
 {
 	struct address *address = bpf_map_lookup_elem(&sh_addresses, a);
+	__u64 until = address ? *(volatile __u64 *)&address->owned_until : 0;
+	__u32 flags = address_flags(a); /* after until: a recycled element shows */
 
-	return address && !(address->flags & ADDRESS_HOST_OWN) &&
-	       address->owned_until > bpf_jiffies64();
+	return flags && !(flags & ADDRESS_HOST_OWN) && until > bpf_jiffies64();
 }
 
 static __always_inline struct interface *interface_own(void)

@@ -128,9 +128,38 @@ static __always_inline int addr_is_mapped(const struct addr *a)
 	return a->high == 0 && (__u32)a->low == MAPPED_PREFIX;
 }
 
+/* The check of a key that struct frontend describes. */
+static __always_inline __u32 addr_check(const struct addr *a)
+{
+	__u64 both = a->high ^ a->low;
+
+	return (__u32)both ^ (__u32)(both >> 32);
+}
+
 static __always_inline int addr_equal(const struct addr *a, const struct addr *b)
 {
 	return a->high == b->high && a->low == b->low;
+}
+
+/* Whether a word {meaning:32, check:32} is the key's; if not, it was recycled as we read. */
+static __always_inline int word_belongs(__u64 word, __u32 check)
+{
+	if (word >> 32 == check)
+		return 1;
+	count_reason(REASON_FLOW_RECYCLED, 0);
+	return 0;
+}
+
+/* What an address is to us: enum address_flag, or 0 for nobody's. */
+static __always_inline __u32 address_flags(const struct addr *a)
+{
+	struct address *address = bpf_map_lookup_elem(&sh_addresses, a);
+	__u64 word;
+
+	if (!address)
+		return 0;
+	word = *(volatile __u64 *)&address->flags;
+	return word_belongs(word, addr_check(a)) ? word : 0;
 }
 
 #endif

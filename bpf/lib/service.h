@@ -19,13 +19,20 @@ static __noinline __u32 service_find(const struct packet *p)
 	struct range_key range = { .prefix_length = RANGE_PREFIX_FULL,
 				   .protocol = p->key.protocol,
 				   .port = p->key.destination_port };
-	__u32 *index = bpf_map_lookup_elem(&sh_frontends, &exact);
+	__u32 check = addr_check(&p->key.destination) ^ (__u32)p->key.protocol << 16;
+	struct frontend *found = bpf_map_lookup_elem(&sh_frontends, &exact);
+	__u64 word;
 
-	if (index)
-		return *index;
-	__builtin_memcpy(range.address, &p->key.destination, sizeof(range.address));
-	index = bpf_map_lookup_elem(&sh_ranges, &range);
-	return index ? *index : SERVICE_NONE;
+	if (found) {
+		check ^= bpf_ntohs(p->key.destination_port);
+	} else {
+		__builtin_memcpy(range.address, &p->key.destination, sizeof(range.address));
+		found = bpf_map_lookup_elem(&sh_ranges, &range);
+	}
+	if (!found)
+		return SERVICE_NONE;
+	word = *(volatile __u64 *)found;
+	return word_belongs(word, check) ? (__u32)word : SERVICE_NONE;
 }
 
 /* Finalizer of MurmurHash3 (Appleby, public domain): every input bit reaches every

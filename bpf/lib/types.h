@@ -45,7 +45,7 @@ enum address_flag {
 struct address {
 	__u64 owned_until; /* jiffies; ARP and ND are answered before this moment */
 	__u32 flags;       /* enum address_flag */
-	__u32 pad;
+	__u32 check;       /* of the address, in one word with flags: see struct frontend */
 };
 
 /* --- services ------------------------------------------------------------------ */
@@ -55,6 +55,17 @@ struct frontend_key {
 	__be16 port;
 	__u8 protocol;
 	__u8 pad[5];
+};
+
+/*
+ * Elements of these maps are recycled without a grace period, so each holds in one word
+ * what it says and a check of its key: the exclusive or of the address's four 32-bit words,
+ * and, for a frontend, of protocol << 16 | port (port 0 in a range). A reader takes the
+ * word at once and takes a wrong check for a miss.
+ */
+struct frontend {
+	__u32 service_index;
+	__u32 check;
 };
 
 /* A range of ports, as prefixes of an LPM trie: the longest match is the narrowest

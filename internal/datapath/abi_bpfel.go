@@ -23,7 +23,7 @@ type abiAddress struct {
 	_          structs.HostLayout
 	OwnedUntil uint64
 	Flags      uint32
-	Pad        uint32
+	Check      uint32
 }
 
 type abiAddressFlag uint32
@@ -121,6 +121,12 @@ const (
 	abiForwardingFORWARDING_NAT             abiForwarding = 0
 	abiForwardingFORWARDING_NAT_DESTINATION abiForwarding = 1
 )
+
+type abiFrontend struct {
+	_            structs.HostLayout
+	ServiceIndex uint32
+	Check        uint32
+}
 
 type abiFrontendKey struct {
 	_        structs.HostLayout

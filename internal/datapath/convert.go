@@ -99,6 +99,25 @@ func fromFrontendKey(k abiFrontendKey) model.Frontend {
 	return model.Frontend{Address: fromAddr(k.Address), Ports: model.PortRange{First: port, Last: port}, Protocol: model.Protocol(k.Protocol)}
 }
 
+// addrCheck is the check of an address that struct frontend in bpf/lib/types.h describes.
+func addrCheck(a netip.Addr) uint32 {
+	b := a.As16()
+	var check uint32
+	for i := 0; i < len(b); i += 4 {
+		check ^= binary.NativeEndian.Uint32(b[i:])
+	}
+	return check
+}
+
+// toFrontend is what a frontend's keys say: the service, with a check of the key.
+func toFrontend(f model.Frontend, service uint32) abiFrontend {
+	check := addrCheck(f.Address) ^ uint32(f.Protocol)<<16
+	if f.Ports.Exact() {
+		check ^= uint32(f.Ports.First)
+	}
+	return abiFrontend{ServiceIndex: service, Check: check}
+}
+
 // toRangeKeys cuts a range of ports into prefixes: at each step the largest aligned block
 // that begins at first and does not pass last. At most 30 (2*(16-1)).
 func toRangeKeys(f model.Frontend) []abiRangeKey {

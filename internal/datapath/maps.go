@@ -127,13 +127,13 @@ func (d *Datapath) storeNATDestination() {
 // each of its prefixes.
 func (d *Datapath) PutFrontend(f model.Frontend, service uint32) error {
 	if f.Ports.Exact() {
-		if err := d.maps[abiMapShFrontends].Put(toFrontendKey(f), service); err != nil {
+		if err := d.maps[abiMapShFrontends].Put(toFrontendKey(f), toFrontend(f, service)); err != nil {
 			return fmt.Errorf("write frontend %s: %w", f, full(err, "limits.services sizes the table of frontends: raise it"))
 		}
 		return nil
 	}
 	for _, key := range toRangeKeys(f) {
-		if err := d.maps[abiMapShRanges].Put(key, service); err != nil {
+		if err := d.maps[abiMapShRanges].Put(key, toFrontend(f, service)); err != nil {
 			return fmt.Errorf("write the port range of frontend %s: %w", f, full(err, fmt.Sprintf("at most %d prefixes of ports fit: use fewer or aligned ranges", d.maps[abiMapShRanges].MaxEntries())))
 		}
 	}
@@ -157,7 +157,7 @@ func (d *Datapath) DeleteFrontend(f model.Frontend) error {
 // record no longer says that it may be announced.
 func (d *Datapath) PutAddress(r reconcile.AddressRecord) error {
 	return d.changeAddress(r.Address, func(a *abiAddress, _ bool) bool {
-		a.Flags = toFlags(r)
+		a.Flags, a.Check = toFlags(r), addrCheck(r.Address)
 		if !r.Announce {
 			a.OwnedUntil = 0
 		}

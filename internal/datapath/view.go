@@ -206,10 +206,10 @@ func (v *View) readServices(c *reconcile.Contents) error {
 // touch become one; which is as good, since the prefixes decide.
 func (v *View) readFrontends(c *reconcile.Contents) error {
 	var key abiFrontendKey
-	var index uint32
+	var value abiFrontend
 	exact := v.maps[abiMapShFrontends].Iterate()
-	for exact.Next(&key, &index) {
-		c.Frontends[fromFrontendKey(key)] = index
+	for exact.Next(&key, &value) {
+		c.Frontends[fromFrontendKey(key)] = value.ServiceIndex
 	}
 	if err := exact.Err(); err != nil {
 		return fmt.Errorf("read %s: %w", abiMapShFrontends, err)
@@ -221,13 +221,13 @@ func (v *View) readFrontends(c *reconcile.Contents) error {
 	var pieces []piece
 	var prefix abiRangeKey
 	ranges := v.maps[abiMapShRanges].Iterate()
-	for ranges.Next(&prefix, &index) {
+	for ranges.Next(&prefix, &value) {
 		f := fromRangeKey(prefix)
 		if f.Ports == model.AnyPort {
-			c.Frontends[f] = index
+			c.Frontends[f] = value.ServiceIndex
 			continue
 		}
-		pieces = append(pieces, piece{f, index})
+		pieces = append(pieces, piece{f, value.ServiceIndex})
 	}
 	if err := ranges.Err(); err != nil {
 		return fmt.Errorf("read %s: %w", abiMapShRanges, err)
