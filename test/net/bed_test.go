@@ -1,0 +1,408 @@
+// Package net runs shunt as its users do, a process with a configuration file, between
+// real sockets in network namespaces. The networks are those of internal/lab, with
+// checksum offload on as every veth has it, unless a test says otherwise.
+//
+// The shunt process is this test binary again: it becomes the command line when
+// SHUNT_NET_CHILD is set. So the tests need no compiler, and also run where only the
+// binary was copied to.
+//
+// SHUNT_SOAK=1 makes transfers and waits longer; the code is the same.
+package net
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/cli"
+	"github.com/shunt-lb/shunt/internal/control"
+	"github.com/shunt-lb/shunt/internal/lab"
+)
+
+const childVariable = "SHUNT_NET_CHILD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childVariable) != "" {
+		os.Exit(cli.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
+// soak is whether there is time for the long versions.
+var soak = os.Getenv("SHUNT_SOAK") != ""
+
+// answerTimeout is for what takes milliseconds when it works.
+const answerTimeout = 3 * time.Second
+
+// bed is a network with shunt in it.
+type bed struct {
+	*lab.Topology
+	t        *testing.T
+	instance string
+	socket   string
+	path     string // of the configuration file
+	config   string // as last written
+	daemon   *process
+}
+
+var beds atomic.Int64
+
+// newBed builds a network whose backends serve HTTP on 8080 and 8050, and UDP on 5353 and
+// 8050, over both families. shunt is not started.
+func newBed(t *testing.T, options lab.Options) *bed {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces and BPF need root: run the tests with sudo")
+	}
+	n := beds.Add(1)
+	options.ID = fmt.Sprintf("n%dx%d", os.Getpid(), n)
+	topology, err := lab.Build(within(t, 20*time.Second), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := t.TempDir()
+	b := &bed{Topology: topology, t: t,
+		instance: fmt.Sprintf("net-%d-%d", os.Getpid(), n),
+		socket:   filepath.Join(folder, "shunt.sock"), path: filepath.Join(folder, "shunt.yaml")}
+	t.Cleanup(b.close)
+	for _, backend := range b.Backends {
+		b.serve(backend)
+	}
+	return b
+}
+
+func (b *bed) serve(backend *lab.Host) {
+	b.t.Helper()
+	for _, address := range []string{":8080", ":8050"} {
+		if _, err := backend.ServeHTTP(address, backend.Name()); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	for _, address := range []string{":5353", ":8050"} {
+		if _, err := backend.ServeUDP(address, backend.Name()); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+}
+
+// close ends the daemon as an operator would, and whatever a test has left.
+func (b *bed) close() {
+	if b.daemon != nil {
+		if err := b.daemon.end(syscall.SIGTERM); err != nil {
+			b.t.Errorf("shunt run: %v", err)
+		}
+		if b.t.Failed() {
+			b.t.Logf("the log of shunt:\n%s", b.daemon.log())
+		}
+	}
+	if code, out := b.shunt("detach", "--instance", b.instance); code != 0 {
+		b.t.Errorf("shunt detach: exit code %d\n%s", code, out)
+	}
+	if err := b.Close(); err != nil {
+		b.t.Error(err)
+	}
+}
+
+func within(t *testing.T, timeout time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// eventually waits for a condition that something else brings about.
+func eventually(t *testing.T, timeout time.Duration, what string, ready func() error) {
+	t.Helper()
+	end := time.Now().Add(timeout)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := ready()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within %s: %v", what, timeout, err)
+		}
+		<-tick.C
+	}
+}
+
+// command is shunt with arguments in a host's namespace.
+func command(h *lab.Host, args ...string) *lab.Command {
+	self, err := os.Executable()
+	if err != nil {
+		panic(err) // Linux always knows
+	}
+	c := h.Command(context.Background(), self, args...)
+	c.Env = append(os.Environ(), childVariable+"=1")
+	return c
+}
+
+// shunt runs a command to its end on the balancer.
+func (b *bed) shunt(args ...string) (code int, output string) {
+	b.t.Helper()
+	out, err := command(b.Balancer, args...).CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		b.t.Errorf("shunt %s: %v", strings.Join(args, " "), err)
+		return -1, string(out)
+	}
+	if exit != nil {
+		return exit.ExitCode(), string(out)
+	}
+	return 0, string(out)
+}
+
+// process is a running `shunt run`.
+type process struct {
+	command *lab.Command
+	mu      sync.Mutex
+	output  bytes.Buffer
+	ended   chan struct{}
+	err     error // once ended
+}
+
+func (p *process) Write(text []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.output.Write(text)
+}
+
+func (p *process) log() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.output.String()
+}
+
+// end sends a signal and waits. A process that has ended is left as it is.
+func (p *process) end(signal syscall.Signal) error {
+	if err := p.command.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case <-p.ended:
+	case <-time.After(20 * time.Second):
+		_ = p.command.Process.Kill()
+		<-p.ended
+		return fmt.Errorf("did not end within 20 s of signal %s", signal)
+	}
+	var exit *exec.ExitError
+	if errors.As(p.err, &exit) {
+		status, _ := exit.Sys().(syscall.WaitStatus)
+		if status.Signaled() && status.Signal() == syscall.SIGKILL {
+			return nil // by kill, below, or by a test
+		}
+	}
+	return p.err
+}
+
+// launch starts `shunt run` without waiting for anything.
+func (b *bed) launch(args ...string) *process {
+	b.t.Helper()
+	args = append([]string{"run", "--config", b.path, "--instance", b.instance, "--socket", b.socket}, args...)
+	p := &process{command: command(b.Balancer, args...), ended: make(chan struct{})}
+	p.command.Stdout, p.command.Stderr = p, p
+	if err := p.command.Start(); err != nil {
+		b.t.Fatal(err)
+	}
+	go func() {
+		p.err = p.command.Wait()
+		close(p.ended)
+	}()
+	return p
+}
+
+// start runs shunt with the file and waits until it forwards.
+func (b *bed) start(args ...string) {
+	b.t.Helper()
+	p := b.launch(args...)
+	b.daemon = p
+	eventually(b.t, 30*time.Second, "start of shunt", func() error {
+		if strings.Contains(p.log(), "msg=forwarding") {
+			return nil
+		}
+		select {
+		case <-p.ended:
+			b.daemon = nil
+			b.t.Fatalf("shunt run ended: %v\n%s", p.err, p.log())
+		default:
+		}
+		return errors.New(p.log())
+	})
+}
+
+// kill is kill -9.
+func (b *bed) kill() {
+	b.t.Helper()
+	if err := b.daemon.end(syscall.SIGKILL); err != nil {
+		b.t.Fatal(err)
+	}
+	b.daemon = nil
+}
+
+// write replaces the configuration file by renaming, as careful editors do.
+func (b *bed) write(config string) {
+	b.t.Helper()
+	b.config = config
+	if err := os.WriteFile(b.path+".new", []byte(config), 0o644); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := os.Rename(b.path+".new", b.path); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// reload applies a configuration, which must succeed, and returns what was printed.
+func (b *bed) reload(config string) string {
+	b.t.Helper()
+	b.write(config)
+	code, out := b.shunt("reload", "--socket", b.socket)
+	if code != 0 {
+		b.t.Fatalf("shunt reload: exit code %d\n%s\nthe file:\n%s", code, out, config)
+	}
+	return out
+}
+
+// status is what the tests read of `shunt status -o json`.
+type status struct {
+	Forwarding bool
+	Daemon     *control.Status
+	Silent     string `json:"daemon_error"`
+	Attached   []struct{ Interface, Mode string }
+	Services   []struct {
+		Name         string
+		Frontends    []string
+		PacketsIn    uint64 `json:"packets_in"`
+		PacketsOut   uint64 `json:"packets_out"`
+		FlowsCreated uint64 `json:"flows_created"`
+		Backends     []struct {
+			Address   string
+			Slots     int
+			PacketsIn uint64 `json:"packets_in"`
+		}
+	}
+	Reasons map[string]struct{ Packets, Bytes uint64 }
+}
+
+func (b *bed) status() status {
+	b.t.Helper()
+	code, out := b.shunt("status", "-o", "json", "--instance", b.instance, "--socket", b.socket)
+	var s status
+	if err := json.Unmarshal([]byte(out), &s); err != nil || code != 0 {
+		b.t.Fatalf("shunt status: exit code %d, %v:\n%s", code, err, out)
+	}
+	return s
+}
+
+// condition is a fault's text as `shunt status` shows it, or "".
+func (s status) condition(code string) string {
+	if s.Daemon == nil {
+		return ""
+	}
+	for _, c := range s.Daemon.Conditions {
+		if c.Code == code {
+			return c.Subject + ": " + c.Text + ": " + c.Remedy
+		}
+	}
+	return ""
+}
+
+// at is an address and port as text.
+func at(address netip.Addr, port uint16) string { return netip.AddrPortFrom(address, port).String() }
+
+// vips are the addresses of the services, one of each family.
+var vips = []netip.Addr{lab.VIP4, lab.VIP6}
+
+// family names a subtest.
+func family(a netip.Addr) string {
+	if a.Is4() {
+		return "ipv4"
+	}
+	return "ipv6"
+}
+
+// get asks over a new connection.
+func (b *bed) get(client *http.Client, address string) (lab.Answer, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
+	defer cancel()
+	return lab.Get(ctx, client, address)
+}
+
+// askUDP asks from a new socket.
+func (b *bed) askUDP(from *lab.Host, address string, payload []byte) (lab.Answer, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
+	defer cancel()
+	return from.AskUDP(ctx, address, payload)
+}
+
+// settings describe the configuration of most tests.
+type settings struct {
+	attach     string // auto if empty
+	forwarding string // nat if empty
+	announce   string // l2 if empty
+	backends   []int  // numbers of the backends, from 1; all if empty
+	limits     string // flows: 10000 if empty
+	more       string // YAML under services, after the usual ones
+}
+
+// file writes a configuration: web on TCP 80 and dns on UDP 53, over both families.
+func (b *bed) file(s settings) string {
+	if s.attach == "" {
+		s.attach = "auto"
+	}
+	if s.forwarding == "" {
+		s.forwarding = "nat"
+	}
+	if s.announce == "" {
+		s.announce = "l2"
+	}
+	if s.limits == "" {
+		s.limits = "flows: 10000"
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "defaults: {forwarding: %s, announce: %s}\nlimits: {%s}\ninterfaces:\n", s.forwarding, s.announce, s.limits)
+	for _, i := range b.Balancer.Interfaces() {
+		fmt.Fprintf(&text, "  - {name: %s, attach: %s}\n", i.Name, s.attach)
+	}
+	text.WriteString("services:\n")
+	for _, service := range []struct {
+		name, protocol    string
+		port, backendPort uint16
+	}{{"web", "tcp", 80, 8080}, {"dns", "udp", 53, 5353}} {
+		fmt.Fprintf(&text, "  - name: %s\n    address: [%s, %q]\n    port: %d\n    protocol: %s\n    backends:\n%s",
+			service.name, lab.VIP4, lab.VIP6, service.port, service.protocol, b.backends(s.backends, service.backendPort))
+	}
+	return text.String() + s.more
+}
+
+// backends are lines of a list; without numbers all of them, and without a port none.
+func (b *bed) backends(numbers []int, port uint16) string {
+	if len(numbers) == 0 {
+		for i := range b.Backends {
+			numbers = append(numbers, i+1)
+		}
+	}
+	var text strings.Builder
+	suffix := ""
+	if port != 0 {
+		suffix = fmt.Sprintf(", port: %d", port)
+	}
+	for _, n := range numbers {
+		backend := b.Backends[n-1]
+		fmt.Fprintf(&text, "      - {address: %s%s}\n      - {address: %q%s}\n", backend.Addr4(), suffix, backend.Addr6(), suffix)
+	}
+	return text.String()
+}
