@@ -82,7 +82,8 @@ static __always_inline int flow_has_home(const struct flow *f)
 	__u32 index = f->service_index;
 	struct service *service = bpf_map_lookup_elem(&sh_services, &index);
 
-	return service && service->generation == f->service_generation && backend_find(f->backend);
+	return service && service->live && service->generation == f->service_generation &&
+	       backend_find(f->backend);
 }
 
 /* Finds the packet's flow. 1: in f, and it goes on. 0: the packet is a first one, or nobody's. */

@@ -64,13 +64,13 @@ static __always_inline __u32 slot_backend(const struct service *service, __u32 h
 	return *(volatile __u64 *)slot >> BACKEND_REF_BITS & BACKEND_REF_MASK;
 }
 
-/* The backend of a reference, or NULL when another generation has its place. */
+/* The backend of a reference, or NULL when nobody or another generation has its place. */
 static __always_inline struct backend *backend_find(__u32 reference)
 {
 	__u32 index = reference & BACKEND_INDEX_MASK;
 	struct backend *backend = bpf_map_lookup_elem(&sh_backends, &index);
 
-	if (!backend || index == 0 || backend->generation != reference >> BACKEND_INDEX_BITS)
+	if (!backend || !backend->live || backend->generation != reference >> BACKEND_INDEX_BITS)
 		return 0;
 	return backend;
 }

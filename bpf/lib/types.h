@@ -88,7 +88,8 @@ struct service {
 	__u32 seed;  /* of the flow hash */
 	__u8 generation;
 	__u8 forwarding; /* enum forwarding */
-	__u8 pad[2];
+	__u8 live;       /* 0: the place is empty, and generation that of its last tenant */
+	__u8 pad;
 };
 
 /* A slot: state:8 | current backend:28 | previous backend:28. A backend reference is
@@ -109,7 +110,8 @@ struct backend {
 	__u64 sources; /* first index in sh_sources << 32 | count */
 	__be16 port;   /* 0 keeps the packet's destination port */
 	__u8 generation;
-	__u8 pad[5];
+	__u8 live; /* 0: the place is empty, and generation that of its last tenant */
+	__u8 pad[4];
 };
 
 /* A next hop in one word: check:10 | interface slot:6 | MAC:48 (first octet lowest).

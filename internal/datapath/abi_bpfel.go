@@ -42,7 +42,8 @@ type abiBackend struct {
 	Sources    uint64
 	Port       uint16
 	Generation uint8
-	Pad        [5]uint8
+	Live       uint8
+	Pad        [4]uint8
 }
 
 type abiClock struct {
@@ -231,7 +232,8 @@ type abiService struct {
 	Seed       uint32
 	Generation uint8
 	Forwarding uint8
-	Pad        [2]uint8
+	Live       uint8
+	Pad        uint8
 }
 
 type abiSettings struct {

@@ -34,7 +34,7 @@ func (d *Datapath) PutBackend(r reconcile.BackendRecord) error {
 		}
 	}
 	storeAddr(&b.Address, toAddr(r.Address))
-	tail := abiBackend{Port: toWire(r.Port), Generation: r.Generation}
+	tail := abiBackend{Port: toWire(r.Port), Generation: r.Generation, Live: 1}
 	atomic.StoreUint64(backendTail(b), *backendTail(&tail))
 	return nil
 }
@@ -79,7 +79,7 @@ func (d *Datapath) PutService(r reconcile.ServiceRecord) error {
 			return err
 		}
 	}
-	record := abiService{Seed: r.Seed, Generation: r.Generation, Forwarding: forwarding}
+	record := abiService{Seed: r.Seed, Generation: r.Generation, Forwarding: forwarding, Live: 1}
 	atomic.StoreUint64(serviceTail(s), *serviceTail(&record))
 	atomic.StoreUint64(&s.Table, toRun(r.Offset, r.Size))
 	if r.Forwarding != model.ForwardingNATDestination {
