@@ -1,0 +1,14 @@
+// Package packet sends packets through the loaded program with BPF_PROG_TEST_RUN and
+// compares what comes out, field by field. It has tests and nothing else:
+//
+//	go test ./test/packet                              (as root)
+//	go test ./test/packet -run '^$' -fuzz FuzzPacket   (as root)
+//
+// Each test has a network namespace, a data plane and services of its own:
+//
+//	client 198.51.100.7 ── router 02::7 ──┐ shunt-a                    shunt-c ┌── backends of two arms
+//	      2001:db8:9::7                   ├─ 192.0.2.1    the program   10.0.0.1 ┤   10.0.0.20 …
+//	backends of one arm 192.0.2.20 … ─────┘ 2001:db8:1::1  2001:db8:2::1         └── 2001:db8:2::20 …
+//
+// State comes in the way the product puts it there: through reconcile and datapath.
+package packet

@@ -1,0 +1,338 @@
+package packet_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/packet"
+	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Link addresses: ours on either interface, the router's before the clients, the backends'.
+var (
+	ownA    = mac("02:00:00:00:0a:01")
+	ownC    = mac("02:00:00:00:0c:01")
+	router  = mac("02:00:00:00:00:07")
+	beMAC   = mac("02:00:00:00:00:be")
+	foreign = mac("02:00:00:00:00:99")
+)
+
+const (
+	armA = "shunt-a"
+	armC = "shunt-c"
+)
+
+var worldCount atomic.Uint32
+
+// world is a namespace with a data plane.
+type world struct {
+	testing.TB
+	d          *datapath.Datapath
+	reconciler *reconcile.Reconciler
+	options    datapath.Options
+	space      netns.NsHandle
+	cpu        *runner // that of packets sent one by one
+	timeouts   model.Timeouts
+	ports      model.PortRange
+	flows      *ebpf.Map
+	ifindex    map[string]int
+}
+
+// option changes a world before it begins.
+type option func(*worldOptions)
+
+type worldOptions struct {
+	mode     model.Attach
+	limits   model.Limits
+	timeouts model.Timeouts
+	ports    model.PortRange
+}
+
+func withMode(m model.Attach) option     { return func(o *worldOptions) { o.mode = m } }
+func withPorts(p model.PortRange) option { return func(o *worldOptions) { o.ports = p } }
+func withTimeouts(change func(*model.Timeouts)) option {
+	return func(o *worldOptions) { change(&o.timeouts) }
+}
+func withLimits(change func(*model.Limits)) option {
+	return func(o *worldOptions) { change(&o.limits) }
+}
+
+// newWorld makes namespace, interfaces and data plane, and takes them away after the test.
+func newWorld(t testing.TB, changes ...option) *world {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: loads BPF programs and makes network namespaces")
+	}
+	o := worldOptions{
+		mode:   model.AttachNative,
+		limits: model.Limits{Flows: 4096, Services: 64, Backends: 64, Slots: 1 << 16},
+		timeouts: model.Timeouts{TCPEstablished: 2*time.Hour + 4*time.Minute, TCPHandshake: 30 * time.Second,
+			TCPClosing: 10 * time.Second, UDP: 5 * time.Minute},
+		ports: model.PortRange{First: 1024, Last: 32767},
+	}
+	for _, change := range changes {
+		change(&o)
+	}
+	name := fmt.Sprintf("shunt-pkt-%d-%d", os.Getpid(), worldCount.Add(1))
+	w := &world{TB: t, timeouts: o.timeouts, ports: o.ports, ifindex: map[string]int{},
+		options: datapath.Options{Instance: name, Limits: o.limits, PinRoot: datapath.DefaultPinRoot,
+			Log: slog.New(slog.NewTextHandler(io.Discard, nil))}}
+	w.makeSpace(name)
+	w.cpu = w.newRunner(0)
+	w.cpu.do(func() { w.fill(o) })
+	if w.Failed() {
+		w.FailNow() // fill fails on another thread
+	}
+	w.apply(services())
+	return w
+}
+
+// makeSpace makes the namespace, on a thread that dies afterwards.
+func (w *world) makeSpace(name string) {
+	w.Helper()
+	made := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		var err error
+		w.space, err = netns.NewNamed(name)
+		made <- err
+	}()
+	must(w, <-made)
+	w.Cleanup(func() {
+		if err := errors.Join(w.space.Close(), netns.DeleteNamed(name)); err != nil {
+			w.Errorf("removing the network namespace: %v", err)
+		}
+	})
+}
+
+// fill makes the interfaces and attaches. It runs inside the namespace.
+func (w *world) fill(o worldOptions) {
+	for _, arm := range []struct {
+		name      string
+		mac       net.HardwareAddr
+		addresses []string
+	}{
+		{armA, ownA, []string{"192.0.2.1/24", "2001:db8:1::1/64"}},
+		{armC, ownC, []string{"10.0.0.1/24", "2001:db8:2::1/64"}},
+	} {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.HardwareAddr = arm.name, arm.mac
+		veth := netlink.NewVeth(attrs)
+		veth.PeerName = arm.name + "-peer"
+		must(w, netlink.LinkAdd(veth))
+		link, err := netlink.LinkByName(arm.name)
+		must(w, err)
+		w.ifindex[arm.name] = link.Attrs().Index
+		for _, text := range arm.addresses {
+			address, err := netlink.ParseAddr(text)
+			must(w, err)
+			address.Flags |= unix.IFA_F_NODAD
+			must(w, netlink.AddrAdd(link, address))
+		}
+		must(w, netlink.LinkSetUp(link))
+	}
+	var err error
+	w.d, err = datapath.Open(w.options)
+	must(w, err)
+	w.Cleanup(func() {
+		if err := w.d.Close(); err != nil {
+			w.Errorf("closing the data plane: %v", err)
+		}
+		if err := datapath.RemoveFrom(w.options); err != nil {
+			w.Errorf("removing the data plane: %v", err)
+		}
+	})
+	for _, arm := range []string{armA, armC} {
+		_, err := w.d.Attach(arm, o.mode)
+		must(w, err)
+	}
+	must(w, w.d.Heartbeat())
+	must(w, w.d.SetSettings(w.timeouts, w.ports))
+	w.reconciler = reconcile.New(w.d, reconcile.BeforeNaming(w.resolve))
+	w.flows, err = ebpf.LoadPinnedMap(filepath.Join(w.options.PinRoot, "shunt", w.options.Instance, "abi-1", "sh_flows"), nil)
+	must(w, err)
+	w.Cleanup(func() { _ = w.flows.Close() })
+}
+
+// apply makes these the services.
+func (w *world) apply(services []model.Service) {
+	w.Helper()
+	_, err := w.reconciler.Apply(reconcile.Desired{
+		Services: services, Sources: sources, Limits: w.options.Limits,
+		HostOwn: func(a netip.Addr) bool { return a == hostVIP4 || a == hostVIP6 },
+	})
+	must(w, err)
+	for _, a := range []netip.Addr{vip4, vip6, sources[0], sources[2]} {
+		must(w, w.d.SetOwned(a, datapath.OwnedForever))
+	}
+}
+
+// resolve says how backends are reached, before a slot names them.
+func (w *world) resolve(records []reconcile.BackendRecord) {
+	for _, r := range records {
+		arm, from := armC, sources[0:1]
+		switch {
+		case netip.MustParsePrefix("192.0.2.0/24").Contains(r.Address):
+			arm, from = armA, sources[1:2]
+		case netip.MustParsePrefix("2001:db8:1::/64").Contains(r.Address):
+			arm, from = armA, sources[3:4]
+		case r.Address.Is6():
+			from = sources[2:3]
+		}
+		if r.Address != unsourced {
+			must(w, w.d.SetSources(r.BackendRef, from))
+		}
+		if r.Address != unresolved {
+			must(w, w.d.SetHop(r.BackendRef, datapath.Hop{Interface: w.ifindex[arm], MAC: beMAC}))
+		}
+	}
+}
+
+// runner is a thread inside the world's namespace, on one CPU.
+type runner struct {
+	w    *world
+	work chan func()
+}
+
+// newRunner starts a thread on the CPU with this number, modulo those there are.
+func (w *world) newRunner(cpu int) *runner {
+	r := &runner{w: w, work: make(chan func())}
+	ready := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		var set, allowed unix.CPUSet
+		err := unix.SchedGetaffinity(0, &allowed)
+		for i, skip := 0, cpu%max(1, allowed.Count()); i < 1024; i++ {
+			if allowed.IsSet(i) {
+				if skip == 0 {
+					set.Set(i)
+					break
+				}
+				skip--
+			}
+		}
+		ready <- errors.Join(err, unix.SchedSetaffinity(0, &set), netns.Set(w.space))
+		for f := range r.work {
+			f()
+		}
+	}()
+	must(w, <-ready)
+	w.Cleanup(func() { close(r.work) })
+	return r
+}
+
+// do runs f on the thread and waits for it. A failed must ends the goroutine, so f is not
+// to fail a test but where nothing else can be done.
+func (r *runner) do(f func()) {
+	done := make(chan struct{})
+	r.work <- func() { defer close(done); f() }
+	<-done
+}
+
+// result is what became of a frame.
+type result struct {
+	verdict uint32
+	frame   []byte
+	err     error
+}
+
+// run sends a frame in through an interface.
+func (r *runner) run(arm string, frame []byte) (out result) {
+	r.do(func() { out.verdict, out.frame, out.err = r.w.d.RunPacket(arm, frame) })
+	return out
+}
+
+// send is run for a packet that must leave; it returns what left.
+func (w *world) send(arm string, p packet.Packet) packet.Packet {
+	w.Helper()
+	out, ok := w.try(arm, p)
+	if !ok {
+		w.Fatalf("%s did not leave; reasons so far: %v", p, w.reasons())
+	}
+	return out
+}
+
+// try is send for a packet that may be dropped.
+func (w *world) try(arm string, p packet.Packet) (packet.Packet, bool) {
+	w.Helper()
+	r := w.cpu.run(arm, packet.Must(p))
+	must(w, r.err)
+	if r.verdict != datapath.XDPTx && r.verdict != datapath.XDPRedirect {
+		return packet.Packet{}, false
+	}
+	out, err := packet.Parse(r.frame)
+	must(w, err)
+	return out, true
+}
+
+// reasons are the packets counted for each reason.
+func (w *world) reasons() map[string]uint64 {
+	w.Helper()
+	counters, err := w.d.Counters()
+	must(w, err)
+	out := map[string]uint64{}
+	for name, c := range counters.Reasons {
+		if c.Packets > 0 {
+			out[name] = c.Packets
+		}
+	}
+	return out
+}
+
+// moved is what has been counted since before.
+func (w *world) moved(before map[string]uint64) map[string]uint64 {
+	w.Helper()
+	now := w.reasons()
+	for name, n := range before {
+		if now[name] -= n; now[name] == 0 {
+			delete(now, name)
+		}
+	}
+	return now
+}
+
+// eventually waits for a condition that only time brings about.
+func (w *world) eventually(what string, within time.Duration, condition func() bool) {
+	w.Helper()
+	limit := time.After(within)
+	tick := time.NewTicker(4 * time.Millisecond)
+	defer tick.Stop()
+	for !condition() {
+		select {
+		case <-limit:
+			w.Fatalf("waited %s in vain: %s", within, what)
+		case <-tick.C:
+		}
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mac(text string) net.HardwareAddr {
+	a, err := net.ParseMAC(text)
+	if err != nil {
+		panic(err)
+	}
+	return a
+}
