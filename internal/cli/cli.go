@@ -85,7 +85,7 @@ Then:          shunt check       is the configuration right?
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newRun(s), newCheck(s), newReload(s), newSchema(s), newStatus(s), newDetach(s))
+	root.AddCommand(newRun(s), newCheck(s), newReload(s), newSchema(s), newStatus(s), newDetach(s), newDemo(s))
 	return root
 }
 

@@ -1,0 +1,181 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/shunt-lb/shunt/internal/demo"
+	"github.com/spf13/cobra"
+)
+
+// exitInterrupted is what a shell makes of SIGINT.
+const exitInterrupted = 130
+
+func newDemo(s streams) *cobra.Command {
+	var output, clean string
+	var keep bool
+	c := &cobra.Command{
+		Use:   "demo",
+		Short: "A working balancer in network namespaces, with real HTTP and UDP through it (needs root)",
+		Long: `Builds a network out of namespaces, starts "shunt run" in it, sends HTTP and UDP over IPv4
+and IPv6 through XDP, takes a backend away, kills the daemon, and checks every claim it
+makes. Touches nothing outside its namespaces, takes less than 20 seconds, and removes
+everything, after Ctrl-C too. It exits with 1 if a claim was not true.`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := requireOutput(output); err != nil {
+				return err
+			}
+			if os.Geteuid() != 0 {
+				return fmt.Errorf("the demo makes network namespaces and loads programs into the kernel, which only root may do.\n"+
+					"It touches nothing outside its own namespaces and removes everything at its end. Please run:\n\n  %s", asRoot())
+			}
+			executable, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("find the shunt binary, which is to play balancer and backends: %w", err)
+			}
+			if clean != "" {
+				return cleanDemo(c.Context(), s, clean, executable)
+			}
+			story := s.out
+			if output == "json" {
+				story = s.err
+			}
+			return runDemo(c.Context(), s, demo.Options{Executable: executable, Command: called(), Keep: keep, Out: story}, output)
+		},
+	}
+	outputFlag(c, &output)
+	c.Flags().BoolVar(&keep, "keep", false, "leave it standing at the end, and say how to look around")
+	c.Flags().StringVar(&clean, "clean", "", "remove the demo with this id, which was kept or killed")
+	c.AddCommand(newDemoBackend(s))
+	return c
+}
+
+func runDemo(parent context.Context, s streams, options demo.Options, output string) error {
+	ctx, cancel := untilStopped(parent)
+	defer cancel()
+	// A closed terminal, or a reader like head that has gone, must not end the demo before it has cleaned up.
+	ctx, release := signal.NotifyContext(ctx, syscall.SIGHUP, syscall.SIGPIPE)
+	defer release()
+	quiet := context.AfterFunc(ctx, func() { fmt.Fprintln(s.err, "\nshunt: interrupted, cleaning up") })
+	facts, err := demo.Run(ctx, options)
+	if !quiet() { // it has run
+		if err = errors.Join(parent.Err(), withoutCancel(err)); err != nil {
+			fmt.Fprintf(s.err, "shunt: %v\n", err)
+		}
+		os.Exit(exitInterrupted)
+	}
+	if output == "json" {
+		if err := writeJSON(s.out, facts); err != nil {
+			return err
+		}
+	}
+	printEnd(options.Out, facts, called())
+	if err != nil {
+		return err
+	}
+	if !facts.OK {
+		return errSilent
+	}
+	return nil
+}
+
+// withoutCancel is what else went wrong.
+func withoutCancel(err error) error {
+	if all, ok := err.(interface{ Unwrap() []error }); ok {
+		var rest []error
+		for _, one := range all.Unwrap() {
+			rest = append(rest, withoutCancel(one))
+		}
+		return errors.Join(rest...)
+	}
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// printEnd is the verdict, and what to do next.
+func printEnd(w io.Writer, facts *demo.Facts, shunt string) {
+	untrue := 0
+	for _, c := range facts.Claims {
+		if !c.True {
+			untrue++
+		}
+	}
+	if untrue > 0 {
+		fmt.Fprintf(w, "\n%d of %d claims were NOT TRUE, in %.1f s.\n", untrue, len(facts.Claims), facts.Seconds)
+	} else {
+		fmt.Fprintf(w, "\nAll %d claims were true, in %.1f s.\n", len(facts.Claims), facts.Seconds)
+	}
+	fmt.Fprintf(w, "\nTry next:\n")
+	for _, line := range [][2]string{
+		{"demo --keep", "leaves it standing, and says how to look around"},
+		{"demo -o json", "the same facts for a program"},
+		{"check --config FILE", "is the file that you write for your own network right?"},
+	} {
+		fmt.Fprintf(w, "  %-50s # %s\n", shunt+" "+line[0], line[1])
+	}
+}
+
+// called is how this program was called, for commands that a reader can paste.
+func called() string {
+	if !strings.Contains(os.Args[0], "/go-build") {
+		return os.Args[0]
+	}
+	if os.Getenv("SUDO_UID") != "" {
+		return "go run -exec sudo ./cmd/shunt"
+	}
+	return "go run ./cmd/shunt"
+}
+
+// asRoot is the command line with root's rights.
+func asRoot() string {
+	arguments := strings.Join(os.Args[1:], " ")
+	if strings.Contains(os.Args[0], "/go-build") {
+		return "go run -exec sudo ./cmd/shunt " + arguments
+	}
+	return "sudo " + os.Args[0] + " " + arguments
+}
+
+func cleanDemo(ctx context.Context, s streams, id, executable string) error {
+	removed, err := demo.Clean(ctx, id, executable)
+	if err != nil {
+		return err
+	}
+	if !removed {
+		_, err = fmt.Fprintf(s.out, "There is nothing of demo %s.\n", id)
+		return err
+	}
+	_, err = fmt.Fprintf(s.out, "Demo %s is gone: processes, programs, maps, namespaces and files.\n", id)
+	return err
+}
+
+// newDemoBackend is what the demo starts in each backend's namespace.
+func newDemoBackend(s streams) *cobra.Command {
+	var name, lab string
+	var hold bool
+	c := &cobra.Command{
+		Use:    "backend",
+		Hidden: true,
+		Short:  "The servers of one of the demo's backends",
+		Args:   noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			in := s.in
+			if hold {
+				in = nil
+			}
+			return demo.ServeBackend(c.Context(), name, in, s.out)
+		},
+	}
+	c.Flags().StringVar(&name, "name", "", "what it calls itself")
+	c.Flags().StringVar(&lab, "lab", "", "whose it is, to be found by")
+	c.Flags().BoolVar(&hold, "hold", false, "stay when standard input ends")
+	return c
+}

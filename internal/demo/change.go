@@ -1,0 +1,237 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+)
+
+const (
+	// calmRequests is how many answers each flow must have got for the demo to say that it
+	// goes on.
+	calmRequests = 5
+	// deadFor is how long the balancer is without its daemon, at least.
+	deadFor = 2500 * time.Millisecond
+	// slotsMovedMax is the part of the other backends' slots that may move.
+	slotsMovedMax = 0.05
+)
+
+// removeBackend takes the last backend out of the file and reloads.
+func (d *demo) removeBackend(ctx context.Context) error {
+	if err := d.startFlows(ctx); err != nil {
+		return err
+	}
+	if err := d.allAnswered(ctx, d.flows.look()); err != nil {
+		return err
+	}
+	gone := d.top.Backends[len(d.top.Backends)-1].Name()
+	r := &d.facts.Reload
+	r.Removed, r.Flows = gone, len(d.flows.flows)
+	slots, err := d.status(ctx)
+	if err != nil {
+		return err
+	}
+	before := d.flows.look()
+	if err := d.writeConfig(configText(d.top, d.socket(), len(weights)-1)); err != nil {
+		return err
+	}
+	begin := time.Now()
+	result, err := d.control().Reload(ctx)
+	if err != nil {
+		return err
+	}
+	r.Milliseconds = float64(time.Since(begin).Microseconds()) / 1000
+	r.Difference = result.Text
+	d.say("  %d connections and UDP sockets ask every %s; %s is removed from the file; then\n\n  # shunt reload\n%s",
+		r.Flows, millis(requestInterval), gone, indent(result.Text))
+	d.claim(result.Applied, "the reload was applied, in %.0f ms%s", r.Milliseconds, result.Refused)
+	if !result.Applied {
+		return nil
+	}
+	for _, s := range result.Difference.Services {
+		for _, t := range s.Tables {
+			r.SlotsMoved += int(t.SlotsMoved)
+			r.SlotsOfOthers += int(t.Slots)
+		}
+	}
+	for _, to := range targets {
+		own := slots.service(to.service).backend(to.backendKey(d.top.Backends[len(weights)-1])).Slots
+		r.SlotsOfOthers -= own
+		r.OthersSlots -= own
+	}
+	r.OthersSlots += r.SlotsMoved
+	if err := d.allAnswered(ctx, d.flows.look()); err != nil {
+		return err
+	}
+	d.judgeReload(before, gone)
+	return d.openAfterReload(ctx, gone)
+}
+
+// allAnswered waits until every flow got a few more answers than it had.
+func (d *demo) allAnswered(ctx context.Context, since []flowState) error {
+	var lagging string
+	err := until(ctx, 2*patience, "every open flow has been answered again", func() (bool, error) {
+		for i, now := range d.flows.lookAgain() {
+			if now.requests < since[i].requests+calmRequests {
+				lagging = fmt.Sprintf("one of %s, last answered by %s, got %d answers, with %d failures%s",
+					d.flows.flows[i].session.target, now.backend, now.requests-since[i].requests, now.failures-since[i].failures, because(now.fault))
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, lagging)
+	}
+	return nil
+}
+
+// judgeReload compares every flow with what it was before the backend was removed.
+func (d *demo) judgeReload(before []flowState, gone string) {
+	r := &d.facts.Reload
+	stuck := 0
+	var fault error
+	for i, now := range d.flows.look() {
+		r.Requests += now.requests - before[i].requests
+		moved := now.moves != before[i].moves || now.reopened != before[i].reopened
+		if moved {
+			d.facts.Counted.moved(d.flows.flows[i].session.target.service)
+			d.made[d.flows.flows[i].session.target.service] += now.reopened - before[i].reopened
+		}
+		if before[i].backend == gone {
+			r.FlowsOnIt++
+			if moved {
+				r.FlowsMoved++
+			}
+			if now.backend == gone {
+				stuck++
+			}
+			continue
+		}
+		if moved {
+			r.OthersMoved++
+		}
+		if failed := now.failures - before[i].failures; failed > 0 {
+			r.OthersFailed += failed
+			fault = now.fault
+		}
+	}
+	others := r.Flows - r.FlowsOnIt
+	d.claim(r.FlowsOnIt > 0 && r.FlowsMoved == r.FlowsOnIt && stuck == 0, "%d of %d flows moved: those on %s, of which there were %d", r.FlowsMoved+r.OthersMoved, r.Flows, r.Removed, r.FlowsOnIt)
+	d.claim(r.OthersMoved == 0 && r.OthersFailed == 0, "the other %d stayed on their backend and connection, and none of their requests failed%s", others, because(fault))
+	share := float64(r.OthersSlots) / float64(max(r.SlotsOfOthers, 1))
+	d.claim(r.OthersSlots >= 0 && share <= slotsMovedMax, "of the slots of backends that stay, which place new flows, %.1f %% moved", 100*share)
+}
+
+// openAfterReload: new flows go to those that are left.
+func (d *demo) openAfterReload(ctx context.Context, gone string) error {
+	r := &d.facts.Reload
+	for _, to := range targets[:2] {
+		t := d.openMany(ctx, to, 100)
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		d.made[to.service] += t.flows
+		r.NewFlows += t.flows
+		r.NewFailed += t.failed
+		r.NewOnIt += t.on[gone]
+	}
+	d.claim(r.NewFailed == 0 && r.NewOnIt == 0, "%d new connections: %d failed, %d reached %s", r.NewFlows+r.NewFailed, r.NewFailed, r.NewOnIt, gone)
+	return nil
+}
+
+// kill kills the daemon, lets the flows go on without it, and starts it again.
+func (d *demo) kill(ctx context.Context) error {
+	k := &d.facts.Kill
+	k.Flows = len(d.flows.flows)
+	before := d.flows.look()
+	stop, ended := make(chan struct{}), make(chan *tally, 1)
+	go func() { ended <- d.keepConnecting(ctx, stop) }()
+
+	k.PIDBefore = d.daemon.cmd.Process.Pid
+	d.say("  # kill -9 %d\n  # shunt status\n", k.PIDBefore)
+	died := time.Now()
+	d.daemon.kill()
+	alive := time.NewTimer(deadFor)
+	defer alive.Stop()
+	text, err := d.statusOutput(ctx, "text")
+	var dead status
+	if err == nil {
+		dead, err = d.status(ctx)
+	}
+	if err == nil {
+		err = d.allAnswered(ctx, d.flows.lookAgain())
+	}
+	select {
+	case <-alive.C:
+	case <-ctx.Done():
+	}
+	k.SecondsDead = time.Since(died).Seconds()
+	var takeover time.Duration
+	if err == nil {
+		begin := time.Now()
+		_, err = d.startDaemon(ctx)
+		takeover = time.Since(begin)
+	}
+	if err == nil {
+		err = d.allAnswered(ctx, d.flows.lookAgain())
+	}
+	close(stop)
+	t := <-ended
+	d.made["web"] += t.flows
+	if err != nil {
+		return err
+	}
+	k.TakeoverMillis, k.PIDAfter = float64(takeover.Milliseconds()), d.daemon.cmd.Process.Pid
+	k.NewFlows, k.NewFailed = t.flows, t.failed
+	k.Status, _, _ = strings.Cut(string(text), "\n\n")
+	d.say("%s", indent(k.Status))
+	d.claim(dead.Forwarding && dead.Daemon == nil && strings.Contains(k.Status, "without a daemon"), "while it was dead, `shunt status` said so, and showed the counters all the same")
+	d.judgeKill(before, t)
+	return d.takenOver(ctx, dead)
+}
+
+// judgeKill: nothing may have failed at all.
+func (d *demo) judgeKill(before []flowState, t *tally) {
+	k := &d.facts.Kill
+	var fault error
+	for i, now := range d.flows.look() {
+		k.Requests += now.requests - before[i].requests
+		k.Failed += now.failures - before[i].failures
+		if now.failures > before[i].failures {
+			fault = now.fault
+		}
+		if now.moves != before[i].moves || now.reopened != before[i].reopened || now.backend != before[i].backend {
+			k.FlowsMoved++
+			d.made[d.flows.flows[i].session.target.service] += now.reopened - before[i].reopened
+		}
+		k.SlowestMillis = max(k.SlowestMillis, float64(now.slowest.Microseconds())/1000)
+	}
+	d.claim(k.Failed == 0, "%.1f s without a daemon, and the takeover after it: %d of %d requests failed, the slowest took %.0f ms%s",
+		k.SecondsDead, k.Failed, k.Requests+k.Failed, k.SlowestMillis, because(fault))
+	d.claim(k.NewFailed == 0 && k.NewFlows > 0, "%d connections were opened meanwhile, %d failed%s", k.NewFlows+k.NewFailed, k.NewFailed, t.why())
+	d.claim(k.FlowsMoved == 0, "all %d open flows are on the same connection and backend as before", k.Flows-k.FlowsMoved)
+}
+
+// takenOver: the new daemon goes on with the old one's data plane.
+func (d *demo) takenOver(ctx context.Context, dead status) error {
+	k := &d.facts.Kill
+	now, err := d.status(ctx)
+	if err != nil {
+		return err
+	}
+	kept := now.Daemon != nil && now.Daemon.PID == k.PIDAfter && k.PIDAfter != k.PIDBefore
+	for _, service := range dead.Services {
+		kept = kept && now.service(service.Name).FlowsCreated >= service.FlowsCreated && service.FlowsCreated > 0
+	}
+	d.claim(kept, "a new `shunt run` (process %d) took over in %.0f ms, counters and all", k.PIDAfter, k.TakeoverMillis)
+	return nil
+}
+
+func because(fault error) string {
+	if fault == nil {
+		return ""
+	}
+	return fmt.Sprintf(" (the last fault: %v)", fault)
+}

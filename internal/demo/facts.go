@@ -1,0 +1,197 @@
+package demo
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Facts are what the demo found out; their JSON is `shunt demo -o json`.
+type Facts struct {
+	OK       bool         `json:"ok"` // every claim is true
+	ID       string       `json:"id"`
+	Instance string       `json:"instance"`
+	Seconds  float64      `json:"seconds"`
+	Topology string       `json:"topology"`
+	Config   string       `json:"config"`
+	Attached []Attachment `json:"attached"`
+	Spread   []Spread     `json:"spread"`
+	Ways     []Way        `json:"ways"`
+	Reload   Reload       `json:"reload"`
+	Kill     Kill         `json:"kill"`
+	Counted  Counted      `json:"counted"`
+	Claims   []Claim      `json:"claims"`
+}
+
+// Claim is one thing the demo says about shunt, and whether it was so.
+type Claim struct {
+	Step string `json:"step"`
+	Text string `json:"text"`
+	True bool   `json:"true"`
+}
+
+// Attachment is an interface that the data plane runs on.
+type Attachment struct {
+	Interface string `json:"interface"`
+	Mode      string `json:"mode"`
+}
+
+// Spread is how new flows to one frontend were distributed.
+type Spread struct {
+	Service  string  `json:"service"`
+	Protocol string  `json:"protocol"`
+	Family   string  `json:"family"`
+	VIP      string  `json:"vip"`
+	Flows    int     `json:"flows"` // each with a source port of its own
+	Failed   int     `json:"failed"`
+	Backends []Share `json:"backends"`
+	// ChiSquare measures the distance from the weights; Chance is how probable a distance
+	// as large as this is if every flow is placed by weighted lot.
+	ChiSquare float64 `json:"chi_square"`
+	Chance    float64 `json:"chance"`
+}
+
+// Share is what one backend got.
+type Share struct {
+	Name     string  `json:"name"`
+	Weight   int     `json:"weight"`
+	Flows    int     `json:"flows"`
+	Expected float64 `json:"expected"`
+}
+
+// Way is one packet and its answer, each before and after the rewrite.
+type Way struct {
+	Family  string `json:"family"`
+	Backend string `json:"backend"`
+	Hops    []Hop  `json:"hops"` // client to lb, lb to backend, backend to lb, lb to client
+}
+
+// Hop is a packet between two hosts.
+type Hop struct {
+	From           string `json:"from"`
+	To             string `json:"to"`
+	Source         string `json:"source"`
+	Destination    string `json:"destination"`
+	TTL            uint8  `json:"ttl"` // or hop limit
+	SourceMAC      string `json:"source_mac"`
+	DestinationMAC string `json:"destination_mac"`
+	Flags          string `json:"flags"` // of TCP: S for SYN, A for ACK
+	// Checksum is "correct", "partial" (left to hardware that does not exist) or "wrong".
+	Checksum string `json:"checksum"`
+}
+
+// Reload is what became of the flows when a backend was taken out of the file.
+type Reload struct {
+	Removed       string  `json:"removed"`
+	Difference    string  `json:"difference"` // as `shunt reload` prints it
+	Milliseconds  float64 `json:"milliseconds"`
+	Flows         int     `json:"flows"` // open, with requests flowing, of both protocols
+	FlowsOnIt     int     `json:"flows_on_removed_backend"`
+	FlowsMoved    int     `json:"flows_moved"`
+	OthersMoved   int     `json:"other_flows_moved"`
+	OthersFailed  int     `json:"other_requests_failed"`
+	Requests      int     `json:"requests"`
+	NewFlows      int     `json:"new_flows"`
+	NewFailed     int     `json:"new_flows_failed"`
+	NewOnIt       int     `json:"new_flows_on_removed_backend"`
+	SlotsMoved    int     `json:"slots_moved"`
+	SlotsOfOthers int     `json:"slots_of_others"`
+	OthersSlots   int     `json:"slots_of_others_moved"`
+}
+
+// Kill is what became of the flows when the daemon was killed and started again.
+type Kill struct {
+	SecondsDead    float64 `json:"seconds_dead"`
+	Status         string  `json:"status"` // what `shunt status` said meanwhile
+	Flows          int     `json:"flows"`
+	Requests       int     `json:"requests"`
+	Failed         int     `json:"requests_failed"`
+	FlowsMoved     int     `json:"flows_moved"`
+	NewFlows       int     `json:"new_flows"`
+	NewFailed      int     `json:"new_flows_failed"`
+	SlowestMillis  float64 `json:"slowest_request_milliseconds"`
+	PIDBefore      int     `json:"pid_before"`
+	PIDAfter       int     `json:"pid_after"`
+	TakeoverMillis float64 `json:"takeover_milliseconds"`
+}
+
+// Counted compares what the data plane counted with what the clients did.
+type Counted struct {
+	Backends []CountedBackend `json:"backends"` // before a backend was removed
+	Services []CountedService `json:"services"` // at the end
+	Reasons  map[string]Count `json:"reasons"`
+}
+
+// CountedBackend is one backend of one service and family.
+type CountedBackend struct {
+	Service string `json:"service"`
+	Backend string `json:"backend"`
+	Name    string `json:"name"`
+	Made    int    `json:"flows_made"`
+	Traffic
+}
+
+// CountedService is a service.
+type CountedService struct {
+	Service string `json:"service"`
+	Made    int    `json:"flows_made"`
+	Moved   int    `json:"flows_moved"` // by the reload: the data plane makes another flow of each
+	Traffic
+}
+
+// Traffic is what went through.
+type Traffic struct {
+	PacketsIn    uint64 `json:"packets_in"` // from clients
+	BytesIn      uint64 `json:"bytes_in"`
+	PacketsOut   uint64 `json:"packets_out"`
+	BytesOut     uint64 `json:"bytes_out"`
+	FlowsCreated uint64 `json:"flows_created"`
+}
+
+// Count is how often something happened.
+type Count struct {
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"`
+}
+
+func newFacts() *Facts {
+	return &Facts{Attached: []Attachment{}, Spread: []Spread{}, Ways: []Way{}, Claims: []Claim{},
+		Counted: Counted{Backends: []CountedBackend{}, Services: []CountedService{}, Reasons: map[string]Count{}}}
+}
+
+// untrue counts the claims that were not so.
+func (f *Facts) untrue() (n int) {
+	for _, c := range f.Claims {
+		if !c.True {
+			n++
+		}
+	}
+	return n
+}
+
+// claim says something, with what was found.
+func (d *demo) claim(ok bool, format string, args ...any) {
+	c := Claim{Step: d.step, Text: fmt.Sprintf(format, args...), True: ok}
+	d.facts.Claims = append(d.facts.Claims, c)
+	sign := "✔"
+	if !ok {
+		sign = "✘ NOT TRUE:"
+	}
+	d.say("  %s %s\n", sign, c.Text)
+}
+
+func (d *demo) title() { d.say("\n── %s\n\n", d.step) }
+
+// say tells the reader. A reader who has gone away is noticed by the signal that brings.
+func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.opts.Out, format, args...) }
+
+func indent(text string) string {
+	return "  " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n  ") + "\n\n"
+}
+
+// listed is what is wrong with a claim that nothing is there.
+func listed(items []string) string {
+	if len(items) == 0 {
+		return ""
+	}
+	return ": found " + strings.Join(items, ", ")
+}

@@ -1,0 +1,216 @@
+package demo
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/shunt-lb/shunt/internal/control"
+	"github.com/shunt-lb/shunt/internal/lab"
+)
+
+// process is a child. Children are in process groups of their own: Ctrl-C is for the demo,
+// which then ends them in the right order.
+type process struct {
+	cmd  *lab.Command
+	done chan struct{} // closed when it has ended; err is valid then
+	err  error
+}
+
+func (d *demo) spawn(cmd *lab.Command) (*process, error) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	p := &process{cmd: cmd, done: make(chan struct{})}
+	go func() {
+		p.err = cmd.Wait()
+		close(p.done)
+	}()
+	return p, nil
+}
+
+func (p *process) ended() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// kill ends the process without asking it.
+func (p *process) kill() {
+	_ = p.cmd.Process.Signal(syscall.SIGKILL) // fails only when it has ended
+	<-p.done
+}
+
+// terminate asks the process to end, and waits.
+func (p *process) terminate(ctx context.Context) error {
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("send SIGTERM to process %d: %w", p.cmd.Process.Pid, err)
+	}
+	return until(ctx, patience, fmt.Sprintf("process %d has ended after SIGTERM", p.cmd.Process.Pid), func() (bool, error) {
+		return p.ended(), nil
+	})
+}
+
+// startBackend starts the servers of one backend, and waits until they listen.
+func (d *demo) startBackend(host *lab.Host) error {
+	args := []string{"demo", "backend", "--lab", d.top.ID(), "--name", host.Name()}
+	if d.opts.Keep {
+		args = append(args, "--hold")
+	}
+	cmd := host.Command(context.Background(), d.opts.Executable, args...)
+	ready, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	var complaint bytes.Buffer
+	if d.opts.Keep { // a pipe would break when the demo ends
+		cmd.Stderr = nil
+	} else {
+		cmd.Stderr = &complaint
+		if _, err := cmd.StdinPipe(); err != nil { // closed with this process, which ends the child
+			return err
+		}
+	}
+	p, err := d.spawn(cmd)
+	if err != nil {
+		return err
+	}
+	d.kids = append(d.kids, p)
+	line, readErr := bufio.NewReader(ready).ReadString('\n')
+	if strings.TrimSpace(line) != backendReady {
+		<-p.done
+		return fmt.Errorf("start the servers of %s: %w: %s", host.Name(), errors.Join(readErr, p.err), strings.TrimSpace(complaint.String()))
+	}
+	return nil
+}
+
+// startDaemon starts `shunt run`, and waits until it answers and forwards.
+func (d *demo) startDaemon(ctx context.Context) (control.Status, error) {
+	log, err := os.OpenFile(d.logPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return control.Status{}, fmt.Errorf("open the daemon's log: %w", err)
+	}
+	defer log.Close() //nolint:errcheck // the child has its own
+	cmd := d.top.Balancer.Command(context.Background(), d.opts.Executable, "run",
+		"--config", d.configPath(), "--instance", d.facts.Instance, "--log-format", "text")
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = append(os.Environ(), "SHUNT_SOCKET=") // the file's
+	if d.daemon, err = d.spawn(cmd); err != nil {
+		return control.Status{}, err
+	}
+	var status control.Status
+	err = until(ctx, 2*patience, "`shunt run` forwards", func() (bool, error) {
+		if d.daemon.ended() {
+			return false, fmt.Errorf("it has ended: %w", d.daemon.err)
+		}
+		var err error
+		status, err = d.control().Status(ctx)
+		if errors.Is(err, control.ErrNoDaemon) {
+			return false, nil
+		}
+		return status.PID == d.daemon.cmd.Process.Pid, err
+	})
+	return status, err
+}
+
+// showLog shows the end of the daemon's log, which says more than the demo knows.
+func (d *demo) showLog() {
+	text, err := os.ReadFile(d.logPath())
+	if err != nil || len(text) == 0 {
+		return
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	d.say("\n  The last lines of the daemon's log:\n%s", indent(strings.Join(lines[max(0, len(lines)-12):], "\n")))
+}
+
+// status is the part of `shunt status -o json` that the demo looks at.
+type status struct {
+	Forwarding bool `json:"forwarding"`
+	Daemon     *struct {
+		PID int `json:"pid"`
+	} `json:"daemon"`
+	Attached []Attachment     `json:"attached"`
+	Services []serviceStatus  `json:"services"`
+	Reasons  map[string]Count `json:"reasons"`
+}
+
+type serviceStatus struct {
+	Name string `json:"name"`
+	Traffic
+	Backends []backendStatus `json:"backends"`
+}
+
+type backendStatus struct {
+	Address string `json:"address"`
+	Slots   int    `json:"slots"`
+	Traffic
+}
+
+func (s status) service(name string) serviceStatus {
+	for _, service := range s.Services {
+		if service.Name == name {
+			return service
+		}
+	}
+	return serviceStatus{}
+}
+
+func (s serviceStatus) backend(address string) backendStatus {
+	for _, b := range s.Backends {
+		if b.Address == address {
+			return b
+		}
+	}
+	return backendStatus{}
+}
+
+// statusOutput is what `shunt status` prints.
+func (d *demo) statusOutput(ctx context.Context, output string) ([]byte, error) {
+	cmd := d.top.Balancer.Command(ctx, d.opts.Executable, "status", "--instance", d.facts.Instance, "--socket", d.socket(), "-o", output)
+	var complaint bytes.Buffer
+	cmd.Stderr = &complaint
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("run `shunt status`: %w: %s", err, strings.TrimSpace(complaint.String()))
+	}
+	return out, nil
+}
+
+func (d *demo) status(ctx context.Context) (status, error) {
+	var s status
+	out, err := d.statusOutput(ctx, "json")
+	if err != nil {
+		return s, err
+	}
+	if err := json.Unmarshal(out, &s); err != nil {
+		return s, fmt.Errorf("read what `shunt status -o json` printed: %w", err)
+	}
+	return s, nil
+}
+
+// copyFile copies a program.
+func copyFile(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close() //nolint:errcheck // only read
+	out, err := os.OpenFile(filepath.Clean(to), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o700)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
+}
