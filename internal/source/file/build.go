@@ -3,6 +3,7 @@ package file
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -269,33 +270,47 @@ func (b *builder) families(entry *serviceEntry, s *model.Service, vips []address
 	}
 }
 
-// weights checks that weights can be told apart by the table.
+// weights checks that weights can be told apart by the tables; there is one for each
+// family that has a frontend.
 func (b *builder) weights(entry *serviceEntry, s *model.Service) {
-	size := uint64(s.TableSize)
-	if size == 0 {
-		size = uint64(maglev.SizeFor(len(s.Backends)))
-	}
-	b.slots += size
 	for i := range entry.Backends.Items {
 		if entry.Backends.Items[i].Weight.bad {
 			return // the sum is not known
 		}
 	}
-	var sum uint64
-	for _, backend := range s.Backends {
-		sum += uint64(backend.Weight)
+	for _, is4 := range []bool{true, false} {
+		if slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return f.Address.Is4() == is4 }) {
+			b.familyWeights(entry, s, is4)
+		}
 	}
-	if sum == 0 && len(s.Backends) > 0 && !entry.Backends.bad {
+	if len(s.Backends) > 0 && !entry.Backends.bad && !slices.ContainsFunc(s.Backends, func(x model.Backend) bool { return x.Weight > 0 }) {
 		b.parsed.faults.warnf(entry.Backends.mark, "give one of them a weight", "every backend of service %q has weight 0: it takes no new flows", s.Name)
 	}
+}
+
+func (b *builder) familyWeights(entry *serviceEntry, s *model.Service, is4 bool) {
+	var sum uint64
+	count := 0
+	for _, backend := range s.Backends {
+		if backend.Address.Is4() == is4 {
+			sum += uint64(backend.Weight)
+			count++
+		}
+	}
+	size := uint64(s.TableSize)
+	if size == 0 {
+		size = uint64(maglev.SizeFor(count))
+	}
+	b.slots += size
 	for i := range entry.Backends.Items {
-		weight := &entry.Backends.Items[i].Weight
-		if weight.Value == 0 || weight.Value*size >= sum {
+		item := &entry.Backends.Items[i]
+		weight := &item.Weight
+		if !item.Address.Value.IsValid() || item.Address.Value.Is4() != is4 || weight.Value == 0 || weight.Value*size >= sum {
 			continue
 		}
 		at := weight.mark
 		if !weight.set {
-			at = entry.Backends.Items[i].mark
+			at = item.mark
 		}
 		b.parsed.faults.warnf(at, "raise it or table_size, or lower the others",
 			"weight %d of %d in all is less than one of the table's %d slots: the backend may get no flows", weight.Value, sum, size)

@@ -273,7 +273,7 @@ func TestGuide(t *testing.T) {
 func TestMemory(t *testing.T) {
 	limits := model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 20}
 	bytes, lines := DefaultEntrySizes.Memory(limits, 2)
-	const want = 2*312_500*176 + 312_500*48 + 8<<20 + 4096*64 + 1000*32 + 2*5096*32
+	const want = 2*312_500*160 + 312_500*48 + 8<<20 + 4096*40 + 1000*16 + 2*5096*40
 	if bytes != want {
 		t.Errorf("the limits cost %d bytes, want %d", bytes, want)
 	}

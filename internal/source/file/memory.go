@@ -19,7 +19,7 @@ type EntrySizes struct {
 
 // DefaultEntrySizes are estimates: key, value, and what the kernel adds to an element of
 // a hash. The data plane, which knows the real ones, may use its own.
-var DefaultEntrySizes = EntrySizes{Flow: 176, Ring: 48, Slot: 8, Backend: 64, Service: 32, Counter: 32}
+var DefaultEntrySizes = EntrySizes{Flow: 160, Ring: 48, Slot: 8, Backend: 40, Service: 16, Counter: 40}
 
 // Memory is what the limits cost in kernel memory on this machine, in bytes, and one
 // line of text for each map.
