@@ -92,9 +92,18 @@ func client(from netip.Prefix, i uint32) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4(address), uint16(20000+i/size))
 }
 
+// shuffle puts the packets into a random order, the same in every run: entries made one
+// after the other may lie side by side in memory, which packets of real flows do not follow.
+func shuffle(forward, reverse []packetBytes) {
+	random := rand.New(rand.NewPCG(1, 2))
+	random.Shuffle(len(forward), func(i, j int) {
+		forward[i], forward[j] = forward[j], forward[i]
+		reverse[i], reverse[j] = reverse[j], reverse[i]
+	})
+}
+
 // makeFlows makes flows as clients and servers would, and returns one data packet per
-// flow and direction, in random order: entries made one after the other may lie side by
-// side in memory, which packets of real flows do not follow.
+// flow and direction.
 func (s *subject) makeFlows(clients netip.Prefix, count uint32) (forward, reverse []packetBytes, err error) {
 	payload := packet.Data(bytes.Repeat([]byte{'x'}, packetSize-54)) // 14 + 20 + 20 bytes of headers
 	toUs := packet.MACs(s.clients.peer, s.clients.mac)
@@ -147,11 +156,6 @@ func (s *subject) makeFlows(clients netip.Prefix, count uint32) (forward, revers
 			return nil, nil, fmt.Errorf("a data packet is %d bytes long, not %d", len(data), packetSize)
 		}
 	}
-	random := rand.New(rand.NewPCG(1, 2)) // the same order in every run
-	random.Shuffle(len(forward), func(i, j int) {
-		forward[i], forward[j] = forward[j], forward[i]
-		reverse[i], reverse[j] = reverse[j], reverse[i]
-	})
 	return forward, reverse, nil
 }
 

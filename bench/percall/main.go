@@ -41,6 +41,7 @@ type options struct {
 	reverseLink string
 	service     netip.AddrPort
 	clients     netip.Prefix
+	ordered     bool
 	json        bool
 }
 
@@ -89,6 +90,7 @@ func parseFlags() options {
 	flag.StringVar(&o.reverseLink, "reverse-link", "", "pinned XDP link on the servers' side (default: --link)")
 	service := flag.String("service", "192.0.2.10:80", "virtual service, with --link")
 	clients := flag.String("clients", "198.18.0.0/15", "addresses that flows come from (RFC 2544's, for benchmarks)")
+	flag.BoolVar(&o.ordered, "ordered", false, "packets in the order in which flows were made, which caches like, instead of a random one")
 	flag.BoolVar(&o.json, "json", false, "print JSON")
 	flag.Parse()
 	var err error
@@ -131,7 +133,11 @@ func run(o options) error {
 		encoder.SetIndent("", "  ")
 		return encoder.Encode(all)
 	}
-	fmt.Printf("CPU %d, minimum of %d rounds, established IPv4 TCP flows, nanoseconds per packet\n\n", o.cpu, o.rounds)
+	order := "random order"
+	if o.ordered {
+		order = "the order in which they were made"
+	}
+	fmt.Printf("CPU %d, minimum of %d rounds, established IPv4 TCP flows in %s, nanoseconds per packet\n\n", o.cpu, o.rounds, order)
 	fmt.Println("| flows | front + drop | front + push | front + shunt, to backend | net | front + shunt, to client | net | configuration |")
 	fmt.Println("|---:|---:|---:|---:|---:|---:|---:|---|")
 	for _, f := range all {
@@ -157,6 +163,9 @@ func measureFlows(o options, flows uint32) (f figures, err error) {
 	})
 	if err != nil {
 		return f, fmt.Errorf("making flows: %w", err)
+	}
+	if !o.ordered {
+		shuffle(forward, reverse)
 	}
 	fmt.Fprintf(os.Stderr, "%d flows made in %s\n", flows, time.Since(started).Round(time.Millisecond))
 	f = figures{Flows: flows, Config: s.config, Program: s.describe()}

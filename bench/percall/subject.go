@@ -185,7 +185,7 @@ api: {socket: %s}
 	what := "the README's example"
 	if flows > exampleFlows {
 		var sources []string
-		for i := range 4 + flows/exampleFlows {
+		for i := range 4 + 2*flows/exampleFlows {
 			address := netip.AddrFrom4([4]byte{10, 2, 0, byte(100 + i)})
 			sources = append(sources, address.String())
 			if err := b.Host(bed.Balancer).AddAddress(bed.ServersInterface, netip.PrefixFrom(address, 24)); err != nil {
