@@ -48,8 +48,8 @@ static __always_inline void traffic_count(const struct packet *p, const struct f
 }
 
 /* The last stage: the packet becomes what its flow says, and leaves. */
-static __always_inline enum verdict flow_forward(struct xdp_md *ctx, struct packet *p, const struct flow *f,
-						 __u64 now, __u64 flows)
+static __always_inline enum verdict flow_forward(struct xdp_md *ctx, struct packet *p,
+						 const struct flow *f, __u64 now, __u64 flows)
 {
 	enum reason reason = REASON_UNRESOLVED;
 	struct settings *settings = settings_get();
@@ -87,7 +87,8 @@ static __always_inline int flow_has_home(const struct flow *f)
 }
 
 /* Finds the packet's flow. 1: in f, and it goes on. 0: the packet is a first one, or nobody's. */
-static __always_inline int flow_lookup(struct xdp_md *ctx, struct packet *p, struct flow *f, __u32 now)
+static __always_inline int flow_lookup(struct xdp_md *ctx, struct packet *p, struct flow *f,
+				       __u32 now)
 {
 	struct flow *live = flow_find(&p->key, f);
 
@@ -206,7 +207,7 @@ static __always_inline enum verdict frame_stage(struct xdp_md *ctx, struct packe
 	case bpf_htons(ETH_P_IP):
 		if (group)
 			return pass(p, REASON_MULTICAST);
-		verdict = ip4_parse(p, data, data_end);
+		verdict = ip4_parse(ctx, p, data, data_end);
 		break;
 	case bpf_htons(ETH_P_IPV6):
 		verdict = ip6_parse(ctx, p, data, data_end);
@@ -227,7 +228,7 @@ static __always_inline enum verdict frame_stage(struct xdp_md *ctx, struct packe
 SEC("xdp.frags")
 int sh_xdp(struct xdp_md *ctx)
 {
-	struct packet p = { .frame_size = bpf_xdp_get_buff_len(ctx) };
+	struct packet p = { .frame_size = ctx->data_end - ctx->data };
 	enum verdict verdict = frame_stage(ctx, &p);
 
 	if (p.reason)

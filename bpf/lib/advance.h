@@ -106,7 +106,8 @@ static __noinline enum advance flow_advance(struct xdp_md *ctx, struct packet *p
 		return ADVANCE_OVER;
 	}
 	state = state_after(old, p, f);
-	if (f->direction == DIRECTION_CLIENT && (state & FLOW_ESTABLISHED) && !(state & FLOW_SLOTTED)) {
+	if (f->direction == DIRECTION_CLIENT && (state & FLOW_ESTABLISHED) &&
+	    !(state & FLOW_SLOTTED)) {
 		if (tracked_take(&p->key, f->nonce, settings, now))
 			state &= ~FLOW_ESTABLISHED; /* asks again with its next packet */
 		else

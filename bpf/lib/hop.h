@@ -99,7 +99,8 @@ static __noinline __u64 hop_to_client(struct xdp_md *ctx, const struct flow_key 
 
 static __always_inline int daemon_is_silent(const struct settings *settings, __u64 now)
 {
-	return (__s64)(now - settings->heartbeat) > (__s64)HEARTBEAT_SECONDS_MAX * jiffies_per_second;
+	return (__s64)(now - settings->heartbeat) >
+	       (__s64)HEARTBEAT_SECONDS_MAX * jiffies_per_second;
 }
 
 /*

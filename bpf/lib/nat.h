@@ -159,7 +159,8 @@ static __noinline enum reason claim_prepare(const struct packet *p, const struct
 }
 
 /* The entry of the client's direction: where its packets go. */
-static __always_inline void client_entry(const struct claim *c, const struct packet *p, struct flow *f)
+static __always_inline void client_entry(const struct claim *c, const struct packet *p,
+					 struct flow *f)
 {
 	*f = c->entry;
 	f->hop = 0;
@@ -175,8 +176,8 @@ static __always_inline void client_entry(const struct claim *c, const struct pac
  * Makes the flow of a client's first packet and leaves its entry in f. REASON_NONE, or why
  * the packet has to be dropped.
  */
-static __noinline enum reason nat_flow_create(struct xdp_md *ctx, struct packet *p, __u32 service_index,
-					      struct flow *f)
+static __noinline enum reason nat_flow_create(struct xdp_md *ctx, struct packet *p,
+					      __u32 service_index, struct flow *f)
 {
 	struct service *service = bpf_map_lookup_elem(&sh_services, &service_index);
 	struct claim *c = claim_scratch();

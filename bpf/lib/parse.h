@@ -17,7 +17,17 @@
 
 #define IP4_FRAGMENT_BITS 0x3fff /* more-fragments and the offset, RFC 791 */
 
-static __always_inline enum verdict ip4_parse(struct packet *p, void *data, void *data_end)
+/* Whether the frame has so many bytes. Only a multi-buffer frame has more than its linear
+ * part, and only for one that says so is the helper worth its call. */
+static __always_inline int frame_holds(struct xdp_md *ctx, struct packet *p, __u32 size)
+{
+	if (size > p->frame_size)
+		p->frame_size = bpf_xdp_get_buff_len(ctx);
+	return size <= p->frame_size;
+}
+
+static __always_inline enum verdict ip4_parse(struct xdp_md *ctx, struct packet *p, void *data,
+					      void *data_end)
 {
 	struct iphdr *ip = data + L3_OFFSET;
 	__u32 header_size, total_size;
@@ -27,7 +37,7 @@ static __always_inline enum verdict ip4_parse(struct packet *p, void *data, void
 	header_size = ip->ihl * 4;
 	total_size = bpf_ntohs(ip->tot_len);
 	if (ip->version != 4 || header_size < sizeof(*ip) || total_size < header_size ||
-	    L3_OFFSET + total_size > p->frame_size)
+	    !frame_holds(ctx, p, L3_OFFSET + total_size))
 		return pass(p, REASON_MALFORMED);
 
 	p->family = FAMILY_IP4;
@@ -92,7 +102,7 @@ static __always_inline enum verdict ip6_parse(struct xdp_md *ctx, struct packet 
 	if ((void *)(ip + 1) > data_end)
 		return pass(p, REASON_MALFORMED);
 	payload_size = bpf_ntohs(ip->payload_len);
-	if (ip->version != 6 || L3_OFFSET + sizeof(*ip) + payload_size > p->frame_size)
+	if (ip->version != 6 || !frame_holds(ctx, p, L3_OFFSET + sizeof(*ip) + payload_size))
 		return pass(p, REASON_MALFORMED);
 
 	p->family = FAMILY_IP6;

@@ -62,9 +62,9 @@ static __always_inline int ip6_rewrite(void *data, void *data_end, const struct 
 /* Where the transport checksum lies in the frame. */
 static __always_inline __u32 transport_csum_offset(const struct packet *p)
 {
-	return (p->l4_offset & L4_OFFSET_MAX) +
-	       (p->key.protocol == IPPROTO_TCP ? offsetof(struct tcphdr, check) :
-						 offsetof(struct udphdr, check));
+	return (p->l4_offset & L4_OFFSET_MAX) + (p->key.protocol == IPPROTO_TCP ?
+							 offsetof(struct tcphdr, check) :
+							 offsetof(struct udphdr, check));
 }
 
 /*
@@ -75,7 +75,8 @@ static __always_inline __u32 transport_csum_offset(const struct packet *p)
 static __noinline int csum_finish(struct xdp_md *ctx, struct packet *p, const struct flow *f,
 				  __u64 ports_plus, __u64 ports_minus)
 {
-	__u64 segment, old = pseudo_sum(&p->key.source, &p->key.destination, p->l4_size, p->key.protocol);
+	__u64 segment,
+		old = pseudo_sum(&p->key.source, &p->key.destination, p->l4_size, p->key.protocol);
 	__u64 new = pseudo_sum(&f->source, &f->destination, p->l4_size, p->key.protocol);
 	void *data, *data_end;
 	__sum16 *check;
@@ -102,7 +103,8 @@ static __noinline int csum_finish(struct xdp_md *ctx, struct packet *p, const st
 	return 1;
 }
 
-static __always_inline int transport_rewrite(struct xdp_md *ctx, struct packet *p, const struct flow *f)
+static __always_inline int transport_rewrite(struct xdp_md *ctx, struct packet *p,
+					     const struct flow *f)
 {
 	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
 	__u64 ports_plus = (__u64)f->source_port + f->destination_port;
@@ -115,8 +117,8 @@ static __always_inline int transport_rewrite(struct xdp_md *ctx, struct packet *
 	if ((void *)(check + 1) > data_end)
 		return -1;
 	if (*check != 0 || p->key.protocol == IPPROTO_TCP || p->family == FAMILY_IP6) {
-		__u16 unfinished = csum_fold(old + bpf_htons(p->l4_size) +
-					     bpf_htons((__u16)p->key.protocol));
+		__u16 unfinished =
+			csum_fold(old + bpf_htons(p->l4_size) + bpf_htons((__u16)p->key.protocol));
 		int finished = 0;
 
 		if (*check == unfinished)
@@ -143,7 +145,8 @@ static __always_inline int transport_rewrite(struct xdp_md *ctx, struct packet *
 }
 
 /* Everything of the packet but its Ethernet header. */
-static __always_inline int packet_rewrite(struct xdp_md *ctx, struct packet *p, const struct flow *f)
+static __always_inline int packet_rewrite(struct xdp_md *ctx, struct packet *p,
+					  const struct flow *f)
 {
 	void *data, *data_end;
 
@@ -151,7 +154,8 @@ static __always_inline int packet_rewrite(struct xdp_md *ctx, struct packet *p, 
 		return -1;
 	data = (void *)(long)ctx->data;
 	data_end = (void *)(long)ctx->data_end;
-	return p->family == FAMILY_IP4 ? ip4_rewrite(data, data_end, f) : ip6_rewrite(data, data_end, f);
+	return p->family == FAMILY_IP4 ? ip4_rewrite(data, data_end, f) :
+					 ip6_rewrite(data, data_end, f);
 }
 
 #endif

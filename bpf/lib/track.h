@@ -24,7 +24,8 @@ static __always_inline __u32 hand_move(__u32 ring, __u32 count)
 }
 
 /* The flow a place names, if it lives: its entry, with a copy in scratch. */
-static __always_inline struct flow *tracked_find(struct scratch *scratch, const struct tracked *place)
+static __always_inline struct flow *tracked_find(struct scratch *scratch,
+						 const struct tracked *place)
 {
 	struct flow *live;
 
