@@ -29,7 +29,7 @@ import (
 // ReloadResult is what became of a reload.
 type ReloadResult struct {
 	Applied    bool                 `json:"applied"`
-	Faults     []file.Fault         `json:"faults,omitempty"` // of the file; any error among them refuses it
+	Faults     []file.Fault         `json:"faults,omitempty"`  // of the file; any error among them refuses it
 	Refused    string               `json:"refused,omitempty"` // why nothing was applied, if not for a fault
 	Difference reconcile.Difference `json:"difference"`
 	Text       string               `json:"text"` // Difference in words
