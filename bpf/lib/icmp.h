@@ -59,7 +59,7 @@ static __always_inline int source_is_answerable(const struct addr *a)
 
 /* --- echo ----------------------------------------------------------------------- */
 
-/* Turns an echo request into its answer. VERDICT_NEXT: it is not an echo request. */
+/* Turns an echo request into its answer. */
 static __noinline enum verdict echo_answer(struct xdp_md *ctx, struct packet *p)
 {
 	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
@@ -71,9 +71,7 @@ static __noinline enum verdict echo_answer(struct xdp_md *ctx, struct packet *p)
 
 	if (p->l4_size < sizeof(*icmp) || (void *)(icmp + 1) > data_end)
 		return drop(p, REASON_MALFORMED_TRANSPORT);
-	if (icmp->type != request || icmp->code != 0)
-		return VERDICT_NEXT;
-	if (!source_is_answerable(&p->key.source))
+	if (icmp->type != request || icmp->code != 0 || !source_is_answerable(&p->key.source))
 		return pass(p, REASON_ICMP);
 	/* The type is the first octet of its word. Swapped addresses leave a sum as it is. */
 	icmp->checksum = csum_update(icmp->checksum, reply, request);
