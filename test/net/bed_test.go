@@ -282,19 +282,21 @@ type status struct {
 	Daemon     *control.Status
 	Silent     string `json:"daemon_error"`
 	Attached   []struct{ Interface, Mode string }
-	Services   []struct {
-		Name         string
-		Frontends    []string
-		PacketsIn    uint64 `json:"packets_in"`
-		PacketsOut   uint64 `json:"packets_out"`
-		FlowsCreated uint64 `json:"flows_created"`
-		Backends     []struct {
-			Address   string
-			Slots     int
-			PacketsIn uint64 `json:"packets_in"`
-		}
+	Services   []service
+	Reasons    map[string]struct{ Packets, Bytes uint64 }
+}
+
+type service struct {
+	Name         string
+	Frontends    []string
+	PacketsIn    uint64 `json:"packets_in"`
+	PacketsOut   uint64 `json:"packets_out"`
+	FlowsCreated uint64 `json:"flows_created"`
+	Backends     []struct {
+		Address   string
+		Slots     int
+		PacketsIn uint64 `json:"packets_in"`
 	}
-	Reasons map[string]struct{ Packets, Bytes uint64 }
 }
 
 func (b *bed) status() status {
