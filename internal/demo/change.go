@@ -12,7 +12,7 @@ const (
 	// goes on.
 	calmRequests = 5
 	// deadFor is how long the balancer is without its daemon, at least.
-	deadFor = 2500 * time.Millisecond
+	deadFor = 2200 * time.Millisecond
 	// slotsMovedMax is the part of the other backends' slots that may move.
 	slotsMovedMax = 0.05
 )

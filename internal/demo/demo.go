@@ -33,6 +33,8 @@ type Options struct {
 	Out        io.Writer // the story
 }
 
+const titleStop = "SIGTERM"
+
 // patience bounds every wait for something that takes milliseconds.
 const patience = 5 * time.Second
 
@@ -90,19 +92,21 @@ func (d *demo) story(ctx context.Context) error {
 		{"A backend is taken out of the file while requests flow", d.removeBackend},
 		{"The daemon is killed (SIGKILL) while requests flow", d.kill},
 		{"What the data plane counted", d.countAll},
+		{titleStop, d.stop},
 	} {
+		if step.title == titleStop && d.opts.Keep {
+			break
+		}
 		d.step = step.title
 		d.title()
-		if err := step.do(ctx); err != nil {
+		begin := time.Now()
+		err := step.do(ctx)
+		d.facts.Steps = append(d.facts.Steps, Step{Title: step.title, Seconds: time.Since(begin).Seconds()})
+		if err != nil {
 			return err
 		}
 	}
-	if d.opts.Keep {
-		return nil
-	}
-	d.step = "SIGTERM"
-	d.title()
-	return d.stop(ctx)
+	return nil
 }
 
 // build makes the namespaces, and starts a web server in each backend.

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -145,7 +147,7 @@ func TestFacts(t *testing.T) {
 	if !f.OK || len(f.Claims) < 30 {
 		t.Errorf("ok is %t, with %d claims; want at least 30, all true", f.OK, len(f.Claims))
 	}
-	if f.Seconds >= secondsMax {
+	if f.Seconds >= secondsMax && !overloaded(t) {
 		t.Errorf("it took %.1f s, and promises less than %d", f.Seconds, secondsMax)
 	}
 	nothingLeft(t, f.ID)
@@ -155,6 +157,21 @@ func TestFacts(t *testing.T) {
 			t.Errorf("the end does not say to try %q", line)
 		}
 	}
+}
+
+// overloaded says that more than twice as many tasks as processors want to run, as when
+// other tests do: how long the demo takes then says nothing about it.
+func overloaded(t *testing.T) bool {
+	t.Helper()
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var load float64
+	if _, err := fmt.Sscan(string(text), &load); err != nil {
+		t.Fatal(err)
+	}
+	return load > 2*float64(runtime.NumCPU())
 }
 
 // checkFigures looks at the facts behind the claims.
@@ -273,18 +290,23 @@ func TestKeepAndClean(t *testing.T) {
 		}
 		nothingLeft(t, id)
 	})
-	answered := false
-	for _, line := range strings.Split(story.String(), "\n") {
-		if _, command, ok := strings.Cut(line, "what it counts"); ok {
-			out, err := exec.Command("sh", "-c", command).CombinedOutput()
-			answered = err == nil && strings.HasPrefix(string(out), "Forwarding. The daemon is process")
-			if !answered {
-				t.Errorf("%s: %v\n%s", strings.TrimSpace(command), err, out)
-			}
+	for label, want := range map[string]string{
+		"what it counts":   "Forwarding. The daemon is process",
+		"ask without curl": `"backend":"b`,
+		"the daemon's log": "", // a path, for the reader
+	} {
+		_, rest, ok := strings.Cut(story.String(), label)
+		command, _, _ := strings.Cut(strings.TrimSpace(rest), "\n")
+		if !ok || command == "" {
+			t.Errorf("the end does not say %q:\n%s", label, story)
+			continue
 		}
-	}
-	if !answered {
-		t.Errorf("no way to look around that works:\n%s", story)
+		if want == "" {
+			continue
+		}
+		if out, err := exec.Command("sh", "-c", command).CombinedOutput(); err != nil || !strings.Contains(string(out), want) {
+			t.Errorf("%s: %v\n%s", command, err, out)
+		}
 	}
 }
 

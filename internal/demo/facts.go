@@ -11,6 +11,7 @@ type Facts struct {
 	ID       string       `json:"id"`
 	Instance string       `json:"instance"`
 	Seconds  float64      `json:"seconds"`
+	Steps    []Step       `json:"steps"`
 	Topology string       `json:"topology"`
 	Config   string       `json:"config"`
 	Attached []Attachment `json:"attached"`
@@ -20,6 +21,12 @@ type Facts struct {
 	Kill     Kill         `json:"kill"`
 	Counted  Counted      `json:"counted"`
 	Claims   []Claim      `json:"claims"`
+}
+
+// Step is a part of the demo.
+type Step struct {
+	Title   string  `json:"title"`
+	Seconds float64 `json:"seconds"`
 }
 
 // Claim is one thing the demo says about shunt, and whether it was so.
@@ -154,7 +161,7 @@ type Count struct {
 }
 
 func newFacts() *Facts {
-	return &Facts{Attached: []Attachment{}, Spread: []Spread{}, Ways: []Way{}, Claims: []Claim{},
+	return &Facts{Steps: []Step{}, Attached: []Attachment{}, Spread: []Spread{}, Ways: []Way{}, Claims: []Claim{},
 		Counted: Counted{Backends: []CountedBackend{}, Services: []CountedService{}, Reasons: map[string]Count{}}}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"sync"
 	"text/tabwriter"
 )
@@ -13,9 +14,10 @@ const (
 	spreadFlows = 800
 	// spreadWorkers is how many are opened at once.
 	spreadWorkers = 8
-	// spreadPortFirst is the source port of the first UDP flow; all are below the kernel's
-	// own range, which begins at 32768.
-	spreadPortFirst = 24000
+	// UDP flows have source ports in a row, from a random one on, all below the kernel's own
+	// range, which begins at 32768.
+	spreadPortFirst = 21000
+	spreadPortLast  = 31000
 	// askPort is the source port of the very first UDP flow.
 	askPort = 19998
 	// chanceMin is the least probable distance from the weights that still counts as
@@ -83,6 +85,7 @@ func (d *demo) openMany(ctx context.Context, to target, count int) *tally {
 	t := &tally{on: map[string]int{}}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
+	first := spreadPortFirst + rand.IntN(spreadPortLast-spreadPortFirst)
 	for worker := range spreadWorkers {
 		wg.Add(1)
 		go func() {
@@ -90,7 +93,7 @@ func (d *demo) openMany(ctx context.Context, to target, count int) *tally {
 			for n := worker; n < count && ctx.Err() == nil; n += spreadWorkers {
 				port := 0
 				if to.network == "udp" {
-					port = spreadPortFirst + n
+					port = first + n
 				}
 				answer, err := d.once(ctx, to, port)
 				mu.Lock()
