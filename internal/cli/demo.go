@@ -118,7 +118,7 @@ func printEnd(w io.Writer, facts *demo.Facts, shunt string) {
 	for _, line := range [][2]string{
 		{"demo --keep", "leaves it standing, and says how to look around"},
 		{"demo -o json", "the same facts for a program"},
-		{"check --config FILE", "is the file that you write for your own network right?"},
+		{"schema", "what a configuration file may say; `check --config FILE` tells whether yours is right"},
 	} {
 		fmt.Fprintf(w, "  %-50s # %s\n", shunt+" "+line[0], line[1])
 	}

@@ -152,7 +152,7 @@ func TestFacts(t *testing.T) {
 	}
 	nothingLeft(t, f.ID)
 	checkFigures(t, &f)
-	for _, line := range []string{"demo --keep", "demo -o json", "check --config"} {
+	for _, line := range []string{"demo --keep", "demo -o json", "schema"} {
 		if !strings.Contains(story.String(), line) {
 			t.Errorf("the end does not say to try %q", line)
 		}
