@@ -67,6 +67,7 @@ func newBed(t *testing.T, options lab.Options) *bed {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces and BPF need root: run the tests with sudo")
 	}
+	t.Parallel() // beds share nothing but the machine, and mostly wait
 	n := beds.Add(1)
 	options.ID = fmt.Sprintf("n%dx%d", os.Getpid(), n)
 	topology, err := lab.Build(within(t, 20*time.Second), options)

@@ -282,7 +282,6 @@ func (b *bed) quickNeighbours(t *testing.T) {
 func TestBackendChangesItsMAC(t *testing.T) {
 	for _, layout := range []lab.Layout{lab.TwoArm, lab.OneArm} {
 		t.Run(string(layout), func(t *testing.T) {
-			t.Parallel() // it mostly waits
 			b := newBed(t, lab.Options{Layout: layout, Backends: 1})
 			b.quickNeighbours(t)
 			b.write(b.file(settings{}))
