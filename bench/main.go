@@ -1,7 +1,7 @@
 // Bench compares shunt with other ways from a client to web servers, all in one run, in
 // the same namespaces (package bed) and with the same offload settings:
 //
-//	go run -exec sudo ./bench                     everything, about half an hour
+//	go run -exec sudo ./bench                     everything, about a quarter of an hour
 //	go run -exec sudo ./bench --quick             does it work, about a minute
 //
 // Figures: keep-alive requests per second and new connections per second (wrk), and the

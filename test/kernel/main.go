@@ -84,7 +84,7 @@ func parseFlags() options {
 	kernels := flag.String("kernels", "6.1,6.12", "kernel series of Debian's cloud kernels, comma separated")
 	packages := flag.String("packages", "./test/kernel/guest", "Go packages whose tests run in the guest, comma separated")
 	flag.StringVar(&o.run, "run", "", "run only tests that match this expression")
-	flag.DurationVar(&o.timeout, "timeout", 10*time.Minute, "stop a kernel after this long")
+	flag.DurationVar(&o.timeout, "timeout", 20*time.Minute, "stop a kernel after this long")
 	flag.StringVar(&o.memory, "memory", "2G", "memory of the guest")
 	flag.BoolVar(&o.verbose, "v", false, "let tests print their log")
 	flag.BoolVar(&o.keep, "keep", false, "keep the working directory and print its name")
