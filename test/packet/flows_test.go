@@ -1,0 +1,121 @@
+package packet_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// flowKey is a packet's tuple, as struct flow_key of bpf/lib/types.h has it.
+type flowKey struct {
+	source, destination netip.AddrPort
+	protocol            uint8
+}
+
+// flowEntry is the part of struct flow that tests look at.
+type flowEntry struct {
+	source, destination netip.AddrPort
+	state               flowState
+	nonce, backend      uint32
+	direction           uint8 // 0 from the client, 1 from the backend
+}
+
+// flowState is enum flow_state.
+type flowState uint8
+
+const (
+	dead flowState = 1 << iota
+	slotted
+	replied
+	established
+	reset
+	finClient
+	finBackend
+	backendFirst
+)
+
+func (s flowState) String() string {
+	var words []string
+	for i, word := range []string{"dead", "slotted", "replied", "established", "reset", "fin_client", "fin_backend", "backend_first"} {
+		if s>>i&1 == 1 {
+			words = append(words, word)
+		}
+	}
+	return "[" + strings.Join(words, " ") + "]"
+}
+
+func decodeEndpoint(address, port []byte) netip.AddrPort {
+	a := netip.AddrFrom16([16]byte(address)).Unmap()
+	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(port))
+}
+
+// flowTable reads sh_flows. Nothing may be changing it.
+func (w *world) flowTable() map[flowKey]flowEntry {
+	w.Helper()
+	const keySize, flowSize = 40, 72
+	if w.flows.KeySize() != keySize || w.flows.ValueSize() != flowSize {
+		w.Fatalf("sh_flows has keys of %d and values of %d bytes; this test reads %d and %d", w.flows.KeySize(), w.flows.ValueSize(), keySize, flowSize)
+	}
+	table := map[flowKey]flowEntry{}
+	var k, v []byte
+	all := w.flows.Iterate()
+	for all.Next(&k, &v) {
+		life := binary.NativeEndian.Uint64(v[8:])
+		e := flowEntry{
+			source: decodeEndpoint(v[24:40], v[56:58]), destination: decodeEndpoint(v[40:56], v[58:60]),
+			state: flowState(life >> 32), nonce: binary.NativeEndian.Uint32(v[60:]),
+			backend: binary.NativeEndian.Uint32(v[64:]), direction: v[71],
+		}
+		if uint32(life>>40) != e.nonce&0xffffff {
+			w.Errorf("an entry's life is of nonce %#x, the entry of %#x", life>>40, e.nonce)
+		}
+		table[flowKey{decodeEndpoint(k[:16], k[32:34]), decodeEndpoint(k[16:32], k[34:36]), k[36]}] = e
+	}
+	must(w, all.Err())
+	return table
+}
+
+// soundTable reads the flow table and expects every entry to have its twin: no orphan claim,
+// and no port with two owners.
+func (w *world) soundTable() map[flowKey]flowEntry {
+	w.Helper()
+	table := w.flowTable()
+	faults := 0
+	for k, e := range table {
+		twin, ok := table[flowKey{e.destination, e.source, k.protocol}]
+		fault := ""
+		switch {
+		case e.state&dead != 0:
+			fault = "is dead, and still there"
+		case !ok:
+			fault = "has no twin"
+		case twin.nonce != e.nonce || twin.backend != e.backend || twin.direction == e.direction:
+			fault = fmt.Sprintf("has a twin of another flow, %+v", twin)
+		case twin.source != k.destination || twin.destination != k.source:
+			fault = fmt.Sprintf("has a twin that does not lead back, %+v", twin)
+		}
+		if fault == "" {
+			continue
+		}
+		if faults++; faults <= 5 {
+			w.Errorf("the entry %v of direction %d %s: %+v", k, e.direction, fault, e)
+		}
+	}
+	if faults > 5 {
+		w.Errorf("and %d faults more", faults-5)
+	}
+	return table
+}
+
+// created is how many flows all services have counted.
+func (w *world) created() uint64 {
+	w.Helper()
+	counters, err := w.d.Counters()
+	must(w, err)
+	sum := uint64(0)
+	for _, s := range counters.Services {
+		sum += s.FlowsCreated
+	}
+	return sum
+}

@@ -1,0 +1,240 @@
+package packet_test
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/packet"
+)
+
+// conversation is one flow through the nat service, played from both sides.
+type conversation struct {
+	w     *world
+	k     kind
+	port  uint16 // the client's
+	to    uint16 // the VIP's
+	outer netip.AddrPort
+}
+
+func (w *world) converse(k kind, port uint16) *conversation {
+	return &conversation{w: w, k: k, port: port, to: portNAT}
+}
+
+// say sends one packet: "c" or "b" for the side, then TCP flags, then "+" for payload.
+func (c *conversation) say(words ...string) {
+	c.w.Helper()
+	for _, word := range words {
+		side, flags := word[:1], word[1:]
+		var edits []packet.Edit
+		if n := len(flags); n > 0 && flags[n-1] == '+' {
+			flags = flags[:n-1]
+			edits = append(edits, packet.Data("payload"))
+		}
+		if side == "c" {
+			c.outer = sourceOf(c.w.send(armA, c.k.fromClient(c.port, c.to, flags, edits...)))
+			continue
+		}
+		answer := c.k.packet(netip.AddrPortFrom(c.k.pick(backend4, backend6), backendPort), c.outer, flags,
+			append([]packet.Edit{packet.MACs(beMAC, ownC)}, edits...)...)
+		got := c.w.send(armC, answer)
+		if want := sourceOf(c.k.fromClient(c.port, c.to, "")); destinationOf(got) != want {
+			c.w.Fatalf("the answer went to %s, not to %s", destinationOf(got), want)
+		}
+	}
+}
+
+// entry is the flow's client entry; its twin must be in the same state.
+func (c *conversation) entry() flowEntry {
+	c.w.Helper()
+	table := c.w.soundTable()
+	in := c.k.fromClient(c.port, c.to, "")
+	protocol := uint8(6)
+	if c.k.udp {
+		protocol = 17
+	}
+	e, ok := table[flowKey{sourceOf(in), destinationOf(in), protocol}]
+	if !ok {
+		c.w.Fatalf("there is no flow of %s", in)
+	}
+	if twin := table[flowKey{e.destination, e.source, protocol}]; twin.state != e.state {
+		c.w.Errorf("one half is %s, the other %s", e.state, twin.state)
+	}
+	return e
+}
+
+// TestStates plays connections and looks at the flow after each packet.
+func TestStates(t *testing.T) {
+	w := newWorld(t)
+	open := slotted | replied | established
+	type step struct {
+		word string
+		want flowState
+	}
+	begin := []step{{"cS", 0}, {"bSA", replied}, {"cA", open}}
+	for i, c := range []struct {
+		name  string
+		steps []step
+	}{
+		{"retransmitted handshake", []step{{"cS", 0}, {"cS", 0}, {"bSA", replied}, {"cS", replied}, {"bSA", replied}, {"cA+", open}}},
+		{"client closes first", append(slices.Clone(begin), step{"cFA", open | finClient}, step{"bA", open | finClient},
+			step{"bFA", open | finClient | finBackend}, step{"cA", open | finClient | finBackend})},
+		{"backend closes first", append(slices.Clone(begin), step{"bFA", open | finBackend | backendFirst}, step{"cA", open | finBackend | backendFirst},
+			step{"cFA", open | finBackend | backendFirst | finClient})},
+		{"half-closed, and the backend goes on", append(slices.Clone(begin), step{"cFA", open | finClient}, step{"bA+", open | finClient})},
+		{"data after a FIN restores", append(slices.Clone(begin), step{"cFA", open | finClient}, step{"cA+", open},
+			step{"bFA", open | finBackend | backendFirst}, step{"bA+", open})},
+		{"reset by the client, and restored", append(slices.Clone(begin), step{"cR", open | reset}, step{"cA+", open})},
+		{"reset by the backend, and restored", append(slices.Clone(begin), step{"bR", open | reset}, step{"bA+", open})},
+		{"refused", []step{{"cS", 0}, {"bRA", reset}, {"cS", 0}, {"bSA", replied}}},
+		{"SYN on an open connection changes nothing", append(slices.Clone(begin), step{"cS", open}, step{"bA", open})},
+		{"SYN on a closed one begins anew", append(slices.Clone(begin), step{"cFA", open | finClient}, step{"bFA", open | finClient | finBackend},
+			step{"cS", slotted}, step{"bSA", slotted | replied}, step{"cA", open})},
+	} {
+		for _, k := range []kind{{}, {six: true}} {
+			t.Run(fmt.Sprintf("%s/%s", k, c.name), func(t *testing.T) {
+				mine := *w
+				mine.TB = t
+				flow := mine.converse(k, uint16(30000+i))
+				var outer netip.AddrPort
+				for n, s := range c.steps {
+					flow.say(s.word)
+					if outer.IsValid() && flow.outer != outer {
+						t.Errorf("step %d, %s: the source went from %s to %s", n, s.word, outer, flow.outer)
+					}
+					outer = flow.outer
+					if have := flow.entry().state; have != s.want {
+						t.Fatalf("step %d, %s: the flow is %s, want %s", n, s.word, have, s.want)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestUDPStates: two packets each way are an established flow.
+func TestUDPStates(t *testing.T) {
+	w := newWorld(t)
+	for _, k := range []kind{{udp: true}, {udp: true, six: true}} {
+		flow := w.converse(k, 30000)
+		for i, want := range []flowState{0, replied, slotted | replied | established} {
+			flow.say([]string{"c", "b", "c"}[i])
+			if have := flow.entry().state; have != want {
+				t.Errorf("%s, packet %d: the flow is %s, want %s", k, i+1, have, want)
+			}
+		}
+	}
+}
+
+// TestExpiry shows flows end by themselves, each after its own time, without a sweep. A
+// packet within a second of the last one leaves the time as it is, so no timeout is less.
+func TestExpiry(t *testing.T) {
+	short := 300 * time.Millisecond
+	w := newWorld(t, withTimeouts(func(o *model.Timeouts) { o.TCPHandshake, o.TCPClosing, o.UDP = short, short, short }))
+	tcp, udp := kind{}, kind{udp: true}
+	flows := map[string]*conversation{
+		"handshake": w.converse(tcp, 1), "established": w.converse(tcp, 2), "reset": w.converse(tcp, 3), "client first": w.converse(tcp, 4),
+		"backend first": w.converse(tcp, 5), "udp": w.converse(udp, 6), "half-closed": w.converse(tcp, 7),
+	}
+	flows["handshake"].say("cS")
+	flows["established"].say("cS", "bSA", "cA")
+	flows["half-closed"].say("cS", "bSA", "cA", "cFA")
+	flows["reset"].say("cS", "bSA", "cA", "cR")
+	flows["client first"].say("cS", "bSA", "cA", "cFA", "bFA", "cA")
+	flows["backend first"].say("cS", "bSA", "cA", "bFA", "cFA", "bA")
+	flows["udp"].say("c", "b", "c")
+	nonces := map[string]uint32{}
+	for name, flow := range flows {
+		nonces[name] = flow.entry().nonce
+	}
+	begin := time.Now()
+	ask := func(name, word string, ended bool) {
+		t.Helper()
+		must(t, w.d.Heartbeat())
+		flows[name].say(word)
+		if now := flows[name].entry().nonce; (now != nonces[name]) != ended {
+			t.Errorf("%s: ended is %v after %s, want %v", name, !ended, time.Since(begin), ended)
+		}
+	}
+	after := func(d time.Duration) {
+		w.eventually("time passes", time.Minute, func() bool { return time.Since(begin) > d })
+	}
+	after(1200 * time.Millisecond)
+	ask("handshake", "cS", true)
+	ask("reset", "cA", true)
+	ask("udp", "c", true)
+	ask("established", "cA", false)
+	after(2600 * time.Millisecond) // a closed port rests 2 s, or 60 s if the backend closed first
+	ask("client first", "cS", true)
+	ask("backend first", "cA", false)
+	ask("half-closed", "cA", false)
+}
+
+// TestSweep frees what is over and leaves the rest.
+func TestSweep(t *testing.T) {
+	short := 100 * time.Millisecond
+	w := newWorld(t, withTimeouts(func(o *model.Timeouts) { o.TCPHandshake = short }))
+	for port := range uint16(50) {
+		w.converse(kind{}, 1000+port).say("cS")
+	}
+	stays := w.converse(kind{}, 2000)
+	stays.say("cS", "bSA", "cA")
+	expired := uint64(0)
+	w.eventually("handshakes are swept away", time.Minute, func() bool {
+		r, err := w.d.Sweep()
+		must(t, err)
+		expired += r.Expired
+		return r.Flows == 1
+	})
+	if expired != 100 {
+		t.Errorf("%d entries were removed, want the 100 of 50 handshakes", expired)
+	}
+	if stays.entry().state&established == 0 || len(w.flowTable()) != 2 {
+		t.Error("the established flow is not what is left")
+	}
+}
+
+// TestBackendRemoved moves the flows of a backend that goes, at their next packet, and no
+// other; and those of a service that goes are nobody's.
+func TestBackendRemoved(t *testing.T) {
+	w := newWorld(t)
+	const port, count = 70, 200
+	pool := model.Service{Name: "pool", Forwarding: model.ForwardingNAT, Announce: model.AnnounceL2, TableSize: 1021,
+		Frontends: []model.Frontend{{Address: vip4, Ports: model.PortRange{First: port, Last: port}, Protocol: model.TCP}}}
+	for i := range byte(4) {
+		pool.Backends = append(pool.Backends, model.Backend{Weight: 1, BackendAddress: model.BackendAddress{
+			Address: netip.AddrFrom4([4]byte{10, 0, 0, 100 + i}), Port: backendPort}})
+	}
+	w.apply(append(services(), pool))
+	all := func() (out []packet.Packet) {
+		for n := range uint16(count) {
+			out = append(out, w.send(armA, kind{}.fromClient(20000+n, port, "A")))
+		}
+		return out
+	}
+	before := all()
+	gone := pool.Backends[1].Address
+	pool.Backends = slices.Delete(pool.Backends, 1, 2)
+	w.apply(append(services(), pool))
+	counted := w.reasons()
+	moved := uint64(0)
+	for i, p := range all() {
+		switch {
+		case p.Destination() == gone:
+			t.Fatalf("flow %d still goes to the backend that was removed", i)
+		case before[i].Destination() == gone:
+			moved++
+		case packet.Diff(before[i], p) != "":
+			t.Errorf("flow %d had another backend, and changed:\n%s", i, packet.Diff(before[i], p))
+		}
+	}
+	if n := w.moved(counted)["flow_moved"]; n != moved || moved < count/8 {
+		t.Errorf("%d flows moved, %d were counted, of %d over 4 backends", moved, n, count)
+	}
+	w.soundTable()
+	w.apply(services())
+	trial{in: kind{}.fromClient(20000, port, "A"), reason: "no_service", notes: []string{"flow_moved"}}.try(t, w)
+}

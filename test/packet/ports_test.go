@@ -1,0 +1,136 @@
+package packet_test
+
+import (
+	"testing"
+
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/packet"
+)
+
+// TestPortsExhausted uses up a tiny pool. The next flow is dropped and counted, nobody else
+// notices; closed connections' ports are taken early when nothing else is left.
+func TestPortsExhausted(t *testing.T) {
+	const size = 64
+	w := newWorld(t, withPorts(model.PortRange{First: 5000, Last: 5000 + size - 1}))
+	tcp := kind{}
+	var flows []*conversation
+	taken := map[uint16]bool{}
+	for n := range uint16(size) {
+		flow := w.converse(tcp, 10000+n)
+		flow.say("cS", "bSA", "cA")
+		if port := flow.outer.Port(); taken[port] || w.inPool(port) != port {
+			t.Fatalf("flow %d was given port %d, which is taken or outside the pool", n, port)
+		}
+		taken[flow.outer.Port()] = true
+		flows = append(flows, flow)
+	}
+	late := w.converse(tcp, 20000)
+	for range 3 {
+		trial{in: tcp.fromClient(late.port, portNAT, "S"), end: drops, reason: "ports_exhausted"}.try(t, w)
+	}
+	// Another protocol, backend and family have pools of their own.
+	w.converse(kind{udp: true}, 20000).say("c", "b")
+	w.converse(kind{six: true}, 20000).say("cS", "bSA")
+	w.send(armA, tcp.fromClient(20000, portKept, "S"))
+	for _, flow := range flows {
+		before := flow.outer
+		flow.say("cA+", "bA+")
+		if flow.outer != before {
+			t.Fatalf("a flow went from %s to %s", before, flow.outer)
+		}
+	}
+
+	closed := flows[17]
+	closed.say("cFA", "bFA", "cA")
+	before := w.reasons()
+	late.say("cS", "bSA", "cA")
+	if moved := w.moved(before); moved["port_taken"] != 1 || len(moved) != 1 {
+		t.Errorf("counted %v, want one port_taken", moved)
+	}
+	if late.outer != closed.outer {
+		t.Errorf("the new flow was given %s, but only %s was closed", late.outer, closed.outer)
+	}
+	trial{in: tcp.fromClient(closed.port, portNAT, "A"), end: drops, reason: "ports_exhausted"}.try(t, w)
+	w.soundTable()
+}
+
+// TestPortsAreFoundAtNineTenths: 99 of 100 flows find a port while 90 % are taken.
+func TestPortsAreFoundAtNineTenths(t *testing.T) {
+	const pool = 20000
+	w := newWorld(t, withPorts(model.PortRange{First: 10000, Last: 10000 + pool - 1}),
+		withLimits(func(l *model.Limits) { l.Flows = 4 * pool })) // handshakes are a quarter of it
+	udp := kind{udp: true}
+	open := func(n int) bool {
+		in := udp.fromClient(uint16(n), portNAT, "", func(p *packet.Packet) {
+			if n >= 1<<15 {
+				p.IPv4.Source = p.IPv4.Source.Next()
+			}
+		})
+		_, ok := w.try(armA, in)
+		return ok
+	}
+	n, taken := 0, 0
+	for ; taken < pool*9/10; n++ {
+		if n%4096 == 0 {
+			must(t, w.d.Heartbeat())
+		}
+		if open(n) {
+			taken++
+		}
+	}
+	const asked = 400
+	failed := 0
+	for range asked {
+		if !open(n) {
+			failed++
+		}
+		n++
+	}
+	if failed > asked/100 {
+		t.Errorf("%d of %d flows found no port", failed, asked)
+	}
+	if table := w.soundTable(); len(table) != 2*(taken+asked-failed) {
+		t.Errorf("the table has %d entries for %d flows", len(table), taken+asked-failed)
+	}
+}
+
+// TestHandshakeFlood: unfinished handshakes displace each other and nobody else.
+func TestHandshakeFlood(t *testing.T) {
+	const limit, places, handshakes = 64, 60, 1024 // the fewest handshakes that a data plane has
+	w := newWorld(t, withLimits(func(l *model.Limits) { l.Flows = limit }))
+	tcp := kind{}
+	var flows []*conversation
+	for n := range uint16(places) {
+		flow := w.converse(tcp, 10000+n)
+		flow.say("cS", "bSA", "cA")
+		flows = append(flows, flow)
+	}
+	const flood = 5000
+	before := w.reasons()
+	for n := range uint16(flood) {
+		w.send(armA, tcp.fromClient(20000+n, portNAT, "S"))
+	}
+	// Places of the ring had been taken by the flows that are now established.
+	if n := w.moved(before)["handshake_evicted"]; n != flood-handshakes {
+		t.Errorf("%d handshakes made room, want %d", n, flood-handshakes)
+	}
+	for i, flow := range flows {
+		outer := flow.outer
+		flow.say("cA+", "bA+")
+		if flow.outer != outer || flow.entry().state&established == 0 {
+			t.Fatalf("the flood ended flow %d: it was %s, it is %s", i, outer, flow.outer)
+		}
+	}
+	if n := len(w.soundTable()); n != 2*(handshakes+places) {
+		t.Errorf("the table has %d entries, want those of %d flows", n, handshakes+places)
+	}
+	for n := range uint16(limit - places) {
+		w.converse(tcp, 9000+n).say("cS", "bSA", "cA")
+	}
+	before = w.reasons()
+	more := w.converse(tcp, 9999)
+	more.say("cS", "bSA", "cA")
+	if w.moved(before)["flows_full"] == 0 || more.entry().state&established != 0 {
+		t.Errorf("a flow beyond the limit is %s, counted %v", more.entry().state, w.moved(before))
+	}
+}
