@@ -33,23 +33,17 @@ static __always_inline void traffic_add(struct traffic *t, const struct flow *f,
 	}
 }
 
-static __always_inline void traffic_count(const struct packet *p, const struct flow *f, __u64 flows)
+static __always_inline void traffic_count(const struct packet *p, const struct flow *f)
 {
 	__u32 service = f->service_index, backend = f->backend & BACKEND_INDEX_MASK;
-	struct traffic *of_service = bpf_map_lookup_elem(&sh_svc_traffic, &service);
-	struct traffic *of_backend = bpf_map_lookup_elem(&sh_be_traffic, &backend);
 
-	traffic_add(of_service, f, p->frame_size);
-	traffic_add(of_backend, f, p->frame_size);
-	if (flows && of_service && of_backend) {
-		of_service->flows_created += flows;
-		of_backend->flows_created += flows;
-	}
+	traffic_add(bpf_map_lookup_elem(&sh_svc_traffic, &service), f, p->frame_size);
+	traffic_add(bpf_map_lookup_elem(&sh_be_traffic, &backend), f, p->frame_size);
 }
 
 /* The last stage: the packet becomes what its flow says, and leaves. */
 static __always_inline enum verdict flow_forward(struct xdp_md *ctx, struct packet *p,
-						 const struct flow *f, __u64 now, __u64 flows)
+						 const struct flow *f, __u64 now)
 {
 	enum reason reason = REASON_UNRESOLVED;
 	struct settings *settings = settings_get();
@@ -70,7 +64,7 @@ static __always_inline enum verdict flow_forward(struct xdp_md *ctx, struct pack
 	}
 	if (!(hop & HOP_MAC_MASK))
 		return drop(p, reason);
-	traffic_count(p, f, flows);
+	traffic_count(p, f);
 	if (packet_rewrite(ctx, p, f))
 		return drop(p, REASON_INTERNAL);
 	return ethernet_send(ctx, p, hop);
@@ -108,7 +102,7 @@ static __always_inline int flow_lookup(struct xdp_md *ctx, struct packet *p, str
 
 static __always_inline enum verdict flow_stage(struct xdp_md *ctx, struct packet *p, int is_vip)
 {
-	__u64 now = bpf_jiffies64(), flows = 0;
+	__u64 now = bpf_jiffies64();
 	struct flow f;
 	enum reason reason;
 	__u32 service_index;
@@ -119,14 +113,15 @@ static __always_inline enum verdict flow_stage(struct xdp_md *ctx, struct packet
 		service_index = service_find(p);
 		if (service_index == SERVICE_NONE)
 			return pass(p, REASON_NO_SERVICE);
+		if (p->tcp_flags & TCP_RST) /* the end of what is not there */
+			return pass(p, REASON_NOT_OURS);
 		if (p->ttl <= 1)
 			return ttl_exceeded_answer(ctx, p);
 		reason = nat_flow_create(ctx, p, service_index, &f);
 		if (reason != REASON_NONE)
 			return drop(p, reason);
-		flows = 1;
 	}
-	return flow_forward(ctx, p, &f, now, flows);
+	return flow_forward(ctx, p, &f, now);
 }
 
 static __noinline enum verdict icmp_stage(struct xdp_md *ctx, struct packet *p, __u32 flags)
@@ -225,6 +220,16 @@ static __always_inline enum verdict frame_stage(struct xdp_md *ctx, struct packe
 	return group ? multicast_stage(ctx, p) : address_stage(ctx, p);
 }
 
+/* Out of an interface of ours. One that has gone has left the device map, too. */
+static __always_inline int frame_redirect(const struct packet *p, __u32 slot)
+{
+	int action = bpf_redirect_map(&sh_tx_ports, slot, XDP_DROP);
+
+	if (action == XDP_DROP)
+		count_reason(REASON_EGRESS_UNLISTED, p->frame_size);
+	return action;
+}
+
 SEC("xdp.frags")
 int sh_xdp(struct xdp_md *ctx)
 {
@@ -238,10 +243,10 @@ int sh_xdp(struct xdp_md *ctx)
 		return XDP_PASS;
 	case VERDICT_SEND_BACK:
 		if (redirect_back)
-			return bpf_redirect_map(&sh_tx_ports, interface_slot, XDP_DROP);
+			return frame_redirect(&p, interface_slot);
 		return XDP_TX;
 	case VERDICT_SEND_ON:
-		return bpf_redirect_map(&sh_tx_ports, p.egress, XDP_DROP);
+		return frame_redirect(&p, p.egress);
 	default:
 		return XDP_DROP;
 	}

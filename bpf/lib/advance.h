@@ -65,27 +65,32 @@ static __always_inline __u8 state_after(__u8 state, const struct packet *p, cons
 						  state_after_backend(state, p);
 }
 
-/* Carries a change over to the twin, and a client's new next hop with it. */
-static __noinline void twin_follow(struct xdp_md *ctx, const struct packet *p, const struct flow *f,
-				   __u8 set, __u8 clear)
+/* Carries a change over to the twin, and a client's new next hop with it. Returns 0, or -1
+ * when a client's entry has lost its twin: whoever ended that one lost the race for this
+ * one to a packet, and the port may be another flow's by now. */
+static __noinline int twin_follow(struct xdp_md *ctx, const struct packet *p, const struct flow *f,
+				  __u8 set, __u8 clear)
 {
 	struct scratch *scratch = scratch_get();
 	struct flow *live;
 	__u64 hop, old_hop;
 
 	if (!scratch)
-		return;
+		return 0;
 	live = twin_find(scratch, &p->key, f);
 	if (!live)
-		return;
+		return f->direction == DIRECTION_CLIENT ? -1 : 0;
 	if (set | clear)
 		life_set(live, f->nonce, set, clear, scratch->twin.life);
-	if (f->direction != DIRECTION_CLIENT)
-		return;
+	/* The routing table is asked at most once a second, not for every change of state. */
+	if (f->direction != DIRECTION_CLIENT ||
+	    life_age(f->life, bpf_jiffies64()) < jiffies_per_second)
+		return 0;
 	old_hop = scratch->twin.hop;
 	hop = hop_mark(hop_to_client(ctx, &p->key), f->nonce);
 	if (hop != old_hop) /* by comparison, because the element may be another flow's by now */
 		__sync_val_compare_and_swap(&live->hop, old_hop, hop);
+	return 0;
 }
 
 /*
@@ -115,8 +120,11 @@ static __noinline enum advance flow_advance(struct xdp_md *ctx, struct packet *p
 	}
 	if (life_set(live, f->nonce, state & ~old, old & ~state, now))
 		return ADVANCE_OVER;
-	twin_follow(ctx, p, f, state & ~old, old & ~state);
-	return ADVANCE_GO;
+	if (!twin_follow(ctx, p, f, state & ~old, old & ~state))
+		return ADVANCE_GO;
+	f->life = life_make(f->nonce, state, now);
+	entry_end(&p->key, live, f);
+	return ADVANCE_OVER;
 }
 
 /* Whether this packet can pass without flow_advance: it changes nothing, and the flow was

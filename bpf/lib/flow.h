@@ -158,13 +158,14 @@ static __always_inline __u32 flow_timeout(const struct settings *s, __u8 protoco
 		return s->timeouts[TIMEOUT_UDP];
 	if (state & FLOW_RESET)
 		return s->timeouts[TIMEOUT_TCP_RESET];
+	/* before the FINs: who never finished a handshake cannot close, only hold a port */
+	if (!(state & FLOW_ESTABLISHED))
+		return s->timeouts[TIMEOUT_TCP_HANDSHAKE];
 	if ((state & fins) == fins)
 		return state & FLOW_BACKEND_FIRST ? s->timeouts[TIMEOUT_TCP_REST_BACKEND_FIRST] :
 						    s->timeouts[TIMEOUT_TCP_REST];
 	if (state & fins)
 		return s->timeouts[TIMEOUT_TCP_HALF_CLOSED];
-	if (!(state & FLOW_ESTABLISHED))
-		return s->timeouts[TIMEOUT_TCP_HANDSHAKE];
 	return s->timeouts[TIMEOUT_TCP_ESTABLISHED];
 }
 

@@ -44,6 +44,14 @@ static __always_inline int claim_insert(struct claim *c)
 	return err == -EEXIST_ || err == -EBUSY_ ? 0 : -1;
 }
 
+/* Whether a flow may lose its port when the pool is short: a closed one, or a handshake that
+ * has not been finished within a second, which its ring may end at any time anyway. */
+static __always_inline int flow_can_yield(const struct flow_key *key, __u8 state, __u32 age)
+{
+	return state_is_closed(state) || (key->protocol == IPPROTO_TCP && !(state & FLOW_SLOTTED) &&
+					  age > jiffies_per_second);
+}
+
 /* Ends the flow that holds the claim's present port, if it is over or may_end says so. */
 static __noinline int claim_reclaim(struct claim *c, const struct settings *settings, int may_end)
 {
@@ -56,7 +64,7 @@ static __noinline int claim_reclaim(struct claim *c, const struct settings *sett
 	if (!flow_is_over(&c->probed_key, &c->probed, settings, c->now)) {
 		__u32 age = life_age(c->probed.life, c->now) + 1;
 
-		if (!state_is_closed(life_state(c->probed.life)))
+		if (!flow_can_yield(&c->probed_key, life_state(c->probed.life), age))
 			return 0;
 		if (!may_end) {
 			if (age > c->closed_age) {
@@ -172,6 +180,18 @@ static __always_inline void client_entry(const struct claim *c, const struct pac
 	f->seal = flow_seal(&p->key, f);
 }
 
+static __always_inline void flow_count(const struct flow *f)
+{
+	__u32 service = f->service_index, backend = f->backend & BACKEND_INDEX_MASK;
+	struct traffic *of_service = bpf_map_lookup_elem(&sh_svc_traffic, &service);
+	struct traffic *of_backend = bpf_map_lookup_elem(&sh_be_traffic, &backend);
+
+	if (!of_service || !of_backend)
+		return;
+	of_service->flows_created++;
+	of_backend->flows_created++;
+}
+
 /*
  * Makes the flow of a client's first packet and leaves its entry in f. REASON_NONE, or why
  * the packet has to be dropped.
@@ -184,6 +204,7 @@ static __noinline enum reason nat_flow_create(struct xdp_md *ctx, struct packet 
 	struct backend *backend;
 	enum reason reason;
 	__u32 hash, reference;
+	long err;
 
 	if (!service || !c)
 		return REASON_INTERNAL;
@@ -215,12 +236,16 @@ static __noinline enum reason nat_flow_create(struct xdp_md *ctx, struct packet 
 		return reason;
 
 	client_entry(c, p, f);
-	if (bpf_map_update_elem(&sh_flows, &p->key, f, BPF_NOEXIST)) {
+	err = bpf_map_update_elem(&sh_flows, &p->key, f, BPF_NOEXIST);
+	if (err) {
 		/* Another CPU was first with this flow, or the table is full: our claim goes. */
 		bpf_map_delete_elem(&sh_flows, &c->key);
-		return flow_find(&p->key, f) ? REASON_NONE : REASON_CLAIM_RACE;
+		if (flow_find(&p->key, f))
+			return REASON_NONE;
+		return err == -EEXIST_ || err == -EBUSY_ ? REASON_CLAIM_RACE : REASON_TABLE_FULL;
 	}
 	handshake_note(&p->key, f->nonce);
+	flow_count(f);
 	return REASON_NONE;
 }
 

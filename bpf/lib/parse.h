@@ -47,6 +47,10 @@ static __always_inline enum verdict ip4_parse(struct xdp_md *ctx, struct packet 
 	p->key.destination = addr_from_ip4(ip->daddr);
 	p->l4_offset = L3_OFFSET + header_size;
 	p->l4_size = total_size - header_size;
+	/* The numbers of IPv6's headers mean nothing to transport_parse in IPv4. */
+	if (p->key.protocol == IPPROTO_ROUTING || p->key.protocol == IPPROTO_FRAGMENT ||
+	    p->key.protocol == IPPROTO_RAW)
+		p->key.protocol = IPPROTO_NONE;
 	if (ip->frag_off & bpf_htons(IP4_FRAGMENT_BITS))
 		p->key.protocol = IPPROTO_FRAGMENT;
 	return VERDICT_NEXT;

@@ -49,7 +49,7 @@ enum reason {
 	REASON_FLOW_RECYCLED = 96,    /* note: an entry changed while it was read, and was taken for a miss */
 	REASON_HANDSHAKE_EVICTED = 97, /* note: the oldest unfinished handshake made room for a new one */
 	REASON_FLOWS_FULL = 98,       /* note: no room to remember a flow as established; it keeps the handshake's timeout */
-	REASON_PORT_TAKEN = 99,       /* note: no port was free, and the longest closed one was reused early */
+	REASON_PORT_TAKEN = 99,       /* note: no port was free, and the longest closed or unfinished one was reused early */
 	REASON_FIB_FALLBACK = 100,    /* note: the daemon is silent, so the kernel's routing table was asked */
 	REASON_CHECKSUM_COMPLETED = 101, /* note: the sender had left the checksum to hardware that never saw the packet */
 	REASON_ICMP_TRANSLATED = 102, /* note: an ICMP error was carried through the NAT */

@@ -85,7 +85,8 @@ func sizes(l model.Limits) map[string]size {
 		abiMapShSlots:      of("slots", l.Slots, 1, 0),
 		abiMapShTracked:    of("flows", l.Flows, 1, 0),
 		abiMapShHandshakes: fixed(handshakes),
-		abiMapShFlows:      fixed(2 * (l.Flows + handshakes)), // two entries a flow
+		// two entries a flow, and room for claims that are being made
+		abiMapShFlows: fixed(2*(l.Flows+handshakes) + 1024),
 	}
 }
 
