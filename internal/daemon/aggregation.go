@@ -48,7 +48,12 @@ func (d *daemon) writeAggregation(state offload.State) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(d.aggregationPath(), text, 0o600); err != nil {
+	fresh := d.aggregationPath() + ".new" // renamed, so that a kill leaves the old or the new
+	err = os.WriteFile(fresh, text, 0o600)
+	if err == nil {
+		err = os.Rename(fresh, d.aggregationPath())
+	}
+	if err != nil {
 		return fmt.Errorf("write down what is switched off for generic mode: %w", err)
 	}
 	return nil
@@ -57,7 +62,12 @@ func (d *daemon) writeAggregation(state offload.State) error {
 // settleAggregation makes an interface's merging fit the mode it runs in.
 func (d *daemon) settleAggregation(iface string, mode datapath.Mode) error {
 	if mode != datapath.ModeGeneric {
-		return d.release(iface)
+		// The kernel keeps segmentation off at the other end of a veth in native mode, and
+		// refuses to restore it. That stays written down until the program is gone.
+		if err := d.release(iface); err != nil {
+			d.log.Warn("what generic mode had switched off is restored when shunt detaches", "interface", iface, "error", err)
+		}
+		return nil
 	}
 	state, err := d.readAggregation()
 	if err != nil {
