@@ -1,9 +1,12 @@
 package net
 
 import (
+	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"net"
@@ -23,10 +26,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// session is one TCP connection on which requests follow each other. An http.Client alone
-// would quietly open another where the first broke; the port that the backend sees tells.
+// session is one TCP connection on which requests follow each other. Not an http.Client,
+// which would quietly open another where the first broke.
 type session struct {
-	client  *http.Client
+	net.Conn
+	reader  *bufio.Reader
 	address string
 	first   lab.Answer
 }
@@ -37,23 +41,46 @@ func (b *bed) open(t *testing.T, count int) []*session {
 	var all []*session
 	for _, vip := range vips {
 		for range count {
-			s := &session{client: b.Client.HTTPClient(true), address: at(vip, 80)}
-			answer, err := b.get(s.client, s.address)
+			conn, err := b.Client.Dial(within(t, answerTimeout), "tcp", at(vip, 80))
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.first = answer
+			t.Cleanup(func() { conn.Close() })
+			s := &session{Conn: conn, reader: bufio.NewReader(conn), address: at(vip, 80)}
+			if s.first, err = s.get(); err != nil {
+				t.Fatal(err)
+			}
 			all = append(all, s)
 		}
 	}
 	return all
 }
 
-// alive is nil if the session still is the connection that it was.
-func (b *bed) alive(s *session) error {
-	answer, err := b.get(s.client, s.address)
+// get asks the server who it is, on the session's connection.
+func (s *session) get() (answer lab.Answer, err error) {
+	if err := s.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
+		return answer, err
+	}
+	if _, err := fmt.Fprintf(s, "GET / HTTP/1.1\r\nHost: lab\r\n\r\n"); err != nil {
+		return answer, err
+	}
+	response, err := http.ReadResponse(s.reader, nil)
 	if err != nil {
-		return fmt.Errorf("session with %s through %s: %w", s.first.Backend, s.address, err)
+		return answer, err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		return answer, err
+	}
+	return answer, json.Unmarshal(text, &answer)
+}
+
+// alive is nil if the session's connection works, with the backend that it began with.
+func (b *bed) alive(s *session) error {
+	answer, err := s.get()
+	if err != nil {
+		return fmt.Errorf("session with %s through %s, which it sees as %s: %w", s.first.Backend, s.address, s.first.Remote, err)
 	}
 	if answer.Remote != s.first.Remote || answer.Backend != s.first.Backend {
 		return fmt.Errorf("session with %s through %s, from %s: now %s from %s", s.first.Backend, s.address, s.first.Remote, answer.Backend, answer.Remote)
