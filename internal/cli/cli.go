@@ -91,7 +91,7 @@ Then:          shunt check       is the configuration right?
 
 func noArguments(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usageError{fmt.Errorf("unexpected argument %q", args[0])}
+		return usageError{fmt.Errorf("unexpected argument %q; a file is named with --config FILE", args[0])}
 	}
 	return nil
 }

@@ -40,6 +40,8 @@ SIGHUP applies the file again.`,
 			if options.Log, err = newLog(s.err, format, verbose); err != nil {
 				return err
 			}
+			// `shunt run | tee log`: Ctrl-C ends tee first, and shunt still has to detach.
+			signal.Ignore(syscall.SIGPIPE)
 			ctx, cancel := untilStopped(c.Context())
 			defer cancel()
 			hangup := make(chan os.Signal, 1)

@@ -24,11 +24,16 @@ type status struct {
 	Forwarding bool             `json:"forwarding"` // a data plane is loaded
 	Daemon     *control.Status  `json:"daemon"`     // null: no daemon answers
 	Silent     string           `json:"daemon_error,omitempty"`
+	elsewhere  bool             // nothing died at this socket: it was never there
 	Heartbeat  float64          `json:"heartbeat_age_seconds"`
 	Attached   []attached       `json:"attached"`
 	Services   []serviceStatus  `json:"services"`
 	Reasons    map[string]count `json:"reasons"` // those that have counted anything
 }
+
+// heartbeatFresh is the age in seconds below which there must be a daemon: it beats every
+// second.
+const heartbeatFresh = 1.5
 
 type attached struct {
 	Interface string `json:"interface"`
@@ -93,12 +98,14 @@ func newStatus(s streams) *cobra.Command {
 				return err
 			}
 			if output == "json" {
-				return writeJSON(s.out, st)
+				err = writeJSON(s.out, st)
+			} else {
+				printStatus(s.out, st)
 			}
-			if printStatus(s.out, st); !st.Forwarding {
-				return errSilent
+			if err == nil && !st.Forwarding {
+				err = errSilent
 			}
-			return nil
+			return err
 		},
 	}
 	instanceFlag(c, &instance)
@@ -114,9 +121,9 @@ func readStatus(ctx context.Context, instance, socket string) (status, error) {
 	answer, err := control.NewClient(socket).Status(ctx)
 	switch {
 	case err != nil:
-		st.Silent = err.Error()
+		st.Silent, st.elsewhere = err.Error(), errors.Is(err, control.ErrNoSocket)
 	case answer.Instance != instance:
-		st.Silent = fmt.Sprintf("the daemon at %s runs instance %q", socket, answer.Instance)
+		st.Silent, st.elsewhere = fmt.Sprintf("the daemon at %s runs instance %q", socket, answer.Instance), true
 	default:
 		st.Daemon = &answer
 	}
@@ -201,6 +208,8 @@ func printStatus(w io.Writer, st status) {
 	case st.Daemon != nil:
 		fmt.Fprintf(w, "Forwarding. The daemon is process %d, running since %s, with %s.\n", st.Daemon.PID,
 			st.Daemon.Since.Format(time.DateTime), st.Daemon.ConfigPath)
+	case st.elsewhere && st.Heartbeat < heartbeatFresh:
+		fmt.Fprintf(w, "Forwarding, and a daemon is alive, but this is not how to ask it: %s.\n", st.Silent)
 	default:
 		fmt.Fprintf(w, "Still forwarding %s, but without a daemon: %s.\n", counted(len(st.Services), "service"), st.Silent)
 		fmt.Fprintf(w, "The daemon's last sign of life was %.0f s ago. `shunt run` takes over; `shunt detach` ends forwarding.\n", st.Heartbeat)

@@ -121,6 +121,9 @@ func respond[T any](call func(context.Context) (T, error)) http.HandlerFunc {
 // ErrNoDaemon says that nobody answers at the socket.
 var ErrNoDaemon = errors.New("no daemon answers")
 
+// ErrNoSocket says that there is no socket file at all, not even one of a killed daemon.
+var ErrNoSocket = errors.New("no such file")
+
 // Client asks the daemon behind one socket.
 type Client struct {
 	path string
@@ -157,8 +160,14 @@ func (c *Client) call(ctx context.Context, path string, result any) error {
 	request.Header.Set("Content-Type", "application/json")
 	response, err := c.http.Do(request)
 	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
-			return fmt.Errorf("%w at %s (%v); is `shunt run` running? --socket or SHUNT_SOCKET names another socket", ErrNoDaemon, c.path, rootCause(err))
+		const advice = "is `shunt run` running? --socket or SHUNT_SOCKET names another socket"
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return fmt.Errorf("%w at %s (%w); %s", ErrNoDaemon, c.path, ErrNoSocket, advice)
+		case errors.Is(err, syscall.ECONNREFUSED):
+			return fmt.Errorf("%w at %s (%v); %s", ErrNoDaemon, c.path, rootCause(err), advice)
+		case errors.Is(err, fs.ErrPermission):
+			return fmt.Errorf("ask the daemon at %s: permission denied; run it with sudo", c.path)
 		}
 		return fmt.Errorf("ask the daemon at %s: %w", c.path, rootCause(err))
 	}

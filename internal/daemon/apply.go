@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -42,6 +43,10 @@ func (d *daemon) Reload(ctx context.Context) (control.ReloadResult, error) {
 	}
 	d.applying.Lock()
 	defer d.applying.Unlock()
+	if d.stopped {
+		result.Refused = "the daemon is stopping"
+		return result, nil
+	}
 	if refused := needsRestart(d.config, parsed.Config); refused != "" {
 		result.Refused = refused
 		return result, nil
@@ -70,8 +75,8 @@ func needsRestart(old, now model.Config) string {
 
 // Status is what the control socket tells.
 func (d *daemon) Status(context.Context) (control.Status, error) {
-	d.applying.Lock()
-	defer d.applying.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	s := control.Status{PID: os.Getpid(), Since: d.since, ConfigPath: d.opts.ConfigPath,
 		Instance: d.opts.Instance, Conditions: d.conditions.List(), Attachments: []control.Attachment{}}
 	for _, name := range slices.Sorted(maps.Keys(d.attachments)) {
@@ -103,11 +108,12 @@ func (d *daemon) change(ctx context.Context, config model.Config) (reconcile.Dif
 	if err := d.datapath.SetSettings(config.Timeouts, ports); err != nil {
 		return reconcile.Difference{}, err
 	}
+	d.config, d.applied = config, true // from here on it is carried out, now or by trying again
 	difference, err := d.reconcileNow(ctx, config)
 	if err != nil {
-		return difference, err
+		d.failing(err)
+		return difference, fmt.Errorf("the change is carried out in part, and is tried again: %w", err)
 	}
-	d.config, d.applied = config, true
 	return difference, d.detachOthers(config.Interfaces)
 }
 
@@ -132,18 +138,38 @@ func (d *daemon) reconcileNow(ctx context.Context, config model.Config) (reconci
 		HostOwn:  func(a netip.Addr) bool { return own[a] },
 		Limits:   config.Limits,
 	}
-	difference, err := d.reconciler.Apply(desired)
-	if adoptErr := d.adopt(); adoptErr != nil {
-		err = errors.Join(err, adoptErr)
-	}
+	difference, err := d.applyDesired(desired)
 	if err != nil {
 		return difference, fmt.Errorf("apply the configuration: %w", err)
+	}
+	if err := d.datapath.Heartbeat(); err != nil { // from here on the hops are fresh
+		return difference, err
 	}
 	d.neighbours.Want(wanted)
 	return difference, d.announcer.want(config, desired.Sources, own)
 }
 
-// adopt reads which backends the maps hold.
+// applyDesired carries desired out. A source address that is no longer wanted goes only
+// after no backend names it.
+func (d *daemon) applyDesired(desired reconcile.Desired) (reconcile.Difference, error) {
+	both := desired
+	both.Sources = slices.Concat(desired.Sources, d.sourcesInMaps)
+	slices.SortFunc(both.Sources, netip.Addr.Compare)
+	both.Sources = slices.Compact(both.Sources)
+	difference, err := d.reconciler.Apply(both)
+	if err = errors.Join(err, d.adopt()); err != nil {
+		return difference, err
+	}
+	d.rewriteHops()
+	if len(both.Sources) == len(desired.Sources) {
+		return difference, nil
+	}
+	after, err := d.reconciler.Apply(desired)
+	difference.Addresses = append(difference.Addresses, after.Addresses...)
+	return difference, errors.Join(err, d.adopt())
+}
+
+// adopt reads which backends and source addresses the maps hold.
 func (d *daemon) adopt() error {
 	contents, err := d.datapath.Contents()
 	if err != nil {
@@ -152,6 +178,12 @@ func (d *daemon) adopt() error {
 	records := map[netip.Addr][]reconcile.BackendRecord{}
 	for _, r := range contents.Backends {
 		records[r.Address] = append(records[r.Address], r)
+	}
+	d.sourcesInMaps = nil
+	for a, r := range contents.Addresses {
+		if r.Source {
+			d.sourcesInMaps = append(d.sourcesInMaps, a)
+		}
 	}
 	d.mu.Lock()
 	d.records = records
@@ -168,15 +200,32 @@ func (d *daemon) beforeNaming(records []reconcile.BackendRecord) {
 		}
 	}
 	d.mu.Unlock()
+	d.writing.Lock()
+	defer d.writing.Unlock()
 	for _, r := range records {
-		if hop, ok := d.neighbours.Hop(r.Address); ok {
+		if hop, ok := d.hops[r.Address]; ok {
 			d.writeHop(hop, []reconcile.BackendRecord{r})
 		}
 	}
 }
 
+// rewriteHops tells the data plane the ways again, after interfaces or sources changed.
+func (d *daemon) rewriteHops() {
+	d.writing.Lock()
+	defer d.writing.Unlock()
+	for address, hop := range d.hops {
+		d.mu.Lock()
+		records := slices.Clone(d.records[address])
+		d.mu.Unlock()
+		d.writeHop(hop, records)
+	}
+}
+
 // hopChanged is the neighbour watcher's report.
 func (d *daemon) hopChanged(hop neighbour.Hop) {
+	d.writing.Lock()
+	defer d.writing.Unlock()
+	d.hops[hop.Address] = hop
 	d.mu.Lock()
 	records := slices.Clone(d.records[hop.Address])
 	d.mu.Unlock()
@@ -190,21 +239,25 @@ func (d *daemon) writeHop(hop neighbour.Hop, records []reconcile.BackendRecord) 
 	for _, r := range records {
 		// A MAC that does not answer now is still the best one known.
 		if len(hop.MAC) > 0 {
-			if err := d.datapath.SetHop(r.BackendRef, datapath.Hop{Interface: hop.Interface, MAC: hop.MAC}); err != nil {
+			err := d.datapath.SetHop(r.BackendRef, datapath.Hop{Interface: hop.Interface, MAC: hop.MAC})
+			if err != nil && !errors.Is(err, datapath.ErrGone) {
 				d.log.Warn("the way to a backend was not stored", "backend", r.BackendAddress, "error", err)
 			}
 		}
 		if len(sources) > 0 {
-			if err := d.datapath.SetSources(r.BackendRef, sources); err != nil {
+			err := d.datapath.SetSources(r.BackendRef, sources)
+			if err != nil && !errors.Is(err, datapath.ErrGone) {
 				d.log.Warn("the source addresses towards a backend were not stored", "backend", r.BackendAddress, "error", err)
 			}
 		}
 	}
 	d.mu.Lock()
 	before, known := d.sources[hop.Address]
-	d.sources[hop.Address] = sources
+	if len(sources) > 0 { // without a route now, flows still use the last ones
+		d.sources[hop.Address] = sources
+	}
 	d.mu.Unlock()
-	if known && len(before) > 0 && !slices.Equal(before, sources) {
+	if known && len(sources) > 0 && !slices.Equal(before, sources) {
 		d.wantRetry() // the new source has to become one of our addresses
 	}
 }
@@ -229,11 +282,17 @@ func (d *daemon) allSources(config model.Config, backends []netip.Addr) []netip.
 	for _, a := range config.SNAT.Addresses {
 		set[a] = true
 	}
+	d.mu.Lock()
+	last := maps.Clone(d.sources)
+	d.mu.Unlock()
 	for _, b := range backends {
-		if hop, ok := d.neighbours.Hop(b); ok {
-			for _, s := range d.sourcesFor(config.SNAT.Addresses, hop) {
-				set[s] = true
-			}
+		hop, _ := d.neighbours.Hop(b)
+		sources := d.sourcesFor(config.SNAT.Addresses, hop)
+		if len(sources) == 0 && len(config.SNAT.Addresses) == 0 {
+			sources = last[b]
+		}
+		for _, s := range sources {
+			set[s] = true
 		}
 	}
 	return slices.SortedFunc(maps.Keys(set), netip.Addr.Compare)
@@ -283,7 +342,9 @@ func (d *daemon) attach(i model.Interface) error {
 	if err != nil {
 		return err
 	}
+	d.mu.Lock()
 	d.attachments[i.Name] = control.Attachment{Interface: i.Name, Mode: string(a.Mode), Reason: a.Reason}
+	d.mu.Unlock()
 	d.log.Info("attached", "interface", i.Name, "mode", a.Mode, "reason", a.Reason)
 	if a.Mode == datapath.ModeGeneric && i.Attach == model.AttachAuto {
 		d.conditions.Raise(condition.Condition{Code: condition.AttachDegraded, Severity: condition.Warning, Subject: i.Name,
@@ -291,7 +352,21 @@ func (d *daemon) attach(i model.Interface) error {
 	} else {
 		d.conditions.Clear(condition.AttachDegraded, i.Name)
 	}
-	return d.settleAggregation(i.Name, a.Mode)
+	if err := d.settleAggregation(i.Name, a.Mode); err != nil {
+		return errors.Join(err, d.detachFrom(i.Name))
+	}
+	return nil
+}
+
+func (d *daemon) detachFrom(name string) error {
+	err := errors.Join(d.datapath.Detach(name), d.release(name))
+	d.mu.Lock()
+	delete(d.attachments, name)
+	d.mu.Unlock()
+	d.conditions.Clear(condition.AttachDegraded, name)
+	d.conditions.Clear(condition.InterfaceMissing, name)
+	d.log.Info("detached", "interface", name)
+	return err
 }
 
 // detachOthers detaches from interfaces that are no longer wanted.
@@ -301,25 +376,35 @@ func (d *daemon) detachOthers(interfaces []model.Interface) error {
 		if slices.ContainsFunc(interfaces, func(i model.Interface) bool { return i.Name == name }) {
 			continue
 		}
-		errs = append(errs, d.datapath.Detach(name), d.release(name))
-		delete(d.attachments, name)
-		d.log.Info("detached", "interface", name)
+		errs = append(errs, d.detachFrom(name))
 	}
 	// A predecessor may have left attachments to interfaces that this file does not list.
 	for _, name := range d.datapath.Attached() {
 		if !slices.ContainsFunc(interfaces, func(i model.Interface) bool { return i.Name == name }) {
-			errs = append(errs, d.datapath.Detach(name))
-			d.log.Info("detached", "interface", name, "reason", "left by a predecessor")
+			errs = append(errs, d.detachFrom(name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
+// refreshInterfaces follows changes of MAC and addresses, and attaches again to an
+// interface that was removed and made anew under its name.
 func (d *daemon) refreshInterfaces() {
-	for name := range d.attachments {
-		if err := d.datapath.RefreshInterface(name); err != nil {
+	if !d.applying.TryLock() {
+		return // a change is under way; in a second again
+	}
+	defer d.applying.Unlock()
+	for _, i := range d.config.Interfaces {
+		name := i.Name
+		err := d.datapath.RefreshInterface(name)
+		if _, gone := net.InterfaceByName(name); err != nil && gone == nil {
+			if err = d.attach(i); err == nil {
+				d.wantRetry() // hops and announcements name the new one
+			}
+		}
+		if err != nil {
 			d.conditions.Raise(condition.Condition{Code: condition.InterfaceMissing, Severity: condition.Error, Subject: name,
-				Text: err.Error(), Remedy: "bring the interface back, then restart shunt"})
+				Text: err.Error(), Remedy: "bring the interface back; shunt then attaches to it by itself"})
 			continue
 		}
 		d.conditions.Clear(condition.InterfaceMissing, name)

@@ -46,15 +46,15 @@ type FaultsError struct {
 	Faults []file.Fault
 }
 
-// Error names the first fault and how many there are.
+// Error says what became of it.
 func (e *FaultsError) Error() string {
-	return fmt.Sprintf("the configuration %s was refused: %s (%d faults; `shunt check --config %s` shows all)",
-		e.Path, e.Faults[0].String(), len(e.Faults), e.Path)
+	return fmt.Sprintf("the configuration was refused, and nothing was changed; `shunt check --config %s` says the same", e.Path)
 }
 
 const (
 	heartbeatInterval = time.Second
 	sweepInterval     = 10 * time.Second
+	retryInterval     = 5 * time.Second
 	// resolveTimeout bounds how long a change waits for next hops. What is not resolved by
 	// then is named by slots all the same, and its packets are counted as unresolved.
 	resolveTimeout = 2 * time.Second
@@ -78,11 +78,20 @@ type daemon struct {
 	applying    sync.Mutex
 	attachments map[string]control.Attachment
 
-	// mu guards what next-hop changes need, which come at any time.
+	stopped       bool         // no change any more
+	sourcesInMaps []netip.Addr // of full NAT, as adopt found them
+
+	// writing is held while a hop is noted and written, so that none overwrites a newer one.
+	writing sync.Mutex
+	hops    map[netip.Addr]neighbour.Hop
+
+	// mu guards attachments, and changes need, which come at any time.
 	mu      sync.Mutex
 	records map[netip.Addr][]reconcile.BackendRecord
 	sources map[netip.Addr][]netip.Addr // by backend address, as last written
 	retry   chan struct{}               // capacity 1: apply again
+
+	retrying *time.Timer // guarded by applying
 }
 
 // Run is the daemon. It returns when ctx ends, with nothing left behind: programs
@@ -105,6 +114,7 @@ func Run(ctx context.Context, opts Options) error {
 		attachments: map[string]control.Attachment{},
 		records:     map[netip.Addr][]reconcile.BackendRecord{},
 		sources:     map[netip.Addr][]netip.Addr{},
+		hops:        map[netip.Addr]neighbour.Hop{},
 		retry:       make(chan struct{}, 1),
 	}
 	if opts.Socket != "" {
@@ -118,6 +128,9 @@ func Run(ctx context.Context, opts Options) error {
 	d.log.Info("forwarding", "instance", opts.Instance, "services", len(config.Services),
 		"socket", config.Socket, "pid", os.Getpid())
 	d.loop(ctx)
+	d.applying.Lock() // a reload under way ends first, and a later one is refused
+	d.stopped = true
+	d.applying.Unlock()
 	d.log.Info("stopping: detaching", "instance", opts.Instance)
 	return d.detach()
 }
@@ -143,9 +156,6 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	}
 	d.announcer = newAnnouncements(d)
 	if err := d.adopt(); err != nil {
-		return err
-	}
-	if err := d.datapath.Heartbeat(); err != nil {
 		return err
 	}
 	if _, err := d.change(ctx, config); err != nil {
@@ -204,13 +214,24 @@ func (d *daemon) reloadUnasked(ctx context.Context) {
 func (d *daemon) again(ctx context.Context) {
 	d.applying.Lock()
 	defer d.applying.Unlock()
+	if d.stopped {
+		return
+	}
 	if _, err := d.reconcileNow(ctx, d.config); err != nil {
-		d.conditions.Raise(condition.Condition{Code: condition.ReconcileFailing, Severity: condition.Error,
-			Subject: d.opts.ConfigPath, Text: err.Error(), Remedy: "it is tried again every few seconds"})
-		time.AfterFunc(5*time.Second, d.wantRetry)
+		d.failing(err)
 		return
 	}
 	d.conditions.Clear(condition.ReconcileFailing, d.opts.ConfigPath)
+}
+
+// failing says that the maps are not as they should be, and has it tried again.
+func (d *daemon) failing(err error) {
+	d.conditions.Raise(condition.Condition{Code: condition.ReconcileFailing, Severity: condition.Error,
+		Subject: d.opts.ConfigPath, Text: err.Error(), Remedy: "it is tried again every few seconds"})
+	if d.retrying != nil {
+		d.retrying.Stop()
+	}
+	d.retrying = time.AfterFunc(retryInterval, d.wantRetry)
 }
 
 func (d *daemon) wantRetry() {
@@ -222,18 +243,18 @@ func (d *daemon) wantRetry() {
 
 // abandon ends a start that failed. A predecessor's data plane goes on as it was.
 func (d *daemon) abandon() error {
+	keep := d.datapath != nil && d.datapath.Adopted()
 	var errs []error
 	if d.announcer != nil {
-		errs = append(errs, d.announcer.close(true))
+		errs = append(errs, d.announcer.close(keep))
 	}
 	if d.neighbours != nil {
-		errs = append(errs, d.neighbours.Close(true))
+		errs = append(errs, d.neighbours.Close(keep))
 	}
 	if d.datapath != nil {
-		if d.datapath.Adopted() {
-			errs = append(errs, d.datapath.Close())
-		} else {
-			errs = append(errs, d.releaseAll(), d.datapath.Close(), datapath.Remove(d.opts.Instance, d.log))
+		errs = append(errs, d.datapath.Close())
+		if !keep {
+			errs = append(errs, datapath.Remove(d.opts.Instance, d.log), d.releaseAll())
 		}
 	}
 	return errors.Join(errs...)
@@ -241,8 +262,8 @@ func (d *daemon) abandon() error {
 
 // detach takes everything down. What draws traffic here goes first.
 func (d *daemon) detach() error {
-	return errors.Join(d.announcer.close(false), d.datapath.Close(), datapath.Remove(d.opts.Instance, d.log),
-		d.neighbours.Close(false), d.releaseAll())
+	return errors.Join(d.announcer.close(false), d.neighbours.Close(false), d.datapath.Close(),
+		datapath.Remove(d.opts.Instance, d.log), d.releaseAll())
 }
 
 // readConfig reads the file and logs its warnings.

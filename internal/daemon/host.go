@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -25,11 +26,23 @@ func lock(instance string) (unlock func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the lock of instance %q: %w", instance, err)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
 		holder, _ := os.ReadFile(path)
 		_ = f.Close()
 		return nil, fmt.Errorf("instance %q is already run by process %s; stop that one, or name another with --instance",
 			instance, strings.TrimSpace(string(holder)))
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	// The holder removes the file before it lets go: who waited on the old one tries again.
+	mine, err1 := f.Stat()
+	there, err2 := os.Stat(path)
+	if err1 != nil || err2 != nil || !os.SameFile(mine, there) {
+		_ = f.Close()
+		return lock(instance)
 	}
 	if err := f.Truncate(0); err == nil {
 		_, _ = fmt.Fprintf(f, "%d\n", os.Getpid())
