@@ -51,6 +51,14 @@ func TestPartialChecksums(t *testing.T) {
 						}
 						return expected(got).With(packet.TransportChecksum(packet.Checksum{}))
 					}}.try(t, w)
+					answer := w.send(armA, in).Reverse().With(packet.MACs(beMAC, ownC), packet.TTL(64), packet.TransportChecksum(partial))
+					trial{arm: armC, in: answer, end: leaves, notes: []string{"checksum_completed"}, want: func(packet.Packet) packet.Packet {
+						back := answer.With(routed, between(destinationOf(in), sourceOf(in)), packet.MACs(ownA, router))
+						if mode == model.AttachGeneric {
+							return back
+						}
+						return back.With(packet.TransportChecksum(packet.Checksum{}))
+					}}.try(t, w)
 				})
 			}
 		}

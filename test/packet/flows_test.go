@@ -1,10 +1,13 @@
 package packet_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"strings"
+
+	"github.com/shunt-lb/shunt/internal/packet"
 )
 
 // flowKey is a packet's tuple, as struct flow_key of bpf/lib/types.h has it.
@@ -74,6 +77,24 @@ func (w *world) flowTable() map[flowKey]flowEntry {
 	}
 	must(w, all.Err())
 	return table
+}
+
+// rawFlow is a flow's client entry as it lies in the map.
+func (w *world) rawFlow(in packet.Packet) (key, value []byte) {
+	w.Helper()
+	protocol := uint8(packet.ProtocolTCP)
+	if in.UDP != nil {
+		protocol = packet.ProtocolUDP
+	}
+	all := w.flows.Iterate()
+	for all.Next(&key, &value) {
+		if key[36] == protocol && decodeEndpoint(key[:16], key[32:34]) == sourceOf(in) && decodeEndpoint(key[16:32], key[34:36]) == destinationOf(in) {
+			return bytes.Clone(key), bytes.Clone(value)
+		}
+	}
+	must(w, all.Err())
+	w.Fatalf("there is no flow of %s", in)
+	return nil, nil
 }
 
 // soundTable reads the flow table and expects every entry to have its twin: no orphan claim,

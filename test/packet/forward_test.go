@@ -150,3 +150,27 @@ func TestBackendIsItsOwnClient(t *testing.T) {
 		})
 	}
 }
+
+// TestClientPortIsTaken: with nat-destination the client keeps its port, unless it has it in
+// another flow to the same backend; then both work, each with its own.
+func TestClientPortIsTaken(t *testing.T) {
+	w := newWorld(t)
+	for _, k := range kinds {
+		t.Run(k.String(), func(t *testing.T) {
+			first, second := k.fromClient(40000, portDestination, "S"), k.fromClient(40000, portDestinationToo, "S")
+			one, two := w.send(armA, first), w.send(armA, second)
+			if sourceOf(one) != sourceOf(first) {
+				t.Errorf("the first flow went from %s to %s", sourceOf(first), sourceOf(one))
+			}
+			if at := sourceOf(two); at == sourceOf(one) || at.Addr() != second.Source() || w.inPool(at.Port()) != at.Port() {
+				t.Errorf("the second flow has %s, the first %s", at, sourceOf(one))
+			}
+			for _, c := range []struct{ in, out packet.Packet }{{first, one}, {second, two}} {
+				answer := c.out.Reverse().With(packet.MACs(beMAC, ownC), packet.TTL(64), flagged("SA"))
+				trial{arm: armC, in: answer, end: leaves, want: func(packet.Packet) packet.Packet {
+					return answer.With(routed, between(destinationOf(c.in), sourceOf(c.in)), packet.MACs(ownA, router))
+				}}.try(t, w)
+			}
+		})
+	}
+}

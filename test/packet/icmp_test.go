@@ -17,24 +17,31 @@ func TestErrors(t *testing.T) {
 	w := newWorld(t)
 	for _, v := range ways {
 		for _, k := range kinds {
-			t.Run(fmt.Sprintf("%s/%s", v.name, k), func(t *testing.T) { errorsOf(t, w, v, k) })
+			t.Run(fmt.Sprintf("%s/%s", v.name, k), func(t *testing.T) { errorsOf(t, w, v, k, 45000) })
+			more := packet.IPv4Options(1, 1, 1, 1, 1, 1, 1, 0)
+			if k.six {
+				more = packet.Extended(packet.Padding(packet.ProtocolHopByHop, 1), packet.Padding(packet.ProtocolDestinationOptions, 2))
+			}
+			t.Run(fmt.Sprintf("%s/%s, longer headers", v.name, k), func(t *testing.T) { errorsOf(t, w, v, k, 45001, more) })
 		}
+		none := packet.TransportChecksum(packet.Checksum{Mode: packet.Zero})
+		t.Run(v.name+"/UDP over IPv4 without checksum", func(t *testing.T) { errorsOf(t, w, v, kind{udp: true}, 45002, none) })
 	}
 }
 
-func errorsOf(t *testing.T, w *world, v way, k kind) {
-	in := k.fromClient(45000, v.port, "A", packet.Data("some bytes of payload"))
+func errorsOf(t *testing.T, w *world, v way, k kind, port uint16, edits ...packet.Edit) {
+	in := k.fromClient(port, v.port, "A", append(edits, packet.Data("some bytes of payload"))...)
 	sent := w.send(armA, in)
 	answer := sent.Reverse().With(packet.MACs(beMAC, v.own), packet.TTL(64), packet.Data("an answer of some bytes"))
 	back := w.send(v.arm, answer)
 	speaker := k.pick(addr("203.0.113.1"), addr("2001:db8:77::1"))
-	header := 20
-	if k.six {
-		header = 40
+	const whole = 65535
+	header := len(packet.Quote(in, 0)) - len(in.Payload) - 20
+	if k.udp {
+		header += 12
 	}
-	whole := 65535
 	for _, kindOf := range errorTypes[k.six] {
-		for _, quoted := range []int{whole, header + 8, header + 19} {
+		for _, quoted := range []int{whole, header + 8, header + 15} {
 			name := fmt.Sprintf("%d.%d quoting %d", kindOf[0], kindOf[1], quoted)
 			make := func(from netip.Addr, about packet.Packet, edits ...packet.Edit) packet.Packet {
 				cut := func(p *packet.Packet) {

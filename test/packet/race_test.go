@@ -2,6 +2,7 @@ package packet_test
 
 import (
 	"bytes"
+	"fmt"
 	"net/netip"
 	"runtime"
 	"sync"
@@ -134,6 +135,50 @@ func TestDifferentFirstPacketsOnTwoCPUs(t *testing.T) {
 	if table := w.soundTable(); len(table) != 2*forwarded {
 		t.Errorf("the table has %d entries for %d flows", len(table), forwarded)
 	}
+}
+
+// TestForeignValues puts into a flow's entry what a reader can meet there while the element is
+// being given to another flow: another's value, whole or in part. No packet may follow it.
+func TestForeignValues(t *testing.T) {
+	w := newWorld(t)
+	for _, k := range kinds {
+		t.Run(k.String(), func(t *testing.T) {
+			in, other := k.fromClient(10000, portNAT, "S"), k.fromClient(10001, portKept, "S")
+			want := packet.Must(w.send(armA, in))
+			w.send(armA, other)
+			key, own := w.rawFlow(in)
+			_, foreign := w.rawFlow(other)
+			values := map[string][]byte{"another's value": foreign}
+			for at := range own {
+				// The clock, the state and the next hop to a client change while an entry lives.
+				if at >= 8 && at < 13 || at >= 16 && at < 24 {
+					continue
+				}
+				value := bytes.Clone(own)
+				value[at] ^= 1
+				values[fmt.Sprintf("byte %d", at)] = value
+				half := append(bytes.Clone(own[:at]), foreign[at:]...)
+				if at > 0 && !bytes.Equal(half, own) {
+					values[fmt.Sprintf("from byte %d on", at)] = half
+				}
+			}
+			for name, value := range values {
+				must(t, w.flows.Put(key, value))
+				before := w.reasons()
+				r := w.cpu.run(armA, packet.Must(in))
+				must(t, r.err)
+				moved := w.moved(before)
+				if r.verdict != datapath.XDPDrop || moved["flow_recycled"] == 0 || moved["claim_race"] != 1 {
+					t.Errorf("%s: verdict %d, counted %v; a packet was to find no flow, and no room for one", name, r.verdict, moved)
+				}
+			}
+			must(t, w.flows.Put(key, own))
+			if got := w.cpu.run(armA, packet.Must(in)); !bytes.Equal(got.frame, want) {
+				t.Errorf("with its own value again:\n%s", differences(want, got.frame))
+			}
+		})
+	}
+	w.soundTable()
 }
 
 // TestRecycledValues makes and ends flows on one CPU, as fast as it can, while the other

@@ -28,15 +28,16 @@ var sources = []netip.Addr{addr("10.0.0.9"), addr("192.0.2.9"), addr("2001:db8:2
 
 // Ports of the VIPs' services.
 const (
-	portNAT         = 80 // to backend4 and backend6
-	portDestination = 81 // the same, nat-destination
-	portSameArm     = 82
-	portSameArmDest = 83
-	portKept        = 84 // the backend has no port
-	portNobody      = 90 // no backends
-	portUnresolved  = 91
-	portUnsourced   = 92
-	portNothing     = 99 // no service
+	portNAT            = 80 // to backend4 and backend6
+	portDestination    = 81 // the same, nat-destination
+	portSameArm        = 82
+	portSameArmDest    = 83
+	portKept           = 84 // the backend has no port
+	portDestinationToo = 85 // as portDestination, to the same backend
+	portNobody         = 90 // no backends
+	portUnresolved     = 91
+	portUnsourced      = 92
+	portNothing        = 99 // no service
 )
 
 // services are TCP and UDP alike, so that every case can be asked of both.
@@ -65,6 +66,7 @@ func services() []model.Service {
 	nat, destination := model.ForwardingNAT, model.ForwardingNATDestination
 	add("nat", nat, vips, port(portNAT), at(backendPort, backend4, backend6)...)
 	add("destination", destination, vips, port(portDestination), at(backendPort, backend4, backend6)...)
+	add("destination-too", destination, vips, port(portDestinationToo), at(backendPort, backend4, backend6)...)
 	add("same-arm", nat, vips, port(portSameArm), at(backendPort, sameArm4, sameArm6)...)
 	add("same-arm-destination", destination, vips, port(portSameArmDest), at(backendPort, sameArm4, sameArm6)...)
 	add("kept", nat, vips, port(portKept), at(0, keeper4, keeper6)...)
