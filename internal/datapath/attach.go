@@ -84,9 +84,12 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (Attachment, error) {
 	if old := d.attached[iface]; old != nil {
 		a.Reason = old.Reason
 	}
+	before := modeOf(dev)
 	replaced, err := d.replace(a, dev, mode)
 	if err == nil && !replaced {
-		err = d.attachNew(a, mode)
+		if err = d.attachNew(a, mode); err != nil {
+			err = errors.Join(err, d.putBack(*a, before))
+		}
 	}
 	if err != nil {
 		if d.attached[iface] == nil {
@@ -100,6 +103,21 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (Attachment, error) {
 	d.attached[iface] = a
 	d.countRefusals()
 	return a.Attachment, nil
+}
+
+// putBack attaches in the mode an interface had, after another one was refused.
+func (d *Datapath) putBack(a attached, mode Mode) error {
+	old := d.attached[a.Interface]
+	if old == nil || mode == "" {
+		return nil
+	}
+	a.Reason = old.Reason
+	if err := d.attachNew(&a, model.Attach(mode)); err != nil {
+		return fmt.Errorf("and it could not be put back in %s mode: %w", mode, err)
+	}
+	_ = old.close()
+	d.attached[a.Interface] = &a
+	return nil
 }
 
 // replace puts the program into the link that is pinned for the interface. false when
