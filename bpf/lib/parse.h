@@ -71,6 +71,8 @@ static __noinline enum verdict ip6_extensions_walk(struct xdp_md *ctx, struct pa
 		__u8 *header = data + (offset & L4_OFFSET_MAX);
 		__u32 size;
 
+		if (protocol == IPPROTO_RAW) /* reserved on the wire, and our own sign here */
+			protocol = IPPROTO_NONE;
 		if (protocol != IPPROTO_HOPOPTS && protocol != IPPROTO_ROUTING &&
 		    protocol != IPPROTO_DSTOPTS && protocol != IPPROTO_AH)
 			break; /* a transport protocol, a fragment, or nothing */
