@@ -79,7 +79,7 @@ func (w *world) flowTable() map[flowKey]flowEntry {
 	return table
 }
 
-// rawFlow is a flow's client entry as it lies in the map.
+// rawFlow is the entry of a packet's tuple as it lies in the map.
 func (w *world) rawFlow(in packet.Packet) (key, value []byte) {
 	w.Helper()
 	protocol := uint8(packet.ProtocolTCP)

@@ -173,6 +173,27 @@ func TestExpiry(t *testing.T) {
 	ask("half-closed", "cA", false)
 }
 
+// TestLostTwin: an entry whose other half is gone has no claim on its port any more, so the
+// client's next packet that matters begins a flow anew.
+func TestLostTwin(t *testing.T) {
+	w := newWorld(t)
+	for _, k := range kinds {
+		flow := w.converse(k, 30000)
+		flow.say("cS", "bSA", "cA")
+		before := flow.entry().nonce
+		twin, _ := w.rawFlow(k.packet(netip.AddrPortFrom(k.pick(backend4, backend6), backendPort), flow.outer, ""))
+		must(t, w.flows.Delete(twin))
+		if k.udp { // nothing but time changes a UDP flow that is established
+			begin := time.Now()
+			w.eventually("time passes", time.Minute, func() bool { return time.Since(begin) > 1200*time.Millisecond })
+		}
+		flow.say("cFA+")
+		if flow.entry().nonce == before {
+			t.Errorf("%s: half a flow went on", k)
+		}
+	}
+}
+
 // TestSweep frees what is over and leaves the rest.
 func TestSweep(t *testing.T) {
 	short := 100 * time.Millisecond

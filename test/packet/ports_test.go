@@ -2,6 +2,7 @@ package packet_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/packet"
@@ -54,6 +55,36 @@ func TestPortsExhausted(t *testing.T) {
 	w.soundTable()
 }
 
+// TestUnfinishedHandshakeYields: a handshake that is a second old gives its port away where
+// nothing else is left; an established flow never does.
+func TestUnfinishedHandshakeYields(t *testing.T) {
+	const size = 8
+	w := newWorld(t, withPorts(model.PortRange{First: 5000, Last: 5000 + size - 1}))
+	tcp := kind{}
+	kept := w.converse(tcp, 9999)
+	kept.say("cS", "bSA", "cA")
+	for n := range uint16(size - 1) {
+		w.send(armA, tcp.fromClient(10000+n, portNAT, "S"))
+	}
+	before := w.reasons()
+	late := w.converse(tcp, 20000)
+	w.eventually("a handshake is old enough", time.Minute, func() bool {
+		_, ok := w.try(armA, tcp.fromClient(late.port, portNAT, "S"))
+		return ok
+	})
+	if n := w.moved(before)["port_taken"]; n != 1 {
+		t.Errorf("counted %v, want one port_taken", w.moved(before))
+	}
+	late.say("cS", "bSA", "cA")
+	if late.outer == kept.outer {
+		t.Errorf("an established flow lost its port %s", kept.outer)
+	}
+	kept.say("cA+", "bA+")
+	if n := len(w.soundTable()); n != 2*size {
+		t.Errorf("the table has %d entries, want %d", n, 2*size)
+	}
+}
+
 // TestPortsAreFoundAtNineTenths: 99 of 100 flows find a port while 90 % are taken.
 func TestPortsAreFoundAtNineTenths(t *testing.T) {
 	const pool = 20000
@@ -96,8 +127,8 @@ func TestPortsAreFoundAtNineTenths(t *testing.T) {
 
 // TestHandshakeFlood: unfinished handshakes displace each other and nobody else.
 func TestHandshakeFlood(t *testing.T) {
-	const limit, places, handshakes = 64, 60, 1024 // the fewest handshakes that a data plane has
-	w := newWorld(t, withLimits(func(l *model.Limits) { l.Flows = limit }))
+	const places, handshakes = 64, 1024 // the fewest handshakes that a data plane has
+	w := newWorld(t, withLimits(func(l *model.Limits) { l.Flows = places }))
 	tcp := kind{}
 	var flows []*conversation
 	for n := range uint16(places) {
@@ -123,9 +154,6 @@ func TestHandshakeFlood(t *testing.T) {
 	}
 	if n := len(w.soundTable()); n != 2*(handshakes+places) {
 		t.Errorf("the table has %d entries, want those of %d flows", n, handshakes+places)
-	}
-	for n := range uint16(limit - places) {
-		w.converse(tcp, 9000+n).say("cS", "bSA", "cA")
 	}
 	before = w.reasons()
 	more := w.converse(tcp, 9999)
