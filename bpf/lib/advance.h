@@ -120,6 +120,8 @@ static __noinline enum advance flow_advance(struct xdp_md *ctx, struct packet *p
 	}
 	if (life_set(live, f->nonce, state & ~old, old & ~state, now))
 		return ADVANCE_OVER;
+	if (state == old && f->direction == DIRECTION_BACKEND)
+		return ADVANCE_GO; /* nothing that the twin would have to know */
 	if (!twin_follow(ctx, p, f, state & ~old, old & ~state))
 		return ADVANCE_GO;
 	f->life = life_make(f->nonce, state, now);

@@ -158,6 +158,9 @@ static __noinline enum reason claim_prepare(const struct packet *p, const struct
 	}
 	if (!(__u32)sources)
 		return REASON_NO_SOURCE;
+	/* Mixed once more: the hash's high bits have chosen the slot, and the same bits would
+	 * give each backend a few of the sources only. */
+	hash *= 0x9e3779b1; /* 2^32 over the golden ratio, Knuth's multiplicative hash */
 	index = (sources >> 32) + (((__u64)hash * (__u32)sources) >> 32);
 	source = bpf_map_lookup_elem(&sh_sources, &index);
 	if (!source)
