@@ -31,6 +31,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // Options say where an Announcer works and whom it tells. Zero durations and counts take
@@ -157,7 +158,7 @@ func New(opts Options) (*Announcer, error) {
 	if err != nil {
 		return nil, err
 	}
-	handle, err := netlink.NewHandleAt(ns)
+	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		closeNamespace(ns)
 		return nil, fmt.Errorf("open a netlink socket to announce addresses: %w", err)

@@ -27,6 +27,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // Hop is the way to one address.
@@ -113,7 +114,7 @@ func New(opts Options) (*Watcher, error) {
 	if opts.Namespace != nil {
 		ns = *opts.Namespace
 	}
-	handle, err := netlink.NewHandleAt(ns)
+	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open a netlink socket to look up next hops: %w", err)
 	}
