@@ -62,8 +62,10 @@ type worldOptions struct {
 	limits   model.Limits
 	timeouts model.Timeouts
 	ports    model.PortRange
+	silent   bool
 }
 
+func withoutHeartbeat(o *worldOptions)   { o.silent = true }
 func withMode(m model.Attach) option     { return func(o *worldOptions) { o.mode = m } }
 func withPorts(p model.PortRange) option { return func(o *worldOptions) { o.ports = p } }
 func withTimeouts(change func(*model.Timeouts)) option {
@@ -162,7 +164,9 @@ func (w *world) fill(o worldOptions) {
 		_, err := w.d.Attach(arm, o.mode)
 		must(w, err)
 	}
-	must(w, w.d.Heartbeat())
+	if !o.silent {
+		must(w, w.d.Heartbeat())
+	}
 	must(w, w.d.SetSettings(w.timeouts, w.ports))
 	w.reconciler = reconcile.New(w.d, reconcile.BeforeNaming(w.resolve))
 	w.flows, err = ebpf.LoadPinnedMap(filepath.Join(w.options.PinRoot, "shunt", w.options.Instance, "abi-1", "sh_flows"), nil)
