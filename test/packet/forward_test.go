@@ -19,7 +19,6 @@ type way struct {
 	arm            string
 	own            net.HardwareAddr
 	keepsPort      bool // the backend gets the port the client asked for
-	backendPortNow uint16
 }
 
 var ways = []way{
