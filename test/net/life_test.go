@@ -26,8 +26,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// session is one TCP connection on which requests follow each other. Not an http.Client,
-// which would quietly open another where the first broke.
+// session is one TCP connection on which requests follow each other. Not an http.Client:
+// it would quietly open another where the first broke, and on a busy machine also where it
+// did not (net/http waits 50 ms for its own writer before it gives a connection up).
 type session struct {
 	net.Conn
 	reader  *bufio.Reader

@@ -419,4 +419,17 @@ func TestDriverWithoutNativeMode(t *testing.T) {
 		t.Errorf("the condition attach_degraded says %q", c)
 	}
 	b.goOn(t, "beside a generic interface", nil)
+
+	b.write(with("native"))
+	if code, out := b.shunt("reload", "--socket", b.socket); code != 1 || !strings.Contains(out, "mv0") {
+		t.Errorf("reload to native mode: exit code %d, want 1 and the interface:\n%s", code, out)
+	}
+	link, err := b.Balancer.Netlink().LinkByName("mv0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if link.Attrs().Xdp == nil || !link.Attrs().Xdp.Attached {
+		t.Error("the refused reload took the program off the interface")
+	}
+	b.goOn(t, "after the refused reload", nil)
 }

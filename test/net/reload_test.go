@@ -2,7 +2,9 @@ package net
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -162,3 +164,47 @@ func (b *bed) webBackends(want int) error {
 	}
 	return fmt.Errorf("web has not %d backends of each family: %v", want, frontendsOf(b.status().Services))
 }
+
+// Addresses that full NAT sends from need not be the host's: shunt answers for them. One
+// that is added disturbs no connection, and one that is taken away only its own.
+func TestSourceAddressesChange(t *testing.T) {
+	for _, layout := range []lab.Layout{lab.TwoArm, lab.OneArm} {
+		t.Run(string(layout), func(t *testing.T) {
+			b := newBed(t, lab.Options{Layout: layout})
+			own, fresh := []string{"10.0.0.1", "2001:db8:1::1"}, []string{"10.0.0.50", "2001:db8:1::50"}
+			from := func(sources ...string) string {
+				return b.file(settings{}) + "snat: {addresses: [\"" + strings.Join(sources, "\", \"") + "\"]}\n"
+			}
+			b.write(from(own...))
+			b.start()
+			sessions := b.open(t, 4)
+			b.reload(from(append(slices.Clone(own), fresh...)...))
+			eventually(t, 10*time.Second, "announcement of the source addresses", func() error {
+				for _, source := range fresh {
+					if !strings.Contains(b.daemon.log(), "address="+source+" ") {
+						return fmt.Errorf("%s is not answered for", source)
+					}
+				}
+				return nil
+			})
+			sessions = append(sessions, b.open(t, 12)...) // all from one of two addresses: once in 2,000 runs
+			b.goOn(t, "with addresses added", sessions)
+
+			b.reload(from(fresh...))
+			stay := slices.DeleteFunc(sessions, func(s *session) bool { return !slices.Contains(fresh, s.source()) })
+			if len(stay) == 0 {
+				t.Fatal("no connection came from an added address")
+			}
+			stay = append(stay, b.open(t, 2)...)
+			for _, s := range stay {
+				if !slices.Contains(fresh, s.source()) {
+					t.Errorf("with snat.addresses %v the backend saw %s", fresh, s.first.Remote)
+				}
+			}
+			b.goOn(t, "with addresses taken away", stay)
+		})
+	}
+}
+
+// source is the address that the backend sees.
+func (s *session) source() string { return netip.MustParseAddrPort(s.first.Remote).Addr().String() }
