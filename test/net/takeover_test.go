@@ -1,17 +1,21 @@
 package net
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/shunt-lb/shunt/internal/lab"
 )
@@ -300,6 +304,71 @@ func TestSignals(t *testing.T) {
 	if err := b.daemon.end(syscall.SIGINT); err != nil {
 		t.Errorf("SIGINT: %v", err)
 	}
+	b.nothingLeft(t, before)
+}
+
+// `shunt run 2>&1 | tee log` and Ctrl-C: tee ends first, and shunt detaches all the same,
+// although nobody reads what it says about that.
+func TestStopWithNobodyListening(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.TwoArm})
+	before := b.traces(t)
+	b.write(b.file(settings{}))
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	c := command(b.Balancer, "run", "--config", b.path, "--instance", b.instance, "--socket", b.socket)
+	c.Stdout, c.Stderr = write, write
+	err = c.Start()
+	write.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(read)
+	for lines.Scan() && !strings.Contains(lines.Text(), "msg=forwarding") {
+	}
+	b.goOn(t, "while somebody listens", nil)
+	read.Close()
+	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Wait(); err != nil {
+		t.Errorf("shunt run: %v", err)
+	}
+	b.nothingLeft(t, before)
+}
+
+// SIGTERM while reloads go on ends cleanly, with nothing left.
+func TestStopDuringReload(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.TwoArm})
+	before := b.traces(t)
+	// A backend that does not exist keeps a reload waiting for its next hop.
+	with := func(last int) string {
+		return strings.Replace(b.file(settings{}), "    backends:\n", fmt.Sprintf("    backends:\n      - {address: 10.0.0.%d, port: 8080}\n", last), 1)
+	}
+	b.write(b.file(settings{}))
+	b.start()
+	b.write(with(200))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		// Either answer is right; it must not outlive the daemon's detaching.
+		_, _ = command(b.Balancer, "reload", "--socket", b.socket).CombinedOutput()
+	}()
+	eventually(t, 10*time.Second, "the reload's question for the next hop", func() error {
+		entries, err := b.Balancer.Netlink().NeighList(0, netlink.FAMILY_V4)
+		for _, n := range entries {
+			if n.IP.String() == "10.0.0.200" {
+				return nil
+			}
+		}
+		return fmt.Errorf("no entry for 10.0.0.200 among %d, %v", len(entries), err)
+	})
+	if err := b.daemon.end(syscall.SIGTERM); err != nil {
+		t.Errorf("SIGTERM during a reload: %v", err)
+	}
+	<-done
 	b.nothingLeft(t, before)
 }
 
