@@ -12,13 +12,13 @@ import (
 
 // way is one way of forwarding, with what a packet must look like behind it.
 type way struct {
-	name           string
-	port           uint16 // of the VIP
-	four, six      netip.Addr
-	from4, from6   netip.Addr // source addresses of NAT; invalid: the client's own
-	arm            string
-	own            net.HardwareAddr
-	keepsPort      bool // the backend gets the port the client asked for
+	name         string
+	port         uint16 // of the VIP
+	four, six    netip.Addr
+	from4, from6 netip.Addr // source addresses of NAT; invalid: the client's own
+	arm          string
+	own          net.HardwareAddr
+	keepsPort    bool // the backend gets the port the client asked for
 }
 
 var ways = []way{
