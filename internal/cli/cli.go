@@ -21,6 +21,8 @@ const (
 	exitOK      = 0 // done
 	exitRefused = 1 // understood and refused: a fault in the file, nothing to act on, a failed claim
 	exitUsage   = 2 // the command line makes no sense
+
+	exitInterrupted = 130 // ended by Ctrl-C before it was done (128 + SIGINT)
 )
 
 const (
@@ -129,7 +131,7 @@ func untilStopped(parent context.Context) (context.Context, context.CancelFunc) 
 		case <-ctx.Done():
 		}
 		<-signals
-		os.Exit(130)
+		os.Exit(exitInterrupted)
 	}()
 	return ctx, cancel
 }

@@ -14,9 +14,6 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// exitInterrupted is what a shell makes of SIGINT.
-const exitInterrupted = 130
-
 func newDemo(s streams) *cobra.Command {
 	var output, clean string
 	var keep bool

@@ -20,15 +20,15 @@ import (
 
 // status is everything `shunt status` shows; its JSON is the command's -o json.
 type status struct {
-	Instance   string           `json:"instance"`
-	Forwarding bool             `json:"forwarding"` // a data plane is loaded
-	Daemon     *control.Status  `json:"daemon"`     // null: no daemon answers
-	Silent     string           `json:"daemon_error,omitempty"`
-	elsewhere  bool             // nothing died at this socket: it was never there
-	Heartbeat  float64          `json:"heartbeat_age_seconds"`
-	Attached   []attached       `json:"attached"`
-	Services   []serviceStatus  `json:"services"`
-	Reasons    map[string]count `json:"reasons"` // those that have counted anything
+	Instance   string                    `json:"instance"`
+	Forwarding bool                      `json:"forwarding"` // a data plane is loaded
+	Daemon     *control.Status           `json:"daemon"`     // null: no daemon answers
+	Silent     string                    `json:"daemon_error,omitempty"`
+	elsewhere  bool                      // nothing died at this socket: it was never there
+	Heartbeat  float64                   `json:"heartbeat_age_seconds"`
+	Attached   []attached                `json:"attached"`
+	Services   []serviceStatus           `json:"services"`
+	Reasons    map[string]datapath.Count `json:"reasons"` // those that have counted anything
 }
 
 // heartbeatFresh is the age in seconds below which there must be a daemon: it beats every
@@ -40,32 +40,11 @@ type attached struct {
 	Mode      string `json:"mode"`
 }
 
-type count struct {
-	Packets uint64 `json:"packets"`
-	Bytes   uint64 `json:"bytes"`
-}
-
-type traffic struct {
-	PacketsIn    uint64 `json:"packets_in"`
-	BytesIn      uint64 `json:"bytes_in"`
-	PacketsOut   uint64 `json:"packets_out"`
-	BytesOut     uint64 `json:"bytes_out"`
-	FlowsCreated uint64 `json:"flows_created"`
-}
-
-func (t *traffic) add(o datapath.Traffic) {
-	t.PacketsIn += o.PacketsIn
-	t.BytesIn += o.BytesIn
-	t.PacketsOut += o.PacketsOut
-	t.BytesOut += o.BytesOut
-	t.FlowsCreated += o.FlowsCreated
-}
-
 type serviceStatus struct {
 	Name       string   `json:"name"`
 	Forwarding string   `json:"forwarding"`
 	Frontends  []string `json:"frontends"`
-	traffic
+	datapath.Traffic
 	Backends []backendStatus `json:"backends"`
 }
 
@@ -74,7 +53,7 @@ type backendStatus struct {
 	Slots   int     `json:"slots"`
 	Share   float64 `json:"share"` // of the slots of its family, 0 to 1
 	// Counters are the backend's, over all services that share it.
-	traffic
+	datapath.Traffic
 }
 
 func newStatus(s streams) *cobra.Command {
@@ -115,7 +94,7 @@ func newStatus(s streams) *cobra.Command {
 }
 
 func readStatus(ctx context.Context, instance, socket string) (status, error) {
-	st := status{Instance: instance, Attached: []attached{}, Services: []serviceStatus{}, Reasons: map[string]count{}}
+	st := status{Instance: instance, Attached: []attached{}, Services: []serviceStatus{}, Reasons: map[string]datapath.Count{}}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	answer, err := control.NewClient(socket).Status(ctx)
@@ -158,7 +137,7 @@ func readStatus(ctx context.Context, instance, socket string) (status, error) {
 	}
 	for name, c := range counters.Reasons {
 		if c.Packets > 0 {
-			st.Reasons[name] = count{Packets: c.Packets, Bytes: c.Bytes}
+			st.Reasons[name] = c
 		}
 	}
 	st.Services = servicesOf(contents, counters)
@@ -175,7 +154,7 @@ func servicesOf(contents reconcile.Contents, counters datapath.Counters) []servi
 			service = &serviceStatus{Name: record.Name, Forwarding: string(record.Forwarding), Frontends: []string{}, Backends: []backendStatus{}}
 			byName[record.Name] = service
 		}
-		service.add(counters.Services[index])
+		service.Add(counters.Services[index])
 		for frontend, i := range contents.Frontends {
 			if i == index {
 				service.Frontends = append(service.Frontends, frontend.String())
@@ -188,7 +167,7 @@ func servicesOf(contents reconcile.Contents, counters datapath.Counters) []servi
 		for _, i := range slices.Sorted(maps.Keys(slots)) {
 			b := backendStatus{Address: contents.Backends[i].BackendAddress.String(), Slots: slots[i],
 				Share: float64(slots[i]) / float64(len(contents.Slots[index]))}
-			b.add(counters.Backends[i])
+			b.Add(counters.Backends[i])
 			service.Backends = append(service.Backends, b)
 		}
 	}
@@ -221,9 +200,9 @@ func printStatus(w io.Writer, st status) {
 	}
 	fmt.Fprintln(t, "\nSERVICE\tBACKEND\tSLOTS\tSHARE\tFLOWS\tPACKETS IN\tBYTES IN\tPACKETS OUT\tBYTES OUT")
 	for _, s := range st.Services {
-		fmt.Fprintf(t, "%s (%s)\t\t\t\t%s\n", s.Name, s.Forwarding, s.columns())
+		fmt.Fprintf(t, "%s (%s)\t\t\t\t%s\n", s.Name, s.Forwarding, columns(s.Traffic))
 		for _, b := range s.Backends {
-			fmt.Fprintf(t, "\t%s\t%d\t%.1f %%\t%s\n", b.Address, b.Slots, 100*b.Share, b.columns())
+			fmt.Fprintf(t, "\t%s\t%d\t%.1f %%\t%s\n", b.Address, b.Slots, 100*b.Share, columns(b.Traffic))
 		}
 		for _, f := range s.Frontends {
 			fmt.Fprintf(t, "\t← %s\n", f)
@@ -240,7 +219,7 @@ func printStatus(w io.Writer, st status) {
 	printConditions(w, st)
 }
 
-func (t traffic) columns() string {
+func columns(t datapath.Traffic) string {
 	return fmt.Sprintf("%d\t%d\t%d\t%d\t%d", t.FlowsCreated, t.PacketsIn, t.BytesIn, t.PacketsOut, t.BytesOut)
 }
 

@@ -262,6 +262,15 @@ type Traffic struct {
 	FlowsCreated uint64 `json:"flows_created"`
 }
 
+// Add adds what went through elsewhere.
+func (t *Traffic) Add(o Traffic) {
+	t.PacketsIn += o.PacketsIn
+	t.BytesIn += o.BytesIn
+	t.PacketsOut += o.PacketsOut
+	t.BytesOut += o.BytesOut
+	t.FlowsCreated += o.FlowsCreated
+}
+
 // Count is how often something happened, and to how many bytes.
 type Count struct {
 	Packets uint64 `json:"packets"`
