@@ -37,8 +37,7 @@ static long flow_sweep(void *map, struct flow_key *key_live, struct flow *live, 
 	    (life_state(copy.life) & FLOW_DEAD))
 		return 0;
 	if (flow_is_over(&key, &copy, s->settings, s->now)) {
-		if (entry_end(&key, live, &copy))
-			s->found.expired += 1 + twin_end(&key, &copy);
+		s->found.expired += flow_end(&key, live, &copy);
 		return 0;
 	}
 	if (copy.direction == DIRECTION_CLIENT) {

@@ -90,8 +90,7 @@ static __always_inline int flow_lookup(struct xdp_md *ctx, struct packet *p, str
 		return 0;
 	if (!flow_has_home(f)) {
 		/* Its backend or service was removed: what comes now is placed anew. */
-		if (entry_end(&p->key, live, f))
-			twin_end(&p->key, f);
+		flow_end(&p->key, live, f);
 		count_reason(REASON_FLOW_MOVED, p->frame_size);
 		return 0;
 	}
@@ -138,10 +137,14 @@ static __noinline enum verdict icmp_stage(struct xdp_md *ctx, struct packet *p, 
 	if (icmp[0] == request) {
 		if ((flags & ADDRESS_VIP) && !(flags & ADDRESS_HOST_OWN))
 			return echo_answer(ctx, p);
-		return pass(p, REASON_ICMP);
+		return pass(p, flags ? REASON_ICMP : REASON_NOT_OURS);
 	}
 	verdict = icmp_error_translate(ctx, p);
-	return verdict == VERDICT_NEXT ? pass(p, REASON_ICMP) : verdict;
+	if (verdict == VERDICT_NEXT)
+		verdict = pass(p, REASON_ICMP);
+	if (verdict == VERDICT_PASS && !flags) /* seen for the sake of nat-destination only */
+		p->reason = REASON_NOT_OURS;
+	return verdict;
 }
 
 /* Decides whether the packet is ours, by where it goes. */

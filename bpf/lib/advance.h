@@ -106,8 +106,7 @@ static __noinline enum advance flow_advance(struct xdp_md *ctx, struct packet *p
 	if (!settings || !live)
 		return ADVANCE_GO;
 	if (flow_is_over(&p->key, f, settings, now)) {
-		if (entry_end(&p->key, live, f))
-			twin_end(&p->key, f);
+		flow_end(&p->key, live, f);
 		return ADVANCE_OVER;
 	}
 	state = state_after(old, p, f);

@@ -102,6 +102,8 @@ static __always_inline struct flow *flow_find(const struct flow_key *key, struct
  * Working memory of the slow paths: the stack is 512 bytes for the whole call chain. XDP
  * runs with bottom halves off, and one sweep runs at a time, so nobody shares it.
  */
+#define CLAIM_SHORT_PLACES 16
+
 struct claim {
 	struct flow_key key; /* of the DIRECTION_BACKEND entry; destination_port varies */
 	struct flow entry;   /* what to insert there */
@@ -114,6 +116,8 @@ struct claim {
 	__u16 port_count;
 	__be16 own_port;    /* tried first, for NAT that keeps the client's port */
 	__be16 closed_port; /* of the longest closed flow met */
+	/* jiffies until when searches give up early, by backend; two may share a place */
+	__u32 short_until[CLAIM_SHORT_PLACES];
 };
 
 struct scratch {
@@ -124,7 +128,8 @@ struct scratch {
 	struct claim claim;
 };
 
-/* One element a CPU. Written and read within one run of a program only; not pinned. */
+/* One element a CPU. Written and read within one run of a program only, but for the hint in
+ * short_until; not pinned. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -216,6 +221,14 @@ static __noinline int twin_end(const struct flow_key *key, const struct flow *co
 		return 0;
 	live = twin_find(scratch, key, copy);
 	return live ? entry_end(&scratch->twin_key, live, &scratch->twin) : 0;
+}
+
+/* Ends both entries of a flow, the found one first. Returns how many it was that ended: 0 if
+ * the flow has come back, or somebody else is ending it. */
+static __always_inline int flow_end(const struct flow_key *key, struct flow *live,
+				    const struct flow *copy)
+{
+	return entry_end(key, live, copy) ? 1 + twin_end(key, copy) : 0;
 }
 
 /* Whether both halves of a flow have been idle for longer than its state allows. */

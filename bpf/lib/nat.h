@@ -21,6 +21,11 @@
 /* At 90 % occupancy a search of n random ports fails with 0.9^n: 64 is 0.1 %. */
 #define CLAIM_TRIES 64
 
+/* For a second after a search towards a backend has met no free port, the next ones stop at
+ * a closed port after so many tries. Where backends close first, each port rests for a
+ * minute and a busy pool has none that is free: every new connection would pay for 64. */
+#define CLAIM_TRIES_SHORT 8
+
 /* <errno.h> is the C library's. */
 #define EEXIST_ 17
 #define EBUSY_ 16 /* Linux 6.1: the bucket's lock is held by what this packet interrupted */
@@ -74,14 +79,12 @@ static __noinline int claim_reclaim(struct claim *c, const struct settings *sett
 			return 0;
 		}
 	}
-	if (!entry_end(&c->probed_key, live, &c->probed))
-		return 0;
-	twin_end(&c->probed_key, &c->probed);
-	return 1;
+	return flow_end(&c->probed_key, live, &c->probed);
 }
 
 struct claim_result {
 	int found; /* 1: claimed, -1: the table is full */
+	__u32 tries_short;
 };
 
 static long claim_try(__u32 i, void *context)
@@ -90,7 +93,7 @@ static long claim_try(__u32 i, void *context)
 	struct settings *settings = settings_get();
 	struct claim *c = claim_scratch();
 
-	if (!c || !settings || !c->port_count)
+	if (!c || !settings || !c->port_count || (i >= result->tries_short && c->closed_age))
 		return 1;
 	if (i == 0 && c->own_port)
 		c->key.destination_port = c->own_port;
@@ -111,13 +114,19 @@ static long claim_try(__u32 i, void *context)
 /* Finds and claims a port. 0, or the reason why not. */
 static __noinline enum reason port_claim(void)
 {
-	struct claim_result result = {};
+	struct claim_result result = { .tries_short = CLAIM_TRIES };
 	struct settings *settings = settings_get();
 	struct claim *c = claim_scratch();
+	__u32 *short_until;
 
 	if (!c || !settings)
 		return REASON_INTERNAL;
+	short_until = &c->short_until[c->entry.backend % CLAIM_SHORT_PLACES];
+	if (*short_until - (__u32)c->now - 1 < jiffies_per_second)
+		result.tries_short = CLAIM_TRIES_SHORT;
 	bpf_loop(CLAIM_TRIES, claim_try, &result, 0);
+	if (!result.found && result.tries_short == CLAIM_TRIES)
+		*short_until = c->now + jiffies_per_second;
 	if (!result.found && c->closed_age) {
 		c->key.destination_port = c->closed_port;
 		if (claim_reclaim(c, settings, 1))

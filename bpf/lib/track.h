@@ -39,10 +39,7 @@ static __always_inline struct flow *tracked_find(struct scratch *scratch,
 /* Ends the flow that tracked_find has found. */
 static __always_inline int tracked_end(struct scratch *scratch, struct flow *live)
 {
-	if (!entry_end(&scratch->place_key, live, &scratch->place))
-		return 0;
-	twin_end(&scratch->place_key, &scratch->place);
-	return 1;
+	return flow_end(&scratch->place_key, live, &scratch->place);
 }
 
 /* Notes a new flow among the handshakes; the oldest unfinished one makes room. */

@@ -149,7 +149,7 @@ func TestEcho(t *testing.T) {
 			{name: k.String() + "/VIP", in: ping, end: leaves, reason: "echo_answered", want: pong},
 			{name: k.String() + "/host's own", in: to(k.pick(hostVIP4, hostVIP6)), reason: "icmp"},
 			{name: k.String() + "/NAT source", in: to(k.pick(sources[0], sources[2])), reason: "icmp"},
-			{name: k.String() + "/not ours, looked at for nat-destination", in: to(k.pick(client4, client6)), reason: "icmp"},
+			{name: k.String() + "/not ours, looked at for nat-destination", in: to(k.pick(client4, client6)), reason: "not_ours"},
 			{name: k.String() + "/code 1", in: code, reason: "icmp"},
 			{name: k.String() + "/a reply", in: reply, reason: "icmp"},
 			{name: k.String() + "/from a group", in: group, reason: "icmp"},

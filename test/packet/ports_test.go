@@ -55,6 +55,33 @@ func TestPortsExhausted(t *testing.T) {
 	w.soundTable()
 }
 
+// TestPortsAllResting: where every port rests, each new flow takes one of them, and flows that
+// have taken one keep it. All searches but the first are cut short.
+func TestPortsAllResting(t *testing.T) {
+	const size = 64
+	w := newWorld(t, withPorts(model.PortRange{First: 5000, Last: 5000 + size - 1}))
+	tcp := kind{}
+	for n := range uint16(size) {
+		w.converse(tcp, 10000+n).say("cS", "bSA", "cA", "bFA", "cFA", "bA")
+	}
+	before := w.reasons()
+	taken := map[uint16]bool{}
+	for n := range uint16(size) {
+		flow := w.converse(tcp, 20000+n)
+		flow.say("cS", "bSA", "cA")
+		if port := flow.outer.Port(); taken[port] {
+			t.Fatalf("flow %d was given port %d, which a living one has", n, port)
+		}
+		taken[flow.outer.Port()] = true
+	}
+	if moved := w.moved(before); moved["port_taken"] != size || len(moved) != 1 {
+		t.Errorf("counted %v, want %d port_taken", moved, size)
+	}
+	if n := len(w.soundTable()); n != 2*size {
+		t.Errorf("the table has %d entries, want %d", n, 2*size)
+	}
+}
+
 // TestUnfinishedHandshakeYields: a handshake that is a second old gives its port away where
 // nothing else is left; an established flow never does.
 func TestUnfinishedHandshakeYields(t *testing.T) {
