@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * What user space asks of the flow table: to be swept, and what time it is there. Run
- * with BPF_PROG_RUN, never attached. Both need CAP_BPF and CAP_PERFMON.
+ * What user space asks of the tables of flows: to be swept, to be held against the slots, and
+ * what time it is there. Run with BPF_PROG_RUN, never attached. All need CAP_BPF and
+ * CAP_PERFMON.
  *
  * Flows end without any of this (lib/flow.h); a sweep only frees memory early and counts.
  * A run is for one caller at a time: the workspace of lib/flow.h is per CPU, and this
  * program can be preempted. So its object never shares sh_scratch with the one at XDP,
  * whose interrupts would write into it.
  */
-#include "lib/flow.h"
+#include "lib/remember.h"
+#include "lib/slot.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
@@ -61,6 +63,110 @@ int sh_sweep(struct sweep *ctx)
 	ctx->flows = s.found.flows;
 	ctx->established = s.found.established;
 	ctx->expired = s.found.expired;
+	return 0;
+}
+
+struct recalling {
+	struct recall found;
+	const struct settings *settings;
+	__u16 now;
+};
+
+/* Whether an entry's backend lives and its slot says otherwise; then the slot is marked. 0:
+ * the slot says the same, or the entry leads nowhere. -1: the slot has nothing to do with it. */
+static __noinline int slot_mark(const struct service *service, const struct remembered *r)
+{
+	__u64 table = *(volatile __u64 *)&service->table;
+	__u64 slot = slot_get(table, r->hash), *marks;
+	__u32 index, word;
+
+	if (slot_state(slot) != SLOT_CLOSING && slot_state(slot) != SLOT_MARKED)
+		return -1;
+	if (remembered_backend(r) == slot_current(slot) || !backend_find(remembered_backend(r)))
+		return 0;
+	index = (table >> 32) + (((__u64)r->hash * (__u32)table) >> 32);
+	word = index / 64;
+	marks = bpf_map_lookup_elem(&sh_marks, &word);
+	if (marks)
+		__sync_fetch_and_or(marks, 1ULL << (index % 64));
+	return 1;
+}
+
+/* Whether a flow without its entry would follow its client's, which names another backend. */
+static __always_inline int client_differs(const struct service *service, const struct flow_key *key,
+					  const struct remembered *r)
+{
+	struct remembered of_client;
+	struct flow_key client;
+
+	if (!service->affinity_ticks || (remembered_flags(r->word) & REMEMBERED_CLIENT) ||
+	    !backend_find(remembered_backend(r)))
+		return 0;
+	client_key(&client, &key->source, r->service);
+	return remembered_find(&client, &of_client) &&
+	       remembered_backend(&of_client) != remembered_backend(r);
+}
+
+/* As in flow_sweep, key and value may be handed to another flow at any moment. */
+static long entry_recall(void *map, struct flow_key *key_live, struct remembered *live,
+			 struct recalling *c)
+{
+	struct service *service;
+	struct remembered copy;
+	struct flow_key key;
+	__u32 index;
+	int mark;
+
+	__builtin_memcpy(&key, key_live, sizeof(key));
+	__builtin_memcpy(&copy, live, sizeof(copy));
+	/* The compiler must not read the live entry again where the copy is meant. */
+	asm volatile("" : : "r"(&key), "r"(&copy) : "memory");
+	c->found.entries++;
+	if (copy.seal != remembered_seal(&key, &copy) ||
+	    (remembered_flags(copy.word) & REMEMBERED_DEAD))
+		return 0;
+	index = copy.service & 0xffffff;
+	service = bpf_map_lookup_elem(&sh_services, &index);
+	if (!service || !service->live || service->generation != copy.service >> 24) {
+		if (!c->found.look)
+			c->found.expired += remembered_end(&key, live, &copy);
+		return 0;
+	}
+	/* Where a packet has come in between, the flow goes on, and counts. */
+	if (remembered_is_over(&copy, c->settings, service->affinity_ticks, key.protocol, c->now) &&
+	    !c->found.look && remembered_end(&key, live, &copy)) {
+		c->found.expired++;
+		return 0;
+	}
+	mark = slot_mark(service, &copy);
+	if (mark > 0)
+		c->found.marked++;
+	else if (mark == 0 && !c->found.look && service->tracking != TRACKING_ALWAYS &&
+		 !client_differs(service, &key, &copy))
+		c->found.agreed += remembered_end(&key, live, &copy);
+	return 0;
+}
+
+/*
+ * Goes through the remembered flows: ends what is over, and in slots that are closing or
+ * marked what the slot says too; marks such slots (sh_marks) where a flow says otherwise. The
+ * caller clears the marks before. Deleting while walking can end the walk of one bucket early:
+ * whoever relies on the marks has them made by a look first. Returns 0, or -1 without settings.
+ */
+SEC("syscall")
+int sh_recall(struct recall *ctx)
+{
+	struct recalling c = { .settings = settings_get(), .now = ticks_now() };
+
+	c.found.look = ctx->look;
+
+	if (!c.settings)
+		return -1;
+	bpf_for_each_map_elem(&sh_remembered, entry_recall, &c, 0);
+	ctx->entries = c.found.entries;
+	ctx->expired = c.found.expired;
+	ctx->agreed = c.found.agreed;
+	ctx->marked = c.found.marked;
 	return 0;
 }
 

@@ -5,18 +5,21 @@
  *   frame ─► parse ─► address ─┬─► not ours ──────────────────────────► pass
  *                              ├─► ARP, ND, echo ─────────────────────► answer
  *                              ├─► ICMP error ─► flow of the quote ───► send
- *                              └─► TCP, UDP ─► flow ─┬─► found ───────► rewrite, send
- *                                                    └─► none ─► service ─► new flow ─┘
+ *                              ├─► TCP, UDP ─► flow ─┬─► found ───────► rewrite, send
+ *                              │                     └─► none ─► service ─► new flow ─┘
+ *                              └─► to a direct VIP ─► service ─► backend ─► wrap, send
  *
  * Invariant: a packet that is not ours leaves as it came.
  */
 #include "lib/advance.h"
+#include "lib/encap.h"
 #include "lib/icmp.h"
 #include "lib/nat.h"
 #include "lib/neighbour.h"
 #include "lib/packet.h"
 #include "lib/parse.h"
 #include "lib/rewrite.h"
+#include "lib/service.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
@@ -51,7 +54,7 @@ static __always_inline enum verdict flow_forward(struct xdp_md *ctx, struct pack
 	__u64 hop;
 
 	if (p->ttl <= 1)
-		return ttl_exceeded_answer(ctx, p);
+		return VERDICT_REFUSE;
 	if (f->direction == DIRECTION_CLIENT) {
 		backend = backend_find(f->backend);
 		if (!backend || !settings)
@@ -67,17 +70,18 @@ static __always_inline enum verdict flow_forward(struct xdp_md *ctx, struct pack
 	traffic_count(p, f);
 	if (packet_rewrite(ctx, p, f))
 		return drop(p, REASON_INTERNAL);
-	return ethernet_send(ctx, p, hop);
+	return ethernet_send(ctx, p, hop, hop_interface(hop));
 }
 
-/* Whether what the flow names is still there; the service's generation and the backend's. */
-static __always_inline int flow_has_home(const struct flow *f)
+/* The flow's backend, if that and the service are still what they were. */
+static __always_inline struct backend *flow_home(const struct flow *f)
 {
 	__u32 index = f->service_index;
 	struct service *service = bpf_map_lookup_elem(&sh_services, &index);
 
-	return service && service->live && service->generation == f->service_generation &&
-	       backend_find(f->backend);
+	if (!service || !service->live || service->generation != f->service_generation)
+		return 0;
+	return backend_find(f->backend);
 }
 
 /* Finds the packet's flow. 1: in f, and it goes on. 0: the packet is a first one, or nobody's. */
@@ -85,10 +89,16 @@ static __always_inline int flow_lookup(struct xdp_md *ctx, struct packet *p, str
 				       __u32 now)
 {
 	struct flow *live = flow_find(&p->key, f);
+	struct backend *backend;
 
 	if (!live)
 		return 0;
-	if (!flow_has_home(f)) {
+	backend = flow_home(f);
+	if (backend && backend->draining && is_first(p) && state_is_closed(life_state(f->life))) {
+		flow_end(&p->key, live, f); /* a new connection on the tuple of a closed one */
+		return 0;
+	}
+	if (!backend) {
 		/* Its backend or service was removed: what comes now is placed anew. */
 		flow_end(&p->key, live, f);
 		count_reason(REASON_FLOW_MOVED, p->frame_size);
@@ -99,28 +109,98 @@ static __always_inline int flow_lookup(struct xdp_md *ctx, struct packet *p, str
 	return flow_advance(ctx, p, live, f) == ADVANCE_GO;
 }
 
-static __always_inline enum verdict flow_stage(struct xdp_md *ctx, struct packet *p, int is_vip)
+static __always_inline enum verdict flow_stage(struct xdp_md *ctx, struct packet *p, int is_vip,
+					       __u32 service_index)
 {
+	struct scratch *scratch = scratch_get();
 	__u64 now = bpf_jiffies64();
-	struct flow f;
+	struct flow *f;
 	enum reason reason;
-	__u32 service_index;
 
-	if (!flow_lookup(ctx, p, &f, now)) {
+	if (!scratch)
+		return drop(p, REASON_INTERNAL);
+	f = &scratch->flow;
+	if (!flow_lookup(ctx, p, f, now)) {
 		if (!is_vip)
 			return pass(p, REASON_NOT_OURS);
-		service_index = service_find(p);
 		if (service_index == SERVICE_NONE)
 			return pass(p, REASON_NO_SERVICE);
 		if (p->tcp_flags & TCP_RST) /* the end of what is not there */
 			return pass(p, REASON_NOT_OURS);
 		if (p->ttl <= 1)
-			return ttl_exceeded_answer(ctx, p);
-		reason = nat_flow_create(ctx, p, service_index, &f);
+			return VERDICT_REFUSE;
+		reason = nat_flow_create(ctx, p, service_index, f);
 		if (reason != REASON_NONE)
 			return drop(p, reason);
 	}
-	return flow_forward(ctx, p, &f, now);
+	return flow_forward(ctx, p, f, now);
+}
+
+static __always_inline void direct_count(const struct packet *p, __u32 service_index,
+					 __u32 backend_index)
+{
+	struct traffic *of_service = bpf_map_lookup_elem(&sh_svc_traffic, &service_index);
+	struct traffic *of_backend = bpf_map_lookup_elem(&sh_be_traffic, &backend_index);
+	int first = is_first(p);
+
+	if (!of_service || !of_backend)
+		return;
+	of_service->packets_in++;
+	of_service->bytes_in += p->frame_size;
+	of_service->flows_created += first;
+	of_backend->packets_in++;
+	of_backend->bytes_in += p->frame_size;
+	of_backend->flows_created += first;
+}
+
+/* The last stage of direct return: the packet goes to the backend as the service says. */
+static __always_inline enum verdict direct_forward(struct xdp_md *ctx, struct packet *p,
+						   __u32 service_index,
+						   const struct service *service, __u32 reference,
+						   __u32 hash)
+{
+	struct backend *backend = backend_find(reference);
+	struct settings *settings = settings_get();
+	enum reason reason = REASON_UNRESOLVED;
+	struct interface *out;
+	__u64 hop;
+
+	if (!backend || !settings)
+		return drop(p, REASON_BACKEND_GONE);
+	hop = hop_to_backend(ctx, backend, settings, &p->key.destination, bpf_jiffies64(), &reason);
+	if (!(hop & HOP_MAC_MASK))
+		return drop(p, reason);
+	out = hop_interface(hop);
+	if (!out)
+		return drop(p, REASON_INTERNAL);
+	if (!generic_mode && csum_is_unfinished(ctx, p) && csum_complete(ctx, p))
+		return drop(p, REASON_INTERNAL);
+	if (service->forwarding != FORWARDING_DSR_L2) {
+		reason = packet_wrap(ctx, p, service, backend, out, hash_again(hash));
+		if (reason != REASON_NONE)
+			return p->mtu ? VERDICT_REFUSE : drop(p, reason);
+	}
+	direct_count(p, service_index, reference & BACKEND_INDEX_MASK);
+	return ethernet_send(ctx, p, hop, out);
+}
+
+/* Direct return: no flow entry, unless the slot is not settled. VERDICT_NEXT: the packet is
+ * not for such a service. */
+static __always_inline enum verdict direct_stage(struct xdp_md *ctx, struct packet *p,
+						 __u32 service_index)
+{
+	__u32 reference, hash;
+	struct service *service = bpf_map_lookup_elem(&sh_services, &service_index);
+
+	if (!service || !service->live || service->forwarding < FORWARDING_DSR_L2)
+		return VERDICT_NEXT;
+	if (p->ttl <= 1 && service->forwarding != FORWARDING_DSR_L2)
+		return VERDICT_REFUSE;
+	hash = flow_hash(&p->key, service->seed);
+	reference = backend_choose(p, service, service_index, hash);
+	if (!reference)
+		return drop(p, REASON_NO_BACKEND);
+	return direct_forward(ctx, p, service_index, service, reference, hash);
 }
 
 static __noinline enum verdict icmp_stage(struct xdp_md *ctx, struct packet *p, __u32 flags)
@@ -150,22 +230,34 @@ static __noinline enum verdict icmp_stage(struct xdp_md *ctx, struct packet *p, 
 /* Decides whether the packet is ours, by where it goes. */
 static __always_inline enum verdict address_stage(struct xdp_md *ctx, struct packet *p)
 {
-	__u32 flags = address_flags(&p->key.destination);
-	struct settings *settings;
-	enum verdict verdict;
+	enum verdict verdict = transport_parse(ctx, p);
+	__u32 flags, epoch, service_index = SERVICE_NONE;
+	struct settings *settings = settings_get();
+	struct known *known = known_place(p);
 
-	if (!flags) {
+	if (!settings || !known)
+		return pass(p, REASON_NOT_OURS);
+	epoch = *(volatile __u32 *)&settings->epoch;
+	if (verdict == VERDICT_NEXT && known_is(known, p, epoch)) {
+		flags = known->flags;
+		service_index = known->service_index;
+	} else {
+		flags = address_flags(&p->key.destination);
 		/* Answers to clients of nat-destination go to the client's own address. */
-		settings = settings_get();
-		if (!settings || !settings->nat_destination)
+		if (!flags && (!settings->nat_destination || verdict != VERDICT_NEXT))
 			return pass(p, REASON_NOT_OURS);
+		if (verdict != VERDICT_NEXT)
+			return verdict;
+		if (p->key.protocol == IPPROTO_ICMP || p->key.protocol == IPPROTO_ICMPV6)
+			return icmp_stage(ctx, p, flags);
+		if (flags & ADDRESS_VIP)
+			service_index = service_find(p, flags, epoch);
 	}
-	verdict = transport_parse(ctx, p);
-	if (verdict != VERDICT_NEXT)
-		return flags ? verdict : pass(p, REASON_NOT_OURS);
-	if (p->key.protocol == IPPROTO_ICMP || p->key.protocol == IPPROTO_ICMPV6)
-		return icmp_stage(ctx, p, flags);
-	return flow_stage(ctx, p, flags & ADDRESS_VIP);
+	if ((flags & ADDRESS_DIRECT) && service_index != SERVICE_NONE)
+		verdict = direct_stage(ctx, p, service_index);
+	if (verdict == VERDICT_NEXT)
+		verdict = flow_stage(ctx, p, flags & ADDRESS_VIP, service_index);
+	return verdict == VERDICT_REFUSE ? error_answer(ctx, p) : verdict;
 }
 
 static __always_inline int mac_is_ours(const struct ethhdr *eth)

@@ -14,7 +14,6 @@
 #define SHUNT_ADVANCE_H
 
 #include "hop.h"
-#include "service.h"
 #include "track.h"
 
 enum advance {

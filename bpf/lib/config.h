@@ -27,6 +27,10 @@ volatile const __u32 tracked_count = 1;
 /* Jiffies per second, measured when the daemon starts. */
 volatile const __u32 jiffies_per_second = 250;
 
+/* A tick, the unit in which remembered flows age, is 1 << tick_shift jiffies: the shortest
+ * that is at least a second, because 16 bits have to hold half a day. */
+volatile const __u8 tick_shift = 8;
+
 /* The daemon is taken for dead when its heartbeat is older. */
 #define HEARTBEAT_SECONDS_MAX 10
 

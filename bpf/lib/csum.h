@@ -21,6 +21,14 @@ static __always_inline __u16 csum_fold(__u64 sum)
 	return sum;
 }
 
+/* The same of a sum below 2^36, as those of pseudo-headers are. */
+static __always_inline __u16 csum_fold_short(__u64 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16); /* below 2^20 + 2^16 */
+	sum = (sum & 0xffff) + (sum >> 16); /* at most 0xffff + 16 */
+	return sum + (sum >> 16);
+}
+
 /* The sum of an address; the IPv4 prefix ffff is one's-complement zero, so one function
  * serves both families. */
 static __always_inline __u64 addr_sum(const struct addr *a)

@@ -120,12 +120,31 @@ struct claim {
 	__u32 short_until[CLAIM_SHORT_PLACES];
 };
 
+/* What place.h knows of the packet whose backend it looks for. */
+struct placing {
+	__u64 slot;
+	__u32 previous; /* where flows without an entry are, in a transition; 0: nowhere */
+	__u32 hash;
+	__u32 service; /* generation:8 | index:24 */
+	__u32 affinity_ticks;
+	__u16 now;     /* ticks */
+	__u8 tracking; /* enum tracking */
+	__u8 first;    /* the packet is a TCP SYN */
+	__u8 drains;   /* previous gets no new flows */
+	__u8 pad[3];
+	__u32 client_backend; /* of the client's entry, which drains: for a flow of its own; or 0 */
+};
+
 struct scratch {
+	struct flow flow; /* the packet's, copied from its entry */
 	struct flow_key twin_key;
 	struct flow twin;
 	struct flow_key place_key;
 	struct flow place;
 	struct claim claim;
+	struct flow_key client_key; /* of a client's entry in sh_remembered */
+	struct remembered remembered;
+	struct placing placing;
 };
 
 /* One element a CPU. Written and read within one run of a program only, but for the hint in

@@ -20,12 +20,13 @@
 #include "hop.h"
 #include "parse.h"
 #include "rewrite.h"
-#include "service.h"
+#include "slot.h"
 
 #define ICMP_ECHO_REPLY 0
 #define ICMP_UNREACHABLE 3
 #define ICMP_TIME_EXCEEDED 11
 #define ICMP_PARAMETER 12
+#define ICMP_FRAGMENTATION_NEEDED 4 /* a code of ICMP_UNREACHABLE */
 
 #define ANSWER_TTL 64
 #define QUOTED_TRANSPORT_SIZE_MIN 8 /* RFC 792: of the transport header at least this much */
@@ -328,7 +329,7 @@ static __noinline enum verdict icmp_error_translate(struct xdp_md *ctx, struct p
 	if (error_rewrite(ctx, p, &q))
 		return drop(p, REASON_INTERNAL);
 	count_reason(REASON_ICMP_TRANSLATED, p->frame_size);
-	return ethernet_send(ctx, p, hop);
+	return ethernet_send(ctx, p, hop, hop_interface(hop));
 }
 
 /* --- time exceeded -------------------------------------------------------------- */
@@ -337,7 +338,7 @@ static __noinline enum verdict icmp_error_translate(struct xdp_md *ctx, struct p
 #define ICMP_RATE 100 /* errors per second and CPU, and as many at once */
 
 #define QUOTE_IP4_MAX 548  /* RFC 1812, 4.3.2.3: the error is at most 576 bytes */
-#define QUOTE_IP6_MAX 1184 /* RFC 4443, 2.4 c: the error is at most 1280 bytes */
+#define QUOTE_IP6_MAX 1232 /* RFC 4443, 2.4 c: the error is at most 1280 bytes */
 #define TOS_ERROR 0xc0    /* RFC 1812, 4.3.2.5: precedence 6 */
 
 struct icmp_tokens {
@@ -401,8 +402,8 @@ static __always_inline int quote_make(struct xdp_md *ctx, const struct packet *p
 	return bpf_xdp_adjust_head(ctx, -(__s32)headers_size) ? -1 : 0;
 }
 
-static __noinline int ip4_time_exceeded(struct xdp_md *ctx, const struct packet *p,
-					const struct addr *source)
+static __noinline int ip4_error_make(struct xdp_md *ctx, const struct packet *p,
+				     const struct addr *source)
 {
 	const __u32 size = sizeof(struct iphdr) + sizeof(struct icmp_header);
 	__u32 quote_size = p->l4_offset - L3_OFFSET + p->l4_size;
@@ -416,6 +417,11 @@ static __noinline int ip4_time_exceeded(struct xdp_md *ctx, const struct packet 
 	struct ethhdr eth;
 	__u64 sum;
 
+	if (p->mtu) {
+		icmp.type = ICMP_UNREACHABLE;
+		icmp.code = ICMP_FRAGMENTATION_NEEDED;
+		icmp.rest = bpf_htonl(p->mtu & 0xffff); /* RFC 1191, 4 */
+	}
 	if (quote_size > QUOTE_IP4_MAX)
 		quote_size = QUOTE_IP4_MAX;
 	ip.tot_len = bpf_htons(size + quote_size);
@@ -434,8 +440,8 @@ static __noinline int ip4_time_exceeded(struct xdp_md *ctx, const struct packet 
 	return bpf_xdp_store_bytes(ctx, L3_OFFSET + sizeof(ip), &icmp, sizeof(icmp)) ? -1 : 0;
 }
 
-static __noinline int ip6_time_exceeded(struct xdp_md *ctx, const struct packet *p,
-					const struct addr *source)
+static __noinline int ip6_error_make(struct xdp_md *ctx, const struct packet *p,
+				     const struct addr *source)
 {
 	const __u32 size = sizeof(struct ipv6hdr) + sizeof(struct icmp_header);
 	__u32 icmp_size, quote_size = p->l4_offset - L3_OFFSET + p->l4_size;
@@ -444,6 +450,10 @@ static __noinline int ip6_time_exceeded(struct xdp_md *ctx, const struct packet 
 	struct ethhdr eth;
 	__u64 sum;
 
+	if (p->mtu) {
+		icmp.type = ICMPV6_PKT_TOOBIG;
+		icmp.rest = bpf_htonl(p->mtu);
+	}
 	if (quote_size > QUOTE_IP6_MAX)
 		quote_size = QUOTE_IP6_MAX;
 	icmp_size = sizeof(struct icmp_header) + quote_size;
@@ -464,10 +474,11 @@ static __noinline int ip6_time_exceeded(struct xdp_md *ctx, const struct packet 
 }
 
 /*
- * Answers a TCP or UDP packet whose TTL or hop limit ends here, back the way it came. The
- * packet is still as it arrived.
+ * Answers a TCP or UDP packet whose TTL or hop limit ends here, or that is too long for the way
+ * on (packet->mtu), back the way it came. The packet is still as it arrived. The latter is
+ * said by the VIP: the client's path is the one to that.
  */
-static __noinline enum verdict ttl_exceeded_answer(struct xdp_md *ctx, struct packet *p)
+static __noinline enum verdict error_answer(struct xdp_md *ctx, struct packet *p)
 {
 	struct addr source;
 
@@ -475,11 +486,11 @@ static __noinline enum verdict ttl_exceeded_answer(struct xdp_md *ctx, struct pa
 		return pass(p, REASON_MULTICAST);
 	if (!icmp_token_take())
 		return drop(p, REASON_ICMP_LIMITED);
-	source = error_source(p);
-	if (p->family == FAMILY_IP4 ? ip4_time_exceeded(ctx, p, &source) :
-				      ip6_time_exceeded(ctx, p, &source))
+	source = p->mtu ? p->key.destination : error_source(p);
+	if (p->family == FAMILY_IP4 ? ip4_error_make(ctx, p, &source) :
+				      ip6_error_make(ctx, p, &source))
 		return drop(p, REASON_INTERNAL);
-	return answer(p, REASON_TTL_EXCEEDED);
+	return answer(p, p->mtu ? REASON_TOO_BIG_ANSWERED : REASON_TTL_EXCEEDED);
 }
 
 #endif

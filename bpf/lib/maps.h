@@ -115,12 +115,35 @@ struct {
 	__uint(max_entries, 1);
 } sh_tracked SEC(".maps");
 
-/* The hands of the two rings, by enum ring. Written by the programs. */
+/* Tuple of a flow, or a client of affinity, of a tracked service -> the backend it stays
+ * with. Written by the programs, in slots that are not settled; sh_recall, which the daemon
+ * runs, takes out what is over. Full, or over the budget: counted as not_remembered, and the
+ * flow follows the slot's previous backend. Memory is taken as needed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct flow_key);
+	__type(value, struct remembered);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} sh_remembered SEC(".maps");
+
+/* A bit for each slot, 64 an element: a flow remembers another backend than the slot's
+ * current one. Cleared by the daemon before sh_recall sets it, and read by it afterwards. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, __u64);
-	__uint(max_entries, RING_COUNT);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} sh_marks SEC(".maps");
+
+/* What CPUs count together: the hands of the two rings, and new remembered flows, by enum
+ * ring. Written by the programs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, HAND_COUNT);
 } sh_hands SEC(".maps");
 
 /* One element. Written by the daemon, the heartbeat by sh_clock. */

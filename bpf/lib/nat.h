@@ -15,7 +15,7 @@
 #define SHUNT_NAT_H
 
 #include "hop.h"
-#include "service.h"
+#include "place.h"
 #include "track.h"
 
 /* At 90 % occupancy a search of n random ports fails with 0.9^n: 64 is 0.1 %. */
@@ -40,7 +40,7 @@ static __always_inline struct claim *claim_scratch(void)
 /* Inserts the claim under its present port. 1: it is ours, 0: it is taken, -1: no room. */
 static __always_inline int claim_insert(struct claim *c)
 {
-	long err;
+	int err; /* Linux before 6.4 (d7ba4cc900bf) returns an int, and its sign is lost in a long */
 
 	c->entry.seal = flow_seal(&c->key, &c->entry);
 	err = bpf_map_update_elem(&sh_flows, &c->key, &c->entry, BPF_NOEXIST);
@@ -167,10 +167,7 @@ static __noinline enum reason claim_prepare(const struct packet *p, const struct
 	}
 	if (!(__u32)sources)
 		return REASON_NO_SOURCE;
-	/* Mixed once more: the hash's high bits have chosen the slot, and the same bits would
-	 * give each backend a few of the sources only. */
-	hash *= 0x9e3779b1; /* 2^32 over the golden ratio, Knuth's multiplicative hash */
-	index = (sources >> 32) + (((__u64)hash * (__u32)sources) >> 32);
+	index = (sources >> 32) + (((__u64)hash_again(hash) * (__u32)sources) >> 32);
 	source = bpf_map_lookup_elem(&sh_sources, &index);
 	if (!source)
 		return REASON_NO_SOURCE;
@@ -216,12 +213,12 @@ static __noinline enum reason nat_flow_create(struct xdp_md *ctx, struct packet 
 	struct backend *backend;
 	enum reason reason;
 	__u32 hash, reference;
-	long err;
+	int err; /* Linux before 6.4 (d7ba4cc900bf) returns an int, and its sign is lost in a long */
 
 	if (!service || !c)
 		return REASON_INTERNAL;
 	hash = flow_hash(&p->key, service->seed);
-	reference = slot_backend(service, hash);
+	reference = backend_choose(p, service, service_index, hash);
 	if (!reference)
 		return REASON_NO_BACKEND;
 	backend = backend_find(reference);

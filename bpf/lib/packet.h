@@ -33,6 +33,7 @@ enum verdict {
 	VERDICT_DROP,
 	VERDICT_SEND_BACK, /* XDP_TX */
 	VERDICT_SEND_ON,   /* redirect to packet->egress */
+	VERDICT_REFUSE,    /* an ICMP error is due: packet->mtu says which */
 };
 
 enum family {
@@ -63,7 +64,7 @@ struct packet {
 	__u32 reason;        /* enum reason */
 	__u32 egress;        /* interface slot, for VERDICT_SEND_ON */
 	__u32 frame_size;
-	__u32 pad;
+	__u32 mtu; /* of VERDICT_REFUSE: the size that would fit; 0: TTL or hop limit ended here */
 };
 
 static __always_inline enum verdict pass(struct packet *p, enum reason reason)

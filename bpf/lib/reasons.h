@@ -23,6 +23,12 @@ enum reason {
 	REASON_SOURCE_ROUTED = 10,   /* pass: an IPv6 routing header has segments left */
 	REASON_NEIGHBOUR_OTHER = 11, /* pass: ARP or ND that is for the host, or for an address we do not own now */
 	REASON_MALFORMED = 12,       /* pass: IP headers are truncated or contradict themselves */
+	REASON_DECAP_NO_TUNNEL = 20, /* pass: at a backend, neither IPIP nor GUE */
+	REASON_DECAP_NOT_LOCAL = 21, /* pass: at a backend, a tunnel to an address that the interface does not have */
+	REASON_DECAP_FRAGMENT = 22,  /* pass: at a backend, a fragment of a tunnel's packet; only whole ones are taken off */
+	REASON_DECAP_GUE_UNKNOWN = 23, /* pass: at a backend, to the GUE port, but not version 0 data that is an IP packet and has no flags */
+	REASON_DECAP_UNREADABLE = 24, /* pass: at a backend, what a tunnel carries is not a whole IP header of its version */
+	REASON_DECAP_NOT_VIP = 25,   /* pass: at a backend, a tunnel carries a packet to an address that is no VIP here */
 
 	/* drop: the packet ends here */
 	REASON_MALFORMED_TRANSPORT = 32, /* drop: to us, with TCP, UDP or ICMP headers truncated or lying */
@@ -38,12 +44,17 @@ enum reason {
 	REASON_ICMP_LIMITED = 42,        /* drop: an ICMP error was due, but they are rate-limited */
 	REASON_CLAIM_RACE = 43,          /* drop: another CPU was making the same flow, and did not finish in time */
 	REASON_INTERNAL = 44,            /* drop: a helper refused what must succeed; a bug, please report it */
+	REASON_TOO_BIG = 45,             /* drop: with its outer header longer than the MTU towards the backend, and not marked as "don't fragment" */
+	REASON_DECAP_SENDER = 52,        /* drop: at a backend, a packet to a VIP from a tunnel whose sender is not permitted */
+	REASON_DECAP_LENGTH = 53,        /* drop: at a backend, a packet to a VIP is longer than its tunnel's, or shorter than its header */
+	REASON_DECAP_CONGESTED = 54,     /* drop: at a backend, marked as congested on the way, but without ECN inside (RFC 6040) */
 
 	/* answer: we replied in the packet's place */
 	REASON_ARP_ANSWERED = 64,  /* answer: an ARP request for an address we own */
 	REASON_ND_ANSWERED = 65,   /* answer: a neighbour solicitation for an address we own */
 	REASON_ECHO_ANSWERED = 66, /* answer: ping to a VIP */
 	REASON_TTL_EXCEEDED = 67,  /* answer: TTL or hop limit ended here; time exceeded was sent */
+	REASON_TOO_BIG_ANSWERED = 68, /* answer: with its outer header longer than the MTU towards the backend; the size that fits was sent */
 
 	/* note: something worth counting on the way; the packet goes on */
 	REASON_FLOW_RECYCLED = 96,    /* note: an entry changed while it was read, and was taken for a miss */
@@ -54,6 +65,10 @@ enum reason {
 	REASON_CHECKSUM_COMPLETED = 101, /* note: the sender had left the checksum to hardware that never saw the packet */
 	REASON_ICMP_TRANSLATED = 102, /* note: an ICMP error was carried through the NAT */
 	REASON_FLOW_MOVED = 103,      /* note: a flow's backend or service was removed, so the packet began a new flow */
+	REASON_NOT_REMEMBERED = 104,  /* note: no room or budget to remember a flow whose slot changes; it stays with the previous backend */
+	REASON_DECAP_IPIP = 108,      /* note: at a backend, IPIP was taken off and the packet went on to the host's stack */
+	REASON_DECAP_GUE = 109,       /* note: at a backend, GUE was taken off and the packet went on to the host's stack */
+	REASON_DECAP_ECN = 110,       /* note: at a backend, the outer header's ECN mark was carried into the packet (RFC 6040) */
 
 	/* refused: the kernel dropped the frame after our verdict */
 	REASON_TX_REFUSED = 112,       /* refused: sending back out of the same interface failed; on veth the peer needs GRO or XDP */

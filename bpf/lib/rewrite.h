@@ -14,11 +14,19 @@
 #include "flow.h"
 #include "hop.h"
 
-static __always_inline enum verdict ethernet_send(struct xdp_md *ctx, struct packet *p, __u64 hop)
+/* The interface that a hop leads out of. */
+static __always_inline struct interface *hop_interface(__u64 hop)
+{
+	__u32 slot = hop_slot(hop);
+
+	return bpf_map_lookup_elem(&sh_interfaces, &slot);
+}
+
+static __always_inline enum verdict ethernet_send(struct xdp_md *ctx, struct packet *p, __u64 hop,
+						  const struct interface *out)
 {
 	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
 	__u32 slot = hop_slot(hop);
-	struct interface *out = bpf_map_lookup_elem(&sh_interfaces, &slot);
 	struct ethhdr *eth = data;
 
 	if (!out || (void *)(eth + 1) > data_end)

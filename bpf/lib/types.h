@@ -37,6 +37,7 @@ enum address_flag {
 	ADDRESS_SOURCE = 2,   /* full NAT sends from this address */
 	ADDRESS_HOST_OWN = 4, /* the host has it: its kernel answers ARP, ND and echo */
 	ADDRESS_ANNOUNCE = 8, /* for user space: owned_until may become other than 0 */
+	ADDRESS_DIRECT = 16,  /* a frontend of a direct-return service has it */
 };
 
 /* owned_until value: answer for ever. 0 is "not ours to answer for". */
@@ -81,37 +82,62 @@ struct range_key {
 enum forwarding {
 	FORWARDING_NAT = 0,
 	FORWARDING_NAT_DESTINATION = 1,
+	FORWARDING_DSR_L2 = 2, /* from here on, backends answer the client themselves */
+	FORWARDING_DSR_IPIP = 3,
+	FORWARDING_DSR_GUE = 4,
+};
+
+/* Which flows of a tracked service are remembered. */
+enum tracking {
+	TRACKING_AUTO = 0,
+	TRACKING_ALWAYS = 1,
+	TRACKING_NONE = 2,
 };
 
 struct service {
 	__u64 table; /* first slot << 32 | slot count, one word so that both change together */
-	__u32 seed;  /* of the flow hash */
+	__u64 table_before; /* the same of the table that SLOT_PREVIOUS_BEFORE refers to */
+	__u32 seed;         /* of the flow hash */
 	__u8 generation;
 	__u8 forwarding; /* enum forwarding */
 	__u8 live;       /* 0: the place is empty, and generation that of its last tenant */
-	__u8 pad;
+	__u8 tracking;   /* enum tracking */
+	__u32 affinity_ticks; /* how long a client is remembered; 0: flows are placed one by one */
+	__u32 affinity_seconds; /* the same, for user space */
 };
 
-/* A slot: state:8 | current backend:28 | previous backend:28. A backend reference is
- * generation:8 | index:20; 0 is nobody. */
+/*
+ * A slot: flags:4 | state:4 | current backend:28 | previous backend:28. A backend reference
+ * is generation:8 | index:20; 0 is nobody. docs/design/13-just-enough-tracking.md has the
+ * rules; the state, never a comparison of the two backends, says whether flows are looked up.
+ */
 enum slot_state {
 	SLOT_SETTLED = 0,
-	SLOT_TRANSITION = 1,
-	SLOT_CLOSING = 2,
-	SLOT_MARKED = 3,
+	SLOT_TRANSITION = 1, /* remembered flows are followed, and new ones remembered */
+	SLOT_CLOSING = 2, /* followed, not remembered: a scan of the table is due */
+	SLOT_MARKED = 3, /* followed: some disagree with the current backend */
 };
+
+enum slot_flag {
+	SLOT_PREVIOUS_DRAINS = 1, /* the previous backend has weight 0 in this service */
+	SLOT_PREVIOUS_BEFORE = 2, /* the previous backend is found in the table before */
+};
+
+#define SLOT_STATE_SHIFT 56
+#define SLOT_FLAGS_SHIFT 60
 
 #define BACKEND_INDEX_MASK 0xfffff
 #define BACKEND_REF_MASK 0xfffffff
 
 struct backend {
 	struct addr address;
-	__u64 hop;     /* HOP_*; 0: not resolved */
+	__u64 hop; /* HOP_*; 0: not resolved */
 	__u64 sources; /* first index in sh_sources << 32 | count */
-	__be16 port;   /* 0 keeps the packet's destination port */
+	__be16 port; /* 0 keeps the packet's destination port */
 	__u8 generation;
 	__u8 live; /* 0: the place is empty, and generation that of its last tenant */
-	__u8 pad[4];
+	__u8 draining; /* 1: it has weight 0 in every service */
+	__u8 pad[3];
 };
 
 /* A next hop in one word: check:10 | interface slot:6 | MAC:48 (first octet lowest).
@@ -122,8 +148,9 @@ struct interface {
 	struct addr address4; /* source of ICMP errors we send; zero: the VIP */
 	struct addr address6;
 	__u32 ifindex; /* 0: slot is free */
+	__u32 mtu; /* of what is behind the Ethernet header, bytes */
 	__u8 mac[6];
-	__u8 pad[6];
+	__u8 pad[2];
 };
 
 /* --- flows --------------------------------------------------------------------- */
@@ -139,18 +166,18 @@ struct flow_key {
 
 /* Whose packets an entry rewrites. Every NAT flow has one entry of each. */
 enum direction {
-	DIRECTION_CLIENT = 0,  /* from the client: becomes source -> backend */
+	DIRECTION_CLIENT = 0, /* from the client: becomes source -> backend */
 	DIRECTION_BACKEND = 1, /* from the backend: becomes VIP -> client */
 };
 
 enum flow_state {
-	FLOW_DEAD = 0x01,          /* somebody is deleting it: nobody else may */
-	FLOW_SLOTTED = 0x02,       /* sh_tracked holds its key */
-	FLOW_REPLIED = 0x04,       /* the backend has answered */
-	FLOW_ESTABLISHED = 0x08,   /* and the client has gone on */
-	FLOW_RESET = 0x10,         /* the last thing seen was a reset */
-	FLOW_FIN_CLIENT = 0x20,    /* the client has closed its half */
-	FLOW_FIN_BACKEND = 0x40,   /* the backend has closed its half */
+	FLOW_DEAD = 0x01, /* somebody is deleting it: nobody else may */
+	FLOW_SLOTTED = 0x02, /* sh_tracked holds its key */
+	FLOW_REPLIED = 0x04, /* the backend has answered */
+	FLOW_ESTABLISHED = 0x08, /* and the client has gone on */
+	FLOW_RESET = 0x10, /* the last thing seen was a reset */
+	FLOW_FIN_CLIENT = 0x20, /* the client has closed its half */
+	FLOW_FIN_BACKEND = 0x40, /* the backend has closed its half */
 	FLOW_BACKEND_FIRST = 0x80, /* the backend closed first, and has the TIME-WAIT */
 };
 
@@ -164,12 +191,12 @@ struct flow {
 	__u64 seal;
 	__u64 life; /* nonce:24 | enum flow_state:8 | last seen, low 32 bits of jiffies. Changed
 	             * by compare-and-swap only, so never in somebody else's entry. */
-	__u64 hop;  /* HOP_*: next hop to the client; unused in DIRECTION_CLIENT */
-	struct addr source;      /* the packet's new source … */
+	__u64 hop; /* HOP_*: next hop to the client; unused in DIRECTION_CLIENT */
+	struct addr source; /* the packet's new source … */
 	struct addr destination; /* … and destination */
 	__be16 source_port;
 	__be16 destination_port;
-	__u32 nonce;   /* random, the same in both entries of a flow */
+	__u32 nonce; /* random, the same in both entries of a flow */
 	__u32 backend; /* reference: generation:8 | index:20 */
 	__u16 service_index;
 	__u8 service_generation;
@@ -189,8 +216,35 @@ struct tracked {
 enum ring {
 	RING_HANDSHAKE = 0,
 	RING_ESTABLISHED = 1,
-	RING_COUNT = 2,
+	HAND_BUDGET = 2, /* no ring: tick << 32 | flows remembered anew in it */
+	HAND_COUNT = 3,
 };
+
+/*
+ * A flow, or a client, of a tracked service and the backend it stays with. The key is the
+ * packet's tuple; a client's has its address, the service in destination.low (generation:8 |
+ * index:24), and zeroes. seal covers the key and all of the rest but flags and seen, as in
+ * struct flow: elements are recycled without a grace period.
+ */
+struct remembered {
+	__u64 seal;
+	__u64 word; /* nonce:12 | enum remembered_flag:8 | seen:16 | backend reference:28. seen is
+	             * in ticks (config.h). Changed by compare-and-swap only. */
+	__u32 hash; /* of the flow: it decides the slot */
+	__u32 service; /* generation:8 | index:24 */
+};
+
+enum remembered_flag {
+	REMEMBERED_DEAD = 0x01, /* somebody is deleting it: nobody else may */
+	REMEMBERED_SYN = 0x02, /* nothing but SYN has been seen */
+	REMEMBERED_FIN = 0x04, /* the client has closed its half */
+	REMEMBERED_RESET = 0x08, /* the last thing seen was a reset */
+	REMEMBERED_CLIENT = 0x10 /* the key is a client's */
+};
+
+#define REMEMBERED_SEEN_SHIFT 28
+#define REMEMBERED_FLAGS_SHIFT 44
+#define REMEMBERED_NONCE_SHIFT 52
 
 /* --- settings, in sh_settings[0] ------------------------------------------------ */
 
@@ -211,14 +265,21 @@ struct settings {
 	__u16 port_first; /* of the NAT pool, host order */
 	__u16 port_count;
 	__u32 nat_destination; /* 1 while a nat-destination service exists */
-	__u32 pad;
+	__u32 remember_budget; /* new entries of sh_remembered a tick */
+	struct addr tunnel_source4; /* outer source, mapped; zero: the interface's own address */
+	struct addr tunnel_source6;
+	__u64 tunnel_vary4; /* host bits of the source that differ from flow to flow: xor'ed into */
+	__u64 tunnel_vary6; /* addr.low */
+	__be16 gue_port;
+	__u8 pad[2];
+	__u32 epoch; /* goes up after every change of sh_addresses, sh_frontends and sh_ranges */
 };
 
 /* --- counters, per CPU ---------------------------------------------------------- */
 
 struct traffic {
 	__u64 packets_in; /* from clients */
-	__u64 bytes_in;   /* whole frames */
+	__u64 bytes_in; /* whole frames */
 	__u64 packets_out;
 	__u64 bytes_out;
 	__u64 flows_created;
@@ -232,9 +293,18 @@ struct count {
 /* What one run of sh_sweep found; its context, in and out. */
 struct sweep {
 	__u64 entries; /* seen */
-	__u64 flows;   /* of them, client entries that are alive */
+	__u64 flows; /* of them, client entries that are alive */
 	__u64 established;
 	__u64 expired; /* entries removed */
+};
+
+/* What one run of sh_recall found; its context, in and out. */
+struct recall {
+	__u64 entries; /* seen */
+	__u64 expired; /* of them, removed because nothing was seen for too long */
+	__u64 agreed; /* removed because a closing or marked slot says the same */
+	__u64 marked; /* in closing or marked slots, kept because the slot says otherwise */
+	__u64 look; /* in: 1: only mark, and delete nothing */
 };
 
 /* What sh_clock says; its context, in and out. */

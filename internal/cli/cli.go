@@ -21,6 +21,7 @@ const (
 	exitOK      = 0 // done
 	exitRefused = 1 // understood and refused: a fault in the file, nothing to act on, a failed claim
 	exitUsage   = 2 // the command line makes no sense
+	exitBusy    = 3 // waited until the deadline for what had not happened by then
 
 	exitInterrupted = 130 // ended by Ctrl-C before it was done (128 + SIGINT)
 )
@@ -33,6 +34,9 @@ const (
 
 // errSilent ends a command whose output has already said why.
 var errSilent = errors.New("refused")
+
+// errStillBusy ends a wait whose deadline has come. What to say has been said.
+var errStillBusy = errors.New("still busy")
 
 // usageError is a command line that makes no sense.
 type usageError struct{ error }
@@ -58,6 +62,8 @@ func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 		return exitOK
 	case errors.Is(err, errSilent):
 		return exitRefused
+	case errors.Is(err, errStillBusy):
+		return exitBusy
 	case errors.As(err, &usage):
 		fmt.Fprintf(errOut, "shunt: %v\nRun `shunt --help`, or `shunt COMMAND --help`.\n", err)
 		return exitUsage
@@ -87,7 +93,8 @@ Then:          shunt check       is the configuration right?
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newRun(s), newCheck(s), newReload(s), newSchema(s), newStatus(s), newDetach(s), newDemo(s))
+	root.AddCommand(newRun(s), newCheck(s), newReload(s), newSchema(s), newStatus(s), newBackend(s), newDetach(s),
+		newDecap(s), newDoctor(s), newDemo(s))
 	return root
 }
 

@@ -20,15 +20,16 @@ import (
 
 // status is everything `shunt status` shows; its JSON is the command's -o json.
 type status struct {
-	Instance   string                    `json:"instance"`
-	Forwarding bool                      `json:"forwarding"` // a data plane is loaded
-	Daemon     *control.Status           `json:"daemon"`     // null: no daemon answers
-	Silent     string                    `json:"daemon_error,omitempty"`
-	elsewhere  bool                      // nothing died at this socket: it was never there
-	Heartbeat  float64                   `json:"heartbeat_age_seconds"`
-	Attached   []attached                `json:"attached"`
-	Services   []serviceStatus           `json:"services"`
-	Reasons    map[string]datapath.Count `json:"reasons"` // those that have counted anything
+	Instance   string                      `json:"instance"`
+	Forwarding bool                        `json:"forwarding"` // a data plane is loaded
+	Daemon     *control.Status             `json:"daemon"`     // null: no daemon answers
+	Silent     string                      `json:"daemon_error,omitempty"`
+	elsewhere  bool                        // nothing died at this socket: it was never there
+	Heartbeat  float64                     `json:"heartbeat_age_seconds"`
+	Attached   []attached                  `json:"attached"`
+	Services   []serviceStatus             `json:"services"`
+	Reasons    map[string]datapath.Count   `json:"reasons"` // those that have counted anything
+	traffic    map[string]datapath.Traffic // of every backend in the maps, by address
 }
 
 // heartbeatFresh is the age in seconds below which there must be a daemon: it beats every
@@ -52,6 +53,8 @@ type backendStatus struct {
 	Address string  `json:"address"`
 	Slots   int     `json:"slots"`
 	Share   float64 `json:"share"` // of the slots of its family, 0 to 1
+	// Draining: it has weight 0, or an operator drains it.
+	Draining bool `json:"draining"`
 	// Counters are the backend's, over all services that share it.
 	datapath.Traffic
 }
@@ -141,6 +144,10 @@ func readStatus(ctx context.Context, instance, socket string) (status, error) {
 		}
 	}
 	st.Services = servicesOf(contents, counters)
+	st.traffic = map[string]datapath.Traffic{}
+	for index, b := range contents.Backends {
+		st.traffic[b.BackendAddress.String()] = counters.Backends[index]
+	}
 	return st, nil
 }
 
@@ -161,12 +168,17 @@ func servicesOf(contents reconcile.Contents, counters datapath.Counters) []servi
 			}
 		}
 		slots := map[uint32]int{}
-		for _, ref := range contents.Slots[index] {
-			slots[ref.Index]++
+		for _, slot := range contents.Slots[index] {
+			slots[slot.Current.Index]++
+			if slot.State == reconcile.Transition {
+				slots[slot.Previous.Index] += 0 // it is shown as long as flows may be there
+			}
 		}
+		delete(slots, 0)
 		for _, i := range slices.Sorted(maps.Keys(slots)) {
 			b := backendStatus{Address: contents.Backends[i].BackendAddress.String(), Slots: slots[i],
-				Share: float64(slots[i]) / float64(len(contents.Slots[index]))}
+				Share:    float64(slots[i]) / float64(len(contents.Slots[index])),
+				Draining: contents.Backends[i].Draining}
 			b.Add(counters.Backends[i])
 			service.Backends = append(service.Backends, b)
 		}

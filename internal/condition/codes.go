@@ -13,6 +13,8 @@ const (
 	MulticastLinkOnly      = "multicast_link_only"
 	NeighbourNotManaged    = "neighbour_not_managed"
 	NeighbourUnresolved    = "neighbour_unresolved"
+	OverridesLost          = "overrides_lost"
+	OverridesUnsaved       = "overrides_unsaved"
 	PeerAggregates         = "peer_aggregates"
 	PortsShort             = "ports_short"
 	ReconcileFailing       = "reconcile_failing"
@@ -83,6 +85,16 @@ var Codes = []Definition{
 		Code: NeighbourUnresolved, Severity: Error, Subject: "backend address",
 		Meaning: "There is no route to the backend, or its next hop does not answer ARP or neighbour solicitations.",
 		Remedy:  "check that the backend is up, its route and its VLAN: `ip route get ADDRESS` and `ip neighbour show`",
+	},
+	{
+		Code: OverridesLost, Severity: Error, Subject: "file of overrides",
+		Meaning: "What operators had asked for beside the configuration (drains) could not be read after a restart; none of it is in force.",
+		Remedy:  "drain the backends again that were drained; the next drain replaces the file",
+	},
+	{
+		Code: OverridesUnsaved, Severity: Warning, Subject: "file of overrides",
+		Meaning: "What operators ask for beside the configuration (drains) is in force, but would not survive a restart.",
+		Remedy:  "make room on the disk or mend the permissions; it is tried again every second",
 	},
 	{
 		Code: PeerAggregates, Severity: Warning, Subject: "interface",

@@ -50,19 +50,65 @@ type Status struct {
 	Instance    string                `json:"instance"`
 	Attachments []Attachment          `json:"attachments"`
 	Conditions  []condition.Condition `json:"conditions"`
+	Drains      []Drain               `json:"drains"`
+	// Closed are the backends that get no new flows in some service. Where no slot names such a
+	// one, the maps do not tell whose it is.
+	Closed []ClosedBackend `json:"closed_backends"`
+	// Transition and Marked are slots of direct return and affinity whose flows are looked up,
+	// because the table has changed lately or because older flows are elsewhere.
+	Transition int `json:"slots_in_transition"`
+	Marked     int `json:"slots_marked"`
+}
+
+// Drain is an operator's wish that a backend gets no new flows.
+type Drain struct {
+	Backend  string    `json:"backend"` // as the configuration names it
+	Since    time.Time `json:"since"`
+	Deadline time.Time `json:"deadline,omitzero"` // from then on its flows are not followed any more; zero: never
+	By       string    `json:"by"`
+}
+
+// ClosedBackend is a backend that has weight 0 or is drained.
+type ClosedBackend struct {
+	Backend  string   `json:"backend"`
+	Services []string `json:"services"` // where it gets no new flows
+}
+
+// DrainRequest asks for a drain.
+type DrainRequest struct {
+	Backend  string        `json:"backend"`               // a name, or address or address:port
+	Deadline time.Duration `json:"deadline_ns,omitempty"` // from now; 0: none
+	By       string        `json:"by"`
+}
+
+// UndrainRequest ends a drain.
+type UndrainRequest struct {
+	Backend string `json:"backend"`
+}
+
+// DrainResult is what became of a request to drain or undrain.
+type DrainResult struct {
+	Refused    string               `json:"refused,omitempty"`  // why nothing was changed
+	Backends   []string             `json:"backends,omitempty"` // addresses of those concerned
+	Difference reconcile.Difference `json:"difference"`
+	Text       string               `json:"text"` // Difference in words
 }
 
 // Handler is the daemon's side. Calls may come at the same time.
 type Handler interface {
-	Reload(context.Context) (ReloadResult, error)
-	Status(context.Context) (Status, error)
+	Reload(context.Context, struct{}) (ReloadResult, error)
+	Status(context.Context, struct{}) (Status, error)
+	Drain(context.Context, DrainRequest) (DrainResult, error)
+	Undrain(context.Context, UndrainRequest) (DrainResult, error)
 }
 
 const (
-	pathReload = "/shunt.v1.Control/Reload"
-	pathStatus = "/shunt.v1.Control/Status"
-	// A request has no content worth a kilobyte.
-	requestSizeMax = 1 << 10
+	pathReload  = "/shunt.v1.Control/Reload"
+	pathStatus  = "/shunt.v1.Control/Status"
+	pathDrain   = "/shunt.v1.Control/Drain"
+	pathUndrain = "/shunt.v1.Control/Undrain"
+	// No request has content worth more.
+	requestSizeMax = 4 << 10
 )
 
 // Serve answers on a new socket at path until ctx ends. A socket nobody listens on any
@@ -89,6 +135,8 @@ func Serve(ctx context.Context, path string, h Handler) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+pathReload, respond(h.Reload))
 	mux.HandleFunc("POST "+pathStatus, respond(h.Status))
+	mux.HandleFunc("POST "+pathDrain, respond(h.Drain))
+	mux.HandleFunc("POST "+pathUndrain, respond(h.Undrain))
 	server := &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: 5 * time.Second,
@@ -104,14 +152,23 @@ func Serve(ctx context.Context, path string, h Handler) error {
 	return nil
 }
 
-func respond[T any](call func(context.Context) (T, error)) http.HandlerFunc {
+func respond[Q, T any](call func(context.Context, Q) (T, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, requestSizeMax))
-		result, err := call(r.Context())
 		w.Header().Set("Content-Type", "application/json")
+		refuse := func(status int, code string, err error) {
+			w.WriteHeader(status)
+			_ = json.NewEncoder(w).Encode(map[string]string{"code": code, "message": err.Error()})
+		}
+		var request Q
+		decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, requestSizeMax))
+		decoder.DisallowUnknownFields()
+		if err := decoder.Decode(&request); err != nil && !errors.Is(err, io.EOF) {
+			refuse(http.StatusBadRequest, "invalid_argument", fmt.Errorf("read the request's JSON: %w", err))
+			return
+		}
+		result, err := call(r.Context(), request)
 		if err != nil {
-			w.WriteHeader(http.StatusInternalServerError)
-			_ = json.NewEncoder(w).Encode(map[string]string{"code": "internal", "message": err.Error()})
+			refuse(http.StatusInternalServerError, "internal", err)
 			return
 		}
 		_ = json.NewEncoder(w).Encode(result)
@@ -143,17 +200,33 @@ func NewClient(path string) *Client {
 // Reload has the daemon read its file again, and waits.
 func (c *Client) Reload(ctx context.Context) (ReloadResult, error) {
 	var result ReloadResult
-	return result, c.call(ctx, pathReload, &result)
+	return result, c.call(ctx, pathReload, struct{}{}, &result)
+}
+
+// Drain has a backend get no new flows, in every service that has it.
+func (c *Client) Drain(ctx context.Context, request DrainRequest) (DrainResult, error) {
+	var result DrainResult
+	return result, c.call(ctx, pathDrain, request, &result)
+}
+
+// Undrain ends a drain.
+func (c *Client) Undrain(ctx context.Context, request UndrainRequest) (DrainResult, error) {
+	var result DrainResult
+	return result, c.call(ctx, pathUndrain, request, &result)
 }
 
 // Status asks for the daemon's state. The error wraps ErrNoDaemon if nobody is there.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	var result Status
-	return result, c.call(ctx, pathStatus, &result)
+	return result, c.call(ctx, pathStatus, struct{}{}, &result)
 }
 
-func (c *Client) call(ctx context.Context, path string, result any) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://shunt"+path, bytes.NewReader([]byte("{}")))
+func (c *Client) call(ctx context.Context, path string, question, result any) error {
+	body, err := json.Marshal(question)
+	if err != nil {
+		return err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://shunt"+path, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}

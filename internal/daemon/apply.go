@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/control"
@@ -17,6 +19,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/neighbour"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/internal/source/file"
+	"github.com/shunt-lb/shunt/internal/state"
 )
 
 // sourceFile is what the state calls the configuration file.
@@ -24,7 +27,7 @@ const sourceFile = "file"
 
 // Reload reads the file again and applies it. A file with a fault, or a change that needs
 // a restart, changes nothing.
-func (d *daemon) Reload(ctx context.Context) (control.ReloadResult, error) {
+func (d *daemon) Reload(ctx context.Context, _ struct{}) (control.ReloadResult, error) {
 	parsed, err := file.Read(d.opts.ConfigPath)
 	if err != nil {
 		return control.ReloadResult{Refused: err.Error()}, nil
@@ -74,7 +77,7 @@ func needsRestart(old, now model.Config) string {
 }
 
 // Status is what the control socket tells.
-func (d *daemon) Status(context.Context) (control.Status, error) {
+func (d *daemon) Status(context.Context, struct{}) (control.Status, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := control.Status{PID: os.Getpid(), Since: d.since, ConfigPath: d.opts.ConfigPath,
@@ -82,7 +85,77 @@ func (d *daemon) Status(context.Context) (control.Status, error) {
 	for _, name := range slices.Sorted(maps.Keys(d.attachments)) {
 		s.Attachments = append(s.Attachments, d.attachments[name])
 	}
+	s.Transition, s.Marked = d.settling.Transition, d.settling.Marked
+	s.Drains = []control.Drain{}
+	drained := map[model.BackendAddress]bool{}
+	for _, o := range d.writer.Drains() {
+		drained[o.Backend] = true
+		s.Drains = append(s.Drains, control.Drain{Backend: o.Backend.String(), Since: o.Since, Deadline: o.Deadline, By: o.By})
+	}
+	s.Closed = closedBackends(d.config.Services, drained)
 	return s, nil
+}
+
+// closedBackends are those that get no new flows, by address.
+func closedBackends(services []model.Service, drained map[model.BackendAddress]bool) []control.ClosedBackend {
+	in := map[model.BackendAddress][]string{}
+	for _, service := range services {
+		for _, b := range service.Backends {
+			if b.Weight == 0 || drained[b.BackendAddress] {
+				in[b.BackendAddress] = append(in[b.BackendAddress], service.Name)
+			}
+		}
+	}
+	closed := []control.ClosedBackend{}
+	for b, names := range in {
+		slices.Sort(names)
+		closed = append(closed, control.ClosedBackend{Backend: b.String(), Services: names})
+	}
+	slices.SortFunc(closed, func(a, b control.ClosedBackend) int { return strings.Compare(a.Backend, b.Backend) })
+	return closed
+}
+
+// Drain lets a backend get no new flows.
+func (d *daemon) Drain(ctx context.Context, request control.DrainRequest) (control.DrainResult, error) {
+	drain := state.Drain{Since: time.Now(), By: request.By}
+	if request.Deadline > 0 {
+		drain.Deadline = drain.Since.Add(request.Deadline)
+	}
+	return d.override(ctx, "drain", func() ([]model.BackendAddress, error) {
+		return d.writer.SetDrain(request.Backend, drain)
+	})
+}
+
+// Undrain ends a drain.
+func (d *daemon) Undrain(ctx context.Context, request control.UndrainRequest) (control.DrainResult, error) {
+	return d.override(ctx, "undrain", func() ([]model.BackendAddress, error) {
+		return d.writer.ClearDrain(request.Backend)
+	})
+}
+
+// override changes an override and carries it out.
+func (d *daemon) override(ctx context.Context, what string, change func() ([]model.BackendAddress, error)) (control.DrainResult, error) {
+	d.applying.Lock()
+	defer d.applying.Unlock()
+	if d.stopped {
+		return control.DrainResult{Refused: "the daemon is stopping"}, nil
+	}
+	backends, err := change()
+	if err != nil {
+		return control.DrainResult{Refused: err.Error()}, nil
+	}
+	var result control.DrainResult
+	for _, b := range backends {
+		result.Backends = append(result.Backends, b.String())
+	}
+	result.Difference, err = d.reconcileNow(ctx, d.config)
+	if err != nil {
+		d.failing(err)
+		return result, fmt.Errorf("%s %s: it is carried out in part, and is tried again: %w", what, strings.Join(result.Backends, ", "), err)
+	}
+	result.Text = result.Difference.String()
+	d.log.Info(what, "backends", strings.Join(result.Backends, ","), "difference", result.Text)
+	return result, nil
 }
 
 // change makes config the one in force. The order is: what may be refused first, new
@@ -108,7 +181,10 @@ func (d *daemon) change(ctx context.Context, config model.Config) (reconcile.Dif
 	if err := d.datapath.SetSettings(config.Timeouts, ports); err != nil {
 		return reconcile.Difference{}, err
 	}
+	d.datapath.SetEncapsulation(config.Encapsulation)
+	d.mu.Lock()
 	d.config, d.applied = config, true // from here on it is carried out, now or by trying again
+	d.mu.Unlock()
 	difference, err := d.reconcileNow(ctx, config)
 	if err != nil {
 		d.failing(err)
@@ -119,7 +195,8 @@ func (d *daemon) change(ctx context.Context, config model.Config) (reconcile.Dif
 
 // reconcileNow makes the maps agree with config.
 func (d *daemon) reconcileNow(ctx context.Context, config model.Config) (reconcile.Difference, error) {
-	wanted := backendAddresses(config.Services)
+	services := d.writer.Snapshot().Config.Services // with drains in force
+	wanted := backendAddresses(services)
 	d.mu.Lock()
 	present := slices.Collect(maps.Keys(d.records))
 	d.mu.Unlock()
@@ -133,10 +210,11 @@ func (d *daemon) reconcileNow(ctx context.Context, config model.Config) (reconci
 		return reconcile.Difference{}, err
 	}
 	desired := reconcile.Desired{
-		Services: config.Services,
-		Sources:  d.allSources(config, wanted),
+		Services: services,
+		Sources:  d.allSources(config, backendAddresses(translated(services))),
 		HostOwn:  func(a netip.Addr) bool { return own[a] },
 		Limits:   config.Limits,
+		Settle:   config.Timeouts.Settle,
 	}
 	difference, err := d.applyDesired(desired)
 	if err != nil {
@@ -304,6 +382,11 @@ func (d *daemon) portPool(config model.Config) (model.PortRange, error) {
 		return config.SNAT.Ports, nil
 	}
 	return freePorts()
+}
+
+// translated are the services whose packets get another source address.
+func translated(services []model.Service) []model.Service {
+	return slices.DeleteFunc(slices.Clone(services), func(s model.Service) bool { return s.Forwarding.Direct() })
 }
 
 func backendAddresses(services []model.Service) []netip.Addr {

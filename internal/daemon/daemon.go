@@ -65,7 +65,7 @@ type daemon struct {
 	opts       Options
 	log        *slog.Logger
 	since      time.Time
-	config     model.Config // as applied
+	config     model.Config // as applied; written with applying and mu held
 	applied    bool         // there is such a one
 	datapath   *datapath.Datapath
 	reconciler *reconcile.Reconciler
@@ -91,6 +91,8 @@ type daemon struct {
 	sources map[netip.Addr][]netip.Addr // by backend address, as last written
 	retry   chan struct{}               // capacity 1: apply again
 
+	settling reconcile.Settling // as of the last upkeep; written with applying and mu held
+
 	retrying *time.Timer // guarded by applying
 }
 
@@ -109,7 +111,6 @@ func Run(ctx context.Context, opts Options) error {
 	}
 	d := &daemon{
 		opts: opts, log: opts.Log, since: time.Now(),
-		writer:      state.NewWriter(),
 		conditions:  newConditions(opts.Log),
 		attachments: map[string]control.Attachment{},
 		records:     map[netip.Addr][]reconcile.BackendRecord{},
@@ -117,6 +118,7 @@ func Run(ctx context.Context, opts Options) error {
 		hops:        map[netip.Addr]neighbour.Hop{},
 		retry:       make(chan struct{}, 1),
 	}
+	d.openState()
 	if opts.Socket != "" {
 		config.Socket = opts.Socket
 	}
@@ -183,9 +185,13 @@ func (d *daemon) loop(ctx context.Context) {
 				d.log.Error("the data plane does not hear the daemon and asks the routing table instead", "error", err)
 			}
 			d.refreshInterfaces()
+			d.upkeep(ctx)
 		case <-sweep.C:
 			if _, err := d.datapath.Sweep(); err != nil {
 				d.log.Warn("ended flows could not be swept; packets end them as they come", "error", err)
+			}
+			if _, err := d.datapath.Recall(); err != nil {
+				d.log.Warn("remembered flows that are over could not be forgotten; it is tried again", "error", err)
 			}
 		case <-changed:
 			d.reloadUnasked(ctx)
@@ -199,7 +205,7 @@ func (d *daemon) loop(ctx context.Context) {
 
 // reloadUnasked is a reload that nobody waits for: what is wrong goes into the log.
 func (d *daemon) reloadUnasked(ctx context.Context) {
-	result, err := d.Reload(ctx)
+	result, err := d.Reload(ctx, struct{}{})
 	if err == nil && result.Applied {
 		return
 	}
@@ -207,6 +213,50 @@ func (d *daemon) reloadUnasked(ctx context.Context) {
 		d.log.Error("configuration", "fault", fault.String())
 	}
 	d.log.Error("the file was not applied; what was in force stays", "path", d.opts.ConfigPath, "refused", result.Refused, "error", err)
+}
+
+// openState opens the overrides that an earlier daemon has left. Without them it goes on:
+// backends that were drained then get flows again, which is less harm than not to start.
+func (d *daemon) openState() {
+	path := overridesPath(d.opts.Instance)
+	writer, err := state.Open(path, time.Now)
+	if err != nil {
+		d.conditions.Raise(condition.Condition{Code: condition.OverridesLost, Severity: condition.Error,
+			Subject: path, Text: err.Error(), Remedy: "drain the backends again that were drained; the next drain replaces the file"})
+	}
+	d.writer = writer
+}
+
+// upkeep does what time brings about: deadlines of drains, and slots that have settled.
+func (d *daemon) upkeep(ctx context.Context) {
+	if !d.applying.TryLock() {
+		return // a change is under way; in a second again
+	}
+	defer d.applying.Unlock()
+	before := d.writer.Snapshot().Revision
+	if d.writer.PassDeadlines() != before {
+		d.log.Info("the deadline of a drain has passed: its backend's flows are given up")
+		if _, err := d.reconcileNow(ctx, d.config); err != nil {
+			d.failing(err)
+		}
+	}
+	if err := d.writer.Save(); err != nil {
+		d.conditions.Raise(condition.Condition{Code: condition.OverridesUnsaved, Severity: condition.Warning,
+			Subject: overridesPath(d.opts.Instance), Text: err.Error(), Remedy: "it is tried again every second"})
+	} else {
+		d.conditions.Clear(condition.OverridesUnsaved, overridesPath(d.opts.Instance))
+	}
+	settling, err := d.reconciler.Settle()
+	if err != nil {
+		d.failing(fmt.Errorf("settle slots that changed a while ago: %w", err))
+		return
+	}
+	if d.settling.Transition > 0 && settling.Transition == 0 {
+		d.log.Info("all slots have settled", "marked", settling.Marked)
+	}
+	d.mu.Lock()
+	d.settling = settling
+	d.mu.Unlock()
 }
 
 // again carries the present configuration out once more, after a failure or because a

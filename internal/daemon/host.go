@@ -13,7 +13,15 @@ import (
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
-const runDirectory = "/run/shunt"
+const (
+	runDirectory   = "/run/shunt"
+	stateDirectory = "/var/lib/shunt" // survives a reboot
+)
+
+// overridesPath is the file that keeps an instance's overrides.
+func overridesPath(instance string) string {
+	return filepath.Join(stateDirectory, instance+".overrides.json")
+}
 
 // lock makes this process the only one of its instance. The kernel releases the lock with
 // the process, however it ends.

@@ -33,6 +33,7 @@ const (
 	abiAddressFlagADDRESS_SOURCE   abiAddressFlag = 2
 	abiAddressFlagADDRESS_HOST_OWN abiAddressFlag = 4
 	abiAddressFlagADDRESS_ANNOUNCE abiAddressFlag = 8
+	abiAddressFlagADDRESS_DIRECT   abiAddressFlag = 16
 )
 
 type abiBackend struct {
@@ -43,7 +44,8 @@ type abiBackend struct {
 	Port       uint16
 	Generation uint8
 	Live       uint8
-	Pad        [4]uint8
+	Draining   uint8
+	Pad        [3]uint8
 }
 
 type abiClock struct {
@@ -121,6 +123,9 @@ type abiForwarding uint32
 const (
 	abiForwardingFORWARDING_NAT             abiForwarding = 0
 	abiForwardingFORWARDING_NAT_DESTINATION abiForwarding = 1
+	abiForwardingFORWARDING_DSR_L2          abiForwarding = 2
+	abiForwardingFORWARDING_DSR_IPIP        abiForwarding = 3
+	abiForwardingFORWARDING_DSR_GUE         abiForwarding = 4
 )
 
 type abiFrontend struct {
@@ -142,8 +147,9 @@ type abiInterface struct {
 	Address4 abiAddr
 	Address6 abiAddr
 	Ifindex  uint32
+	Mtu      uint32
 	Mac      [6]uint8
-	Pad      [6]uint8
+	Pad      [2]uint8
 }
 
 type abiName struct {
@@ -188,6 +194,12 @@ const (
 	abiReasonREASON_SOURCE_ROUTED       abiReason = 10
 	abiReasonREASON_NEIGHBOUR_OTHER     abiReason = 11
 	abiReasonREASON_MALFORMED           abiReason = 12
+	abiReasonREASON_DECAP_NO_TUNNEL     abiReason = 20
+	abiReasonREASON_DECAP_NOT_LOCAL     abiReason = 21
+	abiReasonREASON_DECAP_FRAGMENT      abiReason = 22
+	abiReasonREASON_DECAP_GUE_UNKNOWN   abiReason = 23
+	abiReasonREASON_DECAP_UNREADABLE    abiReason = 24
+	abiReasonREASON_DECAP_NOT_VIP       abiReason = 25
 	abiReasonREASON_MALFORMED_TRANSPORT abiReason = 32
 	abiReasonREASON_EXTENSION_LIMIT     abiReason = 33
 	abiReasonREASON_MAPPED_ADDRESS      abiReason = 34
@@ -201,10 +213,15 @@ const (
 	abiReasonREASON_ICMP_LIMITED        abiReason = 42
 	abiReasonREASON_CLAIM_RACE          abiReason = 43
 	abiReasonREASON_INTERNAL            abiReason = 44
+	abiReasonREASON_TOO_BIG             abiReason = 45
+	abiReasonREASON_DECAP_SENDER        abiReason = 52
+	abiReasonREASON_DECAP_LENGTH        abiReason = 53
+	abiReasonREASON_DECAP_CONGESTED     abiReason = 54
 	abiReasonREASON_ARP_ANSWERED        abiReason = 64
 	abiReasonREASON_ND_ANSWERED         abiReason = 65
 	abiReasonREASON_ECHO_ANSWERED       abiReason = 66
 	abiReasonREASON_TTL_EXCEEDED        abiReason = 67
+	abiReasonREASON_TOO_BIG_ANSWERED    abiReason = 68
 	abiReasonREASON_FLOW_RECYCLED       abiReason = 96
 	abiReasonREASON_HANDSHAKE_EVICTED   abiReason = 97
 	abiReasonREASON_FLOWS_FULL          abiReason = 98
@@ -213,9 +230,40 @@ const (
 	abiReasonREASON_CHECKSUM_COMPLETED  abiReason = 101
 	abiReasonREASON_ICMP_TRANSLATED     abiReason = 102
 	abiReasonREASON_FLOW_MOVED          abiReason = 103
+	abiReasonREASON_NOT_REMEMBERED      abiReason = 104
+	abiReasonREASON_DECAP_IPIP          abiReason = 108
+	abiReasonREASON_DECAP_GUE           abiReason = 109
+	abiReasonREASON_DECAP_ECN           abiReason = 110
 	abiReasonREASON_TX_REFUSED          abiReason = 112
 	abiReasonREASON_REDIRECT_REFUSED    abiReason = 113
 	abiReasonREASON_COUNT               abiReason = 128
+)
+
+type abiRecall struct {
+	_       structs.HostLayout
+	Entries uint64
+	Expired uint64
+	Agreed  uint64
+	Marked  uint64
+	Look    uint64
+}
+
+type abiRemembered struct {
+	_       structs.HostLayout
+	Seal    uint64
+	Word    uint64
+	Hash    uint32
+	Service uint32
+}
+
+type abiRememberedFlag uint32
+
+const (
+	abiRememberedFlagREMEMBERED_DEAD   abiRememberedFlag = 1
+	abiRememberedFlagREMEMBERED_SYN    abiRememberedFlag = 2
+	abiRememberedFlagREMEMBERED_FIN    abiRememberedFlag = 4
+	abiRememberedFlagREMEMBERED_RESET  abiRememberedFlag = 8
+	abiRememberedFlagREMEMBERED_CLIENT abiRememberedFlag = 16
 )
 
 type abiRing uint32
@@ -223,17 +271,21 @@ type abiRing uint32
 const (
 	abiRingRING_HANDSHAKE   abiRing = 0
 	abiRingRING_ESTABLISHED abiRing = 1
-	abiRingRING_COUNT       abiRing = 2
+	abiRingHAND_BUDGET      abiRing = 2
+	abiRingHAND_COUNT       abiRing = 3
 )
 
 type abiService struct {
-	_          structs.HostLayout
-	Table      uint64
-	Seed       uint32
-	Generation uint8
-	Forwarding uint8
-	Live       uint8
-	Pad        uint8
+	_               structs.HostLayout
+	Table           uint64
+	TableBefore     uint64
+	Seed            uint32
+	Generation      uint8
+	Forwarding      uint8
+	Live            uint8
+	Tracking        uint8
+	AffinityTicks   uint32
+	AffinitySeconds uint32
 }
 
 type abiSettings struct {
@@ -243,8 +295,22 @@ type abiSettings struct {
 	PortFirst      uint16
 	PortCount      uint16
 	NatDestination uint32
-	Pad            uint32
+	RememberBudget uint32
+	TunnelSource4  abiAddr
+	TunnelSource6  abiAddr
+	TunnelVary4    uint64
+	TunnelVary6    uint64
+	GuePort        uint16
+	Pad            [2]uint8
+	Epoch          uint32
 }
+
+type abiSlotFlag uint32
+
+const (
+	abiSlotFlagSLOT_PREVIOUS_DRAINS abiSlotFlag = 1
+	abiSlotFlagSLOT_PREVIOUS_BEFORE abiSlotFlag = 2
+)
 
 type abiSlotState uint32
 
@@ -283,6 +349,14 @@ type abiTracked struct {
 	Pad   uint32
 }
 
+type abiTracking uint32
+
+const (
+	abiTrackingTRACKING_AUTO   abiTracking = 0
+	abiTrackingTRACKING_ALWAYS abiTracking = 1
+	abiTrackingTRACKING_NONE   abiTracking = 2
+)
+
 type abiTraffic struct {
 	_            structs.HostLayout
 	PacketsIn    uint64
@@ -296,37 +370,43 @@ type abiTraffic struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	abiMapShAddresses    = "sh_addresses"
-	abiMapShBackends     = "sh_backends"
-	abiMapShBeTraffic    = "sh_be_traffic"
-	abiMapShFlows        = "sh_flows"
-	abiMapShFrontends    = "sh_frontends"
-	abiMapShHands        = "sh_hands"
-	abiMapShHandshakes   = "sh_handshakes"
-	abiMapShIfindexes    = "sh_ifindexes"
-	abiMapShInterfaces   = "sh_interfaces"
-	abiMapShNames        = "sh_names"
-	abiMapShRanges       = "sh_ranges"
-	abiMapShReasons      = "sh_reasons"
-	abiMapShServices     = "sh_services"
-	abiMapShSettings     = "sh_settings"
-	abiMapShSlots        = "sh_slots"
-	abiMapShSources      = "sh_sources"
-	abiMapShSvcTraffic   = "sh_svc_traffic"
-	abiMapShTracked      = "sh_tracked"
-	abiMapShTxPorts      = "sh_tx_ports"
-	abiVarAbiAddressFlag = "abi_address_flag"
-	abiVarAbiClock       = "abi_clock"
-	abiVarAbiConstant    = "abi_constant"
-	abiVarAbiDirection   = "abi_direction"
-	abiVarAbiFlowState   = "abi_flow_state"
-	abiVarAbiForwarding  = "abi_forwarding"
-	abiVarAbiNameKind    = "abi_name_kind"
-	abiVarAbiReason      = "abi_reason"
-	abiVarAbiRing        = "abi_ring"
-	abiVarAbiSlotState   = "abi_slot_state"
-	abiVarAbiSweep       = "abi_sweep"
-	abiVarAbiTimeout     = "abi_timeout"
+	abiMapShAddresses       = "sh_addresses"
+	abiMapShBackends        = "sh_backends"
+	abiMapShBeTraffic       = "sh_be_traffic"
+	abiMapShFlows           = "sh_flows"
+	abiMapShFrontends       = "sh_frontends"
+	abiMapShHands           = "sh_hands"
+	abiMapShHandshakes      = "sh_handshakes"
+	abiMapShIfindexes       = "sh_ifindexes"
+	abiMapShInterfaces      = "sh_interfaces"
+	abiMapShMarks           = "sh_marks"
+	abiMapShNames           = "sh_names"
+	abiMapShRanges          = "sh_ranges"
+	abiMapShReasons         = "sh_reasons"
+	abiMapShRemembered      = "sh_remembered"
+	abiMapShServices        = "sh_services"
+	abiMapShSettings        = "sh_settings"
+	abiMapShSlots           = "sh_slots"
+	abiMapShSources         = "sh_sources"
+	abiMapShSvcTraffic      = "sh_svc_traffic"
+	abiMapShTracked         = "sh_tracked"
+	abiMapShTxPorts         = "sh_tx_ports"
+	abiVarAbiAddressFlag    = "abi_address_flag"
+	abiVarAbiClock          = "abi_clock"
+	abiVarAbiConstant       = "abi_constant"
+	abiVarAbiDirection      = "abi_direction"
+	abiVarAbiFlowState      = "abi_flow_state"
+	abiVarAbiForwarding     = "abi_forwarding"
+	abiVarAbiNameKind       = "abi_name_kind"
+	abiVarAbiReason         = "abi_reason"
+	abiVarAbiRecall         = "abi_recall"
+	abiVarAbiRememberedFlag = "abi_remembered_flag"
+	abiVarAbiRing           = "abi_ring"
+	abiVarAbiSlotFlag       = "abi_slot_flag"
+	abiVarAbiSlotState      = "abi_slot_state"
+	abiVarAbiSweep          = "abi_sweep"
+	abiVarAbiTimeout        = "abi_timeout"
+	abiVarAbiTracking       = "abi_tracking"
 )
 
 // loadAbi returns the embedded CollectionSpec for abi.
@@ -386,9 +466,11 @@ type abiMapSpecs struct {
 	ShHandshakes *ebpf.MapSpec `ebpf:"sh_handshakes"`
 	ShIfindexes  *ebpf.MapSpec `ebpf:"sh_ifindexes"`
 	ShInterfaces *ebpf.MapSpec `ebpf:"sh_interfaces"`
+	ShMarks      *ebpf.MapSpec `ebpf:"sh_marks"`
 	ShNames      *ebpf.MapSpec `ebpf:"sh_names"`
 	ShRanges     *ebpf.MapSpec `ebpf:"sh_ranges"`
 	ShReasons    *ebpf.MapSpec `ebpf:"sh_reasons"`
+	ShRemembered *ebpf.MapSpec `ebpf:"sh_remembered"`
 	ShServices   *ebpf.MapSpec `ebpf:"sh_services"`
 	ShSettings   *ebpf.MapSpec `ebpf:"sh_settings"`
 	ShSlots      *ebpf.MapSpec `ebpf:"sh_slots"`
@@ -402,18 +484,22 @@ type abiMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type abiVariableSpecs struct {
-	AbiAddressFlag *ebpf.VariableSpec `ebpf:"abi_address_flag"`
-	AbiClock       *ebpf.VariableSpec `ebpf:"abi_clock"`
-	AbiConstant    *ebpf.VariableSpec `ebpf:"abi_constant"`
-	AbiDirection   *ebpf.VariableSpec `ebpf:"abi_direction"`
-	AbiFlowState   *ebpf.VariableSpec `ebpf:"abi_flow_state"`
-	AbiForwarding  *ebpf.VariableSpec `ebpf:"abi_forwarding"`
-	AbiNameKind    *ebpf.VariableSpec `ebpf:"abi_name_kind"`
-	AbiReason      *ebpf.VariableSpec `ebpf:"abi_reason"`
-	AbiRing        *ebpf.VariableSpec `ebpf:"abi_ring"`
-	AbiSlotState   *ebpf.VariableSpec `ebpf:"abi_slot_state"`
-	AbiSweep       *ebpf.VariableSpec `ebpf:"abi_sweep"`
-	AbiTimeout     *ebpf.VariableSpec `ebpf:"abi_timeout"`
+	AbiAddressFlag    *ebpf.VariableSpec `ebpf:"abi_address_flag"`
+	AbiClock          *ebpf.VariableSpec `ebpf:"abi_clock"`
+	AbiConstant       *ebpf.VariableSpec `ebpf:"abi_constant"`
+	AbiDirection      *ebpf.VariableSpec `ebpf:"abi_direction"`
+	AbiFlowState      *ebpf.VariableSpec `ebpf:"abi_flow_state"`
+	AbiForwarding     *ebpf.VariableSpec `ebpf:"abi_forwarding"`
+	AbiNameKind       *ebpf.VariableSpec `ebpf:"abi_name_kind"`
+	AbiReason         *ebpf.VariableSpec `ebpf:"abi_reason"`
+	AbiRecall         *ebpf.VariableSpec `ebpf:"abi_recall"`
+	AbiRememberedFlag *ebpf.VariableSpec `ebpf:"abi_remembered_flag"`
+	AbiRing           *ebpf.VariableSpec `ebpf:"abi_ring"`
+	AbiSlotFlag       *ebpf.VariableSpec `ebpf:"abi_slot_flag"`
+	AbiSlotState      *ebpf.VariableSpec `ebpf:"abi_slot_state"`
+	AbiSweep          *ebpf.VariableSpec `ebpf:"abi_sweep"`
+	AbiTimeout        *ebpf.VariableSpec `ebpf:"abi_timeout"`
+	AbiTracking       *ebpf.VariableSpec `ebpf:"abi_tracking"`
 }
 
 // abiObjects contains all objects after they have been loaded into the kernel.
@@ -445,9 +531,11 @@ type abiMaps struct {
 	ShHandshakes *ebpf.Map `ebpf:"sh_handshakes"`
 	ShIfindexes  *ebpf.Map `ebpf:"sh_ifindexes"`
 	ShInterfaces *ebpf.Map `ebpf:"sh_interfaces"`
+	ShMarks      *ebpf.Map `ebpf:"sh_marks"`
 	ShNames      *ebpf.Map `ebpf:"sh_names"`
 	ShRanges     *ebpf.Map `ebpf:"sh_ranges"`
 	ShReasons    *ebpf.Map `ebpf:"sh_reasons"`
+	ShRemembered *ebpf.Map `ebpf:"sh_remembered"`
 	ShServices   *ebpf.Map `ebpf:"sh_services"`
 	ShSettings   *ebpf.Map `ebpf:"sh_settings"`
 	ShSlots      *ebpf.Map `ebpf:"sh_slots"`
@@ -468,9 +556,11 @@ func (m *abiMaps) Close() error {
 		m.ShHandshakes,
 		m.ShIfindexes,
 		m.ShInterfaces,
+		m.ShMarks,
 		m.ShNames,
 		m.ShRanges,
 		m.ShReasons,
+		m.ShRemembered,
 		m.ShServices,
 		m.ShSettings,
 		m.ShSlots,
@@ -485,18 +575,22 @@ func (m *abiMaps) Close() error {
 //
 // It can be passed to loadAbiObjects or ebpf.CollectionSpec.LoadAndAssign.
 type abiVariables struct {
-	AbiAddressFlag *ebpf.Variable `ebpf:"abi_address_flag"`
-	AbiClock       *ebpf.Variable `ebpf:"abi_clock"`
-	AbiConstant    *ebpf.Variable `ebpf:"abi_constant"`
-	AbiDirection   *ebpf.Variable `ebpf:"abi_direction"`
-	AbiFlowState   *ebpf.Variable `ebpf:"abi_flow_state"`
-	AbiForwarding  *ebpf.Variable `ebpf:"abi_forwarding"`
-	AbiNameKind    *ebpf.Variable `ebpf:"abi_name_kind"`
-	AbiReason      *ebpf.Variable `ebpf:"abi_reason"`
-	AbiRing        *ebpf.Variable `ebpf:"abi_ring"`
-	AbiSlotState   *ebpf.Variable `ebpf:"abi_slot_state"`
-	AbiSweep       *ebpf.Variable `ebpf:"abi_sweep"`
-	AbiTimeout     *ebpf.Variable `ebpf:"abi_timeout"`
+	AbiAddressFlag    *ebpf.Variable `ebpf:"abi_address_flag"`
+	AbiClock          *ebpf.Variable `ebpf:"abi_clock"`
+	AbiConstant       *ebpf.Variable `ebpf:"abi_constant"`
+	AbiDirection      *ebpf.Variable `ebpf:"abi_direction"`
+	AbiFlowState      *ebpf.Variable `ebpf:"abi_flow_state"`
+	AbiForwarding     *ebpf.Variable `ebpf:"abi_forwarding"`
+	AbiNameKind       *ebpf.Variable `ebpf:"abi_name_kind"`
+	AbiReason         *ebpf.Variable `ebpf:"abi_reason"`
+	AbiRecall         *ebpf.Variable `ebpf:"abi_recall"`
+	AbiRememberedFlag *ebpf.Variable `ebpf:"abi_remembered_flag"`
+	AbiRing           *ebpf.Variable `ebpf:"abi_ring"`
+	AbiSlotFlag       *ebpf.Variable `ebpf:"abi_slot_flag"`
+	AbiSlotState      *ebpf.Variable `ebpf:"abi_slot_state"`
+	AbiSweep          *ebpf.Variable `ebpf:"abi_sweep"`
+	AbiTimeout        *ebpf.Variable `ebpf:"abi_timeout"`
+	AbiTracking       *ebpf.Variable `ebpf:"abi_tracking"`
 }
 
 // abiPrograms contains all programs after they have been loaded into the kernel.

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -19,6 +20,8 @@ const (
 	backendIndexMask = 1<<abiConstantBACKEND_INDEX_BITS - 1
 	backendRefMask   = 1<<abiConstantBACKEND_REF_BITS - 1
 	slotStateShift   = 2 * abiConstantBACKEND_REF_BITS
+	slotFlagsShift   = slotStateShift + 4
+	slotStateMask    = 1<<4 - 1
 	hopMACMask       = 1<<abiConstantHOP_INTERFACE_SHIFT - 1
 	ownedForever     = ^uint64(0)
 
@@ -45,6 +48,16 @@ func fromAddr(a abiAddr) netip.Addr {
 	return netip.AddrFrom16(b).Unmap()
 }
 
+// toVary has ones in the host bits of a prefix, as they lie in the low word of an address.
+func toVary(p netip.Prefix) uint64 {
+	host := p.Addr().BitLen() - p.Bits()
+	var b [8]byte
+	for i := 0; i < min(host, 64); i++ {
+		b[7-i/8] |= 1 << (i % 8)
+	}
+	return binary.NativeEndian.Uint64(b[:])
+}
+
 // toWire turns a port from host to wire order; fromWire is its inverse.
 func toWire(port uint16) uint16 {
 	var b [2]byte
@@ -69,13 +82,27 @@ func fromRef(ref uint32) reconcile.BackendRef {
 	return reconcile.BackendRef{Index: ref & backendIndexMask, Generation: uint8(ref >> abiConstantBACKEND_INDEX_BITS)}
 }
 
-// toSlot is a settled slot: one backend, and no previous one.
-func toSlot(r reconcile.BackendRef) uint64 {
-	return uint64(abiSlotStateSLOT_SETTLED)<<slotStateShift | uint64(toRef(r))<<abiConstantBACKEND_REF_BITS
+func toSlot(s reconcile.Slot) uint64 {
+	var flags uint64
+	if s.PreviousDrains {
+		flags |= uint64(abiSlotFlagSLOT_PREVIOUS_DRAINS)
+	}
+	if s.PreviousBefore {
+		flags |= uint64(abiSlotFlagSLOT_PREVIOUS_BEFORE)
+	}
+	return flags<<slotFlagsShift | uint64(s.State)<<slotStateShift |
+		uint64(toRef(s.Current))<<abiConstantBACKEND_REF_BITS | uint64(toRef(s.Previous))
 }
 
-func fromSlot(slot uint64) reconcile.BackendRef {
-	return fromRef(uint32(slot >> abiConstantBACKEND_REF_BITS & backendRefMask))
+func fromSlot(slot uint64) reconcile.Slot {
+	flags := abiSlotFlag(slot >> slotFlagsShift)
+	return reconcile.Slot{
+		State:          reconcile.SlotState(slot >> slotStateShift & slotStateMask),
+		Current:        fromRef(uint32(slot >> abiConstantBACKEND_REF_BITS & backendRefMask)),
+		Previous:       fromRef(uint32(slot & backendRefMask)),
+		PreviousDrains: flags&abiSlotFlagSLOT_PREVIOUS_DRAINS != 0,
+		PreviousBefore: flags&abiSlotFlagSLOT_PREVIOUS_BEFORE != 0,
+	}
 }
 
 func toHop(mac net.HardwareAddr, slot uint32) uint64 {
@@ -157,21 +184,34 @@ func fromRangeKey(k abiRangeKey) model.Frontend {
 	}
 }
 
-func toForwarding(f model.Forwarding) (uint8, bool) {
-	switch f {
-	case model.ForwardingNAT:
-		return uint8(abiForwardingFORWARDING_NAT), true
-	case model.ForwardingNATDestination:
-		return uint8(abiForwardingFORWARDING_NAT_DESTINATION), true
+// forwardings and trackings are the words for the numbers of types.h.
+var (
+	forwardings = []model.Forwarding{
+		abiForwardingFORWARDING_NAT:             model.ForwardingNAT,
+		abiForwardingFORWARDING_NAT_DESTINATION: model.ForwardingNATDestination,
+		abiForwardingFORWARDING_DSR_L2:          model.ForwardingDSRL2,
+		abiForwardingFORWARDING_DSR_IPIP:        model.ForwardingDSRIPIP,
+		abiForwardingFORWARDING_DSR_GUE:         model.ForwardingDSRGUE,
 	}
-	return 0, false
+	trackings = []model.Tracking{
+		abiTrackingTRACKING_AUTO:   model.TrackingAuto,
+		abiTrackingTRACKING_ALWAYS: model.TrackingAlways,
+		abiTrackingTRACKING_NONE:   model.TrackingNone,
+	}
+)
+
+// toNumber is the number of a word; no word is the first.
+func toNumber[T ~string](words []T, word T) (uint8, bool) {
+	if word == "" {
+		return 0, true
+	}
+	i := slices.Index(words, word)
+	return uint8(max(i, 0)), i >= 0
 }
 
-func fromForwarding(f uint8) model.Forwarding {
-	if f == uint8(abiForwardingFORWARDING_NAT_DESTINATION) {
-		return model.ForwardingNATDestination
-	}
-	return model.ForwardingNAT
+// fromNumber is the word of a number. A number that a newer version wrote is the first.
+func fromNumber[T ~string](words []T, number uint8) T {
+	return words[min(int(number), len(words)-1)]
 }
 
 func toFlags(r reconcile.AddressRecord) uint32 {
@@ -179,6 +219,7 @@ func toFlags(r reconcile.AddressRecord) uint32 {
 	for flag, set := range map[abiAddressFlag]bool{
 		abiAddressFlagADDRESS_VIP: r.VIP, abiAddressFlagADDRESS_SOURCE: r.Source,
 		abiAddressFlagADDRESS_HOST_OWN: r.HostOwn, abiAddressFlagADDRESS_ANNOUNCE: r.Announce,
+		abiAddressFlagADDRESS_DIRECT: r.Direct,
 	} {
 		if set {
 			flags |= flag
@@ -193,6 +234,7 @@ func fromFlags(address netip.Addr, bits uint32) reconcile.AddressRecord {
 		Address: address,
 		VIP:     flags&abiAddressFlagADDRESS_VIP != 0, Source: flags&abiAddressFlagADDRESS_SOURCE != 0,
 		HostOwn: flags&abiAddressFlagADDRESS_HOST_OWN != 0, Announce: flags&abiAddressFlagADDRESS_ANNOUNCE != 0,
+		Direct: flags&abiAddressFlagADDRESS_DIRECT != 0,
 	}
 }
 
@@ -216,11 +258,15 @@ func array[T any](memory []byte) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(memory))), len(memory)/int(unsafe.Sizeof(t)))
 }
 
-// backendTail is the last word of struct backend, and serviceTail that of struct service:
-// fields that are stored together.
+// backendTail is the last word of struct backend, serviceTail the words of struct service
+// from seed to tracking, and serviceAffinity its last word: fields that are stored together.
 func backendTail(b *abiBackend) *uint64 { return (*uint64)(unsafe.Pointer(&b.Port)) }
 
 func serviceTail(s *abiService) *uint64 { return (*uint64)(unsafe.Pointer(&s.Seed)) }
+
+func serviceAffinity(s *abiService) *uint64 {
+	return (*uint64)(unsafe.Pointer(&s.AffinityTicks))
+}
 
 func storeAddr(to *abiAddr, a abiAddr) {
 	atomic.StoreUint64(&to.High, a.High)

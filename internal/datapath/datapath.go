@@ -19,6 +19,7 @@ import (
 	"log/slog"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -67,6 +68,8 @@ type Datapath struct {
 
 	grace *graceMaps
 	sweep *ebpf.Program
+	// recall is the program behind ScanRemembered.
+	recall *ebpf.Program
 
 	// mu guards what is attached.
 	mu       sync.Mutex
@@ -105,11 +108,9 @@ func (d *Datapath) prepare() error {
 	if err := d.loadTools(); err != nil {
 		return err
 	}
-	rate, err := d.measureRate()
-	if err != nil {
-		return err
-	}
-	d.rate = rate
+	d.forgetKnown() // a predecessor may have been killed before it could
+	atomic.StoreUint32(&d.settings[0].RememberBudget, rememberBudget(d.maps[abiMapShRemembered].MaxEntries()))
+	var err error
 	if d.grace, err = newGraceMaps(); err != nil {
 		return err
 	}
@@ -122,16 +123,25 @@ func (d *Datapath) prepare() error {
 	return nil
 }
 
-// loadTools loads the programs that user space runs: sh_sweep and sh_clock.
+// loadTools loads the programs that user space runs. The first to be run says how long a
+// jiffy is, which the others must be told when they are loaded.
 func (d *Datapath) loadTools() error {
-	coll, err := d.loadCollection(loadSweep, nil)
-	if err != nil {
-		return fmt.Errorf("load the programs that tell the time and expire flows: %w", err)
+	if err := d.loadClock(); err != nil {
+		return err
 	}
-	d.clock, d.sweep = coll.DetachProgram("sh_clock"), coll.DetachProgram("sh_sweep")
+	rate, err := d.measureRate()
+	if err != nil {
+		return err
+	}
+	d.rate = rate
+	coll, err := d.loadCollection(loadSweep, map[string]any{"jiffies_per_second": d.rate, "tick_shift": d.tickShift()})
+	if err != nil {
+		return fmt.Errorf("load the programs that expire flows: %w", err)
+	}
+	d.sweep, d.recall = coll.DetachProgram("sh_sweep"), coll.DetachProgram("sh_recall")
 	coll.Close()
-	if d.clock == nil || d.sweep == nil {
-		return errors.New("the object compiled from sweep.bpf.c lacks sh_clock or sh_sweep; this is a fault in the build: run `go generate ./internal/datapath`")
+	if d.sweep == nil || d.recall == nil {
+		return errors.New("the object compiled from sweep.bpf.c lacks sh_sweep or sh_recall; this is a fault in the build: run `go generate ./internal/datapath`")
 	}
 	return nil
 }
@@ -152,9 +162,11 @@ func (d *Datapath) Close() error {
 		errs = append(errs, l.Close())
 	}
 	d.drops = nil
-	if d.sweep != nil {
-		errs = append(errs, d.sweep.Close())
-		d.sweep = nil
+	for _, program := range []**ebpf.Program{&d.sweep, &d.recall} {
+		if *program != nil {
+			errs = append(errs, (*program).Close())
+			*program = nil
+		}
 	}
 	if d.grace != nil {
 		errs = append(errs, d.grace.close())

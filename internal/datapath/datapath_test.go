@@ -21,7 +21,7 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-var testLimits = model.Limits{Flows: 5000, Services: 100, Backends: 200, Slots: 10000}
+var testLimits = model.Limits{Flows: 5000, Services: 100, Backends: 200, Slots: 10000, Remembered: 5000}
 
 var testCount atomic.Uint32
 
@@ -116,12 +116,12 @@ func fill(t *testing.T, d *Datapath) reconcile.Contents {
 	c := reconcile.Contents{
 		Backends: map[uint32]reconcile.BackendRecord{
 			1:   {BackendRef: reconcile.BackendRef{Index: 1, Generation: 1}, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.1"), Port: 8080}},
-			2:   {BackendRef: reconcile.BackendRef{Index: 2, Generation: 255}, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("2001:db8::1")}},
+			2:   {BackendRef: reconcile.BackendRef{Index: 2, Generation: 255}, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("2001:db8::1")}, Draining: true},
 			200: {BackendRef: reconcile.BackendRef{Index: 200}, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.2"), Port: 1}},
 		},
 		Services: map[uint32]reconcile.ServiceRecord{
-			0:  {Index: 0, Generation: 3, Name: "web", Forwarding: model.ForwardingNAT, Seed: 0xdeadbeef, Offset: 10, Size: 4},
-			99: {Index: 99, Generation: 0, Name: strings.Repeat("n", 63), Forwarding: model.ForwardingNATDestination, Offset: 0, Size: 0},
+			0:  {Index: 0, Generation: 3, Name: "web", Forwarding: model.ForwardingNAT, Seed: 0xdeadbeef, Offset: 10, Size: 4, BeforeOffset: 20, BeforeSize: 2, Tracking: model.TrackingAlways, AffinityTimeout: time.Hour},
+			99: {Index: 99, Generation: 0, Name: strings.Repeat("n", 63), Forwarding: model.ForwardingDSRGUE, Tracking: model.TrackingAuto, Offset: 0, Size: 0},
 		},
 		Frontends: map[model.Frontend]uint32{
 			{Address: netip.MustParseAddr("192.0.2.10"), Ports: model.PortRange{First: 80, Last: 80}, Protocol: model.TCP}:         0,
@@ -134,10 +134,16 @@ func fill(t *testing.T, d *Datapath) reconcile.Contents {
 			{Address: netip.MustParseAddr("2001:db8::10"), Ports: model.PortRange{First: 65000, Last: 65535}, Protocol: model.TCP}: 99,
 		},
 		Addresses: map[netip.Addr]reconcile.AddressRecord{},
-		Slots:     map[uint32][]reconcile.BackendRef{0: {{Index: 1, Generation: 1}, {Index: 2, Generation: 255}, {}, {Index: 200}}, 99: {}},
+		Slots: map[uint32][]reconcile.Slot{99: {}, 0: {
+			{Current: reconcile.BackendRef{Index: 1, Generation: 1}},
+			{Current: reconcile.BackendRef{Index: 2, Generation: 255}, State: reconcile.Transition, Previous: reconcile.BackendRef{Index: 1, Generation: 1}, PreviousDrains: true},
+			{State: reconcile.Closing, PreviousBefore: true},
+			{Current: reconcile.BackendRef{Index: 200}, State: reconcile.Marked},
+		}},
+		BeforeSlots: map[uint32][]reconcile.Slot{0: {{Current: reconcile.BackendRef{Index: 2, Generation: 255}}, {Previous: reconcile.BackendRef{Index: 200}}}},
 	}
 	for _, r := range []reconcile.AddressRecord{
-		{Address: netip.MustParseAddr("192.0.2.10"), VIP: true, Announce: true},
+		{Address: netip.MustParseAddr("192.0.2.10"), VIP: true, Announce: true, Direct: true},
 		{Address: netip.MustParseAddr("2001:db8::10"), VIP: true, HostOwn: true},
 		{Address: netip.MustParseAddr("10.0.0.9"), Source: true, Announce: true},
 	} {
@@ -149,6 +155,7 @@ func fill(t *testing.T, d *Datapath) reconcile.Contents {
 	}
 	for i, r := range c.Services {
 		must(t, d.WriteSlots(r.Offset, c.Slots[i]))
+		must(t, d.WriteSlots(r.BeforeOffset, c.BeforeSlots[i]))
 		must(t, d.PutService(r))
 	}
 	for f, s := range c.Frontends {

@@ -25,9 +25,11 @@ const (
 	dropsMapShHandshakes  = "sh_handshakes"
 	dropsMapShIfindexes   = "sh_ifindexes"
 	dropsMapShInterfaces  = "sh_interfaces"
+	dropsMapShMarks       = "sh_marks"
 	dropsMapShNames       = "sh_names"
 	dropsMapShRanges      = "sh_ranges"
 	dropsMapShReasons     = "sh_reasons"
+	dropsMapShRemembered  = "sh_remembered"
 	dropsMapShServices    = "sh_services"
 	dropsMapShSettings    = "sh_settings"
 	dropsMapShSlots       = "sh_slots"
@@ -101,9 +103,11 @@ type dropsMapSpecs struct {
 	ShHandshakes *ebpf.MapSpec `ebpf:"sh_handshakes"`
 	ShIfindexes  *ebpf.MapSpec `ebpf:"sh_ifindexes"`
 	ShInterfaces *ebpf.MapSpec `ebpf:"sh_interfaces"`
+	ShMarks      *ebpf.MapSpec `ebpf:"sh_marks"`
 	ShNames      *ebpf.MapSpec `ebpf:"sh_names"`
 	ShRanges     *ebpf.MapSpec `ebpf:"sh_ranges"`
 	ShReasons    *ebpf.MapSpec `ebpf:"sh_reasons"`
+	ShRemembered *ebpf.MapSpec `ebpf:"sh_remembered"`
 	ShServices   *ebpf.MapSpec `ebpf:"sh_services"`
 	ShSettings   *ebpf.MapSpec `ebpf:"sh_settings"`
 	ShSlots      *ebpf.MapSpec `ebpf:"sh_slots"`
@@ -149,9 +153,11 @@ type dropsMaps struct {
 	ShHandshakes *ebpf.Map `ebpf:"sh_handshakes"`
 	ShIfindexes  *ebpf.Map `ebpf:"sh_ifindexes"`
 	ShInterfaces *ebpf.Map `ebpf:"sh_interfaces"`
+	ShMarks      *ebpf.Map `ebpf:"sh_marks"`
 	ShNames      *ebpf.Map `ebpf:"sh_names"`
 	ShRanges     *ebpf.Map `ebpf:"sh_ranges"`
 	ShReasons    *ebpf.Map `ebpf:"sh_reasons"`
+	ShRemembered *ebpf.Map `ebpf:"sh_remembered"`
 	ShServices   *ebpf.Map `ebpf:"sh_services"`
 	ShSettings   *ebpf.Map `ebpf:"sh_settings"`
 	ShSlots      *ebpf.Map `ebpf:"sh_slots"`
@@ -172,9 +178,11 @@ func (m *dropsMaps) Close() error {
 		m.ShHandshakes,
 		m.ShIfindexes,
 		m.ShInterfaces,
+		m.ShMarks,
 		m.ShNames,
 		m.ShRanges,
 		m.ShReasons,
+		m.ShRemembered,
 		m.ShServices,
 		m.ShSettings,
 		m.ShSlots,

@@ -16,8 +16,8 @@ func (d *Datapath) slotOf(ifindex int) (uint32, bool) {
 	return slot, err == nil
 }
 
-// RefreshInterface writes an interface's hardware address and addresses again, after they
-// have changed.
+// RefreshInterface writes an interface's hardware address, addresses and MTU again, after
+// they have changed.
 func (d *Datapath) RefreshInterface(iface string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -39,7 +39,7 @@ func (d *Datapath) writeInterface(dev netlink.Link) (uint32, error) {
 	if err != nil {
 		return 0, fmt.Errorf("attach to interface %s: %w", attrs.Name, err)
 	}
-	record := abiInterface{Ifindex: uint32(attrs.Index)}
+	record := abiInterface{Ifindex: uint32(attrs.Index), Mtu: uint32(attrs.MTU)}
 	copy(record.Mac[:], attrs.HardwareAddr)
 	if err := primaryAddresses(dev, &record); err != nil {
 		return 0, fmt.Errorf("read the addresses of interface %s: %w", attrs.Name, err)

@@ -3,7 +3,9 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
 )
@@ -47,7 +49,17 @@ func (d *Datapath) constants(a *attached) map[string]any {
 		"handshake_count":    d.maps[abiMapShHandshakes].MaxEntries(),
 		"tracked_count":      d.maps[abiMapShTracked].MaxEntries(),
 		"jiffies_per_second": d.rate,
+		"tick_shift":         d.tickShift(),
 	}
+}
+
+// tickShift makes a tick of 1 << tickShift jiffies: the shortest that lasts a second.
+func (v *View) tickShift() uint8 { return uint8(bits.Len32(v.rate - 1)) }
+
+// ticks is a duration in ticks, rounded up.
+func (v *View) ticks(t time.Duration) uint32 {
+	tick := time.Second << v.tickShift() / time.Duration(v.rate)
+	return uint32((t + tick - 1) / tick)
 }
 
 func asByte(on bool) uint8 {

@@ -3,8 +3,10 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"net/netip"
 	"sync/atomic"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/model"
@@ -34,7 +36,7 @@ func (d *Datapath) PutBackend(r reconcile.BackendRecord) error {
 		}
 	}
 	storeAddr(&b.Address, toAddr(r.Address))
-	tail := abiBackend{Port: toWire(r.Port), Generation: r.Generation, Live: 1}
+	tail := abiBackend{Port: toWire(r.Port), Generation: r.Generation, Live: 1, Draining: asByte(r.Draining)}
 	atomic.StoreUint64(backendTail(b), *backendTail(&tail))
 	return nil
 }
@@ -58,16 +60,22 @@ func (d *Datapath) DeleteBackend(r reconcile.BackendRef) error {
 // PutService writes the record, the table's place last, and then the name that says
 // it is there.
 func (d *Datapath) PutService(r reconcile.ServiceRecord) error {
-	forwarding, ok := toForwarding(r.Forwarding)
+	forwarding, ok := toNumber(forwardings, r.Forwarding)
+	tracking, known := toNumber(trackings, r.Tracking)
 	switch {
 	case int(r.Index) >= len(d.services):
 		return fmt.Errorf("write service %q at index %d: there are places 0 to %d: raise limits.services", r.Name, r.Index, len(d.services)-1)
 	case !ok:
 		return fmt.Errorf("write service %q: forwarding %q is not known", r.Name, r.Forwarding)
+	case !known:
+		return fmt.Errorf("write service %q: tracking %q is not known", r.Name, r.Tracking)
 	case len(r.Name) >= len(abiName{}.Text):
 		return fmt.Errorf("write service %q: the name is longer than %d characters", r.Name, len(abiName{}.Text)-1)
 	case uint64(r.Offset)+uint64(r.Size) > uint64(len(d.slots)):
 		return fmt.Errorf("write service %q: its slots end at %d, and there are %d: raise limits.slots", r.Name, uint64(r.Offset)+uint64(r.Size), len(d.slots))
+	case uint64(r.BeforeOffset)+uint64(r.BeforeSize) > uint64(len(d.slots)):
+		return fmt.Errorf("write service %q: the slots of its table before end at %d, and there are %d: raise limits.slots",
+			r.Name, uint64(r.BeforeOffset)+uint64(r.BeforeSize), len(d.slots))
 	}
 	if r.Forwarding == model.ForwardingNATDestination {
 		d.noteForwarding(r.Index, true) // programs look before the record says so
@@ -79,8 +87,14 @@ func (d *Datapath) PutService(r reconcile.ServiceRecord) error {
 			return err
 		}
 	}
-	record := abiService{Seed: r.Seed, Generation: r.Generation, Forwarding: forwarding, Live: 1}
+	record := abiService{
+		Seed: r.Seed, Generation: r.Generation, Forwarding: forwarding, Live: 1, Tracking: tracking,
+		AffinityTicks: d.ticks(r.AffinityTimeout), AffinitySeconds: uint32(r.AffinityTimeout / time.Second),
+	}
+	atomic.StoreUint64(serviceAffinity(s), *serviceAffinity(&record))
 	atomic.StoreUint64(serviceTail(s), *serviceTail(&record))
+	// A slot of the table may refer to the one before, which therefore comes first.
+	atomic.StoreUint64(&s.TableBefore, toRun(r.BeforeOffset, r.BeforeSize))
 	atomic.StoreUint64(&s.Table, toRun(r.Offset, r.Size))
 	if r.Forwarding != model.ForwardingNATDestination {
 		d.noteForwarding(r.Index, false)
@@ -99,8 +113,10 @@ func (d *Datapath) DeleteService(index uint32, generation uint8) error {
 	}
 	s := &d.services[index]
 	atomic.StoreUint64(&s.Table, 0)
+	atomic.StoreUint64(&s.TableBefore, 0)
 	record := abiService{Generation: generation}
 	atomic.StoreUint64(serviceTail(s), *serviceTail(&record))
+	atomic.StoreUint64(serviceAffinity(s), 0)
 	d.noteForwarding(index, false)
 	return d.remove(abiMapShNames, abiNameKey{Kind: uint32(abiNameKindNAME_SERVICE), Index: index}, "the name of a service")
 }
@@ -123,9 +139,15 @@ func (d *Datapath) storeNATDestination() {
 	atomic.StoreUint32(&d.settings[0].NatDestination, any)
 }
 
+// forgetKnown ends what programs have noted of addresses and frontends (bpf/lib/service.h). It
+// comes after a change, whether that succeeded or not: what is noted meanwhile is of the
+// epoch before.
+func (d *Datapath) forgetKnown() { atomic.AddUint32(&d.settings[0].Epoch, 1) }
+
 // PutFrontend points a frontend to a service. An exact port is one key, a range one for
 // each of its prefixes.
 func (d *Datapath) PutFrontend(f model.Frontend, service uint32) error {
+	defer d.forgetKnown()
 	if f.Ports.Exact() {
 		if err := d.maps[abiMapShFrontends].Put(toFrontendKey(f), toFrontend(f, service)); err != nil {
 			return fmt.Errorf("write frontend %s: %w", f, full(err, "limits.services sizes the table of frontends: raise it"))
@@ -142,6 +164,7 @@ func (d *Datapath) PutFrontend(f model.Frontend, service uint32) error {
 
 // DeleteFrontend removes a frontend.
 func (d *Datapath) DeleteFrontend(f model.Frontend) error {
+	defer d.forgetKnown()
 	if f.Ports.Exact() {
 		return d.remove(abiMapShFrontends, toFrontendKey(f), f.String())
 	}
@@ -167,6 +190,7 @@ func (d *Datapath) PutAddress(r reconcile.AddressRecord) error {
 
 // DeleteAddress makes an address nobody's.
 func (d *Datapath) DeleteAddress(address netip.Addr) error {
+	defer d.forgetKnown()
 	d.addresses.Lock()
 	defer d.addresses.Unlock()
 	return d.remove(abiMapShAddresses, toAddr(address), address.String())
@@ -186,21 +210,44 @@ func (d *Datapath) changeAddress(address netip.Addr, change func(a *abiAddress, 
 	if !change(&record, err == nil) || err == nil && record == before {
 		return nil
 	}
+	defer d.forgetKnown()
 	if err := m.Put(key, record); err != nil {
 		return fmt.Errorf("write what address %s is: %w", address, full(err, fmt.Sprintf("at most %d addresses fit", m.MaxEntries())))
 	}
 	return nil
 }
 
-// WriteSlots stores settled slots.
-func (d *Datapath) WriteSlots(offset uint32, slots []reconcile.BackendRef) error {
+// WriteSlots stores slots.
+func (d *Datapath) WriteSlots(offset uint32, slots []reconcile.Slot) error {
 	if uint64(offset)+uint64(len(slots)) > uint64(len(d.slots)) {
 		return fmt.Errorf("write slots %d to %d: there are %d: raise limits.slots", offset, uint64(offset)+uint64(len(slots))-1, len(d.slots))
 	}
-	for i, ref := range slots {
-		atomic.StoreUint64(&d.slots[int(offset)+i], toSlot(ref))
+	for i, slot := range slots {
+		atomic.StoreUint64(&d.slots[int(offset)+i], toSlot(slot))
 	}
 	return nil
+}
+
+// ScanRemembered ends remembered flows that are over or that closing and marked slots agree
+// with, and returns those of these slots that others disagree with.
+func (d *Datapath) ScanRemembered() (map[uint32]bool, error) {
+	// First what is to go. A walk that deletes can miss others, so it marks nothing that counts.
+	if _, err := d.Recall(); err != nil {
+		return nil, err
+	}
+	for i := range d.marks {
+		atomic.StoreUint64(&d.marks[i], 0)
+	}
+	if _, err := d.runRecall(true); err != nil {
+		return nil, err
+	}
+	marked := map[uint32]bool{}
+	for i := range d.marks {
+		for word := atomic.LoadUint64(&d.marks[i]); word != 0; word &= word - 1 {
+			marked[uint32(i*64+bits.TrailingZeros64(word))] = true
+		}
+	}
+	return marked, nil
 }
 
 // Grace waits until no program run is left that began before the call.

@@ -73,16 +73,18 @@ func sizes(l model.Limits) map[string]size {
 	}
 	handshakes := max(1024, l.Flows/4)
 	return map[string]size{
-		abiMapShAddresses:  fixed(16384),
-		abiMapShFrontends:  fixed(max(16384, 16*l.Services)),
-		abiMapShRanges:     fixed(30 * 1024), // a range is at most 30 prefixes
-		abiMapShSources:    fixed(1024),
+		abiMapShAddresses:  fixed(model.AddressesMax),
+		abiMapShFrontends:  fixed(max(model.FrontendsMin, model.FrontendsPerService*l.Services)),
+		abiMapShRanges:     fixed(model.RangePiecesMax),
+		abiMapShSources:    fixed(model.SourcesMax),
 		abiMapShServices:   of("services", l.Services, 1, 0),
 		abiMapShSvcTraffic: of("services", l.Services, 1, 0),
 		abiMapShNames:      of("services", l.Services, 2, 0),
 		abiMapShBackends:   of("backends", l.Backends, 1, 1), // index 0 is nobody
 		abiMapShBeTraffic:  of("backends", l.Backends, 1, 1),
 		abiMapShSlots:      of("slots", l.Slots, 1, 0),
+		abiMapShMarks:      fixed(l.Slots/64 + 1),
+		abiMapShRemembered: of("remembered", l.Remembered, 1, 0),
 		abiMapShTracked:    of("flows", l.Flows, 1, 0),
 		abiMapShHandshakes: fixed(handshakes),
 		// two entries a flow, and room for claims that are being made

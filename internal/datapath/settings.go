@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -129,6 +130,61 @@ func (d *Datapath) SetSettings(t model.Timeouts, ports model.PortRange) error {
 	}
 	storePorts(s, ports.First, ports.Last-ports.First+1)
 	return nil
+}
+
+// SetEncapsulation writes what outer headers look like.
+func (d *Datapath) SetEncapsulation(e model.Encapsulation) {
+	s := &d.settings[0]
+	for _, family := range []struct {
+		prefix netip.Prefix
+		source *abiAddr
+		vary   *uint64
+	}{
+		{e.Sources4, &s.TunnelSource4, &s.TunnelVary4},
+		{e.Sources6, &s.TunnelSource6, &s.TunnelVary6},
+	} {
+		var source abiAddr
+		var vary uint64
+		if family.prefix.IsValid() {
+			source, vary = toAddr(family.prefix.Masked().Addr()), toVary(family.prefix)
+			if family.prefix.IsSingleIP() {
+				source = toAddr(family.prefix.Addr())
+			}
+		}
+		// Without variation while the source changes: no packet leaves from between the two.
+		atomic.StoreUint64(family.vary, 0)
+		storeAddr(family.source, source)
+		atomic.StoreUint64(family.vary, vary)
+	}
+	port := [4]byte{}
+	binary.BigEndian.PutUint16(port[:], e.GUEPort)
+	s.GuePort = binary.NativeEndian.Uint16(port[:2])
+}
+
+// rememberBudget is how many flows may be remembered anew in a tick, of about a second. At
+// half of it, which first packets have, a flood of them fills a quarter of the table before
+// its first entries, unfinished handshakes, are over.
+func rememberBudget(entries uint32) uint32 { return max(64, entries/20) }
+
+// RecallResult is what one walk through the remembered flows found.
+type RecallResult struct {
+	Entries uint64 `json:"entries"` // seen
+	Expired uint64 `json:"expired"` // removed, because idle for too long
+	Agreed  uint64 `json:"agreed"`  // removed, because their slot says the same
+	Marked  uint64 `json:"marked"`  // kept, because their slot says otherwise
+}
+
+// Recall walks through the remembered flows and removes what is over.
+func (d *Datapath) Recall() (RecallResult, error) { return d.runRecall(false) }
+
+// runRecall runs sh_recall, which deletes nothing where it only looks.
+func (d *Datapath) runRecall(look bool) (RecallResult, error) {
+	var out abiRecall
+	in := abiRecall{Look: uint64(asByte(look))}
+	if _, err := d.recall.Run(&ebpf.RunOptions{Context: in, ContextOut: &out}); err != nil {
+		return RecallResult{}, fmt.Errorf("run sh_recall to go through the remembered flows: %w", err)
+	}
+	return RecallResult{Entries: out.Entries, Expired: out.Expired, Agreed: out.Agreed, Marked: out.Marked}, nil
 }
 
 // Heartbeat tells the programs that the daemon is there and keeps next hops fresh. They

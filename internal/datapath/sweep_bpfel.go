@@ -25,9 +25,11 @@ const (
 	sweepMapShHandshakes     = "sh_handshakes"
 	sweepMapShIfindexes      = "sh_ifindexes"
 	sweepMapShInterfaces     = "sh_interfaces"
+	sweepMapShMarks          = "sh_marks"
 	sweepMapShNames          = "sh_names"
 	sweepMapShRanges         = "sh_ranges"
 	sweepMapShReasons        = "sh_reasons"
+	sweepMapShRemembered     = "sh_remembered"
 	sweepMapShScratch        = "sh_scratch"
 	sweepMapShServices       = "sh_services"
 	sweepMapShSettings       = "sh_settings"
@@ -37,12 +39,14 @@ const (
 	sweepMapShTracked        = "sh_tracked"
 	sweepMapShTxPorts        = "sh_tx_ports"
 	sweepProgShClock         = "sh_clock"
+	sweepProgShRecall        = "sh_recall"
 	sweepProgShSweep         = "sh_sweep"
 	sweepVarGenericMode      = "generic_mode"
 	sweepVarHandshakeCount   = "handshake_count"
 	sweepVarInterfaceSlot    = "interface_slot"
 	sweepVarJiffiesPerSecond = "jiffies_per_second"
 	sweepVarRedirectBack     = "redirect_back"
+	sweepVarTickShift        = "tick_shift"
 	sweepVarTrackedCount     = "tracked_count"
 )
 
@@ -88,8 +92,9 @@ type sweepSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sweepProgramSpecs struct {
-	ShClock *ebpf.ProgramSpec `ebpf:"sh_clock"`
-	ShSweep *ebpf.ProgramSpec `ebpf:"sh_sweep"`
+	ShClock  *ebpf.ProgramSpec `ebpf:"sh_clock"`
+	ShRecall *ebpf.ProgramSpec `ebpf:"sh_recall"`
+	ShSweep  *ebpf.ProgramSpec `ebpf:"sh_sweep"`
 }
 
 // sweepMapSpecs contains maps before they are loaded into the kernel.
@@ -105,9 +110,11 @@ type sweepMapSpecs struct {
 	ShHandshakes *ebpf.MapSpec `ebpf:"sh_handshakes"`
 	ShIfindexes  *ebpf.MapSpec `ebpf:"sh_ifindexes"`
 	ShInterfaces *ebpf.MapSpec `ebpf:"sh_interfaces"`
+	ShMarks      *ebpf.MapSpec `ebpf:"sh_marks"`
 	ShNames      *ebpf.MapSpec `ebpf:"sh_names"`
 	ShRanges     *ebpf.MapSpec `ebpf:"sh_ranges"`
 	ShReasons    *ebpf.MapSpec `ebpf:"sh_reasons"`
+	ShRemembered *ebpf.MapSpec `ebpf:"sh_remembered"`
 	ShScratch    *ebpf.MapSpec `ebpf:"sh_scratch"`
 	ShServices   *ebpf.MapSpec `ebpf:"sh_services"`
 	ShSettings   *ebpf.MapSpec `ebpf:"sh_settings"`
@@ -127,6 +134,7 @@ type sweepVariableSpecs struct {
 	InterfaceSlot    *ebpf.VariableSpec `ebpf:"interface_slot"`
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
+	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
 
@@ -159,9 +167,11 @@ type sweepMaps struct {
 	ShHandshakes *ebpf.Map `ebpf:"sh_handshakes"`
 	ShIfindexes  *ebpf.Map `ebpf:"sh_ifindexes"`
 	ShInterfaces *ebpf.Map `ebpf:"sh_interfaces"`
+	ShMarks      *ebpf.Map `ebpf:"sh_marks"`
 	ShNames      *ebpf.Map `ebpf:"sh_names"`
 	ShRanges     *ebpf.Map `ebpf:"sh_ranges"`
 	ShReasons    *ebpf.Map `ebpf:"sh_reasons"`
+	ShRemembered *ebpf.Map `ebpf:"sh_remembered"`
 	ShScratch    *ebpf.Map `ebpf:"sh_scratch"`
 	ShServices   *ebpf.Map `ebpf:"sh_services"`
 	ShSettings   *ebpf.Map `ebpf:"sh_settings"`
@@ -183,9 +193,11 @@ func (m *sweepMaps) Close() error {
 		m.ShHandshakes,
 		m.ShIfindexes,
 		m.ShInterfaces,
+		m.ShMarks,
 		m.ShNames,
 		m.ShRanges,
 		m.ShReasons,
+		m.ShRemembered,
 		m.ShScratch,
 		m.ShServices,
 		m.ShSettings,
@@ -206,6 +218,7 @@ type sweepVariables struct {
 	InterfaceSlot    *ebpf.Variable `ebpf:"interface_slot"`
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
+	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }
 
@@ -213,13 +226,15 @@ type sweepVariables struct {
 //
 // It can be passed to loadSweepObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sweepPrograms struct {
-	ShClock *ebpf.Program `ebpf:"sh_clock"`
-	ShSweep *ebpf.Program `ebpf:"sh_sweep"`
+	ShClock  *ebpf.Program `ebpf:"sh_clock"`
+	ShRecall *ebpf.Program `ebpf:"sh_recall"`
+	ShSweep  *ebpf.Program `ebpf:"sh_sweep"`
 }
 
 func (p *sweepPrograms) Close() error {
 	return _SweepClose(
 		p.ShClock,
+		p.ShRecall,
 		p.ShSweep,
 	)
 }

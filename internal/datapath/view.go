@@ -34,6 +34,7 @@ type View struct {
 	services []abiService
 	backends []abiBackend
 	slots    []uint64
+	marks    []uint64 // a bit for each slot, set by sh_recall
 	runs     []abiAddr
 	settings []abiSettings
 	memory   [][]byte
@@ -68,13 +69,31 @@ func OpenReadOnly(opts Options) (*View, error) {
 	if err := v.mapMemory(false); err != nil {
 		return nil, errors.Join(err, v.Close())
 	}
-	coll, err := v.loadCollection(loadSweep, nil)
+	if err := v.loadClock(); err != nil {
+		return nil, errors.Join(err, v.Close())
+	}
+	return v, nil
+}
+
+// loadClock loads sh_clock alone.
+func (v *View) loadClock() error {
+	load := func() (*ebpf.CollectionSpec, error) {
+		spec, err := loadSweep()
+		if err == nil {
+			maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return name != "sh_clock" })
+		}
+		return spec, err
+	}
+	coll, err := v.loadCollection(load, nil)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("load the program that tells the time: %w", err), v.Close())
+		return fmt.Errorf("load the program that tells the time: %w", err)
 	}
 	v.clock = coll.DetachProgram("sh_clock")
 	coll.Close()
-	return v, nil
+	if v.clock == nil {
+		return errors.New("the object compiled from sweep.bpf.c lacks sh_clock; this is a fault in the build: run `go generate ./internal/datapath`")
+	}
+	return nil
 }
 
 // Close lets go of the maps.
@@ -83,7 +102,7 @@ func (v *View) Close() error {
 	for _, m := range v.memory {
 		errs = append(errs, unix.Munmap(m))
 	}
-	v.memory, v.services, v.backends, v.slots, v.runs, v.settings = nil, nil, nil, nil, nil, nil
+	v.memory, v.services, v.backends, v.slots, v.marks, v.runs, v.settings = nil, nil, nil, nil, nil, nil, nil
 	if v.clock != nil {
 		errs = append(errs, v.clock.Close())
 		v.clock = nil
@@ -113,11 +132,12 @@ func (v *View) mapMemory(writable bool) error {
 	slots, err3 := open(abiMapShSlots)
 	sources, err4 := open(abiMapShSources)
 	settings, err5 := open(abiMapShSettings)
-	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
+	marks, err6 := open(abiMapShMarks)
+	if err := errors.Join(err1, err2, err3, err4, err5, err6); err != nil {
 		return err
 	}
 	v.services, v.backends, v.slots = array[abiService](services), array[abiBackend](backends), array[uint64](slots)
-	v.runs, v.settings = array[abiAddr](sources), array[abiSettings](settings)
+	v.runs, v.settings, v.marks = array[abiAddr](sources), array[abiSettings](settings), array[uint64](marks)
 	return nil
 }
 
@@ -126,7 +146,7 @@ func (v *View) Contents() (reconcile.Contents, error) {
 	c := reconcile.Contents{
 		Backends: map[uint32]reconcile.BackendRecord{}, Services: map[uint32]reconcile.ServiceRecord{},
 		Frontends: map[model.Frontend]uint32{}, Addresses: map[netip.Addr]reconcile.AddressRecord{},
-		Slots:              map[uint32][]reconcile.BackendRef{},
+		Slots: map[uint32][]reconcile.Slot{}, BeforeSlots: map[uint32][]reconcile.Slot{},
 		BackendGenerations: map[uint32]uint8{}, ServiceGenerations: map[uint32]uint8{},
 	}
 	v.readBackends(&c)
@@ -159,11 +179,25 @@ func (v *View) readBackends(c *reconcile.Contents) {
 			c.Backends[uint32(i)] = reconcile.BackendRecord{
 				BackendRef:     reconcile.BackendRef{Index: uint32(i), Generation: b.Generation},
 				BackendAddress: model.BackendAddress{Address: address, Port: fromWire(b.Port)},
+				Draining:       b.Draining != 0,
 			}
 		case b.Generation != 0:
 			c.BackendGenerations[uint32(i)] = b.Generation
 		}
 	}
+}
+
+// readSlots reads a table.
+func (v *View) readSlots(service string, first, count uint32) ([]reconcile.Slot, error) {
+	if uint64(first)+uint64(count) > uint64(len(v.slots)) {
+		return nil, fmt.Errorf("service %q is said to have slots %d to %d, but there are %d: the maps are damaged, run `shunt detach` and start again",
+			service, first, uint64(first)+uint64(count)-1, len(v.slots))
+	}
+	slots := make([]reconcile.Slot, count)
+	for i := range slots {
+		slots[i] = fromSlot(atomic.LoadUint64(&v.slots[first+uint32(i)]))
+	}
+	return slots, nil
 }
 
 // readServices: a service is there while it has a name.
@@ -176,20 +210,24 @@ func (v *View) readServices(c *reconcile.Contents) error {
 			continue
 		}
 		s := &v.services[key.Index]
-		first, count := fromRun(atomic.LoadUint64(&s.Table))
-		if uint64(first)+uint64(count) > uint64(len(v.slots)) {
-			return fmt.Errorf("service %q is said to have slots %d to %d, but there are %d: the maps are damaged, run `shunt detach` and start again",
-				fromName(name), first, uint64(first)+uint64(count)-1, len(v.slots))
-		}
-		c.Services[key.Index] = reconcile.ServiceRecord{
+		r := reconcile.ServiceRecord{
 			Index: key.Index, Generation: s.Generation, Name: fromName(name),
-			Forwarding: fromForwarding(s.Forwarding), Seed: s.Seed, Offset: first, Size: count,
+			Forwarding: fromNumber(forwardings, s.Forwarding), Seed: s.Seed,
+			Tracking:        fromNumber(trackings, s.Tracking),
+			AffinityTimeout: time.Duration(s.AffinitySeconds) * time.Second,
 		}
-		slots := make([]reconcile.BackendRef, count)
-		for i := range slots {
-			slots[i] = fromSlot(atomic.LoadUint64(&v.slots[first+uint32(i)]))
+		r.Offset, r.Size = fromRun(atomic.LoadUint64(&s.Table))
+		r.BeforeOffset, r.BeforeSize = fromRun(atomic.LoadUint64(&s.TableBefore))
+		var err error
+		if c.Slots[key.Index], err = v.readSlots(r.Name, r.Offset, r.Size); err != nil {
+			return err
 		}
-		c.Slots[key.Index] = slots
+		if r.BeforeSize > 0 {
+			if c.BeforeSlots[key.Index], err = v.readSlots(r.Name, r.BeforeOffset, r.BeforeSize); err != nil {
+				return err
+			}
+		}
+		c.Services[key.Index] = r
 	}
 	if err := all.Err(); err != nil {
 		return fmt.Errorf("read %s: %w", abiMapShNames, err)

@@ -27,9 +27,12 @@ const (
 	xdpMapShIcmpTokens     = "sh_icmp_tokens"
 	xdpMapShIfindexes      = "sh_ifindexes"
 	xdpMapShInterfaces     = "sh_interfaces"
+	xdpMapShKnown          = "sh_known"
+	xdpMapShMarks          = "sh_marks"
 	xdpMapShNames          = "sh_names"
 	xdpMapShRanges         = "sh_ranges"
 	xdpMapShReasons        = "sh_reasons"
+	xdpMapShRemembered     = "sh_remembered"
 	xdpMapShScratch        = "sh_scratch"
 	xdpMapShServices       = "sh_services"
 	xdpMapShSettings       = "sh_settings"
@@ -44,6 +47,7 @@ const (
 	xdpVarInterfaceSlot    = "interface_slot"
 	xdpVarJiffiesPerSecond = "jiffies_per_second"
 	xdpVarRedirectBack     = "redirect_back"
+	xdpVarTickShift        = "tick_shift"
 	xdpVarTrackedCount     = "tracked_count"
 )
 
@@ -107,9 +111,12 @@ type xdpMapSpecs struct {
 	ShIcmpTokens *ebpf.MapSpec `ebpf:"sh_icmp_tokens"`
 	ShIfindexes  *ebpf.MapSpec `ebpf:"sh_ifindexes"`
 	ShInterfaces *ebpf.MapSpec `ebpf:"sh_interfaces"`
+	ShKnown      *ebpf.MapSpec `ebpf:"sh_known"`
+	ShMarks      *ebpf.MapSpec `ebpf:"sh_marks"`
 	ShNames      *ebpf.MapSpec `ebpf:"sh_names"`
 	ShRanges     *ebpf.MapSpec `ebpf:"sh_ranges"`
 	ShReasons    *ebpf.MapSpec `ebpf:"sh_reasons"`
+	ShRemembered *ebpf.MapSpec `ebpf:"sh_remembered"`
 	ShScratch    *ebpf.MapSpec `ebpf:"sh_scratch"`
 	ShServices   *ebpf.MapSpec `ebpf:"sh_services"`
 	ShSettings   *ebpf.MapSpec `ebpf:"sh_settings"`
@@ -129,6 +136,7 @@ type xdpVariableSpecs struct {
 	InterfaceSlot    *ebpf.VariableSpec `ebpf:"interface_slot"`
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
+	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
 
@@ -163,9 +171,12 @@ type xdpMaps struct {
 	ShIcmpTokens *ebpf.Map `ebpf:"sh_icmp_tokens"`
 	ShIfindexes  *ebpf.Map `ebpf:"sh_ifindexes"`
 	ShInterfaces *ebpf.Map `ebpf:"sh_interfaces"`
+	ShKnown      *ebpf.Map `ebpf:"sh_known"`
+	ShMarks      *ebpf.Map `ebpf:"sh_marks"`
 	ShNames      *ebpf.Map `ebpf:"sh_names"`
 	ShRanges     *ebpf.Map `ebpf:"sh_ranges"`
 	ShReasons    *ebpf.Map `ebpf:"sh_reasons"`
+	ShRemembered *ebpf.Map `ebpf:"sh_remembered"`
 	ShScratch    *ebpf.Map `ebpf:"sh_scratch"`
 	ShServices   *ebpf.Map `ebpf:"sh_services"`
 	ShSettings   *ebpf.Map `ebpf:"sh_settings"`
@@ -189,9 +200,12 @@ func (m *xdpMaps) Close() error {
 		m.ShIcmpTokens,
 		m.ShIfindexes,
 		m.ShInterfaces,
+		m.ShKnown,
+		m.ShMarks,
 		m.ShNames,
 		m.ShRanges,
 		m.ShReasons,
+		m.ShRemembered,
 		m.ShScratch,
 		m.ShServices,
 		m.ShSettings,
@@ -212,6 +226,7 @@ type xdpVariables struct {
 	InterfaceSlot    *ebpf.Variable `ebpf:"interface_slot"`
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
+	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }
 

@@ -42,6 +42,37 @@ const (
 	// ForwardingNATDestination rewrites the destination only: the balancer must be
 	// the backends' route back to the client.
 	ForwardingNATDestination Forwarding = "nat-destination"
+	// ForwardingDSRL2 sends the client's packet on as it is, to the backend's MAC address:
+	// the backend is on the same link and has the VIP itself.
+	ForwardingDSRL2 Forwarding = "dsr-l2"
+	// ForwardingDSRIPIP wraps the packet in another IP header (RFC 2003, 2473, 4213).
+	ForwardingDSRIPIP Forwarding = "dsr-ipip"
+	// ForwardingDSRGUE wraps it in UDP (Generic UDP Encapsulation, version 0).
+	ForwardingDSRGUE Forwarding = "dsr-gue"
+)
+
+// Direct reports whether backends answer the client themselves (direct server return).
+func (f Forwarding) Direct() bool {
+	return f == ForwardingDSRL2 || f.Encapsulates()
+}
+
+// Encapsulates reports whether packets reach the backend inside others.
+func (f Forwarding) Encapsulates() bool {
+	return f == ForwardingDSRIPIP || f == ForwardingDSRGUE
+}
+
+// Tracking says which flows of a direct-return service are remembered. The value is the
+// word used in configuration and output.
+type Tracking string
+
+// The tracking modes that exist today.
+const (
+	// TrackingAuto remembers flows only where the table has changed lately.
+	TrackingAuto Tracking = "auto"
+	// TrackingAlways remembers every flow from its first packet.
+	TrackingAlways Tracking = "always"
+	// TrackingNone remembers nothing: a flow goes where its slot points now.
+	TrackingNone Tracking = "none"
 )
 
 // Announce says how the network learns where a VIP is.
@@ -133,7 +164,18 @@ type Service struct {
 	Forwarding Forwarding
 	Announce   Announce
 	TableSize  uint32 // Maglev table size in slots; 0 lets the backend count decide
-	Backends   []Backend
+	// Tracking matters for direct return and for affinity.
+	Tracking Tracking
+	// AffinityTimeout is how long a client stays with its backend after its last packet,
+	// also where the table changes meanwhile; 0: no affinity, flows are placed one by one.
+	AffinityTimeout time.Duration
+	Backends        []Backend
+}
+
+// Tracked reports whether the service's slots go through transitions when they change.
+// Where they do not, flows have entries of their own (NAT) or are not to be kept.
+func (s Service) Tracked() bool {
+	return s.Tracking != TrackingNone && (s.Forwarding.Direct() || s.AffinityTimeout > 0)
 }
 
 // Interface is a network interface shunt attaches to.
@@ -148,6 +190,8 @@ type Timeouts struct {
 	TCPHandshake   time.Duration
 	TCPClosing     time.Duration // after a reset
 	UDP            time.Duration // RFC 4787 REQ-5: 5 min recommended
+	// Settle is how long after a change of its slot a flow must have been idle to be lost.
+	Settle time.Duration
 }
 
 // Limits size the maps. They are fixed when the data plane is first loaded.
@@ -156,6 +200,17 @@ type Limits struct {
 	Services uint32
 	Backends uint32
 	Slots    uint32 // Maglev slots of all services together, rebuilds included
+	// Remembered flows of direct return and clients of affinity, at once.
+	Remembered uint32
+}
+
+// Encapsulation says what the outer headers of dsr-ipip and dsr-gue look like.
+type Encapsulation struct {
+	// Sources4 and Sources6 are where outer source addresses come from, one address or a
+	// prefix whose host bits vary with the flow. Zero: the address of the interface towards
+	// the backend.
+	Sources4, Sources6 netip.Prefix
+	GUEPort            uint16 // UDP destination port, host byte order
 }
 
 // SNAT says where source addresses and ports of full NAT come from.
@@ -166,10 +221,27 @@ type SNAT struct {
 
 // Config is the whole desired state as one source describes it.
 type Config struct {
-	Interfaces []Interface
-	Services   []Service
-	Timeouts   Timeouts
-	Limits     Limits
-	SNAT       SNAT
-	Socket     string // path of the control socket
+	Interfaces    []Interface
+	Services      []Service
+	Timeouts      Timeouts
+	Limits        Limits
+	SNAT          SNAT
+	Encapsulation Encapsulation
+	Socket        string // path of the control socket
 }
+
+// What the maps have room for that no field of Limits sets by itself. The data plane sizes
+// its maps by these, and sources refuse what does not fit.
+const (
+	// AddressesMax is for VIPs and source addresses of NAT together.
+	AddressesMax = 16384
+	// FrontendsMin frontends with an exact port fit in any case, and FrontendsPerService
+	// for each of Limits.Services where that is more.
+	FrontendsMin        = 16384
+	FrontendsPerService = 16
+	// RangePiecesMax is for ranges of ports and AnyPort, each cut into aligned blocks whose
+	// size is a power of two: a range is at most 30 of them (2*(16-1)).
+	RangePiecesMax = 30 * 1024
+	// SourcesMax is for source addresses of NAT.
+	SourcesMax = 1024
+)

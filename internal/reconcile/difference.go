@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/model"
 )
@@ -36,6 +37,8 @@ type ServiceDifference struct {
 	Name             string                `json:"name"`
 	Change           Change                `json:"change"`
 	Forwarding       *ForwardingDifference `json:"forwarding,omitempty"`
+	Tracking         *TrackingDifference   `json:"tracking,omitempty"`
+	AffinityTimeout  *AffinityDifference   `json:"affinity_timeout,omitempty"`
 	FrontendsAdded   []string              `json:"frontends_added,omitempty"`
 	FrontendsRemoved []string              `json:"frontends_removed,omitempty"`
 	BackendsAdded    []string              `json:"backends_added,omitempty"`
@@ -48,6 +51,20 @@ type ServiceDifference struct {
 type ForwardingDifference struct {
 	Before model.Forwarding `json:"before"`
 	After  model.Forwarding `json:"after"`
+}
+
+// TrackingDifference is another choice of the flows to remember. It is not listed where
+// it does not matter, before and after.
+type TrackingDifference struct {
+	Before model.Tracking `json:"before"`
+	After  model.Tracking `json:"after"`
+}
+
+// AffinityDifference is another time that clients stay with their backend, as a duration
+// like "10m0s"; "0s" is no affinity.
+type AffinityDifference struct {
+	Before string `json:"before"`
+	After  string `json:"after"`
 }
 
 // WeightDifference is another weight of a backend that stays.
@@ -114,6 +131,12 @@ func (s ServiceDifference) String() string {
 		if f := s.Forwarding; f != nil {
 			clauses = append(clauses, fmt.Sprintf("forwarding from %s to %s", f.Before, f.After))
 		}
+		if t := s.Tracking; t != nil {
+			clauses = append(clauses, fmt.Sprintf("tracking from %s to %s", t.Before, t.After))
+		}
+		if a := s.AffinityTimeout; a != nil {
+			clauses = append(clauses, fmt.Sprintf("affinity timeout from %s to %s", a.Before, a.After))
+		}
 		for _, part := range []struct {
 			what, verb string
 			items      []string
@@ -179,7 +202,7 @@ func roles(record AddressRecord) []string {
 	for _, role := range []struct {
 		is   bool
 		word string
-	}{{record.VIP, "vip"}, {record.Source, "source"}, {record.HostOwn, "host-own"}, {record.Announce, "announce"}} {
+	}{{record.VIP, "vip"}, {record.Source, "source"}, {record.HostOwn, "host-own"}, {record.Announce, "announce"}, {record.Direct, "direct"}} {
 		if role.is {
 			words = append(words, role.word)
 		}
@@ -215,6 +238,8 @@ func tableDifference(ipv6 bool, before, after []BackendRef) TableDifference {
 // view is what a Difference compares of a service.
 type view struct {
 	forwarding model.Forwarding
+	tracking   model.Tracking
+	affinity   time.Duration
 	frontends  map[model.Frontend]bool
 	weights    map[model.BackendAddress]int // unknownWeight after adoption
 	adopted    bool
@@ -222,16 +247,20 @@ type view struct {
 
 const unknownWeight = -1
 
+func newView(forwarding model.Forwarding, tracking model.Tracking, affinity time.Duration) view {
+	return view{forwarding, tracking, affinity, map[model.Frontend]bool{}, map[model.BackendAddress]int{}, false}
+}
+
 // viewOf is the view of a configured service, without backends no frontend can reach.
 func viewOf(service model.Service) view {
-	v := view{service.Forwarding, map[model.Frontend]bool{}, map[model.BackendAddress]int{}, false}
+	v := newView(service.Forwarding, trackingOf(service), service.AffinityTimeout)
 	families := map[bool]bool{}
 	for _, f := range service.Frontends {
 		v.frontends[f] = true
 		families[f.Address.Is6()] = true
 	}
 	for _, b := range service.Backends {
-		if families[b.Address.Is6()] {
+		if families[false] && reaches(service, b, false) || families[true] && reaches(service, b, true) {
 			v.weights[b.BackendAddress] = int(b.Weight)
 		}
 	}
@@ -250,11 +279,14 @@ func (r *Reconciler) views() map[string]view {
 		}
 		v, ok := views[name]
 		if !ok {
-			v = view{service.record.Forwarding, map[model.Frontend]bool{}, map[model.BackendAddress]int{}, true}
+			v = newView(service.record.Forwarding, service.record.Tracking, service.record.AffinityTimeout)
+			v.adopted = true
 			views[name] = v
 		}
-		for _, ref := range service.slots {
-			if backend, ok := r.mirror.backends[ref.Index]; ok {
+		named := map[BackendRef]bool{}
+		nameAll(service.slots, named)
+		for ref := range named {
+			if backend, ok := r.mirror.backends[ref.Index]; ok && backend.BackendRef == ref {
 				v.weights[backend.BackendAddress] = unknownWeight
 			}
 		}
@@ -292,7 +324,8 @@ func (r *Reconciler) difference(desired Desired, t *target, p *plan) Difference 
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(before)) {
-		difference, _ := r.serviceDifference(name, before[name], view{forwarding: before[name].forwarding})
+		difference, _ := r.serviceDifference(name, before[name], view{
+			forwarding: before[name].forwarding, tracking: before[name].tracking, affinity: before[name].affinity})
 		difference.Change = Removed
 		d.Services = append(d.Services, difference)
 	}
@@ -308,6 +341,12 @@ func (r *Reconciler) serviceDifference(name string, before, after view) (Service
 	d := ServiceDifference{Name: name, Change: Changed}
 	if before.forwarding != after.forwarding && before.forwarding != "" {
 		d.Forwarding = &ForwardingDifference{before.forwarding, after.forwarding}
+	}
+	if before.tracking != after.tracking && before.tracking != "" {
+		d.Tracking = &TrackingDifference{before.tracking, after.tracking}
+	}
+	if before.affinity != after.affinity && before.forwarding != "" {
+		d.AffinityTimeout = &AffinityDifference{before.affinity.String(), after.affinity.String()}
 	}
 	for _, f := range slices.SortedFunc(maps.Keys(after.frontends), compareFrontends) {
 		if !before.frontends[f] {
@@ -336,7 +375,7 @@ func (r *Reconciler) serviceDifference(name string, before, after view) (Service
 			d.BackendsRemoved = append(d.BackendsRemoved, b.String())
 		}
 	}
-	return d, d.Forwarding != nil || len(d.FrontendsAdded)+len(d.FrontendsRemoved)+
+	return d, d.Forwarding != nil || d.Tracking != nil || d.AffinityTimeout != nil || len(d.FrontendsAdded)+len(d.FrontendsRemoved)+
 		len(d.BackendsAdded)+len(d.BackendsRemoved)+len(d.Weights) > 0
 }
 

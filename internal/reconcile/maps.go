@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/model"
 )
@@ -17,6 +18,33 @@ type BackendRef struct {
 type BackendRecord struct {
 	BackendRef
 	model.BackendAddress
+	// Draining: it has weight 0 in every service that names it. A client of affinity that
+	// opens another connection is placed anew.
+	Draining bool
+}
+
+// SlotState decides whether a packet's flow is looked up. See
+// docs/design/13-just-enough-tracking.md; numbers are those of enum slot_state.
+type SlotState uint8
+
+// The states of a slot.
+const (
+	Settled    SlotState = 0 // the current backend, without a look-up
+	Transition SlotState = 1 // remembered flows are followed, and new ones remembered
+	Closing    SlotState = 2 // followed, but not remembered: a scan is due
+	Marked     SlotState = 3 // followed, because some disagree with the current backend
+)
+
+// Slot is one place of a service's table: one word in the maps, written and read whole.
+type Slot struct {
+	State    SlotState
+	Current  BackendRef
+	Previous BackendRef // where flows without an entry are, in Transition; or nobody
+	// PreviousDrains: the previous backend has weight 0 in this service.
+	PreviousDrains bool
+	// PreviousBefore: the previous backend is found in the table before, by the same hash.
+	// Previous is nobody then.
+	PreviousBefore bool
 }
 
 // ServiceRecord is a service as the data plane knows it. Offset and Size say where its
@@ -29,6 +57,11 @@ type ServiceRecord struct {
 	Seed       uint32 // of the flow hash; derived from the name, so that a fleet agrees
 	Offset     uint32 // first slot
 	Size       uint32 // slots; 0: the service has no table and answers nobody
+	// BeforeOffset and BeforeSize are the table that Slot.PreviousBefore refers to.
+	// BeforeSize 0: there is none.
+	BeforeOffset, BeforeSize uint32
+	Tracking                 model.Tracking
+	AffinityTimeout          time.Duration // 0: none
 }
 
 // AddressRecord says what the data plane does with packets to one of our addresses.
@@ -38,6 +71,7 @@ type AddressRecord struct {
 	Source   bool // full NAT sends from this address
 	HostOwn  bool // the host has it too: its kernel answers ARP, ND and echo
 	Announce bool // answer ARP and ND (once ownership is established)
+	Direct   bool // a frontend of a direct-return service has this address
 }
 
 // Contents is everything the reconciler keeps in the maps.
@@ -46,7 +80,9 @@ type Contents struct {
 	Services  map[uint32]ServiceRecord
 	Frontends map[model.Frontend]uint32 // service index
 	Addresses map[netip.Addr]AddressRecord
-	Slots     map[uint32][]BackendRef // by service index, ServiceRecord.Size long
+	Slots     map[uint32][]Slot // by service index, ServiceRecord.Size long
+	// BeforeSlots are those of the table before, by service index, BeforeSize long.
+	BeforeSlots map[uint32][]Slot
 	// Generations of positions that hold nothing now but once did.
 	BackendGenerations map[uint32]uint8
 	ServiceGenerations map[uint32]uint8
@@ -67,7 +103,13 @@ type Maps interface {
 	PutAddress(AddressRecord) error
 	DeleteAddress(netip.Addr) error
 	// WriteSlots stores the slots from offset on, each with one aligned atomic store.
-	WriteSlots(offset uint32, slots []BackendRef) error
+	WriteSlots(offset uint32, slots []Slot) error
+	// ScanRemembered goes through the remembered flows once. It deletes those that are over,
+	// and in slots that are Closing or Marked those that agree with the slot (unless their
+	// service remembers always). It returns the positions, in the array of slots, of Closing
+	// and Marked slots for which a living flow remembers another living backend than the
+	// current one. After an error some may have been deleted, and it may be called again.
+	ScanRemembered() (map[uint32]bool, error)
 	// Grace returns when no program run that began before the call is still going, so
 	// that nothing unnamed before it can still be in a program's hands.
 	Grace() error

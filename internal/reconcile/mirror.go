@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -32,20 +33,25 @@ type mirrorBackend struct {
 
 type mirrorService struct {
 	record ServiceRecord
-	slots  []BackendRef // of record's region
+	slots  []Slot   // of record's region
+	begun  []uint32 // when each slot in transition came to be so, in ticks; nil: none is
+	tally  tally    // of slots
 
 	// doubt: the record may be missing, or still an earlier one with a table in held.
 	doubt bool
 	held  []heldTable
 	// slotsDoubt: slots of record's region may still name what stale lists instead.
 	slotsDoubt bool
-	stale      []BackendRef
+	stale      map[BackendRef]bool
+	// leaving: its deletion has failed, and must be tried again.
+	leaving bool
 }
 
-// heldTable is a table that the service's record may still point to.
+// heldTable is a table that the service's record may still point to, or a table before
+// that it may refer to. The slots of the latter count for nothing: what they name may be gone.
 type heldTable struct {
 	region
-	slots []BackendRef
+	slots []Slot
 }
 
 type mirrorFrontend struct {
@@ -59,8 +65,9 @@ type mirrorAddress struct {
 }
 
 // newMirror takes the contents for known. What no run of ours can have left behind is
-// an error; what one that was killed can, is not.
-func newMirror(contents Contents) (mirror, error) {
+// an error; what one that was killed can, is not. Slots in transition are taken to be so
+// since tick.
+func newMirror(contents Contents, tick uint32) (mirror, error) {
 	m := mirror{
 		backends:  map[uint32]*mirrorBackend{},
 		byAddress: map[model.BackendAddress]uint32{},
@@ -84,11 +91,13 @@ func newMirror(contents Contents) (mirror, error) {
 	serviceGenerations := map[uint32]uint8{}
 	for _, index := range slices.Sorted(maps.Keys(contents.Services)) {
 		record := contents.Services[index]
-		service := &mirrorService{record: record, slots: slices.Clone(contents.Slots[index])}
-		if len(service.slots) != int(record.Size) {
-			return m, fmt.Errorf("service %q at index %d has %d slots, but its record says %d: "+
-				"stop forwarding and start afresh with `shunt uninstall`", record.Name, index, len(service.slots), record.Size)
+		service := &mirrorService{record: record}
+		if err := checkSlots(record, contents.Slots[index], contents.BeforeSlots[index]); err != nil {
+			return m, fmt.Errorf("service %q at index %d %w: stop forwarding and start afresh with `shunt uninstall`",
+				record.Name, index, err)
 		}
+		service.setSlots(contents.Slots[index])
+		service.begin(tick)
 		m.services[index] = service
 		serviceGenerations[index] = record.Generation
 		if _, ok := m.byKey[keyOf(record)]; !ok {
@@ -109,51 +118,76 @@ func newMirror(contents Contents) (mirror, error) {
 	return m, nil
 }
 
-// checkRegions is an error if two services share slots: changing one in place would
-// change the other.
-func (m *mirror) checkRegions() error {
-	var last *mirrorService
-	services := slices.SortedFunc(maps.Values(m.services), func(a, b *mirrorService) int {
-		return int(a.record.Offset) - int(b.record.Offset)
-	})
-	for _, service := range services {
-		if service.record.Size == 0 {
-			continue
+// checkSlots is an error, in words that follow the service's name, if the slots are not
+// what the record says.
+func checkSlots(record ServiceRecord, slots, before []Slot) error {
+	if len(slots) != int(record.Size) {
+		return fmt.Errorf("has %d slots, but its record says %d", len(slots), record.Size)
+	}
+	if len(before) != int(record.BeforeSize) {
+		return fmt.Errorf("has %d slots in the table before, but its record says %d", len(before), record.BeforeSize)
+	}
+	for i, slot := range slots {
+		switch {
+		case slot.State > Marked:
+			return fmt.Errorf("has slot %d in state %d, which does not exist", i, slot.State)
+		case slot.PreviousBefore && record.BeforeSize == 0 && record.tracked():
+			return fmt.Errorf("has slot %d refer to a table before, and there is none", i)
 		}
-		if last != nil && last.record.Offset+last.record.Size > service.record.Offset {
-			return fmt.Errorf("services %q and %q share slot %d: stop forwarding and start afresh with `shunt uninstall`",
-				last.record.Name, service.record.Name, service.record.Offset)
-		}
-		last = service
 	}
 	return nil
 }
 
-// regions is every part of the slot array that a record may point to.
+// checkRegions is an error if two tables share slots: changing one in place would change
+// the other.
+func (m *mirror) checkRegions() error {
+	type owned struct {
+		region
+		name string
+	}
+	var all []owned
+	for _, service := range m.services {
+		for _, r := range service.regions() {
+			all = append(all, owned{r, service.record.Name})
+		}
+	}
+	slices.SortFunc(all, func(a, b owned) int {
+		return cmp.Or(cmp.Compare(a.offset, b.offset), cmp.Compare(a.name, b.name))
+	})
+	for i := 1; i < len(all); i++ {
+		last, next := all[i-1], all[i]
+		if last.offset+last.size > next.offset {
+			return fmt.Errorf("services %q and %q share slot %d: stop forwarding and start afresh with `shunt uninstall`",
+				last.name, next.name, next.offset)
+		}
+	}
+	return nil
+}
+
+// regions is every part of the slot array that a record may point to or refer to, each once.
 func (s *mirrorService) regions() []region {
 	var all []region
-	if s.record.Size > 0 {
-		all = append(all, region{s.record.Offset, s.record.Size})
-	}
-	for _, held := range s.held {
-		if held.size > 0 {
-			all = append(all, held.region)
+	add := func(r region) {
+		if r.size > 0 && !slices.Contains(all, r) {
+			all = append(all, r)
 		}
+	}
+	add(s.record.table())
+	add(s.record.before())
+	for _, held := range s.held {
+		add(held.region)
 	}
 	return all
 }
 
-// names adds every backend that a slot of the service may name.
+// names adds every backend that a slot of the service may name. The table before does not
+// count: programs find by the generation that what it names is gone.
 func (s *mirrorService) names(into map[BackendRef]bool) {
-	for _, ref := range s.slots {
-		into[ref] = true
-	}
-	for _, ref := range s.stale {
+	nameAll(s.slots, into)
+	for ref := range s.stale {
 		into[ref] = true
 	}
 	for _, held := range s.held {
-		for _, ref := range held.slots {
-			into[ref] = true
-		}
+		nameAll(held.slots, into)
 	}
 }

@@ -40,25 +40,35 @@ func (r *Reconciler) deleteBackend(index uint32) error {
 }
 
 // putService points the service to record's region, which holds slots by now.
-func (r *Reconciler) putService(record ServiceRecord, slots []BackendRef) error {
+func (r *Reconciler) putService(record ServiceRecord, slots []Slot) error {
 	m := &r.mirror
 	entry, ok := m.services[record.Index]
 	if !ok {
 		entry = &mirrorService{}
+		entry.setSlots(slots)
 		m.services[record.Index] = entry
 		m.byKey[keyOf(record)] = record.Index
 		m.servicePositions.claim(record.Index, record.Generation)
-	} else if entry.record.Offset != record.Offset || entry.record.Size != record.Size {
-		entry.held = append(entry.held, heldTable{region{entry.record.Offset, entry.record.Size}, entry.slots})
 	}
-	entry.record, entry.slots, entry.doubt = record, slots, true
+	old := entry.record
+	if ok && old.table() != record.table() {
+		entry.held = append(entry.held, heldTable{old.table(), entry.slots})
+		entry.setSlots(slots)
+	}
+	if old.before() != record.before() && old.BeforeSize > 0 {
+		entry.held = append(entry.held, heldTable{old.before(), nil})
+	}
+	entry.record, entry.doubt, entry.leaving = record, true, false
 	if err := r.maps.PutService(record); err != nil {
 		return fmt.Errorf("put service %s at index %d: %w", keyOf(record), record.Index, err)
 	}
 	entry.doubt = false
-	if len(entry.held) > 0 {
-		entry.held = nil
-		m.graceOwed = true
+	for _, held := range entry.held {
+		m.graceOwed = m.graceOwed || held.size > 0 && held.region != record.before()
+	}
+	entry.held = nil
+	if !entry.slotsDoubt {
+		entry.begin(r.nextTick())
 	}
 	return nil
 }
@@ -66,7 +76,7 @@ func (r *Reconciler) putService(record ServiceRecord, slots []BackendRef) error 
 func (r *Reconciler) deleteService(index uint32) error {
 	m := &r.mirror
 	entry := m.services[index]
-	entry.doubt = true
+	entry.doubt, entry.leaving = true, true
 	if err := r.maps.DeleteService(index, entry.record.Generation); err != nil {
 		return fmt.Errorf("delete service %s at index %d: %w", keyOf(entry.record), index, err)
 	}
@@ -83,7 +93,7 @@ func (r *Reconciler) deleteService(index uint32) error {
 type run struct{ first, end int }
 
 // changedRuns is where two tables of one size differ.
-func changedRuns(before, after []BackendRef) []run {
+func changedRuns(before, after []Slot) []run {
 	var runs []run
 	for i := range after {
 		switch {
@@ -97,27 +107,32 @@ func changedRuns(before, after []BackendRef) []run {
 	return runs
 }
 
-// rewriteSlots changes a table in place, in the given runs.
-func (r *Reconciler) rewriteSlots(index uint32, slots []BackendRef, runs []run) error {
+// rewriteSlots changes a table in place, in the given runs; all of it if what it holds is
+// in doubt.
+func (r *Reconciler) rewriteSlots(index uint32, slots []Slot, runs []run) error {
 	entry := r.mirror.services[index]
-	for _, run := range runs {
-		for _, ref := range entry.slots[run.first:run.end] {
-			if !slices.Contains(entry.stale, ref) {
-				entry.stale = append(entry.stale, ref)
-			}
-		}
+	if entry.slotsDoubt {
+		runs = []run{{0, len(slots)}}
 	}
-	entry.slots, entry.slotsDoubt = slots, true
+	if entry.stale == nil {
+		entry.stale = map[BackendRef]bool{}
+	}
+	for _, run := range runs {
+		nameAll(entry.slots[run.first:run.end], entry.stale)
+	}
+	entry.setSlots(slots)
+	entry.slotsDoubt = true
 	for _, run := range runs {
 		if err := r.writeSlots(entry.record, slots, run); err != nil {
 			return err
 		}
 	}
 	entry.slotsDoubt, entry.stale = false, nil
+	entry.begin(r.nextTick())
 	return nil
 }
 
-func (r *Reconciler) writeSlots(record ServiceRecord, slots []BackendRef, run run) error {
+func (r *Reconciler) writeSlots(record ServiceRecord, slots []Slot, run run) error {
 	offset := record.Offset + uint32(run.first)
 	if err := r.maps.WriteSlots(offset, slots[run.first:run.end]); err != nil {
 		return fmt.Errorf("write slots %d to %d of service %s: %w",

@@ -30,6 +30,7 @@ type plan struct {
 	// What is new or different.
 	sources       []AddressRecord
 	backends      []BackendRecord
+	places        bool            // some of them need a position
 	named         []BackendRecord // backends that no slot names yet
 	tables        []tableStep
 	clashing      []model.Frontend // go just before what shares parts of their range
@@ -52,11 +53,12 @@ type plan struct {
 // tableStep changes one service: its slots, then its record.
 type tableStep struct {
 	record ServiceRecord
-	slots  []BackendRef
+	slots  []Slot
 	fresh  bool  // slots is written to record's region, where no record points
 	runs   []run // otherwise these change in place
 	put    bool  // the record is different
 	first  bool  // there was none
+	late   bool  // the record is for the slots as they will be
 }
 
 type frontendStep struct {
@@ -116,6 +118,8 @@ func (p *planner) matchServices() {
 		if !p.unwanted[index] && (service.doubt || service.slotsDoubt) {
 			p.settle = append(p.settle, index)
 			p.repairs++
+		} else if !service.leaving && service.tally.closing > 0 {
+			p.repairs++ // is finished before anything else
 		}
 	}
 	for _, f := range p.target.frontends {
@@ -211,9 +215,7 @@ func (p *planner) planBackendRemovals() {
 	for index, service := range p.mirror.services {
 		switch {
 		case !p.unwanted[index]: // will be settled
-			for _, ref := range service.slots {
-				named[ref] = true
-			}
+			nameAll(service.slots, named)
 		case !p.early[index]:
 			service.names(named)
 		}
@@ -239,9 +241,13 @@ func (p *planner) placeBackends() error {
 			fresh = append(fresh, b)
 			continue
 		}
-		if entry := p.mirror.backends[ref.Index]; entry.doubt {
-			p.backends = append(p.backends, entry.BackendRecord)
+		record := p.backendRecord(b)
+		switch entry := p.mirror.backends[ref.Index]; {
+		case entry.doubt:
+			p.backends = append(p.backends, record)
 			p.repairs++
+		case entry.BackendRecord != record:
+			p.backends = append(p.backends, record)
 		}
 	}
 	if len(fresh) == 0 {
@@ -258,11 +264,16 @@ func (p *planner) placeBackends() error {
 		return &CapacityError{What: "backends", Need: uint64(need), Limit: uint64(limit),
 			Why: fmt.Sprintf("%d wanted, and %d that leave only afterwards", len(p.target.backends), len(p.lateBackends))}
 	}
+	p.places = true
 	for i, b := range fresh {
 		p.refs[b] = refs[i]
-		p.backends = append(p.backends, BackendRecord{refs[i], b})
+		p.backends = append(p.backends, p.backendRecord(b))
 	}
 	return nil
+}
+
+func (p *planner) backendRecord(b model.BackendAddress) BackendRecord {
+	return BackendRecord{BackendRef: p.refs[b], BackendAddress: b, Draining: p.target.draining[b]}
 }
 
 // placeServices plans the tables and records, or says what does not fit.
@@ -271,70 +282,111 @@ func (p *planner) placeServices() error {
 	if err != nil {
 		return err
 	}
-	var used []region
-	for index, service := range p.mirror.services {
-		switch {
-		case p.early[index]:
-		case !p.unwanted[index]: // will be settled
-			if service.record.Size > 0 {
-				used = append(used, region{service.record.Offset, service.record.Size})
-			}
-		default:
-			used = append(used, service.regions()...)
-		}
-	}
-	inUse := uint64(0)
-	for _, u := range used {
-		inUse += uint64(u.size)
-	}
-	free := newGaps(used, p.target.limits.Slots)
+	room := p.newRoom()
 	wasNamed := map[BackendRef]bool{}
 	for _, service := range p.mirror.services {
 		service.names(wasNamed)
 	}
 	naming := map[BackendRef]bool{}
 	for _, want := range p.target.services {
-		step := tableStep{
-			record: ServiceRecord{Name: want.name, Forwarding: want.forwarding, Seed: want.seed(), Size: want.size},
-			slots:  want.slots(p.refs),
-		}
-		var before mirrorService
+		before, step := &mirrorService{}, tableStep{}
 		if index, ok := p.indices[want.serviceKey]; ok {
-			before = *p.mirror.services[index]
+			before = p.mirror.services[index]
 			step.record.Index, step.record.Generation = index, before.record.Generation
 		} else {
 			step.record.Index, step.record.Generation = positions[0].Index, positions[0].Generation
 			p.indices[want.serviceKey] = step.record.Index
 			positions, step.put, step.first = positions[1:], true, true
 		}
-		if want.size == before.record.Size {
-			step.record.Offset = before.record.Offset
-			step.runs = changedRuns(before.slots, step.slots)
-		} else if want.size > 0 {
-			place, ok := free.take(want.size)
-			if !ok {
-				return &CapacityError{What: "slots", Need: inUse + uint64(want.size), Limit: uint64(p.target.limits.Slots),
-					Why: fmt.Sprintf("%d in use now, and %d in one piece for the new table of service %s",
-						inUse, want.size, want.serviceKey)}
-			}
-			inUse += uint64(want.size)
-			step.record.Offset, step.fresh = place.offset, true
+		if err := p.planTable(&step, want, before, room); err != nil {
+			return err
 		}
-		step.put = step.put || step.record != before.record
 		if step.put || len(step.runs) > 0 {
 			p.tables = append(p.tables, step)
 		}
-		p.moves[want.serviceKey] = tableDifference(want.ipv6, before.slots, step.slots)
-		for _, ref := range step.slots {
+		after := currents(step.slots)
+		p.moves[want.serviceKey] = tableDifference(want.ipv6, currents(before.slots), after)
+		for _, ref := range after {
 			naming[ref] = true
 		}
 	}
 	for _, b := range p.target.backends {
 		if ref := p.refs[b]; naming[ref] && !wasNamed[ref] {
-			p.named = append(p.named, BackendRecord{ref, b})
+			p.named = append(p.named, p.backendRecord(b))
 		}
 	}
 	return nil
+}
+
+// planTable decides what the service's slots become, where they lie, and what the record says.
+func (p *planner) planTable(step *tableStep, want targetService, before *mirrorService, room *room) error {
+	current := want.slots(p.refs)
+	record := &step.record
+	record.Name, record.Forwarding, record.Seed = want.name, want.forwarding, want.seed()
+	record.Tracking, record.AffinityTimeout = want.tracking, want.affinity
+	if want.size == 0 && record.tracked() {
+		// All its backends drain: new flows go nowhere, but known ones go on.
+		current = make([]BackendRef, before.record.Size)
+	}
+	record.Size = uint32(len(current))
+	step.slots = before.nextSlots(record, current, want.membership(p.refs))
+	if record.Size == before.record.Size {
+		record.Offset = before.record.Offset
+		step.runs = changedRuns(before.slots, step.slots)
+		step.late = !before.record.tracked() && before.tally.transition+before.tally.marked > 0
+	} else if record.Size > 0 {
+		place, err := room.take(record.Size, p.target.limits.Slots, want.serviceKey)
+		if err != nil {
+			return err
+		}
+		record.Offset, step.fresh = place.offset, true
+	}
+	step.put = step.put || *record != before.record
+	return nil
+}
+
+// room is the part of the slot array that new tables may have.
+type room struct {
+	free   gaps
+	inUse  uint64 // slots that are not free
+	before uint64 // of those, slots of tables before
+}
+
+// newRoom is what is left once the early services are gone and what is in doubt is settled.
+func (p *planner) newRoom() *room {
+	room := &room{}
+	var used []region
+	for index, service := range p.mirror.services {
+		switch {
+		case p.early[index]:
+			continue
+		case p.unwanted[index]:
+			used = append(used, service.regions()...)
+		default: // will be settled
+			used = append(used, service.record.table(), service.record.before())
+		}
+		room.before += uint64(service.record.BeforeSize)
+	}
+	used = slices.DeleteFunc(used, func(r region) bool { return r.size == 0 })
+	for _, u := range used {
+		room.inUse += uint64(u.size)
+	}
+	room.free = newGaps(used, p.target.limits.Slots)
+	return room
+}
+
+// take finds a place for the service's table, or says why there is none.
+func (r *room) take(size, limit uint32, service serviceKey) (region, error) {
+	place, ok := r.free.take(size)
+	if !ok {
+		why := fmt.Sprintf("%d in use now, and %d in one piece for the new table of service %s", r.inUse, size, service)
+		if r.before > 0 {
+			why += fmt.Sprintf("; %d of those in use are tables before, and free once their flows have settled", r.before)
+		}
+		return region{}, &CapacityError{What: "slots", Need: r.inUse + uint64(size), Limit: uint64(limit), Why: why}
+	}
+	r.inUse += uint64(size)
+	return place, nil
 }
 
 // newServicePositions is one position for each new service, in order.
@@ -369,8 +421,8 @@ func (p *planner) planFrontends() {
 	}
 }
 
-// planAddresses walks each address through the stages: no VIP any more, source, all that
-// is wanted, no source any more.
+// planAddresses walks each address through the stages: no VIP any more, source or direct,
+// all that is wanted, no source any more.
 func (p *planner) planAddresses() {
 	all := map[netip.Addr]bool{}
 	for address := range p.mirror.addresses {
@@ -401,6 +453,12 @@ func (p *planner) planAddresses() {
 			now.VIP = vip
 			p.sources = append(p.sources, now)
 		}
+		if want.Direct && now.VIP && !now.Direct {
+			// Programs look for a direct-return service before a record says that there is one:
+			// a flow begun with NAT in between would end with the next packet.
+			now.Direct = true
+			p.sources = append(p.sources, now)
+		}
 		full := want
 		full.Source = want.Source || now.Source
 		if wanted && (now != full || doubt) {
@@ -415,13 +473,13 @@ func (p *planner) planAddresses() {
 // planGrace decides where new things need what has just become free. Without new things
 // nothing waits: what is free stays so until somebody needs it.
 func (p *planner) planGrace() {
-	places := len(p.backends) > 0
+	places := p.places
 	for _, step := range p.tables {
 		places = places || step.fresh || step.first
 	}
 	owed := p.mirror.graceOwed || len(p.earlyServices) > 0 || len(p.settle) > 0
 	p.earlyGrace = len(p.earlyBackends) > 0 || places && owed
-	p.earlyGraceMore = len(p.earlyBackends) > 0 && len(p.backends) > 0
+	p.earlyGraceMore = len(p.earlyBackends) > 0 && p.places
 }
 
 // operations is how many records the plan touches.
@@ -449,19 +507,23 @@ func (r *Reconciler) execute(p *plan) error {
 }
 
 // settleDoubts repeats what failed, for services that stay.
-func (r *Reconciler) settleDoubts(p *plan) error {
-	for _, index := range p.settle {
-		service := r.mirror.services[index]
-		if service.slotsDoubt {
-			if err := r.rewriteSlots(index, service.slots, []run{{0, len(service.slots)}}); err != nil {
+func (r *Reconciler) settleDoubts(p *plan) error { return each(p.settle, r.settleDoubt) }
+
+// settleDoubt repeats what failed of one service.
+func (r *Reconciler) settleDoubt(index uint32) error {
+	service := r.mirror.services[index]
+	if service.slotsDoubt {
+		if service.leaving { // they may belong to no table any more
+			if err := r.grace(); err != nil {
 				return err
 			}
 		}
-		if service.doubt {
-			if err := r.putService(service.record, service.slots); err != nil {
-				return err
-			}
+		if err := r.rewriteSlots(index, service.slots, nil); err != nil {
+			return err
 		}
+	}
+	if service.doubt {
+		return r.putService(service.record, service.slots)
 	}
 	return nil
 }
@@ -525,12 +587,20 @@ func (r *Reconciler) changeTable(step tableStep) error {
 		if err := r.writeSlots(step.record, step.slots, run{0, len(step.slots)}); err != nil {
 			return err
 		}
-	} else if len(step.runs) > 0 {
+	}
+	// The record goes first where it says how the slots are to be read: flows must be
+	// followed before a slot changes, and looked for no more before it settles at once.
+	if step.put && !step.late {
+		if err := r.putService(step.record, step.slots); err != nil {
+			return err
+		}
+	}
+	if len(step.runs) > 0 {
 		if err := r.rewriteSlots(step.record.Index, step.slots, step.runs); err != nil {
 			return err
 		}
 	}
-	if step.put {
+	if step.put && step.late {
 		return r.putService(step.record, step.slots)
 	}
 	return nil

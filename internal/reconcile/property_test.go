@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -29,6 +30,7 @@ type world struct {
 	// flows is what a program remembers of a flow to a backend: the position it had when
 	// the flow began. It may break only when its backend is not wanted.
 	flows map[reconcile.BackendRef]model.BackendAddress
+	traffic
 }
 
 func TestRandomHistories(t *testing.T) {
@@ -38,19 +40,28 @@ func TestRandomHistories(t *testing.T) {
 			w.limits = model.Limits{Services: 5, Backends: 8, Slots: 2100}
 		}
 		w.maps = fake.New(w.limits)
-		w.r = reconcile.New(w.maps)
-		w.desired = reconcile.Desired{Limits: w.limits}
+		w.traffic = newTraffic(rapid.Uint64().Draw(t, "traffic"))
+		w.restart()
+		w.desired = reconcile.Desired{Limits: w.limits, Settle: settleTime}
+		w.attempt = w.desired
 		for range rapid.IntRange(5, 25).Draw(t, "steps") {
-			switch rapid.IntRange(0, 9).Draw(t, "step") {
-			case 0: // a restart
-				w.r = reconcile.New(w.maps)
+			switch rapid.IntRange(0, 17).Draw(t, "step") {
+			case 0:
+				w.restart()
 			case 1, 2: // the same again
 				w.applyAgain(w.drawFault())
+			case 3, 4, 5, 6:
+				w.now = w.now.Add(rapid.SampledFrom([]time.Duration{time.Second, 4 * time.Minute, 11 * time.Minute, settleTime}).Draw(t, "pass"))
+				w.settle(w.drawFault())
+			case 7, 8, 9, 10, 11: // a small change, so that there are flows to keep
+				w.apply(w.drawChange(), w.drawFault(), false)
 			default:
 				w.apply(w.drawDesired(), w.drawFault(), false)
 			}
+			w.send()
 		}
 		w.applyAgain(nil)
+		w.settleAll()
 		w.apply(reconcile.Desired{Limits: w.limits}, nil, false)
 		contents, _ := w.maps.Contents()
 		if n := len(contents.Backends) + len(contents.Services) + len(contents.Frontends) + len(contents.Addresses); n > 0 {
@@ -62,7 +73,7 @@ func TestRandomHistories(t *testing.T) {
 func (w *world) drawFault() func(string) fake.Fault {
 	kind := rapid.SampledFrom([]fake.Fault{fake.None, fake.Before, fake.After, fake.Half}).Draw(w.T, "fault")
 	at := rapid.IntRange(0, 12).Draw(w.T, "at")
-	only := rapid.SampledFrom([]string{"", "", "put", "delete", "write slots", "put service", "delete backend", "grace"}).Draw(w.T, "only")
+	only := rapid.SampledFrom([]string{"", "", "put", "delete", "write slots", "put service", "delete backend", "grace", "scan", "write slots"}).Draw(w.T, "only")
 	if kind == fake.None {
 		return nil
 	}
@@ -87,14 +98,16 @@ var (
 )
 
 func (w *world) drawDesired() reconcile.Desired {
-	d := reconcile.Desired{Limits: w.limits}
+	d := reconcile.Desired{Limits: w.limits, Settle: settleTime}
 	names := []string{"a", "b", "c"}
 	for _, name := range names[:rapid.IntRange(0, 3).Draw(w.T, "services")] {
 		s := model.Service{
-			Name:       name,
-			Forwarding: rapid.SampledFrom([]model.Forwarding{model.ForwardingNAT, model.ForwardingNATDestination}).Draw(w.T, "forwarding"),
-			Announce:   rapid.SampledFrom([]model.Announce{model.AnnounceL2, model.AnnounceNone}).Draw(w.T, "announce"),
-			TableSize:  rapid.SampledFrom([]uint32{0, 251, 509}).Draw(w.T, "size"),
+			Name:            name,
+			Forwarding:      rapid.SampledFrom([]model.Forwarding{model.ForwardingDSRIPIP, model.ForwardingNATDestination, model.ForwardingDSRL2}).Draw(w.T, "forwarding"),
+			Tracking:        rapid.SampledFrom([]model.Tracking{model.TrackingAuto, model.TrackingAuto, model.TrackingAlways, model.TrackingNone}).Draw(w.T, "tracking"),
+			AffinityTimeout: rapid.SampledFrom([]time.Duration{0, 0, time.Hour}).Draw(w.T, "affinity"),
+			Announce:        rapid.SampledFrom([]model.Announce{model.AnnounceL2, model.AnnounceNone}).Draw(w.T, "announce"),
+			TableSize:       rapid.SampledFrom([]uint32{0, 251, 509}).Draw(w.T, "size"),
 		}
 		for _, text := range poolBackends {
 			if rapid.IntRange(0, 2).Draw(w.T, "has") == 0 {
@@ -126,13 +139,14 @@ func (w *world) drawDesired() reconcile.Desired {
 	return d
 }
 
-// living is every backend that some frontend of its service can reach.
-func living(d reconcile.Desired) map[model.BackendAddress]bool {
+// weighing is every backend that some frontend of its service can reach, and whether it
+// has a weight in any.
+func weighing(d reconcile.Desired) map[model.BackendAddress]bool {
 	backends := map[model.BackendAddress]bool{}
 	for _, s := range d.Services {
 		for _, b := range s.Backends {
-			if slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return f.Address.Is6() == b.Address.Is6() }) {
-				backends[b.BackendAddress] = true
+			if slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return slices.Contains(serving(s, f.Address.Is6()), b) }) {
+				backends[b.BackendAddress] = backends[b.BackendAddress] || b.Weight > 0
 			}
 		}
 	}
@@ -149,14 +163,16 @@ func (w *world) apply(d reconcile.Desired, fault func(string) fake.Fault, again 
 	if len(w.maps.Operations) != before {
 		w.Fatalf("Plan changed the maps: %q", w.maps.Operations[before:])
 	}
-	w.maps.Fault = fault
+	w.begin(d, planErr)
+	w.maps.Fault = w.during(fault)
 	difference, err := w.r.Apply(d)
 	w.maps.Fault = nil
 	operations := w.maps.Operations[before:]
 	var capacity *reconcile.CapacityError
 	switch {
 	case errors.As(err, &capacity):
-		if w.limits == roomy || len(operations) > 0 || planErr == nil || again {
+		// Tables before may take the room of what has fitted once.
+		if w.limits == roomy || len(operations) > 0 || planErr == nil || again && capacity.What != "slots" {
 			w.Fatalf("%v, planned: %v, after operations %q", err, planErr, operations)
 		}
 	case planErr != nil:
@@ -174,8 +190,14 @@ func (w *world) apply(d reconcile.Desired, fault func(string) fake.Fault, again 
 		w.checkFlows()
 	}
 	if err == nil {
+		w.failed, w.succeeded = nil, true
 		w.checkExact()
 	}
+	w.checkViolations()
+}
+
+func (w *world) checkViolations() {
+	w.Helper()
 	if len(w.maps.Violations) > 0 {
 		w.Fatalf("violations:\n%s\nafter operations:\n%s", strings.Join(w.maps.Violations, "\n"), strings.Join(w.maps.Operations, "\n"))
 	}
@@ -183,16 +205,16 @@ func (w *world) apply(d reconcile.Desired, fault func(string) fake.Fault, again 
 
 func (w *world) checkFlows() {
 	contents, _ := w.maps.Contents()
-	alive := living(w.desired)
+	alive := weighing(w.desired)
 	for ref, address := range w.flows {
-		if !alive[address] {
+		if _, ok := alive[address]; !ok {
 			delete(w.flows, ref)
 		} else if got := contents.Backends[ref.Index]; got.BackendRef != ref || got.BackendAddress != address {
 			w.Fatalf("a flow to %s at %v finds %+v; operations:\n%s", address, ref, got, strings.Join(w.maps.Operations, "\n"))
 		}
 	}
 	for _, record := range contents.Backends {
-		if alive[record.BackendAddress] {
+		if _, ok := alive[record.BackendAddress]; ok {
 			w.flows[record.BackendRef] = record.BackendAddress
 		}
 	}
@@ -206,6 +228,7 @@ func (w *world) checkExact() {
 	if diff := cmp.Diff(want, got); diff != "" {
 		w.Fatalf("the maps are not as desired (-want +got):\n%s", diff)
 	}
+	w.checkPrevious(contents)
 	before := len(w.maps.Operations)
 	difference, err := w.r.Apply(w.desired)
 	if err != nil || !difference.Empty() || len(w.maps.Operations) != before {
@@ -213,14 +236,28 @@ func (w *world) checkExact() {
 	}
 }
 
+// serving is the backends for frontends of a family: those of the same one, or, with direct
+// return and none of these, all.
+func serving(s model.Service, ipv6 bool) []model.Backend {
+	same := slices.DeleteFunc(slices.Clone(s.Backends), func(b model.Backend) bool { return b.Address.Is6() != ipv6 })
+	if len(same) == 0 && s.Forwarding.Direct() {
+		return s.Backends
+	}
+	return same
+}
+
 // wanted is the desired state as sorted lines, with backends by address.
 func wanted(d reconcile.Desired) []string {
 	var lines []string
 	addresses := map[netip.Addr]reconcile.AddressRecord{}
-	for b := range living(d) {
-		lines = append(lines, "backend "+b.String())
+	for b, weighs := range weighing(d) {
+		lines = append(lines, fmt.Sprintf("backend %s draining %v", b, !weighs))
 	}
 	for _, s := range d.Services {
+		tracking := s.Tracking
+		if tracking == "" || !s.Forwarding.Direct() && s.AffinityTimeout == 0 {
+			tracking = model.TrackingAuto
+		}
 		for _, ipv6 := range []bool{false, true} {
 			seed, members, backends, weight, frontends := maglev.Seed(s.Name), []maglev.Member{}, []string{}, 0, 0
 			if ipv6 {
@@ -233,15 +270,14 @@ func wanted(d reconcile.Desired) []string {
 					record := addresses[f.Address]
 					record.VIP = true
 					record.Announce = record.Announce || s.Announce == model.AnnounceL2
+					record.Direct = record.Direct || s.Forwarding.Direct()
 					addresses[f.Address] = record
 				}
 			}
-			for _, b := range s.Backends {
-				if b.Address.Is6() == ipv6 {
-					weight += int(b.Weight)
-					members = append(members, maglev.Member{Key: maglev.Key(b.BackendAddress), Weight: b.Weight})
-					backends = append(backends, b.BackendAddress.String())
-				}
+			for _, b := range serving(s, ipv6) {
+				weight += int(b.Weight)
+				members = append(members, maglev.Member{Key: maglev.Key(b.BackendAddress), Weight: b.Weight})
+				backends = append(backends, b.BackendAddress.String())
 			}
 			if frontends == 0 {
 				continue
@@ -256,7 +292,7 @@ func wanted(d reconcile.Desired) []string {
 					slots = append(slots, backends[member])
 				}
 			}
-			lines = append(lines, fmt.Sprintf("service %s %d %s %s", s.Name, seed, s.Forwarding, slots))
+			lines = append(lines, fmt.Sprintf("service %s %d %s %s %s %s", s.Name, seed, s.Forwarding, tracking, s.AffinityTimeout, slots))
 		}
 	}
 	for _, source := range d.Sources {
@@ -279,14 +315,16 @@ func wanted(d reconcile.Desired) []string {
 func found(c reconcile.Contents) []string {
 	var lines []string
 	for b := range maps.Values(c.Backends) {
-		lines = append(lines, "backend "+b.BackendAddress.String())
+		lines = append(lines, fmt.Sprintf("backend %s draining %v", b.BackendAddress, b.Draining))
 	}
 	for index, s := range c.Services {
 		var slots []string
-		for _, ref := range c.Slots[index] {
-			slots = append(slots, c.Backends[ref.Index].BackendAddress.String())
+		for _, slot := range c.Slots[index] {
+			if slot.Current != (reconcile.BackendRef{}) {
+				slots = append(slots, c.Backends[slot.Current.Index].BackendAddress.String())
+			}
 		}
-		lines = append(lines, fmt.Sprintf("service %s %d %s %s", s.Name, s.Seed, s.Forwarding, slots))
+		lines = append(lines, fmt.Sprintf("service %s %d %s %s %s %s", s.Name, s.Seed, s.Forwarding, s.Tracking, s.AffinityTimeout, slots))
 	}
 	for f, index := range c.Frontends {
 		lines = append(lines, fmt.Sprintf("frontend %s: %s %d", f, c.Services[index].Name, c.Services[index].Seed))

@@ -19,6 +19,10 @@
 //     positions then have another generation.
 //   - A NAT source is known before a frontend can start flows from it, and forgotten
 //     last; a VIP is made known after its frontends and withdrawn before them.
+//   - A slot of a tracked service leaves its transition only by way of closing, a Grace and
+//     a scan of the remembered flows, and nothing else happens to tables in between.
+//   - A table before, which slots in transition refer to, is not written to, and kept
+//     until no slot refers to it.
 //   - What is too much for the limits is refused before the first operation.
 //
 // An operation that fails may have been carried out. What it touched is then in doubt:
@@ -30,6 +34,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/model"
 )
@@ -43,6 +48,9 @@ type Desired struct {
 	HostOwn func(netip.Addr) bool
 	// Limits are those the maps were made with. 0 is a limit of none.
 	Limits model.Limits
+	// Settle is how long a slot of a tracked service stays in transition after a change;
+	// with affinity it is the affinity timeout where that is longer.
+	Settle time.Duration
 }
 
 // Reconciler owns the contents of the maps. Its methods may be called from any
@@ -56,7 +64,14 @@ type Reconciler struct {
 	// the maps do not: weights, and backends without a slot.
 	applied map[string]view
 
+	// settleTime is that of the last Apply; unknown before the first.
+	settleTime  time.Duration
+	settleKnown bool
+	scanned     time.Time // the last scan of the remembered flows
+	start       time.Time // ticks count from here
+
 	beforeNaming func([]BackendRecord)
+	clock        func() time.Time
 }
 
 // Option changes how a Reconciler works.
@@ -69,17 +84,25 @@ func BeforeNaming(f func([]BackendRecord)) Option {
 	return func(r *Reconciler) { r.beforeNaming = f }
 }
 
+// Clock has settle times measured by now instead of time.Now. Only differences count, and
+// it must not go back.
+func Clock(now func() time.Time) Option {
+	return func(r *Reconciler) { r.clock = now }
+}
+
 // New is a reconciler that has not looked at the maps yet.
 func New(maps Maps, options ...Option) *Reconciler {
-	r := &Reconciler{maps: maps}
+	r := &Reconciler{maps: maps, clock: time.Now}
 	for _, option := range options {
 		option(r)
 	}
+	r.start = r.clock()
 	return r
 }
 
 // Adopt fills the mirror from the maps, so that positions, generations and tables
-// survive a restart. Plan and Apply call it if nobody has. It changes nothing.
+// survive a restart. Slots in transition get the full settle time anew. Plan, Apply and
+// Settle call it if nobody has. It changes nothing.
 func (r *Reconciler) Adopt() error {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -91,10 +114,11 @@ func (r *Reconciler) adopt() error {
 	if err != nil {
 		return fmt.Errorf("read the maps for adoption: %w", err)
 	}
-	mirror, err := newMirror(contents)
+	mirror, err := newMirror(contents, r.nextTick())
 	if err != nil {
 		return fmt.Errorf("adopt the maps: %w", err)
 	}
+	r.scanned = r.clock()
 	r.mirror, r.applied, r.adopted = mirror, map[string]view{}, true
 	return nil
 }
@@ -114,12 +138,19 @@ func (r *Reconciler) Plan(desired Desired) (Difference, error) {
 // Apply makes the maps agree with the desired state and returns what it changed. After
 // an error some of the difference may be in effect; every living backend and its flows
 // are unharmed, and the next Apply mends the rest. Without a difference it does nothing.
+// Slots that a Settle left closing are finished before anything else.
 func (r *Reconciler) Apply(desired Desired) (Difference, error) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	p, err := r.prepare(desired)
 	if err != nil {
 		return Difference{}, err
+	}
+	r.settleTime, r.settleKnown = desired.Settle, true
+	if r.mirror.closing() {
+		if p, err = r.finishFirst(p, desired); err != nil {
+			return p.difference, err
+		}
 	}
 	if err := r.execute(p); err != nil {
 		return p.difference, fmt.Errorf("apply the desired state: %w: what is done stays, apply again for the rest", err)
@@ -129,6 +160,20 @@ func (r *Reconciler) Apply(desired Desired) (Difference, error) {
 		r.applied[service.Name] = viewOf(service)
 	}
 	return p.difference, nil
+}
+
+// finishFirst finishes the slots that are closing, which the plan takes for granted, and
+// makes the plan anew: it could not know which state they would come to.
+func (r *Reconciler) finishFirst(p *plan, desired Desired) (*plan, error) {
+	if err := r.finishClosing(); err != nil {
+		return p, fmt.Errorf("finish closing slots: %w: nothing else is done yet, apply again", err)
+	}
+	again, err := r.prepare(desired)
+	if err != nil {
+		return p, err
+	}
+	again.difference = p.difference
+	return again, nil
 }
 
 func (r *Reconciler) prepare(desired Desired) (*plan, error) {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -62,17 +63,24 @@ type bench struct {
 	*testing.T
 	maps *fake.Maps
 	r    *reconcile.Reconciler
+	now  time.Time
 }
 
 func newBench(t *testing.T, limits model.Limits) *bench {
 	maps := fake.New(limits)
-	b := &bench{t, maps, reconcile.New(maps)}
+	b := &bench{t, maps, nil, time.Unix(0, 0)}
+	b.restart()
 	t.Cleanup(func() {
 		for _, violation := range maps.Violations {
 			t.Errorf("violation: %s", violation)
 		}
 	})
 	return b
+}
+
+// restart forgets everything but the maps.
+func (b *bench) restart() {
+	b.r = reconcile.New(b.maps, reconcile.Clock(func() time.Time { return b.now }))
 }
 
 // apply applies and returns the operations it took.
@@ -242,7 +250,11 @@ put service 0/1 web slots 251+509`)
 		t.Errorf("proportional weights took %q", operations)
 	}
 	difference, operations = b.apply(desired(service("web", "192.0.2.10:80", "10.0.0.2:80*0 10.0.0.3:80*0 10.0.0.4:80*0")))
-	b.want("operations", strings.Join(operations, "\n"), "put service 0/1 web slots 0+0")
+	b.want("operations", strings.Join(operations, "\n"), `
+put backend 1/1 10.0.0.2:80 draining
+put backend 2/1 10.0.0.3:80 draining
+put backend 3/1 10.0.0.4:80 draining
+put service 0/1 web slots 0+0`)
 	if got := difference.String(); !strings.HasSuffix(got, "no backend left for new flows") {
 		t.Errorf("difference %q", got)
 	}
@@ -258,9 +270,9 @@ func TestFamiliesHaveTheirOwnTables(t *testing.T) {
 + address 2001:db8::10: vip, announce`)
 	contents, _ := b.maps.Contents()
 	for f, index := range contents.Frontends {
-		for slot, ref := range contents.Slots[index] {
-			if got := contents.Backends[ref.Index].Address; got.Is6() != f.Address.Is6() {
-				t.Fatalf("slot %d of %s names %s", slot, f, got)
+		for i, slot := range contents.Slots[index] {
+			if got := contents.Backends[slot.Current.Index].Address; got.Is6() != f.Address.Is6() {
+				t.Fatalf("slot %d of %s names %s", i, f, got)
 			}
 		}
 	}
@@ -311,7 +323,7 @@ func TestAdoptionRefusesNonsense(t *testing.T) {
 	for name, contents := range map[string]reconcile.Contents{
 		"shared slots": {
 			Services: map[uint32]reconcile.ServiceRecord{0: record(0, 0), 1: record(1, 1)},
-			Slots:    map[uint32][]reconcile.BackendRef{0: make([]reconcile.BackendRef, 2), 1: make([]reconcile.BackendRef, 2)},
+			Slots:    map[uint32][]reconcile.Slot{0: make([]reconcile.Slot, 2), 1: make([]reconcile.Slot, 2)},
 		},
 		"missing slots": {Services: map[uint32]reconcile.ServiceRecord{0: record(0, 0)}},
 	} {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/maglev"
 	"github.com/shunt-lb/shunt/internal/model"
@@ -49,8 +50,10 @@ func familyName(ipv6 bool) string {
 
 // target is the desired state in the data plane's terms, without positions.
 type target struct {
-	services  []targetService
-	backends  []model.BackendAddress // each once, in the order of the configuration
+	services []targetService
+	backends []model.BackendAddress // each once, in the order of the configuration
+	// draining backends have weight 0 in every service that names them.
+	draining  map[model.BackendAddress]bool
 	frontends []targetFrontend
 	addresses map[netip.Addr]AddressRecord
 	limits    model.Limits
@@ -64,6 +67,8 @@ type targetFrontend struct {
 type targetService struct {
 	serviceKey
 	forwarding model.Forwarding
+	tracking   model.Tracking
+	affinity   time.Duration
 	size       uint32 // 0: nobody takes new flows
 	members    []maglev.Member
 	backends   []model.BackendAddress // of the members, by the same index
@@ -72,10 +77,13 @@ type targetService struct {
 // newTarget translates the desired state, or says how it contradicts itself. Sources
 // check what people write; this guards the maps against sources.
 func newTarget(desired Desired) (*target, error) {
-	t := &target{addresses: map[netip.Addr]AddressRecord{}, limits: desired.Limits}
+	t := &target{
+		addresses: map[netip.Addr]AddressRecord{},
+		draining:  map[model.BackendAddress]bool{},
+		limits:    desired.Limits,
+	}
 	names := map[string]bool{}
 	owners := map[model.Frontend]string{}
-	backends := map[model.BackendAddress]bool{}
 	for _, service := range desired.Services {
 		if names[service.Name] {
 			return nil, fmt.Errorf("service %q is there twice: names must differ", service.Name)
@@ -89,7 +97,7 @@ func newTarget(desired Desired) (*target, error) {
 			owners[f] = service.Name
 		}
 		for _, ipv6 := range []bool{false, true} {
-			if err := t.add(service, ipv6, backends); err != nil {
+			if err := t.add(service, ipv6); err != nil {
 				return nil, err
 			}
 		}
@@ -109,10 +117,12 @@ func newTarget(desired Desired) (*target, error) {
 }
 
 // add adds the half of the service that serves one family, if it has frontends.
-func (t *target) add(service model.Service, ipv6 bool, known map[model.BackendAddress]bool) error {
+func (t *target) add(service model.Service, ipv6 bool) error {
 	half := targetService{
 		serviceKey: serviceKey{name: service.Name, ipv6: ipv6},
 		forwarding: service.Forwarding,
+		tracking:   trackingOf(service),
+		affinity:   service.AffinityTimeout,
 	}
 	frontends := 0
 	for _, f := range service.Frontends {
@@ -124,6 +134,7 @@ func (t *target) add(service model.Service, ipv6 bool, known map[model.BackendAd
 		record := t.addresses[f.Address]
 		record.Address, record.VIP = f.Address, true
 		record.Announce = record.Announce || service.Announce == model.AnnounceL2
+		record.Direct = record.Direct || service.Forwarding.Direct()
 		t.addresses[f.Address] = record
 	}
 	if frontends == 0 {
@@ -132,7 +143,7 @@ func (t *target) add(service model.Service, ipv6 bool, known map[model.BackendAd
 	weight := 0
 	own := map[model.BackendAddress]bool{}
 	for _, b := range service.Backends {
-		if b.Address.Is6() != ipv6 {
+		if !reaches(service, b, ipv6) {
 			continue
 		}
 		if own[b.BackendAddress] {
@@ -142,10 +153,11 @@ func (t *target) add(service model.Service, ipv6 bool, known map[model.BackendAd
 		weight += int(b.Weight)
 		half.members = append(half.members, maglev.Member{Key: maglev.Key(b.BackendAddress), Weight: b.Weight})
 		half.backends = append(half.backends, b.BackendAddress)
-		if !known[b.BackendAddress] {
-			known[b.BackendAddress] = true
+		drains, known := t.draining[b.BackendAddress]
+		if !known {
 			t.backends = append(t.backends, b.BackendAddress)
 		}
+		t.draining[b.BackendAddress] = b.Weight == 0 && (drains || !known)
 	}
 	if weight > 0 {
 		half.size = service.TableSize
@@ -157,6 +169,35 @@ func (t *target) add(service model.Service, ipv6 bool, known map[model.BackendAd
 	}
 	t.services = append(t.services, half)
 	return nil
+}
+
+// reaches reports whether a backend serves frontends of a family. NAT does not translate
+// between families. Direct return hands the client's packet over as it is, so a backend of
+// the other family can, and does where the service has none of the same.
+func reaches(service model.Service, b model.Backend, ipv6 bool) bool {
+	if b.Address.Is6() == ipv6 {
+		return true
+	}
+	return service.Forwarding.Direct() &&
+		!slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return b.Address.Is6() == ipv6 })
+}
+
+// trackingOf is the service's tracking, and auto where it does not matter: the maps then
+// hold the same whatever is configured.
+func trackingOf(service model.Service) model.Tracking {
+	if service.Tracking == "" || !service.Forwarding.Direct() && service.AffinityTimeout == 0 {
+		return model.TrackingAuto
+	}
+	return service.Tracking
+}
+
+// membership is the service's backends by position.
+func (s *targetService) membership(refs map[model.BackendAddress]BackendRef) members {
+	now := make(members, len(s.backends))
+	for i, b := range s.backends {
+		now[refs[b]] = s.members[i].Weight == 0
+	}
+	return now
 }
 
 // slots is the service's table, each slot naming the backend refs has for its address.

@@ -1,9 +1,13 @@
-// Package state holds the desired state: what the sources say shunt should do. There is
-// one way in, Writer.Replace, and readers get snapshots that never change.
+// Package state holds the desired state: what the sources say shunt should do, and what
+// operators say on top of it. There is one way in, the Writer, and readers get snapshots
+// that never change.
 //
-//	source ──Replace──► Writer ──Snapshot, Watch──► reconciler
+//	source   ──Replace──────────────► Writer ──Snapshot, Watch──► reconciler
+//	operator ──SetDrain, ClearDrain──►   │
+//	                                     └──► file of overrides, which a restart reads
 //
-// A source owns the objects it names, and no two sources may name the same one.
+// A source owns the objects it names, and no two sources may name the same one. An
+// override changes what they say for as long as one of them names its backend.
 package state
 
 import (
@@ -13,6 +17,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/model"
 )
@@ -20,11 +25,14 @@ import (
 // Revision counts the changes of the desired state; 0 is the empty state at start.
 type Revision uint64
 
-// Snapshot is the desired state of all sources at one moment. It is shared: whoever
-// reads it must not change it.
+// Snapshot is the desired state of all sources at one moment, with overrides applied. It
+// is shared: whoever reads it must not change it.
 type Snapshot struct {
 	Revision Revision
-	Config   model.Config // services by source name, then in the source's order
+	// Config has services by source name, then in the source's order. A backend that is
+	// drained has weight 0 in all of them, and is in none once its deadline has passed.
+	Config model.Config
+	Drains []Override // by address and port
 }
 
 // ConflictError says that a source names something another one owns. Nothing of the
@@ -46,30 +54,46 @@ func (e *ConflictError) Error() string {
 		e.Source, e.Object, e.Owner, detail)
 }
 
-// Writer collects what the sources want. Its methods may be called from any goroutine.
+// Writer collects what the sources and operators want. Its methods may be called from any
+// goroutine.
 type Writer struct {
+	now  func() time.Time
+	file *overrideFile // nil: overrides end with the process
+
+	// changing is held through a whole change, writing the file included.
+	changing  sync.Mutex
+	sources   map[string]model.Config
+	merged    model.Config // of the sources, without overrides
+	overrides map[model.BackendAddress]Override
+	unsaved   bool // the file may have other overrides
+
+	// mutex is held for moments only: readers do not wait for the disk.
 	mutex    sync.Mutex
-	sources  map[string]model.Config
 	snapshot *Snapshot
 	changed  chan struct{} // closed when snapshot is replaced
 }
 
-// NewWriter is a writer that no source has spoken to, at revision 0.
+// NewWriter is a writer that no source has spoken to, at revision 0. Its overrides end
+// with the process; see Open.
 func NewWriter() *Writer {
 	return &Writer{
-		sources:  map[string]model.Config{},
-		snapshot: &Snapshot{},
-		changed:  make(chan struct{}),
+		now:       time.Now,
+		sources:   map[string]model.Config{},
+		overrides: map[model.BackendAddress]Override{},
+		snapshot:  &Snapshot{},
+		changed:   make(chan struct{}),
 	}
 }
 
 // Replace makes cfg all that this source wants; the zero Config withdraws everything.
 // The writer keeps its own copy. It returns the revision that contains cfg, which is the
 // present one if nothing changed, or a *ConflictError, and then nothing has changed.
+// Overrides whose backend no source names any more end; see Save for the file.
 func (w *Writer) Replace(source string, cfg model.Config) (Revision, error) {
-	w.mutex.Lock()
-	defer w.mutex.Unlock()
-	if reflect.DeepEqual(w.sources[source], cfg) {
+	w.changing.Lock()
+	defer w.changing.Unlock()
+	overrides, different := w.overridesAfter(source, cfg)
+	if !different && reflect.DeepEqual(w.sources[source], cfg) {
 		return w.snapshot.Revision, nil
 	}
 	next := maps.Clone(w.sources)
@@ -78,11 +102,31 @@ func (w *Writer) Replace(source string, cfg model.Config) (Revision, error) {
 	if err != nil {
 		return w.snapshot.Revision, err
 	}
-	w.sources = next
-	w.snapshot = &Snapshot{Revision: w.snapshot.Revision + 1, Config: merged}
+	w.sources, w.merged = next, merged
+	if different {
+		w.overrides, w.unsaved = overrides, true
+		_ = w.save() // is tried again by Save, and what the file has too much ends again at the next start
+	}
+	return w.publish(), nil
+}
+
+// publish makes the present sources, overrides and time the snapshot that readers get.
+func (w *Writer) publish() Revision {
+	now := w.now()
+	for backend, o := range w.overrides {
+		o.Over = o.passed(now)
+		w.overrides[backend] = o
+	}
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	w.snapshot = &Snapshot{
+		Revision: w.snapshot.Revision + 1,
+		Config:   effective(w.merged, w.overrides),
+		Drains:   listed(w.overrides),
+	}
 	close(w.changed)
 	w.changed = make(chan struct{})
-	return w.snapshot.Revision, nil
+	return w.snapshot.Revision
 }
 
 // Snapshot is the present desired state.
@@ -113,8 +157,8 @@ func clone(cfg model.Config) model.Config {
 }
 
 // merge is the union of all sources, or the *ConflictError that keeps source out.
-// What concerns the whole machine (timeouts, limits, snat, socket, each interface) may
-// be said by several sources only if they say the same.
+// What concerns the whole machine (timeouts, limits, snat, encapsulation, socket, each
+// interface) may be said by several sources only if they say the same.
 func merge(source string, sources map[string]model.Config) (model.Config, error) {
 	var merged model.Config
 	settings := map[string]string{} // object → the source that set it
@@ -147,6 +191,7 @@ func merge(source string, sources map[string]model.Config) (model.Config, error)
 			{"timeouts", cfg.Timeouts, &merged.Timeouts},
 			{"limits", cfg.Limits, &merged.Limits},
 			{"snat", cfg.SNAT, &merged.SNAT},
+			{"encapsulation", cfg.Encapsulation, &merged.Encapsulation},
 			{"socket", cfg.Socket, &merged.Socket},
 		} {
 			from, to := reflect.ValueOf(setting.from), reflect.ValueOf(setting.to).Elem()

@@ -44,7 +44,10 @@ func TestReplaceMerges(t *testing.T) {
 		{Name: "dns", Frontends: []model.Frontend{frontend("192.0.2.10", 53, 53)}},
 		{Name: "web", Frontends: []model.Frontend{frontend("192.0.2.10", 80, 80)}},
 	}}
-	compare := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+	compare := cmp.Options{
+		cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+		cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+	}
 	if diff := cmp.Diff(want, w.Snapshot().Config, compare); diff != "" {
 		t.Errorf("merged (-want +got):\n%s", diff)
 	}
@@ -75,6 +78,9 @@ func TestSnapshotIsACopy(t *testing.T) {
 
 func TestConflicts(t *testing.T) {
 	limits := func(n uint32) model.Config { return model.Config{Limits: model.Limits{Flows: n}} }
+	gue := func(port uint16) model.Config {
+		return model.Config{Encapsulation: model.Encapsulation{GUEPort: port}}
+	}
 	native := model.Config{Interfaces: []model.Interface{{Name: "eth0", Attach: model.AttachNative}}}
 	auto := model.Config{Interfaces: []model.Interface{{Name: "eth0", Attach: model.AttachAuto}}}
 	for _, c := range []struct {
@@ -92,6 +98,8 @@ func TestConflicts(t *testing.T) {
 		{"other limits", limits(1), limits(2), "limits"},
 		{"same limits", limits(1), limits(1), ""},
 		{"one has limits", limits(1), config("b"), ""},
+		{"other encapsulation", gue(1), gue(2), "encapsulation"},
+		{"same encapsulation", gue(1), gue(1), ""},
 		{"other attach", native, auto, `interface "eth0"`},
 		{"same interface", native, native, ""},
 	} {

@@ -6,7 +6,8 @@
 // SHUNT_NET_CHILD is set. So the tests need no compiler, and also run where only the
 // binary was copied to.
 //
-// SHUNT_SOAK=1 makes transfers and waits longer; the code is the same.
+// SHUNT_SOAK=1 makes transfers and waits longer, -short makes transfers shorter and patience
+// longer, for machines that are emulated; the code is the same.
 package net
 
 import (
@@ -14,7 +15,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"net/netip"
 	"os"
@@ -38,14 +41,30 @@ func TestMain(m *testing.M) {
 	if os.Getenv(childVariable) != "" {
 		os.Exit(cli.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
+	flag.Parse()
+	if testing.Short() {
+		patience = 6
+		answerTimeout *= patience
+	}
 	os.Exit(m.Run())
 }
 
 // soak is whether there is time for the long versions.
 var soak = os.Getenv("SHUNT_SOAK") != ""
 
+// patience multiplies the time that things may take; it is 1 or, with -short, more.
+var patience time.Duration = 1
+
 // answerTimeout is for what takes milliseconds when it works.
-const answerTimeout = 3 * time.Second
+var answerTimeout = 3 * time.Second
+
+// size is how many bytes a transfer has, as many megabytes of full or of short tests.
+func size(full, short int64) int64 {
+	if testing.Short() {
+		return short << 20
+	}
+	return full << 20
+}
 
 // bed is a network with shunt in it.
 type bed struct {
@@ -56,6 +75,7 @@ type bed struct {
 	path     string // of the configuration file
 	config   string // as last written
 	daemon   *process
+	others   []*process // of other hosts; ended with the bed
 }
 
 var beds atomic.Int64
@@ -109,23 +129,37 @@ func (b *bed) close() {
 			b.t.Logf("the log of shunt:\n%s", b.daemon.log())
 		}
 	}
+	for _, p := range b.others {
+		if err := p.end(syscall.SIGTERM); err != nil {
+			b.t.Errorf("%s: %v\n%s", p, err, p.log())
+		}
+	}
 	if code, out := b.shunt("detach", "--instance", b.instance); code != 0 {
 		b.t.Errorf("shunt detach: exit code %d\n%s", code, out)
+	}
+	if err := os.Remove(b.overrides()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		b.t.Error(err)
 	}
 	if err := b.Close(); err != nil {
 		b.t.Error(err)
 	}
 }
 
+// overrides is the file that keeps what operators say. Its folder is the machine's, and it
+// outlives instance and daemon.
+func (b *bed) overrides() string { return "/var/lib/shunt/" + b.instance + ".overrides.json" }
+
+// within is for what must end by then, with patience.
 func within(t *testing.T, timeout time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), patience*timeout)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// eventually waits for a condition that something else brings about.
+// eventually waits, with patience, for a condition that something else brings about.
 func eventually(t *testing.T, timeout time.Duration, what string, ready func() error) {
 	t.Helper()
+	timeout *= patience
 	end := time.Now().Add(timeout)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -167,7 +201,7 @@ func (b *bed) shunt(args ...string) (code int, output string) {
 	return 0, string(out)
 }
 
-// process is a running `shunt run`.
+// process is a running `shunt run`, or another command that does not end by itself.
 type process struct {
 	command *lab.Command
 	mu      sync.Mutex
@@ -175,6 +209,8 @@ type process struct {
 	ended   chan struct{}
 	err     error // once ended
 }
+
+func (p *process) String() string { return strings.Join(p.command.Args[1:], " ") }
 
 func (p *process) Write(text []byte) (int, error) {
 	p.mu.Lock()
@@ -195,10 +231,10 @@ func (p *process) end(signal syscall.Signal) error {
 	}
 	select {
 	case <-p.ended:
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience * 20 * time.Second):
 		_ = p.command.Process.Kill()
 		<-p.ended
-		return fmt.Errorf("did not end within 20 s of signal %s", signal)
+		return fmt.Errorf("did not end within %s of signal %s", patience*20*time.Second, signal)
 	}
 	var exit *exec.ExitError
 	if errors.As(p.err, &exit) {
@@ -213,8 +249,13 @@ func (p *process) end(signal syscall.Signal) error {
 // launch starts `shunt run` without waiting for anything.
 func (b *bed) launch(args ...string) *process {
 	b.t.Helper()
-	args = append([]string{"run", "--config", b.path, "--instance", b.instance, "--socket", b.socket}, args...)
-	p := &process{command: command(b.Balancer, args...), ended: make(chan struct{})}
+	return b.spawn(b.Balancer, append([]string{"run", "--config", b.path, "--instance", b.instance, "--socket", b.socket}, args...)...)
+}
+
+// spawn starts shunt on a host without waiting for anything.
+func (b *bed) spawn(h *lab.Host, args ...string) *process {
+	b.t.Helper()
+	p := &process{command: command(h, args...), ended: make(chan struct{})}
 	p.command.Stdout, p.command.Stderr = p, p
 	if err := p.command.Start(); err != nil {
 		b.t.Fatal(err)
@@ -226,23 +267,27 @@ func (b *bed) launch(args ...string) *process {
 	return p
 }
 
-// start runs shunt with the file and waits until it forwards.
-func (b *bed) start(args ...string) {
+// awaits waits until a process has printed a text.
+func (b *bed) awaits(p *process, text string) {
 	b.t.Helper()
-	p := b.launch(args...)
-	b.daemon = p
-	eventually(b.t, 30*time.Second, "start of shunt", func() error {
-		if strings.Contains(p.log(), "msg=forwarding") {
+	eventually(b.t, 30*time.Second, fmt.Sprintf("%q from shunt %s", text, p), func() error {
+		if strings.Contains(p.log(), text) {
 			return nil
 		}
 		select {
 		case <-p.ended:
-			b.daemon = nil
-			b.t.Fatalf("shunt run ended: %v\n%s", p.err, p.log())
+			b.t.Fatalf("shunt %s ended: %v\n%s", p, p.err, p.log())
 		default:
 		}
 		return errors.New(p.log())
 	})
+}
+
+// start runs shunt with the file and waits until it forwards.
+func (b *bed) start(args ...string) {
+	b.t.Helper()
+	b.daemon = b.launch(args...)
+	b.awaits(b.daemon, "msg=forwarding")
 }
 
 // kill is kill -9.

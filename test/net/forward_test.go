@@ -26,14 +26,8 @@ var ways = []struct {
 	{lab.Direct, "native", "nat"},
 }
 
-// transferSize is what has to arrive unharmed in each direction, family and way. Short
-// tests are for machines that are emulated.
-func transferSize() int64 {
-	if testing.Short() {
-		return 2 << 20
-	}
-	return 100 << 20
-}
+// transferSize is what has to arrive unharmed in each direction, family and way.
+func transferSize() int64 { return size(100, 2) }
 
 // TCP and UDP over both families reach every backend in every way, with checksum offload
 // on at clients and backends, and so do ranges of ports and `any`.

@@ -271,7 +271,7 @@ func TestSecondDaemon(t *testing.T) {
 	second := b.launch()
 	select {
 	case <-second.ended:
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience * 10 * time.Second):
 		_ = second.end(syscall.SIGKILL)
 		t.Fatal("the second daemon runs")
 	}

@@ -148,7 +148,7 @@ func TestBackendIsItsOwnClient(t *testing.T) {
 				if _, err := b.askUDP(self, at(vip, 53), []byte("who?")); err != nil {
 					t.Error(err)
 				}
-				if _, err := lab.Download(within(t, time.Minute), client, at(vip, 80), 10<<20); err != nil {
+				if _, err := lab.Download(within(t, time.Minute), client, at(vip, 80), size(10, 1)); err != nil {
 					t.Error(err)
 				}
 			}
@@ -159,7 +159,7 @@ func TestBackendIsItsOwnClient(t *testing.T) {
 // A router's "too big" finds its way through the NAT, so that transfers complete although
 // the path is narrower than both ends.
 func TestPathMTU(t *testing.T) {
-	const narrow, size = 1300, 4 << 20
+	const narrow = 1300
 	for _, way := range []struct {
 		layout             lab.Layout
 		attach, forwarding string
@@ -174,13 +174,13 @@ func TestPathMTU(t *testing.T) {
 			client := b.Client.HTTPClient(false)
 			for _, vip := range vips {
 				before := b.status().Reasons["icmp_translated"].Packets
-				if _, err := lab.Download(within(t, 20*time.Second), client, at(vip, 80), size); err != nil {
+				if _, err := lab.Download(within(t, 20*time.Second), client, at(vip, 80), size(4, 1)); err != nil {
 					t.Errorf("to the client: %v", err)
 				}
 				if after := b.status().Reasons["icmp_translated"].Packets; after == before {
 					t.Errorf("no ICMP error was translated over %s: the path is not narrow, and the test proves nothing", family(vip))
 				}
-				if _, err := lab.Upload(within(t, 20*time.Second), client, at(vip, 80), size); err != nil {
+				if _, err := lab.Upload(within(t, 20*time.Second), client, at(vip, 80), size(4, 1)); err != nil {
 					t.Errorf("to the service: %v", err)
 				}
 			}
@@ -392,7 +392,7 @@ func TestDriverWithoutNativeMode(t *testing.T) {
 	p := b.launch()
 	select {
 	case <-p.ended:
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience * time.Minute): // loading can be slow on a busy machine
 		_ = p.end(syscall.SIGKILL)
 		t.Fatal("`attach: native` was accepted by macvlan")
 	}

@@ -37,7 +37,7 @@ func TestTakeOver(t *testing.T) {
 		p := b.launch()
 		select {
 		case <-p.ended:
-		case <-time.After(10 * time.Second):
+		case <-time.After(patience * 10 * time.Second):
 			_ = p.end(syscall.SIGKILL)
 			t.Fatalf("%s: the start did not fail", name)
 		}
@@ -159,10 +159,15 @@ func TestNothingFailsMeanwhile(t *testing.T) {
 
 // After kill -9 new connections work for as long as one likes: ports are released and
 // reused, and next hops are found, without a daemon. A pool of 2,000 ports is too small
-// for 60 s of rest per port, so the oldest closed ones have to be taken.
+// for 60 s of rest per port, so the oldest closed ones have to be taken. With
+// -short the pool is smaller, because an emulated machine makes fewer connections.
 func TestNewConnectionsWithoutADaemon(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
-	b.write(b.file(settings{limits: "flows: 100000"}) + "snat: {ports: \"10000-11999\"}\n")
+	ports := "10000-11999"
+	if testing.Short() {
+		ports = "10000-10049"
+	}
+	b.write(b.file(settings{limits: "flows: 100000"}) + "snat: {ports: \"" + ports + "\"}\n")
 	b.start()
 	b.kill()
 	length := 14 * time.Second // beyond the 10 s after which the daemon is taken for dead
@@ -170,7 +175,7 @@ func TestNewConnectionsWithoutADaemon(t *testing.T) {
 		length = 10 * time.Minute
 	}
 	l := b.begin(t, false) // UDP ports rest for minutes, and cannot be taken early
-	<-within(t, length).Done()
+	<-time.After(length)
 	l.end(t)
 	s := b.status()
 	if s.Reasons["fib_fallback"].Packets == 0 {
@@ -399,10 +404,10 @@ func TestOthersPass(t *testing.T) {
 			} {
 				for _, address := range pair.to {
 					client := pair.from.HTTPClient(false)
-					if _, err := lab.Download(within(t, 20*time.Second), client, address, 4<<20); err != nil {
+					if _, err := lab.Download(within(t, 20*time.Second), client, address, size(4, 1)); err != nil {
 						t.Errorf("from %s: %v", pair.from.Name(), err)
 					}
-					if _, err := lab.Upload(within(t, 20*time.Second), client, address, 4<<20); err != nil {
+					if _, err := lab.Upload(within(t, 20*time.Second), client, address, size(4, 1)); err != nil {
 						t.Errorf("from %s: %v", pair.from.Name(), err)
 					}
 					if _, err := b.askUDP(pair.from, address, []byte("who?")); err != nil {
@@ -449,10 +454,10 @@ func TestPathMTUToTheBackend(t *testing.T) {
 	client := b.Client.HTTPClient(false)
 	for _, vip := range vips {
 		before := b.status().Reasons["icmp_translated"].Packets
-		if _, err := lab.Upload(within(t, 20*time.Second), client, at(vip, 80), 4<<20); err != nil {
+		if _, err := lab.Upload(within(t, 20*time.Second), client, at(vip, 80), size(4, 1)); err != nil {
 			t.Errorf("to the backend: %v", err)
 		}
-		if _, err := lab.Download(within(t, 20*time.Second), client, at(vip, 80), 4<<20); err != nil {
+		if _, err := lab.Download(within(t, 20*time.Second), client, at(vip, 80), size(4, 1)); err != nil {
 			t.Errorf("from the backend: %v", err)
 		}
 		if after := b.status().Reasons["icmp_translated"].Packets; after == before {

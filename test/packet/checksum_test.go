@@ -45,6 +45,11 @@ func TestPartialChecksums(t *testing.T) {
 				in := k.fromClient(uint16(40000+i), portNAT, "S", packet.Data(payload), packet.TransportChecksum(partial))
 				expected := ways[0].expected(w, k, in)
 				t.Run(fmt.Sprintf("%s/%s/%d bytes", mode, k, size), func(t *testing.T) {
+					sent := w.send(armA, in) // with a port that the program chooses
+					whole := packet.TransportChecksum(packet.Checksum{})
+					if checksumOf(sent.With(whole)) == checksumOf(sent.With(packet.TransportChecksum(partial))) {
+						return // 1 in 65,536: complete or not is the same
+					}
 					trial{in: in, end: leaves, notes: []string{"checksum_completed"}, want: func(got packet.Packet) packet.Packet {
 						if mode == model.AttachGeneric {
 							return expected(got)

@@ -10,5 +10,6 @@
 //	      2001:db8:9::7                   ├─ 192.0.2.1    the program   10.0.0.1 ┤   10.0.0.20 …
 //	backends of one arm 192.0.2.20 … ─────┘ 2001:db8:1::1  2001:db8:2::1         └── 2001:db8:2::20 …
 //
-// State comes in the way the product puts it there: through reconcile and datapath.
+// State comes in the way the product puts it there: through reconcile and datapath. Tests of
+// how flows are placed write slots and records themselves, through datapath alone (placed).
 package packet

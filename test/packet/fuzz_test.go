@@ -12,11 +12,11 @@ import (
 // notes are reasons that are counted on the way and end nothing.
 var notes = map[string]bool{
 	"flow_recycled": true, "handshake_evicted": true, "flows_full": true, "port_taken": true, "fib_fallback": true,
-	"checksum_completed": true, "icmp_translated": true, "flow_moved": true,
+	"checksum_completed": true, "icmp_translated": true, "flow_moved": true, "not_remembered": true,
 }
 
 // answers are reasons with which a packet leaves in another's place.
-var answers = map[string]bool{"arp_answered": true, "nd_answered": true, "echo_answered": true, "ttl_exceeded": true}
+var answers = map[string]bool{"arp_answered": true, "nd_answered": true, "echo_answered": true, "ttl_exceeded": true, "too_big_answered": true}
 
 // passing are reasons with which a packet goes on to the host.
 var passing = map[string]bool{
@@ -57,7 +57,7 @@ func (w *world) judge(arm string, frame []byte) string {
 	case end == passes && !bytes.Equal(frame, r.frame):
 		return fmt.Sprintf("it passes, but not as it came:\n%s", differences(frame, r.frame))
 	case end == leaves && reason == "" && len(r.frame) != len(frame):
-		return fmt.Sprintf("%d bytes came, %d were forwarded", len(frame), len(r.frame))
+		return judgeWrapped(frame, r.frame, moved["checksum_completed"] > 0)
 	}
 	return ""
 }
@@ -70,6 +70,14 @@ func seeds() map[string][]byte {
 		syn := k.fromClient(40000, portNAT, "S", packet.Data("0123456789"))
 		add(k.String(), syn)
 		add(k.String()+", TTL 1", k.fromClient(40000, portNAT, "S", packet.TTL(1)))
+		for _, v := range directWays {
+			add(k.String()+", "+v.name, k.toDirect(40000, v.port, "S", packet.Data("0123456789")))
+		}
+		add(k.String()+", direct, TTL 1", k.toDirect(40000, directWays[2].port, "S", packet.TTL(1)))
+		add(k.String()+", direct, fragment", k.toDirect(40000, directWays[2].port, "S").With(packet.Fragmented(1, 0, true)))
+		add(k.String()+", direct, partial checksum", k.toDirect(40000, directWays[2].port, "S", packet.TransportChecksum(partial)))
+		add(k.String()+", direct, longer headers", k.toDirect(40000, directWays[2].port, "S", longer, padded))
+		add(k.String()+", direct, slot in transition", k.toDirect(40000, portMoving, "S", packet.Data("0123456789")))
 		add(k.String()+", nat-destination", k.fromClient(40000, portDestination, "S", packet.Data("0123456789")))
 		add(k.String()+", VLAN", syn.With(packet.Tagged(5)))
 		add(k.String()+", fragment", syn.With(packet.Fragmented(1, 0, true)))
@@ -100,6 +108,7 @@ func FuzzPacket(f *testing.F) {
 		f.Add(frame, true)
 	}
 	w := newWorld(f)
+	w.moving()
 	f.Fuzz(func(t *testing.T, frame []byte, second bool) {
 		if len(frame) < frameMin || len(frame) > 9000 {
 			t.Skip("not a frame that the kernel takes")

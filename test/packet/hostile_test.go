@@ -14,6 +14,7 @@ const frameMin = 14
 // TestTruncated cuts valid packets everywhere: each piece ends in exactly one reason.
 func TestTruncated(t *testing.T) {
 	w := newWorld(t)
+	w.moving()
 	for name, frame := range seeds() {
 		t.Run(name, func(t *testing.T) {
 			for n := frameMin; n < len(frame); n++ {

@@ -11,6 +11,10 @@ var (
 	rangeVIP4          = addr("192.0.2.12")                         // ranges, any and exact
 	rangeVIP6          = addr("2001:db8:1::12")
 	hostVIP4, hostVIP6 = addr("192.0.2.1"), addr("2001:db8:1::1") // the host's own too
+	directVIP4         = addr("192.0.2.14")                       // of services whose backends answer themselves
+	directVIP6         = addr("2001:db8:1::14")
+	directRangeVIP4    = addr("192.0.2.16")
+	directRangeVIP6    = addr("2001:db8:1::16")
 
 	client4, client6 = addr("198.51.100.7"), addr("2001:db8:9::7")
 
@@ -37,6 +41,8 @@ const (
 	portNobody         = 90 // no backends
 	portUnresolved     = 91
 	portUnsourced      = 92
+	portMoving         = 93 // of the direct VIP: the service whose slots tests write themselves
+	portMovingNAT      = 94 // the same with NAT
 	portNothing        = 99 // no service
 )
 
@@ -77,6 +83,18 @@ func services() []model.Service {
 	add("range", nat, ranged, model.PortRange{First: 401, Last: 498}, at(0, range4, range6)...)
 	add("any", nat, ranged, model.AnyPort, at(0, any4, any6)...)
 	add("host", nat, []netip.Addr{hostVIP4, hostVIP6}, port(portNAT), at(0, keeper4, keeper6)...)
+	direct, directRanged := []netip.Addr{directVIP4, directVIP6}, []netip.Addr{directRangeVIP4, directRangeVIP6}
+	for _, v := range directWays {
+		add(v.name, v.forwarding, direct, port(v.port), at(0, v.backends()...)...)
+	}
+	add("direct-nat", nat, direct, port(portNAT), at(backendPort, backend4, backend6)...)
+	add("moving", model.ForwardingDSRIPIP, direct, port(portMoving), at(0, movingBackends()...)...)
+	add("moving-nat", nat, direct, port(portMovingNAT), at(0, movingBackends()...)...)
+	add("direct-nobody", model.ForwardingDSRIPIP, direct, port(portNobody))
+	add("direct-unresolved", model.ForwardingDSRIPIP, direct, port(portUnresolved), at(0, unresolved)...)
+	add("direct-exact", model.ForwardingDSRIPIP, directRanged, port(443), at(0, exact4)...)
+	add("direct-range", model.ForwardingDSRGUE, directRanged, model.PortRange{First: 401, Last: 498}, at(0, range4)...)
+	add("direct-any", model.ForwardingDSRL2, directRanged, model.AnyPort, at(0, any4, any6)...)
 	return all
 }
 

@@ -51,6 +51,8 @@ type world struct {
 	timeouts   model.Timeouts
 	ports      model.PortRange
 	flows      *ebpf.Map
+	remembered *ebpf.Map
+	counted    *ebpf.Map // sh_reasons, read alone because tests do so all the time
 	ifindex    map[string]int
 }
 
@@ -63,9 +65,13 @@ type worldOptions struct {
 	timeouts model.Timeouts
 	ports    model.PortRange
 	silent   bool
+	outer    model.Encapsulation
 }
 
-func withoutHeartbeat(o *worldOptions)   { o.silent = true }
+func withoutHeartbeat(o *worldOptions) { o.silent = true }
+func withOuter(e model.Encapsulation) option {
+	return func(o *worldOptions) { o.outer = e }
+}
 func withMode(m model.Attach) option     { return func(o *worldOptions) { o.mode = m } }
 func withPorts(p model.PortRange) option { return func(o *worldOptions) { o.ports = p } }
 func withTimeouts(change func(*model.Timeouts)) option {
@@ -83,10 +89,11 @@ func newWorld(t testing.TB, changes ...option) *world {
 	}
 	o := worldOptions{
 		mode:   model.AttachNative,
-		limits: model.Limits{Flows: 4096, Services: 64, Backends: 64, Slots: 1 << 16},
+		limits: model.Limits{Flows: 4096, Services: 128, Backends: 64, Slots: 1 << 16, Remembered: 1 << 18},
 		timeouts: model.Timeouts{TCPEstablished: 2*time.Hour + 4*time.Minute, TCPHandshake: 30 * time.Second,
 			TCPClosing: 10 * time.Second, UDP: 5 * time.Minute},
 		ports: model.PortRange{First: 1024, Last: 32767},
+		outer: model.Encapsulation{GUEPort: guePort},
 	}
 	for _, change := range changes {
 		change(&o)
@@ -168,10 +175,18 @@ func (w *world) fill(o worldOptions) {
 		must(w, w.d.Heartbeat())
 	}
 	must(w, w.d.SetSettings(w.timeouts, w.ports))
+	w.d.SetEncapsulation(o.outer)
 	w.reconciler = reconcile.New(w.d, reconcile.BeforeNaming(w.resolve))
-	w.flows, err = ebpf.LoadPinnedMap(filepath.Join(w.options.PinRoot, "shunt", w.options.Instance, "abi-1", "sh_flows"), nil)
+	w.flows, w.remembered, w.counted = w.pinned("sh_flows"), w.pinned("sh_remembered"), w.pinned("sh_reasons")
+}
+
+// pinned opens a map of the data plane, past all that the product does with it.
+func (w *world) pinned(name string) *ebpf.Map {
+	w.Helper()
+	m, err := ebpf.LoadPinnedMap(filepath.Join(w.options.PinRoot, "shunt", w.options.Instance, "abi-1", name), nil)
 	must(w, err)
-	w.Cleanup(func() { _ = w.flows.Close() })
+	w.Cleanup(func() { _ = m.Close() })
+	return m
 }
 
 // apply makes these the services.
@@ -288,12 +303,16 @@ func (w *world) try(arm string, p packet.Packet) (packet.Packet, bool) {
 // reasons are the packets counted for each reason.
 func (w *world) reasons() map[string]uint64 {
 	w.Helper()
-	counters, err := w.d.Counters()
-	must(w, err)
 	out := map[string]uint64{}
-	for name, c := range counters.Reasons {
-		if c.Packets > 0 {
-			out[name] = c.Packets
+	for _, r := range datapath.Reasons() {
+		var each []struct{ Packets, Bytes uint64 } // struct count, by CPU
+		must(w, w.counted.Lookup(uint32(r), &each))
+		sum := uint64(0)
+		for _, c := range each {
+			sum += c.Packets
+		}
+		if sum > 0 {
+			out[r.String()] = sum
 		}
 	}
 	return out

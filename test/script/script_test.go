@@ -124,6 +124,7 @@ func (s *story) load(ts *testscript.TestScript, arguments []string) (reconcile.D
 		Sources:  config.SNAT.Addresses,
 		HostOwn:  func(a netip.Addr) bool { return slices.Contains(s.hostOwn, a) },
 		Limits:   config.Limits,
+		Settle:   config.Timeouts.Settle,
 	}, nil
 }
 

@@ -32,7 +32,11 @@ func TestChecksCatch(t *testing.T) {
 	}
 	deleteService := func(m *Maps) error { return m.DeleteService(0, 1) }
 	write := func(offset uint32, refs ...reconcile.BackendRef) func(*Maps) error {
-		return func(m *Maps) error { return m.WriteSlots(offset, refs) }
+		var slots []reconcile.Slot
+		for _, ref := range refs {
+			slots = append(slots, reconcile.Slot{Current: ref})
+		}
+		return func(m *Maps) error { return m.WriteSlots(offset, slots) }
 	}
 	putFrontend := func(m *Maps) error { return m.PutFrontend(f, 0) }
 	deleteFrontend := func(m *Maps) error { return m.DeleteFrontend(f) }
@@ -95,10 +99,10 @@ func TestFaults(t *testing.T) {
 		m := New(model.Limits{Services: 1, Backends: 1, Slots: 2})
 		m.Fault = func(string) Fault { return fault }
 		err := m.PutBackend(reconcile.BackendRecord{BackendRef: ref})
-		errSlots := m.WriteSlots(0, []reconcile.BackendRef{ref, ref})
+		errSlots := m.WriteSlots(0, []reconcile.Slot{{Current: ref}, {Current: ref}})
 		written := 0
 		for _, slot := range m.slots {
-			if slot == ref {
+			if slot.Current == ref {
 				written++
 			}
 		}

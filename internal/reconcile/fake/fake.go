@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
@@ -42,11 +43,13 @@ type Maps struct {
 	services  map[uint32]reconcile.ServiceRecord
 	frontends map[model.Frontend]uint32
 	addresses map[netip.Addr]reconcile.AddressRecord
-	slots     []reconcile.BackendRef
+	slots     []reconcile.Slot
+	program   // the flows it remembers
 
 	lastBackends map[uint32]reconcile.BackendRecord // present or last tenant
 	lastServices map[uint32]reconcile.ServiceRecord
-	held         // what a program may still hold
+	trackedTable map[uint32]part // the last table of a service that was tracked with it
+	held                         // what a program may still hold
 }
 
 // held is what a program may have seen that began before now and after the last Grace.
@@ -54,7 +57,7 @@ type held struct {
 	named    map[reconcile.BackendRef]bool // by a slot of a living service
 	backends map[uint32]bool               // positions that were deleted
 	services map[uint32]bool
-	slots    map[uint32]bool // of tables no record points to any more
+	slots    map[uint32]bool // of tables no record points to or refers to any more
 }
 
 var _ reconcile.Maps = (*Maps)(nil)
@@ -67,9 +70,11 @@ func New(limits model.Limits) *Maps {
 		services:     map[uint32]reconcile.ServiceRecord{},
 		frontends:    map[model.Frontend]uint32{},
 		addresses:    map[netip.Addr]reconcile.AddressRecord{},
-		slots:        make([]reconcile.BackendRef, limits.Slots),
+		slots:        make([]reconcile.Slot, limits.Slots),
+		program:      newProgram(),
 		lastBackends: map[uint32]reconcile.BackendRecord{},
 		lastServices: map[uint32]reconcile.ServiceRecord{},
+		trackedTable: map[uint32]part{},
 	}
 	m.forget()
 	return m
@@ -82,12 +87,16 @@ func (m *Maps) Contents() (reconcile.Contents, error) {
 		Services:           maps.Clone(m.services),
 		Frontends:          maps.Clone(m.frontends),
 		Addresses:          maps.Clone(m.addresses),
-		Slots:              map[uint32][]reconcile.BackendRef{},
+		Slots:              map[uint32][]reconcile.Slot{},
+		BeforeSlots:        map[uint32][]reconcile.Slot{},
 		BackendGenerations: map[uint32]uint8{},
 		ServiceGenerations: map[uint32]uint8{},
 	}
 	for index, service := range m.services {
-		c.Slots[index] = append([]reconcile.BackendRef(nil), m.slots[service.Offset:service.Offset+service.Size]...)
+		c.Slots[index] = slices.Clone(m.slots[service.Offset : service.Offset+service.Size])
+		if service.BeforeSize > 0 {
+			c.BeforeSlots[index] = slices.Clone(m.slots[service.BeforeOffset : service.BeforeOffset+service.BeforeSize])
+		}
 	}
 	for index, last := range m.lastBackends {
 		if _, ok := m.backends[index]; !ok {
@@ -126,6 +135,9 @@ func (m *Maps) do(operation string, effect, half func()) error {
 // PutBackend is part of reconcile.Maps.
 func (m *Maps) PutBackend(record reconcile.BackendRecord) error {
 	operation := fmt.Sprintf("put backend %d/%d %s", record.Index, record.Generation, record.BackendAddress)
+	if record.Draining {
+		operation += " draining"
+	}
 	m.checkPutBackend(operation, record)
 	return m.do(operation, func() {
 		m.backends[record.Index], m.lastBackends[record.Index] = record, record
@@ -146,13 +158,16 @@ func (m *Maps) DeleteBackend(ref reconcile.BackendRef) error {
 func (m *Maps) PutService(record reconcile.ServiceRecord) error {
 	operation := fmt.Sprintf("put service %d/%d %s slots %d+%d",
 		record.Index, record.Generation, record.Name, record.Offset, record.Size)
+	if record.BeforeSize > 0 {
+		operation += fmt.Sprintf(" before %d+%d", record.BeforeOffset, record.BeforeSize)
+	}
 	m.checkPutService(operation, record)
 	return m.do(operation, func() {
-		old := m.services[record.Index]
-		if old.Offset != record.Offset || old.Size != record.Size {
-			m.abandon(old)
-		}
+		m.abandon(m.services[record.Index], record)
 		m.services[record.Index], m.lastServices[record.Index] = record, record
+		if isTracked(record) {
+			m.trackedTable[record.Index] = parts(record)[0]
+		}
 	}, nil)
 }
 
@@ -161,7 +176,7 @@ func (m *Maps) DeleteService(index uint32, generation uint8) error {
 	operation := fmt.Sprintf("delete service %d/%d", index, generation)
 	m.checkDeleteService(operation, index, generation)
 	return m.do(operation, func() {
-		m.abandon(m.services[index])
+		m.abandon(m.services[index], reconcile.ServiceRecord{})
 		delete(m.services, index)
 		m.held.services[index] = true
 	}, nil)
@@ -192,15 +207,40 @@ func (m *Maps) DeleteAddress(address netip.Addr) error {
 }
 
 // WriteSlots is part of reconcile.Maps.
-func (m *Maps) WriteSlots(offset uint32, slots []reconcile.BackendRef) error {
+func (m *Maps) WriteSlots(offset uint32, slots []reconcile.Slot) error {
 	operation := fmt.Sprintf("write slots %d+%d", offset, len(slots))
-	m.checkWriteSlots(operation, offset, len(slots))
-	return m.do(operation,
-		func() { copy(m.slots[offset:], slots) },
-		func() { copy(m.slots[offset:], slots[:len(slots)/2]) })
+	m.checkWriteSlots(operation, offset, slots)
+	write := func(slots []reconcile.Slot) {
+		for i, slot := range slots {
+			at := offset + uint32(i)
+			if slot.State != m.slots[at].State {
+				delete(m.finished, at)
+			}
+			m.slots[at] = slot
+		}
+	}
+	return m.do(operation, func() { write(slots) }, func() { write(slots[:len(slots)/2]) })
+}
+
+// ScanRemembered is part of reconcile.Maps.
+func (m *Maps) ScanRemembered() (map[uint32]bool, error) {
+	var found map[uint32]bool
+	err := m.do("scan remembered", func() { found = m.scan() }, nil)
+	if err != nil {
+		return nil, err
+	}
+	return found, nil
 }
 
 // Grace is part of reconcile.Maps.
 func (m *Maps) Grace() error {
-	return m.do("grace", m.forget, nil)
+	return m.do("grace", func() {
+		m.finishRuns()
+		m.forget()
+		for at, slot := range m.slots {
+			if slot.State == reconcile.Closing && m.finished[uint32(at)] == notFinished {
+				m.finished[uint32(at)] = graceFinished
+			}
+		}
+	}, nil)
 }

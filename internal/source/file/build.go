@@ -1,7 +1,6 @@
 package file
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -25,6 +24,7 @@ func (p *Parsed) build(doc *document) {
 	b.services(doc)
 	p.buildTimeouts(&doc.Timeouts)
 	p.buildSNAT(&doc.SNAT, b)
+	p.buildEncapsulation(&doc.Encapsulation, b)
 	p.buildLimits(doc, b)
 	p.Config.Socket = doc.API.Socket.Value
 }
@@ -73,6 +73,7 @@ type builder struct {
 	hosts     []address           // of backends
 	distinct  map[model.BackendAddress]bool
 	slots     uint64 // of all tables together
+	halves    uint64 // services of the data plane: one for each family of a service's addresses
 }
 
 func (b *builder) services(doc *document) {
@@ -131,7 +132,11 @@ func (b *builder) service(entry *serviceEntry, defaults *defaultsEntry) {
 		}
 	}
 	marks := b.backends(entry, &s)
-	b.families(entry, &s, addresses)
+	b.remembering(entry, &s)
+	if !entry.Forwarding.bad && (entry.Forwarding.set || !defaults.Forwarding.bad) {
+		b.directPorts(entry, &s, usable)
+		b.families(entry, &s, addresses)
+	}
 	b.weights(entry, &s)
 	b.parsed.Config.Services = append(b.parsed.Config.Services, s)
 	b.parsed.backends = append(b.parsed.backends, marks)
@@ -218,12 +223,16 @@ func (b *builder) backends(entry *serviceEntry, s *model.Service) (marks []mark)
 			Weight:         uint16(item.Weight.Value),
 			Name:           item.Name.Value,
 		}
-		if earlier, double := byAddress[backend.BackendAddress]; double {
+		same := backend.BackendAddress
+		if s.Forwarding.Direct() {
+			same.Port = 0 // the port changes nothing
+		}
+		if earlier, double := byAddress[same]; double {
 			b.parsed.faults.errorf(item.Address.mark, "remove one of them, and give the other the sum of the weights",
 				"backend %s is in this service twice, first at %s", backend.BackendAddress, earlier.at)
 			continue
 		}
-		byAddress[backend.BackendAddress] = item.Address.mark
+		byAddress[same] = item.Address.mark
 		named := item.Name.mark
 		if backend.Name == "" {
 			backend.Name, named = backend.BackendAddress.String(), item.Address.mark
@@ -240,23 +249,14 @@ func (b *builder) backends(entry *serviceEntry, s *model.Service) (marks []mark)
 	return marks
 }
 
-// families checks that each frontend has a backend of its family, and the other way round.
+// families checks that each frontend has a backend, and the other way round.
 func (b *builder) families(entry *serviceEntry, s *model.Service, vips []address) {
-	var served, wanted [2]bool // IPv4, IPv6
-	family := func(a netip.Addr) int {
-		if a.Is4() {
-			return 0
-		}
-		return 1
-	}
-	names := [2]string{"IPv4", "IPv6"}
-	for _, backend := range s.Backends {
-		served[family(backend.Address)] = true
-	}
+	names := map[bool]string{true: "IPv4", false: "IPv6"}
 	for _, vip := range vips {
-		wanted[family(vip.Value)] = true
-		if f := family(vip.Value); !served[f] && entry.Backends.set && !entry.Backends.bad {
-			b.parsed.faults.errorf(vip.mark, "add one, or remove this address", "service %q has no %s backend for %s", s.Name, names[f], vip.Value)
+		is4 := vip.Value.Is4()
+		serves := serving(s, is4)
+		if !slices.ContainsFunc(s.Backends, func(x model.Backend) bool { return serves(x.Address) }) && entry.Backends.set && !entry.Backends.bad {
+			b.parsed.faults.errorf(vip.mark, "add one, or remove this address", "service %q has no %s backend for %s", s.Name, names[is4], vip.Value)
 		}
 	}
 	if !entry.Address.set || entry.Address.bad {
@@ -264,8 +264,8 @@ func (b *builder) families(entry *serviceEntry, s *model.Service, vips []address
 	}
 	for i := range entry.Backends.Items {
 		a := &entry.Backends.Items[i].Address
-		if a.Value.IsValid() && !wanted[family(a.Value)] {
-			b.parsed.faults.warnf(a.mark, "", "service %q has no %s address: backend %s gets no traffic", s.Name, names[family(a.Value)], a.Value)
+		if a.Value.IsValid() && !slices.ContainsFunc(vips, func(vip address) bool { return serving(s, vip.Value.Is4())(a.Value) }) {
+			b.parsed.faults.warnf(a.mark, "", "service %q has no %s address: backend %s gets no traffic", s.Name, names[a.Value.Is4()], a.Value)
 		}
 	}
 }
@@ -291,8 +291,10 @@ func (b *builder) weights(entry *serviceEntry, s *model.Service) {
 func (b *builder) familyWeights(entry *serviceEntry, s *model.Service, is4 bool) {
 	var sum uint64
 	count := 0
+	serves := serving(s, is4)
+	b.halves++
 	for _, backend := range s.Backends {
-		if backend.Address.Is4() == is4 {
+		if serves(backend.Address) {
 			sum += uint64(backend.Weight)
 			count++
 		}
@@ -305,7 +307,7 @@ func (b *builder) familyWeights(entry *serviceEntry, s *model.Service, is4 bool)
 	for i := range entry.Backends.Items {
 		item := &entry.Backends.Items[i]
 		weight := &item.Weight
-		if !item.Address.Value.IsValid() || item.Address.Value.Is4() != is4 || weight.Value == 0 || weight.Value*size >= sum {
+		if !item.Address.Value.IsValid() || !serves(item.Address.Value) || weight.Value == 0 || weight.Value*size >= sum {
 			continue
 		}
 		at := weight.mark
@@ -323,6 +325,10 @@ func (p *Parsed) buildTimeouts(t *timeoutsEntry) {
 		TCPHandshake:   t.TCPHandshake.Value,
 		TCPClosing:     t.TCPClosing.Value,
 		UDP:            t.UDP.Value,
+		Settle:         t.Settle.Value,
+	}
+	if d := &t.Settle; d.Value < settleLeast {
+		p.faults.warnf(d.mark, "15m is the default", "with dsr-* and affinity, a connection that is idle for longer than %s after a change of the backends may be lost", d.text)
 	}
 	if d := &t.TCPEstablished; d.Value < establishedLeast {
 		p.faults.warnf(d.mark, "2h4m is the default", "RFC 5382 REQ-5 asks for at least 2h4m: connections idle for %s will break", d.text)
@@ -348,28 +354,4 @@ func (p *Parsed) buildSNAT(s *snatEntry, b *builder) {
 			p.faults.errorf(h.mark, "a backend is a server of its own", "%s is also a source address of shunt, at %s", h.Value, own.at)
 		}
 	}
-}
-
-func (p *Parsed) buildLimits(doc *document, b *builder) {
-	l := &doc.Limits
-	p.Config.Limits = model.Limits{
-		Flows: uint32(l.Flows.Value), Services: uint32(l.Services.Value),
-		Backends: uint32(l.Backends.Value), Slots: uint32(l.Slots.Value),
-	}
-	p.within(&l.Services, doc.Services.mark, "limits.services", uint64(len(doc.Services.Items)), "there are %d services")
-	p.within(&l.Backends, doc.Services.mark, "limits.backends", uint64(len(b.distinct)), "the services have %d different backends")
-	p.within(&l.Slots, doc.Services.mark, "limits.slots", 2*b.slots, "the services' tables need %d slots (each twice, for a new table is built beside the old one)")
-}
-
-// within checks a need against its limit. The fault is at the limit, or at the services
-// when the limit is the default.
-func (p *Parsed) within(limit *number, services mark, key string, need uint64, format string) {
-	if need <= limit.Value || limit.bad {
-		return
-	}
-	at := limit.mark
-	if !limit.set {
-		at = services
-	}
-	p.faults.errorf(at, fmt.Sprintf("set %s to %d or more", key, need), format+", %s is %d", need, key, limit.Value)
 }

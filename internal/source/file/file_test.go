@@ -22,7 +22,10 @@ import (
 
 var update = flag.Bool("update", false, "rewrite golden files and the guide")
 
-var compareAddresses = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+var compareAddresses = cmp.Options{
+	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+}
 
 // golden compares with a file, or rewrites it.
 func golden(t *testing.T, name string, got []byte) {
@@ -122,6 +125,7 @@ func TestSample(t *testing.T) {
 	}
 	v4, v6 := netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")
 	dns := netip.MustParseAddr("192.0.2.11")
+	files4, files6 := netip.MustParseAddr("192.0.2.12"), netip.MustParseAddr("2001:db8::12")
 	port := func(n uint16) model.PortRange { return model.PortRange{First: n, Last: n} }
 	backend := func(address string, port, weight uint16, name string) model.Backend {
 		return model.Backend{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr(address), Port: port}, Weight: weight, Name: name}
@@ -139,7 +143,7 @@ func TestSample(t *testing.T) {
 					{Address: v6, Ports: port(443), Protocol: model.TCP},
 					{Address: v6, Ports: model.PortRange{First: 8000, Last: 8099}, Protocol: model.TCP},
 				},
-				Forwarding: model.ForwardingNAT, Announce: model.AnnounceL2,
+				Forwarding: model.ForwardingNAT, Announce: model.AnnounceL2, Tracking: model.TrackingAuto,
 				Backends: []model.Backend{
 					backend("10.0.0.2", 8080, 3, "10.0.0.2:8080"),
 					backend("10.0.0.3", 8080, 1, "green"),
@@ -152,15 +156,28 @@ func TestSample(t *testing.T) {
 					{Address: dns, Ports: port(53), Protocol: model.TCP},
 					{Address: dns, Ports: port(53), Protocol: model.UDP},
 				},
-				Forwarding: model.ForwardingNATDestination, Announce: model.AnnounceNone, TableSize: 1021,
+				Forwarding: model.ForwardingNATDestination, Announce: model.AnnounceNone, TableSize: 1021, Tracking: model.TrackingAuto,
 				Backends: []model.Backend{backend("10.0.1.2", 0, 1, "10.0.1.2"), backend("10.0.1.3", 0, 1, "10.0.1.3")},
 			},
+			{
+				Name: "files",
+				Frontends: []model.Frontend{
+					{Address: files4, Ports: port(443), Protocol: model.TCP},
+					{Address: files6, Ports: port(443), Protocol: model.TCP},
+				},
+				Forwarding: model.ForwardingDSRIPIP, Announce: model.AnnounceL2,
+				Tracking: model.TrackingAuto, AffinityTimeout: 30 * time.Minute,
+				Backends: []model.Backend{backend("10.0.2.2", 0, 1, "10.0.2.2"), backend("10.0.2.3", 0, 1, "10.0.2.3")},
+			},
 		},
-		Timeouts: model.Timeouts{TCPEstablished: 2*time.Hour + 4*time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute},
-		Limits:   model.Limits{Flows: 1_000_000, Services: 10_000, Backends: 100_000, Slots: 1 << 20},
+		Timeouts: model.Timeouts{TCPEstablished: 2*time.Hour + 4*time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute, Settle: 15 * time.Minute},
+		Limits:   model.Limits{Flows: 1_000_000, Services: 10_000, Backends: 100_000, Slots: 1 << 20, Remembered: 250_000},
 		SNAT: model.SNAT{
 			Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8:1::1")},
 			Ports:     model.PortRange{First: 1024, Last: 32767},
+		},
+		Encapsulation: model.Encapsulation{
+			Sources4: netip.MustParsePrefix("10.9.0.0/24"), Sources6: netip.MustParsePrefix("2001:db8:9::1/128"), GUEPort: 6080,
 		},
 		Socket: "/run/shunt/shunt.sock",
 	}
@@ -179,13 +196,15 @@ func TestDefaults(t *testing.T) {
 	want := model.Config{
 		Interfaces: []model.Interface{{Name: "eth0", Attach: "auto"}},
 		Services: []model.Service{{
-			Name: "web", Forwarding: "nat", Announce: "l2",
+			Name: "web", Forwarding: "nat", Announce: "l2", Tracking: "auto",
 			Frontends: []model.Frontend{{Address: netip.MustParseAddr("192.0.2.10"), Ports: model.AnyPort, Protocol: model.TCP}},
 			Backends:  []model.Backend{{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.2")}, Weight: 1, Name: "10.0.0.2"}},
 		}},
-		Timeouts: model.Timeouts{TCPEstablished: 124 * time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute},
-		Limits:   model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 20},
+		Timeouts: model.Timeouts{TCPEstablished: 124 * time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute, Settle: 15 * time.Minute},
+		Limits:   model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 20, Remembered: 250_000},
 		Socket:   "/run/shunt/shunt.sock",
+
+		Encapsulation: model.Encapsulation{GUEPort: 6080},
 	}
 	if diff := cmp.Diff(want, config, compareAddresses, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -271,9 +290,9 @@ func TestGuide(t *testing.T) {
 }
 
 func TestMemory(t *testing.T) {
-	limits := model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 20}
+	limits := model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 20, Remembered: 250_000}
 	bytes, lines := DefaultEntrySizes.Memory(limits, 2)
-	const want = 2*312_500*160 + 312_500*48 + 8<<20 + 4096*40 + 1000*16 + 2*5096*40
+	const want = 2*312_500*160 + 312_500*48 + 8<<20 + 4096*40 + 1000*16 + 2*5096*40 + 250_000*104
 	if bytes != want {
 		t.Errorf("the limits cost %d bytes, want %d", bytes, want)
 	}

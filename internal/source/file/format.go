@@ -8,23 +8,24 @@ package file
 //	default   the value without the key, as one would write it
 //	inherits  the key whose value counts without this one
 //	unit      of a number
-//	min, max  bounds of a number (inclusive), or of the length of a text in bytes
+//	min, max  bounds of a number or a duration (inclusive), or of the length of a text in bytes
 //	enum      the words allowed, separated by |
 //	later     words that are known but not supported yet, separated by |
 //	example   as one would write it
 
 // document is a whole file.
 type document struct {
-	mark       `json:"-"`
-	Interfaces list[interfaceEntry] `json:"interfaces" doc:"The network interfaces that shunt attaches to: those that packets of clients arrive on, and those that backends are behind." example:"[{name: eth0}]"`
-	Services   list[serviceEntry]   `json:"services" doc:"What is balanced." example:"[{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]}]"`
-	Defaults   defaultsEntry        `json:"defaults,omitempty" doc:"For services that do not say." example:"{forwarding: nat}"`
-	Timeouts   timeoutsEntry        `json:"timeouts,omitempty" doc:"When idle flows end, counted from the last packet in either direction." example:"{udp: 2m}"`
-	Limits     limitsEntry          `json:"limits,omitempty" doc:"Sizes of the maps, fixed when the data plane is first loaded. 'shunt check' prints what they cost in memory." example:"{flows: 1000000}"`
-	SNAT       snatEntry            `json:"snat,omitempty" doc:"Where full NAT takes its source addresses and ports from." example:"{addresses: [10.0.0.1]}"`
-	API        apiEntry             `json:"api,omitempty" doc:"How the command line reaches the daemon." example:"{socket: /run/shunt/shunt.sock}"`
-	Pools      later                `json:"pools,omitempty" doc:"Backends shared by services."`
-	Metrics    later                `json:"metrics,omitempty" doc:"Metrics over HTTP."`
+	mark          `json:"-"`
+	Interfaces    list[interfaceEntry] `json:"interfaces" doc:"The network interfaces that shunt attaches to: those that packets of clients arrive on, and those that backends are behind." example:"[{name: eth0}]"`
+	Services      list[serviceEntry]   `json:"services" doc:"What is balanced." example:"[{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]}]"`
+	Defaults      defaultsEntry        `json:"defaults,omitempty" doc:"For services that do not say." example:"{forwarding: nat}"`
+	Timeouts      timeoutsEntry        `json:"timeouts,omitempty" doc:"When idle flows end, counted from the last packet in either direction." example:"{udp: 2m}"`
+	Limits        limitsEntry          `json:"limits,omitempty" doc:"Sizes of the maps, fixed when the data plane is first loaded. 'shunt check' prints what they cost in memory." example:"{flows: 1000000}"`
+	SNAT          snatEntry            `json:"snat,omitempty" doc:"Where full NAT takes its source addresses and ports from." example:"{addresses: [10.0.0.1]}"`
+	Encapsulation encapsulationEntry   `json:"encapsulation,omitempty" doc:"What the outer headers of dsr-ipip and dsr-gue look like." example:"{source: 10.0.0.1}"`
+	API           apiEntry             `json:"api,omitempty" doc:"How the command line reaches the daemon." example:"{socket: /run/shunt/shunt.sock}"`
+	Pools         later                `json:"pools,omitempty" doc:"Backends shared by services."`
+	Metrics       later                `json:"metrics,omitempty" doc:"Metrics over HTTP."`
 }
 
 // interfaceEntry is one of interfaces.
@@ -37,7 +38,7 @@ type interfaceEntry struct {
 // defaultsEntry is defaults.
 type defaultsEntry struct {
 	mark       `json:"-"`
-	Forwarding word  `json:"forwarding,omitempty" doc:"How packets reach a backend." enum:"nat|nat-destination" later:"dsr-l2|dsr-ipip|dsr-gue" default:"nat" example:"nat-destination"`
+	Forwarding word  `json:"forwarding,omitempty" doc:"How packets reach a backend." enum:"nat|nat-destination|dsr-l2|dsr-ipip|dsr-gue" default:"nat" example:"nat-destination"`
 	Announce   word  `json:"announce,omitempty" doc:"How the network learns where a VIP is." enum:"l2|none" later:"bgp" default:"l2" example:"none"`
 	Health     later `json:"health,omitempty" doc:"Health checks."`
 	Timeouts   later `json:"timeouts,omitempty" doc:"Timeouts per service."`
@@ -45,27 +46,29 @@ type defaultsEntry struct {
 
 // serviceEntry is one of services.
 type serviceEntry struct {
-	mark        `json:"-"`
-	Name        text               `json:"name" doc:"The service's name, unique. Where flows are placed depends on it: a service that is renamed places its flows anew." min:"1" max:"63" example:"web"`
-	Address     many[address]      `json:"address" doc:"The VIPs: addresses that clients connect to. Every address, port and protocol together is a frontend of the service." example:"[192.0.2.10, \"2001:db8::10\"]"`
-	Port        many[ports]        `json:"port" doc:"A port, a range, or any. An exact port beats a range, and a range beats any; every other overlap is an error." example:"[80, 443, \"8000-8099\"]"`
-	Protocol    many[word]         `json:"protocol,omitempty" doc:"The transport protocol." enum:"tcp|udp" default:"tcp" example:"[tcp, udp]"`
-	Forwarding  word               `json:"forwarding,omitempty" doc:"How packets reach a backend: nat rewrites source and destination and works from anywhere; nat-destination rewrites the destination only, and needs this machine to be the backends' route back to the clients." enum:"nat|nat-destination" later:"dsr-l2|dsr-ipip|dsr-gue" inherits:"defaults.forwarding" example:"nat-destination"`
-	Affinity    word               `json:"affinity,omitempty" doc:"Whether more than the flow decides the backend." enum:"none" later:"client-ip" default:"none" example:"none"`
-	Announce    word               `json:"announce,omitempty" doc:"How the network learns where the VIPs are: l2 answers ARP and neighbour solicitations for them; none leaves them to routing." enum:"l2|none" later:"bgp" inherits:"defaults.announce" example:"none"`
-	OnNoBackend word               `json:"on_no_backend,omitempty" doc:"What happens to a packet when no backend can take it." enum:"drop" later:"reject" default:"drop" example:"drop"`
-	TableSize   tableSize          `json:"table_size,omitempty" unit:"slots" doc:"Size of the service's Maglev table. Without it: the smallest size with at least 100 slots per backend." example:"4093"`
-	Backends    list[backendEntry] `json:"backends" doc:"The servers. Both families may be mixed; a frontend needs a backend of its own family." example:"[{address: 10.0.0.2, port: 8080}]"`
-	Health      later              `json:"health,omitempty" doc:"Health checks."`
-	Pool        later              `json:"pool,omitempty" doc:"Backends shared by services."`
-	Timeouts    later              `json:"timeouts,omitempty" doc:"Timeouts per service."`
+	mark            `json:"-"`
+	Name            text               `json:"name" doc:"The service's name, unique. Where flows are placed depends on it: a service that is renamed places its flows anew." min:"1" max:"63" example:"web"`
+	Address         many[address]      `json:"address" doc:"The VIPs: addresses that clients connect to. Every address, port and protocol together is a frontend of the service." example:"[192.0.2.10, \"2001:db8::10\"]"`
+	Port            many[ports]        `json:"port" doc:"A port, a range, or any. An exact port beats a range, and a range beats any; every other overlap is an error." example:"[80, 443, \"8000-8099\"]"`
+	Protocol        many[word]         `json:"protocol,omitempty" doc:"The transport protocol." enum:"tcp|udp" default:"tcp" example:"[tcp, udp]"`
+	Forwarding      word               `json:"forwarding,omitempty" doc:"How packets reach a backend: nat rewrites source and destination and works from anywhere; nat-destination rewrites the destination only, and needs this machine to be the backends' route back to the clients. With dsr-* (direct server return) the backend has the VIP itself and answers the client directly: dsr-l2 changes the MAC addresses only, for backends on the same link; dsr-ipip wraps the packet in another IP header, dsr-gue in UDP as well (GUE), for backends anywhere." enum:"nat|nat-destination|dsr-l2|dsr-ipip|dsr-gue" inherits:"defaults.forwarding" example:"nat-destination"`
+	Tracking        word               `json:"tracking,omitempty" doc:"Which flows are remembered, with dsr-* or affinity: auto, those that a change of the backends would move otherwise; always, every flow from its first packet; none, no flow, so that a change moves flows. Under nat without affinity it has no meaning, because every flow is remembered there." enum:"auto|always|none" default:"auto" example:"always"`
+	Affinity        word               `json:"affinity,omitempty" doc:"Whether more than the flow decides the backend: with client-ip all flows of a client's address go to one backend." enum:"none|client-ip" default:"none" example:"client-ip"`
+	AffinityTimeout duration           `json:"affinity_timeout,omitempty" doc:"How long a client stays with its backend after its last packet, where the backends have changed meanwhile. Only with affinity." min:"1s" max:"12h" default:"3h" example:"30m"`
+	Announce        word               `json:"announce,omitempty" doc:"How the network learns where the VIPs are: l2 answers ARP and neighbour solicitations for them; none leaves them to routing." enum:"l2|none" later:"bgp" inherits:"defaults.announce" example:"none"`
+	OnNoBackend     word               `json:"on_no_backend,omitempty" doc:"What happens to a packet when no backend can take it." enum:"drop" later:"reject" default:"drop" example:"drop"`
+	TableSize       tableSize          `json:"table_size,omitempty" unit:"slots" doc:"Size of the service's Maglev table. Without it: the smallest size with at least 100 slots per backend." example:"4093"`
+	Backends        list[backendEntry] `json:"backends" doc:"The servers. Both families may be mixed: a frontend uses backends of its own family. With dsr-*, a service whose backends are all of one family serves frontends of both with them; otherwise a frontend needs a backend of its own family." example:"[{address: 10.0.0.2, port: 8080}]"`
+	Health          later              `json:"health,omitempty" doc:"Health checks."`
+	Pool            later              `json:"pool,omitempty" doc:"Backends shared by services."`
+	Timeouts        later              `json:"timeouts,omitempty" doc:"Timeouts per service."`
 }
 
 // backendEntry is one of a service's backends.
 type backendEntry struct {
 	mark    `json:"-"`
 	Address address `json:"address" doc:"The server's address." example:"10.0.0.2"`
-	Port    number  `json:"port,omitempty" doc:"The server's port. Without it packets keep the port they came for." min:"1" max:"65535" example:"8080"`
+	Port    number  `json:"port,omitempty" doc:"The server's port. Without it packets keep the port they came for. With dsr-* a port that differs from the service's is an error, because packets arrive as clients sent them." min:"1" max:"65535" example:"8080"`
 	Weight  number  `json:"weight,omitempty" doc:"The server's share of new flows, relative to the service's other backends. 0: no new flows." min:"0" max:"65535" default:"1" example:"3"`
 	Name    text    `json:"name,omitempty" doc:"What output calls the backend. Without it: its address and port." min:"1" max:"63" example:"green"`
 }
@@ -77,16 +80,17 @@ type timeoutsEntry struct {
 	TCPHandshake   duration `json:"tcp_handshake,omitempty" doc:"TCP connections that are being opened." default:"10s" example:"5s"`
 	TCPClosing     duration `json:"tcp_closing,omitempty" doc:"TCP connections after a reset." default:"10s" example:"30s"`
 	UDP            duration `json:"udp,omitempty" doc:"UDP flows. RFC 4787 REQ-5 asks for 2m or more and recommends 5m." default:"5m" example:"2m"`
-	Settle         later    `json:"settle,omitempty" doc:"How long a changed slot is watched before it settles."`
+	Settle         duration `json:"settle,omitempty" doc:"How long after a change of the backends flows of dsr-* and of affinity are remembered. A flow that sends nothing for longer than that after a change may be lost." min:"1s" max:"576h" default:"15m" example:"30m"`
 }
 
 // limitsEntry is limits.
 type limitsEntry struct {
-	mark     `json:"-"`
-	Flows    number `json:"flows,omitempty" unit:"flows" doc:"Established flows tracked at once. Flows in handshake have a quarter as many of their own." min:"1000" max:"16000000" default:"250000" example:"1000000"`
-	Services number `json:"services,omitempty" unit:"services" doc:"Services." min:"1" max:"65535" default:"1000" example:"100"`
-	Backends number `json:"backends,omitempty" unit:"backends" doc:"Different backends of all services together." min:"1" max:"1048575" default:"4096" example:"100000"`
-	Slots    number `json:"slots,omitempty" unit:"slots" doc:"Maglev slots. Each service needs twice its table size, because a new table is built beside the old one." min:"502" max:"67108864" default:"1048576" example:"4194304"`
+	mark       `json:"-"`
+	Flows      number `json:"flows,omitempty" unit:"flows" doc:"Established flows tracked at once. Flows in handshake have a quarter as many of their own." min:"1000" max:"16000000" default:"250000" example:"1000000"`
+	Services   number `json:"services,omitempty" unit:"services" doc:"Services. One with addresses of both families counts twice. The room for frontends grows with it." min:"1" max:"65535" default:"1000" example:"100"`
+	Backends   number `json:"backends,omitempty" unit:"backends" doc:"Different backends of all services together." min:"1" max:"1048575" default:"4096" example:"100000"`
+	Slots      number `json:"slots,omitempty" unit:"slots" doc:"Maglev slots. Each service needs twice its table size, because a new table is built beside the old one." min:"502" max:"67108864" default:"1048576" example:"4194304"`
+	Remembered number `json:"remembered,omitempty" unit:"entries" doc:"Flows of dsr-* and clients of affinity that are remembered at once. Memory is taken as they come." min:"1000" max:"16000000" default:"250000" example:"1000000"`
 }
 
 // snatEntry is snat.
@@ -94,6 +98,13 @@ type snatEntry struct {
 	mark      `json:"-"`
 	Addresses many[address] `json:"addresses,omitempty" doc:"Source addresses towards the backends. Without them: the addresses of the interface towards the backend." example:"[10.0.0.1, \"2001:db8:1::1\"]"`
 	Ports     portRange     `json:"ports,omitempty" doc:"Source ports towards the backends. Without it: ports outside net.ipv4.ip_local_port_range." example:"1024-32767"`
+}
+
+// encapsulationEntry is encapsulation.
+type encapsulationEntry struct {
+	mark    `json:"-"`
+	Source  many[network] `json:"source,omitempty" doc:"Outer source address, at most one per family: an address, or a prefix from which each flow takes one by its hash. A prefix lets the backend's receive-side scaling spread flows over its CPUs, which dsr-ipip needs because IPIP has no ports. Without it: the address of the interface towards the backend." example:"[10.9.0.0/24, \"2001:db8:9::1\"]"`
+	GUEPort number        `json:"gue_port,omitempty" doc:"UDP destination port of dsr-gue. Source ports vary with the flow." min:"1" max:"65535" default:"6080" example:"6080"`
 }
 
 // apiEntry is api.

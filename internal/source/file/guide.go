@@ -35,8 +35,10 @@ read, in the order of names: lists are appended to each other, and a value may b
 - ` + "`shunt schema`" + ` prints a JSON Schema for editors.
 - Every address, port and protocol of a service together is a *frontend*. All frontends of a service share its backends
   and its table. An exact port beats a range, and a range beats ` + "`any`" + `; every other overlap is an error, and so is a
-  frontend without a backend of its family.
-- Durations carry a unit: ` + "`ms`, `s`, `m`, `h`" + `, or several, as in ` + "`2h4m`" + `. The least is 10ms, the most 24 days (` + "`576h`" + `).
+  frontend without a backend of its family, unless the service is one of direct return (` + "`dsr-*`" + `) whose backends are all
+  of the other family.
+- Durations carry a unit: ` + "`ms`, `s`, `m`, `h`" + `, or several, as in ` + "`2h4m`" + `. The least is 10ms, the most 24 days (` + "`576h`" + `),
+  unless the table says otherwise.
 - Keys at the top of the file that begin with ` + "`x-`" + ` are ignored. YAML anchors, aliases and merge keys work.
 - The file expands no environment variables.
 - What shunt knows by name but cannot do yet is refused, never ignored.
@@ -104,6 +106,8 @@ func (f *field) typeText() string {
 		text = join(words, "or")
 	case f.bounded && t == reflect.TypeFor[number]():
 		text = fmt.Sprintf("number, %d to %d", f.min, f.max)
+	case f.bounded && t == reflect.TypeFor[duration]():
+		text = fmt.Sprintf("duration, %s to %s", brief(f.min), brief(f.max))
 	case f.bounded:
 		text = fmt.Sprintf("text, %d to %d bytes", f.min, f.max)
 	}

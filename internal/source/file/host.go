@@ -25,8 +25,9 @@ type Host interface {
 
 // CheckHost adds the faults that only this machine knows of to Faults: interfaces that
 // do not exist, backends behind an interface that is not listed, clients that
-// nat-destination cannot serve. With strict, as in check --host, the first two are
-// errors; else all are warnings, for the file may be meant for another machine.
+// nat-destination cannot serve and backends that dsr-l2 cannot reach. With strict, as in
+// check --host, the first two are errors; else all are warnings, for the file may be meant
+// for another machine.
 func (p *Parsed) CheckHost(host Host, strict bool) {
 	severity := SeverityWarning
 	if strict {
@@ -79,7 +80,10 @@ func (h *hostCheck) interfaces() {
 func (h *hostCheck) service(s *model.Service, marks []mark) {
 	said := map[netip.Prefix]bool{}
 	for i, backend := range s.Backends {
-		h.backend(backend.Address, marks[i])
+		h.backend(s, backend.Address, marks[i])
+		if _, near := h.network(backend.Address); s.Forwarding == model.ForwardingDSRL2 && !near {
+			h.faults.warnf(marks[i], "use forwarding: dsr-ipip for it", "backend %s is in no network of this machine: dsr-l2 reaches only what is on the same link", backend.Address)
+		}
 		if s.Forwarding != model.ForwardingNATDestination {
 			continue
 		}
@@ -91,7 +95,7 @@ func (h *hostCheck) service(s *model.Service, marks []mark) {
 }
 
 // backend checks the way to one backend.
-func (h *hostCheck) backend(a netip.Addr, m mark) {
+func (h *hostCheck) backend(s *model.Service, a netip.Addr, m mark) {
 	for _, own := range h.own {
 		for _, prefix := range own.Prefixes {
 			if prefix.Addr() == a {
@@ -110,7 +114,11 @@ func (h *hostCheck) backend(a netip.Addr, m mark) {
 		return
 	}
 	if !slices.ContainsFunc(h.Config.Interfaces, func(i model.Interface) bool { return i.Name == r.name }) {
-		h.faults.add(h.severity, m, fmt.Sprintf("backend %s is behind %s, which is not under interfaces: its answers would not pass shunt", a, r.name), fmt.Sprintf("add {name: %s} to interfaces", r.name))
+		effect := "its answers would not pass shunt"
+		if s.Forwarding.Direct() {
+			effect = "shunt does not send there"
+		}
+		h.faults.add(h.severity, m, fmt.Sprintf("backend %s is behind %s, which is not under interfaces: %s", a, r.name, effect), fmt.Sprintf("add {name: %s} to interfaces", r.name))
 	}
 }
 

@@ -46,6 +46,11 @@ services:
     port: 80
     forwarding: nat-destination
     backends: [{address: 192.0.2.2}, {address: 192.0.2.3}]
+  - name: link
+    address: 198.51.100.12
+    port: 80
+    forwarding: dsr-l2
+    backends: [{address: 192.0.2.4}, {address: 10.0.0.3}]
 `
 
 func TestCheckHost(t *testing.T) {

@@ -15,11 +15,13 @@ type EntrySizes struct {
 	Backend uint64
 	Service uint64
 	Counter uint64 // per CPU, for each service and each backend
+	// Remembered is one flow of direct return or one client of affinity; taken as they come.
+	Remembered uint64
 }
 
 // DefaultEntrySizes are estimates: key, value, and what the kernel adds to an element of
 // a hash. The data plane, which knows the real ones, may use its own.
-var DefaultEntrySizes = EntrySizes{Flow: 160, Ring: 48, Slot: 8, Backend: 40, Service: 16, Counter: 40}
+var DefaultEntrySizes = EntrySizes{Flow: 160, Ring: 48, Slot: 8, Backend: 40, Service: 16, Counter: 40, Remembered: 104}
 
 // Memory is what the limits cost in kernel memory on this machine, in bytes, and one
 // line of text for each map.
@@ -35,17 +37,19 @@ func (e EntrySizes) Memory(limits model.Limits, cpuCount int) (bytes uint64, lin
 	for _, m := range []struct {
 		name        string
 		count, size uint64
+		note        string
 	}{
-		{"flows", 2 * flows, e.Flow},
-		{"port ring", flows, e.Ring},
-		{"slots", uint64(limits.Slots), e.Slot},
-		{"backends", uint64(limits.Backends), e.Backend},
-		{"services", uint64(limits.Services), e.Service},
-		{"counters", counted * uint64(cpuCount), e.Counter},
+		{"flows", 2 * flows, e.Flow, ""},
+		{"port ring", flows, e.Ring, ""},
+		{"slots", uint64(limits.Slots), e.Slot, ""},
+		{"backends", uint64(limits.Backends), e.Backend, ""},
+		{"services", uint64(limits.Services), e.Service, ""},
+		{"counters", counted * uint64(cpuCount), e.Counter, ""},
+		{"remembered", uint64(limits.Remembered), e.Remembered, " when all are in use"},
 	} {
 		cost := m.count * m.size
 		bytes += cost
-		lines = append(lines, fmt.Sprintf("%-10s %9d x %3d B = %8.1f MiB", m.name, m.count, m.size, mebibytes(cost)))
+		lines = append(lines, fmt.Sprintf("%-10s %9d x %3d B = %8.1f MiB%s", m.name, m.count, m.size, mebibytes(cost), m.note))
 	}
 	return bytes, append(lines, fmt.Sprintf("%-10s %27.1f MiB", "total", mebibytes(bytes)))
 }

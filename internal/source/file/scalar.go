@@ -291,6 +291,8 @@ func (d *duration) read(s scalar, f *field) *complaint {
 	}
 	value, err := time.ParseDuration(s.text)
 	switch {
+	case err == nil && f.bounded && (value < time.Duration(f.min) || value > time.Duration(f.max)):
+		return &complaint{fmt.Sprintf("%s %s is out of range, want %s to %s", f.name, s.text, brief(f.min), brief(f.max)), ""}
 	case err != nil:
 		return wanted(s, want, "the units are ms, s, m and h: write for example "+f.example)
 	case value <= 0:
@@ -310,6 +312,18 @@ func (*duration) schema(*field) *jsonschema.Schema {
 
 func (*duration) describe() string { return "duration" }
 
+// brief is a bound without the units that are zero: 12h, not 12h0m0s.
+func brief(bound uint64) string {
+	text := time.Duration(bound).String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
 // address is an IP address that a packet can be sent to over a network.
 type address struct {
 	mark
@@ -325,25 +339,33 @@ func (a *address) read(s scalar, _ *field) *complaint {
 	if err != nil {
 		return wanted(s, want, suggestAddress(s.text))
 	}
-	switch {
-	case value.Zone() != "":
-		return &complaint{s.text + " has a zone", "write the address without %" + value.Zone()}
-	case value.Is4In6():
-		return &complaint{s.text + " is an IPv4 address in IPv6 form", "write " + value.Unmap().String()}
-	case value.IsUnspecified():
-		return &complaint{s.text + " means every address", "write the one that is meant"}
-	case value.IsMulticast():
-		return &complaint{s.text + " is a multicast address", "write a unicast address"}
-	case value.IsLoopback():
-		return &complaint{s.text + " is a loopback address: packets to it never cross a network", "write an address of a network"}
-	case value == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
-		return &complaint{s.text + " is the broadcast address", "write a unicast address"}
-	case value.Is4() && value.As4()[0] == 0:
-		return &complaint{s.text + " is in 0.0.0.0/8, which has no hosts (RFC 6890)", ""}
-	case value.Is6() && value.IsLinkLocalUnicast():
-		return &complaint{s.text + " is a link-local address: it names a host on one link only", "write a global or unique local address"}
+	if c := unusable(value, s.text); c != nil {
+		return c
 	}
 	a.Value = value
+	return nil
+}
+
+// unusable is what keeps an address from being one that packets of a network carry.
+func unusable(value netip.Addr, text string) *complaint {
+	switch {
+	case value.Zone() != "":
+		return &complaint{text + " has a zone", "write the address without %" + value.Zone()}
+	case value.Is4In6():
+		return &complaint{text + " is an IPv4 address in IPv6 form", "write " + value.Unmap().String()}
+	case value.IsUnspecified():
+		return &complaint{text + " means every address", "write the one that is meant"}
+	case value.IsMulticast():
+		return &complaint{text + " is a multicast address", "write a unicast address"}
+	case value.IsLoopback():
+		return &complaint{text + " is a loopback address: packets to it never cross a network", "write an address of a network"}
+	case value == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return &complaint{text + " is the broadcast address", "write a unicast address"}
+	case value.Is4() && value.As4()[0] == 0:
+		return &complaint{text + " is in 0.0.0.0/8, which has no hosts (RFC 6890)", ""}
+	case value.Is6() && value.IsLinkLocalUnicast():
+		return &complaint{text + " is a link-local address: it names a host on one link only", "write a global or unique local address"}
+	}
 	return nil
 }
 
@@ -371,6 +393,49 @@ func (*address) schema(*field) *jsonschema.Schema {
 }
 
 func (*address) describe() string { return "IP address" }
+
+// network is one address, or a prefix of them. A single address is a prefix of its whole
+// length.
+type network struct {
+	mark
+	Value netip.Prefix // masked
+}
+
+func (n *network) read(s scalar, _ *field) *complaint {
+	const want = "an IP address or a prefix"
+	if s.kind != kindText {
+		return wanted(s, want, "")
+	}
+	value, err := netip.ParsePrefix(s.text)
+	if one, alone := netip.ParseAddr(s.text); alone == nil {
+		value, err = netip.PrefixFrom(one, one.BitLen()), nil
+		if zone := one.Zone(); zone != "" {
+			return &complaint{s.text + " has a zone", "write the address without %" + zone}
+		}
+	}
+	if err != nil {
+		return wanted(s, want, suggestAddress(s.text))
+	}
+	switch c := unusable(value.Addr(), s.text); {
+	case c != nil:
+		return c
+	case value.Masked() != value:
+		return &complaint{s.text + " has bits set behind the prefix", fmt.Sprintf("write %s for the prefix, or %s for the address", value.Masked(), value.Addr())}
+	case value.Bits() < 8:
+		return &complaint{s.text + " is wider than any network is", "write a prefix of 8 bits or more"}
+	}
+	n.Value = value
+	return nil
+}
+
+func (*network) schema(*field) *jsonschema.Schema {
+	return &jsonschema.Schema{AnyOf: []*jsonschema.Schema{
+		{Type: "string", Format: "ipv4"}, {Type: "string", Format: "ipv6"},
+		{Type: "string", Pattern: `^[0-9a-fA-F.:]+/[0-9]{1,3}$`},
+	}}
+}
+
+func (*network) describe() string { return "IP address or prefix" }
 
 // ports is a port, a range, or any.
 type ports struct {

@@ -25,7 +25,9 @@ func TestSchemaRefuses(t *testing.T) {
 	schema := decodeSchema(t)
 	for _, c := range []struct{ inService, atTop, where string }{
 		{", portt: 80", "", ".services[0].portt"},
-		{", forwarding: dsr-l2", "", ".services[0].forwarding"},
+		{", forwarding: dsr", "", ".services[0].forwarding"},
+		{", tracking: all", "", ".services[0].tracking"},
+		{", affinity: client", "", ".services[0].affinity"},
 		{", health: {tcp: {}}", "", ".services[0].health"},
 		{", protocol: [tcp, icmp]", "", ".services[0].protocol"},
 		{", table_size: 1000", "", ".services[0].table_size"},
@@ -33,6 +35,8 @@ func TestSchemaRefuses(t *testing.T) {
 		{"", "timeouts: {udp: 10d}", ".timeouts.udp"},
 		{"", "limits: {flows: 1}", ".limits.flows"},
 		{"", "metrics: {}", ".metrics"},
+		{"", "encapsulation: {source: 10}", ".encapsulation.source"},
+		{"", "encapsulation: {gue_port: 0}", ".encapsulation.gue_port"},
 		{"", "snat: {ports: any}", ".snat.ports"},
 	} {
 		text := fmt.Sprintf(service, c.inService, c.atTop)

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 	"unicode/utf8"
 )
 
@@ -20,7 +21,7 @@ type field struct {
 	example  string
 	required bool
 	bounded  bool
-	min, max uint64
+	min, max uint64   // of a duration in nanoseconds
 	words    []string // allowed
 	later    []string // known, not supported yet
 	index    []int
@@ -52,7 +53,11 @@ func fieldsOf(t reflect.Type) []field {
 		}
 		if text, ok := sf.Tag.Lookup("max"); ok {
 			f.bounded = true
-			f.min, f.max = mustNumber(sf.Tag.Get("min")), mustNumber(text)
+			bound := mustNumber
+			if sf.Type == reflect.TypeFor[duration]() {
+				bound = mustDuration
+			}
+			f.min, f.max = bound(sf.Tag.Get("min")), bound(text)
 		}
 		fields = append(fields, f)
 	}
@@ -73,6 +78,14 @@ func mustNumber(s string) uint64 {
 		panic(fmt.Sprintf("struct tag %q is not a number: %v", s, err)) // of format.go, so every test would fail
 	}
 	return n
+}
+
+func mustDuration(s string) uint64 {
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		panic(fmt.Sprintf("struct tag %q is not a duration: %v", s, err)) // of format.go, so every test would fail
+	}
+	return uint64(d)
 }
 
 // elementOf is the struct behind a field of mappings: of the field itself or of its

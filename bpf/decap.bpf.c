@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * The backend's half of direct return: takes IPIP and GUE off at XDP.
+ *
+ *   frame ─► outer headers ─► tunnel to us? ─► inner header ─► for a VIP? ─► permitted? ─► stack
+ *                                  │ no                            │ no           │ no
+ *                                  ▼                               ▼              ▼
+ *                                pass                            pass           drop
+ *
+ * Invariant: a packet that no tunnel carries to a VIP leaves as it came, so that other
+ * tunnels of the host go on working. One that does, and that its tunnel or sender had no
+ * business to bring, never reaches the stack.
+ *
+ * The inner packet keeps its DSCP and its TTL; its ECN follows RFC 6040. An outer UDP
+ * checksum is not verified.
+ */
+#include "lib/decap.h"
+#include "lib/decap_inner.h"
+#include "lib/decap_outer.h"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+/* Takes off what lies between the Ethernet header and the inner packet. */
+static __always_inline enum decap_verdict outer_remove(struct xdp_md *ctx, struct tunnel *t)
+{
+	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	struct ethhdr *eth = data, saved;
+
+	if ((void *)(eth + 1) > data_end)
+		return decap_drop(t, REASON_INTERNAL);
+	__builtin_memcpy(&saved, eth, sizeof(saved));
+	saved.h_proto = t->protocol == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+	if (bpf_xdp_adjust_head(ctx, (int)(t->offset & OFFSET_MASK) - ETH_HLEN))
+		return decap_drop(t, REASON_INTERNAL);
+	eth = data = (void *)(long)ctx->data;
+	data_end = (void *)(long)ctx->data_end;
+	if ((void *)(eth + 1) > data_end)
+		return decap_drop(t, REASON_INTERNAL);
+	__builtin_memcpy(eth, &saved, sizeof(saved));
+	return decap_pass(t, t->is_gue ? REASON_DECAP_GUE : REASON_DECAP_IPIP);
+}
+
+static __always_inline enum decap_verdict decap_stage(struct xdp_md *ctx, struct tunnel *t)
+{
+	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	struct ethhdr *eth = data;
+	enum decap_verdict verdict;
+
+	if ((void *)(eth + 1) > data_end)
+		return decap_pass(t, REASON_MALFORMED);
+	switch (eth->h_proto) {
+	case bpf_htons(ETH_P_IP):
+		verdict = outer4_parse(ctx, t);
+		break;
+	case bpf_htons(ETH_P_IPV6):
+		verdict = outer6_parse(ctx, t);
+		break;
+	case bpf_htons(ETH_P_8021Q):
+	case bpf_htons(ETH_P_8021AD):
+		return decap_pass(t, REASON_VLAN);
+	default:
+		return decap_pass(t, REASON_NOT_IP);
+	}
+	if (verdict == DECAP_NEXT)
+		verdict = tunnel_recognise(ctx, t);
+	if (verdict == DECAP_NEXT)
+		verdict = t->protocol == IPPROTO_IPIP ? inner4_parse(ctx, t) : inner6_parse(ctx, t);
+	return verdict == DECAP_NEXT ? outer_remove(ctx, t) : verdict;
+}
+
+SEC("xdp.frags")
+int sh_decap(struct xdp_md *ctx)
+{
+	struct tunnel t = { .frame_size = ctx->data_end - ctx->data };
+	enum decap_verdict verdict = decap_stage(ctx, &t);
+
+	decap_count(t.reason, t.frame_size);
+	return verdict == DECAP_PASS ? XDP_PASS : XDP_DROP;
+}

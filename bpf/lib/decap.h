@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What sh_decap knows: its maps, its load-time constant, and the packet it looks at. It
+ * runs at a backend, where no balancer need be, so it shares no map with one.
+ *
+ *   Ethernet │ outer IP │ (destination options) │ (UDP │ GUE) │ inner IP │ …
+ *            ▲                                                ▲
+ *            14                                               tunnel.offset
+ */
+#ifndef SHUNT_DECAP_H
+#define SHUNT_DECAP_H
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/udp.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "reasons.h"
+#include "types.h"
+
+/* UDP port of GUE, wire order. 0: GUE is not taken off. */
+volatile const __be16 gue_port = 0;
+
+#define DECAP_ADDRESSES_MAX 1024 /* our choice: far more than a host has */
+
+/* Addresses whose packets are taken off; the value means nothing. Written by user space
+ * before the program is attached, read by the program. Full: user space refuses to start.
+ * Made anew by every start, so no upgrade meets an old one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct addr);
+	__type(value, __u32);
+	__uint(max_entries, DECAP_ADDRESSES_MAX);
+} sh_dc_vips SEC(".maps");
+
+/* Addresses of the interface; the value means nothing. Written by user space whenever they
+ * change, read by the program. Full: user space reports it, and tunnels to what found no
+ * room pass. Made anew by every start. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct addr);
+	__type(value, __u32);
+	__uint(max_entries, DECAP_ADDRESSES_MAX);
+} sh_dc_locals SEC(".maps");
+
+struct sender_key {
+	__u32 prefix_length; /* bits that count; those of an IPv4 prefix and 96 */
+	__be32 address[4];
+};
+
+/* Prefixes of permitted outer sources; the value means nothing. Written by user space
+ * before the program is attached, read by the program. Full: user space refuses to start.
+ * Made anew by every start. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__type(key, struct sender_key);
+	__type(value, __u32);
+	__uint(max_entries, DECAP_ADDRESSES_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} sh_dc_senders SEC(".maps");
+
+/* enum reason -> how often, per CPU. Written by the program, summed by user space. Cannot
+ * be full. Made anew by every start, so it counts from there. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct count);
+	__uint(max_entries, REASON_COUNT);
+} sh_dc_reasons SEC(".maps");
+
+enum decap_verdict {
+	DECAP_NEXT = 0,
+	DECAP_PASS, /* the reason is set, and the frame as it came */
+	DECAP_DROP, /* the reason is set */
+};
+
+enum fragment {
+	FRAGMENT_NONE = 0,
+	FRAGMENT_FIRST = 1,
+	FRAGMENT_LATER = 2,
+};
+
+struct tunnel {
+	struct addr source;      /* of the outer header */
+	struct addr destination;
+	__u32 offset;     /* of the next header, from the start of the frame */
+	__u32 end;        /* of what the outer headers say they carry, likewise */
+	__u32 frame_size; /* bytes, fragments of a multi-buffer frame included where they were asked for */
+	__u32 reason; /* enum reason */
+	__u8 protocol; /* of the next header */
+	__u8 ecn; /* of the outer header, RFC 3168 */
+	__u8 fragment; /* enum fragment */
+	__u8 is_gue;
+};
+
+/* The longest way to an inner header is 14 + 60 (IPv4 with options) + 8 + 4 + 124 (GUE) =
+ * 210 bytes, so that the mask changes nothing; it is the verifier's bound. */
+#define OFFSET_MASK 0xff
+
+static __always_inline enum decap_verdict decap_pass(struct tunnel *t, enum reason reason)
+{
+	t->reason = reason;
+	return DECAP_PASS;
+}
+
+static __always_inline enum decap_verdict decap_drop(struct tunnel *t, enum reason reason)
+{
+	t->reason = reason;
+	return DECAP_DROP;
+}
+
+static __always_inline void decap_count(__u32 reason, __u64 bytes)
+{
+	struct count *count = bpf_map_lookup_elem(&sh_dc_reasons, &reason);
+
+	if (!count)
+		return;
+	count->packets++;
+	count->bytes += bytes;
+}
+
+/* Whether the frame has so many bytes; only a multi-buffer frame has more than its linear part. */
+static __always_inline int decap_frame_holds(struct xdp_md *ctx, struct tunnel *t, __u32 size)
+{
+	if (size > t->frame_size)
+		t->frame_size = bpf_xdp_get_buff_len(ctx);
+	return size <= t->frame_size;
+}
+
+/* ::ffff:a.b.c.d, as user space writes it into the maps. */
+#define DECAP_MAPPED_PREFIX 0xffff0000ULL
+
+static __always_inline struct addr decap_addr4(__be32 ip4)
+{
+	return (struct addr){ .high = 0, .low = (__u64)ip4 << 32 | DECAP_MAPPED_PREFIX };
+}
+
+static __always_inline struct addr decap_addr6(const struct in6_addr *ip6)
+{
+	struct addr a;
+
+	__builtin_memcpy(&a, ip6, sizeof(a));
+	return a;
+}
+
+static __always_inline int decap_is_mapped(const struct addr *a)
+{
+	return a->high == 0 && (__u32)a->low == DECAP_MAPPED_PREFIX;
+}
+
+#endif

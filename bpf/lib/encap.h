@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Sending a client's packet on to a backend that answers the client itself.
+ *
+ *   dsr-l2     [eth | client → VIP …]                                   only MACs change
+ *   dsr-ipip   [eth | source → backend | client → VIP …]                RFC 2003, 2473, 4213
+ *   dsr-gue    [eth | source → backend | UDP | GUE | client → VIP …]    draft-ietf-intarea-gue-09
+ *
+ * DSCP and ECN are copied to the outer header (RFC 6040, normal mode). The inner TTL goes
+ * down by one, because the packet is forwarded (RFC 2003, 3.1).
+ *
+ * Invariant: the inner packet is written to only in TTL, its checksum, and a transport
+ * checksum that the sender had left to hardware.
+ */
+#ifndef SHUNT_ENCAP_H
+#define SHUNT_ENCAP_H
+
+#include "csum.h"
+#include "hop.h"
+#include "rewrite.h"
+#include "slot.h"
+
+#define IPPROTO_IPIP_ 4
+#define IPPROTO_IPV6_ 41
+#define TUNNEL_TTL 64
+#define IP4_DF 0x4000
+#define GUE_SIZE 4
+#define GUE_PORT_BASE 0xc000 /* source ports carry 14 bits of entropy, RFC 6335's dynamic range */
+
+/* What the outer headers need to know of the packet, taken before room is made for them. */
+struct outer {
+	struct addr source;
+	const struct addr *destination;
+	__u32 size;       /* of all outer headers */
+	__u32 inner_size; /* of the client's packet */
+	__u32 entropy;    /* differs from flow to flow, and not with the slot */
+	__u8 protocol;    /* of the inner packet */
+	__u8 tos;
+	__u8 is_gue;
+	__u8 may_fragment; /* the client's packet has DF clear */
+};
+
+struct gue {
+	struct udphdr udp;
+	__u8 version_and_length; /* version 0, no control message, no optional fields */
+	__u8 protocol;
+	__be16 flags;
+};
+
+/* UDP and GUE headers. A zero checksum is what RFC 6935 and 6936 allow a tunnel over IPv6:
+ * the inner packet has its own. */
+static __always_inline void gue_fill(struct gue *gue, const struct outer *o, __be16 port)
+{
+	gue->udp.source = bpf_htons(GUE_PORT_BASE | (o->entropy >> 18));
+	gue->udp.dest = port;
+	gue->udp.len = bpf_htons(sizeof(*gue) + o->inner_size);
+	gue->udp.check = 0;
+	gue->version_and_length = 0;
+	gue->protocol = o->protocol;
+	gue->flags = 0;
+}
+
+static __always_inline int ip4_push(void *data, void *data_end, const struct outer *o, __be16 port)
+{
+	struct iphdr *ip = data + L3_OFFSET;
+	__u32 *words = (__u32 *)ip;
+
+	if ((void *)(ip + 1) > data_end)
+		return -1;
+	/* The identification matters only to who fragments: RFC 6864, 4.1. */
+	words[0] = bpf_htonl(0x45000000 | (__u32)o->tos << 16 | (o->size + o->inner_size));
+	words[1] = o->may_fragment ? (__u16)bpf_get_prandom_u32() : bpf_htonl(IP4_DF);
+	words[2] = bpf_htonl(TUNNEL_TTL << 24 | (o->is_gue ? IPPROTO_UDP : o->protocol) << 16);
+	words[3] = addr_to_ip4(&o->source);
+	words[4] = addr_to_ip4(o->destination);
+	ip->check = ~csum_fold((__u64)words[0] + words[1] + words[2] + words[3] + words[4]);
+	if (o->is_gue) {
+		struct gue *gue = (void *)(ip + 1);
+
+		if ((void *)(gue + 1) > data_end)
+			return -1;
+		gue_fill(gue, o, port);
+	}
+	return 0;
+}
+
+static __always_inline int ip6_push(void *data, void *data_end, const struct outer *o, __be16 port)
+{
+	struct ipv6hdr *ip = data + L3_OFFSET;
+
+	if ((void *)(ip + 1) > data_end)
+		return -1;
+	/* RFC 6438: the flow label is the entropy that routers on the way may use. */
+	*(__be32 *)ip = bpf_htonl(6U << 28 | (__u32)o->tos << 20 | o->entropy >> 12);
+	ip->payload_len = bpf_htons(o->size - sizeof(*ip) + o->inner_size);
+	ip->nexthdr = o->is_gue ? IPPROTO_UDP : o->protocol;
+	ip->hop_limit = TUNNEL_TTL;
+	__builtin_memcpy(&ip->saddr, &o->source, sizeof(o->source));
+	__builtin_memcpy(&ip->daddr, o->destination, sizeof(*o->destination));
+	if (o->is_gue) {
+		struct gue *gue = (void *)(ip + 1);
+
+		if ((void *)(gue + 1) > data_end)
+			return -1;
+		gue_fill(gue, o, port);
+	}
+	return 0;
+}
+
+/* Takes one off the TTL or hop limit, and notes what the outer header copies. */
+static __always_inline int inner_prepare(struct xdp_md *ctx, const struct packet *p,
+					 struct outer *o)
+{
+	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	struct ipv6hdr *ip6 = data + L3_OFFSET;
+	struct iphdr *ip = data + L3_OFFSET;
+
+	o->inner_size = p->l4_offset - L3_OFFSET + p->l4_size;
+	if (p->family == FAMILY_IP4) {
+		if ((void *)(ip + 1) > data_end)
+			return -1;
+		o->protocol = IPPROTO_IPIP_;
+		o->tos = ip->tos;
+		o->may_fragment = !(ip->frag_off & bpf_htons(IP4_DF));
+		ip->check = csum_update(ip->check, 0, bpf_htons(0x0100));
+		ip->ttl--;
+		return 0;
+	}
+	if ((void *)(ip6 + 1) > data_end)
+		return -1;
+	o->protocol = IPPROTO_IPV6_;
+	o->tos = bpf_ntohs(*(__be16 *)ip6) >> 4;
+	o->may_fragment = 0;
+	ip6->hop_limit--;
+	return 0;
+}
+
+/* The outer source: configured, or the interface's own. 0: there is none. */
+static __always_inline int outer_source(struct outer *o, const struct settings *settings,
+					const struct interface *out)
+{
+	__u64 vary = (__u64)o->entropy << 32 | o->entropy;
+
+	if (addr_is_mapped(o->destination)) {
+		o->source = settings->tunnel_source4;
+		vary &= settings->tunnel_vary4;
+		if (!o->source.low)
+			o->source = out->address4;
+	} else {
+		o->source = settings->tunnel_source6;
+		vary &= settings->tunnel_vary6;
+		if (!o->source.high)
+			o->source = out->address6;
+	}
+	o->source.low ^= vary;
+	/* The host bits of an IPv6 source, its low word, may all be zero. */
+	return !!(o->source.high | o->source.low);
+}
+
+/*
+ * Completes a transport checksum that the sender left to hardware (csum.h), where the next
+ * host would see it as wrong: generic XDP keeps the sk_buff's note, and with it the rest.
+ * One that only looks unfinished sums up to itself. Returns 0, or -1.
+ */
+static __noinline int csum_complete(struct xdp_md *ctx, struct packet *p)
+{
+	void *data, *data_end;
+	__sum16 *check;
+	__u64 sum, pseudo;
+	__u16 value;
+
+	pseudo = pseudo_sum(&p->key.source, &p->key.destination, p->l4_size, p->key.protocol);
+	if (csum_whole(ctx, p->l4_offset, p->l4_size, &sum))
+		return -1;
+	if (csum_fold(sum + pseudo) == 0xffff)
+		return 0; /* it verifies: complete after all */
+	data = (void *)(long)ctx->data;
+	data_end = (void *)(long)ctx->data_end;
+	check = data + transport_csum_offset(p);
+	if ((void *)(check + 1) > data_end)
+		return -1;
+	/* The sum holds the field, which is the pseudo-header's sum. */
+	value = ~csum_fold(sum);
+	*check = value || p->key.protocol == IPPROTO_TCP ? value : 0xffff;
+	count_reason(REASON_CHECKSUM_COMPLETED, p->frame_size);
+	return 0;
+}
+
+static __always_inline int csum_is_unfinished(struct xdp_md *ctx, const struct packet *p)
+{
+	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	__sum16 *check = data + transport_csum_offset(p);
+
+	if ((void *)(check + 1) > data_end)
+		return 0;
+	return *check == csum_fold_short(pseudo_sum(&p->key.source, &p->key.destination, p->l4_size,
+						    p->key.protocol));
+}
+
+/* Puts the outer headers in front, with room for the Ethernet header before them. */
+static __always_inline int outer_push(struct xdp_md *ctx, const struct outer *o, __be16 port)
+{
+	void *data, *data_end;
+	struct ethhdr *eth;
+
+	if (bpf_xdp_adjust_head(ctx, -(int)o->size))
+		return -1;
+	data = (void *)(long)ctx->data;
+	data_end = (void *)(long)ctx->data_end;
+	eth = data;
+	if ((void *)(eth + 1) > data_end)
+		return -1;
+	if (addr_is_mapped(o->destination)) {
+		eth->h_proto = bpf_htons(ETH_P_IP);
+		return ip4_push(data, data_end, o, port);
+	}
+	eth->h_proto = bpf_htons(ETH_P_IPV6);
+	return ip6_push(data, data_end, o, port);
+}
+
+/* Whether routers may fragment the packet, and its sender does not want to know its path's MTU. */
+static __always_inline int may_fragment(struct xdp_md *ctx, const struct packet *p)
+{
+	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	struct iphdr *ip = data + L3_OFFSET;
+
+	return p->family == FAMILY_IP4 && (void *)(ip + 1) <= data_end &&
+	       !(ip->frag_off & bpf_htons(IP4_DF));
+}
+
+/* Wraps the packet as the service says. REASON_NONE, or why it cannot leave; with
+ * REASON_TOO_BIG and p->mtu the packet is as it was. */
+static __always_inline enum reason packet_wrap(struct xdp_md *ctx, struct packet *p,
+					       const struct service *service,
+					       const struct backend *backend,
+					       const struct interface *out, __u32 entropy)
+{
+	struct settings *settings = settings_get();
+	struct outer o;
+
+	if (!settings)
+		return REASON_INTERNAL;
+	o.destination = &backend->address;
+	o.entropy = entropy;
+	o.is_gue = service->forwarding == FORWARDING_DSR_GUE;
+	o.size = (addr_is_mapped(o.destination) ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)) +
+		 (o.is_gue ? sizeof(struct gue) : 0);
+	if (!outer_source(&o, settings, out))
+		return REASON_NO_SOURCE;
+	if (p->l4_offset - L3_OFFSET + p->l4_size + o.size > out->mtu) {
+		if (!may_fragment(ctx, p))
+			p->mtu = out->mtu - o.size;
+		return REASON_TOO_BIG;
+	}
+	if (inner_prepare(ctx, p, &o) || outer_push(ctx, &o, settings->gue_port))
+		return REASON_INTERNAL;
+	return REASON_NONE;
+}
+
+#endif

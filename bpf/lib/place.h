@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Which backend a packet of a tracked service goes to: one with direct return, or the first
+ * packet of a NAT flow whose client keeps its backend. docs/design/13-just-enough-tracking.md
+ * has the rules and why they hold.
+ *
+ *   slot ─► settled ────────────────────────────────────► current
+ *        └► else: entry of the flow, or of its client ─┬► found ─► its backend
+ *                                                      └► none ──► current or previous,
+ *                                                                  remembered in transition
+ */
+#ifndef SHUNT_PLACE_H
+#define SHUNT_PLACE_H
+
+#include "remember.h"
+#include "slot.h"
+
+static __always_inline int is_first(const struct packet *p)
+{
+	return p->key.protocol == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+}
+
+/* The backend of a key's entry, if both live; what is over or gone is deleted. */
+static __noinline __u32 remembered_follow(const struct packet *p, const struct flow_key *key)
+{
+	struct settings *settings = settings_get();
+	struct scratch *scratch = scratch_get();
+	struct remembered *live, *copy;
+	struct placing *placing;
+	struct backend *backend;
+
+	if (!settings || !scratch)
+		return 0;
+	placing = &scratch->placing;
+	copy = &scratch->remembered;
+	live = remembered_find(key, copy);
+	if (!live)
+		return 0;
+	backend = backend_find(remembered_backend(copy));
+	/* A SYN after a FIN or a reset is no retransmission: the tuple has a new connection. */
+	if (!backend || copy->service != placing->service ||
+	    (placing->first &&
+	     (remembered_flags(copy->word) & (REMEMBERED_FIN | REMEMBERED_RESET))) ||
+	    remembered_is_over(copy, settings, placing->affinity_ticks, key->protocol,
+			       placing->now)) {
+		remembered_end(key, live, copy);
+		return 0;
+	}
+	/* The client's next flow is placed anew, and remembered as one of its own. */
+	if ((remembered_flags(copy->word) & REMEMBERED_CLIENT) && backend->draining &&
+	    (placing->first || p->key.protocol != IPPROTO_TCP)) {
+		placing->client_backend = remembered_backend(copy);
+		return 0;
+	}
+	remembered_touch(live, copy, p, placing->now);
+	return remembered_backend(copy);
+}
+
+/* Finds where flows without an entry are, if that backend lives, and whether it drains. */
+static __always_inline void previous_find(struct placing *placing, __u64 table_before)
+{
+	__u64 slot = placing->slot;
+	__u32 previous = slot & BACKEND_REF_MASK, flags = slot_flags(slot);
+	struct backend *backend;
+
+	placing->previous = 0;
+	placing->drains = 0;
+	if (slot_state(slot) != SLOT_TRANSITION)
+		return;
+	if (flags & SLOT_PREVIOUS_BEFORE) {
+		slot = slot_get(table_before, placing->hash);
+		previous = slot_state(slot) == SLOT_TRANSITION ? slot & BACKEND_REF_MASK :
+								 slot_current(slot);
+	}
+	backend = backend_find(previous);
+	if (!backend)
+		return;
+	placing->previous = previous;
+	/* Many backends may be meant by the table before, so its slots do not say. */
+	placing->drains = flags & SLOT_PREVIOUS_BEFORE ? backend->draining :
+							 flags & SLOT_PREVIOUS_DRAINS;
+}
+
+/* Whether another entry may be made in this tick. First packets have half of the budget, so
+ * that a flood of them leaves the other half to flows in their middle. */
+static __always_inline int budget_take(int first, __u16 now)
+{
+	__u32 index = HAND_BUDGET;
+	__u64 *hand = bpf_map_lookup_elem(&sh_hands, &index), old;
+	struct settings *settings = settings_get();
+	__u32 budget;
+
+	if (!hand || !settings)
+		return 0;
+	budget = settings->remember_budget;
+	old = *(volatile __u64 *)hand;
+	if (old >> 32 != now) {
+		__sync_val_compare_and_swap(hand, old, (__u64)now << 32);
+		old = *(volatile __u64 *)hand;
+	}
+	/* Read first, so that a flood beyond the budget does not write. */
+	if ((__u32)old >= (first ? budget / 2 : budget))
+		return 0;
+	__sync_fetch_and_add(hand, 1);
+	return 1;
+}
+
+/*
+ * Makes an entry from scratch->remembered, whose word, hash and service are set. Returns the
+ * backend that the flow is remembered with, which is another one where another CPU was
+ * first with this flow; 0 when it could not be remembered, which is counted.
+ */
+static __always_inline __u32 remember(const struct flow_key *key, int first)
+{
+	struct scratch *scratch = scratch_get();
+	struct remembered *r;
+	__u16 now = ticks_now();
+	__u64 nonce;
+
+	if (!scratch)
+		return 0;
+	r = &scratch->remembered;
+	if (budget_take(first, now)) {
+		nonce = bpf_get_prandom_u32() & ((1 << REMEMBERED_NONCE_BITS) - 1);
+		r->word = remembered_word(r->word | nonce << REMEMBERED_NONCE_SHIFT,
+					  remembered_flags(r->word), now);
+		r->seal = remembered_seal(key, r);
+		if (!bpf_map_update_elem(&sh_remembered, key, r, BPF_NOEXIST))
+			return remembered_backend(r);
+		if (remembered_find(key, r))
+			return remembered_backend(r);
+	}
+	count_reason(REASON_NOT_REMEMBERED, 0);
+	return 0;
+}
+
+/* Places a flow without an entry, and remembers it under key where it must be. */
+static __noinline __u32 unremembered_place(const struct packet *p, const struct flow_key *key)
+{
+	struct scratch *scratch = scratch_get();
+	int is_client = key->protocol == 0, in_middle;
+	__u32 current, previous, choice, remembered;
+	struct placing *placing;
+	__u8 flags = 0;
+
+	if (!scratch)
+		return 0;
+	placing = &scratch->placing;
+	in_middle = p->key.protocol == IPPROTO_TCP && !placing->first;
+	current = slot_current(placing->slot);
+	previous = placing->previous;
+	choice = previous ? previous : current;
+	if ((placing->first && !is_client) || (!in_middle && placing->drains) ||
+	    placing->client_backend)
+		choice = current;
+	if (!choice || (p->tcp_flags & TCP_RST) ||
+	    (slot_state(placing->slot) != SLOT_TRANSITION && placing->tracking != TRACKING_ALWAYS &&
+	     !placing->client_backend))
+		return choice;
+	if (is_client)
+		flags = REMEMBERED_CLIENT;
+	else if (placing->first)
+		flags = REMEMBERED_SYN;
+	else
+		flags = remembered_after(0, p); /* this may be its FIN */
+	scratch->remembered.word = choice | (__u64)flags << REMEMBERED_FLAGS_SHIFT;
+	scratch->remembered.hash = placing->hash;
+	scratch->remembered.service = placing->service;
+	remembered = remember(key, !in_middle);
+	if (remembered)
+		return remembered;
+	/* Its next packets will have no entry either, and will go where the client's entry says, or
+	 * else to the previous backend. */
+	if (placing->client_backend)
+		return placing->client_backend;
+	return previous && placing->first ? previous : choice;
+}
+
+/* The backend of a packet whose slot is not settled, or whose service remembers always. */
+static __noinline __u32 backend_place(const struct packet *p, const struct service *service,
+				      __u32 service_index, __u64 slot, __u32 hash)
+{
+	struct scratch *scratch = scratch_get();
+	struct flow_key *client;
+	__u32 found;
+	__u8 first = is_first(p);
+
+	if (!scratch)
+		return 0;
+	scratch->placing.slot = slot;
+	scratch->placing.hash = hash;
+	scratch->placing.service = (__u32)service->generation << 24 | service_index;
+	scratch->placing.affinity_ticks = service->affinity_ticks;
+	scratch->placing.now = ticks_now();
+	scratch->placing.tracking = service->tracking;
+	scratch->placing.first = first;
+	scratch->placing.client_backend = 0;
+	previous_find(&scratch->placing, *(volatile __u64 *)&service->table_before);
+	found = remembered_follow(p, &p->key);
+	if (found)
+		return found;
+	if (!service->affinity_ticks)
+		return unremembered_place(p, &p->key);
+	client = &scratch->client_key;
+	client_key(client, &p->key.source, scratch->placing.service);
+	found = remembered_follow(p, client);
+	if (found)
+		return found;
+	/* Where the client's backend drains, its new flows go elsewhere, each on its own. */
+	if (scratch->placing.client_backend ||
+	    (scratch->placing.drains && (first || p->key.protocol != IPPROTO_TCP)))
+		return unremembered_place(p, &p->key);
+	return unremembered_place(p, client);
+}
+
+/* The backend of a packet: its reference, or 0 when there is none. */
+static __always_inline __u32 backend_choose(const struct packet *p, const struct service *service,
+					    __u32 service_index, __u32 hash)
+{
+	__u64 slot;
+
+	if (service->affinity_ticks)
+		hash = client_hash(&p->key, service->seed);
+	slot = slot_get(*(volatile __u64 *)&service->table, hash);
+	if (slot_state(slot) == SLOT_SETTLED && service->tracking != TRACKING_ALWAYS)
+		return slot_current(slot);
+	/* Until its slots are written anew, a service that was tracked has old states in them. */
+	if (service->tracking == TRACKING_NONE ||
+	    (service->forwarding < FORWARDING_DSR_L2 && !service->affinity_ticks))
+		return slot_current(slot);
+	return backend_place(p, service, service_index, slot, hash);
+}
+
+#endif

@@ -1,0 +1,277 @@
+// Package backend makes a server fit for direct return, takes that back, and says what is
+// wrong where direct return fails. With direct return a packet arrives with a VIP as its
+// destination, and the server answers the client with the VIP as its source:
+//
+//	client ──► balancer ──(MAC, IPIP or GUE)──► server: the VIP is on lo
+//	   ▲                                           │
+//	   └───────────────────────────────────────────┘
+//
+// So the server has to have the VIP without telling the network: the VIP is on lo, and ARP
+// for it is neither answered nor asked with it as the sender.
+//
+// IPv6 needs no such setting. A kernel answers a neighbour solicitation only for addresses
+// of the interface it came in by (ndisc_recv_ns in net/ipv6/ndisc.c), and sends its own from
+// an address of the interface they leave by (ndisc_solicit); test/net shows both.
+//
+// Invariant: what is about to be changed is stored first, so that a later process can take
+// it back; and what somebody else has changed since is left alone.
+//
+// It uses rtnetlink and /proc/sys/net (CAP_NET_ADMIN), in the calling thread's namespace.
+package backend
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// loopback is the interface that every network namespace has.
+const loopback = "lo"
+
+// State is what was changed, to be stored by the caller until it is taken back.
+type State struct {
+	// Addresses were added to lo.
+	Addresses []netip.Addr `json:"addresses"`
+	Settings  []Setting    `json:"settings"`
+}
+
+// Setting is a kernel setting that was changed.
+type Setting struct {
+	// Name is its path below /proc/sys, "net/ipv4/conf/all/arp_ignore".
+	Name   string `json:"name"`
+	Before string `json:"before"`
+	Set    string `json:"set"`
+}
+
+// String is "net/ipv4/conf/all/arp_ignore: 0 -> 1".
+func (s Setting) String() string { return s.Name + ": " + s.Before + " -> " + s.Set }
+
+// IsZero says whether there is nothing to take back.
+func (s State) IsZero() bool { return len(s.Addresses) == 0 && len(s.Settings) == 0 }
+
+// Prepare gives lo the VIPs, and sets what keeps ARP quiet about them on an interface. What
+// an earlier process had changed (before) and is not wanted any more is taken back first.
+// The state that it is about to bring about is given to store; if that fails nothing more
+// is changed. It returns the state as stored, also with an error, for Restore. Doing it
+// again changes nothing.
+func Prepare(iface string, vips []netip.Addr, before State, store func(State) error) (State, error) {
+	if _, err := net.InterfaceByName(iface); err != nil {
+		return before, fmt.Errorf("prepare interface %s: it does not exist; `ip link` lists those that do", iface)
+	}
+	kept, gone, settings, err := divide(iface, vips, before)
+	if err != nil {
+		return before, err
+	}
+	if left, err := gone.Restore(); err != nil {
+		return State{append(kept.Addresses, left.Addresses...), append(kept.Settings, left.Settings...)}, err
+	}
+	state := State{slices.Clone(kept.Addresses), slices.Clone(kept.Settings)}
+	var missing []netip.Addr
+	for _, vip := range vips {
+		there, err := onLoopback(vip)
+		if err != nil {
+			return state, err
+		}
+		if !there {
+			missing = append(missing, vip)
+			if !slices.Contains(state.Addresses, vip) {
+				state.Addresses = append(state.Addresses, vip)
+			}
+		}
+	}
+	for _, s := range settings {
+		state.Settings = slices.DeleteFunc(state.Settings, func(old Setting) bool { return old.Name == s.Name })
+		state.Settings = append(state.Settings, s)
+	}
+	if err := store(state); err != nil {
+		return before, fmt.Errorf("prepare interface %s: store what has to be taken back: %w", iface, err)
+	}
+	// ARP is quiet before there is anything to be quiet about.
+	for _, s := range settings {
+		if err := writeSetting(s.Name, s.Set); err != nil {
+			return state, err
+		}
+	}
+	for _, vip := range missing {
+		if err := addVIP(vip); err != nil {
+			return state, err
+		}
+	}
+	return state, nil
+}
+
+// divide splits an earlier process's changes into those to keep and those to take back, and
+// finds the settings that have to change now.
+func divide(iface string, vips []netip.Addr, before State) (kept, gone State, change []Setting, err error) {
+	for _, a := range before.Addresses {
+		if slices.Contains(vips, a) {
+			kept.Addresses = append(kept.Addresses, a)
+		} else {
+			gone.Addresses = append(gone.Addresses, a)
+		}
+	}
+	if slices.ContainsFunc(vips, netip.Addr.Is4) {
+		if change, err = settingsToChange(iface); err != nil {
+			return kept, gone, nil, err
+		}
+	}
+	for _, s := range before.Settings {
+		device := filepath.Base(filepath.Dir(s.Name))
+		if device == "all" || device == iface {
+			kept.Settings = append(kept.Settings, s)
+		} else {
+			gone.Settings = append(gone.Settings, s)
+		}
+	}
+	return kept, gone, change, nil
+}
+
+func settingName(device, name string) string { return "net/ipv4/conf/" + device + "/" + name }
+
+// settingsToChange finds what direct return needs otherwise. Of each setting the larger of
+// "all" and the interface's counts (Documentation/networking/ip-sysctl).
+func settingsToChange(iface string) (change []Setting, err error) {
+	for _, device := range []string{"all", iface} {
+		for _, want := range []struct {
+			name  string
+			least int
+		}{{"arp_ignore", arpIgnoreLeast}, {"arp_announce", arpAnnounceLeast}} {
+			name := settingName(device, want.name)
+			value, err := readSetting(name)
+			if err != nil {
+				return nil, err
+			}
+			if value < want.least {
+				change = append(change, Setting{name, strconv.Itoa(value), strconv.Itoa(want.least)})
+			}
+		}
+	}
+	all, err := readSetting(settingName("all", "rp_filter"))
+	if err != nil {
+		return nil, err
+	}
+	own, err := readSetting(settingName(iface, "rp_filter"))
+	if err != nil {
+		return nil, err
+	}
+	if max(all, own) == reversePathStrict {
+		change = append(change, Setting{settingName(iface, "rp_filter"), strconv.Itoa(own), strconv.Itoa(reversePathLoose)})
+	}
+	return change, nil
+}
+
+// Restore takes back what is in the state, and returns what is left to do: nothing, or what
+// failed. What is no longer as it was set is somebody else's by now, and is left alone.
+func (s State) Restore() (State, error) {
+	var left State
+	var errs []error
+	for _, a := range s.Addresses {
+		if err := removeVIP(a); err != nil {
+			left.Addresses = append(left.Addresses, a)
+			errs = append(errs, err)
+		}
+	}
+	for _, setting := range slices.Backward(s.Settings) {
+		value, err := readSetting(setting.Name)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // the interface is gone
+		}
+		if err == nil && strconv.Itoa(value) == setting.Set {
+			err = writeSetting(setting.Name, setting.Before)
+		}
+		if err != nil {
+			left.Settings = append(left.Settings, setting)
+			errs = append(errs, err)
+		}
+	}
+	return left, errors.Join(errs...)
+}
+
+func readSetting(name string) (int, error) {
+	text, err := os.ReadFile("/proc/sys/" + name)
+	if err != nil {
+		return 0, fmt.Errorf("read the setting %s: %w", name, err)
+	}
+	value, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return 0, fmt.Errorf("read the setting %s: %w", name, err)
+	}
+	return value, nil
+}
+
+func writeSetting(name, value string) error {
+	if err := os.WriteFile("/proc/sys/"+name, []byte(value), 0o644); err != nil {
+		return fmt.Errorf("set %s to %s: %w; in a container /proc/sys may be read-only: set it from outside", name, value, err)
+	}
+	return nil
+}
+
+func onLoopback(vip netip.Addr) (bool, error) {
+	lo, err := netlink.LinkByName(loopback)
+	if err != nil {
+		return false, fmt.Errorf("look for %s on %s: %w", vip, loopback, err)
+	}
+	list, err := netlink.AddrList(lo, family(vip))
+	if err != nil {
+		return false, fmt.Errorf("look for %s on %s: %w", vip, loopback, err)
+	}
+	return slices.ContainsFunc(list, func(a netlink.Addr) bool { return a.IP.Equal(vip.AsSlice()) }), nil
+}
+
+func family(a netip.Addr) int {
+	if a.Is4() {
+		return netlink.FAMILY_V4
+	}
+	return netlink.FAMILY_V6
+}
+
+func whole(a netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+}
+
+// addVIP gives lo an address that no connection of the host's own is made from: scope host
+// keeps an IPv4 address out of that choice, and being deprecated an IPv6 address (RFC 6724,
+// rule 3).
+func addVIP(vip netip.Addr) error {
+	lo, err := netlink.LinkByName(loopback)
+	if err != nil {
+		return fmt.Errorf("add %s to %s: %w", vip, loopback, err)
+	}
+	address := &netlink.Addr{IPNet: whole(vip)}
+	if vip.Is4() {
+		address.Scope = unix.RT_SCOPE_HOST
+	} else {
+		const forever = 0xffffffff // INFINITY_LIFE_TIME of net/addrconf.h
+		address.Flags, address.ValidLft, address.PreferedLft = unix.IFA_F_NODAD, forever, 0
+	}
+	err = netlink.AddrAdd(lo, address)
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		return nil
+	case errors.Is(err, unix.EACCES) && vip.Is6():
+		return fmt.Errorf("add %s to %s: %w; IPv6 is switched off there: `sysctl -w net.ipv6.conf.lo.disable_ipv6=0`", vip, loopback, err)
+	case err != nil:
+		return fmt.Errorf("add %s to %s: %w", vip, loopback, err)
+	}
+	return nil
+}
+
+func removeVIP(vip netip.Addr) error {
+	lo, err := netlink.LinkByName(loopback)
+	if err == nil {
+		err = netlink.AddrDel(lo, &netlink.Addr{IPNet: whole(vip)})
+	}
+	if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		return fmt.Errorf("take %s off %s: %w", vip, loopback, err)
+	}
+	return nil
+}

@@ -1,0 +1,128 @@
+package backend
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// RunDirectory is where records are kept. It is emptied when the machine starts, as are the
+// changes they are about.
+const RunDirectory = "/run/shunt"
+
+// Space names the calling thread's network namespace, "ns-1" for example. The number is the
+// kernel's cookie, which is not used again before the machine restarts (SO_NETNS_COOKIE,
+// Linux 5.14).
+func Space() (string, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return "", fmt.Errorf("tell which network namespace this is: %w", err)
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return "", fmt.Errorf("tell which network namespace this is: %w; Linux 5.14 or later can", err)
+	}
+	return "ns-" + strconv.FormatUint(cookie, 10), nil
+}
+
+// Record is the stored state of one network namespace. Whoever has it open is the only one
+// who may change that namespace's backend half.
+type Record struct {
+	path string
+	lock *os.File
+}
+
+// OpenRecord takes hold of the record of a namespace. It fails while another process has it.
+// The kernel lets go with the process, however that ends.
+func OpenRecord(directory, space string) (*Record, error) {
+	if err := os.MkdirAll(directory, 0o755); err != nil {
+		return nil, fmt.Errorf("make %s: %w", directory, err)
+	}
+	r := &Record{path: filepath.Join(directory, "decap-"+space+".json")}
+	path := r.lockPath()
+	for {
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("open the lock %s: %w", path, err)
+		}
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err != nil {
+			holder, _ := os.ReadFile(path)
+			_ = f.Close()
+			if errors.Is(err, syscall.EWOULDBLOCK) {
+				return nil, fmt.Errorf("`shunt decap` runs in this network namespace already, as process %s; stop that one first, or give it the other VIPs too",
+					strings.TrimSpace(string(holder)))
+			}
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		// The holder removes the file before it lets go: who waited on the old one tries again.
+		mine, err1 := f.Stat()
+		there, err2 := os.Stat(path)
+		if err1 == nil && err2 == nil && os.SameFile(mine, there) {
+			if err := f.Truncate(0); err == nil {
+				_, _ = fmt.Fprintf(f, "%d\n", os.Getpid())
+			}
+			r.lock = f
+			return r, nil
+		}
+		_ = f.Close()
+	}
+}
+
+func (r *Record) lockPath() string { return strings.TrimSuffix(r.path, ".json") + ".lock" }
+
+// Path is where the state is stored.
+func (r *Record) Path() string { return r.path }
+
+// Read is the state that was stored last; empty where there is none.
+func (r *Record) Read() (State, error) {
+	var state State
+	text, err := os.ReadFile(r.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return state, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &state)
+	}
+	if err != nil {
+		return State{}, fmt.Errorf("read what an earlier `shunt decap` has changed: %w; `ip address show dev lo` and `sysctl -a` show it: take it back by hand, then delete %s", err, r.path)
+	}
+	return state, nil
+}
+
+// Write stores the state in one step; an empty one removes the file.
+func (r *Record) Write(state State) error {
+	if state.IsZero() {
+		if err := os.Remove(r.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove %s: %w", r.path, err)
+		}
+		return nil
+	}
+	text, err := json.Marshal(state)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", r.path, err)
+	}
+	fresh := r.path + ".new" // renamed, so that a kill leaves the old or the new
+	err = os.WriteFile(fresh, text, 0o600)
+	if err == nil {
+		err = os.Rename(fresh, r.path)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", r.path, err)
+	}
+	return nil
+}
+
+// Close lets go.
+func (r *Record) Close() error {
+	return errors.Join(os.Remove(r.lockPath()), r.lock.Close())
+}

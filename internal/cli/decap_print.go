@@ -1,0 +1,100 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/backend"
+	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+// decapStart is what `shunt decap` has done; the first line of its -o json.
+type decapStart struct {
+	Event string    `json:"event"`
+	Time  time.Time `json:"time"`
+	PID   int       `json:"pid"`
+	// Attached is null with --attach none.
+	Attached *datapath.Attachment `json:"attached"`
+	From     []netip.Prefix       `json:"from"`
+	GUEPort  uint16               `json:"gue_port"`
+	VIPs     []vipState           `json:"vips"`
+	Settings []backend.Setting    `json:"settings"` // changed
+	Findings []finding            `json:"findings"` // as `shunt doctor --backend` tells them
+}
+
+type vipState struct {
+	Address netip.Addr `json:"address"`
+	Added   bool       `json:"added"` // to lo, by `shunt decap`
+}
+
+// printStart prints what was done, and logs what is wrong all the same.
+func (d *decapper) printStart() error {
+	start := decapStart{Event: "started", Time: time.Now().UTC(), PID: os.Getpid(), From: nonNil(d.senders), GUEPort: d.guePort,
+		Settings: nonNil(d.state.Settings)}
+	for _, vip := range d.addresses {
+		start.VIPs = append(start.VIPs, vipState{vip, slices.Contains(d.state.Addresses, vip)})
+	}
+	want := backend.Want{Interface: d.iface, VIPs: d.addresses, Forwarding: model.ForwardingDSRL2}
+	if d.decap != nil {
+		start.Attached, want.Forwarding = &d.decap.Attachment, model.ForwardingDSRIPIP
+	}
+	var err error
+	if start.Findings, err = examine(want); err != nil {
+		d.log.Warn("what else may be wrong could not be found out", "error", err)
+	}
+	for _, f := range start.Findings {
+		d.log.Warn(f.Text, "condition", f.Code, "subject", f.Subject, "remedy", f.Remedy)
+	}
+	if d.output == "json" {
+		return writeLine(d.out, start)
+	}
+	return d.printText(start)
+}
+
+func (d *decapper) printText(start decapStart) error {
+	var text strings.Builder
+	if a := start.Attached; a == nil {
+		fmt.Fprintf(&text, "%s takes nothing off (--attach none).\n", d.iface)
+	} else {
+		kinds, senders := "IPIP", []string{}
+		if d.guePort != 0 {
+			kinds += fmt.Sprintf(", and GUE on UDP port %d,", d.guePort)
+		}
+		for _, p := range d.senders {
+			senders = append(senders, p.String())
+		}
+		fmt.Fprintf(&text, "%s takes off %s from %s (XDP, %s).\n", a.Interface, kinds, strings.Join(senders, ", "), a.Mode)
+		if a.Reason != "" {
+			fmt.Fprintf(&text, "  not native: %s\n", a.Reason)
+		}
+	}
+	for _, vip := range start.VIPs {
+		state := "was here already"
+		if vip.Added {
+			state = "added to lo"
+		}
+		fmt.Fprintf(&text, "  %s  %s\n", vip.Address, state)
+	}
+	for _, s := range start.Settings {
+		fmt.Fprintf(&text, "  %s\n", s)
+	}
+	fmt.Fprintln(&text, "Ctrl-C or SIGTERM undoes all of it.")
+	_, err := io.WriteString(d.out, text.String())
+	return err
+}
+
+// writeLine writes JSON on one line, for output that goes on.
+func writeLine(w io.Writer, v any) error {
+	line, err := json.Marshal(v)
+	if err == nil {
+		_, err = w.Write(append(line, '\n'))
+	}
+	return err
+}

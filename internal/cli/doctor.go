@@ -1,0 +1,144 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/shunt-lb/shunt/internal/backend"
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/spf13/cobra"
+)
+
+// finding is a condition as `shunt doctor` tells it.
+type finding struct {
+	Code     string             `json:"code"`
+	Severity condition.Severity `json:"severity"`
+	Subject  string             `json:"subject"`
+	Text     string             `json:"text"`
+	Meaning  string             `json:"meaning"` // why it matters
+	Remedy   string             `json:"remedy"`
+}
+
+func newDoctor(s streams) *cobra.Command {
+	var atBackend bool
+	var vips []string
+	var iface, forwarding, output string
+	var guePort uint16
+	c := &cobra.Command{
+		Use:   "doctor --backend --vip ADDRESS...",
+		Short: "What is wrong on a backend where direct return fails, and the command that mends it",
+		Long: `With --backend: looks at this machine as a backend of services with direct return, and
+changes nothing. It exits with 0 when nothing is wrong, and with 1 otherwise.
+
+It sees this machine only, not the network: whether the balancer reaches it, and whether
+clients hear its answers, it cannot know.`,
+		Args: noArguments,
+		RunE: func(*cobra.Command, []string) error {
+			if !atBackend {
+				return usageError{errors.New("a balancer cannot be examined: that is not supported yet; use --backend, on a backend")}
+			}
+			if err := requireOutput(output); err != nil {
+				return err
+			}
+			f := model.Forwarding(forwarding)
+			if f != "" && !f.Direct() {
+				return usageError{fmt.Errorf("--forwarding is dsr-l2, dsr-ipip or dsr-gue, not %q; other modes ask nothing of a backend", forwarding)}
+			}
+			addresses, err := parseVIPs(vips)
+			if err != nil {
+				return err
+			}
+			if err := requireRoot("doctor"); err != nil {
+				return err
+			}
+			return examineBackend(s, backend.Want{Interface: iface, VIPs: addresses, Forwarding: f, GUEPort: guePort}, output)
+		},
+	}
+	c.Flags().BoolVar(&atBackend, "backend", false, "examine this machine as a backend with direct return")
+	c.Flags().StringSliceVar(&vips, "vip", nil, "address of a service; repeat it, or separate with commas")
+	c.Flags().StringVar(&iface, "interface", "", "where the balancer's packets arrive (default: that of the default route)")
+	c.Flags().StringVar(&forwarding, "forwarding", "", "the service's: dsr-l2, dsr-ipip or dsr-gue; without it, encapsulation is looked at only where something takes it off")
+	c.Flags().Uint16Var(&guePort, "gue-port", defaultGUEPort, "UDP port of GUE")
+	outputFlag(c, &output)
+	return c
+}
+
+// examine looks at this machine. It knows sh_decap, which the package backend cannot see.
+func examine(want backend.Want) ([]finding, error) {
+	facts, err := backend.Look()
+	if err != nil {
+		return nil, err
+	}
+	if want.Interface == "" {
+		return nil, usageError{errors.New("there is no default route to tell the interface from: name it with --interface")}
+	}
+	for _, l := range facts.Links {
+		if l.Name != want.Interface {
+			continue
+		}
+		here, err := datapath.DecapOn(l.Name)
+		if err != nil {
+			return nil, err
+		}
+		if here {
+			facts.Decap = append(facts.Decap, l.Name)
+		}
+	}
+	findings := []finding{}
+	for _, c := range backend.Examine(facts, want) {
+		d, _ := backend.Lookup(c.Code)
+		findings = append(findings, finding{c.Code, c.Severity, c.Subject, c.Text, d.Meaning, c.Remedy})
+	}
+	return findings, nil
+}
+
+func examineBackend(s streams, want backend.Want, output string) error {
+	if want.Interface == "" {
+		facts, err := backend.Look()
+		if err != nil {
+			return err
+		}
+		want.Interface = facts.DefaultInterface()
+	}
+	findings, err := examine(want)
+	if err != nil {
+		return err
+	}
+	wrong := 0
+	for _, f := range findings {
+		if f.Severity != condition.Info {
+			wrong++
+		}
+	}
+	if output == "json" {
+		err = writeJSON(s.out, map[string]any{"ok": wrong == 0, "interface": want.Interface, "findings": findings})
+	} else {
+		err = printFindings(s.out, want, findings, wrong)
+	}
+	if err == nil && wrong > 0 {
+		err = errSilent
+	}
+	return err
+}
+
+func printFindings(w io.Writer, want backend.Want, findings []finding, wrong int) error {
+	for _, f := range findings {
+		if _, err := fmt.Fprintf(w, "%s: %s\n  why   %s\n  mend  %s\n\n", f.Severity, f.Text, f.Meaning, f.Remedy); err != nil {
+			return err
+		}
+	}
+	if want.Forwarding == "" {
+		if _, err := fmt.Fprintln(w, "Without --forwarding, it is not known whether anything has to take encapsulation off."); err != nil {
+			return err
+		}
+	}
+	verdict := fmt.Sprintf("Nothing is wrong on %s: this machine is fit for direct return.", want.Interface)
+	if wrong > 0 {
+		verdict = fmt.Sprintf("%s on %s.", counted(wrong, "fault"), want.Interface)
+	}
+	_, err := fmt.Fprintln(w, verdict)
+	return err
+}

@@ -1,0 +1,364 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// decapDirectory holds the pinned links of sh_decap. No instance has such a name.
+const decapDirectory = "_decap"
+
+// DecapOptions say what a backend takes off, and where.
+type DecapOptions struct {
+	// Name is that of the pinned link, [A-Za-z0-9-]: one per network namespace.
+	Name      string
+	Interface string
+	Mode      model.Attach
+	VIPs      []netip.Addr   // inner destinations
+	Senders   []netip.Prefix // permitted outer sources
+	GUEPort   uint16         // UDP, host byte order; 0: GUE is not taken off
+	PinRoot   string         // a bpffs; DefaultPinRoot if empty
+	Log       *slog.Logger   // slog.Default() if nil
+}
+
+// Decap is sh_decap on an interface. Its link is pinned: the program outlives the process,
+// and the next AttachDecap of that name replaces it in one step. Methods may be called at
+// any time, but Detach and Close once, and last.
+type Decap struct {
+	Attachment
+	ifindex int
+	objects *ebpf.Collection
+	program *ebpf.Program
+	link    link.Link
+	root    string
+	held    map[netip.Addr]bool // addresses in sh_dc_locals
+}
+
+func decapPath(root, name string) string { return filepath.Join(root, "shunt", decapDirectory, name) }
+
+// AttachDecap loads the program, fills its maps, and attaches it: in the place of one that an
+// earlier process left under the same name, or anew. auto tries native mode first. The
+// interface is one of the calling thread's network namespace. Nothing is left behind when it
+// fails, except that a predecessor's program stays.
+func AttachDecap(opts DecapOptions) (*Decap, error) {
+	if opts.PinRoot == "" {
+		opts.PinRoot = DefaultPinRoot
+	}
+	if opts.Log == nil {
+		opts.Log = slog.Default()
+	}
+	if err := checkInstance(opts.Name); err != nil {
+		return nil, err
+	}
+	dev, err := netlink.LinkByName(opts.Interface)
+	if err != nil {
+		return nil, fmt.Errorf("attach to interface %s: %w; `ip link` lists the interfaces there are", opts.Interface, err)
+	}
+	if len(dev.Attrs().HardwareAddr) != 6 {
+		return nil, fmt.Errorf("attach to interface %s: it is not an Ethernet interface; shunt takes encapsulation off Ethernet frames only", opts.Interface)
+	}
+	if err := mountBPFFS(opts.PinRoot, opts.Log); err != nil {
+		return nil, err
+	}
+	d := &Decap{Attachment: Attachment{Interface: opts.Interface}, ifindex: dev.Attrs().Index, root: opts.PinRoot, held: map[netip.Addr]bool{}}
+	if err := d.load(opts); err != nil {
+		return nil, err
+	}
+	path := decapPath(opts.PinRoot, opts.Name)
+	taken, err := d.takeOver(path, dev, opts.Mode)
+	if err == nil && !taken {
+		err = d.attachNew(path, opts.Mode)
+	}
+	if err != nil {
+		d.objects.Close()
+		removeDecapDirectory(opts.PinRoot)
+		return nil, err
+	}
+	return d, nil
+}
+
+// load makes program and maps, and fills the maps, so that the program is complete before it
+// sees a packet.
+func (d *Decap) load(opts DecapOptions) error {
+	spec, err := loadDecap()
+	if err != nil {
+		return fmt.Errorf("read the embedded object: %w", err)
+	}
+	if err := spec.Variables[decapVarGuePort].Set(toWire(opts.GUEPort)); err != nil {
+		return fmt.Errorf("set the GUE port to %d: %w", opts.GUEPort, err)
+	}
+	if d.objects, err = ebpf.NewCollection(spec); err != nil {
+		return fmt.Errorf("load the program that takes encapsulation off: %w", shortened(err))
+	}
+	d.program = d.objects.Programs[decapProgShDecap]
+	for _, vip := range opts.VIPs {
+		if err == nil {
+			err = d.put(decapMapShDcVips, toAddr(vip), "VIP "+vip.String())
+		}
+	}
+	for _, p := range opts.Senders {
+		if err == nil {
+			err = d.put(decapMapShDcSenders, toSender(p), "permitted sender "+p.String())
+		}
+	}
+	if err == nil {
+		err = d.Refresh()
+	}
+	if err != nil {
+		d.objects.Close()
+	}
+	return err
+}
+
+func (d *Decap) put(name string, key any, what string) error {
+	if err := d.objects.Maps[name].Put(key, uint32(1)); err != nil {
+		return fmt.Errorf("write %s into %s, which has room for %d: %w", what, name, d.objects.Maps[name].MaxEntries(), err)
+	}
+	return nil
+}
+
+// toSender makes a key of sh_dc_senders; an IPv4 prefix lies under ::ffff:0:0/96.
+func toSender(p netip.Prefix) decapSenderKey {
+	p = p.Masked()
+	bits := p.Bits()
+	if p.Addr().Is4() {
+		bits += 96
+	}
+	key := decapSenderKey{PrefixLength: uint32(bits)}
+	b := p.Addr().As16()
+	for i := range key.Address {
+		key.Address[i] = binary.NativeEndian.Uint32(b[4*i:])
+	}
+	return key
+}
+
+// Refresh makes the interface's addresses of this moment those that tunnels may end at.
+func (d *Decap) Refresh() error {
+	dev, err := netlink.LinkByIndex(d.ifindex)
+	if err != nil {
+		return fmt.Errorf("read the addresses of interface %s: %w", d.Interface, err)
+	}
+	list, err := netlink.AddrList(dev, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("read the addresses of interface %s: %w", d.Interface, err)
+	}
+	now := map[netip.Addr]bool{}
+	for _, a := range list {
+		address, ok := fromIP(a.IP)
+		if !ok {
+			continue
+		}
+		now[address] = true
+		if !d.held[address] {
+			if err := d.put(decapMapShDcLocals, toAddr(address), "the interface's address "+address.String()); err != nil {
+				return err
+			}
+			d.held[address] = true
+		}
+	}
+	for address := range d.held {
+		if now[address] {
+			continue
+		}
+		if err := d.objects.Maps[decapMapShDcLocals].Delete(toAddr(address)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("take the address %s, which interface %s no longer has, out of %s: %w", address, d.Interface, decapMapShDcLocals, err)
+		}
+		delete(d.held, address)
+	}
+	return nil
+}
+
+// takeOver puts the program into the link that is pinned at path. false when there is none
+// that can be used; what is unusable is gone then.
+func (d *Decap) takeOver(path string, dev netlink.Link, mode model.Attach) (bool, error) {
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("open the link pinned at %s: %w; remove the file, which detaches it", path, err)
+	}
+	info, err := l.Info()
+	current := modeOf(dev)
+	if err != nil || info.XDP() == nil || int(info.XDP().Ifindex) != d.ifindex || current == "" ||
+		mode != model.AttachAuto && string(mode) != string(current) {
+		return false, dropLink(l)
+	}
+	if err := l.Update(d.program); err != nil {
+		return false, errors.Join(fmt.Errorf("replace the program on interface %s: %w", d.Interface, err), l.Close())
+	}
+	d.link, d.Mode = l, current
+	if current == ModeGeneric && mode == model.AttachAuto {
+		d.Reason = "it was attached so before"
+	}
+	return true, nil
+}
+
+// attachNew makes a new link and pins it.
+func (d *Decap) attachNew(path string, mode model.Attach) error {
+	var err error
+	switch mode {
+	case model.AttachNative:
+		err = d.attachMode(ModeNative)
+	case model.AttachGeneric:
+		err = d.attachMode(ModeGeneric)
+	case model.AttachAuto:
+		err = d.attachMode(ModeNative)
+		var refused *refusedError
+		if errors.As(err, &refused) {
+			d.Reason = refused.reason
+			err = d.attachMode(ModeGeneric)
+		}
+	default:
+		err = fmt.Errorf("attach to interface %s: the mode %q is not supported; use auto, native or generic", d.Interface, mode)
+	}
+	if err != nil {
+		return err
+	}
+	const tries = 10 // another namespace's last link may take the folder away in between
+	for range tries {
+		if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
+			err = d.link.Pin(path)
+		}
+		if !errors.Is(err, os.ErrNotExist) {
+			break
+		}
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("pin the link at %s: %w", path, err), d.link.Close())
+	}
+	return nil
+}
+
+func (d *Decap) attachMode(mode Mode) error {
+	flags := link.XDPDriverMode
+	if mode == ModeGeneric {
+		flags = link.XDPGenericMode
+	}
+	l, err := link.AttachXDP(link.XDPOptions{Program: d.program, Interface: d.ifindex, Flags: flags})
+	if err == nil {
+		d.link, d.Mode = l, mode
+		return nil
+	}
+	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("attach to interface %s: another XDP program is there already: %s; a balancer and its own backend need different interfaces, and others are detached by their owner or with `ip link set dev %s xdp off`",
+			d.Interface, programOn(d.Interface), d.Interface)
+	}
+	reason := attachMessage(d.ifindex, d.program, flags)
+	if reason == "" {
+		reason = err.Error()
+	}
+	return &refusedError{d.Interface, mode, reason, err}
+}
+
+// Counters are packets and bytes by the reason's name, since the program was loaded; only
+// what happened.
+func (d *Decap) Counters() (map[string]Count, error) {
+	counters := map[string]Count{}
+	for _, r := range Reasons() {
+		var each []abiCount
+		if err := d.objects.Maps[decapMapShDcReasons].Lookup(uint32(r), &each); err != nil {
+			return nil, fmt.Errorf("read the counter of %s in %s: %w", r, decapMapShDcReasons, err)
+		}
+		var sum Count
+		for _, one := range each {
+			sum.Packets += one.Packets
+			sum.Bytes += one.Bytes
+		}
+		if sum != (Count{}) {
+			counters[r.String()] = sum
+		}
+	}
+	return counters, nil
+}
+
+// RunPacket runs the program on a frame as if it had come in by the interface, and returns
+// XDP's verdict and the frame afterwards. It counts; nothing reaches the stack. The
+// interface must be in the calling thread's network namespace.
+func (d *Decap) RunPacket(frame []byte) (verdict uint32, out []byte, err error) {
+	opts := ebpf.RunOptions{
+		Data: frame, DataOut: make([]byte, len(frame)),
+		Context: xdpContext{DataEnd: uint32(len(frame)), IngressIfindex: uint32(d.ifindex)},
+	}
+	if verdict, err = d.program.Run(&opts); err != nil {
+		return 0, nil, fmt.Errorf("run a packet of %d bytes through the program of interface %s: %w", len(frame), d.Interface, err)
+	}
+	return verdict, opts.DataOut, nil
+}
+
+// Close lets go of the program, which stays attached.
+func (d *Decap) Close() error {
+	err := d.link.Close()
+	d.objects.Close()
+	return err
+}
+
+// Detach takes the program off, and its pin.
+func (d *Decap) Detach() error {
+	err := dropLink(d.link)
+	d.objects.Close()
+	removeDecapDirectory(d.root)
+	if err != nil {
+		return fmt.Errorf("take the program off interface %s: %w", d.Interface, err)
+	}
+	return nil
+}
+
+// The folders go with their last link.
+func removeDecapDirectory(root string) {
+	_ = os.Remove(filepath.Join(root, "shunt", decapDirectory))
+	_ = os.Remove(filepath.Join(root, "shunt"))
+}
+
+// RemoveDecap takes off what a process that is gone has left under a name. That there is
+// nothing is success.
+func RemoveDecap(root, name string) error {
+	if root == "" {
+		root = DefaultPinRoot
+	}
+	path := decapPath(root, name)
+	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err := removeLink(path); err != nil {
+		return fmt.Errorf("take off the program pinned at %s: %w", path, err)
+	}
+	removeDecapDirectory(root)
+	return nil
+}
+
+// DecapOn says whether sh_decap is on an interface, whoever attached it. It needs
+// CAP_SYS_ADMIN to ask for the program's name.
+func DecapOn(iface string) (bool, error) {
+	dev, err := netlink.LinkByName(iface)
+	if err != nil {
+		return false, fmt.Errorf("look for a program on interface %s: %w", iface, err)
+	}
+	if dev.Attrs().Xdp == nil || !dev.Attrs().Xdp.Attached {
+		return false, nil
+	}
+	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(dev.Attrs().Xdp.ProgId))
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil // it went in this moment
+	}
+	if err != nil {
+		return false, fmt.Errorf("look at the program on interface %s: %w; run as root", iface, err)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return false, fmt.Errorf("look at the program on interface %s: %w", iface, err)
+	}
+	return info.Name == decapProgShDecap, nil
+}

@@ -1,0 +1,107 @@
+package file
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+// settleLeast is what a pause of a living connection often exceeds: TCP's own
+// retransmissions alone are up to 60 s apart (RFC 6298, 2.5).
+const settleLeast = time.Minute
+
+// serving says which backends frontends of one family use: those of the family, or, with
+// direct return, all of them where the other family is the only one there is.
+func serving(s *model.Service, is4 bool) func(netip.Addr) bool {
+	own := slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.Address.Is4() == is4 })
+	if s.Forwarding.Direct() && !own {
+		return func(netip.Addr) bool { return true }
+	}
+	return func(a netip.Addr) bool { return a.Is4() == is4 }
+}
+
+// directPorts refuses ports of backends that direct return cannot reach, for it changes
+// nothing in the packet that the client sent.
+func (b *builder) directPorts(entry *serviceEntry, s *model.Service, usable []ports) {
+	if !s.Forwarding.Direct() || !entry.Port.set || entry.Port.bad {
+		return
+	}
+	for i := range entry.Backends.Items {
+		port := &entry.Backends.Items[i].Port
+		switch {
+		case !port.set || port.bad:
+		case len(usable) != 1 || !usable[0].Value.Exact():
+			b.parsed.faults.errorf(port.mark, "remove it", "with %s packets keep the port that they came for, and service %q has several", s.Forwarding, s.Name)
+		case port.Value != uint64(usable[0].Value.First):
+			b.parsed.faults.errorf(port.mark, "remove it, or use forwarding: nat", "with %s packets keep the port that they came for: %d differs from port %s of service %q",
+				s.Forwarding, port.Value, usable[0].Value, s.Name)
+		}
+	}
+}
+
+// remembering fills in what decides which flows are remembered.
+func (b *builder) remembering(entry *serviceEntry, s *model.Service) {
+	faults := &b.parsed.faults
+	affinity := entry.Affinity.Value == "client-ip"
+	s.Tracking = model.Tracking(entry.Tracking.Value)
+	if affinity {
+		s.AffinityTimeout = entry.AffinityTimeout.Value
+	}
+	if t := &entry.AffinityTimeout; t.set && !t.bad {
+		switch {
+		case entry.Affinity.bad:
+		case !affinity:
+			faults.errorf(t.mark, "add affinity: client-ip, or remove it", "affinity_timeout has no meaning without affinity")
+		case s.Tracking == model.TrackingNone:
+			faults.warnf(t.mark, "remove it, or use another tracking", "with tracking: none no client is remembered: affinity_timeout has no effect")
+		}
+	}
+	if t := &entry.Tracking; t.set && !t.bad && !s.Forwarding.Direct() && !affinity && !entry.Affinity.bad {
+		faults.warnf(t.mark, "remove it", "tracking has no meaning under %s without affinity, where every flow is remembered", s.Forwarding)
+	}
+}
+
+func (p *Parsed) buildEncapsulation(e *encapsulationEntry, b *builder) {
+	p.Config.Encapsulation.GUEPort = uint16(e.GUEPort.Value)
+	used := slices.ContainsFunc(p.Config.Services, func(s model.Service) bool { return s.Forwarding.Encapsulates() })
+	first := map[bool]mark{} // by whether it is IPv4
+	for i := range e.Source.Items {
+		source := &e.Source.Items[i]
+		is4 := source.Value.Addr().Is4()
+		if earlier, double := first[is4]; double {
+			p.faults.errorf(source.mark, "give one address or one prefix per family", "there is a source of this family already, at %s", earlier.at)
+			continue
+		}
+		first[is4] = source.mark
+		if is4 {
+			p.Config.Encapsulation.Sources4 = source.Value
+		} else {
+			p.Config.Encapsulation.Sources6 = source.Value
+		}
+		if used {
+			p.checkSource(source, b)
+		}
+	}
+}
+
+// checkSource refuses outer source addresses that a backend has itself: its kernel drops
+// packets that come from its own address (accept_local of the kernel's ip-sysctl), and
+// errors about the outer packet would go there. One of each kind is named.
+func (p *Parsed) checkSource(source *network, b *builder) {
+	const suggestion = "use addresses that no other machine has"
+	for _, h := range b.hosts {
+		if source.Value.Contains(h.Value) {
+			p.faults.errorf(source.mark, suggestion, "%s is the address of a backend, at %s", h.Value, h.at)
+			break
+		}
+	}
+	for _, f := range b.frontends {
+		if source.Value.Contains(f.Address) {
+			p.faults.errorf(source.mark, suggestion, "%s is an address of service %q, at %s, and backends of direct return have it too",
+				f.Address, f.service.Name.Value, b.vips[f.Address].at)
+			break
+		}
+	}
+}

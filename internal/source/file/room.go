@@ -1,0 +1,90 @@
+package file
+
+import (
+	"fmt"
+
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+func (p *Parsed) buildLimits(doc *document, b *builder) {
+	l := &doc.Limits
+	p.Config.Limits = model.Limits{
+		Flows: uint32(l.Flows.Value), Services: uint32(l.Services.Value),
+		Backends: uint32(l.Backends.Value), Slots: uint32(l.Slots.Value),
+		Remembered: uint32(l.Remembered.Value),
+	}
+	services := uint64(len(doc.Services.Items))
+	format := "there are %d services"
+	if b.halves > services {
+		services, format = b.halves, "there are %d services (one with addresses of both families counts twice)"
+	}
+	p.within(&l.Services, doc.Services.mark, "limits.services", services, format)
+	p.within(&l.Backends, doc.Services.mark, "limits.backends", uint64(len(b.distinct)), "the services have %d different backends")
+	p.within(&l.Slots, doc.Services.mark, "limits.slots", 2*b.slots, "the services' tables need %d slots (each twice, for a new table is built beside the old one)")
+	p.room(doc, b)
+}
+
+// within checks a need against its limit.
+func (p *Parsed) within(limit *number, services mark, key string, need uint64, format string) {
+	if need <= limit.Value || limit.bad {
+		return
+	}
+	p.faults.errorf(limit.or(services), fmt.Sprintf("set %s to %d or more", key, need), format+", %s is %d", need, key, limit.Value)
+}
+
+// or is where a fault about a limit is: at the limit, or at the services when the limit
+// is the default.
+func (n *number) or(services mark) mark {
+	if n.set {
+		return n.mark
+	}
+	return services
+}
+
+// room checks a need against the maps that have no limit of their own.
+func (p *Parsed) room(doc *document, b *builder) {
+	limit, services := &doc.Limits.Services, doc.Services.mark
+	exact, pieces := 0, 0
+	for _, f := range b.frontends {
+		if f.Ports.Exact() {
+			exact++
+		} else {
+			pieces += piecesOf(f.Ports)
+		}
+	}
+	if room := max(model.FrontendsMin, model.FrontendsPerService*int(limit.Value)); exact > room && !limit.bad {
+		need := (exact + model.FrontendsPerService - 1) / model.FrontendsPerService
+		p.faults.errorf(limit.or(services), fmt.Sprintf("set limits.services to %d or more, or use ranges", need),
+			"the services have %d frontends with an exact port, limits.services is %d, which makes room for %d", exact, limit.Value, room)
+	}
+	if pieces > model.RangePiecesMax {
+		p.faults.errorf(services, "use fewer ranges, any, or ranges like 8192-8319, which begin at a multiple of their size",
+			"the services' ranges of ports need %d places (one for each aligned block of a range), there are %d", pieces, model.RangePiecesMax)
+	}
+	addresses := len(b.vips)
+	for _, source := range p.Config.SNAT.Addresses {
+		if _, both := b.vips[source]; !both {
+			addresses++
+		}
+	}
+	if addresses > model.AddressesMax {
+		p.faults.errorf(services, "use fewer addresses", "the services and snat have %d different addresses, there is room for %d", addresses, model.AddressesMax)
+	}
+	if count := len(p.Config.SNAT.Addresses); count > model.SourcesMax {
+		p.faults.errorf(doc.SNAT.Addresses.mark, "list fewer", "there are %d source addresses, there is room for %d", count, model.SourcesMax)
+	}
+}
+
+// piecesOf counts the aligned blocks that make up a range: at each step the largest one
+// that begins there and does not pass the end.
+func piecesOf(r model.PortRange) int {
+	count := 0
+	for first, last := uint32(r.First), uint32(r.Last); first <= last; count++ {
+		size := uint32(1)
+		for first&(2*size-1) == 0 && first+2*size-1 <= last {
+			size *= 2
+		}
+		first += size
+	}
+	return count
+}

@@ -1,0 +1,292 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+// clock is a wall clock that a test sets.
+type clock struct{ time time.Time }
+
+func newClock() *clock { return &clock{time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)} }
+
+func (c *clock) now() time.Time { return c.time }
+
+func address(text string) model.BackendAddress {
+	if a, err := netip.ParseAddr(text); err == nil {
+		return model.BackendAddress{Address: a}
+	}
+	pair := netip.MustParseAddrPort(text)
+	return model.BackendAddress{Address: pair.Addr(), Port: pair.Port()}
+}
+
+// service has backends of weight 5, each written as its address, or as name=address.
+func service(name string, backends ...string) model.Service {
+	s := model.Service{Name: name}
+	for _, b := range backends {
+		called, at, named := strings.Cut(b, "=")
+		if !named {
+			at = called
+		}
+		s.Backends = append(s.Backends, model.Backend{BackendAddress: address(at), Weight: 5, Name: called})
+	}
+	return s
+}
+
+func services(all ...model.Service) model.Config { return model.Config{Services: all} }
+
+// writer has a clock, no file, and what source "file" wants.
+func writer(t *testing.T, all ...model.Service) (*Writer, *clock) {
+	t.Helper()
+	w, c := NewWriter(), newClock()
+	w.now = c.now
+	replace(t, w, "file", all...)
+	return w, c
+}
+
+func replace(t *testing.T, w *Writer, source string, all ...model.Service) {
+	t.Helper()
+	if _, err := w.Replace(source, services(all...)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// shown is the backends of all services with their weights: "web 10.0.0.2:0 10.0.0.3:5".
+func shown(w *Writer) string {
+	var parts []string
+	for _, s := range w.Snapshot().Config.Services {
+		parts = append(parts, s.Name)
+		for _, b := range s.Backends {
+			parts = append(parts, fmt.Sprintf("%s=%d", b.BackendAddress, b.Weight))
+		}
+	}
+	return strings.Join(parts, " ")
+}
+
+func expect(t *testing.T, w *Writer, want string) {
+	t.Helper()
+	if got := shown(w); got != want {
+		t.Errorf("the state is\n%s, want\n%s", got, want)
+	}
+}
+
+func drain(t *testing.T, w *Writer, selector string, d Drain) {
+	t.Helper()
+	if _, err := w.SetDrain(selector, d); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// drained is the backends of the overrides in force.
+func drained(w *Writer) (all []string) {
+	for _, o := range w.Drains() {
+		all = append(all, o.Backend.String())
+	}
+	return all
+}
+
+func TestDrainInEveryService(t *testing.T) {
+	w, c := writer(t, service("web", "10.0.0.2:80", "10.0.0.3:80"), service("api", "10.0.0.2:80", "10.0.0.2:81"))
+	before := w.Snapshot()
+	_, changed := w.Watch()
+	drain(t, w, "10.0.0.2:80", Drain{By: "me"})
+	expect(t, w, "web 10.0.0.2:80=0 10.0.0.3:80=5 api 10.0.0.2:80=0 10.0.0.2:81=5")
+	select {
+	case <-changed:
+	default:
+		t.Error("a drain did not wake those who watch")
+	}
+	if before.Config.Services[0].Backends[0].Weight != 5 {
+		t.Error("an old snapshot changed")
+	}
+	got := w.Drains()
+	if len(got) != 1 || got[0].By != "me" || !got[0].Since.Equal(c.time) || !got[0].Deadline.IsZero() || got[0].Over || !slices.Equal(got[0].Sources, []string{"file"}) {
+		t.Errorf("drains are %+v", got)
+	}
+	if _, ok := w.NextDeadline(); ok {
+		t.Error("a drain without a deadline has one")
+	}
+	if _, err := w.ClearDrain("10.0.0.2"); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, w, "web 10.0.0.2:80=5 10.0.0.3:80=5 api 10.0.0.2:80=5 10.0.0.2:81=5")
+}
+
+func TestDeadline(t *testing.T) {
+	w, c := writer(t, service("web", "10.0.0.2", "10.0.0.3"), service("api", "10.0.0.2"))
+	first, second := c.time.Add(time.Minute), c.time.Add(time.Hour)
+	drain(t, w, "10.0.0.2", Drain{Deadline: second})
+	drain(t, w, "10.0.0.3", Drain{Deadline: first})
+	due := func(want time.Time) {
+		t.Helper()
+		if next, ok := w.NextDeadline(); ok != !want.IsZero() || !next.Equal(want) {
+			t.Errorf("the next deadline is %v, %v; want %v", next, ok, want)
+		}
+	}
+	due(first)
+	c.time = first.Add(-1)
+	revision := w.Snapshot().Revision
+	if w.PassDeadlines() != revision {
+		t.Error("a deadline passed before its time")
+	}
+	expect(t, w, "web 10.0.0.2=0 10.0.0.3=0 api 10.0.0.2=0")
+	c.time = first
+	if w.PassDeadlines() != revision+1 {
+		t.Error("no new snapshot after a deadline")
+	}
+	expect(t, w, "web 10.0.0.2=0 api 10.0.0.2=0")
+	due(second)
+	c.time = second.Add(time.Hour)
+	replace(t, w, "other", service("else", "10.0.0.3", "10.0.0.4")) // a change looks at the clock too
+	expect(t, w, "web api else 10.0.0.4=5")
+	due(time.Time{})
+	drain(t, w, "10.0.0.2", Drain{Deadline: c.time.Add(1)}) // another drain replaces it
+	expect(t, w, "web 10.0.0.2=0 api 10.0.0.2=0 else 10.0.0.4=5")
+	drain(t, w, "10.0.0.4", Drain{Deadline: c.time.Add(-1)})
+	expect(t, w, "web 10.0.0.2=0 api 10.0.0.2=0 else")
+}
+
+func TestSelectors(t *testing.T) {
+	const v6 = "[2001:db8::2]:80"
+	all := []model.Service{
+		service("a", "green=10.0.0.2:80", "blue=10.0.0.3:80", "10.0.0.2:81", "10.0.0.2", v6),
+		service("b", "green=10.0.0.2:80", "blue=10.0.0.4:80", "10.0.0.3:80=10.0.0.5:80", "2001:db8::2"),
+	}
+	for _, c := range []struct{ selector, want string }{
+		{"green", "10.0.0.2:80"},
+		{"10.0.0.2:80", "10.0.0.2:80"},
+		{"10.0.0.2", "10.0.0.2 10.0.0.2:80 10.0.0.2:81"},
+		{"2001:db8::2", "2001:db8::2 " + v6},
+		{v6, v6},
+		{"10.0.0.3:80", "10.0.0.3:80"}, // an address before a name
+		{"blue", "look for backend \"blue\": 10.0.0.3:80 and 10.0.0.4:80 are called so: give the address of the one that is meant"},
+		{"red", "look for backend \"red\": none has this name or address: `shunt backend list` shows them"},
+		{"", "look for backend \"\": none has this name or address: `shunt backend list` shows them"},
+		{"10.0.0.2:82", "look for backend \"10.0.0.2:82\": none has this name or address: `shunt backend list` shows them"},
+	} {
+		w, _ := writer(t, all...)
+		revision := w.Snapshot().Revision
+		backends, err := w.SetDrain(c.selector, Drain{})
+		got := joined(backends)
+		if err != nil {
+			var wrong *SelectorError
+			if got = err.Error(); !errors.As(err, &wrong) || w.Snapshot().Revision != revision {
+				t.Errorf("%q: %T, and revision %d after %d", c.selector, err, w.Snapshot().Revision, revision)
+			}
+		} else if strings.Join(drained(w), " ") != got {
+			t.Errorf("%q: drained are %v, and not %s", c.selector, drained(w), got)
+		}
+		if got != c.want {
+			t.Errorf("%q names %s, want %s", c.selector, got, c.want)
+		}
+	}
+}
+
+func joined(backends []model.BackendAddress) string {
+	var all []string
+	for _, b := range backends {
+		all = append(all, b.String())
+	}
+	return strings.Join(all, " ")
+}
+
+func TestClearDrain(t *testing.T) {
+	w, _ := writer(t, service("a", "blue=10.0.0.3:80", "10.0.0.4:81"), service("b", "blue=10.0.0.4:80"))
+	drain(t, w, "10.0.0.4:80", Drain{})
+	for _, selector := range []string{"10.0.0.3:80", "10.0.0.9", "green"} {
+		if _, err := w.ClearDrain(selector); err == nil || !strings.Contains(err.Error(), "no drained backend") {
+			t.Errorf("clearing the drain of %s, which is none, gives %v", selector, err)
+		}
+	}
+	// Two backends are called blue, but only one is drained.
+	if backends, err := w.ClearDrain("blue"); err != nil || joined(backends) != "10.0.0.4:80" {
+		t.Errorf("clearing blue: %v, %v", backends, err)
+	}
+	expect(t, w, "a 10.0.0.3:80=5 10.0.0.4:81=5 b 10.0.0.4:80=5")
+}
+
+// TestOverrideEnds has backends that leave the configuration, in one source and in two.
+func TestOverrideEnds(t *testing.T) {
+	w, _ := writer(t, service("web", "10.0.0.2", "10.0.0.3"))
+	replace(t, w, "other", service("api", "10.0.0.2"))
+	drain(t, w, "10.0.0.2", Drain{})
+	drain(t, w, "10.0.0.3", Drain{})
+	replace(t, w, "file", service("web", "10.0.0.3", "10.0.0.4"))
+	expect(t, w, "web 10.0.0.3=0 10.0.0.4=5 api 10.0.0.2=0")
+	if got := w.Drains()[0].Sources; !slices.Equal(got, []string{"other"}) {
+		t.Errorf("the drain is held by %v, want other", got)
+	}
+	// What is refused ends no override.
+	if _, err := w.Replace("other", services(service("web"))); err == nil {
+		t.Fatal("a conflict was taken over")
+	}
+	if got := drained(w); !slices.Equal(got, []string{"10.0.0.2", "10.0.0.3"}) {
+		t.Errorf("drained after a conflict are %v", got)
+	}
+	replace(t, w, "other")
+	replace(t, w, "file", service("web", "10.0.0.2", "10.0.0.3")) // it comes back, and is not drained
+	expect(t, w, "web 10.0.0.2=5 10.0.0.3=0")
+}
+
+// TestSourceThatHasNotSpoken has overrides of two sources, of which one speaks first.
+func TestSourceThatHasNotSpoken(t *testing.T) {
+	d := newMemoryDisk()
+	c := newClock()
+	w, err := open("dir/overrides", c.now, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	replace(t, w, "file", service("web", "10.0.0.2", "10.0.0.3"))
+	replace(t, w, "other", service("api", "10.0.0.4"))
+	for _, b := range []string{"10.0.0.2", "10.0.0.3", "10.0.0.4"} {
+		drain(t, w, b, Drain{})
+	}
+	if w, err = open("dir/overrides", c.now, d); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.ClearDrain("10.0.0.3"); err != nil { // before anybody has spoken
+		t.Error(err)
+	}
+	replace(t, w, "file", service("web", "10.0.0.3"))
+	expect(t, w, "web 10.0.0.3=5")
+	if got := drained(w); !slices.Equal(got, []string{"10.0.0.4"}) {
+		t.Errorf("drained are %v: 10.0.0.2 has left, and 10.0.0.4 may still come", got)
+	}
+	replace(t, w, "other") // the first word is that there is nothing
+	if got := drained(w); len(got) != 0 {
+		t.Errorf("drained are %v, want none", got)
+	}
+}
+
+func TestDrainsConcurrently(t *testing.T) {
+	w, _ := writer(t, service("web", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"))
+	var done sync.WaitGroup
+	for i := 2; i <= 5; i++ {
+		done.Go(func() {
+			for range 50 {
+				b := fmt.Sprintf("10.0.0.%d", i)
+				if _, err := w.SetDrain(b, Drain{Deadline: w.now().Add(time.Hour)}); err != nil {
+					t.Error(err)
+				}
+				w.NextDeadline()
+				w.PassDeadlines()
+				if _, err := w.ClearDrain(b); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	done.Wait()
+	expect(t, w, "web 10.0.0.2=5 10.0.0.3=5 10.0.0.4=5 10.0.0.5=5")
+	if r := w.Snapshot().Revision; r != 1+4*50*2 {
+		t.Errorf("revision is %d after 400 changes", r)
+	}
+}

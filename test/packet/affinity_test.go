@@ -1,0 +1,151 @@
+package packet_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/reconcile"
+)
+
+// withAffinity tracks clients.
+func (p *placed) withAffinity() {
+	p.Helper()
+	p.change(func(r *reconcile.ServiceRecord) { r.Tracking, r.AffinityTimeout = model.TrackingAuto, affinity })
+}
+
+// TestAffinitySlots: in settled slots, all flows of a client go to one backend, and clients
+// spread over all of them, by either forwarding.
+func TestAffinitySlots(t *testing.T) {
+	for _, port := range []uint16{portMoving, portMovingNAT} {
+		p := newWorld(t).place(port)
+		p.withAffinity()
+		for _, k := range kinds {
+			used := map[string]int{}
+			for client := range 60 {
+				first := p.follow(p.packet(k, client, 1, "S"))
+				used[first]++
+				for flow := uint16(2); flow < 12; flow++ {
+					if got := p.follow(p.packet(k, client, flow, "S")); got != first {
+						t.Fatalf("port %d, %s: client %d went to %s and to %s", port, k, client, first, got)
+					}
+				}
+			}
+			for _, letter := range movingLetters {
+				if used[string(letter)] < 8 {
+					t.Errorf("port %d, %s: 60 clients spread as %v", port, k, used)
+				}
+			}
+		}
+		if n := len(p.rememberedTable()); n != 0 {
+			t.Errorf("port %d: %d entries were made in settled slots", port, n)
+		}
+	}
+}
+
+// TestAffinityNAT: a client's later connections follow its entry; the flows of NAT have their own.
+func TestAffinityNAT(t *testing.T) {
+	p := newWorld(t).place(portMovingNAT)
+	p.withAffinity()
+	for _, k := range kinds {
+		client := p.newClient()
+		p.write(transitionAB)
+		p.expect(p.packet(k, client, 1, "S"), "A", "client A")
+		p.write(slotSpec{state: reconcile.Transition, current: 'C', previous: 'B'})
+		p.expect(p.packet(k, client, 2, "S"), "A", "client A") // a second change moves no client
+		p.write(slotSpec{state: reconcile.Marked, current: 'C'})
+		p.expect(p.packet(k, client, 3, "S"), "A", "client A")
+		other := p.newClient()
+		p.expect(p.packet(k, other, 1, "S"), "C", "")
+		p.write(slotSpec{state: reconcile.Settled, current: 'B'})
+		p.expect(p.packet(k, client, 4, "S"), "B", "client A")
+		for port, want := range map[uint16]string{1: "A", 2: "A", 3: "A", 4: "B"} {
+			p.expect(p.packet(k, client, port, "A"), want, "client A") // each flow where it began
+		}
+		p.write(transitionDB)
+		drained := p.newClient()
+		p.expect(p.packet(k, drained, 1, "S"), "B", map[bool]string{false: "flow B syn", true: "flow B"}[k.udp])
+	}
+	p.soundTable()
+}
+
+// TestNATWithoutAffinityIsNotTracked: flows of NAT have entries of their own, whatever the
+// slots' states are.
+func TestNATWithoutAffinity(t *testing.T) {
+	p := newWorld(t).place(portMovingNAT)
+	p.change(func(r *reconcile.ServiceRecord) { r.Tracking = model.TrackingNone })
+	for _, k := range kinds {
+		for _, slot := range []slotSpec{settledAB, transitionAB, closingAB, markedAB} {
+			client := p.newClient()
+			p.write(slot)
+			p.expect(p.packet(k, client, 1, "S"), "B", "")
+			p.write(slotSpec{state: reconcile.Settled, current: 'C'})
+			p.expect(p.packet(k, client, 1, "A"), "B", "")
+			p.expect(p.packet(k, client, 2, "S"), "C", "")
+		}
+	}
+}
+
+// TestAffinityDraining: a client whose backend drains keeps the connections it has, and opens
+// new ones elsewhere. Each of these is found by its own entry, because all else of the client
+// is with the draining backend; in every state in which that is looked at.
+func TestAffinityDraining(t *testing.T) {
+	all := newWorld(t).place(portMoving)
+	all.withAffinity()
+	for _, slot := range []slotSpec{transitionAB, transitionB, transitionAA, closingAB, markedAB} {
+		for _, six := range []bool{false, true} {
+			client := all.newClient()
+			t.Run(fmt.Sprintf("%s/IPv6 %v", slot, six), func(t *testing.T) {
+				p, tcp, udp := all.on(t), kind{six: six}, kind{udp: true, six: six}
+				p.draining('C', false)
+				p.remember(tcp, client, 1, 'C', "S")
+				p.draining('C', true)
+				p.write(slot)
+				want := string(slot.current)
+				p.expect(p.packet(tcp, client, 1, "A"), "C", "client C") // what it has
+				p.expect(p.packet(tcp, client, 2, "S"), want, "flow "+want+" syn, client C")
+				p.expect(p.packet(tcp, client, 2, "S"), want, "flow "+want+" syn, client C")
+				p.expect(p.packet(tcp, client, 2, "A"), want, "flow "+want+", client C")
+				p.expect(p.packet(tcp, client, 1, "A+"), "C", "client C")
+				p.expect(p.packet(udp, client, 3, ""), want, "flow "+want+", client C")
+				if slot.state == reconcile.Transition {
+					return
+				}
+				// The scan at the end of a transition must not take the flow's entry for one
+				// that the slot makes superfluous.
+				for range 2 {
+					if _, err := p.d.ScanRemembered(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				p.expect(p.packet(tcp, client, 2, "A"), want, "flow "+want+", client C")
+				p.draining('C', false)
+				p.expect(p.packet(tcp, client, 4, "S"), "C", "client C")
+			})
+		}
+	}
+}
+
+// TestAffinityDrainingNotRemembered: where a new connection of such a client cannot be
+// remembered, its next packets follow the client's entry, so the first one must as well.
+func TestAffinityDrainingNotRemembered(t *testing.T) {
+	p := newWorld(t).place(portMoving)
+	p.withAffinity()
+	for _, slot := range []slotSpec{transitionAB, transitionB, closingAB, markedAB} {
+		for _, six := range []bool{false, true} {
+			tcp, client := kind{six: six}, p.newClient()
+			p.budget(1000)
+			p.draining('C', false)
+			before := p.reasons()
+			p.remember(tcp, client, 1, 'C', "S")
+			p.draining('C', true)
+			p.write(slot)
+			p.budget(0)
+			p.expect(p.packet(tcp, client, 2, "S"), "C", "client C")
+			p.expect(p.packet(tcp, client, 2, "A"), "C", "client C")
+			if n := p.moved(before)["not_remembered"]; n != 1 {
+				t.Errorf("%s: %d were not remembered, want 1", slot, n)
+			}
+		}
+	}
+}
