@@ -1,0 +1,366 @@
+package place_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/maglev"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/reconcile"
+)
+
+// chooser decides what happens in a history: rapid, or a source of random numbers.
+type chooser interface {
+	choose(n int, label string) int // 0 to n-1
+}
+
+type byNumber struct{ *rand.Rand }
+
+func (b byNumber) choose(n int, _ string) int { return b.IntN(n) }
+
+// history is one run: a configuration that changes, and flows.
+type history struct {
+	chooser
+	w     *world
+	tight bool // the table or the budget is too small for all flows
+	// lossesOnly has the rules judge nothing, so that losses alone decide.
+	lossesOnly bool
+	rules      *rules
+	fault      *faults
+	r          *reconcile.Reconciler
+
+	desired   reconcile.Desired   // wanted last, whether it succeeded or not
+	applied   reconcile.Desired   // that succeeded last
+	past      []reconcile.Desired // for rollbacks
+	inDoubt   bool                // a change has failed half-way
+	flows     []*flow
+	seq       int
+	ports     int
+	trace     []string
+	count     *tally
+	lateRolls *rand.Rand
+}
+
+// tally is what happened in all histories of a test.
+type tally struct {
+	histories, flows, packets int
+	losses                    map[cause]int
+	events                    map[string]int
+	refused                   int // packets whose flow should have been remembered and was not
+	lates                     int // packets of programs that ran since before a slot closed
+	unwanted                  int // new flows that no backend takes
+	clientsOnDraining         int // new flows of clients that stay with a draining backend
+}
+
+func newTally() *tally { return &tally{losses: map[cause]int{}, events: map[string]int{}} }
+
+func (c *tally) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d histories, %d flows, %d packets (%d late, %d not remembered), %d new flows nobody took, %d of clients to a draining backend\nlost:\n",
+		c.histories, c.flows, c.packets, c.lates, c.refused, c.unwanted, c.clientsOnDraining)
+	for _, line := range sorted(c.losses) {
+		fmt.Fprintf(&b, "  %s\n", line)
+	}
+	fmt.Fprintf(&b, "events:\n")
+	for _, line := range sorted(c.events) {
+		fmt.Fprintf(&b, "  %s\n", line)
+	}
+	return b.String()
+}
+
+func sorted[K ~string](counts map[K]int) (lines []string) {
+	for what, n := range counts {
+		lines = append(lines, fmt.Sprintf("%s: %d", what, n))
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// failure is how a history ends early.
+type failure struct{ error }
+
+func (h *history) fail(format string, a ...any) { panic(failure{fmt.Errorf(format, a...)}) }
+
+func (h *history) failFlow(f *flow, format string, a ...any) {
+	h.fail("%s\nits packets, by time in quanta: %s", fmt.Sprintf(format, a...), strings.Join(f.log, ", "))
+}
+
+var pool = func() (all []model.BackendAddress) {
+	for _, text := range []string{"10.0.0.21", "10.0.0.22", "10.0.0.23", "10.0.0.24", "10.0.0.25", "2001:db8:2::21", "2001:db8:2::22", "2001:db8:2::23"} {
+		all = append(all, model.BackendAddress{Address: netip.MustParseAddr(text)})
+	}
+	return all
+}()
+
+func frontends(n int) (all []model.Frontend) {
+	for _, address := range []string{fmt.Sprintf("192.0.2.%d", 10+n), fmt.Sprintf("2001:db8:1::%d", 10+n)} {
+		for _, protocol := range []model.Protocol{model.TCP, model.UDP} {
+			all = append(all, model.Frontend{Address: netip.MustParseAddr(address), Ports: model.PortRange{First: 443, Last: 443}, Protocol: protocol})
+		}
+	}
+	return all
+}
+
+// newHistory begins with an empty data plane.
+func newHistory(w *world, c chooser, count *tally, breaks breakage) *history {
+	h := &history{chooser: c, w: w, count: count, lossesOnly: breaks.lossesOnly, tight: w.tight}
+	count.histories++
+	must(w, w.d.Heartbeat())
+	h.clear()
+	var below reconcile.Maps = w.d
+	if breaks.writes != nil {
+		below = &broken{Maps: below, breakage: breaks, slots: map[uint32]reconcile.Slot{}}
+	}
+	witness := newWitness(w, below)
+	h.rules = &rules{witness: witness, entries: map[flowKey]*entry{}, isThere: w.isRemembered, drains: h.weightless}
+	witness.late = h.late
+	witness.scanned = func(found map[uint32]bool) error {
+		if err := h.rules.scan(found); err != nil && !h.lossesOnly {
+			return err
+		}
+		return nil
+	}
+	h.fault = &faults{Maps: witness}
+	if breaks.hurries {
+		h.fault.Maps = hasty{witness}
+	}
+	h.desired = reconcile.Desired{Limits: w.options.Limits, Settle: settle}
+	h.restart()
+	return h
+}
+
+// clear takes away what the history before has left.
+func (h *history) clear() {
+	h.w.forget()
+	clean := reconcile.New(hasty{h.w.d}) // no program runs
+	if _, err := clean.Apply(reconcile.Desired{Limits: h.w.options.Limits}); err != nil {
+		h.w.Fatalf("removing what a history left: %v", err)
+	}
+}
+
+func (h *history) now() time.Duration { return h.rules.now }
+
+var epoch = time.Unix(1_700_000_000, 0)
+
+func (h *history) restart() {
+	h.r = reconcile.New(h.fault, reconcile.Clock(func() time.Time { return epoch.Add(h.now()) }))
+	if err := h.r.Adopt(); err != nil {
+		h.fail("adoption: %v", err)
+	}
+	for _, f := range h.flows {
+		record, _ := h.rules.serviceOf(f.frontend)
+		f.prolonged(h.now(), h.settleOf(record))
+	}
+}
+
+func (h *history) log(format string, a ...any) {
+	h.trace = append(h.trace, fmt.Sprintf("%6.1f  %s", float64(h.now())/float64(quantum), fmt.Sprintf(format, a...)))
+}
+
+func (h *history) settleOf(record reconcile.ServiceRecord) time.Duration {
+	return max(settle, record.AffinityTimeout)
+}
+
+// slotOf is the slot of a flow.
+func (h *history) slotOf(f *flow) reconcile.Slot {
+	record, ok := h.rules.serviceOf(f.frontend)
+	if !ok {
+		return reconcile.Slot{}
+	}
+	return h.rules.slots[position(record.Offset, record.Size, hashOf(f.packet, record))]
+}
+
+func (h *history) currentOf(f *flow) model.BackendAddress {
+	return h.rules.backends[h.slotOf(f).Current].BackendAddress
+}
+
+// members are the backends that serve a family of a service, with their weights: its own, or
+// those of the other where it has none.
+func members(d reconcile.Desired, name string, ipv6 bool) map[model.BackendAddress]uint16 {
+	all := map[model.BackendAddress]uint16{}
+	for _, s := range d.Services {
+		if s.Name != name {
+			continue
+		}
+		own := slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.Address.Is6() == ipv6 })
+		for _, b := range s.Backends {
+			if b.Address.Is6() == ipv6 || !own {
+				all[b.BackendAddress] = b.Weight
+			}
+		}
+	}
+	return all
+}
+
+func (h *history) isMember(f *flow, b model.BackendAddress) bool {
+	_, ok := members(h.desired, f.service, f.frontend.Address.Is6())[b]
+	return ok
+}
+
+func (h *history) drainsNow(f *flow, b model.BackendAddress) bool {
+	weight, ok := members(h.desired, f.service, f.frontend.Address.Is6())[b]
+	return ok && weight == 0
+}
+
+// weightless reports whether a backend has weight 0 in a service, or is none of it.
+func (h *history) weightless(record reconcile.ServiceRecord, b model.BackendAddress) (yes, known bool) {
+	for f, index := range h.rules.fronts {
+		if index == record.Index {
+			return members(h.applied, record.Name, f.Address.Is6())[b] == 0, !h.inDoubt
+		}
+	}
+	return false, false
+}
+
+// apply makes the desired state so, or fails with the fault that is set.
+func (h *history) apply() {
+	_, err := h.r.Apply(h.desired)
+	h.rules.lateRuns() // no program runs for longer than that
+	h.fault.strike(none, 0)
+	switch {
+	case err == nil:
+		h.applied, h.inDoubt = h.desired, false
+	case errors.Is(err, errInjected):
+		h.inDoubt = true
+		h.count.events["apply failed"]++
+		h.log("  failed: %v", err)
+	default:
+		h.fail("apply: %v", err)
+	}
+	h.look()
+}
+
+// look has flows learn what the change means for them.
+func (h *history) look() {
+	h.seq++
+	for _, f := range h.flows {
+		if f.dead {
+			continue
+		}
+		record, ok := h.rules.serviceOf(f.frontend)
+		holds := f.holder != model.BackendAddress{}
+		if current := h.currentOf(f); current != f.current {
+			f.changed(h.now(), h.seq, h.settleOf(record))
+			f.current = current
+		}
+		if n := len(f.periods); n > 0 && h.slotOf(f).State != reconcile.Transition {
+			f.periods[n-1].over = true
+		}
+		f.holderGone = f.holderGone || !ok || holds && !h.isMember(f, f.holder)
+		if n := len(f.synsTo); n > 0 {
+			f.synsTo = slices.DeleteFunc(f.synsTo, func(b model.BackendAddress) bool { return !h.isMember(f, b) })
+			f.reused = f.reused || len(f.synsTo) < n
+		}
+		f.draining = f.draining || holds && h.drainsNow(f, f.holder)
+		f.rehashed = f.rehashed || f.byClient != (record.AffinityTimeout > 0)
+		// What failed half-way under tracking none is carried out by the next change, whatever that says.
+		untracked := h.inDoubt && h.trackingOf(f) == model.TrackingNone
+		if (record.Tracking == model.TrackingNone || untracked || f.mayStray) && holds && f.current != f.holder {
+			f.strayed = true
+		}
+		f.mayStray = untracked
+	}
+}
+
+// trackingOf is what the configuration says of the flow's service.
+func (h *history) trackingOf(f *flow) model.Tracking {
+	for _, s := range h.desired.Services {
+		if s.Name == f.service {
+			return s.Tracking
+		}
+	}
+	return model.TrackingAuto
+}
+
+// advance lets time pass, a quantum at a time at most, and has the reconciler do what is due.
+func (h *history) advance(by time.Duration) {
+	h.rules.now += by
+	h.w.age(by)
+	must(h.w, h.w.d.Heartbeat())
+}
+
+func (h *history) settle() reconcile.Settling {
+	left, err := h.r.Settle()
+	h.rules.lateRuns() // no program runs for longer than that
+	if errors.Is(err, errInjected) {
+		h.log("  settling failed: %v", err)
+		h.count.events["settle failed"]++
+	} else if err != nil {
+		h.fail("settle: %v", err)
+	}
+	h.fault.strike(none, 0)
+	h.look()
+	return left
+}
+
+// late has flows of closing slots send at the last moment, through programs that still hold
+// the old words.
+func (h *history) late() {
+	if h.lateRolls == nil {
+		return
+	}
+	h.rules.asOld(func() {
+		budget := 6
+		for _, i := range h.lateRolls.Perm(len(h.flows)) {
+			f := h.flows[i]
+			record, ok := h.rules.serviceOf(f.frontend)
+			if !ok || f.dead || budget == 0 {
+				continue
+			}
+			if _, closing := h.rules.old[position(record.Offset, record.Size, hashOf(f.packet, record))]; closing {
+				h.step(f, h.lateRolls)
+				h.count.lates++
+				budget--
+			}
+		}
+	})
+}
+
+// traffic has flows send, each as often as it likes to, and new ones begin.
+func (h *history) traffic(rng *rand.Rand, newcomers int) {
+	must(h.w, pin(rng.IntN(2)))
+	for range newcomers {
+		if len(h.desired.Services) > 0 {
+			h.open(rng, false)
+		}
+	}
+	for _, f := range h.flows { // those that begin meanwhile wait
+		if rng.Float64() < f.chattiness {
+			h.step(f, rng)
+		}
+	}
+	h.flows = slices.DeleteFunc(h.flows, func(f *flow) bool { return f.dead })
+	if !h.lossesOnly {
+		h.checkEntries()
+	}
+}
+
+// checkEntries compares what the program remembers with what it must.
+func (h *history) checkEntries() {
+	real := h.w.entries()
+	for key, e := range h.rules.entries {
+		if _, ok := real[key]; ok {
+			continue
+		}
+		if !h.rules.alive(e.backend) { // a scan may take it, or leave it to who meets it
+			delete(h.rules.entries, key)
+			continue
+		}
+		h.fail("%x should be remembered with %v", key, *e)
+	}
+	for key := range real {
+		if _, ok := h.rules.entries[key]; !ok {
+			h.fail("%x is remembered, and should not be", key)
+		}
+	}
+}
+
+// tableSize is for the configuration: 0 and the smallest ones.
+func (h *history) tableSize() uint32 {
+	return []uint32{0, maglev.Sizes[0], maglev.Sizes[1]}[h.choose(3, "size")]
+}

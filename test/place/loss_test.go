@@ -1,0 +1,129 @@
+package place_test
+
+import (
+	"slices"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+// cause is why a flow may be lost: the document's list, in its order, with its second and
+// fifth points in their halves.
+type cause string
+
+const (
+	removed       cause = "1: its backend was removed"
+	idledThrough  cause = "2a: idle through the settle time"
+	idledOver     cause = "2b: idle for longer than its timeout"
+	notRemembered cause = "3: could not be remembered"
+	twoSYNs       cause = "4: SYN before and after the change"
+	untracked     cause = "5a: tracking none"
+	drainedUDP    cause = "5b: UDP, and its backend drains"
+	otherHash     cause = "6: affinity was switched on or off"
+	never         cause = ""
+)
+
+// flow is a client's connection, or its UDP packets with one tuple, as client and backends
+// see them: nothing in it is from the tables.
+type flow struct {
+	packet            // addresses; kind and payload are of the last packet
+	service    string // of the configuration
+	chattiness float64
+	synsTo     []model.BackendAddress // that have the connection half open
+	holder     model.BackendAddress   // that has the connection; the zero value: nobody yet
+	answered   bool                   // the client has a SYN-ACK or, with UDP, has sent
+	unheard    bool                   // the answer to its first SYN is lost
+	state      kind
+	finished   int // packets to go after a FIN
+	reused     bool
+	dead       bool
+
+	sent    time.Duration // when the last packet was
+	sentSeq int           // the same, counted in events
+	// unremembered: the last packet should have been remembered, and was not.
+	unremembered bool
+	// lapsed: it was idle for longer than its timeout, and has not been remembered since. By
+	// chance its next packet may have come to the right backend all the same.
+	lapsed bool
+	always bool // the last packet was under tracking always
+	noted  bool // the last packet was sent where flows are remembered
+
+	current model.BackendAddress // that its slot named lately
+	periods []period
+
+	holderGone bool // the holder was removed since
+	rehashed   bool // affinity was switched on or off
+	strayed    bool // without tracking, its slot named somebody else
+	mayStray   bool // a change that would have ended tracking failed half-way
+	draining   bool // the holder has had weight 0 since the last packet
+	byClient   bool // its slot is its client's
+	log        []string
+}
+
+// period is how long the slot of a flow has been in transition, reckoned from changes of its
+// current backend: from the first, until nothing has changed for the settle time.
+type period struct {
+	beginSeq int
+	last     time.Duration // the last change
+	over     bool          // seen to be
+}
+
+// changed notes that the flow's slot names another backend now.
+func (f *flow) changed(now time.Duration, seq int, settle time.Duration) {
+	if n := len(f.periods); n > 0 && !f.periods[n-1].over && now < f.periods[n-1].last+settle {
+		f.periods[n-1].last = now
+		return
+	}
+	f.periods = append(f.periods, period{beginSeq: seq, last: now})
+}
+
+// prolonged notes that the settle time begins anew, where it has not ended.
+func (f *flow) prolonged(now time.Duration, settle time.Duration) {
+	if n := len(f.periods); n > 0 && !f.periods[n-1].over && now < f.periods[n-1].last+settle {
+		f.periods[n-1].last = now
+	}
+}
+
+// isOver reports whether the flow was remembered, and has been idle for longer than it is.
+func (f *flow) isOver(now, affinity time.Duration) bool {
+	timeout := f.state.timeout()
+	if affinity > 0 {
+		timeout = min(timeout, affinity)
+	}
+	return f.noted && now-f.sent > timeout
+}
+
+// lossCause says why a packet that is sent now may reach a backend that is not the holder,
+// or that it never may. Nothing of what the packet itself changes is in f yet.
+func (f *flow) lossCause(to model.BackendAddress, now, settle, affinity time.Duration) cause {
+	switch {
+	case f.holderGone:
+		return removed
+	case slices.Contains(f.synsTo, to):
+		return twoSYNs
+	case f.strayed:
+		return untracked
+	case f.rehashed:
+		return otherHash
+	case f.unremembered:
+		return notRemembered
+	}
+	if f.state == udp && f.draining && affinity > 0 {
+		return drainedUDP // its client is remembered, it is not
+	}
+	for _, p := range f.periods {
+		if p.beginSeq < f.sentSeq {
+			continue
+		}
+		if f.state == udp && f.draining && !f.always {
+			return drainedUDP
+		}
+		if now >= p.last+settle {
+			return idledThrough
+		}
+	}
+	if f.lapsed || f.isOver(now, affinity) {
+		return idledOver
+	}
+	return never
+}

@@ -1,0 +1,223 @@
+package place_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netns"
+
+	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/maglev"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/reconcile"
+)
+
+// steady is a flow that always has something to send, so that no settle time is too short
+// for it: it may be lost only with its backend.
+type steady struct {
+	packet
+	frame  []byte
+	holder byte // the backend's number: the last octet of its address
+}
+
+func newSteady(service model.Service, udpToo bool, n int, port uint16) *steady {
+	f := &steady{}
+	f.frontend = service.Frontends[0] // TCP over IPv4
+	client := netip.AddrFrom4([4]byte{198, 51, 100, byte(n)})
+	if n%2 == 1 {
+		f.frontend, client = service.Frontends[2], netip.AddrFrom16([16]byte{0x20, 1, 0x0d, 0xb8, 5: 9, 15: byte(n)})
+	}
+	f.kind, f.payload = data, true
+	if udpToo && n%3 == 0 {
+		f.kind = udp
+		f.frontend.Protocol = model.UDP
+	}
+	f.client = netip.AddrPortFrom(client, port)
+	f.frame = f.packet.frame()
+	return f
+}
+
+// first is the flow's first packet as it comes in.
+func (f *steady) first() []byte {
+	p := f.packet
+	if p.kind != udp {
+		p.kind, p.payload = syn, false
+	}
+	return p.frame()
+}
+
+// sender is a CPU on which packets come in, one after the other.
+type sender struct {
+	w      *world
+	cpu    int
+	shared []*steady // by all CPUs, as when the queues of a network card are spread anew
+	rounds atomic.Int64
+	sent   int
+	lost   []string
+	gone   func(holder byte) bool // whether the backend was ever removed
+}
+
+// number is the backend that a frame leaves to, 0 for nobody.
+func (s *sender) number(frame []byte) (byte, error) {
+	verdict, out, err := s.w.d.RunPacket(arm, frame)
+	if err != nil || verdict != datapath.XDPTx && verdict != datapath.XDPRedirect {
+		return 0, err
+	}
+	return out[5], nil
+}
+
+// run sends until it is told to stop: the shared flows, and in each round some that are new.
+func (s *sender) run(service model.Service, stop *atomic.Bool) error {
+	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+	if err := errors.Join(netns.Set(s.w.space), pin(s.cpu)); err != nil {
+		return err
+	}
+	var own []*steady
+	port := uint16(1024)
+	for !stop.Load() {
+		for range 6 {
+			port++
+			f := newSteady(service, true, 100+2*s.cpu+int(port)%2, port)
+			to, err := s.number(f.first())
+			if err != nil {
+				return err
+			}
+			f.holder = to
+			own = append(own, f)
+		}
+		for _, flows := range [][]*steady{own, s.shared} {
+			for _, f := range flows {
+				to, err := s.number(f.frame)
+				if err != nil {
+					return err
+				}
+				if s.sent++; to != f.holder && !s.gone(f.holder) {
+					s.lost = append(s.lost, fmt.Sprintf("round %d, CPU %d: %s is on %d, its packet went to %d", s.rounds.Load(), s.cpu, f.packet, f.holder, to))
+				}
+			}
+		}
+		own = own[max(0, len(own)-200):]
+		s.rounds.Add(1)
+	}
+	return nil
+}
+
+// TestTwoCPUsWhileTablesChange has two CPUs send packets of hundreds of flows, the same on
+// both and new ones on each, while tables change, settle and are given up, with the real
+// grace periods in between. No flow is lost but with its backend.
+func TestTwoCPUsWhileTablesChange(t *testing.T) {
+	if runtime.NumCPU() < 2 {
+		t.Skip("needs two CPUs: runs packets on both at once")
+	}
+	changes := 60
+	if os.Getenv("SHUNT_SOAK") != "" {
+		changes = 3000
+	}
+	w := newWorld(t, 1<<16)
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	var now atomic.Int64
+	witness := newWitness(w, w.d)
+	witness.grace = w.d.Grace
+	r := reconcile.New(witness, reconcile.Clock(func() time.Time { return epoch.Add(time.Duration(now.Load())) }))
+	desired := reconcile.Desired{Limits: w.options.Limits, Settle: settle, Services: []model.Service{web("21 22 23")}}
+	apply := func() {
+		t.Helper()
+		must(t, w.d.Heartbeat())
+		_, err := r.Apply(desired)
+		must(t, err)
+	}
+	apply()
+	var gone [256]atomic.Bool
+	shared := make([]*steady, 300)
+	senders := []*sender{{cpu: 0}, {cpu: 1}}
+	for i := range shared {
+		shared[i] = newSteady(desired.Services[0], true, 1+i%60, uint16(30000+i))
+	}
+	for _, s := range senders {
+		s.w, s.shared, s.gone = w, shared, func(b byte) bool { return gone[b].Load() }
+	}
+	for _, f := range shared {
+		var err error
+		f.holder, err = senders[0].number(f.first())
+		must(t, err)
+	}
+	var stop atomic.Bool
+	var running sync.WaitGroup
+	failed := make(chan error, len(senders))
+	for _, s := range senders {
+		running.Go(func() {
+			if err := s.run(desired.Services[0], &stop); err != nil {
+				failed <- err
+			}
+		})
+	}
+	// Every flow has sent once two rounds have ended that may have been under way.
+	everybodySends := func() {
+		t.Helper()
+		for _, s := range senders {
+			for until := s.rounds.Load() + 2; s.rounds.Load() < until; {
+				select {
+				case err := <-failed:
+					t.Fatal(err)
+				default:
+					runtime.Gosched()
+				}
+			}
+		}
+	}
+	marked := 0
+	for range changes {
+		desired.Services = []model.Service{otherWeb(rng, &gone)}
+		apply()
+		if rng.IntN(3) == 0 { // a second change before the first has settled, at once
+			desired.Services = []model.Service{otherWeb(rng, &gone)}
+			apply()
+		}
+		everybodySends()
+		now.Add(int64(settle) * int64(rng.IntN(3)) / 2)
+		left, err := r.Settle()
+		must(t, err)
+		marked = max(marked, left.Marked)
+	}
+	stop.Store(true)
+	running.Wait()
+	packets := 0
+	for _, s := range senders {
+		packets += s.sent
+		if len(s.lost) > 0 {
+			t.Errorf("CPU %d: %d packets went astray, the first: %s", s.cpu, len(s.lost), s.lost[0])
+		}
+	}
+	t.Logf("%d changes, %d packets, at most %d slots marked", changes, packets, marked)
+	if marked == 0 {
+		t.Errorf("no slot was ever marked: the test tests too little")
+	}
+}
+
+// otherWeb is the service with other weights and another size. Backends 21 and 22 always
+// have weight; 23 and 24 come and go, and who goes has gone for good.
+func otherWeb(rng *rand.Rand, gone *[256]atomic.Bool) model.Service {
+	backends := fmt.Sprintf("21*%d 22*%d", 1+rng.IntN(3), 1+rng.IntN(3))
+	for n := 23; n <= 24; n++ {
+		if rng.IntN(4) > 0 {
+			backends += fmt.Sprintf(" %d*%d", n, 1+rng.IntN(3))
+		} else {
+			gone[n].Store(true)
+		}
+	}
+	size := maglev.Sizes[0]
+	if rng.IntN(4) == 0 {
+		size = maglev.Sizes[1]
+	}
+	return web(backends, func(s *model.Service) { s.TableSize = size })
+}
