@@ -9,17 +9,20 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GENERATED := '*_bpfel.go' '*_bpfel.o'
 
 # Packages with golden files and pages that are written by their tests, and compared.
-GOLDEN_PACKAGES := ./internal/datapath ./internal/source/file ./test/script
+GOLDEN_PACKAGES := ./internal/datapath ./internal/source/file ./test/script ./test/kernel
 
 # More for `go test`, for example TESTFLAGS='-v -run TestX'.
 TESTFLAGS ?=
 
-# Packages whose tests also run under other kernels, and the kernels.
-KERNELS ?= 6.1,6.12
-KERNEL_PACKAGES ?= ./internal/datapath,./test/packet,./test/net
+# Packages whose tests also run under other kernels, and the kernels; "host" is the one that
+# runs. Only the whole is recorded for the README.
+KERNELS ?= 6.1,6.12,host
+KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/datapath,./internal/backend,./test/cost,./test/packet,./test/net
+KERNELFLAGS ?= --record
 ifdef QUICK
 KERNELS := 6.1
-KERNEL_PACKAGES := ./internal/datapath
+KERNEL_PACKAGES := ./test/kernel/guest,./internal/datapath
+KERNELFLAGS :=
 endif
 
 FUZZTIME ?= 10m
@@ -104,15 +107,30 @@ fuzz: go-version
 		$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$package </dev/null || exit 1; \
 	done
 
-## make test-kernels      tests under Debian's kernels (KERNELS), in virtual machines; QUICK=1: 6.1 and one package
+## make test-kernels      tests under Debian's kernels (KERNELS), in virtual machines, recorded for README.md; QUICK=1: the least
 .PHONY: test-kernels
 test-kernels: go-version
-	$(GO) run ./test/kernel --kernels $(KERNELS) --packages $(KERNEL_PACKAGES)
+	@status=0; \
+	$(GO) run ./test/kernel --kernels $(KERNELS) --packages $(KERNEL_PACKAGES) $(KERNELFLAGS) || status=$$?; \
+	case "$(KERNELFLAGS)" in *--record*) $(GO) test -count=1 ./test/kernel -update || status=$$? ;; esac; \
+	exit $$status
 
 ## make bench             compares with other balancers; as root, about half an hour (BENCHFLAGS=--quick)
 .PHONY: bench
 bench: go-version
 	$(GO) run ./bench $(BENCHFLAGS)
+
+## make percall           nanoseconds per packet, NAT and direct return; as root (PERCALLFLAGS='--flows 1')
+.PHONY: percall
+percall: go-version
+	$(GO) run ./bench/percall $(PERCALLFLAGS)
+	$(GO) run ./bench/percall --direct $(PERCALLFLAGS)
+
+## make approve-weight    records how large the programs are on this kernel now (test/cost); as root
+.PHONY: approve-weight
+approve-weight: go-version
+	$(GO) test -count=1 ./test/cost -update
+	git --no-pager diff -- test/cost/record.txt
 
 ## make clean             removes the binary and downloaded tools
 .PHONY: clean

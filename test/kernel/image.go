@@ -13,46 +13,38 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
-	"time"
+
+	"github.com/shunt-lb/shunt/test/kernel/suite"
 )
 
-// guestTest is one package's tests in the guest. The field names are the contract
-// with ./guest, which reads them from /tests.json.
-type guestTest struct {
-	Package string        `json:"package"`
-	Binary  string        `json:"binary"` // path in the guest
-	Dir     string        `json:"dir"`    // working directory in the guest
-	Args    []string      `json:"args"`
-	Timeout time.Duration `json:"timeout"`
-
+// compiled is one package's tests: as the guest runs them, and where the binary lies here.
+type compiled struct {
+	suite.Test
 	host string // path of the binary here
+	name string // path of the package in the repository: "test/net"
 }
 
-// wantedModules are loaded in every guest where the kernel has them as modules. The
-// tests make interfaces of these kinds and use these hooks; what is built in or
-// absent is passed over.
+// wantedModules are loaded in every guest, with what they depend on, unless they are built
+// in: the tests make interfaces of these kinds and use these hooks.
 var wantedModules = []string{
 	"veth", "bridge", "8021q", "bonding", "dummy", "macvlan", "tun", // interfaces
-	"ipip", "ip6_tunnel", "fou", "fou6", // the kernel's own tunnels
+	"ipip", "sit", "ip6_tunnel", "fou", "fou6", // the kernel's own tunnels; GUE is part of fou
 	"sch_ingress", "cls_bpf", "act_bpf", // clsact, where there is no tcx
 	"nf_tables", "nft_chain_nat", "nft_masq", "nft_ct", // a second opinion on NAT
-	"netem",
+	"sch_netem",
 	"nfnetlink", "xfrm_user", // netlink families that a real machine loads when they are asked for
 }
 
-// buildGuest compiles the guest's init and the tests of every package that has any.
-func buildGuest(ctx context.Context, root, work string, o options) (init string, tests []guestTest, err error) {
-	init = filepath.Join(work, "init")
-	if err := goTool(ctx, root, "build", "-o", init, "./test/kernel/guest"); err != nil {
-		return "", nil, err
-	}
+// compile builds the tests of every package that has any.
+func compile(ctx context.Context, root, work string, o options) (tests []compiled, err error) {
 	for i, pkg := range o.packages {
 		list := exec.CommandContext(ctx, "go", "list", "-f", "{{.ImportPath}}\t{{.Dir}}\t{{len .TestGoFiles}}{{len .XTestGoFiles}}", pkg)
 		list.Dir, list.Stderr = root, os.Stderr
 		out, err := list.Output()
 		if err != nil {
-			return "", nil, fmt.Errorf("go list %s: %w; --packages takes packages of this module, comma separated", pkg, err)
+			return nil, fmt.Errorf("go list %s: %w; --packages takes packages of this module, comma separated", pkg, err)
 		}
 		for j, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
 			field := strings.Split(line, "\t")
@@ -62,37 +54,31 @@ func buildGuest(ctx context.Context, root, work string, o options) (init string,
 			}
 			rel, err := filepath.Rel(root, field[1])
 			if err != nil {
-				return "", nil, err
+				return nil, err
 			}
-			t := guestTest{
+			t := compiled{name: filepath.ToSlash(rel), host: filepath.Join(work, fmt.Sprintf("%d-%d.test", i, j))}
+			t.Test = suite.Test{
 				Package: field[0],
 				Binary:  fmt.Sprintf("/tests/%d-%d.test", i, j),
-				Dir:     path.Join("/src", filepath.ToSlash(rel)),
-				Timeout: testLimit(o.timeout),
-				host:    filepath.Join(work, fmt.Sprintf("%d-%d.test", i, j)),
+				Dir:     path.Join("/src", t.name),
+				Timeout: o.timeout,
+				// Less, so that stacks of hanging tests are printed before they are stopped.
+				Args: []string{"-test.timeout=" + (o.timeout - o.timeout/20).String()},
 			}
-			t.Args = []string{"-test.timeout=" + (t.Timeout - t.Timeout/20).String()}
 			if o.run != "" {
 				t.Args = append(t.Args, "-test.run="+o.run)
 			}
-			if o.verbose {
-				t.Args = append(t.Args, "-test.v")
-			}
-			if err := goTool(ctx, root, "test", "-c", "-o", t.host, field[0]); err != nil {
-				return "", nil, err
+			if err := goTool(ctx, root, "test", "-c", "-ldflags=-s -w", "-o", t.host, field[0]); err != nil {
+				return nil, err
 			}
 			tests = append(tests, t)
 		}
 	}
 	if len(tests) == 0 {
-		return "", nil, fmt.Errorf("none of %s has tests", strings.Join(o.packages, ", "))
+		return nil, fmt.Errorf("none of %s has tests", strings.Join(o.packages, ", "))
 	}
-	return init, tests, nil
+	return tests, nil
 }
-
-// testLimit is the time a package may take of what its kernel may take: less, so that
-// stacks of hanging tests are printed before the machine is stopped.
-func testLimit(kernel time.Duration) time.Duration { return kernel - kernel/10 }
 
 // goTool runs the go command for a static binary.
 func goTool(ctx context.Context, dir string, args ...string) error {
@@ -106,7 +92,7 @@ func goTool(ctx context.Context, dir string, args ...string) error {
 }
 
 // writeImage packs init, tests, the repository's files and modules.
-func writeImage(file, root, init string, tests []guestTest, k kernel) error {
+func writeImage(file, root, init string, tests []compiled, k kernel) error {
 	f, err := os.Create(file)
 	if err != nil {
 		return err
@@ -120,10 +106,13 @@ func writeImage(file, root, init string, tests []guestTest, k kernel) error {
 	if err := addBusybox(a); err != nil {
 		return err
 	}
+	var list []suite.Test
 	for _, t := range tests {
 		if err := a.addFile(t.Binary, t.host, 0o755); err != nil {
 			return err
 		}
+		t.Args = append(slices.Clone(t.Args), "-test.short") // emulation is slow
+		list = append(list, t.Test)
 	}
 	if err := addTree(a, root); err != nil {
 		return fmt.Errorf("packing the repository's files: %w", err)
@@ -131,11 +120,11 @@ func writeImage(file, root, init string, tests []guestTest, k kernel) error {
 	if err := addModules(a, k); err != nil {
 		return err
 	}
-	list, err := json.Marshal(tests)
+	text, err := json.Marshal(list)
 	if err != nil {
 		return err
 	}
-	if err := a.add("/tests.json", list, 0o644); err != nil {
+	if err := a.add("/tests.json", text, 0o644); err != nil {
 		return err
 	}
 	if err := a.close(); err != nil {
@@ -208,6 +197,13 @@ func addModules(a *archive, k kernel) error {
 	if err != nil {
 		return fmt.Errorf("listing modules: %w", err)
 	}
+	builtin, err := os.ReadFile(filepath.Join(k.modules, "modules.builtin"))
+	if err != nil {
+		return fmt.Errorf("listing what is built in: %w", err)
+	}
+	if missing := absent(wantedModules, files, string(builtin)); len(missing) > 0 {
+		return fmt.Errorf("the kernel has no module %s, built in or not; wantedModules says what tests may rely on", strings.Join(missing, ", "))
+	}
 	content := map[string][]byte{}
 	order, err := loadOrder(wantedModules, func(name string) (depends []string, known bool, err error) {
 		file, known := files[name]
@@ -231,11 +227,26 @@ func addModules(a *archive, k kernel) error {
 	return nil
 }
 
+// absent are the wanted modules that are neither files nor built in; builtin is
+// modules.builtin, one path a line.
+func absent(wanted []string, files map[string]string, builtin string) (missing []string) {
+	in := map[string]bool{}
+	for _, line := range strings.Fields(builtin) {
+		in[moduleName(strings.TrimSuffix(path.Base(line), ".ko"))] = true
+	}
+	for _, name := range wanted {
+		if name = moduleName(name); files[name] == "" && !in[name] {
+			missing = append(missing, name)
+		}
+	}
+	return missing
+}
+
 // moduleName is the kernel's own spelling: file names may use - where it uses _.
 func moduleName(s string) string { return strings.ReplaceAll(s, "-", "_") }
 
 // loadOrder lists wanted modules and their dependencies, each after what it needs.
-// Unknown modules are left out: they are built in, or this kernel lacks them.
+// Unknown modules are left out: they are built in.
 func loadOrder(wanted []string, lookup func(string) (depends []string, known bool, err error)) ([]string, error) {
 	var order []string
 	seen := map[string]bool{}

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/shunt-lb/shunt/test/kernel/suite"
 )
 
 func TestNaturalLess(t *testing.T) {
@@ -37,6 +39,34 @@ func TestLoadOrder(t *testing.T) {
 	}
 	if want := []string{"veth", "llc", "stp", "bridge"}; !slices.Equal(got, want) {
 		t.Errorf("order %v, want %v", got, want)
+	}
+}
+
+func TestAbsent(t *testing.T) {
+	files := map[string]string{"veth": "kernel/drivers/net/veth.ko", "nft_ct": "x"}
+	got := absent([]string{"veth", "nft-ct", "xfrm_user", "netem"}, files, "kernel/net/xfrm/xfrm-user.ko\nkernel/fs/ext4/ext4.ko\n")
+	if want := []string{"netem"}; !slices.Equal(got, want) {
+		t.Errorf("absent are %v, want %v", got, want)
+	}
+}
+
+// TestExcuse shows that a skip fails the run unless it has a reason.
+func TestExcuse(t *testing.T) {
+	root := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(root, "test", "kernel"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "test", "kernel", "skips"), []byte("# comment\nTestA/one  why\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for skipped, good := range map[string]bool{"TestA/one": true, "TestA": false} {
+		r := result{Passed: true, Packages: []suite.Report{{Passed: 1, Skipped: []string{skipped}}}}
+		if err := excuse(root, "6.1", &r); err != nil {
+			t.Fatal(err)
+		}
+		if r.Passed != good {
+			t.Errorf("with %s skipped: passed %v, %+v", skipped, r.Passed, r.Packages)
+		}
 	}
 }
 

@@ -2,7 +2,8 @@
 //
 // It fetches Debian's cloud kernels, compiles the packages' tests into static
 // binaries, packs them with the program in ./guest and the needed modules into an
-// initramfs, and boots each kernel in a virtual machine that runs them:
+// initramfs, and boots each kernel once in a virtual machine that runs them one package
+// after the other:
 //
 //	go run ./test/kernel --kernels 6.1,6.12 --packages ./internal/datapath,./test/net
 //
@@ -10,12 +11,18 @@
 //	 ────                                    ────────────────────────
 //	 apt-get download, dpkg -x ─► vmlinuz ─► boots
 //	 go test -c               ─► initramfs ─► /init = ./guest: mounts, modules, tests
-//	 stdout      ◄──────────── serial 0 ◄─── what the kernel and the tests say
+//	 stdout, log ◄──────────── serial 0 ◄─── what the kernel and the tests say
 //	 result      ◄──────────── serial 1 ◄─── one line of JSON per package, and an end
 //
 // Emulation (tcg) needs neither /dev/kvm nor root. Times in the guest mean nothing,
-// behaviour does. Exit status: 0 all passed, 1 a test failed or the guest died, 2 the
-// machine could not be set up. Every kernel ends with one line for programs:
+// behaviour does, so tests run there with -test.short. The kernel "host" is the one that
+// runs already: the same binaries, as root and in full, without a virtual machine.
+//
+// The whole output of a kernel is kept in .tools/kernels/<kernel>.log. With --record, what
+// passed is written to test/kernel/passed.json, which the table of README.md is made from.
+//
+// Exit status: 0 all passed, 1 a test failed or the guest died, 2 the machine could not be
+// set up. Every kernel ends with one line for programs:
 //
 //	shunt-kernel: {"kernel":"6.1","release":"6.1.0-56-cloud-amd64","passed":true,…}
 package main
@@ -26,6 +33,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -33,6 +41,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/shunt-lb/shunt/test/kernel/suite"
 )
 
 // options is the command line.
@@ -40,30 +50,26 @@ type options struct {
 	kernels  []string
 	packages []string
 	run      string        // -test.run of every package
-	timeout  time.Duration // of one kernel, boot included
+	timeout  time.Duration // of one package
 	memory   string        // qemu's -m
 	verbose  bool
+	record   bool
 	keep     bool // leave the working directory for a look
 }
 
 // result is the line for programs.
 type result struct {
-	Kernel   string          `json:"kernel"`  // as asked for: "6.1"
-	Release  string          `json:"release"` // uname -r
-	Passed   bool            `json:"passed"`
-	Seconds  float64         `json:"seconds"`
-	Packages []packageResult `json:"packages"`
-	Error    string          `json:"error,omitempty"`
+	Kernel   string         `json:"kernel"`  // series: "6.1"
+	Release  string         `json:"release"` // uname -r
+	Short    bool           `json:"short"`   // whether tests ran with -test.short
+	Passed   bool           `json:"passed"`
+	Seconds  float64        `json:"seconds"`
+	Packages []suite.Report `json:"packages"`
+	Error    string         `json:"error,omitempty"`
 }
 
-// packageResult is what the guest reports of one package.
-type packageResult struct {
-	Package string  `json:"package"`
-	Exit    int     `json:"exit"` // the test binary's; 124 when it was stopped for time
-	Seconds float64 `json:"seconds"`
-	Splats  int     `json:"splats"` // warnings and oopses in the kernel's log meanwhile
-	Error   string  `json:"error,omitempty"`
-}
+// onHost names the kernel that runs already.
+const onHost = "host"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -81,12 +87,13 @@ func main() {
 // parseFlags reads the command line and exits on a wrong one.
 func parseFlags() options {
 	var o options
-	kernels := flag.String("kernels", "6.1,6.12", "kernel series of Debian's cloud kernels, comma separated")
+	kernels := flag.String("kernels", "6.1,6.12", "kernel series of Debian's cloud kernels, comma separated; host is the kernel that runs")
 	packages := flag.String("packages", "./test/kernel/guest", "Go packages whose tests run in the guest, comma separated")
 	flag.StringVar(&o.run, "run", "", "run only tests that match this expression")
-	flag.DurationVar(&o.timeout, "timeout", 20*time.Minute, "stop a kernel after this long")
+	flag.DurationVar(&o.timeout, "timeout", 40*time.Minute, "stop a package after this long")
 	flag.StringVar(&o.memory, "memory", "2G", "memory of the guest")
-	flag.BoolVar(&o.verbose, "v", false, "let tests print their log")
+	flag.BoolVar(&o.verbose, "v", false, "print all that tests say")
+	flag.BoolVar(&o.record, "record", false, "write what passed to "+recordFile)
 	flag.BoolVar(&o.keep, "keep", false, "keep the working directory and print its name")
 	flag.Parse()
 	if flag.NArg() > 0 {
@@ -94,6 +101,10 @@ func parseFlags() options {
 		os.Exit(2)
 	}
 	o.kernels, o.packages = split(*kernels), split(*packages)
+	if o.record && o.run != "" {
+		fmt.Fprintln(os.Stderr, "test/kernel: --record with --run would claim more than was run; leave one out")
+		os.Exit(2)
+	}
 	return o
 }
 
@@ -109,9 +120,6 @@ func run(ctx context.Context, o options) (passed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if err := needPrograms(ctx); err != nil {
-		return false, err
-	}
 	work, err := os.MkdirTemp("", "shunt-kernel-")
 	if err != nil {
 		return false, fmt.Errorf("making a working directory: %w", err)
@@ -121,24 +129,20 @@ func run(ctx context.Context, o options) (passed bool, err error) {
 	} else {
 		defer os.RemoveAll(work)
 	}
-	init, tests, err := buildGuest(ctx, root, work, o)
+	tests, err := compile(ctx, root, work, o)
 	if err != nil {
 		return false, err
 	}
 	passed = true
 	for _, series := range o.kernels {
-		k, err := findKernel(ctx, filepath.Join(root, ".tools", "kernels"), series)
+		if series == onHost && os.Geteuid() != 0 {
+			fmt.Println("=== host: left out, it needs root")
+			continue
+		}
+		r, err := runKernel(ctx, root, work, series, tests, o)
 		if err != nil {
 			return false, err
 		}
-		image := filepath.Join(work, series+".cpio")
-		if err := writeImage(image, root, init, tests, k); err != nil {
-			return false, fmt.Errorf("packing the initramfs for %s: %w", k.release, err)
-		}
-		fmt.Printf("=== kernel %s (%s), %d packages\n", series, k.release, len(tests))
-		r := boot(ctx, o, k, image, filepath.Join(work, series+".results"), len(tests))
-		r.Kernel = series
-		os.Remove(image) // as large as all test binaries together
 		line, err := json.Marshal(r)
 		if err != nil {
 			return false, err
@@ -148,8 +152,126 @@ func run(ctx context.Context, o options) (passed bool, err error) {
 		if ctx.Err() != nil {
 			return false, errors.New("interrupted")
 		}
+		if o.record {
+			if err := record(filepath.Join(root, recordFile), r, tests, time.Now()); err != nil {
+				return false, err
+			}
+		}
 	}
 	return passed, nil
+}
+
+// runKernel runs the tests on one kernel and prints how it goes.
+func runKernel(ctx context.Context, root, work, series string, tests []compiled, o options) (result, error) {
+	kernels := filepath.Join(root, ".tools", "kernels")
+	if err := os.MkdirAll(kernels, 0o755); err != nil {
+		return result{}, err
+	}
+	log, err := os.Create(filepath.Join(kernels, series+".log"))
+	if err != nil {
+		return result{}, err
+	}
+	defer log.Close()
+	var shown io.Writer = suite.NewProgress(os.Stdout)
+	if o.verbose {
+		shown = os.Stdout
+	}
+	out := io.MultiWriter(log, shown)
+
+	var r result
+	if series == onHost {
+		r = runHost(ctx, root, tests, out)
+	} else if r, err = runGuest(ctx, root, work, series, tests, o, out); err != nil {
+		return result{}, err
+	}
+	if err := excuse(root, series, &r); err != nil {
+		return result{}, err
+	}
+	for _, p := range r.Packages {
+		word := "passed"
+		if !p.Good() {
+			word = "FAILED"
+		}
+		fmt.Printf("%-7s %-32s %4d passed, %d failed, %d skipped, %.0f s %s\n",
+			word, p.Package, p.Passed, len(p.Failed), len(p.Skipped), p.Seconds, p.Error)
+		for _, name := range p.Skipped {
+			fmt.Println("        skipped:", name)
+		}
+	}
+	if !r.Passed {
+		fmt.Printf("FAILED on %s %s: all that was said is in %s\n", r.Release, r.Error, log.Name())
+	}
+	return r, nil
+}
+
+// excuse fails packages with tests that skipped without a reason on file.
+func excuse(root, series string, r *result) error {
+	list := "test/kernel/skips"
+	if series == onHost {
+		list = ".ci/skips"
+	}
+	text, err := os.ReadFile(filepath.Join(root, list))
+	if err != nil {
+		return err
+	}
+	excused := map[string]bool{}
+	for _, line := range strings.Split(string(text), "\n") {
+		if name, _, _ := strings.Cut(line, " "); !strings.HasPrefix(line, "#") {
+			excused[name] = true
+		}
+	}
+	for i := range r.Packages {
+		p := &r.Packages[i]
+		for _, name := range p.Skipped {
+			if !excused[name] && p.Error == "" {
+				p.Error = name + " skipped, and " + list + " does not say why it may"
+			}
+		}
+		r.Passed = r.Passed && p.Good()
+	}
+	return nil
+}
+
+// runHost runs the tests on this machine's own kernel.
+func runHost(ctx context.Context, root string, tests []compiled, out io.Writer) result {
+	started := time.Now()
+	r := result{Release: hostRelease(), Passed: true}
+	r.Kernel = seriesOf(r.Release)
+	fmt.Printf("=== kernel %s (%s, this machine's), %d packages\n", r.Kernel, r.Release, len(tests))
+	for _, t := range tests {
+		t.Binary, t.Dir = t.host, filepath.Join(root, t.name)
+		p := suite.Run(ctx, t.Test, os.Environ(), out)
+		r.Packages = append(r.Packages, p)
+		r.Passed = r.Passed && p.Good()
+	}
+	r.Seconds = time.Since(started).Round(time.Millisecond).Seconds()
+	return r
+}
+
+// runGuest runs the tests in a virtual machine.
+func runGuest(ctx context.Context, root, work, series string, tests []compiled, o options, out io.Writer) (result, error) {
+	if err := needPrograms(ctx); err != nil {
+		return result{}, err
+	}
+	k, err := findKernel(ctx, filepath.Join(root, ".tools", "kernels"), series)
+	if err != nil {
+		return result{}, err
+	}
+	init := filepath.Join(work, "init")
+	if err := goTool(ctx, root, "build", "-o", init, "./test/kernel/guest"); err != nil {
+		return result{}, err
+	}
+	image := filepath.Join(work, series+".cpio")
+	if err := writeImage(image, root, init, tests, k); err != nil {
+		return result{}, fmt.Errorf("packing the initramfs for %s: %w", k.release, err)
+	}
+	defer os.Remove(image) // as large as all test binaries together
+	fmt.Printf("=== kernel %s (%s, emulated), %d packages\n", series, k.release, len(tests))
+	m := machine{kernel: k, image: image, results: filepath.Join(work, series+".results"), memory: o.memory,
+		limit: time.Duration(len(tests))*o.timeout + bootLimit}
+	r := m.run(ctx, len(tests), out)
+	r.Kernel, r.Short = series, true
+	return r, nil
 }
 
 // moduleRoot is the directory of go.mod.

@@ -13,32 +13,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/test/kernel/suite"
 )
-
-// test is an entry of /tests.json; test/kernel writes it.
-type test struct {
-	Package string        `json:"package"`
-	Binary  string        `json:"binary"`
-	Dir     string        `json:"dir"`
-	Args    []string      `json:"args"`
-	Timeout time.Duration `json:"timeout"`
-}
-
-// report is one line for test/kernel.
-type report struct {
-	Package string  `json:"package"`
-	Exit    int     `json:"exit"`
-	Seconds float64 `json:"seconds"`
-	Splats  int     `json:"splats"`
-	Error   string  `json:"error,omitempty"`
-}
-
-// exitTimeout is the exit status reported for tests stopped for time, as timeout(1) has it.
-const exitTimeout = 124
 
 func main() {
 	if os.Getpid() != 1 {
@@ -71,13 +51,14 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	var tests []test
+	var tests []suite.Test
 	if err := json.Unmarshal(data, &tests); err != nil {
 		return fmt.Errorf("/tests.json: %w", err)
 	}
 	log := openLog()
 	for _, t := range tests {
-		r := runTest(t)
+		fmt.Printf("guest: %s\n", t.Package)
+		r := suite.Run(context.Background(), t, environment, os.Stdout)
 		r.Splats = log.splats()
 		line, err := json.Marshal(r)
 		if err != nil {
@@ -135,30 +116,9 @@ func prepare() error {
 	return nil
 }
 
-// runTest runs one test binary to its end or its time limit.
-func runTest(t test) report {
-	r := report{Package: t.Package}
-	started := time.Now()
-	ctx, cancel := context.WithTimeout(context.Background(), t.Timeout)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, t.Binary, t.Args...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = t.Dir, os.Stdout, os.Stdout
-	cmd.Env = []string{"PATH=/bin:/sbin:/usr/bin", "HOME=/tmp", "TMPDIR=/tmp", "SHUNT_KERNEL_TEST=1", "GOTRACEBACK=all"}
-	cmd.WaitDelay = 5 * time.Second
-	err := cmd.Run()
-	var exit *exec.ExitError
-	switch {
-	case ctx.Err() != nil:
-		r.Exit, r.Error = exitTimeout, "stopped after "+t.Timeout.String()
-	case errors.As(err, &exit):
-		r.Exit = exit.ExitCode()
-	case err != nil:
-		r.Exit, r.Error = 1, err.Error()
-	}
-	r.Seconds = time.Since(started).Round(time.Millisecond).Seconds()
-	fmt.Printf("%s: exit %d, %.1f s\n", t.Package, r.Exit, r.Seconds)
-	return r
-}
+// environment is that of every test. SHUNT_KERNEL_TEST says where it runs, so that what
+// may be missing elsewhere must be there.
+var environment = []string{"PATH=/bin:/sbin:/usr/bin", "HOME=/tmp", "TMPDIR=/tmp", "SHUNT_KERNEL_TEST=1", "GOTRACEBACK=all"}
 
 // kernelLog reads the kernel's messages as they come.
 type kernelLog struct{ fd int }

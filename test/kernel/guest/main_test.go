@@ -36,6 +36,9 @@ func TestGuestMounts(t *testing.T) {
 	for _, file := range []string{
 		"/proc/self/status", "/sys/kernel/btf/vmlinux", "/sys/fs/cgroup/cgroup.controllers",
 		"/sys/kernel/tracing/events/xdp/xdp_bulk_tx/id", "/dev/null", "/tmp", "/run", "main_test.go",
+		"/sys/module/8021q", "/sys/module/bonding", "/sys/module/dummy",
+		"/sys/module/ipip", "/sys/module/sit", "/sys/module/ip6_tunnel", "/sys/module/tunnel4", "/sys/module/tunnel6",
+		"/sys/module/fou", "/sys/module/fou6", "/sys/module/udp_tunnel", "/sys/module/ip6_udp_tunnel",
 	} {
 		if _, err := os.Stat(file); err != nil {
 			t.Errorf("%s: %v", file, err)
