@@ -94,11 +94,13 @@ func client(from netip.Prefix, i uint32) netip.AddrPort {
 
 // shuffle puts the packets into a random order, the same in every run: entries made one
 // after the other may lie side by side in memory, which packets of real flows do not follow.
-func shuffle(forward, reverse []packetBytes) {
+// All lists are put into the same order.
+func shuffle(lists ...[]packetBytes) {
 	random := rand.New(rand.NewPCG(1, 2))
-	random.Shuffle(len(forward), func(i, j int) {
-		forward[i], forward[j] = forward[j], forward[i]
-		reverse[i], reverse[j] = reverse[j], reverse[i]
+	random.Shuffle(len(lists[0]), func(i, j int) {
+		for _, list := range lists {
+			list[i], list[j] = list[j], list[i]
+		}
 	})
 }
 

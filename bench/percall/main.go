@@ -1,11 +1,14 @@
-// Percall measures what shunt's XDP program costs per packet of an established NAT flow,
-// in nanoseconds on one CPU, without the network around it:
+// Percall measures what shunt's XDP program costs per packet of an established flow, in
+// nanoseconds on one CPU, without the network around it:
 //
-//	go run -exec sudo ./bench/percall                                  starts shunt run in a namespace
-//	go run -exec sudo ./bench/percall --link PIN --reverse-link PIN    takes a running instance's programs
+//	go run -exec sudo ./bench/percall                                  NAT; starts shunt run in a namespace
+//	go run -exec sudo ./bench/percall --link PIN --reverse-link PIN    NAT; takes a running instance's programs
+//	go run -exec sudo ./bench/percall --direct                         direct return; starts shunt run
 //
 // The program and its maps are those that shunt run has loaded, never a bench build.
-// Flows are made as real ones are: SYN, answer, ACK, each a run of the program. Then the
+// Flows of NAT are made as real ones are: SYN, answer, ACK, each a run of the program. Those
+// of direct return need nothing; their slots are settled, as they are unless the table has
+// just changed, and for comparison also put into other states by writing sh_slots. Then the
 // kernel runs it in a loop (BPF_PROG_TEST_RUN with repeat) behind sh_front, which restores
 // a prepared packet of the next flow before each run (see bench/bpf/front.bpf.c), and the
 // same front is run with stubs. Candidates are interleaved, the minimum of all rounds
@@ -22,6 +25,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -43,6 +47,10 @@ type options struct {
 	clients     netip.Prefix
 	ordered     bool
 	json        bool
+	direct      bool
+	forwardings []string  // of direct return
+	traffics    []traffic // of direct return
+	slots       []string  // their states
 }
 
 // figures is the result for one number of flows. Costs are nanoseconds per packet,
@@ -68,6 +76,8 @@ func main() {
 	err := unix.SchedSetaffinity(0, &set)
 	if err != nil {
 		err = fmt.Errorf("pinning to CPU %d: %w; choose another with --cpu", o.cpu, err)
+	} else if o.direct {
+		err = runDirect(o)
 	} else {
 		err = run(o)
 	}
@@ -92,8 +102,12 @@ func parseFlags() options {
 	clients := flag.String("clients", "198.18.0.0/15", "addresses that flows come from (RFC 2544's, for benchmarks)")
 	flag.BoolVar(&o.ordered, "ordered", false, "packets in the order in which flows were made, which caches like, instead of a random one")
 	flag.BoolVar(&o.json, "json", false, "print JSON")
+	flag.BoolVar(&o.direct, "direct", false, "measure direct return instead of NAT")
+	ways := flag.String("forwardings", "dsr-l2,dsr-ipip,dsr-gue", "with --direct: which, comma separated")
+	kinds := flag.String("traffic", "tcp4,tcp6,udp4", "with --direct: packets, comma separated")
+	states := flag.String("slots", "settled,marked,transition", "with --direct: states of the slots, comma separated; all but settled for dsr-ipip and tcp4 only")
 	flag.Parse()
-	var err error
+	err := o.parseDirect(*ways, *kinds, *states)
 	for _, text := range strings.Split(*flows, ",") {
 		n, parseErr := strconv.ParseUint(text, 10, 32)
 		if parseErr != nil || bits.OnesCount64(n) != 1 || n > flowLimit {
@@ -116,6 +130,32 @@ func parseFlags() options {
 		os.Exit(2)
 	}
 	return o
+}
+
+// parseDirect takes the lists of --direct.
+func (o *options) parseDirect(ways, kinds, states string) error {
+	var err error
+	o.forwardings, o.slots = strings.Split(ways, ","), strings.Split(states, ",")
+	for _, way := range o.forwardings {
+		if !slices.Contains(forwardings, way) {
+			err = errors.Join(err, fmt.Errorf("--forwardings %q: want some of %s", way, strings.Join(forwardings, ", ")))
+		}
+	}
+	for _, kind := range strings.Split(kinds, ",") {
+		if trafficNames[traffic(kind)] == "" {
+			err = errors.Join(err, fmt.Errorf("--traffic %q: want some of tcp4, tcp6, udp4", kind))
+		}
+		o.traffics = append(o.traffics, traffic(kind))
+	}
+	for _, state := range o.slots {
+		if _, ok := slotStates[state]; !ok {
+			err = errors.Join(err, fmt.Errorf("--slots %q: want some of settled, marked, transition", state))
+		}
+	}
+	if o.direct && o.link != "" {
+		err = errors.Join(err, errors.New("--direct starts shunt itself: leave --link out"))
+	}
+	return err
 }
 
 // run measures every number of flows and prints the result.

@@ -154,22 +154,28 @@ func (s *subject) measure(o options, forward, reverse []packetBytes, f *figures)
 	if err := from.check(s.servers.program); err != nil {
 		return fmt.Errorf("to the clients: %w", err)
 	}
-	candidates := []struct {
-		name    string
-		front   *bench
-		program *ebpf.Program
-		to      *float64
-	}{
+	return interleave([]candidate{
 		{"drop", to, to.ShStubDrop, &f.FrontDrop},
 		{"push", to, to.ShStubPush, &f.FrontPush},
 		{"forward", to, s.clients.program, &f.Forward},
 		{"reverse", from, s.servers.program, &f.Reverse},
-	}
-	repeat := max(o.repeat, len(forward))
+	}, o.rounds, max(o.repeat, len(forward)))
+}
+
+// candidate is a program behind a front, and where its cost goes.
+type candidate struct {
+	name    string
+	front   *bench
+	program *ebpf.Program
+	to      *float64
+}
+
+// interleave measures every candidate once in each round; the minimum counts.
+func interleave(candidates []candidate, rounds, repeat int) error {
 	for _, c := range candidates {
 		*c.to = math.Inf(1)
 	}
-	for round := range o.rounds {
+	for round := range rounds {
 		line := fmt.Sprintf("round %d:", round+1)
 		for _, c := range candidates {
 			cost, err := c.front.cost(c.program, repeat)

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/packet"
@@ -66,5 +68,60 @@ func TestFrontRestores(t *testing.T) {
 			t.Errorf("cost of %s is %v, %v", name, cost, err)
 		}
 		t.Logf("front + %s: %.0f ns", name, cost)
+	}
+}
+
+// TestClientsDifferOverIPv6 is TestClientsDiffer for the IPv6 half.
+func TestClientsDifferOverIPv6(t *testing.T) {
+	from := netip.MustParsePrefix("198.18.0.0/15")
+	seen := make(map[netip.AddrPort]bool, 1<<20)
+	for i := range uint32(1 << 20) {
+		c := client6(from, i)
+		if seen[c] || !clients6.Contains(c.Addr()) {
+			t.Fatalf("flow %d has client %s: not in %s, or had before", i, c, clients6)
+		}
+		seen[c] = true
+	}
+}
+
+// TestPreparedPackets shows that packets of every kind have the front's length and are whole.
+func TestPreparedPackets(t *testing.T) {
+	s := &directSubject{}
+	s.clients.mac, s.clients.peer = net.HardwareAddr{2, 0, 0, 0, 0, 1}, net.HardwareAddr{2, 0, 0, 0, 0, 2}
+	for kind := range trafficNames {
+		frame, err := s.frame(netip.MustParsePrefix("198.18.0.0/15"), kind, 7)
+		if err != nil {
+			t.Errorf("%s: %v", kind, err)
+			continue
+		}
+		p, err := packet.Parse(frame)
+		if err != nil || len(frame) != packetSize {
+			t.Errorf("%s: %d bytes, want %d: %v", kind, len(frame), packetSize, err)
+		}
+		if (p.UDP != nil) != (kind == udp4) || (p.IPv6 != nil) != (kind == tcp6) {
+			t.Errorf("%s: the packet is %s", kind, p)
+		}
+	}
+	if _, err := s.frame(netip.MustParsePrefix("198.18.0.0/15"), "sctp4", 7); err == nil {
+		t.Error("there are packets of a kind that is not known")
+	}
+}
+
+// TestJudge gives rows just inside and just outside the aims.
+func TestJudge(t *testing.T) {
+	row := func(forwarding string, kind traffic, slots string, flows uint32, cost float64) directFigures {
+		f := directFigures{Forwarding: forwarding, Traffic: kind, Slots: slots, Flows: flows, FrontDrop: 50, FrontPush: 100, FrontShunt: cost}
+		f.settle()
+		return f
+	}
+	good := []directFigures{row("dsr-ipip", tcp4, slotsSettled, 1, 180), row("dsr-ipip", tcp4, slotsSettled, 1<<20, 190),
+		row("dsr-ipip", tcp4, slotsTransition, 1, 500), row("dsr-gue", tcp6, slotsSettled, 1, 204), row("dsr-l2", udp4, slotsSettled, 1, 154)}
+	if got := judge(good); strings.Contains(got, "NOT") || strings.Count(got, "met)") != 5 {
+		t.Errorf("rows inside the aims:\n%s", got)
+	}
+	bad := []directFigures{row("dsr-ipip", tcp4, slotsSettled, 1, 170), row("dsr-ipip", tcp4, slotsSettled, 1<<20, 191),
+		row("dsr-gue", tcp6, slotsSettled, 1, 192), row("dsr-l2", udp4, slotsSettled, 1, 142)}
+	if got := judge(bad); strings.Count(got, "NOT met)") != 4 {
+		t.Errorf("rows outside the aims, all but one:\n%s", got)
 	}
 }

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"strings"
+)
+
+// traffic is a kind of packet that clients send.
+type traffic string
+
+// The kinds that are measured.
+const (
+	tcp4 traffic = "tcp4"
+	tcp6 traffic = "tcp6"
+	udp4 traffic = "udp4"
+)
+
+var trafficNames = map[traffic]string{tcp4: "IPv4 TCP", tcp6: "IPv6 TCP", udp4: "IPv4 UDP"}
+
+// forwardings are the ways of direct return, as the configuration calls them.
+var forwardings = []string{"dsr-l2", "dsr-ipip", "dsr-gue"}
+
+// What all others are compared with, and the only one measured in slots that are not settled.
+const (
+	mainForwarding = "dsr-ipip"
+	mainTraffic    = tcp4
+)
+
+// The aims: net cost over the whole cost of the front with the stub that encapsulates; how
+// far the least and the most flows may differ; and the others over the main one.
+const (
+	aimRatio  = 0.9
+	aimSpread = 0.25
+	aimOthers = 1.3
+)
+
+// directFigures is one row. Costs are nanoseconds per packet, the front included unless
+// the name says net.
+type directFigures struct {
+	Forwarding string  `json:"forwarding"`
+	Traffic    traffic `json:"traffic"`
+	Slots      string  `json:"slots"` // the state that all of them are in
+	Flows      uint32  `json:"flows"`
+	FrontDrop  float64 `json:"front_drop_ns"`
+	FrontPush  float64 `json:"front_push_ns"`
+	FrontShunt float64 `json:"front_shunt_ns"`
+	Net        float64 `json:"net_ns"` // above the stub that encapsulates; of dsr-l2, above the one that drops
+	NetRatio   float64 `json:"net_ratio"`
+	Program    string  `json:"program"`
+	Config     string  `json:"config"`
+}
+
+// settle computes what follows from the measured figures.
+func (f *directFigures) settle() {
+	stub := f.FrontPush
+	if f.Forwarding == "dsr-l2" {
+		stub = f.FrontDrop
+	}
+	f.Net = f.FrontShunt - stub
+	f.NetRatio = f.Net / f.FrontPush
+}
+
+// is reports whether a row belongs to the comparison of settled slots.
+func (f *directFigures) is(forwarding string, kind traffic) bool {
+	return f.Forwarding == forwarding && f.Traffic == kind && f.Slots == slotsSettled
+}
+
+// runDirect measures everything asked for and prints the result.
+func runDirect(o options) error {
+	var all []directFigures
+	packets := packetStore{}
+	for _, flows := range o.flows {
+		for _, forwarding := range o.forwardings {
+			rows, err := measureDirect(o, packets, forwarding, flows)
+			if err != nil {
+				return fmt.Errorf("%s, %d flows: %w", forwarding, flows, err)
+			}
+			all = append(all, rows...)
+		}
+		clear(packets) // 160 MB for each kind at the most
+	}
+	if o.json {
+		encoder := json.NewEncoder(os.Stdout)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(all)
+	}
+	printDirect(o, all)
+	return nil
+}
+
+// measureDirect starts shunt with one service and measures all rows with it.
+func measureDirect(o options, packets packetStore, forwarding string, flows uint32) (rows []directFigures, err error) {
+	s, err := startDirect(o, forwarding, flows)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	for _, kind := range o.traffics {
+		frames, err := packets.get(s, o.clients, kind, flows, o.ordered)
+		if err != nil {
+			return nil, err
+		}
+		for _, slots := range o.slots {
+			if slots != slotsSettled && (forwarding != mainForwarding || kind != mainTraffic) {
+				continue
+			}
+			f := directFigures{Forwarding: forwarding, Traffic: kind, Slots: slots, Flows: flows, Program: s.describe(), Config: s.config}
+			fmt.Fprintf(os.Stderr, "%s, %s, slots %s, %d flows\n", forwarding, trafficNames[kind], slots, flows)
+			if err := s.in(func() error { return s.measure(o, frames, &f) }); err != nil {
+				return nil, fmt.Errorf("%s in slots that are %s: %w", trafficNames[kind], slots, err)
+			}
+			f.settle()
+			rows = append(rows, f)
+		}
+	}
+	return rows, nil
+}
+
+// measure takes the figures of one row, candidates interleaved.
+func (s *directSubject) measure(o options, frames []packetBytes, f *directFigures) (err error) {
+	if err := s.checkOutput(frames[0], f.Traffic); err != nil {
+		return err
+	}
+	b, err := newBench(s.clients, frames)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	if err := s.setSlots(f.Slots); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.setSlots(slotsSettled)) }()
+	if f.Slots == slotsTransition {
+		if err := s.rememberAll(b); err != nil {
+			return err
+		}
+	} else if err := b.check(s.clients.program); err != nil {
+		return err
+	}
+	before, err := s.reasons()
+	if err != nil {
+		return err
+	}
+	candidates := []candidate{
+		{"drop", b, b.ShStubDrop, &f.FrontDrop},
+		{"push", b, b.ShStubPush, &f.FrontPush},
+		{"shunt", b, s.clients.program, &f.FrontShunt},
+	}
+	if err := interleave(candidates, o.rounds, max(o.repeat, len(frames))); err != nil {
+		return err
+	}
+	return s.checkReasons(before, len(frames))
+}
+
+// printDirect prints the table and how it stands to the aims.
+func printDirect(o options, all []directFigures) {
+	order := "random order"
+	if o.ordered {
+		order = "the order of the clients' addresses"
+	}
+	fmt.Printf("CPU %d, minimum of %d rounds, flows in %s, nanoseconds per packet\n\n", o.cpu, o.rounds, order)
+	fmt.Println("| service | packets | slots | flows | front + drop | front + push | front + shunt | net | net / (front + push) |")
+	fmt.Println("|---|---|---|---:|---:|---:|---:|---:|---:|")
+	for _, f := range all {
+		fmt.Printf("| %s | %s | %s | %d | %.0f | %.0f | %.0f | %.0f | %.2f |\n", f.Forwarding, trafficNames[f.Traffic], f.Slots,
+			f.Flows, f.FrontDrop, f.FrontPush, f.FrontShunt, f.Net, f.NetRatio)
+	}
+	fmt.Println("\nNet is above front + push, which encapsulates; for dsr-l2, which does not, above front + drop.")
+	fmt.Println("Configuration:", all[len(all)-1].Config)
+	fmt.Println("Program:", all[len(all)-1].Program)
+	fmt.Print("\n", judge(all))
+}
+
+// judge compares rows with the aims. Rows that were not measured are not spoken of.
+func judge(all []directFigures) string {
+	var text strings.Builder
+	verdict := func(good bool) string {
+		if good {
+			return "met"
+		}
+		return "NOT met"
+	}
+	least, most := math.Inf(1), 0.0
+	var flows []uint32
+	main := map[uint32]float64{}
+	for _, f := range all {
+		if !f.is(mainForwarding, mainTraffic) {
+			continue
+		}
+		least, most = min(least, f.Net), max(most, f.Net)
+		flows = append(flows, f.Flows)
+		main[f.Flows] = f.Net
+		fmt.Fprintf(&text, "%s, %s, %d flows: net is %.2f of front + push (aim: at most %.1f, %s)\n",
+			f.Forwarding, trafficNames[f.Traffic], f.Flows, f.NetRatio, aimRatio, verdict(f.NetRatio <= aimRatio))
+	}
+	if len(flows) > 1 {
+		fmt.Fprintf(&text, "%s, %s: numbers of flows from %d to %d differ by %.0f %% (aim: less than %.0f %%, %s)\n", mainForwarding,
+			trafficNames[mainTraffic], slices.Min(flows), slices.Max(flows), 100*(most/least-1), 100*aimSpread, verdict(most/least-1 < aimSpread))
+	}
+	for _, f := range all {
+		net, ok := main[f.Flows]
+		if !ok || f.Slots != slotsSettled || f.is(mainForwarding, mainTraffic) {
+			continue
+		}
+		fmt.Fprintf(&text, "%s, %s, %d flows: %.2f of %s, %s (aim: at most %.1f, %s)\n", f.Forwarding, trafficNames[f.Traffic], f.Flows,
+			f.Net/net, mainForwarding, trafficNames[mainTraffic], aimOthers, verdict(f.Net/net <= aimOthers))
+	}
+	return text.String()
+}
