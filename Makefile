@@ -41,7 +41,7 @@ build: go-version
 test: go-version
 	@echo "make test: no Debian packages are needed"
 	@[ "$$(id -u)" -eq 0 ] || echo "make test: not root, so tests that load BPF programs or make network namespaces will skip"
-	$(GO) test -count=1 $(TESTFLAGS) ./...
+	$(GO) test -count=1 -timeout 20m $(TESTFLAGS) ./...
 
 ## make generate          BPF objects and Go bindings, from their sources
 .PHONY: generate
