@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -147,18 +146,13 @@ func (d *Datapath) SetEncapsulation(e model.Encapsulation) {
 		var vary uint64
 		if family.prefix.IsValid() {
 			source, vary = toAddr(family.prefix.Masked().Addr()), toVary(family.prefix)
-			if family.prefix.IsSingleIP() {
-				source = toAddr(family.prefix.Addr())
-			}
 		}
 		// Without variation while the source changes: no packet leaves from between the two.
 		atomic.StoreUint64(family.vary, 0)
 		storeAddr(family.source, source)
 		atomic.StoreUint64(family.vary, vary)
 	}
-	port := [4]byte{}
-	binary.BigEndian.PutUint16(port[:], e.GUEPort)
-	s.GuePort = binary.NativeEndian.Uint16(port[:2])
+	s.GuePort = toWire(e.GUEPort)
 }
 
 // rememberBudget is how many flows may be remembered anew in a tick, of about a second. At
