@@ -20,6 +20,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "addr.h"
 #include "reasons.h"
 #include "types.h"
 
@@ -130,27 +131,6 @@ static __always_inline int decap_frame_holds(struct xdp_md *ctx, struct tunnel *
 	if (size > t->frame_size)
 		t->frame_size = bpf_xdp_get_buff_len(ctx);
 	return size <= t->frame_size;
-}
-
-/* ::ffff:a.b.c.d, as user space writes it into the maps. */
-#define DECAP_MAPPED_PREFIX 0xffff0000ULL
-
-static __always_inline struct addr decap_addr4(__be32 ip4)
-{
-	return (struct addr){ .high = 0, .low = (__u64)ip4 << 32 | DECAP_MAPPED_PREFIX };
-}
-
-static __always_inline struct addr decap_addr6(const struct in6_addr *ip6)
-{
-	struct addr a;
-
-	__builtin_memcpy(&a, ip6, sizeof(a));
-	return a;
-}
-
-static __always_inline int decap_is_mapped(const struct addr *a)
-{
-	return a->high == 0 && (__u32)a->low == DECAP_MAPPED_PREFIX;
 }
 
 #endif

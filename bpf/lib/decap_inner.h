@@ -74,7 +74,7 @@ static __always_inline enum decap_verdict inner4_parse(struct xdp_md *ctx, struc
 	if ((void *)(ip + 1) > data_end || t->offset + sizeof(*ip) > t->end || ip->version != 4 ||
 	    ip->ihl < 5)
 		return decap_pass(t, REASON_DECAP_UNREADABLE);
-	destination = decap_addr4(ip->daddr);
+	destination = addr_from_ip4(ip->daddr);
 	if (!bpf_map_lookup_elem(&sh_dc_vips, &destination))
 		return decap_pass(t, REASON_DECAP_NOT_VIP);
 	ecn = ecn_combine(t->ecn, ip->tos & 3);
@@ -97,11 +97,11 @@ static __always_inline enum decap_verdict inner6_parse(struct xdp_md *ctx, struc
 
 	if ((void *)(ip + 1) > data_end || t->offset + sizeof(*ip) > t->end || ip->version != 6)
 		return decap_pass(t, REASON_DECAP_UNREADABLE);
-	destination = decap_addr6(&ip->daddr);
-	if (decap_is_mapped(&destination) || !bpf_map_lookup_elem(&sh_dc_vips, &destination))
+	destination = addr_from_ip6(&ip->daddr);
+	if (addr_is_mapped(&destination) || !bpf_map_lookup_elem(&sh_dc_vips, &destination))
 		return decap_pass(t, REASON_DECAP_NOT_VIP);
-	source = decap_addr6(&ip->saddr);
-	if (decap_is_mapped(&source))
+	source = addr_from_ip6(&ip->saddr);
+	if (addr_is_mapped(&source))
 		return decap_drop(t, REASON_MAPPED_ADDRESS);
 	ecn = ecn_combine(t->ecn, bytes[1] >> 4 & 3);
 	verdict = inner_accept(t, sizeof(*ip) + bpf_ntohs(ip->payload_len), sizeof(*ip), ecn);

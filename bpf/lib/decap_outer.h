@@ -30,8 +30,8 @@ static __always_inline enum decap_verdict outer4_parse(struct xdp_md *ctx, struc
 	if (ip->version != 4 || header_size < sizeof(*ip) || total_size < header_size ||
 	    !decap_frame_holds(ctx, t, ETH_HLEN + total_size))
 		return decap_pass(t, REASON_MALFORMED);
-	t->source = decap_addr4(ip->saddr);
-	t->destination = decap_addr4(ip->daddr);
+	t->source = addr_from_ip4(ip->saddr);
+	t->destination = addr_from_ip4(ip->daddr);
 	t->offset = ETH_HLEN + header_size;
 	t->end = ETH_HLEN + total_size;
 	t->protocol = ip->protocol;
@@ -77,12 +77,12 @@ static __always_inline enum decap_verdict outer6_parse(struct xdp_md *ctx, struc
 	t->end = t->offset + bpf_ntohs(ip->payload_len);
 	if (ip->version != 6 || !decap_frame_holds(ctx, t, t->end))
 		return decap_pass(t, REASON_MALFORMED);
-	t->source = decap_addr6(&ip->saddr);
-	t->destination = decap_addr6(&ip->daddr);
+	t->source = addr_from_ip6(&ip->saddr);
+	t->destination = addr_from_ip6(&ip->daddr);
 	t->protocol = ip->nexthdr;
 	t->ecn = ((__u8 *)ip)[1] >> 4 & 3;
 	/* RFC 4291 gives them no meaning on the wire, and they would match IPv4 in the maps. */
-	if (decap_is_mapped(&t->source) || decap_is_mapped(&t->destination))
+	if (addr_is_mapped(&t->source) || addr_is_mapped(&t->destination))
 		return decap_pass(t, REASON_DECAP_NO_TUNNEL);
 	return outer6_extensions(t, data, data_end);
 }

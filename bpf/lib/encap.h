@@ -24,7 +24,6 @@
 #define IPPROTO_IPV6_ 41
 #define TUNNEL_TTL 64
 #define IP4_DF 0x4000
-#define GUE_SIZE 4
 #define GUE_PORT_BASE 0xc000 /* source ports carry 14 bits of entropy, RFC 6335's dynamic range */
 
 /* What the outer headers need to know of the packet, taken before room is made for them. */

@@ -22,6 +22,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "addr.h"
 #include "config.h"
 #include "maps.h"
 #include "reasons.h"
@@ -101,32 +102,6 @@ static __always_inline struct settings *settings_get(void)
 	__u32 zero = 0;
 
 	return bpf_map_lookup_elem(&sh_settings, &zero);
-}
-
-/* ::ffff:a.b.c.d in two words. Little-endian only, as is every object we build. */
-#define MAPPED_PREFIX 0xffff0000ULL
-
-static __always_inline struct addr addr_from_ip4(__be32 ip4)
-{
-	return (struct addr){ .high = 0, .low = (__u64)ip4 << 32 | MAPPED_PREFIX };
-}
-
-static __always_inline __be32 addr_to_ip4(const struct addr *a)
-{
-	return a->low >> 32;
-}
-
-static __always_inline struct addr addr_from_ip6(const struct in6_addr *ip6)
-{
-	struct addr a;
-
-	__builtin_memcpy(&a, ip6, sizeof(a));
-	return a;
-}
-
-static __always_inline int addr_is_mapped(const struct addr *a)
-{
-	return a->high == 0 && (__u32)a->low == MAPPED_PREFIX;
 }
 
 /* The check of a key that struct frontend describes. */
