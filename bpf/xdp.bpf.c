@@ -44,22 +44,26 @@ static __always_inline void traffic_count(const struct packet *p, const struct f
 	traffic_add(bpf_map_lookup_elem(&sh_be_traffic, &backend), f, p->frame_size);
 }
 
-/* The last stage: the packet becomes what its flow says, and leaves. */
-static __always_inline enum verdict flow_forward(struct xdp_md *ctx, struct packet *p,
-						 const struct flow *f, __u64 now)
+/* The last stage of NAT: the packet becomes what its flow says, and leaves. */
+static __always_inline enum verdict flow_forward(struct xdp_md *ctx, struct packet *p)
 {
 	enum reason reason = REASON_UNRESOLVED;
 	struct settings *settings = settings_get();
+	struct scratch *scratch = scratch_get();
 	struct backend *backend;
+	struct flow *f;
 	__u64 hop;
 
+	if (!scratch || !settings)
+		return drop(p, REASON_INTERNAL);
+	f = &scratch->flow;
 	if (p->ttl <= 1)
 		return VERDICT_REFUSE;
 	if (f->direction == DIRECTION_CLIENT) {
 		backend = backend_find(f->backend);
-		if (!backend || !settings)
+		if (!backend)
 			return drop(p, REASON_BACKEND_GONE);
-		hop = hop_to_backend(ctx, backend, settings, &f->source, now, &reason);
+		hop = hop_to_backend(ctx, backend, settings, &f->source, bpf_jiffies64(), &reason);
 	} else if (hop_marked_by(f->hop, f->nonce)) {
 		hop = f->hop;
 	} else {
@@ -109,31 +113,27 @@ static __always_inline int flow_lookup(struct xdp_md *ctx, struct packet *p, str
 	return flow_advance(ctx, p, live, f) == ADVANCE_GO;
 }
 
+/* Finds or makes the packet's flow. VERDICT_NEXT: it is in scratch->flow. */
 static __always_inline enum verdict flow_stage(struct xdp_md *ctx, struct packet *p, int is_vip,
 					       __u32 service_index)
 {
 	struct scratch *scratch = scratch_get();
-	__u64 now = bpf_jiffies64();
-	struct flow *f;
 	enum reason reason;
 
 	if (!scratch)
 		return drop(p, REASON_INTERNAL);
-	f = &scratch->flow;
-	if (!flow_lookup(ctx, p, f, now)) {
-		if (!is_vip)
-			return pass(p, REASON_NOT_OURS);
-		if (service_index == SERVICE_NONE)
-			return pass(p, REASON_NO_SERVICE);
-		if (p->tcp_flags & TCP_RST) /* the end of what is not there */
-			return pass(p, REASON_NOT_OURS);
-		if (p->ttl <= 1)
-			return VERDICT_REFUSE;
-		reason = nat_flow_create(ctx, p, service_index, f);
-		if (reason != REASON_NONE)
-			return drop(p, reason);
-	}
-	return flow_forward(ctx, p, f, now);
+	if (flow_lookup(ctx, p, &scratch->flow, bpf_jiffies64()))
+		return VERDICT_NEXT;
+	if (!is_vip)
+		return pass(p, REASON_NOT_OURS);
+	if (service_index == SERVICE_NONE)
+		return pass(p, REASON_NO_SERVICE);
+	if (p->tcp_flags & TCP_RST) /* the end of what is not there */
+		return pass(p, REASON_NOT_OURS);
+	if (p->ttl <= 1)
+		return VERDICT_REFUSE;
+	reason = nat_flow_create(ctx, p, service_index);
+	return reason == REASON_NONE ? VERDICT_NEXT : drop(p, reason);
 }
 
 static __always_inline void direct_count(const struct packet *p, __u32 service_index,
@@ -203,13 +203,16 @@ static __always_inline enum verdict direct_stage(struct xdp_md *ctx, struct pack
 	return direct_forward(ctx, p, service_index, service, reference, hash);
 }
 
-static __noinline enum verdict icmp_stage(struct xdp_md *ctx, struct packet *p, __u32 flags)
+__stage enum verdict icmp_stage(struct xdp_md *ctx, struct packet *p, __u32 flags)
 {
 	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
-	__u8 *icmp = data + (p->l4_offset & L4_OFFSET_MAX);
-	__u8 request = p->family == FAMILY_IP4 ? ICMP_ECHO : ICMPV6_ECHO_REQUEST;
 	enum verdict verdict;
+	__u8 *icmp, request;
 
+	if (!p)
+		return VERDICT_DROP;
+	icmp = data + (p->l4_offset & L4_OFFSET_MAX);
+	request = p->family == FAMILY_IP4 ? ICMP_ECHO : ICMPV6_ECHO_REQUEST;
 	if ((void *)(icmp + 8) > data_end || p->l4_size < 8)
 		return flags ? drop(p, REASON_MALFORMED_TRANSPORT) : pass(p, REASON_NOT_OURS);
 	if (p->family == FAMILY_IP6 && icmp[0] == ND_SOLICITATION)
@@ -257,6 +260,8 @@ static __always_inline enum verdict address_stage(struct xdp_md *ctx, struct pac
 		verdict = direct_stage(ctx, p, service_index);
 	if (verdict == VERDICT_NEXT)
 		verdict = flow_stage(ctx, p, flags & ADDRESS_VIP, service_index);
+	if (verdict == VERDICT_NEXT)
+		verdict = flow_forward(ctx, p);
 	return verdict == VERDICT_REFUSE ? error_answer(ctx, p) : verdict;
 }
 

@@ -136,6 +136,8 @@ struct placing {
 };
 
 struct scratch {
+	/* The packet's, for a __stage: before Linux 6.4 no map takes its key from an argument. */
+	struct flow_key key;
 	struct flow flow; /* the packet's, copied from its entry */
 	struct flow_key twin_key;
 	struct flow twin;

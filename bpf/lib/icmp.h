@@ -292,7 +292,7 @@ static __always_inline int icmp_is_error(__u8 family, __u8 type)
  * Carries an ICMP error through the NAT. VERDICT_NEXT: it is not an error, or the quoted
  * packet is of no flow of ours.
  */
-static __noinline enum verdict icmp_error_translate(struct xdp_md *ctx, struct packet *p)
+__stage enum verdict icmp_error_translate(struct xdp_md *ctx, struct packet *p)
 {
 	enum reason reason = REASON_UNRESOLVED;
 	struct scratch *scratch = scratch_get();
@@ -301,6 +301,8 @@ static __noinline enum verdict icmp_error_translate(struct xdp_md *ctx, struct p
 	__u64 hop;
 	__u8 type;
 
+	if (!p)
+		return VERDICT_DROP;
 	if (p->l4_size < sizeof(struct icmp_header) ||
 	    bpf_xdp_load_bytes(ctx, p->l4_offset, &type, sizeof(type)))
 		return drop(p, REASON_MALFORMED_TRANSPORT);
@@ -478,10 +480,12 @@ static __noinline int ip6_error_make(struct xdp_md *ctx, const struct packet *p,
  * on (packet->mtu), back the way it came. The packet is still as it arrived. The latter is
  * said by the VIP: the client's path is the one to that.
  */
-static __noinline enum verdict error_answer(struct xdp_md *ctx, struct packet *p)
+__stage enum verdict error_answer(struct xdp_md *ctx, struct packet *p)
 {
 	struct addr source;
 
+	if (!p)
+		return VERDICT_DROP;
 	if (!source_is_answerable(&p->key.source))
 		return pass(p, REASON_MULTICAST);
 	if (!icmp_token_take())

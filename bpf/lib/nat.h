@@ -202,21 +202,27 @@ static __always_inline void flow_count(const struct flow *f)
 }
 
 /*
- * Makes the flow of a client's first packet and leaves its entry in f. REASON_NONE, or why
- * the packet has to be dropped.
+ * Makes the flow of a client's first packet and leaves its entry in scratch->flow.
+ * REASON_NONE, or why the packet has to be dropped.
  */
-static __noinline enum reason nat_flow_create(struct xdp_md *ctx, struct packet *p,
-					      __u32 service_index, struct flow *f)
+__stage enum reason nat_flow_create(struct xdp_md *ctx, struct packet *p, __u32 service_index)
 {
 	struct service *service = bpf_map_lookup_elem(&sh_services, &service_index);
-	struct claim *c = claim_scratch();
+	struct scratch *scratch = scratch_get();
+	struct flow_key *key;
 	struct backend *backend;
 	enum reason reason;
+	struct claim *c;
+	struct flow *f;
 	__u32 hash, reference;
 	int err; /* Linux before 6.4 (d7ba4cc900bf) returns an int, and its sign is lost in a long */
 
-	if (!service || !c)
+	if (!p || !service || !scratch)
 		return REASON_INTERNAL;
+	c = &scratch->claim;
+	f = &scratch->flow;
+	key = &scratch->key;
+	*key = p->key;
 	hash = flow_hash(&p->key, service->seed);
 	reference = backend_choose(p, service, service_index, hash);
 	if (!reference)
@@ -245,15 +251,15 @@ static __noinline enum reason nat_flow_create(struct xdp_md *ctx, struct packet 
 		return reason;
 
 	client_entry(c, p, f);
-	err = bpf_map_update_elem(&sh_flows, &p->key, f, BPF_NOEXIST);
+	err = bpf_map_update_elem(&sh_flows, key, f, BPF_NOEXIST);
 	if (err) {
 		/* Another CPU was first with this flow, or the table is full: our claim goes. */
 		bpf_map_delete_elem(&sh_flows, &c->key);
-		if (flow_find(&p->key, f))
+		if (flow_find(key, f))
 			return REASON_NONE;
 		return err == -EEXIST_ || err == -EBUSY_ ? REASON_CLAIM_RACE : REASON_TABLE_FULL;
 	}
-	handshake_note(&p->key, f->nonce);
+	handshake_note(key, f->nonce);
 	flow_count(f);
 	return REASON_NONE;
 }

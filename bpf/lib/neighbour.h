@@ -55,7 +55,7 @@ struct arp_ip4 {
 	__u8 target_ip[4];
 };
 
-static __noinline enum verdict arp_answer(struct xdp_md *ctx, struct packet *p)
+__stage enum verdict arp_answer(struct xdp_md *ctx, struct packet *p)
 {
 	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
 	struct interface *own = interface_own();
@@ -64,6 +64,8 @@ static __noinline enum verdict arp_answer(struct xdp_md *ctx, struct packet *p)
 	__be32 sender, target;
 	struct addr address;
 
+	if (!p)
+		return VERDICT_DROP;
 	if ((void *)(arp + 1) > data_end || arp->hardware != bpf_htons(ARP_ETHERNET) ||
 	    arp->protocol != bpf_htons(ETH_P_IP) || arp->hardware_size != ETH_ALEN ||
 	    arp->protocol_size != 4 || arp->operation != bpf_htons(ARP_REQUEST))
@@ -218,11 +220,13 @@ static __noinline int nd_advertise(struct xdp_md *ctx, struct packet *p, const s
  * Answers a neighbour solicitation, whether it came to a group or to us. The answer goes to
  * the MAC the question came from.
  */
-static __noinline enum verdict nd_answer(struct xdp_md *ctx, struct packet *p)
+__stage enum verdict nd_answer(struct xdp_md *ctx, struct packet *p)
 {
 	struct interface *own = interface_own();
 	struct addr target;
 
+	if (!p)
+		return VERDICT_DROP;
 	if (!nd_solicits_us(ctx, p, &target))
 		return pass(p, REASON_NEIGHBOUR_OTHER);
 	if (!own || nd_advertise(ctx, p, &target, own))

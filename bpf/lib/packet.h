@@ -28,6 +28,13 @@
 #include "reasons.h"
 #include "types.h"
 
+/*
+ * A function that the verifier checks once, for any arguments that its types allow, and not
+ * again on each way to a call of it: so ways add up where they would multiply. Its pointers may
+ * be null to the verifier, so it begins by asking.
+ */
+#define __stage __attribute__((noinline))
+
 enum verdict {
 	VERDICT_NEXT = 0,
 	VERDICT_PASS,

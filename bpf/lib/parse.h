@@ -61,12 +61,17 @@ static __always_inline enum verdict ip4_parse(struct xdp_md *ctx, struct packet 
  * protocol, IPPROTO_FRAGMENT or IPPROTO_ROUTING where the walk has to end early, or
  * IPPROTO_RAW where the chain is longer than we follow.
  */
-static __noinline enum verdict ip6_extensions_walk(struct xdp_md *ctx, struct packet *p)
+__stage enum verdict ip6_extensions_walk(struct xdp_md *ctx, struct packet *p)
 {
 	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
-	__u32 offset = p->l4_offset, end = p->l4_offset + p->l4_size;
-	__u8 protocol = p->key.protocol;
+	__u32 offset, end;
+	__u8 protocol;
 
+	if (!p)
+		return VERDICT_DROP;
+	offset = p->l4_offset;
+	end = offset + p->l4_size;
+	protocol = p->key.protocol;
 	for (int i = 0; i <= EXTENSION_HEADERS_MAX; i++) {
 		__u8 *header = data + (offset & L4_OFFSET_MAX);
 		__u32 size;

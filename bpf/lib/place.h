@@ -177,16 +177,18 @@ static __noinline __u32 unremembered_place(const struct packet *p, const struct 
 }
 
 /* The backend of a packet whose slot is not settled, or whose service remembers always. */
-static __noinline __u32 backend_place(const struct packet *p, const struct service *service,
-				      __u32 service_index, __u64 slot, __u32 hash)
+__stage __u32 backend_place(const struct packet *p, const struct service *service,
+			    __u32 service_index, __u64 slot, __u32 hash)
 {
 	struct scratch *scratch = scratch_get();
 	struct flow_key *client;
 	__u32 found;
-	__u8 first = is_first(p);
+	__u8 first;
 
-	if (!scratch)
+	if (!p || !service || !scratch)
 		return 0;
+	first = is_first(p);
+	scratch->key = p->key;
 	scratch->placing.slot = slot;
 	scratch->placing.hash = hash;
 	scratch->placing.service = (__u32)service->generation << 24 | service_index;
@@ -196,11 +198,11 @@ static __noinline __u32 backend_place(const struct packet *p, const struct servi
 	scratch->placing.first = first;
 	scratch->placing.client_backend = 0;
 	previous_find(&scratch->placing, *(volatile __u64 *)&service->table_before);
-	found = remembered_follow(p, &p->key);
+	found = remembered_follow(p, &scratch->key);
 	if (found)
 		return found;
 	if (!service->affinity_ticks)
-		return unremembered_place(p, &p->key);
+		return unremembered_place(p, &scratch->key);
 	client = &scratch->client_key;
 	client_key(client, &p->key.source, scratch->placing.service);
 	found = remembered_follow(p, client);
@@ -209,7 +211,7 @@ static __noinline __u32 backend_place(const struct packet *p, const struct servi
 	/* Where the client's backend drains, its new flows go elsewhere, each on its own. */
 	if (scratch->placing.client_backend ||
 	    (scratch->placing.drains && (first || p->key.protocol != IPPROTO_TCP)))
-		return unremembered_place(p, &p->key);
+		return unremembered_place(p, &scratch->key);
 	return unremembered_place(p, client);
 }
 

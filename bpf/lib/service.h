@@ -79,18 +79,22 @@ static __noinline __u32 range_find(const struct packet *p)
 
 /* The index of the service at the packet's destination, or SERVICE_NONE. What is found is
  * noted, with the address's flags. */
-static __noinline __u32 service_find(const struct packet *p, __u32 flags, __u32 epoch)
+__stage __u32 service_find(const struct packet *p, __u32 flags, __u32 epoch)
 {
-	struct frontend_key exact = { .address = p->key.destination,
-				      .port = p->key.destination_port,
-				      .protocol = p->key.protocol };
-	__u32 check = addr_check(&p->key.destination) ^ (__u32)p->key.protocol << 16 ^
-		      bpf_ntohs(p->key.destination_port);
-	struct frontend *found = bpf_map_lookup_elem(&sh_frontends, &exact);
-	struct known *known = known_place(p);
-	__u32 index = SERVICE_NONE;
+	struct frontend_key exact = {};
+	__u32 check, index = SERVICE_NONE;
+	struct frontend *found;
+	struct known *known;
 	__u64 word;
 
+	if (!p)
+		return SERVICE_NONE;
+	exact.address = p->key.destination;
+	exact.port = p->key.destination_port;
+	exact.protocol = p->key.protocol;
+	check = addr_check(&exact.address) ^ (__u32)exact.protocol << 16 ^ bpf_ntohs(exact.port);
+	found = bpf_map_lookup_elem(&sh_frontends, &exact);
+	known = known_place(p);
 	if (found) {
 		word = *(volatile __u64 *)found;
 		if (word_belongs(word, check))

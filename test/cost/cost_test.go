@@ -205,6 +205,10 @@ func weigh(t *testing.T, file string, v variant) map[string]weight {
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{Programs: ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats}})
 	if err != nil {
+		var refused *ebpf.VerifierError
+		if errors.As(err, &refused) {
+			t.Fatalf("loading %s (%s): %+v", file, v.name, refused)
+		}
 		t.Fatalf("loading %s (%s): %v", file, v.name, err)
 	}
 	defer coll.Close()
