@@ -171,9 +171,8 @@ int sh_recall(struct recall *ctx)
 }
 
 /*
- * Says both clocks at one moment, from which user space measures the rate of jiffies. A
- * ktime_ns other than zero on entry asks for a heartbeat too: the programs' sign that the
- * daemon keeps next hops fresh. Returns 0, or -1 without settings.
+ * Says the programs' time, in jiffies. With beat it is also noted as the daemon's last sign that
+ * it keeps next hops fresh. Returns 0, or -1 without settings.
  */
 SEC("syscall")
 int sh_clock(struct clock *ctx)
@@ -181,12 +180,11 @@ int sh_clock(struct clock *ctx)
 	struct settings *settings = settings_get();
 	__u64 now = bpf_jiffies64();
 
-	if (ctx->ktime_ns) {
+	if (ctx->beat) {
 		if (!settings)
 			return -1;
 		*(volatile __u64 *)&settings->heartbeat = now;
 	}
 	ctx->jiffies = now;
-	ctx->ktime_ns = bpf_ktime_get_ns();
 	return 0;
 }

@@ -24,7 +24,7 @@ volatile const __u8 redirect_back = 0;
 volatile const __u32 handshake_count = 1;
 volatile const __u32 tracked_count = 1;
 
-/* Jiffies per second, measured when the daemon starts. */
+/* Jiffies per second. */
 volatile const __u32 jiffies_per_second = 250;
 
 /* A tick, the unit in which remembered flows age, is 1 << tick_shift jiffies: the shortest

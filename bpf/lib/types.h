@@ -307,10 +307,10 @@ struct recall {
 	__u64 look; /* in: 1: only mark, and delete nothing */
 };
 
-/* What sh_clock says; its context, in and out. */
+/* sh_clock's context, in and out. */
 struct clock {
 	__u64 jiffies;
-	__u64 ktime_ns; /* CLOCK_MONOTONIC */
+	__u64 beat; /* in: 1: note the daemon's sign of life */
 };
 
 /* Kept for user space alone: what a position is called. */

@@ -51,7 +51,7 @@ type abiBackend struct {
 type abiClock struct {
 	_       structs.HostLayout
 	Jiffies uint64
-	KtimeNs uint64
+	Beat    uint64
 }
 
 type abiConstant uint32

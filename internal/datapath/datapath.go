@@ -17,10 +17,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -123,17 +121,11 @@ func (d *Datapath) prepare() error {
 	return nil
 }
 
-// loadTools loads the programs that user space runs. The first to be run says how long a
-// jiffy is, which the others must be told when they are loaded.
+// loadTools loads the programs that user space runs.
 func (d *Datapath) loadTools() error {
 	if err := d.loadClock(); err != nil {
 		return err
 	}
-	rate, err := d.measureRate()
-	if err != nil {
-		return err
-	}
-	d.rate = rate
 	coll, err := d.loadCollection(loadSweep, map[string]any{"jiffies_per_second": d.rate, "tick_shift": d.tickShift()})
 	if err != nil {
 		return fmt.Errorf("load the programs that expire flows: %w", err)
@@ -173,27 +165,4 @@ func (d *Datapath) Close() error {
 		d.grace = nil
 	}
 	return errors.Join(append(errs, d.View.Close())...)
-}
-
-// measureRate finds how many jiffies a second has; the kernel does not say. The rates
-// are those of the kernel's Kconfig.hz.
-func (v *View) measureRate() (uint32, error) {
-	const span = 120 * time.Millisecond // 250 and 300 Hz then differ by 6 jiffies
-	first, err := v.readClock(false)
-	if err != nil {
-		return 0, err
-	}
-	time.Sleep(span)
-	second, err := v.readClock(false)
-	if err != nil {
-		return 0, err
-	}
-	rate := float64(second.Jiffies-first.Jiffies) * 1e9 / float64(second.KtimeNs-first.KtimeNs)
-	best := uint32(0)
-	for _, candidate := range []uint32{100, 250, 300, 1000} {
-		if best == 0 || math.Abs(rate-float64(candidate)) < math.Abs(rate-float64(best)) {
-			best = candidate
-		}
-	}
-	return best, nil
 }

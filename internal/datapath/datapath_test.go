@@ -1,6 +1,8 @@
 package datapath
 
 import (
+	"bytes"
+	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
@@ -387,5 +389,35 @@ func TestSettingsAndHeartbeat(t *testing.T) {
 	}
 	if _, err := d.Sweep(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestJiffiesPerSecond: the rate is the kernel's own. Where that does not show its configuration,
+// jiffies are at least no slower than it.
+func TestJiffiesPerSecond(t *testing.T) {
+	rate, err := jiffiesPerSecond()
+	must(t, err)
+	if file, err := os.Open("/proc/config.gz"); err == nil {
+		defer file.Close()
+		unzipped, err := gzip.NewReader(file)
+		must(t, err)
+		config, err := io.ReadAll(unzipped)
+		must(t, err)
+		if want := fmt.Sprintf("\nCONFIG_HZ=%d\n", rate); !bytes.Contains(config, []byte(want)) {
+			t.Errorf("the rate is %d, and the kernel's configuration has no %q", rate, want)
+		}
+	}
+	d := mustOpen(t, testOptions(t))
+	begin := time.Now()
+	first, err := d.readClock(false)
+	must(t, err)
+	for time.Since(begin) < 100*time.Millisecond {
+		runtime.Gosched()
+	}
+	last, err := d.readClock(false)
+	must(t, err)
+	// Three more, because a tick that came late makes up for itself.
+	if most := uint64(time.Since(begin)*time.Duration(rate)/time.Second) + 3; last.Jiffies-first.Jiffies > most {
+		t.Errorf("%d jiffies passed, and at %d a second at most %d could", last.Jiffies-first.Jiffies, rate, most)
 	}
 }

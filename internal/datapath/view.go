@@ -28,7 +28,7 @@ type View struct {
 	root     string
 	instance string
 	clock    *ebpf.Program
-	rate     uint32 // jiffies per second; 0: not measured yet
+	rate     uint32 // jiffies per second
 
 	// The arrays, as the programs see them. memory holds what they lie in.
 	services []abiService
@@ -75,8 +75,26 @@ func OpenReadOnly(opts Options) (*View, error) {
 	return v, nil
 }
 
-// loadClock loads sh_clock alone.
-func (v *View) loadClock() error {
+// jiffiesPerSecond reads the rate off the coarse clocks, whose resolution is one jiffy
+// (posix_get_coarse_res in kernel/time/posix-timers.c). Nothing is measured: on a busy machine a
+// measurement would now and then be wrong, and all timeouts with it.
+func jiffiesPerSecond() (uint32, error) {
+	var resolution unix.Timespec
+	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &resolution); err != nil {
+		return 0, fmt.Errorf("ask for the length of a jiffy: %w", err)
+	}
+	length := time.Duration(resolution.Nano())
+	if length < 100*time.Microsecond || length > 100*time.Millisecond { // Linux has 100 to 1000 Hz
+		return 0, fmt.Errorf("ask for the length of a jiffy: the kernel says %s, which cannot be", length)
+	}
+	return uint32((time.Second + length/2) / length), nil
+}
+
+// loadClock loads sh_clock alone, and learns the unit of its time.
+func (v *View) loadClock() (err error) {
+	if v.rate, err = jiffiesPerSecond(); err != nil {
+		return err
+	}
 	load := func() (*ebpf.CollectionSpec, error) {
 		spec, err := loadSweep()
 		if err == nil {
@@ -385,7 +403,7 @@ func (v *View) traffic(name string, index uint32) (Traffic, error) {
 func (v *View) readClock(beat bool) (abiClock, error) {
 	var in, out abiClock
 	if beat {
-		in.KtimeNs = 1
+		in.Beat = 1
 	}
 	if _, err := v.clock.Run(&ebpf.RunOptions{Context: in, ContextOut: &out}); err != nil {
 		return out, fmt.Errorf("run sh_clock to read the kernel's time: %w", err)
@@ -396,11 +414,6 @@ func (v *View) readClock(beat bool) (abiClock, error) {
 // HeartbeatAge is how long ago the daemon last said that it is there; known is false if
 // it never did.
 func (v *View) HeartbeatAge() (age time.Duration, known bool, err error) {
-	if v.rate == 0 {
-		if v.rate, err = v.measureRate(); err != nil {
-			return 0, false, err
-		}
-	}
 	beat := atomic.LoadUint64(&v.settings[0].Heartbeat)
 	if beat == 0 {
 		return 0, false, nil
