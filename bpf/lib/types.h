@@ -94,6 +94,13 @@ enum tracking {
 	TRACKING_NONE = 2,
 };
 
+/* What a service asks for beyond the plain way. */
+enum service_flag {
+	SERVICE_REJECTS = 0x01, /* answers where no backend takes new flows */
+	SERVICE_HASHES_ADDRESSES = 0x02, /* the slot depends on the two addresses alone */
+	SERVICE_FILTERS = 0x04, /* sh_filters says who may */
+};
+
 struct service {
 	__u64 table; /* first slot << 32 | slot count, one word so that both change together */
 	__u64 table_before; /* the same of the table that SLOT_PREVIOUS_BEFORE refers to */
@@ -104,6 +111,10 @@ struct service {
 	__u8 tracking;   /* enum tracking */
 	__u32 affinity_ticks; /* how long a client is remembered; 0: flows are placed one by one */
 	__u32 affinity_seconds; /* the same, for user space */
+	__u32 flags; /* enum service_flag */
+	__u32 flows_max; /* tracked at once; 0: as many as the table holds */
+	__u32 source_rate; /* new flows of one source address a second; 0: as many as come */
+	__u32 pad;
 };
 
 /*

@@ -286,7 +286,19 @@ type abiService struct {
 	Tracking        uint8
 	AffinityTicks   uint32
 	AffinitySeconds uint32
+	Flags           uint32
+	FlowsMax        uint32
+	SourceRate      uint32
+	Pad             uint32
 }
+
+type abiServiceFlag uint32
+
+const (
+	abiServiceFlagSERVICE_REJECTS          abiServiceFlag = 1
+	abiServiceFlagSERVICE_HASHES_ADDRESSES abiServiceFlag = 2
+	abiServiceFlagSERVICE_FILTERS          abiServiceFlag = 4
+)
 
 type abiSettings struct {
 	_              structs.HostLayout
@@ -402,6 +414,7 @@ const (
 	abiVarAbiRecall         = "abi_recall"
 	abiVarAbiRememberedFlag = "abi_remembered_flag"
 	abiVarAbiRing           = "abi_ring"
+	abiVarAbiServiceFlag    = "abi_service_flag"
 	abiVarAbiSlotFlag       = "abi_slot_flag"
 	abiVarAbiSlotState      = "abi_slot_state"
 	abiVarAbiSweep          = "abi_sweep"
@@ -495,6 +508,7 @@ type abiVariableSpecs struct {
 	AbiRecall         *ebpf.VariableSpec `ebpf:"abi_recall"`
 	AbiRememberedFlag *ebpf.VariableSpec `ebpf:"abi_remembered_flag"`
 	AbiRing           *ebpf.VariableSpec `ebpf:"abi_ring"`
+	AbiServiceFlag    *ebpf.VariableSpec `ebpf:"abi_service_flag"`
 	AbiSlotFlag       *ebpf.VariableSpec `ebpf:"abi_slot_flag"`
 	AbiSlotState      *ebpf.VariableSpec `ebpf:"abi_slot_state"`
 	AbiSweep          *ebpf.VariableSpec `ebpf:"abi_sweep"`
@@ -586,6 +600,7 @@ type abiVariables struct {
 	AbiRecall         *ebpf.Variable `ebpf:"abi_recall"`
 	AbiRememberedFlag *ebpf.Variable `ebpf:"abi_remembered_flag"`
 	AbiRing           *ebpf.Variable `ebpf:"abi_ring"`
+	AbiServiceFlag    *ebpf.Variable `ebpf:"abi_service_flag"`
 	AbiSlotFlag       *ebpf.Variable `ebpf:"abi_slot_flag"`
 	AbiSlotState      *ebpf.Variable `ebpf:"abi_slot_state"`
 	AbiSweep          *ebpf.Variable `ebpf:"abi_sweep"`

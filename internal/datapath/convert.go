@@ -259,13 +259,46 @@ func array[T any](memory []byte) []T {
 }
 
 // backendTail is the last word of struct backend, serviceTail the words of struct service
-// from seed to tracking, and serviceAffinity its last word: fields that are stored together.
+// from seed to tracking, and serviceAffinity the word behind: fields that are stored together.
 func backendTail(b *abiBackend) *uint64 { return (*uint64)(unsafe.Pointer(&b.Port)) }
 
 func serviceTail(s *abiService) *uint64 { return (*uint64)(unsafe.Pointer(&s.Seed)) }
 
 func serviceAffinity(s *abiService) *uint64 {
 	return (*uint64)(unsafe.Pointer(&s.AffinityTicks))
+}
+
+// storePolicy stores the fields of model.Policy, each by itself: none refers to another.
+func storePolicy(s *abiService, record abiService) {
+	atomic.StoreUint32(&s.Flags, record.Flags)
+	atomic.StoreUint32(&s.FlowsMax, record.FlowsMax)
+	atomic.StoreUint32(&s.SourceRate, record.SourceRate)
+}
+
+// policyFlags are the bits of struct service's flags by the fields of model.Policy.
+func policyFlags(p *model.Policy) map[abiServiceFlag]*bool {
+	return map[abiServiceFlag]*bool{
+		abiServiceFlagSERVICE_REJECTS:          &p.Rejects,
+		abiServiceFlagSERVICE_HASHES_ADDRESSES: &p.HashAddresses,
+		abiServiceFlagSERVICE_FILTERS:          &p.Filters,
+	}
+}
+
+func toPolicy(p model.Policy) (flags uint32) {
+	for bit, on := range policyFlags(&p) {
+		if *on {
+			flags |= uint32(bit)
+		}
+	}
+	return flags
+}
+
+func fromPolicy(s *abiService) model.Policy {
+	p := model.Policy{FlowsMax: s.FlowsMax, SourceRate: s.SourceRate}
+	for bit, on := range policyFlags(&p) {
+		*on = s.Flags&uint32(bit) != 0
+	}
+	return p
 }
 
 func storeAddr(to *abiAddr, a abiAddr) {

@@ -122,7 +122,7 @@ func fill(t *testing.T, d *Datapath) reconcile.Contents {
 			200: {BackendRef: reconcile.BackendRef{Index: 200}, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.2"), Port: 1}},
 		},
 		Services: map[uint32]reconcile.ServiceRecord{
-			0:  {Index: 0, Generation: 3, Name: "web", Forwarding: model.ForwardingNAT, Seed: 0xdeadbeef, Offset: 10, Size: 4, BeforeOffset: 20, BeforeSize: 2, Tracking: model.TrackingAlways, AffinityTimeout: time.Hour},
+			0:  {Index: 0, Generation: 3, Name: "web", Forwarding: model.ForwardingNAT, Seed: 0xdeadbeef, Offset: 10, Size: 4, BeforeOffset: 20, BeforeSize: 2, Tracking: model.TrackingAlways, AffinityTimeout: time.Hour, Policy: model.Policy{Rejects: true, Filters: true, FlowsMax: 7, SourceRate: 9}},
 			99: {Index: 99, Generation: 0, Name: strings.Repeat("n", 63), Forwarding: model.ForwardingDSRGUE, Tracking: model.TrackingAuto, Offset: 0, Size: 0},
 		},
 		Frontends: map[model.Frontend]uint32{

@@ -90,7 +90,9 @@ func (d *Datapath) PutService(r reconcile.ServiceRecord) error {
 	record := abiService{
 		Seed: r.Seed, Generation: r.Generation, Forwarding: forwarding, Live: 1, Tracking: tracking,
 		AffinityTicks: d.ticks(r.AffinityTimeout), AffinitySeconds: uint32(r.AffinityTimeout / time.Second),
+		Flags: toPolicy(r.Policy), FlowsMax: r.Policy.FlowsMax, SourceRate: r.Policy.SourceRate,
 	}
+	storePolicy(s, record)
 	atomic.StoreUint64(serviceAffinity(s), *serviceAffinity(&record))
 	atomic.StoreUint64(serviceTail(s), *serviceTail(&record))
 	// A slot of the table may refer to the one before, which therefore comes first.
@@ -117,6 +119,7 @@ func (d *Datapath) DeleteService(index uint32, generation uint8) error {
 	record := abiService{Generation: generation}
 	atomic.StoreUint64(serviceTail(s), *serviceTail(&record))
 	atomic.StoreUint64(serviceAffinity(s), 0)
+	storePolicy(s, abiService{})
 	d.noteForwarding(index, false)
 	return d.remove(abiMapShNames, abiNameKey{Kind: uint32(abiNameKindNAME_SERVICE), Index: index}, "the name of a service")
 }

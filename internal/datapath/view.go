@@ -233,6 +233,7 @@ func (v *View) readServices(c *reconcile.Contents) error {
 			Forwarding: fromNumber(forwardings, s.Forwarding), Seed: s.Seed,
 			Tracking:        fromNumber(trackings, s.Tracking),
 			AffinityTimeout: time.Duration(s.AffinitySeconds) * time.Second,
+			Policy:          fromPolicy(s),
 		}
 		r.Offset, r.Size = fromRun(atomic.LoadUint64(&s.Table))
 		r.BeforeOffset, r.BeforeSize = fromRun(atomic.LoadUint64(&s.TableBefore))

@@ -169,7 +169,23 @@ type Service struct {
 	// AffinityTimeout is how long a client stays with its backend after its last packet,
 	// also where the table changes meanwhile; 0: no affinity, flows are placed one by one.
 	AffinityTimeout time.Duration
+	Policy          Policy
 	Backends        []Backend
+}
+
+// Policy is what a service does beyond the plain way. The zero value is the plain way.
+type Policy struct {
+	// Rejects answers at once where no backend takes new flows, with a reset or an ICMP error.
+	Rejects bool
+	// HashAddresses has the two addresses alone decide a flow's slot, as affinity does with
+	// the client's: fragments without ports then have the slot of their packet.
+	HashAddresses bool
+	// Filters is whether only some sources may; the prefixes are kept apart.
+	Filters bool
+	// FlowsMax bounds the service's tracked flows; 0: no bound of its own.
+	FlowsMax uint32
+	// SourceRate bounds the new flows of one source address per second; 0: no bound.
+	SourceRate uint32
 }
 
 // Tracked reports whether the service's slots go through transitions when they change.

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -39,6 +40,7 @@ type ServiceDifference struct {
 	Forwarding       *ForwardingDifference `json:"forwarding,omitempty"`
 	Tracking         *TrackingDifference   `json:"tracking,omitempty"`
 	AffinityTimeout  *AffinityDifference   `json:"affinity_timeout,omitempty"`
+	Policies         []PolicyDifference    `json:"policies,omitempty"`
 	FrontendsAdded   []string              `json:"frontends_added,omitempty"`
 	FrontendsRemoved []string              `json:"frontends_removed,omitempty"`
 	BackendsAdded    []string              `json:"backends_added,omitempty"`
@@ -63,6 +65,14 @@ type TrackingDifference struct {
 // AffinityDifference is another time that clients stay with their backend, as a duration
 // like "10m0s"; "0s" is no affinity.
 type AffinityDifference struct {
+	Before string `json:"before"`
+	After  string `json:"after"`
+}
+
+// PolicyDifference is another value of one of a service's options, as the configuration
+// writes both.
+type PolicyDifference struct {
+	Option string `json:"option"`
 	Before string `json:"before"`
 	After  string `json:"after"`
 }
@@ -136,6 +146,9 @@ func (s ServiceDifference) String() string {
 		}
 		if a := s.AffinityTimeout; a != nil {
 			clauses = append(clauses, fmt.Sprintf("affinity timeout from %s to %s", a.Before, a.After))
+		}
+		for _, p := range s.Policies {
+			clauses = append(clauses, fmt.Sprintf("%s from %s to %s", p.Option, p.Before, p.After))
 		}
 		for _, part := range []struct {
 			what, verb string
@@ -240,6 +253,7 @@ type view struct {
 	forwarding model.Forwarding
 	tracking   model.Tracking
 	affinity   time.Duration
+	policy     model.Policy
 	frontends  map[model.Frontend]bool
 	weights    map[model.BackendAddress]int // unknownWeight after adoption
 	adopted    bool
@@ -247,13 +261,13 @@ type view struct {
 
 const unknownWeight = -1
 
-func newView(forwarding model.Forwarding, tracking model.Tracking, affinity time.Duration) view {
-	return view{forwarding, tracking, affinity, map[model.Frontend]bool{}, map[model.BackendAddress]int{}, false}
+func newView(forwarding model.Forwarding, tracking model.Tracking, affinity time.Duration, policy model.Policy) view {
+	return view{forwarding, tracking, affinity, policy, map[model.Frontend]bool{}, map[model.BackendAddress]int{}, false}
 }
 
 // viewOf is the view of a configured service, without backends no frontend can reach.
 func viewOf(service model.Service) view {
-	v := newView(service.Forwarding, trackingOf(service), service.AffinityTimeout)
+	v := newView(service.Forwarding, trackingOf(service), service.AffinityTimeout, service.Policy)
 	families := map[bool]bool{}
 	for _, f := range service.Frontends {
 		v.frontends[f] = true
@@ -279,7 +293,7 @@ func (r *Reconciler) views() map[string]view {
 		}
 		v, ok := views[name]
 		if !ok {
-			v = newView(service.record.Forwarding, service.record.Tracking, service.record.AffinityTimeout)
+			v = newView(service.record.Forwarding, service.record.Tracking, service.record.AffinityTimeout, service.record.Policy)
 			v.adopted = true
 			views[name] = v
 		}
@@ -325,7 +339,7 @@ func (r *Reconciler) difference(desired Desired, t *target, p *plan) Difference 
 	}
 	for _, name := range slices.Sorted(maps.Keys(before)) {
 		difference, _ := r.serviceDifference(name, before[name], view{
-			forwarding: before[name].forwarding, tracking: before[name].tracking, affinity: before[name].affinity})
+			forwarding: before[name].forwarding, tracking: before[name].tracking, affinity: before[name].affinity, policy: before[name].policy})
 		difference.Change = Removed
 		d.Services = append(d.Services, difference)
 	}
@@ -347,6 +361,9 @@ func (r *Reconciler) serviceDifference(name string, before, after view) (Service
 	}
 	if before.affinity != after.affinity && before.forwarding != "" {
 		d.AffinityTimeout = &AffinityDifference{before.affinity.String(), after.affinity.String()}
+	}
+	if before.forwarding != "" {
+		d.Policies = policyDifferences(before.policy, after.policy)
 	}
 	for _, f := range slices.SortedFunc(maps.Keys(after.frontends), compareFrontends) {
 		if !before.frontends[f] {
@@ -375,8 +392,31 @@ func (r *Reconciler) serviceDifference(name string, before, after view) (Service
 			d.BackendsRemoved = append(d.BackendsRemoved, b.String())
 		}
 	}
-	return d, d.Forwarding != nil || d.Tracking != nil || d.AffinityTimeout != nil || len(d.FrontendsAdded)+len(d.FrontendsRemoved)+
+	return d, d.Forwarding != nil || d.Tracking != nil || d.AffinityTimeout != nil || len(d.Policies)+len(d.FrontendsAdded)+len(d.FrontendsRemoved)+
 		len(d.BackendsAdded)+len(d.BackendsRemoved)+len(d.Weights) > 0
+}
+
+// policyDifferences lists the options that differ, in the words of the configuration.
+func policyDifferences(before, after model.Policy) (differences []PolicyDifference) {
+	choose := func(yes bool, word, otherwise string) string {
+		if yes {
+			return word
+		}
+		return otherwise
+	}
+	bound := func(n uint32) string { return choose(n > 0, strconv.Itoa(int(n)), "none") }
+	for _, option := range []PolicyDifference{
+		{"on_no_backend", choose(before.Rejects, "reject", "drop"), choose(after.Rejects, "reject", "drop")},
+		{"hash", choose(before.HashAddresses, "addresses", "flow"), choose(after.HashAddresses, "addresses", "flow")},
+		{"allow_from and deny_from", choose(before.Filters, "some", "none"), choose(after.Filters, "some", "none")},
+		{"max_flows", bound(before.FlowsMax), bound(after.FlowsMax)},
+		{"max_new_flows_per_source", bound(before.SourceRate), bound(after.SourceRate)},
+	} {
+		if option.Before != option.After {
+			differences = append(differences, option)
+		}
+	}
+	return differences
 }
 
 func compareBackends(a, b model.BackendAddress) int {

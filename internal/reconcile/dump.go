@@ -53,6 +53,9 @@ func Dump(contents Contents) string {
 		if service.AffinityTimeout > 0 {
 			place += ", affinity_timeout " + service.AffinityTimeout.String()
 		}
+		if service.Policy != (model.Policy{}) {
+			place += fmt.Sprintf(", policy %+v", service.Policy)
+		}
 		fmt.Fprintf(&out, "service %d generation %d: %s, %s, seed 0x%08x, %s\n",
 			index, service.Generation, service.Name, service.Forwarding, service.Seed, place)
 		dumpSlots(&out, contents.Slots[index], contents.Backends)

@@ -62,6 +62,7 @@ type ServiceRecord struct {
 	BeforeOffset, BeforeSize uint32
 	Tracking                 model.Tracking
 	AffinityTimeout          time.Duration // 0: none
+	Policy                   model.Policy
 }
 
 // AddressRecord says what the data plane does with packets to one of our addresses.

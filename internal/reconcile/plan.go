@@ -323,7 +323,7 @@ func (p *planner) planTable(step *tableStep, want targetService, before *mirrorS
 	current := want.slots(p.refs)
 	record := &step.record
 	record.Name, record.Forwarding, record.Seed = want.name, want.forwarding, want.seed()
-	record.Tracking, record.AffinityTimeout = want.tracking, want.affinity
+	record.Tracking, record.AffinityTimeout, record.Policy = want.tracking, want.affinity, want.policy
 	if want.size == 0 && record.tracked() {
 		// All its backends drain: new flows go nowhere, but known ones go on.
 		current = make([]BackendRef, before.record.Size)

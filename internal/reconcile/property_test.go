@@ -106,6 +106,7 @@ func (w *world) drawDesired() reconcile.Desired {
 			Forwarding:      rapid.SampledFrom([]model.Forwarding{model.ForwardingDSRIPIP, model.ForwardingNATDestination, model.ForwardingDSRL2}).Draw(w.T, "forwarding"),
 			Tracking:        rapid.SampledFrom([]model.Tracking{model.TrackingAuto, model.TrackingAuto, model.TrackingAlways, model.TrackingNone}).Draw(w.T, "tracking"),
 			AffinityTimeout: rapid.SampledFrom([]time.Duration{0, 0, time.Hour}).Draw(w.T, "affinity"),
+			Policy:          model.Policy{Rejects: rapid.Bool().Draw(w.T, "rejects"), FlowsMax: uint32(rapid.IntRange(0, 2).Draw(w.T, "flows max"))},
 			Announce:        rapid.SampledFrom([]model.Announce{model.AnnounceL2, model.AnnounceNone}).Draw(w.T, "announce"),
 			TableSize:       rapid.SampledFrom([]uint32{0, 251, 509}).Draw(w.T, "size"),
 		}
@@ -292,7 +293,7 @@ func wanted(d reconcile.Desired) []string {
 					slots = append(slots, backends[member])
 				}
 			}
-			lines = append(lines, fmt.Sprintf("service %s %d %s %s %s %s", s.Name, seed, s.Forwarding, tracking, s.AffinityTimeout, slots))
+			lines = append(lines, fmt.Sprintf("service %s %d %s %s %s %+v %s", s.Name, seed, s.Forwarding, tracking, s.AffinityTimeout, s.Policy, slots))
 		}
 	}
 	for _, source := range d.Sources {
@@ -324,7 +325,7 @@ func found(c reconcile.Contents) []string {
 				slots = append(slots, c.Backends[slot.Current.Index].BackendAddress.String())
 			}
 		}
-		lines = append(lines, fmt.Sprintf("service %s %d %s %s %s %s", s.Name, s.Seed, s.Forwarding, s.Tracking, s.AffinityTimeout, slots))
+		lines = append(lines, fmt.Sprintf("service %s %d %s %s %s %+v %s", s.Name, s.Seed, s.Forwarding, s.Tracking, s.AffinityTimeout, s.Policy, slots))
 	}
 	for f, index := range c.Frontends {
 		lines = append(lines, fmt.Sprintf("frontend %s: %s %d", f, c.Services[index].Name, c.Services[index].Seed))

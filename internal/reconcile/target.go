@@ -69,6 +69,7 @@ type targetService struct {
 	forwarding model.Forwarding
 	tracking   model.Tracking
 	affinity   time.Duration
+	policy     model.Policy
 	size       uint32 // 0: nobody takes new flows
 	members    []maglev.Member
 	backends   []model.BackendAddress // of the members, by the same index
@@ -123,6 +124,7 @@ func (t *target) add(service model.Service, ipv6 bool) error {
 		forwarding: service.Forwarding,
 		tracking:   trackingOf(service),
 		affinity:   service.AffinityTimeout,
+		policy:     service.Policy,
 	}
 	frontends := 0
 	for _, f := range service.Frontends {
