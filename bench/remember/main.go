@@ -8,11 +8,13 @@
 // traffic and time are simulated. Every packet of every flow is a run of the loaded XDP
 // program, and the backend is read off the frame that leaves. Hours go by in seconds
 // because the reconciler's clock is the simulation's, and the entries of sh_remembered are
-// aged in the map. Two manners of replacing are simulated at once, each in a data plane of
+// aged in the map. Manners of replacing are simulated at once, each in a data plane of
 // its own:
 //
 //	drain   the old backend gets weight 0 when the new one comes, and goes one interval later
 //	swap    the old backend goes and the new one comes in one reload
+//
+// and both once more with the new backend under the old one's name, and so with its slots.
 //
 // The run fails if a flow whose backend was not removed reaches another one, or if a flow
 // could not be remembered.

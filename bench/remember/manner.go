@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -11,11 +12,14 @@ import (
 type manner struct {
 	name, what string
 	drains     bool
+	named      bool // the new backend has the old one's name, and with it its slots
 }
 
 var manners = []manner{
-	{"drain", "weight 0 for the old backend when the new one comes; it is removed one interval later", true},
-	{"swap", "the old backend removed and the new one added in one reload", false},
+	{"drain", "weight 0 for the old backend when the new one comes; it is removed one interval later", true, false},
+	{"swap", "the old backend removed and the new one added in one reload", false, false},
+	{"drain-same-name", "the same, and the new one takes over the old one's name", true, true},
+	{"swap-same-name", "the same, and the new one takes over the old one's name", false, true},
 }
 
 // change is a reload at a moment.
@@ -42,11 +46,15 @@ func replacing(o options) (from, to time.Duration) {
 }
 
 // backends lists those from first on, that is the backends after so many replacements.
-func backends(first int) []model.Backend {
+func (m manner) backends(first int) []model.Backend {
 	var list []model.Backend
 	for i := range backendCount {
 		address := model.BackendAddress{Address: backendAddress(first + i)}
-		list = append(list, model.Backend{BackendAddress: address, Weight: 1, Name: address.String()})
+		name := address.String()
+		if m.named {
+			name = fmt.Sprintf("place %d", (first+i)%backendCount)
+		}
+		list = append(list, model.Backend{BackendAddress: address, Weight: 1, Name: name})
 	}
 	return list
 }
@@ -56,13 +64,13 @@ func backends(first int) []model.Backend {
 func (m manner) changes(o options) []change {
 	var all []change
 	for i := range o.changes {
-		at, next := beginning(o, i), backends(i+1)
+		at, next := beginning(o, i), m.backends(i+1)
 		if !m.drains {
 			all = append(all, change{at, next, backendAddress(i)})
 			continue
 		}
-		old := backends(i)[0]
-		old.Weight = 0
+		old := m.backends(i)[0]
+		old.Weight, old.Name = 0, old.BackendAddress.String()
 		all = append(all, change{at, append([]model.Backend{old}, next...), netip.Addr{}},
 			change{at + o.interval, next, backendAddress(i)})
 	}

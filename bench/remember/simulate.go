@@ -79,7 +79,7 @@ func simulateManner(ctx context.Context, o options, m manner) (*result, error) {
 // run goes through simulated time in steps: reloads and the settling of slots happen at
 // their beginning, and the order of different flows' packets within one does not matter.
 func (s *simulation) run(ctx context.Context) error {
-	if err := s.apply(s.options, backends(0)); err != nil {
+	if err := s.apply(s.options, s.result.manner.backends(0)); err != nil {
 		return err
 	}
 	for range s.options.flows {

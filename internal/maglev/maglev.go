@@ -43,9 +43,15 @@ type Member struct {
 	Weight uint16 // share relative to the other members; 0 gets no slot
 }
 
-// Key is the identity of a backend: its address as 16 bytes, IPv4 mapped, then its port
-// in network byte order.
-func Key(b model.BackendAddress) string {
+// Key is the identity of a backend. It is the name, behind a zero byte, where one is
+// configured: who takes over a name takes over its slots, and no other slot moves. Otherwise it
+// is the address as 16 bytes, IPv4 mapped, then the port in network byte order; of those that
+// begin with a zero byte, IPv4's have more of them, which no name has, and the rest is reserved
+// (RFC 4291, 2.4).
+func Key(b model.Backend) string {
+	if b.Name != "" && b.Name != b.BackendAddress.String() {
+		return "\x00" + b.Name
+	}
 	address := b.Address.As16()
 	return string(binary.BigEndian.AppendUint16(address[:], b.Port))
 }

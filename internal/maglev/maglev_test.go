@@ -20,7 +20,7 @@ func backends(n int, weights ...uint16) []Member {
 	for i := range members {
 		address := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
 		members[i] = Member{
-			Key:    Key(model.BackendAddress{Address: address, Port: 8080}),
+			Key:    Key(model.Backend{BackendAddress: model.BackendAddress{Address: address, Port: 8080}}),
 			Weight: weights[i%len(weights)],
 		}
 	}
@@ -124,7 +124,7 @@ func TestGolden(t *testing.T) {
 	}
 	members := backends(20, 1, 2, 7)
 	members = append(members, Member{
-		Key:    Key(model.BackendAddress{Address: netip.MustParseAddr("2001:db8::1"), Port: 80}),
+		Key:    Key(model.Backend{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("2001:db8::1"), Port: 80}}),
 		Weight: 3,
 	})
 	hash := sha256.New()
@@ -190,5 +190,22 @@ func BenchmarkTable(b *testing.B) {
 	members := backends(1310, 1, 2, 3)
 	for b.Loop() {
 		Table(131071, 1, members)
+	}
+}
+
+// TestNameDecidesTheSlots: a backend's name stands for it, and its address where it has none.
+func TestNameDecidesTheSlots(t *testing.T) {
+	at := func(text, name string) model.Backend {
+		return model.Backend{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr(text), Port: 80}, Name: name}
+	}
+	first, second := at("10.0.0.1", "green"), at("10.0.0.2", "green")
+	if Key(first) != Key(second) {
+		t.Error("a server that takes over a name has other slots")
+	}
+	if plain := at("10.0.0.1", ""); Key(plain) == Key(first) || Key(plain) != Key(at("10.0.0.1", "10.0.0.1:80")) {
+		t.Error("the name that is the address, which the configuration fills in, counts as one")
+	}
+	if Key(at("10.0.0.1", "a")) == Key(at("10.0.0.1", "b")) {
+		t.Error("two names have the same slots")
 	}
 }

@@ -90,7 +90,7 @@ func dumpSlots(out *strings.Builder, slots []Slot, backends map[uint32]BackendRe
 		ref := slot.Current
 		counts[ref]++
 		if backend := backends[ref.Index]; backend.BackendRef == ref && backend.Address.IsValid() {
-			io.WriteString(placement, maglev.Key(backend.BackendAddress))
+			io.WriteString(placement, maglev.Key(model.Backend{BackendAddress: backend.BackendAddress}))
 		}
 	}
 	for _, ref := range slices.SortedFunc(maps.Keys(counts), compareRefs) {

@@ -277,7 +277,7 @@ func wanted(d reconcile.Desired) []string {
 			}
 			for _, b := range serving(s, ipv6) {
 				weight += int(b.Weight)
-				members = append(members, maglev.Member{Key: maglev.Key(b.BackendAddress), Weight: b.Weight})
+				members = append(members, maglev.Member{Key: maglev.Key(b), Weight: b.Weight})
 				backends = append(backends, b.BackendAddress.String())
 			}
 			if frontends == 0 {

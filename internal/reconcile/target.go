@@ -153,7 +153,7 @@ func (t *target) add(service model.Service, ipv6 bool) error {
 		}
 		own[b.BackendAddress] = true
 		weight += int(b.Weight)
-		half.members = append(half.members, maglev.Member{Key: maglev.Key(b.BackendAddress), Weight: b.Weight})
+		half.members = append(half.members, maglev.Member{Key: maglev.Key(b), Weight: b.Weight})
 		half.backends = append(half.backends, b.BackendAddress)
 		drains, known := t.draining[b.BackendAddress]
 		if !known {

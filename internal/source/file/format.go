@@ -70,7 +70,7 @@ type backendEntry struct {
 	Address address `json:"address" doc:"The server's address." example:"10.0.0.2"`
 	Port    number  `json:"port,omitempty" doc:"The server's port. Without it packets keep the port they came for. With dsr-* a port that differs from the service's is an error, because packets arrive as clients sent them." min:"1" max:"65535" example:"8080"`
 	Weight  number  `json:"weight,omitempty" doc:"The server's share of new flows, relative to the service's other backends. 0: no new flows." min:"0" max:"65535" default:"1" example:"3"`
-	Name    text    `json:"name,omitempty" doc:"What output calls the backend. Without it: its address and port." min:"1" max:"63" example:"green"`
+	Name    text    `json:"name,omitempty" doc:"What output calls the backend, and what its slots depend on: a server that takes over another's name takes over its slots, and no other flow moves. Without it: its address and port." min:"1" max:"63" example:"green"`
 }
 
 // timeoutsEntry is timeouts.
