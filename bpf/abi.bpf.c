@@ -14,6 +14,7 @@ enum forwarding abi_forwarding;
 enum tracking abi_tracking;
 enum slot_state abi_slot_state;
 enum slot_flag abi_slot_flag;
+enum feature abi_feature;
 enum service_flag abi_service_flag;
 enum remembered_flag abi_remembered_flag;
 enum flow_state abi_flow_state;

@@ -256,7 +256,8 @@ static __always_inline enum verdict address_stage(struct xdp_md *ctx, struct pac
 		if (flags & ADDRESS_VIP)
 			service_index = service_find(p, flags, epoch);
 	}
-	if ((flags & ADDRESS_DIRECT) && service_index != SERVICE_NONE)
+	if ((features & FEATURE_DIRECT) && (flags & ADDRESS_DIRECT) &&
+	    service_index != SERVICE_NONE)
 		verdict = direct_stage(ctx, p, service_index);
 	if (verdict == VERDICT_NEXT)
 		verdict = flow_stage(ctx, p, flags & ADDRESS_VIP, service_index);

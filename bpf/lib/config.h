@@ -8,6 +8,10 @@
 
 #include "types.h"
 
+/* enum feature: what something in the maps needs. The daemon loads the program anew before it
+ * writes what needs more. */
+volatile const __u32 features = 0;
+
 /* Position of the program's interface in sh_interfaces and sh_tx_ports. */
 volatile const __u32 interface_slot = 0;
 

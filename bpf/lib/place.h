@@ -221,6 +221,8 @@ static __always_inline __u32 backend_choose(const struct packet *p, const struct
 {
 	__u64 slot;
 
+	if (!(features & FEATURE_REMEMBER))
+		return slot_current(slot_get(*(volatile __u64 *)&service->table, hash));
 	if (service->affinity_ticks)
 		hash = client_hash(&p->key, service->seed);
 	slot = slot_get(*(volatile __u64 *)&service->table, hash);

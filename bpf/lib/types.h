@@ -94,6 +94,12 @@ enum tracking {
 	TRACKING_NONE = 2,
 };
 
+/* Parts of the program that are loaded only while something needs them (config.h). */
+enum feature {
+	FEATURE_DIRECT = 0x01, /* backends that answer the client themselves */
+	FEATURE_REMEMBER = 0x02, /* slots in transition: direct return, and affinity */
+};
+
 /* What a service asks for beyond the plain way. */
 enum service_flag {
 	SERVICE_REJECTS = 0x01, /* answers where no backend takes new flows */

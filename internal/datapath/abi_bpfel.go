@@ -79,6 +79,13 @@ const (
 	abiDirectionDIRECTION_BACKEND abiDirection = 1
 )
 
+type abiFeature uint32
+
+const (
+	abiFeatureFEATURE_DIRECT   abiFeature = 1
+	abiFeatureFEATURE_REMEMBER abiFeature = 2
+)
+
 type abiFlow struct {
 	_                 structs.HostLayout
 	Seal              uint64
@@ -407,6 +414,7 @@ const (
 	abiVarAbiClock          = "abi_clock"
 	abiVarAbiConstant       = "abi_constant"
 	abiVarAbiDirection      = "abi_direction"
+	abiVarAbiFeature        = "abi_feature"
 	abiVarAbiFlowState      = "abi_flow_state"
 	abiVarAbiForwarding     = "abi_forwarding"
 	abiVarAbiNameKind       = "abi_name_kind"
@@ -501,6 +509,7 @@ type abiVariableSpecs struct {
 	AbiClock          *ebpf.VariableSpec `ebpf:"abi_clock"`
 	AbiConstant       *ebpf.VariableSpec `ebpf:"abi_constant"`
 	AbiDirection      *ebpf.VariableSpec `ebpf:"abi_direction"`
+	AbiFeature        *ebpf.VariableSpec `ebpf:"abi_feature"`
 	AbiFlowState      *ebpf.VariableSpec `ebpf:"abi_flow_state"`
 	AbiForwarding     *ebpf.VariableSpec `ebpf:"abi_forwarding"`
 	AbiNameKind       *ebpf.VariableSpec `ebpf:"abi_name_kind"`
@@ -593,6 +602,7 @@ type abiVariables struct {
 	AbiClock          *ebpf.Variable `ebpf:"abi_clock"`
 	AbiConstant       *ebpf.Variable `ebpf:"abi_constant"`
 	AbiDirection      *ebpf.Variable `ebpf:"abi_direction"`
+	AbiFeature        *ebpf.Variable `ebpf:"abi_feature"`
 	AbiFlowState      *ebpf.Variable `ebpf:"abi_flow_state"`
 	AbiForwarding     *ebpf.Variable `ebpf:"abi_forwarding"`
 	AbiNameKind       *ebpf.Variable `ebpf:"abi_name_kind"`

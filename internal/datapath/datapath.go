@@ -58,6 +58,7 @@ type Datapath struct {
 	addresses sync.Mutex
 	// natDestination holds the services of that kind; settings.nat_destination follows.
 	natDestination map[uint32]bool
+	features       abiFeature // that the programs are loaded with
 
 	// ways is held while a backend changes, so that what belongs to one tenant of a
 	// position (SetHop, SetSources) is never written into the next one's record.
@@ -109,6 +110,7 @@ func (d *Datapath) prepare() error {
 	d.forgetKnown() // a predecessor may have been killed before it could
 	atomic.StoreUint32(&d.settings[0].RememberBudget, rememberBudget(d.maps[abiMapShRemembered].MaxEntries()))
 	var err error
+	d.features = d.featuresInUse()
 	if d.grace, err = newGraceMaps(); err != nil {
 		return err
 	}

@@ -43,6 +43,7 @@ func (v *View) loadCollection(load func() (*ebpf.CollectionSpec, error), constan
 // constants are what lib/config.h fixes at load, for one interface's program.
 func (d *Datapath) constants(a *attached) map[string]any {
 	return map[string]any{
+		"features":           uint32(d.features),
 		"interface_slot":     a.slot,
 		"generic_mode":       asByte(a.Mode == ModeGeneric),
 		"redirect_back":      asByte(a.Mode == ModeNative && a.veth),

@@ -41,6 +41,7 @@ const (
 	sweepProgShClock         = "sh_clock"
 	sweepProgShRecall        = "sh_recall"
 	sweepProgShSweep         = "sh_sweep"
+	sweepVarFeatures         = "features"
 	sweepVarGenericMode      = "generic_mode"
 	sweepVarHandshakeCount   = "handshake_count"
 	sweepVarInterfaceSlot    = "interface_slot"
@@ -129,6 +130,7 @@ type sweepMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sweepVariableSpecs struct {
+	Features         *ebpf.VariableSpec `ebpf:"features"`
 	GenericMode      *ebpf.VariableSpec `ebpf:"generic_mode"`
 	HandshakeCount   *ebpf.VariableSpec `ebpf:"handshake_count"`
 	InterfaceSlot    *ebpf.VariableSpec `ebpf:"interface_slot"`
@@ -213,6 +215,7 @@ func (m *sweepMaps) Close() error {
 //
 // It can be passed to loadSweepObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sweepVariables struct {
+	Features         *ebpf.Variable `ebpf:"features"`
 	GenericMode      *ebpf.Variable `ebpf:"generic_mode"`
 	HandshakeCount   *ebpf.Variable `ebpf:"handshake_count"`
 	InterfaceSlot    *ebpf.Variable `ebpf:"interface_slot"`

@@ -42,6 +42,7 @@ const (
 	xdpMapShTracked        = "sh_tracked"
 	xdpMapShTxPorts        = "sh_tx_ports"
 	xdpProgShXdp           = "sh_xdp"
+	xdpVarFeatures         = "features"
 	xdpVarGenericMode      = "generic_mode"
 	xdpVarHandshakeCount   = "handshake_count"
 	xdpVarInterfaceSlot    = "interface_slot"
@@ -131,6 +132,7 @@ type xdpMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type xdpVariableSpecs struct {
+	Features         *ebpf.VariableSpec `ebpf:"features"`
 	GenericMode      *ebpf.VariableSpec `ebpf:"generic_mode"`
 	HandshakeCount   *ebpf.VariableSpec `ebpf:"handshake_count"`
 	InterfaceSlot    *ebpf.VariableSpec `ebpf:"interface_slot"`
@@ -221,6 +223,7 @@ func (m *xdpMaps) Close() error {
 //
 // It can be passed to loadXdpObjects or ebpf.CollectionSpec.LoadAndAssign.
 type xdpVariables struct {
+	Features         *ebpf.Variable `ebpf:"features"`
 	GenericMode      *ebpf.Variable `ebpf:"generic_mode"`
 	HandshakeCount   *ebpf.Variable `ebpf:"handshake_count"`
 	InterfaceSlot    *ebpf.Variable `ebpf:"interface_slot"`

@@ -48,13 +48,15 @@ type variant struct {
 
 // variants of sh_xdp, as internal/datapath/load.go has them. Numbers stand for any.
 var variants = []variant{
-	{"native", with(0, 0)},
-	{"native-veth", with(0, 1)},
-	{"generic", with(1, 0)},
+	{"native", with(0, 0, 0)},
+	{"native-all", with(^uint32(0), 0, 0)},
+	{"native-veth-all", with(^uint32(0), 0, 1)},
+	{"generic-all", with(^uint32(0), 1, 0)},
 }
 
-func with(generic, back uint8) map[string]any {
-	return map[string]any{"generic_mode": generic, "redirect_back": back, "interface_slot": uint32(1),
+// with is without features or with all, of the other modes and native.
+func with(features uint32, generic, back uint8) map[string]any {
+	return map[string]any{"features": features, "generic_mode": generic, "redirect_back": back, "interface_slot": uint32(1),
 		"handshake_count": uint32(mapSize), "tracked_count": uint32(mapSize), "jiffies_per_second": uint32(250), "tick_shift": uint8(8)}
 }
 

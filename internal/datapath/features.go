@@ -1,0 +1,60 @@
+package datapath
+
+import (
+	"fmt"
+
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+// featuresOf is what a service needs of the program.
+func featuresOf(forwarding model.Forwarding, affinity bool) (needed abiFeature) {
+	if forwarding.Direct() {
+		needed |= abiFeatureFEATURE_DIRECT | abiFeatureFEATURE_REMEMBER
+	}
+	if affinity {
+		needed |= abiFeatureFEATURE_REMEMBER
+	}
+	return needed
+}
+
+// featuresInUse is what the services in the maps need. What a predecessor had and nobody needs
+// any more is left out from then on.
+func (v *View) featuresInUse() (needed abiFeature) {
+	for i := range v.services {
+		if s := &v.services[i]; s.Live != 0 {
+			needed |= featuresOf(fromNumber(forwardings, s.Forwarding), s.AffinityTicks > 0)
+		}
+	}
+	return needed
+}
+
+// require has the program on every interface know these features, before anything is written
+// that needs them. Where one is missing the program is loaded anew and takes the place of the old
+// one in a single step, so no packet is lost. It fails without having changed what the maps say.
+func (d *Datapath) require(needed abiFeature) (err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.features&needed == needed {
+		return nil
+	}
+	before := d.features
+	d.features |= needed
+	defer func() {
+		if err != nil { // an interface that has them already may keep them
+			d.features = before
+		}
+	}()
+	for name, old := range d.attached {
+		a := *old
+		if err := d.load(&a); err != nil {
+			return err
+		}
+		if err := a.link.Update(a.program); err != nil {
+			_ = a.program.Close()
+			return fmt.Errorf("replace the program on interface %s by one with more features: %w", name, err)
+		}
+		_ = old.program.Close()
+		d.attached[name] = &a
+	}
+	return nil
+}
