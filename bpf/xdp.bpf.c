@@ -50,6 +50,7 @@ static __always_inline enum verdict flow_forward(struct xdp_md *ctx, struct pack
 	enum reason reason = REASON_UNRESOLVED;
 	struct settings *settings = settings_get();
 	struct scratch *scratch = scratch_get();
+	struct interface *out;
 	struct backend *backend;
 	struct flow *f;
 	__u64 hop;
@@ -71,10 +72,17 @@ static __always_inline enum verdict flow_forward(struct xdp_md *ctx, struct pack
 	}
 	if (!(hop & HOP_MAC_MASK))
 		return drop(p, reason);
+	out = hop_interface(hop);
+	if (!out)
+		return drop(p, REASON_INTERNAL);
+	if (packet_size(p) > out->mtu) {
+		size_refuse(ctx, p, out->mtu);
+		return p->mtu ? VERDICT_REFUSE : drop(p, REASON_TOO_BIG);
+	}
 	traffic_count(p, f);
 	if (packet_rewrite(ctx, p, f))
 		return drop(p, REASON_INTERNAL);
-	return ethernet_send(ctx, p, hop, hop_interface(hop));
+	return ethernet_send(ctx, p, hop, out);
 }
 
 /* The flow's backend, if that and the service are still what they were. */

@@ -23,7 +23,6 @@
 #define IPPROTO_IPIP_ 4
 #define IPPROTO_IPV6_ 41
 #define TUNNEL_TTL 64
-#define IP4_DF 0x4000
 #define GUE_PORT_BASE 0xc000 /* source ports carry 14 bits of entropy, RFC 6335's dynamic range */
 
 /* What the outer headers need to know of the packet, taken before room is made for them. */
@@ -114,7 +113,7 @@ static __always_inline int inner_prepare(struct xdp_md *ctx, const struct packet
 	struct ipv6hdr *ip6 = data + L3_OFFSET;
 	struct iphdr *ip = data + L3_OFFSET;
 
-	o->inner_size = p->l4_offset - L3_OFFSET + p->l4_size;
+	o->inner_size = packet_size(p);
 	if (p->family == FAMILY_IP4) {
 		if ((void *)(ip + 1) > data_end)
 			return -1;
@@ -217,16 +216,6 @@ static __always_inline int outer_push(struct xdp_md *ctx, const struct outer *o,
 	return ip6_push(data, data_end, o, port);
 }
 
-/* Whether routers may fragment the packet, and its sender does not want to know its path's MTU. */
-static __always_inline int may_fragment(struct xdp_md *ctx, const struct packet *p)
-{
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
-	struct iphdr *ip = data + L3_OFFSET;
-
-	return p->family == FAMILY_IP4 && (void *)(ip + 1) <= data_end &&
-	       !(ip->frag_off & bpf_htons(IP4_DF));
-}
-
 /* Wraps the packet as the service says. REASON_NONE, or why it cannot leave; with
  * REASON_TOO_BIG and p->mtu the packet is as it was. */
 static __always_inline enum reason packet_wrap(struct xdp_md *ctx, struct packet *p,
@@ -246,9 +235,8 @@ static __always_inline enum reason packet_wrap(struct xdp_md *ctx, struct packet
 		 (o.is_gue ? sizeof(struct gue) : 0);
 	if (!outer_source(&o, settings, out))
 		return REASON_NO_SOURCE;
-	if (p->l4_offset - L3_OFFSET + p->l4_size + o.size > out->mtu) {
-		if (!may_fragment(ctx, p))
-			p->mtu = out->mtu - o.size;
+	if (packet_size(p) + o.size > out->mtu) {
+		size_refuse(ctx, p, out->mtu - o.size);
 		return REASON_TOO_BIG;
 	}
 	if (inner_prepare(ctx, p, &o) || outer_push(ctx, &o, settings->gue_port))

@@ -44,7 +44,7 @@ enum reason {
 	REASON_ICMP_LIMITED = 42,        /* drop: an ICMP error was due, but they are rate-limited */
 	REASON_CLAIM_RACE = 43,          /* drop: another CPU was making the same flow, and did not finish in time */
 	REASON_INTERNAL = 44,            /* drop: a helper refused what must succeed; a bug, please report it */
-	REASON_TOO_BIG = 45,             /* drop: with its outer header longer than the MTU towards the backend, and not marked as "don't fragment" */
+	REASON_TOO_BIG = 45,             /* drop: longer than the MTU of the way on, with its outer header where it gets one, and not marked as "don't fragment" */
 	REASON_DECAP_SENDER = 52,        /* drop: at a backend, a packet to a VIP from a tunnel whose sender is not permitted */
 	REASON_DECAP_LENGTH = 53,        /* drop: at a backend, a packet to a VIP is longer than its tunnel's, or shorter than its header */
 	REASON_DECAP_CONGESTED = 54,     /* drop: at a backend, marked as congested on the way, but without ECN inside (RFC 6040) */
@@ -54,7 +54,7 @@ enum reason {
 	REASON_ND_ANSWERED = 65,   /* answer: a neighbour solicitation for an address we own */
 	REASON_ECHO_ANSWERED = 66, /* answer: ping to a VIP */
 	REASON_TTL_EXCEEDED = 67,  /* answer: TTL or hop limit ended here; time exceeded was sent */
-	REASON_TOO_BIG_ANSWERED = 68, /* answer: with its outer header longer than the MTU towards the backend; the size that fits was sent */
+	REASON_TOO_BIG_ANSWERED = 68, /* answer: longer than the MTU of the way on, with its outer header where it gets one; the size that fits was sent */
 
 	/* note: something worth counting on the way; the packet goes on */
 	REASON_FLOW_RECYCLED = 96,    /* note: an entry changed while it was read, and was taken for a miss */

@@ -22,6 +22,27 @@ static __always_inline struct interface *hop_interface(__u64 hop)
 	return bpf_map_lookup_elem(&sh_interfaces, &slot);
 }
 
+/* The packet's size, from its IP header on. */
+static __always_inline __u32 packet_size(const struct packet *p)
+{
+	return p->l4_offset - L3_OFFSET + p->l4_size;
+}
+
+#define IP4_DF 0x4000 /* don't fragment, RFC 791 */
+
+/* Notes the size that would fit, unless routers may fragment the packet: then its sender does
+ * not want to know its path's MTU. */
+static __always_inline void size_refuse(struct xdp_md *ctx, struct packet *p, __u32 mtu)
+{
+	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	struct iphdr *ip = data + L3_OFFSET;
+
+	if (p->family == FAMILY_IP4 &&
+	    ((void *)(ip + 1) > data_end || !(ip->frag_off & bpf_htons(IP4_DF))))
+		return;
+	p->mtu = mtu;
+}
+
 static __always_inline enum verdict ethernet_send(struct xdp_md *ctx, struct packet *p, __u64 hop,
 						  const struct interface *out)
 {

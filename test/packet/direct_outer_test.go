@@ -216,18 +216,57 @@ func tooBig(in packet.Packet, mtu uint32) packet.Packet {
 	return packet.NewError(in.Destination(), 3, 4, mtu, about, back, func(p *packet.Packet) { p.IPv4.TOS = 0xc0 })
 }
 
+func (w *world) setMTU(mtu int) {
+	w.cpu.do(func() {
+		for _, arm := range []string{armA, armC} {
+			link, err := netlink.LinkByName(arm)
+			must(w, errors.Join(err, netlink.LinkSetMTU(link, mtu), w.d.RefreshInterface(arm)))
+		}
+	})
+}
+
+// TestTooBigForNAT: the same without an outer header, for client and backend alike.
+func TestTooBigForNAT(t *testing.T) {
+	const mtu = 1400
+	for _, v := range ways {
+		w := newWorld(t)
+		w.setMTU(mtu)
+		for _, k := range kinds {
+			in := k.fromClient(41000, v.port, "S")
+			there := w.send(armA, in)
+			back := there.Reverse().With(packet.MACs(beMAC, v.own), packet.TTL(64), flagged("A"))
+			_ = w.send(v.arm, back)
+			for _, more := range []int{0, 1, 100} {
+				fill := packet.Data(make([]byte, mtu-len(packet.Quote(in, 0))+more))
+				in := k.fromClient(41000, v.port, "A", fill)
+				c := trial{in: in, end: leaves, want: v.expected(w, k, in)}
+				b := trial{arm: v.arm, in: back.With(fill), end: leaves}
+				b.want = func(packet.Packet) packet.Packet {
+					return b.in.With(routed, between(destinationOf(in), sourceOf(in)), packet.MACs(ownA, router))
+				}
+				if more > 0 {
+					c.reason, b.reason = "too_big_answered", "too_big_answered"
+					c.want = func(packet.Packet) packet.Packet { return tooBig(in, mtu) }
+					b.want = func(packet.Packet) packet.Packet { return tooBig(b.in, mtu).With(packet.MACs(v.own, beMAC)) }
+				}
+				t.Run(fmt.Sprintf("%s/%s/client/%+d", v.name, k, more), func(t *testing.T) { c.try(t, w) })
+				t.Run(fmt.Sprintf("%s/%s/backend/%+d", v.name, k, more), func(t *testing.T) { b.try(t, w) })
+				if more > 0 && !k.six {
+					c = trial{in: in.With(func(p *packet.Packet) { p.IPv4.DF = false }), end: drops, reason: "too_big"}
+					t.Run(fmt.Sprintf("%s/%s/client/%+d, DF clear", v.name, k, more), func(t *testing.T) { c.try(t, w) })
+				}
+			}
+		}
+	}
+}
+
 // TestTooBig: with its outer header a packet may be as long as the MTU towards the backend,
 // and not a byte longer: then its sender is told. What the Ethernet frame is padded with does
 // not count. Nobody is told of a packet that routers might have fragmented.
 func TestTooBig(t *testing.T) {
 	for _, mtu := range []int{1500, 1400} {
 		w := newWorld(t) // a fresh program may send as many errors at once as one MTU needs
-		w.cpu.do(func() {
-			for _, arm := range []string{armA, armC} {
-				link, err := netlink.LinkByName(arm)
-				must(t, errors.Join(err, netlink.LinkSetMTU(link, mtu), w.d.RefreshInterface(arm)))
-			}
-		})
+		w.setMTU(mtu)
 		for _, v := range directWays {
 			if !v.forwarding.Encapsulates() {
 				continue
