@@ -73,6 +73,7 @@ func (h *history) begin(f *flow, rng *rand.Rand) {
 	if h.slotOf(f).State != reconcile.Settled {
 		f.periods = []period{{last: h.now()}}
 	}
+	f.mayStray = h.mayStray(f)
 	h.flows = append(h.flows, f)
 	h.count.flows++
 	h.step(f, rng)

@@ -252,19 +252,24 @@ func (h *history) look() {
 			f.periods[n-1].over = true
 		}
 		f.holderGone = f.holderGone || !ok || holds && !h.isMember(f, f.holder)
-		if n := len(f.synsTo); n > 0 {
+		if n := len(f.synsTo); n > 0 && !h.inDoubt { // who is to go may be there still
 			f.synsTo = slices.DeleteFunc(f.synsTo, func(b model.BackendAddress) bool { return !h.isMember(f, b) })
 			f.reused = f.reused || len(f.synsTo) < n
 		}
 		f.draining = f.draining || holds && h.drainsNow(f, f.holder)
 		f.rehashed = f.rehashed || f.byClient != (record.AffinityTimeout > 0)
-		// What failed half-way under tracking none is carried out by the next change, whatever that says.
-		untracked := h.inDoubt && h.trackingOf(f) == model.TrackingNone
+		untracked := h.mayStray(f)
 		if (record.Tracking == model.TrackingNone || untracked || f.mayStray) && holds && f.current != f.holder {
 			f.strayed = true
 		}
 		f.mayStray = untracked
 	}
+}
+
+// mayStray reports whether a change to tracking none failed half-way: the next one carries it
+// out, whatever that says itself.
+func (h *history) mayStray(f *flow) bool {
+	return h.inDoubt && h.trackingOf(f) == model.TrackingNone
 }
 
 // trackingOf is what the configuration says of the flow's service.
