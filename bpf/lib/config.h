@@ -21,7 +21,9 @@ volatile const __u8 generic_mode = 0;
 
 /* Send back by redirecting to the own interface. veth's XDP_TX queues the frame for its peer
  * but wakes only a peer that has an XDP program (drivers/net/veth.c, veth_xdp_flush); its
- * redirect also wakes one that has GRO on. */
+ * redirect also wakes one that has GRO on. A bond turns XDP_TX into a redirect of its own
+ * (bond_xdp_get_xmit_slave), after which Linux 6.12.117 finds pages of a veth below it in a bad
+ * state; ours, to the bond, does no harm. */
 volatile const __u8 redirect_back = 0;
 
 /* Elements of sh_handshakes and sh_tracked. */

@@ -39,9 +39,10 @@ type attached struct {
 	Attachment
 	ifindex int
 	slot    uint32
-	veth    bool
-	program *ebpf.Program
-	link    link.Link
+	// redirectBack: XDP_TX does not do there (bpf/lib/config.h).
+	redirectBack bool
+	program      *ebpf.Program
+	link         link.Link
 }
 
 func (a *attached) close() error { return errors.Join(a.link.Close(), a.program.Close()) }
@@ -80,7 +81,7 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (Attachment, error) {
 	if err != nil {
 		return Attachment{}, err
 	}
-	a := &attached{Attachment: Attachment{Interface: iface}, ifindex: dev.Attrs().Index, slot: slot, veth: dev.Type() == "veth"}
+	a := &attached{Attachment: Attachment{Interface: iface}, ifindex: dev.Attrs().Index, slot: slot, redirectBack: dev.Type() == "veth" || dev.Type() == "bond"}
 	if old := d.attached[iface]; old != nil {
 		a.Reason = old.Reason
 	}

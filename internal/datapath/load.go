@@ -46,7 +46,7 @@ func (d *Datapath) constants(a *attached) map[string]any {
 		"features":           uint32(d.features),
 		"interface_slot":     a.slot,
 		"generic_mode":       asByte(a.Mode == ModeGeneric),
-		"redirect_back":      asByte(a.Mode == ModeNative && a.veth),
+		"redirect_back":      asByte(a.Mode == ModeNative && a.redirectBack),
 		"handshake_count":    d.maps[abiMapShHandshakes].MaxEntries(),
 		"tracked_count":      d.maps[abiMapShTracked].MaxEntries(),
 		"jiffies_per_second": d.rate,
