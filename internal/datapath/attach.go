@@ -177,7 +177,10 @@ func dropLink(l link.Link) error {
 
 // attachNew makes a new link and pins it.
 func (d *Datapath) attachNew(a *attached, mode model.Attach) error {
-	var err error
+	err := occupied(a.Interface, chainWay(a.Interface))
+	if err != nil {
+		return err
+	}
 	switch mode {
 	case model.AttachNative:
 		err = d.attachMode(a, ModeNative)
@@ -250,36 +253,17 @@ func (d *Datapath) attachMode(a *attached, mode Mode) error {
 		a.link = l
 		return nil
 	}
-	// Whose program is there is read now: the refusal alone does not say.
-	other := programOn(a.Interface)
 	reason := attachMessage(a.ifindex, a.program, flags)
 	_ = a.program.Close()
-	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("attach to interface %s: another XDP program is there already: %s; detach it (`ip link set dev %s xdp off`, or stop its owner)", a.Interface, other, a.Interface)
+	if refusedAsTaken(err) { // somebody was faster
+		if other := occupied(a.Interface, chainWay(a.Interface)); other != nil {
+			return other
+		}
 	}
 	if reason == "" {
 		reason = err.Error()
 	}
 	return &refusedError{a.Interface, mode, reason, err}
-}
-
-// programOn names the XDP program of an interface.
-func programOn(iface string) string {
-	dev, err := netlink.LinkByName(iface)
-	if err != nil || dev.Attrs().Xdp == nil || !dev.Attrs().Xdp.Attached {
-		return "it cannot be named"
-	}
-	id := ebpf.ProgramID(dev.Attrs().Xdp.ProgId)
-	p, err := ebpf.NewProgramFromID(id)
-	if err != nil {
-		return fmt.Sprintf("program %d", id)
-	}
-	defer p.Close()
-	info, err := p.Info()
-	if err != nil || info.Name == "" {
-		return fmt.Sprintf("program %d", id)
-	}
-	return fmt.Sprintf("program %d, %q", id, info.Name)
 }
 
 // modeOf is the mode of whatever program an interface has; empty without one.
