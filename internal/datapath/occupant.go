@@ -259,7 +259,7 @@ func (o *Occupant) TakeOff() string {
 		return "stop `shunt decap`, which takes encapsulation off here: a balancer and a backend need different interfaces"
 	}
 	if instance, ok := o.Instance(); ok {
-		return fmt.Sprintf("it is shunt's own, of another instance: `shunt detach --instance %s`", instance)
+		return fmt.Sprintf("another instance of shunt is there: `shunt detach --instance %s`", instance)
 	}
 	if o.Name == "xdp_dispatcher" { // libxdp's, which runs several programs one after the other
 		return fmt.Sprintf("`xdp-loader unload %s --all`, for it is the dispatcher of libxdp; or stop who uses that", o.Interface)
@@ -313,6 +313,9 @@ func occupied(iface, chain string) error {
 	o, err := OccupantOf(iface)
 	if err != nil || o == nil {
 		return err
+	}
+	if _, ours := o.Instance(); ours || o.Name == decapProgShDecap {
+		chain = "" // shunt is not chained to shunt
 	}
 	return &OccupiedError{iface, o, chain}
 }
