@@ -4,25 +4,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 
 	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/test/stranger"
 )
-
-// filterProgram is an XDP program of somebody else, as such programs are loaded today: it
-// takes frames in several buffers.
-func filterProgram(t *testing.T, name string, code asm.Instructions) *ebpf.Program {
-	t.Helper()
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: ebpf.XDP, AttachType: ebpf.AttachXDP,
-		Flags: 1 << 5, License: "MIT", Instructions: code}) // BPF_F_XDP_HAS_FRAGS of linux/bpf.h
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = p.Close() })
-	return p
-}
 
 // A program of somebody else on the interface is named by `check` and by `run`, and what the
 // message says to do helps.
@@ -30,7 +16,7 @@ func TestOccupiedInterface(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm})
 	b.write(b.file(settings{}))
 	name := b.Balancer.Interfaces()[0].Name
-	pass := filterProgram(t, "not_shunt", asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()})
+	pass := stranger.Pass(t, "not_shunt")
 	attach := func(fd int) {
 		t.Helper()
 		err := b.Balancer.Run(func() error {
