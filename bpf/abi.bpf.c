@@ -22,6 +22,7 @@ enum direction abi_direction;
 enum ring abi_ring;
 enum timeout abi_timeout;
 enum name_kind abi_name_kind;
+enum chain_position abi_chain_position;
 struct sweep abi_sweep;
 struct recall abi_recall;
 struct clock abi_clock;

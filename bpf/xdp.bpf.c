@@ -12,6 +12,7 @@
  * Invariant: a packet that is not ours leaves as it came.
  */
 #include "lib/advance.h"
+#include "lib/chain.h"
 #include "lib/encap.h"
 #include "lib/icmp.h"
 #include "lib/nat.h"
@@ -349,6 +350,7 @@ int sh_xdp(struct xdp_md *ctx)
 		count_reason(p.reason, p.frame_size);
 	switch (verdict) {
 	case VERDICT_PASS:
+		chain_after(ctx);
 		return XDP_PASS;
 	case VERDICT_SEND_BACK:
 		if (redirect_back)

@@ -330,6 +330,15 @@ struct clock {
 	__u64 beat; /* in: 1: note the daemon's sign of life */
 };
 
+/* Places in sh_chain (chain.h). Programs of others are built with these numbers: they never
+ * change. */
+enum chain_position {
+	CHAIN_BEFORE = 0, /* what is attached to the interface; noted here for user space */
+	CHAIN_NEXT = 1, /* sh_xdp, for the program before to call */
+	CHAIN_AFTER = 2, /* gets what sh_xdp passes to the stack */
+	CHAIN_COUNT = 3,
+};
+
 /* Kept for user space alone: what a position is called. */
 enum name_kind {
 	NAME_SERVICE = 1,

@@ -93,7 +93,7 @@ Then:          shunt check       is the configuration right?
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newRun(s), newCheck(s), newReload(s), newSchema(s), newStatus(s), newBackend(s), newDetach(s),
+	root.AddCommand(newRun(s), newCheck(s), newReload(s), newSchema(s), newStatus(s), newBackend(s), newChain(s), newDetach(s),
 		newDecap(s), newDoctor(s), newDemo(s))
 	return root
 }

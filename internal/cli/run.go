@@ -13,6 +13,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/daemon"
+	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/source/file"
 	"github.com/spf13/cobra"
 )
@@ -79,7 +80,7 @@ func newCheck(s streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			parsed.CheckHost(file.LocalHost{}, host)
+			parsed.CheckHost(file.LocalHost{XDP: occupant}, host)
 			bad := file.HasErrors(parsed.Faults)
 			if output == "json" {
 				if err := writeJSON(s.out, map[string]any{"ok": !bad, "faults": nonNil(parsed.Faults)}); err != nil {
@@ -103,6 +104,19 @@ func newCheck(s streams) *cobra.Command {
 	c.Flags().BoolVar(&host, "host", false, "what this machine cannot do is an error, not a warning")
 	outputFlag(c, &output)
 	return c
+}
+
+// occupant says whose XDP program keeps shunt's off an interface. A shunt that runs is no
+// fault: `shunt check` is for its next file, too.
+func occupant(iface string) (whose, takeOff string, err error) {
+	o, err := datapath.OccupantOf(iface)
+	switch {
+	case err != nil || o == nil || o.IsOurs() && o.Interface == iface:
+		return "", "", err
+	case o.Unread != nil:
+		return o.String(), "", nil
+	}
+	return o.String(), o.TakeOff(), nil
 }
 
 func printVerdict(s streams, path string, parsed *file.Parsed) {

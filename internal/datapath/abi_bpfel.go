@@ -48,6 +48,15 @@ type abiBackend struct {
 	Pad        [3]uint8
 }
 
+type abiChainPosition uint32
+
+const (
+	abiChainPositionCHAIN_BEFORE abiChainPosition = 0
+	abiChainPositionCHAIN_NEXT   abiChainPosition = 1
+	abiChainPositionCHAIN_AFTER  abiChainPosition = 2
+	abiChainPositionCHAIN_COUNT  abiChainPosition = 3
+)
+
 type abiClock struct {
 	_       structs.HostLayout
 	Jiffies uint64
@@ -411,6 +420,7 @@ const (
 	abiMapShTracked         = "sh_tracked"
 	abiMapShTxPorts         = "sh_tx_ports"
 	abiVarAbiAddressFlag    = "abi_address_flag"
+	abiVarAbiChainPosition  = "abi_chain_position"
 	abiVarAbiClock          = "abi_clock"
 	abiVarAbiConstant       = "abi_constant"
 	abiVarAbiDirection      = "abi_direction"
@@ -506,6 +516,7 @@ type abiMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type abiVariableSpecs struct {
 	AbiAddressFlag    *ebpf.VariableSpec `ebpf:"abi_address_flag"`
+	AbiChainPosition  *ebpf.VariableSpec `ebpf:"abi_chain_position"`
 	AbiClock          *ebpf.VariableSpec `ebpf:"abi_clock"`
 	AbiConstant       *ebpf.VariableSpec `ebpf:"abi_constant"`
 	AbiDirection      *ebpf.VariableSpec `ebpf:"abi_direction"`
@@ -599,6 +610,7 @@ func (m *abiMaps) Close() error {
 // It can be passed to loadAbiObjects or ebpf.CollectionSpec.LoadAndAssign.
 type abiVariables struct {
 	AbiAddressFlag    *ebpf.Variable `ebpf:"abi_address_flag"`
+	AbiChainPosition  *ebpf.Variable `ebpf:"abi_chain_position"`
 	AbiClock          *ebpf.Variable `ebpf:"abi_clock"`
 	AbiConstant       *ebpf.Variable `ebpf:"abi_constant"`
 	AbiDirection      *ebpf.Variable `ebpf:"abi_direction"`

@@ -43,6 +43,7 @@ type attached struct {
 	redirectBack bool
 	program      *ebpf.Program
 	link         link.Link
+	chain        *ebpf.Map // while it is being attached
 }
 
 func (a *attached) close() error { return errors.Join(a.link.Close(), a.program.Close()) }
@@ -77,6 +78,11 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (Attachment, error) {
 	if dev.Attrs().HardwareAddr == nil || len(dev.Attrs().HardwareAddr) != 6 {
 		return Attachment{}, fmt.Errorf("attach to interface %s: it is not an Ethernet interface; shunt balances Ethernet frames only", iface)
 	}
+	unlock, err := lockInstance(d.root, d.instance)
+	if err != nil {
+		return Attachment{}, fmt.Errorf("attach to interface %s: %w", iface, err)
+	}
+	defer unlock()
 	slot, err := d.writeInterface(dev)
 	if err != nil {
 		return Attachment{}, err
@@ -85,6 +91,12 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (Attachment, error) {
 	if old := d.attached[iface]; old != nil {
 		a.Reason = old.Reason
 	}
+	chain, fresh, err := d.openChain(iface)
+	if err != nil {
+		return Attachment{}, fmt.Errorf("attach to interface %s: %w", iface, err)
+	}
+	defer chain.Close()
+	a.chain = chain
 	before := modeOf(dev)
 	replaced, err := d.replace(a, dev, mode)
 	if err == nil && !replaced {
@@ -95,6 +107,9 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (Attachment, error) {
 	if err != nil {
 		if d.attached[iface] == nil {
 			err = errors.Join(err, d.clearInterface(slot, a.ifindex))
+		}
+		if fresh {
+			err = errors.Join(err, removeChain(d.root, d.instance, iface))
 		}
 		return Attachment{}, err
 	}
@@ -143,7 +158,7 @@ func (d *Datapath) replace(a *attached, dev netlink.Link, mode model.Attach) (bo
 		a.Mode = current
 		err = d.load(a)
 		if err == nil {
-			if err = l.Update(a.program); err == nil {
+			if err = a.run(l.Update); err == nil {
 				a.link = l
 				if current == ModeGeneric && mode == model.AttachAuto && a.Reason == "" {
 					a.Reason = "it was attached so before"
@@ -178,7 +193,10 @@ func dropLink(l link.Link) error {
 
 // attachNew makes a new link and pins it.
 func (d *Datapath) attachNew(a *attached, mode model.Attach) error {
-	var err error
+	err := occupied(a.Interface, chainWay(a.Interface))
+	if err != nil {
+		return err
+	}
 	switch mode {
 	case model.AttachNative:
 		err = d.attachMode(a, ModeNative)
@@ -225,7 +243,7 @@ func (e *refusedError) Unwrap() error { return e.err }
 
 // load loads the interface's own copy of the program.
 func (d *Datapath) load(a *attached) error {
-	coll, err := d.loadCollection(loadXdp, d.constants(a))
+	coll, err := d.loadOnto(map[string]*ebpf.Map{chainMap: a.chain}, loadXdp, d.constants(a))
 	if err != nil {
 		return fmt.Errorf("load the program for interface %s: %w", a.Interface, err)
 	}
@@ -234,7 +252,19 @@ func (d *Datapath) load(a *attached) error {
 	if a.program == nil {
 		return errors.New("the object compiled from xdp.bpf.c lacks sh_xdp; this is a fault in the build: run `go generate ./internal/datapath`")
 	}
+	if err := a.chain.Put(uint32(abiChainPositionCHAIN_NEXT), a.program); err != nil {
+		return errors.Join(fmt.Errorf("put the program for interface %s into its chain: %w", a.Interface, err), a.program.Close())
+	}
 	return nil
+}
+
+// run has the interface run what its chain says, by attach.
+func (a *attached) run(attach func(*ebpf.Program) error) error {
+	first, err := entry(a.chain, a.program)
+	if err != nil {
+		return err
+	}
+	return errors.Join(attach(first), first.Close())
 }
 
 func (d *Datapath) attachMode(a *attached, mode Mode) error {
@@ -246,41 +276,24 @@ func (d *Datapath) attachMode(a *attached, mode Mode) error {
 	if mode == ModeGeneric {
 		flags = link.XDPGenericMode
 	}
-	l, err := link.AttachXDP(link.XDPOptions{Program: a.program, Interface: a.ifindex, Flags: flags})
+	err := a.run(func(p *ebpf.Program) (err error) {
+		a.link, err = link.AttachXDP(link.XDPOptions{Program: p, Interface: a.ifindex, Flags: flags})
+		return err
+	})
 	if err == nil {
-		a.link = l
 		return nil
 	}
-	// Whose program is there is read now: the refusal alone does not say.
-	other := programOn(a.Interface)
 	reason := attachMessage(a.ifindex, a.program, flags)
 	_ = a.program.Close()
-	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("attach to interface %s: another XDP program is there already: %s; detach it (`ip link set dev %s xdp off`, or stop its owner)", a.Interface, other, a.Interface)
+	if refusedAsTaken(err) { // somebody was faster
+		if other := occupied(a.Interface, chainWay(a.Interface)); other != nil {
+			return other
+		}
 	}
 	if reason == "" {
 		reason = err.Error()
 	}
 	return &refusedError{a.Interface, mode, reason, err}
-}
-
-// programOn names the XDP program of an interface.
-func programOn(iface string) string {
-	dev, err := netlink.LinkByName(iface)
-	if err != nil || dev.Attrs().Xdp == nil || !dev.Attrs().Xdp.Attached {
-		return "it cannot be named"
-	}
-	id := ebpf.ProgramID(dev.Attrs().Xdp.ProgId)
-	p, err := ebpf.NewProgramFromID(id)
-	if err != nil {
-		return fmt.Sprintf("program %d", id)
-	}
-	defer p.Close()
-	info, err := p.Info()
-	if err != nil || info.Name == "" {
-		return fmt.Sprintf("program %d", id)
-	}
-	return fmt.Sprintf("program %d, %q", id, info.Name)
 }
 
 // modeOf is the mode of whatever program an interface has; empty without one.
@@ -328,6 +341,7 @@ func (d *Datapath) Detach(iface string) error {
 	} else if !errors.Is(err, os.ErrNotExist) {
 		errs = append(errs, err)
 	}
+	errs = append(errs, removeChain(d.root, d.instance, iface))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("detach from interface %s: %w", iface, err)
 	}

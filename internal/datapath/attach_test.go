@@ -108,28 +108,6 @@ func TestAutoSaysWhyNotNative(t *testing.T) {
 	}
 }
 
-func TestSomebodyElsesProgramIsNamed(t *testing.T) {
-	inNamespace(t)
-	d := mustOpen(t, testOptions(t))
-	other, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "not_shunt", Type: ebpf.XDP, License: "MIT",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, XDPPass), asm.Return()}})
-	must(t, err)
-	defer other.Close()
-	l, err := link.AttachXDP(link.XDPOptions{Program: other, Interface: device(t, "shunt-a").Attrs().Index, Flags: link.XDPDriverMode})
-	must(t, err)
-	defer l.Close()
-	for _, mode := range []model.Attach{model.AttachAuto, model.AttachNative, model.AttachGeneric} {
-		if _, err := d.Attach("shunt-a", mode); err == nil || !strings.Contains(err.Error(), `"not_shunt"`) {
-			t.Errorf("%s: got %v, want the other program's name", mode, err)
-		}
-	}
-	info, err := other.Info()
-	must(t, err)
-	if id, _ := info.ID(); programID(t, "shunt-a") != uint32(id) {
-		t.Error("the other program is no longer attached")
-	}
-}
-
 func TestRestartReplacesTheProgramInItsLink(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)

@@ -5,6 +5,7 @@
 //	/sys/fs/bpf/shunt/<instance>/
 //	    abi-1/sh_services …     the maps, taken over by the next process of the same ABI
 //	    link-<interface>        the program on an interface, replaced in one step
+//	    chain-<interface>       what runs there before and after it
 //	    link-drops-<program>    the programs that count frames the kernel refused
 //
 // A killed process leaves all of this in place and working. Open adopts it; Remove, which

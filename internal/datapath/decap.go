@@ -13,7 +13,6 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // decapDirectory holds the pinned links of sh_decap. No instance has such a name.
@@ -207,7 +206,10 @@ func (d *Decap) takeOver(path string, dev netlink.Link, mode model.Attach) (bool
 
 // attachNew makes a new link and pins it.
 func (d *Decap) attachNew(path string, mode model.Attach) error {
-	var err error
+	err := occupied(d.Interface, "")
+	if err != nil {
+		return err
+	}
 	switch mode {
 	case model.AttachNative:
 		err = d.attachMode(ModeNative)
@@ -251,9 +253,10 @@ func (d *Decap) attachMode(mode Mode) error {
 		d.link, d.Mode = l, mode
 		return nil
 	}
-	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("attach to interface %s: another XDP program is there already: %s; a balancer and its own backend need different interfaces, and others are detached by their owner or with `ip link set dev %s xdp off`",
-			d.Interface, programOn(d.Interface), d.Interface)
+	if refusedAsTaken(err) {
+		if other := occupied(d.Interface, ""); other != nil {
+			return other
+		}
 	}
 	reason := attachMessage(d.ifindex, d.program, flags)
 	if reason == "" {

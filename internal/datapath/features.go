@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/shunt-lb/shunt/internal/model"
@@ -37,6 +38,11 @@ func (d *Datapath) require(needed abiFeature) (err error) {
 	if d.features&needed == needed {
 		return nil
 	}
+	unlock, err := lockInstance(d.root, d.instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	before := d.features
 	d.features |= needed
 	defer func() {
@@ -46,15 +52,28 @@ func (d *Datapath) require(needed abiFeature) (err error) {
 	}()
 	for name, old := range d.attached {
 		a := *old
-		if err := d.load(&a); err != nil {
-			return err
-		}
-		if err := a.link.Update(a.program); err != nil {
-			_ = a.program.Close()
+		if err := d.renew(&a); err != nil {
 			return fmt.Errorf("replace the program on interface %s by one with more features: %w", name, err)
 		}
 		_ = old.program.Close()
 		d.attached[name] = &a
+	}
+	return nil
+}
+
+// renew loads an attached interface's program anew, and has the interface run it.
+func (d *Datapath) renew(a *attached) error {
+	chain, _, err := d.openChain(a.Interface)
+	if err != nil {
+		return err
+	}
+	defer chain.Close()
+	a.chain = chain
+	if err := d.load(a); err != nil {
+		return err
+	}
+	if err := a.run(a.link.Update); err != nil {
+		return errors.Join(err, a.program.Close())
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/bits"
 	"strings"
 	"time"
@@ -13,6 +14,11 @@ import (
 // loadCollection loads an object's programs onto the instance's maps. constants are set
 // where the object has them.
 func (v *View) loadCollection(load func() (*ebpf.CollectionSpec, error), constants map[string]any) (*ebpf.Collection, error) {
+	return v.loadOnto(nil, load, constants)
+}
+
+// loadOnto is loadCollection with maps of the program's own beside the instance's.
+func (v *View) loadOnto(own map[string]*ebpf.Map, load func() (*ebpf.CollectionSpec, error), constants map[string]any) (*ebpf.Collection, error) {
 	spec, err := load()
 	if err != nil {
 		return nil, fmt.Errorf("read the embedded object: %w", err)
@@ -26,7 +32,10 @@ func (v *View) loadCollection(load func() (*ebpf.CollectionSpec, error), constan
 			return nil, fmt.Errorf("set the constant %s to %v: %w", name, value, err)
 		}
 	}
-	replacements := map[string]*ebpf.Map{}
+	replacements := maps.Clone(own)
+	if replacements == nil {
+		replacements = map[string]*ebpf.Map{}
+	}
 	for name, m := range spec.Maps {
 		if have, ok := v.maps[name]; ok {
 			m.MaxEntries = have.MaxEntries()

@@ -60,6 +60,9 @@ func RemoveFrom(opts Options) error {
 		return err
 	}
 	for _, e := range entries {
+		if name, ok := strings.CutPrefix(e.Name(), chainPrefix); ok {
+			errs = append(errs, removeChain(opts.PinRoot, opts.Instance, fromPin.Replace(name)))
+		}
 		if !e.IsDir() {
 			continue
 		}

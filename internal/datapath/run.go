@@ -21,10 +21,10 @@ const (
 	XDPRedirect = 4
 )
 
-// RunPacket runs the program that is attached to an interface on a frame as if it had come
-// from there, and returns XDP's verdict and the frame afterwards. Counters and flows
-// change as if it were real; nothing is sent. The interface must be in the calling
-// thread's network namespace.
+// RunPacket runs shunt's program for an interface, with what is chained after it but not before,
+// on a frame as if it had come from there, and returns XDP's verdict and the frame afterwards.
+// Counters and flows change as if it were real; nothing is sent. The interface must be in the
+// calling thread's network namespace.
 func (d *Datapath) RunPacket(iface string, frame []byte) (verdict uint32, out []byte, err error) {
 	d.mu.Lock()
 	a := d.attached[iface]

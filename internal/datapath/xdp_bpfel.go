@@ -19,6 +19,7 @@ const (
 	xdpMapShAddresses      = "sh_addresses"
 	xdpMapShBackends       = "sh_backends"
 	xdpMapShBeTraffic      = "sh_be_traffic"
+	xdpMapShChain          = "sh_chain"
 	xdpMapShChunk          = "sh_chunk"
 	xdpMapShFlows          = "sh_flows"
 	xdpMapShFrontends      = "sh_frontends"
@@ -104,6 +105,7 @@ type xdpMapSpecs struct {
 	ShAddresses  *ebpf.MapSpec `ebpf:"sh_addresses"`
 	ShBackends   *ebpf.MapSpec `ebpf:"sh_backends"`
 	ShBeTraffic  *ebpf.MapSpec `ebpf:"sh_be_traffic"`
+	ShChain      *ebpf.MapSpec `ebpf:"sh_chain"`
 	ShChunk      *ebpf.MapSpec `ebpf:"sh_chunk"`
 	ShFlows      *ebpf.MapSpec `ebpf:"sh_flows"`
 	ShFrontends  *ebpf.MapSpec `ebpf:"sh_frontends"`
@@ -165,6 +167,7 @@ type xdpMaps struct {
 	ShAddresses  *ebpf.Map `ebpf:"sh_addresses"`
 	ShBackends   *ebpf.Map `ebpf:"sh_backends"`
 	ShBeTraffic  *ebpf.Map `ebpf:"sh_be_traffic"`
+	ShChain      *ebpf.Map `ebpf:"sh_chain"`
 	ShChunk      *ebpf.Map `ebpf:"sh_chunk"`
 	ShFlows      *ebpf.Map `ebpf:"sh_flows"`
 	ShFrontends  *ebpf.Map `ebpf:"sh_frontends"`
@@ -194,6 +197,7 @@ func (m *xdpMaps) Close() error {
 		m.ShAddresses,
 		m.ShBackends,
 		m.ShBeTraffic,
+		m.ShChain,
 		m.ShChunk,
 		m.ShFlows,
 		m.ShFrontends,

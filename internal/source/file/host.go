@@ -14,19 +14,23 @@ type HostInterface struct {
 	Prefixes []netip.Prefix // its addresses, with the length of their network
 }
 
-// Host is what only this machine knows. Both methods read and change nothing.
+// Host is what only this machine knows. Its methods read and change nothing.
 type Host interface {
 	// Interfaces lists the machine's interfaces.
 	Interfaces() ([]HostInterface, error)
 	// RouteInterface is the name of the interface that packets to the address leave by.
 	// No route is an error.
 	RouteInterface(netip.Addr) (string, error)
+	// Occupant says whose XDP program keeps shunt's off an interface, and what takes it off;
+	// empty when there is none but shunt's own. Only the latter is empty when whose it is
+	// cannot be found out.
+	Occupant(iface string) (whose, takeOff string, err error)
 }
 
 // CheckHost adds the faults that only this machine knows of to Faults: interfaces that
-// do not exist, backends behind an interface that is not listed, clients that
+// do not exist or have another XDP program, backends behind an interface that is not listed, clients that
 // nat-destination cannot serve and backends that dsr-l2 cannot reach. With strict, as in
-// check --host, the first two are errors; else all are warnings, for the file may be meant
+// check --host, the first three are errors; else all are warnings, for the file may be meant
 // for another machine.
 func (p *Parsed) CheckHost(host Host, strict bool) {
 	severity := SeverityWarning
@@ -67,6 +71,7 @@ func (h *hostCheck) interfaces() {
 	}
 	for i, wanted := range h.Config.Interfaces {
 		if slices.Contains(names, wanted.Name) {
+			h.occupant(wanted.Name, h.Parsed.interfaces[i])
 			continue
 		}
 		suggestion := "this machine has " + join(names, "and")
@@ -74,6 +79,20 @@ func (h *hostCheck) interfaces() {
 			suggestion = fmt.Sprintf("did you mean %q?", near)
 		}
 		h.faults.add(h.severity, h.Parsed.interfaces[i], fmt.Sprintf("interface %q does not exist on this machine", wanted.Name), suggestion)
+	}
+}
+
+// occupant checks that nobody else's XDP program is on an interface.
+func (h *hostCheck) occupant(name string, m mark) {
+	whose, takeOff, err := h.host.Occupant(name)
+	switch {
+	case err != nil:
+		h.faults.add(SeverityWarning, m, fmt.Sprintf("cannot see whether interface %q has another XDP program: %v", name, err), "")
+	case whose != "" && takeOff == "":
+		h.faults.add(SeverityWarning, m, fmt.Sprintf("interface %q has an XDP program, shunt's or another's: %s", name, whose), "")
+	case whose != "":
+		h.faults.add(h.severity, m, fmt.Sprintf("interface %q has another XDP program, and the kernel runs one per interface, native or generic: %s", name, whose),
+			"to replace it: "+takeOff+"; to run both: see `shunt chain --help`")
 	}
 }
 

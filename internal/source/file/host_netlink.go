@@ -12,7 +12,18 @@ import (
 
 // LocalHost is the machine, or the network namespace, that the caller runs in. It reads
 // over rtnetlink, which needs no capability.
-type LocalHost struct{}
+type LocalHost struct {
+	// XDP is Occupant; nil: not looked at.
+	XDP func(iface string) (whose, takeOff string, err error)
+}
+
+// Occupant asks XDP.
+func (h LocalHost) Occupant(iface string) (whose, takeOff string, err error) {
+	if h.XDP == nil {
+		return "", "", nil
+	}
+	return h.XDP(iface)
+}
 
 // Interfaces lists links and addresses (RTM_GETLINK, RTM_GETADDR).
 func (LocalHost) Interfaces() ([]HostInterface, error) {

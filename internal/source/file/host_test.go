@@ -17,8 +17,19 @@ func (h fakeHost) Interfaces() ([]HostInterface, error) {
 	return []HostInterface{
 		{Name: "lo", Prefixes: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}},
 		{Name: "eth0", Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("192.0.2.99/32")}},
+		{Name: "eth2"}, {Name: "eth3"},
 		{Name: "eth1", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.1.1/24")}},
 	}, h.err
+}
+
+func (fakeHost) Occupant(iface string) (whose, takeOff string, err error) {
+	switch iface {
+	case "eth2":
+		return `"filter" (program 7, tag 0123456789abcdef) on eth2, in native mode`, "stop process 12 (filterd)", nil
+	case "eth3":
+		return "program 8 on eth3, in native mode; more could not be found out: operation not permitted; run as root", "", nil
+	}
+	return "", "", nil
 }
 
 func (fakeHost) RouteInterface(a netip.Addr) (string, error) {
@@ -31,7 +42,7 @@ func (fakeHost) RouteInterface(a netip.Addr) (string, error) {
 	return "", errors.New("no route")
 }
 
-const hostConfig = `interfaces: [{name: eth0}, {name: etg0}]
+const hostConfig = `interfaces: [{name: eth0}, {name: etg0}, {name: eth2}, {name: eth3}]
 services:
   - name: web
     address: 198.51.100.10

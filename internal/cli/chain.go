@@ -1,0 +1,217 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/spf13/cobra"
+)
+
+const chainHelp = `The kernel runs one XDP program on an interface. So that another one can run beside shunt's,
+shunt calls it, or is called by it:
+
+  packet ─► before ─► shunt ─┬─► sent on, dropped
+                             └─► passed ─► after ─► the kernel's stack
+
+before  sees every packet. What it hands on, by a tail call to place 1 of the map that
+        ` + "`shunt chain list`" + ` names, shunt sees. Its own verdict ends the packet.
+after   sees what shunt passes to the stack, and ends with its own verdict.
+
+Both must be XDP programs for frames in several buffers (SEC("xdp.frags")), loaded and
+pinned:
+
+  bpftool prog load filter.o /sys/fs/bpf/filter map name sh_chain pinned MAP
+  shunt chain set --interface eth0 --position before --program /sys/fs/bpf/filter
+
+These commands need no daemon. What is set outlives the daemon and its successors; it goes
+with ` + "`shunt chain clear`" + `, ` + "`shunt detach`" + ` or an orderly stop of ` + "`shunt run`" + `.
+docs/guide/chaining.md has an example to start from.`
+
+func newChain(s streams) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "chain",
+		Short: "Run other XDP programs before and after shunt's on an interface",
+		Long:  chainHelp,
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("there is no command `chain %s`; there are list, set and clear", args[0])}
+			}
+			return c.Help()
+		},
+	}
+	c.AddCommand(newChainList(s), newChainSet(s), newChainClear(s))
+	return c
+}
+
+func newChainList(s streams) *cobra.Command {
+	var instance, iface, output string
+	var measure time.Duration
+	c := &cobra.Command{
+		Use:   "list",
+		Short: "What runs on each interface, in a packet's order, and how long it takes",
+		Long: `Lists what runs on each interface, in a packet's order. With --measure the kernel takes the
+time for so long, of real packets: all programs of the chain together, because it counts a
+program and what that calls as one. What one of them takes is the difference with and
+without it.`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if measure < 0 {
+				return usageError{fmt.Errorf("--measure %s: a time cannot be negative", measure)}
+			}
+			if err := errors.Join(requireOutput(output), requireInstance(instance), requireRoot("chain list")); err != nil {
+				return err
+			}
+			opts := datapath.Options{Instance: instance}
+			var all []datapath.Chain
+			var err error
+			if measure > 0 {
+				ctx, cancel := untilStopped(c.Context())
+				defer cancel()
+				all, err = datapath.MeasureChains(ctx, opts, measure)
+			} else {
+				all, err = datapath.Chains(opts)
+			}
+			if err != nil {
+				return err
+			}
+			if iface != "" {
+				all = slices.DeleteFunc(all, func(c datapath.Chain) bool { return c.Interface != iface })
+				if len(all) == 0 {
+					return fmt.Errorf("list the chain of interface %s: instance %q is not attached to it; without --interface all are listed", iface, instance)
+				}
+			}
+			if output == "json" {
+				return writeJSON(s.out, nonNil(all))
+			}
+			return printChains(s.out, all, measure > 0)
+		},
+	}
+	instanceFlag(c, &instance)
+	outputFlag(c, &output)
+	c.Flags().StringVar(&iface, "interface", "", "only this one")
+	c.Flags().DurationVar(&measure, "measure", 0, "how long to take the time; it costs every BPF program of this machine some nanoseconds a run")
+	return c
+}
+
+func printChains(w io.Writer, all []datapath.Chain, measured bool) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "INTERFACE\tPOSITION\tPROGRAM\tID\tTAG")
+	for _, c := range all {
+		first := c.Interface
+		for _, line := range []struct {
+			position string
+			program  *datapath.Chained
+		}{{"before", c.Before}, {"(shunt)", c.Shunt}, {"after", c.After}} {
+			if p := line.program; p != nil {
+				fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\n", first, line.position, p.Name, p.ID, p.Tag)
+			} else {
+				fmt.Fprintf(t, "%s\t%s\t-\t-\t-\n", first, line.position)
+			}
+			first = ""
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, c := range all {
+		fmt.Fprintf(w, "\n%s: a program before calls place 1 of %s\n", c.Interface, c.Map)
+		switch {
+		case c.Time.Packets > 0:
+			fmt.Fprintf(w, "%s: all programs together take %.0f ns a packet (%s)\n", c.Interface, c.Time.PerPacketN, counted(int(c.Time.Packets), "packet"))
+		case measured:
+			fmt.Fprintf(w, "%s: no packet came while the time was taken\n", c.Interface)
+		}
+		want := c.Shunt
+		if c.Before != nil {
+			want = c.Before
+		}
+		if want != nil && want.ID != c.Attached {
+			fmt.Fprintf(w, "%s: the interface runs program %d instead of the first in this list: a change was cut short; make it again, or restart `shunt run`\n", c.Interface, c.Attached)
+		}
+	}
+	return nil
+}
+
+// chainOptions are the flags of `chain set` and `chain clear`.
+type chainOptions struct {
+	instance, iface, position, program string
+}
+
+func (o *chainOptions) flags(c *cobra.Command) {
+	instanceFlag(c, &o.instance)
+	c.Flags().StringVar(&o.iface, "interface", "", "the interface that shunt is attached to")
+	c.Flags().StringVar(&o.position, "position", "", "before or after shunt's program")
+}
+
+func (o *chainOptions) check(command string) error {
+	switch {
+	case o.iface == "":
+		return usageError{errors.New("--interface is missing: which interface? `shunt chain list` shows them")}
+	case o.position == "":
+		return usageError{errors.New("--position is missing: before or after")}
+	case !slices.Contains(datapath.Positions, datapath.Position(o.position)):
+		return usageError{fmt.Errorf("--position is before or after, not %q", o.position)}
+	}
+	return errors.Join(requireInstance(o.instance), requireRoot(command))
+}
+
+func newChainSet(s streams) *cobra.Command {
+	var o chainOptions
+	c := &cobra.Command{
+		Use:   "set",
+		Short: "Have a pinned program run before or after shunt's, in the place of the one that did",
+		Long:  "Has a pinned program run before or after shunt's, in the place of the one that did. No packet\nis lost, and the pin may be removed afterwards.\n\n" + chainHelp,
+		Args:  noArguments,
+		RunE: func(*cobra.Command, []string) error {
+			switch {
+			case o.program == "":
+				return usageError{errors.New("--program is missing: the file that the program is pinned as, such as /sys/fs/bpf/filter")}
+			case !filepath.IsAbs(o.program):
+				return usageError{fmt.Errorf("--program %q: name the whole path, such as /sys/fs/bpf/filter", o.program)}
+			}
+			if err := o.check("chain set"); err != nil {
+				return err
+			}
+			if err := datapath.SetChain(datapath.Options{Instance: o.instance}, o.iface, datapath.Position(o.position), o.program); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(s.out, "%s: the program pinned at %s runs %s shunt from now on.\n", o.iface, o.program, o.position)
+			return err
+		},
+	}
+	o.flags(c)
+	c.Flags().StringVar(&o.program, "program", "", "the file of bpffs that the program is pinned as")
+	return c
+}
+
+func newChainClear(s streams) *cobra.Command {
+	var o chainOptions
+	c := &cobra.Command{
+		Use:   "clear",
+		Short: "End that another program runs before or after shunt's; that there is none is success",
+		Args:  noArguments,
+		RunE: func(*cobra.Command, []string) error {
+			if err := o.check("chain clear"); err != nil {
+				return err
+			}
+			was, err := datapath.ClearChain(datapath.Options{Instance: o.instance}, o.iface, datapath.Position(o.position))
+			if err != nil {
+				return err
+			}
+			if was == nil {
+				_, err = fmt.Fprintf(s.out, "%s: nothing ran %s shunt.\n", o.iface, o.position)
+			} else {
+				_, err = fmt.Fprintf(s.out, "%s: %s no longer runs %s shunt.\n", o.iface, was, o.position)
+			}
+			return err
+		},
+	}
+	o.flags(c)
+	return c
+}

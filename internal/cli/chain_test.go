@@ -1,0 +1,74 @@
+package cli
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/shunt-lb/shunt/internal/datapath"
+)
+
+var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
+
+// golden compares with a file of testdata.
+func golden(t *testing.T, name string, have []byte) {
+	t.Helper()
+	path := "testdata/" + name
+	if *update {
+		if err := os.WriteFile(path, have, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(string(want), string(have)); d != "" {
+		t.Errorf("%s (-file +now); `go test ./internal/cli -update` writes it:\n%s", path, d)
+	}
+}
+
+func TestChainUsage(t *testing.T) {
+	for args, want := range map[string]string{
+		"chain show":         "list, set and clear",
+		"chain list eth0":    `unexpected argument "eth0"`,
+		"chain list -o yaml": `not "yaml"`,
+		"chain list --measure -1s --interface eth0": "cannot be negative",
+		"chain clear":                                                                           "--interface is missing",
+		"chain clear --interface eth0":                                                          "--position is missing",
+		"chain clear --interface eth0 --position between":                                       `not "between"`,
+		"chain set --interface eth0 --position after":                                           "--program is missing",
+		"chain set --interface eth0 --position after --program filter.o":                        "the whole path",
+		"chain set --interface eth0 --position between --program /sys/fs/bpf/filter":            `not "between"`,
+		"chain set --interface eth0 --position after --program /sys/fs/bpf/a --instance ../etc": `"../etc"`,
+	} {
+		var out, errOut bytes.Buffer
+		if code := Main(strings.Fields(args), nil, &out, &errOut); code != exitUsage || !strings.Contains(errOut.String(), want) {
+			t.Errorf("shunt %s: exit code %d, want %d, and a message with %q:\n%s", args, code, exitUsage, want, errOut.String())
+		}
+	}
+}
+
+func TestChainOutput(t *testing.T) {
+	all := []datapath.Chain{
+		{Interface: "eth0", Map: "/sys/fs/bpf/shunt/default/chain-eth0", Attached: 57,
+			Before: &datapath.Chained{ID: 57, Name: "filter", Tag: "0123456789abcdef"},
+			Shunt:  &datapath.Chained{ID: 60, Name: "sh_xdp", Tag: "fedcba9876543210"},
+			After:  &datapath.Chained{ID: 58, Name: "count", Tag: "0011223344556677"},
+			Time:   datapath.RunTime{Packets: 12345, PerPacketN: 141.5}},
+		{Interface: "eth1", Map: "/sys/fs/bpf/shunt/default/chain-eth1", Attached: 50,
+			Shunt: &datapath.Chained{ID: 61, Name: "sh_xdp", Tag: "fedcba9876543210"}},
+	}
+	var text, json bytes.Buffer
+	if err := printChains(&text, all, true); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "chain.golden", text.Bytes())
+	if err := writeJSON(&json, all); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "chain.json.golden", json.Bytes())
+}

@@ -1,0 +1,331 @@
+package datapath
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Occupant is an XDP program on an interface, and what the kernel tells of it.
+type Occupant struct {
+	Interface string    `json:"interface"` // that has it: the one asked about, or one above it
+	Mode      Mode      `json:"mode"`
+	ID        uint32    `json:"id"`
+	Name      string    `json:"name"` // at most 15 characters; empty: it has none, or Unread
+	Tag       string    `json:"tag"`  // hash of its instructions
+	Loaded    time.Time `json:"loaded"`
+	UID       uint32    `json:"uid"` // of who loaded it
+	// Link is the bpf_link that attaches it; 0: it was attached over netlink, and stays until
+	// somebody takes it off.
+	Link uint32 `json:"link"`
+	// Pins are the files of bpffs that keep the link, and with it the program, where it is.
+	Pins []string `json:"pins"`
+	// Holders are the processes that have the link open or, without one, the program.
+	Holders []Holder `json:"holders"`
+	// Unread is why there is no more than ID and Mode.
+	Unread error `json:"-"`
+}
+
+// Holder is a process that has a program or link open.
+type Holder struct {
+	PID  int    `json:"pid"`
+	Name string `json:"name"` // as /proc/PID/comm has it
+}
+
+func (h Holder) String() string { return fmt.Sprintf("process %d (%s)", h.PID, h.Name) }
+
+// modeOffloaded is a program in the network card, which shunt never asks for.
+const modeOffloaded Mode = "offloaded"
+
+// pinsLookedAt bounds the search of bpffs for pins.
+const pinsLookedAt = 10000
+
+// OccupantOf looks whose XDP program keeps others off an interface of the calling thread's
+// network namespace: its own, or that of a bond or bridge above it, which the kernel refuses
+// as well (dev_xdp_attach in net/core/dev.c). nil when there is none. Without CAP_SYS_ADMIN it
+// says little, and Unread why.
+func OccupantOf(iface string) (*Occupant, error) {
+	dev, err := netlink.LinkByName(iface)
+	if err != nil {
+		return nil, fmt.Errorf("look for an XDP program on interface %s: %w", iface, err)
+	}
+	const above = 8 // as many as the kernel allows on top of each other (MAX_NEST_DEV)
+	for range above {
+		if xdp := dev.Attrs().Xdp; xdp != nil && xdp.Attached {
+			o := &Occupant{Interface: dev.Attrs().Name, Mode: modeOf(dev), ID: xdp.ProgId}
+			if xdp.AttachMode == nl.XDP_ATTACHED_HW {
+				o.Mode = modeOffloaded
+			}
+			o.Unread = o.read(dev.Attrs().Index)
+			return o, nil
+		}
+		if dev.Attrs().MasterIndex == 0 {
+			return nil, nil
+		}
+		if dev, err = netlink.LinkByIndex(dev.Attrs().MasterIndex); err != nil {
+			return nil, nil //nolint:nilerr // it is in another namespace, or went in this moment
+		}
+	}
+	return nil, nil
+}
+
+// read asks the kernel about the program, and who keeps it where it is.
+func (o *Occupant) read(ifindex int) error {
+	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(o.ID))
+	if err != nil {
+		return fmt.Errorf("open program %d: %w", o.ID, err)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return fmt.Errorf("look at program %d: %w", o.ID, err)
+	}
+	o.Name, o.Tag = info.Name, info.Tag
+	o.UID, _ = info.CreatedByUID()
+	if since, ok := info.LoadTime(); ok {
+		var now unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err == nil {
+			o.Loaded = time.Now().Add(since - time.Duration(now.Nano())).Round(time.Second)
+		}
+	}
+	o.Link = xdpLink(o.ID, ifindex)
+	key, id := "prog_id:", o.ID
+	if o.Link != 0 {
+		key, id = "link_id:", o.Link
+		o.Pins = pinsOf(DefaultPinRoot, o.Link)
+	}
+	o.Holders = holders(key, id)
+	return nil
+}
+
+// xdpLink finds the link that attaches a program; 0 when none does.
+func xdpLink(program uint32, ifindex int) uint32 {
+	all := new(link.Iterator)
+	defer all.Close()
+	for all.Next() {
+		info, err := all.Link.Info()
+		if err != nil || uint32(info.Program) != program || info.XDP() == nil {
+			continue
+		}
+		if int(info.XDP().Ifindex) == ifindex {
+			return uint32(info.ID)
+		}
+	}
+	return 0
+}
+
+// pinsOf finds the files that keep a link.
+func pinsOf(root string, id uint32) (paths []string) {
+	seen := 0
+	_ = filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return nil
+		}
+		if seen++; seen > pinsLookedAt {
+			return fs.SkipAll
+		}
+		l, err := link.LoadPinnedLink(path, nil) // the kernel opens no link for reading alone
+		if err != nil {
+			return nil //nolint:nilerr // a map, a program, or somebody removed it
+		}
+		defer l.Close()
+		if info, err := l.Info(); err == nil && uint32(info.ID) == id {
+			paths = append(paths, path)
+		}
+		return nil
+	})
+	return paths
+}
+
+// holders are the processes with a file whose fdinfo has this line (bpf_prog_show_fdinfo and
+// bpf_link_show_fdinfo in kernel/bpf/syscall.c), but this one.
+func holders(key string, id uint32) (found []Holder) {
+	line := key + "\t" + strconv.FormatUint(uint64(id), 10)
+	files, _ := filepath.Glob("/proc/[0-9]*/fdinfo/*")
+	for _, file := range files {
+		pid, err := strconv.Atoi(strings.Split(file, "/")[2])
+		if err != nil || pid == os.Getpid() || slices.ContainsFunc(found, func(h Holder) bool { return h.PID == pid }) {
+			continue
+		}
+		if hasLine(file, line) {
+			name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+			found = append(found, Holder{pid, strings.TrimSpace(string(name))})
+		}
+	}
+	return found
+}
+
+func hasLine(path, line string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if lines.Text() == line {
+			return true
+		}
+	}
+	return false
+}
+
+// String says which program it is, who loaded it, and what keeps it there. For readers who do
+// not know shunt.
+func (o *Occupant) String() string {
+	if o.Unread != nil {
+		text := fmt.Sprintf("program %d on %s, in %s mode; more could not be found out: %v", o.ID, o.Interface, o.Mode, o.Unread)
+		if errors.Is(o.Unread, unix.EPERM) {
+			text += "; run as root"
+		}
+		return text
+	}
+	name := strconv.Quote(o.Name)
+	if o.Name == "" {
+		name = "one without a name"
+	}
+	text := fmt.Sprintf("%s (program %d, tag %s) on %s, in %s mode", name, o.ID, o.Tag, o.Interface, o.Mode)
+	who := fmt.Sprintf("uid %d", o.UID)
+	if u, err := user.LookupId(strconv.Itoa(int(o.UID))); err == nil {
+		who += " (" + u.Username + ")"
+	}
+	text += ", loaded by " + who
+	if !o.Loaded.IsZero() {
+		text += " at " + o.Loaded.Format(time.DateTime)
+	}
+	if o.Link == 0 {
+		text += "; attached over netlink, so it stays until it is taken off"
+		if len(o.Holders) > 0 {
+			text += "; open in " + processes(o.Holders)
+		}
+		return text
+	}
+	var keeps []string
+	if len(o.Holders) > 0 {
+		keeps = append(keeps, processes(o.Holders))
+	}
+	for _, pin := range o.Pins {
+		keeps = append(keeps, "the file "+pin)
+	}
+	text += fmt.Sprintf("; attached by bpf_link %d", o.Link)
+	if len(keeps) == 0 {
+		return text + ", kept by nothing that can be seen from here"
+	}
+	return text + ", kept by " + strings.Join(keeps, " and ")
+}
+
+func processes(holders []Holder) string {
+	var all []string
+	for _, h := range holders {
+		all = append(all, h.String())
+	}
+	return strings.Join(all, ", ")
+}
+
+// Instance is whose balancer it is, when it is a shunt's own: the name for --instance.
+func (o *Occupant) Instance() (instance string, ok bool) {
+	for _, pin := range o.Pins {
+		parts := strings.Split(strings.TrimPrefix(pin, DefaultPinRoot+"/"), "/")
+		if len(parts) == 3 && parts[0] == "shunt" && parts[1] != decapDirectory && strings.HasPrefix(parts[2], linkPrefix) {
+			return parts[1], true
+		}
+	}
+	return "", false
+}
+
+// IsOurs is whether it is a balancer of shunt's, or what one has run before itself. Unless
+// Unread says why it is not known.
+func (o *Occupant) IsOurs() bool {
+	_, ok := o.Instance()
+	return ok
+}
+
+// TakeOff is what takes the program off, as an instruction with its commands.
+func (o *Occupant) TakeOff() string {
+	if o.Name == decapProgShDecap {
+		return "stop `shunt decap`, which takes encapsulation off here: a balancer and a backend need different interfaces"
+	}
+	if instance, ok := o.Instance(); ok {
+		return fmt.Sprintf("another instance of shunt is there: `shunt detach --instance %s`", instance)
+	}
+	if o.Name == "xdp_dispatcher" { // libxdp's, which runs several programs one after the other
+		return fmt.Sprintf("`xdp-loader unload %s --all`, for it is the dispatcher of libxdp; or stop who uses that", o.Interface)
+	}
+	if o.Link != 0 || o.Unread != nil {
+		var ways []string
+		if len(o.Holders) > 0 {
+			ways = append(ways, "stop "+processes(o.Holders))
+		}
+		if len(o.Pins) > 0 {
+			ways = append(ways, "`rm "+strings.Join(o.Pins, " ")+"`")
+		}
+		if len(ways) == 2 { // either alone keeps it
+			ways = []string{ways[0] + " and " + ways[1]}
+		}
+		if o.Link != 0 {
+			return strings.Join(append(ways, fmt.Sprintf("`bpftool link detach id %d`", o.Link)), ", or ")
+		}
+	}
+	// Without the mode, ip takes off native mode wherever the driver has that, and says
+	// nothing when there is none (dev_xdp_mode in net/core/dev.c).
+	word := map[Mode]string{ModeNative: "xdpdrv", ModeGeneric: "xdpgeneric", modeOffloaded: "xdpoffload"}[o.Mode]
+	return fmt.Sprintf("stop its owner, or `ip link set dev %s %s off`", o.Interface, word)
+}
+
+// OccupiedError says that an interface has somebody else's XDP program. Nothing was changed.
+type OccupiedError struct {
+	Interface string
+	Occupant  *Occupant
+	Chain     string // how both can run, as an instruction; empty: they cannot
+}
+
+// Error has several lines: what is there, and every way out.
+func (e *OccupiedError) Error() string {
+	var text strings.Builder
+	fmt.Fprintf(&text, "attach to interface %s: another XDP program is there already, and the kernel runs one per interface. Nothing was changed.\n", e.Interface)
+	fmt.Fprintf(&text, "\tprogram     %s\n", e.Occupant)
+	fmt.Fprintf(&text, "\treplace it  %s\n", e.Occupant.TakeOff())
+	if e.Chain != "" {
+		fmt.Fprintf(&text, "\trun both    %s\n", e.Chain)
+	}
+	fmt.Fprint(&text, "\t"+noOtherMode)
+	return text.String()
+}
+
+// noOtherMode forestalls what many try first.
+const noOtherMode = "`attach: generic` is no way out: an interface has native or generic programs, not both"
+
+// occupied is the error for an interface with a program on it; nil when there is none.
+func occupied(iface, chain string) error {
+	o, err := OccupantOf(iface)
+	if err != nil || o == nil {
+		return err
+	}
+	if _, ours := o.Instance(); ours || o.Name == decapProgShDecap {
+		chain = "" // shunt is not chained to shunt
+	}
+	return &OccupiedError{iface, o, chain}
+}
+
+// chainWay is how somebody else's program runs beside shunt's.
+func chainWay(iface string) string {
+	return fmt.Sprintf("take it off, start shunt, and have its program run before or after shunt's with `shunt chain set --interface %s`; `shunt chain --help` says what it has to be", iface)
+}
+
+// refusedAsTaken is whether the kernel said that a program is there already.
+func refusedAsTaken(err error) bool {
+	return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST)
+}
