@@ -7,7 +7,8 @@
  *                              ├─► ICMP error ─► flow of the quote ───► send
  *                              ├─► TCP, UDP ─► flow ─┬─► found ───────► rewrite, send
  *                              │                     └─► none ─► service ─► new flow ─┘
- *                              └─► to a direct VIP ─► service ─► backend ─► wrap, send
+ *                              ├─► to a direct VIP ─► service ─► backend ─► wrap, send
+ *                              └─► nobody takes it ──────────────────► reset, unreachable
  *
  * Invariant: a packet that is not ours leaves as it came.
  */
@@ -18,6 +19,7 @@
 #include "lib/neighbour.h"
 #include "lib/packet.h"
 #include "lib/parse.h"
+#include "lib/reject.h"
 #include "lib/rewrite.h"
 #include "lib/service.h"
 
@@ -133,6 +135,8 @@ static __always_inline enum verdict flow_stage(struct xdp_md *ctx, struct packet
 	if (p->ttl <= 1)
 		return VERDICT_REFUSE;
 	reason = nat_flow_create(ctx, p, service_index);
+	if (reason == REASON_NO_BACKEND)
+		return VERDICT_REJECT;
 	return reason == REASON_NONE ? VERDICT_NEXT : drop(p, reason);
 }
 
@@ -199,7 +203,7 @@ static __always_inline enum verdict direct_stage(struct xdp_md *ctx, struct pack
 	hash = flow_hash(&p->key, service->seed);
 	reference = backend_choose(p, service, service_index, hash);
 	if (!reference)
-		return drop(p, REASON_NO_BACKEND);
+		return VERDICT_REJECT;
 	return direct_forward(ctx, p, service_index, service, reference, hash);
 }
 
@@ -262,6 +266,8 @@ static __always_inline enum verdict address_stage(struct xdp_md *ctx, struct pac
 		verdict = flow_stage(ctx, p, flags & ADDRESS_VIP, service_index);
 	if (verdict == VERDICT_NEXT)
 		verdict = flow_forward(ctx, p);
+	if (verdict == VERDICT_REJECT)
+		verdict = reject_answer(ctx, p, service_index);
 	return verdict == VERDICT_REFUSE ? error_answer(ctx, p) : verdict;
 }
 

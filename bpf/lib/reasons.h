@@ -34,14 +34,14 @@ enum reason {
 	REASON_MALFORMED_TRANSPORT = 32, /* drop: to us, with TCP, UDP or ICMP headers truncated or lying */
 	REASON_EXTENSION_LIMIT = 33,     /* drop: to us, behind more than 8 IPv6 extension headers, or too deep */
 	REASON_MAPPED_ADDRESS = 34,      /* drop: an IPv6 packet with an IPv4-mapped address */
-	REASON_NO_BACKEND = 35,          /* drop: the service has no backend that takes new flows */
+	REASON_NO_BACKEND = 35,          /* drop: the service has no backend that takes new flows, and does not answer instead */
 	REASON_BACKEND_GONE = 36,        /* drop: the slot named a backend that has just been removed */
 	REASON_NO_SOURCE = 37,           /* drop: no NAT source address reaches this backend */
 	REASON_PORTS_EXHAUSTED = 38,     /* drop: no free source port towards the backend was found */
 	REASON_TABLE_FULL = 39,          /* drop: the flow table refused a new entry */
 	REASON_UNRESOLVED = 40,          /* drop: the next hop has no known MAC address */
 	REASON_EGRESS_UNLISTED = 41,     /* drop: the way out is an interface that shunt is not attached to */
-	REASON_ICMP_LIMITED = 42,        /* drop: an ICMP error was due, but they are rate-limited */
+	REASON_ICMP_LIMITED = 42,        /* drop: an ICMP error or a reset was due, but they are rate-limited */
 	REASON_CLAIM_RACE = 43,          /* drop: another CPU was making the same flow, and did not finish in time */
 	REASON_INTERNAL = 44,            /* drop: a helper refused what must succeed; a bug, please report it */
 	REASON_TOO_BIG = 45,             /* drop: with its outer header longer than the MTU towards the backend, and not marked as "don't fragment" */
@@ -55,6 +55,8 @@ enum reason {
 	REASON_ECHO_ANSWERED = 66, /* answer: ping to a VIP */
 	REASON_TTL_EXCEEDED = 67,  /* answer: TTL or hop limit ended here; time exceeded was sent */
 	REASON_TOO_BIG_ANSWERED = 68, /* answer: with its outer header longer than the MTU towards the backend; the size that fits was sent */
+	REASON_REJECTED_RESET = 69,   /* answer: TCP to a service without a backend that takes new flows; a reset was sent */
+	REASON_REJECTED_UNREACHABLE = 70, /* answer: UDP to a service without a backend that takes new flows; "port unreachable" was sent */
 
 	/* note: something worth counting on the way; the packet goes on */
 	REASON_FLOW_RECYCLED = 96,    /* note: an entry changed while it was read, and was taken for a miss */
