@@ -4,7 +4,7 @@
  *
  *   frame ─► parse ─► address ─┬─► not ours ──────────────────────────► pass
  *                              ├─► ARP, ND, echo ─────────────────────► answer
- *                              ├─► ICMP error ─► flow of the quote ───► send
+ *                              ├─► ICMP error ─► flow of the quote ───► send, wrap
  *                              ├─► TCP, UDP ─► flow ─┬─► found ───────► rewrite, send
  *                              │                     └─► none ─► service ─► new flow ─┘
  *                              ├─► to a direct VIP ─► service ─► backend ─► wrap, send
@@ -13,6 +13,7 @@
  * Invariant: a packet that is not ours leaves as it came.
  */
 #include "lib/advance.h"
+#include "lib/direct_error.h"
 #include "lib/encap.h"
 #include "lib/icmp.h"
 #include "lib/nat.h"
@@ -212,6 +213,7 @@ __stage enum verdict icmp_stage(struct xdp_md *ctx, struct packet *p, __u32 flag
 	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
 	enum verdict verdict;
 	__u8 *icmp, request;
+	__u32 reference;
 
 	if (!p)
 		return VERDICT_DROP;
@@ -227,6 +229,11 @@ __stage enum verdict icmp_stage(struct xdp_md *ctx, struct packet *p, __u32 flag
 		return pass(p, flags ? REASON_ICMP : REASON_NOT_OURS);
 	}
 	verdict = icmp_error_translate(ctx, p);
+	if (verdict == VERDICT_NEXT && (flags & ADDRESS_DIRECT)) {
+		reference = error_owner(ctx, p);
+		if (reference)
+			return error_to_backend(ctx, p, reference);
+	}
 	if (verdict == VERDICT_NEXT)
 		verdict = pass(p, REASON_ICMP);
 	if (verdict == VERDICT_PASS && !flags) /* seen for the sake of nat-destination only */

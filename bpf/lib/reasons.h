@@ -68,6 +68,7 @@ enum reason {
 	REASON_ICMP_TRANSLATED = 102, /* note: an ICMP error was carried through the NAT */
 	REASON_FLOW_MOVED = 103,      /* note: a flow's backend or service was removed, so the packet began a new flow */
 	REASON_NOT_REMEMBERED = 104,  /* note: no room or budget to remember a flow whose slot changes; it stays with the previous backend */
+	REASON_ICMP_TO_BACKEND = 106, /* note: an ICMP error to a VIP went to the backend that answers clients itself */
 	REASON_DECAP_IPIP = 108,      /* note: at a backend, IPIP was taken off and the packet went on to the host's stack */
 	REASON_DECAP_GUE = 109,       /* note: at a backend, GUE was taken off and the packet went on to the host's stack */
 	REASON_DECAP_ECN = 110,       /* note: at a backend, the outer header's ECN mark was carried into the packet (RFC 6040) */

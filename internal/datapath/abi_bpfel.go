@@ -233,6 +233,7 @@ const (
 	abiReasonREASON_ICMP_TRANSLATED      abiReason = 102
 	abiReasonREASON_FLOW_MOVED           abiReason = 103
 	abiReasonREASON_NOT_REMEMBERED       abiReason = 104
+	abiReasonREASON_ICMP_TO_BACKEND      abiReason = 106
 	abiReasonREASON_DECAP_IPIP           abiReason = 108
 	abiReasonREASON_DECAP_GUE            abiReason = 109
 	abiReasonREASON_DECAP_ECN            abiReason = 110
