@@ -16,6 +16,7 @@
 #include "lib/direct_error.h"
 #include "lib/encap.h"
 #include "lib/icmp.h"
+#include "lib/martian.h"
 #include "lib/nat.h"
 #include "lib/neighbour.h"
 #include "lib/packet.h"
@@ -133,6 +134,8 @@ static __always_inline enum verdict flow_stage(struct xdp_md *ctx, struct packet
 		return pass(p, REASON_NO_SERVICE);
 	if (p->tcp_flags & TCP_RST) /* the end of what is not there */
 		return pass(p, REASON_NOT_OURS);
+	if (source_check_whole(p) != VERDICT_NEXT)
+		return VERDICT_DROP;
 	if (p->ttl <= 1)
 		return VERDICT_REFUSE;
 	reason = nat_flow_create(ctx, p, service_index);
@@ -184,6 +187,8 @@ static __always_inline enum verdict direct_forward(struct xdp_md *ctx, struct pa
 		reason = packet_wrap(ctx, p, service, backend, out, hash_again(hash));
 		if (reason != REASON_NONE)
 			return p->mtu ? VERDICT_REFUSE : drop(p, reason);
+	} else if (hop_leads_back(ctx, hop)) {
+		return drop(p, REASON_LOOP);
 	}
 	direct_count(p, service_index, reference & BACKEND_INDEX_MASK);
 	return ethernet_send(ctx, p, hop, out);
@@ -199,6 +204,8 @@ static __always_inline enum verdict direct_stage(struct xdp_md *ctx, struct pack
 
 	if (!service || !service->live || service->forwarding < FORWARDING_DSR_L2)
 		return VERDICT_NEXT;
+	if (source_check(p) != VERDICT_NEXT)
+		return VERDICT_DROP;
 	if (p->ttl <= 1 && service->forwarding != FORWARDING_DSR_L2)
 		return VERDICT_REFUSE;
 	hash = flow_hash(&p->key, service->seed);
@@ -223,6 +230,8 @@ __stage enum verdict icmp_stage(struct xdp_md *ctx, struct packet *p, __u32 flag
 		return flags ? drop(p, REASON_MALFORMED_TRANSPORT) : pass(p, REASON_NOT_OURS);
 	if (p->family == FAMILY_IP6 && icmp[0] == ND_SOLICITATION)
 		return nd_answer(ctx, p);
+	if ((flags & ADDRESS_VIP) && source_check(p) != VERDICT_NEXT)
+		return VERDICT_DROP;
 	if (icmp[0] == request) {
 		if ((flags & ADDRESS_VIP) && !(flags & ADDRESS_HOST_OWN))
 			return echo_answer(ctx, p);

@@ -45,6 +45,8 @@ enum reason {
 	REASON_CLAIM_RACE = 43,          /* drop: another CPU was making the same flow, and did not finish in time */
 	REASON_INTERNAL = 44,            /* drop: a helper refused what must succeed; a bug, please report it */
 	REASON_TOO_BIG = 45,             /* drop: with its outer header longer than the MTU towards the backend, and not marked as "don't fragment" */
+	REASON_MARTIAN = 48,             /* drop: to a service, from an address that no host sends from: loopback, zero, a group or broadcast */
+	REASON_LOOP = 49,                /* drop: to a service, from the VIP itself or from another address of ours, or back to the host it came from */
 	REASON_DECAP_SENDER = 52,        /* drop: at a backend, a packet to a VIP from a tunnel whose sender is not permitted */
 	REASON_DECAP_LENGTH = 53,        /* drop: at a backend, a packet to a VIP is longer than its tunnel's, or shorter than its header */
 	REASON_DECAP_CONGESTED = 54,     /* drop: at a backend, marked as congested on the way, but without ECN inside (RFC 6040) */

@@ -214,6 +214,8 @@ const (
 	abiReasonREASON_CLAIM_RACE           abiReason = 43
 	abiReasonREASON_INTERNAL             abiReason = 44
 	abiReasonREASON_TOO_BIG              abiReason = 45
+	abiReasonREASON_MARTIAN              abiReason = 48
+	abiReasonREASON_LOOP                 abiReason = 49
 	abiReasonREASON_DECAP_SENDER         abiReason = 52
 	abiReasonREASON_DECAP_LENGTH         abiReason = 53
 	abiReasonREASON_DECAP_CONGESTED      abiReason = 54
