@@ -24,22 +24,47 @@ func TestPathMTUOfBackends(t *testing.T) {
 			// A backend that has heard of the path's MTU once knows it for all services.
 			t.Run(attach+"/"+service.name, func(t *testing.T) {
 				b := narrowDirectBed(t, services)
+				b.ownByHand(directVIPs(0), b.Backends...)
+				b.decap(slices.Concat(directVIPs(1), directVIPs(2)), b.Backends...)
 				b.write(b.directFile(attach, services))
 				b.start()
-				client := b.Client.HTTPClient(false)
-				for _, vip := range directVIPs(n) {
-					before := b.status().Reasons["icmp_to_backend"].Packets
-					if _, err := lab.Download(within(t, 20*time.Second), client, at(vip, 80), size(10, 1)); err != nil {
-						t.Errorf("to the client over %s: %v", family(vip), err)
-					}
-					if after := b.status().Reasons["icmp_to_backend"].Packets; after == before {
-						t.Errorf("no ICMP error was sent on to a backend over %s: the path is not narrow, and the test proves nothing", family(vip))
-					}
-					if _, err := lab.Upload(within(t, 20*time.Second), client, at(vip, 80), size(4, 1)); err != nil {
-						t.Errorf("to the service over %s: %v", family(vip), err)
-					}
-				}
+				b.hearsOfMTU(t, directVIPs(n))
 			})
+		}
+	}
+}
+
+// The same where the kernel's own tunnels take the errors off, as everything else.
+func TestPathMTUToKernelTunnels(t *testing.T) {
+	for n, service := range kernelServices {
+		t.Run(service.forwarding+" over "+service.outer, func(t *testing.T) {
+			b := narrowDirectBed(t, len(kernelServices))
+			b.ownByHand(directVIPs(n), b.Backends...)
+			for _, backend := range b.Backends {
+				b.takeOffByKernel(t, backend)
+			}
+			b.write(b.kernelFile())
+			b.start()
+			b.hearsOfMTU(t, directVIPs(n))
+		})
+	}
+}
+
+// hearsOfMTU requires that transfers in either direction complete, because the backend hears of the
+// path's MTU over the balancer.
+func (b *bed) hearsOfMTU(t *testing.T, vips []netip.Addr) {
+	t.Helper()
+	client := b.Client.HTTPClient(false)
+	for _, vip := range vips {
+		before := b.status().Reasons["icmp_to_backend"].Packets
+		if _, err := lab.Download(within(t, 20*time.Second), client, at(vip, 80), size(10, 1)); err != nil {
+			t.Errorf("to the client over %s: %v", family(vip), err)
+		}
+		if after := b.status().Reasons["icmp_to_backend"].Packets; after == before {
+			t.Errorf("no ICMP error was sent on to a backend over %s: the path is not narrow, and the test proves nothing", family(vip))
+		}
+		if _, err := lab.Upload(within(t, 20*time.Second), client, at(vip, 80), size(4, 1)); err != nil {
+			t.Errorf("to the service over %s: %v", family(vip), err)
 		}
 	}
 }
@@ -60,7 +85,5 @@ func narrowDirectBed(t *testing.T, services int) *bed {
 	if err := b.NarrowToClient(narrow); err != nil {
 		t.Fatal(err)
 	}
-	b.ownByHand(directVIPs(0), b.Backends...)
-	b.decap(slices.Concat(directVIPs(1), directVIPs(2)), b.Backends...)
 	return b
 }
