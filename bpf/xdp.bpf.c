@@ -4,21 +4,25 @@
  *
  *   frame ─► parse ─► address ─┬─► not ours ──────────────────────────► pass
  *                              ├─► ARP, ND, echo ─────────────────────► answer
- *                              ├─► ICMP error ─► flow of the quote ───► send
+ *                              ├─► ICMP error ─► flow of the quote ───► send, wrap
  *                              ├─► TCP, UDP ─► flow ─┬─► found ───────► rewrite, send
  *                              │                     └─► none ─► service ─► new flow ─┘
- *                              └─► to a direct VIP ─► service ─► backend ─► wrap, send
+ *                              ├─► to a direct VIP ─► service ─► backend ─► wrap, send
+ *                              └─► nobody takes it ──────────────────► reset, unreachable
  *
  * Invariant: a packet that is not ours leaves as it came.
  */
 #include "lib/advance.h"
 #include "lib/chain.h"
+#include "lib/direct_error.h"
 #include "lib/encap.h"
 #include "lib/icmp.h"
+#include "lib/martian.h"
 #include "lib/nat.h"
 #include "lib/neighbour.h"
 #include "lib/packet.h"
 #include "lib/parse.h"
+#include "lib/reject.h"
 #include "lib/rewrite.h"
 #include "lib/service.h"
 
@@ -139,9 +143,13 @@ static __always_inline enum verdict flow_stage(struct xdp_md *ctx, struct packet
 		return pass(p, REASON_NO_SERVICE);
 	if (p->tcp_flags & TCP_RST) /* the end of what is not there */
 		return pass(p, REASON_NOT_OURS);
+	if (source_check_whole(p) != VERDICT_NEXT)
+		return VERDICT_DROP;
 	if (p->ttl <= 1)
 		return VERDICT_REFUSE;
 	reason = nat_flow_create(ctx, p, service_index);
+	if (reason == REASON_NO_BACKEND)
+		return VERDICT_REJECT;
 	return reason == REASON_NONE ? VERDICT_NEXT : drop(p, reason);
 }
 
@@ -188,6 +196,8 @@ static __always_inline enum verdict direct_forward(struct xdp_md *ctx, struct pa
 		reason = packet_wrap(ctx, p, service, backend, out, hash_again(hash));
 		if (reason != REASON_NONE)
 			return p->mtu ? VERDICT_REFUSE : drop(p, reason);
+	} else if (hop_leads_back(ctx, hop)) {
+		return drop(p, REASON_LOOP);
 	}
 	direct_count(p, service_index, reference & BACKEND_INDEX_MASK);
 	return ethernet_send(ctx, p, hop, out);
@@ -203,12 +213,14 @@ static __always_inline enum verdict direct_stage(struct xdp_md *ctx, struct pack
 
 	if (!service || !service->live || service->forwarding < FORWARDING_DSR_L2)
 		return VERDICT_NEXT;
+	if (source_check(p) != VERDICT_NEXT)
+		return VERDICT_DROP;
 	if (p->ttl <= 1 && service->forwarding != FORWARDING_DSR_L2)
 		return VERDICT_REFUSE;
 	hash = flow_hash(&p->key, service->seed);
 	reference = backend_choose(p, service, service_index, hash);
 	if (!reference)
-		return drop(p, REASON_NO_BACKEND);
+		return VERDICT_REJECT;
 	return direct_forward(ctx, p, service_index, service, reference, hash);
 }
 
@@ -217,6 +229,7 @@ __stage enum verdict icmp_stage(struct xdp_md *ctx, struct packet *p, __u32 flag
 	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
 	enum verdict verdict;
 	__u8 *icmp, request;
+	__u32 reference;
 
 	if (!p)
 		return VERDICT_DROP;
@@ -226,12 +239,19 @@ __stage enum verdict icmp_stage(struct xdp_md *ctx, struct packet *p, __u32 flag
 		return flags ? drop(p, REASON_MALFORMED_TRANSPORT) : pass(p, REASON_NOT_OURS);
 	if (p->family == FAMILY_IP6 && icmp[0] == ND_SOLICITATION)
 		return nd_answer(ctx, p);
+	if ((flags & ADDRESS_VIP) && source_check(p) != VERDICT_NEXT)
+		return VERDICT_DROP;
 	if (icmp[0] == request) {
 		if ((flags & ADDRESS_VIP) && !(flags & ADDRESS_HOST_OWN))
 			return echo_answer(ctx, p);
 		return pass(p, flags ? REASON_ICMP : REASON_NOT_OURS);
 	}
 	verdict = icmp_error_translate(ctx, p);
+	if (verdict == VERDICT_NEXT && (flags & ADDRESS_DIRECT)) {
+		reference = error_owner(ctx, p);
+		if (reference)
+			return error_to_backend(ctx, p, reference);
+	}
 	if (verdict == VERDICT_NEXT)
 		verdict = pass(p, REASON_ICMP);
 	if (verdict == VERDICT_PASS && !flags) /* seen for the sake of nat-destination only */
@@ -272,6 +292,8 @@ static __always_inline enum verdict address_stage(struct xdp_md *ctx, struct pac
 		verdict = flow_stage(ctx, p, flags & ADDRESS_VIP, service_index);
 	if (verdict == VERDICT_NEXT)
 		verdict = flow_forward(ctx, p);
+	if (verdict == VERDICT_REJECT)
+		verdict = reject_answer(ctx, p, service_index);
 	return verdict == VERDICT_REFUSE ? error_answer(ctx, p) : verdict;
 }
 

@@ -101,7 +101,7 @@ func (s *directSubject) start(o options, flows uint32) error {
 	if err := s.clients.attached(b, bed.ServersInterface, child); err != nil {
 		return err
 	}
-	s.clients.peer = b.ServerMAC
+	s.clients.peer = b.ClientMAC // a packet does not go back to the host that sent it
 	s.closers = append(s.closers, s.clients.program.Close)
 	if s.table, err = mapOf(s.clients.program, "sh_slots"); err != nil {
 		return err

@@ -147,6 +147,8 @@ struct scratch {
 	struct flow_key client_key; /* of a client's entry in sh_remembered */
 	struct remembered remembered;
 	struct placing placing;
+	struct packet quoted; /* what an ICMP error tells of a client's packets … */
+	__u32 quoted_service; /* … and their service's index */
 };
 
 /* One element a CPU. Written and read within one run of a program only, but for the hint in

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * ICMP and ICMPv6: echo is answered, errors are carried through the NAT, and time exceeded
- * is sent where a packet's TTL or hop limit ends here.
+ * ICMP and ICMPv6: echo is answered, errors are carried through the NAT, and errors of our own
+ * are sent where a packet's TTL or hop limit ends here, where it is too long for the way on, and
+ * where no backend takes it.
  *
  * An error quotes a packet that we sent, as we sent it, so the flow's entry is the one
  * whose packets travel the other way, and the error goes where those go:
@@ -26,7 +27,8 @@
 #define ICMP_UNREACHABLE 3
 #define ICMP_TIME_EXCEEDED 11
 #define ICMP_PARAMETER 12
-#define ICMP_FRAGMENTATION_NEEDED 4 /* a code of ICMP_UNREACHABLE */
+#define ICMP_PORT_UNREACHABLE 3 /* codes of ICMP_UNREACHABLE */
+#define ICMP_FRAGMENTATION_NEEDED 4
 
 #define ANSWER_TTL 64
 #define QUOTED_TRANSPORT_SIZE_MIN 8 /* RFC 792: of the transport header at least this much */
@@ -334,7 +336,7 @@ __stage enum verdict icmp_error_translate(struct xdp_md *ctx, struct packet *p)
 	return ethernet_send(ctx, p, hop, hop_interface(hop));
 }
 
-/* --- time exceeded -------------------------------------------------------------- */
+/* --- errors of our own ---------------------------------------------------------- */
 
 /* RFC 1812, 4.3.2.8 and RFC 4443, 2.4 f ask for a limit and leave the figure open. */
 #define ICMP_RATE 100 /* errors per second and CPU, and as many at once */
@@ -343,26 +345,31 @@ __stage enum verdict icmp_error_translate(struct xdp_md *ctx, struct packet *p)
 #define QUOTE_IP6_MAX 1232 /* RFC 4443, 2.4 c: the error is at most 1280 bytes */
 #define TOS_ERROR 0xc0    /* RFC 1812, 4.3.2.5: precedence 6 */
 
+enum token {
+	TOKEN_ERROR = 0, /* an ICMP error */
+	TOKEN_RESET = 1, /* lib/reject.h */
+	TOKEN_COUNT = 2,
+};
+
 struct icmp_tokens {
 	__u64 refilled; /* jiffies */
 	__u64 level; /* tokens times jiffies_per_second */
 };
 
-/* One element a CPU: the tokens left for errors we send. Written and read by the programs
- * alone. Never full. An upgrade may begin with a new one: every CPU gets a full bucket. */
+/* enum token -> those left for what we send, per CPU. Written and read by the programs alone.
+ * Never full. An upgrade may begin with a new one: every CPU gets full buckets. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
 	__type(value, struct icmp_tokens);
-	__uint(max_entries, 1);
+	__uint(max_entries, TOKEN_COUNT);
 } sh_icmp_tokens SEC(".maps");
 
-/* Takes a token. 1: an error may be sent. */
-static __always_inline int icmp_token_take(void)
+/* Takes a token, of which there are rate a second. 1: the packet may be sent. */
+static __always_inline int token_take(__u32 kind, __u32 rate)
 {
-	__u64 now = bpf_jiffies64(), full = (__u64)ICMP_RATE * jiffies_per_second, passed;
-	__u32 zero = 0;
-	struct icmp_tokens *tokens = bpf_map_lookup_elem(&sh_icmp_tokens, &zero);
+	__u64 now = bpf_jiffies64(), full = (__u64)rate * jiffies_per_second, passed;
+	struct icmp_tokens *tokens = bpf_map_lookup_elem(&sh_icmp_tokens, &kind);
 
 	if (!tokens)
 		return 0;
@@ -370,7 +377,7 @@ static __always_inline int icmp_token_take(void)
 	if (passed >= jiffies_per_second) /* a second fills it */
 		tokens->level = full;
 	else
-		tokens->level += passed * ICMP_RATE;
+		tokens->level += passed * rate;
 	if (tokens->level > full)
 		tokens->level = full;
 	tokens->refilled = now;
@@ -419,7 +426,10 @@ static __noinline int ip4_error_make(struct xdp_md *ctx, const struct packet *p,
 	struct ethhdr eth;
 	__u64 sum;
 
-	if (p->mtu) {
+	if (p->mtu == MTU_NOBODY) {
+		icmp.type = ICMP_UNREACHABLE;
+		icmp.code = ICMP_PORT_UNREACHABLE;
+	} else if (p->mtu) {
 		icmp.type = ICMP_UNREACHABLE;
 		icmp.code = ICMP_FRAGMENTATION_NEEDED;
 		icmp.rest = bpf_htonl(p->mtu & 0xffff); /* RFC 1191, 4 */
@@ -452,7 +462,10 @@ static __noinline int ip6_error_make(struct xdp_md *ctx, const struct packet *p,
 	struct ethhdr eth;
 	__u64 sum;
 
-	if (p->mtu) {
+	if (p->mtu == MTU_NOBODY) {
+		icmp.type = ICMPV6_DEST_UNREACH;
+		icmp.code = ICMPV6_PORT_UNREACH;
+	} else if (p->mtu) {
 		icmp.type = ICMPV6_PKT_TOOBIG;
 		icmp.rest = bpf_htonl(p->mtu);
 	}
@@ -476,9 +489,9 @@ static __noinline int ip6_error_make(struct xdp_md *ctx, const struct packet *p,
 }
 
 /*
- * Answers a TCP or UDP packet whose TTL or hop limit ends here, or that is too long for the way
- * on (packet->mtu), back the way it came. The packet is still as it arrived. The latter is
- * said by the VIP: the client's path is the one to that.
+ * Answers a TCP or UDP packet whose TTL or hop limit ends here, that is too long for the way on,
+ * or that no backend takes (packet->mtu), back the way it came. The packet is still as it
+ * arrived. The latter two are said by the VIP: the client's path is the one to that.
  */
 __stage enum verdict error_answer(struct xdp_md *ctx, struct packet *p)
 {
@@ -488,12 +501,14 @@ __stage enum verdict error_answer(struct xdp_md *ctx, struct packet *p)
 		return VERDICT_DROP;
 	if (!source_is_answerable(&p->key.source))
 		return pass(p, REASON_MULTICAST);
-	if (!icmp_token_take())
+	if (!token_take(TOKEN_ERROR, ICMP_RATE))
 		return drop(p, REASON_ICMP_LIMITED);
 	source = p->mtu ? p->key.destination : error_source(p);
 	if (p->family == FAMILY_IP4 ? ip4_error_make(ctx, p, &source) :
 				      ip6_error_make(ctx, p, &source))
 		return drop(p, REASON_INTERNAL);
+	if (p->mtu == MTU_NOBODY)
+		return answer(p, REASON_REJECTED_UNREACHABLE);
 	return answer(p, p->mtu ? REASON_TOO_BIG_ANSWERED : REASON_TTL_EXCEEDED);
 }
 

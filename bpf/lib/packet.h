@@ -42,6 +42,7 @@ enum verdict {
 	VERDICT_SEND_BACK, /* XDP_TX */
 	VERDICT_SEND_ON,   /* redirect to packet->egress */
 	VERDICT_REFUSE,    /* an ICMP error is due: packet->mtu says which */
+	VERDICT_REJECT,    /* no backend takes it: lib/reject.h says what becomes of it */
 };
 
 enum family {
@@ -61,6 +62,8 @@ enum family {
 #define L3_OFFSET ((__u32)sizeof(struct ethhdr))
 #define L4_OFFSET_MAX 0x7ff /* a bound for the verifier; longer header chains are refused */
 
+#define MTU_NOBODY 0xffffffff
+
 struct packet {
 	struct flow_key key; /* the tuple as it arrived; ports are zero for ICMP */
 	__u16 l4_offset;     /* from the start of the frame */
@@ -72,7 +75,8 @@ struct packet {
 	__u32 reason;        /* enum reason */
 	__u32 egress;        /* interface slot, for VERDICT_SEND_ON */
 	__u32 frame_size;
-	__u32 mtu; /* of VERDICT_REFUSE: the size that would fit; 0: TTL or hop limit ended here */
+	__u32 mtu; /* of VERDICT_REFUSE: the size that would fit; 0: TTL or hop limit ended here;
+	            * MTU_NOBODY: no backend takes it */
 };
 
 static __always_inline enum verdict pass(struct packet *p, enum reason reason)

@@ -20,6 +20,13 @@ static __always_inline int is_first(const struct packet *p)
 	return p->key.protocol == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
+/* Whether this is no packet, but what an ICMP error tells of a flow: no TCP or UDP header is
+ * empty. It is placed as a packet of the flow, and leaves no trace. */
+static __always_inline int is_quoted(const struct packet *p)
+{
+	return !p->l4_size;
+}
+
 /* The backend of a key's entry, if both live; what is over or gone is deleted. */
 static __noinline __u32 remembered_follow(const struct packet *p, const struct flow_key *key)
 {
@@ -52,7 +59,8 @@ static __noinline __u32 remembered_follow(const struct packet *p, const struct f
 		placing->client_backend = remembered_backend(copy);
 		return 0;
 	}
-	remembered_touch(live, copy, p, placing->now);
+	if (!is_quoted(p))
+		remembered_touch(live, copy, p, placing->now);
 	return remembered_backend(copy);
 }
 
@@ -153,7 +161,7 @@ static __noinline __u32 unremembered_place(const struct packet *p, const struct 
 	if ((placing->first && !is_client) || (!in_middle && placing->drains) ||
 	    placing->client_backend)
 		choice = current;
-	if (!choice || (p->tcp_flags & TCP_RST) ||
+	if (!choice || is_quoted(p) || (p->tcp_flags & TCP_RST) ||
 	    (slot_state(placing->slot) != SLOT_TRANSITION && placing->tracking != TRACKING_ALWAYS &&
 	     !placing->client_backend))
 		return choice;

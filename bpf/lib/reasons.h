@@ -34,17 +34,19 @@ enum reason {
 	REASON_MALFORMED_TRANSPORT = 32, /* drop: to us, with TCP, UDP or ICMP headers truncated or lying */
 	REASON_EXTENSION_LIMIT = 33,     /* drop: to us, behind more than 8 IPv6 extension headers, or too deep */
 	REASON_MAPPED_ADDRESS = 34,      /* drop: an IPv6 packet with an IPv4-mapped address */
-	REASON_NO_BACKEND = 35,          /* drop: the service has no backend that takes new flows */
+	REASON_NO_BACKEND = 35,          /* drop: the service has no backend that takes new flows, and does not answer instead */
 	REASON_BACKEND_GONE = 36,        /* drop: the slot named a backend that has just been removed */
 	REASON_NO_SOURCE = 37,           /* drop: no NAT source address reaches this backend */
 	REASON_PORTS_EXHAUSTED = 38,     /* drop: no free source port towards the backend was found */
 	REASON_TABLE_FULL = 39,          /* drop: the flow table refused a new entry */
 	REASON_UNRESOLVED = 40,          /* drop: the next hop has no known MAC address */
 	REASON_EGRESS_UNLISTED = 41,     /* drop: the way out is an interface that shunt is not attached to */
-	REASON_ICMP_LIMITED = 42,        /* drop: an ICMP error was due, but they are rate-limited */
+	REASON_ICMP_LIMITED = 42,        /* drop: an ICMP error or a reset was due, but they are rate-limited */
 	REASON_CLAIM_RACE = 43,          /* drop: another CPU was making the same flow, and did not finish in time */
 	REASON_INTERNAL = 44,            /* drop: a helper refused what must succeed; a bug, please report it */
 	REASON_TOO_BIG = 45,             /* drop: longer than the MTU of the way on, with its outer header where it gets one, and not marked as "don't fragment" */
+	REASON_MARTIAN = 48,             /* drop: to a service, from an address that no host sends from: loopback, zero, a group or broadcast */
+	REASON_LOOP = 49,                /* drop: to a service, from the VIP itself or from another address of ours, or back to the host it came from */
 	REASON_DECAP_SENDER = 52,        /* drop: at a backend, a packet to a VIP from a tunnel whose sender is not permitted */
 	REASON_DECAP_LENGTH = 53,        /* drop: at a backend, a packet to a VIP is longer than its tunnel's, or shorter than its header */
 	REASON_DECAP_CONGESTED = 54,     /* drop: at a backend, marked as congested on the way, but without ECN inside (RFC 6040) */
@@ -55,6 +57,8 @@ enum reason {
 	REASON_ECHO_ANSWERED = 66, /* answer: ping to a VIP */
 	REASON_TTL_EXCEEDED = 67,  /* answer: TTL or hop limit ended here; time exceeded was sent */
 	REASON_TOO_BIG_ANSWERED = 68, /* answer: longer than the MTU of the way on, with its outer header where it gets one; the size that fits was sent */
+	REASON_REJECTED_RESET = 69,   /* answer: TCP to a service without a backend that takes new flows; a reset was sent */
+	REASON_REJECTED_UNREACHABLE = 70, /* answer: UDP to a service without a backend that takes new flows; "port unreachable" was sent */
 
 	/* note: something worth counting on the way; the packet goes on */
 	REASON_FLOW_RECYCLED = 96,    /* note: an entry changed while it was read, and was taken for a miss */
@@ -66,6 +70,7 @@ enum reason {
 	REASON_ICMP_TRANSLATED = 102, /* note: an ICMP error was carried through the NAT */
 	REASON_FLOW_MOVED = 103,      /* note: a flow's backend or service was removed, so the packet began a new flow */
 	REASON_NOT_REMEMBERED = 104,  /* note: no room or budget to remember a flow whose slot changes; it stays with the previous backend */
+	REASON_ICMP_TO_BACKEND = 106, /* note: an ICMP error to a VIP went to the backend that answers clients itself */
 	REASON_DECAP_IPIP = 108,      /* note: at a backend, IPIP was taken off and the packet went on to the host's stack */
 	REASON_DECAP_GUE = 109,       /* note: at a backend, GUE was taken off and the packet went on to the host's stack */
 	REASON_DECAP_ECN = 110,       /* note: at a backend, the outer header's ECN mark was carried into the packet (RFC 6040) */

@@ -13,6 +13,7 @@ const (
 	MulticastLinkOnly      = "multicast_link_only"
 	NeighbourNotManaged    = "neighbour_not_managed"
 	NeighbourUnresolved    = "neighbour_unresolved"
+	NoBackend              = "no_backend"
 	OverridesLost          = "overrides_lost"
 	OverridesUnsaved       = "overrides_unsaved"
 	PeerAggregates         = "peer_aggregates"
@@ -85,6 +86,11 @@ var Codes = []Definition{
 		Code: NeighbourUnresolved, Severity: Error, Subject: "backend address",
 		Meaning: "There is no route to the backend, or its next hop does not answer ARP or neighbour solicitations.",
 		Remedy:  "check that the backend is up, its route and its VLAN: `ip route get ADDRESS` and `ip neighbour show`",
+	},
+	{
+		Code: NoBackend, Severity: Error, Subject: "service, and the family where only one lacks backends",
+		Meaning: "No backend of the service takes new flows: it has none, or all have weight 0 or are drained. Flows that a backend still has go on.",
+		Remedy:  "give a backend a weight, add one, or `shunt backend undrain` one",
 	},
 	{
 		Code: OverridesLost, Severity: Error, Subject: "file of overrides",

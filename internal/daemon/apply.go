@@ -220,6 +220,7 @@ func (d *daemon) reconcileNow(ctx context.Context, config model.Config) (reconci
 	if err != nil {
 		return difference, fmt.Errorf("apply the configuration: %w", err)
 	}
+	d.nameDeserted(services)
 	if err := d.datapath.Heartbeat(); err != nil { // from here on the hops are fresh
 		return difference, err
 	}

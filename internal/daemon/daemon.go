@@ -78,8 +78,9 @@ type daemon struct {
 	applying    sync.Mutex
 	attachments map[string]control.Attachment
 
-	stopped       bool         // no change any more
-	sourcesInMaps []netip.Addr // of full NAT, as adopt found them
+	stopped       bool              // no change any more
+	deserted      map[string]string // conditions held, by subject
+	sourcesInMaps []netip.Addr      // of full NAT, as adopt found them
 
 	// writing is held while a hop is noted and written, so that none overwrites a newer one.
 	writing sync.Mutex

@@ -53,8 +53,8 @@ func Dump(contents Contents) string {
 		if service.AffinityTimeout > 0 {
 			place += ", affinity_timeout " + service.AffinityTimeout.String()
 		}
-		if service.Policy != (model.Policy{}) {
-			place += fmt.Sprintf(", policy %+v", service.Policy)
+		for _, option := range policyDifferences(model.Policy{}, service.Policy) {
+			place += fmt.Sprintf(", %s %s", option.Option, option.After)
 		}
 		fmt.Fprintf(&out, "service %d generation %d: %s, %s, seed 0x%08x, %s\n",
 			index, service.Generation, service.Name, service.Forwarding, service.Seed, place)

@@ -184,6 +184,20 @@ func reaches(service model.Service, b model.Backend, ipv6 bool) bool {
 		!slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return b.Address.Is6() == ipv6 })
 }
 
+// Deserted is the families, "IPv4" or "IPv6", whose frontends of the service have no backend that
+// takes new flows.
+func Deserted(service model.Service) (families []string) {
+	for _, ipv6 := range []bool{false, true} {
+		if !slices.ContainsFunc(service.Frontends, func(f model.Frontend) bool { return f.Address.Is6() == ipv6 }) {
+			continue
+		}
+		if !slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return b.Weight > 0 && reaches(service, b, ipv6) }) {
+			families = append(families, familyName(ipv6))
+		}
+	}
+	return families
+}
+
 // trackingOf is the service's tracking, and auto where it does not matter: the maps then
 // hold the same whatever is configured.
 func trackingOf(service model.Service) model.Tracking {

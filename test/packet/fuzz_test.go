@@ -12,11 +12,12 @@ import (
 // notes are reasons that are counted on the way and end nothing.
 var notes = map[string]bool{
 	"flow_recycled": true, "handshake_evicted": true, "flows_full": true, "port_taken": true, "fib_fallback": true,
-	"checksum_completed": true, "icmp_translated": true, "flow_moved": true, "not_remembered": true,
+	"checksum_completed": true, "icmp_translated": true, "icmp_to_backend": true, "flow_moved": true, "not_remembered": true,
 }
 
 // answers are reasons with which a packet leaves in another's place.
-var answers = map[string]bool{"arp_answered": true, "nd_answered": true, "echo_answered": true, "ttl_exceeded": true, "too_big_answered": true}
+var answers = map[string]bool{"arp_answered": true, "nd_answered": true, "echo_answered": true, "ttl_exceeded": true, "too_big_answered": true,
+	"rejected_reset": true, "rejected_unreachable": true}
 
 // passing are reasons with which a packet goes on to the host.
 var passing = map[string]bool{
@@ -79,6 +80,9 @@ func seeds() map[string][]byte {
 		add(k.String()+", direct, longer headers", k.toDirect(40000, directWays[2].port, "S", longer, padded))
 		add(k.String()+", direct, slot in transition", k.toDirect(40000, portMoving, "S", packet.Data("0123456789")))
 		add(k.String()+", nat-destination", k.fromClient(40000, portDestination, "S", packet.Data("0123456789")))
+		add(k.String()+", direct, error about it", errorAbout(k.toDirect(40000, directWays[2].port, "A"), errorTypes[k.six][0], 0))
+		add(k.String()+", refused", k.fromClient(40000, portRefused, "S", packet.Data("0123456789")))
+		add(k.String()+", direct, refused", k.toDirect(40000, portRefused, "S", longer))
 		add(k.String()+", VLAN", syn.With(packet.Tagged(5)))
 		add(k.String()+", fragment", syn.With(packet.Fragmented(1, 0, true)))
 		add(k.String()+", partial checksum", syn.With(packet.TransportChecksum(packet.Checksum{Mode: packet.Partial})))

@@ -43,6 +43,7 @@ const (
 	portUnsourced      = 92
 	portMoving         = 93 // of the direct VIP: the service whose slots tests write themselves
 	portMovingNAT      = 94 // the same with NAT
+	portRefused        = 95 // no backends, and says so
 	portNothing        = 99 // no service
 )
 
@@ -95,6 +96,10 @@ func services() []model.Service {
 	add("direct-exact", model.ForwardingDSRIPIP, directRanged, port(443), at(0, exact4)...)
 	add("direct-range", model.ForwardingDSRGUE, directRanged, model.PortRange{First: 401, Last: 498}, at(0, range4)...)
 	add("direct-any", model.ForwardingDSRL2, directRanged, model.AnyPort, at(0, any4, any6)...)
+	add("refused", nat, vips, port(portRefused))
+	all[len(all)-1].Policy.Rejects = true
+	add("direct-refused", model.ForwardingDSRGUE, direct, port(portRefused))
+	all[len(all)-1].Policy.Rejects = true
 	return all
 }
 

@@ -106,6 +106,7 @@ func (b *builder) service(entry *serviceEntry, defaults *defaultsEntry) {
 		Forwarding: model.Forwarding(either(&entry.Forwarding, &defaults.Forwarding)),
 		Announce:   model.Announce(either(&entry.Announce, &defaults.Announce)),
 		TableSize:  entry.TableSize.Value,
+		Policy:     model.Policy{Rejects: entry.OnNoBackend.Value == "reject"},
 	}
 	addresses := b.addresses(entry)
 	protocols := b.protocols(entry)

@@ -157,6 +157,7 @@ func TestSample(t *testing.T) {
 					{Address: dns, Ports: port(53), Protocol: model.UDP},
 				},
 				Forwarding: model.ForwardingNATDestination, Announce: model.AnnounceNone, TableSize: 1021, Tracking: model.TrackingAuto,
+				Policy:   model.Policy{Rejects: true},
 				Backends: []model.Backend{backend("10.0.1.2", 0, 1, "10.0.1.2"), backend("10.0.1.3", 0, 1, "10.0.1.3")},
 			},
 			{
@@ -167,6 +168,7 @@ func TestSample(t *testing.T) {
 				},
 				Forwarding: model.ForwardingDSRIPIP, Announce: model.AnnounceL2,
 				Tracking: model.TrackingAuto, AffinityTimeout: 30 * time.Minute,
+				Policy:   model.Policy{Rejects: true},
 				Backends: []model.Backend{backend("10.0.2.2", 0, 1, "10.0.2.2"), backend("10.0.2.3", 0, 1, "10.0.2.3")},
 			},
 		},
@@ -197,6 +199,7 @@ func TestDefaults(t *testing.T) {
 		Interfaces: []model.Interface{{Name: "eth0", Attach: "auto"}},
 		Services: []model.Service{{
 			Name: "web", Forwarding: "nat", Announce: "l2", Tracking: "auto",
+			Policy:    model.Policy{Rejects: true},
 			Frontends: []model.Frontend{{Address: netip.MustParseAddr("192.0.2.10"), Ports: model.AnyPort, Protocol: model.TCP}},
 			Backends:  []model.Backend{{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.2")}, Weight: 1, Name: "10.0.0.2"}},
 		}},

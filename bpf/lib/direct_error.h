@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * ICMP errors about what backends of direct return have sent.
+ *
+ *   outer  router → VIP                     goes on to the flow's backend, as the service says
+ *   quote  VIP:port → client:port           the backend's own packet
+ *
+ * The quote reversed is the tuple of the client's packets, so hash, slot and remembered flows say
+ * which backend it is, as they do for those. Wherever all of a fleet's balancers have the same
+ * table, each of them sends the error to the right one, whichever the network has chosen.
+ *
+ * Invariant: an error changes nothing that is known about flows. Anybody can forge one.
+ */
+#ifndef SHUNT_DIRECT_ERROR_H
+#define SHUNT_DIRECT_ERROR_H
+
+#include "encap.h"
+#include "icmp.h"
+#include "place.h"
+#include "service.h"
+
+/* The service of the client's packets; SERVICE_NONE also where it rewrites them. */
+static __always_inline __u32 quoted_service(const struct packet *quoted)
+{
+	struct settings *settings = settings_get();
+	__u32 epoch, index;
+	struct service *service;
+
+	if (!settings)
+		return SERVICE_NONE;
+	epoch = *(volatile __u32 *)&settings->epoch; /* before the look-ups: see struct known */
+	index = service_find(quoted, address_flags(&quoted->key.destination), epoch);
+	service = bpf_map_lookup_elem(&sh_services, &index);
+	if (!service || !service->live || service->forwarding < FORWARDING_DSR_L2)
+		return SERVICE_NONE;
+	return index;
+}
+
+/* The backend that has sent what an ICMP error to a VIP quotes; 0: it is no error, or about no
+ * service with direct return. The tuple and the service are left in the scratch memory. */
+__stage __u32 error_owner(struct xdp_md *ctx, struct packet *p)
+{
+	struct scratch *scratch = scratch_get();
+	struct packet *quoted;
+	struct service *service;
+	struct quote q = {};
+	__u32 index;
+	__u8 type;
+
+	if (!p || !scratch)
+		return 0;
+	if (bpf_xdp_load_bytes(ctx, p->l4_offset, &type, sizeof(type)) ||
+	    !icmp_is_error(p->family, type))
+		return 0;
+	quoted = &scratch->quoted;
+	__builtin_memset(quoted, 0, sizeof(*quoted)); /* the key's padding is part of it */
+	q.key = &quoted->key;
+	if (quote_parse(ctx, p, &q) != VERDICT_NEXT)
+		return 0;
+	index = quoted_service(quoted);
+	service = bpf_map_lookup_elem(&sh_services, &index);
+	if (!service)
+		return 0;
+	scratch->quoted_service = index;
+	return backend_choose(quoted, service, index, flow_hash(&quoted->key, service->seed));
+}
+
+/* Sends an ICMP error on to the backend that error_owner has found. */
+__stage enum verdict error_to_backend(struct xdp_md *ctx, struct packet *p, __u32 reference)
+{
+	struct backend *backend = backend_find(reference);
+	struct settings *settings = settings_get();
+	struct scratch *scratch = scratch_get();
+	enum reason reason = REASON_UNRESOLVED;
+	struct service *service;
+	struct interface *out;
+	__u32 index;
+	__u64 hop;
+
+	if (!p)
+		return VERDICT_DROP;
+	if (!backend || !settings || !scratch)
+		return drop(p, REASON_BACKEND_GONE);
+	index = scratch->quoted_service;
+	service = bpf_map_lookup_elem(&sh_services, &index);
+	if (!service)
+		return drop(p, REASON_INTERNAL);
+	hop = hop_to_backend(ctx, backend, settings, &p->key.destination, bpf_jiffies64(), &reason);
+	if (!(hop & HOP_MAC_MASK))
+		return drop(p, reason);
+	out = hop_interface(hop);
+	if (!out)
+		return drop(p, REASON_INTERNAL);
+	if (service->forwarding != FORWARDING_DSR_L2) {
+		/* RFC 1122, 3.2.2 and RFC 4443, 2.4 e: no error is answered with another. */
+		if (p->ttl <= 1)
+			return pass(p, REASON_ICMP);
+		reason = packet_wrap(ctx, p, service, backend, out,
+				     hash_again(flow_hash(&scratch->quoted.key, service->seed)));
+		if (reason != REASON_NONE)
+			return drop(p, reason);
+	}
+	count_reason(REASON_ICMP_TO_BACKEND, p->frame_size);
+	return ethernet_send(ctx, p, hop, out);
+}
+
+#endif

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Sources that a packet to a service cannot have: addresses that no host sends from (martians,
+ * RFC 1812, 5.3.7), and addresses of our own, where the packet is forged or has come back to us.
+ *
+ * With NAT only first packets are asked, because no flow can have such a source. Direct return
+ * keeps no flows, so there all are asked what costs no look-up.
+ */
+#ifndef SHUNT_MARTIAN_H
+#define SHUNT_MARTIAN_H
+
+#include "flow.h"
+
+/* This network and loopback (RFC 1122, 3.2.1.3), groups and the broadcast address; RFC 4291,
+ * 2.5.2, 2.5.3 and 2.7. The rest of 240/4 is in use in private networks, and Linux takes it. */
+static __always_inline int addr_is_martian(const struct addr *a)
+{
+	const __u64 loopback6 = 1ULL << 56; /* ::1 in wire order */
+	__u32 ip4 = addr_to_ip4(a);
+	__u8 first = ip4; /* wire order: the lowest byte is the first octet */
+
+	if (addr_is_mapped(a))
+		return first == 0 || first == 127 || (first & 0xf0) == 0xe0 || ip4 == 0xffffffff;
+	return (__u8)a->high == 0xff || (!a->high && (!a->low || a->low == loopback6));
+}
+
+/* Judges the source of a packet to a VIP by itself. VERDICT_NEXT: it may be. */
+static __always_inline enum verdict source_check(struct packet *p)
+{
+	if (addr_is_martian(&p->key.source))
+		return drop(p, REASON_MARTIAN);
+	if (addr_equal(&p->key.source, &p->key.destination))
+		return drop(p, REASON_LOOP);
+	return VERDICT_NEXT;
+}
+
+/*
+ * Judges it by what is ours, too, for a packet that would begin a flow. An address that the host
+ * itself has may be its own client's, whose packets a router brings back to us.
+ */
+__stage enum verdict source_check_whole(struct packet *p)
+{
+	struct scratch *scratch = scratch_get();
+	__u32 flags;
+
+	if (!p || !scratch)
+		return VERDICT_DROP;
+	if (source_check(p) != VERDICT_NEXT)
+		return VERDICT_DROP;
+	scratch->key.source = p->key.source;
+	flags = address_flags(&scratch->key.source);
+	if ((flags & (ADDRESS_VIP | ADDRESS_SOURCE)) && !(flags & ADDRESS_HOST_OWN))
+		return drop(p, REASON_LOOP);
+	return VERDICT_NEXT;
+}
+
+/* Whether the frame was sent by the host that this hop leads to. With dsr-l2 no TTL ends a loop
+ * between balancers, and a backend that has the VIP never sends to it. */
+static __always_inline int hop_leads_back(struct xdp_md *ctx, __u64 hop)
+{
+	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	struct ethhdr *eth = data;
+	__u64 source = 0;
+
+	if ((void *)(eth + 1) > data_end)
+		return 0;
+	__builtin_memcpy(&source, eth->h_source, ETH_ALEN);
+	return source == (hop & HOP_MAC_MASK);
+}
+
+#endif
