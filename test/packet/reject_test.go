@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/packet"
@@ -199,19 +200,24 @@ func TestRejectIsLimited(t *testing.T) {
 	w.apply(append(services(), all...))
 	for _, k := range kinds {
 		in := packet.Must(k.toDeserted(ports["nat, none"], "S"))
-		reason, sent := "rejected_reset", uint64(30000)
+		reason, sent, rate := "rejected_reset", uint64(30000), 10000.0
 		if k.udp {
-			reason, sent = "rejected_unreachable", 1000
+			reason, sent, rate = "rejected_unreachable", 1000, 100
 		}
-		before := w.reasons()
+		before, began := w.reasons(), time.Now()
 		w.cpu.do(func() {
 			for range sent {
 				_, _, _ = w.d.RunPacket(armA, in)
 			}
 		})
+		// A full bucket, and what came in meanwhile; an emulated machine may not send more.
+		allowed := uint64(rate * (1.1 + time.Since(began).Seconds()))
 		moved := w.moved(before)
-		if n := moved[reason] + moved["icmp_limited"]; n != sent || moved["icmp_limited"] == 0 || moved[reason] == 0 && !k.six {
-			t.Errorf("%s: %d packets were counted as %v", k, sent, moved)
+		if n := moved[reason] + moved["icmp_limited"]; n != sent || moved[reason] > allowed || moved[reason] == 0 && !k.six {
+			t.Errorf("%s: %d packets were counted as %v; at most %d may be answered", k, sent, moved, allowed)
+		}
+		if sent <= allowed {
+			t.Logf("%s: too slow to see the limit", k)
 		}
 	}
 }
