@@ -42,6 +42,7 @@ enum verdict {
 	VERDICT_SEND_BACK, /* XDP_TX */
 	VERDICT_SEND_ON,   /* redirect to packet->egress */
 	VERDICT_REFUSE,    /* an ICMP error is due: packet->mtu says which */
+	VERDICT_FRAGMENT,  /* of no use to the ordinary stages: fragment.h knows more */
 };
 
 enum family {
@@ -61,6 +62,9 @@ enum family {
 #define L3_OFFSET ((__u32)sizeof(struct ethhdr))
 #define L4_OFFSET_MAX 0x7ff /* a bound for the verifier; longer header chains are refused */
 
+/* No reason, but what packet->reason is while a first fragment goes the ordinary way. */
+#define REASON_FRAGMENT_FIRST REASON_COUNT
+
 struct packet {
 	struct flow_key key; /* the tuple as it arrived; ports are zero for ICMP */
 	__u16 l4_offset;     /* from the start of the frame */
@@ -74,6 +78,12 @@ struct packet {
 	__u32 frame_size;
 	__u32 mtu; /* of VERDICT_REFUSE: the size that would fit; 0: TTL or hop limit ended here */
 };
+
+/* Whether the packet, on its way to being sent, is a fragment: nothing else has a reason then. */
+static __always_inline int is_fragment(const struct packet *p)
+{
+	return p->reason != REASON_NONE;
+}
 
 static __always_inline enum verdict pass(struct packet *p, enum reason reason)
 {

@@ -64,6 +64,8 @@ const (
 	abiConstantHOP_INTERFACE_MASK  abiConstant = 63
 	abiConstantHOP_CHECK_SHIFT     abiConstant = 54
 	abiConstantINTERFACE_MAX       abiConstant = 64
+	abiConstantFRONTEND_FRAGMENTS  abiConstant = 128
+	abiConstantFRAGMENT_NOTES_MAX  abiConstant = 16384
 )
 
 type abiCount struct {
@@ -214,6 +216,8 @@ const (
 	abiReasonREASON_CLAIM_RACE          abiReason = 43
 	abiReasonREASON_INTERNAL            abiReason = 44
 	abiReasonREASON_TOO_BIG             abiReason = 45
+	abiReasonREASON_FRAGMENT_EARLY      abiReason = 46
+	abiReasonREASON_FRAGMENT_TINY       abiReason = 47
 	abiReasonREASON_DECAP_SENDER        abiReason = 52
 	abiReasonREASON_DECAP_LENGTH        abiReason = 53
 	abiReasonREASON_DECAP_CONGESTED     abiReason = 54
@@ -231,6 +235,7 @@ const (
 	abiReasonREASON_ICMP_TRANSLATED     abiReason = 102
 	abiReasonREASON_FLOW_MOVED          abiReason = 103
 	abiReasonREASON_NOT_REMEMBERED      abiReason = 104
+	abiReasonREASON_FRAGMENT_FOLLOWED   abiReason = 105
 	abiReasonREASON_DECAP_IPIP          abiReason = 108
 	abiReasonREASON_DECAP_GUE           abiReason = 109
 	abiReasonREASON_DECAP_ECN           abiReason = 110
@@ -386,6 +391,7 @@ const (
 	abiMapShBackends        = "sh_backends"
 	abiMapShBeTraffic       = "sh_be_traffic"
 	abiMapShFlows           = "sh_flows"
+	abiMapShFragments       = "sh_fragments"
 	abiMapShFrontends       = "sh_frontends"
 	abiMapShHands           = "sh_hands"
 	abiMapShHandshakes      = "sh_handshakes"
@@ -474,6 +480,7 @@ type abiMapSpecs struct {
 	ShBackends   *ebpf.MapSpec `ebpf:"sh_backends"`
 	ShBeTraffic  *ebpf.MapSpec `ebpf:"sh_be_traffic"`
 	ShFlows      *ebpf.MapSpec `ebpf:"sh_flows"`
+	ShFragments  *ebpf.MapSpec `ebpf:"sh_fragments"`
 	ShFrontends  *ebpf.MapSpec `ebpf:"sh_frontends"`
 	ShHands      *ebpf.MapSpec `ebpf:"sh_hands"`
 	ShHandshakes *ebpf.MapSpec `ebpf:"sh_handshakes"`
@@ -540,6 +547,7 @@ type abiMaps struct {
 	ShBackends   *ebpf.Map `ebpf:"sh_backends"`
 	ShBeTraffic  *ebpf.Map `ebpf:"sh_be_traffic"`
 	ShFlows      *ebpf.Map `ebpf:"sh_flows"`
+	ShFragments  *ebpf.Map `ebpf:"sh_fragments"`
 	ShFrontends  *ebpf.Map `ebpf:"sh_frontends"`
 	ShHands      *ebpf.Map `ebpf:"sh_hands"`
 	ShHandshakes *ebpf.Map `ebpf:"sh_handshakes"`
@@ -565,6 +573,7 @@ func (m *abiMaps) Close() error {
 		m.ShBackends,
 		m.ShBeTraffic,
 		m.ShFlows,
+		m.ShFragments,
 		m.ShFrontends,
 		m.ShHands,
 		m.ShHandshakes,

@@ -21,6 +21,7 @@ const (
 	xdpMapShBeTraffic      = "sh_be_traffic"
 	xdpMapShChunk          = "sh_chunk"
 	xdpMapShFlows          = "sh_flows"
+	xdpMapShFragments      = "sh_fragments"
 	xdpMapShFrontends      = "sh_frontends"
 	xdpMapShHands          = "sh_hands"
 	xdpMapShHandshakes     = "sh_handshakes"
@@ -105,6 +106,7 @@ type xdpMapSpecs struct {
 	ShBeTraffic  *ebpf.MapSpec `ebpf:"sh_be_traffic"`
 	ShChunk      *ebpf.MapSpec `ebpf:"sh_chunk"`
 	ShFlows      *ebpf.MapSpec `ebpf:"sh_flows"`
+	ShFragments  *ebpf.MapSpec `ebpf:"sh_fragments"`
 	ShFrontends  *ebpf.MapSpec `ebpf:"sh_frontends"`
 	ShHands      *ebpf.MapSpec `ebpf:"sh_hands"`
 	ShHandshakes *ebpf.MapSpec `ebpf:"sh_handshakes"`
@@ -165,6 +167,7 @@ type xdpMaps struct {
 	ShBeTraffic  *ebpf.Map `ebpf:"sh_be_traffic"`
 	ShChunk      *ebpf.Map `ebpf:"sh_chunk"`
 	ShFlows      *ebpf.Map `ebpf:"sh_flows"`
+	ShFragments  *ebpf.Map `ebpf:"sh_fragments"`
 	ShFrontends  *ebpf.Map `ebpf:"sh_frontends"`
 	ShHands      *ebpf.Map `ebpf:"sh_hands"`
 	ShHandshakes *ebpf.Map `ebpf:"sh_handshakes"`
@@ -194,6 +197,7 @@ func (m *xdpMaps) Close() error {
 		m.ShBeTraffic,
 		m.ShChunk,
 		m.ShFlows,
+		m.ShFragments,
 		m.ShFrontends,
 		m.ShHands,
 		m.ShHandshakes,
