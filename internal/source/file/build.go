@@ -133,6 +133,7 @@ func (b *builder) service(entry *serviceEntry, defaults *defaultsEntry) {
 	}
 	marks := b.backends(entry, &s)
 	b.remembering(entry, &s)
+	b.hashing(entry, &s)
 	if !entry.Forwarding.bad && (entry.Forwarding.set || !defaults.Forwarding.bad) {
 		b.directPorts(entry, &s, usable)
 		b.families(entry, &s, addresses)

@@ -63,6 +63,14 @@ func (b *builder) remembering(entry *serviceEntry, s *model.Service) {
 	}
 }
 
+// hashing fills in what decides a flow's slot.
+func (b *builder) hashing(entry *serviceEntry, s *model.Service) {
+	s.Policy.HashAddresses = entry.Hash.Value == "addresses"
+	if s.Policy.HashAddresses && s.AffinityTimeout > 0 {
+		b.parsed.faults.errorf(entry.Hash.mark, "remove one of the two", "with affinity the client's address alone decides a flow's slot: hash: addresses contradicts that")
+	}
+}
+
 func (p *Parsed) buildEncapsulation(e *encapsulationEntry, b *builder) {
 	p.Config.Encapsulation.GUEPort = uint16(e.GUEPort.Value)
 	used := slices.ContainsFunc(p.Config.Services, func(s model.Service) bool { return s.Forwarding.Encapsulates() })
