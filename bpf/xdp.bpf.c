@@ -4,6 +4,7 @@
  *
  *   frame ─► parse ─► address ─┬─► not ours ──────────────────────────► pass
  *                              ├─► ARP, ND, echo ─────────────────────► answer
+ *                              ├─► later fragment ─► note of the first ► send
  *                              ├─► ICMP error ─► flow of the quote ───► send, wrap
  *                              ├─► TCP, UDP ─► flow ─┬─► found ───────► rewrite, send
  *                              │                     └─► none ─► service ─► new flow ─┘
@@ -16,6 +17,7 @@
 #include "lib/chain.h"
 #include "lib/direct_error.h"
 #include "lib/encap.h"
+#include "lib/fragment.h"
 #include "lib/icmp.h"
 #include "lib/martian.h"
 #include "lib/nat.h"
@@ -50,7 +52,8 @@ static __always_inline void traffic_count(const struct packet *p, const struct f
 }
 
 /* The last stage of NAT: the packet becomes what its flow says, and leaves. */
-static __always_inline enum verdict flow_forward(struct xdp_md *ctx, struct packet *p)
+static __always_inline enum verdict flow_forward(struct xdp_md *ctx, struct packet *p,
+						 int has_transport)
 {
 	enum reason reason = REASON_UNRESOLVED;
 	struct settings *settings = settings_get();
@@ -85,7 +88,7 @@ static __always_inline enum verdict flow_forward(struct xdp_md *ctx, struct pack
 		return p->mtu ? VERDICT_REFUSE : drop(p, REASON_TOO_BIG);
 	}
 	traffic_count(p, f);
-	if (packet_rewrite(ctx, p, f))
+	if (packet_rewrite(ctx, p, f, has_transport))
 		return drop(p, REASON_INTERNAL);
 	return ethernet_send(ctx, p, hop, out);
 }
@@ -139,8 +142,11 @@ static __always_inline enum verdict flow_stage(struct xdp_md *ctx, struct packet
 		return VERDICT_NEXT;
 	if (!is_vip)
 		return pass(p, REASON_NOT_OURS);
-	if (service_index == SERVICE_NONE)
+	if (service_index == SERVICE_NONE) {
+		if (is_fragment(p))
+			pass_note();
 		return pass(p, REASON_NO_SERVICE);
+	}
 	if (p->tcp_flags & TCP_RST) /* the end of what is not there */
 		return pass(p, REASON_NOT_OURS);
 	if (source_check_whole(p) != VERDICT_NEXT)
@@ -174,7 +180,7 @@ static __always_inline void direct_count(const struct packet *p, __u32 service_i
 static __always_inline enum verdict direct_forward(struct xdp_md *ctx, struct packet *p,
 						   __u32 service_index,
 						   const struct service *service, __u32 reference,
-						   __u32 hash)
+						   __u32 hash, int is_whole)
 {
 	struct backend *backend = backend_find(reference);
 	struct settings *settings = settings_get();
@@ -190,7 +196,7 @@ static __always_inline enum verdict direct_forward(struct xdp_md *ctx, struct pa
 	out = hop_interface(hop);
 	if (!out)
 		return drop(p, REASON_INTERNAL);
-	if (!generic_mode && csum_is_unfinished(ctx, p) && csum_complete(ctx, p))
+	if (is_whole && !generic_mode && csum_is_unfinished(ctx, p) && csum_complete(ctx, p))
 		return drop(p, REASON_INTERNAL);
 	if (service->forwarding != FORWARDING_DSR_L2) {
 		reason = packet_wrap(ctx, p, service, backend, out, hash_again(hash));
@@ -221,7 +227,159 @@ static __always_inline enum verdict direct_stage(struct xdp_md *ctx, struct pack
 	reference = backend_choose(p, service, service_index, hash);
 	if (!reference)
 		return VERDICT_REJECT;
-	return direct_forward(ctx, p, service_index, service, reference, hash);
+	return direct_forward(ctx, p, service_index, service, reference, hash, 1);
+}
+
+/* Begins the note of a first fragment. VERDICT_FRAGMENT: it is for a service with direct return,
+ * and has a backend; VERDICT_NEXT: it is not for such a service. */
+static __always_inline enum verdict fragment_choose(struct packet *p, __u32 flags, __u32 epoch,
+						    struct flow *note)
+{
+	struct service *service;
+	__u32 index;
+
+	if (!(flags & ADDRESS_DIRECT))
+		return VERDICT_NEXT;
+	index = service_find(p, flags, epoch);
+	service = bpf_map_lookup_elem(&sh_services, &index);
+	if (!service || !service->live || service->forwarding < FORWARDING_DSR_L2)
+		return VERDICT_NEXT;
+	if (source_check(p) != VERDICT_NEXT)
+		return VERDICT_DROP;
+	note_begin(note, NOTE_DIRECT);
+	note->service_index = index;
+	note->service_generation = service->generation;
+	/* The same for those that have no ports, and come here before the first. */
+	note->source.low = service->flags & SERVICE_HASHES_ADDRESSES ?
+				   addresses_hash(&p->key, service->seed) :
+				   flow_hash(&p->key, service->seed);
+	note->backend = backend_choose(p, service, index, note->source.low);
+	return note->backend ? VERDICT_FRAGMENT : VERDICT_REJECT;
+}
+
+/*
+ * Places a later fragment that has no note, where its addresses alone decide: that is where its
+ * first one goes, whichever balancer that reaches, unless flows of the slot may be elsewhere.
+ */
+static __always_inline enum verdict fragment_place(struct packet *p, __u32 flags, __u32 epoch,
+						   struct flow *note)
+{
+	struct service *service;
+	__u32 index, hash;
+	__u64 slot;
+
+	if (p->key.protocol != IPPROTO_TCP && p->key.protocol != IPPROTO_UDP)
+		return drop(p, REASON_FRAGMENT_EARLY);
+	p->key.protocol |= FRONTEND_FRAGMENTS;
+	index = service_find(p, flags, epoch);
+	p->key.protocol &= ~FRONTEND_FRAGMENTS;
+	service = bpf_map_lookup_elem(&sh_services, &index);
+	if (!service || !service->live || service->forwarding < FORWARDING_DSR_L2 ||
+	    !(service->flags & SERVICE_HASHES_ADDRESSES) || service->affinity_ticks ||
+	    service->tracking == TRACKING_ALWAYS)
+		return drop(p, REASON_FRAGMENT_EARLY);
+	hash = addresses_hash(&p->key, service->seed);
+	slot = slot_get(*(volatile __u64 *)&service->table, hash);
+	if (slot_state(slot) != SLOT_SETTLED && service->tracking != TRACKING_NONE)
+		return drop(p, REASON_FRAGMENT_EARLY);
+	note_begin(note, NOTE_DIRECT);
+	note->service_index = index;
+	note->service_generation = service->generation;
+	note->source.low = hash;
+	note->backend = slot_current(slot);
+	if (!note->backend)
+		return drop(p, REASON_NO_BACKEND);
+	p->reason = REASON_FRAGMENT_FOLLOWED;
+	return VERDICT_FRAGMENT;
+}
+
+/* The note of a later fragment. VERDICT_FRAGMENT: it is there. */
+static __always_inline enum verdict fragment_recall(struct packet *p, __u32 flags, __u32 epoch,
+						    struct scratch *scratch)
+{
+	if (!note_find(scratch)) {
+		if (!flags)
+			return pass(p, REASON_NOT_OURS);
+		if (flags & ADDRESS_HOST_OWN)
+			return pass(p, REASON_FRAGMENT);
+		return fragment_place(p, flags, epoch, &scratch->flow);
+	}
+	if (scratch->flow.direction == NOTE_PASS)
+		return pass(p, REASON_NO_SERVICE);
+	p->reason = REASON_FRAGMENT_FOLLOWED;
+	return VERDICT_FRAGMENT;
+}
+
+/* Finds what is to become of a fragment, or of what has an IPv6 fragment header.
+ * VERDICT_NEXT: it goes the ordinary way; VERDICT_FRAGMENT: the way of scratch->flow. */
+__stage enum verdict fragment_stage(struct xdp_md *ctx, struct packet *p, __u32 flags, __u32 epoch)
+{
+	struct scratch *scratch = scratch_get();
+	enum verdict verdict;
+
+	if (!p || !scratch)
+		return VERDICT_DROP;
+	verdict = fragment_parse(ctx, p);
+	if (verdict == VERDICT_FRAGMENT)
+		return fragment_recall(p, flags, epoch, scratch);
+	if (verdict != VERDICT_NEXT)
+		return flags ? verdict : pass(p, REASON_NOT_OURS);
+	if (!is_fragment(p))
+		return VERDICT_NEXT;
+	verdict = fragment_choose(p, flags, epoch, &scratch->flow);
+	return verdict == VERDICT_REJECT ? reject_answer(ctx, p, scratch->flow.service_index) :
+					   verdict;
+}
+
+/* The last stage of a fragment to a backend that answers the client itself. */
+__stage enum verdict fragment_direct_forward(struct xdp_md *ctx, struct packet *p)
+{
+	struct scratch *scratch = scratch_get();
+	struct service *service;
+	enum verdict verdict;
+	__u32 index;
+
+	if (!p || !scratch)
+		return VERDICT_DROP;
+	index = scratch->flow.service_index;
+	service = bpf_map_lookup_elem(&sh_services, &index);
+	if (!service || service->forwarding < FORWARDING_DSR_L2)
+		return drop(p, REASON_BACKEND_GONE);
+	if (p->ttl <= 1 && service->forwarding != FORWARDING_DSR_L2)
+		return VERDICT_REFUSE;
+	verdict = direct_forward(ctx, p, index, service, scratch->flow.backend,
+				 scratch->flow.source.low, 0);
+	if (p->reason == REASON_FRAGMENT_FIRST && verdict != VERDICT_REFUSE) {
+		note_put(scratch);
+		p->reason = REASON_NONE; /* nothing is left for nat_note to do */
+	}
+	return verdict;
+}
+
+/* The last stage of a later fragment of NAT. */
+__stage enum verdict fragment_nat_forward(struct xdp_md *ctx, struct packet *p)
+{
+	return p ? flow_forward(ctx, p, 0) : VERDICT_DROP;
+}
+
+static __always_inline enum verdict fragment_forward(struct xdp_md *ctx, struct packet *p)
+{
+	struct scratch *scratch = scratch_get();
+	enum verdict verdict;
+
+	if (!scratch)
+		return drop(p, REASON_INTERNAL);
+	if (!flow_home(&scratch->flow))
+		return drop(p, REASON_BACKEND_GONE);
+	if (scratch->flow.direction == NOTE_DIRECT)
+		verdict = fragment_direct_forward(ctx, p);
+	else
+		verdict = fragment_nat_forward(ctx, p);
+	/* RFC 1812, 4.3.2.7: no error is sent for a later fragment. RFC 4443 knows no such rule. */
+	if (verdict == VERDICT_REFUSE && p->family == FAMILY_IP4 &&
+	    p->reason == REASON_FRAGMENT_FOLLOWED)
+		return drop(p, p->mtu ? REASON_TOO_BIG : REASON_ICMP_LIMITED);
+	return verdict;
 }
 
 __stage enum verdict icmp_stage(struct xdp_md *ctx, struct packet *p, __u32 flags)
@@ -276,10 +434,18 @@ static __always_inline enum verdict address_stage(struct xdp_md *ctx, struct pac
 	} else {
 		flags = address_flags(&p->key.destination);
 		/* Answers to clients of nat-destination go to the client's own address. */
-		if (!flags && (!settings->nat_destination || verdict != VERDICT_NEXT))
+		if (!flags && !settings->nat_destination)
 			return pass(p, REASON_NOT_OURS);
-		if (verdict != VERDICT_NEXT)
-			return verdict;
+		if (verdict != VERDICT_NEXT) {
+			if (verdict == VERDICT_FRAGMENT)
+				verdict = fragment_stage(ctx, p, flags, epoch);
+			else if (!flags)
+				return pass(p, REASON_NOT_OURS);
+			if (verdict == VERDICT_FRAGMENT)
+				verdict = fragment_forward(ctx, p);
+			if (verdict != VERDICT_NEXT)
+				return verdict == VERDICT_REFUSE ? error_answer(ctx, p) : verdict;
+		}
 		if (p->key.protocol == IPPROTO_ICMP || p->key.protocol == IPPROTO_ICMPV6)
 			return icmp_stage(ctx, p, flags);
 		if (flags & ADDRESS_VIP)
@@ -291,7 +457,7 @@ static __always_inline enum verdict address_stage(struct xdp_md *ctx, struct pac
 	if (verdict == VERDICT_NEXT)
 		verdict = flow_stage(ctx, p, flags & ADDRESS_VIP, service_index);
 	if (verdict == VERDICT_NEXT)
-		verdict = flow_forward(ctx, p);
+		verdict = flow_forward(ctx, p, 1);
 	if (verdict == VERDICT_REJECT)
 		verdict = reject_answer(ctx, p, service_index);
 	return verdict == VERDICT_REFUSE ? error_answer(ctx, p) : verdict;
@@ -368,8 +534,12 @@ int sh_xdp(struct xdp_md *ctx)
 	struct packet p = { .frame_size = ctx->data_end - ctx->data };
 	enum verdict verdict = frame_stage(ctx, &p);
 
-	if (p.reason)
-		count_reason(p.reason, p.frame_size);
+	if (p.reason) {
+		if (p.reason == REASON_FRAGMENT_FIRST) /* and has been sent, or it had another */
+			nat_note();
+		else
+			count_reason(p.reason, p.frame_size);
+	}
 	switch (verdict) {
 	case VERDICT_PASS:
 		chain_after(ctx);

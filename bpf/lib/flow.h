@@ -146,6 +146,7 @@ struct scratch {
 	struct claim claim;
 	struct flow_key client_key; /* of a client's entry in sh_remembered */
 	struct remembered remembered;
+	struct flow_key fragment_key; /* of the packet's note in sh_fragments */
 	struct placing placing;
 	struct packet quoted; /* what an ICMP error tells of a client's packets … */
 	__u32 quoted_service; /* … and their service's index */

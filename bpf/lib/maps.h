@@ -97,6 +97,17 @@ struct {
 	__uint(max_entries, 1);
 } sh_flows SEC(".maps");
 
+/* What fragments of one datagram have in common -> what its first fragment became, for the
+ * later ones, which have no ports (fragment.h). The key is a flow's with the identification
+ * for ports; the value a flow's entry, sealed. Written and read by the programs alone. Full:
+ * the least recently used goes, and what is lost with it is one datagram. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+	__uint(max_entries, FRAGMENT_NOTES_MAX);
+} sh_fragments SEC(".maps");
+
 /* Flows whose handshake is not finished, in the order they came. A new one takes the place
  * of the oldest, so a flood can displace only what is unfinished. */
 struct {

@@ -43,6 +43,7 @@ enum verdict {
 	VERDICT_SEND_ON,   /* redirect to packet->egress */
 	VERDICT_REFUSE,    /* an ICMP error is due: packet->mtu says which */
 	VERDICT_REJECT,    /* no backend takes it: lib/reject.h says what becomes of it */
+	VERDICT_FRAGMENT,  /* of no use to the ordinary stages: fragment.h knows more */
 };
 
 enum family {
@@ -64,6 +65,9 @@ enum family {
 
 #define MTU_NOBODY 0xffffffff
 
+/* No reason, but what packet->reason is while a first fragment goes the ordinary way. */
+#define REASON_FRAGMENT_FIRST REASON_COUNT
+
 struct packet {
 	struct flow_key key; /* the tuple as it arrived; ports are zero for ICMP */
 	__u16 l4_offset;     /* from the start of the frame */
@@ -78,6 +82,12 @@ struct packet {
 	__u32 mtu; /* of VERDICT_REFUSE: the size that would fit; 0: TTL or hop limit ended here;
 	            * MTU_NOBODY: no backend takes it */
 };
+
+/* Whether the packet, on its way to being sent, is a fragment: nothing else has a reason then. */
+static __always_inline int is_fragment(const struct packet *p)
+{
+	return p->reason != REASON_NONE;
+}
 
 static __always_inline enum verdict pass(struct packet *p, enum reason reason)
 {

@@ -183,7 +183,7 @@ static __always_inline enum verdict transport_parse(struct xdp_md *ctx, struct p
 	case IPPROTO_ICMPV6:
 		return p->family == FAMILY_IP6 ? VERDICT_NEXT : pass(p, REASON_PROTOCOL);
 	case IPPROTO_FRAGMENT:
-		return pass(p, REASON_FRAGMENT);
+		return VERDICT_FRAGMENT;
 	case IPPROTO_ROUTING:
 		return pass(p, REASON_SOURCE_ROUTED);
 	case IPPROTO_RAW:

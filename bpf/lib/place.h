@@ -233,6 +233,8 @@ static __always_inline __u32 backend_choose(const struct packet *p, const struct
 		return slot_current(slot_get(*(volatile __u64 *)&service->table, hash));
 	if (service->affinity_ticks)
 		hash = client_hash(&p->key, service->seed);
+	else if (service->flags & SERVICE_HASHES_ADDRESSES)
+		hash = addresses_hash(&p->key, service->seed);
 	slot = slot_get(*(volatile __u64 *)&service->table, hash);
 	if (slot_state(slot) == SLOT_SETTLED && service->tracking != TRACKING_ALWAYS)
 		return slot_current(slot);

@@ -17,7 +17,7 @@ enum reason {
 	REASON_NOT_OURS = 4,         /* pass: no VIP or NAT source has this destination, or no flow of ours does */
 	REASON_NO_SERVICE = 5,       /* pass: the VIP is ours, but no service has this port and protocol */
 	REASON_VLAN = 6,             /* pass: the frame is VLAN-tagged, which is not handled yet */
-	REASON_FRAGMENT = 7,         /* pass: an IP fragment to us, which is not handled yet */
+	REASON_FRAGMENT = 7,         /* pass: an IP fragment to us that is neither TCP nor UDP, or may be the host's own */
 	REASON_PROTOCOL = 8,         /* pass: to us, but neither TCP, UDP nor ICMP */
 	REASON_ICMP = 9,             /* pass: ICMP to us that belongs to no flow and asks nothing we answer */
 	REASON_SOURCE_ROUTED = 10,   /* pass: an IPv6 routing header has segments left */
@@ -41,10 +41,12 @@ enum reason {
 	REASON_TABLE_FULL = 39,          /* drop: the flow table refused a new entry */
 	REASON_UNRESOLVED = 40,          /* drop: the next hop has no known MAC address */
 	REASON_EGRESS_UNLISTED = 41,     /* drop: the way out is an interface that shunt is not attached to */
-	REASON_ICMP_LIMITED = 42,        /* drop: an ICMP error or a reset was due, but they are rate-limited */
+	REASON_ICMP_LIMITED = 42,        /* drop: an ICMP error or a reset was due, but they are rate-limited, or it was for a later fragment (RFC 1812) */
 	REASON_CLAIM_RACE = 43,          /* drop: another CPU was making the same flow, and did not finish in time */
 	REASON_INTERNAL = 44,            /* drop: a helper refused what must succeed; a bug, please report it */
-	REASON_TOO_BIG = 45,             /* drop: longer than the MTU of the way on, with its outer header where it gets one, and not marked as "don't fragment" */
+	REASON_TOO_BIG = 45,             /* drop: longer than the MTU of the way on, with its outer header where it gets one, and not marked as "don't fragment", or a later fragment */
+	REASON_FRAGMENT_EARLY = 46,      /* drop: to us, a later fragment whose first one has not come by, and its addresses alone do not decide */
+	REASON_FRAGMENT_TINY = 47,       /* drop: to us, a first fragment without its whole TCP or UDP header, or one that would overwrite it (RFC 1858, 3128, 7112) */
 	REASON_MARTIAN = 48,             /* drop: to a service, from an address that no host sends from: loopback, zero, a group or broadcast */
 	REASON_LOOP = 49,                /* drop: to a service, from the VIP itself or from another address of ours, or back to the host it came from */
 	REASON_DECAP_SENDER = 52,        /* drop: at a backend, a packet to a VIP from a tunnel whose sender is not permitted */
@@ -70,6 +72,7 @@ enum reason {
 	REASON_ICMP_TRANSLATED = 102, /* note: an ICMP error was carried through the NAT */
 	REASON_FLOW_MOVED = 103,      /* note: a flow's backend or service was removed, so the packet began a new flow */
 	REASON_NOT_REMEMBERED = 104,  /* note: no room or budget to remember a flow whose slot changes; it stays with the previous backend */
+	REASON_FRAGMENT_FOLLOWED = 105, /* note: a later fragment was sent where the first one of its datagram goes */
 	REASON_ICMP_TO_BACKEND = 106, /* note: an ICMP error to a VIP went to the backend that answers clients itself */
 	REASON_DECAP_IPIP = 108,      /* note: at a backend, IPIP was taken off and the packet went on to the host's stack */
 	REASON_DECAP_GUE = 109,       /* note: at a backend, GUE was taken off and the packet went on to the host's stack */

@@ -111,6 +111,8 @@ static __noinline int csum_finish(struct xdp_md *ctx, struct packet *p, const st
 	__sum16 *check;
 	__u16 value;
 
+	if (is_fragment(p)) /* what is here is not all that is summed; see fragment.h */
+		return 0;
 	if (csum_whole(ctx, p->l4_offset, p->l4_size, &segment))
 		return -1;
 	if (csum_fold(segment + old) == 0xffff)
@@ -173,13 +175,13 @@ static __always_inline int transport_rewrite(struct xdp_md *ctx, struct packet *
 	return 0;
 }
 
-/* Everything of the packet but its Ethernet header. */
+/* Everything of the packet but its Ethernet header. has_transport is 0 for a later fragment. */
 static __always_inline int packet_rewrite(struct xdp_md *ctx, struct packet *p,
-					  const struct flow *f)
+					  const struct flow *f, int has_transport)
 {
 	void *data, *data_end;
 
-	if (transport_rewrite(ctx, p, f))
+	if (has_transport && transport_rewrite(ctx, p, f))
 		return -1;
 	data = (void *)(long)ctx->data;
 	data_end = (void *)(long)ctx->data_end;

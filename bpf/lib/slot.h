@@ -31,6 +31,14 @@ static __always_inline __u32 client_hash(const struct flow_key *key, __u32 seed)
 	return hash_finish(key->source.high * MIX_0 + key->source.low * MIX_1, seed);
 }
 
+/* Of a service whose fragments are to have the slot of their packet, ports or not. */
+static __always_inline __u32 addresses_hash(const struct flow_key *key, __u32 seed)
+{
+	return hash_finish(key->source.high * MIX_0 + key->source.low * MIX_1 +
+				   key->destination.high * MIX_2 + key->destination.low * MIX_3,
+			   seed);
+}
+
 /* A hash's other face, for what must not depend on the slot: the hash's high bits have
  * chosen that. 2^32 over the golden ratio, Knuth's multiplicative hash. */
 static __always_inline __u32 hash_again(__u32 hash)

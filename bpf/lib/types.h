@@ -22,6 +22,8 @@ enum constant {
 	HOP_INTERFACE_MASK = 0x3f,
 	HOP_CHECK_SHIFT = 54,
 	INTERFACE_MAX = 64,
+	FRONTEND_FRAGMENTS = 0x80, /* in frontend_key.protocol, see there */
+	FRAGMENT_NOTES_MAX = 16384, /* datagrams in fragments that are under way at once */
 };
 
 /* An IP address in wire order, in two words because programs compare and copy words. */
@@ -51,6 +53,8 @@ struct address {
 
 /* --- services ------------------------------------------------------------------ */
 
+/* With port 0 and FRONTEND_FRAGMENTS in protocol: the one service that all fragments to this
+ * address and protocol are for, where they can be placed without their ports. */
 struct frontend_key {
 	struct addr address;
 	__be16 port;

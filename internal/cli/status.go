@@ -163,7 +163,7 @@ func servicesOf(contents reconcile.Contents, counters datapath.Counters) []servi
 		}
 		service.Add(counters.Services[index])
 		for frontend, i := range contents.Frontends {
-			if i == index {
+			if i == index && frontend.Configured() {
 				service.Frontends = append(service.Frontends, frontend.String())
 			}
 		}

@@ -73,6 +73,8 @@ const (
 	abiConstantHOP_INTERFACE_MASK  abiConstant = 63
 	abiConstantHOP_CHECK_SHIFT     abiConstant = 54
 	abiConstantINTERFACE_MAX       abiConstant = 64
+	abiConstantFRONTEND_FRAGMENTS  abiConstant = 128
+	abiConstantFRAGMENT_NOTES_MAX  abiConstant = 16384
 )
 
 type abiCount struct {
@@ -230,6 +232,8 @@ const (
 	abiReasonREASON_CLAIM_RACE           abiReason = 43
 	abiReasonREASON_INTERNAL             abiReason = 44
 	abiReasonREASON_TOO_BIG              abiReason = 45
+	abiReasonREASON_FRAGMENT_EARLY       abiReason = 46
+	abiReasonREASON_FRAGMENT_TINY        abiReason = 47
 	abiReasonREASON_MARTIAN              abiReason = 48
 	abiReasonREASON_LOOP                 abiReason = 49
 	abiReasonREASON_DECAP_SENDER         abiReason = 52
@@ -251,6 +255,7 @@ const (
 	abiReasonREASON_ICMP_TRANSLATED      abiReason = 102
 	abiReasonREASON_FLOW_MOVED           abiReason = 103
 	abiReasonREASON_NOT_REMEMBERED       abiReason = 104
+	abiReasonREASON_FRAGMENT_FOLLOWED    abiReason = 105
 	abiReasonREASON_ICMP_TO_BACKEND      abiReason = 106
 	abiReasonREASON_DECAP_IPIP           abiReason = 108
 	abiReasonREASON_DECAP_GUE            abiReason = 109
@@ -407,6 +412,7 @@ const (
 	abiMapShBackends        = "sh_backends"
 	abiMapShBeTraffic       = "sh_be_traffic"
 	abiMapShFlows           = "sh_flows"
+	abiMapShFragments       = "sh_fragments"
 	abiMapShFrontends       = "sh_frontends"
 	abiMapShHands           = "sh_hands"
 	abiMapShHandshakes      = "sh_handshakes"
@@ -497,6 +503,7 @@ type abiMapSpecs struct {
 	ShBackends   *ebpf.MapSpec `ebpf:"sh_backends"`
 	ShBeTraffic  *ebpf.MapSpec `ebpf:"sh_be_traffic"`
 	ShFlows      *ebpf.MapSpec `ebpf:"sh_flows"`
+	ShFragments  *ebpf.MapSpec `ebpf:"sh_fragments"`
 	ShFrontends  *ebpf.MapSpec `ebpf:"sh_frontends"`
 	ShHands      *ebpf.MapSpec `ebpf:"sh_hands"`
 	ShHandshakes *ebpf.MapSpec `ebpf:"sh_handshakes"`
@@ -565,6 +572,7 @@ type abiMaps struct {
 	ShBackends   *ebpf.Map `ebpf:"sh_backends"`
 	ShBeTraffic  *ebpf.Map `ebpf:"sh_be_traffic"`
 	ShFlows      *ebpf.Map `ebpf:"sh_flows"`
+	ShFragments  *ebpf.Map `ebpf:"sh_fragments"`
 	ShFrontends  *ebpf.Map `ebpf:"sh_frontends"`
 	ShHands      *ebpf.Map `ebpf:"sh_hands"`
 	ShHandshakes *ebpf.Map `ebpf:"sh_handshakes"`
@@ -590,6 +598,7 @@ func (m *abiMaps) Close() error {
 		m.ShBackends,
 		m.ShBeTraffic,
 		m.ShFlows,
+		m.ShFragments,
 		m.ShFrontends,
 		m.ShHands,
 		m.ShHandshakes,

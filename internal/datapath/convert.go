@@ -117,6 +117,9 @@ func toRun(first, count uint32) uint64 { return uint64(first)<<32 | uint64(count
 
 func fromRun(run uint64) (first, count uint32) { return uint32(run >> 32), uint32(run) }
 
+// The programs look for fragments' frontends where these are written.
+var _ [0]struct{} = [model.Fragments - model.Protocol(abiConstantFRONTEND_FRAGMENTS)]struct{}{}
+
 func toFrontendKey(f model.Frontend) abiFrontendKey {
 	return abiFrontendKey{Address: toAddr(f.Address), Port: toWire(f.Ports.First), Protocol: uint8(f.Protocol)}
 }

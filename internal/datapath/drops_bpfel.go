@@ -20,6 +20,7 @@ const (
 	dropsMapShBackends    = "sh_backends"
 	dropsMapShBeTraffic   = "sh_be_traffic"
 	dropsMapShFlows       = "sh_flows"
+	dropsMapShFragments   = "sh_fragments"
 	dropsMapShFrontends   = "sh_frontends"
 	dropsMapShHands       = "sh_hands"
 	dropsMapShHandshakes  = "sh_handshakes"
@@ -98,6 +99,7 @@ type dropsMapSpecs struct {
 	ShBackends   *ebpf.MapSpec `ebpf:"sh_backends"`
 	ShBeTraffic  *ebpf.MapSpec `ebpf:"sh_be_traffic"`
 	ShFlows      *ebpf.MapSpec `ebpf:"sh_flows"`
+	ShFragments  *ebpf.MapSpec `ebpf:"sh_fragments"`
 	ShFrontends  *ebpf.MapSpec `ebpf:"sh_frontends"`
 	ShHands      *ebpf.MapSpec `ebpf:"sh_hands"`
 	ShHandshakes *ebpf.MapSpec `ebpf:"sh_handshakes"`
@@ -148,6 +150,7 @@ type dropsMaps struct {
 	ShBackends   *ebpf.Map `ebpf:"sh_backends"`
 	ShBeTraffic  *ebpf.Map `ebpf:"sh_be_traffic"`
 	ShFlows      *ebpf.Map `ebpf:"sh_flows"`
+	ShFragments  *ebpf.Map `ebpf:"sh_fragments"`
 	ShFrontends  *ebpf.Map `ebpf:"sh_frontends"`
 	ShHands      *ebpf.Map `ebpf:"sh_hands"`
 	ShHandshakes *ebpf.Map `ebpf:"sh_handshakes"`
@@ -173,6 +176,7 @@ func (m *dropsMaps) Close() error {
 		m.ShBackends,
 		m.ShBeTraffic,
 		m.ShFlows,
+		m.ShFragments,
 		m.ShFrontends,
 		m.ShHands,
 		m.ShHandshakes,

@@ -20,6 +20,7 @@ const (
 	sweepMapShBackends       = "sh_backends"
 	sweepMapShBeTraffic      = "sh_be_traffic"
 	sweepMapShFlows          = "sh_flows"
+	sweepMapShFragments      = "sh_fragments"
 	sweepMapShFrontends      = "sh_frontends"
 	sweepMapShHands          = "sh_hands"
 	sweepMapShHandshakes     = "sh_handshakes"
@@ -106,6 +107,7 @@ type sweepMapSpecs struct {
 	ShBackends   *ebpf.MapSpec `ebpf:"sh_backends"`
 	ShBeTraffic  *ebpf.MapSpec `ebpf:"sh_be_traffic"`
 	ShFlows      *ebpf.MapSpec `ebpf:"sh_flows"`
+	ShFragments  *ebpf.MapSpec `ebpf:"sh_fragments"`
 	ShFrontends  *ebpf.MapSpec `ebpf:"sh_frontends"`
 	ShHands      *ebpf.MapSpec `ebpf:"sh_hands"`
 	ShHandshakes *ebpf.MapSpec `ebpf:"sh_handshakes"`
@@ -164,6 +166,7 @@ type sweepMaps struct {
 	ShBackends   *ebpf.Map `ebpf:"sh_backends"`
 	ShBeTraffic  *ebpf.Map `ebpf:"sh_be_traffic"`
 	ShFlows      *ebpf.Map `ebpf:"sh_flows"`
+	ShFragments  *ebpf.Map `ebpf:"sh_fragments"`
 	ShFrontends  *ebpf.Map `ebpf:"sh_frontends"`
 	ShHands      *ebpf.Map `ebpf:"sh_hands"`
 	ShHandshakes *ebpf.Map `ebpf:"sh_handshakes"`
@@ -190,6 +193,7 @@ func (m *sweepMaps) Close() error {
 		m.ShBackends,
 		m.ShBeTraffic,
 		m.ShFlows,
+		m.ShFragments,
 		m.ShFrontends,
 		m.ShHands,
 		m.ShHandshakes,

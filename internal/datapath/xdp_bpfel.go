@@ -22,6 +22,7 @@ const (
 	xdpMapShChain          = "sh_chain"
 	xdpMapShChunk          = "sh_chunk"
 	xdpMapShFlows          = "sh_flows"
+	xdpMapShFragments      = "sh_fragments"
 	xdpMapShFrontends      = "sh_frontends"
 	xdpMapShHands          = "sh_hands"
 	xdpMapShHandshakes     = "sh_handshakes"
@@ -108,6 +109,7 @@ type xdpMapSpecs struct {
 	ShChain      *ebpf.MapSpec `ebpf:"sh_chain"`
 	ShChunk      *ebpf.MapSpec `ebpf:"sh_chunk"`
 	ShFlows      *ebpf.MapSpec `ebpf:"sh_flows"`
+	ShFragments  *ebpf.MapSpec `ebpf:"sh_fragments"`
 	ShFrontends  *ebpf.MapSpec `ebpf:"sh_frontends"`
 	ShHands      *ebpf.MapSpec `ebpf:"sh_hands"`
 	ShHandshakes *ebpf.MapSpec `ebpf:"sh_handshakes"`
@@ -170,6 +172,7 @@ type xdpMaps struct {
 	ShChain      *ebpf.Map `ebpf:"sh_chain"`
 	ShChunk      *ebpf.Map `ebpf:"sh_chunk"`
 	ShFlows      *ebpf.Map `ebpf:"sh_flows"`
+	ShFragments  *ebpf.Map `ebpf:"sh_fragments"`
 	ShFrontends  *ebpf.Map `ebpf:"sh_frontends"`
 	ShHands      *ebpf.Map `ebpf:"sh_hands"`
 	ShHandshakes *ebpf.Map `ebpf:"sh_handshakes"`
@@ -200,6 +203,7 @@ func (m *xdpMaps) Close() error {
 		m.ShChain,
 		m.ShChunk,
 		m.ShFlows,
+		m.ShFragments,
 		m.ShFrontends,
 		m.ShHands,
 		m.ShHandshakes,

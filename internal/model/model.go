@@ -20,8 +20,15 @@ const (
 	UDP Protocol = 17
 )
 
+// Fragments is added to a protocol in a frontend that is not a client's but the data plane's
+// own: which service the protocol's fragments without ports are for. Its port is 0.
+const Fragments Protocol = 0x80
+
 // String is the word used in configuration, output and metrics.
 func (p Protocol) String() string {
+	if p&Fragments != 0 {
+		return (p &^ Fragments).String() + "-fragments"
+	}
 	switch p {
 	case TCP:
 		return "tcp"
@@ -125,6 +132,9 @@ type Frontend struct {
 	Ports    PortRange
 	Protocol Protocol
 }
+
+// Configured reports whether the frontend is one that clients talk to.
+func (f Frontend) Configured() bool { return f.Protocol&Fragments == 0 }
 
 // String is "tcp 192.0.2.10:80" or "udp [2001:db8::10]:8000-8099".
 func (f Frontend) String() string {

@@ -307,7 +307,7 @@ func (r *Reconciler) views() map[string]view {
 	}
 	for f, entry := range r.mirror.frontends {
 		if service, ok := r.mirror.services[entry.services[len(entry.services)-1]]; ok {
-			if v := views[service.record.Name]; v.adopted {
+			if v := views[service.record.Name]; v.adopted && f.Configured() {
 				v.frontends[f] = true
 			}
 		}

@@ -106,7 +106,7 @@ func (w *world) drawDesired() reconcile.Desired {
 			Forwarding:      rapid.SampledFrom([]model.Forwarding{model.ForwardingDSRIPIP, model.ForwardingNATDestination, model.ForwardingDSRL2}).Draw(w.T, "forwarding"),
 			Tracking:        rapid.SampledFrom([]model.Tracking{model.TrackingAuto, model.TrackingAuto, model.TrackingAlways, model.TrackingNone}).Draw(w.T, "tracking"),
 			AffinityTimeout: rapid.SampledFrom([]time.Duration{0, 0, time.Hour}).Draw(w.T, "affinity"),
-			Policy:          model.Policy{Rejects: rapid.Bool().Draw(w.T, "rejects"), FlowsMax: uint32(rapid.IntRange(0, 2).Draw(w.T, "flows max"))},
+			Policy:          model.Policy{Rejects: rapid.Bool().Draw(w.T, "rejects"), HashAddresses: rapid.Bool().Draw(w.T, "hashes addresses"), FlowsMax: uint32(rapid.IntRange(0, 2).Draw(w.T, "flows max"))},
 			Announce:        rapid.SampledFrom([]model.Announce{model.AnnounceL2, model.AnnounceNone}).Draw(w.T, "announce"),
 			TableSize:       rapid.SampledFrom([]uint32{0, 251, 509}).Draw(w.T, "size"),
 		}
@@ -294,6 +294,22 @@ func wanted(d reconcile.Desired) []string {
 				}
 			}
 			lines = append(lines, fmt.Sprintf("service %s %d %s %s %s %+v %s", s.Name, seed, s.Forwarding, tracking, s.AffinityTimeout, s.Policy, slots))
+		}
+	}
+	for address := range addresses {
+		var there []model.Service
+		for _, s := range d.Services {
+			if slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return f.Address == address }) {
+				there = append(there, s)
+			}
+		}
+		if len(there) == 1 && there[0].Forwarding.Direct() && there[0].Policy.HashAddresses {
+			seed := maglev.Seed(there[0].Name)
+			if address.Is6() {
+				seed = maglev.Seed(there[0].Name + "/6")
+			}
+			f := model.Frontend{Address: address, Protocol: model.TCP | model.Fragments}
+			lines = append(lines, fmt.Sprintf("frontend %s: %s %d", f, there[0].Name, seed))
 		}
 	}
 	for _, source := range d.Sources {

@@ -103,6 +103,7 @@ func newTarget(desired Desired) (*target, error) {
 			}
 		}
 	}
+	t.addFragments(desired.Services)
 	for _, source := range desired.Sources {
 		record := t.addresses[source]
 		record.Address, record.Source, record.Announce = source, true, true
@@ -171,6 +172,33 @@ func (t *target) add(service model.Service, ipv6 bool) error {
 	}
 	t.services = append(t.services, half)
 	return nil
+}
+
+// addFragments adds the frontends of fragments without ports: where all flows to an address and
+// protocol are one service's, whose backends answer clients themselves and whose slots the
+// addresses alone decide. With any other service there, nobody knows whose they are.
+func (t *target) addFragments(services []model.Service) {
+	hashes := map[string]bool{}
+	for _, s := range services {
+		hashes[s.Name] = s.Policy.HashAddresses && s.Forwarding.Direct()
+	}
+	owners := map[model.Frontend]serviceKey{}
+	var order []model.Frontend
+	for _, f := range t.frontends {
+		f.Ports, f.Protocol = model.PortRange{}, f.Protocol|model.Fragments
+		owner, known := owners[f.Frontend]
+		if !known {
+			order = append(order, f.Frontend)
+		} else if owner != f.service {
+			f.service = serviceKey{}
+		}
+		owners[f.Frontend] = f.service
+	}
+	for _, f := range order {
+		if hashes[owners[f].name] {
+			t.frontends = append(t.frontends, targetFrontend{f, owners[f]})
+		}
+	}
 }
 
 // reaches reports whether a backend serves frontends of a family. NAT does not translate

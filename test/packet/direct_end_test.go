@@ -64,11 +64,8 @@ func TestDirectEnds(t *testing.T) {
 			in := func(edits ...packet.Edit) packet.Packet { return k.toDirect(40000, v.port, "S", edits...) }
 			name := v.name + "/" + k.String() + "/"
 			long := packet.Extended(packet.Padding(packet.ProtocolDestinationOptions, 256))
-			fragment := packet.Fragmented(7, 0, true)
 			routing := packet.Extended(packet.Extension{Type: packet.ProtocolRouting, Body: append([]byte{4, 1, 0, 0, 0, 0}, make([]byte, 16)...)})
 			table(t, w, []trial{
-				{name: name + "fragment", in: in().With(fragment), reason: "fragment"},
-				{name: name + "later fragment", in: in(packet.Data(make([]byte, 100))).With(packet.Fragmented(7, 16, true)), reason: "fragment"},
 				{name: name + "VLAN", in: in(packet.Tagged(5)), reason: "vlan"},
 				{name: name + "another station's", in: in(packet.MACs(router, foreign)), reason: "other_mac"},
 			})

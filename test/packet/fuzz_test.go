@@ -13,6 +13,7 @@ import (
 var notes = map[string]bool{
 	"flow_recycled": true, "handshake_evicted": true, "flows_full": true, "port_taken": true, "fib_fallback": true,
 	"checksum_completed": true, "icmp_translated": true, "icmp_to_backend": true, "flow_moved": true, "not_remembered": true,
+	"fragment_followed": true,
 }
 
 // answers are reasons with which a packet leaves in another's place.
@@ -75,7 +76,9 @@ func seeds() map[string][]byte {
 			add(k.String()+", "+v.name, k.toDirect(40000, v.port, "S", packet.Data("0123456789")))
 		}
 		add(k.String()+", direct, TTL 1", k.toDirect(40000, directWays[2].port, "S", packet.TTL(1)))
-		add(k.String()+", direct, fragment", k.toDirect(40000, directWays[2].port, "S").With(packet.Fragmented(1, 0, true)))
+		for i, part := range cut(k.toDirect(40000, directWays[2].port, "S", packet.Data(make([]byte, 100))), 1, 40, 80) {
+			add(fmt.Sprintf("%s, direct, fragment %d", k, i), part)
+		}
 		add(k.String()+", direct, partial checksum", k.toDirect(40000, directWays[2].port, "S", packet.TransportChecksum(partial)))
 		add(k.String()+", direct, longer headers", k.toDirect(40000, directWays[2].port, "S", longer, padded))
 		add(k.String()+", direct, slot in transition", k.toDirect(40000, portMoving, "S", packet.Data("0123456789")))
@@ -84,7 +87,9 @@ func seeds() map[string][]byte {
 		add(k.String()+", refused", k.fromClient(40000, portRefused, "S", packet.Data("0123456789")))
 		add(k.String()+", direct, refused", k.toDirect(40000, portRefused, "S", longer))
 		add(k.String()+", VLAN", syn.With(packet.Tagged(5)))
-		add(k.String()+", fragment", syn.With(packet.Fragmented(1, 0, true)))
+		for i, part := range cut(k.fromClient(40000, portNAT, "S", packet.Data(make([]byte, 100))), 1, 40, 80) {
+			add(fmt.Sprintf("%s, fragment %d", k, i), part)
+		}
 		add(k.String()+", partial checksum", syn.With(packet.TransportChecksum(packet.Checksum{Mode: packet.Partial})))
 		about := k.packet(netip.AddrPortFrom(k.pick(vip4, vip6), portNAT), netip.AddrPortFrom(k.pick(client4, client6), 40000), "A", packet.Data("quoted"))
 		unreachable, code := uint8(3), uint8(4)

@@ -92,6 +92,7 @@ func (b *builder) services(doc *document) {
 		b.service(entry, &doc.Defaults)
 	}
 	b.overlaps()
+	b.sharedHashes()
 	for _, h := range b.hosts {
 		if vip, is := b.vips[h.Value]; is {
 			p.faults.errorf(h.mark, "a backend is a server of its own", "%s is also the address of a service, at %s", h.Value, vip.at)
@@ -134,6 +135,7 @@ func (b *builder) service(entry *serviceEntry, defaults *defaultsEntry) {
 	}
 	marks := b.backends(entry, &s)
 	b.remembering(entry, &s)
+	b.hashing(entry, &s)
 	if !entry.Forwarding.bad && (entry.Forwarding.set || !defaults.Forwarding.bad) {
 		b.directPorts(entry, &s, usable)
 		b.families(entry, &s, addresses)

@@ -63,6 +63,45 @@ func (b *builder) remembering(entry *serviceEntry, s *model.Service) {
 	}
 }
 
+// hashing fills in what decides a flow's slot.
+func (b *builder) hashing(entry *serviceEntry, s *model.Service) {
+	s.Policy.HashAddresses = entry.Hash.Value == "addresses"
+	if s.Policy.HashAddresses && s.AffinityTimeout > 0 {
+		b.parsed.faults.errorf(entry.Hash.mark, "remove one of the two", "with affinity the client's address alone decides a flow's slot: hash: addresses contradicts that")
+	}
+}
+
+// sharedHashes warns where a VIP's protocol has other services than one that hashes addresses:
+// whose a fragment without ports is then shows only once its first one has come by.
+func (b *builder) sharedHashes() {
+	type endpoint struct {
+		address  netip.Addr
+		protocol model.Protocol
+	}
+	users := map[endpoint][]*serviceEntry{}
+	for _, f := range b.frontends {
+		at := endpoint{f.Address, f.Protocol}
+		// A service's frontends follow each other.
+		if n := len(users[at]); n == 0 || users[at][n-1] != f.service {
+			users[at] = append(users[at], f.service)
+		}
+	}
+	said := map[*serviceEntry]bool{}
+	for _, f := range b.frontends {
+		others := users[endpoint{f.Address, f.Protocol}]
+		if f.service.Hash.Value != "addresses" || len(others) == 1 || said[f.service] {
+			continue
+		}
+		said[f.service] = true
+		other := others[0]
+		if other == f.service {
+			other = others[1]
+		}
+		b.parsed.faults.warnf(f.service.Hash.mark, "give it an address of its own", "service %q has %s over %s too: fragments there that come without their first one are dropped",
+			other.Name.Value, f.Address, f.Protocol)
+	}
+}
+
 func (p *Parsed) buildEncapsulation(e *encapsulationEntry, b *builder) {
 	p.Config.Encapsulation.GUEPort = uint16(e.GUEPort.Value)
 	used := slices.ContainsFunc(p.Config.Services, func(s model.Service) bool { return s.Forwarding.Encapsulates() })

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Fragments of TCP and UDP to us follow the first one of their datagram.
+ *
+ *   first ─► the ordinary way ─► sent ─► note in sh_fragments: what it became
+ *   later ─► note ─┬─► found ─► the same way: addresses rewritten, or wrapped whole
+ *                  └─► none ──► placed by its addresses alone, where the service allows it
+ *                               (hash: addresses); else dropped, as fragment_early
+ *
+ * Nothing is kept back: a later fragment that overtakes its first one costs the datagram, and
+ * the sender's next one is another. A note is a flow's entry under the fragments' own key,
+ * sealed like one because hash elements are recycled without a grace period.
+ *
+ * A note may be older than its datagram: identifications come round (RFC 4963). The next first
+ * fragment replaces it; until then, and for NOTE_SECONDS_MAX at most, a later fragment would
+ * go where the datagram before went, and end there in a reassembly that its checksum fails.
+ *
+ * Checksums: the first fragment's covers the whole datagram, so it is only ever updated. One
+ * that the sender had left to hardware cannot be met: who fragments completes it first
+ * (skb_checksum_help in the kernel's ip_do_fragment and ip6_fragment), for no hardware could.
+ */
+#ifndef SHUNT_FRAGMENT_H
+#define SHUNT_FRAGMENT_H
+
+#include "parse.h"
+#include "place.h"
+#include "service.h"
+
+/* As long as Linux waits for the rest of a datagram (IP_FRAG_TIME; for IPv6 it waits 60 s, as
+ * RFC 8200 says): what comes later is, at an IPv4 backend, of no use, and the longer a note is
+ * believed, the more identifications have come round. */
+#define NOTE_SECONDS_MAX 30
+
+#define IP4_OFFSET_BITS 0x1fff
+#define IP6_OFFSET_BITS 0xfff8
+#define IP6_MORE 0x0001
+
+/* What a note's direction says beyond enum direction. */
+#define NOTE_DIRECT 2 /* source.low: the flow's hash */
+#define NOTE_PASS 3 /* the first fragment was for no service, and passed */
+
+struct fragment_header { /* RFC 8200, 4.5 */
+	__u8 next;
+	__u8 reserved;
+	__be16 offset_and_more;
+	__be16 id[2];
+};
+
+/* Leaves scratch->flow as the note of the packet's datagram. */
+static __always_inline void note_put(struct scratch *scratch)
+{
+	struct flow *f = &scratch->flow;
+	struct flow_key *key = &scratch->fragment_key;
+
+	f->life = life_make(f->nonce, 0, bpf_jiffies64());
+	f->seal = flow_seal(key, f);
+	bpf_map_update_elem(&sh_fragments, key, f, BPF_ANY);
+}
+
+/* Finds the note of the packet's datagram and copies it to scratch->flow. 1: it is there. */
+static __always_inline int note_find(struct scratch *scratch)
+{
+	struct flow *live, *copy = &scratch->flow;
+
+	live = bpf_map_lookup_elem(&sh_fragments, &scratch->fragment_key);
+	if (!live)
+		return 0;
+	__builtin_memcpy(copy, live, sizeof(*copy));
+	/* The compiler must not read the live entry again where the copy is meant. */
+	asm volatile("" : : "r"(copy) : "memory");
+	if (copy->seal != flow_seal(&scratch->fragment_key, copy) ||
+	    !life_belongs(copy->life, copy->nonce)) {
+		count_reason(REASON_FLOW_RECYCLED, 0);
+		return 0;
+	}
+	return life_age(copy->life, bpf_jiffies64()) <= NOTE_SECONDS_MAX * jiffies_per_second;
+}
+
+/* After a first fragment has been sent by NAT: its flow is in scratch->flow. */
+__stage int nat_note(void)
+{
+	struct scratch *scratch = scratch_get();
+
+	if (scratch)
+		note_put(scratch);
+	return 0;
+}
+
+static __always_inline void note_begin(struct flow *note, __u8 direction)
+{
+	__builtin_memset(note, 0, sizeof(*note));
+	note->nonce = bpf_get_prandom_u32();
+	note->direction = direction;
+}
+
+/* For a first fragment to a port that has no service. */
+__stage int pass_note(void)
+{
+	struct scratch *scratch = scratch_get();
+
+	if (!scratch)
+		return 0;
+	note_begin(&scratch->flow, NOTE_PASS);
+	note_put(scratch);
+	return 0;
+}
+
+/* The transport header of a first fragment must be there to the end: without flags and ports
+ * nobody on the way can judge it (RFC 1858, 3; RFC 7112, 5). */
+static __always_inline enum verdict first_parse(struct xdp_md *ctx, struct packet *p)
+{
+	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *l4 = data + (p->l4_offset & L4_OFFSET_MAX);
+	struct udphdr *udp = l4;
+	struct tcphdr *tcp = l4;
+
+	p->has_payload = 1;
+	if (p->key.protocol == IPPROTO_UDP) {
+		if (p->l4_size < sizeof(*udp))
+			return drop(p, REASON_FRAGMENT_TINY);
+		if ((void *)(udp + 1) > data_end || bpf_ntohs(udp->len) < sizeof(*udp))
+			return drop(p, REASON_MALFORMED_TRANSPORT);
+		p->key.source_port = udp->source;
+		p->key.destination_port = udp->dest;
+		return VERDICT_NEXT;
+	}
+	if (p->key.protocol != IPPROTO_TCP)
+		return pass(p, REASON_FRAGMENT);
+	if (p->l4_size < sizeof(*tcp))
+		return drop(p, REASON_FRAGMENT_TINY);
+	if ((void *)(tcp + 1) > data_end || tcp->doff * 4 < sizeof(*tcp))
+		return drop(p, REASON_MALFORMED_TRANSPORT);
+	if (tcp->doff * 4 > p->l4_size)
+		return drop(p, REASON_FRAGMENT_TINY);
+	p->key.source_port = tcp->source;
+	p->key.destination_port = tcp->dest;
+	p->tcp_flags = ((__u8 *)tcp)[13];
+	return VERDICT_NEXT;
+}
+
+/* A later fragment that reaches into the TCP header which the first one has whole would change
+ * it behind our back (RFC 3128). A UDP header ends where the first of them may begin. */
+static __always_inline enum verdict later_parse(struct packet *p, __u8 protocol, __u32 offset)
+{
+	if (protocol == IPPROTO_TCP && offset < sizeof(struct tcphdr))
+		return drop(p, REASON_FRAGMENT_TINY);
+	return VERDICT_FRAGMENT;
+}
+
+static __always_inline enum verdict ip4_fragment_parse(struct xdp_md *ctx, struct packet *p,
+						       struct flow_key *key)
+{
+	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	struct iphdr *ip = data + L3_OFFSET;
+	__u32 offset;
+
+	if ((void *)(ip + 1) > data_end)
+		return drop(p, REASON_INTERNAL);
+	p->key.protocol = ip->protocol;
+	if (ip->protocol != IPPROTO_TCP && ip->protocol != IPPROTO_UDP)
+		return pass(p, REASON_FRAGMENT);
+	key->source_port = ip->id;
+	key->protocol = ip->protocol; /* RFC 791, 3.2: it is part of what tells datagrams apart */
+	offset = (bpf_ntohs(ip->frag_off) & IP4_OFFSET_BITS) * 8;
+	if (offset)
+		return later_parse(p, ip->protocol, offset);
+	p->reason = REASON_FRAGMENT_FIRST;
+	return first_parse(ctx, p);
+}
+
+/* The headers after the fragment header, of a packet that has its beginning. */
+static __always_inline enum verdict ip6_rest_parse(struct xdp_md *ctx, struct packet *p, int whole)
+{
+	enum verdict verdict = VERDICT_NEXT;
+
+	if (p->key.protocol != IPPROTO_TCP && p->key.protocol != IPPROTO_UDP)
+		verdict = ip6_extensions_walk(ctx, p);
+	if (verdict != VERDICT_NEXT) /* RFC 7112, 5: the first fragment has the whole chain */
+		return whole ? verdict : drop(p, REASON_FRAGMENT_TINY);
+	if (p->key.protocol == IPPROTO_ROUTING)
+		return pass(p, REASON_SOURCE_ROUTED);
+	if (p->key.protocol == IPPROTO_RAW)
+		return drop(p, REASON_EXTENSION_LIMIT);
+	if (!whole)
+		return first_parse(ctx, p);
+	/* RFC 6980: neighbour discovery is not taken from behind a fragment header. */
+	if (p->key.protocol != IPPROTO_TCP && p->key.protocol != IPPROTO_UDP)
+		return pass(p, REASON_FRAGMENT);
+	return transport_parse(ctx, p);
+}
+
+static __always_inline enum verdict ip6_fragment_parse(struct xdp_md *ctx, struct packet *p,
+						       struct flow_key *key)
+{
+	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	struct fragment_header *header = data + (p->l4_offset & L4_OFFSET_MAX);
+	__u32 field;
+
+	if ((void *)(header + 1) > data_end || p->l4_size < sizeof(*header))
+		return pass(p, REASON_MALFORMED);
+	/* RFC 8200, 4.5: fragments of one packet may differ in what they say comes next. */
+	key->protocol = IPPROTO_FRAGMENT;
+	key->source_port = header->id[0];
+	key->destination_port = header->id[1];
+	p->key.protocol = header->next;
+	p->l4_offset += sizeof(*header);
+	p->l4_size -= sizeof(*header);
+	field = bpf_ntohs(header->offset_and_more);
+	if (field & IP6_OFFSET_BITS) {
+		if (header->next == IPPROTO_ICMPV6)
+			return pass(p, REASON_FRAGMENT);
+		return later_parse(p, header->next, field & IP6_OFFSET_BITS);
+	}
+	if (!(field & IP6_MORE)) /* RFC 6946: a fragment that is all of the packet */
+		return ip6_rest_parse(ctx, p, 1);
+	p->reason = REASON_FRAGMENT_FIRST;
+	return ip6_rest_parse(ctx, p, 0);
+}
+
+/*
+ * From a fragment to what the ordinary stages take. VERDICT_NEXT: the packet has its ports, and
+ * either is a first fragment (is_fragment) or was none; VERDICT_FRAGMENT: a later one. The
+ * key of its note is in scratch->fragment_key.
+ */
+__stage enum verdict fragment_parse(struct xdp_md *ctx, struct packet *p)
+{
+	struct scratch *scratch = scratch_get();
+	struct flow_key *key;
+
+	if (!p)
+		return VERDICT_DROP;
+	if (!scratch)
+		return drop(p, REASON_INTERNAL);
+	key = &scratch->fragment_key;
+	__builtin_memset(key, 0, sizeof(*key));
+	key->source = p->key.source;
+	key->destination = p->key.destination;
+	if (p->family == FAMILY_IP4)
+		return ip4_fragment_parse(ctx, p, key);
+	return ip6_fragment_parse(ctx, p, key);
+}
+
+#endif
