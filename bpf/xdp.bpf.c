@@ -13,6 +13,7 @@
  */
 #include "lib/advance.h"
 #include "lib/encap.h"
+#include "lib/filter.h"
 #include "lib/icmp.h"
 #include "lib/nat.h"
 #include "lib/neighbour.h"
@@ -88,7 +89,8 @@ static __always_inline struct backend *flow_home(const struct flow *f)
 	return backend_find(f->backend);
 }
 
-/* Finds the packet's flow. 1: in f, and it goes on. 0: the packet is a first one, or nobody's. */
+/* Finds the packet's flow. 1: in f, and it goes on. 0: the packet is a first one, or nobody's.
+ * -1: it begins another connection on a closed one's tuple, and its source may not. */
 static __always_inline int flow_lookup(struct xdp_md *ctx, struct packet *p, struct flow *f,
 				       __u32 now)
 {
@@ -110,6 +112,12 @@ static __always_inline int flow_lookup(struct xdp_md *ctx, struct packet *p, str
 	}
 	if (flow_is_settled(p, f, now))
 		return 1;
+	if (is_first(p) && f->direction == DIRECTION_CLIENT &&
+	    state_is_closed(life_state(f->life))) {
+		p->reason = client_admit(p, f->service_index, 1);
+		if (p->reason)
+			return -1;
+	}
 	return flow_advance(ctx, p, live, f) == ADVANCE_GO;
 }
 
@@ -119,11 +127,13 @@ static __always_inline enum verdict flow_stage(struct xdp_md *ctx, struct packet
 {
 	struct scratch *scratch = scratch_get();
 	enum reason reason;
+	int found;
 
 	if (!scratch)
 		return drop(p, REASON_INTERNAL);
-	if (flow_lookup(ctx, p, &scratch->flow, bpf_jiffies64()))
-		return VERDICT_NEXT;
+	found = flow_lookup(ctx, p, &scratch->flow, bpf_jiffies64());
+	if (found)
+		return found > 0 ? VERDICT_NEXT : VERDICT_DROP;
 	if (!is_vip)
 		return pass(p, REASON_NOT_OURS);
 	if (service_index == SERVICE_NONE)
@@ -194,6 +204,11 @@ static __always_inline enum verdict direct_stage(struct xdp_md *ctx, struct pack
 
 	if (!service || !service->live || service->forwarding < FORWARDING_DSR_L2)
 		return VERDICT_NEXT;
+	if (service_admits(service)) {
+		p->reason = client_admit(p, service_index, is_first(p));
+		if (p->reason)
+			return VERDICT_DROP;
+	}
 	if (p->ttl <= 1 && service->forwarding != FORWARDING_DSR_L2)
 		return VERDICT_REFUSE;
 	hash = flow_hash(&p->key, service->seed);

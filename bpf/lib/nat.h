@@ -14,6 +14,7 @@
 #ifndef SHUNT_NAT_H
 #define SHUNT_NAT_H
 
+#include "filter.h"
 #include "hop.h"
 #include "place.h"
 #include "track.h"
@@ -223,6 +224,11 @@ __stage enum reason nat_flow_create(struct xdp_md *ctx, struct packet *p, __u32 
 	f = &scratch->flow;
 	key = &scratch->key;
 	*key = p->key;
+	if (service_admits(service)) {
+		reason = client_admit(p, service_index, 1);
+		if (reason != REASON_NONE)
+			return reason;
+	}
 	hash = flow_hash(&p->key, service->seed);
 	reference = backend_choose(p, service, service_index, hash);
 	if (!reference)

@@ -45,6 +45,8 @@ enum reason {
 	REASON_CLAIM_RACE = 43,          /* drop: another CPU was making the same flow, and did not finish in time */
 	REASON_INTERNAL = 44,            /* drop: a helper refused what must succeed; a bug, please report it */
 	REASON_TOO_BIG = 45,             /* drop: with its outer header longer than the MTU towards the backend, and not marked as "don't fragment" */
+	REASON_DENIED = 50,              /* drop: allow_from or deny_from of the service keeps the source address out */
+	REASON_SOURCE_RATE = 51,         /* drop: the source address has begun more flows than max_new_flows_per_source */
 	REASON_DECAP_SENDER = 52,        /* drop: at a backend, a packet to a VIP from a tunnel whose sender is not permitted */
 	REASON_DECAP_LENGTH = 53,        /* drop: at a backend, a packet to a VIP is longer than its tunnel's, or shorter than its header */
 	REASON_DECAP_CONGESTED = 54,     /* drop: at a backend, marked as congested on the way, but without ECN inside (RFC 6040) */

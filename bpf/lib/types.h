@@ -22,6 +22,8 @@ enum constant {
 	HOP_INTERFACE_MASK = 0x3f,
 	HOP_CHECK_SHIFT = 54,
 	INTERFACE_MAX = 64,
+	FILTER_ALLOWS = 1,
+	FILTER_BITS_SHIFT = 8,
 };
 
 /* An IP address in wire order, in two words because programs compare and copy words. */
@@ -115,6 +117,35 @@ struct service {
 	__u32 flows_max; /* tracked at once; 0: as many as the table holds */
 	__u32 source_rate; /* new flows of one source address a second; 0: as many as come */
 	__u32 pad;
+};
+
+/*
+ * Who may use a service: a prefix of source addresses, in an LPM trie. The longest one decides,
+ * whichever list it is from; one of length 0 of the family stands for sources in no list.
+ */
+struct filter_key {
+	__u32 prefix_length; /* bits that count: 32 + those of the address as 128 bits */
+	__u32 service; /* generation:8 | index:24, so that an index's next tenant has none of them */
+	__be32 address[4];
+};
+
+/* In one word, as struct frontend has it: elements are recycled without a grace period. */
+struct filter {
+	__u32 verdict; /* bits of the address:8 << FILTER_BITS_SHIFT | FILTER_ALLOWS or 0 */
+	__u32 check; /* the exclusive or of service and the prefix's four 32-bit words */
+};
+
+/* Whose new flows are counted. */
+struct source_key {
+	struct addr source; /* IPv6: the /64 */
+	__u32 service; /* generation:8 | index:24 */
+	__u32 pad;
+};
+
+struct source_rate {
+	__u64 tag; /* a hash of the key, because elements are recycled as they are read */
+	__u64 word; /* credit:32 | jiffies:32 when it was so. A new flow costs jiffies_per_second,
+	             * and each jiffy brings the service's source_rate. By compare-and-swap only. */
 };
 
 /*

@@ -64,6 +64,8 @@ const (
 	abiConstantHOP_INTERFACE_MASK  abiConstant = 63
 	abiConstantHOP_CHECK_SHIFT     abiConstant = 54
 	abiConstantINTERFACE_MAX       abiConstant = 64
+	abiConstantFILTER_ALLOWS       abiConstant = 1
+	abiConstantFILTER_BITS_SHIFT   abiConstant = 8
 )
 
 type abiCount struct {
@@ -78,6 +80,19 @@ const (
 	abiDirectionDIRECTION_CLIENT  abiDirection = 0
 	abiDirectionDIRECTION_BACKEND abiDirection = 1
 )
+
+type abiFilter struct {
+	_       structs.HostLayout
+	Verdict uint32
+	Check   uint32
+}
+
+type abiFilterKey struct {
+	_            structs.HostLayout
+	PrefixLength uint32
+	Service      uint32
+	Address      [4]uint32
+}
 
 type abiFlow struct {
 	_                 structs.HostLayout
@@ -214,6 +229,8 @@ const (
 	abiReasonREASON_CLAIM_RACE          abiReason = 43
 	abiReasonREASON_INTERNAL            abiReason = 44
 	abiReasonREASON_TOO_BIG             abiReason = 45
+	abiReasonREASON_DENIED              abiReason = 50
+	abiReasonREASON_SOURCE_RATE         abiReason = 51
 	abiReasonREASON_DECAP_SENDER        abiReason = 52
 	abiReasonREASON_DECAP_LENGTH        abiReason = 53
 	abiReasonREASON_DECAP_CONGESTED     abiReason = 54
@@ -385,6 +402,7 @@ const (
 	abiMapShAddresses       = "sh_addresses"
 	abiMapShBackends        = "sh_backends"
 	abiMapShBeTraffic       = "sh_be_traffic"
+	abiMapShFilters         = "sh_filters"
 	abiMapShFlows           = "sh_flows"
 	abiMapShFrontends       = "sh_frontends"
 	abiMapShHands           = "sh_hands"
@@ -399,6 +417,7 @@ const (
 	abiMapShServices        = "sh_services"
 	abiMapShSettings        = "sh_settings"
 	abiMapShSlots           = "sh_slots"
+	abiMapShSourceRates     = "sh_source_rates"
 	abiMapShSources         = "sh_sources"
 	abiMapShSvcTraffic      = "sh_svc_traffic"
 	abiMapShTracked         = "sh_tracked"
@@ -470,27 +489,29 @@ type abiProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type abiMapSpecs struct {
-	ShAddresses  *ebpf.MapSpec `ebpf:"sh_addresses"`
-	ShBackends   *ebpf.MapSpec `ebpf:"sh_backends"`
-	ShBeTraffic  *ebpf.MapSpec `ebpf:"sh_be_traffic"`
-	ShFlows      *ebpf.MapSpec `ebpf:"sh_flows"`
-	ShFrontends  *ebpf.MapSpec `ebpf:"sh_frontends"`
-	ShHands      *ebpf.MapSpec `ebpf:"sh_hands"`
-	ShHandshakes *ebpf.MapSpec `ebpf:"sh_handshakes"`
-	ShIfindexes  *ebpf.MapSpec `ebpf:"sh_ifindexes"`
-	ShInterfaces *ebpf.MapSpec `ebpf:"sh_interfaces"`
-	ShMarks      *ebpf.MapSpec `ebpf:"sh_marks"`
-	ShNames      *ebpf.MapSpec `ebpf:"sh_names"`
-	ShRanges     *ebpf.MapSpec `ebpf:"sh_ranges"`
-	ShReasons    *ebpf.MapSpec `ebpf:"sh_reasons"`
-	ShRemembered *ebpf.MapSpec `ebpf:"sh_remembered"`
-	ShServices   *ebpf.MapSpec `ebpf:"sh_services"`
-	ShSettings   *ebpf.MapSpec `ebpf:"sh_settings"`
-	ShSlots      *ebpf.MapSpec `ebpf:"sh_slots"`
-	ShSources    *ebpf.MapSpec `ebpf:"sh_sources"`
-	ShSvcTraffic *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
-	ShTracked    *ebpf.MapSpec `ebpf:"sh_tracked"`
-	ShTxPorts    *ebpf.MapSpec `ebpf:"sh_tx_ports"`
+	ShAddresses   *ebpf.MapSpec `ebpf:"sh_addresses"`
+	ShBackends    *ebpf.MapSpec `ebpf:"sh_backends"`
+	ShBeTraffic   *ebpf.MapSpec `ebpf:"sh_be_traffic"`
+	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
+	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
+	ShFrontends   *ebpf.MapSpec `ebpf:"sh_frontends"`
+	ShHands       *ebpf.MapSpec `ebpf:"sh_hands"`
+	ShHandshakes  *ebpf.MapSpec `ebpf:"sh_handshakes"`
+	ShIfindexes   *ebpf.MapSpec `ebpf:"sh_ifindexes"`
+	ShInterfaces  *ebpf.MapSpec `ebpf:"sh_interfaces"`
+	ShMarks       *ebpf.MapSpec `ebpf:"sh_marks"`
+	ShNames       *ebpf.MapSpec `ebpf:"sh_names"`
+	ShRanges      *ebpf.MapSpec `ebpf:"sh_ranges"`
+	ShReasons     *ebpf.MapSpec `ebpf:"sh_reasons"`
+	ShRemembered  *ebpf.MapSpec `ebpf:"sh_remembered"`
+	ShServices    *ebpf.MapSpec `ebpf:"sh_services"`
+	ShSettings    *ebpf.MapSpec `ebpf:"sh_settings"`
+	ShSlots       *ebpf.MapSpec `ebpf:"sh_slots"`
+	ShSourceRates *ebpf.MapSpec `ebpf:"sh_source_rates"`
+	ShSources     *ebpf.MapSpec `ebpf:"sh_sources"`
+	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
+	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 }
 
 // abiVariableSpecs contains global variables before they are loaded into the kernel.
@@ -536,27 +557,29 @@ func (o *abiObjects) Close() error {
 //
 // It can be passed to loadAbiObjects or ebpf.CollectionSpec.LoadAndAssign.
 type abiMaps struct {
-	ShAddresses  *ebpf.Map `ebpf:"sh_addresses"`
-	ShBackends   *ebpf.Map `ebpf:"sh_backends"`
-	ShBeTraffic  *ebpf.Map `ebpf:"sh_be_traffic"`
-	ShFlows      *ebpf.Map `ebpf:"sh_flows"`
-	ShFrontends  *ebpf.Map `ebpf:"sh_frontends"`
-	ShHands      *ebpf.Map `ebpf:"sh_hands"`
-	ShHandshakes *ebpf.Map `ebpf:"sh_handshakes"`
-	ShIfindexes  *ebpf.Map `ebpf:"sh_ifindexes"`
-	ShInterfaces *ebpf.Map `ebpf:"sh_interfaces"`
-	ShMarks      *ebpf.Map `ebpf:"sh_marks"`
-	ShNames      *ebpf.Map `ebpf:"sh_names"`
-	ShRanges     *ebpf.Map `ebpf:"sh_ranges"`
-	ShReasons    *ebpf.Map `ebpf:"sh_reasons"`
-	ShRemembered *ebpf.Map `ebpf:"sh_remembered"`
-	ShServices   *ebpf.Map `ebpf:"sh_services"`
-	ShSettings   *ebpf.Map `ebpf:"sh_settings"`
-	ShSlots      *ebpf.Map `ebpf:"sh_slots"`
-	ShSources    *ebpf.Map `ebpf:"sh_sources"`
-	ShSvcTraffic *ebpf.Map `ebpf:"sh_svc_traffic"`
-	ShTracked    *ebpf.Map `ebpf:"sh_tracked"`
-	ShTxPorts    *ebpf.Map `ebpf:"sh_tx_ports"`
+	ShAddresses   *ebpf.Map `ebpf:"sh_addresses"`
+	ShBackends    *ebpf.Map `ebpf:"sh_backends"`
+	ShBeTraffic   *ebpf.Map `ebpf:"sh_be_traffic"`
+	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
+	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
+	ShFrontends   *ebpf.Map `ebpf:"sh_frontends"`
+	ShHands       *ebpf.Map `ebpf:"sh_hands"`
+	ShHandshakes  *ebpf.Map `ebpf:"sh_handshakes"`
+	ShIfindexes   *ebpf.Map `ebpf:"sh_ifindexes"`
+	ShInterfaces  *ebpf.Map `ebpf:"sh_interfaces"`
+	ShMarks       *ebpf.Map `ebpf:"sh_marks"`
+	ShNames       *ebpf.Map `ebpf:"sh_names"`
+	ShRanges      *ebpf.Map `ebpf:"sh_ranges"`
+	ShReasons     *ebpf.Map `ebpf:"sh_reasons"`
+	ShRemembered  *ebpf.Map `ebpf:"sh_remembered"`
+	ShServices    *ebpf.Map `ebpf:"sh_services"`
+	ShSettings    *ebpf.Map `ebpf:"sh_settings"`
+	ShSlots       *ebpf.Map `ebpf:"sh_slots"`
+	ShSourceRates *ebpf.Map `ebpf:"sh_source_rates"`
+	ShSources     *ebpf.Map `ebpf:"sh_sources"`
+	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
+	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 }
 
 func (m *abiMaps) Close() error {
@@ -564,6 +587,7 @@ func (m *abiMaps) Close() error {
 		m.ShAddresses,
 		m.ShBackends,
 		m.ShBeTraffic,
+		m.ShFilters,
 		m.ShFlows,
 		m.ShFrontends,
 		m.ShHands,
@@ -578,6 +602,7 @@ func (m *abiMaps) Close() error {
 		m.ShServices,
 		m.ShSettings,
 		m.ShSlots,
+		m.ShSourceRates,
 		m.ShSources,
 		m.ShSvcTraffic,
 		m.ShTracked,

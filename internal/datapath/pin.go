@@ -85,6 +85,7 @@ func sizes(l model.Limits) map[string]size {
 		abiMapShSlots:      of("slots", l.Slots, 1, 0),
 		abiMapShMarks:      fixed(l.Slots/64 + 1),
 		abiMapShRemembered: of("remembered", l.Remembered, 1, 0),
+		abiMapShFilters:    filterSize(l),
 		abiMapShTracked:    of("flows", l.Flows, 1, 0),
 		abiMapShHandshakes: fixed(handshakes),
 		// two entries a flow, and room for claims that are being made
