@@ -417,11 +417,12 @@ func policyDifferences(before, after model.Policy) (differences []PolicyDifferen
 		return otherwise
 	}
 	bound := func(n uint32) string { return choose(n > 0, strconv.Itoa(int(n)), "none") }
+	rate := func(n uint32) string { return choose(n > 0, fmt.Sprintf("%d/s", n), "none") }
 	for _, option := range []PolicyDifference{
 		{"on_no_backend", choose(before.Rejects, "reject", "drop"), choose(after.Rejects, "reject", "drop")},
 		{"hash", choose(before.HashAddresses, "addresses", "flow"), choose(after.HashAddresses, "addresses", "flow")},
 		{"max_flows", bound(before.FlowsMax), bound(after.FlowsMax)},
-		{"max_new_flows_per_source", bound(before.SourceRate), bound(after.SourceRate)},
+		{"max_new_flows_per_source", rate(before.SourceRate), rate(after.SourceRate)},
 	} {
 		if option.Before != option.After {
 			differences = append(differences, option)

@@ -46,22 +46,26 @@ type defaultsEntry struct {
 
 // serviceEntry is one of services.
 type serviceEntry struct {
-	mark            `json:"-"`
-	Name            text               `json:"name" doc:"The service's name, unique. Where flows are placed depends on it: a service that is renamed places its flows anew." min:"1" max:"63" example:"web"`
-	Address         many[address]      `json:"address" doc:"The VIPs: addresses that clients connect to. Every address, port and protocol together is a frontend of the service." example:"[192.0.2.10, \"2001:db8::10\"]"`
-	Port            many[ports]        `json:"port" doc:"A port, a range, or any. An exact port beats a range, and a range beats any; every other overlap is an error." example:"[80, 443, \"8000-8099\"]"`
-	Protocol        many[word]         `json:"protocol,omitempty" doc:"The transport protocol." enum:"tcp|udp" default:"tcp" example:"[tcp, udp]"`
-	Forwarding      word               `json:"forwarding,omitempty" doc:"How packets reach a backend: nat rewrites source and destination and works from anywhere; nat-destination rewrites the destination only, and needs this machine to be the backends' route back to the clients. With dsr-* (direct server return) the backend has the VIP itself and answers the client directly: dsr-l2 changes the MAC addresses only, for backends on the same link; dsr-ipip wraps the packet in another IP header, dsr-gue in UDP as well (GUE), for backends anywhere." enum:"nat|nat-destination|dsr-l2|dsr-ipip|dsr-gue" inherits:"defaults.forwarding" example:"nat-destination"`
-	Tracking        word               `json:"tracking,omitempty" doc:"Which flows are remembered, with dsr-* or affinity: auto, those that a change of the backends would move otherwise; always, every flow from its first packet; none, no flow, so that a change moves flows. Under nat without affinity it has no meaning, because every flow is remembered there." enum:"auto|always|none" default:"auto" example:"always"`
-	Affinity        word               `json:"affinity,omitempty" doc:"Whether more than the flow decides the backend: with client-ip all flows of a client's address go to one backend." enum:"none|client-ip" default:"none" example:"client-ip"`
-	AffinityTimeout duration           `json:"affinity_timeout,omitempty" doc:"How long a client stays with its backend after its last packet, where the backends have changed meanwhile. Only with affinity." min:"1s" max:"12h" default:"3h" example:"30m"`
-	Announce        word               `json:"announce,omitempty" doc:"How the network learns where the VIPs are: l2 answers ARP and neighbour solicitations for them; none leaves them to routing." enum:"l2|none" later:"bgp" inherits:"defaults.announce" example:"none"`
-	OnNoBackend     word               `json:"on_no_backend,omitempty" doc:"What happens to a packet when no backend can take it." enum:"drop" later:"reject" default:"drop" example:"drop"`
-	TableSize       tableSize          `json:"table_size,omitempty" unit:"slots" doc:"Size of the service's Maglev table. Without it: the smallest size with at least 100 slots per backend." example:"4093"`
-	Backends        list[backendEntry] `json:"backends" doc:"The servers. Both families may be mixed: a frontend uses backends of its own family. With dsr-*, a service whose backends are all of one family serves frontends of both with them; otherwise a frontend needs a backend of its own family." example:"[{address: 10.0.0.2, port: 8080}]"`
-	Health          later              `json:"health,omitempty" doc:"Health checks."`
-	Pool            later              `json:"pool,omitempty" doc:"Backends shared by services."`
-	Timeouts        later              `json:"timeouts,omitempty" doc:"Timeouts per service."`
+	mark                 `json:"-"`
+	Name                 text               `json:"name" doc:"The service's name, unique. Where flows are placed depends on it: a service that is renamed places its flows anew." min:"1" max:"63" example:"web"`
+	Address              many[address]      `json:"address" doc:"The VIPs: addresses that clients connect to. Every address, port and protocol together is a frontend of the service." example:"[192.0.2.10, \"2001:db8::10\"]"`
+	Port                 many[ports]        `json:"port" doc:"A port, a range, or any. An exact port beats a range, and a range beats any; every other overlap is an error." example:"[80, 443, \"8000-8099\"]"`
+	Protocol             many[word]         `json:"protocol,omitempty" doc:"The transport protocol." enum:"tcp|udp" default:"tcp" example:"[tcp, udp]"`
+	Forwarding           word               `json:"forwarding,omitempty" doc:"How packets reach a backend: nat rewrites source and destination and works from anywhere; nat-destination rewrites the destination only, and needs this machine to be the backends' route back to the clients. With dsr-* (direct server return) the backend has the VIP itself and answers the client directly: dsr-l2 changes the MAC addresses only, for backends on the same link; dsr-ipip wraps the packet in another IP header, dsr-gue in UDP as well (GUE), for backends anywhere." enum:"nat|nat-destination|dsr-l2|dsr-ipip|dsr-gue" inherits:"defaults.forwarding" example:"nat-destination"`
+	Tracking             word               `json:"tracking,omitempty" doc:"Which flows are remembered, with dsr-* or affinity: auto, those that a change of the backends would move otherwise; always, every flow from its first packet; none, no flow, so that a change moves flows. Under nat without affinity it has no meaning, because every flow is remembered there." enum:"auto|always|none" default:"auto" example:"always"`
+	Affinity             word               `json:"affinity,omitempty" doc:"Whether more than the flow decides the backend: with client-ip all flows of a client's address go to one backend." enum:"none|client-ip" default:"none" example:"client-ip"`
+	AffinityTimeout      duration           `json:"affinity_timeout,omitempty" doc:"How long a client stays with its backend after its last packet, where the backends have changed meanwhile. Only with affinity." min:"1s" max:"12h" default:"3h" example:"30m"`
+	Announce             word               `json:"announce,omitempty" doc:"How the network learns where the VIPs are: l2 answers ARP and neighbour solicitations for them; none leaves them to routing." enum:"l2|none" later:"bgp" inherits:"defaults.announce" example:"none"`
+	OnNoBackend          word               `json:"on_no_backend,omitempty" doc:"What happens to a packet when no backend can take it." enum:"drop" later:"reject" default:"drop" example:"drop"`
+	AllowFrom            many[prefix]       `json:"allow_from,omitempty" doc:"Source addresses that may use the service. With any here, all that are in neither list may not. Of the prefixes of both lists that a source is in, the longest decides. Who may not gets no answer. It is asked when a flow begins: under nat flows go on that were there before; with dsr-* every packet is asked, which costs a look-up each and ends flows at once. Ping is answered regardless." example:"[198.51.100.0/24, \"2001:db8:9::/48\"]"`
+	DenyFrom             many[prefix]       `json:"deny_from,omitempty" doc:"Source addresses that may not use the service: exceptions to allow_from, or to everybody where that is empty." example:"[203.0.113.0/24]"`
+	MaxNewFlowsPerSource rate               `json:"max_new_flows_per_source,omitempty" doc:"How many flows each source address may begin per second; of IPv6 each /64. Without it: as many as come. Up to a second's worth may come at once; what is beyond is dropped. With dsr-* it counts TCP SYNs, retransmitted ones too, and cannot be used for udp. 65536 sources are remembered: in a flood from more, the one unseen for the longest time is forgotten and has its second's worth again." min:"1" max:"1000000" example:"100/s"`
+	MaxFlows             later              `json:"max_flows,omitempty" doc:"Bound of the service's flows."`
+	TableSize            tableSize          `json:"table_size,omitempty" unit:"slots" doc:"Size of the service's Maglev table. Without it: the smallest size with at least 100 slots per backend." example:"4093"`
+	Backends             list[backendEntry] `json:"backends" doc:"The servers. Both families may be mixed: a frontend uses backends of its own family. With dsr-*, a service whose backends are all of one family serves frontends of both with them; otherwise a frontend needs a backend of its own family." example:"[{address: 10.0.0.2, port: 8080}]"`
+	Health               later              `json:"health,omitempty" doc:"Health checks."`
+	Pool                 later              `json:"pool,omitempty" doc:"Backends shared by services."`
+	Timeouts             later              `json:"timeouts,omitempty" doc:"Timeouts per service."`
 }
 
 // backendEntry is one of a service's backends.
@@ -91,6 +95,7 @@ type limitsEntry struct {
 	Backends   number `json:"backends,omitempty" unit:"backends" doc:"Different backends of all services together." min:"1" max:"1048575" default:"4096" example:"100000"`
 	Slots      number `json:"slots,omitempty" unit:"slots" doc:"Maglev slots. Each service needs twice its table size, because a new table is built beside the old one." min:"502" max:"67108864" default:"1048576" example:"4194304"`
 	Remembered number `json:"remembered,omitempty" unit:"entries" doc:"Flows of dsr-* and clients of affinity that are remembered at once. Memory is taken as they come." min:"1000" max:"16000000" default:"250000" example:"1000000"`
+	Filters    number `json:"filters,omitempty" unit:"prefixes" doc:"Prefixes of allow_from and deny_from of all services together. There is room for twice as many, because new ones are written beside the old. Memory is taken as they come." min:"1" max:"1000000" default:"10000" example:"50000"`
 }
 
 // snatEntry is snat.
