@@ -13,6 +13,7 @@
 #define SHUNT_FILTER_H
 
 #include "flow.h"
+#include "hop.h"
 #include "place.h"
 
 #define FILTER_PREFIX_FULL 160 /* service 32, address 128 */
@@ -144,6 +145,34 @@ __stage enum reason client_admit(const struct packet *p, __u32 service_index, in
 	if (begins && rate && !source_may_begin(p, name, rate))
 		return REASON_SOURCE_RATE;
 	return REASON_NONE;
+}
+
+/*
+ * Whether a service has as many flows as it may. CPUs that ask at the same time may each let one
+ * more in. Nobody but the daemon's sweep removes flows that are over from a service that takes
+ * no new ones, so without it nothing is bounded.
+ */
+static __always_inline int service_is_full(const struct service *service, __u32 index)
+{
+	struct service_flows *flows = service_flows_find(index, service->generation);
+	struct settings *settings = settings_get();
+	__u32 bound = *(volatile __u32 *)&service->flows_max;
+	__s32 count = flows ? *(volatile __s32 *)&flows->count : 0;
+
+	return bound && count > 0 && (__u32)count >= bound && settings &&
+	       !daemon_is_silent(settings, bpf_jiffies64());
+}
+
+/* Counts a flow whose client's entry has been made. */
+static __always_inline void service_flow_begin(const struct flow *f)
+{
+	struct service_flows *flows;
+
+	if (!(f->nonce & NONCE_COUNTED))
+		return;
+	flows = service_flows_find(f->service_index, f->service_generation);
+	if (flows)
+		__sync_fetch_and_add(&flows->count, 1);
 }
 
 /* Whether the service asks anything of a packet's source. */

@@ -217,6 +217,15 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } sh_filters SEC(".maps");
 
+/* Service index -> its counted flows. Written by the programs, and by user space when another
+ * service takes the index. Cannot be full. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct service_flows);
+	__uint(max_entries, 1);
+} sh_svc_flows SEC(".maps");
+
 /* Source address and service -> new flows that it may have at once. Written by the programs, for
  * services with a source_rate. Full: the source that was not seen for the longest time is
  * forgotten, and may begin anew: nobody is refused for want of room. */

@@ -229,6 +229,8 @@ __stage enum reason nat_flow_create(struct xdp_md *ctx, struct packet *p, __u32 
 		if (reason != REASON_NONE)
 			return reason;
 	}
+	if (service->flows_max && service_is_full(service, service_index))
+		return REASON_SERVICE_FULL;
 	hash = flow_hash(&p->key, service->seed);
 	reference = backend_choose(p, service, service_index, hash);
 	if (!reference)
@@ -241,7 +243,9 @@ __stage enum reason nat_flow_create(struct xdp_md *ctx, struct packet *p, __u32 
 		return reason;
 
 	c->now = bpf_jiffies64();
-	c->entry.nonce = bpf_get_prandom_u32();
+	c->entry.nonce = bpf_get_prandom_u32() & ~NONCE_COUNTED;
+	if (service->flows_max)
+		c->entry.nonce |= NONCE_COUNTED;
 	c->entry.life = life_make(c->entry.nonce, 0, c->now);
 	c->entry.hop = hop_mark(hop_to_client(ctx, &p->key), c->entry.nonce);
 	c->entry.source = p->key.destination;
@@ -265,6 +269,7 @@ __stage enum reason nat_flow_create(struct xdp_md *ctx, struct packet *p, __u32 
 			return REASON_NONE;
 		return err == -EEXIST_ || err == -EBUSY_ ? REASON_CLAIM_RACE : REASON_TABLE_FULL;
 	}
+	service_flow_begin(f);
 	handshake_note(key, f->nonce);
 	flow_count(f);
 	return REASON_NONE;

@@ -50,6 +50,7 @@ enum reason {
 	REASON_DECAP_SENDER = 52,        /* drop: at a backend, a packet to a VIP from a tunnel whose sender is not permitted */
 	REASON_DECAP_LENGTH = 53,        /* drop: at a backend, a packet to a VIP is longer than its tunnel's, or shorter than its header */
 	REASON_DECAP_CONGESTED = 54,     /* drop: at a backend, marked as congested on the way, but without ECN inside (RFC 6040) */
+	REASON_SERVICE_FULL = 55,        /* drop: the service has max_flows flows */
 
 	/* answer: we replied in the packet's place */
 	REASON_ARP_ANSWERED = 64,  /* answer: an ARP request for an address we own */

@@ -24,6 +24,7 @@ enum constant {
 	INTERFACE_MAX = 64,
 	FILTER_ALLOWS = 1,
 	FILTER_BITS_SHIFT = 8,
+	NONCE_COUNTED = 0x40000000,
 };
 
 /* An IP address in wire order, in two words because programs compare and copy words. */
@@ -135,6 +136,15 @@ struct filter {
 	__u32 check; /* the exclusive or of service and the prefix's four 32-bit words */
 };
 
+/*
+ * How many flows with NONCE_COUNTED a service has: those that began while it had a flows_max.
+ * Who makes the client's entry counts it, and who ends it takes it off.
+ */
+struct service_flows {
+	__s32 count; /* changed atomically */
+	__u32 generation; /* of the service; flows of its predecessors are not its own */
+};
+
 /* Whose new flows are counted. */
 struct source_key {
 	struct addr source; /* IPv6: the /64 */
@@ -238,7 +248,7 @@ struct flow {
 	struct addr destination; /* … and destination */
 	__be16 source_port;
 	__be16 destination_port;
-	__u32 nonce; /* random, the same in both entries of a flow */
+	__u32 nonce; /* random, the same in both entries of a flow; NONCE_COUNTED: see service_flows */
 	__u32 backend; /* reference: generation:8 | index:20 */
 	__u16 service_index;
 	__u8 service_generation;

@@ -66,6 +66,7 @@ const (
 	abiConstantINTERFACE_MAX       abiConstant = 64
 	abiConstantFILTER_ALLOWS       abiConstant = 1
 	abiConstantFILTER_BITS_SHIFT   abiConstant = 8
+	abiConstantNONCE_COUNTED       abiConstant = 1073741824
 )
 
 type abiCount struct {
@@ -234,6 +235,7 @@ const (
 	abiReasonREASON_DECAP_SENDER        abiReason = 52
 	abiReasonREASON_DECAP_LENGTH        abiReason = 53
 	abiReasonREASON_DECAP_CONGESTED     abiReason = 54
+	abiReasonREASON_SERVICE_FULL        abiReason = 55
 	abiReasonREASON_ARP_ANSWERED        abiReason = 64
 	abiReasonREASON_ND_ANSWERED         abiReason = 65
 	abiReasonREASON_ECHO_ANSWERED       abiReason = 66
@@ -316,6 +318,12 @@ const (
 	abiServiceFlagSERVICE_HASHES_ADDRESSES abiServiceFlag = 2
 	abiServiceFlagSERVICE_FILTERS          abiServiceFlag = 4
 )
+
+type abiServiceFlows struct {
+	_          structs.HostLayout
+	Count      int32
+	Generation uint32
+}
 
 type abiSettings struct {
 	_              structs.HostLayout
@@ -419,6 +427,7 @@ const (
 	abiMapShSlots           = "sh_slots"
 	abiMapShSourceRates     = "sh_source_rates"
 	abiMapShSources         = "sh_sources"
+	abiMapShSvcFlows        = "sh_svc_flows"
 	abiMapShSvcTraffic      = "sh_svc_traffic"
 	abiMapShTracked         = "sh_tracked"
 	abiMapShTxPorts         = "sh_tx_ports"
@@ -509,6 +518,7 @@ type abiMapSpecs struct {
 	ShSlots       *ebpf.MapSpec `ebpf:"sh_slots"`
 	ShSourceRates *ebpf.MapSpec `ebpf:"sh_source_rates"`
 	ShSources     *ebpf.MapSpec `ebpf:"sh_sources"`
+	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
@@ -577,6 +587,7 @@ type abiMaps struct {
 	ShSlots       *ebpf.Map `ebpf:"sh_slots"`
 	ShSourceRates *ebpf.Map `ebpf:"sh_source_rates"`
 	ShSources     *ebpf.Map `ebpf:"sh_sources"`
+	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
@@ -604,6 +615,7 @@ func (m *abiMaps) Close() error {
 		m.ShSlots,
 		m.ShSourceRates,
 		m.ShSources,
+		m.ShSvcFlows,
 		m.ShSvcTraffic,
 		m.ShTracked,
 		m.ShTxPorts,

@@ -36,6 +36,7 @@ const (
 	dropsMapShSlots       = "sh_slots"
 	dropsMapShSourceRates = "sh_source_rates"
 	dropsMapShSources     = "sh_sources"
+	dropsMapShSvcFlows    = "sh_svc_flows"
 	dropsMapShSvcTraffic  = "sh_svc_traffic"
 	dropsMapShTracked     = "sh_tracked"
 	dropsMapShTxPorts     = "sh_tx_ports"
@@ -116,6 +117,7 @@ type dropsMapSpecs struct {
 	ShSlots       *ebpf.MapSpec `ebpf:"sh_slots"`
 	ShSourceRates *ebpf.MapSpec `ebpf:"sh_source_rates"`
 	ShSources     *ebpf.MapSpec `ebpf:"sh_sources"`
+	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
@@ -168,6 +170,7 @@ type dropsMaps struct {
 	ShSlots       *ebpf.Map `ebpf:"sh_slots"`
 	ShSourceRates *ebpf.Map `ebpf:"sh_source_rates"`
 	ShSources     *ebpf.Map `ebpf:"sh_sources"`
+	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
@@ -195,6 +198,7 @@ func (m *dropsMaps) Close() error {
 		m.ShSlots,
 		m.ShSourceRates,
 		m.ShSources,
+		m.ShSvcFlows,
 		m.ShSvcTraffic,
 		m.ShTracked,
 		m.ShTxPorts,

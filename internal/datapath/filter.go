@@ -45,3 +45,11 @@ func (v *View) readFilters(c *reconcile.Contents) error {
 	}
 	return nil
 }
+
+// clearFlows begins the count of a service's flows anew, for the next tenant.
+func (d *Datapath) clearFlows(index uint32, generation uint8) error {
+	if err := d.maps[abiMapShSvcFlows].Put(index, abiServiceFlows{Generation: uint32(generation)}); err != nil {
+		return fmt.Errorf("set element %d of %s to zero: %w", index, abiMapShSvcFlows, err)
+	}
+	return nil
+}

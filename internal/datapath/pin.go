@@ -79,6 +79,7 @@ func sizes(l model.Limits) map[string]size {
 		abiMapShSources:    fixed(model.SourcesMax),
 		abiMapShServices:   of("services", l.Services, 1, 0),
 		abiMapShSvcTraffic: of("services", l.Services, 1, 0),
+		abiMapShSvcFlows:   of("services", l.Services, 1, 0),
 		abiMapShNames:      of("services", l.Services, 2, 0),
 		abiMapShBackends:   of("backends", l.Backends, 1, 1), // index 0 is nobody
 		abiMapShBeTraffic:  of("backends", l.Backends, 1, 1),

@@ -37,6 +37,7 @@ const (
 	sweepMapShSlots          = "sh_slots"
 	sweepMapShSourceRates    = "sh_source_rates"
 	sweepMapShSources        = "sh_sources"
+	sweepMapShSvcFlows       = "sh_svc_flows"
 	sweepMapShSvcTraffic     = "sh_svc_traffic"
 	sweepMapShTracked        = "sh_tracked"
 	sweepMapShTxPorts        = "sh_tx_ports"
@@ -124,6 +125,7 @@ type sweepMapSpecs struct {
 	ShSlots       *ebpf.MapSpec `ebpf:"sh_slots"`
 	ShSourceRates *ebpf.MapSpec `ebpf:"sh_source_rates"`
 	ShSources     *ebpf.MapSpec `ebpf:"sh_sources"`
+	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
@@ -183,6 +185,7 @@ type sweepMaps struct {
 	ShSlots       *ebpf.Map `ebpf:"sh_slots"`
 	ShSourceRates *ebpf.Map `ebpf:"sh_source_rates"`
 	ShSources     *ebpf.Map `ebpf:"sh_sources"`
+	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
@@ -211,6 +214,7 @@ func (m *sweepMaps) Close() error {
 		m.ShSlots,
 		m.ShSourceRates,
 		m.ShSources,
+		m.ShSvcFlows,
 		m.ShSvcTraffic,
 		m.ShTracked,
 		m.ShTxPorts,

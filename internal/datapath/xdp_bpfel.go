@@ -40,6 +40,7 @@ const (
 	xdpMapShSlots          = "sh_slots"
 	xdpMapShSourceRates    = "sh_source_rates"
 	xdpMapShSources        = "sh_sources"
+	xdpMapShSvcFlows       = "sh_svc_flows"
 	xdpMapShSvcTraffic     = "sh_svc_traffic"
 	xdpMapShTracked        = "sh_tracked"
 	xdpMapShTxPorts        = "sh_tx_ports"
@@ -126,6 +127,7 @@ type xdpMapSpecs struct {
 	ShSlots       *ebpf.MapSpec `ebpf:"sh_slots"`
 	ShSourceRates *ebpf.MapSpec `ebpf:"sh_source_rates"`
 	ShSources     *ebpf.MapSpec `ebpf:"sh_sources"`
+	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
@@ -188,6 +190,7 @@ type xdpMaps struct {
 	ShSlots       *ebpf.Map `ebpf:"sh_slots"`
 	ShSourceRates *ebpf.Map `ebpf:"sh_source_rates"`
 	ShSources     *ebpf.Map `ebpf:"sh_sources"`
+	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
@@ -219,6 +222,7 @@ func (m *xdpMaps) Close() error {
 		m.ShSlots,
 		m.ShSourceRates,
 		m.ShSources,
+		m.ShSvcFlows,
 		m.ShSvcTraffic,
 		m.ShTracked,
 		m.ShTxPorts,

@@ -104,6 +104,11 @@ func listName(allow bool) string {
 // admission fills in who may use the service, and how often.
 func (b *builder) admission(entry *serviceEntry, s *model.Service, vips []address) {
 	b.lists(entry, s, vips)
+	most := &entry.MaxFlows
+	s.Policy.FlowsMax = uint32(most.Value)
+	if most.set && !most.bad && s.Forwarding.Direct() {
+		b.parsed.faults.errorf(most.mark, "remove it, or use forwarding: nat", "with %s flows are not tracked, so nobody knows how many there are", s.Forwarding)
+	}
 	r := &entry.MaxNewFlowsPerSource
 	s.Policy.SourceRate = uint32(r.Value)
 	if !r.set || r.bad || !s.Forwarding.Direct() {
