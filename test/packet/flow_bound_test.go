@@ -130,6 +130,16 @@ func TestFlowBoundThatChanges(t *testing.T) {
 		t.Errorf("the flow beyond the bound of the service that took the place: %q", got)
 	}
 	w.soundTable()
+	c, err := w.d.Contents()
+	must(t, err)
+	for _, record := range c.Services { // the next tenant of the same index
+		if record.Name == "other" {
+			record.Generation++
+			must(t, w.d.PutService(record))
+		}
+	}
+	w.send(armA, syn(2))
+	w.soundTable()
 }
 
 // TestFlowBoundWithoutDaemon: who would lift the bound again is not there.
