@@ -17,6 +17,7 @@
 #include "lib/chain.h"
 #include "lib/direct_error.h"
 #include "lib/encap.h"
+#include "lib/filter.h"
 #include "lib/fragment.h"
 #include "lib/icmp.h"
 #include "lib/martian.h"
@@ -104,12 +105,14 @@ static __always_inline struct backend *flow_home(const struct flow *f)
 	return backend_find(f->backend);
 }
 
-/* Finds the packet's flow. 1: in f, and it goes on. 0: the packet is a first one, or nobody's. */
+/* Finds the packet's flow. 1: in f, and it goes on. 0: the packet is a first one, or nobody's.
+ * -1: it begins another connection on a closed one's tuple, and its source may not. */
 static __always_inline int flow_lookup(struct xdp_md *ctx, struct packet *p, struct flow *f,
 				       __u32 now)
 {
 	struct flow *live = flow_find(&p->key, f);
 	struct backend *backend;
+	enum reason reason;
 
 	if (!live)
 		return 0;
@@ -126,6 +129,14 @@ static __always_inline int flow_lookup(struct xdp_md *ctx, struct packet *p, str
 	}
 	if (flow_is_settled(p, f, now))
 		return 1;
+	if (is_first(p) && f->direction == DIRECTION_CLIENT &&
+	    state_is_closed(life_state(f->life))) {
+		reason = client_admit(p, f->service_index, 1);
+		if (reason != REASON_NONE) {
+			drop(p, reason);
+			return -1;
+		}
+	}
 	return flow_advance(ctx, p, live, f) == ADVANCE_GO;
 }
 
@@ -135,11 +146,13 @@ static __always_inline enum verdict flow_stage(struct xdp_md *ctx, struct packet
 {
 	struct scratch *scratch = scratch_get();
 	enum reason reason;
+	int found;
 
 	if (!scratch)
 		return drop(p, REASON_INTERNAL);
-	if (flow_lookup(ctx, p, &scratch->flow, bpf_jiffies64()))
-		return VERDICT_NEXT;
+	found = flow_lookup(ctx, p, &scratch->flow, bpf_jiffies64());
+	if (found)
+		return found > 0 ? VERDICT_NEXT : VERDICT_DROP;
 	if (!is_vip)
 		return pass(p, REASON_NOT_OURS);
 	if (service_index == SERVICE_NONE) {
@@ -215,12 +228,17 @@ static __always_inline enum verdict direct_stage(struct xdp_md *ctx, struct pack
 						 __u32 service_index)
 {
 	__u32 reference, hash;
+	enum reason reason;
 	struct service *service = bpf_map_lookup_elem(&sh_services, &service_index);
 
 	if (!service || !service->live || service->forwarding < FORWARDING_DSR_L2)
 		return VERDICT_NEXT;
 	if (source_check(p) != VERDICT_NEXT)
 		return VERDICT_DROP;
+	reason = service_admits(service) ? client_admit(p, service_index, is_first(p)) :
+					   REASON_NONE;
+	if (reason != REASON_NONE)
+		return drop(p, reason);
 	if (p->ttl <= 1 && service->forwarding != FORWARDING_DSR_L2)
 		return VERDICT_REFUSE;
 	hash = flow_hash(&p->key, service->seed);
@@ -236,6 +254,7 @@ static __always_inline enum verdict fragment_choose(struct packet *p, __u32 flag
 						    struct flow *note)
 {
 	struct service *service;
+	enum reason reason;
 	__u32 index;
 
 	if (!(flags & ADDRESS_DIRECT))
@@ -246,6 +265,9 @@ static __always_inline enum verdict fragment_choose(struct packet *p, __u32 flag
 		return VERDICT_NEXT;
 	if (source_check(p) != VERDICT_NEXT)
 		return VERDICT_DROP;
+	reason = service_admits(service) ? client_admit(p, index, is_first(p)) : REASON_NONE;
+	if (reason != REASON_NONE)
+		return drop(p, reason);
 	note_begin(note, NOTE_DIRECT);
 	note->service_index = index;
 	note->service_generation = service->generation;
@@ -266,6 +288,7 @@ static __always_inline enum verdict fragment_place(struct packet *p, __u32 flags
 {
 	struct service *service;
 	__u32 index, hash;
+	enum reason reason;
 	__u64 slot;
 
 	if (p->key.protocol != IPPROTO_TCP && p->key.protocol != IPPROTO_UDP)
@@ -278,6 +301,9 @@ static __always_inline enum verdict fragment_place(struct packet *p, __u32 flags
 	    !(service->flags & SERVICE_HASHES_ADDRESSES) || service->affinity_ticks ||
 	    service->tracking == TRACKING_ALWAYS)
 		return drop(p, REASON_FRAGMENT_EARLY);
+	reason = service_admits(service) ? client_admit(p, index, 0) : REASON_NONE;
+	if (reason != REASON_NONE)
+		return drop(p, reason);
 	hash = addresses_hash(&p->key, service->seed);
 	slot = slot_get(*(volatile __u64 *)&service->table, hash);
 	if (slot_state(slot) != SLOT_SETTLED && service->tracking != TRACKING_NONE)

@@ -123,7 +123,8 @@ static __noinline enum advance flow_advance(struct xdp_md *ctx, struct packet *p
 	if (!twin_follow(ctx, p, f, state & ~old, old & ~state))
 		return ADVANCE_GO;
 	f->life = life_make(f->nonce, state, now);
-	entry_end(&p->key, live, f);
+	if (entry_end(&p->key, live, f))
+		service_flow_end(f);
 	return ADVANCE_OVER;
 }
 

@@ -205,6 +205,14 @@ static __always_inline int state_is_closed(__u8 state)
 	return (state & FLOW_RESET) || (state & fins) == fins;
 }
 
+/* The count of a service's flows, if the generation has not passed its place on. */
+static __always_inline struct service_flows *service_flows_find(__u32 index, __u32 generation)
+{
+	struct service_flows *flows = bpf_map_lookup_elem(&sh_svc_flows, &index);
+
+	return flows && flows->generation == generation ? flows : 0;
+}
+
 /* Ends one entry: at most one caller succeeds (returns 1), and it has deleted it. */
 static __always_inline int entry_end(const struct flow_key *key, struct flow *live,
 				     const struct flow *copy)
@@ -247,12 +255,35 @@ static __noinline int twin_end(const struct flow_key *key, const struct flow *co
 	return live ? entry_end(&scratch->twin_key, live, &scratch->twin) : 0;
 }
 
+/*
+ * Takes a flow off its service's count. For whoever ended its client's entry, once that and the
+ * twin are dealt with: called from further down it would make the deepest chain of stacks longer.
+ */
+static __noinline int service_flow_end(const struct flow *copy)
+{
+	struct service_flows *flows;
+
+	if (!(copy->nonce & NONCE_COUNTED))
+		return 0;
+	flows = service_flows_find(copy->service_index, copy->service_generation);
+	if (flows)
+		__sync_fetch_and_add(&flows->count, -1);
+	return 0;
+}
+
 /* Ends both entries of a flow, the found one first. Returns how many it was that ended: 0 if
  * the flow has come back, or somebody else is ending it. */
 static __always_inline int flow_end(const struct flow_key *key, struct flow *live,
 				    const struct flow *copy)
 {
-	return entry_end(key, live, copy) ? 1 + twin_end(key, copy) : 0;
+	int twin;
+
+	if (!entry_end(key, live, copy))
+		return 0;
+	twin = twin_end(key, copy);
+	if (copy->direction == DIRECTION_CLIENT || twin)
+		service_flow_end(copy);
+	return 1 + twin;
 }
 
 /* Whether both halves of a flow have been idle for longer than its state allows. */

@@ -217,6 +217,36 @@ struct {
 	__uint(max_entries, REASON_COUNT);
 } sh_reasons SEC(".maps");
 
+/* Prefix of source addresses of a service -> whether they may. Written by the reconciler, longer
+ * prefixes first. Read for packets that begin a flow and, with direct return, for all of a
+ * service with SERVICE_FILTERS. Full: refused beforehand. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__type(key, struct filter_key);
+	__type(value, struct filter);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} sh_filters SEC(".maps");
+
+/* Service index -> its counted flows. Written by the programs, and by user space when another
+ * service takes the index. Cannot be full. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct service_flows);
+	__uint(max_entries, 1);
+} sh_svc_flows SEC(".maps");
+
+/* Source address and service -> new flows that it may have at once. Written by the programs, for
+ * services with a source_rate. Full: the source that was not seen for the longest time is
+ * forgotten, and may begin anew: nobody is refused for want of room. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct source_key);
+	__type(value, struct source_rate);
+	__uint(max_entries, 1 << 16);
+} sh_source_rates SEC(".maps");
+
 /* What positions are called, for `shunt status` when no daemon answers. Written and read
  * by user space. */
 struct {

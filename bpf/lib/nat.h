@@ -14,6 +14,7 @@
 #ifndef SHUNT_NAT_H
 #define SHUNT_NAT_H
 
+#include "filter.h"
 #include "hop.h"
 #include "place.h"
 #include "track.h"
@@ -223,6 +224,13 @@ __stage enum reason nat_flow_create(struct xdp_md *ctx, struct packet *p, __u32 
 	f = &scratch->flow;
 	key = &scratch->key;
 	*key = p->key;
+	if (service_admits(service)) {
+		reason = client_admit(p, service_index, 1);
+		if (reason != REASON_NONE)
+			return reason;
+	}
+	if (service->flows_max && service_is_full(service, service_index))
+		return REASON_SERVICE_FULL;
 	hash = flow_hash(&p->key, service->seed);
 	reference = backend_choose(p, service, service_index, hash);
 	if (!reference)
@@ -235,7 +243,9 @@ __stage enum reason nat_flow_create(struct xdp_md *ctx, struct packet *p, __u32 
 		return reason;
 
 	c->now = bpf_jiffies64();
-	c->entry.nonce = bpf_get_prandom_u32();
+	c->entry.nonce = bpf_get_prandom_u32() & ~NONCE_COUNTED;
+	if (service->flows_max)
+		c->entry.nonce |= NONCE_COUNTED;
 	c->entry.life = life_make(c->entry.nonce, 0, c->now);
 	c->entry.hop = hop_mark(hop_to_client(ctx, &p->key), c->entry.nonce);
 	c->entry.source = p->key.destination;
@@ -259,6 +269,7 @@ __stage enum reason nat_flow_create(struct xdp_md *ctx, struct packet *p, __u32 
 			return REASON_NONE;
 		return err == -EEXIST_ || err == -EBUSY_ ? REASON_CLAIM_RACE : REASON_TABLE_FULL;
 	}
+	service_flow_begin(f);
 	handshake_note(key, f->nonce);
 	flow_count(f);
 	return REASON_NONE;

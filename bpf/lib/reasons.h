@@ -49,9 +49,12 @@ enum reason {
 	REASON_FRAGMENT_TINY = 47,       /* drop: to us, a first fragment without its whole TCP or UDP header, or one that would overwrite it (RFC 1858, 3128, 7112) */
 	REASON_MARTIAN = 48,             /* drop: to a service, from an address that no host sends from: loopback, zero, a group or broadcast */
 	REASON_LOOP = 49,                /* drop: to a service, from the VIP itself or from another address of ours, or back to the host it came from */
+	REASON_DENIED = 50,              /* drop: allow_from or deny_from of the service keeps the source address out */
+	REASON_SOURCE_RATE = 51,         /* drop: the source address has begun more flows than max_new_flows_per_source */
 	REASON_DECAP_SENDER = 52,        /* drop: at a backend, a packet to a VIP from a tunnel whose sender is not permitted */
 	REASON_DECAP_LENGTH = 53,        /* drop: at a backend, a packet to a VIP is longer than its tunnel's, or shorter than its header */
 	REASON_DECAP_CONGESTED = 54,     /* drop: at a backend, marked as congested on the way, but without ECN inside (RFC 6040) */
+	REASON_SERVICE_FULL = 55,        /* drop: the service has max_flows flows */
 
 	/* answer: we replied in the packet's place */
 	REASON_ARP_ANSWERED = 64,  /* answer: an ARP request for an address we own */

@@ -24,6 +24,9 @@ enum constant {
 	INTERFACE_MAX = 64,
 	FRONTEND_FRAGMENTS = 0x80, /* in frontend_key.protocol, see there */
 	FRAGMENT_NOTES_MAX = 16384, /* datagrams in fragments that are under way at once */
+	FILTER_ALLOWS = 1,
+	FILTER_BITS_SHIFT = 8,
+	NONCE_COUNTED = 0x40000000,
 };
 
 /* An IP address in wire order, in two words because programs compare and copy words. */
@@ -128,6 +131,44 @@ struct service {
 };
 
 /*
+ * Who may use a service: a prefix of source addresses, in an LPM trie. The longest one decides,
+ * whichever list it is from; one of length 0 of the family stands for sources in no list.
+ */
+struct filter_key {
+	__u32 prefix_length; /* bits that count: 32 + those of the address as 128 bits */
+	__u32 service; /* generation:8 | index:24, so that an index's next tenant has none of them */
+	__be32 address[4];
+};
+
+/* In one word, as struct frontend has it: elements are recycled without a grace period. */
+struct filter {
+	__u32 verdict; /* bits of the address:8 << FILTER_BITS_SHIFT | FILTER_ALLOWS or 0 */
+	__u32 check; /* the exclusive or of service and the prefix's four 32-bit words */
+};
+
+/*
+ * How many flows with NONCE_COUNTED a service has: those that began while it had a flows_max.
+ * Who makes the client's entry counts it, and who ends it takes it off.
+ */
+struct service_flows {
+	__s32 count; /* changed atomically */
+	__u32 generation; /* of the service; flows of its predecessors are not its own */
+};
+
+/* Whose new flows are counted. */
+struct source_key {
+	struct addr source; /* IPv6: the /64 */
+	__u32 service; /* generation:8 | index:24 */
+	__u32 pad;
+};
+
+struct source_rate {
+	__u64 tag; /* a hash of the key, because elements are recycled as they are read */
+	__u64 word; /* credit:32 | jiffies:32 when it was so. A new flow costs jiffies_per_second,
+	             * and each jiffy brings the service's source_rate. By compare-and-swap only. */
+};
+
+/*
  * A slot: flags:4 | state:4 | current backend:28 | previous backend:28. A backend reference
  * is generation:8 | index:20; 0 is nobody. docs/design/13-just-enough-tracking.md has the
  * rules; the state, never a comparison of the two backends, says whether flows are looked up.
@@ -217,7 +258,7 @@ struct flow {
 	struct addr destination; /* … and destination */
 	__be16 source_port;
 	__be16 destination_port;
-	__u32 nonce; /* random, the same in both entries of a flow */
+	__u32 nonce; /* random, the same in both entries of a flow; NONCE_COUNTED: see service_flows */
 	__u32 backend; /* reference: generation:8 | index:20 */
 	__u16 service_index;
 	__u8 service_generation;

@@ -75,6 +75,9 @@ const (
 	abiConstantINTERFACE_MAX       abiConstant = 64
 	abiConstantFRONTEND_FRAGMENTS  abiConstant = 128
 	abiConstantFRAGMENT_NOTES_MAX  abiConstant = 16384
+	abiConstantFILTER_ALLOWS       abiConstant = 1
+	abiConstantFILTER_BITS_SHIFT   abiConstant = 8
+	abiConstantNONCE_COUNTED       abiConstant = 1073741824
 )
 
 type abiCount struct {
@@ -96,6 +99,19 @@ const (
 	abiFeatureFEATURE_DIRECT   abiFeature = 1
 	abiFeatureFEATURE_REMEMBER abiFeature = 2
 )
+
+type abiFilter struct {
+	_       structs.HostLayout
+	Verdict uint32
+	Check   uint32
+}
+
+type abiFilterKey struct {
+	_            structs.HostLayout
+	PrefixLength uint32
+	Service      uint32
+	Address      [4]uint32
+}
 
 type abiFlow struct {
 	_                 structs.HostLayout
@@ -236,9 +252,12 @@ const (
 	abiReasonREASON_FRAGMENT_TINY        abiReason = 47
 	abiReasonREASON_MARTIAN              abiReason = 48
 	abiReasonREASON_LOOP                 abiReason = 49
+	abiReasonREASON_DENIED               abiReason = 50
+	abiReasonREASON_SOURCE_RATE          abiReason = 51
 	abiReasonREASON_DECAP_SENDER         abiReason = 52
 	abiReasonREASON_DECAP_LENGTH         abiReason = 53
 	abiReasonREASON_DECAP_CONGESTED      abiReason = 54
+	abiReasonREASON_SERVICE_FULL         abiReason = 55
 	abiReasonREASON_ARP_ANSWERED         abiReason = 64
 	abiReasonREASON_ND_ANSWERED          abiReason = 65
 	abiReasonREASON_ECHO_ANSWERED        abiReason = 66
@@ -326,6 +345,12 @@ const (
 	abiServiceFlagSERVICE_FILTERS          abiServiceFlag = 4
 )
 
+type abiServiceFlows struct {
+	_          structs.HostLayout
+	Count      int32
+	Generation uint32
+}
+
 type abiSettings struct {
 	_              structs.HostLayout
 	Heartbeat      uint64
@@ -411,6 +436,7 @@ const (
 	abiMapShAddresses       = "sh_addresses"
 	abiMapShBackends        = "sh_backends"
 	abiMapShBeTraffic       = "sh_be_traffic"
+	abiMapShFilters         = "sh_filters"
 	abiMapShFlows           = "sh_flows"
 	abiMapShFragments       = "sh_fragments"
 	abiMapShFrontends       = "sh_frontends"
@@ -426,7 +452,9 @@ const (
 	abiMapShServices        = "sh_services"
 	abiMapShSettings        = "sh_settings"
 	abiMapShSlots           = "sh_slots"
+	abiMapShSourceRates     = "sh_source_rates"
 	abiMapShSources         = "sh_sources"
+	abiMapShSvcFlows        = "sh_svc_flows"
 	abiMapShSvcTraffic      = "sh_svc_traffic"
 	abiMapShTracked         = "sh_tracked"
 	abiMapShTxPorts         = "sh_tx_ports"
@@ -499,28 +527,31 @@ type abiProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type abiMapSpecs struct {
-	ShAddresses  *ebpf.MapSpec `ebpf:"sh_addresses"`
-	ShBackends   *ebpf.MapSpec `ebpf:"sh_backends"`
-	ShBeTraffic  *ebpf.MapSpec `ebpf:"sh_be_traffic"`
-	ShFlows      *ebpf.MapSpec `ebpf:"sh_flows"`
-	ShFragments  *ebpf.MapSpec `ebpf:"sh_fragments"`
-	ShFrontends  *ebpf.MapSpec `ebpf:"sh_frontends"`
-	ShHands      *ebpf.MapSpec `ebpf:"sh_hands"`
-	ShHandshakes *ebpf.MapSpec `ebpf:"sh_handshakes"`
-	ShIfindexes  *ebpf.MapSpec `ebpf:"sh_ifindexes"`
-	ShInterfaces *ebpf.MapSpec `ebpf:"sh_interfaces"`
-	ShMarks      *ebpf.MapSpec `ebpf:"sh_marks"`
-	ShNames      *ebpf.MapSpec `ebpf:"sh_names"`
-	ShRanges     *ebpf.MapSpec `ebpf:"sh_ranges"`
-	ShReasons    *ebpf.MapSpec `ebpf:"sh_reasons"`
-	ShRemembered *ebpf.MapSpec `ebpf:"sh_remembered"`
-	ShServices   *ebpf.MapSpec `ebpf:"sh_services"`
-	ShSettings   *ebpf.MapSpec `ebpf:"sh_settings"`
-	ShSlots      *ebpf.MapSpec `ebpf:"sh_slots"`
-	ShSources    *ebpf.MapSpec `ebpf:"sh_sources"`
-	ShSvcTraffic *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
-	ShTracked    *ebpf.MapSpec `ebpf:"sh_tracked"`
-	ShTxPorts    *ebpf.MapSpec `ebpf:"sh_tx_ports"`
+	ShAddresses   *ebpf.MapSpec `ebpf:"sh_addresses"`
+	ShBackends    *ebpf.MapSpec `ebpf:"sh_backends"`
+	ShBeTraffic   *ebpf.MapSpec `ebpf:"sh_be_traffic"`
+	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
+	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
+	ShFragments   *ebpf.MapSpec `ebpf:"sh_fragments"`
+	ShFrontends   *ebpf.MapSpec `ebpf:"sh_frontends"`
+	ShHands       *ebpf.MapSpec `ebpf:"sh_hands"`
+	ShHandshakes  *ebpf.MapSpec `ebpf:"sh_handshakes"`
+	ShIfindexes   *ebpf.MapSpec `ebpf:"sh_ifindexes"`
+	ShInterfaces  *ebpf.MapSpec `ebpf:"sh_interfaces"`
+	ShMarks       *ebpf.MapSpec `ebpf:"sh_marks"`
+	ShNames       *ebpf.MapSpec `ebpf:"sh_names"`
+	ShRanges      *ebpf.MapSpec `ebpf:"sh_ranges"`
+	ShReasons     *ebpf.MapSpec `ebpf:"sh_reasons"`
+	ShRemembered  *ebpf.MapSpec `ebpf:"sh_remembered"`
+	ShServices    *ebpf.MapSpec `ebpf:"sh_services"`
+	ShSettings    *ebpf.MapSpec `ebpf:"sh_settings"`
+	ShSlots       *ebpf.MapSpec `ebpf:"sh_slots"`
+	ShSourceRates *ebpf.MapSpec `ebpf:"sh_source_rates"`
+	ShSources     *ebpf.MapSpec `ebpf:"sh_sources"`
+	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
+	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
+	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 }
 
 // abiVariableSpecs contains global variables before they are loaded into the kernel.
@@ -568,28 +599,31 @@ func (o *abiObjects) Close() error {
 //
 // It can be passed to loadAbiObjects or ebpf.CollectionSpec.LoadAndAssign.
 type abiMaps struct {
-	ShAddresses  *ebpf.Map `ebpf:"sh_addresses"`
-	ShBackends   *ebpf.Map `ebpf:"sh_backends"`
-	ShBeTraffic  *ebpf.Map `ebpf:"sh_be_traffic"`
-	ShFlows      *ebpf.Map `ebpf:"sh_flows"`
-	ShFragments  *ebpf.Map `ebpf:"sh_fragments"`
-	ShFrontends  *ebpf.Map `ebpf:"sh_frontends"`
-	ShHands      *ebpf.Map `ebpf:"sh_hands"`
-	ShHandshakes *ebpf.Map `ebpf:"sh_handshakes"`
-	ShIfindexes  *ebpf.Map `ebpf:"sh_ifindexes"`
-	ShInterfaces *ebpf.Map `ebpf:"sh_interfaces"`
-	ShMarks      *ebpf.Map `ebpf:"sh_marks"`
-	ShNames      *ebpf.Map `ebpf:"sh_names"`
-	ShRanges     *ebpf.Map `ebpf:"sh_ranges"`
-	ShReasons    *ebpf.Map `ebpf:"sh_reasons"`
-	ShRemembered *ebpf.Map `ebpf:"sh_remembered"`
-	ShServices   *ebpf.Map `ebpf:"sh_services"`
-	ShSettings   *ebpf.Map `ebpf:"sh_settings"`
-	ShSlots      *ebpf.Map `ebpf:"sh_slots"`
-	ShSources    *ebpf.Map `ebpf:"sh_sources"`
-	ShSvcTraffic *ebpf.Map `ebpf:"sh_svc_traffic"`
-	ShTracked    *ebpf.Map `ebpf:"sh_tracked"`
-	ShTxPorts    *ebpf.Map `ebpf:"sh_tx_ports"`
+	ShAddresses   *ebpf.Map `ebpf:"sh_addresses"`
+	ShBackends    *ebpf.Map `ebpf:"sh_backends"`
+	ShBeTraffic   *ebpf.Map `ebpf:"sh_be_traffic"`
+	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
+	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
+	ShFragments   *ebpf.Map `ebpf:"sh_fragments"`
+	ShFrontends   *ebpf.Map `ebpf:"sh_frontends"`
+	ShHands       *ebpf.Map `ebpf:"sh_hands"`
+	ShHandshakes  *ebpf.Map `ebpf:"sh_handshakes"`
+	ShIfindexes   *ebpf.Map `ebpf:"sh_ifindexes"`
+	ShInterfaces  *ebpf.Map `ebpf:"sh_interfaces"`
+	ShMarks       *ebpf.Map `ebpf:"sh_marks"`
+	ShNames       *ebpf.Map `ebpf:"sh_names"`
+	ShRanges      *ebpf.Map `ebpf:"sh_ranges"`
+	ShReasons     *ebpf.Map `ebpf:"sh_reasons"`
+	ShRemembered  *ebpf.Map `ebpf:"sh_remembered"`
+	ShServices    *ebpf.Map `ebpf:"sh_services"`
+	ShSettings    *ebpf.Map `ebpf:"sh_settings"`
+	ShSlots       *ebpf.Map `ebpf:"sh_slots"`
+	ShSourceRates *ebpf.Map `ebpf:"sh_source_rates"`
+	ShSources     *ebpf.Map `ebpf:"sh_sources"`
+	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
+	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
+	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 }
 
 func (m *abiMaps) Close() error {
@@ -597,6 +631,7 @@ func (m *abiMaps) Close() error {
 		m.ShAddresses,
 		m.ShBackends,
 		m.ShBeTraffic,
+		m.ShFilters,
 		m.ShFlows,
 		m.ShFragments,
 		m.ShFrontends,
@@ -612,7 +647,9 @@ func (m *abiMaps) Close() error {
 		m.ShServices,
 		m.ShSettings,
 		m.ShSlots,
+		m.ShSourceRates,
 		m.ShSources,
+		m.ShSvcFlows,
 		m.ShSvcTraffic,
 		m.ShTracked,
 		m.ShTxPorts,

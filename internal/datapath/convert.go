@@ -187,6 +187,55 @@ func fromRangeKey(k abiRangeKey) model.Frontend {
 	}
 }
 
+const (
+	filterServiceBits = 32       // of an LPM key, before the address
+	mappedBits        = 128 - 32 // of an address before the IPv4 one in it
+	filterTenantShift = 24       // generation above, index below
+	filterIndexMask   = 1<<filterTenantShift - 1
+)
+
+// toFilterBits is a prefix's length among the bits of an address as the maps have it.
+func toFilterBits(p netip.Prefix) int {
+	if p.Addr().Is4() {
+		return mappedBits + p.Bits()
+	}
+	return p.Bits()
+}
+
+func toFilterKey(f reconcile.Filter) abiFilterKey {
+	key := abiFilterKey{
+		PrefixLength: uint32(filterServiceBits + toFilterBits(f.Prefix)),
+		Service:      uint32(f.Generation)<<filterTenantShift | f.Service,
+	}
+	b := f.Prefix.Masked().Addr().As16()
+	for i := range key.Address {
+		key.Address[i] = binary.NativeEndian.Uint32(b[4*i:])
+	}
+	return key
+}
+
+func fromFilterKey(k abiFilterKey) reconcile.Filter {
+	var b [16]byte
+	for i, word := range k.Address {
+		binary.NativeEndian.PutUint32(b[4*i:], word)
+	}
+	address, bits := netip.AddrFrom16(b), int(k.PrefixLength)-filterServiceBits
+	if address.Is4In6() && bits >= mappedBits {
+		address, bits = address.Unmap(), bits-mappedBits
+	}
+	return reconcile.Filter{Service: k.Service & filterIndexMask, Generation: uint8(k.Service >> filterTenantShift),
+		Prefix: netip.PrefixFrom(address, bits)}
+}
+
+// toFilter is what a filter's key says, with a check of the key (struct filter in types.h).
+func toFilter(f reconcile.Filter, allow bool) abiFilter {
+	verdict := uint32(toFilterBits(f.Prefix)) << abiConstantFILTER_BITS_SHIFT
+	if allow {
+		verdict |= uint32(abiConstantFILTER_ALLOWS)
+	}
+	return abiFilter{Verdict: verdict, Check: addrCheck(f.Prefix.Masked().Addr()) ^ toFilterKey(f).Service}
+}
+
 // forwardings and trackings are the words for the numbers of types.h.
 var (
 	forwardings = []model.Forwarding{

@@ -23,7 +23,7 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-var testLimits = model.Limits{Flows: 5000, Services: 100, Backends: 200, Slots: 10000, Remembered: 5000}
+var testLimits = model.Limits{Flows: 5000, Services: 100, Backends: 200, Slots: 10000, Remembered: 5000, Filters: 100}
 
 var testCount atomic.Uint32
 
@@ -142,6 +142,14 @@ func fill(t *testing.T, d *Datapath) reconcile.Contents {
 			{State: reconcile.Closing, PreviousBefore: true},
 			{Current: reconcile.BackendRef{Index: 200}, State: reconcile.Marked},
 		}},
+		Filters: map[reconcile.Filter]bool{
+			{Service: 0, Generation: 3, Prefix: netip.MustParsePrefix("0.0.0.0/0")}:                false,
+			{Service: 0, Generation: 3, Prefix: netip.MustParsePrefix("198.51.100.0/25")}:          true,
+			{Service: 0, Generation: 255, Prefix: netip.MustParsePrefix("198.51.100.7/32")}:        false,
+			{Service: 98, Generation: 0, Prefix: netip.MustParsePrefix("::/0")}:                    true,
+			{Service: 99, Generation: 0, Prefix: netip.MustParsePrefix("2001:db8::8000:0:0:0/65")}: true,
+			{Service: 99, Generation: 0, Prefix: netip.MustParsePrefix("2001:db8::1/128")}:         false,
+		},
 		BeforeSlots: map[uint32][]reconcile.Slot{0: {{Current: reconcile.BackendRef{Index: 2, Generation: 255}}, {Previous: reconcile.BackendRef{Index: 200}}}},
 	}
 	for _, r := range []reconcile.AddressRecord{
@@ -163,6 +171,9 @@ func fill(t *testing.T, d *Datapath) reconcile.Contents {
 	for f, s := range c.Frontends {
 		must(t, d.PutFrontend(f, s))
 	}
+	for f, allow := range c.Filters {
+		must(t, d.PutFilter(f, allow))
+	}
 	return c
 }
 
@@ -170,7 +181,7 @@ func requireContents(t *testing.T, v *View, want reconcile.Contents) {
 	t.Helper()
 	have, err := v.Contents()
 	must(t, err)
-	if diff := cmp.Diff(want, have, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+	if diff := cmp.Diff(want, have, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
 		t.Fatalf("the maps hold something else (-want +have):\n%s", diff)
 	}
 }
@@ -211,6 +222,10 @@ func TestContentsComeBackAsTheyWerePut(t *testing.T) {
 		must(t, d.DeleteBackend(reconcile.BackendRef{Index: r.Index, Generation: r.Generation + 1}))
 		must(t, d.DeleteBackend(r.BackendRef))
 		must(t, d.DeleteBackend(r.BackendRef))
+	}
+	for f := range want.Filters {
+		must(t, d.DeleteFilter(f))
+		must(t, d.DeleteFilter(f))
 	}
 	for a := range want.Addresses {
 		must(t, d.DeleteAddress(a))

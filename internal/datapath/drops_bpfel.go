@@ -19,6 +19,7 @@ const (
 	dropsMapShAddresses   = "sh_addresses"
 	dropsMapShBackends    = "sh_backends"
 	dropsMapShBeTraffic   = "sh_be_traffic"
+	dropsMapShFilters     = "sh_filters"
 	dropsMapShFlows       = "sh_flows"
 	dropsMapShFragments   = "sh_fragments"
 	dropsMapShFrontends   = "sh_frontends"
@@ -34,7 +35,9 @@ const (
 	dropsMapShServices    = "sh_services"
 	dropsMapShSettings    = "sh_settings"
 	dropsMapShSlots       = "sh_slots"
+	dropsMapShSourceRates = "sh_source_rates"
 	dropsMapShSources     = "sh_sources"
+	dropsMapShSvcFlows    = "sh_svc_flows"
 	dropsMapShSvcTraffic  = "sh_svc_traffic"
 	dropsMapShTracked     = "sh_tracked"
 	dropsMapShTxPorts     = "sh_tx_ports"
@@ -95,28 +98,31 @@ type dropsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type dropsMapSpecs struct {
-	ShAddresses  *ebpf.MapSpec `ebpf:"sh_addresses"`
-	ShBackends   *ebpf.MapSpec `ebpf:"sh_backends"`
-	ShBeTraffic  *ebpf.MapSpec `ebpf:"sh_be_traffic"`
-	ShFlows      *ebpf.MapSpec `ebpf:"sh_flows"`
-	ShFragments  *ebpf.MapSpec `ebpf:"sh_fragments"`
-	ShFrontends  *ebpf.MapSpec `ebpf:"sh_frontends"`
-	ShHands      *ebpf.MapSpec `ebpf:"sh_hands"`
-	ShHandshakes *ebpf.MapSpec `ebpf:"sh_handshakes"`
-	ShIfindexes  *ebpf.MapSpec `ebpf:"sh_ifindexes"`
-	ShInterfaces *ebpf.MapSpec `ebpf:"sh_interfaces"`
-	ShMarks      *ebpf.MapSpec `ebpf:"sh_marks"`
-	ShNames      *ebpf.MapSpec `ebpf:"sh_names"`
-	ShRanges     *ebpf.MapSpec `ebpf:"sh_ranges"`
-	ShReasons    *ebpf.MapSpec `ebpf:"sh_reasons"`
-	ShRemembered *ebpf.MapSpec `ebpf:"sh_remembered"`
-	ShServices   *ebpf.MapSpec `ebpf:"sh_services"`
-	ShSettings   *ebpf.MapSpec `ebpf:"sh_settings"`
-	ShSlots      *ebpf.MapSpec `ebpf:"sh_slots"`
-	ShSources    *ebpf.MapSpec `ebpf:"sh_sources"`
-	ShSvcTraffic *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
-	ShTracked    *ebpf.MapSpec `ebpf:"sh_tracked"`
-	ShTxPorts    *ebpf.MapSpec `ebpf:"sh_tx_ports"`
+	ShAddresses   *ebpf.MapSpec `ebpf:"sh_addresses"`
+	ShBackends    *ebpf.MapSpec `ebpf:"sh_backends"`
+	ShBeTraffic   *ebpf.MapSpec `ebpf:"sh_be_traffic"`
+	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
+	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
+	ShFragments   *ebpf.MapSpec `ebpf:"sh_fragments"`
+	ShFrontends   *ebpf.MapSpec `ebpf:"sh_frontends"`
+	ShHands       *ebpf.MapSpec `ebpf:"sh_hands"`
+	ShHandshakes  *ebpf.MapSpec `ebpf:"sh_handshakes"`
+	ShIfindexes   *ebpf.MapSpec `ebpf:"sh_ifindexes"`
+	ShInterfaces  *ebpf.MapSpec `ebpf:"sh_interfaces"`
+	ShMarks       *ebpf.MapSpec `ebpf:"sh_marks"`
+	ShNames       *ebpf.MapSpec `ebpf:"sh_names"`
+	ShRanges      *ebpf.MapSpec `ebpf:"sh_ranges"`
+	ShReasons     *ebpf.MapSpec `ebpf:"sh_reasons"`
+	ShRemembered  *ebpf.MapSpec `ebpf:"sh_remembered"`
+	ShServices    *ebpf.MapSpec `ebpf:"sh_services"`
+	ShSettings    *ebpf.MapSpec `ebpf:"sh_settings"`
+	ShSlots       *ebpf.MapSpec `ebpf:"sh_slots"`
+	ShSourceRates *ebpf.MapSpec `ebpf:"sh_source_rates"`
+	ShSources     *ebpf.MapSpec `ebpf:"sh_sources"`
+	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
+	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
+	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 }
 
 // dropsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -146,28 +152,31 @@ func (o *dropsObjects) Close() error {
 //
 // It can be passed to loadDropsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dropsMaps struct {
-	ShAddresses  *ebpf.Map `ebpf:"sh_addresses"`
-	ShBackends   *ebpf.Map `ebpf:"sh_backends"`
-	ShBeTraffic  *ebpf.Map `ebpf:"sh_be_traffic"`
-	ShFlows      *ebpf.Map `ebpf:"sh_flows"`
-	ShFragments  *ebpf.Map `ebpf:"sh_fragments"`
-	ShFrontends  *ebpf.Map `ebpf:"sh_frontends"`
-	ShHands      *ebpf.Map `ebpf:"sh_hands"`
-	ShHandshakes *ebpf.Map `ebpf:"sh_handshakes"`
-	ShIfindexes  *ebpf.Map `ebpf:"sh_ifindexes"`
-	ShInterfaces *ebpf.Map `ebpf:"sh_interfaces"`
-	ShMarks      *ebpf.Map `ebpf:"sh_marks"`
-	ShNames      *ebpf.Map `ebpf:"sh_names"`
-	ShRanges     *ebpf.Map `ebpf:"sh_ranges"`
-	ShReasons    *ebpf.Map `ebpf:"sh_reasons"`
-	ShRemembered *ebpf.Map `ebpf:"sh_remembered"`
-	ShServices   *ebpf.Map `ebpf:"sh_services"`
-	ShSettings   *ebpf.Map `ebpf:"sh_settings"`
-	ShSlots      *ebpf.Map `ebpf:"sh_slots"`
-	ShSources    *ebpf.Map `ebpf:"sh_sources"`
-	ShSvcTraffic *ebpf.Map `ebpf:"sh_svc_traffic"`
-	ShTracked    *ebpf.Map `ebpf:"sh_tracked"`
-	ShTxPorts    *ebpf.Map `ebpf:"sh_tx_ports"`
+	ShAddresses   *ebpf.Map `ebpf:"sh_addresses"`
+	ShBackends    *ebpf.Map `ebpf:"sh_backends"`
+	ShBeTraffic   *ebpf.Map `ebpf:"sh_be_traffic"`
+	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
+	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
+	ShFragments   *ebpf.Map `ebpf:"sh_fragments"`
+	ShFrontends   *ebpf.Map `ebpf:"sh_frontends"`
+	ShHands       *ebpf.Map `ebpf:"sh_hands"`
+	ShHandshakes  *ebpf.Map `ebpf:"sh_handshakes"`
+	ShIfindexes   *ebpf.Map `ebpf:"sh_ifindexes"`
+	ShInterfaces  *ebpf.Map `ebpf:"sh_interfaces"`
+	ShMarks       *ebpf.Map `ebpf:"sh_marks"`
+	ShNames       *ebpf.Map `ebpf:"sh_names"`
+	ShRanges      *ebpf.Map `ebpf:"sh_ranges"`
+	ShReasons     *ebpf.Map `ebpf:"sh_reasons"`
+	ShRemembered  *ebpf.Map `ebpf:"sh_remembered"`
+	ShServices    *ebpf.Map `ebpf:"sh_services"`
+	ShSettings    *ebpf.Map `ebpf:"sh_settings"`
+	ShSlots       *ebpf.Map `ebpf:"sh_slots"`
+	ShSourceRates *ebpf.Map `ebpf:"sh_source_rates"`
+	ShSources     *ebpf.Map `ebpf:"sh_sources"`
+	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
+	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
+	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 }
 
 func (m *dropsMaps) Close() error {
@@ -175,6 +184,7 @@ func (m *dropsMaps) Close() error {
 		m.ShAddresses,
 		m.ShBackends,
 		m.ShBeTraffic,
+		m.ShFilters,
 		m.ShFlows,
 		m.ShFragments,
 		m.ShFrontends,
@@ -190,7 +200,9 @@ func (m *dropsMaps) Close() error {
 		m.ShServices,
 		m.ShSettings,
 		m.ShSlots,
+		m.ShSourceRates,
 		m.ShSources,
+		m.ShSvcFlows,
 		m.ShSvcTraffic,
 		m.ShTracked,
 		m.ShTxPorts,

@@ -89,6 +89,9 @@ func (d *Datapath) PutService(r reconcile.ServiceRecord) error {
 		if err := d.clearTraffic(abiMapShSvcTraffic, r.Index); err != nil {
 			return err
 		}
+		if err := d.clearFlows(r.Index, r.Generation); err != nil {
+			return err
+		}
 	}
 	record := abiService{
 		Seed: r.Seed, Generation: r.Generation, Forwarding: forwarding, Live: 1, Tracking: tracking,

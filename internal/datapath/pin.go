@@ -79,12 +79,14 @@ func sizes(l model.Limits) map[string]size {
 		abiMapShSources:    fixed(model.SourcesMax),
 		abiMapShServices:   of("services", l.Services, 1, 0),
 		abiMapShSvcTraffic: of("services", l.Services, 1, 0),
+		abiMapShSvcFlows:   of("services", l.Services, 1, 0),
 		abiMapShNames:      of("services", l.Services, 2, 0),
 		abiMapShBackends:   of("backends", l.Backends, 1, 1), // index 0 is nobody
 		abiMapShBeTraffic:  of("backends", l.Backends, 1, 1),
 		abiMapShSlots:      of("slots", l.Slots, 1, 0),
 		abiMapShMarks:      fixed(l.Slots/64 + 1),
 		abiMapShRemembered: of("remembered", l.Remembered, 1, 0),
+		abiMapShFilters:    filterSize(l),
 		abiMapShTracked:    of("flows", l.Flows, 1, 0),
 		abiMapShHandshakes: fixed(handshakes),
 		// two entries a flow, and room for claims that are being made

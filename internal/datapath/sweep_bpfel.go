@@ -19,6 +19,7 @@ const (
 	sweepMapShAddresses      = "sh_addresses"
 	sweepMapShBackends       = "sh_backends"
 	sweepMapShBeTraffic      = "sh_be_traffic"
+	sweepMapShFilters        = "sh_filters"
 	sweepMapShFlows          = "sh_flows"
 	sweepMapShFragments      = "sh_fragments"
 	sweepMapShFrontends      = "sh_frontends"
@@ -35,7 +36,9 @@ const (
 	sweepMapShServices       = "sh_services"
 	sweepMapShSettings       = "sh_settings"
 	sweepMapShSlots          = "sh_slots"
+	sweepMapShSourceRates    = "sh_source_rates"
 	sweepMapShSources        = "sh_sources"
+	sweepMapShSvcFlows       = "sh_svc_flows"
 	sweepMapShSvcTraffic     = "sh_svc_traffic"
 	sweepMapShTracked        = "sh_tracked"
 	sweepMapShTxPorts        = "sh_tx_ports"
@@ -103,29 +106,32 @@ type sweepProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sweepMapSpecs struct {
-	ShAddresses  *ebpf.MapSpec `ebpf:"sh_addresses"`
-	ShBackends   *ebpf.MapSpec `ebpf:"sh_backends"`
-	ShBeTraffic  *ebpf.MapSpec `ebpf:"sh_be_traffic"`
-	ShFlows      *ebpf.MapSpec `ebpf:"sh_flows"`
-	ShFragments  *ebpf.MapSpec `ebpf:"sh_fragments"`
-	ShFrontends  *ebpf.MapSpec `ebpf:"sh_frontends"`
-	ShHands      *ebpf.MapSpec `ebpf:"sh_hands"`
-	ShHandshakes *ebpf.MapSpec `ebpf:"sh_handshakes"`
-	ShIfindexes  *ebpf.MapSpec `ebpf:"sh_ifindexes"`
-	ShInterfaces *ebpf.MapSpec `ebpf:"sh_interfaces"`
-	ShMarks      *ebpf.MapSpec `ebpf:"sh_marks"`
-	ShNames      *ebpf.MapSpec `ebpf:"sh_names"`
-	ShRanges     *ebpf.MapSpec `ebpf:"sh_ranges"`
-	ShReasons    *ebpf.MapSpec `ebpf:"sh_reasons"`
-	ShRemembered *ebpf.MapSpec `ebpf:"sh_remembered"`
-	ShScratch    *ebpf.MapSpec `ebpf:"sh_scratch"`
-	ShServices   *ebpf.MapSpec `ebpf:"sh_services"`
-	ShSettings   *ebpf.MapSpec `ebpf:"sh_settings"`
-	ShSlots      *ebpf.MapSpec `ebpf:"sh_slots"`
-	ShSources    *ebpf.MapSpec `ebpf:"sh_sources"`
-	ShSvcTraffic *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
-	ShTracked    *ebpf.MapSpec `ebpf:"sh_tracked"`
-	ShTxPorts    *ebpf.MapSpec `ebpf:"sh_tx_ports"`
+	ShAddresses   *ebpf.MapSpec `ebpf:"sh_addresses"`
+	ShBackends    *ebpf.MapSpec `ebpf:"sh_backends"`
+	ShBeTraffic   *ebpf.MapSpec `ebpf:"sh_be_traffic"`
+	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
+	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
+	ShFragments   *ebpf.MapSpec `ebpf:"sh_fragments"`
+	ShFrontends   *ebpf.MapSpec `ebpf:"sh_frontends"`
+	ShHands       *ebpf.MapSpec `ebpf:"sh_hands"`
+	ShHandshakes  *ebpf.MapSpec `ebpf:"sh_handshakes"`
+	ShIfindexes   *ebpf.MapSpec `ebpf:"sh_ifindexes"`
+	ShInterfaces  *ebpf.MapSpec `ebpf:"sh_interfaces"`
+	ShMarks       *ebpf.MapSpec `ebpf:"sh_marks"`
+	ShNames       *ebpf.MapSpec `ebpf:"sh_names"`
+	ShRanges      *ebpf.MapSpec `ebpf:"sh_ranges"`
+	ShReasons     *ebpf.MapSpec `ebpf:"sh_reasons"`
+	ShRemembered  *ebpf.MapSpec `ebpf:"sh_remembered"`
+	ShScratch     *ebpf.MapSpec `ebpf:"sh_scratch"`
+	ShServices    *ebpf.MapSpec `ebpf:"sh_services"`
+	ShSettings    *ebpf.MapSpec `ebpf:"sh_settings"`
+	ShSlots       *ebpf.MapSpec `ebpf:"sh_slots"`
+	ShSourceRates *ebpf.MapSpec `ebpf:"sh_source_rates"`
+	ShSources     *ebpf.MapSpec `ebpf:"sh_sources"`
+	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
+	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
+	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 }
 
 // sweepVariableSpecs contains global variables before they are loaded into the kernel.
@@ -162,29 +168,32 @@ func (o *sweepObjects) Close() error {
 //
 // It can be passed to loadSweepObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sweepMaps struct {
-	ShAddresses  *ebpf.Map `ebpf:"sh_addresses"`
-	ShBackends   *ebpf.Map `ebpf:"sh_backends"`
-	ShBeTraffic  *ebpf.Map `ebpf:"sh_be_traffic"`
-	ShFlows      *ebpf.Map `ebpf:"sh_flows"`
-	ShFragments  *ebpf.Map `ebpf:"sh_fragments"`
-	ShFrontends  *ebpf.Map `ebpf:"sh_frontends"`
-	ShHands      *ebpf.Map `ebpf:"sh_hands"`
-	ShHandshakes *ebpf.Map `ebpf:"sh_handshakes"`
-	ShIfindexes  *ebpf.Map `ebpf:"sh_ifindexes"`
-	ShInterfaces *ebpf.Map `ebpf:"sh_interfaces"`
-	ShMarks      *ebpf.Map `ebpf:"sh_marks"`
-	ShNames      *ebpf.Map `ebpf:"sh_names"`
-	ShRanges     *ebpf.Map `ebpf:"sh_ranges"`
-	ShReasons    *ebpf.Map `ebpf:"sh_reasons"`
-	ShRemembered *ebpf.Map `ebpf:"sh_remembered"`
-	ShScratch    *ebpf.Map `ebpf:"sh_scratch"`
-	ShServices   *ebpf.Map `ebpf:"sh_services"`
-	ShSettings   *ebpf.Map `ebpf:"sh_settings"`
-	ShSlots      *ebpf.Map `ebpf:"sh_slots"`
-	ShSources    *ebpf.Map `ebpf:"sh_sources"`
-	ShSvcTraffic *ebpf.Map `ebpf:"sh_svc_traffic"`
-	ShTracked    *ebpf.Map `ebpf:"sh_tracked"`
-	ShTxPorts    *ebpf.Map `ebpf:"sh_tx_ports"`
+	ShAddresses   *ebpf.Map `ebpf:"sh_addresses"`
+	ShBackends    *ebpf.Map `ebpf:"sh_backends"`
+	ShBeTraffic   *ebpf.Map `ebpf:"sh_be_traffic"`
+	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
+	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
+	ShFragments   *ebpf.Map `ebpf:"sh_fragments"`
+	ShFrontends   *ebpf.Map `ebpf:"sh_frontends"`
+	ShHands       *ebpf.Map `ebpf:"sh_hands"`
+	ShHandshakes  *ebpf.Map `ebpf:"sh_handshakes"`
+	ShIfindexes   *ebpf.Map `ebpf:"sh_ifindexes"`
+	ShInterfaces  *ebpf.Map `ebpf:"sh_interfaces"`
+	ShMarks       *ebpf.Map `ebpf:"sh_marks"`
+	ShNames       *ebpf.Map `ebpf:"sh_names"`
+	ShRanges      *ebpf.Map `ebpf:"sh_ranges"`
+	ShReasons     *ebpf.Map `ebpf:"sh_reasons"`
+	ShRemembered  *ebpf.Map `ebpf:"sh_remembered"`
+	ShScratch     *ebpf.Map `ebpf:"sh_scratch"`
+	ShServices    *ebpf.Map `ebpf:"sh_services"`
+	ShSettings    *ebpf.Map `ebpf:"sh_settings"`
+	ShSlots       *ebpf.Map `ebpf:"sh_slots"`
+	ShSourceRates *ebpf.Map `ebpf:"sh_source_rates"`
+	ShSources     *ebpf.Map `ebpf:"sh_sources"`
+	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
+	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
+	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 }
 
 func (m *sweepMaps) Close() error {
@@ -192,6 +201,7 @@ func (m *sweepMaps) Close() error {
 		m.ShAddresses,
 		m.ShBackends,
 		m.ShBeTraffic,
+		m.ShFilters,
 		m.ShFlows,
 		m.ShFragments,
 		m.ShFrontends,
@@ -208,7 +218,9 @@ func (m *sweepMaps) Close() error {
 		m.ShServices,
 		m.ShSettings,
 		m.ShSlots,
+		m.ShSourceRates,
 		m.ShSources,
+		m.ShSvcFlows,
 		m.ShSvcTraffic,
 		m.ShTracked,
 		m.ShTxPorts,

@@ -174,6 +174,9 @@ func (v *View) Contents() (reconcile.Contents, error) {
 	if err := v.readFrontends(&c); err != nil {
 		return c, err
 	}
+	if err := v.readFilters(&c); err != nil {
+		return c, err
+	}
 	var key abiAddr
 	var address abiAddress
 	all := v.maps[abiMapShAddresses].Iterate()

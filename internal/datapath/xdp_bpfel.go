@@ -21,6 +21,7 @@ const (
 	xdpMapShBeTraffic      = "sh_be_traffic"
 	xdpMapShChain          = "sh_chain"
 	xdpMapShChunk          = "sh_chunk"
+	xdpMapShFilters        = "sh_filters"
 	xdpMapShFlows          = "sh_flows"
 	xdpMapShFragments      = "sh_fragments"
 	xdpMapShFrontends      = "sh_frontends"
@@ -39,7 +40,9 @@ const (
 	xdpMapShServices       = "sh_services"
 	xdpMapShSettings       = "sh_settings"
 	xdpMapShSlots          = "sh_slots"
+	xdpMapShSourceRates    = "sh_source_rates"
 	xdpMapShSources        = "sh_sources"
+	xdpMapShSvcFlows       = "sh_svc_flows"
 	xdpMapShSvcTraffic     = "sh_svc_traffic"
 	xdpMapShTracked        = "sh_tracked"
 	xdpMapShTxPorts        = "sh_tx_ports"
@@ -103,33 +106,36 @@ type xdpProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type xdpMapSpecs struct {
-	ShAddresses  *ebpf.MapSpec `ebpf:"sh_addresses"`
-	ShBackends   *ebpf.MapSpec `ebpf:"sh_backends"`
-	ShBeTraffic  *ebpf.MapSpec `ebpf:"sh_be_traffic"`
-	ShChain      *ebpf.MapSpec `ebpf:"sh_chain"`
-	ShChunk      *ebpf.MapSpec `ebpf:"sh_chunk"`
-	ShFlows      *ebpf.MapSpec `ebpf:"sh_flows"`
-	ShFragments  *ebpf.MapSpec `ebpf:"sh_fragments"`
-	ShFrontends  *ebpf.MapSpec `ebpf:"sh_frontends"`
-	ShHands      *ebpf.MapSpec `ebpf:"sh_hands"`
-	ShHandshakes *ebpf.MapSpec `ebpf:"sh_handshakes"`
-	ShIcmpTokens *ebpf.MapSpec `ebpf:"sh_icmp_tokens"`
-	ShIfindexes  *ebpf.MapSpec `ebpf:"sh_ifindexes"`
-	ShInterfaces *ebpf.MapSpec `ebpf:"sh_interfaces"`
-	ShKnown      *ebpf.MapSpec `ebpf:"sh_known"`
-	ShMarks      *ebpf.MapSpec `ebpf:"sh_marks"`
-	ShNames      *ebpf.MapSpec `ebpf:"sh_names"`
-	ShRanges     *ebpf.MapSpec `ebpf:"sh_ranges"`
-	ShReasons    *ebpf.MapSpec `ebpf:"sh_reasons"`
-	ShRemembered *ebpf.MapSpec `ebpf:"sh_remembered"`
-	ShScratch    *ebpf.MapSpec `ebpf:"sh_scratch"`
-	ShServices   *ebpf.MapSpec `ebpf:"sh_services"`
-	ShSettings   *ebpf.MapSpec `ebpf:"sh_settings"`
-	ShSlots      *ebpf.MapSpec `ebpf:"sh_slots"`
-	ShSources    *ebpf.MapSpec `ebpf:"sh_sources"`
-	ShSvcTraffic *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
-	ShTracked    *ebpf.MapSpec `ebpf:"sh_tracked"`
-	ShTxPorts    *ebpf.MapSpec `ebpf:"sh_tx_ports"`
+	ShAddresses   *ebpf.MapSpec `ebpf:"sh_addresses"`
+	ShBackends    *ebpf.MapSpec `ebpf:"sh_backends"`
+	ShBeTraffic   *ebpf.MapSpec `ebpf:"sh_be_traffic"`
+	ShChain       *ebpf.MapSpec `ebpf:"sh_chain"`
+	ShChunk       *ebpf.MapSpec `ebpf:"sh_chunk"`
+	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
+	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
+	ShFragments   *ebpf.MapSpec `ebpf:"sh_fragments"`
+	ShFrontends   *ebpf.MapSpec `ebpf:"sh_frontends"`
+	ShHands       *ebpf.MapSpec `ebpf:"sh_hands"`
+	ShHandshakes  *ebpf.MapSpec `ebpf:"sh_handshakes"`
+	ShIcmpTokens  *ebpf.MapSpec `ebpf:"sh_icmp_tokens"`
+	ShIfindexes   *ebpf.MapSpec `ebpf:"sh_ifindexes"`
+	ShInterfaces  *ebpf.MapSpec `ebpf:"sh_interfaces"`
+	ShKnown       *ebpf.MapSpec `ebpf:"sh_known"`
+	ShMarks       *ebpf.MapSpec `ebpf:"sh_marks"`
+	ShNames       *ebpf.MapSpec `ebpf:"sh_names"`
+	ShRanges      *ebpf.MapSpec `ebpf:"sh_ranges"`
+	ShReasons     *ebpf.MapSpec `ebpf:"sh_reasons"`
+	ShRemembered  *ebpf.MapSpec `ebpf:"sh_remembered"`
+	ShScratch     *ebpf.MapSpec `ebpf:"sh_scratch"`
+	ShServices    *ebpf.MapSpec `ebpf:"sh_services"`
+	ShSettings    *ebpf.MapSpec `ebpf:"sh_settings"`
+	ShSlots       *ebpf.MapSpec `ebpf:"sh_slots"`
+	ShSourceRates *ebpf.MapSpec `ebpf:"sh_source_rates"`
+	ShSources     *ebpf.MapSpec `ebpf:"sh_sources"`
+	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
+	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
+	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 }
 
 // xdpVariableSpecs contains global variables before they are loaded into the kernel.
@@ -166,33 +172,36 @@ func (o *xdpObjects) Close() error {
 //
 // It can be passed to loadXdpObjects or ebpf.CollectionSpec.LoadAndAssign.
 type xdpMaps struct {
-	ShAddresses  *ebpf.Map `ebpf:"sh_addresses"`
-	ShBackends   *ebpf.Map `ebpf:"sh_backends"`
-	ShBeTraffic  *ebpf.Map `ebpf:"sh_be_traffic"`
-	ShChain      *ebpf.Map `ebpf:"sh_chain"`
-	ShChunk      *ebpf.Map `ebpf:"sh_chunk"`
-	ShFlows      *ebpf.Map `ebpf:"sh_flows"`
-	ShFragments  *ebpf.Map `ebpf:"sh_fragments"`
-	ShFrontends  *ebpf.Map `ebpf:"sh_frontends"`
-	ShHands      *ebpf.Map `ebpf:"sh_hands"`
-	ShHandshakes *ebpf.Map `ebpf:"sh_handshakes"`
-	ShIcmpTokens *ebpf.Map `ebpf:"sh_icmp_tokens"`
-	ShIfindexes  *ebpf.Map `ebpf:"sh_ifindexes"`
-	ShInterfaces *ebpf.Map `ebpf:"sh_interfaces"`
-	ShKnown      *ebpf.Map `ebpf:"sh_known"`
-	ShMarks      *ebpf.Map `ebpf:"sh_marks"`
-	ShNames      *ebpf.Map `ebpf:"sh_names"`
-	ShRanges     *ebpf.Map `ebpf:"sh_ranges"`
-	ShReasons    *ebpf.Map `ebpf:"sh_reasons"`
-	ShRemembered *ebpf.Map `ebpf:"sh_remembered"`
-	ShScratch    *ebpf.Map `ebpf:"sh_scratch"`
-	ShServices   *ebpf.Map `ebpf:"sh_services"`
-	ShSettings   *ebpf.Map `ebpf:"sh_settings"`
-	ShSlots      *ebpf.Map `ebpf:"sh_slots"`
-	ShSources    *ebpf.Map `ebpf:"sh_sources"`
-	ShSvcTraffic *ebpf.Map `ebpf:"sh_svc_traffic"`
-	ShTracked    *ebpf.Map `ebpf:"sh_tracked"`
-	ShTxPorts    *ebpf.Map `ebpf:"sh_tx_ports"`
+	ShAddresses   *ebpf.Map `ebpf:"sh_addresses"`
+	ShBackends    *ebpf.Map `ebpf:"sh_backends"`
+	ShBeTraffic   *ebpf.Map `ebpf:"sh_be_traffic"`
+	ShChain       *ebpf.Map `ebpf:"sh_chain"`
+	ShChunk       *ebpf.Map `ebpf:"sh_chunk"`
+	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
+	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
+	ShFragments   *ebpf.Map `ebpf:"sh_fragments"`
+	ShFrontends   *ebpf.Map `ebpf:"sh_frontends"`
+	ShHands       *ebpf.Map `ebpf:"sh_hands"`
+	ShHandshakes  *ebpf.Map `ebpf:"sh_handshakes"`
+	ShIcmpTokens  *ebpf.Map `ebpf:"sh_icmp_tokens"`
+	ShIfindexes   *ebpf.Map `ebpf:"sh_ifindexes"`
+	ShInterfaces  *ebpf.Map `ebpf:"sh_interfaces"`
+	ShKnown       *ebpf.Map `ebpf:"sh_known"`
+	ShMarks       *ebpf.Map `ebpf:"sh_marks"`
+	ShNames       *ebpf.Map `ebpf:"sh_names"`
+	ShRanges      *ebpf.Map `ebpf:"sh_ranges"`
+	ShReasons     *ebpf.Map `ebpf:"sh_reasons"`
+	ShRemembered  *ebpf.Map `ebpf:"sh_remembered"`
+	ShScratch     *ebpf.Map `ebpf:"sh_scratch"`
+	ShServices    *ebpf.Map `ebpf:"sh_services"`
+	ShSettings    *ebpf.Map `ebpf:"sh_settings"`
+	ShSlots       *ebpf.Map `ebpf:"sh_slots"`
+	ShSourceRates *ebpf.Map `ebpf:"sh_source_rates"`
+	ShSources     *ebpf.Map `ebpf:"sh_sources"`
+	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
+	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
+	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 }
 
 func (m *xdpMaps) Close() error {
@@ -202,6 +211,7 @@ func (m *xdpMaps) Close() error {
 		m.ShBeTraffic,
 		m.ShChain,
 		m.ShChunk,
+		m.ShFilters,
 		m.ShFlows,
 		m.ShFragments,
 		m.ShFrontends,
@@ -220,7 +230,9 @@ func (m *xdpMaps) Close() error {
 		m.ShServices,
 		m.ShSettings,
 		m.ShSlots,
+		m.ShSourceRates,
 		m.ShSources,
+		m.ShSvcFlows,
 		m.ShSvcTraffic,
 		m.ShTracked,
 		m.ShTxPorts,

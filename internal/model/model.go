@@ -180,7 +180,10 @@ type Service struct {
 	// also where the table changes meanwhile; 0: no affinity, flows are placed one by one.
 	AffinityTimeout time.Duration
 	Policy          Policy
-	Backends        []Backend
+	// AllowFrom and DenyFrom say which sources may use the service, masked and unmapped. Of the
+	// prefixes that a source is in, the longest decides; in none, it may if AllowFrom is empty.
+	AllowFrom, DenyFrom []netip.Prefix
+	Backends            []Backend
 }
 
 // Policy is what a service does beyond the plain way. The zero value is the plain way.
@@ -190,7 +193,8 @@ type Policy struct {
 	// HashAddresses has the two addresses alone decide a flow's slot, as affinity does with
 	// the client's: fragments without ports then have the slot of their packet.
 	HashAddresses bool
-	// Filters is whether only some sources may; the prefixes are kept apart.
+	// Filters is whether only some sources may. The reconciler sets it, by Service.AllowFrom and
+	// DenyFrom and for each family apart.
 	Filters bool
 	// FlowsMax bounds the service's tracked flows; 0: no bound of its own.
 	FlowsMax uint32
@@ -228,6 +232,7 @@ type Limits struct {
 	Slots    uint32 // Maglev slots of all services together, rebuilds included
 	// Remembered flows of direct return and clients of affinity, at once.
 	Remembered uint32
+	Filters    uint32 // prefixes of Service.AllowFrom and DenyFrom, of all services together
 }
 
 // Encapsulation says what the outer headers of dsr-ipip and dsr-gue look like.

@@ -41,6 +41,7 @@ type ServiceDifference struct {
 	Tracking         *TrackingDifference   `json:"tracking,omitempty"`
 	AffinityTimeout  *AffinityDifference   `json:"affinity_timeout,omitempty"`
 	Policies         []PolicyDifference    `json:"policies,omitempty"`
+	Filters          *FilterDifference     `json:"filters,omitempty"`
 	FrontendsAdded   []string              `json:"frontends_added,omitempty"`
 	FrontendsRemoved []string              `json:"frontends_removed,omitempty"`
 	BackendsAdded    []string              `json:"backends_added,omitempty"`
@@ -150,6 +151,9 @@ func (s ServiceDifference) String() string {
 		for _, p := range s.Policies {
 			clauses = append(clauses, fmt.Sprintf("%s from %s to %s", p.Option, p.Before, p.After))
 		}
+		if s.Filters != nil {
+			clauses = append(clauses, s.Filters.String())
+		}
 		for _, part := range []struct {
 			what, verb string
 			items      []string
@@ -254,6 +258,7 @@ type view struct {
 	tracking   model.Tracking
 	affinity   time.Duration
 	policy     model.Policy
+	rules      map[netip.Prefix]bool // of both families
 	frontends  map[model.Frontend]bool
 	weights    map[model.BackendAddress]int // unknownWeight after adoption
 	adopted    bool
@@ -262,12 +267,14 @@ type view struct {
 const unknownWeight = -1
 
 func newView(forwarding model.Forwarding, tracking model.Tracking, affinity time.Duration, policy model.Policy) view {
-	return view{forwarding, tracking, affinity, policy, map[model.Frontend]bool{}, map[model.BackendAddress]int{}, false}
+	policy.Filters = false // the rules say it
+	return view{forwarding, tracking, affinity, policy, map[netip.Prefix]bool{}, map[model.Frontend]bool{}, map[model.BackendAddress]int{}, false}
 }
 
 // viewOf is the view of a configured service, without backends no frontend can reach.
 func viewOf(service model.Service) view {
 	v := newView(service.Forwarding, trackingOf(service), service.AffinityTimeout, service.Policy)
+	v.rules = allRules(service)
 	families := map[bool]bool{}
 	for _, f := range service.Frontends {
 		v.frontends[f] = true
@@ -296,6 +303,9 @@ func (r *Reconciler) views() map[string]view {
 			v = newView(service.record.Forwarding, service.record.Tracking, service.record.AffinityTimeout, service.record.Policy)
 			v.adopted = true
 			views[name] = v
+		}
+		if service.record.Policy.Filters {
+			r.mirror.rules(index, service.record.Generation, v.rules)
 		}
 		named := map[BackendRef]bool{}
 		nameAll(service.slots, named)
@@ -339,7 +349,8 @@ func (r *Reconciler) difference(desired Desired, t *target, p *plan) Difference 
 	}
 	for _, name := range slices.Sorted(maps.Keys(before)) {
 		difference, _ := r.serviceDifference(name, before[name], view{
-			forwarding: before[name].forwarding, tracking: before[name].tracking, affinity: before[name].affinity, policy: before[name].policy})
+			forwarding: before[name].forwarding, tracking: before[name].tracking, affinity: before[name].affinity, policy: before[name].policy,
+			rules: before[name].rules})
 		difference.Change = Removed
 		d.Services = append(d.Services, difference)
 	}
@@ -364,6 +375,7 @@ func (r *Reconciler) serviceDifference(name string, before, after view) (Service
 	}
 	if before.forwarding != "" {
 		d.Policies = policyDifferences(before.policy, after.policy)
+		d.Filters = filterDifference(before.rules, after.rules)
 	}
 	for _, f := range slices.SortedFunc(maps.Keys(after.frontends), compareFrontends) {
 		if !before.frontends[f] {
@@ -392,7 +404,7 @@ func (r *Reconciler) serviceDifference(name string, before, after view) (Service
 			d.BackendsRemoved = append(d.BackendsRemoved, b.String())
 		}
 	}
-	return d, d.Forwarding != nil || d.Tracking != nil || d.AffinityTimeout != nil || len(d.Policies)+len(d.FrontendsAdded)+len(d.FrontendsRemoved)+
+	return d, d.Forwarding != nil || d.Tracking != nil || d.AffinityTimeout != nil || d.Filters != nil || len(d.Policies)+len(d.FrontendsAdded)+len(d.FrontendsRemoved)+
 		len(d.BackendsAdded)+len(d.BackendsRemoved)+len(d.Weights) > 0
 }
 
@@ -405,12 +417,12 @@ func policyDifferences(before, after model.Policy) (differences []PolicyDifferen
 		return otherwise
 	}
 	bound := func(n uint32) string { return choose(n > 0, strconv.Itoa(int(n)), "none") }
+	rate := func(n uint32) string { return choose(n > 0, fmt.Sprintf("%d/s", n), "none") }
 	for _, option := range []PolicyDifference{
 		{"on_no_backend", choose(before.Rejects, "reject", "drop"), choose(after.Rejects, "reject", "drop")},
 		{"hash", choose(before.HashAddresses, "addresses", "flow"), choose(after.HashAddresses, "addresses", "flow")},
-		{"allow_from and deny_from", choose(before.Filters, "some", "none"), choose(after.Filters, "some", "none")},
 		{"max_flows", bound(before.FlowsMax), bound(after.FlowsMax)},
-		{"max_new_flows_per_source", bound(before.SourceRate), bound(after.SourceRate)},
+		{"max_new_flows_per_source", rate(before.SourceRate), rate(after.SourceRate)},
 	} {
 		if option.Before != option.After {
 			differences = append(differences, option)

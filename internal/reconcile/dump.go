@@ -30,6 +30,8 @@ import (
 //	  previous backend 3 generation 1: 11 slots
 //	frontend tcp 192.0.2.10:80: service 0
 //	address 192.0.2.10: vip, announce
+//	filter 198.51.100.0/24: service 0 generation 1, allow
+//	filter 0.0.0.0/0: service 0 generation 1, deny
 //	free backend 2: last generation 1
 func Dump(contents Contents) string {
 	var out strings.Builder
@@ -66,6 +68,7 @@ func Dump(contents Contents) string {
 	for _, address := range slices.SortedFunc(maps.Keys(contents.Addresses), netip.Addr.Compare) {
 		fmt.Fprintf(&out, "address %s: %s\n", address, strings.Join(roles(contents.Addresses[address]), ", "))
 	}
+	dumpFilters(&out, contents.Filters)
 	for _, free := range []struct {
 		what        string
 		generations map[uint32]uint8

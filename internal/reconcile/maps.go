@@ -84,6 +84,8 @@ type Contents struct {
 	Slots     map[uint32][]Slot // by service index, ServiceRecord.Size long
 	// BeforeSlots are those of the table before, by service index, BeforeSize long.
 	BeforeSlots map[uint32][]Slot
+	// Filters say whether a prefix of sources may; of services that are gone, too.
+	Filters map[Filter]bool
 	// Generations of positions that hold nothing now but once did.
 	BackendGenerations map[uint32]uint8
 	ServiceGenerations map[uint32]uint8
@@ -101,6 +103,9 @@ type Maps interface {
 	DeleteService(index uint32, generation uint8) error
 	PutFrontend(f model.Frontend, serviceIndex uint32) error
 	DeleteFrontend(f model.Frontend) error
+	// PutFilter says whether a prefix of sources may use a service.
+	PutFilter(f Filter, allow bool) error
+	DeleteFilter(f Filter) error
 	PutAddress(AddressRecord) error
 	DeleteAddress(netip.Addr) error
 	// WriteSlots stores the slots from offset on, each with one aligned atomic store.

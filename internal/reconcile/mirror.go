@@ -19,6 +19,7 @@ type mirror struct {
 	byKey     map[serviceKey]uint32
 	frontends map[model.Frontend]mirrorFrontend
 	addresses map[netip.Addr]mirrorAddress
+	filters   map[Filter]mirrorFilter
 
 	backendPositions positions
 	servicePositions positions
@@ -75,6 +76,7 @@ func newMirror(contents Contents, tick uint32) (mirror, error) {
 		byKey:     map[serviceKey]uint32{},
 		frontends: map[model.Frontend]mirrorFrontend{},
 		addresses: map[netip.Addr]mirrorAddress{},
+		filters:   map[Filter]mirrorFilter{},
 		// A run before this one may have freed something and not waited.
 		graceOwed: len(contents.Services)+len(contents.ServiceGenerations)+
 			len(contents.Backends)+len(contents.BackendGenerations) > 0,
@@ -112,6 +114,9 @@ func newMirror(contents Contents, tick uint32) (mirror, error) {
 	}
 	for address, record := range contents.Addresses {
 		m.addresses[address] = mirrorAddress{AddressRecord: record}
+	}
+	for f, allow := range contents.Filters {
+		m.filters[f] = mirrorFilter{allow: allow}
 	}
 	m.backendPositions = newPositions(1, backendGenerations, contents.BackendGenerations)
 	m.servicePositions = newPositions(0, serviceGenerations, contents.ServiceGenerations)

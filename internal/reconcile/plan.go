@@ -32,6 +32,8 @@ type plan struct {
 	backends      []BackendRecord
 	places        bool            // some of them need a position
 	named         []BackendRecord // backends that no slot names yet
+	filters       []filterStep
+	filtersGone   []Filter // of services that go on filtering
 	tables        []tableStep
 	clashing      []model.Frontend // go just before what shares parts of their range
 	frontends     []frontendStep
@@ -41,10 +43,12 @@ type plan struct {
 	// What the new has taken over from.
 	lateServices []uint32
 	lateBackends []uint32
+	filtersLate  []Filter // of services that are gone, or let everybody in now
 	forgotten    []AddressRecord
 
 	refs       map[model.BackendAddress]BackendRef
 	indices    map[serviceKey]uint32
+	tenants    map[serviceKey]serviceRef
 	moves      map[serviceKey]TableDifference
 	repairs    int
 	difference Difference
@@ -81,6 +85,7 @@ func newPlan(m *mirror, t *target) (*plan, error) {
 		plan: &plan{
 			refs:    map[model.BackendAddress]BackendRef{},
 			indices: map[serviceKey]uint32{},
+			tenants: map[serviceKey]serviceRef{},
 			moves:   map[serviceKey]TableDifference{},
 		},
 		mirror: m, target: t,
@@ -94,6 +99,9 @@ func newPlan(m *mirror, t *target) (*plan, error) {
 		return nil, err
 	}
 	if err := p.placeServices(); err != nil {
+		return nil, err
+	}
+	if err := p.planFilters(); err != nil {
 		return nil, err
 	}
 	p.planFrontends()
@@ -298,6 +306,7 @@ func (p *planner) placeServices() error {
 			p.indices[want.serviceKey] = step.record.Index
 			positions, step.put, step.first = positions[1:], true, true
 		}
+		p.tenants[want.serviceKey] = serviceRef{step.record.Index, step.record.Generation}
 		if err := p.planTable(&step, want, before, room); err != nil {
 			return err
 		}
@@ -487,7 +496,7 @@ func (p *plan) operations() int {
 	return len(p.settle) + len(p.withdrawals) + len(p.earlyFrontends) + len(p.earlyServices) +
 		len(p.earlyBackends) + len(p.sources) + len(p.backends) + len(p.tables) + len(p.clashing) +
 		len(p.frontends) + len(p.lateFrontends) + len(p.addresses) + len(p.lateServices) +
-		len(p.lateBackends) + len(p.forgotten)
+		len(p.lateBackends) + len(p.forgotten) + len(p.filters) + len(p.filtersGone) + len(p.filtersLate)
 }
 
 // compareFrontends orders frontends by address, protocol and ports.
@@ -564,6 +573,12 @@ func (r *Reconciler) add(p *plan) error {
 	if len(p.named) > 0 && r.beforeNaming != nil {
 		r.beforeNaming(p.named)
 	}
+	if err := each(p.filters, r.putFilter); err != nil {
+		return err
+	}
+	if err := each(p.filtersGone, r.deleteFilter); err != nil {
+		return err
+	}
 	if err := each(p.tables, r.changeTable); err != nil {
 		return err
 	}
@@ -611,12 +626,15 @@ func (r *Reconciler) removeLate(p *plan) error {
 	if err := each(p.lateServices, r.deleteService); err != nil {
 		return err
 	}
-	if len(p.lateBackends) > 0 {
+	if len(p.lateBackends)+len(p.filtersLate) > 0 {
 		if err := r.grace(); err != nil {
 			return err
 		}
 	}
 	if err := each(p.lateBackends, r.deleteBackend); err != nil {
+		return err
+	}
+	if err := each(p.filtersLate, r.deleteFilter); err != nil {
 		return err
 	}
 	return each(p.forgotten, r.setAddress)

@@ -37,7 +37,7 @@ func TestRandomHistories(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{T: t, limits: roomy, flows: map[reconcile.BackendRef]model.BackendAddress{}}
 		if rapid.Bool().Draw(t, "tight") {
-			w.limits = model.Limits{Services: 5, Backends: 8, Slots: 2100}
+			w.limits = model.Limits{Services: 5, Backends: 8, Slots: 2100, Filters: 100}
 		}
 		w.maps = fake.New(w.limits)
 		w.traffic = newTraffic(rapid.Uint64().Draw(t, "traffic"))
@@ -64,7 +64,7 @@ func TestRandomHistories(t *testing.T) {
 		w.settleAll()
 		w.apply(reconcile.Desired{Limits: w.limits}, nil, false)
 		contents, _ := w.maps.Contents()
-		if n := len(contents.Backends) + len(contents.Services) + len(contents.Frontends) + len(contents.Addresses); n > 0 {
+		if n := len(contents.Backends) + len(contents.Services) + len(contents.Frontends) + len(contents.Addresses) + len(contents.Filters); n > 0 {
 			t.Errorf("nothing is wanted, but %d records are left:\n%s", n, reconcile.Dump(contents))
 		}
 	})
@@ -73,7 +73,7 @@ func TestRandomHistories(t *testing.T) {
 func (w *world) drawFault() func(string) fake.Fault {
 	kind := rapid.SampledFrom([]fake.Fault{fake.None, fake.Before, fake.After, fake.Half}).Draw(w.T, "fault")
 	at := rapid.IntRange(0, 12).Draw(w.T, "at")
-	only := rapid.SampledFrom([]string{"", "", "put", "delete", "write slots", "put service", "delete backend", "grace", "scan", "write slots"}).Draw(w.T, "only")
+	only := rapid.SampledFrom([]string{"", "", "put", "delete", "write slots", "put service", "delete backend", "grace", "scan", "write slots", "put filter", "delete filter"}).Draw(w.T, "only")
 	if kind == fake.None {
 		return nil
 	}
@@ -110,6 +110,7 @@ func (w *world) drawDesired() reconcile.Desired {
 			Announce:        rapid.SampledFrom([]model.Announce{model.AnnounceL2, model.AnnounceNone}).Draw(w.T, "announce"),
 			TableSize:       rapid.SampledFrom([]uint32{0, 251, 509}).Draw(w.T, "size"),
 		}
+		w.drawLists(&s)
 		for _, text := range poolBackends {
 			if rapid.IntRange(0, 2).Draw(w.T, "has") == 0 {
 				s.Backends = append(s.Backends, backend(text, uint16(rapid.IntRange(0, 3).Draw(w.T, "weight"))))
@@ -165,7 +166,12 @@ func (w *world) apply(d reconcile.Desired, fault func(string) fake.Fault, again 
 		w.Fatalf("Plan changed the maps: %q", w.maps.Operations[before:])
 	}
 	w.begin(d, planErr)
-	w.maps.Fault = w.during(fault)
+	contents, _ := w.maps.Contents()
+	treated, inTraffic := verdicts(contents), w.during(fault)
+	w.maps.Fault = func(operation string) fake.Fault {
+		w.checkSources(treated, operation)
+		return inTraffic(operation)
+	}
 	difference, err := w.r.Apply(d)
 	w.maps.Fault = nil
 	operations := w.maps.Operations[before:]
@@ -293,6 +299,9 @@ func wanted(d reconcile.Desired) []string {
 					slots = append(slots, backends[member])
 				}
 			}
+			filters, some := wantedFilters(s, seed, ipv6)
+			lines = append(lines, filters...)
+			s.Policy.Filters = some
 			lines = append(lines, fmt.Sprintf("service %s %d %s %s %s %+v %s", s.Name, seed, s.Forwarding, tracking, s.AffinityTimeout, s.Policy, slots))
 		}
 	}
@@ -345,6 +354,13 @@ func found(c reconcile.Contents) []string {
 	}
 	for f, index := range c.Frontends {
 		lines = append(lines, fmt.Sprintf("frontend %s: %s %d", f, c.Services[index].Name, c.Services[index].Seed))
+	}
+	for f, allow := range c.Filters {
+		s := c.Services[f.Service]
+		if s.Generation != f.Generation {
+			s = reconcile.ServiceRecord{Name: "of nobody"}
+		}
+		lines = append(lines, fmt.Sprintf("filter %s: %s %d allow %v", f.Prefix, s.Name, s.Seed, allow))
 	}
 	for _, record := range c.Addresses {
 		lines = append(lines, fmt.Sprintf("address %+v", record))

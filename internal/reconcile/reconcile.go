@@ -19,6 +19,8 @@
 //     positions then have another generation.
 //   - A NAT source is known before a frontend can start flows from it, and forgotten
 //     last; a VIP is made known after its frontends and withdrawn before them.
+//   - A source may use a service as before a change or as after it, at every moment: planFilters
+//     says how.
 //   - A slot of a tracked service leaves its transition only by way of closing, a Grace and
 //     a scan of the remembered flows, and nothing else happens to tables in between.
 //   - A table before, which slots in transition refer to, is not written to, and kept

@@ -17,7 +17,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/reconcile/fake"
 )
 
-var roomy = model.Limits{Services: 100, Backends: 1000, Slots: 100_000}
+var roomy = model.Limits{Services: 100, Backends: 1000, Slots: 100_000, Filters: 1000}
 
 func backend(text string, weight uint16) model.Backend {
 	b := model.Backend{Weight: weight}

@@ -70,7 +70,8 @@ type targetService struct {
 	tracking   model.Tracking
 	affinity   time.Duration
 	policy     model.Policy
-	size       uint32 // 0: nobody takes new flows
+	rules      map[netip.Prefix]bool // which sources may; nil: all
+	size       uint32                // 0: nobody takes new flows
 	members    []maglev.Member
 	backends   []model.BackendAddress // of the members, by the same index
 }
@@ -90,6 +91,9 @@ func newTarget(desired Desired) (*target, error) {
 			return nil, fmt.Errorf("service %q is there twice: names must differ", service.Name)
 		}
 		names[service.Name] = true
+		if err := checkFilters(service); err != nil {
+			return nil, err
+		}
 		for _, f := range service.Frontends {
 			if owner, ok := owners[f]; ok {
 				return nil, fmt.Errorf("frontend %s of service %q belongs to service %q already: remove it from one of them",
@@ -126,7 +130,9 @@ func (t *target) add(service model.Service, ipv6 bool) error {
 		tracking:   trackingOf(service),
 		affinity:   service.AffinityTimeout,
 		policy:     service.Policy,
+		rules:      rulesOf(service, ipv6),
 	}
+	half.policy.Filters = half.rules != nil
 	frontends := 0
 	for _, f := range service.Frontends {
 		if f.Address.Is6() != ipv6 {

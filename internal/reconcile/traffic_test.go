@@ -65,6 +65,8 @@ func (w *world) drawChange() reconcile.Desired {
 				s.Backends = slices.Delete(s.Backends, at, at+1)
 			case 3:
 				s.TableSize = rapid.SampledFrom([]uint32{0, 251, 509}).Draw(w.T, "size")
+			case 4:
+				w.drawLists(s)
 			}
 		} else {
 			s.Backends = []model.Backend{backend(poolBackends[0], 1), backend(poolBackends[1], 1)}

@@ -126,6 +126,7 @@ func (w *world) soundTable() map[flowKey]flowEntry {
 	if faults > 5 {
 		w.Errorf("and %d faults more", faults-5)
 	}
+	w.checkFlowCounts()
 	return table
 }
 

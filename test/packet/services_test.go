@@ -52,6 +52,9 @@ func services() []model.Service {
 	var all []model.Service
 	add := func(name string, forwarding model.Forwarding, vips []netip.Addr, ports model.PortRange, backends ...model.BackendAddress) {
 		s := model.Service{Name: name, Forwarding: forwarding, Announce: model.AnnounceL2, TableSize: 251}
+		if name == "nat" || name == "destination" {
+			s.Policy.FlowsMax = 1 << 20 // no bound here: soundTable holds the count against the flows
+		}
 		for _, vip := range vips {
 			for _, protocol := range []model.Protocol{model.TCP, model.UDP} {
 				s.Frontends = append(s.Frontends, model.Frontend{Address: vip, Ports: ports, Protocol: protocol})

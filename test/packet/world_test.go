@@ -89,7 +89,7 @@ func newWorld(t testing.TB, changes ...option) *world {
 	}
 	o := worldOptions{
 		mode:   model.AttachNative,
-		limits: model.Limits{Flows: 4096, Services: 128, Backends: 64, Slots: 1 << 16, Remembered: 1 << 18},
+		limits: model.Limits{Flows: 4096, Services: 128, Backends: 64, Slots: 1 << 16, Remembered: 1 << 18, Filters: 10_000},
 		timeouts: model.Timeouts{TCPEstablished: 2*time.Hour + 4*time.Minute, TCPHandshake: 30 * time.Second,
 			TCPClosing: 10 * time.Second, UDP: 5 * time.Minute},
 		ports: model.PortRange{First: 1024, Last: 32767},

@@ -23,6 +23,9 @@ import (
 //     Grace, then a scan, and is not settled while a remembered flow disagrees with it;
 //   - the previous backend of a slot is the current one at the beginning of its
 //     transition, and is taken out at most;
+//   - a service that filters has a prefix of length 0, which sources in no list have, and
+//     loses its last one only after a Grace since it ceased to;
+//   - there are no more prefixes than there is room for;
 //   - a VIP is put when it has a frontend, and loses its last one after it is withdrawn.
 //     A range of ports may go before, because another in its place may share parts of it.
 
@@ -36,6 +39,7 @@ func (m *Maps) forget() {
 		named:    map[reconcile.BackendRef]bool{},
 		backends: map[uint32]bool{},
 		services: map[uint32]bool{},
+		filters:  map[[2]uint32]bool{},
 		slots:    map[uint32]bool{},
 	}
 	m.hold()
@@ -44,6 +48,9 @@ func (m *Maps) forget() {
 // hold notes every backend that a slot of a living service names now.
 func (m *Maps) hold() {
 	for _, service := range m.services {
+		if service.Policy.Filters {
+			m.held.filters[[2]uint32{service.Index, uint32(service.Generation)}] = true
+		}
 		for _, slot := range m.slots[service.Offset : service.Offset+service.Size] {
 			m.held.named[slot.Current], m.held.named[slot.Previous] = true, true
 		}
@@ -77,6 +84,18 @@ func (m *Maps) check(operation string) {
 			m.checkShared(operation, index, other, service, beside)
 		}
 		m.checkNames(operation, service)
+		if service.Policy.Filters && !m.filtersRest(service.Index, service.Generation) {
+			m.violation(operation, "service %d filters, but says nothing of sources in no list", index)
+		}
+	}
+	listed := 0
+	for f := range m.filters {
+		if f.Prefix.Bits() > 0 {
+			listed++
+		}
+	}
+	if listed > 2*int(m.limits.Filters) {
+		m.violation(operation, "%d prefixes, there is room for %d", listed, 2*m.limits.Filters)
 	}
 	for f, service := range m.frontends {
 		if _, ok := m.services[service]; !ok {
@@ -120,6 +139,22 @@ func (m *Maps) checkNames(operation string, service reconcile.ServiceRecord) {
 				int(service.Offset)+i, service.Index, ref.Index, ref.Generation)
 			return
 		}
+	}
+}
+
+// filtersRest reports whether a service's lists say what becomes of sources in none of them.
+func (m *Maps) filtersRest(index uint32, generation uint8) bool {
+	for f := range m.filters {
+		if f.Service == index && f.Generation == generation && f.Prefix.Bits() == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *Maps) checkDeleteFilter(operation string, f reconcile.Filter) {
+	if f.Prefix.Bits() == 0 && m.held.filters[[2]uint32{f.Service, uint32(f.Generation)}] {
+		m.violation(operation, "the service has filtered since the last grace")
 	}
 }
 

@@ -43,6 +43,13 @@ func TestChecksCatch(t *testing.T) {
 	putVIP := func(m *Maps) error { return m.PutAddress(reconcile.AddressRecord{Address: vip, VIP: true}) }
 	deleteVIP := func(m *Maps) error { return m.DeleteAddress(vip) }
 	grace := func(m *Maps) error { return m.Grace() }
+	filtering, plain := web, web
+	filtering.Policy.Filters = true
+	others := reconcile.Filter{Service: 0, Generation: 1, Prefix: netip.MustParsePrefix("0.0.0.0/0")}
+	listed := reconcile.Filter{Service: 0, Generation: 1, Prefix: netip.MustParsePrefix("10.0.0.0/8")}
+	putRest := func(m *Maps) error { return m.PutFilter(others, true) }
+	deleteRest := func(m *Maps) error { return m.DeleteFilter(others) }
+	putLong := func(m *Maps) error { return m.PutFilter(listed, true) }
 	up := []func(*Maps) error{putBackend(one, at), write(0, one, one), putService(web), putFrontend, putVIP}
 	down := []func(*Maps) error{deleteVIP, deleteFrontend, deleteService, grace, deleteBackend(one)}
 
@@ -68,6 +75,11 @@ func TestChecksCatch(t *testing.T) {
 		{"slots after grace", true, []func(*Maps) error{write(4, one, one), putService(moved), grace, write(0, one)}, ""},
 		{"VIP before frontend", false, []func(*Maps) error{putVIP}, "the VIP has no frontend"},
 		{"frontend before VIP", true, []func(*Maps) error{deleteFrontend}, "the address is a VIP"},
+		{"lists without the rest", true, []func(*Maps) error{putService(filtering)}, "says nothing of sources in no list"},
+		{"lists with the rest", true, []func(*Maps) error{putRest, putService(filtering)}, ""},
+		{"lists gone without grace", true, []func(*Maps) error{putRest, putService(filtering), putService(plain), deleteRest}, "the service has filtered since the last grace"},
+		{"lists gone after grace", true, []func(*Maps) error{putRest, putService(filtering), putService(plain), grace, deleteRest}, ""},
+		{"too many prefixes", false, []func(*Maps) error{putLong, putRest}, "1 prefixes, there is room for 0"},
 		{"shared slots", true, []func(*Maps) error{putService(reconcile.ServiceRecord{Index: 1, Name: "x", Generation: 1, Size: 1})}, "share slot 0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -43,6 +43,7 @@ type Maps struct {
 	services  map[uint32]reconcile.ServiceRecord
 	frontends map[model.Frontend]uint32
 	addresses map[netip.Addr]reconcile.AddressRecord
+	filters   map[reconcile.Filter]bool
 	slots     []reconcile.Slot
 	program   // the flows it remembers
 
@@ -57,7 +58,8 @@ type held struct {
 	named    map[reconcile.BackendRef]bool // by a slot of a living service
 	backends map[uint32]bool               // positions that were deleted
 	services map[uint32]bool
-	slots    map[uint32]bool // of tables no record points to or refers to any more
+	filters  map[[2]uint32]bool // services that filter, by index and generation
+	slots    map[uint32]bool    // of tables no record points to or refers to any more
 }
 
 var _ reconcile.Maps = (*Maps)(nil)
@@ -70,6 +72,7 @@ func New(limits model.Limits) *Maps {
 		services:     map[uint32]reconcile.ServiceRecord{},
 		frontends:    map[model.Frontend]uint32{},
 		addresses:    map[netip.Addr]reconcile.AddressRecord{},
+		filters:      map[reconcile.Filter]bool{},
 		slots:        make([]reconcile.Slot, limits.Slots),
 		program:      newProgram(),
 		lastBackends: map[uint32]reconcile.BackendRecord{},
@@ -87,6 +90,7 @@ func (m *Maps) Contents() (reconcile.Contents, error) {
 		Services:           maps.Clone(m.services),
 		Frontends:          maps.Clone(m.frontends),
 		Addresses:          maps.Clone(m.addresses),
+		Filters:            maps.Clone(m.filters),
 		Slots:              map[uint32][]reconcile.Slot{},
 		BeforeSlots:        map[uint32][]reconcile.Slot{},
 		BackendGenerations: map[uint32]uint8{},
@@ -192,6 +196,19 @@ func (m *Maps) DeleteFrontend(f model.Frontend) error {
 	operation := fmt.Sprintf("delete frontend %s", f)
 	m.checkDeleteFrontend(operation, f)
 	return m.do(operation, func() { delete(m.frontends, f) }, nil)
+}
+
+// PutFilter is part of reconcile.Maps.
+func (m *Maps) PutFilter(f reconcile.Filter, allow bool) error {
+	operation := fmt.Sprintf("put filter %s service %d/%d allow %v", f.Prefix, f.Service, f.Generation, allow)
+	return m.do(operation, func() { m.filters[f] = allow }, nil)
+}
+
+// DeleteFilter is part of reconcile.Maps.
+func (m *Maps) DeleteFilter(f reconcile.Filter) error {
+	operation := fmt.Sprintf("delete filter %s service %d/%d", f.Prefix, f.Service, f.Generation)
+	m.checkDeleteFilter(operation, f)
+	return m.do(operation, func() { delete(m.filters, f) }, nil)
 }
 
 // PutAddress is part of reconcile.Maps.

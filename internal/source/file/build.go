@@ -73,6 +73,7 @@ type builder struct {
 	hosts     []address           // of backends
 	distinct  map[model.BackendAddress]bool
 	slots     uint64 // of all tables together
+	filters   uint64 // prefixes of allow_from and deny_from
 	halves    uint64 // services of the data plane: one for each family of a service's addresses
 }
 
@@ -140,6 +141,7 @@ func (b *builder) service(entry *serviceEntry, defaults *defaultsEntry) {
 		b.directPorts(entry, &s, usable)
 		b.families(entry, &s, addresses)
 	}
+	b.admission(entry, &s, addresses)
 	b.weights(entry, &s)
 	b.parsed.Config.Services = append(b.parsed.Config.Services, s)
 	b.parsed.backends = append(b.parsed.backends, marks)

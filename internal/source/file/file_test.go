@@ -168,12 +168,14 @@ func TestSample(t *testing.T) {
 				},
 				Forwarding: model.ForwardingDSRIPIP, Announce: model.AnnounceL2,
 				Tracking: model.TrackingAuto, AffinityTimeout: 30 * time.Minute,
-				Policy:   model.Policy{Rejects: true},
-				Backends: []model.Backend{backend("10.0.2.2", 0, 1, "10.0.2.2"), backend("10.0.2.3", 0, 1, "10.0.2.3")},
+				Policy:    model.Policy{Rejects: true, SourceRate: 100},
+				AllowFrom: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("2001:db8:9::/48")},
+				DenyFrom:  []netip.Prefix{netip.MustParsePrefix("198.51.100.7/32")},
+				Backends:  []model.Backend{backend("10.0.2.2", 0, 1, "10.0.2.2"), backend("10.0.2.3", 0, 1, "10.0.2.3")},
 			},
 		},
 		Timeouts: model.Timeouts{TCPEstablished: 2*time.Hour + 4*time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute, Settle: 15 * time.Minute},
-		Limits:   model.Limits{Flows: 1_000_000, Services: 10_000, Backends: 100_000, Slots: 1 << 20, Remembered: 250_000},
+		Limits:   model.Limits{Flows: 1_000_000, Services: 10_000, Backends: 100_000, Slots: 1 << 20, Remembered: 250_000, Filters: 10_000},
 		SNAT: model.SNAT{
 			Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8:1::1")},
 			Ports:     model.PortRange{First: 1024, Last: 32767},
@@ -204,7 +206,7 @@ func TestDefaults(t *testing.T) {
 			Backends:  []model.Backend{{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.2")}, Weight: 1, Name: "10.0.0.2"}},
 		}},
 		Timeouts: model.Timeouts{TCPEstablished: 124 * time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute, Settle: 15 * time.Minute},
-		Limits:   model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 20, Remembered: 250_000},
+		Limits:   model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 20, Remembered: 250_000, Filters: 10_000},
 		Socket:   "/run/shunt/shunt.sock",
 
 		Encapsulation: model.Encapsulation{GUEPort: 6080},
@@ -293,9 +295,9 @@ func TestGuide(t *testing.T) {
 }
 
 func TestMemory(t *testing.T) {
-	limits := model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 20, Remembered: 250_000}
+	limits := model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 20, Remembered: 250_000, Filters: 10_000}
 	bytes, lines := DefaultEntrySizes.Memory(limits, 2)
-	const want = 2*312_500*160 + 312_500*48 + 8<<20 + 4096*40 + 1000*16 + 2*5096*40 + 250_000*104
+	const want = 2*312_500*160 + 312_500*48 + 8<<20 + 4096*40 + 1000*16 + 2*5096*40 + 250_000*104 + 10_000*144 + 65536*104
 	if bytes != want {
 		t.Errorf("the limits cost %d bytes, want %d", bytes, want)
 	}

@@ -108,6 +108,8 @@ func (f *field) typeText() string {
 		text = fmt.Sprintf("number, %d to %d", f.min, f.max)
 	case f.bounded && t == reflect.TypeFor[duration]():
 		text = fmt.Sprintf("duration, %s to %s", brief(f.min), brief(f.max))
+	case f.bounded && t == reflect.TypeFor[rate]():
+		text = fmt.Sprintf("rate, %d/s to %d/s", f.min, f.max)
 	case f.bounded:
 		text = fmt.Sprintf("text, %d to %d bytes", f.min, f.max)
 	}
@@ -119,7 +121,7 @@ func (f *field) typeText() string {
 
 // unitText is the field's unit; durations carry theirs.
 func (f *field) unitText() string {
-	if f.typ == reflect.TypeFor[duration]() {
+	if f.typ == reflect.TypeFor[duration]() || f.typ == reflect.TypeFor[rate]() {
 		return "in the value"
 	}
 	return f.unit

@@ -17,11 +17,17 @@ type EntrySizes struct {
 	Counter uint64 // per CPU, for each service and each backend
 	// Remembered is one flow of direct return or one client of affinity; taken as they come.
 	Remembered uint64
+	// Filter is one prefix of allow_from or deny_from, with the node that leads to it; taken as
+	// they come. Source is one address that max_new_flows_per_source counts.
+	Filter, Source uint64
 }
+
+// sourceCount is how many sources max_new_flows_per_source counts (sh_source_rates).
+const sourceCount = 1 << 16
 
 // DefaultEntrySizes are estimates: key, value, and what the kernel adds to an element of
 // a hash. The data plane, which knows the real ones, may use its own.
-var DefaultEntrySizes = EntrySizes{Flow: 160, Ring: 48, Slot: 8, Backend: 40, Service: 16, Counter: 40, Remembered: 104}
+var DefaultEntrySizes = EntrySizes{Flow: 160, Ring: 48, Slot: 8, Backend: 40, Service: 16, Counter: 40, Remembered: 104, Filter: 144, Source: 104}
 
 // Memory is what the limits cost in kernel memory on this machine, in bytes, and one
 // line of text for each map.
@@ -46,6 +52,8 @@ func (e EntrySizes) Memory(limits model.Limits, cpuCount int) (bytes uint64, lin
 		{"services", uint64(limits.Services), e.Service, ""},
 		{"counters", counted * uint64(cpuCount), e.Counter, ""},
 		{"remembered", uint64(limits.Remembered), e.Remembered, " when all are in use"},
+		{"filters", uint64(limits.Filters), e.Filter, " when all are in use"},
+		{"sources", sourceCount, e.Source, ""},
 	} {
 		cost := m.count * m.size
 		bytes += cost

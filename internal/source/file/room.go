@@ -11,7 +11,7 @@ func (p *Parsed) buildLimits(doc *document, b *builder) {
 	p.Config.Limits = model.Limits{
 		Flows: uint32(l.Flows.Value), Services: uint32(l.Services.Value),
 		Backends: uint32(l.Backends.Value), Slots: uint32(l.Slots.Value),
-		Remembered: uint32(l.Remembered.Value),
+		Remembered: uint32(l.Remembered.Value), Filters: uint32(l.Filters.Value),
 	}
 	services := uint64(len(doc.Services.Items))
 	format := "there are %d services"
@@ -21,6 +21,7 @@ func (p *Parsed) buildLimits(doc *document, b *builder) {
 	p.within(&l.Services, doc.Services.mark, "limits.services", services, format)
 	p.within(&l.Backends, doc.Services.mark, "limits.backends", uint64(len(b.distinct)), "the services have %d different backends")
 	p.within(&l.Slots, doc.Services.mark, "limits.slots", 2*b.slots, "the services' tables need %d slots (each twice, for a new table is built beside the old one)")
+	p.within(&l.Filters, doc.Services.mark, "limits.filters", b.filters, "the services list %d prefixes of sources")
 	p.room(doc, b)
 }
 
