@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"strings"
 	"syscall"
 
 	"github.com/safchain/ethtool"
@@ -243,11 +245,32 @@ func (h *Host) ready(ctx context.Context) error {
 				waiting = append(waiting, link.Attrs().Name)
 			}
 		}
-		if len(waiting) == 0 {
-			return true, nil
+		if len(waiting) > 0 {
+			return false, h.hurry(waiting)
 		}
-		return false, h.hurry(waiting)
+		return h.groupsJoined()
 	})
+}
+
+// groupsJoined reports whether each IPv6 address has its solicited-node group (RFC 4291, 2.7.1):
+// the kernel joins it from a worker some time after the address is there, and who compares
+// memberships before and after would see it come.
+func (h *Host) groupsJoined() (joined bool, err error) {
+	err = h.Run(func() error {
+		text, err := os.ReadFile("/proc/thread-self/net/igmp6")
+		if err != nil {
+			return err
+		}
+		joined = true
+		addresses, err := h.Netlink().AddrList(nil, netlink.FAMILY_V6)
+		for _, a := range addresses {
+			if b := a.IP.To16(); !a.IP.IsLoopback() && !a.IP.IsMulticast() {
+				joined = joined && strings.Contains(string(text), fmt.Sprintf("ff0200000000000000000001ff%02x%02x%02x ", b[13], b[14], b[15]))
+			}
+		}
+		return err
+	})
+	return joined, err
 }
 
 // hurry asks for the state of links through ethtool, which on newer kernels does the
