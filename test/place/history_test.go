@@ -259,7 +259,9 @@ func (h *history) look() {
 		f.draining = f.draining || holds && h.drainsNow(f, f.holder)
 		f.rehashed = f.rehashed || f.byClient != (record.AffinityTimeout > 0)
 		untracked := h.mayStray(f)
-		if (record.Tracking == model.TrackingNone || untracked || f.mayStray) && holds && f.current != f.holder {
+		// The next change may carry it out and take it back in one: then its slot has another before.
+		between := f.mayStray && h.slotOf(f).State == reconcile.Transition
+		if (record.Tracking == model.TrackingNone || untracked || f.mayStray) && holds && (f.current != f.holder || between) {
 			f.strayed = true
 		}
 		f.mayStray = untracked
