@@ -201,10 +201,13 @@ api: {socket: %s}
 // startLimit is how long shunt run may take until it forwards.
 const startLimit = 15 * time.Second
 
-// attached waits until the interface has an XDP program and takes it.
+// attached waits until the interface has the program that its services need, and takes it.
 func (d *side) attached(b *bed.Bed, name string, child *bed.Child) error {
 	var iface netlink.Link
 	err := until(child, func() (err error) {
+		if !strings.Contains(child.Output(), "msg=forwarding") {
+			return errors.New("it does not forward yet")
+		}
 		err = b.In(bed.Balancer, func() error {
 			iface, err = netlink.LinkByName(name)
 			return err

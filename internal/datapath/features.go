@@ -58,7 +58,7 @@ func (d *Datapath) require(needed abiFeature) (err error) {
 		_ = old.program.Close()
 		d.attached[name] = &a
 	}
-	return nil
+	return d.grace.wait() // a run of the old program must not see what comes now
 }
 
 // renew loads an attached interface's program anew, and has the interface run it.
