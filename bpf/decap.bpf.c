@@ -14,6 +14,8 @@
  * The inner packet keeps its DSCP and its TTL; its ECN follows RFC 6040. An outer UDP
  * checksum is not verified.
  */
+#include "lib/ctx_xdp.h"
+
 #include "lib/decap.h"
 #include "lib/decap_inner.h"
 #include "lib/decap_outer.h"
@@ -21,28 +23,28 @@
 char _license[] SEC("license") = "Dual BSD/GPL";
 
 /* Takes off what lies between the Ethernet header and the inner packet. */
-static __always_inline enum decap_verdict outer_remove(struct xdp_md *ctx, struct tunnel *t)
+static __always_inline enum decap_verdict outer_remove(struct frame_ctx *ctx, struct tunnel *t)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct ethhdr *eth = data, saved;
 
 	if ((void *)(eth + 1) > data_end)
 		return decap_drop(t, REASON_INTERNAL);
 	__builtin_memcpy(&saved, eth, sizeof(saved));
 	saved.h_proto = t->protocol == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
-	if (bpf_xdp_adjust_head(ctx, (int)(t->offset & OFFSET_MASK) - ETH_HLEN))
+	if (ctx_head_cut(ctx, (t->offset & OFFSET_MASK) - ETH_HLEN))
 		return decap_drop(t, REASON_INTERNAL);
-	eth = data = (void *)(long)ctx->data;
-	data_end = (void *)(long)ctx->data_end;
+	eth = data = ctx_data(ctx);
+	data_end = ctx_data_end(ctx);
 	if ((void *)(eth + 1) > data_end)
 		return decap_drop(t, REASON_INTERNAL);
 	__builtin_memcpy(eth, &saved, sizeof(saved));
 	return decap_pass(t, t->is_gue ? REASON_DECAP_GUE : REASON_DECAP_IPIP);
 }
 
-static __always_inline enum decap_verdict decap_stage(struct xdp_md *ctx, struct tunnel *t)
+static __always_inline enum decap_verdict decap_stage(struct frame_ctx *ctx, struct tunnel *t)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct ethhdr *eth = data;
 	enum decap_verdict verdict;
 
@@ -71,7 +73,7 @@ static __always_inline enum decap_verdict decap_stage(struct xdp_md *ctx, struct
 SEC("xdp.frags")
 int sh_decap(struct xdp_md *ctx)
 {
-	struct tunnel t = { .frame_size = ctx->data_end - ctx->data };
+	struct tunnel t = { .frame_size = ctx_size_hint(ctx) };
 	enum decap_verdict verdict = decap_stage(ctx, &t);
 
 	decap_count(t.reason, t.frame_size);

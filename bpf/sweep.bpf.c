@@ -44,7 +44,8 @@ static long flow_sweep(void *map, struct flow_key *key_live, struct flow *live, 
 	}
 	if (copy.direction == DIRECTION_CLIENT) {
 		s->found.flows++;
-		if (life_state(copy.life) & FLOW_ESTABLISHED)
+		if ((life_state(copy.life) & FLOW_ESTABLISHED) &&
+		    !state_is_closed(life_state(copy.life)))
 			s->found.established++;
 	}
 	return 0;

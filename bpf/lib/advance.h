@@ -67,8 +67,8 @@ static __always_inline __u8 state_after(__u8 state, const struct packet *p, cons
 /* Carries a change over to the twin, and a client's new next hop with it. Returns 0, or -1
  * when a client's entry has lost its twin: whoever ended that one lost the race for this
  * one to a packet, and the port may be another flow's by now. */
-static __noinline int twin_follow(struct xdp_md *ctx, const struct packet *p, const struct flow *f,
-				  __u8 set, __u8 clear)
+static __noinline int twin_follow(struct frame_ctx *ctx, const struct packet *p,
+				  const struct flow *f, __u8 set, __u8 clear)
 {
 	struct scratch *scratch = scratch_get();
 	struct flow *live;
@@ -95,8 +95,8 @@ static __noinline int twin_follow(struct xdp_md *ctx, const struct packet *p, co
 /*
  * Moves the flow on by this packet. live is the entry f was copied from.
  */
-static __noinline enum advance flow_advance(struct xdp_md *ctx, struct packet *p, struct flow *live,
-					    struct flow *f)
+static __noinline enum advance flow_advance(struct frame_ctx *ctx, struct packet *p,
+					    struct flow *live, struct flow *f)
 {
 	struct settings *settings = settings_get();
 	__u8 old = life_state(f->life), state;

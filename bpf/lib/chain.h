@@ -35,7 +35,7 @@ struct {
  * is a constant in the instruction, which lets the kernel make of the call a jump, or of none
  * no operation (prog_array_map_poke_run in kernel/bpf/arraymap.c). Only from a program's own
  * function: one that calls from a subprogram has 256 bytes of stack for all before it. */
-static __always_inline void chain_after(struct xdp_md *ctx)
+static __always_inline void chain_after(struct frame_ctx *ctx)
 {
 	bpf_tail_call_static(ctx, &sh_chain, CHAIN_AFTER);
 }

@@ -15,9 +15,13 @@ volatile const __u32 features = 0;
 /* Position of the program's interface in sh_interfaces and sh_tx_ports. */
 volatile const __u32 interface_slot = 0;
 
-/* Generic XDP keeps the sk_buff and its note that the checksum is still to be filled in,
+/* Generic XDP, and tc, keep the sk_buff and its note that the checksum is still to be filled in,
  * so a partial checksum stays partial. Native XDP loses the note. */
 volatile const __u8 generic_mode = 0;
+
+/* At tc: the program sees what the host sends, and not what comes to it. Asked for by
+ * ctx_is_outbound. */
+volatile const __u8 outbound = 0;
 
 /* Send back by redirecting to the own interface. veth's XDP_TX queues the frame for its peer
  * but wakes only a peer that has an XDP program (drivers/net/veth.c, veth_xdp_flush); its

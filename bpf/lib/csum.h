@@ -21,19 +21,25 @@ static __always_inline __u16 csum_fold(__u64 sum)
 	return sum;
 }
 
-/* The same of a sum below 2^36, as those of pseudo-headers are. */
+/*
+ * The same of a sum below 2^36, as those of a few addresses and words are: a + b 2^16 + c 2^32
+ * with c < 16. The product's two upper 16-bit places both gain a + b + c, so what the lower
+ * one carries into the upper one is the carry that has to go round, and that is all of it: the
+ * place below carries one at most, which matters where a + b + c ends in ffff, and then is due.
+ */
 static __always_inline __u16 csum_fold_short(__u64 sum)
 {
-	sum = (sum & 0xffff) + (sum >> 16); /* below 2^20 + 2^16 */
-	sum = (sum & 0xffff) + (sum >> 16); /* at most 0xffff + 16 */
-	return sum + (sum >> 16);
+	return sum * 0x0001000100010001ULL >> 48;
 }
 
 /* The sum of an address; the IPv4 prefix ffff is one's-complement zero, so one function
  * serves both families. */
 static __always_inline __u64 addr_sum(const struct addr *a)
 {
-	return (a->high & 0xffffffff) + (a->high >> 32) + (a->low & 0xffffffff) + (a->low >> 32);
+	__u64 sum = a->high + a->low;
+
+	sum += sum < a->low; /* the carry goes round: RFC 1071, 2 */
+	return (sum & 0xffffffff) + (sum >> 32);
 }
 
 /* RFC 793 and RFC 8200, 8.1: addresses, length and protocol */
@@ -44,10 +50,36 @@ static __always_inline __u64 pseudo_sum(const struct addr *source, const struct 
 	       ((__u32)bpf_htons(protocol));
 }
 
-/* A checksum field after the sum of what it covers has changed by plus - minus. */
+/* That of a packet as it came, in fewer steps where it is IPv4. */
+static __always_inline __u64 packet_pseudo_sum(const struct packet *p)
+{
+	__u32 rest = bpf_htons(p->l4_size) + (__u32)bpf_htons((__u16)p->key.protocol);
+
+	if (p->family == FAMILY_IP4)
+		return (p->key.source.low >> 32) + (p->key.destination.low >> 32) + rest;
+	return addr_sum(&p->key.source) + addr_sum(&p->key.destination) + rest;
+}
+
+/* A checksum field after the sum of what it covers has changed by plus - minus, each of them
+ * below 2^35: a sum of a few addresses and words. */
 static __always_inline __sum16 csum_update(__sum16 old, __u64 plus, __u64 minus)
 {
-	return ~csum_fold((__u64)(__u16)~old + plus + (__u16)~csum_fold(minus));
+	return ~csum_fold_short((__u64)(__u16)~old + plus + (__u16)~csum_fold_short(minus));
+}
+
+/* That of an IPv4 header after one was taken off the TTL, the high octet of its 16-bit word
+ * (RFC 1141). The sum has lost 0x0100, so the complement gains it. */
+static __always_inline __sum16 csum_ttl_update(__sum16 old)
+{
+	__u32 sum = (__u32)old + bpf_htons(0x0100);
+
+	return sum + (sum >= 0xffff);
+}
+
+/* plus - minus, as the kernel's helpers take it. */
+static __always_inline __u32 csum_gain(__u64 plus, __u64 minus)
+{
+	return (__u32)csum_fold(plus) + (__u16)~csum_fold(minus);
 }
 
 #define CSUM_CHUNK 512 /* the most that bpf_csum_diff takes */
@@ -67,7 +99,7 @@ struct {
 } sh_chunk SEC(".maps");
 
 struct csum_walk {
-	struct xdp_md *ctx;
+	struct frame_ctx *ctx;
 	__u64 sum;
 	__u32 offset;
 	__u32 left;
@@ -92,7 +124,7 @@ static long csum_chunk_add(__u32 index, void *context)
 	if (!chunk || last >= CSUM_CHUNK)
 		return 1;
 	size = last + 1;
-	if (bpf_xdp_load_bytes(walk->ctx, walk->offset, chunk->bytes, size)) {
+	if (ctx_load(walk->ctx, walk->offset, chunk->bytes, size)) {
 		walk->failed = 1;
 		return 1;
 	}
@@ -109,7 +141,7 @@ static long csum_chunk_add(__u32 index, void *context)
  * folded. offset must be even relative to what is summed. Returns 0, or -1 when the frame
  * is shorter than that.
  */
-static __noinline int csum_whole(struct xdp_md *ctx, __u32 offset, __u32 size, __u64 *sum)
+static __noinline int csum_whole(struct frame_ctx *ctx, __u32 offset, __u32 size, __u64 *sum)
 {
 	struct csum_walk walk = { .ctx = ctx, .offset = offset, .left = size };
 

@@ -126,10 +126,10 @@ static __always_inline void decap_count(__u32 reason, __u64 bytes)
 }
 
 /* Whether the frame has so many bytes; only a multi-buffer frame has more than its linear part. */
-static __always_inline int decap_frame_holds(struct xdp_md *ctx, struct tunnel *t, __u32 size)
+static __always_inline int decap_frame_holds(struct frame_ctx *ctx, struct tunnel *t, __u32 size)
 {
 	if (size > t->frame_size)
-		t->frame_size = bpf_xdp_get_buff_len(ctx);
+		t->frame_size = ctx_size(ctx);
 	return size <= t->frame_size;
 }
 

@@ -63,9 +63,9 @@ static __always_inline enum decap_verdict inner_accept(struct tunnel *t, __u32 s
 	return DECAP_NEXT;
 }
 
-static __always_inline enum decap_verdict inner4_parse(struct xdp_md *ctx, struct tunnel *t)
+static __always_inline enum decap_verdict inner4_parse(struct frame_ctx *ctx, struct tunnel *t)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct iphdr *ip = data + (t->offset & OFFSET_MASK);
 	enum decap_verdict verdict;
 	struct addr destination;
@@ -86,9 +86,9 @@ static __always_inline enum decap_verdict inner4_parse(struct xdp_md *ctx, struc
 	return verdict;
 }
 
-static __always_inline enum decap_verdict inner6_parse(struct xdp_md *ctx, struct tunnel *t)
+static __always_inline enum decap_verdict inner6_parse(struct frame_ctx *ctx, struct tunnel *t)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct ipv6hdr *ip = data + (t->offset & OFFSET_MASK);
 	struct addr source, destination;
 	enum decap_verdict verdict;

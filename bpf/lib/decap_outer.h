@@ -17,9 +17,9 @@
 #define IP6_OFFSET_BITS 0xfff8 /* RFC 8200, 4.5 */
 #define OPTION_ENCAP_LIMIT 4 /* RFC 2473, 4.1.1 */
 
-static __always_inline enum decap_verdict outer4_parse(struct xdp_md *ctx, struct tunnel *t)
+static __always_inline enum decap_verdict outer4_parse(struct frame_ctx *ctx, struct tunnel *t)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct iphdr *ip = data + ETH_HLEN;
 	__u32 header_size, total_size;
 
@@ -66,9 +66,9 @@ static __always_inline enum decap_verdict outer6_extensions(struct tunnel *t, vo
 	return DECAP_NEXT;
 }
 
-static __always_inline enum decap_verdict outer6_parse(struct xdp_md *ctx, struct tunnel *t)
+static __always_inline enum decap_verdict outer6_parse(struct frame_ctx *ctx, struct tunnel *t)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct ipv6hdr *ip = data + ETH_HLEN;
 
 	if ((void *)(ip + 1) > data_end)
@@ -92,9 +92,9 @@ static __always_inline enum decap_verdict outer6_parse(struct xdp_md *ctx, struc
  * tunnels (RFC 6935, RFC 6936), and damage to what is carried shows in the inner packet's
  * own checksums. A later fragment has no ports, so nobody can say what it is.
  */
-static __always_inline enum decap_verdict gue_udp_parse(struct xdp_md *ctx, struct tunnel *t)
+static __always_inline enum decap_verdict gue_udp_parse(struct frame_ctx *ctx, struct tunnel *t)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct udphdr *udp = data + (t->offset & OFFSET_MASK);
 	__u32 size;
 
@@ -123,9 +123,9 @@ static __always_inline enum decap_verdict gue_udp_parse(struct xdp_md *ctx, stru
  * are refused, all of them: some say that the payload is a part of a packet, encrypted, or
  * without its checksum, and the draft and Linux number them differently.
  */
-static __always_inline enum decap_verdict gue_parse(struct xdp_md *ctx, struct tunnel *t)
+static __always_inline enum decap_verdict gue_parse(struct frame_ctx *ctx, struct tunnel *t)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	__u8 *gue = data + (t->offset & OFFSET_MASK);
 	__u32 size;
 
@@ -143,7 +143,7 @@ static __always_inline enum decap_verdict gue_parse(struct xdp_md *ctx, struct t
 
 /* Is it a tunnel to this interface? On NEXT, offset is that of the inner header, of which
  * protocol says the version. */
-static __always_inline enum decap_verdict tunnel_recognise(struct xdp_md *ctx, struct tunnel *t)
+static __always_inline enum decap_verdict tunnel_recognise(struct frame_ctx *ctx, struct tunnel *t)
 {
 	enum decap_verdict verdict;
 

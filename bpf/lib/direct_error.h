@@ -14,7 +14,7 @@
 #ifndef SHUNT_DIRECT_ERROR_H
 #define SHUNT_DIRECT_ERROR_H
 
-#include "encap.h"
+#include "direct.h"
 #include "icmp.h"
 #include "place.h"
 #include "service.h"
@@ -24,21 +24,17 @@ static __always_inline __u32 quoted_service(const struct packet *quoted)
 {
 	struct settings *settings = settings_get();
 	__u32 epoch, index;
-	struct service *service;
 
 	if (!settings)
 		return SERVICE_NONE;
 	epoch = *(volatile __u32 *)&settings->epoch; /* before the look-ups: see struct known */
 	index = service_find(quoted, address_flags(&quoted->key.destination), epoch);
-	service = bpf_map_lookup_elem(&sh_services, &index);
-	if (!service || !service->live || service->forwarding < FORWARDING_DSR_L2)
-		return SERVICE_NONE;
-	return index;
+	return direct_service_find(index) ? index : SERVICE_NONE;
 }
 
 /* The backend that has sent what an ICMP error to a VIP quotes; 0: it is no error, or about no
  * service with direct return. The tuple and the service are left in the scratch memory. */
-__stage __u32 error_owner(struct xdp_md *ctx, struct packet *p)
+__stage __u32 error_owner(struct frame_ctx *ctx, struct packet *p)
 {
 	struct scratch *scratch = scratch_get();
 	struct packet *quoted;
@@ -49,8 +45,7 @@ __stage __u32 error_owner(struct xdp_md *ctx, struct packet *p)
 
 	if (!p || !scratch)
 		return 0;
-	if (bpf_xdp_load_bytes(ctx, p->l4_offset, &type, sizeof(type)) ||
-	    !icmp_is_error(p->family, type))
+	if (ctx_load(ctx, p->l4_offset, &type, sizeof(type)) || !icmp_is_error(p->family, type))
 		return 0;
 	quoted = &scratch->quoted;
 	__builtin_memset(quoted, 0, sizeof(*quoted)); /* the key's padding is part of it */
@@ -66,15 +61,15 @@ __stage __u32 error_owner(struct xdp_md *ctx, struct packet *p)
 }
 
 /* Sends an ICMP error on to the backend that error_owner has found. */
-__stage enum verdict error_to_backend(struct xdp_md *ctx, struct packet *p, __u32 reference)
+__stage enum verdict error_to_backend(struct frame_ctx *ctx, struct packet *p, __u32 reference)
 {
 	struct backend *backend = backend_find(reference);
 	struct settings *settings = settings_get();
 	struct scratch *scratch = scratch_get();
-	enum reason reason = REASON_UNRESOLVED;
+	__u32 index, entropy;
 	struct service *service;
 	struct interface *out;
-	__u32 index;
+	enum reason reason;
 	__u64 hop;
 
 	if (!p)
@@ -85,21 +80,15 @@ __stage enum verdict error_to_backend(struct xdp_md *ctx, struct packet *p, __u3
 	service = bpf_map_lookup_elem(&sh_services, &index);
 	if (!service)
 		return drop(p, REASON_INTERNAL);
-	hop = hop_to_backend(ctx, backend, settings, &p->key.destination, bpf_jiffies64(), &reason);
-	if (!(hop & HOP_MAC_MASK))
-		return drop(p, reason);
-	out = hop_interface(hop);
+	/* RFC 1122, 3.2.2 and RFC 4443, 2.4 e: no error is answered with another. */
+	if (service->forwarding != FORWARDING_DSR_L2 && p->ttl <= 1)
+		return pass(p, REASON_ICMP);
+	entropy = hash_again(flow_hash(&scratch->quoted.key, service->seed));
+	out = direct_wrap(ctx, p, settings, service, backend, entropy, &hop, &reason);
 	if (!out)
-		return drop(p, REASON_INTERNAL);
-	if (service->forwarding != FORWARDING_DSR_L2) {
-		/* RFC 1122, 3.2.2 and RFC 4443, 2.4 e: no error is answered with another. */
-		if (p->ttl <= 1)
-			return pass(p, REASON_ICMP);
-		reason = packet_wrap(ctx, p, service, backend, out,
-				     hash_again(flow_hash(&scratch->quoted.key, service->seed)));
-		if (reason != REASON_NONE)
-			return drop(p, reason);
-	}
+		return drop(p, reason);
+	if (hop_is_host(hop))
+		return host_send(p, interface_slot);
 	count_reason(REASON_ICMP_TO_BACKEND, p->frame_size);
 	return ethernet_send(ctx, p, hop, out);
 }

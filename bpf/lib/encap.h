@@ -32,10 +32,10 @@ struct outer {
 	__u32 size;       /* of all outer headers */
 	__u32 inner_size; /* of the client's packet */
 	__u32 entropy;    /* differs from flow to flow, and not with the slot */
-	__u8 protocol;    /* of the inner packet */
+	__be32 ip4_second; /* IPv4's second word: identification, flags, offset */
+	__u8 protocol;     /* of the inner packet */
 	__u8 tos;
 	__u8 is_gue;
-	__u8 may_fragment; /* the client's packet has DF clear */
 };
 
 struct gue {
@@ -65,13 +65,12 @@ static __always_inline int ip4_push(void *data, void *data_end, const struct out
 
 	if ((void *)(ip + 1) > data_end)
 		return -1;
-	/* The identification matters only to who fragments: RFC 6864, 4.1. */
 	words[0] = bpf_htonl(0x45000000 | (__u32)o->tos << 16 | (o->size + o->inner_size));
-	words[1] = o->may_fragment ? (__u16)bpf_get_prandom_u32() : bpf_htonl(IP4_DF);
+	words[1] = o->ip4_second;
 	words[2] = bpf_htonl(TUNNEL_TTL << 24 | (o->is_gue ? IPPROTO_UDP : o->protocol) << 16);
 	words[3] = addr_to_ip4(&o->source);
 	words[4] = addr_to_ip4(o->destination);
-	ip->check = ~csum_fold((__u64)words[0] + words[1] + words[2] + words[3] + words[4]);
+	ip->check = ~csum_fold_short((__u64)words[0] + words[1] + words[2] + words[3] + words[4]);
 	if (o->is_gue) {
 		struct gue *gue = (void *)(ip + 1);
 
@@ -106,21 +105,24 @@ static __always_inline int ip6_push(void *data, void *data_end, const struct out
 }
 
 /* Takes one off the TTL or hop limit, and notes what the outer header copies. */
-static __always_inline int inner_prepare(struct xdp_md *ctx, const struct packet *p,
+static __always_inline int inner_prepare(struct frame_ctx *ctx, const struct packet *p,
 					 struct outer *o)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct ipv6hdr *ip6 = data + L3_OFFSET;
 	struct iphdr *ip = data + L3_OFFSET;
 
 	o->inner_size = packet_size(p);
+	o->ip4_second = bpf_htonl(IP4_DF);
 	if (p->family == FAMILY_IP4) {
 		if ((void *)(ip + 1) > data_end)
 			return -1;
 		o->protocol = IPPROTO_IPIP_;
 		o->tos = ip->tos;
-		o->may_fragment = !(ip->frag_off & bpf_htons(IP4_DF));
-		ip->check = csum_update(ip->check, 0, bpf_htons(0x0100));
+		/* DF is copied. The identification matters only to who fragments: RFC 6864, 4.1. */
+		if (!(ip->frag_off & bpf_htons(IP4_DF)))
+			o->ip4_second = (__u16)bpf_get_prandom_u32();
+		ip->check = csum_ttl_update(ip->check);
 		ip->ttl--;
 		return 0;
 	}
@@ -128,7 +130,6 @@ static __always_inline int inner_prepare(struct xdp_md *ctx, const struct packet
 		return -1;
 	o->protocol = IPPROTO_IPV6_;
 	o->tos = bpf_ntohs(*(__be16 *)ip6) >> 4;
-	o->may_fragment = 0;
 	ip6->hop_limit--;
 	return 0;
 }
@@ -137,21 +138,23 @@ static __always_inline int inner_prepare(struct xdp_md *ctx, const struct packet
 static __always_inline int outer_source(struct outer *o, const struct settings *settings,
 					const struct interface *out)
 {
-	__u64 vary = (__u64)o->entropy << 32 | o->entropy;
+	__u64 vary;
 
 	if (addr_is_mapped(o->destination)) {
-		o->source = settings->tunnel_source4;
-		vary &= settings->tunnel_vary4;
+		o->source.high = 0;
+		o->source.low = settings->tunnel_source4.low;
 		if (!o->source.low)
-			o->source = out->address4;
-	} else {
-		o->source = settings->tunnel_source6;
-		vary &= settings->tunnel_vary6;
-		if (!o->source.high)
-			o->source = out->address6;
+			o->source.low = out->address4.low;
+		if (settings->tunnel_vary4)
+			o->source.low ^= (__u64)o->entropy << 32 & settings->tunnel_vary4;
+		return !!o->source.low;
 	}
-	o->source.low ^= vary;
-	/* The host bits of an IPv6 source, its low word, may all be zero. */
+	o->source = settings->tunnel_source6;
+	if (!o->source.high)
+		o->source = out->address6;
+	vary = (__u64)o->entropy << 32 | o->entropy;
+	o->source.low ^= vary & settings->tunnel_vary6;
+	/* The host bits, the low word, may all be zero. */
 	return !!(o->source.high | o->source.low);
 }
 
@@ -160,7 +163,7 @@ static __always_inline int outer_source(struct outer *o, const struct settings *
  * host would see it as wrong: generic XDP keeps the sk_buff's note, and with it the rest.
  * One that only looks unfinished sums up to itself. Returns 0, or -1.
  */
-static __noinline int csum_complete(struct xdp_md *ctx, struct packet *p)
+static __noinline int csum_complete(struct frame_ctx *ctx, struct packet *p)
 {
 	void *data, *data_end;
 	__sum16 *check;
@@ -172,8 +175,8 @@ static __noinline int csum_complete(struct xdp_md *ctx, struct packet *p)
 		return -1;
 	if (csum_fold(sum + pseudo) == 0xffff)
 		return 0; /* it verifies: complete after all */
-	data = (void *)(long)ctx->data;
-	data_end = (void *)(long)ctx->data_end;
+	data = ctx_data(ctx);
+	data_end = ctx_data_end(ctx);
 	check = data + transport_csum_offset(p);
 	if ((void *)(check + 1) > data_end)
 		return -1;
@@ -184,27 +187,27 @@ static __noinline int csum_complete(struct xdp_md *ctx, struct packet *p)
 	return 0;
 }
 
-static __always_inline int csum_is_unfinished(struct xdp_md *ctx, const struct packet *p)
+static __always_inline int csum_is_unfinished(struct frame_ctx *ctx, const struct packet *p)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	__sum16 *check = data + transport_csum_offset(p);
 
 	if ((void *)(check + 1) > data_end)
 		return 0;
-	return *check == csum_fold_short(pseudo_sum(&p->key.source, &p->key.destination, p->l4_size,
-						    p->key.protocol));
+	return *check == csum_fold_short(packet_pseudo_sum(p));
 }
 
 /* Puts the outer headers in front, with room for the Ethernet header before them. */
-static __always_inline int outer_push(struct xdp_md *ctx, const struct outer *o, __be16 port)
+static __always_inline int outer_push(struct frame_ctx *ctx, const struct outer *o, __be16 port)
 {
 	void *data, *data_end;
 	struct ethhdr *eth;
 
-	if (bpf_xdp_adjust_head(ctx, -(int)o->size))
+	if (ctx_outer_push(ctx, o->size, !addr_is_mapped(o->destination),
+			   o->is_gue ? sizeof(struct gue) - sizeof(struct udphdr) : 0))
 		return -1;
-	data = (void *)(long)ctx->data;
-	data_end = (void *)(long)ctx->data_end;
+	data = ctx_data(ctx);
+	data_end = ctx_data_end(ctx);
 	eth = data;
 	if ((void *)(eth + 1) > data_end)
 		return -1;
@@ -218,16 +221,14 @@ static __always_inline int outer_push(struct xdp_md *ctx, const struct outer *o,
 
 /* Wraps the packet as the service says. REASON_NONE, or why it cannot leave; with
  * REASON_TOO_BIG and p->mtu the packet is as it was. */
-static __always_inline enum reason packet_wrap(struct xdp_md *ctx, struct packet *p,
+static __always_inline enum reason packet_wrap(struct frame_ctx *ctx, struct packet *p,
+					       const struct settings *settings,
 					       const struct service *service,
 					       const struct backend *backend,
 					       const struct interface *out, __u32 entropy)
 {
-	struct settings *settings = settings_get();
 	struct outer o;
 
-	if (!settings)
-		return REASON_INTERNAL;
 	o.destination = &backend->address;
 	o.entropy = entropy;
 	o.is_gue = service->forwarding == FORWARDING_DSR_GUE;
@@ -235,7 +236,7 @@ static __always_inline enum reason packet_wrap(struct xdp_md *ctx, struct packet
 		 (o.is_gue ? sizeof(struct gue) : 0);
 	if (!outer_source(&o, settings, out))
 		return REASON_NO_SOURCE;
-	if (packet_size(p) + o.size > out->mtu) {
+	if (packet_size(p) - wire_surplus(ctx, p) + o.size > out->mtu) {
 		size_refuse(ctx, p, out->mtu - o.size);
 		return REASON_TOO_BIG;
 	}

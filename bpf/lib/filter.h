@@ -147,6 +147,18 @@ __stage enum reason client_admit(const struct packet *p, __u32 service_index, in
 	return REASON_NONE;
 }
 
+/* Lets a packet's source use the service, or drops the packet. Asks only where the service does. */
+static __always_inline enum verdict admit(struct packet *p, const struct service *service,
+					  __u32 index, int begins)
+{
+	enum reason reason;
+
+	if (!((service->flags & SERVICE_FILTERS) | service->source_rate))
+		return VERDICT_NEXT;
+	reason = client_admit(p, index, begins);
+	return reason == REASON_NONE ? VERDICT_NEXT : drop(p, reason);
+}
+
 /*
  * Whether a service has as many flows as it may. CPUs that ask at the same time may each let one
  * more in. Nobody but the daemon's sweep removes flows that are over from a service that takes
@@ -173,12 +185,6 @@ static __always_inline void service_flow_begin(const struct flow *f)
 	flows = service_flows_find(f->service_index, f->service_generation);
 	if (flows)
 		__sync_fetch_and_add(&flows->count, 1);
-}
-
-/* Whether the service asks anything of a packet's source. */
-static __always_inline int service_admits(const struct service *service)
-{
-	return (service->flags & SERVICE_FILTERS) | service->source_rate;
 }
 
 #endif

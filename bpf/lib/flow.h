@@ -135,6 +135,9 @@ struct placing {
 	__u32 client_backend; /* of the client's entry, which drains: for a flow of its own; or 0 */
 };
 
+#define TCP_OPTIONS_SIZE_MAX 40 /* 15 words of header without the first 5 */
+#define TCP_OPTIONS_ROOM 64 /* a power of two, for the verifier */
+
 struct scratch {
 	/* The packet's, for a __stage: before Linux 6.4 no map takes its key from an argument. */
 	struct flow_key key;
@@ -150,6 +153,7 @@ struct scratch {
 	struct placing placing;
 	struct packet quoted; /* what an ICMP error tells of a client's packets … */
 	__u32 quoted_service; /* … and their service's index */
+	__u8 options[TCP_OPTIONS_ROOM]; /* of TCP, while mss.h looks for one */
 };
 
 /* One element a CPU. Written and read within one run of a program only, but for the hint in

@@ -22,6 +22,7 @@
 #ifndef SHUNT_FRAGMENT_H
 #define SHUNT_FRAGMENT_H
 
+#include "direct.h"
 #include "parse.h"
 #include "place.h"
 #include "service.h"
@@ -76,7 +77,7 @@ static __always_inline int note_find(struct scratch *scratch)
 	return life_age(copy->life, bpf_jiffies64()) <= NOTE_SECONDS_MAX * jiffies_per_second;
 }
 
-/* After a first fragment has been sent by NAT: its flow is in scratch->flow. */
+/* After a first fragment has been sent: what it became is in scratch->flow. */
 __stage int nat_note(void)
 {
 	struct scratch *scratch = scratch_get();
@@ -107,9 +108,9 @@ __stage int pass_note(void)
 
 /* The transport header of a first fragment must be there to the end: without flags and ports
  * nobody on the way can judge it (RFC 1858, 3; RFC 7112, 5). */
-static __always_inline enum verdict first_parse(struct xdp_md *ctx, struct packet *p)
+static __always_inline enum verdict first_parse(struct frame_ctx *ctx, struct packet *p)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	void *l4 = data + (p->l4_offset & L4_OFFSET_MAX);
 	struct udphdr *udp = l4;
 	struct tcphdr *tcp = l4;
@@ -147,10 +148,10 @@ static __always_inline enum verdict later_parse(struct packet *p, __u8 protocol,
 	return VERDICT_FRAGMENT;
 }
 
-static __always_inline enum verdict ip4_fragment_parse(struct xdp_md *ctx, struct packet *p,
+static __always_inline enum verdict ip4_fragment_parse(struct frame_ctx *ctx, struct packet *p,
 						       struct flow_key *key)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct iphdr *ip = data + L3_OFFSET;
 	__u32 offset;
 
@@ -169,7 +170,8 @@ static __always_inline enum verdict ip4_fragment_parse(struct xdp_md *ctx, struc
 }
 
 /* The headers after the fragment header, of a packet that has its beginning. */
-static __always_inline enum verdict ip6_rest_parse(struct xdp_md *ctx, struct packet *p, int whole)
+static __always_inline enum verdict ip6_rest_parse(struct frame_ctx *ctx, struct packet *p,
+						   int whole)
 {
 	enum verdict verdict = VERDICT_NEXT;
 
@@ -189,10 +191,10 @@ static __always_inline enum verdict ip6_rest_parse(struct xdp_md *ctx, struct pa
 	return transport_parse(ctx, p);
 }
 
-static __always_inline enum verdict ip6_fragment_parse(struct xdp_md *ctx, struct packet *p,
+static __always_inline enum verdict ip6_fragment_parse(struct frame_ctx *ctx, struct packet *p,
 						       struct flow_key *key)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct fragment_header *header = data + (p->l4_offset & L4_OFFSET_MAX);
 	__u32 field;
 
@@ -222,7 +224,7 @@ static __always_inline enum verdict ip6_fragment_parse(struct xdp_md *ctx, struc
  * either is a first fragment (is_fragment) or was none; VERDICT_FRAGMENT: a later one. The
  * key of its note is in scratch->fragment_key.
  */
-__stage enum verdict fragment_parse(struct xdp_md *ctx, struct packet *p)
+__stage enum verdict fragment_parse(struct frame_ctx *ctx, struct packet *p)
 {
 	struct scratch *scratch = scratch_get();
 	struct flow_key *key;
@@ -238,6 +240,146 @@ __stage enum verdict fragment_parse(struct xdp_md *ctx, struct packet *p)
 	if (p->family == FAMILY_IP4)
 		return ip4_fragment_parse(ctx, p, key);
 	return ip6_fragment_parse(ctx, p, key);
+}
+
+/* Begins the note of a first fragment. VERDICT_FRAGMENT: it is for a service with direct return,
+ * and has a backend; VERDICT_NEXT: it is not for such a service. */
+static __always_inline enum verdict fragment_choose(struct packet *p, __u32 flags, __u32 epoch,
+						    struct flow *note)
+{
+	struct service *service;
+	__u32 index;
+
+	if (!(flags & ADDRESS_DIRECT))
+		return VERDICT_NEXT;
+	index = service_find(p, flags, epoch);
+	service = direct_service_find(index);
+	if (!service)
+		return VERDICT_NEXT;
+	if (source_check(p) != VERDICT_NEXT)
+		return VERDICT_DROP;
+	if (admit(p, service, index, is_first(p)) != VERDICT_NEXT)
+		return VERDICT_DROP;
+	note_begin(note, NOTE_DIRECT);
+	note->service_index = index;
+	note->service_generation = service->generation;
+	/* The same for those that have no ports, and come here before the first. */
+	note->source.low = service->flags & SERVICE_HASHES_ADDRESSES ?
+				   addresses_hash(&p->key, service->seed) :
+				   flow_hash(&p->key, service->seed);
+	note->backend = backend_choose(p, service, index, note->source.low);
+	return note->backend ? VERDICT_FRAGMENT : VERDICT_REJECT;
+}
+
+/*
+ * Places a later fragment that has no note, where its addresses alone decide: that is where its
+ * first one goes, whichever balancer that reaches, unless flows of the slot may be elsewhere.
+ */
+static __always_inline enum verdict fragment_place(struct packet *p, __u32 flags, __u32 epoch,
+						   struct flow *note)
+{
+	struct service *service;
+	__u32 index, hash;
+	__u64 slot;
+
+	if (p->key.protocol != IPPROTO_TCP && p->key.protocol != IPPROTO_UDP)
+		return drop(p, REASON_FRAGMENT_EARLY);
+	p->key.protocol |= FRONTEND_FRAGMENTS;
+	index = service_find(p, flags, epoch);
+	p->key.protocol &= ~FRONTEND_FRAGMENTS;
+	service = direct_service_find(index);
+	if (!service || !(service->flags & SERVICE_HASHES_ADDRESSES) || service->affinity_ticks ||
+	    service->tracking == TRACKING_ALWAYS)
+		return drop(p, REASON_FRAGMENT_EARLY);
+	if (source_check(p) != VERDICT_NEXT)
+		return VERDICT_DROP;
+	if (admit(p, service, index, 0) != VERDICT_NEXT)
+		return VERDICT_DROP;
+	hash = addresses_hash(&p->key, service->seed);
+	slot = slot_get(*(volatile __u64 *)&service->table, hash);
+	if (slot_state(slot) != SLOT_SETTLED && service->tracking != TRACKING_NONE)
+		return drop(p, REASON_FRAGMENT_EARLY);
+	note_begin(note, NOTE_DIRECT);
+	note->service_index = index;
+	note->service_generation = service->generation;
+	note->source.low = hash;
+	note->backend = slot_current(slot);
+	if (!note->backend)
+		return drop(p, REASON_NO_BACKEND);
+	p->reason = REASON_FRAGMENT_FOLLOWED;
+	return VERDICT_FRAGMENT;
+}
+
+/* The note of a later fragment. VERDICT_FRAGMENT: it is there. */
+static __always_inline enum verdict fragment_recall(struct packet *p, __u32 flags, __u32 epoch,
+						    struct scratch *scratch)
+{
+	if (!note_find(scratch)) {
+		if (!flags)
+			return pass(p, REASON_NOT_OURS);
+		if (flags & ADDRESS_HOST_OWN)
+			return pass(p, REASON_FRAGMENT);
+		return fragment_place(p, flags, epoch, &scratch->flow);
+	}
+	if (scratch->flow.direction == NOTE_PASS)
+		return pass(p, REASON_NO_SERVICE);
+	p->reason = REASON_FRAGMENT_FOLLOWED;
+	return VERDICT_FRAGMENT;
+}
+
+/* Finds what is to become of a fragment, or of what has an IPv6 fragment header. VERDICT_NEXT: it
+ * goes the ordinary way; VERDICT_FRAGMENT: the way of scratch->flow; VERDICT_REJECT: no backend of
+ * fragment_service takes it, which the caller answers, for the stack is too short here. */
+__stage enum verdict fragment_stage(struct frame_ctx *ctx, struct packet *p, __u32 flags,
+				    __u32 epoch)
+{
+	struct scratch *scratch = scratch_get();
+	enum verdict verdict;
+
+	if (!p || !scratch)
+		return VERDICT_DROP;
+	verdict = fragment_parse(ctx, p);
+	if (verdict == VERDICT_FRAGMENT)
+		return fragment_recall(p, flags, epoch, scratch);
+	if (verdict != VERDICT_NEXT)
+		return flags ? verdict : pass(p, REASON_NOT_OURS);
+	if (!is_fragment(p))
+		return VERDICT_NEXT;
+	return fragment_choose(p, flags, epoch, &scratch->flow);
+}
+
+/* The service that fragment_stage has found no backend of. */
+static __always_inline __u32 fragment_service(void)
+{
+	struct scratch *scratch = scratch_get();
+
+	return scratch ? scratch->flow.service_index : SERVICE_NONE;
+}
+
+/* The last stage of a fragment to a backend that answers the client itself. */
+__stage enum verdict fragment_direct_forward(struct frame_ctx *ctx, struct packet *p)
+{
+	struct settings *settings = settings_get();
+	struct scratch *scratch = scratch_get();
+	struct service *service;
+	enum verdict verdict;
+	__u32 index;
+
+	if (!p || !scratch || !settings)
+		return VERDICT_DROP;
+	index = scratch->flow.service_index;
+	service = direct_service_find(index);
+	if (!service)
+		return drop(p, REASON_BACKEND_GONE);
+	if (p->ttl <= 1 && service->forwarding != FORWARDING_DSR_L2)
+		return VERDICT_REFUSE;
+	verdict = direct_forward(ctx, p, settings, index, service, scratch->flow.backend,
+				 scratch->flow.source.low, 0);
+	if (p->reason == REASON_FRAGMENT_FIRST && verdict != VERDICT_REFUSE) {
+		nat_note();
+		p->reason = REASON_NONE; /* nothing is left for nat_note to do */
+	}
+	return verdict;
 }
 
 #endif

@@ -35,6 +35,31 @@ static __always_inline __u32 hop_slot(__u64 hop)
 	return hop >> HOP_INTERFACE_SHIFT & HOP_INTERFACE_MASK;
 }
 
+/* The interface that a hop leads out of. */
+static __always_inline struct interface *hop_interface(__u64 hop)
+{
+	__u32 slot = hop_slot(hop);
+
+	return bpf_map_lookup_elem(&sh_interfaces, &slot);
+}
+
+/* Whether a hop leads to this host itself: to a client on it, or to a backend. */
+__stage int hop_is_own(__u64 hop)
+{
+	struct interface *out = hop_interface(hop);
+	__u64 mac = 0;
+
+	if (!out)
+		return 0;
+	__builtin_memcpy(&mac, out->mac, ETH_ALEN);
+	return (hop & HOP_MAC_MASK) == mac;
+}
+
+static __always_inline int hop_is_host(__u64 hop)
+{
+	return (features & FEATURE_HOST) && hop_is_own(hop);
+}
+
 /* The word as a flow holds it, marked with ten bits of the flow's nonce. */
 static __always_inline __u64 hop_mark(__u64 hop, __u32 nonce)
 {
@@ -50,7 +75,7 @@ static __always_inline int hop_marked_by(__u64 hop, __u32 nonce)
  * Asks the routing table for the way from source to destination. Returns the hop, or 0
  * with *reason set. Costs 60 to 100 ns, so no settled path calls it.
  */
-static __noinline __u64 hop_lookup(struct xdp_md *ctx, const struct addr *source,
+static __noinline __u64 hop_lookup(struct frame_ctx *ctx, const struct addr *source,
 				   const struct addr *destination, enum reason *reason)
 {
 	struct bpf_fib_lookup fib = { .ifindex = LOOPBACK_IFINDEX };
@@ -66,7 +91,7 @@ static __noinline __u64 hop_lookup(struct xdp_md *ctx, const struct addr *source
 		__builtin_memcpy(fib.ipv6_src, source, sizeof(*source));
 		__builtin_memcpy(fib.ipv6_dst, destination, sizeof(*destination));
 	}
-	if (bpf_fib_lookup(ctx, &fib, sizeof(fib), 0) != BPF_FIB_LKUP_RET_SUCCESS)
+	if (ctx_route(ctx, &fib) != BPF_FIB_LKUP_RET_SUCCESS)
 		return 0;
 	ifindex = fib.ifindex;
 	slot = bpf_map_lookup_elem(&sh_ifindexes, &ifindex);
@@ -78,9 +103,9 @@ static __noinline __u64 hop_lookup(struct xdp_md *ctx, const struct addr *source
 }
 
 /* The way back to where this packet came from. */
-static __always_inline __u64 hop_back(struct xdp_md *ctx)
+static __always_inline __u64 hop_back(struct frame_ctx *ctx)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct ethhdr *eth = data;
 
 	if ((void *)(eth + 1) > data_end)
@@ -89,7 +114,7 @@ static __always_inline __u64 hop_back(struct xdp_md *ctx)
 }
 
 /* The way to a client: what the routing table says, or else back where it came from. */
-static __noinline __u64 hop_to_client(struct xdp_md *ctx, const struct flow_key *key)
+static __noinline __u64 hop_to_client(struct frame_ctx *ctx, const struct flow_key *key)
 {
 	enum reason reason;
 	__u64 hop = hop_lookup(ctx, &key->destination, &key->source, &reason);
@@ -106,7 +131,7 @@ static __always_inline int daemon_is_silent(const struct settings *settings, __u
 /*
  * The way to a backend. 0 with *reason set when there is none.
  */
-static __always_inline __u64 hop_to_backend(struct xdp_md *ctx, const struct backend *backend,
+static __always_inline __u64 hop_to_backend(struct frame_ctx *ctx, const struct backend *backend,
 					    const struct settings *settings,
 					    const struct addr *source, __u64 now,
 					    enum reason *reason)

@@ -10,7 +10,7 @@
  *   outer  router → quoted source               becomes   f.source → f.destination
  *   quote  quoted source → quoted destination   becomes   f.destination → f.source
  *
- * Headers are reached through bpf_xdp_load_bytes, because an offset behind two headers of
+ * Headers are reached through ctx_load, because an offset behind two headers of
  * variable size is more than the verifier can follow through a pointer.
  */
 #ifndef SHUNT_ICMP_H
@@ -63,9 +63,9 @@ static __always_inline int source_is_answerable(const struct addr *a)
 /* --- echo ----------------------------------------------------------------------- */
 
 /* Turns an echo request into its answer. */
-static __noinline enum verdict echo_answer(struct xdp_md *ctx, struct packet *p)
+static __noinline enum verdict echo_answer(struct frame_ctx *ctx, struct packet *p)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	__u8 request = p->family == FAMILY_IP4 ? ICMP_ECHO : ICMPV6_ECHO_REQUEST;
 	__u8 reply = p->family == FAMILY_IP4 ? ICMP_ECHO_REPLY : ICMPV6_ECHO_REPLY;
 	struct icmp_header *icmp = data + (p->l4_offset & L4_OFFSET_MAX);
@@ -113,12 +113,12 @@ struct quote {
 };
 
 /* The quoted network header. VERDICT_NEXT with key, l4_offset and key.protocol set. */
-static __noinline enum verdict quote_ip4_parse(struct xdp_md *ctx, struct packet *p,
+static __noinline enum verdict quote_ip4_parse(struct frame_ctx *ctx, struct packet *p,
 					       struct quote *q)
 {
 	struct iphdr ip;
 
-	if (bpf_xdp_load_bytes(ctx, q->ip_offset, &ip, sizeof(ip)))
+	if (ctx_load(ctx, q->ip_offset, &ip, sizeof(ip)))
 		return pass(p, REASON_ICMP);
 	if (ip.version != 4 || ip.ihl < 5 || (ip.frag_off & bpf_htons(0x1fff)))
 		return pass(p, REASON_ICMP); /* a later fragment has no ports */
@@ -129,14 +129,14 @@ static __noinline enum verdict quote_ip4_parse(struct xdp_md *ctx, struct packet
 	return VERDICT_NEXT;
 }
 
-static __noinline enum verdict quote_ip6_parse(struct xdp_md *ctx, struct packet *p,
+static __noinline enum verdict quote_ip6_parse(struct frame_ctx *ctx, struct packet *p,
 					       struct quote *q)
 {
 	__u32 offset = q->ip_offset + sizeof(struct ipv6hdr);
 	struct ipv6hdr ip;
 	__u8 protocol;
 
-	if (bpf_xdp_load_bytes(ctx, q->ip_offset, &ip, sizeof(ip)) || ip.version != 6)
+	if (ctx_load(ctx, q->ip_offset, &ip, sizeof(ip)) || ip.version != 6)
 		return pass(p, REASON_ICMP);
 	q->key->source = addr_from_ip6(&ip.daddr);
 	q->key->destination = addr_from_ip6(&ip.saddr);
@@ -145,10 +145,16 @@ static __noinline enum verdict quote_ip6_parse(struct xdp_md *ctx, struct packet
 		__u8 header[4];
 
 		if (protocol != IPPROTO_HOPOPTS && protocol != IPPROTO_ROUTING &&
-		    protocol != IPPROTO_DSTOPTS && protocol != IPPROTO_AH)
+		    protocol != IPPROTO_DSTOPTS && protocol != IPPROTO_AH &&
+		    protocol != IPPROTO_FRAGMENT)
 			break;
-		if (bpf_xdp_load_bytes(ctx, offset, header, sizeof(header)))
+		if (ctx_load(ctx, offset, header, sizeof(header)))
 			return pass(p, REASON_ICMP);
+		if (protocol == IPPROTO_FRAGMENT) { /* RFC 8200, 4.5: the offset's 13 bits */
+			if (header[2] || header[3] & 0xf8)
+				return pass(p, REASON_ICMP); /* a later one has no ports */
+			header[1] = 0; /* reserved; 8 octets */
+		}
 		/* RFC 4302, 2.2: AH counts words less two, all others count 8 octets less one */
 		offset += protocol == IPPROTO_AH ? (header[1] + 2) * 4 : (header[1] + 1) * 8;
 		protocol = header[0];
@@ -158,7 +164,7 @@ static __noinline enum verdict quote_ip6_parse(struct xdp_md *ctx, struct packet
 	return VERDICT_NEXT;
 }
 
-static __noinline enum verdict quote_parse(struct xdp_md *ctx, struct packet *p, struct quote *q)
+static __noinline enum verdict quote_parse(struct frame_ctx *ctx, struct packet *p, struct quote *q)
 {
 	__u32 end = (__u32)p->l4_offset + p->l4_size;
 	__be16 ports[2];
@@ -171,7 +177,7 @@ static __noinline enum verdict quote_parse(struct xdp_md *ctx, struct packet *p,
 	if (q->key->protocol != IPPROTO_TCP && q->key->protocol != IPPROTO_UDP)
 		return pass(p, REASON_ICMP);
 	if (q->l4_offset + QUOTED_TRANSPORT_SIZE_MIN > end ||
-	    bpf_xdp_load_bytes(ctx, q->l4_offset, ports, sizeof(ports)))
+	    ctx_load(ctx, q->l4_offset, ports, sizeof(ports)))
 		return pass(p, REASON_ICMP);
 	q->l4_size = end - q->l4_offset;
 	q->key->source_port = ports[1];
@@ -183,7 +189,7 @@ static __noinline enum verdict quote_parse(struct xdp_md *ctx, struct packet *p,
 }
 
 /* The hop to where the flow's packets go; 0 with *reason set. */
-static __noinline __u64 error_hop(struct xdp_md *ctx, const struct flow *f, enum reason *reason)
+static __noinline __u64 error_hop(struct frame_ctx *ctx, const struct flow *f, enum reason *reason)
 {
 	struct settings *settings = settings_get();
 	struct backend *backend;
@@ -202,12 +208,12 @@ static __noinline __u64 error_hop(struct xdp_md *ctx, const struct flow *f, enum
 }
 
 /* Replaces a 16-bit checksum in the frame, noting the change. Returns 0, or -1. */
-static __always_inline int quoted_csum_update(struct xdp_md *ctx, struct quote *q, __u32 offset,
+static __always_inline int quoted_csum_update(struct frame_ctx *ctx, struct quote *q, __u32 offset,
 					      int is_udp, __u64 gained, __u64 lost)
 {
 	__sum16 old, new;
 
-	if (bpf_xdp_load_bytes(ctx, offset, &old, sizeof(old)))
+	if (ctx_load(ctx, offset, &old, sizeof(old)))
 		return -1;
 	if (is_udp && old == 0)
 		return 0; /* RFC 768: there is none */
@@ -216,12 +222,12 @@ static __always_inline int quoted_csum_update(struct xdp_md *ctx, struct quote *
 		new = 0xffff;
 	q->plus += new;
 	q->minus += old;
-	return bpf_xdp_store_bytes(ctx, offset, &new, sizeof(new)) ? -1 : 0;
+	return ctx_store(ctx, offset, &new, sizeof(new)) ? -1 : 0;
 }
 
 /* The quoted addresses. Every change of a word that the error's own checksum covers goes
  * into plus and minus, so that a checksum that was wrong stays wrong. Returns 0, or -1. */
-static __noinline int quote_addresses_rewrite(struct xdp_md *ctx, struct quote *q)
+static __noinline int quote_addresses_rewrite(struct frame_ctx *ctx, struct quote *q)
 {
 	const struct flow *f = q->flow;
 	__u64 gained = addr_sum(&f->source) + addr_sum(&f->destination);
@@ -232,16 +238,16 @@ static __noinline int quote_addresses_rewrite(struct xdp_md *ctx, struct quote *
 	q->plus += gained;
 	q->minus += lost;
 	if (!addr_is_mapped(&f->source))
-		return bpf_xdp_store_bytes(ctx, at + offsetof(struct ipv6hdr, saddr),
-					   (void *)&f->destination, sizeof(f->destination)) ||
-		       bpf_xdp_store_bytes(ctx, at + offsetof(struct ipv6hdr, daddr),
-					   (void *)&f->source, sizeof(f->source));
-	return bpf_xdp_store_bytes(ctx, at + offsetof(struct iphdr, saddr), pair, sizeof(pair)) ||
+		return ctx_store(ctx, at + offsetof(struct ipv6hdr, saddr), (void *)&f->destination,
+				 sizeof(f->destination)) ||
+		       ctx_store(ctx, at + offsetof(struct ipv6hdr, daddr), (void *)&f->source,
+				 sizeof(f->source));
+	return ctx_store(ctx, at + offsetof(struct iphdr, saddr), pair, sizeof(pair)) ||
 	       quoted_csum_update(ctx, q, at + offsetof(struct iphdr, check), 0, gained, lost);
 }
 
 /* The quoted ports and, where it is quoted, the checksum. Returns 0, or -1. */
-static __noinline int quote_transport_rewrite(struct xdp_md *ctx, struct quote *q)
+static __noinline int quote_transport_rewrite(struct frame_ctx *ctx, struct quote *q)
 {
 	int is_udp = q->key->protocol == IPPROTO_UDP;
 	__u32 check = is_udp ? offsetof(struct udphdr, check) : offsetof(struct tcphdr, check);
@@ -252,7 +258,7 @@ static __noinline int quote_transport_rewrite(struct xdp_md *ctx, struct quote *
 
 	q->plus += gained;
 	q->minus += lost;
-	if (bpf_xdp_store_bytes(ctx, q->l4_offset, ports, sizeof(ports)))
+	if (ctx_store(ctx, q->l4_offset, ports, sizeof(ports)))
 		return -1;
 	if (q->l4_size < check + sizeof(__sum16))
 		return 0;
@@ -262,10 +268,10 @@ static __noinline int quote_transport_rewrite(struct xdp_md *ctx, struct quote *
 }
 
 /* Rewrites the error's own headers and checksum. Returns 0, or -1. */
-static __noinline int error_rewrite(struct xdp_md *ctx, const struct packet *p,
+static __noinline int error_rewrite(struct frame_ctx *ctx, const struct packet *p,
 				    const struct quote *q)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct icmp_header *icmp = data + (p->l4_offset & L4_OFFSET_MAX);
 	__u64 plus = q->plus, minus = q->minus;
 	const struct flow *f = q->flow;
@@ -294,7 +300,7 @@ static __always_inline int icmp_is_error(__u8 family, __u8 type)
  * Carries an ICMP error through the NAT. VERDICT_NEXT: it is not an error, or the quoted
  * packet is of no flow of ours.
  */
-__stage enum verdict icmp_error_translate(struct xdp_md *ctx, struct packet *p)
+__stage enum verdict icmp_error_translate(struct frame_ctx *ctx, struct packet *p)
 {
 	enum reason reason = REASON_UNRESOLVED;
 	struct scratch *scratch = scratch_get();
@@ -306,7 +312,7 @@ __stage enum verdict icmp_error_translate(struct xdp_md *ctx, struct packet *p)
 	if (!p)
 		return VERDICT_DROP;
 	if (p->l4_size < sizeof(struct icmp_header) ||
-	    bpf_xdp_load_bytes(ctx, p->l4_offset, &type, sizeof(type)))
+	    ctx_load(ctx, p->l4_offset, &type, sizeof(type)))
 		return drop(p, REASON_MALFORMED_TRANSPORT);
 	if (!icmp_is_error(p->family, type))
 		return VERDICT_NEXT;
@@ -401,17 +407,56 @@ static __always_inline struct addr error_source(const struct packet *p)
 }
 
 /* Cuts the frame to what is quoted and makes room for two new headers. Returns 0, or -1. */
-static __always_inline int quote_make(struct xdp_md *ctx, const struct packet *p,
+static __always_inline int quote_make(struct frame_ctx *ctx, const struct packet *p,
 				      __u32 headers_size, __u32 quote_size)
 {
 	__s32 surplus = p->frame_size - L3_OFFSET - quote_size;
 
-	if (surplus > 0 && bpf_xdp_adjust_tail(ctx, -surplus))
+	if (surplus > 0 && ctx_tail_cut(ctx, surplus))
 		return -1;
-	return bpf_xdp_adjust_head(ctx, -(__s32)headers_size) ? -1 : 0;
+	return ctx_head_grow(ctx, headers_size) ? -1 : 0;
 }
 
-static __noinline int ip4_error_make(struct xdp_md *ctx, const struct packet *p,
+/*
+ * Whether the sk_buff says that the transport checksum is still open: it is then filled in when the
+ * frame leaves, wherever in it that transport header lies by then. Merged segments from a card say
+ * so, too (tcp_gro_complete).
+ */
+static __noinline int csum_is_open(struct frame_ctx *ctx, const struct packet *p)
+{
+	__u64 sum, pseudo;
+	__u16 check;
+
+	if (!generic_mode || is_fragment(p) ||
+	    ctx_load(ctx, transport_csum_offset(p), &check, sizeof(check)))
+		return 0;
+	pseudo = pseudo_sum(&p->key.source, &p->key.destination, p->l4_size, p->key.protocol);
+	if (check != csum_fold(pseudo))
+		return 0;
+	if (ctx_segment_size(ctx))
+		return 1;
+	return !csum_whole(ctx, p->l4_offset, p->l4_size, &sum) &&
+	       csum_fold(sum + pseudo) != 0xffff;
+}
+
+/* The sum of an error's message of this size, as it will be on the wire. An open checksum is the
+ * folded pseudo-header's sum, and makes the sum of all that it covers its complement. */
+static __noinline int message_sum(struct frame_ctx *ctx, const struct packet *p, __u32 size,
+				  int is_open, __u64 *sum)
+{
+	__u32 offset = L3_OFFSET +
+		       (p->family == FAMILY_IP4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
+
+	if (!is_open)
+		return csum_whole(ctx, offset, size, sum);
+	if (csum_whole(ctx, offset, sizeof(struct icmp_header) + p->l4_offset - L3_OFFSET, sum))
+		return -1;
+	*sum += (__u16)~csum_fold(
+		pseudo_sum(&p->key.source, &p->key.destination, p->l4_size, p->key.protocol));
+	return 0;
+}
+
+static __noinline int ip4_error_make(struct frame_ctx *ctx, const struct packet *p,
 				     const struct addr *source)
 {
 	const __u32 size = sizeof(struct iphdr) + sizeof(struct icmp_header);
@@ -423,6 +468,7 @@ static __noinline int ip4_error_make(struct xdp_md *ctx, const struct packet *p,
 			    .ttl = ANSWER_TTL,
 			    .protocol = IPPROTO_ICMP,
 			    .frag_off = bpf_htons(0x4000) };
+	int is_open = csum_is_open(ctx, p);
 	struct ethhdr eth;
 	__u64 sum;
 
@@ -440,25 +486,25 @@ static __noinline int ip4_error_make(struct xdp_md *ctx, const struct packet *p,
 	ip.saddr = addr_to_ip4(source);
 	ip.daddr = addr_to_ip4(&p->key.source);
 	ip.check = ~csum_fold((__u32)bpf_csum_diff(0, 0, (__be32 *)&ip, sizeof(ip), 0));
-	if (bpf_xdp_load_bytes(ctx, 0, &eth, sizeof(eth)) || quote_make(ctx, p, size, quote_size))
+	if (ctx_load(ctx, 0, &eth, sizeof(eth)) || quote_make(ctx, p, size, quote_size))
 		return -1;
 	macs_swap(&eth);
-	if (bpf_xdp_store_bytes(ctx, 0, &eth, sizeof(eth)) ||
-	    bpf_xdp_store_bytes(ctx, L3_OFFSET, &ip, sizeof(ip)) ||
-	    bpf_xdp_store_bytes(ctx, L3_OFFSET + sizeof(ip), &icmp, sizeof(icmp)) ||
-	    csum_whole(ctx, L3_OFFSET + sizeof(ip), sizeof(struct icmp_header) + quote_size, &sum))
+	if (ctx_store(ctx, 0, &eth, sizeof(eth)) || ctx_store(ctx, L3_OFFSET, &ip, sizeof(ip)) ||
+	    ctx_store(ctx, L3_OFFSET + sizeof(ip), &icmp, sizeof(icmp)) ||
+	    message_sum(ctx, p, sizeof(struct icmp_header) + quote_size, is_open, &sum))
 		return -1;
 	icmp.checksum = ~csum_fold(sum);
-	return bpf_xdp_store_bytes(ctx, L3_OFFSET + sizeof(ip), &icmp, sizeof(icmp)) ? -1 : 0;
+	return ctx_store(ctx, L3_OFFSET + sizeof(ip), &icmp, sizeof(icmp)) ? -1 : 0;
 }
 
-static __noinline int ip6_error_make(struct xdp_md *ctx, const struct packet *p,
+static __noinline int ip6_error_make(struct frame_ctx *ctx, const struct packet *p,
 				     const struct addr *source)
 {
 	const __u32 size = sizeof(struct ipv6hdr) + sizeof(struct icmp_header);
 	__u32 icmp_size, quote_size = p->l4_offset - L3_OFFSET + p->l4_size;
 	struct icmp_header icmp = { .type = ICMPV6_TIME_EXCEED };
 	struct ipv6hdr ip = { .version = 6, .nexthdr = IPPROTO_ICMPV6, .hop_limit = ANSWER_TTL };
+	int is_open = csum_is_open(ctx, p);
 	struct ethhdr eth;
 	__u64 sum;
 
@@ -475,17 +521,16 @@ static __noinline int ip6_error_make(struct xdp_md *ctx, const struct packet *p,
 	ip.payload_len = bpf_htons(icmp_size);
 	__builtin_memcpy(&ip.saddr, source, sizeof(ip.saddr));
 	__builtin_memcpy(&ip.daddr, &p->key.source, sizeof(ip.daddr));
-	if (bpf_xdp_load_bytes(ctx, 0, &eth, sizeof(eth)) || quote_make(ctx, p, size, quote_size))
+	if (ctx_load(ctx, 0, &eth, sizeof(eth)) || quote_make(ctx, p, size, quote_size))
 		return -1;
 	macs_swap(&eth);
-	if (bpf_xdp_store_bytes(ctx, 0, &eth, sizeof(eth)) ||
-	    bpf_xdp_store_bytes(ctx, L3_OFFSET, &ip, sizeof(ip)) ||
-	    bpf_xdp_store_bytes(ctx, L3_OFFSET + sizeof(ip), &icmp, sizeof(icmp)) ||
-	    csum_whole(ctx, L3_OFFSET + sizeof(ip), icmp_size, &sum))
+	if (ctx_store(ctx, 0, &eth, sizeof(eth)) || ctx_store(ctx, L3_OFFSET, &ip, sizeof(ip)) ||
+	    ctx_store(ctx, L3_OFFSET + sizeof(ip), &icmp, sizeof(icmp)) ||
+	    message_sum(ctx, p, icmp_size, is_open, &sum))
 		return -1;
 	icmp.checksum =
 		~csum_fold(sum + pseudo_sum(source, &p->key.source, icmp_size, IPPROTO_ICMPV6));
-	return bpf_xdp_store_bytes(ctx, L3_OFFSET + sizeof(ip), &icmp, sizeof(icmp)) ? -1 : 0;
+	return ctx_store(ctx, L3_OFFSET + sizeof(ip), &icmp, sizeof(icmp)) ? -1 : 0;
 }
 
 /*
@@ -493,14 +538,14 @@ static __noinline int ip6_error_make(struct xdp_md *ctx, const struct packet *p,
  * or that no backend takes (packet->mtu), back the way it came. The packet is still as it
  * arrived. The latter two are said by the VIP: the client's path is the one to that.
  */
-__stage enum verdict error_answer(struct xdp_md *ctx, struct packet *p)
+__stage enum verdict error_answer(struct frame_ctx *ctx, struct packet *p)
 {
 	struct addr source;
 
 	if (!p)
 		return VERDICT_DROP;
 	if (!source_is_answerable(&p->key.source))
-		return pass(p, REASON_MULTICAST);
+		return drop(p, REASON_ICMP_LIMITED);
 	if (!token_take(TOKEN_ERROR, ICMP_RATE))
 		return drop(p, REASON_ICMP_LIMITED);
 	source = p->mtu ? p->key.destination : error_source(p);

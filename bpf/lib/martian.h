@@ -13,21 +13,25 @@
 
 /* This network and loopback (RFC 1122, 3.2.1.3), groups and the broadcast address; RFC 4291,
  * 2.5.2, 2.5.3 and 2.7. The rest of 240/4 is in use in private networks, and Linux takes it. */
-static __always_inline int addr_is_martian(const struct addr *a)
+static __always_inline int source_is_martian(const struct packet *p)
 {
 	const __u64 loopback6 = 1ULL << 56; /* ::1 in wire order */
+	const struct addr *a = &p->key.source;
 	__u32 ip4 = addr_to_ip4(a);
 	__u8 first = ip4; /* wire order: the lowest byte is the first octet */
 
-	if (addr_is_mapped(a))
-		return first == 0 || first == 127 || (first & 0xf0) == 0xe0 || ip4 == 0xffffffff;
-	return (__u8)a->high == 0xff || (!a->high && (!a->low || a->low == loopback6));
+	if (p->family == FAMILY_IP6)
+		return (__u8)a->high == 0xff || (!a->high && (!a->low || a->low == loopback6));
+	/* Most are in 1.0.0.0 to 126.255.255.255 or in 128.0.0.0 to 223.255.255.255. */
+	if ((__u8)(first - 1) < 126 || (__u8)(first - 128) < 96)
+		return 0;
+	return first < 240 || ip4 == 0xffffffff;
 }
 
 /* Judges the source of a packet to a VIP by itself. VERDICT_NEXT: it may be. */
 static __always_inline enum verdict source_check(struct packet *p)
 {
-	if (addr_is_martian(&p->key.source))
+	if (source_is_martian(p))
 		return drop(p, REASON_MARTIAN);
 	if (addr_equal(&p->key.source, &p->key.destination))
 		return drop(p, REASON_LOOP);
@@ -54,11 +58,24 @@ __stage enum verdict source_check_whole(struct packet *p)
 	return VERDICT_NEXT;
 }
 
+/* Whether the frame goes to the host that this hop leads to. */
+static __always_inline int hop_is_taken(struct frame_ctx *ctx, __u64 hop)
+{
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
+	struct ethhdr *eth = data;
+	__u64 destination = 0;
+
+	if ((void *)(eth + 1) > data_end)
+		return 0;
+	__builtin_memcpy(&destination, eth->h_dest, ETH_ALEN);
+	return destination == (hop & HOP_MAC_MASK);
+}
+
 /* Whether the frame was sent by the host that this hop leads to. With dsr-l2 no TTL ends a loop
  * between balancers, and a backend that has the VIP never sends to it. */
-static __always_inline int hop_leads_back(struct xdp_md *ctx, __u64 hop)
+static __always_inline int hop_leads_back(struct frame_ctx *ctx, __u64 hop)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct ethhdr *eth = data;
 	__u64 source = 0;
 

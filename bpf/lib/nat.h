@@ -14,10 +14,12 @@
 #ifndef SHUNT_NAT_H
 #define SHUNT_NAT_H
 
+#include "carry.h"
 #include "filter.h"
 #include "hop.h"
 #include "place.h"
 #include "track.h"
+#include "traffic.h"
 
 /* At 90 % occupancy a search of n random ports fails with 0.9^n: 64 is 0.1 %. */
 #define CLAIM_TRIES 64
@@ -43,6 +45,8 @@ static __always_inline int claim_insert(struct claim *c)
 {
 	int err; /* Linux before 6.4 (d7ba4cc900bf) returns an int, and its sign is lost in a long */
 
+	if ((features & FEATURE_CARRY) && carry_is_due(&c->key, 0))
+		return 0;
 	c->entry.seal = flow_seal(&c->key, &c->entry);
 	err = bpf_map_update_elem(&sh_flows, &c->key, &c->entry, BPF_NOEXIST);
 	if (!err)
@@ -140,6 +144,31 @@ static __noinline enum reason port_claim(void)
 	return result.found < 0 ? REASON_TABLE_FULL : REASON_PORTS_EXHAUSTED;
 }
 
+static __always_inline int backend_is_host(const struct backend *backend)
+{
+	__u64 hop = backend->hop;
+
+	return (features & FEATURE_HOST) && hop && hop_is_own(hop);
+}
+
+#define HOST_TRIES 16 /* with every second backend this host, 1 in 65,536 flows finds no other */
+
+/* For a client on this host, which a backend on it would answer past us: another one, where
+ * there is any. */
+static __noinline __u32 backend_not_host(const struct service *service, __u32 reference, __u32 hash)
+{
+	struct backend *backend;
+
+	for (int i = 0; i < HOST_TRIES; i++) {
+		backend = backend_find(reference);
+		if (!backend || !backend_is_host(backend))
+			break;
+		hash = hash_again(hash);
+		reference = slot_current(slot_get(*(volatile __u64 *)&service->table, hash));
+	}
+	return reference;
+}
+
 /* Chooses the source address and fills in the claim. 0, or the reason why not. */
 static __noinline enum reason claim_prepare(const struct packet *p, const struct backend *backend,
 					    const struct service *service, __u32 hash)
@@ -147,6 +176,7 @@ static __noinline enum reason claim_prepare(const struct packet *p, const struct
 	struct settings *settings = settings_get();
 	struct claim *c = claim_scratch();
 	__u64 sources = *(volatile __u64 *)&backend->sources;
+	int is_destination = service->forwarding == FORWARDING_NAT_DESTINATION;
 	struct addr *source;
 	__u32 index;
 
@@ -160,7 +190,14 @@ static __noinline enum reason claim_prepare(const struct packet *p, const struct
 	c->key.source = backend->address;
 	c->key.source_port = backend->port ? backend->port : p->key.destination_port;
 	c->key.protocol = p->key.protocol;
-	if (service->forwarding == FORWARDING_NAT_DESTINATION) {
+	if (backend_is_host(backend)) {
+		/* It answers the client, and its packets are met on their way out. A client on
+		 * this host would be answered without that. */
+		if (ctx_is_outbound() || !ctx_sees_host())
+			return REASON_HOST_BACKEND;
+		is_destination = 1;
+	}
+	if (is_destination) {
 		/* The client's own port, unless another of its flows to this backend has it. */
 		c->key.destination = p->key.source;
 		c->own_port = p->key.source_port;
@@ -190,23 +227,11 @@ static __always_inline void client_entry(const struct claim *c, const struct pac
 	f->seal = flow_seal(&p->key, f);
 }
 
-static __always_inline void flow_count(const struct flow *f)
-{
-	__u32 service = f->service_index, backend = f->backend & BACKEND_INDEX_MASK;
-	struct traffic *of_service = bpf_map_lookup_elem(&sh_svc_traffic, &service);
-	struct traffic *of_backend = bpf_map_lookup_elem(&sh_be_traffic, &backend);
-
-	if (!of_service || !of_backend)
-		return;
-	of_service->flows_created++;
-	of_backend->flows_created++;
-}
-
 /*
  * Makes the flow of a client's first packet and leaves its entry in scratch->flow.
  * REASON_NONE, or why the packet has to be dropped.
  */
-__stage enum reason nat_flow_create(struct xdp_md *ctx, struct packet *p, __u32 service_index)
+__stage enum reason nat_flow_create(struct frame_ctx *ctx, struct packet *p, __u32 service_index)
 {
 	struct service *service = bpf_map_lookup_elem(&sh_services, &service_index);
 	struct scratch *scratch = scratch_get();
@@ -224,15 +249,14 @@ __stage enum reason nat_flow_create(struct xdp_md *ctx, struct packet *p, __u32 
 	f = &scratch->flow;
 	key = &scratch->key;
 	*key = p->key;
-	if (service_admits(service)) {
-		reason = client_admit(p, service_index, 1);
-		if (reason != REASON_NONE)
-			return reason;
-	}
+	if (admit(p, service, service_index, 1) != VERDICT_NEXT)
+		return p->reason;
 	if (service->flows_max && service_is_full(service, service_index))
 		return REASON_SERVICE_FULL;
 	hash = flow_hash(&p->key, service->seed);
 	reference = backend_choose(p, service, service_index, hash);
+	if (ctx_is_outbound())
+		reference = backend_not_host(service, reference, hash);
 	if (!reference)
 		return REASON_NO_BACKEND;
 	backend = backend_find(reference);
@@ -271,7 +295,7 @@ __stage enum reason nat_flow_create(struct xdp_md *ctx, struct packet *p, __u32 
 	}
 	service_flow_begin(f);
 	handshake_note(key, f->nonce);
-	flow_count(f);
+	traffic_flow_count(f->service_index, f->backend);
 	return REASON_NONE;
 }
 

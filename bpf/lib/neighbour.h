@@ -55,9 +55,9 @@ struct arp_ip4 {
 	__u8 target_ip[4];
 };
 
-__stage enum verdict arp_answer(struct xdp_md *ctx, struct packet *p)
+__stage enum verdict arp_answer(struct frame_ctx *ctx, struct packet *p)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct interface *own = interface_own();
 	struct arp_ip4 *arp = data + L3_OFFSET;
 	struct ethhdr *eth = data;
@@ -73,6 +73,9 @@ __stage enum verdict arp_answer(struct xdp_md *ctx, struct packet *p)
 	__builtin_memcpy(&sender, arp->sender_ip, sizeof(sender));
 	__builtin_memcpy(&target, arp->target_ip, sizeof(target));
 	address = addr_from_ip4(target);
+	/* The host's own probe is how it finds others that answer (RFC 5227, 2.1.1). */
+	if (ctx_is_outbound() && !sender)
+		return pass(p, REASON_NEIGHBOUR_OTHER);
 	/* An announcement asks nothing; nor does a station that has no MAC of its own. */
 	if (sender == target || (arp->sender_mac[0] & 1) || !address_is_owned(&address))
 		return pass(p, REASON_NEIGHBOUR_OTHER);
@@ -108,14 +111,14 @@ struct nd_advertisement {
 };
 
 /* RFC 4861, 7.1.1: no option is empty, and a probe for duplicates has no MAC in it. */
-static __noinline int nd_options_are_valid(struct xdp_md *ctx, struct packet *p, int is_probe)
+static __noinline int nd_options_are_valid(struct frame_ctx *ctx, struct packet *p, int is_probe)
 {
 	__u32 offset = p->l4_offset + sizeof(struct nd_message), end = p->l4_offset + p->l4_size;
 
 	for (int i = 0; i < ND_OPTIONS_MAX && offset < end; i++) {
 		__u8 option[2];
 
-		if (bpf_xdp_load_bytes(ctx, offset, option, sizeof(option)))
+		if (ctx_load(ctx, offset, option, sizeof(option)))
 			return 0;
 		if (option[1] == 0 || (is_probe && option[0] == ND_SOURCE_MAC))
 			return 0;
@@ -135,15 +138,16 @@ static __always_inline int is_solicited_node(const struct addr *group, const str
 }
 
 /* Reads the solicitation and judges it. 1: it asks for the address in *target, which is ours. */
-static __noinline int nd_solicits_us(struct xdp_md *ctx, struct packet *p, struct addr *target)
+static __noinline int nd_solicits_us(struct frame_ctx *ctx, struct packet *p, struct addr *target)
 {
 	int is_probe = !p->key.source.high && !p->key.source.low;
 	struct nd_message message;
 	__u64 sum;
 
 	if (p->l4_offset != L3_OFFSET + sizeof(struct ipv6hdr) || p->ttl != ND_HOP_LIMIT ||
-	    p->l4_size < sizeof(message) ||
-	    bpf_xdp_load_bytes(ctx, p->l4_offset, &message, sizeof(message)))
+	    p->l4_size < sizeof(message) || ctx_load(ctx, p->l4_offset, &message, sizeof(message)))
+		return 0;
+	if (ctx_is_outbound() && is_probe) /* the host's own, as with ARP */
 		return 0;
 	if (message.type != ND_SOLICITATION || message.code != 0 ||
 	    (__u8)p->key.source.high == 0xff || addr_is_mapped(&message.target) ||
@@ -163,18 +167,18 @@ static __noinline int nd_solicits_us(struct xdp_md *ctx, struct packet *p, struc
  * Gives the frame exactly this size; what is in it is no longer of use. It grows at its
  * head, where every driver leaves room, and not all do at the tail.
  */
-static __always_inline int frame_resize(struct xdp_md *ctx, const struct packet *p, __u32 size)
+static __always_inline int frame_resize(struct frame_ctx *ctx, const struct packet *p, __u32 size)
 {
 	__s32 change = size - p->frame_size;
 
 	if (change > 0)
-		return bpf_xdp_adjust_head(ctx, -change);
-	return change < 0 ? bpf_xdp_adjust_tail(ctx, change) : 0;
+		return ctx_head_grow(ctx, change);
+	return change < 0 ? ctx_tail_cut(ctx, -change) : 0;
 }
 
 /* Makes the frame an advertisement of target, to the station with this MAC. */
-static __noinline int nd_advertise(struct xdp_md *ctx, struct packet *p, const struct addr *target,
-				   const struct interface *own)
+static __noinline int nd_advertise(struct frame_ctx *ctx, struct packet *p,
+				   const struct addr *target, const struct interface *own)
 {
 	const __u32 size = sizeof(struct nd_advertisement);
 	int is_probe = !p->key.source.high && !p->key.source.low;
@@ -189,7 +193,7 @@ static __noinline int nd_advertise(struct xdp_md *ctx, struct packet *p, const s
 	struct ethhdr eth;
 	__u64 sum;
 
-	if (bpf_xdp_load_bytes(ctx, 0, &eth, sizeof(eth)))
+	if (ctx_load(ctx, 0, &eth, sizeof(eth)))
 		return -1;
 	__builtin_memcpy(eth.h_dest, eth.h_source, ETH_ALEN);
 	__builtin_memcpy(eth.h_source, own->mac, ETH_ALEN);
@@ -209,9 +213,8 @@ static __noinline int nd_advertise(struct xdp_md *ctx, struct packet *p, const s
 	sum += (__u32)bpf_csum_diff(0, 0, (__be32 *)&nd, sizeof(nd), 0);
 	nd.message.checksum = ~csum_fold(sum);
 	if (frame_resize(ctx, p, L3_OFFSET + sizeof(ip) + size) ||
-	    bpf_xdp_store_bytes(ctx, 0, &eth, sizeof(eth)) ||
-	    bpf_xdp_store_bytes(ctx, L3_OFFSET, &ip, sizeof(ip)) ||
-	    bpf_xdp_store_bytes(ctx, L3_OFFSET + sizeof(ip), &nd, sizeof(nd)))
+	    ctx_store(ctx, 0, &eth, sizeof(eth)) || ctx_store(ctx, L3_OFFSET, &ip, sizeof(ip)) ||
+	    ctx_store(ctx, L3_OFFSET + sizeof(ip), &nd, sizeof(nd)))
 		return -1;
 	return 0;
 }
@@ -220,7 +223,7 @@ static __noinline int nd_advertise(struct xdp_md *ctx, struct packet *p, const s
  * Answers a neighbour solicitation, whether it came to a group or to us. The answer goes to
  * the MAC the question came from.
  */
-__stage enum verdict nd_answer(struct xdp_md *ctx, struct packet *p)
+__stage enum verdict nd_answer(struct frame_ctx *ctx, struct packet *p)
 {
 	struct interface *own = interface_own();
 	struct addr target;

@@ -39,11 +39,14 @@ enum verdict {
 	VERDICT_NEXT = 0,
 	VERDICT_PASS,
 	VERDICT_DROP,
-	VERDICT_SEND_BACK, /* XDP_TX */
+	VERDICT_ANSWER,    /* to where it came from: the packet in the frame is ours */
+	VERDICT_SEND_BACK, /* out of the interface it is at: XDP_TX */
 	VERDICT_SEND_ON,   /* redirect to packet->egress */
+	VERDICT_HOST,      /* up this host's stack, changed; as if come in by packet->egress */
 	VERDICT_REFUSE,    /* an ICMP error is due: packet->mtu says which */
 	VERDICT_REJECT,    /* no backend takes it: lib/reject.h says what becomes of it */
 	VERDICT_FRAGMENT,  /* of no use to the ordinary stages: fragment.h knows more */
+	VERDICT_CARRY,     /* for the program of the ABI before, untouched: carry.h */
 };
 
 enum family {
@@ -105,7 +108,7 @@ static __always_inline enum verdict drop(struct packet *p, enum reason reason)
 static __always_inline enum verdict answer(struct packet *p, enum reason reason)
 {
 	p->reason = reason;
-	return VERDICT_SEND_BACK;
+	return VERDICT_ANSWER;
 }
 
 static __always_inline void count_reason(__u32 reason, __u64 bytes)
@@ -116,6 +119,22 @@ static __always_inline void count_reason(__u32 reason, __u64 bytes)
 		return;
 	count->packets++;
 	count->bytes += bytes;
+}
+
+/*
+ * A MAC address as the low 48 bits of a word, by a word and a half: clang moves six octets one
+ * by one where it does not know them to be aligned. They need not be where XDP is native, and
+ * for maps and frames alike the verifier asks for no more than the machine does.
+ */
+static __always_inline __u64 mac_load(const __u8 *mac)
+{
+	return *(const __u32 *)mac | (__u64) * (const __u16 *)(mac + 4) << 32;
+}
+
+static __always_inline void mac_store(__u8 *mac, __u64 word)
+{
+	*(__u32 *)mac = word;
+	*(__u16 *)(mac + 4) = word >> 32;
 }
 
 static __always_inline struct settings *settings_get(void)
@@ -135,7 +154,7 @@ static __always_inline __u32 addr_check(const struct addr *a)
 
 static __always_inline int addr_equal(const struct addr *a, const struct addr *b)
 {
-	return a->high == b->high && a->low == b->low;
+	return a->low == b->low && a->high == b->high; /* of IPv4 the high words are all equal */
 }
 
 /* Whether a word {meaning:32, check:32} is the key's; if not, it was recycled as we read. */

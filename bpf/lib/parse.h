@@ -19,14 +19,14 @@
 
 /* Whether the frame has so many bytes. Only a multi-buffer frame has more than its linear
  * part, and only for one that says so is the helper worth its call. */
-static __always_inline int frame_holds(struct xdp_md *ctx, struct packet *p, __u32 size)
+static __always_inline int frame_holds(struct frame_ctx *ctx, struct packet *p, __u32 size)
 {
 	if (size > p->frame_size)
-		p->frame_size = bpf_xdp_get_buff_len(ctx);
+		p->frame_size = ctx_size(ctx);
 	return size <= p->frame_size;
 }
 
-static __always_inline enum verdict ip4_parse(struct xdp_md *ctx, struct packet *p, void *data,
+static __always_inline enum verdict ip4_parse(struct frame_ctx *ctx, struct packet *p, void *data,
 					      void *data_end)
 {
 	struct iphdr *ip = data + L3_OFFSET;
@@ -61,9 +61,9 @@ static __always_inline enum verdict ip4_parse(struct xdp_md *ctx, struct packet 
  * protocol, IPPROTO_FRAGMENT or IPPROTO_ROUTING where the walk has to end early, or
  * IPPROTO_RAW where the chain is longer than we follow.
  */
-__stage enum verdict ip6_extensions_walk(struct xdp_md *ctx, struct packet *p)
+__stage enum verdict ip6_extensions_walk(struct frame_ctx *ctx, struct packet *p)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	__u32 offset, end;
 	__u8 protocol;
 
@@ -104,7 +104,7 @@ __stage enum verdict ip6_extensions_walk(struct xdp_md *ctx, struct packet *p)
 	return VERDICT_NEXT;
 }
 
-static __always_inline enum verdict ip6_parse(struct xdp_md *ctx, struct packet *p, void *data,
+static __always_inline enum verdict ip6_parse(struct frame_ctx *ctx, struct packet *p, void *data,
 					      void *data_end)
 {
 	struct ipv6hdr *ip = data + L3_OFFSET;
@@ -168,16 +168,17 @@ static __always_inline enum verdict udp_parse(struct packet *p, void *l4, void *
  * The transport header of a packet that may be ours. What is neither TCP nor UDP ends
  * here, except ICMP, whose ports stay zero.
  */
-static __always_inline enum verdict transport_parse(struct xdp_md *ctx, struct packet *p)
+static __always_inline enum verdict transport_parse(struct frame_ctx *ctx, struct packet *p)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	void *l4 = data + (p->l4_offset & L4_OFFSET_MAX);
 
-	switch (p->key.protocol) {
-	case IPPROTO_TCP:
+	/* First, where the compiler would search for the case from the middle. */
+	if (p->key.protocol == IPPROTO_TCP)
 		return tcp_parse(p, l4, data_end);
-	case IPPROTO_UDP:
+	if (p->key.protocol == IPPROTO_UDP)
 		return udp_parse(p, l4, data_end);
+	switch (p->key.protocol) {
 	case IPPROTO_ICMP:
 		return p->family == FAMILY_IP4 ? VERDICT_NEXT : pass(p, REASON_PROTOCOL);
 	case IPPROTO_ICMPV6:

@@ -21,7 +21,7 @@ enum reason {
 	REASON_PROTOCOL = 8,         /* pass: to us, but neither TCP, UDP nor ICMP */
 	REASON_ICMP = 9,             /* pass: ICMP to us that belongs to no flow and asks nothing we answer */
 	REASON_SOURCE_ROUTED = 10,   /* pass: an IPv6 routing header has segments left */
-	REASON_NEIGHBOUR_OTHER = 11, /* pass: ARP or ND that is for the host, or for an address we do not own now */
+	REASON_NEIGHBOUR_OTHER = 11, /* pass: ARP, ND or other ICMPv6 to a group that is for the host, or for an address we do not own now */
 	REASON_MALFORMED = 12,       /* pass: IP headers are truncated or contradict themselves */
 	REASON_DECAP_NO_TUNNEL = 20, /* pass: at a backend, neither IPIP nor GUE */
 	REASON_DECAP_NOT_LOCAL = 21, /* pass: at a backend, a tunnel to an address that the interface does not have */
@@ -41,20 +41,22 @@ enum reason {
 	REASON_TABLE_FULL = 39,          /* drop: the flow table refused a new entry */
 	REASON_UNRESOLVED = 40,          /* drop: the next hop has no known MAC address */
 	REASON_EGRESS_UNLISTED = 41,     /* drop: the way out is an interface that shunt is not attached to */
-	REASON_ICMP_LIMITED = 42,        /* drop: an ICMP error or a reset was due, but they are rate-limited, or it was for a later fragment (RFC 1812) */
+	REASON_ICMP_LIMITED = 42,        /* drop: an ICMP error or a reset was due, but they are rate-limited, or it was for a later fragment (RFC 1812) or an address that none may go to (RFC 1122) */
 	REASON_CLAIM_RACE = 43,          /* drop: another CPU was making the same flow, and did not finish in time */
 	REASON_INTERNAL = 44,            /* drop: a helper refused what must succeed; a bug, please report it */
 	REASON_TOO_BIG = 45,             /* drop: longer than the MTU of the way on, with its outer header where it gets one, and not marked as "don't fragment", or a later fragment */
 	REASON_FRAGMENT_EARLY = 46,      /* drop: to us, a later fragment whose first one has not come by, and its addresses alone do not decide */
 	REASON_FRAGMENT_TINY = 47,       /* drop: to us, a first fragment without its whole TCP or UDP header, or one that would overwrite it (RFC 1858, 3128, 7112) */
 	REASON_MARTIAN = 48,             /* drop: to a service, from an address that no host sends from: loopback, zero, a group or broadcast */
-	REASON_LOOP = 49,                /* drop: to a service, from the VIP itself or from another address of ours, or back to the host it came from */
+	REASON_LOOP = 49,                /* drop: to a service, from the VIP itself (with NAT also from another address of ours), or back to the host it came from */
 	REASON_DENIED = 50,              /* drop: allow_from or deny_from of the service keeps the source address out */
 	REASON_SOURCE_RATE = 51,         /* drop: the source address has begun more flows than max_new_flows_per_source */
 	REASON_DECAP_SENDER = 52,        /* drop: at a backend, a packet to a VIP from a tunnel whose sender is not permitted */
 	REASON_DECAP_LENGTH = 53,        /* drop: at a backend, a packet to a VIP is longer than its tunnel's, or shorter than its header */
 	REASON_DECAP_CONGESTED = 54,     /* drop: at a backend, marked as congested on the way, but without ECN inside (RFC 6040) */
 	REASON_SERVICE_FULL = 55,        /* drop: the service has max_flows flows */
+	REASON_MODE_CHANGE = 56,         /* drop: for us, while the attach mode of its interface was being changed */
+	REASON_HOST_BACKEND = 58,        /* drop: the backend is this host itself, whose answers do not pass shunt: the interface needs attach: tc, and a client on this host another backend */
 
 	/* answer: we replied in the packet's place */
 	REASON_ARP_ANSWERED = 64,  /* answer: an ARP request for an address we own */
@@ -73,13 +75,14 @@ enum reason {
 	REASON_FIB_FALLBACK = 100,    /* note: the daemon is silent, so the kernel's routing table was asked */
 	REASON_CHECKSUM_COMPLETED = 101, /* note: the sender had left the checksum to hardware that never saw the packet */
 	REASON_ICMP_TRANSLATED = 102, /* note: an ICMP error was carried through the NAT */
-	REASON_FLOW_MOVED = 103,      /* note: a flow's backend or service was removed, so the packet began a new flow */
+	REASON_FLOW_MOVED = 103,      /* note: a flow's backend or service was removed or is down, so the packet began a new flow */
 	REASON_NOT_REMEMBERED = 104,  /* note: no room or budget to remember a flow whose slot changes; it stays with the previous backend */
 	REASON_FRAGMENT_FOLLOWED = 105, /* note: a later fragment was sent where the first one of its datagram goes */
 	REASON_ICMP_TO_BACKEND = 106, /* note: an ICMP error to a VIP went to the backend that answers clients itself */
 	REASON_DECAP_IPIP = 108,      /* note: at a backend, IPIP was taken off and the packet went on to the host's stack */
 	REASON_DECAP_GUE = 109,       /* note: at a backend, GUE was taken off and the packet went on to the host's stack */
 	REASON_DECAP_ECN = 110,       /* note: at a backend, the outer header's ECN mark was carried into the packet (RFC 6040) */
+	REASON_CARRYING = 111,        /* note: an upgrade has not carried the flow over yet, so the packet went through the program of the version before */
 
 	/* refused: the kernel dropped the frame after our verdict */
 	REASON_TX_REFUSED = 112,       /* refused: sending back out of the same interface failed; on veth the peer needs GRO or XDP */

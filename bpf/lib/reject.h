@@ -39,22 +39,8 @@ static __always_inline void reset_fill(struct tcphdr *reset, const struct tcphdr
 	reset->ack_seq = bpf_htonl(bpf_ntohl(segment->seq) + size);
 }
 
-/* Whether the kernel will complete the checksum at the place where the segment has it: in generic
- * mode its sk_buff still says so (csum.h). The place must not move, so headers were plain. */
-static __always_inline int csum_stays_unfinished(struct xdp_md *ctx, const struct packet *p,
-						 __u16 check, __u32 header_size)
-{
-	__u64 sum,
-		pseudo = pseudo_sum(&p->key.source, &p->key.destination, p->l4_size, IPPROTO_TCP);
-
-	if (!generic_mode || check != csum_fold(pseudo) || p->l4_offset != L3_OFFSET + header_size)
-		return 0;
-	return !csum_whole(ctx, p->l4_offset, p->l4_size, &sum) &&
-	       csum_fold(sum + pseudo) != 0xffff;
-}
-
 /* The network header of the answer. Returns 0, or -1. */
-static __noinline int reset_address(struct xdp_md *ctx, const struct packet *p)
+static __noinline int reset_address(struct frame_ctx *ctx, const struct packet *p)
 {
 	struct ipv6hdr ip6 = { .version = 6,
 			       .payload_len = bpf_htons(sizeof(struct tcphdr)),
@@ -70,16 +56,16 @@ static __noinline int reset_address(struct xdp_md *ctx, const struct packet *p)
 	if (p->family == FAMILY_IP6) {
 		__builtin_memcpy(&ip6.saddr, &p->key.destination, sizeof(ip6.saddr));
 		__builtin_memcpy(&ip6.daddr, &p->key.source, sizeof(ip6.daddr));
-		return bpf_xdp_store_bytes(ctx, L3_OFFSET, &ip6, sizeof(ip6)) ? -1 : 0;
+		return ctx_store(ctx, L3_OFFSET, &ip6, sizeof(ip6)) ? -1 : 0;
 	}
 	ip.saddr = addr_to_ip4(&p->key.destination);
 	ip.daddr = addr_to_ip4(&p->key.source);
 	ip.check = ~csum_fold((__u32)bpf_csum_diff(0, 0, (__be32 *)&ip, sizeof(ip), 0));
-	return bpf_xdp_store_bytes(ctx, L3_OFFSET, &ip, sizeof(ip)) ? -1 : 0;
+	return ctx_store(ctx, L3_OFFSET, &ip, sizeof(ip)) ? -1 : 0;
 }
 
 /* Turns the segment into its reset. Returns 0, or -1. */
-static __noinline int reset_make(struct xdp_md *ctx, const struct packet *p)
+static __noinline int reset_make(struct frame_ctx *ctx, const struct packet *p)
 {
 	__u32 header_size = p->family == FAMILY_IP4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
 	struct tcphdr segment, reset;
@@ -88,10 +74,11 @@ static __noinline int reset_make(struct xdp_md *ctx, const struct packet *p)
 	__u64 pseudo;
 	int partial;
 
-	if (bpf_xdp_load_bytes(ctx, 0, &eth, sizeof(eth)) ||
-	    bpf_xdp_load_bytes(ctx, p->l4_offset, &segment, sizeof(segment)))
+	if (ctx_load(ctx, 0, &eth, sizeof(eth)) ||
+	    ctx_load(ctx, p->l4_offset, &segment, sizeof(segment)))
 		return -1;
-	partial = csum_stays_unfinished(ctx, p, segment.check, header_size);
+	/* The kernel will complete it where the segment has it: so the place must not move. */
+	partial = p->l4_offset == L3_OFFSET + header_size && csum_is_open(ctx, p);
 	reset_fill(&reset, &segment, p);
 	pseudo = pseudo_sum(&p->key.source, &p->key.destination, sizeof(reset), IPPROTO_TCP);
 	if (partial)
@@ -100,19 +87,19 @@ static __noinline int reset_make(struct xdp_md *ctx, const struct packet *p)
 		reset.check = ~csum_fold(
 			pseudo + (__u32)bpf_csum_diff(0, 0, (__be32 *)&reset, sizeof(reset), 0));
 	surplus = p->frame_size - L3_OFFSET - header_size - sizeof(reset);
-	if (surplus > 0 && bpf_xdp_adjust_tail(ctx, -surplus))
+	if (surplus > 0 && ctx_tail_cut(ctx, surplus))
 		return -1;
 	macs_swap(&eth);
-	if (bpf_xdp_store_bytes(ctx, 0, &eth, sizeof(eth)) || reset_address(ctx, p))
+	if (ctx_store(ctx, 0, &eth, sizeof(eth)) || reset_address(ctx, p))
 		return -1;
-	return bpf_xdp_store_bytes(ctx, L3_OFFSET + header_size, &reset, sizeof(reset)) ? -1 : 0;
+	return ctx_store(ctx, L3_OFFSET + header_size, &reset, sizeof(reset)) ? -1 : 0;
 }
 
 /*
  * Ends a packet that no backend takes. The packet is still as it arrived. VERDICT_REFUSE: an
  * ICMP error is due.
  */
-__stage enum verdict reject_answer(struct xdp_md *ctx, struct packet *p, __u32 service_index)
+__stage enum verdict reject_answer(struct frame_ctx *ctx, struct packet *p, __u32 service_index)
 {
 	struct service *service = bpf_map_lookup_elem(&sh_services, &service_index);
 

@@ -14,27 +14,35 @@
 #include "flow.h"
 #include "hop.h"
 
-/* The interface that a hop leads out of. */
-static __always_inline struct interface *hop_interface(__u64 hop)
-{
-	__u32 slot = hop_slot(hop);
-
-	return bpf_map_lookup_elem(&sh_interfaces, &slot);
-}
-
 /* The packet's size, from its IP header on. */
 static __always_inline __u32 packet_size(const struct packet *p)
 {
 	return p->l4_offset - L3_OFFSET + p->l4_size;
 }
 
+/* By how much the frame is longer than the packets that will leave: at tc it may stand for many. */
+static __always_inline __u32 wire_surplus(struct frame_ctx *ctx, const struct packet *p)
+{
+	__u32 segment_size = ctx_segment_size(ctx);
+	struct tcphdr *tcp;
+
+	if (!segment_size)
+		return 0;
+	if (p->key.protocol != IPPROTO_TCP)
+		return p->l4_size - sizeof(struct udphdr) - segment_size;
+	tcp = ctx_data(ctx) + (p->l4_offset & L4_OFFSET_MAX);
+	if ((void *)(tcp + 1) > ctx_data_end(ctx))
+		return 0;
+	return p->l4_size - tcp->doff * 4 - segment_size;
+}
+
 #define IP4_DF 0x4000 /* don't fragment, RFC 791 */
 
 /* Notes the size that would fit, unless routers may fragment the packet: then its sender does
  * not want to know its path's MTU. */
-static __always_inline void size_refuse(struct xdp_md *ctx, struct packet *p, __u32 mtu)
+static __always_inline void size_refuse(struct frame_ctx *ctx, struct packet *p, __u32 mtu)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct iphdr *ip = data + L3_OFFSET;
 
 	if (p->family == FAMILY_IP4 &&
@@ -43,17 +51,26 @@ static __always_inline void size_refuse(struct xdp_md *ctx, struct packet *p, __
 	p->mtu = mtu;
 }
 
-static __always_inline enum verdict ethernet_send(struct xdp_md *ctx, struct packet *p, __u64 hop,
-						  const struct interface *out)
+/* Up the stack, as if come in by the interface of this slot. */
+static __always_inline enum verdict host_send(struct packet *p, __u32 slot)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	p->egress = slot;
+	return ctx_is_outbound() ? drop(p, REASON_HOST_BACKEND) : VERDICT_HOST;
+}
+
+static __always_inline enum verdict ethernet_send(struct frame_ctx *ctx, struct packet *p,
+						  __u64 hop, const struct interface *out)
+{
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	__u32 slot = hop_slot(hop);
 	struct ethhdr *eth = data;
 
 	if (!out || (void *)(eth + 1) > data_end)
 		return drop(p, REASON_INTERNAL);
-	__builtin_memcpy(eth->h_dest, &hop, ETH_ALEN);
-	__builtin_memcpy(eth->h_source, out->mac, ETH_ALEN);
+	if (hop_is_host(hop))
+		return host_send(p, slot);
+	mac_store(eth->h_dest, hop);
+	mac_store(eth->h_source, mac_load(out->mac));
 	if (slot == interface_slot)
 		return VERDICT_SEND_BACK;
 	p->egress = slot;
@@ -101,7 +118,7 @@ static __always_inline __u32 transport_csum_offset(const struct packet *p)
  * (returns 1), or finds that it only looks so (returns 0; the caller updates it as usual).
  * -1: the frame could not be read. Addresses and ports in the frame are still the old ones.
  */
-static __noinline int csum_finish(struct xdp_md *ctx, struct packet *p, const struct flow *f,
+static __noinline int csum_finish(struct frame_ctx *ctx, struct packet *p, const struct flow *f,
 				  __u64 ports_plus, __u64 ports_minus)
 {
 	__u64 segment,
@@ -124,8 +141,8 @@ static __noinline int csum_finish(struct xdp_md *ctx, struct packet *p, const st
 				   (__u16)~csum_fold(old) + new);
 	if (!generic_mode && value == 0 && p->key.protocol == IPPROTO_UDP)
 		value = 0xffff;
-	data = (void *)(long)ctx->data;
-	data_end = (void *)(long)ctx->data_end;
+	data = ctx_data(ctx);
+	data_end = ctx_data_end(ctx);
 	check = data + transport_csum_offset(p);
 	if ((void *)(check + 1) > data_end)
 		return -1;
@@ -134,41 +151,55 @@ static __noinline int csum_finish(struct xdp_md *ctx, struct packet *p, const st
 	return 1;
 }
 
-static __always_inline int transport_rewrite(struct xdp_md *ctx, struct packet *p,
-					     const struct flow *f)
+/* Brings the transport checksum up to date where the hook does not know what state it is in.
+ * Returns 0, or -1. */
+static __always_inline int csum_rewrite(struct frame_ctx *ctx, struct packet *p,
+					const struct flow *f, __u64 ports_plus, __u64 ports_minus)
 {
-	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
-	__u64 ports_plus = (__u64)f->source_port + f->destination_port;
-	__u64 ports_minus = (__u64)p->key.source_port + p->key.destination_port;
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	__u64 old = addr_sum(&p->key.source) + addr_sum(&p->key.destination);
 	__u64 new = addr_sum(&f->source) + addr_sum(&f->destination);
 	__sum16 *check = data + transport_csum_offset(p);
-	__be16 *ports;
+	int finished = 0;
 
 	if ((void *)(check + 1) > data_end)
 		return -1;
-	if (*check != 0 || p->key.protocol == IPPROTO_TCP || p->family == FAMILY_IP6) {
-		__u16 unfinished =
-			csum_fold(old + bpf_htons(p->l4_size) + bpf_htons((__u16)p->key.protocol));
-		int finished = 0;
+	/* UDP's zero says that there is none: RFC 768, and RFC 6935 for tunnels over IPv6. */
+	if (*check == 0 && p->key.protocol == IPPROTO_UDP)
+		return 0;
+	if (*check == csum_fold_short(packet_pseudo_sum(p)))
+		finished = csum_finish(ctx, p, f, ports_plus, ports_minus);
+	if (finished)
+		return finished < 0 ? -1 : 0;
+	data = ctx_data(ctx);
+	data_end = ctx_data_end(ctx);
+	check = data + transport_csum_offset(p);
+	if ((void *)(check + 1) > data_end)
+		return -1;
+	*check = csum_update(*check, new + ports_plus, old + ports_minus);
+	if (*check == 0 && p->key.protocol == IPPROTO_UDP)
+		*check = 0xffff; /* RFC 768: zero would mean none */
+	return 0;
+}
 
-		if (*check == unfinished)
-			finished = csum_finish(ctx, p, f, ports_plus, ports_minus);
-		if (finished < 0)
-			return -1;
-		data = (void *)(long)ctx->data;
-		data_end = (void *)(long)ctx->data_end;
-		check = data + transport_csum_offset(p);
-		if ((void *)(check + 1) > data_end)
-			return -1;
-		if (!finished) {
-			*check = csum_update(*check, new + ports_plus, old + ports_minus);
-			if (*check == 0 && p->key.protocol == IPPROTO_UDP)
-				*check = 0xffff; /* RFC 768: zero would mean none */
-		}
-	}
-	ports = data + (p->l4_offset & L4_OFFSET_MAX);
-	if ((void *)(ports + 2) > data_end)
+static __always_inline int transport_rewrite(struct frame_ctx *ctx, struct packet *p,
+					     const struct flow *f)
+{
+	__u64 ports_plus = (__u64)f->source_port + f->destination_port;
+	__u64 ports_minus = (__u64)p->key.source_port + p->key.destination_port;
+	__u64 plus = addr_sum(&f->source) + addr_sum(&f->destination);
+	__u64 minus = addr_sum(&p->key.source) + addr_sum(&p->key.destination);
+	__be16 *ports;
+	int err;
+
+	err = ctx_csum_replace(ctx, transport_csum_offset(p), csum_gain(plus, minus),
+			       csum_gain(ports_plus, ports_minus), p->key.protocol == IPPROTO_UDP);
+	if (err > 0)
+		err = csum_rewrite(ctx, p, f, ports_plus, ports_minus);
+	if (err)
+		return -1;
+	ports = ctx_data(ctx) + (p->l4_offset & L4_OFFSET_MAX);
+	if ((void *)(ports + 2) > ctx_data_end(ctx))
 		return -1;
 	ports[0] = f->source_port;
 	ports[1] = f->destination_port;
@@ -176,15 +207,15 @@ static __always_inline int transport_rewrite(struct xdp_md *ctx, struct packet *
 }
 
 /* Everything of the packet but its Ethernet header. has_transport is 0 for a later fragment. */
-static __always_inline int packet_rewrite(struct xdp_md *ctx, struct packet *p,
+static __always_inline int packet_rewrite(struct frame_ctx *ctx, struct packet *p,
 					  const struct flow *f, int has_transport)
 {
 	void *data, *data_end;
 
 	if (has_transport && transport_rewrite(ctx, p, f))
 		return -1;
-	data = (void *)(long)ctx->data;
-	data_end = (void *)(long)ctx->data_end;
+	data = ctx_data(ctx);
+	data_end = ctx_data_end(ctx);
 	return p->family == FAMILY_IP4 ? ip4_rewrite(data, data_end, f) :
 					 ip6_rewrite(data, data_end, f);
 }

@@ -59,6 +59,16 @@ static __always_inline int known_is(const struct known *k, const struct packet *
 			     (k->epoch ^ epoch));
 }
 
+/* The service of this index, if it lives and its backends answer clients themselves. */
+static __always_inline struct service *direct_service_find(__u32 index)
+{
+	struct service *service = bpf_map_lookup_elem(&sh_services, &index);
+
+	if (!service || !service->live || service->forwarding < FORWARDING_DSR_L2)
+		return 0;
+	return service;
+}
+
 /* The service with a range that has the packet's destination port. */
 static __noinline __u32 range_find(const struct packet *p)
 {

@@ -105,6 +105,15 @@ enum tracking {
 enum feature {
 	FEATURE_DIRECT = 0x01, /* backends that answer the client themselves */
 	FEATURE_REMEMBER = 0x02, /* slots in transition: direct return, and affinity */
+	FEATURE_MSS = 0x04, /* a bound for TCP segments */
+	FEATURE_HOST = 0x08, /* this host itself is a client or a backend */
+	FEATURE_CARRY = 0x10, /* flows of another ABI are being carried over (carry.h) */
+};
+
+/* Who sends answers that only the flow table tells from what is not ours. */
+enum to_client {
+	TO_CLIENTS_ROUTED = 0x01, /* backends of a nat-destination service, through this host */
+	TO_CLIENTS_HOST = 0x02, /* a backend that is this host itself */
 };
 
 /* What a service asks for beyond the plain way. */
@@ -127,7 +136,8 @@ struct service {
 	__u32 flags; /* enum service_flag */
 	__u32 flows_max; /* tracked at once; 0: as many as the table holds */
 	__u32 source_rate; /* new flows of one source address a second; 0: as many as come */
-	__u32 pad;
+	__u16 tcp_mss; /* the largest TCP segment, in bytes; 0: what the two sides agree on */
+	__u16 pad;
 };
 
 /*
@@ -191,6 +201,13 @@ enum slot_flag {
 #define BACKEND_INDEX_MASK 0xfffff
 #define BACKEND_REF_MASK 0xfffffff
 
+/* Whether a backend takes new flows. */
+enum draining {
+	DRAINING_NOT = 0,
+	DRAINING_STAY = 1, /* none, in no service; flows that it has go on */
+	DRAINING_DOWN = 2, /* and of those only established TCP connections: it is down */
+};
+
 struct backend {
 	struct addr address;
 	__u64 hop; /* HOP_*; 0: not resolved */
@@ -198,7 +215,7 @@ struct backend {
 	__be16 port; /* 0 keeps the packet's destination port */
 	__u8 generation;
 	__u8 live; /* 0: the place is empty, and generation that of its last tenant */
-	__u8 draining; /* 1: it has weight 0 in every service */
+	__u8 draining; /* enum draining */
 	__u8 pad[3];
 };
 
@@ -250,7 +267,7 @@ enum flow_state {
  * copy, and takes any difference for a miss. No order of the kernel's copying matters.
  */
 struct flow {
-	__u64 seal;
+	__u64 seal; /* this word and the next are the same in every ABI: carry.h reads another's */
 	__u64 life; /* nonce:24 | enum flow_state:8 | last seen, low 32 bits of jiffies. Changed
 	             * by compare-and-swap only, so never in somebody else's entry. */
 	__u64 hop; /* HOP_*: next hop to the client; unused in DIRECTION_CLIENT */
@@ -326,7 +343,7 @@ struct settings {
 	__u32 timeouts[TIMEOUT_COUNT]; /* jiffies, by enum timeout */
 	__u16 port_first; /* of the NAT pool, host order */
 	__u16 port_count;
-	__u32 nat_destination; /* 1 while a nat-destination service exists */
+	__u32 nat_destination; /* enum to_client: answers of backends may go to any address */
 	__u32 remember_budget; /* new entries of sh_remembered a tick */
 	struct addr tunnel_source4; /* outer source, mapped; zero: the interface's own address */
 	struct addr tunnel_source6;
@@ -382,6 +399,26 @@ enum chain_position {
 	CHAIN_NEXT = 1, /* sh_xdp, for the program before to call */
 	CHAIN_AFTER = 2, /* gets what sh_xdp passes to the stack */
 	CHAIN_COUNT = 3,
+};
+
+/* While another ABI takes over: what sh_switch says (switch.h), and places in sh_gates. A daemon
+ * of any ABI may meet them, so they never change. */
+enum switch_word {
+	SWITCH_STATE = 0, /* enum switch_state */
+	SWITCH_SINCE = 1, /* jiffies when the new ABI took over */
+	SWITCH_WORDS = 2,
+};
+
+enum switch_state {
+	SWITCH_OLD = 0, /* the old ABI is in charge, and the new one may be thrown away */
+	SWITCH_CARRYING = 1, /* the new one is, and has not all flows yet */
+	SWITCH_DONE = 2, /* the new one is and has all: the old one may be thrown away */
+};
+
+enum gate {
+	GATE_OLD = 0,
+	GATE_NEW = 1,
+	GATE_COUNT = 2,
 };
 
 /* Kept for user space alone: what a position is called. */

@@ -93,11 +93,22 @@ const (
 	abiDirectionDIRECTION_BACKEND abiDirection = 1
 )
 
+type abiDraining uint32
+
+const (
+	abiDrainingDRAINING_NOT  abiDraining = 0
+	abiDrainingDRAINING_STAY abiDraining = 1
+	abiDrainingDRAINING_DOWN abiDraining = 2
+)
+
 type abiFeature uint32
 
 const (
 	abiFeatureFEATURE_DIRECT   abiFeature = 1
 	abiFeatureFEATURE_REMEMBER abiFeature = 2
+	abiFeatureFEATURE_MSS      abiFeature = 4
+	abiFeatureFEATURE_HOST     abiFeature = 8
+	abiFeatureFEATURE_CARRY    abiFeature = 16
 )
 
 type abiFilter struct {
@@ -175,6 +186,14 @@ type abiFrontendKey struct {
 	Protocol uint8
 	Pad      [5]uint8
 }
+
+type abiGate uint32
+
+const (
+	abiGateGATE_OLD   abiGate = 0
+	abiGateGATE_NEW   abiGate = 1
+	abiGateGATE_COUNT abiGate = 2
+)
 
 type abiInterface struct {
 	_        structs.HostLayout
@@ -258,6 +277,8 @@ const (
 	abiReasonREASON_DECAP_LENGTH         abiReason = 53
 	abiReasonREASON_DECAP_CONGESTED      abiReason = 54
 	abiReasonREASON_SERVICE_FULL         abiReason = 55
+	abiReasonREASON_MODE_CHANGE          abiReason = 56
+	abiReasonREASON_HOST_BACKEND         abiReason = 58
 	abiReasonREASON_ARP_ANSWERED         abiReason = 64
 	abiReasonREASON_ND_ANSWERED          abiReason = 65
 	abiReasonREASON_ECHO_ANSWERED        abiReason = 66
@@ -279,6 +300,7 @@ const (
 	abiReasonREASON_DECAP_IPIP           abiReason = 108
 	abiReasonREASON_DECAP_GUE            abiReason = 109
 	abiReasonREASON_DECAP_ECN            abiReason = 110
+	abiReasonREASON_CARRYING             abiReason = 111
 	abiReasonREASON_TX_REFUSED           abiReason = 112
 	abiReasonREASON_REDIRECT_REFUSED     abiReason = 113
 	abiReasonREASON_COUNT                abiReason = 128
@@ -334,7 +356,8 @@ type abiService struct {
 	Flags           uint32
 	FlowsMax        uint32
 	SourceRate      uint32
-	Pad             uint32
+	TcpMss          uint16
+	Pad             uint16
 }
 
 type abiServiceFlag uint32
@@ -392,6 +415,22 @@ type abiSweep struct {
 	Expired     uint64
 }
 
+type abiSwitchState uint32
+
+const (
+	abiSwitchStateSWITCH_OLD      abiSwitchState = 0
+	abiSwitchStateSWITCH_CARRYING abiSwitchState = 1
+	abiSwitchStateSWITCH_DONE     abiSwitchState = 2
+)
+
+type abiSwitchWord uint32
+
+const (
+	abiSwitchWordSWITCH_STATE abiSwitchWord = 0
+	abiSwitchWordSWITCH_SINCE abiSwitchWord = 1
+	abiSwitchWordSWITCH_WORDS abiSwitchWord = 2
+)
+
 type abiTimeout uint32
 
 const (
@@ -403,6 +442,13 @@ const (
 	abiTimeoutTIMEOUT_TCP_REST               abiTimeout = 5
 	abiTimeoutTIMEOUT_UDP                    abiTimeout = 6
 	abiTimeoutTIMEOUT_COUNT                  abiTimeout = 7
+)
+
+type abiToClient uint32
+
+const (
+	abiToClientTO_CLIENTS_ROUTED abiToClient = 1
+	abiToClientTO_CLIENTS_HOST   abiToClient = 2
 )
 
 type abiTracked struct {
@@ -463,9 +509,11 @@ const (
 	abiVarAbiClock          = "abi_clock"
 	abiVarAbiConstant       = "abi_constant"
 	abiVarAbiDirection      = "abi_direction"
+	abiVarAbiDraining       = "abi_draining"
 	abiVarAbiFeature        = "abi_feature"
 	abiVarAbiFlowState      = "abi_flow_state"
 	abiVarAbiForwarding     = "abi_forwarding"
+	abiVarAbiGate           = "abi_gate"
 	abiVarAbiNameKind       = "abi_name_kind"
 	abiVarAbiReason         = "abi_reason"
 	abiVarAbiRecall         = "abi_recall"
@@ -475,7 +523,10 @@ const (
 	abiVarAbiSlotFlag       = "abi_slot_flag"
 	abiVarAbiSlotState      = "abi_slot_state"
 	abiVarAbiSweep          = "abi_sweep"
+	abiVarAbiSwitchState    = "abi_switch_state"
+	abiVarAbiSwitchWord     = "abi_switch_word"
 	abiVarAbiTimeout        = "abi_timeout"
+	abiVarAbiToClient       = "abi_to_client"
 	abiVarAbiTracking       = "abi_tracking"
 )
 
@@ -563,9 +614,11 @@ type abiVariableSpecs struct {
 	AbiClock          *ebpf.VariableSpec `ebpf:"abi_clock"`
 	AbiConstant       *ebpf.VariableSpec `ebpf:"abi_constant"`
 	AbiDirection      *ebpf.VariableSpec `ebpf:"abi_direction"`
+	AbiDraining       *ebpf.VariableSpec `ebpf:"abi_draining"`
 	AbiFeature        *ebpf.VariableSpec `ebpf:"abi_feature"`
 	AbiFlowState      *ebpf.VariableSpec `ebpf:"abi_flow_state"`
 	AbiForwarding     *ebpf.VariableSpec `ebpf:"abi_forwarding"`
+	AbiGate           *ebpf.VariableSpec `ebpf:"abi_gate"`
 	AbiNameKind       *ebpf.VariableSpec `ebpf:"abi_name_kind"`
 	AbiReason         *ebpf.VariableSpec `ebpf:"abi_reason"`
 	AbiRecall         *ebpf.VariableSpec `ebpf:"abi_recall"`
@@ -575,7 +628,10 @@ type abiVariableSpecs struct {
 	AbiSlotFlag       *ebpf.VariableSpec `ebpf:"abi_slot_flag"`
 	AbiSlotState      *ebpf.VariableSpec `ebpf:"abi_slot_state"`
 	AbiSweep          *ebpf.VariableSpec `ebpf:"abi_sweep"`
+	AbiSwitchState    *ebpf.VariableSpec `ebpf:"abi_switch_state"`
+	AbiSwitchWord     *ebpf.VariableSpec `ebpf:"abi_switch_word"`
 	AbiTimeout        *ebpf.VariableSpec `ebpf:"abi_timeout"`
+	AbiToClient       *ebpf.VariableSpec `ebpf:"abi_to_client"`
 	AbiTracking       *ebpf.VariableSpec `ebpf:"abi_tracking"`
 }
 
@@ -665,9 +721,11 @@ type abiVariables struct {
 	AbiClock          *ebpf.Variable `ebpf:"abi_clock"`
 	AbiConstant       *ebpf.Variable `ebpf:"abi_constant"`
 	AbiDirection      *ebpf.Variable `ebpf:"abi_direction"`
+	AbiDraining       *ebpf.Variable `ebpf:"abi_draining"`
 	AbiFeature        *ebpf.Variable `ebpf:"abi_feature"`
 	AbiFlowState      *ebpf.Variable `ebpf:"abi_flow_state"`
 	AbiForwarding     *ebpf.Variable `ebpf:"abi_forwarding"`
+	AbiGate           *ebpf.Variable `ebpf:"abi_gate"`
 	AbiNameKind       *ebpf.Variable `ebpf:"abi_name_kind"`
 	AbiReason         *ebpf.Variable `ebpf:"abi_reason"`
 	AbiRecall         *ebpf.Variable `ebpf:"abi_recall"`
@@ -677,7 +735,10 @@ type abiVariables struct {
 	AbiSlotFlag       *ebpf.Variable `ebpf:"abi_slot_flag"`
 	AbiSlotState      *ebpf.Variable `ebpf:"abi_slot_state"`
 	AbiSweep          *ebpf.Variable `ebpf:"abi_sweep"`
+	AbiSwitchState    *ebpf.Variable `ebpf:"abi_switch_state"`
+	AbiSwitchWord     *ebpf.Variable `ebpf:"abi_switch_word"`
 	AbiTimeout        *ebpf.Variable `ebpf:"abi_timeout"`
+	AbiToClient       *ebpf.Variable `ebpf:"abi_to_client"`
 	AbiTracking       *ebpf.Variable `ebpf:"abi_tracking"`
 }
 

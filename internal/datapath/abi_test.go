@@ -105,7 +105,7 @@ func typeName(typ btf.Type) string {
 
 // TestNamesFitTheKernel: the kernel cuts the names of maps and programs.
 func TestNamesFitTheKernel(t *testing.T) {
-	for _, load := range []func() (*ebpf.CollectionSpec, error){loadAbi, loadXdp, loadSweep, loadDrops} {
+	for _, load := range []func() (*ebpf.CollectionSpec, error){loadAbi, loadXdp, loadTc, loadSweep, loadGuard, loadDrops, loadGate} {
 		spec, err := load()
 		must(t, err)
 		for name := range spec.Programs {

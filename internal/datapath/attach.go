@@ -22,11 +22,16 @@ import (
 type Mode string
 
 // The modes. Native runs in the driver, generic in the kernel after it has made an
-// sk_buff, which is slower.
+// sk_buff, which is slower. The others are tc's: links of Linux 6.6, or filters before.
 const (
 	ModeNative  Mode = "native"
 	ModeGeneric Mode = "generic"
+	ModeTCX     Mode = "tcx"
+	ModeClsact  Mode = "clsact"
 )
+
+// AtTC is whether the program has the sk_buff, and sees both directions.
+func (m Mode) AtTC() bool { return m == ModeTCX || m == ModeClsact }
 
 // Attachment is a program on an interface.
 type Attachment struct {
@@ -41,12 +46,51 @@ type attached struct {
 	slot    uint32
 	// redirectBack: XDP_TX does not do there (bpf/lib/config.h).
 	redirectBack bool
-	program      *ebpf.Program
-	link         link.Link
-	chain        *ebpf.Map // while it is being attached
+	// programs are, at tc, one for each of directions; at XDP the first is all.
+	programs [len(directions)]*ebpf.Program
+	link     link.Link             // at XDP
+	sides    [len(directions)]side // at tc
+	chain    *ebpf.Map             // while it is being attached to XDP
+	guard    *guard                // while its mode changes
 }
 
-func (a *attached) close() error { return errors.Join(a.link.Close(), a.program.Close()) }
+func (a *attached) closePrograms() error {
+	var errs []error
+	for i, p := range a.programs {
+		if p != nil {
+			errs = append(errs, p.Close())
+			a.programs[i] = nil
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (a *attached) close() error {
+	errs := []error{a.closePrograms()}
+	if a.link != nil {
+		errs = append(errs, a.link.Close())
+	}
+	for _, s := range a.sides {
+		if s != nil {
+			errs = append(errs, s.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// drop takes the programs off the interface.
+func (a *attached) drop() error {
+	errs := []error{a.closePrograms()}
+	if a.link != nil {
+		errs = append(errs, dropLink(a.link))
+	}
+	for _, s := range a.sides {
+		if s != nil {
+			errs = append(errs, s.drop())
+		}
+	}
+	return errors.Join(errs...)
+}
 
 const (
 	linkPrefix  = "link-"
@@ -69,6 +113,11 @@ func linkPath(root, instance, iface string) string {
 // this instance, in one step. auto tries native first. Attaching again with the same mode
 // is a replacement. The name is one of the calling thread's network namespace.
 func (d *Datapath) Attach(iface string, mode model.Attach) (Attachment, error) {
+	if mode == model.AttachTC { // whose host may be a client, and answers come in anywhere
+		if err := d.require(abiFeatureFEATURE_HOST); err != nil {
+			return Attachment{}, fmt.Errorf("attach to interface %s: %w", iface, err)
+		}
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	dev, err := netlink.LinkByName(iface)
@@ -87,29 +136,19 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (Attachment, error) {
 	if err != nil {
 		return Attachment{}, err
 	}
-	a := &attached{Attachment: Attachment{Interface: iface}, ifindex: dev.Attrs().Index, slot: slot, redirectBack: dev.Type() == "veth" || dev.Type() == "bond"}
+	a := &attached{Attachment: Attachment{Interface: iface}, ifindex: dev.Attrs().Index, slot: slot, redirectBack: redirectsBack(dev)}
 	if old := d.attached[iface]; old != nil {
 		a.Reason = old.Reason
 	}
-	chain, fresh, err := d.openChain(iface)
-	if err != nil {
-		return Attachment{}, fmt.Errorf("attach to interface %s: %w", iface, err)
+	if mode == model.AttachTC {
+		err = d.moveToTC(a)
+	} else {
+		err = d.attachXDP(a, dev, mode)
 	}
-	defer chain.Close()
-	a.chain = chain
-	before := modeOf(dev)
-	replaced, err := d.replace(a, dev, mode)
-	if err == nil && !replaced {
-		if err = d.attachNew(a, mode); err != nil {
-			err = errors.Join(err, d.putBack(*a, before))
-		}
-	}
+	d.lowerGuard(a)
 	if err != nil {
 		if d.attached[iface] == nil {
 			err = errors.Join(err, d.clearInterface(slot, a.ifindex))
-		}
-		if fresh {
-			err = errors.Join(err, removeChain(d.root, d.instance, iface))
 		}
 		return Attachment{}, err
 	}
@@ -121,10 +160,47 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (Attachment, error) {
 	return a.Attachment, nil
 }
 
+// moveToTC attaches at tc and then, if it was there, takes the program off XDP: a packet that XDP
+// has dealt with never comes to tc, so none is dealt with twice, and none not at all.
+func (d *Datapath) moveToTC(a *attached) error {
+	a.Reason = ""
+	if err := d.attachTC(a); err != nil {
+		return err
+	}
+	path := linkPath(d.root, d.instance, a.Interface)
+	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return errors.Join(removeLink(path), removeChain(d.root, d.instance, a.Interface))
+}
+
+func (d *Datapath) attachXDP(a *attached, dev netlink.Link, mode model.Attach) error {
+	chain, fresh, err := d.openChain(a.Interface)
+	if err != nil {
+		return fmt.Errorf("attach to interface %s: %w", a.Interface, err)
+	}
+	defer chain.Close()
+	a.chain = chain
+	before := modeOf(dev)
+	replaced, err := d.replace(a, dev, mode)
+	if err == nil && !replaced {
+		if err = d.attachNew(a, mode); err != nil {
+			err = errors.Join(err, d.putBack(*a, before))
+		}
+	}
+	if err == nil { // as moveToTC, the other way round
+		return dropTC(d.root, d.instance, a.Interface, a.ifindex)
+	}
+	if fresh {
+		err = errors.Join(err, removeChain(d.root, d.instance, a.Interface))
+	}
+	return err
+}
+
 // putBack attaches in the mode an interface had, after another one was refused.
 func (d *Datapath) putBack(a attached, mode Mode) error {
 	old := d.attached[a.Interface]
-	if old == nil || mode == "" {
+	if old == nil || old.link == nil || mode == "" {
 		return nil
 	}
 	a.Reason = old.Reason
@@ -158,24 +234,53 @@ func (d *Datapath) replace(a *attached, dev netlink.Link, mode model.Attach) (bo
 		a.Mode = current
 		err = d.load(a)
 		if err == nil {
-			if err = a.run(l.Update); err == nil {
+			if err = d.run(a, l.Update); err == nil {
 				a.link = l
 				if current == ModeGeneric && mode == model.AttachAuto && a.Reason == "" {
 					a.Reason = "it was attached so before"
 				}
 				return true, nil
 			}
-			_ = a.program.Close()
+			_ = a.closePrograms()
 			err = fmt.Errorf("replace the program on interface %s: %w", a.Interface, err)
 		}
 		_ = l.Close()
 		return false, err
 	}
 	if usable {
+		if err := d.prepareChange(a, Mode(mode)); err != nil {
+			return false, errors.Join(err, l.Close())
+		}
 		d.log.Warn("detaching and attaching again, which interrupts forwarding for a moment: the mode changes",
 			"interface", a.Interface, "from", current, "to", mode)
 	}
 	return false, dropLink(l)
+}
+
+// prepareChange does what can be done before an interface loses its program for the sake of
+// another mode, so that the moment without one is short and does no harm.
+func (d *Datapath) prepareChange(a *attached, mode Mode) (err error) {
+	a.Mode = mode
+	if err := d.load(a); err != nil {
+		return err
+	}
+	a.guard, err = d.raiseGuard(a.ifindex)
+	if err != nil {
+		d.log.Warn("connections that send while the mode changes will be reset: the host's stack cannot be kept from answering",
+			"interface", a.Interface, "error", err)
+	}
+	return nil
+}
+
+func (d *Datapath) lowerGuard(a *attached) {
+	if a.guard == nil {
+		return
+	}
+	if err := a.guard.lower(); err != nil {
+		d.log.Warn("what kept packets from the host's stack while the mode changed is still there, and without effect in a minute",
+			"interface", a.Interface, "error", err)
+	}
+	a.guard = nil
 }
 
 // dropLink ends a link at once, and its pin.
@@ -211,7 +316,7 @@ func (d *Datapath) attachNew(a *attached, mode model.Attach) error {
 			err = d.attachMode(a, ModeGeneric)
 		}
 	default:
-		err = fmt.Errorf("attach to interface %s: the mode %q is not supported; use auto, native or generic", a.Interface, mode)
+		err = fmt.Errorf("attach to interface %s: the mode %q is not supported; use auto, native, generic or tc", a.Interface, mode)
 	}
 	if err != nil {
 		return err
@@ -243,24 +348,59 @@ func (e *refusedError) Unwrap() error { return e.err }
 
 // load loads the interface's own copy of the program.
 func (d *Datapath) load(a *attached) error {
-	coll, err := d.loadOnto(map[string]*ebpf.Map{chainMap: a.chain}, loadXdp, d.constants(a))
+	if err := d.loadProgram(a, nil); err != nil {
+		return err
+	}
+	if err := putNext(a.chain, a.programs[0], a.Interface); err != nil {
+		return errors.Join(err, a.closePrograms())
+	}
+	return nil
+}
+
+// loadProgram is load without a place in the chain, and with maps beside the instance's.
+func (d *Datapath) loadProgram(a *attached, more map[string]*ebpf.Map) error {
+	return d.loadProgramWith(a, more, func(*ebpf.CollectionSpec) {})
+}
+
+// loadProgramWith is loadProgram with the object changed beforehand.
+func (d *Datapath) loadProgramWith(a *attached, more map[string]*ebpf.Map, change func(*ebpf.CollectionSpec)) error {
+	own := map[string]*ebpf.Map{chainMap: a.chain}
+	maps.Copy(own, more)
+	coll, err := d.loadOnto(own, func() (*ebpf.CollectionSpec, error) {
+		spec, err := d.version.load(objectXDP)
+		if err == nil {
+			change(spec)
+		}
+		return spec, err
+	}, d.constants(a))
 	if err != nil {
 		return fmt.Errorf("load the program for interface %s: %w", a.Interface, err)
 	}
-	a.program = coll.DetachProgram("sh_xdp")
+	a.programs[0] = coll.DetachProgram(xdpProgShXdp)
 	coll.Close()
-	if a.program == nil {
+	if a.programs[0] == nil {
 		return errors.New("the object compiled from xdp.bpf.c lacks sh_xdp; this is a fault in the build: run `go generate ./internal/datapath`")
 	}
-	if err := a.chain.Put(uint32(abiChainPositionCHAIN_NEXT), a.program); err != nil {
-		return errors.Join(fmt.Errorf("put the program for interface %s into its chain: %w", a.Interface, err), a.program.Close())
+	return nil
+}
+
+// putNext makes a program the one that a chain has of shunt's.
+func putNext(chain *ebpf.Map, program *ebpf.Program, iface string) error {
+	if err := chain.Put(uint32(abiChainPositionCHAIN_NEXT), program); err != nil {
+		return fmt.Errorf("put the program for interface %s into its chain: %w", iface, err)
 	}
 	return nil
 }
 
 // run has the interface run what its chain says, by attach.
-func (a *attached) run(attach func(*ebpf.Program) error) error {
-	first, err := entry(a.chain, a.program)
+func (d *Datapath) run(a *attached, attach func(*ebpf.Program) error) error {
+	return runFirst(a.chain, a.programs[0], beforePath(d.root, d.instance, a.Interface), attach)
+}
+
+// runFirst has an interface run what its chain says, with program as shunt's, by attach. before is
+// where the program before that is pinned.
+func runFirst(chain *ebpf.Map, program *ebpf.Program, before string, attach func(*ebpf.Program) error) error {
+	first, err := entry(chain, program, before)
 	if err != nil {
 		return err
 	}
@@ -268,23 +408,25 @@ func (a *attached) run(attach func(*ebpf.Program) error) error {
 }
 
 func (d *Datapath) attachMode(a *attached, mode Mode) error {
-	a.Mode = mode
-	if err := d.load(a); err != nil {
-		return err
+	if a.programs[0] == nil { // prepareChange has loaded it
+		a.Mode = mode
+		if err := d.load(a); err != nil {
+			return err
+		}
 	}
 	flags := link.XDPDriverMode
 	if mode == ModeGeneric {
 		flags = link.XDPGenericMode
 	}
-	err := a.run(func(p *ebpf.Program) (err error) {
+	err := d.run(a, func(p *ebpf.Program) (err error) {
 		a.link, err = link.AttachXDP(link.XDPOptions{Program: p, Interface: a.ifindex, Flags: flags})
 		return err
 	})
 	if err == nil {
 		return nil
 	}
-	reason := attachMessage(a.ifindex, a.program, flags)
-	_ = a.program.Close()
+	reason := attachMessage(a.ifindex, a.programs[0], flags)
+	_ = a.closePrograms()
 	if refusedAsTaken(err) { // somebody was faster
 		if other := occupied(a.Interface, chainWay(a.Interface)); other != nil {
 			return other
@@ -295,6 +437,9 @@ func (d *Datapath) attachMode(a *attached, mode Mode) error {
 	}
 	return &refusedError{a.Interface, mode, reason, err}
 }
+
+// redirectsBack is whether XDP_TX does not do there.
+func redirectsBack(dev netlink.Link) bool { return dev.Type() == "veth" || dev.Type() == "bond" }
 
 // modeOf is the mode of whatever program an interface has; empty without one.
 func modeOf(dev netlink.Link) Mode {
@@ -315,6 +460,13 @@ func (d *Datapath) Attached() []string {
 	if err != nil {
 		d.log.Error("the attached interfaces cannot be listed", "error", err)
 	}
+	sides, err := pinnedSides(d.root, d.instance)
+	if err != nil {
+		d.log.Error("the attached interfaces cannot be listed", "error", err)
+	}
+	for _, name := range sides {
+		found[name] = ""
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for name := range d.attached {
@@ -329,7 +481,7 @@ func (d *Datapath) Detach(iface string) error {
 	defer d.mu.Unlock()
 	var errs []error
 	if a := d.attached[iface]; a != nil {
-		errs = append(errs, dropLink(a.link), a.program.Close(), d.clearInterface(a.slot, a.ifindex))
+		errs = append(errs, a.drop(), d.clearInterface(a.slot, a.ifindex))
 		delete(d.attached, iface)
 	} else if l, err := link.LoadPinnedLink(linkPath(d.root, d.instance, iface), nil); err == nil {
 		if info, err := l.Info(); err == nil && info.XDP() != nil {
@@ -340,6 +492,12 @@ func (d *Datapath) Detach(iface string) error {
 		errs = append(errs, dropLink(l))
 	} else if !errors.Is(err, os.ErrNotExist) {
 		errs = append(errs, err)
+	}
+	if ifindex := interfaceIndex(iface); d.attached[iface] == nil {
+		if slot, ok := d.slotOf(ifindex); ok && ifindex != 0 {
+			errs = append(errs, d.clearInterface(slot, ifindex))
+		}
+		errs = append(errs, dropTC(d.root, d.instance, iface, ifindex))
 	}
 	errs = append(errs, removeChain(d.root, d.instance, iface))
 	if err := errors.Join(errs...); err != nil {
@@ -382,6 +540,15 @@ func attachmentOf(name string, l link.Link) (Attachment, error) {
 	}
 	a.Interface, a.Mode = dev.Attrs().Name, modeOf(dev)
 	return a, nil
+}
+
+// interfaceIndex is 0 for an interface that is gone.
+func interfaceIndex(name string) int {
+	i, err := net.InterfaceByName(name)
+	if err != nil {
+		return 0
+	}
+	return i.Index
 }
 
 func interfaceName(ifindex int) string {

@@ -69,6 +69,9 @@ type RunTime struct {
 const (
 	chainMap    = "sh_chain"
 	chainPrefix = "chain-"
+	// beforePrefix names pins of programs before. Who may not turn a number of the chain into
+	// a program, which takes CAP_SYS_ADMIN, opens the pin.
+	beforePrefix = "before-"
 )
 
 func chainPath(root, instance, iface string) string {
@@ -120,19 +123,37 @@ func (d *Datapath) openChain(iface string) (m *ebpf.Map, fresh bool, err error) 
 // removeChain takes an interface's chain away; with it go the programs in it. That there is
 // none is success.
 func removeChain(root, instance, iface string) error {
-	if err := os.Remove(chainPath(root, instance, iface)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove the chain of interface %s: %w", iface, err)
+	for _, path := range []string{beforePath(root, instance, iface), chainPath(root, instance, iface)} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove the chain of interface %s: %w", iface, err)
+		}
 	}
 	return nil
 }
 
+func beforePath(root, instance, iface string) string {
+	return filepath.Join(instanceDir(root, instance), beforePrefix+toPin.Replace(iface))
+}
+
 // entry is what an interface is to run: the program before, or else shunt's own. The caller
 // closes it.
-func entry(chain *ebpf.Map, own *ebpf.Program) (*ebpf.Program, error) {
-	var before *ebpf.Program
-	err := chain.Lookup(uint32(abiChainPositionCHAIN_BEFORE), &before)
+func entry(chain *ebpf.Map, own *ebpf.Program, pin string) (*ebpf.Program, error) {
+	var id uint32
+	err := chain.Lookup(uint32(abiChainPositionCHAIN_BEFORE), &id)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return own.Clone()
+	}
+	if pinned, err := ebpf.LoadPinnedProgram(pin, nil); err == nil {
+		if info, err := pinned.Info(); err == nil {
+			if is, known := info.ID(); known && uint32(is) == id {
+				return pinned, nil
+			}
+		}
+		_ = pinned.Close() // of a change that was cut short
+	}
+	var before *ebpf.Program
+	if err == nil {
+		err = chain.Lookup(uint32(abiChainPositionCHAIN_BEFORE), &before)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open the program that runs before shunt's: %w", err)
@@ -161,9 +182,12 @@ func chainAt(opts Options, iface string) (*ebpf.Map, link.Link, error) {
 func notChained(opts Options, iface string) error {
 	links, err := pinnedLinks(opts.PinRoot, opts.Instance)
 	names := slices.Sorted(maps.Keys(links))
+	sides, sidesErr := pinnedSides(opts.PinRoot, opts.Instance)
 	switch {
-	case err != nil:
-		return err
+	case err != nil || sidesErr != nil:
+		return errors.Join(err, sidesErr)
+	case slices.Contains(sides, iface):
+		return fmt.Errorf("look for the chain of interface %s: shunt is attached there at tc, which runs programs one after the other without a chain: `bpftool net` lists them", iface)
 	case len(names) == 0:
 		return fmt.Errorf("look for the chain of interface %s: instance %q is attached to no interface; `shunt run` attaches", iface, opts.Instance)
 	case slices.Contains(names, iface):
@@ -181,6 +205,9 @@ func Chains(opts Options) ([]Chain, error) {
 	found, err := pinnedLinks(opts.PinRoot, opts.Instance)
 	if err != nil {
 		return nil, err
+	}
+	if sides, err := pinnedSides(opts.PinRoot, opts.Instance); len(found) == 0 && (err != nil || len(sides) > 0) {
+		return nil, err // attached, and without chains
 	}
 	if len(found) == 0 {
 		return nil, fmt.Errorf("list the chains of instance %q: %w; start it with `shunt run`", opts.Instance, ErrNotLoaded)

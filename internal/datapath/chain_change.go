@@ -52,6 +52,7 @@ type chainChange struct {
 		Update(*ebpf.Program) error
 	}
 	own *ebpf.Program // shunt's
+	pin string        // where the program before is pinned
 }
 
 func changeChain(opts Options, iface, doing string, change func(*chainChange) error) error {
@@ -72,7 +73,7 @@ func changeChain(opts Options, iface, doing string, change func(*chainChange) er
 	}
 	defer m.Close()
 	defer l.Close()
-	c := &chainChange{chain: m, link: l}
+	c := &chainChange{chain: m, link: l, pin: beforePath(opts.PinRoot, opts.Instance, iface)}
 	if err := m.Lookup(uint32(abiChainPositionCHAIN_NEXT), &c.own); err != nil {
 		return fmt.Errorf("%s: open shunt's own: %w; start `shunt run` again, which puts it there", doing, err)
 	}
@@ -144,13 +145,37 @@ func (c *chainChange) set(p *ebpf.Program, position Position) error {
 	}
 	err := c.link.Update(p)
 	if err == nil {
-		return nil
+		return c.keepBefore(p)
 	}
 	err = unfit(err)
 	if old == nil {
 		return errors.Join(err, c.chain.Delete(position.index()))
 	}
 	return errors.Join(err, c.chain.Put(position.index(), old))
+}
+
+// keepBefore pins the program before, in the place of the one that was. Between the two, who
+// attaches needs more capabilities, and loses nothing.
+func (c *chainChange) keepBefore(p *ebpf.Program) error {
+	if err := c.forgetBefore(); err != nil {
+		return err
+	}
+	another, err := p.Clone() // pinning p itself would move the caller's pin
+	if err != nil {
+		return err
+	}
+	defer another.Close()
+	if err := another.Pin(c.pin); err != nil {
+		return fmt.Errorf("it runs, but a daemon without CAP_SYS_ADMIN could not take it over: pin it at %s: %w", c.pin, err)
+	}
+	return nil
+}
+
+func (c *chainChange) forgetBefore() error {
+	if err := os.Remove(c.pin); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove %s: %w", c.pin, err)
+	}
+	return nil
 }
 
 // unfit explains the kernel's EINVAL (bpf_prog_map_compatible in kernel/bpf/core.c).
@@ -170,6 +195,9 @@ func (c *chainChange) clear(position Position) error {
 	}
 	if err := c.chain.Delete(position.index()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err
+	}
+	if position == PositionBefore {
+		return c.forgetBefore()
 	}
 	return nil
 }

@@ -176,7 +176,7 @@ func TestChainRefusals(t *testing.T) {
 	refuse("shunt-b", PositionBefore, filter, "does not refer to this interface's chain")
 	refuse("shunt-a", PositionAfter, filter, "packets would go round")
 	refuse("shunt-a", PositionAfter, pinned(t, opts, stranger.Pass(t, "old"), "old"), "xdp.frags", "BPF_F_XDP_HAS_FRAGS")
-	refuse("shunt-a", PositionBefore, pinned(t, opts, d.attached["shunt-a"].program, "own"), "shunt's own program already")
+	refuse("shunt-a", PositionBefore, pinned(t, opts, d.attached["shunt-a"].programs[0], "own"), "shunt's own program already")
 	other, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
 	must(t, err)
 	defer other.Close()

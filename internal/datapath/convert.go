@@ -82,6 +82,17 @@ func fromRef(ref uint32) reconcile.BackendRef {
 	return reconcile.BackendRef{Index: ref & backendIndexMask, Generation: uint8(ref >> abiConstantBACKEND_INDEX_BITS)}
 }
 
+// toDraining is how a backend stands to new flows. One that is down takes none, anywhere.
+func toDraining(r reconcile.BackendRecord) uint8 {
+	switch {
+	case r.Down:
+		return uint8(abiDrainingDRAINING_DOWN)
+	case r.Draining:
+		return uint8(abiDrainingDRAINING_STAY)
+	}
+	return uint8(abiDrainingDRAINING_NOT)
+}
+
 func toSlot(s reconcile.Slot) uint64 {
 	var flags uint64
 	if s.PreviousDrains {
@@ -320,11 +331,15 @@ func serviceAffinity(s *abiService) *uint64 {
 	return (*uint64)(unsafe.Pointer(&s.AffinityTicks))
 }
 
+// serviceMSS is the word that begins with tcp_mss.
+func serviceMSS(s *abiService) *uint32 { return (*uint32)(unsafe.Pointer(&s.TcpMss)) }
+
 // storePolicy stores the fields of model.Policy, each by itself: none refers to another.
 func storePolicy(s *abiService, record abiService) {
 	atomic.StoreUint32(&s.Flags, record.Flags)
 	atomic.StoreUint32(&s.FlowsMax, record.FlowsMax)
 	atomic.StoreUint32(&s.SourceRate, record.SourceRate)
+	atomic.StoreUint32(serviceMSS(s), *serviceMSS(&record))
 }
 
 // policyFlags are the bits of struct service's flags by the fields of model.Policy.
@@ -346,7 +361,7 @@ func toPolicy(p model.Policy) (flags uint32) {
 }
 
 func fromPolicy(s *abiService) model.Policy {
-	p := model.Policy{FlowsMax: s.FlowsMax, SourceRate: s.SourceRate}
+	p := model.Policy{FlowsMax: s.FlowsMax, SourceRate: s.SourceRate, TCPMSS: s.TcpMss}
 	for bit, on := range policyFlags(&p) {
 		*on = s.Flags&uint32(bit) != 0
 	}

@@ -5,6 +5,9 @@
 //	/sys/fs/bpf/shunt/<instance>/
 //	    abi-1/sh_services …     the maps, taken over by the next process of the same ABI
 //	    link-<interface>        the program on an interface, replaced in one step
+//	    tc-in-<interface>       those with attach: tc
+//	    tc-out-<interface>
+//	    clsact-<interface>      a note that the qdisc is ours (Linux before 6.6)
 //	    chain-<interface>       what runs there before and after it
 //	    link-drops-<program>    the programs that count frames the kernel refused
 //
@@ -36,6 +39,9 @@ type Options struct {
 	Limits   model.Limits // size the maps; unused by OpenReadOnly
 	PinRoot  string       // a bpffs; DefaultPinRoot if empty
 	Log      *slog.Logger // slog.Default() if nil
+	Version  *Version     // other than this process's; for tests
+
+	version *Version
 }
 
 func (o *Options) complete() error {
@@ -44,6 +50,9 @@ func (o *Options) complete() error {
 	}
 	if o.Log == nil {
 		o.Log = slog.Default()
+	}
+	if o.version = o.Version; o.version == nil {
+		o.version = built
 	}
 	return checkInstance(o.Instance)
 }
@@ -59,7 +68,9 @@ type Datapath struct {
 	addresses sync.Mutex
 	// natDestination holds the services of that kind; settings.nat_destination follows.
 	natDestination map[uint32]bool
-	features       abiFeature // that the programs are loaded with
+	hostBackends   map[uint32]bool // those that are this host; the same
+	toClients      sync.Mutex      // held while that setting changes
+	features       abiFeature      // that the programs are loaded with
 
 	// ways is held while a backend changes, so that what belongs to one tenant of a
 	// position (SetHop, SetSources) is never written into the next one's record.
@@ -72,14 +83,16 @@ type Datapath struct {
 	recall *ebpf.Program
 
 	// mu guards what is attached.
-	mu       sync.Mutex
-	attached map[string]*attached
-	drops    []link.Link
+	mu         sync.Mutex
+	attached   map[string]*attached
+	withoutTCX bool // as on Linux before 6.6
+	drops      []link.Link
 }
 
 var _ reconcile.Maps = (*Datapath)(nil)
 
-// Open loads the data plane of an instance, or takes over the one that is there.
+// Open loads the data plane of an instance, or takes over the one that is there, which is
+// upgraded if it has another ABI. Where that fails, it goes on as it was.
 func Open(opts Options) (*Datapath, error) {
 	if err := opts.complete(); err != nil {
 		return nil, err
@@ -87,18 +100,29 @@ func Open(opts Options) (*Datapath, error) {
 	if err := mountBPFFS(opts.PinRoot, opts.Log); err != nil {
 		return nil, err
 	}
+	have, err := settle(opts)
+	if err != nil {
+		return nil, err
+	}
+	if have != 0 && have != opts.version.ABI {
+		return openUpgraded(opts, have)
+	}
 	maps, adopted, err := pinMaps(opts)
 	if err != nil {
 		return nil, err
 	}
-	d := &Datapath{
-		View: View{maps: maps, root: opts.PinRoot, instance: opts.Instance}, log: opts.Log, adopted: adopted,
-		natDestination: map[uint32]bool{}, attached: map[string]*attached{},
-	}
+	d := newDatapath(opts, maps, adopted)
 	if err := d.prepare(); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
+}
+
+func newDatapath(opts Options, maps map[string]*ebpf.Map, adopted bool) *Datapath {
+	return &Datapath{
+		View: View{maps: maps, root: opts.PinRoot, instance: opts.Instance, version: opts.version}, log: opts.Log, adopted: adopted,
+		natDestination: map[uint32]bool{}, hostBackends: map[uint32]bool{}, attached: map[string]*attached{},
+	}
 }
 
 func (d *Datapath) prepare() error {
@@ -120,6 +144,11 @@ func (d *Datapath) prepare() error {
 			d.natDestination[uint32(i)] = true
 		}
 	}
+	for i := range d.backends {
+		if d.isHost(d.backends[i].Hop) {
+			d.hostBackends[uint32(i)] = true
+		}
+	}
 	d.sources.adopt(&d.View)
 	return nil
 }
@@ -129,7 +158,7 @@ func (d *Datapath) loadTools() error {
 	if err := d.loadClock(); err != nil {
 		return err
 	}
-	coll, err := d.loadCollection(loadSweep, map[string]any{"jiffies_per_second": d.rate, "tick_shift": d.tickShift()})
+	coll, err := d.loadCollection(d.version.loader(objectSweep), map[string]any{"jiffies_per_second": d.rate, "tick_shift": d.tickShift()})
 	if err != nil {
 		return fmt.Errorf("load the programs that expire flows: %w", err)
 	}

@@ -122,7 +122,7 @@ func fill(t *testing.T, d *Datapath) reconcile.Contents {
 			200: {BackendRef: reconcile.BackendRef{Index: 200}, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.2"), Port: 1}},
 		},
 		Services: map[uint32]reconcile.ServiceRecord{
-			0:  {Index: 0, Generation: 3, Name: "web", Forwarding: model.ForwardingNAT, Seed: 0xdeadbeef, Offset: 10, Size: 4, BeforeOffset: 20, BeforeSize: 2, Tracking: model.TrackingAlways, AffinityTimeout: time.Hour, Policy: model.Policy{Rejects: true, Filters: true, FlowsMax: 7, SourceRate: 9}},
+			0:  {Index: 0, Generation: 3, Name: "web", Forwarding: model.ForwardingNAT, Seed: 0xdeadbeef, Offset: 10, Size: 4, BeforeOffset: 20, BeforeSize: 2, Tracking: model.TrackingAlways, AffinityTimeout: time.Hour, Policy: model.Policy{Rejects: true, Filters: true, FlowsMax: 7, SourceRate: 9, TCPMSS: 1400}},
 			99: {Index: 99, Generation: 0, Name: strings.Repeat("n", 63), Forwarding: model.ForwardingDSRGUE, Tracking: model.TrackingAuto, Offset: 0, Size: 0},
 		},
 		Frontends: map[model.Frontend]uint32{
@@ -434,5 +434,28 @@ func TestJiffiesPerSecond(t *testing.T) {
 	// Three more, because a tick that came late makes up for itself.
 	if most := uint64(time.Since(begin)*time.Duration(rate)/time.Second) + 3; last.Jiffies-first.Jiffies > most {
 		t.Errorf("%d jiffies passed, and at %d a second at most %d could", last.Jiffies-first.Jiffies, rate, most)
+	}
+}
+
+// A reload sets everything again. Packets must not see the moment in which outer sources
+// would not vary.
+func TestTheSameEncapsulationAgainIsNotWritten(t *testing.T) {
+	d := mustOpen(t, testOptions(t))
+	same := model.Encapsulation{GUEPort: 6080, Sources4: netip.MustParsePrefix("10.9.0.0/24"), Sources6: netip.MustParsePrefix("2001:db8:9::/64")}
+	d.SetEncapsulation(same)
+	var stop atomic.Bool
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for !stop.Load() {
+			d.SetEncapsulation(same)
+		}
+	}()
+	defer func() { stop.Store(true); <-done }()
+	s := &d.settings[0]
+	for range 20_000_000 { // a tenth of a second
+		if atomic.LoadUint64(&s.TunnelVary4) == 0 || atomic.LoadUint64(&s.TunnelVary6) == 0 {
+			t.Fatal("outer sources ceased to vary while the same was set again")
+		}
 	}
 }

@@ -38,7 +38,7 @@ func (d *Datapath) attachDrops() error {
 	if err := unix.Stat("/proc/thread-self/ns/net", &ns); err != nil {
 		return fmt.Errorf("find out the network namespace: %w", err)
 	}
-	coll, err := d.loadCollection(loadDrops, map[string]any{"netns_inode": uint32(ns.Ino)})
+	coll, err := d.loadCollection(d.version.loader(objectDrops), map[string]any{"netns_inode": uint32(ns.Ino)})
 	if err != nil {
 		return fmt.Errorf("load the programs that count refused frames: %w", err)
 	}

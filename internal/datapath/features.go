@@ -4,16 +4,20 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
 // featuresOf is what a service needs of the program.
-func featuresOf(forwarding model.Forwarding, affinity bool) (needed abiFeature) {
+func featuresOf(forwarding model.Forwarding, affinity bool, mss uint16) (needed abiFeature) {
 	if forwarding.Direct() {
 		needed |= abiFeatureFEATURE_DIRECT | abiFeatureFEATURE_REMEMBER
 	}
 	if affinity {
 		needed |= abiFeatureFEATURE_REMEMBER
+	}
+	if mss > 0 {
+		needed |= abiFeatureFEATURE_MSS
 	}
 	return needed
 }
@@ -23,10 +27,28 @@ func featuresOf(forwarding model.Forwarding, affinity bool) (needed abiFeature) 
 func (v *View) featuresInUse() (needed abiFeature) {
 	for i := range v.services {
 		if s := &v.services[i]; s.Live != 0 {
-			needed |= featuresOf(fromNumber(forwardings, s.Forwarding), s.AffinityTicks > 0)
+			needed |= featuresOf(fromNumber(forwardings, s.Forwarding), s.AffinityTicks > 0, s.TcpMss)
+		}
+	}
+	for i := range v.backends {
+		if v.isHost(v.backends[i].Hop) {
+			needed |= abiFeatureFEATURE_HOST
 		}
 	}
 	return needed
+}
+
+// isHost is whether a hop leads to this host itself: to the hardware address of its own interface.
+func (v *View) isHost(hop uint64) bool {
+	if hop == 0 {
+		return false
+	}
+	var record abiInterface
+	slot := uint32(hop>>abiConstantHOP_INTERFACE_SHIFT) & uint32(abiConstantHOP_INTERFACE_MASK)
+	if err := v.maps[abiMapShInterfaces].Lookup(slot, &record); err != nil {
+		return false
+	}
+	return record.Ifindex != 0 && toHop(record.Mac[:], slot) == hop
 }
 
 // require has the program on every interface know these features, before anything is written
@@ -55,7 +77,7 @@ func (d *Datapath) require(needed abiFeature) (err error) {
 		if err := d.renew(&a); err != nil {
 			return fmt.Errorf("replace the program on interface %s by one with more features: %w", name, err)
 		}
-		_ = old.program.Close()
+		_ = old.closePrograms()
 		d.attached[name] = &a
 	}
 	return d.grace.wait() // a run of the old program must not see what comes now
@@ -63,6 +85,18 @@ func (d *Datapath) require(needed abiFeature) (err error) {
 
 // renew loads an attached interface's program anew, and has the interface run it.
 func (d *Datapath) renew(a *attached) error {
+	a.programs = [len(directions)]*ebpf.Program{} // the old ones go when all have new ones
+	if a.Mode.AtTC() {
+		if err := d.loadTC(a); err != nil {
+			return err
+		}
+		for i, s := range a.sides {
+			if err := s.Update(a.programs[i]); err != nil {
+				return errors.Join(err, a.closePrograms())
+			}
+		}
+		return nil
+	}
 	chain, _, err := d.openChain(a.Interface)
 	if err != nil {
 		return err
@@ -72,8 +106,8 @@ func (d *Datapath) renew(a *attached) error {
 	if err := d.load(a); err != nil {
 		return err
 	}
-	if err := a.run(a.link.Update); err != nil {
-		return errors.Join(err, a.program.Close())
+	if err := d.run(a, a.link.Update); err != nil {
+		return errors.Join(err, a.closePrograms())
 	}
 	return nil
 }

@@ -45,6 +45,9 @@ func (d *Datapath) writeInterface(dev netlink.Link) (uint32, error) {
 		return 0, fmt.Errorf("read the addresses of interface %s: %w", attrs.Name, err)
 	}
 	ifindex := uint32(attrs.Index)
+	if d.writtenAlready(slot, record) {
+		return slot, nil
+	}
 	if err := d.maps[abiMapShInterfaces].Put(slot, record); err != nil {
 		return 0, fmt.Errorf("write interface %s into %s: %w", attrs.Name, abiMapShInterfaces, err)
 	}
@@ -55,6 +58,16 @@ func (d *Datapath) writeInterface(dev netlink.Link) (uint32, error) {
 		return 0, fmt.Errorf("write interface %s into %s: %w", attrs.Name, abiMapShIfindexes, err)
 	}
 	return slot, nil
+}
+
+// writtenAlready says whether all three maps have the interface as it is. It is looked at every
+// second, and writing to a device map makes a new entry each time.
+func (d *Datapath) writtenAlready(slot uint32, record abiInterface) bool {
+	var have abiInterface
+	var port uint32
+	err := errors.Join(d.maps[abiMapShInterfaces].Lookup(slot, &have), d.maps[abiMapShTxPorts].Lookup(slot, &port))
+	at, known := d.slotOf(int(record.Ifindex))
+	return err == nil && have == record && port == record.Ifindex && known && at == slot
 }
 
 // findSlot is the slot whose record has this ifindex; else a free one; else that of an

@@ -54,7 +54,7 @@ func (d *Datapath) constants(a *attached) map[string]any {
 	return map[string]any{
 		"features":           uint32(d.features),
 		"interface_slot":     a.slot,
-		"generic_mode":       asByte(a.Mode == ModeGeneric),
+		"generic_mode":       asByte(a.Mode != ModeNative),
 		"redirect_back":      asByte(a.Mode == ModeNative && a.redirectBack),
 		"handshake_count":    d.maps[abiMapShHandshakes].MaxEntries(),
 		"tracked_count":      d.maps[abiMapShTracked].MaxEntries(),

@@ -30,13 +30,14 @@ func (d *Datapath) PutBackend(r reconcile.BackendRecord) error {
 	b := &d.backends[r.Index]
 	if b.Generation != r.Generation || b.Address == (abiAddr{}) {
 		atomic.StoreUint64(&b.Hop, 0)
+		d.noteHostBackend(r.Index, false)
 		d.forgetSources(r.Index)
 		if err := d.clearTraffic(abiMapShBeTraffic, r.Index); err != nil {
 			return err
 		}
 	}
 	storeAddr(&b.Address, toAddr(r.Address))
-	tail := abiBackend{Port: toWire(r.Port), Generation: r.Generation, Live: 1, Draining: asByte(r.Draining)}
+	tail := abiBackend{Port: toWire(r.Port), Generation: r.Generation, Live: 1, Draining: toDraining(r)}
 	atomic.StoreUint64(backendTail(b), *backendTail(&tail))
 	return nil
 }
@@ -50,6 +51,7 @@ func (d *Datapath) DeleteBackend(r reconcile.BackendRef) error {
 	}
 	b := &d.backends[r.Index]
 	atomic.StoreUint64(&b.Hop, 0)
+	d.noteHostBackend(r.Index, false)
 	d.forgetSources(r.Index)
 	tail := abiBackend{Generation: r.Generation}
 	atomic.StoreUint64(backendTail(b), *backendTail(&tail))
@@ -77,7 +79,7 @@ func (d *Datapath) PutService(r reconcile.ServiceRecord) error {
 		return fmt.Errorf("write service %q: the slots of its table before end at %d, and there are %d: raise limits.slots",
 			r.Name, uint64(r.BeforeOffset)+uint64(r.BeforeSize), len(d.slots))
 	}
-	if err := d.require(featuresOf(r.Forwarding, r.AffinityTimeout > 0)); err != nil {
+	if err := d.require(featuresOf(r.Forwarding, r.AffinityTimeout > 0, r.Policy.TCPMSS)); err != nil {
 		return fmt.Errorf("write service %q: %w", r.Name, err)
 	}
 	if r.Forwarding == model.ForwardingNATDestination {
@@ -96,7 +98,7 @@ func (d *Datapath) PutService(r reconcile.ServiceRecord) error {
 	record := abiService{
 		Seed: r.Seed, Generation: r.Generation, Forwarding: forwarding, Live: 1, Tracking: tracking,
 		AffinityTicks: d.ticks(r.AffinityTimeout), AffinitySeconds: uint32(r.AffinityTimeout / time.Second),
-		Flags: toPolicy(r.Policy), FlowsMax: r.Policy.FlowsMax, SourceRate: r.Policy.SourceRate,
+		Flags: toPolicy(r.Policy), FlowsMax: r.Policy.FlowsMax, SourceRate: r.Policy.SourceRate, TcpMss: r.Policy.TCPMSS,
 	}
 	storePolicy(s, record)
 	atomic.StoreUint64(serviceAffinity(s), *serviceAffinity(&record))
@@ -130,22 +132,37 @@ func (d *Datapath) DeleteService(index uint32, generation uint8) error {
 	return d.remove(abiMapShNames, abiNameKey{Kind: uint32(abiNameKindNAME_SERVICE), Index: index}, "the name of a service")
 }
 
-// noteForwarding keeps settings.nat_destination at 1 while a service needs it.
+// noteForwarding keeps settings.nat_destination true while a service needs it.
 func (d *Datapath) noteForwarding(index uint32, natDestination bool) {
 	if natDestination {
 		d.natDestination[index] = true
 	} else {
 		delete(d.natDestination, index)
 	}
-	d.storeNATDestination()
+	d.toClients.Lock()
+	defer d.toClients.Unlock()
+	d.storeToClients(abiToClientTO_CLIENTS_ROUTED, len(d.natDestination) > 0)
 }
 
-func (d *Datapath) storeNATDestination() {
-	any := uint32(0)
-	if len(d.natDestination) > 0 {
-		any = 1
+// noteHostBackend does the same for backends that are this host itself.
+func (d *Datapath) noteHostBackend(index uint32, host bool) {
+	d.toClients.Lock()
+	defer d.toClients.Unlock()
+	if host {
+		d.hostBackends[index] = true
+	} else {
+		delete(d.hostBackends, index)
 	}
-	atomic.StoreUint32(&d.settings[0].NatDestination, any)
+	d.storeToClients(abiToClientTO_CLIENTS_HOST, len(d.hostBackends) > 0)
+}
+
+// storeToClients sets or clears a bit. The caller holds toClients.
+func (d *Datapath) storeToClients(bit abiToClient, on bool) {
+	word := atomic.LoadUint32(&d.settings[0].NatDestination) &^ uint32(bit)
+	if on {
+		word |= uint32(bit)
+	}
+	atomic.StoreUint32(&d.settings[0].NatDestination, word)
 }
 
 // forgetKnown ends what programs have noted of addresses and frontends (bpf/lib/service.h). It

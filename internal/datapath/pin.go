@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/model"
@@ -26,8 +28,11 @@ func checkInstance(name string) error {
 
 func instanceDir(root, instance string) string { return filepath.Join(root, "shunt", instance) }
 
-func mapDir(root, instance string) string {
-	return filepath.Join(instanceDir(root, instance), fmt.Sprintf("abi-%d", abiConstantSHUNT_ABI))
+// abiPrefix begins the name of the directory with the maps of an ABI.
+const abiPrefix = "abi-"
+
+func (o *Options) mapDir(abi uint32) string {
+	return filepath.Join(instanceDir(o.PinRoot, o.Instance), fmt.Sprintf("%s%d", abiPrefix, abi))
 }
 
 // isBPFFS says whether path lies on a bpffs.
@@ -48,11 +53,37 @@ func mountBPFFS(root string, log *slog.Logger) error {
 	if is {
 		return nil
 	}
+	if own, err := ownMounts(root); err != nil || own {
+		return errors.Join(fmt.Errorf("mount bpffs on %s, where maps are to be pinned: this process sees mounts of its own, and what it mounts would be gone with it; mount it outside, with `mount -t bpf bpf %s`, and start again", root, root), err)
+	}
 	if err := unix.Mount("bpf", root, "bpf", 0, "mode=0700"); err != nil {
 		return fmt.Errorf("mount bpffs on %s, where maps are to be pinned: %w; mount it with `mount -t bpf bpf %s`", root, err, root)
 	}
 	log.Info("mounted bpffs, which keeps the data plane when shunt stops", "path", root)
 	return nil
+}
+
+// ownMounts says whether what this process mounts on path would be seen by it alone: the mount
+// that path lies in gets what is mounted outside, and gives nothing back. So it is in the
+// sandbox of a service manager (mount_namespaces(7), "master").
+func ownMounts(path string) (bool, error) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return false, err
+	}
+	own, longest := false, 0
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if len(fields) < 7 || len(fields[4]) < longest || fields[4] != "/" && path != fields[4] && !strings.HasPrefix(path, fields[4]+"/") {
+			continue
+		}
+		options := fields[6:max(6, slices.Index(fields, "-"))]
+		is := func(kind string) bool {
+			return slices.ContainsFunc(options, func(o string) bool { return strings.HasPrefix(o, kind) })
+		}
+		longest, own = len(fields[4]), is("master:") && !is("shared:")
+	}
+	return own, nil
 }
 
 // size is a map's element count and what the user sets it with.
@@ -104,8 +135,8 @@ func (s size) refusal(name string, have uint32) error {
 }
 
 // mapSpecs is every map as it is to be made for the limits.
-func mapSpecs(l model.Limits) (map[string]*ebpf.MapSpec, error) {
-	spec, err := loadAbi()
+func mapSpecs(v *Version, l model.Limits) (map[string]*ebpf.MapSpec, error) {
+	spec, err := v.load(objectABI)
 	if err != nil {
 		return nil, fmt.Errorf("read the embedded maps: %w", err)
 	}
@@ -129,11 +160,11 @@ func mapSpecs(l model.Limits) (map[string]*ebpf.MapSpec, error) {
 // pinMaps opens every map of the instance, making what is missing. adopted is whether
 // any was there. Nothing is left behind when it fails on a fresh instance.
 func pinMaps(opts Options) (maps map[string]*ebpf.Map, adopted bool, err error) {
-	specs, err := mapSpecs(opts.Limits)
+	specs, err := mapSpecs(opts.version, opts.Limits)
 	if err != nil {
 		return nil, false, err
 	}
-	dir := mapDir(opts.PinRoot, opts.Instance)
+	dir := opts.mapDir(opts.version.ABI)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, false, fmt.Errorf("make the directory %s for the maps: %w; shunt must run as root", dir, err)
 	}
@@ -152,22 +183,8 @@ func pinMaps(opts Options) (maps map[string]*ebpf.Map, adopted bool, err error) 
 			_ = os.Remove(filepath.Dir(dir))
 		}
 	}()
-	// Those that limits size come first, so that a refusal names the limit.
-	names := make([]string, 0, len(specs))
-	for name := range specs {
-		names = append(names, name)
-	}
 	table := sizes(opts.Limits)
-	slices.SortFunc(names, func(a, b string) int {
-		if (table[a].limit == "") != (table[b].limit == "") {
-			if table[a].limit != "" {
-				return -1
-			}
-			return 1
-		}
-		return slices.Compare([]byte(a), []byte(b))
-	})
-	for _, name := range names {
+	for _, name := range sizedFirst(specs, table) {
 		m, fresh, err := pinMap(specs[name], filepath.Join(dir, name), table[name])
 		if err != nil {
 			return nil, adopted, err
@@ -182,16 +199,35 @@ func pinMaps(opts Options) (maps map[string]*ebpf.Map, adopted bool, err error) 
 	return maps, adopted, nil
 }
 
+// sizedFirst is the names of maps, those first that limits size: so a refusal names the limit.
+func sizedFirst(specs map[string]*ebpf.MapSpec, table map[string]size) []string {
+	return slices.SortedFunc(maps.Keys(specs), func(a, b string) int {
+		if (table[a].limit == "") != (table[b].limit == "") {
+			if table[a].limit != "" {
+				return -1
+			}
+			return 1
+		}
+		return strings.Compare(a, b)
+	})
+}
+
+// agrees says whether a pinned map is the one that a spec describes, and why not.
+func agrees(m *ebpf.Map, spec *ebpf.MapSpec, s size, path string) error {
+	if s.count != 0 && m.MaxEntries() != s.count {
+		return s.refusal(spec.Name, m.MaxEntries())
+	}
+	if m.Type() != spec.Type || m.KeySize() != spec.KeySize || m.ValueSize() != spec.ValueSize || m.MaxEntries() != spec.MaxEntries {
+		return fmt.Errorf("the map pinned at %s is not the one this version uses, though its ABI number is the same: run `shunt detach` with the version that made it, or remove the directory", path)
+	}
+	return nil
+}
+
 // pinMap opens the map at path, or makes it there.
 func pinMap(spec *ebpf.MapSpec, path string, s size) (m *ebpf.Map, fresh bool, err error) {
 	m, err = ebpf.LoadPinnedMap(path, nil)
 	if err == nil {
-		if s.count != 0 && m.MaxEntries() != s.count {
-			err = s.refusal(spec.Name, m.MaxEntries())
-		} else if m.Type() != spec.Type || m.KeySize() != spec.KeySize || m.ValueSize() != spec.ValueSize || m.MaxEntries() != spec.MaxEntries {
-			err = fmt.Errorf("the map pinned at %s is not the one this version uses, though its ABI number is the same: run `shunt detach` with the version that made it, or remove the directory", path)
-		}
-		if err != nil {
+		if err := agrees(m, spec, s, path); err != nil {
 			_ = m.Close()
 			return nil, false, err
 		}
@@ -200,15 +236,21 @@ func pinMap(spec *ebpf.MapSpec, path string, s size) (m *ebpf.Map, fresh bool, e
 	if !errors.Is(err, os.ErrNotExist) {
 		return nil, false, fmt.Errorf("open the map pinned at %s: %w", path, err)
 	}
-	m, err = ebpf.NewMap(spec)
+	m, err = makeMap(spec, path)
+	return m, err == nil, err
+}
+
+// makeMap makes a map and pins it.
+func makeMap(spec *ebpf.MapSpec, path string) (*ebpf.Map, error) {
+	m, err := ebpf.NewMap(spec)
 	if err != nil {
-		return nil, false, fmt.Errorf("make map %s of %d elements: %w; if memory is short, lower `limits`", spec.Name, spec.MaxEntries, err)
+		return nil, fmt.Errorf("make map %s of %d elements: %w; if memory is short, lower `limits`", spec.Name, spec.MaxEntries, err)
 	}
 	if err := m.Pin(path); err != nil {
 		_ = m.Close()
-		return nil, false, fmt.Errorf("pin map %s at %s: %w", spec.Name, path, err)
+		return nil, fmt.Errorf("pin map %s at %s: %w", spec.Name, path, err)
 	}
-	return m, true, nil
+	return m, nil
 }
 
 func closeMaps(maps map[string]*ebpf.Map) {

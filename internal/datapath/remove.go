@@ -56,10 +56,24 @@ func RemoveFrom(opts Options) error {
 			opts.Log.Info("detached", "instance", opts.Instance, "interface", fromPin.Replace(name))
 		}
 	}
+	sides, err := pinnedSides(opts.PinRoot, opts.Instance)
+	if err != nil {
+		return err
+	}
+	for _, name := range sides {
+		if err := removeTC(opts, name); err != nil {
+			errs = append(errs, fmt.Errorf("detach from interface %s at tc: %w; the maps are kept while it runs", name, err))
+			continue
+		}
+		opts.Log.Info("detached", "instance", opts.Instance, "interface", name)
+	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
 	for _, e := range entries {
+		if name, ok := strings.CutPrefix(e.Name(), beforePrefix); ok {
+			errs = append(errs, removeChain(opts.PinRoot, opts.Instance, fromPin.Replace(name)))
+		}
 		if name, ok := strings.CutPrefix(e.Name(), chainPrefix); ok {
 			errs = append(errs, removeChain(opts.PinRoot, opts.Instance, fromPin.Replace(name)))
 		}
@@ -81,6 +95,25 @@ func RemoveFrom(opts Options) error {
 	return errors.Join(errs...)
 }
 
+// removeTC takes off what the pins say is at tc, wherever the interface is by now.
+func removeTC(opts Options, iface string) error {
+	var errs []error
+	for _, at := range directions {
+		path := at.path(opts.PinRoot, opts.Instance, iface)
+		l, err := pinnedLink(path)
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+		case err != nil:
+			errs = append(errs, os.Remove(path))
+		case l != nil:
+			errs = append(errs, dropLink(l))
+		default:
+			errs = append(errs, clsactSide{opts.PinRoot, opts.Instance, iface, interfaceIndex(iface), at}.drop())
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // removeLink ends the link pinned at path at once; if it cannot be opened, its pin.
 func removeLink(path string) error {
 	l, err := link.LoadPinnedLink(path, nil)
@@ -88,4 +121,74 @@ func removeLink(path string) error {
 		return os.Remove(path)
 	}
 	return dropLink(l)
+}
+
+// Pinned is what lies in bpffs under an instance's name, or under decap's.
+type Pinned struct {
+	Path string
+	// What says what it is, "program on eth0" for example.
+	What string
+}
+
+// Instances lists the names of those that have something pinned, loaded by whatever version.
+func Instances() ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(DefaultPinRoot, "shunt"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the instances: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		if e.IsDir() && e.Name() != decapDirectory {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// PinnedOf lists what an instance has pinned, without opening any of it.
+func PinnedOf(instance string) ([]Pinned, error) {
+	dir := instanceDir(DefaultPinRoot, instance)
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("list what is pinned in %s: %w", dir, err)
+	}
+	var all []Pinned
+	for _, e := range entries {
+		p := Pinned{Path: filepath.Join(dir, e.Name()), What: "pin"}
+		switch name := e.Name(); {
+		case e.IsDir():
+			maps, err := os.ReadDir(p.Path)
+			if err != nil {
+				return nil, fmt.Errorf("list what is pinned in %s: %w", p.Path, err)
+			}
+			p.What = fmt.Sprintf("%d maps, with the flows in them", len(maps))
+		case isDropsLink(name):
+			p.What = "program that counts refused frames"
+		case strings.HasPrefix(name, linkPrefix):
+			p.What = "program on " + fromPin.Replace(strings.TrimPrefix(name, linkPrefix))
+		case strings.HasPrefix(name, beforePrefix):
+			p.What = "program before shunt's on " + fromPin.Replace(strings.TrimPrefix(name, beforePrefix))
+		case strings.HasPrefix(name, chainPrefix):
+			p.What = "chain of " + fromPin.Replace(strings.TrimPrefix(name, chainPrefix))
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
+
+// PinnedDecaps lists the programs that `shunt decap` has pinned, by network namespace.
+func PinnedDecaps() (map[string]Pinned, error) {
+	dir := filepath.Join(DefaultPinRoot, "shunt", decapDirectory)
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("list what is pinned in %s: %w", dir, err)
+	}
+	all := map[string]Pinned{}
+	for _, e := range entries {
+		all[e.Name()] = Pinned{Path: filepath.Join(dir, e.Name()), What: "program that takes outer headers off"}
+	}
+	return all, nil
 }

@@ -12,6 +12,19 @@ type xdpContext struct {
 	IngressIfindex, RxQueueIndex, EgressIfindex uint32
 }
 
+// skbContext is the beginning of struct __sk_buff, of linux/bpf.h.
+type skbContext struct {
+	Len, PktType, Mark, QueueMapping, Protocol, VlanPresent, VlanTCI, VlanProto, Priority uint32
+	IngressIfindex, Ifindex                                                               uint32
+}
+
+// tc's verdicts, of linux/pkt_cls.h.
+const (
+	tcUnspecified = 0xffffffff
+	tcShot        = 2
+	tcRedirect    = 7
+)
+
 // XDP's verdicts, of enum xdp_action in linux/bpf.h.
 const (
 	XDPAborted  = 0
@@ -22,7 +35,8 @@ const (
 )
 
 // RunPacket runs shunt's program for an interface, with what is chained after it but not before,
-// on a frame as if it had come from there, and returns XDP's verdict and the frame afterwards.
+// on a frame as if it had come from there, and returns the verdict, in XDP's numbers, and the
+// frame afterwards.
 // Counters and flows change as if it were real; nothing is sent. The interface must be in the
 // calling thread's network namespace.
 func (d *Datapath) RunPacket(iface string, frame []byte) (verdict uint32, out []byte, err error) {
@@ -32,14 +46,53 @@ func (d *Datapath) RunPacket(iface string, frame []byte) (verdict uint32, out []
 	if a == nil {
 		return 0, nil, fmt.Errorf("run a packet through the program of interface %s: shunt is not attached to it", iface)
 	}
+	if a.Mode.AtTC() {
+		return a.runSkb(0, frame)
+	}
 	const grow = 256 // XDP's headroom: a program cannot make the frame longer than by that
 	opts := ebpf.RunOptions{
 		Data: frame, DataOut: make([]byte, len(frame)+grow),
 		Context: xdpContext{DataEnd: uint32(len(frame)), IngressIfindex: uint32(a.ifindex)},
 	}
-	verdict, err = a.program.Run(&opts)
+	verdict, err = a.programs[0].Run(&opts)
 	if err != nil {
 		return 0, nil, fmt.Errorf("run a packet of %d bytes through the program of interface %s: %w", len(frame), iface, err)
 	}
 	return verdict, opts.DataOut, nil
+}
+
+// RunPacketOut is RunPacket for a frame that the host sends out of an interface with attach: tc.
+// What leaves there as it is to, changed or not, is XDPPass; what is answered or goes out
+// elsewhere is XDPRedirect.
+func (d *Datapath) RunPacketOut(iface string, frame []byte) (verdict uint32, out []byte, err error) {
+	d.mu.Lock()
+	a := d.attached[iface]
+	d.mu.Unlock()
+	if a == nil || !a.Mode.AtTC() {
+		return 0, nil, fmt.Errorf("run a packet through the program that sees what interface %s sends: shunt is not attached to it with attach: tc", iface)
+	}
+	return a.runSkb(1, frame)
+}
+
+// runSkb runs the program of one of directions.
+func (a *attached) runSkb(at int, frame []byte) (verdict uint32, out []byte, err error) {
+	const grow = 256 // more than any program of ours adds
+	context := skbContext{Ifindex: uint32(a.ifindex)}
+	if !directions[at].outbound {
+		context.IngressIfindex = context.Ifindex
+	}
+	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+grow), Context: context}
+	verdict, err = a.programs[at].Run(&opts)
+	if err != nil {
+		return 0, nil, fmt.Errorf("run a packet of %d bytes through %s of interface %s: %w", len(frame), directions[at].program, a.Interface, err)
+	}
+	switch verdict {
+	case tcUnspecified:
+		return XDPPass, opts.DataOut, nil
+	case tcShot:
+		return XDPDrop, opts.DataOut, nil
+	case tcRedirect:
+		return XDPRedirect, opts.DataOut, nil
+	}
+	return 0, nil, fmt.Errorf("%s of interface %s returned %d, which is none of its verdicts", directions[at].program, a.Interface, verdict)
 }

@@ -32,6 +32,7 @@ func (d *Datapath) SetHop(r reconcile.BackendRef, hop Hop) error {
 		return fmt.Errorf("write the next hop: %w", err)
 	}
 	if hop.Interface == 0 || len(hop.MAC) == 0 {
+		d.noteHostBackend(r.Index, false)
 		atomic.StoreUint64(&b.Hop, 0)
 		return nil
 	}
@@ -40,11 +41,20 @@ func (d *Datapath) SetHop(r reconcile.BackendRef, hop Hop) error {
 	}
 	slot, ok := d.slotOf(hop.Interface)
 	if !ok {
+		d.noteHostBackend(r.Index, false)
 		atomic.StoreUint64(&b.Hop, 0)
 		return fmt.Errorf("write the next hop of backend %s: it is behind interface %s, which shunt is not attached to: list that interface under `interfaces`",
 			fromAddr(b.Address), interfaceName(hop.Interface))
 	}
-	atomic.StoreUint64(&b.Hop, toHop(hop.MAC, slot))
+	word := toHop(hop.MAC, slot)
+	host := d.isHost(word)
+	if host {
+		if err := d.require(abiFeatureFEATURE_HOST); err != nil {
+			return fmt.Errorf("write the next hop of backend %s, which is this host: %w", fromAddr(b.Address), err)
+		}
+	}
+	d.noteHostBackend(r.Index, host)
+	atomic.StoreUint64(&b.Hop, word)
 	return nil
 }
 
@@ -147,6 +157,9 @@ func (d *Datapath) SetEncapsulation(e model.Encapsulation) {
 		if family.prefix.IsValid() {
 			source, vary = toAddr(family.prefix.Masked().Addr()), toVary(family.prefix)
 		}
+		if *family.source == source && atomic.LoadUint64(family.vary) == vary {
+			continue // a reload must not touch the packets of others, not even for a moment
+		}
 		// Without variation while the source changes: no packet leaves from between the two.
 		atomic.StoreUint64(family.vary, 0)
 		storeAddr(family.source, source)
@@ -190,10 +203,10 @@ func (d *Datapath) Heartbeat() error {
 
 // SweepResult is what one walk through the flow table found.
 type SweepResult struct {
-	Entries     uint64 `json:"entries"` // two for each flow
-	Flows       uint64 `json:"flows"`   // alive
-	Established uint64 `json:"established"`
-	Expired     uint64 `json:"expired"` // entries removed
+	Entries     uint64 `json:"entries"`     // two for each flow
+	Flows       uint64 `json:"flows"`       // alive
+	Established uint64 `json:"established"` // of them, those in use: not while the port of a closed one rests
+	Expired     uint64 `json:"expired"`     // entries removed
 }
 
 // Sweep walks through the flow table, counts what lives and removes what is over.

@@ -27,6 +27,7 @@ type View struct {
 	maps     map[string]*ebpf.Map
 	root     string
 	instance string
+	version  *Version
 	clock    *ebpf.Program
 	rate     uint32 // jiffies per second
 
@@ -45,12 +46,15 @@ func OpenReadOnly(opts Options) (*View, error) {
 	if err := opts.complete(); err != nil {
 		return nil, err
 	}
-	spec, err := loadAbi()
+	spec, err := opts.version.load(objectABI)
 	if err != nil {
 		return nil, fmt.Errorf("read the embedded maps: %w", err)
 	}
-	dir := mapDir(opts.PinRoot, opts.Instance)
-	v := &View{maps: map[string]*ebpf.Map{}, root: opts.PinRoot, instance: opts.Instance}
+	if err := requireOwn(opts); err != nil {
+		return nil, err
+	}
+	dir := opts.mapDir(opts.version.ABI)
+	v := &View{maps: map[string]*ebpf.Map{}, root: opts.PinRoot, instance: opts.Instance, version: opts.version}
 	for name := range spec.Maps {
 		if strings.HasPrefix(name, ".") {
 			continue
@@ -96,7 +100,7 @@ func (v *View) loadClock() (err error) {
 		return err
 	}
 	load := func() (*ebpf.CollectionSpec, error) {
-		spec, err := loadSweep()
+		spec, err := v.version.load(objectSweep)
 		if err == nil {
 			maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return name != "sh_clock" })
 		}
@@ -201,6 +205,7 @@ func (v *View) readBackends(c *reconcile.Contents) {
 				BackendRef:     reconcile.BackendRef{Index: uint32(i), Generation: b.Generation},
 				BackendAddress: model.BackendAddress{Address: address, Port: fromWire(b.Port)},
 				Draining:       b.Draining != 0,
+				Down:           abiDraining(b.Draining) == abiDrainingDRAINING_DOWN,
 			}
 		case b.Generation != 0:
 			c.BackendGenerations[uint32(i)] = b.Generation
@@ -370,10 +375,18 @@ func (v *View) Counters() (Counters, error) {
 		}
 		c.Backends[uint32(i)] = t
 	}
+	var err error
+	c.Reasons, err = v.ReasonCounts()
+	return c, err
+}
+
+// ReasonCounts reads the counters of reasons, by name; only of what happened.
+func (v *View) ReasonCounts() (map[string]Count, error) {
+	counts := map[string]Count{}
 	for _, r := range Reasons() {
 		var each []abiCount
 		if err := v.maps[abiMapShReasons].Lookup(uint32(r), &each); err != nil {
-			return c, fmt.Errorf("read the counter of %s in %s: %w", r, abiMapShReasons, err)
+			return counts, fmt.Errorf("read the counter of %s in %s: %w", r, abiMapShReasons, err)
 		}
 		var sum Count
 		for _, one := range each {
@@ -381,10 +394,10 @@ func (v *View) Counters() (Counters, error) {
 			sum.Bytes += one.Bytes
 		}
 		if sum != (Count{}) {
-			c.Reasons[r.String()] = sum
+			counts[r.String()] = sum
 		}
 	}
-	return c, nil
+	return counts, nil
 }
 
 func (v *View) traffic(name string, index uint32) (Traffic, error) {
@@ -448,5 +461,17 @@ func (v *View) Attachments() ([]Attachment, error) {
 		}
 		all = append(all, a)
 	}
+	sides, err := pinnedSides(v.root, v.instance)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range sides {
+		a, err := sideAttachment(v.root, v.instance, name)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, a)
+	}
+	slices.SortStableFunc(all, func(a, b Attachment) int { return strings.Compare(a.Interface, b.Interface) })
 	return all, nil
 }

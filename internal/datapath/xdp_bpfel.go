@@ -23,8 +23,10 @@ const (
 	xdpMapShChunk          = "sh_chunk"
 	xdpMapShFilters        = "sh_filters"
 	xdpMapShFlows          = "sh_flows"
+	xdpMapShFlowsOld       = "sh_flows_old"
 	xdpMapShFragments      = "sh_fragments"
 	xdpMapShFrontends      = "sh_frontends"
+	xdpMapShGates          = "sh_gates"
 	xdpMapShHands          = "sh_hands"
 	xdpMapShHandshakes     = "sh_handshakes"
 	xdpMapShIcmpTokens     = "sh_icmp_tokens"
@@ -44,6 +46,7 @@ const (
 	xdpMapShSources        = "sh_sources"
 	xdpMapShSvcFlows       = "sh_svc_flows"
 	xdpMapShSvcTraffic     = "sh_svc_traffic"
+	xdpMapShSwitch         = "sh_switch"
 	xdpMapShTracked        = "sh_tracked"
 	xdpMapShTxPorts        = "sh_tx_ports"
 	xdpProgShXdp           = "sh_xdp"
@@ -52,6 +55,7 @@ const (
 	xdpVarHandshakeCount   = "handshake_count"
 	xdpVarInterfaceSlot    = "interface_slot"
 	xdpVarJiffiesPerSecond = "jiffies_per_second"
+	xdpVarOutbound         = "outbound"
 	xdpVarRedirectBack     = "redirect_back"
 	xdpVarTickShift        = "tick_shift"
 	xdpVarTrackedCount     = "tracked_count"
@@ -113,8 +117,10 @@ type xdpMapSpecs struct {
 	ShChunk       *ebpf.MapSpec `ebpf:"sh_chunk"`
 	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
 	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
+	ShFlowsOld    *ebpf.MapSpec `ebpf:"sh_flows_old"`
 	ShFragments   *ebpf.MapSpec `ebpf:"sh_fragments"`
 	ShFrontends   *ebpf.MapSpec `ebpf:"sh_frontends"`
+	ShGates       *ebpf.MapSpec `ebpf:"sh_gates"`
 	ShHands       *ebpf.MapSpec `ebpf:"sh_hands"`
 	ShHandshakes  *ebpf.MapSpec `ebpf:"sh_handshakes"`
 	ShIcmpTokens  *ebpf.MapSpec `ebpf:"sh_icmp_tokens"`
@@ -134,6 +140,7 @@ type xdpMapSpecs struct {
 	ShSources     *ebpf.MapSpec `ebpf:"sh_sources"`
 	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
+	ShSwitch      *ebpf.MapSpec `ebpf:"sh_switch"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 }
@@ -147,6 +154,7 @@ type xdpVariableSpecs struct {
 	HandshakeCount   *ebpf.VariableSpec `ebpf:"handshake_count"`
 	InterfaceSlot    *ebpf.VariableSpec `ebpf:"interface_slot"`
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
+	Outbound         *ebpf.VariableSpec `ebpf:"outbound"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
@@ -179,8 +187,10 @@ type xdpMaps struct {
 	ShChunk       *ebpf.Map `ebpf:"sh_chunk"`
 	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
 	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
+	ShFlowsOld    *ebpf.Map `ebpf:"sh_flows_old"`
 	ShFragments   *ebpf.Map `ebpf:"sh_fragments"`
 	ShFrontends   *ebpf.Map `ebpf:"sh_frontends"`
+	ShGates       *ebpf.Map `ebpf:"sh_gates"`
 	ShHands       *ebpf.Map `ebpf:"sh_hands"`
 	ShHandshakes  *ebpf.Map `ebpf:"sh_handshakes"`
 	ShIcmpTokens  *ebpf.Map `ebpf:"sh_icmp_tokens"`
@@ -200,6 +210,7 @@ type xdpMaps struct {
 	ShSources     *ebpf.Map `ebpf:"sh_sources"`
 	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
+	ShSwitch      *ebpf.Map `ebpf:"sh_switch"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 }
@@ -213,8 +224,10 @@ func (m *xdpMaps) Close() error {
 		m.ShChunk,
 		m.ShFilters,
 		m.ShFlows,
+		m.ShFlowsOld,
 		m.ShFragments,
 		m.ShFrontends,
+		m.ShGates,
 		m.ShHands,
 		m.ShHandshakes,
 		m.ShIcmpTokens,
@@ -234,6 +247,7 @@ func (m *xdpMaps) Close() error {
 		m.ShSources,
 		m.ShSvcFlows,
 		m.ShSvcTraffic,
+		m.ShSwitch,
 		m.ShTracked,
 		m.ShTxPorts,
 	)
@@ -248,6 +262,7 @@ type xdpVariables struct {
 	HandshakeCount   *ebpf.Variable `ebpf:"handshake_count"`
 	InterfaceSlot    *ebpf.Variable `ebpf:"interface_slot"`
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
+	Outbound         *ebpf.Variable `ebpf:"outbound"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`

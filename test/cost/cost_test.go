@@ -46,17 +46,28 @@ type variant struct {
 	constants map[string]any
 }
 
-// variants of sh_xdp, as internal/datapath/load.go has them. Numbers stand for any.
-var variants = []variant{
-	{"native", with(0, 0, 0)},
-	{"native-all", with(^uint32(0), 0, 0)},
-	{"native-veth-all", with(^uint32(0), 0, 1)},
-	{"generic-all", with(^uint32(0), 1, 0)},
-}
+// variants of the balancer's programs, as internal/datapath/load.go has them. Numbers stand for
+// any.
+var (
+	plain    = variant{"native", with(0, 0, 0, 0)}
+	variants = map[ebpf.ProgramType][]variant{
+		ebpf.XDP: {
+			plain,
+			{"native-all", with(^uint32(0), 0, 0, 0)},
+			{"native-veth-all", with(^uint32(0), 0, 0, 1)},
+			{"generic-all", with(^uint32(0), 1, 0, 0)},
+		},
+		ebpf.SchedCLS: {
+			{"in", with(0, 1, 0, 0)},
+			{"in-all", with(^uint32(0), 1, 0, 0)},
+			{"out-all", with(^uint32(0), 1, 1, 0)},
+		},
+	}
+)
 
 // with is without features or with all, of the other modes and native.
-func with(features uint32, generic, back uint8) map[string]any {
-	return map[string]any{"features": features, "generic_mode": generic, "redirect_back": back, "interface_slot": uint32(1),
+func with(features uint32, generic, outbound, back uint8) map[string]any {
+	return map[string]any{"features": features, "generic_mode": generic, "outbound": outbound, "redirect_back": back, "interface_slot": uint32(1),
 		"handshake_count": uint32(mapSize), "tracked_count": uint32(mapSize), "jiffies_per_second": uint32(250), "tick_shift": uint8(8)}
 }
 
@@ -165,13 +176,14 @@ func weighAll(t *testing.T) map[string]weight {
 		if err != nil {
 			t.Fatalf("reading %s: %v", file, err)
 		}
-		if !hasVariants(spec) {
-			for program, w := range weigh(t, file, variants[0]) {
+		ways := variantsOf(spec)
+		if ways == nil {
+			for program, w := range weigh(t, file, plain) {
 				all[object+"/"+program] = w
 			}
 			continue
 		}
-		for _, v := range variants {
+		for _, v := range ways {
 			for program, w := range weigh(t, file, v) {
 				all[object+"/"+program+"/"+v.name] = w
 			}
@@ -180,14 +192,16 @@ func weighAll(t *testing.T) map[string]weight {
 	return all
 }
 
-// hasVariants reports whether an object runs at XDP, and is loaded for each interface. Others
-// have the constants too, from lib/config.h, and do not use them.
-func hasVariants(spec *ebpf.CollectionSpec) bool {
-	_, ok := spec.Variables["generic_mode"]
-	for _, program := range spec.Programs {
-		ok = ok && program.Type == ebpf.XDP
+// variantsOf are the ways to load an object that balances at an interface; none for others, which
+// have the constants of lib/config.h too, and do not use them.
+func variantsOf(spec *ebpf.CollectionSpec) (ways []variant) {
+	if _, ok := spec.Variables["generic_mode"]; !ok {
+		return nil
 	}
-	return ok
+	for _, program := range spec.Programs {
+		ways = variants[program.Type]
+	}
+	return ways
 }
 
 // weigh loads an object and asks the kernel about its programs.

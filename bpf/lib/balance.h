@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The load balancer's stages and their order, whichever the hook: the program of a hook runs
+ * frame_stage and carries out its verdict.
+ *
+ *   frame ─► parse ─► address ─┬─► not ours ──────────────────────────► pass
+ *                              ├─► ARP, ND, echo ─────────────────────► answer
+ *                              ├─► later fragment ─► note of the first ► send
+ *                              ├─► ICMP error ─► flow of the quote ───► send, wrap
+ *                              ├─► TCP, UDP ─► flow ─┬─► found ───────► rewrite, send
+ *                              │                     └─► none ─► service ─► new flow ─┘
+ *                              ├─► to a direct VIP ─► service ─► backend ─► wrap, send
+ *                              └─► nobody takes it ──────────────────► reset, unreachable
+ *
+ * Invariant: a packet that is not ours leaves as it came.
+ */
+#ifndef SHUNT_BALANCE_H
+#define SHUNT_BALANCE_H
+
+#include "advance.h"
+#include "carry.h"
+#include "direct.h"
+#include "direct_error.h"
+#include "filter.h"
+#include "fragment.h"
+#include "icmp.h"
+#include "martian.h"
+#include "mss.h"
+#include "nat.h"
+#include "neighbour.h"
+#include "packet.h"
+#include "parse.h"
+#include "reject.h"
+#include "rewrite.h"
+#include "service.h"
+#include "traffic.h"
+
+/* The last stage of NAT: the packet becomes what its flow says, and leaves. */
+static __always_inline enum verdict flow_forward(struct frame_ctx *ctx, struct packet *p,
+						 int has_transport)
+{
+	enum reason reason = REASON_UNRESOLVED;
+	struct settings *settings = settings_get();
+	struct scratch *scratch = scratch_get();
+	struct interface *out;
+	struct backend *backend;
+	enum verdict verdict;
+	struct flow *f;
+	__u64 hop;
+
+	if (!scratch || !settings)
+		return drop(p, REASON_INTERNAL);
+	f = &scratch->flow;
+	if (p->ttl <= 1)
+		return VERDICT_REFUSE;
+	if (f->direction == DIRECTION_CLIENT) {
+		backend = backend_find(f->backend);
+		if (!backend)
+			return drop(p, REASON_BACKEND_GONE);
+		hop = hop_to_backend(ctx, backend, settings, &f->source, bpf_jiffies64(), &reason);
+	} else if (hop_marked_by(f->hop, f->nonce)) {
+		hop = f->hop;
+	} else {
+		hop = hop_lookup(ctx, &f->source, &f->destination, &reason);
+	}
+	if (!(hop & HOP_MAC_MASK))
+		return drop(p, reason);
+	out = hop_interface(hop);
+	if (!out)
+		return drop(p, REASON_INTERNAL);
+	if (packet_size(p) - wire_surplus(ctx, p) > out->mtu) {
+		size_refuse(ctx, p, out->mtu);
+		return p->mtu ? VERDICT_REFUSE : drop(p, REASON_TOO_BIG);
+	}
+	traffic_count(f->service_index, f->backend, p->frame_size, f->direction, 0);
+	if (has_transport && mss_limit(ctx, p, f->service_index))
+		return drop(p, REASON_INTERNAL);
+	if (packet_rewrite(ctx, p, f, has_transport))
+		return drop(p, REASON_INTERNAL);
+	verdict = ethernet_send(ctx, p, hop, out);
+	if (verdict == VERDICT_HOST && f->direction == DIRECTION_CLIENT)
+		p->egress = interface_slot; /* where the client's packets are expected */
+	return verdict;
+}
+
+/* The flow's backend, if that and the service are still what they were. */
+static __always_inline struct backend *flow_home(const struct flow *f)
+{
+	__u32 index = f->service_index;
+	struct service *service = bpf_map_lookup_elem(&sh_services, &index);
+
+	if (!service || !service->live || service->generation != f->service_generation)
+		return 0;
+	return backend_find(f->backend);
+}
+
+/* Whether a client's flow leaves a backend that is down: what has an established connection
+ * stays, because a backend that fails its checks may yet serve it. */
+static __always_inline int flow_deserts(const struct packet *p, const struct flow *f, __u8 draining)
+{
+	if (draining != DRAINING_DOWN || f->direction != DIRECTION_CLIENT)
+		return 0;
+	return p->key.protocol != IPPROTO_TCP ||
+	       (is_first(p) && !(life_state(f->life) & FLOW_REPLIED));
+}
+
+/* Finds the packet's flow. 1: in f, and it goes on. 0: the packet is a first one, or nobody's.
+ * -1: it begins another connection on a closed one's tuple, and its source may not. -2: its flow is
+ * still the ABI's before. */
+static __always_inline int flow_lookup(struct frame_ctx *ctx, struct packet *p, struct flow *f,
+				       __u32 now)
+{
+	struct flow *live = flow_find(&p->key, f);
+	struct backend *backend;
+	enum reason reason;
+
+	if ((features & FEATURE_CARRY) && carry_is_due(&p->key, live ? f : 0))
+		return -2;
+	if (!live)
+		return 0;
+	backend = flow_home(f);
+	if (backend && backend->draining && is_first(p) && state_is_closed(life_state(f->life))) {
+		flow_end(&p->key, live, f); /* a new connection on the tuple of a closed one */
+		return 0;
+	}
+	if (!backend || flow_deserts(p, f, backend->draining)) {
+		/* Its backend or service was removed or is down: what comes now is placed anew. */
+		flow_end(&p->key, live, f);
+		count_reason(REASON_FLOW_MOVED, p->frame_size);
+		return 0;
+	}
+	if (flow_is_settled(p, f, now))
+		return 1;
+	if (is_first(p) && f->direction == DIRECTION_CLIENT &&
+	    state_is_closed(life_state(f->life))) {
+		reason = client_admit(p, f->service_index, 1);
+		if (reason != REASON_NONE) {
+			drop(p, reason);
+			return -1;
+		}
+	}
+	return flow_advance(ctx, p, live, f) == ADVANCE_GO;
+}
+
+/* Finds or makes the packet's flow. VERDICT_NEXT: it is in scratch->flow. */
+static __always_inline enum verdict flow_stage(struct frame_ctx *ctx, struct packet *p, int is_vip,
+					       __u32 service_index)
+{
+	struct scratch *scratch = scratch_get();
+	enum reason reason;
+	int found;
+
+	if (!scratch)
+		return drop(p, REASON_INTERNAL);
+	found = flow_lookup(ctx, p, &scratch->flow, bpf_jiffies64());
+	if (found == -2) {
+		p->reason = REASON_CARRYING;
+		return VERDICT_CARRY;
+	}
+	if (found)
+		return found > 0 ? VERDICT_NEXT : VERDICT_DROP;
+	if (!is_vip)
+		return pass(p, REASON_NOT_OURS);
+	if (service_index == SERVICE_NONE) {
+		if (is_fragment(p))
+			pass_note();
+		return pass(p, REASON_NO_SERVICE);
+	}
+	if (p->tcp_flags & TCP_RST) /* the end of what is not there */
+		return pass(p, REASON_NOT_OURS);
+	if (source_check_whole(p) != VERDICT_NEXT)
+		return VERDICT_DROP;
+	if (p->ttl <= 1)
+		return VERDICT_REFUSE;
+	reason = nat_flow_create(ctx, p, service_index);
+	if (reason == REASON_NO_BACKEND)
+		return VERDICT_REJECT;
+	return reason == REASON_NONE ? VERDICT_NEXT : drop(p, reason);
+}
+
+/* The last stage of a later fragment of NAT. */
+__stage enum verdict fragment_nat_forward(struct frame_ctx *ctx, struct packet *p)
+{
+	return p ? flow_forward(ctx, p, 0) : VERDICT_DROP;
+}
+
+static __always_inline enum verdict fragment_forward(struct frame_ctx *ctx, struct packet *p)
+{
+	struct scratch *scratch = scratch_get();
+	enum verdict verdict;
+
+	if (!scratch)
+		return drop(p, REASON_INTERNAL);
+	if (!flow_home(&scratch->flow))
+		return drop(p, REASON_BACKEND_GONE);
+	if (scratch->flow.direction == NOTE_DIRECT)
+		verdict = fragment_direct_forward(ctx, p);
+	else
+		verdict = fragment_nat_forward(ctx, p);
+	/* RFC 1812, 4.3.2.7: no error is sent for a later fragment. RFC 4443 knows no such rule. */
+	if (verdict == VERDICT_REFUSE && p->family == FAMILY_IP4 &&
+	    p->reason == REASON_FRAGMENT_FOLLOWED)
+		return drop(p, p->mtu ? REASON_TOO_BIG : REASON_ICMP_LIMITED);
+	return verdict;
+}
+
+__stage enum verdict icmp_stage(struct frame_ctx *ctx, struct packet *p, __u32 flags)
+{
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
+	enum verdict verdict;
+	__u8 *icmp, request;
+	__u32 reference;
+
+	if (!p)
+		return VERDICT_DROP;
+	icmp = data + (p->l4_offset & L4_OFFSET_MAX);
+	request = p->family == FAMILY_IP4 ? ICMP_ECHO : ICMPV6_ECHO_REQUEST;
+	if ((void *)(icmp + 8) > data_end || p->l4_size < 8)
+		return flags ? drop(p, REASON_MALFORMED_TRANSPORT) : pass(p, REASON_NOT_OURS);
+	if (p->family == FAMILY_IP6 && icmp[0] == ND_SOLICITATION)
+		return nd_answer(ctx, p);
+	if ((flags & ADDRESS_VIP) && source_check(p) != VERDICT_NEXT)
+		return VERDICT_DROP;
+	if (icmp[0] == request) {
+		if ((flags & ADDRESS_VIP) && !(flags & ADDRESS_HOST_OWN))
+			return echo_answer(ctx, p);
+		return pass(p, flags ? REASON_ICMP : REASON_NOT_OURS);
+	}
+	verdict = icmp_error_translate(ctx, p);
+	if (verdict == VERDICT_NEXT && (flags & ADDRESS_DIRECT)) {
+		reference = error_owner(ctx, p);
+		if (reference)
+			return error_to_backend(ctx, p, reference);
+	}
+	if (verdict == VERDICT_NEXT)
+		verdict = pass(p, REASON_ICMP);
+	if (verdict == VERDICT_PASS && !flags) /* seen for the sake of nat-destination only */
+		p->reason = REASON_NOT_OURS;
+	return verdict;
+}
+
+/* Whether backends' answers to any address pass this program. */
+static __always_inline int answers_pass(const struct settings *settings)
+{
+	return settings->nat_destination &
+	       (ctx_is_outbound() ? TO_CLIENTS_ROUTED | TO_CLIENTS_HOST : TO_CLIENTS_ROUTED);
+}
+
+/* Decides whether the packet is ours, by where it goes. */
+static __always_inline enum verdict address_stage(struct frame_ctx *ctx, struct packet *p)
+{
+	enum verdict verdict = transport_parse(ctx, p);
+	__u32 flags, epoch, service_index = SERVICE_NONE;
+	struct settings *settings = settings_get();
+	struct known *known = known_place(p);
+
+	if (!settings || !known)
+		return pass(p, REASON_NOT_OURS);
+	epoch = *(volatile __u32 *)&settings->epoch;
+	if (verdict == VERDICT_NEXT && known_is(known, p, epoch)) {
+		flags = known->flags;
+		service_index = known->service_index;
+	} else {
+		flags = address_flags(&p->key.destination);
+		/* Answers to clients of nat-destination go to the client's own address. */
+		if (!flags && !answers_pass(settings))
+			return pass(p, REASON_NOT_OURS);
+		if (verdict != VERDICT_NEXT) {
+			if (verdict == VERDICT_FRAGMENT)
+				verdict = fragment_stage(ctx, p, flags, epoch);
+			else if (!flags)
+				return pass(p, REASON_NOT_OURS);
+			if (verdict == VERDICT_FRAGMENT)
+				verdict = fragment_forward(ctx, p);
+			if (verdict == VERDICT_REJECT)
+				verdict = reject_answer(ctx, p, fragment_service());
+			if (verdict != VERDICT_NEXT)
+				return verdict == VERDICT_REFUSE ? error_answer(ctx, p) : verdict;
+		}
+		if (p->key.protocol == IPPROTO_ICMP || p->key.protocol == IPPROTO_ICMPV6)
+			return icmp_stage(ctx, p, flags);
+		if (flags & ADDRESS_VIP)
+			service_index = service_find(p, flags, epoch);
+	}
+	if ((features & FEATURE_DIRECT) && (flags & ADDRESS_DIRECT) &&
+	    service_index != SERVICE_NONE)
+		verdict = direct_stage(ctx, p, settings, service_index);
+	if (verdict == VERDICT_NEXT)
+		verdict = flow_stage(ctx, p, flags & ADDRESS_VIP, service_index);
+	if (verdict == VERDICT_NEXT)
+		verdict = flow_forward(ctx, p, 1);
+	if (verdict == VERDICT_REJECT)
+		verdict = reject_answer(ctx, p, service_index);
+	return verdict == VERDICT_REFUSE ? error_answer(ctx, p) : verdict;
+}
+
+static __always_inline int mac_is_ours(const struct ethhdr *eth)
+{
+	__u32 slot = interface_slot;
+	struct interface *in = bpf_map_lookup_elem(&sh_interfaces, &slot);
+
+	return in && mac_load(eth->h_dest) == mac_load(in->mac);
+}
+
+/* Group addresses: only a neighbour solicitation may concern us. */
+static __always_inline enum verdict multicast_stage(struct frame_ctx *ctx, struct packet *p)
+{
+	if (p->family != FAMILY_IP6 || p->key.protocol != IPPROTO_ICMPV6)
+		return pass(p, REASON_MULTICAST);
+	return nd_answer(ctx, p);
+}
+
+static __always_inline enum verdict frame_stage(struct frame_ctx *ctx, struct packet *p)
+{
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
+	struct ethhdr *eth = data;
+	enum verdict verdict;
+	int group = 0;
+
+	if ((void *)(eth + 1) > data_end)
+		return pass(p, REASON_MALFORMED);
+	if (ctx_has_tag(ctx))
+		return pass(p, REASON_VLAN);
+	if (ctx_is_outbound() || !mac_is_ours(eth)) {
+		group = eth->h_dest[0] & 1;
+		if (!group && !ctx_is_outbound())
+			return pass(p, REASON_OTHER_MAC);
+	}
+	/* By the word: struct ethhdr is packed, and clang would read its octets one by one. */
+	switch (*(__be16 *)((void *)eth + offsetof(struct ethhdr, h_proto))) {
+	case bpf_htons(ETH_P_IP):
+		if (group)
+			return pass(p, REASON_MULTICAST);
+		verdict = ip4_parse(ctx, p, data, data_end);
+		break;
+	case bpf_htons(ETH_P_IPV6):
+		verdict = ip6_parse(ctx, p, data, data_end);
+		break;
+	case bpf_htons(ETH_P_ARP):
+		return arp_answer(ctx, p);
+	case bpf_htons(ETH_P_8021Q):
+	case bpf_htons(ETH_P_8021AD):
+		return pass(p, REASON_VLAN);
+	default:
+		return pass(p, REASON_NOT_IP);
+	}
+	if (verdict != VERDICT_NEXT)
+		return verdict;
+	return group ? multicast_stage(ctx, p) : address_stage(ctx, p);
+}
+
+#endif

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Direct return: the packet goes to a backend that answers the client itself.
+ *
+ *   source may ─► slot ─► backend ─► next hop ─► outer headers (encap.h) ─► send
+ *
+ * Invariant: in a settled slot no flow table is touched.
+ */
+#ifndef SHUNT_DIRECT_H
+#define SHUNT_DIRECT_H
+
+#include "encap.h"
+#include "filter.h"
+#include "hop.h"
+#include "martian.h"
+#include "mss.h"
+#include "place.h"
+#include "rewrite.h"
+#include "service.h"
+#include "traffic.h"
+
+/* Finds the way to a backend and wraps the packet as the service says. Returns the interface that
+ * it leaves by, towards *hop; NULL: it cannot, and *reason and p->mtu are as packet_wrap has it. */
+static __always_inline struct interface *direct_wrap(struct frame_ctx *ctx, struct packet *p,
+						     const struct settings *settings,
+						     const struct service *service,
+						     const struct backend *backend, __u32 entropy,
+						     __u64 *hop, enum reason *reason)
+{
+	struct interface *out;
+
+	*reason = REASON_UNRESOLVED;
+	*hop = hop_to_backend(ctx, backend, settings, &p->key.destination, bpf_jiffies64(), reason);
+	if (!(*hop & HOP_MAC_MASK))
+		return 0;
+	*reason = REASON_INTERNAL;
+	out = hop_interface(*hop);
+	if (!out || service->forwarding == FORWARDING_DSR_L2 || hop_is_host(*hop))
+		return out;
+	*reason = packet_wrap(ctx, p, settings, service, backend, out, entropy);
+	return *reason == REASON_NONE ? out : 0;
+}
+
+/* The last stage of direct return. */
+static __always_inline enum verdict direct_forward(struct frame_ctx *ctx, struct packet *p,
+						   const struct settings *settings,
+						   __u32 service_index,
+						   const struct service *service, __u32 reference,
+						   __u32 hash, int is_whole)
+{
+	struct backend *backend = backend_find(reference);
+	struct interface *out;
+	enum reason reason;
+	__u64 hop;
+
+	if (!backend)
+		return drop(p, REASON_BACKEND_GONE);
+	if (is_whole && mss_limit(ctx, p, service_index))
+		return drop(p, REASON_INTERNAL);
+	if (is_whole && !generic_mode && csum_is_unfinished(ctx, p) && csum_complete(ctx, p))
+		return drop(p, REASON_INTERNAL);
+	out = direct_wrap(ctx, p, settings, service, backend, hash_again(hash), &hop, &reason);
+	if (!out)
+		return p->mtu ? VERDICT_REFUSE : drop(p, reason);
+	if (hop_is_host(hop)) { /* its stack has the VIP: nothing has to carry the packet there */
+		traffic_count(service_index, reference, p->frame_size, DIRECTION_CLIENT,
+			      is_first(p));
+		return host_send(p, interface_slot);
+	}
+	if (service->forwarding == FORWARDING_DSR_L2) {
+		/* Seen a second time, at the interface it goes by. */
+		if (ctx_is_outbound() && hop_is_taken(ctx, hop))
+			return pass(p, REASON_NOT_OURS);
+		if (hop_leads_back(ctx, hop))
+			return drop(p, REASON_LOOP);
+	}
+	traffic_count(service_index, reference, p->frame_size, DIRECTION_CLIENT, is_first(p));
+	return ethernet_send(ctx, p, hop, out);
+}
+
+/* Direct return: no flow entry, unless the slot is not settled. VERDICT_NEXT: the packet is
+ * not for such a service. */
+static __always_inline enum verdict direct_stage(struct frame_ctx *ctx, struct packet *p,
+						 const struct settings *settings,
+						 __u32 service_index)
+{
+	struct service *service = direct_service_find(service_index);
+	__u32 reference, hash;
+
+	if (!service)
+		return VERDICT_NEXT;
+	if (source_check(p) != VERDICT_NEXT)
+		return VERDICT_DROP;
+	if (admit(p, service, service_index, is_first(p)) != VERDICT_NEXT)
+		return VERDICT_DROP;
+	if (p->ttl <= 1 && service->forwarding != FORWARDING_DSR_L2)
+		return VERDICT_REFUSE;
+	hash = flow_hash(&p->key, service->seed);
+	reference = backend_choose(p, service, service_index, hash);
+	if (!reference)
+		return VERDICT_REJECT;
+	return direct_forward(ctx, p, settings, service_index, service, reference, hash, 1);
+}
+
+#endif

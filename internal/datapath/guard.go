@@ -1,0 +1,116 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const guardProgram = "sh_guard"
+
+// guardTime is how long a guard works at the most. A change of mode takes milliseconds; an
+// emulated machine under load was seen to need seconds.
+const guardTime = time.Minute
+
+// guard is sh_guard at the tc ingress of an interface: tcx, or clsact below Linux 6.6.
+type guard struct {
+	program *ebpf.Program
+	link    link.Link // of tcx, which ends with the process; nil with clsact
+	ifindex int
+	created bool // the clsact qdisc is ours
+}
+
+// raiseGuard keeps what is shunt's from the host's stack until the guard is lowered. The
+// interface is one of the calling thread's network namespace.
+func (d *Datapath) raiseGuard(ifindex int) (*guard, error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return nil, fmt.Errorf("read the monotonic clock: %w", err)
+	}
+	coll, err := d.loadCollection(d.version.loader(objectGuard), map[string]any{"guard_end_ns": uint64(now.Nano() + guardTime.Nanoseconds())})
+	if err != nil {
+		return nil, fmt.Errorf("load %s: %w", guardProgram, err)
+	}
+	defer coll.Close()
+	g := &guard{program: coll.DetachProgram(guardProgram), ifindex: ifindex}
+	if g.program == nil {
+		return nil, errors.New("the object compiled from guard.bpf.c lacks sh_guard; this is a fault in the build: run `go generate ./internal/datapath`")
+	}
+	g.link, err = link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: g.program, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		g.link = nil
+		err = g.attachClsact()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("attach %s to the tc ingress: %w", guardProgram, err), g.lower())
+	}
+	return g, nil
+}
+
+// attachClsact puts the guard before all other filters: of one priority, the kernel asks the
+// newest of its BPF filters first (cls_bpf_change in net/sched/cls_bpf.c).
+func (g *guard) attachClsact() error {
+	err := netlink.QdiscAdd(clsactQdisc(g.ifindex))
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add a clsact qdisc: %w", err)
+	}
+	g.created = err == nil
+	if err := g.removeFilters(); err != nil { // of a daemon that was killed meanwhile
+		return err
+	}
+	err = netlink.FilterAdd(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: g.ifindex, Parent: netlink.HANDLE_MIN_INGRESS, Protocol: unix.ETH_P_ALL, Priority: 1},
+		Fd:          g.program.FD(), Name: guardProgram, DirectAction: true})
+	if err != nil {
+		return fmt.Errorf("add a filter of priority 1 to clsact: %w", err)
+	}
+	return nil
+}
+
+// removeFilters takes all guards off clsact. That there is none is success.
+func (g *guard) removeFilters() error {
+	filters, err := netlink.FilterList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: g.ifindex}}, netlink.HANDLE_MIN_INGRESS)
+	if err != nil {
+		return fmt.Errorf("list the filters of clsact: %w", err)
+	}
+	var errs []error
+	for _, f := range filters {
+		if b, ok := f.(*netlink.BpfFilter); ok && b.Name == guardProgram {
+			errs = append(errs, netlink.FilterDel(f))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// lower ends the guard, and what it needed. Somebody else's filters on clsact stay, and with
+// them the qdisc.
+func (g *guard) lower() error {
+	var errs []error
+	if g.link != nil {
+		errs = append(errs, g.link.Close())
+	} else {
+		errs = append(errs, g.removeFilters())
+		if g.created {
+			errs = append(errs, g.removeClsact())
+		}
+	}
+	if err := errors.Join(append(errs, g.program.Close())...); err != nil {
+		return fmt.Errorf("take %s off the tc ingress: %w", guardProgram, err)
+	}
+	return nil
+}
+
+func (g *guard) removeClsact() error {
+	dev := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: g.ifindex}}
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		if filters, err := netlink.FilterList(dev, parent); err != nil || len(filters) > 0 {
+			return err
+		}
+	}
+	return netlink.QdiscDel(clsactQdisc(g.ifindex))
+}

@@ -1,0 +1,308 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	switchMap  = "sh_switch"
+	gatesMap   = "sh_gates"
+	gatePrefix = "gate-"
+)
+
+// ErrOtherABI says that an instance's data plane is of another ABI than this version's.
+var ErrOtherABI = errors.New("the data plane has another ABI")
+
+// standing is which ABIs an instance has maps of. One of them, without a switch, is the rule;
+// with a switch it is being taken over from the other, or has just been.
+type standing struct {
+	abis     []uint32
+	switches map[uint32]abiSwitchState
+}
+
+// look reads what stands. It changes nothing.
+func look(opts Options) (s standing, err error) {
+	s.switches = map[uint32]abiSwitchState{}
+	dir := instanceDir(opts.PinRoot, opts.Instance)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return s, nil
+	}
+	if err != nil {
+		return s, fmt.Errorf("list what is pinned in %s: %w", dir, err)
+	}
+	for _, e := range entries {
+		number, ok := strings.CutPrefix(e.Name(), abiPrefix)
+		abi, err := strconv.ParseUint(number, 10, 32)
+		if !ok || err != nil {
+			continue
+		}
+		pins, err := os.ReadDir(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return s, fmt.Errorf("list what is pinned in %s: %w", filepath.Join(dir, e.Name()), err)
+		}
+		if len(pins) == 0 {
+			continue // killed just before it made the first
+		}
+		s.abis = append(s.abis, uint32(abi))
+		lever, err := openLever(opts, uint32(abi))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return s, err
+		}
+		s.switches[uint32(abi)] = lever.state()
+		lever.close()
+	}
+	slices.Sort(s.abis)
+	return s, nil
+}
+
+// charge is the ABI whose programs forward; 0 is none.
+func (s standing) charge() uint32 {
+	for _, abi := range s.abis {
+		if state, ok := s.switches[abi]; ok && state != abiSwitchStateSWITCH_OLD {
+			return abi
+		}
+	}
+	for _, abi := range s.abis {
+		if _, ok := s.switches[abi]; !ok {
+			return abi
+		}
+	}
+	return 0
+}
+
+// other is an ABI that stands beside one; 0 is none.
+func (s standing) other(abi uint32) uint32 {
+	for _, o := range s.abis {
+		if o != abi {
+			return o
+		}
+	}
+	return 0
+}
+
+// requireOwn refuses to look at a data plane of another ABI. That there is none is no fault here.
+func requireOwn(opts Options) error {
+	s, err := look(opts)
+	if err != nil {
+		return err
+	}
+	if have := s.charge(); have != 0 && have != opts.version.ABI {
+		return fmt.Errorf("look at instance %q: %w: it has %d, and this version of shunt knows %d: use the version that runs it, or start `shunt run` of this one",
+			opts.Instance, ErrOtherABI, have, opts.version.ABI)
+	}
+	return nil
+}
+
+// settle ends what an upgrade that was cut short has left: it is finished where the new ABI is in
+// charge, and undone where the old one still is. It returns the ABI in charge; 0 is none.
+func settle(opts Options) (uint32, error) {
+	s, err := look(opts)
+	if err != nil {
+		return 0, err
+	}
+	if len(s.switches) > 0 {
+		unlock, err := lockInstance(opts.PinRoot, opts.Instance)
+		if err != nil {
+			return 0, err
+		}
+		defer unlock()
+	}
+	for abi, state := range s.switches {
+		switch state {
+		case abiSwitchStateSWITCH_OLD:
+			opts.Log.Warn("an upgrade was cut short before it took effect; it is undone", "instance", opts.Instance, "abi", abi)
+			err = undo(opts, abi)
+		case abiSwitchStateSWITCH_CARRYING:
+			opts.Log.Warn("an upgrade was cut short after it took effect; it is finished", "instance", opts.Instance, "abi", abi)
+			err = resume(opts, s.other(abi), abi)
+		default:
+			err = finish(opts, abi)
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	if s, err = look(opts); err != nil {
+		return 0, err
+	}
+	if len(s.abis) > 1 {
+		return 0, fmt.Errorf("instance %q has maps of the ABIs %d, and nothing says which are in use: run `shunt detach` and start again (this ends connections)", opts.Instance, s.abis)
+	}
+	return s.charge(), nil
+}
+
+// resume carries the flows that a killed process has left in the old table.
+func resume(opts Options, from, to uint32) error {
+	if to != opts.version.ABI {
+		return fmt.Errorf("an upgrade of instance %q from ABI %d to ABI %d was cut short, and this version of shunt has ABI %d: start the version with ABI %d, which finishes it, or run `shunt detach` first (this ends connections)",
+			opts.Instance, from, to, opts.version.ABI, to)
+	}
+	lever, err := openLever(opts, to)
+	if err != nil {
+		return err
+	}
+	defer lever.close()
+	w, ok := findWay(opts.version.Steps, from, to)
+	if !ok {
+		return noWay(opts, from)
+	}
+	if err := resumeFlows(opts, w, from, lever.since()); err != nil {
+		return err
+	}
+	lever.set(abiSwitchStateSWITCH_DONE)
+	return finish(opts, to)
+}
+
+// undo gives the interfaces back to the old ABI's programs and takes the new ABI's maps away.
+func undo(opts Options, abi uint32) error {
+	if err := passGates(opts, abi, abiGateGATE_OLD); err != nil {
+		return fmt.Errorf("undo an upgrade to ABI %d: %w", abi, err)
+	}
+	if err := os.RemoveAll(opts.mapDir(abi)); err != nil {
+		return fmt.Errorf("undo an upgrade to ABI %d: %w", abi, err)
+	}
+	return nil
+}
+
+// finish takes the old ABI's maps away, and the gates. The switch goes last: while it is there,
+// the next process does this again.
+func finish(opts Options, abi uint32) error {
+	s, err := look(opts)
+	if err != nil {
+		return err
+	}
+	for old := s.other(abi); old != 0; old = s.other(abi) {
+		if err := os.RemoveAll(opts.mapDir(old)); err != nil {
+			return fmt.Errorf("remove the maps of ABI %d: %w", old, err)
+		}
+		if s, err = look(opts); err != nil {
+			return err
+		}
+	}
+	if err := opts.version.at(PointRemoved); err != nil {
+		return err
+	}
+	if err := passGates(opts, abi, abiGateGATE_NEW); err != nil {
+		return err
+	}
+	dir := opts.mapDir(abi)
+	gates, err := filepath.Glob(filepath.Join(dir, gatePrefix+"*"))
+	for _, path := range append(gates, filepath.Join(dir, switchMap)) {
+		err = errors.Join(err, os.Remove(path))
+	}
+	return err
+}
+
+// passGates puts the program behind each gate, of the old or the new ABI, into the gate's place.
+func passGates(opts Options, abi uint32, which abiGate) error {
+	gates, err := filepath.Glob(filepath.Join(opts.mapDir(abi), gatePrefix+"*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range gates {
+		iface := fromPin.Replace(strings.TrimPrefix(filepath.Base(path), gatePrefix))
+		if err := passGate(opts, iface, path, which); err != nil {
+			return fmt.Errorf("put the program of interface %s into the place of its gate: %w", iface, err)
+		}
+	}
+	return nil
+}
+
+func passGate(opts Options, iface, path string, which abiGate) error {
+	gates, err := ebpf.LoadPinnedMap(path, nil)
+	if err != nil {
+		return err
+	}
+	defer gates.Close()
+	var program *ebpf.Program
+	if err := gates.Lookup(uint32(which), &program); errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil // killed before it was filled, and so before it was used
+	} else if err != nil {
+		return err
+	}
+	defer program.Close()
+	l, err := link.LoadPinnedLink(linkPath(opts.PinRoot, opts.Instance, iface), nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	chain, err := ebpf.LoadPinnedMap(chainPath(opts.PinRoot, opts.Instance, iface), nil)
+	if err != nil {
+		return err
+	}
+	defer chain.Close()
+	if err := putNext(chain, program, iface); err != nil {
+		return err
+	}
+	before := beforePath(opts.PinRoot, opts.Instance, iface)
+	if err := runFirst(chain, program, before, l.Update); !errors.Is(err, unix.ENOLINK) { // the interface has gone
+		return err
+	}
+	return nil
+}
+
+// lever is sh_switch.
+type lever struct {
+	m      *ebpf.Map
+	memory []byte
+	words  []uint64
+}
+
+func leverPath(opts Options, abi uint32) string { return filepath.Join(opts.mapDir(abi), switchMap) }
+
+// openLever opens the switch of an ABI; os.ErrNotExist where there is none.
+func openLever(opts Options, abi uint32) (*lever, error) {
+	m, err := ebpf.LoadPinnedMap(leverPath(opts, abi), nil)
+	if err != nil {
+		return nil, fmt.Errorf("open the switch of an upgrade: %w", err)
+	}
+	return newLever(m)
+}
+
+func newLever(m *ebpf.Map) (*lever, error) {
+	if m.ValueSize() != 8 || m.MaxEntries() < uint32(abiSwitchWordSWITCH_WORDS) {
+		_ = m.Close()
+		return nil, errors.New("open the switch of an upgrade: it is not one of this version: run `shunt detach` with the version that made it")
+	}
+	memory, err := unix.Mmap(m.FD(), 0, int(m.MaxEntries())*8, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("map the switch of an upgrade into memory: %w", err), m.Close())
+	}
+	return &lever{m, memory, array[uint64](memory)}, nil
+}
+
+func (l *lever) state() abiSwitchState {
+	return abiSwitchState(atomic.LoadUint64(&l.words[abiSwitchWordSWITCH_STATE]))
+}
+
+func (l *lever) set(s abiSwitchState) {
+	atomic.StoreUint64(&l.words[abiSwitchWordSWITCH_STATE], uint64(s))
+}
+
+// since is when the new ABI took over, in the low bits of jiffies that flows have.
+func (l *lever) since() uint32 {
+	return uint32(atomic.LoadUint64(&l.words[abiSwitchWordSWITCH_SINCE]))
+}
+
+func (l *lever) close() {
+	_ = unix.Munmap(l.memory)
+	_ = l.m.Close()
+}

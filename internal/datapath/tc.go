@@ -1,0 +1,384 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/pin"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// direction is one of the two ways through an interface at tc.
+type direction struct {
+	name     string // part of the pin's
+	program  string // the kernel's name for the program
+	outbound bool
+	attach   ebpf.AttachType
+	anchor   link.Anchor // among other programs: nearest to the wire, where XDP would be
+	parent   uint32      // in clsact
+}
+
+// directions are all of them. Between the wire and the stack nobody comes before the balancer.
+var directions = [2]direction{
+	{"in", "sh_tc_in", false, ebpf.AttachTCXIngress, link.Head(), netlink.HANDLE_MIN_INGRESS},
+	{"out", "sh_tc_out", true, ebpf.AttachTCXEgress, link.Tail(), netlink.HANDLE_MIN_EGRESS},
+}
+
+// tcPrefix begins the names of pins: tc-in-<interface>, tc-out-<interface>. Each is of a link or,
+// with clsact, which the kernel keeps by itself, of the program, as a note that it is there.
+const tcPrefix = "tc-"
+
+// clsactPrefix begins the name of the note that the qdisc on an interface was made by us, and
+// goes with us.
+const clsactPrefix = "clsact-"
+
+// Where our filters are in clsact. A low priority number runs early; the handle tells ours from
+// others of that priority.
+const (
+	filterPriority = 1
+	filterHandle   = 0x5348
+)
+
+func (d direction) path(root, instance, iface string) string {
+	return filepath.Join(instanceDir(root, instance), tcPrefix+d.name+"-"+toPin.Replace(iface))
+}
+
+// side is a place at tc that runs a program of ours.
+type side interface {
+	Update(*ebpf.Program) error // in one step
+	drop() error                // ends it at once, and its pin; closes it
+	Close() error
+}
+
+// tcxSide is a pinned link, Linux 6.6.
+type tcxSide struct{ link.Link }
+
+func (s tcxSide) drop() error { return dropLink(s.Link) }
+
+// clsactSide is a filter.
+type clsactSide struct {
+	root, instance, iface string
+	ifindex               int
+	direction             direction
+}
+
+func (s clsactSide) Close() error { return nil }
+
+// name is what tells our filters from others, and from another instance's.
+func (s clsactSide) name() string { return s.direction.program + "/" + s.instance }
+
+func (s clsactSide) filter() *netlink.BpfFilter {
+	return &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: s.ifindex, Parent: s.direction.parent, Handle: filterHandle,
+			Priority: filterPriority, Protocol: unix.ETH_P_ALL},
+		Name: s.name(), DirectAction: true,
+	}
+}
+
+// find looks for the filter in our place, whoever's it is.
+func (s clsactSide) find() (*netlink.BpfFilter, error) {
+	dev, err := netlink.LinkByIndex(s.ifindex)
+	if err != nil {
+		return nil, err
+	}
+	filters, err := netlink.FilterList(dev, s.direction.parent)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range filters {
+		if bpf, ok := f.(*netlink.BpfFilter); ok && bpf.Handle == filterHandle && bpf.Priority == filterPriority {
+			return bpf, nil
+		}
+	}
+	return nil, nil
+}
+
+// Update puts the program there; the kernel exchanges a filter's in one step (cls_bpf_change in
+// net/sched/cls_bpf.c).
+func (s clsactSide) Update(p *ebpf.Program) error {
+	there, err := s.find()
+	if err != nil {
+		return fmt.Errorf("look for filters: %w", err)
+	}
+	if there != nil && there.Name != s.name() {
+		return fmt.Errorf("the place of shunt's filter (priority %d, handle %#x) is taken by %q: take that away, or stop the instance whose it is",
+			filterPriority, filterHandle, there.Name)
+	}
+	f := s.filter()
+	f.Fd = p.FD()
+	if err := netlink.FilterReplace(f); err != nil {
+		return err
+	}
+	return s.note(p, s.direction.path(s.root, s.instance, s.iface))
+}
+
+func (s clsactSide) note(p *ebpf.Program, path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	another, err := p.Clone() // the library moves the pin of one that has one
+	if err != nil {
+		return err
+	}
+	return errors.Join(another.Pin(path), another.Close())
+}
+
+func (s clsactSide) qdiscPath() string {
+	return filepath.Join(instanceDir(s.root, s.instance), clsactPrefix+toPin.Replace(s.iface))
+}
+
+// prepare makes the qdisc unless there is one; p is what the note of that is pinned with.
+func (s clsactSide) prepare(p *ebpf.Program) error {
+	err := netlink.QdiscAdd(clsactQdisc(s.ifindex))
+	if errors.Is(err, unix.EEXIST) { // somebody else's, or ours from before
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("add the clsact qdisc: %w; an ingress qdisc takes its place: `tc qdisc show dev %s`", err, s.iface)
+	}
+	return s.note(p, s.qdiscPath())
+}
+
+// clsactQdisc is the qdisc that filters need on an interface, in both directions.
+func clsactQdisc(ifindex int) netlink.Qdisc {
+	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+}
+
+// drop takes the filter away and, after the last one, the qdisc if it was made by us and nobody
+// else uses it.
+func (s clsactSide) drop() error {
+	var errs []error
+	there, err := s.find()
+	var gone netlink.LinkNotFoundError
+	if err != nil && !errors.As(err, &gone) {
+		return fmt.Errorf("look for filters: %w", err)
+	}
+	if there != nil && there.Name == s.name() {
+		errs = append(errs, netlink.FilterDel(s.filter()))
+	}
+	if err := os.Remove(s.direction.path(s.root, s.instance, s.iface)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, s.dropQdisc())...)
+}
+
+// dropQdisc deletes the qdisc if it was made by us. Left is one that others have come to use; from
+// then on it is theirs.
+func (s clsactSide) dropQdisc() error {
+	if _, err := os.Stat(s.qdiscPath()); err != nil {
+		return nil
+	}
+	used := false
+	dev, err := netlink.LinkByIndex(s.ifindex)
+	for _, direction := range directions {
+		if err != nil {
+			break // the interface is gone, and its qdisc with it
+		}
+		filters, err := netlink.FilterList(dev, direction.parent)
+		if err != nil {
+			return fmt.Errorf("look for filters: %w", err)
+		}
+		for _, f := range filters {
+			bpf, ok := f.(*netlink.BpfFilter)
+			if ok && strings.HasSuffix(bpf.Name, "/"+s.instance) { // our other one
+				return nil
+			}
+			used = true
+		}
+	}
+	if err == nil && !used {
+		if err := netlink.QdiscDel(clsactQdisc(s.ifindex)); err != nil {
+			return fmt.Errorf("delete the clsact qdisc: %w", err)
+		}
+	}
+	return os.Remove(s.qdiscPath())
+}
+
+// pinnedLink opens the link at path. nil when a program is pinned there: a note of a filter.
+func pinnedLink(path string) (link.Link, error) {
+	pinned, err := pin.Load(path, nil)
+	if err != nil {
+		return nil, err
+	}
+	_, isLink := pinned.(link.Link)
+	if err := pinned.Close(); err != nil || !isLink {
+		return nil, err
+	}
+	return link.LoadPinnedLink(path, nil) // knows its pin, as the other does not
+}
+
+// openSide finds what a pin says is there. nil without one, or when it is of no use any more: then
+// it is gone.
+func openSide(root, instance, iface string, ifindex int, at direction) (side, error) {
+	path := at.path(root, instance, iface)
+	l, err := pinnedLink(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open what is pinned at %s: %w", path, err)
+	}
+	if l == nil {
+		return clsactSide{root, instance, iface, ifindex, at}, nil
+	}
+	info, err := l.Info()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("look at the link pinned at %s: %w", path, err), l.Close())
+	}
+	if tcx := info.TCX(); tcx == nil || int(tcx.Ifindex) != ifindex {
+		return nil, dropLink(l)
+	}
+	return tcxSide{l}, nil
+}
+
+// makeSide has the interface run the program at a place where it has none of ours.
+func (d *Datapath) makeSide(a *attached, at direction, p *ebpf.Program) (side, error) {
+	path := at.path(d.root, d.instance, a.Interface)
+	if !d.withoutTCX {
+		l, err := link.AttachTCX(link.TCXOptions{Interface: a.ifindex, Program: p, Attach: at.attach, Anchor: at.anchor})
+		if err == nil {
+			if err := l.Pin(path); err != nil {
+				return nil, errors.Join(fmt.Errorf("pin the link at %s: %w", path, err), l.Close())
+			}
+			return tcxSide{l}, nil
+		}
+		if !errors.Is(err, ebpf.ErrNotSupported) {
+			return nil, err
+		}
+	}
+	s := clsactSide{d.root, d.instance, a.Interface, a.ifindex, at}
+	if err := s.prepare(p); err != nil {
+		return nil, err
+	}
+	if err := s.Update(p); err != nil {
+		return nil, errors.Join(err, s.drop())
+	}
+	return s, nil
+}
+
+// loadTC loads an interface's two programs.
+func (d *Datapath) loadTC(a *attached) error {
+	for i, at := range directions {
+		constants := d.constants(a)
+		constants["outbound"] = asByte(at.outbound)
+		load := func() (*ebpf.CollectionSpec, error) {
+			spec, err := d.version.load(objectTC)
+			if err == nil && spec.Programs[tcProgShTc] != nil {
+				spec.Programs[tcProgShTc].Name = at.program
+			}
+			return spec, err
+		}
+		coll, err := d.loadOnto(nil, load, constants)
+		if err != nil {
+			return errors.Join(fmt.Errorf("load %s for interface %s: %w", at.program, a.Interface, err), a.closePrograms())
+		}
+		a.programs[i] = coll.DetachProgram(tcProgShTc)
+		coll.Close()
+		if a.programs[i] == nil {
+			return errors.Join(errors.New("the object compiled from tc.bpf.c lacks sh_tc; this is a fault in the build: run `go generate ./internal/datapath`"), a.closePrograms())
+		}
+	}
+	return nil
+}
+
+// attachTC puts the programs at tc, or new ones in the place of old ones, each in one step.
+func (d *Datapath) attachTC(a *attached) error {
+	a.Mode = ModeTCX // for the constants; which of the two it is turns out
+	if err := d.loadTC(a); err != nil {
+		return err
+	}
+	var fresh []side
+	for i, at := range directions {
+		s, err := openSide(d.root, d.instance, a.Interface, a.ifindex, at)
+		if err == nil && s != nil {
+			err = s.Update(a.programs[i])
+		} else if err == nil {
+			if s, err = d.makeSide(a, at, a.programs[i]); err == nil {
+				fresh = append(fresh, s)
+			}
+		}
+		if err != nil {
+			err = fmt.Errorf("attach %s to interface %s: %w", at.program, a.Interface, err)
+			for _, s := range fresh {
+				err = errors.Join(err, s.drop())
+			}
+			return errors.Join(err, a.closePrograms())
+		}
+		a.sides[i] = s
+	}
+	a.Mode = sideMode(a.sides[0])
+	return nil
+}
+
+func sideMode(s side) Mode {
+	if _, ok := s.(tcxSide); ok {
+		return ModeTCX
+	}
+	return ModeClsact
+}
+
+// dropTC takes the programs of a predecessor off an interface. That there are none is success.
+func dropTC(root, instance, iface string, ifindex int) error {
+	var errs []error
+	for _, at := range directions {
+		s, err := openSide(root, instance, iface, ifindex, at)
+		if err == nil && s != nil {
+			err = s.drop()
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// pinnedSides finds the interfaces that have programs at tc, by the pins of sh_tc_in.
+func pinnedSides(root, instance string) ([]string, error) {
+	entries, err := os.ReadDir(instanceDir(root, instance))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("list what is pinned in %s: %w", instanceDir(root, instance), err)
+	}
+	var names []string
+	for _, e := range entries {
+		if name, ok := strings.CutPrefix(e.Name(), tcPrefix+directions[0].name+"-"); ok {
+			names = append(names, fromPin.Replace(name))
+		}
+	}
+	return names, nil
+}
+
+// sideAttachment is what the pins say of an interface at tc.
+func sideAttachment(root, instance, iface string) (Attachment, error) {
+	a := Attachment{Interface: iface}
+	l, err := pinnedLink(directions[0].path(root, instance, iface))
+	if err != nil {
+		return a, fmt.Errorf("look at what interface %s has at tc: %w", iface, err)
+	}
+	if l == nil {
+		a.Mode = ModeClsact
+		if _, err := netlink.LinkByName(iface); err != nil {
+			a.Mode, a.Reason = "", "the interface is gone, or not in this network namespace"
+		}
+		return a, nil
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return a, fmt.Errorf("look at the link of interface %s: %w", iface, err)
+	}
+	if info.TCX() == nil || info.TCX().Ifindex == 0 {
+		a.Reason = "the interface is gone"
+		return a, nil
+	}
+	dev, err := netlink.LinkByIndex(int(info.TCX().Ifindex))
+	if err != nil {
+		a.Reason = "the interface is not in this network namespace"
+		return a, nil
+	}
+	a.Interface, a.Mode = dev.Attrs().Name, ModeTCX
+	return a, nil
+}

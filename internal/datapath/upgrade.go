@@ -1,0 +1,415 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+)
+
+// An upgrade from one ABI to another, while packets come. docs/design/20-upgrade.md says why it
+// goes so:
+//
+//	maps      new ones where a step says so; all others are shared by both ABIs
+//	copied    what they hold, while the old programs go on
+//	gates     on each interface, a program that runs the old one or the new one, as sh_switch says
+//	switched  sh_switch says new: all interfaces at once. Flows that are not carried yet are the
+//	          old programs' still, to which the new ones hand their packets
+//	carried   what changed since it was copied
+//	done      sh_switch says so: the old programs are asked no more
+//	removed   the old maps; then the gates
+//
+// Until it is switched, undo takes everything back. Whoever is killed leaves one of the two in
+// charge, and the next start goes on from there (settle).
+
+// Point is a place in an upgrade.
+type Point string
+
+// The points, in their order.
+const (
+	PointMaps     Point = "maps"
+	PointCopied   Point = "copied"
+	PointGate     Point = "gate" // once for each interface
+	PointSwitched Point = "switched"
+	PointCarried  Point = "carried"
+	PointDone     Point = "done"
+	PointRemoved  Point = "removed"
+)
+
+// Points are all of them.
+var Points = []Point{PointMaps, PointCopied, PointGate, PointSwitched, PointCarried, PointDone, PointRemoved}
+
+// upgrade is one that is under way.
+type upgrade struct {
+	opts  Options
+	from  uint32
+	way   way
+	lever *lever
+	old   map[string]*ebpf.Map // those that are carried
+	gates []*gate
+
+	flows    *flowCarry
+	counters map[string]map[string][][]byte // as copied: map, key, by CPU
+}
+
+// gate is one interface's.
+type gate struct {
+	attached
+	pin     *ebpf.Map
+	before  string        // where the program before it in the chain is pinned
+	program *ebpf.Program // sh_gate; that of attached is the new sh_xdp
+}
+
+func noWay(opts Options, have uint32) error {
+	own := opts.version.ABI
+	if have > own {
+		return fmt.Errorf("take over the data plane of instance %q: it has ABI %d, and this version of shunt has %d, which is older, and does not know the way back; nothing was changed. Run the newer version again, or `shunt detach` first (this ends connections)",
+			opts.Instance, have, own)
+	}
+	return fmt.Errorf("take over the data plane of instance %q: it has ABI %d, and this version of shunt has %d and does not know the way from there; nothing was changed. Start a version in between first, or run `shunt detach` (this ends connections)",
+		opts.Instance, have, own)
+}
+
+// openUpgraded opens the data plane of another ABI as one of this version's.
+func openUpgraded(opts Options, from uint32) (*Datapath, error) {
+	w, ok := findWay(opts.version.Steps, from, opts.version.ABI)
+	if !ok {
+		return nil, noWay(opts, from)
+	}
+	unlock, err := lockInstance(opts.PinRoot, opts.Instance)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if err := requireNoTC(opts, from); err != nil {
+		return nil, err
+	}
+	opts.Log.Info("upgrading the data plane while it forwards", "instance", opts.Instance, "from_abi", from, "to_abi", opts.version.ABI)
+	u := &upgrade{opts: opts, from: from, way: w, old: map[string]*ebpf.Map{}, counters: map[string]map[string][][]byte{}}
+	defer u.close()
+	d, err := u.run()
+	if err == nil {
+		return d, nil
+	}
+	err = fmt.Errorf("upgrade the data plane of instance %q from ABI %d to ABI %d: %w", opts.Instance, from, opts.version.ABI, err)
+	if undone := u.back(d); undone != nil {
+		err = errors.Join(err, undone)
+	} else {
+		err = fmt.Errorf("%w; the data plane of ABI %d goes on as it was: start the version that made it, or run `shunt detach` first (this ends connections)", err, from)
+	}
+	if d != nil {
+		err = errors.Join(err, d.Close())
+	}
+	return nil, err
+}
+
+// requireNoTC refuses an upgrade with programs at tc: there is no gate for them, and old ones would
+// go on with the old flow table.
+func requireNoTC(opts Options, from uint32) error {
+	there, err := pinnedSides(opts.PinRoot, opts.Instance)
+	if err != nil || len(there) == 0 {
+		return err
+	}
+	return fmt.Errorf("upgrade the data plane of instance %q from ABI %d to ABI %d: its programs on %s are at tc, where this is not supported yet; nothing was changed. Start the version that made it, with another `attach` than tc for these interfaces, and then this one; or run `shunt detach` first (this ends connections)",
+		opts.Instance, from, opts.version.ABI, strings.Join(there, ", "))
+}
+
+// run is the whole. Where it fails, what it has of a data plane comes with the error.
+func (u *upgrade) run() (d *Datapath, err error) {
+	own, err := u.makeMaps()
+	if err != nil {
+		return nil, err
+	}
+	d = newDatapath(u.opts, own, true)
+	if err := u.point(PointMaps); err != nil {
+		return d, err
+	}
+	if err := u.copy(d.maps); err != nil {
+		return d, err
+	}
+	if err := d.prepare(); err != nil {
+		return d, err
+	}
+	if err := u.point(PointCopied); err != nil {
+		return d, err
+	}
+	if err := u.makeGates(d); err != nil {
+		return d, err
+	}
+	if err := u.flows.copy(); err != nil { // what came while the programs were loaded
+		return d, err
+	}
+	for _, g := range u.gates {
+		if err := g.install(); err != nil {
+			return d, err
+		}
+		if err := u.point(PointGate); err != nil {
+			return d, err
+		}
+	}
+	now, err := d.readClock(false)
+	if err != nil {
+		return d, err
+	}
+	atomic.StoreUint64(&u.lever.words[abiSwitchWordSWITCH_SINCE], now.Jiffies)
+	u.lever.set(abiSwitchStateSWITCH_CARRYING)
+	if err := d.grace.wait(); err != nil { // no old program makes new flows any more
+		return d, err
+	}
+	if err := u.point(PointSwitched); err != nil {
+		return d, err
+	}
+	if err := u.carryRest(d.maps, d.grace); err != nil {
+		return d, err
+	}
+	if err := u.point(PointCarried); err != nil {
+		return d, err
+	}
+	u.lever.set(abiSwitchStateSWITCH_DONE)
+	// From here on there is no way back, and none is needed.
+	err = u.point(PointDone)
+	if err == nil {
+		err = finish(u.opts, u.opts.version.ABI)
+	}
+	if err != nil {
+		u.opts.Log.Warn("what is left of the old ABI could not be taken away; the next start does", "error", err)
+	}
+	u.opts.Log.Info("upgraded the data plane", "instance", u.opts.Instance, "abi", u.opts.version.ABI,
+		"flow_entries", u.flows.entries, "late", u.flows.late, "lost", u.flows.lost)
+	return d, nil
+}
+
+func (u *upgrade) point(p Point) error { return u.opts.version.at(p) }
+
+// back leaves the old ABI in charge.
+func (u *upgrade) back(d *Datapath) error {
+	if u.lever != nil && u.lever.state() != abiSwitchStateSWITCH_OLD {
+		u.opts.Log.Error("going back to the old ABI; connections begun in these last moments are lost")
+		u.lever.set(abiSwitchStateSWITCH_OLD)
+		if err := d.grace.wait(); err != nil {
+			return err
+		}
+	}
+	return undo(u.opts, u.opts.version.ABI)
+}
+
+func (u *upgrade) close() {
+	for _, g := range u.gates {
+		g.close()
+	}
+	closeMaps(u.old)
+	if u.lever != nil {
+		u.lever.close()
+	}
+}
+
+// makeMaps makes the new ABI's maps, or shares the old one's. The switch is the first, so that
+// whoever is killed leaves nothing that looks like a data plane.
+func (u *upgrade) makeMaps() (own map[string]*ebpf.Map, err error) {
+	specs, err := mapSpecs(u.opts.version, u.opts.Limits)
+	if err != nil {
+		return nil, err
+	}
+	for name := range u.way {
+		if manners[name] == mannerRefused {
+			return nil, fmt.Errorf("carry %s over: a running data plane cannot have its layout changed yet", name)
+		}
+	}
+	dir := u.opts.mapDir(u.opts.version.ABI)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the directory %s for the maps: %w", dir, err)
+	}
+	own = map[string]*ebpf.Map{}
+	defer func() {
+		if err != nil {
+			closeMaps(own)
+			own = nil
+		}
+	}()
+	gateSpec, err := u.opts.version.load(objectGate)
+	if err != nil {
+		return own, err
+	}
+	m, err := makeMap(gateSpec.Maps[switchMap], filepath.Join(dir, switchMap))
+	if err != nil {
+		return own, err
+	}
+	if u.lever, err = newLever(m); err != nil {
+		return own, err
+	}
+	table := sizes(u.opts.Limits)
+	for _, name := range sizedFirst(specs, table) {
+		if own[name], err = u.makeMap(specs[name], table[name]); err != nil {
+			delete(own, name)
+			return own, err
+		}
+	}
+	return own, nil
+}
+
+// makeMap makes one, or shares the old one.
+func (u *upgrade) makeMap(spec *ebpf.MapSpec, s size) (*ebpf.Map, error) {
+	path := filepath.Join(u.opts.mapDir(u.opts.version.ABI), spec.Name)
+	oldPath := filepath.Join(u.opts.mapDir(u.from), spec.Name)
+	old, err := ebpf.LoadPinnedMap(oldPath, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return makeMap(spec, path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the map pinned at %s: %w", oldPath, err)
+	}
+	if _, ok := u.way[spec.Name]; ok {
+		u.old[spec.Name] = old
+		return makeMap(spec, path)
+	}
+	defer old.Close()
+	if err := agrees(old, spec, s, oldPath); err != nil {
+		return nil, err
+	}
+	shared, err := old.Clone() // to pin an opened one again would move its pin
+	if err != nil {
+		return nil, fmt.Errorf("share map %s: %w", spec.Name, err)
+	}
+	if err := shared.Pin(path); err != nil {
+		return nil, errors.Join(fmt.Errorf("pin map %s at %s: %w", spec.Name, path, err), shared.Close())
+	}
+	return shared, nil
+}
+
+// makeGates loads the new programs, and a gate for each interface that runs an old one.
+func (u *upgrade) makeGates(d *Datapath) error {
+	found, err := pinnedLinks(u.opts.PinRoot, u.opts.Instance)
+	if err != nil {
+		return err
+	}
+	d.features |= abiFeatureFEATURE_CARRY
+	defer func() { d.features &^= abiFeatureFEATURE_CARRY }()
+	for _, iface := range slices.Sorted(maps.Keys(found)) {
+		g := &gate{attached: attached{Attachment: Attachment{Interface: iface}}, before: beforePath(d.root, d.instance, iface)}
+		u.gates = append(u.gates, g)
+		ok, err := u.makeGate(d, g)
+		if err != nil {
+			return fmt.Errorf("prepare interface %s: %w", iface, err)
+		}
+		if !ok {
+			u.gates = u.gates[:len(u.gates)-1]
+			g.close()
+		}
+	}
+	return nil
+}
+
+// makeGate fills a gate; false where its interface has gone, and with it what ran there.
+func (u *upgrade) makeGate(d *Datapath, g *gate) (bool, error) {
+	var err error
+	if g.link, err = link.LoadPinnedLink(linkPath(d.root, d.instance, g.Interface), nil); err != nil {
+		return false, fmt.Errorf("open its link: %w", err)
+	}
+	info, err := g.link.Info()
+	if err != nil {
+		return false, fmt.Errorf("look at its link: %w", err)
+	}
+	if info.XDP() == nil || info.XDP().Ifindex == 0 {
+		return false, nil
+	}
+	dev, err := netlink.LinkByIndex(int(info.XDP().Ifindex))
+	if err != nil {
+		return false, fmt.Errorf("find it in this network namespace: %w; start shunt where it is, or take the program off with `shunt detach` first", err)
+	}
+	g.ifindex, g.Mode, g.redirectBack = dev.Attrs().Index, modeOf(dev), redirectsBack(dev)
+	slot, ok := d.slotOf(g.ifindex)
+	if !ok {
+		return false, errors.New("the maps do not know it: run `shunt detach` first (this ends connections)")
+	}
+	g.slot = slot
+	if g.chain, _, err = d.openChain(g.Interface); err != nil {
+		return false, err
+	}
+	var before *ebpf.Program
+	if err := g.chain.Lookup(uint32(abiChainPositionCHAIN_NEXT), &before); err != nil {
+		return false, fmt.Errorf("find the old program: %w", err)
+	}
+	defer before.Close()
+	spec, err := d.version.load(objectGate)
+	if err != nil {
+		return false, err
+	}
+	path := filepath.Join(u.opts.mapDir(u.opts.version.ABI), gatePrefix+toPin.Replace(g.Interface))
+	if g.pin, err = makeMap(spec.Maps[gatesMap], path); err != nil {
+		return false, err
+	}
+	if err := g.pin.Put(uint32(abiGateGATE_OLD), before); err != nil {
+		return false, fmt.Errorf("put the old program behind its gate: %w", err)
+	}
+	if err := u.loadCarrying(d, g); err != nil {
+		return false, err
+	}
+	return true, u.loadGate(d, g)
+}
+
+// loadCarrying loads the interface's new program, with a view of the old flow table and the way
+// back to the old program.
+func (u *upgrade) loadCarrying(d *Datapath, g *gate) error {
+	const oldFlows = "sh_flows_old"
+	more := map[string]*ebpf.Map{switchMap: u.lever.m, gatesMap: g.pin}
+	if u.old[abiMapShFlows] == nil {
+		return d.loadProgram(&g.attached, more) // both ABIs have one flow table: nothing is due
+	}
+	more[oldFlows] = u.old[abiMapShFlows]
+	return d.loadProgramWith(&g.attached, more, func(spec *ebpf.CollectionSpec) {
+		m := spec.Maps[oldFlows]
+		m.ValueSize, m.MaxEntries = more[oldFlows].ValueSize(), more[oldFlows].MaxEntries()
+		m.Value = nil // BTF of the new one
+	})
+}
+
+// loadGate loads the gate, before both programs.
+func (u *upgrade) loadGate(d *Datapath, g *gate) error {
+	if err := g.pin.Put(uint32(abiGateGATE_NEW), g.programs[0]); err != nil {
+		return fmt.Errorf("put the new program behind its gate: %w", err)
+	}
+	coll, err := d.loadOnto(map[string]*ebpf.Map{gatesMap: g.pin, switchMap: u.lever.m}, d.version.loader(objectGate), nil)
+	if err != nil {
+		return fmt.Errorf("load its gate: %w", err)
+	}
+	g.program = coll.DetachProgram("sh_gate")
+	coll.Close()
+	if g.program == nil {
+		return errors.New("the object compiled from gate.bpf.c lacks sh_gate; this is a fault in the build: run `go generate ./internal/datapath`")
+	}
+	return nil
+}
+
+// install puts the gate into the old program's place, which it then runs.
+func (g *gate) install() error {
+	if err := putNext(g.chain, g.program, g.Interface); err != nil {
+		return err
+	}
+	if err := runFirst(g.chain, g.program, g.before, g.link.Update); err != nil {
+		return fmt.Errorf("put a gate on interface %s: %w", g.Interface, err)
+	}
+	return nil
+}
+
+func (g *gate) close() {
+	if g.program != nil {
+		_ = g.program.Close()
+	}
+	_ = g.closePrograms()
+	for _, m := range []*ebpf.Map{g.pin, g.chain} {
+		if m != nil {
+			_ = m.Close()
+		}
+	}
+	if g.link != nil {
+		_ = g.link.Close()
+	}
+}

@@ -1,0 +1,63 @@
+package datapath
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
+
+// Version is what a binary brings along: its compiled objects, the ABI they have, and how to
+// come to it from others.
+type Version struct {
+	ABI     uint32
+	Objects map[string]func() (*ebpf.CollectionSpec, error) // by the name of the source: "xdp"
+	Steps   []Step
+	// At is called at each point of an upgrade, for tests: what it returns is a fault there.
+	At func(Point) error
+}
+
+// The objects of a version.
+const (
+	objectABI   = "abi"
+	objectXDP   = "xdp"
+	objectTC    = "tc"
+	objectGuard = "guard"
+	objectSweep = "sweep"
+	objectDrops = "drops"
+	objectGate  = "gate"
+)
+
+// built is the version of this process.
+var built = &Version{
+	ABI: uint32(abiConstantSHUNT_ABI), Steps: steps,
+	Objects: map[string]func() (*ebpf.CollectionSpec, error){
+		objectABI: loadAbi, objectXDP: loadXdp, objectTC: loadTc, objectGuard: loadGuard, objectSweep: loadSweep, objectDrops: loadDrops, objectGate: loadGate,
+	},
+}
+
+// Become makes a process another version than it was built as, before it opens anything. It is
+// for tests of upgrades, which play the next version with objects of their own.
+func Become(v *Version) { built = v }
+
+// Built is the version of this process.
+func Built() *Version { return built }
+
+func (v *Version) load(object string) (*ebpf.CollectionSpec, error) {
+	load, ok := v.Objects[object]
+	if !ok {
+		return nil, fmt.Errorf("version with ABI %d: it has no object %q", v.ABI, object)
+	}
+	return load()
+}
+
+func (v *Version) loader(object string) func() (*ebpf.CollectionSpec, error) {
+	return func() (*ebpf.CollectionSpec, error) { return v.load(object) }
+}
+
+// at is a point of an upgrade.
+func (v *Version) at(p Point) error {
+	if v.At == nil {
+		return nil
+	}
+	return v.At(p)
+}
