@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"unsafe"
 
 	"github.com/shunt-lb/shunt/internal/condition"
@@ -114,5 +115,22 @@ func (a *Announcer) linkMembership(request uintptr, iface string, mac net.Hardwa
 			return errno
 		}
 		return nil
+	})
+}
+
+// Joined says whether an interface of the calling thread's namespace is a member of the
+// solicited-node group of an address for as long as nobody leaves it, and which that is.
+func Joined(addr netip.Addr, iface int) (group netip.Addr, joined bool) {
+	if addr.Is4() {
+		return group, false
+	}
+	group = solicitedNode(addr)
+	link, err := netlink.LinkByIndex(iface)
+	if err != nil {
+		return group, false
+	}
+	list, err := netlink.AddrList(link, netlink.FAMILY_V6)
+	return group, err == nil && slices.ContainsFunc(list, func(a netlink.Addr) bool {
+		return a.Flags&unix.IFA_F_MCAUTOJOIN != 0 && a.IP.Equal(group.AsSlice())
 	})
 }

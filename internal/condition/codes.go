@@ -7,18 +7,25 @@ const (
 	AnnounceFailed         = "announce_failed"
 	AttachDegraded         = "attach_degraded"
 	AttachFailed           = "attach_failed"
+	ChecksFailHere         = "checks_fail_here"
+	ChecksLate             = "checks_late"
+	ClockStepped           = "clock_stepped"
 	ConfigRefused          = "config_refused"
+	FlowsFull              = "flows_full"
 	FramesRefused          = "frames_refused"
+	HealthNotBelieved      = "health_not_believed"
 	InterfaceMissing       = "interface_missing"
 	MulticastLinkOnly      = "multicast_link_only"
 	NeighbourNotManaged    = "neighbour_not_managed"
 	NeighbourUnresolved    = "neighbour_unresolved"
 	NoBackend              = "no_backend"
+	NodeDraining           = "node_draining"
 	OverridesLost          = "overrides_lost"
 	OverridesUnsaved       = "overrides_unsaved"
 	PeerAggregates         = "peer_aggregates"
 	PortsShort             = "ports_short"
 	ReconcileFailing       = "reconcile_failing"
+	RememberedFull         = "remembered_full"
 )
 
 // Definition describes a code for the reference documentation.
@@ -58,14 +65,39 @@ var Codes = []Definition{
 		Remedy:  "run `shunt doctor` to see what is in the way",
 	},
 	{
+		Code: ChecksFailHere, Severity: Error, Subject: "host",
+		Meaning: "Health checks cannot be made for want of something on this machine: file descriptors, memory, local ports or processes. That says nothing about the backends, so they stay what they were.",
+		Remedy:  "the text names the error: for \"too many open files\" raise LimitNOFILE of the service; at most 4,096 checks run at once",
+	},
+	{
+		Code: ChecksLate, Severity: Warning, Subject: "host",
+		Meaning: "More than one in a hundred health checks start a quarter of a second or more after their time.",
+		Remedy:  "give the machine more CPU, or lengthen `health.interval`; of `exec` checks at most 64 run at once: shorten `health.timeout`",
+	},
+	{
+		Code: ClockStepped, Severity: Info, Subject: "wall clock",
+		Meaning: "Somebody set the wall clock, or the machine slept. Deadlines of drains are moments of that clock, so they were moved along: each drain takes as long as it was given. Traffic goes by clocks that nobody sets.",
+		Remedy:  "nothing; it goes after ten minutes",
+	},
+	{
 		Code: ConfigRefused, Severity: Error, Subject: "configuration file",
 		Meaning: "The configuration on disk has faults; the one applied before it stays in force.",
 		Remedy:  "run `shunt check` on the file and mend what it names",
 	},
 	{
-		Code: FramesRefused, Severity: Warning, Subject: "interface",
+		Code: FlowsFull, Severity: Error, Subject: "instance",
+		Meaning: "The table of flows had no room for new ones under nat: they are dropped (table_full), or end when they are idle for as long as an unfinished handshake may be (flows_full). Flows that are there go on.",
+		Remedy:  "raise `limits.flows`, which takes effect when the data plane is loaded anew; bound a service with `max_flows`, or a source with `max_new_flows_per_source`. Where a memory limit is set for the daemon (MemoryMax=), `shunt check` says how much the limits need",
+	},
+	{
+		Code: FramesRefused, Severity: Warning, Subject: "instance",
 		Meaning: "The kernel refused frames after the program had decided to send them.",
 		Remedy:  "if the interface is a veth, its other end needs GRO switched on or an XDP program; otherwise its transmit ring is too short",
+	},
+	{
+		Code: HealthNotBelieved, Severity: Error, Subject: "service",
+		Meaning: "Fewer backends of the service are up than `health.panic` allows, so that those that are would have to bear the load of all. The checks are not believed, and all backends take flows.",
+		Remedy:  "look at the backends that `shunt backend list` shows as down, and at what the checks ask for",
 	},
 	{
 		Code: InterfaceMissing, Severity: Error, Subject: "interface",
@@ -89,17 +121,22 @@ var Codes = []Definition{
 	},
 	{
 		Code: NoBackend, Severity: Error, Subject: "service, and the family where only one lacks backends",
-		Meaning: "No backend of the service takes new flows: it has none, or all have weight 0 or are drained. Flows that a backend still has go on.",
-		Remedy:  "give a backend a weight, add one, or `shunt backend undrain` one",
+		Meaning: "No backend of the service takes new flows: it has none, or all are down, drained or have weight 0. Flows that a backend still has go on.",
+		Remedy:  "`shunt backend list` says what is wrong with each: mend one that is down, give one a weight, add one, or `shunt backend undrain` one",
+	},
+	{
+		Code: NodeDraining, Severity: Info, Subject: "instance",
+		Meaning: "The daemon was told to stop with --on-exit drain. No service takes new flows, and the data plane is detached when the flows there are have ended, or at --drain-timeout.",
+		Remedy:  "wait, or end it at once with SIGINT",
 	},
 	{
 		Code: OverridesLost, Severity: Error, Subject: "file of overrides",
-		Meaning: "What operators had asked for beside the configuration (drains) could not be read after a restart; none of it is in force.",
-		Remedy:  "drain the backends again that were drained; the next drain replaces the file",
+		Meaning: "What operators had said beside the configuration (drains, weights, health) could not be read at a start; none of it is in force. The file is kept aside.",
+		Remedy:  "look at the file, set the overrides again that are still wanted (`shunt override list` shows those in force), and remove it",
 	},
 	{
 		Code: OverridesUnsaved, Severity: Warning, Subject: "file of overrides",
-		Meaning: "What operators ask for beside the configuration (drains) is in force, but would not survive a restart.",
+		Meaning: "What operators say beside the configuration (drains, weights, health) is in force, but would not survive a restart.",
 		Remedy:  "make room on the disk or mend the permissions; it is tried again every second",
 	},
 	{
@@ -108,14 +145,19 @@ var Codes = []Definition{
 		Remedy:  "switch segmentation offload off at the other end with the command named",
 	},
 	{
-		Code: PortsShort, Severity: Warning, Subject: "source address and backend",
-		Meaning: "Nearly all source ports towards a backend are taken; new connections may be refused.",
+		Code: PortsShort, Severity: Warning, Subject: "instance",
+		Meaning: "Source ports towards a backend are short: new flows are dropped (ports_exhausted), or take a port that still rested (port_taken).",
 		Remedy:  "add addresses under `snat.addresses`, or more backends",
 	},
 	{
 		Code: ReconcileFailing, Severity: Error, Subject: "data plane",
 		Meaning: "Writing the configuration into the kernel's maps failed; it is tried again, and what was there goes on working.",
 		Remedy:  "read the text for the map and the error; a full map is sized under `limits`",
+	},
+	{
+		Code: RememberedFull, Severity: Warning, Subject: "instance",
+		Meaning: "While tables change, flows of direct return and clients of affinity are remembered; there was no room for some, or more new ones came in a second than a twentieth of the room. Such a flow stays with the backend that it had before the change, and may be lost when its slot settles.",
+		Remedy:  "raise `limits.remembered`, which takes effect when the data plane is loaded anew",
 	},
 }
 

@@ -40,7 +40,7 @@ func SizeFor(backends int) uint32 {
 // Member is one candidate for slots.
 type Member struct {
 	Key    string // identity, the same on every node; distinct within a table
-	Weight uint16 // share relative to the other members; 0 gets no slot
+	Weight uint32 // share relative to the other members; 0 gets no slot
 }
 
 // Key is the identity of a backend. It is the name, behind a zero byte, where one is
@@ -90,8 +90,8 @@ func newPermutation(size, seed uint32, key string) permutation {
 type contender struct {
 	permutation
 	member int    // its index in what the caller gave
-	weight uint32 // turns per weightMax rounds
-	credit uint32 // weight gathered and not yet spent on a turn
+	weight uint64 // turns per weightMax rounds
+	credit uint64 // weight gathered and not yet spent on a turn
 }
 
 // Table assigns every slot to a member: the result has size entries, each an index into
@@ -141,20 +141,20 @@ func (p *permutation) advance(size uint32) {
 
 // contend is the members that have a weight, in the order of their keys, and the
 // largest weight. For size 0, which has nothing to contend for, it is empty.
-func contend(size, seed uint32, members []Member) ([]contender, uint32) {
+func contend(size, seed uint32, members []Member) ([]contender, uint64) {
 	if size == 0 {
 		return nil, 0
 	}
 	contenders := make([]contender, 0, len(members))
-	weightMax := uint32(0)
+	weightMax := uint64(0)
 	for i, m := range members {
 		if m.Weight == 0 {
 			continue
 		}
-		weightMax = max(weightMax, uint32(m.Weight))
+		weightMax = max(weightMax, uint64(m.Weight))
 		contenders = append(contenders, contender{
 			permutation: newPermutation(size, seed, m.Key),
-			member:      i, weight: uint32(m.Weight),
+			member:      i, weight: uint64(m.Weight),
 		})
 	}
 	slices.SortFunc(contenders, func(a, b contender) int {

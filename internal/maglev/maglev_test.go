@@ -15,7 +15,7 @@ import (
 )
 
 // backends is n members 10.0.x.y:8080 of the given weights, repeated as needed.
-func backends(n int, weights ...uint16) []Member {
+func backends(n int, weights ...uint32) []Member {
 	members := make([]Member, n)
 	for i := range members {
 		address := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
@@ -52,7 +52,7 @@ func TestSizes(t *testing.T) {
 }
 
 func TestSharesFollowWeights(t *testing.T) {
-	for _, weights := range [][]uint16{{1}, {1, 2}, {1, 2, 5}, {100, 150}, {3, 65535}, {65535}, {10, 0, 20}} {
+	for _, weights := range [][]uint32{{1}, {1, 2}, {1, 2, 5}, {100, 150}, {3, 65535}, {65535}, {10, 0, 20}} {
 		const n = 12
 		members := backends(n, weights...)
 		table := Table(8191, Seed("web"), members)

@@ -101,6 +101,7 @@ const (
 	AttachAuto    Attach = "auto"
 	AttachNative  Attach = "native"
 	AttachGeneric Attach = "generic"
+	AttachTC      Attach = "tc"
 )
 
 // PortRange is an inclusive range of ports, in host byte order. First == Last is an
@@ -165,6 +166,29 @@ type Backend struct {
 	BackendAddress
 	Weight uint16 // 0: no new flows
 	Name   string // what output calls it; BackendAddress.String() unless configured
+	Backup bool   // takes new flows only while no other backend of its family can
+
+	// What follows is no source's to say: what operators and health checks have found.
+
+	Override HealthState // Up or Down: an operator says so, whatever the checks say; "": they decide
+	// Idle: it takes no new flows now, whatever its weight: it is down, waits for its first
+	// success, or is a backup that is not needed.
+	Idle bool
+	// Down: it is idle because it is down. What has no established connection there moves.
+	Down bool
+	// Ramp is the part of its weight that it has now, in percent; 0: all of it.
+	Ramp uint8
+}
+
+// Share is the backend's present weight relative to the service's others, in hundredths.
+func (b Backend) Share() uint32 {
+	switch {
+	case b.Idle || b.Down:
+		return 0
+	case b.Ramp == 0:
+		return uint32(b.Weight) * 100
+	}
+	return uint32(b.Weight) * uint32(b.Ramp)
 }
 
 // Service is a set of frontends that share backends and a table.
@@ -184,6 +208,7 @@ type Service struct {
 	// prefixes that a source is in, the longest decides; in none, it may if AllowFrom is empty.
 	AllowFrom, DenyFrom []netip.Prefix
 	Backends            []Backend
+	Health              Health
 }
 
 // Policy is what a service does beyond the plain way. The zero value is the plain way.
@@ -200,6 +225,8 @@ type Policy struct {
 	FlowsMax uint32
 	// SourceRate bounds the new flows of one source address per second; 0: no bound.
 	SourceRate uint32
+	// TCPMSS bounds TCP's segments, in bytes of payload; 0: what the two sides agree on.
+	TCPMSS uint16
 }
 
 // Tracked reports whether the service's slots go through transitions when they change.
@@ -258,7 +285,14 @@ type Config struct {
 	Limits        Limits
 	SNAT          SNAT
 	Encapsulation Encapsulation
-	Socket        string // path of the control socket
+	API           API
+}
+
+// API says where the daemon can be asked, and who may, besides root.
+type API struct {
+	Socket    string // path of the socket for changes; that for reading is beside it
+	Group     string // whose members may change; empty: nobody
+	ReadGroup string // whose members may read; empty: nobody
 }
 
 // What the maps have room for that no field of Limits sets by itself. The data plane sizes

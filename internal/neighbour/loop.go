@@ -32,6 +32,7 @@ func (w *Watcher) loop(ctx context.Context, events <-chan event) {
 	defer kicks.Stop()
 	var routes <-chan time.Time // fires when routes are to be looked up again
 	for {
+		w.opts.Beat()
 		select {
 		case <-ctx.Done():
 			return
@@ -87,7 +88,7 @@ func (w *Watcher) review(ctx context.Context) {
 			return
 		}
 		h := w.route(a, links)
-		if h.Err == "" {
+		if h.Err == "" && !h.Host {
 			k := key{h.Interface, h.NextHop}
 			users[k] = append(users[k], a)
 			h = w.resolve(h, before[a])
@@ -132,8 +133,7 @@ func (w *Watcher) route(a netip.Addr, links map[int]error) Hop {
 	}
 	r := routes[0]
 	if r.Type == unix.RTN_LOCAL {
-		h.Err = fmt.Sprintf("%s is an address of this host: what runs here is not reached by rewriting packets on an interface", a)
-		return h
+		return w.host(a)
 	}
 	if r.Type != unix.RTN_UNICAST {
 		h.Err = fmt.Sprintf("the route to %s is not a way to a single host (route type %d)", a, r.Type)
@@ -158,6 +158,18 @@ func (w *Watcher) route(a netip.Addr, links map[int]error) Hop {
 	}
 	if err != nil {
 		h.Err = fmt.Sprintf("the route to %s leads out of %s", a, err)
+	}
+	return h
+}
+
+// host is the way to this host itself.
+func (w *Watcher) host(a netip.Addr) Hop {
+	h := Hop{Address: a, NextHop: a, Host: true}
+	if w.opts.Host != nil {
+		h.Interface, h.MAC, h.Resolved = w.opts.Host()
+	}
+	if !h.Resolved {
+		h.Err = fmt.Sprintf("%s is an address of this host, whose answers do not pass XDP: say `attach: tc` for the interfaces that clients come by", a)
 	}
 	return h
 }

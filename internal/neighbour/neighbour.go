@@ -43,11 +43,12 @@ type Hop struct {
 	Source   netip.Addr
 	Resolved bool
 	Err      string // why not, in words; empty while the next hop is still being asked
+	Host     bool   // it is an address of this host itself
 }
 
 func (h Hop) equal(o Hop) bool {
 	return h.Address == o.Address && h.NextHop == o.NextHop && h.Interface == o.Interface &&
-		slices.Equal(h.MAC, o.MAC) && h.Source == o.Source && h.Resolved == o.Resolved && h.Err == o.Err
+		slices.Equal(h.MAC, o.MAC) && h.Source == o.Source && h.Host == o.Host && h.Resolved == o.Resolved && h.Err == o.Err
 }
 
 // Options say where a Watcher works and whom it tells.
@@ -59,11 +60,18 @@ type Options struct {
 	OnChange func(Hop)
 	// Conditions receives neighbour_unresolved and neighbour_not_managed; may be nil.
 	Conditions *condition.Set
+	// Beat is called whenever the watcher goes round, every few seconds at least; may be nil.
+	Beat func()
 	// Log receives what goes wrong with the kernel's notifications; slog.Default() if nil.
 	Log *slog.Logger
 	// Resync is how often everything is read again without being told to, because some
 	// causes are not notified (policy routing by mark, for one). 30 s if zero.
 	Resync time.Duration
+
+	// Host is the way to what runs on this host itself: an interface of its own, and whether
+	// packets are brought there and answers met. Without it, and with ok false, an address of
+	// the host is not resolved.
+	Host func() (iface int, mac net.HardwareAddr, ok bool)
 
 	// refuseManaged makes the kernel look older than 5.16.
 	refuseManaged bool
@@ -100,6 +108,9 @@ type Watcher struct {
 func New(opts Options) (*Watcher, error) {
 	if opts.OnChange == nil {
 		opts.OnChange = func(Hop) {}
+	}
+	if opts.Beat == nil {
+		opts.Beat = func() {}
 	}
 	if opts.Log == nil {
 		opts.Log = slog.Default()

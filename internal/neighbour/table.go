@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -164,4 +165,31 @@ func (n *neighbours) remove(k key) error {
 		return fmt.Errorf("remove neighbour %s: %w", k, err)
 	}
 	return nil
+}
+
+// Left lists the entries in the calling thread's namespace that a watcher made, of this
+// process or of another, "10.0.0.2 dev eth0" each.
+func Left() ([]string, error) {
+	n, err := openNeighbours(netns.None(), false)
+	if err != nil {
+		return nil, err
+	}
+	defer n.close()
+	table, err := n.list()
+	if err != nil {
+		return nil, err
+	}
+	var left []string
+	for k, e := range table {
+		if !e.managed || e.protocol != protocol || e.state&fixed != 0 {
+			continue
+		}
+		device := fmt.Sprint("interface ", k.iface)
+		if link, err := net.InterfaceByIndex(k.iface); err == nil {
+			device = link.Name
+		}
+		left = append(left, k.addr.String()+" dev "+device)
+	}
+	slices.Sort(left)
+	return left, nil
 }

@@ -47,6 +47,7 @@ type ServiceDifference struct {
 	BackendsAdded    []string              `json:"backends_added,omitempty"`
 	BackendsRemoved  []string              `json:"backends_removed,omitempty"`
 	Weights          []WeightDifference    `json:"weights,omitempty"`
+	States           []StateDifference     `json:"states,omitempty"`
 	Tables           []TableDifference     `json:"tables,omitempty"`
 }
 
@@ -83,6 +84,13 @@ type WeightDifference struct {
 	Backend string `json:"backend"`
 	Before  uint16 `json:"before"`
 	After   uint16 `json:"after"`
+}
+
+// StateDifference is another answer to whether a backend that stays takes new flows.
+type StateDifference struct {
+	Backend string `json:"backend"`
+	Before  string `json:"before"` // "up", "at N %" of its weight, "idle" or "down"
+	After   string `json:"after"`
 }
 
 // TableDifference is the change of one family's table. Slots decide where new flows go;
@@ -167,6 +175,9 @@ func (s ServiceDifference) String() string {
 		}
 		for _, w := range s.Weights {
 			clauses = append(clauses, fmt.Sprintf("weight of %s from %d to %d", w.Backend, w.Before, w.After))
+		}
+		for _, state := range s.States {
+			clauses = append(clauses, fmt.Sprintf("backend %s from %s to %s", state.Backend, state.Before, state.After))
 		}
 	}
 	for _, table := range s.Tables {
@@ -260,7 +271,9 @@ type view struct {
 	policy     model.Policy
 	rules      map[netip.Prefix]bool // of both families
 	frontends  map[model.Frontend]bool
-	weights    map[model.BackendAddress]int // unknownWeight after adoption
+	weights    map[model.BackendAddress]int    // unknownWeight after adoption
+	states     map[model.BackendAddress]string // not known after adoption
+	closed     map[model.BackendAddress]bool   // take no new flows; not known after adoption
 	adopted    bool
 }
 
@@ -268,7 +281,21 @@ const unknownWeight = -1
 
 func newView(forwarding model.Forwarding, tracking model.Tracking, affinity time.Duration, policy model.Policy) view {
 	policy.Filters = false // the rules say it
-	return view{forwarding, tracking, affinity, policy, map[netip.Prefix]bool{}, map[model.Frontend]bool{}, map[model.BackendAddress]int{}, false}
+	return view{forwarding, tracking, affinity, policy, map[netip.Prefix]bool{}, map[model.Frontend]bool{},
+		map[model.BackendAddress]int{}, map[model.BackendAddress]string{}, map[model.BackendAddress]bool{}, false}
+}
+
+// stateOf is whether the backend takes new flows, its weight aside.
+func stateOf(b model.Backend) string {
+	switch {
+	case b.Down:
+		return "down"
+	case b.Idle:
+		return "idle"
+	case b.Ramp > 0:
+		return fmt.Sprintf("at %d %%", b.Ramp)
+	}
+	return "up"
 }
 
 // viewOf is the view of a configured service, without backends no frontend can reach.
@@ -282,7 +309,8 @@ func viewOf(service model.Service) view {
 	}
 	for _, b := range service.Backends {
 		if families[false] && reaches(service, b, false) || families[true] && reaches(service, b, true) {
-			v.weights[b.BackendAddress] = int(b.Weight)
+			v.weights[b.BackendAddress], v.states[b.BackendAddress] = int(b.Weight), stateOf(b)
+			v.closed[b.BackendAddress] = b.Share() == 0
 		}
 	}
 	return v
@@ -391,12 +419,15 @@ func (r *Reconciler) serviceDifference(name string, before, after view) (Service
 		weight, ok := before.weights[b]
 		_, exists := r.mirror.byAddress[b]
 		switch {
-		case !ok && before.adopted && after.weights[b] == 0 && exists:
+		case !ok && before.adopted && after.closed[b] && exists:
 			// It had no slot to show that it belonged here, and gets none.
 		case !ok:
 			d.BackendsAdded = append(d.BackendsAdded, b.String())
 		case weight != unknownWeight && weight != after.weights[b]:
 			d.Weights = append(d.Weights, WeightDifference{b.String(), uint16(weight), uint16(after.weights[b])})
+		}
+		if was, known := before.states[b]; known && was != after.states[b] {
+			d.States = append(d.States, StateDifference{b.String(), was, after.states[b]})
 		}
 	}
 	for _, b := range slices.SortedFunc(maps.Keys(before.weights), compareBackends) {
@@ -405,7 +436,7 @@ func (r *Reconciler) serviceDifference(name string, before, after view) (Service
 		}
 	}
 	return d, d.Forwarding != nil || d.Tracking != nil || d.AffinityTimeout != nil || d.Filters != nil || len(d.Policies)+len(d.FrontendsAdded)+len(d.FrontendsRemoved)+
-		len(d.BackendsAdded)+len(d.BackendsRemoved)+len(d.Weights) > 0
+		len(d.BackendsAdded)+len(d.BackendsRemoved)+len(d.Weights)+len(d.States) > 0
 }
 
 // policyDifferences lists the options that differ, in the words of the configuration.
@@ -423,6 +454,7 @@ func policyDifferences(before, after model.Policy) (differences []PolicyDifferen
 		{"hash", choose(before.HashAddresses, "addresses", "flow"), choose(after.HashAddresses, "addresses", "flow")},
 		{"max_flows", bound(before.FlowsMax), bound(after.FlowsMax)},
 		{"max_new_flows_per_source", rate(before.SourceRate), rate(after.SourceRate)},
+		{"tcp_mss", bound(uint32(before.TCPMSS)), bound(uint32(after.TCPMSS))},
 	} {
 		if option.Before != option.After {
 			differences = append(differences, option)

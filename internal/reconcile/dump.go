@@ -38,7 +38,7 @@ func Dump(contents Contents) string {
 	for _, index := range slices.Sorted(maps.Keys(contents.Backends)) {
 		backend := contents.Backends[index]
 		fmt.Fprintf(&out, "backend %d generation %d: %s%s\n", index, backend.Generation, backend.BackendAddress,
-			when(backend.Draining, ", draining"))
+			when(backend.Draining && !backend.Down, ", draining")+when(backend.Down, ", down"))
 	}
 	for _, index := range slices.Sorted(maps.Keys(contents.Services)) {
 		service := contents.Services[index]

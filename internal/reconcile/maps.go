@@ -21,6 +21,9 @@ type BackendRecord struct {
 	// Draining: it has weight 0 in every service that names it. A client of affinity that
 	// opens another connection is placed anew.
 	Draining bool
+	// Down: it is down in every service that names it, and so takes no new flows either. Only
+	// established TCP connections stay with it.
+	Down bool
 }
 
 // SlotState decides whether a packet's flow is looked up. See

@@ -75,12 +75,13 @@ type planner struct {
 	*plan
 	mirror   *mirror
 	target   *target
+	known    tables
 	unwanted map[uint32]bool // services that go
 	early    map[uint32]bool // of them, those that go first
 	puts     map[model.Frontend]bool
 }
 
-func newPlan(m *mirror, t *target) (*plan, error) {
+func newPlan(m *mirror, t *target, known tables) (*plan, error) {
 	p := &planner{
 		plan: &plan{
 			refs:    map[model.BackendAddress]BackendRef{},
@@ -88,7 +89,7 @@ func newPlan(m *mirror, t *target) (*plan, error) {
 			tenants: map[serviceKey]serviceRef{},
 			moves:   map[serviceKey]TableDifference{},
 		},
-		mirror: m, target: t,
+		mirror: m, target: t, known: known,
 		unwanted: map[uint32]bool{},
 		early:    map[uint32]bool{},
 		puts:     map[model.Frontend]bool{},
@@ -281,7 +282,7 @@ func (p *planner) placeBackends() error {
 }
 
 func (p *planner) backendRecord(b model.BackendAddress) BackendRecord {
-	return BackendRecord{BackendRef: p.refs[b], BackendAddress: b, Draining: p.target.draining[b]}
+	return BackendRecord{BackendRef: p.refs[b], BackendAddress: b, Draining: p.target.draining[b], Down: p.target.down[b]}
 }
 
 // placeServices plans the tables and records, or says what does not fit.
@@ -329,7 +330,7 @@ func (p *planner) placeServices() error {
 
 // planTable decides what the service's slots become, where they lie, and what the record says.
 func (p *planner) planTable(step *tableStep, want targetService, before *mirrorService, room *room) error {
-	current := want.slots(p.refs)
+	current := want.slots(p.refs, p.known)
 	record := &step.record
 	record.Name, record.Forwarding, record.Seed = want.name, want.forwarding, want.seed()
 	record.Tracking, record.AffinityTimeout, record.Policy = want.tracking, want.affinity, want.policy

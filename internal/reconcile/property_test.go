@@ -97,6 +97,20 @@ var (
 	poolRanges = []model.PortRange{{First: 8000, Last: 8099}, {First: 8050, Last: 8199}}
 )
 
+// drawHealth is a backend in a state that health checks may find it in.
+func (w *world) drawHealth(b model.Backend) model.Backend {
+	b.Idle, b.Down, b.Ramp = false, false, 0
+	switch rapid.IntRange(0, 7).Draw(w.T, "health") {
+	case 0, 1:
+		b.Idle, b.Down = true, true
+	case 2:
+		b.Idle = true
+	case 3:
+		b.Ramp = uint8(rapid.IntRange(1, 9).Draw(w.T, "ramp")) * 10
+	}
+	return b
+}
+
 func (w *world) drawDesired() reconcile.Desired {
 	d := reconcile.Desired{Limits: w.limits, Settle: settleTime}
 	names := []string{"a", "b", "c"}
@@ -113,7 +127,7 @@ func (w *world) drawDesired() reconcile.Desired {
 		w.drawLists(&s)
 		for _, text := range poolBackends {
 			if rapid.IntRange(0, 2).Draw(w.T, "has") == 0 {
-				s.Backends = append(s.Backends, backend(text, uint16(rapid.IntRange(0, 3).Draw(w.T, "weight"))))
+				s.Backends = append(s.Backends, w.drawHealth(backend(text, uint16(rapid.IntRange(0, 3).Draw(w.T, "weight")))))
 			}
 		}
 		d.Services = append(d.Services, s)
@@ -148,11 +162,24 @@ func weighing(d reconcile.Desired) map[model.BackendAddress]bool {
 	for _, s := range d.Services {
 		for _, b := range s.Backends {
 			if slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return slices.Contains(serving(s, f.Address.Is6()), b) }) {
-				backends[b.BackendAddress] = backends[b.BackendAddress] || b.Weight > 0
+				backends[b.BackendAddress] = backends[b.BackendAddress] || b.Share() > 0
 			}
 		}
 	}
 	return backends
+}
+
+// isDown reports whether no service has the backend other than down.
+func isDown(d reconcile.Desired, address model.BackendAddress) bool {
+	for _, s := range d.Services {
+		for _, b := range s.Backends {
+			reached := slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return slices.Contains(serving(s, f.Address.Is6()), b) })
+			if reached && b.BackendAddress == address && !b.Down {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // applyAgain applies what has been tried before, and so must fit.
@@ -258,7 +285,7 @@ func wanted(d reconcile.Desired) []string {
 	var lines []string
 	addresses := map[netip.Addr]reconcile.AddressRecord{}
 	for b, weighs := range weighing(d) {
-		lines = append(lines, fmt.Sprintf("backend %s draining %v", b, !weighs))
+		lines = append(lines, fmt.Sprintf("backend %s draining %v down %v", b, !weighs, isDown(d, b)))
 	}
 	for _, s := range d.Services {
 		tracking := s.Tracking
@@ -282,8 +309,8 @@ func wanted(d reconcile.Desired) []string {
 				}
 			}
 			for _, b := range serving(s, ipv6) {
-				weight += int(b.Weight)
-				members = append(members, maglev.Member{Key: maglev.Key(b), Weight: b.Weight})
+				weight += int(b.Share())
+				members = append(members, maglev.Member{Key: maglev.Key(b), Weight: b.Share()})
 				backends = append(backends, b.BackendAddress.String())
 			}
 			if frontends == 0 {
@@ -341,7 +368,7 @@ func wanted(d reconcile.Desired) []string {
 func found(c reconcile.Contents) []string {
 	var lines []string
 	for b := range maps.Values(c.Backends) {
-		lines = append(lines, fmt.Sprintf("backend %s draining %v", b.BackendAddress, b.Draining))
+		lines = append(lines, fmt.Sprintf("backend %s draining %v down %v", b.BackendAddress, b.Draining, b.Down))
 	}
 	for index, s := range c.Services {
 		var slots []string

@@ -62,6 +62,7 @@ type Reconciler struct {
 	maps    Maps
 	adopted bool
 	mirror  mirror
+	tables  tables
 	// applied is what each service looked like when Apply last succeeded. It knows what
 	// the maps do not: weights, and backends without a slot.
 	applied map[string]view
@@ -94,7 +95,7 @@ func Clock(now func() time.Time) Option {
 
 // New is a reconciler that has not looked at the maps yet.
 func New(maps Maps, options ...Option) *Reconciler {
-	r := &Reconciler{maps: maps, clock: time.Now}
+	r := &Reconciler{maps: maps, tables: tables{}, clock: time.Now}
 	for _, option := range options {
 		option(r)
 	}
@@ -188,10 +189,11 @@ func (r *Reconciler) prepare(desired Desired) (*plan, error) {
 	if err != nil {
 		return nil, fmt.Errorf("plan the desired state: %w", err)
 	}
-	p, err := newPlan(&r.mirror, target)
+	p, err := newPlan(&r.mirror, target, r.tables)
 	if err != nil {
 		return nil, fmt.Errorf("plan the desired state: %w", err)
 	}
+	r.tables.keep(target.services)
 	p.difference = r.difference(desired, target, p)
 	return p, nil
 }

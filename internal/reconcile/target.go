@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -52,8 +53,9 @@ func familyName(ipv6 bool) string {
 type target struct {
 	services []targetService
 	backends []model.BackendAddress // each once, in the order of the configuration
-	// draining backends have weight 0 in every service that names them.
+	// draining backends take no new flows in any service that names them; of those some are down.
 	draining  map[model.BackendAddress]bool
+	down      map[model.BackendAddress]bool
 	frontends []targetFrontend
 	addresses map[netip.Addr]AddressRecord
 	limits    model.Limits
@@ -82,6 +84,7 @@ func newTarget(desired Desired) (*target, error) {
 	t := &target{
 		addresses: map[netip.Addr]AddressRecord{},
 		draining:  map[model.BackendAddress]bool{},
+		down:      map[model.BackendAddress]bool{},
 		limits:    desired.Limits,
 	}
 	names := map[string]bool{}
@@ -149,7 +152,7 @@ func (t *target) add(service model.Service, ipv6 bool) error {
 	if frontends == 0 {
 		return nil
 	}
-	weight := 0
+	weight := uint32(0)
 	own := map[model.BackendAddress]bool{}
 	for _, b := range service.Backends {
 		if !reaches(service, b, ipv6) {
@@ -159,14 +162,15 @@ func (t *target) add(service model.Service, ipv6 bool) error {
 			return fmt.Errorf("service %q has backend %s twice: remove one", service.Name, b.BackendAddress)
 		}
 		own[b.BackendAddress] = true
-		weight += int(b.Weight)
-		half.members = append(half.members, maglev.Member{Key: maglev.Key(b), Weight: b.Weight})
+		weight += min(b.Share(), 1)
+		half.members = append(half.members, maglev.Member{Key: maglev.Key(b), Weight: b.Share()})
 		half.backends = append(half.backends, b.BackendAddress)
 		drains, known := t.draining[b.BackendAddress]
 		if !known {
 			t.backends = append(t.backends, b.BackendAddress)
 		}
-		t.draining[b.BackendAddress] = b.Weight == 0 && (drains || !known)
+		t.draining[b.BackendAddress] = b.Share() == 0 && (drains || !known)
+		t.down[b.BackendAddress] = b.Down && (t.down[b.BackendAddress] || !known)
 	}
 	if weight > 0 {
 		half.size = service.TableSize
@@ -225,7 +229,7 @@ func Deserted(service model.Service) (families []string) {
 		if !slices.ContainsFunc(service.Frontends, func(f model.Frontend) bool { return f.Address.Is6() == ipv6 }) {
 			continue
 		}
-		if !slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return b.Weight > 0 && reaches(service, b, ipv6) }) {
+		if !slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return b.Share() > 0 && reaches(service, b, ipv6) }) {
 			families = append(families, familyName(ipv6))
 		}
 	}
@@ -250,8 +254,37 @@ func (s *targetService) membership(refs map[model.BackendAddress]BackendRef) mem
 	return now
 }
 
+// tables are those that have been filled last, for each service. Where health checks find
+// something out, one of many services changes, and filling tables is most of the work.
+type tables map[serviceKey]filledTable
+
+type filledTable struct {
+	size    uint32
+	members []maglev.Member
+	slots   []int // maglev.Table's
+}
+
+// fill is the service's table, by the indices of its members.
+func (t tables) fill(s *targetService) []int {
+	if last, ok := t[s.serviceKey]; ok && last.size == s.size && slices.Equal(last.members, s.members) {
+		return last.slots
+	}
+	slots := maglev.Table(s.size, s.seed(), s.members)
+	t[s.serviceKey] = filledTable{s.size, s.members, slots}
+	return slots
+}
+
+// keep forgets the tables of services that are not there.
+func (t tables) keep(services []targetService) {
+	there := map[serviceKey]bool{}
+	for i := range services {
+		there[services[i].serviceKey] = true
+	}
+	maps.DeleteFunc(t, func(k serviceKey, _ filledTable) bool { return !there[k] })
+}
+
 // slots is the service's table, each slot naming the backend refs has for its address.
-func (s *targetService) slots(refs map[model.BackendAddress]BackendRef) []BackendRef {
+func (s *targetService) slots(refs map[model.BackendAddress]BackendRef, known tables) []BackendRef {
 	if s.size == 0 {
 		return nil
 	}
@@ -260,7 +293,7 @@ func (s *targetService) slots(refs map[model.BackendAddress]BackendRef) []Backen
 		members[i] = refs[b]
 	}
 	slots := make([]BackendRef, s.size)
-	for i, member := range maglev.Table(s.size, s.seed(), s.members) {
+	for i, member := range known.fill(s) {
 		slots[i] = members[member]
 	}
 	return slots

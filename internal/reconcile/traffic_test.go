@@ -58,7 +58,7 @@ func (w *world) drawChange() reconcile.Desired {
 		s.Backends = slices.Clone(s.Backends)
 		if n := len(s.Backends); n > 0 {
 			at := rapid.IntRange(0, n-1).Draw(w.T, "backend")
-			switch rapid.IntRange(0, 4).Draw(w.T, "change") {
+			switch rapid.IntRange(0, 6).Draw(w.T, "change") {
 			case 0, 1:
 				s.Backends[at].Weight = uint16(rapid.IntRange(0, 3).Draw(w.T, "weight"))
 			case 2:
@@ -67,6 +67,8 @@ func (w *world) drawChange() reconcile.Desired {
 				s.TableSize = rapid.SampledFrom([]uint32{0, 251, 509}).Draw(w.T, "size")
 			case 4:
 				w.drawLists(s)
+			case 5, 6:
+				s.Backends[at] = w.drawHealth(s.Backends[at])
 			}
 		} else {
 			s.Backends = []model.Backend{backend(poolBackends[0], 1), backend(poolBackends[1], 1)}
@@ -280,13 +282,13 @@ func (w *world) settleAll() {
 // checkPrevious checks what the exact comparison does not: that previous backends are the
 // service's own, and drain as it says.
 func (w *world) checkPrevious(c reconcile.Contents) {
-	weights := map[string]map[model.BackendAddress]uint16{}
+	weights := map[string]map[model.BackendAddress]uint32{}
 	tracked := map[string]bool{}
 	for _, s := range w.attempt.Services {
 		tracked[s.Name] = s.Tracked()
-		weights[s.Name] = map[model.BackendAddress]uint16{}
+		weights[s.Name] = map[model.BackendAddress]uint32{}
 		for _, b := range s.Backends {
-			weights[s.Name][b.BackendAddress] = b.Weight
+			weights[s.Name][b.BackendAddress] = b.Share()
 		}
 	}
 	for index, slots := range c.Slots {

@@ -2,6 +2,7 @@ package state
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -120,9 +121,11 @@ func TestRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	replace(t, w, "file", service("web", "10.0.0.2:80", "2001:db8::2", "10.0.0.4"))
-	drain(t, w, "10.0.0.2:80", Drain{Deadline: c.time.Add(time.Hour), By: "me"})
-	drain(t, w, "2001:db8::2", Drain{By: "you"})
-	want := w.Drains()
+	drain(t, w, "10.0.0.2:80", Setting{Deadline: c.time.Add(time.Hour), Author: Author{By: "me"}})
+	drain(t, w, "2001:db8::2", Setting{Author: Author{By: "you", UID: 1000, Client: "curl/8"}})
+	set(t, w, "2001:db8::2", Setting{Kind: KindWeight})
+	set(t, w, "10.0.0.4", Setting{Kind: KindHealth, Health: HealthUp})
+	want := w.Overrides()
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the file is %v, %v; want it for its owner alone", info, err)
 	}
@@ -132,26 +135,27 @@ func TestRestart(t *testing.T) {
 	if w, err = Open(path, c.now); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.Drains(); !slices.EqualFunc(got, want, sameOverride) {
+	if got := w.Overrides(); !slices.EqualFunc(got, want, sameOverride) {
 		t.Errorf("after a restart drains are %+v, want %+v", got, want)
 	}
 	c.time = c.time.Add(time.Hour) // passes while nobody runs
 	if w, err = Open(path, c.now); err != nil {
 		t.Fatal(err)
 	}
-	if !w.Drains()[0].Over {
+	if !w.Overrides()[0].Over {
 		t.Error("a deadline that passed before the start is not over")
 	}
 	replace(t, w, "file", service("web", "10.0.0.2:80", "2001:db8::2", "10.0.0.4"))
-	expect(t, w, "web 2001:db8::2=0 10.0.0.4=5")
+	expect(t, w, "web 2001:db8::2=0 10.0.0.4=5,up")
 }
 
 func sameOverride(a, b Override) bool {
-	return a.Backend == b.Backend && a.Since.Equal(b.Since) && a.Deadline.Equal(b.Deadline) && a.By == b.By && slices.Equal(a.Sources, b.Sources)
+	return a.Backend == b.Backend && a.Kind == b.Kind && a.Weight == b.Weight && a.Health == b.Health && a.Since.Equal(b.Since) &&
+		a.Deadline.Equal(b.Deadline) && a.Author == b.Author && slices.Equal(a.Sources, b.Sources)
 }
 
 // TestEveryFailure fails each call of a save in turn, before and after it is carried out,
-// and then either goes on or loses the power.
+// and then either goes on or loses the power. The override is in force all the same.
 func TestEveryFailure(t *testing.T) {
 	const path = "dir/overrides"
 	steps := 0
@@ -163,32 +167,30 @@ func TestEveryFailure(t *testing.T) {
 				t.Fatal(err)
 			}
 			replace(t, w, "file", service("web", "10.0.0.2", "10.0.0.3"))
-			drain(t, w, "10.0.0.2", Drain{})
-			revision := w.Snapshot().Revision
+			drain(t, w, "10.0.0.2", Setting{})
 			d.calls, d.failAt, d.failAfter = 0, n, after
-			_, err = w.SetDrain("10.0.0.3", Drain{})
+			drain(t, w, "10.0.0.3", Setting{})
 			done = d.calls < n // there is no n-th call
 			steps = max(steps, d.calls)
+			unsaved := w.Unsaved()
+			if unsaved != nil != !done || unsaved != nil && (!errors.Is(unsaved, errDisk) || !strings.Contains(unsaved.Error(), path)) {
+				t.Errorf("call %d fails, and Unsaved says %v", n, unsaved)
+			}
 			want := []string{"10.0.0.2", "10.0.0.3"}
-			if err != nil {
-				want = want[:1]
+			if got := drained(w); !slices.Equal(got, want) {
+				t.Errorf("call %d (carried out: %v): drained are %v, want %v", n, after, got, want)
 			}
-			if err != nil != !done || err != nil && (!errors.Is(err, errDisk) || !strings.Contains(err.Error(), path)) {
-				t.Errorf("call %d fails, and the drain says %v", n, err)
-			}
-			if got := drained(w); !slices.Equal(got, want) || err != nil && w.Snapshot().Revision != revision {
-				t.Errorf("call %d (carried out: %v): drained are %v at revision %d, want %v", n, after, got, w.Snapshot().Revision, want)
-			}
+			expect(t, w, "web 10.0.0.2=0 10.0.0.3=0")
 			for _, renamed := range []bool{false, true} {
 				again, loadErr := open(path, c.now, d.crash(renamed))
 				got := drained(again)
-				if loadErr != nil || len(got) == 0 || err == nil && len(got) != 2 {
-					t.Errorf("call %d (carried out: %v, renamed: %v), power lost: drained are %v, %v; the drain said %v", n, after, renamed, got, loadErr, err)
+				if loadErr != nil || len(got) == 0 || unsaved == nil && len(got) != 2 {
+					t.Errorf("call %d (carried out: %v, renamed: %v), power lost: drained are %v, %v; Unsaved said %v", n, after, renamed, got, loadErr, unsaved)
 				}
 			}
 			d.failAt = 0
-			if err := w.Save(); err != nil {
-				t.Fatal(err)
+			if err := w.Save(); err != nil || w.Unsaved() != nil {
+				t.Fatal(err, w.Unsaved())
 			}
 			again, err := open(path, c.now, d.crash(false))
 			if got := drained(again); err != nil || !slices.Equal(got, want) {
@@ -209,7 +211,7 @@ func TestReplaceAndABrokenDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	replace(t, w, "file", service("web", "10.0.0.2", "10.0.0.3"))
-	drain(t, w, "10.0.0.2", Drain{})
+	drain(t, w, "10.0.0.2", Setting{})
 	d.failAt = d.calls + 1
 	replace(t, w, "file", service("web", "10.0.0.3"))
 	if got := drained(w); len(got) != 0 {
@@ -226,8 +228,8 @@ func TestReplaceAndABrokenDisk(t *testing.T) {
 	if err := w.Save(); err != nil || d.calls != calls {
 		t.Errorf("a file that is right was written again (%v)", err)
 	}
-	if again, err := open("dir/overrides", c.now, d); err != nil || len(again.Drains()) != 0 {
-		t.Errorf("the file has %v, %v", again.Drains(), err)
+	if again, err := open("dir/overrides", c.now, d); err != nil || len(again.Overrides()) != 0 {
+		t.Errorf("the file has %v, %v", again.Overrides(), err)
 	}
 }
 
@@ -239,7 +241,7 @@ func TestReplaceWrites(t *testing.T) {
 		t.Fatal(err)
 	}
 	replace(t, w, "file", service("web", "10.0.0.2", "10.0.0.3"))
-	drain(t, w, "10.0.0.2", Drain{})
+	drain(t, w, "10.0.0.2", Setting{})
 	replace(t, w, "file", service("web", "10.0.0.3"))
 	if w, err = open("dir/overrides", c.now, d); err != nil {
 		t.Fatal(err)
@@ -248,24 +250,34 @@ func TestReplaceWrites(t *testing.T) {
 	expect(t, w, "web 10.0.0.2=5 10.0.0.3=5")
 }
 
-// TestCorruptFile cuts a good file everywhere, and has others that are not to be read.
+// document is a file with these overrides and the right checksum.
+func document(overrides string) string {
+	return fmt.Sprintf(`{"version": 2, "sha256": %q, "overrides": %s}`, sum([]byte(overrides)), overrides)
+}
+
+// TestCorruptFile cuts a good file everywhere, changes each of its bytes, and has others that
+// are not to be read. Each is kept aside, and the writer can be used.
 func TestCorruptFile(t *testing.T) {
-	const good = `{"version": 1, "drains": [{"address": "10.0.0.2", "port": 80, "since": "2026-01-02T03:04:05Z", "by": "me", "sources": ["file"]}]}`
+	const records = `[{"address": "10.0.0.2", "port": 80, "kind": "weight", "weight": 3, "since": "2026-01-02T03:04:05Z", "by": "me", "uid": 0, "client": "shunt", "sources": ["file"]}]`
+	good := document(records)
+	without := func(old, now string) string { return document(strings.Replace(records, old, now, 1)) }
 	texts := []string{
-		"\x00\x00\x00\x00", good + good, good + "x", "[]", "null", `"text"`,
-		strings.Replace(good, "1,", "2,", 1),
-		strings.Replace(good, `"drains"`, `"weights"`, 1),
-		strings.Replace(good, "10.0.0.2", "", 1),
-		strings.Replace(good, "10.0.0.2", "web", 1),
-		strings.Replace(good, "10.0.0.2", "::ffff:10.0.0.2", 1),
-		strings.Replace(good, "10.0.0.2", "fe80::1%eth0", 1),
-		strings.Replace(good, "80", "65536", 1),
-		strings.Replace(good, "2026", "26", 1),
-		strings.Replace(good, `["file"]`, "[]", 1),
-		strings.Replace(good, "]}", `, {"address": "10.0.0.2", "port": 80, "since": "2026-01-02T03:04:05Z", "by": "", "sources": ["file"]}]}`, 1),
+		"\x00\x00\x00\x00", good + good, good + "x", "[]", "null", `"text"`, "{}",
+		strings.Replace(good, ": 2,", ": 1,", 1),
+		strings.Replace(good, `"overrides"`, `"drains"`, 1),
+		document(`{}`), document(`[{}]`), document(`"text"`),
+		without("10.0.0.2", ""), without("10.0.0.2", "web"), without("10.0.0.2", "::ffff:10.0.0.2"), without("10.0.0.2", "fe80::1%eth0"),
+		without("80", "65536"), without("2026", "26"), without(`["file"]`, "[]"),
+		without(": 3", ": 70000"), without(`, "weight": 3`, ""), without(`"weight", "weight": 3`, `"health"`),
+		without(`"weight", "weight": 3`, `"health", "health": "well"`), without(": 3", `: 3, "health": "up"`),
+		without(`"weight", "weight": 3`, `"mood"`), without(`"weight", "weight": 3`, `"drain", "weight": 3`),
+		document("[" + records[1:len(records)-1] + ", " + records[1:]),
 	}
 	for i := range good {
 		texts = append(texts, good[:i])
+		if good[i] != ' ' { // white space has no meaning, and the checksum is without
+			texts = append(texts, good[:i]+string(good[i]^1)+good[i+1:])
+		}
 	}
 	c := newClock()
 	for _, text := range texts {
@@ -273,37 +285,84 @@ func TestCorruptFile(t *testing.T) {
 		d.files["dir/overrides"] = &inode{[]byte(text), true}
 		w, err := open("dir/overrides", c.now, d)
 		var load *LoadError
-		if !errors.As(err, &load) || !strings.Contains(err.Error(), "dir/overrides") || len(w.Drains()) != 0 {
-			t.Errorf("of %q: %v, drains are %v", text, err, w.Drains())
+		if !errors.As(err, &load) || !strings.Contains(err.Error(), "dir/overrides") || len(w.Overrides()) != 0 {
+			t.Errorf("of %q: %v, overrides are %v", text, err, w.Overrides())
 			continue
 		}
-		if got, _ := d.ReadFile("dir/overrides"); string(got) != text {
-			t.Errorf("a corrupt file was changed to %q", got)
+		if got, _ := d.ReadFile(load.Aside); string(got) != text {
+			t.Errorf("a corrupt file is not kept aside, there is %q", got)
 		}
 		replace(t, w, "file", service("web", "10.0.0.2")) // it can be used
-		drain(t, w, "10.0.0.2", Drain{})
-		if again, err := open("dir/overrides", c.now, d); err != nil || len(again.Drains()) != 1 {
-			t.Errorf("the next drain did not replace the file: %v", err)
+		drain(t, w, "10.0.0.2", Setting{})
+		if again, err := open("dir/overrides", c.now, d); err != nil || len(again.Overrides()) != 1 {
+			t.Errorf("the next override was not kept: %v", err)
+		}
+		if got, _ := d.ReadFile(load.Aside); string(got) != text {
+			t.Errorf("a corrupt file was overwritten by the next override: %q", got)
 		}
 	}
 	d := newMemoryDisk()
 	d.files["dir/overrides"] = &inode{[]byte(good), true}
-	if w, err := open("dir/overrides", c.now, d); err != nil || len(w.Drains()) != 1 {
-		t.Errorf("of the good file: %v, %v", w.Drains(), err)
+	if w, err := open("dir/overrides", c.now, d); err != nil || len(w.Overrides()) != 1 || w.Overrides()[0].Weight != 3 {
+		t.Errorf("of the good file: %v, %v", w.Overrides(), err)
 	}
 }
 
-// TestUnreadable has a folder in the file's place.
+// TestUnreadable has a folder in the file's place: it is moved, and overrides are kept again.
 func TestUnreadable(t *testing.T) {
-	dir := t.TempDir()
-	w, err := Open(dir, time.Now)
+	path := filepath.Join(t.TempDir(), "overrides")
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	w, err := Open(path, time.Now)
 	var load *LoadError
-	if !errors.As(err, &load) || load.Path != dir {
+	if !errors.As(err, &load) || load.Aside != path+".damaged" {
 		t.Errorf("opening a folder says %v", err)
 	}
 	replace(t, w, "file", service("web", "10.0.0.2"))
-	if _, err := w.SetDrain("10.0.0.2", Drain{}); err == nil {
-		t.Error("a drain that cannot be kept was taken")
+	drain(t, w, "10.0.0.2", Setting{})
+	if err := w.Unsaved(); err != nil {
+		t.Error(err)
 	}
-	expect(t, w, "web 10.0.0.2=5")
+	expect(t, w, "web 10.0.0.2=0")
+}
+
+// TestNothingCanBeMoved has a disk that lets the file be read, and changes nothing.
+func TestNothingCanBeMoved(t *testing.T) {
+	d := newMemoryDisk()
+	d.files["overrides"] = &inode{[]byte("{"), true}
+	d.failAt = 1
+	w, err := open("overrides", newClock().now, d)
+	var load *LoadError
+	if !errors.As(err, &load) || load.Aside != "" || !errors.Is(err, errDisk) {
+		t.Errorf("opening says %v", err)
+	}
+	replace(t, w, "file", service("web", "10.0.0.2"))
+	d.failAt = d.calls + 1
+	drain(t, w, "10.0.0.2", Setting{})
+	if err := w.Unsaved(); !errors.Is(err, errDisk) {
+		t.Errorf("Unsaved says %v", err)
+	}
+	expect(t, w, "web 10.0.0.2=0")
+}
+
+// FuzzDecode reads anything: what is taken is written again as it was read.
+func FuzzDecode(f *testing.F) {
+	f.Add(`[]`)
+	f.Add(`[{"address": "10.0.0.2", "kind": "drain", "since": "2026-01-02T03:04:05Z", "by": "me", "uid": 1, "client": "", "sources": ["file"]}]`)
+	f.Add(`[{"address": "2001:db8::2", "port": 80, "kind": "health", "health": "up", "deadline": "2026-01-02T03:04:05.5+01:00", "sources": ["b", "a", "a"]}]`)
+	f.Fuzz(func(t *testing.T, records string) {
+		overrides, err := decode([]byte(document(records)))
+		if err != nil {
+			return
+		}
+		text, err := encode(overrides)
+		if err != nil {
+			t.Fatalf("%q cannot be written: %v", records, err)
+		}
+		again, err := decode(text)
+		if err != nil || !slices.EqualFunc(listed(again), listed(overrides), sameOverride) {
+			t.Errorf("%q is read as %+v, then as %+v, %v", records, overrides, again, err)
+		}
+	})
 }

@@ -3,7 +3,7 @@
 // that never change.
 //
 //	source   ──Replace──────────────► Writer ──Snapshot, Watch──► reconciler
-//	operator ──SetDrain, ClearDrain──►   │
+//	operator ──Set, Clear───────────►   │
 //	                                     └──► file of overrides, which a restart reads
 //
 // A source owns the objects it names, and no two sources may name the same one. An
@@ -30,9 +30,10 @@ type Revision uint64
 type Snapshot struct {
 	Revision Revision
 	// Config has services by source name, then in the source's order. A backend that is
-	// drained has weight 0 in all of them, and is in none once its deadline has passed.
-	Config model.Config
-	Drains []Override // by address and port
+	// drained has weight 0 in all of them, and is in none once the deadline of its drain has
+	// passed. One that is said to be up or down has that as its Override.
+	Config    model.Config
+	Overrides []Override // by address, port and kind
 }
 
 // ConflictError says that a source names something another one owns. Nothing of the
@@ -64,8 +65,9 @@ type Writer struct {
 	changing  sync.Mutex
 	sources   map[string]model.Config
 	merged    model.Config // of the sources, without overrides
-	overrides map[model.BackendAddress]Override
-	unsaved   bool // the file may have other overrides
+	overrides map[overrideKey]Override
+	unsaved   bool  // the file may have other overrides
+	saveError error // why, if that is known
 
 	// mutex is held for moments only: readers do not wait for the disk.
 	mutex    sync.Mutex
@@ -79,7 +81,7 @@ func NewWriter() *Writer {
 	return &Writer{
 		now:       time.Now,
 		sources:   map[string]model.Config{},
-		overrides: map[model.BackendAddress]Override{},
+		overrides: map[overrideKey]Override{},
 		snapshot:  &Snapshot{},
 		changed:   make(chan struct{}),
 	}
@@ -113,16 +115,16 @@ func (w *Writer) Replace(source string, cfg model.Config) (Revision, error) {
 // publish makes the present sources, overrides and time the snapshot that readers get.
 func (w *Writer) publish() Revision {
 	now := w.now()
-	for backend, o := range w.overrides {
+	for key, o := range w.overrides {
 		o.Over = o.passed(now)
-		w.overrides[backend] = o
+		w.overrides[key] = o
 	}
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
 	w.snapshot = &Snapshot{
-		Revision: w.snapshot.Revision + 1,
-		Config:   effective(w.merged, w.overrides),
-		Drains:   listed(w.overrides),
+		Revision:  w.snapshot.Revision + 1,
+		Config:    effective(w.merged, w.overrides),
+		Overrides: listed(w.overrides),
 	}
 	close(w.changed)
 	w.changed = make(chan struct{})
@@ -152,12 +154,15 @@ func clone(cfg model.Config) model.Config {
 		service := &cfg.Services[i]
 		service.Frontends = slices.Clone(service.Frontends)
 		service.Backends = slices.Clone(service.Backends)
+		service.AllowFrom, service.DenyFrom = slices.Clone(service.AllowFrom), slices.Clone(service.DenyFrom)
+		service.Health.HTTP.Statuses = slices.Clone(service.Health.HTTP.Statuses)
+		service.Health.Exec = slices.Clone(service.Health.Exec)
 	}
 	return cfg
 }
 
 // merge is the union of all sources, or the *ConflictError that keeps source out.
-// What concerns the whole machine (timeouts, limits, snat, encapsulation, socket, each
+// What concerns the whole machine (timeouts, limits, snat, encapsulation, api, each
 // interface) may be said by several sources only if they say the same.
 func merge(source string, sources map[string]model.Config) (model.Config, error) {
 	var merged model.Config
@@ -192,7 +197,7 @@ func merge(source string, sources map[string]model.Config) (model.Config, error)
 			{"limits", cfg.Limits, &merged.Limits},
 			{"snat", cfg.SNAT, &merged.SNAT},
 			{"encapsulation", cfg.Encapsulation, &merged.Encapsulation},
-			{"socket", cfg.Socket, &merged.Socket},
+			{"api", cfg.API, &merged.API},
 		} {
 			from, to := reflect.ValueOf(setting.from), reflect.ValueOf(setting.to).Elem()
 			switch {

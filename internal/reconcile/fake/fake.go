@@ -142,6 +142,9 @@ func (m *Maps) PutBackend(record reconcile.BackendRecord) error {
 	if record.Draining {
 		operation += " draining"
 	}
+	if record.Down {
+		operation += " down"
+	}
 	m.checkPutBackend(operation, record)
 	return m.do(operation, func() {
 		m.backends[record.Index], m.lastBackends[record.Index] = record, record

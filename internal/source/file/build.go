@@ -26,7 +26,8 @@ func (p *Parsed) build(doc *document) {
 	p.buildSNAT(&doc.SNAT, b)
 	p.buildEncapsulation(&doc.Encapsulation, b)
 	p.buildLimits(doc, b)
-	p.Config.Socket = doc.API.Socket.Value
+	p.Config.API = model.API{Socket: doc.API.Socket.Value, Group: doc.API.Group.Value, ReadGroup: doc.API.ReadGroup.Value}
+	p.groups = []mark{doc.API.Group.mark, doc.API.ReadGroup.mark}
 }
 
 // missing reports a list at the top of the file that is not there or empty.
@@ -142,6 +143,8 @@ func (b *builder) service(entry *serviceEntry, defaults *defaultsEntry) {
 		b.families(entry, &s, addresses)
 	}
 	b.admission(entry, &s, addresses)
+	b.segments(entry, &s)
+	b.health(entry, &defaults.Health, &s)
 	b.weights(entry, &s)
 	b.parsed.Config.Services = append(b.parsed.Config.Services, s)
 	b.parsed.backends = append(b.parsed.backends, marks)
@@ -227,6 +230,7 @@ func (b *builder) backends(entry *serviceEntry, s *model.Service) (marks []mark)
 			BackendAddress: model.BackendAddress{Address: item.Address.Value, Port: uint16(item.Port.Value)},
 			Weight:         uint16(item.Weight.Value),
 			Name:           item.Name.Value,
+			Backup:         item.Backup.Value,
 		}
 		same := backend.BackendAddress
 		if s.Forwarding.Direct() {

@@ -71,6 +71,7 @@ type Parsed struct {
 	interfaces []mark   // of Config.Interfaces
 	backends   [][]mark // of Config.Services[i].Backends
 	list       mark     // of interfaces as a whole
+	groups     []mark   // of Config.API.Group and ReadGroup
 	unparsed   bool     // of a file nothing is known, so nothing can be missing
 }
 

@@ -130,6 +130,8 @@ func TestSample(t *testing.T) {
 	backend := func(address string, port, weight uint16, name string) model.Backend {
 		return model.Backend{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr(address), Port: port}, Weight: weight, Name: name}
 	}
+	backup := backend("10.0.0.9", 8080, 1, "10.0.0.9:8080")
+	backup.Backup = true
 	want := model.Config{
 		Interfaces: []model.Interface{{Name: "eth0", Attach: model.AttachAuto}, {Name: "eth1", Attach: model.AttachNative}},
 		Services: []model.Service{
@@ -148,6 +150,12 @@ func TestSample(t *testing.T) {
 					backend("10.0.0.2", 8080, 3, "10.0.0.2:8080"),
 					backend("10.0.0.3", 8080, 1, "green"),
 					backend("2001:db8:1::2", 8080, 1, "[2001:db8:1::2]:8080"),
+					backup,
+				},
+				Health: model.Health{
+					Check: model.CheckHTTP, Port: 8080, Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3, Jitter: 5,
+					SlowStart: 30 * time.Second,
+					HTTP:      model.HealthHTTP{Path: "/healthz", Statuses: []model.StatusRange{{First: 200, Last: 200}, {First: 204, Last: 204}}},
 				},
 			},
 			{
@@ -159,6 +167,7 @@ func TestSample(t *testing.T) {
 				Forwarding: model.ForwardingNATDestination, Announce: model.AnnounceNone, TableSize: 1021, Tracking: model.TrackingAuto,
 				Policy:   model.Policy{Rejects: true},
 				Backends: []model.Backend{backend("10.0.1.2", 0, 1, "10.0.1.2"), backend("10.0.1.3", 0, 1, "10.0.1.3")},
+				Health:   model.Health{Check: model.CheckTCP, Interval: 5 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3, Jitter: 5},
 			},
 			{
 				Name: "files",
@@ -183,7 +192,7 @@ func TestSample(t *testing.T) {
 		Encapsulation: model.Encapsulation{
 			Sources4: netip.MustParsePrefix("10.9.0.0/24"), Sources6: netip.MustParsePrefix("2001:db8:9::1/128"), GUEPort: 6080,
 		},
-		Socket: "/run/shunt/shunt.sock",
+		API: model.API{Socket: "/run/shunt/shunt.sock"},
 	}
 	if diff := cmp.Diff(want, config, compareAddresses); diff != "" {
 		t.Errorf("the sample means something else (-want +got):\n%s", diff)
@@ -207,7 +216,7 @@ func TestDefaults(t *testing.T) {
 		}},
 		Timeouts: model.Timeouts{TCPEstablished: 124 * time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute, Settle: 15 * time.Minute},
 		Limits:   model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 20, Remembered: 250_000, Filters: 10_000},
-		Socket:   "/run/shunt/shunt.sock",
+		API:      model.API{Socket: "/run/shunt/shunt.sock"},
 
 		Encapsulation: model.Encapsulation{GUEPort: 6080},
 	}

@@ -3,6 +3,7 @@ package file
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -120,6 +121,23 @@ func (b *builder) admission(entry *serviceEntry, s *model.Service, vips []addres
 				"with %s nothing tells the first packet of a UDP flow from the others, so new ones cannot be counted", s.Forwarding)
 			return
 		}
+	}
+}
+
+// segments fills in the bound for TCP's segments.
+func (b *builder) segments(entry *serviceEntry, s *model.Service) {
+	most := &entry.TCPMSS
+	s.Policy.TCPMSS = uint16(most.Value)
+	if !most.set || most.bad || len(s.Frontends) == 0 {
+		return
+	}
+	if !slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return f.Protocol == model.TCP }) {
+		b.parsed.faults.errorf(most.mark, "remove it", "tcp_mss has no meaning for service %q, which has no TCP", s.Name)
+		return
+	}
+	if s.Forwarding.Direct() {
+		b.parsed.faults.warnf(most.mark, "bound what clients send at the backends: `ip route change ROUTE advmss BYTES`",
+			"with %s the backends' SYNs do not come by: tcp_mss bounds what backends send, and not what clients do", s.Forwarding)
 	}
 }
 

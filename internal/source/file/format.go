@@ -23,7 +23,7 @@ type document struct {
 	Limits        limitsEntry          `json:"limits,omitempty" doc:"Sizes of the maps, fixed when the data plane is first loaded. 'shunt check' prints what they cost in memory." example:"{flows: 1000000}"`
 	SNAT          snatEntry            `json:"snat,omitempty" doc:"Where full NAT takes its source addresses and ports from." example:"{addresses: [10.0.0.1]}"`
 	Encapsulation encapsulationEntry   `json:"encapsulation,omitempty" doc:"What the outer headers of dsr-ipip and dsr-gue look like." example:"{source: 10.0.0.1}"`
-	API           apiEntry             `json:"api,omitempty" doc:"How the command line reaches the daemon." example:"{socket: /run/shunt/shunt.sock}"`
+	API           apiEntry             `json:"api,omitempty" doc:"Where the daemon can be asked, and who may, besides root." example:"{group: shunt-admin, read_group: shunt}"`
 	Pools         later                `json:"pools,omitempty" doc:"Backends shared by services."`
 	Metrics       later                `json:"metrics,omitempty" doc:"Metrics over HTTP."`
 }
@@ -32,16 +32,16 @@ type document struct {
 type interfaceEntry struct {
 	mark   `json:"-"`
 	Name   text `json:"name" doc:"The interface's name on this machine." min:"1" max:"15" example:"eth0"`
-	Attach word `json:"attach,omitempty" doc:"How to attach: native is XDP in the driver, generic is XDP in the kernel's stack (slower), auto tries native first and says which it got." enum:"auto|native|generic" later:"tc" default:"auto" example:"native"`
+	Attach word `json:"attach,omitempty" doc:"How to attach: native is XDP in the driver, generic is XDP in the kernel's stack (slower), auto tries native first and says which it got; tc is the kernel's traffic control (tcx, or clsact before Linux 6.6), which also serves connections from this machine to its VIPs, and backends on it." enum:"auto|native|generic|tc" default:"auto" example:"native"`
 }
 
 // defaultsEntry is defaults.
 type defaultsEntry struct {
 	mark       `json:"-"`
-	Forwarding word  `json:"forwarding,omitempty" doc:"How packets reach a backend." enum:"nat|nat-destination|dsr-l2|dsr-ipip|dsr-gue" default:"nat" example:"nat-destination"`
-	Announce   word  `json:"announce,omitempty" doc:"How the network learns where a VIP is." enum:"l2|none" later:"bgp" default:"l2" example:"none"`
-	Health     later `json:"health,omitempty" doc:"Health checks."`
-	Timeouts   later `json:"timeouts,omitempty" doc:"Timeouts per service."`
+	Forwarding word        `json:"forwarding,omitempty" doc:"How packets reach a backend." enum:"nat|nat-destination|dsr-l2|dsr-ipip|dsr-gue" default:"nat" example:"nat-destination"`
+	Announce   word        `json:"announce,omitempty" doc:"How the network learns where a VIP is." enum:"l2|none" later:"bgp" default:"l2" example:"none"`
+	Health     healthEntry `json:"health,omitempty" doc:"How backends are checked. What a service's own health says takes precedence, key by key; of tcp, http, https, grpc, udp and exec it replaces the one here." example:"{tcp: {}, interval: 5s}"`
+	Timeouts   later       `json:"timeouts,omitempty" doc:"Timeouts per service."`
 }
 
 // serviceEntry is one of services.
@@ -62,10 +62,10 @@ type serviceEntry struct {
 	DenyFrom             many[prefix]       `json:"deny_from,omitempty" doc:"Source addresses that may not use the service: exceptions to allow_from, or to everybody where that is empty." example:"[203.0.113.0/24]"`
 	MaxNewFlowsPerSource rate               `json:"max_new_flows_per_source,omitempty" doc:"How many flows each source address may begin per second; of IPv6 each /64. Without it: as many as come. Up to a second's worth may come at once; what is beyond is dropped. With dsr-* it counts TCP SYNs, retransmitted ones too, and cannot be used for udp. 65536 sources are remembered: in a flood from more, the one unseen for the longest time is forgotten and has its second's worth again." min:"1" max:"1000000" example:"100/s"`
 	MaxFlows             number             `json:"max_flows,omitempty" unit:"flows" doc:"How many flows the service may have at once, under nat and nat-destination; a packet that would begin another is dropped. Without it: as many as limits.flows has room for. It counts those begun since it was set: the established ones, those in handshake, and closed ones until their port is free again (2 s, or 60 s if the backend closed first, and up to 10 s more). A service with addresses of both families may have so many in each. CPUs that see packets at once may let in one more each. While no daemon runs to remove what is over, nothing is bounded." min:"1" max:"16000000" example:"10000"`
-	TCPMSS               later              `json:"tcp_mss,omitempty" doc:"The largest TCP segment that either side may send."`
+	TCPMSS               number             `json:"tcp_mss,omitempty" unit:"bytes" doc:"The largest TCP segment that clients and backends may send: what their SYNs say is brought down to it, for paths whose MTU is smaller than they know. Without it: what they say. With dsr-* the backends' SYNs do not come by, so it bounds only what backends send." min:"536" max:"65495" example:"1400"`
 	TableSize            tableSize          `json:"table_size,omitempty" unit:"slots" doc:"Size of the service's Maglev table. Without it: the smallest size with at least 100 slots per backend." example:"4093"`
 	Backends             list[backendEntry] `json:"backends" doc:"The servers. Both families may be mixed: a frontend uses backends of its own family. With dsr-*, a service whose backends are all of one family serves frontends of both with them; otherwise a frontend needs a backend of its own family." example:"[{address: 10.0.0.2, port: 8080}]"`
-	Health               later              `json:"health,omitempty" doc:"Health checks."`
+	Health               healthEntry        `json:"health,omitempty" doc:"How the service's backends are checked: one of tcp, http, https, grpc, udp and exec, and how often. Without it, here and under defaults, backends count as up. Not with dsr-* yet." example:"{http: {path: /healthz, port: 8080}, interval: 2s, timeout: 1s, fall: 3, rise: 2}"`
 	Pool                 later              `json:"pool,omitempty" doc:"Backends shared by services."`
 	Timeouts             later              `json:"timeouts,omitempty" doc:"Timeouts per service."`
 }
@@ -76,7 +76,77 @@ type backendEntry struct {
 	Address address `json:"address" doc:"The server's address." example:"10.0.0.2"`
 	Port    number  `json:"port,omitempty" doc:"The server's port. Without it packets keep the port they came for. With dsr-* a port that differs from the service's is an error, because packets arrive as clients sent them." min:"1" max:"65535" example:"8080"`
 	Weight  number  `json:"weight,omitempty" doc:"The server's share of new flows, relative to the service's other backends. 0: no new flows." min:"0" max:"65535" default:"1" example:"3"`
+	Backup  boolean `json:"backup,omitempty" doc:"Whether the server takes new flows only while no other of the service's can: all others of its family are down, wait for their first successful check, or have weight 0. Flows that it has then go on." default:"false" example:"true"`
 	Name    text    `json:"name,omitempty" doc:"What output calls the backend, and what its slots depend on: a server that takes over another's name takes over its slots, and no other flow moves. Without it: its address and port." min:"1" max:"63" example:"green"`
+}
+
+// healthEntry is health, of a service or the defaults.
+type healthEntry struct {
+	mark      `json:"-"`
+	Enabled   boolean         `json:"enabled,omitempty" doc:"Whether backends are checked. false is for a service that is not to have what defaults.health says: its backends count as up." default:"true" example:"false"`
+	TCP       tcpCheckEntry   `json:"tcp,omitempty" doc:"A backend is well if it accepts a TCP connection, which is then reset." example:"{}"`
+	HTTP      httpCheckEntry  `json:"http,omitempty" doc:"It is well if it answers an HTTP request as expected. Redirects are not followed." example:"{path: /healthz, port: 8080}"`
+	HTTPS     httpsCheckEntry `json:"https,omitempty" doc:"The same over TLS." example:"{path: /healthz, port: 8443, server_name: www.example.com}"`
+	GRPC      grpcCheckEntry  `json:"grpc,omitempty" doc:"It is well if its grpc.health.v1 service says SERVING. Without TLS." example:"{service: shop.v1.Cart}"`
+	UDP       udpCheckEntry   `json:"udp,omitempty" doc:"It is well if it answers a datagram." example:"{send: ping, expect: pong}"`
+	Exec      execCheckEntry  `json:"exec,omitempty" doc:"It is well if a program on this machine ends with exit code 0. The program is run as the daemon is, finds SHUNT_SERVICE, SHUNT_BACKEND (the name), SHUNT_ADDRESS and SHUNT_PORT in its environment, and is killed at the timeout with all that it has started. The first line of what it writes is shown when it fails. At most 64 run at once." example:"{command: [/usr/local/bin/check-backend, --fast]}"`
+	Interval  duration        `json:"interval,omitempty" doc:"From one check of a backend to the next." min:"100ms" max:"1h" default:"2s" example:"5s"`
+	Timeout   duration        `json:"timeout,omitempty" doc:"How long one check may take, at most interval. Without it: 1s, or interval where that is less." min:"10ms" max:"1h" example:"500ms"`
+	Fall      number          `json:"fall,omitempty" unit:"checks" doc:"How many checks in a row must fail for a backend to be down. Then it takes no new flows. Established TCP connections stay with it until they end; unfinished ones and UDP flows go to another backend at once, if no other service has it up." min:"1" max:"100" default:"3" example:"5"`
+	Rise      number          `json:"rise,omitempty" unit:"checks" doc:"How many in a row must succeed for a backend that is down to be up again. A new backend needs one. A backend that goes down four times within about a minute stays down for one to three minutes, whatever the checks say: a backend that flaps changes the table about once a minute." min:"1" max:"100" default:"2" example:"5"`
+	Jitter    percent         `json:"jitter,omitempty" doc:"By how much intervals differ, either way, so that checks of many balancers do not meet." min:"0" max:"50" default:"5%" example:"10%"`
+	SlowStart duration        `json:"slow_start,omitempty" doc:"How long a backend takes to its full weight, in ten steps, when it was down or joins a service that others serve. Without it: no time." min:"1s" max:"1h" example:"30s"`
+	Panic     percent         `json:"panic,omitempty" doc:"When fewer than this part of a service's backends are up (backups and those with weight 0 aside, and for each family apart) and no backup is, the checks are not believed: all of them take flows. Without it, or with 0%: never." min:"0" max:"100" example:"30%"`
+}
+
+// tcpCheckEntry is health.tcp.
+type tcpCheckEntry struct {
+	mark `json:"-"`
+	Port number `json:"port,omitempty" doc:"The port that is checked. Without it: the backend's, or else the service's if it has only one." min:"1" max:"65535" example:"8080"`
+}
+
+// httpCheckEntry is health.http.
+type httpCheckEntry struct {
+	mark   `json:"-"`
+	Port   number         `json:"port,omitempty" doc:"The port that is checked. Without it: the backend's, or else the service's if it has only one." min:"1" max:"65535" example:"8080"`
+	Path   text           `json:"path,omitempty" doc:"What is asked for, with the query." min:"1" max:"1024" default:"/" example:"/healthz"`
+	Host   text           `json:"host,omitempty" doc:"The Host header. Without it: the address and port." min:"1" max:"255" example:"www.example.com"`
+	Status many[statuses] `json:"status,omitempty" doc:"The statuses that are expected." default:"200-399" example:"[200, 204, \"301-302\"]"`
+	Body   phrase         `json:"body,omitempty" doc:"What has to be in the first 64 KiB of the answer. Without it: anything." min:"1" max:"1024" example:"ready"`
+}
+
+// httpsCheckEntry is health.https.
+type httpsCheckEntry struct {
+	mark       `json:"-"`
+	Port       number         `json:"port,omitempty" doc:"The port that is checked. Without it: the backend's, or else the service's if it has only one." min:"1" max:"65535" example:"8443"`
+	Path       text           `json:"path,omitempty" doc:"What is asked for, with the query." min:"1" max:"1024" default:"/" example:"/healthz"`
+	Host       text           `json:"host,omitempty" doc:"The Host header. Without it: the address and port." min:"1" max:"255" example:"www.example.com"`
+	Status     many[statuses] `json:"status,omitempty" doc:"The statuses that are expected." default:"200-399" example:"[200, 204, \"301-302\"]"`
+	Body       phrase         `json:"body,omitempty" doc:"What has to be in the first 64 KiB of the answer. Without it: anything." min:"1" max:"1024" example:"ready"`
+	ServerName text           `json:"server_name,omitempty" doc:"The name that is asked for (SNI) and that the certificate must have. Without it: the name in host; without that, none is asked for, and the certificate must have the backend's address." min:"1" max:"255" example:"www.example.com"`
+	Verify     boolean        `json:"verify,omitempty" doc:"Whether the certificate must be right." default:"true" example:"false"`
+	CAFile     text           `json:"ca_file,omitempty" doc:"A file with the authorities, as PEM, that the certificate may be from. It is read at start and with each reload. Without it: those of this machine." min:"1" max:"4095" example:"/etc/shunt/backends-ca.pem"`
+}
+
+// grpcCheckEntry is health.grpc.
+type grpcCheckEntry struct {
+	mark    `json:"-"`
+	Port    number `json:"port,omitempty" doc:"The port that is checked. Without it: the backend's, or else the service's if it has only one." min:"1" max:"65535" example:"9000"`
+	Service text   `json:"service,omitempty" doc:"The gRPC service that is asked about. Without it: the server as a whole." min:"1" max:"255" example:"shop.v1.Cart"`
+}
+
+// udpCheckEntry is health.udp.
+type udpCheckEntry struct {
+	mark   `json:"-"`
+	Port   number `json:"port,omitempty" doc:"The port that is checked. Without it: the backend's, or else the service's if it has only one." min:"1" max:"65535" example:"53"`
+	Send   octets `json:"send" doc:"What is sent: text, or hex: and hexadecimal digits." min:"1" max:"1024" example:"\"hex:1234 0100 0001 0000 0000 0000 00 0006 0001\""`
+	Expect octets `json:"expect,omitempty" doc:"What has to be in the answer, written like send. Without it: any answer is one." min:"1" max:"1024" example:"\"hex:1234\""`
+}
+
+// execCheckEntry is health.exec.
+type execCheckEntry struct {
+	mark    `json:"-"`
+	Command many[phrase] `json:"command" doc:"The program, with its whole path, and its arguments. No shell reads them." min:"1" max:"4095" example:"[/usr/local/bin/check-backend, --fast]"`
 }
 
 // timeoutsEntry is timeouts.
@@ -116,6 +186,8 @@ type encapsulationEntry struct {
 
 // apiEntry is api.
 type apiEntry struct {
-	mark   `json:"-"`
-	Socket text `json:"socket,omitempty" doc:"Path of the control socket. --socket and SHUNT_SOCKET take precedence." min:"1" max:"107" default:"/run/shunt/shunt.sock" example:"/run/shunt/shunt.sock"`
+	mark      `json:"-"`
+	Socket    text `json:"socket,omitempty" doc:"Path of the control socket, for root and the group. Beside it is a second one that only tells the state: shunt-read.sock for shunt.sock. --socket and SHUNT_SOCKET take precedence." min:"1" max:"102" default:"/run/shunt/shunt.sock" example:"/run/shunt/shunt.sock"`
+	Group     text `json:"group,omitempty" doc:"Members of this group of the machine may use the control socket: reload, drain, override, and read. Without it: root alone." min:"1" max:"63" example:"shunt-admin"`
+	ReadGroup text `json:"read_group,omitempty" doc:"Members of this group may use the socket for reading. Without it: root alone." min:"1" max:"63" example:"shunt"`
 }

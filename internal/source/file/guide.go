@@ -19,7 +19,7 @@ func Guide() []byte {
 	var b bytes.Buffer
 	b.WriteString(guideIntroduction)
 	fmt.Fprintf(&b, "## A whole file\n\n```yaml\n%s```\n", Sample)
-	guideMapping(&b, reflect.TypeFor[document](), "", "The top of the file")
+	guideMapping(&b, reflect.TypeFor[document](), "", "The top of the file", map[reflect.Type]string{})
 	return b.Bytes()
 }
 
@@ -45,9 +45,15 @@ read, in the order of names: lists are appended to each other, and a value may b
 
 `
 
-// guideMapping writes the section of one mapping, then those of the mappings in it.
-func guideMapping(b *bytes.Buffer, t reflect.Type, path, title string) {
+// guideMapping writes the section of one mapping, then those of the mappings in it. A mapping
+// that is in several places is written once; written has the titles.
+func guideMapping(b *bytes.Buffer, t reflect.Type, path, title string, written map[reflect.Type]string) {
 	fmt.Fprintf(b, "\n## %s\n\n", title)
+	if first, is := written[t]; is {
+		fmt.Fprintf(b, "The keys are those of %s.\n", first)
+		return
+	}
+	written[t] = title
 	b.WriteString("| key | type | unit | default | meaning | example |\n|---|---|---|---|---|---|\n")
 	var refused []string
 	for _, f := range fieldsOf(t) {
@@ -70,7 +76,7 @@ func guideMapping(b *bytes.Buffer, t reflect.Type, path, title string) {
 			if isList {
 				inner += "[]"
 			}
-			guideMapping(b, element, inner+".", code(inner))
+			guideMapping(b, element, inner+".", code(inner), written)
 		}
 	}
 }
@@ -110,6 +116,8 @@ func (f *field) typeText() string {
 		text = fmt.Sprintf("duration, %s to %s", brief(f.min), brief(f.max))
 	case f.bounded && t == reflect.TypeFor[rate]():
 		text = fmt.Sprintf("rate, %d/s to %d/s", f.min, f.max)
+	case f.bounded && t == reflect.TypeFor[percent]():
+		text = fmt.Sprintf("percentage, %d%% to %d%%", f.min, f.max)
 	case f.bounded:
 		text = fmt.Sprintf("text, %d to %d bytes", f.min, f.max)
 	}
@@ -121,7 +129,8 @@ func (f *field) typeText() string {
 
 // unitText is the field's unit; durations carry theirs.
 func (f *field) unitText() string {
-	if f.typ == reflect.TypeFor[duration]() || f.typ == reflect.TypeFor[rate]() {
+	switch f.typ {
+	case reflect.TypeFor[duration](), reflect.TypeFor[rate](), reflect.TypeFor[percent]():
 		return "in the value"
 	}
 	return f.unit

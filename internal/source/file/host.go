@@ -25,25 +25,32 @@ type Host interface {
 	// empty when there is none but shunt's own. Only the latter is empty when whose it is
 	// cannot be found out.
 	Occupant(iface string) (whose, takeOff string, err error)
+	// HasGroup reports whether a group of users exists, by name or number.
+	HasGroup(name string) bool
 }
 
 // CheckHost adds the faults that only this machine knows of to Faults: interfaces that
-// do not exist or have another XDP program, backends behind an interface that is not listed, clients that
-// nat-destination cannot serve and backends that dsr-l2 cannot reach. With strict, as in
-// check --host, the first three are errors; else all are warnings, for the file may be meant
-// for another machine.
+// do not exist or have another XDP program, groups that do not exist, backends behind an interface that is not listed, clients that
+// nat-destination cannot serve, backends that dsr-l2 cannot reach, and with XDP alone backends on
+// this machine. With strict, as in check --host, the first four and the last are errors; else all
+// are warnings, for the file may be meant for another machine. Only with strict there is a warning
+// that this machine cannot be a client with XDP alone.
 func (p *Parsed) CheckHost(host Host, strict bool) {
 	severity := SeverityWarning
 	if strict {
 		severity = SeverityError
 	}
 	h := &hostCheck{Parsed: p, host: host, severity: severity, routes: map[netip.Addr]route{}}
+	h.groups()
 	interfaces, err := host.Interfaces()
 	if err != nil {
 		p.faults.add(severity, p.list, fmt.Sprintf("cannot compare with this machine's interfaces: %v", err), "")
 	} else {
 		h.own = interfaces
 		h.interfaces()
+		if strict {
+			h.ownClients()
+		}
 		for i := range p.Config.Services {
 			h.service(&p.Config.Services[i], p.backends[i])
 		}
@@ -64,6 +71,16 @@ type hostCheck struct {
 	routes   map[netip.Addr]route
 }
 
+// groups checks that the groups that may ask the daemon exist.
+func (h *hostCheck) groups() {
+	for i, name := range []string{h.Config.API.Group, h.Config.API.ReadGroup} {
+		if name != "" && !h.host.HasGroup(name) {
+			h.faults.add(h.severity, h.Parsed.groups[i], fmt.Sprintf("this machine has no group %q, and the daemon does not start without it", name),
+				"`groupadd --system "+name+"` makes it")
+		}
+	}
+}
+
 func (h *hostCheck) interfaces() {
 	names := make([]string, len(h.own))
 	for i, own := range h.own {
@@ -71,7 +88,9 @@ func (h *hostCheck) interfaces() {
 	}
 	for i, wanted := range h.Config.Interfaces {
 		if slices.Contains(names, wanted.Name) {
-			h.occupant(wanted.Name, h.Parsed.interfaces[i])
+			if wanted.Attach != model.AttachTC { // where programs run one after the other
+				h.occupant(wanted.Name, h.Parsed.interfaces[i])
+			}
 			continue
 		}
 		suggestion := "this machine has " + join(names, "and")
@@ -118,7 +137,7 @@ func (h *hostCheck) backend(s *model.Service, a netip.Addr, m mark) {
 	for _, own := range h.own {
 		for _, prefix := range own.Prefixes {
 			if prefix.Addr() == a {
-				h.faults.add(h.severity, m, fmt.Sprintf("%s is this machine's own address, on %s: XDP cannot forward to the machine it runs on", a, own.Name), "use the address of another machine")
+				h.ownBackend(s, a, own.Name, m)
 				return
 			}
 		}
@@ -139,6 +158,28 @@ func (h *hostCheck) backend(s *model.Service, a netip.Addr, m mark) {
 		}
 		h.faults.add(h.severity, m, fmt.Sprintf("backend %s is behind %s, which is not under interfaces: %s", a, r.name, effect), fmt.Sprintf("add {name: %s} to interfaces", r.name))
 	}
+}
+
+func (h *hostCheck) atTC() bool {
+	return slices.ContainsFunc(h.Config.Interfaces, func(i model.Interface) bool { return i.Attach == model.AttachTC })
+}
+
+// ownBackend checks a backend that is this machine itself. With direct return nothing of its
+// answers has to pass shunt.
+func (h *hostCheck) ownBackend(s *model.Service, a netip.Addr, iface string, m mark) {
+	if s.Forwarding.Direct() || h.atTC() {
+		return
+	}
+	h.faults.add(h.severity, m, fmt.Sprintf("%s is this machine's own address, on %s: its answers do not pass XDP, so this backend gets no traffic", a, iface),
+		"say attach: tc for the interfaces that clients come by, or use the address of another machine")
+}
+
+// ownClients warns that XDP does not see what this machine itself sends to its VIPs.
+func (h *hostCheck) ownClients() {
+	if h.atTC() || len(h.Config.Interfaces) == 0 {
+		return
+	}
+	h.faults.warnf(h.Parsed.interfaces[0], "say attach: tc for the interface they leave by, if there are any", "connections from this machine itself to its VIPs do not pass XDP, and are not balanced")
 }
 
 // network is the machine's network that the address is in.

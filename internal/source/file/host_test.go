@@ -32,6 +32,8 @@ func (fakeHost) Occupant(iface string) (whose, takeOff string, err error) {
 	return "", "", nil
 }
 
+func (fakeHost) HasGroup(name string) bool { return name == "staff" }
+
 func (fakeHost) RouteInterface(a netip.Addr) (string, error) {
 	switch {
 	case netip.MustParsePrefix("10.0.0.0/16").Contains(a):
@@ -62,6 +64,7 @@ services:
     port: 80
     forwarding: dsr-l2
     backends: [{address: 192.0.2.4}, {address: 10.0.0.3}]
+api: {group: staff, read_group: guests}
 `
 
 func TestCheckHost(t *testing.T) {
@@ -89,14 +92,31 @@ func TestCheckHost(t *testing.T) {
 	}
 }
 
+// TestCheckHostAtTC: there the machine may be client and backend, and other XDP programs are no
+// hindrance.
+func TestCheckHostAtTC(t *testing.T) {
+	const config = `interfaces: [{name: eth0, attach: tc}, {name: eth2, attach: tc}]
+services:
+  - {name: web, address: 198.51.100.10, port: 80, backends: [{address: 192.0.2.1}, {address: 192.0.2.2}]}
+`
+	p, err := Read(filepath.Join(write(t, map[string]string{"shunt.yaml": config}), "shunt.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.CheckHost(fakeHost{}, true)
+	if len(p.Faults) != 0 {
+		t.Errorf("faults are %v, want none", p.Faults)
+	}
+}
+
 func TestCheckHostUnknown(t *testing.T) {
 	p, err := Read(filepath.Join(write(t, map[string]string{"shunt.yaml": hostConfig}), "shunt.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	p.CheckHost(fakeHost{err: errors.New("netlink is closed")}, false)
-	if len(p.Faults) != 1 || !strings.Contains(p.Faults[0].Message, "netlink is closed") {
-		t.Errorf("faults are %v, want one with the reason", p.Faults)
+	if len(p.Faults) != 2 || !strings.Contains(p.Faults[0].Message+p.Faults[1].Message, "netlink is closed") {
+		t.Errorf("faults are %v, want one with the reason, and that of the group", p.Faults)
 	}
 }
 
@@ -105,6 +125,9 @@ func TestLocalHost(t *testing.T) {
 	interfaces, err := LocalHost{}.Interfaces()
 	if err != nil {
 		t.Fatal(err)
+	}
+	if (LocalHost{}).HasGroup("no-such-group") || !(LocalHost{}).HasGroup("root") || !(LocalHost{}).HasGroup("12345") {
+		t.Error("a group that does not exist does, or one that does not")
 	}
 	i := slices.IndexFunc(interfaces, func(i HostInterface) bool { return i.Name == "lo" })
 	if i < 0 {

@@ -28,7 +28,13 @@ func TestSchemaRefuses(t *testing.T) {
 		{", forwarding: dsr", "", ".services[0].forwarding"},
 		{", tracking: all", "", ".services[0].tracking"},
 		{", affinity: client", "", ".services[0].affinity"},
-		{", health: {tcp: {}}", "", ".services[0].health"},
+		{", health: {tcp: {port: 0}}", "", ".services[0].health.tcp.port"},
+		{", health: {tcp: {}, jitter: 5}", "", ".services[0].health.jitter"},
+		{", health: {http: {status: 2xx}}", "", ".services[0].health.http.status"},
+		{", health: {http: {path: /, statuses: 200}}", "", ".services[0].health.http.statuses"},
+		{", health: {https: {verify: 1}}", "", ".services[0].health.https.verify"},
+		{", health: {udp: {}}", "", ".services[0].health.udp.send"},
+		{", health: {exec: {command: [1]}}", "", ".services[0].health.exec.command"},
 		{", protocol: [tcp, icmp]", "", ".services[0].protocol"},
 		{", table_size: 1000", "", ".services[0].table_size"},
 		{"", "timeouts: {udp: 10}", ".timeouts.udp"},
@@ -96,6 +102,7 @@ func (v *validator) check(schema any, value any, at string) (faults []string) {
 	number, isNumber := value.(float64)
 	text, isText := value.(string)
 	items, isList := value.([]any)
+	_, isBoolean := value.(bool)
 	for keyword, want := range s {
 		ok := true
 		switch keyword {
@@ -105,7 +112,7 @@ func (v *validator) check(schema any, value any, at string) (faults []string) {
 			faults = append(faults, v.check(v.root["$defs"].(map[string]any)[name], value, at)...)
 		case "type":
 			_, isMapping := value.(map[string]any)
-			ok = map[string]bool{"string": isText, "array": isList, "object": isMapping, "integer": isNumber && number == float64(int64(number))}[want.(string)]
+			ok = map[string]bool{"string": isText, "array": isList, "object": isMapping, "integer": isNumber && number == float64(int64(number)), "boolean": isBoolean}[want.(string)]
 		case "properties", "required":
 			faults = append(faults, v.checkMapping(s, keyword, value, at)...)
 		case "items":

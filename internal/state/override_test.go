@@ -59,13 +59,18 @@ func replace(t *testing.T, w *Writer, source string, all ...model.Service) {
 	}
 }
 
-// shown is the backends of all services with their weights: "web 10.0.0.2:0 10.0.0.3:5".
+// shown is the backends of all services with their weights, and what operators say of their
+// health: "web 10.0.0.2=0 10.0.0.3=5,down".
 func shown(w *Writer) string {
 	var parts []string
 	for _, s := range w.Snapshot().Config.Services {
 		parts = append(parts, s.Name)
 		for _, b := range s.Backends {
-			parts = append(parts, fmt.Sprintf("%s=%d", b.BackendAddress, b.Weight))
+			part := fmt.Sprintf("%s=%d", b.BackendAddress, b.Weight)
+			if b.Override != "" {
+				part += "," + string(b.Override)
+			}
+			parts = append(parts, part)
 		}
 	}
 	return strings.Join(parts, " ")
@@ -78,16 +83,22 @@ func expect(t *testing.T, w *Writer, want string) {
 	}
 }
 
-func drain(t *testing.T, w *Writer, selector string, d Drain) {
+// drainOf is a setting of KindDrain.
+func drainOf(s Setting) Setting {
+	s.Kind = KindDrain
+	return s
+}
+
+func drain(t *testing.T, w *Writer, selector string, s Setting) {
 	t.Helper()
-	if _, err := w.SetDrain(selector, d); err != nil {
+	if _, err := w.Set(selector, drainOf(s)); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // drained is the backends of the overrides in force.
 func drained(w *Writer) (all []string) {
-	for _, o := range w.Drains() {
+	for _, o := range w.Overrides() {
 		all = append(all, o.Backend.String())
 	}
 	return all
@@ -97,7 +108,7 @@ func TestDrainInEveryService(t *testing.T) {
 	w, c := writer(t, service("web", "10.0.0.2:80", "10.0.0.3:80"), service("api", "10.0.0.2:80", "10.0.0.2:81"))
 	before := w.Snapshot()
 	_, changed := w.Watch()
-	drain(t, w, "10.0.0.2:80", Drain{By: "me"})
+	drain(t, w, "10.0.0.2:80", Setting{Author: Author{By: "me"}})
 	expect(t, w, "web 10.0.0.2:80=0 10.0.0.3:80=5 api 10.0.0.2:80=0 10.0.0.2:81=5")
 	select {
 	case <-changed:
@@ -107,14 +118,14 @@ func TestDrainInEveryService(t *testing.T) {
 	if before.Config.Services[0].Backends[0].Weight != 5 {
 		t.Error("an old snapshot changed")
 	}
-	got := w.Drains()
+	got := w.Overrides()
 	if len(got) != 1 || got[0].By != "me" || !got[0].Since.Equal(c.time) || !got[0].Deadline.IsZero() || got[0].Over || !slices.Equal(got[0].Sources, []string{"file"}) {
 		t.Errorf("drains are %+v", got)
 	}
 	if _, ok := w.NextDeadline(); ok {
 		t.Error("a drain without a deadline has one")
 	}
-	if _, err := w.ClearDrain("10.0.0.2"); err != nil {
+	if _, err := w.Clear("10.0.0.2"); err != nil {
 		t.Fatal(err)
 	}
 	expect(t, w, "web 10.0.0.2:80=5 10.0.0.3:80=5 api 10.0.0.2:80=5 10.0.0.2:81=5")
@@ -123,8 +134,8 @@ func TestDrainInEveryService(t *testing.T) {
 func TestDeadline(t *testing.T) {
 	w, c := writer(t, service("web", "10.0.0.2", "10.0.0.3"), service("api", "10.0.0.2"))
 	first, second := c.time.Add(time.Minute), c.time.Add(time.Hour)
-	drain(t, w, "10.0.0.2", Drain{Deadline: second})
-	drain(t, w, "10.0.0.3", Drain{Deadline: first})
+	drain(t, w, "10.0.0.2", Setting{Deadline: second})
+	drain(t, w, "10.0.0.3", Setting{Deadline: first})
 	due := func(want time.Time) {
 		t.Helper()
 		if next, ok := w.NextDeadline(); ok != !want.IsZero() || !next.Equal(want) {
@@ -148,9 +159,9 @@ func TestDeadline(t *testing.T) {
 	replace(t, w, "other", service("else", "10.0.0.3", "10.0.0.4")) // a change looks at the clock too
 	expect(t, w, "web api else 10.0.0.4=5")
 	due(time.Time{})
-	drain(t, w, "10.0.0.2", Drain{Deadline: c.time.Add(1)}) // another drain replaces it
+	drain(t, w, "10.0.0.2", Setting{Deadline: c.time.Add(1)}) // another drain replaces it
 	expect(t, w, "web 10.0.0.2=0 api 10.0.0.2=0 else 10.0.0.4=5")
-	drain(t, w, "10.0.0.4", Drain{Deadline: c.time.Add(-1)})
+	drain(t, w, "10.0.0.4", Setting{Deadline: c.time.Add(-1)})
 	expect(t, w, "web 10.0.0.2=0 api 10.0.0.2=0 else")
 }
 
@@ -174,7 +185,7 @@ func TestSelectors(t *testing.T) {
 	} {
 		w, _ := writer(t, all...)
 		revision := w.Snapshot().Revision
-		backends, err := w.SetDrain(c.selector, Drain{})
+		backends, err := w.Set(c.selector, drainOf(Setting{}))
 		got := joined(backends)
 		if err != nil {
 			var wrong *SelectorError
@@ -200,15 +211,15 @@ func joined(backends []model.BackendAddress) string {
 
 func TestClearDrain(t *testing.T) {
 	w, _ := writer(t, service("a", "blue=10.0.0.3:80", "10.0.0.4:81"), service("b", "blue=10.0.0.4:80"))
-	drain(t, w, "10.0.0.4:80", Drain{})
+	drain(t, w, "10.0.0.4:80", Setting{})
 	for _, selector := range []string{"10.0.0.3:80", "10.0.0.9", "green"} {
-		if _, err := w.ClearDrain(selector); err == nil || !strings.Contains(err.Error(), "no drained backend") {
+		if _, err := w.Clear(selector); err == nil || !strings.Contains(err.Error(), "no backend with an override") {
 			t.Errorf("clearing the drain of %s, which is none, gives %v", selector, err)
 		}
 	}
 	// Two backends are called blue, but only one is drained.
-	if backends, err := w.ClearDrain("blue"); err != nil || joined(backends) != "10.0.0.4:80" {
-		t.Errorf("clearing blue: %v, %v", backends, err)
+	if ended, err := w.Clear("blue", KindDrain); err != nil || len(ended) != 1 || ended[0].Backend.String() != "10.0.0.4:80" {
+		t.Errorf("clearing blue: %v, %v", ended, err)
 	}
 	expect(t, w, "a 10.0.0.3:80=5 10.0.0.4:81=5 b 10.0.0.4:80=5")
 }
@@ -217,11 +228,11 @@ func TestClearDrain(t *testing.T) {
 func TestOverrideEnds(t *testing.T) {
 	w, _ := writer(t, service("web", "10.0.0.2", "10.0.0.3"))
 	replace(t, w, "other", service("api", "10.0.0.2"))
-	drain(t, w, "10.0.0.2", Drain{})
-	drain(t, w, "10.0.0.3", Drain{})
+	drain(t, w, "10.0.0.2", Setting{})
+	drain(t, w, "10.0.0.3", Setting{})
 	replace(t, w, "file", service("web", "10.0.0.3", "10.0.0.4"))
 	expect(t, w, "web 10.0.0.3=0 10.0.0.4=5 api 10.0.0.2=0")
-	if got := w.Drains()[0].Sources; !slices.Equal(got, []string{"other"}) {
+	if got := w.Overrides()[0].Sources; !slices.Equal(got, []string{"other"}) {
 		t.Errorf("the drain is held by %v, want other", got)
 	}
 	// What is refused ends no override.
@@ -247,12 +258,12 @@ func TestSourceThatHasNotSpoken(t *testing.T) {
 	replace(t, w, "file", service("web", "10.0.0.2", "10.0.0.3"))
 	replace(t, w, "other", service("api", "10.0.0.4"))
 	for _, b := range []string{"10.0.0.2", "10.0.0.3", "10.0.0.4"} {
-		drain(t, w, b, Drain{})
+		drain(t, w, b, Setting{})
 	}
 	if w, err = open("dir/overrides", c.now, d); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.ClearDrain("10.0.0.3"); err != nil { // before anybody has spoken
+	if _, err := w.Clear("10.0.0.3"); err != nil { // before anybody has spoken
 		t.Error(err)
 	}
 	replace(t, w, "file", service("web", "10.0.0.3"))
@@ -273,12 +284,12 @@ func TestDrainsConcurrently(t *testing.T) {
 		done.Go(func() {
 			for range 50 {
 				b := fmt.Sprintf("10.0.0.%d", i)
-				if _, err := w.SetDrain(b, Drain{Deadline: w.now().Add(time.Hour)}); err != nil {
+				if _, err := w.Set(b, drainOf(Setting{Deadline: w.now().Add(time.Hour)})); err != nil {
 					t.Error(err)
 				}
 				w.NextDeadline()
 				w.PassDeadlines()
-				if _, err := w.ClearDrain(b); err != nil {
+				if _, err := w.Clear(b); err != nil {
 					t.Error(err)
 				}
 			}
@@ -289,4 +300,64 @@ func TestDrainsConcurrently(t *testing.T) {
 	if r := w.Snapshot().Revision; r != 1+4*50*2 {
 		t.Errorf("revision is %d after 400 changes", r)
 	}
+}
+
+func set(t *testing.T, w *Writer, selector string, s Setting) {
+	t.Helper()
+	if _, err := w.Set(selector, s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestKinds has all kinds on one backend: what takes most away decides, each ends by itself,
+// and a reload leaves them.
+func TestKinds(t *testing.T) {
+	all := []model.Service{service("web", "10.0.0.2", "10.0.0.3"), service("api", "10.0.0.2")}
+	w, _ := writer(t, all...)
+	set(t, w, "10.0.0.2", Setting{Kind: KindWeight, Weight: 65535})
+	expect(t, w, "web 10.0.0.2=65535 10.0.0.3=5 api 10.0.0.2=65535")
+	set(t, w, "10.0.0.2", Setting{Kind: KindHealth, Health: HealthUp})
+	expect(t, w, "web 10.0.0.2=65535,up 10.0.0.3=5 api 10.0.0.2=65535,up")
+	set(t, w, "10.0.0.2", Setting{Kind: KindHealth, Health: HealthDown})
+	expect(t, w, "web 10.0.0.2=65535,down 10.0.0.3=5 api 10.0.0.2=65535,down")
+	set(t, w, "10.0.0.2", Setting{Kind: KindWeight, Weight: 0})
+	set(t, w, "10.0.0.2", Setting{Kind: KindDrain})
+	replace(t, w, "file", append(all, service("new", "10.0.0.2"))...)
+	expect(t, w, "web 10.0.0.2=0,down 10.0.0.3=5 api 10.0.0.2=0,down new 10.0.0.2=0,down")
+	if kinds := kindsOf(w.Overrides()); kinds != "drain weight health" {
+		t.Errorf("overrides are %s", kinds)
+	}
+	if _, err := w.Clear("10.0.0.3"); err == nil {
+		t.Error("the overrides of a backend that has none were cleared")
+	}
+	if ended, err := w.Clear("10.0.0.2", KindHealth); err != nil || kindsOf(ended) != "health" {
+		t.Errorf("cleared are %v, %v", ended, err)
+	}
+	if _, err := w.Clear("10.0.0.2", KindHealth); err == nil || !strings.Contains(err.Error(), "override of its health") {
+		t.Errorf("what was cleared can be cleared again: %v", err)
+	}
+	set(t, w, "10.0.0.2", Setting{Kind: KindWeight, Weight: 9})
+	if ended, err := w.Clear("10.0.0.2", KindDrain); err != nil || kindsOf(ended) != "drain" {
+		t.Errorf("cleared are %v, %v", ended, err)
+	}
+	expect(t, w, "web 10.0.0.2=9 10.0.0.3=5 api 10.0.0.2=9 new 10.0.0.2=9")
+	set(t, w, "10.0.0.3", Setting{Kind: KindWeight, Weight: 8})
+	if ended := w.ClearAll(KindDrain, KindHealth); len(ended) != 0 {
+		t.Errorf("cleared are %v, of which there is none", ended)
+	}
+	if ended := w.ClearAll(); kindsOf(ended) != "weight weight" {
+		t.Errorf("cleared are %v", ended)
+	}
+	expect(t, w, "web 10.0.0.2=5 10.0.0.3=5 api 10.0.0.2=5 new 10.0.0.2=5")
+	if revision := w.Snapshot().Revision; len(w.ClearAll()) != 0 || w.Snapshot().Revision != revision {
+		t.Error("to clear nothing is a change")
+	}
+}
+
+func kindsOf(overrides []Override) string {
+	var kinds []string
+	for _, o := range overrides {
+		kinds = append(kinds, string(o.Kind))
+	}
+	return strings.Join(kinds, " ")
 }

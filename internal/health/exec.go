@@ -1,0 +1,93 @@
+package health
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// execOutputMax is what is kept of what a program says.
+	execOutputMax = 4 << 10
+	// execGrace is how long the pipes of a killed program may stay open in somebody else's
+	// hands.
+	execGrace = 100 * time.Millisecond
+)
+
+// execProber runs a program that knows the backend from its environment. It is killed, with all
+// that it has started, when its time is over.
+type execProber struct{ target }
+
+func (p execProber) probe(ctx context.Context) error {
+	output := &limited{}
+	command := exec.Command(p.health.Exec[0], p.health.Exec[1:]...)
+	command.Env = append(os.Environ(),
+		"SHUNT_SERVICE="+p.service, "SHUNT_BACKEND="+p.name,
+		"SHUNT_ADDRESS="+p.at.Addr().String(), "SHUNT_PORT="+strconv.Itoa(int(p.at.Port())))
+	command.Stdout, command.Stderr = output, output
+	command.Dir = "/"
+	// A group of its own, so that what it has started ends with it.
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	command.WaitDelay = execGrace
+	if err := command.Start(); err != nil {
+		return fmt.Errorf("exec: %w", err)
+	}
+	err := waitGroup(ctx, command)
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("exec: not finished within %s, and killed%s", p.health.Timeout, output.says())
+	case err == nil, errors.Is(err, exec.ErrWaitDelay): // it ended well, and left others its output
+		return nil
+	case errors.As(err, &exit) && exit.ExitCode() >= 0:
+		return fmt.Errorf("exec: exit code %d%s", exit.ExitCode(), output.says())
+	}
+	return fmt.Errorf("exec: %w%s", err, output.says())
+}
+
+// waitGroup waits for a program, and ends it and its group when ctx ends. What the program has
+// left running ends with it. The group is signalled only while the program is not reaped:
+// until then nobody else can have its number.
+func waitGroup(ctx context.Context, command *exec.Cmd) error {
+	pid := command.Process.Pid
+	kill := func() { _ = syscall.Kill(-pid, syscall.SIGKILL) } // none there any more is as good
+	killed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { kill(); close(killed) })
+	for {
+		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			break // it has ended, or Wait says what is wrong
+		}
+	}
+	if !stop() {
+		<-killed
+	}
+	kill()
+	return command.Wait()
+}
+
+// limited keeps the beginning of what is written.
+type limited struct{ text bytes.Buffer }
+
+func (l *limited) Write(text []byte) (int, error) {
+	l.text.Write(text[:min(len(text), execOutputMax-l.text.Len())])
+	return len(text), nil
+}
+
+// says is the first line, for behind a cause.
+func (l *limited) says() string {
+	line, _, _ := strings.Cut(strings.TrimSpace(l.text.String()), "\n")
+	if line == "" {
+		return ""
+	}
+	return ": " + excerpt([]byte(line))
+}

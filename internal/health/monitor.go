@@ -1,0 +1,307 @@
+// Package health finds out which backends are well: it checks each backend of each service
+// that asks for it, and says who takes new flows.
+//
+//	Update ─► checks ─► schedule ─► probers ─► machine ─► Changed, OnTransition
+//	                                              │
+//	services of the configuration ─────► Serve ◄──┘ ─► the same with Idle, Down and Ramp set
+//
+// Probing, deciding (machine) and choosing who serves (serve) are apart: the latter two are
+// functions of what they are given.
+package health
+
+import (
+	"container/heap"
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+// Options are what a Monitor needs.
+type Options struct {
+	Log *slog.Logger
+	// OnTransition is told of every change of a state, once, in the order of each backend; nil:
+	// nobody is. It is where metrics and events come in. It must not call the Monitor.
+	OnTransition func(Transition)
+	// newProber replaces the real ones in tests.
+	newProber func(target) prober
+}
+
+// Monitor checks backends from New to Close. Its methods may be called from any goroutine.
+type Monitor struct {
+	options Options
+	ctx     context.Context // of all probes
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+	sockets chan struct{} // each probe over the network holds one
+	execs   chan struct{} // each program
+	wake    chan struct{} // capacity 1: the queue has a new first
+	changed chan struct{} // capacity 1
+
+	mu      sync.Mutex
+	checks  map[key]*check
+	plain   map[key]bool // backends of services without checks, which count as up
+	queue   queue
+	ramps   time.Time // when a weight rises next by itself; zero: none does
+	lateMax time.Duration
+	lateAll uint64
+	probes  uint64
+	// hereCount and hereError are of probes that this machine could not make.
+	hereCount uint64
+	hereError error
+	panics    map[string]bool // services whose health is not believed, as of the last Serve
+}
+
+// key names a backend in a service.
+type key struct {
+	service string
+	backend model.BackendAddress
+}
+
+// check is one backend of one service that is checked.
+type check struct {
+	key
+	target  target
+	prober  prober
+	machine machine
+	due     time.Time // of the next probe; of the present one while it runs
+	index   int       // in the queue; -1: it is being probed
+	gone    bool      // nobody wants it any more
+}
+
+const (
+	// socketsMax bounds the probes at once: 5,000 checks at an interval of 2 s, of which none is
+	// answered within a timeout of 1 s, are 2,500. Each takes a file descriptor.
+	socketsMax = 4096
+	// execsMax bounds the programs at once. Each is a process.
+	execsMax = 64
+	// startSpread is how far apart the first probes of checks that begin together are, unless
+	// that took longer than an interval.
+	startSpread = time.Millisecond
+	// lateFrom is what counts as late. A probe that starts later than this, after its time, has
+	// waited for something else than the scheduler of a busy machine.
+	lateFrom = 250 * time.Millisecond
+)
+
+// New is a monitor that checks nothing yet.
+func New(options Options) *Monitor {
+	if options.newProber == nil {
+		options.newProber = newProber
+	}
+	if options.Log == nil {
+		options.Log = slog.New(slog.DiscardHandler)
+	}
+	m := &Monitor{options: options,
+		sockets: make(chan struct{}, socketsMax), execs: make(chan struct{}, execsMax),
+		wake: make(chan struct{}, 1), changed: make(chan struct{}, 1),
+		checks: map[key]*check{}, plain: map[key]bool{}, panics: map[string]bool{}}
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+	m.running.Go(m.run)
+	return m
+}
+
+// Close ends all probes, and returns when they have ended.
+func (m *Monitor) Close() {
+	m.cancel()
+	m.running.Wait()
+}
+
+// Changed receives when Serve may say something else than before.
+func (m *Monitor) Changed() <-chan struct{} { return m.changed }
+
+func notify(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Update makes these the services that are checked. A backend that was checked before keeps its
+// state; one that was in the service without checks, or is checked alike in a service that is
+// or was here (of a service that is renamed, for example), goes on with the state it has
+// there. Of others held says the state, until a result contradicts it; "" is unknown.
+func (m *Monitor) Update(services []model.Service, held func(service string, b model.BackendAddress) model.HealthState) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	twins := map[model.BackendAddress][]*check{}
+	for _, c := range m.checks {
+		twins[c.backend] = append(twins[c.backend], c)
+	}
+	before, plain := m.checks, m.plain
+	served := map[string]bool{}
+	for k := range before {
+		served[k.service] = true
+	}
+	m.checks, m.plain = map[key]*check{}, map[key]bool{}
+	var fresh []*check
+	now := time.Now()
+	for _, s := range services {
+		for _, b := range s.Backends {
+			k := key{s.Name, b.BackendAddress}
+			if s.Health.Check == "" {
+				m.plain[k] = true
+				continue
+			}
+			t := target{service: s.Name, backend: b.BackendAddress, name: b.Name, at: probed(s, b), health: s.Health}
+			c, known := before[k]
+			if known {
+				delete(before, k)
+			} else {
+				c = &check{key: k, index: -1, machine: machine{state: model.HealthWaiting, since: now, joined: served[s.Name]}}
+				c.machine.adopt(t, twins[b.BackendAddress], plain[k], held)
+				fresh = append(fresh, c)
+			}
+			m.checks[k] = c
+			if !known || !reflect.DeepEqual(c.target, t) || t.health.TLS.CAFile != "" { // that file may be another by now
+				c.target, c.prober = t, m.options.newProber(t)
+				if soon := now.Add(t.health.Interval); c.index >= 0 && soon.Before(c.due) {
+					c.due = soon // the interval was longer
+					heap.Fix(&m.queue, c.index)
+				}
+			}
+		}
+	}
+	for _, c := range before {
+		c.gone = true
+		if c.index >= 0 {
+			heap.Remove(&m.queue, c.index)
+		}
+	}
+	m.schedule(fresh)
+}
+
+// adopt takes the state over from where something is known of the backend.
+func (m *machine) adopt(t target, twins []*check, plain bool, held func(string, model.BackendAddress) model.HealthState) {
+	state := model.HealthState("")
+	if plain {
+		state = model.HealthUp
+	} else {
+		for _, twin := range twins {
+			if twin.target.at == t.at && reflect.DeepEqual(twin.target.health, t.health) {
+				*m = twin.machine
+				return
+			}
+		}
+		if held != nil {
+			state = held(t.service, t.backend)
+		}
+	}
+	if state == model.HealthUp || state == model.HealthDown {
+		*m = machine{state: state}
+	}
+}
+
+// schedule gives checks that begin now their first times.
+func (m *Monitor) schedule(fresh []*check) {
+	now := time.Now()
+	for _, c := range fresh {
+		spread := min(time.Duration(len(fresh))*startSpread, c.target.health.Interval)
+		c.due = now.Add(rand.N(max(spread, 1)))
+		heap.Push(&m.queue, c)
+	}
+	notify(m.wake)
+}
+
+// Serve is the services with what health has found: which backends take no new flows, are
+// down, or have part of their weight. Backends that Update has not been told of wait.
+func (m *Monitor) Serve(services []model.Service) []model.Service {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	served := make([]model.Service, len(services))
+	m.ramps, m.panics = time.Time{}, map[string]bool{}
+	for i, s := range services {
+		of := func(b model.Backend) found {
+			if s.Health.Check == "" {
+				return found{state: model.HealthUp}
+			}
+			c := m.checks[key{s.Name, b.BackendAddress}]
+			if c == nil {
+				return found{state: model.HealthWaiting}
+			}
+			f := found{state: c.machine.state}
+			if f.state == model.HealthUp {
+				percent, next := rampOf(c.machine.ramps, now, s.Health.SlowStart)
+				f.ramp = percent
+				if !next.IsZero() && (m.ramps.IsZero() || next.Before(m.ramps)) {
+					m.ramps = next
+				}
+			}
+			return f
+		}
+		var panics bool
+		if served[i], panics = serve(s, of); panics {
+			m.panics[s.Name] = true
+		}
+	}
+	notify(m.wake)
+	return served
+}
+
+// Status is what is known of a backend in a service that checks it.
+type Status struct {
+	Service    string            `json:"service"`
+	Backend    string            `json:"backend"`
+	Check      model.HealthCheck `json:"check"`
+	State      model.HealthState `json:"state"`
+	Since      time.Time         `json:"since,omitzero"` // zero: it was so when the daemon started
+	LastError  string            `json:"last_error,omitempty"`
+	RestsUntil time.Time         `json:"kept_down_until,omitzero"` // by the flap limit, though it succeeds
+	Adopted    bool              `json:"adopted,omitempty"`        // no check has ended yet since the daemon started
+	Override   model.HealthState `json:"override,omitempty"`       // what an operator says instead
+}
+
+// Report lists what is known, by service and backend. services are those in force.
+func (m *Monitor) Report(services []model.Service) []Status {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list := []Status{}
+	for _, s := range services {
+		for _, b := range s.Backends {
+			c := m.checks[key{s.Name, b.BackendAddress}]
+			if c == nil {
+				continue
+			}
+			list = append(list, Status{Service: s.Name, Backend: b.BackendAddress.String(), Check: s.Health.Check,
+				State: c.machine.state, Since: c.machine.since, LastError: c.machine.lastError,
+				RestsUntil: c.machine.restsUntil(), Adopted: !c.machine.result && c.machine.since.IsZero(), Override: b.Override})
+		}
+	}
+	return list
+}
+
+// Panics lists the services whose health is not believed, as of the last Serve.
+func (m *Monitor) Panics() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	names := make([]string, 0, len(m.panics))
+	for name := range m.panics {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Trouble is what this machine makes checks suffer. A probe that it cannot make is no result:
+// its backend's state stays.
+type Trouble struct {
+	Probes uint64        // that were begun
+	Late   uint64        // of them, those that were late by lateFrom or more
+	Max    time.Duration // how late, at most
+	Failed uint64        // of them, those that could not be made
+	Why    error         // the last of these
+}
+
+// TakeTrouble is the trouble since the last call.
+func (m *Monitor) TakeTrouble() Trouble {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := Trouble{Probes: m.probes, Late: m.lateAll, Max: m.lateMax, Failed: m.hereCount, Why: m.hereError}
+	m.probes, m.lateAll, m.lateMax, m.hereCount, m.hereError = 0, 0, 0, 0, nil
+	return t
+}

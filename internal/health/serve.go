@@ -1,0 +1,82 @@
+package health
+
+import (
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+// rampSteps is how many times a backend's weight changes while it starts slowly. Each is
+// a change of the service's table.
+const rampSteps = 10
+
+// rampOf is the part of its weight that a backend has, in percent, and when it gets the
+// next part; 0 and zero: it has all.
+func rampOf(up, now time.Time, slowStart time.Duration) (percent uint8, next time.Time) {
+	if slowStart <= 0 || up.IsZero() {
+		return 0, time.Time{}
+	}
+	step := slowStart / rampSteps
+	done := now.Sub(up) / max(step, 1)
+	if done >= rampSteps-1 || done < 0 {
+		return 0, time.Time{}
+	}
+	return uint8(100 / rampSteps * (done + 1)), up.Add((done + 1) * step)
+}
+
+// found is what is known of a backend of a service.
+type found struct {
+	state model.HealthState
+	ramp  uint8
+}
+
+// serve decides who takes new flows, for each family apart, since a frontend's packets reach
+// backends of one family. The order of last resort is: those that live; where none does,
+// backups that live; where none of those does either, and fewer than Health.Panic percent
+// live, all that have a weight. It returns the service with Idle, Down and Ramp of its
+// backends set, and whether health is not believed.
+func serve(service model.Service, of func(model.Backend) found) (_ model.Service, panics bool) {
+	backends := make([]model.Backend, len(service.Backends))
+	for i, b := range service.Backends {
+		f := of(b)
+		if b.Override != "" {
+			f = found{state: b.Override}
+		}
+		b.Idle, b.Down, b.Ramp = f.state != model.HealthUp, f.state == model.HealthDown, f.ramp
+		backends[i] = b
+	}
+	service.Backends = backends
+	for _, is4 := range []bool{true, false} {
+		panics = serveFamily(service, is4) || panics
+	}
+	return service, panics
+}
+
+func serveFamily(service model.Service, is4 bool) (panics bool) {
+	var living, able, backups int
+	for _, b := range service.Backends {
+		lives := !b.Idle && b.Weight > 0
+		switch {
+		case b.Address.Is4() != is4 || b.Weight == 0:
+		case b.Backup && lives:
+			backups++
+		case !b.Backup:
+			able++
+			if lives {
+				living++
+			}
+		}
+	}
+	panics = backups == 0 && living*100 < int(service.Health.Panic)*able
+	for i := range service.Backends {
+		b := &service.Backends[i]
+		switch {
+		case b.Address.Is4() != is4:
+		case b.Backup:
+			b.Idle = b.Idle || living > 0
+		case panics && b.Override != model.HealthDown:
+			b.Idle, b.Down, b.Ramp = false, false, 0
+		}
+	}
+	return panics
+}

@@ -1,0 +1,94 @@
+package model
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// HealthState is what is known of a backend in a service. The value is the word used in
+// output.
+type HealthState string
+
+// The states there are.
+const (
+	HealthUp   HealthState = "up"
+	HealthDown HealthState = "down"
+	// HealthWaiting is a backend that has not succeeded yet since it became known.
+	HealthWaiting HealthState = "waiting"
+)
+
+// HealthCheck is a way to ask a backend whether it is well. The value is the word used in
+// configuration and output.
+type HealthCheck string
+
+// The checks there are.
+const (
+	CheckTCP   HealthCheck = "tcp"   // a connection is accepted
+	CheckHTTP  HealthCheck = "http"  // a request is answered as expected
+	CheckHTTPS HealthCheck = "https" // the same over TLS
+	CheckGRPC  HealthCheck = "grpc"  // grpc.health.v1 says SERVING
+	CheckUDP   HealthCheck = "udp"   // a datagram is answered
+	CheckExec  HealthCheck = "exec"  // a program exits with 0
+)
+
+// Health says how a service's backends are checked, and what follows. Without a Check they
+// all count as up.
+type Health struct {
+	Check HealthCheck
+	Port  uint16 // host byte order; 0: the backend's, else the service's only one
+
+	Interval time.Duration // from one check of a backend to the next
+	Timeout  time.Duration // of one check, at most Interval
+	Rise     uint32        // successes in a row that bring a backend that is down up
+	Fall     uint32        // failures in a row that bring it down
+	Jitter   uint32        // by which intervals differ, in percent either way
+
+	// SlowStart is how long a backend that was down, or joins others, takes to its full weight;
+	// 0: no time.
+	SlowStart time.Duration
+	// Panic is the percentage of a service's backends below which health is not believed: all
+	// of them take flows. 0: health is always believed.
+	Panic uint32
+
+	HTTP HealthHTTP // CheckHTTP and CheckHTTPS
+	TLS  HealthTLS  // CheckHTTPS
+	GRPC HealthGRPC // CheckGRPC
+	UDP  HealthUDP  // CheckUDP
+	Exec []string   // CheckExec: program and arguments
+}
+
+// HealthHTTP is a request and what has to come back.
+type HealthHTTP struct {
+	Path     string // with the query
+	Host     string // "": address and port
+	Statuses []StatusRange
+	Body     string // has to be in the body; "": anything
+}
+
+// StatusRange is an inclusive range of HTTP statuses.
+type StatusRange struct{ First, Last uint16 }
+
+// HealthTLS is how far a backend's certificate is believed.
+type HealthTLS struct {
+	ServerName string // for SNI and the certificate; "": that of HealthHTTP.Host, else the address
+	NoVerify   bool
+	CAFile     string // PEM; "": the machine's authorities
+}
+
+// HealthGRPC is what grpc.health.v1 is asked for.
+type HealthGRPC struct{ Service string } // "": the server as a whole
+
+// HealthUDP is a datagram and what has to come back.
+type HealthUDP struct {
+	Send   string // any bytes
+	Expect string // have to be in the answer; "": any answer
+}
+
+// String is the range as the configuration writes it.
+func (r StatusRange) String() string {
+	if r.First == r.Last {
+		return strconv.Itoa(int(r.First))
+	}
+	return fmt.Sprintf("%d-%d", r.First, r.Last)
+}

@@ -1,0 +1,199 @@
+package file
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+// timeoutUsual is health.timeout where neither it nor a shorter interval is set.
+const timeoutUsual = time.Second
+
+// checkOf is one of the ways to check that a health has.
+type checkOf struct {
+	kind model.HealthCheck
+	mark *mark
+	port *number // nil: it has none
+}
+
+// checksOf lists the ways that the file names.
+func (h *healthEntry) checksOf() (named []checkOf) {
+	for _, c := range []checkOf{
+		{model.CheckTCP, &h.TCP.mark, &h.TCP.Port},
+		{model.CheckHTTP, &h.HTTP.mark, &h.HTTP.Port},
+		{model.CheckHTTPS, &h.HTTPS.mark, &h.HTTPS.Port},
+		{model.CheckGRPC, &h.GRPC.mark, &h.GRPC.Port},
+		{model.CheckUDP, &h.UDP.mark, &h.UDP.Port},
+		{model.CheckExec, &h.Exec.mark, nil},
+	} {
+		if c.mark.set {
+			named = append(named, c)
+		}
+	}
+	return named
+}
+
+// oneCheck is the way to check that a health has, if it has one. More than one is an error,
+// said once for each place.
+func (b *builder) oneCheck(h *healthEntry) (check checkOf, is bool) {
+	named := h.checksOf()
+	if len(named) == 0 {
+		return checkOf{}, false
+	}
+	if len(named) > 1 {
+		b.parsed.faults.errorf(*named[1].mark, "keep one of them", "health has %s and %s: a backend is checked in one way", named[0].kind, named[1].kind)
+	}
+	return named[0], true
+}
+
+// health fills in how the service's backends are checked.
+func (b *builder) health(entry *serviceEntry, defaults *healthEntry, s *model.Service) {
+	own := &entry.Health
+	faults := &b.parsed.faults
+	enabled := ownElse(&own.Enabled, &defaults.Enabled)
+	if !own.set && !defaults.set || !enabled.Value {
+		b.unwatchedBackups(entry, s)
+		return
+	}
+	from := own
+	check, is := b.oneCheck(own)
+	if !is {
+		from = defaults
+		check, is = b.oneCheck(defaults)
+	}
+	switch {
+	case is:
+	case own.set:
+		if !own.bad {
+			faults.errorf(own.mark, "add for example tcp: {}", "health does not say how to check: want one of tcp, http, https, grpc, udp and exec")
+		}
+		return
+	default: // intervals for services that do
+		b.unwatchedBackups(entry, s)
+		return
+	}
+	if s.Forwarding.Direct() {
+		at, suggestion := own.mark, "remove it"
+		if from == defaults {
+			at, suggestion = entry.mark, "write health: {enabled: false} for this service"
+			if entry.Name.set {
+				at = entry.Name.mark
+			}
+		}
+		faults.errorf(at, suggestion, "health is not supported yet with %s: a check would not go the way that packets go", s.Forwarding)
+		return
+	}
+	h := model.Health{
+		Check:     check.kind,
+		Interval:  ownElse(&own.Interval, &defaults.Interval).Value,
+		Timeout:   ownElse(&own.Timeout, &defaults.Timeout).Value,
+		Rise:      uint32(ownElse(&own.Rise, &defaults.Rise).Value),
+		Fall:      uint32(ownElse(&own.Fall, &defaults.Fall).Value),
+		Jitter:    ownElse(&own.Jitter, &defaults.Jitter).Value,
+		SlowStart: ownElse(&own.SlowStart, &defaults.SlowStart).Value,
+		Panic:     ownElse(&own.Panic, &defaults.Panic).Value,
+	}
+	if check.port != nil {
+		h.Port = uint16(check.port.Value)
+	}
+	if timeout := ownElse(&own.Timeout, &defaults.Timeout); h.Timeout == 0 {
+		h.Timeout = min(timeoutUsual, h.Interval)
+	} else if h.Timeout > h.Interval && !timeout.bad {
+		faults.errorf(timeout.mark, "shorten it, or lengthen interval", "health.timeout %s is longer than the interval, %s", timeout.text, h.Interval)
+	}
+	b.check(from, &h)
+	b.checkedPort(entry, s, check, &h)
+	s.Health = h
+}
+
+// ownElse is what the service says, else what the defaults do, or their usual.
+func ownElse[T any, P interface {
+	*T
+	where() *mark
+}](own, inherited P) P {
+	if own.where().set {
+		return own
+	}
+	return inherited
+}
+
+// check fills in what belongs to one way of checking.
+func (b *builder) check(from *healthEntry, h *model.Health) {
+	faults := &b.parsed.faults
+	page := func(path, host *text, status []statuses, body *phrase) {
+		if !strings.HasPrefix(path.Value, "/") && !path.bad {
+			faults.errorf(path.mark, "write /"+path.Value, "path %q does not begin with /", path.Value)
+		}
+		h.HTTP = model.HealthHTTP{Path: path.Value, Host: host.Value, Body: body.Value}
+		for _, s := range status {
+			h.HTTP.Statuses = append(h.HTTP.Statuses, s.Value)
+		}
+	}
+	switch h.Check {
+	case model.CheckHTTP:
+		e := &from.HTTP
+		page(&e.Path, &e.Host, e.Status.Items, &e.Body)
+	case model.CheckHTTPS:
+		e := &from.HTTPS
+		page(&e.Path, &e.Host, e.Status.Items, &e.Body)
+		h.TLS = model.HealthTLS{ServerName: e.ServerName.Value, NoVerify: !e.Verify.Value, CAFile: e.CAFile.Value}
+		if e.CAFile.set && !e.CAFile.bad {
+			if h.TLS.NoVerify {
+				faults.warnf(e.CAFile.mark, "remove it, or verify: false", "with verify: false nobody looks at ca_file")
+			}
+			if !strings.HasPrefix(e.CAFile.Value, "/") {
+				faults.errorf(e.CAFile.mark, "write the whole path", "ca_file %q is relative, and nobody knows to what", e.CAFile.Value)
+			}
+		}
+	case model.CheckGRPC:
+		h.GRPC.Service = from.GRPC.Service.Value
+	case model.CheckUDP:
+		h.UDP = model.HealthUDP{Send: from.UDP.Send.Value, Expect: from.UDP.Expect.Value}
+	case model.CheckExec:
+		for i, word := range from.Exec.Command.Items {
+			if i == 0 && !strings.HasPrefix(word.Value, "/") {
+				faults.errorf(word.mark, "write the whole path", "%q is not the whole path of a program", word.Value)
+			}
+			h.Exec = append(h.Exec, word.Value)
+		}
+	}
+}
+
+// checkedPort finds checks that do not know which port to ask.
+func (b *builder) checkedPort(entry *serviceEntry, s *model.Service, check checkOf, h *model.Health) {
+	if check.port == nil || check.port.set || !entry.Port.set || entry.Port.bad {
+		return
+	}
+	ports := map[model.PortRange]bool{}
+	for _, p := range entry.Port.Items {
+		ports[p.Value] = true
+	}
+	if len(ports) == 1 && entry.Port.Items[0].Value.Exact() {
+		return
+	}
+	if slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.Port == 0 }) {
+		b.parsed.faults.errorf(*check.mark, "give "+string(check.kind)+" a port", "which port is checked? Backends of service %q have none of their own, and the service has several", s.Name)
+	}
+}
+
+// unwatchedBackups says so where nobody finds out that backups are needed.
+func (b *builder) unwatchedBackups(entry *serviceEntry, s *model.Service) {
+	for i := range entry.Backends.Items {
+		if backup := &entry.Backends.Items[i].Backup; backup.Value {
+			b.parsed.faults.warnf(backup.mark, "add health", "service %q is not checked: its backups serve only while all its other backends are drained or have weight 0", s.Name)
+			return
+		}
+	}
+}
+
+// Unchecked names the services whose backends count as up because nobody checks them.
+func (p *Parsed) Unchecked() (names []string) {
+	for _, s := range p.Config.Services {
+		if s.Health.Check == "" {
+			names = append(names, s.Name)
+		}
+	}
+	return names
+}

@@ -1,0 +1,27 @@
+package state
+
+import (
+	"maps"
+	"time"
+)
+
+// ShiftDeadlines moves every deadline that has not passed. Deadlines are moments of the wall
+// clock, so that they outlive the process; who finds that somebody has set that clock moves
+// them along, and as much time is left as before. They are moved even if there is an error,
+// which is that of writing the file: Save tries again.
+func (w *Writer) ShiftDeadlines(by time.Duration) error {
+	w.changing.Lock()
+	defer w.changing.Unlock()
+	next, moved := maps.Clone(w.overrides), false
+	for key, o := range next {
+		if !o.Over && !o.Deadline.IsZero() {
+			o.Deadline = o.Deadline.Add(by)
+			next[key], moved = o, true
+		}
+	}
+	if !moved {
+		return nil
+	}
+	w.take(next)
+	return w.saveError
+}
