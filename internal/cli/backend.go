@@ -5,154 +5,129 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"os"
-	"os/user"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/status"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 func newBackend(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "backend",
-		Short: "List backends; drain one and take it back",
+		Short: "List backends; drain one, give it another weight, say that it is down",
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("there is no command `backend %s`; there are list, drain and undrain", args[0])}
+				return usageError{fmt.Errorf("there is no command `backend %s`; there are list, drain, undrain, weight and health", args[0])}
 			}
 			return c.Help()
 		},
 	}
-	c.AddCommand(newBackendList(s), newBackendDrain(s), newBackendUndrain(s))
+	c.AddCommand(newBackendList(s), newBackendDrain(s), newBackendUndrain(s), newBackendWeight(s), newBackendHealth(s))
 	return c
 }
 
-// backendLine is one backend over all its services.
-type backendLine struct {
-	Address  string         `json:"address"`
-	State    string         `json:"state"` // "active", "draining" (or weight 0), or "out" past its deadline
-	Services []string       `json:"services"`
-	Slots    int            `json:"slots"`
-	Drain    *control.Drain `json:"drain,omitempty"`
-	datapath.Traffic
-}
-
 func newBackendList(s streams) *cobra.Command {
-	var instance, socket, output string
+	var o reading
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "Every backend: its services, slots, counters, and whether it drains",
+		Short: "Every backend: its services, slots, counters, whether it is up, and what overrides it",
 		Args:  noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := errors.Join(requireOutput(output), requireInstance(instance), requireRoot("backend list")); err != nil {
-				return err
-			}
-			st, err := readStatus(c.Context(), instance, socket)
+			st, _, err := o.status(c)
 			if err != nil {
 				return err
 			}
 			if !st.Forwarding {
-				return fmt.Errorf("list the backends of instance %q: no data plane is loaded; `shunt run` starts one", instance)
+				return fmt.Errorf("list the backends of instance %q: no data plane is loaded; `shunt run` starts one", o.instance)
 			}
-			lines := backendsOf(st)
-			if output == "json" {
-				return writeJSON(s.out, nonNil(lines))
+			if o.output == "json" {
+				return writeMessages(s.out, st.Backends)
 			}
-			printBackends(s.out, lines)
+			printBackends(s.out, st.Backends)
 			if st.Daemon == nil {
-				fmt.Fprintf(s.out, "Drains are not shown, nor backends without slots: %s.\n", st.Silent)
+				fmt.Fprintf(s.out, "Overrides and health are not shown, nor services of backends without slots: %s.\n", st.DaemonError)
 			}
 			return nil
 		},
 	}
-	instanceFlag(c, &instance)
-	socketFlag(c, &socket)
-	outputFlag(c, &output)
+	o.flags(c)
 	return c
 }
 
-// backendsOf turns services of backends into backends of services.
-func backendsOf(st status) []backendLine {
-	byAddress := map[string]*backendLine{}
-	for _, service := range st.Services {
-		for _, b := range service.Backends {
-			line := byAddress[b.Address]
-			if line == nil {
-				line = &backendLine{Address: b.Address, State: "active", Traffic: b.Traffic}
-				byAddress[b.Address] = line
-			}
-			if !slices.Contains(line.Services, service.Name) {
-				line.Services = append(line.Services, service.Name)
-			}
-			line.Slots += b.Slots
-			if b.Draining {
-				line.State = "draining"
-			}
-		}
-	}
-	if st.Daemon != nil {
-		addClosed(byAddress, st)
-	}
-	var lines []backendLine
-	for _, address := range slices.Sorted(maps.Keys(byAddress)) {
-		lines = append(lines, *byAddress[address])
-	}
-	return lines
-}
-
-// addClosed adds what only the daemon knows: backends that no slot names any more.
-func addClosed(byAddress map[string]*backendLine, st status) {
-	for _, closed := range st.Daemon.Closed {
-		line := byAddress[closed.Backend]
-		if line == nil {
-			line = &backendLine{Address: closed.Backend, State: "draining", Traffic: st.traffic[closed.Backend]}
-			byAddress[closed.Backend] = line
-		}
-		line.Services = append(line.Services, closed.Services...)
-		slices.Sort(line.Services)
-		line.Services = slices.Compact(line.Services)
-	}
-	for _, drain := range st.Daemon.Drains {
-		line := byAddress[drain.Backend]
-		if line == nil {
-			continue // it has just left the configuration
-		}
-		line.State, line.Drain = "draining", &drain
-		if _, living := st.traffic[drain.Backend]; !living && !drain.Deadline.IsZero() && time.Now().After(drain.Deadline) {
-			line.State = "out"
-		}
-	}
-}
-
-func printBackends(w io.Writer, lines []backendLine) {
+func printBackends(w io.Writer, backends []*shuntv1.Backend) {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "BACKEND\tSTATE\tSERVICES\tSLOTS\tFLOWS\tPACKETS IN\tBYTES IN\tPACKETS OUT\tBYTES OUT")
-	for _, b := range lines {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\n", b.Address, b.State, strings.Join(b.Services, ","), b.Slots, columns(b.Traffic))
+	fmt.Fprintln(t, "BACKEND\tNAME\tSTATE\tSERVICES\tSLOTS\t"+trafficColumns)
+	for _, b := range backends {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\n", b.Address, strings.Join(b.Names, ","), b.State, strings.Join(b.Services, ","), b.Slots, columns(b))
 	}
 	_ = t.Flush()
-	for _, b := range lines {
-		if b.Drain != nil {
-			fmt.Fprintf(w, "%s drains since %s, by %s%s.\n", b.Address, b.Drain.Since.Local().Format(time.DateTime), b.Drain.By, deadlineText(b))
+	for _, b := range backends {
+		for _, o := range b.Overrides {
+			fmt.Fprintf(w, "%s: %s.\n", b.Address, overrideText(o, b.State))
+		}
+		for _, h := range b.Health {
+			if text := healthText(h); text != "" {
+				fmt.Fprintf(w, "%s %s.\n", b.Address, text)
+			}
 		}
 	}
 }
 
-func deadlineText(b backendLine) string {
-	switch deadline := b.Drain.Deadline.Local().Format(time.DateTime); {
-	case b.Drain.Deadline.IsZero():
-		return ", without a deadline"
-	case b.State == "out":
-		return "; its flows were given up at " + deadline + ", and `shunt backend undrain` takes it back"
-	default:
-		return ", until " + deadline
+// overrideText is "drain until 2026-01-02 15:04:05, set by root with shunt at …". The state is
+// that of its backend, or "".
+func overrideText(o *shuntv1.Override, backend string) string {
+	text := o.Kind + " " + overrideValue(o)
+	if backend == status.StateOut && o.Deadline != nil {
+		text += ", when its flows were given up (`shunt backend undrain` takes it back)"
 	}
+	return text + ", set by " + authorText(o) + " at " + o.Since.AsTime().Local().Format(time.DateTime)
+}
+
+// healthText is what there is to say of a backend's health in a service: nothing where it is
+// up and its last check succeeded.
+func healthText(h *shuntv1.BackendHealth) string {
+	waiting, down := h.State == string(model.HealthWaiting), h.State == string(model.HealthDown)
+	since := "since before the daemon started"
+	if h.Since != nil {
+		since = "since " + h.Since.AsTime().Local().Format(time.DateTime)
+	}
+	adopted := ""
+	if h.Adopted {
+		adopted = ", as it was found at start: no check has ended yet"
+	}
+	switch {
+	case h.Override == string(model.HealthDown):
+		return "is down in " + h.Service + ", because an operator says so"
+	case h.Override != "" && h.LastError != "":
+		return fmt.Sprintf("counts as up in %s, because an operator says so; its last check failed: %s", h.Service, h.LastError)
+	case h.Override != "":
+		return ""
+	case waiting && h.LastError == "":
+		return "waits in " + h.Service + " for its first successful check"
+	case waiting:
+		return "waits in " + h.Service + " for its first successful check: " + h.LastError
+	case down && h.KeptDownUntil != nil:
+		return fmt.Sprintf("is down in %s %s, and kept so until %s because it goes down too often: %s", h.Service, since, h.KeptDownUntil.AsTime().Local().Format(time.TimeOnly), h.LastError)
+	case down && h.LastError != "":
+		return fmt.Sprintf("is down in %s %s: %s", h.Service, since, h.LastError)
+	case down:
+		return fmt.Sprintf("is down in %s %s%s", h.Service, since, adopted)
+	case h.LastError != "":
+		return fmt.Sprintf("is up in %s %s, but its last check failed: %s", h.Service, since, h.LastError)
+	case h.Adopted:
+		return "is up in " + h.Service + adopted
+	}
+	return ""
 }
 
 // drainOptions are the flags of `backend drain`.
@@ -186,18 +161,15 @@ deadline if packets still do (exit code 3).`,
 			}
 			ctx, cancel := untilStopped(c.Context())
 			defer cancel()
-			result, err := control.NewClient(o.socket).Drain(ctx, control.DrainRequest{Backend: args[0], Deadline: o.deadline, By: caller()})
+			request := &shuntv1.DrainBackendRequest{Backend: args[0]}
+			if o.deadline > 0 {
+				request.Deadline = durationpb.New(o.deadline)
+			}
+			result, err := control.NewClient(o.socket).Drain(ctx, request)
 			if err != nil {
 				return err
 			}
-			if result.Refused != "" {
-				return errors.New(result.Refused) // names the backend itself
-			}
-			fmt.Fprintf(s.out, "%s: no new flows from now on; existing ones go on%s.\n", strings.Join(result.Backends, ", "), o.until())
-			if result.Difference.Empty() {
-				result.Text = "It got none before, either; only the deadline is new."
-			}
-			fmt.Fprintln(s.out, result.Text)
+			printOverridden(s, result, "no new flows from now on; existing ones go on"+o.until())
 			if !o.wait {
 				return nil
 			}
@@ -236,27 +208,87 @@ func (o drainOptions) until() string {
 }
 
 func newBackendUndrain(s streams) *cobra.Command {
-	var socket string
-	c := &cobra.Command{
+	return overriding(s, &cobra.Command{
 		Use:   "undrain BACKEND",
 		Short: "Take a drained backend back",
 		Args:  oneBackend,
-		RunE: func(c *cobra.Command, args []string) error {
-			ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
-			defer cancel()
-			result, err := control.NewClient(socket).Undrain(ctx, control.UndrainRequest{Backend: args[0]})
-			if err != nil {
-				return err
-			}
-			if result.Refused != "" {
-				return errors.New(result.Refused)
-			}
-			fmt.Fprintf(s.out, "%s: gets new flows again.\n%s\n", strings.Join(result.Backends, ", "), result.Text)
-			return nil
-		},
+	}, func(ctx context.Context, c *control.Client, args []string) (*shuntv1.OverrideResponse, string, error) {
+		result, err := c.Undrain(ctx, &shuntv1.UndrainBackendRequest{Backend: args[0]})
+		return result, "not drained any more", err
+	})
+}
+
+func newBackendWeight(s streams) *cobra.Command {
+	return overriding(s, &cobra.Command{
+		Use:   "weight BACKEND WEIGHT",
+		Short: "Another weight than the file's, in all the backend's services",
+		Long: `Gives a backend another weight than the file does, in every service that has it: 0 to 65535,
+and 0 means no new flows. It survives reloads and restarts, and ends with
+` + "`shunt override clear BACKEND weight`" + ` or when the backend leaves the configuration. BACKEND is its
+name, ADDRESS or ADDRESS:PORT.`,
+		Args: twoWords("a backend and its weight, as in `shunt backend weight 10.0.0.2 5`"),
+	}, func(ctx context.Context, c *control.Client, args []string) (*shuntv1.OverrideResponse, string, error) {
+		weight, err := strconv.ParseUint(args[1], 10, 32)
+		if err != nil {
+			return nil, "", usageError{fmt.Errorf("weight %q is not a number from 0 to 65535", args[1])}
+		}
+		result, err := c.SetWeight(ctx, &shuntv1.SetBackendWeightRequest{Backend: args[0], Weight: proto.Uint32(uint32(weight))})
+		return result, fmt.Sprintf("weight %d from now on, whatever the file says; `shunt override clear %s weight` ends it", weight, args[0]), err
+	})
+}
+
+func newBackendHealth(s streams) *cobra.Command {
+	return overriding(s, &cobra.Command{
+		Use:   "health BACKEND up|down|auto",
+		Short: "Say that a backend is up or down, whatever is found out about it",
+		Long: `Says that a backend is down or up, in every service that has it, whatever is found out about
+it; auto ends that. One that is down gets no new flows, its UDP flows go to others, and its
+established connections stay. Without health checks every backend counts as up, and to say so
+changes nothing. It survives reloads and restarts, and ends when the backend
+leaves the configuration. BACKEND is its name, ADDRESS or ADDRESS:PORT.`,
+		Args: twoWords("a backend and up, down or auto, as in `shunt backend health 10.0.0.2 down`"),
+	}, func(ctx context.Context, c *control.Client, args []string) (*shuntv1.OverrideResponse, string, error) {
+		done := map[string]string{"up": "up from now on", "down": "down from now on: no new flows", "auto": "nobody says any more whether it is up"}[args[1]]
+		if done == "" {
+			return nil, "", usageError{fmt.Errorf("health %q is none of up, down and auto", args[1])}
+		}
+		result, err := c.SetHealth(ctx, &shuntv1.SetBackendHealthRequest{Backend: args[0], Health: args[1]})
+		return result, done, err
+	})
+}
+
+// overriding completes a command that changes overrides, and prints what became of it.
+func overriding(s streams, c *cobra.Command, change func(context.Context, *control.Client, []string) (*shuntv1.OverrideResponse, string, error)) *cobra.Command {
+	var socket string
+	c.RunE = func(c *cobra.Command, args []string) error {
+		ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
+		defer cancel()
+		result, done, err := change(ctx, control.NewClient(socket), args)
+		if err != nil {
+			return err
+		}
+		printOverridden(s, result, done)
+		return nil
 	}
 	socketFlag(c, &socket)
 	return c
+}
+
+// printOverridden says what is so now, and what that has changed.
+func printOverridden(s streams, result *shuntv1.OverrideResponse, done string) {
+	fmt.Fprintf(s.out, "%s: %s.\n%s\n", strings.Join(result.Backends, ", "), done, result.Text)
+	if result.Unsaved != "" {
+		fmt.Fprintf(s.err, "shunt: this is in force, but would not survive a restart of the daemon: %s; it is tried again every second\n", result.Unsaved)
+	}
+}
+
+func twoWords(what string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) != 2 {
+			return usageError{errors.New("say " + what + "; `shunt backend list` shows backends")}
+		}
+		return nil
+	}
 }
 
 func oneBackend(_ *cobra.Command, args []string) error {
@@ -264,17 +296,6 @@ func oneBackend(_ *cobra.Command, args []string) error {
 		return usageError{errors.New("name one backend: its name, ADDRESS or ADDRESS:PORT; `shunt backend list` shows them")}
 	}
 	return nil
-}
-
-// caller names who drains, for whoever finds the backend drained later.
-func caller() string {
-	if name := os.Getenv("SUDO_USER"); name != "" {
-		return name
-	}
-	if u, err := user.Current(); err == nil {
-		return u.Username
-	}
-	return "unknown"
 }
 
 // waitIdle returns when none of the backends has had a packet for the idle time.

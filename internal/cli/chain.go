@@ -30,7 +30,7 @@ pinned:
   shunt chain set --interface eth0 --position before --program /sys/fs/bpf/filter
 
 These commands need no daemon. What is set outlives the daemon and its successors; it goes
-with ` + "`shunt chain clear`" + `, ` + "`shunt detach`" + ` or an orderly stop of ` + "`shunt run`" + `.
+with ` + "`shunt chain clear`" + `, ` + "`shunt detach`" + ` and when ` + "`shunt run`" + ` detaches.
 docs/guide/chaining.md has an example to start from.`
 
 func newChain(s streams) *cobra.Command {

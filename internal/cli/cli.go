@@ -10,9 +10,12 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
+	"github.com/shunt-lb/shunt/internal/daemon"
 	"github.com/spf13/cobra"
 )
 
@@ -28,7 +31,7 @@ const (
 
 const (
 	defaultConfig   = "/etc/shunt/shunt.yaml"
-	defaultInstance = "default"
+	defaultInstance = daemon.DefaultInstance
 	defaultSocket   = "/run/shunt/shunt.sock"
 )
 
@@ -72,6 +75,11 @@ func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 	return exitRefused
 }
 
+// Command is the command line as it is, for manual pages and completions. It prints nowhere.
+func Command() *cobra.Command {
+	return newRoot(streams{in: strings.NewReader(""), out: io.Discard, err: io.Discard})
+}
+
 func newRoot(s streams) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "shunt",
@@ -93,7 +101,7 @@ Then:          shunt check       is the configuration right?
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newRun(s), newCheck(s), newReload(s), newSchema(s), newStatus(s), newBackend(s), newChain(s), newDetach(s),
+	root.AddCommand(newRun(s), newCheck(s), newReload(s), newSchema(s), newStatus(s), newBackend(s), newOverride(s), newChain(s), newDetach(s), newUninstall(s),
 		newDecap(s), newDoctor(s), newDemo(s))
 	return root
 }
@@ -105,7 +113,13 @@ func noArguments(_ *cobra.Command, args []string) error {
 	return nil
 }
 
+// release is set by the linker in what is published; see packaging/release.
+var release string
+
 func version() string {
+	if release != "" {
+		return release + " " + runtime.Version()
+	}
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
 		return info.Main.Version + " " + info.GoVersion
 	}

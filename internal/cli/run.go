@@ -5,17 +5,23 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"regexp"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/daemon"
 	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/source/file"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 )
 
 func newRun(s streams) *cobra.Command {
@@ -26,25 +32,35 @@ func newRun(s streams) *cobra.Command {
 		Use:   "run",
 		Short: "Balance: load the data plane and keep it right (needs root)",
 		Long: `Loads the data plane, attaches it to the configured interfaces and keeps it right until
-SIGTERM or Ctrl-C, which detach it and leave nothing behind. If the process is killed
-instead, packets go on being balanced, and the next start takes over.
-SIGHUP applies the file again.`,
+SIGTERM or Ctrl-C. If the process is killed instead, packets go on being balanced, and the
+next start takes over. SIGHUP applies the file again.
+
+--on-exit says what SIGTERM does:
+  detach  nothing is left behind; connections through shunt end (the default)
+  keep    packets go on being balanced, without health checks, and the next start takes over
+          with all connections; ` + "`shunt detach`" + ` ends it
+  drain   no new flows; detaches when those there are have ended, or after --drain-timeout
+Ctrl-C (SIGINT) always detaches, and a second one exits at once, as if the process were killed.`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := requireRoot("run"); err != nil {
 				return err
 			}
-			if err := requireInstance(options.Instance); err != nil {
+			timeout := c.Flags().Changed("drain-timeout")
+			if err := errors.Join(requireInstance(options.Instance), requireOnExit(options.OnExit, options.DrainTimeout, timeout)); err != nil {
 				return err
 			}
 			var err error
 			if options.Log, err = newLog(s.err, format, verbose); err != nil {
 				return err
 			}
+			// What Go's HTTP client has to say of odd backends, it says to the default log.
+			slog.SetDefault(options.Log)
+			slog.SetLogLoggerLevel(slog.LevelDebug)
 			// `shunt run | tee log`: Ctrl-C ends tee first, and shunt still has to detach.
 			signal.Ignore(syscall.SIGPIPE)
-			ctx, cancel := untilStopped(c.Context())
-			defer cancel()
+			ctx, interrupted := untilTold(c.Context())
+			options.Interrupted = interrupted
 			hangup := make(chan os.Signal, 1)
 			signal.Notify(hangup, syscall.SIGHUP)
 			options.Hangup = hangup
@@ -60,9 +76,45 @@ SIGHUP applies the file again.`,
 	instanceFlag(c, &options.Instance)
 	c.Flags().StringVar(&options.Socket, "socket", os.Getenv("SHUNT_SOCKET"), "control socket, instead of the file's (SHUNT_SOCKET)")
 	c.Flags().BoolVar(&options.Watch, "watch", false, "apply the file whenever it changes")
+	c.Flags().StringVar((*string)(&options.OnExit), "on-exit", string(daemon.ExitDetach), "what SIGTERM does: detach, keep or drain")
+	c.Flags().DurationVar(&options.DrainTimeout, "drain-timeout", 5*time.Minute, "with --on-exit drain: when flows that have not ended are given up")
 	c.Flags().StringVar(&format, "log-format", "text", "text (key=value) or json")
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "log every next hop and every change")
 	return c
+}
+
+// untilTold is a context that ends with SIGTERM or SIGINT, and one that ends with SIGINT
+// alone. A second SIGINT exits at once; SIGTERM may come as often as it likes.
+func untilTold(parent context.Context) (stop, interrupted context.Context) {
+	stop, stopping := context.WithCancel(parent)
+	interrupted, interrupting := context.WithCancel(parent)
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		for s := range signals {
+			if s == syscall.SIGINT {
+				if interrupted.Err() != nil {
+					os.Exit(exitInterrupted)
+				}
+				interrupting()
+			}
+			stopping()
+		}
+	}()
+	return stop, interrupted
+}
+
+// requireOnExit refuses ways to stop that there are not; given is whether --drain-timeout was.
+func requireOnExit(way daemon.OnExit, timeout time.Duration, given bool) error {
+	switch {
+	case !slices.Contains(daemon.OnExits, way):
+		return usageError{fmt.Errorf("--on-exit is detach, keep or drain, not %q", way)}
+	case given && way != daemon.ExitDrain:
+		return usageError{fmt.Errorf("--drain-timeout is for --on-exit drain; with %s it means nothing", way)}
+	case timeout <= 0:
+		return usageError{fmt.Errorf("--drain-timeout %s leaves no time to drain; --on-exit detach does not wait", timeout)}
+	}
+	return nil
 }
 
 func newCheck(s streams) *cobra.Command {
@@ -83,7 +135,7 @@ func newCheck(s streams) *cobra.Command {
 			parsed.CheckHost(file.LocalHost{XDP: occupant}, host)
 			bad := file.HasErrors(parsed.Faults)
 			if output == "json" {
-				if err := writeJSON(s.out, map[string]any{"ok": !bad, "faults": nonNil(parsed.Faults)}); err != nil {
+				if err := writeJSON(s.out, map[string]any{"ok": !bad, "faults": nonNil(parsed.Faults), "unchecked": nonNil(parsed.Unchecked())}); err != nil {
 					return err
 				}
 			} else {
@@ -132,6 +184,18 @@ func printVerdict(s streams, path string, parsed *file.Parsed) {
 	for _, line := range lines {
 		fmt.Fprintf(s.out, "  %s\n", line)
 	}
+	if names := parsed.Unchecked(); len(names) > 0 {
+		fmt.Fprintf(s.out, "Backends of %s count as up, because nothing checks them: `health` says how.\n", few(names))
+	}
+}
+
+// few is the first of several names, and how many others there are.
+func few(names []string) string {
+	const shown = 3
+	if len(names) <= shown {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %s", strings.Join(names[:shown], ", "), counted(len(names)-shown, "other"))
 }
 
 func newSchema(s streams) *cobra.Command {
@@ -163,7 +227,7 @@ func newReload(s streams) *cobra.Command {
 				return err
 			}
 			if output == "json" {
-				err = writeJSON(s.out, result)
+				err = writeMessage(s.out, result)
 			} else {
 				err = printReload(s, result)
 			}
@@ -178,8 +242,8 @@ func newReload(s streams) *cobra.Command {
 	return c
 }
 
-func printReload(s streams, result control.ReloadResult) error {
-	if err := file.Render(s.out, result.Faults); err != nil {
+func printReload(s streams, result *shuntv1.ReloadResponse) error {
+	if err := file.Render(s.out, faultsOf(result)); err != nil {
 		return err
 	}
 	if !result.Applied {
@@ -188,6 +252,15 @@ func printReload(s streams, result control.ReloadResult) error {
 	}
 	_, err := fmt.Fprintln(s.out, result.Text)
 	return err
+}
+
+// faultsOf are a reload's faults as the file's own.
+func faultsOf(result *shuntv1.ReloadResponse) (all []file.Fault) {
+	for _, f := range result.Faults {
+		all = append(all, file.Fault{File: f.File, Line: int(f.Line), Column: int(f.Column), Severity: file.Severity(f.Severity),
+			Path: f.Path, Text: f.Text, Message: f.Message, Suggestion: f.Suggestion})
+	}
+	return all
 }
 
 func newDetach(s streams) *cobra.Command {
@@ -254,4 +327,26 @@ func writeJSON(w interface{ Write([]byte) (int, error) }, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(v)
+}
+
+// writeMessage prints a message of the API as the API does, but readably.
+func writeMessage(w io.Writer, m proto.Message) error {
+	text, err := control.JSON(m)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, json.RawMessage(text))
+}
+
+// writeMessages prints a list of messages.
+func writeMessages[M proto.Message](w io.Writer, all []M) error {
+	list := make([]json.RawMessage, len(all))
+	for i, m := range all {
+		text, err := control.JSON(m)
+		if err != nil {
+			return err
+		}
+		list[i] = text
+	}
+	return writeJSON(w, list)
 }

@@ -7,82 +7,49 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/control"
+	"github.com/shunt-lb/shunt/internal/daemon"
 	"github.com/shunt-lb/shunt/internal/datapath"
-	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/status"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// status is everything `shunt status` shows; its JSON is the command's -o json.
-type status struct {
-	Instance   string                      `json:"instance"`
-	Forwarding bool                        `json:"forwarding"` // a data plane is loaded
-	Daemon     *control.Status             `json:"daemon"`     // null: no daemon answers
-	Silent     string                      `json:"daemon_error,omitempty"`
-	elsewhere  bool                        // nothing died at this socket: it was never there
-	Heartbeat  float64                     `json:"heartbeat_age_seconds"`
-	Attached   []attached                  `json:"attached"`
-	Services   []serviceStatus             `json:"services"`
-	Reasons    map[string]datapath.Count   `json:"reasons"` // those that have counted anything
-	traffic    map[string]datapath.Traffic // of every backend in the maps, by address
-}
+// answerTimeout is for questions that the daemon answers from memory.
+const answerTimeout = 5 * time.Second
 
-// heartbeatFresh is the age in seconds below which there must be a daemon: it beats every
-// second.
-const heartbeatFresh = 1.5
+// reading is the flags of a command that shows an instance.
+type reading struct{ instance, socket, output string }
 
-type attached struct {
-	Interface string `json:"interface"`
-	Mode      string `json:"mode"`
-}
-
-type serviceStatus struct {
-	Name       string   `json:"name"`
-	Forwarding string   `json:"forwarding"`
-	Frontends  []string `json:"frontends"`
-	datapath.Traffic
-	Backends []backendStatus `json:"backends"`
-}
-
-type backendStatus struct {
-	Address string  `json:"address"`
-	Slots   int     `json:"slots"`
-	Share   float64 `json:"share"` // of the slots of its family, 0 to 1
-	// Draining: it has weight 0, or an operator drains it.
-	Draining bool `json:"draining"`
-	// Counters are the backend's, over all services that share it.
-	datapath.Traffic
+func (o *reading) flags(c *cobra.Command) {
+	instanceFlag(c, &o.instance)
+	socketFlag(c, &o.socket)
+	outputFlag(c, &o.output)
 }
 
 func newStatus(s streams) *cobra.Command {
-	var instance, socket, output string
+	var o reading
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "What is forwarded where, and what was counted; works when the daemon is dead, too",
 		Args:  noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := requireOutput(output); err != nil {
-				return err
-			}
-			if err := requireRoot("status"); err != nil {
-				return err
-			}
-			if err := requireInstance(instance); err != nil {
-				return err
-			}
-			st, err := readStatus(c.Context(), instance, socket)
+			st, elsewhere, err := o.status(c)
 			if err != nil {
 				return err
 			}
-			if output == "json" {
-				err = writeJSON(s.out, st)
+			if o.output == "json" {
+				err = writeMessage(s.out, st)
 			} else {
-				printStatus(s.out, st)
+				printStatus(s.out, st, elsewhere)
 			}
 			if err == nil && !st.Forwarding {
 				err = errSilent
@@ -90,131 +57,97 @@ func newStatus(s streams) *cobra.Command {
 			return err
 		},
 	}
-	instanceFlag(c, &instance)
-	socketFlag(c, &socket)
-	outputFlag(c, &output)
+	o.flags(c)
 	return c
 }
 
-func readStatus(ctx context.Context, instance, socket string) (status, error) {
-	st := status{Instance: instance, Attached: []attached{}, Services: []serviceStatus{}, Reasons: map[string]datapath.Count{}}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	answer, err := control.NewClient(socket).Status(ctx)
-	switch {
-	case err != nil:
-		st.Silent, st.elsewhere = err.Error(), errors.Is(err, control.ErrNoSocket)
-	case answer.Instance != instance:
-		st.Silent, st.elsewhere = fmt.Sprintf("the daemon at %s runs instance %q", socket, answer.Instance), true
-	default:
-		st.Daemon = &answer
+// askReading asks at the socket, or at the one for reading if that is all this user may open.
+func askReading(socket string, ask func(*control.Client) error) error {
+	err := ask(control.NewClient(socket))
+	if errors.Is(err, control.ErrDenied) {
+		if second := ask(control.NewClient(control.ReadSocket(socket))); second == nil || !errors.Is(second, control.ErrDenied) {
+			return second
+		}
+		return fmt.Errorf("ask the daemon at %s: %w; run it with sudo, or have root add you to the group of `api: {read_group: …}`", socket, control.ErrDenied)
 	}
-	dp, err := datapath.OpenReadOnly(datapath.Options{Instance: instance})
+	return err
+}
+
+// status asks the daemon, and reads the maps itself if there is none. elsewhere: nothing died
+// at this socket, it was never there.
+func (o *reading) status(c *cobra.Command) (st *shuntv1.GetStatusResponse, elsewhere bool, err error) {
+	if err := errors.Join(requireOutput(o.output), requireInstance(o.instance)); err != nil {
+		return nil, false, err
+	}
+	ctx, cancel := context.WithTimeout(c.Context(), answerTimeout)
+	defer cancel()
+	err = askReading(o.socket, func(c *control.Client) (err error) {
+		st, err = c.Status(ctx)
+		return err
+	})
+	if err == nil && st.Instance != o.instance {
+		err, elsewhere = fmt.Errorf("the daemon at %s runs instance %q", o.socket, st.Instance), true
+	}
+	if err == nil {
+		return st, false, nil
+	}
+	elsewhere = elsewhere || errors.Is(err, control.ErrNoSocket) && daemon.Holder(o.instance) != 0
+	if errors.Is(err, control.ErrDenied) {
+		return nil, false, err
+	}
+	if os.Geteuid() != 0 {
+		return nil, false, fmt.Errorf("%w. Root can read the maps without a daemon: `sudo %s`", err, c.CommandPath())
+	}
+	silent := err.Error()
+	dp, err := datapath.OpenReadOnly(datapath.Options{Instance: o.instance})
 	if errors.Is(err, datapath.ErrNotLoaded) {
-		return st, nil
+		return &shuntv1.GetStatusResponse{Instance: o.instance, DaemonError: silent}, elsewhere, nil
 	}
 	if err != nil {
-		return st, err
+		return nil, false, err
 	}
 	defer dp.Close() //nolint:errcheck // nothing was written
-	st.Forwarding = true
-	contents, err := dp.Contents()
-	if err != nil {
-		return st, err
+	if st, err = status.Read(dp, o.instance); err != nil {
+		return nil, false, err
 	}
-	counters, err := dp.Counters()
-	if err != nil {
-		return st, err
+	st.DaemonError = silent
+	elsewhere = elsewhere && st.HeartbeatAgeSeconds < status.HeartbeatFresh
+	if !elsewhere {
+		since := time.Now().Add(-time.Duration(st.HeartbeatAgeSeconds * float64(time.Second))).Round(time.Millisecond)
+		st.UnattendedSince = timestamppb.New(since)
 	}
-	age, _, err := dp.HeartbeatAge()
-	if err != nil {
-		return st, err
-	}
-	st.Heartbeat = age.Seconds()
-	attachments, err := dp.Attachments()
-	if err != nil {
-		return st, err
-	}
-	for _, a := range attachments {
-		st.Attached = append(st.Attached, attached{Interface: a.Interface, Mode: string(a.Mode)})
-	}
-	for name, c := range counters.Reasons {
-		if c.Packets > 0 {
-			st.Reasons[name] = c
-		}
-	}
-	st.Services = servicesOf(contents, counters)
-	st.traffic = map[string]datapath.Traffic{}
-	for index, b := range contents.Backends {
-		st.traffic[b.BackendAddress.String()] = counters.Backends[index]
-	}
-	return st, nil
+	return st, elsewhere, nil
 }
 
-// servicesOf puts the records of a service together: it has one per address family.
-func servicesOf(contents reconcile.Contents, counters datapath.Counters) []serviceStatus {
-	byName := map[string]*serviceStatus{}
-	for _, index := range slices.Sorted(maps.Keys(contents.Services)) {
-		record := contents.Services[index]
-		service := byName[record.Name]
-		if service == nil {
-			service = &serviceStatus{Name: record.Name, Forwarding: string(record.Forwarding), Frontends: []string{}, Backends: []backendStatus{}}
-			byName[record.Name] = service
-		}
-		service.Add(counters.Services[index])
-		for frontend, i := range contents.Frontends {
-			if i == index && frontend.Configured() {
-				service.Frontends = append(service.Frontends, frontend.String())
-			}
-		}
-		slots := map[uint32]int{}
-		for _, slot := range contents.Slots[index] {
-			slots[slot.Current.Index]++
-			if slot.State == reconcile.Transition {
-				slots[slot.Previous.Index] += 0 // it is shown as long as flows may be there
-			}
-		}
-		delete(slots, 0)
-		for _, i := range slices.Sorted(maps.Keys(slots)) {
-			b := backendStatus{Address: contents.Backends[i].BackendAddress.String(), Slots: slots[i],
-				Share:    float64(slots[i]) / float64(len(contents.Slots[index])),
-				Draining: contents.Backends[i].Draining}
-			b.Add(counters.Backends[i])
-			service.Backends = append(service.Backends, b)
-		}
-	}
-	var services []serviceStatus
-	for _, name := range slices.Sorted(maps.Keys(byName)) {
-		slices.Sort(byName[name].Frontends)
-		services = append(services, *byName[name])
-	}
-	return nonNil(services)
-}
-
-func printStatus(w io.Writer, st status) {
+func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool) {
 	switch {
 	case !st.Forwarding:
 		fmt.Fprintf(w, "Instance %q is not forwarding: no data plane is loaded. `shunt run` starts one.\n", st.Instance)
 		return
 	case st.Daemon != nil:
-		fmt.Fprintf(w, "Forwarding. The daemon is process %d, running since %s, with %s.\n", st.Daemon.PID,
-			st.Daemon.Since.Format(time.DateTime), st.Daemon.ConfigPath)
-	case st.elsewhere && st.Heartbeat < heartbeatFresh:
-		fmt.Fprintf(w, "Forwarding, and a daemon is alive, but this is not how to ask it: %s.\n", st.Silent)
+		fmt.Fprintf(w, "Forwarding. The daemon is process %d, running since %s, with %s.\n", st.Daemon.Pid,
+			st.Daemon.Since.AsTime().Local().Format(time.DateTime), st.Daemon.ConfigPath)
+	case elsewhere:
+		fmt.Fprintf(w, "Forwarding, and a daemon is alive, but this is not how to ask it: %s.\n", st.DaemonError)
 	default:
-		fmt.Fprintf(w, "Still forwarding %s, but without a daemon: %s.\n", counted(len(st.Services), "service"), st.Silent)
-		fmt.Fprintf(w, "The daemon's last sign of life was %.0f s ago. `shunt run` takes over; `shunt detach` ends forwarding.\n", st.Heartbeat)
+		fmt.Fprintf(w, "Still forwarding %s without health checks since %s; `%s` ends it.\n", counted(len(st.Services), "service"),
+			st.UnattendedSince.AsTime().Local().Format(time.DateTime), daemon.DetachCommand(st.Instance))
+		fmt.Fprintf(w, "There is no daemon: %s. `shunt run` takes over with all connections.\n", st.DaemonError)
 	}
+	unwell := unwellIn(st)
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "\nINTERFACE\tMODE")
 	for _, a := range st.Attached {
 		fmt.Fprintf(t, "%s\t%s\n", a.Interface, a.Mode)
 	}
-	fmt.Fprintln(t, "\nSERVICE\tBACKEND\tSLOTS\tSHARE\tFLOWS\tPACKETS IN\tBYTES IN\tPACKETS OUT\tBYTES OUT")
+	fmt.Fprintln(t, "\nSERVICE\tBACKEND\tSLOTS\tSHARE\t"+trafficColumns)
 	for _, s := range st.Services {
-		fmt.Fprintf(t, "%s (%s)\t\t\t\t%s\n", s.Name, s.Forwarding, columns(s.Traffic))
+		fmt.Fprintf(t, "%s (%s)\t\t\t\t%s\n", s.Name, s.Forwarding, columns(s))
 		for _, b := range s.Backends {
-			fmt.Fprintf(t, "\t%s\t%d\t%.1f %%\t%s\n", b.Address, b.Slots, 100*b.Share, columns(b.Traffic))
+			fmt.Fprintf(t, "\t%s\t%d\t%.1f %%\t%s\n", b.Address, b.Slots, 100*b.Share, columns(b))
+		}
+		for _, line := range unwell[s.Name] {
+			fmt.Fprintf(t, "\t✗ %s\n", line)
 		}
 		for _, f := range s.Frontends {
 			fmt.Fprintf(t, "\t← %s\n", f)
@@ -231,11 +164,35 @@ func printStatus(w io.Writer, st status) {
 	printConditions(w, st)
 }
 
-func columns(t datapath.Traffic) string {
-	return fmt.Sprintf("%d\t%d\t%d\t%d\t%d", t.FlowsCreated, t.PacketsIn, t.BytesIn, t.PacketsOut, t.BytesOut)
+// unwellIn says of each service which backends are not well.
+func unwellIn(st *shuntv1.GetStatusResponse) map[string][]string {
+	unwell := map[string][]string{}
+	for _, b := range st.Backends {
+		for _, h := range b.Health {
+			if text := healthText(h); text != "" && (h.State != string(model.HealthUp) || h.LastError != "" || h.Override != "") {
+				unwell[h.Service] = append(unwell[h.Service], b.Address+" "+text)
+			}
+		}
+	}
+	return unwell
 }
 
-func printConditions(w io.Writer, st status) {
+const trafficColumns = "FLOWS\tPACKETS IN\tBYTES IN\tPACKETS OUT\tBYTES OUT"
+
+// traffic is what has counters.
+type traffic interface {
+	GetPacketsIn() uint64
+	GetBytesIn() uint64
+	GetPacketsOut() uint64
+	GetBytesOut() uint64
+	GetFlowsCreated() uint64
+}
+
+func columns(t traffic) string {
+	return fmt.Sprintf("%d\t%d\t%d\t%d\t%d", t.GetFlowsCreated(), t.GetPacketsIn(), t.GetBytesIn(), t.GetPacketsOut(), t.GetBytesOut())
+}
+
+func printConditions(w io.Writer, st *shuntv1.GetStatusResponse) {
 	if st.Daemon == nil {
 		return
 	}
@@ -245,6 +202,6 @@ func printConditions(w io.Writer, st status) {
 	}
 	fmt.Fprintln(w, "\nCONDITIONS")
 	for _, c := range st.Daemon.Conditions {
-		fmt.Fprintf(w, "%s: %s (%s): %s\n  since %s; %s\n", c.Severity, c.Code, c.Subject, c.Text, c.Since.Format(time.DateTime), c.Remedy)
+		fmt.Fprintf(w, "%s: %s (%s): %s\n  since %s; %s\n", c.Severity, c.Code, c.Subject, c.Text, c.Since.AsTime().Local().Format(time.DateTime), c.Remedy)
 	}
 }

@@ -1,267 +1,242 @@
-// Package control is the conversation between the daemon and the commands that ask it
-// for something: JSON over HTTP on a unix socket, one POST per request.
+// Package control is the conversation between the daemon and whoever asks it for something,
+// the command line first of all. The messages are those of api/v1; here are the sockets they
+// come by, who may use them, and the limits that keep a client from stalling the daemon.
 //
-//	curl --unix-socket /run/shunt/shunt.sock -d '{}' http://shunt/shunt.v1.Control/Status
+//	shunt.sock ──────► gate ──► StatusService, ControlService ──► Handler (the daemon)
+//	shunt-read.sock ─► gate ──► StatusService ─────────────────►
 //
-// Who may open the socket file may use it; it is made with mode 0600.
+// The files' permissions decide who may. Whatever a client does, or does not do, nothing
+// waits for it but its own connection: requests are read whole before they count, answers are
+// complete before they are written, and both have a time limit.
 package control
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
+	"os/user"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
+	"connectrpc.com/connect"
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/api/v1/shuntv1connect"
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/internal/source/file"
+	"github.com/shunt-lb/shunt/internal/state"
+	"golang.org/x/sys/unix"
 )
+
+// Handler is the daemon's side. Calls may come at the same time. An error is shown to the
+// caller as it is; of which kind it is, ErrStopping and *state.SelectorError say.
+type Handler interface {
+	Status(context.Context) (*shuntv1.GetStatusResponse, error)
+	Conditions() []condition.Condition
+	Overrides() []state.Override
+	Reload(context.Context) (ReloadResult, error)
+	// Override sets Since, and Deadline unless deadline is 0, which is how far off it is.
+	Override(ctx context.Context, selector string, s state.Setting, deadline time.Duration) (OverrideResult, error)
+	// ClearOverrides is of every backend if the selector is empty, and of all kinds if there is none.
+	ClearOverrides(ctx context.Context, selector string, kinds []state.Kind, a state.Author) (OverrideResult, error)
+}
 
 // ReloadResult is what became of a reload.
 type ReloadResult struct {
-	Applied    bool                 `json:"applied"`
-	Faults     []file.Fault         `json:"faults,omitempty"`  // of the file; any error among them refuses it
-	Refused    string               `json:"refused,omitempty"` // why nothing was applied, if not for a fault
-	Difference reconcile.Difference `json:"difference"`
-	Text       string               `json:"text"` // Difference in words
+	Applied    bool
+	Faults     []file.Fault // of the file; any error among them refuses it
+	Refused    string       // why nothing was applied
+	Difference reconcile.Difference
+	Text       string // Difference in words
 }
 
-// Attachment is an interface the data plane runs on.
-type Attachment struct {
-	Interface string `json:"interface"`
-	Mode      string `json:"mode"`
-	Reason    string `json:"reason,omitempty"` // why not the mode above it
+// OverrideResult is what became of a change of overrides.
+type OverrideResult struct {
+	Backends   []string // addresses of those concerned
+	Difference reconcile.Difference
+	Text       string // Difference in words
+	Unsaved    error  // why it would not survive a restart; nil: it would
 }
 
-// Status is what only the daemon knows; counters are read from the maps themselves.
-type Status struct {
-	PID         int                   `json:"pid"`
-	Since       time.Time             `json:"since"`
-	ConfigPath  string                `json:"config_path"`
-	Instance    string                `json:"instance"`
-	Attachments []Attachment          `json:"attachments"`
-	Conditions  []condition.Condition `json:"conditions"`
-	Drains      []Drain               `json:"drains"`
-	// Closed are the backends that get no new flows in some service. Where no slot names such a
-	// one, the maps do not tell whose it is.
-	Closed []ClosedBackend `json:"closed_backends"`
-	// Transition and Marked are slots of direct return and affinity whose flows are looked up,
-	// because the table has changed lately or because older flows are elsewhere.
-	Transition int `json:"slots_in_transition"`
-	Marked     int `json:"slots_marked"`
-}
-
-// Drain is an operator's wish that a backend gets no new flows.
-type Drain struct {
-	Backend  string    `json:"backend"` // as the configuration names it
-	Since    time.Time `json:"since"`
-	Deadline time.Time `json:"deadline,omitzero"` // from then on its flows are not followed any more; zero: never
-	By       string    `json:"by"`
-}
-
-// ClosedBackend is a backend that has weight 0 or is drained.
-type ClosedBackend struct {
-	Backend  string   `json:"backend"`
-	Services []string `json:"services"` // where it gets no new flows
-}
-
-// DrainRequest asks for a drain.
-type DrainRequest struct {
-	Backend  string        `json:"backend"`               // a name, or address or address:port
-	Deadline time.Duration `json:"deadline_ns,omitempty"` // from now; 0: none
-	By       string        `json:"by"`
-}
-
-// UndrainRequest ends a drain.
-type UndrainRequest struct {
-	Backend string `json:"backend"`
-}
-
-// DrainResult is what became of a request to drain or undrain.
-type DrainResult struct {
-	Refused    string               `json:"refused,omitempty"`  // why nothing was changed
-	Backends   []string             `json:"backends,omitempty"` // addresses of those concerned
-	Difference reconcile.Difference `json:"difference"`
-	Text       string               `json:"text"` // Difference in words
-}
-
-// Handler is the daemon's side. Calls may come at the same time.
-type Handler interface {
-	Reload(context.Context, struct{}) (ReloadResult, error)
-	Status(context.Context, struct{}) (Status, error)
-	Drain(context.Context, DrainRequest) (DrainResult, error)
-	Undrain(context.Context, UndrainRequest) (DrainResult, error)
-}
+// ErrStopping refuses a change because the daemon ends.
+var ErrStopping = errors.New("the daemon is stopping")
 
 const (
-	pathReload  = "/shunt.v1.Control/Reload"
-	pathStatus  = "/shunt.v1.Control/Status"
-	pathDrain   = "/shunt.v1.Control/Drain"
-	pathUndrain = "/shunt.v1.Control/Undrain"
+	headerTimeout = 5 * time.Second
+	bodyTimeout   = 10 * time.Second // from the request's first byte
+	writeTimeout  = 10 * time.Second // of each piece of an answer
+	idleTimeout   = 30 * time.Second
+	closeTimeout  = 2 * time.Second // for answers under way when the daemon ends
+
 	// No request has content worth more.
-	requestSizeMax = 4 << 10
+	requestBytesMax = 16 << 10
+	headerBytesMax  = 16 << 10
 )
 
-// Serve answers on a new socket at path until ctx ends. A socket nobody listens on any
-// more is replaced; one that answers is an error.
-func Serve(ctx context.Context, path string, h Handler) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+// ReadSocket is the socket for reading that belongs to a socket for everything:
+// /run/shunt/shunt-read.sock beside /run/shunt/shunt.sock.
+func ReadSocket(path string) string {
+	ext := filepath.Ext(path)
+	return strings.TrimSuffix(path, ext) + "-read" + ext
+}
+
+// Server answers on both sockets. The zero value of Log is the default logger.
+type Server struct {
+	API     model.API
+	Handler Handler
+	Events  *Events
+	Log     *slog.Logger
+}
+
+// Serve answers until ctx ends. A socket nobody listens on any more is replaced; one that
+// answers is an error, and so is a group that this machine does not have.
+func (s *Server) Serve(ctx context.Context) error {
+	if s.Log == nil {
+		s.Log = slog.Default()
+	}
+	if err := os.MkdirAll(filepath.Dir(s.API.Socket), 0o755); err != nil {
 		return fmt.Errorf("make the folder of the control socket: %w", err)
 	}
-	if conn, err := net.Dial("unix", path); err == nil {
-		_ = conn.Close()
-		return fmt.Errorf("open the control socket %s: another process answers there; stop it, or choose another path with `api: {socket: …}`", path)
+	change, err := listen(ctx, s.API.Socket, "group", s.API.Group)
+	if err != nil {
+		return err
+	}
+	read, err := listen(ctx, ReadSocket(s.API.Socket), "read_group", s.API.ReadGroup)
+	if err != nil {
+		_ = change.Close()
+		return err
+	}
+	codecs := connect.WithHandlerOptions(connect.WithCodec(jsonCodec{"json"}), connect.WithCodec(jsonCodec{"json; charset=utf-8"}))
+	g := &glue{handler: s.Handler, events: s.Events}
+	statusPath, status := shuntv1connect.NewStatusServiceHandler(g, codecs)
+	controlPath, control := shuntv1connect.NewControlServiceHandler(g, codecs)
+	s.answer(ctx, change, map[string]http.Handler{statusPath: status, controlPath: control}, "")
+	s.answer(ctx, read, map[string]http.Handler{statusPath: status},
+		"this socket is for reading; what changes something goes to "+s.API.Socket)
+	return nil
+}
+
+// answer serves one socket; otherwise says why there is no more.
+func (s *Server) answer(ctx context.Context, l net.Listener, services map[string]http.Handler, otherwise string) {
+	mux := http.NewServeMux()
+	for path, h := range services {
+		mux.Handle(path, h)
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		code, text := connect.CodeUnimplemented, fmt.Sprintf("there is no %s; docs/guide/api.md lists what there is", r.URL.Path)
+		if otherwise != "" && strings.HasPrefix(r.URL.Path, "/"+shuntv1connect.ControlServiceName+"/") {
+			code, text = connect.CodePermissionDenied, otherwise
+		}
+		refuse(w, r, connect.NewError(code, errors.New(text)))
+	})
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true) // gRPC
+	server := &http.Server{
+		Handler:           whole(mux),
+		ReadHeaderTimeout: headerTimeout,
+		ReadTimeout:       bodyTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    headerBytesMax,
+		Protocols:         &protocols,
+		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 16, MaxReceiveBufferPerConnection: 64 << 10, MaxReceiveBufferPerStream: 64 << 10,
+			SendPingTimeout: idleTimeout, PingTimeout: writeTimeout, WriteByteTimeout: writeTimeout},
+		ErrorLog:    slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug), // a client's faults are not the operator's
+		BaseContext: func(net.Listener) context.Context { return ctx },
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
+	}
+	go func() {
+		<-ctx.Done()
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		_ = server.Shutdown(closing) // removes the socket too
+		_ = server.Close()
+	}()
+	go func() {
+		if err := server.Serve(newGate(l)); !errors.Is(err, http.ErrServerClosed) {
+			s.Log.Error("nobody can ask the daemon any more; restart it when it suits", "socket", l.Addr(), "error", err)
+		}
+	}()
+}
+
+// listen makes a socket that root may use, and the group if one is named.
+func listen(ctx context.Context, path, key, group string) (net.Listener, error) {
+	gid := -1
+	if group != "" {
+		var err error
+		if gid, err = groupID(group); err != nil {
+			return nil, fmt.Errorf("open the control socket %s: `api: {%s: %s}`: %w", path, key, group, err)
+		}
+	}
+	if err := requireFree(path); err != nil {
+		return nil, err
+	}
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		// bind(2) makes the file with the mode of the socket (unix_bind in net/unix/af_unix.c), so
+		// that there is no moment at which anybody may open it.
+		var err error
+		return errors.Join(c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }), err)
+	}}
+	l, err := config.Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("open the control socket %s: %w", path, err)
+	}
+	if gid >= 0 {
+		if err := errors.Join(os.Chown(path, -1, gid), os.Chmod(path, 0o660)); err != nil {
+			_ = l.Close()
+			return nil, fmt.Errorf("give group %s the control socket %s: %w", group, path, err)
+		}
+	}
+	return l, nil
+}
+
+// groupID finds a group by name or number.
+func groupID(group string) (int, error) {
+	if n, err := strconv.ParseUint(group, 10, 31); err == nil {
+		return int(n), nil
+	}
+	g, err := user.LookupGroup(group)
+	if err != nil {
+		return 0, fmt.Errorf("this machine has no such group; `groupadd --system %s` makes it", group)
+	}
+	return strconv.Atoi(g.Gid)
+}
+
+// requireFree removes the socket that a killed daemon has left, and nothing else.
+func requireFree(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("open the control socket %s: %w", path, err)
+	case info.Mode().Type() != fs.ModeSocket:
+		return fmt.Errorf("open the control socket %s: something else is there, and is left alone; remove it, or choose another path with `api: {socket: …}`", path)
+	}
+	c, err := net.Dial("unix", path)
+	if err == nil {
+		defer c.Close() //nolint:errcheck // nothing was written
+		who := "another process"
+		if p, err := peerOf(c.(*net.UnixConn)); err == nil {
+			who = fmt.Sprintf("process %d", p.pid)
+		}
+		return fmt.Errorf("open the control socket %s: %s answers there; stop it, or choose another path with `api: {socket: …}`", path, who)
+	}
+	// A daemon that is too busy to answer (EAGAIN) is not dead.
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return fmt.Errorf("see whether anybody listens at the control socket %s: %w", path, err)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("replace the dead control socket %s: %w", path, err)
 	}
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		return fmt.Errorf("open the control socket %s: %w", path, err)
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		_ = listener.Close()
-		return fmt.Errorf("restrict the control socket %s: %w", path, err)
-	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+pathReload, respond(h.Reload))
-	mux.HandleFunc("POST "+pathStatus, respond(h.Status))
-	mux.HandleFunc("POST "+pathDrain, respond(h.Drain))
-	mux.HandleFunc("POST "+pathUndrain, respond(h.Undrain))
-	server := &http.Server{
-		Handler:           mux,
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       5 * time.Second,
-		IdleTimeout:       30 * time.Second,
-		BaseContext:       func(net.Listener) context.Context { return ctx },
-	}
-	go func() {
-		<-ctx.Done()
-		_ = server.Close() // removes the socket too
-	}()
-	go func() { _ = server.Serve(listener) }()
 	return nil
-}
-
-func respond[Q, T any](call func(context.Context, Q) (T, error)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		refuse := func(status int, code string, err error) {
-			w.WriteHeader(status)
-			_ = json.NewEncoder(w).Encode(map[string]string{"code": code, "message": err.Error()})
-		}
-		var request Q
-		decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, requestSizeMax))
-		decoder.DisallowUnknownFields()
-		if err := decoder.Decode(&request); err != nil && !errors.Is(err, io.EOF) {
-			refuse(http.StatusBadRequest, "invalid_argument", fmt.Errorf("read the request's JSON: %w", err))
-			return
-		}
-		result, err := call(r.Context(), request)
-		if err != nil {
-			refuse(http.StatusInternalServerError, "internal", err)
-			return
-		}
-		_ = json.NewEncoder(w).Encode(result)
-	}
-}
-
-// ErrNoDaemon says that nobody answers at the socket.
-var ErrNoDaemon = errors.New("no daemon answers")
-
-// ErrNoSocket says that there is no socket file at all, not even one of a killed daemon.
-var ErrNoSocket = errors.New("no such file")
-
-// Client asks the daemon behind one socket.
-type Client struct {
-	path string
-	http *http.Client
-}
-
-// NewClient is a client of the socket at path. It connects with each request.
-func NewClient(path string) *Client {
-	return &Client{path: path, http: &http.Client{Transport: &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", path)
-		},
-		DisableKeepAlives: true,
-	}}}
-}
-
-// Reload has the daemon read its file again, and waits.
-func (c *Client) Reload(ctx context.Context) (ReloadResult, error) {
-	var result ReloadResult
-	return result, c.call(ctx, pathReload, struct{}{}, &result)
-}
-
-// Drain has a backend get no new flows, in every service that has it.
-func (c *Client) Drain(ctx context.Context, request DrainRequest) (DrainResult, error) {
-	var result DrainResult
-	return result, c.call(ctx, pathDrain, request, &result)
-}
-
-// Undrain ends a drain.
-func (c *Client) Undrain(ctx context.Context, request UndrainRequest) (DrainResult, error) {
-	var result DrainResult
-	return result, c.call(ctx, pathUndrain, request, &result)
-}
-
-// Status asks for the daemon's state. The error wraps ErrNoDaemon if nobody is there.
-func (c *Client) Status(ctx context.Context) (Status, error) {
-	var result Status
-	return result, c.call(ctx, pathStatus, struct{}{}, &result)
-}
-
-func (c *Client) call(ctx context.Context, path string, question, result any) error {
-	body, err := json.Marshal(question)
-	if err != nil {
-		return err
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://shunt"+path, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	request.Header.Set("Content-Type", "application/json")
-	response, err := c.http.Do(request)
-	if err != nil {
-		const advice = "is `shunt run` running? --socket or SHUNT_SOCKET names another socket"
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			return fmt.Errorf("%w at %s (%w); %s", ErrNoDaemon, c.path, ErrNoSocket, advice)
-		case errors.Is(err, syscall.ECONNREFUSED):
-			return fmt.Errorf("%w at %s (%v); %s", ErrNoDaemon, c.path, rootCause(err), advice)
-		case errors.Is(err, fs.ErrPermission):
-			return fmt.Errorf("ask the daemon at %s: permission denied; run it with sudo", c.path)
-		}
-		return fmt.Errorf("ask the daemon at %s: %w", c.path, rootCause(err))
-	}
-	defer response.Body.Close() //nolint:errcheck // nothing is lost
-	if response.StatusCode != http.StatusOK {
-		var fault struct{ Message string }
-		_ = json.NewDecoder(response.Body).Decode(&fault)
-		return fmt.Errorf("the daemon at %s: %s", c.path, fault.Message)
-	}
-	if err := json.NewDecoder(response.Body).Decode(result); err != nil {
-		return fmt.Errorf("read the answer of the daemon at %s: %w", c.path, err)
-	}
-	return nil
-}
-
-func rootCause(err error) error {
-	for {
-		inner := errors.Unwrap(err)
-		if inner == nil {
-			return err
-		}
-		err = inner
-	}
 }

@@ -121,8 +121,12 @@ func (a *announcements) close(keep bool) error {
 
 // leftAnnounced is where a killed daemon's data plane may still be announced: every
 // address of the instance, on every interface it is attached to.
-func leftAnnounced(instance string) []place {
+func leftAnnounced(instance string, log *slog.Logger) []place {
 	view, err := datapath.OpenReadOnly(datapath.Options{Instance: instance})
+	if errors.Is(err, datapath.ErrOtherABI) {
+		log.Warn("the multicast groups that were joined for the VIPs are not left, because only the version that runs them knows the VIPs; `ip maddr` lists groups", "error", err)
+		return nil
+	}
 	if err != nil {
 		return nil // nothing is loaded, so nothing was announced
 	}

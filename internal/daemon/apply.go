@@ -7,11 +7,9 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
-	"strings"
-	"time"
 
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/datapath"
@@ -19,7 +17,6 @@ import (
 	"github.com/shunt-lb/shunt/internal/neighbour"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/internal/source/file"
-	"github.com/shunt-lb/shunt/internal/state"
 )
 
 // sourceFile is what the state calls the configuration file.
@@ -27,7 +24,7 @@ const sourceFile = "file"
 
 // Reload reads the file again and applies it. A file with a fault, or a change that needs
 // a restart, changes nothing.
-func (d *daemon) Reload(ctx context.Context, _ struct{}) (control.ReloadResult, error) {
+func (d *daemon) Reload(ctx context.Context) (control.ReloadResult, error) {
 	parsed, err := file.Read(d.opts.ConfigPath)
 	if err != nil {
 		return control.ReloadResult{Refused: err.Error()}, nil
@@ -42,14 +39,16 @@ func (d *daemon) Reload(ctx context.Context, _ struct{}) (control.ReloadResult, 
 		return result, nil
 	}
 	if d.opts.Socket != "" {
-		parsed.Config.Socket = d.opts.Socket
+		parsed.Config.API.Socket = d.opts.Socket
 	}
 	d.applying.Lock()
 	defer d.applying.Unlock()
-	if d.stopped {
-		result.Refused = "the daemon is stopping"
+	if err := d.refusesChange(); err != nil {
+		result.Refused = err.Error()
 		return result, nil
 	}
+	d.supervisor.reloading()
+	defer func() { d.supervisor.ready(d.summary()) }()
 	if refused := needsRestart(d.config, parsed.Config); refused != "" {
 		result.Refused = refused
 		return result, nil
@@ -61,8 +60,21 @@ func (d *daemon) Reload(ctx context.Context, _ struct{}) (control.ReloadResult, 
 	}
 	d.conditions.Clear(condition.ConfigRefused, d.opts.ConfigPath)
 	result.Applied, result.Difference, result.Text = true, difference, difference.String()
+	d.changed(difference)
 	d.log.Info("reloaded", "path", d.opts.ConfigPath, "difference", result.Text)
 	return result, nil
+}
+
+// refusesChange says why nothing may be changed any more, or is nil. The caller holds
+// d.applying.
+func (d *daemon) refusesChange() error {
+	switch {
+	case d.stopped:
+		return control.ErrStopping
+	case d.draining:
+		return fmt.Errorf("%w, and waits for flows to end; start it again first", control.ErrStopping)
+	}
+	return nil
 }
 
 // needsRestart names what cannot be changed under a running data plane, or is empty.
@@ -70,98 +82,16 @@ func needsRestart(old, now model.Config) string {
 	switch {
 	case old.Limits != now.Limits:
 		return "needs restart: limits size the maps, which are made when the data plane is first loaded; stop shunt (its connections end) and start it with the new limits. Nothing was changed"
-	case old.Socket != now.Socket:
-		return "needs restart: the control socket's path cannot change while it is in use. Nothing was changed"
+	case old.API != now.API:
+		return "needs restart: the control socket's path and groups cannot change while it is in use. Nothing was changed"
 	}
 	return ""
-}
-
-// Status is what the control socket tells.
-func (d *daemon) Status(context.Context, struct{}) (control.Status, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	s := control.Status{PID: os.Getpid(), Since: d.since, ConfigPath: d.opts.ConfigPath,
-		Instance: d.opts.Instance, Conditions: d.conditions.List(), Attachments: []control.Attachment{}}
-	for _, name := range slices.Sorted(maps.Keys(d.attachments)) {
-		s.Attachments = append(s.Attachments, d.attachments[name])
-	}
-	s.Transition, s.Marked = d.settling.Transition, d.settling.Marked
-	s.Drains = []control.Drain{}
-	drained := map[model.BackendAddress]bool{}
-	for _, o := range d.writer.Drains() {
-		drained[o.Backend] = true
-		s.Drains = append(s.Drains, control.Drain{Backend: o.Backend.String(), Since: o.Since, Deadline: o.Deadline, By: o.By})
-	}
-	s.Closed = closedBackends(d.config.Services, drained)
-	return s, nil
-}
-
-// closedBackends are those that get no new flows, by address.
-func closedBackends(services []model.Service, drained map[model.BackendAddress]bool) []control.ClosedBackend {
-	in := map[model.BackendAddress][]string{}
-	for _, service := range services {
-		for _, b := range service.Backends {
-			if b.Weight == 0 || drained[b.BackendAddress] {
-				in[b.BackendAddress] = append(in[b.BackendAddress], service.Name)
-			}
-		}
-	}
-	closed := []control.ClosedBackend{}
-	for b, names := range in {
-		slices.Sort(names)
-		closed = append(closed, control.ClosedBackend{Backend: b.String(), Services: names})
-	}
-	slices.SortFunc(closed, func(a, b control.ClosedBackend) int { return strings.Compare(a.Backend, b.Backend) })
-	return closed
-}
-
-// Drain lets a backend get no new flows.
-func (d *daemon) Drain(ctx context.Context, request control.DrainRequest) (control.DrainResult, error) {
-	drain := state.Drain{Since: time.Now(), By: request.By}
-	if request.Deadline > 0 {
-		drain.Deadline = drain.Since.Add(request.Deadline)
-	}
-	return d.override(ctx, "drain", func() ([]model.BackendAddress, error) {
-		return d.writer.SetDrain(request.Backend, drain)
-	})
-}
-
-// Undrain ends a drain.
-func (d *daemon) Undrain(ctx context.Context, request control.UndrainRequest) (control.DrainResult, error) {
-	return d.override(ctx, "undrain", func() ([]model.BackendAddress, error) {
-		return d.writer.ClearDrain(request.Backend)
-	})
-}
-
-// override changes an override and carries it out.
-func (d *daemon) override(ctx context.Context, what string, change func() ([]model.BackendAddress, error)) (control.DrainResult, error) {
-	d.applying.Lock()
-	defer d.applying.Unlock()
-	if d.stopped {
-		return control.DrainResult{Refused: "the daemon is stopping"}, nil
-	}
-	backends, err := change()
-	if err != nil {
-		return control.DrainResult{Refused: err.Error()}, nil
-	}
-	var result control.DrainResult
-	for _, b := range backends {
-		result.Backends = append(result.Backends, b.String())
-	}
-	result.Difference, err = d.reconcileNow(ctx, d.config)
-	if err != nil {
-		d.failing(err)
-		return result, fmt.Errorf("%s %s: it is carried out in part, and is tried again: %w", what, strings.Join(result.Backends, ", "), err)
-	}
-	result.Text = result.Difference.String()
-	d.log.Info(what, "backends", strings.Join(result.Backends, ","), "difference", result.Text)
-	return result, nil
 }
 
 // change makes config the one in force. The order is: what may be refused first, new
 // interfaces, contents, old interfaces.
 func (d *daemon) change(ctx context.Context, config model.Config) (reconcile.Difference, error) {
-	if err := requireInterfaces(config.Interfaces); err != nil {
+	if err := requireInterfaces(d.unknown(config.Interfaces)); err != nil {
 		return reconcile.Difference{}, err
 	}
 	ports, err := d.portPool(config)
@@ -182,6 +112,7 @@ func (d *daemon) change(ctx context.Context, config model.Config) (reconcile.Dif
 		return reconcile.Difference{}, err
 	}
 	d.datapath.SetEncapsulation(config.Encapsulation)
+	d.watching.revision = 0 // what checks read from files may be new, too
 	d.mu.Lock()
 	d.config, d.applied = config, true // from here on it is carried out, now or by trying again
 	d.mu.Unlock()
@@ -193,17 +124,41 @@ func (d *daemon) change(ctx context.Context, config model.Config) (reconcile.Dif
 	return difference, d.detachOthers(config.Interfaces)
 }
 
-// reconcileNow makes the maps agree with config.
+// unknown are interfaces that the configuration in force does not have. One that it has and that
+// has gone is a condition already, and no reason to refuse other changes.
+func (d *daemon) unknown(interfaces []model.Interface) []model.Interface {
+	return slices.DeleteFunc(slices.Clone(interfaces), func(i model.Interface) bool { return slices.Contains(d.config.Interfaces, i) })
+}
+
+// reconcileNow makes the maps agree with config, and waits for the ways to backends that are
+// not down.
 func (d *daemon) reconcileNow(ctx context.Context, config model.Config) (reconcile.Difference, error) {
-	services := d.writer.Snapshot().Config.Services // with drains in force
+	return d.carryOut(ctx, config, func(wanted []model.Service) []netip.Addr {
+		living := slices.Clone(wanted)
+		for i := range living {
+			living[i].Backends = slices.DeleteFunc(slices.Clone(living[i].Backends), func(b model.Backend) bool { return b.Down })
+		}
+		return backendAddresses(living)
+	})
+}
+
+// carryOut makes the maps agree with config, with overrides and health in force. awaited says
+// which backends' ways are waited for; nil: none, because all are known already.
+func (d *daemon) carryOut(ctx context.Context, config model.Config, awaited func([]model.Service) []netip.Addr) (reconcile.Difference, error) {
+	services := d.serving()
+	if d.draining {
+		services = closedToNew(services)
+	}
 	wanted := backendAddresses(services)
 	d.mu.Lock()
 	present := slices.Collect(maps.Keys(d.records))
 	d.mu.Unlock()
 	d.neighbours.Want(append(slices.Clone(wanted), present...))
-	wait, cancel := context.WithTimeout(ctx, resolveTimeout)
-	d.neighbours.Wait(wait, wanted)
-	cancel()
+	if awaited != nil {
+		wait, cancel := context.WithTimeout(ctx, resolveTimeout)
+		d.neighbours.Wait(wait, awaited(services))
+		cancel()
+	}
 
 	own, err := hostAddresses()
 	if err != nil {
@@ -220,7 +175,9 @@ func (d *daemon) reconcileNow(ctx context.Context, config model.Config) (reconci
 	if err != nil {
 		return difference, fmt.Errorf("apply the configuration: %w", err)
 	}
-	d.nameDeserted(services)
+	if !d.draining { // then all are, and it is meant
+		d.nameDeserted(services)
+	}
 	if err := d.datapath.Heartbeat(); err != nil { // from here on the hops are fresh
 		return difference, err
 	}
@@ -236,8 +193,8 @@ func (d *daemon) applyDesired(desired reconcile.Desired) (reconcile.Difference, 
 	slices.SortFunc(both.Sources, netip.Addr.Compare)
 	both.Sources = slices.Compact(both.Sources)
 	difference, err := d.reconciler.Apply(both)
-	if err = errors.Join(err, d.adopt()); err != nil {
-		return difference, err
+	if _, failed := d.adopt(); err != nil || failed != nil {
+		return difference, errors.Join(err, failed)
 	}
 	d.rewriteHops()
 	if len(both.Sources) == len(desired.Sources) {
@@ -245,14 +202,15 @@ func (d *daemon) applyDesired(desired reconcile.Desired) (reconcile.Difference, 
 	}
 	after, err := d.reconciler.Apply(desired)
 	difference.Addresses = append(difference.Addresses, after.Addresses...)
-	return difference, errors.Join(err, d.adopt())
+	_, failed := d.adopt()
+	return difference, errors.Join(err, failed)
 }
 
-// adopt reads which backends and source addresses the maps hold.
-func (d *daemon) adopt() error {
+// adopt reads the maps, and which backends and source addresses they hold.
+func (d *daemon) adopt() (reconcile.Contents, error) {
 	contents, err := d.datapath.Contents()
 	if err != nil {
-		return err
+		return contents, err
 	}
 	records := map[netip.Addr][]reconcile.BackendRecord{}
 	for _, r := range contents.Backends {
@@ -267,7 +225,7 @@ func (d *daemon) adopt() error {
 	d.mu.Lock()
 	d.records = records
 	d.mu.Unlock()
-	return nil
+	return contents, nil
 }
 
 // beforeNaming gives new backends their next hops and sources, before a slot names them.
@@ -298,6 +256,27 @@ func (d *daemon) rewriteHops() {
 		d.mu.Unlock()
 		d.writeHop(hop, records)
 	}
+}
+
+// wayToHost is the way to backends that are this host: an interface that has attach: tc, where
+// their answers are met; else any, which is enough for direct return.
+func (d *daemon) wayToHost() (iface int, mac net.HardwareAddr, ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(d.attachments)) {
+		mode := datapath.Mode(d.attachments[name].Mode)
+		dev, err := net.InterfaceByName(name)
+		if err != nil || ok && !mode.AtTC() {
+			continue
+		}
+		if iface == 0 || mode.AtTC() {
+			iface, mac, ok = dev.Index, dev.HardwareAddr, mode.AtTC()
+		}
+		if ok {
+			break
+		}
+	}
+	return iface, mac, ok
 }
 
 // hopChanged is the neighbour watcher's report.
@@ -427,7 +406,7 @@ func (d *daemon) attach(i model.Interface) error {
 		return err
 	}
 	d.mu.Lock()
-	d.attachments[i.Name] = control.Attachment{Interface: i.Name, Mode: string(a.Mode), Reason: a.Reason}
+	d.attachments[i.Name] = &shuntv1.Attachment{Interface: i.Name, Mode: string(a.Mode), Reason: a.Reason}
 	d.mu.Unlock()
 	d.log.Info("attached", "interface", i.Name, "mode", a.Mode, "reason", a.Reason)
 	if a.Mode == datapath.ModeGeneric && i.Attach == model.AttachAuto {

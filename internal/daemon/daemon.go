@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/datapath"
@@ -36,8 +37,21 @@ type Options struct {
 	Socket     string           // overrides the configuration's, if set
 	Watch      bool             // apply the file whenever it changes
 	Hangup     <-chan os.Signal // each applies the file
-	Log        *slog.Logger
+	// OnExit is what becomes of the data plane when the daemon is told to stop; empty: detach.
+	OnExit OnExit
+	// DrainTimeout bounds ExitDrain.
+	DrainTimeout time.Duration
+	// Interrupted, once it has ended, makes the daemon detach whatever OnExit says, in the
+	// middle of a drain too. It does not stop the daemon. May be nil.
+	Interrupted context.Context //nolint:containedctx // a second way to be told to stop
+	Log         *slog.Logger
+	// Through lets tests stand between reconciler and data plane, to count what is written or
+	// to break it; nil: nobody does. No command sets it.
+	Through func(reconcile.Maps) reconcile.Maps
 }
+
+// DefaultInstance is the one that commands mean unless told otherwise.
+const DefaultInstance = "default"
 
 // FaultsError says that the configuration file has faults. Its text is for a log; whoever
 // has a terminal renders Faults.
@@ -71,14 +85,19 @@ type daemon struct {
 	reconciler *reconcile.Reconciler
 	writer     *state.Writer
 	conditions *condition.Set
+	supervisor *supervisor
 	neighbours *neighbour.Watcher
 	announcer  *announcements
 
 	// applying is held through a whole change, so that changes take turns.
 	applying    sync.Mutex
-	attachments map[string]control.Attachment
+	attachments map[string]*shuntv1.Attachment
+
+	events *control.Events
+	views  views
 
 	stopped       bool              // no change any more
+	draining      bool              // no new flows, and no change of the configuration any more
 	deserted      map[string]string // conditions held, by subject
 	sourcesInMaps []netip.Addr      // of full NAT, as adopt found them
 
@@ -95,11 +114,15 @@ type daemon struct {
 	settling reconcile.Settling // as of the last upkeep; written with applying and mu held
 
 	retrying *time.Timer // guarded by applying
+
+	clock    *steadyClock // of deadlines
+	stepped  time.Time    // when the wall clock was last set, by clock; guarded by applying
+	watching watching     // guarded by applying, but for what says otherwise
 }
 
-// Run is the daemon. It returns when ctx ends, with nothing left behind: programs
-// detached, maps unpinned, neighbours and settings put back. An error before the data
-// plane has been changed leaves a predecessor's as it was.
+// Run is the daemon. When ctx ends it does what opts.OnExit says and returns. To detach
+// leaves nothing behind: programs detached, maps unpinned, neighbours and settings put
+// back. An error before the data plane has been changed leaves a predecessor's as it was.
 func Run(ctx context.Context, opts Options) error {
 	unlock, err := lock(opts.Instance)
 	if err != nil {
@@ -110,10 +133,12 @@ func Run(ctx context.Context, opts Options) error {
 	if err != nil {
 		return err
 	}
+	events := &control.Events{}
 	d := &daemon{
-		opts: opts, log: opts.Log, since: time.Now(),
-		conditions:  newConditions(opts.Log),
-		attachments: map[string]control.Attachment{},
+		opts: opts, log: opts.Log, since: time.Now(), events: events,
+		conditions:  newConditions(opts.Log, events),
+		supervisor:  newSupervisor(opts.Log),
+		attachments: map[string]*shuntv1.Attachment{},
 		records:     map[netip.Addr][]reconcile.BackendRecord{},
 		sources:     map[netip.Addr][]netip.Addr{},
 		hops:        map[netip.Addr]neighbour.Hop{},
@@ -121,29 +146,31 @@ func Run(ctx context.Context, opts Options) error {
 	}
 	d.openState()
 	if opts.Socket != "" {
-		config.Socket = opts.Socket
+		config.API.Socket = opts.Socket
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	if err := d.start(ctx, config); err != nil {
+	life, end := context.WithCancel(context.WithoutCancel(ctx)) // of the control socket: it answers while flows drain
+	defer end()
+	if err := d.start(ctx, life, config); err != nil {
 		return errors.Join(err, d.abandon())
 	}
 	d.log.Info("forwarding", "instance", opts.Instance, "services", len(config.Services),
-		"socket", config.Socket, "pid", os.Getpid())
+		"socket", config.API.Socket, "pid", os.Getpid())
+	d.supervisor.alive.beat(partChanges) // or a change that is stuck from the first would not count
+	d.supervisor.ready(d.summary())
 	d.loop(ctx)
-	d.applying.Lock() // a reload under way ends first, and a later one is refused
-	d.stopped = true
-	d.applying.Unlock()
-	d.log.Info("stopping: detaching", "instance", opts.Instance)
-	return d.detach()
+	return d.finish(life, end)
 }
 
-// start brings the instance up. What it has done when it fails is undone by abandon.
-func (d *daemon) start(ctx context.Context, config model.Config) error {
+// summary is what the daemon does, in a few words.
+func (d *daemon) summary() string { return "forwarding " + plural(len(d.config.Services), "service") }
+
+// start brings the instance up, and answers at the control socket until life ends. What it
+// has done when it fails is undone by abandon.
+func (d *daemon) start(ctx, life context.Context, config model.Config) error {
 	if err := requireInterfaces(config.Interfaces); err != nil {
 		return err
 	}
-	if err := forwardOnLoopback(); err != nil {
+	if err := forwardOnLoopback(d.opts.Instance); err != nil {
 		d.log.Warn("next hops cannot be looked up while the daemon is not running", "error", err)
 	}
 	dp, err := datapath.Open(datapath.Options{Instance: d.opts.Instance, Limits: config.Limits, Log: d.log})
@@ -151,28 +178,37 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 		return err
 	}
 	d.datapath = dp
-	d.reconciler = reconcile.New(dp, reconcile.BeforeNaming(d.beforeNaming))
+	var maps reconcile.Maps = dp
+	if d.opts.Through != nil {
+		maps = d.opts.Through(dp)
+	}
+	d.reconciler = reconcile.New(maps, reconcile.BeforeNaming(d.beforeNaming))
 	if d.neighbours, err = neighbour.New(neighbour.Options{
-		OnChange: d.hopChanged, Conditions: d.conditions, Log: d.log,
+		OnChange: d.hopChanged, Conditions: d.conditions, Log: d.log, Host: d.wayToHost,
+		Beat: func() { d.supervisor.alive.beat(partNextHops) },
 	}); err != nil {
 		return err
 	}
 	d.announcer = newAnnouncements(d)
-	if err := d.adopt(); err != nil {
+	contents, err := d.adopt()
+	if err != nil {
 		return err
 	}
+	d.startHealth(contents)
 	if _, err := d.change(ctx, config); err != nil {
 		return err
 	}
-	return control.Serve(ctx, config.Socket, d)
+	return (&control.Server{API: config.API, Handler: d, Events: d.events, Log: d.log}).Serve(life)
 }
 
 // loop does what has to be done from time to time, until ctx ends.
 func (d *daemon) loop(ctx context.Context) {
 	heartbeat := time.NewTicker(heartbeatInterval)
 	defer heartbeat.Stop()
+	shortage := &shortageWatch{subject: d.opts.Instance, conditions: d.conditions}
 	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
+	var healthDue <-chan time.Time
 	changed := make(chan struct{})
 	if d.opts.Watch {
 		changed = watchFile(ctx, d.opts.ConfigPath, d.log)
@@ -185,8 +221,15 @@ func (d *daemon) loop(ctx context.Context) {
 			if err := d.datapath.Heartbeat(); err != nil {
 				d.log.Error("the data plane does not hear the daemon and asks the routing table instead", "error", err)
 			}
+			if reasons, err := d.datapath.ReasonCounts(); err != nil {
+				d.log.Error("shortages are not seen", "error", err)
+			} else {
+				shortage.look(reasons, time.Now())
+			}
 			d.refreshInterfaces()
 			d.upkeep(ctx)
+			d.nameTrouble()
+			d.supervisor.live()
 		case <-sweep.C:
 			if _, err := d.datapath.Sweep(); err != nil {
 				d.log.Warn("ended flows could not be swept; packets end them as they come", "error", err)
@@ -200,13 +243,20 @@ func (d *daemon) loop(ctx context.Context) {
 			d.reloadUnasked(ctx)
 		case <-d.retry:
 			d.again(ctx)
+		case <-d.watching.monitor.Changed():
+			if healthDue == nil {
+				healthDue = time.After(d.healthDelay())
+			}
+		case <-healthDue:
+			healthDue = nil
+			d.healthChanged(ctx)
 		}
 	}
 }
 
 // reloadUnasked is a reload that nobody waits for: what is wrong goes into the log.
 func (d *daemon) reloadUnasked(ctx context.Context) {
-	result, err := d.Reload(ctx, struct{}{})
+	result, err := d.Reload(ctx)
 	if err == nil && result.Applied {
 		return
 	}
@@ -216,24 +266,14 @@ func (d *daemon) reloadUnasked(ctx context.Context) {
 	d.log.Error("the file was not applied; what was in force stays", "path", d.opts.ConfigPath, "refused", result.Refused, "error", err)
 }
 
-// openState opens the overrides that an earlier daemon has left. Without them it goes on:
-// backends that were drained then get flows again, which is less harm than not to start.
-func (d *daemon) openState() {
-	path := overridesPath(d.opts.Instance)
-	writer, err := state.Open(path, time.Now)
-	if err != nil {
-		d.conditions.Raise(condition.Condition{Code: condition.OverridesLost, Severity: condition.Error,
-			Subject: path, Text: err.Error(), Remedy: "drain the backends again that were drained; the next drain replaces the file"})
-	}
-	d.writer = writer
-}
-
 // upkeep does what time brings about: deadlines of drains, and slots that have settled.
 func (d *daemon) upkeep(ctx context.Context) {
 	if !d.applying.TryLock() {
 		return // a change is under way; in a second again
 	}
 	defer d.applying.Unlock()
+	d.supervisor.alive.beat(partChanges)
+	d.followClock()
 	before := d.writer.Snapshot().Revision
 	if d.writer.PassDeadlines() != before {
 		d.log.Info("the deadline of a drain has passed: its backend's flows are given up")
@@ -241,12 +281,8 @@ func (d *daemon) upkeep(ctx context.Context) {
 			d.failing(err)
 		}
 	}
-	if err := d.writer.Save(); err != nil {
-		d.conditions.Raise(condition.Condition{Code: condition.OverridesUnsaved, Severity: condition.Warning,
-			Subject: overridesPath(d.opts.Instance), Text: err.Error(), Remedy: "it is tried again every second"})
-	} else {
-		d.conditions.Clear(condition.OverridesUnsaved, overridesPath(d.opts.Instance))
-	}
+	_ = d.writer.Save()
+	d.nameOverrideFaults()
 	settling, err := d.reconciler.Settle()
 	if err != nil {
 		d.failing(fmt.Errorf("settle slots that changed a while ago: %w", err))
@@ -296,6 +332,9 @@ func (d *daemon) wantRetry() {
 func (d *daemon) abandon() error {
 	keep := d.datapath != nil && d.datapath.Adopted()
 	var errs []error
+	if d.watching.monitor != nil {
+		d.watching.monitor.Close()
+	}
 	if d.announcer != nil {
 		errs = append(errs, d.announcer.close(keep))
 	}
@@ -305,7 +344,7 @@ func (d *daemon) abandon() error {
 	if d.datapath != nil {
 		errs = append(errs, d.datapath.Close())
 		if !keep {
-			errs = append(errs, datapath.Remove(d.opts.Instance, d.log), d.releaseAll())
+			errs = append(errs, datapath.Remove(d.opts.Instance, d.log), d.releaseAll(), releaseLoopback(d.opts.Instance, d.log))
 		}
 	}
 	return errors.Join(errs...)
@@ -314,7 +353,7 @@ func (d *daemon) abandon() error {
 // detach takes everything down. What draws traffic here goes first.
 func (d *daemon) detach() error {
 	return errors.Join(d.announcer.close(false), d.neighbours.Close(false), d.datapath.Close(),
-		datapath.Remove(d.opts.Instance, d.log), d.releaseAll())
+		datapath.Remove(d.opts.Instance, d.log), d.releaseAll(), releaseLoopback(d.opts.Instance, d.log))
 }
 
 // readConfig reads the file and logs its warnings.
@@ -333,8 +372,9 @@ func readConfig(path string, log *slog.Logger) (model.Config, error) {
 	return parsed.Config, nil
 }
 
-func newConditions(log *slog.Logger) *condition.Set {
+func newConditions(log *slog.Logger, events *control.Events) *condition.Set {
 	return &condition.Set{OnChange: func(c condition.Change) {
+		events.Publish(eventOf(c))
 		if c.Cleared {
 			log.Info("condition ended", "condition", c.Condition.Code, "subject", c.Condition.Subject)
 			return
@@ -344,20 +384,25 @@ func newConditions(log *slog.Logger) *condition.Set {
 }
 
 // Detach removes what a killed daemon left: programs, maps, neighbours, group memberships
-// and switched-off aggregation. It refuses while a daemon runs the instance. The log names
-// what was removed; nothing there is success.
+// and changed settings. It refuses while a daemon runs the instance. The log names what was
+// removed; nothing there is success.
 func Detach(instance string, log *slog.Logger) error {
 	unlock, err := lock(instance)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	left := leftAnnounced(instance)
+	return detachLocked(instance, log)
+}
+
+// detachLocked is Detach for who holds the instance's lock.
+func detachLocked(instance string, log *slog.Logger) error {
+	left := leftAnnounced(instance, log)
 	if err := datapath.Remove(instance, log); err != nil {
 		return err
 	}
 	d := &daemon{opts: Options{Instance: instance}, log: log}
-	errs := []error{withdraw(left, log), d.releaseAll()}
+	errs := []error{withdraw(left, log), d.releaseAll(), releaseLoopback(instance, log)}
 	neighbours, err := neighbour.New(neighbour.Options{Log: log})
 	if err == nil {
 		err = neighbours.Close(false) // takes a predecessor's entries along

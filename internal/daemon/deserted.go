@@ -30,7 +30,7 @@ func desertedServices(services []model.Service) map[string]string {
 	deserted := map[string]string{}
 	for _, s := range services {
 		without := reconcile.Deserted(s)
-		if len(without) == 0 {
+		if len(without) == 0 || slices.ContainsFunc(s.Backends, waits) {
 			continue
 		}
 		subject := s.Name
@@ -38,6 +38,9 @@ func desertedServices(services []model.Service) map[string]string {
 			subject += " (" + without[0] + ")"
 		}
 		text := "no backend takes new flows: "
+		if slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.Down }) {
+			text = "no backend is up: "
+		}
 		if len(s.Backends) == 0 {
 			text = "it has no backend: "
 		}
@@ -50,3 +53,7 @@ func desertedServices(services []model.Service) map[string]string {
 	}
 	return deserted
 }
+
+// waits reports whether a backend is still to show that it is up, which its first check is about
+// to say. A backup that is not needed waits for nothing, but then another one lives.
+func waits(b model.Backend) bool { return b.Idle && !b.Down && b.Weight > 0 }

@@ -1,26 +1,48 @@
 package daemon
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
-const (
-	runDirectory   = "/run/shunt"
-	stateDirectory = "/var/lib/shunt" // survives a reboot
-)
+const runDirectory = "/run/shunt"
+
+// stateDirectory is where the service manager says (systemd.exec(5), StateDirectory=), or else a
+// folder that survives a reboot.
+func stateDirectory() string {
+	folder, _, _ := strings.Cut(os.Getenv("STATE_DIRECTORY"), ":")
+	return cmp.Or(folder, "/var/lib/shunt")
+}
 
 // overridesPath is the file that keeps an instance's overrides.
 func overridesPath(instance string) string {
-	return filepath.Join(stateDirectory, instance+".overrides.json")
+	return filepath.Join(stateDirectory(), instance+".overrides.json")
+}
+
+func lockPath(instance string) string { return filepath.Join(runDirectory, instance+".lock") }
+
+// Holder is the process that runs an instance, or 0. A daemon that stops removes its note of
+// that; one that was killed leaves it, so the process is looked for.
+func Holder(instance string) int {
+	text, err := os.ReadFile(lockPath(instance))
+	if err != nil {
+		return 0
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || pid <= 0 || errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+		return 0
+	}
+	return pid
 }
 
 // lock makes this process the only one of its instance. The kernel releases the lock with
@@ -29,7 +51,7 @@ func lock(instance string) (unlock func(), err error) {
 	if err := os.MkdirAll(runDirectory, 0o755); err != nil {
 		return nil, fmt.Errorf("make %s: %w", runDirectory, err)
 	}
-	path := filepath.Join(runDirectory, instance+".lock")
+	path := lockPath(instance)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open the lock of instance %q: %w", instance, err)
@@ -81,18 +103,6 @@ func hostAddresses() (map[netip.Addr]bool, error) {
 		}
 	}
 	return own, nil
-}
-
-// forwardOnLoopback lets bpf_fib_lookup answer questions asked from lo, which is how the
-// programs find next hops by themselves. Nothing is forwarded that was not before: no
-// packet to be forwarded ever arrives on lo.
-func forwardOnLoopback() error {
-	for _, path := range []string{"/proc/sys/net/ipv4/conf/lo/forwarding", "/proc/sys/net/ipv6/conf/lo/forwarding"} {
-		if err := os.WriteFile(path, []byte("1"), 0o644); err != nil && !os.IsNotExist(err) {
-			return fmt.Errorf("switch forwarding on for lo: %w", err)
-		}
-	}
-	return nil
 }
 
 const (

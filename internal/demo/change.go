@@ -187,7 +187,7 @@ func (d *demo) kill(ctx context.Context) error {
 	k.NewFlows, k.NewFailed = t.flows, t.failed
 	k.Status, _, _ = strings.Cut(string(text), "\n\n")
 	d.say("%s", indent(k.Status))
-	d.claim(dead.Forwarding && dead.Daemon == nil && strings.Contains(k.Status, "without a daemon"), "while it was dead, `shunt status` said so, and showed the counters all the same")
+	d.claim(dead.Forwarding && dead.Daemon == nil && strings.Contains(k.Status, "without health checks since"), "while it was dead, `shunt status` said so, and showed the counters all the same")
 	d.judgeKill(before, t)
 	return d.takenOver(ctx, dead)
 }

@@ -165,7 +165,7 @@ func (d *demo) start(ctx context.Context) error {
 		native = native && a.Mode == "native"
 		d.say("  %s: XDP, %s mode\n", a.Interface, a.Mode)
 	}
-	d.claim(seen.Forwarding && seen.Daemon != nil, "process %d forwards, %s after it was started", status.PID, millis(time.Since(begin)))
+	d.claim(seen.Forwarding && seen.Daemon != nil, "process %d forwards, %s after it was started", status.Daemon.Pid, millis(time.Since(begin)))
 	d.claim(native, "XDP runs in native mode on both interfaces")
 	return nil
 }

@@ -205,7 +205,7 @@ func checkFigures(t *testing.T, f *demo.Facts) {
 	}
 	k := f.Kill
 	if k.SecondsDead < 2 || k.Failed != 0 || k.FlowsMoved != 0 || k.NewFailed != 0 || k.NewFlows < 50 || k.Requests < 500 ||
-		k.PIDAfter == k.PIDBefore || !strings.Contains(k.Status, "without a daemon") {
+		k.PIDAfter == k.PIDBefore || !strings.Contains(k.Status, "without health checks since") {
 		t.Errorf("the kill: %+v", k)
 	}
 	if len(f.Counted.Backends) != 12 || len(f.Counted.Services) != 2 {

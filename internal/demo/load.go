@@ -1,13 +1,8 @@
 package demo
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"net/netip"
 	"sync"
 	"time"
@@ -28,8 +23,7 @@ const (
 // session is one connection of the client's, or one UDP socket.
 type session struct {
 	target target
-	conn   net.Conn
-	reader *bufio.Reader
+	flow   *lab.Session
 }
 
 // open makes a connection from the client; port 0 lets the kernel choose the source port.
@@ -40,43 +34,21 @@ func (d *demo) open(ctx context.Context, to target, port int) (*session, error) 
 	if port != 0 {
 		local = to.wildcard(port)
 	}
-	conn, err := d.top.Client.DialFrom(ctx, to.network, local, to.vip.String())
+	flow, err := d.top.Client.OpenSession(ctx, to.network, local, to.vip.String())
 	if err != nil {
 		return nil, err
 	}
-	return &session{target: to, conn: conn, reader: bufio.NewReader(conn)}, nil
+	return &session{target: to, flow: flow}, nil
 }
 
 // ask is one request.
 func (s *session) ask(ctx context.Context) (lab.Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	_ = s.conn.SetDeadline(time.Time{}) // that of an earlier request that was given up
-	if s.target.network == "udp" {
-		return lab.AskUDPOn(ctx, s.conn, []byte("who are you?"))
-	}
-	stop := context.AfterFunc(ctx, func() { _ = s.conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	var answer lab.Answer
-	if _, err := io.WriteString(s.conn, "GET / HTTP/1.1\r\nHost: shunt.example\r\n\r\n"); err != nil {
-		return answer, err
-	}
-	response, err := http.ReadResponse(s.reader, nil)
-	if err != nil {
-		return answer, err
-	}
-	defer response.Body.Close() //nolint:errcheck // read to its end below
-	if response.StatusCode != http.StatusOK {
-		return answer, fmt.Errorf("the server answered %s", response.Status)
-	}
-	if err := json.NewDecoder(response.Body).Decode(&answer); err != nil {
-		return answer, err
-	}
-	_, err = io.Copy(io.Discard, response.Body)
-	return answer, err
+	return s.flow.Ask(ctx, "/")
 }
 
-func (s *session) close() { _ = s.conn.Close() }
+func (s *session) close() { _ = s.flow.Close() }
 
 // once opens a flow, asks once, and closes it.
 func (d *demo) once(ctx context.Context, to target, port int) (lab.Answer, error) {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lab"
 )
@@ -97,10 +98,10 @@ func (d *demo) startBackend(host *lab.Host) error {
 }
 
 // startDaemon starts `shunt run`, and waits until it answers and forwards.
-func (d *demo) startDaemon(ctx context.Context) (control.Status, error) {
+func (d *demo) startDaemon(ctx context.Context) (*shuntv1.GetStatusResponse, error) {
 	log, err := os.OpenFile(d.logPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		return control.Status{}, fmt.Errorf("open the daemon's log: %w", err)
+		return nil, fmt.Errorf("open the daemon's log: %w", err)
 	}
 	defer log.Close() //nolint:errcheck // the child has its own
 	cmd := d.top.Balancer.Command(context.Background(), d.opts.Executable, "run",
@@ -108,9 +109,9 @@ func (d *demo) startDaemon(ctx context.Context) (control.Status, error) {
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), "SHUNT_SOCKET=") // the file's
 	if d.daemon, err = d.spawn(cmd); err != nil {
-		return control.Status{}, err
+		return nil, err
 	}
-	var status control.Status
+	var status *shuntv1.GetStatusResponse
 	err = until(ctx, 2*patience, "`shunt run` forwards", func() (bool, error) {
 		if d.daemon.ended() {
 			return false, fmt.Errorf("it has ended: %w", d.daemon.err)
@@ -120,7 +121,7 @@ func (d *demo) startDaemon(ctx context.Context) (control.Status, error) {
 		if errors.Is(err, control.ErrNoDaemon) {
 			return false, nil
 		}
-		return status.PID == d.daemon.cmd.Process.Pid, err
+		return int(status.GetDaemon().GetPid()) == d.daemon.cmd.Process.Pid, err
 	})
 	return status, err
 }

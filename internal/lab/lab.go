@@ -266,6 +266,9 @@ func wait(ctx context.Context, what string, ready func() (bool, error)) error {
 	defer tick.Stop()
 	for {
 		ok, err := ready()
+		if errors.Is(err, netlink.ErrDumpInterrupted) { // the list changed as it was read
+			ok, err = false, nil
+		}
 		if err != nil {
 			return fmt.Errorf("wait for %s: %w", what, err)
 		}

@@ -36,20 +36,28 @@ func (h *Host) mac(interfaceIndex int) net.HardwareAddr {
 // Connect makes a veth between two hosts, with both ends up and addressed.
 func (l *Lab) Connect(a, b End, cable Cable) error {
 	macA, macB := a.Host.mac(len(a.Host.Interfaces())), b.Host.mac(len(b.Host.Interfaces()))
+	if err := cable.lay(a, b, macA, macB); err != nil {
+		return err
+	}
+	a.Host.addInterface(Interface{a.Interface, macA, a.IPv4, a.IPv6, b.Host.name + "/" + b.Interface})
+	b.Host.addInterface(Interface{b.Interface, macB, b.IPv4, b.IPv6, a.Host.name + "/" + a.Interface})
+	return nil
+}
+
+// lay makes the veth.
+func (c Cable) lay(a, b End, macA, macB net.HardwareAddr) error {
 	veth := netlink.NewVeth(netlink.NewLinkAttrs())
 	veth.Name, veth.PeerName = a.Interface, b.Interface
 	veth.HardwareAddr, veth.PeerHardwareAddr = macA, macB
 	veth.PeerNamespace = netlink.NsFd(b.Host.ns)
-	veth.MTU, veth.PeerMTU = cable.MTU, uint32(cable.MTU)
-	if cable.Queues > 0 {
-		veth.NumTxQueues, veth.NumRxQueues = cable.Queues, cable.Queues
-		veth.PeerNumTxQueues, veth.PeerNumRxQueues = uint32(cable.Queues), uint32(cable.Queues)
+	veth.MTU, veth.PeerMTU = c.MTU, uint32(c.MTU)
+	if c.Queues > 0 {
+		veth.NumTxQueues, veth.NumRxQueues = c.Queues, c.Queues
+		veth.PeerNumTxQueues, veth.PeerNumRxQueues = uint32(c.Queues), uint32(c.Queues)
 	}
 	if err := a.Host.Netlink().LinkAdd(veth); err != nil {
 		return fmt.Errorf("connect %s/%s to %s/%s: %w", a.Host.name, a.Interface, b.Host.name, b.Interface, err)
 	}
-	a.Host.addInterface(Interface{a.Interface, macA, a.IPv4, a.IPv6, b.Host.name + "/" + b.Interface})
-	b.Host.addInterface(Interface{b.Interface, macB, b.IPv4, b.IPv6, a.Host.name + "/" + a.Interface})
 	for _, end := range []End{a, b} {
 		for _, prefix := range []netip.Prefix{end.IPv4, end.IPv6} {
 			if !prefix.IsValid() {
@@ -146,6 +154,19 @@ func (h *Host) SetUp(iface string, on bool) error {
 	}
 	if err := h.Netlink().LinkSetDown(link); err != nil {
 		return fmt.Errorf("host %s: set %s down: %w", h.name, iface, err)
+	}
+	return nil
+}
+
+// DeleteInterface takes an interface away, and with it the other end of its cable and all that
+// the kernel kept for both: addresses, routes, neighbours, programs.
+func (h *Host) DeleteInterface(iface string) error {
+	link, err := h.link(iface)
+	if err != nil {
+		return err
+	}
+	if err := h.Netlink().LinkDel(link); err != nil {
+		return fmt.Errorf("host %s: delete interface %s: %w", h.name, iface, err)
 	}
 	return nil
 }

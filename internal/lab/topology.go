@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"strconv"
 	"time"
@@ -58,8 +59,9 @@ var (
 // maxBackends keeps the addresses of the backends apart from the others'.
 const maxBackends = 90
 
-// readyTimeout is how long interfaces may take to pass packets; they take milliseconds.
-const readyTimeout = 10 * time.Second
+// readyTimeout is how long interfaces may take to pass packets; they take milliseconds, and
+// seconds on an emulated machine that does much else.
+const readyTimeout = time.Minute
 
 // Options of a topology; the zero value is two backends in a OneArm layout, everything
 // else as the kernel has it.
@@ -246,6 +248,23 @@ func (t *Topology) connectBack() error {
 // addRoutes: the client and the router towards the VIPs, the backends through the balancer
 // (which destination-only NAT asks for), the balancer back through the router.
 func (t *Topology) addRoutes() error {
+	if err := t.frontRoutes(); err != nil {
+		return err
+	}
+	for i, b := range t.Backends {
+		gateway := t.Balancer.Interfaces()[len(t.Balancer.Interfaces())-1]
+		if t.Options.Layout == Direct {
+			gateway = t.Balancer.Interfaces()[i+1]
+		}
+		if err := t.defaultVia(b, gateway); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// frontRoutes are those between client and balancer.
+func (t *Topology) frontRoutes() error {
 	front := t.Balancer.Interfaces()[0]
 	before, iface := t.Client, "eth0" // the last hop before the balancer
 	if t.Router != nil {
@@ -259,15 +278,6 @@ func (t *Topology) addRoutes() error {
 	}
 	if t.Options.Layout != OneArm || t.Router == nil {
 		if err := t.defaultVia(before, front); err != nil {
-			return err
-		}
-	}
-	for i, b := range t.Backends {
-		gateway := t.Balancer.Interfaces()[len(t.Balancer.Interfaces())-1]
-		if t.Options.Layout == Direct {
-			gateway = t.Balancer.Interfaces()[i+1]
-		}
-		if err := t.defaultVia(b, gateway); err != nil {
 			return err
 		}
 	}
@@ -289,6 +299,57 @@ func (t *Topology) vipRoutes(h *Host, iface string, mtu int) error {
 		route4.Via, route6.Via = netip.Addr{}, netip.Addr{}
 	}
 	return errors.Join(h.AddRoute(route4), h.AddRoute(route6))
+}
+
+// Shortcut is a second cable of the client's in a TwoArm layout, into the backends' segment.
+// By it they answer the client directly:
+//
+//	client ─┬─ lb ── switch ─┬─ b1
+//	   eth1 └────────────────┤
+//	                         └─ b2
+func (t *Topology) Shortcut() error {
+	client := t.Client
+	err := errors.Join(
+		t.cable(end(client, "eth1", "10.0.0.100/24", "2001:db8:1::100/64"), End{Host: t.Switch, Interface: client.name}),
+		t.Switch.Plug(client.name, "br0"))
+	for _, b := range t.Backends {
+		err = errors.Join(err,
+			b.AddRoute(Route{To: netip.MustParsePrefix("198.51.100.0/24"), Via: netip.MustParseAddr("10.0.0.100")}),
+			b.AddRoute(Route{To: netip.MustParsePrefix("2001:db8:c::/64"), Via: netip.MustParseAddr("2001:db8:1::100")}))
+	}
+	return err
+}
+
+// Relay makes the cable of a deleted interface again, with the names, MACs and addresses it had,
+// and other indices. A port of the switch is plugged in again, and routes between client
+// and balancer are as they were. All else is for the caller to restore.
+func (t *Topology) Relay(ctx context.Context, h *Host, iface string) error {
+	far, farIface, err := t.FarEnd(h, iface)
+	if err != nil {
+		return err
+	}
+	endOf := func(h *Host, name string) (End, net.HardwareAddr) {
+		for _, i := range h.Interfaces() {
+			if i.Name == name {
+				return End{h, name, i.IPv4, i.IPv6}, i.MAC
+			}
+		}
+		return End{}, nil // FarEnd has found both
+	}
+	a, macA := endOf(h, iface)
+	b, macB := endOf(far, farIface)
+	if err := (Cable{MTU: t.Options.MTU, Queues: t.Options.Queues}).lay(a, b, macA, macB); err != nil {
+		return err
+	}
+	if far == t.Switch {
+		if err := far.Plug(farIface, "br0"); err != nil {
+			return err
+		}
+	}
+	if h == t.Balancer && iface == h.Interfaces()[0].Name {
+		err = t.frontRoutes()
+	}
+	return errors.Join(err, t.setOffloads(), h.ready(ctx), far.ready(ctx))
 }
 
 // setOffloads switches checksum offload off where asked, and GRO on at the far ends of the

@@ -1,0 +1,116 @@
+package cli
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/shunt-lb/shunt/internal/daemon"
+	"github.com/shunt-lb/shunt/internal/source/file"
+	"github.com/spf13/cobra"
+)
+
+func newUninstall(s streams) *cobra.Command {
+	var path, output string
+	var yes bool
+	c := &cobra.Command{
+		Use:   "uninstall",
+		Short: "Remove every trace of shunt but what was installed: lists, asks, removes (needs root)",
+		Long: `Removes what shunt has left on this machine: the data planes of all instances, neighbour
+entries, multicast groups, settings that it has changed, what ` + "`shunt decap`" + ` did, and its files
+in /run/shunt and /var/lib/shunt. It lists all of that and asks first; --yes answers. It
+refuses while a daemon runs.
+
+What was installed stays: the binary and /etc/shunt. Your package manager removes them.`,
+		Args: noArguments,
+		RunE: func(*cobra.Command, []string) error {
+			if err := errors.Join(requireOutput(output), requireRoot("uninstall")); err != nil {
+				return err
+			}
+			socket := defaultSocket
+			if parsed, err := file.Read(path); err == nil && !file.HasErrors(parsed.Faults) {
+				socket = parsed.Config.API.Socket
+			}
+			inventory, err := daemon.TakeInventory(socket)
+			if err != nil {
+				return fmt.Errorf("nothing was removed: %w", err)
+			}
+			defer inventory.Close()
+			if output == "json" {
+				return uninstallJSON(s, inventory, yes)
+			}
+			if err := printInventory(s, inventory); err != nil || len(inventory.Traces) == 0 {
+				return err
+			}
+			if !yes && !agreed(s) {
+				fmt.Fprintln(s.err, "shunt: nothing was removed. Answer y, or say --yes where nobody can answer.")
+				return errSilent
+			}
+			log, err := newLog(s.err, "text", false)
+			if err == nil {
+				err = inventory.Remove(log)
+			}
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(s.out, "All of it is gone.")
+			return err
+		},
+	}
+	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	c.Flags().StringVar(&path, "config", defaultConfig, "the configuration, which may name another control socket; it is not removed")
+	outputFlag(c, &output)
+	return c
+}
+
+// uninstallJSON lists, and removes with --yes; there is nobody to ask.
+func uninstallJSON(s streams, inventory *daemon.Inventory, yes bool) error {
+	if yes {
+		log, err := newLog(s.err, "text", false)
+		if err == nil {
+			err = inventory.Remove(log)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return writeJSON(s.out, struct {
+		Removed bool `json:"removed"`
+		*daemon.Inventory
+	}{yes, inventory})
+}
+
+func printInventory(s streams, inventory *daemon.Inventory) error {
+	if len(inventory.Traces) == 0 {
+		fmt.Fprintln(s.out, "There is no trace of shunt here.")
+	} else {
+		fmt.Fprintln(s.out, "This is removed or put back, and traffic through shunt ends:")
+	}
+	t := tabwriter.NewWriter(s.out, 0, 8, 2, ' ', 0)
+	for _, trace := range inventory.Traces {
+		fmt.Fprintf(t, "  %s\t%s\n", trace.Kind, trace.What)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if len(inventory.Elsewhere) > 0 {
+		fmt.Fprintln(s.out, "This stays; run `shunt uninstall` in that network namespace too. If it is gone, delete what /run/shunt and /sys/fs/bpf/shunt have of it:")
+	}
+	for _, trace := range inventory.Elsewhere {
+		fmt.Fprintf(s.out, "  %s\n", trace.What)
+	}
+	return nil
+}
+
+// agreed asks, and takes y or yes for an answer.
+func agreed(s streams) bool {
+	fmt.Fprint(s.out, "Remove all of this? [y/N] ")
+	line, err := bufio.NewReader(s.in).ReadString('\n')
+	if err != nil {
+		fmt.Fprintln(s.out)
+	}
+	answer := strings.ToLower(strings.TrimSpace(line))
+	return answer == "y" || answer == "yes"
+}

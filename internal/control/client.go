@@ -1,0 +1,130 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"syscall"
+
+	"connectrpc.com/connect"
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/api/v1/shuntv1connect"
+)
+
+// ErrNoDaemon says that nobody answers at the socket.
+var ErrNoDaemon = errors.New("no daemon answers")
+
+// ErrNoSocket says that there is no socket file at all, not even one of a killed daemon.
+var ErrNoSocket = errors.New("no such file")
+
+// ErrDenied says that the socket is there, and not for this user.
+var ErrDenied = errors.New("permission denied")
+
+// answerBytesMax bounds what a client takes: 100,000 backends are about 60 MB.
+const answerBytesMax = 256 << 20
+
+// Client asks the daemon behind one socket. Errors are sentences for whoever typed the
+// command; they wrap ErrNoDaemon if nobody is there.
+type Client struct {
+	path    string
+	status  shuntv1connect.StatusServiceClient
+	control shuntv1connect.ControlServiceClient
+}
+
+// NewClient is a client of the socket at path. It connects with each request.
+func NewClient(path string) *Client {
+	h := &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		},
+		DisableKeepAlives:  true,
+		DisableCompression: true,
+	}}
+	options := connect.WithClientOptions(connect.WithReadMaxBytes(answerBytesMax), connect.WithInterceptors(connect.UnaryInterceptorFunc(
+		func(next connect.UnaryFunc) connect.UnaryFunc {
+			return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+				r.Header().Set("User-Agent", "shunt")
+				if name := os.Getenv("SUDO_USER"); name != "" {
+					r.Header().Set(userHeader, name)
+				}
+				return next(ctx, r)
+			}
+		})))
+	return &Client{path: path, status: shuntv1connect.NewStatusServiceClient(h, "http://shunt", options),
+		control: shuntv1connect.NewControlServiceClient(h, "http://shunt", options)}
+}
+
+// Status asks for all there is to see.
+func (c *Client) Status(ctx context.Context) (*shuntv1.GetStatusResponse, error) {
+	return ask(ctx, c, c.status.GetStatus, &shuntv1.GetStatusRequest{})
+}
+
+// Overrides asks for what operators say beside the configuration.
+func (c *Client) Overrides(ctx context.Context) ([]*shuntv1.Override, error) {
+	answer, err := ask(ctx, c, c.status.ListOverrides, &shuntv1.ListOverridesRequest{})
+	return answer.GetOverrides(), err
+}
+
+// Reload has the daemon read its file again, and waits.
+func (c *Client) Reload(ctx context.Context) (*shuntv1.ReloadResponse, error) {
+	return ask(ctx, c, c.control.Reload, &shuntv1.ReloadRequest{})
+}
+
+// Drain has a backend get no new flows, in every service that has it.
+func (c *Client) Drain(ctx context.Context, r *shuntv1.DrainBackendRequest) (*shuntv1.OverrideResponse, error) {
+	return ask(ctx, c, c.control.DrainBackend, r)
+}
+
+// Undrain ends a drain.
+func (c *Client) Undrain(ctx context.Context, r *shuntv1.UndrainBackendRequest) (*shuntv1.OverrideResponse, error) {
+	return ask(ctx, c, c.control.UndrainBackend, r)
+}
+
+// SetWeight gives a backend another weight than the file.
+func (c *Client) SetWeight(ctx context.Context, r *shuntv1.SetBackendWeightRequest) (*shuntv1.OverrideResponse, error) {
+	return ask(ctx, c, c.control.SetBackendWeight, r)
+}
+
+// SetHealth says that a backend is up or down.
+func (c *Client) SetHealth(ctx context.Context, r *shuntv1.SetBackendHealthRequest) (*shuntv1.OverrideResponse, error) {
+	return ask(ctx, c, c.control.SetBackendHealth, r)
+}
+
+// Clear ends overrides.
+func (c *Client) Clear(ctx context.Context, r *shuntv1.ClearOverridesRequest) (*shuntv1.OverrideResponse, error) {
+	return ask(ctx, c, c.control.ClearOverrides, r)
+}
+
+func ask[Q, T any](ctx context.Context, c *Client, call func(context.Context, *connect.Request[Q]) (*connect.Response[T], error), question *Q) (*T, error) {
+	answer, err := call(ctx, connect.NewRequest(question))
+	if err == nil {
+		return answer.Msg, nil
+	}
+	const advice = "is `shunt run` running? --socket or SHUNT_SOCKET names another socket"
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("%w at %s (%w); %s", ErrNoDaemon, c.path, ErrNoSocket, advice)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return nil, fmt.Errorf("%w at %s (%v); %s", ErrNoDaemon, c.path, rootCause(err), advice)
+	case errors.Is(err, fs.ErrPermission):
+		return nil, fmt.Errorf("ask the daemon at %s: %w; run it with sudo, or have root add you to the group of `api: {group: …}`", c.path, ErrDenied)
+	}
+	if said := (*connect.Error)(nil); errors.As(err, &said) && connect.IsWireError(err) {
+		return nil, errors.New(said.Message()) // the daemon's own words
+	}
+	return nil, fmt.Errorf("ask the daemon at %s: %w", c.path, rootCause(err))
+}
+
+func rootCause(err error) error {
+	for {
+		inner := errors.Unwrap(err)
+		if inner == nil {
+			return err
+		}
+		err = inner
+	}
+}

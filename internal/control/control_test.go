@@ -1,0 +1,502 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/internal/state"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+)
+
+// fake is a daemon that has one backend, and remembers what it was told.
+type fake struct {
+	mu        sync.Mutex
+	settings  []state.Setting
+	cleared   []string
+	reloads   int
+	block     chan struct{}   // a reload waits for it, if there is one
+	deadlines []time.Duration // of settings
+	entered   chan struct{}   // a reload is under way
+	services  int
+}
+
+func (f *fake) Status(context.Context) (*shuntv1.GetStatusResponse, error) {
+	s := &shuntv1.GetStatusResponse{Instance: "default", Forwarding: true, Daemon: &shuntv1.Daemon{Pid: int32(os.Getpid())}}
+	for i := range f.services {
+		s.Services = append(s.Services, &shuntv1.Service{Name: fmt.Sprintf("service-with-a-long-name-%d", i)})
+	}
+	s.Backends = []*shuntv1.Backend{{Address: "10.0.0.2:80", PacketsIn: 1 << 60}}
+	return s, nil
+}
+
+func (f *fake) Conditions() []condition.Condition {
+	return []condition.Condition{{Code: condition.NoBackend, Subject: "web", Since: time.Unix(1, 0)}}
+}
+
+func (f *fake) Overrides() []state.Override {
+	return []state.Override{{Backend: backend, Setting: state.Setting{Kind: state.KindWeight, Weight: 3}}}
+}
+
+func (f *fake) Reload(ctx context.Context) (ReloadResult, error) {
+	f.mu.Lock()
+	f.reloads++
+	f.mu.Unlock()
+	if f.block != nil {
+		f.entered <- struct{}{}
+		select {
+		case <-f.block:
+		case <-ctx.Done():
+			return ReloadResult{}, ctx.Err()
+		}
+	}
+	return ReloadResult{Applied: true, Difference: reconcile.Difference{Repairs: 2}, Text: "two"}, nil
+}
+
+func (f *fake) Override(_ context.Context, selector string, s state.Setting, deadline time.Duration) (OverrideResult, error) {
+	switch selector {
+	case "nobody":
+		return OverrideResult{}, &state.SelectorError{Selector: selector}
+	case "two":
+		return OverrideResult{}, &state.SelectorError{Selector: selector, Candidates: []model.BackendAddress{backend, backend}}
+	case "stopping":
+		return OverrideResult{}, ErrStopping
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.settings, f.deadlines = append(f.settings, s), append(f.deadlines, deadline)
+	return OverrideResult{Backends: []string{selector}, Text: "done", Unsaved: errors.New("the disk is full")}, nil
+}
+
+func (f *fake) ClearOverrides(_ context.Context, selector string, kinds []state.Kind, _ state.Author) (OverrideResult, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cleared = append(f.cleared, fmt.Sprint(selector, kinds))
+	return OverrideResult{Backends: []string{selector}}, nil
+}
+
+var backend = model.BackendAddress{Address: netip.MustParseAddr("10.0.0.2"), Port: 80}
+
+// serve is a server in a folder of its own.
+func serve(t testing.TB, f *fake) (path string, events *Events) {
+	t.Helper()
+	path, events = filepath.Join(t.TempDir(), "shunt.sock"), &Events{}
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &Server{API: model.API{Socket: path}, Handler: f, Events: events, Log: slog.New(slog.DiscardHandler)}
+	if err := s.Serve(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cancel()
+		for range 500 { // the sockets go with it
+			if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		t.Error("the socket is still there after the end")
+	})
+	return path, events
+}
+
+func httpClient(path string) *http.Client {
+	return &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		}}}
+}
+
+// post is what curl does.
+func post(t testing.TB, path, procedure, kind, body string) (status int, answer string) {
+	t.Helper()
+	r, err := http.NewRequest(http.MethodPost, "http://shunt/shunt.v1."+procedure, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", kind)
+	r.Header.Set("User-Agent", "curl/8")
+	response, err := httpClient(path).Do(r)
+	if err != nil {
+		t.Fatalf("%s: %v", procedure, err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(text)
+}
+
+const (
+	jsonType = "application/json"
+	formType = "application/x-www-form-urlencoded"
+)
+
+// TestRequests asks as curl does: what is wrong is named, with its field.
+func TestRequests(t *testing.T) {
+	f := &fake{}
+	path, _ := serve(t, f)
+	for _, c := range []struct {
+		procedure, kind, body string
+		status                int
+		says                  string
+	}{
+		{"ControlService/SetBackendWeight", jsonType, `{"backend": "10.0.0.2", "weight": 7}`, 200, `"unsaved":"the disk is full"`},
+		{"ControlService/SetBackendWeight", formType, `{"backend": "10.0.0.2", "weight": 0}`, 200, `"backends":["10.0.0.2"]`},
+		{"ControlService/SetBackendWeight", jsonType, `{"backend": "10.0.0.2", "weight": 70000}`, 400, "weight: 70000 is above 65535"},
+		{"ControlService/SetBackendWeight", jsonType, `{"backend": "10.0.0.2", "weight": -1}`, 400, "weight: -1"},
+		{"ControlService/SetBackendWeight", jsonType, `{"backend": "10.0.0.2", "weight": "many"}`, 400, "weight"},
+		{"ControlService/SetBackendWeight", jsonType, `{"backend": "10.0.0.2"}`, 400, "weight: is missing"},
+		{"ControlService/SetBackendWeight", jsonType, `{"weight": 1}`, 400, "backend: is missing"},
+		{"ControlService/SetBackendWeight", jsonType, `{"backend": "10.0.0.2", "wieght": 1}`, 400, `unknown field \"wieght\"`},
+		{"ControlService/SetBackendWeight", jsonType, `{"backend": "` + strings.Repeat("x", 300) + `", "weight": 1}`, 400, "backend: has 300 bytes"},
+		{"ControlService/SetBackendWeight", jsonType, `{"backend": `, 400, "the request's JSON"},
+		{"ControlService/SetBackendWeight", jsonType, `[]`, 400, "the request's JSON"},
+		{"ControlService/SetBackendWeight", jsonType, strings.Repeat(" ", requestBytesMax+1), 429, "more than 16384 bytes"},
+		{"ControlService/SetBackendWeight", jsonType, `{"backend": "nobody", "weight": 1}`, 404, "none has this name"},
+		{"ControlService/SetBackendWeight", jsonType, `{"backend": "two", "weight": 1}`, 400, "are called so"},
+		{"ControlService/SetBackendWeight", jsonType, `{"backend": "stopping", "weight": 1}`, 503, "stopping"},
+		{"ControlService/SetBackendHealth", jsonType, `{"backend": "10.0.0.2", "health": "well"}`, 400, `health: \"well\" is none of up, down and auto`},
+		{"ControlService/SetBackendHealth", jsonType, `{"backend": "10.0.0.2"}`, 400, "health: is missing"},
+		{"ControlService/SetBackendHealth", jsonType, `{"backend": "10.0.0.2", "health": "auto"}`, 200, "10.0.0.2"},
+		{"ControlService/DrainBackend", jsonType, `{"backend": "10.0.0.2", "deadline": "90s"}`, 200, "10.0.0.2"},
+		{"ControlService/DrainBackend", jsonType, `{"backend": "10.0.0.2", "deadline": "-1s"}`, 400, "deadline: -1s is not after now"},
+		{"ControlService/DrainBackend", jsonType, `{"backend": "10.0.0.2", "deadline": 5}`, 400, "deadline"},
+		{"ControlService/UndrainBackend", jsonType, `{"backend": "10.0.0.2"}`, 200, "10.0.0.2"},
+		{"ControlService/ClearOverrides", jsonType, `{"backend": "10.0.0.2", "kinds": ["weight", "mood"]}`, 400, `kinds[1]: \"mood\" is none of`},
+		{"ControlService/ClearOverrides", jsonType, `{"backend": "10.0.0.2", "all": true}`, 400, "all: cannot be said"},
+		{"ControlService/ClearOverrides", jsonType, `{}`, 400, "backend: is missing"},
+		{"ControlService/ClearOverrides", jsonType, `{"all": true, "kinds": ["weight"]}`, 200, "backends"},
+		{"ControlService/Reload", formType, ``, 200, `"applied":true`},
+		{"ControlService/Nothing", jsonType, `{}`, 404, ""},
+		{"Nothing/Reload", jsonType, `{}`, 501, "there is no /shunt.v1.Nothing/Reload"},
+		{"StatusService/GetStatus", jsonType, `{}`, 200, `"packets_in":1152921504606846976,`},
+		{"StatusService/ListBackends", jsonType + "; charset=utf-8", `{}`, 200, `{"backends":[{"address":"10.0.0.2:80"`},
+		{"StatusService/ListOverrides", jsonType, `{}`, 200, `"weight":3`},
+	} {
+		status, answer := post(t, path, c.procedure, c.kind, c.body)
+		if status != c.status || !strings.Contains(answer, c.says) || !json.Valid([]byte(answer)) && answer != "404 page not found\n" {
+			t.Errorf("%s %.80s: %d %s; want %d and %q", c.procedure, c.body, status, answer, c.status, c.says)
+		}
+	}
+	if response, err := httpClient(path).Get("http://shunt/shunt.v1.StatusService/GetStatus"); err != nil || response.StatusCode != 405 {
+		t.Errorf("GET: %v, %v", response, err)
+	}
+	want := []state.Setting{{Kind: state.KindWeight, Weight: 7}, {Kind: state.KindWeight}, {Kind: state.KindDrain}}
+	if len(f.settings) != len(want) {
+		t.Fatalf("%d settings reached the daemon, want %d: %+v", len(f.settings), len(want), f.settings)
+	}
+	for i, s := range f.settings {
+		if s.Kind != want[i].Kind || s.Weight != want[i].Weight || s.UID != uint32(os.Getuid()) || s.Client != "curl/8" || s.By == "" {
+			t.Errorf("setting %d is %+v", i, s)
+		}
+	}
+	if d := f.deadlines[2]; d != 90*time.Second {
+		t.Errorf("the deadline is %s from now", d)
+	}
+	if got := strings.Join(f.cleared, " "); got != "10.0.0.2[health] 10.0.0.2[drain] [weight]" {
+		t.Errorf("cleared are %s", got)
+	}
+}
+
+// TestReadSocket has what changes nothing, and says where the rest is.
+func TestReadSocket(t *testing.T) {
+	f := &fake{}
+	path, _ := serve(t, f)
+	read := ReadSocket(path)
+	if status, answer := post(t, read, "StatusService/GetStatus", jsonType, "{}"); status != 200 {
+		t.Errorf("GetStatus: %d %s", status, answer)
+	}
+	for _, procedure := range []string{"Reload", "DrainBackend", "UndrainBackend", "SetBackendWeight", "SetBackendHealth", "ClearOverrides"} {
+		status, answer := post(t, read, "ControlService/"+procedure, jsonType, `{}`)
+		if status != 403 || !strings.Contains(answer, path) {
+			t.Errorf("%s: %d %s", procedure, status, answer)
+		}
+	}
+	if f.reloads != 0 {
+		t.Error("a reload came through")
+	}
+	for _, p := range []string{path, read} {
+		if info, err := os.Stat(p); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s is %v, %v; want 0600", p, info.Mode(), err)
+		}
+	}
+}
+
+// TestGroups gives the sockets to groups.
+func TestGroups(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("to give files to groups needs root")
+	}
+	path := filepath.Join(t.TempDir(), "shunt.sock")
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	for _, c := range []struct {
+		api  model.API
+		says string
+	}{
+		{model.API{Socket: path, Group: "no-such-group"}, "groupadd --system no-such-group"},
+		{model.API{Socket: path, ReadGroup: "no-such-group"}, "read_group: no-such-group"},
+		{model.API{Socket: path, Group: "daemon", ReadGroup: "54321"}, ""},
+	} {
+		err := (&Server{API: c.api, Handler: &fake{}, Log: slog.New(slog.DiscardHandler)}).Serve(ctx)
+		if c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) || c.says == "" && err != nil {
+			t.Errorf("%+v: %v, want %q", c.api, err, c.says)
+		}
+		if _, err := os.Stat(path); c.says != "" && err == nil {
+			t.Error("a socket is left of a server that did not start")
+		}
+	}
+	for p, gid := range map[string]uint32{path: 1, ReadSocket(path): 54321} { // daemon is group 1 everywhere
+		info, err := os.Stat(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := info.Sys().(*syscall.Stat_t); s.Gid != gid || s.Uid != 0 || info.Mode().Perm() != 0o660 {
+			t.Errorf("%s belongs to %d:%d with mode %s", p, s.Uid, s.Gid, info.Mode())
+		}
+	}
+}
+
+// TestSocketsOfOthers: a dead one is replaced, a living one and anything else is not.
+func TestSocketsOfOthers(t *testing.T) {
+	path, _ := serve(t, &fake{})
+	again := func() error {
+		return (&Server{API: model.API{Socket: path}, Handler: &fake{}}).Serve(context.Background())
+	}
+	if err := again(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d answers there", os.Getpid())) {
+		t.Errorf("a second server: %v", err)
+	}
+	if _, err := NewClient(path).Status(context.Background()); err != nil {
+		t.Errorf("after a second server: %v", err)
+	}
+	folder := t.TempDir()
+	file := filepath.Join(folder, "file.sock")
+	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := requireFree(file); err == nil || !strings.Contains(err.Error(), "left alone") {
+		t.Errorf("a file in the socket's place: %v", err)
+	}
+	dead := filepath.Join(folder, "dead.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	if err := requireFree(dead); err != nil {
+		t.Errorf("a dead socket: %v", err)
+	}
+	if _, err := os.Stat(dead); err == nil {
+		t.Error("the dead socket is still there")
+	}
+	busy := filepath.Join(folder, "busy.sock") // alive, and its queue is full
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(fd)
+	if err := errors.Join(syscall.Bind(fd, &syscall.SockaddrUnix{Name: busy}), syscall.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		c, err := net.Dial("unix", busy)
+		if err != nil {
+			break
+		}
+		defer c.Close()
+	}
+	if err := requireFree(busy); err == nil {
+		t.Error("a living socket with a full queue was taken for a dead one")
+	}
+	if _, err := os.Stat(busy); err != nil {
+		t.Error("it was removed")
+	}
+}
+
+// TestClient has the command line's errors.
+func TestClient(t *testing.T) {
+	path, _ := serve(t, &fake{})
+	ctx := context.Background()
+	if _, err := NewClient(path).Drain(ctx, &shuntv1.DrainBackendRequest{Backend: "nobody"}); err == nil || !strings.HasPrefix(err.Error(), `look for backend "nobody"`) {
+		t.Errorf("an unknown backend: %v", err)
+	}
+	_, err := NewClient(path + "x").Status(ctx)
+	if !errors.Is(err, ErrNoDaemon) || !errors.Is(err, ErrNoSocket) {
+		t.Errorf("without a socket: %v", err)
+	}
+	r, err := NewClient(path).Reload(ctx)
+	if err != nil || !r.Applied || r.Difference.Repairs != 2 {
+		t.Errorf("a reload: %v, %v", r, err)
+	}
+	s, err := NewClient(ReadSocket(path)).Status(ctx)
+	if err != nil || s.Backends[0].PacketsIn != 1<<60 {
+		t.Errorf("the status: %v, %v", s, err)
+	}
+	if _, err := NewClient(ReadSocket(path)).Reload(ctx); err == nil || !strings.Contains(err.Error(), "for reading") {
+		t.Errorf("a reload at the socket for reading: %v", err)
+	}
+}
+
+// TestChangeOutlivesItsClient: who gives up waiting does not have a change end half-way.
+func TestChangeOutlivesItsClient(t *testing.T) {
+	f := &fake{block: make(chan struct{}), entered: make(chan struct{})}
+	path, _ := serve(t, f)
+	ctx, cancel := context.WithCancel(context.Background())
+	gone := make(chan error)
+	go func() {
+		_, err := NewClient(path).Reload(ctx)
+		gone <- err
+	}()
+	<-f.entered
+	cancel()
+	if err := <-gone; err == nil {
+		t.Error("the client was answered")
+	}
+	select {
+	case f.block <- struct{}{}: // it still waits, and was not cancelled
+	case <-time.After(10 * time.Second):
+		t.Error("the change ended with its client")
+	}
+}
+
+// TestJSON reads back what it wrote, and names are those of the schema.
+func TestJSON(t *testing.T) {
+	weight := uint32(0)
+	m := &shuntv1.Override{Backend: "<10.0.0.2>", Kind: "weight", Weight: &weight}
+	text, err := JSON(m)
+	if want := `{"backend":"<10.0.0.2>","kind":"weight","weight":0,"by":"","uid":0,"client":""}`; string(text) != want || err != nil {
+		t.Errorf("%s, %v; want %s", text, err, want)
+	}
+	if _, err := JSON(&shuntv1.GetStatusResponse{Reasons: map[string]*shuntv1.Count{"b": {}, "a": {Packets: 1}}}); err != nil {
+		t.Error(err)
+	}
+	var buffer bytes.Buffer
+	if err := writePlain(&buffer, "a\xffb"); err != nil || !json.Valid(buffer.Bytes()) {
+		t.Errorf("text that is not UTF-8: %q, %v", buffer.String(), err)
+	}
+}
+
+var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
+
+// TestNames pins the JSON of every message: the names, and how each kind of value looks.
+func TestNames(t *testing.T) {
+	var out bytes.Buffer
+	messages := shuntv1.File_v1_shunt_proto.Messages()
+	for i := range messages.Len() {
+		kind, err := protoregistry.GlobalTypes.FindMessageByName(messages.Get(i).FullName())
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := kind.New()
+		fill(m)
+		text, err := JSON(m.Interface())
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&out, "%s ", messages.Get(i).Name())
+		if err := json.Indent(&out, text, "", "  "); err != nil {
+			t.Fatalf("%v: %s", err, text)
+		}
+		out.WriteByte('\n')
+		again := kind.New().Interface() // what is written can be read, by us and by protobuf's own mapping
+		if err := (jsonCodec{}).Unmarshal(text, again); err != nil || !proto.Equal(again, m.Interface()) {
+			t.Errorf("%s is read back as %v, %v", text, again, err)
+		}
+	}
+	const path = "testdata/names.golden"
+	if *update {
+		if err := os.WriteFile(path, out.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(string(want), out.String()); d != "" {
+		t.Errorf("%s (-file +now); a name that is here is a promise; `go test ./internal/control -update` writes it:\n%s", path, d)
+	}
+}
+
+// fill gives every field a value.
+func fill(m protoreflect.Message) {
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		one := func(v protoreflect.Value) protoreflect.Value {
+			if f.Message() != nil && !f.IsMap() {
+				fill(v.Message())
+				return v
+			}
+			switch f.Kind() {
+			case protoreflect.StringKind:
+				return protoreflect.ValueOfString("text")
+			case protoreflect.BoolKind:
+				return protoreflect.ValueOfBool(true)
+			case protoreflect.DoubleKind:
+				return protoreflect.ValueOfFloat64(0.5)
+			case protoreflect.Int32Kind:
+				return protoreflect.ValueOfInt32(7)
+			case protoreflect.Int64Kind:
+				return protoreflect.ValueOfInt64(7)
+			case protoreflect.Uint64Kind:
+				return protoreflect.ValueOfUint64(1 << 63)
+			}
+			return protoreflect.ValueOfUint32(7)
+		}
+		switch {
+		case f.IsMap():
+			v := m.Mutable(f).Map().NewValue()
+			fill(v.Message())
+			m.Mutable(f).Map().Set(protoreflect.ValueOfString("text").MapKey(), v)
+		case f.IsList() && f.Message() != nil:
+			fill(m.Mutable(f).List().AppendMutable().Message())
+		case f.IsList():
+			m.Mutable(f).List().Append(one(protoreflect.Value{}))
+		case f.Message() != nil:
+			one(m.Mutable(f))
+		default:
+			m.Set(f, one(protoreflect.Value{}))
+		}
+	}
+}
+
+// TestProceduresAreDocumented looks for each in the guide.
+func TestProceduresAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/guide/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	services := shuntv1.File_v1_shunt_proto.Services()
+	for i := range services.Len() {
+		for m := range services.Get(i).Methods().Len() {
+			if name := string(services.Get(i).Methods().Get(m).Name()); !strings.Contains(string(page), "\n| `"+name+"` |") {
+				t.Errorf("docs/guide/api.md does not list %s of %s", name, services.Get(i).FullName())
+			}
+		}
+	}
+}

@@ -1,0 +1,243 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/state"
+	"github.com/shunt-lb/shunt/internal/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// glue is both services on top of a Handler: it looks at what is asked for, and says what
+// went wrong in the API's terms.
+type glue struct {
+	handler Handler
+	events  *Events
+	reading reading
+}
+
+// reading has the maps read once for all who ask meanwhile: that takes a while where there are
+// many services, and whoever may read may keep one CPU busy with it, and no more.
+type reading struct {
+	turn sync.Mutex // held by the one that reads
+	mu   sync.Mutex
+	next *reader // has not begun: whoever asks now may have its answer
+}
+
+type reader struct {
+	done   chan struct{}
+	status *shuntv1.GetStatusResponse // nobody changes it
+	err    error
+}
+
+// status is as of a moment after it was asked for.
+func (g *glue) status(ctx context.Context) (*shuntv1.GetStatusResponse, error) {
+	g.reading.mu.Lock()
+	r := g.reading.next
+	if r == nil {
+		r = &reader{done: make(chan struct{})}
+		g.reading.next = r
+		go func() {
+			g.reading.turn.Lock()
+			defer g.reading.turn.Unlock()
+			g.reading.mu.Lock()
+			g.reading.next = nil
+			g.reading.mu.Unlock()
+			r.status, r.err = g.handler.Status(context.WithoutCancel(ctx))
+			close(r.done)
+		}()
+	}
+	g.reading.mu.Unlock()
+	select {
+	case <-r.done:
+		return r.status, r.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// GetStatus is all there is to see.
+func (g *glue) GetStatus(ctx context.Context, _ *connect.Request[shuntv1.GetStatusRequest]) (*connect.Response[shuntv1.GetStatusResponse], error) {
+	return answered(g.status(ctx))
+}
+
+// ListBackends is every backend.
+func (g *glue) ListBackends(ctx context.Context, _ *connect.Request[shuntv1.ListBackendsRequest]) (*connect.Response[shuntv1.ListBackendsResponse], error) {
+	s, err := g.status(ctx)
+	return answered(&shuntv1.ListBackendsResponse{Backends: s.GetBackends()}, err)
+}
+
+// ListOverrides is every override.
+func (g *glue) ListOverrides(context.Context, *connect.Request[shuntv1.ListOverridesRequest]) (*connect.Response[shuntv1.ListOverridesResponse], error) {
+	return answered(&shuntv1.ListOverridesResponse{Overrides: status.Overrides(g.handler.Overrides())}, nil)
+}
+
+// Watch tells what holds and what changes, until the client goes or the daemon ends.
+func (g *glue) Watch(ctx context.Context, _ *connect.Request[shuntv1.WatchRequest], stream *connect.ServerStream[shuntv1.WatchResponse]) error {
+	events, end, ok := g.events.watch()
+	if !ok {
+		return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("%d watch already, and there is room for no more", watchersMax))
+	}
+	defer end()
+	// The first word is ours: until then the client does not know that it is heard.
+	if err := stream.Send(&shuntv1.WatchResponse{Time: timestamppb.Now(), Event: "watching"}); err != nil {
+		return err
+	}
+	for _, c := range status.Conditions(g.handler.Conditions()) { // after watch: said twice rather than missed
+		if err := stream.Send(&shuntv1.WatchResponse{Time: timestamppb.Now(), Event: "condition", Condition: c}); err != nil {
+			return err
+		}
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return connect.NewError(connect.CodeUnavailable, ErrStopping)
+		case event, more := <-events:
+			if !more {
+				return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("this client is more than %d events behind; watch again, and read faster", behindMax))
+			}
+			if err := stream.Send(event); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// Reload applies the file.
+func (g *glue) Reload(ctx context.Context, _ *connect.Request[shuntv1.ReloadRequest]) (*connect.Response[shuntv1.ReloadResponse], error) {
+	r, err := g.handler.Reload(carriedOut(ctx))
+	return answered(&shuntv1.ReloadResponse{Applied: r.Applied, Faults: status.Faults(r.Faults), Refused: r.Refused,
+		Difference: status.Difference(r.Difference), Text: r.Text}, err)
+}
+
+// DrainBackend sets a drain.
+func (g *glue) DrainBackend(ctx context.Context, r *connect.Request[shuntv1.DrainBackendRequest]) (*connect.Response[shuntv1.OverrideResponse], error) {
+	var deadline time.Duration
+	if r.Msg.Deadline != nil {
+		deadline = r.Msg.Deadline.AsDuration()
+		if err := r.Msg.Deadline.CheckValid(); err != nil || deadline <= 0 {
+			return nil, badField("deadline", "%s is not after now", deadline)
+		}
+	}
+	return g.override(ctx, r.Msg.Backend, state.Setting{Kind: state.KindDrain, Author: authorOf(ctx, r.Header())}, deadline)
+}
+
+// UndrainBackend clears a drain.
+func (g *glue) UndrainBackend(ctx context.Context, r *connect.Request[shuntv1.UndrainBackendRequest]) (*connect.Response[shuntv1.OverrideResponse], error) {
+	return g.clear(ctx, r.Msg.Backend, []state.Kind{state.KindDrain}, authorOf(ctx, r.Header()))
+}
+
+// SetBackendWeight sets a weight.
+func (g *glue) SetBackendWeight(ctx context.Context, r *connect.Request[shuntv1.SetBackendWeightRequest]) (*connect.Response[shuntv1.OverrideResponse], error) {
+	switch w := r.Msg.Weight; {
+	case w == nil:
+		return nil, badField("weight", "is missing; 0 to %d, and 0 means no new flows", math.MaxUint16)
+	case *w > math.MaxUint16:
+		return nil, badField("weight", "%d is above %d", *w, math.MaxUint16)
+	}
+	return g.override(ctx, r.Msg.Backend, state.Setting{Kind: state.KindWeight, Weight: uint16(*r.Msg.Weight), Author: authorOf(ctx, r.Header())}, 0)
+}
+
+// SetBackendHealth sets a health, or clears it.
+func (g *glue) SetBackendHealth(ctx context.Context, r *connect.Request[shuntv1.SetBackendHealthRequest]) (*connect.Response[shuntv1.OverrideResponse], error) {
+	switch h := state.Health(r.Msg.Health); h {
+	case state.HealthUp, state.HealthDown:
+		return g.override(ctx, r.Msg.Backend, state.Setting{Kind: state.KindHealth, Health: h, Author: authorOf(ctx, r.Header())}, 0)
+	case "auto":
+		return g.clear(ctx, r.Msg.Backend, []state.Kind{state.KindHealth}, authorOf(ctx, r.Header()))
+	case "":
+		return nil, badField("health", "is missing: up, down or auto")
+	}
+	return nil, badField("health", "%q is none of up, down and auto", r.Msg.Health)
+}
+
+// ClearOverrides ends overrides.
+func (g *glue) ClearOverrides(ctx context.Context, r *connect.Request[shuntv1.ClearOverridesRequest]) (*connect.Response[shuntv1.OverrideResponse], error) {
+	kinds := make([]state.Kind, 0, len(r.Msg.Kinds))
+	for i, k := range r.Msg.Kinds {
+		if !slices.Contains(state.Kinds, state.Kind(k)) {
+			return nil, badField(fmt.Sprintf("kinds[%d]", i), "%q is none of drain, weight and health", k)
+		}
+		kinds = append(kinds, state.Kind(k))
+	}
+	author := authorOf(ctx, r.Header())
+	switch {
+	case r.Msg.All && r.Msg.Backend != "":
+		return nil, badField("all", "cannot be said together with a backend")
+	case r.Msg.All:
+		return overridden(g.handler.ClearOverrides(carriedOut(ctx), "", kinds, author))
+	}
+	return g.clear(ctx, r.Msg.Backend, kinds, author)
+}
+
+func (g *glue) override(ctx context.Context, backend string, s state.Setting, deadline time.Duration) (*connect.Response[shuntv1.OverrideResponse], error) {
+	if err := requireBackend(backend); err != nil {
+		return nil, err
+	}
+	return overridden(g.handler.Override(carriedOut(ctx), backend, s, deadline))
+}
+
+func (g *glue) clear(ctx context.Context, backend string, kinds []state.Kind, a state.Author) (*connect.Response[shuntv1.OverrideResponse], error) {
+	if err := requireBackend(backend); err != nil {
+		return nil, err
+	}
+	return overridden(g.handler.ClearOverrides(carriedOut(ctx), backend, kinds, a))
+}
+
+func overridden(r OverrideResult, err error) (*connect.Response[shuntv1.OverrideResponse], error) {
+	answer := &shuntv1.OverrideResponse{Backends: r.Backends, Difference: status.Difference(r.Difference), Text: r.Text}
+	if r.Unsaved != nil {
+		answer.Unsaved = r.Unsaved.Error()
+	}
+	return answered(answer, err)
+}
+
+// selectorBytesMax is longer than any name or address.
+const selectorBytesMax = 256
+
+func requireBackend(selector string) error {
+	switch {
+	case strings.TrimSpace(selector) == "":
+		return badField("backend", "is missing: a name, ADDRESS or ADDRESS:PORT")
+	case len(selector) > selectorBytesMax:
+		return badField("backend", "has %d bytes, the most is %d", len(selector), selectorBytesMax)
+	}
+	return nil
+}
+
+// carriedOut is a context for a change: it is not given up half-way because its client goes.
+func carriedOut(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }
+
+// badField names the field and what is wrong with it.
+func badField(field, format string, args ...any) error {
+	return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf(field+": "+format, args...))
+}
+
+// answered is an answer or an error with the code it deserves.
+func answered[T any](message *T, err error) (*connect.Response[T], error) {
+	if err == nil {
+		return connect.NewResponse(message), nil
+	}
+	code := connect.CodeInternal
+	var selector *state.SelectorError
+	switch {
+	case errors.As(err, &selector) && len(selector.Candidates) > 0:
+		code = connect.CodeInvalidArgument
+	case errors.As(err, &selector):
+		code = connect.CodeNotFound
+	case errors.Is(err, ErrStopping):
+		code = connect.CodeUnavailable
+	case errors.Is(err, context.Canceled):
+		code = connect.CodeCanceled
+	}
+	return nil, connect.NewError(code, err)
+}

@@ -1,0 +1,94 @@
+package daemon
+
+import (
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+)
+
+const (
+	// clockStepMin is from when on a difference is a step: an adjustment of the clock's rate
+	// (adjtimex(2)) moves wall and monotonic clock alike, and time passes between two readings.
+	clockStepMin = 2 * time.Second
+	// clockStepHold is how long a step stays a condition.
+	clockStepHold = 10 * time.Minute
+)
+
+// steadyClock tells the wall clock's time, but goes on evenly where somebody sets it, until
+// follow is called.
+type steadyClock struct {
+	wall    func() time.Time     // without a monotonic reading
+	elapsed func() time.Duration // monotonic, since any moment
+
+	mu     sync.Mutex
+	anchor time.Time     // of the wall clock
+	at     time.Duration // elapsed then
+}
+
+func newSteadyClock(wall func() time.Time, elapsed func() time.Duration) *steadyClock {
+	return &steadyClock{wall: wall, elapsed: elapsed, anchor: wall(), at: elapsed()}
+}
+
+// machineClock is steady on the machine's clocks.
+func machineClock() *steadyClock {
+	begun := time.Now()
+	return newSteadyClock(func() time.Time { return time.Now().Round(0) }, func() time.Duration { return time.Since(begun) })
+}
+
+// now is what the wall clock would tell if nobody had set it since the anchor.
+func (c *steadyClock) now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.anchor.Add(c.elapsed() - c.at)
+}
+
+// stepped is by how much the wall clock was set since the anchor; 0: not at all.
+func (c *steadyClock) stepped() time.Duration {
+	step := c.wall().Sub(c.now())
+	if step.Abs() < clockStepMin {
+		return 0
+	}
+	return step.Round(time.Second)
+}
+
+// follow takes a step of the wall clock over.
+func (c *steadyClock) follow(step time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.anchor = c.anchor.Add(step)
+}
+
+// followClock moves deadlines along with a wall clock that somebody has set: a drain of ten
+// minutes takes ten minutes all the same. The caller holds d.applying.
+func (d *daemon) followClock() {
+	const subject = "wall clock"
+	step := d.clock.stepped()
+	if step == 0 {
+		if !d.stepped.IsZero() && d.clock.now().Sub(d.stepped) >= clockStepHold {
+			d.stepped = time.Time{}
+			d.conditions.Clear(condition.ClockStepped, subject)
+		}
+		return
+	}
+	// In an order in which no deadline has passed in between.
+	var err error
+	if step > 0 {
+		err = d.writer.ShiftDeadlines(step)
+		d.clock.follow(step)
+	} else {
+		d.clock.follow(step)
+		err = d.writer.ShiftDeadlines(step)
+	}
+	d.stepped = d.clock.now()
+	direction := "forward"
+	if step < 0 {
+		direction = "back"
+	}
+	d.conditions.Raise(condition.Condition{Code: condition.ClockStepped, Subject: subject,
+		Text: "the wall clock was set " + direction + " by " + step.Abs().String() + "; deadlines of drains were moved along, and nothing else goes by it"})
+	if err != nil { // the condition overrides_unsaved follows, and goes when it has succeeded
+		d.log.Warn("deadlines that were moved along with the wall clock are not on disk yet", "error", errors.Unwrap(err))
+	}
+}

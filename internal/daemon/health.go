@@ -1,0 +1,162 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/health"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/internal/state"
+)
+
+const (
+	// healthBatch is how long a change of health waits for others: where a host dies, its
+	// backends go down together, and the tables change once.
+	healthBatch = 20 * time.Millisecond
+	// latePart is one of how many checks that start late makes a condition; a single one may
+	// have met a moment in which the machine did something else.
+	latePart = 100
+	// lateQuiet is how long none must have been late, or have failed here, for it to end.
+	lateQuiet = 10 * time.Second
+)
+
+// watching is the daemon's part of the health checks.
+type watching struct {
+	monitor *health.Monitor
+	// held is what the data plane did when this process adopted it; nil once that is used.
+	held     func(service string, b model.BackendAddress) model.HealthState
+	revision state.Revision // of the snapshot that the monitor checks
+	panics   []string       // conditions held
+	lateSeen time.Time
+	failSeen time.Time
+	tookLast time.Duration // to carry a change of health out
+	// served are the services as last carried out; guarded by daemon.mu.
+	served []model.Service
+}
+
+// startHealth begins to check. contents is what the maps hold: who has slots there serves, and
+// goes on to until a check contradicts it.
+func (d *daemon) startHealth(contents reconcile.Contents) {
+	d.watching.held = heldStates(contents)
+	d.watching.monitor = health.New(health.Options{Log: d.log, OnTransition: d.logTransition})
+}
+
+// logTransition is the one line that a change of state has in the log. Metrics and events belong
+// here, too.
+func (d *daemon) logTransition(t health.Transition) {
+	level := slog.LevelInfo
+	if t.To == model.HealthDown {
+		level = slog.LevelWarn
+	}
+	d.log.Log(context.Background(), level, t.String(), "service", t.Service, "backend", t.Backend, "from", t.From, "to", t.To)
+}
+
+// heldStates tells the states from the maps: up is who has slots of the service's table, down
+// whose record says so. Of others nothing is known.
+func heldStates(contents reconcile.Contents) func(string, model.BackendAddress) model.HealthState {
+	type in struct {
+		service string
+		backend model.BackendAddress
+	}
+	states := map[in]model.HealthState{}
+	for index, record := range contents.Services {
+		for _, b := range contents.Backends {
+			if b.Down {
+				states[in{record.Name, b.BackendAddress}] = model.HealthDown
+			}
+		}
+		for _, slot := range contents.Slots[index] {
+			if b, ok := contents.Backends[slot.Current.Index]; ok && b.BackendRef == slot.Current {
+				states[in{record.Name, b.BackendAddress}] = model.HealthUp
+			}
+		}
+	}
+	return func(service string, b model.BackendAddress) model.HealthState { return states[in{service, b}] }
+}
+
+// serving is the services in force with what health says. The caller holds d.applying.
+func (d *daemon) serving() []model.Service {
+	w := &d.watching
+	snapshot := d.writer.Snapshot()
+	if w.revision != snapshot.Revision {
+		w.monitor.Update(snapshot.Config.Services, w.held)
+		w.revision, w.held = snapshot.Revision, nil
+	}
+	services := w.monitor.Serve(snapshot.Config.Services)
+	d.mu.Lock()
+	w.served = services
+	d.mu.Unlock()
+	d.namePanics(services)
+	return services
+}
+
+// namePanics keeps a condition for every service whose health is not believed.
+func (d *daemon) namePanics(services []model.Service) {
+	now := d.watching.monitor.Panics()
+	for _, name := range d.watching.panics {
+		if !slices.Contains(now, name) {
+			d.conditions.Clear(condition.HealthNotBelieved, name)
+		}
+	}
+	for _, s := range services {
+		if slices.Contains(now, s.Name) {
+			d.conditions.Raise(condition.Condition{Code: condition.HealthNotBelieved, Subject: s.Name,
+				Text: fmt.Sprintf("fewer than %d %% of its backends are up: all of them take flows, whatever their checks say (health.panic)", s.Health.Panic)})
+		}
+	}
+	d.watching.panics = now
+}
+
+// healthDelay is when a change of health is carried out, from now on: a flood of them must
+// leave the loop half of its time for the rest.
+func (d *daemon) healthDelay() time.Duration { return max(healthBatch, d.watching.tookLast) }
+
+// healthChanged carries out what checks have found.
+func (d *daemon) healthChanged(ctx context.Context) {
+	d.applying.Lock()
+	defer d.applying.Unlock()
+	if d.stopped {
+		return
+	}
+	began := time.Now()
+	difference, err := d.carryOut(ctx, d.config, nil)
+	d.watching.tookLast = time.Since(began)
+	if err != nil {
+		d.failing(err)
+		return
+	}
+	d.log.Debug("health carried out", "difference", difference.String())
+	d.changed(difference)
+}
+
+// nameTrouble keeps conditions while checks start later than they should, or cannot be made.
+func (d *daemon) nameTrouble() {
+	trouble := d.watching.monitor.TakeTrouble()
+	now := time.Now()
+	switch {
+	case trouble.Failed > 0:
+		d.watching.failSeen = now
+		d.conditions.Raise(condition.Condition{Code: condition.ChecksFailHere, Subject: "host",
+			Text: fmt.Sprintf("health checks cannot be made here, and what they have found stays: %v", trouble.Why)})
+	case now.Sub(d.watching.failSeen) >= lateQuiet:
+		d.conditions.Clear(condition.ChecksFailHere, "host")
+	}
+	switch {
+	case trouble.Late*latePart > trouble.Probes:
+		d.watching.lateSeen = now
+		d.conditions.Raise(condition.Condition{Code: condition.ChecksLate, Subject: "host",
+			Text: "health checks start later than they should, so a backend that fails is found out late"})
+	case now.Sub(d.watching.lateSeen) >= lateQuiet:
+		d.conditions.Clear(condition.ChecksLate, "host")
+	}
+}
+
+// healthStatus is what is known of the backends that are checked.
+func (d *daemon) healthStatus() []health.Status {
+	return d.watching.monitor.Report(d.writer.Snapshot().Config.Services)
+}

@@ -1,0 +1,109 @@
+package daemon
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	systemd "github.com/coreos/go-systemd/v22/daemon"
+)
+
+// supervisor is who has started the daemon, if that listens: systemd, or another that speaks
+// sd_notify(3). Without one, all of this does nothing.
+type supervisor struct {
+	log *slog.Logger
+	// silence is how long it waits for a sign of life before it kills; 0: it does not.
+	silence time.Duration
+	alive   liveness
+	stuck   string // the part that is, as last logged; only the main loop uses it
+}
+
+// partSilenceMin is the least time that a part may be silent. Next hops go round every 5 s.
+const partSilenceMin = 15 * time.Second
+
+func newSupervisor(log *slog.Logger) *supervisor {
+	silence, err := systemd.SdWatchdogEnabled(false)
+	if err != nil {
+		log.Warn("the watchdog is not told that shunt is alive, and will kill it", "error", err)
+	}
+	return &supervisor{log: log, silence: silence, alive: liveness{limit: max(silence, partSilenceMin)}}
+}
+
+// tell passes states on, as sd_notify(3) defines them.
+func (s *supervisor) tell(states ...string) {
+	if _, err := systemd.SdNotify(false, strings.Join(states, "\n")); err != nil {
+		s.log.Warn("the service manager was not told", "state", strings.Join(states, " "), "error", err)
+	}
+}
+
+func (s *supervisor) ready(status string) {
+	s.tell(systemd.SdNotifyReady, "STATUS="+status)
+}
+
+// reloading is to be followed by ready. The time lets the manager tell this reload from others.
+func (s *supervisor) reloading() {
+	s.tell(systemd.SdNotifyReloading, systemd.SdNotifyMonotonicUsec(), "STATUS=applying the configuration")
+}
+
+// stopping asks for as much time as it may take.
+func (s *supervisor) stopping(status string, atMost time.Duration) {
+	s.tell(systemd.SdNotifyStopping, "STATUS="+status, fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d", atMost.Microseconds()))
+}
+
+// live says that the daemon is alive, unless a part of it is not. The main loop calls it, and
+// so vouches for itself.
+func (s *supervisor) live() {
+	part, silent := s.alive.stuck()
+	if part != "" {
+		if s.stuck != part {
+			s.log.Error("a part of the daemon has made no progress: the watchdog is not told that shunt is alive any more",
+				"part", part, "silent", silent.Round(time.Millisecond), "watchdog", s.silence)
+		}
+		s.stuck = part
+		return
+	}
+	if s.stuck != "" {
+		s.log.Info("it makes progress again", "part", s.stuck)
+		s.stuck = ""
+	}
+	if s.silence > 0 {
+		s.tell(systemd.SdNotifyWatchdog)
+	}
+}
+
+// liveness knows which parts of the daemon, besides the main loop, go round.
+type liveness struct {
+	limit time.Duration // how long a part may be silent
+	mu    sync.Mutex
+	last  map[string]time.Time
+}
+
+// Parts that have to go round.
+const (
+	partChanges  = "changes of the data plane" // no change takes for ever
+	partNextHops = "next hops"
+)
+
+// beat says that a part goes round, the first time that it exists.
+func (l *liveness) beat(part string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.last == nil {
+		l.last = map[string]time.Time{}
+	}
+	l.last[part] = time.Now()
+}
+
+// stuck is a part that has been silent for too long, or "".
+func (l *liveness) stuck() (part string, silent time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for name, last := range l.last {
+		if since := time.Since(last); since > l.limit && since > silent {
+			part, silent = name, since
+		}
+	}
+	return part, silent
+}

@@ -1,0 +1,81 @@
+package lab
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Process is a child that does not end by itself, with what it has written so far.
+type Process struct {
+	*Command
+	Ended <-chan struct{} // closed when it has ended
+
+	mu     sync.Mutex
+	output bytes.Buffer
+	err    error // once ended
+}
+
+// Spawn starts the command and waits for its end in the background. What it writes to
+// standard output and error is kept for Log.
+func (c *Command) Spawn() (*Process, error) {
+	ended := make(chan struct{})
+	p := &Process{Command: c, Ended: ended}
+	c.Stdout, c.Stderr = p, p
+	if err := c.Start(); err != nil {
+		return nil, err
+	}
+	go func() {
+		p.err = c.Wait()
+		close(ended)
+	}()
+	return p, nil
+}
+
+// Write takes what the process writes.
+func (p *Process) Write(text []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.output.Write(text)
+}
+
+// Log is what the process has written.
+func (p *Process) Log() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.output.String()
+}
+
+// Err is how the process ended: nil also where it was killed. Call it after Ended.
+func (p *Process) Err() error {
+	<-p.Ended
+	var exit *exec.ExitError
+	if errors.As(p.err, &exit) {
+		status, _ := exit.Sys().(syscall.WaitStatus)
+		if status.Signaled() && status.Signal() == syscall.SIGKILL {
+			return nil
+		}
+	}
+	return p.err
+}
+
+// End sends a signal, waits, and kills what does not end within the time, which is an error.
+// A process that has ended is left as it is.
+func (p *Process) End(signal syscall.Signal, timeout time.Duration) error {
+	if err := p.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case <-p.Ended:
+	case <-time.After(timeout):
+		_ = p.Process.Kill()
+		<-p.Ended
+		return fmt.Errorf("process %d did not end within %s of signal %s", p.Process.Pid, timeout, signal)
+	}
+	return p.Err()
+}

@@ -1,0 +1,77 @@
+package status
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/internal/source/file"
+	"github.com/shunt-lb/shunt/internal/state"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// Conditions are conditions as messages.
+func Conditions(all []condition.Condition) []*shuntv1.Condition {
+	var out []*shuntv1.Condition
+	for _, c := range all {
+		out = append(out, translate(c, &shuntv1.Condition{}))
+	}
+	return out
+}
+
+// Faults are a file's faults as messages.
+func Faults(all []file.Fault) []*shuntv1.Fault {
+	var out []*shuntv1.Fault
+	for _, f := range all {
+		out = append(out, translate(f, &shuntv1.Fault{}))
+	}
+	return out
+}
+
+// Difference is a difference as a message.
+func Difference(d reconcile.Difference) *shuntv1.Difference {
+	return translate(d, &shuntv1.Difference{})
+}
+
+// translate goes by the names, which are the same in the JSON of both: what has no field in the
+// schema is a fault of the build, and TestTranslations finds it.
+func translate[M proto.Message](from any, to M) M {
+	text, err := json.Marshal(from)
+	if err == nil {
+		err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, to)
+	}
+	if err != nil {
+		panic(fmt.Sprintf("translate %T: %v", from, err)) // of the types, so every test would fail
+	}
+	return to
+}
+
+// Overrides are overrides as messages.
+func Overrides(all []state.Override) []*shuntv1.Override {
+	var out []*shuntv1.Override
+	for _, o := range all {
+		m := &shuntv1.Override{Backend: o.Backend.String(), Kind: string(o.Kind), Since: timestamp(o.Since), Deadline: timestamp(o.Deadline),
+			By: o.By, Uid: o.UID, Client: o.Client}
+		switch o.Kind {
+		case state.KindWeight:
+			m.Weight = proto.Uint32(uint32(o.Weight))
+		case state.KindHealth:
+			m.Health = proto.String(string(o.Health))
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+// timestamp is absent for the zero time.
+func timestamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}

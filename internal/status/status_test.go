@@ -1,0 +1,53 @@
+package status
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/health"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/state"
+)
+
+// TestStates has a backend for each reason to get no new flows, and one that gets them in
+// another service.
+func TestStates(t *testing.T) {
+	at := func(last byte) model.BackendAddress {
+		return model.BackendAddress{Address: netip.AddrFrom4([4]byte{10, 0, 0, last}), Port: 80}
+	}
+	web := model.Service{Name: "web"}
+	add := func(last byte, change func(*model.Backend)) {
+		b := model.Backend{BackendAddress: at(last), Name: at(last).String(), Weight: 1}
+		change(&b)
+		web.Backends = append(web.Backends, b)
+	}
+	add(1, func(*model.Backend) {})
+	add(2, func(b *model.Backend) { b.Weight = 0 })
+	add(3, func(b *model.Backend) { b.Idle, b.Down = true, true })
+	add(4, func(b *model.Backend) { b.Idle = true })
+	add(5, func(b *model.Backend) { b.Idle, b.Backup = true, true })
+	add(6, func(b *model.Backend) { b.Weight, b.Idle, b.Down = 0, true, true })
+	add(7, func(b *model.Backend) { b.Idle, b.Down = true, true })
+	other := model.Service{Name: "other", Backends: []model.Backend{{BackendAddress: at(7), Name: at(7).String(), Weight: 1}}}
+	gone := model.Backend{BackendAddress: at(8), Name: "gone", Weight: 1}
+	configured := web
+	configured.Backends = append(slices.Clone(web.Backends), gone)
+	over := []state.Override{{Backend: at(8), Setting: state.Setting{Kind: state.KindDrain, Deadline: time.Unix(1, 0)}, Over: true}}
+	s := &shuntv1.GetStatusResponse{}
+	Complete(s, &shuntv1.Daemon{Overrides: Overrides(over)}, Known{
+		Configured: []model.Service{configured, other}, Served: []model.Service{web, other}, Overrides: over,
+		Health: []health.Status{{Service: "web", Backend: at(3).String(), State: model.HealthDown, LastError: "refused"}},
+	})
+	want := []string{StateActive, StateDraining, StateDown, StateWaiting, StateStandby, StateDraining, StateActive, StateOut}
+	for i, b := range s.Backends {
+		if b.Address != at(byte(i+1)).String() || b.State != want[i] {
+			t.Errorf("%s is %s, want %s", b.Address, b.State, want[i])
+		}
+	}
+	if h := s.Backends[2].Health; len(s.Backends) != len(want) || len(h) != 1 || h[0].State != "down" || h[0].LastError != "refused" {
+		t.Errorf("of %d backends, the third has health %v", len(s.Backends), h)
+	}
+}
