@@ -11,9 +11,15 @@
 // just changed, and for comparison also put into other states by writing sh_slots. Then the
 // kernel runs it in a loop (BPF_PROG_TEST_RUN with repeat) behind sh_front, which restores
 // a prepared packet of the next flow before each run (see bench/bpf/front.bpf.c), and the
-// same front is run with stubs. Candidates are interleaved, the minimum of all rounds
-// counts, and the difference to a stub is the program's net cost. What the kernel does
-// after the verdict (redirecting, transmitting) is in none of the figures.
+// same front is run with stubs. Candidates are interleaved, and the difference to a stub is
+// the program's net cost. What the kernel does after the verdict (redirecting, transmitting) is
+// in none of the figures.
+//
+// How to read them: nanoseconds are minima of all rounds, good for an idea of the size. To judge
+// and to compare, take the ratio: net cost over front + push, computed within each round, the
+// median of all rounds with its quartiles. A machine that changes its speed changes both alike.
+// Where the quartiles lie far apart, take more --rounds; short ones (--repeat 100000) are better
+// than long ones. Builds are compared by --shunt, run after run in turn.
 package main
 
 import (
@@ -64,7 +70,10 @@ type figures struct {
 	Reverse    float64 `json:"reverse_ns"`
 	ForwardNet float64 `json:"forward_net_ns"` // above the stub that drops
 	ReverseNet float64 `json:"reverse_net_ns"`
-	Program    string  `json:"program"` // sizes, to judge a change by
+	// Net over front + push, of each round.
+	ForwardRatio ratio  `json:"forward_net_ratio"`
+	ReverseRatio ratio  `json:"reverse_net_ratio"`
+	Program      string `json:"program"` // sizes, to judge a change by
 }
 
 func main() {
@@ -91,7 +100,7 @@ func main() {
 func parseFlags() options {
 	var o options
 	flows := flag.String("flows", "1,65536,1048576", "numbers of flows, powers of two, comma separated")
-	flag.IntVar(&o.rounds, "rounds", 9, "rounds; the minimum counts")
+	flag.IntVar(&o.rounds, "rounds", 15, "rounds, of which ratios are medians and nanoseconds are minima")
 	flag.IntVar(&o.repeat, "repeat", 1<<20, "packets per measurement")
 	flag.IntVar(&o.cpu, "cpu", runtime.NumCPU()-1, "CPU to run on")
 	flag.StringVar(&o.shunt, "shunt", "", "shunt binary (default: built from this repository)")
@@ -178,15 +187,19 @@ func run(o options) error {
 		order = "the order in which they were made"
 	}
 	fmt.Printf("CPU %d, minimum of %d rounds, established IPv4 TCP flows in %s, nanoseconds per packet\n\n", o.cpu, o.rounds, order)
-	fmt.Println("| flows | front + drop | front + push | front + shunt, to backend | net | front + shunt, to client | net | configuration |")
-	fmt.Println("|---:|---:|---:|---:|---:|---:|---:|---|")
+	fmt.Println("| flows | front + drop | front + push | front + shunt, to backend | net | net / (front + push) | front + shunt, to client | net | net / (front + push) | configuration |")
+	fmt.Println("|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|")
 	for _, f := range all {
-		fmt.Printf("| %d | %.0f | %.0f | %.0f | %.0f | %.0f | %.0f | %s |\n",
-			f.Flows, f.FrontDrop, f.FrontPush, f.Forward, f.ForwardNet, f.Reverse, f.ReverseNet, f.Config)
+		fmt.Printf("| %d | %.0f | %.0f | %.0f | %.0f | %s | %.0f | %.0f | %s | %s |\n",
+			f.Flows, f.FrontDrop, f.FrontPush, f.Forward, f.ForwardNet, f.ForwardRatio, f.Reverse, f.ReverseNet, f.ReverseRatio, f.Config)
 	}
+	fmt.Println("\n" + howRatio)
 	fmt.Println("\nProgram:", all[len(all)-1].Program)
 	return nil
 }
+
+// howRatio stands below every table.
+const howRatio = "Ratios are medians of the rounds' own ratios, with their quartiles; nanoseconds are minima of all rounds."
 
 // measureFlows finds the program, makes the flows, and measures.
 func measureFlows(o options, flows uint32) (f figures, err error) {
@@ -210,6 +223,5 @@ func measureFlows(o options, flows uint32) (f figures, err error) {
 	fmt.Fprintf(os.Stderr, "%d flows made in %s\n", flows, time.Since(started).Round(time.Millisecond))
 	f = figures{Flows: flows, Config: s.config, Program: s.describe()}
 	err = s.in(func() error { return s.measure(o, forward, reverse, &f) })
-	f.ForwardNet, f.ReverseNet = f.Forward-f.FrontDrop, f.Reverse-f.FrontDrop
 	return f, err
 }

@@ -2,9 +2,9 @@ package main
 
 import (
 	"fmt"
-	"math"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -154,27 +154,66 @@ func (s *subject) measure(o options, forward, reverse []packetBytes, f *figures)
 	if err := from.check(s.servers.program); err != nil {
 		return fmt.Errorf("to the clients: %w", err)
 	}
-	return interleave([]candidate{
-		{"drop", to, to.ShStubDrop, &f.FrontDrop},
-		{"push", to, to.ShStubPush, &f.FrontPush},
-		{"forward", to, s.clients.program, &f.Forward},
-		{"reverse", from, s.servers.program, &f.Reverse},
+	var drop, push, there, back costs
+	err = interleave([]candidate{
+		{"drop", to, to.ShStubDrop, &drop},
+		{"push", to, to.ShStubPush, &push},
+		{"forward", to, s.clients.program, &there},
+		{"reverse", from, s.servers.program, &back},
 	}, o.rounds, max(o.repeat, len(forward)))
+	if err != nil {
+		return err
+	}
+	f.FrontDrop, f.FrontPush, f.Forward, f.Reverse = drop.least(), push.least(), there.least(), back.least()
+	f.ForwardNet, f.ReverseNet = f.Forward-f.FrontDrop, f.Reverse-f.FrontDrop
+	f.ForwardRatio, f.ReverseRatio = ratioOf(there, drop, push), ratioOf(back, drop, push)
+	return nil
 }
 
-// candidate is a program behind a front, and where its cost goes.
+// costs are one candidate's, a round each.
+type costs []float64
+
+func (c costs) least() float64 { return slices.Min(c) }
+
+// ratio is how a net cost compares with another cost: the median of all rounds, and the
+// quartiles, which say how far to trust it.
+type ratio struct {
+	Lower  float64 `json:"lower_quartile"`
+	Median float64 `json:"median"`
+	Upper  float64 `json:"upper_quartile"`
+}
+
+func (r ratio) String() string { return fmt.Sprintf("%.2f (%.2f–%.2f)", r.Median, r.Lower, r.Upper) }
+
+// ratioOf compares what a candidate costs above a stub with a unit, in each round by itself.
+// Machines change their speed within seconds (clock rates, neighbours, other work): the
+// minimum of one candidate may be of a fast second and that of another of a slow one, while
+// candidates of one round meet nearly the same.
+func ratioOf(candidate, stub, unit costs) ratio {
+	all := make([]float64, len(candidate))
+	for i := range all {
+		all[i] = (candidate[i] - stub[i]) / unit[i]
+	}
+	slices.Sort(all)
+	at := func(share float64) float64 {
+		place := share * float64(len(all)-1)
+		below := int(place)
+		above := min(below+1, len(all)-1)
+		return all[below] + (place-float64(below))*(all[above]-all[below])
+	}
+	return ratio{at(0.25), at(0.5), at(0.75)}
+}
+
+// candidate is a program behind a front, and where its costs go.
 type candidate struct {
 	name    string
 	front   *bench
 	program *ebpf.Program
-	to      *float64
+	to      *costs
 }
 
-// interleave measures every candidate once in each round; the minimum counts.
+// interleave measures every candidate once in each round.
 func interleave(candidates []candidate, rounds, repeat int) error {
-	for _, c := range candidates {
-		*c.to = math.Inf(1)
-	}
 	for round := range rounds {
 		line := fmt.Sprintf("round %d:", round+1)
 		for _, c := range candidates {
@@ -182,7 +221,7 @@ func interleave(candidates []candidate, rounds, repeat int) error {
 			if err != nil {
 				return fmt.Errorf("%s: %w", c.name, err)
 			}
-			*c.to = min(*c.to, cost)
+			*c.to = append(*c.to, cost)
 			line += fmt.Sprintf(" %s %.0f", c.name, cost)
 		}
 		fmt.Fprintln(os.Stderr, line)

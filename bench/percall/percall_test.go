@@ -110,8 +110,9 @@ func TestPreparedPackets(t *testing.T) {
 // TestJudge gives rows just inside and just outside the aims.
 func TestJudge(t *testing.T) {
 	row := func(forwarding string, kind traffic, slots string, flows uint32, cost float64) directFigures {
-		f := directFigures{Forwarding: forwarding, Traffic: kind, Slots: slots, Flows: flows, FrontDrop: 50, FrontPush: 100, FrontShunt: cost}
-		f.settle()
+		f := directFigures{Forwarding: forwarding, Traffic: kind, Slots: slots, Flows: flows}
+		// One round at each of the machine's speeds, and one in which the speed changed.
+		f.settle(costs{50, 100, 50}, costs{100, 200, 100}, costs{cost, 2 * cost, 7 * cost})
 		return f
 	}
 	good := []directFigures{row("dsr-ipip", tcp4, slotsSettled, 1, 180), row("dsr-ipip", tcp4, slotsSettled, 1<<20, 190),
@@ -123,5 +124,20 @@ func TestJudge(t *testing.T) {
 		row("dsr-gue", tcp6, slotsSettled, 1, 192), row("dsr-l2", udp4, slotsSettled, 1, 142)}
 	if got := judge(bad); strings.Count(got, "NOT met)") != 4 {
 		t.Errorf("rows outside the aims, all but one:\n%s", got)
+	}
+}
+
+// TestRatioOfRounds shows that a machine's change of speed is not taken for the program's.
+func TestRatioOfRounds(t *testing.T) {
+	push, shunt := costs{100, 100, 200, 200, 150}, costs{180, 180, 360, 360, 180}
+	got := ratioOf(shunt, push, push)
+	if got.Median != 0.8 || got.Lower != 0.8 || got.Upper != 0.8 {
+		t.Errorf("%+v, want 0.8 in four rounds of five", got)
+	}
+	if of := ratioOf(costs{1, 2, 3, 4}, costs{0, 0, 0, 0}, costs{1, 1, 1, 1}); of != (ratio{1.75, 2.5, 3.25}) {
+		t.Errorf("%+v are not the quartiles of 1, 2, 3 and 4", of)
+	}
+	if of := ratioOf(costs{3}, costs{1}, costs{2}); of != (ratio{1, 1, 1}) {
+		t.Errorf("%+v of one round, which has 1", of)
 	}
 }

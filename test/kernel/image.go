@@ -92,7 +92,7 @@ func goTool(ctx context.Context, dir string, args ...string) error {
 }
 
 // writeImage packs init, tests, the repository's files and modules.
-func writeImage(file, root, init string, tests []compiled, k kernel) error {
+func writeImage(file, root, init string, tests []compiled, k kernel, o options) error {
 	f, err := os.Create(file)
 	if err != nil {
 		return err
@@ -120,6 +120,9 @@ func writeImage(file, root, init string, tests []compiled, k kernel) error {
 	if err := addModules(a, k); err != nil {
 		return err
 	}
+	if err := addFiles(a, o); err != nil {
+		return err
+	}
 	text, err := json.Marshal(list)
 	if err != nil {
 		return err
@@ -134,6 +137,28 @@ func writeImage(file, root, init string, tests []compiled, k kernel) error {
 		return err
 	}
 	return f.Close()
+}
+
+// addFiles packs what the command line names.
+func addFiles(a *archive, o options) error {
+	if o.debian != "" {
+		if err := a.addFile("/root.tar", o.debian, 0o644); err != nil {
+			return err
+		}
+	}
+	if o.files == "" {
+		return nil
+	}
+	entries, err := os.ReadDir(o.files)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := a.addFile(path.Join("/packages", e.Name()), filepath.Join(o.files, e.Name()), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // addBusybox packs the ordinary programs; the guest installs their names.

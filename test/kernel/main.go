@@ -54,7 +54,10 @@ type options struct {
 	memory   string        // qemu's -m
 	verbose  bool
 	record   bool
-	keep     bool // leave the working directory for a look
+	systemd  string // a Debian release whose systemd is the guest's init; empty: ./guest is
+	files    string // folder of files for the guest
+	debian   string // path of that release's root file system, packed
+	keep     bool   // leave the working directory for a look
 }
 
 // result is the line for programs.
@@ -94,6 +97,8 @@ func parseFlags() options {
 	flag.StringVar(&o.memory, "memory", "2G", "memory of the guest")
 	flag.BoolVar(&o.verbose, "v", false, "print all that tests say")
 	flag.BoolVar(&o.record, "record", false, "write what passed to "+recordFile)
+	flag.StringVar(&o.systemd, "systemd", "", "have systemd of this Debian release as the guest's first process, for example bookworm; needs root")
+	flag.StringVar(&o.files, "files", "", "a folder whose files the guest has under /packages")
 	flag.BoolVar(&o.keep, "keep", false, "keep the working directory and print its name")
 	flag.Parse()
 	if flag.NArg() > 0 {
@@ -262,7 +267,12 @@ func runGuest(ctx context.Context, root, work, series string, tests []compiled, 
 		return result{}, err
 	}
 	image := filepath.Join(work, series+".cpio")
-	if err := writeImage(image, root, init, tests, k); err != nil {
+	if o.systemd != "" {
+		if o.debian, err = findRoot(ctx, filepath.Join(root, ".tools", "kernels"), o.systemd); err != nil {
+			return result{}, err
+		}
+	}
+	if err := writeImage(image, root, init, tests, k, o); err != nil {
 		return result{}, fmt.Errorf("packing the initramfs for %s: %w", k.release, err)
 	}
 	defer os.Remove(image) // as large as all test binaries together

@@ -1,7 +1,6 @@
 package net
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -40,11 +39,11 @@ func vipOf(client netip.Addr, n int) netip.Addr {
 func (b *bed) sessionFrom(client, vip netip.Addr) (*session, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
-	conn, err := b.Client.DialFrom(ctx, "tcp", netip.AddrPortFrom(client, 0), at(vip, 80))
+	one, err := b.Client.OpenSession(ctx, "tcp", netip.AddrPortFrom(client, 0), at(vip, 80))
 	if err != nil {
 		return nil, err
 	}
-	s := &session{Conn: conn, reader: bufio.NewReader(conn), address: at(vip, 80)}
+	s := &session{Session: one, address: at(vip, 80)}
 	s.first, err = s.get()
 	return s, err
 }

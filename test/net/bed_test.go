@@ -11,7 +11,6 @@
 package net
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,21 +23,23 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/cli"
-	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
 const childVariable = "SHUNT_NET_CHILD"
 
 func TestMain(m *testing.M) {
+	if mounts := os.Getenv(mountsVariable); mounts != "" {
+		enterMounts(mounts)
+	}
 	if os.Getenv(childVariable) != "" {
+		becomeNext()
 		os.Exit(cli.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	flag.Parse()
@@ -55,8 +56,9 @@ var soak = os.Getenv("SHUNT_SOAK") != ""
 // patience multiplies the time that things may take; it is 1 or, with -short, more.
 var patience time.Duration = 1
 
-// answerTimeout is for what takes milliseconds when it works.
-var answerTimeout = 3 * time.Second
+// answerTimeout is for what takes milliseconds when it works, and 7 s where a SYN is lost three
+// times (RFC 6298, 2.1 and 5.5: sent again after 1, 2 and 4 s).
+var answerTimeout = 10 * time.Second
 
 // size is how many bytes a transfer has, as many megabytes of full or of short tests.
 func size(full, short int64) int64 {
@@ -76,6 +78,7 @@ type bed struct {
 	config   string // as last written
 	daemon   *process
 	others   []*process // of other hosts; ended with the bed
+	env      []string   // of the daemon, and of commands on the balancer, beside the test's own
 }
 
 var beds atomic.Int64
@@ -189,7 +192,9 @@ func command(h *lab.Host, args ...string) *lab.Command {
 // shunt runs a command to its end on the balancer.
 func (b *bed) shunt(args ...string) (code int, output string) {
 	b.t.Helper()
-	out, err := command(b.Balancer, args...).CombinedOutput()
+	c := command(b.Balancer, args...)
+	c.Env = append(c.Env, b.env...)
+	out, err := c.CombinedOutput()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		b.t.Errorf("shunt %s: %v", strings.Join(args, " "), err)
@@ -203,68 +208,48 @@ func (b *bed) shunt(args ...string) (code int, output string) {
 
 // process is a running `shunt run`, or another command that does not end by itself.
 type process struct {
+	*lab.Process
 	command *lab.Command
-	mu      sync.Mutex
-	output  bytes.Buffer
-	ended   chan struct{}
-	err     error // once ended
+	ended   <-chan struct{}
 }
 
 func (p *process) String() string { return strings.Join(p.command.Args[1:], " ") }
 
-func (p *process) Write(text []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.output.Write(text)
-}
-
-func (p *process) log() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.output.String()
-}
+func (p *process) log() string { return p.Log() }
 
 // end sends a signal and waits. A process that has ended is left as it is.
-func (p *process) end(signal syscall.Signal) error {
-	if err := p.command.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
-	}
-	select {
-	case <-p.ended:
-	case <-time.After(patience * 20 * time.Second):
-		_ = p.command.Process.Kill()
-		<-p.ended
-		return fmt.Errorf("did not end within %s of signal %s", patience*20*time.Second, signal)
-	}
-	var exit *exec.ExitError
-	if errors.As(p.err, &exit) {
-		status, _ := exit.Sys().(syscall.WaitStatus)
-		if status.Signaled() && status.Signal() == syscall.SIGKILL {
-			return nil // by kill, below, or by a test
-		}
-	}
-	return p.err
-}
+func (p *process) end(signal syscall.Signal) error { return p.End(signal, patience*20*time.Second) }
 
 // launch starts `shunt run` without waiting for anything.
 func (b *bed) launch(args ...string) *process {
 	b.t.Helper()
-	return b.spawn(b.Balancer, append([]string{"run", "--config", b.path, "--instance", b.instance, "--socket", b.socket}, args...)...)
+	return b.spawnWith(b.env, b.Balancer, append([]string{"run", "--config", b.path, "--instance", b.instance, "--socket", b.socket}, args...)...)
 }
 
 // spawn starts shunt on a host without waiting for anything.
-func (b *bed) spawn(h *lab.Host, args ...string) *process {
+func (b *bed) spawn(h *lab.Host, args ...string) *process { return b.spawnWith(nil, h, args...) }
+
+func (b *bed) spawnWith(env []string, h *lab.Host, args ...string) *process {
 	b.t.Helper()
-	p := &process{command: command(h, args...), ended: make(chan struct{})}
-	p.command.Stdout, p.command.Stderr = p, p
-	if err := p.command.Start(); err != nil {
-		b.t.Fatal(err)
+	c := command(h, args...)
+	c.Env = append(c.Env, env...)
+	return starts(b.t, c)
+}
+
+// spawn starts shunt on a host, for a test without a bed.
+func spawn(t *testing.T, h *lab.Host, args ...string) *process {
+	t.Helper()
+	return starts(t, command(h, args...))
+}
+
+// starts starts a command that is prepared, without waiting for anything.
+func starts(t *testing.T, c *lab.Command) *process {
+	t.Helper()
+	p, err := c.Spawn()
+	if err != nil {
+		t.Fatal(err)
 	}
-	go func() {
-		p.err = p.command.Wait()
-		close(p.ended)
-	}()
-	return p
+	return &process{Process: p, command: p.Command, ended: p.Ended}
 }
 
 // awaits waits until a process has printed a text.
@@ -276,7 +261,7 @@ func (b *bed) awaits(p *process, text string) {
 		}
 		select {
 		case <-p.ended:
-			b.t.Fatalf("shunt %s ended: %v\n%s", p, p.err, p.log())
+			b.t.Fatalf("shunt %s ended: %v\n%s", p, p.Err(), p.log())
 		default:
 		}
 		return errors.New(p.log())
@@ -295,6 +280,15 @@ func (b *bed) kill() {
 	b.t.Helper()
 	if err := b.daemon.end(syscall.SIGKILL); err != nil {
 		b.t.Fatal(err)
+	}
+	b.daemon = nil
+}
+
+// keep stops a daemon that was started with --on-exit keep.
+func (b *bed) keep() {
+	b.t.Helper()
+	if err := b.daemon.end(syscall.SIGTERM); err != nil {
+		b.t.Fatalf("SIGTERM: %v\n%s", err, b.daemon.log())
 	}
 	b.daemon = nil
 }
@@ -325,8 +319,14 @@ func (b *bed) reload(config string) string {
 // status is what the tests read of `shunt status -o json`.
 type status struct {
 	Forwarding bool
-	Daemon     *control.Status
-	Silent     string `json:"daemon_error"`
+	Daemon     *struct {
+		PID        int
+		Conditions []struct{ Code, Subject, Text, Remedy string }
+		Transition int `json:"slots_in_transition"`
+		Marked     int `json:"slots_marked"`
+	}
+	Silent     string    `json:"daemon_error"`
+	Unattended time.Time `json:"unattended_since"`
 	Attached   []struct{ Interface, Mode string }
 	Services   []service
 	Reasons    map[string]struct{ Packets, Bytes uint64 }

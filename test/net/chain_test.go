@@ -87,8 +87,12 @@ func chain(t *testing.T, attach string) {
 	b.kill()
 	discarded(true, "without a daemon")
 	b.goOn(t, "behind a filter, without a daemon", sessions)
-	b.start()
+	b.start("--on-exit", "keep")
 	discarded(true, "under a successor")
+	b.keep()
+	discarded(true, "after --on-exit keep")
+	b.start()
+	discarded(true, "under another successor")
 	b.goOn(t, "behind a filter, under a successor", sessions)
 
 	var all []struct {
@@ -118,6 +122,12 @@ func chain(t *testing.T, attach string) {
 	// With a chain set, `detach` leaves nothing behind.
 	chainCommand(0, change("set", "before", "--program", folder+"/filter")...)
 	b.kill()
+	b.detachesAll(t)
+}
+
+// detachesAll requires that `shunt detach` leaves no pin of the instance.
+func (b *bed) detachesAll(t *testing.T) {
+	t.Helper()
 	if code, out := b.shunt("detach", "--instance", b.instance); code != 0 {
 		t.Errorf("shunt detach: exit code %d\n%s", code, out)
 	}

@@ -269,15 +269,7 @@ func (b *backendBed) decap(args ...string) *process {
 	for _, vip := range vips {
 		args = append(args, "--vip", vip.String())
 	}
-	p := &process{command: command(b.backend, args...), ended: make(chan struct{})}
-	p.command.Stdout, p.command.Stderr = p, p
-	if err := p.command.Start(); err != nil {
-		b.t.Fatal(err)
-	}
-	go func() {
-		p.err = p.command.Wait()
-		close(p.ended)
-	}()
+	p := spawn(b.t, b.backend, args...)
 	b.t.Cleanup(func() {
 		if err := p.end(syscall.SIGTERM); err != nil {
 			b.t.Errorf("shunt decap: %v", err)
@@ -289,7 +281,7 @@ func (b *backendBed) decap(args ...string) *process {
 	eventually(b.t, 30*time.Second, "start of shunt decap", func() error {
 		select {
 		case <-p.ended:
-			b.t.Fatalf("shunt decap ended: %v\n%s", p.err, p.log())
+			b.t.Fatalf("shunt decap ended: %v\n%s", p.Err(), p.log())
 		default:
 		}
 		if len(p.events("started")) > 0 {

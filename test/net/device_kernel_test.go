@@ -69,7 +69,7 @@ func TestForwardOverDevices(t *testing.T) {
 					b.transfer(t, at(vip, 80))
 				})
 			}
-			b.nothingWentWrong(t)
+			b.nothingWentWrong(t, d.attach)
 		})
 	}
 }

@@ -19,7 +19,7 @@ import (
 //	                            └── VIP ──── lb
 func TestPathMTUOfBackends(t *testing.T) {
 	const services = 3 // dsr-l2, dsr-ipip and dsr-gue
-	for _, attach := range []string{"native", "generic"} {
+	for _, attach := range []string{"native", "generic", "tc"} {
 		for n, service := range directServices[:services] {
 			// A backend that has heard of the path's MTU once knows it for all services.
 			t.Run(attach+"/"+service.name, func(t *testing.T) {

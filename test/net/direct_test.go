@@ -26,6 +26,8 @@ var directWays = []struct {
 	{lab.TwoArm, "generic", false},
 	{lab.OneArm, "native", true},
 	{lab.TwoArm, "generic", true},
+	{lab.OneArm, "tc", false},
+	{lab.TwoArm, "tc", false},
 }
 
 // directServices are one service for each forwarding, and for each tunnel between families.
@@ -71,7 +73,9 @@ func newDirectBed(t *testing.T, options lab.Options, services int) *bed {
 	t.Helper()
 	b := newBed(t, options)
 	if options.Layout == lab.TwoArm {
-		b.shortcut()
+		if err := b.Shortcut(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	var vips []netip.Addr
 	for n := range services {
@@ -84,24 +88,6 @@ func newDirectBed(t *testing.T, options lab.Options, services int) *bed {
 		t.Fatal(err)
 	}
 	return b
-}
-
-// shortcut is a second cable of the client's, into the backends' segment.
-func (b *bed) shortcut() {
-	b.t.Helper()
-	prefix, addr := netip.MustParsePrefix, netip.MustParseAddr
-	err := errors.Join(
-		b.Connect(lab.End{Host: b.Client, Interface: "eth1", IPv4: prefix("10.0.0.100/24"), IPv6: prefix("2001:db8:1::100/64")},
-			lab.End{Host: b.Switch, Interface: "client"}, lab.Cable{MTU: b.Options.MTU}),
-		b.Switch.Plug("client", "br0"))
-	for _, backend := range b.Backends {
-		err = errors.Join(err,
-			backend.AddRoute(lab.Route{To: prefix("198.51.100.0/24"), Via: addr("10.0.0.100")}),
-			backend.AddRoute(lab.Route{To: prefix("2001:db8:c::/64"), Via: addr("2001:db8:1::100")}))
-	}
-	if err != nil {
-		b.t.Fatal(err)
-	}
 }
 
 // serveVIPs starts servers. UDP answers come from the address that a socket is bound to, so
@@ -192,6 +178,9 @@ func TestDirect(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			b := newDirectBed(t, lab.Options{Layout: way.layout, MTU: roomy, NoOffload: way.noOffload}, len(directServices))
+			if way.attach == "tc" {
+				b.completesInSoftware(t)
+			}
 			b.ownByHand(directVIPs(0), b.Backends...)
 			var tunnelled []netip.Addr
 			for n := 1; n < len(directServices); n++ {

@@ -1,7 +1,6 @@
 package net
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -109,12 +108,12 @@ func (c *churn) more(t *testing.T, vips []netip.Addr, count int) {
 // session is a connection to an address, after its first request.
 func (b *bed) session(t *testing.T, address string) (*session, error) {
 	t.Helper()
-	conn, err := b.Client.Dial(within(t, answerTimeout), "tcp", address)
+	one, err := b.Client.OpenSession(within(t, answerTimeout), "tcp", netip.AddrPort{}, address)
 	if err != nil {
 		return nil, err
 	}
-	t.Cleanup(func() { conn.Close() })
-	s := &session{Conn: conn, reader: bufio.NewReader(conn), address: address}
+	t.Cleanup(func() { one.Close() })
+	s := &session{Session: one, address: address}
 	s.first, err = s.get()
 	return s, err
 }
@@ -321,8 +320,9 @@ func (b *bed) one(forwarding, more string, backends ...string) string {
 	return text.String()
 }
 
-// settle is short, yet long enough for every connection to be busy in it.
-func settle() string { return fmt.Sprintf("timeouts: {settle: %s}\n", patience*3*time.Second) }
+// settle is short, yet long enough for every connection to be busy in it, and for a test to
+// find slots in transition after its commands: on a loaded machine each takes a second.
+func settle() string { return fmt.Sprintf("timeouts: {settle: %s}\n", patience*8*time.Second) }
 
 // line is a backend of dsr-*, or of NAT where the servers have the services' ports.
 func line(address netip.Addr, more ...string) string {
@@ -394,7 +394,7 @@ func (c *churn) cycle(t *testing.T, vips []netip.Addr, file func(weights ...int)
 	c.more(t, vips, 2)
 	c.opening("b3", func() { b.undrain(t, b.Backends[2]) })
 	c.more(t, vips, 2)
-	b.settled(t, 30*time.Second)
+	b.settled(t, 60*time.Second)
 	b.kill()
 	b.start() // nothing is in transition now, and nothing is to be
 	c.round(t)
@@ -409,7 +409,7 @@ func (c *churn) cycle(t *testing.T, vips []netip.Addr, file func(weights ...int)
 	c.closing("b2", func() { b.reload(file(1, 0, 3, 2)) })
 	c.again(t, vips)
 	c.more(t, vips, 2)
-	b.settled(t, 30*time.Second)
+	b.settled(t, 60*time.Second)
 	c.removing("b2", func() { b.reload(file(1, -1, 3, 2)) })
 	c.round(t)
 	if !soak {
@@ -445,7 +445,7 @@ func (b *bed) undrain(t *testing.T, backend *lab.Host) {
 func (b *bed) backend(command string, args ...string) (code int, output string) {
 	b.t.Helper()
 	all := append([]string{"backend", command}, args...)
-	if command != "undrain" {
+	if command == "list" || command == "drain" {
 		all = append(all, "--instance", b.instance)
 	}
 	return b.shunt(append(all, "--socket", b.socket)...)
@@ -457,9 +457,13 @@ type listed struct {
 	State    string
 	Services []string
 	Slots    int
-	Drain    *struct {
+	// Of what `overrides` has.
+	Overrides []struct {
+		Kind            string
 		Since, Deadline time.Time
 		By              string
+		UID             int
+		Client          string
 	}
 }
 
@@ -558,16 +562,16 @@ func TestDrain(t *testing.T) {
 					}
 				}
 				l := b.list(t)[drained]
-				if l.State != "draining" || !slices.Equal(l.Services, []string{"twin", "web"}) || l.Drain == nil || l.Drain.By == "" || l.Drain.Since.IsZero() {
+				if l.State != "draining" || !slices.Equal(l.Services, []string{"twin", "web"}) || len(l.Overrides) != 1 || l.Overrides[0].By == "" || l.Overrides[0].Since.IsZero() {
 					t.Errorf("%s: shunt backend list: %+v", when, l)
 				}
 			}
 			check("drained")
-			if _, out := b.backend("list"); !strings.Contains(out, "draining") || !strings.Contains(out, drained+" drains since") {
+			if _, out := b.backend("list"); !strings.Contains(out, "draining") || !strings.Contains(out, drained+": drain without a deadline, set by ") {
 				t.Errorf("shunt backend list does not say what drains:\n%s", out)
 			}
 			b.kill()
-			if code, out := b.backend("list"); code != 0 || !strings.Contains(out, "Drains are not shown") {
+			if code, out := b.backend("list"); code != 0 || !strings.Contains(out, "Overrides and health are not shown") {
 				t.Errorf("shunt backend list after kill -9: exit code %d\n%s", code, out)
 			}
 			b.start()
@@ -587,7 +591,7 @@ func TestDrain(t *testing.T) {
 
 			b.reload(strings.ReplaceAll(file(), fmt.Sprintf("      - {%s, name: b2}\n", line(addresses[1])), ""))
 			b.reload(file())
-			if l := b.list(t)[drained]; l.State != "active" || l.Drain != nil {
+			if l := b.list(t)[drained]; l.State != "active" || len(l.Overrides) != 0 {
 				t.Errorf("a backend that left the file and came back: %+v", l)
 			}
 		})
@@ -624,14 +628,20 @@ func (b *bed) refusals(t *testing.T) {
 		{[]string{"drain", "b1", "--deadline", "-5s"}, 2, "--deadline"},
 		{[]string{"drain", "b1", "--idle", "1ms", "--wait"}, 2, "--idle"},
 		{[]string{"drain", "b1", "--idle", "5s"}, 2, "--wait"},
-		{[]string{"undrain", "b1"}, 1, "drained"},
+		{[]string{"undrain", "b1"}, 1, "no backend with an override of its drain"},
+		{[]string{"weight", "b1"}, 2, "a backend and its weight"},
+		{[]string{"weight", "b1", "70000"}, 1, "weight: 70000 is above 65535"},
+		{[]string{"weight", "b1", "much"}, 2, "not a number"},
+		{[]string{"weight", "nobody", "1"}, 1, `"nobody"`},
+		{[]string{"health", "b1", "well"}, 2, "up, down and auto"},
+		{[]string{"health", "b1", "auto"}, 1, "no backend with an override of its health"},
 	} {
 		if code, out := b.backend(r.args[0], r.args[1:]...); code != r.code || !strings.Contains(out, r.says) {
 			t.Errorf("shunt backend %s: exit code %d, want %d and %q:\n%s", strings.Join(r.args, " "), code, r.code, r.says, out)
 		}
 	}
 	for address, l := range b.list(t) {
-		if l.State != "active" || l.Drain != nil {
+		if l.State != "active" || len(l.Overrides) != 0 {
 			t.Errorf("after refused commands %s is %+v", address, l)
 		}
 	}
@@ -689,7 +699,7 @@ func (b *bed) waitInVain(t *testing.T, sessions []*session, drained string) {
 			t.Errorf("past the deadline of another backend: %v", err)
 		}
 	}
-	if l := b.list(t)[drained]; l.State == "active" || l.Drain == nil {
+	if l := b.list(t)[drained]; l.State == "active" || len(l.Overrides) == 0 {
 		t.Errorf("past the deadline, shunt backend list: %+v of %v", l, slices.Sorted(maps.Keys(b.list(t))))
 	}
 	b.others = slices.DeleteFunc(b.others, func(x *process) bool { return x == p })
@@ -716,7 +726,7 @@ func (b *bed) waitUntilIdle(t *testing.T, sessions []*session, drained string) {
 	}
 	select {
 	case <-p.ended:
-		t.Fatalf("shunt backend drain --wait ended while connections were busy: %v\n%s", p.err, p.log())
+		t.Fatalf("shunt backend drain --wait ended while connections were busy: %v\n%s", p.Err(), p.log())
 	default:
 	}
 	for _, s := range busy {
@@ -730,8 +740,8 @@ func (b *bed) waitUntilIdle(t *testing.T, sessions []*session, drained string) {
 			return errors.New(p.log())
 		}
 	})
-	if p.err != nil || !strings.Contains(p.log(), "drained") {
-		t.Errorf("shunt backend drain --wait: %v\n%s", p.err, p.log())
+	if p.Err() != nil || !strings.Contains(p.log(), "drained") {
+		t.Errorf("shunt backend drain --wait: %v\n%s", p.Err(), p.log())
 	}
 	for _, s := range others {
 		if err := b.alive(s); err != nil {

@@ -63,7 +63,7 @@ func TestFragments(t *testing.T) {
 // TestFragmentsDirectly: the same with direct return, where the answers do not come by.
 func TestFragmentsDirectly(t *testing.T) {
 	const services = 3 // one of each forwarding
-	for _, attach := range []string{"native", "generic"} {
+	for _, attach := range []string{"native", "generic", "tc"} {
 		t.Run(attach, func(t *testing.T) {
 			b := newDirectBed(t, lab.Options{Layout: lab.TwoArm, MTU: roomy}, services)
 			b.ownByHand(directVIPs(0), b.Backends...)

@@ -1,16 +1,13 @@
 package net
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"net"
-	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,12 +23,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// session is one TCP connection on which requests follow each other. Not an http.Client:
-// it would quietly open another where the first broke, and on a busy machine also where it
-// did not (net/http waits 50 ms for its own writer before it gives a connection up).
+// session is one TCP connection on which requests follow each other.
 type session struct {
-	net.Conn
-	reader  *bufio.Reader
+	*lab.Session
 	address string
 	first   lab.Answer
 }
@@ -42,12 +36,12 @@ func (b *bed) open(t *testing.T, count int) []*session {
 	var all []*session
 	for _, vip := range vips {
 		for range count {
-			conn, err := b.Client.Dial(within(t, answerTimeout), "tcp", at(vip, 80))
+			one, err := b.Client.OpenSession(within(t, answerTimeout), "tcp", netip.AddrPort{}, at(vip, 80))
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { conn.Close() })
-			s := &session{Conn: conn, reader: bufio.NewReader(conn), address: at(vip, 80)}
+			t.Cleanup(func() { one.Close() })
+			s := &session{Session: one, address: at(vip, 80)}
 			if s.first, err = s.get(); err != nil {
 				t.Fatal(err)
 			}
@@ -58,23 +52,10 @@ func (b *bed) open(t *testing.T, count int) []*session {
 }
 
 // get asks the server who it is, on the session's connection.
-func (s *session) get() (answer lab.Answer, err error) {
-	if err := s.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
-		return answer, err
-	}
-	if _, err := fmt.Fprintf(s, "GET / HTTP/1.1\r\nHost: lab\r\n\r\n"); err != nil {
-		return answer, err
-	}
-	response, err := http.ReadResponse(s.reader, nil)
-	if err != nil {
-		return answer, err
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		return answer, err
-	}
-	return answer, json.Unmarshal(text, &answer)
+func (s *session) get() (lab.Answer, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
+	defer cancel()
+	return s.Ask(ctx, "/")
 }
 
 // alive is nil if the session's connection works, with the backend that it began with.
@@ -132,7 +113,7 @@ func TestKill(t *testing.T) {
 				t.Errorf("shunt status after kill -9: %+v", s)
 			}
 			_, text := b.shunt("status", "--instance", b.instance, "--socket", b.socket)
-			if !strings.Contains(text, "Still forwarding") || !strings.Contains(text, "without a daemon") {
+			if !strings.Contains(text, "Still forwarding") || !strings.Contains(text, "There is no daemon") {
 				t.Errorf("shunt status does not say that the daemon is dead:\n%s", text)
 			}
 			sessions = append(sessions, b.open(t, 2)...)
@@ -196,6 +177,17 @@ func (b *bed) traces(t *testing.T) map[string]string {
 		found["offload of "+i.Peer] = offload(t, far, name)
 	}
 	found["managed neighbours"] = b.managed(t)
+	for _, family := range []string{"ipv4", "ipv6"} {
+		name := "net/" + family + "/conf/lo/forwarding"
+		err := b.Balancer.Run(func() error {
+			text, err := os.ReadFile("/proc/sys/" + name)
+			found[name] = string(text)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 	return found
 }
 
@@ -220,7 +212,7 @@ func memberships(text string) string {
 func (b *bed) tracesSeen(t *testing.T, before map[string]string, attach string) {
 	t.Helper()
 	now := b.traces(t)
-	want := []string{"igmp6", "xdp eth0", "xdp eth1", "managed neighbours"}
+	want := []string{"igmp6", "xdp eth0", "xdp eth1", "managed neighbours", "net/ipv4/conf/lo/forwarding", "net/ipv6/conf/lo/forwarding"}
 	if attach == "generic" {
 		want = append(want, "offload eth0", "offload eth1", "offload of client/eth0", "offload of switch/lb")
 	}

@@ -17,7 +17,7 @@ import (
 // does, while flows that a draining backend has go on; a flow whose backend is removed is reset; with
 // on_no_backend: drop nobody answers. A condition names the service meanwhile.
 func TestReject(t *testing.T) {
-	for _, way := range []struct{ forwarding, attach string }{{"nat", "native"}, {"nat", "generic"}, {"dsr-ipip", "native"}} {
+	for _, way := range []struct{ forwarding, attach string }{{"nat", "native"}, {"nat", "generic"}, {"nat", "tc"}, {"dsr-ipip", "native"}} {
 		t.Run(way.forwarding+"/"+way.attach, func(t *testing.T) {
 			b := newDirectBed(t, lab.Options{Layout: lab.OneArm, MTU: roomy, Backends: 2}, 2)
 			if way.forwarding == "nat" {

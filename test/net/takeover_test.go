@@ -83,6 +83,12 @@ type load struct {
 // datagrams from new sockets, all of which must be answered.
 func (b *bed) begin(t *testing.T, udp bool) *load {
 	t.Helper()
+	return b.beginWith(t, udp, 0)
+}
+
+// beginWith is begin with a pause after each request.
+func (b *bed) beginWith(t *testing.T, udp bool, pause time.Duration) *load {
+	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	l := &load{stop: stop}
 	t.Cleanup(func() { stop(); l.done.Wait() })
@@ -93,6 +99,9 @@ func (b *bed) begin(t *testing.T, udp bool) *load {
 			for ctx.Err() == nil {
 				err := do()
 				l.count.Add(1)
+				if pause > 0 {
+					<-time.After(pause)
+				}
 				if err != nil {
 					l.mu.Lock()
 					l.failed = append(l.failed, fmt.Errorf("at %s: %w", time.Now().Format("05.000"), err))
@@ -464,4 +473,24 @@ func TestPathMTUToTheBackend(t *testing.T) {
 			t.Errorf("no ICMP error was translated over %s: the path is not narrow, and the test proves nothing", family(vip))
 		}
 	}
+}
+
+// A change of the attach mode leaves an interface without a program for a moment. The host's
+// stack gets the packets of that moment, and must not answer them: packets of connections
+// through shunt would be reset, because the host knows none of them.
+func TestChangeOfMode(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.TwoArm})
+	b.write(b.file(settings{attach: "native"}))
+	b.start()
+	// Often enough to meet the moment, seldom enough to leave an emulated machine time to load.
+	l := b.beginWith(t, false, 5*time.Millisecond*patience)
+	for _, mode := range []string{"generic", "native", "generic", "native"} {
+		b.reload(b.file(settings{attach: mode}))
+		for _, a := range b.status().Attached {
+			if a.Mode != mode {
+				t.Errorf("%s is attached in %s mode, want %s", a.Interface, a.Mode, mode)
+			}
+		}
+	}
+	l.end(t)
 }

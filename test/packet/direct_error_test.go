@@ -43,7 +43,7 @@ func (k kind) quotedHeader() int {
 // TestErrorsToBackends: each type, whole and with 8 octets of the transport header, goes where the
 // client's packets go, as they do.
 func TestErrorsToBackends(t *testing.T) {
-	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {
+	for _, mode := range modes() {
 		w := newWorld(t, withMode(mode))
 		for _, v := range directWays {
 			for _, k := range kinds {

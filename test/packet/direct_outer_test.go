@@ -292,6 +292,24 @@ func TestTooBig(t *testing.T) {
 	}
 }
 
+// TestErrorsThatMayNotBeSent: to a source that is no martian, but that RFC 1122, 3.2.2 does not let us
+// answer. What would have been answered goes nowhere, not even to the host.
+func TestErrorsThatMayNotBeSent(t *testing.T) {
+	w := newWorld(t)
+	nobody := from(addr("240.0.0.1"))
+	for _, v := range directWays {
+		for _, k := range kinds {
+			if k.six || !v.forwarding.Encapsulates() {
+				continue
+			}
+			table(t, w, []trial{
+				{name: fmt.Sprintf("%s/%s/too long", v.name, k), in: k.toDirect(40000, v.port, "A", packet.Data(make([]byte, 1480)), nobody), end: drops, reason: "icmp_limited"},
+				{name: fmt.Sprintf("%s/%s/TTL 1", v.name, k), in: k.toDirect(40000, v.port, "A", packet.TTL(1), nobody), end: drops, reason: "icmp_limited"},
+			})
+		}
+	}
+}
+
 // TestNoOuterSource: an interface without an address of the family, and none configured.
 func TestNoOuterSource(t *testing.T) {
 	w := newWorld(t)

@@ -182,7 +182,7 @@ func longer(p *packet.Packet) {
 
 // TestDirect sends packets of every shape through every way.
 func TestDirect(t *testing.T) {
-	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {
+	for _, mode := range modes() {
 		w := newWorld(t, withMode(mode))
 		for _, v := range directWays {
 			for _, k := range kinds {

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
@@ -52,7 +51,7 @@ func (v way) expected(w *world, k kind, in packet.Packet) func(packet.Packet) pa
 
 // TestForward sends a packet there, its answer back, and more of both.
 func TestForward(t *testing.T) {
-	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {
+	for _, mode := range modes() {
 		w := newWorld(t, withMode(mode))
 		for _, v := range ways {
 			for _, k := range kinds {

@@ -80,6 +80,24 @@ func TestHashOfAddresses(t *testing.T) {
 	}
 }
 
+// TestMartianFragments: a later fragment that is placed by its addresses is asked for them, too.
+func TestMartianFragments(t *testing.T) {
+	w := newWorld(t)
+	w.apply(append(services(), hashed()))
+	for i, k := range kinds {
+		later := cut(k.toHashed(1, 40000, 80, pattern(2000)), uint32(i), 1000)[1]
+		for _, s := range sourcesOf[k.six] {
+			c := trial{in: later.With(from(addr(s.address))), end: drops, reason: s.reason}
+			if s.reason == "" {
+				c.end, c.reason = leaves, "fragment_followed"
+			}
+			t.Run(fmt.Sprintf("%s/%s", k, s.address), func(t *testing.T) { c.try(t, w) })
+		}
+		itself := from(k.pick(hashedVIP4, hashedVIP6))
+		trial{in: later.With(itself), end: drops, reason: "loop"}.try(t, w)
+	}
+}
+
 // TestHashOfAddressesWhereItDoesNotDecide: what cannot be known is dropped.
 func TestHashOfAddressesWhereItDoesNotDecide(t *testing.T) {
 	w := newWorld(t)

@@ -75,7 +75,7 @@ func follows(arm string, in, want packet.Packet) trial {
 // TestFragmentsThroughNAT: there and back, the fragments that leave are those of the packet that
 // would have left whole: ports and checksum in the first, addresses in all.
 func TestFragmentsThroughNAT(t *testing.T) {
-	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {
+	for _, mode := range modes() {
 		w := newWorld(t, withMode(mode))
 		for _, v := range ways {
 			for _, k := range kinds {
@@ -104,7 +104,7 @@ func TestFragmentsThroughNAT(t *testing.T) {
 
 // TestFragmentsToDirectBackends: each is wrapped whole, all alike.
 func TestFragmentsToDirectBackends(t *testing.T) {
-	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {
+	for _, mode := range modes() {
 		w := newWorld(t, withMode(mode))
 		for _, v := range directWays {
 			for _, k := range kinds {
@@ -345,6 +345,9 @@ func TestAtomicFragments(t *testing.T) {
 		for _, v := range ways {
 			in := k.fromClient(46000, v.port, "S", pattern(100)).With(atomic)
 			trial{in: in, end: leaves, want: v.expected(w, k, in)}.try(t, w)
+			if !unfinishedInBytes() {
+				continue
+			}
 			in = k.fromClient(46000, v.port, "S", pattern(100), packet.TransportChecksum(partial)).With(atomic)
 			trial{in: in, end: leaves, notes: []string{"checksum_completed"}, want: v.expected(w, k, in.With(packet.TransportChecksum(packet.Checksum{})))}.try(t, w)
 		}

@@ -29,6 +29,33 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// TestErrorsAboutFragments: the quoted packet may be a first fragment, which has ports; a later
+// one has none.
+func TestErrorsAboutFragments(t *testing.T) {
+	w := newWorld(t)
+	for i, k := range kinds {
+		in := cut(k.fromClient(45003, portNAT, "A", pattern(600)), uint32(i), 400)
+		kindOf, speaker := errorTypes[k.six][1], k.pick(addr("203.0.113.1"), addr("2001:db8:77::1"))
+		direct := cut(k.toDirect(45003, directWays[2].port, "A", pattern(600)).Reverse(), uint32(i), 400)
+		var left []packet.Packet
+		for _, part := range in {
+			left = append(left, w.send(armA, part))
+		}
+		about := func(part packet.Packet) packet.Packet {
+			return packet.NewError(speaker, kindOf[0], kindOf[1], 1400, part, packet.MACs(beMAC, ownC))
+		}
+		table(t, w, []trial{
+			{name: k.String() + "/first", arm: armC, in: about(left[0]), end: leaves, notes: []string{"icmp_translated"},
+				want: func(packet.Packet) packet.Packet {
+					return packet.NewError(in[0].Destination(), kindOf[0], kindOf[1], 1400, in[0].With(packet.TTL(63)), packet.MACs(ownA, router), packet.TTL(63))
+				}},
+			{name: k.String() + "/later", arm: armC, in: about(left[1]), reason: "icmp"},
+			{name: k.String() + "/first, direct", arm: armC, in: about(direct[0]), end: leaves, notes: []string{"icmp_to_backend"}},
+			{name: k.String() + "/later, direct", arm: armC, in: about(direct[1]), reason: "icmp"},
+		})
+	}
+}
+
 func errorsOf(t *testing.T, w *world, v way, k kind, port uint16, edits ...packet.Edit) {
 	in := k.fromClient(port, v.port, "A", append(edits, packet.Data("some bytes of payload"))...)
 	sent := w.send(armA, in)

@@ -1,6 +1,7 @@
 package packet_test
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -186,8 +187,14 @@ func TestRejectPartialChecksums(t *testing.T) {
 			if mode == model.AttachGeneric {
 				want.TCP.Checksum = packet.Checksum{Mode: packet.Partial}
 			}
-			table(t, w, []trial{{name: fmt.Sprintf("%s/%s", mode, k), in: in, end: leaves, reason: "rejected_reset",
-				want: func(packet.Packet) packet.Packet { return want }}})
+			// Who fragments has finished the checksum, so that of a fragment only looks unfinished.
+			first := cut(k.toDeserted(ports["nat, none"], "S", pattern(600)), 1, 400)[0].With(packet.TransportChecksum(partial))
+			table(t, w, []trial{
+				{name: fmt.Sprintf("%s/%s", mode, k), in: in, end: leaves, reason: "rejected_reset",
+					want: func(packet.Packet) packet.Packet { return want }},
+				{name: fmt.Sprintf("%s/%s/fragment", mode, k), in: first, end: leaves, reason: "rejected_reset",
+					want: func(packet.Packet) packet.Packet { return resetOf(first) }},
+			})
 		}
 	}
 }
@@ -297,4 +304,56 @@ func TestRejectBesideDrainingFlows(t *testing.T) {
 		reason, want := rejection(in)
 		trial{in: in, end: leaves, reason: reason, want: want}.try(t, w)
 	}
+}
+
+// TestErrorsAboutOpenChecksums: where the sk_buff says that the transport checksum is still to be
+// filled in, it is so in the error that quotes the packet. What is on the wire then has to be right.
+func TestErrorsAboutOpenChecksums(t *testing.T) {
+	w := newWorld(t, withMode(model.AttachGeneric))
+	for _, k := range []kind{{udp: true}, {udp: true, six: true}} {
+		ip, family := 20, 4
+		if k.six {
+			ip, family = 40, 6
+		}
+		for _, open := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/open=%v", k, open), func(t *testing.T) {
+				in := k.fromClient(40000, portRefused, "", packet.Data("odd"))
+				if open {
+					in = in.With(packet.TransportChecksum(partial))
+				}
+				r := w.cpu.run(armA, packet.Must(in))
+				must(t, r.err)
+				if end, err := outcomeOf(r.verdict); err != nil || end != leaves {
+					t.Fatalf("it %s: %v; reasons so far: %v", end, err, w.reasons())
+				}
+				message := r.frame[14+ip:]
+				quoted := message[8+ip:]
+				if open { // as the kernel, or the card, does when the frame leaves
+					binary.BigEndian.PutUint16(quoted[6:], ^sum16(0, quoted))
+				}
+				start := uint32(0)
+				if family == 6 { // RFC 4443, 2.3: the pseudo-header
+					start = uint32(sum16(uint32(len(message)+58), r.frame[14+8:14+40]))
+				}
+				if sum := sum16(start, message); sum != 0xffff {
+					t.Errorf("the error's checksum is wrong on the wire: the sum is %#x", sum)
+				}
+			})
+		}
+	}
+}
+
+// sum16 is the folded sum of RFC 1071, from a start on.
+func sum16(sum uint32, data []byte) uint16 {
+	for i, b := range data {
+		if i%2 == 0 {
+			sum += uint32(b) << 8
+		} else {
+			sum += uint32(b)
+		}
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return uint16(sum)
 }

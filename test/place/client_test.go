@@ -215,6 +215,9 @@ func (h *history) receive(f *flow, to model.BackendAddress) {
 func (h *history) lose(f *flow, to model.BackendAddress) {
 	record, _ := h.rules.serviceOf(f.frontend)
 	cause := f.lossCause(to, h.now(), h.settleOf(record), record.AffinityTimeout)
+	if cause == never && h.back[f.service][to] {
+		cause = halfRemoved
+	}
 	if cause == never {
 		h.failFlow(f, "%s is lost without a permitted cause: %s holds it, %s got its packet; its slot is %+v",
 			f.packet, f.holder, to, h.slotOf(f))

@@ -34,10 +34,13 @@ type history struct {
 	fault      *faults
 	r          *reconcile.Reconciler
 
-	desired   reconcile.Desired   // wanted last, whether it succeeded or not
-	applied   reconcile.Desired   // that succeeded last
-	past      []reconcile.Desired // for rollbacks
+	desired reconcile.Desired   // wanted last, whether it succeeded or not
+	applied reconcile.Desired   // that succeeded last
+	past    []reconcile.Desired // for rollbacks
+	// back are backends whose removal has failed half-way at some time, by service.
+	back      map[string]map[model.BackendAddress]bool
 	inDoubt   bool                // a change has failed half-way
+	begun     []reconcile.Desired // wanted since applied: what failed half-way is finished before it is taken back
 	flows     []*flow
 	seq       int
 	ports     int
@@ -108,7 +111,7 @@ func frontends(n int) (all []model.Frontend) {
 
 // newHistory begins with an empty data plane.
 func newHistory(w *world, c chooser, count *tally, breaks breakage) *history {
-	h := &history{chooser: c, w: w, count: count, lossesOnly: breaks.lossesOnly, tight: w.tight}
+	h := &history{back: map[string]map[model.BackendAddress]bool{}, chooser: c, w: w, count: count, lossesOnly: breaks.lossesOnly, tight: w.tight}
 	count.histories++
 	must(w, w.d.Heartbeat())
 	h.clear()
@@ -202,9 +205,13 @@ func (h *history) isMember(f *flow, b model.BackendAddress) bool {
 	return ok
 }
 
+// drainsNow reports whether a backend has weight 0, or may have it in the maps: a change that failed
+// half-way is finished by the next, whatever that says itself.
 func (h *history) drainsNow(f *flow, b model.BackendAddress) bool {
-	weight, ok := members(h.desired, f.service, f.frontend.Address.Is6())[b]
-	return ok && weight == 0
+	return slices.ContainsFunc(append(slices.Clip(h.begun), h.desired), func(d reconcile.Desired) bool {
+		weight, ok := members(d, f.service, f.frontend.Address.Is6())[b]
+		return ok && weight == 0
+	})
 }
 
 // weightless reports whether a backend has weight 0 in a service, or is none of it.
@@ -219,20 +226,40 @@ func (h *history) weightless(record reconcile.ServiceRecord, b model.BackendAddr
 
 // apply makes the desired state so, or fails with the fault that is set.
 func (h *history) apply() {
+	before := h.applied
 	_, err := h.r.Apply(h.desired)
 	h.rules.lateRuns() // no program runs for longer than that
 	h.fault.strike(none, 0)
 	switch {
 	case err == nil:
-		h.applied, h.inDoubt = h.desired, false
+		h.applied, h.inDoubt, h.begun = h.desired, false, nil
 	case errors.Is(err, errInjected):
-		h.inDoubt = true
+		h.inDoubt, h.begun = true, append(h.begun, h.desired)
 		h.count.events["apply failed"]++
 		h.log("  failed: %v", err)
 	default:
 		h.fail("apply: %v", err)
 	}
+	h.noteRemovals(before, err != nil)
 	h.look()
+}
+
+// noteRemovals keeps account of backends whose removal has begun, until one is carried out whole.
+func (h *history) noteRemovals(before reconcile.Desired, failed bool) {
+	for _, s := range before.Services {
+		for _, ipv6 := range []bool{false, true} {
+			now := members(h.desired, s.Name, ipv6)
+			for b := range members(before, s.Name, ipv6) {
+				if _, stays := now[b]; stays {
+					continue
+				}
+				if h.back[s.Name] == nil {
+					h.back[s.Name] = map[model.BackendAddress]bool{}
+				}
+				h.back[s.Name][b] = failed
+			}
+		}
+	}
 }
 
 // look has flows learn what the change means for them.

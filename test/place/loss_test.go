@@ -20,6 +20,7 @@ const (
 	untracked     cause = "5a: tracking none"
 	drainedUDP    cause = "5b: UDP, and its backend drains"
 	otherHash     cause = "6: affinity was switched on or off"
+	halfRemoved   cause = "7: the removal of a backend failed half-way"
 	never         cause = ""
 )
 

@@ -261,7 +261,8 @@ func (r *rules) over(e *entry, record reconcile.ServiceRecord) bool {
 }
 
 // isException reports whether a flow's entry says otherwise than its client's, and so has to
-// stay. A client's entry that is over may or may not be there any more.
+// stay. A client's entry that the same scan deletes may or may not be there any more: one that is
+// over, or that its slot agrees with, which is another than the flow's where affinity is new.
 func (r *rules) isException(key flowKey, e *entry, record reconcile.ServiceRecord) bool {
 	if record.AffinityTimeout == 0 || e.client || !r.alive(e.backend) {
 		return false
@@ -270,7 +271,13 @@ func (r *rules) isException(key flowKey, e *entry, record reconcile.ServiceRecor
 	copy(client[:16], key[:16])
 	binary.NativeEndian.PutUint64(client[24:], uint64(e.service))
 	of := r.entries[client]
-	return of != nil && of.backend != e.backend && (!r.over(of, record) || r.isThere(key))
+	if of == nil || of.backend == e.backend {
+		return false
+	}
+	slot := r.slots[position(record.Offset, record.Size, of.hash)]
+	agrees := (slot.State == reconcile.Closing || slot.State == reconcile.Marked) && slot.Current == of.backend
+	stays := !agrees && !r.over(of, record) && r.alive(of.backend)
+	return stays || r.isThere(key)
 }
 
 // scan is what a scan must find, and what it must delete.

@@ -25,6 +25,7 @@ var rooms = map[string][]string{
 	"internal/maglev":      {"internal/model"},
 	"internal/state":       {"internal/model", "internal/condition"},
 	"internal/source/file": {"internal/model", "internal/condition", "internal/maglev", "internal/state"},
+	"internal/health":      {"internal/model"},
 	"internal/reconcile":   {"internal/model", "internal/condition", "internal/maglev"},
 	"internal/datapath":    {"internal/model", "internal/condition", "internal/maglev", "internal/reconcile"},
 	"internal/neighbour":   {"internal/model", "internal/condition"},

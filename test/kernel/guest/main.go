@@ -21,11 +21,18 @@ import (
 )
 
 func main() {
+	if os.Getenv(serviceVariable) != "" {
+		finish(runTests(append(environment, "PATH=/usr/sbin:/usr/bin:/sbin:/bin")))
+	}
 	if os.Getpid() != 1 {
 		fmt.Fprintln(os.Stderr, "guest: this is the init of a test machine; run go run ./test/kernel instead")
 		os.Exit(2)
 	}
-	err := run()
+	finish(run())
+}
+
+// finish switches the machine off.
+func finish(err error) {
 	if err != nil {
 		fmt.Println("guest:", err)
 	}
@@ -42,6 +49,14 @@ func run() error {
 	if err := prepare(); err != nil {
 		return err
 	}
+	if _, err := os.Stat(rootArchive); err == nil {
+		return becomeSystemd()
+	}
+	return runTests(environment)
+}
+
+// runTests runs and reports what /tests.json lists.
+func runTests(environment []string) error {
 	serial, err := os.OpenFile("/dev/ttyS1", os.O_WRONLY|unix.O_NOCTTY, 0)
 	if err != nil {
 		return fmt.Errorf("opening the line for results: %w", err)

@@ -1,0 +1,237 @@
+package load
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/daemon"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/reconcile"
+)
+
+// What stands between reconciler and data plane in a daemon that is not the product's. Each
+// breakage is a mistake that somebody could make, and that the proofs have to notice.
+var between = map[string]func(reconcile.Maps) reconcile.Maps{
+	// A daemon that takes the maps for empty gives out positions and generations that are
+	// in use.
+	"mirror not adopted": func(m reconcile.Maps) reconcile.Maps { return forgetful{m} },
+	// A slot names a backend that is not there yet.
+	"slot before backend": func(m reconcile.Maps) reconcile.Maps { return hasty{m} },
+}
+
+// The daemons that are right.
+const (
+	watchedHow = "watched" // with a witness
+	fullHow    = "full"    // whose kernel has no room for frontends while a file is there
+)
+
+// runWatched is `shunt run` with something between; it knows the options that launch gives.
+func runWatched(how string) int {
+	flags := flag.NewFlagSet("run", flag.ExitOnError)
+	options := daemon.Options{Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Through: between[how], OnExit: daemon.ExitKeep}
+	flags.StringVar(&options.ConfigPath, "config", "", "")
+	flags.StringVar(&options.Instance, "instance", "", "")
+	flags.StringVar(&options.Socket, "socket", "", "")
+	flags.Func("on-exit", "", func(way string) error { options.OnExit = daemon.OnExit(way); return nil })
+	_ = flags.Parse(slices.DeleteFunc(os.Args[1:], func(a string) bool { return a == "run" })) // exits
+	if how == watchedHow {
+		out, err := os.OpenFile(options.ConfigPath+".writes", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		options.Through = func(m reconcile.Maps) reconcile.Maps { return &witness{Maps: m, out: out} }
+	}
+	if how == fullHow {
+		options.Through = func(m reconcile.Maps) reconcile.Maps { return full{m, options.ConfigPath + ".full"} }
+	}
+	if options.Through == nil {
+		fmt.Fprintf(os.Stderr, "%s=%s: there is no such thing\n", childVariable, how)
+		return 2
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	if err := daemon.Run(ctx, options); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// forgetful says that the maps are empty.
+type forgetful struct{ reconcile.Maps }
+
+func (forgetful) Contents() (reconcile.Contents, error) { return reconcile.Contents{}, nil }
+
+// hasty writes backends after the slots that name them, and takes its time in between.
+type hasty struct{ reconcile.Maps }
+
+func (h hasty) PutBackend(r reconcile.BackendRecord) error {
+	time.AfterFunc(300*time.Millisecond, func() {
+		if err := h.Maps.PutBackend(r); err != nil {
+			panic(err)
+		}
+	})
+	return nil
+}
+
+// full has a map that takes nothing more while a file exists.
+type full struct {
+	reconcile.Maps
+	path string
+}
+
+func (f full) PutFrontend(frontend model.Frontend, service uint32) error {
+	if _, err := os.Stat(f.path); err == nil {
+		return fmt.Errorf("write frontend %s: %w: no room here", frontend, syscall.E2BIG)
+	}
+	return f.Maps.PutFrontend(frontend, service)
+}
+
+// witness writes down every write to the maps: what, of whom, and whether it was there
+// already. It knows what is there from the adoption and from the writes since.
+type witness struct {
+	reconcile.Maps
+	out  *os.File
+	have reconcile.Contents
+	slot map[uint32]reconcile.Slot // by position in the array
+}
+
+// write is a line of the witness.
+type write struct {
+	What  string `json:"what"` // backend, service, frontend, filter, address, slots, table
+	Of    string `json:"of"`
+	Again bool   `json:"again,omitempty"` // it was there already
+}
+
+func (w *witness) note(what, of string, again bool) {
+	line, _ := json.Marshal(write{what, of, again})
+	_, _ = w.out.Write(append(line, '\n'))
+}
+
+func (w *witness) Contents() (reconcile.Contents, error) {
+	c, err := w.Maps.Contents()
+	if err != nil {
+		return c, err
+	}
+	w.slot = map[uint32]reconcile.Slot{}
+	for i, r := range c.Services {
+		for n, slot := range c.Slots[i] {
+			w.slot[r.Offset+uint32(n)] = slot
+		}
+		for n, slot := range c.BeforeSlots[i] {
+			w.slot[r.BeforeOffset+uint32(n)] = slot
+		}
+	}
+	w.have, err = w.Maps.Contents() // maps of its own: the reconciler keeps c
+	if w.have.Filters == nil {
+		w.have.Filters = map[reconcile.Filter]bool{}
+	}
+	return c, err
+}
+
+// put notes a write to one of the maps that have, and whether it says what was there.
+func put[K, V comparable](w *witness, what, of string, have map[K]V, key K, value V) {
+	before, there := have[key]
+	w.note(what, of, there && before == value)
+	have[key] = value
+}
+
+// gone notes a deletion.
+func gone[K comparable, V any](w *witness, what, of string, have map[K]V, key K) {
+	_, there := have[key]
+	w.note(what, of, !there)
+	delete(have, key)
+}
+
+func (w *witness) PutBackend(r reconcile.BackendRecord) error {
+	put(w, "backend", r.Address.String(), w.have.Backends, r.Index, r)
+	return w.Maps.PutBackend(r)
+}
+
+func (w *witness) DeleteBackend(r reconcile.BackendRef) error {
+	gone(w, "backend", w.have.Backends[r.Index].Address.String(), w.have.Backends, r.Index)
+	return w.Maps.DeleteBackend(r)
+}
+
+// PutService does not note that the table before a change is no longer referred to: that too
+// is what time alone brings about.
+func (w *witness) PutService(r reconcile.ServiceRecord) error {
+	without := w.have.Services[r.Index]
+	without.BeforeOffset, without.BeforeSize = 0, 0
+	if w.have.Services[r.Index] != r && without == r {
+		w.have.Services[r.Index] = r
+		return w.Maps.PutService(r)
+	}
+	put(w, "service", r.Name, w.have.Services, r.Index, r)
+	return w.Maps.PutService(r)
+}
+
+func (w *witness) DeleteService(index uint32, generation uint8) error {
+	gone(w, "service", w.have.Services[index].Name, w.have.Services, index)
+	return w.Maps.DeleteService(index, generation)
+}
+
+func (w *witness) PutFrontend(f model.Frontend, service uint32) error {
+	put(w, "frontend", f.Address.String(), w.have.Frontends, f, service)
+	return w.Maps.PutFrontend(f, service)
+}
+
+func (w *witness) DeleteFrontend(f model.Frontend) error {
+	gone(w, "frontend", f.Address.String(), w.have.Frontends, f)
+	return w.Maps.DeleteFrontend(f)
+}
+
+func (w *witness) PutFilter(f reconcile.Filter, allow bool) error {
+	put(w, "filter", w.have.Services[f.Service].Name, w.have.Filters, f, allow)
+	return w.Maps.PutFilter(f, allow)
+}
+
+func (w *witness) DeleteFilter(f reconcile.Filter) error {
+	gone(w, "filter", w.have.Services[f.Service].Name, w.have.Filters, f)
+	return w.Maps.DeleteFilter(f)
+}
+
+func (w *witness) PutAddress(r reconcile.AddressRecord) error {
+	put(w, "address", r.Address.String(), w.have.Addresses, r.Address, r)
+	return w.Maps.PutAddress(r)
+}
+
+func (w *witness) DeleteAddress(a netip.Addr) error {
+	gone(w, "address", a.String(), w.have.Addresses, a)
+	return w.Maps.DeleteAddress(a)
+}
+
+// WriteSlots tells a table that programs read from one that nothing points to yet, which is
+// written as a whole. What time alone brings about (a slot that settles) is not noted.
+func (w *witness) WriteSlots(offset uint32, slots []reconcile.Slot) error {
+	owner := ""
+	for _, r := range w.have.Services {
+		if offset >= r.Offset && offset < r.Offset+r.Size {
+			owner = r.Name
+		}
+	}
+	again, settles := false, true
+	for n, slot := range slots {
+		before, there := w.slot[offset+uint32(n)]
+		again = again || there && before == slot
+		settles = settles && slot.State != reconcile.Transition && before.State != slot.State && before.Current == slot.Current
+		w.slot[offset+uint32(n)] = slot
+	}
+	switch {
+	case owner == "":
+		w.note("table", "", false)
+	case !settles:
+		w.note("slots", owner, again)
+	}
+	return w.Maps.WriteSlots(offset, slots)
+}

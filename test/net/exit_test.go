@@ -1,0 +1,230 @@
+package net
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/shunt-lb/shunt/internal/lab"
+)
+
+// `run --on-exit keep`: one daemon after the other, and nothing fails for anybody, as after
+// kill -9. What is said about it, is true.
+func TestKeepOnExit(t *testing.T) {
+	for _, forwarding := range []string{"nat", "dsr-ipip"} {
+		t.Run(forwarding, func(t *testing.T) {
+			b, vips := exitBed(t, forwarding)
+			b.start("--on-exit", "keep")
+			eventually(t, 10*time.Second, "announcement", b.announced)
+			c := b.newChurn(t, vips, 4)
+			for range 3 {
+				begin := time.Now().Truncate(time.Second)
+				pid := b.daemon.command.Process.Pid
+				counted, held := b.status().Services, b.traces(t)
+				stopped := b.daemon
+				b.keep()
+				end := time.Now()
+				if difference := cmp.Diff(held, b.traces(t)); difference != "" {
+					t.Errorf("what the daemon held changed when it let go (-before +now):\n%s", difference)
+				}
+				lines := strings.Split(strings.TrimSpace(stopped.log()), "\n")
+				says := fmt.Sprintf(`till forwarding 2 services without health checks since (.*); .shunt detach --instance %s. ends it`, b.instance)
+				_, text := b.shunt("status", "--instance", b.instance, "--socket", b.socket)
+				for what, where := range map[string]string{"the last log line": lines[len(lines)-1], "shunt status": text} {
+					found := regexp.MustCompile(says).FindStringSubmatch(where)
+					if found == nil {
+						t.Fatalf("%s of process %d does not say that it goes on without health checks:\n%s", what, pid, where)
+					}
+					since, err := time.ParseInLocation(time.DateTime, found[1], time.Local)
+					if err != nil || since.Before(begin) || since.After(end) {
+						t.Errorf("%s: since %s (%v), but the daemon stopped between %s and %s", what, found[1], err, begin, end)
+					}
+				}
+				if s := b.status(); s.Daemon != nil || s.Services[0].PacketsIn < counted[0].PacketsIn || s.Unattended.Before(begin) || s.Unattended.After(end) {
+					t.Errorf("after keep: %+v\nbefore: %+v", s, counted)
+				}
+				b.start("--on-exit", "keep")
+				if s := b.status(); s.Services[0].PacketsIn < counted[0].PacketsIn || !s.Unattended.IsZero() {
+					t.Errorf("the successor: %+v\nbefore: %+v", s, counted)
+				}
+			}
+			c.end(t)
+		})
+	}
+}
+
+// exitBed is a bed with services web and one more, over TCP and UDP, not started.
+func exitBed(t *testing.T, forwarding string) (*bed, []netip.Addr) {
+	t.Helper()
+	if forwarding == "nat" {
+		b := newBed(t, lab.Options{Layout: lab.TwoArm})
+		b.write(b.file(settings{}))
+		return b, vips
+	}
+	b := newDirectBed(t, lab.Options{Layout: lab.OneArm, MTU: roomy, Backends: 2}, 2)
+	b.decap(append(directVIPs(0), directVIPs(1)...), b.Backends...)
+	var lines []string
+	for _, backend := range b.Backends {
+		lines = append(lines, line(backend.Addr6()))
+	}
+	b.write(b.one(forwarding, "", lines...))
+	return b, directVIPs(0)
+}
+
+// `run --on-exit drain`: new connections are refused, those that are there go on. When they
+// have ended, so does the daemon, and nothing is left.
+func TestDrainOnExit(t *testing.T) {
+	b, vips := exitBed(t, "nat")
+	before := b.traces(t)
+	b.start("--on-exit", "drain")
+	sessions := b.open(t, 3)
+	b.stopDraining(t)
+	for _, vip := range vips {
+		b.refuses(t, "while flows drain", vip)
+	}
+	if code, out := b.shunt("reload", "--socket", b.socket); code != 1 || !strings.Contains(out, "stopping") {
+		t.Errorf("a reload while flows drain: exit code %d\n%s", code, out)
+	}
+	if text := b.status().condition("node_draining"); text == "" {
+		t.Error("shunt status does not say that the node drains")
+	}
+	b.awaits(b.daemon, "open_flows=6") // reported from time to time
+	for _, s := range sessions {
+		if err := b.alive(s); err != nil {
+			t.Errorf("while flows drain: %v", err)
+		}
+		s.Close()
+	}
+	b.endsByItself(t, "drained: all flows have ended")
+	b.nothingLeft(t, before)
+}
+
+// What has not ended at the timeout is given up; with direct return too.
+func TestDrainTimeout(t *testing.T) {
+	for _, forwarding := range []string{"nat", "dsr-ipip"} {
+		t.Run(forwarding, func(t *testing.T) {
+			b, vips := exitBed(t, forwarding)
+			before := b.traces(t)
+			b.start("--on-exit", "drain", "--drain-timeout", (patience * 3 * time.Second).String())
+			sessions := b.sessionsOf(t, vips[0], 4)
+			b.stopDraining(t)
+			b.refuses(t, "while flows drain", vips[0])
+			for _, s := range sessions {
+				if err := b.alive(s); err != nil {
+					t.Errorf("while flows drain: %v", err)
+				}
+			}
+			b.endsByItself(t, "the timeout is over")
+			b.nothingLeft(t, before)
+		})
+	}
+}
+
+// stopDraining sends SIGTERM and waits until no new flows are taken.
+func (b *bed) stopDraining(t *testing.T) {
+	t.Helper()
+	if err := b.daemon.command.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	b.awaits(b.daemon, "draining: no new flows from now on")
+}
+
+// endsByItself waits for the daemon's end, which is in order, and for words in its log.
+func (b *bed) endsByItself(t *testing.T, says string) {
+	t.Helper()
+	select {
+	case <-b.daemon.ended:
+	case <-time.After(patience * 30 * time.Second):
+		t.Fatalf("the daemon has not ended:\n%s", b.daemon.log())
+	}
+	if b.daemon.Err() != nil || !strings.Contains(b.daemon.log(), says) {
+		t.Errorf("the daemon ended with %v, and did not say %q:\n%s", b.daemon.Err(), says, b.daemon.log())
+	}
+}
+
+// SIGINT detaches whatever --on-exit says, also in the middle of a drain, where SIGTERM
+// changes nothing any more.
+func TestInterruptDetaches(t *testing.T) {
+	b, _ := exitBed(t, "nat")
+	before := b.traces(t)
+	b.start("--on-exit", "keep")
+	if err := b.daemon.end(syscall.SIGINT); err != nil {
+		t.Errorf("SIGINT with --on-exit keep: %v", err)
+	}
+	b.nothingLeft(t, before)
+
+	b.start("--on-exit", "drain")
+	sessions := b.open(t, 1)
+	b.stopDraining(t)
+	if err := b.daemon.command.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range sessions {
+		if err := b.alive(s); err != nil {
+			t.Errorf("after two SIGTERM: %v", err)
+		}
+	}
+	if err := b.daemon.end(syscall.SIGINT); err != nil {
+		t.Errorf("SIGINT in a drain: %v", err)
+	}
+	b.nothingLeft(t, before)
+}
+
+// A second SIGINT does not wait for anything, and leaves what there is.
+func TestSecondInterruptExitsAtOnce(t *testing.T) {
+	b, _ := exitBed(t, "nat")
+	b.start()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for ended := false; !ended; {
+		select {
+		case <-b.daemon.ended:
+			ended = true
+		case <-tick.C:
+			_ = b.daemon.command.Process.Signal(syscall.SIGINT)
+		}
+	}
+	if exit, is := b.daemon.Err().(*exec.ExitError); !is || exit.ExitCode() != 130 {
+		t.Errorf("after many SIGINT: %v, want exit code 130\n%s", b.daemon.Err(), b.daemon.log())
+	}
+	b.daemon = nil
+}
+
+// Forwarding on lo is what it was when the last instance has gone, and not before.
+func TestLoopbackIsSharedByInstances(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.TwoArm})
+	before := b.traces(t)
+	const setting = "net/ipv4/conf/lo/forwarding"
+	var all []*process
+	for n, i := range b.Balancer.Interfaces() {
+		path := fmt.Sprint(b.path, n)
+		config := fmt.Sprintf("interfaces: [{name: %s}]\nservices:\n  - {name: a, address: 192.0.2.%d, port: 80, announce: none, backends: [{address: %s}]}\n",
+			i.Name, 80+n, b.Backends[0].Addr4())
+		if err := os.WriteFile(path, []byte(config), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		instance := fmt.Sprint(b.instance, "-", n)
+		p := b.spawn(b.Balancer, "run", "--config", path, "--instance", instance, "--socket", fmt.Sprint(b.socket, n))
+		b.others = append(b.others, p)
+		b.awaits(p, "msg=forwarding")
+		all = append(all, p)
+	}
+	if err := all[0].end(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if now := b.traces(t)[setting]; now == before[setting] {
+		t.Errorf("%s is %s again, although an instance is left", setting, now)
+	}
+	if err := all[1].end(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	b.nothingLeft(t, before)
+}
