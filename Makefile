@@ -6,10 +6,10 @@ GO ?= go
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 # Only a generated file may match these; `make verify-generated` compares them.
-GENERATED := '*_bpfel.go' '*_bpfel.o'
+GENERATED := '*_bpfel.go' '*_bpfel.o' '*.pb.go' '*.connect.go'
 
 # Packages with golden files and pages that are written by their tests, and compared.
-GOLDEN_PACKAGES := ./internal/datapath ./internal/source/file ./test/script ./test/kernel
+GOLDEN_PACKAGES := ./internal/cli ./internal/control ./internal/datapath ./internal/source/file ./test/script ./test/kernel
 
 # More for `go test`, for example TESTFLAGS='-v -run TestX'.
 TESTFLAGS ?=
@@ -43,7 +43,7 @@ test: go-version
 	@[ "$$(id -u)" -eq 0 ] || echo "make test: not root, so tests that load BPF programs or make network namespaces will skip"
 	$(GO) test -count=1 -timeout 20m $(TESTFLAGS) ./...
 
-## make generate          BPF objects and Go bindings, from their sources
+## make generate          BPF objects, Go bindings and the API, from their sources
 .PHONY: generate
 generate: go-version
 	.ci/packages clang-19 llvm-19 libbpf-dev linux-libc-dev
@@ -72,7 +72,7 @@ golden: go-version
 .PHONY: lint
 lint: go-version
 	.ci/packages clang-format-19
-	@unformatted="$$(gofmt -l bench cmd internal test)"; \
+	@unformatted="$$(gofmt -l api bench cmd internal packaging test)"; \
 	if [ -n "$$unformatted" ]; then echo "gofmt would change (make format):"; echo "$$unformatted"; exit 1; fi
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
@@ -82,7 +82,7 @@ lint: go-version
 .PHONY: format
 format:
 	.ci/packages clang-format-19
-	gofmt -w bench cmd internal test
+	gofmt -w api bench cmd internal packaging test
 	find bpf bench -name '*.[ch]' -print0 | xargs -0 clang-format-19 -i
 
 ## make soak              the long versions: random sequences, fuzzing (FUZZTIME each), SHUNT_SOAK tests
@@ -115,6 +115,15 @@ test-kernels: go-version
 	case "$(KERNELFLAGS)" in *--record*) $(GO) test -count=1 ./test/kernel -update || status=$$? ;; esac; \
 	exit $$status
 
+## make test-systemd      the .deb and the unit under Debian 12's systemd 252, in a virtual machine; as root
+.PHONY: test-systemd
+test-systemd: go-version
+	.ci/packages mmdebstrap
+	$(GO) run ./packaging/release --arch amd64 --version 0.0.1 --out .tools/packages/1
+	$(GO) run ./packaging/release --arch amd64 --version 0.0.2 --out .tools/packages/2
+	rm -rf .tools/packages/both && mkdir .tools/packages/both && cp .tools/packages/[12]/*.deb .tools/packages/both
+	$(GO) run ./test/kernel --kernels 6.1 --systemd bookworm --files .tools/packages/both --packages ./test/systemd
+
 ## make bench             compares with other balancers; as root, about half an hour (BENCHFLAGS=--quick)
 .PHONY: bench
 bench: go-version
@@ -132,10 +141,21 @@ approve-weight: go-version
 	$(GO) test -count=1 ./test/cost -update
 	git --no-pager diff -- test/cost/record.txt
 
+## make release           tarballs and .deb for amd64 and arm64, SHA256SUMS, reproducible: dist/ (RELEASEFLAGS='--version 0.1.0')
+.PHONY: release
+release: go-version
+	$(GO) run ./packaging/release $(RELEASEFLAGS)
+
+## make cross             compiles and vets everything for arm64
+.PHONY: cross
+cross: go-version
+	CGO_ENABLED=0 GOARCH=arm64 $(GO) vet ./...
+	CGO_ENABLED=0 GOARCH=arm64 $(GO) build -trimpath -o /dev/null ./cmd/shunt
+
 ## make clean             removes the binary and downloaded tools
 .PHONY: clean
 clean:
-	rm -rf shunt .tools
+	rm -rf shunt .tools dist
 
 # Go before 1.21 cannot fetch the version that go.mod asks for, and says so unclearly.
 .PHONY: go-version
