@@ -197,7 +197,7 @@ func joinPath(path, key string) string {
 
 // mapping decodes into a struct of format.go.
 func (d *decoder) mapping(n ast.Node, m mark, target reflect.Value) {
-	where := target.Addr().Interface().(interface{ where() *mark }).where()
+	where := markIn(target)
 	if !where.set {
 		*where = m
 		where.set = true
@@ -277,7 +277,7 @@ func (d *decoder) leaf(n ast.Node, m mark, v leaf, f *field) {
 
 // many decodes one scalar or a list of them, behind what other sources gave.
 func (d *decoder) many(n ast.Node, m mark, target reflect.Value, f *field) {
-	where := target.Addr().Interface().(interface{ where() *mark }).where()
+	where := markIn(target)
 	if !where.set {
 		*where = m
 		where.set = true
@@ -312,7 +312,7 @@ func (d *decoder) many(n ast.Node, m mark, target reflect.Value, f *field) {
 
 // list decodes a list of mappings, behind what other sources gave.
 func (d *decoder) list(n ast.Node, m mark, target reflect.Value) {
-	where := target.Addr().Interface().(interface{ where() *mark }).where()
+	where := markIn(target)
 	if !where.set {
 		*where = m
 		where.set = true
@@ -335,7 +335,7 @@ func (d *decoder) list(n ast.Node, m mark, target reflect.Value) {
 	for i, item := range sequence.Values {
 		element := reflect.New(items.Type().Elem())
 		d.mapping(item, d.item(item, m, i), element.Elem())
-		if element.Interface().(interface{ where() *mark }).where().bad {
+		if markIn(element.Elem()).bad {
 			where.bad = true
 			continue
 		}

@@ -283,12 +283,18 @@ func tooDeep(tokens token.Tokens) *token.Token {
 }
 
 // applyDefaults gives every leaf without a good value its default, so that one fault
-// does not raise others.
+// does not raise others. What is not written gets the place of the mapping that it could
+// stand in, so that a fault about it has one.
 func applyDefaults(v reflect.Value) {
+	around := markIn(v)
 	for _, f := range fieldsOf(v.Type()) {
 		target := v.FieldByIndex(f.index)
+		m := markIn(target)
+		if !m.set {
+			m.at, m.path = around.at, around.path
+		}
 		if l, isLeaf := target.Addr().Interface().(leaf); isLeaf {
-			if m := l.where(); f.def != "" && (!m.set || m.bad) {
+			if f.def != "" && (!m.set || m.bad) {
 				mustDefault(l, &f)
 			}
 			continue
@@ -299,6 +305,7 @@ func applyDefaults(v reflect.Value) {
 			applyDefaults(target)
 		case items.Len() == 0 && f.def != "":
 			element := reflect.New(items.Type().Elem())
+			*markIn(element.Elem()) = mark{at: m.at, path: m.path}
 			mustDefault(element.Interface().(leaf), &f)
 			items.Set(reflect.Append(items, element.Elem()))
 		default:
@@ -309,6 +316,11 @@ func applyDefaults(v reflect.Value) {
 			}
 		}
 	}
+}
+
+// markIn is the mark of a struct of format.go.
+func markIn(v reflect.Value) *mark {
+	return v.Addr().Interface().(interface{ where() *mark }).where()
 }
 
 func mustDefault(l leaf, f *field) {

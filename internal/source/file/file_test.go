@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -392,5 +393,34 @@ func TestDepth(t *testing.T) {
 		if _, faults := load(t, filepath.Join(dir, "a.yaml")); len(faults) != 1 || !HasErrors(faults) {
 			t.Errorf("100000 times %q: faults are %v, want one", piece, faults)
 		}
+	}
+}
+
+// TestWhatIsNotWrittenHasAPlace: a fault about a key that is not there names what it lacks in.
+func TestWhatIsNotWrittenHasAPlace(t *testing.T) {
+	doc := &document{}
+	doc.at = place{source: &source{name: "shunt.yaml"}}
+	entry := serviceEntry{}
+	entry.at = place{source: doc.at.source, line: 5, column: 5}
+	doc.Services.Items = []serviceEntry{entry}
+	applyDefaults(reflect.ValueOf(doc).Elem())
+	seen := 0
+	var walk func(v reflect.Value, around place)
+	walk = func(v reflect.Value, around place) {
+		for _, f := range fieldsOf(v.Type()) {
+			target := v.FieldByIndex(f.index)
+			if m := markIn(target); m.at != around {
+				t.Errorf("%s is at %v, want %v", f.name, m.at, around)
+			}
+			seen++
+			if _, isLeaf := target.Addr().Interface().(leaf); !isLeaf && !target.FieldByName("Items").IsValid() {
+				walk(target, around)
+			}
+		}
+	}
+	walk(reflect.ValueOf(doc).Elem(), doc.at)
+	walk(reflect.ValueOf(&doc.Services.Items[0]).Elem(), entry.at)
+	if seen < 100 {
+		t.Errorf("only %d keys were looked at", seen)
 	}
 }

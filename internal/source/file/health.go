@@ -77,10 +77,7 @@ func (b *builder) health(entry *serviceEntry, defaults *healthEntry, s *model.Se
 	if s.Forwarding.Direct() {
 		at, suggestion := own.mark, "remove it"
 		if from == defaults {
-			at, suggestion = entry.mark, "write health: {enabled: false} for this service"
-			if entry.Name.set {
-				at = entry.Name.mark
-			}
+			at, suggestion = entry.Name.mark, "write health: {enabled: false} for this service"
 		}
 		faults.errorf(at, suggestion, "health is not supported yet with %s: a check would not go the way that packets go", s.Forwarding)
 		return
