@@ -1,16 +1,15 @@
 package backend
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 
+	"github.com/shunt-lb/shunt/internal/record"
 	"golang.org/x/sys/unix"
 )
 
@@ -86,14 +85,7 @@ func (r *Record) Path() string { return r.path }
 // Read is the state that was stored last; empty where there is none.
 func (r *Record) Read() (State, error) {
 	var state State
-	text, err := os.ReadFile(r.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return state, nil
-	}
-	if err == nil {
-		err = json.Unmarshal(text, &state)
-	}
-	if err != nil {
+	if err := record.Read(r.path, &state); err != nil {
 		return State{}, fmt.Errorf("read what an earlier `shunt decap` has changed: %w; `ip address show dev lo` and `sysctl -a` show it: take it back by hand, then delete %s", err, r.path)
 	}
 	return state, nil
@@ -102,21 +94,12 @@ func (r *Record) Read() (State, error) {
 // Write stores the state in one step; an empty one removes the file.
 func (r *Record) Write(state State) error {
 	if state.IsZero() {
-		if err := os.Remove(r.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := record.Remove(r.path); err != nil {
 			return fmt.Errorf("remove %s: %w", r.path, err)
 		}
 		return nil
 	}
-	text, err := json.Marshal(state)
-	if err != nil {
-		return fmt.Errorf("write %s: %w", r.path, err)
-	}
-	fresh := r.path + ".new" // renamed, so that a kill leaves the old or the new
-	err = os.WriteFile(fresh, text, 0o600)
-	if err == nil {
-		err = os.Rename(fresh, r.path)
-	}
-	if err != nil {
+	if err := record.Write(r.path, state); err != nil {
 		return fmt.Errorf("write %s: %w", r.path, err)
 	}
 	return nil

@@ -1,17 +1,15 @@
 package daemon
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/offload"
+	"github.com/shunt-lb/shunt/internal/record"
 )
 
 // In generic mode the kernel may merge packets before the program sees them, so merging is
@@ -24,36 +22,17 @@ func (d *daemon) aggregationPath() string {
 
 func (d *daemon) readAggregation() (offload.State, error) {
 	var state offload.State
-	text, err := os.ReadFile(d.aggregationPath())
-	if errors.Is(err, fs.ErrNotExist) {
-		return state, nil
-	}
-	if err == nil {
-		err = json.Unmarshal(text, &state)
-	}
-	if err != nil {
-		return state, fmt.Errorf("read what was switched off for generic mode: %w; `ethtool -K INTERFACE gro on` restores the usual, then delete the file", err)
+	if err := record.Read(d.aggregationPath(), &state); err != nil {
+		return offload.State{}, fmt.Errorf("read what was switched off for generic mode: %w; `ethtool -K INTERFACE gro on` restores the usual, then delete the file", err)
 	}
 	return state, nil
 }
 
 func (d *daemon) writeAggregation(state offload.State) error {
 	if len(state.Changes) == 0 {
-		if err := os.Remove(d.aggregationPath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		return nil
+		return record.Remove(d.aggregationPath())
 	}
-	text, err := json.Marshal(state)
-	if err != nil {
-		return err
-	}
-	fresh := d.aggregationPath() + ".new" // renamed, so that a kill leaves the old or the new
-	err = os.WriteFile(fresh, text, 0o600)
-	if err == nil {
-		err = os.Rename(fresh, d.aggregationPath())
-	}
-	if err != nil {
+	if err := record.Write(d.aggregationPath(), state); err != nil {
 		return fmt.Errorf("write down what is switched off for generic mode: %w", err)
 	}
 	return nil

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/shunt-lb/shunt/internal/backend"
+	"github.com/shunt-lb/shunt/internal/record"
 )
 
 // For bpf_fib_lookup to answer questions asked from lo, which is how the programs find next
@@ -36,38 +36,42 @@ func loopbackPath(instance string) string {
 	return filepath.Join(runDirectory, instance+loopbackSuffix)
 }
 
-func readLoopback(path string) (record loopbackRecord, err error) {
-	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return record, nil
+func readLoopback(path string) (r loopbackRecord, err error) {
+	if err := record.Read(path, &r); err != nil {
+		return loopbackRecord{}, fmt.Errorf("read what was set for lo: %w; `sysctl -a --pattern conf.lo.forwarding` shows it, then delete the file", err)
 	}
-	if err == nil {
-		err = json.Unmarshal(text, &record)
-	}
-	if err != nil {
-		return record, fmt.Errorf("read what was set for lo: %w; `sysctl -a --pattern conf.lo.forwarding` shows it, then delete the file", err)
-	}
-	return record, nil
+	return r, nil
 }
 
-// loopbackLock makes instances take turns.
-func loopbackLock() (unlock func(), err error) {
+// takeTurn has instances change lo one after the other. What an instance wrote down is read
+// then; space is the network namespace that the caller is in.
+func takeTurn(instance string) (r loopbackRecord, space string, done func(), err error) {
+	if space, err = backend.Space(); err != nil {
+		return r, "", nil, err
+	}
 	f, err := os.Open(runDirectory)
 	if err != nil {
-		return nil, err
+		return r, "", nil, err
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", runDirectory, err), f.Close())
+	done = func() { _ = f.Close() }
+	if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		err = fmt.Errorf("lock %s: %w", runDirectory, err)
+	} else {
+		r, err = readLoopback(loopbackPath(instance))
 	}
-	return func() { _ = f.Close() }, nil
+	if err != nil {
+		done()
+		return r, "", nil, err
+	}
+	return r, space, done, nil
 }
 
 // others are the settings that other instances have made in a network namespace.
 func others(instance, space string) (made []backend.Setting) {
 	paths, _ := filepath.Glob(filepath.Join(runDirectory, "*"+loopbackSuffix))
 	for _, path := range paths {
-		if record, err := readLoopback(path); err == nil && path != loopbackPath(instance) && record.Space == space {
-			made = append(made, record.State.Settings...)
+		if r, err := readLoopback(path); err == nil && path != loopbackPath(instance) && r.Space == space {
+			made = append(made, r.State.Settings...)
 		}
 	}
 	return made
@@ -75,21 +79,13 @@ func others(instance, space string) (made []backend.Setting) {
 
 // forwardOnLoopback switches it on, and writes down first what it was.
 func forwardOnLoopback(instance string) error {
-	space, err := backend.Space()
+	r, space, done, err := takeTurn(instance)
 	if err != nil {
 		return err
 	}
-	unlock, err := loopbackLock()
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	record, err := readLoopback(loopbackPath(instance))
-	if err != nil {
-		return err
-	}
-	if record.Space != space {
-		record = loopbackRecord{Space: space}
+	defer done()
+	if r.Space != space {
+		r = loopbackRecord{Space: space}
 	}
 	var missing []string
 	for _, name := range loopbackForwarding {
@@ -105,22 +101,18 @@ func forwardOnLoopback(instance string) error {
 			missing = append(missing, name)
 		}
 		same := func(s backend.Setting) bool { return s.Name == name }
-		if slices.ContainsFunc(record.State.Settings, same) {
+		if slices.ContainsFunc(r.State.Settings, same) {
 			continue
 		}
 		made := others(instance, space)
 		if i := slices.IndexFunc(made, same); i >= 0 {
-			record.State.Settings = append(record.State.Settings, made[i])
+			r.State.Settings = append(r.State.Settings, made[i])
 		} else if before != "1" {
-			record.State.Settings = append(record.State.Settings, backend.Setting{Name: name, Before: before, Set: "1"})
+			r.State.Settings = append(r.State.Settings, backend.Setting{Name: name, Before: before, Set: "1"})
 		}
 	}
-	if !record.State.IsZero() {
-		text, err := json.Marshal(record)
-		if err == nil {
-			err = os.WriteFile(loopbackPath(instance), text, 0o600)
-		}
-		if err != nil {
+	if !r.State.IsZero() {
+		if err := record.Write(loopbackPath(instance), r); err != nil {
 			return fmt.Errorf("write down that lo did not forward: %w", err)
 		}
 	}
@@ -138,25 +130,17 @@ func releaseLoopback(instance string, log *slog.Logger) error {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	space, err := backend.Space()
+	r, space, done, err := takeTurn(instance)
 	if err != nil {
 		return err
 	}
-	unlock, err := loopbackLock()
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	record, err := readLoopback(path)
-	if err != nil {
-		return err
-	}
-	if record.Space != space {
-		log.Warn("forwarding on lo stays on in another network namespace", "namespace", record.Space)
+	defer done()
+	if r.Space != space {
+		log.Warn("forwarding on lo stays on in another network namespace", "namespace", r.Space)
 		return os.Remove(path)
 	}
 	needed := others(instance, space)
-	record.State.Settings = slices.DeleteFunc(record.State.Settings, func(s backend.Setting) bool { return slices.Contains(needed, s) })
-	_, err = record.State.Restore()
+	r.State.Settings = slices.DeleteFunc(r.State.Settings, func(s backend.Setting) bool { return slices.Contains(needed, s) })
+	_, err = r.State.Restore()
 	return errors.Join(err, os.Remove(path))
 }

@@ -31,7 +31,8 @@ var rooms = map[string][]string{
 	"internal/neighbour":   {"internal/model", "internal/condition"},
 	"internal/announce":    {"internal/model", "internal/condition"},
 	"internal/offload":     {"internal/model", "internal/condition"},
-	"internal/backend":     {"internal/model", "internal/condition"},
+	"internal/backend":     {"internal/model", "internal/condition", "internal/record"},
+	"internal/record":      {},
 }
 
 // owners says who alone may import a library: the packages below these paths.
