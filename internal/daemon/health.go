@@ -63,20 +63,33 @@ func heldStates(contents reconcile.Contents) func(string, model.BackendAddress) 
 		service string
 		backend model.BackendAddress
 	}
-	states := map[in]model.HealthState{}
-	for index, record := range contents.Services {
-		for _, b := range contents.Backends {
-			if b.Down {
-				states[in{record.Name, b.BackendAddress}] = model.HealthDown
-			}
+	serves, known, down := map[in]bool{}, map[string]bool{}, map[model.BackendAddress]bool{}
+	for _, b := range contents.Backends {
+		if b.Down {
+			down[b.BackendAddress] = true
 		}
+	}
+	for index, record := range contents.Services {
+		known[record.Name] = true
+		named := map[reconcile.BackendRef]bool{}
 		for _, slot := range contents.Slots[index] {
-			if b, ok := contents.Backends[slot.Current.Index]; ok && b.BackendRef == slot.Current {
-				states[in{record.Name, b.BackendAddress}] = model.HealthUp
+			named[slot.Current] = true
+		}
+		for ref := range named {
+			if b, ok := contents.Backends[ref.Index]; ok && b.BackendRef == ref {
+				serves[in{record.Name, b.BackendAddress}] = true
 			}
 		}
 	}
-	return func(service string, b model.BackendAddress) model.HealthState { return states[in{service, b}] }
+	return func(service string, b model.BackendAddress) model.HealthState {
+		switch {
+		case serves[in{service, b}]:
+			return model.HealthUp
+		case known[service] && down[b]:
+			return model.HealthDown
+		}
+		return ""
+	}
 }
 
 // serving is the services in force with what health says. The caller holds d.applying.

@@ -1,0 +1,50 @@
+package daemon
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/reconcile"
+)
+
+// TestHeldStates: who has slots of a service serves there, whatever else; who is down and has
+// none is down in every service that the maps know; of the rest nothing is known.
+func TestHeldStates(t *testing.T) {
+	at := func(last byte) model.BackendAddress {
+		return model.BackendAddress{Address: netip.AddrFrom4([4]byte{10, 0, 0, last}), Port: 80}
+	}
+	ref := func(index uint32) reconcile.BackendRef { return reconcile.BackendRef{Index: index, Generation: 1} }
+	stale := ref(2)
+	stale.Generation = 9
+	contents := reconcile.Contents{
+		Services: map[uint32]reconcile.ServiceRecord{0: {Name: "web"}, 1: {Name: "mail"}},
+		Backends: map[uint32]reconcile.BackendRecord{
+			1: {BackendRef: ref(1), BackendAddress: at(1)},
+			2: {BackendRef: ref(2), BackendAddress: at(2)},
+			3: {BackendRef: ref(3), BackendAddress: at(3), Down: true},
+		},
+		Slots: map[uint32][]reconcile.Slot{
+			0: {{Current: ref(1)}, {Current: stale}, {Current: ref(1)}},
+			1: {{Current: ref(3)}},
+		},
+	}
+	held := heldStates(contents)
+	for _, c := range []struct {
+		service string
+		backend model.BackendAddress
+		want    model.HealthState
+	}{
+		{"web", at(1), model.HealthUp},
+		{"mail", at(1), ""},
+		{"web", at(2), ""}, // another generation's slot
+		{"web", at(3), model.HealthDown},
+		{"mail", at(3), model.HealthUp},
+		{"new", at(3), ""},
+		{"web", at(4), ""},
+	} {
+		if got := held(c.service, c.backend); got != c.want {
+			t.Errorf("%s in %s is held for %q, want %q", c.backend, c.service, got, c.want)
+		}
+	}
+}
