@@ -376,12 +376,9 @@ func (d *Datapath) loadProgramWith(a *attached, more map[string]*ebpf.Map, chang
 	if err != nil {
 		return fmt.Errorf("load the program for interface %s: %w", a.Interface, err)
 	}
-	a.programs[0] = coll.DetachProgram(xdpProgShXdp)
-	coll.Close()
-	if a.programs[0] == nil {
-		return errors.New("the object compiled from xdp.bpf.c lacks sh_xdp; this is a fault in the build: run `go generate ./internal/datapath`")
-	}
-	return nil
+	defer coll.Close()
+	a.programs[0], err = takeProgram(coll, xdpProgShXdp)
+	return err
 }
 
 // putNext makes a program the one that a chain has of shunt's.

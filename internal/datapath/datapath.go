@@ -162,12 +162,11 @@ func (d *Datapath) loadTools() error {
 	if err != nil {
 		return fmt.Errorf("load the programs that expire flows: %w", err)
 	}
-	d.sweep, d.recall = coll.DetachProgram("sh_sweep"), coll.DetachProgram("sh_recall")
-	coll.Close()
-	if d.sweep == nil || d.recall == nil {
-		return errors.New("the object compiled from sweep.bpf.c lacks sh_sweep or sh_recall; this is a fault in the build: run `go generate ./internal/datapath`")
+	defer coll.Close()
+	if d.sweep, err = takeProgram(coll, "sh_sweep"); err == nil {
+		d.recall, err = takeProgram(coll, "sh_recall")
 	}
-	return nil
+	return err
 }
 
 // Adopted says whether the maps were there already, with what they held.

@@ -37,9 +37,9 @@ func (d *Datapath) raiseGuard(ifindex int) (*guard, error) {
 		return nil, fmt.Errorf("load %s: %w", guardProgram, err)
 	}
 	defer coll.Close()
-	g := &guard{program: coll.DetachProgram(guardProgram), ifindex: ifindex}
-	if g.program == nil {
-		return nil, errors.New("the object compiled from guard.bpf.c lacks sh_guard; this is a fault in the build: run `go generate ./internal/datapath`")
+	g := &guard{ifindex: ifindex}
+	if g.program, err = takeProgram(coll, guardProgram); err != nil {
+		return nil, err
 	}
 	g.link, err = link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: g.program, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
 	if errors.Is(err, ebpf.ErrNotSupported) {
@@ -106,11 +106,8 @@ func (g *guard) lower() error {
 }
 
 func (g *guard) removeClsact() error {
-	dev := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: g.ifindex}}
-	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
-		if filters, err := netlink.FilterList(dev, parent); err != nil || len(filters) > 0 {
-			return err
-		}
+	if filters, err := clsactFilters(g.ifindex); err != nil || len(filters) > 0 {
+		return err
 	}
 	return netlink.QdiscDel(clsactQdisc(g.ifindex))
 }

@@ -150,6 +150,19 @@ func clsactQdisc(ifindex int) netlink.Qdisc {
 	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
 }
 
+// clsactFilters are an interface's filters in both directions, whoever's they are.
+func clsactFilters(ifindex int) (all []netlink.Filter, err error) {
+	dev := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}
+	for _, direction := range directions {
+		filters, err := netlink.FilterList(dev, direction.parent)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, filters...)
+	}
+	return all, nil
+}
+
 // drop takes the filter away and, after the last one, the qdisc if it was made by us and nobody
 // else uses it.
 func (s clsactSide) drop() error {
@@ -174,25 +187,19 @@ func (s clsactSide) dropQdisc() error {
 	if _, err := os.Stat(s.qdiscPath()); err != nil {
 		return nil
 	}
-	used := false
-	dev, err := netlink.LinkByIndex(s.ifindex)
-	for _, direction := range directions {
-		if err != nil {
-			break // the interface is gone, and its qdisc with it
-		}
-		filters, err := netlink.FilterList(dev, direction.parent)
-		if err != nil {
-			return fmt.Errorf("look for filters: %w", err)
-		}
-		for _, f := range filters {
-			bpf, ok := f.(*netlink.BpfFilter)
-			if ok && strings.HasSuffix(bpf.Name, "/"+s.instance) { // our other one
-				return nil
-			}
-			used = true
+	if _, err := netlink.LinkByIndex(s.ifindex); err != nil {
+		return os.Remove(s.qdiscPath()) // the interface is gone, and its qdisc with it
+	}
+	filters, err := clsactFilters(s.ifindex)
+	if err != nil {
+		return fmt.Errorf("look for filters: %w", err)
+	}
+	for _, f := range filters {
+		if bpf, ok := f.(*netlink.BpfFilter); ok && strings.HasSuffix(bpf.Name, "/"+s.instance) { // our other one
+			return nil
 		}
 	}
-	if err == nil && !used {
+	if len(filters) == 0 {
 		if err := netlink.QdiscDel(clsactQdisc(s.ifindex)); err != nil {
 			return fmt.Errorf("delete the clsact qdisc: %w", err)
 		}
@@ -278,10 +285,10 @@ func (d *Datapath) loadTC(a *attached) error {
 		if err != nil {
 			return errors.Join(fmt.Errorf("load %s for interface %s: %w", at.program, a.Interface, err), a.closePrograms())
 		}
-		a.programs[i] = coll.DetachProgram(tcProgShTc)
+		a.programs[i], err = takeProgram(coll, tcProgShTc)
 		coll.Close()
-		if a.programs[i] == nil {
-			return errors.Join(errors.New("the object compiled from tc.bpf.c lacks sh_tc; this is a fault in the build: run `go generate ./internal/datapath`"), a.closePrograms())
+		if err != nil {
+			return errors.Join(err, a.closePrograms())
 		}
 	}
 	return nil

@@ -83,6 +83,15 @@ func requireAtTC(t *testing.T, iface string, wanted bool) map[string]ebpf.Progra
 	return found
 }
 
+// requireNothingAtTC requires that neither programs nor the qdisc is left.
+func requireNothingAtTC(t *testing.T, iface string) {
+	t.Helper()
+	requireAtTC(t, iface, false)
+	if hasClsact(t, iface) {
+		t.Error("the qdisc that shunt made is still there")
+	}
+}
+
 // TestAttachAtTC: attached, replaced, adopted by the next process, and taken off, with and without
 // links.
 func TestAttachAtTC(t *testing.T) {
@@ -133,10 +142,7 @@ func TestAttachAtTC(t *testing.T) {
 			}
 			must(t, d.Detach("shunt-a"))
 			must(t, d.Detach("shunt-a"))
-			requireAtTC(t, "shunt-a", false)
-			if hasClsact(t, "shunt-a") {
-				t.Error("the qdisc that shunt made is still there")
-			}
+			requireNothingAtTC(t, "shunt-a")
 		})
 	}
 }
@@ -188,10 +194,7 @@ func TestRemoveFromTC(t *testing.T) {
 			must(t, err)
 			must(t, d.Close())
 			must(t, RemoveFrom(opts))
-			requireAtTC(t, "shunt-a", false)
-			if hasClsact(t, "shunt-a") {
-				t.Error("the qdisc that shunt made is still there")
-			}
+			requireNothingAtTC(t, "shunt-a")
 		})
 	}
 }

@@ -380,12 +380,9 @@ func (u *upgrade) loadGate(d *Datapath, g *gate) error {
 	if err != nil {
 		return fmt.Errorf("load its gate: %w", err)
 	}
-	g.program = coll.DetachProgram("sh_gate")
-	coll.Close()
-	if g.program == nil {
-		return errors.New("the object compiled from gate.bpf.c lacks sh_gate; this is a fault in the build: run `go generate ./internal/datapath`")
-	}
-	return nil
+	defer coll.Close()
+	g.program, err = takeProgram(coll, "sh_gate")
+	return err
 }
 
 // install puts the gate into the old program's place, which it then runs.

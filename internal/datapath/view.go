@@ -110,12 +110,18 @@ func (v *View) loadClock() (err error) {
 	if err != nil {
 		return fmt.Errorf("load the program that tells the time: %w", err)
 	}
-	v.clock = coll.DetachProgram("sh_clock")
-	coll.Close()
-	if v.clock == nil {
-		return errors.New("the object compiled from sweep.bpf.c lacks sh_clock; this is a fault in the build: run `go generate ./internal/datapath`")
+	defer coll.Close()
+	v.clock, err = takeProgram(coll, "sh_clock")
+	return err
+}
+
+// takeProgram is a program of a collection; the rest can be closed.
+func takeProgram(coll *ebpf.Collection, name string) (*ebpf.Program, error) {
+	p := coll.DetachProgram(name)
+	if p == nil {
+		return nil, fmt.Errorf("the compiled object lacks %s; this is a fault in the build: run `go generate ./internal/datapath`", name)
 	}
-	return nil
+	return p, nil
 }
 
 // Close lets go of the maps.
