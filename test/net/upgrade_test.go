@@ -165,8 +165,8 @@ func (b *upgradeBed) same(t *testing.T, when string) {
 	}
 }
 
-// refused requires that this version, which is older, leaves the next one's data plane alone.
-func (b *upgradeBed) refused(t *testing.T) {
+// launchInVain starts this version, which is older, and waits for it to end.
+func (b *upgradeBed) launchInVain(t *testing.T) *process {
 	t.Helper()
 	p := b.launch()
 	select {
@@ -175,6 +175,13 @@ func (b *upgradeBed) refused(t *testing.T) {
 		_ = p.end(syscall.SIGKILL)
 		t.Fatal("the older version started")
 	}
+	return p
+}
+
+// refused requires that this version, which is older, leaves the next one's data plane alone.
+func (b *upgradeBed) refused(t *testing.T) {
+	t.Helper()
+	p := b.launchInVain(t)
 	code := p.command.ProcessState.ExitCode()
 	if says := "it has ABI 2, and this version of shunt has 1, which is older"; code != 1 || !strings.Contains(p.log(), says) || !strings.Contains(p.log(), "shunt detach") {
 		t.Errorf("the older version ended with exit code %d, want 1 and the words %q, and the way out:\n%s", code, says, p.log())
@@ -248,13 +255,7 @@ func TestUpgradeKilled(t *testing.T) {
 // refusedMidway is refused while the upgrade is not finished.
 func (b *upgradeBed) refusedMidway(t *testing.T) {
 	t.Helper()
-	p := b.launch()
-	select {
-	case <-p.ended:
-	case <-time.After(patience * 20 * time.Second):
-		_ = p.end(syscall.SIGKILL)
-		t.Fatal("the older version started")
-	}
+	p := b.launchInVain(t)
 	if says := "an upgrade of instance"; !strings.Contains(p.log(), says) || !strings.Contains(p.log(), "start the version with ABI 2, which finishes it") {
 		t.Errorf("the older version said:\n%s\nwant %q and what to do", p.log(), says)
 	}
