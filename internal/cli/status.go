@@ -107,14 +107,14 @@ func (o *reading) status(c *cobra.Command) (st *shuntv1.GetStatusResponse, elsew
 		return nil, false, err
 	}
 	defer dp.Close() //nolint:errcheck // nothing was written
-	if st, err = status.Read(dp, o.instance); err != nil {
+	st, beat, err := status.Read(dp, o.instance)
+	if err != nil {
 		return nil, false, err
 	}
 	st.DaemonError = silent
 	elsewhere = elsewhere && st.HeartbeatAgeSeconds < status.HeartbeatFresh
 	if !elsewhere {
-		since := time.Now().Add(-time.Duration(st.HeartbeatAgeSeconds * float64(time.Second))).Round(time.Millisecond)
-		st.UnattendedSince = timestamppb.New(since)
+		st.UnattendedSince = timestamppb.New(beat.Round(time.Millisecond))
 	}
 	return st, elsewhere, nil
 }

@@ -43,7 +43,8 @@ func (v *views) read(instance string) (*shuntv1.GetStatusResponse, error) {
 		}
 		v.view = view
 	}
-	return status.Read(v.view, instance)
+	s, _, err := status.Read(v.view, instance)
+	return s, err
 }
 
 // end lets go of the maps, so that they can be removed. Reading fails from then on.

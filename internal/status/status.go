@@ -25,25 +25,27 @@ const (
 	StateStandby  = "standby"  // a backup that is not needed
 )
 
-// Read looks at an instance's data plane. The answer has no daemon.
-func Read(view *datapath.View, instance string) (*shuntv1.GetStatusResponse, error) {
+// Read looks at an instance's data plane. The answer has no daemon. beat is when one last gave a
+// sign of life, to a tick of the kernel.
+func Read(view *datapath.View, instance string) (s *shuntv1.GetStatusResponse, beat time.Time, err error) {
 	contents, err := view.Contents()
 	if err != nil {
-		return nil, err
+		return nil, beat, err
 	}
 	counters, err := view.Counters()
 	if err != nil {
-		return nil, err
+		return nil, beat, err
 	}
 	age, _, err := view.HeartbeatAge()
 	if err != nil {
-		return nil, err
+		return nil, beat, err
 	}
+	beat = time.Now().Add(-age) // at once: reading the rest takes its time
 	attachments, err := view.Attachments()
 	if err != nil {
-		return nil, err
+		return nil, beat, err
 	}
-	s := &shuntv1.GetStatusResponse{Instance: instance, Forwarding: true, HeartbeatAgeSeconds: age.Seconds(),
+	s = &shuntv1.GetStatusResponse{Instance: instance, Forwarding: true, HeartbeatAgeSeconds: age.Seconds(),
 		Services: services(contents, counters), Reasons: map[string]*shuntv1.Count{}}
 	for _, a := range attachments {
 		s.Attached = append(s.Attached, &shuntv1.Attachment{Interface: a.Interface, Mode: string(a.Mode), Reason: a.Reason})
@@ -54,7 +56,7 @@ func Read(view *datapath.View, instance string) (*shuntv1.GetStatusResponse, err
 		}
 	}
 	s.Backends = backends(s.Services, contents, counters)
-	return s, nil
+	return s, beat, nil
 }
 
 // services puts the records of a service together: it has one per address family.
