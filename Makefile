@@ -68,12 +68,13 @@ golden: go-version
 	@for package in $(GOLDEN_PACKAGES); do $(GO) test -count=1 $$package -update || exit 1; done
 	git --no-pager diff --stat
 
-## make lint              gofmt, go vet, staticcheck, clang-format
+## make lint              gofmt, go mod tidy, go vet, staticcheck, clang-format
 .PHONY: lint
 lint: go-version
 	.ci/packages clang-format-19
 	@unformatted="$$(gofmt -l api bench cmd internal packaging test)"; \
 	if [ -n "$$unformatted" ]; then echo "gofmt would change (make format):"; echo "$$unformatted"; exit 1; fi
+	$(GO) mod tidy -diff
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
 	find bpf bench -name '*.[ch]' -print0 | xargs -0 clang-format-19 --dry-run -Werror
