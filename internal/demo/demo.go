@@ -23,6 +23,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/record"
 )
 
 // Options say how the demo runs.
@@ -210,11 +211,10 @@ func (d *demo) control() *control.Client { return control.NewClient(d.socket()) 
 
 // writeConfig replaces the file in one step, as an editor does.
 func (d *demo) writeConfig(text string) error {
-	next := d.configPath() + ".next"
-	if err := os.WriteFile(next, []byte(text), 0o600); err != nil {
+	if err := record.Replace(record.OS, d.configPath(), []byte(text)); err != nil {
 		return fmt.Errorf("write the configuration: %w", err)
 	}
-	return os.Rename(next, d.configPath())
+	return nil
 }
 
 // until waits for a condition.

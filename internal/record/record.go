@@ -1,13 +1,15 @@
-// Package record keeps small files that say what shunt has changed on the machine, so that
-// another process can put it back. They lie in a folder that is emptied when the machine starts,
-// as are the changes they are about; so they outlive a kill, and need not outlive a loss of power.
+// Package record keeps small files, each replaced as a whole: what shunt has changed on the
+// machine, so that another process can put it back, and what an operator has asked for. A reader
+// finds the content before or the one after, also where shunt was killed or the power went.
 package record
 
 import (
 	"encoding/json"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 )
 
 // Read fills value with what was written last. Without a file it leaves value as it is.
@@ -22,18 +24,42 @@ func Read(path string, value any) error {
 	return json.Unmarshal(text, value)
 }
 
-// Write replaces the file in one step: a kill leaves the old one or the new one. One caller at
-// a time.
+// Write replaces the file by one that says value. One caller at a time.
 func Write(path string, value any) error {
 	text, err := json.Marshal(value)
 	if err != nil {
 		return err
 	}
-	fresh := path + ".new"
-	if err := os.WriteFile(fresh, text, 0o600); err != nil {
+	return Replace(OS, path, text)
+}
+
+// Replace makes text what the file says. After an error the file says that or what it said
+// before. One caller at a time.
+func Replace(disk Disk, path string, text []byte) (err error) {
+	dir, fresh := filepath.Dir(path), path+".new"
+	file, err := disk.Create(fresh)
+	if err != nil {
 		return err
 	}
-	return os.Rename(fresh, path)
+	defer func() {
+		if err != nil {
+			_ = disk.Remove(fresh) // the next one overwrites it anyway
+		}
+	}()
+	_, err = file.Write(text)
+	if err == nil {
+		err = file.Sync() // else the rename may reach the disk before the text does
+	}
+	if closed := file.Close(); err == nil {
+		err = closed
+	}
+	if err != nil {
+		return err
+	}
+	if err := disk.Rename(fresh, path); err != nil {
+		return err
+	}
+	return disk.SyncDir(dir)
 }
 
 // Remove takes the file away. That there is none is success.
@@ -42,4 +68,43 @@ func Remove(path string) error {
 		return err
 	}
 	return nil
+}
+
+// Disk is what Replace needs of a file system, and what its callers read with; tests make it fail.
+type Disk interface {
+	ReadFile(path string) ([]byte, error)
+	MkdirAll(path string) error
+	Create(path string) (File, error) // an empty file, readable by its owner alone
+	Rename(from, to string) error
+	Remove(path string) error
+	SyncDir(path string) error // makes a rename in it durable
+}
+
+// File is one that is being written.
+type File interface {
+	io.WriteCloser
+	Sync() error
+}
+
+// OS is the machine's disk.
+var OS Disk = osDisk{}
+
+type osDisk struct{}
+
+func (osDisk) ReadFile(path string) ([]byte, error) { return os.ReadFile(path) }
+func (osDisk) MkdirAll(path string) error           { return os.MkdirAll(path, 0o700) }
+func (osDisk) Rename(from, to string) error         { return os.Rename(from, to) }
+func (osDisk) Remove(path string) error             { return os.Remove(path) }
+
+func (osDisk) Create(path string) (File, error) {
+	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+}
+
+func (osDisk) SyncDir(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	err = dir.Sync()
+	return errors.Join(err, dir.Close())
 }

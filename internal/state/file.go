@@ -10,12 +10,12 @@ import (
 	"io"
 	"io/fs"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/record"
 )
 
 // fileVersion is of the format below. A file of another version is not read.
@@ -72,9 +72,9 @@ func AsideOf(path string) string { return path + ".damaged" }
 //
 // The writer can be used even if there is an error, a *LoadError. It then has no overrides,
 // and the file has been put aside.
-func Open(path string, now func() time.Time) (*Writer, error) { return open(path, now, osDisk{}) }
+func Open(path string, now func() time.Time) (*Writer, error) { return open(path, now, record.OS) }
 
-func open(path string, now func() time.Time, d disk) (*Writer, error) {
+func open(path string, now func() time.Time, d record.Disk) (*Writer, error) {
 	w := NewWriter()
 	w.now, w.file = now, &overrideFile{path, d}
 	overrides, err := w.file.load()
@@ -128,7 +128,7 @@ func (w *Writer) save() error {
 // overrideFile is where overrides are kept. It is not safe for concurrent use.
 type overrideFile struct {
 	path string
-	disk disk
+	disk record.Disk
 }
 
 func (f *overrideFile) load() (map[overrideKey]Override, error) {
@@ -225,72 +225,13 @@ func encode(overrides map[overrideKey]Override) ([]byte, error) {
 }
 
 // save replaces the file. After an error it has the content before or the new one.
-func (f *overrideFile) save(overrides map[overrideKey]Override) (err error) {
+func (f *overrideFile) save(overrides map[overrideKey]Override) error {
 	text, err := encode(overrides)
 	if err != nil {
 		return err
 	}
-	dir, temporary := filepath.Dir(f.path), f.path+".new"
-	if err := f.disk.MkdirAll(dir); err != nil {
+	if err := f.disk.MkdirAll(filepath.Dir(f.path)); err != nil {
 		return err
 	}
-	file, err := f.disk.Create(temporary)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = f.disk.Remove(temporary) // the next save overwrites it anyway
-		}
-	}()
-	_, err = file.Write(text)
-	if err == nil {
-		err = file.Sync() // else the rename may reach the disk before the text does
-	}
-	if closed := file.Close(); err == nil {
-		err = closed
-	}
-	if err != nil {
-		return err
-	}
-	if err := f.disk.Rename(temporary, f.path); err != nil {
-		return err
-	}
-	return f.disk.SyncDir(dir)
-}
-
-// disk is what overrideFile needs of a file system; tests make it fail.
-type disk interface {
-	ReadFile(path string) ([]byte, error)
-	MkdirAll(path string) error
-	Create(path string) (diskFile, error) // an empty file, readable by root alone
-	Rename(from, to string) error
-	Remove(path string) error
-	SyncDir(path string) error // makes a rename in it durable
-}
-
-type diskFile interface {
-	io.WriteCloser
-	Sync() error
-}
-
-// osDisk is the machine's.
-type osDisk struct{}
-
-func (osDisk) ReadFile(path string) ([]byte, error) { return os.ReadFile(path) }
-func (osDisk) MkdirAll(path string) error           { return os.MkdirAll(path, 0o700) }
-func (osDisk) Rename(from, to string) error         { return os.Rename(from, to) }
-func (osDisk) Remove(path string) error             { return os.Remove(path) }
-
-func (osDisk) Create(path string) (diskFile, error) {
-	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-}
-
-func (osDisk) SyncDir(path string) error {
-	dir, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	err = dir.Sync()
-	return errors.Join(err, dir.Close())
+	return record.Replace(f.disk, f.path, text)
 }

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/shunt-lb/shunt/internal/record"
 )
 
 // memoryDisk keeps files as a machine does that may lose its power: what has not been
@@ -55,7 +57,7 @@ func (d *memoryDisk) ReadFile(path string) ([]byte, error) {
 
 func (d *memoryDisk) MkdirAll(string) error { return d.call(func() {}) }
 
-func (d *memoryDisk) Create(path string) (diskFile, error) {
+func (d *memoryDisk) Create(path string) (record.File, error) {
 	f := &inode{}
 	if err := d.call(func() { d.files[path] = f }); err != nil {
 		return nil, err

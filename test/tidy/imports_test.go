@@ -23,7 +23,7 @@ var rooms = map[string][]string{
 	"internal/packet":      {},
 	"internal/condition":   {"internal/model"},
 	"internal/maglev":      {"internal/model"},
-	"internal/state":       {"internal/model", "internal/condition"},
+	"internal/state":       {"internal/model", "internal/condition", "internal/record"},
 	"internal/source/file": {"internal/model", "internal/condition", "internal/maglev", "internal/state"},
 	"internal/health":      {"internal/model"},
 	"internal/reconcile":   {"internal/model", "internal/condition", "internal/maglev"},
