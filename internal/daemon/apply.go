@@ -130,36 +130,65 @@ func (d *daemon) unknown(interfaces []model.Interface) []model.Interface {
 	return slices.DeleteFunc(slices.Clone(interfaces), func(i model.Interface) bool { return slices.Contains(d.config.Interfaces, i) })
 }
 
-// reconcileNow makes the maps agree with config, and waits for the ways to backends that are
-// not down.
+// reconcileNow makes the maps agree with config, and waits before that for the ways to backends
+// that are new. It is for changes that somebody asks for, and not for d.loop, which must go on.
 func (d *daemon) reconcileNow(ctx context.Context, config model.Config) (reconcile.Difference, error) {
-	return d.carryOut(ctx, config, func(wanted []model.Service) []netip.Addr {
-		living := slices.Clone(wanted)
-		for i := range living {
-			living[i].Backends = slices.DeleteFunc(slices.Clone(living[i].Backends), func(b model.Backend) bool { return b.Down })
-		}
-		return backendAddresses(living)
-	})
+	d.awaitWays(ctx, d.desired())
+	return d.carryOut(config)
 }
 
-// carryOut makes the maps agree with config, with overrides and health in force. awaited says
-// which backends' ways are waited for; nil: none, because all are known already.
-func (d *daemon) carryOut(ctx context.Context, config model.Config, awaited func([]model.Service) []netip.Addr) (reconcile.Difference, error) {
+// desired are the services as the data plane is to have them: in force, with what health says, and
+// closed to new flows while this node drains.
+func (d *daemon) desired() []model.Service {
 	services := d.serving()
 	if d.draining {
 		services = closedToNew(services)
 	}
-	wanted := backendAddresses(services)
+	return services
+}
+
+// wantWays has the next hops of backends looked up that services name or the maps still have.
+func (d *daemon) wantWays(services []model.Service) {
 	d.mu.Lock()
 	present := slices.Collect(maps.Keys(d.records))
 	d.mu.Unlock()
-	d.neighbours.Want(append(slices.Clone(wanted), present...))
-	if awaited != nil {
-		wait, cancel := context.WithTimeout(ctx, resolveTimeout)
-		d.neighbours.Wait(wait, awaited(services))
-		cancel()
-	}
+	d.neighbours.Want(append(backendAddresses(services), present...))
+}
 
+// awaitWays waits for the ways to backends that take flows and were not waited for before. One
+// that cannot be reached delays the change that brings it, and none after that.
+func (d *daemon) awaitWays(ctx context.Context, services []model.Service) {
+	living := slices.Clone(services)
+	for i := range living {
+		living[i].Backends = slices.DeleteFunc(slices.Clone(living[i].Backends), func(b model.Backend) bool { return b.Down })
+	}
+	named, before := map[netip.Addr]bool{}, d.awaited
+	var fresh []netip.Addr
+	for _, a := range backendAddresses(living) {
+		named[a] = true
+		if !before[a] {
+			fresh = append(fresh, a)
+		}
+	}
+	d.awaited = named
+	if len(fresh) == 0 {
+		return
+	}
+	d.wantWays(services)
+	wait, cancel := context.WithTimeout(ctx, resolveTimeout)
+	defer cancel()
+	if missing := d.neighbours.Wait(wait, fresh); len(missing) > 0 {
+		d.log.Warn("new backends cannot be reached yet; they get their share all the same, and packets to them are dropped as unresolved until they can",
+			"backends", len(missing), "first", missing[:min(5, len(missing))], "waited", resolveTimeout)
+	}
+}
+
+// carryOut makes the maps agree with config, with overrides and health in force, and waits for
+// nothing.
+func (d *daemon) carryOut(config model.Config) (reconcile.Difference, error) {
+	services := d.desired()
+	d.wantWays(services)
+	wanted := backendAddresses(services)
 	own, err := hostAddresses()
 	if err != nil {
 		return reconcile.Difference{}, err

@@ -69,6 +69,7 @@ const (
 	heartbeatInterval = time.Second
 	sweepInterval     = 10 * time.Second
 	retryInterval     = 5 * time.Second
+	busyInterval      = 50 * time.Millisecond // until it is tried again while another change is under way
 	// resolveTimeout bounds how long a change waits for next hops. What is not resolved by
 	// then is named by slots all the same, and its packets are counted as unresolved.
 	resolveTimeout = 2 * time.Second
@@ -113,7 +114,8 @@ type daemon struct {
 
 	settling reconcile.Settling // as of the last upkeep; written with applying and mu held
 
-	retrying *time.Timer // guarded by applying
+	retrying *time.Timer         // guarded by applying
+	awaited  map[netip.Addr]bool // backends whose ways were waited for; guarded by applying
 
 	clock    *steadyClock // of deadlines
 	stepped  time.Time    // when the wall clock was last set, by clock; guarded by applying
@@ -201,18 +203,18 @@ func (d *daemon) start(ctx, life context.Context, config model.Config) error {
 	return (&control.Server{API: config.API, Handler: d, Events: d.events, Log: d.log}).Serve(life)
 }
 
-// loop does what has to be done from time to time, until ctx ends.
+// loop does what has to be done from time to time, until ctx ends. It waits for nobody: the data
+// plane counts on its heartbeat.
 func (d *daemon) loop(ctx context.Context) {
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	beside.Go(func() { d.reloads(ctx) })
 	heartbeat := time.NewTicker(heartbeatInterval)
 	defer heartbeat.Stop()
 	shortage := &shortageWatch{subject: d.opts.Instance, conditions: d.conditions}
 	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
 	var healthDue <-chan time.Time
-	changed := make(chan struct{})
-	if d.opts.Watch {
-		changed = watchFile(ctx, d.opts.ConfigPath, d.log)
-	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -227,7 +229,7 @@ func (d *daemon) loop(ctx context.Context) {
 				shortage.look(reasons, time.Now())
 			}
 			d.refreshInterfaces()
-			d.upkeep(ctx)
+			d.upkeep()
 			d.nameTrouble()
 			d.supervisor.live()
 		case <-sweep.C:
@@ -237,20 +239,36 @@ func (d *daemon) loop(ctx context.Context) {
 			if _, err := d.datapath.Recall(); err != nil {
 				d.log.Warn("remembered flows that are over could not be forgotten; it is tried again", "error", err)
 			}
-		case <-changed:
-			d.reloadUnasked(ctx)
-		case <-d.opts.Hangup:
-			d.reloadUnasked(ctx)
 		case <-d.retry:
-			d.again(ctx)
+			d.again()
 		case <-d.watching.monitor.Changed():
 			if healthDue == nil {
 				healthDue = time.After(d.healthDelay())
 			}
 		case <-healthDue:
 			healthDue = nil
-			d.healthChanged(ctx)
+			if !d.healthChanged() {
+				healthDue = time.After(busyInterval)
+			}
 		}
+	}
+}
+
+// reloads reads the file again when it changes or somebody sends SIGHUP, until ctx ends. It is
+// beside the loop, because a change may wait for the ways to new backends.
+func (d *daemon) reloads(ctx context.Context) {
+	changed := make(chan struct{})
+	if d.opts.Watch {
+		changed = watchFile(ctx, d.opts.ConfigPath, d.log)
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-d.opts.Hangup:
+		}
+		d.reloadUnasked(ctx)
 	}
 }
 
@@ -267,7 +285,7 @@ func (d *daemon) reloadUnasked(ctx context.Context) {
 }
 
 // upkeep does what time brings about: deadlines of drains, and slots that have settled.
-func (d *daemon) upkeep(ctx context.Context) {
+func (d *daemon) upkeep() {
 	if !d.applying.TryLock() {
 		return // a change is under way; in a second again
 	}
@@ -277,7 +295,7 @@ func (d *daemon) upkeep(ctx context.Context) {
 	before := d.writer.Snapshot().Revision
 	if d.writer.PassDeadlines() != before {
 		d.log.Info("the deadline of a drain has passed: its backend's flows are given up")
-		if _, err := d.reconcileNow(ctx, d.config); err != nil {
+		if _, err := d.carryOut(d.config); err != nil {
 			d.failing(err)
 		}
 	}
@@ -298,13 +316,16 @@ func (d *daemon) upkeep(ctx context.Context) {
 
 // again carries the present configuration out once more, after a failure or because a
 // source address has changed.
-func (d *daemon) again(ctx context.Context) {
-	d.applying.Lock()
+func (d *daemon) again() {
+	if !d.applying.TryLock() {
+		time.AfterFunc(busyInterval, d.wantRetry)
+		return
+	}
 	defer d.applying.Unlock()
 	if d.stopped {
 		return
 	}
-	if _, err := d.reconcileNow(ctx, d.config); err != nil {
+	if _, err := d.carryOut(d.config); err != nil {
 		d.failing(err)
 		return
 	}

@@ -129,22 +129,25 @@ func (d *daemon) namePanics(services []model.Service) {
 // leave the loop half of its time for the rest.
 func (d *daemon) healthDelay() time.Duration { return max(healthBatch, d.watching.tookLast) }
 
-// healthChanged carries out what checks have found.
-func (d *daemon) healthChanged(ctx context.Context) {
-	d.applying.Lock()
+// healthChanged carries out what checks have found, or says that another change is under way.
+func (d *daemon) healthChanged() (done bool) {
+	if !d.applying.TryLock() {
+		return false
+	}
 	defer d.applying.Unlock()
 	if d.stopped {
-		return
+		return true
 	}
 	began := time.Now()
-	difference, err := d.carryOut(ctx, d.config, nil)
+	difference, err := d.carryOut(d.config)
 	d.watching.tookLast = time.Since(began)
 	if err != nil {
 		d.failing(err)
-		return
+		return true
 	}
 	d.log.Debug("health carried out", "difference", difference.String())
 	d.changed(difference)
+	return true
 }
 
 // nameTrouble keeps conditions while checks start later than they should, or cannot be made.
