@@ -233,13 +233,13 @@ static __always_inline __u32 backend_choose(const struct packet *p, const struct
 {
 	__u64 slot;
 
-	if (!(features & FEATURE_REMEMBER))
-		return slot_current(slot_get(*(volatile __u64 *)&service->table, hash));
-	if (service->affinity_ticks)
+	if ((features & FEATURE_REMEMBER) && service->affinity_ticks)
 		hash = client_hash(&p->key, service->seed);
-	else if (service->flags & SERVICE_HASHES_ADDRESSES)
+	else if ((features & FEATURE_ADDRESSES) && (service->flags & SERVICE_HASHES_ADDRESSES))
 		hash = addresses_hash(&p->key, service->seed);
 	slot = slot_get(*(volatile __u64 *)&service->table, hash);
+	if (!(features & FEATURE_REMEMBER))
+		return slot_current(slot);
 	if (slot_state(slot) == SLOT_SETTLED && service->tracking != TRACKING_ALWAYS)
 		return slot_current(slot);
 	/* Until its slots are written anew, a service that was tracked has old states in them. */

@@ -108,6 +108,7 @@ enum feature {
 	FEATURE_MSS = 0x04, /* a bound for TCP segments */
 	FEATURE_HOST = 0x08, /* this host itself is a client or a backend */
 	FEATURE_CARRY = 0x10, /* flows of another ABI are being carried over (carry.h) */
+	FEATURE_ADDRESSES = 0x20, /* slots that the two addresses alone decide */
 };
 
 /* Who sends answers that only the flow table tells from what is not ours. */

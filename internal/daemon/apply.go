@@ -101,6 +101,9 @@ func (d *daemon) change(ctx context.Context, config model.Config) (reconcile.Dif
 	if _, err := d.reconciler.Plan(reconcile.Desired{Services: config.Services, Limits: config.Limits}); err != nil {
 		return reconcile.Difference{}, err
 	}
+	if err := d.datapath.Prepare(config.Services); err != nil {
+		return reconcile.Difference{}, err
+	}
 	// Interfaces before contents: a backend's way out must be known when it is named.
 	if err := d.attachInterfaces(config.Interfaces); err != nil {
 		return reconcile.Difference{}, err

@@ -104,11 +104,12 @@ const (
 type abiFeature uint32
 
 const (
-	abiFeatureFEATURE_DIRECT   abiFeature = 1
-	abiFeatureFEATURE_REMEMBER abiFeature = 2
-	abiFeatureFEATURE_MSS      abiFeature = 4
-	abiFeatureFEATURE_HOST     abiFeature = 8
-	abiFeatureFEATURE_CARRY    abiFeature = 16
+	abiFeatureFEATURE_DIRECT    abiFeature = 1
+	abiFeatureFEATURE_REMEMBER  abiFeature = 2
+	abiFeatureFEATURE_MSS       abiFeature = 4
+	abiFeatureFEATURE_HOST      abiFeature = 8
+	abiFeatureFEATURE_CARRY     abiFeature = 16
+	abiFeatureFEATURE_ADDRESSES abiFeature = 32
 )
 
 type abiFilter struct {

@@ -9,14 +9,17 @@ import (
 )
 
 // featuresOf is what a service needs of the program.
-func featuresOf(forwarding model.Forwarding, affinity bool, mss uint16) (needed abiFeature) {
+func featuresOf(forwarding model.Forwarding, affinity bool, policy model.Policy) (needed abiFeature) {
 	if forwarding.Direct() {
 		needed |= abiFeatureFEATURE_DIRECT | abiFeatureFEATURE_REMEMBER
 	}
 	if affinity {
 		needed |= abiFeatureFEATURE_REMEMBER
 	}
-	if mss > 0 {
+	if policy.HashAddresses {
+		needed |= abiFeatureFEATURE_ADDRESSES
+	}
+	if policy.TCPMSS > 0 {
 		needed |= abiFeatureFEATURE_MSS
 	}
 	return needed
@@ -27,7 +30,7 @@ func featuresOf(forwarding model.Forwarding, affinity bool, mss uint16) (needed 
 func (v *View) featuresInUse() (needed abiFeature) {
 	for i := range v.services {
 		if s := &v.services[i]; s.Live != 0 {
-			needed |= featuresOf(fromNumber(forwardings, s.Forwarding), s.AffinityTicks > 0, s.TcpMss)
+			needed |= featuresOf(fromNumber(forwardings, s.Forwarding), s.AffinityTicks > 0, fromPolicy(s))
 		}
 	}
 	for i := range v.backends {
@@ -49,6 +52,16 @@ func (v *View) isHost(hop uint64) bool {
 		return false
 	}
 	return record.Ifindex != 0 && toHop(record.Mac[:], slot) == hop
+}
+
+// Prepare has the programs know what these services need, before any of them is written: else each
+// that needs more than those before has all programs loaded once more.
+func (d *Datapath) Prepare(services []model.Service) error {
+	var needed abiFeature
+	for _, s := range services {
+		needed |= featuresOf(s.Forwarding, s.AffinityTimeout > 0, s.Policy)
+	}
+	return d.require(needed)
 }
 
 // require has the program on every interface know these features, before anything is written

@@ -30,16 +30,27 @@ func TestFeaturesAreLoadedWhenNeeded(t *testing.T) {
 	d := mustOpen(t, opts)
 	_, err := d.Attach("shunt-a", model.AttachNative)
 	must(t, err)
-	plain, link := loadedSize(t, "shunt-a"), d.attached["shunt-a"].link
+	plain := loadedSize(t, "shunt-a")
 	service := reconcile.ServiceRecord{Index: 0, Generation: 1, Name: "web", Forwarding: model.ForwardingNAT, Size: 4}
 	must(t, d.PutService(service))
 	before := programID(t, "shunt-a")
+	service.Policy.HashAddresses = true
+	must(t, d.PutService(service))
+	if programID(t, "shunt-a") == before || loadedSize(t, "shunt-a") <= plain {
+		t.Errorf("with the hash of addresses the program has %d bytes, %d without", loadedSize(t, "shunt-a"), plain)
+	}
+	service.Policy.HashAddresses = false
+	before = programID(t, "shunt-a")
 	service.AffinityTimeout = time.Hour
 	must(t, d.PutService(service))
-	remembering := loadedSize(t, "shunt-a")
-	if programID(t, "shunt-a") == before || remembering <= plain {
-		t.Errorf("with affinity the program has %d bytes, %d without", remembering, plain)
+	if size := loadedSize(t, "shunt-a"); programID(t, "shunt-a") == before || size <= plain {
+		t.Errorf("with affinity the program has %d bytes, %d without", size, plain)
 	}
+	must(t, d.Close()) // a start leaves out what hashed addresses
+	d = mustOpen(t, opts)
+	_, err = d.Attach("shunt-a", model.AttachAuto)
+	must(t, err)
+	remembering, link := loadedSize(t, "shunt-a"), d.attached["shunt-a"].link
 	service.Forwarding = model.ForwardingDSRIPIP
 	must(t, d.PutService(service))
 	all, before := loadedSize(t, "shunt-a"), programID(t, "shunt-a")

@@ -79,7 +79,7 @@ func (d *Datapath) PutService(r reconcile.ServiceRecord) error {
 		return fmt.Errorf("write service %q: the slots of its table before end at %d, and there are %d: raise limits.slots",
 			r.Name, uint64(r.BeforeOffset)+uint64(r.BeforeSize), len(d.slots))
 	}
-	if err := d.require(featuresOf(r.Forwarding, r.AffinityTimeout > 0, r.Policy.TCPMSS)); err != nil {
+	if err := d.require(featuresOf(r.Forwarding, r.AffinityTimeout > 0, r.Policy)); err != nil {
 		return fmt.Errorf("write service %q: %w", r.Name, err)
 	}
 	if r.Forwarding == model.ForwardingNATDestination {

@@ -80,6 +80,33 @@ func TestHashOfAddresses(t *testing.T) {
 	}
 }
 
+// TestHashOfAddressesWithNAT: a client's flows have one backend whatever else the balancer has
+// services for, so that two balancers with different files agree.
+func TestHashOfAddressesWithNAT(t *testing.T) {
+	for _, forwarding := range []model.Forwarding{model.ForwardingNAT, model.ForwardingNATDestination} {
+		t.Run(string(forwarding), func(t *testing.T) {
+			service := hashed(func(s *model.Service) { s.Forwarding = forwarding })
+			alone := newWorld(t, withServices(service))
+			beside := newWorld(t, withServices(append(allServices(), service)...))
+			for _, k := range kinds {
+				used := map[netip.Addr]int{}
+				for client := 1; client <= 40; client++ {
+					home := beside.send(armA, k.toHashed(client, 40000, 80)).Destination()
+					used[home]++
+					for port := uint16(40001); port < 40004; port++ {
+						if to := alone.send(armA, k.toHashed(client, port, 80+port%2)).Destination(); to != home {
+							t.Errorf("%s: client %d has a flow at %s, and by the other balancer one at %s", k, client, to, home)
+						}
+					}
+				}
+				if len(used) < 3 {
+					t.Errorf("%s: the clients' flows went to %v, want all three backends", k, used)
+				}
+			}
+		})
+	}
+}
+
 // TestMartianFragments: a later fragment that is placed by its addresses is asked for them, too.
 func TestMartianFragments(t *testing.T) {
 	w := newWorld(t)

@@ -82,11 +82,15 @@ type worldOptions struct {
 	ports    model.PortRange
 	silent   bool
 	outer    model.Encapsulation
+	services []model.Service
 }
 
 func withoutHeartbeat(o *worldOptions) { o.silent = true }
 func withOuter(e model.Encapsulation) option {
 	return func(o *worldOptions) { o.outer = e }
+}
+func withServices(list ...model.Service) option {
+	return func(o *worldOptions) { o.services = list }
 }
 func withMode(m model.Attach) option     { return func(o *worldOptions) { o.mode = m } }
 func withPorts(p model.PortRange) option { return func(o *worldOptions) { o.ports = p } }
@@ -108,8 +112,9 @@ func newWorld(t testing.TB, changes ...option) *world {
 		limits: model.Limits{Flows: 4096, Services: 128, Backends: 64, Slots: 1 << 16, Remembered: 1 << 18, Filters: 10_000},
 		timeouts: model.Timeouts{TCPEstablished: 2*time.Hour + 4*time.Minute, TCPHandshake: 30 * time.Second,
 			TCPClosing: 10 * time.Second, UDP: 5 * time.Minute},
-		ports: model.PortRange{First: 1024, Last: 32767},
-		outer: model.Encapsulation{GUEPort: guePort},
+		ports:    model.PortRange{First: 1024, Last: 32767},
+		outer:    model.Encapsulation{GUEPort: guePort},
+		services: services(),
 	}
 	for _, change := range changes {
 		change(&o)
@@ -124,7 +129,7 @@ func newWorld(t testing.TB, changes ...option) *world {
 	if w.Failed() {
 		w.FailNow() // fill fails on another thread
 	}
-	w.apply(services())
+	w.apply(o.services)
 	return w
 }
 
@@ -185,6 +190,7 @@ func (w *world) fill(o worldOptions) {
 			w.Errorf("removing the data plane: %v", err)
 		}
 	})
+	must(w, w.d.Prepare(o.services))
 	for _, arm := range []string{armA, armC} {
 		_, err := w.d.Attach(arm, o.mode)
 		must(w, err)
