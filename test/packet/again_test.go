@@ -14,25 +14,48 @@ const hookTests = "^Test(Forward|NewFlowsThatCannotBe|BackendIsItsOwnClient|" +
 	"ExtensionHeaders|Reject|RejectHeaders|Fragments.*|AtomicFragments|Martians|Loop.*|" +
 	"UDPZero|WrongChecksumStaysWrong|Truncated.*|Lies|DamagedForOthers|EthernetPadding|Host.*)$"
 
-// TestAtTC runs the tests of packets once more, with worlds at tc.
-func TestAtTC(t *testing.T) {
+// directTests are those that send to services with direct return. Most others do with NAT alone,
+// and run once more with a program that knows nothing else.
+const directTests = "^Test(AffinityDraining.*|AtomicFragments|Budget|Direct.*|ErrorsFollowFlows|ErrorsOfAFleet|" +
+	"ErrorsThatMayNotBeSent|ErrorsTo.*|Flood.*|ForeignRemembered|FragmentsStayWithTheFirst|HashOf.*|Loop.*|Martian.*|" +
+	"NoOuterSource|Outer.*|Place|PreviousBefore.*|Reject|RejectHeaders|RejectBesideDrainingFlows|Remembered.*|Scan.*|SourceRate|Sources.*|" +
+	"SpoofedSources|StoryOfASlot|TableFull|TooBig|Truncated)$"
+
+// mixedTests compare the two, or need flows of both; the hook's run is no test of a program.
+const mixedTests = "^(Test(AffinitySlots|DeniedMeanwhile|DirectFrontends|FragmentNotesAge|FragmentsInAnyOrder|FragmentsThatEndHere|FragmentsThatLie|" +
+	"RejectOfAFlow|SegmentsAreBounded|Again)|Fuzz.*)$"
+
+// TestAgain runs tests of packets once more: with worlds at tc, and with programs that have only
+// the features that NAT or direct return needs, as most users' have.
+func TestAgain(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs and makes network namespaces")
 	}
-	if *hook == "tc" {
-		return // this is that run
+	if *hook == "tc" || *forwarding != "all" {
+		return // this is such a run
 	}
 	self, err := os.Executable()
 	must(t, err)
-	arguments := []string{"-hook", "tc", "-test.run", hookTests}
-	if testing.Verbose() {
-		arguments = append(arguments, "-test.v")
-	}
-	run := exec.Command(self, arguments...)
-	out, err := run.CombinedOutput()
-	if err != nil {
-		t.Errorf("%v: %v\n%s", run, err, out)
-	} else if testing.Verbose() {
-		t.Logf("%s", out)
+	for _, run := range []struct {
+		name      string
+		arguments []string
+	}{
+		{"at tc", []string{"-hook", "tc", "-test.run", hookTests}},
+		{"NAT alone", []string{"-services", "nat", "-test.skip", directTests + "|" + mixedTests}},
+		{"direct return alone", []string{"-services", "direct", "-test.run", directTests, "-test.skip", mixedTests}},
+	} {
+		t.Run(run.name, func(t *testing.T) {
+			t.Parallel()
+			if testing.Verbose() {
+				run.arguments = append(run.arguments, "-test.v")
+			}
+			command := exec.Command(self, run.arguments...)
+			out, err := command.CombinedOutput()
+			if err != nil {
+				t.Errorf("%v: %v\n%s", command, err, out)
+			} else if testing.Verbose() {
+				t.Logf("%s", out)
+			}
+		})
 	}
 }

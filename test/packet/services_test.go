@@ -1,7 +1,9 @@
 package packet_test
 
 import (
+	"flag"
 	"net/netip"
+	"slices"
 
 	"github.com/shunt-lb/shunt/internal/model"
 )
@@ -47,8 +49,26 @@ const (
 	portNothing        = 99 // no service
 )
 
+var forwarding = flag.String("services", "all", "which services worlds have, and so which features the program has: all, nat or direct")
+
+// isKept is whether worlds have services with direct return, or without.
+func isKept(direct bool) bool { return *forwarding == "all" || direct == (*forwarding == "direct") }
+
 // services are TCP and UDP alike, so that every case can be asked of both.
 func services() []model.Service {
+	return slices.DeleteFunc(allServices(), func(s model.Service) bool {
+		return !isKept(s.Forwarding.Direct())
+	})
+}
+
+// isLeftOut is whether the services of a VIP are none that worlds have now.
+func isLeftOut(vip netip.Addr) bool {
+	direct := slices.Contains([]netip.Addr{directVIP4, directVIP6, directRangeVIP4, directRangeVIP6}, vip)
+	nat := slices.Contains([]netip.Addr{vip4, vip6, rangeVIP4, rangeVIP6, hostVIP4, hostVIP6}, vip)
+	return direct && !isKept(true) || nat && !isKept(false)
+}
+
+func allServices() []model.Service {
 	var all []model.Service
 	add := func(name string, forwarding model.Forwarding, vips []netip.Addr, ports model.PortRange, backends ...model.BackendAddress) {
 		s := model.Service{Name: name, Forwarding: forwarding, Announce: model.AnnounceL2, TableSize: 251}
