@@ -57,7 +57,7 @@ func (d *daemon) settleAggregation(iface string, mode datapath.Mode) error {
 	switch {
 	case errors.As(err, &unreachable):
 		d.conditions.Raise(condition.Condition{Code: condition.PeerAggregates, Severity: condition.Warning, Subject: iface,
-			Text: unreachable.Error(), Remedy: "run there: " + unreachable.Command() + "; or use native mode"})
+			Text: unreachable.Error(), Remedy: "run in that namespace: " + unreachable.Command() + "; or use native mode"})
 	case err != nil:
 		return fmt.Errorf("attach to %s in generic mode: %w", iface, err)
 	}
@@ -70,13 +70,13 @@ func (d *daemon) settleAggregation(iface string, mode datapath.Mode) error {
 
 // release switches an interface's merging on again, if it was switched off; "" is all.
 func (d *daemon) release(iface string) error {
+	d.conditions.Clear(condition.AggregationSwitchedOff, iface)
+	d.conditions.Clear(condition.PeerAggregates, iface)
 	state, err := d.readAggregation()
 	if err != nil || len(state.Changes) == 0 {
 		return err
 	}
 	state, err = state.Restore(iface)
-	d.conditions.Clear(condition.AggregationSwitchedOff, iface)
-	d.conditions.Clear(condition.PeerAggregates, iface)
 	return errors.Join(err, d.writeAggregation(state))
 }
 

@@ -459,6 +459,7 @@ func (d *daemon) detachFrom(name string) error {
 	delete(d.attachments, name)
 	d.mu.Unlock()
 	d.conditions.Clear(condition.AttachDegraded, name)
+	d.conditions.Clear(condition.AttachFailed, name)
 	d.conditions.Clear(condition.InterfaceMissing, name)
 	d.log.Info("detached", "interface", name)
 	return err
@@ -491,17 +492,22 @@ func (d *daemon) refreshInterfaces() {
 	defer d.applying.Unlock()
 	for _, i := range d.config.Interfaces {
 		name := i.Name
-		err := d.datapath.RefreshInterface(name)
-		if _, gone := net.InterfaceByName(name); err != nil && gone == nil {
-			if err = d.attach(i); err == nil {
-				d.wantRetry() // hops and announcements name the new one
-			}
-		}
-		if err != nil {
+		if _, err := net.InterfaceByName(name); err != nil {
+			d.conditions.Clear(condition.AttachFailed, name)
 			d.conditions.Raise(condition.Condition{Code: condition.InterfaceMissing, Severity: condition.Error, Subject: name,
-				Text: err.Error(), Remedy: "bring the interface back; shunt then attaches to it by itself"})
+				Text: "the interface, which the configuration lists, does not exist", Remedy: "bring the interface back; shunt then attaches to it by itself"})
 			continue
 		}
+		if err := d.datapath.RefreshInterface(name); err != nil {
+			if err := d.attach(i); err != nil {
+				d.conditions.Raise(condition.Condition{Code: condition.AttachFailed, Severity: condition.Error, Subject: name,
+					Text: err.Error(), Remedy: "mend what the text names; shunt tries again every second"})
+				d.conditions.Clear(condition.InterfaceMissing, name)
+				continue
+			}
+			d.wantRetry() // hops and announcements name the new one
+		}
+		d.conditions.Clear(condition.AttachFailed, name)
 		d.conditions.Clear(condition.InterfaceMissing, name)
 	}
 }

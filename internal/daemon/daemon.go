@@ -212,6 +212,7 @@ func (d *daemon) loop(ctx context.Context) {
 	heartbeat := time.NewTicker(heartbeatInterval)
 	defer heartbeat.Stop()
 	shortage := &shortageWatch{subject: d.opts.Instance, conditions: d.conditions}
+	trouble := &troubleWatch{conditions: d.conditions}
 	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
 	var healthDue <-chan time.Time
@@ -230,7 +231,7 @@ func (d *daemon) loop(ctx context.Context) {
 			}
 			d.refreshInterfaces()
 			d.upkeep()
-			d.nameTrouble()
+			trouble.look(d.watching.monitor.TakeTrouble(), time.Now())
 			d.supervisor.live()
 		case <-sweep.C:
 			if _, err := d.datapath.Sweep(); err != nil {

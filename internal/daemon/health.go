@@ -32,9 +32,7 @@ type watching struct {
 	held     func(service string, b model.BackendAddress) model.HealthState
 	revision state.Revision // of the snapshot that the monitor checks
 	panics   []string       // conditions held
-	lateSeen time.Time
-	failSeen time.Time
-	tookLast time.Duration // to carry a change of health out
+	tookLast time.Duration  // to carry a change of health out
 	// served are the services as last carried out; guarded by daemon.mu.
 	served []model.Service
 }
@@ -150,25 +148,29 @@ func (d *daemon) healthChanged() (done bool) {
 	return true
 }
 
-// nameTrouble keeps conditions while checks start later than they should, or cannot be made.
-func (d *daemon) nameTrouble() {
-	trouble := d.watching.monitor.TakeTrouble()
-	now := time.Now()
+// troubleWatch turns what is in the way of checks into conditions. It is for one caller at a time.
+type troubleWatch struct {
+	conditions       *condition.Set
+	failed, wereLate time.Time // when that was last seen
+}
+
+// look takes the trouble since the look before.
+func (w *troubleWatch) look(trouble health.Trouble, now time.Time) {
 	switch {
 	case trouble.Failed > 0:
-		d.watching.failSeen = now
-		d.conditions.Raise(condition.Condition{Code: condition.ChecksFailHere, Subject: "host",
+		w.failed = now
+		w.conditions.Raise(condition.Condition{Code: condition.ChecksFailHere, Subject: "host",
 			Text: fmt.Sprintf("health checks cannot be made here, and what they have found stays: %v", trouble.Why)})
-	case now.Sub(d.watching.failSeen) >= lateQuiet:
-		d.conditions.Clear(condition.ChecksFailHere, "host")
+	case now.Sub(w.failed) >= lateQuiet:
+		w.conditions.Clear(condition.ChecksFailHere, "host")
 	}
 	switch {
 	case trouble.Late*latePart > trouble.Probes:
-		d.watching.lateSeen = now
-		d.conditions.Raise(condition.Condition{Code: condition.ChecksLate, Subject: "host",
+		w.wereLate = now
+		w.conditions.Raise(condition.Condition{Code: condition.ChecksLate, Subject: "host",
 			Text: "health checks start later than they should, so a backend that fails is found out late"})
-	case now.Sub(d.watching.lateSeen) >= lateQuiet:
-		d.conditions.Clear(condition.ChecksLate, "host")
+	case now.Sub(w.wereLate) >= lateQuiet:
+		w.conditions.Clear(condition.ChecksLate, "host")
 	}
 }
 

@@ -2,8 +2,14 @@ package daemon
 
 import (
 	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/health"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 )
@@ -47,4 +53,40 @@ func TestHeldStates(t *testing.T) {
 			t.Errorf("%s in %s is held for %q, want %q", c.backend, c.service, got, c.want)
 		}
 	}
+}
+
+// Checks that cannot be made here, or come late, are a condition until they have been well for a while.
+func TestTroubleWithChecks(t *testing.T) {
+	conditions := &condition.Set{}
+	w := &troubleWatch{conditions: conditions}
+	now := time.Now()
+	look := func(after time.Duration, trouble health.Trouble, want ...string) {
+		t.Helper()
+		now = now.Add(after)
+		w.look(trouble, now)
+		var have []string
+		for _, c := range conditions.List() {
+			have = append(have, c.Code)
+			if c.Remedy == "" || c.Severity == "" || c.Text == "" || c.Subject != "host" {
+				t.Errorf("the condition says too little: %+v", c)
+			}
+			if c.Code == condition.ChecksFailHere && !strings.Contains(c.Text, "too many open files") {
+				t.Errorf("the condition does not say why: %s", c.Text)
+			}
+		}
+		slices.Sort(have)
+		if !slices.Equal(have, want) {
+			t.Errorf("conditions %v, want %v", have, want)
+		}
+	}
+	well := health.Trouble{Probes: 100, Late: 1}
+	look(0, health.Trouble{})
+	look(time.Second, well)
+	look(time.Second, health.Trouble{Probes: 100, Late: 2}, condition.ChecksLate)
+	look(time.Second, health.Trouble{Probes: 100, Failed: 1, Why: syscall.EMFILE}, condition.ChecksFailHere, condition.ChecksLate)
+	look(lateQuiet-time.Second, well, condition.ChecksFailHere)
+	look(time.Second, well)
+	look(time.Second, health.Trouble{Probes: 1, Late: 1}, condition.ChecksLate)
+	look(time.Second, health.Trouble{}, condition.ChecksLate)
+	look(lateQuiet-time.Second, health.Trouble{})
 }

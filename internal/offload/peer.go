@@ -26,10 +26,10 @@ func (e *PeerUnreachable) Command() string {
 	return fmt.Sprintf(`ethtool -K "$(basename "$(dirname "$(grep -lx %d /sys/class/net/*/ifindex)")")" tso off gso off tx-udp-segmentation off tx-gso-list off`, e.PeerIndex)
 }
 
-// Error names the interface, the cause and the remedy.
+// Error names the interface and the cause; Command is the remedy.
 func (e *PeerUnreachable) Error() string {
-	return fmt.Sprintf("cannot switch segmentation offload off at the other end of %s (interface index %d in its network namespace): %v; run there: %s",
-		e.Interface, e.PeerIndex, e.Err, e.Command())
+	return fmt.Sprintf("cannot switch segmentation offload off at the other end of %s (interface index %d in its network namespace): %v",
+		e.Interface, e.PeerIndex, e.Err)
 }
 
 // Unwrap is the cause.

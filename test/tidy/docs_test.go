@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/source/file"
 )
 
@@ -24,6 +25,34 @@ func TestReasonsAreDocumented(t *testing.T) {
 		}
 	}
 }
+
+// TestConditionsAreTested expects each condition to be raised by a test: one that checks for it by
+// its name, in Go or in JSON, outside the packages that list them all.
+func TestConditionsAreTested(t *testing.T) {
+	constants := map[string]string{} // by code
+	for _, m := range conditionCode.FindAllStringSubmatch(read(t, "internal/condition/codes.go"), -1) {
+		constants[m[2]] = m[1]
+	}
+	if len(constants) != len(condition.Codes) {
+		t.Fatalf("found %d constants in internal/condition/codes.go, and there are %d codes", len(constants), len(condition.Codes))
+	}
+	tested := map[string]bool{}
+	for _, s := range tree(t) {
+		if !strings.HasSuffix(s.path, "_test.go") || strings.HasPrefix(s.path, "internal/condition/") || strings.HasPrefix(s.path, "test/tidy/") {
+			continue
+		}
+		for code, constant := range constants {
+			tested[code] = tested[code] || strings.Contains(s.text, `"`+code+`"`) || strings.Contains(s.text, "condition."+constant)
+		}
+	}
+	for _, c := range condition.Codes {
+		if !tested[c.Code] {
+			t.Errorf("no test has the condition %s raised", c.Code)
+		}
+	}
+}
+
+var conditionCode = regexp.MustCompile(`(?m)^\t(\w+) += "(\w+)"$`)
 
 var enumerator = regexp.MustCompile(`(?m)^\s*REASON_(\w+)\s*=\s*\d+,`)
 

@@ -1,0 +1,108 @@
+package net
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/neighbour/nstest"
+)
+
+// third adds an interface to the balancer's two, and to the configuration, in a mode.
+func (b *bed) third(link netlink.Link, attach string) string {
+	b.t.Helper()
+	if err := b.Balancer.Netlink().LinkAdd(link); err != nil {
+		b.t.Fatal(err)
+	}
+	return strings.Replace(b.file(settings{}), "services:", "  - {name: eth2, attach: "+attach+"}\nservices:", 1)
+}
+
+func vethNamed(name, peer string) *netlink.Veth {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	veth := netlink.NewVeth(attrs)
+	veth.PeerName = peer
+	return veth
+}
+
+// TestInterfaceMadeAnewOfAnotherKind: an interface that is there and cannot be attached to is
+// another condition than one that is not there. Both end by themselves.
+func TestInterfaceMadeAnewOfAnotherKind(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.TwoArm})
+	b.write(b.third(vethNamed("eth2", "eth2-peer"), "native"))
+	b.start()
+	remove := func() {
+		t.Helper()
+		link, err := b.Balancer.Netlink().LinkByName("eth2")
+		if err == nil {
+			err = b.Balancer.Netlink().LinkDel(link)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	has := func(failed, missing string) {
+		t.Helper()
+		eventually(t, 30*time.Second, fmt.Sprintf("attach_failed with %q and interface_missing with %q", failed, missing), func() error {
+			s := b.status()
+			a, m := s.condition("attach_failed"), s.condition("interface_missing")
+			if !strings.Contains(a, failed) || !strings.Contains(m, missing) || (a == "") != (failed == "") || (m == "") != (missing == "") {
+				return fmt.Errorf("attach_failed says %q, interface_missing says %q", a, m)
+			}
+			return nil
+		})
+	}
+	has("", "")
+	remove()
+	has("", "eth2")
+	parent, err := b.Balancer.Netlink().LinkByName("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.ParentIndex = "eth2", parent.Attrs().Index
+	b.third(&netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE}, "native") // has no native mode
+	has("native", "")
+	b.goOn(t, "beside an interface that cannot be attached to", nil)
+	remove()
+	has("", "eth2")
+	b.third(vethNamed("eth2", "eth2-peer"), "native")
+	has("", "")
+	b.goOn(t, "with the interface as it was", nil)
+}
+
+// TestOtherEndThatAggregates: where the other end of a veth cannot be reached, to switch off there
+// what generic mode cannot have, the operator is told what to run.
+func TestOtherEndThatAggregates(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.TwoArm})
+	away := nstest.New(t) // without a name, and no process in it
+	config := b.third(vethNamed("eth2", "eth2-peer"), "generic")
+	peer, err := b.Balancer.Netlink().LinkByName("eth2-peer")
+	if err == nil {
+		err = b.Balancer.Netlink().LinkSetNsFd(peer, int(away.Handle))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Balancer.SetOffload("eth2", map[string]bool{"gro": true}); err != nil {
+		t.Fatal(err)
+	}
+	b.write(config)
+	b.start()
+	said := map[string]string{"peer_aggregates": "ethtool", "aggregation_switched_off": "eth2: switched off until shunt detaches"}
+	for code, text := range said {
+		if c := b.status().condition(code); !strings.Contains(c, "eth2") || !strings.Contains(c, text) {
+			t.Errorf("the condition %s says %q", code, c)
+		}
+	}
+	b.reload(b.file(settings{}))
+	for code := range said {
+		if c := b.status().condition(code); c != "" {
+			t.Errorf("after detaching, %s says %q", code, c)
+		}
+	}
+}
