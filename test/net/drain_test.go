@@ -31,6 +31,10 @@ type churn struct {
 	ended    int // connections that ended with their backend
 	// removed backends end their connections; those that leave or drain let UDP sockets move.
 	removed, leaving map[string]bool
+	// returned is when one that had been removed was there again. A connection of the time before may
+	// have hung until then: where another backend still has the tuple in TIME-WAIT, of a connection
+	// that it closed first, it answers with no reset (RFC 9293, 3.10.7.4).
+	returned map[string]time.Time
 	// closed to new flows, since when.
 	closed map[string]time.Time
 	// A new flow from before the end of a removal may be with the removed backend.
@@ -51,7 +55,7 @@ type socket struct {
 func (b *bed) newChurn(t *testing.T, vips []netip.Addr, count int) *churn {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
-	c := &churn{bed: b, stop: stop, removed: map[string]bool{}, leaving: map[string]bool{}, closed: map[string]time.Time{},
+	c := &churn{bed: b, stop: stop, removed: map[string]bool{}, leaving: map[string]bool{}, closed: map[string]time.Time{}, returned: map[string]time.Time{},
 		sessions: map[netip.Addr][]*session{}, sockets: map[netip.Addr][]*socket{}, used: map[string]bool{}}
 	t.Cleanup(func() { stop(); c.done.Wait() })
 	c.more(t, vips, count)
@@ -126,6 +130,7 @@ func (c *churn) askSession(vip netip.Addr, n int) error {
 	}
 	s := c.sessions[vip][n%len(c.sessions[vip])]
 	c.mu.Unlock()
+	begin := time.Now()
 	err := c.bed.alive(s)
 	if err == nil {
 		return nil
@@ -133,7 +138,7 @@ func (c *churn) askSession(vip netip.Addr, n int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.sessions[vip] = slices.DeleteFunc(c.sessions[vip], func(x *session) bool { return x == s })
-	if c.removed[s.first.Backend] {
+	if c.removed[s.first.Backend] || begin.Before(c.returned[s.first.Backend]) {
 		c.ended++
 		return nil
 	}
@@ -205,6 +210,9 @@ func (c *churn) opening(backend string, change func()) {
 	c.mu.Unlock()
 	change()
 	c.mu.Lock()
+	if c.removed[backend] {
+		c.returned[backend] = time.Now()
+	}
 	delete(c.removed, backend)
 	delete(c.leaving, backend)
 	c.mu.Unlock()
