@@ -136,8 +136,9 @@ func (d *daemon) unknown(interfaces []model.Interface) []model.Interface {
 // reconcileNow makes the maps agree with config, and waits before that for the ways to backends
 // that are new. It is for changes that somebody asks for, and not for d.loop, which must go on.
 func (d *daemon) reconcileNow(ctx context.Context, config model.Config) (reconcile.Difference, error) {
-	d.awaitWays(ctx, d.desired())
-	return d.carryOut(config)
+	services := d.desired()
+	d.awaitWays(ctx, services)
+	return d.carryOut(config, services)
 }
 
 // desired are the services as the data plane is to have them: in force, with what health says, and
@@ -150,12 +151,12 @@ func (d *daemon) desired() []model.Service {
 	return services
 }
 
-// wantWays has the next hops of backends looked up that services name or the maps still have.
-func (d *daemon) wantWays(services []model.Service) {
+// wantWays has the next hops of these backends looked up, and of those that the maps still have.
+func (d *daemon) wantWays(backends []netip.Addr) {
 	d.mu.Lock()
 	present := slices.Collect(maps.Keys(d.records))
 	d.mu.Unlock()
-	d.neighbours.Want(append(backendAddresses(services), present...))
+	d.neighbours.Want(slices.Concat(backends, present))
 }
 
 // awaitWays waits for the ways to backends that take flows and were not waited for before. One
@@ -165,19 +166,19 @@ func (d *daemon) awaitWays(ctx context.Context, services []model.Service) {
 	for i := range living {
 		living[i].Backends = slices.DeleteFunc(slices.Clone(living[i].Backends), func(b model.Backend) bool { return b.Down })
 	}
-	named, before := map[netip.Addr]bool{}, d.awaited
+	awaited := map[netip.Addr]bool{}
 	var fresh []netip.Addr
 	for _, a := range backendAddresses(living) {
-		named[a] = true
-		if !before[a] {
+		awaited[a] = true
+		if !d.awaited[a] {
 			fresh = append(fresh, a)
 		}
 	}
-	d.awaited = named
+	d.awaited = awaited
 	if len(fresh) == 0 {
 		return
 	}
-	d.wantWays(services)
+	d.wantWays(backendAddresses(services))
 	wait, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
 	if missing := d.neighbours.Wait(wait, fresh); len(missing) > 0 {
@@ -186,12 +187,11 @@ func (d *daemon) awaitWays(ctx context.Context, services []model.Service) {
 	}
 }
 
-// carryOut makes the maps agree with config, with overrides and health in force, and waits for
+// carryOut makes the maps agree with config and with services, which are desired, and waits for
 // nothing.
-func (d *daemon) carryOut(config model.Config) (reconcile.Difference, error) {
-	services := d.desired()
-	d.wantWays(services)
+func (d *daemon) carryOut(config model.Config, services []model.Service) (reconcile.Difference, error) {
 	wanted := backendAddresses(services)
+	d.wantWays(wanted)
 	own, err := hostAddresses()
 	if err != nil {
 		return reconcile.Difference{}, err
@@ -498,16 +498,18 @@ func (d *daemon) refreshInterfaces() {
 				Text: "the interface, which the configuration lists, does not exist", Remedy: "bring the interface back; shunt then attaches to it by itself"})
 			continue
 		}
-		if err := d.datapath.RefreshInterface(name); err != nil {
-			if err := d.attach(i); err != nil {
-				d.conditions.Raise(condition.Condition{Code: condition.AttachFailed, Severity: condition.Error, Subject: name,
-					Text: err.Error(), Remedy: "mend what the text names; shunt tries again every second"})
-				d.conditions.Clear(condition.InterfaceMissing, name)
-				continue
+		err := d.datapath.RefreshInterface(name)
+		if err != nil {
+			if err = d.attach(i); err == nil {
+				d.wantRetry() // hops and announcements name the new one
 			}
-			d.wantRetry() // hops and announcements name the new one
 		}
-		d.conditions.Clear(condition.AttachFailed, name)
+		if err != nil {
+			d.conditions.Raise(condition.Condition{Code: condition.AttachFailed, Subject: name,
+				Text: err.Error(), Remedy: "mend what the text names; shunt tries again every second"})
+		} else {
+			d.conditions.Clear(condition.AttachFailed, name)
+		}
 		d.conditions.Clear(condition.InterfaceMissing, name)
 	}
 }

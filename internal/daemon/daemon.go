@@ -296,7 +296,7 @@ func (d *daemon) upkeep() {
 	before := d.writer.Snapshot().Revision
 	if d.writer.PassDeadlines() != before {
 		d.log.Info("the deadline of a drain has passed: its backend's flows are given up")
-		if _, err := d.carryOut(d.config); err != nil {
+		if _, err := d.carryOut(d.config, d.desired()); err != nil {
 			d.failing(err)
 		}
 	}
@@ -326,7 +326,7 @@ func (d *daemon) again() {
 	if d.stopped {
 		return
 	}
-	if _, err := d.carryOut(d.config); err != nil {
+	if _, err := d.carryOut(d.config, d.desired()); err != nil {
 		d.failing(err)
 		return
 	}

@@ -120,7 +120,7 @@ func (d *daemon) drain(life context.Context) {
 	d.draining = true
 	d.conditions.Raise(condition.Condition{Code: condition.NodeDraining, Severity: condition.Info, Subject: d.opts.Instance,
 		Text: "told to stop with --on-exit drain: no service takes new flows", Remedy: "wait; Ctrl-C or SIGINT detaches at once"})
-	_, err := d.carryOut(d.config)
+	_, err := d.carryOut(d.config, d.desired())
 	if err != nil {
 		d.failing(err)
 	}

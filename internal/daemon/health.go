@@ -137,7 +137,7 @@ func (d *daemon) healthChanged() (done bool) {
 		return true
 	}
 	began := time.Now()
-	difference, err := d.carryOut(d.config)
+	difference, err := d.carryOut(d.config, d.desired())
 	d.watching.tookLast = time.Since(began)
 	if err != nil {
 		d.failing(err)
