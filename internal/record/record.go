@@ -36,7 +36,7 @@ func Write(path string, value any) error {
 // Replace makes text what the file says. After an error the file says that or what it said
 // before. One caller at a time.
 func Replace(disk Disk, path string, text []byte) (err error) {
-	dir, fresh := filepath.Dir(path), path+".new"
+	fresh := path + ".new"
 	file, err := disk.Create(fresh)
 	if err != nil {
 		return err
@@ -59,7 +59,7 @@ func Replace(disk Disk, path string, text []byte) (err error) {
 	if err := disk.Rename(fresh, path); err != nil {
 		return err
 	}
-	return disk.SyncDir(dir)
+	return disk.SyncDir(filepath.Dir(path))
 }
 
 // Remove takes the file away. That there is none is success.
