@@ -9,6 +9,22 @@ import (
 	"github.com/shunt-lb/shunt/internal/datapath"
 )
 
+// holds expects these conditions of a subject, in words that say enough.
+func holds(t *testing.T, conditions *condition.Set, subject string, want []string) {
+	t.Helper()
+	var have []string
+	for _, c := range conditions.List() {
+		have = append(have, c.Code)
+		if c.Text == "" || c.Remedy == "" || c.Severity == "" || c.Subject != subject {
+			t.Errorf("the condition says too little: %+v", c)
+		}
+	}
+	slices.Sort(have)
+	if !slices.Equal(have, want) {
+		t.Errorf("conditions %v, want %v", have, want)
+	}
+}
+
 // A shortage is a condition from the first packet that meets it until a while after the last.
 func TestShortages(t *testing.T) {
 	conditions := &condition.Set{}
@@ -19,17 +35,7 @@ func TestShortages(t *testing.T) {
 		t.Helper()
 		now = now.Add(after)
 		w.look(counted, now)
-		var have []string
-		for _, c := range conditions.List() {
-			have = append(have, c.Code)
-			if c.Remedy == "" || c.Severity == "" || c.Subject != "default" {
-				t.Errorf("the condition says too little: %+v", c)
-			}
-		}
-		slices.Sort(have)
-		if !slices.Equal(have, want) {
-			t.Errorf("conditions %v, want %v", have, want)
-		}
+		holds(t, conditions, "default", want)
 	}
 	count := func(reason string) { counted[reason] = datapath.Count{Packets: counted[reason].Packets + 1} }
 	look(0) // an earlier daemon's
