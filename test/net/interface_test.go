@@ -1,8 +1,10 @@
 package net
 
 import (
+	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -12,28 +14,46 @@ import (
 	"github.com/shunt-lb/shunt/internal/neighbour/nstest"
 )
 
-// third adds an interface to the balancer's two, and to the configuration, in a mode.
-func (b *bed) third(link netlink.Link, attach string) string {
-	b.t.Helper()
-	if err := b.Balancer.Netlink().LinkAdd(link); err != nil {
-		b.t.Fatal(err)
-	}
-	return strings.Replace(b.file(settings{}), "services:", "  - {name: eth2, attach: "+attach+"}\nservices:", 1)
+// withInterface is a configuration that lists one interface more.
+func withInterface(config, name, attach string) string {
+	return strings.Replace(config, "services:", "  - {name: "+name+", attach: "+attach+"}\nservices:", 1)
 }
 
-func vethNamed(name, peer string) *netlink.Veth {
+// addVeth gives the balancer an interface, and another, name-peer, that is its other end.
+func (b *bed) addVeth(name string) {
+	b.t.Helper()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
 	veth := netlink.NewVeth(attrs)
-	veth.PeerName = peer
-	return veth
+	veth.PeerName = name + "-peer"
+	if err := b.Balancer.Netlink().LinkAdd(veth); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// addMacvlan gives the balancer an interface above eth0 whose driver has no native XDP.
+func (b *bed) addMacvlan(name string) {
+	b.t.Helper()
+	parent, err := b.Balancer.Netlink().LinkByName("eth0")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.ParentIndex = name, parent.Attrs().Index
+	upper := &netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE}
+	if err := b.Balancer.Netlink().LinkAdd(upper); errors.Is(err, syscall.EOPNOTSUPP) {
+		b.t.Skip("the kernel has no macvlan")
+	} else if err != nil {
+		b.t.Fatal(err)
+	}
 }
 
 // TestInterfaceMadeAnewOfAnotherKind: an interface that is there and cannot be attached to is
 // another condition than one that is not there. Both end by themselves.
 func TestInterfaceMadeAnewOfAnotherKind(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
-	b.write(b.third(vethNamed("eth2", "eth2-peer"), "native"))
+	b.addVeth("eth2")
+	b.write(withInterface(b.file(settings{}), "eth2", "native"))
 	b.start()
 	remove := func() {
 		t.Helper()
@@ -59,18 +79,12 @@ func TestInterfaceMadeAnewOfAnotherKind(t *testing.T) {
 	has("", "")
 	remove()
 	has("", "eth2")
-	parent, err := b.Balancer.Netlink().LinkByName("eth0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.ParentIndex = "eth2", parent.Attrs().Index
-	b.third(&netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE}, "native") // has no native mode
+	b.addMacvlan("eth2")
 	has("native", "")
 	b.goOn(t, "beside an interface that cannot be attached to", nil)
 	remove()
 	has("", "eth2")
-	b.third(vethNamed("eth2", "eth2-peer"), "native")
+	b.addVeth("eth2")
 	has("", "")
 	b.goOn(t, "with the interface as it was", nil)
 }
@@ -80,7 +94,7 @@ func TestInterfaceMadeAnewOfAnotherKind(t *testing.T) {
 func TestOtherEndThatAggregates(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	away := nstest.New(t) // without a name, and no process in it
-	config := b.third(vethNamed("eth2", "eth2-peer"), "generic")
+	b.addVeth("eth2")
 	peer, err := b.Balancer.Netlink().LinkByName("eth2-peer")
 	if err == nil {
 		err = b.Balancer.Netlink().LinkSetNsFd(peer, int(away.Handle))
@@ -91,7 +105,7 @@ func TestOtherEndThatAggregates(t *testing.T) {
 	if err := b.Balancer.SetOffload("eth2", map[string]bool{"gro": true}); err != nil {
 		t.Fatal(err)
 	}
-	b.write(config)
+	b.write(withInterface(b.file(settings{}), "eth2", "generic"))
 	b.start()
 	said := map[string]string{"peer_aggregates": "ethtool", "aggregation_switched_off": "eth2: switched off until shunt detaches"}
 	for code, text := range said {

@@ -375,21 +375,8 @@ func TestRefusedFramesAreCounted(t *testing.T) {
 // falls back to generic, and says so.
 func TestDriverWithoutNativeMode(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
-	parent, err := b.Balancer.Netlink().LinkByName("eth0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.ParentIndex = "mv0", parent.Attrs().Index
-	upper := &netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE}
-	if err := b.Balancer.Netlink().LinkAdd(upper); errors.Is(err, syscall.EOPNOTSUPP) {
-		t.Skip("the kernel has no macvlan")
-	} else if err != nil {
-		t.Fatal(err)
-	}
-	with := func(attach string) string {
-		return strings.Replace(b.file(settings{attach: "native"}), "services:", "  - {name: mv0, attach: "+attach+"}\nservices:", 1)
-	}
+	b.addMacvlan("mv0")
+	with := func(attach string) string { return withInterface(b.file(settings{attach: "native"}), "mv0", attach) }
 	b.write(with("native"))
 	p := b.launch()
 	select {
