@@ -21,9 +21,9 @@ const directTests = "^Test(AffinityDraining.*|AtomicFragments|Budget|Direct.*|Er
 	"NoOuterSource|Outer.*|Place|PreviousBefore.*|Reject|RejectHeaders|RejectBesideDrainingFlows|Remembered.*|Scan.*|SourceRate|Sources.*|" +
 	"SpoofedSources|StoryOfASlot|TableFull|TooBig|Truncated)$"
 
-// mixedTests compare the two, or need flows of both; the hook's run is no test of a program.
+// mixedTests compare the two, or need flows of both.
 const mixedTests = "^(Test(AffinitySlots|DeniedMeanwhile|DirectFrontends|FragmentNotesAge|FragmentsInAnyOrder|FragmentsThatEndHere|FragmentsThatLie|" +
-	"RejectOfAFlow|SegmentsAreBounded|Again)|Fuzz.*)$"
+	"RejectOfAFlow|SegmentsAreBounded)|Fuzz.*)$"
 
 // TestAgain runs tests of packets once more: with worlds at tc, and with programs that have only
 // the features that NAT or direct return needs, as most users' have.
