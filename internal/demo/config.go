@@ -15,9 +15,6 @@ const (
 	webPort    = 80   // of the VIPs
 	serverPort = 8080 // of the web servers behind it
 	echoPort   = 7    // of VIPs and servers: the service keeps the port
-	// tableSize is set, so that a change of the backend count does not change it: 4093
-	// slots give the weights 3:2:1 to within 0.03 %.
-	tableSize = 4093
 )
 
 // target is a frontend of the demo.
@@ -81,7 +78,6 @@ func configText(top *lab.Topology, socket string, backends int) string {
 		line("    port: %d", port)
 		line("    protocol: %s", service.protocol)
 		line("    announce: none        # the client's route to the VIPs leads to lb")
-		line("    table_size: %d", tableSize)
 		line("    backends:")
 		for i, host := range top.Backends[:backends] {
 			line("      - {address: %s%s, weight: %d}", host.Addr4(), service.backendPort, weights[i])

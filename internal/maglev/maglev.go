@@ -22,19 +22,26 @@ import (
 // permutation visit every slot.
 var Sizes = []uint32{251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 131071}
 
+// defaultSizes are those that SizeFor chooses from, few and far apart: a service that crosses from
+// one to the next places most of its new flows anew.
+var defaultSizes = []uint32{4093, 16381, 65521, 131071}
+
 // slotsPerBackend is how many slots a backend should have at least. The paper's section
 // 5.3 finds 100 enough for shares within a few percent of each other.
 const slotsPerBackend = 100
 
-// SizeFor is the smallest of Sizes with at least 100 slots per backend, or the largest
-// there is.
+// SizeFor is the table size in slots of a service that does not say one: the smallest of 4093,
+// 16381, 65521 and 131071 with at least 100 slots per backend, or the largest. It depends on
+// nothing but the number of backends, so that all balancers of a fleet agree. Up to 40 backends
+// share one size, and a change there moves the changed backend's share and at most 3 % of the
+// slots beside it.
 func SizeFor(backends int) uint32 {
-	for _, size := range Sizes {
+	for _, size := range defaultSizes {
 		if int(size)/slotsPerBackend >= backends {
 			return size
 		}
 	}
-	return Sizes[len(Sizes)-1]
+	return defaultSizes[len(defaultSizes)-1]
 }
 
 // Member is one candidate for slots.

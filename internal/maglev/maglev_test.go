@@ -44,7 +44,7 @@ func TestSizes(t *testing.T) {
 	for _, c := range []struct {
 		backends int
 		size     uint32
-	}{{0, 251}, {1, 251}, {2, 251}, {3, 509}, {5, 509}, {6, 1021}, {10, 1021}, {1310, 131071}, {1311, 131071}, {100000, 131071}} {
+	}{{0, 4093}, {1, 4093}, {40, 4093}, {41, 16381}, {163, 16381}, {164, 65521}, {655, 65521}, {656, 131071}, {100000, 131071}} {
 		if got := SizeFor(c.backends); got != c.size {
 			t.Errorf("SizeFor(%d) = %d, want %d", c.backends, got, c.size)
 		}

@@ -122,7 +122,7 @@ func (w *world) drawDesired() reconcile.Desired {
 			AffinityTimeout: rapid.SampledFrom([]time.Duration{0, 0, time.Hour}).Draw(w.T, "affinity"),
 			Policy:          model.Policy{Rejects: rapid.Bool().Draw(w.T, "rejects"), HashAddresses: rapid.Bool().Draw(w.T, "hashes addresses"), FlowsMax: uint32(rapid.IntRange(0, 2).Draw(w.T, "flows max"))},
 			Announce:        rapid.SampledFrom([]model.Announce{model.AnnounceL2, model.AnnounceNone}).Draw(w.T, "announce"),
-			TableSize:       rapid.SampledFrom([]uint32{0, 251, 509}).Draw(w.T, "size"),
+			TableSize:       rapid.SampledFrom([]uint32{251, 509}).Draw(w.T, "size"),
 		}
 		w.drawLists(&s)
 		for _, text := range poolBackends {

@@ -35,9 +35,9 @@ func frontend(text string) model.Frontend {
 	return model.Frontend{Address: ap.Addr(), Ports: model.PortRange{First: ap.Port(), Last: ap.Port()}, Protocol: model.TCP}
 }
 
-// service has frontends and backends as texts; a backend may end in "*weight".
+// service has frontends and backends as texts; a backend may end in "*weight". Its table is small.
 func service(name, frontends, backends string) model.Service {
-	s := model.Service{Name: name, Forwarding: model.ForwardingNAT, Announce: model.AnnounceL2}
+	s := model.Service{Name: name, Forwarding: model.ForwardingNAT, Announce: model.AnnounceL2, TableSize: 251}
 	for _, text := range strings.Fields(frontends) {
 		s.Frontends = append(s.Frontends, frontend(text))
 	}
@@ -51,6 +51,12 @@ func service(name, frontends, backends string) model.Service {
 		}
 		s.Backends = append(s.Backends, backend(text, uint16(weight)))
 	}
+	return s
+}
+
+// sized is the service with a table of that many slots.
+func sized(size uint32, s model.Service) model.Service {
+	s.TableSize = size
 	return s
 }
 
@@ -235,7 +241,7 @@ func TestARestartOwesAGrace(t *testing.T) {
 func TestResizeAndWeights(t *testing.T) {
 	b := newBench(t, roomy)
 	b.apply(desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80")))
-	difference, operations := b.apply(desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80 10.0.0.4:80")))
+	difference, operations := b.apply(desired(sized(509, service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80 10.0.0.4:80"))))
 	if got := difference.String(); !strings.HasPrefix(got, "~ service web: backend 10.0.0.4:80 added, table resized from 251 to 509 slots, ") {
 		t.Errorf("difference %q", got)
 	}
@@ -243,7 +249,7 @@ func TestResizeAndWeights(t *testing.T) {
 put backend 3/1 10.0.0.4:80
 write slots 251+509
 put service 0/1 web slots 251+509`)
-	difference, operations = b.apply(desired(service("web", "192.0.2.10:80", "10.0.0.2:80*2 10.0.0.3:80*2 10.0.0.4:80*2")))
+	difference, operations = b.apply(desired(sized(509, service("web", "192.0.2.10:80", "10.0.0.2:80*2 10.0.0.3:80*2 10.0.0.4:80*2"))))
 	b.want("proportional weights", difference.String(),
 		"~ service web: weight of 10.0.0.2:80 from 1 to 2, weight of 10.0.0.3:80 from 1 to 2, weight of 10.0.0.4:80 from 1 to 2")
 	if len(operations) != 0 {
@@ -285,7 +291,7 @@ func TestFamiliesHaveTheirOwnTables(t *testing.T) {
 
 func TestAdoption(t *testing.T) {
 	b := newBench(t, roomy)
-	web := service("web", "192.0.2.10:80", "10.0.0.2:80*2 10.0.0.3:80 10.0.0.9:80*0")
+	web := sized(509, service("web", "192.0.2.10:80", "10.0.0.2:80*2 10.0.0.3:80 10.0.0.9:80*0"))
 	dns := service("dns", "192.0.2.10:53", "10.0.0.3:80")
 	b.apply(desired(web, dns))
 	before := b.dump()
@@ -297,7 +303,7 @@ func TestAdoption(t *testing.T) {
 
 	b.r = reconcile.New(b.maps)
 	web.Backends = web.Backends[:1]
-	difference, err := b.r.Plan(desired(web))
+	difference, err := b.r.Plan(desired(sized(251, web)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -345,7 +351,7 @@ func TestCapacityIsCheckedFirst(t *testing.T) {
 	for what, next := range map[string][]model.Service{
 		"services": {service("a", "192.0.2.10:1", "10.0.0.2:80"), service("b", "192.0.2.10:2", "10.0.0.2:80"), service("c", "192.0.2.10:3", "10.0.0.2:80")},
 		"backends": {service("web", "192.0.2.10:80", "10.0.0.4:80 10.0.0.5:80 10.0.0.6:80")},
-		"slots":    {service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80 10.0.0.4:80"), service("b", "192.0.2.10:2", "10.0.0.2:80")},
+		"slots":    {sized(509, service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80 10.0.0.4:80")), service("b", "192.0.2.10:2", "10.0.0.2:80")},
 	} {
 		t.Run(what, func(t *testing.T) {
 			b := newBench(t, limits)
@@ -441,7 +447,7 @@ func TestBeforeNaming(t *testing.T) {
 func TestSlotsOfASettledTableWaitForAGrace(t *testing.T) {
 	b := newBench(t, roomy)
 	two := desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80"))
-	three := desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80 10.0.0.4:80"))
+	three := desired(sized(509, service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80 10.0.0.4:80")))
 	b.apply(two)
 	b.maps.Fault = func(operation string) fake.Fault {
 		if strings.HasPrefix(operation, "put service") {

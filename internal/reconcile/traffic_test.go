@@ -64,7 +64,7 @@ func (w *world) drawChange() reconcile.Desired {
 			case 2:
 				s.Backends = slices.Delete(s.Backends, at, at+1)
 			case 3:
-				s.TableSize = rapid.SampledFrom([]uint32{0, 251, 509}).Draw(w.T, "size")
+				s.TableSize = rapid.SampledFrom([]uint32{251, 509}).Draw(w.T, "size")
 			case 4:
 				w.drawLists(s)
 			case 5, 6:

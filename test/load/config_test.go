@@ -32,16 +32,17 @@ type member struct {
 // number.
 type config struct {
 	members  map[string]map[int]member
-	order    []int  // of the backends in the file
-	extra    []int  // backends of a service that nobody asks; nil: it is not there
-	settings string // more YAML
+	sizes    map[string]int // table_size of a service; not there: it says none
+	order    []int          // of the backends in the file
+	extra    []int          // backends of a service that nobody asks; nil: it is not there
+	settings string         // more YAML
 	settle   string
 	limits   string // of flows
 }
 
 // plain is every backend with weight 1.
 func plain() config {
-	c := config{members: map[string]map[int]member{}, settle: "10s", limits: "flows: 100000"}
+	c := config{members: map[string]map[int]member{}, sizes: map[string]int{}, settle: "10s", limits: "flows: 100000"}
 	for _, s := range []service{translated, direct} {
 		c.members[s.name] = map[int]member{}
 		for n := range backendCount {
@@ -59,14 +60,14 @@ func (c config) clone() config {
 	for name, all := range c.members {
 		members[name] = maps.Clone(all)
 	}
-	c.members, c.order, c.extra = members, slices.Clone(c.order), slices.Clone(c.extra)
+	c.members, c.sizes, c.order, c.extra = members, maps.Clone(c.sizes), slices.Clone(c.order), slices.Clone(c.extra)
 	return c
 }
 
 // file is the configuration as YAML.
 func (c config) file(b *bed) string {
 	var text strings.Builder
-	fmt.Fprintf(&text, "limits: {%s, services: 100, backends: 1000, slots: 65536, remembered: 100000, filters: 1000}\ntimeouts: {settle: %s, udp: 1m}\ninterfaces:\n", c.limits, c.settle)
+	fmt.Fprintf(&text, "limits: {%s, services: 100, backends: 1000, slots: 131072, remembered: 100000, filters: 1000}\ntimeouts: {settle: %s, udp: 1m}\ninterfaces:\n", c.limits, c.settle)
 	for _, i := range b.Balancer.Interfaces() {
 		fmt.Fprintf(&text, "  - {name: %s, attach: native}\n", i.Name)
 	}
@@ -90,6 +91,9 @@ func (c config) file(b *bed) string {
 	}
 	for _, s := range []service{translated, direct} {
 		fmt.Fprintf(&text, "  - name: %s\n    address: [%s, %q]\n    port: [80, 53]\n    protocol: [tcp, udp]\n    forwarding: %s\n", s.name, s.vips[0], s.vips[1], s.forwarding)
+		if size, said := c.sizes[s.name]; said {
+			fmt.Fprintf(&text, "    table_size: %d\n", size)
+		}
 		backends(c.order, c.members[s.name])
 	}
 	if c.extra != nil {

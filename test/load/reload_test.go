@@ -45,6 +45,9 @@ var edits = []struct {
 			c.members[s][n] = m
 		}
 	}},
+	{"resize", func(c *config, r *rand.Rand) {
+		c.sizes[anyService(r)] = []int{251, 509, 4093}[r.IntN(3)]
+	}},
 	{"reorder", func(c *config, r *rand.Rand) {
 		r.Shuffle(len(c.order), func(i, j int) { c.order[i], c.order[j] = c.order[j], c.order[i] })
 	}},
@@ -73,7 +76,7 @@ func (c config) serving(service string, but int) (count int) {
 func (c config) mayWrite(b *bed, after config) map[string]bool {
 	may := map[string]bool{}
 	for _, s := range []string{translated.name, direct.name} {
-		if fmt.Sprint(c.members[s]) != fmt.Sprint(after.members[s]) {
+		if fmt.Sprint(c.members[s]) != fmt.Sprint(after.members[s]) || c.sizes[s] != after.sizes[s] {
 			may["service "+s], may["slots "+s], may["table "] = true, true, true
 		}
 	}

@@ -185,7 +185,7 @@ func TestSample(t *testing.T) {
 			},
 		},
 		Timeouts: model.Timeouts{TCPEstablished: 2*time.Hour + 4*time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute, Settle: 15 * time.Minute},
-		Limits:   model.Limits{Flows: 1_000_000, Services: 10_000, Backends: 100_000, Slots: 1 << 20, Remembered: 250_000, Filters: 10_000},
+		Limits:   model.Limits{Flows: 1_000_000, Services: 10_000, Backends: 100_000, Slots: 1 << 22, Remembered: 250_000, Filters: 10_000},
 		SNAT: model.SNAT{
 			Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8:1::1")},
 			Ports:     model.PortRange{First: 1024, Last: 32767},
@@ -216,7 +216,7 @@ func TestDefaults(t *testing.T) {
 			Backends:  []model.Backend{{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.2")}, Weight: 1, Name: "10.0.0.2"}},
 		}},
 		Timeouts: model.Timeouts{TCPEstablished: 124 * time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute, Settle: 15 * time.Minute},
-		Limits:   model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 20, Remembered: 250_000, Filters: 10_000},
+		Limits:   model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 22, Remembered: 250_000, Filters: 10_000},
 		API:      model.API{Socket: "/run/shunt/shunt.sock"},
 
 		Encapsulation: model.Encapsulation{GUEPort: 6080},
@@ -305,9 +305,9 @@ func TestGuide(t *testing.T) {
 }
 
 func TestMemory(t *testing.T) {
-	limits := model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 20, Remembered: 250_000, Filters: 10_000}
+	limits := model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 22, Remembered: 250_000, Filters: 10_000}
 	bytes, lines := DefaultEntrySizes.Memory(limits, 2)
-	const want = 2*312_500*160 + 312_500*48 + 8<<20 + 4096*40 + 1000*16 + 2*5096*40 + 250_000*104 + 10_000*144 + 65536*104
+	const want = 2*312_500*160 + 312_500*48 + 32<<20 + 4096*40 + 1000*16 + 2*5096*40 + 250_000*104 + 10_000*144 + 65536*104
 	if bytes != want {
 		t.Errorf("the limits cost %d bytes, want %d", bytes, want)
 	}
@@ -379,7 +379,7 @@ func TestLarge(t *testing.T) {
 			fmt.Fprintf(&b, "      - {address: 10.9.%d.%d, port: 8080, weight: 3}\n", i%250, j+1)
 		}
 	}
-	b.WriteString("limits: {slots: 1018000}\n") // 1000 tables of 509, twice
+	b.WriteString("limits: {slots: 8186000}\n") // 1000 tables of 4093, twice
 	config, faults := load(t, filepath.Join(write(t, map[string]string{"a.yaml": b.String()}), "a.yaml"))
 	if len(faults) != 0 || len(config.Services) != 1000 {
 		t.Errorf("%d services, faults are %v", len(config.Services), faults)
