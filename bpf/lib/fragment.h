@@ -209,7 +209,9 @@ static __always_inline enum verdict ip6_fragment_parse(struct frame_ctx *ctx, st
 	p->l4_size -= sizeof(*header);
 	field = bpf_ntohs(header->offset_and_more);
 	if (field & IP6_OFFSET_BITS) {
-		if (header->next == IPPROTO_ICMPV6)
+		/* Behind an extension header there may be TCP or UDP, which only the first says. */
+		if (header->next != IPPROTO_TCP && header->next != IPPROTO_UDP &&
+		    !ip6_is_extension(header->next))
 			return pass(p, REASON_FRAGMENT);
 		return later_parse(p, header->next, field & IP6_OFFSET_BITS);
 	}

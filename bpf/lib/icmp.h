@@ -82,6 +82,11 @@ static __noinline enum verdict echo_answer(struct frame_ctx *ctx, struct packet 
 	if (p->family == FAMILY_IP4) {
 		if ((void *)(ip + 1) > data_end)
 			return drop(p, REASON_INTERNAL);
+		/* Both are zero in one's complement. All that follows may be zeros, the type and
+		 * code are, and then only this one is right (RFC 1624, 3); of any other answer
+		 * it is too. */
+		if (!icmp->checksum)
+			icmp->checksum = 0xffff;
 		ip->check = csum_update(ip->check, ANSWER_TTL, ip->ttl);
 		ip->ttl = ANSWER_TTL;
 		ip->saddr = addr_to_ip4(&p->key.destination);

@@ -56,6 +56,13 @@ static __always_inline enum verdict ip4_parse(struct frame_ctx *ctx, struct pack
 	return VERDICT_NEXT;
 }
 
+/* The extension headers that may stand before a transport header that we read. */
+static __always_inline int ip6_is_extension(__u8 protocol)
+{
+	return protocol == IPPROTO_HOPOPTS || protocol == IPPROTO_ROUTING ||
+	       protocol == IPPROTO_DSTOPTS || protocol == IPPROTO_AH;
+}
+
 /*
  * Walks the extension headers (RFC 8200, 4). On return key.protocol is the transport
  * protocol, IPPROTO_FRAGMENT or IPPROTO_ROUTING where the walk has to end early, or
@@ -78,8 +85,7 @@ __stage enum verdict ip6_extensions_walk(struct frame_ctx *ctx, struct packet *p
 
 		if (protocol == IPPROTO_RAW) /* reserved on the wire, and our own sign here */
 			protocol = IPPROTO_NONE;
-		if (protocol != IPPROTO_HOPOPTS && protocol != IPPROTO_ROUTING &&
-		    protocol != IPPROTO_DSTOPTS && protocol != IPPROTO_AH)
+		if (!ip6_is_extension(protocol))
 			break; /* a transport protocol, a fragment, or nothing */
 		if (i == EXTENSION_HEADERS_MAX || offset > L4_OFFSET_MAX - 8) {
 			protocol = IPPROTO_RAW;

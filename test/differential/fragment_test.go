@@ -66,7 +66,7 @@ func (o *oracle) judgePiece(r *reading) want {
 	}
 	if r.part == later {
 		switch {
-		case !r.six && !r.isTransport(), r.six && r.protocol == icmp6:
+		case !r.isTransport() && !r.isExtension():
 			return pass(fragment)
 		case r.protocol == tcp && r.offset < 20: // RFC 3128
 			return drop(fragmentTiny)

@@ -71,6 +71,9 @@ func (o *oracle) echo(r *reading) want {
 	before := []byte{m[0], m[1]}
 	m[0] = reply
 	put16(m[2:], updated(be16(m[2:]), before, m[0:2]))
+	if !r.six && be16(m[2:]) == 0 { // of zeros, it is 0xffff
+		put16(m[2:], 0xffff)
+	}
 	return r.back(echoAnswered, b)
 }
 

@@ -134,13 +134,22 @@ func (r *reading) readChain() chainEnd {
 	return end
 }
 
+// isExtension is whether an IPv6 header comes next behind which there may be TCP or UDP, other than
+// the fragment header.
+func (r *reading) isExtension() bool {
+	switch r.protocol {
+	case hopByHop, destinationOptions, routingHeader, authentication:
+		return r.six
+	}
+	return false
+}
+
 func (r *reading) walk() chainEnd {
 	for seen := 0; ; seen++ {
-		switch r.protocol {
-		case hopByHop, destinationOptions, routingHeader, authentication:
-		case fragmentHeader:
+		if r.protocol == fragmentHeader {
 			return chainFragment
-		default:
+		}
+		if !r.isExtension() {
 			return chainRead
 		}
 		b := r.frame[min(r.upper, r.end):r.end]

@@ -334,6 +334,22 @@ func TestFragmentsOfNobody(t *testing.T) {
 			trial{in: in.With(packet.Fragmented(1, 0, false)), reason: "fragment"}.try(t, w)
 		}
 	}
+	for _, protocol := range []uint8{47, 50, 59, 132, 255} { // GRE, ESP, none, SCTP, reserved
+		for _, k := range []kind{{}, {six: true}} {
+			other := k.fromClient(45000, portNAT, "S").With(func(p *packet.Packet) {
+				p.TCP, p.Payload = nil, make([]byte, 64)
+				if p.IPv4 != nil {
+					p.IPv4.Protocol = protocol
+				} else {
+					p.IPv6.NextHeader = protocol
+				}
+			})
+			for _, offset := range []uint16{0, 64} {
+				name := fmt.Sprintf("%s/protocol %d at %d", k, protocol, offset)
+				trial{name: name, in: other.With(packet.Fragmented(1, offset, true)), reason: "fragment"}.try(t, w)
+			}
+		}
+	}
 }
 
 // TestAtomicFragments: with a fragment header, but whole (RFC 6946): as any other packet.

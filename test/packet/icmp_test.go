@@ -147,14 +147,17 @@ func TestEcho(t *testing.T) {
 	for _, k := range []kind{{}, {six: true}} {
 		client, vip := k.pick(client4, client6), k.pick(vip4, vip6)
 		ping := packet.NewEcho(client, vip, 77, 3, packet.MACs(router, ownA), packet.Data("abcdefg"), packet.TTL(9))
-		pong := func(packet.Packet) packet.Packet {
-			return ping.Reverse().With(packet.TTL(64), func(p *packet.Packet) {
-				if p.ICMP != nil {
-					p.ICMP.Type = 0
-				} else {
-					p.ICMPv6.Type = 129
-				}
-			})
+		zeros := packet.NewEcho(client, vip, 0, 0, packet.MACs(router, ownA), packet.Data("\x00\x00"))
+		pong := func(ping packet.Packet) func(packet.Packet) packet.Packet {
+			return func(packet.Packet) packet.Packet {
+				return ping.Reverse().With(packet.TTL(64), func(p *packet.Packet) {
+					if p.ICMP != nil {
+						p.ICMP.Type = 0
+					} else {
+						p.ICMPv6.Type = 129
+					}
+				})
+			}
 		}
 		to := func(a netip.Addr) packet.Packet { return packet.NewEcho(client, a, 77, 3, packet.MACs(router, ownA)) }
 		code := ping.With(func(p *packet.Packet) {
@@ -173,7 +176,8 @@ func TestEcho(t *testing.T) {
 		})
 		group := packet.NewEcho(k.pick(addr("224.0.0.1"), addr("ff02::1")), vip, 1, 1, packet.MACs(router, ownA))
 		table(t, w, []trial{
-			{name: k.String() + "/VIP", in: ping, end: leaves, reason: "echo_answered", want: pong},
+			{name: k.String() + "/VIP", in: ping, end: leaves, reason: "echo_answered", want: pong(ping)},
+			{name: k.String() + "/zeros", in: zeros, end: leaves, reason: "echo_answered", want: pong(zeros)},
 			{name: k.String() + "/host's own", in: to(k.pick(hostVIP4, hostVIP6)), reason: "icmp"},
 			{name: k.String() + "/NAT source", in: to(k.pick(sources[0], sources[2])), reason: "icmp"},
 			{name: k.String() + "/not ours, looked at for nat-destination", in: to(k.pick(client4, client6)), reason: "not_ours"},
