@@ -234,7 +234,7 @@ func (d *decoder) mapping(n ast.Node, m mark, target reflect.Value) {
 // value decodes the value of one key.
 func (d *decoder) value(p pair, target reflect.Value, f *field) {
 	if !f.supported() {
-		d.faults.errorf(p.key, "remove it", "%s is not supported yet", f.name)
+		d.faults.errorf(p.key, f.instead, "%s is not supported yet", f.name)
 		return
 	}
 	m := d.markOf(p.value, p.key.path)

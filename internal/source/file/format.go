@@ -10,7 +10,9 @@ package file
 //	unit      of a number
 //	min, max  bounds of a number or a duration (inclusive), or of the length of a text in bytes
 //	enum      the words allowed, separated by |
-//	later     words that are known but not supported yet, separated by |
+//	later     words that are known but not supported yet, each with what to do instead, as in
+//	          WORD: write another; separated by |
+//	instead   of a key that is not supported yet: what to do without it
 //	example   as one would write it
 
 // document is a whole file.
@@ -24,8 +26,9 @@ type document struct {
 	SNAT          snatEntry            `json:"snat,omitempty" doc:"Where full NAT takes its source addresses and ports from." example:"{addresses: [10.0.0.1]}"`
 	Encapsulation encapsulationEntry   `json:"encapsulation,omitempty" doc:"What the outer headers of dsr-ipip and dsr-gue look like." example:"{source: 10.0.0.1}"`
 	API           apiEntry             `json:"api,omitempty" doc:"Where the daemon can be asked, and who may, besides root." example:"{group: shunt-admin, read_group: shunt}"`
-	Pools         later                `json:"pools,omitempty" doc:"Backends shared by services."`
-	Metrics       later                `json:"metrics,omitempty" doc:"Metrics over HTTP."`
+	Pools         later                `json:"pools,omitempty" doc:"Backends shared by services." instead:"write the backends in each service; a YAML anchor (x-servers: &servers) lets services share them"`
+	Metrics       later                `json:"metrics,omitempty" doc:"Metrics over HTTP." instead:"'shunt status --output json' has the counters"`
+	BGP           later                `json:"bgp,omitempty" doc:"Sessions with routers." instead:"write announce: none, and announce the VIPs with a routing daemon such as BIRD or FRR"`
 }
 
 // interfaceEntry is one of interfaces.
@@ -39,9 +42,9 @@ type interfaceEntry struct {
 type defaultsEntry struct {
 	mark       `json:"-"`
 	Forwarding word        `json:"forwarding,omitempty" doc:"How packets reach a backend." enum:"nat|nat-destination|dsr-l2|dsr-ipip|dsr-gue" default:"nat" example:"nat-destination"`
-	Announce   word        `json:"announce,omitempty" doc:"How the network learns where a VIP is." enum:"l2|none" later:"bgp" default:"l2" example:"none"`
+	Announce   word        `json:"announce,omitempty" doc:"How the network learns where a VIP is." enum:"l2|none" later:"bgp: write none, and announce the VIPs with a routing daemon such as BIRD or FRR" default:"l2" example:"none"`
 	Health     healthEntry `json:"health,omitempty" doc:"How backends are checked. What a service's own health says takes precedence, key by key; of tcp, http, https, grpc, udp and exec it replaces the one here." example:"{tcp: {}, interval: 5s}"`
-	Timeouts   later       `json:"timeouts,omitempty" doc:"Timeouts per service."`
+	Timeouts   later       `json:"timeouts,omitempty" doc:"Timeouts per service." instead:"set timeouts at the top of the file, for all services"`
 }
 
 // serviceEntry is one of services.
@@ -50,13 +53,13 @@ type serviceEntry struct {
 	Name                 text               `json:"name" doc:"The service's name, unique. Where flows are placed depends on it: a service that is renamed places its flows anew." min:"1" max:"63" example:"web"`
 	Address              many[address]      `json:"address" doc:"The VIPs: addresses that clients connect to. Every address, port and protocol together is a frontend of the service." example:"[192.0.2.10, \"2001:db8::10\"]"`
 	Port                 many[ports]        `json:"port" doc:"A port, a range, or any. An exact port beats a range, and a range beats any; every other overlap is an error." example:"[80, 443, \"8000-8099\"]"`
-	Protocol             many[word]         `json:"protocol,omitempty" doc:"The transport protocol." enum:"tcp|udp" default:"tcp" example:"[tcp, udp]"`
+	Protocol             many[word]         `json:"protocol,omitempty" doc:"The transport protocol." enum:"tcp|udp" later:"sctp: leave the service out, packets of other protocols than TCP and UDP pass to the host|quic: write udp, QUIC is carried as any UDP (a client that changes its address may reach another backend)" default:"tcp" example:"[tcp, udp]"`
 	Forwarding           word               `json:"forwarding,omitempty" doc:"How packets reach a backend: nat rewrites source and destination and works from anywhere; nat-destination rewrites the destination only, and needs this machine to be the backends' route back to the clients. With dsr-* (direct server return) the backend has the VIP itself and answers the client directly: dsr-l2 changes the MAC addresses only, for backends on the same link; dsr-ipip wraps the packet in another IP header, dsr-gue in UDP as well (GUE), for backends anywhere." enum:"nat|nat-destination|dsr-l2|dsr-ipip|dsr-gue" inherits:"defaults.forwarding" example:"nat-destination"`
 	Tracking             word               `json:"tracking,omitempty" doc:"Which flows are remembered, with dsr-* or affinity: auto, those that a change of the backends would move otherwise; always, every flow from its first packet; none, no flow, so that a change moves flows. Under nat without affinity it has no meaning, because every flow is remembered there." enum:"auto|always|none" default:"auto" example:"always"`
 	Affinity             word               `json:"affinity,omitempty" doc:"Whether more than the flow decides the backend: with client-ip all flows of a client's address go to one backend." enum:"none|client-ip" default:"none" example:"client-ip"`
 	AffinityTimeout      duration           `json:"affinity_timeout,omitempty" doc:"How long a client stays with its backend after its last packet, where the backends have changed meanwhile. Only with affinity." min:"1s" max:"12h" default:"3h" example:"30m"`
-	Hash                 word               `json:"hash,omitempty" doc:"What decides a flow's slot in the table: flow, addresses and ports, so that a client's flows are spread; addresses, the client's and the VIP's alone. Fragments behind the first have no ports: with addresses and dsr-* they reach the right backend through any balancer of several, and before their first one, while the slot is not changing. Changing it moves flows." enum:"flow|addresses" default:"flow" example:"addresses"`
-	Announce             word               `json:"announce,omitempty" doc:"How the network learns where the VIPs are: l2 answers ARP and neighbour solicitations for them; none leaves them to routing." enum:"l2|none" later:"bgp" inherits:"defaults.announce" example:"none"`
+	Hash                 word               `json:"hash,omitempty" doc:"What decides a flow's slot in the table: flow, addresses and ports, so that a client's flows are spread; addresses, the client's and the VIP's alone. Fragments behind the first have no ports: with addresses and dsr-* they reach the right backend through any balancer of several, and before their first one, while the slot is not changing. Changing it moves flows." enum:"flow|addresses" later:"least-connections: give the backends weights, by which Maglev hashing spreads new flows" default:"flow" example:"addresses"`
+	Announce             word               `json:"announce,omitempty" doc:"How the network learns where the VIPs are: l2 answers ARP and neighbour solicitations for them; none leaves them to routing." enum:"l2|none" later:"bgp: write none, and announce the VIPs with a routing daemon such as BIRD or FRR" inherits:"defaults.announce" example:"none"`
 	OnNoBackend          word               `json:"on_no_backend,omitempty" doc:"What becomes of a packet while no backend takes new flows (there is none, or all have weight 0 or are drained): reject answers at once, TCP with a reset and UDP with an ICMP 'port unreachable'; drop says nothing, and the client waits in vain. Either way it is counted, and flows that a backend still has go on." enum:"reject|drop" default:"reject" example:"drop"`
 	AllowFrom            many[prefix]       `json:"allow_from,omitempty" doc:"Source addresses that may use the service. With any here, all that are in neither list may not. Of the prefixes of both lists that a source is in, the longest decides. Who may not gets no answer. It is asked when a flow begins: under nat flows go on that were there before; with dsr-* every packet is asked, which costs a look-up each and ends flows at once. Ping is answered regardless." example:"[198.51.100.0/24, \"2001:db8:9::/48\"]"`
 	DenyFrom             many[prefix]       `json:"deny_from,omitempty" doc:"Source addresses that may not use the service: exceptions to allow_from, or to everybody where that is empty." example:"[203.0.113.0/24]"`
@@ -66,18 +69,23 @@ type serviceEntry struct {
 	TableSize            tableSize          `json:"table_size,omitempty" unit:"slots" doc:"Size of the service's Maglev table. Without it: 4093 up to 40 backends, 16381 up to 163, 65521 up to 655, 131071 beyond, for each address family by its own backends." example:"4093"`
 	Backends             list[backendEntry] `json:"backends" doc:"The servers. Both families may be mixed: a frontend uses backends of its own family. With dsr-*, a service whose backends are all of one family serves frontends of both with them; otherwise a frontend needs a backend of its own family." example:"[{address: 10.0.0.2, port: 8080}]"`
 	Health               healthEntry        `json:"health,omitempty" doc:"How the service's backends are checked: one of tcp, http, https, grpc, udp and exec, and how often. Without it, here and under defaults, backends count as up. Not with dsr-* yet." example:"{http: {path: /healthz, port: 8080}, interval: 2s, timeout: 1s, fall: 3, rise: 2}"`
-	Pool                 later              `json:"pool,omitempty" doc:"Backends shared by services."`
-	Timeouts             later              `json:"timeouts,omitempty" doc:"Timeouts per service."`
+	Pool                 later              `json:"pool,omitempty" doc:"Backends shared by services." instead:"write the backends in each service; a YAML anchor (x-servers: &servers) lets services share them"`
+	ProxyProtocol        later              `json:"proxy_protocol,omitempty" doc:"The client's address, told to the backend." instead:"use nat-destination or dsr-*, where backends see the client's own address"`
+	Scheduler            later              `json:"scheduler,omitempty" doc:"Another way to choose backends." instead:"give the backends weights, by which Maglev hashing spreads new flows"`
+	Balance              later              `json:"balance,omitempty" doc:"Another way to choose backends." instead:"give the backends weights, by which Maglev hashing spreads new flows"`
+	Timeouts             later              `json:"timeouts,omitempty" doc:"Timeouts per service." instead:"set timeouts at the top of the file, for all services"`
 }
 
 // backendEntry is one of a service's backends.
 type backendEntry struct {
-	mark    `json:"-"`
-	Address address `json:"address" doc:"The server's address." example:"10.0.0.2"`
-	Port    number  `json:"port,omitempty" doc:"The server's port. Without it packets keep the port they came for. With dsr-* a port that differs from the service's is an error, because packets arrive as clients sent them." min:"1" max:"65535" example:"8080"`
-	Weight  number  `json:"weight,omitempty" doc:"The server's share of new flows, relative to the service's other backends. 0: no new flows." min:"0" max:"65535" default:"1" example:"3"`
-	Backup  boolean `json:"backup,omitempty" doc:"Whether the server takes new flows only while no other of the service's can: all others of its family are down, wait for their first successful check, or have weight 0. Flows that it has then go on." default:"false" example:"true"`
-	Name    text    `json:"name,omitempty" doc:"What output calls the backend, and what its slots depend on: a server that takes over another's name takes over its slots, and no other flow moves. Without it: its address and port." min:"1" max:"63" example:"green"`
+	mark          `json:"-"`
+	Address       address `json:"address" doc:"The server's address." example:"10.0.0.2"`
+	Port          number  `json:"port,omitempty" doc:"The server's port. Without it packets keep the port they came for. With dsr-* a port that differs from the service's is an error, because packets arrive as clients sent them." min:"1" max:"65535" example:"8080"`
+	Weight        number  `json:"weight,omitempty" doc:"The server's share of new flows, relative to the service's other backends. 0: no new flows." min:"0" max:"65535" default:"1" example:"3"`
+	Backup        boolean `json:"backup,omitempty" doc:"Whether the server takes new flows only while no other of the service's can: all others of its family are down, wait for their first successful check, or have weight 0. Flows that it has then go on." default:"false" example:"true"`
+	Name          text    `json:"name,omitempty" doc:"What output calls the backend, and what its slots depend on: a server that takes over another's name takes over its slots, and no other flow moves. Without it: its address and port." min:"1" max:"63" example:"green"`
+	DNS           later   `json:"dns,omitempty" doc:"A name that is looked up." instead:"write address, once for each address of the name"`
+	ProxyProtocol later   `json:"proxy_protocol,omitempty" doc:"The client's address, told to the backend." instead:"use nat-destination or dsr-*, where backends see the client's own address"`
 }
 
 // healthEntry is health, of a service or the defaults.

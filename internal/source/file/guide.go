@@ -58,17 +58,17 @@ func guideMapping(b *bytes.Buffer, t reflect.Type, path, title string, written m
 	var refused []string
 	for _, f := range fieldsOf(t) {
 		if !f.supported() {
-			refused = append(refused, code(f.name))
+			refused = append(refused, fmt.Sprintf("- %s: %s.\n", code(f.name), f.instead))
 			continue
 		}
 		for _, w := range f.later {
-			refused = append(refused, code(f.name+": "+w))
+			refused = append(refused, fmt.Sprintf("- %s: %s.\n", code(f.name+": "+w.word), w.instead))
 		}
 		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s |\n", code(f.name), f.typeText(), f.unitText(), f.defaultText(),
 			strings.ReplaceAll(f.doc, "|", `\|`), code(f.example))
 	}
 	if len(refused) > 0 {
-		fmt.Fprintf(b, "\nNot supported yet: %s.\n", strings.Join(refused, ", "))
+		fmt.Fprintf(b, "\nNot supported yet, and what to do instead:\n\n%s", strings.Join(refused, ""))
 	}
 	for _, f := range fieldsOf(t) {
 		if element, isList, ok := elementOf(f.typ); ok && f.supported() {

@@ -151,12 +151,12 @@ func (w *word) read(s scalar, f *field) *complaint {
 	if s.kind != kindText && s.kind != kindDefault {
 		return wanted(s, f.supportedWords(), "")
 	}
-	switch {
-	case slices.Contains(f.words, s.text):
+	if slices.Contains(f.words, s.text) {
 		w.Value = s.text
 		return nil
-	case f.isLater(s.text):
-		return notYet(f.name+" "+s.text, "use "+f.supportedWords())
+	}
+	if instead, known := f.insteadOf(s.text); known {
+		return notYet(f.name+" "+s.text, instead)
 	}
 	suggestion := ""
 	if near := nearest(s.text, f.words); near != "" {
@@ -381,7 +381,7 @@ func suggestAddress(s string) string {
 		return "write it without brackets: " + bare.String()
 	}
 	if strings.ContainsFunc(s, unicode.IsLetter) && !strings.Contains(s, ":") {
-		return "names are not looked up: write the address"
+		return "DNS names are not supported yet: write the IP address"
 	}
 	return ""
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
@@ -183,4 +184,34 @@ next:
 		faults = append(faults, v.check(s["additionalProperties"], inner, at+"."+key)...)
 	}
 	return faults
+}
+
+// TestInsteadOfWhatIsNotSupported: whatever is known by name and refused says what to do instead.
+func TestInsteadOfWhatIsNotSupported(t *testing.T) {
+	known := 0
+	var visit func(mapping reflect.Type, path string)
+	visit = func(mapping reflect.Type, path string) {
+		for _, f := range fieldsOf(mapping) {
+			if !f.supported() {
+				known++
+				if f.instead == "" {
+					t.Errorf("%s%s does not say what to do instead", path, f.name)
+				}
+				continue
+			}
+			for _, l := range f.later {
+				known++
+				if l.instead == "" {
+					t.Errorf("%s%s: %s does not say what to do instead", path, f.name, l.word)
+				}
+			}
+			if element, _, ok := elementOf(f.typ); ok {
+				visit(element, path+f.name+".")
+			}
+		}
+	}
+	visit(reflect.TypeFor[document](), "")
+	if known == 0 {
+		t.Error("nothing is known by name")
+	}
 }

@@ -3,7 +3,6 @@ package file
 import (
 	"fmt"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,10 +22,14 @@ type field struct {
 	bounded  bool
 	min, max uint64   // of a duration in nanoseconds
 	words    []string // allowed
-	later    []string // known, not supported yet
+	later    []laterWord
+	instead  string // what to do without a key that is not supported yet
 	index    []int
 	typ      reflect.Type
 }
+
+// laterWord is one that is known, not supported yet, and what to do without it.
+type laterWord struct{ word, instead string }
 
 // supported is false for a key that is known but not supported yet.
 func (f *field) supported() bool { return f.typ != reflect.TypeFor[later]() }
@@ -49,7 +52,11 @@ func fieldsOf(t reflect.Type) []field {
 			name: name, doc: sf.Tag.Get("doc"), unit: sf.Tag.Get("unit"), def: sf.Tag.Get("default"),
 			inherits: sf.Tag.Get("inherits"), example: sf.Tag.Get("example"),
 			required: options != "omitempty", index: sf.Index, typ: sf.Type,
-			words: splitWords(sf.Tag.Get("enum")), later: splitWords(sf.Tag.Get("later")),
+			words: splitWords(sf.Tag.Get("enum")), instead: sf.Tag.Get("instead"),
+		}
+		for _, text := range splitWords(sf.Tag.Get("later")) {
+			word, instead, _ := strings.Cut(text, ": ")
+			f.later = append(f.later, laterWord{word, instead})
 		}
 		if text, ok := sf.Tag.Lookup("max"); ok {
 			f.bounded = true
@@ -204,5 +211,14 @@ func distance(a, b []rune) int {
 // supportedWords is "nat or nat-destination", for messages.
 func (f *field) supportedWords() string { return join(f.words, "or") }
 
-// isLater reports whether a word is known but not supported yet.
-func (f *field) isLater(word string) bool { return slices.Contains(f.later, word) }
+// insteadOf is what to do without a word, if that is known and not supported yet. Elsewhere some of
+// them are written in capitals or with underscores.
+func (f *field) insteadOf(word string) (instead string, known bool) {
+	word = strings.ReplaceAll(strings.ToLower(word), "_", "-")
+	for _, l := range f.later {
+		if l.word == word {
+			return l.instead, true
+		}
+	}
+	return "", false
+}
