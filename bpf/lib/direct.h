@@ -89,7 +89,7 @@ static __always_inline enum verdict direct_stage(struct frame_ctx *ctx, struct p
 
 	if (!service)
 		return VERDICT_NEXT;
-	if (source_check(p) != VERDICT_NEXT)
+	if (source_check_direct(p, settings) != VERDICT_NEXT)
 		return VERDICT_DROP;
 	if (admit(p, service, service_index, is_first(p)) != VERDICT_NEXT)
 		return VERDICT_DROP;

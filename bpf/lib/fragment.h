@@ -258,7 +258,7 @@ static __always_inline enum verdict fragment_choose(struct packet *p, __u32 flag
 	service = direct_service_find(index);
 	if (!service)
 		return VERDICT_NEXT;
-	if (source_check(p) != VERDICT_NEXT)
+	if (source_check_fragment(p) != VERDICT_NEXT)
 		return VERDICT_DROP;
 	if (admit(p, service, index, is_first(p)) != VERDICT_NEXT)
 		return VERDICT_DROP;
@@ -293,7 +293,7 @@ static __always_inline enum verdict fragment_place(struct packet *p, __u32 flags
 	if (!service || !(service->flags & SERVICE_HASHES_ADDRESSES) || service->affinity_ticks ||
 	    service->tracking == TRACKING_ALWAYS)
 		return drop(p, REASON_FRAGMENT_EARLY);
-	if (source_check(p) != VERDICT_NEXT)
+	if (source_check_fragment(p) != VERDICT_NEXT)
 		return VERDICT_DROP;
 	if (admit(p, service, index, 0) != VERDICT_NEXT)
 		return VERDICT_DROP;

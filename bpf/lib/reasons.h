@@ -48,7 +48,7 @@ enum reason {
 	REASON_FRAGMENT_EARLY = 46,      /* drop: to us, a later fragment whose first one has not come by, and its addresses alone do not decide */
 	REASON_FRAGMENT_TINY = 47,       /* drop: to us, a first fragment without its whole TCP or UDP header, or one that would overwrite it (RFC 1858, 3128, 7112) */
 	REASON_MARTIAN = 48,             /* drop: to a service, from an address that no host sends from: loopback, zero, a group or broadcast */
-	REASON_LOOP = 49,                /* drop: to a service, from the VIP itself (with NAT also from another address of ours), or back to the host it came from */
+	REASON_LOOP = 49,                /* drop: to a service, from the VIP itself (with NAT and UDP also from another address of ours), or back to the host it came from */
 	REASON_DENIED = 50,              /* drop: allow_from or deny_from of the service keeps the source address out */
 	REASON_SOURCE_RATE = 51,         /* drop: the source address has begun more flows than max_new_flows_per_source */
 	REASON_DECAP_SENDER = 52,        /* drop: at a backend, a packet to a VIP from a tunnel whose sender is not permitted */

@@ -339,6 +339,8 @@ enum timeout {
 	TIMEOUT_COUNT = 7,
 };
 
+#define OWN_BITS 512
+
 struct settings {
 	__u64 heartbeat; /* jiffies when the daemon last said it was there */
 	__u32 timeouts[TIMEOUT_COUNT]; /* jiffies, by enum timeout */
@@ -353,6 +355,8 @@ struct settings {
 	__be16 gue_port;
 	__u8 pad[2];
 	__u32 epoch; /* goes up after every change of sh_addresses, sh_frontends and sh_ranges */
+	__u64 own_addresses[OWN_BITS / 64]; /* a bit, own_bit, of each VIP and NAT source; some of
+	                                     * those that have left are still in it */
 };
 
 /* --- counters, per CPU ---------------------------------------------------------- */

@@ -390,6 +390,7 @@ type abiSettings struct {
 	GuePort        uint16
 	Pad            [2]uint8
 	Epoch          uint32
+	OwnAddresses   [8]uint64
 }
 
 type abiSlotFlag uint32

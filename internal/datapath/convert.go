@@ -150,6 +150,18 @@ func addrCheck(a netip.Addr) uint32 {
 	return check
 }
 
+// isOwn reports whether an address's flags make it a VIP or a NAT source.
+func isOwn(flags uint32) bool {
+	return abiAddressFlag(flags)&(abiAddressFlagADDRESS_VIP|abiAddressFlagADDRESS_SOURCE) != 0
+}
+
+// ownBit is an address's word and bit of own_addresses, as own_bit in bpf/lib/martian.h finds them.
+func ownBit(a netip.Addr) (word uint32, bit uint64) {
+	const bits = uint64(len(abiSettings{}.OwnAddresses)) * 64
+	n := uint32(uint64(addrCheck(a)*0x9e3779b1) * bits >> 32)
+	return n / 64, 1 << (n % 64)
+}
+
 // toFrontend is what a frontend's keys say: the service, with a check of the key.
 func toFrontend(f model.Frontend, service uint32) abiFrontend {
 	check := addrCheck(f.Address) ^ uint32(f.Protocol)<<16

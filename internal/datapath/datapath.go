@@ -134,6 +134,9 @@ func (d *Datapath) prepare() error {
 	}
 	d.forgetKnown() // a predecessor may have been killed before it could
 	atomic.StoreUint32(&d.settings[0].RememberBudget, rememberBudget(d.maps[abiMapShRemembered].MaxEntries()))
+	if err := d.forgetOwn(); err != nil {
+		return err
+	}
 	var err error
 	d.features = d.featuresInUse()
 	if d.grace, err = newGraceMaps(); err != nil {

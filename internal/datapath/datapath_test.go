@@ -261,6 +261,33 @@ func TestNatDestinationIsKnownWhileAServiceNeedsIt(t *testing.T) {
 	check(0)
 }
 
+// TestOwnAddressesAreNoted: VIPs and NAT sources have their bits before programs can meet them, and
+// those that have left lose theirs when the next daemon comes.
+func TestOwnAddressesAreNoted(t *testing.T) {
+	opts := testOptions(t)
+	d := mustOpen(t, opts)
+	check := func(when string, addresses ...string) {
+		t.Helper()
+		var want [len(d.settings[0].OwnAddresses)]uint64
+		for _, a := range addresses {
+			word, bit := ownBit(netip.MustParseAddr(a))
+			want[word] |= bit
+		}
+		if have := d.settings[0].OwnAddresses; have != want {
+			t.Errorf("%s: noted are %x, want %x", when, have, want)
+		}
+	}
+	check("at first")
+	must(t, d.PutAddress(reconcile.AddressRecord{Address: netip.MustParseAddr("192.0.2.10"), VIP: true}))
+	must(t, d.PutAddress(reconcile.AddressRecord{Address: netip.MustParseAddr("2001:db8::10"), VIP: true}))
+	must(t, d.PutAddress(reconcile.AddressRecord{Address: netip.MustParseAddr("10.0.0.1"), Source: true}))
+	must(t, d.DeleteAddress(netip.MustParseAddr("192.0.2.10")))
+	check("with one that has left", "192.0.2.10", "2001:db8::10", "10.0.0.1")
+	must(t, d.Close())
+	d = mustOpen(t, opts)
+	check("after a restart", "2001:db8::10", "10.0.0.1")
+}
+
 func TestWayToABackendBelongsToItsGeneration(t *testing.T) {
 	d := mustOpen(t, testOptions(t))
 	r := reconcile.BackendRecord{BackendRef: reconcile.BackendRef{Index: 5, Generation: 7}, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.1"), Port: 80}}

@@ -237,8 +237,34 @@ func (d *Datapath) changeAddress(address netip.Addr, change func(a *abiAddress, 
 		return nil
 	}
 	defer d.forgetKnown()
+	if isOwn(record.Flags) { // before the record, so that no program misses it
+		word, bit := ownBit(address)
+		atomic.OrUint64(&d.settings[0].OwnAddresses[word], bit)
+	}
 	if err := m.Put(key, record); err != nil {
 		return fmt.Errorf("write what address %s is: %w", address, full(err, fmt.Sprintf("at most %d addresses fit", m.MaxEntries())))
+	}
+	return nil
+}
+
+// forgetOwn clears the bits of VIPs and NAT sources that are no more. Programs run meanwhile: no
+// bit of one that is there is ever clear.
+func (d *Datapath) forgetOwn() error {
+	var own [len(d.settings[0].OwnAddresses)]uint64
+	var key abiAddr
+	var record abiAddress
+	all := d.maps[abiMapShAddresses].Iterate()
+	for all.Next(&key, &record) {
+		if isOwn(record.Flags) {
+			word, bit := ownBit(fromAddr(key))
+			own[word] |= bit
+		}
+	}
+	if err := all.Err(); err != nil {
+		return fmt.Errorf("read which addresses are ours: %w", err)
+	}
+	for i := range own {
+		atomic.StoreUint64(&d.settings[0].OwnAddresses[i], own[i])
 	}
 	return nil
 }

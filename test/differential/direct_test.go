@@ -25,7 +25,7 @@ type spread struct {
 
 // direct sends a client's packet to a backend that answers the client itself.
 func (o *oracle) direct(r *reading, s *balanced, t tuple) want {
-	if why := o.suspicious(r); why != none {
+	if why := o.suspiciousDirect(r); why != none {
 		return drop(why)
 	}
 	switch {

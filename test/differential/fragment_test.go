@@ -165,7 +165,7 @@ func (o *oracle) withoutNote(r *reading) want {
 	if only == nil || !only.Forwarding.Direct() || !only.Policy.HashAddresses {
 		return drop(fragmentEarly)
 	}
-	if why := o.suspicious(r); why != none {
+	if why := o.suspiciousDirect(r); why != none {
 		return drop(why)
 	}
 	t := tuple{netip.AddrPortFrom(r.source, 0), netip.AddrPortFrom(r.destination, 0), r.protocol}

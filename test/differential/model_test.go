@@ -351,7 +351,16 @@ func (o *oracle) suspicious(r *reading) reason {
 	return none
 }
 
-// isLoop is whether a packet that begins a flow of NAT comes from an address that is ours alone.
+// suspiciousDirect are those that no packet to a service with direct return may have. Of TCP, whose
+// resets end it, addresses of ours may be.
+func (o *oracle) suspiciousDirect(r *reading) reason {
+	if why := o.suspicious(r); why != none || r.protocol != udp || !o.isLoop(r.source) {
+		return why
+	}
+	return loop
+}
+
+// isLoop is whether a packet comes from an address that is ours alone.
 func (o *oracle) isLoop(source netip.Addr) bool { return o.isOurs(source) && !isHostOwn(source) }
 
 // isAnswerable is whether an answer may be sent to an address (RFC 1122, 3.2.2; RFC 4443, 2.4 e).
