@@ -17,11 +17,20 @@ import (
 	"github.com/vishvananda/netlink/nl"
 )
 
-// tcModes are what attach: tc may become, by what the kernel is allowed to have.
-var tcModes = []struct {
+// tcMode is what attach: tc may become, by what the kernel is allowed to have.
+type tcMode struct {
 	name       string
 	withoutTCX bool
-}{{"as the kernel has it", false}, {"as before Linux 6.6", true}}
+}
+
+// tcModes are those of this kernel. Before Linux 6.6 there is one.
+func tcModes() []tcMode {
+	modes := []tcMode{{"as the kernel has it", false}}
+	if wantedTC(false) != wantedTC(true) {
+		modes = append(modes, tcMode{"as before Linux 6.6", true})
+	}
+	return modes
+}
 
 // wantedTC is the mode that this kernel has.
 func wantedTC(withoutTCX bool) Mode {
@@ -95,7 +104,7 @@ func requireNothingAtTC(t *testing.T, iface string) {
 // TestAttachAtTC: attached, replaced, adopted by the next process, and taken off, with and without
 // links.
 func TestAttachAtTC(t *testing.T) {
-	for _, c := range tcModes {
+	for _, c := range tcModes() {
 		t.Run(c.name, func(t *testing.T) {
 			inNamespace(t)
 			opts := testOptions(t)
@@ -149,7 +158,7 @@ func TestAttachAtTC(t *testing.T) {
 
 // TestUpgradeIsRefusedAtTC: before anything is changed, and not any more once it is at XDP.
 func TestUpgradeIsRefusedAtTC(t *testing.T) {
-	for _, c := range tcModes {
+	for _, c := range tcModes() {
 		t.Run(c.name, func(t *testing.T) {
 			inNamespace(t)
 			opts := testOptions(t)
@@ -184,7 +193,7 @@ func TestUpgradeIsRefusedAtTC(t *testing.T) {
 
 // TestRemoveFromTC: without a process, and whether or not one had it open.
 func TestRemoveFromTC(t *testing.T) {
-	for _, c := range tcModes {
+	for _, c := range tcModes() {
 		t.Run(c.name, func(t *testing.T) {
 			inNamespace(t)
 			opts := testOptions(t)
@@ -202,7 +211,7 @@ func TestRemoveFromTC(t *testing.T) {
 // TestBetweenXDPAndTC: the new place is taken before the old one is given up, and nothing of the
 // old one stays.
 func TestBetweenXDPAndTC(t *testing.T) {
-	for _, c := range tcModes {
+	for _, c := range tcModes() {
 		t.Run(c.name, func(t *testing.T) {
 			inNamespace(t)
 			d := mustOpen(t, testOptions(t))
@@ -268,7 +277,7 @@ func TestClsactOfOthers(t *testing.T) {
 
 // TestFeaturesAtTC: both programs of an interface are loaded anew for what needs more.
 func TestFeaturesAtTC(t *testing.T) {
-	for _, c := range tcModes {
+	for _, c := range tcModes() {
 		t.Run(c.name, func(t *testing.T) {
 			inNamespace(t)
 			d := mustOpen(t, testOptions(t))
