@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * What user space asks of the tables of flows: to be swept, to be held against the slots, and
- * what time it is there. Run with BPF_PROG_RUN, never attached. All need CAP_BPF and
+ * What user space asks of the tables of flows: to be swept, to be held against the slots and the
+ * services' backends, and what time it is there. Run with BPF_PROG_RUN, never attached. All need CAP_BPF and
  * CAP_PERFMON.
  *
  * Flows end without any of this (lib/flow.h); a sweep only frees memory early and counts.
@@ -168,6 +168,72 @@ int sh_recall(struct recall *ctx)
 	ctx->expired = c.found.expired;
 	ctx->agreed = c.found.agreed;
 	ctx->marked = c.found.marked;
+	return 0;
+}
+
+/* The backends of each service, in a map of the caller's own. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1); /* set by the caller */
+	__type(key, struct member);
+	__type(value, __u8);
+} sh_members SEC(".maps");
+
+static __noinline int is_stray(__u32 service, __u32 backend)
+{
+	struct member key = { .service = service, .backend = backend & BACKEND_REF_MASK };
+
+	return !bpf_map_lookup_elem(&sh_members, &key);
+}
+
+/* As in flow_sweep, key and value may be handed to another flow at any moment. */
+static long flow_stray(void *map, struct flow_key *key_live, struct flow *live,
+		       struct strays *found)
+{
+	struct flow_key key;
+	struct flow copy;
+
+	__builtin_memcpy(&key, key_live, sizeof(key));
+	__builtin_memcpy(&copy, live, sizeof(copy));
+	/* The compiler must not read the live entry again where the copy is meant. */
+	asm volatile("" : : "r"(&key), "r"(&copy) : "memory");
+	if (copy.seal == flow_seal(&key, &copy) && life_belongs(copy.life, copy.nonce) &&
+	    !(life_state(copy.life) & FLOW_DEAD) &&
+	    is_stray(copy.service_index | (__u32)copy.service_generation << 24, copy.backend))
+		found->flows += flow_end(&key, live, &copy);
+	return 0;
+}
+
+static long entry_stray(void *map, struct flow_key *key_live, struct remembered *live,
+			struct strays *found)
+{
+	struct remembered copy;
+	struct flow_key key;
+
+	__builtin_memcpy(&key, key_live, sizeof(key));
+	__builtin_memcpy(&copy, live, sizeof(copy));
+	/* The compiler must not read the live entry again where the copy is meant. */
+	asm volatile("" : : "r"(&key), "r"(&copy) : "memory");
+	if (copy.seal == remembered_seal(&key, &copy) &&
+	    !(remembered_flags(copy.word) & REMEMBERED_DEAD) &&
+	    is_stray(copy.service, remembered_backend(&copy)))
+		found->remembered += remembered_end(&key, live, &copy);
+	return 0;
+}
+
+/* Ends every flow, tracked or remembered, whose backend is not in sh_members as its service's. A
+ * packet that comes in between may make one of them live on, and deleting while walking can end
+ * the walk of one bucket early: so it is run until it finds none. Returns 0. */
+SEC("syscall")
+int sh_strays(struct strays *ctx)
+{
+	struct strays found = {};
+
+	/* In this order: an entry of a client may yet begin a flow. */
+	bpf_for_each_map_elem(&sh_remembered, entry_stray, &found, 0);
+	bpf_for_each_map_elem(&sh_flows, flow_stray, &found, 0);
+	ctx->flows = found.flows;
+	ctx->remembered = found.remembered;
 	return 0;
 }
 

@@ -382,6 +382,18 @@ struct sweep {
 	__u64 expired; /* entries removed */
 };
 
+/* A backend of a service. */
+struct member {
+	__u32 service; /* generation:8 | index:24 */
+	__u32 backend; /* reference: generation:8 | index:20 */
+};
+
+/* What one run of sh_strays ended; its context, out. */
+struct strays {
+	__u64 flows; /* entries of sh_flows, of two for each flow */
+	__u64 remembered;
+};
+
 /* What one run of sh_recall found; its context, in and out. */
 struct recall {
 	__u64 entries; /* seen */

@@ -206,6 +206,12 @@ type abiInterface struct {
 	Pad      [2]uint8
 }
 
+type abiMember struct {
+	_       structs.HostLayout
+	Service uint32
+	Backend uint32
+}
+
 type abiName struct {
 	_    structs.HostLayout
 	Text [64]uint8
@@ -409,6 +415,12 @@ const (
 	abiSlotStateSLOT_MARKED     abiSlotState = 3
 )
 
+type abiStrays struct {
+	_          structs.HostLayout
+	Flows      uint64
+	Remembered uint64
+}
+
 type abiSweep struct {
 	_           structs.HostLayout
 	Entries     uint64
@@ -516,6 +528,7 @@ const (
 	abiVarAbiFlowState      = "abi_flow_state"
 	abiVarAbiForwarding     = "abi_forwarding"
 	abiVarAbiGate           = "abi_gate"
+	abiVarAbiMember         = "abi_member"
 	abiVarAbiNameKind       = "abi_name_kind"
 	abiVarAbiReason         = "abi_reason"
 	abiVarAbiRecall         = "abi_recall"
@@ -524,6 +537,7 @@ const (
 	abiVarAbiServiceFlag    = "abi_service_flag"
 	abiVarAbiSlotFlag       = "abi_slot_flag"
 	abiVarAbiSlotState      = "abi_slot_state"
+	abiVarAbiStrays         = "abi_strays"
 	abiVarAbiSweep          = "abi_sweep"
 	abiVarAbiSwitchState    = "abi_switch_state"
 	abiVarAbiSwitchWord     = "abi_switch_word"
@@ -621,6 +635,7 @@ type abiVariableSpecs struct {
 	AbiFlowState      *ebpf.VariableSpec `ebpf:"abi_flow_state"`
 	AbiForwarding     *ebpf.VariableSpec `ebpf:"abi_forwarding"`
 	AbiGate           *ebpf.VariableSpec `ebpf:"abi_gate"`
+	AbiMember         *ebpf.VariableSpec `ebpf:"abi_member"`
 	AbiNameKind       *ebpf.VariableSpec `ebpf:"abi_name_kind"`
 	AbiReason         *ebpf.VariableSpec `ebpf:"abi_reason"`
 	AbiRecall         *ebpf.VariableSpec `ebpf:"abi_recall"`
@@ -629,6 +644,7 @@ type abiVariableSpecs struct {
 	AbiServiceFlag    *ebpf.VariableSpec `ebpf:"abi_service_flag"`
 	AbiSlotFlag       *ebpf.VariableSpec `ebpf:"abi_slot_flag"`
 	AbiSlotState      *ebpf.VariableSpec `ebpf:"abi_slot_state"`
+	AbiStrays         *ebpf.VariableSpec `ebpf:"abi_strays"`
 	AbiSweep          *ebpf.VariableSpec `ebpf:"abi_sweep"`
 	AbiSwitchState    *ebpf.VariableSpec `ebpf:"abi_switch_state"`
 	AbiSwitchWord     *ebpf.VariableSpec `ebpf:"abi_switch_word"`
@@ -728,6 +744,7 @@ type abiVariables struct {
 	AbiFlowState      *ebpf.Variable `ebpf:"abi_flow_state"`
 	AbiForwarding     *ebpf.Variable `ebpf:"abi_forwarding"`
 	AbiGate           *ebpf.Variable `ebpf:"abi_gate"`
+	AbiMember         *ebpf.Variable `ebpf:"abi_member"`
 	AbiNameKind       *ebpf.Variable `ebpf:"abi_name_kind"`
 	AbiReason         *ebpf.Variable `ebpf:"abi_reason"`
 	AbiRecall         *ebpf.Variable `ebpf:"abi_recall"`
@@ -736,6 +753,7 @@ type abiVariables struct {
 	AbiServiceFlag    *ebpf.Variable `ebpf:"abi_service_flag"`
 	AbiSlotFlag       *ebpf.Variable `ebpf:"abi_slot_flag"`
 	AbiSlotState      *ebpf.Variable `ebpf:"abi_slot_state"`
+	AbiStrays         *ebpf.Variable `ebpf:"abi_strays"`
 	AbiSweep          *ebpf.Variable `ebpf:"abi_sweep"`
 	AbiSwitchState    *ebpf.Variable `ebpf:"abi_switch_state"`
 	AbiSwitchWord     *ebpf.Variable `ebpf:"abi_switch_word"`

@@ -94,6 +94,13 @@ type Contents struct {
 	ServiceGenerations map[uint32]uint8
 }
 
+// Member is a backend of a tenant of a service's position.
+type Member struct {
+	Service    uint32 // index
+	Generation uint8  // of the service
+	Backend    BackendRef
+}
+
 // Maps is the one way out to the kernel. Puts are idempotent and replace; deleting what
 // is not there succeeds. Every call may fail, after having been carried out too: the
 // reconciler then reads nothing back but tries the same again. Not safe for concurrent use.
@@ -119,6 +126,9 @@ type Maps interface {
 	// and Marked slots for which a living flow remembers another living backend than the
 	// current one. After an error some may have been deleted, and it may be called again.
 	ScanRemembered() (map[uint32]bool, error)
+	// EndStrays ends every flow, tracked or remembered, whose backend is not among members as
+	// one of its service. After an error some may have been ended, and it may be called again.
+	EndStrays(members []Member) error
 	// Grace returns when no program run that began before the call is still going, so
 	// that nothing unnamed before it can still be in a program's hands.
 	Grace() error

@@ -25,6 +25,9 @@ type mirror struct {
 	servicePositions positions
 	// graceOwed: positions or regions became free since the last Grace.
 	graceOwed bool
+	// rerouted: slots or records have changed since the last Grace, so that programs may still
+	// act on what they were.
+	rerouted bool
 }
 
 type mirrorBackend struct {
@@ -80,6 +83,7 @@ func newMirror(contents Contents, tick uint32) (mirror, error) {
 		// A run before this one may have freed something and not waited.
 		graceOwed: len(contents.Services)+len(contents.ServiceGenerations)+
 			len(contents.Backends)+len(contents.BackendGenerations) > 0,
+		rerouted: len(contents.Services) > 0,
 	}
 	backendGenerations := map[uint32]uint8{}
 	for _, index := range slices.Sorted(maps.Keys(contents.Backends)) {

@@ -58,7 +58,7 @@ func (r *Reconciler) putService(record ServiceRecord, slots []Slot) error {
 	if old.before() != record.before() && old.BeforeSize > 0 {
 		entry.held = append(entry.held, heldTable{old.before(), nil})
 	}
-	entry.record, entry.doubt, entry.leaving = record, true, false
+	entry.record, entry.doubt, entry.leaving, m.rerouted = record, true, false, true
 	if err := r.maps.PutService(record); err != nil {
 		return fmt.Errorf("put service %s at index %d: %w", keyOf(record), record.Index, err)
 	}
@@ -121,7 +121,7 @@ func (r *Reconciler) rewriteSlots(index uint32, slots []Slot, runs []run) error 
 		nameAll(entry.slots[run.first:run.end], entry.stale)
 	}
 	entry.setSlots(slots)
-	entry.slotsDoubt = true
+	entry.slotsDoubt, r.mirror.rerouted = true, true
 	for _, run := range runs {
 		if err := r.writeSlots(entry.record, slots, run); err != nil {
 			return err
@@ -201,6 +201,6 @@ func (r *Reconciler) grace() error {
 	if err := r.maps.Grace(); err != nil {
 		return fmt.Errorf("wait until no program can hold what was removed: %w", err)
 	}
-	r.mirror.graceOwed = false
+	r.mirror.graceOwed, r.mirror.rerouted = false, false
 	return nil
 }

@@ -46,6 +46,7 @@ type plan struct {
 	filtersLate  []Filter // of services that are gone, or let everybody in now
 	forgotten    []AddressRecord
 
+	members    map[Member]bool // the services' backends afterwards
 	refs       map[model.BackendAddress]BackendRef
 	indices    map[serviceKey]uint32
 	tenants    map[serviceKey]serviceRef
@@ -84,6 +85,7 @@ type planner struct {
 func newPlan(m *mirror, t *target, known tables) (*plan, error) {
 	p := &planner{
 		plan: &plan{
+			members: map[Member]bool{},
 			refs:    map[model.BackendAddress]BackendRef{},
 			indices: map[serviceKey]uint32{},
 			tenants: map[serviceKey]serviceRef{},
@@ -308,6 +310,9 @@ func (p *planner) placeServices() error {
 			positions, step.put, step.first = positions[1:], true, true
 		}
 		p.tenants[want.serviceKey] = serviceRef{step.record.Index, step.record.Generation}
+		for _, b := range want.backends {
+			p.members[Member{step.record.Index, step.record.Generation, p.refs[b]}] = true
+		}
 		if err := p.planTable(&step, want, before, room); err != nil {
 			return err
 		}

@@ -25,6 +25,7 @@
 //     a scan of the remembered flows, and nothing else happens to tables in between.
 //   - A table before, which slots in transition refer to, is not written to, and kept
 //     until no slot refers to it.
+//   - The flows of a backend that has left its service end last, when none can begin any more.
 //   - What is too much for the limits is refused before the first operation.
 //
 // An operation that fails may have been carried out. What it touched is then in doubt:
@@ -66,6 +67,9 @@ type Reconciler struct {
 	// applied is what each service looked like when Apply last succeeded. It knows what
 	// the maps do not: weights, and backends without a slot.
 	applied map[string]view
+	// members are the services' backends when the flows of all others were last ended; nil:
+	// that is not known.
+	members map[Member]bool
 
 	// settleTime is that of the last Apply; unknown before the first.
 	settleTime  time.Duration
@@ -122,7 +126,10 @@ func (r *Reconciler) adopt() error {
 		return fmt.Errorf("adopt the maps: %w", err)
 	}
 	r.scanned = r.clock()
-	r.mirror, r.applied, r.adopted = mirror, map[string]view{}, true
+	r.mirror, r.applied, r.members, r.adopted = mirror, map[string]view{}, nil, true
+	if len(mirror.services) == 0 {
+		r.members = map[Member]bool{}
+	}
 	return nil
 }
 
@@ -156,7 +163,11 @@ func (r *Reconciler) Apply(desired Desired) (Difference, error) {
 		}
 	}
 	if err := r.execute(p); err != nil {
+		r.members = nil // some may have come that the next desired state lacks
 		return p.difference, fmt.Errorf("apply the desired state: %w: what is done stays, apply again for the rest", err)
+	}
+	if err := r.endStrays(p); err != nil {
+		return p.difference, fmt.Errorf("apply the desired state: %w: the rest is done, apply again for this", err)
 	}
 	r.applied = map[string]view{}
 	for _, service := range desired.Services {

@@ -28,6 +28,7 @@ const (
 	sweepMapShIfindexes      = "sh_ifindexes"
 	sweepMapShInterfaces     = "sh_interfaces"
 	sweepMapShMarks          = "sh_marks"
+	sweepMapShMembers        = "sh_members"
 	sweepMapShNames          = "sh_names"
 	sweepMapShRanges         = "sh_ranges"
 	sweepMapShReasons        = "sh_reasons"
@@ -44,6 +45,7 @@ const (
 	sweepMapShTxPorts        = "sh_tx_ports"
 	sweepProgShClock         = "sh_clock"
 	sweepProgShRecall        = "sh_recall"
+	sweepProgShStrays        = "sh_strays"
 	sweepProgShSweep         = "sh_sweep"
 	sweepVarFeatures         = "features"
 	sweepVarGenericMode      = "generic_mode"
@@ -100,6 +102,7 @@ type sweepSpecs struct {
 type sweepProgramSpecs struct {
 	ShClock  *ebpf.ProgramSpec `ebpf:"sh_clock"`
 	ShRecall *ebpf.ProgramSpec `ebpf:"sh_recall"`
+	ShStrays *ebpf.ProgramSpec `ebpf:"sh_strays"`
 	ShSweep  *ebpf.ProgramSpec `ebpf:"sh_sweep"`
 }
 
@@ -119,6 +122,7 @@ type sweepMapSpecs struct {
 	ShIfindexes   *ebpf.MapSpec `ebpf:"sh_ifindexes"`
 	ShInterfaces  *ebpf.MapSpec `ebpf:"sh_interfaces"`
 	ShMarks       *ebpf.MapSpec `ebpf:"sh_marks"`
+	ShMembers     *ebpf.MapSpec `ebpf:"sh_members"`
 	ShNames       *ebpf.MapSpec `ebpf:"sh_names"`
 	ShRanges      *ebpf.MapSpec `ebpf:"sh_ranges"`
 	ShReasons     *ebpf.MapSpec `ebpf:"sh_reasons"`
@@ -182,6 +186,7 @@ type sweepMaps struct {
 	ShIfindexes   *ebpf.Map `ebpf:"sh_ifindexes"`
 	ShInterfaces  *ebpf.Map `ebpf:"sh_interfaces"`
 	ShMarks       *ebpf.Map `ebpf:"sh_marks"`
+	ShMembers     *ebpf.Map `ebpf:"sh_members"`
 	ShNames       *ebpf.Map `ebpf:"sh_names"`
 	ShRanges      *ebpf.Map `ebpf:"sh_ranges"`
 	ShReasons     *ebpf.Map `ebpf:"sh_reasons"`
@@ -212,6 +217,7 @@ func (m *sweepMaps) Close() error {
 		m.ShIfindexes,
 		m.ShInterfaces,
 		m.ShMarks,
+		m.ShMembers,
 		m.ShNames,
 		m.ShRanges,
 		m.ShReasons,
@@ -250,6 +256,7 @@ type sweepVariables struct {
 type sweepPrograms struct {
 	ShClock  *ebpf.Program `ebpf:"sh_clock"`
 	ShRecall *ebpf.Program `ebpf:"sh_recall"`
+	ShStrays *ebpf.Program `ebpf:"sh_strays"`
 	ShSweep  *ebpf.Program `ebpf:"sh_sweep"`
 }
 
@@ -257,6 +264,7 @@ func (p *sweepPrograms) Close() error {
 	return _SweepClose(
 		p.ShClock,
 		p.ShRecall,
+		p.ShStrays,
 		p.ShSweep,
 	)
 }

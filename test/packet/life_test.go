@@ -259,3 +259,59 @@ func TestBackendRemoved(t *testing.T) {
 	w.apply(services())
 	trial{in: kind{}.fromClient(20000, port, "A"), reason: "no_service", notes: []string{"flow_moved"}}.try(t, w)
 }
+
+// TestBackendLeavesOneService moves its flows of that service, whichever way they are known, while
+// another service goes on with the same backend, and with its flows there.
+func TestBackendLeavesOneService(t *testing.T) {
+	for _, forwarding := range []model.Forwarding{model.ForwardingNAT, model.ForwardingDSRIPIP} {
+		if !isKept(forwarding.Direct()) {
+			continue
+		}
+		for _, k := range kinds {
+			t.Run(fmt.Sprintf("%s/%s", forwarding, k), func(t *testing.T) {
+				w := newWorld(t)
+				const left, kept, count = 70, 71, 100
+				pool := func(port uint16, backends ...byte) model.Service {
+					s := model.Service{Name: fmt.Sprintf("pool-%d", port), Forwarding: forwarding, Announce: model.AnnounceL2, TableSize: 251, Tracking: model.TrackingAlways}
+					for _, protocol := range []model.Protocol{model.TCP, model.UDP} {
+						s.Frontends = append(s.Frontends, model.Frontend{Address: k.pick(directVIP4, directVIP6), Ports: model.PortRange{First: port, Last: port}, Protocol: protocol})
+					}
+					for _, n := range backends {
+						s.Backends = append(s.Backends, model.Backend{Weight: 1, BackendAddress: model.BackendAddress{
+							Address: k.pick(netip.AddrFrom4([4]byte{10, 0, 0, n}), addr(fmt.Sprintf("2001:db8:2::%x", n)))}})
+					}
+					return s
+				}
+				all := func(port uint16) (to []netip.Addr) {
+					for n := range uint16(count) {
+						to = append(to, w.send(armA, k.toDirect(20000+n, port, "A")).Destination())
+					}
+					return to
+				}
+				both := pool(left, 100, 101, 102)
+				w.apply(append(services(), both, pool(kept, 100, 101, 102)))
+				gone := both.Backends[1].Address
+				before, others := all(left), all(kept)
+				w.apply(append(services(), pool(left, 100, 102), pool(kept, 100, 101, 102)))
+				moved := 0
+				for i, to := range all(left) {
+					switch {
+					case to == gone:
+						t.Fatalf("flow %d still goes to the backend that has left its service", i)
+					case before[i] == gone:
+						moved++
+					case to != before[i]:
+						t.Errorf("flow %d went to %s, and goes to %s", i, before[i], to)
+					}
+				}
+				if moved < count/8 {
+					t.Errorf("%d of %d flows moved, of three backends", moved, count)
+				}
+				if now := all(kept); !slices.Equal(now, others) {
+					t.Errorf("flows of the other service went to %s, and go to %s", others, now)
+				}
+				w.soundTable()
+			})
+		}
+	}
+}

@@ -121,7 +121,7 @@ func newHistory(w *world, c chooser, count *tally, breaks breakage) *history {
 	}
 	witness := newWitness(w, below)
 	h.rules = &rules{witness: witness, entries: map[flowKey]*entry{}, isThere: w.isRemembered, drains: h.weightless}
-	witness.late = h.late
+	witness.late, witness.ended = h.late, h.rules.endStrays
 	witness.scanned = func(found map[uint32]bool) error {
 		if err := h.rules.scan(found); err != nil && !h.lossesOnly {
 			return err

@@ -100,6 +100,10 @@ func (f *faults) ScanRemembered() (found map[uint32]bool, err error) {
 	return found, nil
 }
 
+func (f *faults) EndStrays(members []reconcile.Member) error {
+	return f.do(func() error { return f.Maps.EndStrays(members) }, nothing)
+}
+
 func (f *faults) Grace() error { return f.do(f.Maps.Grace, nothing) }
 
 // witness sees what is really written, and keeps it for the rules. It also says how backends
@@ -120,7 +124,9 @@ type witness struct {
 	late func()
 	// scanned holds the result of a scan against the rules.
 	scanned func(map[uint32]bool) error
-	grace   func() error // how to wait; nil: no other program runs, so there is nothing to wait for
+	// ended has the rules end strays, too.
+	ended func([]reconcile.Member)
+	grace func() error // how to wait; nil: no other program runs, so there is nothing to wait for
 }
 
 func newWitness(w *world, below reconcile.Maps) *witness {
@@ -225,6 +231,16 @@ func (w *witness) Grace() error {
 	w.lateRuns()
 	if w.grace != nil {
 		return w.grace()
+	}
+	return nil
+}
+
+func (w *witness) EndStrays(members []reconcile.Member) error {
+	if err := w.Maps.EndStrays(members); err != nil {
+		return err
+	}
+	if w.ended != nil {
+		w.ended(members)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/model"
@@ -278,6 +279,16 @@ func (r *rules) isException(key flowKey, e *entry, record reconcile.ServiceRecor
 	agrees := (slot.State == reconcile.Closing || slot.State == reconcile.Marked) && slot.Current == of.backend
 	stays := !agrees && !r.over(of, record) && r.alive(of.backend)
 	return stays || r.isThere(key)
+}
+
+// endStrays ends the flows of backends that have left their service.
+func (r *rules) endStrays(members []reconcile.Member) {
+	for key, e := range r.entries {
+		of := reconcile.Member{Service: e.service & 0xffffff, Generation: uint8(e.service >> 24), Backend: e.backend}
+		if !slices.Contains(members, of) {
+			delete(r.entries, key)
+		}
+	}
 }
 
 // scan is what a scan must find, and what it must delete.

@@ -252,6 +252,19 @@ func (m *Maps) ScanRemembered() (map[uint32]bool, error) {
 	return found, nil
 }
 
+// EndStrays is part of reconcile.Maps.
+func (m *Maps) EndStrays(members []reconcile.Member) error {
+	noted, ended := len(m.Operations), 0
+	if noted > 0 && m.Operations[noted-1] == "grace" {
+		noted--
+	}
+	err := m.do("end strays", func() { ended = m.endStrays(members) }, nil)
+	if err == nil && ended == 0 {
+		m.Operations = m.Operations[:noted] // a look changes nothing, nor does the wait before it
+	}
+	return err
+}
+
 // Grace is part of reconcile.Maps.
 func (m *Maps) Grace() error {
 	return m.do("grace", func() {

@@ -1,6 +1,9 @@
 package fake
 
 import (
+	"maps"
+	"slices"
+
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 )
@@ -100,6 +103,9 @@ func (m *Maps) End(flow Flow) { delete(m.remembered, flow) }
 // EndAll lets all entries run out.
 func (m *Maps) EndAll() { clear(m.remembered) }
 
+// Flows are the backends of the flows that have an entry.
+func (m *Maps) Flows() map[Flow]reconcile.BackendRef { return maps.Clone(m.remembered) }
+
 // Remembered is how many flows have an entry.
 func (m *Maps) Remembered() int { return len(m.remembered) }
 
@@ -168,6 +174,18 @@ func (m *Maps) scan() map[uint32]bool {
 		}
 	}
 	return found
+}
+
+// endStrays is EndStrays. It returns how many there were.
+func (m *Maps) endStrays(members []reconcile.Member) (ended int) {
+	for flow, ref := range m.remembered {
+		service, ok := m.Service(flow.Frontend)
+		if !ok || !slices.Contains(members, reconcile.Member{Service: service.Index, Generation: service.Generation, Backend: ref}) {
+			delete(m.remembered, flow)
+			ended++
+		}
+	}
+	return ended
 }
 
 // disagrees reports whether a living flow of the slot remembers another backend.
