@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * What user space asks of the tables of flows: to be swept, to be held against the slots and the
- * services' backends, and what time it is there. Run with BPF_PROG_RUN, never attached. All need CAP_BPF and
- * CAP_PERFMON.
+ * services' backends, and what time it is there. Run with BPF_PROG_RUN, never attached. All need
+ * CAP_BPF and CAP_PERFMON.
  *
  * Flows end without any of this (lib/flow.h); a sweep only frees memory early and counts.
  * A run is for one caller at a time: the workspace of lib/flow.h is per CPU, and this
@@ -14,29 +14,49 @@
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
+/*
+ * Takes an entry out of a walk, and says whether it is a living flow's. Key and value are the
+ * table's own memory, which another CPU may hand to another flow at any moment: hence the copies,
+ * and the seal over both.
+ */
+static __always_inline int flow_take(const struct flow_key *key_live, const struct flow *live,
+				     struct flow_key *key, struct flow *copy)
+{
+	__builtin_memcpy(key, key_live, sizeof(*key));
+	__builtin_memcpy(copy, live, sizeof(*copy));
+	/* The compiler must not read the live entry again where the copy is meant. */
+	asm volatile("" : : "r"(key), "r"(copy) : "memory");
+	return copy->seal == flow_seal(key, copy) && life_belongs(copy->life, copy->nonce) &&
+	       !(life_state(copy->life) & FLOW_DEAD);
+}
+
+/* The same of a remembered flow. */
+static __always_inline int remembered_take(const struct flow_key *key_live,
+					   const struct remembered *live, struct flow_key *key,
+					   struct remembered *copy)
+{
+	__builtin_memcpy(key, key_live, sizeof(*key));
+	__builtin_memcpy(copy, live, sizeof(*copy));
+	asm volatile("" : : "r"(key), "r"(copy) : "memory"); /* as in flow_take */
+	return copy->seal == remembered_seal(key, copy) &&
+	       !(remembered_flags(copy->word) & REMEMBERED_DEAD);
+}
+
 struct sweeping {
 	struct sweep found;
 	const struct settings *settings;
 	__u64 now;
 };
 
-/*
- * Key and value are the table's own memory, which another CPU may hand to another flow at
- * any moment: hence the copies, and the seal over both. Deleting while walking can end the
- * walk of one bucket early, or enter another twice: the next sweep meets what was missed.
- */
+/* Deleting while walking can end the walk of one bucket early, or enter another twice: the next
+ * sweep meets what was missed. */
 static long flow_sweep(void *map, struct flow_key *key_live, struct flow *live, struct sweeping *s)
 {
 	struct flow_key key;
 	struct flow copy;
 
-	__builtin_memcpy(&key, key_live, sizeof(key));
-	__builtin_memcpy(&copy, live, sizeof(copy));
-	/* The compiler must not read the live entry again where the copy is meant. */
-	asm volatile("" : : "r"(&key), "r"(&copy) : "memory");
 	s->found.entries++;
-	if (copy.seal != flow_seal(&key, &copy) || !life_belongs(copy.life, copy.nonce) ||
-	    (life_state(copy.life) & FLOW_DEAD))
+	if (!flow_take(key_live, live, &key, &copy))
 		return 0;
 	if (flow_is_over(&key, &copy, s->settings, s->now)) {
 		s->found.expired += flow_end(&key, live, &copy);
@@ -108,7 +128,6 @@ static __always_inline int client_differs(const struct service *service, const s
 	       remembered_backend(&of_client) != remembered_backend(r);
 }
 
-/* As in flow_sweep, key and value may be handed to another flow at any moment. */
 static long entry_recall(void *map, struct flow_key *key_live, struct remembered *live,
 			 struct recalling *c)
 {
@@ -118,13 +137,8 @@ static long entry_recall(void *map, struct flow_key *key_live, struct remembered
 	__u32 index;
 	int mark;
 
-	__builtin_memcpy(&key, key_live, sizeof(key));
-	__builtin_memcpy(&copy, live, sizeof(copy));
-	/* The compiler must not read the live entry again where the copy is meant. */
-	asm volatile("" : : "r"(&key), "r"(&copy) : "memory");
 	c->found.entries++;
-	if (copy.seal != remembered_seal(&key, &copy) ||
-	    (remembered_flags(copy.word) & REMEMBERED_DEAD))
+	if (!remembered_take(key_live, live, &key, &copy))
 		return 0;
 	index = copy.service & 0xffffff;
 	service = bpf_map_lookup_elem(&sh_services, &index);
@@ -186,19 +200,13 @@ static __noinline int is_stray(__u32 service, __u32 backend)
 	return !bpf_map_lookup_elem(&sh_members, &key);
 }
 
-/* As in flow_sweep, key and value may be handed to another flow at any moment. */
 static long flow_stray(void *map, struct flow_key *key_live, struct flow *live,
 		       struct strays *found)
 {
 	struct flow_key key;
 	struct flow copy;
 
-	__builtin_memcpy(&key, key_live, sizeof(key));
-	__builtin_memcpy(&copy, live, sizeof(copy));
-	/* The compiler must not read the live entry again where the copy is meant. */
-	asm volatile("" : : "r"(&key), "r"(&copy) : "memory");
-	if (copy.seal == flow_seal(&key, &copy) && life_belongs(copy.life, copy.nonce) &&
-	    !(life_state(copy.life) & FLOW_DEAD) &&
+	if (flow_take(key_live, live, &key, &copy) &&
 	    is_stray(copy.service_index | (__u32)copy.service_generation << 24, copy.backend))
 		found->flows += flow_end(&key, live, &copy);
 	return 0;
@@ -210,12 +218,7 @@ static long entry_stray(void *map, struct flow_key *key_live, struct remembered 
 	struct remembered copy;
 	struct flow_key key;
 
-	__builtin_memcpy(&key, key_live, sizeof(key));
-	__builtin_memcpy(&copy, live, sizeof(copy));
-	/* The compiler must not read the live entry again where the copy is meant. */
-	asm volatile("" : : "r"(&key), "r"(&copy) : "memory");
-	if (copy.seal == remembered_seal(&key, &copy) &&
-	    !(remembered_flags(copy.word) & REMEMBERED_DEAD) &&
+	if (remembered_take(key_live, live, &key, &copy) &&
 	    is_stray(copy.service, remembered_backend(&copy)))
 		found->remembered += remembered_end(&key, live, &copy);
 	return 0;

@@ -82,9 +82,9 @@ static __noinline enum verdict echo_answer(struct frame_ctx *ctx, struct packet 
 	if (p->family == FAMILY_IP4) {
 		if ((void *)(ip + 1) > data_end)
 			return drop(p, REASON_INTERNAL);
-		/* Both are zero in one's complement. All that follows may be zeros, the type and
-		 * code are, and then only this one is right (RFC 1624, 3); of any other answer
-		 * it is too. */
+		/* 0 and 0xffff are both zero in one's complement (RFC 1624, 3). Where all that
+		 * follows is zeros, as type and code are, 0xffff alone is right; of any other
+		 * answer both are. */
 		if (!icmp->checksum)
 			icmp->checksum = 0xffff;
 		ip->check = csum_update(ip->check, ANSWER_TTL, ip->ttl);
