@@ -213,9 +213,12 @@ func fromRangeKey(k abiRangeKey) model.Frontend {
 const (
 	filterServiceBits = 32       // of an LPM key, before the address
 	mappedBits        = 128 - 32 // of an address before the IPv4 one in it
-	filterTenantShift = 24       // generation above, index below
-	filterIndexMask   = 1<<filterTenantShift - 1
+	tenantShift       = 24       // of a service's tenant: generation above, index below
+	tenantIndexMask   = 1<<tenantShift - 1
 )
+
+// toTenant is a service's position and generation as keys have them.
+func toTenant(index uint32, generation uint8) uint32 { return uint32(generation)<<tenantShift | index }
 
 // toFilterBits is a prefix's length among the bits of an address as the maps have it.
 func toFilterBits(p netip.Prefix) int {
@@ -228,7 +231,7 @@ func toFilterBits(p netip.Prefix) int {
 func toFilterKey(f reconcile.Filter) abiFilterKey {
 	key := abiFilterKey{
 		PrefixLength: uint32(filterServiceBits + toFilterBits(f.Prefix)),
-		Service:      uint32(f.Generation)<<filterTenantShift | f.Service,
+		Service:      toTenant(f.Service, f.Generation),
 	}
 	b := f.Prefix.Masked().Addr().As16()
 	for i := range key.Address {
@@ -246,7 +249,7 @@ func fromFilterKey(k abiFilterKey) reconcile.Filter {
 	if address.Is4In6() && bits >= mappedBits {
 		address, bits = address.Unmap(), bits-mappedBits
 	}
-	return reconcile.Filter{Service: k.Service & filterIndexMask, Generation: uint8(k.Service >> filterTenantShift),
+	return reconcile.Filter{Service: k.Service & tenantIndexMask, Generation: uint8(k.Service >> tenantShift),
 		Prefix: netip.PrefixFrom(address, bits)}
 }
 

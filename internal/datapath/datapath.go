@@ -156,12 +156,17 @@ func (d *Datapath) prepare() error {
 	return nil
 }
 
+// ticking is what programs must know to tell how old a flow is.
+func (d *Datapath) ticking() map[string]any {
+	return map[string]any{"jiffies_per_second": d.rate, "tick_shift": d.tickShift()}
+}
+
 // loadTools loads the programs that user space runs.
 func (d *Datapath) loadTools() error {
 	if err := d.loadClock(); err != nil {
 		return err
 	}
-	coll, err := d.loadCollection(d.version.loader(objectSweep), map[string]any{"jiffies_per_second": d.rate, "tick_shift": d.tickShift()})
+	coll, err := d.loadCollection(d.version.only(objectSweep, "sh_sweep", "sh_recall"), d.ticking())
 	if err != nil {
 		return fmt.Errorf("load the programs that expire flows: %w", err)
 	}

@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"fmt"
-	"maps"
 
 	"github.com/cilium/ebpf"
 
@@ -18,20 +17,19 @@ const straysTries = 20
 // service may be another's still.
 func (d *Datapath) EndStrays(members []reconcile.Member) error {
 	load := func() (*ebpf.CollectionSpec, error) {
-		spec, err := d.version.load(objectSweep)
+		spec, err := d.version.only(objectSweep, "sh_strays")()
 		if err == nil {
-			maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return name != "sh_strays" })
 			spec.Maps["sh_members"].MaxEntries = uint32(max(len(members), 1))
 		}
 		return spec, err
 	}
-	coll, err := d.loadCollection(load, map[string]any{"jiffies_per_second": d.rate, "tick_shift": d.tickShift()})
+	coll, err := d.loadCollection(load, d.ticking())
 	if err != nil {
 		return fmt.Errorf("load the program that ends flows of backends that have left their service: %w", err)
 	}
 	defer coll.Close()
 	for _, m := range members {
-		key := abiMember{Service: uint32(m.Generation)<<filterTenantShift | m.Service, Backend: toRef(m.Backend)}
+		key := abiMember{Service: toTenant(m.Service, m.Generation), Backend: toRef(m.Backend)}
 		if err := coll.Maps["sh_members"].Put(key, uint8(1)); err != nil {
 			return fmt.Errorf("write backend %d of the service at index %d: %w", m.Backend.Index, m.Service, err)
 		}

@@ -2,6 +2,8 @@ package datapath
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/cilium/ebpf"
 )
@@ -52,6 +54,17 @@ func (v *Version) load(object string) (*ebpf.CollectionSpec, error) {
 
 func (v *Version) loader(object string) func() (*ebpf.CollectionSpec, error) {
 	return func() (*ebpf.CollectionSpec, error) { return v.load(object) }
+}
+
+// only is the loader of an object with these of its programs alone.
+func (v *Version) only(object string, programs ...string) func() (*ebpf.CollectionSpec, error) {
+	return func() (*ebpf.CollectionSpec, error) {
+		spec, err := v.load(object)
+		if err == nil {
+			maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !slices.Contains(programs, name) })
+		}
+		return spec, err
+	}
 }
 
 // at is a point of an upgrade.

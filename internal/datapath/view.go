@@ -99,14 +99,7 @@ func (v *View) loadClock() (err error) {
 	if v.rate, err = jiffiesPerSecond(); err != nil {
 		return err
 	}
-	load := func() (*ebpf.CollectionSpec, error) {
-		spec, err := v.version.load(objectSweep)
-		if err == nil {
-			maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return name != "sh_clock" })
-		}
-		return spec, err
-	}
-	coll, err := v.loadCollection(load, nil)
+	coll, err := v.loadCollection(v.version.only(objectSweep, "sh_clock"), nil)
 	if err != nil {
 		return fmt.Errorf("load the program that tells the time: %w", err)
 	}
