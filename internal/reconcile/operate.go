@@ -58,7 +58,8 @@ func (r *Reconciler) putService(record ServiceRecord, slots []Slot) error {
 	if old.before() != record.before() && old.BeforeSize > 0 {
 		entry.held = append(entry.held, heldTable{old.before(), nil})
 	}
-	entry.record, entry.doubt, entry.leaving, m.rerouted = record, true, false, true
+	entry.record, entry.doubt, entry.leaving = record, true, false
+	m.rerouted = true
 	if err := r.maps.PutService(record); err != nil {
 		return fmt.Errorf("put service %s at index %d: %w", keyOf(record), record.Index, err)
 	}
@@ -121,7 +122,8 @@ func (r *Reconciler) rewriteSlots(index uint32, slots []Slot, runs []run) error 
 		nameAll(entry.slots[run.first:run.end], entry.stale)
 	}
 	entry.setSlots(slots)
-	entry.slotsDoubt, r.mirror.rerouted = true, true
+	entry.slotsDoubt = true
+	r.mirror.rerouted = true
 	for _, run := range runs {
 		if err := r.writeSlots(entry.record, slots, run); err != nil {
 			return err

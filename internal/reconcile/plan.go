@@ -46,7 +46,7 @@ type plan struct {
 	filtersLate  []Filter // of services that are gone, or let everybody in now
 	forgotten    []AddressRecord
 
-	members    map[Member]bool // the services' backends afterwards
+	target     *target
 	refs       map[model.BackendAddress]BackendRef
 	indices    map[serviceKey]uint32
 	tenants    map[serviceKey]serviceRef
@@ -75,7 +75,6 @@ type frontendStep struct {
 type planner struct {
 	*plan
 	mirror   *mirror
-	target   *target
 	known    tables
 	unwanted map[uint32]bool // services that go
 	early    map[uint32]bool // of them, those that go first
@@ -85,13 +84,13 @@ type planner struct {
 func newPlan(m *mirror, t *target, known tables) (*plan, error) {
 	p := &planner{
 		plan: &plan{
-			members: map[Member]bool{},
+			target:  t,
 			refs:    map[model.BackendAddress]BackendRef{},
 			indices: map[serviceKey]uint32{},
 			tenants: map[serviceKey]serviceRef{},
 			moves:   map[serviceKey]TableDifference{},
 		},
-		mirror: m, target: t, known: known,
+		mirror: m, known: known,
 		unwanted: map[uint32]bool{},
 		early:    map[uint32]bool{},
 		puts:     map[model.Frontend]bool{},
@@ -310,9 +309,6 @@ func (p *planner) placeServices() error {
 			positions, step.put, step.first = positions[1:], true, true
 		}
 		p.tenants[want.serviceKey] = serviceRef{step.record.Index, step.record.Generation}
-		for _, b := range want.backends {
-			p.members[Member{step.record.Index, step.record.Generation, p.refs[b]}] = true
-		}
 		if err := p.planTable(&step, want, before, room); err != nil {
 			return err
 		}

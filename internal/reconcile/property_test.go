@@ -218,9 +218,8 @@ func (w *world) apply(d reconcile.Desired, fault func(string) fake.Fault, again 
 		if diff := cmp.Diff(plan.String(), difference.String()); diff != "" {
 			w.Errorf("Apply does not do what Plan said (-plan +apply):\n%s", diff)
 		}
-		// One that failed before may have left strays, which are no difference.
-		operations = slices.DeleteFunc(slices.Clone(operations), func(o string) bool { return o == "grace" || o == "end strays" })
-		if len(operations) > 0 && difference.Empty() {
+		failedWait := err != nil && slices.Equal(operations, []string{"grace"}) // for the look for strays
+		if operations := withoutStrays(operations); len(operations) > 0 && difference.Empty() && !failedWait {
 			w.Errorf("an empty difference took %q", operations)
 		}
 		w.checkFlows()

@@ -67,9 +67,9 @@ type Reconciler struct {
 	// applied is what each service looked like when Apply last succeeded. It knows what
 	// the maps do not: weights, and backends without a slot.
 	applied map[string]view
-	// members are the services' backends when the flows of all others were last ended; nil:
-	// that is not known.
-	members map[Member]bool
+	// served are the backends of each service that alone may have flows of it, since Apply last
+	// succeeded; nil: that is not known.
+	served map[serviceKey][]model.BackendAddress
 
 	// settleTime is that of the last Apply; unknown before the first.
 	settleTime  time.Duration
@@ -126,9 +126,9 @@ func (r *Reconciler) adopt() error {
 		return fmt.Errorf("adopt the maps: %w", err)
 	}
 	r.scanned = r.clock()
-	r.mirror, r.applied, r.members, r.adopted = mirror, map[string]view{}, nil, true
+	r.mirror, r.applied, r.served, r.adopted = mirror, map[string]view{}, nil, true
 	if len(mirror.services) == 0 {
-		r.members = map[Member]bool{}
+		r.served = map[serviceKey][]model.BackendAddress{}
 	}
 	return nil
 }
@@ -163,7 +163,7 @@ func (r *Reconciler) Apply(desired Desired) (Difference, error) {
 		}
 	}
 	if err := r.execute(p); err != nil {
-		r.members = nil // some may have come that the next desired state lacks
+		r.served = nil // some may have come that the next desired state lacks
 		return p.difference, fmt.Errorf("apply the desired state: %w: what is done stays, apply again for the rest", err)
 	}
 	if err := r.endStrays(p); err != nil {

@@ -1,10 +1,10 @@
 package reconcile
 
 import (
-	"cmp"
 	"fmt"
-	"maps"
 	"slices"
+
+	"github.com/shunt-lb/shunt/internal/model"
 )
 
 // endStrays ends the flows of backends that have left their service and are another's still: those
@@ -12,33 +12,50 @@ import (
 // plan, when slots lead to a service's own backends alone, and when no program can remember
 // otherwise.
 func (r *Reconciler) endStrays(p *plan) error {
-	if r.members != nil && !r.leftAlive(p.members) {
-		r.members = p.members
-		return nil
-	}
-	if r.mirror.rerouted {
-		if err := r.grace(); err != nil {
-			return err
+	if r.served == nil || p.leftAlive(r.served) {
+		if r.mirror.rerouted {
+			if err := r.grace(); err != nil {
+				return err
+			}
+		}
+		if err := r.maps.EndStrays(p.members()); err != nil {
+			return fmt.Errorf("end the flows of backends that have left a service: %w", err)
 		}
 	}
-	order := func(a, b Member) int {
-		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Backend.Index, b.Backend.Index))
+	r.served = map[serviceKey][]model.BackendAddress{}
+	for _, service := range p.target.services {
+		r.served[service.serviceKey] = service.backends
 	}
-	if err := r.maps.EndStrays(slices.SortedFunc(maps.Keys(p.members), order)); err != nil {
-		return fmt.Errorf("end the flows of backends that have left a service: %w", err)
-	}
-	r.members = p.members
 	return nil
 }
 
-// leftAlive reports whether a backend has left a service that lives, and lives itself.
-func (r *Reconciler) leftAlive(now map[Member]bool) bool {
-	for m := range r.members {
-		service, serves := r.mirror.services[m.Service]
-		backend, lives := r.mirror.backends[m.Backend.Index]
-		if !now[m] && serves && service.record.Generation == m.Generation && lives && backend.BackendRef == m.Backend {
-			return true
+// leftAlive reports whether a backend leaves a service that stays, and stays itself.
+func (p *plan) leftAlive(served map[serviceKey][]model.BackendAddress) bool {
+	for _, service := range p.target.services {
+		before := served[service.serviceKey]
+		if slices.Equal(before, service.backends) {
+			continue
+		}
+		now := map[model.BackendAddress]bool{}
+		for _, b := range service.backends {
+			now[b] = true
+		}
+		for _, b := range before {
+			if _, stays := p.refs[b]; stays && !now[b] {
+				return true
+			}
 		}
 	}
 	return false
+}
+
+// members are the backends of all services.
+func (p *plan) members() (all []Member) {
+	for _, service := range p.target.services {
+		tenant := p.tenants[service.serviceKey]
+		for _, b := range service.backends {
+			all = append(all, Member{tenant.index, tenant.generation, p.refs[b]})
+		}
+	}
+	return all
 }

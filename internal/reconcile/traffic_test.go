@@ -281,14 +281,14 @@ func (w *world) settleAll() {
 
 // checkStrays checks that no flow is remembered with a backend that its service has not.
 func (w *world) checkStrays() {
-	for flow, ref := range w.maps.Flows() {
+	for flow, e := range w.maps.Flows() {
 		record, ok := w.maps.Service(flow.Frontend)
 		at := slices.IndexFunc(w.attempt.Services, func(s model.Service) bool { return s.Name == record.Name })
-		if !ok || at < 0 {
+		if !ok || at < 0 || record.Index != e.Service || record.Generation != e.Generation {
 			continue // programs look at the service first
 		}
-		backend := w.maps.Backend(ref.Index)
-		if backend.BackendRef == ref && !slices.ContainsFunc(serving(w.attempt.Services[at], flow.Address.Is6()), func(b model.Backend) bool { return b.BackendAddress == backend.BackendAddress }) {
+		backend := w.maps.Backend(e.Backend.Index)
+		if backend.BackendRef == e.Backend && !slices.ContainsFunc(serving(w.attempt.Services[at], flow.Address.Is6()), func(b model.Backend) bool { return b.BackendAddress == backend.BackendAddress }) {
 			w.Fatalf("flow %v of service %s is remembered with %s, which has left it; operations:\n%s", flow, record.Name, backend.BackendAddress, strings.Join(w.maps.Operations, "\n"))
 		}
 	}

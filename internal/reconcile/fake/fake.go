@@ -28,6 +28,9 @@ const (
 // ErrInjected is the error of an operation that was told to fail.
 var ErrInjected = errors.New("injected fault")
 
+// EndStrays is the operation of that name.
+const EndStrays = "end strays"
+
 // Maps is an implementation of reconcile.Maps. Its methods follow that contract; it is
 // not safe for concurrent use.
 type Maps struct {
@@ -254,15 +257,7 @@ func (m *Maps) ScanRemembered() (map[uint32]bool, error) {
 
 // EndStrays is part of reconcile.Maps.
 func (m *Maps) EndStrays(members []reconcile.Member) error {
-	noted, ended := len(m.Operations), 0
-	if noted > 0 && m.Operations[noted-1] == "grace" {
-		noted--
-	}
-	err := m.do("end strays", func() { ended = m.endStrays(members) }, nil)
-	if err == nil && ended == 0 {
-		m.Operations = m.Operations[:noted] // a look changes nothing, nor does the wait before it
-	}
-	return err
+	return m.do(EndStrays, func() { m.endStrays(members) }, nil)
 }
 
 // Grace is part of reconcile.Maps.

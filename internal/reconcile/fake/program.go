@@ -27,7 +27,7 @@ const (
 // program is the part of the data plane that remembers flows, without its bounds in size
 // and time: the tables of docs/design/13-just-enough-tracking.md.
 type program struct {
-	remembered map[Flow]reconcile.BackendRef
+	remembered map[Flow]reconcile.Member
 	running    []*Run
 	finished   map[uint32]int // closing slots: how far
 }
@@ -39,7 +39,7 @@ const (
 )
 
 func newProgram() program {
-	return program{remembered: map[Flow]reconcile.BackendRef{}, finished: map[uint32]int{}}
+	return program{remembered: map[Flow]reconcile.Member{}, finished: map[uint32]int{}}
 }
 
 // Run is a program that has read a packet's slot and not yet acted on it. It goes on at
@@ -48,6 +48,7 @@ type Run struct {
 	maps     *Maps
 	flow     Flow
 	kind     Kind
+	service  reconcile.ServiceRecord
 	tracking model.Tracking
 	slot     reconcile.Slot
 	previous reconcile.BackendRef
@@ -63,7 +64,7 @@ func (m *Maps) Begin(flow Flow, kind Kind) *Run {
 		run.done = true
 		return run
 	}
-	run.slot, run.tracking = m.slots[at], service.Tracking
+	run.service, run.slot, run.tracking = service, m.slots[at], service.Tracking
 	if !isTracked(service) {
 		run.tracking = model.TrackingNone
 	}
@@ -103,8 +104,8 @@ func (m *Maps) End(flow Flow) { delete(m.remembered, flow) }
 // EndAll lets all entries run out.
 func (m *Maps) EndAll() { clear(m.remembered) }
 
-// Flows are the backends of the flows that have an entry.
-func (m *Maps) Flows() map[Flow]reconcile.BackendRef { return maps.Clone(m.remembered) }
+// Flows are the flows that have an entry, with their service and backend.
+func (m *Maps) Flows() map[Flow]reconcile.Member { return maps.Clone(m.remembered) }
 
 // Remembered is how many flows have an entry.
 func (m *Maps) Remembered() int { return len(m.remembered) }
@@ -124,9 +125,9 @@ func (r *Run) finish() reconcile.BackendRef {
 	}
 	always := r.tracking == model.TrackingAlways
 	if r.slot.State != reconcile.Settled || always {
-		if ref, ok := m.remembered[r.flow]; ok {
-			if m.lives(ref) {
-				return ref
+		if e, ok := m.remembered[r.flow]; ok {
+			if m.lives(e.Backend) && e == member(r.service, e.Backend) {
+				return e.Backend
 			}
 			delete(m.remembered, r.flow)
 		}
@@ -137,7 +138,7 @@ func (r *Run) finish() reconcile.BackendRef {
 		to = r.previous
 	}
 	if (r.slot.State == reconcile.Transition || always) && m.lives(to) {
-		m.remembered[r.flow] = to
+		m.remembered[r.flow] = member(r.service, to)
 	}
 	return to
 }
@@ -153,16 +154,16 @@ func (m *Maps) finishRuns() {
 // scan is ScanRemembered.
 func (m *Maps) scan() map[uint32]bool {
 	found := map[uint32]bool{}
-	for flow, ref := range m.remembered {
+	for flow, e := range m.remembered {
 		at, service, ok := m.place(flow)
-		if !ok || !m.lives(ref) {
+		if !ok || !m.lives(e.Backend) || e != member(service, e.Backend) {
 			delete(m.remembered, flow)
 			continue
 		}
 		slot := m.slots[at]
 		switch {
 		case slot.State != reconcile.Closing && slot.State != reconcile.Marked:
-		case slot.Current != ref:
+		case slot.Current != e.Backend:
 			found[at] = true
 		case service.Tracking != model.TrackingAlways:
 			delete(m.remembered, flow)
@@ -176,22 +177,24 @@ func (m *Maps) scan() map[uint32]bool {
 	return found
 }
 
-// endStrays is EndStrays. It returns how many there were.
-func (m *Maps) endStrays(members []reconcile.Member) (ended int) {
-	for flow, ref := range m.remembered {
-		service, ok := m.Service(flow.Frontend)
-		if !ok || !slices.Contains(members, reconcile.Member{Service: service.Index, Generation: service.Generation, Backend: ref}) {
+// endStrays is EndStrays.
+func (m *Maps) endStrays(members []reconcile.Member) {
+	for flow, e := range m.remembered {
+		if !slices.Contains(members, e) {
 			delete(m.remembered, flow)
-			ended++
 		}
 	}
-	return ended
+}
+
+func member(service reconcile.ServiceRecord, backend reconcile.BackendRef) reconcile.Member {
+	return reconcile.Member{Service: service.Index, Generation: service.Generation, Backend: backend}
 }
 
 // disagrees reports whether a living flow of the slot remembers another backend.
 func (m *Maps) disagrees(slot uint32) bool {
-	for flow, ref := range m.remembered {
-		if at, _, ok := m.place(flow); ok && at == slot && ref != m.slots[slot].Current && m.lives(ref) {
+	for flow, e := range m.remembered {
+		at, service, ok := m.place(flow)
+		if ok && at == slot && e.Backend != m.slots[slot].Current && m.lives(e.Backend) && e == member(service, e.Backend) {
 			return true
 		}
 	}

@@ -83,10 +83,10 @@ func TestProgram(t *testing.T) {
 		m := trackedMaps(t, c.tracking, c.slot)
 		flow := Flow{on, c.hash}
 		if c.entry != none {
-			m.remembered[flow] = c.entry
+			m.remembered[flow] = member(m.services[0], c.entry)
 		}
-		if to := m.Packet(flow, c.kind); to != c.to || m.remembered[flow] != c.remembered {
-			t.Errorf("%s: goes to %v and %v is remembered, want %v and %v", c.name, to, m.remembered[flow], c.to, c.remembered)
+		if to := m.Packet(flow, c.kind); to != c.to || m.remembered[flow].Backend != c.remembered {
+			t.Errorf("%s: goes to %v and %v is remembered, want %v and %v", c.name, to, m.remembered[flow].Backend, c.to, c.remembered)
 		}
 	}
 }
@@ -107,7 +107,7 @@ func TestScan(t *testing.T) {
 		{reconcile.Settled, model.TrackingAuto, refA, false, 1},
 	} {
 		m := trackedMaps(t, c.tracking, reconcile.Slot{State: c.state, Current: refB})
-		m.remembered[Flow{on, 0}] = c.entry
+		m.remembered[Flow{on, 0}] = member(m.services[0], c.entry)
 		found, err := m.ScanRemembered()
 		if err != nil || found[0] != c.found || m.Remembered() != c.left {
 			t.Errorf("%+v: found %v, %d left, %v", c, found, m.Remembered(), err)
@@ -137,7 +137,7 @@ func TestStepChecksCatch(t *testing.T) {
 		return m.PutService(record)
 	}
 	before := func(m *Maps) error { return m.WriteSlots(5, []reconcile.Slot{settled(refA)}) }
-	remember := func(m *Maps) error { m.remembered[Flow{on, 0}] = refA; return nil }
+	remember := func(m *Maps) error { m.remembered[Flow{on, 0}] = member(m.services[0], refA); return nil }
 	for _, c := range []struct {
 		name  string
 		from  reconcile.Slot
@@ -184,7 +184,7 @@ func TestAGraceWaitsForRuns(t *testing.T) {
 		t.Error("remembered before it went on")
 	}
 	must(t, m.Grace())
-	if m.remembered[Flow{on, 0}] != refA {
+	if m.remembered[Flow{on, 0}].Backend != refA {
 		t.Error("the run is not over after a grace")
 	}
 }
