@@ -146,16 +146,12 @@ func (p *planner) matchServices() {
 }
 
 // planRemovals sorts what goes into what goes first and what goes last. A service goes
-// first if no frontend that is put touches the address and protocol of one of its own:
-// then nobody takes over its traffic, and there is no gap to avoid.
+// first if no frontend is put at an address of one of its own: then nobody takes over its
+// traffic, and no address stays a VIP that has no frontend meanwhile.
 func (p *planner) planRemovals() {
-	type endpoint struct {
-		address  netip.Addr
-		protocol model.Protocol
-	}
-	takenOver := map[endpoint]bool{}
+	takenOver := map[netip.Addr]bool{}
 	for f := range p.puts {
-		takenOver[endpoint{f.Address, f.Protocol}] = true
+		takenOver[f.Address] = true
 	}
 	wanted := map[model.Frontend]bool{}
 	for _, f := range p.target.frontends {
@@ -164,7 +160,7 @@ func (p *planner) planRemovals() {
 	late := map[uint32]bool{}
 	for f, have := range p.mirror.frontends {
 		for _, service := range have.services {
-			late[service] = late[service] || takenOver[endpoint{f.Address, f.Protocol}]
+			late[service] = late[service] || takenOver[f.Address]
 		}
 	}
 	for _, index := range slices.Sorted(maps.Keys(p.unwanted)) {

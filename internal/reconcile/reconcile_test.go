@@ -509,3 +509,13 @@ func TestASmallLimitDoesNotTrapLeftovers(t *testing.T) {
 		b.apply(with(251, "10.0.0.1:80 10.0.0.2:80"))
 	}
 }
+
+// TestTheLastFrontendOfAVIPGoesLast: between a VIP's last frontend and its next, clients must not
+// find an address that answers for nothing.
+func TestTheLastFrontendOfAVIPGoesLast(t *testing.T) {
+	b := newBench(t, roomy)
+	old, fresh := service("old", "192.0.2.10:80", "10.0.0.2:80"), service("new", "192.0.2.10:80", "10.0.0.3:80")
+	fresh.Frontends[0].Protocol = model.UDP
+	b.apply(desired(old))
+	b.apply(desired(fresh))
+}
