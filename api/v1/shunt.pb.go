@@ -1383,9 +1383,12 @@ type ReloadResponse struct {
 	// Of the file; any error among them refuses it.
 	Faults []*Fault `protobuf:"bytes,2,rep,name=faults,proto3" json:"faults,omitempty"`
 	// Why nothing was applied, if not applied.
-	Refused    string      `protobuf:"bytes,3,opt,name=refused,proto3" json:"refused,omitempty"`
+	Refused string `protobuf:"bytes,3,opt,name=refused,proto3" json:"refused,omitempty"`
+	// Of the services and addresses.
 	Difference *Difference `protobuf:"bytes,4,opt,name=difference,proto3" json:"difference,omitempty"`
-	// The difference in words.
+	// Of everything else.
+	Settings []*SettingDifference `protobuf:"bytes,6,rep,name=settings,proto3" json:"settings,omitempty"`
+	// Both differences in words.
 	Text          string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1449,9 +1452,78 @@ func (x *ReloadResponse) GetDifference() *Difference {
 	return nil
 }
 
+func (x *ReloadResponse) GetSettings() []*SettingDifference {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
 func (x *ReloadResponse) GetText() string {
 	if x != nil {
 		return x.Text
+	}
+	return ""
+}
+
+// Another value of the configuration that is no service's.
+type SettingDifference struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in timeouts.udp, and "interface eth0" for one of interfaces.
+	Key           string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Before        string `protobuf:"bytes,2,opt,name=before,proto3" json:"before,omitempty"` // empty: there was none
+	After         string `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`   // empty: there is none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettingDifference) Reset() {
+	*x = SettingDifference{}
+	mi := &file_v1_shunt_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettingDifference) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettingDifference) ProtoMessage() {}
+
+func (x *SettingDifference) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettingDifference.ProtoReflect.Descriptor instead.
+func (*SettingDifference) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *SettingDifference) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *SettingDifference) GetBefore() string {
+	if x != nil {
+		return x.Before
+	}
+	return ""
+}
+
+func (x *SettingDifference) GetAfter() string {
+	if x != nil {
+		return x.After
 	}
 	return ""
 }
@@ -1473,7 +1545,7 @@ type Fault struct {
 
 func (x *Fault) Reset() {
 	*x = Fault{}
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1485,7 +1557,7 @@ func (x *Fault) String() string {
 func (*Fault) ProtoMessage() {}
 
 func (x *Fault) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1498,7 +1570,7 @@ func (x *Fault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fault.ProtoReflect.Descriptor instead.
 func (*Fault) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Fault) GetFile() string {
@@ -1570,7 +1642,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1582,7 +1654,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1595,7 +1667,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Difference) GetServices() []*ServiceDifference {
@@ -1624,25 +1696,23 @@ type ServiceDifference struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	Name             string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Change           string                 `protobuf:"bytes,2,opt,name=change,proto3" json:"change,omitempty"` // added, removed or changed
-	Forwarding       *WordDifference        `protobuf:"bytes,3,opt,name=forwarding,proto3" json:"forwarding,omitempty"`
-	Tracking         *WordDifference        `protobuf:"bytes,4,opt,name=tracking,proto3" json:"tracking,omitempty"`
-	AffinityTimeout  *WordDifference        `protobuf:"bytes,5,opt,name=affinity_timeout,json=affinityTimeout,proto3" json:"affinity_timeout,omitempty"` // "10m0s"; "0s" is no affinity
-	Policies         []*PolicyDifference    `protobuf:"bytes,6,rep,name=policies,proto3" json:"policies,omitempty"`
-	Filters          *FilterDifference      `protobuf:"bytes,7,opt,name=filters,proto3" json:"filters,omitempty"`
-	FrontendsAdded   []string               `protobuf:"bytes,8,rep,name=frontends_added,json=frontendsAdded,proto3" json:"frontends_added,omitempty"`
-	FrontendsRemoved []string               `protobuf:"bytes,9,rep,name=frontends_removed,json=frontendsRemoved,proto3" json:"frontends_removed,omitempty"`
-	BackendsAdded    []string               `protobuf:"bytes,10,rep,name=backends_added,json=backendsAdded,proto3" json:"backends_added,omitempty"`
-	BackendsRemoved  []string               `protobuf:"bytes,11,rep,name=backends_removed,json=backendsRemoved,proto3" json:"backends_removed,omitempty"`
-	Weights          []*WeightDifference    `protobuf:"bytes,12,rep,name=weights,proto3" json:"weights,omitempty"`
-	Tables           []*TableDifference     `protobuf:"bytes,13,rep,name=tables,proto3" json:"tables,omitempty"`
-	States           []*StateDifference     `protobuf:"bytes,14,rep,name=states,proto3" json:"states,omitempty"`
+	Attributes       []*AttributeDifference `protobuf:"bytes,3,rep,name=attributes,proto3" json:"attributes,omitempty"`
+	Filters          *FilterDifference      `protobuf:"bytes,4,opt,name=filters,proto3" json:"filters,omitempty"`
+	FrontendsAdded   []string               `protobuf:"bytes,5,rep,name=frontends_added,json=frontendsAdded,proto3" json:"frontends_added,omitempty"`
+	FrontendsRemoved []string               `protobuf:"bytes,6,rep,name=frontends_removed,json=frontendsRemoved,proto3" json:"frontends_removed,omitempty"`
+	BackendsAdded    []string               `protobuf:"bytes,7,rep,name=backends_added,json=backendsAdded,proto3" json:"backends_added,omitempty"`
+	BackendsRemoved  []string               `protobuf:"bytes,8,rep,name=backends_removed,json=backendsRemoved,proto3" json:"backends_removed,omitempty"`
+	Weights          []*WeightDifference    `protobuf:"bytes,9,rep,name=weights,proto3" json:"weights,omitempty"`
+	Tables           []*TableDifference     `protobuf:"bytes,10,rep,name=tables,proto3" json:"tables,omitempty"`
+	States           []*StateDifference     `protobuf:"bytes,11,rep,name=states,proto3" json:"states,omitempty"`
+	BackendChanges   []*BackendDifference   `protobuf:"bytes,12,rep,name=backend_changes,json=backendChanges,proto3" json:"backend_changes,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *ServiceDifference) Reset() {
 	*x = ServiceDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1654,7 +1724,7 @@ func (x *ServiceDifference) String() string {
 func (*ServiceDifference) ProtoMessage() {}
 
 func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1667,7 +1737,7 @@ func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceDifference.ProtoReflect.Descriptor instead.
 func (*ServiceDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ServiceDifference) GetName() string {
@@ -1684,30 +1754,9 @@ func (x *ServiceDifference) GetChange() string {
 	return ""
 }
 
-func (x *ServiceDifference) GetForwarding() *WordDifference {
+func (x *ServiceDifference) GetAttributes() []*AttributeDifference {
 	if x != nil {
-		return x.Forwarding
-	}
-	return nil
-}
-
-func (x *ServiceDifference) GetTracking() *WordDifference {
-	if x != nil {
-		return x.Tracking
-	}
-	return nil
-}
-
-func (x *ServiceDifference) GetAffinityTimeout() *WordDifference {
-	if x != nil {
-		return x.AffinityTimeout
-	}
-	return nil
-}
-
-func (x *ServiceDifference) GetPolicies() []*PolicyDifference {
-	if x != nil {
-		return x.Policies
+		return x.Attributes
 	}
 	return nil
 }
@@ -1768,81 +1817,38 @@ func (x *ServiceDifference) GetStates() []*StateDifference {
 	return nil
 }
 
-type WordDifference struct {
+func (x *ServiceDifference) GetBackendChanges() []*BackendDifference {
+	if x != nil {
+		return x.BackendChanges
+	}
+	return nil
+}
+
+// Another value, name and values as the configuration writes them. Of a service that was taken
+// over after a restart, only what the data plane holds is compared.
+type AttributeDifference struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Before        string                 `protobuf:"bytes,1,opt,name=before,proto3" json:"before,omitempty"`
-	After         string                 `protobuf:"bytes,2,opt,name=after,proto3" json:"after,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *WordDifference) Reset() {
-	*x = WordDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[22]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *WordDifference) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*WordDifference) ProtoMessage() {}
-
-func (x *WordDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[22]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use WordDifference.ProtoReflect.Descriptor instead.
-func (*WordDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
-}
-
-func (x *WordDifference) GetBefore() string {
-	if x != nil {
-		return x.Before
-	}
-	return ""
-}
-
-func (x *WordDifference) GetAfter() string {
-	if x != nil {
-		return x.After
-	}
-	return ""
-}
-
-type PolicyDifference struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Option        string                 `protobuf:"bytes,1,opt,name=option,proto3" json:"option,omitempty"` // as the configuration calls it
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Before        string                 `protobuf:"bytes,2,opt,name=before,proto3" json:"before,omitempty"`
 	After         string                 `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *PolicyDifference) Reset() {
-	*x = PolicyDifference{}
+func (x *AttributeDifference) Reset() {
+	*x = AttributeDifference{}
 	mi := &file_v1_shunt_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *PolicyDifference) String() string {
+func (x *AttributeDifference) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*PolicyDifference) ProtoMessage() {}
+func (*AttributeDifference) ProtoMessage() {}
 
-func (x *PolicyDifference) ProtoReflect() protoreflect.Message {
+func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
 	mi := &file_v1_shunt_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1854,26 +1860,26 @@ func (x *PolicyDifference) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use PolicyDifference.ProtoReflect.Descriptor instead.
-func (*PolicyDifference) Descriptor() ([]byte, []int) {
+// Deprecated: Use AttributeDifference.ProtoReflect.Descriptor instead.
+func (*AttributeDifference) Descriptor() ([]byte, []int) {
 	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
 }
 
-func (x *PolicyDifference) GetOption() string {
+func (x *AttributeDifference) GetName() string {
 	if x != nil {
-		return x.Option
+		return x.Name
 	}
 	return ""
 }
 
-func (x *PolicyDifference) GetBefore() string {
+func (x *AttributeDifference) GetBefore() string {
 	if x != nil {
 		return x.Before
 	}
 	return ""
 }
 
-func (x *PolicyDifference) GetAfter() string {
+func (x *AttributeDifference) GetAfter() string {
 	if x != nil {
 		return x.After
 	}
@@ -2087,6 +2093,59 @@ func (x *StateDifference) GetAfter() string {
 	return ""
 }
 
+// What else a backend that stays is now.
+type BackendDifference struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Backend       string                 `protobuf:"bytes,1,opt,name=backend,proto3" json:"backend,omitempty"`
+	Attributes    []*AttributeDifference `protobuf:"bytes,2,rep,name=attributes,proto3" json:"attributes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackendDifference) Reset() {
+	*x = BackendDifference{}
+	mi := &file_v1_shunt_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackendDifference) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackendDifference) ProtoMessage() {}
+
+func (x *BackendDifference) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackendDifference.ProtoReflect.Descriptor instead.
+func (*BackendDifference) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *BackendDifference) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
+}
+
+func (x *BackendDifference) GetAttributes() []*AttributeDifference {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
 type TableDifference struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Family        string                 `protobuf:"bytes,1,opt,name=family,proto3" json:"family,omitempty"`                               // ipv4 or ipv6
@@ -2099,7 +2158,7 @@ type TableDifference struct {
 
 func (x *TableDifference) Reset() {
 	*x = TableDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2170,7 @@ func (x *TableDifference) String() string {
 func (*TableDifference) ProtoMessage() {}
 
 func (x *TableDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2183,7 @@ func (x *TableDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableDifference.ProtoReflect.Descriptor instead.
 func (*TableDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *TableDifference) GetFamily() string {
@@ -2167,7 +2226,7 @@ type AddressDifference struct {
 
 func (x *AddressDifference) Reset() {
 	*x = AddressDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2179,7 +2238,7 @@ func (x *AddressDifference) String() string {
 func (*AddressDifference) ProtoMessage() {}
 
 func (x *AddressDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2192,7 +2251,7 @@ func (x *AddressDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressDifference.ProtoReflect.Descriptor instead.
 func (*AddressDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AddressDifference) GetAddress() string {
@@ -2235,7 +2294,7 @@ type DrainBackendRequest struct {
 
 func (x *DrainBackendRequest) Reset() {
 	*x = DrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2247,7 +2306,7 @@ func (x *DrainBackendRequest) String() string {
 func (*DrainBackendRequest) ProtoMessage() {}
 
 func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2260,7 +2319,7 @@ func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*DrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DrainBackendRequest) GetBackend() string {
@@ -2286,7 +2345,7 @@ type UndrainBackendRequest struct {
 
 func (x *UndrainBackendRequest) Reset() {
 	*x = UndrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2298,7 +2357,7 @@ func (x *UndrainBackendRequest) String() string {
 func (*UndrainBackendRequest) ProtoMessage() {}
 
 func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2311,7 +2370,7 @@ func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*UndrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *UndrainBackendRequest) GetBackend() string {
@@ -2332,7 +2391,7 @@ type SetBackendWeightRequest struct {
 
 func (x *SetBackendWeightRequest) Reset() {
 	*x = SetBackendWeightRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2344,7 +2403,7 @@ func (x *SetBackendWeightRequest) String() string {
 func (*SetBackendWeightRequest) ProtoMessage() {}
 
 func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2357,7 +2416,7 @@ func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendWeightRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendWeightRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SetBackendWeightRequest) GetBackend() string {
@@ -2385,7 +2444,7 @@ type SetBackendHealthRequest struct {
 
 func (x *SetBackendHealthRequest) Reset() {
 	*x = SetBackendHealthRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2397,7 +2456,7 @@ func (x *SetBackendHealthRequest) String() string {
 func (*SetBackendHealthRequest) ProtoMessage() {}
 
 func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2410,7 +2469,7 @@ func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendHealthRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendHealthRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SetBackendHealthRequest) GetBackend() string {
@@ -2441,7 +2500,7 @@ type ClearOverridesRequest struct {
 
 func (x *ClearOverridesRequest) Reset() {
 	*x = ClearOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2453,7 +2512,7 @@ func (x *ClearOverridesRequest) String() string {
 func (*ClearOverridesRequest) ProtoMessage() {}
 
 func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2466,7 +2525,7 @@ func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ClearOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ClearOverridesRequest) GetBackend() string {
@@ -2505,7 +2564,7 @@ type OverrideResponse struct {
 
 func (x *OverrideResponse) Reset() {
 	*x = OverrideResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2517,7 +2576,7 @@ func (x *OverrideResponse) String() string {
 func (*OverrideResponse) ProtoMessage() {}
 
 func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2530,7 +2589,7 @@ func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverrideResponse.ProtoReflect.Descriptor instead.
 func (*OverrideResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *OverrideResponse) GetBackends() []string {
@@ -2688,15 +2747,20 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
 	"\x05event\x18\x02 \x01(\tR\x05event\x121\n" +
 	"\tcondition\x18\x03 \x01(\v2\x13.shunt.v1.ConditionR\tcondition\"\x0f\n" +
-	"\rReloadRequest\"\xb7\x01\n" +
+	"\rReloadRequest\"\xf0\x01\n" +
 	"\x0eReloadResponse\x12\x18\n" +
 	"\aapplied\x18\x01 \x01(\bR\aapplied\x12'\n" +
 	"\x06faults\x18\x02 \x03(\v2\x0f.shunt.v1.FaultR\x06faults\x12\x18\n" +
 	"\arefused\x18\x03 \x01(\tR\arefused\x124\n" +
 	"\n" +
 	"difference\x18\x04 \x01(\v2\x14.shunt.v1.DifferenceR\n" +
-	"difference\x12\x12\n" +
-	"\x04text\x18\x05 \x01(\tR\x04text\"\xc5\x01\n" +
+	"difference\x127\n" +
+	"\bsettings\x18\x06 \x03(\v2\x1b.shunt.v1.SettingDifferenceR\bsettings\x12\x12\n" +
+	"\x04text\x18\x05 \x01(\tR\x04text\"S\n" +
+	"\x11SettingDifference\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
+	"\x06before\x18\x02 \x01(\tR\x06before\x12\x14\n" +
+	"\x05after\x18\x03 \x01(\tR\x05after\"\xc5\x01\n" +
 	"\x05Fault\x12\x12\n" +
 	"\x04file\x18\x01 \x01(\tR\x04file\x12\x12\n" +
 	"\x04line\x18\x02 \x01(\rR\x04line\x12\x16\n" +
@@ -2712,30 +2776,25 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"Difference\x127\n" +
 	"\bservices\x18\x01 \x03(\v2\x1b.shunt.v1.ServiceDifferenceR\bservices\x129\n" +
 	"\taddresses\x18\x02 \x03(\v2\x1b.shunt.v1.AddressDifferenceR\taddresses\x12\x18\n" +
-	"\arepairs\x18\x03 \x01(\rR\arepairs\"\xa6\x05\n" +
+	"\arepairs\x18\x03 \x01(\rR\arepairs\"\xbe\x04\n" +
 	"\x11ServiceDifference\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06change\x18\x02 \x01(\tR\x06change\x128\n" +
+	"\x06change\x18\x02 \x01(\tR\x06change\x12=\n" +
 	"\n" +
-	"forwarding\x18\x03 \x01(\v2\x18.shunt.v1.WordDifferenceR\n" +
-	"forwarding\x124\n" +
-	"\btracking\x18\x04 \x01(\v2\x18.shunt.v1.WordDifferenceR\btracking\x12C\n" +
-	"\x10affinity_timeout\x18\x05 \x01(\v2\x18.shunt.v1.WordDifferenceR\x0faffinityTimeout\x126\n" +
-	"\bpolicies\x18\x06 \x03(\v2\x1a.shunt.v1.PolicyDifferenceR\bpolicies\x124\n" +
-	"\afilters\x18\a \x01(\v2\x1a.shunt.v1.FilterDifferenceR\afilters\x12'\n" +
-	"\x0ffrontends_added\x18\b \x03(\tR\x0efrontendsAdded\x12+\n" +
-	"\x11frontends_removed\x18\t \x03(\tR\x10frontendsRemoved\x12%\n" +
-	"\x0ebackends_added\x18\n" +
-	" \x03(\tR\rbackendsAdded\x12)\n" +
-	"\x10backends_removed\x18\v \x03(\tR\x0fbackendsRemoved\x124\n" +
-	"\aweights\x18\f \x03(\v2\x1a.shunt.v1.WeightDifferenceR\aweights\x121\n" +
-	"\x06tables\x18\r \x03(\v2\x19.shunt.v1.TableDifferenceR\x06tables\x121\n" +
-	"\x06states\x18\x0e \x03(\v2\x19.shunt.v1.StateDifferenceR\x06states\">\n" +
-	"\x0eWordDifference\x12\x16\n" +
-	"\x06before\x18\x01 \x01(\tR\x06before\x12\x14\n" +
-	"\x05after\x18\x02 \x01(\tR\x05after\"X\n" +
-	"\x10PolicyDifference\x12\x16\n" +
-	"\x06option\x18\x01 \x01(\tR\x06option\x12\x16\n" +
+	"attributes\x18\x03 \x03(\v2\x1d.shunt.v1.AttributeDifferenceR\n" +
+	"attributes\x124\n" +
+	"\afilters\x18\x04 \x01(\v2\x1a.shunt.v1.FilterDifferenceR\afilters\x12'\n" +
+	"\x0ffrontends_added\x18\x05 \x03(\tR\x0efrontendsAdded\x12+\n" +
+	"\x11frontends_removed\x18\x06 \x03(\tR\x10frontendsRemoved\x12%\n" +
+	"\x0ebackends_added\x18\a \x03(\tR\rbackendsAdded\x12)\n" +
+	"\x10backends_removed\x18\b \x03(\tR\x0fbackendsRemoved\x124\n" +
+	"\aweights\x18\t \x03(\v2\x1a.shunt.v1.WeightDifferenceR\aweights\x121\n" +
+	"\x06tables\x18\n" +
+	" \x03(\v2\x19.shunt.v1.TableDifferenceR\x06tables\x121\n" +
+	"\x06states\x18\v \x03(\v2\x19.shunt.v1.StateDifferenceR\x06states\x12D\n" +
+	"\x0fbackend_changes\x18\f \x03(\v2\x1b.shunt.v1.BackendDifferenceR\x0ebackendChanges\"W\n" +
+	"\x13AttributeDifference\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06before\x18\x02 \x01(\tR\x06before\x12\x14\n" +
 	"\x05after\x18\x03 \x01(\tR\x05after\"\x80\x02\n" +
 	"\x10FilterDifference\x12(\n" +
@@ -2754,7 +2813,12 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x0fStateDifference\x12\x18\n" +
 	"\abackend\x18\x01 \x01(\tR\abackend\x12\x16\n" +
 	"\x06before\x18\x02 \x01(\tR\x06before\x12\x14\n" +
-	"\x05after\x18\x03 \x01(\tR\x05after\"\x83\x01\n" +
+	"\x05after\x18\x03 \x01(\tR\x05after\"l\n" +
+	"\x11BackendDifference\x12\x18\n" +
+	"\abackend\x18\x01 \x01(\tR\abackend\x12=\n" +
+	"\n" +
+	"attributes\x18\x02 \x03(\v2\x1d.shunt.v1.AttributeDifferenceR\n" +
+	"attributes\"\x83\x01\n" +
 	"\x0fTableDifference\x12\x16\n" +
 	"\x06family\x18\x01 \x01(\tR\x06family\x12!\n" +
 	"\fslots_before\x18\x02 \x01(\rR\vslotsBefore\x12\x14\n" +
@@ -2814,7 +2878,7 @@ func file_v1_shunt_proto_rawDescGZIP() []byte {
 	return file_v1_shunt_proto_rawDescData
 }
 
-var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_v1_shunt_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: shunt.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: shunt.v1.GetStatusResponse
@@ -2835,84 +2899,85 @@ var file_v1_shunt_proto_goTypes = []any{
 	(*WatchResponse)(nil),           // 16: shunt.v1.WatchResponse
 	(*ReloadRequest)(nil),           // 17: shunt.v1.ReloadRequest
 	(*ReloadResponse)(nil),          // 18: shunt.v1.ReloadResponse
-	(*Fault)(nil),                   // 19: shunt.v1.Fault
-	(*Difference)(nil),              // 20: shunt.v1.Difference
-	(*ServiceDifference)(nil),       // 21: shunt.v1.ServiceDifference
-	(*WordDifference)(nil),          // 22: shunt.v1.WordDifference
-	(*PolicyDifference)(nil),        // 23: shunt.v1.PolicyDifference
+	(*SettingDifference)(nil),       // 19: shunt.v1.SettingDifference
+	(*Fault)(nil),                   // 20: shunt.v1.Fault
+	(*Difference)(nil),              // 21: shunt.v1.Difference
+	(*ServiceDifference)(nil),       // 22: shunt.v1.ServiceDifference
+	(*AttributeDifference)(nil),     // 23: shunt.v1.AttributeDifference
 	(*FilterDifference)(nil),        // 24: shunt.v1.FilterDifference
 	(*WeightDifference)(nil),        // 25: shunt.v1.WeightDifference
 	(*StateDifference)(nil),         // 26: shunt.v1.StateDifference
-	(*TableDifference)(nil),         // 27: shunt.v1.TableDifference
-	(*AddressDifference)(nil),       // 28: shunt.v1.AddressDifference
-	(*DrainBackendRequest)(nil),     // 29: shunt.v1.DrainBackendRequest
-	(*UndrainBackendRequest)(nil),   // 30: shunt.v1.UndrainBackendRequest
-	(*SetBackendWeightRequest)(nil), // 31: shunt.v1.SetBackendWeightRequest
-	(*SetBackendHealthRequest)(nil), // 32: shunt.v1.SetBackendHealthRequest
-	(*ClearOverridesRequest)(nil),   // 33: shunt.v1.ClearOverridesRequest
-	(*OverrideResponse)(nil),        // 34: shunt.v1.OverrideResponse
-	nil,                             // 35: shunt.v1.GetStatusResponse.ReasonsEntry
-	(*timestamppb.Timestamp)(nil),   // 36: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 37: google.protobuf.Duration
+	(*BackendDifference)(nil),       // 27: shunt.v1.BackendDifference
+	(*TableDifference)(nil),         // 28: shunt.v1.TableDifference
+	(*AddressDifference)(nil),       // 29: shunt.v1.AddressDifference
+	(*DrainBackendRequest)(nil),     // 30: shunt.v1.DrainBackendRequest
+	(*UndrainBackendRequest)(nil),   // 31: shunt.v1.UndrainBackendRequest
+	(*SetBackendWeightRequest)(nil), // 32: shunt.v1.SetBackendWeightRequest
+	(*SetBackendHealthRequest)(nil), // 33: shunt.v1.SetBackendHealthRequest
+	(*ClearOverridesRequest)(nil),   // 34: shunt.v1.ClearOverridesRequest
+	(*OverrideResponse)(nil),        // 35: shunt.v1.OverrideResponse
+	nil,                             // 36: shunt.v1.GetStatusResponse.ReasonsEntry
+	(*timestamppb.Timestamp)(nil),   // 37: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 38: google.protobuf.Duration
 }
 var file_v1_shunt_proto_depIdxs = []int32{
 	2,  // 0: shunt.v1.GetStatusResponse.daemon:type_name -> shunt.v1.Daemon
 	3,  // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
 	5,  // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
 	7,  // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
-	35, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
-	36, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
-	36, // 6: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
+	36, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
+	37, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
+	37, // 6: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
 	3,  // 7: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
 	4,  // 8: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
 	14, // 9: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
-	36, // 10: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	37, // 10: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
 	6,  // 11: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
 	14, // 12: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
 	8,  // 13: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
-	36, // 14: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
-	36, // 15: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
+	37, // 14: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
+	37, // 15: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
 	7,  // 16: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
 	14, // 17: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
-	36, // 18: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
-	36, // 19: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
-	36, // 20: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
+	37, // 18: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
+	37, // 19: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
+	37, // 20: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
 	4,  // 21: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
-	19, // 22: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
-	20, // 23: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
-	21, // 24: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
-	28, // 25: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
-	22, // 26: shunt.v1.ServiceDifference.forwarding:type_name -> shunt.v1.WordDifference
-	22, // 27: shunt.v1.ServiceDifference.tracking:type_name -> shunt.v1.WordDifference
-	22, // 28: shunt.v1.ServiceDifference.affinity_timeout:type_name -> shunt.v1.WordDifference
-	23, // 29: shunt.v1.ServiceDifference.policies:type_name -> shunt.v1.PolicyDifference
-	24, // 30: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
-	25, // 31: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
-	27, // 32: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
-	26, // 33: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
-	37, // 34: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
-	20, // 35: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
+	20, // 22: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
+	21, // 23: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
+	19, // 24: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
+	22, // 25: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
+	29, // 26: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
+	23, // 27: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	24, // 28: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
+	25, // 29: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
+	28, // 30: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
+	26, // 31: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
+	27, // 32: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
+	23, // 33: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	38, // 34: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
+	21, // 35: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
 	9,  // 36: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
 	0,  // 37: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
 	10, // 38: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
 	12, // 39: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
 	15, // 40: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
 	17, // 41: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
-	29, // 42: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
-	30, // 43: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
-	31, // 44: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
-	32, // 45: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
-	33, // 46: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
+	30, // 42: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
+	31, // 43: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
+	32, // 44: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
+	33, // 45: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
+	34, // 46: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
 	1,  // 47: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
 	11, // 48: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
 	13, // 49: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
 	16, // 50: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
 	18, // 51: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
-	34, // 52: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
-	34, // 53: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
-	34, // 54: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
-	34, // 55: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
-	34, // 56: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
+	35, // 52: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
+	35, // 53: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
+	35, // 54: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
+	35, // 55: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
+	35, // 56: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
 	47, // [47:57] is the sub-list for method output_type
 	37, // [37:47] is the sub-list for method input_type
 	37, // [37:37] is the sub-list for extension type_name
@@ -2926,14 +2991,14 @@ func file_v1_shunt_proto_init() {
 		return
 	}
 	file_v1_shunt_proto_msgTypes[14].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[31].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[32].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1_shunt_proto_rawDesc), len(file_v1_shunt_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   36,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

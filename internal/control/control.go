@@ -56,7 +56,8 @@ type ReloadResult struct {
 	Faults     []file.Fault // of the file; any error among them refuses it
 	Refused    string       // why nothing was applied
 	Difference reconcile.Difference
-	Text       string // Difference in words
+	Settings   []model.SettingDifference // of what is no service's
+	Text       string                    // both differences in words
 }
 
 // OverrideResult is what became of a change of overrides.

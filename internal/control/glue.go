@@ -116,7 +116,7 @@ func (g *glue) Watch(ctx context.Context, _ *connect.Request[shuntv1.WatchReques
 func (g *glue) Reload(ctx context.Context, _ *connect.Request[shuntv1.ReloadRequest]) (*connect.Response[shuntv1.ReloadResponse], error) {
 	r, err := g.handler.Reload(carriedOut(ctx))
 	return answered(&shuntv1.ReloadResponse{Applied: r.Applied, Faults: status.Faults(r.Faults), Refused: r.Refused,
-		Difference: status.Difference(r.Difference), Text: r.Text}, err)
+		Difference: status.Difference(r.Difference), Settings: status.Settings(r.Settings), Text: r.Text}, err)
 }
 
 // DrainBackend sets a drain.

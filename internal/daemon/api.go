@@ -15,7 +15,6 @@ import (
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/datapath"
-	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/internal/state"
 	"github.com/shunt-lb/shunt/internal/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -142,7 +141,9 @@ func (d *daemon) override(ctx context.Context, what string, a state.Author, chan
 		d.log.Info(what, "backend", o.Backend, "kind", o.Kind, "value", valueOf(o), "by", a.By, "uid", a.UID, "client", a.Client)
 	}
 	d.log.Info("overrides carried out", "difference", result.Difference.String())
-	d.changed(result.Difference)
+	if !result.Difference.Empty() {
+		d.changed()
+	}
 	return result, nil
 }
 
@@ -173,10 +174,8 @@ func valueOf(o state.Override) string {
 }
 
 // changed tells those who watch that something else is forwarded now.
-func (d *daemon) changed(difference reconcile.Difference) {
-	if !difference.Empty() {
-		d.events.Publish(&shuntv1.WatchResponse{Time: timestamppb.Now(), Event: "changed"})
-	}
+func (d *daemon) changed() {
+	d.events.Publish(&shuntv1.WatchResponse{Time: timestamppb.Now(), Event: "changed"})
 }
 
 // eventOf is a change of the conditions for those who watch.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
@@ -49,7 +50,8 @@ func (d *daemon) Reload(ctx context.Context) (control.ReloadResult, error) {
 	}
 	d.supervisor.reloading()
 	defer func() { d.supervisor.ready(d.summary()) }()
-	if refused := needsRestart(d.config, parsed.Config); refused != "" {
+	settings := model.DifferentSettings(d.config, parsed.Config)
+	if refused := needsRestart(settings); refused != "" {
 		result.Refused = refused
 		return result, nil
 	}
@@ -59,8 +61,11 @@ func (d *daemon) Reload(ctx context.Context) (control.ReloadResult, error) {
 		return result, nil
 	}
 	d.conditions.Clear(condition.ConfigRefused, d.opts.ConfigPath)
-	result.Applied, result.Difference, result.Text = true, difference, difference.String()
-	d.changed(difference)
+	result.Applied, result.Difference, result.Settings = true, difference, settings
+	result.Text = differenceText(settings, difference)
+	if len(settings) > 0 || !difference.Empty() {
+		d.changed()
+	}
 	d.log.Info("reloaded", "path", d.opts.ConfigPath, "difference", result.Text)
 	return result, nil
 }
@@ -77,13 +82,33 @@ func (d *daemon) refusesChange() error {
 	return nil
 }
 
+// differenceText is a line for each difference, or that there is none.
+func differenceText(settings []model.SettingDifference, difference reconcile.Difference) string {
+	var lines []string
+	for _, s := range settings {
+		lines = append(lines, s.String())
+	}
+	if len(lines) == 0 || !difference.Empty() {
+		lines = append(lines, difference.String())
+	}
+	return strings.Join(lines, "\n")
+}
+
 // needsRestart names what cannot be changed under a running data plane, or is empty.
-func needsRestart(old, now model.Config) string {
-	switch {
-	case old.Limits != now.Limits:
-		return "needs restart: limits size the maps, which are made when the data plane is first loaded; stop shunt (its connections end) and start it with the new limits. Nothing was changed"
-	case old.API != now.API:
-		return "needs restart: the control socket's path and groups cannot change while it is in use. Nothing was changed"
+func needsRestart(settings []model.SettingDifference) string {
+	for _, fixed := range []struct{ under, why string }{
+		{"limits.", "limits size the maps, which are made when the data plane is first loaded; stop shunt (its connections end) and start it with the new limits"},
+		{"api.", "the control socket's path and groups cannot change while it is in use; restart shunt, its connections go on"},
+	} {
+		var which []string
+		for _, s := range settings {
+			if strings.HasPrefix(s.Key, fixed.under) {
+				which = append(which, fmt.Sprintf("%s from %s to %s", s.Key, s.Before, s.After))
+			}
+		}
+		if len(which) > 0 {
+			return fmt.Sprintf("%s needs restart: %s. Nothing was changed", strings.Join(which, ", "), fixed.why)
+		}
 	}
 	return ""
 }

@@ -144,7 +144,9 @@ func (d *daemon) healthChanged() (done bool) {
 		return true
 	}
 	d.log.Debug("health carried out", "difference", difference.String())
-	d.changed(difference)
+	if !difference.Empty() {
+		d.changed()
+	}
 	return true
 }
 

@@ -6,9 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/shunt-lb/shunt/internal/model"
 )
@@ -37,10 +35,7 @@ const (
 type ServiceDifference struct {
 	Name             string                `json:"name"`
 	Change           Change                `json:"change"`
-	Forwarding       *ForwardingDifference `json:"forwarding,omitempty"`
-	Tracking         *TrackingDifference   `json:"tracking,omitempty"`
-	AffinityTimeout  *AffinityDifference   `json:"affinity_timeout,omitempty"`
-	Policies         []PolicyDifference    `json:"policies,omitempty"`
+	Attributes       []AttributeDifference `json:"attributes,omitempty"`
 	Filters          *FilterDifference     `json:"filters,omitempty"`
 	FrontendsAdded   []string              `json:"frontends_added,omitempty"`
 	FrontendsRemoved []string              `json:"frontends_removed,omitempty"`
@@ -48,35 +43,27 @@ type ServiceDifference struct {
 	BackendsRemoved  []string              `json:"backends_removed,omitempty"`
 	Weights          []WeightDifference    `json:"weights,omitempty"`
 	States           []StateDifference     `json:"states,omitempty"`
+	BackendChanges   []BackendDifference   `json:"backend_changes,omitempty"`
 	Tables           []TableDifference     `json:"tables,omitempty"`
 }
 
-// ForwardingDifference is another way to reach the backends.
-type ForwardingDifference struct {
-	Before model.Forwarding `json:"before"`
-	After  model.Forwarding `json:"after"`
-}
-
-// TrackingDifference is another choice of the flows to remember. It is not listed where
-// it does not matter, before and after.
-type TrackingDifference struct {
-	Before model.Tracking `json:"before"`
-	After  model.Tracking `json:"after"`
-}
-
-// AffinityDifference is another time that clients stay with their backend, as a duration
-// like "10m0s"; "0s" is no affinity.
-type AffinityDifference struct {
+// AttributeDifference is another value of something, name and values as the configuration
+// writes them. One that does not matter before and after is not listed.
+type AttributeDifference struct {
+	Name   string `json:"name"`
 	Before string `json:"before"`
 	After  string `json:"after"`
 }
 
-// PolicyDifference is another value of one of a service's options, as the configuration
-// writes both.
-type PolicyDifference struct {
-	Option string `json:"option"`
-	Before string `json:"before"`
-	After  string `json:"after"`
+// String is "tracking from auto to none".
+func (a AttributeDifference) String() string {
+	return fmt.Sprintf("%s from %s to %s", a.Name, a.Before, a.After)
+}
+
+// BackendDifference is what else a backend that stays is now.
+type BackendDifference struct {
+	Backend    string                `json:"backend"`
+	Attributes []AttributeDifference `json:"attributes"`
 }
 
 // WeightDifference is another weight of a backend that stays.
@@ -147,17 +134,8 @@ func (s ServiceDifference) String() string {
 	case Removed:
 		clauses = append(clauses, count(len(s.FrontendsRemoved), "frontend"), count(len(s.BackendsRemoved), "backend"))
 	default:
-		if f := s.Forwarding; f != nil {
-			clauses = append(clauses, fmt.Sprintf("forwarding from %s to %s", f.Before, f.After))
-		}
-		if t := s.Tracking; t != nil {
-			clauses = append(clauses, fmt.Sprintf("tracking from %s to %s", t.Before, t.After))
-		}
-		if a := s.AffinityTimeout; a != nil {
-			clauses = append(clauses, fmt.Sprintf("affinity timeout from %s to %s", a.Before, a.After))
-		}
-		for _, p := range s.Policies {
-			clauses = append(clauses, fmt.Sprintf("%s from %s to %s", p.Option, p.Before, p.After))
+		for _, a := range s.Attributes {
+			clauses = append(clauses, a.String())
 		}
 		if s.Filters != nil {
 			clauses = append(clauses, s.Filters.String())
@@ -178,6 +156,11 @@ func (s ServiceDifference) String() string {
 		}
 		for _, state := range s.States {
 			clauses = append(clauses, fmt.Sprintf("backend %s from %s to %s", state.Backend, state.Before, state.After))
+		}
+		for _, b := range s.BackendChanges {
+			for _, a := range b.Attributes {
+				clauses = append(clauses, fmt.Sprintf("backend %s: %s", b.Backend, a))
+			}
 		}
 	}
 	for _, table := range s.Tables {
@@ -265,24 +248,23 @@ func tableDifference(ipv6 bool, before, after []BackendRef) TableDifference {
 
 // view is what a Difference compares of a service.
 type view struct {
-	forwarding model.Forwarding
-	tracking   model.Tracking
-	affinity   time.Duration
-	policy     model.Policy
+	attributes []attribute           // nil: there was no such service
 	rules      map[netip.Prefix]bool // of both families
 	frontends  map[model.Frontend]bool
-	weights    map[model.BackendAddress]int    // unknownWeight after adoption
-	states     map[model.BackendAddress]string // not known after adoption
-	closed     map[model.BackendAddress]bool   // take no new flows; not known after adoption
-	adopted    bool
+	backends   map[model.BackendAddress]backendView
+	adopted    bool // of its backends nothing is known but that they are there
 }
 
-const unknownWeight = -1
+// backendView is what a Difference compares of a backend.
+type backendView struct {
+	weight     uint16
+	state      string
+	closed     bool // takes no new flows
+	attributes []attribute
+}
 
-func newView(forwarding model.Forwarding, tracking model.Tracking, affinity time.Duration, policy model.Policy) view {
-	policy.Filters = false // the rules say it
-	return view{forwarding, tracking, affinity, policy, map[netip.Prefix]bool{}, map[model.Frontend]bool{},
-		map[model.BackendAddress]int{}, map[model.BackendAddress]string{}, map[model.BackendAddress]bool{}, false}
+func newView(attributes []attribute) view {
+	return view{attributes, map[netip.Prefix]bool{}, map[model.Frontend]bool{}, map[model.BackendAddress]backendView{}, false}
 }
 
 // stateOf is whether the backend takes new flows, its weight aside.
@@ -300,7 +282,7 @@ func stateOf(b model.Backend) string {
 
 // viewOf is the view of a configured service, without backends no frontend can reach.
 func viewOf(service model.Service) view {
-	v := newView(service.Forwarding, trackingOf(service), service.AffinityTimeout, service.Policy)
+	v := newView(serviceAttributes(service))
 	v.rules = allRules(service)
 	families := map[bool]bool{}
 	for _, f := range service.Frontends {
@@ -309,8 +291,7 @@ func viewOf(service model.Service) view {
 	}
 	for _, b := range service.Backends {
 		if families[false] && reaches(service, b, false) || families[true] && reaches(service, b, true) {
-			v.weights[b.BackendAddress], v.states[b.BackendAddress] = int(b.Weight), stateOf(b)
-			v.closed[b.BackendAddress] = b.Share() == 0
+			v.backends[b.BackendAddress] = backendView{b.Weight, stateOf(b), b.Share() == 0, backendAttributes(b)}
 		}
 	}
 	return v
@@ -328,7 +309,8 @@ func (r *Reconciler) views() map[string]view {
 		}
 		v, ok := views[name]
 		if !ok {
-			v = newView(service.record.Forwarding, service.record.Tracking, service.record.AffinityTimeout, service.record.Policy)
+			record := service.record
+			v = newView(recordAttributes(record.Forwarding, record.Tracking, record.AffinityTimeout, record.Policy))
 			v.adopted = true
 			views[name] = v
 		}
@@ -339,7 +321,7 @@ func (r *Reconciler) views() map[string]view {
 		nameAll(service.slots, named)
 		for ref := range named {
 			if backend, ok := r.mirror.backends[ref.Index]; ok && backend.BackendRef == ref {
-				v.weights[backend.BackendAddress] = unknownWeight
+				v.backends[backend.BackendAddress] = backendView{}
 			}
 		}
 	}
@@ -376,9 +358,7 @@ func (r *Reconciler) difference(desired Desired, t *target, p *plan) Difference 
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(before)) {
-		difference, _ := r.serviceDifference(name, before[name], view{
-			forwarding: before[name].forwarding, tracking: before[name].tracking, affinity: before[name].affinity, policy: before[name].policy,
-			rules: before[name].rules})
+		difference, _ := r.serviceDifference(name, before[name], view{rules: before[name].rules})
 		difference.Change = Removed
 		d.Services = append(d.Services, difference)
 	}
@@ -392,17 +372,8 @@ func (r *Reconciler) difference(desired Desired, t *target, p *plan) Difference 
 // serviceDifference compares two views, and says whether they differ.
 func (r *Reconciler) serviceDifference(name string, before, after view) (ServiceDifference, bool) {
 	d := ServiceDifference{Name: name, Change: Changed}
-	if before.forwarding != after.forwarding && before.forwarding != "" {
-		d.Forwarding = &ForwardingDifference{before.forwarding, after.forwarding}
-	}
-	if before.tracking != after.tracking && before.tracking != "" {
-		d.Tracking = &TrackingDifference{before.tracking, after.tracking}
-	}
-	if before.affinity != after.affinity && before.forwarding != "" {
-		d.AffinityTimeout = &AffinityDifference{before.affinity.String(), after.affinity.String()}
-	}
-	if before.forwarding != "" {
-		d.Policies = policyDifferences(before.policy, after.policy)
+	if before.attributes != nil {
+		d.Attributes = differentAttributes(before.attributes, after.attributes)
 		d.Filters = filterDifference(before.rules, after.rules)
 	}
 	for _, f := range slices.SortedFunc(maps.Keys(after.frontends), compareFrontends) {
@@ -415,52 +386,40 @@ func (r *Reconciler) serviceDifference(name string, before, after view) (Service
 			d.FrontendsRemoved = append(d.FrontendsRemoved, f.String())
 		}
 	}
-	for _, b := range slices.SortedFunc(maps.Keys(after.weights), compareBackends) {
-		weight, ok := before.weights[b]
+	for _, b := range slices.SortedFunc(maps.Keys(after.backends), compareBackends) {
+		was, known := before.backends[b]
+		is := after.backends[b]
 		_, exists := r.mirror.byAddress[b]
 		switch {
-		case !ok && before.adopted && after.closed[b] && exists:
+		case !known && before.adopted && is.closed && exists:
 			// It had no slot to show that it belonged here, and gets none.
-		case !ok:
+		case !known:
 			d.BackendsAdded = append(d.BackendsAdded, b.String())
-		case weight != unknownWeight && weight != after.weights[b]:
-			d.Weights = append(d.Weights, WeightDifference{b.String(), uint16(weight), uint16(after.weights[b])})
-		}
-		if was, known := before.states[b]; known && was != after.states[b] {
-			d.States = append(d.States, StateDifference{b.String(), was, after.states[b]})
+		case before.adopted:
+		default:
+			d.compareBackend(b.String(), was, is)
 		}
 	}
-	for _, b := range slices.SortedFunc(maps.Keys(before.weights), compareBackends) {
-		if _, ok := after.weights[b]; !ok {
+	for _, b := range slices.SortedFunc(maps.Keys(before.backends), compareBackends) {
+		if _, ok := after.backends[b]; !ok {
 			d.BackendsRemoved = append(d.BackendsRemoved, b.String())
 		}
 	}
-	return d, d.Forwarding != nil || d.Tracking != nil || d.AffinityTimeout != nil || d.Filters != nil || len(d.Policies)+len(d.FrontendsAdded)+len(d.FrontendsRemoved)+
-		len(d.BackendsAdded)+len(d.BackendsRemoved)+len(d.Weights)+len(d.States) > 0
+	return d, d.Filters != nil || len(d.Attributes)+len(d.FrontendsAdded)+len(d.FrontendsRemoved)+len(d.BackendsAdded)+
+		len(d.BackendsRemoved)+len(d.Weights)+len(d.States)+len(d.BackendChanges) > 0
 }
 
-// policyDifferences lists the options that differ, in the words of the configuration.
-func policyDifferences(before, after model.Policy) (differences []PolicyDifference) {
-	choose := func(yes bool, word, otherwise string) string {
-		if yes {
-			return word
-		}
-		return otherwise
+// compareBackend adds what is different of a backend that stays.
+func (s *ServiceDifference) compareBackend(name string, before, after backendView) {
+	if before.weight != after.weight {
+		s.Weights = append(s.Weights, WeightDifference{name, before.weight, after.weight})
 	}
-	bound := func(n uint32) string { return choose(n > 0, strconv.Itoa(int(n)), "none") }
-	rate := func(n uint32) string { return choose(n > 0, fmt.Sprintf("%d/s", n), "none") }
-	for _, option := range []PolicyDifference{
-		{"on_no_backend", choose(before.Rejects, "reject", "drop"), choose(after.Rejects, "reject", "drop")},
-		{"hash", choose(before.HashAddresses, "addresses", "flow"), choose(after.HashAddresses, "addresses", "flow")},
-		{"max_flows", bound(before.FlowsMax), bound(after.FlowsMax)},
-		{"max_new_flows_per_source", rate(before.SourceRate), rate(after.SourceRate)},
-		{"tcp_mss", bound(uint32(before.TCPMSS)), bound(uint32(after.TCPMSS))},
-	} {
-		if option.Before != option.After {
-			differences = append(differences, option)
-		}
+	if before.state != after.state {
+		s.States = append(s.States, StateDifference{name, before.state, after.state})
 	}
-	return differences
+	if changes := differentAttributes(before.attributes, after.attributes); len(changes) > 0 {
+		s.BackendChanges = append(s.BackendChanges, BackendDifference{name, changes})
+	}
 }
 
 func compareBackends(a, b model.BackendAddress) int {

@@ -55,8 +55,8 @@ func Dump(contents Contents) string {
 		if service.AffinityTimeout > 0 {
 			place += ", affinity_timeout " + service.AffinityTimeout.String()
 		}
-		for _, option := range policyDifferences(model.Policy{}, service.Policy) {
-			place += fmt.Sprintf(", %s %s", option.Option, option.After)
+		for _, a := range differentAttributes(policyAttributes(model.Policy{}), policyAttributes(service.Policy)) {
+			place += fmt.Sprintf(", %s %s", a.Name, a.After)
 		}
 		fmt.Fprintf(&out, "service %d generation %d: %s, %s, seed 0x%08x, %s\n",
 			index, service.Generation, service.Name, service.Forwarding, service.Seed, place)

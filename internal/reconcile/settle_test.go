@@ -363,7 +363,7 @@ func TestTrackingComesAndGoes(t *testing.T) {
 	auto.Services[0].AffinityTimeout = 3 * time.Hour
 	b.apply(none)
 	difference, _ := b.apply(auto)
-	b.want("difference", difference.String(), "~ service web: tracking from none to auto, affinity timeout from 0s to 3h0m0s")
+	b.want("difference", difference.String(), "~ service web: tracking from none to auto, affinity_timeout from none to 3h")
 	b.dumpHas(", affinity_timeout 3h0m0s\n", true)
 }
 

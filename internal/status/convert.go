@@ -7,6 +7,7 @@ import (
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/internal/source/file"
 	"github.com/shunt-lb/shunt/internal/state"
@@ -36,6 +37,15 @@ func Faults(all []file.Fault) []*shuntv1.Fault {
 // Difference is a difference as a message.
 func Difference(d reconcile.Difference) *shuntv1.Difference {
 	return translate(d, &shuntv1.Difference{})
+}
+
+// Settings are differences of settings as messages.
+func Settings(all []model.SettingDifference) []*shuntv1.SettingDifference {
+	var out []*shuntv1.SettingDifference
+	for _, s := range all {
+		out = append(out, translate(s, &shuntv1.SettingDifference{}))
+	}
+	return out
 }
 
 // translate goes by the names, which are the same in the JSON of both: what has no field in the

@@ -10,6 +10,7 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/health"
+	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/internal/source/file"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -25,6 +26,7 @@ func TestTranslations(t *testing.T) {
 		to   proto.Message
 	}{
 		{reconcile.Difference{}, &shuntv1.Difference{}},
+		{model.SettingDifference{}, &shuntv1.SettingDifference{}},
 		{condition.Condition{}, &shuntv1.Condition{}},
 		{file.Fault{}, &shuntv1.Fault{}},
 		{health.Status{}, &shuntv1.BackendHealth{}},

@@ -121,6 +121,49 @@ func TestReloadMovesNoConnection(t *testing.T) {
 	}
 }
 
+// A change that is no service's is a line of the difference, and in effect. One that the data
+// plane cannot follow is refused before any other is carried out.
+func TestReloadOfSettings(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.TwoArm})
+	interfaces := b.Balancer.Interfaces()
+	if len(interfaces) != 2 {
+		t.Fatalf("the balancer has the interfaces %v", interfaces)
+	}
+	first, last := interfaces[0].Name, interfaces[1].Name
+	native := b.file(settings{attach: "native"})
+	generic := strings.Replace(native, last+", attach: native", last+", attach: generic", 1)
+	without := strings.Replace(native, fmt.Sprintf("  - {name: %s, attach: native}\n", last), "", 1)
+	b.write(native)
+	b.start()
+	for _, c := range []struct{ what, file, want, attached string }{
+		{"another way to attach", generic, "~ interface " + last + ": attach native -> attach generic", first + " native, " + last + " generic"},
+		{"an interface less", without, "- interface " + last + ": attach generic", first + " native"},
+		{"an interface more", native, "+ interface " + last + ": attach native", first + " native, " + last + " native"},
+		{"a timeout and ports", native + "timeouts: {udp: 150s}\nsnat: {ports: 1024-9999}\n",
+			"~ snat.ports: those outside net.ipv4.ip_local_port_range -> 1024-9999\n~ timeouts.udp: 5m -> 2m30s", first + " native, " + last + " native"},
+		{"what was before", native, "~ snat.ports: 1024-9999 -> those outside net.ipv4.ip_local_port_range\n~ timeouts.udp: 2m30s -> 5m", first + " native, " + last + " native"},
+	} {
+		if out := strings.TrimSpace(b.reload(c.file)); !strings.HasSuffix("\n"+out, "\n"+c.want) { // warnings of the file may come first
+			t.Errorf("%s: the difference is\n%s\nwant\n%s", c.what, out, c.want)
+		}
+		var attached []string
+		for _, a := range b.status().Attached {
+			attached = append(attached, a.Interface+" "+a.Mode)
+		}
+		if got := strings.Join(attached, ", "); got != c.attached {
+			t.Errorf("%s: attached are %s, want %s", c.what, got, c.attached)
+		}
+	}
+	b.goOn(t, "after all that", b.open(t, 2))
+	b.write(without + "api: {group: root}\n")
+	if code, out := b.shunt("reload", "--socket", b.socket); code != 1 || !strings.Contains(out, "api.group from root alone to root needs restart") {
+		t.Errorf("another group: exit code %d, want 1 and that it needs a restart:\n%s", code, out)
+	}
+	if attached := b.status().Attached; len(attached) != 2 {
+		t.Errorf("the refused file has changed what is attached: %+v", attached)
+	}
+}
+
 // --watch applies a file that was renamed into place, and one that was written in place;
 // a wrong one is reported and changes nothing.
 func TestWatch(t *testing.T) {

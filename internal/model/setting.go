@@ -1,0 +1,113 @@
+package model
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// setting is a value of the configuration that is no service's. The key is as the configuration
+// writes it, as in "timeouts.udp"; an interface's is "interface eth0".
+type setting struct{ key, value string }
+
+// SettingDifference is another value of a setting.
+type SettingDifference struct {
+	Key    string `json:"key"`
+	Before string `json:"before,omitempty"` // empty: there was none
+	After  string `json:"after,omitempty"`  // empty: there is none
+}
+
+// String is "~ timeouts.udp: 5m -> 1m", "+ interface eth1: attach auto" or the same with a minus.
+func (d SettingDifference) String() string {
+	switch {
+	case d.Before == "":
+		return fmt.Sprintf("+ %s: %s", d.Key, d.After)
+	case d.After == "":
+		return fmt.Sprintf("- %s: %s", d.Key, d.Before)
+	}
+	return fmt.Sprintf("~ %s: %s -> %s", d.Key, d.Before, d.After)
+}
+
+// DifferentSettings are the settings that differ, sorted by key.
+func DifferentSettings(before, after Config) (differences []SettingDifference) {
+	was := map[string]string{}
+	for _, s := range settings(before) {
+		was[s.key] = s.value
+	}
+	for _, s := range settings(after) {
+		if was[s.key] != s.value {
+			differences = append(differences, SettingDifference{s.key, was[s.key], s.value})
+		}
+		delete(was, s.key)
+	}
+	for key, value := range was {
+		differences = append(differences, SettingDifference{Key: key, Before: value})
+	}
+	slices.SortFunc(differences, func(a, b SettingDifference) int { return cmp.Compare(a.Key, b.Key) })
+	return differences
+}
+
+// settings are all there are. What is not set has a value, too: what counts then.
+func settings(c Config) (all []setting) {
+	for _, i := range c.Interfaces {
+		all = append(all, setting{"interface " + i.Name, "attach " + string(i.Attach)})
+	}
+	const interfaces, nobody = "those of the interface to the backend", "root alone"
+	return append(all,
+		setting{"timeouts.tcp_established", DurationText(c.Timeouts.TCPEstablished)},
+		setting{"timeouts.tcp_handshake", DurationText(c.Timeouts.TCPHandshake)},
+		setting{"timeouts.tcp_closing", DurationText(c.Timeouts.TCPClosing)},
+		setting{"timeouts.udp", DurationText(c.Timeouts.UDP)},
+		setting{"timeouts.settle", DurationText(c.Timeouts.Settle)},
+		setting{"limits.flows", number(c.Limits.Flows)},
+		setting{"limits.services", number(c.Limits.Services)},
+		setting{"limits.backends", number(c.Limits.Backends)},
+		setting{"limits.slots", number(c.Limits.Slots)},
+		setting{"limits.remembered", number(c.Limits.Remembered)},
+		setting{"limits.filters", number(c.Limits.Filters)},
+		setting{"snat.addresses", cmp.Or(texts(c.SNAT.Addresses), interfaces)},
+		setting{"snat.ports", rangeText(c.SNAT.Ports, "those outside net.ipv4.ip_local_port_range")},
+		setting{"encapsulation.source", cmp.Or(prefixes(c.Encapsulation.Sources4, c.Encapsulation.Sources6), interfaces)},
+		setting{"encapsulation.gue_port", number(c.Encapsulation.GUEPort)},
+		setting{"api.socket", c.API.Socket},
+		setting{"api.group", cmp.Or(c.API.Group, nobody)},
+		setting{"api.read_group", cmp.Or(c.API.ReadGroup, nobody)},
+	)
+}
+
+// DurationText is a duration as the configuration writes it: "2h4m", not "2h4m0s".
+func DurationText(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
+func number[N uint16 | uint32](n N) string { return strconv.FormatUint(uint64(n), 10) }
+
+func rangeText(r PortRange, otherwise string) string {
+	if r == (PortRange{}) {
+		return otherwise
+	}
+	return r.String()
+}
+
+func prefixes(all ...netip.Prefix) string {
+	return texts(slices.DeleteFunc(all, func(p netip.Prefix) bool { return !p.IsValid() }))
+}
+
+func texts[T fmt.Stringer](all []T) string {
+	var words []string
+	for _, item := range all {
+		words = append(words, item.String())
+	}
+	return strings.Join(words, ", ")
+}
