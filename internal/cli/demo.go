@@ -147,8 +147,7 @@ func cleanDemo(ctx context.Context, s streams, id, executable string) error {
 		return err
 	}
 	if !removed {
-		_, err = fmt.Fprintf(s.out, "There is nothing of demo %s.\n", id)
-		return err
+		return fmt.Errorf("there is nothing of demo %s: `shunt demo --keep` prints the id that --clean takes", id)
 	}
 	_, err = fmt.Fprintf(s.out, "Demo %s is gone: processes, programs, maps, namespaces and files.\n", id)
 	return err

@@ -275,6 +275,14 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
+func TestCleanOfNothing(t *testing.T) {
+	needsRoot(t)
+	out, err := shunt(t, "demo", "--clean", "nope").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "there is nothing of demo nope") {
+		t.Errorf("clean of a demo that is not there: %v\n%s", err, out)
+	}
+}
+
 func TestKeepAndClean(t *testing.T) {
 	needsRoot(t)
 	cmd := shunt(t, "demo", "--keep")
