@@ -19,6 +19,7 @@ const expansionMax = 4_000_000
 type decoder struct {
 	source    *source
 	faults    *collector
+	gaveUp    bool                         // faultsMax was reached
 	anchors   map[string][]*ast.AnchorNode // by name, in the order of the file
 	values    int                          // decoded so far
 	valuesMax int                          // what the text can spell out, and expansionMax
@@ -332,7 +333,16 @@ func (d *decoder) list(n ast.Node, m mark, target reflect.Value) {
 		return
 	}
 	items := target.FieldByName("Items")
+	items.Grow(min(len(sequence.Values), 1<<16)) // entries are large, and copying them costs more than reading
 	for i, item := range sequence.Values {
+		if len(d.faults.faults) >= faultsMax {
+			if !d.gaveUp {
+				d.gaveUp = true
+				d.faults.errorf(mark{at: place{source: d.source}}, "mend these first", "after %d faults the rest of this file's lists is not read, from %s on", faultsMax, d.item(item, m, i).path)
+			}
+			where.bad = true
+			return
+		}
 		element := reflect.New(items.Type().Elem())
 		d.mapping(item, d.item(item, m, i), element.Elem())
 		if markIn(element.Elem()).bad {

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -62,13 +63,34 @@ func HasErrors(faults []Fault) bool {
 // excerptColumns is how much of a long line Render shows.
 const excerptColumns = 100
 
+// renderedMax is how many faults Render writes: what more there is has the same few causes.
+const renderedMax = 100
+
 // Render writes each fault, and below it the line it is on with a mark under the
-// offending text. The error is the writer's.
+// offending text. Of very many it writes the first, errors before warnings, and how many more
+// there are. The error is the writer's.
 func Render(w io.Writer, faults []Fault) error {
+	var more []Fault
+	if len(faults) > renderedMax {
+		faults = slices.Clone(faults)
+		slices.SortStableFunc(faults, func(a, b Fault) int { return cmp.Compare(a.Severity, b.Severity) }) // "error" < "warning"
+		faults, more = faults[:renderedMax], faults[renderedMax:]
+	}
+	var text strings.Builder
 	for _, f := range faults {
-		if _, err := io.WriteString(w, f.String()+"\n"+f.excerpt()); err != nil {
-			return fmt.Errorf("writing faults: %w", err)
+		text.WriteString(f.String() + "\n" + f.excerpt())
+	}
+	if len(more) > 0 {
+		warnings := 0
+		for _, f := range more {
+			if f.Severity == SeverityWarning {
+				warnings++
+			}
 		}
+		fmt.Fprintf(&text, "... and more: errors %d, warnings %d; `shunt check --output json` has them all\n", len(more)-warnings, warnings)
+	}
+	if _, err := io.WriteString(w, text.String()); err != nil {
+		return fmt.Errorf("writing faults: %w", err)
 	}
 	return nil
 }
@@ -136,6 +158,10 @@ type mark struct {
 	set  bool   // the file has it
 	bad  bool   // it has a fault already: no check builds on it
 }
+
+// faultsMax is how many faults a file may have for its lists to be read on: a file that is
+// something else, or has one mistake in each of a hundred thousand entries, is not worth the time.
+const faultsMax = 1000
 
 // collector gathers faults. Sources are ranked in the order they were read.
 type collector struct {

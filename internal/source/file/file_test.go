@@ -355,6 +355,34 @@ func FuzzLoad(f *testing.F) {
 	})
 }
 
+// TestManyFaults has more faults than anybody reads: reading ends, and says so, and errors are
+// shown before warnings.
+func TestManyFaults(t *testing.T) {
+	var text strings.Builder
+	text.WriteString("interfaces: [{name: eth0}]\ntimeouts: {udp: 1s}\nservices:\n") // the timeout is a warning
+	for i := range 3000 {
+		fmt.Fprintf(&text, "- {name: s%d, address: 192.0.2.1, port: 80, portt: 80, backends: [{address: 10.0.0.2}]}\n", i)
+	}
+	_, faults := load(t, filepath.Join(write(t, map[string]string{"a.yaml": text.String()}), "a.yaml"))
+	read := slices.DeleteFunc(slices.Clone(faults), func(f Fault) bool { return !strings.Contains(f.Message, "unknown key") })
+	if len(read) != faultsMax {
+		t.Errorf("%d entries were read, want %d", len(read), faultsMax)
+	}
+	if !strings.Contains(faults[0].String(), "after 1000 faults the rest of this file's lists is not read, from services[999].backends[0] on") {
+		t.Errorf("the first fault is %s", faults[0])
+	}
+	var out strings.Builder
+	if err := Render(&out, faults); err != nil {
+		t.Fatal(err)
+	}
+	if shown := strings.Count(out.String(), ": error: "); shown != renderedMax || strings.Contains(out.String(), "warning: ") {
+		t.Errorf("%d faults are shown, want %d errors:\n%s", shown, renderedMax, out.String())
+	}
+	if want := fmt.Sprintf("... and more: errors %d, warnings 1; ", len(faults)-renderedMax-1); !strings.Contains(out.String(), want) {
+		t.Errorf("want %q at the end of\n%s", want, out.String())
+	}
+}
+
 // TestExpansion has aliases that double forty times: it has to end, with a fault.
 func TestExpansion(t *testing.T) {
 	var b strings.Builder

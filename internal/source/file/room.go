@@ -2,6 +2,9 @@ package file
 
 import (
 	"fmt"
+	"reflect"
+	"slices"
+	"strings"
 
 	"github.com/shunt-lb/shunt/internal/model"
 )
@@ -30,7 +33,18 @@ func (p *Parsed) within(limit *number, services mark, key string, need uint64, f
 	if need <= limit.Value || limit.bad {
 		return
 	}
-	p.faults.errorf(limit.or(services), fmt.Sprintf("set %s to %d or more", key, need), format+", %s is %d", need, key, limit.Value)
+	p.faults.errorf(limit.or(services), raise(key, need), format+", %s is %d", need, key, limit.Value)
+}
+
+// raise is what to do about a limit that is too small, or that no limit is large enough.
+func raise(key string, need uint64) string {
+	_, name, _ := strings.Cut(key, ".")
+	fields := fieldsOf(reflect.TypeFor[limitsEntry]())
+	most := fields[slices.IndexFunc(fields, func(f field) bool { return f.name == name })].max
+	if need > most {
+		return fmt.Sprintf("that is more than one shunt can have: %s is at most %d", key, most)
+	}
+	return fmt.Sprintf("set %s to %d or more", key, need)
 }
 
 // or is where a fault about a limit is: at the limit, or at the services when the limit
@@ -55,7 +69,7 @@ func (p *Parsed) room(doc *document, b *builder) {
 	}
 	if room := max(model.FrontendsMin, model.FrontendsPerService*int(limit.Value)); exact > room && !limit.bad {
 		need := (exact + model.FrontendsPerService - 1) / model.FrontendsPerService
-		p.faults.errorf(limit.or(services), fmt.Sprintf("set limits.services to %d or more, or use ranges", need),
+		p.faults.errorf(limit.or(services), raise("limits.services", uint64(need))+"; or use ranges",
 			"the services have %d frontends with an exact port, limits.services is %d, which makes room for %d", exact, limit.Value, room)
 	}
 	if pieces > model.RangePiecesMax {

@@ -36,7 +36,7 @@ func TestRoom(t *testing.T) {
 	}{
 		{"exact ports", serviceText("a", "192.0.2.1", spanOf(model.FrontendsMin, port)), "", ""},
 		{"one exact port more", serviceText("a", "192.0.2.1", spanOf(model.FrontendsMin+1, port)), "",
-			"the services have 16385 frontends with an exact port, limits.services is 1000, which makes room for 16384; set limits.services to 1025 or more, or use ranges"},
+			"the services have 16385 frontends with an exact port, limits.services is 1000, which makes room for 16384; set limits.services to 1025 or more; or use ranges"},
 		{"with room for it", serviceText("a", "192.0.2.1", spanOf(model.FrontendsMin+1, port)), "limits: {services: 1025}", ""},
 		{"ranges", wide(1024), "", ""},
 		{"one range more", wide(1024) + serviceText("b", "192.0.2.1", "any"), "", "need 30721 places (one for each aligned block of a range), there are 30720"},
@@ -58,6 +58,18 @@ func TestRoom(t *testing.T) {
 				t.Errorf("faults are %v, want one: %s", faults, c.fault)
 			}
 		})
+	}
+}
+
+// TestRaise: nobody is told to set a limit beyond its maximum.
+func TestRaise(t *testing.T) {
+	for need, want := range map[uint64]string{
+		65535: "set limits.services to 65535 or more",
+		65536: "that is more than one shunt can have: limits.services is at most 65535",
+	} {
+		if got := raise("limits.services", need); got != want {
+			t.Errorf("for %d services: %q, want %q", need, got, want)
+		}
 	}
 }
 
