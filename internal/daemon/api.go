@@ -15,6 +15,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/internal/state"
 	"github.com/shunt-lb/shunt/internal/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -141,9 +143,7 @@ func (d *daemon) override(ctx context.Context, what string, a state.Author, chan
 		d.log.Info(what, "backend", o.Backend, "kind", o.Kind, "value", valueOf(o), "by", a.By, "uid", a.UID, "client", a.Client)
 	}
 	d.log.Info("overrides carried out", "difference", result.Difference.String())
-	if !result.Difference.Empty() {
-		d.changed()
-	}
+	d.changed(result.Difference)
 	return result, nil
 }
 
@@ -173,9 +173,11 @@ func valueOf(o state.Override) string {
 	return "without a deadline"
 }
 
-// changed tells those who watch that something else is forwarded now.
-func (d *daemon) changed() {
-	d.events.Publish(&shuntv1.WatchResponse{Time: timestamppb.Now(), Event: "changed"})
+// changed tells those who watch, if there is a difference.
+func (d *daemon) changed(difference reconcile.Difference, settings ...model.SettingDifference) {
+	if len(settings) > 0 || !difference.Empty() {
+		d.events.Publish(&shuntv1.WatchResponse{Time: timestamppb.Now(), Event: "changed"})
+	}
 }
 
 // eventOf is a change of the conditions for those who watch.

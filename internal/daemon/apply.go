@@ -63,9 +63,7 @@ func (d *daemon) Reload(ctx context.Context) (control.ReloadResult, error) {
 	d.conditions.Clear(condition.ConfigRefused, d.opts.ConfigPath)
 	result.Applied, result.Difference, result.Settings = true, difference, settings
 	result.Text = differenceText(settings, difference)
-	if len(settings) > 0 || !difference.Empty() {
-		d.changed()
-	}
+	d.changed(difference, settings...)
 	d.log.Info("reloaded", "path", d.opts.ConfigPath, "difference", result.Text)
 	return result, nil
 }

@@ -144,9 +144,7 @@ func (d *daemon) healthChanged() (done bool) {
 		return true
 	}
 	d.log.Debug("health carried out", "difference", difference.String())
-	if !difference.Empty() {
-		d.changed()
-	}
+	d.changed(difference)
 	return true
 }
 

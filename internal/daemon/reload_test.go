@@ -208,13 +208,16 @@ func oneFile(t *testing.T, field, written string, changed bool) model.Config {
 	case !inside || !slices.Contains([]string{"interface", "service", "backend"}, within):
 		atTop = written
 	}
-	more := map[string]string{}
-	if changed {
-		more[field] = map[string]string{"interfaces": ", {name: eth1}", "service.backends": ", {address: 10.0.0.3}",
-			"services": "\n- {name: mail, address: 192.0.2.20, port: 25, backends: [{address: 10.0.0.2}]}"}[field]
+	more := func(list, item string) string {
+		if changed && field == list {
+			return item
+		}
+		return ""
 	}
-	text := fmt.Sprintf("interfaces: [{%s}%s]\nservices:\n- {%s, backends: [{%s}%s]}%s\n%s\n", with("interface", "name: eth0"), more["interfaces"],
-		service, with("backend", "address: 10.0.0.2"), more["service.backends"], more["services"], atTop)
+	text := fmt.Sprintf("interfaces: [{%s}%s]\nservices:\n- {%s, backends: [{%s}%s]}%s\n%s\n",
+		with("interface", "name: eth0"), more("interfaces", ", {name: eth1}"),
+		service, with("backend", "address: 10.0.0.2"), more("service.backends", ", {address: 10.0.0.3}"),
+		more("services", "\n- {name: mail, address: 192.0.2.20, port: 25, backends: [{address: 10.0.0.2}]}"), atTop)
 	path := filepath.Join(t.TempDir(), "shunt.yaml")
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)

@@ -69,7 +69,7 @@ func settings(c Config) (all []setting) {
 		setting{"limits.slots", number(c.Limits.Slots)},
 		setting{"limits.remembered", number(c.Limits.Remembered)},
 		setting{"limits.filters", number(c.Limits.Filters)},
-		setting{"snat.addresses", cmp.Or(texts(c.SNAT.Addresses), interfaces)},
+		setting{"snat.addresses", cmp.Or(ListText(c.SNAT.Addresses), interfaces)},
 		setting{"snat.ports", rangeText(c.SNAT.Ports, "those outside net.ipv4.ip_local_port_range")},
 		setting{"encapsulation.source", cmp.Or(prefixes(c.Encapsulation.Sources4, c.Encapsulation.Sources6), interfaces)},
 		setting{"encapsulation.gue_port", number(c.Encapsulation.GUEPort)},
@@ -101,10 +101,11 @@ func rangeText(r PortRange, otherwise string) string {
 }
 
 func prefixes(all ...netip.Prefix) string {
-	return texts(slices.DeleteFunc(all, func(p netip.Prefix) bool { return !p.IsValid() }))
+	return ListText(slices.DeleteFunc(all, func(p netip.Prefix) bool { return !p.IsValid() }))
 }
 
-func texts[T fmt.Stringer](all []T) string {
+// ListText is the items as words, with commas between.
+func ListText[T fmt.Stringer](all []T) string {
 	var words []string
 	for _, item := range all {
 		words = append(words, item.String())

@@ -3,26 +3,25 @@ package reconcile
 import (
 	"cmp"
 	"fmt"
+	"reflect"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
-// attribute is one value of a service or a backend, both name and value as the configuration
-// writes them.
+// attribute is one value of a service, both name and value as the configuration writes them.
 type attribute struct{ name, value string }
 
 const none = "none"
 
 // recordAttributes are a service's that its record tells, and so an adopted one has.
-func recordAttributes(forwarding model.Forwarding, tracking model.Tracking, affinity time.Duration, policy model.Policy) []attribute {
+func recordAttributes(s *model.Service) []attribute {
 	return append([]attribute{
-		{"forwarding", string(forwarding)},
-		{"tracking", string(tracking)},
-		{"affinity_timeout", durationText(affinity)},
-	}, policyAttributes(policy)...)
+		{"forwarding", string(s.Forwarding)},
+		{"tracking", string(trackingOf(*s))},
+		{"affinity_timeout", durationText(s.AffinityTimeout)},
+	}, policyAttributes(s.Policy)...)
 }
 
 // policyAttributes are those of a policy, but for its filters: the rules say those.
@@ -45,9 +44,8 @@ func policyAttributes(p model.Policy) []attribute {
 
 // serviceAttributes are all of a service's, but for those that a Difference has a field for.
 // What it does not have is absent, or none.
-func serviceAttributes(s model.Service) []attribute {
-	return append(append(recordAttributes(s.Forwarding, trackingOf(s), s.AffinityTimeout, s.Policy),
-		attribute{"announce", string(s.Announce)}), healthAttributes(s.Health)...)
+func serviceAttributes(s *model.Service) []attribute {
+	return append(append(recordAttributes(s), attribute{"announce", string(s.Announce)}), healthAttributes(s.Health)...)
 }
 
 func healthAttributes(h model.Health) []attribute {
@@ -68,14 +66,10 @@ func healthAttributes(h model.Health) []attribute {
 	}
 	switch h.Check {
 	case model.CheckHTTP, model.CheckHTTPS:
-		var statuses []string
-		for _, r := range h.HTTP.Statuses {
-			statuses = append(statuses, r.String())
-		}
 		all = append(all,
 			attribute{own + "path", h.HTTP.Path},
 			attribute{own + "host", cmp.Or(h.HTTP.Host, "address and port")},
-			attribute{own + "status", strings.Join(statuses, ", ")},
+			attribute{own + "status", model.ListText(h.HTTP.Statuses)},
 			attribute{own + "body", cmp.Or(quoted(h.HTTP.Body), "anything")})
 	case model.CheckGRPC:
 		all = append(all, attribute{own + "service", cmp.Or(h.GRPC.Service, "the server as a whole")})
@@ -92,10 +86,6 @@ func healthAttributes(h model.Health) []attribute {
 			attribute{own + "ca_file", cmp.Or(h.TLS.CAFile, "the machine's")})
 	}
 	return all
-}
-
-func backendAttributes(b model.Backend) []attribute {
-	return []attribute{{"name", b.Name}, {"backup", strconv.FormatBool(b.Backup)}}
 }
 
 // durationText is the duration, and none for no time.
@@ -121,8 +111,20 @@ func portText(port uint16) string {
 	return strconv.Itoa(int(port))
 }
 
-// differentAttributes are those that both have, with other values, in the order of after.
-func differentAttributes(before, after []attribute) (differences []AttributeDifference) {
+// differentAttributes are those of two services that differ. It is asked of every service at
+// every change, and few differ: words are for those alone.
+func differentAttributes(before, after *model.Service, adopted bool) []AttributeDifference {
+	switch {
+	case adopted:
+		return compareAttributes(recordAttributes(before), recordAttributes(after))
+	case reflect.DeepEqual(before, after):
+		return nil
+	}
+	return compareAttributes(serviceAttributes(before), serviceAttributes(after))
+}
+
+// compareAttributes are those that both have, with other values, in the order of after.
+func compareAttributes(before, after []attribute) (differences []AttributeDifference) {
 	was := map[string]string{}
 	for _, a := range before {
 		was[a.name] = a.value

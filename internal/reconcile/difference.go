@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/shunt-lb/shunt/internal/model"
@@ -248,23 +249,24 @@ func tableDifference(ipv6 bool, before, after []BackendRef) TableDifference {
 
 // view is what a Difference compares of a service.
 type view struct {
-	attributes []attribute           // nil: there was no such service
-	rules      map[netip.Prefix]bool // of both families
-	frontends  map[model.Frontend]bool
-	backends   map[model.BackendAddress]backendView
-	adopted    bool // of its backends nothing is known but that they are there
+	service   *model.Service        // nil: there was no such service
+	rules     map[netip.Prefix]bool // of both families
+	frontends map[model.Frontend]bool
+	backends  map[model.BackendAddress]backendView
+	adopted   bool // known is what the record tells, and which backends are there
 }
 
 // backendView is what a Difference compares of a backend.
 type backendView struct {
-	weight     uint16
-	state      string
-	closed     bool // takes no new flows
-	attributes []attribute
+	weight uint16
+	state  string
+	closed bool // takes no new flows
+	name   string
+	backup bool
 }
 
-func newView(attributes []attribute) view {
-	return view{attributes, map[netip.Prefix]bool{}, map[model.Frontend]bool{}, map[model.BackendAddress]backendView{}, false}
+func newView(service *model.Service) view {
+	return view{service, map[netip.Prefix]bool{}, map[model.Frontend]bool{}, map[model.BackendAddress]backendView{}, false}
 }
 
 // stateOf is whether the backend takes new flows, its weight aside.
@@ -282,7 +284,9 @@ func stateOf(b model.Backend) string {
 
 // viewOf is the view of a configured service, without backends no frontend can reach.
 func viewOf(service model.Service) view {
-	v := newView(serviceAttributes(service))
+	own := service // what is compared by itself would be held for nothing
+	own.Frontends, own.Backends, own.AllowFrom, own.DenyFrom = nil, nil, nil, nil
+	v := newView(&own)
 	v.rules = allRules(service)
 	families := map[bool]bool{}
 	for _, f := range service.Frontends {
@@ -291,7 +295,7 @@ func viewOf(service model.Service) view {
 	}
 	for _, b := range service.Backends {
 		if families[false] && reaches(service, b, false) || families[true] && reaches(service, b, true) {
-			v.backends[b.BackendAddress] = backendView{b.Weight, stateOf(b), b.Share() == 0, backendAttributes(b)}
+			v.backends[b.BackendAddress] = backendView{b.Weight, stateOf(b), b.Share() == 0, b.Name, b.Backup}
 		}
 	}
 	return v
@@ -310,7 +314,7 @@ func (r *Reconciler) views() map[string]view {
 		v, ok := views[name]
 		if !ok {
 			record := service.record
-			v = newView(recordAttributes(record.Forwarding, record.Tracking, record.AffinityTimeout, record.Policy))
+			v = newView(&model.Service{Forwarding: record.Forwarding, Tracking: record.Tracking, AffinityTimeout: record.AffinityTimeout, Policy: record.Policy})
 			v.adopted = true
 			views[name] = v
 		}
@@ -358,7 +362,7 @@ func (r *Reconciler) difference(desired Desired, t *target, p *plan) Difference 
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(before)) {
-		difference, _ := r.serviceDifference(name, before[name], view{rules: before[name].rules})
+		difference, _ := r.serviceDifference(name, before[name], view{})
 		difference.Change = Removed
 		d.Services = append(d.Services, difference)
 	}
@@ -372,8 +376,8 @@ func (r *Reconciler) difference(desired Desired, t *target, p *plan) Difference 
 // serviceDifference compares two views, and says whether they differ.
 func (r *Reconciler) serviceDifference(name string, before, after view) (ServiceDifference, bool) {
 	d := ServiceDifference{Name: name, Change: Changed}
-	if before.attributes != nil {
-		d.Attributes = differentAttributes(before.attributes, after.attributes)
+	if before.service != nil && after.service != nil {
+		d.Attributes = differentAttributes(before.service, after.service, before.adopted)
 		d.Filters = filterDifference(before.rules, after.rules)
 	}
 	for _, f := range slices.SortedFunc(maps.Keys(after.frontends), compareFrontends) {
@@ -417,7 +421,14 @@ func (s *ServiceDifference) compareBackend(name string, before, after backendVie
 	if before.state != after.state {
 		s.States = append(s.States, StateDifference{name, before.state, after.state})
 	}
-	if changes := differentAttributes(before.attributes, after.attributes); len(changes) > 0 {
+	var changes []AttributeDifference
+	if before.name != after.name {
+		changes = append(changes, AttributeDifference{"name", before.name, after.name})
+	}
+	if before.backup != after.backup {
+		changes = append(changes, AttributeDifference{"backup", strconv.FormatBool(before.backup), strconv.FormatBool(after.backup)})
+	}
+	if len(changes) > 0 {
 		s.BackendChanges = append(s.BackendChanges, BackendDifference{name, changes})
 	}
 }

@@ -55,7 +55,7 @@ func Dump(contents Contents) string {
 		if service.AffinityTimeout > 0 {
 			place += ", affinity_timeout " + service.AffinityTimeout.String()
 		}
-		for _, a := range differentAttributes(policyAttributes(model.Policy{}), policyAttributes(service.Policy)) {
+		for _, a := range compareAttributes(policyAttributes(model.Policy{}), policyAttributes(service.Policy)) {
 			place += fmt.Sprintf(", %s %s", a.Name, a.After)
 		}
 		fmt.Fprintf(&out, "service %d generation %d: %s, %s, seed 0x%08x, %s\n",

@@ -18,20 +18,12 @@ import (
 
 // Conditions are conditions as messages.
 func Conditions(all []condition.Condition) []*shuntv1.Condition {
-	var out []*shuntv1.Condition
-	for _, c := range all {
-		out = append(out, translate(c, &shuntv1.Condition{}))
-	}
-	return out
+	return translateAll(all, func() *shuntv1.Condition { return &shuntv1.Condition{} })
 }
 
 // Faults are a file's faults as messages.
 func Faults(all []file.Fault) []*shuntv1.Fault {
-	var out []*shuntv1.Fault
-	for _, f := range all {
-		out = append(out, translate(f, &shuntv1.Fault{}))
-	}
-	return out
+	return translateAll(all, func() *shuntv1.Fault { return &shuntv1.Fault{} })
 }
 
 // Difference is a difference as a message.
@@ -41,9 +33,13 @@ func Difference(d reconcile.Difference) *shuntv1.Difference {
 
 // Settings are differences of settings as messages.
 func Settings(all []model.SettingDifference) []*shuntv1.SettingDifference {
-	var out []*shuntv1.SettingDifference
-	for _, s := range all {
-		out = append(out, translate(s, &shuntv1.SettingDifference{}))
+	return translateAll(all, func() *shuntv1.SettingDifference { return &shuntv1.SettingDifference{} })
+}
+
+// translateAll is translate of each, into what fresh makes.
+func translateAll[F any, M proto.Message](all []F, fresh func() M) (out []M) {
+	for _, from := range all {
+		out = append(out, translate(from, fresh()))
 	}
 	return out
 }

@@ -312,17 +312,8 @@ func (*duration) schema(*field) *jsonschema.Schema {
 
 func (*duration) describe() string { return "duration" }
 
-// brief is a bound without the units that are zero: 12h, not 12h0m0s.
-func brief(bound uint64) string {
-	text := time.Duration(bound).String()
-	if strings.HasSuffix(text, "m0s") {
-		text = strings.TrimSuffix(text, "0s")
-	}
-	if strings.HasSuffix(text, "h0m") {
-		text = strings.TrimSuffix(text, "0m")
-	}
-	return text
-}
+// brief is a bound of a duration as one would write it.
+func brief(bound uint64) string { return model.DurationText(time.Duration(bound)) }
 
 // address is an IP address that a packet can be sent to over a network.
 type address struct {
