@@ -2620,6 +2620,97 @@ func (x *OverrideResponse) GetUnsaved() string {
 	return ""
 }
 
+type DetachRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The instance that is meant: the daemon of another refuses with failed_precondition. It must
+	// be said.
+	Instance      string `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DetachRequest) Reset() {
+	*x = DetachRequest{}
+	mi := &file_v1_shunt_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DetachRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DetachRequest) ProtoMessage() {}
+
+func (x *DetachRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
+func (*DetachRequest) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *DetachRequest) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+type DetachResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The process that ran the instance, and ends now.
+	Pid           int32 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DetachResponse) Reset() {
+	*x = DetachResponse{}
+	mi := &file_v1_shunt_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DetachResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DetachResponse) ProtoMessage() {}
+
+func (x *DetachResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
+func (*DetachResponse) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *DetachResponse) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
 var File_v1_shunt_proto protoreflect.FileDescriptor
 
 const file_v1_shunt_proto_rawDesc = "" +
@@ -2852,19 +2943,24 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"difference\x18\x02 \x01(\v2\x14.shunt.v1.DifferenceR\n" +
 	"difference\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x18\n" +
-	"\aunsaved\x18\x04 \x01(\tR\aunsaved2\xb2\x02\n" +
+	"\aunsaved\x18\x04 \x01(\tR\aunsaved\"+\n" +
+	"\rDetachRequest\x12\x1a\n" +
+	"\binstance\x18\x01 \x01(\tR\binstance\"\"\n" +
+	"\x0eDetachResponse\x12\x10\n" +
+	"\x03pid\x18\x01 \x01(\x05R\x03pid2\xb2\x02\n" +
 	"\rStatusService\x12D\n" +
 	"\tGetStatus\x12\x1a.shunt.v1.GetStatusRequest\x1a\x1b.shunt.v1.GetStatusResponse\x12M\n" +
 	"\fListBackends\x12\x1d.shunt.v1.ListBackendsRequest\x1a\x1e.shunt.v1.ListBackendsResponse\x12P\n" +
 	"\rListOverrides\x12\x1e.shunt.v1.ListOverridesRequest\x1a\x1f.shunt.v1.ListOverridesResponse\x12:\n" +
-	"\x05Watch\x12\x16.shunt.v1.WatchRequest\x1a\x17.shunt.v1.WatchResponse0\x012\xdc\x03\n" +
+	"\x05Watch\x12\x16.shunt.v1.WatchRequest\x1a\x17.shunt.v1.WatchResponse0\x012\x99\x04\n" +
 	"\x0eControlService\x12;\n" +
 	"\x06Reload\x12\x17.shunt.v1.ReloadRequest\x1a\x18.shunt.v1.ReloadResponse\x12I\n" +
 	"\fDrainBackend\x12\x1d.shunt.v1.DrainBackendRequest\x1a\x1a.shunt.v1.OverrideResponse\x12M\n" +
 	"\x0eUndrainBackend\x12\x1f.shunt.v1.UndrainBackendRequest\x1a\x1a.shunt.v1.OverrideResponse\x12Q\n" +
 	"\x10SetBackendWeight\x12!.shunt.v1.SetBackendWeightRequest\x1a\x1a.shunt.v1.OverrideResponse\x12Q\n" +
 	"\x10SetBackendHealth\x12!.shunt.v1.SetBackendHealthRequest\x1a\x1a.shunt.v1.OverrideResponse\x12M\n" +
-	"\x0eClearOverrides\x12\x1f.shunt.v1.ClearOverridesRequest\x1a\x1a.shunt.v1.OverrideResponseB*Z(github.com/shunt-lb/shunt/api/v1;shuntv1b\x06proto3"
+	"\x0eClearOverrides\x12\x1f.shunt.v1.ClearOverridesRequest\x1a\x1a.shunt.v1.OverrideResponse\x12;\n" +
+	"\x06Detach\x12\x17.shunt.v1.DetachRequest\x1a\x18.shunt.v1.DetachResponseB*Z(github.com/shunt-lb/shunt/api/v1;shuntv1b\x06proto3"
 
 var (
 	file_v1_shunt_proto_rawDescOnce sync.Once
@@ -2878,7 +2974,7 @@ func file_v1_shunt_proto_rawDescGZIP() []byte {
 	return file_v1_shunt_proto_rawDescData
 }
 
-var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_v1_shunt_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: shunt.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: shunt.v1.GetStatusResponse
@@ -2916,32 +3012,34 @@ var file_v1_shunt_proto_goTypes = []any{
 	(*SetBackendHealthRequest)(nil), // 33: shunt.v1.SetBackendHealthRequest
 	(*ClearOverridesRequest)(nil),   // 34: shunt.v1.ClearOverridesRequest
 	(*OverrideResponse)(nil),        // 35: shunt.v1.OverrideResponse
-	nil,                             // 36: shunt.v1.GetStatusResponse.ReasonsEntry
-	(*timestamppb.Timestamp)(nil),   // 37: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 38: google.protobuf.Duration
+	(*DetachRequest)(nil),           // 36: shunt.v1.DetachRequest
+	(*DetachResponse)(nil),          // 37: shunt.v1.DetachResponse
+	nil,                             // 38: shunt.v1.GetStatusResponse.ReasonsEntry
+	(*timestamppb.Timestamp)(nil),   // 39: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 40: google.protobuf.Duration
 }
 var file_v1_shunt_proto_depIdxs = []int32{
 	2,  // 0: shunt.v1.GetStatusResponse.daemon:type_name -> shunt.v1.Daemon
 	3,  // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
 	5,  // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
 	7,  // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
-	36, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
-	37, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
-	37, // 6: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
+	38, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
+	39, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
+	39, // 6: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
 	3,  // 7: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
 	4,  // 8: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
 	14, // 9: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
-	37, // 10: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	39, // 10: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
 	6,  // 11: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
 	14, // 12: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
 	8,  // 13: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
-	37, // 14: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
-	37, // 15: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
+	39, // 14: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
+	39, // 15: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
 	7,  // 16: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
 	14, // 17: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
-	37, // 18: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
-	37, // 19: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
-	37, // 20: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
+	39, // 18: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
+	39, // 19: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
+	39, // 20: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
 	4,  // 21: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
 	20, // 22: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
 	21, // 23: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
@@ -2955,7 +3053,7 @@ var file_v1_shunt_proto_depIdxs = []int32{
 	26, // 31: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
 	27, // 32: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
 	23, // 33: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	38, // 34: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
+	40, // 34: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
 	21, // 35: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
 	9,  // 36: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
 	0,  // 37: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
@@ -2968,18 +3066,20 @@ var file_v1_shunt_proto_depIdxs = []int32{
 	32, // 44: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
 	33, // 45: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
 	34, // 46: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
-	1,  // 47: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
-	11, // 48: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
-	13, // 49: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
-	16, // 50: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
-	18, // 51: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
-	35, // 52: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
-	35, // 53: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
-	35, // 54: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
-	35, // 55: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
-	35, // 56: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
-	47, // [47:57] is the sub-list for method output_type
-	37, // [37:47] is the sub-list for method input_type
+	36, // 47: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
+	1,  // 48: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
+	11, // 49: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
+	13, // 50: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
+	16, // 51: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
+	18, // 52: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
+	35, // 53: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
+	35, // 54: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
+	35, // 55: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
+	35, // 56: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
+	35, // 57: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
+	37, // 58: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
+	48, // [48:59] is the sub-list for method output_type
+	37, // [37:48] is the sub-list for method input_type
 	37, // [37:37] is the sub-list for extension type_name
 	37, // [37:37] is the sub-list for extension extendee
 	0,  // [0:37] is the sub-list for field type_name
@@ -2998,7 +3098,7 @@ func file_v1_shunt_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1_shunt_proto_rawDesc), len(file_v1_shunt_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -264,23 +264,40 @@ func faultsOf(result *shuntv1.ReloadResponse) (all []file.Fault) {
 }
 
 func newDetach(s streams) *cobra.Command {
-	var instance string
+	var instance, socket string
 	c := &cobra.Command{
 		Use:   "detach",
-		Short: "Stop forwarding, and remove the data plane that a killed daemon left",
-		Args:  noArguments,
-		RunE: func(*cobra.Command, []string) error {
-			if err := requireRoot("detach"); err != nil {
-				return err
-			}
+		Short: "Stop forwarding: end the daemon, or remove what a killed one has left",
+		Long: `Asks the daemon to stop and to take its data plane away, whatever its --on-exit says, and
+waits until that is done: connections through shunt end. Where no daemon runs, it removes what
+one has left that was killed or stopped with --on-exit keep; that needs root.`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
 			if err := requireInstance(instance); err != nil {
 				return err
+			}
+			ctx, cancel := context.WithTimeout(c.Context(), detachTimeout)
+			defer cancel()
+			answer, asked := control.NewClient(socket).Detach(ctx, instance)
+			switch {
+			case asked == nil:
+				_, err := fmt.Fprintf(s.out, "Instance %q forwards nothing now, and nothing of it is left. Its daemon, process %d, has ended.\n", instance, answer.Pid)
+				return err
+			case !errors.Is(asked, control.ErrNoDaemon) && !errors.Is(asked, control.ErrOtherInstance):
+				return asked
+			case os.Geteuid() != 0:
+				return fmt.Errorf("%w; if none runs instance %q any more, root removes what is left: `sudo %s`", asked, instance, daemon.DetachCommand(instance))
 			}
 			log, err := newLog(s.out, "text", false)
 			if err != nil {
 				return err
 			}
-			if err := daemon.Detach(instance, log); err != nil {
+			err = daemon.Detach(instance, log)
+			if held := (*daemon.RunsError)(nil); errors.As(err, &held) {
+				return fmt.Errorf("instance %q is run by process %s, which does not answer at %s: say with --socket where it does, or end it with `kill -INT %s`",
+					instance, held.Process, socket, held.Process)
+			}
+			if err != nil {
 				return err
 			}
 			_, err = fmt.Fprintf(s.out, "Instance %q forwards nothing now, and nothing of it is left.\n", instance)
@@ -288,8 +305,12 @@ func newDetach(s streams) *cobra.Command {
 		},
 	}
 	instanceFlag(c, &instance)
+	socketFlag(c, &socket)
 	return c
 }
+
+// detachTimeout is more than taking a large data plane away takes on a busy machine.
+const detachTimeout = 2 * time.Minute
 
 // requireRoot refuses early and plainly what the kernel would refuse late and oddly.
 func requireRoot(command string) error {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strings"
 	"syscall"
 
 	"connectrpc.com/connect"
@@ -99,6 +100,12 @@ func (c *Client) Clear(ctx context.Context, r *shuntv1.ClearOverridesRequest) (*
 	return ask(ctx, c, c.control.ClearOverrides, r)
 }
 
+// Detach ends the daemon and has it take its data plane away, and waits. It is ErrOtherInstance
+// where the daemon at the socket runs another instance.
+func (c *Client) Detach(ctx context.Context, instance string) (*shuntv1.DetachResponse, error) {
+	return ask(ctx, c, c.control.Detach, &shuntv1.DetachRequest{Instance: instance})
+}
+
 func ask[Q, T any](ctx context.Context, c *Client, call func(context.Context, *connect.Request[Q]) (*connect.Response[T], error), question *Q) (*T, error) {
 	answer, err := call(ctx, connect.NewRequest(question))
 	if err == nil {
@@ -114,6 +121,9 @@ func ask[Q, T any](ctx context.Context, c *Client, call func(context.Context, *c
 		return nil, fmt.Errorf("ask the daemon at %s: %w; run it with sudo, or have root add you to the group of `api: {group: …}`", c.path, ErrDenied)
 	}
 	if said := (*connect.Error)(nil); errors.As(err, &said) && connect.IsWireError(err) {
+		if said.Code() == connect.CodeFailedPrecondition {
+			return nil, fmt.Errorf("%w%s", ErrOtherInstance, strings.TrimPrefix(said.Message(), ErrOtherInstance.Error()))
+		}
 		return nil, errors.New(said.Message()) // the daemon's own words
 	}
 	return nil, fmt.Errorf("ask the daemon at %s: %w", c.path, rootCause(err))

@@ -23,6 +23,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -48,6 +49,8 @@ type Handler interface {
 	Override(ctx context.Context, selector string, s state.Setting, deadline time.Duration) (OverrideResult, error)
 	// ClearOverrides is of every backend if the selector is empty, and of all kinds if there is none.
 	ClearOverrides(ctx context.Context, selector string, kinds []state.Kind, a state.Author) (OverrideResult, error)
+	// Detach ends the daemon and takes its data plane away. It returns when that is done.
+	Detach(ctx context.Context, instance string, a state.Author) error
 }
 
 // ReloadResult is what became of a reload.
@@ -70,6 +73,9 @@ type OverrideResult struct {
 
 // ErrStopping refuses a change because the daemon ends.
 var ErrStopping = errors.New("the daemon is stopping")
+
+// ErrOtherInstance refuses what is meant for another daemon.
+var ErrOtherInstance = errors.New("another instance answers")
 
 const (
 	headerTimeout = 5 * time.Second
@@ -96,10 +102,16 @@ type Server struct {
 	Handler Handler
 	Events  *Events
 	Log     *slog.Logger
+
+	stop      func()          // of the requests' contexts
+	listeners []net.Listener  // of both sockets
+	answering sync.WaitGroup  // one for each
+	patience  context.Context //nolint:containedctx // of answers under way; ends in Wait
+	giveUp    func()
 }
 
-// Serve answers until ctx ends. A socket nobody listens on any more is replaced; one that
-// answers is an error, and so is a group that this machine does not have.
+// Serve answers until Stop, or until ctx ends. A socket nobody listens on any more is replaced;
+// one that answers is an error, and so is a group that this machine does not have.
 func (s *Server) Serve(ctx context.Context) error {
 	if s.Log == nil {
 		s.Log = slog.Default()
@@ -116,14 +128,40 @@ func (s *Server) Serve(ctx context.Context) error {
 		_ = change.Close()
 		return err
 	}
+	s.patience, s.giveUp = context.WithCancel(context.WithoutCancel(ctx))
+	ctx, s.stop = context.WithCancel(ctx)
+	s.listeners = []net.Listener{newGate(change), newGate(read)}
 	codecs := connect.WithHandlerOptions(connect.WithCodec(jsonCodec{"json"}), connect.WithCodec(jsonCodec{"json; charset=utf-8"}))
 	g := &glue{handler: s.Handler, events: s.Events}
 	statusPath, status := shuntv1connect.NewStatusServiceHandler(g, codecs)
 	controlPath, control := shuntv1connect.NewControlServiceHandler(g, codecs)
-	s.answer(ctx, change, map[string]http.Handler{statusPath: status, controlPath: control}, "")
-	s.answer(ctx, read, map[string]http.Handler{statusPath: status},
+	s.answer(ctx, s.listeners[0], map[string]http.Handler{statusPath: status, controlPath: control}, "")
+	s.answer(ctx, s.listeners[1], map[string]http.Handler{statusPath: status},
 		"this socket is for reading; what changes something goes to "+s.API.Socket)
 	return nil
+}
+
+// Stop takes the sockets away: when it returns, nobody can ask any more, and another daemon
+// may open them. Streams end. Answers under way are still given, until Wait.
+func (s *Server) Stop() {
+	if s.stop == nil {
+		return // it never served
+	}
+	s.stop()
+	for _, l := range s.listeners {
+		_ = l.Close() // which removes the file; a second time, nothing
+	}
+}
+
+// Wait is for after Stop: it returns when the answers under way have been given. Those that
+// take longer than a moment are given up.
+func (s *Server) Wait() {
+	if s.stop == nil {
+		return
+	}
+	defer time.AfterFunc(closeTimeout, s.giveUp).Stop()
+	s.answering.Wait()
+	s.giveUp()
 }
 
 // answer serves one socket; otherwise says why there is no more.
@@ -155,15 +193,13 @@ func (s *Server) answer(ctx context.Context, l net.Listener, services map[string
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 	}
-	go func() {
+	s.answering.Go(func() {
 		<-ctx.Done()
-		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-		defer cancel()
-		_ = server.Shutdown(closing) // removes the socket too
+		_ = server.Shutdown(s.patience)
 		_ = server.Close()
-	}()
+	})
 	go func() {
-		if err := server.Serve(newGate(l)); !errors.Is(err, http.ErrServerClosed) {
+		if err := server.Serve(l); ctx.Err() == nil {
 			s.Log.Error("nobody can ask the daemon any more; restart it when it suits", "socket", l.Addr(), "error", err)
 		}
 	}()

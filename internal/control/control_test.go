@@ -97,28 +97,46 @@ func (f *fake) ClearOverrides(_ context.Context, selector string, kinds []state.
 	return OverrideResult{Backends: []string{selector}}, nil
 }
 
+// Detach waits as a daemon does that has to take much away: for block, after its server has stopped.
+func (f *fake) Detach(_ context.Context, instance string, a state.Author) error {
+	switch {
+	case instance != "default":
+		return fmt.Errorf("%w: this is %q", ErrOtherInstance, "default")
+	case a.Client != "shunt":
+		return fmt.Errorf("%w by %s", ErrStopping, a.Client)
+	}
+	f.entered <- struct{}{}
+	<-f.block
+	return nil
+}
+
 var backend = model.BackendAddress{Address: netip.MustParseAddr("10.0.0.2"), Port: 80}
 
 // serve is a server in a folder of its own.
 func serve(t testing.TB, f *fake) (path string, events *Events) {
 	t.Helper()
 	path, events = filepath.Join(t.TempDir(), "shunt.sock"), &Events{}
-	ctx, cancel := context.WithCancel(context.Background())
+	newServer(t, path, f, events)
+	return path, events
+}
+
+// newServer serves until the test ends.
+func newServer(t testing.TB, path string, f *fake, events *Events) *Server {
+	t.Helper()
 	s := &Server{API: model.API{Socket: path}, Handler: f, Events: events, Log: slog.New(slog.DiscardHandler)}
-	if err := s.Serve(ctx); err != nil {
+	if err := s.Serve(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		cancel()
-		for range 500 { // the sockets go with it
-			if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
-				return
+		s.Stop()
+		for _, path := range []string{path, ReadSocket(path)} {
+			if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("after the end %s is still there: %v", path, err)
 			}
-			time.Sleep(10 * time.Millisecond)
 		}
-		t.Error("the socket is still there after the end")
+		s.Wait()
 	})
-	return path, events
+	return s
 }
 
 func httpClient(path string) *http.Client {
@@ -190,6 +208,9 @@ func TestRequests(t *testing.T) {
 		{"ControlService/ClearOverrides", jsonType, `{}`, 400, "backend: is missing"},
 		{"ControlService/ClearOverrides", jsonType, `{"all": true, "kinds": ["weight"]}`, 200, "backends"},
 		{"ControlService/Reload", formType, ``, 200, `"applied":true`},
+		{"ControlService/Detach", jsonType, `{}`, 400, "instance: is missing"},
+		{"ControlService/Detach", jsonType, `{"instance": "other"}`, 400, "another instance answers"},
+		{"ControlService/Detach", jsonType, `{"instance": "default"}`, 503, "stopping by curl/8"},
 		{"ControlService/Nothing", jsonType, `{}`, 404, ""},
 		{"Nothing/Reload", jsonType, `{}`, 501, "there is no /shunt.v1.Nothing/Reload"},
 		{"StatusService/GetStatus", jsonType, `{}`, 200, `"packets_in":1152921504606846976,`},
@@ -380,6 +401,34 @@ func TestChangeOutlivesItsClient(t *testing.T) {
 	case f.block <- struct{}{}: // it still waits, and was not cancelled
 	case <-time.After(10 * time.Second):
 		t.Error("the change ended with its client")
+	}
+}
+
+// TestAnswerOfTheLastChange: a daemon that ends takes its sockets away at once, so that another
+// may have them, and still answers the one that has asked for the end.
+func TestAnswerOfTheLastChange(t *testing.T) {
+	f := &fake{block: make(chan struct{}), entered: make(chan struct{})}
+	path := filepath.Join(t.TempDir(), "shunt.sock")
+	s := newServer(t, path, f, &Events{})
+	type answer struct {
+		message *shuntv1.DetachResponse
+		err     error
+	}
+	answers := make(chan answer)
+	go func() {
+		m, err := NewClient(path).Detach(context.Background(), "default")
+		answers <- answer{m, err}
+	}()
+	<-f.entered
+	if _, err := NewClient(path).Detach(context.Background(), "other"); !errors.Is(err, ErrOtherInstance) || err.Error() != `another instance answers: this is "default"` {
+		t.Errorf("another instance's detaching: %v", err)
+	}
+	s.Stop()
+	newServer(t, path, &fake{}, &Events{}) // the next daemon, at the same sockets
+	close(f.block)
+	s.Wait()
+	if a := <-answers; a.err != nil || a.message.Pid != int32(os.Getpid()) {
+		t.Errorf("the answer after the end: %v, %v", a.message, a.err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -179,6 +180,15 @@ func (g *glue) ClearOverrides(ctx context.Context, r *connect.Request[shuntv1.Cl
 	return g.clear(ctx, r.Msg.Backend, kinds, author)
 }
 
+// Detach ends the daemon.
+func (g *glue) Detach(ctx context.Context, r *connect.Request[shuntv1.DetachRequest]) (*connect.Response[shuntv1.DetachResponse], error) {
+	if r.Msg.Instance == "" {
+		return nil, badField("instance", "is missing; the daemon's is `instance` in what GetStatus answers")
+	}
+	err := g.handler.Detach(carriedOut(ctx), r.Msg.Instance, authorOf(ctx, r.Header()))
+	return answered(&shuntv1.DetachResponse{Pid: int32(os.Getpid())}, err)
+}
+
 func (g *glue) override(ctx context.Context, backend string, s state.Setting, deadline time.Duration) (*connect.Response[shuntv1.OverrideResponse], error) {
 	if err := requireBackend(backend); err != nil {
 		return nil, err
@@ -236,6 +246,8 @@ func answered[T any](message *T, err error) (*connect.Response[T], error) {
 		code = connect.CodeNotFound
 	case errors.Is(err, ErrStopping):
 		code = connect.CodeUnavailable
+	case errors.Is(err, ErrOtherInstance):
+		code = connect.CodeFailedPrecondition
 	case errors.Is(err, context.Canceled):
 		code = connect.CodeCanceled
 	}

@@ -42,7 +42,7 @@ type Options struct {
 	// DrainTimeout bounds ExitDrain.
 	DrainTimeout time.Duration
 	// Interrupted, once it has ended, makes the daemon detach whatever OnExit says, in the
-	// middle of a drain too. It does not stop the daemon. May be nil.
+	// middle of a drain too. It does not stop the daemon. May be nil: then only the API can do so.
 	Interrupted context.Context //nolint:containedctx // a second way to be told to stop
 	Log         *slog.Logger
 	// Through lets tests stand between reconciler and data plane, to count what is written or
@@ -95,7 +95,9 @@ type daemon struct {
 	attachments map[string]*shuntv1.Attachment
 
 	events *control.Events
+	server *control.Server
 	views  views
+	ending ending
 
 	stopped       bool              // no change any more
 	draining      bool              // no new flows, and no change of the configuration any more
@@ -130,7 +132,8 @@ func Run(ctx context.Context, opts Options) error {
 	if err != nil {
 		return err
 	}
-	defer unlock()
+	release := sync.OnceFunc(unlock)
+	defer release()
 	config, err := readConfig(opts.ConfigPath, opts.Log)
 	if err != nil {
 		return err
@@ -146,13 +149,12 @@ func Run(ctx context.Context, opts Options) error {
 		hops:        map[netip.Addr]neighbour.Hop{},
 		retry:       make(chan struct{}, 1),
 	}
+	ctx = d.ending.arrange(ctx, opts.Interrupted)
 	d.openState()
 	if opts.Socket != "" {
 		config.API.Socket = opts.Socket
 	}
-	life, end := context.WithCancel(context.WithoutCancel(ctx)) // of the control socket: it answers while flows drain
-	defer end()
-	if err := d.start(ctx, life, config); err != nil {
+	if err := d.start(ctx, config); err != nil {
 		return errors.Join(err, d.abandon())
 	}
 	d.log.Info("forwarding", "instance", opts.Instance, "services", len(config.Services),
@@ -160,15 +162,19 @@ func Run(ctx context.Context, opts Options) error {
 	d.supervisor.alive.beat(partChanges) // or a change that is stuck from the first would not count
 	d.supervisor.ready(d.summary())
 	d.loop(ctx)
-	return d.finish(life, end)
+	err = d.finish()
+	release() // before anybody hears that it is over: another daemon may start at once
+	d.ending.over(err)
+	d.server.Wait()
+	return err
 }
 
 // summary is what the daemon does, in a few words.
 func (d *daemon) summary() string { return "forwarding " + plural(len(d.config.Services), "service") }
 
-// start brings the instance up, and answers at the control socket until life ends. What it
-// has done when it fails is undone by abandon.
-func (d *daemon) start(ctx, life context.Context, config model.Config) error {
+// start brings the instance up, and answers at the control socket. What it has done when it
+// fails is undone by abandon.
+func (d *daemon) start(ctx context.Context, config model.Config) error {
 	if err := requireInterfaces(config.Interfaces); err != nil {
 		return err
 	}
@@ -200,7 +206,8 @@ func (d *daemon) start(ctx, life context.Context, config model.Config) error {
 	if _, err := d.change(ctx, config); err != nil {
 		return err
 	}
-	return (&control.Server{API: config.API, Handler: d, Events: d.events, Log: d.log}).Serve(life)
+	d.server = &control.Server{API: config.API, Handler: d, Events: d.events, Log: d.log}
+	return d.server.Serve(context.WithoutCancel(ctx)) // it answers while flows drain
 }
 
 // loop does what has to be done from time to time, until ctx ends. It waits for nobody: the data

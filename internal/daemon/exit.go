@@ -5,14 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"slices"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/state"
 )
 
 // OnExit is what becomes of the data plane when the daemon is told to stop.
@@ -41,11 +40,37 @@ const (
 	drainLookShare = 10
 )
 
+// ending is how a daemon is told to stop, and how the one who asked for it hears that it has.
+type ending struct {
+	interrupted context.Context //nolint:containedctx // ends once somebody wants the daemon gone whatever OnExit says
+	interrupt   func()          // has the daemon stop and detach
+	done        chan struct{}   // closed when the daemon holds nothing of its instance any more
+	kept        bool            // the data plane is there still; once done
+	err         error           // once done
+}
+
+// arrange returns the context that stops the daemon; interrupted may be nil.
+func (e *ending) arrange(stop, interrupted context.Context) context.Context {
+	if interrupted == nil {
+		interrupted = context.WithoutCancel(stop)
+	}
+	stop, stopping := context.WithCancel(stop)
+	interrupted, interrupting := context.WithCancel(interrupted)
+	*e = ending{interrupted: interrupted, done: make(chan struct{}), interrupt: func() { interrupting(); stopping() }}
+	return stop
+}
+
+// over lets those go on that wait for the end.
+func (e *ending) over(err error) {
+	e.err = err
+	close(e.done)
+}
+
 // finish ends a daemon that was told to stop. Interrupted comes before what OnExit says.
-func (d *daemon) finish(life context.Context, end context.CancelFunc) error {
+func (d *daemon) finish() error {
 	way := cmp.Or(d.opts.OnExit, ExitDetach)
-	if way == ExitDrain && d.interrupted() == nil {
-		d.drain(life)
+	if way == ExitDrain && d.ending.interrupted.Err() == nil {
+		d.drain()
 	}
 	d.supervisor.stopping("stopping", stopTime)
 	d.applying.Lock() // a reload under way ends first, and a later one is refused
@@ -53,20 +78,30 @@ func (d *daemon) finish(life context.Context, end context.CancelFunc) error {
 	d.applying.Unlock()
 	d.watching.monitor.Close()
 	d.views.end()
-	end()
-	if way == ExitKeep && d.interrupted() == nil {
+	d.server.Stop()
+	if way == ExitKeep && d.ending.interrupted.Err() == nil {
+		d.ending.kept = true
 		return d.keep()
 	}
 	d.log.Info("stopping: detaching", "instance", d.opts.Instance)
 	return d.detach()
 }
 
-// interrupted is an error once somebody wants the daemon gone whatever OnExit says.
-func (d *daemon) interrupted() error {
-	if d.opts.Interrupted == nil {
-		return nil
+// Detach ends the daemon and takes its data plane away, and waits until another may start.
+func (d *daemon) Detach(_ context.Context, instance string, a state.Author) error {
+	if instance != d.opts.Instance {
+		return fmt.Errorf("%w: this is %q, and %q was meant", control.ErrOtherInstance, d.opts.Instance, instance)
 	}
-	return d.opts.Interrupted.Err()
+	d.log.Info("asked to detach", "instance", instance, "by", a.By, "uid", a.UID, "client", a.Client)
+	d.ending.interrupt()
+	<-d.ending.done
+	switch {
+	case d.ending.kept:
+		return fmt.Errorf("%w, and was keeping the data plane already; ask again for that", control.ErrStopping)
+	case d.ending.err != nil:
+		return fmt.Errorf("the daemon has ended, but not all could be taken away; ask again: %w", d.ending.err)
+	}
+	return nil
 }
 
 // keep lets go of the data plane as SIGKILL would, but in order: what operators asked for is
@@ -76,12 +111,6 @@ func (d *daemon) keep() error {
 	errs := []error{d.writer.Save(), d.announcer.close(true), d.neighbours.Close(true), d.datapath.Heartbeat()}
 	since := time.Now()
 	errs = append(errs, d.datapath.Close())
-	// The server removes it too, but nobody waits for that.
-	for _, socket := range []string{d.config.API.Socket, control.ReadSocket(d.config.API.Socket)} {
-		if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
-		}
-	}
 	d.log.Info(unattended(d.opts.Instance, len(d.config.Services), since), "instance", d.opts.Instance)
 	return errors.Join(errs...)
 }
@@ -109,13 +138,10 @@ func plural(n int, noun string) string {
 
 // drain takes no new flows, and returns when those that are there have ended, when the time
 // for it is over, or when the daemon is interrupted.
-func (d *daemon) drain(life context.Context) {
-	ctx, cancel := context.WithTimeout(life, d.opts.DrainTimeout)
+func (d *daemon) drain() {
+	ctx, cancel := context.WithTimeout(context.Background(), d.opts.DrainTimeout)
 	defer cancel()
-	if d.opts.Interrupted != nil {
-		stop := context.AfterFunc(d.opts.Interrupted, cancel)
-		defer stop()
-	}
+	defer context.AfterFunc(d.ending.interrupted, cancel)()
 	d.applying.Lock()
 	d.draining = true
 	d.conditions.Raise(condition.Condition{Code: condition.NodeDraining, Severity: condition.Info, Subject: d.opts.Instance,
@@ -160,7 +186,7 @@ func (d *daemon) awaitFlows(ctx context.Context) {
 		case <-ctx.Done():
 			pause.Stop()
 			reason := "the timeout is over"
-			if d.interrupted() != nil {
+			if d.ending.interrupted.Err() != nil {
 				reason = "interrupted"
 			}
 			d.log.Warn("the drain ends before the flows: "+reason, "instance", d.opts.Instance, "open_flows", left.open)

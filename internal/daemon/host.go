@@ -45,6 +45,17 @@ func Holder(instance string) int {
 	return pid
 }
 
+// RunsError says that a daemon runs the instance.
+type RunsError struct {
+	Instance string
+	Process  string // its number
+}
+
+// Error says what could be meant instead.
+func (e *RunsError) Error() string {
+	return fmt.Sprintf("instance %q is already run by process %s; stop that one, or name another with --instance", e.Instance, e.Process)
+}
+
 // lock makes this process the only one of its instance. The kernel releases the lock with
 // the process, however it ends.
 func lock(instance string) (unlock func(), err error) {
@@ -60,8 +71,7 @@ func lock(instance string) (unlock func(), err error) {
 	if errors.Is(err, syscall.EWOULDBLOCK) {
 		holder, _ := os.ReadFile(path)
 		_ = f.Close()
-		return nil, fmt.Errorf("instance %q is already run by process %s; stop that one, or name another with --instance",
-			instance, strings.TrimSpace(string(holder)))
+		return nil, &RunsError{Instance: instance, Process: strings.TrimSpace(string(holder))}
 	}
 	if err != nil {
 		_ = f.Close()

@@ -1,10 +1,12 @@
 package net
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -141,13 +143,18 @@ func (b *bed) stopDraining(t *testing.T) {
 // endsByItself waits for the daemon's end, which is in order, and for words in its log.
 func (b *bed) endsByItself(t *testing.T, says string) {
 	t.Helper()
+	requireEnd(t, b.daemon, says)
+}
+
+func requireEnd(t *testing.T, daemon *process, says string) {
+	t.Helper()
 	select {
-	case <-b.daemon.ended:
+	case <-daemon.ended:
 	case <-time.After(patience * 30 * time.Second):
-		t.Fatalf("the daemon has not ended:\n%s", b.daemon.log())
+		t.Fatalf("the daemon has not ended:\n%s", daemon.log())
 	}
-	if b.daemon.Err() != nil || !strings.Contains(b.daemon.log(), says) {
-		t.Errorf("the daemon ended with %v, and did not say %q:\n%s", b.daemon.Err(), says, b.daemon.log())
+	if daemon.Err() != nil || !strings.Contains(daemon.log(), says) {
+		t.Errorf("the daemon ended with %v, and did not say %q:\n%s", daemon.Err(), says, daemon.log())
 	}
 }
 
@@ -228,4 +235,80 @@ func TestLoopbackIsSharedByInstances(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.nothingLeft(t, before)
+}
+
+// `shunt detach` has a daemon detach whatever --on-exit says, in the middle of a drain too. When
+// it returns, nothing is left and the next daemon may start.
+func TestDetachAsksTheDaemon(t *testing.T) {
+	b, _ := exitBed(t, "nat")
+	before := b.traces(t)
+	detach := []string{"detach", "--instance", b.instance, "--socket", b.socket}
+	for range 3 {
+		b.start("--on-exit", "keep")
+		code, out := b.shunt(detach...)
+		b.nothingLeft(t, before)
+		want := fmt.Sprintf("Instance %q forwards nothing now, and nothing of it is left. Its daemon, process %d, has ended.\n", b.instance, b.daemon.command.Process.Pid)
+		if code != 0 || out != want {
+			t.Errorf("shunt detach: exit code %d\n%swant\n%s", code, out, want)
+		}
+		asked := b.daemon
+		b.start() // at once
+		requireEnd(t, asked, "asked to detach")
+		if code, out := b.shunt("detach", "--instance", "another", "--socket", b.socket); code != 0 || strings.Contains(out, "daemon") {
+			t.Errorf("shunt detach of an instance that is not there: exit code %d\n%s", code, out)
+		}
+		if code, out := b.shunt("detach", "--instance", b.instance, "--socket", b.socket+"x"); code != 1 ||
+			!strings.Contains(out, fmt.Sprintf("is run by process %d, which does not answer at %sx", b.daemon.command.Process.Pid, b.socket)) {
+			t.Errorf("shunt detach at a socket where nobody is: exit code %d\n%s", code, out)
+		}
+		if b.status().Daemon == nil {
+			t.Fatal("a refused `shunt detach` has ended the daemon")
+		}
+		if err := b.daemon.end(syscall.SIGTERM); err != nil {
+			t.Error(err)
+		}
+	}
+
+	b.start("--on-exit", "drain")
+	b.open(t, 1)
+	b.stopDraining(t)
+	if code, out := b.shunt(detach...); code != 0 {
+		t.Errorf("shunt detach in a drain: exit code %d\n%s", code, out)
+	}
+	b.endsByItself(t, "the drain ends before the flows: interrupted")
+	b.nothingLeft(t, before)
+	if code, out := b.shunt(detach...); code != 0 || strings.Contains(out, "daemon") {
+		t.Errorf("shunt detach with nothing there: exit code %d\n%s", code, out)
+	}
+}
+
+// Root alone removes what a daemon has left, and the message says so.
+func TestDetachNeedsRootWithoutADaemon(t *testing.T) {
+	b, _ := exitBed(t, "nat")
+	b.start("--on-exit", "keep")
+	b.keep()
+	c := command(b.Balancer)
+	c.Path = forEverybody(t, c.Path)
+	c.Args = append(c.Args, "detach", "--instance", b.instance, "--socket", c.Path+".sock")
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 54001, Gid: 54001}}
+	out, err := c.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "sudo shunt detach --instance "+b.instance) {
+		t.Errorf("as another user: %v\n%s", err, out)
+	}
+}
+
+// forEverybody copies a program to where every user may run it.
+func forEverybody(t *testing.T, program string) string {
+	t.Helper()
+	folder, err := os.MkdirTemp("", "shunt-everybody")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(folder) })
+	path := filepath.Join(folder, "shunt")
+	text, err := os.ReadFile(program)
+	if err := errors.Join(err, os.Chmod(folder, 0o755), os.WriteFile(path, text, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }

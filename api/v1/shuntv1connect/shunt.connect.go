@@ -69,6 +69,8 @@ const (
 	// ControlServiceClearOverridesProcedure is the fully-qualified name of the ControlService's
 	// ClearOverrides RPC.
 	ControlServiceClearOverridesProcedure = "/shunt.v1.ControlService/ClearOverrides"
+	// ControlServiceDetachProcedure is the fully-qualified name of the ControlService's Detach RPC.
+	ControlServiceDetachProcedure = "/shunt.v1.ControlService/Detach"
 )
 
 // StatusServiceClient is a client for the shunt.v1.StatusService service.
@@ -244,6 +246,9 @@ type ControlServiceClient interface {
 	SetBackendHealth(context.Context, *connect.Request[v1.SetBackendHealthRequest]) (*connect.Response[v1.OverrideResponse], error)
 	// ClearOverrides ends overrides: what the file says holds again.
 	ClearOverrides(context.Context, *connect.Request[v1.ClearOverridesRequest]) (*connect.Response[v1.OverrideResponse], error)
+	// Detach ends the daemon and takes its data plane away: connections through it end. It
+	// answers when nothing of the instance is left and another daemon may start.
+	Detach(context.Context, *connect.Request[v1.DetachRequest]) (*connect.Response[v1.DetachResponse], error)
 }
 
 // NewControlServiceClient constructs a client for the shunt.v1.ControlService service. By default,
@@ -293,6 +298,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("ClearOverrides")),
 			connect.WithClientOptions(opts...),
 		),
+		detach: connect.NewClient[v1.DetachRequest, v1.DetachResponse](
+			httpClient,
+			baseURL+ControlServiceDetachProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("Detach")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -304,6 +315,7 @@ type controlServiceClient struct {
 	setBackendWeight *connect.Client[v1.SetBackendWeightRequest, v1.OverrideResponse]
 	setBackendHealth *connect.Client[v1.SetBackendHealthRequest, v1.OverrideResponse]
 	clearOverrides   *connect.Client[v1.ClearOverridesRequest, v1.OverrideResponse]
+	detach           *connect.Client[v1.DetachRequest, v1.DetachResponse]
 }
 
 // Reload calls shunt.v1.ControlService.Reload.
@@ -336,6 +348,11 @@ func (c *controlServiceClient) ClearOverrides(ctx context.Context, req *connect.
 	return c.clearOverrides.CallUnary(ctx, req)
 }
 
+// Detach calls shunt.v1.ControlService.Detach.
+func (c *controlServiceClient) Detach(ctx context.Context, req *connect.Request[v1.DetachRequest]) (*connect.Response[v1.DetachResponse], error) {
+	return c.detach.CallUnary(ctx, req)
+}
+
 // ControlServiceHandler is an implementation of the shunt.v1.ControlService service.
 type ControlServiceHandler interface {
 	// Reload applies the daemon's file, and waits. A file with a fault changes nothing; that is
@@ -351,6 +368,9 @@ type ControlServiceHandler interface {
 	SetBackendHealth(context.Context, *connect.Request[v1.SetBackendHealthRequest]) (*connect.Response[v1.OverrideResponse], error)
 	// ClearOverrides ends overrides: what the file says holds again.
 	ClearOverrides(context.Context, *connect.Request[v1.ClearOverridesRequest]) (*connect.Response[v1.OverrideResponse], error)
+	// Detach ends the daemon and takes its data plane away: connections through it end. It
+	// answers when nothing of the instance is left and another daemon may start.
+	Detach(context.Context, *connect.Request[v1.DetachRequest]) (*connect.Response[v1.DetachResponse], error)
 }
 
 // NewControlServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -396,6 +416,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("ClearOverrides")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceDetachHandler := connect.NewUnaryHandler(
+		ControlServiceDetachProcedure,
+		svc.Detach,
+		connect.WithSchema(controlServiceMethods.ByName("Detach")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/shunt.v1.ControlService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case ControlServiceReloadProcedure:
@@ -410,6 +436,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceSetBackendHealthHandler.ServeHTTP(w, r)
 		case ControlServiceClearOverridesProcedure:
 			controlServiceClearOverridesHandler.ServeHTTP(w, r)
+		case ControlServiceDetachProcedure:
+			controlServiceDetachHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -441,4 +469,8 @@ func (UnimplementedControlServiceHandler) SetBackendHealth(context.Context, *con
 
 func (UnimplementedControlServiceHandler) ClearOverrides(context.Context, *connect.Request[v1.ClearOverridesRequest]) (*connect.Response[v1.OverrideResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("shunt.v1.ControlService.ClearOverrides is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) Detach(context.Context, *connect.Request[v1.DetachRequest]) (*connect.Response[v1.DetachResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("shunt.v1.ControlService.Detach is not implemented"))
 }
