@@ -42,6 +42,14 @@ static __always_inline int remembered_take(const struct flow_key *key_live,
 	       !(remembered_flags(copy->word) & REMEMBERED_DEAD);
 }
 
+/* Whether an entry stands for a flow in use: a connection that has been answered and is not closed,
+ * or a conversation over UDP. Each has two entries; the client's counts. */
+static __always_inline int flow_is_open(const struct flow *copy)
+{
+	return copy->direction == DIRECTION_CLIENT && (life_state(copy->life) & FLOW_ESTABLISHED) &&
+	       !state_is_closed(life_state(copy->life));
+}
+
 struct sweeping {
 	struct sweep found;
 	const struct settings *settings;
@@ -64,9 +72,7 @@ static long flow_sweep(void *map, struct flow_key *key_live, struct flow *live, 
 	}
 	if (copy.direction == DIRECTION_CLIENT) {
 		s->found.flows++;
-		if ((life_state(copy.life) & FLOW_ESTABLISHED) &&
-		    !state_is_closed(life_state(copy.life)))
-			s->found.established++;
+		s->found.established += flow_is_open(&copy);
 	}
 	return 0;
 }
@@ -84,6 +90,59 @@ int sh_sweep(struct sweep *ctx)
 	ctx->flows = s.found.flows;
 	ctx->established = s.found.established;
 	ctx->expired = s.found.expired;
+	return 0;
+}
+
+/* Flows in use, of each backend and of each service, by their indexes: in maps of the caller's
+ * own, which begin with zeros. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* set by the caller, as for the next */
+	__type(key, __u32);
+	__type(value, __u64);
+} sh_be_open SEC(".maps"), sh_svc_open SEC(".maps");
+
+struct counting {
+	const struct settings *settings;
+	__u64 now;
+};
+
+static __always_inline void open_count(void *map, __u32 index)
+{
+	__u64 *count = bpf_map_lookup_elem(map, &index);
+
+	if (count)
+		(*count)++;
+}
+
+static long flow_count(void *map, struct flow_key *key_live, struct flow *live, struct counting *c)
+{
+	struct service *service;
+	struct flow_key key;
+	struct flow copy;
+	__u32 index;
+
+	if (!flow_take(key_live, live, &key, &copy) || !flow_is_open(&copy) ||
+	    flow_is_over(&key, &copy, c->settings, c->now))
+		return 0;
+	if (backend_find(copy.backend))
+		open_count(&sh_be_open, copy.backend & BACKEND_INDEX_MASK);
+	index = copy.service_index;
+	service = bpf_map_lookup_elem(&sh_services, &index);
+	if (service && service->live && service->generation == copy.service_generation)
+		open_count(&sh_svc_open, index);
+	return 0;
+}
+
+/* Counts the flows in use, and changes none. Returns 0, or -1 without settings. */
+SEC("syscall")
+int sh_count(void *ctx)
+{
+	struct counting c = { .settings = settings_get(), .now = bpf_jiffies64() };
+
+	if (!c.settings)
+		return -1;
+	bpf_for_each_map_elem(&sh_flows, flow_count, &c, 0);
 	return 0;
 }
 

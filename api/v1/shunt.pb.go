@@ -446,16 +446,20 @@ func (x *Condition) GetSince() *timestamppb.Timestamp {
 }
 
 type Service struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Forwarding    string                 `protobuf:"bytes,2,opt,name=forwarding,proto3" json:"forwarding,omitempty"`
-	Frontends     []string               `protobuf:"bytes,3,rep,name=frontends,proto3" json:"frontends,omitempty"`
-	PacketsIn     uint64                 `protobuf:"varint,4,opt,name=packets_in,json=packetsIn,proto3" json:"packets_in,omitempty"`
-	BytesIn       uint64                 `protobuf:"varint,5,opt,name=bytes_in,json=bytesIn,proto3" json:"bytes_in,omitempty"`
-	PacketsOut    uint64                 `protobuf:"varint,6,opt,name=packets_out,json=packetsOut,proto3" json:"packets_out,omitempty"`
-	BytesOut      uint64                 `protobuf:"varint,7,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`
-	FlowsCreated  uint64                 `protobuf:"varint,8,opt,name=flows_created,json=flowsCreated,proto3" json:"flows_created,omitempty"`
-	Backends      []*ServiceBackend      `protobuf:"bytes,9,rep,name=backends,proto3" json:"backends,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Name         string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Forwarding   string                 `protobuf:"bytes,2,opt,name=forwarding,proto3" json:"forwarding,omitempty"`
+	Frontends    []string               `protobuf:"bytes,3,rep,name=frontends,proto3" json:"frontends,omitempty"`
+	PacketsIn    uint64                 `protobuf:"varint,4,opt,name=packets_in,json=packetsIn,proto3" json:"packets_in,omitempty"`
+	BytesIn      uint64                 `protobuf:"varint,5,opt,name=bytes_in,json=bytesIn,proto3" json:"bytes_in,omitempty"`
+	PacketsOut   uint64                 `protobuf:"varint,6,opt,name=packets_out,json=packetsOut,proto3" json:"packets_out,omitempty"`
+	BytesOut     uint64                 `protobuf:"varint,7,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`
+	FlowsCreated uint64                 `protobuf:"varint,8,opt,name=flows_created,json=flowsCreated,proto3" json:"flows_created,omitempty"`
+	Backends     []*ServiceBackend      `protobuf:"bytes,9,rep,name=backends,proto3" json:"backends,omitempty"`
+	// Flows in use now: connections of NAT that have been answered and are not closed, and
+	// conversations over UDP, in which the client has gone on after an answer. Absent with direct
+	// return, which does not know them.
+	FlowsOpen     *uint64 `protobuf:"varint,10,opt,name=flows_open,json=flowsOpen,proto3,oneof" json:"flows_open,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -553,7 +557,15 @@ func (x *Service) GetBackends() []*ServiceBackend {
 	return nil
 }
 
-// A backend in one service. Its counters are over all services that share it.
+func (x *Service) GetFlowsOpen() uint64 {
+	if x != nil && x.FlowsOpen != nil {
+		return *x.FlowsOpen
+	}
+	return 0
+}
+
+// A backend in one service. Its counters are over all services that share it. Without a daemon
+// those are missing that no slot names, and names and states are empty.
 type ServiceBackend struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
@@ -565,6 +577,9 @@ type ServiceBackend struct {
 	PacketsOut    uint64                 `protobuf:"varint,7,opt,name=packets_out,json=packetsOut,proto3" json:"packets_out,omitempty"`
 	BytesOut      uint64                 `protobuf:"varint,8,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`
 	FlowsCreated  uint64                 `protobuf:"varint,9,opt,name=flows_created,json=flowsCreated,proto3" json:"flows_created,omitempty"`
+	Name          string                 `protobuf:"bytes,10,opt,name=name,proto3" json:"name,omitempty"`                                   // what the configuration calls it here; its address, if nothing else
+	State         string                 `protobuf:"bytes,11,opt,name=state,proto3" json:"state,omitempty"`                                 // active, or why it gets no new flows in this service; as in Backend
+	FlowsOpen     *uint64                `protobuf:"varint,12,opt,name=flows_open,json=flowsOpen,proto3,oneof" json:"flows_open,omitempty"` // as in Service; over all services that share it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -662,6 +677,27 @@ func (x *ServiceBackend) GetFlowsCreated() uint64 {
 	return 0
 }
 
+func (x *ServiceBackend) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ServiceBackend) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *ServiceBackend) GetFlowsOpen() uint64 {
+	if x != nil && x.FlowsOpen != nil {
+		return *x.FlowsOpen
+	}
+	return 0
+}
+
 // A backend over all its services.
 type Backend struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -683,6 +719,7 @@ type Backend struct {
 	FlowsCreated uint64      `protobuf:"varint,11,opt,name=flows_created,json=flowsCreated,proto3" json:"flows_created,omitempty"`
 	// What checks have found, in each service that has them; empty without a daemon.
 	Health        []*BackendHealth `protobuf:"bytes,12,rep,name=health,proto3" json:"health,omitempty"`
+	FlowsOpen     *uint64          `protobuf:"varint,13,opt,name=flows_open,json=flowsOpen,proto3,oneof" json:"flows_open,omitempty"` // as in Service; absent where only direct return has it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -799,6 +836,13 @@ func (x *Backend) GetHealth() []*BackendHealth {
 		return x.Health
 	}
 	return nil
+}
+
+func (x *Backend) GetFlowsOpen() uint64 {
+	if x != nil && x.FlowsOpen != nil {
+		return *x.FlowsOpen
+	}
+	return 0
 }
 
 // What checks have found of a backend in one service.
@@ -2758,7 +2802,7 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\asubject\x18\x03 \x01(\tR\asubject\x12\x12\n" +
 	"\x04text\x18\x04 \x01(\tR\x04text\x12\x16\n" +
 	"\x06remedy\x18\x05 \x01(\tR\x06remedy\x120\n" +
-	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xae\x02\n" +
+	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xe1\x02\n" +
 	"\aService\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +
@@ -2772,7 +2816,11 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"packetsOut\x12\x1b\n" +
 	"\tbytes_out\x18\a \x01(\x04R\bbytesOut\x12#\n" +
 	"\rflows_created\x18\b \x01(\x04R\fflowsCreated\x124\n" +
-	"\bbackends\x18\t \x03(\v2\x18.shunt.v1.ServiceBackendR\bbackends\"\x8f\x02\n" +
+	"\bbackends\x18\t \x03(\v2\x18.shunt.v1.ServiceBackendR\bbackends\x12\"\n" +
+	"\n" +
+	"flows_open\x18\n" +
+	" \x01(\x04H\x00R\tflowsOpen\x88\x01\x01B\r\n" +
+	"\v_flows_open\"\xec\x02\n" +
 	"\x0eServiceBackend\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x14\n" +
 	"\x05slots\x18\x02 \x01(\rR\x05slots\x12\x14\n" +
@@ -2784,7 +2832,13 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\vpackets_out\x18\a \x01(\x04R\n" +
 	"packetsOut\x12\x1b\n" +
 	"\tbytes_out\x18\b \x01(\x04R\bbytesOut\x12#\n" +
-	"\rflows_created\x18\t \x01(\x04R\fflowsCreated\"\x81\x03\n" +
+	"\rflows_created\x18\t \x01(\x04R\fflowsCreated\x12\x12\n" +
+	"\x04name\x18\n" +
+	" \x01(\tR\x04name\x12\x14\n" +
+	"\x05state\x18\v \x01(\tR\x05state\x12\"\n" +
+	"\n" +
+	"flows_open\x18\f \x01(\x04H\x00R\tflowsOpen\x88\x01\x01B\r\n" +
+	"\v_flows_open\"\xb4\x03\n" +
 	"\aBackend\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x14\n" +
 	"\x05names\x18\x02 \x03(\tR\x05names\x12\x14\n" +
@@ -2800,7 +2854,10 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\tbytes_out\x18\n" +
 	" \x01(\x04R\bbytesOut\x12#\n" +
 	"\rflows_created\x18\v \x01(\x04R\fflowsCreated\x12/\n" +
-	"\x06health\x18\f \x03(\v2\x17.shunt.v1.BackendHealthR\x06health\"\xba\x02\n" +
+	"\x06health\x18\f \x03(\v2\x17.shunt.v1.BackendHealthR\x06health\x12\"\n" +
+	"\n" +
+	"flows_open\x18\r \x01(\x04H\x00R\tflowsOpen\x88\x01\x01B\r\n" +
+	"\v_flows_open\"\xba\x02\n" +
 	"\rBackendHealth\x12\x18\n" +
 	"\aservice\x18\x01 \x01(\tR\aservice\x12\x18\n" +
 	"\abackend\x18\x02 \x01(\tR\abackend\x12\x14\n" +
@@ -3090,6 +3147,9 @@ func file_v1_shunt_proto_init() {
 	if File_v1_shunt_proto != nil {
 		return
 	}
+	file_v1_shunt_proto_msgTypes[5].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[6].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[7].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[14].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[32].OneofWrappers = []any{}
 	type x struct{}

@@ -4,11 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
@@ -53,7 +52,7 @@ func newBackendList(s streams) *cobra.Command {
 			if o.output == "json" {
 				return writeMessages(s.out, st.Backends)
 			}
-			printBackends(s.out, st.Backends)
+			printBackends(s.out, st.Backends, rows{all: o.all})
 			if st.Daemon == nil {
 				fmt.Fprintf(s.out, "Overrides and health are not shown, nor services of backends without slots: %s.\n", st.DaemonError)
 			}
@@ -62,25 +61,6 @@ func newBackendList(s streams) *cobra.Command {
 	}
 	o.flags(c)
 	return c
-}
-
-func printBackends(w io.Writer, backends []*shuntv1.Backend) {
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "BACKEND\tNAME\tSTATE\tSERVICES\tSLOTS\t"+trafficColumns)
-	for _, b := range backends {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\n", b.Address, strings.Join(b.Names, ","), b.State, strings.Join(b.Services, ","), b.Slots, columns(b))
-	}
-	_ = t.Flush()
-	for _, b := range backends {
-		for _, o := range b.Overrides {
-			fmt.Fprintf(w, "%s: %s.\n", b.Address, overrideText(o, b.State))
-		}
-		for _, h := range b.Health {
-			if text := healthText(h); text != "" {
-				fmt.Fprintf(w, "%s %s.\n", b.Address, text)
-			}
-		}
-	}
 }
 
 // overrideText is "drain until 2026-01-02 15:04:05, set by root with shunt at …". The state is
@@ -155,8 +135,8 @@ deadline if packets still do (exit code 3).`,
 				return err
 			}
 			if o.wait {
-				if err := requireRoot("backend drain --wait"); err != nil {
-					return err
+				if os.Geteuid() != 0 {
+					return errors.New("`shunt backend drain --wait` reads the kernel's counters, which needs root: run it with sudo, or without --wait")
 				}
 			}
 			ctx, cancel := untilStopped(c.Context())

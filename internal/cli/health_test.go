@@ -51,13 +51,13 @@ func TestHealthOutput(t *testing.T) {
 	time.Local = time.UTC
 	t.Cleanup(func() { time.Local = local })
 	var list, asJSON, shown bytes.Buffer
-	printBackends(&list, unwell().Backends)
+	printBackends(&list, unwell().Backends, rows{})
 	golden(t, "health.backends.golden", list.Bytes())
 	if err := writeMessages(&asJSON, unwell().Backends); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "health.backends.json.golden", asJSON.Bytes())
-	printStatus(&shown, unwell(), false)
+	printStatus(&shown, unwell(), false, rows{})
 	golden(t, "health.status.golden", shown.Bytes())
 }
 

@@ -2,6 +2,9 @@ package cli
 
 import (
 	"bytes"
+	"fmt"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -24,7 +27,9 @@ func shown() *shuntv1.GetStatusResponse {
 			Overrides: []*shuntv1.Override{weight, drain, down}},
 		Attached: []*shuntv1.Attachment{{Interface: "eth0", Mode: "generic"}},
 		Services: []*shuntv1.Service{{Name: "web", Forwarding: "nat", Frontends: []string{"tcp 192.0.2.10:80"}, PacketsIn: 1 << 40, FlowsCreated: 3,
-			Backends: []*shuntv1.ServiceBackend{{Address: "10.0.0.4:8080", Slots: 251, Share: 1, PacketsIn: 1 << 40, BytesIn: 1 << 50}}}},
+			Backends: []*shuntv1.ServiceBackend{
+				{Address: "10.0.0.4:8080", Name: "10.0.0.4:8080", State: "active", Slots: 251, Share: 1, PacketsIn: 1 << 40, BytesIn: 1 << 50},
+				{Address: "10.0.0.2:8080", Name: "green", State: "draining"}}}},
 		Backends: []*shuntv1.Backend{
 			{Address: "10.0.0.2:8080", Names: []string{"green"}, State: "draining", Services: []string{"web"}, Overrides: []*shuntv1.Override{weight}},
 			{Address: "10.0.0.3:8080", State: "out", Services: []string{"web"}, Overrides: []*shuntv1.Override{drain, down}},
@@ -38,7 +43,7 @@ func TestStatusOutput(t *testing.T) {
 	time.Local = time.UTC // golden files are read everywhere
 	defer func() { time.Local = zone }()
 	var text, json bytes.Buffer
-	printStatus(&text, shown(), false)
+	printStatus(&text, shown(), false, rows{})
 	golden(t, "status.golden", text.Bytes())
 	if err := writeMessage(&json, shown()); err != nil {
 		t.Fatal(err)
@@ -47,7 +52,7 @@ func TestStatusOutput(t *testing.T) {
 
 	text.Reset()
 	json.Reset()
-	printBackends(&text, shown().Backends)
+	printBackends(&text, shown().Backends, rows{})
 	golden(t, "backends.golden", text.Bytes())
 	if err := writeMessages(&json, shown().Backends); err != nil {
 		t.Fatal(err)
@@ -61,5 +66,85 @@ func TestStatusOutput(t *testing.T) {
 	json.Reset()
 	if err := writeMessages[*shuntv1.Override](&json, nil); err != nil || json.String() != "[]\n" {
 		t.Errorf("no overrides are %q, %v", json.String(), err)
+	}
+}
+
+// many is so many services of so many backends, of which the last is drained.
+func many(services, backends int) *shuntv1.GetStatusResponse {
+	st := shown()
+	st.Services, st.Backends, st.Daemon.Conditions = nil, nil, nil
+	for i := range services {
+		service := &shuntv1.Service{Name: fmt.Sprintf("service-%d", i), Forwarding: "nat"}
+		for port := range 10 {
+			service.Frontends = append(service.Frontends, fmt.Sprintf("tcp 192.0.2.10:%d", 1000*i+port))
+		}
+		for j := range backends {
+			address := fmt.Sprintf("10.0.%d.%d:80", i, j)
+			b := &shuntv1.ServiceBackend{Address: address, Name: address, State: "active", Slots: 1}
+			if j == backends-1 {
+				b.State, b.Slots = "draining", 0
+			}
+			service.Backends = append(service.Backends, b)
+			st.Backends = append(st.Backends, &shuntv1.Backend{Address: address, State: b.State, Slots: b.Slots, Services: []string{service.Name}})
+		}
+		st.Services = append(st.Services, service)
+		st.Daemon.Conditions = append(st.Daemon.Conditions, &shuntv1.Condition{Code: "no_backend", Subject: service.Name})
+	}
+	return st
+}
+
+// TestLongOutput: what is too long for a terminal is cut, says so, and is all there with --all.
+func TestLongOutput(t *testing.T) {
+	text := func(services, backends int, show rows) string {
+		var b bytes.Buffer
+		printStatus(&b, many(services, backends), false, show)
+		return b.String()
+	}
+	for _, c := range []struct {
+		what string
+		got  string
+		rows int // that name a backend or service
+		says []string
+	}{
+		{"few backends", text(2, 50, rows{}), 102 + 2, []string{"10.0.1.49:80", "← and 2 more", "no_backend (service-1)"}},
+		{"many backends", text(2, 51, rows{}), 2 + 2, []string{"FRONTENDS  BACKENDS  WITH NEW FLOWS", "service-1 (nat)  10         51        50", "too many backends to show; --service NAME"}},
+		{"many of one service", text(1, 150, rows{}), 101 + 1, []string{"50 backends more; --all shows", "tcp 192.0.2.10:9"}},
+		{"all of it", text(2, 150, rows{all: true}), 302 + 2, []string{"10.0.1.149:80", "tcp 192.0.2.10:1009"}},
+		{"many services", text(150, 1, rows{}), 100 + 100, []string{"50 services more", "50 more; --all shows every one"}},
+		{"a summary", text(2, 3, rows{summary: true}), 2 + 2, []string{"service-1 (nat)  10         3         2"}},
+	} {
+		named := regexp.MustCompile(`(?m)service-\d|^ +10\.0\.`).FindAllString(c.got, -1)
+		if len(named) != c.rows {
+			t.Errorf("%s: %d rows, want %d\n%s", c.what, len(named), c.rows, c.got)
+		}
+		for _, says := range c.says {
+			if !strings.Contains(c.got, says) {
+				t.Errorf("%s: %q is missing\n%s", c.what, says, c.got)
+			}
+		}
+		if strings.Contains(c.what, "summary") && strings.Contains(c.got, "too many") {
+			t.Errorf("a summary that was asked for gives excuses\n%s", c.got)
+		}
+	}
+	var list bytes.Buffer
+	printBackends(&list, many(2, 150).Backends, rows{})
+	lines := strings.Split(list.String(), "\n")
+	if !strings.HasPrefix(lines[1], "10.0.0.149:80") || !strings.HasPrefix(lines[2], "10.0.1.149:80") || !strings.HasPrefix(lines[3], "10.0.0.0:80") ||
+		!strings.HasPrefix(lines[101], "200 backends more") {
+		t.Errorf("of 300 backends are shown\n%s", list.String())
+	}
+}
+
+func TestOnly(t *testing.T) {
+	st := many(3, 2)
+	if err := only(st, "service-1"); err != nil || len(st.Services) != 1 || st.Services[0].Name != "service-1" || len(st.Backends) != 2 || st.Backends[0].Address != "10.0.1.0:80" {
+		t.Errorf("only service-1 is %v, %v", st, err)
+	}
+	if err := only(many(5, 1), "web"); err == nil || err.Error() != `show service "web": there is none of that name; there are service-0, service-1, service-2 and 2 others` {
+		t.Error(err)
+	}
+	withoutBackends(st)
+	if len(st.Backends) != 0 || len(st.Services[0].Backends) != 0 {
+		t.Errorf("a summary has backends: %v", st)
 	}
 }

@@ -18,6 +18,7 @@ import (
 const (
 	sweepMapShAddresses      = "sh_addresses"
 	sweepMapShBackends       = "sh_backends"
+	sweepMapShBeOpen         = "sh_be_open"
 	sweepMapShBeTraffic      = "sh_be_traffic"
 	sweepMapShFilters        = "sh_filters"
 	sweepMapShFlows          = "sh_flows"
@@ -40,10 +41,12 @@ const (
 	sweepMapShSourceRates    = "sh_source_rates"
 	sweepMapShSources        = "sh_sources"
 	sweepMapShSvcFlows       = "sh_svc_flows"
+	sweepMapShSvcOpen        = "sh_svc_open"
 	sweepMapShSvcTraffic     = "sh_svc_traffic"
 	sweepMapShTracked        = "sh_tracked"
 	sweepMapShTxPorts        = "sh_tx_ports"
 	sweepProgShClock         = "sh_clock"
+	sweepProgShCount         = "sh_count"
 	sweepProgShRecall        = "sh_recall"
 	sweepProgShStrays        = "sh_strays"
 	sweepProgShSweep         = "sh_sweep"
@@ -101,6 +104,7 @@ type sweepSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type sweepProgramSpecs struct {
 	ShClock  *ebpf.ProgramSpec `ebpf:"sh_clock"`
+	ShCount  *ebpf.ProgramSpec `ebpf:"sh_count"`
 	ShRecall *ebpf.ProgramSpec `ebpf:"sh_recall"`
 	ShStrays *ebpf.ProgramSpec `ebpf:"sh_strays"`
 	ShSweep  *ebpf.ProgramSpec `ebpf:"sh_sweep"`
@@ -112,6 +116,7 @@ type sweepProgramSpecs struct {
 type sweepMapSpecs struct {
 	ShAddresses   *ebpf.MapSpec `ebpf:"sh_addresses"`
 	ShBackends    *ebpf.MapSpec `ebpf:"sh_backends"`
+	ShBeOpen      *ebpf.MapSpec `ebpf:"sh_be_open"`
 	ShBeTraffic   *ebpf.MapSpec `ebpf:"sh_be_traffic"`
 	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
 	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
@@ -134,6 +139,7 @@ type sweepMapSpecs struct {
 	ShSourceRates *ebpf.MapSpec `ebpf:"sh_source_rates"`
 	ShSources     *ebpf.MapSpec `ebpf:"sh_sources"`
 	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
+	ShSvcOpen     *ebpf.MapSpec `ebpf:"sh_svc_open"`
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
@@ -176,6 +182,7 @@ func (o *sweepObjects) Close() error {
 type sweepMaps struct {
 	ShAddresses   *ebpf.Map `ebpf:"sh_addresses"`
 	ShBackends    *ebpf.Map `ebpf:"sh_backends"`
+	ShBeOpen      *ebpf.Map `ebpf:"sh_be_open"`
 	ShBeTraffic   *ebpf.Map `ebpf:"sh_be_traffic"`
 	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
 	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
@@ -198,6 +205,7 @@ type sweepMaps struct {
 	ShSourceRates *ebpf.Map `ebpf:"sh_source_rates"`
 	ShSources     *ebpf.Map `ebpf:"sh_sources"`
 	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
+	ShSvcOpen     *ebpf.Map `ebpf:"sh_svc_open"`
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
@@ -207,6 +215,7 @@ func (m *sweepMaps) Close() error {
 	return _SweepClose(
 		m.ShAddresses,
 		m.ShBackends,
+		m.ShBeOpen,
 		m.ShBeTraffic,
 		m.ShFilters,
 		m.ShFlows,
@@ -229,6 +238,7 @@ func (m *sweepMaps) Close() error {
 		m.ShSourceRates,
 		m.ShSources,
 		m.ShSvcFlows,
+		m.ShSvcOpen,
 		m.ShSvcTraffic,
 		m.ShTracked,
 		m.ShTxPorts,
@@ -255,6 +265,7 @@ type sweepVariables struct {
 // It can be passed to loadSweepObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sweepPrograms struct {
 	ShClock  *ebpf.Program `ebpf:"sh_clock"`
+	ShCount  *ebpf.Program `ebpf:"sh_count"`
 	ShRecall *ebpf.Program `ebpf:"sh_recall"`
 	ShStrays *ebpf.Program `ebpf:"sh_strays"`
 	ShSweep  *ebpf.Program `ebpf:"sh_sweep"`
@@ -263,6 +274,7 @@ type sweepPrograms struct {
 func (p *sweepPrograms) Close() error {
 	return _SweepClose(
 		p.ShClock,
+		p.ShCount,
 		p.ShRecall,
 		p.ShStrays,
 		p.ShSweep,

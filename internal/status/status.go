@@ -3,6 +3,7 @@
 package status
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/internal/state"
+	"google.golang.org/protobuf/proto"
 )
 
 // The states of a backend, over all its services.
@@ -36,6 +38,10 @@ func Read(view *datapath.View, instance string) (s *shuntv1.GetStatusResponse, b
 	if err != nil {
 		return nil, beat, err
 	}
+	open, err := view.OpenFlows()
+	if err != nil {
+		return nil, beat, err
+	}
 	age, _, err := view.HeartbeatAge()
 	if err != nil {
 		return nil, beat, err
@@ -46,7 +52,7 @@ func Read(view *datapath.View, instance string) (s *shuntv1.GetStatusResponse, b
 		return nil, beat, err
 	}
 	s = &shuntv1.GetStatusResponse{Instance: instance, Forwarding: true, HeartbeatAgeSeconds: age.Seconds(),
-		Services: services(contents, counters), Reasons: map[string]*shuntv1.Count{}}
+		Services: services(contents, counters, open), Reasons: map[string]*shuntv1.Count{}}
 	for _, a := range attachments {
 		s.Attached = append(s.Attached, &shuntv1.Attachment{Interface: a.Interface, Mode: string(a.Mode), Reason: a.Reason})
 	}
@@ -55,12 +61,12 @@ func Read(view *datapath.View, instance string) (s *shuntv1.GetStatusResponse, b
 			s.Reasons[name] = &shuntv1.Count{Packets: c.Packets, Bytes: c.Bytes}
 		}
 	}
-	s.Backends = backends(s.Services, contents, counters)
+	s.Backends = backends(s.Services, contents, counters, open)
 	return s, beat, nil
 }
 
 // services puts the records of a service together: it has one per address family.
-func services(contents reconcile.Contents, counters datapath.Counters) []*shuntv1.Service {
+func services(contents reconcile.Contents, counters datapath.Counters, open datapath.OpenFlows) []*shuntv1.Service {
 	frontends := map[uint32][]string{}
 	for f, index := range contents.Frontends {
 		if f.Configured() {
@@ -81,6 +87,10 @@ func services(contents reconcile.Contents, counters datapath.Counters) []*shuntv
 		service.PacketsOut += t.PacketsOut
 		service.BytesOut += t.BytesOut
 		service.FlowsCreated += t.FlowsCreated
+		tracked := !record.Forwarding.Direct()
+		if tracked {
+			service.FlowsOpen = proto.Uint64(service.GetFlowsOpen() + open.Services[index])
+		}
 		service.Frontends = append(service.Frontends, frontends[index]...)
 		slots := map[uint32]uint32{}
 		for _, slot := range contents.Slots[index] {
@@ -92,11 +102,15 @@ func services(contents reconcile.Contents, counters datapath.Counters) []*shuntv
 		delete(slots, 0)
 		for _, i := range slices.Sorted(maps.Keys(slots)) {
 			t := counters.Backends[i]
-			service.Backends = append(service.Backends, &shuntv1.ServiceBackend{
+			b := &shuntv1.ServiceBackend{
 				Address: contents.Backends[i].BackendAddress.String(), Slots: slots[i],
 				Share:     float64(slots[i]) / float64(len(contents.Slots[index])),
 				Draining:  contents.Backends[i].Draining,
-				PacketsIn: t.PacketsIn, BytesIn: t.BytesIn, PacketsOut: t.PacketsOut, BytesOut: t.BytesOut, FlowsCreated: t.FlowsCreated})
+				PacketsIn: t.PacketsIn, BytesIn: t.BytesIn, PacketsOut: t.PacketsOut, BytesOut: t.BytesOut, FlowsCreated: t.FlowsCreated}
+			if tracked {
+				b.FlowsOpen = proto.Uint64(open.Backends[i])
+			}
+			service.Backends = append(service.Backends, b)
 		}
 	}
 	var all []*shuntv1.Service
@@ -109,7 +123,7 @@ func services(contents reconcile.Contents, counters datapath.Counters) []*shuntv
 
 // backends turns services of backends into backends of services. One that no slot names is
 // there without services: only the daemon knows whose it is.
-func backends(services []*shuntv1.Service, contents reconcile.Contents, counters datapath.Counters) []*shuntv1.Backend {
+func backends(services []*shuntv1.Service, contents reconcile.Contents, counters datapath.Counters, open datapath.OpenFlows) []*shuntv1.Backend {
 	byAddress := map[string]*shuntv1.Backend{}
 	for index, record := range contents.Backends {
 		t := counters.Backends[index]
@@ -120,6 +134,9 @@ func backends(services []*shuntv1.Service, contents reconcile.Contents, counters
 			b.State = StateDown
 		case record.Draining:
 			b.State = StateDraining
+		}
+		if n := open.Backends[index]; n > 0 { // whatever the slots say
+			b.FlowsOpen = &n
 		}
 		byAddress[b.Address] = b
 	}
@@ -132,10 +149,18 @@ func backends(services []*shuntv1.Service, contents reconcile.Contents, counters
 			if !slices.Contains(b.Services, service.Name) {
 				b.Services = append(b.Services, service.Name)
 			}
+			openIn(service.Forwarding, b)
 			b.Slots += in.Slots
 		}
 	}
 	return sorted(byAddress)
+}
+
+// openIn makes a backend of a service that tracks its flows say how many are open, if none are.
+func openIn(forwarding string, b *shuntv1.Backend) {
+	if b.FlowsOpen == nil && !model.Forwarding(forwarding).Direct() {
+		b.FlowsOpen = proto.Uint64(0)
+	}
 }
 
 func sorted(byAddress map[string]*shuntv1.Backend) []*shuntv1.Backend {
@@ -173,6 +198,7 @@ func Complete(s *shuntv1.GetStatusResponse, daemon *shuntv1.Daemon, known Known)
 				byAddress[address] = b
 			}
 			b.Services = insert(b.Services, service.Name)
+			openIn(string(service.Forwarding), b)
 			if backend.Name != address {
 				b.Names = insert(b.Names, backend.Name)
 			}
@@ -202,6 +228,55 @@ func Complete(s *shuntv1.GetStatusResponse, daemon *shuntv1.Daemon, known Known)
 		}
 	}
 	s.Backends = sorted(byAddress)
+	completeServices(s.Services, byAddress, known)
+}
+
+// completeServices says of each service what its backends are called and how they are, and adds
+// those that no slot names.
+func completeServices(services []*shuntv1.Service, byAddress map[string]*shuntv1.Backend, known Known) {
+	type member struct{ service, address string }
+	states := map[member]string{}
+	for _, service := range known.Served {
+		for _, b := range service.Backends {
+			if b.Share() == 0 {
+				states[member{service.Name, b.BackendAddress.String()}] = stateOf(b)
+			} else {
+				states[member{service.Name, b.BackendAddress.String()}] = StateActive
+			}
+		}
+	}
+	byName := map[string]*shuntv1.Service{}
+	for _, service := range services {
+		byName[service.Name] = service
+	}
+	for _, configured := range known.Configured {
+		service := byName[configured.Name]
+		if service == nil {
+			continue // it has just come, or gone
+		}
+		inSlots := map[string][]*shuntv1.ServiceBackend{} // twice, where it serves both families
+		for _, b := range service.Backends {
+			inSlots[b.Address] = append(inSlots[b.Address], b)
+		}
+		for _, backend := range configured.Backends {
+			address := backend.BackendAddress.String()
+			if inSlots[address] == nil {
+				t := byAddress[address]
+				added := &shuntv1.ServiceBackend{Address: address,
+					PacketsIn: t.PacketsIn, BytesIn: t.BytesIn, PacketsOut: t.PacketsOut, BytesOut: t.BytesOut, FlowsCreated: t.FlowsCreated}
+				if !configured.Forwarding.Direct() {
+					added.FlowsOpen = t.FlowsOpen
+				}
+				service.Backends = append(service.Backends, added)
+				inSlots[address] = []*shuntv1.ServiceBackend{added}
+			}
+			for _, b := range inSlots[address] {
+				b.Name = backend.Name
+				// One that is left out altogether is not served.
+				b.State = cmp.Or(states[member{service.Name, address}], StateOut)
+			}
+		}
+	}
 }
 
 // closed says by address why backends get no new flows, of those that get none in any service.

@@ -36,7 +36,8 @@ func TestStates(t *testing.T) {
 	configured := web
 	configured.Backends = append(slices.Clone(web.Backends), gone)
 	over := []state.Override{{Backend: at(8), Setting: state.Setting{Kind: state.KindDrain, Deadline: time.Unix(1, 0)}, Over: true}}
-	s := &shuntv1.GetStatusResponse{}
+	s := &shuntv1.GetStatusResponse{Services: []*shuntv1.Service{{Name: "web", Backends: []*shuntv1.ServiceBackend{
+		{Address: at(1).String(), Slots: 3}, {Address: at(2).String()}, {Address: at(1).String(), Slots: 4}}}}}
 	Complete(s, &shuntv1.Daemon{Overrides: Overrides(over)}, Known{
 		Configured: []model.Service{configured, other}, Served: []model.Service{web, other}, Overrides: over,
 		Health: []health.Status{{Service: "web", Backend: at(3).String(), State: model.HealthDown, LastError: "refused"}},
@@ -49,5 +50,21 @@ func TestStates(t *testing.T) {
 	}
 	if h := s.Backends[2].Health; len(s.Backends) != len(want) || len(h) != 1 || h[0].State != "down" || h[0].LastError != "refused" {
 		t.Errorf("of %d backends, the third has health %v", len(s.Backends), h)
+	}
+	// In the service each has its own state, also those that no slot names. The first is there for
+	// each address family.
+	inWeb := []string{StateActive, StateDraining, StateActive, StateDown, StateWaiting, StateStandby, StateDraining, StateDown, StateOut}
+	numbers := []byte{1, 2, 1, 3, 4, 5, 6, 7, 8}
+	of := s.Services[0].Backends
+	if len(of) != len(inWeb) {
+		t.Fatalf("the service has backends %v", of)
+	}
+	for i, b := range of {
+		if b.Address != at(numbers[i]).String() || b.State != inWeb[i] {
+			t.Errorf("in the service %s is %s, want %s to be %s", b.Address, b.State, at(numbers[i]), inWeb[i])
+		}
+	}
+	if of[0].Name != at(1).String() || of[8].Name != "gone" {
+		t.Errorf("they are called %q and %q", of[0].Name, of[8].Name)
 	}
 }

@@ -329,6 +329,7 @@ type status struct {
 	Unattended time.Time `json:"unattended_since"`
 	Attached   []struct{ Interface, Mode string }
 	Services   []service
+	Backends   []serviceBackend
 	Reasons    map[string]struct{ Packets, Bytes uint64 }
 }
 
@@ -338,11 +339,21 @@ type service struct {
 	PacketsIn    uint64 `json:"packets_in"`
 	PacketsOut   uint64 `json:"packets_out"`
 	FlowsCreated uint64 `json:"flows_created"`
-	Backends     []struct {
-		Address   string
-		Slots     int
-		PacketsIn uint64 `json:"packets_in"`
-	}
+	Backends     []serviceBackend
+	openFlows
+}
+
+type serviceBackend struct {
+	Address     string
+	Name, State string
+	Slots       int
+	PacketsIn   uint64 `json:"packets_in"`
+	openFlows
+}
+
+// openFlows is nil where they are not known.
+type openFlows struct {
+	Open *uint64 `json:"flows_open"`
 }
 
 func (b *bed) status() status {

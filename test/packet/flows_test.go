@@ -21,6 +21,7 @@ type flowEntry struct {
 	source, destination netip.AddrPort
 	state               flowState
 	nonce, backend      uint32
+	service             uint16
 	direction           uint8 // 0 from the client, 1 from the backend
 }
 
@@ -68,7 +69,7 @@ func (w *world) flowTable() map[flowKey]flowEntry {
 		e := flowEntry{
 			source: decodeEndpoint(v[24:40], v[56:58]), destination: decodeEndpoint(v[40:56], v[58:60]),
 			state: flowState(life >> 32), nonce: binary.NativeEndian.Uint32(v[60:]),
-			backend: binary.NativeEndian.Uint32(v[64:]), direction: v[71],
+			backend: binary.NativeEndian.Uint32(v[64:]), service: binary.NativeEndian.Uint16(v[68:]), direction: v[71],
 		}
 		if uint32(life>>40) != e.nonce&0xffffff {
 			w.Errorf("an entry's life is of nonce %#x, the entry of %#x", life>>40, e.nonce)

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 )
@@ -109,9 +111,60 @@ func TestStates(t *testing.T) {
 					if have := flow.entry().state; have != s.want {
 						t.Fatalf("step %d, %s: the flow is %s, want %s", n, s.word, have, s.want)
 					}
+					mine.checkOpenFlows()
 				}
 			})
 		}
+	}
+	if len(w.openFlows()) == 0 {
+		t.Fatal("no case leaves an open flow")
+	}
+	w.apply(nil)
+	if open := w.countedOpen(); len(open) > 0 {
+		t.Errorf("flows of services and backends that are gone count as open: %v", open)
+	}
+}
+
+// holder of flows is a service or a backend, by its index.
+type holder struct {
+	of    string
+	index uint32
+}
+
+// openFlows is how many flows the table has open, by service and by backend.
+func (w *world) openFlows() map[holder]uint64 {
+	w.Helper()
+	found := map[holder]uint64{}
+	for _, e := range w.flowTable() {
+		closed := e.state&reset != 0 || e.state&finClient != 0 && e.state&finBackend != 0
+		if e.direction == 0 && e.state&established != 0 && e.state&dead == 0 && !closed {
+			found[holder{"service", uint32(e.service)}]++
+			found[holder{"backend", e.backend & 0xfffff}]++
+		}
+	}
+	return found
+}
+
+// counted is what the programs say about the same.
+func (w *world) countedOpen() map[holder]uint64 {
+	w.Helper()
+	counts, err := w.d.OpenFlows()
+	must(w, err)
+	found := map[holder]uint64{}
+	for of, each := range map[string][]uint64{"service": counts.Services, "backend": counts.Backends} {
+		for i, n := range each {
+			if n > 0 {
+				found[holder{of, uint32(i)}] = n
+			}
+		}
+	}
+	return found
+}
+
+func (w *world) checkOpenFlows() {
+	w.Helper()
+	if difference := cmp.Diff(w.openFlows(), w.countedOpen(), cmp.AllowUnexported(holder{})); difference != "" {
+		w.Errorf("open flows (-in the table +counted):\n%s", difference)
 	}
 }
 
@@ -125,6 +178,7 @@ func TestUDPStates(t *testing.T) {
 			if have := flow.entry().state; have != want {
 				t.Errorf("%s, packet %d: the flow is %s, want %s", k, i+1, have, want)
 			}
+			w.checkOpenFlows()
 		}
 	}
 }

@@ -1,0 +1,295 @@
+package cli
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/daemon"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/status"
+)
+
+// rowsMax is how long a table in text may be, unless all of it is asked for.
+const rowsMax = 100
+
+// frontendsMax is how many frontends of a service are shown among others.
+const frontendsMax = 8
+
+// rows is how much of a status is shown.
+type rows struct {
+	summary bool // a row for each service
+	all     bool // however long
+}
+
+// first is what of a list is shown, and how much is not.
+func first[T any](list []T, most int, all bool) (shown []T, left int) {
+	if all || len(list) <= most {
+		return list, 0
+	}
+	return list[:most], len(list) - most
+}
+
+// only leaves a service and its backends. What is wrong is about the whole instance, and stays.
+func only(st *shuntv1.GetStatusResponse, service string) error {
+	var names []string
+	for _, s := range st.Services {
+		names = append(names, s.Name)
+	}
+	i := slices.Index(names, service)
+	if i < 0 {
+		return fmt.Errorf("show service %q: there is none of that name; there are %s", service, cmp.Or(few(names), "none at all"))
+	}
+	st.Services = st.Services[i : i+1]
+	st.Backends = slices.DeleteFunc(st.Backends, func(b *shuntv1.Backend) bool { return !slices.Contains(b.Services, service) })
+	return nil
+}
+
+// withoutBackends leaves the services' own numbers.
+func withoutBackends(st *shuntv1.GetStatusResponse) {
+	st.Backends = nil
+	for _, s := range st.Services {
+		s.Backends = nil
+	}
+}
+
+func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, show rows) {
+	switch {
+	case !st.Forwarding:
+		fmt.Fprintf(w, "Instance %q is not forwarding: no data plane is loaded. `shunt run` starts one.\n", st.Instance)
+		return
+	case st.Daemon != nil:
+		fmt.Fprintf(w, "Forwarding. The daemon is process %d, running since %s, with %s.\n", st.Daemon.Pid,
+			st.Daemon.Since.AsTime().Local().Format(time.DateTime), st.Daemon.ConfigPath)
+	case elsewhere:
+		fmt.Fprintf(w, "Forwarding, and a daemon is alive, but this is not how to ask it: %s.\n", st.DaemonError)
+	default:
+		fmt.Fprintf(w, "Still forwarding %s without health checks since %s; `%s` ends it.\n", counted(len(st.Services), "service"),
+			st.UnattendedSince.AsTime().Local().Format(time.DateTime), daemon.DetachCommand(st.Instance))
+		fmt.Fprintf(w, "There is no daemon: %s. `shunt run` takes over with all connections.\n", st.DaemonError)
+	}
+	t := newTable(w)
+	fmt.Fprintln(t, "\nINTERFACE\tMODE")
+	for _, a := range st.Attached {
+		fmt.Fprintf(t, "%s\t%s\n", a.Interface, a.Mode)
+	}
+	t.flush()
+	fmt.Fprintln(w)
+	backends := 0
+	for _, s := range st.Services {
+		backends += len(s.Backends)
+	}
+	if show.summary || !show.all && backends > rowsMax && len(st.Services) > 1 {
+		printSummary(w, st.Services, show)
+	} else {
+		printServices(w, st.Services, show)
+	}
+	printUnwell(w, st, show)
+	fmt.Fprintln(t, "\nREASON\tPACKETS\tBYTES")
+	names := slices.SortedFunc(maps.Keys(st.Reasons), func(a, b string) int {
+		return cmp.Or(cmp.Compare(st.Reasons[b].Packets, st.Reasons[a].Packets), strings.Compare(a, b))
+	})
+	for _, name := range names {
+		fmt.Fprintf(t, "%s\t%d\t%d\n", name, st.Reasons[name].Packets, st.Reasons[name].Bytes)
+	}
+	t.flush()
+	printConditions(w, st, show)
+}
+
+// table aligns cells that are separated by tabs. Rows that lack the last cells do not end in
+// spaces.
+type table struct {
+	*tabwriter.Writer
+	w       io.Writer
+	aligned bytes.Buffer
+}
+
+func newTable(w io.Writer) *table {
+	t := &table{w: w}
+	t.Writer = tabwriter.NewWriter(&t.aligned, 0, 8, 2, ' ', 0)
+	return t
+}
+
+// flush prints the rows so far.
+func (t *table) flush() {
+	_ = t.Flush() // into memory
+	for line := range strings.Lines(t.aligned.String()) {
+		fmt.Fprintln(t.w, strings.TrimRight(line, " \n"))
+	}
+	t.aligned.Reset()
+}
+
+// printServices has a row for each backend. Every row has every column, so that they are
+// aligned over all services.
+func printServices(w io.Writer, services []*shuntv1.Service, show rows) {
+	t := newTable(w)
+	fmt.Fprintln(t, "SERVICE\tBACKEND\tNAME\tSTATE\tSLOTS\tSHARE\t"+trafficColumns)
+	more := 0
+	for _, s := range services {
+		fmt.Fprintf(t, "%s (%s)\t\t\t\t\t\t%s\n", s.Name, s.Forwarding, columns(s, s.FlowsOpen != nil))
+		frontends, others := first(s.Frontends, frontendsMax, show.all || len(services) == 1)
+		for _, f := range frontends {
+			fmt.Fprintf(t, "\t← %s\t\t\t\t\t\t\t\t\t\t\n", f)
+		}
+		if others > 0 {
+			fmt.Fprintf(t, "\t← and %d more\t\t\t\t\t\t\t\t\t\t\n", others)
+		}
+		backends, left := first(s.Backends, rowsMax, show.all)
+		more += left
+		for _, b := range backends {
+			fmt.Fprintf(t, "\t%s\t%s\t%s\t%d\t%.1f %%\t%s\n", b.Address, nameBeside(b.Name, b.Address), b.State, b.Slots, 100*b.Share, columns(b, b.FlowsOpen != nil))
+		}
+	}
+	t.flush()
+	printMore(w, more, "backend")
+}
+
+// nameBeside is a name, if it says more than the address.
+func nameBeside(name, address string) string {
+	if name == address {
+		return ""
+	}
+	return name
+}
+
+// printMore says what is not shown, and how to see it.
+func printMore(w io.Writer, left int, noun string) {
+	if left > 0 {
+		fmt.Fprintf(w, "%s more; --all shows every one, --service NAME those of a service.\n", counted(left, noun))
+	}
+}
+
+// printSummary has a row for each service.
+func printSummary(w io.Writer, services []*shuntv1.Service, show rows) {
+	t := newTable(w)
+	fmt.Fprintln(t, "SERVICE\tFRONTENDS\tBACKENDS\tWITH NEW FLOWS\t"+trafficColumns)
+	shown, left := first(services, rowsMax, show.all)
+	for _, s := range shown {
+		addresses, open := map[string]bool{}, map[string]bool{}
+		for _, b := range s.Backends {
+			addresses[b.Address] = true
+			if b.Slots > 0 {
+				open[b.Address] = true
+			}
+		}
+		fmt.Fprintf(t, "%s (%s)\t%d\t%d\t%d\t%s\n", s.Name, s.Forwarding, len(s.Frontends), len(addresses), len(open), columns(s, s.FlowsOpen != nil))
+	}
+	t.flush()
+	printMore(w, left, "service")
+	if !show.summary {
+		fmt.Fprintln(w, "These are too many backends to show; --service NAME shows those of a service, --all every one.")
+	}
+}
+
+// printUnwell says which backends are not well, and why.
+func printUnwell(w io.Writer, st *shuntv1.GetStatusResponse, show rows) {
+	var lines []string
+	for _, b := range st.Backends {
+		for _, h := range b.Health {
+			if text := healthText(h); text != "" && (h.State != string(model.HealthUp) || h.LastError != "" || h.Override != "") {
+				lines = append(lines, b.Address+" "+text)
+			}
+		}
+	}
+	printLines(w, "\nNOT WELL", lines, show)
+}
+
+// printLines has a heading and lines, if there are any.
+func printLines(w io.Writer, heading string, lines []string, show rows) {
+	if len(lines) == 0 {
+		return
+	}
+	fmt.Fprintln(w, heading)
+	shown, left := first(lines, rowsMax, show.all)
+	for _, line := range shown {
+		fmt.Fprintln(w, line)
+	}
+	if left > 0 {
+		fmt.Fprintf(w, "%d more; --all shows every one.\n", left)
+	}
+}
+
+const trafficColumns = "OPEN\tFLOWS\tPACKETS IN\tBYTES IN\tPACKETS OUT\tBYTES OUT"
+
+// traffic is what has counters.
+type traffic interface {
+	GetPacketsIn() uint64
+	GetBytesIn() uint64
+	GetPacketsOut() uint64
+	GetBytesOut() uint64
+	GetFlowsCreated() uint64
+	GetFlowsOpen() uint64
+}
+
+// columns are a row's; known is whether the flows that are open are.
+func columns(t traffic, known bool) string {
+	open := "-"
+	if known {
+		open = fmt.Sprint(t.GetFlowsOpen())
+	}
+	return fmt.Sprintf("%s\t%d\t%d\t%d\t%d\t%d", open, t.GetFlowsCreated(), t.GetPacketsIn(), t.GetBytesIn(), t.GetPacketsOut(), t.GetBytesOut())
+}
+
+func printConditions(w io.Writer, st *shuntv1.GetStatusResponse, show rows) {
+	if st.Daemon == nil {
+		return
+	}
+	if len(st.Daemon.Conditions) == 0 {
+		fmt.Fprintln(w, "\nNothing is wrong that shunt knows of.")
+		return
+	}
+	var lines []string
+	for _, c := range st.Daemon.Conditions {
+		lines = append(lines, fmt.Sprintf("%s: %s (%s): %s\n  since %s; %s", c.Severity, c.Code, c.Subject, c.Text, c.Since.AsTime().Local().Format(time.DateTime), c.Remedy))
+	}
+	printLines(w, "\nCONDITIONS", lines, show)
+}
+
+// printBackends has a row for each backend over all its services. Where not all are shown, those
+// come first that get no new flows.
+func printBackends(w io.Writer, backends []*shuntv1.Backend, show rows) {
+	if !show.all && len(backends) > rowsMax {
+		backends = slices.Clone(backends)
+		slices.SortStableFunc(backends, func(a, b *shuntv1.Backend) int { return cmp.Compare(rank(a), rank(b)) })
+	}
+	t := newTable(w)
+	fmt.Fprintln(t, "BACKEND\tNAME\tSTATE\tSERVICES\tSLOTS\t"+trafficColumns)
+	shown, left := first(backends, rowsMax, show.all)
+	for _, b := range shown {
+		services, more := first(b.Services, frontendsMax, show.all)
+		text := strings.Join(services, ",")
+		if more > 0 {
+			text += fmt.Sprintf(" and %d more", more)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\n", b.Address, strings.Join(b.Names, ","), b.State, text, b.Slots, columns(b, b.FlowsOpen != nil))
+	}
+	t.flush()
+	printMore(w, left, "backend")
+	var lines []string
+	for _, b := range backends {
+		for _, o := range b.Overrides {
+			lines = append(lines, fmt.Sprintf("%s: %s.", b.Address, overrideText(o, b.State)))
+		}
+		for _, h := range b.Health {
+			if text := healthText(h); text != "" {
+				lines = append(lines, fmt.Sprintf("%s %s.", b.Address, text))
+			}
+		}
+	}
+	printLines(w, "", lines, show)
+}
+
+// rank is the order in which backends are shown where there is no room for all.
+func rank(b *shuntv1.Backend) int {
+	if b.State == status.StateActive {
+		return 1
+	}
+	return 0
+}

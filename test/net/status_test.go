@@ -1,0 +1,96 @@
+package net
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/lab"
+)
+
+// openEverywhere is how many flows are open, of services, of their backends and of all backends,
+// which must agree.
+func (s status) openEverywhere() (uint64, error) {
+	of := func(b openFlows) uint64 {
+		if b.Open == nil {
+			return 1 << 32
+		}
+		return *b.Open
+	}
+	var services, members, backends uint64
+	for _, service := range s.Services {
+		services += of(service.openFlows)
+		for _, b := range service.Backends {
+			members += of(b.openFlows)
+		}
+	}
+	for _, b := range s.Backends {
+		backends += of(b.openFlows)
+	}
+	if services != members || services != backends {
+		return 0, fmt.Errorf("services have %d open flows, their backends %d, all backends %d", services, members, backends)
+	}
+	return services, nil
+}
+
+// TestOpenFlows: what is shown as open is what is, with a daemon and without.
+func TestOpenFlows(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.TwoArm})
+	b.write(b.file(settings{}))
+	b.start()
+	shows := func(when string, want uint64) {
+		t.Helper()
+		eventually(t, 10*time.Second, when, func() error {
+			if got, err := b.status().openEverywhere(); err != nil || got != want {
+				return fmt.Errorf("%d flows are open, want %d: %w", got, want, err)
+			}
+			return nil
+		})
+	}
+	shows("at the beginning", 0)
+	sessions := b.open(t, 3)
+	shows("with sessions", 6)
+	b.kill()
+	shows("without a daemon", 6)
+	for _, s := range sessions[:2] {
+		s.Close()
+	}
+	shows("when two have ended", 4)
+}
+
+// TestStatusOfAService: --service leaves one, --summary its backends out.
+func TestStatusOfAService(t *testing.T) {
+	b, _ := exitBed(t, "dsr-ipip")
+	b.start()
+	ask := func(args ...string) status {
+		t.Helper()
+		code, out := b.shunt(append([]string{"status", "-o", "json", "--instance", b.instance, "--socket", b.socket}, args...)...)
+		var s status
+		if err := json.Unmarshal([]byte(out), &s); err != nil || code != 0 {
+			t.Fatalf("shunt status %v: exit code %d, %v:\n%s", args, code, err, out)
+		}
+		return s
+	}
+	whole := ask()
+	name := whole.Services[0].Name
+	one := ask("--service", name) // whose backends serve both address families
+	if len(one.Services) != 1 || one.Services[0].Name != name || len(one.Services[0].Backends) != 2*len(b.Backends) || len(one.Backends) != len(b.Backends) {
+		t.Errorf("--service %s shows %+v", name, one)
+	}
+	for _, of := range append(one.Backends, one.Services[0].Backends...) {
+		if of.State != "active" || of.Open != nil {
+			t.Errorf("%s of direct return: %+v", of.Address, of)
+		}
+	}
+	if short := ask("--summary"); len(short.Services) != len(whole.Services) || len(short.Services[0].Backends) != 0 || len(short.Backends) != 0 {
+		t.Errorf("--summary shows %+v", short)
+	}
+	for _, command := range [][]string{{"status"}, {"backend", "list"}} {
+		code, out := b.shunt(append(command, "--service", "nobody", "--instance", b.instance, "--socket", b.socket)...)
+		if want := `show service "nobody": there is none of that name; there are `; code != 1 || !strings.Contains(out, want) {
+			t.Errorf("%v of a service that is not there: exit code %d\n%s", command, code, out)
+		}
+	}
+}
