@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -251,6 +252,21 @@ func (b *bed) healthShown(t *testing.T, backend *lab.Host, state, cause string) 
 	})
 }
 
+// downEverywhere waits until all services have found a host's backends down, in the maps too: each
+// checks for itself.
+func (b *bed) downEverywhere(t *testing.T, host *lab.Host) {
+	t.Helper()
+	eventually(t, 20*time.Second, host.Name()+" is down in every service", func() error {
+		for _, backend := range b.status().Backends {
+			address := netip.MustParseAddrPort(backend.Address).Addr()
+			if slices.Contains(both(host), address) && (backend.State != "down" || backend.Slots > 0) {
+				return fmt.Errorf("%s is %s, and has %d slots", backend.Address, backend.State, backend.Slots)
+			}
+		}
+		return nil
+	})
+}
+
 // TestHealthSurvivesTheDaemon: what checks have found holds while the daemon is dead and until
 // the next one knows better; meanwhile no new connection fails.
 func TestHealthSurvivesTheDaemon(t *testing.T) {
@@ -261,6 +277,7 @@ func TestHealthSurvivesTheDaemon(t *testing.T) {
 	b.isServed(t, "at start", one, two)
 	w.shut(t, one)
 	b.isServed(t, "with one down", two)
+	b.downEverywhere(t, one)
 	ctx, stop := context.WithCancel(context.Background())
 	failed := make(chan error, len(vips))
 	ask := func(vip netip.Addr) {
