@@ -46,8 +46,8 @@ is dead, root reads it from the maps.
 SLOTS, SHARE and OPEN are of this moment: OPEN is connections through NAT that are not closed,
 and conversations over UDP; direct return does not know its flows ("-"). FLOWS, PACKETS and
 BYTES are totals since the data plane was loaded. Those of a backend, and what it has open,
-are over all services that share it. Where there are more
-than %d backends, services have a row each, unless --service or --all is given.`, rowsMax),
+are over all services that share it. Where there are more than %d backends, services have a
+row each, unless --service or --all is given.`, rowsMax),
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			st, elsewhere, err := o.status(c)

@@ -238,11 +238,7 @@ func completeServices(services []*shuntv1.Service, byAddress map[string]*shuntv1
 	states := map[member]string{}
 	for _, service := range known.Served {
 		for _, b := range service.Backends {
-			if b.Share() == 0 {
-				states[member{service.Name, b.BackendAddress.String()}] = stateOf(b)
-			} else {
-				states[member{service.Name, b.BackendAddress.String()}] = StateActive
-			}
+			states[member{service.Name, b.BackendAddress.String()}] = stateOf(b)
 		}
 	}
 	byName := map[string]*shuntv1.Service{}
@@ -272,8 +268,8 @@ func completeServices(services []*shuntv1.Service, byAddress map[string]*shuntv1
 			}
 			for _, b := range inSlots[address] {
 				b.Name = backend.Name
-				// One that is left out altogether is not served.
-				b.State = cmp.Or(states[member{service.Name, address}], StateOut)
+				// One that is left out of all its services is not served, and is as it is over all.
+				b.State = cmp.Or(states[member{service.Name, address}], byAddress[address].State)
 			}
 		}
 	}
@@ -285,11 +281,11 @@ func closed(served []model.Service) map[string]string {
 	for _, service := range served {
 		for _, b := range service.Backends {
 			address := b.BackendAddress.String()
-			switch {
-			case b.Share() > 0:
+			switch state := stateOf(b); {
+			case state == StateActive:
 				open[address] = true
 			case states[address] == "":
-				states[address] = stateOf(b)
+				states[address] = state
 			}
 		}
 	}
@@ -297,9 +293,11 @@ func closed(served []model.Service) map[string]string {
 	return states
 }
 
-// stateOf is why a backend gets no new flows in a service.
+// stateOf is active, or why a backend gets no new flows in a service.
 func stateOf(b model.Backend) string {
 	switch {
+	case b.Share() > 0:
+		return StateActive
 	case b.Weight == 0:
 		return StateDraining
 	case b.Down:

@@ -68,3 +68,19 @@ func TestStates(t *testing.T) {
 		t.Errorf("they are called %q and %q", of[0].Name, of[8].Name)
 	}
 }
+
+// TestStateBetweenDeadlineAndRemoval: a backend whose drain is over may be in the maps still, and
+// is the same in its service as over all of them.
+func TestStateBetweenDeadlineAndRemoval(t *testing.T) {
+	b := model.Backend{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.1"), Port: 80}, Weight: 1}
+	over := []state.Override{{Backend: b.BackendAddress, Setting: state.Setting{Kind: state.KindDrain, Deadline: time.Unix(1, 0)}, Over: true}}
+	s := &shuntv1.GetStatusResponse{
+		Services: []*shuntv1.Service{{Name: "web", Backends: []*shuntv1.ServiceBackend{{Address: b.BackendAddress.String()}}}},
+		Backends: []*shuntv1.Backend{{Address: b.BackendAddress.String(), State: StateActive}},
+	}
+	Complete(s, &shuntv1.Daemon{Overrides: Overrides(over)}, Known{
+		Configured: []model.Service{{Name: "web", Backends: []model.Backend{b}}}, Served: []model.Service{{Name: "web"}}, Overrides: over})
+	if all, inService := s.Backends[0].State, s.Services[0].Backends[0].State; all != StateDraining || inService != StateDraining {
+		t.Errorf("it is %s over all services, and %s in its service; want %s", all, inService, StateDraining)
+	}
+}

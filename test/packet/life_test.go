@@ -145,7 +145,7 @@ func (w *world) openFlows() map[holder]uint64 {
 	return found
 }
 
-// counted is what the programs say about the same.
+// countedOpen is what the programs say about the same.
 func (w *world) countedOpen() map[holder]uint64 {
 	w.Helper()
 	counts, err := w.d.OpenFlows()
