@@ -29,6 +29,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/wire"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -154,13 +155,13 @@ type job struct {
 // New starts an announcer that announces nothing yet.
 func New(opts Options) (*Announcer, error) {
 	opts.defaults()
-	ns, err := keepNamespace(opts.Namespace)
+	ns, err := wire.KeepNamespace(opts.Namespace)
 	if err != nil {
 		return nil, err
 	}
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
-		closeNamespace(ns)
+		wire.CloseNamespace(ns)
 		return nil, fmt.Errorf("open a netlink socket to announce addresses: %w", err)
 	}
 	a := &Announcer{
@@ -173,7 +174,7 @@ func New(opts Options) (*Announcer, error) {
 	if err := a.watchLinks(); err != nil {
 		a.stop()
 		handle.Close()
-		closeNamespace(ns)
+		wire.CloseNamespace(ns)
 		return nil, err
 	}
 	return a, nil
@@ -307,7 +308,7 @@ func (a *Announcer) Close(keep bool) error {
 	a.mu.Unlock()
 	a.running.Wait()
 	a.handle.Close()
-	closeNamespace(a.ns)
+	wire.CloseNamespace(a.ns)
 	return err
 }
 

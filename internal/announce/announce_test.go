@@ -14,6 +14,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/neighbour/nstest"
+	"github.com/shunt-lb/shunt/internal/wire"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -242,7 +243,7 @@ func TestTwoBalancersNeverBothOwn(t *testing.T) {
 
 func TestGroupOutlivesTheProcess(t *testing.T) {
 	s := newSegment(t)
-	group := solicitedNode(vip6)
+	group := wire.SolicitedNode(vip6)
 	if member(t, s.balancer, "lan", group) {
 		t.Fatal("already a member of the group")
 	}
@@ -293,7 +294,7 @@ func TestWithdrawsWhatAPredecessorLeft(t *testing.T) {
 	if err := next.Withdraw(vip6, next.iface); err != nil {
 		t.Fatal(err)
 	}
-	if member(t, s.balancer, "lan", solicitedNode(vip6)) {
+	if member(t, s.balancer, "lan", wire.SolicitedNode(vip6)) {
 		t.Error("still a member of the group")
 	}
 }
@@ -310,7 +311,7 @@ func TestGroupRefused(t *testing.T) {
 	if len(list) != 1 || list[0].Code != condition.MulticastLinkOnly || list[0].Subject != vip6.String()+" on lan" {
 		t.Errorf("conditions %+v, want %s alone", list, condition.MulticastLinkOnly)
 	}
-	mac := strings.ReplaceAll(groupMAC(solicitedNode(vip6)).String(), ":", "")
+	mac := strings.ReplaceAll(wire.GroupMAC(wire.SolicitedNode(vip6)).String(), ":", "")
 	listed := func() bool { return strings.Contains(s.balancer.Read(t, "/proc/thread-self/net/dev_mcast"), mac) }
 	if !listed() {
 		t.Errorf("%s is not received", mac)
@@ -339,7 +340,7 @@ func TestInterfaceThatGoesDownAndComesBack(t *testing.T) {
 	})
 	s.balancer.Up(t, "lan")
 	nstest.Eventually(t, "both addresses are claimed again", func() bool { return f.plane.count() >= before+2 })
-	if !member(t, s.balancer, "lan", solicitedNode(vip6)) {
+	if !member(t, s.balancer, "lan", wire.SolicitedNode(vip6)) {
 		t.Error("the group is no longer joined")
 	}
 	nstest.Eventually(t, "no condition remains", func() bool { return len(f.conditions.List()) == 0 })
@@ -388,15 +389,15 @@ func TestConflict(t *testing.T) {
 		addr  netip.Addr
 		owner net.HardwareAddr
 	}{
-		{"ARP announcement of the address", frame(announceFrame(theirs, vip4)), vip4, theirs},
-		{"ARP probe for the address", frame(probeFrame(theirs, vip4)), vip4, theirs},
-		{"our own ARP probe", frame(probeFrame(ours, vip4)), vip4, nil},
-		{"ARP request for the address", frame(arpFrame(theirs, netip.MustParseAddr("10.8.0.2"), vip4)), vip4, nil},
-		{"ARP about another address", frame(announceFrame(theirs, netip.MustParseAddr("10.8.0.2"))), vip4, nil},
-		{"advertisement of the address", frame(announceFrame(theirs, vip6)), vip6, theirs},
-		{"solicitation from ::", frame(probeFrame(theirs, vip6)), vip6, theirs},
-		{"our own solicitation", frame(probeFrame(ours, vip6)), vip6, nil},
-		{"advertisement of another address", frame(announceFrame(theirs, netip.MustParseAddr("fd00::9"))), vip6, nil},
+		{"ARP announcement of the address", frame(wire.Announcement(theirs, vip4)), vip4, theirs},
+		{"ARP probe for the address", frame(wire.Probe(theirs, vip4)), vip4, theirs},
+		{"our own ARP probe", frame(wire.Probe(ours, vip4)), vip4, nil},
+		{"ARP request for the address", frame(wire.ARPRequest(theirs, ours, netip.MustParseAddr("10.8.0.2"), vip4)), vip4, nil},
+		{"ARP about another address", frame(wire.Announcement(theirs, netip.MustParseAddr("10.8.0.2"))), vip4, nil},
+		{"advertisement of the address", frame(wire.Announcement(theirs, vip6)), vip6, theirs},
+		{"solicitation from ::", frame(wire.Probe(theirs, vip6)), vip6, theirs},
+		{"our own solicitation", frame(wire.Probe(ours, vip6)), vip6, nil},
+		{"advertisement of another address", frame(wire.Announcement(theirs, netip.MustParseAddr("fd00::9"))), vip6, nil},
 		{"nothing", nil, vip4, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -413,7 +414,7 @@ func TestConflict(t *testing.T) {
 // FuzzConflict: whatever arrives, reading it ends without a panic.
 func FuzzConflict(f *testing.F) {
 	for _, vip := range []netip.Addr{vip4, vip6} {
-		frame, err := announceFrame(net.HardwareAddr{2, 0, 0, 0, 0, 2}, vip)
+		frame, err := wire.Announcement(net.HardwareAddr{2, 0, 0, 0, 0, 2}, vip)
 		if err != nil {
 			f.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/wire"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -35,21 +36,21 @@ func (a *Announcer) join(j *job, link netlink.Link) error {
 	}
 	a.groups.Lock()
 	defer a.groups.Unlock()
-	group := solicitedNode(j.addr)
+	group := wire.SolicitedNode(j.addr)
 	refused := a.handle.AddrAdd(link, groupAddress(group))
 	subject := j.subjectIn(a)
 	if refused == nil || errors.Is(refused, unix.EEXIST) || errors.Is(refused, unix.EADDRINUSE) {
 		a.opts.Conditions.Clear(condition.MulticastLinkOnly, subject)
 		return nil
 	}
-	err := a.linkMembership(unix.SIOCADDMULTI, link.Attrs().Name, groupMAC(group))
+	err := a.linkMembership(unix.SIOCADDMULTI, link.Attrs().Name, wire.GroupMAC(group))
 	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("join %s on %s: %w; and its Ethernet address %s: %w", group, link.Attrs().Name, refused, groupMAC(group), err)
+		return fmt.Errorf("join %s on %s: %w; and its Ethernet address %s: %w", group, link.Attrs().Name, refused, wire.GroupMAC(group), err)
 	}
 	a.opts.Conditions.Raise(condition.Condition{
 		Code: condition.MulticastLinkOnly, Subject: subject,
 		Text: fmt.Sprintf("cannot join %s for %s (%v): %s receives the group's Ethernet address %s instead, without MLD reports",
-			group, subject, refused, link.Attrs().Name, groupMAC(group)),
+			group, subject, refused, link.Attrs().Name, wire.GroupMAC(group)),
 	})
 	return nil
 }
@@ -62,11 +63,11 @@ func (a *Announcer) leave(p place) error {
 	}
 	a.groups.Lock()
 	defer a.groups.Unlock()
-	group := solicitedNode(p.addr)
+	group := wire.SolicitedNode(p.addr)
 	a.mu.Lock()
 	shared := false
 	for other := range a.work {
-		shared = shared || other != p && other.iface == p.iface && other.addr.Is6() && solicitedNode(other.addr) == group
+		shared = shared || other != p && other.iface == p.iface && other.addr.Is6() && wire.SolicitedNode(other.addr) == group
 	}
 	a.mu.Unlock()
 	if shared {
@@ -87,9 +88,9 @@ func (a *Announcer) leave(p place) error {
 		return fmt.Errorf("leave %s on %s: %w", group, link.Attrs().Name, err)
 	}
 	// Not joined: perhaps received by its Ethernet address, or not at all.
-	err = a.linkMembership(unix.SIOCDELMULTI, link.Attrs().Name, groupMAC(group))
+	err = a.linkMembership(unix.SIOCDELMULTI, link.Attrs().Name, wire.GroupMAC(group))
 	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("stop receiving %s on %s: %w", groupMAC(group), link.Attrs().Name, err)
+		return fmt.Errorf("stop receiving %s on %s: %w", wire.GroupMAC(group), link.Attrs().Name, err)
 	}
 	return nil
 }
@@ -105,7 +106,7 @@ func (a *Announcer) linkMembership(request uintptr, iface string, mac net.Hardwa
 	}
 	copy(ifreq.name[:unix.IFNAMSIZ-1], iface)
 	copy(ifreq.mac[:], mac)
-	return inside(a.ns, func() error {
+	return wire.Inside(a.ns, func() error {
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -124,7 +125,7 @@ func Joined(addr netip.Addr, iface int) (group netip.Addr, joined bool) {
 	if addr.Is4() {
 		return group, false
 	}
-	group = solicitedNode(addr)
+	group = wire.SolicitedNode(addr)
 	link, err := netlink.LinkByIndex(iface)
 	if err != nil {
 		return group, false

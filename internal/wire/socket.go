@@ -1,11 +1,8 @@
-package announce
+package wire
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"os"
 	"runtime"
 	"time"
@@ -15,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wire is a packet socket on one interface, for ARP or for neighbour discovery.
-type wire struct {
+// Wire is a packet socket on one interface, for ARP or for neighbour discovery.
+type Wire struct {
 	file *os.File
 	to   unix.SockaddrLinklayer
 	name string
@@ -34,14 +31,16 @@ var ndOnly = []unix.SockFilter{
 	{Code: unix.BPF_RET | unix.BPF_K, K: 0},
 }
 
-func openWire(ns netns.NsHandle, link netlink.Link, v4 bool) (*wire, error) {
+// Open opens one for ARP (v4) or for neighbour discovery, in a namespace; None is the
+// process's own.
+func Open(ns netns.NsHandle, link netlink.Link, v4 bool) (*Wire, error) {
 	kind := uint16(unix.ETH_P_IPV6)
 	if v4 {
 		kind = unix.ETH_P_ARP
 	}
-	w := &wire{name: link.Attrs().Name}
+	w := &Wire{name: link.Attrs().Name}
 	w.to = unix.SockaddrLinklayer{Protocol: kind<<8 | kind>>8, Ifindex: link.Attrs().Index, Halen: 6}
-	err := inside(ns, func() error {
+	err := Inside(ns, func() error {
 		// Protocol 0: it receives nothing until it is bound, with the filter in place.
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		if err != nil {
@@ -67,9 +66,11 @@ func openWire(ns netns.NsHandle, link netlink.Link, v4 bool) (*wire, error) {
 	return w, nil
 }
 
-func (w *wire) close() { _ = w.file.Close() }
+// Close also ends a Receive under way.
+func (w *Wire) Close() { _ = w.file.Close() }
 
-func (w *wire) send(frame []byte) error {
+// Send sends a frame to the hardware address that it names.
+func (w *Wire) Send(frame []byte) error {
 	to := w.to
 	copy(to.Addr[:], frame[:6])
 	raw, err := w.file.SyscallConn()
@@ -88,7 +89,7 @@ func (w *wire) send(frame []byte) error {
 }
 
 // receive calls each with the frames that arrive within d, until it returns false.
-func (w *wire) receive(d time.Duration, each func(frame []byte) bool) error {
+func (w *Wire) Receive(d time.Duration, each func(frame []byte) bool) error {
 	if err := w.file.SetReadDeadline(time.Now().Add(d)); err != nil {
 		return fmt.Errorf("listen on %s: %w", w.name, err)
 	}
@@ -107,76 +108,35 @@ func (w *wire) receive(d time.Duration, each func(frame []byte) bool) error {
 	}
 }
 
-// probe asks ProbeCount times whether anybody has the address and returns the hardware
-// address of the first one who says so, or nil.
-func (a *Announcer) probe(ctx context.Context, link netlink.Link, addr netip.Addr) (net.HardwareAddr, error) {
-	w, err := openWire(a.ns, link, addr.Is4())
+// Sender is a packet socket that sends on any interface, and receives nothing.
+type Sender struct{ fd int }
+
+// OpenSender opens one in a namespace; None is the process's own.
+func OpenSender(ns netns.NsHandle) (*Sender, error) {
+	s := &Sender{}
+	err := Inside(ns, func() (err error) {
+		s.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		return err
+	})
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("open a packet socket: %w", err)
 	}
-	defer w.close()
-	defer context.AfterFunc(ctx, w.close)() // ends a receive under way
-	mac := link.Attrs().HardwareAddr
-	frame, err := probeFrame(mac, addr)
-	if err != nil {
-		return nil, err
-	}
-	var owner net.HardwareAddr
-	for i := range a.opts.ProbeCount {
-		if err := w.send(frame); err != nil {
-			return nil, err
-		}
-		listen := a.opts.ProbeInterval
-		if i == a.opts.ProbeCount-1 {
-			listen = a.opts.ProbeWait
-		}
-		err := w.receive(listen, func(frame []byte) bool {
-			owner = conflict(frame, mac, addr)
-			return owner == nil
-		})
-		if err != nil || owner != nil {
-			return owner, err
-		}
-	}
-	return nil, nil
+	return s, nil
 }
 
-// tell sends the announcements. It stops early when told to start over.
-func (a *Announcer) tell(ctx context.Context, j *job) error {
-	for i := range a.opts.AnnounceCount {
-		if i > 0 {
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-j.again:
-				j.startOver() // for run to see
-				return nil
-			case <-time.After(a.opts.AnnounceInterval):
-			}
-		}
-		link, err := a.link(j.iface)
-		if err != nil {
-			return err
-		}
-		frame, err := announceFrame(link.Attrs().HardwareAddr, j.addr)
-		if err != nil {
-			return err
-		}
-		w, err := openWire(a.ns, link, j.addr.Is4())
-		if err != nil {
-			return err
-		}
-		err = w.send(frame)
-		w.close()
-		if err != nil {
-			return err
-		}
+// Send sends a frame by the interface with that index.
+func (s *Sender) Send(iface int, frame []byte) error {
+	if err := unix.Sendto(s.fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: iface, Halen: 6}); err != nil {
+		return fmt.Errorf("send by interface %d: %w", iface, err)
 	}
 	return nil
 }
 
-// keepNamespace duplicates the handle, so that the caller may close its own.
-func keepNamespace(ns *netns.NsHandle) (netns.NsHandle, error) {
+// Close closes the socket.
+func (s *Sender) Close() { _ = unix.Close(s.fd) }
+
+// KeepNamespace duplicates the handle, so that the caller may close its own.
+func KeepNamespace(ns *netns.NsHandle) (netns.NsHandle, error) {
 	if ns == nil || !ns.IsOpen() {
 		return netns.None(), nil
 	}
@@ -187,14 +147,15 @@ func keepNamespace(ns *netns.NsHandle) (netns.NsHandle, error) {
 	return netns.NsHandle(fd), nil
 }
 
-func closeNamespace(ns netns.NsHandle) {
+// CloseNamespace closes what KeepNamespace has returned.
+func CloseNamespace(ns netns.NsHandle) {
 	if ns.IsOpen() {
 		_ = ns.Close()
 	}
 }
 
-// inside runs f on a thread that is in the namespace; None is the process's own.
-func inside(ns netns.NsHandle, f func() error) error {
+// Inside runs f on a thread that is in the namespace; None is the process's own.
+func Inside(ns netns.NsHandle, f func() error) error {
 	if !ns.IsOpen() {
 		return f()
 	}

@@ -1,0 +1,112 @@
+// Package wire has the frames by which neighbours on an Ethernet find each other (ARP,
+// RFC 826; neighbour discovery, RFC 4861), and packet sockets that send and receive them.
+//
+// It opens packet sockets (CAP_NET_RAW).
+package wire
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+)
+
+var (
+	broadcast = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	allNodes  = netip.MustParseAddr("ff02::1")
+)
+
+// SolicitedNode is the group in which questions about an IPv6 address are asked (RFC 4291
+// section 2.7.1).
+func SolicitedNode(addr netip.Addr) netip.Addr {
+	b := addr.As16()
+	return netip.AddrFrom16([16]byte{0: 0xff, 1: 0x02, 11: 1, 12: 0xff, 13: b[13], 14: b[14], 15: b[15]})
+}
+
+// GroupMAC is the Ethernet address of an IPv6 group (RFC 2464 section 7).
+func GroupMAC(group netip.Addr) net.HardwareAddr {
+	b := group.As16()
+	return net.HardwareAddr{0x33, 0x33, b[12], b[13], b[14], b[15]}
+}
+
+// Probe asks whether anybody has the address, without claiming it: an ARP request from
+// 0.0.0.0 (RFC 5227 section 2.1.1), or a solicitation from :: (RFC 4862 section 5.4.2).
+func Probe(mac net.HardwareAddr, addr netip.Addr) ([]byte, error) {
+	if addr.Is4() {
+		return ARPRequest(mac, broadcast, netip.IPv4Unspecified(), addr)
+	}
+	group := SolicitedNode(addr)
+	return ndFrame(mac, GroupMAC(group), netip.IPv6Unspecified(), group, layers.ICMPv6TypeNeighborSolicitation,
+		&layers.ICMPv6NeighborSolicitation{TargetAddress: addr.AsSlice()})
+}
+
+// Announcement says that the address is here: an ARP announcement (RFC 5227 section 2.3),
+// or an unsolicited advertisement that overrides what neighbours have cached (RFC 4861
+// section 7.2.6).
+func Announcement(mac net.HardwareAddr, addr netip.Addr) ([]byte, error) {
+	if addr.Is4() {
+		return ARPRequest(mac, broadcast, addr, addr)
+	}
+	const override = 0x20 // RFC 4861 section 4.4: router 0x80, solicited 0x40
+	return ndFrame(mac, GroupMAC(allNodes), addr, allNodes, layers.ICMPv6TypeNeighborAdvertisement,
+		&layers.ICMPv6NeighborAdvertisement{
+			Flags: override, TargetAddress: addr.AsSlice(),
+			Options: layers.ICMPv6Options{{Type: layers.ICMPv6OptTargetAddress, Data: mac}},
+		})
+}
+
+// Question asks target for its hardware address, as source, which must be of its family: at
+// the one that it had (to), or everybody where that is nil. The answer comes to mac alone.
+func Question(mac, to net.HardwareAddr, source, target netip.Addr) ([]byte, error) {
+	if target.Is4() {
+		if to == nil {
+			to = broadcast
+		}
+		return ARPRequest(mac, to, source, target)
+	}
+	at := target
+	if to == nil {
+		at = SolicitedNode(target)
+		to = GroupMAC(at)
+	}
+	return ndFrame(mac, to, source, at, layers.ICMPv6TypeNeighborSolicitation,
+		&layers.ICMPv6NeighborSolicitation{
+			TargetAddress: target.AsSlice(),
+			Options:       layers.ICMPv6Options{{Type: layers.ICMPv6OptSourceAddress, Data: mac}},
+		})
+}
+
+// ARPRequest asks for target's hardware address as sender.
+func ARPRequest(mac, to net.HardwareAddr, sender, target netip.Addr) ([]byte, error) {
+	return serialize(
+		&layers.Ethernet{SrcMAC: mac, DstMAC: to, EthernetType: layers.EthernetTypeARP},
+		&layers.ARP{
+			AddrType: layers.LinkTypeEthernet, Protocol: layers.EthernetTypeIPv4,
+			HwAddressSize: 6, ProtAddressSize: 4, Operation: layers.ARPRequest,
+			SourceHwAddress: mac, SourceProtAddress: sender.AsSlice(),
+			DstHwAddress: make([]byte, 6), DstProtAddress: target.AsSlice(),
+		})
+}
+
+func ndFrame(mac, to net.HardwareAddr, src, dst netip.Addr, kind uint8, message gopacket.SerializableLayer) ([]byte, error) {
+	ip := &layers.IPv6{
+		Version: 6, HopLimit: 255, NextHeader: layers.IPProtocolICMPv6,
+		SrcIP: src.AsSlice(), DstIP: dst.AsSlice(),
+	}
+	icmp := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(kind, 0)}
+	if err := icmp.SetNetworkLayerForChecksum(ip); err != nil {
+		return nil, fmt.Errorf("build a neighbour discovery message: %w", err)
+	}
+	return serialize(&layers.Ethernet{SrcMAC: mac, DstMAC: to, EthernetType: layers.EthernetTypeIPv6}, ip, icmp, message)
+}
+
+func serialize(list ...gopacket.SerializableLayer) ([]byte, error) {
+	buffer := gopacket.NewSerializeBuffer()
+	err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, list...)
+	if err != nil {
+		return nil, fmt.Errorf("build a frame: %w", err)
+	}
+	return buffer.Bytes(), nil
+}
