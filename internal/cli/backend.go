@@ -52,7 +52,7 @@ func newBackendList(s streams) *cobra.Command {
 			if o.output == "json" {
 				return writeMessages(s.out, st.Backends)
 			}
-			printBackends(s.out, st.Backends, rows{all: o.all})
+			printBackends(s.out, st.Backends, st.GetDaemon().GetConditions(), rows{all: o.all})
 			if st.Daemon == nil {
 				fmt.Fprintf(s.out, "Overrides and health are not shown, nor services of backends without slots: %s.\n", st.DaemonError)
 			}

@@ -51,7 +51,7 @@ func TestHealthOutput(t *testing.T) {
 	time.Local = time.UTC
 	t.Cleanup(func() { time.Local = local })
 	var list, asJSON, shown bytes.Buffer
-	printBackends(&list, unwell().Backends, rows{})
+	printBackends(&list, unwell().Backends, nil, rows{})
 	golden(t, "health.backends.golden", list.Bytes())
 	if err := writeMessages(&asJSON, unwell().Backends); err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/daemon"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/status"
@@ -253,8 +254,8 @@ func printConditions(w io.Writer, st *shuntv1.GetStatusResponse, show rows) {
 }
 
 // printBackends has a row for each backend over all its services. Where not all are shown, those
-// come first that get no new flows.
-func printBackends(w io.Writer, backends []*shuntv1.Backend, show rows) {
+// come first that get no new flows. conditions are the daemon's.
+func printBackends(w io.Writer, backends []*shuntv1.Backend, conditions []*shuntv1.Condition, show rows) {
 	if !show.all && len(backends) > rowsMax {
 		backends = slices.Clone(backends)
 		slices.SortStableFunc(backends, func(a, b *shuntv1.Backend) int { return cmp.Compare(rank(a), rank(b)) })
@@ -273,6 +274,11 @@ func printBackends(w io.Writer, backends []*shuntv1.Backend, show rows) {
 	t.flush()
 	printMore(w, left, "backend")
 	var lines []string
+	for _, c := range conditions {
+		if c.Code == condition.NeighbourUnresolved {
+			lines = append(lines, fmt.Sprintf("%s: %s.", c.Subject, c.Text))
+		}
+	}
 	for _, b := range backends {
 		for _, o := range b.Overrides {
 			lines = append(lines, fmt.Sprintf("%s: %s.", b.Address, overrideText(o, b.State)))

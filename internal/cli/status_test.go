@@ -52,7 +52,7 @@ func TestStatusOutput(t *testing.T) {
 
 	text.Reset()
 	json.Reset()
-	printBackends(&text, shown().Backends, rows{})
+	printBackends(&text, shown().Backends, nil, rows{})
 	golden(t, "backends.golden", text.Bytes())
 	if err := writeMessages(&json, shown().Backends); err != nil {
 		t.Fatal(err)
@@ -127,7 +127,7 @@ func TestLongOutput(t *testing.T) {
 		}
 	}
 	var list bytes.Buffer
-	printBackends(&list, many(2, 150).Backends, rows{})
+	printBackends(&list, many(2, 150).Backends, nil, rows{})
 	lines := strings.Split(list.String(), "\n")
 	if !strings.HasPrefix(lines[1], "10.0.0.149:80") || !strings.HasPrefix(lines[2], "10.0.1.149:80") || !strings.HasPrefix(lines[3], "10.0.0.0:80") ||
 		!strings.HasPrefix(lines[101], "200 backends more") {

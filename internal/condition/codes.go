@@ -116,7 +116,7 @@ var Codes = []Definition{
 	},
 	{
 		Code: NeighbourUnresolved, Severity: Error, Subject: "backend address",
-		Meaning: "There is no route to the backend, or its next hop does not answer ARP or neighbour solicitations.",
+		Meaning: "There is no route to the backend, or its next hop does not answer ARP or neighbour solicitations. New flows, and UDP flows that it has, go to the service's other backends, as long as one of them can be reached.",
 		Remedy:  "check that the backend is up, its route and its VLAN: `ip route get ADDRESS` and `ip neighbour show`",
 	},
 	{

@@ -159,13 +159,12 @@ func (d *daemon) unknown(interfaces []model.Interface) []model.Interface {
 // reconcileNow makes the maps agree with config, and waits before that for the ways to backends
 // that are new. It is for changes that somebody asks for, and not for d.loop, which must go on.
 func (d *daemon) reconcileNow(ctx context.Context, config model.Config) (reconcile.Difference, error) {
-	services := d.desired()
-	d.awaitWays(ctx, services)
-	return d.carryOut(config, services)
+	d.awaitWays(ctx, d.desired())
+	return d.carryOut(config, d.desired()) // by now it is known who cannot be reached
 }
 
-// desired are the services as the data plane is to have them: in force, with what health says, and
-// closed to new flows while this node drains.
+// desired are the services as the data plane is to have them: in force, with what health and next
+// hops say, and closed to new flows while this node drains.
 func (d *daemon) desired() []model.Service {
 	services := d.serving()
 	if d.draining {
@@ -190,6 +189,11 @@ func (d *daemon) awaitWays(ctx context.Context, services []model.Service) {
 		living[i].Backends = slices.DeleteFunc(slices.Clone(living[i].Backends), func(b model.Backend) bool { return b.Down })
 	}
 	awaited := map[netip.Addr]bool{}
+	for _, a := range backendAddresses(services) {
+		if d.awaited[a] {
+			awaited[a] = true // also one that is down, which may be so because it cannot be reached
+		}
+	}
 	var fresh []netip.Addr
 	for _, a := range backendAddresses(living) {
 		awaited[a] = true
@@ -205,7 +209,7 @@ func (d *daemon) awaitWays(ctx context.Context, services []model.Service) {
 	wait, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
 	if missing := d.neighbours.Wait(wait, fresh); len(missing) > 0 {
-		d.log.Warn("new backends cannot be reached yet; they get their share all the same, and packets to them are dropped as unresolved until they can",
+		d.log.Warn("new backends cannot be reached yet; new flows avoid them until they can, as far as a service has others",
 			"backends", len(missing), "first", missing[:min(5, len(missing))], "waited", resolveTimeout)
 	}
 }

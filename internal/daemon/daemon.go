@@ -71,7 +71,8 @@ const (
 	retryInterval     = 5 * time.Second
 	busyInterval      = 50 * time.Millisecond // until it is tried again while another change is under way
 	// resolveTimeout bounds how long a change waits for next hops. What is not resolved by
-	// then is named by slots all the same, and its packets are counted as unresolved.
+	// then gets no new flows, unless nothing else can be reached either: then slots name it
+	// all the same, and its packets are counted as unresolved.
 	resolveTimeout = 2 * time.Second
 )
 
@@ -250,6 +251,10 @@ func (d *daemon) loop(ctx context.Context) {
 		case <-d.retry:
 			d.again()
 		case <-d.watching.monitor.Changed():
+			if healthDue == nil {
+				healthDue = time.After(d.healthDelay())
+			}
+		case <-d.neighbours.Changed():
 			if healthDue == nil {
 				healthDue = time.After(d.healthDelay())
 			}

@@ -90,7 +90,7 @@ func heldStates(contents reconcile.Contents) func(string, model.BackendAddress) 
 	}
 }
 
-// serving is the services in force with what health says. The caller holds d.applying.
+// serving is the services in force with what health and next hops say. The caller holds d.applying.
 func (d *daemon) serving() []model.Service {
 	w := &d.watching
 	snapshot := d.writer.Snapshot()
@@ -98,7 +98,7 @@ func (d *daemon) serving() []model.Service {
 		w.monitor.Update(snapshot.Config.Services, w.held)
 		w.revision, w.held = snapshot.Revision, nil
 	}
-	services := w.monitor.Serve(snapshot.Config.Services)
+	services := w.monitor.Serve(snapshot.Config.Services, d.neighbours.Unreachable)
 	d.mu.Lock()
 	w.served = services
 	d.mu.Unlock()
@@ -127,7 +127,7 @@ func (d *daemon) namePanics(services []model.Service) {
 // leave the loop half of its time for the rest.
 func (d *daemon) healthDelay() time.Duration { return max(healthBatch, d.watching.tookLast) }
 
-// healthChanged carries out what checks have found, or says that another change is under way.
+// healthChanged carries out what checks and next hops have shown, or says that another change is under way.
 func (d *daemon) healthChanged() (done bool) {
 	if !d.applying.TryLock() {
 		return false

@@ -4,6 +4,7 @@
 //	Update ─► checks ─► schedule ─► probers ─► machine ─► Changed, OnTransition
 //	                                              │
 //	services of the configuration ─────► Serve ◄──┘ ─► the same with Idle, Down and Ramp set
+//	who is out of reach ───────────────────┘
 //
 // Probing, deciding (machine) and choosing who serves (serve) are apart: the latter two are
 // functions of what they are given.
@@ -14,6 +15,7 @@ import (
 	"context"
 	"log/slog"
 	"math/rand/v2"
+	"net/netip"
 	"reflect"
 	"slices"
 	"sync"
@@ -208,8 +210,12 @@ func (m *Monitor) schedule(fresh []*check) {
 }
 
 // Serve is the services with what health has found: which backends take no new flows, are
-// down, or have part of their weight. Backends that Update has not been told of wait.
-func (m *Monitor) Serve(services []model.Service) []model.Service {
+// down, or have part of their weight. Backends that Update has not been told of wait. lost
+// says that a backend's address is known to be out of reach; nil: none is.
+func (m *Monitor) Serve(services []model.Service, lost func(netip.Addr) bool) []model.Service {
+	if lost == nil {
+		lost = func(netip.Addr) bool { return false }
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
@@ -218,13 +224,13 @@ func (m *Monitor) Serve(services []model.Service) []model.Service {
 	for i, s := range services {
 		of := func(b model.Backend) found {
 			if s.Health.Check == "" {
-				return found{state: model.HealthUp}
+				return found{state: model.HealthUp, lost: lost(b.Address)}
 			}
 			c := m.checks[key{s.Name, b.BackendAddress}]
 			if c == nil {
 				return found{state: model.HealthWaiting}
 			}
-			f := found{state: c.machine.state}
+			f := found{state: c.machine.state, lost: lost(b.Address)}
 			if f.state == model.HealthUp {
 				percent, next := rampOf(c.machine.ramps, now, s.Health.SlowStart)
 				f.ramp = percent

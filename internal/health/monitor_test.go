@@ -89,7 +89,7 @@ func service(name string, h model.Health, backends ...model.Backend) model.Servi
 // states is what Serve says: S serves, D is down, - is idle, and the percentage of a ramp.
 func states(m *Monitor, services ...model.Service) string {
 	text := ""
-	for _, s := range m.Serve(services) {
+	for _, s := range m.Serve(services, nil) {
 		for _, b := range s.Backends {
 			switch {
 			case b.Down:
@@ -457,7 +457,7 @@ func TestRandomChanges(t *testing.T) {
 			time.Sleep(time.Duration(random.IntN(5000)) * time.Millisecond)
 		}
 		time.Sleep(10 * time.Minute) // also for those that the flap limit keeps down
-		for _, s := range m.Serve(services) {
+		for _, s := range m.Serve(services, nil) {
 			for _, b := range s.Backends {
 				if want := f.causes[b.BackendAddress.String()] != nil; b.Down != want || b.Idle != want {
 					t.Errorf("%s in %s: down is %t, want %t (seed %d)", b.BackendAddress, s.Name, b.Down, want, seed)

@@ -28,31 +28,58 @@ func rampOf(up, now time.Time, slowStart time.Duration) (percent uint8, next tim
 type found struct {
 	state model.HealthState
 	ramp  uint8
+	// lost: it is known to be out of reach, whatever its checks have said so far.
+	lost bool
 }
 
 // serve decides who takes new flows, for each family apart, since a frontend's packets reach
 // backends of one family. The order of last resort is: those that live; where none does,
 // backups that live; where none of those does either, and fewer than Health.Panic percent
-// live, all that have a weight. It returns the service with Idle, Down and Ramp of its
-// backends set, and whether health is not believed.
+// live, all that have a weight. A backend that is out of reach does not live as long as
+// another one does: a network that hides them all takes no service's backends away. It
+// returns the service with Idle, Down and Ramp of its backends set, and whether health is
+// not believed.
 func serve(service model.Service, of func(model.Backend) found) (_ model.Service, panics bool) {
 	backends := make([]model.Backend, len(service.Backends))
+	facts := make([]found, len(service.Backends))
 	for i, b := range service.Backends {
 		f := of(b)
 		if b.Override != "" {
 			f = found{state: b.Override}
 		}
 		b.Idle, b.Down, b.Ramp = f.state != model.HealthUp, f.state == model.HealthDown, f.ramp
-		backends[i] = b
+		backends[i], facts[i] = b, f
 	}
 	service.Backends = backends
 	for _, is4 := range []bool{true, false} {
-		panics = serveFamily(service, is4) || panics
+		panics = serveFamily(service, facts, is4) || panics
 	}
 	return service, panics
 }
 
-func serveFamily(service model.Service, is4 bool) (panics bool) {
+// leaveLost takes those out of reach down, if that leaves one that lives.
+func leaveLost(service model.Service, facts []found, is4 bool) {
+	lives := func(i int) bool {
+		b := service.Backends[i]
+		return b.Address.Is4() == is4 && b.Weight > 0 && !b.Idle && !facts[i].lost
+	}
+	left := false
+	for i := range service.Backends {
+		left = left || lives(i)
+	}
+	for i := range service.Backends {
+		b := &service.Backends[i]
+		if b.Address.Is4() != is4 {
+			continue
+		}
+		if facts[i].lost = facts[i].lost && left; facts[i].lost {
+			b.Idle, b.Down, b.Ramp = true, true, 0
+		}
+	}
+}
+
+func serveFamily(service model.Service, facts []found, is4 bool) (panics bool) {
+	leaveLost(service, facts, is4)
 	var living, able, backups int
 	for _, b := range service.Backends {
 		lives := !b.Idle && b.Weight > 0
@@ -74,7 +101,7 @@ func serveFamily(service model.Service, is4 bool) (panics bool) {
 		case b.Address.Is4() != is4:
 		case b.Backup:
 			b.Idle = b.Idle || living > 0
-		case panics && b.Override != model.HealthDown:
+		case panics && b.Override != model.HealthDown && !facts[i].lost:
 			b.Idle, b.Down, b.Ramp = false, false, 0
 		}
 	}

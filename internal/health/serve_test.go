@@ -15,7 +15,7 @@ func backend(address string, port uint16) model.Backend {
 }
 
 // TestServe writes backends as words: the state's first letter (U, D, W), B for a backup, 0 for
-// weight 0, 6 for IPv6, and an operator's word in ! or ? (up or down). It expects for each: S
+// weight 0, 6 for IPv6, L for out of reach, and an operator's word in ! or ? (up or down). It expects for each: S
 // serves, D is down, - is idle.
 func TestServe(t *testing.T) {
 	for _, c := range []struct {
@@ -40,16 +40,27 @@ func TestServe(t *testing.T) {
 		{"without a threshold none", "D D", 0, "D D", false},
 		{"an operator says up", "D! D", 0, "S D", false},
 		{"an operator says down, and panic obeys", "U? D D", 50, "D S S", true},
+		{"who is out of reach is down", "U UL", 0, "S D", false},
+		{"also with a check that fails", "U DL WL", 0, "S D D", false},
+		{"all are out of reach", "UL UL", 0, "S S", false},
+		{"all that live are", "UL UL D W", 0, "S S D -", false},
+		{"and the only other one has weight 0", "UL U0", 0, "S S", false},
+		{"a backup can be reached", "UL UL UB", 0, "D D S", false},
+		{"it is not needed", "U UL UB", 0, "S D -", false},
+		{"a backup is out of reach, too", "D UBL", 0, "D S", false},
+		{"reach of families is apart", "U UL6", 0, "S S", false},
+		{"an operator knows better", "UL! U", 0, "S S", false},
+		{"panic reaches those it can", "U UL UL D", 50, "S D D S", true},
 		{"only backups, and none lives", "DB", 50, "D", false},
 	} {
 		s := model.Service{Name: "web", Health: model.Health{Check: model.CheckTCP, Panic: c.panics}}
-		states := map[model.BackendAddress]model.HealthState{}
+		facts := map[model.BackendAddress]found{}
 		for i, word := range strings.Fields(c.backends) {
 			b := backend("10.0.0.1", uint16(i+1))
 			if strings.Contains(word, "6") {
 				b = backend("2001:db8::1", uint16(i+1))
 			}
-			states[b.BackendAddress] = map[byte]model.HealthState{'U': up, 'D': down, 'W': waiting}[word[0]]
+			facts[b.BackendAddress] = found{state: map[byte]model.HealthState{'U': up, 'D': down, 'W': waiting}[word[0]], lost: strings.Contains(word, "L")}
 			b.Backup = strings.Contains(word, "B")
 			if strings.Contains(word, "0") {
 				b.Weight = 0
@@ -62,7 +73,7 @@ func TestServe(t *testing.T) {
 			}
 			s.Backends = append(s.Backends, b)
 		}
-		served, panics := serve(s, func(b model.Backend) found { return found{state: states[b.BackendAddress]} })
+		served, panics := serve(s, func(b model.Backend) found { return facts[b.BackendAddress] })
 		var got []string
 		for _, b := range served.Backends {
 			word := "S"

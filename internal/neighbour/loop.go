@@ -30,6 +30,8 @@ func (w *Watcher) loop(ctx context.Context, events <-chan event) {
 	defer resync.Stop()
 	kicks := time.NewTicker(kick)
 	defer kicks.Stop()
+	asks := time.NewTicker(tick)
+	defer asks.Stop()
 	var routes <-chan time.Time // fires when routes are to be looked up again
 	for {
 		w.opts.Beat()
@@ -52,6 +54,8 @@ func (w *Watcher) loop(ctx context.Context, events <-chan event) {
 			w.review(ctx)
 		case <-resync.C:
 			w.reread(ctx)
+		case now := <-asks.C:
+			w.ask(now)
 		case <-kicks.C:
 			if w.plain {
 				w.kickAll()
@@ -80,22 +84,27 @@ func (w *Watcher) review(ctx context.Context) {
 	asked := w.asked
 	w.mu.Unlock()
 
-	clear(w.failed)          // an interface that works again is reason to ask again at once
-	links := map[int]error{} // by index: nil when it has hardware addresses
+	clear(w.links)
 	users := map[key][]netip.Addr{}
 	for _, a := range addrs {
 		if ctx.Err() != nil {
 			return
 		}
-		h := w.route(a, links)
+		h := w.route(a)
 		if h.Err == "" && !h.Host {
 			k := key{h.Interface, h.NextHop}
 			users[k] = append(users[k], a)
+			if w.asking[k] == nil {
+				w.asking[k] = &asking{}
+				w.rounds.order = append(w.rounds.order, k) // in this round already
+			}
+			w.asking[k].rest = 0 // an interface that works again is reason to ask again at once
 			h = w.resolve(h, before[a])
 		}
 		w.report(h)
 	}
 	w.users = users
+	maps.DeleteFunc(w.asking, func(k key, _ *asking) bool { return users[k] == nil })
 	if !asked {
 		return // a predecessor's entries stay until it is known what is wanted
 	}
@@ -103,17 +112,16 @@ func (w *Watcher) review(ctx context.Context) {
 		if users[k] != nil {
 			continue
 		}
-		if err := w.release(k); err != nil {
+		if err := w.letGo(k); err != nil {
 			w.opts.Log.Warn("cannot remove a neighbour that is no longer needed; trying again", "error", err)
 			continue
 		}
 		delete(w.mine, k)
-		delete(w.failed, k)
 	}
 }
 
-// release removes an entry of ours, unless somebody has made it permanent since.
-func (w *Watcher) release(k key) error {
+// letGo removes an entry of ours, unless somebody has made it permanent since.
+func (w *Watcher) letGo(k key) error {
 	if w.table[k].state&fixed != 0 {
 		return nil
 	}
@@ -121,7 +129,7 @@ func (w *Watcher) release(k key) error {
 }
 
 // route fills in everything but the hardware address, or Err.
-func (w *Watcher) route(a netip.Addr, links map[int]error) Hop {
+func (w *Watcher) route(a netip.Addr) Hop {
 	h := Hop{Address: a}
 	routes, err := w.handle.RouteGet(a.AsSlice())
 	if err == nil && len(routes) == 0 {
@@ -151,12 +159,7 @@ func (w *Watcher) route(a netip.Addr, links map[int]error) Hop {
 	if src, ok := netip.AddrFromSlice(r.Src); ok {
 		h.Source = src.Unmap()
 	}
-	err, known := links[h.Interface]
-	if !known {
-		err = w.hasHardwareAddresses(h.Interface)
-		links[h.Interface] = err
-	}
-	if err != nil {
+	if err := w.link(h.Interface).err; err != nil {
 		h.Err = fmt.Sprintf("the route to %s leads out of %s", a, err)
 	}
 	return h
@@ -174,20 +177,9 @@ func (w *Watcher) host(a netip.Addr) Hop {
 	return h
 }
 
-func (w *Watcher) hasHardwareAddresses(index int) error {
-	link, err := w.handle.LinkByIndex(index)
-	if err != nil {
-		return fmt.Errorf("interface %d, which cannot be read: %s", index, errnoText(err))
-	}
-	if link.Attrs().EncapType != "ether" {
-		return fmt.Errorf("interface %s, which is not Ethernet (%s) and so has no neighbours", link.Attrs().Name, link.Attrs().EncapType)
-	}
-	return nil
-}
-
 // resolve makes sure that the kernel is asking for the next hop and fills in what it
-// knows. While it is asking, and until it has failed twice, the previous finding holds: an
-// entry that was flushed comes back within milliseconds, and is not worth a word.
+// knows. While nothing else is known, the previous finding holds: an entry that was flushed,
+// or has failed once, mostly comes back within milliseconds, and is not worth a word.
 func (w *Watcher) resolve(h, before Hop) Hop {
 	k := key{h.Interface, h.NextHop}
 	if before.Interface == h.Interface && before.NextHop == h.NextHop {
@@ -203,20 +195,10 @@ func (w *Watcher) resolve(h, before Hop) Hop {
 			h.Err = ""
 		}
 	}
-	switch {
-	case ok && e.state&usable != 0 && len(e.mac) == 6:
+	if ok && e.state&usable != 0 && len(e.mac) == 6 {
 		h.MAC, h.Resolved, h.Err = e.mac, true, ""
-		delete(w.failed, k)
-	case ok && e.state&netlink.NUD_FAILED != 0 && !w.failed[k]:
-		// The kernel gave up on the hardware address it knew, or could not ask yet (an
-		// IPv6 link-local address still being checked), and would ask again only
-		// after delay_first_probe_time of neigh/default, 5 s. A next hop with a new
-		// hardware address answers at once.
-		w.failed[k] = true
-		if err := w.neigh.ask(k, !w.plain); err != nil {
-			h.Resolved, h.Err = false, err.Error()
-		}
-	case ok && e.state&netlink.NUD_FAILED != 0:
+	}
+	if w.silent(k) {
 		h.Resolved = false
 		h.Err = fmt.Sprintf("next hop %s does not answer", h.NextHop)
 	}
@@ -271,11 +253,7 @@ func (w *Watcher) neighbourChanged(e event) {
 	} else {
 		w.table[e.key] = e.entry
 	}
-	for _, a := range w.users[e.key] {
-		if h, ok := w.Hop(a); ok {
-			w.report(w.resolve(h, h))
-		}
-	}
+	w.tell(e.key)
 }
 
 // kickAll makes a kernel that does not do it by itself ask for every next hop. An entry
@@ -306,6 +284,12 @@ func (w *Watcher) report(h Hop) {
 		w.changed = make(chan struct{})
 	}
 	w.mu.Unlock()
+	if wanted && h.unreachable() != old.unreachable() {
+		select {
+		case w.reach <- struct{}{}:
+		default: // somebody has yet to look
+		}
+	}
 	subject := h.Address.String()
 	switch {
 	case !wanted || h.Resolved:

@@ -24,7 +24,7 @@ import (
 //	fd00:8::1/64           fd00:8::2/64
 type site struct{ balancer, backend *nstest.Namespace }
 
-func newSite(t *testing.T) site {
+func newUntunedSite(t *testing.T) site {
 	t.Helper()
 	s := site{nstest.New(t), nstest.New(t)}
 	nstest.Veth(t, s.balancer, "lan", s.backend, "eth")
@@ -33,6 +33,12 @@ func newSite(t *testing.T) site {
 	s.backend.Address(t, "eth", "10.8.0.2/24")
 	s.backend.Address(t, "eth", "10.8.0.3/24")
 	s.backend.Address(t, "eth", "fd00:8::2/64")
+	return s
+}
+
+func newSite(t *testing.T) site {
+	t.Helper()
+	s := newUntunedSite(t)
 	// The kernel's defaults need a minute to notice a silent change of hardware address.
 	for _, family := range []string{"ipv4", "ipv6"} {
 		s.balancer.Sysctl(t, family+"/neigh/lan/retrans_time_ms", "50")

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -20,6 +21,10 @@ const protocol = 115
 
 // ndaProtocol is NDA_PROTOCOL of linux/neighbour.h, a byte.
 const ndaProtocol = 12
+
+// userHZ is how many of the kernel's clock ticks a second has for programs, on the
+// architectures that shunt is built for.
+const userHZ = 100
 
 // usable are the states in which the kernel itself would send to the entry.
 const usable = netlink.NUD_PERMANENT | netlink.NUD_NOARP | netlink.NUD_REACHABLE |
@@ -43,6 +48,8 @@ type entry struct {
 	mac      net.HardwareAddr
 	managed  bool
 	protocol uint8
+	// confirmed is how long ago the kernel last knew that it is there, when it was read.
+	confirmed time.Duration
 }
 
 // parseEntry reads the payload of RTM_NEWNEIGH or RTM_DELNEIGH. The library's own reader
@@ -70,6 +77,10 @@ func parseEntry(b []byte) (key, entry, bool) {
 			e.mac = net.HardwareAddr(a.Value)
 		case netlink.NDA_FLAGS_EXT:
 			e.managed = len(a.Value) >= 4 && binary.NativeEndian.Uint32(a.Value)&netlink.NTF_EXT_MANAGED != 0
+		case unix.NDA_CACHEINFO: // struct nda_cacheinfo of linux/neighbour.h
+			if len(a.Value) >= 4 {
+				e.confirmed = time.Duration(binary.NativeEndian.Uint32(a.Value)) * time.Second / userHZ
+			}
 		case ndaProtocol:
 			if len(a.Value) >= 1 {
 				e.protocol = a.Value[0]

@@ -2,8 +2,10 @@ package net
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/lab"
 )
@@ -53,4 +55,88 @@ func TestUnreachableBackendDelaysOneChange(t *testing.T) {
 	b.reload(b.file(settings{backends: []int{1}}))
 	b.reload(b.file(settings{backends: []int{1}, more: dead(250)}))
 	waits(".250", ".251", ".250") // gone meanwhile, so it is new again
+}
+
+// TestSilentBackendIsAvoided: a backend without health checks whose link goes down gets no new
+// flows as long as there is another, says so, and gets them again once it is back. Where none
+// can be reached, nothing is taken from anybody.
+func TestSilentBackendIsAvoided(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.OneArm, Backends: 2})
+	one, two := b.Backends[0], b.Backends[1]
+	for _, backend := range b.Backends {
+		if err := backend.SetSysctl("net/ipv6/conf/eth0/keep_addr_on_down", "1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link := func(backend *lab.Host, on bool) {
+		t.Helper()
+		if err := backend.SetUp("eth0", on); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.write(b.file(settings{}))
+	b.start()
+	b.isServed(t, "at start", one, two)
+
+	began := time.Now()
+	link(one, false)
+	unreachable := func(backends ...*lab.Host) {
+		t.Helper()
+		eventually(t, 20*time.Second, fmt.Sprintf("%d backends that do not answer are named", len(backends)), func() error {
+			var want, got []string
+			for _, backend := range backends {
+				for _, a := range both(backend) {
+					want = append(want, fmt.Sprintf("%s: cannot send to backend %s: next hop %s does not answer", a, a, a))
+				}
+			}
+			for _, c := range b.status().Daemon.Conditions {
+				if c.Code == "neighbour_unresolved" {
+					got = append(got, c.Subject+": "+c.Text)
+				}
+			}
+			slices.Sort(want)
+			slices.Sort(got)
+			if !slices.Equal(got, want) {
+				return fmt.Errorf("it is %q, want %q", got, want)
+			}
+			return nil
+		})
+	}
+	unreachable(one)
+	t.Logf("it was known %s after the link went down", time.Since(began).Round(time.Millisecond))
+	b.isServed(t, "with one out of reach", two)
+	b.healthShown(t, one, "down", "")
+	if _, list := b.shunt("backend", "list", "--instance", b.instance, "--socket", b.socket); !strings.Contains(list, fmt.Sprintf("%s: cannot send to backend", one.Addr4())) {
+		t.Errorf("the list does not say why it is down:\n%s", list)
+	}
+
+	slots := func() map[string]uint64 {
+		found := map[string]uint64{}
+		for _, backend := range b.status().Backends {
+			found[backend.Address] = uint64(backend.Slots)
+		}
+		return found
+	}
+	link(two, false)
+	unreachable(one, two)
+	eventually(t, 20*time.Second, "all have their slots where none can be reached", func() error {
+		for backend, n := range slots() {
+			if n == 0 {
+				return fmt.Errorf("%s has none", backend)
+			}
+		}
+		return nil
+	})
+	for _, c := range b.status().Daemon.Conditions {
+		if c.Code == "no_backend" {
+			t.Errorf("a service is said to have no backend: %s", c.Text)
+		}
+	}
+
+	link(one, true)
+	unreachable(two)
+	b.isServed(t, "with the first one back", one)
+	link(two, true)
+	unreachable()
+	b.isServed(t, "with both back", one, two)
 }
