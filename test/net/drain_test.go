@@ -41,8 +41,15 @@ type churn struct {
 	removedAt time.Time
 	sessions  map[netip.Addr][]*session
 	sockets   map[netip.Addr][]*socket
-	// To the balancer, a client's UDP port that was used before is no new flow.
-	used map[string]bool
+	// What a client's port was used for last, by protocol and port. To the balancer, a UDP port that
+	// was used before is no new flow.
+	used map[string]use
+}
+
+// use is a flow that is over.
+type use struct {
+	backend string
+	at      time.Time
 }
 
 // socket is one UDP flow.
@@ -56,7 +63,7 @@ func (b *bed) newChurn(t *testing.T, vips []netip.Addr, count int) *churn {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	c := &churn{bed: b, stop: stop, removed: map[string]bool{}, leaving: map[string]bool{}, closed: map[string]time.Time{}, returned: map[string]time.Time{},
-		sessions: map[netip.Addr][]*session{}, sockets: map[netip.Addr][]*socket{}, used: map[string]bool{}}
+		sessions: map[netip.Addr][]*session{}, sockets: map[netip.Addr][]*socket{}, used: map[string]use{}}
 	t.Cleanup(func() { stop(); c.done.Wait() })
 	c.more(t, vips, count)
 	for _, vip := range vips {
@@ -181,12 +188,14 @@ func (c *churn) askAnew(network string, ask func() (lab.Answer, error)) error {
 		}
 		return fmt.Errorf("a new %s flow: %w", network, err)
 	}
-	again := network == "udp" && c.used[answer.Remote]
-	if network == "udp" {
-		c.used[answer.Remote] = true
-	}
-	if since, ok := c.closed[answer.Backend]; ok && begin.After(since) && !again {
-		return fmt.Errorf("a new %s flow from %s went to %s, which takes none any more", network, answer.Remote, answer.Backend)
+	last := c.used[network+answer.Remote]
+	c.used[network+answer.Remote] = use{answer.Backend, time.Now()}
+	if since, ok := c.closed[answer.Backend]; ok && begin.After(since) && (network == "tcp" || last.backend == "") {
+		err := fmt.Errorf("a new %s flow from %s, begun %s before, went to %s, which takes none for %s", network, answer.Remote, time.Since(begin), answer.Backend, time.Since(since))
+		if last.backend != "" {
+			err = fmt.Errorf("%w; %s before, %s had answered the same port", err, time.Since(last.at), last.backend)
+		}
+		return err
 	}
 	return nil
 }
