@@ -47,6 +47,7 @@ type Options struct {
 func (o *Options) complete() error {
 	if o.PinRoot == "" {
 		o.PinRoot = DefaultPinRoot
+		_, _ = sharePins() // to read needs it as well; Open says what is wrong
 	}
 	if o.Log == nil {
 		o.Log = slog.Default()

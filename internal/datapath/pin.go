@@ -3,7 +3,6 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/model"
-	"golang.org/x/sys/unix"
 )
 
 var instanceName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$`)
@@ -33,57 +31,6 @@ const abiPrefix = "abi-"
 
 func (o *Options) mapDir(abi uint32) string {
 	return filepath.Join(instanceDir(o.PinRoot, o.Instance), fmt.Sprintf("%s%d", abiPrefix, abi))
-}
-
-// isBPFFS says whether path lies on a bpffs.
-func isBPFFS(path string) (bool, error) {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(path, &fs); err != nil {
-		return false, err
-	}
-	return uint32(fs.Type) == unix.BPF_FS_MAGIC, nil
-}
-
-// mountBPFFS mounts bpffs at root unless it is there.
-func mountBPFFS(root string, log *slog.Logger) error {
-	is, err := isBPFFS(root)
-	if err != nil {
-		return fmt.Errorf("look at %s, where maps are to be pinned: %w; mount it with `mount -t bpf bpf %s`", root, err, root)
-	}
-	if is {
-		return nil
-	}
-	if own, err := ownMounts(root); err != nil || own {
-		return errors.Join(fmt.Errorf("mount bpffs on %s, where maps are to be pinned: this process sees mounts of its own, and what it mounts would be gone with it; mount it outside, with `mount -t bpf bpf %s`, and start again", root, root), err)
-	}
-	if err := unix.Mount("bpf", root, "bpf", 0, "mode=0700"); err != nil {
-		return fmt.Errorf("mount bpffs on %s, where maps are to be pinned: %w; mount it with `mount -t bpf bpf %s`", root, err, root)
-	}
-	log.Info("mounted bpffs, which keeps the data plane when shunt stops", "path", root)
-	return nil
-}
-
-// ownMounts says whether what this process mounts on path would be seen by it alone: the mount
-// that path lies in gets what is mounted outside, and gives nothing back. So it is in the
-// sandbox of a service manager (mount_namespaces(7), "master").
-func ownMounts(path string) (bool, error) {
-	text, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return false, err
-	}
-	own, longest := false, 0
-	for line := range strings.Lines(string(text)) {
-		fields := strings.Fields(line)
-		if len(fields) < 7 || len(fields[4]) < longest || fields[4] != "/" && path != fields[4] && !strings.HasPrefix(path, fields[4]+"/") {
-			continue
-		}
-		options := fields[6:max(6, slices.Index(fields, "-"))]
-		is := func(kind string) bool {
-			return slices.ContainsFunc(options, func(o string) bool { return strings.HasPrefix(o, kind) })
-		}
-		longest, own = len(fields[4]), is("master:") && !is("shared:")
-	}
-	return own, nil
 }
 
 // size is a map's element count and what the user sets it with.

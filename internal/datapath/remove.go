@@ -132,6 +132,7 @@ type Pinned struct {
 
 // Instances lists the names of those that have something pinned, loaded by whatever version.
 func Instances() ([]string, error) {
+	_, _ = sharePins()
 	entries, err := os.ReadDir(filepath.Join(DefaultPinRoot, "shunt"))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -150,6 +151,7 @@ func Instances() ([]string, error) {
 
 // PinnedOf lists what an instance has pinned, without opening any of it.
 func PinnedOf(instance string) ([]Pinned, error) {
+	_, _ = sharePins()
 	dir := instanceDir(DefaultPinRoot, instance)
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -181,6 +183,7 @@ func PinnedOf(instance string) ([]Pinned, error) {
 
 // PinnedDecaps lists the programs that `shunt decap` has pinned, by network namespace.
 func PinnedDecaps() (map[string]Pinned, error) {
+	_, _ = sharePins()
 	dir := filepath.Join(DefaultPinRoot, "shunt", decapDirectory)
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

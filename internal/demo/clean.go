@@ -201,12 +201,12 @@ func detach(id, executable string) error {
 func (d *demo) sayHowToLookAround() {
 	shunt, id := d.opts.Command, d.facts.ID
 	d.say("\n── It is still running. Look around:\n\n")
-	inside := func(host *lab.Host) string { return "nsenter --net=/run/netns/" + host.Namespace() } // `ip netns exec` needs iproute2
+	inside := func(host *lab.Host) string { return "nsenter --net=/run/netns/" + host.Namespace() }
 	vip := targets[0].vip
 	for _, line := range [][2]string{
 		{"ask the web service", fmt.Sprintf("%s curl -s http://%s/", inside(d.top.Client), vip.Addr())},
 		{"ask without curl", fmt.Sprintf(`%s bash -c 'exec 3<>/dev/tcp/%s/%d; printf "GET / HTTP/1.0\r\n\r\n" >&3; cat <&3'`, inside(d.top.Client), vip.Addr(), vip.Port())},
-		{"a shell in the balancer", fmt.Sprintf("%s bash    # ip netns exec %s bash", inside(d.top.Balancer), d.top.Balancer.Namespace())},
+		{"a shell in the balancer", inside(d.top.Balancer) + " bash"},
 		{"what it counts", fmt.Sprintf("%s status --instance %s --socket %s", shunt, d.facts.Instance, d.socket())},
 		{"change the file, then", fmt.Sprintf("%s reload --socket %s    # the file: %s", shunt, d.socket(), d.configPath())},
 		{"the daemon's log", d.logPath()},

@@ -150,7 +150,7 @@ func (d *demo) configure(context.Context) error {
 
 // start starts the daemon, and waits until it forwards.
 func (d *demo) start(ctx context.Context) error {
-	d.say("  # ip netns exec %s shunt run --config %s --instance %s\n", d.top.Balancer.Namespace(), d.configPath(), d.facts.Instance)
+	d.say("  # nsenter --net=/run/netns/%s shunt run --config %s --instance %s\n", d.top.Balancer.Namespace(), d.configPath(), d.facts.Instance)
 	begin := time.Now()
 	status, err := d.startDaemon(ctx)
 	if err != nil {

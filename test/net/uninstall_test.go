@@ -28,6 +28,9 @@ import (
 // run in.
 const mountsVariable = "SHUNT_NET_MOUNTS"
 
+// sandboxVariable has a child lack capabilities of its ancestors, as in a unit's sandbox.
+const sandboxVariable = "SHUNT_NET_SANDBOX"
+
 // ownMounts are where shunt leaves anything on a machine.
 var ownMounts = map[string]string{"/run": "tmpfs", "/var/lib": "tmpfs", "/sys/fs/bpf": "bpf"}
 
@@ -47,6 +50,10 @@ func enterMounts(mounts string) {
 		die("leave what threads share", unix.Unshare(unix.CLONE_FS))
 		die("enter the namespace", unix.Setns(int(f.Fd()), unix.CLONE_NEWNS))
 		os.Unsetenv(mountsVariable)
+		if os.Getenv(sandboxVariable) != "" { // so it cannot look at processes that have them
+			die("give a capability up", unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_SYS_PTRACE, 0, 0, 0))
+			die("give another up", unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_SYS_TIME, 0, 0, 0))
+		}
 		die("begin anew", unix.Exec(os.Args[0], os.Args, os.Environ()))
 	}
 	// As a service manager's sandbox: it sees what others mount, and they nothing of its own.
@@ -103,6 +110,7 @@ func newApart(t *testing.T, mounts string, options lab.Options) *apart {
 
 func (a *apart) command(args ...string) *lab.Command {
 	c := command(a.Balancer, args...)
+	c.Env = append(c.Env, a.env...)
 	c.Env = append(c.Env, fmt.Sprintf("%s=/proc/%d/ns/mnt", mountsVariable, a.holder.Process.Pid))
 	return c
 }
@@ -247,6 +255,7 @@ func (b *bed) notOnLoopback(t *testing.T, address netip.Addr) {
 // plane with it when it ends.
 func TestSandboxWithoutBPFFS(t *testing.T) {
 	a := newApart(t, "bare", lab.Options{Layout: lab.TwoArm})
+	a.env = []string{sandboxVariable + "=1"}
 	a.write(a.file(settings{}))
 	code, out := a.run("", "run", "--config", a.path, "--instance", a.instance, "--socket", a.socket)
 	if code != 1 || !strings.Contains(out, "mount it outside") {

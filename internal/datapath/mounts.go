@@ -1,0 +1,201 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// isBPFFS says whether path lies on a bpffs.
+func isBPFFS(path string) (bool, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(path, &fs); err != nil {
+		return false, err
+	}
+	return uint32(fs.Type) == unix.BPF_FS_MAGIC, nil
+}
+
+// mountBPFFS sees to it that root is a bpffs which outlives this process: the one that is
+// there, that of the host, or a new one.
+func mountBPFFS(root string, log *slog.Logger) error {
+	taken, private := sharePins()
+	return ensureBPFFS(root, taken, private, log)
+}
+
+// ensureBPFFS is mountBPFFS, once it is known whether root is the host's bpffs now (taken), or
+// why what is mounted there is seen by few (private).
+func ensureBPFFS(root string, taken bool, private error, log *slog.Logger) error {
+	is, err := isBPFFS(root)
+	if err != nil {
+		return fmt.Errorf("look at %s, where maps are to be pinned: %w; mount it with `mount -t bpf bpf %s`", root, err, root)
+	}
+	switch {
+	case private != nil && is:
+		log.Warn("what is pinned is gone when the last process with these mounts ends, and the data plane with it; "+
+			"take the bpffs away, or start shunt outside, with `nsenter --net=/run/netns/NAME` for a network namespace", "path", root, "why", private)
+		return nil
+	case taken:
+		log.Info("this process has mounts of its own, as under `ip netns exec`; what it pins is pinned outside", "path", root)
+		return nil
+	case is:
+		return nil
+	}
+	if own, err := ownMounts(root); err != nil || own || private != nil {
+		return errors.Join(fmt.Errorf("mount bpffs on %s, where maps are to be pinned: this process sees mounts of its own, and what it mounts would be gone with it; mount it outside, with `mount -t bpf bpf %s`, and start again", root, root), err, private)
+	}
+	if err := unix.Mount("bpf", root, "bpf", 0, "mode=0700"); err != nil {
+		return fmt.Errorf("mount bpffs on %s, where maps are to be pinned: %w; mount it with `mount -t bpf bpf %s`", root, err, root)
+	}
+	log.Info("mounted bpffs, which keeps the data plane when shunt stops", "path", root)
+	return nil
+}
+
+// sharePins puts the host's bpffs on DefaultPinRoot where this process would otherwise see
+// none, and says whether it did: `ip netns exec` runs a program with a /sys of its own, and
+// what is pinned below it goes with the program. An error says why what is pinned there is
+// seen by few: a bpffs that somebody has mounted for these processes alone is left to them.
+var sharePins = sync.OnceValues(func() (taken bool, err error) {
+	outer := outermost()
+	if shared, _, err := propagation(DefaultPinRoot); outer == 0 || err == nil && shared {
+		return false, nil
+	}
+	return sharePinsOf(outer, DefaultPinRoot)
+})
+
+// sharePinsOf puts the bpffs that another process sees on root there for this one, if it sees
+// none.
+func sharePinsOf(outer int, root string) (taken bool, err error) {
+	host := filepath.Join("/proc", strconv.Itoa(outer), "root", root)
+	if is, err := isBPFFS(host); err != nil || !is {
+		return false, errors.Join(fmt.Errorf("process %d, outside, has no bpffs on %s", outer, root), err)
+	}
+	if sameDevice(host, root) {
+		return false, nil
+	}
+	if is, err := isBPFFS(root); err != nil || is {
+		return false, errors.Join(fmt.Errorf("the bpffs on %s is another one than that of process %d, outside", root, outer), err)
+	}
+	if err := graft(outer, root); err != nil {
+		return false, fmt.Errorf("see the bpffs that process %d, outside, has on %s: %w", outer, root, err)
+	}
+	return true, nil
+}
+
+// outermost is the ancestor farthest from this process that can be looked at, if its mounts
+// are others than ours; else 0.
+func outermost() (outer int) {
+	mounts := func(process string) (string, error) { return os.Readlink(filepath.Join("/proc", process, "ns/mnt")) }
+	ours, err := mounts("self")
+	if err != nil {
+		return 0
+	}
+	for pid := os.Getppid(); pid > 0; pid = parent(pid) {
+		theirs, err := mounts(strconv.Itoa(pid))
+		if err != nil {
+			continue // it has rights that we lack
+		}
+		if outer = 0; theirs != ours {
+			outer = pid
+		}
+	}
+	return outer
+}
+
+// parent is a process's, or 0.
+func parent(pid int) int {
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return 0
+	}
+	// The name, in parentheses, may hold anything (proc_pid_stat(5)).
+	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	if len(fields) < 2 {
+		return 0
+	}
+	ppid, err := strconv.Atoi(fields[1])
+	if err != nil {
+		return 0
+	}
+	return ppid
+}
+
+func sameDevice(a, b string) bool {
+	var at, bt unix.Stat_t
+	return unix.Stat(a, &at) == nil && unix.Stat(b, &bt) == nil && at.Dev == bt.Dev
+}
+
+// graft puts on path what another process sees there. The mounts of a process can be copied
+// only among those of its own (open_tree(2)), so a thread goes there for that and ends.
+func graft(pid int, path string) error {
+	namespace, err := os.Open(filepath.Join("/proc", strconv.Itoa(pid), "ns/mnt"))
+	if err != nil {
+		return err
+	}
+	defer namespace.Close() //nolint:errcheck // nothing was written
+	type copied struct {
+		fd  int
+		err error
+	}
+	done := make(chan copied)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			done <- copied{err: err}
+			return
+		}
+		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNS); err != nil {
+			done <- copied{err: fmt.Errorf("enter its mounts: %w", err)}
+			return
+		}
+		fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+		done <- copied{fd, err}
+	}()
+	tree := <-done
+	if tree.err != nil {
+		return tree.err
+	}
+	defer unix.Close(tree.fd) //nolint:errcheck // nothing was written
+	if err := unix.MoveMount(tree.fd, "", unix.AT_FDCWD, path, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("mount it here: %w", err)
+	}
+	return nil
+}
+
+// ownMounts says whether what this process mounts on path would be seen by it alone: the mount
+// that path lies in gets what is mounted outside, and gives nothing back. So it is in the
+// sandbox of a service manager (mount_namespaces(7), "master").
+func ownMounts(path string) (bool, error) {
+	shared, master, err := propagation(path)
+	return master && !shared, err
+}
+
+// propagation says whether the mount that path lies in gives what is mounted there to others
+// (shared), and gets what is mounted elsewhere (master).
+func propagation(path string) (shared, master bool, err error) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return false, false, err
+	}
+	longest := 0
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if len(fields) < 7 || len(fields[4]) < longest || fields[4] != "/" && path != fields[4] && !strings.HasPrefix(path, fields[4]+"/") {
+			continue
+		}
+		options := fields[6:max(6, slices.Index(fields, "-"))]
+		is := func(kind string) bool {
+			return slices.ContainsFunc(options, func(o string) bool { return strings.HasPrefix(o, kind) })
+		}
+		longest, shared, master = len(fields[4]), is("shared:"), is("master:")
+	}
+	return shared, master, nil
+}

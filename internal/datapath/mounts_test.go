@@ -1,0 +1,45 @@
+package datapath
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+)
+
+func TestPinsOfAnotherProcess(t *testing.T) {
+	needRoot(t)
+	if taken, err := sharePinsOf(os.Getpid(), DefaultPinRoot); taken || err != nil {
+		t.Errorf("of this process itself: %t, %v", taken, err)
+	}
+	if _, err := sharePinsOf(os.Getpid(), t.TempDir()); err == nil || !strings.Contains(err.Error(), "has no bpffs on") {
+		t.Errorf("without a bpffs: %v", err)
+	}
+	if err := graft(1<<30, DefaultPinRoot); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("of a process that does not exist: %v", err)
+	}
+}
+
+// TestPrivateMounts: with a bpffs that few see, the data plane works and the log warns; where one
+// would have to be mounted first, nothing is.
+func TestPrivateMounts(t *testing.T) {
+	needRoot(t)
+	why := errors.New("it cannot be reached")
+	var log bytes.Buffer
+	if err := ensureBPFFS(DefaultPinRoot, false, why, slog.New(slog.NewTextHandler(&log, nil))); err != nil {
+		t.Error(err)
+	}
+	if text := log.String(); !strings.Contains(text, "level=WARN") || !strings.Contains(text, "nsenter --net=") || !strings.Contains(text, why.Error()) {
+		t.Errorf("the log says %q", text)
+	}
+	empty := t.TempDir()
+	err := ensureBPFFS(empty, false, why, slog.New(slog.DiscardHandler))
+	if err == nil || !errors.Is(err, why) || !strings.Contains(err.Error(), "mount it outside") {
+		t.Errorf("without a bpffs: %v", err)
+	}
+	if is, err := isBPFFS(empty); is || err != nil {
+		t.Errorf("something was mounted: %t, %v", is, err)
+	}
+}
