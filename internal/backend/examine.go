@@ -16,9 +16,11 @@ type Want struct {
 	Interface string // where the balancer's packets arrive
 	VIPs      []netip.Addr
 	// Forwarding is how they arrive. Empty: not known, so encapsulation is looked at only
-	// where something takes it off.
+	// where something takes it off: IPIP, and GUE where GUEPort is not 0.
 	Forwarding model.Forwarding
 	GUEPort    uint16
+	// Senders are the balancers, as far as they are known. Their family is the outer header's.
+	Senders []netip.Prefix
 }
 
 // examination collects findings.
@@ -158,10 +160,21 @@ func number(a netip.Addr) int {
 	return 6
 }
 
-// outerFamily is the family of the outer header that the balancer is likely to use: that of
-// the backend's address, which is the VIP's own where the interface has such an address.
-func outerFamily(vip netip.Addr, link Link) int {
+// outerFamily is the family of the outer header: that of the balancers where they have one. Else
+// the one that they are likely to use, which is that of the backend's address: the VIP's own
+// where the interface has such an address.
+func (e *examination) outerFamily(vip netip.Addr, link Link) int {
 	four, six := false, false
+	for _, p := range e.Senders {
+		four = four || p.Addr().Is4()
+		six = six || p.Addr().Is6()
+	}
+	if four != six {
+		if four {
+			return 4
+		}
+		return 6
+	}
 	for _, a := range link.Addresses {
 		four = four || a.Is4()
 		six = six || a.Is6() && !a.IsLinkLocalUnicast()
@@ -190,13 +203,9 @@ func headerOf(family int) int {
 }
 
 func (e *examination) examineTunnel(vip netip.Addr, link Link) {
-	outer := outerFamily(vip, link)
+	outer := e.outerFamily(vip, link)
 	if !e.decapHere() {
 		e.examineDevices(vip, outer)
-	}
-	overhead := headerOf(outer)
-	if e.Forwarding == model.ForwardingDSRGUE {
-		overhead += headerGUE
 	}
 	route := Route{Interface: link.Name}
 	for _, r := range e.Defaults {
@@ -213,17 +222,43 @@ func (e *examination) examineTunnel(vip netip.Addr, link Link) {
 	// The server's own SYN tells clients how long their segments may be.
 	mss := cmp.Or(route.MSS, cmp.Or(route.MTU, out.MTU)-headers)
 	longest := min(internetMTU, mss+headers)
-	if longest+overhead <= link.MTU {
+	var become, fits []string
+	least, most := 0, 0
+	severity := condition.Warning
+	for _, f := range e.forwardings() {
+		overhead := headerOf(outer)
+		if f == model.ForwardingDSRGUE {
+			overhead += headerGUE
+		}
+		if longest+overhead <= link.MTU {
+			severity = condition.Info // so only what may come as well does not fit
+			continue
+		}
+		least, most = link.MTU-overhead-headers, internetMTU+overhead
+		become = append(become, fmt.Sprintf("%d with %s", longest+overhead, f))
+		fits = append(fits, fmt.Sprint(least))
+	}
+	if len(become) == 0 {
 		return
 	}
-	fits := link.MTU - overhead - headers
-	remedy := fmt.Sprintf("raise the MTU of %s, of the balancer, and of all between them to %d", link.Name, internetMTU+overhead)
+	remedy := fmt.Sprintf("raise the MTU of %s, of the balancer, and of all between them to %d", link.Name, most)
 	if route.Family != 0 {
-		remedy = routeCommand(route, fits) + "; or " + remedy
+		remedy = routeCommand(route, least) + "; or " + remedy
 	}
-	e.raise(TunnelMTU, vip.String(), remedy,
-		"packets of %d bytes to %s become %d in the tunnel, and the MTU of %s is %d: the MSS of clients must be at most %d",
-		longest, vip, longest+overhead, link.Name, link.MTU, fits)
+	e.set.Raise(condition.Condition{Code: TunnelMTU, Severity: severity, Subject: vip.String(), Remedy: remedy,
+		Text: fmt.Sprintf("packets of %d bytes to %s become %s in the tunnel, and the MTU of %s is %d: the MSS of clients must be at most %s",
+			longest, vip, strings.Join(become, " and "), link.Name, link.MTU, strings.Join(fits, " and "))})
+}
+
+// forwardings are the encapsulations that may come, the shorter one first.
+func (e *examination) forwardings() []model.Forwarding {
+	switch {
+	case e.Forwarding != "":
+		return []model.Forwarding{e.Forwarding}
+	case e.GUEPort != 0 && (e.decapHere() || slices.Contains(e.GUE, e.GUEPort)):
+		return []model.Forwarding{model.ForwardingDSRIPIP, model.ForwardingDSRGUE}
+	}
+	return []model.Forwarding{model.ForwardingDSRIPIP}
 }
 
 func routeCommand(r Route, mss int) string {

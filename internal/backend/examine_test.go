@@ -167,6 +167,51 @@ func TestExamineIsSilent(t *testing.T) {
 	}
 }
 
+// TestTunnelMTU: the figures are those of the encapsulations that may come, between the families
+// of balancer and backend.
+func TestTunnelMTU(t *testing.T) {
+	of := func(prefixes ...string) (list []netip.Prefix) {
+		for _, p := range prefixes {
+			list = append(list, netip.MustParsePrefix(p))
+		}
+		return list
+	}
+	for _, c := range []struct {
+		name     string
+		want     Want
+		vip      netip.Addr
+		mtu      int
+		severity condition.Severity
+		text     string // "": nothing is wrong
+	}{
+		{"both may come", Want{GUEPort: 6080}, vip4, 1500, condition.Warning,
+			"become 1520 with dsr-ipip and 1532 with dsr-gue in the tunnel, and the MTU of eth0 is 1500: the MSS of clients must be at most 1440 and 1428"},
+		{"IPIP alone", Want{}, vip4, 1500, condition.Warning, "become 1520 with dsr-ipip in the tunnel, and the MTU of eth0 is 1500: the MSS of clients must be at most 1440"},
+		{"GUE alone does not fit", Want{GUEPort: 6080}, vip4, 1520, condition.Info, "become 1532 with dsr-gue in the tunnel, and the MTU of eth0 is 1520: the MSS of clients must be at most 1448"},
+		{"GUE", Want{GUEPort: 6080, Forwarding: model.ForwardingDSRGUE}, vip4, 1520, condition.Warning, "become 1532 with dsr-gue in the tunnel"},
+		{"both fit", Want{GUEPort: 6080}, vip4, 1532, "", ""},
+		{"a balancer with IPv6", Want{Senders: of("2001:db8:2::1/128")}, vip4, 1520, condition.Warning, "become 1540 with dsr-ipip in the tunnel"},
+		{"an IPv6 VIP, and a balancer with IPv4", Want{Senders: of("10.0.0.0/24")}, vip6, 1520, "", ""},
+		{"balancers of both", Want{Senders: of("10.0.0.0/24", "2001:db8:2::/64")}, vip6, 1520, condition.Warning, "become 1540 with dsr-ipip in the tunnel"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := healthy()
+			f.Decap, f.of("eth0").MTU = []string{"eth0"}, c.mtu
+			c.want.Interface, c.want.VIPs = "eth0", []netip.Addr{c.vip}
+			found := Examine(f, c.want)
+			if c.text == "" {
+				if len(found) != 0 {
+					t.Errorf("found %v", found)
+				}
+				return
+			}
+			if len(found) != 1 || found[0].Code != TunnelMTU || found[0].Severity != c.severity || !strings.Contains(found[0].Text, c.text) {
+				t.Errorf("found %v, want %s: %s", found, c.severity, c.text)
+			}
+		})
+	}
+}
+
 // GUE on the kernel's own port: the port is looked at, then the device behind it.
 func TestExamineGUEPort(t *testing.T) {
 	f := healthy()

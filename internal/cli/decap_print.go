@@ -41,9 +41,9 @@ func (d *decapper) printStart() error {
 	for _, vip := range d.addresses {
 		start.VIPs = append(start.VIPs, vipState{vip, slices.Contains(d.state.Addresses, vip)})
 	}
-	want := backend.Want{Interface: d.iface, VIPs: d.addresses, Forwarding: model.ForwardingDSRL2}
-	if d.decap != nil {
-		start.Attached, want.Forwarding = &d.decap.Attachment, model.ForwardingDSRIPIP
+	want := backend.Want{Interface: d.iface, VIPs: d.addresses, GUEPort: d.guePort, Senders: d.senders, Forwarding: model.ForwardingDSRL2}
+	if d.decap != nil { // then it takes off what comes
+		start.Attached, want.Forwarding = &d.decap.Attachment, ""
 	}
 	var err error
 	if start.Findings, err = examine(want); err != nil {
