@@ -29,7 +29,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/wire"
+	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -155,13 +155,13 @@ type job struct {
 // New starts an announcer that announces nothing yet.
 func New(opts Options) (*Announcer, error) {
 	opts.defaults()
-	ns, err := wire.KeepNamespace(opts.Namespace)
+	ns, err := namespace.Keep(opts.Namespace)
 	if err != nil {
 		return nil, err
 	}
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
-		wire.CloseNamespace(ns)
+		namespace.Close(ns)
 		return nil, fmt.Errorf("open a netlink socket to announce addresses: %w", err)
 	}
 	a := &Announcer{
@@ -174,7 +174,7 @@ func New(opts Options) (*Announcer, error) {
 	if err := a.watchLinks(); err != nil {
 		a.stop()
 		handle.Close()
-		wire.CloseNamespace(ns)
+		namespace.Close(ns)
 		return nil, err
 	}
 	return a, nil
@@ -308,7 +308,7 @@ func (a *Announcer) Close(keep bool) error {
 	a.mu.Unlock()
 	a.running.Wait()
 	a.handle.Close()
-	wire.CloseNamespace(a.ns)
+	namespace.Close(a.ns)
 	return err
 }
 

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/wire"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -106,7 +107,7 @@ func (a *Announcer) linkMembership(request uintptr, iface string, mac net.Hardwa
 	}
 	copy(ifreq.name[:unix.IFNAMSIZ-1], iface)
 	copy(ifreq.mac[:], mac)
-	return wire.Inside(a.ns, func() error {
+	return namespace.Inside(a.ns, func() error {
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err

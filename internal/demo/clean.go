@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/vishvananda/netns"
 )
 
@@ -181,20 +181,13 @@ func detach(id, executable string) error {
 		return datapath.Remove(instanceOf(id), slog.New(slog.NewTextHandler(io.Discard, nil)))
 	}
 	defer ns.Close() //nolint:errcheck // only used to enter
-	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		if err := netns.Set(ns); err != nil {
-			result <- fmt.Errorf("enter the balancer's namespace: %w", err)
-			return
-		}
+	return namespace.Inside(ns, func() error {
 		out, err := exec.Command(executable, "detach", "--instance", instanceOf(id)).CombinedOutput()
 		if err != nil {
-			err = fmt.Errorf("run `shunt detach`: %w: %s", err, strings.TrimSpace(string(out)))
+			return fmt.Errorf("run `shunt detach`: %w: %s", err, strings.TrimSpace(string(out)))
 		}
-		result <- err
-	}()
-	return <-result
+		return nil
+	})
 }
 
 // sayHowToLookAround is the end of a demo that is kept.

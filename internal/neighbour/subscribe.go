@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -31,12 +32,9 @@ const receiveBufferBytes = 1 << 20
 func subscribe(ctx context.Context, ns netns.NsHandle, opts Options, stopped *sync.WaitGroup) (<-chan event, error) {
 	// The caller may close its handle of the namespace while we might still have to
 	// open a socket in it.
-	if ns.IsOpen() {
-		fd, err := unix.FcntlInt(uintptr(ns), unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			return nil, fmt.Errorf("keep a handle of the network namespace: %w", err)
-		}
-		ns = netns.NsHandle(fd)
+	ns, err := namespace.Keep(&ns)
+	if err != nil {
+		return nil, err
 	}
 	open := func() (*nl.NetlinkSocket, error) {
 		s, err := nl.SubscribeAt(ns, netns.None(), unix.NETLINK_ROUTE,
@@ -55,12 +53,12 @@ func subscribe(ctx context.Context, ns netns.NsHandle, opts Options, stopped *sy
 	}
 	s, err := open()
 	if err != nil {
-		_ = ns.Close()
+		namespace.Close(ns)
 		return nil, err
 	}
 	events := make(chan event)
 	stopped.Go(func() {
-		defer ns.Close()
+		defer namespace.Close(ns)
 		for ctx.Err() == nil {
 			if s == nil {
 				if s, err = open(); err != nil {

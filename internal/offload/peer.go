@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 
 	"github.com/safchain/ethtool"
+	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -113,29 +113,10 @@ func findNamespace(id int) (netns.NsHandle, error) {
 // toolIn opens an ethtool socket in a namespace; None is the calling thread's. The socket
 // belongs to it wherever it is used.
 func toolIn(ns netns.NsHandle) (*ethtool.Ethtool, error) {
-	if !ns.IsOpen() {
-		return ethtool.NewEthtool()
-	}
 	var tool *ethtool.Ethtool
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		home, err := netns.Get()
-		if err != nil {
-			done <- fmt.Errorf("get the current network namespace: %w", err)
-			return // and the thread ends
-		}
-		defer home.Close()
-		if err = netns.Set(ns); err != nil {
-			err = fmt.Errorf("enter its network namespace: %w", err)
-		} else if tool, err = ethtool.NewEthtool(); err != nil {
-			err = os.NewSyscallError("socket", err)
-		}
-		if netns.Set(home) == nil {
-			runtime.UnlockOSThread()
-		}
-		done <- err
-	}()
-	err := <-done
+	err := namespace.Inside(ns, func() (err error) {
+		tool, err = ethtool.NewEthtool()
+		return os.NewSyscallError("socket", err)
+	})
 	return tool, err
 }

@@ -4,9 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -40,7 +40,7 @@ func Open(ns netns.NsHandle, link netlink.Link, v4 bool) (*Wire, error) {
 	}
 	w := &Wire{name: link.Attrs().Name}
 	w.to = unix.SockaddrLinklayer{Protocol: kind<<8 | kind>>8, Ifindex: link.Attrs().Index, Halen: 6}
-	err := Inside(ns, func() error {
+	err := namespace.Inside(ns, func() error {
 		// Protocol 0: it receives nothing until it is bound, with the filter in place.
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		if err != nil {
@@ -88,7 +88,7 @@ func (w *Wire) Send(frame []byte) error {
 	return nil
 }
 
-// receive calls each with the frames that arrive within d, until it returns false.
+// Receive calls each with the frames that arrive within d, until it returns false.
 func (w *Wire) Receive(d time.Duration, each func(frame []byte) bool) error {
 	if err := w.file.SetReadDeadline(time.Now().Add(d)); err != nil {
 		return fmt.Errorf("listen on %s: %w", w.name, err)
@@ -114,7 +114,7 @@ type Sender struct{ fd int }
 // OpenSender opens one in a namespace; None is the process's own.
 func OpenSender(ns netns.NsHandle) (*Sender, error) {
 	s := &Sender{}
-	err := Inside(ns, func() (err error) {
+	err := namespace.Inside(ns, func() (err error) {
 		s.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		return err
 	})
@@ -134,49 +134,3 @@ func (s *Sender) Send(iface int, frame []byte) error {
 
 // Close closes the socket.
 func (s *Sender) Close() { _ = unix.Close(s.fd) }
-
-// KeepNamespace duplicates the handle, so that the caller may close its own.
-func KeepNamespace(ns *netns.NsHandle) (netns.NsHandle, error) {
-	if ns == nil || !ns.IsOpen() {
-		return netns.None(), nil
-	}
-	fd, err := unix.FcntlInt(uintptr(*ns), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return netns.None(), fmt.Errorf("keep a handle of the network namespace: %w", err)
-	}
-	return netns.NsHandle(fd), nil
-}
-
-// CloseNamespace closes what KeepNamespace has returned.
-func CloseNamespace(ns netns.NsHandle) {
-	if ns.IsOpen() {
-		_ = ns.Close()
-	}
-}
-
-// Inside runs f on a thread that is in the namespace; None is the process's own.
-func Inside(ns netns.NsHandle, f func() error) error {
-	if !ns.IsOpen() {
-		return f()
-	}
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		home, err := netns.Get()
-		if err != nil {
-			done <- fmt.Errorf("get the current network namespace: %w", err)
-			return
-		}
-		defer home.Close()
-		if err = netns.Set(ns); err != nil {
-			err = fmt.Errorf("enter the network namespace: %w", err)
-		} else {
-			err = f()
-		}
-		if netns.Set(home) == nil {
-			runtime.UnlockOSThread() // otherwise the thread ends with this goroutine
-		}
-		done <- err
-	}()
-	return <-done
-}

@@ -1,0 +1,57 @@
+// Package namespace is for work in a network namespace that is not the process's own. A
+// handle that is not open (netns.None) means the calling thread's.
+package namespace
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Keep duplicates the handle, so that the caller may close its own.
+func Keep(ns *netns.NsHandle) (netns.NsHandle, error) {
+	if ns == nil || !ns.IsOpen() {
+		return netns.None(), nil
+	}
+	fd, err := unix.FcntlInt(uintptr(*ns), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return netns.None(), fmt.Errorf("keep a handle of the network namespace: %w", err)
+	}
+	return netns.NsHandle(fd), nil
+}
+
+// Close closes what Keep has returned.
+func Close(ns netns.NsHandle) {
+	if ns.IsOpen() {
+		_ = ns.Close()
+	}
+}
+
+// Inside runs f on a thread that is in the namespace, or on the calling one.
+func Inside(ns netns.NsHandle, f func() error) error {
+	if !ns.IsOpen() {
+		return f()
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		home, err := netns.Get()
+		if err != nil {
+			done <- fmt.Errorf("get the current network namespace: %w", err)
+			return
+		}
+		defer home.Close()
+		if err = netns.Set(ns); err != nil {
+			err = fmt.Errorf("enter the network namespace: %w", err)
+		} else {
+			err = f()
+		}
+		if netns.Set(home) == nil {
+			runtime.UnlockOSThread() // otherwise the thread ends with this goroutine
+		}
+		done <- err
+	}()
+	return <-done
+}
