@@ -245,7 +245,7 @@ func (b *bed) healthShown(t *testing.T, backend *lab.Host, state, cause string) 
 		_, status := b.shunt("status", "--instance", b.instance, "--socket", b.socket)
 		fields := strings.Fields(line)
 		shown := strings.Contains(line, cause) && strings.Contains(status, cause)
-		if len(fields) < 2 || fields[1] != state || cause != "" && !shown || cause == "" && state == "active" && strings.Contains(line, "down") {
+		if len(fields) < 2 || fields[1] != state || cause != "" && !shown || cause == "" && strings.Contains(line, "down") {
 			return fmt.Errorf("%s\n%s", table, status)
 		}
 		return nil
