@@ -207,6 +207,11 @@ func (e *examination) examineTunnel(vip netip.Addr, link Link) {
 	if !e.decapHere() {
 		e.examineDevices(vip, outer)
 	}
+	e.examineMTU(vip, link, outer)
+}
+
+// examineMTU looks whether the longest packets of clients fit once they are encapsulated.
+func (e *examination) examineMTU(vip netip.Addr, link Link, outer int) {
 	route := Route{Interface: link.Name}
 	for _, r := range e.Defaults {
 		if r.Family == number(vip) {
