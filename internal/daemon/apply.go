@@ -159,8 +159,11 @@ func (d *daemon) unknown(interfaces []model.Interface) []model.Interface {
 // reconcileNow makes the maps agree with config, and waits before that for the ways to backends
 // that are new. It is for changes that somebody asks for, and not for d.loop, which must go on.
 func (d *daemon) reconcileNow(ctx context.Context, config model.Config) (reconcile.Difference, error) {
-	d.awaitWays(ctx, d.desired())
-	return d.carryOut(config, d.desired()) // by now it is known who cannot be reached
+	services := d.desired()
+	if d.awaitWays(ctx, services) {
+		services = d.desired() // without those that are known by now to be out of reach
+	}
+	return d.carryOut(config, services)
 }
 
 // desired are the services as the data plane is to have them: in force, with what health and next
@@ -182,14 +185,16 @@ func (d *daemon) wantWays(backends []netip.Addr) {
 }
 
 // awaitWays waits for the ways to backends that take flows and were not waited for before. One
-// that cannot be reached delays the change that brings it, and none after that.
-func (d *daemon) awaitWays(ctx context.Context, services []model.Service) {
+// that cannot be reached delays the change that brings it, and none after that. late is whether
+// there are such.
+func (d *daemon) awaitWays(ctx context.Context, services []model.Service) (late bool) {
 	living := slices.Clone(services)
 	for i := range living {
 		living[i].Backends = slices.DeleteFunc(slices.Clone(living[i].Backends), func(b model.Backend) bool { return b.Down })
 	}
 	awaited := map[netip.Addr]bool{}
-	for _, a := range backendAddresses(services) {
+	all := backendAddresses(services)
+	for _, a := range all {
 		if d.awaited[a] {
 			awaited[a] = true // also one that is down, which may be so because it cannot be reached
 		}
@@ -203,15 +208,17 @@ func (d *daemon) awaitWays(ctx context.Context, services []model.Service) {
 	}
 	d.awaited = awaited
 	if len(fresh) == 0 {
-		return
+		return false
 	}
-	d.wantWays(backendAddresses(services))
+	d.wantWays(all)
 	wait, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
-	if missing := d.neighbours.Wait(wait, fresh); len(missing) > 0 {
+	missing := d.neighbours.Wait(wait, fresh)
+	if len(missing) > 0 {
 		d.log.Warn("new backends cannot be reached yet; new flows avoid them until they can, as far as a service has others",
 			"backends", len(missing), "first", missing[:min(5, len(missing))], "waited", resolveTimeout)
 	}
+	return len(missing) > 0
 }
 
 // carryOut makes the maps agree with config and with services, which are desired, and waits for

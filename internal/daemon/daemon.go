@@ -224,6 +224,11 @@ func (d *daemon) loop(ctx context.Context) {
 	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
 	var healthDue <-chan time.Time
+	healthSoon := func() {
+		if healthDue == nil {
+			healthDue = time.After(d.healthDelay())
+		}
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -251,13 +256,9 @@ func (d *daemon) loop(ctx context.Context) {
 		case <-d.retry:
 			d.again()
 		case <-d.watching.monitor.Changed():
-			if healthDue == nil {
-				healthDue = time.After(d.healthDelay())
-			}
+			healthSoon()
 		case <-d.neighbours.Changed():
-			if healthDue == nil {
-				healthDue = time.After(d.healthDelay())
-			}
+			healthSoon()
 		case <-healthDue:
 			healthDue = nil
 			if !d.healthChanged() {

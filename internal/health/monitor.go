@@ -211,11 +211,8 @@ func (m *Monitor) schedule(fresh []*check) {
 
 // Serve is the services with what health has found: which backends take no new flows, are
 // down, or have part of their weight. Backends that Update has not been told of wait. lost
-// says that a backend's address is known to be out of reach; nil: none is.
+// says that a backend's address is known to be out of reach.
 func (m *Monitor) Serve(services []model.Service, lost func(netip.Addr) bool) []model.Service {
-	if lost == nil {
-		lost = func(netip.Addr) bool { return false }
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
@@ -224,13 +221,13 @@ func (m *Monitor) Serve(services []model.Service, lost func(netip.Addr) bool) []
 	for i, s := range services {
 		of := func(b model.Backend) found {
 			if s.Health.Check == "" {
-				return found{state: model.HealthUp, lost: lost(b.Address)}
+				return found{state: model.HealthUp}
 			}
 			c := m.checks[key{s.Name, b.BackendAddress}]
 			if c == nil {
 				return found{state: model.HealthWaiting}
 			}
-			f := found{state: c.machine.state, lost: lost(b.Address)}
+			f := found{state: c.machine.state}
 			if f.state == model.HealthUp {
 				percent, next := rampOf(c.machine.ramps, now, s.Health.SlowStart)
 				f.ramp = percent
@@ -241,7 +238,7 @@ func (m *Monitor) Serve(services []model.Service, lost func(netip.Addr) bool) []
 			return f
 		}
 		var panics bool
-		if served[i], panics = serve(s, of); panics {
+		if served[i], panics = serve(s, of, lost); panics {
 			m.panics[s.Name] = true
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -26,6 +27,9 @@ type fleet struct {
 	takes  time.Duration // to answer
 	log    []Transition
 }
+
+// nobodyLost is for tests in which every backend is.
+func nobodyLost(netip.Addr) bool { return false }
 
 func newFleet(t *testing.T) (*fleet, *Monitor) {
 	f := &fleet{causes: map[string]error{}, asked: map[string][]time.Time{}}
@@ -89,7 +93,7 @@ func service(name string, h model.Health, backends ...model.Backend) model.Servi
 // states is what Serve says: S serves, D is down, - is idle, and the percentage of a ramp.
 func states(m *Monitor, services ...model.Service) string {
 	text := ""
-	for _, s := range m.Serve(services, nil) {
+	for _, s := range m.Serve(services, nobodyLost) {
 		for _, b := range s.Backends {
 			switch {
 			case b.Down:
@@ -457,7 +461,7 @@ func TestRandomChanges(t *testing.T) {
 			time.Sleep(time.Duration(random.IntN(5000)) * time.Millisecond)
 		}
 		time.Sleep(10 * time.Minute) // also for those that the flap limit keeps down
-		for _, s := range m.Serve(services, nil) {
+		for _, s := range m.Serve(services, nobodyLost) {
 			for _, b := range s.Backends {
 				if want := f.causes[b.BackendAddress.String()] != nil; b.Down != want || b.Idle != want {
 					t.Errorf("%s in %s: down is %t, want %t (seed %d)", b.BackendAddress, s.Name, b.Down, want, seed)

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/model"
@@ -28,58 +29,52 @@ func rampOf(up, now time.Time, slowStart time.Duration) (percent uint8, next tim
 type found struct {
 	state model.HealthState
 	ramp  uint8
-	// lost: it is known to be out of reach, whatever its checks have said so far.
-	lost bool
 }
 
 // serve decides who takes new flows, for each family apart, since a frontend's packets reach
 // backends of one family. The order of last resort is: those that live; where none does,
 // backups that live; where none of those does either, and fewer than Health.Panic percent
-// live, all that have a weight. A backend that is out of reach does not live as long as
+// live, all that have a weight. A backend that is out of reach (lost) does not live as long as
 // another one does: a network that hides them all takes no service's backends away. It
 // returns the service with Idle, Down and Ramp of its backends set, and whether health is
 // not believed.
-func serve(service model.Service, of func(model.Backend) found) (_ model.Service, panics bool) {
+func serve(service model.Service, of func(model.Backend) found, lost func(netip.Addr) bool) (_ model.Service, panics bool) {
 	backends := make([]model.Backend, len(service.Backends))
-	facts := make([]found, len(service.Backends))
+	gone := make([]bool, len(service.Backends)) // out of reach, and nobody says otherwise
 	for i, b := range service.Backends {
 		f := of(b)
 		if b.Override != "" {
 			f = found{state: b.Override}
 		}
 		b.Idle, b.Down, b.Ramp = f.state != model.HealthUp, f.state == model.HealthDown, f.ramp
-		backends[i], facts[i] = b, f
+		backends[i], gone[i] = b, b.Override == "" && lost(b.Address)
 	}
 	service.Backends = backends
 	for _, is4 := range []bool{true, false} {
-		panics = serveFamily(service, facts, is4) || panics
+		panics = serveFamily(service, gone, is4) || panics
 	}
 	return service, panics
 }
 
-// leaveLost takes those out of reach down, if that leaves one that lives.
-func leaveLost(service model.Service, facts []found, is4 bool) {
-	lives := func(i int) bool {
-		b := service.Backends[i]
-		return b.Address.Is4() == is4 && b.Weight > 0 && !b.Idle && !facts[i].lost
-	}
+// leaveGone takes those that are gone down, if that leaves one that lives; else none is gone.
+func leaveGone(service model.Service, gone []bool, is4 bool) {
 	left := false
-	for i := range service.Backends {
-		left = left || lives(i)
+	for i, b := range service.Backends {
+		left = left || b.Address.Is4() == is4 && b.Weight > 0 && !b.Idle && !gone[i]
 	}
 	for i := range service.Backends {
 		b := &service.Backends[i]
 		if b.Address.Is4() != is4 {
 			continue
 		}
-		if facts[i].lost = facts[i].lost && left; facts[i].lost {
+		if gone[i] = gone[i] && left; gone[i] {
 			b.Idle, b.Down, b.Ramp = true, true, 0
 		}
 	}
 }
 
-func serveFamily(service model.Service, facts []found, is4 bool) (panics bool) {
-	leaveLost(service, facts, is4)
+func serveFamily(service model.Service, gone []bool, is4 bool) (panics bool) {
+	leaveGone(service, gone, is4)
 	var living, able, backups int
 	for _, b := range service.Backends {
 		lives := !b.Idle && b.Weight > 0
@@ -101,7 +96,7 @@ func serveFamily(service model.Service, facts []found, is4 bool) (panics bool) {
 		case b.Address.Is4() != is4:
 		case b.Backup:
 			b.Idle = b.Idle || living > 0
-		case panics && b.Override != model.HealthDown && !facts[i].lost:
+		case panics && b.Override != model.HealthDown && !gone[i]:
 			b.Idle, b.Down, b.Ramp = false, false, 0
 		}
 	}

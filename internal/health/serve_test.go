@@ -1,6 +1,7 @@
 package health
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -54,13 +55,14 @@ func TestServe(t *testing.T) {
 		{"only backups, and none lives", "DB", 50, "D", false},
 	} {
 		s := model.Service{Name: "web", Health: model.Health{Check: model.CheckTCP, Panic: c.panics}}
-		facts := map[model.BackendAddress]found{}
+		facts, gone := map[model.BackendAddress]found{}, map[netip.Addr]bool{}
 		for i, word := range strings.Fields(c.backends) {
-			b := backend("10.0.0.1", uint16(i+1))
+			b := backend(fmt.Sprintf("10.0.0.%d", i+1), 80)
 			if strings.Contains(word, "6") {
-				b = backend("2001:db8::1", uint16(i+1))
+				b = backend(fmt.Sprintf("2001:db8::%d", i+1), 80)
 			}
-			facts[b.BackendAddress] = found{state: map[byte]model.HealthState{'U': up, 'D': down, 'W': waiting}[word[0]], lost: strings.Contains(word, "L")}
+			facts[b.BackendAddress] = found{state: map[byte]model.HealthState{'U': up, 'D': down, 'W': waiting}[word[0]]}
+			gone[b.Address] = strings.Contains(word, "L")
 			b.Backup = strings.Contains(word, "B")
 			if strings.Contains(word, "0") {
 				b.Weight = 0
@@ -73,7 +75,7 @@ func TestServe(t *testing.T) {
 			}
 			s.Backends = append(s.Backends, b)
 		}
-		served, panics := serve(s, func(b model.Backend) found { return facts[b.BackendAddress] })
+		served, panics := serve(s, func(b model.Backend) found { return facts[b.BackendAddress] }, func(a netip.Addr) bool { return gone[a] })
 		var got []string
 		for _, b := range served.Backends {
 			word := "S"

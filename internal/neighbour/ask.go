@@ -136,13 +136,14 @@ func (w *Watcher) judge(now time.Time) {
 				w.opts.Log.Debug("cannot have the kernel ask for a next hop", "next_hop", k.addr, "error", err)
 			}
 		}
-		switch answered := e.state&usable != 0 && e.confirmed <= since; {
-		case answered || e.state&fixed != 0:
-			a.unanswered = 0
-			if a.heard++; a.heard >= heardAfter || e.state&fixed != 0 {
+		switch {
+		case e.state&fixed != 0:
+			*a = asking{}
+		case e.state&usable != 0 && e.confirmed <= since:
+			a.unanswered, a.rest = 0, 0
+			if a.heard++; a.heard >= heardAfter {
 				*a = asking{}
 			}
-			a.rest = 0
 		default:
 			a.heard = 0
 			a.silent = a.silent || a.unanswered >= silentAfter

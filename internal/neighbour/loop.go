@@ -112,7 +112,7 @@ func (w *Watcher) review(ctx context.Context) {
 		if users[k] != nil {
 			continue
 		}
-		if err := w.letGo(k); err != nil {
+		if err := w.release(k); err != nil {
 			w.opts.Log.Warn("cannot remove a neighbour that is no longer needed; trying again", "error", err)
 			continue
 		}
@@ -120,8 +120,8 @@ func (w *Watcher) review(ctx context.Context) {
 	}
 }
 
-// letGo removes an entry of ours, unless somebody has made it permanent since.
-func (w *Watcher) letGo(k key) error {
+// release removes an entry of ours, unless somebody has made it permanent since.
+func (w *Watcher) release(k key) error {
 	if w.table[k].state&fixed != 0 {
 		return nil
 	}

@@ -170,7 +170,7 @@ func New(opts Options) (*Watcher, error) {
 	if err != nil {
 		stop()
 		w.stopped.Wait()
-		w.release()
+		w.closeSockets()
 		return nil, err
 	}
 	w.stopped.Go(func() { w.loop(ctx, events) })
@@ -289,18 +289,17 @@ func (w *Watcher) Close(keep bool) error {
 	var first error
 	if !keep {
 		for k := range w.mine {
-			if err := w.letGo(k); err != nil && first == nil {
+			if err := w.release(k); err != nil && first == nil {
 				first = err
 			}
 		}
 		clear(w.mine)
 	}
-	w.release()
+	w.closeSockets()
 	return first
 }
 
-// release closes the sockets.
-func (w *Watcher) release() {
+func (w *Watcher) closeSockets() {
 	w.handle.Close()
 	w.neigh.close()
 	w.sender.Close()
