@@ -254,6 +254,7 @@ func (d *daemon) carryOut(config model.Config, services []model.Service) (reconc
 // applyDesired carries desired out. A source address that is no longer wanted goes only
 // after no backend names it.
 func (d *daemon) applyDesired(desired reconcile.Desired) (reconcile.Difference, error) {
+	defer func() { d.publishSettling(d.reconciler.Settling()) }()
 	both := desired
 	both.Sources = slices.Concat(desired.Sources, d.sourcesInMaps)
 	slices.SortFunc(both.Sources, netip.Addr.Compare)

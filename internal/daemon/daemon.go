@@ -115,7 +115,7 @@ type daemon struct {
 	sources map[netip.Addr][]netip.Addr // by backend address, as last written
 	retry   chan struct{}               // capacity 1: apply again
 
-	settling reconcile.Settling // as of the last upkeep; written with applying and mu held
+	settling reconcile.Settling // as of the last change or upkeep; written with applying and mu held
 
 	retrying *time.Timer         // guarded by applying
 	awaited  map[netip.Addr]bool // backends whose ways were waited for; guarded by applying
@@ -320,6 +320,11 @@ func (d *daemon) upkeep() {
 		d.failing(fmt.Errorf("settle slots that changed a while ago: %w", err))
 		return
 	}
+	d.publishSettling(settling)
+}
+
+// publishSettling is for the status, which does not wait for a change that is under way.
+func (d *daemon) publishSettling(settling reconcile.Settling) {
 	if d.settling.Transition > 0 && settling.Transition == 0 {
 		d.log.Info("all slots have settled", "marked", settling.Marked)
 	}

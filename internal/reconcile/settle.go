@@ -43,6 +43,14 @@ func (r *Reconciler) Settle() (Settling, error) {
 	return r.settling(), nil
 }
 
+// Settling says what is left for Settle, and does nothing. All is zero before the first call of
+// Apply or Settle.
+func (r *Reconciler) Settling() Settling {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	return r.settling()
+}
+
 func (r *Reconciler) settleDue() error {
 	now := r.tick()
 	doubtful := r.mirror.where(func(s *mirrorService) bool { return s.doubt || s.slotsDoubt })

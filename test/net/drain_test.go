@@ -41,8 +41,7 @@ type churn struct {
 	removedAt time.Time
 	sessions  map[netip.Addr][]*session
 	sockets   map[netip.Addr][]*socket
-	// What a client's port was used for last, by protocol and port. To the balancer, a UDP port that
-	// was used before is no new flow.
+	// What a client's port was used for last, by protocol and port.
 	used map[string]use
 }
 
@@ -50,6 +49,9 @@ type churn struct {
 type use struct {
 	backend string
 	at      time.Time
+	// The balancer has not seen its end: that of a UDP flow, and of a connection that a backend reset.
+	// To it, another flow from the port is no new one.
+	open bool
 }
 
 // socket is one UDP flow.
@@ -147,6 +149,7 @@ func (c *churn) askSession(vip netip.Addr, n int) error {
 	c.sessions[vip] = slices.DeleteFunc(c.sessions[vip], func(x *session) bool { return x == s })
 	if c.removed[s.first.Backend] || begin.Before(c.returned[s.first.Backend]) {
 		c.ended++
+		c.used["tcp"+s.LocalAddr().String()] = use{s.first.Backend, time.Now(), true}
 		return nil
 	}
 	return err
@@ -189,8 +192,8 @@ func (c *churn) askAnew(network string, ask func() (lab.Answer, error)) error {
 		return fmt.Errorf("a new %s flow: %w", network, err)
 	}
 	last := c.used[network+answer.Remote]
-	c.used[network+answer.Remote] = use{answer.Backend, time.Now()}
-	if since, ok := c.closed[answer.Backend]; ok && begin.After(since) && (network == "tcp" || last.backend == "") {
+	c.used[network+answer.Remote] = use{answer.Backend, time.Now(), network == "udp"}
+	if since, ok := c.closed[answer.Backend]; ok && begin.After(since) && !last.open {
 		err := fmt.Errorf("a new %s flow from %s, begun %s before, went to %s, which takes none for %s", network, answer.Remote, time.Since(begin), answer.Backend, time.Since(since))
 		if last.backend != "" {
 			err = fmt.Errorf("%w; %s before, %s had answered the same port", err, time.Since(last.at), last.backend)
@@ -305,15 +308,16 @@ func (b *bed) settled(t *testing.T, timeout time.Duration) {
 	})
 }
 
-// unsettled requires that slots are in transition, without which a test proves little.
+// unsettled requires that the status shows slots in transition at once, without which a test
+// proves little.
 func (b *bed) unsettled(t *testing.T) {
 	t.Helper()
-	eventually(t, 5*time.Second, "slots in transition", func() error {
-		if s := b.status(); s.Daemon == nil || s.Daemon.Transition == 0 {
-			return errors.New("there are none")
-		}
-		return nil
-	})
+	switch s := b.status(); {
+	case s.Daemon == nil:
+		t.Fatal(s.Silent)
+	case s.Daemon.Transition == 0:
+		t.Fatal("the status shows no slots in transition")
+	}
 }
 
 // one is a configuration with the services `web` and `twin`, which share their backends, on
@@ -391,6 +395,7 @@ func (c *churn) again(t *testing.T, vips []netip.Addr) {
 	c.bed.kill()
 	c.more(t, vips, 2) // nobody watches, and slots are in transition
 	c.bed.start()
+	c.bed.unsettled(t) // each has the whole settle time anew
 	c.round(t)
 }
 
