@@ -53,13 +53,12 @@ func OpenRecord(directory, space string) (*Record, error) {
 		if err != nil {
 			return nil, fmt.Errorf("open the lock %s: %w", path, err)
 		}
-		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err != nil {
-			holder, _ := os.ReadFile(path)
+		if err := record.Hold(f); err != nil {
+			holder := record.Holder(f)
 			_ = f.Close()
 			if errors.Is(err, syscall.EWOULDBLOCK) {
 				return nil, fmt.Errorf("`shunt decap` runs in this network namespace already, as process %s; stop that one first, or give it the other VIPs too",
-					strings.TrimSpace(string(holder)))
+					holder)
 			}
 			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}
@@ -67,9 +66,6 @@ func OpenRecord(directory, space string) (*Record, error) {
 		mine, err1 := f.Stat()
 		there, err2 := os.Stat(path)
 		if err1 == nil && err2 == nil && os.SameFile(mine, there) {
-			if err := f.Truncate(0); err == nil {
-				_, _ = fmt.Fprintf(f, "%d\n", os.Getpid())
-			}
 			r.lock = f
 			return r, nil
 		}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/record"
 )
 
 const runDirectory = "/run/shunt"
@@ -67,11 +68,11 @@ func lock(instance string) (unlock func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the lock of instance %q: %w", instance, err)
 	}
-	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	err = record.Hold(f)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		holder, _ := os.ReadFile(path)
+		holder := record.Holder(f)
 		_ = f.Close()
-		return nil, &RunsError{Instance: instance, Process: strings.TrimSpace(string(holder))}
+		return nil, &RunsError{Instance: instance, Process: holder}
 	}
 	if err != nil {
 		_ = f.Close()
@@ -83,9 +84,6 @@ func lock(instance string) (unlock func(), err error) {
 	if err1 != nil || err2 != nil || !os.SameFile(mine, there) {
 		_ = f.Close()
 		return lock(instance)
-	}
-	if err := f.Truncate(0); err == nil {
-		_, _ = fmt.Fprintf(f, "%d\n", os.Getpid())
 	}
 	return func() { _ = os.Remove(path); _ = f.Close() }, nil
 }
