@@ -37,7 +37,7 @@ func Examine(f Facts, w Want) []condition.Condition {
 	link, there := f.link(w.Interface)
 	if !there {
 		e.raise(condition.InterfaceMissing, w.Interface, "ip link show", "interface %s does not exist", w.Interface)
-		return e.set.List()
+		return e.set.All()
 	}
 	if !link.Up {
 		e.raise(InterfaceDown, link.Name, "ip link set dev "+link.Name+" up", "interface %s is down", link.Name)
@@ -53,7 +53,7 @@ func Examine(f Facts, w Want) []condition.Condition {
 		e.examineReversePath(link)
 	}
 	e.examineRoutes()
-	return e.set.List()
+	return e.set.All()
 }
 
 // Wrong says whether findings stand in the way of anything.

@@ -241,3 +241,17 @@ func TestCodesAreSortedAndComplete(t *testing.T) {
 		}
 	}
 }
+
+// TestExamineFindsAll: each of very many findings has a command of its own.
+func TestExamineFindsAll(t *testing.T) {
+	want := Want{Interface: "eth0", Forwarding: model.ForwardingDSRL2}
+	for i := range 20 {
+		want.VIPs = append(want.VIPs, netip.AddrFrom4([4]byte{192, 0, 2, byte(100 + i)}))
+	}
+	found := Examine(healthy(), want)
+	for i, vip := range want.VIPs {
+		if i >= len(found) || found[i].Subject != vip.String() || found[i].Remedy != addCommand(vip) {
+			t.Fatalf("of %s it found %+v", vip, found[min(i, len(found)):])
+		}
+	}
+}

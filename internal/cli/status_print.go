@@ -276,7 +276,11 @@ func printBackends(w io.Writer, backends []*shuntv1.Backend, conditions []*shunt
 	var lines []string
 	for _, c := range conditions {
 		if c.Code == condition.NeighbourUnresolved {
-			lines = append(lines, fmt.Sprintf("%s: %s.", c.Subject, c.Text))
+			who := c.Subject
+			if who == condition.Several {
+				who = c.Code // the text says which
+			}
+			lines = append(lines, fmt.Sprintf("%s: %s.", who, c.Text))
 		}
 	}
 	for _, b := range backends {

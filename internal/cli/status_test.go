@@ -9,6 +9,7 @@ import (
 	"time"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/condition"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -146,5 +147,21 @@ func TestOnly(t *testing.T) {
 	withoutBackends(st)
 	if len(st.Backends) != 0 || len(st.Services[0].Backends) != 0 {
 		t.Errorf("a summary has backends: %v", st)
+	}
+}
+
+// TestBackendsOutOfReach: why each is, or what is told of very many together.
+func TestBackendsOutOfReach(t *testing.T) {
+	var text bytes.Buffer
+	printBackends(&text, shown().Backends, []*shuntv1.Condition{
+		{Code: "neighbour_unresolved", Subject: "10.0.0.2", Text: "cannot send to it"},
+		{Code: "no_backend", Subject: "web", Text: "this is about something else"}}, rows{})
+	if !strings.Contains(text.String(), "\n10.0.0.2: cannot send to it.\n") || strings.Contains(text.String(), "something else") {
+		t.Errorf("of one it says\n%s", text.String())
+	}
+	text.Reset()
+	printBackends(&text, shown().Backends, []*shuntv1.Condition{{Code: "neighbour_unresolved", Subject: condition.Several, Text: "50000 times: 10.0.0.2 and more"}}, rows{})
+	if !strings.Contains(text.String(), "\nneighbour_unresolved: 50000 times: 10.0.0.2 and more.\n") {
+		t.Errorf("of very many it says\n%s", text.String())
 	}
 }

@@ -6,7 +6,10 @@ package condition
 
 import (
 	"cmp"
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -42,23 +45,43 @@ type Condition struct {
 type Change struct {
 	Condition Condition
 	Cleared   bool
+	// Joined says of one that is cleared that it still holds: it is one of Several now.
+	Joined bool
 }
 
-// Set holds the conditions that are true now. The zero value is ready, and a nil *Set
+// Several is the subject of a condition that stands for all of its code.
+const Several = "several"
+
+const (
+	// apartMax of one code are conditions of their own; more are one, so that a switch that
+	// fails is a line and not one for each of 50,000 backends. They are apart again when half as
+	// many are left, or each that comes and goes would tell of all.
+	apartMax = 10
+	// namedMax of those are named, and so many remedies are told.
+	namedMax = 3
+)
+
+// Set holds the conditions that are true now. Many of one code are shown as one, with Several as
+// the subject, how many they are, and the first few. The zero value is ready, and a nil *Set
 // takes everything and holds nothing. All methods may be called concurrently.
 type Set struct {
 	// OnChange, if set before first use, is called once per change, in order, one at a
-	// time. It may call List but not Raise or Clear.
+	// time. It may call List but not Raise or Clear. Of Several it is told again when they are
+	// twice as many as it was last told, or half as many.
 	OnChange func(Change)
 	// Now is the clock, time.Now by default.
 	Now func() time.Time
 
 	order sync.Mutex // held across a change and its callback, so callbacks keep the order
-	mu    sync.Mutex // guards held
-	held  map[identity]Condition
+	mu    sync.Mutex // guards kinds
+	kinds map[string]*kind
 }
 
-type identity struct{ code, subject string }
+// kind is what is held of one code.
+type kind struct {
+	held map[string]Condition // by subject
+	told int                  // how many there were when they were last told as one; 0: they are apart
+}
 
 // Raise makes a condition true. Severity and Remedy are taken from Codes where empty.
 // Raising what is already true in the same words does nothing; other words replace the
@@ -73,17 +96,26 @@ func (s *Set) Raise(c Condition) {
 	}
 	s.order.Lock()
 	defer s.order.Unlock()
-	if c, changed := s.put(c); changed && s.OnChange != nil {
-		s.OnChange(Change{Condition: c})
+	s.tell(s.put(c))
+}
+
+func (s *Set) tell(changes []Change) {
+	for _, c := range changes {
+		if s.OnChange != nil {
+			s.OnChange(c)
+		}
 	}
 }
 
-// put stores c and reports whether that says something new.
-func (s *Set) put(c Condition) (Condition, bool) {
+// put stores c, and is what there is to tell of that.
+func (s *Set) put(c Condition) []Change {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	id := identity{c.Code, c.Subject}
-	old, ok := s.held[id]
+	k := s.kinds[c.Code]
+	if k == nil {
+		k = &kind{held: map[string]Condition{}}
+	}
+	old, ok := k.held[c.Subject]
 	switch {
 	case ok:
 		c.Since = old.Since
@@ -93,13 +125,30 @@ func (s *Set) put(c Condition) (Condition, bool) {
 		c.Since = time.Now()
 	}
 	if ok && old == c {
-		return c, false
+		return nil
 	}
-	if s.held == nil {
-		s.held = make(map[identity]Condition)
+	if s.kinds == nil {
+		s.kinds = make(map[string]*kind)
 	}
-	s.held[id] = c
-	return c, true
+	s.kinds[c.Code] = k
+	k.held[c.Subject] = c
+	switch count := len(k.held); {
+	case k.told == 0 && count <= apartMax:
+		return []Change{{Condition: c}}
+	case k.told == 0:
+		k.told = count
+		changes := []Change{{Condition: k.together()}}
+		for _, each := range k.sorted() {
+			if each.Subject != c.Subject { // nobody was told of that one
+				changes = append(changes, Change{Condition: each, Cleared: true, Joined: true})
+			}
+		}
+		return changes
+	case count >= 2*k.told:
+		k.told = count
+		return []Change{{Condition: k.together()}}
+	}
+	return nil
 }
 
 // Clear makes a condition untrue. Clearing what is not held does nothing.
@@ -109,26 +158,95 @@ func (s *Set) Clear(code, subject string) {
 	}
 	s.order.Lock()
 	defer s.order.Unlock()
-	id := identity{code, subject}
-	s.mu.Lock()
-	c, ok := s.held[id]
-	delete(s.held, id)
-	s.mu.Unlock()
-	if ok && s.OnChange != nil {
-		s.OnChange(Change{Condition: c, Cleared: true})
-	}
+	s.tell(s.take(code, subject))
 }
 
-// List is what is true now, worst first, then by code and subject. It is never nil, so
-// that JSON shows an empty list.
-func (s *Set) List() []Condition {
+// take forgets a condition, and is what there is to tell of that.
+func (s *Set) take(code, subject string) []Change {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.kinds[code]
+	if k == nil {
+		return nil
+	}
+	c, ok := k.held[subject]
+	if !ok {
+		return nil
+	}
+	var all Condition
+	apart := k.told > 0 && len(k.held)-1 <= apartMax/2
+	if apart {
+		all = k.together() // as it was last
+	}
+	delete(k.held, subject)
+	if len(k.held) == 0 {
+		delete(s.kinds, code)
+	}
+	switch count := len(k.held); {
+	case k.told == 0:
+		return []Change{{Condition: c, Cleared: true}}
+	case apart:
+		k.told = 0
+		var changes []Change
+		for _, each := range k.sorted() {
+			changes = append(changes, Change{Condition: each})
+		}
+		return append(changes, Change{Condition: all, Cleared: true})
+	case 2*count <= k.told:
+		k.told = count
+		return []Change{{Condition: k.together()}}
+	}
+	return nil
+}
+
+// sorted is what is held, by subject.
+func (k *kind) sorted() []Condition {
+	return slices.SortedFunc(maps.Values(k.held), func(a, b Condition) int { return cmp.Compare(a.Subject, b.Subject) })
+}
+
+// together is the condition that stands for all: as bad as the worst, and as old as the oldest.
+func (k *kind) together() Condition {
+	all := k.sorted()
+	c := all[0]
+	var names, remedies []string
+	for i, each := range all {
+		if i < namedMax {
+			names = append(names, each.Subject)
+		}
+		if len(remedies) < namedMax && !slices.Contains(remedies, each.Remedy) {
+			remedies = append(remedies, each.Remedy)
+		}
+		if rank(each.Severity) > rank(c.Severity) {
+			c.Severity = each.Severity
+		}
+		if each.Since.Before(c.Since) {
+			c.Since = each.Since
+		}
+	}
+	c.Text = fmt.Sprintf("%d times: %s and %d more; %s: %s", len(all), strings.Join(names, ", "), len(all)-len(names), c.Subject, c.Text)
+	c.Subject, c.Remedy = Several, strings.Join(remedies, "; or ")
+	return c
+}
+
+// List is what is to be shown: what is true now, many of one code as one, worst first, then by
+// code and subject. It is never nil, so that JSON shows an empty list.
+func (s *Set) List() []Condition { return s.list(true) }
+
+// All is what is true now, each by itself, in the order of List.
+func (s *Set) All() []Condition { return s.list(false) }
+
+func (s *Set) list(together bool) []Condition {
 	list := []Condition{}
 	if s == nil {
 		return list
 	}
 	s.mu.Lock()
-	for _, c := range s.held {
-		list = append(list, c)
+	for _, k := range s.kinds {
+		if together && k.told > 0 {
+			list = append(list, k.together())
+			continue
+		}
+		list = slices.AppendSeq(list, maps.Values(k.held))
 	}
 	s.mu.Unlock()
 	slices.SortFunc(list, func(a, b Condition) int {

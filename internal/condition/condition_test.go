@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 )
 
 func TestRaiseAndClearTellOnce(t *testing.T) {
@@ -61,6 +62,105 @@ func TestListIsWorstFirst(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("order (-want +got):\n%s", diff)
 	}
+}
+
+// TestManyAreOne: ten of a code are told one by one; more are one condition, of which it is told
+// a few times only, and those that are left in the end are apart again.
+func TestManyAreOne(t *testing.T) {
+	clock := time.Unix(0, 0).UTC()
+	var said []string
+	joined := map[string]bool{}
+	set := Set{
+		Now: func() time.Time { clock = clock.Add(time.Second); return clock },
+		OnChange: func(c Change) {
+			said = append(said, fmt.Sprint(c.Condition.Subject, " ", c.Cleared))
+			if c.Joined {
+				joined[c.Condition.Subject] = true
+			}
+		},
+	}
+	const many = 50000
+	subject := func(i int) string { return fmt.Sprintf("10.0.%d.%d", i/250, i%250) }
+	raise := func(i int) {
+		set.Raise(Condition{Code: NeighbourUnresolved, Subject: subject(i), Text: "cannot send to it", Remedy: []string{"this", "that"}[i%2]})
+	}
+	set.Raise(Condition{Code: PortsShort, Subject: "default", Text: "few"})
+	for i := range apartMax {
+		raise(i)
+	}
+	if len(said) != 1+apartMax || len(set.List()) != 1+apartMax {
+		t.Errorf("of %d it was said %q, and the list is %v", apartMax, said, set.List())
+	}
+	said = nil
+	raise(apartMax)
+	if len(said) != 1+apartMax || said[0] != "several false" || len(joined) != apartMax || joined[subject(apartMax)] {
+		t.Errorf("of one more it was said %q, of %v that they are joined", said, joined)
+	}
+	said = nil
+	for i := apartMax + 1; i < many; i++ {
+		raise(i)
+	}
+	if len(said) != 12 { // 22, 44, … 45,056
+		t.Errorf("of %d it was said %q", many, said)
+	}
+	list := set.List()
+	want := Condition{Code: NeighbourUnresolved, Severity: Error, Subject: Several, Since: time.Unix(2, 0).UTC(),
+		Text: "50000 times: 10.0.0.0, 10.0.0.1, 10.0.0.10 and 49997 more; 10.0.0.0: cannot send to it", Remedy: "this; or that"}
+	if len(list) != 2 || list[0] != want || len(set.All()) != 1+many {
+		t.Errorf("the list is %+v, want %+v and another; all are %d", list, want, len(set.All()))
+	}
+	said = nil
+	for i := many - 1; i > 0; i-- {
+		set.Clear(NeighbourUnresolved, subject(i))
+	}
+	if len(said) > 25 || len(set.List()) != 2 || set.List()[0].Subject != subject(0) {
+		t.Errorf("when all but one were cleared it was said %q, and there is %+v", said, set.List())
+	}
+	var end []string
+	for i := range apartMax / 2 {
+		end = append(end, subject(i)+" false")
+	}
+	end = append(end, "several true")
+	for i := apartMax/2 - 1; i > 0; i-- {
+		end = append(end, subject(i)+" true")
+	}
+	if got := said[max(0, len(said)-len(end)):]; !slices.Equal(got, end) {
+		t.Errorf("at the end it was said %q, want %q", got, end)
+	}
+}
+
+// TestWhoWatchesKnowsAll: what is told, put together, is at any time what the list has.
+func TestWhoWatchesKnowsAll(t *testing.T) {
+	type id struct{ code, subject string }
+	rapid.Check(t, func(t *rapid.T) {
+		told := map[id]bool{}
+		set := Set{OnChange: func(c Change) {
+			who := id{c.Condition.Code, c.Condition.Subject}
+			if c.Cleared && !told[who] {
+				t.Errorf("%v has ended and was never told", who)
+			}
+			told[who] = true
+			if c.Cleared {
+				delete(told, who)
+			}
+		}}
+		for range 100 {
+			code := rapid.SampledFrom([]string{PortsShort, NoBackend}).Draw(t, "code")
+			subject := fmt.Sprint(rapid.IntRange(0, 25).Draw(t, "subject"))
+			if rapid.IntRange(0, 2).Draw(t, "raise") > 0 {
+				set.Raise(Condition{Code: code, Subject: subject, Text: fmt.Sprint(rapid.IntRange(0, 2).Draw(t, "text"))})
+			} else {
+				set.Clear(code, subject)
+			}
+			listed := map[id]bool{}
+			for _, c := range set.List() {
+				listed[id{c.Code, c.Subject}] = true
+			}
+			if diff := cmp.Diff(listed, told, cmp.AllowUnexported(id{})); diff != "" {
+				t.Fatalf("what was told is not what is listed:\n%s", diff)
+			}
+		}
+	})
 }
 
 func TestDefinitionFillsWhatIsMissing(t *testing.T) {

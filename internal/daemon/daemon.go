@@ -415,6 +415,9 @@ func readConfig(path string, log *slog.Logger) (model.Config, error) {
 func newConditions(log *slog.Logger, events *control.Events) *condition.Set {
 	return &condition.Set{OnChange: func(c condition.Change) {
 		events.Publish(eventOf(c))
+		if c.Joined {
+			return // it holds; the line of all has said so
+		}
 		if c.Cleared {
 			log.Info("condition ended", "condition", c.Condition.Code, "subject", c.Condition.Subject)
 			return
