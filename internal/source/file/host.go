@@ -34,13 +34,14 @@ type Host interface {
 // nat-destination cannot serve, backends that dsr-l2 cannot reach, and with XDP alone backends on
 // this machine. With strict, as in check --host, the first four and the last are errors; else all
 // are warnings, for the file may be meant for another machine. Only with strict there is a warning
-// that this machine cannot be a client with XDP alone.
+// that this machine cannot be a client with XDP alone. Backends of which there is the same to say are
+// one fault, at the first of them: 60,000 behind a missing interface lack one interface.
 func (p *Parsed) CheckHost(host Host, strict bool) {
 	severity := SeverityWarning
 	if strict {
 		severity = SeverityError
 	}
-	h := &hostCheck{Parsed: p, host: host, severity: severity, routes: map[netip.Addr]route{}}
+	h := &hostCheck{Parsed: p, host: host, severity: severity, routes: map[netip.Addr]route{}, near: map[netip.Prefix]bool{}}
 	h.groups()
 	interfaces, err := host.Interfaces()
 	if err != nil {
@@ -54,6 +55,7 @@ func (p *Parsed) CheckHost(host Host, strict bool) {
 		for i := range p.Config.Services {
 			h.service(&p.Config.Services[i], p.backends[i])
 		}
+		h.tellGroups()
 	}
 	p.Faults = p.faults.sorted()
 }
@@ -69,6 +71,43 @@ type hostCheck struct {
 	severity Severity
 	own      []HostInterface
 	routes   map[netip.Addr]route
+	same     []group               // few: an interface each, and a reason each
+	near     map[netip.Prefix]bool // networks whose clients nat-destination cannot serve, as said
+}
+
+// alike is what there is to say of backends: the words before and after their addresses, for one
+// and for more of them.
+type alike struct{ before, one, more string }
+
+// group is the backends of which there is the same to say.
+type group struct {
+	alike
+	severity   Severity
+	first      mark
+	suggestion string
+	address    netip.Addr // of the first
+	known      map[netip.Addr]bool
+}
+
+// say notes something of a backend, for tellGroups.
+func (h *hostCheck) say(what alike, a netip.Addr, m mark, severity Severity, suggestion string) {
+	i := slices.IndexFunc(h.same, func(g group) bool { return g.alike == what })
+	if i < 0 {
+		i = len(h.same)
+		h.same = append(h.same, group{what, severity, m, suggestion, a, map[netip.Addr]bool{}})
+	}
+	h.same[i].known[a] = true
+}
+
+// tellGroups adds a fault for each group.
+func (h *hostCheck) tellGroups() {
+	for _, g := range h.same {
+		text := g.before + g.address.String() + g.one
+		if more := len(g.known) - 1; more > 0 {
+			text = fmt.Sprintf("%s%s and %d more%s", g.before, g.address, more, g.more)
+		}
+		h.faults.add(g.severity, g.first, text, g.suggestion)
+	}
 }
 
 // groups checks that the groups that may ask the daemon exist.
@@ -116,17 +155,17 @@ func (h *hostCheck) occupant(name string, m mark) {
 }
 
 func (h *hostCheck) service(s *model.Service, marks []mark) {
-	said := map[netip.Prefix]bool{}
 	for i, backend := range s.Backends {
 		h.backend(s, backend.Address, marks[i])
 		if _, near := h.network(backend.Address); s.Forwarding == model.ForwardingDSRL2 && !near {
-			h.faults.warnf(marks[i], "use forwarding: dsr-ipip for it", "backend %s is in no network of this machine: dsr-l2 reaches only what is on the same link", backend.Address)
+			const why = " in no network of this machine: dsr-l2 reaches only what is on the same link"
+			h.say(alike{"backend ", " is" + why, " are" + why}, backend.Address, marks[i], SeverityWarning, "use forwarding: dsr-ipip")
 		}
 		if s.Forwarding != model.ForwardingNATDestination {
 			continue
 		}
-		if prefix, near := h.network(backend.Address); near && !said[prefix] {
-			said[prefix] = true
+		if prefix, near := h.network(backend.Address); near && !h.near[prefix] {
+			h.near[prefix] = true
 			h.faults.warnf(marks[i], "use forwarding: nat for them", "clients in %s, the backend's own network, are answered by the backend directly, past shunt: with nat-destination their connections fail", prefix)
 		}
 	}
@@ -148,7 +187,8 @@ func (h *hostCheck) backend(s *model.Service, a netip.Addr, m mark) {
 		h.routes[a] = r
 	}
 	if r.err != nil {
-		h.faults.add(h.severity, m, fmt.Sprintf("this machine has no way to backend %s: %v", a, r.err), "")
+		why := ": " + r.err.Error()
+		h.say(alike{"this machine has no way to backend ", why, why}, a, m, h.severity, "")
 		return
 	}
 	if !slices.ContainsFunc(h.Config.Interfaces, func(i model.Interface) bool { return i.Name == r.name }) {
@@ -156,7 +196,8 @@ func (h *hostCheck) backend(s *model.Service, a netip.Addr, m mark) {
 		if s.Forwarding.Direct() {
 			effect = "shunt does not send there"
 		}
-		h.faults.add(h.severity, m, fmt.Sprintf("backend %s is behind %s, which is not under interfaces: %s", a, r.name, effect), fmt.Sprintf("add {name: %s} to interfaces", r.name))
+		where := fmt.Sprintf(" behind %s, which is not under interfaces: %s", r.name, effect)
+		h.say(alike{"backend ", " is" + where, " are" + where}, a, m, h.severity, fmt.Sprintf("add {name: %s} to interfaces", r.name))
 	}
 }
 

@@ -72,13 +72,13 @@ func (LocalHost) RouteInterface(to netip.Addr) (string, error) {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
 		return "", errors.New("no route")
 	case err != nil:
-		return "", fmt.Errorf("asking for the route to %s: %w", to, err)
+		return "", fmt.Errorf("asking for the route: %w", err)
 	case len(routes) == 0:
 		return "", errors.New("no route")
 	}
 	link, err := netlink.LinkByIndex(routes[0].LinkIndex)
 	if err != nil {
-		return "", fmt.Errorf("naming the interface of the route to %s: %w", to, err)
+		return "", fmt.Errorf("naming the interface of the route: %w", err)
 	}
 	return link.Attrs().Name, nil
 }

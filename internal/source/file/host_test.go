@@ -3,11 +3,14 @@ package file
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // fakeHost is a machine with two networks.
@@ -106,6 +109,38 @@ services:
 	p.CheckHost(fakeHost{}, true)
 	if len(p.Faults) != 0 {
 		t.Errorf("faults are %v, want none", p.Faults)
+	}
+}
+
+// TestCheckHostOfVeryMany: what is the same of very many backends is said once.
+func TestCheckHostOfVeryMany(t *testing.T) {
+	var config strings.Builder
+	config.WriteString("interfaces: [{name: eth0}]\nservices:\n")
+	for i, forwarding := range []string{"nat", "nat-destination", "dsr-l2"} {
+		fmt.Fprintf(&config, "  - name: %s\n    address: 198.51.100.%d\n    port: 80\n    forwarding: %[1]s\n    backends:\n", forwarding, 10+i)
+		for _, network := range []string{"10.0", "203.0"} {
+			for j := range 2000 {
+				fmt.Fprintf(&config, "      - address: %s.%d.%d\n", network, 2+j/250, 1+j%250)
+			}
+		}
+	}
+	p, err := Read(filepath.Join(write(t, map[string]string{"shunt.yaml": config.String()}), "shunt.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.CheckHost(fakeHost{}, false)
+	var got []string
+	for _, f := range p.Faults {
+		got = append(got, fmt.Sprintf("%d: %s; %s", f.Line, f.Message, f.Suggestion))
+	}
+	want := []string{
+		"8: backend 10.0.2.1 and 1999 more are behind eth1, which is not under interfaces: its answers would not pass shunt; add {name: eth1} to interfaces",
+		"2008: this machine has no way to backend 203.0.2.1 and 1999 more: no route; ",
+		"8018: backend 10.0.2.1 and 1999 more are behind eth1, which is not under interfaces: shunt does not send there; add {name: eth1} to interfaces",
+		"8018: backend 10.0.2.1 and 3999 more are in no network of this machine: dsr-l2 reaches only what is on the same link; use forwarding: dsr-ipip",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("faults (-want +got):\n%s", diff)
 	}
 }
 
