@@ -119,6 +119,7 @@ func (w *Watcher) judge(now time.Time) {
 		w.opts.Log.Warn("cannot read the neighbour table; next hops that do not answer are found out later", "error", err)
 		return
 	}
+	w.lookAtRoom()
 	since := now.Sub(w.rounds.judged) + grain
 	w.rounds.judged = now
 	for k, a := range w.asking {

@@ -86,24 +86,35 @@ func (w *Watcher) review(ctx context.Context) {
 
 	clear(w.links)
 	users := map[key][]netip.Addr{}
+	ways := make([]Hop, 0, len(addrs))
 	for _, a := range addrs {
 		if ctx.Err() != nil {
 			return
 		}
 		h := w.route(a)
+		ways = append(ways, h)
 		if h.Err == "" && !h.Host {
 			k := key{h.Interface, h.NextHop}
 			users[k] = append(users[k], a)
+		}
+	}
+	w.users = users
+	w.lookAtRoom()
+	for _, h := range ways {
+		if ctx.Err() != nil {
+			return
+		}
+		if h.Err == "" && !h.Host {
+			k := key{h.Interface, h.NextHop}
 			if w.asking[k] == nil {
 				w.asking[k] = &asking{}
 				w.rounds.order = append(w.rounds.order, k) // in this round already
 			}
 			w.asking[k].rest = 0 // an interface that works again is reason to ask again at once
-			h = w.resolve(h, before[a])
+			h = w.resolve(h, before[h.Address])
 		}
 		w.report(h)
 	}
-	w.users = users
 	maps.DeleteFunc(w.asking, func(k key, _ *asking) bool { return users[k] == nil })
 	if !asked {
 		return // a predecessor's entries stay until it is known what is wanted
@@ -212,6 +223,12 @@ func (w *Watcher) ensure(k key) error {
 		w.notManaged(err)
 		err = w.neigh.ask(k, false)
 	}
+	if f := family(k.addr); errors.Is(err, unix.ENOBUFS) && !w.refused[f] {
+		w.refused[f] = true
+		if w.crowded[f] == "" {
+			w.lookAtRoom()
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -295,11 +312,20 @@ func (w *Watcher) report(h Hop) {
 	case !wanted || h.Resolved:
 		w.opts.Conditions.Clear(condition.NeighbourUnresolved, subject)
 	case h.Err != "":
-		w.opts.Conditions.Raise(condition.Condition{
-			Code: condition.NeighbourUnresolved, Subject: subject,
-			Text: fmt.Sprintf("cannot send to backend %s: %s", subject, h.Err),
-		})
+		w.raise(h)
 	}
+}
+
+// raise says that an address is out of reach, and what to do.
+func (w *Watcher) raise(h Hop) {
+	c := condition.Condition{
+		Code: condition.NeighbourUnresolved, Subject: h.Address.String(),
+		Text: fmt.Sprintf("cannot send to backend %s: %s", h.Address, h.Err),
+	}
+	if h.NextHop.IsValid() {
+		c.Remedy = w.crowded[family(h.NextHop)]
+	}
+	w.opts.Conditions.Raise(c)
 }
 
 // errnoText is the system's words alone: the libraries' prefixes say nothing to a user.

@@ -83,6 +83,10 @@ type Options struct {
 	refuseManaged bool
 	// receiveBuffer replaces receiveBufferBytes.
 	receiveBuffer int
+	// rooms replaces what the kernel says about its tables.
+	rooms func() (map[int]room, error)
+	// full makes the kernel refuse entries as if its table had no room.
+	full func() bool
 }
 
 // Watcher keeps the hops of the wanted addresses. Its methods may be called concurrently.
@@ -110,6 +114,8 @@ type Watcher struct {
 	asking  map[key]*asking      // by next hop, as users
 	links   map[int]ownLink      // by index, as of the last review
 	rounds  rounds               // of asking
+	crowded map[int]string       // what to do about tables that are short of room, by family
+	refused map[int]bool         // tables that had no room for an entry since lookAtRoom
 	plain   bool                 // the kernel does not manage neighbours
 	settled bool                 // whether it does is known
 }
@@ -144,6 +150,10 @@ func New(opts Options) (*Watcher, error) {
 		handle.Close()
 		return nil, err
 	}
+	neigh.full = opts.full
+	if opts.rooms == nil {
+		opts.rooms = neigh.rooms
+	}
 	sender, err := wire.OpenSender(ns)
 	if err != nil {
 		handle.Close()
@@ -161,6 +171,8 @@ func New(opts Options) (*Watcher, error) {
 		table:   map[key]entry{},
 		mine:    map[key]bool{},
 		asking:  map[key]*asking{},
+		crowded: map[int]string{},
+		refused: map[int]bool{},
 		links:   map[int]ownLink{},
 	}
 	events, err := subscribe(ctx, ns, opts, &w.stopped)

@@ -94,6 +94,7 @@ func parseEntry(b []byte) (key, entry, bool) {
 type neighbours struct {
 	socket        *nl.SocketHandle
 	refuseManaged bool
+	full          func() bool // nil: the kernel says so itself
 }
 
 func openNeighbours(ns netns.NsHandle, refuseManaged bool) (*neighbours, error) {
@@ -155,7 +156,16 @@ func (n *neighbours) ask(k key, managed bool) error {
 	} else {
 		msg.Flags = netlink.NTF_USE
 	}
-	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+	var err error
+	if n.full != nil && n.full() {
+		err = unix.ENOBUFS
+	} else {
+		_, err = req.Execute(unix.NETLINK_ROUTE, 0)
+	}
+	if errors.Is(err, unix.ENOBUFS) {
+		return fmt.Errorf("the kernel's table of neighbours has no room for %s: %w", k, err)
+	}
+	if err != nil {
 		return fmt.Errorf("make the kernel resolve neighbour %s: %w", k, err)
 	}
 	return nil
