@@ -64,7 +64,7 @@ without it.`,
 			if measure < 0 {
 				return usageError{fmt.Errorf("--measure %s: a time cannot be negative", measure)}
 			}
-			if err := errors.Join(requireOutput(output), requireInstance(instance), requireRoot("chain list")); err != nil {
+			if err := errors.Join(requireOutput(output), requireInstance(instance), requireRoot("chain list", "reads what is in the kernel")); err != nil {
 				return err
 			}
 			opts := datapath.Options{Instance: instance}
@@ -158,7 +158,7 @@ func (o *chainOptions) check(command string) error {
 	case !slices.Contains(datapath.Positions, datapath.Position(o.position)):
 		return usageError{fmt.Errorf("--position is before or after, not %q", o.position)}
 	}
-	return errors.Join(requireInstance(o.instance), requireRoot(command))
+	return errors.Join(requireInstance(o.instance), requireRoot(command, "changes which programs the kernel runs"))
 }
 
 func newChainSet(s streams) *cobra.Command {

@@ -61,7 +61,7 @@ For dsr-l2, which encapsulates nothing, say --attach none, and no --from.`,
 			if err := o.complete(); err != nil {
 				return err
 			}
-			if err := requireRoot("decap"); err != nil {
+			if err := requireRoot("decap", loadsPrograms); err != nil {
 				return err
 			}
 			log, err := newLog(s.err, o.logFormat, o.verbose)

@@ -51,7 +51,7 @@ clients hear its answers, it cannot know.`,
 			if err != nil {
 				return err
 			}
-			if err := requireRoot("doctor"); err != nil {
+			if err := requireRoot("doctor", "looks at the programs in the kernel"); err != nil {
 				return err
 			}
 			return examineBackend(s, backend.Want{Interface: iface, VIPs: addresses, Forwarding: f, GUEPort: guePort}, output)

@@ -43,7 +43,7 @@ next start takes over. SIGHUP applies the file again.
 Ctrl-C (SIGINT) always detaches, and a second one exits at once, as if the process were killed.`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := requireRoot("run"); err != nil {
+			if err := requireRoot("run", loadsPrograms); err != nil {
 				return err
 			}
 			timeout := c.Flags().Changed("drain-timeout")
@@ -312,10 +312,14 @@ one has left that was killed or stopped with --on-exit keep; that needs root.`,
 // detachTimeout is more than taking a large data plane away takes on a busy machine.
 const detachTimeout = 2 * time.Minute
 
-// requireRoot refuses early and plainly what the kernel would refuse late and oddly.
-func requireRoot(command string) error {
+// loadsPrograms is what the commands do that attach something.
+const loadsPrograms = "loads programs into the kernel"
+
+// requireRoot refuses early and plainly what the kernel would refuse late and oddly. does is what
+// the command does that needs root.
+func requireRoot(command, does string) error {
 	if os.Geteuid() != 0 {
-		return fmt.Errorf("`shunt %s` loads programs into the kernel, which needs root: run `sudo shunt %s`", command, command)
+		return fmt.Errorf("`shunt %s` %s, which needs root: run `%s`", command, does, asRoot())
 	}
 	return nil
 }

@@ -80,7 +80,7 @@ func askReading(socket string, ask func(*control.Client) error) error {
 		if second := ask(control.NewClient(control.ReadSocket(socket))); second == nil || !errors.Is(second, control.ErrDenied) {
 			return second
 		}
-		return fmt.Errorf("ask the daemon at %s: %w; run it with sudo, or have root add you to the group of `api: {read_group: …}`", socket, control.ErrDenied)
+		return control.Denied(control.ReadSocket(socket), "read_group")
 	}
 	return err
 }
@@ -117,7 +117,7 @@ func (o *reading) read(c *cobra.Command) (st *shuntv1.GetStatusResponse, elsewhe
 		return nil, false, err
 	}
 	if os.Geteuid() != 0 {
-		return nil, false, fmt.Errorf("%w. Root can read the maps without a daemon: `sudo %s`", err, c.CommandPath())
+		return nil, false, fmt.Errorf("%w. Root can read the maps without a daemon: `%s`", err, asRoot())
 	}
 	silent := err.Error()
 	dp, err := datapath.OpenReadOnly(datapath.Options{Instance: o.instance})

@@ -26,7 +26,7 @@ refuses while a daemon runs.
 What was installed stays: the binary and /etc/shunt. Your package manager removes them.`,
 		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
-			if err := errors.Join(requireOutput(output), requireRoot("uninstall")); err != nil {
+			if err := errors.Join(requireOutput(output), requireRoot("uninstall", "takes programs out of the kernel and puts settings back")); err != nil {
 				return err
 			}
 			socket := defaultSocket

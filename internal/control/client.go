@@ -118,7 +118,7 @@ func ask[Q, T any](ctx context.Context, c *Client, call func(context.Context, *c
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return nil, fmt.Errorf("%w at %s (%v); %s", ErrNoDaemon, c.path, rootCause(err), advice)
 	case errors.Is(err, fs.ErrPermission):
-		return nil, fmt.Errorf("ask the daemon at %s: %w; run it with sudo, or have root add you to the group of `api: {group: …}`", c.path, ErrDenied)
+		return nil, Denied(c.path, "group")
 	}
 	if said := (*connect.Error)(nil); errors.As(err, &said) && connect.IsWireError(err) {
 		if said.Code() == connect.CodeFailedPrecondition {

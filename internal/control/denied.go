@@ -1,0 +1,74 @@
+package control
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// Denied says why this user may not ask at a socket, and what to do. key is what lets a group in
+// there, under `api` in the configuration. It wraps ErrDenied.
+//
+// The kernel looks at rights first, so a socket that a killed daemon has left denies as one does
+// behind which somebody listens. Who listens can be read.
+func Denied(path, key string) error {
+	say := func(why, next string) error {
+		return fmt.Errorf("ask the daemon at %s: %w, %s; %s", path, ErrDenied, why, next)
+	}
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrPermission) {
+		return say("for this user may not look into its folder", "run it with sudo")
+	}
+	if known, heard := listens(path); err == nil && known && !heard {
+		return say("and nobody in this network namespace listens there, so the daemon was killed, or runs in another one", "run it with sudo")
+	}
+	group := ""
+	if err == nil && info.Mode().Perm()&0o020 != 0 {
+		if s, ok := info.Sys().(*syscall.Stat_t); ok {
+			group = groupName(s.Gid)
+		}
+	}
+	if group == "" {
+		return say("for it is root's alone", fmt.Sprintf("run it with sudo, or have root name a group of yours in the configuration: `api: {%s: …}`", key))
+	}
+	return say(fmt.Sprintf("for it is for root and the group %s alone", group), "run it with sudo, or have root add you to that group")
+}
+
+// groupName is what people call a group: its name, or its number where it has none.
+func groupName(gid uint32) string {
+	number := strconv.FormatUint(uint64(gid), 10)
+	if g, err := user.LookupGroupId(number); err == nil {
+		return g.Name
+	}
+	return number
+}
+
+// listens reports whether a process of this network namespace listens at a path, as it spelled it.
+func listens(path string) (known, heard bool) {
+	absolute, err := filepath.Abs(path)
+	if err != nil {
+		return false, false
+	}
+	text, err := os.ReadFile("/proc/thread-self/net/unix")
+	if err != nil {
+		return false, false
+	}
+	const accepting = 0x10000 // __SO_ACCEPTCON of linux/net.h
+	for line := range strings.Lines(string(text)) {
+		// Number, references, protocol, flags, type, state, inode, path (unix_seq_show of net/unix/af_unix.c).
+		fields := strings.Fields(line)
+		if len(fields) < 8 || !strings.HasSuffix(line, " "+absolute+"\n") {
+			continue
+		}
+		if flags, err := strconv.ParseUint(fields[3], 16, 32); err == nil && flags&accepting != 0 {
+			return true, true
+		}
+	}
+	return true, false
+}

@@ -1,0 +1,74 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+// TestDenied: who may not ask is told the truth about the socket, and what would help.
+func TestDenied(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("to be another user needs root")
+	}
+	const stranger, changers = 54002, 54004
+	folder, err := os.MkdirTemp("", "shunt-denied")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(folder)
+	if err := os.Chmod(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	serve := func(name, group string) string {
+		path := filepath.Join(folder, name)
+		if err := (&Server{API: model.API{Socket: path, Group: group}, Handler: &fake{}, Log: slog.New(slog.DiscardHandler)}).Serve(ctx); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	closed := filepath.Join(folder, "closed")
+	if err := os.Mkdir(closed, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	left := filepath.Join(folder, "left.sock")
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: left, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	if err := errors.Join(dead.Close(), os.Chmod(left, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		serve("root.sock", ""):                    "for it is root's alone; run it with sudo, or have root name a group of yours in the configuration: `api: {group: …}`",
+		serve("group.sock", fmt.Sprint(changers)): fmt.Sprintf("for it is for root and the group %d alone; run it with sudo, or have root add you to that group", changers),
+		left:                          "and nobody in this network namespace listens there, so the daemon was killed, or runs in another one; run it with sudo",
+		filepath.Join(closed, "sock"): "for this user may not look into its folder; run it with sudo",
+	} {
+		as(t, stranger, stranger, func() {
+			// Asked from this goroutine, because another thread is root's.
+			_, err := os.OpenFile(path, os.O_RDWR, 0)
+			if !errors.Is(err, os.ErrPermission) {
+				t.Errorf("%s is open to anybody: %v", path, err)
+			}
+			denied := Denied(path, "group")
+			if text := "ask the daemon at " + path + ": permission denied, " + want; denied.Error() != text || !errors.Is(denied, ErrDenied) {
+				t.Errorf("it says %q, want %q", denied, text)
+			}
+		})
+	}
+	if text := Denied(ReadSocket(filepath.Join(folder, "root.sock")), "read_group").Error(); !strings.Contains(text, "`api: {read_group: …}`") {
+		t.Errorf("of the socket for reading it says %q", text)
+	}
+}
