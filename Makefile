@@ -139,8 +139,16 @@ percall: go-version
 ## make approve-weight    records how large the programs are on this kernel now (test/cost); as root
 .PHONY: approve-weight
 approve-weight: go-version
-	$(GO) test -count=1 ./test/cost -update
+	$(GO) test -count=1 ./test/cost -run TestNoProgramGrowsUnapproved -update
 	git --no-pager diff -- test/cost/record.txt
+
+## make approve-packets   records what packets cost now, and why they may (test/cost): REASON='...'; as root
+.PHONY: approve-packets
+approve-packets: export REASON := $(REASON)
+approve-packets: go-version
+	@[ -n "$$REASON" ] || { echo "make approve-packets: say why packets may cost what they do: make approve-packets REASON='...'" >&2; exit 1; }
+	$(GO) test -count=1 ./test/cost -run TestNoPacketCostsMoreUnapproved -approve "$$REASON"
+	git --no-pager diff -- test/cost/packets.txt
 
 ## make release           tarballs and .deb for amd64 and arm64, SHA256SUMS, reproducible: dist/ (RELEASEFLAGS='--version 0.1.0')
 .PHONY: release

@@ -1,5 +1,9 @@
-// Package cost records what the programs weigh on each kernel, and fails when one grows
-// without anybody having said so. See record.txt.
+// Package cost records what the programs weigh on each kernel, and what packets cost: how many
+// instructions, look-ups and calls are run for each. It fails when one grows without anybody
+// having said so. See record.txt and packets.txt.
+//
+//	go test ./test/cost                                                     (as root)
+//	go test ./test/cost -run TestNoPacketCostsMoreUnapproved -v -where 10   where the instructions are
 package cost
 
 import (

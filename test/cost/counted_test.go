@@ -1,0 +1,229 @@
+package cost
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+)
+
+// How it is counted what a packet costs: before the program is loaded, each of its blocks gets a
+// counter, four instructions where two registers are free (solve_test.go tells of the few blocks
+// that have no such place). So it is the kernel that runs the program, with its own maps and
+// helpers, and what is counted is what it has run of the program as the compiler has made it,
+// without the counters. What a kernel does to the program on top is not seen, and differs from
+// kernel to kernel: it takes out the jumps that constants decide, or their conditions (here each is
+// an instruction like others), it writes out look-ups in arrays in place of the call, and
+// puts a few instructions of its own around some helpers. Read from a constant is not looked up:
+// that is an instruction or two.
+//
+// An interpreter in Go would change nothing in the program, and would have to do right all that the
+// kernel does, maps and helpers too. TestCounting holds this against programs whose counts are
+// known, and for each packet the program as it is must do what the counting one does, to the byte.
+//
+// The time and random numbers are what the test says. With another time the same packet takes
+// another path: a flow is looked after once a second.
+
+// countsMap has one element: two words that stand for helpers, and the blocks' counters.
+const (
+	countsMap  = "counts"
+	wordSize   = 8
+	wordNow    = 0 // for bpf_jiffies64
+	wordRandom = 1 // for bpf_get_prandom_u32
+	wordFirst  = 2 // the first block's
+)
+
+var fixed = map[asm.BuiltinFunc]uint32{asm.FnJiffies64: wordNow, asm.FnGetPrandomU32: wordRandom}
+
+// cost is what one run of a program takes.
+type cost struct {
+	instructions int
+	lookups      map[string]int // by map
+	calls        map[string]int // of other helpers
+}
+
+// counted is a program that counts.
+type counted struct {
+	*graph
+	program *ebpf.Program
+	counts  *ebpf.Map
+	words   []uint64
+	times   []int // how often each block was run, after end
+}
+
+// count changes a program of a collection so that it counts.
+func count(spec *ebpf.CollectionSpec, program string) (*counted, error) {
+	p := spec.Programs[program]
+	g, err := newGraph(p.Instructions)
+	if err != nil {
+		return nil, fmt.Errorf("cutting %s into blocks: %w", program, err)
+	}
+	code, err := g.withCounters()
+	if err != nil {
+		return nil, fmt.Errorf("counting in %s: %w", program, err)
+	}
+	p.Instructions = code
+	words := make([]uint64, wordFirst+len(g.blocks))
+	spec.Maps[countsMap] = &ebpf.MapSpec{Name: countsMap, Type: ebpf.Array, KeySize: 4, ValueSize: uint32(wordSize * len(words)), MaxEntries: 1}
+	return &counted{graph: g, words: words}, nil
+}
+
+// wordOf is the address of a word of the counters' map, in a register.
+func wordOf(r asm.Register, word int) asm.Instruction {
+	return asm.LoadMapValue(r, 0, uint32(wordSize*word)).WithReference(countsMap)
+}
+
+// counter adds one to a word, or, with a single register, only notes that it was here.
+func counter(free []asm.Register, word int) asm.Instructions {
+	switch len(free) {
+	case 0:
+		return nil
+	case 1:
+		return asm.Instructions{wordOf(free[0], word), asm.StoreImm(free[0], 0, 1, asm.Word)}
+	}
+	return asm.Instructions{wordOf(free[0], word), asm.LoadMem(free[1], free[0], 0, asm.DWord), asm.Add.Imm(free[1], 1),
+		asm.StoreMem(free[0], 0, free[1], asm.DWord)}
+}
+
+// withCounters is the program with a counter in each block. Jumps get names for distances.
+func (g *graph) withCounters() (out asm.Instructions, err error) {
+	code := slices.Clone(g.code)
+	for from, to := range g.target {
+		name := code[to].Symbol()
+		if name == "" {
+			name = fmt.Sprintf("to %d", to)
+			code[to] = code[to].WithSymbol(name)
+		}
+		jump := code[from].WithReference(name)
+		if isFar(jump) {
+			jump.Constant = -1
+		} else {
+			jump.Offset = -1
+		}
+		code[from] = jump
+	}
+	for i := range g.blocks {
+		b := &g.blocks[i]
+		at, free := g.room(b)
+		b.free = len(free)
+		for j := b.first; j < b.end; j++ {
+			begin := len(out)
+			if j == at {
+				out = append(out, counter(free, wordFirst+i)...)
+			}
+			ins := code[j]
+			name := ins.Symbol()
+			if word, ok := fixed[asm.BuiltinFunc(ins.Constant)]; ok && ins.IsBuiltinCall() {
+				out = append(out, wordOf(asm.R0, int(word)).WithSource(ins.Source()), asm.LoadMem(asm.R0, asm.R0, 0, asm.DWord))
+				if btf.FuncMetadata(&ins) != nil {
+					return nil, errors.New("a function begins with a helper that is replaced")
+				}
+			} else {
+				if name != "" && begin != len(out) { // jumps come in before the counter
+					ins = ins.WithSymbol("")
+				}
+				out = append(out, ins)
+			}
+			if name != "" {
+				out[begin] = out[begin].WithSymbol(name)
+			}
+		}
+	}
+	return out, nil
+}
+
+// take finds what count has prepared in the collection that was loaded.
+func (c *counted) take(coll *ebpf.Collection, program string) {
+	c.program, c.counts = coll.Programs[program], coll.Maps[countsMap]
+}
+
+// begin sets all counters to zero, and what time and which random number it is from here on.
+func (c *counted) begin(now, random uint64) error {
+	clear(c.words)
+	c.words[wordNow], c.words[wordRandom] = now, random
+	return c.counts.Put(uint32(0), c.words)
+}
+
+// end is what has been run since.
+func (c *counted) end() (cost, error) {
+	got := cost{lookups: map[string]int{}, calls: map[string]int{}}
+	if err := c.counts.Lookup(uint32(0), &c.words); err != nil {
+		return got, err
+	}
+	var err error
+	if c.times, err = c.solve(c.words[wordFirst:]); err != nil {
+		return got, err
+	}
+	for i, b := range c.blocks {
+		n := c.times[i]
+		got.instructions += n * (b.end - b.first)
+		add(got.lookups, b.lookups, n)
+		add(got.calls, b.calls, n)
+	}
+	return got, nil
+}
+
+func add(to, each map[string]int, n int) {
+	for name, k := range each {
+		if n > 0 {
+			to[name] += n * k
+		}
+	}
+}
+
+// place is a part of the source with how many instructions were there.
+type place struct {
+	name         string
+	instructions int
+}
+
+// places is where the instructions of the last run were, most first: by function as the compiler
+// has left them, by file, and by line.
+func (c *counted) places() [3][]place {
+	perLine, perFile, perFunction := map[string]int{}, map[string]int{}, map[string]int{}
+	for i, b := range c.blocks {
+		line := "?"
+		for j := b.first; j >= 0; j-- { // the line that the block begins in
+			if at := lineOf(c.code[j]); at != "" {
+				line = at
+				break
+			}
+		}
+		for j := b.first; j < b.end; j++ {
+			if at := lineOf(c.code[j]); at != "" {
+				line = at
+			}
+			if n := c.times[i]; n > 0 {
+				file, _, _ := strings.Cut(line, ":")
+				perLine[line] += n
+				perFile[file] += n
+				perFunction[b.function] += n
+			}
+		}
+	}
+	return [3][]place{sorted(perFunction), sorted(perFile), sorted(perLine)}
+}
+
+func lineOf(ins asm.Instruction) string {
+	line, ok := ins.Source().(*btf.Line)
+	if !ok {
+		return ""
+	}
+	return fmt.Sprintf("%s:%d", filepath.Base(line.FileName()), line.LineNumber())
+}
+
+func sorted(m map[string]int) (list []place) {
+	for name, n := range m {
+		list = append(list, place{name, n})
+	}
+	slices.SortFunc(list, func(a, b place) int {
+		return cmp.Or(cmp.Compare(b.instructions, a.instructions), cmp.Compare(a.name, b.name))
+	})
+	return list
+}
