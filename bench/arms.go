@@ -32,6 +32,7 @@ type arm struct {
 	// incremental is set where the arm cannot mend checksums that the sender left to
 	// hardware: it is measured only with checksum offload off.
 	incremental bool
+	tcpOnly     bool // it has no UDP
 }
 
 // arms are all candidates, in the order of the report.
@@ -55,7 +56,7 @@ var arms = []arm{
 	{
 		name: "haproxy", what: "HAProxy in TCP mode, round robin over two servers",
 		programs: []bed.Program{{Name: "haproxy", Package: "haproxy"}},
-		target:   netip.AddrPortFrom(bed.ClientGateway, servicePort), start: startHAProxy,
+		target:   netip.AddrPortFrom(bed.ClientGateway, servicePort), start: startHAProxy, tcpOnly: true,
 	},
 	{
 		name: "nftables", what: "nftables DNAT by hash to two servers, with masquerade",
@@ -145,9 +146,18 @@ services:
     backends:
       - {address: %s, port: %d}
       - {address: %s, port: %d}
+  - name: bulk
+    address: %s
+    port: %d
+    protocol: [tcp, udp]
+    forwarding: nat
+    announce: none
+    backends:
+      - {address: %s}
 api: {socket: %s}
 `, bed.ClientsInterface, bed.ServersInterface, bed.VIP, servicePort,
-		bed.ServerOne, serverPort, bed.ServerTwo, serverPort, filepath.Join(r.dir, "shunt.sock"))
+		bed.ServerOne, serverPort, bed.ServerTwo, serverPort,
+		bed.VIP, bulkPort, bed.ServerOne, filepath.Join(r.dir, "shunt.sock"))
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return nil, nil, err
 	}
@@ -172,7 +182,12 @@ listen web
     balance roundrobin
     server one %s:%d
     server two %s:%d
-`, bed.ClientGateway, servicePort, bed.ServerOne, serverPort, bed.ServerTwo, serverPort)
+listen bulk
+    bind %s:%d
+    balance roundrobin
+    server one %s:%d
+`, bed.ClientGateway, servicePort, bed.ServerOne, serverPort, bed.ServerTwo, serverPort,
+		bed.ClientGateway, bulkPort, bed.ServerOne, bulkPort)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return nil, nil, err
 	}
@@ -187,14 +202,15 @@ func startNFTables(ctx context.Context, r *run) (func() error, []*bed.Child, err
 	rules := fmt.Sprintf(`table ip shunt_bench {
 	chain pre {
 		type nat hook prerouting priority dstnat;
-		ip daddr %s tcp dport %d dnat to jhash ip saddr . tcp sport mod 2 map { 0 : %s, 1 : %s } : %d
+		ip daddr %[1]s tcp dport %[2]d dnat to jhash ip saddr . tcp sport mod 2 map { 0 : %[3]s, 1 : %[4]s } : %[5]d
+		ip daddr %[1]s meta l4proto { tcp, udp } th dport %[6]d dnat to %[3]s
 	}
 	chain post {
 		type nat hook postrouting priority srcnat;
-		oifname %s masquerade
+		oifname %[7]s masquerade
 	}
 }
-`, bed.VIP, servicePort, bed.ServerOne, bed.ServerTwo, serverPort, bed.ServersInterface)
+`, bed.VIP, servicePort, bed.ServerOne, bed.ServerTwo, serverPort, bulkPort, bed.ServersInterface)
 	if _, err := r.bed.RunInput(ctx, bed.Balancer, rules, "nft", "-f", "-"); err != nil {
 		return nil, nil, err
 	}

@@ -51,3 +51,38 @@ func TestReport(t *testing.T) {
 		}
 	}
 }
+
+func TestParseIperf(t *testing.T) {
+	tcp, err := parseIperf(`{"end": {"sum_sent": {"retransmits": 7}, "sum_received": {"bits_per_second": 2.5e9}}}`)
+	if err != nil || tcp.End.Sent.Retransmits != 7 || tcp.End.Received.BitsPerSecond != 2.5e9 {
+		t.Errorf("TCP: %+v, %v", tcp, err)
+	}
+	if udp, err := parseIperf(`{"end": {"sum": {"lost_percent": 0.94}}}`); err != nil || udp.End.Sum.LostPercent != 0.94 {
+		t.Errorf("UDP: %+v, %v", udp, err)
+	}
+	for _, bad := range []string{"", `{"error": "unable to connect"}`} {
+		if _, err := parseIperf(bad); err == nil {
+			t.Errorf("%q is a report", bad)
+		}
+	}
+}
+
+// TestBulkTable: medians, and what a round without a drop at a place counts as.
+func TestBulkTable(t *testing.T) {
+	lost := 0.5
+	p := report{Samples: []sample{
+		{Arm: "shunt", Offload: "off", Bulk: &bulk{Gigabit: 3, Retransmissions: 10, UDPLost: &lost, Dropped: map[string]uint64{"client up out": 10}}},
+		{Arm: "shunt", Offload: "off", Bulk: &bulk{Gigabit: 5, Retransmissions: 20}},
+		{Arm: "haproxy", Offload: "off", Bulk: &bulk{Gigabit: 1}},
+		{Arm: "haproxy", Offload: "off", Bulk: &bulk{Gigabit: 9}, Error: "it fell over"},
+	}}
+	text := p.bulkTable("off")
+	for _, want := range []string{"| shunt | 4.00 | 15 | 0.500 % | client up out 5 |\n", "| haproxy | 1.00 | 0 | – |  |\n"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the table lacks %q:\n%s", want, text)
+		}
+	}
+	if text := p.bulkTable("default"); text != "" {
+		t.Errorf("a table of nothing: %s", text)
+	}
+}

@@ -4,12 +4,12 @@
 //	go run -exec sudo ./bench                     everything, about a quarter of an hour
 //	go run -exec sudo ./bench --quick             does it work, about a minute
 //
-// Figures: keep-alive requests per second and new connections per second (wrk), and the
-// latency of answers at a fixed rate (package load). Arms are interleaved: every round
+// Figures: keep-alive requests per second and new connections per second (wrk), the latency of
+// answers at a fixed rate (package load), and bulk transfers with what is lost of them (iperf3). Arms are interleaved: every round
 // measures each once, and each starts from nothing. The report has medians over the
 // rounds, ratios between arms, the machine and the exact command.
 //
-// Needs root, and nginx, wrk and the peers from Debian. Only ratios of one run mean
+// Needs root, and nginx, wrk, iperf3 and the peers from Debian. Only ratios of one run mean
 // anything: machines differ and are noisy.
 package main
 
@@ -38,6 +38,7 @@ type options struct {
 	connectionRounds int           // rounds that measure new connections, which take longest
 	duration         time.Duration // of new connections: longer than ports rest
 	keepalive        time.Duration // of keep-alive and of the fixed rate
+	bulk             time.Duration // of each bulk transfer; 0 leaves them out
 	rate             int           // requests per second at the fixed rate; 0 leaves it out
 	connections      int
 	shunt            string
@@ -86,7 +87,8 @@ func parseFlags() options {
 	flag.IntVar(&o.rounds, "rounds", 3, "rounds; the report has medians")
 	flag.IntVar(&o.connectionRounds, "connection-rounds", 1, "rounds that also measure new connections")
 	flag.DurationVar(&o.duration, "duration", 75*time.Second, "of new connections; longer than the 60 s a port rests")
-	flag.DurationVar(&o.keepalive, "keepalive-duration", 10*time.Second, "of keep-alive requests, and of the fixed rate")
+	flag.DurationVar(&o.keepalive, "keepalive-duration", 10*time.Second, "of keep-alive requests, and of the fixed rate; 0 leaves keep-alive out")
+	flag.DurationVar(&o.bulk, "bulk-duration", 5*time.Second, "of each bulk transfer, TCP and UDP; 0 leaves them out")
 	flag.IntVar(&o.rate, "rate", 10000, "requests per second for the latency figures; 0 leaves them out")
 	flag.IntVar(&o.connections, "connections", 50, "connections of the client")
 	flag.StringVar(&o.shunt, "shunt", "", "shunt binary (default: built from this repository)")
@@ -95,7 +97,8 @@ func parseFlags() options {
 	flag.BoolVar(&o.quick, "quick", false, "one round of two seconds each: does everything still work?")
 	flag.Parse()
 	if o.quick {
-		o.rounds, o.connectionRounds, o.duration, o.keepalive, o.rate = 1, 1, 2*time.Second, 2*time.Second, min(o.rate, 2000)
+		o.rounds, o.connectionRounds, o.duration, o.keepalive, o.rate = 1, 1, 2*time.Second, min(o.keepalive, 2*time.Second), min(o.rate, 2000)
+		o.bulk = min(o.bulk, time.Second)
 	}
 	o.arms, o.offloads = strings.Split(*armList, ","), strings.Split(*offloads, ",")
 	for _, name := range o.arms {
@@ -111,8 +114,9 @@ func parseFlags() options {
 	if flag.NArg() > 0 {
 		usage("unexpected argument %q", flag.Arg(0))
 	}
-	if o.rounds < 1 || o.connectionRounds < 0 || o.duration < time.Second || o.keepalive < time.Second || o.connections < 2 {
-		usage("rounds must be at least 1, durations at least 1s and connections at least 2")
+	if o.rounds < 1 || o.connectionRounds < 0 || o.duration < time.Second || o.connections < 2 ||
+		o.keepalive < time.Second && o.keepalive != 0 || o.bulk < time.Second && o.bulk != 0 || o.rate > 0 && o.keepalive == 0 {
+		usage("rounds must be at least 1, durations at least 1s (keep-alive with --rate 0 and bulk may be 0) and connections at least 2")
 	}
 	return o
 }
@@ -126,6 +130,9 @@ func usage(format string, args ...any) {
 // anything is measured.
 func benchmark(ctx context.Context, o options) (err error) {
 	programs := []bed.Program{{Name: "nginx", Package: "nginx-light"}, {Name: "wrk", Package: "wrk"}}
+	if o.bulk > 0 {
+		programs = append(programs, bed.Program{Name: "iperf3", Package: "iperf3"})
+	}
 	for _, a := range arms {
 		if slices.Contains(o.arms, a.name) {
 			programs = append(programs, a.programs...)

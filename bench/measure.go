@@ -25,6 +25,7 @@ type sample struct {
 	KeepaliveErrors   int          `json:"keepalive_errors,omitempty"`
 	ConnectionsErrors int          `json:"connections_errors,omitempty"`
 	Latency           *load.Result `json:"latency,omitempty"`
+	Bulk              *bulk        `json:"bulk,omitempty"`
 	Error             string       `json:"error,omitempty"` // why the arm could not be measured
 }
 
@@ -50,8 +51,15 @@ func (r *run) measureArm(ctx context.Context, a arm, s *sample) error {
 // measureFigures takes the figures of an arm that is in place.
 func (r *run) measureFigures(ctx context.Context, a arm, s *sample) (err error) {
 	o := r.options
-	if s.Keepalive, s.KeepaliveErrors, err = r.wrk(ctx, a, o.keepalive); err != nil {
-		return err
+	if o.keepalive > 0 {
+		if s.Keepalive, s.KeepaliveErrors, err = r.wrk(ctx, a, o.keepalive); err != nil {
+			return err
+		}
+	}
+	if o.bulk > 0 {
+		if s.Bulk, err = r.bulkTransfers(ctx, a); err != nil {
+			return err
+		}
 	}
 	if o.rate > 0 {
 		if s.Latency, err = r.latency(ctx, a); err != nil {

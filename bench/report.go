@@ -96,12 +96,20 @@ func (s sample) line() string {
 	if s.Error != "" {
 		return text + "  " + s.Error
 	}
-	text += fmt.Sprintf("  %8.0f keep-alive/s", s.Keepalive)
+	if s.Keepalive > 0 {
+		text += fmt.Sprintf("  %8.0f keep-alive/s", s.Keepalive)
+	}
 	if s.Latency != nil {
 		text += fmt.Sprintf("  p50 %6.0f µs  p99 %6.0f µs", s.Latency.P50us, s.Latency.P99us)
 	}
 	if s.Connections > 0 {
 		text += fmt.Sprintf("  %7.0f connections/s", s.Connections)
+	}
+	if s.Bulk != nil {
+		text += fmt.Sprintf("  %6.2f Gbit/s, %.0f retransmitted", s.Bulk.Gigabit, s.Bulk.Retransmissions)
+		if s.Bulk.UDPLost != nil {
+			text += fmt.Sprintf(", UDP lost %.3f %%", *s.Bulk.UDPLost)
+		}
 	}
 	if n := s.KeepaliveErrors + s.ConnectionsErrors; n > 0 {
 		text += fmt.Sprintf("  %d errors", n)
@@ -243,6 +251,7 @@ func (p report) offloadTables(w io.Writer, offload string, o options) {
 			fmt.Fprintln(w)
 		}
 	}
+	fmt.Fprint(w, p.bulkTable(offload))
 }
 
 // write prints the report and stores it as <date>-<kernel>.md and .json. An arm that

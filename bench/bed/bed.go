@@ -142,6 +142,23 @@ func (b *Bed) SetOffload(checksum bool) error {
 	return nil
 }
 
+// Dropped is how many frames each interface has dropped, by "host interface direction". A frame
+// for which the ring of a veth has no room is one that the sending end drops.
+func (b *Bed) Dropped() (map[string]uint64, error) {
+	dropped := map[string]uint64{}
+	for name, host := range b.hosts {
+		for _, i := range host.Interfaces() {
+			link, err := host.Netlink().LinkByName(i.Name)
+			if err != nil {
+				return nil, fmt.Errorf("host %s: read %s: %w", name, i.Name, err)
+			}
+			statistics := link.Attrs().Statistics
+			dropped[name+" "+i.Name+" out"], dropped[name+" "+i.Name+" in"] = statistics.TxDropped, statistics.RxDropped
+		}
+	}
+	return dropped, nil
+}
+
 // Host is one of the bed's hosts.
 func (b *Bed) Host(name string) *lab.Host { return b.hosts[name] }
 
