@@ -304,7 +304,11 @@ type Attachment struct {
 	Interface string                 `protobuf:"bytes,1,opt,name=interface,proto3" json:"interface,omitempty"`
 	Mode      string                 `protobuf:"bytes,2,opt,name=mode,proto3" json:"mode,omitempty"`
 	// Why not the mode above it.
-	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Frames that came to the interface and that no program saw, because they found no room in its
+	// receive ring, for as long as the interface exists. Not there without a daemon, or where the
+	// other end of a veth cannot be read.
+	FramesMissed  *uint64 `protobuf:"varint,4,opt,name=frames_missed,json=framesMissed,proto3,oneof" json:"frames_missed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -358,6 +362,13 @@ func (x *Attachment) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *Attachment) GetFramesMissed() uint64 {
+	if x != nil && x.FramesMissed != nil {
+		return *x.FramesMissed
+	}
+	return 0
 }
 
 // Something that is wrong now, or worth knowing.
@@ -2790,12 +2801,14 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"conditions\x120\n" +
 	"\toverrides\x18\a \x03(\v2\x12.shunt.v1.OverrideR\toverrides\x12.\n" +
 	"\x13slots_in_transition\x18\b \x01(\x05R\x11slotsInTransition\x12!\n" +
-	"\fslots_marked\x18\t \x01(\x05R\vslotsMarked\"V\n" +
+	"\fslots_marked\x18\t \x01(\x05R\vslotsMarked\"\x92\x01\n" +
 	"\n" +
 	"Attachment\x12\x1c\n" +
 	"\tinterface\x18\x01 \x01(\tR\tinterface\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\tR\x04mode\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xb3\x01\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12(\n" +
+	"\rframes_missed\x18\x04 \x01(\x04H\x00R\fframesMissed\x88\x01\x01B\x10\n" +
+	"\x0e_frames_missed\"\xb3\x01\n" +
 	"\tCondition\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x1a\n" +
 	"\bseverity\x18\x02 \x01(\tR\bseverity\x12\x18\n" +
@@ -3147,6 +3160,7 @@ func file_v1_shunt_proto_init() {
 	if File_v1_shunt_proto != nil {
 		return
 	}
+	file_v1_shunt_proto_msgTypes[3].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[5].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[6].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[7].OneofWrappers = []any{}

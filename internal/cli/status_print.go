@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -77,9 +78,13 @@ func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, sho
 		fmt.Fprintf(w, "There is no daemon: %s. `shunt run` takes over with all connections.\n", st.DaemonError)
 	}
 	t := newTable(w)
-	fmt.Fprintln(t, "\nINTERFACE\tMODE")
+	fmt.Fprintln(t, "\nINTERFACE\tMODE\tMISSED")
 	for _, a := range st.Attached {
-		fmt.Fprintf(t, "%s\t%s\n", a.Interface, a.Mode)
+		missed := "-"
+		if a.FramesMissed != nil {
+			missed = strconv.FormatUint(*a.FramesMissed, 10)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\n", a.Interface, a.Mode, missed)
 	}
 	t.flush()
 	fmt.Fprintln(w)

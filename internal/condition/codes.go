@@ -12,6 +12,7 @@ const (
 	ClockStepped           = "clock_stepped"
 	ConfigRefused          = "config_refused"
 	FlowsFull              = "flows_full"
+	FramesMissed           = "frames_missed"
 	FramesRefused          = "frames_refused"
 	HealthNotBelieved      = "health_not_believed"
 	InterfaceMissing       = "interface_missing"
@@ -88,6 +89,11 @@ var Codes = []Definition{
 		Code: FlowsFull, Severity: Error, Subject: "instance",
 		Meaning: "The table of flows had no room for new ones under nat: they are dropped (table_full), or end when they are idle for as long as an unfinished handshake may be (flows_full). Flows that are there go on.",
 		Remedy:  "raise `limits.flows`, which takes effect when the data plane is loaded anew; bound a service with `max_flows`, or a source with `max_new_flows_per_source`. Where a memory limit is set for the daemon (MemoryMax=), `shunt check` says how much the limits need",
+	},
+	{
+		Code: FramesMissed, Severity: Warning, Subject: "interface",
+		Meaning: "Frames came to the interface faster than they were taken out of its receive ring. Those that found no room were dropped before any program saw them.",
+		Remedy:  "a card: give it a longer ring (`ethtool -G NAME rx 4096`) and more queues on more CPUs (`ethtool -L NAME combined N`). A veth has room for 256 frames: with a queueing discipline at its other end (`tc qdisc replace dev PEER root pfifo`) the sender waits instead, from Linux 6.16 on",
 	},
 	{
 		Code: FramesRefused, Severity: Warning, Subject: "instance",

@@ -500,6 +500,13 @@ func (d *daemon) detachFrom(name string) error {
 	return err
 }
 
+// attachedTo names the interfaces that the daemon has attached to.
+func (d *daemon) attachedTo() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Sorted(maps.Keys(d.attachments))
+}
+
 // detachOthers detaches from interfaces that are no longer wanted.
 func (d *daemon) detachOthers(interfaces []model.Interface) error {
 	var errs []error

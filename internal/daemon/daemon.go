@@ -120,6 +120,8 @@ type daemon struct {
 	retrying *time.Timer         // guarded by applying
 	awaited  map[netip.Addr]bool // backends whose ways were waited for; guarded by applying
 
+	missing missedWatch // the loop's
+
 	clock    *steadyClock // of deadlines
 	stepped  time.Time    // when the wall clock was last set, by clock; guarded by applying
 	watching watching     // guarded by applying, but for what says otherwise
@@ -158,6 +160,8 @@ func Run(ctx context.Context, opts Options) error {
 	if err := d.start(ctx, config); err != nil {
 		return errors.Join(err, d.abandon())
 	}
+	d.missing = missedWatch{conditions: d.conditions}
+	d.missing.look(framesMissed(d.attachedTo(), d.log), time.Now()) // what is missed from now on is news
 	d.log.Info("forwarding", "instance", opts.Instance, "services", len(config.Services),
 		"socket", config.API.Socket, "pid", os.Getpid())
 	d.supervisor.alive.beat(partChanges) // or a change that is stuck from the first would not count
@@ -242,6 +246,7 @@ func (d *daemon) loop(ctx context.Context) {
 			} else {
 				shortage.look(reasons, time.Now())
 			}
+			d.missing.look(framesMissed(d.attachedTo(), d.log), time.Now())
 			d.refreshInterfaces()
 			d.upkeep()
 			trouble.look(d.watching.monitor.TakeTrouble(), time.Now())

@@ -327,10 +327,15 @@ type status struct {
 	}
 	Silent     string    `json:"daemon_error"`
 	Unattended time.Time `json:"unattended_since"`
-	Attached   []struct{ Interface, Mode string }
+	Attached   []attached
 	Services   []service
 	Backends   []serviceBackend
 	Reasons    map[string]struct{ Packets, Bytes uint64 }
+}
+
+type attached struct {
+	Interface, Mode string
+	Missed          *uint64 `json:"frames_missed"`
 }
 
 type service struct {

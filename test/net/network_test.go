@@ -371,6 +371,54 @@ func TestRefusedFramesAreCounted(t *testing.T) {
 	}
 }
 
+// Frames that an interface does not take, so that no program sees them, are counted and a
+// condition. That they are too long stands for a ring without room, which is counted by the same
+// counter and would be so many only by chance.
+func TestMissedFramesAreCounted(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.TwoArm})
+	if err := b.Balancer.SetMTU("eth0", 1300); err != nil {
+		t.Fatal(err)
+	}
+	b.write(b.file(settings{}))
+	b.start()
+	const unknown = -1
+	missed := func() int {
+		for _, a := range b.status().Attached {
+			if a.Interface == "eth0" && a.Missed != nil {
+				return int(*a.Missed)
+			}
+		}
+		return unknown
+	}
+	if n := missed(); n != 0 {
+		t.Fatalf("at the beginning the status shows %d frames missed", n)
+	}
+	far, iface, err := b.FarEnd(b.Balancer, "eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = 7
+	for range want {
+		// The kernel may say that the frame was dropped.
+		if err := far.Send(iface, make([]byte, 1400)); err != nil && !errors.Is(err, syscall.ENOBUFS) {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, 10*time.Second, "the count of missed frames, and the condition", func() error {
+		if n := missed(); n != want {
+			return fmt.Errorf("the status shows %d frames missed, want %d", n, want)
+		}
+		if text := b.status().condition("frames_missed"); !strings.HasPrefix(text, "eth0: ") || !strings.Contains(text, "tc qdisc") {
+			return fmt.Errorf("the condition says %q", text)
+		}
+		return nil
+	})
+	b.kill()
+	if n := missed(); n != unknown {
+		t.Errorf("without a daemon, which knows the interface, %d frames are shown as missed", n)
+	}
+}
+
 // An interface whose driver has no native mode: `native` fails with the reason, `auto`
 // falls back to generic, and says so.
 func TestDriverWithoutNativeMode(t *testing.T) {

@@ -1,0 +1,79 @@
+package daemon
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/missed"
+)
+
+// framesMissed is how many frames each interface has missed, of those where that can be known.
+func framesMissed(names []string, log *slog.Logger) map[string]uint64 {
+	counts := map[string]uint64{}
+	for _, name := range names {
+		count, err := missed.Frames(name)
+		if err != nil {
+			log.Debug("it is not known how many frames were missed", "interface", name, "error", err)
+			continue
+		}
+		counts[name] = count
+	}
+	return counts
+}
+
+// showMissed adds them to what a status shows.
+func showMissed(attached []*shuntv1.Attachment, log *slog.Logger) {
+	for _, a := range attached {
+		if count, known := framesMissed([]string{a.Interface}, log)[a.Interface]; known {
+			a.FramesMissed = &count
+		}
+	}
+}
+
+// missedWatch turns interfaces that miss frames into conditions, which hold as long as shortages do.
+// It is for one caller at a time.
+type missedWatch struct {
+	conditions *condition.Set
+	last       map[string]uint64 // by interface
+	grew       map[string]time.Time
+	missed     map[string]uint64 // since the condition came
+}
+
+// look compares with the look before. What an interface had missed before its first one is history,
+// and one made anew begins anew.
+func (w *missedWatch) look(counts map[string]uint64, now time.Time) {
+	if w.grew == nil {
+		w.grew, w.missed = map[string]time.Time{}, map[string]uint64{}
+	}
+	for name, count := range counts {
+		before, known := w.last[name]
+		if !known || count <= before {
+			continue
+		}
+		w.grew[name] = now
+		w.missed[name] += count - before
+		w.conditions.Raise(condition.Condition{Code: condition.FramesMissed, Subject: name,
+			Text: fmt.Sprintf("its receive ring had no room for frames that came to it: they were dropped before any program saw them (%s)", magnitude(w.missed[name]))})
+	}
+	for name, at := range w.grew {
+		if _, there := counts[name]; !there || now.Sub(at) >= shortageHold {
+			delete(w.grew, name)
+			delete(w.missed, name)
+			w.conditions.Clear(condition.FramesMissed, name)
+		}
+	}
+	w.last = counts
+}
+
+// magnitude is a number in words that change seldom, so that they are not told every second.
+func magnitude(n uint64) string {
+	for least := uint64(1_000_000_000); least > 1; least /= 10 {
+		if n >= least {
+			return fmt.Sprintf("more than %d so far", least-1)
+		}
+	}
+	return "a few so far"
+}
