@@ -63,7 +63,7 @@ var Codes = []Definition{
 	{
 		Code: AttachFailed, Severity: Error, Subject: "interface",
 		Meaning: "The program could not be attached to the interface; its traffic is not balanced.",
-		Remedy:  "run `shunt doctor` to see what is in the way",
+		Remedy:  "mend what the text names; shunt tries again every second",
 	},
 	{
 		Code: ChecksFailHere, Severity: Error, Subject: "host",

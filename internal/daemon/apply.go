@@ -548,7 +548,7 @@ func (d *daemon) refreshInterfaces() {
 		}
 		if err != nil {
 			d.conditions.Raise(condition.Condition{Code: condition.AttachFailed, Subject: name,
-				Text: err.Error(), Remedy: "mend what the text names; shunt tries again every second"})
+				Text: err.Error()})
 		} else {
 			d.conditions.Clear(condition.AttachFailed, name)
 		}

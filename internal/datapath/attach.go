@@ -339,7 +339,7 @@ type refusedError struct {
 func (e *refusedError) Error() string {
 	advice := "use `attach: auto` to fall back to generic mode"
 	if e.mode == ModeGeneric {
-		advice = "`shunt doctor` looks for what is in the way"
+		advice = "use `attach: tc`, which needs no XDP"
 	}
 	return fmt.Sprintf("attach to interface %s in %s mode: %s; %s", e.iface, e.mode, e.reason, advice)
 }
