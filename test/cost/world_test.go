@@ -1,14 +1,12 @@
 package cost
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -17,12 +15,12 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/test/space"
 )
 
 // world is a namespace with one interface, as a balancer with one arm has it, and a data plane: the
@@ -46,57 +44,19 @@ func newWorld(t testing.TB, name string, services []model.Service) *world {
 		Instance: instance, PinRoot: datapath.DefaultPinRoot, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Limits: model.Limits{Flows: 1024, Services: 16, Backends: 16, Slots: 1 << 13, Remembered: 1 << 12, Filters: 64},
 	}}
-	runtime.LockOSThread() // never unlocked
-	must(t, stay())
-	space, err := netns.NewNamed(instance)
-	must(t, err)
-	t.Cleanup(func() {
-		if err := errors.Join(space.Close(), netns.DeleteNamed(instance)); err != nil {
-			t.Errorf("removing the network namespace: %v", err)
-		}
-	})
+	space.Enter(t, instance)
+	space.Stay(t)
 	w.makeLink()
 	w.open()
 	return w
 }
 
-// stay binds the thread to the CPU it is on.
-func stay() error {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return err
-	}
-	for i := range 1024 {
-		if set.IsSet(i) {
-			set.Zero()
-			set.Set(i)
-			return unix.SchedSetaffinity(0, &set)
-		}
-	}
-	return errors.New("no CPU may be used")
-}
-
 // makeLink makes the interface, with a router behind it that leads to the clients.
 func (w *world) makeLink() {
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.HardwareAddr = "shunt-a", own
-	veth := netlink.NewVeth(attrs)
-	veth.PeerName = "shunt-a-peer"
-	must(w, netlink.LinkAdd(veth))
-	var err error
-	w.link, err = netlink.LinkByName(attrs.Name)
-	must(w, err)
-	for _, text := range []string{"192.0.2.1/24", "2001:db8:1::1/64"} {
-		address, err := netlink.ParseAddr(text)
-		must(w, err)
-		address.Flags |= unix.IFA_F_NODAD
-		must(w, netlink.AddrAdd(w.link, address))
-	}
 	lo, err := netlink.LinkByName("lo")
 	must(w, err)
-	for _, link := range []netlink.Link{lo, w.link} {
-		must(w, netlink.LinkSetUp(link))
-	}
+	must(w, netlink.LinkSetUp(lo))
+	w.link = space.AddArm(w, "shunt-a", own, 0, "192.0.2.1/24", "2001:db8:1::1/64")
 	for _, family := range []string{"ipv4", "ipv6"} {
 		must(w, os.WriteFile("/proc/sys/net/"+family+"/conf/all/forwarding", []byte("1"), 0o644))
 	}
@@ -109,16 +69,9 @@ func (w *world) makeLink() {
 
 // open loads the program and fills the maps, as the daemon does.
 func (w *world) open() {
-	var err error
-	w.d, err = datapath.Open(w.options)
-	must(w, err)
-	w.Cleanup(func() {
-		if err := errors.Join(w.d.Close(), datapath.RemoveFrom(w.options)); err != nil {
-			w.Errorf("removing the data plane: %v", err)
-		}
-	})
+	w.d = space.Open(w, w.options)
 	must(w, w.d.Prepare(w.services))
-	_, err = w.d.Attach(w.link.Attrs().Name, model.AttachNative)
+	_, err := w.d.Attach(w.link.Attrs().Name, model.AttachNative)
 	must(w, err)
 	must(w, w.d.Heartbeat())
 	must(w, w.d.SetSettings(timeouts, onePort))

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -16,12 +15,12 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/test/space"
 )
 
 var worldCount atomic.Uint32
@@ -31,7 +30,6 @@ type world struct {
 	testing.TB
 	d       *datapath.Datapath
 	options datapath.Options
-	space   netns.NsHandle
 	ifindex [armsN]int
 	cpus    int
 	// backends are as the reconciler has made them, by index.
@@ -65,32 +63,10 @@ func newWorld(t testing.TB) *world {
 		Limits: model.Limits{Flows: 4096, Services: 128, Backends: 128, Slots: 1 << 16, Remembered: 1 << 17, Filters: 64},
 		Log:    slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}}
-	runtime.LockOSThread()
-	must(t, stay())
-	var err error
-	w.space, err = netns.NewNamed(name)
-	must(t, err)
-	t.Cleanup(func() {
-		if err := errors.Join(w.space.Close(), netns.DeleteNamed(name)); err != nil {
-			t.Errorf("removing the network namespace: %v", err)
-		}
-	})
+	space.Enter(t, name)
+	space.Stay(t)
 	for i, a := range arms {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.HardwareAddr, attrs.MTU = a.name, a.mac, a.mtu
-		veth := netlink.NewVeth(attrs)
-		veth.PeerName = a.name + "-peer"
-		must(t, netlink.LinkAdd(veth))
-		link, err := netlink.LinkByName(a.name)
-		must(t, err)
-		w.ifindex[i] = link.Attrs().Index
-		for _, text := range a.addresses {
-			address, err := netlink.ParseAddr(text)
-			must(t, err)
-			address.Flags |= unix.IFA_F_NODAD
-			must(t, netlink.AddrAdd(link, address))
-		}
-		must(t, netlink.LinkSetUp(link))
+		w.ifindex[i] = space.AddArm(t, a.name, a.mac, a.mtu, a.addresses...).Attrs().Index
 	}
 	w.open()
 	w.apply()
@@ -98,31 +74,9 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-// stay binds the thread to the CPU it is on: limits are kept per CPU.
-func stay() error {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return err
-	}
-	for i := range 1024 {
-		if set.IsSet(i) {
-			set.Zero()
-			set.Set(i)
-			return unix.SchedSetaffinity(0, &set)
-		}
-	}
-	return errors.New("no CPU may be used")
-}
-
 func (w *world) open() {
 	var err error
-	w.d, err = datapath.Open(w.options)
-	must(w, err)
-	w.Cleanup(func() {
-		if err := errors.Join(w.d.Close(), datapath.RemoveFrom(w.options)); err != nil {
-			w.Errorf("removing the data plane: %v", err)
-		}
-	})
+	w.d = space.Open(w, w.options)
 	for _, a := range arms {
 		mode := model.AttachNative
 		if a.generic {

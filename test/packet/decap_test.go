@@ -14,8 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/packet"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
+	"github.com/shunt-lb/shunt/test/space"
 )
 
 // The backend of these tests: 10.0.0.20 and 2001:db8:2::20 are the interface's, balancers
@@ -51,18 +50,7 @@ func newDecapWorld(t testing.TB) *decapWorld {
 	w.makeSpace(name)
 	w.cpu = w.newRunner(0)
 	w.cpu.do(func() {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.HardwareAddr = armC, ownC
-		veth := netlink.NewVeth(attrs)
-		veth.PeerName = armC + "-peer"
-		must(w, netlink.LinkAdd(veth))
-		for _, text := range []string{decapOwn4.String() + "/24", decapOwn6.String() + "/64"} {
-			address, err := netlink.ParseAddr(text)
-			must(w, err)
-			address.Flags |= unix.IFA_F_NODAD
-			must(w, netlink.AddrAdd(veth, address))
-		}
-		must(w, netlink.LinkSetUp(veth))
+		space.AddArm(w, armC, ownC, 0, decapOwn4.String()+"/24", decapOwn6.String()+"/64")
 		var err error
 		w.decap, err = datapath.AttachDecap(datapath.DecapOptions{
 			Name: name, Interface: armC, Mode: model.AttachNative, GUEPort: decapPort,

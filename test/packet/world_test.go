@@ -20,7 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/internal/reconcile"
-	"github.com/vishvananda/netlink"
+	"github.com/shunt-lb/shunt/test/space"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
@@ -161,21 +161,7 @@ func (w *world) fill(o worldOptions) {
 		{armA, ownA, []string{"192.0.2.1/24", "2001:db8:1::1/64"}},
 		{armC, ownC, []string{"10.0.0.1/24", "2001:db8:2::1/64"}},
 	} {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.HardwareAddr = arm.name, arm.mac
-		veth := netlink.NewVeth(attrs)
-		veth.PeerName = arm.name + "-peer"
-		must(w, netlink.LinkAdd(veth))
-		link, err := netlink.LinkByName(arm.name)
-		must(w, err)
-		w.ifindex[arm.name] = link.Attrs().Index
-		for _, text := range arm.addresses {
-			address, err := netlink.ParseAddr(text)
-			must(w, err)
-			address.Flags |= unix.IFA_F_NODAD
-			must(w, netlink.AddrAdd(link, address))
-		}
-		must(w, netlink.LinkSetUp(link))
+		w.ifindex[arm.name] = space.AddArm(w, arm.name, arm.mac, 0, arm.addresses...).Attrs().Index
 	}
 	var err error
 	w.d, err = datapath.Open(w.options)

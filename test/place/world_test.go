@@ -10,18 +10,17 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/test/space"
 )
 
 // quantum is the unit of simulated time. All limits below lie about half a quantum from a
@@ -79,44 +78,15 @@ func newWorld(t testing.TB, remembered uint32) *world {
 		Limits: model.Limits{Flows: 64, Services: 16, Backends: 32, Slots: 1 << 15, Remembered: remembered},
 		Log:    slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}}
-	runtime.LockOSThread()
-	var err error
-	w.space, err = netns.NewNamed(name)
-	must(t, err)
-	t.Cleanup(func() {
-		if err := errors.Join(w.space.Close(), netns.DeleteNamed(name)); err != nil {
-			t.Errorf("removing the network namespace: %v", err)
-		}
-	})
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.HardwareAddr = arm, ownMAC
-	veth := netlink.NewVeth(attrs)
-	veth.PeerName = arm + "-peer"
-	must(t, netlink.LinkAdd(veth))
-	link, err := netlink.LinkByName(arm)
-	must(t, err)
-	w.ifindex = link.Attrs().Index
-	for _, text := range []string{"10.0.0.1/24", "2001:db8:2::1/64"} {
-		address, err := netlink.ParseAddr(text)
-		must(t, err)
-		address.Flags |= unix.IFA_F_NODAD
-		must(t, netlink.AddrAdd(link, address))
-	}
-	must(t, netlink.LinkSetUp(link))
+	w.space = space.Enter(t, name)
+	w.ifindex = space.AddArm(t, arm, ownMAC, 0, "10.0.0.1/24", "2001:db8:2::1/64").Attrs().Index
 	w.open()
 	return w
 }
 
 func (w *world) open() {
-	var err error
-	w.d, err = datapath.Open(w.options)
-	must(w, err)
-	w.Cleanup(func() {
-		if err := errors.Join(w.d.Close(), datapath.RemoveFrom(w.options)); err != nil {
-			w.Errorf("removing the data plane: %v", err)
-		}
-	})
-	_, err = w.d.Attach(arm, model.AttachNative)
+	w.d = space.Open(w, w.options)
+	_, err := w.d.Attach(arm, model.AttachNative)
 	must(w, err)
 	must(w, w.d.SetSettings(timeouts, ports))
 	w.d.SetEncapsulation(model.Encapsulation{GUEPort: 6080})
