@@ -49,21 +49,25 @@ func small() *ebpf.CollectionSpec {
 	}
 }
 
-func TestCounting(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: loads BPF programs")
-	}
-	spec := small()
+// loadCounting loads a collection's main program so that it counts.
+func loadCounting(t *testing.T, spec *ebpf.CollectionSpec) *counted {
+	t.Helper()
 	c, err := count(spec, "main")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	coll, err := ebpf.NewCollection(spec)
 	if err != nil {
 		t.Fatalf("%+v", err)
 	}
-	defer coll.Close()
+	t.Cleanup(coll.Close)
 	c.take(coll, "main")
+	return c
+}
+
+func TestCounting(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: loads BPF programs")
+	}
+	c := loadCounting(t, small())
 	for range 2 {
 		if err := c.begin(1000, 234); err != nil {
 			t.Fatal(err)
@@ -113,16 +117,7 @@ func TestCountingWithoutRoom(t *testing.T) {
 			if !taken {
 				want--
 			}
-			c, err := count(spec, "main")
-			if err != nil {
-				t.Fatal(err)
-			}
-			coll, err := ebpf.NewCollection(spec)
-			if err != nil {
-				t.Fatalf("%+v", err)
-			}
-			defer coll.Close()
-			c.take(coll, "main")
+			c := loadCounting(t, spec)
 			if err := c.begin(0, 0); err != nil {
 				t.Fatal(err)
 			}
