@@ -65,7 +65,7 @@ func (d *daemon) Status(context.Context) (*shuntv1.GetStatusResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	showMissed(s.Attached, d.log)
+	showMissed(s.Attached, framesMissed(d.attachedTo(), d.log))
 	overrides := d.Overrides()
 	about := &shuntv1.Daemon{Pid: int32(os.Getpid()), Since: timestamppb.New(d.since), ConfigPath: d.opts.ConfigPath, Instance: d.opts.Instance,
 		Conditions: status.Conditions(d.Conditions()), Overrides: status.Overrides(overrides)}

@@ -25,9 +25,9 @@ func framesMissed(names []string, log *slog.Logger) map[string]uint64 {
 }
 
 // showMissed adds them to what a status shows.
-func showMissed(attached []*shuntv1.Attachment, log *slog.Logger) {
+func showMissed(attached []*shuntv1.Attachment, counts map[string]uint64) {
 	for _, a := range attached {
-		if count, known := framesMissed([]string{a.Interface}, log)[a.Interface]; known {
+		if count, known := counts[a.Interface]; known {
 			a.FramesMissed = &count
 		}
 	}
