@@ -164,7 +164,7 @@ func (p report) bulkTable(offload string) string {
 	if text.Len() == 0 {
 		return ""
 	}
-	return fmt.Sprintf("\nBulk transfers, %d streams (iperf3): TCP as fast as it goes, then UDP at %d Mbit/s. "+
+	return fmt.Sprintf("\nBulk transfers, %d streams to one server (iperf3): TCP as fast as it goes, then UDP at %d Mbit/s. "+
 		"Dropped frames as the interfaces between client and servers count them, of both.\n\n"+
 		"| arm | TCP Gbit/s | TCP retransmissions | UDP lost | frames dropped |\n|---|---:|---:|---:|---|\n%s",
 		bulkStreams, bulkStreams*bulkUDPMegabit, text.String())
