@@ -37,26 +37,17 @@
 
 /* The last stage of NAT: the packet becomes what its flow says, and leaves. */
 static __always_inline enum verdict flow_forward(struct frame_ctx *ctx, struct packet *p,
-						 int has_transport)
+						 const struct settings *settings, struct flow *f,
+						 const struct backend *backend, int has_transport)
 {
 	enum reason reason = REASON_UNRESOLVED;
-	struct settings *settings = settings_get();
-	struct scratch *scratch = scratch_get();
 	struct interface *out;
-	struct backend *backend;
 	enum verdict verdict;
-	struct flow *f;
 	__u64 hop;
 
-	if (!scratch || !settings)
-		return drop(p, REASON_INTERNAL);
-	f = &scratch->flow;
 	if (p->ttl <= 1)
 		return VERDICT_REFUSE;
 	if (f->direction == DIRECTION_CLIENT) {
-		backend = backend_find(f->backend);
-		if (!backend)
-			return drop(p, REASON_BACKEND_GONE);
 		hop = hop_to_backend(ctx, backend, settings, &f->source, bpf_jiffies64(), &reason);
 	} else if (hop_marked_by(f->hop, f->nonce)) {
 		hop = f->hop;
@@ -77,7 +68,7 @@ static __always_inline enum verdict flow_forward(struct frame_ctx *ctx, struct p
 		return drop(p, REASON_INTERNAL);
 	if (packet_rewrite(ctx, p, f, has_transport))
 		return drop(p, REASON_INTERNAL);
-	verdict = ethernet_send(ctx, p, hop, out);
+	verdict = hop_send(ctx, p, hop, out);
 	if (verdict == VERDICT_HOST && f->direction == DIRECTION_CLIENT)
 		p->egress = interface_slot; /* where the client's packets are expected */
 	return verdict;
@@ -108,7 +99,7 @@ static __always_inline int flow_deserts(const struct packet *p, const struct flo
  * -1: it begins another connection on a closed one's tuple, and its source may not. -2: its flow is
  * still the ABI's before. */
 static __always_inline int flow_lookup(struct frame_ctx *ctx, struct packet *p, struct flow *f,
-				       __u32 now)
+				       struct backend **home, __u32 now)
 {
 	struct flow *live = flow_find(&p->key, f);
 	struct backend *backend;
@@ -118,7 +109,7 @@ static __always_inline int flow_lookup(struct frame_ctx *ctx, struct packet *p, 
 		return -2;
 	if (!live)
 		return 0;
-	backend = flow_home(f);
+	backend = *home = flow_home(f);
 	if (backend && backend->draining && is_first(p) && state_is_closed(life_state(f->life))) {
 		flow_end(&p->key, live, f); /* a new connection on the tuple of a closed one */
 		return 0;
@@ -142,17 +133,15 @@ static __always_inline int flow_lookup(struct frame_ctx *ctx, struct packet *p, 
 	return flow_advance(ctx, p, live, f) == ADVANCE_GO;
 }
 
-/* Finds or makes the packet's flow. VERDICT_NEXT: it is in scratch->flow. */
-static __always_inline enum verdict flow_stage(struct frame_ctx *ctx, struct packet *p, int is_vip,
+/* Finds or makes the packet's flow. VERDICT_NEXT: it is in f, and its backend in *home. */
+static __always_inline enum verdict flow_stage(struct frame_ctx *ctx, struct packet *p,
+					       struct flow *f, struct backend **home, int is_vip,
 					       __u32 service_index)
 {
-	struct scratch *scratch = scratch_get();
 	enum reason reason;
 	int found;
 
-	if (!scratch)
-		return drop(p, REASON_INTERNAL);
-	found = flow_lookup(ctx, p, &scratch->flow, bpf_jiffies64());
+	found = flow_lookup(ctx, p, f, home, bpf_jiffies64());
 	if (found == -2) {
 		p->reason = REASON_CARRYING;
 		return VERDICT_CARRY;
@@ -175,13 +164,42 @@ static __always_inline enum verdict flow_stage(struct frame_ctx *ctx, struct pac
 	reason = nat_flow_create(ctx, p, service_index);
 	if (reason == REASON_NO_BACKEND)
 		return VERDICT_REJECT;
-	return reason == REASON_NONE ? VERDICT_NEXT : drop(p, reason);
+	if (reason != REASON_NONE)
+		return drop(p, reason);
+	*home = backend_find(f->backend);
+	return *home ? VERDICT_NEXT : drop(p, REASON_BACKEND_GONE);
+}
+
+/* NAT. */
+static __always_inline enum verdict nat_stage(struct frame_ctx *ctx, struct packet *p,
+					      const struct settings *settings, int is_vip,
+					      __u32 service_index)
+{
+	struct scratch *scratch = scratch_get();
+	struct backend *home = 0;
+	enum verdict verdict;
+
+	if (!scratch)
+		return drop(p, REASON_INTERNAL);
+	verdict = flow_stage(ctx, p, &scratch->flow, &home, is_vip, service_index);
+	if (verdict != VERDICT_NEXT)
+		return verdict;
+	return flow_forward(ctx, p, settings, &scratch->flow, home, 1);
 }
 
 /* The last stage of a later fragment of NAT. */
 __stage enum verdict fragment_nat_forward(struct frame_ctx *ctx, struct packet *p)
 {
-	return p ? flow_forward(ctx, p, 0) : VERDICT_DROP;
+	struct settings *settings = settings_get();
+	struct scratch *scratch = scratch_get();
+	struct backend *home;
+
+	if (!p || !settings || !scratch)
+		return VERDICT_DROP;
+	home = backend_find(scratch->flow.backend);
+	if (!home)
+		return drop(p, REASON_BACKEND_GONE);
+	return flow_forward(ctx, p, settings, &scratch->flow, home, 0);
 }
 
 static __always_inline enum verdict fragment_forward(struct frame_ctx *ctx, struct packet *p)
@@ -252,16 +270,18 @@ static __always_inline enum verdict address_stage(struct frame_ctx *ctx, struct 
 	enum verdict verdict = transport_parse(ctx, p);
 	__u32 flags, epoch, service_index = SERVICE_NONE;
 	struct settings *settings = settings_get();
-	struct known *known = known_place(p);
+	const struct flow_key *key = &p->key;
+	struct known *known = known_place(&key->destination, key->destination_port, key->protocol);
 
 	if (!settings || !known)
 		return pass(p, REASON_NOT_OURS);
 	epoch = *(volatile __u32 *)&settings->epoch;
-	if (verdict == VERDICT_NEXT && known_is(known, p, epoch)) {
+	if (verdict == VERDICT_NEXT &&
+	    known_is(known, &key->destination, key->destination_port, key->protocol, epoch)) {
 		flags = known->flags;
 		service_index = known->service_index;
 	} else {
-		flags = address_flags(&p->key.destination);
+		flags = destination_flags(p, settings, epoch);
 		/* Answers to clients of nat-destination go to the client's own address. */
 		if (!flags && !answers_pass(settings))
 			return pass(p, REASON_NOT_OURS);
@@ -286,9 +306,7 @@ static __always_inline enum verdict address_stage(struct frame_ctx *ctx, struct 
 	    service_index != SERVICE_NONE)
 		verdict = direct_stage(ctx, p, settings, service_index);
 	if (verdict == VERDICT_NEXT)
-		verdict = flow_stage(ctx, p, flags & ADDRESS_VIP, service_index);
-	if (verdict == VERDICT_NEXT)
-		verdict = flow_forward(ctx, p, 1);
+		verdict = nat_stage(ctx, p, settings, flags & ADDRESS_VIP, service_index);
 	if (verdict == VERDICT_REJECT)
 		verdict = reject_answer(ctx, p, service_index);
 	return verdict == VERDICT_REFUSE ? error_answer(ctx, p) : verdict;
@@ -326,8 +344,7 @@ static __always_inline enum verdict frame_stage(struct frame_ctx *ctx, struct pa
 		if (!group && !ctx_is_outbound())
 			return pass(p, REASON_OTHER_MAC);
 	}
-	/* By the word: struct ethhdr is packed, and clang would read its octets one by one. */
-	switch (*(__be16 *)((void *)eth + offsetof(struct ethhdr, h_proto))) {
+	switch (frame_protocol(data)) {
 	case bpf_htons(ETH_P_IP):
 		if (group)
 			return pass(p, REASON_MULTICAST);

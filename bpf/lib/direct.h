@@ -19,26 +19,18 @@
 #include "service.h"
 #include "traffic.h"
 
-/* Finds the way to a backend and wraps the packet as the service says. Returns the interface that
- * it leaves by, towards *hop; NULL: it cannot, and *reason and p->mtu are as packet_wrap has it. */
-static __always_inline struct interface *direct_wrap(struct frame_ctx *ctx, struct packet *p,
-						     const struct settings *settings,
-						     const struct service *service,
-						     const struct backend *backend, __u32 entropy,
-						     __u64 *hop, enum reason *reason)
+/* The interface that the packet leaves by to a backend, towards *hop; NULL with *reason: none. */
+static __always_inline struct interface *direct_route(struct frame_ctx *ctx, const struct packet *p,
+						      const struct settings *settings,
+						      const struct backend *backend, __u64 *hop,
+						      enum reason *reason)
 {
-	struct interface *out;
-
 	*reason = REASON_UNRESOLVED;
 	*hop = hop_to_backend(ctx, backend, settings, &p->key.destination, bpf_jiffies64(), reason);
 	if (!(*hop & HOP_MAC_MASK))
 		return 0;
 	*reason = REASON_INTERNAL;
-	out = hop_interface(*hop);
-	if (!out || service->forwarding == FORWARDING_DSR_L2 || hop_is_host(*hop))
-		return out;
-	*reason = packet_wrap(ctx, p, settings, service, backend, out, entropy);
-	return *reason == REASON_NONE ? out : 0;
+	return hop_interface(*hop);
 }
 
 /* The last stage of direct return. */
@@ -59,10 +51,11 @@ static __always_inline enum verdict direct_forward(struct frame_ctx *ctx, struct
 		return drop(p, REASON_INTERNAL);
 	if (is_whole && !generic_mode && csum_is_unfinished(ctx, p) && csum_complete(ctx, p))
 		return drop(p, REASON_INTERNAL);
-	out = direct_wrap(ctx, p, settings, service, backend, hash_again(hash), &hop, &reason);
+	out = direct_route(ctx, p, settings, backend, &hop, &reason);
 	if (!out)
-		return p->mtu ? VERDICT_REFUSE : drop(p, reason);
-	if (hop_is_host(hop)) { /* its stack has the VIP: nothing has to carry the packet there */
+		return drop(p, reason);
+	if (hop_is_host(hop,
+			out)) { /* its stack has the VIP: nothing has to carry the packet there */
 		traffic_count(service_index, reference, p->frame_size, DIRECTION_CLIENT,
 			      is_first(p));
 		return host_send(p, interface_slot);
@@ -73,6 +66,10 @@ static __always_inline enum verdict direct_forward(struct frame_ctx *ctx, struct
 			return pass(p, REASON_NOT_OURS);
 		if (hop_leads_back(ctx, hop))
 			return drop(p, REASON_LOOP);
+	} else {
+		reason = packet_wrap(ctx, p, settings, service, backend, out, hash_again(hash));
+		if (reason != REASON_NONE)
+			return p->mtu ? VERDICT_REFUSE : drop(p, reason);
 	}
 	traffic_count(service_index, reference, p->frame_size, DIRECTION_CLIENT, is_first(p));
 	return ethernet_send(ctx, p, hop, out);

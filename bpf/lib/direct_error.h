@@ -84,11 +84,16 @@ __stage enum verdict error_to_backend(struct frame_ctx *ctx, struct packet *p, _
 	if (service->forwarding != FORWARDING_DSR_L2 && p->ttl <= 1)
 		return pass(p, REASON_ICMP);
 	entropy = hash_again(flow_hash(&scratch->quoted.key, service->seed));
-	out = direct_wrap(ctx, p, settings, service, backend, entropy, &hop, &reason);
+	out = direct_route(ctx, p, settings, backend, &hop, &reason);
 	if (!out)
 		return drop(p, reason);
-	if (hop_is_host(hop))
+	if (hop_is_host(hop, out))
 		return host_send(p, interface_slot);
+	if (service->forwarding != FORWARDING_DSR_L2) {
+		reason = packet_wrap(ctx, p, settings, service, backend, out, entropy);
+		if (reason != REASON_NONE)
+			return drop(p, reason);
+	}
 	count_reason(REASON_ICMP_TO_BACKEND, p->frame_size);
 	return ethernet_send(ctx, p, hop, out);
 }

@@ -36,6 +36,7 @@ struct outer {
 	__u8 protocol;     /* of the inner packet */
 	__u8 tos;
 	__u8 is_gue;
+	__u8 is_ip4; /* the outer header; asked once, for the compiler has to read what is in a map again */
 };
 
 struct gue {
@@ -65,6 +66,7 @@ static __always_inline int ip4_push(void *data, void *data_end, const struct out
 
 	if ((void *)(ip + 1) > data_end)
 		return -1;
+	frame_protocol_set(data, bpf_htons(ETH_P_IP));
 	words[0] = bpf_htonl(0x45000000 | (__u32)o->tos << 16 | (o->size + o->inner_size));
 	words[1] = o->ip4_second;
 	words[2] = bpf_htonl(TUNNEL_TTL << 24 | (o->is_gue ? IPPROTO_UDP : o->protocol) << 16);
@@ -87,6 +89,7 @@ static __always_inline int ip6_push(void *data, void *data_end, const struct out
 
 	if ((void *)(ip + 1) > data_end)
 		return -1;
+	frame_protocol_set(data, bpf_htons(ETH_P_IPV6));
 	/* RFC 6438: the flow label is the entropy that routers on the way may use. */
 	*(__be32 *)ip = bpf_htonl(6U << 28 | (__u32)o->tos << 20 | o->entropy >> 12);
 	ip->payload_len = bpf_htons(o->size - sizeof(*ip) + o->inner_size);
@@ -140,7 +143,7 @@ static __always_inline int outer_source(struct outer *o, const struct settings *
 {
 	__u64 vary;
 
-	if (addr_is_mapped(o->destination)) {
+	if (o->is_ip4) {
 		o->source.high = 0;
 		o->source.low = settings->tunnel_source4.low;
 		if (!o->source.low)
@@ -201,22 +204,13 @@ static __always_inline int csum_is_unfinished(struct frame_ctx *ctx, const struc
 static __always_inline int outer_push(struct frame_ctx *ctx, const struct outer *o, __be16 port)
 {
 	void *data, *data_end;
-	struct ethhdr *eth;
 
-	if (ctx_outer_push(ctx, o->size, !addr_is_mapped(o->destination),
+	if (ctx_outer_push(ctx, o->size, !o->is_ip4,
 			   o->is_gue ? sizeof(struct gue) - sizeof(struct udphdr) : 0))
 		return -1;
 	data = ctx_data(ctx);
 	data_end = ctx_data_end(ctx);
-	eth = data;
-	if ((void *)(eth + 1) > data_end)
-		return -1;
-	if (addr_is_mapped(o->destination)) {
-		eth->h_proto = bpf_htons(ETH_P_IP);
-		return ip4_push(data, data_end, o, port);
-	}
-	eth->h_proto = bpf_htons(ETH_P_IPV6);
-	return ip6_push(data, data_end, o, port);
+	return o->is_ip4 ? ip4_push(data, data_end, o, port) : ip6_push(data, data_end, o, port);
 }
 
 /* Wraps the packet as the service says. REASON_NONE, or why it cannot leave; with
@@ -232,7 +226,8 @@ static __always_inline enum reason packet_wrap(struct frame_ctx *ctx, struct pac
 	o.destination = &backend->address;
 	o.entropy = entropy;
 	o.is_gue = service->forwarding == FORWARDING_DSR_GUE;
-	o.size = (addr_is_mapped(o.destination) ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)) +
+	o.is_ip4 = addr_is_mapped(o.destination);
+	o.size = (o.is_ip4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)) +
 		 (o.is_gue ? sizeof(struct gue) : 0);
 	if (!outer_source(&o, settings, out))
 		return REASON_NO_SOURCE;

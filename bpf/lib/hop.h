@@ -43,21 +43,11 @@ static __always_inline struct interface *hop_interface(__u64 hop)
 	return bpf_map_lookup_elem(&sh_interfaces, &slot);
 }
 
-/* Whether a hop leads to this host itself: to a client on it, or to a backend. */
-__stage int hop_is_own(__u64 hop)
+/* Whether a hop out of this interface leads to this host itself: to a client on it, or to a
+ * backend. */
+static __always_inline int hop_is_host(__u64 hop, const struct interface *out)
 {
-	struct interface *out = hop_interface(hop);
-	__u64 mac = 0;
-
-	if (!out)
-		return 0;
-	__builtin_memcpy(&mac, out->mac, ETH_ALEN);
-	return (hop & HOP_MAC_MASK) == mac;
-}
-
-static __always_inline int hop_is_host(__u64 hop)
-{
-	return (features & FEATURE_HOST) && hop_is_own(hop);
+	return (features & FEATURE_HOST) && (hop & HOP_MAC_MASK) == mac_load(out->mac);
 }
 
 /* The word as a flow holds it, marked with ten bits of the flow's nonce. */

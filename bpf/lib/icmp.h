@@ -310,6 +310,7 @@ __stage enum verdict icmp_error_translate(struct frame_ctx *ctx, struct packet *
 	enum reason reason = REASON_UNRESOLVED;
 	struct scratch *scratch = scratch_get();
 	struct quote q = {};
+	struct interface *out;
 	enum verdict verdict;
 	__u64 hop;
 	__u8 type;
@@ -344,7 +345,8 @@ __stage enum verdict icmp_error_translate(struct frame_ctx *ctx, struct packet *
 	if (error_rewrite(ctx, p, &q))
 		return drop(p, REASON_INTERNAL);
 	count_reason(REASON_ICMP_TRANSLATED, p->frame_size);
-	return ethernet_send(ctx, p, hop, hop_interface(hop));
+	out = hop_interface(hop);
+	return out ? hop_send(ctx, p, hop, out) : drop(p, REASON_INTERNAL);
 }
 
 /* --- errors of our own ---------------------------------------------------------- */

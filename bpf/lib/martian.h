@@ -59,24 +59,13 @@ __stage enum verdict source_check_whole(struct packet *p)
 	return VERDICT_NEXT;
 }
 
-/* An address's bit of own_addresses: Fibonacci hashing (Knuth, vol. 3, 6.4). */
-static __always_inline __u32 own_bit(const struct addr *a)
-{
-	return addr_check(a) * 0x9e3779b1U / (0x100000000ULL / OWN_BITS);
-}
-
 /* Judges the source of a packet to a service with direct return. Clients' addresses seldom have
  * the bit of one of ours, and cost no look-up without. */
 static __always_inline enum verdict source_check_direct(struct packet *p,
 							const struct settings *settings)
 {
-	__u32 bit;
-
-	if (p->key.protocol == IPPROTO_UDP) {
-		bit = own_bit(&p->key.source);
-		if (settings->own_addresses[bit / 64] >> (bit % 64) & 1)
-			return source_check_whole(p);
-	}
+	if (p->key.protocol == IPPROTO_UDP && addr_may_be_own(settings, &p->key.source))
+		return source_check_whole(p);
 	return source_check(p);
 }
 

@@ -147,8 +147,12 @@ static __noinline enum reason port_claim(void)
 static __always_inline int backend_is_host(const struct backend *backend)
 {
 	__u64 hop = backend->hop;
+	struct interface *out;
 
-	return (features & FEATURE_HOST) && hop && hop_is_own(hop);
+	if (!(features & FEATURE_HOST) || !hop)
+		return 0;
+	out = hop_interface(hop);
+	return out && hop_is_host(hop, out);
 }
 
 #define HOST_TRIES 16 /* with every second backend this host, 1 in 65,536 flows finds no other */

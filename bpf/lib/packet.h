@@ -137,6 +137,17 @@ static __always_inline void mac_store(__u8 *mac, __u64 word)
 	*(__u16 *)(mac + 4) = word >> 32;
 }
 
+/* The EtherType, by the word: struct ethhdr is packed, and clang would take its octets one by one. */
+static __always_inline __be16 frame_protocol(const void *data)
+{
+	return *(const __be16 *)(data + offsetof(struct ethhdr, h_proto));
+}
+
+static __always_inline void frame_protocol_set(void *data, __be16 protocol)
+{
+	*(__be16 *)(data + offsetof(struct ethhdr, h_proto)) = protocol;
+}
+
 static __always_inline struct settings *settings_get(void)
 {
 	__u32 zero = 0;
@@ -164,6 +175,15 @@ static __always_inline int word_belongs(__u64 word, __u32 check)
 		return 1;
 	count_reason(REASON_FLOW_RECYCLED, 0);
 	return 0;
+}
+
+/* Whether an address may be a VIP or a NAT source: if not, sh_addresses need not be asked. Its bit
+ * is found by Fibonacci hashing (Knuth, vol. 3, 6.4). */
+static __always_inline int addr_may_be_own(const struct settings *settings, const struct addr *a)
+{
+	__u32 bit = addr_check(a) * 0x9e3779b1U / (0x100000000ULL / OWN_BITS);
+
+	return settings->own_addresses[bit / 64] >> (bit % 64) & 1;
 }
 
 /* What an address is to us: enum address_flag, or 0 for nobody's. */

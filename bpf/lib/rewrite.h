@@ -65,16 +65,22 @@ static __always_inline enum verdict ethernet_send(struct frame_ctx *ctx, struct 
 	__u32 slot = hop_slot(hop);
 	struct ethhdr *eth = data;
 
-	if (!out || (void *)(eth + 1) > data_end)
+	if ((void *)(eth + 1) > data_end)
 		return drop(p, REASON_INTERNAL);
-	if (hop_is_host(hop))
-		return host_send(p, slot);
 	mac_store(eth->h_dest, hop);
 	mac_store(eth->h_source, mac_load(out->mac));
 	if (slot == interface_slot)
 		return VERDICT_SEND_BACK;
 	p->egress = slot;
 	return VERDICT_SEND_ON;
+}
+
+/* To the host that the hop leads to, which may be this one. */
+static __always_inline enum verdict hop_send(struct frame_ctx *ctx, struct packet *p, __u64 hop,
+					     const struct interface *out)
+{
+	return hop_is_host(hop, out) ? host_send(p, hop_slot(hop)) :
+				       ethernet_send(ctx, p, hop, out);
 }
 
 static __always_inline int ip4_rewrite(void *data, void *data_end, const struct flow *f)

@@ -38,25 +38,48 @@ struct {
 	__uint(max_entries, 1 << KNOWN_BITS);
 } sh_known SEC(".maps");
 
-static __always_inline struct known *known_place(const struct packet *p)
+static __always_inline struct known *known_place(const struct addr *a, __be16 port, __u8 protocol)
 {
-	__u64 h = (p->key.destination.high ^ p->key.destination.low) +
-		  ((__u64)p->key.destination_port << 8 | p->key.protocol);
+	__u64 h = (a->high ^ a->low) + ((__u64)port << 8 | protocol);
 	__u32 index = (h * 0x9e3779b97f4a7c15ULL) >>
 		      (64 - KNOWN_BITS); /* 2^64 over the golden ratio */
 
 	return bpf_map_lookup_elem(&sh_known, &index);
 }
 
-/* Whether the place has the packet's destination. By words, and without a branch for each. */
-static __always_inline int known_is(const struct known *k, const struct packet *p, __u32 epoch)
+/* Whether the place has this destination. By words, and without a branch for each. */
+static __always_inline int known_is(const struct known *k, const struct addr *a, __be16 port,
+				    __u8 protocol, __u32 epoch)
 {
 	__u32 noted = (__u32)k->key.port | (__u32)k->key.protocol << 16;
-	__u32 wanted = (__u32)p->key.destination_port | (__u32)p->key.protocol << 16;
+	__u32 wanted = (__u32)port | (__u32)protocol << 16;
 
-	return k->flags && !((k->key.address.high ^ p->key.destination.high) |
-			     (k->key.address.low ^ p->key.destination.low) | (noted ^ wanted) |
-			     (k->epoch ^ epoch));
+	return k->flags && !((k->key.address.high ^ a->high) | (k->key.address.low ^ a->low) |
+			     (noted ^ wanted) | (k->epoch ^ epoch));
+}
+
+/* What the packet's destination is to us: enum address_flag, or 0 for nobody's. Answers of backends
+ * come to few NAT sources and to many ports, so those are noted without port and protocol. */
+static __always_inline __u32 destination_flags(const struct packet *p,
+					       const struct settings *settings, __u32 epoch)
+{
+	const struct addr *a = &p->key.destination;
+	struct known *known;
+	__u32 flags;
+
+	if (!addr_may_be_own(settings, a))
+		return 0;
+	known = known_place(a, 0, 0);
+	if (known && known_is(known, a, 0, 0, epoch))
+		return known->flags;
+	flags = address_flags(a);
+	if (known && (flags & ADDRESS_SOURCE)) {
+		__builtin_memset(&known->key, 0, sizeof(known->key));
+		known->key.address = *a;
+		known->epoch = epoch;
+		known->flags = flags;
+	}
+	return flags;
 }
 
 /* The service of this index, if it lives and its backends answer clients themselves. */
@@ -104,7 +127,7 @@ __stage __u32 service_find(const struct packet *p, __u32 flags, __u32 epoch)
 	exact.protocol = p->key.protocol;
 	check = addr_check(&exact.address) ^ (__u32)exact.protocol << 16 ^ bpf_ntohs(exact.port);
 	found = bpf_map_lookup_elem(&sh_frontends, &exact);
-	known = known_place(p);
+	known = known_place(&exact.address, exact.port, exact.protocol);
 	if (found) {
 		word = *(volatile __u64 *)found;
 		if (word_belongs(word, check))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/packet"
+	"github.com/shunt-lb/shunt/internal/reconcile"
 )
 
 // conversation is one flow through the nat service, played from both sides.
@@ -312,6 +313,29 @@ func TestBackendRemoved(t *testing.T) {
 	w.soundTable()
 	w.apply(services())
 	trial{in: kind{}.fromClient(20000, port, "A"), reason: "no_service", notes: []string{"flow_moved"}}.try(t, w)
+}
+
+// TestSourceRemoved: answers to a NAT source are ours while it is, and not for a packet longer,
+// although the program notes which addresses answers come to.
+func TestSourceRemoved(t *testing.T) {
+	for _, k := range kinds {
+		t.Run(k.String(), func(t *testing.T) {
+			// With nat-destination, any address may be one that answers come to.
+			plain := slices.DeleteFunc(services(), func(s model.Service) bool { return s.Forwarding != model.ForwardingNAT })
+			w := newWorld(t, withServices(plain...))
+			c := w.converse(k, 20000)
+			c.say("cS", "bSA", "cA", "b+", "b+")
+			use := func(list []netip.Addr) {
+				_, err := w.reconciler.Apply(reconcile.Desired{Services: plain, Sources: list, Limits: w.options.Limits})
+				must(t, err)
+			}
+			use(slices.DeleteFunc(slices.Clone(sources), func(a netip.Addr) bool { return a == c.outer.Addr() }))
+			answer := k.packet(netip.AddrPortFrom(k.pick(backend4, backend6), backendPort), c.outer, "A", packet.MACs(beMAC, ownC))
+			trial{arm: armC, in: answer, reason: "not_ours"}.try(t, w)
+			use(sources)
+			c.say("b+", "c+", "b+")
+		})
+	}
 }
 
 // TestBackendLeavesOneService moves its flows of that service, whichever way they are known, while
