@@ -84,7 +84,7 @@ func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, sho
 		if a.FramesMissed != nil {
 			missed = strconv.FormatUint(*a.FramesMissed, 10)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\n", a.Interface, a.Mode, missed)
+		fmt.Fprintf(t, "%s\t%s\t%s\n", a.Interface, cmp.Or(a.Mode, "-"), missed)
 	}
 	t.flush()
 	fmt.Fprintln(w)

@@ -145,6 +145,9 @@ func leftAnnounced(instance string, log *slog.Logger) []place {
 			continue
 		}
 		for _, a := range attachments {
+			if a.Mode == "" { // not here; what is called so here is another interface
+				continue
+			}
 			if link, err := net.InterfaceByName(a.Interface); err == nil {
 				left = append(left, place{addr, link.Index})
 			}

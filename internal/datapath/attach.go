@@ -519,24 +519,43 @@ func pinnedLinks(root, instance string) (map[string]string, error) {
 	return found, nil
 }
 
-// attachmentOf is what a pinned link says, completed from the interface it is on now.
+// The reasons of an Attachment without a mode. An index of another network namespace is often
+// some other interface's in this one, so that there is one proves nothing.
+const (
+	interfaceGone      = "the interface is gone"
+	interfaceElsewhere = "the interface is not in this network namespace"
+)
+
+// attachmentOf is what a pinned link says, completed from the interface it is on now. The name is
+// the pin's, unless the interface is seen from here and has been renamed.
 func attachmentOf(name string, l link.Link) (Attachment, error) {
-	info, err := l.Info()
-	if err != nil {
-		return Attachment{}, fmt.Errorf("look at the link of interface %s: %w", name, err)
-	}
 	a := Attachment{Interface: name}
-	if info.XDP() == nil || info.XDP().Ifindex == 0 {
-		a.Reason = "the interface is gone"
-		return a, nil
+	for last := ebpf.ProgramID(0); ; {
+		info, err := l.Info()
+		if err != nil {
+			return Attachment{}, fmt.Errorf("look at the link of interface %s: %w", name, err)
+		}
+		if info.XDP() == nil || info.XDP().Ifindex == 0 {
+			a.Reason = interfaceGone
+			return a, nil
+		}
+		dev, err := netlink.LinkByIndex(int(info.XDP().Ifindex))
+		if err == nil && runs(dev, info.Program) {
+			a.Interface, a.Mode = dev.Attrs().Name, modeOf(dev)
+			return a, nil
+		}
+		if err != nil || info.Program == last {
+			a.Reason = interfaceElsewhere
+			return a, nil
+		}
+		last = info.Program // it may have been replaced between the two looks
 	}
-	dev, err := netlink.LinkByIndex(int(info.XDP().Ifindex))
-	if err != nil {
-		a.Reason = "the interface is not in this network namespace"
-		return a, nil
-	}
-	a.Interface, a.Mode = dev.Attrs().Name, modeOf(dev)
-	return a, nil
+}
+
+// runs is whether an interface has the program at XDP.
+func runs(dev netlink.Link, program ebpf.ProgramID) bool {
+	xdp := dev.Attrs().Xdp
+	return xdp != nil && xdp.Attached && ebpf.ProgramID(xdp.ProgId) == program
 }
 
 // interfaceIndex is 0 for an interface that is gone.

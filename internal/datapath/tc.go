@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -358,17 +359,20 @@ func pinnedSides(root, instance string) ([]string, error) {
 	return names, nil
 }
 
-// sideAttachment is what the pins say of an interface at tc.
+// sideAttachment is what the pins say of an interface at tc, as attachmentOf does.
 func sideAttachment(root, instance, iface string) (Attachment, error) {
 	a := Attachment{Interface: iface}
-	l, err := pinnedLink(directions[0].path(root, instance, iface))
+	at := directions[0]
+	l, err := pinnedLink(at.path(root, instance, iface))
 	if err != nil {
 		return a, fmt.Errorf("look at what interface %s has at tc: %w", iface, err)
 	}
 	if l == nil {
-		a.Mode = ModeClsact
-		if _, err := netlink.LinkByName(iface); err != nil {
-			a.Mode, a.Reason = "", "the interface is gone, or not in this network namespace"
+		s := clsactSide{root, instance, iface, interfaceIndex(iface), at}
+		if there, err := s.find(); err == nil && there != nil && there.Name == s.name() {
+			a.Mode = ModeClsact
+		} else {
+			a.Reason = "the interface is gone, or not in this network namespace"
 		}
 		return a, nil
 	}
@@ -378,14 +382,23 @@ func sideAttachment(root, instance, iface string) (Attachment, error) {
 		return a, fmt.Errorf("look at the link of interface %s: %w", iface, err)
 	}
 	if info.TCX() == nil || info.TCX().Ifindex == 0 {
-		a.Reason = "the interface is gone"
+		a.Reason = interfaceGone
 		return a, nil
 	}
-	dev, err := netlink.LinkByIndex(int(info.TCX().Ifindex))
-	if err != nil {
-		a.Reason = "the interface is not in this network namespace"
-		return a, nil
+	index := int(info.TCX().Ifindex)
+	if dev, err := netlink.LinkByIndex(index); err == nil && hasLink(index, at.attach, info.ID) {
+		a.Interface, a.Mode = dev.Attrs().Name, ModeTCX
+	} else {
+		a.Reason = interfaceElsewhere
 	}
-	a.Interface, a.Mode = dev.Attrs().Name, ModeTCX
 	return a, nil
+}
+
+// hasLink is whether the interface of that index, in this network namespace, has the link.
+func hasLink(ifindex int, at ebpf.AttachType, id link.ID) bool {
+	there, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: at})
+	return err == nil && slices.ContainsFunc(there.Programs, func(p link.AttachedProgram) bool {
+		is, known := p.LinkID()
+		return known && is == id
+	})
 }
