@@ -28,14 +28,28 @@ func instanceOf(id string) string { return "demo-" + id }
 // environment, so that whoever cleans up finds it.
 func folderOf(id string) string { return "/tmp/shunt-demo-" + id }
 
-// lockOf is the file that a daemon holds; a killed one leaves it.
-func lockOf(id string) string { return "/run/shunt/" + instanceOf(id) + ".lock" }
+// recordDirectories are where a daemon keeps files that are named after its instance. What operators
+// say goes into the demo's folder (startDaemon), but for a daemon that somebody else starts.
+var recordDirectories = []string{"/run/shunt", "/var/lib/shunt"}
 
-func removeLock(id string) error {
-	if err := os.Remove(lockOf(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+// recordsOf is those files: the lock that a killed daemon leaves, what to put back, and overrides.
+func recordsOf(id string) (paths []string) {
+	for _, directory := range recordDirectories {
+		found, _ := filepath.Glob(filepath.Join(directory, instanceOf(id)+".*")) // no instance's name has a dot
+		paths = append(paths, found...)
 	}
-	return nil
+	return paths
+}
+
+// removeRecords is for when all is undone that they are about, or is gone with its namespace.
+func removeRecords(id string) error {
+	var errs []error
+	for _, path := range recordsOf(id) {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // takeDown ends and removes everything, then looks whether that is so. After an
@@ -59,7 +73,7 @@ func (d *demo) takeDown(claim bool) error {
 	for _, kid := range d.kids {
 		kid.kill()
 	}
-	errs = append(errs, d.top.Close(), os.RemoveAll(d.folder), removeLock(d.facts.ID))
+	errs = append(errs, d.top.Close(), os.RemoveAll(d.folder), removeRecords(d.facts.ID))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("clean up: %w; `shunt demo --clean %s` tries again", err, d.facts.ID)
 	}
@@ -95,7 +109,7 @@ func Clean(ctx context.Context, id, executable string) (removed bool, err error)
 	if len(pinsOf(instanceOf(id))) > 0 {
 		detachErr = detach(id, executable)
 	}
-	err = errors.Join(waitErr, detachErr, lab.Sweep(id), os.RemoveAll(folderOf(id)), removeLock(id))
+	err = errors.Join(waitErr, detachErr, lab.Sweep(id), os.RemoveAll(folderOf(id)), removeRecords(id))
 	if err != nil {
 		return true, fmt.Errorf("clean up demo %s: %w", id, err)
 	}
@@ -118,12 +132,10 @@ func Left(id string) (left []string, err error) {
 	for _, pid := range processesOf(id, "") {
 		left = append(left, fmt.Sprintf("process %d", pid))
 	}
-	for _, path := range []string{folderOf(id), lockOf(id)} {
-		if _, err := os.Lstat(path); err == nil {
-			left = append(left, path)
-		}
+	if _, err := os.Lstat(folderOf(id)); err == nil {
+		left = append(left, folderOf(id))
 	}
-	return left, nil
+	return append(left, recordsOf(id)...), nil
 }
 
 // pinsOf is everything pinned for an instance.

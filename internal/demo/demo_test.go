@@ -119,6 +119,13 @@ func nothingLeft(t *testing.T, id string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for _, directory := range []string{"/run/shunt", "/var/lib/shunt"} {
+		found, err := filepath.Glob(directory + "/demo-" + id + "*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		left = append(left, found...)
+	}
 	if len(left) > 0 {
 		t.Errorf("left behind: %s", strings.Join(left, ", "))
 	}
@@ -283,6 +290,42 @@ func TestCleanOfNothing(t *testing.T) {
 	}
 }
 
+// TestCleanOfRecords: a daemon that was killed, and whose namespace is gone, has left no more than files.
+func TestCleanOfRecords(t *testing.T) {
+	needsRoot(t)
+	id := fmt.Sprintf("records%d", os.Getpid())
+	var paths []string
+	for directory, endings := range map[string][]string{
+		"/run/shunt":     {"lock", "loopback", "aggregation"},
+		"/var/lib/shunt": {"overrides.json", "overrides.json.damaged"},
+	} {
+		if os.Mkdir(directory, 0o755) == nil {
+			t.Cleanup(func() { _ = os.Remove(directory) }) // unless somebody else has begun to use it
+		}
+		for _, ending := range endings {
+			paths = append(paths, fmt.Sprintf("%s/demo-%s.%s", directory, id, ending))
+		}
+	}
+	another := fmt.Sprintf("/run/shunt/demo-%sx.lock", id)
+	for _, path := range append(paths, another) {
+		if err := os.WriteFile(path, []byte("{}"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.Remove(path) })
+	}
+	if out, err := shunt(t, "demo", "--clean", id).CombinedOutput(); err != nil {
+		t.Errorf("clean: %v\n%s", err, out)
+	}
+	for _, path := range paths {
+		if _, err := os.Lstat(path); err == nil {
+			t.Errorf("%s is left", path)
+		}
+	}
+	if _, err := os.Lstat(another); err != nil {
+		t.Errorf("what is another demo's has been removed: %v", err)
+	}
+}
+
 func TestKeepAndClean(t *testing.T) {
 	needsRoot(t)
 	cmd := shunt(t, "demo", "--keep")
@@ -315,6 +358,10 @@ func TestKeepAndClean(t *testing.T) {
 		if out, err := exec.Command("sh", "-c", command).CombinedOutput(); err != nil || !strings.Contains(string(out), want) {
 			t.Errorf("%s: %v\n%s", command, err, out)
 		}
+	}
+	// A drain is kept on disk, so that it outlives the daemon; but not the demo.
+	if out, err := shunt(t, "backend", "drain", "10.0.0.2", "--socket", "/tmp/shunt-demo-"+id+"/shunt.sock").CombinedOutput(); err != nil {
+		t.Errorf("drain a backend: %v\n%s", err, out)
 	}
 }
 

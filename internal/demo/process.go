@@ -107,7 +107,8 @@ func (d *demo) startDaemon(ctx context.Context) (*shuntv1.GetStatusResponse, err
 	cmd := d.top.Balancer.Command(context.Background(), d.opts.Executable, "run",
 		"--config", d.configPath(), "--instance", d.facts.Instance, "--log-format", "text")
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.Env = append(os.Environ(), "SHUNT_SOCKET=") // the file's
+	// The socket is the file's; what operators say of a demo that is kept goes with its folder.
+	cmd.Env = append(os.Environ(), "SHUNT_SOCKET=", "STATE_DIRECTORY="+d.folder)
 	if d.daemon, err = d.spawn(cmd); err != nil {
 		return nil, err
 	}
