@@ -183,14 +183,15 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	if err := requireInterfaces(config.Interfaces); err != nil {
 		return err
 	}
-	if err := forwardOnLoopback(d.opts.Instance); err != nil {
-		d.log.Warn("next hops cannot be looked up while the daemon is not running", "error", err)
-	}
 	dp, err := datapath.Open(datapath.Options{Instance: d.opts.Instance, Limits: config.Limits, Log: d.log})
 	if err != nil {
 		return err
 	}
 	d.datapath = dp
+	// Not before: abandon takes it back only where there is a data plane.
+	if err := forwardOnLoopback(d.opts.Instance); err != nil {
+		d.log.Warn("next hops cannot be looked up while the daemon is not running", "error", err)
+	}
 	var maps reconcile.Maps = dp
 	if d.opts.Through != nil {
 		maps = d.opts.Through(dp)

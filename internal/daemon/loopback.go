@@ -12,7 +12,10 @@ import (
 	"syscall"
 
 	"github.com/shunt-lb/shunt/internal/backend"
+	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/record"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // For bpf_fib_lookup to answer questions asked from lo, which is how the programs find next
@@ -124,7 +127,8 @@ func forwardOnLoopback(instance string) error {
 	return nil
 }
 
-// releaseLoopback puts back what an instance found, unless another one needs it as it is.
+// releaseLoopback puts back what an instance found, unless another one needs it as it is. What is
+// no longer as shunt has set it is left alone.
 func releaseLoopback(instance string, log *slog.Logger) error {
 	path := loopbackPath(instance)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
@@ -135,12 +139,53 @@ func releaseLoopback(instance string, log *slog.Logger) error {
 		return err
 	}
 	defer done()
-	if r.Space != space {
-		log.Warn("forwarding on lo stays on in another network namespace", "namespace", r.Space)
-		return os.Remove(path)
-	}
-	needed := others(instance, space)
+	needed := others(instance, r.Space)
 	r.State.Settings = slices.DeleteFunc(r.State.Settings, func(s backend.Setting) bool { return slices.Contains(needed, s) })
-	_, err = r.State.Restore()
+	restore := func() error {
+		_, err := r.State.Restore()
+		return err
+	}
+	switch {
+	case r.State.IsZero():
+	case r.Space == space:
+		err = restore()
+	default: // the daemon was killed, and whoever takes the rest away is somewhere else
+		var found bool
+		if found, err = inSpace(r.Space, restore); !found {
+			log.Warn("forwarding on lo stays on in another network namespace, if that is still there", "namespace", r.Space)
+		}
+	}
 	return errors.Join(err, os.Remove(path))
+}
+
+// inSpace calls f in a network namespace that somebody has given a name, or that a process is in.
+// One that is not found is gone, or held by a file that only its owner can see.
+func inSpace(space string, f func() error) (found bool, err error) {
+	seen := map[uint64]bool{}
+	for _, pattern := range []string{"/run/netns/*", "/proc/[0-9]*/ns/net"} {
+		paths, _ := filepath.Glob(pattern)
+		for _, path := range paths {
+			var stat unix.Stat_t
+			if unix.Stat(path, &stat) != nil || seen[stat.Ino] {
+				continue
+			}
+			seen[stat.Ino] = true
+			ns, err := netns.GetFromPath(path)
+			if err != nil {
+				continue
+			}
+			err = namespace.Inside(ns, func() error {
+				here, err := backend.Space()
+				if found = err == nil && here == space; !found {
+					return err
+				}
+				return f()
+			})
+			_ = ns.Close()
+			if found {
+				return true, err
+			}
+		}
+	}
+	return false, nil
 }

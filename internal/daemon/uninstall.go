@@ -149,7 +149,12 @@ func (v *Inventory) takeInstance(instance string) error {
 		trace := Trace{"setting", fmt.Sprintf("%s: back to %s", s.Name, s.Before)}
 		switch {
 		case loopback.Space != v.space:
-			v.Elsewhere = append(v.Elsewhere, Trace{trace.Kind, trace.What + " in network namespace " + loopback.Space})
+			trace.What += " in network namespace " + loopback.Space
+			if found, _ := inSpace(loopback.Space, func() error { return nil }); found {
+				v.Traces = append(v.Traces, trace)
+			} else {
+				v.Elsewhere = append(v.Elsewhere, trace)
+			}
 		case !slices.Contains(v.Traces, trace): // of another instance
 			v.Traces = append(v.Traces, trace)
 		}
