@@ -25,7 +25,12 @@ import (
 // Each instance writes down what it found, and who comes later what the first one found. So
 // the last one to go in a network namespace switches it off again.
 
-var loopbackForwarding = []string{"net/ipv4/conf/lo/forwarding", "net/ipv6/conf/lo/forwarding"}
+const (
+	loopbackForwarding4 = "net/ipv4/conf/lo/forwarding"
+	loopbackForwarding6 = "net/ipv6/conf/lo/forwarding"
+)
+
+var loopbackForwarding = []string{loopbackForwarding4, loopbackForwarding6}
 
 const loopbackSuffix = ".loopback"
 
@@ -120,11 +125,53 @@ func forwardOnLoopback(instance string) error {
 		}
 	}
 	for _, name := range missing {
-		if err := os.WriteFile("/proc/sys/"+name, []byte("1"), 0o644); err != nil {
+		on := func() error { return os.WriteFile("/proc/sys/"+name, []byte("1"), 0o644) }
+		if name == loopbackForwarding6 {
+			err = withRouters(on)
+		} else {
+			err = on()
+		}
+		if err != nil {
 			return fmt.Errorf("switch forwarding on for lo: %w", err)
 		}
 	}
 	return nil
+}
+
+// withRouters calls f, which switches IPv6 forwarding on for some interface, and has the kernel keep
+// the routes that routers have advertised to the others. It deletes those of the whole network
+// namespace, unless an interface takes advertisements although it forwards (accept_ra 2;
+// rt6_purge_dflt_routers, net/ipv6/route.c). Where an interface does not forward, 2 means what 1
+// means, so nothing else changes meanwhile, or ever, should we not come to put it back.
+func withRouters(f func() error) (err error) {
+	paths, err := filepath.Glob("/proc/sys/net/ipv6/conf/*/accept_ra")
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		of := filepath.Dir(path)
+		if sysctl(path) != "1" || sysctl(filepath.Join(of, "forwarding")) != "0" || slices.Contains([]string{"all", "default"}, filepath.Base(of)) {
+			continue
+		}
+		if err := os.WriteFile(path, []byte("2"), 0o644); err != nil {
+			continue // the interface is gone
+		}
+		defer func() {
+			if back := os.WriteFile(path, []byte("1"), 0o644); !errors.Is(back, fs.ErrNotExist) {
+				err = errors.Join(err, back)
+			}
+		}()
+	}
+	return f()
+}
+
+// sysctl is what a file of /proc/sys says, and nothing where there is none.
+func sysctl(path string) string {
+	value, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(value))
 }
 
 // releaseLoopback puts back what an instance found, unless another one needs it as it is. What is

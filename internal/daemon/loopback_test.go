@@ -6,13 +6,21 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
 	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/neighbour/nstest"
+	"github.com/shunt-lb/shunt/internal/wire"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -134,6 +142,85 @@ func TestLoopbackIsPutBackFromElsewhere(t *testing.T) {
 	b.Namespace = nstest.New(t) // without a name, and without a process
 	b.begin(first)
 	another.Do(t, func() { endLoopback(t, first) })
+}
+
+// The kernel forgets what routers have advertised when an interface begins to forward, be it lo. A
+// host that has its default route from there would be cut off until the next advertisement.
+func TestLoopbackLeavesAdvertisedRoutes(t *testing.T) {
+	b, router := newLoopbackBed(t), nstest.New(t)
+	nstest.Veth(t, b.Namespace, "host", router, "router")
+	b.Up(t, "host")
+	router.Up(t, "router")
+	frame, err := advertisement(router.MAC(t, "router"), netip.MustParseAddr("fe80::1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	advertised := func() (n int) {
+		b.Do(t, func() {
+			routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Protocol: unix.RTPROT_RA}, netlink.RT_FILTER_PROTOCOL)
+			if err != nil {
+				t.Error(err)
+			}
+			n = len(routes)
+		})
+		return n
+	}
+	nstest.Eventually(t, "the advertised route", func() bool {
+		router.Do(t, func() { send(t, "router", frame) })
+		return advertised() > 0
+	})
+	instance := b.instance("only")
+	b.begin(instance)
+	b.requires("while it is there", "1", "1")
+	if n := advertised(); n != 1 {
+		t.Errorf("after a start %d advertised routes are there, and 1 was", n)
+	}
+	if is := strings.TrimSpace(b.Read(t, "/proc/sys/net/ipv6/conf/host/accept_ra")); is != "1" {
+		t.Errorf("accept_ra of the interface is %s, and it was 1", is)
+	}
+	b.end(instance)
+	if n := advertised(); n != 1 {
+		t.Errorf("after the end %d advertised routes are there, and 1 was", n)
+	}
+}
+
+// send sends a frame by an interface of the present namespace.
+func send(t *testing.T, iface string, frame []byte) {
+	here, err := netns.Get()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer here.Close()
+	link, err := netlink.LinkByName(iface)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	sender, err := wire.OpenSender(here)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer sender.Close()
+	if err := sender.Send(link.Attrs().Index, frame); err != nil {
+		t.Error(err)
+	}
+}
+
+// advertisement is what a router says from time to time that is one for an hour (RFC 4861, 4.2).
+func advertisement(mac net.HardwareAddr, source netip.Addr) ([]byte, error) {
+	allNodes := netip.MustParseAddr("ff02::1")
+	ip := &layers.IPv6{Version: 6, HopLimit: 255, NextHeader: layers.IPProtocolICMPv6, SrcIP: source.AsSlice(), DstIP: allNodes.AsSlice()}
+	icmp := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(layers.ICMPv6TypeRouterAdvertisement, 0)}
+	if err := icmp.SetNetworkLayerForChecksum(ip); err != nil {
+		return nil, err
+	}
+	buffer := gopacket.NewSerializeBuffer()
+	err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true},
+		&layers.Ethernet{SrcMAC: mac, DstMAC: wire.GroupMAC(allNodes), EthernetType: layers.EthernetTypeIPv6}, ip, icmp,
+		&layers.ICMPv6RouterAdvertisement{HopLimit: 64, RouterLifetime: 3600})
+	return buffer.Bytes(), err
 }
 
 // A start that is refused before there is a data plane changes nothing.
