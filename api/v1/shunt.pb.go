@@ -2612,7 +2612,13 @@ type OverrideResponse struct {
 	// The difference in words.
 	Text string `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
 	// Why it would not survive a restart, though it is in force; empty: it would.
-	Unsaved       string `protobuf:"bytes,4,opt,name=unsaved,proto3" json:"unsaved,omitempty"`
+	Unsaved string `protobuf:"bytes,4,opt,name=unsaved,proto3" json:"unsaved,omitempty"`
+	// Of DrainBackend: services with direct return that lose their flows with these backends at once,
+	// because nothing remembers them (tracking: none).
+	Untracked []string `protobuf:"bytes,5,rep,name=untracked,proto3" json:"untracked,omitempty"`
+	// Of DrainBackend: services with direct return of which the same is true of UDP alone (tracking:
+	// auto, or affinity).
+	UntrackedUdp  []string `protobuf:"bytes,6,rep,name=untracked_udp,json=untrackedUdp,proto3" json:"untracked_udp,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2673,6 +2679,20 @@ func (x *OverrideResponse) GetUnsaved() string {
 		return x.Unsaved
 	}
 	return ""
+}
+
+func (x *OverrideResponse) GetUntracked() []string {
+	if x != nil {
+		return x.Untracked
+	}
+	return nil
+}
+
+func (x *OverrideResponse) GetUntrackedUdp() []string {
+	if x != nil {
+		return x.UntrackedUdp
+	}
+	return nil
 }
 
 type DetachRequest struct {
@@ -3006,14 +3026,16 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x15ClearOverridesRequest\x12\x18\n" +
 	"\abackend\x18\x01 \x01(\tR\abackend\x12\x14\n" +
 	"\x05kinds\x18\x02 \x03(\tR\x05kinds\x12\x10\n" +
-	"\x03all\x18\x03 \x01(\bR\x03all\"\x92\x01\n" +
+	"\x03all\x18\x03 \x01(\bR\x03all\"\xd5\x01\n" +
 	"\x10OverrideResponse\x12\x1a\n" +
 	"\bbackends\x18\x01 \x03(\tR\bbackends\x124\n" +
 	"\n" +
 	"difference\x18\x02 \x01(\v2\x14.shunt.v1.DifferenceR\n" +
 	"difference\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x18\n" +
-	"\aunsaved\x18\x04 \x01(\tR\aunsaved\"+\n" +
+	"\aunsaved\x18\x04 \x01(\tR\aunsaved\x12\x1c\n" +
+	"\tuntracked\x18\x05 \x03(\tR\tuntracked\x12#\n" +
+	"\runtracked_udp\x18\x06 \x03(\tR\funtrackedUdp\"+\n" +
 	"\rDetachRequest\x12\x1a\n" +
 	"\binstance\x18\x01 \x01(\tR\binstance\"\"\n" +
 	"\x0eDetachResponse\x12\x10\n" +

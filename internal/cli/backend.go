@@ -127,8 +127,13 @@ they end or until --deadline, after which the backend is treated as if it were n
 configured. The drain survives reloads and restarts, and ends with ` + "`shunt backend undrain`" + `
 or when the backend leaves the configuration. BACKEND is its name, ADDRESS or ADDRESS:PORT.
 
+Direct return with tracking: none remembers no flows, so there they go to other backends at
+once, which reset TCP connections. With tracking: auto, or affinity, that is so for UDP. The
+command names the services.
+
 --wait returns once no packet has reached the backend for --idle (exit code 0), or at the
-deadline if packets still do (exit code 3).`,
+deadline if packets still do (exit code 3). Of flows that have gone elsewhere it knows nothing.
+A connection through direct return that is silent for longer than --idle is not waited for.`,
 		Args: oneBackend,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := errors.Join(requireInstance(o.instance), o.check(c.Flags().Changed("idle"))); err != nil {
@@ -150,10 +155,11 @@ deadline if packets still do (exit code 3).`,
 				return err
 			}
 			printOverridden(s, result, "no new flows from now on; existing ones go on"+o.until())
+			printUntracked(s, result, args[0])
 			if !o.wait {
 				return nil
 			}
-			return waitIdle(ctx, s, o, result.Backends)
+			return waitIdle(ctx, s, o, result)
 		},
 	}
 	instanceFlag(c, &o.instance)
@@ -262,6 +268,22 @@ func printOverridden(s streams, result *shuntv1.OverrideResponse, done string) {
 	}
 }
 
+// printUntracked says which existing flows do not go on, whatever a drain promises, and what to do.
+func printUntracked(s streams, result *shuntv1.OverrideResponse, backend string) {
+	if len(result.Untracked) > 0 {
+		fmt.Fprintf(s.err, `shunt: but not with tracking: none, which remembers no flows (%s): those with this backend go to
+others from now on, which reset TCP connections. To keep what has not been reset yet:
+shunt backend undrain %s. To let them end by themselves, say tracking: auto in the
+file, reload, and drain after that.
+`, strings.Join(result.Untracked, ", "), backend)
+	}
+	if len(result.UntrackedUdp) > 0 {
+		fmt.Fprintf(s.err, `shunt: but not UDP of direct return (%s), which goes to other backends from now on. Only with
+tracking: always and without affinity it stays.
+`, strings.Join(result.UntrackedUdp, ", "))
+	}
+}
+
 func twoWords(what string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) != 2 {
@@ -279,8 +301,9 @@ func oneBackend(_ *cobra.Command, args []string) error {
 }
 
 // waitIdle returns when none of the backends has had a packet for the idle time.
-func waitIdle(ctx context.Context, s streams, o drainOptions, backends []string) error {
+func waitIdle(ctx context.Context, s streams, o drainOptions, drained *shuntv1.OverrideResponse) error {
 	const look = 200 * time.Millisecond
+	backends := drained.Backends
 	dp, err := datapath.OpenReadOnly(datapath.Options{Instance: o.instance})
 	if err != nil {
 		return fmt.Errorf("watch the counters of %s: %w", strings.Join(backends, ", "), err)
@@ -303,6 +326,9 @@ func waitIdle(ctx context.Context, s streams, o drainOptions, backends []string)
 		}
 		if time.Since(since) >= o.idle {
 			fmt.Fprintf(s.out, "No packet has reached %s for %s: drained.\n", strings.Join(backends, ", "), o.idle)
+			if lost := drained.Untracked; len(lost) > 0 {
+				fmt.Fprintf(s.err, "shunt: flows with tracking: none (%s) were not waited for: they had gone elsewhere\n", strings.Join(lost, ", "))
+			}
 			return nil
 		}
 		select {

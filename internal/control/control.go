@@ -69,6 +69,9 @@ type OverrideResult struct {
 	Difference reconcile.Difference
 	Text       string // Difference in words
 	Unsaved    error  // why it would not survive a restart; nil: it would
+	// Untracked are services that lose what flows they have with backends that begin to drain,
+	// because nothing remembers them, and UntrackedUDP those that lose their UDP flows.
+	Untracked, UntrackedUDP []string
 }
 
 // ErrStopping refuses a change because the daemon ends.

@@ -204,7 +204,8 @@ func (g *glue) clear(ctx context.Context, backend string, kinds []state.Kind, a 
 }
 
 func overridden(r OverrideResult, err error) (*connect.Response[shuntv1.OverrideResponse], error) {
-	answer := &shuntv1.OverrideResponse{Backends: r.Backends, Difference: status.Difference(r.Difference), Text: r.Text}
+	answer := &shuntv1.OverrideResponse{Backends: r.Backends, Difference: status.Difference(r.Difference), Text: r.Text,
+		Untracked: r.Untracked, UntrackedUdp: r.UntrackedUDP}
 	if r.Unsaved != nil {
 		answer.Unsaved = r.Unsaved.Error()
 	}

@@ -128,6 +128,7 @@ func (d *daemon) override(ctx context.Context, what string, a state.Author, chan
 		return control.OverrideResult{}, err
 	}
 	var result control.OverrideResult
+	result.Untracked, result.UntrackedUDP = untracked(d.watching.served, concerned)
 	for _, o := range concerned {
 		result.Backends = append(result.Backends, o.Backend.String())
 	}
@@ -146,6 +147,28 @@ func (d *daemon) override(ctx context.Context, what string, a state.Author, chan
 	d.log.Info("overrides carried out", "difference", result.Difference.String())
 	d.changed(result.Difference)
 	return result, nil
+}
+
+// untracked are the services that lose flows at once when these backends begin to drain: all of them,
+// or those of UDP alone (docs/design/13-just-enough-tracking.md). served are the services before
+// that: who gets no new flows already has none that a drain would move.
+func untracked(served []model.Service, concerned []state.Override) (all, udp []string) {
+	for _, s := range served {
+		begins := slices.ContainsFunc(s.Backends, func(b model.Backend) bool {
+			return b.Share() > 0 && slices.ContainsFunc(concerned, func(o state.Override) bool {
+				return o.Kind == state.KindDrain && o.Backend == b.BackendAddress
+			})
+		})
+		takesUDP := slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return f.Protocol == model.UDP })
+		switch {
+		case !begins || !s.Forwarding.Direct():
+		case s.Tracking == model.TrackingNone:
+			all = append(all, s.Name)
+		case takesUDP && (s.Tracking != model.TrackingAlways || s.AffinityTimeout > 0):
+			udp = append(udp, s.Name)
+		}
+	}
+	return all, udp
 }
 
 // replaced says which settings have made place for others: a second drain has no longer the

@@ -727,51 +727,6 @@ func (b *bed) waitInVain(t *testing.T, sessions []*session, drained string) {
 	b.others = slices.DeleteFunc(b.others, func(x *process) bool { return x == p })
 }
 
-// waitUntilIdle drains, closes the backend's connections after a while, and expects the
-// command to end only then.
-func (b *bed) waitUntilIdle(t *testing.T, sessions []*session, drained string) {
-	t.Helper()
-	const idle = 2 * time.Second
-	busy, others := with("b2", sessions)
-	if len(busy) == 0 {
-		t.Fatal("no connection is with b2")
-	}
-	p := b.spawn(b.Balancer, "backend", "drain", drained, "--wait", "--idle", idle.String(), "--instance", b.instance, "--socket", b.socket)
-	b.others = append(b.others, p)
-	b.awaits(p, "no new flows")
-	for begin := time.Now(); time.Since(begin) < idle+idle/2; {
-		for _, s := range busy {
-			if err := b.alive(s); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	select {
-	case <-p.ended:
-		t.Fatalf("shunt backend drain --wait ended while connections were busy: %v\n%s", p.Err(), p.log())
-	default:
-	}
-	for _, s := range busy {
-		s.Close()
-	}
-	eventually(t, 10*time.Second, "the end of shunt backend drain --wait", func() error {
-		select {
-		case <-p.ended:
-			return nil
-		default:
-			return errors.New(p.log())
-		}
-	})
-	if p.Err() != nil || !strings.Contains(p.log(), "drained") {
-		t.Errorf("shunt backend drain --wait: %v\n%s", p.Err(), p.log())
-	}
-	for _, s := range others {
-		if err := b.alive(s); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
 // Two services with different weights for a backend are independent: 0 in one of them is
 // that one's alone.
 func TestWeightOfOneService(t *testing.T) {

@@ -1,0 +1,150 @@
+package net
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/lab"
+)
+
+// track is the configuration with another tracking of one of the services, web or twin.
+func track(file, service, tracking string) string {
+	before, after, _ := strings.Cut(file, "- name: "+service+"\n")
+	return before + "- name: " + service + "\n    tracking: " + tracking + "\n" + after
+}
+
+// A drain cannot keep, and cannot wait for, what nothing remembers: it says so, names the services,
+// says what to do, and that helps. Of a backend that other services have, too, it waits for those.
+func TestDrainOfUntrackedFlows(t *testing.T) {
+	b, file, addresses := drainBed(t, "dsr-ipip")
+	web, twin, drained := directVIPs(0)[0], directVIPs(1)[0], addresses[1].String()
+	b.reload(track(file(), "web", "none"))
+	untracked, tracked := b.sessionsOf(t, web, 16), b.sessionsOf(t, twin, 16)
+	lost, kept := with("b2", untracked)
+	if len(lost) == 0 {
+		t.Fatal("no connection without tracking is with b2")
+	}
+	out := b.waitUntilIdle(t, tracked, drained)
+	for _, says := range []string{"tracking: none, which remembers no flows (web)", "not UDP of direct return (twin)", "backend undrain " + drained,
+		"tracking: auto", "(web) were not waited for"} {
+		if !strings.Contains(out, says) {
+			t.Errorf("shunt backend drain --wait does not say %q:\n%s", says, out)
+		}
+	}
+	for _, s := range lost {
+		if b.alive(s) == nil {
+			t.Error("a connection that nothing remembers has survived a drain: what the command says is untrue")
+		}
+	}
+	for _, s := range kept {
+		if err := b.alive(s); err != nil {
+			t.Error(err)
+		}
+	}
+	if out := b.set(t, "drain", drained); strings.Contains(out, "tracking") {
+		t.Errorf("a second drain moves nothing, and says:\n%s", out)
+	}
+
+	b.set(t, "undrain", drained)
+	again := b.sessionsOf(t, web, 16)
+	b.set(t, "drain", drained)
+	b.set(t, "undrain", drained) // before a packet has been to another backend
+	b.reload(track(file(), "web", "auto"))
+	if out := b.waitUntilIdle(t, again, drained); strings.Contains(out, "tracking: none") {
+		t.Errorf("with tracking: auto the command speaks of another:\n%s", out)
+	}
+}
+
+// UDP of direct return leaves a backend that drains, but for a service that always remembers.
+func TestDrainOfUDP(t *testing.T) {
+	b, file, addresses := drainBed(t, "dsr-ipip")
+	vips, drained := []netip.Addr{directVIPs(0)[0], directVIPs(1)[0]}, addresses[1].String()
+	b.reload(track(file(), "twin", "always"))
+	type flow struct {
+		net.Conn
+		vip netip.Addr
+	}
+	ask := func(conn net.Conn) string {
+		t.Helper()
+		answer, err := lab.AskUDPOn(within(t, answerTimeout), conn, []byte("who?"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer.Backend
+	}
+	var flows []flow
+	for n := range 32 {
+		conn, err := b.Client.Dial(within(t, answerTimeout), "udp", at(vips[n%2], 53))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		if ask(conn) == "b2" {
+			flows = append(flows, flow{conn, vips[n%2]})
+		}
+	}
+	for _, vip := range vips {
+		if !slices.ContainsFunc(flows, func(f flow) bool { return f.vip == vip }) {
+			t.Fatalf("no UDP flow to %s is with b2", vip)
+		}
+	}
+	if out := b.set(t, "drain", drained); !strings.Contains(out, "not UDP of direct return (web)") {
+		t.Errorf("shunt backend drain says\n%s", out)
+	}
+	for _, f := range flows {
+		if is := ask(f); (is == "b2") != (f.vip == vips[1]) {
+			t.Errorf("a UDP flow to %s with b2, which drains, was answered by %s", f.vip, is)
+		}
+	}
+}
+
+// waitUntilIdle drains, closes the backend's connections after a while, and expects the
+// command to end only then. It returns what was printed.
+func (b *bed) waitUntilIdle(t *testing.T, sessions []*session, drained string) string {
+	t.Helper()
+	const idle = 2 * time.Second
+	busy, others := with("b2", sessions)
+	if len(busy) == 0 {
+		t.Fatal("no connection is with b2")
+	}
+	p := b.spawn(b.Balancer, "backend", "drain", drained, "--wait", "--idle", idle.String(), "--instance", b.instance, "--socket", b.socket)
+	b.others = append(b.others, p)
+	b.awaits(p, "no new flows")
+	for begin := time.Now(); time.Since(begin) < idle+idle/2; {
+		for _, s := range busy {
+			if err := b.alive(s); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	select {
+	case <-p.ended:
+		t.Fatalf("shunt backend drain --wait ended while connections were busy: %v\n%s", p.Err(), p.log())
+	default:
+	}
+	for _, s := range busy {
+		s.Close()
+	}
+	eventually(t, 10*time.Second, "the end of shunt backend drain --wait", func() error {
+		select {
+		case <-p.ended:
+			return nil
+		default:
+			return errors.New(p.log())
+		}
+	})
+	if p.Err() != nil || !strings.Contains(p.log(), "drained") {
+		t.Errorf("shunt backend drain --wait: %v\n%s", p.Err(), p.log())
+	}
+	for _, s := range others {
+		if err := b.alive(s); err != nil {
+			t.Error(err)
+		}
+	}
+	return p.log()
+}
