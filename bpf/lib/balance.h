@@ -130,7 +130,11 @@ static __always_inline int flow_lookup(struct frame_ctx *ctx, struct packet *p, 
 			return -1;
 		}
 	}
-	return flow_advance(ctx, p, live, f) == ADVANCE_GO;
+	if (flow_advance(ctx, p, live, f) != ADVANCE_GO)
+		return 0;
+	if ((features & FEATURE_REMEMBER) && f->direction == DIRECTION_CLIENT)
+		client_touch(p);
+	return 1;
 }
 
 /* Finds or makes the packet's flow. VERDICT_NEXT: it is in f, and its backend in *home. */

@@ -227,6 +227,34 @@ __stage __u32 backend_place(const struct packet *p, const struct service *servic
 	return unremembered_place(p, client);
 }
 
+/* Notes a packet of the flow in scratch->flow with the flow's client, if that has the same backend.
+ * NAT places a client's flows when they begin, but its affinity counts from its last packet, too.
+ * Asked as seldom as flow_advance. */
+__stage int client_touch(const struct packet *p)
+{
+	struct settings *settings = settings_get();
+	struct scratch *scratch = scratch_get();
+	struct service *service;
+	struct remembered *live, *copy;
+	__u16 now = ticks_now();
+	__u32 index, name;
+
+	if (!p || !scratch || !settings)
+		return 0;
+	index = scratch->flow.service_index;
+	service = bpf_map_lookup_elem(&sh_services, &index);
+	if (!service || !service->affinity_ticks)
+		return 0;
+	name = (__u32)scratch->flow.service_generation << 24 | index;
+	client_key(&scratch->client_key, &p->key.source, name);
+	copy = &scratch->remembered;
+	live = remembered_find(&scratch->client_key, copy);
+	if (live && copy->service == name && remembered_backend(copy) == scratch->flow.backend &&
+	    !remembered_is_over(copy, settings, service->affinity_ticks, p->key.protocol, now))
+		remembered_touch(live, copy, p, now);
+	return 0;
+}
+
 /* The backend of a packet: its reference, or 0 when there is none. */
 static __always_inline __u32 backend_choose(const struct packet *p, const struct service *service,
 					    __u32 service_index, __u32 hash)

@@ -3,6 +3,7 @@ package packet_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
@@ -65,6 +66,50 @@ func TestAffinityNAT(t *testing.T) {
 		p.write(transitionDB)
 		drained := p.newClient()
 		p.expect(p.packet(k, drained, 1, "S"), "B", map[bool]string{false: "flow B syn", true: "flow B"}[k.udp])
+	}
+	p.soundTable()
+}
+
+// TestAffinityNATCountsPackets: a client stays with its backend as long as one of its flows there
+// goes on, and a packet that comes too late does not bring it back.
+func TestAffinityNATCountsPackets(t *testing.T) {
+	p := newWorld(t).place(portMovingNAT)
+	p.withAffinity()
+	alive, over := int(affinity/time.Second)/2-1, int(affinity/time.Second)+3 // ticks
+	for _, k := range kinds {
+		busy, late := p.newClient(), p.newClient()
+		key := func(client int) flowKey { return clientOf(p.packet(k, client, 1, "S")) }
+		seen := func(client int) uint16 { return p.rememberedTable()[key(client)].seen }
+		later := func(client int) {
+			p.ageFlow(p.packet(k, client, 1, "A"))
+			p.expect(p.packet(k, client, 1, "A"), "A", "client A")
+		}
+		p.write(transitionAB)
+		p.expect(p.packet(k, busy, 1, "S"), "A", "client A")
+		p.expect(p.packet(k, late, 1, "S"), "A", "client A")
+		p.age(key(busy), alive)
+		before := seen(busy)
+		p.expect(p.packet(k, busy, 1, "A"), "A", "client A")
+		if is := seen(busy); is != before {
+			t.Errorf("%s: a packet within a second of the last was noted with the client", k)
+		}
+		later(busy)
+		if is := seen(busy) - before; int(is) < alive {
+			t.Errorf("%s: a packet was noted with the client %d ticks after the one before, which was %d", k, is, alive)
+		}
+		p.age(key(busy), alive)
+		p.age(key(late), over)
+		later(late)
+		p.write(slotSpec{state: reconcile.Transition, current: 'C', previous: 'B'})
+		p.expect(p.packet(k, busy, 2, "S"), "A", "client A")
+		p.expect(p.packet(k, late, 2, "S"), "B", "client B")
+		before = seen(late)
+		p.age(key(late), alive)
+		p.ageFlow(p.packet(k, late, 1, "A"))
+		p.expect(p.packet(k, late, 1, "A"), "A", "client B") // with another backend than its client by now
+		if is := seen(late); is != before-uint16(alive) {
+			t.Errorf("%s: a packet to another backend than the client's was noted with the client", k)
+		}
 	}
 	p.soundTable()
 }

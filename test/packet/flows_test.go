@@ -98,6 +98,16 @@ func (w *world) rawFlow(in packet.Packet) (key, value []byte) {
 	return nil, nil
 }
 
+// ageFlow makes the last packet of a packet's flow at least a second older.
+func (w *world) ageFlow(in packet.Packet) {
+	w.Helper()
+	const jiffies = 1 << 10 // a second has no more
+	key, value := w.rawFlow(in)
+	life := binary.NativeEndian.Uint64(value[8:])
+	binary.NativeEndian.PutUint64(value[8:], life&^(1<<32-1)|uint64(uint32(life)-jiffies))
+	must(w, w.flows.Put(key, value))
+}
+
 // soundTable reads the flow table and expects every entry to have its twin: no orphan claim,
 // and no port with two owners.
 func (w *world) soundTable() map[flowKey]flowEntry {
