@@ -95,7 +95,7 @@ soak: go-version
 	done
 	@grep -rl --include='*_test.go' '"SHUNT_SOAK"' . | xargs -r -n1 dirname | sort -u | while read -r package; do \
 		echo "make soak: long tests of $$package"; \
-		SHUNT_SOAK=1 $(GO) test -count=1 -timeout 60m -v $$package </dev/null || exit 1; \
+		SHUNT_SOAK=1 $(GO) test -count=1 -timeout 90m -v $$package </dev/null || exit 1; \
 	done
 	@$(MAKE) --no-print-directory fuzz
 

@@ -76,11 +76,13 @@ const (
 
 // setup is how a daemon is started.
 type setup struct {
-	how    string   // "shunt", or see child_test.go
-	args   []string // more of them
-	before []string // another program that starts it
-	limits string   // of the configuration, if they matter
-	quiet  time.Duration
+	how      string   // "shunt", or see child_test.go
+	args     []string // more of them
+	before   []string // another program that starts it
+	limits   string   // of the configuration, if they matter
+	settings string   // of the configuration, if there are more
+	amount   Amount   // of traffic, if it is another than usual
+	quiet    time.Duration
 }
 
 // bed is a network with shunt in it, a service of each sort, and a way past shunt:
@@ -99,6 +101,14 @@ type bed struct {
 	daemon *lab.Process
 	others []*lab.Process
 	logs   []string // of daemons that have ended
+}
+
+// traffic is how much there is.
+func (s setup) traffic() Amount {
+	if s.amount == (Amount{}) {
+		return scale()
+	}
+	return s.amount
 }
 
 func newBed(t *testing.T) *bed {

@@ -57,6 +57,7 @@ func begin(t *testing.T, s setup) *proof {
 	if s.limits != "" {
 		p.config.limits = s.limits
 	}
+	p.config.settings = s.settings
 	b.write(p.config)
 	b.start()
 	view, err := datapath.OpenReadOnly(datapath.Options{Instance: b.instance})
@@ -65,7 +66,7 @@ func begin(t *testing.T, s setup) *proof {
 	}
 	t.Cleanup(func() { view.Close() })
 	p.view = view
-	p.load = b.load(scale())
+	p.load = b.load(s.traffic())
 	time.Sleep(s.quiet) // not a wait for anything: it is the measurement
 	p.quiet = p.load.Report()
 	p.stop = p.watch()
@@ -96,7 +97,7 @@ func (p *proof) end(allowed ...string) []string {
 			return nil
 		})
 	}
-	transfer := time.Duration(scale().TransferSize/scale().TransferRate) * time.Second
+	transfer := time.Duration(p.traffic().TransferSize/p.traffic().TransferRate) * time.Second
 	within(p.t, patience+4*transfer, "a whole transfer", func() error { // only then are its bytes compared
 		if r := p.load.Report(); r.Done[Download]+r.Done[Upload] == 0 {
 			return errors.New("none has arrived")

@@ -1,0 +1,122 @@
+package load
+
+import (
+	"flag"
+	"fmt"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/shunt-lb/shunt/internal/datapath"
+)
+
+var deadFlag = flag.Duration("dead", 0, "how long a killed daemon stays away; 0: ten minutes with SHUNT_SOAK, else a few seconds")
+
+func deadTime() time.Duration {
+	switch {
+	case *deadFlag != 0:
+		return *deadFlag
+	case soak:
+		return 10 * time.Minute
+	}
+	return 5 * time.Second
+}
+
+const (
+	// deadFlows is the least that a table of flows may have. What is opened in seven seconds is more.
+	deadFlows = 1000
+	// deadPorts is more than three times what new connections have in use, or resting for two seconds,
+	// towards one backend: a search always meets a port that is free, or whose flow is over.
+	deadPorts = 128
+	// deadTuples is towards how many backends there are so many ports: of each family its own.
+	deadTuples = 2 * backendCount
+)
+
+// deadAmount is mostly new connections. Little else, so that places and ports are theirs.
+var deadAmount = Amount{
+	KeepAlive: 4, KeepAliveEvery: 400 * time.Millisecond, NewPerSecond: 300,
+	Transfers: 4, TransferSize: 4 << 20, TransferRate: 2 << 20, UDPPerSecond: 4,
+}
+
+// A daemon that is killed and does not come back is missed by nobody: new connections go on, through
+// NAT and direct return, for longer than the table of flows and the source ports last. So what
+// is over is ended, and used again, by packets alone. Direct return has slots in transition all
+// that time, because nobody settles them. The next daemon adopts it all.
+func TestDaemonStaysDead(t *testing.T) {
+	p := begin(t, setup{how: "shunt", quiet: 2 * time.Second, args: []string{"--on-exit", "keep"}, amount: deadAmount,
+		limits: fmt.Sprintf("flows: %d", deadFlows), settings: fmt.Sprintf("snat: {ports: \"40000-%d\"}\n", 40000+deadPorts-1)})
+	p.config.settle = "15m"
+	p.config.members[direct.name][1+p.random.IntN(backendCount)] = member{weight: 2 + p.random.IntN(3)}
+	p.apply(p.load, "another weight, which nobody settles", p.config, p.config)
+	time.Sleep(p.upTo(500 * time.Millisecond)) // a moment that nothing chooses
+
+	end := p.load.Event("no daemon")
+	p.bed.end(syscall.SIGKILL)
+	before, opened, answers := p.identity(), p.opened(), p.load.Report().Done[New]
+	time.Sleep(deadTime())                                         // not a wait for anything: it is the measurement
+	need := uint64(max(deadFlows, deadPorts*deadTuples) * 11 / 10) // less than a tenth is UDP
+	eventually(t, "more flows than places and ports", func() error {
+		if n := p.opened() - opened; n <= need {
+			return fmt.Errorf("%d of %d", n, need)
+		}
+		return nil
+	})
+	opened, answers = p.opened()-opened, p.load.Report().Done[New]-answers
+	reasons, err := p.view.ReasonCounts()
+	p.must(err)
+	t.Logf("without a daemon: %d new connections were answered; NAT opened %d flows with %d places and %d ports of TCP", answers, opened, deadFlows, deadPorts*deadTuples)
+	t.Logf("entries that are there: %d of flows, %d of remembered ones; %d packets took the way of the kernel's routing table, %d ports of closed flows were taken, %d unfinished handshakes ended",
+		p.entries("sh_flows"), p.entries("sh_remembered"), reasons["fib_fallback"].Packets, reasons["port_taken"].Packets, reasons["handshake_evicted"].Packets)
+	if n := reasons["port_taken"].Packets; n > 0 {
+		t.Errorf("%d flows took the port of one that was not over: those that were over have kept theirs", n)
+	}
+	if p.entries("sh_remembered") == 0 {
+		t.Error("no flow of direct return was remembered: no slot was in transition, and the test proves less than it says")
+	}
+
+	p.start()
+	if difference := p.difference(before, p.identity()); difference != "" {
+		t.Errorf("the next start did not adopt what was there (-before +now):\n%s", difference)
+	}
+	p.answered(t)
+	end()
+	report(t, p.end())
+}
+
+// opened is how many flows NAT has opened.
+func (p *proof) opened() (count uint64) {
+	p.t.Helper()
+	contents, err := p.view.Contents()
+	p.must(err)
+	counters, err := p.view.Counters()
+	p.must(err)
+	for i, r := range contents.Services {
+		if r.Name == translated.name { // one for each family
+			count += counters.Services[i].FlowsCreated
+		}
+	}
+	return count
+}
+
+// entries is how many a map has.
+func (p *proof) entries(name string) (count int) {
+	p.t.Helper()
+	paths, err := filepath.Glob(filepath.Join(datapath.DefaultPinRoot, "shunt", p.instance, "abi-*", name))
+	p.must(err)
+	if len(paths) != 1 {
+		p.t.Fatalf("map %s is pinned at %v, want one place", name, paths)
+	}
+	m, err := ebpf.LoadPinnedMap(paths[0], &ebpf.LoadPinOptions{ReadOnly: true})
+	p.must(err)
+	defer m.Close()
+	key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())
+	all := m.Iterate()
+	for all.Next(&key, &value) {
+		count++
+	}
+	p.must(all.Err())
+	return count
+}
