@@ -15,7 +15,6 @@ import (
 	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/record"
 	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 )
 
 // For bpf_fib_lookup to answer questions asked from lo, which is how the programs find next
@@ -197,42 +196,25 @@ func releaseLoopback(instance string, log *slog.Logger) error {
 	case r.Space == space:
 		err = restore()
 	default: // the daemon was killed, and whoever takes the rest away is somewhere else
-		var found bool
-		if found, err = inSpace(r.Space, restore); !found {
+		ns := findSpace(r.Space)
+		if !ns.IsOpen() {
 			log.Warn("forwarding on lo stays on in another network namespace, if that is still there", "namespace", r.Space)
+			break
 		}
+		err = namespace.Inside(ns, restore)
+		_ = ns.Close()
 	}
 	return errors.Join(err, os.Remove(path))
 }
 
-// inSpace calls f in a network namespace that somebody has given a name, or that a process is in.
-// One that is not found is gone, or held by a file that only its owner can see.
-func inSpace(space string, f func() error) (found bool, err error) {
-	seen := map[uint64]bool{}
-	for _, pattern := range []string{"/run/netns/*", "/proc/[0-9]*/ns/net"} {
-		paths, _ := filepath.Glob(pattern)
-		for _, path := range paths {
-			var stat unix.Stat_t
-			if unix.Stat(path, &stat) != nil || seen[stat.Ino] {
-				continue
-			}
-			seen[stat.Ino] = true
-			ns, err := netns.GetFromPath(path)
-			if err != nil {
-				continue
-			}
-			err = namespace.Inside(ns, func() error {
-				here, err := backend.Space()
-				if found = err == nil && here == space; !found {
-					return err
-				}
-				return f()
-			})
-			_ = ns.Close()
-			if found {
-				return true, err
-			}
-		}
-	}
-	return false, nil
+// findSpace opens the network namespace that backend.Space calls so, or None.
+func findSpace(space string) netns.NsHandle {
+	return namespace.Find(func(ns netns.NsHandle) (is bool) {
+		_ = namespace.Inside(ns, func() error {
+			here, err := backend.Space()
+			is = err == nil && here == space
+			return nil
+		})
+		return is
+	})
 }

@@ -16,7 +16,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/backend"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/neighbour"
+	"github.com/vishvananda/netns"
 )
 
 // Trace is one thing that shunt has left on the machine.
@@ -145,12 +147,18 @@ func (v *Inventory) takeInstance(instance string) error {
 	if err != nil {
 		return err
 	}
+	elsewhere := loopback.Space != v.space
+	ns := netns.None()
+	if elsewhere && !loopback.State.IsZero() {
+		ns = findSpace(loopback.Space)
+		defer namespace.Close(ns)
+	}
 	for _, s := range loopback.State.Settings {
 		trace := Trace{"setting", fmt.Sprintf("%s: back to %s", s.Name, s.Before)}
 		switch {
-		case loopback.Space != v.space:
+		case elsewhere:
 			trace.What += " in network namespace " + loopback.Space
-			if found, _ := inSpace(loopback.Space, func() error { return nil }); found {
+			if ns.IsOpen() {
 				v.Traces = append(v.Traces, trace)
 			} else {
 				v.Elsewhere = append(v.Elsewhere, trace)

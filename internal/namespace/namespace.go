@@ -4,6 +4,7 @@ package namespace
 
 import (
 	"fmt"
+	"path/filepath"
 	"runtime"
 
 	"github.com/vishvananda/netns"
@@ -54,4 +55,35 @@ func Inside(ns netns.NsHandle, f func() error) error {
 		done <- err
 	}()
 	return <-done
+}
+
+// paths is where network namespaces can be seen: `ip netns` and Docker keep them as files, and
+// every process is in one.
+var paths = []string{"/run/netns/*", "/run/docker/netns/*", "/proc/[0-9]*/ns/net"}
+
+// Find opens the first namespace that is has chosen of those that can be seen from here. None: it
+// has chosen none, so the one that is looked for is gone, or held by a file that only its owner can
+// see.
+func Find(is func(netns.NsHandle) bool) netns.NsHandle {
+	type inode struct{ device, number uint64 }
+	seen := map[inode]bool{}
+	for _, pattern := range paths {
+		found, _ := filepath.Glob(pattern) // which fails for a bad pattern alone
+		for _, path := range found {
+			var stat unix.Stat_t
+			if unix.Stat(path, &stat) != nil || seen[inode{stat.Dev, stat.Ino}] {
+				continue // gone, not ours to see, or looked at
+			}
+			seen[inode{stat.Dev, stat.Ino}] = true
+			ns, err := netns.GetFromPath(path)
+			if err != nil {
+				continue
+			}
+			if is(ns) {
+				return ns
+			}
+			_ = ns.Close()
+		}
+	}
+	return netns.None()
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"github.com/safchain/ethtool"
 	"github.com/shunt-lb/shunt/internal/namespace"
@@ -75,39 +74,19 @@ func openPeer(link netlink.Link) (*device, error) {
 	}, nil
 }
 
-// namespacePaths is where network namespaces can be seen: `ip netns` and Docker keep them as
-// files, and every process is in one.
-var namespacePaths = []string{"/run/netns/*", "/run/docker/netns/*", "/proc/[0-9]*/ns/net"}
-
 // findNamespace looks for the namespace that ours knows by this id.
 func findNamespace(id int) (netns.NsHandle, error) {
 	if id < 0 {
 		return netns.None(), errors.New("the kernel does not say in which network namespace it lies")
 	}
-	type inode struct{ device, number uint64 }
-	seen := map[inode]bool{}
-	for _, pattern := range namespacePaths {
-		paths, err := filepath.Glob(pattern)
-		if err != nil {
-			return netns.None(), err
-		}
-		for _, path := range paths {
-			var stat unix.Stat_t
-			if unix.Stat(path, &stat) != nil || seen[inode{stat.Dev, stat.Ino}] {
-				continue // gone, not ours to see, or looked at
-			}
-			seen[inode{stat.Dev, stat.Ino}] = true
-			fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-			if err != nil {
-				continue
-			}
-			if got, err := netlink.GetNetNsIdByFd(fd); err == nil && got == id {
-				return netns.NsHandle(fd), nil
-			}
-			_ = unix.Close(fd)
-		}
+	ns := namespace.Find(func(ns netns.NsHandle) bool {
+		is, err := netlink.GetNetNsIdByFd(int(ns))
+		return err == nil && is == id
+	})
+	if !ns.IsOpen() {
+		return ns, fmt.Errorf("its network namespace (id %d) is neither under /run/netns nor that of a process seen from here", id)
 	}
-	return netns.None(), fmt.Errorf("its network namespace (id %d) is neither under /run/netns nor that of a process seen from here", id)
+	return ns, nil
 }
 
 // toolIn opens an ethtool socket in a namespace; None is the calling thread's. The socket
