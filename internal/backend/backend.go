@@ -55,6 +55,9 @@ type Setting struct {
 // String is "net/ipv4/conf/all/arp_ignore: 0 -> 1".
 func (s Setting) String() string { return s.Name + ": " + s.Before + " -> " + s.Set }
 
+// Apply makes the setting what it is to be.
+func (s Setting) Apply() error { return writeSetting(s.Name, s.Set) }
+
 // IsZero says whether there is nothing to take back.
 func (s State) IsZero() bool { return len(s.Addresses) == 0 && len(s.Settings) == 0 }
 
@@ -97,7 +100,7 @@ func Prepare(iface string, vips []netip.Addr, before State, store func(State) er
 	}
 	// ARP is quiet before there is anything to be quiet about.
 	for _, s := range settings {
-		if err := writeSetting(s.Name, s.Set); err != nil {
+		if err := s.Apply(); err != nil {
 			return state, err
 		}
 	}
@@ -146,7 +149,7 @@ func settingsToChange(iface string) (change []Setting, err error) {
 			least int
 		}{{"arp_ignore", arpIgnoreLeast}, {"arp_announce", arpAnnounceLeast}} {
 			name := settingName(device, want.name)
-			value, err := readSetting(name)
+			value, err := ReadSetting(name)
 			if err != nil {
 				return nil, err
 			}
@@ -155,11 +158,11 @@ func settingsToChange(iface string) (change []Setting, err error) {
 			}
 		}
 	}
-	all, err := readSetting(settingName("all", "rp_filter"))
+	all, err := ReadSetting(settingName("all", "rp_filter"))
 	if err != nil {
 		return nil, err
 	}
-	own, err := readSetting(settingName(iface, "rp_filter"))
+	own, err := ReadSetting(settingName(iface, "rp_filter"))
 	if err != nil {
 		return nil, err
 	}
@@ -181,7 +184,7 @@ func (s State) Restore() (State, error) {
 		}
 	}
 	for _, setting := range slices.Backward(s.Settings) {
-		value, err := readSetting(setting.Name)
+		value, err := ReadSetting(setting.Name)
 		if errors.Is(err, os.ErrNotExist) {
 			continue // the interface is gone
 		}
@@ -196,7 +199,8 @@ func (s State) Restore() (State, error) {
 	return left, errors.Join(errs...)
 }
 
-func readSetting(name string) (int, error) {
+// ReadSetting reads a setting, by its path below /proc/sys.
+func ReadSetting(name string) (int, error) {
 	text, err := os.ReadFile("/proc/sys/" + name)
 	if err != nil {
 		return 0, fmt.Errorf("read the setting %s: %w", name, err)

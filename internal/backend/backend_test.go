@@ -58,7 +58,7 @@ func seen() (map[string]string, error) {
 	all := map[string]string{}
 	for _, device := range []string{"all", "eth0"} {
 		for _, name := range []string{"arp_ignore", "arp_announce", "rp_filter"} {
-			value, err := readSetting(settingName(device, name))
+			value, err := ReadSetting(settingName(device, name))
 			if err != nil {
 				return nil, err
 			}

@@ -110,7 +110,7 @@ func (f *Facts) readSettings(device string) error {
 	var s Settings
 	for name, to := range map[string]*int{"arp_ignore": &s.ARPIgnore, "arp_announce": &s.ARPAnnounce, "rp_filter": &s.RPFilter} {
 		var err error
-		if *to, err = readSetting(settingName(device, name)); err != nil {
+		if *to, err = ReadSetting(settingName(device, name)); err != nil {
 			return err
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -94,18 +95,19 @@ func forwardOnLoopback(instance string) error {
 	if r.Space != space {
 		r = loopbackRecord{Space: space}
 	}
-	var missing []string
+	var missing []backend.Setting
 	for _, name := range loopbackForwarding {
-		value, err := os.ReadFile("/proc/sys/" + name)
+		value, err := backend.ReadSetting(name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // a kernel without that family
 		}
 		if err != nil {
 			return fmt.Errorf("read whether lo forwards: %w", err)
 		}
-		before := strings.TrimSpace(string(value))
-		if before != "1" {
-			missing = append(missing, name)
+		on := backend.Setting{Name: name, Before: strconv.Itoa(value), Set: "1"}
+		isOn := on.Before == on.Set
+		if !isOn {
+			missing = append(missing, on)
 		}
 		same := func(s backend.Setting) bool { return s.Name == name }
 		if slices.ContainsFunc(r.State.Settings, same) {
@@ -114,8 +116,8 @@ func forwardOnLoopback(instance string) error {
 		made := others(instance, space)
 		if i := slices.IndexFunc(made, same); i >= 0 {
 			r.State.Settings = append(r.State.Settings, made[i])
-		} else if before != "1" {
-			r.State.Settings = append(r.State.Settings, backend.Setting{Name: name, Before: before, Set: "1"})
+		} else if !isOn {
+			r.State.Settings = append(r.State.Settings, on)
 		}
 	}
 	if !r.State.IsZero() {
@@ -123,12 +125,11 @@ func forwardOnLoopback(instance string) error {
 			return fmt.Errorf("write down that lo did not forward: %w", err)
 		}
 	}
-	for _, name := range missing {
-		on := func() error { return os.WriteFile("/proc/sys/"+name, []byte("1"), 0o644) }
-		if name == loopbackForwarding6 {
-			err = withRouters(on)
+	for _, on := range missing {
+		if on.Name == loopbackForwarding6 {
+			err = withRouters(on.Apply)
 		} else {
-			err = on()
+			err = on.Apply()
 		}
 		if err != nil {
 			return fmt.Errorf("switch forwarding on for lo: %w", err)
@@ -142,35 +143,30 @@ func forwardOnLoopback(instance string) error {
 // namespace, unless an interface takes advertisements although it forwards (accept_ra 2;
 // rt6_purge_dflt_routers, net/ipv6/route.c). Where an interface does not forward, 2 means what 1
 // means, so nothing else changes meanwhile, or ever, should we not come to put it back.
-func withRouters(f func() error) (err error) {
-	paths, err := filepath.Glob("/proc/sys/net/ipv6/conf/*/accept_ra")
+func withRouters(f func() error) error {
+	const settings, accept = "/proc/sys/", "accept_ra"
+	paths, err := filepath.Glob(settings + "net/ipv6/conf/*/" + accept)
 	if err != nil {
 		return err
 	}
+	var state backend.State
 	for _, path := range paths {
-		of := filepath.Dir(path)
-		if sysctl(path) != "1" || sysctl(filepath.Join(of, "forwarding")) != "0" || slices.Contains([]string{"all", "default"}, filepath.Base(of)) {
+		name := strings.TrimPrefix(path, settings)
+		of := strings.TrimSuffix(name, accept)
+		if device := filepath.Base(of); device == "all" || device == "default" {
 			continue
 		}
-		if err := os.WriteFile(path, []byte("2"), 0o644); err != nil {
-			continue // the interface is gone
+		takes, err := backend.ReadSetting(name)
+		forwards, failed := backend.ReadSetting(of + "forwarding")
+		change := backend.Setting{Name: name, Before: "1", Set: "2"}
+		if err != nil || failed != nil || takes != 1 || forwards != 0 || change.Apply() != nil {
+			continue // not of interest, or the interface is gone
 		}
-		defer func() {
-			if back := os.WriteFile(path, []byte("1"), 0o644); !errors.Is(back, fs.ErrNotExist) {
-				err = errors.Join(err, back)
-			}
-		}()
+		state.Settings = append(state.Settings, change)
 	}
-	return f()
-}
-
-// sysctl is what a file of /proc/sys says, and nothing where there is none.
-func sysctl(path string) string {
-	value, err := os.ReadFile(path)
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(value))
+	err = f()
+	_, failed := state.Restore()
+	return errors.Join(err, failed)
 }
 
 // releaseLoopback puts back what an instance found, unless another one needs it as it is. What is

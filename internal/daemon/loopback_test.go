@@ -155,6 +155,12 @@ func TestLoopbackLeavesAdvertisedRoutes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var sender *wire.Sender
+	router.Do(t, func() { sender, err = wire.OpenSender(netns.None()) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sender.Close()
 	advertised := func() (n int) {
 		b.Do(t, func() {
 			routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Protocol: unix.RTPROT_RA}, netlink.RT_FILTER_PROTOCOL)
@@ -166,7 +172,9 @@ func TestLoopbackLeavesAdvertisedRoutes(t *testing.T) {
 		return n
 	}
 	nstest.Eventually(t, "the advertised route", func() bool {
-		router.Do(t, func() { send(t, "router", frame) })
+		if err := sender.Send(router.Index(t, "router"), frame); err != nil {
+			t.Error(err)
+		}
 		return advertised() > 0
 	})
 	instance := b.instance("only")
@@ -181,30 +189,6 @@ func TestLoopbackLeavesAdvertisedRoutes(t *testing.T) {
 	b.end(instance)
 	if n := advertised(); n != 1 {
 		t.Errorf("after the end %d advertised routes are there, and 1 was", n)
-	}
-}
-
-// send sends a frame by an interface of the present namespace.
-func send(t *testing.T, iface string, frame []byte) {
-	here, err := netns.Get()
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	defer here.Close()
-	link, err := netlink.LinkByName(iface)
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	sender, err := wire.OpenSender(here)
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	defer sender.Close()
-	if err := sender.Send(link.Attrs().Index, frame); err != nil {
-		t.Error(err)
 	}
 }
 
