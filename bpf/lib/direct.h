@@ -54,8 +54,8 @@ static __always_inline enum verdict direct_forward(struct frame_ctx *ctx, struct
 	out = direct_route(ctx, p, settings, backend, &hop, &reason);
 	if (!out)
 		return drop(p, reason);
-	if (hop_is_host(hop,
-			out)) { /* its stack has the VIP: nothing has to carry the packet there */
+	/* This host's stack has the VIP: nothing has to carry the packet there. */
+	if (hop_is_host(hop, out)) {
 		traffic_count(service_index, reference, p->frame_size, DIRECTION_CLIENT,
 			      is_first(p));
 		return host_send(p, interface_slot);

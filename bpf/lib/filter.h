@@ -21,12 +21,6 @@
 /* How often an element that was recycled as it was read is looked up again. */
 #define FILTER_TRIES 2
 
-/* A service as the keys have it, by tenant: who takes its index next inherits nothing. */
-static __always_inline __u32 service_name(const struct service *service, __u32 index)
-{
-	return (__u32)service->generation << 24 | index;
-}
-
 /* The first bits of a word in wire order. */
 static __always_inline __u64 word_prefix(__be64 word, __s32 bits)
 {
@@ -138,7 +132,7 @@ __stage enum reason client_admit(const struct packet *p, __u32 service_index, in
 
 	if (!p || !service)
 		return REASON_INTERNAL;
-	name = service_name(service, service_index);
+	name = service_name(service->generation, service_index);
 	if ((*(volatile __u32 *)&service->flags & SERVICE_FILTERS) && !source_is_allowed(p, name))
 		return REASON_DENIED;
 	rate = *(volatile __u32 *)&service->source_rate;

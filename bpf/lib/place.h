@@ -203,7 +203,7 @@ __stage __u32 backend_place(const struct packet *p, const struct service *servic
 	scratch->key = p->key;
 	scratch->placing.slot = slot;
 	scratch->placing.hash = hash;
-	scratch->placing.service = (__u32)service->generation << 24 | service_index;
+	scratch->placing.service = service_name(service->generation, service_index);
 	scratch->placing.affinity_ticks = service->affinity_ticks;
 	scratch->placing.now = ticks_now();
 	scratch->placing.tracking = service->tracking;
@@ -245,7 +245,7 @@ __stage int client_touch(const struct packet *p)
 	service = bpf_map_lookup_elem(&sh_services, &index);
 	if (!service || !service->affinity_ticks)
 		return 0;
-	name = (__u32)scratch->flow.service_generation << 24 | index;
+	name = service_name(scratch->flow.service_generation, index);
 	client_key(&scratch->client_key, &p->key.source, name);
 	copy = &scratch->remembered;
 	live = remembered_find(&scratch->client_key, copy);

@@ -53,7 +53,13 @@ static __always_inline __u32 remembered_backend(const struct remembered *r)
 	return r->word & BACKEND_REF_MASK;
 }
 
-/* The key of a client's entry. service is as in struct remembered. */
+/* A service as keys and entries have it, by tenant: who takes its index next inherits nothing. */
+static __always_inline __u32 service_name(__u32 generation, __u32 index)
+{
+	return generation << 24 | index;
+}
+
+/* The key of a client's entry. service is a service_name. */
 static __always_inline void client_key(struct flow_key *key, const struct addr *client,
 				       __u32 service)
 {

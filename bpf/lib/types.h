@@ -355,8 +355,7 @@ struct settings {
 	__be16 gue_port;
 	__u8 pad[2];
 	__u32 epoch; /* goes up after every change of sh_addresses, sh_frontends and sh_ranges */
-	__u64 own_addresses[OWN_BITS /
-			    64]; /* a bit, addr_may_be_own, of each VIP and NAT source; some of
+	__u64 own_addresses[OWN_BITS / 64]; /* a bit (packet.h) of each VIP and NAT source; some of
 	                                     * those that have left are still in it */
 };
 
