@@ -271,9 +271,9 @@ func printOverridden(s streams, result *shuntv1.OverrideResponse, done string) {
 // printUntracked says which existing flows do not go on, whatever a drain promises, and what to do.
 func printUntracked(s streams, result *shuntv1.OverrideResponse, backend string) {
 	if len(result.Untracked) > 0 {
-		fmt.Fprintf(s.err, `shunt: but not with tracking: none, which remembers no flows (%s): those with this backend go to
-others from now on, which reset TCP connections. To keep what has not been reset yet:
-shunt backend undrain %s. To let them end by themselves, say tracking: auto in the
+		fmt.Fprintf(s.err, `shunt: but not with tracking: none, which remembers no flows (%s): those with this backend, and
+a few whose slots move with theirs, go to others from now on, which reset TCP connections. To
+keep what has not been reset yet: shunt backend undrain %s. To let them end by themselves, say tracking: auto in the
 file, reload, and drain after that.
 `, strings.Join(result.Untracked, ", "), backend)
 	}
