@@ -565,7 +565,7 @@ func TestDrain(t *testing.T) {
 		t.Run(forwarding, func(t *testing.T) {
 			b, file, addresses := drainBed(t, forwarding)
 			vip, twin, drained := directVIPs(0)[0], directVIPs(1)[0], addresses[1].String()
-			sessions := b.sessionsOf(t, vip, 16)
+			sessions := b.sessionsWith(t, vip, 16, "b2")
 			b.refusals(t)
 
 			if code, out := b.backend("drain", "b2"); code != 0 || !strings.Contains(out, drained) {
@@ -609,7 +609,7 @@ func TestDrain(t *testing.T) {
 			if seen := b.fresh(t, vip); seen["b2"] == 0 {
 				t.Errorf("after undrain new flows went to %v", seen)
 			}
-			b.waitUntilIdle(t, b.sessionsOf(t, vip, 16), drained)
+			b.waitUntilIdle(t, b.sessionsWith(t, vip, 16, "b2"), drained)
 
 			b.reload(strings.ReplaceAll(file(), fmt.Sprintf("      - {%s, name: b2}\n", line(addresses[1])), ""))
 			b.reload(file())
@@ -632,6 +632,20 @@ func (b *bed) sessionsOf(t *testing.T, vip netip.Addr, count int) []*session {
 		all = append(all, s)
 	}
 	return all
+}
+
+// sessionsWith opens so many, and more until one is with the backend, which chance decides.
+func (b *bed) sessionsWith(t *testing.T, vip netip.Addr, count int, backend string) []*session {
+	t.Helper()
+	all := b.sessionsOf(t, vip, count)
+	for range 10 * count {
+		if there, _ := with(backend, all); len(there) > 0 {
+			return all
+		}
+		all = append(all, b.sessionsOf(t, vip, 1)...)
+	}
+	t.Fatalf("of %d connections to %s none is with %s", len(all), vip, backend)
+	return nil
 }
 
 // refusals are command lines that make no sense, and what is said about them.
