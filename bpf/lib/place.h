@@ -44,14 +44,16 @@ static __noinline __u32 remembered_follow(const struct packet *p, const struct f
 	if (!live)
 		return 0;
 	backend = backend_find(remembered_backend(copy));
-	/* A SYN after a FIN or a reset is no retransmission: the tuple has a new connection. Of a
-	 * backend that is down, established connections alone go on. */
+	/* A SYN after a FIN or a reset is no retransmission: the tuple has a new connection. Nor is
+	 * one whose entry is of another slot, from before affinity or hash changed: a scan would not
+	 * see the connection in its own. Of a backend that is down, established ones alone go on. */
 	if (!backend || copy->service != placing->service ||
 	    (backend->draining == DRAINING_DOWN &&
 	     (placing->first || p->key.protocol != IPPROTO_TCP) &&
 	     !(remembered_flags(copy->word) & REMEMBERED_CLIENT)) ||
 	    (placing->first &&
-	     (remembered_flags(copy->word) & (REMEMBERED_FIN | REMEMBERED_RESET))) ||
+	     ((remembered_flags(copy->word) & (REMEMBERED_FIN | REMEMBERED_RESET)) ||
+	      copy->hash != placing->hash)) ||
 	    remembered_is_over(copy, settings, placing->affinity_ticks, key->protocol,
 			       placing->now)) {
 		remembered_end(key, live, copy);

@@ -114,6 +114,24 @@ func TestAffinityNATCountsPackets(t *testing.T) {
 	p.soundTable()
 }
 
+// TestAffinitySwitchedOn: an entry from before then is of another slot. A flow that is there goes on
+// with it, but a SYN with its tuple is a new connection's, which a scan has to see in its own slot.
+func TestAffinitySwitchedOn(t *testing.T) {
+	p := newWorld(t).place(portMoving)
+	for _, six := range []bool{false, true} {
+		p.change(func(r *reconcile.ServiceRecord) { r.Tracking, r.AffinityTimeout = model.TrackingAuto, 0 })
+		k, goesOn, again := kind{six: six}, p.newClient(), p.newClient()
+		for _, client := range []int{goesOn, again} {
+			p.remember(k, client, 1, 'C', "S")
+			p.expect(p.packet(k, client, 1, "A"), "C", "flow C")
+		}
+		p.withAffinity()
+		p.write(transitionAB)
+		p.expect(p.packet(k, goesOn, 1, "A"), "C", "flow C")
+		p.expect(p.packet(k, again, 1, "S"), "A", "client A")
+	}
+}
+
 // TestNATWithoutAffinityIsNotTracked: flows of NAT have entries of their own, whatever the
 // slots' states are.
 func TestNATWithoutAffinity(t *testing.T) {

@@ -16,7 +16,7 @@ const hookTests = "^Test(Forward|NewFlowsThatCannotBe|BackendIsItsOwnClient|" +
 
 // directTests are those that send to services with direct return. Most others do with NAT alone,
 // and run once more with a program that knows nothing else.
-const directTests = "^Test(AffinityDraining.*|AtomicFragments|Budget|Direct.*|ErrorsFollowFlows|ErrorsOfAFleet|" +
+const directTests = "^Test(AffinityDraining.*|AffinitySwitchedOn|AtomicFragments|Budget|Direct.*|ErrorsFollowFlows|ErrorsOfAFleet|" +
 	"ErrorsThatMayNotBeSent|ErrorsTo.*|Flood.*|ForeignRemembered|FragmentsStayWithTheFirst|HashOf.*|Loop.*|Martian.*|" +
 	"NoOuterSource|Outer.*|Place|PreviousBefore.*|Reject|RejectHeaders|RejectBesideDrainingFlows|Remembered.*|Scan.*|SourceRate|Sources.*|" +
 	"SpoofedSources|StoryOfASlot|TableFull|TooBig|Truncated)$"

@@ -227,7 +227,8 @@ func (r *rules) follow(p packet, key flowKey, record reconcile.ServiceRecord) *e
 	if e == nil {
 		return nil
 	}
-	another := p.kind == syn && !e.client && (e.kind == fin || e.kind == rst) // connection on a closed one's tuple
+	// A SYN opens another connection on a closed one's tuple, or where the entry is of another slot.
+	another := p.kind == syn && !e.client && (e.kind == fin || e.kind == rst || e.hash != hashOf(p, record))
 	if !r.alive(e.backend) || e.service != referenceOf(record) || r.over(e, record) || another {
 		delete(r.entries, key)
 		return nil
