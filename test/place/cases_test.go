@@ -194,6 +194,7 @@ func TestHardCases(t *testing.T) {
 		{"table sizes changed twice", sizesChanged},
 		{"half closed", halfClosedKept},
 		{"a client whose backend drains", clientDrains},
+		{"tracking none and back", untrackedMeanwhile},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			scene(t, w, c.tell)
@@ -652,6 +653,35 @@ func clientDrains(h *history) {
 		h.fail("no slot is marked, though connections stay: %v", h.states())
 	}
 	h.expectKept(h.speak(old))
+}
+
+// untrackedMeanwhile: while nothing is remembered, flows go where their slots lead. When flows are
+// remembered again, what was remembered before does not lead them away.
+func untrackedMeanwhile(h *history) {
+	for _, affinity := range []time.Duration{0, affinityLong} {
+		service := func(backends string, tracking model.Tracking) model.Service {
+			return web(backends, func(s *model.Service) { s.Tracking, s.AffinityTimeout = tracking, affinity })
+		}
+		h.configure(service("21 22*0", model.TrackingAlways))
+		old := h.dial(model.TCP, 100)
+		h.configure(service("21*0 22", model.TrackingNone))
+		if n := len(h.w.entries()); n != 0 {
+			h.fail("%d entries are left where nothing is remembered", n)
+		}
+		h.expectLost(h.speak(old), len(old), untracked)
+		var flows []*flow
+		for _, was := range old { // the same clients and ports
+			f := &flow{packet: was.packet, service: was.service, state: syn, reused: true}
+			h.begin(f, rand.New(rand.NewPCG(1, 1)))
+			f.holder, f.answered, f.unheard, f.dead = h.currentOf(f), true, false, false
+			flows = append(flows, f)
+		}
+		h.configure(service("21*0 22", model.TrackingAlways))
+		h.expectKept(h.speak(flows))
+		h.configure(service("21 22*0", model.TrackingAuto))
+		h.expectKept(h.speak(flows))
+		h.configure()
+	}
 }
 
 // TestFullTable: the table has room for few. A SYN that cannot be remembered goes to the
