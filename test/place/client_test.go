@@ -215,7 +215,7 @@ func (h *history) receive(f *flow, to model.BackendAddress) {
 func (h *history) lose(f *flow, to model.BackendAddress) {
 	record, _ := h.rules.serviceOf(f.frontend)
 	cause := f.lossCause(to, h.now(), h.settleOf(record), record.AffinityTimeout)
-	if cause == never && h.back[f.service][to] {
+	if cause == never && (f.halfLeft || h.back[f.service][to]) {
 		cause = halfRemoved
 	}
 	if cause == never {

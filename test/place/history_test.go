@@ -226,7 +226,7 @@ func (h *history) weightless(record reconcile.ServiceRecord, b model.BackendAddr
 
 // apply makes the desired state so, or fails with the fault that is set.
 func (h *history) apply() {
-	before := h.applied
+	before, doubted := h.applied, h.inDoubt
 	_, err := h.r.Apply(h.desired)
 	h.rules.lateRuns() // no program runs for longer than that
 	h.fault.strike(none, 0)
@@ -241,7 +241,7 @@ func (h *history) apply() {
 		h.fail("apply: %v", err)
 	}
 	h.noteRemovals(before, err != nil)
-	h.look()
+	h.lookAfter(doubted)
 }
 
 // noteRemovals keeps account of backends whose removal has begun, until one is carried out whole.
@@ -263,7 +263,10 @@ func (h *history) noteRemovals(before reconcile.Desired, failed bool) {
 }
 
 // look has flows learn what the change means for them.
-func (h *history) look() {
+func (h *history) look() { h.lookAfter(h.inDoubt) }
+
+// lookAfter is look where a change before this one may have failed half-way.
+func (h *history) lookAfter(doubted bool) {
 	h.seq++
 	for _, f := range h.flows {
 		if f.dead {
@@ -283,6 +286,8 @@ func (h *history) look() {
 			f.synsTo = slices.DeleteFunc(f.synsTo, func(b model.BackendAddress) bool { return !h.isMember(f, b) })
 			f.reused = f.reused || len(f.synsTo) < n
 		}
+		wasLeft := func(b model.BackendAddress) bool { return h.back[f.service][b] }
+		f.halfLeft = f.halfLeft || (doubted || h.inDoubt) && (wasLeft(f.holder) || slices.ContainsFunc(f.synsTo, wasLeft))
 		f.draining = f.draining || holds && h.drainsNow(f, f.holder)
 		f.rehashed = f.rehashed || f.byClient != (record.AffinityTimeout > 0)
 		untracked := h.mayStray(f)

@@ -53,6 +53,7 @@ type flow struct {
 	periods []period
 
 	holderGone bool // the holder was removed since
+	halfLeft   bool // a removal of the holder, or of a backend its SYN went to, had failed half-way
 	rehashed   bool // affinity was switched on or off
 	strayed    bool // without tracking, its slot named somebody else
 	mayStray   bool // a change that would have ended tracking failed half-way
