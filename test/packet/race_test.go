@@ -70,23 +70,19 @@ func TestSameFirstPacketOnTwoCPUs(t *testing.T) {
 				frames[0], frames[1] = append(frames[0], frame), append(frames[1], frame)
 			}
 			out := race(t, w, frames)
-			lost := uint64(0)
 			for i := range rounds {
 				a, b := out[0][i], out[1][i]
 				must(t, a.err)
 				must(t, b.err)
 				switch {
-				case a.verdict == datapath.XDPDrop && b.verdict == datapath.XDPDrop:
-					t.Fatalf("round %d: both were dropped: %v", i, w.reasons())
 				case a.verdict == datapath.XDPDrop || b.verdict == datapath.XDPDrop:
-					lost++
+					t.Fatalf("round %d: a packet was dropped: %v", i, w.reasons())
 				case !bytes.Equal(a.frame, b.frame):
 					t.Fatalf("round %d: one packet, two ways:\n%s", i, differences(a.frame, b.frame))
 				}
 			}
-			reasons := w.reasons()
-			if reasons["claim_race"] != lost || lost > rounds/10 {
-				t.Errorf("%d packets were dropped; counted %v", lost, reasons)
+			if reasons := w.reasons(); len(reasons) > 0 {
+				t.Errorf("nothing happened, but counted is %v", reasons)
 			}
 			if table := w.soundTable(); len(table) != 2*rounds {
 				t.Errorf("the table has %d entries for %d flows", len(table), rounds)
@@ -94,7 +90,6 @@ func TestSameFirstPacketOnTwoCPUs(t *testing.T) {
 			if n := w.created(); n != rounds {
 				t.Errorf("%d flows were counted, %d made", n, rounds)
 			}
-			t.Logf("of %d rounds, %d lost one packet; %v", rounds, lost, reasons)
 		})
 	}
 }
@@ -134,6 +129,44 @@ func TestDifferentFirstPacketsOnTwoCPUs(t *testing.T) {
 	}
 	if table := w.soundTable(); len(table) != 2*forwarded {
 		t.Errorf("the table has %d entries for %d flows", len(table), forwarded)
+	}
+}
+
+// TestClaimsOfTwoCPUs: two flows that begin at the same moment and have two ports to choose from
+// get one each. They choose the same one in every second round, and either CPU may be first.
+func TestClaimsOfTwoCPUs(t *testing.T) {
+	const rounds, first = 3000, 2000
+	w := newWorld(t, withLimits(func(l *model.Limits) { l.Flows = 8 * rounds }), withPorts(model.PortRange{First: 20000, Last: 20001}))
+	// A backend without a port has that of the VIP, so each round has ports of its own to claim.
+	w.apply(append(services(), model.Service{Name: "wide", Forwarding: model.ForwardingNAT, Announce: model.AnnounceL2, TableSize: 251,
+		Frontends: []model.Frontend{{Address: vip4, Ports: model.PortRange{First: first, Last: first + rounds - 1}, Protocol: model.UDP}},
+		Backends:  []model.Backend{{Weight: 1, BackendAddress: model.BackendAddress{Address: backend4}}}}))
+	var frames [2][][]byte
+	for n := range uint16(rounds) {
+		for side := range frames {
+			in := kind{udp: true}.fromClient(uint16(10000*(side+1)), first+n, "")
+			frames[side] = append(frames[side], packet.Must(in))
+		}
+	}
+	out := race(t, w, frames)
+	for i := range rounds {
+		var claimed [2]netip.AddrPort
+		for side := range claimed {
+			r := out[side][i]
+			must(t, r.err)
+			if r.verdict == datapath.XDPDrop {
+				t.Fatalf("round %d: a packet was dropped: %v", i, w.reasons())
+			}
+			p, err := packet.Parse(r.frame)
+			must(t, err)
+			claimed[side] = sourceOf(p)
+		}
+		if claimed[0] == claimed[1] {
+			t.Fatalf("round %d: both flows have %s", i, claimed[0])
+		}
+	}
+	if table := w.soundTable(); len(table) != 4*rounds {
+		t.Errorf("the table has %d entries for %d flows", len(table), 2*rounds)
 	}
 }
 

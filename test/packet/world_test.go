@@ -21,6 +21,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/test/space"
+	"github.com/shunt-lb/shunt/test/variant"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
@@ -122,7 +123,7 @@ func newWorld(t testing.TB, changes ...option) *world {
 	name := fmt.Sprintf("shunt-pkt-%d-%d", os.Getpid(), worldCount.Add(1))
 	w := &world{TB: t, timeouts: o.timeouts, ports: o.ports, ifindex: map[string]int{},
 		options: datapath.Options{Instance: name, Limits: o.limits, PinRoot: datapath.DefaultPinRoot,
-			Log: slog.New(slog.NewTextHandler(io.Discard, nil))}}
+			Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Version: variant.FromEnvironment()}}
 	w.makeSpace(name)
 	w.cpu = w.newRunner(0)
 	w.cpu.do(func() { w.fill(o) })

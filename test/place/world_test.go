@@ -21,6 +21,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/test/space"
+	"github.com/shunt-lb/shunt/test/variant"
 )
 
 // quantum is the unit of simulated time. All limits below lie about half a quantum from a
@@ -76,7 +77,7 @@ func newWorld(t testing.TB, remembered uint32) *world {
 	w := &world{TB: t, options: datapath.Options{
 		Instance: name, PinRoot: datapath.DefaultPinRoot,
 		Limits: model.Limits{Flows: 64, Services: 16, Backends: 32, Slots: 1 << 15, Remembered: remembered},
-		Log:    slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Log:    slog.New(slog.NewTextHandler(io.Discard, nil)), Version: variant.FromEnvironment(),
 	}}
 	w.space = space.Enter(t, name)
 	w.ifindex = space.AddArm(t, arm, ownMAC, 0, "10.0.0.1/24", "2001:db8:2::1/64").Attrs().Index

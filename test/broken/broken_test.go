@@ -1,0 +1,160 @@
+package broken_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/shunt-lb/shunt/test/variant"
+)
+
+// breakage is a program that is wrong in one way, and the test that has to fail for it.
+type breakage struct {
+	name     string
+	file     string // in bpf/
+	from, to string
+	test     string // of the package, by its name
+	in       string // the package, in test/
+	says     string // part of what the test prints
+	twoCPUs  bool   // what is wrong shows where two CPUs meet
+}
+
+var breakages = []breakage{
+	{
+		// A slot that names one backend twice is taken for settled, and flows of the other are lost.
+		name: "backends compared instead of the state read",
+		file: "lib/place.h",
+		from: "\tif (!(features & FEATURE_REMEMBER))\n\t\treturn slot_current(slot);\n",
+		to:   "\tif (!(features & FEATURE_REMEMBER) || slot_current(slot) == (slot & BACKEND_REF_MASK))\n\t\treturn slot_current(slot);\n",
+		in:   "place", test: "TestHardCases", says: "by the rules to",
+	},
+	{
+		// A packet follows the entry of another flow, which was given the element meanwhile.
+		name: "the seal of a flow not checked",
+		file: "lib/flow.h",
+		from: "copy->seal != flow_seal(key, copy) || !life_belongs",
+		to:   "!life_belongs",
+		in:   "packet", test: "TestForeignValues", says: "a packet was to find no flow",
+	},
+	{
+		name: "the seal of a remembered flow not checked",
+		file: "lib/remember.h",
+		from: "copy->seal != remembered_seal(key, copy)",
+		to:   "0",
+		in:   "packet", test: "TestForeignRemembered", says: "it was to find no entry",
+	},
+	{
+		// Two flows have one source port.
+		name: "NOEXIST left out where a port is claimed",
+		file: "lib/nat.h",
+		from: "&c->key, &c->entry, BPF_NOEXIST",
+		to:   "&c->key, &c->entry, 0",
+		in:   "packet", test: "TestClaimsOfTwoCPUs", says: "both flows have", twoCPUs: true,
+	},
+	{
+		// The second CPU's flow replaces the first one's, whose port stays claimed.
+		name: "NOEXIST left out where a flow is made",
+		file: "lib/nat.h",
+		from: "key, f, BPF_NOEXIST",
+		to:   "key, f, 0",
+		in:   "packet", test: "TestSameFirstPacketOnTwoCPUs", says: "one packet, two ways", twoCPUs: true,
+	},
+	{
+		name: "NOEXIST left out where a flow is remembered",
+		file: "lib/place.h",
+		from: "key, r, BPF_NOEXIST",
+		to:   "key, r, 0",
+		in:   "packet", test: "TestForeignRemembered", says: "it was to find no entry",
+	},
+	{
+		name: "a claim kept though its flow is another CPU's",
+		file: "lib/nat.h",
+		from: "\t\tbpf_map_delete_elem(&sh_flows, &c->key);\n\t\tif (flow_find(key, f))",
+		to:   "\t\tif (flow_find(key, f))",
+		in:   "packet", test: "TestSameFirstPacketOnTwoCPUs", says: "has a twin of another flow", twoCPUs: true,
+	},
+	{
+		name: "the flow of another CPU that was first not used",
+		file: "lib/nat.h",
+		from: "\t\tif (flow_find(key, f))\n\t\t\treturn REASON_NONE;\n",
+		to:   "",
+		in:   "packet", test: "TestSameFirstPacketOnTwoCPUs", says: "claim_race:", twoCPUs: true,
+	},
+	{
+		name: "half a flow ended",
+		file: "lib/flow.h",
+		from: "\ttwin = twin_end(key, copy);\n",
+		to:   "\ttwin = 0;\n",
+		in:   "packet", test: "TestHandshakeFlood", says: "table_full:",
+	},
+	{
+		name: "an entry followed that is of another slot",
+		file: "lib/place.h",
+		from: "copy->hash != placing->hash",
+		to:   "0",
+		in:   "packet", test: "TestAffinitySwitchedOn", says: `remembered is "flow C", want "client A"`,
+	},
+}
+
+// TestBreakagesAreNoticed compiles each broken program and has the test fail that is about it. With
+// nothing broken, and compiled the same way, all of them pass.
+func TestBreakagesAreNoticed(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: loads BPF programs and makes network namespaces")
+	}
+	dir := t.TempDir()
+	tests := map[string][]string{}
+	for _, b := range breakages {
+		tests[b.in] = append(tests[b.in], b.test)
+	}
+	whole := compile(t, filepath.Join(dir, "whole"))
+	for in := range tests {
+		if out, err := exec.Command("go", "test", "-c", "-o", binary(dir, in), "../"+in).CombinedOutput(); err != nil {
+			t.Fatalf("building the tests of test/%s: %v\n%s", in, err, out)
+		}
+		if out, err := run(dir, in, strings.Join(tests[in], "|"), whole); err != nil {
+			t.Fatalf("with nothing broken, test/%s: %v\n%s", in, err, out)
+		}
+	}
+	for _, b := range breakages {
+		t.Run(b.name, func(t *testing.T) {
+			if b.twoCPUs && runtime.NumCPU() < 2 {
+				t.Skip("needs two CPUs: runs packets on both at once")
+			}
+			object := compile(t, filepath.Join(t.TempDir(), "broken"), variant.Change{File: b.file, From: b.from, To: b.to})
+			out, err := run(dir, b.in, b.test, object)
+			switch {
+			case err == nil:
+				t.Errorf("%s of test/%s does not notice it", b.test, b.in)
+			case !strings.Contains(out, "--- FAIL: "+b.test) || !strings.Contains(out, b.says):
+				t.Errorf("%s of test/%s fails, but does not say %q: %v\n%s", b.test, b.in, b.says, err, out)
+			}
+		})
+	}
+}
+
+// compile makes the XDP object of the sources with these changes, in a directory that it makes.
+func compile(t *testing.T, dir string, changes ...variant.Change) (object string) {
+	t.Helper()
+	if err := variant.Sources("../../bpf", dir, changes...); err != nil {
+		t.Fatal(err)
+	}
+	object = filepath.Join(dir, "xdp.o")
+	variant.Compile(t, filepath.Join(dir, "xdp.bpf.c"), object)
+	return object
+}
+
+// binary is where the tests of a package are.
+func binary(dir, in string) string { return filepath.Join(dir, in+".test") }
+
+// run has tests of a package meet the program in the object.
+func run(dir, in, tests, object string) (out string, err error) {
+	command := exec.Command(binary(dir, in), "-test.run", "^("+tests+")$")
+	command.Dir = "../" + in
+	command.Env = append(os.Environ(), variant.Environment(object))
+	text, err := command.CombinedOutput()
+	return string(text), err
+}
