@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -58,11 +59,13 @@ func (f *steady) first() []byte {
 type sender struct {
 	w      *world
 	cpu    int
+	hall   *hall
 	shared []*steady // by all CPUs, as when the queues of a network card are spread anew
+	seed   uint64
 	rounds atomic.Int64
 	sent   int
+	tally  livesTally
 	lost   []string
-	gone   func(holder byte) bool // whether the backend was ever removed
 }
 
 // number is the backend that a frame leaves to, 0 for nobody.
@@ -80,39 +83,63 @@ func (s *sender) run(service model.Service, stop *atomic.Bool) error {
 	if err := errors.Join(netns.Set(s.w.space), pin(s.cpu)); err != nil {
 		return err
 	}
+	rng := rand.New(rand.NewPCG(s.seed, uint64(s.cpu)))
 	var own []*steady
-	port := uint16(1024)
-	for !stop.Load() {
-		for range 6 {
-			port++
-			f := newSteady(service, true, 100+2*s.cpu+int(port)%2, port)
-			to, err := s.number(f.first())
-			if err != nil {
-				return err
-			}
-			f.holder = to
-			own = append(own, f)
-		}
-		for _, flows := range [][]*steady{own, s.shared} {
-			for _, f := range flows {
-				to, err := s.number(f.frame)
+	var lives []*life
+	for port := uint16(1024); !stop.Load(); port += 12 {
+		s.hall.RLock()
+		err := func() error {
+			for n := range uint16(12) {
+				f := newSteady(service, true, 100+2*s.cpu+int(n)%2, port+n)
+				if n >= 6 {
+					lives = append(lives, s.begin(f.packet))
+					continue
+				}
+				to, err := s.number(f.first())
 				if err != nil {
 					return err
 				}
-				if s.sent++; to != f.holder && !s.gone(f.holder) {
-					s.lost = append(s.lost, fmt.Sprintf("round %d, CPU %d: %s is on %d, its packet went to %d", s.rounds.Load(), s.cpu, f.packet, f.holder, to))
+				f.holder = to
+				own = append(own, f)
+			}
+			for i, l := range lives {
+				var err error
+				if lives[i], err = s.turn(l, rng); err != nil {
+					return err
 				}
 			}
+			return errors.Join(s.steadily(own), s.steadily(s.shared))
+		}()
+		s.hall.RUnlock()
+		if err != nil {
+			return err
 		}
+		lives = slices.DeleteFunc(lives, func(l *life) bool { return l == nil })
+		lives = lives[max(0, len(lives)-400):]
 		own = own[max(0, len(own)-200):]
 		s.rounds.Add(1)
 	}
 	return nil
 }
 
+// steadily has flows send a packet each, which may be lost only with their backends.
+func (s *sender) steadily(flows []*steady) error {
+	for _, f := range flows {
+		to, err := s.number(f.frame)
+		if err != nil {
+			return err
+		}
+		if s.sent++; to != f.holder && !s.hall.gone[f.holder].Load() {
+			s.lost = append(s.lost, fmt.Sprintf("round %d, CPU %d: %s is on %d, its packet went to %d", s.rounds.Load(), s.cpu, f.packet, f.holder, to))
+		}
+	}
+	return nil
+}
+
 // TestTwoCPUsWhileTablesChange has two CPUs send packets of hundreds of flows, the same on
 // both and new ones on each, while tables change, settle and are given up, with the real
-// grace periods in between. No flow is lost but with its backend.
+// grace periods in between. No flow that goes on is lost but with its backend, and one that pauses,
+// sends its SYN again or is closed by half only for the document's reasons.
 func TestTwoCPUsWhileTablesChange(t *testing.T) {
 	if runtime.NumCPU() < 2 {
 		t.Skip("needs two CPUs: runs packets on both at once")
@@ -125,26 +152,27 @@ func TestTwoCPUsWhileTablesChange(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	var now atomic.Int64
+	all := &hall{}
 	witness := newWitness(w, w.d)
 	witness.grace = w.d.Grace
-	r := reconcile.New(witness, reconcile.Clock(func() time.Time { return epoch.Add(time.Duration(now.Load())) }))
+	r := reconcile.New(witness, reconcile.Clock(func() time.Time { return epoch.Add(all.now) }))
 	desired := reconcile.Desired{Limits: w.options.Limits, Settle: settle, Services: []model.Service{web("21 22 23")}}
 	apply := func() {
 		t.Helper()
 		must(t, w.d.Heartbeat())
+		all.begun.Add(1)
 		_, err := r.Apply(desired)
 		must(t, err)
+		all.ended.Add(1)
 	}
 	apply()
-	var gone [256]atomic.Bool
 	shared := make([]*steady, 300)
 	senders := []*sender{{cpu: 0}, {cpu: 1}}
 	for i := range shared {
 		shared[i] = newSteady(desired.Services[0], true, 1+i%60, uint16(30000+i))
 	}
 	for _, s := range senders {
-		s.w, s.shared, s.gone = w, shared, func(b byte) bool { return gone[b].Load() }
+		s.w, s.hall, s.shared, s.seed, s.tally.losses = w, all, shared, seed, map[cause]int{}
 	}
 	for _, f := range shared {
 		var err error
@@ -177,14 +205,17 @@ func TestTwoCPUsWhileTablesChange(t *testing.T) {
 	}
 	marked := 0
 	for range changes {
-		desired.Services = []model.Service{otherWeb(rng, &gone)}
+		desired.Services = []model.Service{otherWeb(rng, all)}
 		apply()
 		if rng.IntN(3) == 0 { // a second change before the first has settled, at once
-			desired.Services = []model.Service{otherWeb(rng, &gone)}
+			desired.Services = []model.Service{otherWeb(rng, all)}
 			apply()
 		}
 		everybodySends()
-		now.Add(int64(settle) * int64(rng.IntN(3)) / 2)
+		for range rng.IntN(3) { // UDP that goes on is not to be over by it, but two are more than the settle time
+			all.pass(w, quanta(4))
+			everybodySends()
+		}
 		left, err := r.Settle()
 		must(t, err)
 		marked = max(marked, left.Marked)
@@ -194,6 +225,10 @@ func TestTwoCPUsWhileTablesChange(t *testing.T) {
 	packets := 0
 	for _, s := range senders {
 		packets += s.sent
+		t.Logf("CPU %d: %s", s.cpu, &s.tally)
+		if s.tally.retransmitted == 0 || s.tally.halfClosed == 0 || s.tally.paused == 0 {
+			t.Errorf("CPU %d had none of one kind: the test tests too little", s.cpu)
+		}
 		if len(s.lost) > 0 {
 			t.Errorf("CPU %d: %d packets went astray, the first: %s", s.cpu, len(s.lost), s.lost[0])
 		}
@@ -206,13 +241,13 @@ func TestTwoCPUsWhileTablesChange(t *testing.T) {
 
 // otherWeb is the service with other weights and another size. Backends 21 and 22 always
 // have weight; 23 and 24 come and go, and who goes has gone for good.
-func otherWeb(rng *rand.Rand, gone *[256]atomic.Bool) model.Service {
+func otherWeb(rng *rand.Rand, all *hall) model.Service {
 	backends := fmt.Sprintf("21*%d 22*%d", 1+rng.IntN(3), 1+rng.IntN(3))
 	for n := 23; n <= 24; n++ {
 		if rng.IntN(4) > 0 {
 			backends += fmt.Sprintf(" %d*%d", n, 1+rng.IntN(3))
 		} else {
-			gone[n].Store(true)
+			all.gone[n].Store(true)
 		}
 	}
 	size := maglev.Sizes[0]
