@@ -67,9 +67,16 @@ func TestFloodOfSettledSlots(t *testing.T) {
 // and those that are opened in the flood keep the backend that has them.
 func TestFloodInTransition(t *testing.T) {
 	const old, opened = 200, 400
-	for _, limit := range []uint32{4096, 1 << 20} { // entries: the table is full, and is not
-		t.Run(fmt.Sprintf("%d entries", limit), func(t *testing.T) {
-			p := newWorld(t, withLimits(func(l *model.Limits) { l.Remembered = limit })).place(portMoving)
+	for _, limit := range []struct {
+		name            string
+		entries, budget uint32 // of entries, and of new ones in a tick
+	}{
+		{"a full table", 4096, 4096},
+		{"a budget used up", 1 << 20, 400}, // by a slow machine, too
+	} {
+		t.Run(limit.name, func(t *testing.T) {
+			p := newWorld(t, withLimits(func(l *model.Limits) { l.Remembered = limit.entries })).place(portMoving)
+			p.budget(limit.budget)
 			p.tracked(model.TrackingAuto)
 			p.write(slotSpec{state: reconcile.Settled, current: 'A'})
 			connections := map[uint16]string{} // port of the client to its backend
