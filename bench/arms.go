@@ -69,7 +69,7 @@ func startNothing(context.Context, *run) (func() error, []*bed.Child, error) {
 	return func() error { return nil }, nil, nil
 }
 
-// startMACSwap attaches one copy of the program per direction, natively.
+// startMACSwap attaches one copy of the program per direction, natively; with one arm, one for both.
 func startMACSwap(_ context.Context, r *run) (func() error, []*bed.Child, error) {
 	var closers []func() error
 	stop := func() error {
@@ -79,34 +79,54 @@ func startMACSwap(_ context.Context, r *run) (func() error, []*bed.Child, error)
 		}
 		return errors.Join(errs...)
 	}
-	for _, way := range []struct {
-		in, out  string
-		dst, src net.HardwareAddr
-	}{
-		{bed.ClientsInterface, bed.ServersInterface, r.bed.ServerMAC, r.bed.ToServerMAC},
-		{bed.ServersInterface, bed.ClientsInterface, r.bed.ClientMAC, r.bed.ToClientMAC},
-	} {
-		if err := attachMACSwap(r.bed, way.in, way.out, way.dst, way.src, &closers); err != nil {
+	toServers := hop{r.bed.ServerMAC, r.bed.ToServerMAC}
+	toClient := hop{r.bed.ClientMAC, r.bed.ToClientMAC}
+	in, out := r.bed.Interfaces[0], r.bed.Interfaces[len(r.bed.Interfaces)-1]
+	ways := []macSwapWay{{in: in, out: out, hop: toServers, back: toClient}}
+	if in != out {
+		ways = append(ways, macSwapWay{in: out, out: in, hop: toClient})
+	}
+	for _, way := range ways {
+		if err := way.attach(r.bed, &closers); err != nil {
 			return nil, nil, errors.Join(fmt.Errorf("attaching macswap to %s: %w", way.in, err), stop())
 		}
 	}
 	return stop, nil, nil
 }
 
-// attachMACSwap loads and attaches one direction, and adds what undoes it to closers.
-func attachMACSwap(b *bed.Bed, in, out string, dst, src net.HardwareAddr, closers *[]func() error) error {
+// hop is the addresses of the frames to the next host.
+type hop struct{ destination, source net.HardwareAddr }
+
+func (h hop) bytes() [12]byte {
+	return [12]byte(append(append([]byte{}, h.destination...), h.source...))
+}
+
+// macSwapWay is where the program is attached, and where it sends to. Back is for one arm alone.
+type macSwapWay struct {
+	in, out   string
+	hop, back hop
+}
+
+// attach loads and attaches the program, and adds what undoes it to closers.
+func (way macSwapWay) attach(b *bed.Bed, closers *[]func() error) error {
 	spec, err := loadMacswap()
 	if err != nil {
 		return err
 	}
-	if err := spec.Variables["hop_addresses"].Set([12]byte(append(append([]byte{}, dst...), src...))); err != nil {
+	if err := spec.Variables["hop_addresses"].Set(way.hop.bytes()); err != nil {
 		return err
 	}
-	inIndex, err := b.Host(bed.Balancer).InterfaceIndex(in)
+	oneArm := way.in == way.out
+	if oneArm {
+		if err := spec.Variables["back_addresses"].Set(way.back.bytes()); err != nil {
+			return err
+		}
+	}
+	inIndex, err := b.Host(bed.Balancer).InterfaceIndex(way.in)
 	if err != nil {
 		return err
 	}
-	outIndex, err := b.Host(bed.Balancer).InterfaceIndex(out)
+	outIndex, err := b.Host(bed.Balancer).InterfaceIndex(way.out)
 	if err != nil {
 		return err
 	}
@@ -117,11 +137,13 @@ func attachMACSwap(b *bed.Bed, in, out string, dst, src net.HardwareAddr, closer
 		}
 		*closers = append(*closers, objects.Close)
 		if err := objects.MacswapOut.Put(uint32(0), uint32(outIndex)); err != nil {
-			return fmt.Errorf("naming %s in the devmap: %w", out, err)
+			return fmt.Errorf("naming %s in the devmap: %w", way.out, err)
 		}
-		l, err := link.AttachXDP(link.XDPOptions{
-			Program: objects.ShMacswap, Interface: inIndex, Flags: link.XDPDriverMode,
-		})
+		program := objects.ShMacswap
+		if oneArm {
+			program = objects.ShMacswapOne
+		}
+		l, err := link.AttachXDP(link.XDPOptions{Program: program, Interface: inIndex, Flags: link.XDPDriverMode})
 		if err != nil {
 			return err
 		}
@@ -133,10 +155,12 @@ func attachMACSwap(b *bed.Bed, in, out string, dst, src net.HardwareAddr, closer
 // startShunt runs the real program with a real file, as its users do.
 func startShunt(_ context.Context, r *run) (func() error, []*bed.Child, error) {
 	config := filepath.Join(r.dir, "shunt.yaml")
+	interfaces := ""
+	for _, name := range r.bed.Interfaces {
+		interfaces += fmt.Sprintf("  - name: %s\n", name)
+	}
 	text := fmt.Sprintf(`interfaces:
-  - name: %s
-  - name: %s
-services:
+%sservices:
   - name: web
     address: %s
     port: %d
@@ -155,7 +179,7 @@ services:
     backends:
       - {address: %s}
 api: {socket: %s}
-`, bed.ClientsInterface, bed.ServersInterface, bed.VIP, servicePort,
+`, interfaces, bed.VIP, servicePort,
 		bed.ServerOne, serverPort, bed.ServerTwo, serverPort,
 		bed.VIP, bulkPort, bed.ServerOne, filepath.Join(r.dir, "shunt.sock"))
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
@@ -207,10 +231,10 @@ func startNFTables(ctx context.Context, r *run) (func() error, []*bed.Child, err
 	}
 	chain post {
 		type nat hook postrouting priority srcnat;
-		oifname %[7]s masquerade
+		oifname %[7]s ip daddr { %[3]s, %[4]s } masquerade
 	}
 }
-`, bed.VIP, servicePort, bed.ServerOne, bed.ServerTwo, serverPort, bulkPort, bed.ServersInterface)
+`, bed.VIP, servicePort, bed.ServerOne, bed.ServerTwo, serverPort, bulkPort, r.bed.Interfaces[len(r.bed.Interfaces)-1])
 	if _, err := r.bed.RunInput(ctx, bed.Balancer, rules, "nft", "-f", "-"); err != nil {
 		return nil, nil, err
 	}

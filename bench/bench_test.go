@@ -36,15 +36,17 @@ func TestMedian(t *testing.T) {
 	}
 }
 
+var off = setting{"two-arm", "off"}
+
 // TestReport shows that a failed round is named and does not enter the median.
 func TestReport(t *testing.T) {
 	p := report{Command: "bench", Samples: []sample{
-		{Arm: "routed", Offload: "off", Round: 1, Keepalive: 100, Connections: 40},
-		{Arm: "shunt", Offload: "off", Round: 1, Keepalive: 90},
-		{Arm: "shunt", Offload: "off", Round: 2, Error: "no answer\nmore"},
+		{Arm: "routed", setting: off, Round: 1, Keepalive: 100, Connections: 40},
+		{Arm: "shunt", setting: off, Round: 1, Keepalive: 90},
+		{Arm: "shunt", setting: off, Round: 2, Error: "no answer\nmore"},
 	}}
 	var page strings.Builder
-	p.markdown(&page, options{arms: []string{"routed", "shunt"}, offloads: []string{"off"}, rounds: 2})
+	p.markdown(&page, options{arms: []string{"routed", "shunt"}, layouts: []string{"two-arm"}, offloads: []string{"off"}, rounds: 2})
 	for _, want := range []string{"| shunt | 90 | – |", "| shunt | 0.90 | 1.00 |", "\nshunt: no answer\n"} {
 		if !strings.Contains(page.String(), want) {
 			t.Errorf("report lacks %q:\n%s", want, page.String())
@@ -71,18 +73,18 @@ func TestParseIperf(t *testing.T) {
 func TestBulkTable(t *testing.T) {
 	lost := 0.5
 	p := report{Samples: []sample{
-		{Arm: "shunt", Offload: "off", Bulk: &bulk{Gigabit: 3, Retransmissions: 10, UDPLost: &lost, Dropped: map[string]uint64{"client up out": 10}}},
-		{Arm: "shunt", Offload: "off", Bulk: &bulk{Gigabit: 5, Retransmissions: 20}},
-		{Arm: "haproxy", Offload: "off", Bulk: &bulk{Gigabit: 1}},
-		{Arm: "haproxy", Offload: "off", Bulk: &bulk{Gigabit: 9}, Error: "it fell over"},
+		{Arm: "shunt", setting: off, Bulk: &bulk{Gigabit: 3, Retransmissions: 10, UDPLost: &lost, Dropped: map[string]uint64{"client up out": 10}}},
+		{Arm: "shunt", setting: off, Bulk: &bulk{Gigabit: 5, Retransmissions: 20}},
+		{Arm: "haproxy", setting: off, Bulk: &bulk{Gigabit: 1}},
+		{Arm: "haproxy", setting: off, Bulk: &bulk{Gigabit: 9}, Error: "it fell over"},
 	}}
-	text := p.bulkTable("off")
+	text := p.bulkTable(off)
 	for _, want := range []string{"| shunt | 4.00 | 15 | 0.500 % | client up out 5 |\n", "| haproxy | 1.00 | 0 | – |  |\n"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the table lacks %q:\n%s", want, text)
 		}
 	}
-	if text := p.bulkTable("default"); text != "" {
+	if text := p.bulkTable(setting{"two-arm", "default"}); text != "" {
 		t.Errorf("a table of nothing: %s", text)
 	}
 }

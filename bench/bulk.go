@@ -32,7 +32,7 @@ type bulk struct {
 	// UDPLost is in percent of datagrams; missing where the arm has no UDP.
 	UDPLost *float64 `json:"udp_lost_percent,omitempty"`
 	// Dropped is how many frames each interface between client and servers counts as dropped, by
-	// "host interface direction", of both transfers.
+	// "host interface direction", and the servers' sockets, of both transfers.
 	Dropped map[string]uint64 `json:"dropped,omitempty"`
 }
 
@@ -124,15 +124,15 @@ func parseIperf(out string) (report iperfReport, err error) {
 	return report, nil
 }
 
-// bulkTable writes the medians of bulk transfers for one offload setting, if there are any.
-func (p report) bulkTable(offload string) string {
+// bulkTable writes the medians of bulk transfers for one setting, if there are any.
+func (p report) bulkTable(set setting) string {
 	var text strings.Builder
 	for _, a := range arms {
 		var gigabit, retransmissions, lost []float64
 		dropped := map[string][]float64{}
 		var taken []*bulk
 		for _, s := range p.Samples {
-			if s.Arm == a.name && s.Offload == offload && s.Bulk != nil && s.Error == "" {
+			if s.Arm == a.name && s.setting == set && s.Bulk != nil && s.Error == "" {
 				taken = append(taken, s.Bulk)
 			}
 		}
@@ -165,7 +165,7 @@ func (p report) bulkTable(offload string) string {
 		return ""
 	}
 	return fmt.Sprintf("\nBulk transfers, %d streams to one server (iperf3): TCP as fast as it goes, then UDP at %d Mbit/s. "+
-		"Dropped frames as the interfaces between client and servers count them, of both.\n\n"+
+		"Dropped frames as the interfaces between client and servers count them, and the servers' sockets, of both.\n\n"+
 		"| arm | TCP Gbit/s | TCP retransmissions | UDP lost | frames dropped |\n|---|---:|---:|---:|---|\n%s",
 		bulkStreams, bulkStreams*bulkUDPMegabit, text.String())
 }

@@ -16,9 +16,11 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	macswapMapMacswapOut   = "macswap_out"
-	macswapProgShMacswap   = "sh_macswap"
-	macswapVarHopAddresses = "hop_addresses"
+	macswapMapMacswapOut    = "macswap_out"
+	macswapProgShMacswap    = "sh_macswap"
+	macswapProgShMacswapOne = "sh_macswap_one"
+	macswapVarBackAddresses = "back_addresses"
+	macswapVarHopAddresses  = "hop_addresses"
 )
 
 // loadMacswap returns the embedded CollectionSpec for macswap.
@@ -63,7 +65,8 @@ type macswapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type macswapProgramSpecs struct {
-	ShMacswap *ebpf.ProgramSpec `ebpf:"sh_macswap"`
+	ShMacswap    *ebpf.ProgramSpec `ebpf:"sh_macswap"`
+	ShMacswapOne *ebpf.ProgramSpec `ebpf:"sh_macswap_one"`
 }
 
 // macswapMapSpecs contains maps before they are loaded into the kernel.
@@ -77,7 +80,8 @@ type macswapMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type macswapVariableSpecs struct {
-	HopAddresses *ebpf.VariableSpec `ebpf:"hop_addresses"`
+	BackAddresses *ebpf.VariableSpec `ebpf:"back_addresses"`
+	HopAddresses  *ebpf.VariableSpec `ebpf:"hop_addresses"`
 }
 
 // macswapObjects contains all objects after they have been loaded into the kernel.
@@ -113,19 +117,22 @@ func (m *macswapMaps) Close() error {
 //
 // It can be passed to loadMacswapObjects or ebpf.CollectionSpec.LoadAndAssign.
 type macswapVariables struct {
-	HopAddresses *ebpf.Variable `ebpf:"hop_addresses"`
+	BackAddresses *ebpf.Variable `ebpf:"back_addresses"`
+	HopAddresses  *ebpf.Variable `ebpf:"hop_addresses"`
 }
 
 // macswapPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to loadMacswapObjects or ebpf.CollectionSpec.LoadAndAssign.
 type macswapPrograms struct {
-	ShMacswap *ebpf.Program `ebpf:"sh_macswap"`
+	ShMacswap    *ebpf.Program `ebpf:"sh_macswap"`
+	ShMacswapOne *ebpf.Program `ebpf:"sh_macswap_one"`
 }
 
 func (p *macswapPrograms) Close() error {
 	return _MacswapClose(
 		p.ShMacswap,
+		p.ShMacswapOne,
 	)
 }
 

@@ -28,11 +28,13 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/bench/bed"
+	"github.com/shunt-lb/shunt/internal/lab"
 )
 
 // options is the command line.
 type options struct {
 	arms             []string
+	layouts          []string
 	offloads         []string
 	rounds           int
 	connectionRounds int           // rounds that measure new connections, which take longest
@@ -83,6 +85,7 @@ func parseFlags() options {
 		names = append(names, a.name)
 	}
 	armList := flag.String("arms", strings.Join(names, ","), "what to measure, comma separated")
+	layouts := flag.String("layout", "two-arm,one-arm", "how the balancer is connected: two-arm, one-arm, or both")
 	offloads := flag.String("offload", "off", "checksum offload: off, default, or off,default")
 	flag.IntVar(&o.rounds, "rounds", 3, "rounds; the report has medians")
 	flag.IntVar(&o.connectionRounds, "connection-rounds", 1, "rounds that also measure new connections")
@@ -100,10 +103,15 @@ func parseFlags() options {
 		o.rounds, o.connectionRounds, o.duration, o.keepalive, o.rate = 1, 1, 2*time.Second, min(o.keepalive, 2*time.Second), min(o.rate, 2000)
 		o.bulk = min(o.bulk, time.Second)
 	}
-	o.arms, o.offloads = strings.Split(*armList, ","), strings.Split(*offloads, ",")
+	o.arms, o.layouts, o.offloads = strings.Split(*armList, ","), strings.Split(*layouts, ","), strings.Split(*offloads, ",")
 	for _, name := range o.arms {
 		if !slices.Contains(names, name) {
 			usage("unknown arm %q; there are %s", name, strings.Join(names, ", "))
+		}
+	}
+	for _, layout := range o.layouts {
+		if layout != string(lab.TwoArm) && layout != string(lab.OneArm) {
+			usage("unknown layout %q; there are %s and %s", layout, lab.TwoArm, lab.OneArm)
 		}
 	}
 	for _, offload := range o.offloads {
@@ -183,13 +191,13 @@ func (r *run) findShunt(ctx context.Context) error {
 // the others go on; the run fails only when it was interrupted.
 func (r *run) rounds(ctx context.Context) (samples []sample, err error) {
 	for round := 1; round <= r.options.rounds; round++ {
-		for _, offload := range r.options.offloads {
+		for _, set := range r.options.settings() {
 			for _, a := range arms {
 				if !slices.Contains(r.options.arms, a.name) {
 					continue
 				}
-				s := sample{Arm: a.name, Offload: offload, Round: round}
-				if a.incremental && offload == "default" {
+				s := sample{Arm: a.name, setting: set, Round: round}
+				if a.incremental && set.Offload == "default" {
 					s.Error = "cannot complete checksums, so not measured with offload on"
 				} else if err := r.freshArm(ctx, a, &s); err != nil {
 					s.Error = err.Error()
@@ -208,7 +216,7 @@ func (r *run) rounds(ctx context.Context) (samples []sample, err error) {
 // freshArm measures an arm in namespaces and with servers of its own: closed connections
 // of one arm rest for a minute and would be in the way of the next one's.
 func (r *run) freshArm(ctx context.Context, a arm, s *sample) (err error) {
-	if r.bed, err = bed.Build(); err != nil {
+	if r.bed, err = bed.Build(lab.Layout(s.Layout)); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.bed.Close()) }()

@@ -14,11 +14,27 @@ import (
 	"github.com/shunt-lb/shunt/bench/load"
 )
 
+// setting is what arms are compared in.
+type setting struct {
+	Layout  string `json:"layout"`  // "two-arm" or "one-arm", see package bed
+	Offload string `json:"offload"` // "off" or "default", see bed.SetOffload
+}
+
+// settings are all that are asked for.
+func (o options) settings() (all []setting) {
+	for _, layout := range o.layouts {
+		for _, offload := range o.offloads {
+			all = append(all, setting{layout, offload})
+		}
+	}
+	return all
+}
+
 // sample is one measured figure of one arm, in one round.
 type sample struct {
-	Arm     string `json:"arm"`
-	Offload string `json:"offload"` // "off" or "default", see bed.SetOffload
-	Round   int    `json:"round"`
+	Arm string `json:"arm"`
+	setting
+	Round int `json:"round"`
 	// Keep-alive and connections are requests per second; 0 was not measured.
 	Keepalive         float64      `json:"keepalive_per_s,omitempty"`
 	Connections       float64      `json:"connections_per_s,omitempty"`

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/bench/bed"
+	"github.com/shunt-lb/shunt/internal/lab"
 )
 
 // machine is where and with what a run was made.
@@ -92,7 +93,7 @@ func commandLine() string {
 
 // line is a sample for people who wait.
 func (s sample) line() string {
-	text := fmt.Sprintf("round %d, offload %-7s  %-8s", s.Round, s.Offload, s.Arm)
+	text := fmt.Sprintf("round %d, %s, offload %-7s  %-8s", s.Round, s.Layout, s.Offload, s.Arm)
 	if s.Error != "" {
 		return text + "  " + s.Error
 	}
@@ -126,15 +127,15 @@ type row struct {
 	errors                            []string
 }
 
-// rows computes the medians for one offload setting, in the order of arms.
-func (p report) rows(offload string) []row {
+// rows computes the medians for one setting, in the order of arms.
+func (p report) rows(set setting) []row {
 	var rows []row
 	for _, a := range arms {
 		r := row{arm: a.name}
 		var keepalive, connections, p50, p99 []float64
 		found := false
 		for _, s := range p.Samples {
-			if s.Arm != a.name || s.Offload != offload {
+			if s.Arm != a.name || s.setting != set {
 				continue
 			}
 			found = true
@@ -207,20 +208,24 @@ func (p report) markdown(w io.Writer, o options) {
 			fmt.Fprintf(w, "- %s: %s\n", a.name, a.what)
 		}
 	}
-	for _, offload := range o.offloads {
-		p.offloadTables(w, offload, o)
+	for _, set := range o.settings() {
+		p.tables(w, set, o)
 	}
 }
 
-// offloadTables writes figures and ratios for one offload setting.
-func (p report) offloadTables(w io.Writer, offload string, o options) {
+// tables writes figures and ratios for one setting.
+func (p report) tables(w io.Writer, set setting, o options) {
 	title := "off at every interface (and with it segmentation offload)"
-	if offload == "default" {
+	if set.Offload == "default" {
 		title = "as veth has it by default, on"
 	}
-	fmt.Fprintf(w, "\n## Checksum offload %s\n\n", title)
+	arms := "Two arms"
+	if set.Layout == string(lab.OneArm) {
+		arms = "One arm, behind a switch"
+	}
+	fmt.Fprintf(w, "\n## %s; checksum offload %s\n\n", arms, title)
 	fmt.Fprintf(w, "| arm | keep-alive requests/s | new connections/s | p50 at %d/s | p99 at %d/s | errors |\n|---|---:|---:|---:|---:|---:|\n", o.rate, o.rate)
-	rows := p.rows(offload)
+	rows := p.rows(set)
 	for _, r := range rows {
 		fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %d |\n", r.arm, figure("%.0f", r.keepalive), figure("%.0f", r.connections),
 			figure("%.0f µs", r.p50), figure("%.0f µs", r.p99), r.keepaliveErrors+r.connectionErrors)
@@ -251,7 +256,7 @@ func (p report) offloadTables(w io.Writer, offload string, o options) {
 			fmt.Fprintln(w)
 		}
 	}
-	fmt.Fprint(w, p.bulkTable(offload))
+	fmt.Fprint(w, p.bulkTable(set))
 }
 
 // write prints the report and stores it as <date>-<kernel>.md and .json. An arm that
@@ -268,11 +273,11 @@ func (p report) write(o options) error {
 		}
 	}
 	var errs []error
-	for _, offload := range o.offloads {
-		for _, r := range p.rows(offload) {
+	for _, set := range o.settings() {
+		for _, r := range p.rows(set) {
 			a := arms[slices.IndexFunc(arms, func(a arm) bool { return a.name == r.arm })]
-			if len(r.errors) > 0 && !(a.incremental && offload == "default") {
-				errs = append(errs, fmt.Errorf("%s (offload %s) failed in %d rounds: %s", r.arm, offload, len(r.errors), r.errors[0]))
+			if len(r.errors) > 0 && !(a.incremental && set.Offload == "default") {
+				errs = append(errs, fmt.Errorf("%s (%s, offload %s) failed in %d rounds: %s", r.arm, set.Layout, set.Offload, len(r.errors), r.errors[0]))
 			}
 		}
 	}

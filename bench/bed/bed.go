@@ -9,8 +9,14 @@
 //	└──────────────────┘  └──────────────────────────┘  └────────────────────────┘
 //
 // "by" is a veth that passes the balancer by. Everything else of the client and of the
-// servers is routed through the balancer. The namespaces are called shunt-bench-client
-// and so on.
+// servers is routed through the balancer. With one arm, the same three hosts and addresses
+// are on one switch, and the balancer sends out of the interface it receives on:
+//
+//	up ──┐ switch ┌── lb
+//	     └─ br0 ──┘
+//	         └── arm 10.1.0.1/24 10.2.0.1/24
+//
+// The namespaces are called shunt-bench-client and so on.
 package bed
 
 import (
@@ -18,6 +24,10 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -29,9 +39,10 @@ const (
 	Client   = "client"
 	Balancer = "balancer"
 	Servers  = "servers"
+	wire     = "wire" // the switch, with one arm
 )
 
-// The balancer's interfaces.
+// The balancer's interfaces, with two arms.
 const (
 	ClientsInterface = "clients"
 	ServersInterface = "servers"
@@ -57,26 +68,28 @@ type Bed struct {
 	lab   *lab.Lab
 	hosts map[string]*lab.Host
 	lock  net.Listener
+	// Interfaces are the balancer's, the clients' first: one or two.
+	Interfaces []string
 	// Hardware addresses, for programs that write next hops themselves.
 	ClientMAC, ServerMAC, ToClientMAC, ToServerMAC net.HardwareAddr
 }
 
 // Build makes the hosts and everything between them, after removing what a run that was
 // killed left behind. Needs root. A second bed at the same time is refused.
-func Build() (*Bed, error) {
+func Build(layout lab.Layout) (*Bed, error) {
 	// An abstract socket goes away with its process, however that ends (unix(7)).
 	lock, err := net.Listen("unix", "@shunt-bench")
 	if err != nil {
 		return nil, fmt.Errorf("another benchmark is running, and two would measure each other: %w", err)
 	}
 	b := &Bed{lock: lock, hosts: map[string]*lab.Host{}}
-	if err := b.build(); err != nil {
+	if err := b.build(layout); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
 	return b, nil
 }
 
-func (b *Bed) build() (err error) {
+func (b *Bed) build(layout lab.Layout) (err error) {
 	if err := lab.Sweep(labID); err != nil {
 		return err
 	}
@@ -92,17 +105,8 @@ func (b *Bed) build() (err error) {
 			return err
 		}
 	}
-	end := func(host, name string, address netip.Addr) lab.End {
-		return lab.End{Host: b.hosts[host], Interface: name, IPv4: netip.PrefixFrom(address, 24)}
-	}
-	for _, pair := range [][2]lab.End{
-		{end(Client, "up", ClientAddress), end(Balancer, ClientsInterface, ClientGateway)},
-		{end(Balancer, ServersInterface, ServerGateway), end(Servers, "lb", ServerOne)},
-		{end(Client, "by", DirectClient), end(Servers, "by", DirectServer)},
-	} {
-		if err := b.lab.Connect(pair[0], pair[1], lab.Cable{}); err != nil {
-			return err
-		}
+	if err := b.connect(layout); err != nil {
+		return err
 	}
 	everywhere := netip.MustParsePrefix("0.0.0.0/0")
 	if err := errors.Join(
@@ -119,8 +123,51 @@ func (b *Bed) build() (err error) {
 		return err
 	}
 	b.ClientMAC, b.ServerMAC = b.hosts[Client].Interfaces()[0].MAC, b.hosts[Servers].Interfaces()[0].MAC
-	b.ToClientMAC, b.ToServerMAC = b.hosts[Balancer].Interfaces()[0].MAC, b.hosts[Balancer].Interfaces()[1].MAC
+	arms := b.hosts[Balancer].Interfaces()
+	b.ToClientMAC, b.ToServerMAC = arms[0].MAC, arms[len(arms)-1].MAC
 	return nil
+}
+
+// connect lays the cables.
+func (b *Bed) connect(layout lab.Layout) error {
+	end := func(host, name string, address netip.Addr) lab.End {
+		return lab.End{Host: b.hosts[host], Interface: name, IPv4: netip.PrefixFrom(address, 24)}
+	}
+	client, servers := end(Client, "up", ClientAddress), end(Servers, "lb", ServerOne)
+	var pairs [][2]lab.End
+	switch layout {
+	case lab.TwoArm:
+		b.Interfaces = []string{ClientsInterface, ServersInterface}
+		pairs = [][2]lab.End{{client, end(Balancer, ClientsInterface, ClientGateway)}, {end(Balancer, ServersInterface, ServerGateway), servers}}
+	case lab.OneArm:
+		b.Interfaces = []string{"arm"}
+		var err error
+		if b.hosts[wire], err = b.lab.AddHost(wire); err != nil {
+			return err
+		}
+		if err := b.hosts[wire].AddBridge("br0"); err != nil {
+			return err
+		}
+		for _, e := range []lab.End{client, end(Balancer, "arm", ClientGateway), servers} {
+			pairs = append(pairs, [2]lab.End{e, {Host: b.hosts[wire], Interface: e.Interface}})
+		}
+	default:
+		return fmt.Errorf("layout %q: must be %s or %s", layout, lab.TwoArm, lab.OneArm)
+	}
+	for _, pair := range append(pairs, [2]lab.End{end(Client, "by", DirectClient), end(Servers, "by", DirectServer)}) {
+		if err := b.lab.Connect(pair[0], pair[1], lab.Cable{}); err != nil {
+			return err
+		}
+	}
+	if layout == lab.TwoArm {
+		return nil
+	}
+	for _, port := range b.hosts[wire].Interfaces() {
+		if err := b.hosts[wire].Plug(port.Name, "br0"); err != nil {
+			return err
+		}
+	}
+	return b.hosts[Balancer].AddAddress("arm", netip.PrefixFrom(ServerGateway, 24))
 }
 
 // SetOffload gives every interface the same settings: checksums by the sender's kernel
@@ -128,13 +175,13 @@ func (b *Bed) build() (err error) {
 // by default (true). GRO is on at the far ends in both, because a veth peer that has
 // neither GRO nor an XDP program drops frames redirected to it.
 func (b *Bed) SetOffload(checksum bool) error {
-	for _, host := range []string{Client, Balancer, Servers} {
-		for _, i := range b.hosts[host].Interfaces() {
+	for name, host := range b.hosts {
+		for _, i := range host.Interfaces() {
 			want := map[string]bool{"tx": checksum, "tso": checksum}
-			if host != Balancer {
+			if name != Balancer {
 				want["gro"] = true
 			}
-			if err := b.hosts[host].SetOffload(i.Name, want); err != nil {
+			if err := host.SetOffload(i.Name, want); err != nil {
 				return err
 			}
 		}
@@ -143,7 +190,8 @@ func (b *Bed) SetOffload(checksum bool) error {
 }
 
 // Dropped is how many frames each interface has dropped, by "host interface direction". A frame
-// for which the ring of a veth has no room is one that the sending end drops.
+// for which the ring of a veth has no room is one that the sending end drops. "servers sockets" is
+// what came too fast for the program that reads it (RcvbufErrors, of UDP).
 func (b *Bed) Dropped() (map[string]uint64, error) {
 	dropped := map[string]uint64{}
 	for name, host := range b.hosts {
@@ -156,7 +204,39 @@ func (b *Bed) Dropped() (map[string]uint64, error) {
 			dropped[name+" "+i.Name+" out"], dropped[name+" "+i.Name+" in"] = statistics.TxDropped, statistics.RxDropped
 		}
 	}
-	return dropped, nil
+	var err error
+	dropped["servers sockets"], err = b.socketDrops()
+	return dropped, err
+}
+
+// socketDrops reads RcvbufErrors of UDP on the servers: names in one line, values in the next
+// (proc_pid_net(5), snmp).
+func (b *Bed) socketDrops() (uint64, error) {
+	var text []byte
+	err := b.In(Servers, func() (err error) {
+		text, err = os.ReadFile("/proc/thread-self/net/snmp")
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return udpValue(string(text), "RcvbufErrors")
+}
+
+// udpValue is a counter of UDP in the text of /proc/net/snmp.
+func udpValue(text, name string) (uint64, error) {
+	var names []string
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] != "Udp:" {
+			continue
+		}
+		if i := slices.Index(names, name); i >= 0 && i < len(fields) {
+			return strconv.ParseUint(fields[i], 10, 64)
+		}
+		names = fields
+	}
+	return 0, fmt.Errorf("/proc/net/snmp has no %s of Udp", name)
 }
 
 // Host is one of the bed's hosts.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/shunt-lb/shunt/bench/bed"
 	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
@@ -74,7 +75,7 @@ func (s *directSubject) start(o options, flows uint32) error {
 	if err != nil {
 		return err
 	}
-	b, err := bed.Build()
+	b, err := bed.Build(lab.TwoArm)
 	if err != nil {
 		return err
 	}

@@ -111,7 +111,7 @@ func startSubject(o options, flows uint32) (*subject, error) {
 	if err != nil {
 		return s, err
 	}
-	b, err := bed.Build()
+	b, err := bed.Build(lab.TwoArm)
 	if err != nil {
 		return s, err
 	}
