@@ -21,7 +21,7 @@ KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/datapath,./internal/backend,./
 KERNELFLAGS ?= --record
 ifdef QUICK
 KERNELS := 6.1
-KERNEL_PACKAGES := ./test/kernel/guest,./internal/datapath
+KERNEL_PACKAGES := ./test/kernel/guest,./internal/datapath,./test/net=KernelTunnels
 KERNELFLAGS :=
 endif
 

@@ -40,6 +40,10 @@ var wantedModules = []string{
 // compile builds the tests of every package that has any.
 func compile(ctx context.Context, root, work string, o options) (tests []compiled, err error) {
 	for i, pkg := range o.packages {
+		pkg, only, filtered := strings.Cut(pkg, "=")
+		if !filtered {
+			only = o.run
+		}
 		list := exec.CommandContext(ctx, "go", "list", "-f", "{{.ImportPath}}\t{{.Dir}}\t{{len .TestGoFiles}}{{len .XTestGoFiles}}", pkg)
 		list.Dir, list.Stderr = root, os.Stderr
 		out, err := list.Output()
@@ -65,8 +69,8 @@ func compile(ctx context.Context, root, work string, o options) (tests []compile
 				// Less, so that stacks of hanging tests are printed before they are stopped.
 				Args: []string{"-test.timeout=" + (o.timeout - o.timeout/20).String()},
 			}
-			if o.run != "" {
-				t.Args = append(t.Args, "-test.run="+o.run)
+			if only != "" {
+				t.Args = append(t.Args, "-test.run="+only)
 			}
 			if err := goTool(ctx, root, "test", "-c", "-ldflags=-s -w", "-o", t.host, field[0]); err != nil {
 				return nil, err
