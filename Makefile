@@ -125,7 +125,7 @@ test-systemd: go-version
 	rm -rf .tools/packages/both && mkdir .tools/packages/both && cp .tools/packages/[12]/*.deb .tools/packages/both
 	$(GO) run ./test/kernel --kernels 6.1 --systemd bookworm --files .tools/packages/both --packages ./test/systemd
 
-## make bench             compares with other balancers; as root, about half an hour (BENCHFLAGS=--quick)
+## make bench             compares with other balancers; as root, about forty minutes (BENCHFLAGS=--quick)
 .PHONY: bench
 bench: go-version
 	$(GO) run ./bench $(BENCHFLAGS)

@@ -79,9 +79,8 @@ func startMACSwap(_ context.Context, r *run) (func() error, []*bed.Child, error)
 		}
 		return errors.Join(errs...)
 	}
-	toServers := hop{r.bed.ServerMAC, r.bed.ToServerMAC}
-	toClient := hop{r.bed.ClientMAC, r.bed.ToClientMAC}
-	in, out := r.bed.Interfaces[0], r.bed.Interfaces[len(r.bed.Interfaces)-1]
+	in, out := r.bed.ToClients().Name, r.bed.ToServers().Name
+	toServers, toClient := hop{r.bed.ServerMAC, r.bed.ToServers().MAC}, hop{r.bed.ClientMAC, r.bed.ToClients().MAC}
 	ways := []macSwapWay{{in: in, out: out, hop: toServers, back: toClient}}
 	if in != out {
 		ways = append(ways, macSwapWay{in: out, out: in, hop: toClient})
@@ -156,8 +155,8 @@ func (way macSwapWay) attach(b *bed.Bed, closers *[]func() error) error {
 func startShunt(_ context.Context, r *run) (func() error, []*bed.Child, error) {
 	config := filepath.Join(r.dir, "shunt.yaml")
 	interfaces := ""
-	for _, name := range r.bed.Interfaces {
-		interfaces += fmt.Sprintf("  - name: %s\n", name)
+	for _, i := range r.bed.Host(bed.Balancer).Interfaces() {
+		interfaces += fmt.Sprintf("  - name: %s\n", i.Name)
 	}
 	text := fmt.Sprintf(`interfaces:
 %sservices:
@@ -234,7 +233,7 @@ func startNFTables(ctx context.Context, r *run) (func() error, []*bed.Child, err
 		oifname %[7]s ip daddr { %[3]s, %[4]s } masquerade
 	}
 }
-`, bed.VIP, servicePort, bed.ServerOne, bed.ServerTwo, serverPort, bulkPort, r.bed.Interfaces[len(r.bed.Interfaces)-1])
+`, bed.VIP, servicePort, bed.ServerOne, bed.ServerTwo, serverPort, bulkPort, r.bed.ToServers().Name)
 	if _, err := r.bed.RunInput(ctx, bed.Balancer, rules, "nft", "-f", "-"); err != nil {
 		return nil, nil, err
 	}

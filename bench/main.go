@@ -1,8 +1,8 @@
 // Bench compares shunt with other ways from a client to web servers, all in one run, in
 // the same namespaces (package bed) and with the same offload settings:
 //
-//	go run -exec sudo ./bench                     everything, about a quarter of an hour
-//	go run -exec sudo ./bench --quick             does it work, about a minute
+//	go run -exec sudo ./bench                     everything, about forty minutes
+//	go run -exec sudo ./bench --quick             does it work, about two minutes
 //
 // Figures: keep-alive requests per second and new connections per second (wrk), the latency of
 // answers at a fixed rate (package load), and bulk transfers with what is lost of them (iperf3). Arms are interleaved: every round

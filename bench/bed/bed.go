@@ -68,10 +68,8 @@ type Bed struct {
 	lab   *lab.Lab
 	hosts map[string]*lab.Host
 	lock  net.Listener
-	// Interfaces are the balancer's, the clients' first: one or two.
-	Interfaces []string
 	// Hardware addresses, for programs that write next hops themselves.
-	ClientMAC, ServerMAC, ToClientMAC, ToServerMAC net.HardwareAddr
+	ClientMAC, ServerMAC net.HardwareAddr
 }
 
 // Build makes the hosts and everything between them, after removing what a run that was
@@ -123,8 +121,6 @@ func (b *Bed) build(layout lab.Layout) (err error) {
 		return err
 	}
 	b.ClientMAC, b.ServerMAC = b.hosts[Client].Interfaces()[0].MAC, b.hosts[Servers].Interfaces()[0].MAC
-	arms := b.hosts[Balancer].Interfaces()
-	b.ToClientMAC, b.ToServerMAC = arms[0].MAC, arms[len(arms)-1].MAC
 	return nil
 }
 
@@ -134,40 +130,58 @@ func (b *Bed) connect(layout lab.Layout) error {
 		return lab.End{Host: b.hosts[host], Interface: name, IPv4: netip.PrefixFrom(address, 24)}
 	}
 	client, servers := end(Client, "up", ClientAddress), end(Servers, "lb", ServerOne)
-	var pairs [][2]lab.End
+	var err error
 	switch layout {
 	case lab.TwoArm:
-		b.Interfaces = []string{ClientsInterface, ServersInterface}
-		pairs = [][2]lab.End{{client, end(Balancer, ClientsInterface, ClientGateway)}, {end(Balancer, ServersInterface, ServerGateway), servers}}
+		err = b.connectAll([2]lab.End{client, end(Balancer, ClientsInterface, ClientGateway)},
+			[2]lab.End{end(Balancer, ServersInterface, ServerGateway), servers})
 	case lab.OneArm:
-		b.Interfaces = []string{"arm"}
-		var err error
-		if b.hosts[wire], err = b.lab.AddHost(wire); err != nil {
-			return err
-		}
-		if err := b.hosts[wire].AddBridge("br0"); err != nil {
-			return err
-		}
-		for _, e := range []lab.End{client, end(Balancer, "arm", ClientGateway), servers} {
-			pairs = append(pairs, [2]lab.End{e, {Host: b.hosts[wire], Interface: e.Interface}})
+		err = b.connectSwitch(client, end(Balancer, "arm", ClientGateway), servers)
+		if err == nil {
+			err = b.hosts[Balancer].AddAddress("arm", netip.PrefixFrom(ServerGateway, 24))
 		}
 	default:
-		return fmt.Errorf("layout %q: must be %s or %s", layout, lab.TwoArm, lab.OneArm)
+		err = fmt.Errorf("layout %q: must be %s or %s", layout, lab.TwoArm, lab.OneArm)
 	}
-	for _, pair := range append(pairs, [2]lab.End{end(Client, "by", DirectClient), end(Servers, "by", DirectServer)}) {
+	if err != nil {
+		return err
+	}
+	return b.connectAll([2]lab.End{end(Client, "by", DirectClient), end(Servers, "by", DirectServer)})
+}
+
+func (b *Bed) connectAll(pairs ...[2]lab.End) error {
+	for _, pair := range pairs {
 		if err := b.lab.Connect(pair[0], pair[1], lab.Cable{}); err != nil {
 			return err
 		}
 	}
-	if layout == lab.TwoArm {
-		return nil
+	return nil
+}
+
+// connectSwitch makes the switch, and connects all ends to it.
+func (b *Bed) connectSwitch(ends ...lab.End) (err error) {
+	if b.hosts[wire], err = b.lab.AddHost(wire); err != nil {
+		return err
 	}
-	for _, port := range b.hosts[wire].Interfaces() {
-		if err := b.hosts[wire].Plug(port.Name, "br0"); err != nil {
+	if err := b.hosts[wire].AddBridge("br0"); err != nil {
+		return err
+	}
+	for _, e := range ends {
+		if err := b.lab.ConnectPort(e, b.hosts[wire], "br0", lab.Cable{}); err != nil {
 			return err
 		}
 	}
-	return b.hosts[Balancer].AddAddress("arm", netip.PrefixFrom(ServerGateway, 24))
+	return nil
+}
+
+// ToClients is the balancer's interface towards the client, ToServers that towards the servers. They
+// are one with one arm.
+func (b *Bed) ToClients() lab.Interface { return b.hosts[Balancer].Interfaces()[0] }
+
+// ToServers: see ToClients.
+func (b *Bed) ToServers() lab.Interface {
+	all := b.hosts[Balancer].Interfaces()
+	return all[len(all)-1]
 }
 
 // SetOffload gives every interface the same settings: checksums by the sender's kernel

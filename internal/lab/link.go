@@ -44,6 +44,15 @@ func (l *Lab) Connect(a, b End, cable Cable) error {
 	return nil
 }
 
+// ConnectPort makes a veth between an end and a new port of a bridge on another host. The port is
+// called as the end's host.
+func (l *Lab) ConnectPort(e End, of *Host, bridge string, cable Cable) error {
+	if err := l.Connect(e, End{Host: of, Interface: e.Host.name}, cable); err != nil {
+		return err
+	}
+	return of.Plug(e.Host.name, bridge)
+}
+
 // lay makes the veth.
 func (c Cable) lay(a, b End, macA, macB net.HardwareAddr) error {
 	veth := netlink.NewVeth(netlink.NewLinkAttrs())

@@ -183,17 +183,12 @@ func end(h *Host, iface, ipv4, ipv6 string) End {
 }
 
 // cable connects two ends with the topology's MTU and queues.
-func (t *Topology) cable(a, b End) error {
-	return t.Connect(a, b, Cable{MTU: t.Options.MTU, Queues: t.Options.Queues})
-}
+func (t *Topology) cable(a, b End) error { return t.Connect(a, b, t.cableKind()) }
 
 // plug connects an end to a new port of the switch.
-func (t *Topology) plug(e End) error {
-	if err := t.cable(e, End{Host: t.Switch, Interface: e.Host.name}); err != nil {
-		return err
-	}
-	return t.Switch.Plug(e.Host.name, "br0")
-}
+func (t *Topology) plug(e End) error { return t.ConnectPort(e, t.Switch, "br0", t.cableKind()) }
+
+func (t *Topology) cableKind() Cable { return Cable{MTU: t.Options.MTU, Queues: t.Options.Queues} }
 
 // connectFront makes everything from the client to the balancer.
 func (t *Topology) connectFront() error {
