@@ -2,7 +2,6 @@ package place_test
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -65,11 +64,11 @@ func (s *sender) begin(p packet) *life {
 
 // turn is a life's turn in a round. It returns the life that goes on: another where one has ended
 // and its client uses the port again, nil where none does.
-func (s *sender) turn(l *life, rng *rand.Rand) (*life, error) {
+func (s *sender) turn(l *life) (*life, error) {
 	if l.wakes > s.hall.now {
 		return l, nil
 	}
-	l.kind, l.payload = data, rng.IntN(2) == 0
+	l.kind, l.payload = data, s.rng.IntN(2) == 0
 	switch {
 	case l.state == udp:
 		l.kind, l.payload = udp, true
@@ -81,26 +80,26 @@ func (s *sender) turn(l *life, rng *rand.Rand) (*life, error) {
 	case l.finished > 0:
 		l.payload = false // it acknowledges what the other half still sends
 		if l.finished--; l.finished == 0 {
-			if rng.IntN(2) > 0 {
+			if s.rng.IntN(2) > 0 {
 				return nil, nil
 			}
 			s.tally.again++
 			return s.begin(l.packet), nil
 		}
-	case rng.IntN(60) == 0:
-		l.kind, l.payload, l.finished = fin, false, 2+rng.IntN(30)
+	case s.rng.IntN(60) == 0:
+		l.kind, l.payload, l.finished = fin, false, 2+s.rng.IntN(30)
 		s.tally.halfClosed++
 	}
 	alive, err := s.speak(l)
 	if err != nil || !alive {
 		return nil, err
 	}
-	if l.kind == syn && rng.IntN(3) > 0 { // one of the answers arrives
-		l.holder = l.synsTo[rng.IntN(len(l.synsTo))]
+	if l.kind == syn && s.rng.IntN(3) > 0 { // one of the answers arrives
+		l.holder = l.synsTo[s.rng.IntN(len(l.synsTo))]
 	}
-	if rng.IntN(40) == 0 {
+	if s.rng.IntN(40) == 0 {
 		s.tally.paused++
-		l.wakes = s.hall.now + time.Duration(rng.Int64N(int64(quanta(24))))
+		l.wakes = s.hall.now + time.Duration(s.rng.Int64N(int64(quanta(24))))
 	}
 	return l, nil
 }

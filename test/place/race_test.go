@@ -61,7 +61,9 @@ type sender struct {
 	cpu    int
 	hall   *hall
 	shared []*steady // by all CPUs, as when the queues of a network card are spread anew
-	seed   uint64
+	own    []*steady
+	lives  []*life
+	rng    *rand.Rand
 	rounds atomic.Int64
 	sent   int
 	tally  livesTally
@@ -83,42 +85,45 @@ func (s *sender) run(service model.Service, stop *atomic.Bool) error {
 	if err := errors.Join(netns.Set(s.w.space), pin(s.cpu)); err != nil {
 		return err
 	}
-	rng := rand.New(rand.NewPCG(s.seed, uint64(s.cpu)))
-	var own []*steady
-	var lives []*life
-	for port := uint16(1024); !stop.Load(); port += 12 {
-		s.hall.RLock()
-		err := func() error {
-			for n := range uint16(12) {
-				f := newSteady(service, true, 100+2*s.cpu+int(n)%2, port+n)
-				if n >= 6 {
-					lives = append(lives, s.begin(f.packet))
-					continue
-				}
-				to, err := s.number(f.first())
-				if err != nil {
-					return err
-				}
-				f.holder = to
-				own = append(own, f)
-			}
-			for i, l := range lives {
-				var err error
-				if lives[i], err = s.turn(l, rng); err != nil {
-					return err
-				}
-			}
-			return errors.Join(s.steadily(own), s.steadily(s.shared))
-		}()
-		s.hall.RUnlock()
+	for port := uint16(1024); !stop.Load(); port += 2 * newcomers {
+		if err := s.round(service, port); err != nil {
+			return err
+		}
+		s.rounds.Add(1)
+	}
+	return nil
+}
+
+// newcomers is how many flows of either kind begin in a round, and have ports of their own.
+const newcomers = 6
+
+// round has all flows send, and some begin.
+func (s *sender) round(service model.Service, port uint16) error {
+	s.hall.RLock()
+	defer s.hall.RUnlock()
+	begin := func(n uint16) *steady { return newSteady(service, true, 100+2*s.cpu+int(n)%2, port+n) }
+	for n := range uint16(newcomers) {
+		f := begin(n)
+		to, err := s.number(f.first())
 		if err != nil {
 			return err
 		}
-		lives = slices.DeleteFunc(lives, func(l *life) bool { return l == nil })
-		lives = lives[max(0, len(lives)-400):]
-		own = own[max(0, len(own)-200):]
-		s.rounds.Add(1)
+		f.holder = to
+		s.own = append(s.own, f)
+		s.lives = append(s.lives, s.begin(begin(newcomers+n).packet))
 	}
+	for i, l := range s.lives {
+		var err error
+		if s.lives[i], err = s.turn(l); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(s.steadily(s.own), s.steadily(s.shared)); err != nil {
+		return err
+	}
+	s.lives = slices.DeleteFunc(s.lives, func(l *life) bool { return l == nil })
+	s.lives = s.lives[max(0, len(s.lives)-400):]
+	s.own = s.own[max(0, len(s.own)-200):]
 	return nil
 }
 
@@ -172,7 +177,8 @@ func TestTwoCPUsWhileTablesChange(t *testing.T) {
 		shared[i] = newSteady(desired.Services[0], true, 1+i%60, uint16(30000+i))
 	}
 	for _, s := range senders {
-		s.w, s.hall, s.shared, s.seed, s.tally.losses = w, all, shared, seed, map[cause]int{}
+		s.w, s.hall, s.shared, s.tally.losses = w, all, shared, map[cause]int{}
+		s.rng = rand.New(rand.NewPCG(seed, uint64(1+s.cpu)))
 	}
 	for _, f := range shared {
 		var err error
