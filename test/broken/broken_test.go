@@ -13,89 +13,108 @@ import (
 
 // breakage is a program that is wrong in one way, and the test that has to fail for it.
 type breakage struct {
-	name     string
-	file     string // in bpf/
-	from, to string
-	test     string // of the package, by its name
-	in       string // the package, in test/
-	says     string // part of what the test prints
-	twoCPUs  bool   // what is wrong shows where two CPUs meet
+	name string
+	variant.Change
+	test    string // of the package, by its name
+	in      string // the package, in test/
+	says    string // part of what the test prints
+	twoCPUs bool   // what is wrong shows where two CPUs meet
 }
 
 var breakages = []breakage{
 	{
 		// A slot that names one backend twice is taken for settled, and flows of the other are lost.
 		name: "backends compared instead of the state read",
-		file: "lib/place.h",
-		from: "\tif (!(features & FEATURE_REMEMBER))\n\t\treturn slot_current(slot);\n",
-		to:   "\tif (!(features & FEATURE_REMEMBER) || slot_current(slot) == (slot & BACKEND_REF_MASK))\n\t\treturn slot_current(slot);\n",
-		in:   "place", test: "TestHardCases", says: "by the rules to",
+		Change: variant.Change{
+			File: "lib/place.h",
+			From: "\tif (!(features & FEATURE_REMEMBER))\n\t\treturn slot_current(slot);\n",
+			To:   "\tif (!(features & FEATURE_REMEMBER) || slot_current(slot) == (slot & BACKEND_REF_MASK))\n\t\treturn slot_current(slot);\n",
+		},
+		in: "place", test: "TestHardCases", says: "by the rules to",
 	},
 	{
 		// A packet follows the entry of another flow, which was given the element meanwhile.
 		name: "the seal of a flow not checked",
-		file: "lib/flow.h",
-		from: "copy->seal != flow_seal(key, copy) || !life_belongs",
-		to:   "!life_belongs",
-		in:   "packet", test: "TestForeignValues", says: "a packet was to find no flow",
+		Change: variant.Change{
+			File: "lib/flow.h",
+			From: "copy->seal != flow_seal(key, copy) || !life_belongs",
+			To:   "!life_belongs",
+		},
+		in: "packet", test: "TestForeignValues", says: "a packet was to find no flow",
 	},
 	{
 		name: "the seal of a remembered flow not checked",
-		file: "lib/remember.h",
-		from: "copy->seal != remembered_seal(key, copy)",
-		to:   "0",
-		in:   "packet", test: "TestForeignRemembered", says: "it was to find no entry",
+		Change: variant.Change{
+			File: "lib/remember.h",
+			From: "copy->seal != remembered_seal(key, copy)",
+			To:   "0",
+		},
+		in: "packet", test: "TestForeignRemembered", says: "it was to find no entry",
 	},
 	{
 		// Two flows have one source port.
 		name: "NOEXIST left out where a port is claimed",
-		file: "lib/nat.h",
-		from: "&c->key, &c->entry, BPF_NOEXIST",
-		to:   "&c->key, &c->entry, 0",
-		in:   "packet", test: "TestClaimsOfTwoCPUs", says: "both flows have", twoCPUs: true,
+		Change: variant.Change{
+			File: "lib/nat.h",
+			From: "&c->key, &c->entry, BPF_NOEXIST",
+			To:   "&c->key, &c->entry, 0",
+		},
+		in: "packet", test: "TestClaimsOfTwoCPUs", says: "both flows have", twoCPUs: true,
 	},
 	{
 		// The second CPU's flow replaces the first one's, whose port stays claimed.
 		name: "NOEXIST left out where a flow is made",
-		file: "lib/nat.h",
-		from: "key, f, BPF_NOEXIST",
-		to:   "key, f, 0",
-		in:   "packet", test: "TestSameFirstPacketOnTwoCPUs", says: "one packet, two ways", twoCPUs: true,
+		Change: variant.Change{
+			File: "lib/nat.h",
+			From: "key, f, BPF_NOEXIST",
+			To:   "key, f, 0",
+		},
+		in: "packet", test: "TestSameFirstPacketOnTwoCPUs", says: "one packet, two ways", twoCPUs: true,
 	},
 	{
 		name: "NOEXIST left out where a flow is remembered",
-		file: "lib/place.h",
-		from: "key, r, BPF_NOEXIST",
-		to:   "key, r, 0",
-		in:   "packet", test: "TestForeignRemembered", says: "it was to find no entry",
+		Change: variant.Change{
+			File: "lib/place.h",
+			From: "key, r, BPF_NOEXIST",
+			To:   "key, r, 0",
+		},
+		in: "packet", test: "TestForeignRemembered", says: "it was to find no entry",
 	},
 	{
 		name: "a claim kept though its flow is another CPU's",
-		file: "lib/nat.h",
-		from: "\t\tbpf_map_delete_elem(&sh_flows, &c->key);\n\t\tif (flow_find(key, f))",
-		to:   "\t\tif (flow_find(key, f))",
-		in:   "packet", test: "TestSameFirstPacketOnTwoCPUs", says: "has a twin of another flow", twoCPUs: true,
+		Change: variant.Change{
+			File: "lib/nat.h",
+			From: "\t\tbpf_map_delete_elem(&sh_flows, &c->key);\n\t\tif (flow_find(key, f))",
+			To:   "\t\tif (flow_find(key, f))",
+		},
+		in: "packet", test: "TestSameFirstPacketOnTwoCPUs", says: "has a twin of another flow", twoCPUs: true,
 	},
 	{
 		name: "the flow of another CPU that was first not used",
-		file: "lib/nat.h",
-		from: "\t\tif (flow_find(key, f))\n\t\t\treturn REASON_NONE;\n",
-		to:   "",
-		in:   "packet", test: "TestSameFirstPacketOnTwoCPUs", says: "claim_race:", twoCPUs: true,
+		Change: variant.Change{
+			File: "lib/nat.h",
+			From: "\t\tif (flow_find(key, f))\n\t\t\treturn REASON_NONE;\n",
+			To:   "",
+		},
+		in: "packet", test: "TestSameFirstPacketOnTwoCPUs", says: "claim_race:", twoCPUs: true,
 	},
 	{
 		name: "half a flow ended",
-		file: "lib/flow.h",
-		from: "\ttwin = twin_end(key, copy);\n",
-		to:   "\ttwin = 0;\n",
-		in:   "packet", test: "TestHandshakeFlood", says: "table_full:",
+		Change: variant.Change{
+			File: "lib/flow.h",
+			From: "\ttwin = twin_end(key, copy);\n",
+			To:   "\ttwin = 0;\n",
+		},
+		in: "packet", test: "TestHandshakeFlood", says: "table_full:",
 	},
 	{
 		name: "an entry followed that is of another slot",
-		file: "lib/place.h",
-		from: "copy->hash != placing->hash",
-		to:   "0",
-		in:   "packet", test: "TestAffinitySwitchedOn", says: `remembered is "flow C", want "client A"`,
+		Change: variant.Change{
+			File: "lib/place.h",
+			From: "copy->hash != placing->hash",
+			To:   "0",
+		},
+		in: "packet", test: "TestAffinitySwitchedOn", says: `remembered is "flow C", want "client A"`,
 	},
 }
 
@@ -124,7 +143,7 @@ func TestBreakagesAreNoticed(t *testing.T) {
 			if b.twoCPUs && runtime.NumCPU() < 2 {
 				t.Skip("needs two CPUs: runs packets on both at once")
 			}
-			object := compile(t, filepath.Join(t.TempDir(), "broken"), variant.Change{File: b.file, From: b.from, To: b.to})
+			object := compile(t, filepath.Join(t.TempDir(), "broken"), b.Change)
 			out, err := run(dir, b.in, b.test, object)
 			switch {
 			case err == nil:
