@@ -54,6 +54,44 @@ func TestReport(t *testing.T) {
 	}
 }
 
+// TestAims: a ratio is of one round, and what was not measured is not judged.
+func TestAims(t *testing.T) {
+	p := report{Samples: []sample{
+		{Arm: "macswap", setting: off, Round: 1, Keepalive: 100, Bulk: &bulk{Gigabit: 10}},
+		{Arm: "routed", setting: off, Round: 1, Keepalive: 100},
+		{Arm: "haproxy", setting: off, Round: 1, Keepalive: 100, Error: "it fell over"},
+		{Arm: "shunt", setting: off, Round: 1, Keepalive: 96, Bulk: &bulk{Gigabit: 9}},
+		{Arm: "macswap", setting: off, Round: 2, Keepalive: 1000},
+		{Arm: "shunt", setting: off, Round: 2, Keepalive: 960},
+		{Arm: "routed", setting: off, Round: 2, Keepalive: 1200},
+		{Arm: "shunt", setting: off, Round: 3, Keepalive: 1, Error: "it fell over"},
+	}}
+	text := p.aimsTable(off)
+	for _, want := range []string{
+		"| keep-alive requests | macswap | 0.95 | 0.960 | met |\n",
+		"| keep-alive requests | routed | 0.90 | 0.880 | **missed** |\n",
+		"| bulk TCP | macswap | 0.95 | 0.900 | **missed** |\n",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the table lacks %q:\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, "haproxy") || strings.Contains(text, "new connections") {
+		t.Errorf("judged without a figure:\n%s", text)
+	}
+	oneArm := setting{"one-arm", "off"}
+	if text := p.aimsTable(oneArm); text != "" {
+		t.Errorf("a table of nothing: %s", text)
+	}
+	p = report{Samples: []sample{
+		{Arm: "direct", setting: oneArm, Round: 1, Connections: 100},
+		{Arm: "shunt", setting: oneArm, Round: 1, Connections: 50},
+	}}
+	if text := p.aimsTable(oneArm); text != "" {
+		t.Errorf("compared with an arm that passes no switch: %s", text)
+	}
+}
+
 func TestParseIperf(t *testing.T) {
 	tcp, err := parseIperf(`{"end": {"sum_sent": {"retransmits": 7}, "sum_received": {"bits_per_second": 2.5e9}}}`)
 	if err != nil || tcp.End.Sent.Retransmits != 7 || tcp.End.Received.BitsPerSecond != 2.5e9 {

@@ -323,6 +323,23 @@ func (h *Host) SetOffload(iface string, want map[string]bool) error {
 	return nil
 }
 
+// SetQueue gives an interface a transmit queue of a kind that needs no options: "pfifo" for example
+// (tc-pfifo(8)). A veth has none when it is made.
+func (h *Host) SetQueue(iface, kind string) error {
+	index, err := h.InterfaceIndex(iface)
+	if err != nil {
+		return err
+	}
+	err = h.handle.QdiscReplace(&netlink.GenericQdisc{
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)},
+		QdiscType:  kind,
+	})
+	if err != nil {
+		return fmt.Errorf("host %s: give %s a %s queue: %w", h.name, iface, kind, err)
+	}
+	return nil
+}
+
 // Offload is the state of every feature that has a name, by the kernel's and, where all of
 // a group are alike, the short one.
 func (h *Host) Offload(iface string) (map[string]bool, error) {

@@ -329,6 +329,15 @@ func TestHostSettingsStayInTheNamespace(t *testing.T) {
 	if err != nil || on["tx"] || !on["gro"] || on["tso"] {
 		t.Errorf("offload tx %v gro %v tso %v (%v), want only gro", on["tx"], on["gro"], on["tso"], err)
 	}
+	if err := h.SetQueue("eth0", "pfifo"); err != nil {
+		t.Fatal(err)
+	}
+	if queues, err := h.Netlink().QdiscList(link); err != nil || len(queues) != 1 || queues[0].Type() != "pfifo" {
+		t.Errorf("eth0 sends through %v (%v), want one pfifo", queues, err)
+	}
+	if err := h.SetQueue("eth0", "nosuch"); err == nil || !strings.Contains(err.Error(), "nosuch") {
+		t.Errorf("a queue of a kind that does not exist: %v", err)
+	}
 }
 
 // A command that is still running when the lab closes is ended with it.

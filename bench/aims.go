@@ -1,0 +1,84 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/shunt-lb/shunt/internal/lab"
+)
+
+// aim is what shunt promises of one figure beside another arm: at least a multiple of it.
+type aim struct {
+	what   string
+	beside string
+	least  float64
+	figure func(sample) float64 // 0 was not measured
+}
+
+func keepalive(s sample) float64   { return s.Keepalive }
+func connections(s sample) float64 { return s.Connections }
+
+func bulkGigabit(s sample) float64 {
+	if s.Bulk == nil {
+		return 0
+	}
+	return s.Bulk.Gigabit
+}
+
+// aims are all promises that this benchmark can judge, in every setting where both arms pass the
+// same cables: "direct" passes no switch.
+var aims = []aim{
+	{"keep-alive requests", "macswap", 0.95, keepalive},
+	{"keep-alive requests", "routed", 0.9, keepalive},
+	{"keep-alive requests", "haproxy", 1.5, keepalive},
+	{"new connections", "direct", 0.8, connections},
+	{"new connections", "haproxy", 1.5, connections},
+	{"bulk TCP", "macswap", 0.95, bulkGigabit},
+}
+
+// ratio is the median over the rounds in which both arms were measured: what slows the machine
+// for a while slows both arms of a round.
+func (a aim) ratio(samples []sample, set setting) float64 {
+	figure := func(arm string, round int) float64 {
+		for _, s := range samples {
+			if s.Arm == arm && s.Round == round && s.setting == set && s.Error == "" {
+				return a.figure(s)
+			}
+		}
+		return 0
+	}
+	var ratios []float64
+	for _, s := range samples {
+		if s.Arm != "shunt" || s.setting != set {
+			continue
+		}
+		if ours, theirs := figure("shunt", s.Round), figure(a.beside, s.Round); ours > 0 && theirs > 0 {
+			ratios = append(ratios, ours/theirs)
+		}
+	}
+	return median(ratios)
+}
+
+// aimsTable says of every aim that was measured in one setting whether it is met.
+func (p report) aimsTable(set setting) string {
+	var text strings.Builder
+	for _, a := range aims {
+		if a.beside == "direct" && set.Layout != string(lab.TwoArm) {
+			continue
+		}
+		measured := a.ratio(p.Samples, set)
+		if measured == 0 {
+			continue
+		}
+		verdict := "met"
+		if measured < a.least {
+			verdict = "**missed**"
+		}
+		fmt.Fprintf(&text, "| %s | %s | %.2f | %.3f | %s |\n", a.what, a.beside, a.least, measured, verdict)
+	}
+	if text.Len() == 0 {
+		return ""
+	}
+	return "\nWhat shunt promises, as a multiple of another arm (median of the rounds' ratios):\n\n" +
+		"| figure | beside | at least | measured | |\n|---|---|---:|---:|---|\n" + text.String()
+}
