@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/bench/bed"
+	"github.com/shunt-lb/shunt/bench/machine"
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
@@ -159,7 +160,7 @@ func benchmark(ctx context.Context, o options) (err error) {
 			return err
 		}
 	}
-	machine, err := describeMachine(ctx, programs)
+	where, err := machine.Describe()
 	if err != nil {
 		return err
 	}
@@ -170,7 +171,7 @@ func benchmark(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	return report{Machine: machine, Command: commandLine(), Samples: samples}.write(o)
+	return report{Machine: where, Programs: versions(ctx, programs), Command: commandLine(), Samples: samples}.write(o)
 }
 
 // findShunt builds shunt unless a binary was named.

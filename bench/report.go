@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,79 +10,33 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/bench/bed"
+	"github.com/shunt-lb/shunt/bench/machine"
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// machine is where and with what a run was made.
-type machine struct {
-	Date     string            `json:"date"` // RFC 3339
-	Kernel   string            `json:"kernel"`
-	CPU      string            `json:"cpu"`
-	CPUs     int               `json:"cpus"`
-	MemoryGB float64           `json:"memory_gb"`
-	Go       string            `json:"go"`
-	Commit   string            `json:"commit"` // of this repository; "+changes" when files differ from it
-	Programs map[string]string `json:"programs"`
-}
-
 // report is what a run leaves behind.
 type report struct {
-	Machine machine  `json:"machine"`
-	Command string   `json:"command"`
-	Samples []sample `json:"samples"`
+	Machine  machine.Machine   `json:"machine"`
+	Programs map[string]string `json:"programs"` // their versions
+	Command  string            `json:"command"`
+	Samples  []sample          `json:"samples"`
 }
 
-// describeMachine collects the facts a reader needs to judge the figures.
-func describeMachine(ctx context.Context, programs []bed.Program) (machine, error) {
-	m := machine{
-		Date: time.Now().UTC().Format(time.RFC3339), CPU: "unknown", CPUs: runtime.NumCPU(), Go: runtime.Version(),
-		Programs: map[string]string{},
-	}
-	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		return m, fmt.Errorf("asking for the kernel's version: %w", err)
-	}
-	m.Kernel = unix.ByteSliceToString(name.Release[:])
-	m.CPU = firstField("/proc/cpuinfo", "model name", m.CPU)
-	var info unix.Sysinfo_t
-	if err := unix.Sysinfo(&info); err != nil {
-		return m, fmt.Errorf("asking for the memory's size: %w", err)
-	}
-	m.MemoryGB = float64(info.Totalram*uint64(info.Unit)>>20) / 1024
-	if out, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty=+changes").Output(); err == nil {
-		m.Commit = strings.TrimSpace(string(out))
-	}
+// versions are those of the programs' packages.
+func versions(ctx context.Context, programs []bed.Program) map[string]string {
+	all := map[string]string{}
 	for _, p := range programs {
 		out, err := exec.CommandContext(ctx, "dpkg-query", "-W", "-f", "${Version}", p.Package).Output()
 		if err != nil {
 			out = []byte("not from Debian's package " + p.Package)
 		}
-		m.Programs[p.Name] = string(out)
+		all[p.Name] = string(out)
 	}
-	return m, nil
-}
-
-// firstField is the value of the first "name : value" line of a file.
-func firstField(file, name, otherwise string) string {
-	f, err := os.Open(file)
-	if err != nil {
-		return otherwise
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if key, value, is := strings.Cut(lines.Text(), ":"); is && strings.TrimSpace(key) == name {
-			return strings.TrimSpace(value)
-		}
-	}
-	return otherwise
+	return all
 }
 
 // commandLine is how to run this again.
@@ -194,11 +147,11 @@ func ratio(a, b float64) string {
 func (p report) markdown(w io.Writer, o options) {
 	m := p.Machine
 	fmt.Fprintf(w, "# Requests through a balancer, %s\n\n", m.Date)
-	fmt.Fprintf(w, "Linux %s, %d × %s, %.0f GB, %s, commit %s", m.Kernel, m.CPUs, m.CPU, m.MemoryGB, m.Go, m.Commit)
-	for _, name := range slices.Sorted(maps.Keys(m.Programs)) {
-		fmt.Fprintf(w, ", %s %s", name, m.Programs[name])
+	fmt.Fprint(w, m)
+	for _, name := range slices.Sorted(maps.Keys(p.Programs)) {
+		fmt.Fprintf(w, ", %s %s", name, p.Programs[name])
 	}
-	fmt.Fprintf(w, ".\n\n    %s\n\n", p.Command)
+	fmt.Fprintf(w, ". %s\n\n    %s\n\n", m.Faults(), p.Command)
 	fmt.Fprintf(w, "Client, balancer and servers are network namespaces of one machine and share its CPUs: only ratios mean anything. "+
 		"%d connections, medians of %d rounds; keep-alive and latency %s each, new connections %s (%d rounds). "+
 		"GRO is on at client and servers in every arm, which a veth needs to take redirected frames; "+

@@ -37,6 +37,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/bench/machine"
 )
 
 // options is the command line.
@@ -182,6 +184,9 @@ func run(o options) error {
 		encoder.SetIndent("", "  ")
 		return encoder.Encode(all)
 	}
+	if err := printHead("NAT packet"); err != nil {
+		return err
+	}
 	order := "random order"
 	if o.ordered {
 		order = "the order in which they were made"
@@ -195,7 +200,41 @@ func run(o options) error {
 	}
 	fmt.Println("\n" + howRatio)
 	fmt.Println("\nProgram:", all[len(all)-1].Program)
+	fmt.Print("\n", judgeNAT(all))
 	return nil
+}
+
+// printHead says what the table is of, and where and how it was made.
+func printHead(what string) error {
+	m, err := machine.Describe()
+	if err != nil {
+		return err
+	}
+	fmt.Printf("# Cost of a %s, %s\n\n%s. %s\n\n    go run -exec sudo ./bench/percall %s\n\n",
+		what, m.Date, m, m.Faults(), strings.Join(os.Args[1:], " "))
+	return nil
+}
+
+// natAims are the aims of NAT by the number of flows: net cost over front + push.
+var natAims = map[uint32]float64{1: 1.5, 65536: 4}
+
+// judgeNAT compares rows with the aims, if there is one for their number of flows.
+func judgeNAT(all []figures) string {
+	var text strings.Builder
+	for _, f := range all {
+		aim, ok := natAims[f.Flows]
+		if !ok {
+			continue
+		}
+		for _, way := range []struct {
+			name string
+			net  float64
+		}{{"to the backend", f.ForwardRatio.Median}, {"to the client", f.ReverseRatio.Median}} {
+			fmt.Fprintf(&text, "NAT, %d flows, %s: net is %.2f of front + push (aim: at most %.2f, %s)\n",
+				f.Flows, way.name, way.net, aim, verdict(way.net <= aim))
+		}
+	}
+	return text.String()
 }
 
 // howRatio stands below every table.

@@ -115,15 +115,27 @@ func TestJudge(t *testing.T) {
 		f.settle(costs{50, 100, 50}, costs{100, 200, 100}, costs{cost, 2 * cost, 7 * cost})
 		return f
 	}
-	good := []directFigures{row("dsr-ipip", tcp4, slotsSettled, 1, 180), row("dsr-ipip", tcp4, slotsSettled, 1<<20, 190),
-		row("dsr-ipip", tcp4, slotsTransition, 1, 500), row("dsr-gue", tcp6, slotsSettled, 1, 204), row("dsr-l2", udp4, slotsSettled, 1, 154)}
+	good := []directFigures{row("dsr-ipip", tcp4, slotsSettled, 1, 160), row("dsr-ipip", tcp4, slotsSettled, 1<<20, 165),
+		row("dsr-ipip", tcp4, slotsTransition, 1, 500), row("dsr-gue", tcp6, slotsSettled, 1, 171), row("dsr-l2", udp4, slotsSettled, 1, 121)}
 	if got := judge(good); strings.Contains(got, "NOT") || strings.Count(got, "met)") != 5 {
 		t.Errorf("rows inside the aims:\n%s", got)
 	}
-	bad := []directFigures{row("dsr-ipip", tcp4, slotsSettled, 1, 170), row("dsr-ipip", tcp4, slotsSettled, 1<<20, 191),
-		row("dsr-gue", tcp6, slotsSettled, 1, 192), row("dsr-l2", udp4, slotsSettled, 1, 142)}
+	bad := []directFigures{row("dsr-ipip", tcp4, slotsSettled, 1, 160), row("dsr-ipip", tcp4, slotsSettled, 1<<20, 170),
+		row("dsr-gue", tcp6, slotsSettled, 1, 173), row("dsr-l2", udp4, slotsSettled, 1, 123)}
 	if got := judge(bad); strings.Count(got, "NOT met)") != 4 {
 		t.Errorf("rows outside the aims, all but one:\n%s", got)
+	}
+}
+
+// TestJudgeNAT: one row at its aims, one above them, and one that has none.
+func TestJudgeNAT(t *testing.T) {
+	got := judgeNAT([]figures{
+		{Flows: 1, ForwardRatio: ratio{Median: 1.5}, ReverseRatio: ratio{Median: 1.5}},
+		{Flows: 65536, ForwardRatio: ratio{Median: 4.1}, ReverseRatio: ratio{Median: 4.1}},
+		{Flows: 1 << 20, ForwardRatio: ratio{Median: 9}, ReverseRatio: ratio{Median: 9}},
+	})
+	if strings.Count(got, ", met)") != 2 || strings.Count(got, "NOT met)") != 2 || strings.Contains(got, "1048576") {
+		t.Errorf("got:\n%s", got)
 	}
 }
 

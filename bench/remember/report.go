@@ -1,18 +1,15 @@
 package main
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/shunt-lb/shunt/bench/machine"
 )
 
 // lost is the reason that must not be counted (bpf/lib/reasons.h).
@@ -24,37 +21,14 @@ type report struct {
 	results []*result
 	took    time.Duration
 	date    time.Time
-	kernel  string
-	machine string
+	machine machine.Machine
 }
 
 func newReport(o options, results []*result, took time.Duration) (report, error) {
 	r := report{options: o, results: results, took: took, date: time.Now().UTC()}
-	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		return r, fmt.Errorf("asking for the kernel's version: %w", err)
-	}
-	r.kernel = unix.ByteSliceToString(name.Release[:])
-	r.machine = fmt.Sprintf("Linux %s, %d × %s, %s", r.kernel, runtime.NumCPU(), processor(), runtime.Version())
-	if out, err := exec.Command("git", "describe", "--always", "--dirty=+changes").Output(); err == nil {
-		r.machine += ", commit " + strings.TrimSpace(string(out))
-	}
-	return r, nil
-}
-
-// processor is the CPU's name.
-func processor() string {
-	f, err := os.Open("/proc/cpuinfo")
-	if err != nil {
-		return "CPU"
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if key, value, is := strings.Cut(lines.Text(), ":"); is && strings.TrimSpace(key) == "model name" {
-			return strings.TrimSpace(value)
-		}
-	}
-	return "CPU"
+	var err error
+	r.machine, err = machine.Describe()
+	return r, err
 }
 
 // verdict is an error if a flow moved that must not, or was lost for want of room.
@@ -76,9 +50,9 @@ func (r report) write(dir string) error {
 	if dir == "" {
 		return r.page(os.Stdout, "")
 	}
-	name := "remembered-" + r.date.Format(time.DateOnly) + "-" + r.kernel
+	name := "remembered-" + r.date.Format(time.DateOnly) + "-" + r.machine.Kernel
 	if _, err := os.Stat(filepath.Join(dir, name+".md")); err == nil { // a second one on a day
-		name = "remembered-" + r.date.Format("2006-01-02T150405") + "-" + r.kernel
+		name = "remembered-" + r.date.Format("2006-01-02T150405") + "-" + r.machine.Kernel
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -100,7 +74,7 @@ func percent(part, whole float64) string { return fmt.Sprintf("%.1f %%", 100*par
 func (r report) page(w io.Writer, name string) error {
 	p := printer{w: w}
 	p.line("# Remembered flows against full tracking, %s\n", r.date.Format(time.RFC3339))
-	p.line("%s.\n\n    %s\n", r.machine, r.command())
+	p.line("%s. %s\n\n    %s\n", r.machine, r.machine.Faults(), r.command())
 	if name != "" {
 		p.line("![Flows remembered over time](%s.png)\n\n[The same as SVG](%s.svg)\n", name, name)
 	}

@@ -1,0 +1,99 @@
+// Package machine tells where and with what a benchmark ran: what a reader needs to judge its
+// figures.
+package machine
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Machine is what the benchmarks' reports say about it.
+type Machine struct {
+	Date     string  `json:"date"` // RFC 3339
+	Kernel   string  `json:"kernel"`
+	CPU      string  `json:"cpu"`
+	CPUs     int     `json:"cpus"`
+	MemoryGB float64 `json:"memory_gb"`
+	Go       string  `json:"go"`
+	Commit   string  `json:"commit"` // of this repository; "+changes" when files differ from it
+	// Mitigations are the CPU's known faults with what the kernel does about each, "spectre_v2:
+	// Mitigation: Retpolines; ...", but for those that it does not have. Returns and indirect calls,
+	// of which a BPF program with its helpers makes many, cost several times as much with some.
+	Mitigations []string `json:"mitigations,omitempty"`
+}
+
+// Describe collects the facts of this machine.
+func Describe() (Machine, error) {
+	m := Machine{
+		Date: time.Now().UTC().Format(time.RFC3339), CPU: processor("/proc/cpuinfo"), CPUs: runtime.NumCPU(), Go: runtime.Version(),
+		Mitigations: mitigations("/sys/devices/system/cpu/vulnerabilities"),
+	}
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return m, fmt.Errorf("asking for the kernel's version: %w", err)
+	}
+	m.Kernel = unix.ByteSliceToString(name.Release[:])
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return m, fmt.Errorf("asking for the memory's size: %w", err)
+	}
+	m.MemoryGB = float64(info.Totalram*uint64(info.Unit)>>20) / 1024
+	if out, err := exec.Command("git", "describe", "--always", "--dirty=+changes").Output(); err == nil {
+		m.Commit = strings.TrimSpace(string(out))
+	}
+	return m, nil
+}
+
+// String is one line, without the mitigations and the date.
+func (m Machine) String() string {
+	text := fmt.Sprintf("Linux %s, %d × %s, %.0f GB, %s", m.Kernel, m.CPUs, m.CPU, m.MemoryGB, m.Go)
+	if m.Commit != "" {
+		text += ", commit " + m.Commit
+	}
+	return text
+}
+
+// Faults is the mitigations as a sentence.
+func (m Machine) Faults() string {
+	if len(m.Mitigations) == 0 {
+		return "The kernel names no fault of this CPU."
+	}
+	return "Faults of this CPU, and what the kernel does about them: " + strings.Join(m.Mitigations, "; ") + "."
+}
+
+// processor is the CPU's name in the text of /proc/cpuinfo, or "unknown CPU".
+func processor(file string) string {
+	const unknown = "unknown CPU"
+	f, err := os.Open(file)
+	if err != nil {
+		return unknown
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if key, value, is := strings.Cut(lines.Text(), ":"); is && strings.TrimSpace(key) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return unknown
+}
+
+// mitigations reads a directory with a file for each fault (the kernel's
+// Documentation/ABI/testing/sysfs-devices-system-cpu).
+func mitigations(dir string) (all []string) {
+	files, _ := filepath.Glob(filepath.Join(dir, "*")) // the only error is of the pattern
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if state := strings.TrimSpace(string(text)); err == nil && state != "Not affected" {
+			all = append(all, filepath.Base(file)+": "+state)
+		}
+	}
+	return all
+}
