@@ -131,7 +131,7 @@ func (s *directSubject) measure(o options, frames []packetBytes, f *directFigure
 	if err := s.checkOutput(frames[0], f.Traffic); err != nil {
 		return err
 	}
-	b, err := newBench(s.clients, frames)
+	b, err := newBench(s.clients, frames, 1)
 	if err != nil {
 		return err
 	}

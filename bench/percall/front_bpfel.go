@@ -16,10 +16,12 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	frontMapBenchEntries = "bench_entries"
 	frontMapBenchPackets = "bench_packets"
 	frontMapBenchTarget  = "bench_target"
 	frontProgShFront     = "sh_front"
 	frontProgShStubDrop  = "sh_stub_drop"
+	frontProgShStubFind  = "sh_stub_find"
 	frontProgShStubPush  = "sh_stub_push"
 	frontVarPacketMask   = "packet_mask"
 	frontVarPacketNext   = "packet_next"
@@ -69,6 +71,7 @@ type frontSpecs struct {
 type frontProgramSpecs struct {
 	ShFront    *ebpf.ProgramSpec `ebpf:"sh_front"`
 	ShStubDrop *ebpf.ProgramSpec `ebpf:"sh_stub_drop"`
+	ShStubFind *ebpf.ProgramSpec `ebpf:"sh_stub_find"`
 	ShStubPush *ebpf.ProgramSpec `ebpf:"sh_stub_push"`
 }
 
@@ -76,6 +79,7 @@ type frontProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type frontMapSpecs struct {
+	BenchEntries *ebpf.MapSpec `ebpf:"bench_entries"`
 	BenchPackets *ebpf.MapSpec `ebpf:"bench_packets"`
 	BenchTarget  *ebpf.MapSpec `ebpf:"bench_target"`
 }
@@ -108,12 +112,14 @@ func (o *frontObjects) Close() error {
 //
 // It can be passed to loadFrontObjects or ebpf.CollectionSpec.LoadAndAssign.
 type frontMaps struct {
+	BenchEntries *ebpf.Map `ebpf:"bench_entries"`
 	BenchPackets *ebpf.Map `ebpf:"bench_packets"`
 	BenchTarget  *ebpf.Map `ebpf:"bench_target"`
 }
 
 func (m *frontMaps) Close() error {
 	return _FrontClose(
+		m.BenchEntries,
 		m.BenchPackets,
 		m.BenchTarget,
 	)
@@ -133,6 +139,7 @@ type frontVariables struct {
 type frontPrograms struct {
 	ShFront    *ebpf.Program `ebpf:"sh_front"`
 	ShStubDrop *ebpf.Program `ebpf:"sh_stub_drop"`
+	ShStubFind *ebpf.Program `ebpf:"sh_stub_find"`
 	ShStubPush *ebpf.Program `ebpf:"sh_stub_push"`
 }
 
@@ -140,6 +147,7 @@ func (p *frontPrograms) Close() error {
 	return _FrontClose(
 		p.ShFront,
 		p.ShStubDrop,
+		p.ShStubFind,
 		p.ShStubPush,
 	)
 }

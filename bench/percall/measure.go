@@ -1,7 +1,9 @@
 package main
 
 import (
+	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"os"
 	"runtime"
 	"slices"
@@ -19,13 +21,15 @@ type bench struct {
 	side  side
 }
 
-// newBench loads the front for packets that arrive on one side.
-func newBench(s side, packets []packetBytes) (*bench, error) {
+// newBench loads the front for packets that arrive on one side. Entries is how much room the table
+// of sh_stub_find has; fill puts something in.
+func newBench(s side, packets []packetBytes, entries uint32) (*bench, error) {
 	spec, err := loadFront()
 	if err != nil {
 		return nil, err
 	}
 	spec.Maps["bench_packets"].MaxEntries = uint32(len(packets))
+	spec.Maps["bench_entries"].MaxEntries = entries
 	if err := spec.Variables["packet_mask"].Set(uint32(len(packets) - 1)); err != nil {
 		return nil, err
 	}
@@ -42,6 +46,45 @@ func newBench(s side, packets []packetBytes) (*bench, error) {
 		return nil, fmt.Errorf("writing %d packets: %w", len(packets), err)
 	}
 	return b, nil
+}
+
+// fill makes the entries of bench_entries, in this order.
+func (b *bench) fill(keys []entryKey) error {
+	if _, err := b.BenchEntries.BatchUpdate(keys, make([]entry, len(keys)), nil); err != nil {
+		return fmt.Errorf("making %d entries for the stub that looks one up: %w", len(keys), err)
+	}
+	return nil
+}
+
+// entryKeys are the keys of all packets, first of each list, then second of each and so on: the
+// two entries of a flow are made one after the other, and lie side by side in memory.
+func entryKeys(lists ...[]packetBytes) (keys []entryKey, err error) {
+	for i := range lists[0] {
+		for _, packets := range lists {
+			source, destination, err := endpoints(packets[i][:])
+			if err != nil {
+				return nil, err
+			}
+			keys = append(keys, newEntryKey(source, destination))
+		}
+	}
+	return keys, nil
+}
+
+// The sizes of struct entry_key and struct entry, bench/bpf/front.bpf.c.
+type (
+	entryKey [40]byte
+	entry    [72]byte
+)
+
+// newEntryKey is what sh_stub_find makes of an IPv4 TCP packet, on a little-endian machine.
+func newEntryKey(source, destination netip.AddrPort) (key entryKey) {
+	copy(key[8:], source.Addr().AsSlice())
+	copy(key[24:], destination.Addr().AsSlice())
+	binary.BigEndian.PutUint16(key[32:], source.Port())
+	binary.BigEndian.PutUint16(key[34:], destination.Port())
+	key[36] = unix.IPPROTO_TCP
+	return key
 }
 
 // aim puts a program behind the front.
@@ -136,36 +179,50 @@ func timedRun(program *ebpf.Program, s side, repeat int) (float64, error) {
 	}
 }
 
-// measure takes all figures, candidates interleaved.
-func (s *subject) measure(o options, forward, reverse []packetBytes, f *figures) error {
-	to, err := newBench(s.clients, forward)
+// measure takes all figures, candidates interleaved. Keys are those of all entries that the flows
+// have, in the order in which they were made.
+func (s *subject) measure(o options, forward, reverse []packetBytes, keys []entryKey, f *figures) error {
+	entries, err := s.flowEntries()
+	if err != nil {
+		return err
+	}
+	to, err := newBench(s.clients, forward, entries)
 	if err != nil {
 		return err
 	}
 	defer to.Close()
-	from, err := newBench(s.servers, reverse)
+	from, err := newBench(s.servers, reverse, 1)
 	if err != nil {
 		return err
 	}
 	defer from.Close()
+	if err := to.fill(keys); err != nil {
+		return err
+	}
 	if err := to.check(s.clients.program); err != nil {
 		return fmt.Errorf("to the backends: %w", err)
 	}
 	if err := from.check(s.servers.program); err != nil {
 		return fmt.Errorf("to the clients: %w", err)
 	}
-	var drop, push, there, back costs
+	if err := to.check(to.ShStubFind); err != nil {
+		return fmt.Errorf("the stub that looks an entry up: %w", err)
+	}
+	var drop, push, find, there, back costs
 	err = interleave([]candidate{
 		{"drop", to, to.ShStubDrop, &drop},
 		{"push", to, to.ShStubPush, &push},
+		{"find", to, to.ShStubFind, &find},
 		{"forward", to, s.clients.program, &there},
 		{"reverse", from, s.servers.program, &back},
 	}, o.rounds, max(o.repeat, len(forward)))
 	if err != nil {
 		return err
 	}
-	f.FrontDrop, f.FrontPush, f.Forward, f.Reverse = drop.least(), push.least(), there.least(), back.least()
+	f.FrontDrop, f.FrontPush, f.FrontFind = drop.least(), push.least(), find.least()
+	f.Forward, f.Reverse = there.least(), back.least()
 	f.ForwardNet, f.ReverseNet = f.Forward-f.FrontDrop, f.Reverse-f.FrontDrop
+	f.FindRatio = ratioOf(find, drop, push)
 	f.ForwardRatio, f.ReverseRatio = ratioOf(there, drop, push), ratioOf(back, drop, push)
 	return nil
 }

@@ -35,7 +35,7 @@ func TestFrontRestores(t *testing.T) {
 		frame := packet.Must(packet.NewTCP(source, netip.MustParseAddrPort("192.0.2.10:80"), "A", packet.Data(make([]byte, packetSize-54))))
 		copy(packets[i][:], frame)
 	}
-	b, err := newBench(side{ifindex: 1}, packets)
+	b, err := newBench(side{ifindex: 1}, packets, 8)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,6 +55,19 @@ func TestFrontRestores(t *testing.T) {
 	const headers = 14 + 20 // outer
 	if got, want := string(o.DataOut[headers:]), string(packets[1][14:]); got != want {
 		t.Errorf("inner packet % x\nwant         % x", got, want)
+	}
+	if err := b.check(b.ShStubFind); err == nil {
+		t.Error("the stub finds entries in an empty table")
+	}
+	keys, err := entryKeys(packets)
+	if err == nil {
+		err = b.fill(keys)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.check(b.ShStubFind); err != nil {
+		t.Errorf("the stub that looks an entry up: %v", err)
 	}
 	if err := b.check(b.ShStubDrop); err == nil {
 		t.Error("a program that drops everything passes the check of flows")

@@ -255,6 +255,30 @@ func until(child *bed.Child, f func() error) error {
 	}
 }
 
+// flowEntries is how many entries the program's table of flows has room for.
+func (s *subject) flowEntries() (uint32, error) {
+	info, err := s.clients.program.Info()
+	if err != nil {
+		return 0, err
+	}
+	ids, _ := info.MapIDs()
+	for _, id := range ids {
+		m, err := ebpf.NewMapFromID(id)
+		if err != nil {
+			return 0, fmt.Errorf("opening a map of %s: %w", info.Name, err)
+		}
+		about, err := m.Info()
+		m.Close()
+		if err != nil {
+			return 0, fmt.Errorf("reading about a map of %s: %w", info.Name, err)
+		}
+		if about.Name == "sh_flows" {
+			return about.MaxEntries, nil
+		}
+	}
+	return 0, fmt.Errorf("%s has no map sh_flows", info.Name)
+}
+
 // describe is the program's name and sizes.
 func (s *subject) describe() string {
 	info, err := s.clients.program.Info()
