@@ -171,7 +171,7 @@ func benchmark(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	return report{Machine: where, Programs: versions(ctx, programs), Command: commandLine(), Samples: samples}.write(o)
+	return report{Machine: where, Programs: versions(ctx, programs), Command: machine.Command("bench"), Samples: samples}.write(o)
 }
 
 // findShunt builds shunt unless a binary was named.

@@ -39,11 +39,6 @@ func versions(ctx context.Context, programs []bed.Program) map[string]string {
 	return all
 }
 
-// commandLine is how to run this again.
-func commandLine() string {
-	return strings.TrimSpace("go run -exec sudo ./bench " + strings.Join(os.Args[1:], " "))
-}
-
 // line is a sample for people who wait.
 func (s sample) line() string {
 	text := fmt.Sprintf("round %d, %s, offload %-7s  %-8s", s.Round, s.Layout, s.Offload, s.Arm)
@@ -238,15 +233,12 @@ func (p report) write(o options) error {
 	return errors.Join(errs...)
 }
 
-// store writes both files. A second run on one day gets the time into its name.
+// store writes both files.
 func (p report) store(dir string, o options) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	name := p.Machine.Date[:10] + "-" + p.Machine.Kernel
-	if _, err := os.Stat(filepath.Join(dir, name+".md")); err == nil {
-		name = strings.NewReplacer(":", "", "Z", "").Replace(p.Machine.Date) + "-" + p.Machine.Kernel
-	}
+	name := p.Machine.ReportName(dir, "")
 	text, err := json.MarshalIndent(p, "", "  ")
 	if err != nil {
 		return err

@@ -136,9 +136,9 @@ int sh_stub_push(struct xdp_md *ctx)
 }
 
 /* The floor for programs that find a flow's state in a table: finds an entry, and reads the whole
- * of it. Without an entry it drops. Which packet is the next one depends on what was read, or the
- * CPU would look for the next entry while it waits for this one, as no program that has more to
- * do can have it. */
+ * of it. Without an entry it drops. Which packet is the next one depends on what was read: else
+ * the CPU would begin with the next look-up while it waits for this one, which a program that has
+ * more to do between the two cannot expect. */
 SEC("xdp.frags")
 int sh_stub_find(struct xdp_md *ctx)
 {

@@ -25,8 +25,8 @@ type Machine struct {
 	Go       string  `json:"go"`
 	Commit   string  `json:"commit"` // of this repository; "+changes" when files differ from it
 	// Mitigations are the CPU's known faults with what the kernel does about each, "spectre_v2:
-	// Mitigation: Retpolines; ...", but for those that it does not have. Returns and indirect calls,
-	// of which a BPF program with its helpers makes many, cost several times as much with some.
+	// Mitigation: Retpolines; ...", but for those that it does not have. With some a return costs
+	// several times as much, and a BPF program makes one for every helper.
 	Mitigations []string `json:"mitigations,omitempty"`
 }
 
@@ -69,7 +69,22 @@ func (m Machine) Faults() string {
 	return "Faults of this CPU, and what the kernel does about them: " + strings.Join(m.Mitigations, "; ") + "."
 }
 
-// processor is the CPU's name in the text of /proc/cpuinfo, or "unknown CPU".
+// ReportName is what a report of this machine is called in a directory: <prefix><date>-<kernel>, and
+// for a second one on a day with the time. Its page has ".md" behind that.
+func (m Machine) ReportName(dir, prefix string) string {
+	name := prefix + m.Date[:len(time.DateOnly)] + "-" + m.Kernel
+	if _, err := os.Stat(filepath.Join(dir, name+".md")); err == nil {
+		name = prefix + strings.NewReplacer(":", "", "Z", "").Replace(m.Date) + "-" + m.Kernel
+	}
+	return name
+}
+
+// Command is how to run the benchmark in this folder of the repository again.
+func Command(folder string) string {
+	return strings.TrimSpace("go run -exec sudo ./" + folder + " " + strings.Join(os.Args[1:], " "))
+}
+
+// processor is the CPU's name in a file like /proc/cpuinfo, or "unknown CPU".
 func processor(file string) string {
 	const unknown = "unknown CPU"
 	f, err := os.Open(file)

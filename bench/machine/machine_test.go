@@ -52,3 +52,13 @@ func TestDescribe(t *testing.T) {
 		t.Errorf("%+v, %v", m, err)
 	}
 }
+
+// TestReportName: a second report on a day does not replace the first.
+func TestReportName(t *testing.T) {
+	dir, m := t.TempDir(), Machine{Date: "2026-11-25T10:31:40Z", Kernel: "6.18.1"}
+	first := m.ReportName(dir, "of-")
+	write(t, dir, first+".md", "")
+	if second := m.ReportName(dir, "of-"); first != "of-2026-11-25-6.18.1" || second != "of-2026-11-25T103140-6.18.1" {
+		t.Errorf("%q, then %q", first, second)
+	}
+}

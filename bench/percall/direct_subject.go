@@ -145,26 +145,6 @@ api: {socket: %s}
 	return os.WriteFile(filepath.Join(dir, "shunt.yaml"), []byte(text), 0o600)
 }
 
-// mapOf is the map of a program that has this name.
-func mapOf(program *ebpf.Program, name string) (*ebpf.Map, error) {
-	info, err := program.Info()
-	if err != nil {
-		return nil, err
-	}
-	ids, _ := info.MapIDs()
-	for _, id := range ids {
-		m, err := ebpf.NewMapFromID(id)
-		if err != nil {
-			return nil, fmt.Errorf("opening map %d of the program: %w", id, err)
-		}
-		if info, err := m.Info(); err == nil && info.Name == name {
-			return m, nil
-		}
-		m.Close()
-	}
-	return nil, fmt.Errorf("the program uses no map %s", name)
-}
-
 // waitForwarding waits until every kind of packet is forwarded: services are in the maps
 // some time after the program is attached, and backends are resolved.
 func (s *directSubject) waitForwarding(child *bed.Child, o options) error {

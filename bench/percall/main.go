@@ -213,8 +213,7 @@ func printHead(what string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("# Cost of a %s, %s\n\n%s. %s\n\n    go run -exec sudo ./bench/percall %s\n\n",
-		what, m.Date, m, m.Faults(), strings.Join(os.Args[1:], " "))
+	fmt.Printf("# Cost of a %s, %s\n\n%s. %s\n\n    %s\n\n", what, m.Date, m, m.Faults(), machine.Command("bench/percall"))
 	return nil
 }
 

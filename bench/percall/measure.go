@@ -182,11 +182,12 @@ func timedRun(program *ebpf.Program, s side, repeat int) (float64, error) {
 // measure takes all figures, candidates interleaved. Keys are those of all entries that the flows
 // have, in the order in which they were made.
 func (s *subject) measure(o options, forward, reverse []packetBytes, keys []entryKey, f *figures) error {
-	entries, err := s.flowEntries()
+	table, err := mapOf(s.clients.program, "sh_flows")
 	if err != nil {
 		return err
 	}
-	to, err := newBench(s.clients, forward, entries)
+	defer table.Close()
+	to, err := newBench(s.clients, forward, table.MaxEntries())
 	if err != nil {
 		return err
 	}

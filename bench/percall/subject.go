@@ -255,28 +255,24 @@ func until(child *bed.Child, f func() error) error {
 	}
 }
 
-// flowEntries is how many entries the program's table of flows has room for.
-func (s *subject) flowEntries() (uint32, error) {
-	info, err := s.clients.program.Info()
+// mapOf is the map of a program that has this name.
+func mapOf(program *ebpf.Program, name string) (*ebpf.Map, error) {
+	info, err := program.Info()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	ids, _ := info.MapIDs()
 	for _, id := range ids {
 		m, err := ebpf.NewMapFromID(id)
 		if err != nil {
-			return 0, fmt.Errorf("opening a map of %s: %w", info.Name, err)
+			return nil, fmt.Errorf("opening map %d of the program: %w", id, err)
 		}
-		about, err := m.Info()
+		if info, err := m.Info(); err == nil && info.Name == name {
+			return m, nil
+		}
 		m.Close()
-		if err != nil {
-			return 0, fmt.Errorf("reading about a map of %s: %w", info.Name, err)
-		}
-		if about.Name == "sh_flows" {
-			return about.MaxEntries, nil
-		}
 	}
-	return 0, fmt.Errorf("%s has no map sh_flows", info.Name)
+	return nil, fmt.Errorf("the program uses no map %s", name)
 }
 
 // describe is the program's name and sizes.

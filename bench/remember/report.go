@@ -20,12 +20,11 @@ type report struct {
 	options
 	results []*result
 	took    time.Duration
-	date    time.Time
 	machine machine.Machine
 }
 
 func newReport(o options, results []*result, took time.Duration) (report, error) {
-	r := report{options: o, results: results, took: took, date: time.Now().UTC()}
+	r := report{options: o, results: results, took: took}
 	var err error
 	r.machine, err = machine.Describe()
 	return r, err
@@ -50,10 +49,7 @@ func (r report) write(dir string) error {
 	if dir == "" {
 		return r.page(os.Stdout, "")
 	}
-	name := "remembered-" + r.date.Format(time.DateOnly) + "-" + r.machine.Kernel
-	if _, err := os.Stat(filepath.Join(dir, name+".md")); err == nil { // a second one on a day
-		name = "remembered-" + r.date.Format("2006-01-02T150405") + "-" + r.machine.Kernel
-	}
+	name := r.machine.ReportName(dir, "remembered-")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -73,8 +69,8 @@ func percent(part, whole float64) string { return fmt.Sprintf("%.1f %%", 100*par
 // page writes the report for people. name is that of the plot, if there is one.
 func (r report) page(w io.Writer, name string) error {
 	p := printer{w: w}
-	p.line("# Remembered flows against full tracking, %s\n", r.date.Format(time.RFC3339))
-	p.line("%s. %s\n\n    %s\n", r.machine, r.machine.Faults(), r.command())
+	p.line("# Remembered flows against full tracking, %s\n", r.machine.Date)
+	p.line("%s. %s\n\n    %s\n", r.machine, r.machine.Faults(), machine.Command("bench/remember"))
 	if name != "" {
 		p.line("![Flows remembered over time](%s.png)\n\n[The same as SVG](%s.svg)\n", name, name)
 	}
@@ -82,11 +78,6 @@ func (r report) page(w io.Writer, name string) error {
 	r.anatomy(&p)
 	r.method(&p)
 	return p.err
-}
-
-// command is how to run this again.
-func (r report) command() string {
-	return strings.TrimSpace("go run -exec sudo ./bench/remember " + strings.Join(os.Args[1:], " "))
 }
 
 // summary is the figures.
