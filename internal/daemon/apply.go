@@ -50,7 +50,7 @@ func (d *daemon) Reload(ctx context.Context) (control.ReloadResult, error) {
 	}
 	d.supervisor.reloading()
 	defer func() { d.supervisor.ready(d.summary()) }()
-	settings := model.DifferentSettings(d.config, parsed.Config)
+	settings := model.DifferentSettings(d.config.Node, parsed.Config.Node)
 	if refused := needsRestart(settings); refused != "" {
 		result.Refused = refused
 		return result, nil
@@ -131,7 +131,7 @@ func (d *daemon) change(ctx context.Context, config model.Config) (reconcile.Dif
 	if err := d.attachInterfaces(config.Interfaces); err != nil {
 		return reconcile.Difference{}, err
 	}
-	if _, err := d.writer.Replace(sourceFile, config); err != nil {
+	if _, err := d.writer.Configure(sourceFile, config); err != nil {
 		return reconcile.Difference{}, err
 	}
 	if err := d.datapath.SetSettings(config.Timeouts, ports); err != nil {

@@ -139,7 +139,7 @@ func TestReloadShowsEveryField(t *testing.T) {
 				t.Fatal("nobody has said what a reload shows when this field changes: add it to fieldChanges")
 			}
 			before, after := oneFile(t, field, change[0], false), oneFile(t, field, change[1], true)
-			settings := model.DifferentSettings(before, after)
+			settings := model.DifferentSettings(before.Node, after.Node)
 			shown := needsRestart(settings)
 			if shown == "" {
 				shown = differenceText(settings, differenceOf(t, before, after))
@@ -147,7 +147,7 @@ func TestReloadShowsEveryField(t *testing.T) {
 			if !strings.Contains(shown, change[2]) {
 				t.Errorf("the reload shows\n%s\nwant %q", shown, change[2])
 			}
-			if same := differenceText(model.DifferentSettings(after, after), differenceOf(t, after, after)); same != "nothing to change" {
+			if same := differenceText(model.DifferentSettings(after.Node, after.Node), differenceOf(t, after, after)); same != "nothing to change" {
 				t.Errorf("without a change it shows %s", same)
 			}
 		})

@@ -194,6 +194,7 @@ func (b Backend) Share() uint32 {
 // Service is a set of frontends that share backends and a table.
 type Service struct {
 	Name       string // unique, 1 to 63 characters
+	Source     string // who says so; no source sets it, but the state that takes it over
 	Frontends  []Frontend
 	Forwarding Forwarding
 	Announce   Announce
@@ -277,10 +278,15 @@ type SNAT struct {
 	Ports     PortRange    // zero value: chosen outside net.ipv4.ip_local_port_range
 }
 
-// Config is the whole desired state as one source describes it.
+// Config is what a configuration file says: of this machine, and of services.
 type Config struct {
+	Node
+	Services []Service
+}
+
+// Node is what this machine is, whoever has services on it. One source says so.
+type Node struct {
 	Interfaces    []Interface
-	Services      []Service
 	Timeouts      Timeouts
 	Limits        Limits
 	SNAT          SNAT

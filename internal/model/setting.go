@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// setting is a value of the configuration that is no service's. The key is as the configuration
+// setting is a value of a node's. The key is as the configuration
 // writes it, as in "timeouts.udp"; an interface's is "interface eth0".
 type setting struct{ key, value string }
 
@@ -33,7 +33,7 @@ func (d SettingDifference) String() string {
 }
 
 // DifferentSettings are the settings that differ, sorted by key.
-func DifferentSettings(before, after Config) (differences []SettingDifference) {
+func DifferentSettings(before, after Node) (differences []SettingDifference) {
 	was := map[string]string{}
 	for _, s := range settings(before) {
 		was[s.key] = s.value
@@ -52,30 +52,30 @@ func DifferentSettings(before, after Config) (differences []SettingDifference) {
 }
 
 // settings are all there are. What is not set has a value, too: what counts then.
-func settings(c Config) (all []setting) {
-	for _, i := range c.Interfaces {
+func settings(n Node) (all []setting) {
+	for _, i := range n.Interfaces {
 		all = append(all, setting{"interface " + i.Name, "attach " + string(i.Attach)})
 	}
 	const interfaces, nobody = "those of the interface to the backend", "root alone"
 	return append(all,
-		setting{"timeouts.tcp_established", DurationText(c.Timeouts.TCPEstablished)},
-		setting{"timeouts.tcp_handshake", DurationText(c.Timeouts.TCPHandshake)},
-		setting{"timeouts.tcp_closing", DurationText(c.Timeouts.TCPClosing)},
-		setting{"timeouts.udp", DurationText(c.Timeouts.UDP)},
-		setting{"timeouts.settle", DurationText(c.Timeouts.Settle)},
-		setting{"limits.flows", number(c.Limits.Flows)},
-		setting{"limits.services", number(c.Limits.Services)},
-		setting{"limits.backends", number(c.Limits.Backends)},
-		setting{"limits.slots", number(c.Limits.Slots)},
-		setting{"limits.remembered", number(c.Limits.Remembered)},
-		setting{"limits.filters", number(c.Limits.Filters)},
-		setting{"snat.addresses", cmp.Or(ListText(c.SNAT.Addresses), interfaces)},
-		setting{"snat.ports", rangeText(c.SNAT.Ports, "those outside net.ipv4.ip_local_port_range")},
-		setting{"encapsulation.source", cmp.Or(prefixes(c.Encapsulation.Sources4, c.Encapsulation.Sources6), interfaces)},
-		setting{"encapsulation.gue_port", number(c.Encapsulation.GUEPort)},
-		setting{"api.socket", c.API.Socket},
-		setting{"api.group", cmp.Or(c.API.Group, nobody)},
-		setting{"api.read_group", cmp.Or(c.API.ReadGroup, nobody)},
+		setting{"timeouts.tcp_established", DurationText(n.Timeouts.TCPEstablished)},
+		setting{"timeouts.tcp_handshake", DurationText(n.Timeouts.TCPHandshake)},
+		setting{"timeouts.tcp_closing", DurationText(n.Timeouts.TCPClosing)},
+		setting{"timeouts.udp", DurationText(n.Timeouts.UDP)},
+		setting{"timeouts.settle", DurationText(n.Timeouts.Settle)},
+		setting{"limits.flows", number(n.Limits.Flows)},
+		setting{"limits.services", number(n.Limits.Services)},
+		setting{"limits.backends", number(n.Limits.Backends)},
+		setting{"limits.slots", number(n.Limits.Slots)},
+		setting{"limits.remembered", number(n.Limits.Remembered)},
+		setting{"limits.filters", number(n.Limits.Filters)},
+		setting{"snat.addresses", cmp.Or(ListText(n.SNAT.Addresses), interfaces)},
+		setting{"snat.ports", rangeText(n.SNAT.Ports, "those outside net.ipv4.ip_local_port_range")},
+		setting{"encapsulation.source", cmp.Or(prefixes(n.Encapsulation.Sources4, n.Encapsulation.Sources6), interfaces)},
+		setting{"encapsulation.gue_port", number(n.Encapsulation.GUEPort)},
+		setting{"api.socket", n.API.Socket},
+		setting{"api.group", cmp.Or(n.API.Group, nobody)},
+		setting{"api.read_group", cmp.Or(n.API.ReadGroup, nobody)},
 	)
 }
 

@@ -237,19 +237,19 @@ func (w *Writer) naming(b model.BackendAddress) (sources []string) {
 	return sources
 }
 
-// names reports whether a configuration has a backend.
-func names(cfg model.Config, b model.BackendAddress) bool {
-	return slices.ContainsFunc(cfg.Services, func(s model.Service) bool {
+// names reports whether services have a backend.
+func names(services []model.Service, b model.BackendAddress) bool {
+	return slices.ContainsFunc(services, func(s model.Service) bool {
 		return slices.ContainsFunc(s.Backends, func(x model.Backend) bool { return x.BackendAddress == b })
 	})
 }
 
-// overridesAfter is what remains of the overrides once a source wants cfg. A source that
+// overridesAfter is what remains of the overrides once a source wants services. A source that
 // has not spoken since the start still counts as naming what it named before.
-func (w *Writer) overridesAfter(source string, cfg model.Config) (next map[overrideKey]Override, different bool) {
+func (w *Writer) overridesAfter(source string, services []model.Service) (next map[overrideKey]Override, different bool) {
 	next = map[overrideKey]Override{}
 	for key, o := range w.overrides {
-		before, is := slices.Contains(o.Sources, source), names(cfg, key.backend)
+		before, is := slices.Contains(o.Sources, source), names(services, key.backend)
 		if before != is {
 			different = true
 			o.Sources = slices.DeleteFunc(slices.Clone(o.Sources), func(s string) bool { return s == source })

@@ -2,12 +2,13 @@
 // operators say on top of it. There is one way in, the Writer, and readers get snapshots
 // that never change.
 //
-//	source   ──Replace──────────────► Writer ──Snapshot, Watch──► reconciler
+//	source   ──Configure, Replace───► Writer ──Snapshot, Watch──► reconciler
 //	operator ──Set, Clear───────────►   │
 //	                                     └──► file of overrides, which a restart reads
 //
-// A source owns the objects it names, and no two sources may name the same one. An
-// override changes what they say for as long as one of them names its backend.
+// One source configures this machine. A source owns the services it names, and no two sources
+// may name the same one. An override changes what they say for as long as one of them names
+// its backend.
 package state
 
 import (
@@ -29,7 +30,8 @@ type Revision uint64
 // is shared: whoever reads it must not change it.
 type Snapshot struct {
 	Revision Revision
-	// Config has services by source name, then in the source's order. A backend that is
+	// Config has the node as its owner says, and services by source name, then in the source's
+	// order, each with its Source. A backend that is
 	// drained has weight 0 in all of them, and is in none once the deadline of its drain has
 	// passed. One that is said to be up or down has that as its Override.
 	Config    model.Config
@@ -40,7 +42,7 @@ type Snapshot struct {
 // refused configuration has been taken over.
 type ConflictError struct {
 	Source string // who was refused
-	Object string // what it named: `service "web"`, "frontend tcp 192.0.2.10:80"
+	Object string // what it named: `service "web"`, "frontend tcp 192.0.2.10:80", "the node"
 	Owner  string // the source that has it
 	Detail string // how they meet, where that is not plain; may be empty
 }
@@ -63,8 +65,9 @@ type Writer struct {
 
 	// changing is held through a whole change, writing the file included.
 	changing  sync.Mutex
-	sources   map[string]model.Config
-	merged    model.Config // of the sources, without overrides
+	owner     string // the source that has configured the node; empty: none has
+	sources   map[string][]model.Service
+	merged    model.Config // the node, and services of all sources, without overrides
 	overrides map[overrideKey]Override
 	unsaved   bool  // the file may have other overrides
 	saveError error // why, if that is known
@@ -80,37 +83,59 @@ type Writer struct {
 func NewWriter() *Writer {
 	return &Writer{
 		now:       time.Now,
-		sources:   map[string]model.Config{},
+		sources:   map[string][]model.Service{},
 		overrides: map[overrideKey]Override{},
 		snapshot:  &Snapshot{},
 		changed:   make(chan struct{}),
 	}
 }
 
-// Replace makes cfg all that this source wants; the zero Config withdraws everything.
-// The writer keeps its own copy. It returns the revision that contains cfg, which is the
-// present one if nothing changed, or a *ConflictError, and then nothing has changed.
-// Overrides whose backend no source names any more end; see Save for the file.
-func (w *Writer) Replace(source string, cfg model.Config) (Revision, error) {
+// Replace makes services all that this source wants; none withdraws everything. The writer
+// keeps its own copy. It returns the revision that contains them, which is the present one if
+// nothing changed, or a *ConflictError, and then nothing has changed. Overrides whose backend
+// no source names any more end; see Save for the file.
+func (w *Writer) Replace(source string, services []model.Service) (Revision, error) {
 	w.changing.Lock()
 	defer w.changing.Unlock()
-	overrides, different := w.overridesAfter(source, cfg)
-	if !different && reflect.DeepEqual(w.sources[source], cfg) {
+	return w.replace(source, services, w.merged.Node, w.owner)
+}
+
+// Configure is Replace by the source that says what this machine is, too, and both change
+// together. Another source that tries is refused with a *ConflictError.
+func (w *Writer) Configure(source string, config model.Config) (Revision, error) {
+	w.changing.Lock()
+	defer w.changing.Unlock()
+	if w.owner != "" && w.owner != source {
+		return w.snapshot.Revision, &ConflictError{Source: source, Object: "the node", Owner: w.owner}
+	}
+	return w.replace(source, config.Services, config.Node, source)
+}
+
+// replace is Replace, with the node and its owner.
+func (w *Writer) replace(source string, services []model.Service, node model.Node, owner string) (Revision, error) {
+	overrides, different := w.overridesAfter(source, services)
+	services, node = cloneServices(services), cloneNode(node)
+	for i := range services {
+		services[i].Source = source
+	}
+	if !different && owner == w.owner && reflect.DeepEqual(node, w.merged.Node) && slices.EqualFunc(services, w.sources[source], equal) {
 		return w.snapshot.Revision, nil
 	}
 	next := maps.Clone(w.sources)
-	next[source] = clone(cfg)
-	merged, err := merge(source, next)
+	next[source] = services
+	all, err := merge(source, next)
 	if err != nil {
 		return w.snapshot.Revision, err
 	}
-	w.sources, w.merged = next, merged
+	w.owner, w.sources, w.merged = owner, next, model.Config{Node: node, Services: all}
 	if different {
 		w.overrides, w.unsaved = overrides, true
 		_ = w.save() // is tried again by Save, and what the file has too much ends again at the next start
 	}
 	return w.publish(), nil
 }
+
+func equal(a, b model.Service) bool { return reflect.DeepEqual(a, b) }
 
 // publish makes the present sources, overrides and time the snapshot that readers get.
 func (w *Writer) publish() Revision {
@@ -145,69 +170,37 @@ func (w *Writer) Watch() (*Snapshot, <-chan struct{}) {
 	return w.snapshot, w.changed
 }
 
-// clone copies cfg so deeply that the caller may go on changing what it passed.
-func clone(cfg model.Config) model.Config {
-	cfg.Interfaces = slices.Clone(cfg.Interfaces)
-	cfg.SNAT.Addresses = slices.Clone(cfg.SNAT.Addresses)
-	cfg.Services = slices.Clone(cfg.Services)
-	for i := range cfg.Services {
-		service := &cfg.Services[i]
+// cloneNode copies so deeply that the caller may go on changing what it passed.
+func cloneNode(node model.Node) model.Node {
+	node.Interfaces = slices.Clone(node.Interfaces)
+	node.SNAT.Addresses = slices.Clone(node.SNAT.Addresses)
+	return node
+}
+
+// cloneServices: see cloneNode.
+func cloneServices(services []model.Service) []model.Service {
+	services = slices.Clone(services)
+	for i := range services {
+		service := &services[i]
 		service.Frontends = slices.Clone(service.Frontends)
 		service.Backends = slices.Clone(service.Backends)
 		service.AllowFrom, service.DenyFrom = slices.Clone(service.AllowFrom), slices.Clone(service.DenyFrom)
 		service.Health.HTTP.Statuses = slices.Clone(service.Health.HTTP.Statuses)
 		service.Health.Exec = slices.Clone(service.Health.Exec)
 	}
-	return cfg
+	return services
 }
 
-// merge is the union of all sources, or the *ConflictError that keeps source out.
-// What concerns the whole machine (timeouts, limits, snat, encapsulation, api, each
-// interface) may be said by several sources only if they say the same.
-func merge(source string, sources map[string]model.Config) (model.Config, error) {
-	var merged model.Config
-	settings := map[string]string{} // object → the source that set it
-	services := map[string]string{} // name → source
-	interfaces := map[string]model.Interface{}
+// merge is the union of all sources' services, or the *ConflictError that keeps source out.
+func merge(source string, sources map[string][]model.Service) (merged []model.Service, err error) {
+	owners := map[string]string{} // service's name → source
 	for _, name := range slices.Sorted(maps.Keys(sources)) {
-		cfg := sources[name]
-		for _, i := range cfg.Interfaces {
-			object := fmt.Sprintf("interface %q", i.Name)
-			if known, ok := interfaces[i.Name]; ok {
-				if known != i {
-					return merged, conflict(source, object, settings[object], name)
-				}
-				continue
+		for _, service := range sources[name] {
+			if owner, ok := owners[service.Name]; ok {
+				return nil, conflict(source, fmt.Sprintf("service %q", service.Name), owner, name)
 			}
-			interfaces[i.Name], settings[object] = i, name
-			merged.Interfaces = append(merged.Interfaces, i)
-		}
-		for _, service := range cfg.Services {
-			if owner, ok := services[service.Name]; ok {
-				return merged, conflict(source, fmt.Sprintf("service %q", service.Name), owner, name)
-			}
-			services[service.Name] = name
-			merged.Services = append(merged.Services, service)
-		}
-		for _, setting := range []struct {
-			object   string
-			from, to any
-		}{
-			{"timeouts", cfg.Timeouts, &merged.Timeouts},
-			{"limits", cfg.Limits, &merged.Limits},
-			{"snat", cfg.SNAT, &merged.SNAT},
-			{"encapsulation", cfg.Encapsulation, &merged.Encapsulation},
-			{"api", cfg.API, &merged.API},
-		} {
-			from, to := reflect.ValueOf(setting.from), reflect.ValueOf(setting.to).Elem()
-			switch {
-			case from.IsZero() || reflect.DeepEqual(setting.from, to.Interface()):
-			case !to.IsZero():
-				return merged, conflict(source, setting.object, settings[setting.object], name)
-			default:
-				to.Set(from)
-				settings[setting.object] = name
-			}
+			owners[service.Name] = name
+			merged = append(merged, service)
 		}
 	}
 	return merged, frontendConflict(source, sources)
@@ -225,14 +218,14 @@ func conflict(source, object, one, other string) *ConflictError {
 // frontendConflict is a *ConflictError if two sources have frontends with a port in
 // common. Within one source a narrower frontend may win over a wider one; between
 // sources that would take traffic away from somebody else's service.
-func frontendConflict(source string, sources map[string]model.Config) error {
+func frontendConflict(source string, sources map[string][]model.Service) error {
 	type owned struct {
 		model.Frontend
 		owner string
 	}
 	var frontends []owned
-	for name, cfg := range sources {
-		for _, service := range cfg.Services {
+	for name, services := range sources {
+		for _, service := range services {
 			for _, f := range service.Frontends {
 				frontends = append(frontends, owned{f, name})
 			}

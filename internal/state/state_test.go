@@ -20,8 +20,8 @@ func frontend(address string, first, last uint16) model.Frontend {
 	}
 }
 
-func config(name string, frontends ...model.Frontend) model.Config {
-	return model.Config{Services: []model.Service{{Name: name, Frontends: frontends}}}
+func services(name string, frontends ...model.Frontend) []model.Service {
+	return []model.Service{{Name: name, Frontends: frontends}}
 }
 
 func TestReplaceMerges(t *testing.T) {
@@ -29,20 +29,20 @@ func TestReplaceMerges(t *testing.T) {
 	if got := w.Snapshot(); got.Revision != 0 || len(got.Config.Services) != 0 {
 		t.Fatalf("at start: %+v", got)
 	}
-	file := config("web", frontend("192.0.2.10", 80, 80))
+	file := model.Config{Services: services("web", frontend("192.0.2.10", 80, 80))}
 	file.Limits.Flows = 7
-	revision, err := w.Replace("file", file)
+	revision, err := w.Configure("file", file)
 	if err != nil || revision != 1 {
-		t.Fatalf("Replace(file) = %d, %v", revision, err)
+		t.Fatalf("Configure(file) = %d, %v", revision, err)
 	}
 	old := w.Snapshot()
-	revision, err = w.Replace("api", config("dns", frontend("192.0.2.10", 53, 53)))
+	revision, err = w.Replace("api", services("dns", frontend("192.0.2.10", 53, 53)))
 	if err != nil || revision != 2 {
 		t.Fatalf("Replace(api) = %d, %v", revision, err)
 	}
-	want := model.Config{Limits: model.Limits{Flows: 7}, Services: []model.Service{
-		{Name: "dns", Frontends: []model.Frontend{frontend("192.0.2.10", 53, 53)}},
-		{Name: "web", Frontends: []model.Frontend{frontend("192.0.2.10", 80, 80)}},
+	want := model.Config{Node: model.Node{Limits: model.Limits{Flows: 7}}, Services: []model.Service{
+		{Name: "dns", Source: "api", Frontends: []model.Frontend{frontend("192.0.2.10", 53, 53)}},
+		{Name: "web", Source: "file", Frontends: []model.Frontend{frontend("192.0.2.10", 80, 80)}},
 	}}
 	compare := cmp.Options{
 		cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
@@ -54,22 +54,60 @@ func TestReplaceMerges(t *testing.T) {
 	if len(old.Config.Services) != 1 || old.Revision != 1 {
 		t.Errorf("an old snapshot changed: %+v", old)
 	}
-	if revision, err = w.Replace("file", file); err != nil || revision != 2 {
+	if revision, err = w.Configure("file", file); err != nil || revision != 2 {
 		t.Errorf("the same again = %d, %v; want the present revision", revision, err)
 	}
-	if _, err = w.Replace("api", model.Config{}); err != nil || len(w.Snapshot().Config.Services) != 1 {
+	if _, err = w.Replace("api", nil); err != nil || len(w.Snapshot().Config.Services) != 1 {
 		t.Errorf("withdrawing a source left %+v, %v", w.Snapshot(), err)
+	}
+	if _, err = w.Replace("file", nil); err != nil || w.Snapshot().Config.Limits.Flows != 7 {
+		t.Errorf("without services the node is %+v, %v; want it as it was configured", w.Snapshot().Config.Node, err)
+	}
+}
+
+// TestNodeHasOneOwner: whoever configures the node first goes on doing so, alone.
+func TestNodeHasOneOwner(t *testing.T) {
+	w := NewWriter()
+	limits := func(n uint32) model.Config { return model.Config{Node: model.Node{Limits: model.Limits{Flows: n}}} }
+	if _, err := w.Replace("api", services("web")); err != nil {
+		t.Fatal(err)
+	}
+	for revision, flows := range []uint32{7, 8} {
+		if got, err := w.Configure("file", limits(flows)); err != nil || got != Revision(2+revision) {
+			t.Fatalf("Configure = %d, %v", got, err)
+		}
+	}
+	before := w.Snapshot()
+	var conflict *ConflictError
+	if _, err := w.Configure("api", limits(8)); !errors.As(err, &conflict) || conflict.Owner != "file" || conflict.Source != "api" {
+		t.Errorf("a second source configured the node: %v", err)
+	}
+	if got := w.Snapshot(); got != before || got.Config.Limits.Flows != 8 || len(got.Config.Services) != 1 {
+		t.Errorf("the state is %+v", got)
+	}
+}
+
+// TestNodeIsACopy: the writer's node does not change with the caller's.
+func TestNodeIsACopy(t *testing.T) {
+	w := NewWriter()
+	cfg := model.Config{Node: model.Node{Interfaces: []model.Interface{{Name: "eth0"}}}}
+	if _, err := w.Configure("file", cfg); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Interfaces[0].Name = "changed"
+	if got := w.Snapshot().Config.Interfaces[0].Name; got != "eth0" {
+		t.Errorf("the interface is now called %q", got)
 	}
 }
 
 func TestSnapshotIsACopy(t *testing.T) {
 	w := NewWriter()
-	cfg := config("web", frontend("192.0.2.10", 80, 80))
-	if _, err := w.Replace("file", cfg); err != nil {
+	wanted := services("web", frontend("192.0.2.10", 80, 80))
+	if _, err := w.Replace("file", wanted); err != nil {
 		t.Fatal(err)
 	}
-	cfg.Services[0].Name = "changed"
-	cfg.Services[0].Frontends[0].Ports.First = 1
+	wanted[0].Name = "changed"
+	wanted[0].Frontends[0].Ports.First = 1
 	got := w.Snapshot().Config.Services[0]
 	if got.Name != "web" || got.Frontends[0].Ports.First != 80 {
 		t.Errorf("the snapshot changed with the caller's value: %+v", got)
@@ -77,31 +115,18 @@ func TestSnapshotIsACopy(t *testing.T) {
 }
 
 func TestConflicts(t *testing.T) {
-	limits := func(n uint32) model.Config { return model.Config{Limits: model.Limits{Flows: n}} }
-	gue := func(port uint16) model.Config {
-		return model.Config{Encapsulation: model.Encapsulation{GUEPort: port}}
-	}
-	native := model.Config{Interfaces: []model.Interface{{Name: "eth0", Attach: model.AttachNative}}}
-	auto := model.Config{Interfaces: []model.Interface{{Name: "eth0", Attach: model.AttachAuto}}}
 	for _, c := range []struct {
 		name      string
-		file, api model.Config
+		file, api []model.Service
 		object    string // empty: no conflict
 	}{
-		{"same name", config("web"), config("web"), `service "web"`},
-		{"same port", config("a", frontend("192.0.2.1", 80, 80)), config("b", frontend("192.0.2.1", 80, 80)), "frontend tcp 192.0.2.1:80"},
-		{"port in any", config("a", frontend("192.0.2.1", 0, 65535)), config("b", frontend("192.0.2.1", 80, 80)), "frontend tcp 192.0.2.1:80"},
-		{"any over port", config("a", frontend("192.0.2.1", 80, 80)), config("b", frontend("192.0.2.1", 0, 65535)), "frontend tcp 192.0.2.1:any"},
-		{"behind a short one", config("a", frontend("192.0.2.1", 1, 100), frontend("192.0.2.1", 2, 3)), config("b", frontend("192.0.2.1", 50, 50)), "frontend tcp 192.0.2.1:50"},
-		{"neighbours", config("a", frontend("192.0.2.1", 1, 79)), config("b", frontend("192.0.2.1", 80, 90)), ""},
-		{"other address", config("a", frontend("192.0.2.1", 80, 80)), config("b", frontend("192.0.2.2", 80, 80)), ""},
-		{"other limits", limits(1), limits(2), "limits"},
-		{"same limits", limits(1), limits(1), ""},
-		{"one has limits", limits(1), config("b"), ""},
-		{"other encapsulation", gue(1), gue(2), "encapsulation"},
-		{"same encapsulation", gue(1), gue(1), ""},
-		{"other attach", native, auto, `interface "eth0"`},
-		{"same interface", native, native, ""},
+		{"same name", services("web"), services("web"), `service "web"`},
+		{"same port", services("a", frontend("192.0.2.1", 80, 80)), services("b", frontend("192.0.2.1", 80, 80)), "frontend tcp 192.0.2.1:80"},
+		{"port in any", services("a", frontend("192.0.2.1", 0, 65535)), services("b", frontend("192.0.2.1", 80, 80)), "frontend tcp 192.0.2.1:80"},
+		{"any over port", services("a", frontend("192.0.2.1", 80, 80)), services("b", frontend("192.0.2.1", 0, 65535)), "frontend tcp 192.0.2.1:any"},
+		{"behind a short one", services("a", frontend("192.0.2.1", 1, 100), frontend("192.0.2.1", 2, 3)), services("b", frontend("192.0.2.1", 50, 50)), "frontend tcp 192.0.2.1:50"},
+		{"neighbours", services("a", frontend("192.0.2.1", 1, 79)), services("b", frontend("192.0.2.1", 80, 90)), ""},
+		{"other address", services("a", frontend("192.0.2.1", 80, 80)), services("b", frontend("192.0.2.2", 80, 80)), ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := NewWriter()
@@ -131,9 +156,7 @@ func TestConflicts(t *testing.T) {
 }
 
 func TestDuplicateInOneSource(t *testing.T) {
-	cfg := config("web")
-	cfg.Services = append(cfg.Services, cfg.Services[0])
-	if _, err := NewWriter().Replace("file", cfg); err == nil {
+	if _, err := NewWriter().Replace("file", append(services("web"), services("web")...)); err == nil {
 		t.Error("two services of one name were taken over")
 	}
 }
@@ -145,7 +168,7 @@ func TestWatchSeesEveryChange(t *testing.T) {
 	for i := range writers {
 		done.Go(func() {
 			for j := range rounds {
-				if _, err := w.Replace(fmt.Sprint(i), config(fmt.Sprintf("s%d-%d", i, j))); err != nil {
+				if _, err := w.Replace(fmt.Sprint(i), services(fmt.Sprintf("s%d-%d", i, j))); err != nil {
 					t.Error(err)
 				}
 			}

@@ -134,7 +134,19 @@ func TestSample(t *testing.T) {
 	backup := backend("10.0.0.9", 8080, 1, "10.0.0.9:8080")
 	backup.Backup = true
 	want := model.Config{
-		Interfaces: []model.Interface{{Name: "eth0", Attach: model.AttachAuto}, {Name: "eth1", Attach: model.AttachNative}},
+		Node: model.Node{
+			Interfaces: []model.Interface{{Name: "eth0", Attach: model.AttachAuto}, {Name: "eth1", Attach: model.AttachNative}},
+			Timeouts:   model.Timeouts{TCPEstablished: 2*time.Hour + 4*time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute, Settle: 15 * time.Minute},
+			Limits:     model.Limits{Flows: 1_000_000, Services: 10_000, Backends: 100_000, Slots: 1 << 22, Remembered: 250_000, Filters: 10_000},
+			SNAT: model.SNAT{
+				Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8:1::1")},
+				Ports:     model.PortRange{First: 1024, Last: 32767},
+			},
+			Encapsulation: model.Encapsulation{
+				Sources4: netip.MustParsePrefix("10.9.0.0/24"), Sources6: netip.MustParsePrefix("2001:db8:9::1/128"), GUEPort: 6080,
+			},
+			API: model.API{Socket: "/run/shunt/shunt.sock"},
+		},
 		Services: []model.Service{
 			{
 				Name: "web",
@@ -184,16 +196,6 @@ func TestSample(t *testing.T) {
 				Backends:  []model.Backend{backend("10.0.2.2", 0, 1, "10.0.2.2"), backend("10.0.2.3", 0, 1, "10.0.2.3")},
 			},
 		},
-		Timeouts: model.Timeouts{TCPEstablished: 2*time.Hour + 4*time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute, Settle: 15 * time.Minute},
-		Limits:   model.Limits{Flows: 1_000_000, Services: 10_000, Backends: 100_000, Slots: 1 << 22, Remembered: 250_000, Filters: 10_000},
-		SNAT: model.SNAT{
-			Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8:1::1")},
-			Ports:     model.PortRange{First: 1024, Last: 32767},
-		},
-		Encapsulation: model.Encapsulation{
-			Sources4: netip.MustParsePrefix("10.9.0.0/24"), Sources6: netip.MustParsePrefix("2001:db8:9::1/128"), GUEPort: 6080,
-		},
-		API: model.API{Socket: "/run/shunt/shunt.sock"},
 	}
 	if diff := cmp.Diff(want, config, compareAddresses); diff != "" {
 		t.Errorf("the sample means something else (-want +got):\n%s", diff)
@@ -208,18 +210,19 @@ func TestDefaults(t *testing.T) {
 		t.Fatal(faults)
 	}
 	want := model.Config{
-		Interfaces: []model.Interface{{Name: "eth0", Attach: "auto"}},
+		Node: model.Node{
+			Interfaces:    []model.Interface{{Name: "eth0", Attach: "auto"}},
+			Timeouts:      model.Timeouts{TCPEstablished: 124 * time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute, Settle: 15 * time.Minute},
+			Limits:        model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 22, Remembered: 250_000, Filters: 10_000},
+			API:           model.API{Socket: "/run/shunt/shunt.sock"},
+			Encapsulation: model.Encapsulation{GUEPort: 6080},
+		},
 		Services: []model.Service{{
 			Name: "web", Forwarding: "nat", Announce: "l2", Tracking: "auto",
 			Policy:    model.Policy{Rejects: true},
 			Frontends: []model.Frontend{{Address: netip.MustParseAddr("192.0.2.10"), Ports: model.AnyPort, Protocol: model.TCP}},
 			Backends:  []model.Backend{{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.2")}, Weight: 1, Name: "10.0.0.2"}},
 		}},
-		Timeouts: model.Timeouts{TCPEstablished: 124 * time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute, Settle: 15 * time.Minute},
-		Limits:   model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 22, Remembered: 250_000, Filters: 10_000},
-		API:      model.API{Socket: "/run/shunt/shunt.sock"},
-
-		Encapsulation: model.Encapsulation{GUEPort: 6080},
 	}
 	if diff := cmp.Diff(want, config, compareAddresses, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
