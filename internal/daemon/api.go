@@ -70,7 +70,7 @@ func (d *daemon) Status(context.Context) (*shuntv1.GetStatusResponse, error) {
 	about := &shuntv1.Daemon{Pid: int32(os.Getpid()), Since: timestamppb.New(d.since), ConfigPath: d.opts.ConfigPath, Instance: d.opts.Instance,
 		Conditions: status.Conditions(d.Conditions()), Overrides: status.Overrides(overrides)}
 	d.mu.Lock()
-	known := status.Known{Configured: d.config.Services, Served: d.watching.served, Overrides: overrides} // replaced as a whole, never changed
+	known := status.Known{Configured: d.writer.Snapshot().Configured, Served: d.watching.served, Overrides: overrides} // replaced as a whole, never changed
 	about.SlotsInTransition, about.SlotsMarked = int32(d.settling.Transition), int32(d.settling.Marked)
 	for _, name := range slices.Sorted(maps.Keys(d.attachments)) {
 		about.Attachments = append(about.Attachments, d.attachments[name])
@@ -135,7 +135,7 @@ func (d *daemon) override(ctx context.Context, what string, a state.Author, chan
 	result.Backends = slices.Compact(result.Backends) // they come in the order of backends
 	result.Unsaved = d.writer.Unsaved()
 	d.nameOverrideFaults()
-	result.Difference, err = d.reconcileNow(ctx, d.config)
+	result.Difference, err = d.reconcileNow(ctx)
 	if err != nil {
 		d.failing(err)
 		return result, fmt.Errorf("%s for %s: it is carried out in part, and is tried again: %w", what, strings.Join(result.Backends, ", "), err)

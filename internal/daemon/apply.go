@@ -50,7 +50,7 @@ func (d *daemon) Reload(ctx context.Context) (control.ReloadResult, error) {
 	}
 	d.supervisor.reloading()
 	defer func() { d.supervisor.ready(d.summary()) }()
-	settings := model.DifferentSettings(d.config.Node, parsed.Config.Node)
+	settings := model.DifferentSettings(d.writer.Snapshot().Config.Node, parsed.Config.Node)
 	if refused := needsRestart(settings); refused != "" {
 		result.Refused = refused
 		return result, nil
@@ -111,69 +111,76 @@ func needsRestart(settings []model.SettingDifference) string {
 	return ""
 }
 
-// change makes config the one in force. The order is: what may be refused first, new
-// interfaces, contents, old interfaces.
+// change makes config what the file says. The order is: what may be refused first, new
+// interfaces, contents, old interfaces. Whatever is done here is of the snapshot that comes of
+// it, which has the services of other sources, too.
 func (d *daemon) change(ctx context.Context, config model.Config) (reconcile.Difference, error) {
-	if err := requireInterfaces(d.unknown(config.Interfaces)); err != nil {
-		return reconcile.Difference{}, err
-	}
-	ports, err := d.portPool(config)
+	next, err := d.writer.Try(sourceFile, config)
 	if err != nil {
 		return reconcile.Difference{}, err
 	}
-	if _, err := d.reconciler.Plan(reconcile.Desired{Services: config.Services, Limits: config.Limits}); err != nil {
+	node := next.Config.Node
+	if err := requireInterfaces(d.unknown(node.Interfaces)); err != nil {
 		return reconcile.Difference{}, err
 	}
-	if err := d.datapath.Prepare(config.Services); err != nil {
+	ports, err := portPool(node)
+	if err != nil {
+		return reconcile.Difference{}, err
+	}
+	// Without overrides: a backend that is drained for good needs its room again without.
+	if _, err := d.reconciler.Plan(reconcile.Desired{Services: next.Configured, Limits: node.Limits}); err != nil {
+		return reconcile.Difference{}, err
+	}
+	if err := d.datapath.Prepare(next.Configured); err != nil {
 		return reconcile.Difference{}, err
 	}
 	// Interfaces before contents: a backend's way out must be known when it is named.
-	if err := d.attachInterfaces(config.Interfaces); err != nil {
+	if err := d.attachInterfaces(node.Interfaces); err != nil {
 		return reconcile.Difference{}, err
 	}
 	if _, err := d.writer.Configure(sourceFile, config); err != nil {
 		return reconcile.Difference{}, err
 	}
-	if err := d.datapath.SetSettings(config.Timeouts, ports); err != nil {
+	d.applied = true // from here on it is carried out, now or by trying again
+	if err := d.datapath.SetSettings(node.Timeouts, ports); err != nil {
 		return reconcile.Difference{}, err
 	}
-	d.datapath.SetEncapsulation(config.Encapsulation)
+	d.datapath.SetEncapsulation(node.Encapsulation)
 	d.watching.revision = 0 // what checks read from files may be new, too
-	d.mu.Lock()
-	d.config, d.applied = config, true // from here on it is carried out, now or by trying again
-	d.mu.Unlock()
-	difference, err := d.reconcileNow(ctx, config)
+	difference, err := d.reconcileNow(ctx)
 	if err != nil {
 		d.failing(err)
 		return difference, fmt.Errorf("the change is carried out in part, and is tried again: %w", err)
 	}
-	return difference, d.detachOthers(config.Interfaces)
+	return difference, d.detachOthers(node.Interfaces)
 }
 
 // unknown are interfaces that the configuration in force does not have. One that it has and that
 // has gone is a condition already, and no reason to refuse other changes.
 func (d *daemon) unknown(interfaces []model.Interface) []model.Interface {
-	return slices.DeleteFunc(slices.Clone(interfaces), func(i model.Interface) bool { return slices.Contains(d.config.Interfaces, i) })
+	known := d.writer.Snapshot().Config.Interfaces
+	return slices.DeleteFunc(slices.Clone(interfaces), func(i model.Interface) bool { return slices.Contains(known, i) })
 }
 
-// reconcileNow makes the maps agree with config, and waits before that for the ways to backends
-// that are new. It is for changes that somebody asks for, and not for d.loop, which must go on.
-func (d *daemon) reconcileNow(ctx context.Context, config model.Config) (reconcile.Difference, error) {
-	services := d.desired()
-	if d.awaitWays(ctx, services) {
-		services = d.desired() // without those that are known by now to be out of reach
+// reconcileNow makes the maps agree with the desired state, and waits before that for the ways to
+// backends that are new. It is for changes that somebody asks for, and not for d.loop, which must
+// go on.
+func (d *daemon) reconcileNow(ctx context.Context) (reconcile.Difference, error) {
+	config := d.desired()
+	if d.awaitWays(ctx, config.Services) {
+		config = d.desired() // without those that are known by now to be out of reach
 	}
-	return d.carryOut(config, services)
+	return d.carry(config)
 }
 
-// desired are the services as the data plane is to have them: in force, with what health and next
-// hops say, and closed to new flows while this node drains.
-func (d *daemon) desired() []model.Service {
-	services := d.serving()
+// desired is what the data plane is to have: the desired state, with what health and next hops
+// say, and closed to new flows while this node drains. The caller holds d.applying.
+func (d *daemon) desired() model.Config {
+	config := d.serving()
 	if d.draining {
-		services = closedToNew(services)
+		config.Services = closedToNew(config.Services)
 	}
-	return services
+	return config
 }
 
 // wantWays has the next hops of these backends looked up, and of those that the maps still have.
@@ -221,18 +228,20 @@ func (d *daemon) awaitWays(ctx context.Context, services []model.Service) (late 
 	return len(missing) > 0
 }
 
-// carryOut makes the maps agree with config and with services, which are desired, and waits for
-// nothing.
-func (d *daemon) carryOut(config model.Config, services []model.Service) (reconcile.Difference, error) {
-	wanted := backendAddresses(services)
+// carryOut makes the maps agree with what is desired, and waits for nothing.
+func (d *daemon) carryOut() (reconcile.Difference, error) { return d.carry(d.desired()) }
+
+// carry is carryOut of what was desired a moment ago.
+func (d *daemon) carry(config model.Config) (reconcile.Difference, error) {
+	wanted := backendAddresses(config.Services)
 	d.wantWays(wanted)
 	own, err := hostAddresses()
 	if err != nil {
 		return reconcile.Difference{}, err
 	}
 	desired := reconcile.Desired{
-		Services: services,
-		Sources:  d.allSources(config, backendAddresses(translated(services))),
+		Services: config.Services,
+		Sources:  d.allSources(config.SNAT.Addresses, backendAddresses(translated(config.Services))),
 		HostOwn:  func(a netip.Addr) bool { return own[a] },
 		Limits:   config.Limits,
 		Settle:   config.Timeouts.Settle,
@@ -242,7 +251,7 @@ func (d *daemon) carryOut(config model.Config, services []model.Service) (reconc
 		return difference, fmt.Errorf("apply the configuration: %w", err)
 	}
 	if !d.draining { // then all are, and it is meant
-		d.nameDeserted(services)
+		d.nameDeserted(config.Services)
 	}
 	if err := d.datapath.Heartbeat(); err != nil { // from here on the hops are fresh
 		return difference, err
@@ -402,9 +411,9 @@ func (d *daemon) sourcesFor(configured []netip.Addr, hop neighbour.Hop) []netip.
 }
 
 // allSources is every address that full NAT sends from.
-func (d *daemon) allSources(config model.Config, backends []netip.Addr) []netip.Addr {
+func (d *daemon) allSources(configured, backends []netip.Addr) []netip.Addr {
 	set := map[netip.Addr]bool{}
-	for _, a := range config.SNAT.Addresses {
+	for _, a := range configured {
 		set[a] = true
 	}
 	d.mu.Lock()
@@ -412,8 +421,8 @@ func (d *daemon) allSources(config model.Config, backends []netip.Addr) []netip.
 	d.mu.Unlock()
 	for _, b := range backends {
 		hop, _ := d.neighbours.Hop(b)
-		sources := d.sourcesFor(config.SNAT.Addresses, hop)
-		if len(sources) == 0 && len(config.SNAT.Addresses) == 0 {
+		sources := d.sourcesFor(configured, hop)
+		if len(sources) == 0 && len(configured) == 0 {
 			sources = last[b]
 		}
 		for _, s := range sources {
@@ -424,9 +433,9 @@ func (d *daemon) allSources(config model.Config, backends []netip.Addr) []netip.
 }
 
 // portPool is where source ports of full NAT come from.
-func (d *daemon) portPool(config model.Config) (model.PortRange, error) {
-	if config.SNAT.Ports != (model.PortRange{}) {
-		return config.SNAT.Ports, nil
+func portPool(node model.Node) (model.PortRange, error) {
+	if node.SNAT.Ports != (model.PortRange{}) {
+		return node.SNAT.Ports, nil
 	}
 	return freePorts()
 }
@@ -449,8 +458,9 @@ func backendAddresses(services []model.Service) []netip.Addr {
 // attachInterfaces attaches to what is not attached yet, or wanted in another mode. When
 // one refuses, those that were not attached before are detached again.
 func (d *daemon) attachInterfaces(interfaces []model.Interface) error {
+	inForce := d.writer.Snapshot().Config.Interfaces
 	before := map[string]model.Attach{}
-	for _, i := range d.config.Interfaces {
+	for _, i := range inForce {
 		before[i.Name] = i.Attach
 	}
 	for _, i := range interfaces {
@@ -459,7 +469,7 @@ func (d *daemon) attachInterfaces(interfaces []model.Interface) error {
 		}
 		if err := d.attach(i); err != nil {
 			if d.applied {
-				err = errors.Join(err, d.detachOthers(d.config.Interfaces))
+				err = errors.Join(err, d.detachOthers(inForce))
 			}
 			return err
 		}
@@ -532,7 +542,7 @@ func (d *daemon) refreshInterfaces() {
 		return // a change is under way; in a second again
 	}
 	defer d.applying.Unlock()
-	for _, i := range d.config.Interfaces {
+	for _, i := range d.writer.Snapshot().Config.Interfaces {
 		name := i.Name
 		if _, err := net.InterfaceByName(name); err != nil {
 			d.conditions.Clear(condition.AttachFailed, name)

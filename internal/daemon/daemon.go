@@ -81,8 +81,7 @@ type daemon struct {
 	opts       Options
 	log        *slog.Logger
 	since      time.Time
-	config     model.Config // as applied; written with applying and mu held
-	applied    bool         // there is such a one
+	applied    bool // the file has been taken over once
 	datapath   *datapath.Datapath
 	reconciler *reconcile.Reconciler
 	writer     *state.Writer
@@ -162,7 +161,7 @@ func Run(ctx context.Context, opts Options) error {
 	}
 	d.missing = missedWatch{conditions: d.conditions}
 	d.missing.look(framesMissed(d.attachedTo(), d.log), time.Now()) // what is missed from now on is news
-	d.log.Info("forwarding", "instance", opts.Instance, "services", len(config.Services),
+	d.log.Info("forwarding", "instance", opts.Instance, "services", len(d.writer.Snapshot().Config.Services),
 		"socket", config.API.Socket, "pid", os.Getpid())
 	d.supervisor.alive.beat(partChanges) // or a change that is stuck from the first would not count
 	d.supervisor.ready(d.summary())
@@ -175,7 +174,9 @@ func Run(ctx context.Context, opts Options) error {
 }
 
 // summary is what the daemon does, in a few words.
-func (d *daemon) summary() string { return "forwarding " + plural(len(d.config.Services), "service") }
+func (d *daemon) summary() string {
+	return "forwarding " + plural(len(d.writer.Snapshot().Config.Services), "service")
+}
 
 // start brings the instance up, and answers at the control socket. What it has done when it
 // fails is undone by abandon.
@@ -315,7 +316,7 @@ func (d *daemon) upkeep() {
 	before := d.writer.Snapshot().Revision
 	if d.writer.PassDeadlines() != before {
 		d.log.Info("the deadline of a drain has passed: its backend's flows are given up")
-		if _, err := d.carryOut(d.config, d.desired()); err != nil {
+		if _, err := d.carryOut(); err != nil {
 			d.failing(err)
 		}
 	}
@@ -350,7 +351,7 @@ func (d *daemon) again() {
 	if d.stopped {
 		return
 	}
-	if _, err := d.carryOut(d.config, d.desired()); err != nil {
+	if _, err := d.carryOut(); err != nil {
 		d.failing(err)
 		return
 	}

@@ -111,7 +111,7 @@ func (d *daemon) keep() error {
 	errs := []error{d.writer.Save(), d.announcer.close(true), d.neighbours.Close(true), d.datapath.Heartbeat()}
 	since := time.Now()
 	errs = append(errs, d.datapath.Close())
-	d.log.Info(unattended(d.opts.Instance, len(d.config.Services), since), "instance", d.opts.Instance)
+	d.log.Info(unattended(d.opts.Instance, len(d.writer.Snapshot().Config.Services), since), "instance", d.opts.Instance)
 	return errors.Join(errs...)
 }
 
@@ -146,7 +146,7 @@ func (d *daemon) drain() {
 	d.draining = true
 	d.conditions.Raise(condition.Condition{Code: condition.NodeDraining, Severity: condition.Info, Subject: d.opts.Instance,
 		Text: "told to stop with --on-exit drain: no service takes new flows", Remedy: "wait; Ctrl-C or SIGINT detaches at once"})
-	_, err := d.carryOut(d.config, d.desired())
+	_, err := d.carryOut()
 	if err != nil {
 		d.failing(err)
 	}

@@ -90,20 +90,21 @@ func heldStates(contents reconcile.Contents) func(string, model.BackendAddress) 
 	}
 }
 
-// serving is the services in force with what health and next hops say. The caller holds d.applying.
-func (d *daemon) serving() []model.Service {
+// serving is the desired state with what health and next hops say. The caller holds d.applying.
+func (d *daemon) serving() model.Config {
 	w := &d.watching
 	snapshot := d.writer.Snapshot()
 	if w.revision != snapshot.Revision {
 		w.monitor.Update(snapshot.Config.Services, w.held)
 		w.revision, w.held = snapshot.Revision, nil
 	}
-	services := w.monitor.Serve(snapshot.Config.Services, d.neighbours.Unreachable)
+	config := snapshot.Config
+	config.Services = w.monitor.Serve(config.Services, d.neighbours.Unreachable)
 	d.mu.Lock()
-	w.served = services
+	w.served = config.Services
 	d.mu.Unlock()
-	d.namePanics(services)
-	return services
+	d.namePanics(config.Services)
+	return config
 }
 
 // namePanics keeps a condition for every service whose health is not believed.
@@ -137,7 +138,7 @@ func (d *daemon) healthChanged() (done bool) {
 		return true
 	}
 	began := time.Now()
-	difference, err := d.carryOut(d.config, d.desired())
+	difference, err := d.carryOut()
 	d.watching.tookLast = time.Since(began)
 	if err != nil {
 		d.failing(err)

@@ -34,8 +34,10 @@ type Snapshot struct {
 	// order, each with its Source. A backend that is
 	// drained has weight 0 in all of them, and is in none once the deadline of its drain has
 	// passed. One that is said to be up or down has that as its Override.
-	Config    model.Config
-	Overrides []Override // by address, port and kind
+	Config model.Config
+	// Configured is Config.Services as the sources say, without overrides.
+	Configured []model.Service
+	Overrides  []Override // by address, port and kind
 }
 
 // ConflictError says that a source names something another one owns. Nothing of the
@@ -97,7 +99,7 @@ func NewWriter() *Writer {
 func (w *Writer) Replace(source string, services []model.Service) (Revision, error) {
 	w.changing.Lock()
 	defer w.changing.Unlock()
-	return w.replace(source, services, w.merged.Node, w.owner)
+	return w.adopt(w.draft(source, services, w.merged.Node, w.owner))
 }
 
 // Configure is Replace by the source that says what this machine is, too, and both change
@@ -105,37 +107,76 @@ func (w *Writer) Replace(source string, services []model.Service) (Revision, err
 func (w *Writer) Configure(source string, config model.Config) (Revision, error) {
 	w.changing.Lock()
 	defer w.changing.Unlock()
-	if w.owner != "" && w.owner != source {
-		return w.snapshot.Revision, &ConflictError{Source: source, Object: "the node", Owner: w.owner}
-	}
-	return w.replace(source, config.Services, config.Node, source)
+	return w.adopt(w.draftNode(source, config))
 }
 
-// replace is Replace, with the node and its owner.
-func (w *Writer) replace(source string, services []model.Service, node model.Node, owner string) (Revision, error) {
-	overrides, different := w.overridesAfter(source, services)
-	services, node = cloneServices(services), cloneNode(node)
+// Try is what Configure would publish, or the error that it would return. Nothing changes.
+func (w *Writer) Try(source string, config model.Config) (*Snapshot, error) {
+	w.changing.Lock()
+	defer w.changing.Unlock()
+	draft, err := w.draftNode(source, config)
+	if err != nil {
+		return nil, err
+	}
+	return draft.snapshot(w.snapshot.Revision + 1), nil
+}
+
+// draft is what a writer knows, after a change that may be taken over.
+type draft struct {
+	owner            string
+	sources          map[string][]model.Service
+	merged           model.Config
+	overrides        map[overrideKey]Override
+	overridesChanged bool
+	changed          bool // anything
+}
+
+// draft is the writer's knowledge once source wants services. The caller holds changing.
+func (w *Writer) draft(source string, services []model.Service, node model.Node, owner string) (draft, error) {
+	next := draft{owner: owner, sources: maps.Clone(w.sources), merged: model.Config{Node: cloneNode(node)}}
+	next.overrides, next.overridesChanged = w.overridesAfter(source, services)
+	services = cloneServices(services)
 	for i := range services {
 		services[i].Source = source
 	}
-	if !different && owner == w.owner && reflect.DeepEqual(node, w.merged.Node) && slices.EqualFunc(services, w.sources[source], equal) {
-		return w.snapshot.Revision, nil
+	next.sources[source] = services
+	next.changed = next.overridesChanged || owner != w.owner || !reflect.DeepEqual(next.merged.Node, w.merged.Node) ||
+		!slices.EqualFunc(services, w.sources[source], func(a, b model.Service) bool { return reflect.DeepEqual(a, b) })
+	var err error
+	next.merged.Services, err = merge(source, next.sources)
+	return next, err
+}
+
+// draftNode is draft for a source that configures the node.
+func (w *Writer) draftNode(source string, config model.Config) (draft, error) {
+	if w.owner != "" && w.owner != source {
+		return draft{}, &ConflictError{Source: source, Object: "the node", Owner: w.owner}
 	}
-	next := maps.Clone(w.sources)
-	next[source] = services
-	all, err := merge(source, next)
-	if err != nil {
+	return w.draft(source, config.Services, config.Node, source)
+}
+
+// adopt takes a draft over, unless there is an error, and returns the revision that contains it.
+func (w *Writer) adopt(next draft, err error) (Revision, error) {
+	if err != nil || !next.changed {
 		return w.snapshot.Revision, err
 	}
-	w.owner, w.sources, w.merged = owner, next, model.Config{Node: node, Services: all}
-	if different {
-		w.overrides, w.unsaved = overrides, true
+	w.owner, w.sources, w.merged, w.overrides = next.owner, next.sources, next.merged, next.overrides
+	if next.overridesChanged {
+		w.unsaved = true
 		_ = w.save() // is tried again by Save, and what the file has too much ends again at the next start
 	}
 	return w.publish(), nil
 }
 
-func equal(a, b model.Service) bool { return reflect.DeepEqual(a, b) }
+// snapshot is what readers get of it.
+func (d draft) snapshot(revision Revision) *Snapshot {
+	return &Snapshot{
+		Revision:   revision,
+		Config:     effective(d.merged, d.overrides),
+		Configured: d.merged.Services,
+		Overrides:  listed(d.overrides),
+	}
+}
 
 // publish makes the present sources, overrides and time the snapshot that readers get.
 func (w *Writer) publish() Revision {
@@ -146,11 +187,7 @@ func (w *Writer) publish() Revision {
 	}
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
-	w.snapshot = &Snapshot{
-		Revision:  w.snapshot.Revision + 1,
-		Config:    effective(w.merged, w.overrides),
-		Overrides: listed(w.overrides),
-	}
+	w.snapshot = draft{merged: w.merged, overrides: w.overrides}.snapshot(w.snapshot.Revision + 1)
 	close(w.changed)
 	w.changed = make(chan struct{})
 	return w.snapshot.Revision
