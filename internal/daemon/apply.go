@@ -138,14 +138,14 @@ func (d *daemon) change(ctx context.Context, config model.Config) (reconcile.Dif
 	if err := d.attachInterfaces(node.Interfaces); err != nil {
 		return reconcile.Difference{}, err
 	}
-	if _, err := d.writer.Configure(sourceFile, config); err != nil {
-		return reconcile.Difference{}, err
-	}
-	d.applied = true // from here on it is carried out, now or by trying again
 	if err := d.datapath.SetSettings(node.Timeouts, ports); err != nil {
 		return reconcile.Difference{}, err
 	}
 	d.datapath.SetEncapsulation(node.Encapsulation)
+	if _, err := d.writer.Configure(sourceFile, config); err != nil {
+		return reconcile.Difference{}, err
+	}
+	d.applied = true        // from here on it is carried out, now or by trying again
 	d.watching.revision = 0 // what checks read from files may be new, too
 	difference, err := d.reconcileNow(ctx)
 	if err != nil {

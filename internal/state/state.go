@@ -123,25 +123,23 @@ func (w *Writer) Try(source string, config model.Config) (*Snapshot, error) {
 
 // draft is what a writer knows, after a change that may be taken over.
 type draft struct {
+	source           string // who changes it
 	owner            string
 	sources          map[string][]model.Service
 	merged           model.Config
 	overrides        map[overrideKey]Override
 	overridesChanged bool
-	changed          bool // anything
 }
 
 // draft is the writer's knowledge once source wants services. The caller holds changing.
 func (w *Writer) draft(source string, services []model.Service, node model.Node, owner string) (draft, error) {
-	next := draft{owner: owner, sources: maps.Clone(w.sources), merged: model.Config{Node: cloneNode(node)}}
+	next := draft{source: source, owner: owner, sources: maps.Clone(w.sources), merged: model.Config{Node: cloneNode(node)}}
 	next.overrides, next.overridesChanged = w.overridesAfter(source, services)
 	services = cloneServices(services)
 	for i := range services {
 		services[i].Source = source
 	}
 	next.sources[source] = services
-	next.changed = next.overridesChanged || owner != w.owner || !reflect.DeepEqual(next.merged.Node, w.merged.Node) ||
-		!slices.EqualFunc(services, w.sources[source], func(a, b model.Service) bool { return reflect.DeepEqual(a, b) })
 	var err error
 	next.merged.Services, err = merge(source, next.sources)
 	return next, err
@@ -157,7 +155,7 @@ func (w *Writer) draftNode(source string, config model.Config) (draft, error) {
 
 // adopt takes a draft over, unless there is an error, and returns the revision that contains it.
 func (w *Writer) adopt(next draft, err error) (Revision, error) {
-	if err != nil || !next.changed {
+	if err != nil || w.agrees(next) {
 		return w.snapshot.Revision, err
 	}
 	w.owner, w.sources, w.merged, w.overrides = next.owner, next.sources, next.merged, next.overrides
@@ -166,6 +164,13 @@ func (w *Writer) adopt(next draft, err error) (Revision, error) {
 		_ = w.save() // is tried again by Save, and what the file has too much ends again at the next start
 	}
 	return w.publish(), nil
+}
+
+// agrees reports whether a draft changes nothing.
+func (w *Writer) agrees(next draft) bool {
+	same := func(a, b model.Service) bool { return reflect.DeepEqual(a, b) }
+	return !next.overridesChanged && next.owner == w.owner && reflect.DeepEqual(next.merged.Node, w.merged.Node) &&
+		slices.EqualFunc(next.sources[next.source], w.sources[next.source], same)
 }
 
 // snapshot is what readers get of it.

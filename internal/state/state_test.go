@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"sync"
 	"testing"
 	"time"
@@ -84,6 +85,34 @@ func TestNodeHasOneOwner(t *testing.T) {
 	}
 	if got := w.Snapshot(); got != before || got.Config.Limits.Flows != 8 || len(got.Config.Services) != 1 {
 		t.Errorf("the state is %+v", got)
+	}
+}
+
+// TestTry: what would come of a change is all that comes of it, and nothing changes.
+func TestTry(t *testing.T) {
+	w := NewWriter()
+	if _, err := w.Replace("api", services("dns", frontend("192.0.2.10", 53, 53))); err != nil {
+		t.Fatal(err)
+	}
+	before := w.Snapshot()
+	config := model.Config{Node: model.Node{Limits: model.Limits{Flows: 7}}, Services: services("web", frontend("192.0.2.10", 80, 80))}
+	tried, err := w.Try("file", config)
+	if err != nil || w.Snapshot() != before {
+		t.Fatalf("%v; the state is %+v, before %+v", err, w.Snapshot(), before)
+	}
+	if _, err := w.Configure("file", config); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.Snapshot(); !reflect.DeepEqual(got, tried) || len(got.Config.Services) != 2 || len(got.Configured) != 2 {
+		t.Errorf("tried %+v, got %+v", tried, got)
+	}
+	var conflict *ConflictError
+	if _, err := w.Try("api", config); !errors.As(err, &conflict) || conflict.Owner != "file" {
+		t.Errorf("a second source may configure the node: %v", err)
+	}
+	config.Services = services("dns")
+	if _, err := w.Try("file", config); !errors.As(err, &conflict) || conflict.Owner != "api" {
+		t.Errorf("a service of another source may be named: %v", err)
 	}
 }
 
