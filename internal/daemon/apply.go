@@ -18,10 +18,16 @@ import (
 	"github.com/shunt-lb/shunt/internal/neighbour"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/internal/source/file"
+	"github.com/shunt-lb/shunt/internal/state"
 )
 
 // sourceFile is what the state calls the configuration file.
 const sourceFile = "file"
+
+// ofFile is what the configuration file declares.
+func ofFile(config model.Config) state.Declaration {
+	return state.Declaration{Source: sourceFile, Node: &config.Node, Services: config.Services}
+}
 
 // Reload reads the file again and applies it. A file with a fault, or a change that needs
 // a restart, changes nothing.
@@ -55,7 +61,7 @@ func (d *daemon) Reload(ctx context.Context) (control.ReloadResult, error) {
 		result.Refused = refused
 		return result, nil
 	}
-	difference, err := d.change(ctx, parsed.Config)
+	difference, err := d.change(ctx, ofFile(parsed.Config))
 	if err != nil {
 		result.Refused = err.Error()
 		return result, nil
@@ -111,11 +117,11 @@ func needsRestart(settings []model.SettingDifference) string {
 	return ""
 }
 
-// change makes config what the file says. The order is: what may be refused first, new
+// change makes this what a source declares. The order is: what may be refused first, new
 // interfaces, contents, old interfaces. Whatever is done here is of the snapshot that comes of
-// it, which has the services of other sources, too.
-func (d *daemon) change(ctx context.Context, config model.Config) (reconcile.Difference, error) {
-	next, err := d.writer.Try(sourceFile, config)
+// it, which has what other sources declare, too. The caller holds d.applying.
+func (d *daemon) change(ctx context.Context, declared state.Declaration) (reconcile.Difference, error) {
+	next, err := d.writer.Try(declared)
 	if err != nil {
 		return reconcile.Difference{}, err
 	}
@@ -142,7 +148,7 @@ func (d *daemon) change(ctx context.Context, config model.Config) (reconcile.Dif
 		return reconcile.Difference{}, err
 	}
 	d.datapath.SetEncapsulation(node.Encapsulation)
-	if _, err := d.writer.Configure(sourceFile, config); err != nil {
+	if _, err := d.writer.Replace(declared); err != nil {
 		return reconcile.Difference{}, err
 	}
 	d.applied = true        // from here on it is carried out, now or by trying again

@@ -34,7 +34,7 @@ func TestDeadlinesFollowTheClock(t *testing.T) {
 				t.Fatal(err)
 			}
 			service := model.Service{Name: "web", Backends: []model.Backend{{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.2")}, Weight: 1}}}
-			if _, err := writer.Replace("file", []model.Service{service}); err != nil {
+			if _, err := writer.Replace(state.Declaration{Source: "file", Services: []model.Service{service}}); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := writer.Set("10.0.0.2", state.Setting{Kind: state.KindDrain, Deadline: clock.now().Add(10 * time.Minute)}); err != nil {

@@ -45,6 +45,8 @@ type Options struct {
 	// middle of a drain too. It does not stop the daemon. May be nil: then only the API can do so.
 	Interrupted context.Context //nolint:containedctx // a second way to be told to stop
 	Log         *slog.Logger
+	// Sources give services beside the file. No command sets them.
+	Sources []Source
 	// Through lets tests stand between reconciler and data plane, to count what is written or
 	// to break it; nil: nobody does. No command sets it.
 	Through func(reconcile.Maps) reconcile.Maps
@@ -165,7 +167,9 @@ func Run(ctx context.Context, opts Options) error {
 		"socket", config.API.Socket, "pid", os.Getpid())
 	d.supervisor.alive.beat(partChanges) // or a change that is stuck from the first would not count
 	d.supervisor.ready(d.summary())
+	sources := d.startSources(ctx)
 	d.loop(ctx)
+	sources.Wait()
 	err = d.finish()
 	release() // before anybody hears that it is over: another daemon may start at once
 	d.ending.over(err)
@@ -210,7 +214,7 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 		return err
 	}
 	d.startHealth(contents)
-	if _, err := d.change(ctx, config); err != nil {
+	if _, err := d.change(ctx, ofFile(config)); err != nil {
 		return err
 	}
 	d.server = &control.Server{API: config.API, Handler: d, Events: d.events, Log: d.log}

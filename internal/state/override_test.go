@@ -52,7 +52,7 @@ func writer(t *testing.T, all ...model.Service) (*Writer, *clock) {
 
 func replace(t *testing.T, w *Writer, source string, all ...model.Service) {
 	t.Helper()
-	if _, err := w.Replace(source, all); err != nil {
+	if _, err := w.Replace(Declaration{Source: source, Services: all}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -234,7 +234,7 @@ func TestOverrideEnds(t *testing.T) {
 		t.Errorf("the drain is held by %v, want other", got)
 	}
 	// What is refused ends no override.
-	if _, err := w.Replace("other", []model.Service{service("web")}); err == nil {
+	if _, err := w.Replace(Declaration{Source: "other", Services: []model.Service{service("web")}}); err == nil {
 		t.Fatal("a conflict was taken over")
 	}
 	if got := drained(w); !slices.Equal(got, []string{"10.0.0.2", "10.0.0.3"}) {

@@ -2,9 +2,9 @@
 // operators say on top of it. There is one way in, the Writer, and readers get snapshots
 // that never change.
 //
-//	source   ──Configure, Replace───► Writer ──Snapshot, Watch──► reconciler
-//	operator ──Set, Clear───────────►   │
-//	                                     └──► file of overrides, which a restart reads
+//	source   ──Replace────► Writer ──Snapshot, Watch──► reconciler
+//	operator ──Set, Clear─►   │
+//	                          └──► file of overrides, which a restart reads
 //
 // One source configures this machine. A source owns the services it names, and no two sources
 // may name the same one. An override changes what they say for as long as one of them names
@@ -92,29 +92,30 @@ func NewWriter() *Writer {
 	}
 }
 
-// Replace makes services all that this source wants; none withdraws everything. The writer
-// keeps its own copy. It returns the revision that contains them, which is the present one if
-// nothing changed, or a *ConflictError, and then nothing has changed. Overrides whose backend
-// no source names any more end; see Save for the file.
-func (w *Writer) Replace(source string, services []model.Service) (Revision, error) {
-	w.changing.Lock()
-	defer w.changing.Unlock()
-	return w.adopt(w.draft(source, services, w.merged.Node, w.owner))
+// Declaration is all that a source wants.
+type Declaration struct {
+	Source string
+	// Node is what this machine is. nil: the source does not say, as all but one of them.
+	Node     *model.Node
+	Services []model.Service // none withdraws everything
 }
 
-// Configure is Replace by the source that says what this machine is, too, and both change
-// together. Another source that tries is refused with a *ConflictError.
-func (w *Writer) Configure(source string, config model.Config) (Revision, error) {
+// Replace puts a declaration in the place of the source's last one, as a whole. The writer
+// keeps its own copy. It returns the revision that contains it, which is the present one if
+// nothing changed, or a *ConflictError, and then nothing has changed: a service belongs to the
+// source that named it first, and so does the node. Overrides whose backend no source names any
+// more end; see Save for the file.
+func (w *Writer) Replace(declared Declaration) (Revision, error) {
 	w.changing.Lock()
 	defer w.changing.Unlock()
-	return w.adopt(w.draftNode(source, config))
+	return w.adopt(w.draft(declared))
 }
 
-// Try is what Configure would publish, or the error that it would return. Nothing changes.
-func (w *Writer) Try(source string, config model.Config) (*Snapshot, error) {
+// Try is what Replace would publish, or the error that it would return. Nothing changes.
+func (w *Writer) Try(declared Declaration) (*Snapshot, error) {
 	w.changing.Lock()
 	defer w.changing.Unlock()
-	draft, err := w.draftNode(source, config)
+	draft, err := w.draft(declared)
 	if err != nil {
 		return nil, err
 	}
@@ -131,11 +132,18 @@ type draft struct {
 	overridesChanged bool
 }
 
-// draft is the writer's knowledge once source wants services. The caller holds changing.
-func (w *Writer) draft(source string, services []model.Service, node model.Node, owner string) (draft, error) {
+// draft is what the writer knows once a source has declared this. The caller holds changing.
+func (w *Writer) draft(declared Declaration) (draft, error) {
+	source, node, owner := declared.Source, w.merged.Node, w.owner
+	if declared.Node != nil {
+		if owner != "" && owner != source {
+			return draft{}, &ConflictError{Source: source, Object: "the node", Owner: owner}
+		}
+		node, owner = *declared.Node, source
+	}
 	next := draft{source: source, owner: owner, sources: maps.Clone(w.sources), merged: model.Config{Node: cloneNode(node)}}
-	next.overrides, next.overridesChanged = w.overridesAfter(source, services)
-	services = cloneServices(services)
+	next.overrides, next.overridesChanged = w.overridesAfter(source, declared.Services)
+	services := cloneServices(declared.Services)
 	for i := range services {
 		services[i].Source = source
 	}
@@ -143,14 +151,6 @@ func (w *Writer) draft(source string, services []model.Service, node model.Node,
 	var err error
 	next.merged.Services, err = merge(source, next.sources)
 	return next, err
-}
-
-// draftNode is draft for a source that configures the node.
-func (w *Writer) draftNode(source string, config model.Config) (draft, error) {
-	if w.owner != "" && w.owner != source {
-		return draft{}, &ConflictError{Source: source, Object: "the node", Owner: w.owner}
-	}
-	return w.draft(source, config.Services, config.Node, source)
 }
 
 // adopt takes a draft over, unless there is an error, and returns the revision that contains it.

@@ -25,6 +25,11 @@ func services(name string, frontends ...model.Frontend) []model.Service {
 	return []model.Service{{Name: name, Frontends: frontends}}
 }
 
+// configuration is what the source that configures the node declares.
+func configuration(source string, config model.Config) Declaration {
+	return Declaration{Source: source, Node: &config.Node, Services: config.Services}
+}
+
 func TestReplaceMerges(t *testing.T) {
 	w := NewWriter()
 	if got := w.Snapshot(); got.Revision != 0 || len(got.Config.Services) != 0 {
@@ -32,12 +37,12 @@ func TestReplaceMerges(t *testing.T) {
 	}
 	file := model.Config{Services: services("web", frontend("192.0.2.10", 80, 80))}
 	file.Limits.Flows = 7
-	revision, err := w.Configure("file", file)
+	revision, err := w.Replace(configuration("file", file))
 	if err != nil || revision != 1 {
 		t.Fatalf("Configure(file) = %d, %v", revision, err)
 	}
 	old := w.Snapshot()
-	revision, err = w.Replace("api", services("dns", frontend("192.0.2.10", 53, 53)))
+	revision, err = w.Replace(Declaration{Source: "api", Services: services("dns", frontend("192.0.2.10", 53, 53))})
 	if err != nil || revision != 2 {
 		t.Fatalf("Replace(api) = %d, %v", revision, err)
 	}
@@ -55,13 +60,13 @@ func TestReplaceMerges(t *testing.T) {
 	if len(old.Config.Services) != 1 || old.Revision != 1 {
 		t.Errorf("an old snapshot changed: %+v", old)
 	}
-	if revision, err = w.Configure("file", file); err != nil || revision != 2 {
+	if revision, err = w.Replace(configuration("file", file)); err != nil || revision != 2 {
 		t.Errorf("the same again = %d, %v; want the present revision", revision, err)
 	}
-	if _, err = w.Replace("api", nil); err != nil || len(w.Snapshot().Config.Services) != 1 {
+	if _, err = w.Replace(Declaration{Source: "api"}); err != nil || len(w.Snapshot().Config.Services) != 1 {
 		t.Errorf("withdrawing a source left %+v, %v", w.Snapshot(), err)
 	}
-	if _, err = w.Replace("file", nil); err != nil || w.Snapshot().Config.Limits.Flows != 7 {
+	if _, err = w.Replace(Declaration{Source: "file"}); err != nil || w.Snapshot().Config.Limits.Flows != 7 {
 		t.Errorf("without services the node is %+v, %v; want it as it was configured", w.Snapshot().Config.Node, err)
 	}
 }
@@ -70,17 +75,17 @@ func TestReplaceMerges(t *testing.T) {
 func TestNodeHasOneOwner(t *testing.T) {
 	w := NewWriter()
 	limits := func(n uint32) model.Config { return model.Config{Node: model.Node{Limits: model.Limits{Flows: n}}} }
-	if _, err := w.Replace("api", services("web")); err != nil {
+	if _, err := w.Replace(Declaration{Source: "api", Services: services("web")}); err != nil {
 		t.Fatal(err)
 	}
 	for revision, flows := range []uint32{7, 8} {
-		if got, err := w.Configure("file", limits(flows)); err != nil || got != Revision(2+revision) {
+		if got, err := w.Replace(configuration("file", limits(flows))); err != nil || got != Revision(2+revision) {
 			t.Fatalf("Configure = %d, %v", got, err)
 		}
 	}
 	before := w.Snapshot()
 	var conflict *ConflictError
-	if _, err := w.Configure("api", limits(8)); !errors.As(err, &conflict) || conflict.Owner != "file" || conflict.Source != "api" {
+	if _, err := w.Replace(configuration("api", limits(8))); !errors.As(err, &conflict) || conflict.Owner != "file" || conflict.Source != "api" {
 		t.Errorf("a second source configured the node: %v", err)
 	}
 	if got := w.Snapshot(); got != before || got.Config.Limits.Flows != 8 || len(got.Config.Services) != 1 {
@@ -91,27 +96,27 @@ func TestNodeHasOneOwner(t *testing.T) {
 // TestTry: what would come of a change is all that comes of it, and nothing changes.
 func TestTry(t *testing.T) {
 	w := NewWriter()
-	if _, err := w.Replace("api", services("dns", frontend("192.0.2.10", 53, 53))); err != nil {
+	if _, err := w.Replace(Declaration{Source: "api", Services: services("dns", frontend("192.0.2.10", 53, 53))}); err != nil {
 		t.Fatal(err)
 	}
 	before := w.Snapshot()
 	config := model.Config{Node: model.Node{Limits: model.Limits{Flows: 7}}, Services: services("web", frontend("192.0.2.10", 80, 80))}
-	tried, err := w.Try("file", config)
+	tried, err := w.Try(configuration("file", config))
 	if err != nil || w.Snapshot() != before {
 		t.Fatalf("%v; the state is %+v, before %+v", err, w.Snapshot(), before)
 	}
-	if _, err := w.Configure("file", config); err != nil {
+	if _, err := w.Replace(configuration("file", config)); err != nil {
 		t.Fatal(err)
 	}
 	if got := w.Snapshot(); !reflect.DeepEqual(got, tried) || len(got.Config.Services) != 2 || len(got.Configured) != 2 {
 		t.Errorf("tried %+v, got %+v", tried, got)
 	}
 	var conflict *ConflictError
-	if _, err := w.Try("api", config); !errors.As(err, &conflict) || conflict.Owner != "file" {
+	if _, err := w.Try(configuration("api", config)); !errors.As(err, &conflict) || conflict.Owner != "file" {
 		t.Errorf("a second source may configure the node: %v", err)
 	}
 	config.Services = services("dns")
-	if _, err := w.Try("file", config); !errors.As(err, &conflict) || conflict.Owner != "api" {
+	if _, err := w.Try(configuration("file", config)); !errors.As(err, &conflict) || conflict.Owner != "api" {
 		t.Errorf("a service of another source may be named: %v", err)
 	}
 }
@@ -120,7 +125,7 @@ func TestTry(t *testing.T) {
 func TestNodeIsACopy(t *testing.T) {
 	w := NewWriter()
 	cfg := model.Config{Node: model.Node{Interfaces: []model.Interface{{Name: "eth0"}}}}
-	if _, err := w.Configure("file", cfg); err != nil {
+	if _, err := w.Replace(configuration("file", cfg)); err != nil {
 		t.Fatal(err)
 	}
 	cfg.Interfaces[0].Name = "changed"
@@ -132,7 +137,7 @@ func TestNodeIsACopy(t *testing.T) {
 func TestSnapshotIsACopy(t *testing.T) {
 	w := NewWriter()
 	wanted := services("web", frontend("192.0.2.10", 80, 80))
-	if _, err := w.Replace("file", wanted); err != nil {
+	if _, err := w.Replace(Declaration{Source: "file", Services: wanted}); err != nil {
 		t.Fatal(err)
 	}
 	wanted[0].Name = "changed"
@@ -159,11 +164,11 @@ func TestConflicts(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := NewWriter()
-			if _, err := w.Replace("file", c.file); err != nil {
+			if _, err := w.Replace(Declaration{Source: "file", Services: c.file}); err != nil {
 				t.Fatal(err)
 			}
 			before := w.Snapshot()
-			_, err := w.Replace("api", c.api)
+			_, err := w.Replace(Declaration{Source: "api", Services: c.api})
 			if c.object == "" {
 				if err != nil {
 					t.Errorf("unexpected: %v", err)
@@ -185,7 +190,7 @@ func TestConflicts(t *testing.T) {
 }
 
 func TestDuplicateInOneSource(t *testing.T) {
-	if _, err := NewWriter().Replace("file", append(services("web"), services("web")...)); err == nil {
+	if _, err := NewWriter().Replace(Declaration{Source: "file", Services: append(services("web"), services("web")...)}); err == nil {
 		t.Error("two services of one name were taken over")
 	}
 }
@@ -197,7 +202,7 @@ func TestWatchSeesEveryChange(t *testing.T) {
 	for i := range writers {
 		done.Go(func() {
 			for j := range rounds {
-				if _, err := w.Replace(fmt.Sprint(i), services(fmt.Sprintf("s%d-%d", i, j))); err != nil {
+				if _, err := w.Replace(Declaration{Source: fmt.Sprint(i), Services: services(fmt.Sprintf("s%d-%d", i, j))}); err != nil {
 					t.Error(err)
 				}
 			}

@@ -40,6 +40,7 @@ func TestMain(m *testing.M) {
 	}
 	if os.Getenv(childVariable) != "" {
 		becomeNext()
+		becomeDaemon()
 		os.Exit(cli.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	flag.Parse()
