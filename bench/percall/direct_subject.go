@@ -81,15 +81,12 @@ func (s *directSubject) start(o options, flows uint32) error {
 	}
 	s.closers = append(s.closers, b.Close)
 	s.in = func(f func() error) error { return b.InPinned(bed.Balancer, o.cpu, f) }
-	for _, end := range []struct {
-		host, iface string
-		address     netip.Prefix
-	}{{bed.Balancer, bed.ServersInterface, gateway6}, {bed.Servers, "lb", serverOne6}} {
-		host := b.Host(end.host)
-		if err := errors.Join(host.SetSysctl("net.ipv6.conf."+end.iface+".disable_ipv6", "0"), host.AddAddress(end.iface, end.address)); err != nil {
-			return err
-		}
+	remove, err := addCard(b, bed.ServersInterface, []netip.Prefix{netip.PrefixFrom(bed.ServerGateway, 24), gateway6},
+		b.ServerMAC, []netip.Addr{bed.ServerOne, bed.ServerTwo, serverOne6.Addr()})
+	if err != nil {
+		return err
 	}
+	s.closers = append(s.closers, remove)
 	if err := s.writeConfig(dir, o, flows); err != nil {
 		return err
 	}
