@@ -130,10 +130,13 @@ services:
       - {address: %s}
       - {address: %s, weight: 2}
       - {address: "%s"}
-api: {socket: %s}
-`, bed.ServersInterface, bed.VIP, vip6, servicePort, s.forwarding, bed.ServerOne, bed.ServerTwo, serverOne6.Addr(),
-		filepath.Join(dir, "shunt.sock"))
+`, bed.ServersInterface, bed.VIP, vip6, servicePort, s.forwarding, bed.ServerOne, bed.ServerTwo, serverOne6.Addr())
 	s.config = "the README's example, tcp and udp, with forwarding: " + s.forwarding
+	if o.features {
+		text += besideAll()
+		s.config += besideText
+	}
+	text += fmt.Sprintf("api: {socket: %s}\n", filepath.Join(dir, "shunt.sock"))
 	// Half-full at most, and the budget of new entries a second grows with the table.
 	if len(o.slots) > 1 && 4*flows > rememberedDefault {
 		text += fmt.Sprintf("limits: {remembered: %d}\n", 4*flows)

@@ -54,6 +54,7 @@ type options struct {
 	service     netip.AddrPort
 	clients     netip.Prefix
 	ordered     bool
+	features    bool
 	json        bool
 	direct      bool
 	forwardings []string  // of direct return
@@ -114,6 +115,7 @@ func parseFlags() options {
 	service := flag.String("service", "192.0.2.10:80", "virtual service, with --link")
 	clients := flag.String("clients", "198.18.0.0/15", "addresses that flows come from (RFC 2544's, for benchmarks)")
 	flag.BoolVar(&o.ordered, "ordered", false, "packets in the order in which flows were made, which caches like, instead of a random one")
+	flag.BoolVar(&o.features, "features", false, "put services beside the one that is measured, so that the programs are loaded with every feature")
 	flag.BoolVar(&o.json, "json", false, "print JSON")
 	flag.BoolVar(&o.direct, "direct", false, "measure direct return instead of NAT")
 	ways := flag.String("forwardings", "dsr-l2,dsr-ipip,dsr-gue", "with --direct: which, comma separated")

@@ -122,7 +122,7 @@ func startSubject(o options, flows uint32) (*subject, error) {
 	if err != nil {
 		return s, err
 	}
-	if s.config, err = writeConfig(b, dir, flows); err != nil {
+	if s.config, err = writeConfig(b, dir, flows, o.features); err != nil {
 		return s, err
 	}
 	args := append([]string{"run", "--instance", "bench", "--config", filepath.Join(dir, "shunt.yaml")}, strings.Fields(o.shuntArgs)...)
@@ -163,10 +163,23 @@ func shuntBinary(o options, dir string) (string, error) {
 // one source address.
 const exampleFlows = 1 << 15
 
+// besideText is what the report says of them.
+const besideText = " beside services that need every feature"
+
+// besideAll are services beside the one that is measured, for which the programs have all that they can have:
+// a backend that is the balancer itself, clients that keep their backends, a bound of segments
+// and of new flows, lists of sources, fragments by their addresses.
+func besideAll() string {
+	return fmt.Sprintf(`  - {name: host, address: 192.0.2.20, port: 80, forwarding: dsr-l2, backends: [{address: %s}]}
+  - {name: addresses, address: 192.0.2.21, port: 80, forwarding: dsr-ipip, hash: addresses, deny_from: 203.0.113.0/24, backends: [{address: %s}]}
+  - {name: client, address: 192.0.2.22, port: 80, affinity: client-ip, tcp_mss: 1400, max_new_flows_per_source: 1000/s, backends: [{address: %s, port: %d}]}
+`, bed.ServerGateway, bed.ServerOne, bed.ServerTwo, serverPort)
+}
+
 // writeConfig writes the README's example, adapted to our interfaces, and for more flows
 // than one source address has ports for, with more source addresses. It returns what the
 // report says of it.
-func writeConfig(b *bed.Bed, dir string, flows uint32) (string, error) {
+func writeConfig(b *bed.Bed, dir string, flows uint32, features bool) (string, error) {
 	text := fmt.Sprintf(`interfaces:
   - name: %s
   - name: %s
@@ -179,10 +192,13 @@ services:
     backends:
       - {address: %s, port: %d}
       - {address: %s, port: %d}
-api: {socket: %s}
-`, bed.ClientsInterface, bed.ServersInterface, bed.VIP, bed.ServerOne, serverPort, bed.ServerTwo, serverPort,
-		filepath.Join(dir, "shunt.sock"))
+`, bed.ClientsInterface, bed.ServersInterface, bed.VIP, bed.ServerOne, serverPort, bed.ServerTwo, serverPort)
 	what := "the README's example"
+	if features {
+		text += besideAll()
+		what += besideText
+	}
+	text += fmt.Sprintf("api: {socket: %s}\n", filepath.Join(dir, "shunt.sock"))
 	if flows > exampleFlows {
 		var sources []string
 		for i := range 4 + 2*flows/exampleFlows {
@@ -193,7 +209,7 @@ api: {socket: %s}
 			}
 		}
 		text += fmt.Sprintf("limits: {flows: %d}\nsnat: {addresses: [%s]}\n", 2*flows, strings.Join(sources, ", "))
-		what = fmt.Sprintf("the same with %d source addresses and limits.flows %d", len(sources), 2*flows)
+		what += fmt.Sprintf(", with %d source addresses and limits.flows %d", len(sources), 2*flows)
 	}
 	return what, os.WriteFile(filepath.Join(dir, "shunt.yaml"), []byte(text), 0o600)
 }
