@@ -139,7 +139,9 @@ func TestKill(t *testing.T) {
 }
 
 // announced is nil once the VIPs are answered for, which SIGTERM has to undo as well.
-func (b *bed) announced() error {
+func (b *bed) announced() error { return b.announces(vips) }
+
+func (b *bed) announces(vips []netip.Addr) error {
 	for _, vip := range vips {
 		if log := b.daemon.log(); !strings.Contains(log, fmt.Sprintf("address=%s ", vip)) {
 			return fmt.Errorf("%s is not answered for yet", vip)

@@ -105,6 +105,7 @@ func TestSecondSource(t *testing.T) {
 
 	says(edge)
 	b.awaits(b.daemon, `msg="services replaced" source=second`)
+	eventually(t, 10*time.Second, "announcement", func() error { return b.announces(second) })
 	b.edgeIsServed(t, "taken over")
 	for _, vip := range second {
 		if got, want := b.resolved(t, vip), b.Balancer.Interfaces()[0].MAC.String(); got != want {
