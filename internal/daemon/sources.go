@@ -44,6 +44,7 @@ func (d *daemon) replace(ctx context.Context, source string, services []model.Se
 		return err
 	}
 	d.changed(difference)
+	d.supervisor.ready(d.summary())
 	d.log.Info("services replaced", "source", source, "difference", difference.String())
 	return nil
 }

@@ -294,14 +294,17 @@ func (b *bed) keep() {
 	b.daemon = nil
 }
 
-// write replaces the configuration file by renaming, as careful editors do.
+// write replaces the configuration file.
 func (b *bed) write(config string) {
 	b.t.Helper()
 	b.config = config
-	if err := os.WriteFile(b.path+".new", []byte(config), 0o644); err != nil {
-		b.t.Fatal(err)
-	}
-	if err := os.Rename(b.path+".new", b.path); err != nil {
+	b.replaceFile(b.path, config)
+}
+
+// replaceFile replaces a file by renaming, as careful editors do.
+func (b *bed) replaceFile(path, text string) {
+	b.t.Helper()
+	if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o644), os.Rename(path+".new", path)); err != nil {
 		b.t.Fatal(err)
 	}
 }

@@ -3,7 +3,6 @@ package net
 import (
 	"bytes"
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -25,13 +24,15 @@ import (
 // withdraws all of them.
 const sourceVariable = "SHUNT_NET_SOURCE"
 
-// becomeDaemon makes this process `shunt run` with another source, if it is to be. It knows the
-// options that launch gives.
+// becomeDaemon makes this process `shunt run` with another source, if it is to be.
 func becomeDaemon() {
-	path := os.Getenv(sourceVariable)
-	if path == "" || len(os.Args) < 2 || os.Args[1] != "run" {
-		return
+	if path := os.Getenv(sourceVariable); path != "" && len(os.Args) > 1 && os.Args[1] == "run" {
+		os.Exit(runWithSource(path))
 	}
+}
+
+// runWithSource knows the options that launch gives, and returns the exit code.
+func runWithSource(path string) int {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	options := daemon.Options{Log: log, Sources: []daemon.Source{{Name: "second", Run: func(ctx context.Context, replace func([]model.Service) error) {
 		follow(ctx, path, func(services []model.Service) {
@@ -49,9 +50,9 @@ func becomeDaemon() {
 	defer stop()
 	if err := daemon.Run(ctx, options); err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1) //nolint:gocritic // nothing is left to stop
+		return 1
 	}
-	os.Exit(0)
+	return 0
 }
 
 // follow gives the services of a file each time that it has others, until ctx ends.
@@ -82,22 +83,18 @@ func follow(ctx context.Context, path string, changed func([]model.Service)) {
 
 // A service that is not from the file is as good as one that is: the program that its forwarding
 // needs is attached, it has its slots and is announced, a backend of it can be drained, status and
-// list show it, and a reload of the file neither takes it away nor takes it over. The file's own
+// list show it, the service manager hears of it, and a reload of the file neither takes it away nor takes it over. The file's own
 // services go on beside all that.
 func TestSecondSource(t *testing.T) {
 	b := newDirectBed(t, lab.Options{Layout: lab.OneArm, VIPOnLink: true, MTU: roomy, Backends: 3}, 2)
 	second := directVIPs(1)
 	b.ownByHand(second, b.Backends...)
 	path := b.path + ".second"
-	b.env = []string{sourceVariable + "=" + path}
-	says := func(services string) {
-		t.Helper()
-		if err := errors.Join(os.WriteFile(path+".new", []byte(services), 0o600), os.Rename(path+".new", path)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	edge := fmt.Sprintf("interfaces: [{name: lo}]\nservices: [{name: edge, address: [%s, %q], port: [80, 53], protocol: [tcp, udp], forwarding: dsr-l2, announce: l2, backends: [%s]}]\n",
-		second[0], second[1], b.addressList())
+	m := newManager(t)
+	b.env = []string{sourceVariable + "=" + path, "NOTIFY_SOCKET=" + m.conn.LocalAddr().String()}
+	says := func(services string) { t.Helper(); b.replaceFile(path, services) }
+	edge := fmt.Sprintf("interfaces: [{name: lo}]\nservices:\n  - name: edge\n    address: [%s, %q]\n    port: [80, 53]\n    protocol: [tcp, udp]\n    forwarding: dsr-l2\n    announce: l2\n    backends:\n%s",
+		second[0], second[1], b.backends(nil, 0))
 	nat := b.file(settings{attach: "native"})
 	b.write(nat)
 	b.start()
@@ -105,6 +102,7 @@ func TestSecondSource(t *testing.T) {
 
 	says(edge)
 	b.awaits(b.daemon, `msg="services replaced" source=second`)
+	m.has(t, "STATUS=forwarding 3 services")
 	eventually(t, 10*time.Second, "announcement", func() error { return b.announces(second) })
 	b.edgeIsServed(t, "taken over")
 	for _, vip := range second {
@@ -152,6 +150,7 @@ func TestSecondSource(t *testing.T) {
 		}
 		return nil
 	})
+	m.has(t, "STATUS=forwarding 2 services")
 	b.forget(t)
 	for _, vip := range second {
 		_ = b.tryUDP(at(vip, 53)) // for the look-up
@@ -182,15 +181,4 @@ func (b *bed) edgeIsServed(t *testing.T, when string) {
 		return
 	}
 	t.Errorf("%s, status does not show the service", when)
-}
-
-// addressList is every backend's addresses, as items of a YAML list.
-func (b *bed) addressList() string {
-	var items []string
-	for _, backend := range b.Backends {
-		for _, address := range both(backend) {
-			items = append(items, fmt.Sprintf("{address: %q}", address))
-		}
-	}
-	return strings.Join(items, ", ")
 }
