@@ -40,7 +40,7 @@ const (
 var (
 	vip6         = netip.MustParseAddr("2001:db8::10")
 	gateway6     = netip.MustParsePrefix("2001:db8:1::1/64")
-	serverOne6   = netip.MustParsePrefix("2001:db8:1::2/64")
+	serverOne6   = netip.MustParseAddr("2001:db8:1::2")
 	clients6     = netip.MustParsePrefix("2001:db8:c::/64")
 	servicePort  = uint16(80)
 	tunnelSizes4 = map[string]int{"dsr-l2": 0, "dsr-ipip": 20, "dsr-gue": 32} // IPv4; UDP 8; GUE 4
@@ -82,7 +82,7 @@ func (s *directSubject) start(o options, flows uint32) error {
 	s.closers = append(s.closers, b.Close)
 	s.in = func(f func() error) error { return b.InPinned(bed.Balancer, o.cpu, f) }
 	remove, err := addCard(b, bed.ServersInterface, []netip.Prefix{netip.PrefixFrom(bed.ServerGateway, 24), gateway6},
-		b.ServerMAC, []netip.Addr{bed.ServerOne, bed.ServerTwo, serverOne6.Addr()})
+		b.ServerMAC, []netip.Addr{bed.ServerOne, bed.ServerTwo, serverOne6})
 	if err != nil {
 		return err
 	}
@@ -130,13 +130,10 @@ services:
       - {address: %s}
       - {address: %s, weight: 2}
       - {address: "%s"}
-`, bed.ServersInterface, bed.VIP, vip6, servicePort, s.forwarding, bed.ServerOne, bed.ServerTwo, serverOne6.Addr())
+`, bed.ServersInterface, bed.VIP, vip6, servicePort, s.forwarding, bed.ServerOne, bed.ServerTwo, serverOne6)
 	s.config = "the README's example, tcp and udp, with forwarding: " + s.forwarding
-	if o.features {
-		text += besideAll()
-		s.config += besideText
-	}
-	text += fmt.Sprintf("api: {socket: %s}\n", filepath.Join(dir, "shunt.sock"))
+	rest, says := restOfConfig(dir, o.features)
+	text, s.config = text+rest, s.config+says
 	// Half-full at most, and the budget of new entries a second grows with the table.
 	if len(o.slots) > 1 && 4*flows > rememberedDefault {
 		text += fmt.Sprintf("limits: {remembered: %d}\n", 4*flows)
@@ -241,7 +238,7 @@ func (s *directSubject) checkOutput(frame packetBytes, kind traffic) error {
 	}
 	destination, backends := out[14+16:14+20], [][]byte{bed.ServerOne.AsSlice(), bed.ServerTwo.AsSlice()}
 	if kind == tcp6 {
-		destination, backends = out[14+24:14+40], [][]byte{serverOne6.Addr().AsSlice()}
+		destination, backends = out[14+24:14+40], [][]byte{serverOne6.AsSlice()}
 	}
 	for _, backend := range backends {
 		if bytes.Equal(destination, backend) {

@@ -163,17 +163,19 @@ func shuntBinary(o options, dir string) (string, error) {
 // one source address.
 const exampleFlows = 1 << 15
 
-// besideText is what the report says of them.
-const besideText = " beside services that need every feature"
-
-// besideAll are services beside the one that is measured, for which the programs have all that they can have:
-// a backend that is the balancer itself, clients that keep their backends, a bound of segments
-// and of new flows, lists of sources, fragments by their addresses.
-func besideAll() string {
-	return fmt.Sprintf(`  - {name: host, address: 192.0.2.20, port: 80, forwarding: dsr-l2, backends: [{address: %s}]}
+// restOfConfig is what follows the measured service: with features, services for which the programs
+// have all that they can have (a backend that is the balancer itself, clients that keep their
+// backends, bounds of segments and of new flows, lists of sources, fragments by their addresses), and
+// the socket. says is what the report says of it.
+func restOfConfig(dir string, features bool) (text, says string) {
+	if features {
+		says = " beside services that need every feature"
+		text = fmt.Sprintf(`  - {name: host, address: 192.0.2.20, port: 80, forwarding: dsr-l2, backends: [{address: %s}]}
   - {name: addresses, address: 192.0.2.21, port: 80, forwarding: dsr-ipip, hash: addresses, deny_from: 203.0.113.0/24, backends: [{address: %s}]}
   - {name: client, address: 192.0.2.22, port: 80, affinity: client-ip, tcp_mss: 1400, max_new_flows_per_source: 1000/s, backends: [{address: %s, port: %d}]}
 `, bed.ServerGateway, bed.ServerOne, bed.ServerTwo, serverPort)
+	}
+	return text + fmt.Sprintf("api: {socket: %s}\n", filepath.Join(dir, "shunt.sock")), says
 }
 
 // writeConfig writes the README's example, adapted to our interfaces, and for more flows
@@ -193,12 +195,9 @@ services:
       - {address: %s, port: %d}
       - {address: %s, port: %d}
 `, bed.ClientsInterface, bed.ServersInterface, bed.VIP, bed.ServerOne, serverPort, bed.ServerTwo, serverPort)
-	what := "the README's example"
-	if features {
-		text += besideAll()
-		what += besideText
-	}
-	text += fmt.Sprintf("api: {socket: %s}\n", filepath.Join(dir, "shunt.sock"))
+	rest, says := restOfConfig(dir, features)
+	text += rest
+	what := "the README's example" + says
 	if flows > exampleFlows {
 		var sources []string
 		for i := range 4 + 2*flows/exampleFlows {
