@@ -31,9 +31,9 @@ type Revision uint64
 type Snapshot struct {
 	Revision Revision
 	// Config has the node as its owner says, and services by source name, then in the source's
-	// order, each with its Source. A backend that is
-	// drained has weight 0 in all of them, and is in none once the deadline of its drain has
-	// passed. One that is said to be up or down has that as its Override.
+	// order, each with its Source. A backend that is drained has weight 0 in all of them, and is in
+	// none once the deadline of its drain has passed. One that is said to be up or down has that
+	// as its Override.
 	Config model.Config
 	// Configured is Config.Services as the sources say, without overrides.
 	Configured []model.Service
