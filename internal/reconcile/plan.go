@@ -635,6 +635,9 @@ func (r *Reconciler) removeLate(p *plan) error {
 	if err := each(p.filtersLate, r.deleteFilter); err != nil {
 		return err
 	}
+	if len(p.forgotten) > 0 && r.beforeForgetting != nil {
+		r.beforeForgetting()
+	}
 	return each(p.forgotten, r.setAddress)
 }
 

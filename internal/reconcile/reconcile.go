@@ -77,8 +77,9 @@ type Reconciler struct {
 	scanned     time.Time // the last scan of the remembered flows
 	start       time.Time // ticks count from here
 
-	beforeNaming func([]BackendRecord)
-	clock        func() time.Time
+	beforeNaming     func([]BackendRecord)
+	beforeForgetting func()
+	clock            func() time.Time
 }
 
 // Option changes how a Reconciler works.
@@ -89,6 +90,12 @@ type Option func(*Reconciler)
 // be resolved; f bounds its own time.
 func BeforeNaming(f func([]BackendRecord)) Option {
 	return func(r *Reconciler) { r.beforeNaming = f }
+}
+
+// BeforeForgetting has Apply call f before the first NAT source goes that is not desired any
+// more, when all else is in the maps. It is where backends can be given other sources.
+func BeforeForgetting(f func()) Option {
+	return func(r *Reconciler) { r.beforeForgetting = f }
 }
 
 // Clock has settle times measured by now instead of time.Now. Only differences count, and
@@ -109,28 +116,42 @@ func New(maps Maps, options ...Option) *Reconciler {
 
 // Adopt fills the mirror from the maps, so that positions, generations and tables
 // survive a restart. Slots in transition get the full settle time anew. Plan, Apply and
-// Settle call it if nobody has. It changes nothing.
-func (r *Reconciler) Adopt() error {
+// Settle call it if nobody has. It changes nothing, and returns what the maps hold, which is
+// for reading alone.
+func (r *Reconciler) Adopt() (Contents, error) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	return r.adopt()
 }
 
-func (r *Reconciler) adopt() error {
+func (r *Reconciler) adopt() (Contents, error) {
 	contents, err := r.maps.Contents()
 	if err != nil {
-		return fmt.Errorf("read the maps for adoption: %w", err)
+		return contents, fmt.Errorf("read the maps for adoption: %w", err)
 	}
 	mirror, err := newMirror(contents, r.nextTick())
 	if err != nil {
-		return fmt.Errorf("adopt the maps: %w", err)
+		return contents, fmt.Errorf("adopt the maps: %w", err)
 	}
 	r.scanned = r.clock()
 	r.mirror, r.applied, r.served, r.adopted = mirror, map[string]view{}, nil, true
 	if len(mirror.services) == 0 {
 		r.served = map[serviceKey][]model.BackendAddress{}
 	}
-	return nil
+	return contents, nil
+}
+
+// Backends are those that the maps have, as far as is known without reading them: one whose
+// removal has failed may be gone, and one that could not be put may be missing. Before Adopt
+// there are none.
+func (r *Reconciler) Backends() []BackendRecord {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	records := make([]BackendRecord, 0, len(r.mirror.backends))
+	for _, b := range r.mirror.backends {
+		records = append(records, b.BackendRecord)
+	}
+	return records
 }
 
 // Plan is what Apply would change. It fails as Apply would before its first operation:
@@ -192,7 +213,7 @@ func (r *Reconciler) finishFirst(p *plan, desired Desired) (*plan, error) {
 
 func (r *Reconciler) prepare(desired Desired) (*plan, error) {
 	if !r.adopted {
-		if err := r.adopt(); err != nil {
+		if _, err := r.adopt(); err != nil {
 			return nil, err
 		}
 	}

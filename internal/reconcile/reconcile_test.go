@@ -346,7 +346,7 @@ func TestAdoptionRefusesNonsense(t *testing.T) {
 		},
 		"missing slots": {Services: map[uint32]reconcile.ServiceRecord{0: record(0, 0)}},
 	} {
-		if err := reconcile.New(contentsOnly{contents: contents}).Adopt(); err == nil {
+		if _, err := reconcile.New(contentsOnly{contents: contents}).Adopt(); err == nil {
 			t.Errorf("%s: adopted", name)
 		}
 	}
@@ -455,6 +455,74 @@ func TestBeforeNaming(t *testing.T) {
 	if want := []string{"10.0.0.2:80", "10.0.0.3:80"}; !slices.Equal(calls, want) {
 		t.Errorf("called for %q, want %q", calls, want)
 	}
+}
+
+// TestBeforeForgetting: backends are given other sources when the new ones are known and before
+// the old ones go, and nothing is called where none goes.
+func TestBeforeForgetting(t *testing.T) {
+	maps := fake.New(roomy)
+	calls := 0
+	r := reconcile.New(maps, reconcile.BeforeForgetting(func() {
+		calls++
+		contents, _ := maps.Contents()
+		for _, source := range []string{"10.0.0.1", "10.0.0.9"} {
+			if !contents.Addresses[netip.MustParseAddr(source)].Source {
+				t.Errorf("%s is no source when backends are given others", source)
+			}
+		}
+	}))
+	d := desired(service("web", "192.0.2.10:80", "10.0.0.2:80"))
+	for i, sources := range []string{"10.0.0.1", "10.0.0.9", "10.0.0.9 10.0.0.8"} {
+		d.Sources = nil
+		for source := range strings.FieldsSeq(sources) {
+			d.Sources = append(d.Sources, netip.MustParseAddr(source))
+		}
+		if _, err := r.Apply(d); err != nil {
+			t.Fatal(err)
+		}
+		if want := min(i, 1); calls != want {
+			t.Errorf("after the sources %s it was called %d times, want %d", sources, calls, want)
+		}
+	}
+}
+
+// TestBackends: they are known without reading the maps, also where removing or putting one failed.
+func TestBackends(t *testing.T) {
+	b := newBench(t, roomy)
+	have := func(want string) {
+		t.Helper()
+		var all []string
+		for _, r := range b.r.Backends() {
+			all = append(all, r.BackendAddress.String())
+		}
+		slices.Sort(all)
+		if got := strings.Join(all, " "); got != want {
+			t.Errorf("backends %s, want %s", got, want)
+		}
+	}
+	have("")
+	b.apply(desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80")))
+	have("10.0.0.2:80 10.0.0.3:80")
+	b.maps.Fault = func(operation string) fake.Fault {
+		if strings.HasPrefix(operation, "delete backend") {
+			return fake.Before
+		}
+		return fake.None
+	}
+	other := desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.4:80"))
+	if _, err := b.r.Apply(other); !errors.Is(err, fake.ErrInjected) {
+		t.Fatal(err)
+	}
+	have("10.0.0.2:80 10.0.0.3:80 10.0.0.4:80")
+	b.maps.Fault = nil
+	b.apply(other)
+	have("10.0.0.2:80 10.0.0.4:80")
+	again := reconcile.New(b.maps)
+	if _, err := again.Adopt(); err != nil {
+		t.Fatal(err)
+	}
+	b.r = again
+	have("10.0.0.2:80 10.0.0.4:80")
 }
 
 func TestSlotsOfASettledTableWaitForAGrace(t *testing.T) {

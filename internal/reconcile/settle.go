@@ -33,7 +33,7 @@ func (r *Reconciler) Settle() (Settling, error) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	if !r.adopted {
-		if err := r.adopt(); err != nil {
+		if _, err := r.adopt(); err != nil {
 			return Settling{}, err
 		}
 	}

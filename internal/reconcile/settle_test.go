@@ -545,7 +545,7 @@ func TestAdoptionRefusesOddTransitions(t *testing.T) {
 		"no such state":   {record, map[uint32][]reconcile.Slot{0: {{}, {State: 4}}}, nil, "has slot 1 in state 4"},
 		"no table before": {record, map[uint32][]reconcile.Slot{0: {{}, {State: 1, PreviousBefore: true}}}, nil, "refer to a table before"},
 	} {
-		err := reconcile.New(contentsOnly{contents: reconcile.Contents{
+		_, err := reconcile.New(contentsOnly{contents: reconcile.Contents{
 			Services: map[uint32]reconcile.ServiceRecord{0: c.record}, Slots: c.slots, BeforeSlots: c.before,
 		}}).Adopt()
 		if (err == nil) != (c.want == "") || !strings.Contains(fmt.Sprint(err), c.want) {

@@ -152,7 +152,7 @@ var epoch = time.Unix(1_700_000_000, 0)
 
 func (h *history) restart() {
 	h.r = reconcile.New(h.fault, reconcile.Clock(func() time.Time { return epoch.Add(h.now()) }))
-	if err := h.r.Adopt(); err != nil {
+	if _, err := h.r.Adopt(); err != nil {
 		h.fail("adoption: %v", err)
 	}
 	for _, f := range h.flows {

@@ -185,7 +185,8 @@ func (s *story) dump(ts *testscript.TestScript, arguments []string) error {
 
 func (s *story) restart(*testscript.TestScript, []string) error {
 	s.reconciler = reconcile.New(s.maps)
-	return s.reconciler.Adopt()
+	_, err := s.reconciler.Adopt()
+	return err
 }
 
 func (s *story) setHostOwn(_ *testscript.TestScript, arguments []string) error {
