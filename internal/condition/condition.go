@@ -161,6 +161,36 @@ func (s *Set) Clear(code, subject string) {
 	s.tell(s.take(code, subject))
 }
 
+// Only makes these all of a code that are true, and clears the others of it.
+func (s *Set) Only(code string, all []Condition) {
+	if s == nil {
+		return
+	}
+	still := map[string]bool{}
+	for _, c := range all {
+		still[c.Subject] = true
+	}
+	for _, subject := range s.subjects(code) {
+		if !still[subject] {
+			s.Clear(code, subject)
+		}
+	}
+	for _, c := range all {
+		c.Code = code
+		s.Raise(c)
+	}
+}
+
+// subjects are those of which a code is true, sorted.
+func (s *Set) subjects(code string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k := s.kinds[code]; k != nil {
+		return slices.Sorted(maps.Keys(k.held))
+	}
+	return nil
+}
+
 // take forgets a condition, and is what there is to tell of that.
 func (s *Set) take(code, subject string) []Change {
 	s.mu.Lock()
