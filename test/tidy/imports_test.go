@@ -32,6 +32,7 @@ var rooms = map[string][]string{
 	"internal/wire":        {"internal/namespace"},
 	"internal/neighbour":   {"internal/model", "internal/condition", "internal/namespace", "internal/wire"},
 	"internal/announce":    {"internal/model", "internal/condition", "internal/namespace", "internal/wire"},
+	"internal/way":         {"internal/model", "internal/condition", "internal/datapath", "internal/neighbour", "internal/reconcile"},
 	"internal/missed":      {},
 	"internal/offload":     {"internal/model", "internal/condition", "internal/namespace"},
 	"internal/backend":     {"internal/model", "internal/condition", "internal/record"},

@@ -1,0 +1,290 @@
+// Package way brings the ways to backends into the data plane: the next hop of each, and the
+// addresses that full NAT sends from.
+//
+//	routes, neighbours ─► neighbour ─► hop ─┐
+//	                                        ├─► for each backend in the maps: hop, sources
+//	configuration ─► snat.addresses ────────┘
+//
+// Next hops change at any time, and backends come with changes of the configuration. Whichever
+// comes second is what writes the way, so none is missing once a slot names the backend.
+package way
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/neighbour"
+	"github.com/shunt-lb/shunt/internal/reconcile"
+)
+
+// resolveTimeout bounds how long a change waits for next hops. What is not resolved by
+// then gets no new flows, unless nothing else can be reached either: then slots name it
+// all the same, and its packets are counted as unresolved.
+const resolveTimeout = 2 * time.Second
+
+// DataPlane is where ways are written. Both fail with datapath.ErrGone where the backend is no
+// longer at its position.
+type DataPlane interface {
+	SetHop(reconcile.BackendRef, datapath.Hop) error
+	SetSources(reconcile.BackendRef, []netip.Addr) error
+}
+
+// resolver finds next hops; neighbour.Watcher says what each method does.
+type resolver interface {
+	Want([]netip.Addr)
+	Wait(context.Context, []netip.Addr) []netip.Addr
+	Unreachable(netip.Addr) bool
+	Changed() <-chan struct{}
+	Close(keep bool) error
+}
+
+// Options are what Ways stand between. All are needed.
+type Options struct {
+	DataPlane  DataPlane
+	Conditions *condition.Set // receives those of neighbour.Watcher
+	Log        *slog.Logger
+	// Configured are the addresses of snat.addresses; without any, the route to a backend says
+	// which address NAT sends from.
+	Configured func() []netip.Addr
+	// SourcesChanged is told that Sources says something else than when it was last asked.
+	SourcesChanged func()
+	// Host is the way to a backend that is this host, neighbour.Options.Host.
+	Host func() (iface int, mac net.HardwareAddr, ok bool)
+	// Beat is called every few seconds, as long as next hops are followed.
+	Beat func()
+}
+
+// Ways keeps the ways of the backends in the maps. Its methods may be called concurrently, but
+// for Await and Want, which are for one caller at a time.
+type Ways struct {
+	opts     Options
+	resolver resolver
+
+	awaited map[netip.Addr]bool // backends that were waited for
+
+	// writing is held while a hop is noted and written, so that none overwrites a newer one.
+	writing sync.Mutex
+	hops    map[netip.Addr]neighbour.Hop // as last told
+
+	mu      sync.Mutex
+	records map[netip.Addr][]reconcile.BackendRecord // in the maps
+	sources map[netip.Addr][]netip.Addr              // by backend address, as last written
+	told    map[netip.Addr]bool                      // what Sources last said; nil: nothing yet
+}
+
+// Open begins to follow next hops, of no backend yet.
+func Open(opts Options) (*Ways, error) {
+	w := newWays(opts)
+	watcher, err := neighbour.New(neighbour.Options{
+		OnChange: w.hopChanged, Conditions: opts.Conditions, Log: opts.Log, Host: opts.Host, Beat: opts.Beat,
+	})
+	if err != nil {
+		return nil, err
+	}
+	w.resolver = watcher
+	return w, nil
+}
+
+func newWays(opts Options) *Ways {
+	return &Ways{
+		opts: opts, awaited: map[netip.Addr]bool{}, hops: map[netip.Addr]neighbour.Hop{},
+		records: map[netip.Addr][]reconcile.BackendRecord{}, sources: map[netip.Addr][]netip.Addr{},
+	}
+}
+
+// Close ends it. With keep the kernel goes on keeping next hops fresh.
+func (w *Ways) Close(keep bool) error { return w.resolver.Close(keep) }
+
+// Unreachable reports whether a backend is known to be out of reach.
+func (w *Ways) Unreachable(backend netip.Addr) bool { return w.resolver.Unreachable(backend) }
+
+// Changed receives when Unreachable may say something else than before.
+func (w *Ways) Changed() <-chan struct{} { return w.resolver.Changed() }
+
+// Want has the next hops of these backends looked up, and of those that the maps have. Others
+// are forgotten.
+func (w *Ways) Want(backends []netip.Addr) {
+	w.mu.Lock()
+	wanted := map[netip.Addr]bool{}
+	for _, a := range backends {
+		wanted[a] = true
+	}
+	for a := range w.records {
+		wanted[a] = true
+	}
+	maps.DeleteFunc(w.sources, func(a netip.Addr, _ []netip.Addr) bool { return !wanted[a] })
+	w.mu.Unlock()
+	w.writing.Lock()
+	maps.DeleteFunc(w.hops, func(a netip.Addr, _ neighbour.Hop) bool { return !wanted[a] })
+	w.writing.Unlock()
+	w.resolver.Want(slices.Collect(maps.Keys(wanted)))
+}
+
+// Await waits for the ways to backends that take flows and were not waited for before. One
+// that cannot be reached delays the change that brings it, and none after that. late is whether
+// there are such.
+func (w *Ways) Await(ctx context.Context, services []model.Service) (late bool) {
+	awaited := map[netip.Addr]bool{}
+	var all, fresh []netip.Addr
+	for _, s := range services {
+		for _, b := range s.Backends {
+			all = append(all, b.Address)
+			switch {
+			case w.awaited[b.Address]:
+				awaited[b.Address] = true // also one that is down, which may be so because it cannot be reached
+			case !b.Down && !awaited[b.Address]:
+				awaited[b.Address] = true
+				fresh = append(fresh, b.Address)
+			}
+		}
+	}
+	w.awaited = awaited
+	if len(fresh) == 0 {
+		return false
+	}
+	w.Want(all)
+	wait, cancel := context.WithTimeout(ctx, resolveTimeout)
+	defer cancel()
+	missing := w.resolver.Wait(wait, fresh)
+	if len(missing) > 0 {
+		w.opts.Log.Warn("new backends cannot be reached yet; new flows avoid them until they can, as far as a service has others",
+			"backends", len(missing), "first", missing[:min(5, len(missing))], "waited", resolveTimeout)
+	}
+	return len(missing) > 0
+}
+
+// Add gives backends that have come into the maps their ways, as far as these are known. It is
+// for reconcile.BeforeNaming.
+func (w *Ways) Add(records []reconcile.BackendRecord) {
+	w.mu.Lock()
+	for _, r := range records {
+		if !slices.Contains(w.records[r.Address], r) {
+			w.records[r.Address] = append(w.records[r.Address], r)
+		}
+	}
+	w.mu.Unlock()
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	for _, r := range records {
+		if hop, ok := w.hops[r.Address]; ok {
+			w.write(hop, []reconcile.BackendRecord{r})
+		}
+	}
+}
+
+// Replace says which backends the maps have now, all of them, and has their ways written again:
+// interfaces and sources may be others than before.
+func (w *Ways) Replace(records []reconcile.BackendRecord) {
+	present := map[netip.Addr][]reconcile.BackendRecord{}
+	for _, r := range records {
+		present[r.Address] = append(present[r.Address], r)
+	}
+	w.mu.Lock()
+	w.records = present
+	w.mu.Unlock()
+	w.Rewrite()
+}
+
+// Rewrite writes all ways again. It is for reconcile.BeforeForgetting: no backend names a source
+// afterwards that is not wanted any more.
+func (w *Ways) Rewrite() {
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	for address, hop := range w.hops {
+		w.write(hop, w.recordsOf(address))
+	}
+}
+
+// recordsOf are a backend's records, one for each of its ports.
+func (w *Ways) recordsOf(backend netip.Addr) []reconcile.BackendRecord {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.records[backend])
+}
+
+// hopChanged is told what is found out about a backend.
+func (w *Ways) hopChanged(hop neighbour.Hop) {
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	w.hops[hop.Address] = hop
+	w.write(hop, w.recordsOf(hop.Address))
+	w.opts.Log.Debug("next hop", "backend", hop.Address, "via", hop.NextHop, "mac", hop.MAC.String(), "resolved", hop.Resolved)
+}
+
+// write tells the data plane the way to backends that share an address. The caller holds
+// w.writing.
+func (w *Ways) write(hop neighbour.Hop, records []reconcile.BackendRecord) {
+	sources := sourcesFor(w.opts.Configured(), hop)
+	failed := func(what string, r reconcile.BackendRecord, err error) {
+		if err != nil && !errors.Is(err, datapath.ErrGone) {
+			w.opts.Log.Warn(what, "backend", r.BackendAddress, "error", err)
+		}
+	}
+	for _, r := range records {
+		if len(hop.MAC) > 0 { // one that does not answer now is still the best one known
+			failed("the way to a backend was not stored", r,
+				w.opts.DataPlane.SetHop(r.BackendRef, datapath.Hop{Interface: hop.Interface, MAC: hop.MAC}))
+		}
+		if len(sources) > 0 {
+			failed("the source addresses towards a backend were not stored", r, w.opts.DataPlane.SetSources(r.BackendRef, sources))
+		}
+	}
+	if len(sources) == 0 {
+		return // without a route now, flows still use the last ones
+	}
+	w.mu.Lock()
+	before, known := w.sources[hop.Address]
+	w.sources[hop.Address] = sources
+	unheard := w.told != nil && slices.ContainsFunc(sources, func(a netip.Addr) bool { return !w.told[a] })
+	w.mu.Unlock()
+	if unheard || known && !slices.Equal(before, sources) {
+		w.opts.SourcesChanged()
+	}
+}
+
+// Sources is every address that full NAT sends from to these backends, sorted.
+func (w *Ways) Sources(backends []netip.Addr) []netip.Addr {
+	configured := w.opts.Configured()
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.told = map[netip.Addr]bool{}
+	for _, a := range configured {
+		w.told[a] = true
+	}
+	for _, b := range backends {
+		sources := sourcesFor(configured, w.hops[b])
+		if len(sources) == 0 && len(configured) == 0 {
+			sources = w.sources[b]
+		}
+		for _, a := range sources {
+			w.told[a] = true
+		}
+	}
+	return slices.SortedFunc(maps.Keys(w.told), netip.Addr.Compare)
+}
+
+// sourcesFor is where full NAT sends from towards a hop.
+func sourcesFor(configured []netip.Addr, hop neighbour.Hop) []netip.Addr {
+	var sources []netip.Addr
+	for _, a := range configured {
+		if a.Is4() == hop.Address.Is4() {
+			sources = append(sources, a)
+		}
+	}
+	if len(configured) == 0 && hop.Source.IsValid() {
+		sources = append(sources, hop.Source)
+	}
+	return sources
+}
