@@ -3,6 +3,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"strings"
 
@@ -16,68 +17,78 @@ import (
 // switched off while it runs. What was on is written down first: a killed daemon's
 // successor, or `shunt detach`, switches it on again.
 
-func (d *daemon) aggregationPath() string {
-	return filepath.Join(runDirectory, d.opts.Instance+".aggregation")
+// aggregation is what an instance has switched off, written down at a path.
+type aggregation struct {
+	path       string
+	conditions *condition.Set
+	log        *slog.Logger
 }
 
-func (d *daemon) readAggregation() (offload.State, error) {
+func newAggregation(instance string, conditions *condition.Set, log *slog.Logger) aggregation {
+	return aggregation{filepath.Join(runDirectory, instance+".aggregation"), conditions, log}
+}
+
+func (a aggregation) read() (offload.State, error) {
 	var state offload.State
-	if err := record.Read(d.aggregationPath(), &state); err != nil {
+	if err := record.Read(a.path, &state); err != nil {
 		return offload.State{}, fmt.Errorf("read what was switched off for generic mode: %w; `ethtool -K INTERFACE gro on` restores the usual, then delete the file", err)
 	}
 	return state, nil
 }
 
-func (d *daemon) writeAggregation(state offload.State) error {
+func (a aggregation) write(state offload.State) error {
 	if len(state.Changes) == 0 {
-		return record.Remove(d.aggregationPath())
+		return record.Remove(a.path)
 	}
-	if err := record.Write(d.aggregationPath(), state); err != nil {
+	if err := record.Write(a.path, state); err != nil {
 		return fmt.Errorf("write down what is switched off for generic mode: %w", err)
 	}
 	return nil
 }
 
-// settleAggregation makes an interface's merging fit the mode it runs in.
-func (d *daemon) settleAggregation(iface string, mode datapath.Mode) error {
+// settle makes an interface's merging fit the mode it runs in.
+func (a aggregation) settle(iface string, mode datapath.Mode) error {
 	if mode != datapath.ModeGeneric {
 		// The kernel keeps segmentation off at the other end of a veth in native mode, and
 		// refuses to restore it. That stays written down until the program is gone.
-		if err := d.release(iface); err != nil {
-			d.log.Warn("what generic mode had switched off is restored when shunt detaches", "interface", iface, "error", err)
+		if err := a.release(iface); err != nil {
+			a.log.Warn("what generic mode had switched off is restored when shunt detaches", "interface", iface, "error", err)
 		}
 		return nil
 	}
-	state, err := d.readAggregation()
+	state, err := a.read()
 	if err != nil {
 		return err
 	}
-	state, err = offload.Disable(iface, state, d.writeAggregation)
+	state, err = offload.Disable(iface, state, a.write)
 	var unreachable *offload.PeerUnreachable
 	switch {
 	case errors.As(err, &unreachable):
-		d.conditions.Raise(condition.Condition{Code: condition.PeerAggregates, Severity: condition.Warning, Subject: iface,
+		a.conditions.Raise(condition.Condition{Code: condition.PeerAggregates, Severity: condition.Warning, Subject: iface,
 			Text: unreachable.Error(), Remedy: "run in that namespace: " + unreachable.Command() + "; or use native mode"})
 	case err != nil:
 		return fmt.Errorf("attach to %s in generic mode: %w", iface, err)
 	}
 	if changed := state.Of(iface); len(changed) > 0 {
-		d.conditions.Raise(condition.Condition{Code: condition.AggregationSwitchedOff, Severity: condition.Info, Subject: iface,
+		a.conditions.Raise(condition.Condition{Code: condition.AggregationSwitchedOff, Severity: condition.Info, Subject: iface,
 			Text: "switched off until shunt detaches: " + strings.Join(changed, ", "), Remedy: "nothing; native mode does not need it"})
 	}
 	return nil
 }
 
 // release switches an interface's merging on again, if it was switched off; "" is all.
-func (d *daemon) release(iface string) error {
-	d.conditions.Clear(condition.AggregationSwitchedOff, iface)
-	d.conditions.Clear(condition.PeerAggregates, iface)
-	state, err := d.readAggregation()
+func (a aggregation) release(iface string) error {
+	a.conditions.Clear(condition.AggregationSwitchedOff, iface)
+	a.conditions.Clear(condition.PeerAggregates, iface)
+	state, err := a.read()
 	if err != nil || len(state.Changes) == 0 {
 		return err
 	}
 	state, err = state.Restore(iface)
-	return errors.Join(err, d.writeAggregation(state))
+	return errors.Join(err, a.write(state))
 }
 
-func (d *daemon) releaseAll() error { return d.release("") }
+// releaseAll switches on again what an instance has switched off, also one that was killed.
+func releaseAll(instance string, log *slog.Logger) error {
+	return newAggregation(instance, nil, log).release("")
+}

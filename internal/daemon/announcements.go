@@ -5,9 +5,10 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"sync"
+	"slices"
 
 	"github.com/shunt-lb/shunt/internal/announce"
+	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/model"
 )
@@ -18,27 +19,51 @@ type place struct {
 	iface int
 }
 
-// announcements keeps what is announced where agreeing with the configuration.
-type announcements struct {
-	announcer *announce.Announcer
-	err       error
-
-	mu     sync.Mutex
-	places map[place]bool
+// announcer tells the network where an address is; announce.Announcer says how.
+type announcer interface {
+	Announce(addr netip.Addr, iface int)
+	Withdraw(addr netip.Addr, iface int) error
+	Close(keep bool) error
 }
 
-func newAnnouncements(d *daemon) *announcements {
-	a := &announcements{places: map[place]bool{}}
-	a.announcer, a.err = announce.New(announce.Options{
+// announcements keeps what is announced where agreeing with the configuration. It is for one
+// caller at a time.
+type announcements struct {
+	announcer announcer
+	err       error                           // why nothing can be announced
+	find      func(name string) (link, error) // findLink
+	places    map[place]bool
+}
+
+// newAnnouncements has announced nothing yet. own says whether the data plane may answer for an
+// address.
+func newAnnouncements(own func(netip.Addr, datapath.Owned) error, conditions *condition.Set, log *slog.Logger) *announcements {
+	made, err := announce.New(announce.Options{
 		Own: func(addr netip.Addr, iface int) error {
-			d.log.Info("answering for address", "address", addr, "ifindex", iface)
-			return d.datapath.SetOwned(addr, true)
+			log.Info("answering for address", "address", addr, "ifindex", iface)
+			return own(addr, datapath.OwnedForever)
 		},
-		Disown:     func(addr netip.Addr, _ int) error { return d.datapath.SetOwned(addr, false) },
-		Conditions: d.conditions,
-		Log:        d.log,
+		Disown:     func(addr netip.Addr, _ int) error { return own(addr, datapath.OwnedNever) },
+		Conditions: conditions,
+		Log:        log,
 	})
-	return a
+	return &announcements{announcer: made, err: err, find: findLink, places: map[place]bool{}}
+}
+
+// findLink looks an interface up.
+func findLink(name string) (link, error) {
+	found, err := net.InterfaceByName(name)
+	if err != nil {
+		return link{}, err
+	}
+	l := link{index: found.Index}
+	addrs, _ := found.Addrs() // without them it is in no network
+	for _, a := range addrs {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			l.networks = append(l.networks, prefix)
+		}
+	}
+	return l, nil
 }
 
 // want announces what the configuration asks for, and withdraws the rest. VIPs with
@@ -47,13 +72,19 @@ func (a *announcements) want(config model.Config, sources []netip.Addr, own map[
 	if a.err != nil {
 		return a.err
 	}
+	var links []link
+	for _, i := range config.Interfaces {
+		if l, err := a.find(i.Name); err == nil { // else it has gone, and comes back as a condition
+			links = append(links, l)
+		}
+	}
 	wanted := map[place]bool{}
 	add := func(addr netip.Addr) {
 		if own[addr] {
 			return
 		}
-		for _, index := range announceOn(addr, config.Interfaces) {
-			wanted[place{addr, index}] = true
+		for _, l := range on(addr, links) {
+			wanted[place{addr, l.index}] = true
 		}
 	}
 	for _, service := range config.Services {
@@ -67,8 +98,6 @@ func (a *announcements) want(config model.Config, sources []netip.Addr, own map[
 	for _, source := range sources {
 		add(source)
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	var errs []error
 	for p := range a.places {
 		if !wanted[p] {
@@ -85,31 +114,22 @@ func (a *announcements) want(config model.Config, sources []netip.Addr, own map[
 	return errors.Join(errs...)
 }
 
-// announceOn is where an address is announced: on the listed interfaces whose network
-// contains it, or on all of them when none does.
-func announceOn(addr netip.Addr, interfaces []model.Interface) []int {
-	var all, within []int
-	for _, i := range interfaces {
-		link, err := net.InterfaceByName(i.Name)
-		if err != nil {
-			continue // requireInterfaces has passed it; it has gone since, and comes back as a condition
-		}
-		all = append(all, link.Index)
-		addrs, err := link.Addrs()
-		if err != nil {
-			continue
-		}
-		for _, a := range addrs {
-			if prefix, err := netip.ParsePrefix(a.String()); err == nil && prefix.Contains(addr) {
-				within = append(within, link.Index)
-				break
-			}
-		}
-	}
+// link is an interface that addresses can be announced on.
+type link struct {
+	index    int
+	networks []netip.Prefix
+}
+
+// on is where an address is announced: on the links whose network contains it, or on all of them
+// when none does.
+func on(addr netip.Addr, links []link) []link {
+	within := slices.DeleteFunc(slices.Clone(links), func(l link) bool {
+		return !slices.ContainsFunc(l.networks, func(p netip.Prefix) bool { return p.Contains(addr) })
+	})
 	if len(within) > 0 {
 		return within
 	}
-	return all
+	return links
 }
 
 func (a *announcements) close(keep bool) error {
@@ -148,8 +168,8 @@ func leftAnnounced(instance string, log *slog.Logger) []place {
 			if a.Mode == "" { // not here; what is called so here is another interface
 				continue
 			}
-			if link, err := net.InterfaceByName(a.Interface); err == nil {
-				left = append(left, place{addr, link.Index})
+			if found, err := net.InterfaceByName(a.Interface); err == nil {
+				left = append(left, place{addr, found.Index})
 			}
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -65,18 +64,18 @@ func (d *daemon) Status(context.Context) (*shuntv1.GetStatusResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	showMissed(s.Attached, framesMissed(d.attachedTo(), d.log))
+	showMissed(s.Attached, framesMissed(d.interfaces.names(), d.log))
 	overrides := d.Overrides()
 	about := &shuntv1.Daemon{Pid: int32(os.Getpid()), Since: timestamppb.New(d.since), ConfigPath: d.opts.ConfigPath, Instance: d.opts.Instance,
 		Conditions: status.Conditions(d.Conditions()), Overrides: status.Overrides(overrides)}
-	d.mu.Lock()
-	known := status.Known{Configured: d.writer.Snapshot().Configured, Served: d.watching.served, Overrides: overrides} // replaced as a whole, never changed
-	about.SlotsInTransition, about.SlotsMarked = int32(d.settling.Transition), int32(d.settling.Marked)
-	for _, name := range slices.Sorted(maps.Keys(d.attachments)) {
-		about.Attachments = append(about.Attachments, d.attachments[name])
+	snapshot := d.writer.Snapshot()
+	known := status.Known{Configured: snapshot.Configured, Served: d.checks.servedLast(), Overrides: overrides,
+		Health: d.checks.monitor.Report(snapshot.Config.Services)}
+	settling := d.reconciler.Settling()
+	about.SlotsInTransition, about.SlotsMarked = int32(settling.Transition), int32(settling.Marked)
+	for _, a := range d.interfaces.list() {
+		about.Attachments = append(about.Attachments, &shuntv1.Attachment{Interface: a.Interface, Mode: string(a.Mode), Reason: a.Reason})
 	}
-	d.mu.Unlock()
-	known.Health = d.healthStatus()
 	status.Complete(s, about, known)
 	return s, nil
 }
@@ -87,11 +86,11 @@ func (d *daemon) Conditions() []condition.Condition { return d.conditions.List()
 // Overrides is what operators say beside the configuration.
 func (d *daemon) Overrides() []state.Override { return d.writer.Overrides() }
 
-// Override sets an override, and carries it out. Its times are by d.clock, and taken while no
+// Override sets an override, and carries it out. Its times are by the deadlines' clock, and taken while no
 // step of the wall clock is followed.
 func (d *daemon) Override(ctx context.Context, selector string, s state.Setting, deadline time.Duration) (control.OverrideResult, error) {
 	return d.override(ctx, "override set", s.Author, func() ([]state.Override, error) {
-		s.Since = d.clock.now()
+		s.Since = d.deadlines.clock.now()
 		if deadline > 0 {
 			s.Deadline = s.Since.Add(deadline)
 		}
@@ -128,7 +127,7 @@ func (d *daemon) override(ctx context.Context, what string, a state.Author, chan
 		return control.OverrideResult{}, err
 	}
 	var result control.OverrideResult
-	result.Untracked, result.UntrackedUDP = untracked(d.watching.served, concerned)
+	result.Untracked, result.UntrackedUDP = untracked(d.checks.servedLast(), concerned)
 	for _, o := range concerned {
 		result.Backends = append(result.Backends, o.Backend.String())
 	}
@@ -137,7 +136,6 @@ func (d *daemon) override(ctx context.Context, what string, a state.Author, chan
 	d.nameOverrideFaults()
 	result.Difference, err = d.reconcileNow(ctx)
 	if err != nil {
-		d.failing(err)
 		return result, fmt.Errorf("%s for %s: it is carried out in part, and is tried again: %w", what, strings.Join(result.Backends, ", "), err)
 	}
 	result.Text = strings.Join(append([]string{result.Difference.String()}, replaced(before, concerned)...), "\n")
@@ -217,9 +215,9 @@ func eventOf(c condition.Change) *shuntv1.WatchResponse {
 // backends that were drained then get flows again, which is less harm than not to start.
 func (d *daemon) openState() {
 	path := overridesPath(d.opts.Instance)
-	d.clock = machineClock()
-	writer, err := state.Open(path, d.clock.now)
-	d.writer = writer
+	clock := machineClock()
+	writer, err := state.Open(path, clock.now)
+	d.writer, d.deadlines = writer, newDeadlines(clock, writer, d.conditions, d.log)
 	var lost *state.LoadError
 	switch {
 	case errors.As(err, &lost) && lost.Aside == "":

@@ -2,10 +2,12 @@ package daemon
 
 import (
 	"errors"
+	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/state"
 )
 
 const (
@@ -60,16 +62,24 @@ func (c *steadyClock) follow(step time.Duration) {
 	c.anchor = c.anchor.Add(step)
 }
 
-// followClock moves deadlines along with a wall clock that somebody has set: a drain of ten
-// minutes takes ten minutes all the same. The caller holds d.applying.
-func (d *daemon) followClock() {
-	const subject = "wall clock"
+// deadlines moves those of drains along with a wall clock that somebody has set: a drain of ten
+// minutes takes ten minutes all the same. It is for one caller at a time.
+type deadlines struct {
+	clock  *steadyClock
+	writer *state.Writer
+	steps  condition.Lasting
+	log    *slog.Logger
+}
+
+func newDeadlines(clock *steadyClock, writer *state.Writer, conditions *condition.Set, log *slog.Logger) *deadlines {
+	return &deadlines{clock, writer, condition.Lasting{Set: conditions, Hold: clockStepHold}, log}
+}
+
+// follow looks whether the clock was set since it was last called.
+func (d *deadlines) follow() {
 	step := d.clock.stepped()
+	defer func() { d.steps.Pass(d.clock.now()) }()
 	if step == 0 {
-		if !d.stepped.IsZero() && d.clock.now().Sub(d.stepped) >= clockStepHold {
-			d.stepped = time.Time{}
-			d.conditions.Clear(condition.ClockStepped, subject)
-		}
 		return
 	}
 	// In an order in which no deadline has passed in between.
@@ -81,13 +91,12 @@ func (d *daemon) followClock() {
 		d.clock.follow(step)
 		err = d.writer.ShiftDeadlines(step)
 	}
-	d.stepped = d.clock.now()
 	direction := "forward"
 	if step < 0 {
 		direction = "back"
 	}
-	d.conditions.Raise(condition.Condition{Code: condition.ClockStepped, Subject: subject,
-		Text: "the wall clock was set " + direction + " by " + step.Abs().String() + "; deadlines of drains were moved along, and nothing else goes by it"})
+	d.steps.See(condition.Condition{Code: condition.ClockStepped, Subject: "wall clock",
+		Text: "the wall clock was set " + direction + " by " + step.Abs().String() + "; deadlines of drains were moved along, and nothing else goes by it"}, d.clock.now())
 	if err != nil { // the condition overrides_unsaved follows, and goes when it has succeeded
 		d.log.Warn("deadlines that were moved along with the wall clock are not on disk yet", "error", errors.Unwrap(err))
 	}

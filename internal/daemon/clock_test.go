@@ -40,24 +40,25 @@ func TestDeadlinesFollowTheClock(t *testing.T) {
 			if _, err := writer.Set("10.0.0.2", state.Setting{Kind: state.KindDrain, Deadline: clock.now().Add(10 * time.Minute)}); err != nil {
 				t.Fatal(err)
 			}
-			d := &daemon{clock: clock, writer: writer, conditions: &condition.Set{}, log: slog.New(slog.DiscardHandler)}
+			conditions := &condition.Set{}
+			d := newDeadlines(clock, writer, conditions, slog.New(slog.DiscardHandler))
 			over := func() bool { writer.PassDeadlines(); return writer.Overrides()[0].Over }
 
 			machine.pass(4 * time.Minute)
-			d.followClock()
-			if list := d.conditions.List(); len(list) != 0 {
+			d.follow()
+			if list := conditions.List(); len(list) != 0 {
 				t.Errorf("nobody has set the clock: %+v", list)
 			}
 			machine.wall = machine.wall.Add(step)
 			if over() {
 				t.Error("the deadline has passed before the step was noticed")
 			}
-			d.followClock()
-			if list := d.conditions.List(); len(list) != 1 || list[0].Code != condition.ClockStepped || !strings.Contains(list[0].Text, name+" by 1h0m0s") {
+			d.follow()
+			if list := conditions.List(); len(list) != 1 || list[0].Code != condition.ClockStepped || !strings.Contains(list[0].Text, name+" by 1h0m0s") {
 				t.Errorf("conditions: %+v", list)
 			}
 			machine.pass(5 * time.Minute)
-			d.followClock()
+			d.follow()
 			if over() {
 				t.Error("the deadline has passed after 9 of 10 minutes")
 			}
@@ -66,13 +67,13 @@ func TestDeadlinesFollowTheClock(t *testing.T) {
 				t.Errorf("the next daemon at %s: %v, %+v", machine.wall, err, again.Overrides())
 			}
 			machine.pass(time.Minute)
-			d.followClock()
+			d.follow()
 			if !over() {
 				t.Error("the deadline has not passed after 10 minutes")
 			}
 			machine.pass(clockStepHold)
-			d.followClock()
-			if list := d.conditions.List(); len(list) != 0 {
+			d.follow()
+			if list := conditions.List(); len(list) != 0 {
 				t.Errorf("long after the step: %+v", list)
 			}
 		})

@@ -19,7 +19,6 @@ import (
 	"sync"
 	"time"
 
-	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/datapath"
@@ -28,6 +27,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/internal/source/file"
 	"github.com/shunt-lb/shunt/internal/state"
+	"github.com/shunt-lb/shunt/internal/way"
 )
 
 // Options are what the command line says.
@@ -67,65 +67,39 @@ func (e *FaultsError) Error() string {
 	return fmt.Sprintf("the configuration was refused, and nothing was changed; `shunt check --config %s` says the same", e.Path)
 }
 
-const (
-	heartbeatInterval = time.Second
-	sweepInterval     = 10 * time.Second
-	retryInterval     = 5 * time.Second
-	busyInterval      = 50 * time.Millisecond // until it is tried again while another change is under way
-	// resolveTimeout bounds how long a change waits for next hops. What is not resolved by
-	// then gets no new flows, unless nothing else can be reached either: then slots name it
-	// all the same, and its packets are counted as unresolved.
-	resolveTimeout = 2 * time.Second
-)
+// busyInterval is when it is tried again while another change is under way.
+const busyInterval = 50 * time.Millisecond
 
 // daemon is one running instance.
 type daemon struct {
-	opts       Options
-	log        *slog.Logger
-	since      time.Time
-	applied    bool // the file has been taken over once
-	datapath   *datapath.Datapath
-	reconciler *reconcile.Reconciler
+	opts  Options
+	log   *slog.Logger
+	since time.Time
+
+	// applying is held through a whole change, so that changes take turns. It guards what follows,
+	// but for the methods that say that they may be called at any time.
+	applying   sync.Mutex
 	writer     *state.Writer
+	deadlines  *deadlines // of the writer's overrides
+	checks     *checks
+	interfaces *interfaces
+	reconciler *reconcile.Reconciler
+	announcer  *announcements
+	stopped    bool // no change any more
+	draining   bool // no new flows, and no change of the configuration any more
+
+	// These may be called at any time.
+	datapath   *datapath.Datapath
+	ways       *way.Ways
+	retries    *retries
 	conditions *condition.Set
 	supervisor *supervisor
-	neighbours *neighbour.Watcher
-	announcer  *announcements
+	events     *control.Events
+	server     *control.Server
+	views      views
+	ending     ending
 
-	// applying is held through a whole change, so that changes take turns.
-	applying    sync.Mutex
-	attachments map[string]*shuntv1.Attachment
-
-	events *control.Events
-	server *control.Server
-	views  views
-	ending ending
-
-	stopped       bool              // no change any more
-	draining      bool              // no new flows, and no change of the configuration any more
-	deserted      map[string]string // conditions held, by subject
-	sourcesInMaps []netip.Addr      // of full NAT, as adopt found them
-
-	// writing is held while a hop is noted and written, so that none overwrites a newer one.
-	writing sync.Mutex
-	hops    map[netip.Addr]neighbour.Hop
-
-	// mu guards attachments, and changes need, which come at any time.
-	mu      sync.Mutex
-	records map[netip.Addr][]reconcile.BackendRecord
-	sources map[netip.Addr][]netip.Addr // by backend address, as last written
-	retry   chan struct{}               // capacity 1: apply again
-
-	settling reconcile.Settling // as of the last change or upkeep; written with applying and mu held
-
-	retrying *time.Timer         // guarded by applying
-	awaited  map[netip.Addr]bool // backends whose ways were waited for; guarded by applying
-
-	missing missedWatch // the loop's
-
-	clock    *steadyClock // of deadlines
-	stepped  time.Time    // when the wall clock was last set, by clock; guarded by applying
-	watching watching     // guarded by applying, but for what says otherwise
+	pulse *pulse // the loop's
 }
 
 // Run is the daemon. When ctx ends it does what opts.OnExit says and returns. To detach
@@ -143,15 +117,12 @@ func Run(ctx context.Context, opts Options) error {
 		return err
 	}
 	events := &control.Events{}
+	conditions := newConditions(opts.Log, events)
 	d := &daemon{
 		opts: opts, log: opts.Log, since: time.Now(), events: events,
-		conditions:  newConditions(opts.Log, events),
-		supervisor:  newSupervisor(opts.Log),
-		attachments: map[string]*shuntv1.Attachment{},
-		records:     map[netip.Addr][]reconcile.BackendRecord{},
-		sources:     map[netip.Addr][]netip.Addr{},
-		hops:        map[netip.Addr]neighbour.Hop{},
-		retry:       make(chan struct{}, 1),
+		conditions: conditions,
+		supervisor: newSupervisor(opts.Log),
+		retries:    newRetries(opts.ConfigPath, conditions),
 	}
 	ctx = d.ending.arrange(ctx, opts.Interrupted)
 	d.openState()
@@ -161,8 +132,7 @@ func Run(ctx context.Context, opts Options) error {
 	if err := d.start(ctx, config); err != nil {
 		return errors.Join(err, d.abandon())
 	}
-	d.missing = missedWatch{conditions: d.conditions}
-	d.missing.look(framesMissed(d.attachedTo(), d.log), time.Now()) // what is missed from now on is news
+	d.beat() // what was missed or short until now is history
 	d.log.Info("forwarding", "instance", opts.Instance, "services", len(d.writer.Snapshot().Config.Services),
 		"socket", config.API.Socket, "pid", os.Getpid())
 	d.supervisor.alive.beat(partChanges) // or a change that is stuck from the first would not count
@@ -201,19 +171,24 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	if d.opts.Through != nil {
 		maps = d.opts.Through(dp)
 	}
-	d.reconciler = reconcile.New(maps, reconcile.BeforeNaming(d.beforeNaming))
-	if d.neighbours, err = neighbour.New(neighbour.Options{
-		OnChange: d.hopChanged, Conditions: d.conditions, Log: d.log, Host: d.wayToHost,
-		Beat: func() { d.supervisor.alive.beat(partNextHops) },
+	d.interfaces = newInterfaces(dp, newAggregation(d.opts.Instance, d.conditions, d.log), d.conditions, d.log)
+	if d.ways, err = way.Open(way.Options{
+		DataPlane: dp, Conditions: d.conditions, Log: d.log, Host: d.interfaces.wayToHost,
+		Configured:     func() []netip.Addr { return d.writer.Snapshot().Config.SNAT.Addresses },
+		SourcesChanged: d.retries.want, // a new source has to become one of our addresses
+		Beat:           func() { d.supervisor.alive.beat(partNextHops) },
 	}); err != nil {
 		return err
 	}
-	d.announcer = newAnnouncements(d)
-	contents, err := d.adopt()
+	d.reconciler = reconcile.New(maps, reconcile.BeforeNaming(d.ways.Add), reconcile.BeforeForgetting(d.ways.Rewrite))
+	d.announcer = newAnnouncements(dp.SetOwned, d.conditions, d.log)
+	contents, err := d.reconciler.Adopt()
 	if err != nil {
 		return err
 	}
-	d.startHealth(contents)
+	d.ways.Replace(d.reconciler.Backends())
+	d.checks = newChecks(contents, d.conditions, d.log)
+	d.pulse = newPulse(dp, d.opts.Instance, d.conditions, d.log)
 	if _, err := d.change(ctx, ofFile(config)); err != nil {
 		return err
 	}
@@ -229,14 +204,13 @@ func (d *daemon) loop(ctx context.Context) {
 	beside.Go(func() { d.reloads(ctx) })
 	heartbeat := time.NewTicker(heartbeatInterval)
 	defer heartbeat.Stop()
-	shortage := &shortageWatch{subject: d.opts.Instance, conditions: d.conditions}
-	trouble := &troubleWatch{conditions: d.conditions}
 	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
 	var healthDue <-chan time.Time
+	var took time.Duration // to carry a change of health out; a flood of them must leave half of the time for the rest
 	healthSoon := func() {
 		if healthDue == nil {
-			healthDue = time.After(d.healthDelay())
+			healthDue = time.After(max(healthBatch, took))
 		}
 	}
 	for {
@@ -244,39 +218,33 @@ func (d *daemon) loop(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-heartbeat.C:
-			if err := d.datapath.Heartbeat(); err != nil {
-				d.log.Error("the data plane does not hear the daemon and asks the routing table instead", "error", err)
-			}
-			if reasons, err := d.datapath.ReasonCounts(); err != nil {
-				d.log.Error("shortages are not seen", "error", err)
-			} else {
-				shortage.look(reasons, time.Now())
-			}
-			d.missing.look(framesMissed(d.attachedTo(), d.log), time.Now())
-			d.refreshInterfaces()
+			d.beat()
+			d.followInterfaces()
 			d.upkeep()
-			trouble.look(d.watching.monitor.TakeTrouble(), time.Now())
 			d.supervisor.live()
 		case <-sweep.C:
-			if _, err := d.datapath.Sweep(); err != nil {
-				d.log.Warn("ended flows could not be swept; packets end them as they come", "error", err)
-			}
-			if _, err := d.datapath.Recall(); err != nil {
-				d.log.Warn("remembered flows that are over could not be forgotten; it is tried again", "error", err)
-			}
-		case <-d.retry:
+			d.pulse.sweep()
+		case <-d.retries.due:
 			d.again()
-		case <-d.watching.monitor.Changed():
+		case <-d.checks.monitor.Changed():
 			healthSoon()
-		case <-d.neighbours.Changed():
+		case <-d.ways.Changed():
 			healthSoon()
 		case <-healthDue:
 			healthDue = nil
-			if !d.healthChanged() {
+			began := time.Now()
+			if d.healthChanged() {
+				took = time.Since(began)
+			} else {
 				healthDue = time.After(busyInterval)
 			}
 		}
 	}
+}
+
+// beat keeps the data plane going, and tells of what it met since the beat before.
+func (d *daemon) beat() {
+	d.pulse.beat(framesMissed(d.interfaces.names(), d.log), d.checks.monitor.TakeTrouble(), time.Now())
 }
 
 // reloads reads the file again when it changes or somebody sends SIGHUP, until ctx ends. It is
@@ -316,86 +284,82 @@ func (d *daemon) upkeep() {
 	}
 	defer d.applying.Unlock()
 	d.supervisor.alive.beat(partChanges)
-	d.followClock()
+	d.deadlines.follow()
 	before := d.writer.Snapshot().Revision
 	if d.writer.PassDeadlines() != before {
 		d.log.Info("the deadline of a drain has passed: its backend's flows are given up")
-		if _, err := d.carryOut(); err != nil {
-			d.failing(err)
-		}
+		_, _ = d.carryOut() // what failed is tried again
 	}
 	_ = d.writer.Save()
 	d.nameOverrideFaults()
+	unsettled := d.reconciler.Settling().Transition > 0
 	settling, err := d.reconciler.Settle()
-	if err != nil {
-		d.failing(fmt.Errorf("settle slots that changed a while ago: %w", err))
-		return
-	}
-	d.publishSettling(settling)
-}
-
-// publishSettling is for the status, which does not wait for a change that is under way.
-func (d *daemon) publishSettling(settling reconcile.Settling) {
-	if d.settling.Transition > 0 && settling.Transition == 0 {
+	switch {
+	case err != nil:
+		d.retries.failing(fmt.Errorf("settle slots that changed a while ago: %w", err))
+	case unsettled && settling.Transition == 0:
 		d.log.Info("all slots have settled", "marked", settling.Marked)
 	}
-	d.mu.Lock()
-	d.settling = settling
-	d.mu.Unlock()
+}
+
+// followInterfaces has the data plane follow what becomes of the interfaces.
+func (d *daemon) followInterfaces() {
+	if !d.applying.TryLock() {
+		return // a change is under way; in a second again
+	}
+	defer d.applying.Unlock()
+	if d.interfaces.refresh(d.writer.Snapshot().Config.Interfaces) {
+		d.retries.want()
+	}
+}
+
+// healthChanged carries out what checks and next hops have shown, or says that another change is under way.
+func (d *daemon) healthChanged() (done bool) {
+	if !d.applying.TryLock() {
+		return false
+	}
+	defer d.applying.Unlock()
+	if d.stopped {
+		return true
+	}
+	if difference, err := d.carryOut(); err == nil {
+		d.log.Debug("health carried out", "difference", difference.String())
+		d.changed(difference)
+	}
+	return true
 }
 
 // again carries the present configuration out once more, after a failure or because a
 // source address has changed.
 func (d *daemon) again() {
 	if !d.applying.TryLock() {
-		time.AfterFunc(busyInterval, d.wantRetry)
+		time.AfterFunc(busyInterval, d.retries.want)
 		return
 	}
 	defer d.applying.Unlock()
 	if d.stopped {
 		return
 	}
-	if _, err := d.carryOut(); err != nil {
-		d.failing(err)
-		return
-	}
-	d.conditions.Clear(condition.ReconcileFailing, d.opts.ConfigPath)
-}
-
-// failing says that the maps are not as they should be, and has it tried again.
-func (d *daemon) failing(err error) {
-	d.conditions.Raise(condition.Condition{Code: condition.ReconcileFailing, Severity: condition.Error,
-		Subject: d.opts.ConfigPath, Text: err.Error(), Remedy: "it is tried again every few seconds"})
-	if d.retrying != nil {
-		d.retrying.Stop()
-	}
-	d.retrying = time.AfterFunc(retryInterval, d.wantRetry)
-}
-
-func (d *daemon) wantRetry() {
-	select {
-	case d.retry <- struct{}{}:
-	default:
-	}
+	_, _ = d.carryOut() // what failed is tried again
 }
 
 // abandon ends a start that failed. A predecessor's data plane goes on as it was.
 func (d *daemon) abandon() error {
 	keep := d.datapath != nil && d.datapath.Adopted()
 	var errs []error
-	if d.watching.monitor != nil {
-		d.watching.monitor.Close()
+	if d.checks != nil {
+		d.checks.monitor.Close()
 	}
 	if d.announcer != nil {
 		errs = append(errs, d.announcer.close(keep))
 	}
-	if d.neighbours != nil {
-		errs = append(errs, d.neighbours.Close(keep))
+	if d.ways != nil {
+		errs = append(errs, d.ways.Close(keep))
 	}
 	if d.datapath != nil {
 		errs = append(errs, d.datapath.Close())
 		if !keep {
-			errs = append(errs, datapath.Remove(d.opts.Instance, d.log), d.releaseAll(), releaseLoopback(d.opts.Instance, d.log))
+			errs = append(errs, datapath.Remove(d.opts.Instance, d.log), releaseAll(d.opts.Instance, d.log), releaseLoopback(d.opts.Instance, d.log))
 		}
 	}
 	return errors.Join(errs...)
@@ -403,8 +367,8 @@ func (d *daemon) abandon() error {
 
 // detach takes everything down. What draws traffic here goes first.
 func (d *daemon) detach() error {
-	return errors.Join(d.announcer.close(false), d.neighbours.Close(false), d.datapath.Close(),
-		datapath.Remove(d.opts.Instance, d.log), d.releaseAll(), releaseLoopback(d.opts.Instance, d.log))
+	return errors.Join(d.announcer.close(false), d.ways.Close(false), d.datapath.Close(),
+		datapath.Remove(d.opts.Instance, d.log), releaseAll(d.opts.Instance, d.log), releaseLoopback(d.opts.Instance, d.log))
 }
 
 // readConfig reads the file and logs its warnings.
@@ -455,8 +419,7 @@ func detachLocked(instance string, log *slog.Logger) error {
 	if err := datapath.Remove(instance, log); err != nil {
 		return err
 	}
-	d := &daemon{opts: Options{Instance: instance}, log: log}
-	errs := []error{withdraw(left, log), d.releaseAll(), releaseLoopback(instance, log)}
+	errs := []error{withdraw(left, log), releaseAll(instance, log), releaseLoopback(instance, log)}
 	neighbours, err := neighbour.New(neighbour.Options{Log: log})
 	if err == nil {
 		err = neighbours.Close(false) // takes a predecessor's entries along

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"maps"
 	"slices"
 
 	"github.com/shunt-lb/shunt/internal/condition"
@@ -9,25 +8,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/reconcile"
 )
 
-// nameDeserted keeps a condition for every service, or one family of it, without a backend that
-// takes new flows. services are those in force, drains included. The caller holds d.applying.
-func (d *daemon) nameDeserted(services []model.Service) {
-	now := desertedServices(services)
-	for subject := range d.deserted {
-		if _, still := now[subject]; !still {
-			d.conditions.Clear(condition.NoBackend, subject)
-		}
-	}
-	for _, subject := range slices.Sorted(maps.Keys(now)) {
-		d.conditions.Raise(condition.Condition{Code: condition.NoBackend, Subject: subject, Text: now[subject]})
-	}
-	d.deserted = now
-}
-
-// desertedServices names services without a backend that takes new flows, and says what
-// becomes of their clients.
-func desertedServices(services []model.Service) map[string]string {
-	deserted := map[string]string{}
+// deserted is a condition for every service, or one family of it, without a backend that takes new
+// flows, which says what becomes of its clients. services are those in force, drains included.
+func deserted(services []model.Service) (all []condition.Condition) {
 	for _, s := range services {
 		without := reconcile.Deserted(s)
 		if len(without) == 0 || slices.ContainsFunc(s.Backends, waits) {
@@ -49,9 +32,9 @@ func desertedServices(services []model.Service) map[string]string {
 		} else {
 			text += "clients get no answer (on_no_backend: drop)"
 		}
-		deserted[subject] = text
+		all = append(all, condition.Condition{Subject: subject, Text: text})
 	}
-	return deserted
+	return all
 }
 
 // waits reports whether a backend is still to show that it is up, which its first check is about

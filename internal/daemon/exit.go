@@ -76,7 +76,7 @@ func (d *daemon) finish() error {
 	d.applying.Lock() // a reload under way ends first, and a later one is refused
 	d.stopped = true
 	d.applying.Unlock()
-	d.watching.monitor.Close()
+	d.checks.monitor.Close()
 	d.views.end()
 	d.server.Stop()
 	if way == ExitKeep && d.ending.interrupted.Err() == nil {
@@ -108,7 +108,7 @@ func (d *daemon) Detach(_ context.Context, instance string, a state.Author) erro
 // on disk, the programs trust the next hops for as long as they may, and the log says what
 // goes on.
 func (d *daemon) keep() error {
-	errs := []error{d.writer.Save(), d.announcer.close(true), d.neighbours.Close(true), d.datapath.Heartbeat()}
+	errs := []error{d.writer.Save(), d.announcer.close(true), d.ways.Close(true), d.datapath.Heartbeat()}
 	since := time.Now()
 	errs = append(errs, d.datapath.Close())
 	d.log.Info(unattended(d.opts.Instance, len(d.writer.Snapshot().Config.Services), since), "instance", d.opts.Instance)
@@ -146,10 +146,7 @@ func (d *daemon) drain() {
 	d.draining = true
 	d.conditions.Raise(condition.Condition{Code: condition.NodeDraining, Severity: condition.Info, Subject: d.opts.Instance,
 		Text: "told to stop with --on-exit drain: no service takes new flows", Remedy: "wait; Ctrl-C or SIGINT detaches at once"})
-	_, err := d.carryOut()
-	if err != nil {
-		d.failing(err)
-	}
+	_, _ = d.carryOut() // what failed is tried again
 	d.applying.Unlock()
 	d.supervisor.stopping("waiting for flows to end", d.opts.DrainTimeout+stopTime)
 	d.log.Info("draining: no new flows from now on; detaching when the others have ended", "instance", d.opts.Instance, "timeout", d.opts.DrainTimeout)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
@@ -25,33 +27,60 @@ const (
 	lateQuiet = 10 * time.Second
 )
 
-// watching is the daemon's part of the health checks.
-type watching struct {
-	monitor *health.Monitor
+// checks is what health checks say of the services in force. Its methods are for one caller at a
+// time, but for servedLast and report.
+type checks struct {
+	monitor    *health.Monitor
+	conditions *condition.Set
 	// held is what the data plane did when this process adopted it; nil once that is used.
 	held     func(service string, b model.BackendAddress) model.HealthState
 	revision state.Revision // of the snapshot that the monitor checks
-	panics   []string       // conditions held
-	tookLast time.Duration  // to carry a change of health out
-	// served are the services as last carried out; guarded by daemon.mu.
-	served []model.Service
+
+	mu     sync.Mutex
+	served []model.Service // replaced as a whole, never changed
 }
 
-// startHealth begins to check. contents is what the maps hold: who has slots there serves, and
+// newChecks begins to check. contents is what the maps hold: who has slots there serves, and
 // goes on to until a check contradicts it.
-func (d *daemon) startHealth(contents reconcile.Contents) {
-	d.watching.held = heldStates(contents)
-	d.watching.monitor = health.New(health.Options{Log: d.log, OnTransition: d.logTransition})
+func newChecks(contents reconcile.Contents, conditions *condition.Set, log *slog.Logger) *checks {
+	return &checks{
+		monitor:    health.New(health.Options{Log: log, OnTransition: func(t health.Transition) { logTransition(log, t) }}),
+		conditions: conditions, held: heldStates(contents),
+	}
 }
 
 // logTransition is the one line that a change of state has in the log. Metrics and events belong
 // here, too.
-func (d *daemon) logTransition(t health.Transition) {
+func logTransition(log *slog.Logger, t health.Transition) {
 	level := slog.LevelInfo
 	if t.To == model.HealthDown {
 		level = slog.LevelWarn
 	}
-	d.log.Log(context.Background(), level, t.String(), "service", t.Service, "backend", t.Backend, "from", t.From, "to", t.To)
+	log.Log(context.Background(), level, t.String(), "service", t.Service, "backend", t.Backend, "from", t.From, "to", t.To)
+}
+
+// reread has what checks read from files read again.
+func (c *checks) reread() { c.revision = 0 }
+
+// serve is a snapshot's services with what health and next hops say.
+func (c *checks) serve(snapshot *state.Snapshot, unreachable func(netip.Addr) bool) []model.Service {
+	if c.revision != snapshot.Revision {
+		c.monitor.Update(snapshot.Config.Services, c.held)
+		c.revision, c.held = snapshot.Revision, nil
+	}
+	served := c.monitor.Serve(snapshot.Config.Services, unreachable)
+	c.mu.Lock()
+	c.served = served
+	c.mu.Unlock()
+	c.conditions.Only(condition.HealthNotBelieved, c.panics(served))
+	return served
+}
+
+// servedLast are the services as last carried out, for reading alone.
+func (c *checks) servedLast() []model.Service {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.served
 }
 
 // heldStates tells the states from the maps: up is who has slots of the service's table, down
@@ -90,92 +119,34 @@ func heldStates(contents reconcile.Contents) func(string, model.BackendAddress) 
 	}
 }
 
-// serving is the desired state with what health and next hops say. The caller holds d.applying.
-func (d *daemon) serving() model.Config {
-	w := &d.watching
-	snapshot := d.writer.Snapshot()
-	if w.revision != snapshot.Revision {
-		w.monitor.Update(snapshot.Config.Services, w.held)
-		w.revision, w.held = snapshot.Revision, nil
-	}
-	config := snapshot.Config
-	config.Services = w.monitor.Serve(config.Services, d.neighbours.Unreachable)
-	d.mu.Lock()
-	w.served = config.Services
-	d.mu.Unlock()
-	d.namePanics(config.Services)
-	return config
-}
-
-// namePanics keeps a condition for every service whose health is not believed.
-func (d *daemon) namePanics(services []model.Service) {
-	now := d.watching.monitor.Panics()
-	for _, name := range d.watching.panics {
-		if !slices.Contains(now, name) {
-			d.conditions.Clear(condition.HealthNotBelieved, name)
-		}
-	}
+// panics is a condition for every service whose health is not believed.
+func (c *checks) panics(services []model.Service) (all []condition.Condition) {
+	now := c.monitor.Panics()
 	for _, s := range services {
 		if slices.Contains(now, s.Name) {
-			d.conditions.Raise(condition.Condition{Code: condition.HealthNotBelieved, Subject: s.Name,
+			all = append(all, condition.Condition{Subject: s.Name,
 				Text: fmt.Sprintf("fewer than %d %% of its backends are up: all of them take flows, whatever their checks say (health.panic)", s.Health.Panic)})
 		}
 	}
-	d.watching.panics = now
-}
-
-// healthDelay is when a change of health is carried out, from now on: a flood of them must
-// leave the loop half of its time for the rest.
-func (d *daemon) healthDelay() time.Duration { return max(healthBatch, d.watching.tookLast) }
-
-// healthChanged carries out what checks and next hops have shown, or says that another change is under way.
-func (d *daemon) healthChanged() (done bool) {
-	if !d.applying.TryLock() {
-		return false
-	}
-	defer d.applying.Unlock()
-	if d.stopped {
-		return true
-	}
-	began := time.Now()
-	difference, err := d.carryOut()
-	d.watching.tookLast = time.Since(began)
-	if err != nil {
-		d.failing(err)
-		return true
-	}
-	d.log.Debug("health carried out", "difference", difference.String())
-	d.changed(difference)
-	return true
+	return all
 }
 
 // troubleWatch turns what is in the way of checks into conditions. It is for one caller at a time.
-type troubleWatch struct {
-	conditions       *condition.Set
-	failed, wereLate time.Time // when that was last seen
+type troubleWatch struct{ lasting condition.Lasting }
+
+func newTroubleWatch(conditions *condition.Set) *troubleWatch {
+	return &troubleWatch{condition.Lasting{Set: conditions, Hold: lateQuiet}}
 }
 
 // look takes the trouble since the look before.
 func (w *troubleWatch) look(trouble health.Trouble, now time.Time) {
-	switch {
-	case trouble.Failed > 0:
-		w.failed = now
-		w.conditions.Raise(condition.Condition{Code: condition.ChecksFailHere, Subject: "host",
-			Text: fmt.Sprintf("health checks cannot be made here, and what they have found stays: %v", trouble.Why)})
-	case now.Sub(w.failed) >= lateQuiet:
-		w.conditions.Clear(condition.ChecksFailHere, "host")
+	if trouble.Failed > 0 {
+		w.lasting.See(condition.Condition{Code: condition.ChecksFailHere, Subject: "host",
+			Text: fmt.Sprintf("health checks cannot be made here, and what they have found stays: %v", trouble.Why)}, now)
 	}
-	switch {
-	case trouble.Late*latePart > trouble.Probes:
-		w.wereLate = now
-		w.conditions.Raise(condition.Condition{Code: condition.ChecksLate, Subject: "host",
-			Text: "health checks start later than they should, so a backend that fails is found out late"})
-	case now.Sub(w.wereLate) >= lateQuiet:
-		w.conditions.Clear(condition.ChecksLate, "host")
+	if trouble.Late*latePart > trouble.Probes {
+		w.lasting.See(condition.Condition{Code: condition.ChecksLate, Subject: "host",
+			Text: "health checks start later than they should, so a backend that fails is found out late"}, now)
 	}
-}
-
-// healthStatus is what is known of the backends that are checked.
-func (d *daemon) healthStatus() []health.Status {
-	return d.watching.monitor.Report(d.writer.Snapshot().Config.Services)
+	w.lasting.Pass(now)
 }

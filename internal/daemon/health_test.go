@@ -61,7 +61,7 @@ func TestHeldStates(t *testing.T) {
 // Checks that cannot be made here, or come late, are a condition until they have been well for a while.
 func TestTroubleWithChecks(t *testing.T) {
 	conditions := &condition.Set{}
-	w := &troubleWatch{conditions: conditions}
+	w := newTroubleWatch(conditions)
 	now := time.Now()
 	look := func(after time.Duration, trouble health.Trouble, want ...string) {
 		t.Helper()

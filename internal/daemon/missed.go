@@ -36,33 +36,34 @@ func showMissed(attached []*shuntv1.Attachment, counts map[string]uint64) {
 // missedWatch turns interfaces that miss frames into conditions, which hold as long as shortages do.
 // It is for one caller at a time.
 type missedWatch struct {
-	conditions *condition.Set
-	last       map[string]uint64 // by interface
-	grew       map[string]time.Time
-	missed     map[string]uint64 // since the condition came
+	lasting condition.Lasting
+	last    map[string]uint64 // by interface
+	missed  map[string]uint64 // since the condition came
+}
+
+func newMissedWatch(conditions *condition.Set) *missedWatch {
+	return &missedWatch{lasting: condition.Lasting{Set: conditions, Hold: shortageHold}, missed: map[string]uint64{}}
 }
 
 // look compares with the look before. What an interface had missed before its first one is history,
 // and one made anew begins anew.
 func (w *missedWatch) look(counts map[string]uint64, now time.Time) {
-	if w.grew == nil {
-		w.grew, w.missed = map[string]time.Time{}, map[string]uint64{}
-	}
 	for name, count := range counts {
 		before, known := w.last[name]
 		if !known || count <= before {
 			continue
 		}
-		w.grew[name] = now
 		w.missed[name] += count - before
-		w.conditions.Raise(condition.Condition{Code: condition.FramesMissed, Subject: name,
-			Text: fmt.Sprintf("its receive ring had no room for frames that came to it: they were dropped before any program saw them (%s)", magnitude(w.missed[name]))})
+		w.lasting.See(condition.Condition{Code: condition.FramesMissed, Subject: name,
+			Text: fmt.Sprintf("its receive ring had no room for frames that came to it: they were dropped before any program saw them (%s)", magnitude(w.missed[name]))}, now)
 	}
-	for name, at := range w.grew {
-		if _, there := counts[name]; !there || now.Sub(at) >= shortageHold {
-			delete(w.grew, name)
+	w.lasting.Pass(now)
+	for name := range w.missed {
+		if _, there := counts[name]; !there {
+			w.lasting.End(condition.FramesMissed, name)
+		}
+		if !w.lasting.Holds(condition.FramesMissed, name) {
 			delete(w.missed, name)
-			w.conditions.Clear(condition.FramesMissed, name)
 		}
 	}
 	w.last = counts

@@ -12,7 +12,7 @@ import (
 // and no longer than shunt is attached to it.
 func TestFramesMissed(t *testing.T) {
 	conditions := &condition.Set{}
-	w := &missedWatch{conditions: conditions}
+	w := newMissedWatch(conditions)
 	now := time.Now()
 	look := func(after time.Duration, counts map[string]uint64, want ...string) {
 		t.Helper()

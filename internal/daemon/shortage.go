@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"slices"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
@@ -25,34 +26,29 @@ var shortages = []struct {
 
 // shortageWatch turns counters that grow into conditions. It is for one caller at a time.
 type shortageWatch struct {
-	subject    string
-	conditions *condition.Set
-	known      bool
-	last       map[string]uint64    // packets by reason
-	grew       map[string]time.Time // by code
+	subject string
+	lasting condition.Lasting
+	last    map[string]uint64 // packets by reason; nil before the first look
+}
+
+func newShortageWatch(subject string, conditions *condition.Set) *shortageWatch {
+	return &shortageWatch{subject: subject, lasting: condition.Lasting{Set: conditions, Hold: shortageHold}}
 }
 
 // look compares with the look before. What was counted before the first one is history.
 func (w *shortageWatch) look(reasons map[string]datapath.Count, now time.Time) {
-	if !w.known {
-		w.known, w.last, w.grew = true, map[string]uint64{}, map[string]time.Time{}
-		for name, count := range reasons {
-			w.last[name] = count.Packets
-		}
+	before := w.last
+	w.last = map[string]uint64{}
+	for name, count := range reasons {
+		w.last[name] = count.Packets
+	}
+	if before == nil {
 		return
 	}
 	for _, s := range shortages {
-		for _, reason := range s.reasons {
-			count := reasons[reason].Packets
-			if count > w.last[reason] {
-				w.grew[s.code] = now
-				w.conditions.Raise(condition.Condition{Code: s.code, Subject: w.subject, Text: s.text})
-			}
-			w.last[reason] = count
-		}
-		if at, ok := w.grew[s.code]; ok && now.Sub(at) >= shortageHold {
-			delete(w.grew, s.code)
-			w.conditions.Clear(s.code, w.subject)
+		if slices.ContainsFunc(s.reasons, func(r string) bool { return w.last[r] > before[r] }) {
+			w.lasting.See(condition.Condition{Code: s.code, Subject: w.subject, Text: s.text}, now)
 		}
 	}
+	w.lasting.Pass(now)
 }

@@ -28,7 +28,7 @@ func holds(t *testing.T, conditions *condition.Set, subject string, want []strin
 // A shortage is a condition from the first packet that meets it until a while after the last.
 func TestShortages(t *testing.T) {
 	conditions := &condition.Set{}
-	w := &shortageWatch{subject: "default", conditions: conditions}
+	w := newShortageWatch("default", conditions)
 	counted := map[string]datapath.Count{"flows_full": {Packets: 7}}
 	now := time.Now()
 	look := func(after time.Duration, want ...string) {

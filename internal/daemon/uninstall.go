@@ -135,8 +135,7 @@ func (v *Inventory) takeInstance(instance string) error {
 	for _, text := range slices.Sorted(maps.Keys(groups)) {
 		v.add("group", "%s", text)
 	}
-	d := &daemon{opts: Options{Instance: instance}}
-	switchedOff, err := d.readAggregation()
+	switchedOff, err := newAggregation(instance, nil, nil).read()
 	if err != nil {
 		return err
 	}

@@ -37,6 +37,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/model"
@@ -75,6 +76,7 @@ type Reconciler struct {
 	settleTime  time.Duration
 	settleKnown bool
 	scanned     time.Time // the last scan of the remembered flows
+	published   atomic.Pointer[Settling]
 	start       time.Time // ticks count from here
 
 	beforeNaming     func([]BackendRecord)
@@ -173,6 +175,7 @@ func (r *Reconciler) Plan(desired Desired) (Difference, error) {
 func (r *Reconciler) Apply(desired Desired) (Difference, error) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
+	defer r.publishSettling()
 	p, err := r.prepare(desired)
 	if err != nil {
 		return Difference{}, err

@@ -32,6 +32,7 @@ type Settling struct {
 func (r *Reconciler) Settle() (Settling, error) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
+	defer r.publishSettling()
 	if !r.adopted {
 		if _, err := r.adopt(); err != nil {
 			return Settling{}, err
@@ -43,12 +44,18 @@ func (r *Reconciler) Settle() (Settling, error) {
 	return r.settling(), nil
 }
 
-// Settling says what is left for Settle, and does nothing. All is zero before the first call of
-// Apply or Settle.
+// Settling says what was left for Settle after the last Apply or Settle. It waits for none that is
+// under way. All is zero before the first.
 func (r *Reconciler) Settling() Settling {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	return r.settling()
+	if s := r.published.Load(); s != nil {
+		return *s
+	}
+	return Settling{}
+}
+
+func (r *Reconciler) publishSettling() {
+	s := r.settling()
+	r.published.Store(&s)
 }
 
 func (r *Reconciler) settleDue() error {

@@ -1,0 +1,246 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/model"
+)
+
+// interfaceBench is interfaces with a data plane that attaches where a test lets it.
+type interfaceBench struct {
+	*testing.T
+	*interfaces
+	done     []string                 // since the last did
+	there    map[string]int           // indices of the interfaces that exist
+	programs map[string]int           // index of the interface that each is attached to
+	modes    map[string]datapath.Mode // what they become; else native
+	refused  map[string]error         // by name
+	stuck    map[string]error         // merging cannot be switched off
+}
+
+func newInterfaceBench(t *testing.T, there ...string) *interfaceBench {
+	b := &interfaceBench{T: t, there: map[string]int{}, programs: map[string]int{}, modes: map[string]datapath.Mode{},
+		refused: map[string]error{}, stuck: map[string]error{}}
+	for i, name := range there {
+		b.there[name] = i + 1
+	}
+	b.interfaces = newInterfaces(attachments{b}, b, &condition.Set{}, slog.New(slog.DiscardHandler))
+	b.find = func(name string) (*net.Interface, error) {
+		if b.there[name] == 0 {
+			return nil, errors.New("no such interface")
+		}
+		return &net.Interface{Index: b.there[name], Name: name, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, byte(b.there[name])}}, nil
+	}
+	return b
+}
+
+// attachments is the bench as the data plane.
+type attachments struct{ *interfaceBench }
+
+func (a attachments) Attach(name string, mode model.Attach) (datapath.Attachment, error) {
+	if err := a.refused[name]; err != nil {
+		return datapath.Attachment{}, err
+	}
+	a.done = append(a.done, fmt.Sprintf("attach %s %s", name, mode))
+	a.programs[name] = a.there[name]
+	attachment := datapath.Attachment{Interface: name, Mode: datapath.ModeNative}
+	if got, ok := a.modes[name]; ok {
+		attachment.Mode, attachment.Reason = got, "the driver has none"
+	}
+	return attachment, nil
+}
+
+func (a attachments) Detach(name string) error {
+	a.done = append(a.done, "detach "+name)
+	delete(a.programs, name)
+	return nil
+}
+
+func (a attachments) RefreshInterface(name string) error {
+	if a.programs[name] != a.there[name] {
+		return errors.New("not attached to it")
+	}
+	return nil
+}
+
+func (a attachments) Attached() []string { return slices.Sorted(maps.Keys(a.programs)) }
+
+func (b *interfaceBench) settle(name string, _ datapath.Mode) error { return b.stuck[name] }
+
+func (b *interfaceBench) release(name string) error {
+	b.done = append(b.done, "release "+name)
+	return nil
+}
+
+// did compares what was done since it was last asked.
+func (b *interfaceBench) did(want ...string) {
+	b.Helper()
+	if !slices.Equal(b.done, want) {
+		b.Errorf("done: %q\nwant: %q", b.done, want)
+	}
+	b.done = nil
+}
+
+// holds compares the conditions that hold, "code subject" each.
+func (b *interfaceBench) holds(want ...string) {
+	b.Helper()
+	var have []string
+	for _, c := range b.conditions.List() {
+		have = append(have, c.Code+" "+c.Subject)
+	}
+	slices.Sort(have)
+	if !slices.Equal(have, want) {
+		b.Errorf("conditions %q, want %q", have, want)
+	}
+}
+
+// listed are interfaces as the configuration has them: a name, or "name:mode".
+func listed(names ...string) (all []model.Interface) {
+	for _, name := range names {
+		name, mode, said := strings.Cut(name, ":")
+		i := model.Interface{Name: name, Attach: model.AttachAuto}
+		if said {
+			i.Attach = model.Attach(mode)
+		}
+		all = append(all, i)
+	}
+	return all
+}
+
+// TestAttachAll: what is in force stays untouched, another mode is attached anew, and one that
+// refuses leaves what was in force, and nothing else.
+func TestAttachAll(t *testing.T) {
+	b := newInterfaceBench(t, "a", "b", "c")
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(b.attachAll(nil, listed("a", "b")))
+	b.did("attach a auto", "attach b auto")
+	must(b.attachAll(listed("a", "b"), listed("a", "b:generic", "c")))
+	b.did("attach b generic", "attach c auto")
+	must(b.detachOthers(listed("a", "c")))
+	b.did("detach b", "release b")
+	if names := b.names(); !slices.Equal(names, []string{"a", "c"}) {
+		t.Errorf("attached to %q", names)
+	}
+
+	b.refused["b"] = errors.New("out of order")
+	if err := b.attachAll(listed("a"), listed("c", "b")); !errors.Is(err, b.refused["b"]) {
+		t.Errorf("b refused, and the error is %v", err)
+	}
+	b.did("attach c auto", "detach c", "release c")
+
+	// At a start nothing is in force, and what is attached is a predecessor's.
+	b = newInterfaceBench(t, "a", "b")
+	b.programs["a"], b.refused["b"] = 1, errors.New("out of order")
+	if err := b.attachAll(nil, listed("a", "b")); !errors.Is(err, b.refused["b"]) {
+		t.Errorf("b refused, and the error is %v", err)
+	}
+	b.did("attach a auto")
+}
+
+// TestAttachedWithoutMerging: in generic mode merging must be off, or nothing stays attached; and
+// that the driver left no other mode is a condition, unless it was asked for.
+func TestAttachedWithoutMerging(t *testing.T) {
+	b := newInterfaceBench(t, "a", "b")
+	b.modes["a"], b.modes["b"] = datapath.ModeGeneric, datapath.ModeGeneric
+	if err := b.attachAll(nil, listed("a", "b:generic")); err != nil {
+		t.Fatal(err)
+	}
+	b.holds(condition.AttachDegraded + " a")
+	if reason := b.list()[0].Reason; reason != "the driver has none" {
+		t.Errorf("the reason is %q", reason)
+	}
+	if err := b.detachOthers(nil); err != nil {
+		t.Fatal(err)
+	}
+	b.holds()
+	b.done = nil
+	b.stuck["a"] = errors.New("merging is fixed on")
+	if err := b.attachAll(nil, listed("a")); !errors.Is(err, b.stuck["a"]) {
+		t.Errorf("merging stays on, and the error is %v", err)
+	}
+	b.did("attach a auto", "detach a", "release a")
+	b.holds()
+}
+
+// TestDetachWhatAPredecessorLeft: a daemon before this one may have had other interfaces.
+func TestDetachWhatAPredecessorLeft(t *testing.T) {
+	b := newInterfaceBench(t, "a", "old")
+	b.programs["old"] = 2
+	if err := errors.Join(b.attachAll(nil, listed("a")), b.detachOthers(listed("a"))); err != nil {
+		t.Fatal(err)
+	}
+	b.did("attach a auto", "detach old", "release old")
+}
+
+// TestInterfacesComeAndGo: one that is missing is a condition; one that came back is attached to.
+func TestInterfacesComeAndGo(t *testing.T) {
+	b := newInterfaceBench(t, "a", "b")
+	inForce := listed("a", "b:native")
+	if err := b.attachAll(nil, inForce); err != nil {
+		t.Fatal(err)
+	}
+	b.done = nil
+	refresh := func(anew bool, want ...string) {
+		t.Helper()
+		if got := b.refresh(inForce); got != anew {
+			t.Errorf("anew is %v, want %v", got, anew)
+		}
+		b.did(want...)
+	}
+	refresh(false)
+	b.holds()
+	delete(b.there, "b")
+	refresh(false)
+	b.holds(condition.InterfaceMissing + " b")
+	b.there["b"], b.refused["b"] = 9, errors.New("out of order")
+	refresh(false)
+	b.holds(condition.AttachFailed + " b")
+	delete(b.there, "b")
+	refresh(false)
+	b.holds(condition.InterfaceMissing + " b")
+	b.there["b"] = 10
+	delete(b.refused, "b")
+	refresh(true, "attach b native")
+	b.holds()
+	refresh(false)
+}
+
+// TestWayToHost: packets for this host's own backends are best brought in where its answers are met.
+func TestWayToHost(t *testing.T) {
+	b := newInterfaceBench(t, "a", "b", "c", "d")
+	b.modes["c"], b.modes["d"] = datapath.ModeTCX, datapath.ModeClsact
+	way := func(index int, ok bool) {
+		t.Helper()
+		got, mac, met := b.wayToHost()
+		if got != index || met != ok || (index > 0) != (len(mac) == 6) || index > 0 && int(mac[5]) != index {
+			t.Errorf("the way to the host is %d, %s, met %v; want %d, met %v", got, mac, met, index, ok)
+		}
+	}
+	way(0, false)
+	if err := b.attachAll(nil, listed("a", "b", "c:tc", "d:tc")); err != nil {
+		t.Fatal(err)
+	}
+	way(3, true)
+	delete(b.there, "c")
+	way(4, true)
+	delete(b.there, "d")
+	way(1, false)
+	delete(b.there, "a")
+	way(2, false)
+	delete(b.there, "b")
+	way(0, false)
+}
