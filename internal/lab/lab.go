@@ -26,13 +26,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
-// directory is where iproute2 looks for named namespaces (ip-netns(8)).
-const directory = "/run/netns"
+// directory is where iproute2 looks for named namespaces.
+const directory = namespace.Names
 
 // prefix starts the name of every namespace of every lab.
 const prefix = "shunt-"
@@ -193,7 +194,7 @@ func leftovers(id string) ([]string, error) {
 
 // createNamespace makes a namespace and binds it to its name, as `ip netns add` does.
 func createNamespace(name string) error {
-	if err := os.MkdirAll(directory, 0o755); err != nil {
+	if err := namespace.PrepareNames(); err != nil {
 		return fmt.Errorf("make namespace %s: %w", name, err)
 	}
 	path := filepath.Join(directory, name)

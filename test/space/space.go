@@ -13,12 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/namespace"
 )
 
 // Enter makes a namespace and moves the test's goroutine into it, for good: the thread ends with it.
 func Enter(t testing.TB, name string) netns.NsHandle {
 	t.Helper()
 	runtime.LockOSThread() // never unlocked
+	must(t, namespace.PrepareNames())
 	handle, err := netns.NewNamed(name)
 	must(t, err)
 	t.Cleanup(func() {
