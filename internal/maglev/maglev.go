@@ -96,7 +96,7 @@ func newPermutation(size, seed uint32, key string) permutation {
 // contender is a member with a weight while a table is being filled.
 type contender struct {
 	permutation
-	member int    // its index in what the caller gave
+	member int32  // its index in what the caller gave
 	weight uint64 // turns per weightMax rounds
 	credit uint64 // weight gathered and not yet spent on a turn
 }
@@ -110,8 +110,8 @@ type contender struct {
 //
 // The size must be a prime, as those in Sizes are; with another a member may never find
 // the free slots. Size 0 gives an empty table.
-func Table(size uint32, seed uint32, members []Member) []int {
-	table := make([]int, size)
+func Table(size uint32, seed uint32, members []Member) []int32 {
+	table := make([]int32, size)
 	for i := range table {
 		table[i] = -1
 	}
@@ -161,7 +161,7 @@ func contend(size, seed uint32, members []Member) ([]contender, uint64) {
 		weightMax = max(weightMax, uint64(m.Weight))
 		contenders = append(contenders, contender{
 			permutation: newPermutation(size, seed, m.Key),
-			member:      i, weight: uint64(m.Weight),
+			member:      int32(i), weight: uint64(m.Weight),
 		})
 	}
 	slices.SortFunc(contenders, func(a, b contender) int {

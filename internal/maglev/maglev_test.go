@@ -27,7 +27,7 @@ func backends(n int, weights ...uint32) []Member {
 	return members
 }
 
-func shares(table []int, n int) []int {
+func shares(table []int32, n int) []int {
 	counts := make([]int, n)
 	for _, member := range table {
 		counts[member]++
@@ -77,7 +77,7 @@ func TestSharesFollowWeights(t *testing.T) {
 func TestNobodyToChoose(t *testing.T) {
 	for name, members := range map[string][]Member{"none": nil, "weightless": backends(3, 0)} {
 		table := Table(251, 1, members)
-		if len(table) != 251 || slices.ContainsFunc(table, func(i int) bool { return i != -1 }) {
+		if len(table) != 251 || slices.ContainsFunc(table, func(i int32) bool { return i != -1 }) {
 			t.Errorf("%s: want 251 entries of -1, got %v", name, table)
 		}
 	}
@@ -148,10 +148,10 @@ func TestRemovalMovesLittleElse(t *testing.T) {
 			rest[gone].Weight = 0
 			moved, others := 0, 0
 			for slot, member := range Table(size, Seed("web"), rest) {
-				if member == gone {
+				if int(member) == gone {
 					t.Fatalf("n %d: slot %d still names the removed member", n, slot)
 				}
-				if before[slot] != gone {
+				if int(before[slot]) != gone {
 					others++
 					if member != before[slot] {
 						moved++

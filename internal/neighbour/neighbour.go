@@ -21,6 +21,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -213,6 +214,10 @@ func (w *Watcher) Want(addrs []netip.Addr) {
 		wanted[a.Unmap()] = true
 	}
 	w.mu.Lock()
+	if w.asked && maps.Equal(w.wanted, wanted) { // all routes need not be looked up again
+		w.mu.Unlock()
+		return
+	}
 	w.wanted = wanted
 	w.asked = true
 	var gone []netip.Addr

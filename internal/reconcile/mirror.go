@@ -40,6 +40,11 @@ type mirrorService struct {
 	slots  []Slot   // of record's region
 	begun  []uint32 // when each slot in transition came to be so, in ticks; nil: none is
 	tally  tally    // of slots
+	// from is what the slots were made from; nil: that is not known. A change that comes to the
+	// same leaves them alone, and need not look at each.
+	from *filling
+	// named is what the slots name, each once; nil: that is to be counted.
+	named []BackendRef
 
 	// doubt: the record may be missing, or still an earlier one with a table in held.
 	doubt bool
@@ -192,11 +197,23 @@ func (s *mirrorService) regions() []region {
 // names adds every backend that a slot of the service may name. The table before does not
 // count: programs find by the generation that what it names is gone.
 func (s *mirrorService) names(into map[BackendRef]bool) {
-	nameAll(s.slots, into)
+	for _, ref := range s.namedBySlots() {
+		into[ref] = true
+	}
 	for ref := range s.stale {
 		into[ref] = true
 	}
 	for _, held := range s.held {
 		nameAll(held.slots, into)
 	}
+}
+
+// namedBySlots is every backend that a slot names, each once.
+func (s *mirrorService) namedBySlots() []BackendRef {
+	if s.named == nil {
+		all := map[BackendRef]bool{}
+		nameAll(s.slots, all)
+		s.named = slices.AppendSeq(make([]BackendRef, 0, len(all)), maps.Keys(all))
+	}
+	return s.named
 }

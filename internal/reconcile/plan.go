@@ -63,7 +63,8 @@ type tableStep struct {
 	runs   []run // otherwise these change in place
 	put    bool  // the record is different
 	first  bool  // there was none
-	late   bool  // the record is for the slots as they will be
+	from   *filling
+	late   bool // the record is for the slots as they will be
 }
 
 type frontendStep struct {
@@ -217,22 +218,31 @@ func (p *planner) planBackendRemovals() {
 			p.refs[b] = p.mirror.backends[index].BackendRef
 		}
 	}
+	var unwanted []uint32
+	for index := range p.mirror.backends {
+		if !wanted[index] {
+			unwanted = append(unwanted, index)
+		}
+	}
+	if len(unwanted) == 0 {
+		return
+	}
 	named := map[BackendRef]bool{}
 	for index, service := range p.mirror.services {
 		switch {
 		case !p.unwanted[index]: // will be settled
-			nameAll(service.slots, named)
+			for _, ref := range service.namedBySlots() {
+				named[ref] = true
+			}
 		case !p.early[index]:
 			service.names(named)
 		}
 	}
-	for _, index := range slices.Sorted(maps.Keys(p.mirror.backends)) {
-		backend := p.mirror.backends[index]
-		switch {
-		case wanted[index]:
-		case named[backend.BackendRef]:
+	slices.Sort(unwanted)
+	for _, index := range unwanted {
+		if named[p.mirror.backends[index].BackendRef] {
 			p.lateBackends = append(p.lateBackends, index)
-		default:
+		} else {
 			p.earlyBackends = append(p.earlyBackends, index)
 		}
 	}
@@ -289,11 +299,7 @@ func (p *planner) placeServices() error {
 		return err
 	}
 	room := p.newRoom()
-	wasNamed := map[BackendRef]bool{}
-	for _, service := range p.mirror.services {
-		service.names(wasNamed)
-	}
-	naming := map[BackendRef]bool{}
+	fresh := map[BackendRef]bool{} // named by slots that did not
 	for _, want := range p.target.services {
 		before, step := &mirrorService{}, tableStep{}
 		if index, ok := p.indices[want.serviceKey]; ok {
@@ -308,29 +314,56 @@ func (p *planner) placeServices() error {
 		if err := p.planTable(&step, want, before, room); err != nil {
 			return err
 		}
-		if step.put || len(step.runs) > 0 {
-			p.tables = append(p.tables, step)
+		if step.fresh || len(step.runs) > 0 || len(step.slots) != len(before.slots) {
+			after := currents(step.slots)
+			p.moves[want.serviceKey] = tableDifference(want.ipv6, currents(before.slots), after)
+			for _, ref := range after {
+				fresh[ref] = true
+			}
 		}
-		after := currents(step.slots)
-		p.moves[want.serviceKey] = tableDifference(want.ipv6, currents(before.slots), after)
-		for _, ref := range after {
-			naming[ref] = true
+		switch {
+		case step.put || len(step.runs) > 0:
+			p.tables = append(p.tables, step)
+		default:
+			before.from = step.from // the slots are what would be made of it
 		}
 	}
+	p.planNaming(fresh)
+	return nil
+}
+
+// planNaming lists the backends that no slot has named yet, of those that slots come to name.
+func (p *planner) planNaming(naming map[BackendRef]bool) {
+	if len(naming) == 0 {
+		return
+	}
+	before := map[BackendRef]bool{}
+	for _, service := range p.mirror.services {
+		service.names(before)
+	}
 	for _, b := range p.target.backends {
-		if ref := p.refs[b]; naming[ref] && !wasNamed[ref] {
+		if ref := p.refs[b]; naming[ref] && !before[ref] {
 			p.named = append(p.named, p.backendRecord(b))
 		}
 	}
-	return nil
 }
 
 // planTable decides what the service's slots become, where they lie, and what the record says.
 func (p *planner) planTable(step *tableStep, want targetService, before *mirrorService, room *room) error {
-	current := want.slots(p.refs, p.known)
 	record := &step.record
 	record.Name, record.Forwarding, record.Seed = want.name, want.forwarding, want.seed()
 	record.Tracking, record.AffinityTimeout, record.Policy = want.tracking, want.affinity, want.policy
+	step.from = want.filling(p.refs, record.tracked())
+	if step.from.equal(before.from) {
+		step.slots = before.slots
+		record.Offset, record.Size = before.record.Offset, before.record.Size
+		if before.tally.before > 0 {
+			record.BeforeOffset, record.BeforeSize = before.record.BeforeOffset, before.record.BeforeSize
+		}
+		step.put = step.put || *record != before.record
+		return nil
+	}
+	current := want.slots(step.from.refs, p.known)
 	if want.size == 0 && record.tracked() {
 		// All its backends drain: new flows go nowhere, but known ones go on.
 		current = make([]BackendRef, before.record.Size)
@@ -595,6 +628,17 @@ func (r *Reconciler) add(p *plan) error {
 
 // changeTable brings one service to its slots and its record.
 func (r *Reconciler) changeTable(step tableStep) error {
+	if service, ok := r.mirror.services[step.record.Index]; ok {
+		service.from = nil // until all is done
+	}
+	if err := r.changeTableOf(step); err != nil {
+		return err
+	}
+	r.mirror.services[step.record.Index].from = step.from
+	return nil
+}
+
+func (r *Reconciler) changeTableOf(step tableStep) error {
 	if step.fresh {
 		// Nothing points there yet, so a failure leaves nothing to remember.
 		if err := r.writeSlots(step.record, step.slots, run{0, len(step.slots)}); err != nil {

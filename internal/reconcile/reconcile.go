@@ -193,6 +193,7 @@ func (r *Reconciler) Apply(desired Desired) (Difference, error) {
 	if err := r.endStrays(p); err != nil {
 		return p.difference, fmt.Errorf("apply the desired state: %w: the rest is done, apply again for this", err)
 	}
+	r.tables = tables{} // the mirror has them now
 	r.applied = map[string]view{}
 	for _, service := range desired.Services {
 		r.applied[service.Name] = viewOf(service)

@@ -100,13 +100,16 @@ func currents(slots []Slot) []BackendRef {
 
 // nameAll adds what the slots name.
 func nameAll(slots []Slot, into map[BackendRef]bool) {
+	add := func(ref, last BackendRef) {
+		if ref != nobody && ref != last { // of slots side by side many are alike
+			into[ref] = true
+		}
+	}
+	var last Slot
 	for _, s := range slots {
-		if s.Current != nobody {
-			into[s.Current] = true
-		}
-		if s.Previous != nobody {
-			into[s.Previous] = true
-		}
+		add(s.Current, last.Current)
+		add(s.Previous, last.Previous)
+		last = s
 	}
 }
 
@@ -126,7 +129,7 @@ const notBegun = ^uint32(0)
 // (again) where it comes to be in transition or its current backend changes.
 func (s *mirrorService) setSlots(slots []Slot) {
 	old, begun := s.slots, s.begun
-	s.slots, s.begun = slots, nil
+	s.slots, s.begun, s.named = slots, nil, nil
 	for i, slot := range slots {
 		if slot.State != Transition {
 			continue

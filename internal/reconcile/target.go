@@ -254,18 +254,18 @@ func (s *targetService) membership(refs map[model.BackendAddress]BackendRef) mem
 	return now
 }
 
-// tables are those that have been filled last, for each service. Where health checks find
-// something out, one of many services changes, and filling tables is most of the work.
+// tables are those that have been filled since the last Apply, for each service: what Plan has
+// filled, Apply needs again.
 type tables map[serviceKey]filledTable
 
 type filledTable struct {
 	size    uint32
 	members []maglev.Member
-	slots   []int // maglev.Table's
+	slots   []int32 // maglev.Table's
 }
 
 // fill is the service's table, by the indices of its members.
-func (t tables) fill(s *targetService) []int {
+func (t tables) fill(s *targetService) []int32 {
 	if last, ok := t[s.serviceKey]; ok && last.size == s.size && slices.Equal(last.members, s.members) {
 		return last.slots
 	}
@@ -283,18 +283,35 @@ func (t tables) keep(services []targetService) {
 	maps.DeleteFunc(t, func(k serviceKey, _ filledTable) bool { return !there[k] })
 }
 
-// slots is the service's table, each slot naming the backend refs has for its address.
-func (s *targetService) slots(refs map[model.BackendAddress]BackendRef, known tables) []BackendRef {
+// slots is the service's table, each slot naming the backend of its member.
+func (s *targetService) slots(refs []BackendRef, known tables) []BackendRef {
 	if s.size == 0 {
 		return nil
 	}
-	members := make([]BackendRef, len(s.backends))
-	for i, b := range s.backends {
-		members[i] = refs[b]
-	}
 	slots := make([]BackendRef, s.size)
 	for i, member := range known.fill(s) {
-		slots[i] = members[member]
+		slots[i] = refs[member]
 	}
 	return slots
+}
+
+// filling is all that decides what a service's slots name, and which flows they may be left with.
+type filling struct {
+	size    uint32
+	tracked bool
+	members []maglev.Member
+	refs    []BackendRef // of the members
+}
+
+// filling is what the service's slots are made from.
+func (s *targetService) filling(refs map[model.BackendAddress]BackendRef, tracked bool) *filling {
+	f := &filling{s.size, tracked, s.members, make([]BackendRef, len(s.backends))}
+	for i, b := range s.backends {
+		f.refs[i] = refs[b]
+	}
+	return f
+}
+
+func (f *filling) equal(o *filling) bool {
+	return o != nil && f.size == o.size && f.tracked == o.tracked && slices.Equal(f.members, o.members) && slices.Equal(f.refs, o.refs)
 }

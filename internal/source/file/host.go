@@ -14,13 +14,18 @@ type HostInterface struct {
 	Prefixes []netip.Prefix // its addresses, with the length of their network
 }
 
+// Route is how packets to an address leave the machine.
+type Route struct {
+	Interface string // its name
+	Err       error  // why there is none
+}
+
 // Host is what only this machine knows. Its methods read and change nothing.
 type Host interface {
 	// Interfaces lists the machine's interfaces.
 	Interfaces() ([]HostInterface, error)
-	// RouteInterface is the name of the interface that packets to the address leave by.
-	// No route is an error.
-	RouteInterface(netip.Addr) (string, error)
+	// Routes says how packets to each of the addresses leave the machine.
+	Routes([]netip.Addr) map[netip.Addr]Route
 	// Occupant says whose XDP program keeps shunt's off an interface, and what takes it off;
 	// empty when there is none but shunt's own. Only the latter is empty when whose it is
 	// cannot be found out.
@@ -41,7 +46,7 @@ func (p *Parsed) CheckHost(host Host, strict bool) {
 	if strict {
 		severity = SeverityError
 	}
-	h := &hostCheck{Parsed: p, host: host, severity: severity, routes: map[netip.Addr]route{}, near: map[netip.Prefix]bool{}}
+	h := &hostCheck{Parsed: p, host: host, severity: severity, near: map[netip.Prefix]bool{}}
 	h.groups()
 	interfaces, err := host.Interfaces()
 	if err != nil {
@@ -52,6 +57,7 @@ func (p *Parsed) CheckHost(host Host, strict bool) {
 		if strict {
 			h.ownClients()
 		}
+		h.routes = host.Routes(h.elsewhere())
 		for i := range p.Config.Services {
 			h.service(&p.Config.Services[i], p.backends[i])
 		}
@@ -60,17 +66,12 @@ func (p *Parsed) CheckHost(host Host, strict bool) {
 	p.Faults = p.faults.sorted()
 }
 
-type route struct {
-	name string
-	err  error
-}
-
 type hostCheck struct {
 	*Parsed
 	host     Host
 	severity Severity
 	own      []HostInterface
-	routes   map[netip.Addr]route
+	routes   map[netip.Addr]Route
 	same     []group               // few: an interface each, and a reason each
 	near     map[netip.Prefix]bool // networks whose clients nat-destination cannot serve, as said
 }
@@ -173,32 +174,53 @@ func (h *hostCheck) service(s *model.Service, marks []mark) {
 
 // backend checks the way to one backend.
 func (h *hostCheck) backend(s *model.Service, a netip.Addr, m mark) {
-	for _, own := range h.own {
-		for _, prefix := range own.Prefixes {
-			if prefix.Addr() == a {
-				h.ownBackend(s, a, own.Name, m)
-				return
-			}
-		}
+	if name, own := h.ownName(a); own {
+		h.ownBackend(s, a, name, m)
+		return
 	}
-	r, known := h.routes[a]
-	if !known {
-		r.name, r.err = h.host.RouteInterface(a)
-		h.routes[a] = r
-	}
-	if r.err != nil {
-		why := ": " + r.err.Error()
+	r := h.routes[a]
+	if r.Err != nil {
+		why := ": " + r.Err.Error()
 		h.say(alike{"this machine has no way to backend ", why, why}, a, m, h.severity, "")
 		return
 	}
-	if !slices.ContainsFunc(h.Config.Interfaces, func(i model.Interface) bool { return i.Name == r.name }) {
+	if !slices.ContainsFunc(h.Config.Interfaces, func(i model.Interface) bool { return i.Name == r.Interface }) {
 		effect := "its answers would not pass shunt"
 		if s.Forwarding.Direct() {
 			effect = "shunt does not send there"
 		}
-		where := fmt.Sprintf(" behind %s, which is not under interfaces: %s", r.name, effect)
-		h.say(alike{"backend ", " is" + where, " are" + where}, a, m, h.severity, fmt.Sprintf("add {name: %s} to interfaces", r.name))
+		where := fmt.Sprintf(" behind %s, which is not under interfaces: %s", r.Interface, effect)
+		h.say(alike{"backend ", " is" + where, " are" + where}, a, m, h.severity, fmt.Sprintf("add {name: %s} to interfaces", r.Interface))
 	}
+}
+
+// ownName is the interface that has an address, if it is this machine's.
+func (h *hostCheck) ownName(a netip.Addr) (string, bool) {
+	for _, own := range h.own {
+		for _, prefix := range own.Prefixes {
+			if prefix.Addr() == a {
+				return own.Name, true
+			}
+		}
+	}
+	return "", false
+}
+
+// elsewhere are the addresses of all backends that are not this machine, each once.
+func (h *hostCheck) elsewhere() (all []netip.Addr) {
+	known := map[netip.Addr]bool{}
+	for _, s := range h.Config.Services {
+		for _, b := range s.Backends {
+			if known[b.Address] {
+				continue
+			}
+			known[b.Address] = true
+			if _, own := h.ownName(b.Address); !own {
+				all = append(all, b.Address)
+			}
+		}
+	}
+	return all
 }
 
 func (h *hostCheck) atTC() bool {

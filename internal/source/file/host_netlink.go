@@ -65,20 +65,45 @@ func (LocalHost) Interfaces() ([]HostInterface, error) {
 	return interfaces, nil
 }
 
-// RouteInterface asks the kernel's routing (RTM_GETROUTE).
-func (LocalHost) RouteInterface(to netip.Addr) (string, error) {
-	routes, err := netlink.RouteGet(net.IP(to.AsSlice()))
+// Routes asks the kernel's routing (RTM_GETROUTE), over one socket.
+func (LocalHost) Routes(to []netip.Addr) map[netip.Addr]Route {
+	routes := make(map[netip.Addr]Route, len(to))
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		for _, a := range to {
+			routes[a] = Route{Err: fmt.Errorf("asking for the route: %w", err)}
+		}
+		return routes
+	}
+	defer handle.Close()
+	names := map[int]string{}
+	for _, a := range to {
+		index, err := routeOut(handle, a)
+		name, known := names[index]
+		if err == nil && !known {
+			var link netlink.Link
+			if link, err = handle.LinkByIndex(index); err != nil {
+				err = fmt.Errorf("naming the interface of the route: %w", err)
+			} else {
+				name = link.Attrs().Name
+				names[index] = name
+			}
+		}
+		routes[a] = Route{name, err}
+	}
+	return routes
+}
+
+// routeOut is the index of the interface that packets to an address leave by.
+func routeOut(handle *netlink.Handle, to netip.Addr) (int, error) {
+	routes, err := handle.RouteGet(net.IP(to.AsSlice()))
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
-		return "", errors.New("no route")
+		return 0, errors.New("no route")
 	case err != nil:
-		return "", fmt.Errorf("asking for the route: %w", err)
+		return 0, fmt.Errorf("asking for the route: %w", err)
 	case len(routes) == 0:
-		return "", errors.New("no route")
+		return 0, errors.New("no route")
 	}
-	link, err := netlink.LinkByIndex(routes[0].LinkIndex)
-	if err != nil {
-		return "", fmt.Errorf("naming the interface of the route: %w", err)
-	}
-	return link.Attrs().Name, nil
+	return routes[0].LinkIndex, nil
 }

@@ -37,14 +37,19 @@ func (fakeHost) Occupant(iface string) (whose, takeOff string, err error) {
 
 func (fakeHost) HasGroup(name string) bool { return name == "staff" }
 
-func (fakeHost) RouteInterface(a netip.Addr) (string, error) {
-	switch {
-	case netip.MustParsePrefix("10.0.0.0/16").Contains(a):
-		return "eth1", nil
-	case netip.MustParsePrefix("192.0.2.0/24").Contains(a):
-		return "eth0", nil
+func (fakeHost) Routes(to []netip.Addr) map[netip.Addr]Route {
+	routes := map[netip.Addr]Route{}
+	for _, a := range to {
+		switch {
+		case netip.MustParsePrefix("10.0.0.0/16").Contains(a):
+			routes[a] = Route{Interface: "eth1"}
+		case netip.MustParsePrefix("192.0.2.0/24").Contains(a):
+			routes[a] = Route{Interface: "eth0"}
+		default:
+			routes[a] = Route{Err: errors.New("no route")}
+		}
 	}
-	return "", errors.New("no route")
+	return routes
 }
 
 const hostConfig = `interfaces: [{name: eth0}, {name: etg0}, {name: eth2}, {name: eth3}]
@@ -171,7 +176,11 @@ func TestLocalHost(t *testing.T) {
 	if !slices.Contains(interfaces[i].Prefixes, netip.MustParsePrefix("127.0.0.1/8")) {
 		t.Skip("lo is down: there is no route to ask for")
 	}
-	if name, err := (LocalHost{}).RouteInterface(netip.MustParseAddr("127.0.0.1")); name != "lo" || err != nil {
-		t.Errorf("the route to 127.0.0.1 is by %q, %v; want lo", name, err)
+	loop, two := netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2")
+	routes := (LocalHost{}).Routes([]netip.Addr{loop, two})
+	for _, a := range []netip.Addr{loop, two} {
+		if r := routes[a]; r.Interface != "lo" || r.Err != nil {
+			t.Errorf("the route to %s is by %q, %v; want lo", a, r.Interface, r.Err)
+		}
 	}
 }
