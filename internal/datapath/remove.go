@@ -108,7 +108,7 @@ func removeTC(opts Options, iface string) error {
 		case l != nil:
 			errs = append(errs, dropLink(l))
 		default:
-			errs = append(errs, clsactSide{opts.PinRoot, opts.Instance, iface, interfaceIndex(iface), at}.drop())
+			errs = append(errs, clsactSide{opts.PinRoot, opts.Instance, iface, 0, at}.dropAnywhere())
 		}
 	}
 	return errors.Join(errs...)

@@ -11,7 +11,9 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/pin"
+	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -84,6 +86,9 @@ func (s clsactSide) filter() *netlink.BpfFilter {
 
 // find looks for the filter in our place, whoever's it is.
 func (s clsactSide) find() (*netlink.BpfFilter, error) {
+	if s.ifindex == 0 { // the kernel calls that invalid, as if something were wrong with the question
+		return nil, netlink.LinkNotFoundError{}
+	}
 	dev, err := netlink.LinkByIndex(s.ifindex)
 	if err != nil {
 		return nil, err
@@ -180,6 +185,28 @@ func (s clsactSide) drop() error {
 		errs = append(errs, err)
 	}
 	return errors.Join(append(errs, s.dropQdisc())...)
+}
+
+// dropAnywhere is drop of a side whose interface may be in another network namespace, or gone. A
+// filter can be reached only from the namespace of its interface, unlike a link.
+func (s clsactSide) dropAnywhere() error {
+	isHere := func() bool {
+		s.ifindex = interfaceIndex(s.iface)
+		there, err := s.find()
+		return err == nil && there != nil && there.Name == s.name()
+	}
+	if isHere() {
+		return s.drop()
+	}
+	ns := namespace.Find(func(ns netns.NsHandle) (is bool) {
+		err := namespace.Inside(ns, func() error { is = isHere(); return nil })
+		return is && err == nil
+	})
+	defer namespace.Close(ns)
+	return namespace.Inside(ns, func() error { // here, if there is none
+		s.ifindex = interfaceIndex(s.iface)
+		return s.drop()
+	})
 }
 
 // dropQdisc deletes the qdisc if it was made by us. Left is one that others have come to use; from

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
 )
 
 // tcMode is what attach: tc may become, by what the kernel is allowed to have.
@@ -205,6 +207,43 @@ func TestRemoveFromTC(t *testing.T) {
 			must(t, RemoveFrom(opts))
 			requireNothingAtTC(t, "shunt-a")
 		})
+	}
+}
+
+// TestRemoveFromTCElsewhere: from another network namespace than that of the interface, and after
+// the interface has gone.
+func TestRemoveFromTCElsewhere(t *testing.T) {
+	for _, c := range tcModes() {
+		for _, gone := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, gone %v", c.name, gone), func(t *testing.T) {
+				home, err := netns.Get()
+				must(t, err)
+				defer home.Close()
+				inNamespace(t)
+				opts := testOptions(t)
+				d := mustOpen(t, opts)
+				d.withoutTCX = c.withoutTCX
+				_, err = d.Attach("shunt-a", model.AttachTC)
+				must(t, err)
+				must(t, d.Close())
+				if gone {
+					must(t, netlink.LinkDel(device(t, "shunt-a")))
+				}
+				there, err := netns.Get()
+				must(t, err)
+				defer there.Close()
+				must(t, netns.Set(home))
+				failed := RemoveFrom(opts)
+				must(t, netns.Set(there))
+				must(t, failed)
+				if !gone {
+					requireNothingAtTC(t, "shunt-a")
+				}
+				if _, err := os.Stat(instanceDir(opts.PinRoot, opts.Instance)); !errors.Is(err, os.ErrNotExist) {
+					t.Errorf("of the instance there is still something: %v", err)
+				}
+			})
+		}
 	}
 }
 

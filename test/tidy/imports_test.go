@@ -27,7 +27,7 @@ var rooms = map[string][]string{
 	"internal/source/file": {"internal/model", "internal/condition", "internal/maglev", "internal/state"},
 	"internal/health":      {"internal/model"},
 	"internal/reconcile":   {"internal/model", "internal/condition", "internal/maglev"},
-	"internal/datapath":    {"internal/model", "internal/condition", "internal/maglev", "internal/reconcile"},
+	"internal/datapath":    {"internal/model", "internal/condition", "internal/maglev", "internal/namespace", "internal/reconcile"},
 	"internal/namespace":   {},
 	"internal/wire":        {"internal/namespace"},
 	"internal/neighbour":   {"internal/model", "internal/condition", "internal/namespace", "internal/wire"},
