@@ -1,9 +1,10 @@
 // Package daemon is the life of `shunt run`: it loads the data plane, keeps it agreeing
 // with the configuration file and with the network around it, and takes it down again.
 //
-//	file ─► state ─► desired ─► reconcile ─► datapath
-//	                    ▲           ▲
-//	    addresses, ports of host    next hops (neighbour), ownership (announce)
+//	sources ─► state ─► checks ─► reconcile ─► datapath
+//	             │                    │           ▲
+//	             └──► interfaces      └─► way ────┤
+//	             └──► announcements ──────────────┘
 //
 // Everything that decides about packets lies in pinned maps. Killing this process at any
 // moment loses nothing: the programs go on, and the next start adopts what it finds.
