@@ -629,3 +629,28 @@ func TestTheSettleTimeBeginsWhenItIsWritten(t *testing.T) {
 		}
 	}
 }
+
+// TestSettlingWaitsForNobody: who asks in the middle of a change hears what was left before it.
+func TestSettlingWaitsForNobody(t *testing.T) {
+	asked := 0
+	var r *reconcile.Reconciler
+	r = reconcile.New(fake.New(roomy), reconcile.BeforeNaming(func([]reconcile.BackendRecord) {
+		asked++
+		if left := r.Settling(); left.Transition != 0 {
+			t.Errorf("in the middle of change %d, %+v is left", asked, left)
+		}
+	}))
+	direct := func(backends string) reconcile.Desired {
+		d := desired(service("web", "192.0.2.10:80", backends))
+		d.Services[0].Forwarding, d.Settle = model.ForwardingDSRL2, settleTime
+		return d
+	}
+	for _, backends := range []string{"10.0.0.2:80", "10.0.0.2:80 10.0.0.3:80"} {
+		if _, err := r.Apply(direct(backends)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left := r.Settling(); asked != 2 || left.Transition == 0 {
+		t.Errorf("asked %d times, and %+v is left after a change of slots with flows", asked, left)
+	}
+}
