@@ -3,7 +3,7 @@
 //
 //	sources ─► state ─► checks ─► reconcile ─► datapath
 //	             │                    │           ▲
-//	             └──► interfaces      └─► way ────┤
+//	             ├──► interfaces      └─► way ────┤
 //	             └──► announcements ──────────────┘
 //
 // Everything that decides about packets lies in pinned maps. Killing this process at any
@@ -172,7 +172,8 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	if d.opts.Through != nil {
 		maps = d.opts.Through(dp)
 	}
-	d.interfaces = newInterfaces(dp, newAggregation(d.opts.Instance, d.conditions, d.log), d.conditions, d.log)
+	d.interfaces = newInterfaces(dp, newAggregation(d.opts.Instance, d.conditions, d.log), d.conditions, d.log,
+		func() { d.ways.Review() })
 	if d.ways, err = way.Open(way.Options{
 		DataPlane: dp, Conditions: d.conditions, Log: d.log, Host: d.interfaces.wayToHost,
 		Configured:     func() []netip.Addr { return d.writer.Snapshot().Config.SNAT.Addresses },

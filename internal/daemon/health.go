@@ -28,7 +28,7 @@ const (
 )
 
 // checks is what health checks say of the services in force. Its methods are for one caller at a
-// time, but for servedLast and report.
+// time, but for servedLast and those of the monitor.
 type checks struct {
 	monitor    *health.Monitor
 	conditions *condition.Set

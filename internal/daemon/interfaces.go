@@ -35,13 +35,14 @@ type interfaces struct {
 	conditions *condition.Set
 	log        *slog.Logger
 	find       func(name string) (*net.Interface, error) // net.InterfaceByName
+	changed    func()                                    // told that wayToHost may say something else
 
 	mu       sync.Mutex
 	attached map[string]datapath.Attachment
 }
 
-func newInterfaces(dp attacher, m merger, conditions *condition.Set, log *slog.Logger) *interfaces {
-	return &interfaces{attacher: dp, merger: m, conditions: conditions, log: log,
+func newInterfaces(dp attacher, m merger, conditions *condition.Set, log *slog.Logger, changed func()) *interfaces {
+	return &interfaces{attacher: dp, merger: m, conditions: conditions, log: log, changed: changed,
 		find: net.InterfaceByName, attached: map[string]datapath.Attachment{}}
 }
 
@@ -91,6 +92,7 @@ func (i *interfaces) attach(wanted model.Interface) error {
 	i.mu.Lock()
 	i.attached[name] = a
 	i.mu.Unlock()
+	i.changed()
 	i.log.Info("attached", "interface", name, "mode", a.Mode, "reason", a.Reason)
 	if a.Mode == datapath.ModeGeneric && wanted.Attach == model.AttachAuto {
 		i.conditions.Raise(condition.Condition{Code: condition.AttachDegraded, Severity: condition.Warning, Subject: name,
@@ -109,6 +111,7 @@ func (i *interfaces) detach(name string) error {
 	i.mu.Lock()
 	delete(i.attached, name)
 	i.mu.Unlock()
+	i.changed()
 	for _, code := range []string{condition.AttachDegraded, condition.AttachFailed, condition.InterfaceMissing} {
 		i.conditions.Clear(code, name)
 	}

@@ -24,6 +24,7 @@ type interfaceBench struct {
 	programs map[string]int           // index of the interface that each is attached to
 	modes    map[string]datapath.Mode // what they become; else native
 	refused  map[string]error         // by name
+	told     int                      // how often, that wayToHost may say something else
 	stuck    map[string]error         // merging cannot be switched off
 }
 
@@ -33,7 +34,7 @@ func newInterfaceBench(t *testing.T, there ...string) *interfaceBench {
 	for i, name := range there {
 		b.there[name] = i + 1
 	}
-	b.interfaces = newInterfaces(attachments{b}, b, &condition.Set{}, slog.New(slog.DiscardHandler))
+	b.interfaces = newInterfaces(attachments{b}, b, &condition.Set{}, slog.New(slog.DiscardHandler), func() { b.told++ })
 	b.find = func(name string) (*net.Interface, error) {
 		if b.there[name] == 0 {
 			return nil, errors.New("no such interface")
@@ -235,6 +236,15 @@ func TestWayToHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	way(3, true)
+	if b.told != 4 {
+		t.Errorf("told %d times that it may say something else, want once for each interface", b.told)
+	}
+	if err := b.detachOthers(listed("a", "b", "c")); err != nil || b.told != 5 {
+		t.Errorf("after detaching from one, told %d times: %v", b.told, err)
+	}
+	if err := b.attachAll(listed("a", "b", "c"), listed("a", "b", "c", "d:tc")); err != nil {
+		t.Fatal(err)
+	}
 	delete(b.there, "c")
 	way(4, true)
 	delete(b.there, "d")

@@ -97,7 +97,7 @@ type Watcher struct {
 	neigh  *neighbours     // neighbours, with the attributes the library leaves out
 	sender *wire.Sender
 
-	wake    chan struct{} // capacity 1: the wanted addresses changed
+	wake    chan struct{} // capacity 1: all that is wanted is to be looked up
 	reach   chan struct{} // capacity 1: Unreachable may say something else than before
 	stop    context.CancelFunc
 	stopped sync.WaitGroup
@@ -205,7 +205,8 @@ func (w *Watcher) adopt() error {
 	return nil
 }
 
-// Want replaces the set of addresses to resolve. It returns at once; see Wait. What is no
+// Want replaces the set of addresses to resolve, and looks them up unless it is the same set. It
+// returns at once; see Wait. What is no
 // longer wanted is forgotten without a word to OnChange, and its neighbour entry is
 // removed if it is ours and no other wanted address needs it.
 func (w *Watcher) Want(addrs []netip.Addr) {
@@ -231,6 +232,12 @@ func (w *Watcher) Want(addrs []netip.Addr) {
 	for _, a := range gone {
 		w.opts.Conditions.Clear(condition.NeighbourUnresolved, a.String())
 	}
+	w.Review()
+}
+
+// Review has all that is wanted looked up again, without being told by the kernel: Host says
+// something else than before. It returns at once.
+func (w *Watcher) Review() {
 	select {
 	case w.wake <- struct{}{}:
 	default: // already woken

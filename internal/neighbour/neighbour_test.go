@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -190,6 +191,24 @@ func TestRouteThatAppearsLater(t *testing.T) {
 	s.balancer.Route(t, "10.99.0.0/16", "10.8.0.2")
 	mustResolve(t, w, "10.99.1.1")
 	nstest.Eventually(t, "the condition is cleared", func() bool { return len(conditions.List()) == 0 })
+}
+
+// TestReview: the kernel does not tell that Host says something else, so whoever knows says it.
+func TestReview(t *testing.T) {
+	s := newSite(t)
+	var met atomic.Bool
+	w, told := s.watch(t, Options{Resync: time.Hour, Host: func() (int, net.HardwareAddr, bool) {
+		return s.balancer.Index(t, "lan"), s.balancer.MAC(t, "lan"), met.Load()
+	}})
+	w.Want(addrs("10.8.0.1"))
+	nstest.Eventually(t, "it is told", func() bool { return len(told.of("10.8.0.1")) == 1 })
+	if h := told.of("10.8.0.1")[0]; !h.Host || h.Resolved {
+		t.Errorf("told %+v, want an address of the host that is not resolved", h)
+	}
+	met.Store(true)
+	w.Want(addrs("10.8.0.1")) // the same as before
+	w.Review()
+	mustResolve(t, w, "10.8.0.1")
 }
 
 func TestNoticesAnotherHardwareAddress(t *testing.T) {

@@ -43,6 +43,7 @@ type DataPlane interface {
 type resolver interface {
 	Want([]netip.Addr)
 	Wait(context.Context, []netip.Addr) []netip.Addr
+	Review()
 	Unreachable(netip.Addr) bool
 	Changed() <-chan struct{}
 	Close(keep bool) error
@@ -110,6 +111,9 @@ func (w *Ways) Unreachable(backend netip.Addr) bool { return w.resolver.Unreacha
 
 // Changed receives when Unreachable may say something else than before.
 func (w *Ways) Changed() <-chan struct{} { return w.resolver.Changed() }
+
+// Review has all next hops looked up again, because Host says something else than before.
+func (w *Ways) Review() { w.resolver.Review() }
 
 // Want has the next hops of these backends looked up, and of those that the maps have. Others
 // are forgotten.

@@ -64,6 +64,7 @@ func (f finder) Wait(_ context.Context, addresses []netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(addresses), func(a netip.Addr) bool { return !f.silent[a] })
 }
 
+func (f finder) Review()                       {}
 func (f finder) Unreachable(a netip.Addr) bool { return f.silent[a] }
 func (f finder) Changed() <-chan struct{}      { return nil }
 func (f finder) Close(bool) error              { return nil }

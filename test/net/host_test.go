@@ -1,6 +1,7 @@
 package net
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -137,6 +138,36 @@ func TestHostIsBackend(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestHostBecomesBackend: with XDP the balancer cannot be its own backend, and a reload to attach: tc
+// makes it one at once. The kernel tells nobody; it would be found out half a minute later.
+func TestHostBecomesBackend(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.OneArm})
+	b.serve(b.Balancer)
+	b.write(b.withHost(b.file(settings{attach: "native"})))
+	b.start()
+	conditions := func() string {
+		_, out := b.shunt("status", "--instance", b.instance, "--socket", b.socket)
+		return out
+	}
+	own := "cannot send to backend " + b.Balancer.Addr4().String()
+	eventually(t, 10*time.Second, "the condition that it cannot be", func() error {
+		if out := conditions(); !strings.Contains(out, own) {
+			return errors.New(out)
+		}
+		return nil
+	})
+	b.reload(b.withHost(b.file(settings{attach: "tc"})))
+	eventually(t, 15*time.Second, "the end of the condition", func() error {
+		if out := conditions(); strings.Contains(out, own) {
+			return errors.New(out)
+		}
+		return nil
+	})
+	for _, vip := range vips {
+		b.hostAnswers(t, vip, true)
 	}
 }
 
