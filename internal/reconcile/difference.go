@@ -321,9 +321,7 @@ func (r *Reconciler) views() map[string]view {
 		if service.record.Policy.Filters {
 			r.mirror.rules(index, service.record.Generation, v.rules)
 		}
-		named := map[BackendRef]bool{}
-		nameAll(service.slots, named)
-		for ref := range named {
+		for _, ref := range service.namedBySlots() {
 			if backend, ok := r.mirror.backends[ref.Index]; ok && backend.BackendRef == ref {
 				v.backends[backend.BackendAddress] = backendView{}
 			}

@@ -299,7 +299,7 @@ func (p *planner) placeServices() error {
 		return err
 	}
 	room := p.newRoom()
-	fresh := map[BackendRef]bool{} // named by slots that did not
+	naming := map[BackendRef]bool{} // backends in tables that change
 	for _, want := range p.target.services {
 		before, step := &mirrorService{}, tableStep{}
 		if index, ok := p.indices[want.serviceKey]; ok {
@@ -318,21 +318,20 @@ func (p *planner) placeServices() error {
 			after := currents(step.slots)
 			p.moves[want.serviceKey] = tableDifference(want.ipv6, currents(before.slots), after)
 			for _, ref := range after {
-				fresh[ref] = true
+				naming[ref] = true
 			}
 		}
-		switch {
-		case step.put || len(step.runs) > 0:
+		if step.put || len(step.runs) > 0 {
 			p.tables = append(p.tables, step)
-		default:
+		} else {
 			before.from = step.from // the slots are what would be made of it
 		}
 	}
-	p.planNaming(fresh)
+	p.planNaming(naming)
 	return nil
 }
 
-// planNaming lists the backends that no slot has named yet, of those that slots come to name.
+// planNaming lists those of naming that no slot has named yet.
 func (p *planner) planNaming(naming map[BackendRef]bool) {
 	if len(naming) == 0 {
 		return

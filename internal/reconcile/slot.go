@@ -100,16 +100,13 @@ func currents(slots []Slot) []BackendRef {
 
 // nameAll adds what the slots name.
 func nameAll(slots []Slot, into map[BackendRef]bool) {
-	add := func(ref, last BackendRef) {
-		if ref != nobody && ref != last { // of slots side by side many are alike
-			into[ref] = true
-		}
-	}
-	var last Slot
 	for _, s := range slots {
-		add(s.Current, last.Current)
-		add(s.Previous, last.Previous)
-		last = s
+		if s.Current != nobody {
+			into[s.Current] = true
+		}
+		if s.Previous != nobody {
+			into[s.Previous] = true
+		}
 	}
 }
 
