@@ -52,7 +52,7 @@ func (p *Parsed) CheckHost(host Host, strict bool) {
 	if err != nil {
 		p.faults.add(severity, p.list, fmt.Sprintf("cannot compare with this machine's interfaces: %v", err), "")
 	} else {
-		h.own = interfaces
+		h.own, h.ownNames = interfaces, ownNames(interfaces)
 		h.interfaces()
 		if strict {
 			h.ownClients()
@@ -71,6 +71,7 @@ type hostCheck struct {
 	host     Host
 	severity Severity
 	own      []HostInterface
+	ownNames map[netip.Addr]string // of the interface that has the address
 	routes   map[netip.Addr]Route
 	same     []group               // few: an interface each, and a reason each
 	near     map[netip.Prefix]bool // networks whose clients nat-destination cannot serve, as said
@@ -174,7 +175,7 @@ func (h *hostCheck) service(s *model.Service, marks []mark) {
 
 // backend checks the way to one backend.
 func (h *hostCheck) backend(s *model.Service, a netip.Addr, m mark) {
-	if name, own := h.ownName(a); own {
+	if name, own := h.ownNames[a]; own {
 		h.ownBackend(s, a, name, m)
 		return
 	}
@@ -194,16 +195,17 @@ func (h *hostCheck) backend(s *model.Service, a netip.Addr, m mark) {
 	}
 }
 
-// ownName is the interface that has an address, if it is this machine's.
-func (h *hostCheck) ownName(a netip.Addr) (string, bool) {
-	for _, own := range h.own {
+// ownNames is the interface of each of this machine's addresses, the first that has it.
+func ownNames(interfaces []HostInterface) map[netip.Addr]string {
+	names := map[netip.Addr]string{}
+	for _, own := range interfaces {
 		for _, prefix := range own.Prefixes {
-			if prefix.Addr() == a {
-				return own.Name, true
+			if _, known := names[prefix.Addr()]; !known {
+				names[prefix.Addr()] = own.Name
 			}
 		}
 	}
-	return "", false
+	return names
 }
 
 // elsewhere are the addresses of all backends that are not this machine, each once.
@@ -215,7 +217,7 @@ func (h *hostCheck) elsewhere() (all []netip.Addr) {
 				continue
 			}
 			known[b.Address] = true
-			if _, own := h.ownName(b.Address); !own {
+			if _, own := h.ownNames[b.Address]; !own {
 				all = append(all, b.Address)
 			}
 		}
