@@ -16,6 +16,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 )
 
@@ -75,7 +76,7 @@ func inWorld(name string, o options, do func(*world) error) error {
 }
 
 func (w *world) open(name string) error {
-	space, err := netns.NewNamed(name)
+	space, err := namespace.NewNamed(name)
 	if err != nil {
 		return fmt.Errorf("making the network namespace %s: %w", name, err)
 	}

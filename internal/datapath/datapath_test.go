@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -86,7 +87,7 @@ func inNamespace(t *testing.T) {
 	before, err := netns.Get()
 	must(t, err)
 	name := fmt.Sprintf("shunt-dp-%d-%d", os.Getpid(), testCount.Add(1))
-	space, err := netns.NewNamed(name)
+	space, err := namespace.NewNamed(name)
 	must(t, err)
 	t.Cleanup(func() {
 		if err := errors.Join(netns.Set(before), space.Close(), before.Close(), netns.DeleteNamed(name)); err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,6 +21,14 @@ func PrepareNames() error {
 		return fmt.Errorf("prepare %s for the name of a network namespace: %w", Names, err)
 	}
 	return nil
+}
+
+// NewNamed is netns.NewNamed in a folder that is prepared: it moves the calling thread there.
+func NewNamed(name string) (netns.NsHandle, error) {
+	if err := PrepareNames(); err != nil {
+		return netns.None(), err
+	}
+	return netns.NewNamed(name)
 }
 
 func prepare(folder string) error {

@@ -18,6 +18,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/test/space"
@@ -141,7 +142,7 @@ func (w *world) makeSpace(name string) {
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		var err error
-		w.space, err = netns.NewNamed(name)
+		w.space, err = namespace.NewNamed(name)
 		made <- err
 	}()
 	must(w, <-made)

@@ -20,8 +20,7 @@ import (
 func Enter(t testing.TB, name string) netns.NsHandle {
 	t.Helper()
 	runtime.LockOSThread() // never unlocked
-	must(t, namespace.PrepareNames())
-	handle, err := netns.NewNamed(name)
+	handle, err := namespace.NewNamed(name)
 	must(t, err)
 	t.Cleanup(func() {
 		if err := errors.Join(handle.Close(), netns.DeleteNamed(name)); err != nil {

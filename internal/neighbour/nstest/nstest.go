@@ -33,12 +33,7 @@ func New(t *testing.T) *Namespace {
 // name must start with "shunt-".
 func NewNamed(t *testing.T, name string) *Namespace {
 	t.Helper()
-	n := create(t, func() (netns.NsHandle, error) {
-		if err := namespace.PrepareNames(); err != nil {
-			return netns.None(), err
-		}
-		return netns.NewNamed(name)
-	})
+	n := create(t, func() (netns.NsHandle, error) { return namespace.NewNamed(name) })
 	t.Cleanup(func() {
 		if err := netns.DeleteNamed(name); err != nil {
 			t.Errorf("delete namespace %s: %v", name, err)
