@@ -218,7 +218,17 @@ func TestRefusedStartLeavesLoopbackAlone(t *testing.T) {
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// What only a later version knows.
+	// What only a later version knows. A machine on which nothing has pinned anything since it booted
+	// may have no bpffs yet.
+	var root unix.Statfs_t
+	if err := unix.Statfs(datapath.DefaultPinRoot, &root); err != nil {
+		t.Fatal(err)
+	}
+	if root.Type != unix.BPF_FS_MAGIC {
+		if err := unix.Mount("bpf", datapath.DefaultPinRoot, "bpf", 0, "mode=700"); err != nil {
+			t.Fatal(err)
+		}
+	}
 	newer := filepath.Join(datapath.DefaultPinRoot, "shunt", instance, "abi-999999", "maps")
 	if err := os.MkdirAll(newer, 0o700); err != nil {
 		t.Fatal(err)
