@@ -159,8 +159,10 @@ func (m *Maps) DeleteBackend(ref reconcile.BackendRef) error {
 	operation := fmt.Sprintf("delete backend %d/%d", ref.Index, ref.Generation)
 	m.checkDeleteBackend(operation, ref)
 	return m.do(operation, func() {
-		delete(m.backends, ref.Index)
-		m.held.backends[ref.Index] = true
+		if _, present := m.backends[ref.Index]; present {
+			delete(m.backends, ref.Index)
+			m.held.backends[ref.Index] = true
+		}
 	}, nil)
 }
 
@@ -186,9 +188,11 @@ func (m *Maps) DeleteService(index uint32, generation uint8) error {
 	operation := fmt.Sprintf("delete service %d/%d", index, generation)
 	m.checkDeleteService(operation, index, generation)
 	return m.do(operation, func() {
-		m.abandon(m.services[index], reconcile.ServiceRecord{})
-		delete(m.services, index)
-		m.held.services[index] = true
+		if service, present := m.services[index]; present {
+			m.abandon(service, reconcile.ServiceRecord{})
+			delete(m.services, index)
+			m.held.services[index] = true
+		}
 	}, nil)
 }
 
