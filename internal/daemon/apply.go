@@ -206,7 +206,7 @@ func (d *daemon) carry(config model.Config) (difference reconcile.Difference, er
 	desired := reconcile.Desired{
 		Services: config.Services,
 		Sources:  d.ways.Sources(backendAddresses(translated(config.Services))),
-		HostOwn:  func(a netip.Addr) bool { return own[a] },
+		HostOwn:  own,
 		Limits:   config.Limits,
 		Settle:   config.Timeouts.Settle,
 	}

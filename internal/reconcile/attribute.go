@@ -3,7 +3,6 @@ package reconcile
 import (
 	"cmp"
 	"fmt"
-	"reflect"
 	"strconv"
 	"time"
 
@@ -19,7 +18,7 @@ const none = "none"
 func recordAttributes(s *model.Service) []attribute {
 	return append([]attribute{
 		{"forwarding", string(s.Forwarding)},
-		{"tracking", string(trackingOf(*s))},
+		{"tracking", string(trackingOf(s))},
 		{"affinity_timeout", durationText(s.AffinityTimeout)},
 	}, policyAttributes(s.Policy)...)
 }
@@ -111,14 +110,10 @@ func portText(port uint16) string {
 	return strconv.Itoa(int(port))
 }
 
-// differentAttributes are those of two services that differ. It is asked of every service at
-// every change, and few differ: words are for those alone.
+// differentAttributes are those of two services that differ.
 func differentAttributes(before, after *model.Service, adopted bool) []AttributeDifference {
-	switch {
-	case adopted:
+	if adopted {
 		return compareAttributes(recordAttributes(before), recordAttributes(after))
-	case reflect.DeepEqual(before, after):
-		return nil
 	}
 	return compareAttributes(serviceAttributes(before), serviceAttributes(after))
 }

@@ -283,32 +283,30 @@ func stateOf(b model.Backend) string {
 }
 
 // viewOf is the view of a configured service, without backends no frontend can reach.
-func viewOf(service model.Service) view {
-	own := service // what is compared by itself would be held for nothing
-	own.Frontends, own.Backends, own.AllowFrom, own.DenyFrom = nil, nil, nil, nil
-	v := newView(&own)
+func viewOf(service *model.Service) view {
+	v := newView(service)
 	v.rules = allRules(service)
-	families := map[bool]bool{}
 	for _, f := range service.Frontends {
 		v.frontends[f] = true
-		families[f.Address.Is6()] = true
 	}
-	for _, b := range service.Backends {
-		if families[false] && reaches(service, b, false) || families[true] && reaches(service, b, true) {
+	for _, ipv6 := range []bool{false, true} {
+		if !slices.ContainsFunc(service.Frontends, func(f model.Frontend) bool { return f.Address.Is6() == ipv6 }) {
+			continue
+		}
+		for _, b := range serving(service, ipv6) {
 			v.backends[b.BackendAddress] = backendView{b.Weight, stateOf(b), b.Share() == 0, b.Name, b.Backup}
 		}
 	}
 	return v
 }
 
-// views is what every service in the maps looks like: as it was applied, or as far as
-// the maps tell.
-func (r *Reconciler) views() map[string]view {
-	views := maps.Clone(r.applied)
+// adoptedViews are the services in the maps that were never applied, as far as the maps tell.
+func (r *Reconciler) adoptedViews() map[string]view {
+	views := map[string]view{}
 	for _, index := range slices.Sorted(maps.Keys(r.mirror.services)) {
 		service := r.mirror.services[index]
 		name := service.record.Name
-		if _, ok := r.applied[name]; ok {
+		if r.applied.services[name] != nil {
 			continue
 		}
 		v, ok := views[name]
@@ -338,23 +336,36 @@ func (r *Reconciler) views() map[string]view {
 }
 
 // difference puts the plan into the user's terms.
-func (r *Reconciler) difference(desired Desired, t *target, p *plan) Difference {
+func (r *Reconciler) difference(p *plan, whole bool) Difference {
 	d := Difference{Repairs: p.repairs}
-	before := r.views()
+	before := map[string]view{} // of services that may be different or gone
+	if whole {
+		before = r.adoptedViews()
+		for name, applied := range r.applied.services {
+			before[name] = view{service: &applied.service}
+		}
+	}
+	for _, gone := range p.change.gone {
+		before[gone.service.Name] = view{service: &gone.service}
+	}
 	tables := map[string][]TableDifference{}
-	for _, want := range t.services {
+	for _, want := range p.scope.services {
 		if move := p.moves[want.serviceKey]; move.SlotsMoved > 0 || move.Slots != move.SlotsBefore {
 			tables[want.name] = append(tables[want.name], move)
 		}
 	}
-	for _, service := range desired.Services {
-		old, known := before[service.Name]
-		delete(before, service.Name)
-		difference, differs := r.serviceDifference(service.Name, old, viewOf(service))
+	for _, come := range p.change.come {
+		name := come.service.Name
+		old, known := before[name]
+		delete(before, name)
+		difference, differs := ServiceDifference{Name: name, Change: Changed}, false
+		if !known || old.adopted || !old.service.Equal(&come.service) {
+			difference, differs = r.serviceDifference(name, old, viewOf(&come.service))
+		}
 		if !known {
 			difference.Change = Added
 		}
-		difference.Tables = tables[service.Name]
+		difference.Tables = tables[name]
 		if !known || differs || len(difference.Tables) > 0 {
 			d.Services = append(d.Services, difference)
 		}
@@ -364,7 +375,7 @@ func (r *Reconciler) difference(desired Desired, t *target, p *plan) Difference 
 		difference.Change = Removed
 		d.Services = append(d.Services, difference)
 	}
-	d.Addresses = r.addressDifferences(t)
+	d.Addresses = r.addressDifferences(p)
 	if d.Empty() {
 		d.Repairs = p.operations()
 	}
@@ -373,6 +384,9 @@ func (r *Reconciler) difference(desired Desired, t *target, p *plan) Difference 
 
 // serviceDifference compares two views, and says whether they differ.
 func (r *Reconciler) serviceDifference(name string, before, after view) (ServiceDifference, bool) {
+	if before.service != nil && !before.adopted {
+		before = viewOf(before.service)
+	}
 	d := ServiceDifference{Name: name, Change: Changed}
 	if before.service != nil && after.service != nil {
 		d.Attributes = differentAttributes(before.service, after.service, before.adopted)
@@ -435,18 +449,11 @@ func compareBackends(a, b model.BackendAddress) int {
 	return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.Port, b.Port))
 }
 
-// addressDifferences compares the roles of all addresses.
-func (r *Reconciler) addressDifferences(t *target) []AddressDifference {
-	all := map[netip.Addr]bool{}
-	for address := range r.mirror.addresses {
-		all[address] = true
-	}
-	for address := range t.addresses {
-		all[address] = true
-	}
+// addressDifferences compares the roles of the addresses in the plan's scope.
+func (r *Reconciler) addressDifferences(p *plan) []AddressDifference {
 	var differences []AddressDifference
-	for _, address := range slices.SortedFunc(maps.Keys(all), netip.Addr.Compare) {
-		before, after := roles(r.mirror.addresses[address].AddressRecord), roles(t.addresses[address])
+	for _, address := range p.scope.addresses {
+		before, after := roles(r.mirror.addresses[address].AddressRecord), roles(p.desired.address(address))
 		change := Changed
 		switch {
 		case slices.Equal(before, after):

@@ -29,7 +29,7 @@ func rest(ipv6 bool) netip.Prefix {
 
 // rulesOf says which sources of a family may use a service: the longest prefix of a source
 // decides. It is nil if all may. What is in no list may if nobody is asked in by name.
-func rulesOf(service model.Service, ipv6 bool) map[netip.Prefix]bool {
+func rulesOf(service *model.Service, ipv6 bool) map[netip.Prefix]bool {
 	rules := map[netip.Prefix]bool{rest(ipv6): len(service.AllowFrom) == 0}
 	for _, list := range []struct {
 		prefixes []netip.Prefix
@@ -48,7 +48,7 @@ func rulesOf(service model.Service, ipv6 bool) map[netip.Prefix]bool {
 }
 
 // checkFilters guards the maps against sources, which check what people write.
-func checkFilters(service model.Service) error {
+func checkFilters(service *model.Service) error {
 	allowed := map[netip.Prefix]bool{}
 	for _, prefix := range slices.Concat(service.AllowFrom, service.DenyFrom) {
 		if !prefix.IsValid() || prefix.Addr().Is4In6() {
@@ -103,14 +103,10 @@ type filterStep struct {
 //     ceased to and no program can remember otherwise.
 func (p *planner) planFilters() error {
 	rules := map[serviceRef]map[netip.Prefix]bool{}
-	count := 0
-	for _, want := range p.target.services {
+	for _, want := range p.scope.services {
 		tenant := p.tenants[want.serviceKey]
 		rules[tenant] = want.rules
 		for prefix, allow := range want.rules {
-			if prefix.Bits() > 0 {
-				count++
-			}
 			f := Filter{tenant.index, tenant.generation, prefix}
 			have, known := p.mirror.filters[f]
 			if have.doubt {
@@ -121,15 +117,16 @@ func (p *planner) planFilters() error {
 			}
 		}
 	}
+	count := p.desired.prefixes
 	room := count
-	for f, have := range p.mirror.filters {
+	for _, f := range p.scope.filters {
 		if _, wanted := rules[serviceRef{f.Service, f.Generation}][f.Prefix]; wanted {
 			continue
 		}
 		if f.Prefix.Bits() > 0 {
 			room++
 		}
-		if have.doubt {
+		if p.mirror.filters[f].doubt {
 			p.repairs++
 		}
 		if rules[serviceRef{f.Service, f.Generation}] != nil {
@@ -141,7 +138,7 @@ func (p *planner) planFilters() error {
 	slices.SortFunc(p.filters, func(a, b filterStep) int { return compareFilters(b.Filter, a.Filter) })
 	slices.SortFunc(p.filtersGone, compareFilters)
 	slices.SortFunc(p.filtersLate, compareFilters)
-	limit := uint64(p.target.limits.Filters)
+	limit := uint64(p.limits.Filters)
 	if uint64(count) > limit {
 		return &CapacityError{What: "filters", Need: uint64(count), Limit: limit, Why: "prefixes of allow_from and deny_from of all services together"}
 	}
@@ -220,7 +217,7 @@ func (d FilterDifference) String() string {
 }
 
 // allRules is the rules of a configured service for both families that it has frontends of.
-func allRules(service model.Service) map[netip.Prefix]bool {
+func allRules(service *model.Service) map[netip.Prefix]bool {
 	all := map[netip.Prefix]bool{}
 	for _, f := range service.Frontends {
 		maps.Copy(all, rulesOf(service, f.Address.Is6()))

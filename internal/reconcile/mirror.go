@@ -21,6 +21,11 @@ type mirror struct {
 	addresses map[netip.Addr]mirrorAddress
 	filters   map[Filter]mirrorFilter
 
+	// naming counts the services whose slots name a backend.
+	naming map[BackendRef]int
+	// unsettled are the services that Settle may have something to do with, or that are in doubt.
+	unsettled map[uint32]bool
+
 	backendPositions positions
 	servicePositions positions
 	// graceOwed: positions or regions became free since the last Grace.
@@ -42,9 +47,8 @@ type mirrorService struct {
 	tally  tally    // of slots
 	// from is what the slots were made from; nil: that is not known. A change that comes to the
 	// same leaves them alone, and need not look at each.
-	from *filling
-	// named is what the slots name, each once; nil: that is to be counted.
-	named []BackendRef
+	from  *filling
+	named []BackendRef // what the slots name, each once
 
 	// doubt: the record may be missing, or still an earlier one with a table in held.
 	doubt bool
@@ -85,6 +89,8 @@ func newMirror(contents Contents, tick uint32) (mirror, error) {
 		frontends: map[model.Frontend]mirrorFrontend{},
 		addresses: map[netip.Addr]mirrorAddress{},
 		filters:   map[Filter]mirrorFilter{},
+		naming:    map[BackendRef]int{},
+		unsettled: map[uint32]bool{},
 		// A run before this one may have freed something and not waited.
 		graceOwed: len(contents.Services)+len(contents.ServiceGenerations)+
 			len(contents.Backends)+len(contents.BackendGenerations) > 0,
@@ -107,9 +113,10 @@ func newMirror(contents Contents, tick uint32) (mirror, error) {
 			return m, fmt.Errorf("service %q at index %d %w: stop forwarding and start afresh with `shunt uninstall`",
 				record.Name, index, err)
 		}
-		service.setSlots(contents.Slots[index])
+		m.setSlots(service, contents.Slots[index])
 		service.begin(tick)
 		m.services[index] = service
+		m.note(index)
 		serviceGenerations[index] = record.Generation
 		if _, ok := m.byKey[keyOf(record)]; !ok {
 			m.byKey[keyOf(record)] = index
@@ -194,12 +201,9 @@ func (s *mirrorService) regions() []region {
 	return all
 }
 
-// names adds every backend that a slot of the service may name. The table before does not
-// count: programs find by the generation that what it names is gone.
-func (s *mirrorService) names(into map[BackendRef]bool) {
-	for _, ref := range s.namedBySlots() {
-		into[ref] = true
-	}
+// inDoubt adds every backend that the service's slots may name beside what they are known to. The
+// table before does not count: programs find by the generation that what it names is gone.
+func (s *mirrorService) inDoubt(into map[BackendRef]bool) {
 	for ref := range s.stale {
 		into[ref] = true
 	}
@@ -209,11 +213,33 @@ func (s *mirrorService) names(into map[BackendRef]bool) {
 }
 
 // namedBySlots is every backend that a slot names, each once.
-func (s *mirrorService) namedBySlots() []BackendRef {
-	if s.named == nil {
-		all := map[BackendRef]bool{}
-		nameAll(s.slots, all)
-		s.named = slices.AppendSeq(make([]BackendRef, 0, len(all)), maps.Keys(all))
+func (s *mirrorService) namedBySlots() []BackendRef { return s.named }
+
+// setSlots notes what a service's slots are now, or may be.
+func (m *mirror) setSlots(s *mirrorService, slots []Slot) {
+	m.count(s, -1)
+	s.setSlots(slots)
+	m.count(s, 1)
+}
+
+// count adds the service to those that name a backend, or with -1 takes it away.
+func (m *mirror) count(s *mirrorService, sign int) {
+	for _, ref := range s.named {
+		if m.naming[ref] += sign; m.naming[ref] == 0 {
+			delete(m.naming, ref)
+		}
 	}
-	return s.named
+}
+
+// note finds out whether the service at a position is settled. It is for everybody who has changed
+// the service.
+func (m *mirror) note(index uint32) {
+	s, ok := m.services[index]
+	settled := !ok || !s.doubt && !s.slotsDoubt && !s.leaving && s.record.BeforeSize == 0 &&
+		s.tally.transition+s.tally.closing+s.tally.marked == 0
+	if settled {
+		delete(m.unsettled, index)
+	} else {
+		m.unsettled[index] = true
+	}
 }

@@ -42,10 +42,11 @@ func (r *Reconciler) deleteBackend(index uint32) error {
 // putService points the service to record's region, which holds slots by now.
 func (r *Reconciler) putService(record ServiceRecord, slots []Slot) error {
 	m := &r.mirror
+	defer m.note(record.Index)
 	entry, ok := m.services[record.Index]
 	if !ok {
 		entry = &mirrorService{}
-		entry.setSlots(slots)
+		m.setSlots(entry, slots)
 		m.services[record.Index] = entry
 		m.byKey[keyOf(record)] = record.Index
 		m.servicePositions.claim(record.Index, record.Generation)
@@ -53,7 +54,7 @@ func (r *Reconciler) putService(record ServiceRecord, slots []Slot) error {
 	old := entry.record
 	if ok && old.table() != record.table() {
 		entry.held = append(entry.held, heldTable{old.table(), entry.slots})
-		entry.setSlots(slots)
+		m.setSlots(entry, slots)
 	}
 	if old.before() != record.before() && old.BeforeSize > 0 {
 		entry.held = append(entry.held, heldTable{old.before(), nil})
@@ -76,11 +77,13 @@ func (r *Reconciler) putService(record ServiceRecord, slots []Slot) error {
 
 func (r *Reconciler) deleteService(index uint32) error {
 	m := &r.mirror
+	defer m.note(index)
 	entry := m.services[index]
 	entry.doubt, entry.leaving = true, true
 	if err := r.maps.DeleteService(index, entry.record.Generation); err != nil {
 		return fmt.Errorf("delete service %s at index %d: %w", keyOf(entry.record), index, err)
 	}
+	m.count(entry, -1)
 	delete(m.services, index)
 	if m.byKey[keyOf(entry.record)] == index {
 		delete(m.byKey, keyOf(entry.record))
@@ -111,6 +114,7 @@ func changedRuns(before, after []Slot) []run {
 // rewriteSlots changes a table in place, in the given runs; all of it if what it holds is
 // in doubt.
 func (r *Reconciler) rewriteSlots(index uint32, slots []Slot, runs []run) error {
+	defer r.mirror.note(index)
 	entry := r.mirror.services[index]
 	if entry.slotsDoubt {
 		runs = []run{{0, len(slots)}}
@@ -121,7 +125,7 @@ func (r *Reconciler) rewriteSlots(index uint32, slots []Slot, runs []run) error 
 	for _, run := range runs {
 		nameAll(entry.slots[run.first:run.end], entry.stale)
 	}
-	entry.setSlots(slots)
+	r.mirror.setSlots(entry, slots)
 	entry.slotsDoubt = true
 	r.mirror.rerouted = true
 	for _, run := range runs {

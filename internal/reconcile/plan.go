@@ -46,7 +46,10 @@ type plan struct {
 	filtersLate  []Filter // of services that are gone, or let everybody in now
 	forgotten    []AddressRecord
 
-	target     *target
+	desired    *register // what is wanted, after the change
+	change     *change
+	scope      *scope
+	limits     model.Limits
 	refs       map[model.BackendAddress]BackendRef
 	indices    map[serviceKey]uint32
 	tenants    map[serviceKey]serviceRef
@@ -77,15 +80,16 @@ type planner struct {
 	*plan
 	mirror   *mirror
 	known    tables
+	room     *room           // nil: nothing has needed a place yet
 	unwanted map[uint32]bool // services that go
 	early    map[uint32]bool // of them, those that go first
 	puts     map[model.Frontend]bool
 }
 
-func newPlan(m *mirror, t *target, known tables) (*plan, error) {
+func newPlan(m *mirror, desired *register, s *scope, limits model.Limits, known tables) (*plan, error) {
 	p := &planner{
 		plan: &plan{
-			target:  t,
+			desired: desired, scope: s, limits: limits,
 			refs:    map[model.BackendAddress]BackendRef{},
 			indices: map[serviceKey]uint32{},
 			tenants: map[serviceKey]serviceRef{},
@@ -115,16 +119,16 @@ func newPlan(m *mirror, t *target, known tables) (*plan, error) {
 
 // matchServices finds which services stay, which go, and what is in doubt.
 func (p *planner) matchServices() {
-	for index := range p.mirror.services {
+	for _, index := range p.scope.former {
 		p.unwanted[index] = true
 	}
-	for _, want := range p.target.services {
+	for _, want := range p.scope.services {
 		if index, ok := p.mirror.byKey[want.serviceKey]; ok {
 			p.indices[want.serviceKey] = index
 			delete(p.unwanted, index)
 		}
 	}
-	for _, index := range slices.Sorted(maps.Keys(p.mirror.services)) {
+	for _, index := range slices.Sorted(maps.Keys(p.mirror.unsettled)) {
 		service := p.mirror.services[index]
 		if !p.unwanted[index] && (service.doubt || service.slotsDoubt) {
 			p.settle = append(p.settle, index)
@@ -133,8 +137,8 @@ func (p *planner) matchServices() {
 			p.repairs++ // is finished before anything else
 		}
 	}
-	for _, f := range p.target.frontends {
-		index, ok := p.indices[f.service]
+	for _, f := range p.scope.frontends {
+		index, ok := p.indexOf(f.service)
 		have, known := p.mirror.frontends[f.Frontend]
 		if ok && known && !have.doubt && len(have.services) == 1 && have.services[0] == index {
 			continue
@@ -146,6 +150,15 @@ func (p *planner) matchServices() {
 	}
 }
 
+// indexOf is the position of a service that is wanted, if it has one by now.
+func (p *planner) indexOf(key serviceKey) (uint32, bool) {
+	if index, ok := p.indices[key]; ok {
+		return index, true
+	}
+	index, ok := p.mirror.byKey[key] // one that the change leaves alone
+	return index, ok
+}
+
 // planRemovals sorts what goes into what goes first and what goes last. A service goes
 // first if no frontend is put at an address of one of its own: then nobody takes over its
 // traffic, and no address stays a VIP that has no frontend meanwhile.
@@ -154,13 +167,9 @@ func (p *planner) planRemovals() {
 	for f := range p.puts {
 		takenOver[f.Address] = true
 	}
-	wanted := map[model.Frontend]bool{}
-	for _, f := range p.target.frontends {
-		wanted[f.Frontend] = true
-	}
 	late := map[uint32]bool{}
-	for f, have := range p.mirror.frontends {
-		for _, service := range have.services {
+	for _, f := range slices.Concat(p.scope.had, slices.Collect(maps.Keys(p.puts))) {
+		for _, service := range p.mirror.frontends[f].services {
 			late[service] = late[service] || takenOver[f.Address]
 		}
 	}
@@ -172,8 +181,8 @@ func (p *planner) planRemovals() {
 			p.early[index] = true
 		}
 	}
-	for _, f := range slices.SortedFunc(maps.Keys(p.mirror.frontends), compareFrontends) {
-		if wanted[f] {
+	for _, f := range p.scope.had {
+		if _, wanted := p.desired.owner(f); wanted {
 			continue
 		}
 		have := p.mirror.frontends[f]
@@ -212,37 +221,29 @@ func (p *planner) clashes(f model.Frontend) bool {
 // services are gone and what is in doubt is settled.
 func (p *planner) planBackendRemovals() {
 	wanted := map[uint32]bool{}
-	for _, b := range p.target.backends {
+	for _, b := range p.scope.backends {
 		if index, ok := p.mirror.byAddress[b]; ok {
 			wanted[index] = true
 			p.refs[b] = p.mirror.backends[index].BackendRef
 		}
 	}
-	var unwanted []uint32
-	for index := range p.mirror.backends {
-		if !wanted[index] {
-			unwanted = append(unwanted, index)
+	leaving := map[BackendRef]int{} // how many early services name it
+	for _, index := range p.earlyServices {
+		for _, ref := range p.mirror.services[index].namedBySlots() {
+			leaving[ref]++
 		}
 	}
-	if len(unwanted) == 0 {
-		return
+	held := map[BackendRef]bool{}
+	for _, index := range p.lateServices { // they go as they are
+		p.mirror.services[index].inDoubt(held)
 	}
-	named := map[BackendRef]bool{}
-	for index, service := range p.mirror.services {
+	for _, index := range p.scope.places {
+		ref := p.mirror.backends[index].BackendRef
 		switch {
-		case !p.unwanted[index]: // will be settled
-			for _, ref := range service.namedBySlots() {
-				named[ref] = true
-			}
-		case !p.early[index]:
-			service.names(named)
-		}
-	}
-	slices.Sort(unwanted)
-	for _, index := range unwanted {
-		if named[p.mirror.backends[index].BackendRef] {
+		case wanted[index]:
+		case held[ref] || p.mirror.naming[ref] > leaving[ref]:
 			p.lateBackends = append(p.lateBackends, index)
-		} else {
+		default:
 			p.earlyBackends = append(p.earlyBackends, index)
 		}
 	}
@@ -251,13 +252,13 @@ func (p *planner) planBackendRemovals() {
 // placeBackends gives a position to each new backend, or says that there are too few.
 func (p *planner) placeBackends() error {
 	var fresh []model.BackendAddress
-	for _, b := range p.target.backends {
+	for _, b := range p.scope.backends {
 		ref, ok := p.refs[b]
 		if !ok {
 			fresh = append(fresh, b)
 			continue
 		}
-		record := p.backendRecord(b)
+		record := p.desired.record(b, ref)
 		switch entry := p.mirror.backends[ref.Index]; {
 		case entry.doubt:
 			p.backends = append(p.backends, record)
@@ -269,193 +270,27 @@ func (p *planner) placeBackends() error {
 	if len(fresh) == 0 {
 		return nil
 	}
-	limit := min(p.target.limits.Backends, maxBackendIndex)
+	limit := min(p.limits.Backends, maxBackendIndex)
 	need := len(p.mirror.backends) - len(p.earlyBackends) + len(fresh)
-	free := p.mirror.backendPositions.clone()
-	for _, index := range p.earlyBackends {
-		free.release(index)
-	}
-	refs := free.take(len(fresh), limit)
+	refs := p.mirror.backendPositions.free(len(fresh), limit, p.earlyBackends)
 	if need > int(limit) || len(refs) < len(fresh) {
 		return &CapacityError{What: "backends", Need: uint64(need), Limit: uint64(limit),
-			Why: fmt.Sprintf("%d wanted, and %d that leave only afterwards", len(p.target.backends), len(p.lateBackends))}
+			Why: fmt.Sprintf("%d wanted, and %d that leave only afterwards", len(p.desired.backends), len(p.lateBackends))}
 	}
 	p.places = true
 	for i, b := range fresh {
 		p.refs[b] = refs[i]
-		p.backends = append(p.backends, p.backendRecord(b))
+		p.backends = append(p.backends, p.desired.record(b, refs[i]))
 	}
 	return nil
-}
-
-func (p *planner) backendRecord(b model.BackendAddress) BackendRecord {
-	return BackendRecord{BackendRef: p.refs[b], BackendAddress: b, Draining: p.target.draining[b], Down: p.target.down[b]}
-}
-
-// placeServices plans the tables and records, or says what does not fit.
-func (p *planner) placeServices() error {
-	positions, err := p.newServicePositions()
-	if err != nil {
-		return err
-	}
-	room := p.newRoom()
-	naming := map[BackendRef]bool{} // backends in tables that change
-	for _, want := range p.target.services {
-		before, step := &mirrorService{}, tableStep{}
-		if index, ok := p.indices[want.serviceKey]; ok {
-			before = p.mirror.services[index]
-			step.record.Index, step.record.Generation = index, before.record.Generation
-		} else {
-			step.record.Index, step.record.Generation = positions[0].Index, positions[0].Generation
-			p.indices[want.serviceKey] = step.record.Index
-			positions, step.put, step.first = positions[1:], true, true
-		}
-		p.tenants[want.serviceKey] = serviceRef{step.record.Index, step.record.Generation}
-		if err := p.planTable(&step, want, before, room); err != nil {
-			return err
-		}
-		if step.fresh || len(step.runs) > 0 || len(step.slots) != len(before.slots) {
-			after := currents(step.slots)
-			p.moves[want.serviceKey] = tableDifference(want.ipv6, currents(before.slots), after)
-			for _, ref := range after {
-				naming[ref] = true
-			}
-		}
-		if step.put || len(step.runs) > 0 {
-			p.tables = append(p.tables, step)
-		} else {
-			before.from = step.from // the slots are what would be made of it
-		}
-	}
-	p.planNaming(naming)
-	return nil
-}
-
-// planNaming lists those of naming that no slot has named yet.
-func (p *planner) planNaming(naming map[BackendRef]bool) {
-	if len(naming) == 0 {
-		return
-	}
-	before := map[BackendRef]bool{}
-	for _, service := range p.mirror.services {
-		service.names(before)
-	}
-	for _, b := range p.target.backends {
-		if ref := p.refs[b]; naming[ref] && !before[ref] {
-			p.named = append(p.named, p.backendRecord(b))
-		}
-	}
-}
-
-// planTable decides what the service's slots become, where they lie, and what the record says.
-func (p *planner) planTable(step *tableStep, want targetService, before *mirrorService, room *room) error {
-	record := &step.record
-	record.Name, record.Forwarding, record.Seed = want.name, want.forwarding, want.seed()
-	record.Tracking, record.AffinityTimeout, record.Policy = want.tracking, want.affinity, want.policy
-	step.from = want.filling(p.refs, record.tracked())
-	if step.from.equal(before.from) {
-		step.slots = before.slots
-		record.Offset, record.Size = before.record.Offset, before.record.Size
-		if before.tally.before > 0 {
-			record.BeforeOffset, record.BeforeSize = before.record.BeforeOffset, before.record.BeforeSize
-		}
-		step.put = step.put || *record != before.record
-		return nil
-	}
-	current := want.slots(step.from.refs, p.known)
-	if want.size == 0 && record.tracked() {
-		// All its backends drain: new flows go nowhere, but known ones go on.
-		current = make([]BackendRef, before.record.Size)
-	}
-	record.Size = uint32(len(current))
-	step.slots = before.nextSlots(record, current, want.membership(p.refs))
-	if record.Size == before.record.Size {
-		record.Offset = before.record.Offset
-		step.runs = changedRuns(before.slots, step.slots)
-		step.late = !before.record.tracked() && before.tally.transition+before.tally.marked > 0
-	} else if record.Size > 0 {
-		place, err := room.take(record.Size, p.target.limits.Slots, want.serviceKey)
-		if err != nil {
-			return err
-		}
-		record.Offset, step.fresh = place.offset, true
-	}
-	step.put = step.put || *record != before.record
-	return nil
-}
-
-// room is the part of the slot array that new tables may have.
-type room struct {
-	free   gaps
-	inUse  uint64 // slots that are not free
-	before uint64 // of those, slots of tables before
-}
-
-// newRoom is what is left once the early services are gone and what is in doubt is settled.
-func (p *planner) newRoom() *room {
-	room := &room{}
-	var used []region
-	for index, service := range p.mirror.services {
-		switch {
-		case p.early[index]:
-			continue
-		case p.unwanted[index]:
-			used = append(used, service.regions()...)
-		default: // will be settled
-			used = append(used, service.record.table(), service.record.before())
-		}
-		room.before += uint64(service.record.BeforeSize)
-	}
-	used = slices.DeleteFunc(used, func(r region) bool { return r.size == 0 })
-	for _, u := range used {
-		room.inUse += uint64(u.size)
-	}
-	room.free = newGaps(used, p.target.limits.Slots)
-	return room
-}
-
-// take finds a place for the service's table, or says why there is none.
-func (r *room) take(size, limit uint32, service serviceKey) (region, error) {
-	place, ok := r.free.take(size)
-	if !ok {
-		why := fmt.Sprintf("%d in use now, and %d in one piece for the new table of service %s", r.inUse, size, service)
-		if r.before > 0 {
-			why += fmt.Sprintf("; %d of those in use are tables before, and free once their flows have settled", r.before)
-		}
-		return region{}, &CapacityError{What: "slots", Need: r.inUse + uint64(size), Limit: uint64(limit), Why: why}
-	}
-	r.inUse += uint64(size)
-	return place, nil
-}
-
-// newServicePositions is one position for each new service, in order.
-func (p *planner) newServicePositions() ([]BackendRef, error) {
-	fresh := 0
-	for _, want := range p.target.services {
-		if _, ok := p.indices[want.serviceKey]; !ok {
-			fresh++
-		}
-	}
-	limit := p.target.limits.Services
-	need := len(p.mirror.services) - len(p.earlyServices) + fresh
-	free := p.mirror.servicePositions.clone()
-	for _, index := range p.earlyServices {
-		free.release(index)
-	}
-	taken := free.take(fresh, limit)
-	if fresh > 0 && (need > int(limit) || len(taken) < fresh) {
-		return nil, &CapacityError{What: "services", Need: uint64(need), Limit: uint64(limit),
-			Why: fmt.Sprintf("%d wanted, and %d that leave only afterwards; one with addresses of both families counts twice",
-				len(p.target.services), len(p.lateServices))}
-	}
-	return taken, nil
 }
 
 // planFrontends lists what is put, in the order of the configuration.
 func (p *planner) planFrontends() {
-	for _, f := range p.target.frontends {
+	for _, f := range p.scope.frontends {
 		if p.puts[f.Frontend] {
-			p.frontends = append(p.frontends, frontendStep{f.Frontend, p.indices[f.service]})
+			index, _ := p.indexOf(f.service)
+			p.frontends = append(p.frontends, frontendStep{f.Frontend, index})
 		}
 	}
 }
@@ -463,20 +298,11 @@ func (p *planner) planFrontends() {
 // planAddresses walks each address through the stages: no VIP any more, source or direct,
 // all that is wanted, no source any more.
 func (p *planner) planAddresses() {
-	all := map[netip.Addr]bool{}
-	for address := range p.mirror.addresses {
-		all[address] = true
-	}
-	for address := range p.target.addresses {
-		all[address] = true
-	}
-	for _, address := range slices.SortedFunc(maps.Keys(all), netip.Addr.Compare) {
-		have := p.mirror.addresses[address]
-		want, wanted := p.target.addresses[address]
+	for _, address := range p.scope.addresses {
+		have, want := p.mirror.addresses[address], p.desired.address(address)
 		if have.doubt {
 			p.repairs++
 		}
-		want.Address = address
 		now, doubt := have.AddressRecord, have.doubt
 		now.Address = address
 		if now.VIP && !want.VIP {
@@ -500,7 +326,7 @@ func (p *planner) planAddresses() {
 		}
 		full := want
 		full.Source = want.Source || now.Source
-		if wanted && (now != full || doubt) {
+		if (want.VIP || want.Source) && (now != full || doubt) {
 			p.addresses = append(p.addresses, full)
 		}
 		if now.Source && !want.Source {
@@ -533,163 +359,4 @@ func (p *plan) operations() int {
 func compareFrontends(a, b model.Frontend) int {
 	return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.Protocol, b.Protocol),
 		cmp.Compare(a.Ports.First, b.Ports.First), cmp.Compare(a.Ports.Last, b.Ports.Last))
-}
-
-// execute carries the plan out, up to the first operation that fails.
-func (r *Reconciler) execute(p *plan) error {
-	for _, stage := range []func(*plan) error{r.settleDoubts, r.removeEarly, r.add, r.removeLate} {
-		if err := stage(p); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// settleDoubts repeats what failed, for services that stay.
-func (r *Reconciler) settleDoubts(p *plan) error { return each(p.settle, r.settleDoubt) }
-
-// settleDoubt repeats what failed of one service.
-func (r *Reconciler) settleDoubt(index uint32) error {
-	service := r.mirror.services[index]
-	if service.slotsDoubt {
-		if service.leaving { // they may belong to no table any more
-			if err := r.grace(); err != nil {
-				return err
-			}
-		}
-		if err := r.rewriteSlots(index, service.slots, nil); err != nil {
-			return err
-		}
-	}
-	if service.doubt {
-		return r.putService(service.record, service.slots)
-	}
-	return nil
-}
-
-// removeEarly removes what nothing takes over from.
-func (r *Reconciler) removeEarly(p *plan) error {
-	if err := each(p.withdrawals, r.setAddress); err != nil {
-		return err
-	}
-	if err := each(p.earlyFrontends, r.deleteFrontend); err != nil {
-		return err
-	}
-	if err := each(p.earlyServices, r.deleteService); err != nil {
-		return err
-	}
-	if p.earlyGrace {
-		if err := r.grace(); err != nil {
-			return err
-		}
-	}
-	if err := each(p.earlyBackends, r.deleteBackend); err != nil {
-		return err
-	}
-	if p.earlyGraceMore {
-		return r.grace()
-	}
-	return nil
-}
-
-// add puts what is new or different.
-func (r *Reconciler) add(p *plan) error {
-	if err := each(p.sources, r.setAddress); err != nil {
-		return err
-	}
-	if err := each(p.backends, r.putBackend); err != nil {
-		return err
-	}
-	if len(p.named) > 0 && r.beforeNaming != nil {
-		r.beforeNaming(p.named)
-	}
-	if err := each(p.filters, r.putFilter); err != nil {
-		return err
-	}
-	if err := each(p.filtersGone, r.deleteFilter); err != nil {
-		return err
-	}
-	if err := each(p.tables, r.changeTable); err != nil {
-		return err
-	}
-	if err := each(p.clashing, r.deleteFrontend); err != nil {
-		return err
-	}
-	put := func(f frontendStep) error { return r.putFrontend(f.Frontend, f.service) }
-	if err := each(p.frontends, put); err != nil {
-		return err
-	}
-	if err := each(p.addresses, r.setAddress); err != nil {
-		return err
-	}
-	return each(p.lateFrontends, r.deleteFrontend)
-}
-
-// changeTable brings one service to its slots and its record.
-func (r *Reconciler) changeTable(step tableStep) error {
-	if service, ok := r.mirror.services[step.record.Index]; ok {
-		service.from = nil // until all is done
-	}
-	if err := r.changeTableOf(step); err != nil {
-		return err
-	}
-	r.mirror.services[step.record.Index].from = step.from
-	return nil
-}
-
-func (r *Reconciler) changeTableOf(step tableStep) error {
-	if step.fresh {
-		// Nothing points there yet, so a failure leaves nothing to remember.
-		if err := r.writeSlots(step.record, step.slots, run{0, len(step.slots)}); err != nil {
-			return err
-		}
-	}
-	// The record goes first where it says how the slots are to be read: flows must be
-	// followed before a slot changes, and looked for no more before it settles at once.
-	if step.put && !step.late {
-		if err := r.putService(step.record, step.slots); err != nil {
-			return err
-		}
-	}
-	if len(step.runs) > 0 {
-		if err := r.rewriteSlots(step.record.Index, step.slots, step.runs); err != nil {
-			return err
-		}
-	}
-	if step.put && step.late {
-		return r.putService(step.record, step.slots)
-	}
-	return nil
-}
-
-// removeLate removes what the new has taken over from.
-func (r *Reconciler) removeLate(p *plan) error {
-	if err := each(p.lateServices, r.deleteService); err != nil {
-		return err
-	}
-	if len(p.lateBackends)+len(p.filtersLate) > 0 {
-		if err := r.grace(); err != nil {
-			return err
-		}
-	}
-	if err := each(p.lateBackends, r.deleteBackend); err != nil {
-		return err
-	}
-	if err := each(p.filtersLate, r.deleteFilter); err != nil {
-		return err
-	}
-	if len(p.forgotten) > 0 && r.beforeForgetting != nil {
-		r.beforeForgetting()
-	}
-	return each(p.forgotten, r.setAddress)
-}
-
-// each calls do for every item, up to the first error.
-func each[T any](items []T, do func(T) error) error {
-	for _, item := range items {
-		if err := do(item); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -26,11 +26,12 @@ type positions struct {
 	first       uint32           // the lowest index that may be used
 	generations map[uint32]uint8 // of the present or the last tenant
 	freed       []uint32         // without a tenant now, the longest first
+	used        uint32           // all from first to here have had a tenant
 }
 
 // newPositions takes the generations of present and past tenants.
 func newPositions(first uint32, present, past map[uint32]uint8) positions {
-	p := positions{first: first, generations: map[uint32]uint8{}}
+	p := positions{first: first, used: first, generations: map[uint32]uint8{}}
 	maps.Copy(p.generations, past)
 	maps.Copy(p.generations, present)
 	for _, index := range slices.Sorted(maps.Keys(p.generations)) {
@@ -39,10 +40,6 @@ func newPositions(first uint32, present, past map[uint32]uint8) positions {
 		}
 	}
 	return p
-}
-
-func (p *positions) clone() positions {
-	return positions{p.first, maps.Clone(p.generations), slices.Clone(p.freed)}
 }
 
 // claim notes a tenant.
@@ -60,24 +57,29 @@ func (p *positions) claim(index uint32, generation uint8) {
 // release notes that the tenant is gone.
 func (p *positions) release(index uint32) { p.freed = append(p.freed, index) }
 
-// take claims up to count positions below first+limit: those never used come first, then
-// the longest free, so that a generation comes round as late as possible.
-func (p *positions) take(count int, limit uint32) []BackendRef {
-	taken := make([]BackendRef, 0, count)
-	for index := p.first; len(taken) < count && index-p.first < limit; index++ {
+// free lists up to count positions below first+limit that may be claimed, as if the tenants of
+// leaving were gone: those never used come first, then the longest free, so that a generation
+// comes round as late as possible.
+func (p *positions) free(count int, limit uint32, leaving []uint32) []BackendRef {
+	found := make([]BackendRef, 0, count)
+	for ; p.used-p.first < limit; p.used++ {
+		if _, used := p.generations[p.used]; !used {
+			break
+		}
+	}
+	for index := p.used; len(found) < count && index-p.first < limit; index++ {
 		if _, used := p.generations[index]; !used {
-			taken = append(taken, BackendRef{index, 1})
+			found = append(found, BackendRef{index, 1})
 		}
 	}
-	for _, index := range p.freed {
-		if len(taken) < count && index-p.first < limit {
-			taken = append(taken, BackendRef{index, p.generations[index]%255 + 1})
+	for _, freed := range [][]uint32{p.freed, leaving} {
+		for _, index := range freed {
+			if len(found) < count && index-p.first < limit {
+				found = append(found, BackendRef{index, p.generations[index]%255 + 1})
+			}
 		}
 	}
-	for _, ref := range taken {
-		p.claim(ref.Index, ref.Generation)
-	}
-	return taken
+	return found
 }
 
 // region is a part of the slot array.

@@ -146,7 +146,7 @@ func (w *world) drawDesired() reconcile.Desired {
 		give(address, rapid.SampledFrom(poolRanges).Draw(w.T, "range"))
 	}
 	own := netip.MustParseAddr(rapid.SampledFrom(poolVIPs).Draw(w.T, "own"))
-	d.HostOwn = func(a netip.Addr) bool { return a == own }
+	d.HostOwn = map[netip.Addr]bool{own: true}
 	for _, source := range []string{"10.0.0.254", poolVIPs[0]} {
 		if rapid.Bool().Draw(w.T, "source") {
 			d.Sources = append(d.Sources, netip.MustParseAddr(source))
@@ -356,7 +356,7 @@ func wanted(d reconcile.Desired) []string {
 		addresses[source] = record
 	}
 	for address, record := range addresses {
-		if d.HostOwn != nil && d.HostOwn(address) {
+		if d.HostOwn[address] {
 			record.HostOwn, record.Announce = true, false
 		}
 		record.Address = address

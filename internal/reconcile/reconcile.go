@@ -2,9 +2,15 @@
 // compares the desired state with a mirror of the maps and carries out the difference
 // through the Maps interface, which is the one way out to the kernel.
 //
-//	Desired ──► target ─┐
-//	                    ├─► plan ──► operations on Maps, each noted in the mirror
-//	Contents ─► mirror ─┘
+//	Desired ──► change of the register ──► scope ─┐
+//	                                              ├─► plan ──► operations on Maps, each noted in the mirror
+//	Contents ─► mirror ───────────────────────────┘
+//
+// The register is the last desired state that was applied, and what all services together say of
+// a backend, a frontend or an address. What makes it the next one is a change, and what the change
+// may touch is the plan's scope: the work follows from what changes, not from what there is. Where
+// the maps are not known to agree with the register, after an error or at the start, the scope is
+// everything.
 //
 // Programs run between any two operations, so their order is an invariant:
 //
@@ -43,13 +49,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
-// Desired is everything that decides what the maps should hold.
+// Desired is everything that decides what the maps should hold. Nobody may change what its lists
+// hold once it has been planned or applied.
 type Desired struct {
 	Services []model.Service
 	// Sources are the addresses full NAT sends from.
 	Sources []netip.Addr
-	// HostOwn reports whether the host has the address too; nil: it has none of them.
-	HostOwn func(netip.Addr) bool
+	// HostOwn are the addresses that the host has itself.
+	HostOwn map[netip.Addr]bool
 	// Limits are those the maps were made with. 0 is a limit of none.
 	Limits model.Limits
 	// Settle is how long a slot of a tracked service stays in transition after a change;
@@ -65,12 +72,11 @@ type Reconciler struct {
 	adopted bool
 	mirror  mirror
 	tables  tables
-	// applied is what each service looked like when Apply last succeeded. It knows what
-	// the maps do not: weights, and backends without a slot.
-	applied map[string]view
-	// served are the backends of each service that alone may have flows of it, since Apply last
-	// succeeded; nil: that is not known.
-	served map[serviceKey][]model.BackendAddress
+	// applied is the desired state when Apply last succeeded. It knows what the maps do not:
+	// weights, and backends without a slot. agrees is whether the maps are known to be as it says.
+	applied *register
+	agrees  bool
+	strays  bool // backends that have left a service may have flows of it
 
 	// settleTime is that of the last Apply; unknown before the first.
 	settleTime  time.Duration
@@ -136,10 +142,8 @@ func (r *Reconciler) adopt() (Contents, error) {
 		return contents, fmt.Errorf("adopt the maps: %w", err)
 	}
 	r.scanned = r.clock()
-	r.mirror, r.applied, r.served, r.adopted = mirror, map[string]view{}, nil, true
-	if len(mirror.services) == 0 {
-		r.served = map[serviceKey][]model.BackendAddress{}
-	}
+	r.mirror, r.applied, r.adopted = mirror, newRegister(), true
+	r.agrees, r.strays = false, len(mirror.services) > 0
 	return contents, nil
 }
 
@@ -165,6 +169,7 @@ func (r *Reconciler) Plan(desired Desired) (Difference, error) {
 	if err != nil {
 		return Difference{}, err
 	}
+	p.desired.undo(p.change)
 	return p.difference, nil
 }
 
@@ -181,55 +186,69 @@ func (r *Reconciler) Apply(desired Desired) (Difference, error) {
 		return Difference{}, err
 	}
 	r.settleTime, r.settleKnown = desired.Settle, true
+	difference := p.difference
 	if r.mirror.closing() {
-		if p, err = r.finishFirst(p, desired); err != nil {
-			return p.difference, err
+		// The plan takes it for granted that they are finished, but cannot know how.
+		p.desired.undo(p.change)
+		if err := r.finishClosing(); err != nil {
+			r.doubt()
+			return difference, fmt.Errorf("finish closing slots: %w: nothing else is done yet, apply again", err)
+		}
+		if p, err = r.prepare(desired); err != nil {
+			return difference, err
 		}
 	}
-	if err := r.execute(p); err != nil {
-		r.served = nil // some may have come that the next desired state lacks
-		return p.difference, fmt.Errorf("apply the desired state: %w: what is done stays, apply again for the rest", err)
-	}
-	if err := r.endStrays(p); err != nil {
-		return p.difference, fmt.Errorf("apply the desired state: %w: the rest is done, apply again for this", err)
+	if err := r.carryOut(p); err != nil {
+		r.doubt()
+		p.desired.undo(p.change)
+		return difference, err
 	}
 	r.tables = tables{} // the mirror has them now
-	r.applied = map[string]view{}
-	for _, service := range desired.Services {
-		r.applied[service.Name] = viewOf(service)
-	}
-	return p.difference, nil
+	r.applied, r.agrees, r.strays = p.desired, true, false
+	return difference, nil
 }
 
-// finishFirst finishes the slots that are closing, which the plan takes for granted, and
-// makes the plan anew: it could not know which state they would come to.
-func (r *Reconciler) finishFirst(p *plan, desired Desired) (*plan, error) {
-	if err := r.finishClosing(); err != nil {
-		return p, fmt.Errorf("finish closing slots: %w: nothing else is done yet, apply again", err)
+func (r *Reconciler) carryOut(p *plan) error {
+	if err := r.execute(p); err != nil {
+		return fmt.Errorf("apply the desired state: %w: what is done stays, apply again for the rest", err)
 	}
-	again, err := r.prepare(desired)
-	if err != nil {
-		return p, err
+	if err := r.endStrays(p); err != nil {
+		return fmt.Errorf("apply the desired state: %w: the rest is done, apply again for this", err)
 	}
-	again.difference = p.difference
-	return again, nil
+	return nil
 }
 
+// doubt has the next plan look at everything: the maps may not be as the applied state says, and
+// backends may have come that the next one lacks.
+func (r *Reconciler) doubt() { r.agrees, r.strays = false, true }
+
+// prepare plans the way to a desired state. What was applied has made the change when it returns a
+// plan; where it is not known to be in the maps, another register has, beginning with nothing.
 func (r *Reconciler) prepare(desired Desired) (*plan, error) {
 	if !r.adopted {
 		if _, err := r.adopt(); err != nil {
 			return nil, err
 		}
 	}
-	target, err := newTarget(desired)
+	register, whole := r.applied, !r.agrees
+	if whole {
+		register = newRegister()
+	}
+	change, err := register.compare(desired)
+	if err == nil {
+		err = register.do(change)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("plan the desired state: %w", err)
 	}
-	p, err := newPlan(&r.mirror, target, r.tables)
+	scope := newScope(&r.mirror, register, change, whole)
+	p, err := newPlan(&r.mirror, register, scope, desired.Limits, r.tables)
 	if err != nil {
+		register.undo(change)
 		return nil, fmt.Errorf("plan the desired state: %w", err)
 	}
-	r.tables.keep(target.services)
-	p.difference = r.difference(desired, target, p)
+	r.tables.keep(scope.services)
+	p.change = change
+	p.difference = r.difference(p, whole)
 	return p, nil
 }

@@ -64,6 +64,17 @@ func desired(services ...model.Service) reconcile.Desired {
 	return reconcile.Desired{Services: services, Limits: roomy}
 }
 
+// weighed is the desired state with other weights of the backends of one of its services.
+func weighed(d reconcile.Desired, service int, weights ...uint16) reconcile.Desired {
+	d.Services = slices.Clone(d.Services)
+	s := &d.Services[service]
+	s.Backends = slices.Clone(s.Backends)
+	for i, weight := range weights {
+		s.Backends[i].Weight = weight
+	}
+	return d
+}
+
 // bench is a reconciler over fake maps.
 type bench struct {
 	*testing.T
@@ -138,7 +149,7 @@ func TestFirstApply(t *testing.T) {
 	b := newBench(t, roomy)
 	d := desired(service("web", "192.0.2.10:80", "10.0.0.2:8080*2 10.0.0.3:8080"))
 	d.Sources = []netip.Addr{netip.MustParseAddr("10.0.0.1")}
-	d.HostOwn = func(a netip.Addr) bool { return a == d.Sources[0] }
+	d.HostOwn = map[netip.Addr]bool{d.Sources[0]: true}
 	difference, operations := b.apply(d)
 	b.want("difference", difference.String(), `
 + service web: 1 frontend, 2 backends, table of 251 slots
@@ -430,7 +441,7 @@ func TestAddressRoles(t *testing.T) {
 	only := desired(service("web", "192.0.2.10:80", "10.0.0.2:80"))
 	_, operations = b.apply(only)
 	b.want("no source any more", strings.Join(operations, "\n"), "put address 192.0.2.10 vip true source false")
-	only.HostOwn = func(netip.Addr) bool { return true }
+	only.HostOwn = map[netip.Addr]bool{netip.MustParseAddr("192.0.2.10"): true}
 	difference, _ := b.apply(only)
 	b.want("the host has it", difference.String(), "~ address 192.0.2.10: vip, announce -> vip, host-own")
 }
@@ -586,4 +597,35 @@ func TestTheLastFrontendOfAVIPGoesLast(t *testing.T) {
 	fresh.Frontends[0].Protocol = model.UDP
 	b.apply(desired(old))
 	b.apply(desired(fresh))
+}
+
+// A service that begins to remember flows may remember some with a backend that leaves it by the
+// same change, while slots still name that.
+func TestStraysOfAServiceThatBeginsToRemember(t *testing.T) {
+	b := newBench(t, roomy)
+	state := func(tracking model.Tracking, backends string) reconcile.Desired {
+		d := desired(service("web", "192.0.2.10:80", backends), service("other", "192.0.2.11:80", "10.0.0.2:80"))
+		d.Services[0].Forwarding, d.Services[0].Tracking = model.ForwardingDSRIPIP, tracking
+		return d
+	}
+	b.apply(state(model.TrackingNone, "10.0.0.2:80 10.0.0.3:80"))
+	for _, c := range []struct {
+		what     string
+		tracking model.Tracking
+		backends string
+		ends     bool
+	}{
+		{"nothing is remembered", model.TrackingNone, "10.0.0.2:80 10.0.0.3:80 10.0.0.4:80", false},
+		{"a backend leaves, and nothing is remembered", model.TrackingNone, "10.0.0.2:80 10.0.0.3:80", false},
+		{"flows are remembered from now on, and a backend leaves", model.TrackingAlways, "10.0.0.3:80", true},
+		{"a backend joins", model.TrackingAlways, "10.0.0.2:80 10.0.0.3:80", false},
+		{"flows are remembered no more", model.TrackingNone, "10.0.0.2:80 10.0.0.3:80", true},
+		{"flows are remembered again", model.TrackingAlways, "10.0.0.2:80 10.0.0.3:80", false},
+	} {
+		before := len(b.maps.Operations)
+		b.apply(state(c.tracking, c.backends))
+		if ends := slices.Contains(b.maps.Operations[before:], fake.EndStrays); ends != c.ends {
+			t.Errorf("%s: a look for strays %v, want %v", c.what, ends, c.ends)
+		}
+	}
 }

@@ -2,7 +2,6 @@ package reconcile
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 )
@@ -39,6 +38,7 @@ func (r *Reconciler) Settle() (Settling, error) {
 		}
 	}
 	if err := r.settleDue(); err != nil {
+		r.doubt()
 		return r.settling(), fmt.Errorf("settle slots: %w: what is done stays, try again for the rest", err)
 	}
 	return r.settling(), nil
@@ -92,11 +92,11 @@ func (r *Reconciler) settleDue() error {
 	return nil
 }
 
-// where lists the services of which is says so, except those half deleted.
+// where lists the unsettled services of which is says so, except those half deleted.
 func (m *mirror) where(is func(*mirrorService) bool) []uint32 {
 	var found []uint32
-	for index, service := range m.services {
-		if !service.leaving && is(service) {
+	for index := range m.unsettled {
+		if service := m.services[index]; !service.leaving && is(service) {
 			found = append(found, index)
 		}
 	}
@@ -245,7 +245,8 @@ func (r *Reconciler) settling() Settling {
 			left.Next = at
 		}
 	}
-	for service := range maps.Values(r.mirror.services) {
+	for index := range r.mirror.unsettled {
+		service := r.mirror.services[index]
 		if service.leaving {
 			continue
 		}

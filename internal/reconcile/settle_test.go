@@ -156,15 +156,14 @@ func TestDrainingOfPreviousKeepsTheSettleTime(t *testing.T) {
 		t.Errorf("the settle time: %+v, want its end at %v", left, end)
 	}
 	// Backend 1 drains in this service, and not in the other.
-	next.Services[0].Backends[0].Weight = 0
+	next = weighed(next, 0, 0)
 	next.Services = append(next.Services, service("other", "192.0.2.11:80", "10.0.0.2:80"))
 	b.apply(next)
 	dump := b.dump()
 	if !strings.Contains(dump, "previous backend 1 generation 1, draining") || strings.Contains(dump, "10.0.0.2:80, draining") {
 		t.Errorf("drains in one service of two:\n%s", dump)
 	}
-	next.Services[1].Backends[0].Weight = 0
-	b.apply(next)
+	b.apply(weighed(next, 1, 0))
 	if dump := b.dump(); !strings.Contains(dump, "backend 1 generation 1: 10.0.0.2:80, draining") {
 		t.Errorf("drains everywhere:\n%s", dump)
 	}
@@ -372,8 +371,7 @@ func TestAffinityOutlivesTheSettleTime(t *testing.T) {
 	d := tracked(251, "10.0.0.2:80 10.0.0.3:80*0")
 	d.Services[0].Forwarding, d.Services[0].AffinityTimeout = model.ForwardingNAT, 3*time.Hour
 	b.apply(d)
-	d.Services[0].Backends[0].Weight, d.Services[0].Backends[1].Weight = 0, 1
-	b.apply(d)
+	b.apply(weighed(d, 0, 0, 1))
 	if left, _ := b.pass(settleTime); left.Transition != 251 || !left.Next.Equal(b.now.Add(3*time.Hour-settleTime)) {
 		t.Errorf("left: %+v", left)
 	}

@@ -1,6 +1,11 @@
 package reconcile
 
-import "github.com/shunt-lb/shunt/internal/model"
+import (
+	"maps"
+	"slices"
+
+	"github.com/shunt-lb/shunt/internal/model"
+)
 
 // nobody is no backend: the place of index 0 is never taken.
 var nobody = BackendRef{}
@@ -126,7 +131,10 @@ const notBegun = ^uint32(0)
 // (again) where it comes to be in transition or its current backend changes.
 func (s *mirrorService) setSlots(slots []Slot) {
 	old, begun := s.slots, s.begun
-	s.slots, s.begun, s.named = slots, nil, nil
+	s.slots, s.begun = slots, nil
+	named := map[BackendRef]bool{}
+	nameAll(slots, named)
+	s.named = slices.AppendSeq(make([]BackendRef, 0, len(named)), maps.Keys(named))
 	for i, slot := range slots {
 		if slot.State != Transition {
 			continue

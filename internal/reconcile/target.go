@@ -49,23 +49,8 @@ func familyName(ipv6 bool) string {
 	return "IPv4"
 }
 
-// target is the desired state in the data plane's terms, without positions.
-type target struct {
-	services []targetService
-	backends []model.BackendAddress // each once, in the order of the configuration
-	// draining backends take no new flows in any service that names them; of those some are down.
-	draining  map[model.BackendAddress]bool
-	down      map[model.BackendAddress]bool
-	frontends []targetFrontend
-	addresses map[netip.Addr]AddressRecord
-	limits    model.Limits
-}
-
-type targetFrontend struct {
-	model.Frontend
-	service serviceKey
-}
-
+// targetService is the half of a service that serves the frontends of one family, in the data
+// plane's terms, without positions.
 type targetService struct {
 	serviceKey
 	forwarding model.Forwarding
@@ -73,153 +58,97 @@ type targetService struct {
 	affinity   time.Duration
 	policy     model.Policy
 	rules      map[netip.Prefix]bool // which sources may; nil: all
-	size       uint32                // 0: nobody takes new flows
+	frontends  []model.Frontend
+	size       uint32 // 0: nobody takes new flows
 	members    []maglev.Member
 	backends   []model.BackendAddress // of the members, by the same index
+	down       []bool                 // of the members, by the same index
 }
 
-// newTarget translates the desired state, or says how it contradicts itself. Sources
-// check what people write; this guards the maps against sources.
-func newTarget(desired Desired) (*target, error) {
-	t := &target{
-		addresses: map[netip.Addr]AddressRecord{},
-		draining:  map[model.BackendAddress]bool{},
-		down:      map[model.BackendAddress]bool{},
-		limits:    desired.Limits,
+// halvesOf translates a service, or says how it contradicts itself. Sources check what people
+// write; this guards the maps against sources.
+func halvesOf(service *model.Service) (halves []targetService, err error) {
+	if err := checkFilters(service); err != nil {
+		return nil, err
 	}
-	names := map[string]bool{}
-	owners := map[model.Frontend]string{}
-	for _, service := range desired.Services {
-		if names[service.Name] {
-			return nil, fmt.Errorf("service %q is there twice: names must differ", service.Name)
+	for _, ipv6 := range []bool{false, true} {
+		half := targetService{
+			serviceKey: serviceKey{name: service.Name, ipv6: ipv6},
+			forwarding: service.Forwarding,
+			tracking:   trackingOf(service),
+			affinity:   service.AffinityTimeout,
+			policy:     service.Policy,
+			rules:      rulesOf(service, ipv6),
 		}
-		names[service.Name] = true
-		if err := checkFilters(service); err != nil {
+		half.policy.Filters = half.rules != nil
+		for _, f := range service.Frontends {
+			if f.Address.Is6() == ipv6 {
+				half.frontends = append(half.frontends, f)
+			}
+		}
+		if len(half.frontends) == 0 {
+			continue
+		}
+		if err := half.addBackends(service); err != nil {
 			return nil, err
 		}
-		for _, f := range service.Frontends {
-			if owner, ok := owners[f]; ok {
-				return nil, fmt.Errorf("frontend %s of service %q belongs to service %q already: remove it from one of them",
-					f, service.Name, owner)
-			}
-			owners[f] = service.Name
-		}
-		for _, ipv6 := range []bool{false, true} {
-			if err := t.add(service, ipv6); err != nil {
-				return nil, err
-			}
-		}
+		halves = append(halves, half)
 	}
-	t.addFragments(desired.Services)
-	for _, source := range desired.Sources {
-		record := t.addresses[source]
-		record.Address, record.Source, record.Announce = source, true, true
-		t.addresses[source] = record
-	}
-	for address, record := range t.addresses {
-		if desired.HostOwn != nil && desired.HostOwn(address) {
-			record.HostOwn, record.Announce = true, false
-			t.addresses[address] = record
-		}
-	}
-	return t, nil
+	return halves, nil
 }
 
-// add adds the half of the service that serves one family, if it has frontends.
-func (t *target) add(service model.Service, ipv6 bool) error {
-	half := targetService{
-		serviceKey: serviceKey{name: service.Name, ipv6: ipv6},
-		forwarding: service.Forwarding,
-		tracking:   trackingOf(service),
-		affinity:   service.AffinityTimeout,
-		policy:     service.Policy,
-		rules:      rulesOf(service, ipv6),
-	}
-	half.policy.Filters = half.rules != nil
-	frontends := 0
-	for _, f := range service.Frontends {
-		if f.Address.Is6() != ipv6 {
-			continue
-		}
-		frontends++
-		t.frontends = append(t.frontends, targetFrontend{f, half.serviceKey})
-		record := t.addresses[f.Address]
-		record.Address, record.VIP = f.Address, true
-		record.Announce = record.Announce || service.Announce == model.AnnounceL2
-		record.Direct = record.Direct || service.Forwarding.Direct()
-		t.addresses[f.Address] = record
-	}
-	if frontends == 0 {
-		return nil
-	}
+// addBackends adds the backends that serve the half's family, and decides the size of its table.
+func (s *targetService) addBackends(service *model.Service) error {
 	weight := uint32(0)
-	own := map[model.BackendAddress]bool{}
-	for _, b := range service.Backends {
-		if !reaches(service, b, ipv6) {
-			continue
-		}
+	own := make(map[model.BackendAddress]bool, len(service.Backends))
+	for _, b := range serving(service, s.ipv6) {
 		if own[b.BackendAddress] {
 			return fmt.Errorf("service %q has backend %s twice: remove one", service.Name, b.BackendAddress)
 		}
 		own[b.BackendAddress] = true
 		weight += min(b.Share(), 1)
-		half.members = append(half.members, maglev.Member{Key: maglev.Key(b), Weight: b.Share()})
-		half.backends = append(half.backends, b.BackendAddress)
-		drains, known := t.draining[b.BackendAddress]
-		if !known {
-			t.backends = append(t.backends, b.BackendAddress)
-		}
-		t.draining[b.BackendAddress] = b.Share() == 0 && (drains || !known)
-		t.down[b.BackendAddress] = b.Down && (t.down[b.BackendAddress] || !known)
+		s.members = append(s.members, maglev.Member{Key: maglev.Key(b), Weight: b.Share()})
+		s.backends = append(s.backends, b.BackendAddress)
+		s.down = append(s.down, b.Down)
 	}
-	if weight > 0 {
-		half.size = service.TableSize
-		if half.size == 0 {
-			half.size = maglev.SizeFor(len(half.members))
-		} else if !slices.Contains(maglev.Sizes, half.size) {
-			return fmt.Errorf("service %q has table size %d: it must be one of %d", service.Name, half.size, maglev.Sizes)
-		}
+	if weight == 0 {
+		return nil
 	}
-	t.services = append(t.services, half)
+	s.size = service.TableSize
+	if s.size == 0 {
+		s.size = maglev.SizeFor(len(s.members))
+	} else if !slices.Contains(maglev.Sizes, s.size) {
+		return fmt.Errorf("service %q has table size %d: it must be one of %d", service.Name, s.size, maglev.Sizes)
+	}
 	return nil
 }
 
-// addFragments adds the frontends of fragments without ports: where all flows to an address and
-// protocol are one service's, whose backends answer clients themselves and whose slots the
-// addresses alone decide. With any other service there, nobody knows whose they are.
-func (t *target) addFragments(services []model.Service) {
-	hashes := map[string]bool{}
-	for _, s := range services {
-		hashes[s.Name] = s.Policy.HashAddresses && s.Forwarding.Direct()
-	}
-	owners := map[model.Frontend]serviceKey{}
-	var order []model.Frontend
-	for _, f := range t.frontends {
-		f.Ports, f.Protocol = model.PortRange{}, f.Protocol|model.Fragments
-		owner, known := owners[f.Frontend]
-		if !known {
-			order = append(order, f.Frontend)
-		} else if owner != f.service {
-			f.service = serviceKey{}
-		}
-		owners[f.Frontend] = f.service
-	}
-	for _, f := range order {
-		if hashes[owners[f].name] {
-			t.frontends = append(t.frontends, targetFrontend{f, owners[f]})
-		}
-	}
+// placesFragments reports whether the service's fragments without ports can be placed: its
+// backends answer clients themselves, and the addresses alone decide the slot.
+func (s *targetService) placesFragments() bool {
+	return s.policy.HashAddresses && s.forwarding.Direct()
 }
 
-// reaches reports whether a backend serves frontends of a family. NAT does not translate
-// between families. Direct return hands the client's packet over as it is, so a backend of
-// the other family can, and does where the service has none of the same.
-func reaches(service model.Service, b model.Backend, ipv6 bool) bool {
-	if b.Address.Is6() == ipv6 {
-		return true
+// serving is the backends for frontends of a family. NAT does not translate between families.
+// Direct return hands the client's packet over as it is, so backends of the other family can
+// serve it, and do where the service has none of the same.
+func serving(service *model.Service, ipv6 bool) []model.Backend {
+	same := 0
+	for i := range service.Backends {
+		if service.Backends[i].Address.Is6() == ipv6 {
+			same++
+		}
 	}
-	return service.Forwarding.Direct() &&
-		!slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return b.Address.Is6() == ipv6 })
+	if same == len(service.Backends) || same == 0 && service.Forwarding.Direct() {
+		return service.Backends
+	}
+	backends := make([]model.Backend, 0, same)
+	for _, b := range service.Backends {
+		if b.Address.Is6() == ipv6 {
+			backends = append(backends, b)
+		}
+	}
+	return backends
 }
 
 // Deserted is the families, "IPv4" or "IPv6", whose frontends of the service have no backend that
@@ -229,7 +158,7 @@ func Deserted(service model.Service) (families []string) {
 		if !slices.ContainsFunc(service.Frontends, func(f model.Frontend) bool { return f.Address.Is6() == ipv6 }) {
 			continue
 		}
-		if !slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return b.Share() > 0 && reaches(service, b, ipv6) }) {
+		if !slices.ContainsFunc(serving(&service, ipv6), func(b model.Backend) bool { return b.Share() > 0 }) {
 			families = append(families, familyName(ipv6))
 		}
 	}
@@ -238,7 +167,7 @@ func Deserted(service model.Service) (families []string) {
 
 // trackingOf is the service's tracking, and auto where it does not matter: the maps then
 // hold the same whatever is configured.
-func trackingOf(service model.Service) model.Tracking {
+func trackingOf(service *model.Service) model.Tracking {
 	if service.Tracking == "" || !service.Forwarding.Direct() && service.AffinityTimeout == 0 {
 		return model.TrackingAuto
 	}
@@ -274,11 +203,11 @@ func (t tables) fill(s *targetService) []int32 {
 	return slots
 }
 
-// keep forgets the tables of services that are not there.
-func (t tables) keep(services []targetService) {
+// keep forgets the tables of other services.
+func (t tables) keep(services []*targetService) {
 	there := map[serviceKey]bool{}
-	for i := range services {
-		there[services[i].serviceKey] = true
+	for _, s := range services {
+		there[s.serviceKey] = true
 	}
 	maps.DeleteFunc(t, func(k serviceKey, _ filledTable) bool { return !there[k] })
 }

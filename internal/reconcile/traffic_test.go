@@ -49,11 +49,15 @@ func (w *world) restart() {
 }
 
 // drawChange is the last attempt with other weights, one backend more or less, or another
-// size of a table.
+// size of a table; in one service or in all of them.
 func (w *world) drawChange() reconcile.Desired {
 	d := w.attempt
 	d.Services = slices.Clone(d.Services)
+	only := rapid.IntRange(-1, len(d.Services)-1).Draw(w.T, "only service")
 	for i := range d.Services {
+		if only >= 0 && i != only {
+			continue
+		}
 		s := &d.Services[i]
 		s.Backends = slices.Clone(s.Backends)
 		if n := len(s.Backends); n > 0 {

@@ -82,8 +82,7 @@ func (w *world) open() {
 			must(w, w.d.SetHop(r.BackendRef, datapath.Hop{Interface: w.link.Attrs().Index, MAC: station}))
 		}
 	}))
-	_, err = reconciler.Apply(reconcile.Desired{Services: w.services, Sources: slices.Concat(sources[false], sources[true]), Limits: w.options.Limits,
-		HostOwn: func(netip.Addr) bool { return false }})
+	_, err = reconciler.Apply(reconcile.Desired{Services: w.services, Sources: slices.Concat(sources[false], sources[true]), Limits: w.options.Limits})
 	must(w, err)
 	for _, a := range []string{vip4, vip6} {
 		must(w, w.d.SetOwned(netip.MustParseAddr(a), datapath.OwnedForever))

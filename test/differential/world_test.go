@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync/atomic"
 	"testing"
 	"unsafe"
@@ -110,7 +109,7 @@ func (w *world) apply() {
 	reconciler := reconcile.New(w.d, reconcile.BeforeNaming(w.resolve))
 	_, err := reconciler.Apply(reconcile.Desired{
 		Services: services(), Sources: natSources, Limits: w.options.Limits,
-		HostOwn: func(a netip.Addr) bool { return slices.Contains(hostVIPs[:], a) },
+		HostOwn: map[netip.Addr]bool{hostVIPs[0]: true, hostVIPs[1]: true},
 	})
 	must(w, err)
 	for _, a := range ownedAddresses {

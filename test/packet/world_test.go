@@ -206,7 +206,7 @@ func (w *world) apply(services []model.Service) {
 	w.Helper()
 	_, err := w.reconciler.Apply(reconcile.Desired{
 		Services: services, Sources: sources, Limits: w.options.Limits,
-		HostOwn: func(a netip.Addr) bool { return a == hostVIP4 || a == hostVIP6 },
+		HostOwn: map[netip.Addr]bool{hostVIP4: true, hostVIP6: true},
 	})
 	must(w, err)
 	for _, a := range []netip.Addr{vip4, vip6, sources[0], sources[2]} {

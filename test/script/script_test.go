@@ -20,7 +20,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -47,7 +46,7 @@ type story struct {
 	open       openMaps
 	maps       reconcile.Maps
 	reconciler *reconcile.Reconciler
-	hostOwn    []netip.Addr
+	hostOwn    map[netip.Addr]bool
 }
 
 type storyKey struct{}
@@ -122,7 +121,7 @@ func (s *story) load(ts *testscript.TestScript, arguments []string) (reconcile.D
 	return reconcile.Desired{
 		Services: config.Services,
 		Sources:  config.SNAT.Addresses,
-		HostOwn:  func(a netip.Addr) bool { return slices.Contains(s.hostOwn, a) },
+		HostOwn:  s.hostOwn,
 		Limits:   config.Limits,
 		Settle:   config.Timeouts.Settle,
 	}, nil
@@ -190,13 +189,13 @@ func (s *story) restart(*testscript.TestScript, []string) error {
 }
 
 func (s *story) setHostOwn(_ *testscript.TestScript, arguments []string) error {
-	s.hostOwn = nil
+	s.hostOwn = map[netip.Addr]bool{}
 	for _, argument := range arguments {
 		address, err := netip.ParseAddr(argument)
 		if err != nil {
 			return err
 		}
-		s.hostOwn = append(s.hostOwn, address)
+		s.hostOwn[address] = true
 	}
 	return nil
 }
