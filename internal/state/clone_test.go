@@ -14,13 +14,16 @@ import (
 func TestCloneSharesNothing(t *testing.T) {
 	var cfg model.Config
 	fill(t, "Config", reflect.ValueOf(&cfg).Elem())
-	copied := model.Config{Node: cloneNode(cfg.Node), Services: cloneServices(cfg.Services)}
+	copied := model.Config{Node: cloneNode(cfg.Node)}
+	for _, s := range cfg.Services {
+		copied.Services = append(copied.Services, cloneService(s))
+	}
 	if !reflect.DeepEqual(cfg, copied) {
 		t.Errorf("the copy is %+v, of %+v", copied, cfg)
 	}
 	found, seen := shared("Config", reflect.ValueOf(cfg), reflect.ValueOf(copied))
 	for _, path := range found {
-		t.Errorf("%s is the caller's, too: copy it in cloneNode or cloneServices", path)
+		t.Errorf("%s is the caller's, too: copy it in cloneNode or cloneService", path)
 	}
 	if seen < 8 {
 		t.Errorf("only %d places were compared", seen)

@@ -3,6 +3,7 @@ package state
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -144,11 +145,16 @@ func (w *Writer) Clear(selector string, kinds ...Kind) ([]Override, error) {
 			concerned[key.backend] = true
 		}
 	}
-	among := slices.DeleteFunc(w.configured(), func(b model.Backend) bool { return !concerned[b.BackendAddress] })
+	var among []model.Backend
+	for b := range w.configured() {
+		if concerned[b.BackendAddress] {
+			among = append(among, *b)
+		}
+	}
 	for b := range concerned { // after a start, before the source that names it has spoken
 		among = append(among, model.Backend{BackendAddress: b, Name: b.String()})
 	}
-	backends, err := resolve(selector, among)
+	backends, err := resolve(selector, pointers(among))
 	if err != nil {
 		err.Overridden = kinds
 		return nil, err
@@ -219,12 +225,27 @@ func (w *Writer) PassDeadlines() Revision {
 }
 
 // configured is every backend of every service, with its name there.
-func (w *Writer) configured() []model.Backend {
-	var all []model.Backend
-	for _, service := range w.merged.Services {
-		all = append(all, service.Backends...)
+func (w *Writer) configured() iter.Seq[*model.Backend] {
+	return func(yield func(*model.Backend) bool) {
+		for i := range w.merged.Services {
+			for b := range pointers(w.merged.Services[i].Backends) {
+				if !yield(b) {
+					return
+				}
+			}
+		}
 	}
-	return all
+}
+
+// pointers are to the elements of a list, which may be long, and the elements large.
+func pointers[T any](all []T) iter.Seq[*T] {
+	return func(yield func(*T) bool) {
+		for i := range all {
+			if !yield(&all[i]) {
+				return
+			}
+		}
+	}
 }
 
 // naming lists the sources that have a backend.
@@ -267,10 +288,10 @@ func (w *Writer) overridesAfter(source string, services []model.Service) (next m
 
 // resolve finds what a selector names among backends, in order of address and port, each
 // once. What can be read as an address is an address first, then a name.
-func resolve(selector string, among []model.Backend) ([]model.BackendAddress, *SelectorError) {
+func resolve(selector string, among iter.Seq[*model.Backend]) ([]model.BackendAddress, *SelectorError) {
 	var found []model.BackendAddress
-	find := func(is func(model.Backend) bool) {
-		for _, b := range among {
+	find := func(is func(*model.Backend) bool) {
+		for b := range among {
 			if is(b) {
 				found = append(found, b.BackendAddress)
 			}
@@ -279,15 +300,15 @@ func resolve(selector string, among []model.Backend) ([]model.BackendAddress, *S
 		found = slices.Compact(found)
 	}
 	if address, err := netip.ParseAddr(selector); err == nil {
-		find(func(b model.Backend) bool { return b.Address == address.Unmap() })
+		find(func(b *model.Backend) bool { return b.Address == address.Unmap() })
 	} else if pair, err := netip.ParseAddrPort(selector); err == nil {
 		exact := model.BackendAddress{Address: pair.Addr().Unmap(), Port: pair.Port()}
-		find(func(b model.Backend) bool { return b.BackendAddress == exact })
+		find(func(b *model.Backend) bool { return b.BackendAddress == exact })
 	}
 	if len(found) > 0 {
 		return found, nil
 	}
-	find(func(b model.Backend) bool { return b.Name == selector })
+	find(func(b *model.Backend) bool { return b.Name == selector })
 	if len(found) == 1 {
 		return found, nil
 	}
@@ -314,9 +335,16 @@ func effective(cfg model.Config, overrides map[overrideKey]Override) model.Confi
 	if len(overrides) == 0 {
 		return cfg
 	}
+	overridden := map[model.BackendAddress]bool{}
+	for key := range overrides {
+		overridden[key.backend] = true
+	}
 	cfg.Services = slices.Clone(cfg.Services)
 	for i := range cfg.Services {
 		service := &cfg.Services[i]
+		if !slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return overridden[b.BackendAddress] }) {
+			continue
+		}
 		kept := make([]model.Backend, 0, len(service.Backends))
 		for _, b := range service.Backends {
 			drain, drained := overrides[overrideKey{b.BackendAddress, KindDrain}]

@@ -143,14 +143,30 @@ func (w *Writer) draft(declared Declaration) (draft, error) {
 	}
 	next := draft{source: source, owner: owner, sources: maps.Clone(w.sources), merged: model.Config{Node: cloneNode(node)}}
 	next.overrides, next.overridesChanged = w.overridesAfter(source, declared.Services)
-	services := cloneServices(declared.Services)
-	for i := range services {
-		services[i].Source = source
-	}
-	next.sources[source] = services
+	next.sources[source] = w.taken(source, declared.Services)
 	var err error
 	next.merged.Services, err = merge(source, next.sources)
 	return next, err
+}
+
+// taken is what a source wants, as the writer keeps it: a copy, but for services that say what the
+// source has said before. Those are what they were, so that everybody finds at once that they are
+// the same.
+func (w *Writer) taken(source string, services []model.Service) []model.Service {
+	before := map[string]*model.Service{}
+	for i := range w.sources[source] {
+		before[w.sources[source][i].Name] = &w.sources[source][i]
+	}
+	taken := slices.Clone(services)
+	for i := range taken {
+		taken[i].Source = source
+		if known, ok := before[taken[i].Name]; ok && known.Equal(&taken[i]) {
+			taken[i] = *known
+		} else {
+			taken[i] = cloneService(taken[i])
+		}
+	}
+	return taken
 }
 
 // adopt takes a draft over, unless there is an error, and returns the revision that contains it.
@@ -168,7 +184,7 @@ func (w *Writer) adopt(next draft, err error) (Revision, error) {
 
 // agrees reports whether a draft changes nothing.
 func (w *Writer) agrees(next draft) bool {
-	same := func(a, b model.Service) bool { return reflect.DeepEqual(a, b) }
+	same := func(a, b model.Service) bool { return a.Equal(&b) }
 	return !next.overridesChanged && next.owner == w.owner && reflect.DeepEqual(next.merged.Node, w.merged.Node) &&
 		slices.EqualFunc(next.sources[next.source], w.sources[next.source], same)
 }
@@ -219,18 +235,14 @@ func cloneNode(node model.Node) model.Node {
 	return node
 }
 
-// cloneServices: see cloneNode.
-func cloneServices(services []model.Service) []model.Service {
-	services = slices.Clone(services)
-	for i := range services {
-		service := &services[i]
-		service.Frontends = slices.Clone(service.Frontends)
-		service.Backends = slices.Clone(service.Backends)
-		service.AllowFrom, service.DenyFrom = slices.Clone(service.AllowFrom), slices.Clone(service.DenyFrom)
-		service.Health.HTTP.Statuses = slices.Clone(service.Health.HTTP.Statuses)
-		service.Health.Exec = slices.Clone(service.Health.Exec)
-	}
-	return services
+// cloneService: see cloneNode.
+func cloneService(service model.Service) model.Service {
+	service.Frontends = slices.Clone(service.Frontends)
+	service.Backends = slices.Clone(service.Backends)
+	service.AllowFrom, service.DenyFrom = slices.Clone(service.AllowFrom), slices.Clone(service.DenyFrom)
+	service.Health.HTTP.Statuses = slices.Clone(service.Health.HTTP.Statuses)
+	service.Health.Exec = slices.Clone(service.Health.Exec)
+	return service
 }
 
 // merge is the union of all sources' services, or the *ConflictError that keeps source out.
