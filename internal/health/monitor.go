@@ -47,7 +47,7 @@ type Monitor struct {
 
 	mu      sync.Mutex
 	checks  map[key]*check
-	plain   map[key]bool // backends of services without checks, which count as up
+	plain   map[string]model.Service // services without checks, whose backends count as up
 	queue   queue
 	ramps   time.Time // when a weight rises next by itself; zero: none does
 	lateMax time.Duration
@@ -101,7 +101,7 @@ func New(options Options) *Monitor {
 	m := &Monitor{options: options,
 		sockets: make(chan struct{}, socketsMax), execs: make(chan struct{}, execsMax),
 		wake: make(chan struct{}, 1), changed: make(chan struct{}, 1),
-		checks: map[key]*check{}, plain: map[key]bool{}, panics: map[string]bool{}}
+		checks: map[key]*check{}, plain: map[string]model.Service{}, panics: map[string]bool{}}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.running.Go(m.run)
 	return m
@@ -139,23 +139,23 @@ func (m *Monitor) Update(services []model.Service, held func(service string, b m
 	for k := range before {
 		served[k.service] = true
 	}
-	m.checks, m.plain = map[key]*check{}, map[key]bool{}
+	m.checks, m.plain = map[key]*check{}, map[string]model.Service{}
 	var fresh []*check
 	now := time.Now()
 	for _, s := range services {
+		if s.Health.Check == "" {
+			m.plain[s.Name] = s
+			continue
+		}
 		for _, b := range s.Backends {
 			k := key{s.Name, b.BackendAddress}
-			if s.Health.Check == "" {
-				m.plain[k] = true
-				continue
-			}
 			t := target{service: s.Name, backend: b.BackendAddress, name: b.Name, at: probed(s, b), health: s.Health}
 			c, known := before[k]
 			if known {
 				delete(before, k)
 			} else {
 				c = &check{key: k, index: -1, machine: machine{state: model.HealthWaiting, since: now, joined: served[s.Name]}}
-				c.machine.adopt(t, twins[b.BackendAddress], plain[k], held)
+				c.machine.adopt(t, twins[b.BackendAddress], has(plain[s.Name], b.BackendAddress), held)
 				fresh = append(fresh, c)
 			}
 			m.checks[k] = c
@@ -175,6 +175,10 @@ func (m *Monitor) Update(services []model.Service, held func(service string, b m
 		}
 	}
 	m.schedule(fresh)
+}
+
+func has(s model.Service, b model.BackendAddress) bool {
+	return slices.ContainsFunc(s.Backends, func(o model.Backend) bool { return o.BackendAddress == b })
 }
 
 // adopt takes the state over from where something is known of the backend.

@@ -2,6 +2,7 @@ package health
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/model"
@@ -49,9 +50,13 @@ func serve(service model.Service, of func(model.Backend) found, lost func(netip.
 		b.Idle, b.Down, b.Ramp = f.state != model.HealthUp, f.state == model.HealthDown, f.ramp
 		backends[i], gone[i] = b, b.Override == "" && lost(b.Address)
 	}
+	given := service.Backends
 	service.Backends = backends
 	for _, is4 := range []bool{true, false} {
 		panics = serveFamily(service, gone, is4) || panics
+	}
+	if slices.Equal(backends, given) {
+		service.Backends = given // which then need not be compared again
 	}
 	return service, panics
 }

@@ -297,6 +297,9 @@ func (w *Watcher) report(h Hop) {
 	wanted = w.wanted[h.Address]
 	if wanted {
 		w.hops[h.Address] = h
+		if delete(w.lost, h.Address); h.unreachable() {
+			w.lost[h.Address] = true
+		}
 		close(w.changed)
 		w.changed = make(chan struct{})
 	}

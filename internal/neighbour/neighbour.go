@@ -106,7 +106,8 @@ type Watcher struct {
 	wanted  map[netip.Addr]bool
 	asked   bool // Want was called: entries nobody wants may go
 	hops    map[netip.Addr]Hop
-	changed chan struct{} // closed and replaced when hops changes
+	lost    map[netip.Addr]bool // of hops, those out of reach
+	changed chan struct{}       // closed and replaced when hops changes
 
 	// Only the loop uses what follows.
 	table   map[key]entry        // the kernel's neighbour table
@@ -168,6 +169,7 @@ func New(opts Options) (*Watcher, error) {
 		reach:   make(chan struct{}, 1),
 		wanted:  map[netip.Addr]bool{},
 		hops:    map[netip.Addr]Hop{},
+		lost:    map[netip.Addr]bool{},
 		changed: make(chan struct{}),
 		table:   map[key]entry{},
 		mine:    map[key]bool{},
@@ -225,6 +227,7 @@ func (w *Watcher) Want(addrs []netip.Addr) {
 	for a := range w.hops {
 		if !wanted[a] {
 			delete(w.hops, a)
+			delete(w.lost, a)
 			gone = append(gone, a)
 		}
 	}
@@ -273,8 +276,9 @@ func (w *Watcher) Resolved(addr netip.Addr) bool {
 // Unreachable reports whether the address is known to be out of reach: there is no way to it,
 // or its next hop does not answer. One that is still being looked up is not.
 func (w *Watcher) Unreachable(addr netip.Addr) bool {
-	h, ok := w.Hop(addr)
-	return ok && h.unreachable()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.lost[addr.Unmap()]
 }
 
 // Changed receives when Unreachable may say something else than before.
