@@ -3,8 +3,6 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -197,22 +195,22 @@ func (d *daemon) carry(config model.Config) (difference reconcile.Difference, er
 			d.retries.succeeded()
 		}
 	}()
-	wanted := backendAddresses(config.Services)
-	d.ways.Want(wanted)
+	d.ways.Follow(config.Services)
 	own, err := hostAddresses()
 	if err != nil {
 		return reconcile.Difference{}, err
 	}
 	desired := reconcile.Desired{
 		Services: config.Services,
-		Sources:  d.ways.Sources(backendAddresses(translated(config.Services))),
+		Sources:  d.ways.Sources(),
 		HostOwn:  own,
 		Limits:   config.Limits,
 		Settle:   config.Timeouts.Settle,
 	}
 	difference, err = d.reconciler.Apply(desired)
-	d.ways.Replace(d.reconciler.Backends())
+	d.ways.Change(d.reconciler.BackendChanges())
 	if err != nil {
+		d.ways.Doubt() // a backend may be put anew, at the place that it had
 		return difference, fmt.Errorf("apply the configuration: %w", err)
 	}
 	if !d.draining { // then all are, and it is meant
@@ -221,7 +219,6 @@ func (d *daemon) carry(config model.Config) (difference reconcile.Difference, er
 	if err := d.datapath.Heartbeat(); err != nil { // from here on the hops are fresh
 		return difference, err
 	}
-	d.ways.Want(wanted) // and no longer those that have gone
 	return difference, d.announcer.want(config, desired.Sources, own)
 }
 
@@ -231,19 +228,4 @@ func portPool(node model.Node) (model.PortRange, error) {
 		return node.SNAT.Ports, nil
 	}
 	return freePorts()
-}
-
-// translated are the services whose packets get another source address.
-func translated(services []model.Service) []model.Service {
-	return slices.DeleteFunc(slices.Clone(services), func(s model.Service) bool { return s.Forwarding.Direct() })
-}
-
-func backendAddresses(services []model.Service) []netip.Addr {
-	set := map[netip.Addr]bool{}
-	for _, s := range services {
-		for _, b := range s.Backends {
-			set[b.Address] = true
-		}
-	}
-	return slices.SortedFunc(maps.Keys(set), netip.Addr.Compare)
 }

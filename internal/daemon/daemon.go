@@ -188,7 +188,7 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	if err != nil {
 		return err
 	}
-	d.ways.Replace(d.reconciler.Backends())
+	d.ways.Change(d.reconciler.BackendChanges())
 	d.checks = newChecks(contents, d.conditions, d.log)
 	d.pulse = newPulse(dp, d.opts.Instance, d.conditions, d.log)
 	if _, err := d.change(ctx, ofFile(config)); err != nil {

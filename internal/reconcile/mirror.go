@@ -23,6 +23,9 @@ type mirror struct {
 
 	// naming counts the services whose slots name a backend.
 	naming map[BackendRef]int
+	// changed are the positions of backends that were put or deleted since BackendChanges was last
+	// asked, with the record that it was told of; that of no backend, if there was none.
+	changed map[uint32]BackendRecord
 	// unsettled are the services that Settle may have something to do with, or that are in doubt.
 	unsettled map[uint32]bool
 
@@ -90,6 +93,7 @@ func newMirror(contents Contents, tick uint32) (mirror, error) {
 		addresses: map[netip.Addr]mirrorAddress{},
 		filters:   map[Filter]mirrorFilter{},
 		naming:    map[BackendRef]int{},
+		changed:   map[uint32]BackendRecord{},
 		unsettled: map[uint32]bool{},
 		// A run before this one may have freed something and not waited.
 		graceOwed: len(contents.Services)+len(contents.ServiceGenerations)+
@@ -99,6 +103,7 @@ func newMirror(contents Contents, tick uint32) (mirror, error) {
 	backendGenerations := map[uint32]uint8{}
 	for _, index := range slices.Sorted(maps.Keys(contents.Backends)) {
 		record := contents.Backends[index]
+		m.changes(index)
 		m.backends[index] = &mirrorBackend{BackendRecord: record}
 		backendGenerations[index] = record.Generation
 		if _, ok := m.byAddress[record.BackendAddress]; !ok {
@@ -214,6 +219,17 @@ func (s *mirrorService) inDoubt(into map[BackendRef]bool) {
 
 // namedBySlots is every backend that a slot names, each once.
 func (s *mirrorService) namedBySlots() []BackendRef { return s.named }
+
+// changes notes which backend there was at a position, before it is another.
+func (m *mirror) changes(index uint32) {
+	if _, known := m.changed[index]; known {
+		return
+	}
+	m.changed[index] = BackendRecord{}
+	if was, ok := m.backends[index]; ok {
+		m.changed[index] = was.BackendRecord
+	}
+}
 
 // setSlots notes what a service's slots are now, or may be.
 func (m *mirror) setSlots(s *mirrorService, slots []Slot) {

@@ -12,6 +12,7 @@ import (
 
 func (r *Reconciler) putBackend(record BackendRecord) error {
 	m := &r.mirror
+	m.changes(record.Index)
 	entry := &mirrorBackend{BackendRecord: record, doubt: true}
 	m.backends[record.Index] = entry
 	m.byAddress[record.BackendAddress] = record.Index
@@ -30,6 +31,7 @@ func (r *Reconciler) deleteBackend(index uint32) error {
 	if err := r.maps.DeleteBackend(entry.BackendRef); err != nil {
 		return fmt.Errorf("delete backend %s at index %d: %w", entry.BackendAddress, index, err)
 	}
+	m.changes(index)
 	delete(m.backends, index)
 	if m.byAddress[entry.BackendAddress] == index {
 		delete(m.byAddress, entry.BackendAddress)

@@ -41,7 +41,9 @@ package reconcile
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -147,17 +149,25 @@ func (r *Reconciler) adopt() (Contents, error) {
 	return contents, nil
 }
 
-// Backends are those that the maps have, as far as is known without reading them: one whose
-// removal has failed may be gone, and one that could not be put may be missing. Before Adopt
-// there are none.
-func (r *Reconciler) Backends() []BackendRecord {
+// BackendChanges are the backends that are new in the maps, or others than before, and those that
+// have gone from there, since it was last asked; put are at first all that Adopt has found. It is as
+// far as is known without reading them: after an error, what could not be put is among put, and what
+// could not be removed is not among gone.
+func (r *Reconciler) BackendChanges() (put, gone []BackendRecord) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	records := make([]BackendRecord, 0, len(r.mirror.backends))
-	for _, b := range r.mirror.backends {
-		records = append(records, b.BackendRecord)
+	for _, index := range slices.Sorted(maps.Keys(r.mirror.changed)) {
+		was := r.mirror.changed[index]
+		now, there := r.mirror.backends[index]
+		if was.Index != 0 && (!there || now.BackendRef != was.BackendRef || now.BackendAddress != was.BackendAddress) {
+			gone = append(gone, was)
+		}
+		if there && now.BackendRecord != was {
+			put = append(put, now.BackendRecord)
+		}
 	}
-	return records
+	clear(r.mirror.changed)
+	return put, gone
 }
 
 // Plan is what Apply would change. It fails as Apply would before its first operation:

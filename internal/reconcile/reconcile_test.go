@@ -497,23 +497,38 @@ func TestBeforeForgetting(t *testing.T) {
 	}
 }
 
-// TestBackends: they are known without reading the maps, also where removing or putting one failed.
-func TestBackends(t *testing.T) {
+// TestBackendChanges: they are known without reading the maps, also where removing or putting one
+// failed, and each is told once.
+func TestBackendChanges(t *testing.T) {
 	b := newBench(t, roomy)
-	have := func(want string) {
+	told := func(put, gone string) {
 		t.Helper()
-		var all []string
-		for _, r := range b.r.Backends() {
-			all = append(all, r.BackendAddress.String())
+		words := func(records []reconcile.BackendRecord) string {
+			var all []string
+			for _, r := range records {
+				text := fmt.Sprintf("%d/%d %s", r.Index, r.Generation, r.BackendAddress)
+				if r.Draining {
+					text += " drains"
+				}
+				all = append(all, text)
+			}
+			return strings.Join(all, ", ")
 		}
-		slices.Sort(all)
-		if got := strings.Join(all, " "); got != want {
-			t.Errorf("backends %s, want %s", got, want)
+		if isPut, isGone := b.r.BackendChanges(); words(isPut) != put || words(isGone) != gone {
+			t.Errorf("put %q, gone %q; want %q, %q", words(isPut), words(isGone), put, gone)
 		}
 	}
-	have("")
-	b.apply(desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80")))
-	have("10.0.0.2:80 10.0.0.3:80")
+	told("", "")
+	first := desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80"))
+	b.apply(first)
+	told("1/1 10.0.0.2:80, 2/1 10.0.0.3:80", "")
+	told("", "")
+	b.apply(weighed(first, 0, 0, 1))
+	told("1/1 10.0.0.2:80 drains", "")
+	b.apply(weighed(first, 0, 5, 7))
+	told("1/1 10.0.0.2:80", "")
+	b.apply(first)
+	told("", "")
 	b.maps.Fault = func(operation string) fake.Fault {
 		if strings.HasPrefix(operation, "delete backend") {
 			return fake.Before
@@ -524,16 +539,24 @@ func TestBackends(t *testing.T) {
 	if _, err := b.r.Apply(other); !errors.Is(err, fake.ErrInjected) {
 		t.Fatal(err)
 	}
-	have("10.0.0.2:80 10.0.0.3:80 10.0.0.4:80")
+	told("3/1 10.0.0.4:80", "")
 	b.maps.Fault = nil
 	b.apply(other)
-	have("10.0.0.2:80 10.0.0.4:80")
+	told("", "2/1 10.0.0.3:80")
+	// Gone and there again, and another at the place of one that is gone, in between.
+	one := desired(service("web", "192.0.2.10:80", "10.0.0.2:80"))
+	one.Limits.Backends = 3
+	b.apply(one)
+	other.Limits.Backends = 3
+	other.Services = append(other.Services, service("mail", "192.0.2.11:80", "10.0.0.5:80"))
+	b.apply(other)
+	told("2/2 10.0.0.4:80, 3/2 10.0.0.5:80", "3/1 10.0.0.4:80")
 	again := reconcile.New(b.maps)
 	if _, err := again.Adopt(); err != nil {
 		t.Fatal(err)
 	}
 	b.r = again
-	have("10.0.0.2:80 10.0.0.4:80")
+	told("1/1 10.0.0.2:80, 2/2 10.0.0.4:80, 3/2 10.0.0.5:80", "")
 }
 
 func TestSlotsOfASettledTableWaitForAGrace(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
@@ -66,21 +67,37 @@ type Options struct {
 }
 
 // Ways keeps the ways of the backends in the maps. Its methods may be called concurrently, but
-// for Await and Want, which are for one caller at a time.
+// for Follow, Await, Add, Change and Sources, which are for one caller at a time. These cost what
+// changes.
 type Ways struct {
 	opts     Options
 	resolver resolver
 
-	awaited map[netip.Addr]bool // backends that were waited for
+	services  model.Differ
+	named     map[netip.Addr]use  // by services
+	unawaited map[netip.Addr]bool // backends that take flows and that nobody has waited for
+	awaited   map[netip.Addr]bool // backends that were waited for
+	wanted    map[netip.Addr]bool // named, or in the maps
+	changed   bool                // others than the resolver was last told
 
 	// writing is held while a hop is noted and written, so that none overwrites a newer one.
 	writing sync.Mutex
 	hops    map[netip.Addr]neighbour.Hop // as last told
+	written []netip.Addr                 // what Configured said when all ways were last written
+	doubted atomic.Bool                  // some ways may not be as they were last written
 
 	mu      sync.Mutex
 	records map[netip.Addr][]reconcile.BackendRecord // in the maps
 	sources map[netip.Addr][]netip.Addr              // by backend address, as last written
 	told    map[netip.Addr]bool                      // what Sources last said; nil: nothing yet
+	heard   []netip.Addr                             // what Configured said then
+	retell  bool                                     // Sources may have something else to say
+}
+
+// use counts the backends at an address, over all services.
+type use struct {
+	named      int
+	translated int // of services whose packets get another source address
 }
 
 // Open begins to follow next hops, of no backend yet.
@@ -98,7 +115,8 @@ func Open(opts Options) (*Ways, error) {
 
 func newWays(opts Options) *Ways {
 	return &Ways{
-		opts: opts, awaited: map[netip.Addr]bool{}, hops: map[netip.Addr]neighbour.Hop{},
+		opts: opts, named: map[netip.Addr]use{}, unawaited: map[netip.Addr]bool{}, awaited: map[netip.Addr]bool{}, wanted: map[netip.Addr]bool{},
+		hops: map[netip.Addr]neighbour.Hop{}, retell: true,
 		records: map[netip.Addr][]reconcile.BackendRecord{}, sources: map[netip.Addr][]netip.Addr{},
 	}
 }
@@ -112,51 +130,104 @@ func (w *Ways) Unreachable(backend netip.Addr) bool { return w.resolver.Unreacha
 // Changed receives when Unreachable may say something else than before.
 func (w *Ways) Changed() <-chan struct{} { return w.resolver.Changed() }
 
-// Review has all next hops looked up again, because Host says something else than before.
-func (w *Ways) Review() { w.resolver.Review() }
+// Review has all next hops looked up again, and with the next Change all ways written again: Host
+// says something else than before, or other interfaces are attached.
+func (w *Ways) Review() {
+	w.Doubt()
+	w.resolver.Review()
+}
 
-// Want has the next hops of these backends looked up, and of those that the maps have. Others
-// are forgotten.
-func (w *Ways) Want(backends []netip.Addr) {
+// Doubt has all ways written again with the next Change: records may have been emptied in between.
+func (w *Ways) Doubt() { w.doubted.Store(true) }
+
+// Follow has the next hops of the services' backends looked up, and of those that the maps have.
+// Others are forgotten. No two services may have the same name.
+func (w *Ways) Follow(services []model.Service) {
+	gone, come := w.services.Next(services)
+	before := map[netip.Addr]use{} // of addresses that these services name
+	count := func(s *model.Service, sign int) {
+		for _, b := range s.Backends {
+			u := w.named[b.Address]
+			if _, known := before[b.Address]; !known {
+				before[b.Address] = u
+			}
+			u.named += sign
+			if !s.Forwarding.Direct() {
+				u.translated += sign
+			}
+			w.named[b.Address] = u
+		}
+	}
+	for _, s := range gone {
+		count(s, -1)
+	}
+	for _, s := range come {
+		count(s, 1)
+		for _, b := range s.Backends {
+			if !b.Down && !w.awaited[b.Address] {
+				w.unawaited[b.Address] = true
+			}
+		}
+	}
+	for a, was := range before {
+		is := w.named[a]
+		if (is.translated > 0) != (was.translated > 0) {
+			w.mu.Lock()
+			w.retell = true
+			w.mu.Unlock()
+		}
+		if is.named == 0 {
+			delete(w.named, a)
+			delete(w.awaited, a)
+			delete(w.unawaited, a)
+		}
+		w.note(a)
+	}
+	w.look()
+}
+
+// note notes what has become of an address: it may be wanted now, or no more.
+func (w *Ways) note(a netip.Addr) {
 	w.mu.Lock()
-	wanted := map[netip.Addr]bool{}
-	for _, a := range backends {
-		wanted[a] = true
+	defer w.mu.Unlock()
+	_, named := w.named[a]
+	if wanted := named || len(w.records[a]) > 0; wanted != w.wanted[a] {
+		w.changed = true
+		if wanted {
+			w.wanted[a] = true
+		} else {
+			delete(w.wanted, a)
+		}
 	}
-	for a := range w.records {
-		wanted[a] = true
+}
+
+// look tells the resolver what is wanted, if that is something else than before, and forgets what is
+// not.
+func (w *Ways) look() {
+	if !w.changed {
+		return
 	}
-	maps.DeleteFunc(w.sources, func(a netip.Addr, _ []netip.Addr) bool { return !wanted[a] })
-	w.mu.Unlock()
 	w.writing.Lock()
-	maps.DeleteFunc(w.hops, func(a netip.Addr, _ neighbour.Hop) bool { return !wanted[a] })
+	w.mu.Lock()
+	maps.DeleteFunc(w.hops, func(a netip.Addr, _ neighbour.Hop) bool { return !w.wanted[a] })
+	maps.DeleteFunc(w.sources, func(a netip.Addr, _ []netip.Addr) bool { return !w.wanted[a] })
+	w.mu.Unlock()
 	w.writing.Unlock()
-	w.resolver.Want(slices.Collect(maps.Keys(wanted)))
+	w.changed = false
+	w.resolver.Want(slices.Collect(maps.Keys(w.wanted)))
 }
 
 // Await waits for the ways to backends that take flows and were not waited for before. One
 // that cannot be reached delays the change that brings it, and none after that. late is whether
 // there are such.
 func (w *Ways) Await(ctx context.Context, services []model.Service) (late bool) {
-	awaited := map[netip.Addr]bool{}
-	var all, fresh []netip.Addr
-	for _, s := range services {
-		for _, b := range s.Backends {
-			all = append(all, b.Address)
-			switch {
-			case w.awaited[b.Address]:
-				awaited[b.Address] = true // also one that is down, which may be so because it cannot be reached
-			case !b.Down && !awaited[b.Address]:
-				awaited[b.Address] = true
-				fresh = append(fresh, b.Address)
-			}
-		}
-	}
-	w.awaited = awaited
-	if len(fresh) == 0 {
+	w.Follow(services)
+	if len(w.unawaited) == 0 {
 		return false
 	}
-	w.Want(all)
+	fresh := slices.SortedFunc(maps.Keys(w.unawaited), netip.Addr.Compare)
+	maps.Copy(w.awaited, w.unawaited)
+	clear(w.unawaited)
 	wait, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
 	missing := w.resolver.Wait(wait, fresh)
@@ -170,13 +241,7 @@ func (w *Ways) Await(ctx context.Context, services []model.Service) (late bool) 
 // Add gives backends that have come into the maps their ways, as far as these are known. It is
 // for reconcile.BeforeNaming.
 func (w *Ways) Add(records []reconcile.BackendRecord) {
-	w.mu.Lock()
-	for _, r := range records {
-		if !slices.Contains(w.records[r.Address], r) {
-			w.records[r.Address] = append(w.records[r.Address], r)
-		}
-	}
-	w.mu.Unlock()
+	w.put(records)
 	w.writing.Lock()
 	defer w.writing.Unlock()
 	for _, r := range records {
@@ -186,17 +251,38 @@ func (w *Ways) Add(records []reconcile.BackendRecord) {
 	}
 }
 
-// Replace says which backends the maps have now, all of them, and has their ways written again:
-// interfaces and sources may be others than before.
-func (w *Ways) Replace(records []reconcile.BackendRecord) {
-	present := map[netip.Addr][]reconcile.BackendRecord{}
+// put notes that the maps have these records.
+func (w *Ways) put(records []reconcile.BackendRecord) {
 	for _, r := range records {
-		present[r.Address] = append(present[r.Address], r)
+		w.mu.Lock()
+		all := w.records[r.Address]
+		if i := slices.IndexFunc(all, func(o reconcile.BackendRecord) bool { return o.BackendRef == r.BackendRef }); i >= 0 {
+			all[i] = r
+		} else {
+			w.records[r.Address] = append(all, r)
+		}
+		w.mu.Unlock()
+		w.note(r.Address)
 	}
-	w.mu.Lock()
-	w.records = present
-	w.mu.Unlock()
-	w.Rewrite()
+}
+
+// Change says which backends are new in the maps, or other than before, and which have gone from
+// there since it was last called, and has the ways of the former written.
+func (w *Ways) Change(put, gone []reconcile.BackendRecord) {
+	for _, r := range gone {
+		w.mu.Lock()
+		left := slices.DeleteFunc(slices.Clone(w.records[r.Address]), func(o reconcile.BackendRecord) bool { return o.BackendRef == r.BackendRef })
+		if w.records[r.Address] = left; len(left) == 0 {
+			delete(w.records, r.Address)
+		}
+		w.mu.Unlock()
+		w.note(r.Address)
+	}
+	w.Add(put)
+	w.look()
+	if w.doubted.Swap(false) || !slices.Equal(w.written, w.opts.Configured()) {
+		w.Rewrite()
+	}
 }
 
 // Rewrite writes all ways again. It is for reconcile.BeforeForgetting: no backend names a source
@@ -204,6 +290,7 @@ func (w *Ways) Replace(records []reconcile.BackendRecord) {
 func (w *Ways) Rewrite() {
 	w.writing.Lock()
 	defer w.writing.Unlock()
+	w.written = slices.Clone(w.opts.Configured())
 	for address, hop := range w.hops {
 		w.write(hop, w.recordsOf(address))
 	}
@@ -231,6 +318,7 @@ func (w *Ways) write(hop neighbour.Hop, records []reconcile.BackendRecord) {
 	sources := sourcesFor(w.opts.Configured(), hop)
 	failed := func(what string, r reconcile.BackendRecord, err error) {
 		if err != nil && !errors.Is(err, datapath.ErrGone) {
+			w.Doubt()
 			w.opts.Log.Warn(what, "backend", r.BackendAddress, "error", err)
 		}
 	}
@@ -249,6 +337,7 @@ func (w *Ways) write(hop neighbour.Hop, records []reconcile.BackendRecord) {
 	w.mu.Lock()
 	before, known := w.sources[hop.Address]
 	w.sources[hop.Address] = sources
+	w.retell = w.retell || !slices.Equal(before, sources)
 	unheard := w.told != nil && slices.ContainsFunc(sources, func(a netip.Addr) bool { return !w.told[a] })
 	w.mu.Unlock()
 	if unheard || known && !slices.Equal(before, sources) {
@@ -256,24 +345,29 @@ func (w *Ways) write(hop neighbour.Hop, records []reconcile.BackendRecord) {
 	}
 }
 
-// Sources is every address that full NAT sends from to these backends, sorted.
-func (w *Ways) Sources(backends []netip.Addr) []netip.Addr {
+// Sources is every address that full NAT sends from to backends of the services, sorted.
+func (w *Ways) Sources() []netip.Addr {
 	configured := w.opts.Configured()
 	w.writing.Lock()
 	defer w.writing.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.told = map[netip.Addr]bool{}
-	for _, a := range configured {
-		w.told[a] = true
-	}
-	for _, b := range backends {
-		sources := sourcesFor(configured, w.hops[b])
-		if len(sources) == 0 && len(configured) == 0 {
-			sources = w.sources[b]
-		}
-		for _, a := range sources {
+	if w.retell || !slices.Equal(w.heard, configured) {
+		w.told, w.heard, w.retell = map[netip.Addr]bool{}, slices.Clone(configured), false
+		for _, a := range configured {
 			w.told[a] = true
+		}
+		for b, u := range w.named {
+			if u.translated == 0 {
+				continue
+			}
+			sources := sourcesFor(configured, w.hops[b])
+			if len(sources) == 0 && len(configured) == 0 {
+				sources = w.sources[b]
+			}
+			for _, a := range sources {
+				w.told[a] = true
+			}
 		}
 	}
 	return slices.SortedFunc(maps.Keys(w.told), netip.Addr.Compare)

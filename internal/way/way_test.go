@@ -80,10 +80,14 @@ func (b *bench) wrote(want ...string) {
 	b.written = nil
 }
 
-// sources compares what Sources says.
+// sources compares what Sources says where a service of NAT has the backends, and one of direct
+// return another.
 func (b *bench) sources(backends []netip.Addr, want ...netip.Addr) {
 	b.Helper()
-	if got := b.Sources(backends); !slices.Equal(got, want) {
+	nat, direct := services(backends...), services(three)
+	direct[0].Name, direct[0].Forwarding = "direct", model.ForwardingDSRL2
+	b.Follow(append(nat, direct...))
+	if got := b.Sources(); !slices.Equal(got, want) {
 		b.Errorf("sources %v, want %v", got, want)
 	}
 }
@@ -111,10 +115,20 @@ func record(index uint32, address netip.Addr, port uint16) reconcile.BackendReco
 		BackendAddress: model.BackendAddress{Address: address, Port: port}}
 }
 
+// services is one service of NAT with backends at these addresses.
+func services(backends ...netip.Addr) []model.Service {
+	s := model.Service{Name: "web", Forwarding: model.ForwardingNAT}
+	for _, a := range backends {
+		s.Backends = append(s.Backends, model.Backend{BackendAddress: model.BackendAddress{Address: a}})
+	}
+	return []model.Service{s}
+}
+
 // TestHopsReachTheRecords: whichever comes second, the hop or the record, writes the way; a record
 // for each port has it, and one that is gone is not written to.
 func TestHopsReachTheRecords(t *testing.T) {
 	b := newBench(t)
+	b.Follow(services(one, two))
 	b.hopChanged(neighbour.Hop{Address: one, Interface: 3, MAC: mac, Resolved: true})
 	b.wrote()
 	b.Add([]reconcile.BackendRecord{record(1, one, 80), record(2, two, 80)})
@@ -127,8 +141,14 @@ func TestHopsReachTheRecords(t *testing.T) {
 	b.wrote()
 	b.hopChanged(neighbour.Hop{Address: two, Interface: 4, MAC: mac}) // who answered before does not now
 	b.wrote("2 hop 4 02:00:00:00:00:01")
-	b.Replace([]reconcile.BackendRecord{record(2, two, 80), record(3, one, 443)})
-	b.wrote("2 hop 4 02:00:00:00:00:01", "3 hop 3 02:00:00:00:00:02")
+	b.Change([]reconcile.BackendRecord{record(2, two, 80), record(4, two, 443)}, []reconcile.BackendRecord{record(1, one, 80)})
+	b.wrote("2 hop 4 02:00:00:00:00:01", "4 hop 4 02:00:00:00:00:01")
+	b.Change(nil, nil)
+	b.wrote()
+	b.Review()
+	b.wrote()
+	b.Change(nil, nil)
+	b.wrote("2 hop 4 02:00:00:00:00:01", "4 hop 4 02:00:00:00:00:01", "3 hop 3 02:00:00:00:00:02")
 	b.hopChanged(neighbour.Hop{Address: one, Interface: 3, MAC: mac, Resolved: true})
 	b.wrote("3 hop 3 02:00:00:00:00:01")
 }
@@ -138,8 +158,11 @@ func TestHopsReachTheRecords(t *testing.T) {
 func TestSources(t *testing.T) {
 	b := newBench(t)
 	backends := []netip.Addr{one, six}
-	b.Replace([]reconcile.BackendRecord{record(1, one, 80), record(6, six, 80)})
+	b.Change([]reconcile.BackendRecord{record(1, one, 80), record(6, six, 80)}, nil)
 	b.sources(backends)
+	b.hopChanged(neighbour.Hop{Address: three, Source: other})
+	b.sources(backends) // with direct return packets keep their source
+	b.retries = 0
 	b.hopChanged(neighbour.Hop{Address: one, Source: ours})
 	b.wrote("1 sources [10.0.0.100]")
 	b.retried(1) // none was known of when it was last asked
@@ -164,6 +187,10 @@ func TestSources(t *testing.T) {
 
 	b.configured = []netip.Addr{ours, three}
 	b.sources(backends, three, ours)
+	b.Change(nil, nil)
+	b.wrote("1 sources [10.0.0.100 10.0.0.3]")
+	b.Change(nil, nil)
+	b.wrote()
 	b.Rewrite()
 	b.wrote("1 sources [10.0.0.100 10.0.0.3]")
 	b.configured = nil
@@ -175,6 +202,7 @@ func TestSources(t *testing.T) {
 // TestNothingIsTriedAgainBeforeTheFirstChange: its own plan asks for the sources.
 func TestNothingIsTriedAgainBeforeTheFirstChange(t *testing.T) {
 	b := newBench(t)
+	b.Follow(services(one, two))
 	b.hopChanged(neighbour.Hop{Address: one, Source: ours})
 	b.retried(0)
 	b.sources([]netip.Addr{one}, ours)
@@ -223,30 +251,45 @@ func TestAwait(t *testing.T) {
 	await(web(at(one), at(two)), false, two) // it was gone in between
 }
 
-// TestWhatIsGoneIsForgotten: a backend that comes back is looked up anew.
+// TestWhatIsGoneIsForgotten: a backend that comes back is looked up anew. What the maps have is
+// followed, whether a service names it or not.
 func TestWhatIsGoneIsForgotten(t *testing.T) {
 	b := newBench(t)
+	wants := func(want ...netip.Addr) {
+		t.Helper()
+		slices.SortFunc(b.wanted, netip.Addr.Compare)
+		if !slices.Equal(b.wanted, want) {
+			t.Errorf("wanted %v, want %v", b.wanted, want)
+		}
+	}
+	b.Follow(services(one, two))
+	wants(one, two)
 	b.hopChanged(neighbour.Hop{Address: one, Interface: 3, MAC: mac, Source: ours})
 	b.hopChanged(neighbour.Hop{Address: two, Interface: 3, MAC: mac, Source: ours})
-	b.Replace([]reconcile.BackendRecord{record(1, one, 80)})
-	b.wrote("1 hop 3 02:00:00:00:00:01", "1 sources [10.0.0.100]")
-	b.Want(nil)
-	if !slices.Equal(b.wanted, []netip.Addr{one}) {
-		t.Errorf("wanted %v, want what the maps have: %v", b.wanted, one)
-	}
-	b.Add([]reconcile.BackendRecord{record(2, two, 80)})
+	b.Change([]reconcile.BackendRecord{record(1, one, 80), record(2, one, 443)}, nil)
+	b.wrote("1 hop 3 02:00:00:00:00:01", "1 sources [10.0.0.100]", "2 hop 3 02:00:00:00:00:01", "2 sources [10.0.0.100]")
+	b.Follow(nil)
+	wants(one)
+	b.Change(nil, []reconcile.BackendRecord{record(1, one, 80)})
+	wants(one)
+	b.Follow(services(two))
+	wants(one, two)
+	b.Add([]reconcile.BackendRecord{record(3, two, 80)})
 	b.wrote()
-	b.Replace(nil)
-	b.Want(nil)
-	if len(b.hops)+len(b.Ways.sources)+len(b.wanted) > 0 {
-		t.Errorf("without a backend it keeps %v and %v, and has %v looked up", b.hops, b.Ways.sources, b.wanted)
+	b.Change(nil, []reconcile.BackendRecord{record(2, one, 443), record(3, two, 80)})
+	wants(two)
+	b.Follow(nil)
+	wants()
+	if len(b.hops)+len(b.Ways.sources)+len(b.records)+len(b.named)+len(b.Ways.wanted) > 0 {
+		t.Errorf("without a backend it keeps %v, %v, %v, %v and %v", b.hops, b.Ways.sources, b.records, b.named, b.Ways.wanted)
 	}
 }
 
 // TestFailedWrites: one that fails is told, unless the backend went in the meantime.
 func TestFailedWrites(t *testing.T) {
 	b := newBench(t)
-	b.Replace([]reconcile.BackendRecord{record(1, one, 80)})
+	b.Follow(services(one))
+	b.Change([]reconcile.BackendRecord{record(1, one, 80)}, nil)
 	for _, c := range []struct {
 		err  error
 		told bool
@@ -258,4 +301,9 @@ func TestFailedWrites(t *testing.T) {
 			t.Errorf("%v: the log has %s", c.err, b.log.String())
 		}
 	}
+	b.fails, b.written = nil, nil
+	b.Change(nil, nil) // which tries again
+	b.wrote("1 hop 3 02:00:00:00:00:01", "1 sources [10.0.0.100]")
+	b.Change(nil, nil)
+	b.wrote()
 }
