@@ -29,7 +29,7 @@ func (d *daemon) Reload(ctx context.Context) (control.ReloadResult, error) {
 	if err != nil {
 		return control.ReloadResult{Refused: err.Error()}, nil
 	}
-	parsed.CheckHost(file.LocalHost{}, false)
+	parsed.CheckHost(followedHost{out: d.ways.Out}, false)
 	result := control.ReloadResult{Faults: parsed.Faults}
 	if file.HasErrors(parsed.Faults) {
 		result.Refused = "the file has errors; nothing was changed"

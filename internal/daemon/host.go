@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/record"
+	"github.com/shunt-lb/shunt/internal/source/file"
 )
 
 const runDirectory = "/run/shunt"
@@ -96,6 +98,35 @@ func requireInterfaces(interfaces []model.Interface) error {
 		}
 	}
 	return nil
+}
+
+// followedHost is this machine, asked for routes only where nobody follows them already.
+type followedHost struct {
+	file.LocalHost
+	out func(netip.Addr) (iface int, ok bool)
+}
+
+// Routes is file.Host's.
+func (h followedHost) Routes(to []netip.Addr) map[netip.Addr]file.Route {
+	routes := make(map[netip.Addr]file.Route, len(to))
+	names := map[int]string{} // empty: it has gone
+	var unknown []netip.Addr
+	for _, a := range to {
+		index, ok := h.out(a)
+		if name, seen := names[index]; ok && !seen {
+			if i, err := net.InterfaceByIndex(index); err == nil {
+				name = i.Name
+			}
+			names[index] = name
+		}
+		if !ok || names[index] == "" {
+			unknown = append(unknown, a)
+			continue
+		}
+		routes[a] = file.Route{Interface: names[index]}
+	}
+	maps.Copy(routes, h.LocalHost.Routes(unknown))
+	return routes
 }
 
 // hostAddresses is every address the host itself has.

@@ -127,6 +127,15 @@ func (w *Ways) Close(keep bool) error { return w.resolver.Close(keep) }
 // Unreachable reports whether a backend is known to be out of reach.
 func (w *Ways) Unreachable(backend netip.Addr) bool { return w.resolver.Unreachable(backend) }
 
+// Out is the index of the interface that packets to a backend leave by, if its next hop is known and
+// answers.
+func (w *Ways) Out(backend netip.Addr) (iface int, ok bool) {
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	hop, known := w.hops[backend]
+	return hop.Interface, known && hop.Resolved && !hop.Host
+}
+
 // Changed receives when Unreachable may say something else than before.
 func (w *Ways) Changed() <-chan struct{} { return w.resolver.Changed() }
 

@@ -1,0 +1,34 @@
+package daemon
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+)
+
+// TestRoutesThatAreFollowed: where the way to a backend is known the kernel is not asked, and it is
+// where it is not, or the interface has gone.
+func TestRoutesThatAreFollowed(t *testing.T) {
+	lo, err := net.InterfaceByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	followed, gone, unknown := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("127.0.0.3")
+	asked := map[netip.Addr]int{}
+	h := followedHost{out: func(a netip.Addr) (int, bool) {
+		asked[a]++
+		switch a {
+		case followed:
+			return lo.Index, true
+		case gone:
+			return 1 << 30, true
+		}
+		return 0, false
+	}}
+	routes := h.Routes([]netip.Addr{followed, gone, unknown})
+	for _, a := range []netip.Addr{followed, gone, unknown} {
+		if route := routes[a]; route.Err != nil || route.Interface != "lo" || asked[a] != 1 {
+			t.Errorf("route to %s: %+v, asked %d times", a, route, asked[a])
+		}
+	}
+}
