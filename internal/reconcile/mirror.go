@@ -45,7 +45,7 @@ type mirrorBackend struct {
 
 type mirrorService struct {
 	record ServiceRecord
-	slots  []Slot   // of record's region
+	slots  []packed // of record's region
 	begun  []uint32 // when each slot in transition came to be so, in ticks; nil: none is
 	tally  tally    // of slots
 	// from is what the slots were made from; nil: that is not known. A change that comes to the
@@ -67,7 +67,7 @@ type mirrorService struct {
 // that it may refer to. The slots of the latter count for nothing: what they name may be gone.
 type heldTable struct {
 	region
-	slots []Slot
+	slots []packed
 }
 
 type mirrorFrontend struct {
@@ -118,7 +118,7 @@ func newMirror(contents Contents, tick uint32) (mirror, error) {
 			return m, fmt.Errorf("service %q at index %d %w: stop forwarding and start afresh with `shunt uninstall`",
 				record.Name, index, err)
 		}
-		m.setSlots(service, contents.Slots[index])
+		m.setSlots(service, packAll(contents.Slots[index]))
 		service.begin(tick)
 		m.services[index] = service
 		m.note(index)
@@ -232,7 +232,7 @@ func (m *mirror) changes(index uint32) {
 }
 
 // setSlots notes what a service's slots are now, or may be.
-func (m *mirror) setSlots(s *mirrorService, slots []Slot) {
+func (m *mirror) setSlots(s *mirrorService, slots []packed) {
 	m.count(s, -1)
 	s.setSlots(slots)
 	m.count(s, 1)

@@ -171,9 +171,10 @@ func (r *Reconciler) closeSlots(index, now uint32) error {
 func (r *Reconciler) changeStates(index uint32, state func(int, Slot) SlotState) error {
 	service := r.mirror.services[index]
 	after := slices.Clone(service.slots)
-	for i, slot := range service.slots {
+	for i, p := range service.slots {
+		slot := p.slot()
 		if next := state(i, slot); next != slot.State {
-			after[i] = Slot{State: next, Current: slot.Current}
+			after[i] = pack(Slot{State: next, Current: slot.Current})
 		}
 	}
 	if runs := changedRuns(service.slots, after); len(runs) > 0 {

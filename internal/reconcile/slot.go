@@ -7,6 +7,67 @@ import (
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
+// packed is a Slot in 8 bytes: the mirror has one for each slot of all tables.
+//
+//	bits  0 to 27  Previous: index, generation
+//	bits 28 to 55  Current: index, generation
+//	bits 56 to 57  State
+//	bit  58        PreviousDrains
+//	bit  59        PreviousBefore
+type packed uint64
+
+const (
+	packedIndexBits        = 20
+	packedRefBits          = packedIndexBits + 8
+	packedStateAt          = 2 * packedRefBits
+	packedDrains    packed = 1 << (packedStateAt + 2)
+	packedBefore    packed = 1 << (packedStateAt + 3)
+)
+
+func pack(s Slot) packed {
+	p := packRef(s.Previous) | packRef(s.Current)<<packedRefBits | packed(s.State)<<packedStateAt
+	if s.PreviousDrains {
+		p |= packedDrains
+	}
+	if s.PreviousBefore {
+		p |= packedBefore
+	}
+	return p
+}
+
+func packRef(r BackendRef) packed { return packed(r.Index) | packed(r.Generation)<<packedIndexBits }
+
+func (p packed) slot() Slot {
+	return Slot{
+		State: p.state(), Current: p.current(), Previous: unpackRef(p),
+		PreviousDrains: p&packedDrains != 0, PreviousBefore: p&packedBefore != 0,
+	}
+}
+
+func (p packed) state() SlotState    { return SlotState(p >> packedStateAt & 3) }
+func (p packed) current() BackendRef { return unpackRef(p >> packedRefBits) }
+
+func unpackRef(p packed) BackendRef {
+	return BackendRef{Index: uint32(p & (1<<packedIndexBits - 1)), Generation: uint8(p >> packedIndexBits)}
+}
+
+// packAll and unpackAll convert a table.
+func packAll(slots []Slot) []packed {
+	all := make([]packed, len(slots))
+	for i, s := range slots {
+		all[i] = pack(s)
+	}
+	return all
+}
+
+func unpackAll(slots []packed) []Slot {
+	all := make([]Slot, len(slots))
+	for i, p := range slots {
+		all[i] = p.slot()
+	}
+	return all
+}
+
 // nobody is no backend: the place of index 0 is never taken.
 var nobody = BackendRef{}
 
@@ -56,29 +117,29 @@ func (s Slot) next(current BackendRef, now members) Slot {
 
 // nextSlots is the service's table after a change: current is what its slots are to name,
 // and record says where they will lie. It fills in the record's table before.
-func (s *mirrorService) nextSlots(record *ServiceRecord, current []BackendRef, now members) []Slot {
-	slots := make([]Slot, len(current))
+func (s *mirrorService) nextSlots(record *ServiceRecord, current []BackendRef, now members) []packed {
+	slots := make([]packed, len(current))
 	switch {
 	case !record.tracked() || s.record.Size == 0:
 		for i, ref := range current {
-			slots[i].Current = ref
+			slots[i] = pack(Slot{Current: ref})
 		}
 	case len(current) == len(s.slots):
 		before := false
 		for i, ref := range current {
-			slot := s.slots[i]
+			slot := s.slots[i].slot()
 			if !s.record.tracked() {
 				slot = Slot{Current: slot.Current}
 			}
-			slots[i] = slot.next(ref, now)
-			before = before || slots[i].PreviousBefore
+			slots[i] = pack(slot.next(ref, now))
+			before = before || slots[i]&packedBefore != 0
 		}
 		if before {
 			record.BeforeOffset, record.BeforeSize = s.record.BeforeOffset, s.record.BeforeSize
 		}
 	default:
 		for i, ref := range current {
-			slots[i] = Slot{State: Transition, Current: ref, PreviousBefore: true}
+			slots[i] = pack(Slot{State: Transition, Current: ref, PreviousBefore: true})
 		}
 		record.BeforeOffset, record.BeforeSize = s.record.Offset, s.record.Size
 		if s.tally.before == len(s.slots) && s.record.BeforeSize > 0 {
@@ -92,20 +153,21 @@ func (s *mirrorService) nextSlots(record *ServiceRecord, current []BackendRef, n
 }
 
 // currents is where new flows go, slot by slot; nil if they go nowhere.
-func currents(slots []Slot) []BackendRef {
-	if len(slots) == 0 || slots[0].Current == nobody {
+func currents(slots []packed) []BackendRef {
+	if len(slots) == 0 || slots[0].current() == nobody {
 		return nil // one slot is like all in this
 	}
 	refs := make([]BackendRef, len(slots))
-	for i, s := range slots {
-		refs[i] = s.Current
+	for i, p := range slots {
+		refs[i] = p.current()
 	}
 	return refs
 }
 
 // nameAll adds what the slots name.
-func nameAll(slots []Slot, into map[BackendRef]bool) {
-	for _, s := range slots {
+func nameAll(slots []packed, into map[BackendRef]bool) {
+	for _, p := range slots {
+		s := p.slot()
 		if s.Current != nobody {
 			into[s.Current] = true
 		}
@@ -129,21 +191,21 @@ const notBegun = ^uint32(0)
 
 // setSlots notes what the slots are now, or may be. The settle time of a slot begins
 // (again) where it comes to be in transition or its current backend changes.
-func (s *mirrorService) setSlots(slots []Slot) {
+func (s *mirrorService) setSlots(slots []packed) {
 	old, begun := s.slots, s.begun
 	s.slots, s.begun = slots, nil
 	named := map[BackendRef]bool{}
 	nameAll(slots, named)
 	s.named = slices.AppendSeq(make([]BackendRef, 0, len(named)), maps.Keys(named))
 	for i, slot := range slots {
-		if slot.State != Transition {
+		if slot.state() != Transition {
 			continue
 		}
 		if s.begun == nil {
 			s.begun = make([]uint32, len(slots))
 		}
 		s.begun[i] = notBegun
-		if len(old) == len(slots) && old[i].State == Transition && old[i].Current == slot.Current {
+		if len(old) == len(slots) && old[i].state() == Transition && old[i].current() == slot.current() {
 			s.begun[i] = begun[i]
 		}
 	}
@@ -153,7 +215,7 @@ func (s *mirrorService) setSlots(slots []Slot) {
 // begin lets the settle time of those slots begin that are in transition for certain now.
 func (s *mirrorService) begin(tick uint32) {
 	for i, at := range s.begun {
-		if at == notBegun && s.slots[i].State == Transition {
+		if at == notBegun && s.slots[i].state() == Transition {
 			s.begun[i] = tick
 		}
 	}
@@ -163,14 +225,14 @@ func (s *mirrorService) begin(tick uint32) {
 func (s *mirrorService) count() {
 	s.tally = tally{due: notBegun}
 	for i, slot := range s.slots {
-		switch slot.State {
+		switch slot.state() {
 		case Closing:
 			s.tally.closing++
 		case Marked:
 			s.tally.marked++
 		case Transition:
 			s.tally.transition++
-			if slot.PreviousBefore {
+			if slot&packedBefore != 0 {
 				s.tally.before++
 				s.tally.dueBefore = max(s.tally.dueBefore, s.begun[i])
 			} else {
