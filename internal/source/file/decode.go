@@ -6,8 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/token"
+	"go.yaml.in/yaml/v4"
 )
 
 // expansionMax is how many values a file's aliases may add to those it spells out, each
@@ -19,103 +18,40 @@ const expansionMax = 4_000_000
 type decoder struct {
 	source    *source
 	faults    *collector
-	gaveUp    bool                         // faultsMax was reached
-	anchors   map[string][]*ast.AnchorNode // by name, in the order of the file
-	values    int                          // decoded so far
-	valuesMax int                          // what the text can spell out, and expansionMax
-	merging   map[ast.Node]bool            // mappings that are being merged, against cycles
-}
-
-// Visit gathers the anchors; ast.Walk calls it.
-func (d *decoder) Visit(n ast.Node) ast.Visitor {
-	if anchor, ok := n.(*ast.AnchorNode); ok && anchor.Name != nil {
-		name := anchor.Name.GetToken().Value
-		d.anchors[name] = append(d.anchors[name], anchor)
-	}
-	return d
+	gaveUp    bool                // faultsMax was reached
+	values    int                 // decoded so far
+	valuesMax int                 // what the text can spell out, and expansionMax
+	merging   map[*yaml.Node]bool // mappings that are being merged, against cycles
 }
 
 // document decodes the root of a source.
-func (d *decoder) document(root ast.Node, doc *document) {
-	ast.Walk(d, root)
+func (d *decoder) document(root *yaml.Node, doc *document) {
 	m := d.markOf(root, "")
 	m.text = ""
 	d.mapping(root, m, reflect.ValueOf(doc).Elem())
 }
 
-// resolve follows aliases and takes anchors and tags off. It returns nil after a fault.
-func (d *decoder) resolve(n ast.Node, m mark) (node ast.Node, isText bool) {
-	for range 100 {
-		switch t := n.(type) {
-		case *ast.AnchorNode:
-			n = t.Value
-		case *ast.TagNode:
-			isText = isText || t.Start.Value == "!!str"
-			n = t.Value
-		case *ast.AliasNode:
-			target := d.target(t)
-			if target == nil {
-				d.faults.errorf(m, d.suggestAnchor(t), "alias *%s has no anchor &%[1]s before it", t.Value.GetToken().Value)
-				return nil, false
-			}
-			n = target.Value
-		default:
-			return n, isText
-		}
+// resolve follows aliases.
+func resolve(n *yaml.Node) *yaml.Node {
+	for n.Kind == yaml.AliasNode {
+		n = n.Alias // an anchor is of no alias, so this ends
 	}
-	d.faults.errorf(m, "", "this alias leads back to itself")
-	return nil, false
-}
-
-// target is the last anchor of the alias's name before the alias.
-func (d *decoder) target(alias *ast.AliasNode) *ast.AnchorNode {
-	if alias.Value == nil {
-		return nil
-	}
-	at := d.placeOf(alias)
-	anchors := d.anchors[alias.Value.GetToken().Value]
-	for _, anchor := range slices.Backward(anchors) {
-		p := d.placeOf(anchor)
-		if p.line < at.line || p.line == at.line && p.column < at.column {
-			return anchor
-		}
-	}
-	return nil
-}
-
-func (d *decoder) suggestAnchor(alias *ast.AliasNode) string {
-	names := make([]string, 0, len(d.anchors))
-	for name := range d.anchors {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	if near := nearest(alias.Value.GetToken().Value, names); near != "" {
-		return fmt.Sprintf("did you mean *%s?", near)
-	}
-	return ""
+	return n
 }
 
 // pair is one key of a mapping with its value.
 type pair struct {
 	key   mark
 	name  string
-	value ast.Node
+	value *yaml.Node
 }
 
 // pairs lists a mapping's keys, those of merged mappings (<<) last. An explicit key
 // wins over a merged one, and an earlier merge over a later one.
-func (d *decoder) pairs(n ast.Node, m mark) (all []pair, ok bool) {
-	n, _ = d.resolve(n, m)
-	var values []*ast.MappingValueNode
-	switch t := n.(type) {
-	case nil:
-		return nil, false
-	case *ast.MappingNode:
-		values = t.Values
-	case *ast.MappingValueNode:
-		values = []*ast.MappingValueNode{t}
-	default:
-		d.faults.errorf(m, "", "found %s, want a mapping of keys to values", d.scalarOf(n, false).found())
+func (d *decoder) pairs(n *yaml.Node, m mark) (all []pair, ok bool) {
+	n = resolve(n)
+	if n.Kind != yaml.MappingNode {
+		d.faults.errorf(m, "", "found %s, want a mapping of keys to values", scalarOf(n).found())
 		return nil, false
 	}
 	if d.merging[n] {
@@ -127,20 +63,17 @@ func (d *decoder) pairs(n ast.Node, m mark) (all []pair, ok bool) {
 
 	seen := map[string]mark{}
 	var merged []pair
-	for _, v := range values {
-		key := d.markOf(v.Key, m.path)
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		written, value := n.Content[i], n.Content[i+1]
+		key := d.markOf(written, m.path)
 		if !d.spend(key) {
 			return all, false
 		}
-		if v.Key.IsMergeKey() {
-			merged = append(merged, d.merge(v.Value, key)...)
+		if written.Tag == "!!merge" {
+			merged = append(merged, d.merge(value, key)...)
 			continue
 		}
-		inner, _ := d.resolve(v.Key, key)
-		if complexKey, isComplex := inner.(*ast.MappingKeyNode); isComplex {
-			inner = complexKey.Value
-		}
-		s := d.scalarOf(inner, false)
+		s := scalarOf(resolve(written))
 		if s.kind != kindText && s.kind != kindNumber && s.kind != kindBool {
 			d.faults.errorf(key, "", "found %s, want a key", s.found())
 			continue
@@ -151,7 +84,7 @@ func (d *decoder) pairs(n ast.Node, m mark) (all []pair, ok bool) {
 			continue
 		}
 		seen[s.text] = key
-		all = append(all, pair{key, s.text, v.Value})
+		all = append(all, pair{key, s.text, value})
 	}
 	for _, p := range merged {
 		if _, overridden := seen[p.name]; !overridden {
@@ -171,18 +104,14 @@ func (d *decoder) spend(key mark) bool {
 }
 
 // merge is the pairs of a merge key's value: a mapping, or a list of them.
-func (d *decoder) merge(n ast.Node, m mark) []pair {
-	resolved, _ := d.resolve(n, m)
-	sequence, isList := resolved.(*ast.SequenceNode)
-	if !isList {
-		if resolved == nil {
-			return nil
-		}
+func (d *decoder) merge(n *yaml.Node, m mark) []pair {
+	resolved := resolve(n)
+	if resolved.Kind != yaml.SequenceNode {
 		found, _ := d.pairs(resolved, m)
 		return found
 	}
 	var all []pair
-	for _, item := range sequence.Values {
+	for _, item := range resolved.Content {
 		found, _ := d.pairs(item, m)
 		all = append(all, found...)
 	}
@@ -197,7 +126,7 @@ func joinPath(path, key string) string {
 }
 
 // mapping decodes into a struct of format.go.
-func (d *decoder) mapping(n ast.Node, m mark, target reflect.Value) {
+func (d *decoder) mapping(n *yaml.Node, m mark, target reflect.Value) {
 	where := markIn(target)
 	if !where.set {
 		*where = m
@@ -257,7 +186,7 @@ func (d *decoder) value(p pair, target reflect.Value, f *field) {
 }
 
 // leaf decodes one scalar. A leaf that another source has set keeps its value.
-func (d *decoder) leaf(n ast.Node, m mark, v leaf, f *field) {
+func (d *decoder) leaf(n *yaml.Node, m mark, v leaf, f *field) {
 	where := v.where()
 	if where.set {
 		d.faults.errorf(m, "keep one of them", "%s is set already at %s", f.name, where.at)
@@ -265,32 +194,22 @@ func (d *decoder) leaf(n ast.Node, m mark, v leaf, f *field) {
 	}
 	*where = m
 	where.set = true
-	resolved, isText := d.resolve(n, m)
-	if resolved == nil {
-		where.bad = true
-		return
-	}
-	if c := v.read(d.scalarOf(resolved, isText), f); c != nil {
+	if c := v.read(scalarOf(resolve(n)), f); c != nil {
 		where.bad = true
 		d.faults.errorf(m, c.suggestion, "%s", c.message)
 	}
 }
 
 // many decodes one scalar or a list of them, behind what other sources gave.
-func (d *decoder) many(n ast.Node, m mark, target reflect.Value, f *field) {
+func (d *decoder) many(n *yaml.Node, m mark, target reflect.Value, f *field) {
 	where := markIn(target)
 	if !where.set {
 		*where = m
 		where.set = true
 	}
-	resolved, _ := d.resolve(n, m)
-	if resolved == nil {
-		where.bad = true
-		return
-	}
-	nodes, paths := []ast.Node{n}, []mark{m}
-	if sequence, isList := resolved.(*ast.SequenceNode); isList {
-		nodes, paths = sequence.Values, nil
+	nodes, paths := []*yaml.Node{n}, []mark{m}
+	if resolved := resolve(n); resolved.Kind == yaml.SequenceNode {
+		nodes, paths = resolved.Content, nil
 		for i, item := range nodes {
 			paths = append(paths, d.item(item, m, i))
 		}
@@ -312,29 +231,26 @@ func (d *decoder) many(n ast.Node, m mark, target reflect.Value, f *field) {
 }
 
 // list decodes a list of mappings, behind what other sources gave.
-func (d *decoder) list(n ast.Node, m mark, target reflect.Value) {
+func (d *decoder) list(n *yaml.Node, m mark, target reflect.Value) {
 	where := markIn(target)
 	if !where.set {
 		*where = m
 		where.set = true
 	}
-	resolved, isText := d.resolve(n, m)
-	sequence, isList := resolved.(*ast.SequenceNode)
-	if !isList {
+	resolved := resolve(n)
+	if resolved.Kind != yaml.SequenceNode {
 		where.bad = true
-		if resolved != nil {
-			s := d.scalarOf(resolved, isText)
-			suggestion := ""
-			if s.kind == kindMapping {
-				suggestion = "begin each entry with a dash"
-			}
-			d.faults.errorf(m, suggestion, "found %s, want a list", s.found())
+		s := scalarOf(resolved)
+		suggestion := ""
+		if s.kind == kindMapping {
+			suggestion = "begin each entry with a dash"
 		}
+		d.faults.errorf(m, suggestion, "found %s, want a list", s.found())
 		return
 	}
 	items := target.FieldByName("Items")
-	items.Grow(min(len(sequence.Values), 1<<16)) // entries are large, and copying them costs more than reading
-	for i, item := range sequence.Values {
+	items.Grow(min(len(resolved.Content), 1<<16)) // entries are large, and copying them costs more than reading
+	for i, item := range resolved.Content {
 		if len(d.faults.faults) >= faultsMax {
 			if !d.gaveUp {
 				d.gaveUp = true
@@ -354,90 +270,43 @@ func (d *decoder) list(n ast.Node, m mark, target reflect.Value) {
 }
 
 // item is the mark of a list's i-th entry.
-func (d *decoder) item(n ast.Node, list mark, i int) mark {
+func (d *decoder) item(n *yaml.Node, list mark, i int) mark {
 	return d.markOf(n, fmt.Sprintf("%s[%d]", list.path, i))
 }
 
-func isNull(n ast.Node) bool {
-	if n == nil {
-		return true
-	}
-	_, ok := n.(*ast.NullNode)
-	return ok
+func isNull(n *yaml.Node) bool {
+	return n == nil || n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null"
 }
 
 // scalarOf says what a resolved node is.
-func (d *decoder) scalarOf(n ast.Node, isText bool) scalar {
-	switch t := n.(type) {
-	case nil, *ast.NullNode:
-		return scalar{kind: kindNothing}
-	case *ast.StringNode:
-		if t.Token.Type == token.StringType && isDigits(t.Value) && !isText {
-			return scalar{kindNumber, t.Value} // the parser leaves what it cannot hold as text
-		}
-		return scalar{kindText, t.Value}
-	case *ast.LiteralNode:
-		if t.Value == nil {
-			return scalar{kindText, ""}
-		}
-		return scalar{kindText, t.Value.Value}
-	case *ast.IntegerNode, *ast.FloatNode, *ast.InfinityNode, *ast.NanNode:
-		if isText {
-			return scalar{kindText, t.GetToken().Value}
-		}
-		return scalar{kindNumber, t.GetToken().Value}
-	case *ast.BoolNode:
-		if isText {
-			return scalar{kindText, t.Token.Value}
-		}
-		return scalar{kindBool, t.Token.Value}
-	case *ast.SequenceNode:
+func scalarOf(n *yaml.Node) scalar {
+	switch n.Kind {
+	case yaml.SequenceNode:
 		return scalar{kind: kindList}
-	case *ast.MappingNode, *ast.MappingValueNode:
+	case yaml.MappingNode:
 		return scalar{kind: kindMapping}
+	}
+	switch n.ShortTag() {
+	case "!!null":
+		return scalar{kind: kindNothing}
+	case "!!int", "!!float":
+		return scalar{kindNumber, n.Value}
+	case "!!bool":
+		return scalar{kindBool, n.Value}
+	case "!!str", "!!timestamp", "!!merge":
+		return scalar{kindText, n.Value}
 	}
 	return scalar{kind: kindOther}
 }
 
 // markOf is where a node begins.
-func (d *decoder) markOf(n ast.Node, path string) mark {
-	m := mark{at: d.placeOf(n), path: path}
-	switch t := n.(type) {
-	case *ast.StringNode, *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
-		m.text = t.GetToken().Value
-	case *ast.AliasNode:
-		m.text = "*" + t.String()[1:]
+func (d *decoder) markOf(n *yaml.Node, path string) mark {
+	m := mark{at: place{source: d.source, line: max(n.Line, 1), column: max(n.Column, 1)}, path: path}
+	switch {
+	case n.Kind == yaml.AliasNode:
+		m.text = "*" + n.Value
+	case n.Kind == yaml.ScalarNode && n.Style&(yaml.LiteralStyle|yaml.FoldedStyle) == 0 && !isNull(n):
+		m.text = n.Value
 	}
 	return m
-}
-
-// placeOf is where a node begins. A block mapping begins with its first key, though its
-// token is the colon.
-func (d *decoder) placeOf(n ast.Node) place {
-	for {
-		switch t := n.(type) {
-		case *ast.MappingNode:
-			if !t.IsFlowStyle && len(t.Values) > 0 {
-				n = t.Values[0].Key
-				continue
-			}
-		case *ast.MappingValueNode:
-			n = t.Key
-			continue
-		case *ast.LiteralNode:
-			return d.placeOfToken(t.Start)
-		}
-		break
-	}
-	if n == nil {
-		return place{source: d.source, line: 1, column: 1}
-	}
-	return d.placeOfToken(n.GetToken())
-}
-
-func (d *decoder) placeOfToken(t *token.Token) place {
-	if t == nil || t.Position == nil {
-		return place{source: d.source, line: 1, column: 1}
-	}
-	return place{source: d.source, line: t.Position.Line, column: t.Position.Column}
 }

@@ -2,7 +2,7 @@
 // YAML file, or a directory of them, into a model.Config, and reports everything that
 // is wrong with it at once, each fault with its place and a suggestion.
 //
-//	bytes ── goccy/go-yaml ──► tree ── decode ──► document ── build ──► model.Config
+//	bytes ──── go-yaml ────► tree ── decode ──► document ── build ──► model.Config
 //	                                     │            │         │
 //	                                     └─ faults ◄──┴─────────┘
 //	                                     types, keys    meaning      host.go: this machine
@@ -18,16 +18,17 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
-	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/lexer"
-	"github.com/goccy/go-yaml/parser"
-	"github.com/goccy/go-yaml/token"
+	"go.yaml.in/yaml/v4"
+	"go.yaml.in/yaml/v4/plugin/loaderlimits"
 
 	"github.com/shunt-lb/shunt/internal/model"
 )
@@ -36,10 +37,8 @@ const (
 	// fileBytesMax keeps a wrong path (a disk image, a log) from filling the memory. A
 	// backend takes about 50 bytes, so this is more than limits.backends allows.
 	fileBytesMax = 128 << 20
-	// nestingMax is far deeper than the format goes; the YAML parser recurses.
+	// nestingMax is far deeper than the format goes.
 	nestingMax = 100
-	// indentMax in columns bounds block nesting, each level of which takes one at least.
-	indentMax = 1000
 )
 
 // source is one file's text.
@@ -185,19 +184,21 @@ func (p *Parsed) source(name string, data []byte, doc *document) (said bool) {
 		return true
 	}
 	root, at, err := parse(src, data)
+	var unknown *unknownAnchor
+	if errors.As(err, &unknown) {
+		p.faults.errorf(mark{at: at, text: "*" + unknown.name}, unknown.suggestion(src, at), "%v", err)
+		p.unparsed = true
+		return true
+	}
 	if err != nil {
-		suggestion := ""
-		if line := src.lines[min(max(at.line, 1), len(src.lines))-1]; strings.Contains(line[:len(line)-len(strings.TrimLeft(line, " \t"))], "\t") {
-			suggestion = "indent with spaces, not with tabs"
-		}
-		p.faults.errorf(mark{at: at}, suggestion, "not valid YAML: %v", err)
+		p.faults.errorf(mark{at: at}, suggestSyntax(src, at), "not valid YAML: %v", err)
 		p.unparsed = true
 		return true
 	}
 	if isNull(root) {
 		return false
 	}
-	d := &decoder{source: src, valuesMax: expansionMax + len(data), faults: &p.faults, anchors: map[string][]*ast.AnchorNode{}, merging: map[ast.Node]bool{}}
+	d := &decoder{source: src, valuesMax: expansionMax + len(data), faults: &p.faults, merging: map[*yaml.Node]bool{}}
 	d.document(root, doc)
 	return true
 }
@@ -219,67 +220,95 @@ func invalidText(src *source) (place, bool) {
 
 // parse is the tree of a file's only document; nil when the file says nothing. The
 // parser may panic on text that is no YAML: that is an error like any other.
-func parse(src *source, data []byte) (root ast.Node, at place, err error) {
+func parse(src *source, data []byte) (root *yaml.Node, at place, err error) {
 	at = place{src, 1, 1}
 	defer func() {
 		if cause := recover(); cause != nil {
 			root, err = nil, fmt.Errorf("the YAML parser gave up: %v", cause)
 		}
 	}()
-	tokens := lexer.Tokenize(string(data))
-	if t := tooDeep(tokens); t != nil {
-		at.line, at.column = t.Position.Line, t.Position.Column
-		return nil, at, fmt.Errorf("nested more than %d brackets or %d columns deep", nestingMax, indentMax)
-	}
-	tree, err := parser.Parse(tokens, 0, parser.AllowDuplicateMapKey())
+	loader, err := yaml.NewLoader(bytes.NewReader(data), yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(nestingMax), loaderlimits.AliasNone())))
 	if err != nil {
-		var syntax interface {
-			GetToken() *token.Token
-			GetMessage() string
-		}
-		if errors.As(err, &syntax) {
-			if t := syntax.GetToken(); t != nil && t.Position != nil {
-				at.line, at.column = t.Position.Line, t.Position.Column
-			}
-			err = errors.New(syntax.GetMessage())
-		}
 		return nil, at, err
 	}
-	for _, doc := range tree.Docs {
-		if _, isDirective := doc.Body.(*ast.DirectiveNode); isDirective || isNull(doc.Body) {
+	for {
+		document := &yaml.Node{}
+		err := loader.Load(document)
+		if errors.Is(err, io.EOF) {
+			return root, at, nil
+		}
+		if err != nil {
+			var syntax *yaml.LoadError
+			if errors.As(err, &syntax) {
+				at.line, at.column = syntax.Mark.Line, syntax.Mark.Column
+				err = syntaxError(syntax)
+			}
+			return nil, at, err
+		}
+		if len(document.Content) == 0 || isNull(document.Content[0]) {
 			continue
 		}
 		if root != nil {
-			if t := doc.Start; t != nil && t.Position != nil {
-				at.line, at.column = t.Position.Line, t.Position.Column
-			}
+			at.line, at.column = document.Line, document.Column
 			return nil, at, errors.New("a second document begins here; put it into a file of its own")
 		}
-		root = doc.Body
+		root = document.Content[0]
 	}
-	return root, at, nil
 }
 
-// tooDeep is the first token that is nested deeper than the format can mean.
-func tooDeep(tokens token.Tokens) *token.Token {
-	brackets, dashes, line := 0, 0, 0
-	for _, t := range tokens {
-		if t.Position.Line != line {
-			line, dashes = t.Position.Line, 0
+// suggestSyntax is what most often is the reason for a syntax error.
+func suggestSyntax(src *source, at place) string {
+	line := src.lines[min(max(at.line, 1), len(src.lines))-1]
+	if strings.Contains(line[:len(line)-len(strings.TrimLeft(line, " \t"))], "\t") {
+		return "indent with spaces, not with tabs"
+	}
+	last := len(src.lines)
+	for last > 0 && strings.TrimSpace(src.lines[last-1]) == "" {
+		last--
+	}
+	if at.line > last {
+		return "close what is open at the end of the file: a bracket, a brace or a quotation mark"
+	}
+	return ""
+}
+
+// syntaxError is the parser's error without the place.
+func syntaxError(e *yaml.LoadError) error {
+	if name, is := strings.CutPrefix(e.Message, "unknown anchor '"); is {
+		name, _, _ = strings.Cut(name, "'")
+		return &unknownAnchor{name}
+	}
+	if e.ContextMsg == "" || e.ContextMark.Line == e.Mark.Line {
+		return errors.New(e.Message)
+	}
+	return fmt.Errorf("%s, %s that begins at line %d", e.Message, e.ContextMsg, e.ContextMark.Line)
+}
+
+// unknownAnchor says that an alias stands for nothing.
+type unknownAnchor struct{ name string }
+
+func (e *unknownAnchor) Error() string {
+	return fmt.Sprintf("alias *%s has no anchor &%[1]s before it", e.name)
+}
+
+var anchors = regexp.MustCompile(`(?:^|[\s,\[{:-])&([^\s,\[\]{}]+)`)
+
+// suggestion is an anchor before the place that is called nearly so.
+func (e *unknownAnchor) suggestion(src *source, at place) string {
+	var names []string
+	for i, line := range src.lines[:min(at.line, len(src.lines))] {
+		if i == at.line-1 {
+			line = string([]rune(line)[:min(at.column-1, utf8.RuneCountInString(line))])
 		}
-		switch t.Type {
-		case token.SequenceStartType, token.MappingStartType:
-			brackets++
-		case token.SequenceEndType, token.MappingEndType:
-			brackets--
-		case token.SequenceEntryType, token.MappingKeyType, token.TagType, token.AnchorType:
-			dashes++ // several of these on a line nest too
-		}
-		if brackets > nestingMax || dashes > nestingMax || t.Position.IndentNum > indentMax {
-			return t
+		for _, found := range anchors.FindAllStringSubmatch(line, -1) {
+			names = append(names, found[1])
 		}
 	}
-	return nil
+	slices.Sort(names)
+	if near := nearest(e.name, slices.Compact(names)); near != "" {
+		return fmt.Sprintf("did you mean *%s?", near)
+	}
+	return ""
 }
 
 // applyDefaults gives every leaf without a good value its default, so that one fault

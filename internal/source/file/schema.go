@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/goccy/go-yaml"
 	"github.com/invopop/jsonschema"
+	"go.yaml.in/yaml/v4"
 )
 
 // Schema is the JSON Schema (draft 2020-12) of the file, for editors. It is made from

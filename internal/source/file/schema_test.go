@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/goccy/go-yaml"
+	"go.yaml.in/yaml/v4"
 )
 
 func TestSchema(t *testing.T) {
@@ -79,7 +79,11 @@ func decodeSchema(t *testing.T) *validator {
 // decodeYAML is a file as JSON would have it.
 func decodeYAML(t *testing.T, text []byte) any {
 	t.Helper()
-	asJSON, err := yaml.YAMLToJSON(text)
+	var raw any
+	if err := yaml.Unmarshal(text, &raw); err != nil {
+		t.Fatal(err)
+	}
+	asJSON, err := json.Marshal(raw)
 	if err != nil {
 		t.Fatal(err)
 	}
