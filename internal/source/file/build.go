@@ -219,7 +219,9 @@ func (b *builder) backends(entry *serviceEntry, s *model.Service) (marks []mark)
 		b.parsed.faults.errorf(entry.Backends.mark, "write for example [{address: 10.0.0.2}]", "service %q has no backends", s.Name)
 		entry.Backends.bad = true
 	}
-	byAddress, byName := map[model.BackendAddress]mark{}, map[string]mark{}
+	count := len(entry.Backends.Items)
+	byAddress, byName := make(map[model.BackendAddress]*mark, count), make(map[string]*mark, count)
+	s.Backends, marks = make([]model.Backend, 0, count), make([]mark, 0, count)
 	for i := range entry.Backends.Items {
 		item := &entry.Backends.Items[i]
 		if !item.Address.Value.IsValid() || item.Port.bad {
@@ -241,13 +243,13 @@ func (b *builder) backends(entry *serviceEntry, s *model.Service) (marks []mark)
 				"backend %s is in this service twice, first at %s", backend.BackendAddress, earlier.at)
 			continue
 		}
-		byAddress[same] = item.Address.mark
-		named := item.Name.mark
+		byAddress[same] = &item.Address.mark
+		named := &item.Name.mark
 		if backend.Name == "" {
-			backend.Name, named = backend.BackendAddress.String(), item.Address.mark
+			backend.Name, named = backend.BackendAddress.String(), &item.Address.mark
 		}
 		if earlier, double := byName[backend.Name]; double {
-			b.parsed.faults.errorf(named, "give one of them another name", "a backend of this service is called %q already, at %s", backend.Name, earlier.at)
+			b.parsed.faults.errorf(*named, "give one of them another name", "a backend of this service is called %q already, at %s", backend.Name, earlier.at)
 		}
 		byName[backend.Name] = named
 		b.distinct[backend.BackendAddress] = true

@@ -61,7 +61,8 @@ func (d *decoder) pairs(n *yaml.Node, m mark) (all []pair, ok bool) {
 	d.merging[n] = true
 	defer delete(d.merging, n)
 
-	seen := map[string]mark{}
+	all = make([]pair, 0, len(n.Content)/2)
+	seen := seenKeys{}
 	var merged []pair
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		written, value := n.Content[i], n.Content[i+1]
@@ -79,20 +80,42 @@ func (d *decoder) pairs(n *yaml.Node, m mark) (all []pair, ok bool) {
 			continue
 		}
 		key.text, key.path = s.text, joinPath(m.path, s.text)
-		if first, double := seen[s.text]; double {
-			d.faults.errorf(key, "remove one of them", "key %q is here twice, first at %s", s.text, first.at)
+		if first := seen.find(all, s.text); first != nil {
+			d.faults.errorf(key, "remove one of them", "key %q is here twice, first at %s", s.text, first.key.at)
 			continue
 		}
-		seen[s.text] = key
 		all = append(all, pair{key, s.text, value})
 	}
 	for _, p := range merged {
-		if _, overridden := seen[p.name]; !overridden {
-			seen[p.name] = p.key
+		if seen.find(all, p.name) == nil {
 			all = append(all, p)
 		}
 	}
 	return all, true
+}
+
+// seenKeys finds pairs by their names. Few are looked through: most mappings have a handful.
+type seenKeys map[string]int
+
+// find is the pair of that name. all only grows from call to call.
+func (k *seenKeys) find(all []pair, name string) *pair {
+	const few = 16
+	if len(all) <= few {
+		if i := slices.IndexFunc(all, func(p pair) bool { return p.name == name }); i >= 0 {
+			return &all[i]
+		}
+		return nil
+	}
+	if *k == nil {
+		*k = seenKeys{}
+	}
+	for i := len(*k); i < len(all); i++ {
+		(*k)[all[i].name] = i
+	}
+	if i, ok := (*k)[name]; ok {
+		return &all[i]
+	}
+	return nil
 }
 
 // spend counts a key, and says so once when the aliases make them too many.
@@ -138,12 +161,12 @@ func (d *decoder) mapping(n *yaml.Node, m mark, target reflect.Value) {
 		return
 	}
 	fields := fieldsOf(target.Type())
-	present := map[string]bool{}
+	present := make([]bool, len(fields))
 	for _, p := range pairs {
 		i := slices.IndexFunc(fields, func(f field) bool { return f.name == p.name })
 		switch {
 		case i >= 0:
-			present[p.name] = true
+			present[i] = true
 			d.value(p, target.FieldByIndex(fields[i].index), &fields[i])
 		case m.path == "" && strings.HasPrefix(p.name, "x-"):
 			// For anchors and for notes of the author.
@@ -154,8 +177,8 @@ func (d *decoder) mapping(n *yaml.Node, m mark, target reflect.Value) {
 	if m.path == "" {
 		return // another source may have what this one lacks
 	}
-	for _, f := range fields {
-		if f.required && !present[f.name] {
+	for i := range fields {
+		if f := &fields[i]; f.required && !present[i] {
 			d.faults.errorf(m, fmt.Sprintf("add for example %s: %s", f.name, f.example), "key %q is missing", f.name)
 		}
 	}
@@ -259,13 +282,15 @@ func (d *decoder) list(n *yaml.Node, m mark, target reflect.Value) {
 			where.bad = true
 			return
 		}
-		element := reflect.New(items.Type().Elem())
-		d.mapping(item, d.item(item, m, i), element.Elem())
-		if markIn(element.Elem()).bad {
+		items.Grow(1)
+		items.SetLen(items.Len() + 1)
+		element := items.Index(items.Len() - 1)
+		element.SetZero()
+		d.mapping(item, d.item(item, m, i), element)
+		if markIn(element).bad {
 			where.bad = true
-			continue
+			items.SetLen(items.Len() - 1)
 		}
-		items.Set(reflect.Append(items, element.Elem()))
 	}
 }
 

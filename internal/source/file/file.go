@@ -316,7 +316,9 @@ func (e *unknownAnchor) suggestion(src *source, at place) string {
 // stand in, so that a fault about it has one.
 func applyDefaults(v reflect.Value) {
 	around := markIn(v)
-	for _, f := range fieldsOf(v.Type()) {
+	fields := fieldsOf(v.Type())
+	for i := range fields {
+		f := &fields[i]
 		target := v.FieldByIndex(f.index)
 		m := markIn(target)
 		if !m.set {
@@ -324,7 +326,7 @@ func applyDefaults(v reflect.Value) {
 		}
 		if l, isLeaf := target.Addr().Interface().(leaf); isLeaf {
 			if f.def != "" && (!m.set || m.bad) {
-				mustDefault(l, &f)
+				mustDefault(l, f)
 			}
 			continue
 		}
@@ -335,7 +337,7 @@ func applyDefaults(v reflect.Value) {
 		case items.Len() == 0 && f.def != "":
 			element := reflect.New(items.Type().Elem())
 			*markIn(element.Elem()) = mark{at: m.at, path: m.path}
-			mustDefault(element.Interface().(leaf), &f)
+			mustDefault(element.Interface().(leaf), f)
 			items.Set(reflect.Append(items, element.Elem()))
 		default:
 			if _, _, ok := elementOf(f.typ); ok {
