@@ -288,23 +288,29 @@ func (w *Watcher) Changed() <-chan struct{} { return w.reach }
 // ctx ends, with those that are not resolved by then. An address that is not wanted is
 // never resolved.
 func (w *Watcher) Wait(ctx context.Context, addrs []netip.Addr) []netip.Addr {
+	next := 0 // those before it were resolved when they were looked at: each is looked at once, not at every change
 	for {
-		var missing []netip.Addr
 		w.mu.Lock()
 		changed := w.changed
-		for _, a := range addrs {
-			if !w.hops[a.Unmap()].Resolved {
-				missing = append(missing, a)
-			}
+		for next < len(addrs) && w.hops[addrs[next].Unmap()].Resolved {
+			next++
+		}
+		over := next == len(addrs) || ctx.Err() != nil
+		var missing []netip.Addr
+		if over {
+			missing = slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return w.hops[a.Unmap()].Resolved })
 		}
 		w.mu.Unlock()
-		if len(missing) == 0 {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
+		switch {
+		case len(missing) > 0 && ctx.Err() == nil:
+			addrs, next = missing, 0 // they were resolved a moment ago
+		case over:
 			return missing
-		case <-changed:
+		default:
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
 		}
 	}
 }
