@@ -147,7 +147,7 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (Attachment, error) {
 	}
 	d.lowerGuard(a)
 	if err != nil {
-		if d.attached[iface] == nil {
+		if old := d.attached[iface]; old == nil || old.ifindex != a.ifindex { // that one has gone
 			err = errors.Join(err, d.clearInterface(slot, a.ifindex))
 		}
 		return Attachment{}, err

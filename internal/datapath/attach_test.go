@@ -108,6 +108,37 @@ func TestAutoSaysWhyNotNative(t *testing.T) {
 	}
 }
 
+// TestRefusedInterfaceOfANameThatWasAttached: an interface that takes the place of one that has gone
+// and refuses is not attached to, whatever its name was attached to before.
+func TestRefusedInterfaceOfANameThatWasAttached(t *testing.T) {
+	inNamespace(t)
+	d := mustOpen(t, testOptions(t))
+	add := func(link netlink.Link) {
+		must(t, netlink.LinkAdd(link))
+		must(t, netlink.LinkSetUp(device(t, "shunt-x")))
+	}
+	add(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "shunt-x"}, PeerName: "shunt-y"})
+	_, err := d.Attach("shunt-x", model.AttachNative)
+	must(t, err)
+	must(t, d.RefreshInterface("shunt-x"))
+	must(t, netlink.LinkDel(device(t, "shunt-x")))
+	add(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "shunt-x"}})
+	for range 2 {
+		if err := d.RefreshInterface("shunt-x"); err == nil {
+			t.Error("it counts as attached to")
+		}
+		if _, err := d.Attach("shunt-x", model.AttachNative); err == nil || !strings.Contains(err.Error(), "native mode") {
+			t.Errorf("got %v, want native refused", err)
+		}
+	}
+	must(t, netlink.LinkDel(device(t, "shunt-x")))
+	add(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "shunt-x"}, PeerName: "shunt-y"})
+	_, err = d.Attach("shunt-x", model.AttachNative)
+	must(t, err)
+	must(t, d.RefreshInterface("shunt-x"))
+	must(t, d.Detach("shunt-x"))
+}
+
 func TestRestartReplacesTheProgramInItsLink(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)
