@@ -336,7 +336,7 @@ func TestBackups(t *testing.T) {
 func TestSlowStart(t *testing.T) {
 	b, w := healthBed(t)
 	one, two := b.Backends[0], b.Backends[1]
-	b.write(b.healthFile(", slow_start: 5s", ""))
+	b.write(b.healthFile(fmt.Sprintf(", slow_start: %s", 5*time.Second*patience), ""))
 	b.start()
 	b.isServed(t, "at start", one, two)
 	slots := func(backend *lab.Host) int {
