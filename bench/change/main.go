@@ -127,10 +127,14 @@ func megabytes(bytes uint64) string {
 }
 
 // vip is the address of the i-th service (RFC 2544's network for benchmarks).
-func vip(i int) netip.Addr { return netip.AddrFrom4([4]byte{198, 18 + byte(i>>15)&1, byte(i >> 7), byte(i << 1)}) }
+func vip(i int) netip.Addr {
+	return netip.AddrFrom4([4]byte{198, 18 + byte(i>>15)&1, byte(i >> 7), byte(i << 1)})
+}
 
 // backend is the address of the n-th backend of all.
-func backend(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)}) }
+func backend(n int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)})
+}
 
 // configuration is the file, in which the first backend of one service has another weight than all
 // others.
