@@ -97,6 +97,7 @@ type Ways struct {
 // use counts the backends at an address, over all services.
 type use struct {
 	named      int
+	alive      int // that are not down
 	translated int // of services whose packets get another source address
 }
 
@@ -161,6 +162,9 @@ func (w *Ways) Follow(services []model.Service) {
 				before[b.Address] = u
 			}
 			u.named += sign
+			if !b.Down {
+				u.alive += sign
+			}
 			if !s.Forwarding.Direct() {
 				u.translated += sign
 			}
@@ -172,11 +176,6 @@ func (w *Ways) Follow(services []model.Service) {
 	}
 	for _, s := range come {
 		count(s, 1)
-		for _, b := range s.Backends {
-			if !b.Down && !w.awaited[b.Address] {
-				w.unawaited[b.Address] = true
-			}
-		}
 	}
 	for a, was := range before {
 		is := w.named[a]
@@ -188,6 +187,10 @@ func (w *Ways) Follow(services []model.Service) {
 		if is.named == 0 {
 			delete(w.named, a)
 			delete(w.awaited, a)
+		}
+		if is.alive > 0 && !w.awaited[a] {
+			w.unawaited[a] = true
+		} else {
 			delete(w.unawaited, a)
 		}
 		w.note(a)

@@ -249,6 +249,9 @@ func TestAwait(t *testing.T) {
 	await(web(at(one), at(three)), false)
 	await(web(at(one)), false)
 	await(web(at(one), at(two)), false, two) // it was gone in between
+	b.Follow(web(at(one), at(three)))        // a check has found it well, and nobody waits for that
+	await(web(at(one), down(three)), false)
+	await(web(at(one), at(three)), true, three)
 }
 
 // TestWhatIsGoneIsForgotten: a backend that comes back is looked up anew. What the maps have is
