@@ -67,8 +67,8 @@ type Options struct {
 }
 
 // Ways keeps the ways of the backends in the maps. Its methods may be called concurrently, but
-// for Follow, Await, Add, Change and Sources, which are for one caller at a time. These cost what
-// changes.
+// for Follow, Await, Add, Change, Rewrite and Sources, which are for one caller at a time. These cost
+// what changes, but for Rewrite.
 type Ways struct {
 	opts     Options
 	resolver resolver
