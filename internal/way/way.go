@@ -84,6 +84,7 @@ type Ways struct {
 	writing sync.Mutex
 	hops    map[netip.Addr]neighbour.Hop // as last told
 	written []netip.Addr                 // what Configured said when all ways were last written
+	failed  map[netip.Addr]bool          // backends of which some way could not be written since
 	doubted atomic.Bool                  // some ways may not be as they were last written
 
 	mu      sync.Mutex
@@ -117,7 +118,7 @@ func Open(opts Options) (*Ways, error) {
 func newWays(opts Options) *Ways {
 	return &Ways{
 		opts: opts, named: map[netip.Addr]use{}, unawaited: map[netip.Addr]bool{}, awaited: map[netip.Addr]bool{}, wanted: map[netip.Addr]bool{},
-		hops: map[netip.Addr]neighbour.Hop{}, retell: true,
+		hops: map[netip.Addr]neighbour.Hop{}, failed: map[netip.Addr]bool{}, retell: true,
 		records: map[netip.Addr][]reconcile.BackendRecord{}, sources: map[netip.Addr][]netip.Addr{},
 	}
 }
@@ -294,6 +295,21 @@ func (w *Ways) Change(put, gone []reconcile.BackendRecord) {
 	w.look()
 	if w.doubted.Swap(false) || !slices.Equal(w.written, w.opts.Configured()) {
 		w.Rewrite()
+	} else {
+		w.again()
+	}
+}
+
+// again writes what could not be written.
+func (w *Ways) again() {
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	failed := w.failed
+	w.failed = map[netip.Addr]bool{}
+	for address := range failed {
+		if hop, ok := w.hops[address]; ok {
+			w.write(hop, w.recordsOf(address))
+		}
 	}
 }
 
@@ -303,6 +319,7 @@ func (w *Ways) Rewrite() {
 	w.writing.Lock()
 	defer w.writing.Unlock()
 	w.written = slices.Clone(w.opts.Configured())
+	clear(w.failed)
 	for address, hop := range w.hops {
 		w.write(hop, w.recordsOf(address))
 	}
@@ -330,7 +347,7 @@ func (w *Ways) write(hop neighbour.Hop, records []reconcile.BackendRecord) {
 	sources := sourcesFor(w.opts.Configured(), hop)
 	failed := func(what string, r reconcile.BackendRecord, err error) {
 		if err != nil && !errors.Is(err, datapath.ErrGone) {
-			w.Doubt()
+			w.failed[hop.Address] = true
 			w.opts.Log.Warn(what, "backend", r.BackendAddress, "error", err)
 		}
 	}

@@ -25,6 +25,7 @@ type bench struct {
 	*Ways
 	written    []string // since the last wrote
 	fails      error    // of every write
+	failsAt    uint32   // if set, of those to the backend at this index alone
 	wanted     []netip.Addr
 	silent     map[netip.Addr]bool // those that Wait does not see resolved
 	waitedFor  []netip.Addr
@@ -46,11 +47,18 @@ func newBench(t *testing.T) *bench {
 
 func (b *bench) SetHop(r reconcile.BackendRef, hop datapath.Hop) error {
 	b.written = append(b.written, fmt.Sprintf("%d hop %d %s", r.Index, hop.Interface, hop.MAC))
-	return b.fails
+	return b.failing(r)
 }
 
 func (b *bench) SetSources(r reconcile.BackendRef, sources []netip.Addr) error {
 	b.written = append(b.written, fmt.Sprintf("%d sources %v", r.Index, sources))
+	return b.failing(r)
+}
+
+func (b *bench) failing(r reconcile.BackendRef) error {
+	if b.failsAt != 0 && b.failsAt != r.Index {
+		return nil
+	}
 	return b.fails
 }
 
@@ -307,6 +315,28 @@ func TestFailedWrites(t *testing.T) {
 	b.fails, b.written = nil, nil
 	b.Change(nil, nil) // which tries again
 	b.wrote("1 hop 3 02:00:00:00:00:01", "1 sources [10.0.0.100]")
+	b.Change(nil, nil)
+	b.wrote()
+}
+
+// TestOneFailureCostsOne: a backend that cannot be written, as behind an interface without programs,
+// has no change write the others.
+func TestOneFailureCostsOne(t *testing.T) {
+	b := newBench(t)
+	b.Follow(services(one, two))
+	for _, a := range []netip.Addr{one, two} {
+		b.hopChanged(neighbour.Hop{Address: a, Interface: 3, MAC: mac})
+	}
+	b.fails, b.failsAt = errors.New("no program is there"), 1
+	b.Change([]reconcile.BackendRecord{record(1, one, 80), record(2, two, 80)}, nil)
+	b.written = nil
+	for range 2 {
+		b.Change(nil, nil)
+		b.wrote("1 hop 3 02:00:00:00:00:01")
+	}
+	b.fails = nil
+	b.Change(nil, nil)
+	b.wrote("1 hop 3 02:00:00:00:00:01")
 	b.Change(nil, nil)
 	b.wrote()
 }
