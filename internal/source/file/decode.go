@@ -22,6 +22,7 @@ type decoder struct {
 	values    int                 // decoded so far
 	valuesMax int                 // what the text can spell out, and expansionMax
 	merging   map[*yaml.Node]bool // mappings that are being merged, against cycles
+	shared    bool                // parts of the tree may be wanted again, by an alias
 }
 
 // document decodes the root of a source.
@@ -37,6 +38,11 @@ func resolve(n *yaml.Node) *yaml.Node {
 		n = n.Alias // an anchor is of no alias, so this ends
 	}
 	return n
+}
+
+// anchored reports whether an alias may stand for a part of the tree.
+func anchored(n *yaml.Node) bool {
+	return n.Anchor != "" || slices.ContainsFunc(n.Content, anchored)
 }
 
 // pair is one key of a mapping with its value.
@@ -290,6 +296,9 @@ func (d *decoder) list(n *yaml.Node, m mark, target reflect.Value) {
 		if markIn(element).bad {
 			where.bad = true
 			items.SetLen(items.Len() - 1)
+		}
+		if !d.shared {
+			resolved.Content[i] = nil // the tree takes as much memory as everything else
 		}
 	}
 }

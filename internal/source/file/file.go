@@ -198,7 +198,7 @@ func (p *Parsed) source(name string, data []byte, doc *document) (said bool) {
 	if isNull(root) {
 		return false
 	}
-	d := &decoder{source: src, valuesMax: expansionMax + len(data), faults: &p.faults, merging: map[*yaml.Node]bool{}}
+	d := &decoder{source: src, valuesMax: expansionMax + len(data), faults: &p.faults, merging: map[*yaml.Node]bool{}, shared: anchored(root)}
 	d.document(root, doc)
 	return true
 }
@@ -319,6 +319,9 @@ func applyDefaults(v reflect.Value) {
 	fields := fieldsOf(v.Type())
 	for i := range fields {
 		f := &fields[i]
+		if !f.supported() {
+			continue
+		}
 		target := v.FieldByIndex(f.index)
 		m := markIn(target)
 		if !m.set {
