@@ -80,7 +80,6 @@ func (w *Watcher) reread(ctx context.Context) {
 func (w *Watcher) review(ctx context.Context) {
 	w.mu.Lock()
 	addrs := slices.SortedFunc(maps.Keys(w.wanted), netip.Addr.Compare)
-	before := maps.Clone(w.hops)
 	asked := w.asked
 	w.mu.Unlock()
 
@@ -111,7 +110,8 @@ func (w *Watcher) review(ctx context.Context) {
 				w.rounds.order = append(w.rounds.order, k) // in this round already
 			}
 			w.asking[k].rest = 0 // an interface that works again is reason to ask again at once
-			h = w.resolve(h, before[h.Address])
+			before, _ := w.Hop(h.Address)
+			h = w.resolve(h, before)
 		}
 		w.report(h)
 	}
@@ -286,17 +286,19 @@ func (w *Watcher) kickAll() {
 // report tells and publishes a finding if it differs from the last one.
 func (w *Watcher) report(h Hop) {
 	w.mu.Lock()
-	old, known := w.hops[h.Address]
+	old := w.hops[h.Address]
 	wanted := w.wanted[h.Address]
 	w.mu.Unlock()
-	if !wanted || known && old.equal(h) {
+	if !wanted || old != nil && old.equal(h) {
 		return
 	}
-	w.opts.OnChange(h)
+	fresh := new(Hop)
+	*fresh = h
+	w.opts.OnChange(fresh)
 	w.mu.Lock()
 	wanted = w.wanted[h.Address]
 	if wanted {
-		w.hops[h.Address] = h
+		w.hops[h.Address] = fresh
 		if delete(w.lost, h.Address); h.unreachable() {
 			w.lost[h.Address] = true
 		}
@@ -304,7 +306,7 @@ func (w *Watcher) report(h Hop) {
 		w.changed = make(chan struct{})
 	}
 	w.mu.Unlock()
-	if wanted && h.unreachable() != old.unreachable() {
+	if wanted && h.unreachable() != (old != nil && old.unreachable()) {
 		select {
 		case w.reach <- struct{}{}:
 		default: // somebody has yet to look

@@ -63,8 +63,9 @@ type Options struct {
 	// Namespace is the network namespace to work in; nil is the calling thread's.
 	Namespace *netns.NsHandle
 	// OnChange is told the first finding for each wanted address, resolved or not, and
-	// every difference after it. Calls come one at a time. It must not call Close.
-	OnChange func(Hop)
+	// every difference after it. Calls come one at a time. It must not call Close, and may keep the
+	// hop, which does not change.
+	OnChange func(*Hop)
 	// Conditions receives neighbour_unresolved and neighbour_not_managed; may be nil.
 	Conditions *condition.Set
 	// Beat is called whenever the watcher goes round, every few seconds at least; may be nil.
@@ -104,8 +105,8 @@ type Watcher struct {
 
 	mu      sync.Mutex
 	wanted  map[netip.Addr]bool
-	asked   bool // Want was called: entries nobody wants may go
-	hops    map[netip.Addr]Hop
+	asked   bool                // Want was called: entries nobody wants may go
+	hops    map[netip.Addr]*Hop // what they point to does not change
 	lost    map[netip.Addr]bool // of hops, those out of reach
 	changed chan struct{}       // closed and replaced when hops changes
 
@@ -125,7 +126,7 @@ type Watcher struct {
 // New starts a watcher that wants nothing yet.
 func New(opts Options) (*Watcher, error) {
 	if opts.OnChange == nil {
-		opts.OnChange = func(Hop) {}
+		opts.OnChange = func(*Hop) {}
 	}
 	if opts.Beat == nil {
 		opts.Beat = func() {}
@@ -168,7 +169,7 @@ func New(opts Options) (*Watcher, error) {
 		wake:    make(chan struct{}, 1),
 		reach:   make(chan struct{}, 1),
 		wanted:  map[netip.Addr]bool{},
-		hops:    map[netip.Addr]Hop{},
+		hops:    map[netip.Addr]*Hop{},
 		lost:    map[netip.Addr]bool{},
 		changed: make(chan struct{}),
 		table:   map[key]entry{},
@@ -251,8 +252,10 @@ func (w *Watcher) Review() {
 func (w *Watcher) Hop(addr netip.Addr) (Hop, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	h, ok := w.hops[addr.Unmap()]
-	return h, ok
+	if h := w.hops[addr.Unmap()]; h != nil {
+		return *h, true
+	}
+	return Hop{}, false
 }
 
 // Hops is what is known about every wanted address, sorted by address.
@@ -261,7 +264,7 @@ func (w *Watcher) Hops() []Hop {
 	defer w.mu.Unlock()
 	list := make([]Hop, 0, len(w.hops))
 	for _, h := range w.hops {
-		list = append(list, h)
+		list = append(list, *h)
 	}
 	slices.SortFunc(list, func(a, b Hop) int { return a.Address.Compare(b.Address) })
 	return list
@@ -284,6 +287,12 @@ func (w *Watcher) Unreachable(addr netip.Addr) bool {
 // Changed receives when Unreachable may say something else than before.
 func (w *Watcher) Changed() <-chan struct{} { return w.reach }
 
+// resolved is Resolved for a caller that holds mu.
+func (w *Watcher) resolved(addr netip.Addr) bool {
+	h := w.hops[addr.Unmap()]
+	return h != nil && h.Resolved
+}
+
 // Wait returns when every address is resolved and OnChange has returned for it, or when
 // ctx ends, with those that are not resolved by then. An address that is not wanted is
 // never resolved.
@@ -292,13 +301,13 @@ func (w *Watcher) Wait(ctx context.Context, addrs []netip.Addr) []netip.Addr {
 	for {
 		w.mu.Lock()
 		changed := w.changed
-		for next < len(addrs) && w.hops[addrs[next].Unmap()].Resolved {
+		for next < len(addrs) && w.resolved(addrs[next]) {
 			next++
 		}
 		over := next == len(addrs) || ctx.Err() != nil
 		var missing []netip.Addr
 		if over {
-			missing = slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return w.hops[a.Unmap()].Resolved })
+			missing = slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return w.resolved(a) })
 		}
 		w.mu.Unlock()
 		switch {

@@ -76,10 +76,10 @@ type record struct {
 	hops []Hop
 }
 
-func (r *record) add(h Hop) {
+func (r *record) add(h *Hop) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.hops = append(r.hops, h)
+	r.hops = append(r.hops, *h)
 }
 
 func (r *record) of(addr string) []Hop {
@@ -420,7 +420,7 @@ func TestLostNotifications(t *testing.T) {
 	w, err := New(Options{
 		Namespace: &s.balancer.Handle, Resync: time.Hour, receiveBuffer: 1,
 		Log: slog.New(slog.NewTextHandler(&logged, nil)),
-		OnChange: func(Hop) {
+		OnChange: func(*Hop) {
 			once.Do(func() { close(begun) })
 			<-busy
 		},

@@ -82,10 +82,10 @@ type Ways struct {
 
 	// writing is held while a hop is noted and written, so that none overwrites a newer one.
 	writing sync.Mutex
-	hops    map[netip.Addr]neighbour.Hop // as last told
-	written []netip.Addr                 // what Configured said when all ways were last written
-	failed  map[netip.Addr]bool          // backends of which some way could not be written since
-	doubted atomic.Bool                  // some ways may not be as they were last written
+	hops    map[netip.Addr]*neighbour.Hop // as last told
+	written []netip.Addr                  // what Configured said when all ways were last written
+	failed  map[netip.Addr]bool           // backends of which some way could not be written since
+	doubted atomic.Bool                   // some ways may not be as they were last written
 
 	mu      sync.Mutex
 	records map[netip.Addr][]reconcile.BackendRecord // in the maps
@@ -118,7 +118,7 @@ func Open(opts Options) (*Ways, error) {
 func newWays(opts Options) *Ways {
 	return &Ways{
 		opts: opts, named: map[netip.Addr]use{}, unawaited: map[netip.Addr]bool{}, awaited: map[netip.Addr]bool{}, wanted: map[netip.Addr]bool{},
-		hops: map[netip.Addr]neighbour.Hop{}, failed: map[netip.Addr]bool{}, retell: true,
+		hops: map[netip.Addr]*neighbour.Hop{}, failed: map[netip.Addr]bool{}, retell: true,
 		records: map[netip.Addr][]reconcile.BackendRecord{}, sources: map[netip.Addr][]netip.Addr{},
 	}
 }
@@ -134,8 +134,11 @@ func (w *Ways) Unreachable(backend netip.Addr) bool { return w.resolver.Unreacha
 func (w *Ways) Out(backend netip.Addr) (iface int, ok bool) {
 	w.writing.Lock()
 	defer w.writing.Unlock()
-	hop, known := w.hops[backend]
-	return hop.Interface, known && hop.Resolved && !hop.Host
+	hop := w.hops[backend]
+	if hop == nil || !hop.Resolved || hop.Host {
+		return 0, false
+	}
+	return hop.Interface, true
 }
 
 // Changed receives when Unreachable may say something else than before.
@@ -222,7 +225,7 @@ func (w *Ways) look() {
 	}
 	w.writing.Lock()
 	w.mu.Lock()
-	maps.DeleteFunc(w.hops, func(a netip.Addr, _ neighbour.Hop) bool { return !w.wanted[a] })
+	maps.DeleteFunc(w.hops, func(a netip.Addr, _ *neighbour.Hop) bool { return !w.wanted[a] })
 	maps.DeleteFunc(w.sources, func(a netip.Addr, _ []netip.Addr) bool { return !w.wanted[a] })
 	w.mu.Unlock()
 	w.writing.Unlock()
@@ -240,7 +243,7 @@ func (w *Ways) Await(ctx context.Context, services []model.Service) (late bool) 
 	}
 	fresh := slices.SortedFunc(maps.Keys(w.unawaited), netip.Addr.Compare)
 	maps.Copy(w.awaited, w.unawaited)
-	clear(w.unawaited)
+	w.unawaited = map[netip.Addr]bool{} // not cleared: after a start it had all backends
 	wait, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
 	missing := w.resolver.Wait(wait, fresh)
@@ -333,7 +336,7 @@ func (w *Ways) recordsOf(backend netip.Addr) []reconcile.BackendRecord {
 }
 
 // hopChanged is told what is found out about a backend.
-func (w *Ways) hopChanged(hop neighbour.Hop) {
+func (w *Ways) hopChanged(hop *neighbour.Hop) {
 	w.writing.Lock()
 	defer w.writing.Unlock()
 	w.hops[hop.Address] = hop
@@ -343,7 +346,7 @@ func (w *Ways) hopChanged(hop neighbour.Hop) {
 
 // write tells the data plane the way to backends that share an address. The caller holds
 // w.writing.
-func (w *Ways) write(hop neighbour.Hop, records []reconcile.BackendRecord) {
+func (w *Ways) write(hop *neighbour.Hop, records []reconcile.BackendRecord) {
 	sources := sourcesFor(w.opts.Configured(), hop)
 	failed := func(what string, r reconcile.BackendRecord, err error) {
 		if err != nil && !errors.Is(err, datapath.ErrGone) {
@@ -402,8 +405,11 @@ func (w *Ways) Sources() []netip.Addr {
 	return slices.SortedFunc(maps.Keys(w.told), netip.Addr.Compare)
 }
 
-// sourcesFor is where full NAT sends from towards a hop.
-func sourcesFor(configured []netip.Addr, hop neighbour.Hop) []netip.Addr {
+// sourcesFor is where full NAT sends from towards a hop; nil: it is not known.
+func sourcesFor(configured []netip.Addr, hop *neighbour.Hop) []netip.Addr {
+	if hop == nil {
+		return nil
+	}
 	var sources []netip.Addr
 	for _, a := range configured {
 		if a.Is4() == hop.Address.Is4() {

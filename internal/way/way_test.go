@@ -137,17 +137,17 @@ func services(backends ...netip.Addr) []model.Service {
 func TestHopsReachTheRecords(t *testing.T) {
 	b := newBench(t)
 	b.Follow(services(one, two))
-	b.hopChanged(neighbour.Hop{Address: one, Interface: 3, MAC: mac, Resolved: true})
+	b.hopChanged(&neighbour.Hop{Address: one, Interface: 3, MAC: mac, Resolved: true})
 	b.wrote()
 	b.Add([]reconcile.BackendRecord{record(1, one, 80), record(2, two, 80)})
 	b.wrote("1 hop 3 02:00:00:00:00:01")
 	b.Add([]reconcile.BackendRecord{record(3, one, 443)})
 	b.wrote("3 hop 3 02:00:00:00:00:01")
-	b.hopChanged(neighbour.Hop{Address: one, Interface: 3, MAC: anotherMAC, Resolved: true})
+	b.hopChanged(&neighbour.Hop{Address: one, Interface: 3, MAC: anotherMAC, Resolved: true})
 	b.wrote("1 hop 3 02:00:00:00:00:02", "3 hop 3 02:00:00:00:00:02")
-	b.hopChanged(neighbour.Hop{Address: two, Interface: 4}) // nobody has answered yet
+	b.hopChanged(&neighbour.Hop{Address: two, Interface: 4}) // nobody has answered yet
 	b.wrote()
-	b.hopChanged(neighbour.Hop{Address: two, Interface: 4, MAC: mac}) // who answered before does not now
+	b.hopChanged(&neighbour.Hop{Address: two, Interface: 4, MAC: mac}) // who answered before does not now
 	b.wrote("2 hop 4 02:00:00:00:00:01")
 	b.Change([]reconcile.BackendRecord{record(2, two, 80), record(4, two, 443)}, []reconcile.BackendRecord{record(1, one, 80)})
 	b.wrote("2 hop 4 02:00:00:00:00:01", "4 hop 4 02:00:00:00:00:01")
@@ -157,7 +157,7 @@ func TestHopsReachTheRecords(t *testing.T) {
 	b.wrote()
 	b.Change(nil, nil)
 	b.wrote("2 hop 4 02:00:00:00:00:01", "4 hop 4 02:00:00:00:00:01", "3 hop 3 02:00:00:00:00:02")
-	b.hopChanged(neighbour.Hop{Address: one, Interface: 3, MAC: mac, Resolved: true})
+	b.hopChanged(&neighbour.Hop{Address: one, Interface: 3, MAC: mac, Resolved: true})
 	b.wrote("3 hop 3 02:00:00:00:00:01")
 }
 
@@ -168,27 +168,27 @@ func TestSources(t *testing.T) {
 	backends := []netip.Addr{one, six}
 	b.Change([]reconcile.BackendRecord{record(1, one, 80), record(6, six, 80)}, nil)
 	b.sources(backends)
-	b.hopChanged(neighbour.Hop{Address: three, Source: other})
+	b.hopChanged(&neighbour.Hop{Address: three, Source: other})
 	b.sources(backends) // with direct return packets keep their source
 	b.retries = 0
-	b.hopChanged(neighbour.Hop{Address: one, Source: ours})
+	b.hopChanged(&neighbour.Hop{Address: one, Source: ours})
 	b.wrote("1 sources [10.0.0.100]")
 	b.retried(1) // none was known of when it was last asked
-	b.hopChanged(neighbour.Hop{Address: six, Source: oursSix})
+	b.hopChanged(&neighbour.Hop{Address: six, Source: oursSix})
 	b.wrote("6 sources [2001:db8::100]")
 	b.sources(backends, ours, oursSix)
 	b.sources([]netip.Addr{one}, ours)
 	b.sources(backends, ours, oursSix)
 	b.retries = 0
 
-	b.hopChanged(neighbour.Hop{Address: one, Source: ours, Interface: 3, MAC: mac})
+	b.hopChanged(&neighbour.Hop{Address: one, Source: ours, Interface: 3, MAC: mac})
 	b.wrote("1 sources [10.0.0.100]", "1 hop 3 02:00:00:00:00:01")
 	b.retried(0)
-	b.hopChanged(neighbour.Hop{Address: one, Source: other})
+	b.hopChanged(&neighbour.Hop{Address: one, Source: other})
 	b.wrote("1 sources [10.0.0.101]")
 	b.retried(1)
 	b.sources(backends, other, oursSix)
-	b.hopChanged(neighbour.Hop{Address: one, Err: "no route"})
+	b.hopChanged(&neighbour.Hop{Address: one, Err: "no route"})
 	b.wrote()
 	b.retried(0)
 	b.sources(backends, other, oursSix)
@@ -202,7 +202,7 @@ func TestSources(t *testing.T) {
 	b.Rewrite()
 	b.wrote("1 sources [10.0.0.100 10.0.0.3]")
 	b.configured = nil
-	b.hopChanged(neighbour.Hop{Address: one, Source: other})
+	b.hopChanged(&neighbour.Hop{Address: one, Source: other})
 	b.wrote("1 sources [10.0.0.101]")
 	b.sources(backends, other, oursSix)
 }
@@ -211,10 +211,10 @@ func TestSources(t *testing.T) {
 func TestNothingIsTriedAgainBeforeTheFirstChange(t *testing.T) {
 	b := newBench(t)
 	b.Follow(services(one, two))
-	b.hopChanged(neighbour.Hop{Address: one, Source: ours})
+	b.hopChanged(&neighbour.Hop{Address: one, Source: ours})
 	b.retried(0)
 	b.sources([]netip.Addr{one}, ours)
-	b.hopChanged(neighbour.Hop{Address: two, Source: ours})
+	b.hopChanged(&neighbour.Hop{Address: two, Source: ours})
 	b.retried(0) // it is one of our addresses already
 }
 
@@ -275,8 +275,8 @@ func TestWhatIsGoneIsForgotten(t *testing.T) {
 	}
 	b.Follow(services(one, two))
 	wants(one, two)
-	b.hopChanged(neighbour.Hop{Address: one, Interface: 3, MAC: mac, Source: ours})
-	b.hopChanged(neighbour.Hop{Address: two, Interface: 3, MAC: mac, Source: ours})
+	b.hopChanged(&neighbour.Hop{Address: one, Interface: 3, MAC: mac, Source: ours})
+	b.hopChanged(&neighbour.Hop{Address: two, Interface: 3, MAC: mac, Source: ours})
 	b.Change([]reconcile.BackendRecord{record(1, one, 80), record(2, one, 443)}, nil)
 	b.wrote("1 hop 3 02:00:00:00:00:01", "1 sources [10.0.0.100]", "2 hop 3 02:00:00:00:00:01", "2 sources [10.0.0.100]")
 	b.Follow(nil)
@@ -307,7 +307,7 @@ func TestFailedWrites(t *testing.T) {
 	}{{fmt.Errorf("write it: %w", datapath.ErrGone), false}, {errors.New("the map is on fire"), true}} {
 		b.log.Reset()
 		b.fails = c.err
-		b.hopChanged(neighbour.Hop{Address: one, Interface: 3, MAC: mac, Source: ours})
+		b.hopChanged(&neighbour.Hop{Address: one, Interface: 3, MAC: mac, Source: ours})
 		if told := strings.Count(b.log.String(), "10.0.0.1:80"); told != 2 && c.told || told != 0 && !c.told {
 			t.Errorf("%v: the log has %s", c.err, b.log.String())
 		}
@@ -325,7 +325,7 @@ func TestOneFailureCostsOne(t *testing.T) {
 	b := newBench(t)
 	b.Follow(services(one, two))
 	for _, a := range []netip.Addr{one, two} {
-		b.hopChanged(neighbour.Hop{Address: a, Interface: 3, MAC: mac})
+		b.hopChanged(&neighbour.Hop{Address: a, Interface: 3, MAC: mac})
 	}
 	b.fails, b.failsAt = errors.New("no program is there"), 1
 	b.Change([]reconcile.BackendRecord{record(1, one, 80), record(2, two, 80)}, nil)
