@@ -142,9 +142,9 @@ func (s *simulation) change(c change) error {
 	}
 	changed, all := 0, 0
 	for index, slots := range now.Slots {
-		for i, slot := range slots {
+		for i, slot := range slots.All() {
 			all++
-			if slot.Current != before.Slots[index][i].Current {
+			if slot.Current != before.Slots[index].At(i).Current {
 				changed++
 			}
 		}
@@ -279,12 +279,12 @@ func (s *simulation) sample(at time.Duration, settling reconcile.Settling) error
 	if err != nil {
 		return err
 	}
-	var slots []reconcile.Slot
+	var slots reconcile.Table
 	for _, slots = range contents.Slots { // there is one service
 	}
 	err = s.table.all(func(e entry) {
 		one.remembered++
-		slot := slots[uint64(e.hash)*uint64(len(slots))>>32]
+		slot := slots.At(int(uint64(e.hash) * uint64(len(slots)) >> 32))
 		switch {
 		case slot.State != reconcile.Transition:
 			one.elsewhere++

@@ -99,7 +99,7 @@ func heldStates(contents reconcile.Contents) func(string, model.BackendAddress) 
 	for index, record := range contents.Services {
 		known[record.Name] = true
 		named := map[reconcile.BackendRef]bool{}
-		for _, slot := range contents.Slots[index] {
+		for _, slot := range contents.Slots[index].All() {
 			named[slot.Current] = true
 		}
 		for ref := range named {

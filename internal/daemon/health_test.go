@@ -33,9 +33,9 @@ func TestHeldStates(t *testing.T) {
 			2: {BackendRef: ref(2), BackendAddress: at(2)},
 			3: {BackendRef: ref(3), BackendAddress: at(3), Down: true},
 		},
-		Slots: map[uint32][]reconcile.Slot{
-			0: {{Current: ref(1)}, {Current: stale}, {Current: ref(1)}},
-			1: {{Current: ref(3)}},
+		Slots: map[uint32]reconcile.Table{
+			0: reconcile.NewTable([]reconcile.Slot{{Current: ref(1)}, {Current: stale}, {Current: ref(1)}}),
+			1: reconcile.NewTable([]reconcile.Slot{{Current: ref(3)}}),
 		},
 	}
 	held := heldStates(contents)

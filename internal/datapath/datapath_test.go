@@ -137,12 +137,12 @@ func fill(t *testing.T, d *Datapath) reconcile.Contents {
 			{Address: netip.MustParseAddr("2001:db8::10"), Ports: model.PortRange{First: 65000, Last: 65535}, Protocol: model.TCP}: 99,
 		},
 		Addresses: map[netip.Addr]reconcile.AddressRecord{},
-		Slots: map[uint32][]reconcile.Slot{99: {}, 0: {
+		Slots: map[uint32]reconcile.Table{99: {}, 0: reconcile.NewTable([]reconcile.Slot{
 			{Current: reconcile.BackendRef{Index: 1, Generation: 1}},
 			{Current: reconcile.BackendRef{Index: 2, Generation: 255}, State: reconcile.Transition, Previous: reconcile.BackendRef{Index: 1, Generation: 1}, PreviousDrains: true},
 			{State: reconcile.Closing, PreviousBefore: true},
 			{Current: reconcile.BackendRef{Index: 200}, State: reconcile.Marked},
-		}},
+		})},
 		Filters: map[reconcile.Filter]bool{
 			{Service: 0, Generation: 3, Prefix: netip.MustParsePrefix("0.0.0.0/0")}:                false,
 			{Service: 0, Generation: 3, Prefix: netip.MustParsePrefix("198.51.100.0/25")}:          true,
@@ -151,7 +151,7 @@ func fill(t *testing.T, d *Datapath) reconcile.Contents {
 			{Service: 99, Generation: 0, Prefix: netip.MustParsePrefix("2001:db8::8000:0:0:0/65")}: true,
 			{Service: 99, Generation: 0, Prefix: netip.MustParsePrefix("2001:db8::1/128")}:         false,
 		},
-		BeforeSlots: map[uint32][]reconcile.Slot{0: {{Current: reconcile.BackendRef{Index: 2, Generation: 255}}, {Previous: reconcile.BackendRef{Index: 200}}}},
+		BeforeSlots: map[uint32]reconcile.Table{0: reconcile.NewTable([]reconcile.Slot{{Current: reconcile.BackendRef{Index: 2, Generation: 255}}, {Previous: reconcile.BackendRef{Index: 200}}})},
 	}
 	for _, r := range []reconcile.AddressRecord{
 		{Address: netip.MustParseAddr("192.0.2.10"), VIP: true, Announce: true, Direct: true},

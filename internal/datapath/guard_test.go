@@ -28,7 +28,7 @@ func TestGuardKnowsWhatIsOurs(t *testing.T) {
 	must(t, d.PutBackend(reconcile.BackendRecord{BackendRef: ref, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("192.0.2.20"), Port: 8080}}))
 	must(t, d.SetHop(ref, Hop{device(t, "shunt-a").Attrs().Index, net.HardwareAddr{2, 0, 0, 0, 0, 20}}))
 	must(t, d.SetSources(ref, []netip.Addr{netip.MustParseAddr("192.0.2.1")}))
-	must(t, d.WriteSlots(0, []reconcile.Slot{{Current: ref}}))
+	must(t, d.WriteSlots(0, reconcile.NewTable([]reconcile.Slot{{Current: ref}})))
 	must(t, d.PutService(reconcile.ServiceRecord{Index: 9, Generation: 1, Name: "web", Forwarding: model.ForwardingNAT, Size: 1}))
 	for _, a := range []reconcile.AddressRecord{
 		{Address: netip.MustParseAddr("192.0.2.10"), VIP: true}, {Address: netip.MustParseAddr("2001:db8::10"), VIP: true},

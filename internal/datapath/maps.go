@@ -73,11 +73,11 @@ func (d *Datapath) PutService(r reconcile.ServiceRecord) error {
 		return fmt.Errorf("write service %q: tracking %q is not known", r.Name, r.Tracking)
 	case len(r.Name) >= len(abiName{}.Text):
 		return fmt.Errorf("write service %q: the name is longer than %d characters", r.Name, len(abiName{}.Text)-1)
-	case uint64(r.Offset)+uint64(r.Size) > uint64(len(d.slots)):
-		return fmt.Errorf("write service %q: its slots end at %d, and there are %d: raise limits.slots", r.Name, uint64(r.Offset)+uint64(r.Size), len(d.slots))
-	case uint64(r.BeforeOffset)+uint64(r.BeforeSize) > uint64(len(d.slots)):
+	case uint64(r.Offset)+uint64(r.Size) > uint64(d.slots.len()):
+		return fmt.Errorf("write service %q: its slots end at %d, and there are %d: raise limits.slots", r.Name, uint64(r.Offset)+uint64(r.Size), d.slots.len())
+	case uint64(r.BeforeOffset)+uint64(r.BeforeSize) > uint64(d.slots.len()):
 		return fmt.Errorf("write service %q: the slots of its table before end at %d, and there are %d: raise limits.slots",
-			r.Name, uint64(r.BeforeOffset)+uint64(r.BeforeSize), len(d.slots))
+			r.Name, uint64(r.BeforeOffset)+uint64(r.BeforeSize), d.slots.len())
 	}
 	if err := d.require(featuresOf(r.Forwarding, r.AffinityTimeout > 0, r.Policy)); err != nil {
 		return fmt.Errorf("write service %q: %w", r.Name, err)
@@ -270,14 +270,11 @@ func (d *Datapath) forgetOwn() error {
 }
 
 // WriteSlots stores slots.
-func (d *Datapath) WriteSlots(offset uint32, slots []reconcile.Slot) error {
-	if uint64(offset)+uint64(len(slots)) > uint64(len(d.slots)) {
-		return fmt.Errorf("write slots %d to %d: there are %d: raise limits.slots", offset, uint64(offset)+uint64(len(slots))-1, len(d.slots))
+func (d *Datapath) WriteSlots(offset uint32, slots reconcile.Table) error {
+	if uint64(offset)+uint64(len(slots)) > uint64(d.slots.len()) {
+		return fmt.Errorf("write slots %d to %d: there are %d: raise limits.slots", offset, uint64(offset)+uint64(len(slots))-1, d.slots.len())
 	}
-	for i, slot := range slots {
-		atomic.StoreUint64(&d.slots[int(offset)+i], toSlot(slot))
-	}
-	return nil
+	return d.slots.each(offset, uint32(len(slots)), func(i int, slot *uint64) { atomic.StoreUint64(slot, toSlot(slots.At(i))) })
 }
 
 // ScanRemembered ends remembered flows that are over or that closing and marked slots agree

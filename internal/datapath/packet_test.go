@@ -35,7 +35,7 @@ func flowThroughProgram(t *testing.T, mode model.Attach, sent uint32) {
 	must(t, d.PutBackend(reconcile.BackendRecord{BackendRef: ref, BackendAddress: backend}))
 	must(t, d.SetHop(ref, Hop{device(t, "shunt-a").Attrs().Index, mac}))
 	must(t, d.SetSources(ref, []netip.Addr{source}))
-	must(t, d.WriteSlots(100, []reconcile.Slot{{Current: ref}, {Current: ref}, {Current: ref}}))
+	must(t, d.WriteSlots(100, reconcile.NewTable([]reconcile.Slot{{Current: ref}, {Current: ref}, {Current: ref}})))
 	must(t, d.PutService(reconcile.ServiceRecord{Index: 9, Generation: 1, Name: "web", Forwarding: model.ForwardingNAT, Seed: 1, Offset: 100, Size: 3}))
 	must(t, d.PutAddress(reconcile.AddressRecord{Address: vip, VIP: true}))
 	must(t, d.PutAddress(reconcile.AddressRecord{Address: source, Source: true}))

@@ -34,7 +34,7 @@ type View struct {
 	// The arrays, as the programs see them. memory holds what they lie in.
 	services []abiService
 	backends []abiBackend
-	slots    []uint64
+	slots    *slotMemory
 	marks    []uint64 // a bit for each slot, set by sh_recall
 	runs     []abiAddr
 	settings []abiSettings
@@ -123,7 +123,10 @@ func (v *View) Close() error {
 	for _, m := range v.memory {
 		errs = append(errs, unix.Munmap(m))
 	}
-	v.memory, v.services, v.backends, v.slots, v.marks, v.runs, v.settings = nil, nil, nil, nil, nil, nil, nil
+	v.memory, v.services, v.backends, v.marks, v.runs, v.settings = nil, nil, nil, nil, nil, nil
+	if v.slots != nil {
+		errs = append(errs, v.slots.close())
+	}
 	if v.clock != nil {
 		errs = append(errs, v.clock.Close())
 		v.clock = nil
@@ -150,14 +153,13 @@ func (v *View) mapMemory(writable bool) error {
 	}
 	services, err1 := open(abiMapShServices)
 	backends, err2 := open(abiMapShBackends)
-	slots, err3 := open(abiMapShSlots)
-	sources, err4 := open(abiMapShSources)
-	settings, err5 := open(abiMapShSettings)
-	marks, err6 := open(abiMapShMarks)
-	if err := errors.Join(err1, err2, err3, err4, err5, err6); err != nil {
+	sources, err3 := open(abiMapShSources)
+	settings, err4 := open(abiMapShSettings)
+	marks, err5 := open(abiMapShMarks)
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 		return err
 	}
-	v.services, v.backends, v.slots = array[abiService](services), array[abiBackend](backends), array[uint64](slots)
+	v.services, v.backends, v.slots = array[abiService](services), array[abiBackend](backends), &slotMemory{of: v.maps[abiMapShSlots], protection: protection}
 	v.runs, v.settings, v.marks = array[abiAddr](sources), array[abiSettings](settings), array[uint64](marks)
 	return nil
 }
@@ -167,7 +169,7 @@ func (v *View) Contents() (reconcile.Contents, error) {
 	c := reconcile.Contents{
 		Backends: map[uint32]reconcile.BackendRecord{}, Services: map[uint32]reconcile.ServiceRecord{},
 		Frontends: map[model.Frontend]uint32{}, Addresses: map[netip.Addr]reconcile.AddressRecord{},
-		Slots: map[uint32][]reconcile.Slot{}, BeforeSlots: map[uint32][]reconcile.Slot{},
+		Slots: map[uint32]reconcile.Table{}, BeforeSlots: map[uint32]reconcile.Table{},
 		BackendGenerations: map[uint32]uint8{}, ServiceGenerations: map[uint32]uint8{},
 	}
 	v.readBackends(&c)
@@ -213,16 +215,14 @@ func (v *View) readBackends(c *reconcile.Contents) {
 }
 
 // readSlots reads a table.
-func (v *View) readSlots(service string, first, count uint32) ([]reconcile.Slot, error) {
-	if uint64(first)+uint64(count) > uint64(len(v.slots)) {
+func (v *View) readSlots(service string, first, count uint32) (reconcile.Table, error) {
+	if uint64(first)+uint64(count) > uint64(v.slots.len()) {
 		return nil, fmt.Errorf("service %q is said to have slots %d to %d, but there are %d: the maps are damaged, run `shunt detach` and start again",
-			service, first, uint64(first)+uint64(count)-1, len(v.slots))
+			service, first, uint64(first)+uint64(count)-1, v.slots.len())
 	}
-	slots := make([]reconcile.Slot, count)
-	for i := range slots {
-		slots[i] = fromSlot(atomic.LoadUint64(&v.slots[first+uint32(i)]))
-	}
-	return slots, nil
+	slots := make(reconcile.Table, count)
+	err := v.slots.each(first, count, func(i int, slot *uint64) { slots.Set(i, fromSlot(atomic.LoadUint64(slot))) })
+	return slots, err
 }
 
 // readServices: a service is there while it has a name.

@@ -82,13 +82,13 @@ func (c *counted) done() error {
 	return nil
 }
 
-func (c *counted) Contents() (reconcile.Contents, error)     { return reconcile.Contents{}, nil }
-func (c *counted) PutBackend(reconcile.BackendRecord) error  { return c.done() }
-func (c *counted) PutService(reconcile.ServiceRecord) error  { return c.done() }
-func (c *counted) PutFrontend(model.Frontend, uint32) error  { return c.done() }
-func (c *counted) PutAddress(reconcile.AddressRecord) error  { return c.done() }
-func (c *counted) WriteSlots(uint32, []reconcile.Slot) error { return c.done() }
-func (c *counted) Grace() error                              { return c.done() }
+func (c *counted) Contents() (reconcile.Contents, error)    { return reconcile.Contents{}, nil }
+func (c *counted) PutBackend(reconcile.BackendRecord) error { return c.done() }
+func (c *counted) PutService(reconcile.ServiceRecord) error { return c.done() }
+func (c *counted) PutFrontend(model.Frontend, uint32) error { return c.done() }
+func (c *counted) PutAddress(reconcile.AddressRecord) error { return c.done() }
+func (c *counted) WriteSlots(uint32, reconcile.Table) error { return c.done() }
+func (c *counted) Grace() error                             { return c.done() }
 
 // BenchmarkChange is one weight among 10,000 services of 100 backends, planned and applied, as a
 // reload does. Tables have 1,021 slots: with more, so many services have no room.

@@ -31,7 +31,7 @@ func TestAChangeMovesItsShare(t *testing.T) {
 				contents, _ := b.maps.Contents()
 				own := map[model.BackendAddress]uint32{}
 				for _, slots := range contents.Slots {
-					for _, slot := range slots {
+					for _, slot := range slots.All() {
 						own[contents.Backends[slot.Current.Index].BackendAddress]++
 					}
 				}

@@ -83,13 +83,13 @@ func Dump(contents Contents) string {
 // dumpSlots is a line for each backend named, and one for the order of the slots: a
 // fingerprint of the backends' addresses, which is the same on every node that has the
 // same configuration, whatever positions the backends have there.
-func dumpSlots(out *strings.Builder, slots []Slot, backends map[uint32]BackendRecord) {
+func dumpSlots(out *strings.Builder, slots Table, backends map[uint32]BackendRecord) {
 	if len(slots) == 0 {
 		return
 	}
 	counts := map[BackendRef]int{}
 	placement := fnv.New64a()
-	for _, slot := range slots {
+	for _, slot := range slots.All() {
 		ref := slot.Current
 		counts[ref]++
 		if backend := backends[ref.Index]; backend.BackendRef == ref && backend.Address.IsValid() {
@@ -105,10 +105,10 @@ func dumpSlots(out *strings.Builder, slots []Slot, backends map[uint32]BackendRe
 
 // dumpTransitions is how many slots are in which state, and a line for each place where
 // flows without an entry are. It is nothing if all are settled.
-func dumpTransitions(out *strings.Builder, slots []Slot) {
+func dumpTransitions(out *strings.Builder, slots Table) {
 	var states [Marked + 1]int
 	previous := map[Slot]int{} // by the fields about the previous backend
-	for _, slot := range slots {
+	for _, slot := range slots.All() {
 		states[slot.State]++
 		if slot.State == Transition {
 			slot.State, slot.Current = 0, nobody

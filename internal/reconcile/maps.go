@@ -84,9 +84,9 @@ type Contents struct {
 	Services  map[uint32]ServiceRecord
 	Frontends map[model.Frontend]uint32 // service index
 	Addresses map[netip.Addr]AddressRecord
-	Slots     map[uint32][]Slot // by service index, ServiceRecord.Size long
+	Slots     map[uint32]Table // by service index, ServiceRecord.Size long
 	// BeforeSlots are those of the table before, by service index, BeforeSize long.
-	BeforeSlots map[uint32][]Slot
+	BeforeSlots map[uint32]Table
 	// Filters say whether a prefix of sources may; of services that are gone, too.
 	Filters map[Filter]bool
 	// Generations of positions that hold nothing now but once did.
@@ -119,7 +119,7 @@ type Maps interface {
 	PutAddress(AddressRecord) error
 	DeleteAddress(netip.Addr) error
 	// WriteSlots stores the slots from offset on, each with one aligned atomic store.
-	WriteSlots(offset uint32, slots []Slot) error
+	WriteSlots(offset uint32, slots Table) error
 	// ScanRemembered goes through the remembered flows once. It deletes those that are over,
 	// and in slots that are Closing or Marked those that agree with the slot (unless their
 	// service remembers always). It returns the positions, in the array of slots, of Closing

@@ -45,7 +45,7 @@ type mirrorBackend struct {
 
 type mirrorService struct {
 	record ServiceRecord
-	slots  []packed // of record's region
+	slots  Table    // of record's region
 	begun  []uint32 // when each slot in transition came to be so, in ticks; nil: none is
 	tally  tally    // of slots
 	// from is what the slots were made from; nil: that is not known. A change that comes to the
@@ -67,7 +67,7 @@ type mirrorService struct {
 // that it may refer to. The slots of the latter count for nothing: what they name may be gone.
 type heldTable struct {
 	region
-	slots []packed
+	slots Table
 }
 
 type mirrorFrontend struct {
@@ -118,7 +118,7 @@ func newMirror(contents Contents, tick uint32) (mirror, error) {
 			return m, fmt.Errorf("service %q at index %d %w: stop forwarding and start afresh with `shunt uninstall`",
 				record.Name, index, err)
 		}
-		m.setSlots(service, packAll(contents.Slots[index]))
+		m.setSlots(service, contents.Slots[index])
 		service.begin(tick)
 		m.services[index] = service
 		m.note(index)
@@ -146,14 +146,14 @@ func newMirror(contents Contents, tick uint32) (mirror, error) {
 
 // checkSlots is an error, in words that follow the service's name, if the slots are not
 // what the record says.
-func checkSlots(record ServiceRecord, slots, before []Slot) error {
+func checkSlots(record ServiceRecord, slots, before Table) error {
 	if len(slots) != int(record.Size) {
 		return fmt.Errorf("has %d slots, but its record says %d", len(slots), record.Size)
 	}
 	if len(before) != int(record.BeforeSize) {
 		return fmt.Errorf("has %d slots in the table before, but its record says %d", len(before), record.BeforeSize)
 	}
-	for i, slot := range slots {
+	for i, slot := range slots.All() {
 		switch {
 		case slot.State > Marked:
 			return fmt.Errorf("has slot %d in state %d, which does not exist", i, slot.State)
@@ -232,7 +232,7 @@ func (m *mirror) changes(index uint32) {
 }
 
 // setSlots notes what a service's slots are now, or may be.
-func (m *mirror) setSlots(s *mirrorService, slots []packed) {
+func (m *mirror) setSlots(s *mirrorService, slots Table) {
 	m.count(s, -1)
 	s.setSlots(slots)
 	m.count(s, 1)

@@ -42,7 +42,7 @@ func (r *Reconciler) deleteBackend(index uint32) error {
 }
 
 // putService points the service to record's region, which holds slots by now.
-func (r *Reconciler) putService(record ServiceRecord, slots []packed) error {
+func (r *Reconciler) putService(record ServiceRecord, slots Table) error {
 	m := &r.mirror
 	defer m.note(record.Index)
 	entry, ok := m.services[record.Index]
@@ -99,7 +99,7 @@ func (r *Reconciler) deleteService(index uint32) error {
 type run struct{ first, end int }
 
 // changedRuns is where two tables of one size differ.
-func changedRuns(before, after []packed) []run {
+func changedRuns(before, after Table) []run {
 	var runs []run
 	for i := range after {
 		switch {
@@ -115,7 +115,7 @@ func changedRuns(before, after []packed) []run {
 
 // rewriteSlots changes a table in place, in the given runs; all of it if what it holds is
 // in doubt.
-func (r *Reconciler) rewriteSlots(index uint32, slots []packed, runs []run) error {
+func (r *Reconciler) rewriteSlots(index uint32, slots Table, runs []run) error {
 	defer r.mirror.note(index)
 	entry := r.mirror.services[index]
 	if entry.slotsDoubt {
@@ -140,9 +140,9 @@ func (r *Reconciler) rewriteSlots(index uint32, slots []packed, runs []run) erro
 	return nil
 }
 
-func (r *Reconciler) writeSlots(record ServiceRecord, slots []packed, run run) error {
+func (r *Reconciler) writeSlots(record ServiceRecord, slots Table, run run) error {
 	offset := record.Offset + uint32(run.first)
-	if err := r.maps.WriteSlots(offset, unpackAll(slots[run.first:run.end])); err != nil {
+	if err := r.maps.WriteSlots(offset, slots[run.first:run.end]); err != nil {
 		return fmt.Errorf("write slots %d to %d of service %s: %w",
 			offset, record.Offset+uint32(run.end)-1, keyOf(record), err)
 	}

@@ -61,7 +61,7 @@ type plan struct {
 // tableStep changes one service: its slots, then its record.
 type tableStep struct {
 	record ServiceRecord
-	slots  []packed
+	slots  Table
 	fresh  bool  // slots is written to record's region, where no record points
 	runs   []run // otherwise these change in place
 	put    bool  // the record is different

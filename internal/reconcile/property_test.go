@@ -374,7 +374,7 @@ func found(c reconcile.Contents) []string {
 	}
 	for index, s := range c.Services {
 		var slots []string
-		for _, slot := range c.Slots[index] {
+		for _, slot := range c.Slots[index].All() {
 			if slot.Current != (reconcile.BackendRef{}) {
 				slots = append(slots, c.Backends[slot.Current.Index].BackendAddress.String())
 			}

@@ -166,7 +166,7 @@ func (r *Reconciler) BackendChanges() (put, gone []BackendRecord) {
 			put = append(put, now.BackendRecord)
 		}
 	}
-	clear(r.mirror.changed)
+	r.mirror.changed = map[uint32]BackendRecord{} // not cleared: after a start it had all backends
 	return put, gone
 }
 

@@ -300,7 +300,7 @@ func TestFamiliesHaveTheirOwnTables(t *testing.T) {
 + address 2001:db8::10: vip, announce`)
 	contents, _ := b.maps.Contents()
 	for f, index := range contents.Frontends {
-		for i, slot := range contents.Slots[index] {
+		for i, slot := range contents.Slots[index].All() {
 			if got := contents.Backends[slot.Current.Index].Address; got.Is6() != f.Address.Is6() {
 				t.Fatalf("slot %d of %s names %s", i, f, got)
 			}
@@ -353,7 +353,7 @@ func TestAdoptionRefusesNonsense(t *testing.T) {
 	for name, contents := range map[string]reconcile.Contents{
 		"shared slots": {
 			Services: map[uint32]reconcile.ServiceRecord{0: record(0, 0), 1: record(1, 1)},
-			Slots:    map[uint32][]reconcile.Slot{0: make([]reconcile.Slot, 2), 1: make([]reconcile.Slot, 2)},
+			Slots:    map[uint32]reconcile.Table{0: make(reconcile.Table, 2), 1: make(reconcile.Table, 2)},
 		},
 		"missing slots": {Services: map[uint32]reconcile.ServiceRecord{0: record(0, 0)}},
 	} {

@@ -57,7 +57,7 @@ func (b *bench) unsettled() string {
 }
 
 // slots are those of the only service.
-func (b *bench) slots() []reconcile.Slot {
+func (b *bench) slots() reconcile.Table {
 	contents, err := b.maps.Contents()
 	if err != nil || len(contents.Slots) != 1 {
 		b.Fatalf("want one service: %v, %v", contents.Services, err)
@@ -131,7 +131,7 @@ func TestASecondChangeKeepsPrevious(t *testing.T) {
 	// Back to A: a slot names it twice, and is still not settled.
 	b.apply(only(0))
 	b.want("and back to A", b.unsettled(), "slots: 251 in transition\nprevious backend 1 generation 1: 251 slots")
-	if got := b.slots()[7]; got.Current != got.Previous {
+	if got := b.slots().At(7); got.Current != got.Previous {
 		t.Errorf("got %+v", got)
 	}
 	left, _ := b.pass(settleTime)
@@ -197,10 +197,10 @@ func TestMarkedSlots(t *testing.T) {
 	b.apply(tracked(251, "10.0.0.2:80*0 10.0.0.3:80"))
 	first, second, third := flowAt(5, 251, 0), flowAt(9, 251, 0), flowAt(9, 251, 1)
 	one, two := b.maps.Packet(first, fake.Middle), b.maps.Packet(second, fake.Middle)
-	if one != b.slots()[5].Previous || one != two {
+	if one != b.slots().At(5).Previous || one != two {
 		t.Fatalf("older flows go to %v and %v", one, two)
 	}
-	if to := b.maps.Packet(third, fake.Opening); to != b.slots()[9].Current {
+	if to := b.maps.Packet(third, fake.Opening); to != b.slots().At(9).Current {
 		t.Fatalf("a new flow goes to %v", to)
 	}
 	left, _ := b.pass(settleTime)
@@ -530,18 +530,18 @@ func TestAdoptionRefusesOddTransitions(t *testing.T) {
 	with.BeforeOffset, with.BeforeSize = 1, 2
 	apart := with
 	apart.BeforeOffset = 2
-	two := map[uint32][]reconcile.Slot{0: make([]reconcile.Slot, 2)}
+	two := map[uint32]reconcile.Table{0: make(reconcile.Table, 2)}
 	for name, c := range map[string]struct {
 		record        reconcile.ServiceRecord
-		slots, before map[uint32][]reconcile.Slot
+		slots, before map[uint32]reconcile.Table
 		want          string
 	}{
 		"right":           {apart, two, two, ""},
 		"shared":          {with, two, two, "share slot 1"},
 		"missing before":  {apart, two, nil, "has 0 slots in the table before, but its record says 2"},
 		"surplus before":  {record, two, two, "has 2 slots in the table before, but its record says 0"},
-		"no such state":   {record, map[uint32][]reconcile.Slot{0: {{}, {State: 4}}}, nil, "has slot 1 in state 4"},
-		"no table before": {record, map[uint32][]reconcile.Slot{0: {{}, {State: 1, PreviousBefore: true}}}, nil, "refer to a table before"},
+		"no such state":   {record, map[uint32]reconcile.Table{0: reconcile.NewTable([]reconcile.Slot{{}, {State: 4}})}, nil, "has slot 1 in state 4"},
+		"no table before": {record, map[uint32]reconcile.Table{0: reconcile.NewTable([]reconcile.Slot{{}, {State: 1, PreviousBefore: true}})}, nil, "refer to a table before"},
 	} {
 		_, err := reconcile.New(contentsOnly{contents: reconcile.Contents{
 			Services: map[uint32]reconcile.ServiceRecord{0: c.record}, Slots: c.slots, BeforeSlots: c.before,

@@ -1,27 +1,28 @@
 package reconcile
 
 import (
+	"iter"
 	"maps"
 	"slices"
 
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
-// packed is a Slot in 8 bytes: the mirror has one for each slot of all tables.
+// packed is a Slot in 8 bytes.
 //
 //	bits  0 to 27  Previous: index, generation
 //	bits 28 to 55  Current: index, generation
-//	bits 56 to 57  State
-//	bit  58        PreviousDrains
-//	bit  59        PreviousBefore
+//	bits 56 to 59  State
+//	bit  60        PreviousDrains
+//	bit  61        PreviousBefore
 type packed uint64
 
 const (
 	packedIndexBits        = 20
 	packedRefBits          = packedIndexBits + 8
 	packedStateAt          = 2 * packedRefBits
-	packedDrains    packed = 1 << (packedStateAt + 2)
-	packedBefore    packed = 1 << (packedStateAt + 3)
+	packedDrains    packed = 1 << (packedStateAt + 4)
+	packedBefore    packed = 1 << (packedStateAt + 5)
 )
 
 func pack(s Slot) packed {
@@ -44,28 +45,40 @@ func (p packed) slot() Slot {
 	}
 }
 
-func (p packed) state() SlotState    { return SlotState(p >> packedStateAt & 3) }
+func (p packed) state() SlotState    { return SlotState(p >> packedStateAt & 0xf) }
 func (p packed) current() BackendRef { return unpackRef(p >> packedRefBits) }
 
 func unpackRef(p packed) BackendRef {
 	return BackendRef{Index: uint32(p & (1<<packedIndexBits - 1)), Generation: uint8(p >> packedIndexBits)}
 }
 
-// packAll and unpackAll convert a table.
-func packAll(slots []Slot) []packed {
-	all := make([]packed, len(slots))
+// Table is slots that lie behind each other, in 8 bytes each: there can be millions.
+type Table []packed
+
+// NewTable is a table of these slots.
+func NewTable(slots []Slot) Table {
+	t := make(Table, len(slots))
 	for i, s := range slots {
-		all[i] = pack(s)
+		t.Set(i, s)
 	}
-	return all
+	return t
 }
 
-func unpackAll(slots []packed) []Slot {
-	all := make([]Slot, len(slots))
-	for i, p := range slots {
-		all[i] = p.slot()
+// At is the i-th slot.
+func (t Table) At(i int) Slot { return t[i].slot() }
+
+// Set replaces the i-th slot.
+func (t Table) Set(i int, s Slot) { t[i] = pack(s) }
+
+// All goes through the slots.
+func (t Table) All() iter.Seq2[int, Slot] {
+	return func(yield func(int, Slot) bool) {
+		for i, p := range t {
+			if !yield(i, p.slot()) {
+				return
+			}
+		}
 	}
-	return all
 }
 
 // nobody is no backend: the place of index 0 is never taken.
@@ -117,8 +130,8 @@ func (s Slot) next(current BackendRef, now members) Slot {
 
 // nextSlots is the service's table after a change: current is what its slots are to name,
 // and record says where they will lie. It fills in the record's table before.
-func (s *mirrorService) nextSlots(record *ServiceRecord, current []BackendRef, now members) []packed {
-	slots := make([]packed, len(current))
+func (s *mirrorService) nextSlots(record *ServiceRecord, current []BackendRef, now members) Table {
+	slots := make(Table, len(current))
 	switch {
 	case !record.tracked() || s.record.Size == 0:
 		for i, ref := range current {
@@ -153,7 +166,7 @@ func (s *mirrorService) nextSlots(record *ServiceRecord, current []BackendRef, n
 }
 
 // currents is where new flows go, slot by slot; nil if they go nowhere.
-func currents(slots []packed) []BackendRef {
+func currents(slots Table) []BackendRef {
 	if len(slots) == 0 || slots[0].current() == nobody {
 		return nil // one slot is like all in this
 	}
@@ -165,7 +178,7 @@ func currents(slots []packed) []BackendRef {
 }
 
 // nameAll adds what the slots name.
-func nameAll(slots []packed, into map[BackendRef]bool) {
+func nameAll(slots Table, into map[BackendRef]bool) {
 	for _, p := range slots {
 		s := p.slot()
 		if s.Current != nobody {
@@ -191,7 +204,7 @@ const notBegun = ^uint32(0)
 
 // setSlots notes what the slots are now, or may be. The settle time of a slot begins
 // (again) where it comes to be in transition or its current backend changes.
-func (s *mirrorService) setSlots(slots []packed) {
+func (s *mirrorService) setSlots(slots Table) {
 	old, begun := s.slots, s.begun
 	s.slots, s.begun = slots, nil
 	named := map[BackendRef]bool{}

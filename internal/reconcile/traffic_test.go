@@ -237,7 +237,7 @@ func (w *world) settle(fault func(string) fake.Fault) {
 	var found reconcile.Settling
 	contents, _ := w.maps.Contents()
 	for _, slots := range contents.Slots {
-		for _, slot := range slots {
+		for _, slot := range slots.All() {
 			switch slot.State {
 			case reconcile.Transition:
 				found.Transition++
@@ -312,7 +312,7 @@ func (w *world) checkPrevious(c reconcile.Contents) {
 	}
 	for index, slots := range c.Slots {
 		name, refers := c.Services[index].Name, false
-		for i, slot := range slots {
+		for i, slot := range slots.All() {
 			refers = refers || slot.PreviousBefore
 			if slot.State != reconcile.Settled && !tracked[name] {
 				w.Fatalf("slot %d of service %s, which is not tracked: %+v", i, name, slot)

@@ -93,7 +93,7 @@ func services(contents reconcile.Contents, counters datapath.Counters, open data
 		}
 		service.Frontends = append(service.Frontends, frontends[index]...)
 		slots := map[uint32]uint32{}
-		for _, slot := range contents.Slots[index] {
+		for _, slot := range contents.Slots[index].All() {
 			slots[slot.Current.Index]++
 			if slot.State == reconcile.Transition {
 				slots[slot.Previous.Index] += 0 // it is shown as long as flows may be there

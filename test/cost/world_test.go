@@ -116,7 +116,7 @@ func (w *world) move() {
 		for _, b := range contents.Backends {
 			if b.Address.Is6() == f.Address.Is6() {
 				slot := reconcile.Slot{State: reconcile.Transition, Current: b.BackendRef, Previous: b.BackendRef}
-				must(w, w.d.WriteSlots(service.Offset, slices.Repeat([]reconcile.Slot{slot}, int(service.Size))))
+				must(w, w.d.WriteSlots(service.Offset, slices.Repeat(reconcile.NewTable([]reconcile.Slot{slot}), int(service.Size))))
 			}
 		}
 	}

@@ -125,10 +125,10 @@ func (w *witness) Contents() (reconcile.Contents, error) {
 	}
 	w.slot = map[uint32]reconcile.Slot{}
 	for i, r := range c.Services {
-		for n, slot := range c.Slots[i] {
+		for n, slot := range c.Slots[i].All() {
 			w.slot[r.Offset+uint32(n)] = slot
 		}
-		for n, slot := range c.BeforeSlots[i] {
+		for n, slot := range c.BeforeSlots[i].All() {
 			w.slot[r.BeforeOffset+uint32(n)] = slot
 		}
 	}
@@ -213,7 +213,7 @@ func (w *witness) DeleteAddress(a netip.Addr) error {
 
 // WriteSlots tells a table that programs read from one that nothing points to yet, which is
 // written as a whole. What time alone brings about (a slot that settles) is not noted.
-func (w *witness) WriteSlots(offset uint32, slots []reconcile.Slot) error {
+func (w *witness) WriteSlots(offset uint32, slots reconcile.Table) error {
 	owner := ""
 	for _, r := range w.have.Services {
 		if offset >= r.Offset && offset < r.Offset+r.Size {
@@ -221,7 +221,7 @@ func (w *witness) WriteSlots(offset uint32, slots []reconcile.Slot) error {
 		}
 	}
 	again, settles := false, true
-	for n, slot := range slots {
+	for n, slot := range slots.All() {
 		before, there := w.slot[offset+uint32(n)]
 		again = again || there && before == slot
 		settles = settles && slot.State != reconcile.Transition && before.State != slot.State && before.Current == slot.Current

@@ -217,7 +217,7 @@ func (p *proof) identity() identity {
 	contents.BeforeSlots = nil
 	for i, slots := range contents.Slots {
 		for n := range slots {
-			slots[n] = reconcile.Slot{Current: slots[n].Current}
+			slots.Set(n, reconcile.Slot{Current: slots.At(n).Current})
 		}
 		r := contents.Services[i]
 		r.BeforeOffset, r.BeforeSize = 0, 0

@@ -145,7 +145,7 @@ func TestOuterEntropyWithinASlot(t *testing.T) {
 	p := newWorld(t).place(portMoving)
 	p.write(slotSpec{state: reconcile.Settled})
 	record := p.records[half(true)]
-	must(t, p.d.WriteSlots(record.Offset+17, []reconcile.Slot{p.slot(slotSpec{state: reconcile.Settled, current: 'C'}, true)}))
+	must(t, p.d.WriteSlots(record.Offset+17, reconcile.NewTable([]reconcile.Slot{p.slot(slotSpec{state: reconcile.Settled, current: 'C'}, true)})))
 	flows, high := 0, map[uint32]int{}
 	p.cpu.do(func() {
 		for port := range uint16(30000) {

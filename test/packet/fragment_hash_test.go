@@ -145,8 +145,9 @@ func TestHashOfAddressesWhereItDoesNotDecide(t *testing.T) {
 		for index, s := range contents.Services {
 			if s.Name == "hashed" {
 				slots := slices.Clone(contents.Slots[index])
-				for i := range slots {
-					slots[i].State = state
+				for i, slot := range slots.All() {
+					slot.State = state
+					slots.Set(i, slot)
 				}
 				must(t, w.d.WriteSlots(s.Offset, slots))
 			}

@@ -86,9 +86,9 @@ func TestPreviousBeforeBySameHash(t *testing.T) {
 		old := record
 		record.BeforeOffset, record.BeforeSize = old.Offset, old.Size
 		record.Offset, record.Size = 61000+uint32(h)*509, 509
-		slots := make([]reconcile.Slot, record.Size)
+		slots := make(reconcile.Table, record.Size)
 		for i := range slots {
-			slots[i] = p.slot(slotSpec{state: reconcile.Transition, current: rune(movingLetters[i%3]), before: true}, six)
+			slots.Set(i, p.slot(slotSpec{state: reconcile.Transition, current: rune(movingLetters[i%3]), before: true}, six))
 		}
 		must(t, p.d.WriteSlots(record.Offset, slots))
 		must(t, p.d.PutService(record))

@@ -118,7 +118,7 @@ func (p *placed) slot(s slotSpec, six bool) reconcile.Slot {
 func (p *placed) write(s slotSpec) {
 	p.Helper()
 	for i, record := range p.records {
-		must(p, p.d.WriteSlots(record.Offset, slices.Repeat([]reconcile.Slot{p.slot(s, i == 1)}, int(record.Size))))
+		must(p, p.d.WriteSlots(record.Offset, slices.Repeat(reconcile.NewTable([]reconcile.Slot{p.slot(s, i == 1)}), int(record.Size))))
 	}
 }
 
@@ -142,7 +142,7 @@ func (p *placed) tableBefore(s slotSpec) {
 	const first, count = 60000, 503 // behind all that the reconciler has used
 	for i := range p.records {
 		p.records[i].BeforeOffset, p.records[i].BeforeSize = first+uint32(i)*count, count
-		must(p, p.d.WriteSlots(p.records[i].BeforeOffset, slices.Repeat([]reconcile.Slot{p.slot(s, i == 1)}, count)))
+		must(p, p.d.WriteSlots(p.records[i].BeforeOffset, slices.Repeat(reconcile.NewTable([]reconcile.Slot{p.slot(s, i == 1)}), count)))
 	}
 	p.change(func(*reconcile.ServiceRecord) {})
 }

@@ -87,7 +87,7 @@ func (f *faults) DeleteAddress(a netip.Addr) error {
 	return f.do(func() error { return f.Maps.DeleteAddress(a) }, nothing)
 }
 
-func (f *faults) WriteSlots(offset uint32, slots []reconcile.Slot) error {
+func (f *faults) WriteSlots(offset uint32, slots reconcile.Table) error {
 	return f.do(func() error { return f.Maps.WriteSlots(offset, slots) },
 		func() error { return f.Maps.WriteSlots(offset, slots[:len(slots)/2]) })
 }
@@ -212,11 +212,11 @@ func (w *witness) DeleteAddress(a netip.Addr) error {
 	return nil
 }
 
-func (w *witness) WriteSlots(offset uint32, slots []reconcile.Slot) error {
+func (w *witness) WriteSlots(offset uint32, slots reconcile.Table) error {
 	if err := w.Maps.WriteSlots(offset, slots); err != nil {
 		return err
 	}
-	for i, slot := range slots {
+	for i, slot := range slots.All() {
 		at := offset + uint32(i)
 		if slot.State == reconcile.Closing && w.slots[at].State == reconcile.Transition {
 			w.old[at] = w.slots[at]
@@ -267,7 +267,7 @@ func (w *witness) asOld(f func()) {
 	swap := func() {
 		for at, slot := range w.old {
 			w.old[at], w.slots[at] = w.slots[at], slot
-			if err := w.Maps.WriteSlots(at, []reconcile.Slot{slot}); err != nil {
+			if err := w.Maps.WriteSlots(at, reconcile.NewTable([]reconcile.Slot{slot})); err != nil {
 				panic(err)
 			}
 		}
@@ -300,12 +300,13 @@ type broken struct {
 	slots map[uint32]reconcile.Slot
 }
 
-func (b *broken) WriteSlots(offset uint32, slots []reconcile.Slot) error {
+func (b *broken) WriteSlots(offset uint32, slots reconcile.Table) error {
 	slots = slices.Clone(slots)
 	if b.writes != nil {
-		for i, wanted := range slots {
-			slots[i] = b.writes(b.slots[offset+uint32(i)], wanted)
-			b.slots[offset+uint32(i)] = slots[i]
+		for i, wanted := range slots.All() {
+			written := b.writes(b.slots[offset+uint32(i)], wanted)
+			slots.Set(i, written)
+			b.slots[offset+uint32(i)] = written
 		}
 	}
 	return b.Maps.WriteSlots(offset, slots)

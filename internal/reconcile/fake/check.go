@@ -245,7 +245,7 @@ func (m *Maps) checkPutAddress(operation string, record reconcile.AddressRecord)
 	m.violation(operation, "the VIP has no frontend")
 }
 
-func (m *Maps) checkWriteSlots(operation string, offset uint32, slots []reconcile.Slot) {
+func (m *Maps) checkWriteSlots(operation string, offset uint32, slots reconcile.Table) {
 	end := uint64(offset) + uint64(len(slots))
 	if end > uint64(len(m.slots)) {
 		m.violation(operation, "there are %d slots", len(m.slots))
@@ -264,7 +264,7 @@ func (m *Maps) checkWriteSlots(operation string, offset uint32, slots []reconcil
 		if !isTracked(service) {
 			continue
 		}
-		for i, slot := range slots {
+		for i, slot := range slots.All() {
 			at := offset + uint32(i)
 			if at < service.Offset || at >= service.Offset+service.Size {
 				continue

@@ -36,7 +36,7 @@ func TestChecksCatch(t *testing.T) {
 		for _, ref := range refs {
 			slots = append(slots, reconcile.Slot{Current: ref})
 		}
-		return func(m *Maps) error { return m.WriteSlots(offset, slots) }
+		return func(m *Maps) error { return m.WriteSlots(offset, reconcile.NewTable(slots)) }
 	}
 	putFrontend := func(m *Maps) error { return m.PutFrontend(f, 0) }
 	deleteFrontend := func(m *Maps) error { return m.DeleteFrontend(f) }
@@ -111,7 +111,7 @@ func TestFaults(t *testing.T) {
 		m := New(model.Limits{Services: 1, Backends: 1, Slots: 2})
 		m.Fault = func(string) Fault { return fault }
 		err := m.PutBackend(reconcile.BackendRecord{BackendRef: ref})
-		errSlots := m.WriteSlots(0, []reconcile.Slot{{Current: ref}, {Current: ref}})
+		errSlots := m.WriteSlots(0, reconcile.NewTable([]reconcile.Slot{{Current: ref}, {Current: ref}}))
 		written := 0
 		for _, slot := range m.slots {
 			if slot.Current == ref {

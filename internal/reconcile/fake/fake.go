@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"slices"
 
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
@@ -94,15 +93,15 @@ func (m *Maps) Contents() (reconcile.Contents, error) {
 		Frontends:          maps.Clone(m.frontends),
 		Addresses:          maps.Clone(m.addresses),
 		Filters:            maps.Clone(m.filters),
-		Slots:              map[uint32][]reconcile.Slot{},
-		BeforeSlots:        map[uint32][]reconcile.Slot{},
+		Slots:              map[uint32]reconcile.Table{},
+		BeforeSlots:        map[uint32]reconcile.Table{},
 		BackendGenerations: map[uint32]uint8{},
 		ServiceGenerations: map[uint32]uint8{},
 	}
 	for index, service := range m.services {
-		c.Slots[index] = slices.Clone(m.slots[service.Offset : service.Offset+service.Size])
+		c.Slots[index] = reconcile.NewTable(m.slots[service.Offset : service.Offset+service.Size])
 		if service.BeforeSize > 0 {
-			c.BeforeSlots[index] = slices.Clone(m.slots[service.BeforeOffset : service.BeforeOffset+service.BeforeSize])
+			c.BeforeSlots[index] = reconcile.NewTable(m.slots[service.BeforeOffset : service.BeforeOffset+service.BeforeSize])
 		}
 	}
 	for index, last := range m.lastBackends {
@@ -234,11 +233,11 @@ func (m *Maps) DeleteAddress(address netip.Addr) error {
 }
 
 // WriteSlots is part of reconcile.Maps.
-func (m *Maps) WriteSlots(offset uint32, slots []reconcile.Slot) error {
+func (m *Maps) WriteSlots(offset uint32, slots reconcile.Table) error {
 	operation := fmt.Sprintf("write slots %d+%d", offset, len(slots))
 	m.checkWriteSlots(operation, offset, slots)
-	write := func(slots []reconcile.Slot) {
-		for i, slot := range slots {
+	write := func(slots reconcile.Table) {
+		for i, slot := range slots.All() {
 			at := offset + uint32(i)
 			if slot.State != m.slots[at].State {
 				delete(m.finished, at)

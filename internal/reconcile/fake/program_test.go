@@ -25,8 +25,8 @@ func trackedMaps(t *testing.T, tracking model.Tracking, slot reconcile.Slot) *Ma
 	for _, ref := range []reconcile.BackendRef{refA, refB, refC} {
 		must(t, m.PutBackend(reconcile.BackendRecord{BackendRef: ref}))
 	}
-	must(t, m.WriteSlots(0, []reconcile.Slot{slot}))
-	must(t, m.WriteSlots(4, []reconcile.Slot{{Current: refA}, {State: reconcile.Transition, Current: refA, Previous: refC}}))
+	must(t, m.WriteSlots(0, reconcile.NewTable([]reconcile.Slot{slot})))
+	must(t, m.WriteSlots(4, reconcile.NewTable([]reconcile.Slot{{Current: refA}, {State: reconcile.Transition, Current: refA, Previous: refC}})))
 	must(t, m.PutService(reconcile.ServiceRecord{Name: "web", Generation: 1, Size: 1, BeforeOffset: 4, BeforeSize: 2,
 		Forwarding: model.ForwardingDSRIPIP, Tracking: tracking}))
 	must(t, m.PutFrontend(on, 0))
@@ -128,7 +128,7 @@ func TestStepChecksCatch(t *testing.T) {
 	twice := moving
 	twice.PreviousBefore = true
 	write := func(slot reconcile.Slot) func(*Maps) error {
-		return func(m *Maps) error { return m.WriteSlots(0, []reconcile.Slot{slot}) }
+		return func(m *Maps) error { return m.WriteSlots(0, reconcile.NewTable([]reconcile.Slot{slot})) }
 	}
 	scan := func(m *Maps) error { _, err := m.ScanRemembered(); return err }
 	release := func(m *Maps) error {
@@ -136,7 +136,7 @@ func TestStepChecksCatch(t *testing.T) {
 		record.BeforeOffset, record.BeforeSize = 0, 0
 		return m.PutService(record)
 	}
-	before := func(m *Maps) error { return m.WriteSlots(5, []reconcile.Slot{settled(refA)}) }
+	before := func(m *Maps) error { return m.WriteSlots(5, reconcile.NewTable([]reconcile.Slot{settled(refA)})) }
 	remember := func(m *Maps) error { m.remembered[Flow{on, 0}] = member(m.services[0], refA); return nil }
 	for _, c := range []struct {
 		name  string
