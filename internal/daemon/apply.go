@@ -25,6 +25,9 @@ func ofFile(config model.Config) state.Declaration {
 // Reload reads the file again and applies it. A file with a fault, or a change that needs
 // a restart, changes nothing.
 func (d *daemon) Reload(ctx context.Context) (control.ReloadResult, error) {
+	d.reading.Lock() // what two large files are read into would have to find room at once
+	defer d.reading.Unlock()
+	defer returnMemory()
 	parsed, err := file.Read(d.opts.ConfigPath)
 	if err != nil {
 		return control.ReloadResult{Refused: err.Error()}, nil

@@ -77,6 +77,9 @@ type daemon struct {
 	log   *slog.Logger
 	since time.Time
 
+	// reading is held through a whole reload, before applying.
+	reading sync.Mutex
+
 	// applying is held through a whole change, so that changes take turns. It guards what follows,
 	// but for the methods that say that they may be called at any time.
 	applying   sync.Mutex
@@ -139,6 +142,8 @@ func Run(ctx context.Context, opts Options) error {
 	d.supervisor.alive.beat(partChanges) // or a change that is stuck from the first would not count
 	d.supervisor.ready(d.summary())
 	sources := d.startSources(ctx)
+	boundMemory()
+	returnMemory()
 	d.loop(ctx)
 	sources.Wait()
 	err = d.finish()
@@ -223,6 +228,7 @@ func (d *daemon) loop(ctx context.Context) {
 			d.beat()
 			d.followInterfaces()
 			d.upkeep()
+			boundMemory()
 			d.supervisor.live()
 		case <-sweep.C:
 			d.pulse.sweep()
