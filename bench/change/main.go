@@ -114,7 +114,7 @@ func report(w io.Writer, o options, m machine.Machine, figures []figure) {
 	for _, f := range figures {
 		fmt.Fprintf(w, "| %s | %s | %s | %s | %s |\n", f.what, round(f.time), round(f.cpu), megabytes(f.memory), megabytes(f.peak))
 	}
-	fmt.Fprintln(w, "\nMemory is VmRSS and VmHWM of proc(5): also what of the slots' map the daemon has looked at, and of the program itself.")
+	fmt.Fprintln(w, "\nMemory is VmRSS and VmHWM of proc(5), so also what the daemon has mapped of the maps and of its program. The peak is that since the daemon was started.")
 }
 
 func round(d time.Duration) string { return fmt.Sprintf("%.3f s", d.Seconds()) }

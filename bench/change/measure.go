@@ -90,7 +90,7 @@ func (s *subject) all(ctx context.Context) ([]figure, error) {
 	if err := add(s.command(ctx, "`shunt check`", "check", "--config", s.config)); err != nil {
 		return nil, err
 	}
-	if err := add(s.start(ctx)); err != nil {
+	if err := add(s.start(ctx, "start, until `shunt status` answers")); err != nil {
 		return nil, err
 	}
 	for _, change := range []struct {
@@ -108,6 +108,15 @@ func (s *subject) all(ctx context.Context) ([]figure, error) {
 		}},
 		{"`shunt backend weight`", func(ctx context.Context, round int) (figure, error) {
 			return s.command(ctx, "", "backend", "weight", backend(1<<16+s.backends).String()+":8080", strconv.Itoa(20+round))
+		}},
+		{"`shunt status`", func(ctx context.Context, _ int) (figure, error) {
+			return s.command(ctx, "", "status", "--instance", s.instance)
+		}},
+		{"the daemon killed: start, until `shunt status` answers", func(ctx context.Context, _ int) (figure, error) {
+			if err := s.daemon.End(syscall.SIGKILL, time.Minute); err != nil {
+				return figure{}, err
+			}
+			return s.start(ctx, "")
 		}},
 	} {
 		var rounds []figure
@@ -132,8 +141,8 @@ func (s *subject) write(round int) error {
 }
 
 // start runs the daemon until it answers.
-func (s *subject) start(ctx context.Context) (f figure, err error) {
-	f.what = "start, until `shunt status` answers"
+func (s *subject) start(ctx context.Context, what string) (f figure, err error) {
+	f.what = what
 	begun := time.Now()
 	s.daemon, err = s.host.Command(ctx, s.shunt, "run", "--config", s.config, "--instance", s.instance, "--socket", s.config+".sock").Spawn()
 	if err != nil {
