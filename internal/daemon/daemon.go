@@ -116,6 +116,8 @@ func Run(ctx context.Context, opts Options) error {
 	}
 	release := sync.OnceFunc(unlock)
 	defer release()
+	started := boundMemoryOften()
+	defer started()
 	config, err := readConfig(opts.ConfigPath, opts.Log)
 	if err != nil {
 		return err
@@ -142,7 +144,7 @@ func Run(ctx context.Context, opts Options) error {
 	d.supervisor.alive.beat(partChanges) // or a change that is stuck from the first would not count
 	d.supervisor.ready(d.summary())
 	sources := d.startSources(ctx)
-	boundMemory()
+	started()
 	returnMemory()
 	d.loop(ctx)
 	sources.Wait()

@@ -5,6 +5,8 @@ import (
 	"os"
 	"runtime/debug"
 	"runtime/metrics"
+	"sync"
+	"time"
 )
 
 // memoryLeast is what the Go runtime may hold before it collects more often than it would by itself.
@@ -29,6 +31,26 @@ func boundMemory() {
 	if live[0].Value.Kind() == metrics.KindUint64 {
 		debug.SetMemoryLimit(memoryLimit(live[0].Value.Uint64()))
 	}
+}
+
+// boundMemoryOften bounds it all the time until stop is called: at the start, a large configuration
+// comes to what it needs within seconds.
+func boundMemoryOften() (stop func()) {
+	boundMemory()
+	done := make(chan struct{})
+	go func() {
+		often := time.NewTicker(100 * time.Millisecond)
+		defer often.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-often.C:
+				boundMemory()
+			}
+		}
+	}()
+	return sync.OnceFunc(func() { close(done) })
 }
 
 // returnMemory gives the kernel back what is free, once what has been read is garbage. It does not
