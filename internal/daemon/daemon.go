@@ -195,6 +195,7 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	if err != nil {
 		return err
 	}
+	d.ways.Adopt(sourcesIn(contents))
 	d.ways.Change(d.reconciler.BackendChanges())
 	d.checks = newChecks(contents, d.conditions, d.log)
 	d.pulse = newPulse(dp, d.opts.Instance, d.conditions, d.log)
@@ -203,6 +204,16 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	}
 	d.server = &control.Server{API: config.API, Handler: d, Events: d.events, Log: d.log}
 	return d.server.Serve(context.WithoutCancel(ctx)) // it answers while flows drain
+}
+
+// sourcesIn are the addresses that full NAT has sent from.
+func sourcesIn(contents reconcile.Contents) (sources []netip.Addr) {
+	for a, record := range contents.Addresses {
+		if record.Source {
+			sources = append(sources, a)
+		}
+	}
+	return sources
 }
 
 // loop does what has to be done from time to time, until ctx ends. It waits for nobody: the data

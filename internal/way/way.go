@@ -90,6 +90,7 @@ type Ways struct {
 	mu      sync.Mutex
 	records map[netip.Addr][]reconcile.BackendRecord // in the maps
 	sources map[netip.Addr][]netip.Addr              // by backend address, as last written
+	adopted []netip.Addr                             // sources of before this start, while those to some backend are not known
 	told    map[netip.Addr]bool                      // what Sources last said; nil: nothing yet
 	heard   []netip.Addr                             // what Configured said then
 	retell  bool                                     // Sources may have something else to say
@@ -121,6 +122,14 @@ func newWays(opts Options) *Ways {
 		hops: map[netip.Addr]*neighbour.Hop{}, failed: map[netip.Addr]bool{}, retell: true,
 		records: map[netip.Addr][]reconcile.BackendRecord{}, sources: map[netip.Addr][]netip.Addr{},
 	}
+}
+
+// Adopt says which addresses full NAT has sent from before this start. They stay sources as long as
+// it is not known where packets to some backend leave from: flows go on with them.
+func (w *Ways) Adopt(sources []netip.Addr) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.adopted, w.retell = slices.Clone(sources), true
 }
 
 // Close ends it. With keep the kernel goes on keeping next hops fresh.
@@ -370,9 +379,10 @@ func (w *Ways) write(hop *neighbour.Hop, records []reconcile.BackendRecord) {
 	before, known := w.sources[hop.Address]
 	w.sources[hop.Address] = sources
 	w.retell = w.retell || !slices.Equal(before, sources)
+	waited := !known && len(w.adopted) > 0
 	unheard := w.told != nil && slices.ContainsFunc(sources, func(a netip.Addr) bool { return !w.told[a] })
 	w.mu.Unlock()
-	if unheard || known && !slices.Equal(before, sources) {
+	if unheard || waited || known && !slices.Equal(before, sources) {
 		w.opts.SourcesChanged()
 	}
 }
@@ -389,6 +399,7 @@ func (w *Ways) Sources() []netip.Addr {
 		for _, a := range configured {
 			w.told[a] = true
 		}
+		unknown := false
 		for b, u := range w.named {
 			if u.translated == 0 {
 				continue
@@ -400,6 +411,13 @@ func (w *Ways) Sources() []netip.Addr {
 			for _, a := range sources {
 				w.told[a] = true
 			}
+			unknown = unknown || len(sources) == 0
+		}
+		if !unknown || len(configured) > 0 {
+			w.adopted = nil
+		}
+		for _, a := range w.adopted {
+			w.told[a] = true
 		}
 	}
 	return slices.SortedFunc(maps.Keys(w.told), netip.Addr.Compare)

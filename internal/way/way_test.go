@@ -207,6 +207,35 @@ func TestSources(t *testing.T) {
 	b.sources(backends, other, oursSix)
 }
 
+// TestAdoptedSources: flows of before this start go on with their source until it is known what is
+// right for all backends.
+func TestAdoptedSources(t *testing.T) {
+	b := newBench(t)
+	backends := []netip.Addr{one, two, six}
+	b.Adopt([]netip.Addr{ours, oursSix})
+	b.sources(nil)
+	b.Adopt([]netip.Addr{ours, oursSix})
+	b.sources(backends, ours, oursSix)
+	b.hopChanged(&neighbour.Hop{Address: one, Source: other})
+	b.retried(1)
+	b.sources(backends, ours, other, oursSix)
+	b.hopChanged(&neighbour.Hop{Address: six, Source: oursSix})
+	b.hopChanged(&neighbour.Hop{Address: two, Err: "no route"})
+	b.retried(1)
+	b.sources(backends, ours, other, oursSix)
+	b.hopChanged(&neighbour.Hop{Address: two, Source: other})
+	b.retried(1)
+	b.sources(backends, other, oursSix)
+	b.hopChanged(&neighbour.Hop{Address: two, Source: ours})
+	b.hopChanged(&neighbour.Hop{Address: two, Source: other})
+	b.sources(backends, other, oursSix) // what was adopted is forgotten
+
+	b = newBench(t)
+	b.Adopt([]netip.Addr{ours})
+	b.configured = []netip.Addr{other}
+	b.sources(backends, other)
+}
+
 // TestNothingIsTriedAgainBeforeTheFirstChange: its own plan asks for the sources.
 func TestNothingIsTriedAgainBeforeTheFirstChange(t *testing.T) {
 	b := newBench(t)

@@ -368,3 +368,51 @@ func (b *bed) recovers(t *testing.T, when string) {
 		t.Logf("%s, %s: recovered after another %s", when, family(vip), time.Since(begin).Round(10*time.Millisecond))
 	}
 }
+
+// A start at which there is no route to the backends loses no connection of NAT: where packets to
+// them leave from stays as it was, until there is a route that says so.
+func TestStartWithoutRoute(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.TwoArm})
+	b.write(b.file(settings{attach: "native"}))
+	b.start()
+	sessions := b.open(t, 8)
+	b.kill()
+	routes := b.Balancer.Netlink()
+	var taken []netlink.Route
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		all, err := routes.RouteList(nil, family)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range all {
+			if r.Dst == nil || !slices.ContainsFunc(both(b.Backends[0]), func(a netip.Addr) bool { return r.Dst.Contains(a.AsSlice()) }) {
+				continue
+			}
+			if err := routes.RouteDel(&r); err != nil {
+				t.Fatal(err)
+			}
+			taken = append(taken, r)
+		}
+	}
+	if len(taken) != 2 {
+		t.Fatalf("want a route to the backends for each family, took away %v", taken)
+	}
+	b.start()
+	for _, s := range sessions {
+		if err := b.alive(s); err != nil {
+			t.Errorf("while there is no route: %v", err)
+		}
+	}
+	for _, r := range taken {
+		if err := routes.RouteAdd(&r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, 10*time.Second, "backends", func() error {
+		if c := b.status().condition("neighbour_unresolved"); c != "" {
+			return errors.New(c)
+		}
+		return nil
+	})
+	b.goOn(t, "with the routes again", sessions)
+}
