@@ -1,7 +1,7 @@
 // Package model holds what shunt balances, as plain values: services, frontends,
 // backends, and the configuration they come from. It imports nothing of ours, and
-// every other package may use it. Values are compared with ==, reflect.DeepEqual or
-// go-cmp; nothing here has behaviour beyond naming itself.
+// every other package may use it. Its functions say what follows from a value alone: its name,
+// whether it is another's equal, what differs.
 package model
 
 import (

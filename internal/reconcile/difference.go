@@ -319,7 +319,7 @@ func (r *Reconciler) adoptedViews() map[string]view {
 		if service.record.Policy.Filters {
 			r.mirror.rules(index, service.record.Generation, v.rules)
 		}
-		for _, ref := range service.namedBySlots() {
+		for _, ref := range service.named {
 			if backend, ok := r.mirror.backends[ref.Index]; ok && backend.BackendRef == ref {
 				v.backends[backend.BackendAddress] = backendView{}
 			}

@@ -24,7 +24,7 @@ type mirror struct {
 	// naming counts the services whose slots name a backend.
 	naming map[BackendRef]int
 	// changed are the positions of backends that were put or deleted since BackendChanges was last
-	// asked, with the record that it was told of; that of no backend, if there was none.
+	// asked, each with what lay there then; the record of no backend, if nothing did.
 	changed map[uint32]BackendRecord
 	// unsettled are the services that Settle may have something to do with, or that are in doubt.
 	unsettled map[uint32]bool
@@ -216,9 +216,6 @@ func (s *mirrorService) inDoubt(into map[BackendRef]bool) {
 		nameAll(held.slots, into)
 	}
 }
-
-// namedBySlots is every backend that a slot names, each once.
-func (s *mirrorService) namedBySlots() []BackendRef { return s.named }
 
 // changes notes which backend there was at a position, before it is another.
 func (m *mirror) changes(index uint32) {

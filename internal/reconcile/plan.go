@@ -229,7 +229,7 @@ func (p *planner) planBackendRemovals() {
 	}
 	leaving := map[BackendRef]int{} // how many early services name it
 	for _, index := range p.earlyServices {
-		for _, ref := range p.mirror.services[index].namedBySlots() {
+		for _, ref := range p.mirror.services[index].named {
 			leaving[ref]++
 		}
 	}

@@ -74,8 +74,9 @@ type Reconciler struct {
 	adopted bool
 	mirror  mirror
 	tables  tables
-	// applied is the desired state when Apply last succeeded. It knows what the maps do not:
-	// weights, and backends without a slot. agrees is whether the maps are known to be as it says.
+	// applied is the desired state when Apply last succeeded, and the next one from when its plan is
+	// made. It knows what the maps do not: weights, and backends without a slot. agrees is whether the
+	// maps are known to be as it says.
 	applied *register
 	agrees  bool
 	strays  bool // backends that have left a service may have flows of it
@@ -152,7 +153,8 @@ func (r *Reconciler) adopt() (Contents, error) {
 // BackendChanges are the backends that are new in the maps, or others than before, and those that
 // have gone from there, since it was last asked; put are at first all that Adopt has found. It is as
 // far as is known without reading them: after an error, what could not be put is among put, and what
-// could not be removed is not among gone.
+// could not be removed is not among gone. A backend that was put anew with the record that it had is in
+// neither, so after an error what hangs on the records has to be written again.
 func (r *Reconciler) BackendChanges() (put, gone []BackendRecord) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()

@@ -75,7 +75,7 @@ type Ways struct {
 
 	services  model.Differ
 	named     map[netip.Addr]use  // by services
-	unawaited map[netip.Addr]bool // backends that take flows and that nobody has waited for
+	unawaited map[netip.Addr]bool // backends that are not down and that nobody has waited for
 	awaited   map[netip.Addr]bool // backends that were waited for
 	wanted    map[netip.Addr]bool // named, or in the maps
 	changed   bool                // others than the resolver was last told
@@ -242,7 +242,7 @@ func (w *Ways) look() {
 	w.resolver.Want(slices.Collect(maps.Keys(w.wanted)))
 }
 
-// Await waits for the ways to backends that take flows and were not waited for before. One
+// Await waits for the ways to backends that are not down and were not waited for before. One
 // that cannot be reached delays the change that brings it, and none after that. late is whether
 // there are such.
 func (w *Ways) Await(ctx context.Context, services []model.Service) (late bool) {
