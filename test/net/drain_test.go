@@ -21,6 +21,7 @@ import (
 // that stay, new ones, UDP sockets that stay, and new ones, without a pause.
 type churn struct {
 	bed  *bed
+	ctx  context.Context //nolint:containedctx // of the workers
 	stop context.CancelFunc
 	done sync.WaitGroup
 
@@ -39,7 +40,7 @@ type churn struct {
 	closed map[string]time.Time
 	// A new flow from before the end of a removal may be with the removed backend.
 	removedAt time.Time
-	sessions  map[netip.Addr][]*session
+	sessions  map[*session]int // how often each was asked
 	sockets   map[netip.Addr][]*socket
 	// What a client's port was used for last, by protocol and port.
 	used map[string]use
@@ -58,20 +59,20 @@ type use struct {
 type socket struct {
 	net.Conn
 	backend string
+	asked   int
 }
 
 // newChurn begins with count connections and sockets to each VIP.
 func (b *bed) newChurn(t *testing.T, vips []netip.Addr, count int) *churn {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
-	c := &churn{bed: b, stop: stop, removed: map[string]bool{}, leaving: map[string]bool{}, closed: map[string]time.Time{}, returned: map[string]time.Time{},
-		sessions: map[netip.Addr][]*session{}, sockets: map[netip.Addr][]*socket{}, used: map[string]use{}}
+	c := &churn{bed: b, ctx: ctx, stop: stop, removed: map[string]bool{}, leaving: map[string]bool{}, closed: map[string]time.Time{}, returned: map[string]time.Time{},
+		sessions: map[*session]int{}, sockets: map[netip.Addr][]*socket{}, used: map[string]use{}}
 	t.Cleanup(func() { stop(); c.done.Wait() })
 	c.more(t, vips, count)
 	for _, vip := range vips {
 		client := b.Client.HTTPClient(false)
 		for _, do := range []func(int) error{
-			func(n int) error { return c.askSession(vip, n) },
 			func(n int) error { return c.askSocket(vip, n) },
 			func(int) error {
 				return c.askAnew("tcp", func() (lab.Answer, error) { return b.get(client, at(vip, 80)) })
@@ -82,19 +83,26 @@ func (b *bed) newChurn(t *testing.T, vips []netip.Addr, count int) *churn {
 		} {
 			c.done.Go(func() {
 				for n := 0; ctx.Err() == nil; n++ {
-					err := do(n)
-					c.mu.Lock()
-					c.requests++
-					if err != nil {
-						c.failed = append(c.failed, fmt.Errorf("at %s: %w", time.Now().Format("05.000"), err))
-					}
-					c.mu.Unlock()
+					c.count(do(n))
 				}
 			})
 		}
 	}
 	return c
 }
+
+// count notes a request, and what was wrong with it.
+func (c *churn) count(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.requests++
+	if err != nil {
+		c.failed = append(c.failed, fmt.Errorf("at %s: %w", time.Now().Format("05.000"), err))
+	}
+}
+
+// sessionPace is how often a connection is asked: much more often than the settle time ends.
+const sessionPace = 200 * time.Millisecond
 
 // more opens connections and sockets that stay.
 func (c *churn) more(t *testing.T, vips []netip.Addr, count int) {
@@ -111,9 +119,18 @@ func (c *churn) more(t *testing.T, vips []netip.Addr, count int) {
 			}
 			t.Cleanup(func() { conn.Close() })
 			c.mu.Lock()
-			c.sessions[vip] = append(c.sessions[vip], s)
+			c.sessions[s] = 0
 			c.sockets[vip] = append(c.sockets[vip], &socket{Conn: conn})
 			c.mu.Unlock()
+			// Each has a worker of its own: one that hangs would keep others idle for longer than the
+			// settle time, after which they may be lost.
+			c.done.Go(func() {
+				pace := time.NewTicker(patience * sessionPace)
+				defer pace.Stop()
+				for alive := true; alive && c.ctx.Err() == nil; <-pace.C {
+					alive = c.askSession(s)
+				}
+			})
 		}
 	}
 }
@@ -131,33 +148,30 @@ func (b *bed) session(t *testing.T, address string) (*session, error) {
 	return s, err
 }
 
-func (c *churn) askSession(vip netip.Addr, n int) error {
-	c.mu.Lock()
-	if len(c.sessions[vip]) == 0 {
-		c.mu.Unlock()
-		return nil
-	}
-	s := c.sessions[vip][n%len(c.sessions[vip])]
-	c.mu.Unlock()
+// askSession reports whether the connection is to be asked again.
+func (c *churn) askSession(s *session) bool {
 	begin := time.Now()
 	err := c.bed.alive(s)
-	if err == nil {
-		return nil
-	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.sessions[vip] = slices.DeleteFunc(c.sessions[vip], func(x *session) bool { return x == s })
-	if c.removed[s.first.Backend] || begin.Before(c.returned[s.first.Backend]) {
-		c.ended++
-		c.used["tcp"+s.LocalAddr().String()] = use{s.first.Backend, time.Now(), true}
-		return nil
+	if c.sessions[s]++; err != nil {
+		delete(c.sessions, s)
+		if c.removed[s.first.Backend] || begin.Before(c.returned[s.first.Backend]) {
+			c.ended++
+			c.used["tcp"+s.LocalAddr().String()] = use{s.first.Backend, time.Now(), true}
+			c.mu.Unlock()
+			c.count(nil)
+			return false
+		}
 	}
-	return err
+	c.mu.Unlock()
+	c.count(err)
+	return err == nil
 }
 
 func (c *churn) askSocket(vip netip.Addr, n int) error {
 	c.mu.Lock()
 	s := c.sockets[vip][n%len(c.sockets[vip])]
+	s.asked++
 	c.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
@@ -259,17 +273,30 @@ func (c *churn) left(backend string) (count int) {
 // round waits until every connection and socket has been asked again.
 func (c *churn) round(t *testing.T) {
 	t.Helper()
-	c.mu.Lock()
-	before, want := c.requests, 0
-	for vip := range c.sessions {
-		want += 8 * (len(c.sessions[vip]) + len(c.sockets[vip])) // of 4 workers, some are faster
-	}
-	c.mu.Unlock()
-	eventually(t, 20*time.Second, "a round of requests", func() error {
+	asked := func() (sessions map[*session]int, sockets map[*socket]int) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.requests-before < want {
-			return fmt.Errorf("%d of %d", c.requests-before, want)
+		sockets = map[*socket]int{}
+		for _, all := range c.sockets {
+			for _, s := range all {
+				sockets[s] = s.asked
+			}
+		}
+		return maps.Clone(c.sessions), sockets
+	}
+	sessions, sockets := asked()
+	// The second time is begun after now.
+	eventually(t, 3*answerTimeout, "a round of requests", func() error {
+		nowSessions, nowSockets := asked()
+		for s, before := range sessions {
+			if now, alive := nowSessions[s]; alive && now < before+2 {
+				return fmt.Errorf("the session with %s from %s was asked %d times", s.first.Backend, s.first.Remote, now-before)
+			}
+		}
+		for s, before := range sockets {
+			if now := nowSockets[s]; now < before+2 {
+				return fmt.Errorf("the socket %s was asked %d times", s.LocalAddr(), now-before)
+			}
 		}
 		return nil
 	})

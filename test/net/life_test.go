@@ -28,6 +28,8 @@ type session struct {
 	*lab.Session
 	address string
 	first   lab.Answer
+	// When it was answered first and last, for what a failure says.
+	opened, answered time.Time
 }
 
 // open makes sessions to both VIPs, count of each.
@@ -55,14 +57,22 @@ func (b *bed) open(t *testing.T, count int) []*session {
 func (s *session) get() (lab.Answer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
-	return s.Ask(ctx, "/")
+	answer, err := s.Ask(ctx, "/")
+	if err == nil {
+		s.answered = time.Now()
+		if s.opened.IsZero() {
+			s.opened = s.answered
+		}
+	}
+	return answer, err
 }
 
 // alive is nil if the session's connection works, with the backend that it began with.
 func (b *bed) alive(s *session) error {
 	answer, err := s.get()
 	if err != nil {
-		return fmt.Errorf("session with %s through %s, which it sees as %s: %w", s.first.Backend, s.address, s.first.Remote, err)
+		return fmt.Errorf("session with %s through %s, which it sees as %s, first answered %s ago and last %s ago: %w",
+			s.first.Backend, s.address, s.first.Remote, time.Since(s.opened), time.Since(s.answered), err)
 	}
 	if answer.Remote != s.first.Remote || answer.Backend != s.first.Backend {
 		return fmt.Errorf("session with %s through %s, from %s: now %s from %s", s.first.Backend, s.address, s.first.Remote, answer.Backend, answer.Remote)
