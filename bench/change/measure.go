@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -56,6 +57,7 @@ func measure(ctx context.Context, o options) (figures []figure, err error) {
 	if s.host, err = build(l); err != nil {
 		return nil, err
 	}
+	defer func() { err = errors.Join(err, s.stop(context.WithoutCancel(ctx))) }()
 	return s.all(ctx)
 }
 
@@ -132,7 +134,7 @@ func (s *subject) all(ctx context.Context) ([]figure, error) {
 		median.what = change.what
 		figures = append(figures, median)
 	}
-	return figures, s.stop()
+	return figures, nil
 }
 
 // write writes the configuration, in which one backend has a weight by the round.
@@ -144,7 +146,9 @@ func (s *subject) write(round int) error {
 func (s *subject) start(ctx context.Context, what string) (f figure, err error) {
 	f.what = what
 	begun := time.Now()
-	s.daemon, err = s.host.Command(ctx, s.shunt, "run", "--config", s.config, "--instance", s.instance, "--socket", s.config+".sock").Spawn()
+	command := s.host.Command(ctx, s.shunt, "run", "--config", s.config, "--instance", s.instance, "--socket", s.config+".sock")
+	command.Env = append(os.Environ(), "STATE_DIRECTORY="+filepath.Dir(s.config)) // overrides are kept there
+	s.daemon, err = command.Spawn()
 	if err != nil {
 		return f, err
 	}
@@ -233,5 +237,14 @@ func (s *subject) remember(f *figure) error {
 	return nil
 }
 
-// stop ends the daemon, which takes its data plane away.
-func (s *subject) stop() error { return s.daemon.End(syscall.SIGTERM, time.Minute) }
+// stop ends the daemon, which takes its data plane away, and removes what one that was killed has left.
+func (s *subject) stop(ctx context.Context) error {
+	if s.daemon == nil {
+		return nil
+	}
+	err := s.daemon.End(syscall.SIGTERM, time.Minute)
+	if out, failed := s.host.Command(ctx, s.shunt, "detach", "--instance", s.instance).CombinedOutput(); failed != nil {
+		err = errors.Join(err, fmt.Errorf("shunt detach: %w\n%s", failed, out))
+	}
+	return err
+}
