@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"fmt"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -48,10 +47,9 @@ func (s *slotMemory) from(slot uint32) ([]uint64, error) {
 		if err := s.unmap(); err != nil {
 			return nil, err
 		}
-		size := int(min(slotWindow, s.of.MaxEntries()-first)) * 8
-		memory, err := unix.Mmap(s.of.FD(), int64(first)*8, size, s.protection, unix.MAP_SHARED)
+		memory, err := mapArray(s.of, abiMapShSlots, first, min(slotWindow, s.of.MaxEntries()-first), s.protection)
 		if err != nil {
-			return nil, fmt.Errorf("map slots from %d on into memory: %w; the kernel must be 5.5 or later", first, err)
+			return nil, err
 		}
 		s.first, s.memory = first, memory
 	}

@@ -282,9 +282,9 @@ func newLever(m *ebpf.Map) (*lever, error) {
 		_ = m.Close()
 		return nil, errors.New("open the switch of an upgrade: it is not one of this version: run `shunt detach` with the version that made it")
 	}
-	memory, err := unix.Mmap(m.FD(), 0, int(m.MaxEntries())*8, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	memory, err := mapArray(m, switchMap, 0, m.MaxEntries(), unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("map the switch of an upgrade into memory: %w", err), m.Close())
+		return nil, errors.Join(fmt.Errorf("open the switch of an upgrade: %w", err), m.Close())
 	}
 	return &lever{m, memory, array[uint64](memory)}, nil
 }

@@ -31,7 +31,7 @@ type View struct {
 	clock    *ebpf.Program
 	rate     uint32 // jiffies per second
 
-	// The arrays, as the programs see them. memory holds what they lie in.
+	// The arrays, as the programs see them. memory holds what they lie in; slots has its own.
 	services []abiService
 	backends []abiBackend
 	slots    *slotMemory
@@ -136,7 +136,17 @@ func (v *View) Close() error {
 	return errors.Join(errs...)
 }
 
-// mapMemory maps the arrays into this process.
+// mapArray maps elements of an array into this process, from first on, which begins a page.
+func mapArray(m *ebpf.Map, name string, first, count uint32, protection int) ([]byte, error) {
+	size := int(m.ValueSize())
+	memory, err := unix.Mmap(m.FD(), int64(first)*int64(size), int(count)*size, protection, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %s into memory: %w; the kernel must be 5.5 or later", name, err)
+	}
+	return memory, nil
+}
+
+// mapMemory maps the arrays into this process, but for the slots.
 func (v *View) mapMemory(writable bool) error {
 	protection := unix.PROT_READ
 	if writable {
@@ -144,9 +154,9 @@ func (v *View) mapMemory(writable bool) error {
 	}
 	open := func(name string) ([]byte, error) {
 		m := v.maps[name]
-		memory, err := unix.Mmap(m.FD(), 0, int(m.MaxEntries())*int(m.ValueSize()), protection, unix.MAP_SHARED)
+		memory, err := mapArray(m, name, 0, m.MaxEntries(), protection)
 		if err != nil {
-			return nil, fmt.Errorf("map %s into memory: %w; the kernel must be 5.5 or later", name, err)
+			return nil, err
 		}
 		v.memory = append(v.memory, memory)
 		return memory, nil
