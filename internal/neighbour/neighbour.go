@@ -272,8 +272,9 @@ func (w *Watcher) Hops() []Hop {
 
 // Resolved reports whether the address can be sent to.
 func (w *Watcher) Resolved(addr netip.Addr) bool {
-	h, ok := w.Hop(addr)
-	return ok && h.Resolved
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.resolved(addr)
 }
 
 // Unreachable reports whether the address is known to be out of reach: there is no way to it,
