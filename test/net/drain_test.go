@@ -149,23 +149,23 @@ func (b *bed) session(t *testing.T, address string) (*session, error) {
 }
 
 // askSession reports whether the connection is to be asked again.
-func (c *churn) askSession(s *session) bool {
+func (c *churn) askSession(s *session) (alive bool) {
 	begin := time.Now()
 	err := c.bed.alive(s)
+	alive = err == nil
 	c.mu.Lock()
-	if c.sessions[s]++; err != nil {
+	c.sessions[s]++
+	if !alive {
 		delete(c.sessions, s)
 		if c.removed[s.first.Backend] || begin.Before(c.returned[s.first.Backend]) {
 			c.ended++
 			c.used["tcp"+s.LocalAddr().String()] = use{s.first.Backend, time.Now(), true}
-			c.mu.Unlock()
-			c.count(nil)
-			return false
+			err = nil
 		}
 	}
 	c.mu.Unlock()
 	c.count(err)
-	return err == nil
+	return alive
 }
 
 func (c *churn) askSocket(vip netip.Addr, n int) error {
