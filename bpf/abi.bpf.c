@@ -4,7 +4,7 @@
  * pins from here, and names every shared type, so that BTF has all of them and Go can be
  * generated from it. All programs are loaded onto the maps of this object.
  */
-#include "lib/maps.h"
+#include "lb/maps.h"
 
 /* Types that no map's key or value leads to. */
 enum constant abi_constant;

@@ -14,11 +14,11 @@
  * The inner packet keeps its DSCP and its TTL; its ECN follows RFC 6040. An outer UDP
  * checksum is not verified.
  */
-#include "lib/ctx_xdp.h"
+#include "ctx/xdp.h"
 
-#include "lib/decap.h"
-#include "lib/decap_inner.h"
-#include "lib/decap_outer.h"
+#include "decap/tunnel.h"
+#include "decap/inner.h"
+#include "decap/outer.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 

@@ -22,7 +22,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
-#include "lib/maps.h"
+#include "lb/maps.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 

@@ -5,7 +5,7 @@
  * two directions met different flow tables would be lost; sh_switch changes all interfaces in
  * one store.
  */
-#include "lib/switch.h"
+#include "lb/switch.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 

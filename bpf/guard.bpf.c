@@ -16,8 +16,8 @@
 #include <linux/if_packet.h>
 #include <linux/pkt_cls.h>
 
-#include "lib/packet.h"
-#include "lib/service.h"
+#include "core/packet.h"
+#include "lb/service.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 

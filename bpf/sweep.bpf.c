@@ -4,13 +4,13 @@
  * services' backends, and what time it is there. Run with BPF_PROG_RUN, never attached. All need
  * CAP_BPF and CAP_PERFMON.
  *
- * Flows end without any of this (lib/flow.h); a sweep only frees memory early and counts.
- * A run is for one caller at a time: the workspace of lib/flow.h is per CPU, and this
+ * Flows end without any of this (lb/flow.h); a sweep only frees memory early and counts.
+ * A run is for one caller at a time: the workspace of lb/flow.h is per CPU, and this
  * program can be preempted. So its object never shares sh_scratch with the one at XDP,
  * whose interrupts would write into it.
  */
-#include "lib/remember.h"
-#include "lib/slot.h"
+#include "lb/remember.h"
+#include "lb/slot.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * The load balancer at tc, for what XDP cannot serve. Two copies are loaded per interface, and
- * named for their place: sh_tc_in and sh_tc_out (lib/config.h, outbound).
+ * named for their place: sh_tc_in and sh_tc_out (ctx/skb.h, outbound).
  *
- *   wire ─► sh_tc_in ──► stages (lib/balance.h) ─┬─► passes ─► the next program at tc ─► stack
+ *   wire ─► sh_tc_in ──► stages (lb/balance.h) ─┬─► passes ─► the next program at tc ─► stack
  *                                                ├─► back, on ─► out of an interface
  *                                                └─► dropped, counted
  *   host ─► sh_tc_out ─► the same stages ────────┬─► passes, changed or not ─► wire
@@ -14,15 +14,15 @@
  * Invariant: what the host has not sent itself, and so has come in somewhere before, leaves
  * sh_tc_out as it came.
  */
-#include "lib/ctx_skb.h"
+#include "ctx/skb.h"
 
 #include <linux/pkt_cls.h>
 
-#include "lib/balance.h"
+#include "lb/balance.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* All headers lie within so many bytes, as at XDP (lib/parse.h). */
+/* All headers lie within so many bytes, as at XDP (core/parse.h). */
 #define LINEAR_SIZE 256
 
 /* Headers may lie in pages of the sk_buff, where no pointer reaches. */

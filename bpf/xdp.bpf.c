@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The load balancer at XDP. One copy is loaded per interface (lib/config.h).
+ * The load balancer at XDP. One copy is loaded per interface (lb/config.h).
  *
- *   frame ─► stages (lib/balance.h) ─┬─► passes ─► another XDP program, if there is one ─► stack
+ *   frame ─► stages (lb/balance.h) ─┬─► passes ─► another XDP program, if there is one ─► stack
  *                                    ├─► back ───► out of the same interface
  *                                    ├─► on ─────► out of another one
  *                                    └─► dropped, counted
  */
-#include "lib/ctx_xdp.h"
+#include "ctx/xdp.h"
 
-#include "lib/balance.h"
-#include "lib/carry.h"
-#include "lib/chain.h"
+#include "lb/balance.h"
+#include "lb/carry.h"
+#include "lb/chain.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 

@@ -12,7 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/bench/machine"
 )
 
-// lost is the reason that must not be counted (bpf/lib/reasons.h).
+// lost is the reason that must not be counted (bpf/core/reasons.h).
 const lost = "not_remembered"
 
 // report is a run's results, and where they were had.

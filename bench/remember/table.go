@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/datapath"
 )
 
-// Bits of remembered.word (bpf/lib/types.h), which are macros and so not in the BTF.
+// Bits of remembered.word (bpf/core/types.h), which are macros and so not in the BTF.
 const (
 	backendBits = 28
 	seenShift   = 28
@@ -76,7 +76,7 @@ func (t *table) close() error {
 
 func (t *table) prepare() error {
 	if t.remembered.KeySize() != uint32(len(keyBytes{})) || t.remembered.ValueSize() != uint32(len(entryBytes{})) {
-		return fmt.Errorf("entries of sh_remembered have %d and %d bytes, this program expects %d and %d: adapt bench/remember to bpf/lib/types.h",
+		return fmt.Errorf("entries of sh_remembered have %d and %d bytes, this program expects %d and %d: adapt bench/remember to bpf/core/types.h",
 			t.remembered.KeySize(), t.remembered.ValueSize(), len(keyBytes{}), len(entryBytes{}))
 	}
 	t.keys = make([]keyBytes, t.remembered.MaxEntries())
@@ -101,7 +101,7 @@ func (t *table) prepare() error {
 		return fmt.Errorf("reading sh_settings: %w", err)
 	}
 	// The first timeout is that of established connections, and says what a jiffy is. A tick
-	// is the least power of two of them that lasts a second (bpf/lib/config.h).
+	// is the least power of two of them that lasts a second (bpf/lb/config.h).
 	rate := int64(binary.NativeEndian.Uint32(settings[jiffies:])) / int64(timeouts(0).TCPEstablished/time.Second)
 	ticks := int64(1)
 	for ticks < rate {

@@ -125,7 +125,7 @@ var reasonLine = regexp.MustCompile(`^\s+REASON_(\w+) = (\d+),\s+/\* (pass|drop|
 
 // TestReasonsReference makes the reference page of the reasons from their comments.
 func TestReasonsReference(t *testing.T) {
-	source, err := os.ReadFile("../../bpf/lib/reasons.h")
+	source, err := os.ReadFile("../../bpf/core/reasons.h")
 	must(t, err)
 	kinds := map[string]string{
 		"pass":    "The packet goes on to the host's stack, unchanged.",
@@ -137,7 +137,7 @@ func TestReasonsReference(t *testing.T) {
 	var out strings.Builder
 	out.WriteString("# Reasons\n\nWhy a packet was not simply forwarded. The name is the same word in `shunt status`, metrics and logs;\n" +
 		"a number is given once and never used again.\n\n" +
-		"This page is made from the comments in `bpf/lib/reasons.h` by `go test ./internal/datapath -update`.\n")
+		"This page is made from the comments in `bpf/core/reasons.h` by `go test ./internal/datapath -update`.\n")
 	described, last := map[Reason]bool{}, ""
 	for line := range strings.Lines(string(source)) {
 		m := reasonLine.FindStringSubmatch(strings.TrimRight(line, "\n"))

@@ -44,7 +44,7 @@ type attached struct {
 	Attachment
 	ifindex int
 	slot    uint32
-	// redirectBack: XDP_TX does not do there (bpf/lib/config.h).
+	// redirectBack: XDP_TX does not do there (bpf/lb/config.h).
 	redirectBack bool
 	// programs are, at tc, one for each of directions; at XDP the first is all.
 	programs [len(directions)]*ebpf.Program

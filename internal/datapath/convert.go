@@ -140,7 +140,7 @@ func fromFrontendKey(k abiFrontendKey) model.Frontend {
 	return model.Frontend{Address: fromAddr(k.Address), Ports: model.PortRange{First: port, Last: port}, Protocol: model.Protocol(k.Protocol)}
 }
 
-// addrCheck is the check of an address that struct frontend in bpf/lib/types.h describes.
+// addrCheck is the check of an address that struct frontend in bpf/core/types.h describes.
 func addrCheck(a netip.Addr) uint32 {
 	b := a.As16()
 	var check uint32
@@ -155,7 +155,7 @@ func isOwn(flags uint32) bool {
 	return abiAddressFlag(flags)&(abiAddressFlagADDRESS_VIP|abiAddressFlagADDRESS_SOURCE) != 0
 }
 
-// ownBit is an address's word and bit of own_addresses, as addr_may_be_own in bpf/lib/packet.h finds them.
+// ownBit is an address's word and bit of own_addresses, as addr_may_be_own in bpf/lb/lookup.h finds them.
 func ownBit(a netip.Addr) (word uint32, bit uint64) {
 	const bits = uint64(len(abiSettings{}.OwnAddresses)) * 64
 	n := uint32(uint64(addrCheck(a)*0x9e3779b1) * bits >> 32)

@@ -49,7 +49,7 @@ func (v *View) loadOnto(own map[string]*ebpf.Map, load func() (*ebpf.CollectionS
 	return coll, nil
 }
 
-// constants are what lib/config.h fixes at load, for one interface's program.
+// constants are what lb/config.h fixes at load, for one interface's program.
 func (d *Datapath) constants(a *attached) map[string]any {
 	return map[string]any{
 		"features":           uint32(d.features),

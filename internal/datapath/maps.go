@@ -165,7 +165,7 @@ func (d *Datapath) storeToClients(bit abiToClient, on bool) {
 	atomic.StoreUint32(&d.settings[0].NatDestination, word)
 }
 
-// forgetKnown ends what programs have noted of addresses and frontends (bpf/lib/service.h). It
+// forgetKnown ends what programs have noted of addresses and frontends (bpf/lb/service.h). It
 // comes after a change, whether that succeeded or not: what is noted meanwhile is of the
 // epoch before.
 func (d *Datapath) forgetKnown() { atomic.AddUint32(&d.settings[0].Epoch, 1) }

@@ -15,7 +15,7 @@ import (
 // TestAFlowThroughTheLoadedProgram shows that the program reads what this package writes:
 // each SYN leaves as it must, towards the backend and from one of the sources.
 func TestAFlowThroughTheLoadedProgram(t *testing.T) {
-	// Native mode on a veth sends back by redirecting (redirect_back in lib/config.h).
+	// Native mode on a veth sends back by redirecting (redirect_back in lb/config.h).
 	t.Run("native", func(t *testing.T) { flowThroughProgram(t, model.AttachNative, XDPRedirect) })
 	t.Run("generic", func(t *testing.T) { flowThroughProgram(t, model.AttachGeneric, XDPTx) })
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// Reason is why a packet was not simply forwarded, as lib/reasons.h numbers it.
+// Reason is why a packet was not simply forwarded, as core/reasons.h numbers it.
 type Reason uint32
 
 // String is the word in metrics, output and documentation, like "no_service".

@@ -55,7 +55,6 @@ const (
 	xdpVarHandshakeCount   = "handshake_count"
 	xdpVarInterfaceSlot    = "interface_slot"
 	xdpVarJiffiesPerSecond = "jiffies_per_second"
-	xdpVarOutbound         = "outbound"
 	xdpVarRedirectBack     = "redirect_back"
 	xdpVarTickShift        = "tick_shift"
 	xdpVarTrackedCount     = "tracked_count"
@@ -154,7 +153,6 @@ type xdpVariableSpecs struct {
 	HandshakeCount   *ebpf.VariableSpec `ebpf:"handshake_count"`
 	InterfaceSlot    *ebpf.VariableSpec `ebpf:"interface_slot"`
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
-	Outbound         *ebpf.VariableSpec `ebpf:"outbound"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
@@ -262,7 +260,6 @@ type xdpVariables struct {
 	HandshakeCount   *ebpf.Variable `ebpf:"handshake_count"`
 	InterfaceSlot    *ebpf.Variable `ebpf:"interface_slot"`
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
-	Outbound         *ebpf.Variable `ebpf:"outbound"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`

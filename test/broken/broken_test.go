@@ -26,7 +26,7 @@ var breakages = []breakage{
 		// A slot that names one backend twice is taken for settled, and flows of the other are lost.
 		name: "backends compared instead of the state read",
 		Change: variant.Change{
-			File: "lib/place.h",
+			File: "lb/place.h",
 			From: "\tif (!(features & FEATURE_REMEMBER))\n\t\treturn slot_current(slot);\n",
 			To:   "\tif (!(features & FEATURE_REMEMBER) || slot_current(slot) == (slot & BACKEND_REF_MASK))\n\t\treturn slot_current(slot);\n",
 		},
@@ -36,7 +36,7 @@ var breakages = []breakage{
 		// A packet follows the entry of another flow, which was given the element meanwhile.
 		name: "the seal of a flow not checked",
 		Change: variant.Change{
-			File: "lib/flow.h",
+			File: "lb/flow.h",
 			From: "copy->seal != flow_seal(key, copy) || !life_belongs",
 			To:   "!life_belongs",
 		},
@@ -45,7 +45,7 @@ var breakages = []breakage{
 	{
 		name: "the seal of a remembered flow not checked",
 		Change: variant.Change{
-			File: "lib/remember.h",
+			File: "lb/remember.h",
 			From: "copy->seal != remembered_seal(key, copy)",
 			To:   "0",
 		},
@@ -55,7 +55,7 @@ var breakages = []breakage{
 		// Two flows have one source port.
 		name: "NOEXIST left out where a port is claimed",
 		Change: variant.Change{
-			File: "lib/nat.h",
+			File: "lb/nat.h",
 			From: "&c->key, &c->entry, BPF_NOEXIST",
 			To:   "&c->key, &c->entry, 0",
 		},
@@ -65,7 +65,7 @@ var breakages = []breakage{
 		// The second CPU's flow replaces the first one's, whose port stays claimed.
 		name: "NOEXIST left out where a flow is made",
 		Change: variant.Change{
-			File: "lib/nat.h",
+			File: "lb/nat.h",
 			From: "key, f, BPF_NOEXIST",
 			To:   "key, f, 0",
 		},
@@ -74,7 +74,7 @@ var breakages = []breakage{
 	{
 		name: "NOEXIST left out where a flow is remembered",
 		Change: variant.Change{
-			File: "lib/place.h",
+			File: "lb/place.h",
 			From: "key, r, BPF_NOEXIST",
 			To:   "key, r, 0",
 		},
@@ -83,7 +83,7 @@ var breakages = []breakage{
 	{
 		name: "a claim kept though its flow is another CPU's",
 		Change: variant.Change{
-			File: "lib/nat.h",
+			File: "lb/nat.h",
 			From: "\t\tbpf_map_delete_elem(&sh_flows, &c->key);\n\t\tif (flow_find(key, f))",
 			To:   "\t\tif (flow_find(key, f))",
 		},
@@ -92,7 +92,7 @@ var breakages = []breakage{
 	{
 		name: "the flow of another CPU that was first not used",
 		Change: variant.Change{
-			File: "lib/nat.h",
+			File: "lb/nat.h",
 			From: "\t\tif (flow_find(key, f))\n\t\t\treturn REASON_NONE;\n",
 			To:   "",
 		},
@@ -101,7 +101,7 @@ var breakages = []breakage{
 	{
 		name: "half a flow ended",
 		Change: variant.Change{
-			File: "lib/flow.h",
+			File: "lb/flow.h",
 			From: "\ttwin = twin_end(key, copy);\n",
 			To:   "\ttwin = 0;\n",
 		},
@@ -110,7 +110,7 @@ var breakages = []breakage{
 	{
 		name: "an entry followed that is of another slot",
 		Change: variant.Change{
-			File: "lib/place.h",
+			File: "lb/place.h",
 			From: "copy->hash != placing->hash",
 			To:   "0",
 		},

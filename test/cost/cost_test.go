@@ -53,26 +53,32 @@ type variant struct {
 // variants of the balancer's programs, as internal/datapath/load.go has them. Numbers stand for
 // any.
 var (
-	plain    = variant{"native", with(0, 0, 0, 0)}
+	plain    = variant{"native", with(0, 0, 0)}
 	variants = map[ebpf.ProgramType][]variant{
 		ebpf.XDP: {
 			plain,
-			{"native-all", with(^uint32(0), 0, 0, 0)},
-			{"native-veth-all", with(^uint32(0), 0, 0, 1)},
-			{"generic-all", with(^uint32(0), 1, 0, 0)},
+			{"native-all", with(^uint32(0), 0, 0)},
+			{"native-veth-all", with(^uint32(0), 0, 1)},
+			{"generic-all", with(^uint32(0), 1, 0)},
 		},
 		ebpf.SchedCLS: {
-			{"in", with(0, 1, 0, 0)},
-			{"in-all", with(^uint32(0), 1, 0, 0)},
-			{"out-all", with(^uint32(0), 1, 1, 0)},
+			{"in", at(0, with(0, 1, 0))},
+			{"in-all", at(0, with(^uint32(0), 1, 0))},
+			{"out-all", at(1, with(^uint32(0), 1, 0))},
 		},
 	}
 )
 
 // with is without features or with all, of the other modes and native.
-func with(features uint32, generic, outbound, back uint8) map[string]any {
-	return map[string]any{"features": features, "generic_mode": generic, "outbound": outbound, "redirect_back": back, "interface_slot": uint32(1),
+func with(features uint32, generic, back uint8) map[string]any {
+	return map[string]any{"features": features, "generic_mode": generic, "redirect_back": back, "interface_slot": uint32(1),
 		"handshake_count": uint32(mapSize), "tracked_count": uint32(mapSize), "jiffies_per_second": uint32(250), "tick_shift": uint8(8)}
+}
+
+// at is that at tc, for what comes in or for what the host sends.
+func at(outbound uint8, constants map[string]any) map[string]any {
+	constants["outbound"] = outbound
+	return constants
 }
 
 // weight is what one program costs a kernel.
@@ -197,7 +203,7 @@ func weighAll(t *testing.T) map[string]weight {
 }
 
 // variantsOf are the ways to load an object that balances at an interface; none for others, which
-// have the constants of lib/config.h too, and do not use them.
+// have the constants of lb/config.h too, and do not use them.
 func variantsOf(spec *ebpf.CollectionSpec) (ways []variant) {
 	if _, ok := spec.Variables["generic_mode"]; !ok {
 		return nil

@@ -20,7 +20,7 @@ const episodeSize = 400
 const episodeTime = time.Second
 
 // refillEvery is how often the limits of what we send are lifted. 100 ICMP errors may be sent at
-// once (bpf/lib/icmp.h), and each packet asks for one at most.
+// once (bpf/lb/icmp.h), and each packet asks for one at most.
 const refillEvery = 50
 
 // episode is a run of packets from nothing.

@@ -101,7 +101,7 @@ func (r *reading) readIPv6(b []byte) bool {
 	return true
 }
 
-// Limits of what is looked at behind an IPv6 header: bpf/lib/parse.h has them, and reasons.md.
+// Limits of what is looked at behind an IPv6 header: bpf/core/parse.h has them, and reasons.md.
 const (
 	extensionsMax = 8
 	deepestHeader = 0x7ff - 8  // where an extension header begins in the frame

@@ -42,10 +42,10 @@ type world struct {
 	keys     []uint32
 }
 
-// tokens is struct icmp_tokens of bpf/lib/icmp.h.
+// tokens is struct icmp_tokens of bpf/lb/icmp.h.
 type tokens struct{ Refilled, Level uint64 }
 
-// count is struct count of bpf/lib/types.h.
+// count is struct count of bpf/core/types.h.
 type count struct{ Packets, Bytes uint64 }
 
 // newWorld makes namespace, interfaces and data plane, and takes them away after the test. It

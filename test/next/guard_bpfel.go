@@ -49,7 +49,6 @@ const (
 	guardVarHandshakeCount   = "handshake_count"
 	guardVarInterfaceSlot    = "interface_slot"
 	guardVarJiffiesPerSecond = "jiffies_per_second"
-	guardVarOutbound         = "outbound"
 	guardVarRedirectBack     = "redirect_back"
 	guardVarTickShift        = "tick_shift"
 	guardVarTrackedCount     = "tracked_count"
@@ -142,7 +141,6 @@ type guardVariableSpecs struct {
 	HandshakeCount   *ebpf.VariableSpec `ebpf:"handshake_count"`
 	InterfaceSlot    *ebpf.VariableSpec `ebpf:"interface_slot"`
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
-	Outbound         *ebpf.VariableSpec `ebpf:"outbound"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
@@ -237,7 +235,6 @@ type guardVariables struct {
 	HandshakeCount   *ebpf.Variable `ebpf:"handshake_count"`
 	InterfaceSlot    *ebpf.Variable `ebpf:"interface_slot"`
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
-	Outbound         *ebpf.Variable `ebpf:"outbound"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`

@@ -48,7 +48,7 @@ const (
 	newGeneration, newDirection, newSize = 72, 73, 80
 )
 
-// mix is the constants of bpf/lib/flow.h.
+// mix is the constants of bpf/lb/flow.h.
 var mix = [...]uint64{0x6a09e667f3bcc909, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b, 0xa54ff53a5f1d36f1, 0x510e527fade682d1, 0x9b05688c2b3e6c1f,
 	0x1f83d9abfb41bd6b, 0x5be0cd19137e2179, 0xcbbb9d5dc1059ed9, 0x629a292a367cd507, 0x9159015a3070dd17}
 

@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// flowKey is a packet's tuple, as struct flow_key of bpf/lib/types.h has it.
+// flowKey is a packet's tuple, as struct flow_key of bpf/core/types.h has it.
 type flowKey struct {
 	source, destination netip.AddrPort
 	protocol            uint8

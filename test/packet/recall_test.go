@@ -107,7 +107,7 @@ func TestScan(t *testing.T) {
 }
 
 // sealAs makes a value one of another backend, with the seal that belongs to it. The seal is a
-// sum, and the word's share of it a product (remembered_seal of bpf/lib/remember.h).
+// sum, and the word's share of it a product (remembered_seal of bpf/lb/remember.h).
 func (p *placed) sealAs(k kind, key flowKey, v []byte, letter rune) {
 	p.Helper()
 	const mix5 = 0x9b05688c2b3e6c1f

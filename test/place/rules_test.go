@@ -81,7 +81,7 @@ func addressWords(a netip.Addr) (high, low uint64) {
 	return word(b[:8]), word(b[8:])
 }
 
-// keyOf is struct flow_key of bpf/lib/types.h.
+// keyOf is struct flow_key of bpf/core/types.h.
 func keyOf(p packet) (key flowKey) {
 	source, destination := p.client.Addr().As16(), p.frontend.Address.As16()
 	copy(key[0:], source[:])

@@ -104,7 +104,7 @@ func (w *world) open() {
 	w.setBudget(1 << 30)
 }
 
-// Where struct settings of bpf/lib/types.h has the first timeout and the budget, in bytes.
+// Where struct settings of bpf/core/types.h has the first timeout and the budget, in bytes.
 const (
 	settingsEstablished = 8
 	settingsBudget      = 44
@@ -124,10 +124,10 @@ func (w *world) setBudget(budget uint32) {
 	must(w, w.settings.Put(uint32(0), value))
 }
 
-// flowKey is struct flow_key of bpf/lib/types.h.
+// flowKey is struct flow_key of bpf/core/types.h.
 type flowKey [40]byte
 
-// remembered value: struct remembered of bpf/lib/types.h.
+// remembered value: struct remembered of bpf/core/types.h.
 type rememberedValue [24]byte
 
 const (

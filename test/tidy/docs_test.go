@@ -13,15 +13,15 @@ import (
 
 // TestReasonsAreDocumented reads the one list of reasons and expects each in the reference.
 func TestReasonsAreDocumented(t *testing.T) {
-	header := read(t, "bpf/lib/reasons.h")
+	header := read(t, "bpf/core/reasons.h")
 	page := read(t, "docs/reference/reasons.md")
 	names := reasons(header)
 	if len(names) < 30 {
-		t.Fatalf("found only %d reasons in bpf/lib/reasons.h", len(names))
+		t.Fatalf("found only %d reasons in bpf/core/reasons.h", len(names))
 	}
 	for _, name := range names {
 		if !strings.Contains(page, "`"+name+"`") {
-			t.Errorf("docs/reference/reasons.md does not explain `%s`; is it generated from bpf/lib/reasons.h?", name)
+			t.Errorf("docs/reference/reasons.md does not explain `%s`; is it generated from bpf/core/reasons.h?", name)
 		}
 	}
 }

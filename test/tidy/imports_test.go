@@ -3,6 +3,7 @@ package tidy
 import (
 	"go/parser"
 	"go/token"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -47,6 +48,45 @@ var owners = map[string][]string{
 
 func TestImportsPointOneWay(t *testing.T) {
 	check(t, func(s source) bool { return s.isGo() && !strings.HasSuffix(s.path, "_test.go") }, imports)
+}
+
+// kernelRooms says which rooms of bpf/ a header may include, beside its own. The file of a hook may
+// include all: it puts together the frame (ctx) and the stages.
+var kernelRooms = map[string][]string{
+	"core":  {},
+	"ctx":   {},
+	"lb":    {"core"},
+	"decap": {"core"},
+}
+
+func TestIncludesPointOneWay(t *testing.T) {
+	check(t, func(s source) bool { return strings.HasPrefix(s.path, "bpf/") && strings.HasSuffix(s.path, ".h") }, includes)
+}
+
+var include = regexp.MustCompile(`^#include "(?:\.\./([a-z]+)/)?[a-z0-9_]+\.h"`)
+
+func includes(s source) (found []violation) {
+	room := strings.Split(s.path, "/")[1]
+	allowed, isRoom := kernelRooms[room]
+	if !isRoom {
+		return []violation{s.at(1, "bpf/%s is none of the rooms for headers", room)}
+	}
+	for i, line := range strings.Split(s.text, "\n") {
+		if m := include.FindStringSubmatch(line); m != nil && m[1] != "" && !slices.Contains(allowed, m[1]) {
+			found = append(found, s.at(i+1, "bpf/%s must not include bpf/%s", room, m[1]))
+		}
+		if room == "core" && strings.Contains(line, `SEC(".maps")`) {
+			found = append(found, s.at(i+1, "bpf/core has no maps: every product may use it"))
+		}
+	}
+	return found
+}
+
+func TestIncludeRuleFindsWhatItLooksFor(t *testing.T) {
+	finds(t, includes, source{"bpf/core/a.h", "#include \"b.h\"\n#include \"../lb/c.h\"\n} sh_x SEC(\".maps\");\n"}, 2, 3)
+	finds(t, includes, source{"bpf/decap/a.h", "#include \"../core/b.h\"\n#include \"../lb/c.h\"\n"}, 2)
+	finds(t, includes, source{"bpf/lb/a.h", "#include <linux/bpf.h>\n#include \"../core/b.h\"\n#include \"c.h\"\n"})
+	finds(t, includes, source{"bpf/lib/a.h", "\n"}, 1)
 }
 
 func TestRoomsExist(t *testing.T) {

@@ -33,7 +33,7 @@ func conditionals(s source) (found []violation) {
 			guarded = true
 			continue
 		}
-		found = append(found, s.at(i+1, "%s: use a load-time constant (lib/config.h) or a flag in a map", strings.TrimSpace(line)))
+		found = append(found, s.at(i+1, "%s: use a load-time constant (lb/config.h) or a flag in a map", strings.TrimSpace(line)))
 	}
 	return found
 }
@@ -157,8 +157,8 @@ func hasPackageDoc(t *testing.T, s source) bool {
 }
 
 func TestWordRulesFindWhatTheyLookFor(t *testing.T) {
-	finds(t, conditionals, source{"bpf/lib/a.h", "#ifndef SHUNT_A_H\n#define SHUNT_A_H\n#ifdef IPV6\n#else\n#endif\n#endif\n"}, 3, 4)
-	finds(t, conditionals, source{"bpf/lib/a.h", "#ifndef SHUNT_A_H\n#define SHUNT_A_H\n#endif\n"})
+	finds(t, conditionals, source{"bpf/lb/a.h", "#ifndef SHUNT_A_H\n#define SHUNT_A_H\n#ifdef IPV6\n#else\n#endif\n#endif\n"}, 3, 4)
+	finds(t, conditionals, source{"bpf/lb/a.h", "#ifndef SHUNT_A_H\n#define SHUNT_A_H\n#endif\n"})
 	finds(t, conditionals, source{"bpf/a.c", "#ifndef SHUNT_A_H\n#endif\n"}, 1)
 	finds(t, twiceWritten, source{"a.go", "// must be in " + "sync with the C side\n"}, 1)
 	finds(t, twiceWritten, source{"a.go", "// in synchronous code\n"})

@@ -16,18 +16,18 @@ import (
 // The index of a service gets 32 bits, which makes the entry longer, moves what is behind it,
 // and has no room any more in the seal's last word.
 var changes = []variant.Change{
-	{File: "lib/types.h", From: "SHUNT_ABI = 1,", To: "SHUNT_ABI = 2,"},
+	{File: "core/types.h", From: "SHUNT_ABI = 1,", To: "SHUNT_ABI = 2,"},
 	{
-		File: "lib/types.h",
+		File: "core/types.h",
 		From: "\t__u16 service_index;\n\t__u8 service_generation;\n\t__u8 direction; /* enum direction */\n};",
 		To:   "\t__u32 service_index;\n\t__u8 service_generation;\n\t__u8 direction; /* enum direction */\n\t__u8 pad[6];\n};",
 	},
 	{
-		File: "lib/flow.h",
+		File: "lb/flow.h",
 		From: "(__u64)f->backend << 32 | (__u32)f->service_index << 16 |\n\t\t      (__u32)f->service_generation << 8 | f->direction;",
 		To:   "(__u64)f->backend << 32 | f->service_index;\n\t__u64 kind = (__u32)f->service_generation << 8 | f->direction;",
 	},
-	{File: "lib/flow.h", From: "names * MIX_10;", To: "names * MIX_10 + kind * MIX_0;"},
+	{File: "lb/flow.h", From: "names * MIX_10;", To: "names * MIX_10 + kind * MIX_0;"},
 }
 
 func main() {

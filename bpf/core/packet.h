@@ -23,8 +23,6 @@
 #include <bpf/bpf_helpers.h>
 
 #include "addr.h"
-#include "config.h"
-#include "maps.h"
 #include "reasons.h"
 #include "types.h"
 
@@ -44,7 +42,7 @@ enum verdict {
 	VERDICT_SEND_ON,   /* redirect to packet->egress */
 	VERDICT_HOST,      /* up this host's stack, changed; as if come in by packet->egress */
 	VERDICT_REFUSE,    /* an ICMP error is due: packet->mtu says which */
-	VERDICT_REJECT,    /* no backend takes it: lib/reject.h says what becomes of it */
+	VERDICT_REJECT,    /* no backend takes it: the stages say what becomes of it */
 	VERDICT_FRAGMENT,  /* of no use to the ordinary stages: fragment.h knows more */
 	VERDICT_CARRY,     /* for the program of the ABI before, untouched: carry.h */
 };
@@ -111,16 +109,6 @@ static __always_inline enum verdict answer(struct packet *p, enum reason reason)
 	return VERDICT_ANSWER;
 }
 
-static __always_inline void count_reason(__u32 reason, __u64 bytes)
-{
-	struct count *count = bpf_map_lookup_elem(&sh_reasons, &reason);
-
-	if (!count)
-		return;
-	count->packets++;
-	count->bytes += bytes;
-}
-
 /*
  * A MAC address as the low 48 bits of a word, by a word and a half: clang moves six octets one
  * by one where it does not know them to be aligned. They need not be where XDP is native, and
@@ -146,56 +134,6 @@ static __always_inline __be16 frame_protocol(const void *data)
 static __always_inline void frame_protocol_set(void *data, __be16 protocol)
 {
 	*(__be16 *)(data + offsetof(struct ethhdr, h_proto)) = protocol;
-}
-
-static __always_inline struct settings *settings_get(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&sh_settings, &zero);
-}
-
-/* The check of a key that struct frontend describes. */
-static __always_inline __u32 addr_check(const struct addr *a)
-{
-	__u64 both = a->high ^ a->low;
-
-	return (__u32)both ^ (__u32)(both >> 32);
-}
-
-static __always_inline int addr_equal(const struct addr *a, const struct addr *b)
-{
-	return a->low == b->low && a->high == b->high; /* of IPv4 the high words are all equal */
-}
-
-/* Whether a word {meaning:32, check:32} is the key's; if not, it was recycled as we read. */
-static __always_inline int word_belongs(__u64 word, __u32 check)
-{
-	if (word >> 32 == check)
-		return 1;
-	count_reason(REASON_FLOW_RECYCLED, 0);
-	return 0;
-}
-
-/* Whether an address may be a VIP or a NAT source: if not, sh_addresses need not be asked. Its bit
- * is found by Fibonacci hashing (Knuth, vol. 3, 6.4). */
-static __always_inline int addr_may_be_own(const struct settings *settings, const struct addr *a)
-{
-	__u32 bit = addr_check(a) * 0x9e3779b1U / (0x100000000ULL / OWN_BITS);
-
-	return settings->own_addresses[bit / 64] >> (bit % 64) & 1;
-}
-
-/* What an address is to us: enum address_flag, or 0 for nobody's. */
-static __always_inline __u32 address_flags(const struct addr *a)
-{
-	struct address *address = bpf_map_lookup_elem(&sh_addresses, a);
-	__u64 word;
-
-	if (!address)
-		return 0;
-	word = *(volatile __u64 *)&address->flags;
-	return word_belongs(word, addr_check(a)) ? word : 0;
 }
 
 #endif

@@ -17,7 +17,7 @@
 #ifndef SHUNT_FLOW_H
 #define SHUNT_FLOW_H
 
-#include "packet.h"
+#include "lookup.h"
 
 /* Odd constants (the fractional bits of square roots of primes, as in SHA-512): each
  * word's share of the sum is a bijection, so a single changed word always shows. */

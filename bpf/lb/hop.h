@@ -10,7 +10,7 @@
 #ifndef SHUNT_HOP_H
 #define SHUNT_HOP_H
 
-#include "packet.h"
+#include "lookup.h"
 
 #define AF_INET_ 2
 #define AF_INET6_ 10

@@ -15,7 +15,7 @@
 #ifndef SHUNT_ENCAP_H
 #define SHUNT_ENCAP_H
 
-#include "csum.h"
+#include "csum_whole.h"
 #include "hop.h"
 #include "rewrite.h"
 #include "slot.h"

@@ -20,9 +20,9 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#include "addr.h"
-#include "reasons.h"
-#include "types.h"
+#include "../core/addr.h"
+#include "../core/reasons.h"
+#include "../core/types.h"
 
 /* UDP port of GUE, wire order. 0: GUE is not taken off. */
 volatile const __be16 gue_port = 0;

@@ -9,8 +9,8 @@
 #ifndef SHUNT_NEIGHBOUR_H
 #define SHUNT_NEIGHBOUR_H
 
-#include "csum.h"
-#include "packet.h"
+#include "csum_whole.h"
+#include "lookup.h"
 
 #define ND_SOLICITATION 135
 #define ND_ADVERTISEMENT 136

@@ -10,7 +10,7 @@
 #ifndef SHUNT_REWRITE_H
 #define SHUNT_REWRITE_H
 
-#include "csum.h"
+#include "csum_whole.h"
 #include "flow.h"
 #include "hop.h"
 

@@ -6,7 +6,7 @@
 #ifndef SHUNT_CONFIG_H
 #define SHUNT_CONFIG_H
 
-#include "types.h"
+#include "../core/types.h"
 
 /* enum feature: what something in the maps needs. The daemon loads the program anew before it
  * writes what needs more. */
@@ -18,10 +18,6 @@ volatile const __u32 interface_slot = 0;
 /* Generic XDP, and tc, keep the sk_buff and its note that the checksum is still to be filled in,
  * so a partial checksum stays partial. Native XDP loses the note. */
 volatile const __u8 generic_mode = 0;
-
-/* At tc: the program sees what the host sends, and not what comes to it. Asked for by
- * ctx_is_outbound. */
-volatile const __u8 outbound = 0;
 
 /* Send back by redirecting to the own interface. veth's XDP_TX queues the frame for its peer
  * but wakes only a peer that has an XDP program (drivers/net/veth.c, veth_xdp_flush); its

@@ -36,4 +36,9 @@ static __always_inline int addr_is_mapped(const struct addr *a)
 	return a->high == 0 && (__u32)a->low == MAPPED_PREFIX;
 }
 
+static __always_inline int addr_equal(const struct addr *a, const struct addr *b)
+{
+	return a->low == b->low && a->high == b->high; /* of IPv4 the high words are all equal */
+}
+
 #endif

@@ -5,7 +5,7 @@
 #ifndef SHUNT_TRAFFIC_H
 #define SHUNT_TRAFFIC_H
 
-#include "packet.h"
+#include "lookup.h"
 
 static __always_inline void traffic_add(struct traffic *t, __u64 bytes, __u8 direction, int begins)
 {

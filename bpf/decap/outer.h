@@ -10,7 +10,7 @@
 #ifndef SHUNT_DECAP_OUTER_H
 #define SHUNT_DECAP_OUTER_H
 
-#include "decap.h"
+#include "tunnel.h"
 
 #define IP4_OFFSET_BITS 0x1fff /* RFC 791 */
 #define IP4_FRAGMENT_BITS 0x3fff /* and more-fragments */

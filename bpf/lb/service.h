@@ -9,7 +9,7 @@
 #ifndef SHUNT_SERVICE_H
 #define SHUNT_SERVICE_H
 
-#include "packet.h"
+#include "lookup.h"
 
 #define RANGE_PREFIX_FULL 160 /* address 128, protocol and zero 16, port 16 */
 #define SERVICE_NONE 0xffffffff

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The frame at XDP. What the stages need of a hook is only here and, by the same names, in
- * ctx_skb.h for tc: whoever compiles a program includes one of the two, before all other headers
- * of lib.
+ * skb.h for tc: whoever compiles a program includes one of the two, before all other headers.
  *
  *   struct frame_ctx    what the program gets, with the frame in it
  *   ctx_data, ctx_data_end    the part of the frame that a pointer reaches

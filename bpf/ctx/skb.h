@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The frame at tc: an sk_buff. ctx_xdp.h says what each of these does.
+ * The frame at tc: an sk_buff. xdp.h says what each of these does.
  *
  * What an sk_buff knows beyond its bytes has to stay true:
  *
@@ -16,9 +16,11 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "config.h"
-
 #define frame_ctx __sk_buff
+
+/* Fixed when the program is loaded: it sees what the host sends, and not what comes to it. Asked for
+ * by ctx_is_outbound. */
+volatile const __u8 outbound = 0;
 
 static __always_inline int ctx_is_outbound(void)
 {

@@ -11,8 +11,8 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "reasons.h"
-#include "types.h"
+#include "../core/reasons.h"
+#include "../core/types.h"
 
 /* Address -> what it is to us. Written by the reconciler, owned_until by announce. Read
  * for every packet. Full: the reconciler refuses the change beforehand. */

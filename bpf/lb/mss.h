@@ -9,7 +9,7 @@
 #ifndef SHUNT_MSS_H
 #define SHUNT_MSS_H
 
-#include "csum.h"
+#include "csum_whole.h"
 #include "flow.h"
 #include "rewrite.h"
 

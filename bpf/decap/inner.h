@@ -7,7 +7,7 @@
 #ifndef SHUNT_DECAP_INNER_H
 #define SHUNT_DECAP_INNER_H
 
-#include "decap.h"
+#include "tunnel.h"
 
 /* RFC 3168, 5 */
 #define ECN_NOT_ECT 0

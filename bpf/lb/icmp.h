@@ -16,10 +16,10 @@
 #ifndef SHUNT_ICMP_H
 #define SHUNT_ICMP_H
 
-#include "csum.h"
+#include "csum_whole.h"
 #include "flow.h"
 #include "hop.h"
-#include "parse.h"
+#include "../core/parse.h"
 #include "rewrite.h"
 #include "slot.h"
 
@@ -105,7 +105,7 @@ static __noinline enum verdict echo_answer(struct frame_ctx *ctx, struct packet 
 /* --- errors --------------------------------------------------------------------- */
 
 /* What an error quotes. Offsets are from the start of the frame. Key and flow lie in the
- * scratch memory of lib/flow.h, in the places of a ring's flow: no error moves a ring. */
+ * scratch memory of lb/flow.h, in the places of a ring's flow: no error moves a ring. */
 struct quote {
 	struct flow_key *key; /* of the packets that travel the other way */
 	struct flow *flow;    /* a copy */
@@ -360,7 +360,7 @@ __stage enum verdict icmp_error_translate(struct frame_ctx *ctx, struct packet *
 
 enum token {
 	TOKEN_ERROR = 0, /* an ICMP error */
-	TOKEN_RESET = 1, /* lib/reject.h */
+	TOKEN_RESET = 1, /* lb/reject.h */
 	TOKEN_COUNT = 2,
 };
 
