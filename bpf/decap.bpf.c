@@ -23,33 +23,34 @@
 char _license[] SEC("license") = "Dual BSD/GPL";
 
 /* Takes off what lies between the Ethernet header and the inner packet. */
-static __always_inline enum decap_verdict outer_remove(struct frame_ctx *ctx, struct tunnel *t)
+static __always_inline enum verdict outer_remove(struct frame_ctx *ctx, struct tunnel *t)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct ethhdr *eth = data, saved;
 
 	if ((void *)(eth + 1) > data_end)
-		return decap_drop(t, REASON_INTERNAL);
+		return drop(&t->outer, REASON_INTERNAL);
 	__builtin_memcpy(&saved, eth, sizeof(saved));
-	saved.h_proto = t->protocol == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+	saved.h_proto = t->outer.key.protocol == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) :
+								bpf_htons(ETH_P_IPV6);
 	if (ctx_head_cut(ctx, (t->offset & OFFSET_MASK) - ETH_HLEN))
-		return decap_drop(t, REASON_INTERNAL);
+		return drop(&t->outer, REASON_INTERNAL);
 	eth = data = ctx_data(ctx);
 	data_end = ctx_data_end(ctx);
 	if ((void *)(eth + 1) > data_end)
-		return decap_drop(t, REASON_INTERNAL);
+		return drop(&t->outer, REASON_INTERNAL);
 	__builtin_memcpy(eth, &saved, sizeof(saved));
-	return decap_pass(t, t->is_gue ? REASON_DECAP_GUE : REASON_DECAP_IPIP);
+	return pass(&t->outer, t->is_gue ? REASON_DECAP_GUE : REASON_DECAP_IPIP);
 }
 
-static __always_inline enum decap_verdict decap_stage(struct frame_ctx *ctx, struct tunnel *t)
+static __always_inline enum verdict decap_stage(struct frame_ctx *ctx, struct tunnel *t)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct ethhdr *eth = data;
-	enum decap_verdict verdict;
+	enum verdict verdict;
 
 	if ((void *)(eth + 1) > data_end)
-		return decap_pass(t, REASON_MALFORMED);
+		return pass(&t->outer, REASON_MALFORMED);
 	switch (eth->h_proto) {
 	case bpf_htons(ETH_P_IP):
 		verdict = outer4_parse(ctx, t);
@@ -59,23 +60,24 @@ static __always_inline enum decap_verdict decap_stage(struct frame_ctx *ctx, str
 		break;
 	case bpf_htons(ETH_P_8021Q):
 	case bpf_htons(ETH_P_8021AD):
-		return decap_pass(t, REASON_VLAN);
+		return pass(&t->outer, REASON_VLAN);
 	default:
-		return decap_pass(t, REASON_NOT_IP);
+		return pass(&t->outer, REASON_NOT_IP);
 	}
-	if (verdict == DECAP_NEXT)
+	if (verdict == VERDICT_NEXT)
 		verdict = tunnel_recognise(ctx, t);
-	if (verdict == DECAP_NEXT)
-		verdict = t->protocol == IPPROTO_IPIP ? inner4_parse(ctx, t) : inner6_parse(ctx, t);
-	return verdict == DECAP_NEXT ? outer_remove(ctx, t) : verdict;
+	if (verdict == VERDICT_NEXT)
+		verdict = t->outer.key.protocol == IPPROTO_IPIP ? inner4_parse(ctx, t) :
+								  inner6_parse(ctx, t);
+	return verdict == VERDICT_NEXT ? outer_remove(ctx, t) : verdict;
 }
 
 SEC("xdp.frags")
 int sh_decap(struct xdp_md *ctx)
 {
-	struct tunnel t = { .frame_size = ctx_size_hint(ctx) };
-	enum decap_verdict verdict = decap_stage(ctx, &t);
+	struct tunnel t = { .outer.frame_size = ctx_size_hint(ctx) };
+	enum verdict verdict = decap_stage(ctx, &t);
 
-	decap_count(t.reason, t.frame_size);
-	return verdict == DECAP_PASS ? XDP_PASS : XDP_DROP;
+	decap_count(t.outer.reason, t.outer.frame_size);
+	return verdict == VERDICT_PASS ? XDP_PASS : XDP_DROP;
 }

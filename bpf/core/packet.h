@@ -64,6 +64,10 @@ enum family {
 #define L3_OFFSET ((__u32)sizeof(struct ethhdr))
 #define L4_OFFSET_MAX 0x7ff /* a bound for the verifier; longer header chains are refused */
 
+#define IP4_OFFSET_BITS 0x1fff /* RFC 791, 3.1 */
+#define IP4_FRAGMENT_BITS 0x3fff /* and more-fragments */
+#define IP6_OFFSET_BITS 0xfff8 /* RFC 8200, 4.5 */
+
 #define MTU_NOBODY 0xffffffff
 
 /* No reason, but what packet->reason is while a first fragment goes the ordinary way. */

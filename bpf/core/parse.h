@@ -11,20 +11,10 @@
 #ifndef SHUNT_PARSE_H
 #define SHUNT_PARSE_H
 
+#include "frame.h"
 #include "packet.h"
 
 #define EXTENSION_HEADERS_MAX 8
-
-#define IP4_FRAGMENT_BITS 0x3fff /* more-fragments and the offset, RFC 791 */
-
-/* Whether the frame has so many bytes. Only a multi-buffer frame has more than its linear
- * part, and only for one that says so is the helper worth its call. */
-static __always_inline int frame_holds(struct frame_ctx *ctx, struct packet *p, __u32 size)
-{
-	if (size > p->frame_size)
-		p->frame_size = ctx_size(ctx);
-	return size <= p->frame_size;
-}
 
 static __always_inline enum verdict ip4_parse(struct frame_ctx *ctx, struct packet *p, void *data,
 					      void *data_end)

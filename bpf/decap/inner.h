@@ -7,6 +7,7 @@
 #ifndef SHUNT_DECAP_INNER_H
 #define SHUNT_DECAP_INNER_H
 
+#include "../core/csum.h"
 #include "tunnel.h"
 
 /* RFC 3168, 5 */
@@ -19,7 +20,7 @@ static __always_inline int sender_is_permitted(const struct tunnel *t)
 {
 	struct sender_key key = { .prefix_length = 128 };
 
-	__builtin_memcpy(key.address, &t->source, sizeof(key.address));
+	__builtin_memcpy(key.address, &t->outer.key.source, sizeof(key.address));
 	return bpf_map_lookup_elem(&sh_dc_senders, &key) != 0;
 }
 
@@ -37,77 +38,73 @@ static __always_inline int ecn_combine(__u8 outer, __u8 inner)
 	return inner;
 }
 
-/* The header checksum follows the change of its first word (RFC 1624, equation 3). */
 static __always_inline void ecn_write4(struct iphdr *ip, __u8 ecn)
 {
 	__u8 *bytes = (__u8 *)ip;
-	__u32 old = *(__u16 *)bytes, sum;
+	__u16 old = *(__u16 *)bytes;
 
 	bytes[1] = (bytes[1] & ~3) | ecn;
-	sum = (__u16)~ip->check + (__u16)~old + *(__u16 *)bytes;
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	ip->check = ~sum;
+	ip->check = csum_update(ip->check, *(__u16 *)bytes, old);
 }
 
 /* What is left to judge once the inner packet is known to be for a VIP. */
-static __always_inline enum decap_verdict inner_accept(struct tunnel *t, __u32 size,
-						       __u32 header_size, int ecn)
+static __always_inline enum verdict inner_accept(struct tunnel *t, __u32 size, __u32 header_size,
+						 int ecn)
 {
 	if (!sender_is_permitted(t))
-		return decap_drop(t, REASON_DECAP_SENDER);
+		return drop(&t->outer, REASON_DECAP_SENDER);
 	if (size < header_size || t->offset + size > t->end)
-		return decap_drop(t, REASON_DECAP_LENGTH);
+		return drop(&t->outer, REASON_DECAP_LENGTH);
 	if (ecn < 0)
-		return decap_drop(t, REASON_DECAP_CONGESTED);
-	return DECAP_NEXT;
+		return drop(&t->outer, REASON_DECAP_CONGESTED);
+	return VERDICT_NEXT;
 }
 
-static __always_inline enum decap_verdict inner4_parse(struct frame_ctx *ctx, struct tunnel *t)
+static __always_inline enum verdict inner4_parse(struct frame_ctx *ctx, struct tunnel *t)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct iphdr *ip = data + (t->offset & OFFSET_MASK);
-	enum decap_verdict verdict;
+	enum verdict verdict;
 	struct addr destination;
 	int ecn;
 
 	if ((void *)(ip + 1) > data_end || t->offset + sizeof(*ip) > t->end || ip->version != 4 ||
 	    ip->ihl < 5)
-		return decap_pass(t, REASON_DECAP_UNREADABLE);
+		return pass(&t->outer, REASON_DECAP_UNREADABLE);
 	destination = addr_from_ip4(ip->daddr);
 	if (!bpf_map_lookup_elem(&sh_dc_vips, &destination))
-		return decap_pass(t, REASON_DECAP_NOT_VIP);
+		return pass(&t->outer, REASON_DECAP_NOT_VIP);
 	ecn = ecn_combine(t->ecn, ip->tos & 3);
 	verdict = inner_accept(t, bpf_ntohs(ip->tot_len), ip->ihl * 4, ecn);
-	if (verdict == DECAP_NEXT && ecn != (ip->tos & 3)) {
+	if (verdict == VERDICT_NEXT && ecn != (ip->tos & 3)) {
 		ecn_write4(ip, ecn);
-		decap_count(REASON_DECAP_ECN, t->frame_size);
+		decap_count(REASON_DECAP_ECN, t->outer.frame_size);
 	}
 	return verdict;
 }
 
-static __always_inline enum decap_verdict inner6_parse(struct frame_ctx *ctx, struct tunnel *t)
+static __always_inline enum verdict inner6_parse(struct frame_ctx *ctx, struct tunnel *t)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct ipv6hdr *ip = data + (t->offset & OFFSET_MASK);
 	struct addr source, destination;
-	enum decap_verdict verdict;
+	enum verdict verdict;
 	__u8 *bytes = (__u8 *)ip;
 	int ecn;
 
 	if ((void *)(ip + 1) > data_end || t->offset + sizeof(*ip) > t->end || ip->version != 6)
-		return decap_pass(t, REASON_DECAP_UNREADABLE);
+		return pass(&t->outer, REASON_DECAP_UNREADABLE);
 	destination = addr_from_ip6(&ip->daddr);
 	if (addr_is_mapped(&destination) || !bpf_map_lookup_elem(&sh_dc_vips, &destination))
-		return decap_pass(t, REASON_DECAP_NOT_VIP);
+		return pass(&t->outer, REASON_DECAP_NOT_VIP);
 	source = addr_from_ip6(&ip->saddr);
 	if (addr_is_mapped(&source))
-		return decap_drop(t, REASON_MAPPED_ADDRESS);
+		return drop(&t->outer, REASON_MAPPED_ADDRESS);
 	ecn = ecn_combine(t->ecn, bytes[1] >> 4 & 3);
 	verdict = inner_accept(t, sizeof(*ip) + bpf_ntohs(ip->payload_len), sizeof(*ip), ecn);
-	if (verdict == DECAP_NEXT && ecn != (bytes[1] >> 4 & 3)) {
+	if (verdict == VERDICT_NEXT && ecn != (bytes[1] >> 4 & 3)) {
 		bytes[1] = (bytes[1] & ~0x30) | ecn << 4;
-		decap_count(REASON_DECAP_ECN, t->frame_size);
+		decap_count(REASON_DECAP_ECN, t->outer.frame_size);
 	}
 	return verdict;
 }

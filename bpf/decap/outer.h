@@ -10,80 +10,77 @@
 #ifndef SHUNT_DECAP_OUTER_H
 #define SHUNT_DECAP_OUTER_H
 
+#include "../core/frame.h"
 #include "tunnel.h"
 
-#define IP4_OFFSET_BITS 0x1fff /* RFC 791 */
-#define IP4_FRAGMENT_BITS 0x3fff /* and more-fragments */
-#define IP6_OFFSET_BITS 0xfff8 /* RFC 8200, 4.5 */
 #define OPTION_ENCAP_LIMIT 4 /* RFC 2473, 4.1.1 */
 
-static __always_inline enum decap_verdict outer4_parse(struct frame_ctx *ctx, struct tunnel *t)
+static __always_inline enum verdict outer4_parse(struct frame_ctx *ctx, struct tunnel *t)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct iphdr *ip = data + ETH_HLEN;
 	__u32 header_size, total_size;
 
 	if ((void *)(ip + 1) > data_end)
-		return decap_pass(t, REASON_MALFORMED);
+		return pass(&t->outer, REASON_MALFORMED);
 	header_size = ip->ihl * 4;
 	total_size = bpf_ntohs(ip->tot_len);
 	if (ip->version != 4 || header_size < sizeof(*ip) || total_size < header_size ||
-	    !decap_frame_holds(ctx, t, ETH_HLEN + total_size))
-		return decap_pass(t, REASON_MALFORMED);
-	t->source = addr_from_ip4(ip->saddr);
-	t->destination = addr_from_ip4(ip->daddr);
+	    !frame_holds(ctx, &t->outer, ETH_HLEN + total_size))
+		return pass(&t->outer, REASON_MALFORMED);
+	t->outer.key.source = addr_from_ip4(ip->saddr);
+	t->outer.key.destination = addr_from_ip4(ip->daddr);
 	t->offset = ETH_HLEN + header_size;
 	t->end = ETH_HLEN + total_size;
-	t->protocol = ip->protocol;
+	t->outer.key.protocol = ip->protocol;
 	t->ecn = ip->tos & 3;
 	if (ip->frag_off & bpf_htons(IP4_OFFSET_BITS))
 		t->fragment = FRAGMENT_LATER;
 	else if (ip->frag_off & bpf_htons(IP4_FRAGMENT_BITS))
 		t->fragment = FRAGMENT_FIRST;
-	return DECAP_NEXT;
+	return VERDICT_NEXT;
 }
 
 /* Steps over the two extension headers that matter: one is part of a tunnel, and with the
  * other one the packet is not whole. Both have 8 bytes here. */
-static __always_inline enum decap_verdict outer6_extensions(struct tunnel *t, void *data,
-							    void *data_end)
+static __always_inline enum verdict outer6_extensions(struct tunnel *t, void *data, void *data_end)
 {
 	__u8 *header = data + (t->offset & OFFSET_MASK);
 
-	if (t->protocol != IPPROTO_DSTOPTS && t->protocol != IPPROTO_FRAGMENT)
-		return DECAP_NEXT;
+	if (t->outer.key.protocol != IPPROTO_DSTOPTS && t->outer.key.protocol != IPPROTO_FRAGMENT)
+		return VERDICT_NEXT;
 	if ((void *)(header + 8) > data_end || t->offset + 8 > t->end)
-		return decap_pass(t, REASON_MALFORMED);
-	if (t->protocol == IPPROTO_FRAGMENT) {
+		return pass(&t->outer, REASON_MALFORMED);
+	if (t->outer.key.protocol == IPPROTO_FRAGMENT) {
 		__be16 field = *(__be16 *)(header + 2);
 
 		t->fragment = field & bpf_htons(IP6_OFFSET_BITS) ? FRAGMENT_LATER : FRAGMENT_FIRST;
 	} else if (header[1] != 0 || header[2] != OPTION_ENCAP_LIMIT || header[3] != 1) {
-		return decap_pass(t, REASON_DECAP_NO_TUNNEL);
+		return pass(&t->outer, REASON_DECAP_NO_TUNNEL);
 	}
-	t->protocol = header[0];
+	t->outer.key.protocol = header[0];
 	t->offset += 8;
-	return DECAP_NEXT;
+	return VERDICT_NEXT;
 }
 
-static __always_inline enum decap_verdict outer6_parse(struct frame_ctx *ctx, struct tunnel *t)
+static __always_inline enum verdict outer6_parse(struct frame_ctx *ctx, struct tunnel *t)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct ipv6hdr *ip = data + ETH_HLEN;
 
 	if ((void *)(ip + 1) > data_end)
-		return decap_pass(t, REASON_MALFORMED);
+		return pass(&t->outer, REASON_MALFORMED);
 	t->offset = ETH_HLEN + sizeof(*ip);
 	t->end = t->offset + bpf_ntohs(ip->payload_len);
-	if (ip->version != 6 || !decap_frame_holds(ctx, t, t->end))
-		return decap_pass(t, REASON_MALFORMED);
-	t->source = addr_from_ip6(&ip->saddr);
-	t->destination = addr_from_ip6(&ip->daddr);
-	t->protocol = ip->nexthdr;
+	if (ip->version != 6 || !frame_holds(ctx, &t->outer, t->end))
+		return pass(&t->outer, REASON_MALFORMED);
+	t->outer.key.source = addr_from_ip6(&ip->saddr);
+	t->outer.key.destination = addr_from_ip6(&ip->daddr);
+	t->outer.key.protocol = ip->nexthdr;
 	t->ecn = ((__u8 *)ip)[1] >> 4 & 3;
 	/* RFC 4291 gives them no meaning on the wire, and they would match IPv4 in the maps. */
-	if (addr_is_mapped(&t->source) || addr_is_mapped(&t->destination))
-		return decap_pass(t, REASON_DECAP_NO_TUNNEL);
+	if (addr_is_mapped(&t->outer.key.source) || addr_is_mapped(&t->outer.key.destination))
+		return pass(&t->outer, REASON_DECAP_NO_TUNNEL);
 	return outer6_extensions(t, data, data_end);
 }
 
@@ -92,26 +89,26 @@ static __always_inline enum decap_verdict outer6_parse(struct frame_ctx *ctx, st
  * tunnels (RFC 6935, RFC 6936), and damage to what is carried shows in the inner packet's
  * own checksums. A later fragment has no ports, so nobody can say what it is.
  */
-static __always_inline enum decap_verdict gue_udp_parse(struct frame_ctx *ctx, struct tunnel *t)
+static __always_inline enum verdict gue_udp_parse(struct frame_ctx *ctx, struct tunnel *t)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct udphdr *udp = data + (t->offset & OFFSET_MASK);
 	__u32 size;
 
 	if (t->fragment == FRAGMENT_LATER || !gue_port)
-		return decap_pass(t, REASON_DECAP_NO_TUNNEL);
+		return pass(&t->outer, REASON_DECAP_NO_TUNNEL);
 	if ((void *)(udp + 1) > data_end || t->offset + sizeof(*udp) > t->end ||
 	    udp->dest != gue_port)
-		return decap_pass(t, REASON_DECAP_NO_TUNNEL);
+		return pass(&t->outer, REASON_DECAP_NO_TUNNEL);
 	t->is_gue = 1;
 	if (t->fragment)
-		return DECAP_NEXT;
+		return VERDICT_NEXT;
 	size = bpf_ntohs(udp->len);
 	if (size < sizeof(*udp) || t->offset + size > t->end)
-		return decap_pass(t, REASON_DECAP_GUE_UNKNOWN);
+		return pass(&t->outer, REASON_DECAP_GUE_UNKNOWN);
 	t->end = t->offset + size;
 	t->offset += sizeof(*udp);
-	return DECAP_NEXT;
+	return VERDICT_NEXT;
 }
 
 /*
@@ -123,42 +120,42 @@ static __always_inline enum decap_verdict gue_udp_parse(struct frame_ctx *ctx, s
  * are refused, all of them: some say that the payload is a part of a packet, encrypted, or
  * without its checksum, and the draft and Linux number them differently.
  */
-static __always_inline enum decap_verdict gue_parse(struct frame_ctx *ctx, struct tunnel *t)
+static __always_inline enum verdict gue_parse(struct frame_ctx *ctx, struct tunnel *t)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	__u8 *gue = data + (t->offset & OFFSET_MASK);
 	__u32 size;
 
 	if ((void *)(gue + 4) > data_end)
-		return decap_pass(t, REASON_DECAP_GUE_UNKNOWN);
+		return pass(&t->outer, REASON_DECAP_GUE_UNKNOWN);
 	size = 4 + (gue[0] & 0x1f) * 4;
 	if (gue[0] & 0xe0 || gue[2] || gue[3] || t->offset + size > t->end)
-		return decap_pass(t, REASON_DECAP_GUE_UNKNOWN);
-	t->protocol = gue[1];
+		return pass(&t->outer, REASON_DECAP_GUE_UNKNOWN);
+	t->outer.key.protocol = gue[1];
 	t->offset += size;
-	if (t->protocol != IPPROTO_IPIP && t->protocol != IPPROTO_IPV6)
-		return decap_pass(t, REASON_DECAP_GUE_UNKNOWN);
-	return DECAP_NEXT;
+	if (t->outer.key.protocol != IPPROTO_IPIP && t->outer.key.protocol != IPPROTO_IPV6)
+		return pass(&t->outer, REASON_DECAP_GUE_UNKNOWN);
+	return VERDICT_NEXT;
 }
 
 /* Is it a tunnel to this interface? On NEXT, offset is that of the inner header, of which
  * protocol says the version. */
-static __always_inline enum decap_verdict tunnel_recognise(struct frame_ctx *ctx, struct tunnel *t)
+static __always_inline enum verdict tunnel_recognise(struct frame_ctx *ctx, struct tunnel *t)
 {
-	enum decap_verdict verdict;
+	enum verdict verdict;
 
-	if (t->protocol == IPPROTO_UDP) {
+	if (t->outer.key.protocol == IPPROTO_UDP) {
 		verdict = gue_udp_parse(ctx, t);
-		if (verdict != DECAP_NEXT)
+		if (verdict != VERDICT_NEXT)
 			return verdict;
-	} else if (t->protocol != IPPROTO_IPIP && t->protocol != IPPROTO_IPV6) {
-		return decap_pass(t, REASON_DECAP_NO_TUNNEL);
+	} else if (t->outer.key.protocol != IPPROTO_IPIP && t->outer.key.protocol != IPPROTO_IPV6) {
+		return pass(&t->outer, REASON_DECAP_NO_TUNNEL);
 	}
-	if (!bpf_map_lookup_elem(&sh_dc_locals, &t->destination))
-		return decap_pass(t, REASON_DECAP_NOT_LOCAL);
+	if (!bpf_map_lookup_elem(&sh_dc_locals, &t->outer.key.destination))
+		return pass(&t->outer, REASON_DECAP_NOT_LOCAL);
 	if (t->fragment)
-		return decap_pass(t, REASON_DECAP_FRAGMENT);
-	return t->is_gue ? gue_parse(ctx, t) : DECAP_NEXT;
+		return pass(&t->outer, REASON_DECAP_FRAGMENT);
+	return t->is_gue ? gue_parse(ctx, t) : VERDICT_NEXT;
 }
 
 #endif

@@ -10,19 +10,8 @@
 #ifndef SHUNT_DECAP_H
 #define SHUNT_DECAP_H
 
-#include <linux/bpf.h>
-#include <linux/if_ether.h>
-#include <linux/in.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
-#include <linux/udp.h>
-
-#include <bpf/bpf_endian.h>
-#include <bpf/bpf_helpers.h>
-
-#include "../core/addr.h"
-#include "../core/reasons.h"
-#include "../core/types.h"
+#include "../core/count.h"
+#include "../core/packet.h"
 
 /* UDP port of GUE, wire order. 0: GUE is not taken off. */
 volatile const __be16 gue_port = 0;
@@ -74,12 +63,6 @@ struct {
 	__uint(max_entries, REASON_COUNT);
 } sh_dc_reasons SEC(".maps");
 
-enum decap_verdict {
-	DECAP_NEXT = 0,
-	DECAP_PASS, /* the reason is set, and the frame as it came */
-	DECAP_DROP, /* the reason is set */
-};
-
 enum fragment {
 	FRAGMENT_NONE = 0,
 	FRAGMENT_FIRST = 1,
@@ -87,13 +70,11 @@ enum fragment {
 };
 
 struct tunnel {
-	struct addr source;      /* of the outer header */
-	struct addr destination;
-	__u32 offset;     /* of the next header, from the start of the frame */
-	__u32 end;        /* of what the outer headers say they carry, likewise */
-	__u32 frame_size; /* bytes, fragments of a multi-buffer frame included where they were asked for */
-	__u32 reason; /* enum reason */
-	__u8 protocol; /* of the next header */
+	/* The packet as it came: its addresses, frame_size and reason; key.protocol is that of the
+	 * header at offset. What is behind the outer header is not in it. */
+	struct packet outer;
+	__u32 offset; /* of the next header, from the start of the frame */
+	__u32 end; /* of what the outer headers say they carry, likewise */
 	__u8 ecn; /* of the outer header, RFC 3168 */
 	__u8 fragment; /* enum fragment */
 	__u8 is_gue;
@@ -103,34 +84,9 @@ struct tunnel {
  * 210 bytes, so that the mask changes nothing; it is the verifier's bound. */
 #define OFFSET_MASK 0xff
 
-static __always_inline enum decap_verdict decap_pass(struct tunnel *t, enum reason reason)
-{
-	t->reason = reason;
-	return DECAP_PASS;
-}
-
-static __always_inline enum decap_verdict decap_drop(struct tunnel *t, enum reason reason)
-{
-	t->reason = reason;
-	return DECAP_DROP;
-}
-
 static __always_inline void decap_count(__u32 reason, __u64 bytes)
 {
-	struct count *count = bpf_map_lookup_elem(&sh_dc_reasons, &reason);
-
-	if (!count)
-		return;
-	count->packets++;
-	count->bytes += bytes;
-}
-
-/* Whether the frame has so many bytes; only a multi-buffer frame has more than its linear part. */
-static __always_inline int decap_frame_holds(struct frame_ctx *ctx, struct tunnel *t, __u32 size)
-{
-	if (size > t->frame_size)
-		t->frame_size = ctx_size(ctx);
-	return size <= t->frame_size;
+	count_in(&sh_dc_reasons, reason, bytes);
 }
 
 #endif

@@ -32,8 +32,6 @@
  * believed, the more identifications have come round. */
 #define NOTE_SECONDS_MAX 30
 
-#define IP4_OFFSET_BITS 0x1fff
-#define IP6_OFFSET_BITS 0xfff8
 #define IP6_MORE 0x0001
 
 /* What a note's direction says beyond enum direction. */

@@ -5,18 +5,14 @@
 #ifndef SHUNT_LOOKUP_H
 #define SHUNT_LOOKUP_H
 
+#include "../core/count.h"
 #include "../core/packet.h"
 #include "config.h"
 #include "maps.h"
 
 static __always_inline void count_reason(__u32 reason, __u64 bytes)
 {
-	struct count *count = bpf_map_lookup_elem(&sh_reasons, &reason);
-
-	if (!count)
-		return;
-	count->packets++;
-	count->bytes += bytes;
+	count_in(&sh_reasons, reason, bytes);
 }
 
 static __always_inline struct settings *settings_get(void)
