@@ -70,12 +70,8 @@ int sh_tc(struct __sk_buff *ctx)
 	p.frame_size = ctx_size_hint(ctx);
 	verdict = frame_stage(ctx, &p);
 	/* What the host sends is mostly not for us, and not ours to count. */
-	if (p.reason && !(outbound && verdict == VERDICT_PASS)) {
-		if (p.reason == REASON_FRAGMENT_FIRST) /* and has been sent, or it had another */
-			nat_note();
-		else
-			count_reason(p.reason, p.frame_size);
-	}
+	if (p.reason && !(outbound && verdict == VERDICT_PASS))
+		count_reason(p.reason, p.frame_size);
 	switch (verdict) {
 	case VERDICT_PASS:
 		return TC_ACT_UNSPEC;

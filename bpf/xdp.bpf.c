@@ -31,12 +31,8 @@ int sh_xdp(struct xdp_md *ctx)
 	struct packet p = { .frame_size = ctx_size_hint(ctx) };
 	enum verdict verdict = frame_stage(ctx, &p);
 
-	if (p.reason) {
-		if (p.reason == REASON_FRAGMENT_FIRST) /* and has been sent, or it had another */
-			nat_note();
-		else
-			count_reason(p.reason, p.frame_size);
-	}
+	if (p.reason)
+		count_reason(p.reason, p.frame_size);
 	switch (verdict) {
 	case VERDICT_HOST:
 	case VERDICT_PASS:

@@ -41,7 +41,7 @@ enum verdict {
 	VERDICT_SEND_BACK, /* out of the interface it is at: XDP_TX */
 	VERDICT_SEND_ON,   /* redirect to packet->egress */
 	VERDICT_HOST,      /* up this host's stack, changed; as if come in by packet->egress */
-	VERDICT_REFUSE,    /* an ICMP error is due: packet->mtu says which */
+	VERDICT_REFUSE,    /* an ICMP error is due: packet->refusal says which */
 	VERDICT_REJECT,    /* no backend takes it: the stages say what becomes of it */
 	VERDICT_FRAGMENT,  /* of no use to the ordinary stages: fragment.h knows more */
 	VERDICT_CARRY,     /* for the program of the ABI before, untouched: carry.h */
@@ -68,10 +68,17 @@ enum family {
 #define IP4_FRAGMENT_BITS 0x3fff /* and more-fragments */
 #define IP6_OFFSET_BITS 0xfff8 /* RFC 8200, 4.5 */
 
-#define MTU_NOBODY 0xffffffff
+enum fragment {
+	FRAGMENT_NONE = 0,
+	FRAGMENT_FIRST = 1,
+	FRAGMENT_LATER = 2,
+};
 
-/* No reason, but what packet->reason is while a first fragment goes the ordinary way. */
-#define REASON_FRAGMENT_FIRST REASON_COUNT
+enum refusal {
+	REFUSAL_TTL = 0, /* TTL or hop limit ended here */
+	REFUSAL_SIZE = 1, /* too long for the way on: packet->mtu would fit */
+	REFUSAL_NO_BACKEND = 2,
+};
 
 struct packet {
 	struct flow_key key; /* the tuple as it arrived; ports are zero for ICMP */
@@ -81,17 +88,19 @@ struct packet {
 	__u8 ttl;
 	__u8 tcp_flags;
 	__u8 has_payload;    /* 1: bytes beyond the TCP or UDP header */
-	__u32 reason;        /* enum reason */
+	__u8 reason;         /* enum reason */
+	__u8 fragment;       /* enum fragment */
+	__u8 refusal;        /* enum refusal, for VERDICT_REFUSE */
+	__u8 pad;
 	__u32 egress;        /* interface slot, for VERDICT_SEND_ON */
 	__u32 frame_size;
-	__u32 mtu; /* of VERDICT_REFUSE: the size that would fit; 0: TTL or hop limit ended here;
-	            * MTU_NOBODY: no backend takes it */
+	__u32 mtu;           /* for REFUSAL_SIZE: bytes of an IP packet */
 };
 
-/* Whether the packet, on its way to being sent, is a fragment: nothing else has a reason then. */
-static __always_inline int is_fragment(const struct packet *p)
+static __always_inline int verdict_sends(enum verdict verdict)
 {
-	return p->reason != REASON_NONE;
+	return verdict == VERDICT_SEND_BACK || verdict == VERDICT_SEND_ON ||
+	       verdict == VERDICT_HOST;
 }
 
 static __always_inline enum verdict pass(struct packet *p, enum reason reason)
@@ -104,6 +113,12 @@ static __always_inline enum verdict drop(struct packet *p, enum reason reason)
 {
 	p->reason = reason;
 	return VERDICT_DROP;
+}
+
+static __always_inline enum verdict refuse(struct packet *p, enum refusal refusal)
+{
+	p->refusal = refusal;
+	return VERDICT_REFUSE;
 }
 
 /* Answered in place: the packet in the frame is now ours, going back where it came from. */

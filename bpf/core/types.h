@@ -286,6 +286,20 @@ struct flow {
 #define LIFE_NONCE_SHIFT 40
 #define LIFE_STATE_SHIFT 32
 
+enum note_kind {
+	NOTE_NAT = 0,
+	NOTE_DIRECT = 1,
+	NOTE_PASS = 2, /* the first fragment was for no service, and passed */
+};
+
+/* What the first fragment of a datagram became, for the later ones (lb/fragment.h). */
+struct note {
+	struct flow flow; /* of NOTE_NAT all of the flow's; of NOTE_DIRECT its service and backend;
+	                   * nonce, life and seal are the note's own */
+	__u32 hash; /* of NOTE_DIRECT: the flow's */
+	__u32 kind; /* enum note_kind */
+};
+
 /* An element of the rings that bound the flow table. */
 struct tracked {
 	struct flow_key key; /* of the DIRECTION_CLIENT entry */

@@ -35,9 +35,9 @@ static __always_inline enum verdict outer4_parse(struct frame_ctx *ctx, struct t
 	t->outer.key.protocol = ip->protocol;
 	t->ecn = ip->tos & 3;
 	if (ip->frag_off & bpf_htons(IP4_OFFSET_BITS))
-		t->fragment = FRAGMENT_LATER;
+		t->outer.fragment = FRAGMENT_LATER;
 	else if (ip->frag_off & bpf_htons(IP4_FRAGMENT_BITS))
-		t->fragment = FRAGMENT_FIRST;
+		t->outer.fragment = FRAGMENT_FIRST;
 	return VERDICT_NEXT;
 }
 
@@ -54,7 +54,8 @@ static __always_inline enum verdict outer6_extensions(struct tunnel *t, void *da
 	if (t->outer.key.protocol == IPPROTO_FRAGMENT) {
 		__be16 field = *(__be16 *)(header + 2);
 
-		t->fragment = field & bpf_htons(IP6_OFFSET_BITS) ? FRAGMENT_LATER : FRAGMENT_FIRST;
+		t->outer.fragment = field & bpf_htons(IP6_OFFSET_BITS) ? FRAGMENT_LATER :
+									 FRAGMENT_FIRST;
 	} else if (header[1] != 0 || header[2] != OPTION_ENCAP_LIMIT || header[3] != 1) {
 		return pass(&t->outer, REASON_DECAP_NO_TUNNEL);
 	}
@@ -95,13 +96,13 @@ static __always_inline enum verdict gue_udp_parse(struct frame_ctx *ctx, struct 
 	struct udphdr *udp = data + (t->offset & OFFSET_MASK);
 	__u32 size;
 
-	if (t->fragment == FRAGMENT_LATER || !gue_port)
+	if (t->outer.fragment == FRAGMENT_LATER || !gue_port)
 		return pass(&t->outer, REASON_DECAP_NO_TUNNEL);
 	if ((void *)(udp + 1) > data_end || t->offset + sizeof(*udp) > t->end ||
 	    udp->dest != gue_port)
 		return pass(&t->outer, REASON_DECAP_NO_TUNNEL);
 	t->is_gue = 1;
-	if (t->fragment)
+	if (t->outer.fragment)
 		return VERDICT_NEXT;
 	size = bpf_ntohs(udp->len);
 	if (size < sizeof(*udp) || t->offset + size > t->end)
@@ -153,7 +154,7 @@ static __always_inline enum verdict tunnel_recognise(struct frame_ctx *ctx, stru
 	}
 	if (!bpf_map_lookup_elem(&sh_dc_locals, &t->outer.key.destination))
 		return pass(&t->outer, REASON_DECAP_NOT_LOCAL);
-	if (t->fragment)
+	if (t->outer.fragment)
 		return pass(&t->outer, REASON_DECAP_FRAGMENT);
 	return t->is_gue ? gue_parse(ctx, t) : VERDICT_NEXT;
 }

@@ -63,20 +63,13 @@ struct {
 	__uint(max_entries, REASON_COUNT);
 } sh_dc_reasons SEC(".maps");
 
-enum fragment {
-	FRAGMENT_NONE = 0,
-	FRAGMENT_FIRST = 1,
-	FRAGMENT_LATER = 2,
-};
-
 struct tunnel {
-	/* The packet as it came: its addresses, frame_size and reason; key.protocol is that of the
+	/* The packet as it came: its addresses, fragment, frame_size and reason; key.protocol is that of the
 	 * header at offset. What is behind the outer header is not in it. */
 	struct packet outer;
 	__u32 offset; /* of the next header, from the start of the frame */
 	__u32 end; /* of what the outer headers say they carry, likewise */
 	__u8 ecn; /* of the outer header, RFC 3168 */
-	__u8 fragment; /* enum fragment */
 	__u8 is_gue;
 };
 

@@ -46,7 +46,7 @@ static __always_inline enum verdict flow_forward(struct frame_ctx *ctx, struct p
 	__u64 hop;
 
 	if (p->ttl <= 1)
-		return VERDICT_REFUSE;
+		return refuse(p, REFUSAL_TTL);
 	if (f->direction == DIRECTION_CLIENT) {
 		hop = hop_to_backend(ctx, backend, settings, &f->source, bpf_jiffies64(), &reason);
 	} else if (hop_marked_by(f->hop, f->nonce)) {
@@ -59,11 +59,11 @@ static __always_inline enum verdict flow_forward(struct frame_ctx *ctx, struct p
 	out = hop_interface(hop);
 	if (!out)
 		return drop(p, REASON_INTERNAL);
-	if (packet_size(p) - wire_surplus(ctx, p) > out->mtu) {
-		size_refuse(ctx, p, out->mtu);
-		return p->mtu ? VERDICT_REFUSE : drop(p, REASON_TOO_BIG);
-	}
+	if (packet_size(p) - wire_surplus(ctx, p) > out->mtu)
+		return size_refuse(ctx, p, out->mtu);
 	traffic_count(f->service_index, f->backend, p->frame_size, f->direction, 0);
+	if (has_transport && p->fragment)
+		nat_note();
 	if (has_transport && mss_limit(ctx, p, f->service_index))
 		return drop(p, REASON_INTERNAL);
 	if (packet_rewrite(ctx, p, f, has_transport))
@@ -155,7 +155,7 @@ static __always_inline enum verdict flow_stage(struct frame_ctx *ctx, struct pac
 	if (!is_vip)
 		return pass(p, REASON_NOT_OURS);
 	if (service_index == SERVICE_NONE) {
-		if (is_fragment(p))
+		if (p->fragment)
 			pass_note();
 		return pass(p, REASON_NO_SERVICE);
 	}
@@ -164,7 +164,7 @@ static __always_inline enum verdict flow_stage(struct frame_ctx *ctx, struct pac
 	if (source_check_whole(p) != VERDICT_NEXT)
 		return VERDICT_DROP;
 	if (p->ttl <= 1)
-		return VERDICT_REFUSE;
+		return refuse(p, REFUSAL_TTL);
 	reason = nat_flow_create(ctx, p, service_index);
 	if (reason == REASON_NO_BACKEND)
 		return VERDICT_REJECT;
@@ -200,10 +200,10 @@ __stage enum verdict fragment_nat_forward(struct frame_ctx *ctx, struct packet *
 
 	if (!p || !settings || !scratch)
 		return VERDICT_DROP;
-	home = backend_find(scratch->flow.backend);
+	home = backend_find(scratch->note.flow.backend);
 	if (!home)
 		return drop(p, REASON_BACKEND_GONE);
-	return flow_forward(ctx, p, settings, &scratch->flow, home, 0);
+	return flow_forward(ctx, p, settings, &scratch->note.flow, home, 0);
 }
 
 static __always_inline enum verdict fragment_forward(struct frame_ctx *ctx, struct packet *p)
@@ -213,16 +213,15 @@ static __always_inline enum verdict fragment_forward(struct frame_ctx *ctx, stru
 
 	if (!scratch)
 		return drop(p, REASON_INTERNAL);
-	if (!flow_home(&scratch->flow))
+	if (!flow_home(&scratch->note.flow))
 		return drop(p, REASON_BACKEND_GONE);
-	if (scratch->flow.direction == NOTE_DIRECT)
+	if (scratch->note.kind == NOTE_DIRECT)
 		verdict = fragment_direct_forward(ctx, p);
 	else
 		verdict = fragment_nat_forward(ctx, p);
 	/* RFC 1812, 4.3.2.7: no error is sent for a later fragment. RFC 4443 knows no such rule. */
-	if (verdict == VERDICT_REFUSE && p->family == FAMILY_IP4 &&
-	    p->reason == REASON_FRAGMENT_FOLLOWED)
-		return drop(p, p->mtu ? REASON_TOO_BIG : REASON_ICMP_LIMITED);
+	if (verdict == VERDICT_REFUSE && p->family == FAMILY_IP4 && p->fragment == FRAGMENT_LATER)
+		return drop(p, p->refusal == REFUSAL_SIZE ? REASON_TOO_BIG : REASON_ICMP_LIMITED);
 	return verdict;
 }
 

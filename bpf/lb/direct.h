@@ -42,6 +42,7 @@ static __always_inline enum verdict direct_forward(struct frame_ctx *ctx, struct
 {
 	struct backend *backend = backend_find(reference);
 	struct interface *out;
+	enum verdict verdict;
 	enum reason reason;
 	__u64 hop;
 
@@ -67,9 +68,9 @@ static __always_inline enum verdict direct_forward(struct frame_ctx *ctx, struct
 		if (hop_leads_back(ctx, hop))
 			return drop(p, REASON_LOOP);
 	} else {
-		reason = packet_wrap(ctx, p, settings, service, backend, out, hash_again(hash));
-		if (reason != REASON_NONE)
-			return p->mtu ? VERDICT_REFUSE : drop(p, reason);
+		verdict = packet_wrap(ctx, p, settings, service, backend, out, hash_again(hash));
+		if (verdict != VERDICT_NEXT)
+			return verdict;
 	}
 	traffic_count(service_index, reference, p->frame_size, DIRECTION_CLIENT, is_first(p));
 	return ethernet_send(ctx, p, hop, out);
@@ -91,7 +92,7 @@ static __always_inline enum verdict direct_stage(struct frame_ctx *ctx, struct p
 	if (admit(p, service, service_index, is_first(p)) != VERDICT_NEXT)
 		return VERDICT_DROP;
 	if (p->ttl <= 1 && service->forwarding != FORWARDING_DSR_L2)
-		return VERDICT_REFUSE;
+		return refuse(p, REFUSAL_TTL);
 	hash = flow_hash(&p->key, service->seed);
 	reference = backend_choose(p, service, service_index, hash);
 	if (!reference)

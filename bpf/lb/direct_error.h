@@ -69,6 +69,7 @@ __stage enum verdict error_to_backend(struct frame_ctx *ctx, struct packet *p, _
 	__u32 index, entropy;
 	struct service *service;
 	struct interface *out;
+	enum verdict verdict;
 	enum reason reason;
 	__u64 hop;
 
@@ -90,9 +91,9 @@ __stage enum verdict error_to_backend(struct frame_ctx *ctx, struct packet *p, _
 	if (hop_is_host(hop, out))
 		return host_send(p, interface_slot);
 	if (service->forwarding != FORWARDING_DSR_L2) {
-		reason = packet_wrap(ctx, p, settings, service, backend, out, entropy);
-		if (reason != REASON_NONE)
-			return drop(p, reason);
+		verdict = packet_wrap(ctx, p, settings, service, backend, out, entropy);
+		if (verdict != VERDICT_NEXT)
+			return verdict == VERDICT_REFUSE ? drop(p, REASON_TOO_BIG) : verdict;
 	}
 	count_reason(REASON_ICMP_TO_BACKEND, p->frame_size);
 	return ethernet_send(ctx, p, hop, out);

@@ -213,13 +213,12 @@ static __always_inline int outer_push(struct frame_ctx *ctx, const struct outer 
 	return o->is_ip4 ? ip4_push(data, data_end, o, port) : ip6_push(data, data_end, o, port);
 }
 
-/* Wraps the packet as the service says. REASON_NONE, or why it cannot leave; with
- * REASON_TOO_BIG and p->mtu the packet is as it was. */
-static __always_inline enum reason packet_wrap(struct frame_ctx *ctx, struct packet *p,
-					       const struct settings *settings,
-					       const struct service *service,
-					       const struct backend *backend,
-					       const struct interface *out, __u32 entropy)
+/* Wraps the packet as the service says. With VERDICT_REFUSE it is as it was. */
+static __always_inline enum verdict packet_wrap(struct frame_ctx *ctx, struct packet *p,
+						const struct settings *settings,
+						const struct service *service,
+						const struct backend *backend,
+						const struct interface *out, __u32 entropy)
 {
 	struct outer o;
 
@@ -230,14 +229,12 @@ static __always_inline enum reason packet_wrap(struct frame_ctx *ctx, struct pac
 	o.size = (o.is_ip4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)) +
 		 (o.is_gue ? sizeof(struct gue) : 0);
 	if (!outer_source(&o, settings, out))
-		return REASON_NO_SOURCE;
-	if (packet_size(p) - wire_surplus(ctx, p) + o.size > out->mtu) {
-		size_refuse(ctx, p, out->mtu - o.size);
-		return REASON_TOO_BIG;
-	}
+		return drop(p, REASON_NO_SOURCE);
+	if (packet_size(p) - wire_surplus(ctx, p) + o.size > out->mtu)
+		return size_refuse(ctx, p, out->mtu - o.size);
 	if (inner_prepare(ctx, p, &o) || outer_push(ctx, &o, settings->gue_port))
-		return REASON_INTERNAL;
-	return REASON_NONE;
+		return drop(p, REASON_INTERNAL);
+	return VERDICT_NEXT;
 }
 
 #endif

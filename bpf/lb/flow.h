@@ -32,6 +32,7 @@
 #define MIX_8 0xcbbb9d5dc1059ed9ULL
 #define MIX_9 0x629a292a367cd507ULL
 #define MIX_10 0x9159015a3070dd17ULL
+#define MIX_11 0x152fecd8f70e5939ULL
 
 static __always_inline __u64 key_mix(const struct flow_key *key)
 {
@@ -150,6 +151,7 @@ struct scratch {
 	struct flow_key client_key; /* of a client's entry in sh_remembered */
 	struct remembered remembered;
 	struct flow_key fragment_key; /* of the packet's note in sh_fragments */
+	struct note note;
 	struct placing placing;
 	struct packet quoted; /* what an ICMP error tells of a client's packets … */
 	__u32 quoted_service; /* … and their service's index */

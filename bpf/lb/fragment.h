@@ -8,8 +8,8 @@
  *                               (hash: addresses); else dropped, as fragment_early
  *
  * Nothing is kept back: a later fragment that overtakes its first one costs the datagram, and
- * the sender's next one is another. A note is a flow's entry under the fragments' own key,
- * sealed like one because hash elements are recycled without a grace period.
+ * the sender's next one is another. A note is sealed like a flow's entry, because hash elements are
+ * recycled without a grace period.
  *
  * A note may be older than its datagram: identifications come round (RFC 4963). The next first
  * fragment replaces it; until then, and for NOTE_SECONDS_MAX at most, a later fragment would
@@ -34,10 +34,6 @@
 
 #define IP6_MORE 0x0001
 
-/* What a note's direction says beyond enum direction. */
-#define NOTE_DIRECT 2 /* source.low: the flow's hash */
-#define NOTE_PASS 3 /* the first fragment was for no service, and passed */
-
 struct fragment_header { /* RFC 8200, 4.5 */
 	__u8 next;
 	__u8 reserved;
@@ -45,21 +41,32 @@ struct fragment_header { /* RFC 8200, 4.5 */
 	__be16 id[2];
 };
 
-/* Leaves scratch->flow as the note of the packet's datagram. */
-static __always_inline void note_put(struct scratch *scratch)
+static __always_inline __u64 note_seal(const struct flow_key *key, const struct note *note)
 {
-	struct flow *f = &scratch->flow;
-	struct flow_key *key = &scratch->fragment_key;
-
-	f->life = life_make(f->nonce, 0, bpf_jiffies64());
-	f->seal = flow_seal(key, f);
-	bpf_map_update_elem(&sh_fragments, key, f, BPF_ANY);
+	return flow_seal(key, &note->flow) + ((__u64)note->hash << 32 | note->kind) * MIX_11;
 }
 
-/* Finds the note of the packet's datagram and copies it to scratch->flow. 1: it is there. */
+/* Leaves scratch->note as that of the packet's datagram. */
+__stage int note_put(void)
+{
+	struct scratch *scratch = scratch_get();
+	struct flow_key *key;
+	struct note *note;
+
+	if (!scratch)
+		return 0;
+	key = &scratch->fragment_key;
+	note = &scratch->note;
+	note->flow.life = life_make(note->flow.nonce, 0, bpf_jiffies64());
+	note->flow.seal = note_seal(key, note);
+	bpf_map_update_elem(&sh_fragments, key, note, BPF_ANY);
+	return 0;
+}
+
+/* Finds the note of the packet's datagram and copies it to scratch->note. 1: it is there. */
 static __always_inline int note_find(struct scratch *scratch)
 {
-	struct flow *live, *copy = &scratch->flow;
+	struct note *live, *copy = &scratch->note;
 
 	live = bpf_map_lookup_elem(&sh_fragments, &scratch->fragment_key);
 	if (!live)
@@ -67,29 +74,32 @@ static __always_inline int note_find(struct scratch *scratch)
 	__builtin_memcpy(copy, live, sizeof(*copy));
 	/* The compiler must not read the live entry again where the copy is meant. */
 	asm volatile("" : : "r"(copy) : "memory");
-	if (copy->seal != flow_seal(&scratch->fragment_key, copy) ||
-	    !life_belongs(copy->life, copy->nonce)) {
+	if (copy->flow.seal != note_seal(&scratch->fragment_key, copy) ||
+	    !life_belongs(copy->flow.life, copy->flow.nonce)) {
 		count_reason(REASON_FLOW_RECYCLED, 0);
 		return 0;
 	}
-	return life_age(copy->life, bpf_jiffies64()) <= NOTE_SECONDS_MAX * jiffies_per_second;
+	return life_age(copy->flow.life, bpf_jiffies64()) <= NOTE_SECONDS_MAX * jiffies_per_second;
 }
 
-/* After a first fragment has been sent: what it became is in scratch->flow. */
+static __always_inline void note_begin(struct note *note, enum note_kind kind)
+{
+	__builtin_memset(note, 0, sizeof(*note));
+	note->flow.nonce = bpf_get_prandom_u32();
+	note->kind = kind;
+}
+
+/* For a first fragment that NAT sends: its flow is in scratch->flow. */
 __stage int nat_note(void)
 {
 	struct scratch *scratch = scratch_get();
 
-	if (scratch)
-		note_put(scratch);
-	return 0;
-}
-
-static __always_inline void note_begin(struct flow *note, __u8 direction)
-{
-	__builtin_memset(note, 0, sizeof(*note));
-	note->nonce = bpf_get_prandom_u32();
-	note->direction = direction;
+	if (!scratch)
+		return 0;
+	scratch->note.flow = scratch->flow;
+	scratch->note.hash = 0;
+	scratch->note.kind = NOTE_NAT;
+	return note_put();
 }
 
 /* For a first fragment to a port that has no service. */
@@ -99,9 +109,8 @@ __stage int pass_note(void)
 
 	if (!scratch)
 		return 0;
-	note_begin(&scratch->flow, NOTE_PASS);
-	note_put(scratch);
-	return 0;
+	note_begin(&scratch->note, NOTE_PASS);
+	return note_put();
 }
 
 /* The transport header of a first fragment must be there to the end: without flags and ports
@@ -141,6 +150,7 @@ static __always_inline enum verdict first_parse(struct frame_ctx *ctx, struct pa
  * it behind our back (RFC 3128). A UDP header ends where the first of them may begin. */
 static __always_inline enum verdict later_parse(struct packet *p, __u8 protocol, __u32 offset)
 {
+	p->fragment = FRAGMENT_LATER;
 	if (protocol == IPPROTO_TCP && offset < sizeof(struct tcphdr))
 		return drop(p, REASON_FRAGMENT_TINY);
 	return VERDICT_FRAGMENT;
@@ -163,7 +173,7 @@ static __always_inline enum verdict ip4_fragment_parse(struct frame_ctx *ctx, st
 	offset = (bpf_ntohs(ip->frag_off) & IP4_OFFSET_BITS) * 8;
 	if (offset)
 		return later_parse(p, ip->protocol, offset);
-	p->reason = REASON_FRAGMENT_FIRST;
+	p->fragment = FRAGMENT_FIRST;
 	return first_parse(ctx, p);
 }
 
@@ -215,13 +225,13 @@ static __always_inline enum verdict ip6_fragment_parse(struct frame_ctx *ctx, st
 	}
 	if (!(field & IP6_MORE)) /* RFC 6946: a fragment that is all of the packet */
 		return ip6_rest_parse(ctx, p, 1);
-	p->reason = REASON_FRAGMENT_FIRST;
+	p->fragment = FRAGMENT_FIRST;
 	return ip6_rest_parse(ctx, p, 0);
 }
 
 /*
  * From a fragment to what the ordinary stages take. VERDICT_NEXT: the packet has its ports, and
- * either is a first fragment (is_fragment) or was none; VERDICT_FRAGMENT: a later one. The
+ * either is a first fragment or was none; VERDICT_FRAGMENT: a later one. The
  * key of its note is in scratch->fragment_key.
  */
 __stage enum verdict fragment_parse(struct frame_ctx *ctx, struct packet *p)
@@ -245,7 +255,7 @@ __stage enum verdict fragment_parse(struct frame_ctx *ctx, struct packet *p)
 /* Begins the note of a first fragment. VERDICT_FRAGMENT: it is for a service with direct return,
  * and has a backend; VERDICT_NEXT: it is not for such a service. */
 static __always_inline enum verdict fragment_choose(struct packet *p, __u32 flags, __u32 epoch,
-						    struct flow *note)
+						    struct note *note)
 {
 	struct service *service;
 	__u32 index;
@@ -261,14 +271,14 @@ static __always_inline enum verdict fragment_choose(struct packet *p, __u32 flag
 	if (admit(p, service, index, is_first(p)) != VERDICT_NEXT)
 		return VERDICT_DROP;
 	note_begin(note, NOTE_DIRECT);
-	note->service_index = index;
-	note->service_generation = service->generation;
+	note->flow.service_index = index;
+	note->flow.service_generation = service->generation;
 	/* The same for those that have no ports, and come here before the first. */
-	note->source.low = service->flags & SERVICE_HASHES_ADDRESSES ?
-				   addresses_hash(&p->key, service->seed) :
-				   flow_hash(&p->key, service->seed);
-	note->backend = backend_choose(p, service, index, note->source.low);
-	return note->backend ? VERDICT_FRAGMENT : VERDICT_REJECT;
+	note->hash = service->flags & SERVICE_HASHES_ADDRESSES ?
+			     addresses_hash(&p->key, service->seed) :
+			     flow_hash(&p->key, service->seed);
+	note->flow.backend = backend_choose(p, service, index, note->hash);
+	return note->flow.backend ? VERDICT_FRAGMENT : VERDICT_REJECT;
 }
 
 /*
@@ -276,7 +286,7 @@ static __always_inline enum verdict fragment_choose(struct packet *p, __u32 flag
  * first one goes, whichever balancer that reaches, unless flows of the slot may be elsewhere.
  */
 static __always_inline enum verdict fragment_place(struct packet *p, __u32 flags, __u32 epoch,
-						   struct flow *note)
+						   struct note *note)
 {
 	struct service *service;
 	__u32 index, hash;
@@ -300,11 +310,11 @@ static __always_inline enum verdict fragment_place(struct packet *p, __u32 flags
 	if (slot_state(slot) != SLOT_SETTLED && service->tracking != TRACKING_NONE)
 		return drop(p, REASON_FRAGMENT_EARLY);
 	note_begin(note, NOTE_DIRECT);
-	note->service_index = index;
-	note->service_generation = service->generation;
-	note->source.low = hash;
-	note->backend = slot_current(slot);
-	if (!note->backend)
+	note->flow.service_index = index;
+	note->flow.service_generation = service->generation;
+	note->hash = hash;
+	note->flow.backend = slot_current(slot);
+	if (!note->flow.backend)
 		return drop(p, REASON_NO_BACKEND);
 	p->reason = REASON_FRAGMENT_FOLLOWED;
 	return VERDICT_FRAGMENT;
@@ -319,16 +329,16 @@ static __always_inline enum verdict fragment_recall(struct packet *p, __u32 flag
 			return pass(p, REASON_NOT_OURS);
 		if (flags & ADDRESS_HOST_OWN)
 			return pass(p, REASON_FRAGMENT);
-		return fragment_place(p, flags, epoch, &scratch->flow);
+		return fragment_place(p, flags, epoch, &scratch->note);
 	}
-	if (scratch->flow.direction == NOTE_PASS)
+	if (scratch->note.kind == NOTE_PASS)
 		return pass(p, REASON_NO_SERVICE);
 	p->reason = REASON_FRAGMENT_FOLLOWED;
 	return VERDICT_FRAGMENT;
 }
 
 /* Finds what is to become of a fragment, or of what has an IPv6 fragment header. VERDICT_NEXT: it
- * goes the ordinary way; VERDICT_FRAGMENT: the way of scratch->flow; VERDICT_REJECT: no backend of
+ * goes the ordinary way; VERDICT_FRAGMENT: the way of scratch->note; VERDICT_REJECT: no backend of
  * fragment_service takes it, which the caller answers, for the stack is too short here. */
 __stage enum verdict fragment_stage(struct frame_ctx *ctx, struct packet *p, __u32 flags,
 				    __u32 epoch)
@@ -343,9 +353,9 @@ __stage enum verdict fragment_stage(struct frame_ctx *ctx, struct packet *p, __u
 		return fragment_recall(p, flags, epoch, scratch);
 	if (verdict != VERDICT_NEXT)
 		return flags ? verdict : pass(p, REASON_NOT_OURS);
-	if (!is_fragment(p))
+	if (!p->fragment)
 		return VERDICT_NEXT;
-	return fragment_choose(p, flags, epoch, &scratch->flow);
+	return fragment_choose(p, flags, epoch, &scratch->note);
 }
 
 /* The service that fragment_stage has found no backend of. */
@@ -353,7 +363,7 @@ static __always_inline __u32 fragment_service(void)
 {
 	struct scratch *scratch = scratch_get();
 
-	return scratch ? scratch->flow.service_index : SERVICE_NONE;
+	return scratch ? scratch->note.flow.service_index : SERVICE_NONE;
 }
 
 /* The last stage of a fragment to a backend that answers the client itself. */
@@ -367,18 +377,16 @@ __stage enum verdict fragment_direct_forward(struct frame_ctx *ctx, struct packe
 
 	if (!p || !scratch || !settings)
 		return VERDICT_DROP;
-	index = scratch->flow.service_index;
+	index = scratch->note.flow.service_index;
 	service = direct_service_find(index);
 	if (!service)
 		return drop(p, REASON_BACKEND_GONE);
 	if (p->ttl <= 1 && service->forwarding != FORWARDING_DSR_L2)
-		return VERDICT_REFUSE;
-	verdict = direct_forward(ctx, p, settings, index, service, scratch->flow.backend,
-				 scratch->flow.source.low, 0);
-	if (p->reason == REASON_FRAGMENT_FIRST && verdict != VERDICT_REFUSE) {
-		nat_note();
-		p->reason = REASON_NONE; /* nothing is left for nat_note to do */
-	}
+		return refuse(p, REFUSAL_TTL);
+	verdict = direct_forward(ctx, p, settings, index, service, scratch->note.flow.backend,
+				 scratch->note.hash, 0);
+	if (p->fragment == FRAGMENT_FIRST && verdict_sends(verdict))
+		note_put();
 	return verdict;
 }
 

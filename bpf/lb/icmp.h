@@ -434,7 +434,7 @@ static __noinline int csum_is_open(struct frame_ctx *ctx, const struct packet *p
 	__u64 sum, pseudo;
 	__u16 check;
 
-	if (!generic_mode || is_fragment(p) ||
+	if (!generic_mode || p->fragment ||
 	    ctx_load(ctx, transport_csum_offset(p), &check, sizeof(check)))
 		return 0;
 	pseudo = pseudo_sum(&p->key.source, &p->key.destination, p->l4_size, p->key.protocol);
@@ -479,10 +479,10 @@ static __noinline int ip4_error_make(struct frame_ctx *ctx, const struct packet 
 	struct ethhdr eth;
 	__u64 sum;
 
-	if (p->mtu == MTU_NOBODY) {
+	if (p->refusal == REFUSAL_NO_BACKEND) {
 		icmp.type = ICMP_UNREACHABLE;
 		icmp.code = ICMP_PORT_UNREACHABLE;
-	} else if (p->mtu) {
+	} else if (p->refusal == REFUSAL_SIZE) {
 		icmp.type = ICMP_UNREACHABLE;
 		icmp.code = ICMP_FRAGMENTATION_NEEDED;
 		icmp.rest = bpf_htonl(p->mtu & 0xffff); /* RFC 1191, 4 */
@@ -515,10 +515,10 @@ static __noinline int ip6_error_make(struct frame_ctx *ctx, const struct packet 
 	struct ethhdr eth;
 	__u64 sum;
 
-	if (p->mtu == MTU_NOBODY) {
+	if (p->refusal == REFUSAL_NO_BACKEND) {
 		icmp.type = ICMPV6_DEST_UNREACH;
 		icmp.code = ICMPV6_PORT_UNREACH;
-	} else if (p->mtu) {
+	} else if (p->refusal == REFUSAL_SIZE) {
 		icmp.type = ICMPV6_PKT_TOOBIG;
 		icmp.rest = bpf_htonl(p->mtu);
 	}
@@ -542,7 +542,7 @@ static __noinline int ip6_error_make(struct frame_ctx *ctx, const struct packet 
 
 /*
  * Answers a TCP or UDP packet whose TTL or hop limit ends here, that is too long for the way on,
- * or that no backend takes (packet->mtu), back the way it came. The packet is still as it
+ * or that no backend takes (packet->refusal), back the way it came. The packet is still as it
  * arrived. The latter two are said by the VIP: the client's path is the one to that.
  */
 __stage enum verdict error_answer(struct frame_ctx *ctx, struct packet *p)
@@ -555,13 +555,18 @@ __stage enum verdict error_answer(struct frame_ctx *ctx, struct packet *p)
 		return drop(p, REASON_ICMP_LIMITED);
 	if (!token_take(TOKEN_ERROR, ICMP_RATE))
 		return drop(p, REASON_ICMP_LIMITED);
-	source = p->mtu ? p->key.destination : error_source(p);
+	source = p->refusal == REFUSAL_TTL ? error_source(p) : p->key.destination;
 	if (p->family == FAMILY_IP4 ? ip4_error_make(ctx, p, &source) :
 				      ip6_error_make(ctx, p, &source))
 		return drop(p, REASON_INTERNAL);
-	if (p->mtu == MTU_NOBODY)
+	switch (p->refusal) {
+	case REFUSAL_NO_BACKEND:
 		return answer(p, REASON_REJECTED_UNREACHABLE);
-	return answer(p, p->mtu ? REASON_TOO_BIG_ANSWERED : REASON_TTL_EXCEEDED);
+	case REFUSAL_SIZE:
+		return answer(p, REASON_TOO_BIG_ANSWERED);
+	default:
+		return answer(p, REASON_TTL_EXCEEDED);
+	}
 }
 
 #endif

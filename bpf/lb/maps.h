@@ -99,12 +99,12 @@ struct {
 
 /* What fragments of one datagram have in common -> what its first fragment became, for the
  * later ones, which have no ports (fragment.h). The key is a flow's with the identification
- * for ports; the value a flow's entry, sealed. Written and read by the programs alone. Full:
+ * for ports. Written and read by the programs alone. Full:
  * the least recently used goes, and what is lost with it is one datagram. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct flow_key);
-	__type(value, struct flow);
+	__type(value, struct note);
 	__uint(max_entries, FRAGMENT_NOTES_MAX);
 } sh_fragments SEC(".maps");
 

@@ -125,7 +125,7 @@ __stage int mss_clamp(struct frame_ctx *ctx, struct packet *p, __u32 service_ind
 /* Before a packet of the service goes on: bounds what its sender says it takes. */
 static __always_inline int mss_limit(struct frame_ctx *ctx, struct packet *p, __u32 service_index)
 {
-	if (!(features & FEATURE_MSS) || !(p->tcp_flags & TCP_SYN) || is_fragment(p))
+	if (!(features & FEATURE_MSS) || !(p->tcp_flags & TCP_SYN) || p->fragment)
 		return 0;
 	return mss_clamp(ctx, p, service_index);
 }

@@ -108,10 +108,8 @@ __stage enum verdict reject_answer(struct frame_ctx *ctx, struct packet *p, __u3
 	if (!service || !(service->flags & SERVICE_REJECTS) || (p->tcp_flags & TCP_RST) ||
 	    !source_is_answerable(&p->key.source))
 		return drop(p, REASON_NO_BACKEND);
-	if (p->key.protocol == IPPROTO_UDP) {
-		p->mtu = MTU_NOBODY;
-		return VERDICT_REFUSE;
-	}
+	if (p->key.protocol == IPPROTO_UDP)
+		return refuse(p, REFUSAL_NO_BACKEND);
 	if (!token_take(TOKEN_RESET, RESET_RATE))
 		return drop(p, REASON_ICMP_LIMITED);
 	if (reset_make(ctx, p))

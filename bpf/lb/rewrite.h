@@ -38,17 +38,18 @@ static __always_inline __u32 wire_surplus(struct frame_ctx *ctx, const struct pa
 
 #define IP4_DF 0x4000 /* don't fragment, RFC 791 */
 
-/* Notes the size that would fit, unless routers may fragment the packet: then its sender does
- * not want to know its path's MTU. */
-static __always_inline void size_refuse(struct frame_ctx *ctx, struct packet *p, __u32 mtu)
+/* Ends a packet that is too long for the way on. The sender is told what would fit, unless routers
+ * may fragment its packet: then it does not want to know its path's MTU. */
+static __always_inline enum verdict size_refuse(struct frame_ctx *ctx, struct packet *p, __u32 mtu)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct iphdr *ip = data + L3_OFFSET;
 
 	if (p->family == FAMILY_IP4 &&
 	    ((void *)(ip + 1) > data_end || !(ip->frag_off & bpf_htons(IP4_DF))))
-		return;
+		return drop(p, REASON_TOO_BIG);
 	p->mtu = mtu;
+	return refuse(p, REFUSAL_SIZE);
 }
 
 /* Up the stack, as if come in by the interface of this slot. */
@@ -134,7 +135,7 @@ static __noinline int csum_finish(struct frame_ctx *ctx, struct packet *p, const
 	__sum16 *check;
 	__u16 value;
 
-	if (is_fragment(p)) /* what is here is not all that is summed; see fragment.h */
+	if (p->fragment) /* what is here is not all that is summed; see fragment.h */
 		return 0;
 	if (csum_whole(ctx, p->l4_offset, p->l4_size, &segment))
 		return -1;
