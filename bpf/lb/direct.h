@@ -76,6 +76,16 @@ static __always_inline enum verdict direct_forward(struct frame_ctx *ctx, struct
 	return ethernet_send(ctx, p, hop, out);
 }
 
+/* Whether a packet may go to a service with direct return: its source may, and the service lets it
+ * in. */
+static __always_inline enum verdict direct_admit(struct packet *p, const struct settings *settings,
+						 const struct service *service, __u32 service_index)
+{
+	if (source_check_direct(p, settings) != VERDICT_NEXT)
+		return VERDICT_DROP;
+	return admit(p, service, service_index, is_first(p));
+}
+
 /* Direct return: no flow entry, unless the slot is not settled. VERDICT_NEXT: the packet is
  * not for such a service. */
 static __always_inline enum verdict direct_stage(struct frame_ctx *ctx, struct packet *p,
@@ -87,9 +97,7 @@ static __always_inline enum verdict direct_stage(struct frame_ctx *ctx, struct p
 
 	if (!service)
 		return VERDICT_NEXT;
-	if (source_check_direct(p, settings) != VERDICT_NEXT)
-		return VERDICT_DROP;
-	if (admit(p, service, service_index, is_first(p)) != VERDICT_NEXT)
+	if (direct_admit(p, settings, service, service_index) != VERDICT_NEXT)
 		return VERDICT_DROP;
 	if (p->ttl <= 1 && service->forwarding != FORWARDING_DSR_L2)
 		return refuse(p, REFUSAL_TTL);

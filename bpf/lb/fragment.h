@@ -254,8 +254,9 @@ __stage enum verdict fragment_parse(struct frame_ctx *ctx, struct packet *p)
 
 /* Begins the note of a first fragment. VERDICT_FRAGMENT: it is for a service with direct return,
  * and has a backend; VERDICT_NEXT: it is not for such a service. */
-static __always_inline enum verdict fragment_choose(struct packet *p, __u32 flags, __u32 epoch,
-						    struct note *note)
+static __always_inline enum verdict fragment_choose(struct packet *p,
+						    const struct settings *settings, __u32 flags,
+						    __u32 epoch, struct note *note)
 {
 	struct service *service;
 	__u32 index;
@@ -266,9 +267,7 @@ static __always_inline enum verdict fragment_choose(struct packet *p, __u32 flag
 	service = direct_service_find(index);
 	if (!service)
 		return VERDICT_NEXT;
-	if (source_check_fragment(p) != VERDICT_NEXT)
-		return VERDICT_DROP;
-	if (admit(p, service, index, is_first(p)) != VERDICT_NEXT)
+	if (direct_admit(p, settings, service, index) != VERDICT_NEXT)
 		return VERDICT_DROP;
 	note_begin(note, NOTE_DIRECT);
 	note->flow.service_index = index;
@@ -285,8 +284,9 @@ static __always_inline enum verdict fragment_choose(struct packet *p, __u32 flag
  * Places a later fragment that has no note, where its addresses alone decide: that is where its
  * first one goes, whichever balancer that reaches, unless flows of the slot may be elsewhere.
  */
-static __always_inline enum verdict fragment_place(struct packet *p, __u32 flags, __u32 epoch,
-						   struct note *note)
+static __always_inline enum verdict fragment_place(struct packet *p,
+						   const struct settings *settings, __u32 flags,
+						   __u32 epoch, struct note *note)
 {
 	struct service *service;
 	__u32 index, hash;
@@ -301,9 +301,7 @@ static __always_inline enum verdict fragment_place(struct packet *p, __u32 flags
 	if (!service || !(service->flags & SERVICE_HASHES_ADDRESSES) || service->affinity_ticks ||
 	    service->tracking == TRACKING_ALWAYS)
 		return drop(p, REASON_FRAGMENT_EARLY);
-	if (source_check_fragment(p) != VERDICT_NEXT)
-		return VERDICT_DROP;
-	if (admit(p, service, index, 0) != VERDICT_NEXT)
+	if (direct_admit(p, settings, service, index) != VERDICT_NEXT)
 		return VERDICT_DROP;
 	hash = addresses_hash(&p->key, service->seed);
 	slot = slot_get(*(volatile __u64 *)&service->table, hash);
@@ -321,15 +319,16 @@ static __always_inline enum verdict fragment_place(struct packet *p, __u32 flags
 }
 
 /* The note of a later fragment. VERDICT_FRAGMENT: it is there. */
-static __always_inline enum verdict fragment_recall(struct packet *p, __u32 flags, __u32 epoch,
-						    struct scratch *scratch)
+static __always_inline enum verdict fragment_recall(struct packet *p,
+						    const struct settings *settings, __u32 flags,
+						    __u32 epoch, struct scratch *scratch)
 {
 	if (!note_find(scratch)) {
 		if (!flags)
 			return pass(p, REASON_NOT_OURS);
 		if (flags & ADDRESS_HOST_OWN)
 			return pass(p, REASON_FRAGMENT);
-		return fragment_place(p, flags, epoch, &scratch->note);
+		return fragment_place(p, settings, flags, epoch, &scratch->note);
 	}
 	if (scratch->note.kind == NOTE_PASS)
 		return pass(p, REASON_NO_SERVICE);
@@ -343,19 +342,20 @@ static __always_inline enum verdict fragment_recall(struct packet *p, __u32 flag
 __stage enum verdict fragment_stage(struct frame_ctx *ctx, struct packet *p, __u32 flags,
 				    __u32 epoch)
 {
+	struct settings *settings = settings_get();
 	struct scratch *scratch = scratch_get();
 	enum verdict verdict;
 
-	if (!p || !scratch)
+	if (!p || !scratch || !settings)
 		return VERDICT_DROP;
 	verdict = fragment_parse(ctx, p);
 	if (verdict == VERDICT_FRAGMENT)
-		return fragment_recall(p, flags, epoch, scratch);
+		return fragment_recall(p, settings, flags, epoch, scratch);
 	if (verdict != VERDICT_NEXT)
 		return flags ? verdict : pass(p, REASON_NOT_OURS);
 	if (!p->fragment)
 		return VERDICT_NEXT;
-	return fragment_choose(p, flags, epoch, &scratch->note);
+	return fragment_choose(p, settings, flags, epoch, &scratch->note);
 }
 
 /* The service that fragment_stage has found no backend of. */

@@ -69,12 +69,6 @@ static __always_inline enum verdict source_check_direct(struct packet *p,
 	return source_check(p);
 }
 
-/* The same of a fragment, which is rare. */
-static __always_inline enum verdict source_check_fragment(struct packet *p)
-{
-	return p->key.protocol == IPPROTO_UDP ? source_check_whole(p) : source_check(p);
-}
-
 /* Whether the frame goes to the host that this hop leads to. */
 static __always_inline int hop_is_taken(struct frame_ctx *ctx, __u64 hop)
 {
