@@ -5,8 +5,8 @@
  * CAP_BPF and CAP_PERFMON.
  *
  * Flows end without any of this (lb/flow.h); a sweep only frees memory early and counts.
- * A run is for one caller at a time: the workspace of lb/flow.h is per CPU, and this
- * program can be preempted. So its object never shares sh_scratch with the one at XDP,
+ * A run is for one caller at a time: the working memory of lb/scratch.h is per CPU, and this
+ * program can be preempted. So its object never shares that with the one at XDP,
  * whose interrupts would write into it.
  */
 #include "lb/remember.h"

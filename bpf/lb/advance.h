@@ -70,22 +70,22 @@ static __always_inline __u8 state_after(__u8 state, const struct packet *p, cons
 static __noinline int twin_follow(struct frame_ctx *ctx, const struct packet *p,
 				  const struct flow *f, __u8 set, __u8 clear)
 {
-	struct scratch *scratch = scratch_get();
+	struct entry *twin = scratch_of(&sh_twin);
 	struct flow *live;
 	__u64 hop, old_hop;
 
-	if (!scratch)
+	if (!twin)
 		return 0;
-	live = twin_find(scratch, &p->key, f);
+	live = twin_find(twin, &p->key, f);
 	if (!live)
 		return f->direction == DIRECTION_CLIENT ? -1 : 0;
 	if (set | clear)
-		life_set(live, f->nonce, set, clear, scratch->twin.life);
+		life_set(live, f->nonce, set, clear, twin->flow.life);
 	/* The routing table is asked at most once a second, not for every change of state. */
 	if (f->direction != DIRECTION_CLIENT ||
 	    life_age(f->life, bpf_jiffies64()) < jiffies_per_second)
 		return 0;
-	old_hop = scratch->twin.hop;
+	old_hop = twin->flow.hop;
 	hop = hop_mark(hop_to_client(ctx, &p->key), f->nonce);
 	if (hop != old_hop) /* by comparison, because the element may be another flow's by now */
 		__sync_val_compare_and_swap(&live->hop, old_hop, hop);

@@ -63,7 +63,7 @@ static __always_inline enum verdict flow_forward(struct frame_ctx *ctx, struct p
 		return size_refuse(ctx, p, out->mtu);
 	traffic_count(f->service_index, f->backend, p->frame_size, f->direction, 0);
 	if (has_transport && p->fragment)
-		nat_note();
+		nat_note(f);
 	if (has_transport && mss_limit(ctx, p, f->service_index))
 		return drop(p, REASON_INTERNAL);
 	if (packet_rewrite(ctx, p, f, has_transport))
@@ -133,7 +133,7 @@ static __always_inline int flow_lookup(struct frame_ctx *ctx, struct packet *p, 
 	if (flow_advance(ctx, p, live, f) != ADVANCE_GO)
 		return 0;
 	if ((features & FEATURE_REMEMBER) && f->direction == DIRECTION_CLIENT)
-		client_touch(p);
+		client_touch(p, f);
 	return 1;
 }
 
@@ -179,43 +179,43 @@ static __always_inline enum verdict nat_stage(struct frame_ctx *ctx, struct pack
 					      const struct settings *settings, int is_vip,
 					      __u32 service_index)
 {
-	struct scratch *scratch = scratch_get();
+	struct entry *entry = scratch_of(&sh_entry);
 	struct backend *home = 0;
 	enum verdict verdict;
 
-	if (!scratch)
+	if (!entry)
 		return drop(p, REASON_INTERNAL);
-	verdict = flow_stage(ctx, p, &scratch->flow, &home, is_vip, service_index);
+	verdict = flow_stage(ctx, p, &entry->flow, &home, is_vip, service_index);
 	if (verdict != VERDICT_NEXT)
 		return verdict;
-	return flow_forward(ctx, p, settings, &scratch->flow, home, 1);
+	return flow_forward(ctx, p, settings, &entry->flow, home, 1);
 }
 
 /* The last stage of a later fragment of NAT. */
 __stage enum verdict fragment_nat_forward(struct frame_ctx *ctx, struct packet *p)
 {
 	struct settings *settings = settings_get();
-	struct scratch *scratch = scratch_get();
+	struct noting *noting = scratch_of(&sh_noting);
 	struct backend *home;
 
-	if (!p || !settings || !scratch)
+	if (!p || !settings || !noting)
 		return VERDICT_DROP;
-	home = backend_find(scratch->note.flow.backend);
+	home = backend_find(noting->note.flow.backend);
 	if (!home)
 		return drop(p, REASON_BACKEND_GONE);
-	return flow_forward(ctx, p, settings, &scratch->note.flow, home, 0);
+	return flow_forward(ctx, p, settings, &noting->note.flow, home, 0);
 }
 
 static __always_inline enum verdict fragment_forward(struct frame_ctx *ctx, struct packet *p)
 {
-	struct scratch *scratch = scratch_get();
+	struct noting *noting = scratch_of(&sh_noting);
 	enum verdict verdict;
 
-	if (!scratch)
+	if (!noting)
 		return drop(p, REASON_INTERNAL);
-	if (!flow_home(&scratch->note.flow))
+	if (!flow_home(&noting->note.flow))
 		return drop(p, REASON_BACKEND_GONE);
-	if (scratch->note.kind == NOTE_DIRECT)
+	if (noting->note.kind == NOTE_DIRECT)
 		verdict = fragment_direct_forward(ctx, p);
 	else
 		verdict = fragment_nat_forward(ctx, p);

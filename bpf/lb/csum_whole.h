@@ -9,6 +9,7 @@
 #define SHUNT_CSUM_WHOLE_H
 
 #include "../core/csum.h"
+#include "scratch.h"
 
 #define CSUM_CHUNK 512 /* the most that bpf_csum_diff takes */
 #define CSUM_CHUNKS_MAX (65536 / CSUM_CHUNK)
@@ -17,14 +18,7 @@ struct chunk {
 	__u8 bytes[CSUM_CHUNK + 4];
 };
 
-/* Workspace of csum_whole, one element a CPU. Written and read within one run of a
- * program only; not pinned. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__type(value, struct chunk);
-	__uint(max_entries, 1);
-} sh_chunk SEC(".maps");
+SCRATCH(sh_chunk, struct chunk);
 
 struct csum_walk {
 	struct frame_ctx *ctx;
@@ -38,8 +32,8 @@ struct csum_walk {
 static long csum_chunk_add(__u32 index, void *context)
 {
 	struct csum_walk *walk = context;
-	__u32 zero = 0, size = walk->left, last;
-	struct chunk *chunk = bpf_map_lookup_elem(&sh_chunk, &zero);
+	__u32 size = walk->left, last;
+	struct chunk *chunk = scratch_of(&sh_chunk);
 	__s64 sum;
 
 	if (size > CSUM_CHUNK)

@@ -19,6 +19,14 @@
 #include "place.h"
 #include "service.h"
 
+/* What an ICMP error tells of a client's packets. */
+struct accused {
+	struct packet packet;
+	__u32 service_index;
+};
+
+SCRATCH(sh_accused, struct accused);
+
 /* The service of the client's packets; SERVICE_NONE also where it rewrites them. */
 static __always_inline __u32 quoted_service(const struct packet *quoted)
 {
@@ -33,21 +41,21 @@ static __always_inline __u32 quoted_service(const struct packet *quoted)
 }
 
 /* The backend that has sent what an ICMP error to a VIP quotes; 0: it is no error, or about no
- * service with direct return. The tuple and the service are left in the scratch memory. */
+ * service with direct return. The tuple and the service are left in sh_accused. */
 __stage __u32 error_owner(struct frame_ctx *ctx, struct packet *p)
 {
-	struct scratch *scratch = scratch_get();
+	struct accused *accused = scratch_of(&sh_accused);
 	struct packet *quoted;
 	struct service *service;
 	struct quote q = {};
 	__u32 index;
 	__u8 type;
 
-	if (!p || !scratch)
+	if (!p || !accused)
 		return 0;
 	if (ctx_load(ctx, p->l4_offset, &type, sizeof(type)) || !icmp_is_error(p->family, type))
 		return 0;
-	quoted = &scratch->quoted;
+	quoted = &accused->packet;
 	__builtin_memset(quoted, 0, sizeof(*quoted)); /* the key's padding is part of it */
 	q.key = &quoted->key;
 	if (quote_parse(ctx, p, &q) != VERDICT_NEXT)
@@ -56,7 +64,7 @@ __stage __u32 error_owner(struct frame_ctx *ctx, struct packet *p)
 	service = bpf_map_lookup_elem(&sh_services, &index);
 	if (!service)
 		return 0;
-	scratch->quoted_service = index;
+	accused->service_index = index;
 	return backend_choose(quoted, service, index, flow_hash(&quoted->key, service->seed));
 }
 
@@ -65,7 +73,7 @@ __stage enum verdict error_to_backend(struct frame_ctx *ctx, struct packet *p, _
 {
 	struct backend *backend = backend_find(reference);
 	struct settings *settings = settings_get();
-	struct scratch *scratch = scratch_get();
+	struct accused *accused = scratch_of(&sh_accused);
 	__u32 index, entropy;
 	struct service *service;
 	struct interface *out;
@@ -75,16 +83,16 @@ __stage enum verdict error_to_backend(struct frame_ctx *ctx, struct packet *p, _
 
 	if (!p)
 		return VERDICT_DROP;
-	if (!backend || !settings || !scratch)
+	if (!backend || !settings || !accused)
 		return drop(p, REASON_BACKEND_GONE);
-	index = scratch->quoted_service;
+	index = accused->service_index;
 	service = bpf_map_lookup_elem(&sh_services, &index);
 	if (!service)
 		return drop(p, REASON_INTERNAL);
 	/* RFC 1122, 3.2.2 and RFC 4443, 2.4 e: no error is answered with another. */
 	if (service->forwarding != FORWARDING_DSR_L2 && p->ttl <= 1)
 		return pass(p, REASON_ICMP);
-	entropy = hash_again(flow_hash(&scratch->quoted.key, service->seed));
+	entropy = hash_again(flow_hash(&accused->packet.key, service->seed));
 	out = direct_route(ctx, p, settings, backend, &hop, &reason);
 	if (!out)
 		return drop(p, reason);

@@ -18,6 +18,7 @@
 #define SHUNT_FLOW_H
 
 #include "lookup.h"
+#include "scratch.h"
 
 /* Odd constants (the fractional bits of square roots of primes, as in SHA-512): each
  * word's share of the sum is a bijection, so a single changed word always shows. */
@@ -99,80 +100,14 @@ static __always_inline struct flow *flow_find(const struct flow_key *key, struct
 	return live;
 }
 
-/*
- * Working memory of the slow paths: the stack is 512 bytes for the whole call chain. XDP
- * runs with bottom halves off, and one sweep runs at a time, so nobody shares it.
- */
-#define CLAIM_SHORT_PLACES 16
-
-struct claim {
-	struct flow_key key; /* of the DIRECTION_BACKEND entry; destination_port varies */
-	struct flow entry;   /* what to insert there */
-	struct flow_key probed_key;
-	struct flow probed;
-	__u64 now;
-	__u32 start;
-	__u32 closed_age; /* of the port below; 0: none met */
-	__u16 port_first;
-	__u16 port_count;
-	__be16 own_port;    /* tried first, for NAT that keeps the client's port */
-	__be16 closed_port; /* of the longest closed flow met */
-	/* jiffies until when searches give up early, by backend; two may share a place */
-	__u32 short_until[CLAIM_SHORT_PLACES];
-};
-
-/* What place.h knows of the packet whose backend it looks for. */
-struct placing {
-	__u64 slot;
-	__u32 previous; /* where flows without an entry are, in a transition; 0: nowhere */
-	__u32 hash;
-	__u32 service; /* generation:8 | index:24 */
-	__u32 affinity_ticks;
-	__u16 now;     /* ticks */
-	__u8 tracking; /* enum tracking */
-	__u8 first;    /* the packet is a TCP SYN */
-	__u8 drains;   /* previous gets no new flows */
-	__u8 pad[3];
-	__u32 client_backend; /* of the client's entry, which drains: for a flow of its own; or 0 */
-};
-
-#define TCP_OPTIONS_SIZE_MAX 40 /* 15 words of header without the first 5 */
-#define TCP_OPTIONS_ROOM 64 /* a power of two, for the verifier */
-
-struct scratch {
-	/* The packet's, for a __stage: before Linux 6.4 no map takes its key from an argument. */
+/* An entry as it was read. */
+struct entry {
 	struct flow_key key;
-	struct flow flow; /* the packet's, copied from its entry */
-	struct flow_key twin_key;
-	struct flow twin;
-	struct flow_key place_key;
-	struct flow place;
-	struct claim claim;
-	struct flow_key client_key; /* of a client's entry in sh_remembered */
-	struct remembered remembered;
-	struct flow_key fragment_key; /* of the packet's note in sh_fragments */
-	struct note note;
-	struct placing placing;
-	struct packet quoted; /* what an ICMP error tells of a client's packets … */
-	__u32 quoted_service; /* … and their service's index */
-	__u8 options[TCP_OPTIONS_ROOM]; /* of TCP, while mss.h looks for one */
+	struct flow flow;
 };
 
-/* One element a CPU. Written and read within one run of a program only, but for the hint in
- * short_until; not pinned. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__type(value, struct scratch);
-	__uint(max_entries, 1);
-} sh_scratch SEC(".maps");
-
-static __always_inline struct scratch *scratch_get(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&sh_scratch, &zero);
-}
+/* The other one of the entry that is looked at. */
+SCRATCH(sh_twin, struct entry);
 
 static __always_inline void twin_key(const struct flow_key *key, const struct flow *f,
 				     struct flow_key *twin)
@@ -238,27 +173,27 @@ static __always_inline int entry_end(const struct flow_key *key, struct flow *li
 	return 1;
 }
 
-/* The twin of an entry, copied to scratch->twin, if it is still this flow's. */
-static __always_inline struct flow *twin_find(struct scratch *scratch, const struct flow_key *key,
+/* The twin of an entry, copied to twin, if it is still this flow's. */
+static __always_inline struct flow *twin_find(struct entry *twin, const struct flow_key *key,
 					      const struct flow *copy)
 {
 	struct flow *live;
 
-	twin_key(key, copy, &scratch->twin_key);
-	live = flow_find(&scratch->twin_key, &scratch->twin);
-	return live && scratch->twin.nonce == copy->nonce ? live : 0;
+	twin_key(key, copy, &twin->key);
+	live = flow_find(&twin->key, &twin->flow);
+	return live && twin->flow.nonce == copy->nonce ? live : 0;
 }
 
 /* Ends the twin of an entry. */
 static __noinline int twin_end(const struct flow_key *key, const struct flow *copy)
 {
-	struct scratch *scratch = scratch_get();
+	struct entry *twin = scratch_of(&sh_twin);
 	struct flow *live;
 
-	if (!scratch)
+	if (!twin)
 		return 0;
-	live = twin_find(scratch, key, copy);
-	return live ? entry_end(&scratch->twin_key, live, &scratch->twin) : 0;
+	live = twin_find(twin, key, copy);
+	return live ? entry_end(&twin->key, live, &twin->flow) : 0;
 }
 
 /*
@@ -297,13 +232,13 @@ static __noinline int flow_is_over(const struct flow_key *key, const struct flow
 				   const struct settings *settings, __u32 now)
 {
 	__u32 timeout = flow_timeout(settings, key->protocol, life_state(copy->life));
-	struct scratch *scratch = scratch_get();
+	struct entry *twin = scratch_of(&sh_twin);
 
-	if (life_age(copy->life, now) <= timeout || !scratch)
+	if (life_age(copy->life, now) <= timeout || !twin)
 		return 0;
-	if (!twin_find(scratch, key, copy))
+	if (!twin_find(twin, key, copy))
 		return 1;
-	return life_age(scratch->twin.life, now) > timeout;
+	return life_age(twin->flow.life, now) > timeout;
 }
 
 #define CAS_TRIES 4

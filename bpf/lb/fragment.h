@@ -41,40 +41,48 @@ struct fragment_header { /* RFC 8200, 4.5 */
 	__be16 id[2];
 };
 
+/* The note of the packet's datagram. */
+struct noting {
+	struct flow_key key;
+	struct note note;
+};
+
+SCRATCH(sh_noting, struct noting);
+
 static __always_inline __u64 note_seal(const struct flow_key *key, const struct note *note)
 {
 	return flow_seal(key, &note->flow) + ((__u64)note->hash << 32 | note->kind) * MIX_11;
 }
 
-/* Leaves scratch->note as that of the packet's datagram. */
+/* Leaves noting->note as that of the packet's datagram. */
 __stage int note_put(void)
 {
-	struct scratch *scratch = scratch_get();
+	struct noting *noting = scratch_of(&sh_noting);
 	struct flow_key *key;
 	struct note *note;
 
-	if (!scratch)
+	if (!noting)
 		return 0;
-	key = &scratch->fragment_key;
-	note = &scratch->note;
+	key = &noting->key;
+	note = &noting->note;
 	note->flow.life = life_make(note->flow.nonce, 0, bpf_jiffies64());
 	note->flow.seal = note_seal(key, note);
 	bpf_map_update_elem(&sh_fragments, key, note, BPF_ANY);
 	return 0;
 }
 
-/* Finds the note of the packet's datagram and copies it to scratch->note. 1: it is there. */
-static __always_inline int note_find(struct scratch *scratch)
+/* Finds the note of the packet's datagram and copies it to noting->note. 1: it is there. */
+static __always_inline int note_find(struct noting *noting)
 {
-	struct note *live, *copy = &scratch->note;
+	struct note *live, *copy = &noting->note;
 
-	live = bpf_map_lookup_elem(&sh_fragments, &scratch->fragment_key);
+	live = bpf_map_lookup_elem(&sh_fragments, &noting->key);
 	if (!live)
 		return 0;
 	__builtin_memcpy(copy, live, sizeof(*copy));
 	/* The compiler must not read the live entry again where the copy is meant. */
 	asm volatile("" : : "r"(copy) : "memory");
-	if (copy->flow.seal != note_seal(&scratch->fragment_key, copy) ||
+	if (copy->flow.seal != note_seal(&noting->key, copy) ||
 	    !life_belongs(copy->flow.life, copy->flow.nonce)) {
 		count_reason(REASON_FLOW_RECYCLED, 0);
 		return 0;
@@ -89,27 +97,27 @@ static __always_inline void note_begin(struct note *note, enum note_kind kind)
 	note->kind = kind;
 }
 
-/* For a first fragment that NAT sends: its flow is in scratch->flow. */
-__stage int nat_note(void)
+/* For a first fragment that NAT sends: f is its flow. */
+__stage int nat_note(const struct flow *f)
 {
-	struct scratch *scratch = scratch_get();
+	struct noting *noting = scratch_of(&sh_noting);
 
-	if (!scratch)
+	if (!noting || !f)
 		return 0;
-	scratch->note.flow = scratch->flow;
-	scratch->note.hash = 0;
-	scratch->note.kind = NOTE_NAT;
+	noting->note.flow = *f;
+	noting->note.hash = 0;
+	noting->note.kind = NOTE_NAT;
 	return note_put();
 }
 
 /* For a first fragment to a port that has no service. */
 __stage int pass_note(void)
 {
-	struct scratch *scratch = scratch_get();
+	struct noting *noting = scratch_of(&sh_noting);
 
-	if (!scratch)
+	if (!noting)
 		return 0;
-	note_begin(&scratch->note, NOTE_PASS);
+	note_begin(&noting->note, NOTE_PASS);
 	return note_put();
 }
 
@@ -232,18 +240,18 @@ static __always_inline enum verdict ip6_fragment_parse(struct frame_ctx *ctx, st
 /*
  * From a fragment to what the ordinary stages take. VERDICT_NEXT: the packet has its ports, and
  * either is a first fragment or was none; VERDICT_FRAGMENT: a later one. The
- * key of its note is in scratch->fragment_key.
+ * key of its note is in noting->key.
  */
 __stage enum verdict fragment_parse(struct frame_ctx *ctx, struct packet *p)
 {
-	struct scratch *scratch = scratch_get();
+	struct noting *noting = scratch_of(&sh_noting);
 	struct flow_key *key;
 
 	if (!p)
 		return VERDICT_DROP;
-	if (!scratch)
+	if (!noting)
 		return drop(p, REASON_INTERNAL);
-	key = &scratch->fragment_key;
+	key = &noting->key;
 	__builtin_memset(key, 0, sizeof(*key));
 	key->source = p->key.source;
 	key->destination = p->key.destination;
@@ -321,70 +329,70 @@ static __always_inline enum verdict fragment_place(struct packet *p,
 /* The note of a later fragment. VERDICT_FRAGMENT: it is there. */
 static __always_inline enum verdict fragment_recall(struct packet *p,
 						    const struct settings *settings, __u32 flags,
-						    __u32 epoch, struct scratch *scratch)
+						    __u32 epoch, struct noting *noting)
 {
-	if (!note_find(scratch)) {
+	if (!note_find(noting)) {
 		if (!flags)
 			return pass(p, REASON_NOT_OURS);
 		if (flags & ADDRESS_HOST_OWN)
 			return pass(p, REASON_FRAGMENT);
-		return fragment_place(p, settings, flags, epoch, &scratch->note);
+		return fragment_place(p, settings, flags, epoch, &noting->note);
 	}
-	if (scratch->note.kind == NOTE_PASS)
+	if (noting->note.kind == NOTE_PASS)
 		return pass(p, REASON_NO_SERVICE);
 	p->reason = REASON_FRAGMENT_FOLLOWED;
 	return VERDICT_FRAGMENT;
 }
 
 /* Finds what is to become of a fragment, or of what has an IPv6 fragment header. VERDICT_NEXT: it
- * goes the ordinary way; VERDICT_FRAGMENT: the way of scratch->note; VERDICT_REJECT: no backend of
+ * goes the ordinary way; VERDICT_FRAGMENT: the way of noting->note; VERDICT_REJECT: no backend of
  * fragment_service takes it, which the caller answers, for the stack is too short here. */
 __stage enum verdict fragment_stage(struct frame_ctx *ctx, struct packet *p, __u32 flags,
 				    __u32 epoch)
 {
 	struct settings *settings = settings_get();
-	struct scratch *scratch = scratch_get();
+	struct noting *noting = scratch_of(&sh_noting);
 	enum verdict verdict;
 
-	if (!p || !scratch || !settings)
+	if (!p || !noting || !settings)
 		return VERDICT_DROP;
 	verdict = fragment_parse(ctx, p);
 	if (verdict == VERDICT_FRAGMENT)
-		return fragment_recall(p, settings, flags, epoch, scratch);
+		return fragment_recall(p, settings, flags, epoch, noting);
 	if (verdict != VERDICT_NEXT)
 		return flags ? verdict : pass(p, REASON_NOT_OURS);
 	if (!p->fragment)
 		return VERDICT_NEXT;
-	return fragment_choose(p, settings, flags, epoch, &scratch->note);
+	return fragment_choose(p, settings, flags, epoch, &noting->note);
 }
 
 /* The service that fragment_stage has found no backend of. */
 static __always_inline __u32 fragment_service(void)
 {
-	struct scratch *scratch = scratch_get();
+	struct noting *noting = scratch_of(&sh_noting);
 
-	return scratch ? scratch->note.flow.service_index : SERVICE_NONE;
+	return noting ? noting->note.flow.service_index : SERVICE_NONE;
 }
 
 /* The last stage of a fragment to a backend that answers the client itself. */
 __stage enum verdict fragment_direct_forward(struct frame_ctx *ctx, struct packet *p)
 {
 	struct settings *settings = settings_get();
-	struct scratch *scratch = scratch_get();
+	struct noting *noting = scratch_of(&sh_noting);
 	struct service *service;
 	enum verdict verdict;
 	__u32 index;
 
-	if (!p || !scratch || !settings)
+	if (!p || !noting || !settings)
 		return VERDICT_DROP;
-	index = scratch->note.flow.service_index;
+	index = noting->note.flow.service_index;
 	service = direct_service_find(index);
 	if (!service)
 		return drop(p, REASON_BACKEND_GONE);
 	if (p->ttl <= 1 && service->forwarding != FORWARDING_DSR_L2)
 		return refuse(p, REFUSAL_TTL);
-	verdict = direct_forward(ctx, p, settings, index, service, scratch->note.flow.backend,
-				 scratch->note.hash, 0);
+	verdict = direct_forward(ctx, p, settings, index, service, noting->note.flow.backend,
+				 noting->note.hash, 0);
 	if (p->fragment == FRAGMENT_FIRST && verdict_sends(verdict))
 		note_put();
 	return verdict;

@@ -104,8 +104,10 @@ static __noinline enum verdict echo_answer(struct frame_ctx *ctx, struct packet 
 
 /* --- errors --------------------------------------------------------------------- */
 
-/* What an error quotes. Offsets are from the start of the frame. Key and flow lie in the
- * scratch memory of lb/flow.h, in the places of a ring's flow: no error moves a ring. */
+/* The flow that an error quotes a packet of. */
+SCRATCH(sh_quoted, struct entry);
+
+/* What an error quotes. Offsets are from the start of the frame. */
 struct quote {
 	struct flow_key *key; /* of the packets that travel the other way */
 	struct flow *flow;    /* a copy */
@@ -308,7 +310,7 @@ static __always_inline int icmp_is_error(__u8 family, __u8 type)
 __stage enum verdict icmp_error_translate(struct frame_ctx *ctx, struct packet *p)
 {
 	enum reason reason = REASON_UNRESOLVED;
-	struct scratch *scratch = scratch_get();
+	struct entry *entry = scratch_of(&sh_quoted);
 	struct quote q = {};
 	struct interface *out;
 	enum verdict verdict;
@@ -322,10 +324,10 @@ __stage enum verdict icmp_error_translate(struct frame_ctx *ctx, struct packet *
 		return drop(p, REASON_MALFORMED_TRANSPORT);
 	if (!icmp_is_error(p->family, type))
 		return VERDICT_NEXT;
-	if (!scratch)
+	if (!entry)
 		return drop(p, REASON_INTERNAL);
-	q.key = &scratch->place_key;
-	q.flow = &scratch->place;
+	q.key = &entry->key;
+	q.flow = &entry->flow;
 	__builtin_memset(q.key, 0, sizeof(*q.key)); /* its padding is part of it */
 	verdict = quote_parse(ctx, p, &q);
 	if (verdict != VERDICT_NEXT)

@@ -45,15 +45,15 @@ static __always_inline enum verdict source_check(struct packet *p)
  */
 __stage enum verdict source_check_whole(struct packet *p)
 {
-	struct scratch *scratch = scratch_get();
+	struct addr source;
 	__u32 flags;
 
-	if (!p || !scratch)
+	if (!p)
 		return VERDICT_DROP;
 	if (source_check(p) != VERDICT_NEXT)
 		return VERDICT_DROP;
-	scratch->key.source = p->key.source;
-	flags = address_flags(&scratch->key.source);
+	source = p->key.source;
+	flags = address_flags(&source);
 	if ((flags & (ADDRESS_VIP | ADDRESS_SOURCE)) && !(flags & ADDRESS_HOST_OWN))
 		return drop(p, REASON_LOOP);
 	return VERDICT_NEXT;

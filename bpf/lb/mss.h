@@ -18,18 +18,27 @@
 #define TCP_OPTION_MSS 2
 #define TCP_OPTION_MSS_SIZE 4
 
+#define TCP_OPTIONS_SIZE_MAX 40 /* 15 words of header without the first 5 */
+#define TCP_OPTIONS_ROOM 64 /* a power of two, for the verifier */
+
+struct options {
+	__u8 bytes[TCP_OPTIONS_ROOM];
+};
+
+SCRATCH(sh_options, struct options);
+
 /* A byte of the options. Linux 6.1's verifier learns no bound of at from a comparison of its sum with
  * 1, and clang 19 would drop a mask that such a comparison makes superfluous: so the mask comes after
  * what clang cannot see through. Goes when 6.1 is older than what we support. */
-static __always_inline __u8 option_byte(const struct scratch *scratch, __u32 at)
+static __always_inline __u8 option_byte(const struct options *options, __u32 at)
 {
 	asm volatile("" : "+r"(at));
-	return scratch->options[at & (TCP_OPTIONS_ROOM - 1)];
+	return options->bytes[at & (TCP_OPTIONS_ROOM - 1)];
 }
 
-/* Where the value of the option lies among the packet's, which are copied to scratch; 0: nowhere,
+/* Where the value of the option lies among the packet's, which are copied; 0: nowhere,
  * or they lie about their lengths. */
-static __always_inline __u32 mss_find(struct scratch *scratch, __u32 size)
+static __always_inline __u32 mss_find(struct options *options, __u32 size)
 {
 	__u32 at = 0;
 
@@ -39,11 +48,11 @@ static __always_inline __u32 mss_find(struct scratch *scratch, __u32 size)
 
 		if (at + 1 >= size)
 			return 0;
-		option = option_byte(scratch, at);
+		option = option_byte(options, at);
 		if (option == TCP_OPTION_END)
 			return 0;
 		if (option != TCP_OPTION_NOTHING)
-			length = option_byte(scratch, at + 1);
+			length = option_byte(options, at + 1);
 		if (!length)
 			return 0;
 		if (option == TCP_OPTION_MSS)
@@ -90,12 +99,12 @@ static __always_inline int csum_adjust(struct frame_ctx *ctx, struct packet *p, 
 __stage int mss_clamp(struct frame_ctx *ctx, struct packet *p, __u32 service_index)
 {
 	struct service *service = bpf_map_lookup_elem(&sh_services, &service_index);
-	struct scratch *scratch = scratch_get();
+	struct options *options = scratch_of(&sh_options);
 	__u32 at, size, offset, last;
 	struct tcphdr *tcp;
 	__be16 before, after;
 
-	if (!p || !service || !scratch || !service->tcp_mss)
+	if (!p || !service || !options || !service->tcp_mss)
 		return 0;
 	tcp = ctx_data(ctx) + (p->l4_offset & L4_OFFSET_MAX);
 	if ((void *)(tcp + 1) > ctx_data_end(ctx))
@@ -108,12 +117,12 @@ __stage int mss_clamp(struct frame_ctx *ctx, struct packet *p, __u32 service_ind
 	if (last >= TCP_OPTIONS_SIZE_MAX)
 		return 0;
 	size = last + 1;
-	if (ctx_load(ctx, offset, scratch->options, size))
+	if (ctx_load(ctx, offset, options->bytes, size))
 		return 0;
-	at = mss_find(scratch, size);
+	at = mss_find(options, size);
 	if (!at)
 		return 0;
-	before = bpf_htons((__u16)option_byte(scratch, at) << 8 | option_byte(scratch, at + 1));
+	before = bpf_htons((__u16)option_byte(options, at) << 8 | option_byte(options, at + 1));
 	if (bpf_ntohs(before) <= service->tcp_mss)
 		return 0;
 	after = bpf_htons(service->tcp_mss);

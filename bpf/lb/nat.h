@@ -33,12 +33,29 @@
 #define EEXIST_ 17
 #define EBUSY_ 16 /* Linux 6.1: the bucket's lock is held by what this packet interrupted */
 
-static __always_inline struct claim *claim_scratch(void)
-{
-	struct scratch *scratch = scratch_get();
+#define CLAIM_SHORT_PLACES 16
 
-	return scratch ? &scratch->claim : 0;
-}
+/* The port and the entry that a new flow is to have. */
+struct claim {
+	struct flow_key key; /* of the DIRECTION_BACKEND entry; destination_port varies */
+	struct flow entry;   /* what to insert there */
+	struct flow_key probed_key;
+	struct flow probed;
+	__u64 now;
+	__u32 start;
+	__u32 closed_age; /* of the port below; 0: none met */
+	__u16 port_first;
+	__u16 port_count;
+	__be16 own_port;    /* tried first, for NAT that keeps the client's port */
+	__be16 closed_port; /* of the longest closed flow met */
+	/* Kept from run to run, as a hint: jiffies until when searches give up early, by backend; two may share a place */
+	__u32 short_until[CLAIM_SHORT_PLACES];
+};
+
+SCRATCH(sh_claim, struct claim);
+
+/* The packet's own. */
+SCRATCH(sh_entry, struct entry);
 
 /* Inserts the claim under its present port. 1: it is ours, 0: it is taken, -1: no room. */
 static __always_inline int claim_insert(struct claim *c)
@@ -96,7 +113,7 @@ static long claim_try(__u32 i, void *context)
 {
 	struct claim_result *result = context;
 	struct settings *settings = settings_get();
-	struct claim *c = claim_scratch();
+	struct claim *c = scratch_of(&sh_claim);
 
 	if (!c || !settings || !c->port_count || (i >= result->tries_short && c->closed_age))
 		return 1;
@@ -121,7 +138,7 @@ static __noinline enum reason port_claim(void)
 {
 	struct claim_result result = { .tries_short = CLAIM_TRIES };
 	struct settings *settings = settings_get();
-	struct claim *c = claim_scratch();
+	struct claim *c = scratch_of(&sh_claim);
 	__u32 *short_until;
 
 	if (!c || !settings)
@@ -178,7 +195,7 @@ static __noinline enum reason claim_prepare(const struct packet *p, const struct
 					    const struct service *service, __u32 hash)
 {
 	struct settings *settings = settings_get();
-	struct claim *c = claim_scratch();
+	struct claim *c = scratch_of(&sh_claim);
 	__u64 sources = *(volatile __u64 *)&backend->sources;
 	int is_destination = service->forwarding == FORWARDING_NAT_DESTINATION;
 	struct addr *source;
@@ -232,26 +249,25 @@ static __always_inline void client_entry(const struct claim *c, const struct pac
 }
 
 /*
- * Makes the flow of a client's first packet and leaves its entry in scratch->flow.
+ * Makes the flow of a client's first packet and leaves its entry in sh_entry.
  * REASON_NONE, or why the packet has to be dropped.
  */
 __stage enum reason nat_flow_create(struct frame_ctx *ctx, struct packet *p, __u32 service_index)
 {
 	struct service *service = bpf_map_lookup_elem(&sh_services, &service_index);
-	struct scratch *scratch = scratch_get();
+	struct entry *entry = scratch_of(&sh_entry);
+	struct claim *c = scratch_of(&sh_claim);
 	struct flow_key *key;
 	struct backend *backend;
 	enum reason reason;
-	struct claim *c;
 	struct flow *f;
 	__u32 hash, reference;
 	int err; /* Linux before 6.4 (d7ba4cc900bf) returns an int, and its sign is lost in a long */
 
-	if (!p || !service || !scratch)
+	if (!p || !service || !entry || !c)
 		return REASON_INTERNAL;
-	c = &scratch->claim;
-	f = &scratch->flow;
-	key = &scratch->key;
+	f = &entry->flow;
+	key = &entry->key;
 	*key = p->key;
 	if (admit(p, service, service_index, 1) != VERDICT_NEXT)
 		return p->reason;

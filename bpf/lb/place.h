@@ -15,6 +15,26 @@
 #include "remember.h"
 #include "slot.h"
 
+/* What is known of the packet whose backend is looked for. */
+struct placing {
+	struct flow_key key; /* the packet's */
+	struct flow_key client_key; /* of the client's entry in sh_remembered */
+	struct remembered remembered;
+	__u64 slot;
+	__u32 previous; /* where flows without an entry are, in a transition; 0: nowhere */
+	__u32 hash;
+	__u32 service; /* generation:8 | index:24 */
+	__u32 affinity_ticks;
+	__u16 now;     /* ticks */
+	__u8 tracking; /* enum tracking */
+	__u8 first;    /* the packet is a TCP SYN */
+	__u8 drains;   /* previous gets no new flows */
+	__u8 pad[3];
+	__u32 client_backend; /* of the client's entry, which drains: for a flow of its own; or 0 */
+};
+
+SCRATCH(sh_placing, struct placing);
+
 static __always_inline int is_first(const struct packet *p)
 {
 	return p->key.protocol == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
@@ -31,15 +51,13 @@ static __always_inline int is_quoted(const struct packet *p)
 static __noinline __u32 remembered_follow(const struct packet *p, const struct flow_key *key)
 {
 	struct settings *settings = settings_get();
-	struct scratch *scratch = scratch_get();
+	struct placing *placing = scratch_of(&sh_placing);
 	struct remembered *live, *copy;
-	struct placing *placing;
 	struct backend *backend;
 
-	if (!settings || !scratch)
+	if (!settings || !placing)
 		return 0;
-	placing = &scratch->placing;
-	copy = &scratch->remembered;
+	copy = &placing->remembered;
 	live = remembered_find(key, copy);
 	if (!live)
 		return 0;
@@ -120,20 +138,20 @@ static __always_inline int budget_take(int first, __u16 now)
 }
 
 /*
- * Makes an entry from scratch->remembered, whose word, hash and service are set. Returns the
+ * Makes an entry from placing->remembered, whose word, hash and service are set. Returns the
  * backend that the flow is remembered with, which is another one where another CPU was
  * first with this flow; 0 when it could not be remembered, which is counted.
  */
 static __always_inline __u32 remember(const struct flow_key *key, int first)
 {
-	struct scratch *scratch = scratch_get();
+	struct placing *placing = scratch_of(&sh_placing);
 	struct remembered *r;
 	__u16 now = ticks_now();
 	__u64 nonce;
 
-	if (!scratch)
+	if (!placing)
 		return 0;
-	r = &scratch->remembered;
+	r = &placing->remembered;
 	if (budget_take(first, now)) {
 		nonce = bpf_get_prandom_u32() & ((1 << REMEMBERED_NONCE_BITS) - 1);
 		r->word = remembered_word(r->word | nonce << REMEMBERED_NONCE_SHIFT,
@@ -151,15 +169,13 @@ static __always_inline __u32 remember(const struct flow_key *key, int first)
 /* Places a flow without an entry, and remembers it under key where it must be. */
 static __noinline __u32 unremembered_place(const struct packet *p, const struct flow_key *key)
 {
-	struct scratch *scratch = scratch_get();
+	struct placing *placing = scratch_of(&sh_placing);
 	int is_client = key->protocol == 0, in_middle;
 	__u32 current, previous, choice, remembered;
-	struct placing *placing;
 	__u8 flags = 0;
 
-	if (!scratch)
+	if (!placing)
 		return 0;
-	placing = &scratch->placing;
 	in_middle = p->key.protocol == IPPROTO_TCP && !placing->first;
 	current = slot_current(placing->slot);
 	previous = placing->previous;
@@ -177,9 +193,9 @@ static __noinline __u32 unremembered_place(const struct packet *p, const struct 
 		flags = REMEMBERED_SYN;
 	else
 		flags = remembered_after(0, p); /* this may be its FIN */
-	scratch->remembered.word = choice | (__u64)flags << REMEMBERED_FLAGS_SHIFT;
-	scratch->remembered.hash = placing->hash;
-	scratch->remembered.service = placing->service;
+	placing->remembered.word = choice | (__u64)flags << REMEMBERED_FLAGS_SHIFT;
+	placing->remembered.hash = placing->hash;
+	placing->remembered.service = placing->service;
 	remembered = remember(key, !in_middle);
 	if (remembered)
 		return remembered;
@@ -194,64 +210,64 @@ static __noinline __u32 unremembered_place(const struct packet *p, const struct 
 __stage __u32 backend_place(const struct packet *p, const struct service *service,
 			    __u32 service_index, __u64 slot, __u32 hash)
 {
-	struct scratch *scratch = scratch_get();
+	struct placing *placing = scratch_of(&sh_placing);
 	struct flow_key *client;
 	__u32 found;
 	__u8 first;
 
-	if (!p || !service || !scratch)
+	if (!p || !service || !placing)
 		return 0;
 	first = is_first(p);
-	scratch->key = p->key;
-	scratch->placing.slot = slot;
-	scratch->placing.hash = hash;
-	scratch->placing.service = service_name(service->generation, service_index);
-	scratch->placing.affinity_ticks = service->affinity_ticks;
-	scratch->placing.now = ticks_now();
-	scratch->placing.tracking = service->tracking;
-	scratch->placing.first = first;
-	scratch->placing.client_backend = 0;
-	previous_find(&scratch->placing, *(volatile __u64 *)&service->table_before);
-	found = remembered_follow(p, &scratch->key);
+	placing->key = p->key;
+	placing->slot = slot;
+	placing->hash = hash;
+	placing->service = service_name(service->generation, service_index);
+	placing->affinity_ticks = service->affinity_ticks;
+	placing->now = ticks_now();
+	placing->tracking = service->tracking;
+	placing->first = first;
+	placing->client_backend = 0;
+	previous_find(placing, *(volatile __u64 *)&service->table_before);
+	found = remembered_follow(p, &placing->key);
 	if (found)
 		return found;
 	if (!service->affinity_ticks)
-		return unremembered_place(p, &scratch->key);
-	client = &scratch->client_key;
-	client_key(client, &p->key.source, scratch->placing.service);
+		return unremembered_place(p, &placing->key);
+	client = &placing->client_key;
+	client_key(client, &p->key.source, placing->service);
 	found = remembered_follow(p, client);
 	if (found)
 		return found;
 	/* Where the client's backend drains, its new flows go elsewhere, each on its own. */
-	if (scratch->placing.client_backend ||
-	    (scratch->placing.drains && (first || p->key.protocol != IPPROTO_TCP)))
-		return unremembered_place(p, &scratch->key);
+	if (placing->client_backend ||
+	    (placing->drains && (first || p->key.protocol != IPPROTO_TCP)))
+		return unremembered_place(p, &placing->key);
 	return unremembered_place(p, client);
 }
 
-/* Notes a packet of the flow in scratch->flow with the flow's client, if that has the same backend.
+/* Notes a packet of a flow with the flow's client, if that has the same backend.
  * NAT places a client's flows when they begin, but its affinity counts from its last packet, too.
  * Asked as seldom as flow_advance. */
-__stage int client_touch(const struct packet *p)
+__stage int client_touch(const struct packet *p, const struct flow *f)
 {
 	struct settings *settings = settings_get();
-	struct scratch *scratch = scratch_get();
+	struct placing *placing = scratch_of(&sh_placing);
 	struct service *service;
 	struct remembered *live, *copy;
 	__u16 now = ticks_now();
 	__u32 index, name;
 
-	if (!p || !scratch || !settings)
+	if (!p || !f || !placing || !settings)
 		return 0;
-	index = scratch->flow.service_index;
+	index = f->service_index;
 	service = bpf_map_lookup_elem(&sh_services, &index);
 	if (!service || !service->affinity_ticks)
 		return 0;
-	name = service_name(scratch->flow.service_generation, index);
-	client_key(&scratch->client_key, &p->key.source, name);
-	copy = &scratch->remembered;
-	live = remembered_find(&scratch->client_key, copy);
-	if (live && copy->service == name && remembered_backend(copy) == scratch->flow.backend &&
+	name = service_name(f->service_generation, index);
+	client_key(&placing->client_key, &p->key.source, name);
+	copy = &placing->remembered;
+	live = remembered_find(&placing->client_key, copy);
+	if (live && copy->service == name && remembered_backend(copy) == f->backend &&
 	    !remembered_is_over(copy, settings, service->affinity_ticks, p->key.protocol, now))
 		remembered_touch(live, copy, p, now);
 	return 0;

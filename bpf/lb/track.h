@@ -23,23 +23,25 @@ static __always_inline __u32 hand_move(__u32 ring, __u32 count)
 	return __sync_fetch_and_add(hand, 1) % count;
 }
 
-/* The flow a place names, if it lives: its entry, with a copy in scratch. */
-static __always_inline struct flow *tracked_find(struct scratch *scratch,
-						 const struct tracked *place)
+/* The entry that a place of a ring names. */
+SCRATCH(sh_ring_entry, struct entry);
+
+/* The flow a place names, if it lives: its entry, with a copy in entry. */
+static __always_inline struct flow *tracked_find(struct entry *entry, const struct tracked *place)
 {
 	struct flow *live;
 
-	scratch->place_key = place->key;
-	if (!scratch->place_key.protocol)
+	entry->key = place->key;
+	if (!entry->key.protocol)
 		return 0;
-	live = flow_find(&scratch->place_key, &scratch->place);
-	return live && scratch->place.nonce == place->nonce ? live : 0;
+	live = flow_find(&entry->key, &entry->flow);
+	return live && entry->flow.nonce == place->nonce ? live : 0;
 }
 
 /* Ends the flow that tracked_find has found. */
-static __always_inline int tracked_end(struct scratch *scratch, struct flow *live)
+static __always_inline int tracked_end(struct entry *entry, struct flow *live)
 {
-	return flow_end(&scratch->place_key, live, &scratch->place);
+	return flow_end(&entry->key, live, &entry->flow);
 }
 
 /* Notes a new flow among the handshakes; the oldest unfinished one makes room. */
@@ -47,13 +49,13 @@ static __noinline void handshake_note(const struct flow_key *key, __u32 nonce)
 {
 	__u32 index = hand_move(RING_HANDSHAKE, handshake_count);
 	struct tracked *place = bpf_map_lookup_elem(&sh_handshakes, &index);
-	struct scratch *scratch = scratch_get();
+	struct entry *entry = scratch_of(&sh_ring_entry);
 	struct flow *live;
 
-	if (!place || !scratch)
+	if (!place || !entry)
 		return;
-	live = tracked_find(scratch, place);
-	if (live && !(life_state(scratch->place.life) & FLOW_SLOTTED) && tracked_end(scratch, live))
+	live = tracked_find(entry, place);
+	if (live && !(life_state(entry->flow.life) & FLOW_SLOTTED) && tracked_end(entry, live))
 		count_reason(REASON_HANDSHAKE_EVICTED, 0);
 	place->key = *key;
 	place->nonce = nonce;
@@ -63,18 +65,18 @@ static __noinline void handshake_note(const struct flow_key *key, __u32 nonce)
 static __noinline int tracked_take(const struct flow_key *key, __u32 nonce,
 				   const struct settings *settings, __u32 now)
 {
-	struct scratch *scratch = scratch_get();
+	struct entry *entry = scratch_of(&sh_ring_entry);
 
-	for (int i = 0; scratch && i < CLOCK_TRIES; i++) {
+	for (int i = 0; entry && i < CLOCK_TRIES; i++) {
 		__u32 index = hand_move(RING_ESTABLISHED, tracked_count);
 		struct tracked *place = bpf_map_lookup_elem(&sh_tracked, &index);
 		struct flow *live;
 
 		if (!place)
 			return -1;
-		live = tracked_find(scratch, place);
-		if (live && (!flow_is_over(&scratch->place_key, &scratch->place, settings, now) ||
-			     !tracked_end(scratch, live)))
+		live = tracked_find(entry, place);
+		if (live && (!flow_is_over(&entry->key, &entry->flow, settings, now) ||
+			     !tracked_end(entry, live)))
 			continue;
 		place->key = *key;
 		place->nonce = nonce;

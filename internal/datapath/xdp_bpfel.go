@@ -16,11 +16,14 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	xdpMapShAccused        = "sh_accused"
 	xdpMapShAddresses      = "sh_addresses"
 	xdpMapShBackends       = "sh_backends"
 	xdpMapShBeTraffic      = "sh_be_traffic"
 	xdpMapShChain          = "sh_chain"
 	xdpMapShChunk          = "sh_chunk"
+	xdpMapShClaim          = "sh_claim"
+	xdpMapShEntry          = "sh_entry"
 	xdpMapShFilters        = "sh_filters"
 	xdpMapShFlows          = "sh_flows"
 	xdpMapShFlowsOld       = "sh_flows_old"
@@ -35,10 +38,14 @@ const (
 	xdpMapShKnown          = "sh_known"
 	xdpMapShMarks          = "sh_marks"
 	xdpMapShNames          = "sh_names"
+	xdpMapShNoting         = "sh_noting"
+	xdpMapShOptions        = "sh_options"
+	xdpMapShPlacing        = "sh_placing"
+	xdpMapShQuoted         = "sh_quoted"
 	xdpMapShRanges         = "sh_ranges"
 	xdpMapShReasons        = "sh_reasons"
 	xdpMapShRemembered     = "sh_remembered"
-	xdpMapShScratch        = "sh_scratch"
+	xdpMapShRingEntry      = "sh_ring_entry"
 	xdpMapShServices       = "sh_services"
 	xdpMapShSettings       = "sh_settings"
 	xdpMapShSlots          = "sh_slots"
@@ -48,6 +55,7 @@ const (
 	xdpMapShSvcTraffic     = "sh_svc_traffic"
 	xdpMapShSwitch         = "sh_switch"
 	xdpMapShTracked        = "sh_tracked"
+	xdpMapShTwin           = "sh_twin"
 	xdpMapShTxPorts        = "sh_tx_ports"
 	xdpProgShXdp           = "sh_xdp"
 	xdpVarFeatures         = "features"
@@ -109,11 +117,14 @@ type xdpProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type xdpMapSpecs struct {
+	ShAccused     *ebpf.MapSpec `ebpf:"sh_accused"`
 	ShAddresses   *ebpf.MapSpec `ebpf:"sh_addresses"`
 	ShBackends    *ebpf.MapSpec `ebpf:"sh_backends"`
 	ShBeTraffic   *ebpf.MapSpec `ebpf:"sh_be_traffic"`
 	ShChain       *ebpf.MapSpec `ebpf:"sh_chain"`
 	ShChunk       *ebpf.MapSpec `ebpf:"sh_chunk"`
+	ShClaim       *ebpf.MapSpec `ebpf:"sh_claim"`
+	ShEntry       *ebpf.MapSpec `ebpf:"sh_entry"`
 	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
 	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
 	ShFlowsOld    *ebpf.MapSpec `ebpf:"sh_flows_old"`
@@ -128,10 +139,14 @@ type xdpMapSpecs struct {
 	ShKnown       *ebpf.MapSpec `ebpf:"sh_known"`
 	ShMarks       *ebpf.MapSpec `ebpf:"sh_marks"`
 	ShNames       *ebpf.MapSpec `ebpf:"sh_names"`
+	ShNoting      *ebpf.MapSpec `ebpf:"sh_noting"`
+	ShOptions     *ebpf.MapSpec `ebpf:"sh_options"`
+	ShPlacing     *ebpf.MapSpec `ebpf:"sh_placing"`
+	ShQuoted      *ebpf.MapSpec `ebpf:"sh_quoted"`
 	ShRanges      *ebpf.MapSpec `ebpf:"sh_ranges"`
 	ShReasons     *ebpf.MapSpec `ebpf:"sh_reasons"`
 	ShRemembered  *ebpf.MapSpec `ebpf:"sh_remembered"`
-	ShScratch     *ebpf.MapSpec `ebpf:"sh_scratch"`
+	ShRingEntry   *ebpf.MapSpec `ebpf:"sh_ring_entry"`
 	ShServices    *ebpf.MapSpec `ebpf:"sh_services"`
 	ShSettings    *ebpf.MapSpec `ebpf:"sh_settings"`
 	ShSlots       *ebpf.MapSpec `ebpf:"sh_slots"`
@@ -141,6 +156,7 @@ type xdpMapSpecs struct {
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShSwitch      *ebpf.MapSpec `ebpf:"sh_switch"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTwin        *ebpf.MapSpec `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 }
 
@@ -178,11 +194,14 @@ func (o *xdpObjects) Close() error {
 //
 // It can be passed to loadXdpObjects or ebpf.CollectionSpec.LoadAndAssign.
 type xdpMaps struct {
+	ShAccused     *ebpf.Map `ebpf:"sh_accused"`
 	ShAddresses   *ebpf.Map `ebpf:"sh_addresses"`
 	ShBackends    *ebpf.Map `ebpf:"sh_backends"`
 	ShBeTraffic   *ebpf.Map `ebpf:"sh_be_traffic"`
 	ShChain       *ebpf.Map `ebpf:"sh_chain"`
 	ShChunk       *ebpf.Map `ebpf:"sh_chunk"`
+	ShClaim       *ebpf.Map `ebpf:"sh_claim"`
+	ShEntry       *ebpf.Map `ebpf:"sh_entry"`
 	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
 	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
 	ShFlowsOld    *ebpf.Map `ebpf:"sh_flows_old"`
@@ -197,10 +216,14 @@ type xdpMaps struct {
 	ShKnown       *ebpf.Map `ebpf:"sh_known"`
 	ShMarks       *ebpf.Map `ebpf:"sh_marks"`
 	ShNames       *ebpf.Map `ebpf:"sh_names"`
+	ShNoting      *ebpf.Map `ebpf:"sh_noting"`
+	ShOptions     *ebpf.Map `ebpf:"sh_options"`
+	ShPlacing     *ebpf.Map `ebpf:"sh_placing"`
+	ShQuoted      *ebpf.Map `ebpf:"sh_quoted"`
 	ShRanges      *ebpf.Map `ebpf:"sh_ranges"`
 	ShReasons     *ebpf.Map `ebpf:"sh_reasons"`
 	ShRemembered  *ebpf.Map `ebpf:"sh_remembered"`
-	ShScratch     *ebpf.Map `ebpf:"sh_scratch"`
+	ShRingEntry   *ebpf.Map `ebpf:"sh_ring_entry"`
 	ShServices    *ebpf.Map `ebpf:"sh_services"`
 	ShSettings    *ebpf.Map `ebpf:"sh_settings"`
 	ShSlots       *ebpf.Map `ebpf:"sh_slots"`
@@ -210,16 +233,20 @@ type xdpMaps struct {
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShSwitch      *ebpf.Map `ebpf:"sh_switch"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTwin        *ebpf.Map `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 }
 
 func (m *xdpMaps) Close() error {
 	return _XdpClose(
+		m.ShAccused,
 		m.ShAddresses,
 		m.ShBackends,
 		m.ShBeTraffic,
 		m.ShChain,
 		m.ShChunk,
+		m.ShClaim,
+		m.ShEntry,
 		m.ShFilters,
 		m.ShFlows,
 		m.ShFlowsOld,
@@ -234,10 +261,14 @@ func (m *xdpMaps) Close() error {
 		m.ShKnown,
 		m.ShMarks,
 		m.ShNames,
+		m.ShNoting,
+		m.ShOptions,
+		m.ShPlacing,
+		m.ShQuoted,
 		m.ShRanges,
 		m.ShReasons,
 		m.ShRemembered,
-		m.ShScratch,
+		m.ShRingEntry,
 		m.ShServices,
 		m.ShSettings,
 		m.ShSlots,
@@ -247,6 +278,7 @@ func (m *xdpMaps) Close() error {
 		m.ShSvcTraffic,
 		m.ShSwitch,
 		m.ShTracked,
+		m.ShTwin,
 		m.ShTxPorts,
 	)
 }

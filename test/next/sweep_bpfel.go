@@ -34,7 +34,6 @@ const (
 	sweepMapShRanges         = "sh_ranges"
 	sweepMapShReasons        = "sh_reasons"
 	sweepMapShRemembered     = "sh_remembered"
-	sweepMapShScratch        = "sh_scratch"
 	sweepMapShServices       = "sh_services"
 	sweepMapShSettings       = "sh_settings"
 	sweepMapShSlots          = "sh_slots"
@@ -44,6 +43,7 @@ const (
 	sweepMapShSvcOpen        = "sh_svc_open"
 	sweepMapShSvcTraffic     = "sh_svc_traffic"
 	sweepMapShTracked        = "sh_tracked"
+	sweepMapShTwin           = "sh_twin"
 	sweepMapShTxPorts        = "sh_tx_ports"
 	sweepProgShClock         = "sh_clock"
 	sweepProgShCount         = "sh_count"
@@ -131,7 +131,6 @@ type sweepMapSpecs struct {
 	ShRanges      *ebpf.MapSpec `ebpf:"sh_ranges"`
 	ShReasons     *ebpf.MapSpec `ebpf:"sh_reasons"`
 	ShRemembered  *ebpf.MapSpec `ebpf:"sh_remembered"`
-	ShScratch     *ebpf.MapSpec `ebpf:"sh_scratch"`
 	ShServices    *ebpf.MapSpec `ebpf:"sh_services"`
 	ShSettings    *ebpf.MapSpec `ebpf:"sh_settings"`
 	ShSlots       *ebpf.MapSpec `ebpf:"sh_slots"`
@@ -141,6 +140,7 @@ type sweepMapSpecs struct {
 	ShSvcOpen     *ebpf.MapSpec `ebpf:"sh_svc_open"`
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTwin        *ebpf.MapSpec `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 }
 
@@ -196,7 +196,6 @@ type sweepMaps struct {
 	ShRanges      *ebpf.Map `ebpf:"sh_ranges"`
 	ShReasons     *ebpf.Map `ebpf:"sh_reasons"`
 	ShRemembered  *ebpf.Map `ebpf:"sh_remembered"`
-	ShScratch     *ebpf.Map `ebpf:"sh_scratch"`
 	ShServices    *ebpf.Map `ebpf:"sh_services"`
 	ShSettings    *ebpf.Map `ebpf:"sh_settings"`
 	ShSlots       *ebpf.Map `ebpf:"sh_slots"`
@@ -206,6 +205,7 @@ type sweepMaps struct {
 	ShSvcOpen     *ebpf.Map `ebpf:"sh_svc_open"`
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTwin        *ebpf.Map `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 }
 
@@ -229,7 +229,6 @@ func (m *sweepMaps) Close() error {
 		m.ShRanges,
 		m.ShReasons,
 		m.ShRemembered,
-		m.ShScratch,
 		m.ShServices,
 		m.ShSettings,
 		m.ShSlots,
@@ -239,6 +238,7 @@ func (m *sweepMaps) Close() error {
 		m.ShSvcOpen,
 		m.ShSvcTraffic,
 		m.ShTracked,
+		m.ShTwin,
 		m.ShTxPorts,
 	)
 }

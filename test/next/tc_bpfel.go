@@ -16,10 +16,13 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	tcMapShAccused        = "sh_accused"
 	tcMapShAddresses      = "sh_addresses"
 	tcMapShBackends       = "sh_backends"
 	tcMapShBeTraffic      = "sh_be_traffic"
 	tcMapShChunk          = "sh_chunk"
+	tcMapShClaim          = "sh_claim"
+	tcMapShEntry          = "sh_entry"
 	tcMapShFilters        = "sh_filters"
 	tcMapShFlows          = "sh_flows"
 	tcMapShFlowsOld       = "sh_flows_old"
@@ -34,10 +37,14 @@ const (
 	tcMapShKnown          = "sh_known"
 	tcMapShMarks          = "sh_marks"
 	tcMapShNames          = "sh_names"
+	tcMapShNoting         = "sh_noting"
+	tcMapShOptions        = "sh_options"
+	tcMapShPlacing        = "sh_placing"
+	tcMapShQuoted         = "sh_quoted"
 	tcMapShRanges         = "sh_ranges"
 	tcMapShReasons        = "sh_reasons"
 	tcMapShRemembered     = "sh_remembered"
-	tcMapShScratch        = "sh_scratch"
+	tcMapShRingEntry      = "sh_ring_entry"
 	tcMapShServices       = "sh_services"
 	tcMapShSettings       = "sh_settings"
 	tcMapShSlots          = "sh_slots"
@@ -47,6 +54,7 @@ const (
 	tcMapShSvcTraffic     = "sh_svc_traffic"
 	tcMapShSwitch         = "sh_switch"
 	tcMapShTracked        = "sh_tracked"
+	tcMapShTwin           = "sh_twin"
 	tcMapShTxPorts        = "sh_tx_ports"
 	tcProgShTc            = "sh_tc"
 	tcVarFeatures         = "features"
@@ -109,10 +117,13 @@ type tcProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcMapSpecs struct {
+	ShAccused     *ebpf.MapSpec `ebpf:"sh_accused"`
 	ShAddresses   *ebpf.MapSpec `ebpf:"sh_addresses"`
 	ShBackends    *ebpf.MapSpec `ebpf:"sh_backends"`
 	ShBeTraffic   *ebpf.MapSpec `ebpf:"sh_be_traffic"`
 	ShChunk       *ebpf.MapSpec `ebpf:"sh_chunk"`
+	ShClaim       *ebpf.MapSpec `ebpf:"sh_claim"`
+	ShEntry       *ebpf.MapSpec `ebpf:"sh_entry"`
 	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
 	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
 	ShFlowsOld    *ebpf.MapSpec `ebpf:"sh_flows_old"`
@@ -127,10 +138,14 @@ type tcMapSpecs struct {
 	ShKnown       *ebpf.MapSpec `ebpf:"sh_known"`
 	ShMarks       *ebpf.MapSpec `ebpf:"sh_marks"`
 	ShNames       *ebpf.MapSpec `ebpf:"sh_names"`
+	ShNoting      *ebpf.MapSpec `ebpf:"sh_noting"`
+	ShOptions     *ebpf.MapSpec `ebpf:"sh_options"`
+	ShPlacing     *ebpf.MapSpec `ebpf:"sh_placing"`
+	ShQuoted      *ebpf.MapSpec `ebpf:"sh_quoted"`
 	ShRanges      *ebpf.MapSpec `ebpf:"sh_ranges"`
 	ShReasons     *ebpf.MapSpec `ebpf:"sh_reasons"`
 	ShRemembered  *ebpf.MapSpec `ebpf:"sh_remembered"`
-	ShScratch     *ebpf.MapSpec `ebpf:"sh_scratch"`
+	ShRingEntry   *ebpf.MapSpec `ebpf:"sh_ring_entry"`
 	ShServices    *ebpf.MapSpec `ebpf:"sh_services"`
 	ShSettings    *ebpf.MapSpec `ebpf:"sh_settings"`
 	ShSlots       *ebpf.MapSpec `ebpf:"sh_slots"`
@@ -140,6 +155,7 @@ type tcMapSpecs struct {
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShSwitch      *ebpf.MapSpec `ebpf:"sh_switch"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTwin        *ebpf.MapSpec `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 }
 
@@ -178,10 +194,13 @@ func (o *tcObjects) Close() error {
 //
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcMaps struct {
+	ShAccused     *ebpf.Map `ebpf:"sh_accused"`
 	ShAddresses   *ebpf.Map `ebpf:"sh_addresses"`
 	ShBackends    *ebpf.Map `ebpf:"sh_backends"`
 	ShBeTraffic   *ebpf.Map `ebpf:"sh_be_traffic"`
 	ShChunk       *ebpf.Map `ebpf:"sh_chunk"`
+	ShClaim       *ebpf.Map `ebpf:"sh_claim"`
+	ShEntry       *ebpf.Map `ebpf:"sh_entry"`
 	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
 	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
 	ShFlowsOld    *ebpf.Map `ebpf:"sh_flows_old"`
@@ -196,10 +215,14 @@ type tcMaps struct {
 	ShKnown       *ebpf.Map `ebpf:"sh_known"`
 	ShMarks       *ebpf.Map `ebpf:"sh_marks"`
 	ShNames       *ebpf.Map `ebpf:"sh_names"`
+	ShNoting      *ebpf.Map `ebpf:"sh_noting"`
+	ShOptions     *ebpf.Map `ebpf:"sh_options"`
+	ShPlacing     *ebpf.Map `ebpf:"sh_placing"`
+	ShQuoted      *ebpf.Map `ebpf:"sh_quoted"`
 	ShRanges      *ebpf.Map `ebpf:"sh_ranges"`
 	ShReasons     *ebpf.Map `ebpf:"sh_reasons"`
 	ShRemembered  *ebpf.Map `ebpf:"sh_remembered"`
-	ShScratch     *ebpf.Map `ebpf:"sh_scratch"`
+	ShRingEntry   *ebpf.Map `ebpf:"sh_ring_entry"`
 	ShServices    *ebpf.Map `ebpf:"sh_services"`
 	ShSettings    *ebpf.Map `ebpf:"sh_settings"`
 	ShSlots       *ebpf.Map `ebpf:"sh_slots"`
@@ -209,15 +232,19 @@ type tcMaps struct {
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShSwitch      *ebpf.Map `ebpf:"sh_switch"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTwin        *ebpf.Map `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 }
 
 func (m *tcMaps) Close() error {
 	return _TcClose(
+		m.ShAccused,
 		m.ShAddresses,
 		m.ShBackends,
 		m.ShBeTraffic,
 		m.ShChunk,
+		m.ShClaim,
+		m.ShEntry,
 		m.ShFilters,
 		m.ShFlows,
 		m.ShFlowsOld,
@@ -232,10 +259,14 @@ func (m *tcMaps) Close() error {
 		m.ShKnown,
 		m.ShMarks,
 		m.ShNames,
+		m.ShNoting,
+		m.ShOptions,
+		m.ShPlacing,
+		m.ShQuoted,
 		m.ShRanges,
 		m.ShReasons,
 		m.ShRemembered,
-		m.ShScratch,
+		m.ShRingEntry,
 		m.ShServices,
 		m.ShSettings,
 		m.ShSlots,
@@ -245,6 +276,7 @@ func (m *tcMaps) Close() error {
 		m.ShSvcTraffic,
 		m.ShSwitch,
 		m.ShTracked,
+		m.ShTwin,
 		m.ShTxPorts,
 	)
 }
