@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 )
@@ -260,7 +260,7 @@ func (s *simulation) send(f *flow, p frame) (uint32, error) {
 	if err != nil {
 		return 0, err
 	}
-	if verdict != datapath.XDPTx && verdict != datapath.XDPRedirect {
+	if verdict != kernel.XDPTx && verdict != kernel.XDPRedirect {
 		return 0, fmt.Errorf("a packet of %s was not sent on (verdict %d)", f.client, verdict)
 	}
 	return outerDestination(out)

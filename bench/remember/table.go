@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
 // Bits of remembered.word (bpf/core/types.h), which are macros and so not in the BTF.
@@ -52,7 +52,7 @@ type table struct {
 func openTable(instance string) (*table, error) {
 	t := &table{begun: time.Now()}
 	for name, m := range map[string]**ebpf.Map{"sh_remembered": &t.remembered, "sh_settings": &t.settings} {
-		path := filepath.Join(datapath.DefaultPinRoot, "shunt", instance, "abi-1", name)
+		path := filepath.Join(kernel.DefaultPinRoot, "shunt", instance, "abi-1", name)
 		var err error
 		if *m, err = ebpf.LoadPinnedMap(path, nil); err != nil {
 			return nil, errors.Join(fmt.Errorf("opening the map pinned at %s: %w", path, err), t.close())

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/backend"
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
@@ -21,12 +21,12 @@ type decapStart struct {
 	Time  time.Time `json:"time"`
 	PID   int       `json:"pid"`
 	// Attached is null with --attach none.
-	Attached *datapath.Attachment `json:"attached"`
-	From     []netip.Prefix       `json:"from"`
-	GUEPort  uint16               `json:"gue_port"`
-	VIPs     []vipState           `json:"vips"`
-	Settings []backend.Setting    `json:"settings"` // changed
-	Findings []finding            `json:"findings"` // as `shunt doctor --backend` tells them
+	Attached *kernel.Attachment `json:"attached"`
+	From     []netip.Prefix     `json:"from"`
+	GUEPort  uint16             `json:"gue_port"`
+	VIPs     []vipState         `json:"vips"`
+	Settings []backend.Setting  `json:"settings"` // changed
+	Findings []finding          `json:"findings"` // as `shunt doctor --backend` tells them
 }
 
 type vipState struct {

@@ -18,7 +18,7 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/daemon"
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/source/file"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
@@ -161,7 +161,7 @@ func newCheck(s streams) *cobra.Command {
 // occupant says whose XDP program keeps shunt's off an interface. A shunt that runs is no
 // fault: `shunt check` is for its next file, too.
 func occupant(iface string) (whose, takeOff string, err error) {
-	o, err := datapath.OccupantOf(iface)
+	o, err := kernel.OccupantOf(iface)
 	switch {
 	case err != nil || o == nil || o.IsOurs() && o.Interface == iface:
 		return "", "", err

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/offload"
 	"github.com/shunt-lb/shunt/internal/record"
 )
@@ -47,8 +47,8 @@ func (a aggregation) write(state offload.State) error {
 }
 
 // settle makes an interface's merging fit the mode it runs in.
-func (a aggregation) settle(iface string, mode datapath.Mode) error {
-	if mode != datapath.ModeGeneric {
+func (a aggregation) settle(iface string, mode kernel.Mode) error {
+	if mode != kernel.ModeGeneric {
 		// The kernel keeps segmentation off at the other end of a veth in native mode, and
 		// refuses to restore it. That stays written down until the program is gone.
 		if err := a.release(iface); err != nil {

@@ -9,13 +9,13 @@ import (
 	"sync"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
 // attacher is what the data plane does for an interface; datapath.Datapath says how.
 type attacher interface {
-	Attach(name string, mode model.Attach) (datapath.Attachment, error)
+	Attach(name string, mode model.Attach) (kernel.Attachment, error)
 	Detach(name string) error
 	RefreshInterface(name string) error
 	Attached() []string
@@ -23,7 +23,7 @@ type attacher interface {
 
 // merger has an interface merge packets, or not; aggregation says when.
 type merger interface {
-	settle(name string, mode datapath.Mode) error
+	settle(name string, mode kernel.Mode) error
 	release(name string) error
 }
 
@@ -38,19 +38,19 @@ type interfaces struct {
 	changed    func()                                    // told that wayToHost may say something else
 
 	mu       sync.Mutex
-	attached map[string]datapath.Attachment
+	attached map[string]kernel.Attachment
 }
 
 func newInterfaces(dp attacher, m merger, conditions *condition.Set, log *slog.Logger, changed func()) *interfaces {
 	return &interfaces{attacher: dp, merger: m, conditions: conditions, log: log, changed: changed,
-		find: net.InterfaceByName, attached: map[string]datapath.Attachment{}}
+		find: net.InterfaceByName, attached: map[string]kernel.Attachment{}}
 }
 
 // list is what the programs are attached to, sorted by name.
-func (i *interfaces) list() []datapath.Attachment {
+func (i *interfaces) list() []kernel.Attachment {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	var all []datapath.Attachment
+	var all []kernel.Attachment
 	for _, name := range slices.Sorted(maps.Keys(i.attached)) {
 		all = append(all, i.attached[name])
 	}
@@ -94,7 +94,7 @@ func (i *interfaces) attach(wanted model.Interface) error {
 	i.mu.Unlock()
 	i.changed()
 	i.log.Info("attached", "interface", name, "mode", a.Mode, "reason", a.Reason)
-	if a.Mode == datapath.ModeGeneric && wanted.Attach == model.AttachAuto {
+	if a.Mode == kernel.ModeGeneric && wanted.Attach == model.AttachAuto {
 		i.conditions.Raise(condition.Condition{Code: condition.AttachDegraded, Severity: condition.Warning, Subject: name,
 			Text: "attached in generic mode, because the driver refused native mode: " + a.Reason, Remedy: "use a driver with native XDP, or say `attach: generic` to accept it"})
 	} else {

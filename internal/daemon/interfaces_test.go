@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
@@ -19,17 +19,17 @@ import (
 type interfaceBench struct {
 	*testing.T
 	*interfaces
-	done     []string                 // since the last did
-	there    map[string]int           // indices of the interfaces that exist
-	programs map[string]int           // index of the interface that each is attached to
-	modes    map[string]datapath.Mode // what they become; else native
-	refused  map[string]error         // by name
-	told     int                      // how often, that wayToHost may say something else
-	stuck    map[string]error         // merging cannot be switched off
+	done     []string               // since the last did
+	there    map[string]int         // indices of the interfaces that exist
+	programs map[string]int         // index of the interface that each is attached to
+	modes    map[string]kernel.Mode // what they become; else native
+	refused  map[string]error       // by name
+	told     int                    // how often, that wayToHost may say something else
+	stuck    map[string]error       // merging cannot be switched off
 }
 
 func newInterfaceBench(t *testing.T, there ...string) *interfaceBench {
-	b := &interfaceBench{T: t, there: map[string]int{}, programs: map[string]int{}, modes: map[string]datapath.Mode{},
+	b := &interfaceBench{T: t, there: map[string]int{}, programs: map[string]int{}, modes: map[string]kernel.Mode{},
 		refused: map[string]error{}, stuck: map[string]error{}}
 	for i, name := range there {
 		b.there[name] = i + 1
@@ -47,13 +47,13 @@ func newInterfaceBench(t *testing.T, there ...string) *interfaceBench {
 // attachments is the bench as the data plane.
 type attachments struct{ *interfaceBench }
 
-func (a attachments) Attach(name string, mode model.Attach) (datapath.Attachment, error) {
+func (a attachments) Attach(name string, mode model.Attach) (kernel.Attachment, error) {
 	if err := a.refused[name]; err != nil {
-		return datapath.Attachment{}, err
+		return kernel.Attachment{}, err
 	}
 	a.done = append(a.done, fmt.Sprintf("attach %s %s", name, mode))
 	a.programs[name] = a.there[name]
-	attachment := datapath.Attachment{Interface: name, Mode: datapath.ModeNative}
+	attachment := kernel.Attachment{Interface: name, Mode: kernel.ModeNative}
 	if got, ok := a.modes[name]; ok {
 		attachment.Mode, attachment.Reason = got, "the driver has none"
 	}
@@ -75,7 +75,7 @@ func (a attachments) RefreshInterface(name string) error {
 
 func (a attachments) Attached() []string { return slices.Sorted(maps.Keys(a.programs)) }
 
-func (b *interfaceBench) settle(name string, _ datapath.Mode) error { return b.stuck[name] }
+func (b *interfaceBench) settle(name string, _ kernel.Mode) error { return b.stuck[name] }
 
 func (b *interfaceBench) release(name string) error {
 	b.done = append(b.done, "release "+name)
@@ -156,7 +156,7 @@ func TestAttachAll(t *testing.T) {
 // that the driver left no other mode is a condition, unless it was asked for.
 func TestAttachedWithoutMerging(t *testing.T) {
 	b := newInterfaceBench(t, "a", "b")
-	b.modes["a"], b.modes["b"] = datapath.ModeGeneric, datapath.ModeGeneric
+	b.modes["a"], b.modes["b"] = kernel.ModeGeneric, kernel.ModeGeneric
 	if err := b.attachAll(nil, listed("a", "b:generic")); err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +223,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 // TestWayToHost: packets for this host's own backends are best brought in where its answers are met.
 func TestWayToHost(t *testing.T) {
 	b := newInterfaceBench(t, "a", "b", "c", "d")
-	b.modes["c"], b.modes["d"] = datapath.ModeTCX, datapath.ModeClsact
+	b.modes["c"], b.modes["d"] = kernel.ModeTCX, kernel.ModeClsact
 	way := func(index int, ok bool) {
 		t.Helper()
 		got, mac, met := b.wayToHost()

@@ -15,7 +15,7 @@ import (
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/neighbour/nstest"
 	"github.com/shunt-lb/shunt/internal/wire"
 	"github.com/vishvananda/netlink"
@@ -221,20 +221,20 @@ func TestRefusedStartLeavesLoopbackAlone(t *testing.T) {
 	// What only a later version knows. A machine on which nothing has pinned anything since it booted
 	// may have no bpffs yet.
 	var root unix.Statfs_t
-	if err := unix.Statfs(datapath.DefaultPinRoot, &root); err != nil {
+	if err := unix.Statfs(kernel.DefaultPinRoot, &root); err != nil {
 		t.Fatal(err)
 	}
 	if root.Type != unix.BPF_FS_MAGIC {
-		if err := unix.Mount("bpf", datapath.DefaultPinRoot, "bpf", 0, "mode=700"); err != nil {
+		if err := unix.Mount("bpf", kernel.DefaultPinRoot, "bpf", 0, "mode=700"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	newer := filepath.Join(datapath.DefaultPinRoot, "shunt", instance, "abi-999999", "maps")
+	newer := filepath.Join(kernel.DefaultPinRoot, "shunt", instance, "abi-999999", "maps")
 	if err := os.MkdirAll(newer, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		for path := newer; path != datapath.DefaultPinRoot; path = filepath.Dir(path) {
+		for path := newer; path != kernel.DefaultPinRoot; path = filepath.Dir(path) {
 			_ = os.Remove(path) // the last one unless others have anything there
 		}
 	})

@@ -12,36 +12,13 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
 )
-
-// Mode is how the program runs on an interface.
-type Mode string
-
-// The modes. Native runs in the driver, generic in the kernel after it has made an
-// sk_buff, which is slower. The others are tc's: links of Linux 6.6, or filters before.
-const (
-	ModeNative  Mode = "native"
-	ModeGeneric Mode = "generic"
-	ModeTCX     Mode = "tcx"
-	ModeClsact  Mode = "clsact"
-)
-
-// AtTC is whether the program has the sk_buff, and sees both directions.
-func (m Mode) AtTC() bool { return m == ModeTCX || m == ModeClsact }
-
-// Attachment is a program on an interface.
-type Attachment struct {
-	Interface string `json:"interface"`
-	Mode      Mode   `json:"mode"`
-	Reason    string `json:"reason,omitempty"` // why not native, when auto chose generic
-}
 
 type attached struct {
-	Attachment
+	kernel.Attachment
 	ifindex int
 	slot    uint32
 	// redirectBack: XDP_TX does not do there (bpf/lb/config.h).
@@ -82,7 +59,7 @@ func (a *attached) close() error {
 func (a *attached) drop() error {
 	errs := []error{a.closePrograms()}
 	if a.link != nil {
-		errs = append(errs, dropLink(a.link))
+		errs = append(errs, kernel.DropLink(a.link))
 	}
 	for _, s := range a.sides {
 		if s != nil {
@@ -92,51 +69,40 @@ func (a *attached) drop() error {
 	return errors.Join(errs...)
 }
 
-const (
-	linkPrefix  = "link-"
-	dropsPrefix = "link-drops-"
-)
-
-// bpffs reserves dots (bpf_lookup in kernel/bpf/inode.c), which names of VLAN interfaces
-// have; so a dot is %2e in the name of a pin. No interface has a percent sign in its name
-// (dev_get_valid_name in net/core/dev.c).
-var (
-	toPin   = strings.NewReplacer(".", "%2e")
-	fromPin = strings.NewReplacer("%2e", ".")
-)
+const dropsPrefix = kernel.LinkPrefix + "drops-"
 
 func linkPath(root, instance, iface string) string {
-	return filepath.Join(instanceDir(root, instance), linkPrefix+toPin.Replace(iface))
+	return filepath.Join(kernel.Directory(root, instance), kernel.LinkPrefix+kernel.ToPin(iface))
 }
 
 // Attach puts the program on an interface, or a new one in the place of an old one of
 // this instance, in one step. auto tries native first. Attaching again with the same mode
 // is a replacement. The name is one of the calling thread's network namespace.
-func (d *Datapath) Attach(iface string, mode model.Attach) (Attachment, error) {
+func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, error) {
 	if mode == model.AttachTC { // whose host may be a client, and answers come in anywhere
 		if err := d.require(abiFeatureFEATURE_HOST); err != nil {
-			return Attachment{}, fmt.Errorf("attach to interface %s: %w", iface, err)
+			return kernel.Attachment{}, fmt.Errorf("attach to interface %s: %w", iface, err)
 		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	dev, err := netlink.LinkByName(iface)
 	if err != nil {
-		return Attachment{}, fmt.Errorf("attach to interface %s: %w; `ip link` lists the interfaces there are", iface, err)
+		return kernel.Attachment{}, fmt.Errorf("attach to interface %s: %w; `ip link` lists the interfaces there are", iface, err)
 	}
 	if dev.Attrs().HardwareAddr == nil || len(dev.Attrs().HardwareAddr) != 6 {
-		return Attachment{}, fmt.Errorf("attach to interface %s: it is not an Ethernet interface; shunt balances Ethernet frames only", iface)
+		return kernel.Attachment{}, fmt.Errorf("attach to interface %s: it is not an Ethernet interface; shunt balances Ethernet frames only", iface)
 	}
-	unlock, err := lockInstance(d.root, d.instance)
+	unlock, err := kernel.Lock(d.root, d.instance)
 	if err != nil {
-		return Attachment{}, fmt.Errorf("attach to interface %s: %w", iface, err)
+		return kernel.Attachment{}, fmt.Errorf("attach to interface %s: %w", iface, err)
 	}
 	defer unlock()
 	slot, err := d.writeInterface(dev)
 	if err != nil {
-		return Attachment{}, err
+		return kernel.Attachment{}, err
 	}
-	a := &attached{Attachment: Attachment{Interface: iface}, ifindex: dev.Attrs().Index, slot: slot, redirectBack: redirectsBack(dev)}
+	a := &attached{Attachment: kernel.Attachment{Interface: iface}, ifindex: dev.Attrs().Index, slot: slot, redirectBack: redirectsBack(dev)}
 	if old := d.attached[iface]; old != nil {
 		a.Reason = old.Reason
 	}
@@ -150,7 +116,7 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (Attachment, error) {
 		if old := d.attached[iface]; old == nil || old.ifindex != a.ifindex { // that one has gone
 			err = errors.Join(err, d.clearInterface(slot, a.ifindex))
 		}
-		return Attachment{}, err
+		return kernel.Attachment{}, err
 	}
 	if old := d.attached[iface]; old != nil {
 		_ = old.close()
@@ -171,7 +137,7 @@ func (d *Datapath) moveToTC(a *attached) error {
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	return errors.Join(removeLink(path), removeChain(d.root, d.instance, a.Interface))
+	return errors.Join(kernel.RemoveLink(path), removeChain(d.root, d.instance, a.Interface))
 }
 
 func (d *Datapath) attachXDP(a *attached, dev netlink.Link, mode model.Attach) error {
@@ -181,7 +147,7 @@ func (d *Datapath) attachXDP(a *attached, dev netlink.Link, mode model.Attach) e
 	}
 	defer chain.Close()
 	a.chain = chain
-	before := modeOf(dev)
+	before := kernel.ModeOf(dev)
 	replaced, err := d.replace(a, dev, mode)
 	if err == nil && !replaced {
 		if err = d.attachNew(a, mode); err != nil {
@@ -198,7 +164,7 @@ func (d *Datapath) attachXDP(a *attached, dev netlink.Link, mode model.Attach) e
 }
 
 // putBack attaches in the mode an interface had, after another one was refused.
-func (d *Datapath) putBack(a attached, mode Mode) error {
+func (d *Datapath) putBack(a attached, mode kernel.Mode) error {
 	old := d.attached[a.Interface]
 	if old == nil || old.link == nil || mode == "" {
 		return nil
@@ -228,7 +194,7 @@ func (d *Datapath) replace(a *attached, dev netlink.Link, mode model.Attach) (bo
 		_ = l.Close()
 		return false, fmt.Errorf("look at the link pinned at %s: %w", path, err)
 	}
-	current := modeOf(dev)
+	current := kernel.ModeOf(dev)
 	usable := info.XDP() != nil && int(info.XDP().Ifindex) == a.ifindex && current != ""
 	if usable && (mode == model.AttachAuto || string(mode) == string(current)) {
 		a.Mode = current
@@ -236,7 +202,7 @@ func (d *Datapath) replace(a *attached, dev netlink.Link, mode model.Attach) (bo
 		if err == nil {
 			if err = d.run(a, l.Update); err == nil {
 				a.link = l
-				if current == ModeGeneric && mode == model.AttachAuto && a.Reason == "" {
+				if current == kernel.ModeGeneric && mode == model.AttachAuto && a.Reason == "" {
 					a.Reason = "it was attached so before"
 				}
 				return true, nil
@@ -248,18 +214,18 @@ func (d *Datapath) replace(a *attached, dev netlink.Link, mode model.Attach) (bo
 		return false, err
 	}
 	if usable {
-		if err := d.prepareChange(a, Mode(mode)); err != nil {
+		if err := d.prepareChange(a, kernel.Mode(mode)); err != nil {
 			return false, errors.Join(err, l.Close())
 		}
 		d.log.Warn("detaching and attaching again, which interrupts forwarding for a moment: the mode changes",
 			"interface", a.Interface, "from", current, "to", mode)
 	}
-	return false, dropLink(l)
+	return false, kernel.DropLink(l)
 }
 
 // prepareChange does what can be done before an interface loses its program for the sake of
 // another mode, so that the moment without one is short and does no harm.
-func (d *Datapath) prepareChange(a *attached, mode Mode) (err error) {
+func (d *Datapath) prepareChange(a *attached, mode kernel.Mode) (err error) {
 	a.Mode = mode
 	if err := d.load(a); err != nil {
 		return err
@@ -283,41 +249,13 @@ func (d *Datapath) lowerGuard(a *attached) {
 	a.guard = nil
 }
 
-// dropLink ends a link at once, and its pin.
-func dropLink(l link.Link) error {
-	errs := []error{l.Unpin()}
-	if err := l.Detach(); err != nil && !errors.Is(err, ebpf.ErrNotSupported) && !errors.Is(err, unix.ENOLINK) && !errors.Is(err, unix.EOPNOTSUPP) {
-		errs = append(errs, err)
-	}
-	errs = append(errs, l.Close())
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("end a link: %w", err)
-	}
-	return nil
-}
-
 // attachNew makes a new link and pins it.
 func (d *Datapath) attachNew(a *attached, mode model.Attach) error {
-	err := occupied(a.Interface, chainWay(a.Interface))
+	err := kernel.Occupied(a.Interface, chainWay(a.Interface))
 	if err != nil {
 		return err
 	}
-	switch mode {
-	case model.AttachNative:
-		err = d.attachMode(a, ModeNative)
-	case model.AttachGeneric:
-		a.Reason = ""
-		err = d.attachMode(a, ModeGeneric)
-	case model.AttachAuto:
-		err = d.attachMode(a, ModeNative)
-		var refused *refusedError
-		if errors.As(err, &refused) {
-			a.Reason = refused.reason
-			err = d.attachMode(a, ModeGeneric)
-		}
-	default:
-		err = fmt.Errorf("attach to interface %s: the mode %q is not supported; use auto, native, generic or tc", a.Interface, mode)
-	}
+	a.Reason, err = kernel.InMode(a.Interface, mode, "auto, native, generic or tc", func(m kernel.Mode) error { return d.attachMode(a, m) })
 	if err != nil {
 		return err
 	}
@@ -327,24 +265,6 @@ func (d *Datapath) attachNew(a *attached, mode model.Attach) error {
 	}
 	return nil
 }
-
-// refusedError is a driver's no.
-type refusedError struct {
-	iface  string
-	mode   Mode
-	reason string
-	err    error
-}
-
-func (e *refusedError) Error() string {
-	advice := "use `attach: auto` to fall back to generic mode"
-	if e.mode == ModeGeneric {
-		advice = "use `attach: tc`, which needs no XDP"
-	}
-	return fmt.Sprintf("attach to interface %s in %s mode: %s; %s", e.iface, e.mode, e.reason, advice)
-}
-
-func (e *refusedError) Unwrap() error { return e.err }
 
 // load loads the interface's own copy of the program.
 func (d *Datapath) load(a *attached) error {
@@ -377,7 +297,7 @@ func (d *Datapath) loadProgramWith(a *attached, more map[string]*ebpf.Map, chang
 		return fmt.Errorf("load the program for interface %s: %w", a.Interface, err)
 	}
 	defer coll.Close()
-	a.programs[0], err = takeProgram(coll, xdpProgShXdp)
+	a.programs[0], err = kernel.TakeProgram(coll, xdpProgShXdp)
 	return err
 }
 
@@ -404,51 +324,25 @@ func runFirst(chain *ebpf.Map, program *ebpf.Program, before string, attach func
 	return errors.Join(attach(first), first.Close())
 }
 
-func (d *Datapath) attachMode(a *attached, mode Mode) error {
+func (d *Datapath) attachMode(a *attached, mode kernel.Mode) error {
 	if a.programs[0] == nil { // prepareChange has loaded it
 		a.Mode = mode
 		if err := d.load(a); err != nil {
 			return err
 		}
 	}
-	flags := link.XDPDriverMode
-	if mode == ModeGeneric {
-		flags = link.XDPGenericMode
-	}
 	err := d.run(a, func(p *ebpf.Program) (err error) {
-		a.link, err = link.AttachXDP(link.XDPOptions{Program: p, Interface: a.ifindex, Flags: flags})
+		a.link, err = kernel.AttachXDP(p, a.Interface, a.ifindex, mode, chainWay(a.Interface))
 		return err
 	})
-	if err == nil {
-		return nil
+	if err != nil {
+		_ = a.closePrograms()
 	}
-	reason := attachMessage(a.ifindex, a.programs[0], flags)
-	_ = a.closePrograms()
-	if refusedAsTaken(err) { // somebody was faster
-		if other := occupied(a.Interface, chainWay(a.Interface)); other != nil {
-			return other
-		}
-	}
-	if reason == "" {
-		reason = err.Error()
-	}
-	return &refusedError{a.Interface, mode, reason, err}
+	return err
 }
 
 // redirectsBack is whether XDP_TX does not do there.
 func redirectsBack(dev netlink.Link) bool { return dev.Type() == "veth" || dev.Type() == "bond" }
-
-// modeOf is the mode of whatever program an interface has; empty without one.
-func modeOf(dev netlink.Link) Mode {
-	xdp := dev.Attrs().Xdp
-	switch {
-	case xdp == nil || !xdp.Attached:
-		return ""
-	case xdp.AttachMode == nl.XDP_ATTACHED_SKB:
-		return ModeGeneric
-	}
-	return ModeNative
-}
 
 // Attached lists the interfaces that have the program, sorted: those of this process and
 // those of the one before.
@@ -486,7 +380,7 @@ func (d *Datapath) Detach(iface string) error {
 				errs = append(errs, d.clearInterface(slot, int(info.XDP().Ifindex)))
 			}
 		}
-		errs = append(errs, dropLink(l))
+		errs = append(errs, kernel.DropLink(l))
 	} else if !errors.Is(err, os.ErrNotExist) {
 		errs = append(errs, err)
 	}
@@ -505,15 +399,15 @@ func (d *Datapath) Detach(iface string) error {
 
 // pinnedLinks finds the pinned links of interfaces: name -> path.
 func pinnedLinks(root, instance string) (map[string]string, error) {
-	dir := instanceDir(root, instance)
+	dir := kernel.Directory(root, instance)
 	entries, err := os.ReadDir(dir)
 	found := map[string]string{}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return found, fmt.Errorf("list the links pinned in %s: %w", dir, err)
 	}
 	for _, e := range entries {
-		if name, ok := strings.CutPrefix(e.Name(), linkPrefix); ok && !isDropsLink(e.Name()) {
-			found[fromPin.Replace(name)] = filepath.Join(dir, e.Name())
+		if name, ok := strings.CutPrefix(e.Name(), kernel.LinkPrefix); ok && !isDropsLink(e.Name()) {
+			found[kernel.FromPin(name)] = filepath.Join(dir, e.Name())
 		}
 	}
 	return found, nil
@@ -528,12 +422,12 @@ const (
 
 // attachmentOf is what a pinned link says, completed from the interface it is on now. The name is
 // the pin's, unless the interface is seen from here and has been renamed.
-func attachmentOf(name string, l link.Link) (Attachment, error) {
-	a := Attachment{Interface: name}
+func attachmentOf(name string, l link.Link) (kernel.Attachment, error) {
+	a := kernel.Attachment{Interface: name}
 	for last := ebpf.ProgramID(0); ; {
 		info, err := l.Info()
 		if err != nil {
-			return Attachment{}, fmt.Errorf("look at the link of interface %s: %w", name, err)
+			return kernel.Attachment{}, fmt.Errorf("look at the link of interface %s: %w", name, err)
 		}
 		if info.XDP() == nil || info.XDP().Ifindex == 0 {
 			a.Reason = interfaceGone
@@ -541,7 +435,7 @@ func attachmentOf(name string, l link.Link) (Attachment, error) {
 		}
 		dev, err := netlink.LinkByIndex(int(info.XDP().Ifindex))
 		if err == nil && runs(dev, info.Program) {
-			a.Interface, a.Mode = dev.Attrs().Name, modeOf(dev)
+			a.Interface, a.Mode = dev.Attrs().Name, kernel.ModeOf(dev)
 			return a, nil
 		}
 		if err != nil || info.Program == last {
@@ -572,4 +466,9 @@ func interfaceName(ifindex int) string {
 		return i.Name
 	}
 	return fmt.Sprintf("number %d", ifindex)
+}
+
+// chainWay is how somebody else's program runs beside shunt's.
+func chainWay(iface string) string {
+	return fmt.Sprintf("take it off, start shunt, and have its program run before or after shunt's with `shunt chain set --interface %s`; `shunt chain --help` says what it has to be", iface)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/vishvananda/netlink"
@@ -51,15 +52,15 @@ func TestAttachInEveryMode(t *testing.T) {
 	d := mustOpen(t, opts)
 	for _, c := range []struct {
 		mode model.Attach
-		want Mode
+		want kernel.Mode
 		nl   uint32
 	}{
-		{model.AttachAuto, ModeNative, nl.XDP_ATTACHED_DRV},
-		{model.AttachNative, ModeNative, nl.XDP_ATTACHED_DRV},
-		{model.AttachGeneric, ModeGeneric, nl.XDP_ATTACHED_SKB},
-		{model.AttachNative, ModeNative, nl.XDP_ATTACHED_DRV},
-		{model.AttachGeneric, ModeGeneric, nl.XDP_ATTACHED_SKB},
-		{model.AttachAuto, ModeGeneric, nl.XDP_ATTACHED_SKB}, // what is there stays
+		{model.AttachAuto, kernel.ModeNative, nl.XDP_ATTACHED_DRV},
+		{model.AttachNative, kernel.ModeNative, nl.XDP_ATTACHED_DRV},
+		{model.AttachGeneric, kernel.ModeGeneric, nl.XDP_ATTACHED_SKB},
+		{model.AttachNative, kernel.ModeNative, nl.XDP_ATTACHED_DRV},
+		{model.AttachGeneric, kernel.ModeGeneric, nl.XDP_ATTACHED_SKB},
+		{model.AttachAuto, kernel.ModeGeneric, nl.XDP_ATTACHED_SKB}, // what is there stays
 	} {
 		a, err := d.Attach("shunt-a", c.mode)
 		must(t, err)
@@ -68,7 +69,7 @@ func TestAttachInEveryMode(t *testing.T) {
 		}
 		requireMode(t, "shunt-a", c.nl)
 		verdict, out, err := d.RunPacket("shunt-a", frame(t, "shunt-a"))
-		if err != nil || verdict != XDPPass || string(out) != string(frame(t, "shunt-a")) {
+		if err != nil || verdict != kernel.XDPPass || string(out) != string(frame(t, "shunt-a")) {
 			t.Fatalf("a frame that is not ours: verdict %d, %x: %v", verdict, out, err)
 		}
 	}
@@ -93,7 +94,7 @@ func TestAutoSaysWhyNotNative(t *testing.T) {
 	d := mustOpen(t, testOptions(t))
 	a, err := d.Attach("shunt-br", model.AttachAuto)
 	must(t, err)
-	if a.Mode != ModeGeneric || !strings.Contains(a.Reason, "driver") {
+	if a.Mode != kernel.ModeGeneric || !strings.Contains(a.Reason, "driver") {
 		t.Errorf("got %+v, want generic and the driver's reason", a)
 	}
 	requireMode(t, "shunt-br", nl.XDP_ATTACHED_SKB)
@@ -163,7 +164,7 @@ func TestRestartReplacesTheProgramInItsLink(t *testing.T) {
 	all, err := v.Attachments()
 	must(t, err)
 	must(t, v.Close())
-	if len(all) != 1 || all[0] != (Attachment{Interface: "shunt-a", Mode: ModeNative}) {
+	if len(all) != 1 || all[0] != (kernel.Attachment{Interface: "shunt-a", Mode: kernel.ModeNative}) {
 		t.Errorf("attachments are %+v", all)
 	}
 
@@ -191,7 +192,7 @@ func TestInterfaceNamesThatBPFFSRefuses(t *testing.T) {
 	must(t, err)
 	all, err := d.Attachments()
 	must(t, err)
-	if want := (Attachment{Interface: name, Mode: ModeGeneric}); len(all) != 1 || all[0] != want || d.Attached()[0] != name {
+	if want := (kernel.Attachment{Interface: name, Mode: kernel.ModeGeneric}); len(all) != 1 || all[0] != want || d.Attached()[0] != name {
 		t.Errorf("attachments are %+v and %v, want %+v", all, d.Attached(), want)
 	}
 	must(t, d.Detach(name))
@@ -260,7 +261,7 @@ func TestRemoveWorksWithoutAProcessAndTwice(t *testing.T) {
 	_, err := d.Attach("shunt-a", model.AttachGeneric)
 	must(t, err)
 	for _, name := range refusalCounters {
-		if _, err := os.Stat(instanceDir(opts.PinRoot, opts.Instance) + "/" + dropsPrefix + name); err != nil {
+		if _, err := os.Stat(kernel.Directory(opts.PinRoot, opts.Instance) + "/" + dropsPrefix + name); err != nil {
 			t.Error(err)
 		}
 	}
@@ -271,7 +272,7 @@ func TestRemoveWorksWithoutAProcessAndTwice(t *testing.T) {
 	must(t, d.Close())
 	must(t, RemoveFrom(opts))
 	requireMode(t, "shunt-a", nl.XDP_ATTACHED_NONE)
-	if _, err := os.Stat(instanceDir(opts.PinRoot, opts.Instance)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(kernel.Directory(opts.PinRoot, opts.Instance)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory: %v", err)
 	}
 	must(t, RemoveFrom(opts))
@@ -339,7 +340,7 @@ func slow(fd int) asm.Instructions {
 	return append(ins,
 		asm.Mov.Imm(asm.R1, 2),
 		asm.StoreMem(asm.R6, 0, asm.R1, asm.DWord),
-		asm.Mov.Imm(asm.R0, XDPPass).WithSymbol("out"),
+		asm.Mov.Imm(asm.R0, kernel.XDPPass).WithSymbol("out"),
 		asm.Return(),
 		btf.WithFuncMetadata(asm.Mov.Imm(asm.R0, 0), round).WithSymbol("round"),
 		asm.Return())

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"golang.org/x/sys/unix"
 )
 
@@ -198,7 +199,7 @@ func (u *upgrade) addCounters(name string, old, own *ebpf.Map) error {
 
 // carryRest carries what changed between the copy and the switch. Nothing is added to the old
 // maps any more.
-func (u *upgrade) carryRest(own map[string]*ebpf.Map, grace *graceMaps) error {
+func (u *upgrade) carryRest(own map[string]*ebpf.Map, grace *kernel.Grace) error {
 	if err := u.flows.rest(grace); err != nil {
 		return err
 	}
@@ -320,7 +321,7 @@ type flowEntry struct{ key, value []byte }
 
 // rest makes the new table hold what the old one held at the switch, and what the new programs
 // have made of it since. Meanwhile they hand packets of what is not carried to the old ones.
-func (f *flowCarry) rest(grace *graceMaps) error {
+func (f *flowCarry) rest(grace *kernel.Grace) error {
 	if f.old == nil {
 		return nil
 	}
@@ -350,7 +351,7 @@ func (f *flowCarry) rest(grace *graceMaps) error {
 	}
 	// The old programs may have moved an entry on between its reading and its writing. Once no
 	// run of theirs is left that met it before, they do not any more.
-	if err := grace.wait(); err != nil {
+	if err := grace.Wait(); err != nil {
 		return err
 	}
 	if err := f.insertLate(late, false); err != nil {
@@ -477,11 +478,11 @@ func resumeFlows(opts Options, w way, from, since uint32) error {
 	if err := f.findDirection(opts.version); err != nil {
 		return err
 	}
-	grace, err := newGraceMaps()
+	grace, err := kernel.NewGrace()
 	if err != nil {
 		return err
 	}
-	defer grace.close() //nolint:errcheck // two maps of its own
+	defer grace.Close() //nolint:errcheck // two maps of its own
 	err = each(f.own, func(key, value []byte) error {
 		if life := lifeOf(value); int32(uint32(life)-since) < 0 {
 			f.carried[maphash.Bytes(f.hash, key)] = life

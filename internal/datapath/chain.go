@@ -13,6 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"golang.org/x/sys/unix"
 )
 
@@ -75,24 +76,7 @@ const (
 )
 
 func chainPath(root, instance, iface string) string {
-	return filepath.Join(instanceDir(root, instance), chainPrefix+toPin.Replace(iface))
-}
-
-// lockInstance keeps others from changing what is attached until unlock: the daemon and
-// `shunt chain` do. The kernel releases the lock with the process.
-func lockInstance(root, instance string) (unlock func(), err error) {
-	dir := instanceDir(root, instance)
-	f, err := os.Open(dir)
-	if err != nil {
-		return nil, fmt.Errorf("lock %s: %w", dir, err)
-	}
-	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
-	}
-	return func() { _ = f.Close() }, nil
+	return filepath.Join(kernel.Directory(root, instance), chainPrefix+kernel.ToPin(iface))
 }
 
 // openChain opens an interface's chain; fresh is whether it had to be made.
@@ -132,7 +116,7 @@ func removeChain(root, instance, iface string) error {
 }
 
 func beforePath(root, instance, iface string) string {
-	return filepath.Join(instanceDir(root, instance), beforePrefix+toPin.Replace(iface))
+	return filepath.Join(kernel.Directory(root, instance), beforePrefix+kernel.ToPin(iface))
 }
 
 // entry is what an interface is to run: the program before, or else shunt's own. The caller

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"golang.org/x/sys/unix"
 )
 
@@ -59,7 +60,7 @@ func changeChain(opts Options, iface, doing string, change func(*chainChange) er
 	if err := opts.complete(); err != nil {
 		return err
 	}
-	unlock, err := lockInstance(opts.PinRoot, opts.Instance)
+	unlock, err := kernel.Lock(opts.PinRoot, opts.Instance)
 	if errors.Is(err, os.ErrNotExist) {
 		err = notChained(opts, iface)
 	}

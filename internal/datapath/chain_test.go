@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/test/stranger"
 	"github.com/vishvananda/netlink"
@@ -18,7 +19,7 @@ import (
 // pinned pins a program in a folder of the test's own and returns the path.
 func pinned(t *testing.T, opts Options, p *ebpf.Program, name string) string {
 	t.Helper()
-	folder := filepath.Join(DefaultPinRoot, opts.Instance+"-pins")
+	folder := filepath.Join(kernel.DefaultPinRoot, opts.Instance+"-pins")
 	must(t, os.MkdirAll(folder, 0o700))
 	t.Cleanup(func() { _ = os.RemoveAll(folder) })
 	path := filepath.Join(folder, name)
@@ -186,7 +187,7 @@ func TestChainRefusals(t *testing.T) {
 
 	// Calling into the chain asks for frames in several buffers when the program is loaded.
 	_, err = ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, AttachType: ebpf.AttachXDP, License: "MIT", Instructions: asm.Instructions{
-		asm.LoadMapPtr(asm.R2, chain.FD()), asm.Mov.Imm(asm.R3, 1), asm.FnTailCall.Call(), asm.Mov.Imm(asm.R0, XDPPass), asm.Return()}})
+		asm.LoadMapPtr(asm.R2, chain.FD()), asm.Mov.Imm(asm.R3, 1), asm.FnTailCall.Call(), asm.Mov.Imm(asm.R0, kernel.XDPPass), asm.Return()}})
 	if err == nil || !strings.Contains(err.Error(), "invalid argument") {
 		t.Errorf("a program for single buffers that calls into the chain: %v, want EINVAL", err)
 	}

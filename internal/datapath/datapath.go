@@ -26,18 +26,16 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 )
-
-// DefaultPinRoot is where bpffs is mounted by convention.
-const DefaultPinRoot = "/sys/fs/bpf"
 
 // Options say which data plane is meant.
 type Options struct {
 	Instance string       // names its directory, so that several can live on one host
 	Limits   model.Limits // size the maps; unused by OpenReadOnly
-	PinRoot  string       // a bpffs; DefaultPinRoot if empty
+	PinRoot  string       // a bpffs; kernel.DefaultPinRoot if empty
 	Log      *slog.Logger // slog.Default() if nil
 	Version  *Version     // other than this process's; for tests
 
@@ -46,8 +44,8 @@ type Options struct {
 
 func (o *Options) complete() error {
 	if o.PinRoot == "" {
-		o.PinRoot = DefaultPinRoot
-		_, _ = sharePins() // to read needs it as well; Open says what is wrong
+		o.PinRoot = kernel.DefaultPinRoot
+		_, _ = kernel.SharePins() // to read needs it as well; Open says what is wrong
 	}
 	if o.Log == nil {
 		o.Log = slog.Default()
@@ -55,7 +53,7 @@ func (o *Options) complete() error {
 	if o.version = o.Version; o.version == nil {
 		o.version = built
 	}
-	return checkInstance(o.Instance)
+	return kernel.CheckName(o.Instance)
 }
 
 // Datapath is a loaded data plane that this process writes to. The methods of
@@ -78,7 +76,7 @@ type Datapath struct {
 	ways    sync.Mutex
 	sources sourceRuns
 
-	grace *graceMaps
+	grace *kernel.Grace
 	sweep *ebpf.Program
 	// recall is the program behind ScanRemembered.
 	recall *ebpf.Program
@@ -98,7 +96,7 @@ func Open(opts Options) (*Datapath, error) {
 	if err := opts.complete(); err != nil {
 		return nil, err
 	}
-	if err := mountBPFFS(opts.PinRoot, opts.Log); err != nil {
+	if err := kernel.Mount(opts.PinRoot, opts.Log); err != nil {
 		return nil, err
 	}
 	have, err := settle(opts)
@@ -140,7 +138,7 @@ func (d *Datapath) prepare() error {
 	}
 	var err error
 	d.features = d.featuresInUse()
-	if d.grace, err = newGraceMaps(); err != nil {
+	if d.grace, err = kernel.NewGrace(); err != nil {
 		return err
 	}
 	for i := range d.services {
@@ -172,8 +170,8 @@ func (d *Datapath) loadTools() error {
 		return fmt.Errorf("load the programs that expire flows: %w", err)
 	}
 	defer coll.Close()
-	if d.sweep, err = takeProgram(coll, "sh_sweep"); err == nil {
-		d.recall, err = takeProgram(coll, "sh_recall")
+	if d.sweep, err = kernel.TakeProgram(coll, "sh_sweep"); err == nil {
+		d.recall, err = kernel.TakeProgram(coll, "sh_recall")
 	}
 	return err
 }
@@ -201,7 +199,7 @@ func (d *Datapath) Close() error {
 		}
 	}
 	if d.grace != nil {
-		errs = append(errs, d.grace.close())
+		errs = append(errs, d.grace.Close())
 		d.grace = nil
 	}
 	return errors.Join(append(errs, d.View.Close())...)

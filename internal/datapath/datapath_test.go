@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/reconcile"
@@ -43,13 +44,13 @@ func testOptions(t *testing.T) Options {
 	needRoot(t)
 	opts := Options{
 		Instance: fmt.Sprintf("test-%d-%d", os.Getpid(), testCount.Add(1)),
-		Limits:   testLimits, PinRoot: DefaultPinRoot, Log: quiet(),
+		Limits:   testLimits, PinRoot: kernel.DefaultPinRoot, Log: quiet(),
 	}
 	t.Cleanup(func() {
 		if err := RemoveFrom(opts); err != nil {
 			t.Errorf("removing the instance: %v", err)
 		}
-		if _, err := os.Stat(instanceDir(opts.PinRoot, opts.Instance)); !errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Stat(kernel.Directory(opts.PinRoot, opts.Instance)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("the instance's directory is still there: %v", err)
 		}
 	})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/vishvananda/netlink"
 )
@@ -27,7 +28,7 @@ type DecapOptions struct {
 	VIPs      []netip.Addr   // inner destinations
 	Senders   []netip.Prefix // permitted outer sources
 	GUEPort   uint16         // UDP, host byte order; 0: GUE is not taken off
-	PinRoot   string         // a bpffs; DefaultPinRoot if empty
+	PinRoot   string         // a bpffs; kernel.DefaultPinRoot if empty
 	Log       *slog.Logger   // slog.Default() if nil
 }
 
@@ -35,7 +36,7 @@ type DecapOptions struct {
 // and the next AttachDecap of that name replaces it in one step. Methods may be called at
 // any time, but Detach and Close once, and last.
 type Decap struct {
-	Attachment
+	kernel.Attachment
 	ifindex int
 	objects *ebpf.Collection
 	program *ebpf.Program
@@ -52,12 +53,12 @@ func decapPath(root, name string) string { return filepath.Join(root, "shunt", d
 // fails, except that a predecessor's program stays.
 func AttachDecap(opts DecapOptions) (*Decap, error) {
 	if opts.PinRoot == "" {
-		opts.PinRoot = DefaultPinRoot
+		opts.PinRoot = kernel.DefaultPinRoot
 	}
 	if opts.Log == nil {
 		opts.Log = slog.Default()
 	}
-	if err := checkInstance(opts.Name); err != nil {
+	if err := kernel.CheckName(opts.Name); err != nil {
 		return nil, err
 	}
 	dev, err := netlink.LinkByName(opts.Interface)
@@ -67,10 +68,10 @@ func AttachDecap(opts DecapOptions) (*Decap, error) {
 	if len(dev.Attrs().HardwareAddr) != 6 {
 		return nil, fmt.Errorf("attach to interface %s: it is not an Ethernet interface; shunt takes encapsulation off Ethernet frames only", opts.Interface)
 	}
-	if err := mountBPFFS(opts.PinRoot, opts.Log); err != nil {
+	if err := kernel.Mount(opts.PinRoot, opts.Log); err != nil {
 		return nil, err
 	}
-	d := &Decap{Attachment: Attachment{Interface: opts.Interface}, ifindex: dev.Attrs().Index, root: opts.PinRoot, held: map[netip.Addr]bool{}}
+	d := &Decap{Attachment: kernel.Attachment{Interface: opts.Interface}, ifindex: dev.Attrs().Index, root: opts.PinRoot, held: map[netip.Addr]bool{}}
 	if err := d.load(opts); err != nil {
 		return nil, err
 	}
@@ -94,11 +95,8 @@ func (d *Decap) load(opts DecapOptions) error {
 	if err != nil {
 		return fmt.Errorf("read the embedded object: %w", err)
 	}
-	if err := spec.Variables[decapVarGuePort].Set(toWire(opts.GUEPort)); err != nil {
-		return fmt.Errorf("set the GUE port to %d: %w", opts.GUEPort, err)
-	}
-	if d.objects, err = ebpf.NewCollection(spec); err != nil {
-		return fmt.Errorf("load the program that takes encapsulation off: %w", shortened(err))
+	if d.objects, err = kernel.Load(spec, map[string]any{decapVarGuePort: toWire(opts.GUEPort)}, nil); err != nil {
+		return fmt.Errorf("load the program that takes encapsulation off: %w", err)
 	}
 	d.program = d.objects.Programs[decapProgShDecap]
 	for _, vip := range opts.VIPs {
@@ -189,16 +187,16 @@ func (d *Decap) takeOver(path string, dev netlink.Link, mode model.Attach) (bool
 		return false, fmt.Errorf("open the link pinned at %s: %w; remove the file, which detaches it", path, err)
 	}
 	info, err := l.Info()
-	current := modeOf(dev)
+	current := kernel.ModeOf(dev)
 	if err != nil || info.XDP() == nil || int(info.XDP().Ifindex) != d.ifindex || current == "" ||
 		mode != model.AttachAuto && string(mode) != string(current) {
-		return false, dropLink(l)
+		return false, kernel.DropLink(l)
 	}
 	if err := l.Update(d.program); err != nil {
 		return false, errors.Join(fmt.Errorf("replace the program on interface %s: %w", d.Interface, err), l.Close())
 	}
 	d.link, d.Mode = l, current
-	if current == ModeGeneric && mode == model.AttachAuto {
+	if current == kernel.ModeGeneric && mode == model.AttachAuto {
 		d.Reason = "it was attached so before"
 	}
 	return true, nil
@@ -206,25 +204,15 @@ func (d *Decap) takeOver(path string, dev netlink.Link, mode model.Attach) (bool
 
 // attachNew makes a new link and pins it.
 func (d *Decap) attachNew(path string, mode model.Attach) error {
-	err := occupied(d.Interface, "")
+	err := kernel.Occupied(d.Interface, "")
 	if err != nil {
 		return err
 	}
-	switch mode {
-	case model.AttachNative:
-		err = d.attachMode(ModeNative)
-	case model.AttachGeneric:
-		err = d.attachMode(ModeGeneric)
-	case model.AttachAuto:
-		err = d.attachMode(ModeNative)
-		var refused *refusedError
-		if errors.As(err, &refused) {
-			d.Reason = refused.reason
-			err = d.attachMode(ModeGeneric)
-		}
-	default:
-		err = fmt.Errorf("attach to interface %s: the mode %q is not supported; use auto, native or generic", d.Interface, mode)
-	}
+	d.Reason, err = kernel.InMode(d.Interface, mode, "auto, native or generic", func(m kernel.Mode) (err error) {
+		d.Mode = m
+		d.link, err = kernel.AttachXDP(d.program, d.Interface, d.ifindex, m, "")
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -241,28 +229,6 @@ func (d *Decap) attachNew(path string, mode model.Attach) error {
 		return errors.Join(fmt.Errorf("pin the link at %s: %w", path, err), d.link.Close())
 	}
 	return nil
-}
-
-func (d *Decap) attachMode(mode Mode) error {
-	flags := link.XDPDriverMode
-	if mode == ModeGeneric {
-		flags = link.XDPGenericMode
-	}
-	l, err := link.AttachXDP(link.XDPOptions{Program: d.program, Interface: d.ifindex, Flags: flags})
-	if err == nil {
-		d.link, d.Mode = l, mode
-		return nil
-	}
-	if refusedAsTaken(err) {
-		if other := occupied(d.Interface, ""); other != nil {
-			return other
-		}
-	}
-	reason := attachMessage(d.ifindex, d.program, flags)
-	if reason == "" {
-		reason = err.Error()
-	}
-	return &refusedError{d.Interface, mode, reason, err}
 }
 
 // Counters are packets and bytes by the reason's name, since the program was loaded; only
@@ -290,14 +256,7 @@ func (d *Decap) Counters() (map[string]Count, error) {
 // XDP's verdict and the frame afterwards. It counts; nothing reaches the stack. The
 // interface must be in the calling thread's network namespace.
 func (d *Decap) RunPacket(frame []byte) (verdict uint32, out []byte, err error) {
-	opts := ebpf.RunOptions{
-		Data: frame, DataOut: make([]byte, len(frame)),
-		Context: xdpContext{DataEnd: uint32(len(frame)), IngressIfindex: uint32(d.ifindex)},
-	}
-	if verdict, err = d.program.Run(&opts); err != nil {
-		return 0, nil, fmt.Errorf("run a packet of %d bytes through the program of interface %s: %w", len(frame), d.Interface, err)
-	}
-	return verdict, opts.DataOut, nil
+	return kernel.RunXDP(d.program, d.Interface, d.ifindex, frame)
 }
 
 // Close lets go of the program, which stays attached.
@@ -309,7 +268,7 @@ func (d *Decap) Close() error {
 
 // Detach takes the program off, and its pin.
 func (d *Decap) Detach() error {
-	err := dropLink(d.link)
+	err := kernel.DropLink(d.link)
 	d.objects.Close()
 	removeDecapDirectory(d.root)
 	if err != nil {
@@ -328,13 +287,13 @@ func removeDecapDirectory(root string) {
 // nothing is success.
 func RemoveDecap(root, name string) error {
 	if root == "" {
-		root = DefaultPinRoot
+		root = kernel.DefaultPinRoot
 	}
 	path := decapPath(root, name)
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	if err := removeLink(path); err != nil {
+	if err := kernel.RemoveLink(path); err != nil {
 		return fmt.Errorf("take off the program pinned at %s: %w", path, err)
 	}
 	removeDecapDirectory(root)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/vishvananda/netlink"
@@ -21,7 +22,7 @@ func decapOptions(t *testing.T, mode model.Attach) DecapOptions {
 	}
 	t.Cleanup(func() {
 		must(t, RemoveDecap("", opts.Name))
-		if _, err := os.Stat(decapPath(DefaultPinRoot, opts.Name)); !errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Stat(decapPath(kernel.DefaultPinRoot, opts.Name)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("the pin is still there: %v", err)
 		}
 	})
@@ -77,7 +78,7 @@ func TestDecapTakesOver(t *testing.T) {
 	inNamespace(t)
 	opts := decapOptions(t, model.AttachAuto)
 	first := mustDecap(t, opts)
-	if first.Mode != ModeNative {
+	if first.Mode != kernel.ModeNative {
 		t.Errorf("auto chose %s on veth: %s", first.Mode, first.Reason)
 	}
 	must(t, first.Close())
@@ -92,7 +93,7 @@ func TestDecapTakesOver(t *testing.T) {
 	must(t, second.Close())
 	opts.Mode = model.AttachGeneric
 	third := mustDecap(t, opts)
-	if third.Mode != ModeGeneric || modeOf(device(t, "shunt-a")) != ModeGeneric {
+	if third.Mode != kernel.ModeGeneric || kernel.ModeOf(device(t, "shunt-a")) != kernel.ModeGeneric {
 		t.Errorf("it is attached in %s mode", third.Mode)
 	}
 	must(t, third.Detach())

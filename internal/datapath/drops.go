@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"golang.org/x/sys/unix"
 )
 
@@ -56,7 +57,7 @@ func (d *Datapath) attachDrop(name string, program *ebpf.Program) error {
 	if program == nil {
 		return errors.New("the object compiled from drops.bpf.c lacks it; run `go generate ./internal/datapath`")
 	}
-	path := filepath.Join(instanceDir(d.root, d.instance), dropsPrefix+name)
+	path := filepath.Join(kernel.Directory(d.root, d.instance), dropsPrefix+name)
 	// The kernel cannot replace the program of such a link: the old one goes first, so
 	// that nothing is counted twice.
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {

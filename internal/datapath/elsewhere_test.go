@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -27,11 +28,11 @@ func TestAttachmentsSeenFromAnotherNamespace(t *testing.T) {
 		name       string
 		attach     model.Attach
 		withoutTCX bool
-		want       Mode
+		want       kernel.Mode
 	}
 	ways := []way{
-		{"native", model.AttachNative, false, ModeNative},
-		{"generic", model.AttachGeneric, false, ModeGeneric},
+		{"native", model.AttachNative, false, kernel.ModeNative},
+		{"generic", model.AttachGeneric, false, kernel.ModeGeneric},
 	}
 	for _, c := range tcModes() {
 		ways = append(ways, way{"tc, " + c.name, model.AttachTC, c.withoutTCX, wantedTC(c.withoutTCX)})
@@ -47,7 +48,7 @@ func TestAttachmentsSeenFromAnotherNamespace(t *testing.T) {
 			home, err := netns.Get()
 			must(t, err)
 			defer home.Close() //nolint:errcheck // only used to enter
-			requireAttachment := func(when, name string, mode Mode) {
+			requireAttachment := func(when, name string, mode kernel.Mode) {
 				t.Helper()
 				all, err := d.Attachments()
 				must(t, err)
@@ -78,7 +79,7 @@ func TestAttachmentsSeenFromAnotherNamespace(t *testing.T) {
 			defer away.Close() //nolint:errcheck // only used to enter
 			must(t, netns.Set(home))
 			rename(t, "shunt-a", "shunt-c")
-			if c.want != ModeClsact { // whose pin is not a link, and so knows the name alone
+			if c.want != kernel.ModeClsact { // whose pin is not a link, and so knows the name alone
 				requireAttachment("renamed at home", "shunt-c", c.want)
 			}
 			must(t, errors.Join(d.Detach("shunt-a"), netns.Set(away)))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
@@ -73,7 +74,7 @@ func (d *Datapath) require(needed abiFeature) (err error) {
 	if d.features&needed == needed {
 		return nil
 	}
-	unlock, err := lockInstance(d.root, d.instance)
+	unlock, err := kernel.Lock(d.root, d.instance)
 	if err != nil {
 		return err
 	}
@@ -93,7 +94,7 @@ func (d *Datapath) require(needed abiFeature) (err error) {
 		_ = old.closePrograms()
 		d.attached[name] = &a
 	}
-	return d.grace.wait() // a run of the old program must not see what comes now
+	return d.grace.Wait() // a run of the old program must not see what comes now
 }
 
 // renew loads an attached interface's program anew, and has the interface run it.

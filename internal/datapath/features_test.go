@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 )
@@ -61,7 +62,7 @@ func TestFeaturesAreLoadedWhenNeeded(t *testing.T) {
 	if programID(t, "shunt-a") != before || d.attached["shunt-a"].link != link {
 		t.Error("the program was replaced though nothing more was needed, or its link was")
 	}
-	if verdict, _, err := d.RunPacket("shunt-a", frame(t, "shunt-a")); err != nil || verdict != XDPPass {
+	if verdict, _, err := d.RunPacket("shunt-a", frame(t, "shunt-a")); err != nil || verdict != kernel.XDPPass {
 		t.Errorf("a frame that is not ours: verdict %d: %v", verdict, err)
 	}
 	for _, c := range []struct {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -38,7 +39,7 @@ func (d *Datapath) raiseGuard(ifindex int) (*guard, error) {
 	}
 	defer coll.Close()
 	g := &guard{ifindex: ifindex}
-	if g.program, err = takeProgram(coll, guardProgram); err != nil {
+	if g.program, err = kernel.TakeProgram(coll, guardProgram); err != nil {
 		return nil, err
 	}
 	g.link, err = link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: g.program, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})

@@ -1,14 +1,13 @@
 package datapath
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"math/bits"
-	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
 // loadCollection loads an object's programs onto the instance's maps. constants are set
@@ -23,15 +22,6 @@ func (v *View) loadOnto(own map[string]*ebpf.Map, load func() (*ebpf.CollectionS
 	if err != nil {
 		return nil, fmt.Errorf("read the embedded object: %w", err)
 	}
-	for name, value := range constants {
-		variable, ok := spec.Variables[name]
-		if !ok {
-			continue
-		}
-		if err := variable.Set(value); err != nil {
-			return nil, fmt.Errorf("set the constant %s to %v: %w", name, value, err)
-		}
-	}
 	replacements := maps.Clone(own)
 	if replacements == nil {
 		replacements = map[string]*ebpf.Map{}
@@ -42,11 +32,7 @@ func (v *View) loadOnto(own map[string]*ebpf.Map, load func() (*ebpf.CollectionS
 			replacements[name] = have
 		}
 	}
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replacements})
-	if err != nil {
-		return nil, shortened(err)
-	}
-	return coll, nil
+	return kernel.Load(spec, constants, replacements)
 }
 
 // constants are what lb/config.h fixes at load, for one interface's program.
@@ -54,8 +40,8 @@ func (d *Datapath) constants(a *attached) map[string]any {
 	return map[string]any{
 		"features":           uint32(d.features),
 		"interface_slot":     a.slot,
-		"generic_mode":       asByte(a.Mode != ModeNative),
-		"redirect_back":      asByte(a.Mode == ModeNative && a.redirectBack),
+		"generic_mode":       asByte(a.Mode != kernel.ModeNative),
+		"redirect_back":      asByte(a.Mode == kernel.ModeNative && a.redirectBack),
 		"handshake_count":    d.maps[abiMapShHandshakes].MaxEntries(),
 		"tracked_count":      d.maps[abiMapShTracked].MaxEntries(),
 		"jiffies_per_second": d.rate,
@@ -77,19 +63,4 @@ func asByte(on bool) uint8 {
 		return 1
 	}
 	return 0
-}
-
-// shortened cuts a verifier's log to its end, where the complaint is.
-func shortened(err error) error {
-	const lines = 12
-	var v *ebpf.VerifierError
-	if !errors.As(err, &v) || len(v.Log) == 0 {
-		return err
-	}
-	log, omitted := v.Log, 0
-	if len(log) > lines {
-		omitted = len(log) - lines
-		log = log[omitted:]
-	}
-	return fmt.Errorf("the kernel's verifier refused a program: %w\n\t(%d lines omitted)\n\t%s", v.Cause, omitted, strings.Join(log, "\n\t"))
 }

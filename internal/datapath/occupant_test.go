@@ -16,6 +16,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/test/stranger"
 	"github.com/vishvananda/netlink"
@@ -90,9 +91,9 @@ func obey(t *testing.T, message, program string) bool {
 }
 
 // requireOccupied expects the refusal, with all these words.
-func requireOccupied(t *testing.T, err error, words ...string) *OccupiedError {
+func requireOccupied(t *testing.T, err error, words ...string) *kernel.OccupiedError {
 	t.Helper()
-	var taken *OccupiedError
+	var taken *kernel.OccupiedError
 	if !errors.As(err, &taken) {
 		t.Fatalf("got %v, want that the interface is occupied", err)
 	}
@@ -107,14 +108,14 @@ func requireOccupied(t *testing.T, err error, words ...string) *OccupiedError {
 func TestSomebodyElsesProgramIsNamed(t *testing.T) {
 	for _, c := range []struct {
 		over  string
-		mode  Mode
+		mode  kernel.Mode
 		flags link.XDPAttachFlags
 		nl    uint32
 	}{
-		{"netlink", ModeNative, link.XDPDriverMode, nl.XDP_ATTACHED_DRV},
-		{"netlink", ModeGeneric, link.XDPGenericMode, nl.XDP_ATTACHED_SKB},
-		{"bpf_link", ModeNative, link.XDPDriverMode, nl.XDP_ATTACHED_DRV},
-		{"bpf_link", ModeGeneric, link.XDPGenericMode, nl.XDP_ATTACHED_SKB},
+		{"netlink", kernel.ModeNative, link.XDPDriverMode, nl.XDP_ATTACHED_DRV},
+		{"netlink", kernel.ModeGeneric, link.XDPGenericMode, nl.XDP_ATTACHED_SKB},
+		{"bpf_link", kernel.ModeNative, link.XDPDriverMode, nl.XDP_ATTACHED_DRV},
+		{"bpf_link", kernel.ModeGeneric, link.XDPGenericMode, nl.XDP_ATTACHED_SKB},
 	} {
 		t.Run(fmt.Sprintf("%s/%s", c.over, c.mode), func(t *testing.T) {
 			inNamespace(t)
@@ -138,7 +139,7 @@ func TestSomebodyElsesProgramIsNamed(t *testing.T) {
 				words = append(words, "over netlink")
 			}
 			words = append(words, holding(t, held))
-			var taken *OccupiedError
+			var taken *kernel.OccupiedError
 			for _, mode := range []model.Attach{model.AttachAuto, model.AttachNative, model.AttachGeneric} {
 				_, err := d.Attach("shunt-a", mode)
 				taken = requireOccupied(t, err, words...)
@@ -182,7 +183,7 @@ func TestWhatKeepsAProgramIsFound(t *testing.T) {
 	opts, another := testOptions(t), testOptions(t)
 	d := mustOpen(t, opts)
 
-	folder := filepath.Join(DefaultPinRoot, opts.Instance+"-pins")
+	folder := filepath.Join(kernel.DefaultPinRoot, opts.Instance+"-pins")
 	must(t, os.Mkdir(folder, 0o700))
 	defer os.RemoveAll(folder)
 	pin := filepath.Join(folder, "a")
@@ -224,10 +225,10 @@ func TestWhatKeepsAProgramIsFound(t *testing.T) {
 
 func TestNobodyOnTheInterface(t *testing.T) {
 	inNamespace(t)
-	if o, err := OccupantOf("shunt-a"); o != nil || err != nil {
+	if o, err := kernel.OccupantOf("shunt-a"); o != nil || err != nil {
 		t.Errorf("an empty interface has %v, %v", o, err)
 	}
-	if _, err := OccupantOf("nothere"); err == nil || !strings.Contains(err.Error(), "nothere") {
+	if _, err := kernel.OccupantOf("nothere"); err == nil || !strings.Contains(err.Error(), "nothere") {
 		t.Errorf("an interface that does not exist: %v", err)
 	}
 }

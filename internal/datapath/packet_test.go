@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/internal/reconcile"
@@ -16,8 +17,8 @@ import (
 // each SYN leaves as it must, towards the backend and from one of the sources.
 func TestAFlowThroughTheLoadedProgram(t *testing.T) {
 	// Native mode on a veth sends back by redirecting (redirect_back in lb/config.h).
-	t.Run("native", func(t *testing.T) { flowThroughProgram(t, model.AttachNative, XDPRedirect) })
-	t.Run("generic", func(t *testing.T) { flowThroughProgram(t, model.AttachGeneric, XDPTx) })
+	t.Run("native", func(t *testing.T) { flowThroughProgram(t, model.AttachNative, kernel.XDPRedirect) })
+	t.Run("generic", func(t *testing.T) { flowThroughProgram(t, model.AttachGeneric, kernel.XDPTx) })
 }
 
 func flowThroughProgram(t *testing.T, mode model.Attach, sent uint32) {
@@ -43,7 +44,7 @@ func flowThroughProgram(t *testing.T, mode model.Attach, sent uint32) {
 	must(t, d.PutFrontend(model.Frontend{Address: vip, Ports: model.PortRange{First: 7001, Last: 7777}, Protocol: model.TCP}, 9))
 
 	us := device(t, "shunt-a").Attrs().HardwareAddr
-	for port, want := range map[uint16]uint32{80: sent, 81: XDPPass, 7000: XDPPass, 7001: sent, 7512: sent, 7777: sent, 7778: XDPPass} {
+	for port, want := range map[uint16]uint32{80: sent, 81: kernel.XDPPass, 7000: kernel.XDPPass, 7001: sent, 7512: sent, 7777: sent, 7778: kernel.XDPPass} {
 		in := packet.Must(packet.NewTCP("198.51.100.7:40000", netip.AddrPortFrom(vip, port).String(), "S",
 			packet.MACs(net.HardwareAddr{2, 0, 0, 0, 0, 7}, us)))
 		verdict, out, err := d.RunPacket("shunt-a", in)
@@ -53,7 +54,7 @@ func flowThroughProgram(t *testing.T, mode model.Attach, sent uint32) {
 			t.Errorf("port %d: verdict %d, want %d; reasons %v", port, verdict, want, counters.Reasons)
 			continue
 		}
-		if want == XDPPass {
+		if want == kernel.XDPPass {
 			if !bytes.Equal(in, out) {
 				t.Errorf("port %d: a frame that passes was changed", port)
 			}

@@ -6,31 +6,19 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 )
-
-var instanceName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$`)
-
-// checkInstance refuses names that bpffs or a path would take amiss.
-func checkInstance(name string) error {
-	if !instanceName.MatchString(name) {
-		return fmt.Errorf("the instance name %q cannot name a directory of bpffs: use 1 to 63 letters, digits, - and _, beginning with a letter or digit", name)
-	}
-	return nil
-}
-
-func instanceDir(root, instance string) string { return filepath.Join(root, "shunt", instance) }
 
 // abiPrefix begins the name of the directory with the maps of an ABI.
 const abiPrefix = "abi-"
 
 func (o *Options) mapDir(abi uint32) string {
-	return filepath.Join(instanceDir(o.PinRoot, o.Instance), fmt.Sprintf("%s%d", abiPrefix, abi))
+	return filepath.Join(kernel.Directory(o.PinRoot, o.Instance), fmt.Sprintf("%s%d", abiPrefix, abi))
 }
 
 // size is a map's element count and what the user sets it with.

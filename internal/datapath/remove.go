@@ -9,10 +9,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// Remove takes an instance away from DefaultPinRoot: programs off the interfaces first,
+// Remove takes an instance away from kernel.DefaultPinRoot: programs off the interfaces first,
 // so that no packet meets half a data plane, then the maps, and connections with them.
 // It needs no daemon, and succeeds when nothing is there. It logs what it removed.
 func Remove(instance string, log *slog.Logger) error {
@@ -24,7 +24,7 @@ func RemoveFrom(opts Options) error {
 	if err := opts.complete(); err != nil {
 		return err
 	}
-	dir := instanceDir(opts.PinRoot, opts.Instance)
+	dir := kernel.Directory(opts.PinRoot, opts.Instance)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -44,16 +44,16 @@ func RemoveFrom(opts Options) error {
 	})
 	var errs []error
 	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), linkPrefix) {
+		if !strings.HasPrefix(e.Name(), kernel.LinkPrefix) {
 			continue
 		}
 		path := filepath.Join(dir, e.Name())
-		if err := removeLink(path); err != nil {
+		if err := kernel.RemoveLink(path); err != nil {
 			errs = append(errs, fmt.Errorf("detach what is pinned at %s: %w; the maps are kept while it runs", path, err))
 			continue
 		}
-		if name := strings.TrimPrefix(e.Name(), linkPrefix); !isDropsLink(e.Name()) {
-			opts.Log.Info("detached", "instance", opts.Instance, "interface", fromPin.Replace(name))
+		if name := strings.TrimPrefix(e.Name(), kernel.LinkPrefix); !isDropsLink(e.Name()) {
+			opts.Log.Info("detached", "instance", opts.Instance, "interface", kernel.FromPin(name))
 		}
 	}
 	sides, err := pinnedSides(opts.PinRoot, opts.Instance)
@@ -72,10 +72,10 @@ func RemoveFrom(opts Options) error {
 	}
 	for _, e := range entries {
 		if name, ok := strings.CutPrefix(e.Name(), beforePrefix); ok {
-			errs = append(errs, removeChain(opts.PinRoot, opts.Instance, fromPin.Replace(name)))
+			errs = append(errs, removeChain(opts.PinRoot, opts.Instance, kernel.FromPin(name)))
 		}
 		if name, ok := strings.CutPrefix(e.Name(), chainPrefix); ok {
-			errs = append(errs, removeChain(opts.PinRoot, opts.Instance, fromPin.Replace(name)))
+			errs = append(errs, removeChain(opts.PinRoot, opts.Instance, kernel.FromPin(name)))
 		}
 		if !e.IsDir() {
 			continue
@@ -106,21 +106,12 @@ func removeTC(opts Options, iface string) error {
 		case err != nil:
 			errs = append(errs, os.Remove(path))
 		case l != nil:
-			errs = append(errs, dropLink(l))
+			errs = append(errs, kernel.DropLink(l))
 		default:
 			errs = append(errs, clsactSide{opts.PinRoot, opts.Instance, iface, 0, at}.dropAnywhere())
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// removeLink ends the link pinned at path at once; if it cannot be opened, its pin.
-func removeLink(path string) error {
-	l, err := link.LoadPinnedLink(path, nil)
-	if err != nil {
-		return os.Remove(path)
-	}
-	return dropLink(l)
 }
 
 // Pinned is what lies in bpffs under an instance's name, or under decap's.
@@ -132,8 +123,8 @@ type Pinned struct {
 
 // Instances lists the names of those that have something pinned, loaded by whatever version.
 func Instances() ([]string, error) {
-	_, _ = sharePins()
-	entries, err := os.ReadDir(filepath.Join(DefaultPinRoot, "shunt"))
+	_, _ = kernel.SharePins()
+	entries, err := os.ReadDir(filepath.Join(kernel.DefaultPinRoot, "shunt"))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
@@ -151,8 +142,8 @@ func Instances() ([]string, error) {
 
 // PinnedOf lists what an instance has pinned, without opening any of it.
 func PinnedOf(instance string) ([]Pinned, error) {
-	_, _ = sharePins()
-	dir := instanceDir(DefaultPinRoot, instance)
+	_, _ = kernel.SharePins()
+	dir := kernel.Directory(kernel.DefaultPinRoot, instance)
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("list what is pinned in %s: %w", dir, err)
@@ -169,12 +160,12 @@ func PinnedOf(instance string) ([]Pinned, error) {
 			p.What = fmt.Sprintf("%d maps, with the flows in them", len(maps))
 		case isDropsLink(name):
 			p.What = "program that counts refused frames"
-		case strings.HasPrefix(name, linkPrefix):
-			p.What = "program on " + fromPin.Replace(strings.TrimPrefix(name, linkPrefix))
+		case strings.HasPrefix(name, kernel.LinkPrefix):
+			p.What = "program on " + kernel.FromPin(strings.TrimPrefix(name, kernel.LinkPrefix))
 		case strings.HasPrefix(name, beforePrefix):
-			p.What = "program before shunt's on " + fromPin.Replace(strings.TrimPrefix(name, beforePrefix))
+			p.What = "program before shunt's on " + kernel.FromPin(strings.TrimPrefix(name, beforePrefix))
 		case strings.HasPrefix(name, chainPrefix):
-			p.What = "chain of " + fromPin.Replace(strings.TrimPrefix(name, chainPrefix))
+			p.What = "chain of " + kernel.FromPin(strings.TrimPrefix(name, chainPrefix))
 		}
 		all = append(all, p)
 	}
@@ -183,8 +174,8 @@ func PinnedOf(instance string) ([]Pinned, error) {
 
 // PinnedDecaps lists the programs that `shunt decap` has pinned, by network namespace.
 func PinnedDecaps() (map[string]Pinned, error) {
-	_, _ = sharePins()
-	dir := filepath.Join(DefaultPinRoot, "shunt", decapDirectory)
+	_, _ = kernel.SharePins()
+	dir := filepath.Join(kernel.DefaultPinRoot, "shunt", decapDirectory)
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("list what is pinned in %s: %w", dir, err)

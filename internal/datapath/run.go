@@ -4,13 +4,8 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
-
-// xdpContext is struct xdp_md of linux/bpf.h.
-type xdpContext struct {
-	Data, DataEnd, DataMeta                     uint32
-	IngressIfindex, RxQueueIndex, EgressIfindex uint32
-}
 
 // skbContext is the beginning of struct __sk_buff, of linux/bpf.h.
 type skbContext struct {
@@ -23,15 +18,6 @@ const (
 	tcUnspecified = 0xffffffff
 	tcShot        = 2
 	tcRedirect    = 7
-)
-
-// XDP's verdicts, of enum xdp_action in linux/bpf.h.
-const (
-	XDPAborted  = 0
-	XDPDrop     = 1
-	XDPPass     = 2
-	XDPTx       = 3
-	XDPRedirect = 4
 )
 
 // RunPacket runs shunt's program for an interface, with what is chained after it but not before,
@@ -49,21 +35,12 @@ func (d *Datapath) RunPacket(iface string, frame []byte) (verdict uint32, out []
 	if a.Mode.AtTC() {
 		return a.runSkb(0, frame)
 	}
-	const grow = 256 // XDP's headroom: a program cannot make the frame longer than by that
-	opts := ebpf.RunOptions{
-		Data: frame, DataOut: make([]byte, len(frame)+grow),
-		Context: xdpContext{DataEnd: uint32(len(frame)), IngressIfindex: uint32(a.ifindex)},
-	}
-	verdict, err = a.programs[0].Run(&opts)
-	if err != nil {
-		return 0, nil, fmt.Errorf("run a packet of %d bytes through the program of interface %s: %w", len(frame), iface, err)
-	}
-	return verdict, opts.DataOut, nil
+	return kernel.RunXDP(a.programs[0], iface, a.ifindex, frame)
 }
 
 // RunPacketOut is RunPacket for a frame that the host sends out of an interface with attach: tc.
-// What leaves there as it is to, changed or not, is XDPPass; what is answered or goes out
-// elsewhere is XDPRedirect.
+// What leaves there as it is to, changed or not, is kernel.XDPPass; what is answered or goes out
+// elsewhere is kernel.XDPRedirect.
 func (d *Datapath) RunPacketOut(iface string, frame []byte) (verdict uint32, out []byte, err error) {
 	d.mu.Lock()
 	a := d.attached[iface]
@@ -88,11 +65,11 @@ func (a *attached) runSkb(at int, frame []byte) (verdict uint32, out []byte, err
 	}
 	switch verdict {
 	case tcUnspecified:
-		return XDPPass, opts.DataOut, nil
+		return kernel.XDPPass, opts.DataOut, nil
 	case tcShot:
-		return XDPDrop, opts.DataOut, nil
+		return kernel.XDPDrop, opts.DataOut, nil
 	case tcRedirect:
-		return XDPRedirect, opts.DataOut, nil
+		return kernel.XDPRedirect, opts.DataOut, nil
 	}
 	return 0, nil, fmt.Errorf("%s of interface %s returned %d, which is none of its verdicts", directions[at].program, a.Interface, verdict)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"golang.org/x/sys/unix"
 )
 
@@ -34,7 +35,7 @@ type standing struct {
 // look reads what stands. It changes nothing.
 func look(opts Options) (s standing, err error) {
 	s.switches = map[uint32]abiSwitchState{}
-	dir := instanceDir(opts.PinRoot, opts.Instance)
+	dir := kernel.Directory(opts.PinRoot, opts.Instance)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return s, nil
@@ -116,7 +117,7 @@ func settle(opts Options) (uint32, error) {
 		return 0, err
 	}
 	if len(s.switches) > 0 {
-		unlock, err := lockInstance(opts.PinRoot, opts.Instance)
+		unlock, err := kernel.Lock(opts.PinRoot, opts.Instance)
 		if err != nil {
 			return 0, err
 		}
@@ -215,7 +216,7 @@ func passGates(opts Options, abi uint32, which abiGate) error {
 		return err
 	}
 	for _, path := range gates {
-		iface := fromPin.Replace(strings.TrimPrefix(filepath.Base(path), gatePrefix))
+		iface := kernel.FromPin(strings.TrimPrefix(filepath.Base(path), gatePrefix))
 		if err := passGate(opts, iface, path, which); err != nil {
 			return fmt.Errorf("put the program of interface %s into the place of its gate: %w", iface, err)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/pin"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -49,7 +50,7 @@ const (
 )
 
 func (d direction) path(root, instance, iface string) string {
-	return filepath.Join(instanceDir(root, instance), tcPrefix+d.name+"-"+toPin.Replace(iface))
+	return filepath.Join(kernel.Directory(root, instance), tcPrefix+d.name+"-"+kernel.ToPin(iface))
 }
 
 // side is a place at tc that runs a program of ours.
@@ -62,7 +63,7 @@ type side interface {
 // tcxSide is a pinned link, Linux 6.6.
 type tcxSide struct{ link.Link }
 
-func (s tcxSide) drop() error { return dropLink(s.Link) }
+func (s tcxSide) drop() error { return kernel.DropLink(s.Link) }
 
 // clsactSide is a filter.
 type clsactSide struct {
@@ -136,7 +137,7 @@ func (s clsactSide) note(p *ebpf.Program, path string) error {
 }
 
 func (s clsactSide) qdiscPath() string {
-	return filepath.Join(instanceDir(s.root, s.instance), clsactPrefix+toPin.Replace(s.iface))
+	return filepath.Join(kernel.Directory(s.root, s.instance), clsactPrefix+kernel.ToPin(s.iface))
 }
 
 // prepare makes the qdisc unless there is one; p is what the note of that is pinned with.
@@ -267,7 +268,7 @@ func openSide(root, instance, iface string, ifindex int, at direction) (side, er
 		return nil, errors.Join(fmt.Errorf("look at the link pinned at %s: %w", path, err), l.Close())
 	}
 	if tcx := info.TCX(); tcx == nil || int(tcx.Ifindex) != ifindex {
-		return nil, dropLink(l)
+		return nil, kernel.DropLink(l)
 	}
 	return tcxSide{l}, nil
 }
@@ -313,7 +314,7 @@ func (d *Datapath) loadTC(a *attached) error {
 		if err != nil {
 			return errors.Join(fmt.Errorf("load %s for interface %s: %w", at.program, a.Interface, err), a.closePrograms())
 		}
-		a.programs[i], err = takeProgram(coll, tcProgShTc)
+		a.programs[i], err = kernel.TakeProgram(coll, tcProgShTc)
 		coll.Close()
 		if err != nil {
 			return errors.Join(err, a.closePrograms())
@@ -324,7 +325,7 @@ func (d *Datapath) loadTC(a *attached) error {
 
 // attachTC puts the programs at tc, or new ones in the place of old ones, each in one step.
 func (d *Datapath) attachTC(a *attached) error {
-	a.Mode = ModeTCX // for the constants; which of the two it is turns out
+	a.Mode = kernel.ModeTCX // for the constants; which of the two it is turns out
 	if err := d.loadTC(a); err != nil {
 		return err
 	}
@@ -351,11 +352,11 @@ func (d *Datapath) attachTC(a *attached) error {
 	return nil
 }
 
-func sideMode(s side) Mode {
+func sideMode(s side) kernel.Mode {
 	if _, ok := s.(tcxSide); ok {
-		return ModeTCX
+		return kernel.ModeTCX
 	}
-	return ModeClsact
+	return kernel.ModeClsact
 }
 
 // dropTC takes the programs of a predecessor off an interface. That there are none is success.
@@ -373,22 +374,22 @@ func dropTC(root, instance, iface string, ifindex int) error {
 
 // pinnedSides finds the interfaces that have programs at tc, by the pins of sh_tc_in.
 func pinnedSides(root, instance string) ([]string, error) {
-	entries, err := os.ReadDir(instanceDir(root, instance))
+	entries, err := os.ReadDir(kernel.Directory(root, instance))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("list what is pinned in %s: %w", instanceDir(root, instance), err)
+		return nil, fmt.Errorf("list what is pinned in %s: %w", kernel.Directory(root, instance), err)
 	}
 	var names []string
 	for _, e := range entries {
 		if name, ok := strings.CutPrefix(e.Name(), tcPrefix+directions[0].name+"-"); ok {
-			names = append(names, fromPin.Replace(name))
+			names = append(names, kernel.FromPin(name))
 		}
 	}
 	return names, nil
 }
 
 // sideAttachment is what the pins say of an interface at tc, as attachmentOf does.
-func sideAttachment(root, instance, iface string) (Attachment, error) {
-	a := Attachment{Interface: iface}
+func sideAttachment(root, instance, iface string) (kernel.Attachment, error) {
+	a := kernel.Attachment{Interface: iface}
 	at := directions[0]
 	l, err := pinnedLink(at.path(root, instance, iface))
 	if err != nil {
@@ -397,7 +398,7 @@ func sideAttachment(root, instance, iface string) (Attachment, error) {
 	if l == nil {
 		s := clsactSide{root, instance, iface, interfaceIndex(iface), at}
 		if there, err := s.find(); err == nil && there != nil && there.Name == s.name() {
-			a.Mode = ModeClsact
+			a.Mode = kernel.ModeClsact
 		} else {
 			a.Reason = "the interface is gone, or not in this network namespace"
 		}
@@ -414,7 +415,7 @@ func sideAttachment(root, instance, iface string) (Attachment, error) {
 	}
 	index := int(info.TCX().Ifindex)
 	if dev, err := netlink.LinkByIndex(index); err == nil && hasLink(index, at.attach, info.ID) {
-		a.Interface, a.Mode = dev.Attrs().Name, ModeTCX
+		a.Interface, a.Mode = dev.Attrs().Name, kernel.ModeTCX
 	} else {
 		a.Reason = interfaceElsewhere
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/vishvananda/netlink"
@@ -35,13 +36,13 @@ func tcModes() []tcMode {
 }
 
 // wantedTC is the mode that this kernel has.
-func wantedTC(withoutTCX bool) Mode {
+func wantedTC(withoutTCX bool) kernel.Mode {
 	const loopback = 1
 	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachTCXIngress})
 	if withoutTCX || err != nil {
-		return ModeClsact
+		return kernel.ModeClsact
 	}
-	return ModeTCX
+	return kernel.ModeTCX
 }
 
 // atTC asks the kernel which programs an interface has at tc, by name.
@@ -117,7 +118,7 @@ func TestAttachAtTC(t *testing.T) {
 			for range 2 {
 				a, err := d.Attach("shunt-a", model.AttachTC)
 				must(t, err)
-				if a != (Attachment{Interface: "shunt-a", Mode: want}) {
+				if a != (kernel.Attachment{Interface: "shunt-a", Mode: want}) {
 					t.Fatalf("attaching gave %+v, want %s", a, want)
 				}
 				now := requireAtTC(t, "shunt-a", true)
@@ -127,7 +128,7 @@ func TestAttachAtTC(t *testing.T) {
 				before = now
 				for name, run := range map[string]func(string, []byte) (uint32, []byte, error){"in": d.RunPacket, "out": d.RunPacketOut} {
 					verdict, out, err := run("shunt-a", frame(t, "shunt-a"))
-					if err != nil || verdict != XDPPass || string(out) != string(frame(t, "shunt-a")) {
+					if err != nil || verdict != kernel.XDPPass || string(out) != string(frame(t, "shunt-a")) {
 						t.Fatalf("%s, a frame that is not ours: verdict %d, %x: %v", name, verdict, out, err)
 					}
 				}
@@ -139,7 +140,7 @@ func TestAttachAtTC(t *testing.T) {
 			all, err := v.Attachments()
 			must(t, err)
 			must(t, v.Close())
-			if !slices.Equal(all, []Attachment{{Interface: "shunt-a", Mode: want}}) {
+			if !slices.Equal(all, []kernel.Attachment{{Interface: "shunt-a", Mode: want}}) {
 				t.Errorf("attachments are %+v", all)
 			}
 			d = mustOpen(t, opts)
@@ -239,7 +240,7 @@ func TestRemoveFromTCElsewhere(t *testing.T) {
 				if !gone {
 					requireNothingAtTC(t, "shunt-a")
 				}
-				if _, err := os.Stat(instanceDir(opts.PinRoot, opts.Instance)); !errors.Is(err, os.ErrNotExist) {
+				if _, err := os.Stat(kernel.Directory(opts.PinRoot, opts.Instance)); !errors.Is(err, os.ErrNotExist) {
 					t.Errorf("of the instance there is still something: %v", err)
 				}
 			})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/vishvananda/netlink"
 )
 
@@ -84,7 +85,7 @@ func openUpgraded(opts Options, from uint32) (*Datapath, error) {
 	if !ok {
 		return nil, noWay(opts, from)
 	}
-	unlock, err := lockInstance(opts.PinRoot, opts.Instance)
+	unlock, err := kernel.Lock(opts.PinRoot, opts.Instance)
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +162,7 @@ func (u *upgrade) run() (d *Datapath, err error) {
 	}
 	atomic.StoreUint64(&u.lever.words[abiSwitchWordSWITCH_SINCE], now.Jiffies)
 	u.lever.set(abiSwitchStateSWITCH_CARRYING)
-	if err := d.grace.wait(); err != nil { // no old program makes new flows any more
+	if err := d.grace.Wait(); err != nil { // no old program makes new flows any more
 		return d, err
 	}
 	if err := u.point(PointSwitched); err != nil {
@@ -194,7 +195,7 @@ func (u *upgrade) back(d *Datapath) error {
 	if u.lever != nil && u.lever.state() != abiSwitchStateSWITCH_OLD {
 		u.opts.Log.Error("going back to the old ABI; connections begun in these last moments are lost")
 		u.lever.set(abiSwitchStateSWITCH_OLD)
-		if err := d.grace.wait(); err != nil {
+		if err := d.grace.Wait(); err != nil {
 			return err
 		}
 	}
@@ -293,7 +294,7 @@ func (u *upgrade) makeGates(d *Datapath) error {
 	d.features |= abiFeatureFEATURE_CARRY
 	defer func() { d.features &^= abiFeatureFEATURE_CARRY }()
 	for _, iface := range slices.Sorted(maps.Keys(found)) {
-		g := &gate{attached: attached{Attachment: Attachment{Interface: iface}}, before: beforePath(d.root, d.instance, iface)}
+		g := &gate{attached: attached{Attachment: kernel.Attachment{Interface: iface}}, before: beforePath(d.root, d.instance, iface)}
 		u.gates = append(u.gates, g)
 		ok, err := u.makeGate(d, g)
 		if err != nil {
@@ -324,7 +325,7 @@ func (u *upgrade) makeGate(d *Datapath, g *gate) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("find it in this network namespace: %w; start shunt where it is, or take the program off with `shunt detach` first", err)
 	}
-	g.ifindex, g.Mode, g.redirectBack = dev.Attrs().Index, modeOf(dev), redirectsBack(dev)
+	g.ifindex, g.Mode, g.redirectBack = dev.Attrs().Index, kernel.ModeOf(dev), redirectsBack(dev)
 	slot, ok := d.slotOf(g.ifindex)
 	if !ok {
 		return false, errors.New("the maps do not know it: run `shunt detach` first (this ends connections)")
@@ -342,7 +343,7 @@ func (u *upgrade) makeGate(d *Datapath, g *gate) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	path := filepath.Join(u.opts.mapDir(u.opts.version.ABI), gatePrefix+toPin.Replace(g.Interface))
+	path := filepath.Join(u.opts.mapDir(u.opts.version.ABI), gatePrefix+kernel.ToPin(g.Interface))
 	if g.pin, err = makeMap(spec.Maps[gatesMap], path); err != nil {
 		return false, err
 	}
@@ -381,7 +382,7 @@ func (u *upgrade) loadGate(d *Datapath, g *gate) error {
 		return fmt.Errorf("load its gate: %w", err)
 	}
 	defer coll.Close()
-	g.program, err = takeProgram(coll, "sh_gate")
+	g.program, err = kernel.TakeProgram(coll, "sh_gate")
 	return err
 }
 

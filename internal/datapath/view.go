@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"golang.org/x/sys/unix"
@@ -104,17 +105,8 @@ func (v *View) loadClock() (err error) {
 		return fmt.Errorf("load the program that tells the time: %w", err)
 	}
 	defer coll.Close()
-	v.clock, err = takeProgram(coll, "sh_clock")
+	v.clock, err = kernel.TakeProgram(coll, "sh_clock")
 	return err
-}
-
-// takeProgram is a program of a collection; the rest can be closed.
-func takeProgram(coll *ebpf.Collection, name string) (*ebpf.Program, error) {
-	p := coll.DetachProgram(name)
-	if p == nil {
-		return nil, fmt.Errorf("the compiled object lacks %s; this is a fault in the build: run `go generate ./internal/datapath`", name)
-	}
-	return p, nil
 }
 
 // Close lets go of the maps.
@@ -452,12 +444,12 @@ func (v *View) HeartbeatAge() (age time.Duration, known bool, err error) {
 }
 
 // Attachments reads what is attached from the pinned links, by interface name.
-func (v *View) Attachments() ([]Attachment, error) {
+func (v *View) Attachments() ([]kernel.Attachment, error) {
 	found, err := pinnedLinks(v.root, v.instance)
 	if err != nil {
 		return nil, err
 	}
-	var all []Attachment
+	var all []kernel.Attachment
 	for _, name := range slices.Sorted(maps.Keys(found)) {
 		l, err := link.LoadPinnedLink(found[name], nil)
 		if err != nil {
@@ -481,6 +473,6 @@ func (v *View) Attachments() ([]Attachment, error) {
 		}
 		all = append(all, a)
 	}
-	slices.SortStableFunc(all, func(a, b Attachment) int { return strings.Compare(a.Interface, b.Interface) })
+	slices.SortStableFunc(all, func(a, b kernel.Attachment) int { return strings.Compare(a.Interface, b.Interface) })
 	return all, nil
 }

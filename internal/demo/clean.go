@@ -16,6 +16,7 @@ import (
 	"syscall"
 
 	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/vishvananda/netns"
@@ -140,7 +141,7 @@ func Left(id string) (left []string, err error) {
 
 // pinsOf is everything pinned for an instance.
 func pinsOf(instance string) (paths []string) {
-	root := filepath.Join(datapath.DefaultPinRoot, "shunt", instance)
+	root := filepath.Join(kernel.DefaultPinRoot, "shunt", instance)
 	_ = filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
 		if err == nil {
 			paths = append(paths, path)

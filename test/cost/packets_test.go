@@ -5,7 +5,7 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 )
@@ -109,7 +109,7 @@ func halves(p packet.Packet) (first, later packet.Packet) {
 
 const (
 	client4, client6 = "198.51.100.7:40000", "[2001:db8:9::7]:40000"
-	back, passed     = uint32(datapath.XDPTx), uint32(datapath.XDPPass)
+	back, passed     = uint32(kernel.XDPTx), uint32(kernel.XDPPass)
 )
 
 // directPackets are of the services with direct return, and of none.

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/test/space"
@@ -41,7 +42,7 @@ func newWorld(t testing.TB, name string, services []model.Service) *world {
 	t.Helper()
 	instance := fmt.Sprintf("shunt-cost-%d-%s", os.Getpid(), name)
 	w := &world{TB: t, services: services, pinned: map[string]*ebpf.Map{}, options: datapath.Options{
-		Instance: instance, PinRoot: datapath.DefaultPinRoot, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Instance: instance, PinRoot: kernel.DefaultPinRoot, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Limits: model.Limits{Flows: 1024, Services: 16, Backends: 16, Slots: 1 << 13, Remembered: 1 << 12, Filters: 64},
 	}}
 	space.Enter(t, instance)

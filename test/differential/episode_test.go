@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
@@ -133,10 +133,10 @@ func (e *episode) judge(arm int, frame []byte, d *done) string {
 	}
 	e.countReasons(&said, want)
 	expected := want.frame
-	if want.verdict == datapath.XDPPass {
+	if want.verdict == kernel.XDPPass {
 		expected = frame
 	}
-	if want.verdict != datapath.XDPDrop && verdict != datapath.XDPDrop && !bytes.Equal(expected, got) {
+	if want.verdict != kernel.XDPDrop && verdict != kernel.XDPDrop && !bytes.Equal(expected, got) {
 		said.WriteString(difference(expected, got))
 	}
 	if e.careful || said.Len() > 0 {
@@ -181,13 +181,13 @@ func armOf(frame []byte) int {
 
 func verdictName(v uint32) string {
 	switch v {
-	case datapath.XDPDrop:
+	case kernel.XDPDrop:
 		return "drop"
-	case datapath.XDPPass:
+	case kernel.XDPPass:
 		return "pass"
-	case datapath.XDPTx:
+	case kernel.XDPTx:
 		return "send back"
-	case datapath.XDPRedirect:
+	case kernel.XDPRedirect:
 		return "redirect"
 	}
 	return strconv.Itoa(int(v))

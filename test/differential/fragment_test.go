@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
 // datagram is what the fragments of one have in common (RFC 791, 3.2; RFC 8200, 4.5).
@@ -46,10 +46,10 @@ func (o *oracle) leaveNote(r *reading, n *note) {
 // piece is a fragment, or an IPv6 packet with a fragment header that is none (RFC 6946).
 func (o *oracle) piece(r *reading) want {
 	w := o.judgePiece(r)
-	if w.verdict == datapath.XDPPass && w.reason != noService && !o.isOurs(r.destination) {
+	if w.verdict == kernel.XDPPass && w.reason != noService && !o.isOurs(r.destination) {
 		return pass(notOurs)
 	}
-	if w.verdict == datapath.XDPDrop && isFaultOfPiece(w.reason) && !o.isOurs(r.destination) {
+	if w.verdict == kernel.XDPDrop && isFaultOfPiece(w.reason) && !o.isOurs(r.destination) {
 		return pass(notOurs)
 	}
 	return w

@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/maglev"
 	"github.com/shunt-lb/shunt/internal/model"
 )
@@ -189,8 +189,8 @@ func (o *oracle) step(arm int, frame []byte, verdict uint32, got []byte) (w want
 	return w, o.fault
 }
 
-func pass(r reason) want { return want{verdict: datapath.XDPPass, reason: r} }
-func drop(r reason) want { return want{verdict: datapath.XDPDrop, reason: r} }
+func pass(r reason) want { return want{verdict: kernel.XDPPass, reason: r} }
+func drop(r reason) want { return want{verdict: kernel.XDPDrop, reason: r} }
 
 // back is an answer in the packet's place.
 func (r *reading) back(why reason, frame []byte) want {
@@ -210,14 +210,14 @@ func (r *reading) on(out int, frame []byte, notes ...reason) want {
 // verdictOf is how a frame leaves: sending back on veth is a redirect in native mode.
 func verdictOf(in, out int) uint32 {
 	if in == out && arms[in].generic {
-		return datapath.XDPTx
+		return kernel.XDPTx
 	}
-	return datapath.XDPRedirect
+	return kernel.XDPRedirect
 }
 
 // wasSent is whether the program has sent the packet, or an answer.
 func (o *oracle) wasSent() bool {
-	return o.gotVerdict == datapath.XDPTx || o.gotVerdict == datapath.XDPRedirect
+	return o.gotVerdict == kernel.XDPTx || o.gotVerdict == kernel.XDPRedirect
 }
 
 // refuse says that the program has chosen what it may not.

@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
@@ -133,7 +133,7 @@ func (o *oracle) claim(r *reading, c *connection) (displaced, ok bool) {
 		o.undecided = o.undecided || narrow && closed > 0
 		c.hidden = true
 		return false, true
-	case o.gotVerdict == datapath.XDPDrop:
+	case o.gotVerdict == kernel.XDPDrop:
 		// A search that comes after one in vain gives up early.
 		if !narrow || closed == 0 {
 			o.refuse("it was not sent, though %d source ports are free", free)

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/test/space"
@@ -57,7 +58,7 @@ func newWorld(t testing.TB) *world {
 	}
 	name := fmt.Sprintf("shunt-differ-%d-%d", os.Getpid(), worldCount.Add(1))
 	w := &world{TB: t, flows: map[string]*ebpf.Map{}, options: datapath.Options{
-		Instance: name, PinRoot: datapath.DefaultPinRoot,
+		Instance: name, PinRoot: kernel.DefaultPinRoot,
 		// Room for more flows than an episode has packets: rings that displace are not asked about.
 		Limits: model.Limits{Flows: 4096, Services: 128, Backends: 128, Slots: 1 << 16, Remembered: 1 << 17, Filters: 64},
 		Log:    slog.New(slog.NewTextHandler(io.Discard, nil)),

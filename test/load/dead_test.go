@@ -10,7 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
 var deadFlag = flag.Duration("dead", 0, "how long a killed daemon stays away; 0: ten minutes with SHUNT_SOAK, else a few seconds")
@@ -104,7 +104,7 @@ func (p *proof) opened() (count uint64) {
 // entries is how many a map has.
 func (p *proof) entries(name string) (count int) {
 	p.t.Helper()
-	paths, err := filepath.Glob(filepath.Join(datapath.DefaultPinRoot, "shunt", p.instance, "abi-*", name))
+	paths, err := filepath.Glob(filepath.Join(kernel.DefaultPinRoot, "shunt", p.instance, "abi-*", name))
 	p.must(err)
 	if len(paths) != 1 {
 		p.t.Fatalf("map %s is pinned at %v, want one place", name, paths)

@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 )
 
@@ -234,7 +235,7 @@ func (p *proof) difference(before, now identity) string {
 func (p *proof) pins() map[string]uint32 {
 	p.t.Helper()
 	ids := map[string]uint32{}
-	root := filepath.Join(datapath.DefaultPinRoot, "shunt", p.instance)
+	root := filepath.Join(kernel.DefaultPinRoot, "shunt", p.instance)
 	entries, err := os.ReadDir(root)
 	p.must(err)
 	for _, e := range entries {

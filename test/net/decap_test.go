@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/backend"
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/packet"
 )
@@ -232,7 +232,7 @@ func (b *backendBed) traces() traces {
 		if err != nil {
 			return err
 		}
-		for _, pattern := range []string{backend.RunDirectory + "/decap-" + space + ".*", filepath.Join(datapath.DefaultPinRoot, "shunt", "_decap", space)} {
+		for _, pattern := range []string{backend.RunDirectory + "/decap-" + space + ".*", filepath.Join(kernel.DefaultPinRoot, "shunt", "_decap", space)} {
 			found, err := filepath.Glob(pattern)
 			if err != nil {
 				return err

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/test/stranger"
@@ -43,7 +43,7 @@ func TestChainBefore(t *testing.T) {
 			filter := stranger.Filter(t, "filter", w.chain(armA))
 			discard := packet.UDP4("198.51.100.7:40000", "192.0.2.10:9", packet.MACs(router, ownA), packet.Data("data"))
 			before := w.reasons()
-			if r := w.cpu.through(filter, armA, packet.Must(discard)); r.err != nil || r.verdict != datapath.XDPDrop {
+			if r := w.cpu.through(filter, armA, packet.Must(discard)); r.err != nil || r.verdict != kernel.XDPDrop {
 				t.Errorf("to the port that is filtered: verdict %d, %v; want drop", r.verdict, r.err)
 			}
 			if moved := w.moved(before); len(moved) != 0 {
@@ -60,7 +60,7 @@ func TestChainBefore(t *testing.T) {
 					if alone.verdict != chained.verdict || !bytes.Equal(alone.frame, chained.frame) {
 						t.Errorf("%s, %s: verdict %d and\n%x\nalone, %d and\n%x\nbehind a filter", v.name, k, alone.verdict, alone.frame, chained.verdict, chained.frame)
 					}
-					if alone.verdict != datapath.XDPTx && alone.verdict != datapath.XDPRedirect {
+					if alone.verdict != kernel.XDPTx && alone.verdict != kernel.XDPRedirect {
 						t.Errorf("%s, %s: verdict %d, so nothing was forwarded", v.name, k, alone.verdict)
 					}
 				}
@@ -83,7 +83,7 @@ func TestChainAfter(t *testing.T) {
 				before, was := w.reasons(), packets()
 				r := w.cpu.run(armA, packet.Must(p))
 				must(t, r.err)
-				if r.verdict != verdict || verdict == datapath.XDPPass && !bytes.Equal(r.frame, packet.Must(p)) {
+				if r.verdict != verdict || verdict == kernel.XDPPass && !bytes.Equal(r.frame, packet.Must(p)) {
 					t.Errorf("%s: verdict %d and %x, want %d", p, r.verdict, r.frame, verdict)
 				}
 				if n := packets() - was; n != seen {
@@ -93,20 +93,20 @@ func TestChainAfter(t *testing.T) {
 					t.Errorf("%s: counted %v, want %s", p, moved, reason)
 				}
 			}
-			run(other, datapath.XDPPass, "not_ours", 0)
+			run(other, kernel.XDPPass, "not_ours", 0)
 			must(t, chain.Put(uint32(2), count)) // CHAIN_AFTER
-			run(other, datapath.XDPPass, "not_ours", 1)
-			run(kinds[0].fromClient(40000, portNothing, "S"), datapath.XDPPass, "no_service", 1)
-			run(kinds[0].fromClient(40000, portNobody, "S"), datapath.XDPDrop, "no_backend", 0)
+			run(other, kernel.XDPPass, "not_ours", 1)
+			run(kinds[0].fromClient(40000, portNothing, "S"), kernel.XDPPass, "no_service", 1)
+			run(kinds[0].fromClient(40000, portNobody, "S"), kernel.XDPDrop, "no_backend", 0)
 			w.send(armA, syn)
 			if n := packets(); n != 2 {
 				t.Errorf("the program after saw %d packets, want the 2 that were passed", n)
 			}
 			must(t, chain.Put(uint32(2), stranger.Drop(t, "drop")))
-			run(other, datapath.XDPDrop, "not_ours", 0)
+			run(other, kernel.XDPDrop, "not_ours", 0)
 			w.send(armA, syn)
 			must(t, chain.Delete(uint32(2)))
-			run(other, datapath.XDPPass, "not_ours", 0)
+			run(other, kernel.XDPPass, "not_ours", 0)
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/test/space"
@@ -101,9 +102,9 @@ func (w *decapWorld) judge(frame []byte) (fault string, reason string) {
 			delete(now, name)
 		}
 	}
-	end := uint32(datapath.XDPPass)
+	end := uint32(kernel.XDPPass)
 	if expected.drop {
-		end = datapath.XDPDrop
+		end = kernel.XDPDrop
 	}
 	switch {
 	case !maps.Equal(now, want):
@@ -529,7 +530,7 @@ func TestDecapGivesTheClientsPacket(t *testing.T) {
 			var err error
 			w.cpu.do(func() { verdict, out, err = w.decap.RunPacket(packet.Must(s.carry(sent))) })
 			must(t, err)
-			if verdict != datapath.XDPPass {
+			if verdict != kernel.XDPPass {
 				t.Fatalf("%s: XDP verdict %d", s, verdict)
 			}
 			if diff := packet.DiffBytes(sent, out); diff != "" {

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/internal/reconcile"
@@ -57,7 +57,7 @@ func sendMany(t *testing.T, w *world, k kind, v directWay, count int, prefix net
 			for time := range 2 {
 				in := k.toDirect(uint16(10000+n), v.port, []string{"S", "A"}[time], fields(0, true))
 				verdict, frame, err := w.d.RunPacket(armA, packet.Must(in))
-				if err != nil || verdict != datapath.XDPRedirect {
+				if err != nil || verdict != kernel.XDPRedirect {
 					fault = fmt.Sprintf("%s: verdict %d, error %v", in, verdict, err)
 					break
 				}
@@ -150,7 +150,7 @@ func TestOuterEntropyWithinASlot(t *testing.T) {
 	p.cpu.do(func() {
 		for port := range uint16(30000) {
 			verdict, frame, err := p.d.RunPacket(armA, packet.Must(p.packet(kind{six: true}, 1, port, "S")))
-			if err != nil || verdict != datapath.XDPRedirect {
+			if err != nil || verdict != kernel.XDPRedirect {
 				continue
 			}
 			if got, err := packet.Parse(frame); err == nil {

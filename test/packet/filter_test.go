@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 )
@@ -308,15 +308,15 @@ func TestSpoofedSources(t *testing.T) {
 			if i%10_000 == 0 {
 				must(t, w.d.Heartbeat())
 			}
-			if run(0x64400000+uint32(i), 1024) != datapath.XDPRedirect {
+			if run(0x64400000+uint32(i), 1024) != kernel.XDPRedirect {
 				fault = fmt.Sprintf("spoofed SYN %d was dropped", i)
 			}
-			if i%50 == 0 && run(0xc6336408, 1024+i%60000) == datapath.XDPRedirect {
+			if i%50 == 0 && run(0xc6336408, 1024+i%60000) == kernel.XDPRedirect {
 				greedy++
 			}
 			if i%every == 0 && time.Since(last) > time.Second/rate*2 {
 				last = time.Now()
-				if run(0xc6336407, 1024+i%60000) != datapath.XDPRedirect {
+				if run(0xc6336407, 1024+i%60000) != kernel.XDPRedirect {
 					refused++
 				}
 			}

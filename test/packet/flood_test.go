@@ -6,7 +6,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/internal/reconcile"
@@ -49,7 +49,7 @@ func TestFloodOfSettledSlots(t *testing.T) {
 				if i%10_000 == 0 {
 					must(t, w.d.Heartbeat())
 				}
-				if verdict, _, err := w.d.RunPacket(armA, f.next()); err != nil || verdict != datapath.XDPRedirect {
+				if verdict, _, err := w.d.RunPacket(armA, f.next()); err != nil || verdict != kernel.XDPRedirect {
 					fault = fmt.Sprintf("SYN %d: verdict %d, error %v", i, verdict, err)
 				}
 			}
@@ -125,7 +125,7 @@ func (p *placed) flood(f *flooder, count int) {
 	fault := ""
 	p.cpu.do(func() {
 		for i := 0; i < count && fault == ""; i++ {
-			if verdict, _, err := p.d.RunPacket(armA, f.next()); err != nil || verdict != datapath.XDPRedirect {
+			if verdict, _, err := p.d.RunPacket(armA, f.next()); err != nil || verdict != kernel.XDPRedirect {
 				fault = fmt.Sprintf("SYN %d: verdict %d, error %v", f.n, verdict, err)
 			}
 		}

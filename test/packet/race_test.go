@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 )
@@ -75,7 +75,7 @@ func TestSameFirstPacketOnTwoCPUs(t *testing.T) {
 				must(t, a.err)
 				must(t, b.err)
 				switch {
-				case a.verdict == datapath.XDPDrop || b.verdict == datapath.XDPDrop:
+				case a.verdict == kernel.XDPDrop || b.verdict == kernel.XDPDrop:
 					t.Fatalf("round %d: a packet was dropped: %v", i, w.reasons())
 				case !bytes.Equal(a.frame, b.frame):
 					t.Fatalf("round %d: one packet, two ways:\n%s", i, differences(a.frame, b.frame))
@@ -110,7 +110,7 @@ func TestDifferentFirstPacketsOnTwoCPUs(t *testing.T) {
 	for side := range 2 {
 		for i, r := range out[side] {
 			must(t, r.err)
-			if r.verdict == datapath.XDPDrop {
+			if r.verdict == kernel.XDPDrop {
 				continue
 			}
 			forwarded++
@@ -154,7 +154,7 @@ func TestClaimsOfTwoCPUs(t *testing.T) {
 		for side := range claimed {
 			r := out[side][i]
 			must(t, r.err)
-			if r.verdict == datapath.XDPDrop {
+			if r.verdict == kernel.XDPDrop {
 				t.Fatalf("round %d: a packet was dropped: %v", i, w.reasons())
 			}
 			p, err := packet.Parse(r.frame)
@@ -201,7 +201,7 @@ func TestForeignValues(t *testing.T) {
 				r := w.cpu.run(armA, packet.Must(in))
 				must(t, r.err)
 				moved := w.moved(before)
-				if r.verdict != datapath.XDPDrop || moved["flow_recycled"] == 0 || moved["claim_race"] != 1 {
+				if r.verdict != kernel.XDPDrop || moved["flow_recycled"] == 0 || moved["claim_race"] != 1 {
 					t.Errorf("%s: verdict %d, counted %v; a packet was to find no flow, and no room for one", name, r.verdict, moved)
 				}
 			}
@@ -263,7 +263,7 @@ func TestRecycledValues(t *testing.T) {
 		}
 		f := frames[i%len(frames)]
 		r := cpus[0].run(f.arm, f.in)
-		if r.err != nil || r.verdict == datapath.XDPDrop || r.verdict == datapath.XDPPass {
+		if r.err != nil || r.verdict == kernel.XDPDrop || r.verdict == kernel.XDPPass {
 			t.Errorf("packet %d: verdict %d, error %v; %v", i, r.verdict, r.err, w.moved(before))
 			faults++
 		} else if diff := f.want(r.frame); diff != "" {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/internal/reconcile"
@@ -188,7 +189,7 @@ func TestScanWhilePacketsFlow(t *testing.T) {
 				want := movingBackend(rune("CB"[at/2/flows]), at/2%2 == 1)
 				verdict, frame, err := p.d.RunPacket(armA, frames[at])
 				got, err2 := packet.Parse(frame)
-				if err != nil || err2 != nil || verdict != datapath.XDPRedirect || got.Destination() != want {
+				if err != nil || err2 != nil || verdict != kernel.XDPRedirect || got.Destination() != want {
 					fault = fmt.Sprintf("packet %d: verdict %d, %v, %v, to %s, want %s", i, verdict, err, err2, got.Destination(), want)
 				}
 				sent.Add(1)

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
@@ -25,11 +25,11 @@ func (o outcome) String() string { return [...]string{"passes", "drops", "leaves
 
 func outcomeOf(verdict uint32) (outcome, error) {
 	switch verdict {
-	case datapath.XDPPass:
+	case kernel.XDPPass:
 		return passes, nil
-	case datapath.XDPDrop:
+	case kernel.XDPDrop:
 		return drops, nil
-	case datapath.XDPTx, datapath.XDPRedirect:
+	case kernel.XDPTx, kernel.XDPRedirect:
 		return leaves, nil
 	}
 	return 0, fmt.Errorf("XDP verdict %d is none of ours", verdict)

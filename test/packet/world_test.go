@@ -17,6 +17,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/packet"
@@ -123,7 +124,7 @@ func newWorld(t testing.TB, changes ...option) *world {
 	}
 	name := fmt.Sprintf("shunt-pkt-%d-%d", os.Getpid(), worldCount.Add(1))
 	w := &world{TB: t, timeouts: o.timeouts, ports: o.ports, ifindex: map[string]int{},
-		options: datapath.Options{Instance: name, Limits: o.limits, PinRoot: datapath.DefaultPinRoot,
+		options: datapath.Options{Instance: name, Limits: o.limits, PinRoot: kernel.DefaultPinRoot,
 			Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Version: variant.FromEnvironment()}}
 	w.makeSpace(name)
 	w.cpu = w.newRunner(0)
@@ -320,7 +321,7 @@ func (w *world) try(arm string, p packet.Packet) (packet.Packet, bool) {
 	w.Helper()
 	r := w.cpu.run(arm, packet.Must(p))
 	must(w, r.err)
-	if r.verdict != datapath.XDPTx && r.verdict != datapath.XDPRedirect {
+	if r.verdict != kernel.XDPTx && r.verdict != kernel.XDPRedirect {
 		return packet.Packet{}, false
 	}
 	out, err := packet.Parse(r.frame)

@@ -6,7 +6,7 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	wire "github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/internal/reconcile"
@@ -33,7 +33,7 @@ func (h *history) run(p packet) (model.BackendAddress, bool) {
 	if err != nil {
 		h.fail("%v", err)
 	}
-	if verdict != datapath.XDPTx && verdict != datapath.XDPRedirect {
+	if verdict != kernel.XDPTx && verdict != kernel.XDPRedirect {
 		return model.BackendAddress{}, false
 	}
 	for _, b := range pool {

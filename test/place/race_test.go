@@ -15,7 +15,7 @@ import (
 
 	"github.com/vishvananda/netns"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/maglev"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
@@ -73,7 +73,7 @@ type sender struct {
 // number is the backend that a frame leaves to, 0 for nobody.
 func (s *sender) number(frame []byte) (byte, error) {
 	verdict, out, err := s.w.d.RunPacket(arm, frame)
-	if err != nil || verdict != datapath.XDPTx && verdict != datapath.XDPRedirect {
+	if err != nil || verdict != kernel.XDPTx && verdict != kernel.XDPRedirect {
 		return 0, err
 	}
 	return out[5], nil

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/test/space"
 	"github.com/shunt-lb/shunt/test/variant"
@@ -75,7 +76,7 @@ func newWorld(t testing.TB, remembered uint32) *world {
 	}
 	name := fmt.Sprintf("shunt-place-%d-%d", os.Getpid(), worldCount.Add(1))
 	w := &world{TB: t, options: datapath.Options{
-		Instance: name, PinRoot: datapath.DefaultPinRoot,
+		Instance: name, PinRoot: kernel.DefaultPinRoot,
 		Limits: model.Limits{Flows: 64, Services: 16, Backends: 32, Slots: 1 << 15, Remembered: remembered},
 		Log:    slog.New(slog.NewTextHandler(io.Discard, nil)), Version: variant.FromEnvironment(),
 	}}

@@ -28,7 +28,8 @@ var rooms = map[string][]string{
 	"internal/source/file": {"internal/model", "internal/condition", "internal/maglev", "internal/state"},
 	"internal/health":      {"internal/model"},
 	"internal/reconcile":   {"internal/model", "internal/condition", "internal/maglev"},
-	"internal/datapath":    {"internal/model", "internal/condition", "internal/maglev", "internal/namespace", "internal/reconcile"},
+	"internal/kernel":      {"internal/model"},
+	"internal/datapath":    {"internal/model", "internal/kernel", "internal/condition", "internal/maglev", "internal/namespace", "internal/reconcile"},
 	"internal/namespace":   {},
 	"internal/wire":        {"internal/namespace"},
 	"internal/neighbour":   {"internal/model", "internal/condition", "internal/namespace", "internal/wire"},
@@ -42,7 +43,7 @@ var rooms = map[string][]string{
 
 // owners says who alone may import a library: the packages below these paths.
 var owners = map[string][]string{
-	"github.com/cilium/ebpf": {"internal/datapath/", "bench/", "test/"},
+	"github.com/cilium/ebpf": {"internal/kernel/", "internal/datapath/", "bench/", "test/"},
 	"k8s.io/client-go":       {"internal/source/kube/"},
 }
 

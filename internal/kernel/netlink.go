@@ -1,4 +1,4 @@
-package datapath
+package kernel
 
 import (
 	"encoding/binary"

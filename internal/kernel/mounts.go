@@ -1,4 +1,4 @@
-package datapath
+package kernel
 
 import (
 	"errors"
@@ -24,14 +24,14 @@ func isBPFFS(path string) (bool, error) {
 	return uint32(fs.Type) == unix.BPF_FS_MAGIC, nil
 }
 
-// mountBPFFS sees to it that root is a bpffs which outlives this process: the one that is
+// Mount sees to it that root is a bpffs which outlives this process: the one that is
 // there, that of the host, or a new one.
-func mountBPFFS(root string, log *slog.Logger) error {
-	taken, private := sharePins()
+func Mount(root string, log *slog.Logger) error {
+	taken, private := SharePins()
 	return ensureBPFFS(root, taken, private, log)
 }
 
-// ensureBPFFS is mountBPFFS, once it is known whether root is the host's bpffs now (taken), or
+// ensureBPFFS is Mount, once it is known whether root is the host's bpffs now (taken), or
 // why what is mounted there is seen by few (private).
 func ensureBPFFS(root string, taken bool, private error, log *slog.Logger) error {
 	is, err := isBPFFS(root)
@@ -59,11 +59,11 @@ func ensureBPFFS(root string, taken bool, private error, log *slog.Logger) error
 	return nil
 }
 
-// sharePins puts the host's bpffs on DefaultPinRoot where this process would otherwise see
+// SharePins puts the host's bpffs on DefaultPinRoot where this process would otherwise see
 // none, and says whether it did: `ip netns exec` runs a program with a /sys of its own, and
 // what is pinned below it goes with the program. An error says why what is pinned there is
 // seen by few: a bpffs that somebody has mounted for these processes alone is left to them.
-var sharePins = sync.OnceValues(func() (taken bool, err error) {
+var SharePins = sync.OnceValues(func() (taken bool, err error) {
 	outer := outermost()
 	if shared, _, err := propagation(DefaultPinRoot); outer == 0 || err == nil && shared {
 		return false, nil

@@ -1,4 +1,4 @@
-package datapath
+package kernel
 
 import (
 	"bytes"
@@ -8,6 +8,13 @@ import (
 	"strings"
 	"testing"
 )
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: mounts")
+	}
+}
 
 func TestPinsOfAnotherProcess(t *testing.T) {
 	needRoot(t)

@@ -1,4 +1,4 @@
-package datapath
+package kernel
 
 import (
 	"bufio"
@@ -48,6 +48,11 @@ type Holder struct {
 
 func (h Holder) String() string { return fmt.Sprintf("process %d (%s)", h.PID, h.Name) }
 
+// products are the XDP programs of shunt's other than a balancer's, and what takes each off.
+var products = map[string]string{
+	"sh_decap": "stop `shunt decap`, which takes encapsulation off here: a balancer and a backend need different interfaces",
+}
+
 // modeOffloaded is a program in the network card, which shunt never asks for.
 const modeOffloaded Mode = "offloaded"
 
@@ -66,7 +71,7 @@ func OccupantOf(iface string) (*Occupant, error) {
 	const above = 8 // as many as the kernel allows on top of each other (MAX_NEST_DEV)
 	for range above {
 		if xdp := dev.Attrs().Xdp; xdp != nil && xdp.Attached {
-			o := &Occupant{Interface: dev.Attrs().Name, Mode: modeOf(dev), ID: xdp.ProgId}
+			o := &Occupant{Interface: dev.Attrs().Name, Mode: ModeOf(dev), ID: xdp.ProgId}
 			if xdp.AttachMode == nl.XDP_ATTACHED_HW {
 				o.Mode = modeOffloaded
 			}
@@ -239,7 +244,7 @@ func processes(holders []Holder) string {
 func (o *Occupant) Instance() (instance string, ok bool) {
 	for _, pin := range o.Pins {
 		parts := strings.Split(strings.TrimPrefix(pin, DefaultPinRoot+"/"), "/")
-		if len(parts) == 3 && parts[0] == "shunt" && parts[1] != decapDirectory && strings.HasPrefix(parts[2], linkPrefix) {
+		if len(parts) == 3 && parts[0] == "shunt" && CheckName(parts[1]) == nil && strings.HasPrefix(parts[2], LinkPrefix) {
 			return parts[1], true
 		}
 	}
@@ -255,8 +260,8 @@ func (o *Occupant) IsOurs() bool {
 
 // TakeOff is what takes the program off, as an instruction with its commands.
 func (o *Occupant) TakeOff() string {
-	if o.Name == decapProgShDecap {
-		return "stop `shunt decap`, which takes encapsulation off here: a balancer and a backend need different interfaces"
+	if how, ok := products[o.Name]; ok {
+		return how
 	}
 	if instance, ok := o.Instance(); ok {
 		return fmt.Sprintf("another instance of shunt is there: `shunt detach --instance %s`", instance)
@@ -308,21 +313,17 @@ func (e *OccupiedError) Error() string {
 // noOtherMode forestalls what many try first.
 const noOtherMode = "`attach: generic` is no way out: an interface has native or generic programs, not both"
 
-// occupied is the error for an interface with a program on it; nil when there is none.
-func occupied(iface, chain string) error {
+// Occupied is the error for an interface with a program on it; nil when there is none.
+func Occupied(iface, chain string) error {
 	o, err := OccupantOf(iface)
 	if err != nil || o == nil {
 		return err
 	}
-	if _, ours := o.Instance(); ours || o.Name == decapProgShDecap {
+	_, product := products[o.Name]
+	if _, ours := o.Instance(); ours || product {
 		chain = "" // shunt is not chained to shunt
 	}
 	return &OccupiedError{iface, o, chain}
-}
-
-// chainWay is how somebody else's program runs beside shunt's.
-func chainWay(iface string) string {
-	return fmt.Sprintf("take it off, start shunt, and have its program run before or after shunt's with `shunt chain set --interface %s`; `shunt chain --help` says what it has to be", iface)
 }
 
 // refusedAsTaken is whether the kernel said that a program is there already.

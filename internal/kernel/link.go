@@ -1,0 +1,72 @@
+// Package kernel is what every product of shunt does with the kernel, whatever its program is for:
+// bpffs and pins, locks, loading with constants, the verifier's and the drivers' words, attaching,
+// and what else is attached. It knows no map and no ABI.
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Mode is how the program runs on an interface.
+type Mode string
+
+// The modes. Native runs in the driver, generic in the kernel after it has made an
+// sk_buff, which is slower. The others are tc's: links of Linux 6.6, or filters before.
+const (
+	ModeNative  Mode = "native"
+	ModeGeneric Mode = "generic"
+	ModeTCX     Mode = "tcx"
+	ModeClsact  Mode = "clsact"
+)
+
+// AtTC is whether the program has the sk_buff, and sees both directions.
+func (m Mode) AtTC() bool { return m == ModeTCX || m == ModeClsact }
+
+// Attachment is a program on an interface.
+type Attachment struct {
+	Interface string `json:"interface"`
+	Mode      Mode   `json:"mode"`
+	Reason    string `json:"reason,omitempty"` // why not native, when auto chose generic
+}
+
+// ModeOf is the mode of whatever program an interface has; empty without one.
+func ModeOf(dev netlink.Link) Mode {
+	xdp := dev.Attrs().Xdp
+	switch {
+	case xdp == nil || !xdp.Attached:
+		return ""
+	case xdp.AttachMode == nl.XDP_ATTACHED_SKB:
+		return ModeGeneric
+	}
+	return ModeNative
+}
+
+// DropLink ends a link at once, and its pin.
+func DropLink(l link.Link) error {
+	errs := []error{l.Unpin()}
+	if err := l.Detach(); err != nil && !errors.Is(err, ebpf.ErrNotSupported) && !errors.Is(err, unix.ENOLINK) && !errors.Is(err, unix.EOPNOTSUPP) {
+		errs = append(errs, err)
+	}
+	errs = append(errs, l.Close())
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("end a link: %w", err)
+	}
+	return nil
+}
+
+// RemoveLink ends the link pinned at path at once; if it cannot be opened, its pin.
+func RemoveLink(path string) error {
+	l, err := link.LoadPinnedLink(path, nil)
+	if err != nil {
+		return os.Remove(path)
+	}
+	return DropLink(l)
+}

@@ -1,0 +1,52 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cilium/ebpf"
+)
+
+// Load loads an object's programs. constants are set where the object has them; maps take the place
+// of those that the object would make.
+func Load(spec *ebpf.CollectionSpec, constants map[string]any, maps map[string]*ebpf.Map) (*ebpf.Collection, error) {
+	for name, value := range constants {
+		variable, ok := spec.Variables[name]
+		if !ok {
+			continue
+		}
+		if err := variable.Set(value); err != nil {
+			return nil, fmt.Errorf("set the constant %s to %v: %w", name, value, err)
+		}
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps})
+	if err != nil {
+		return nil, shortened(err)
+	}
+	return coll, nil
+}
+
+// TakeProgram is a program of a collection; the rest can be closed.
+func TakeProgram(coll *ebpf.Collection, name string) (*ebpf.Program, error) {
+	p := coll.DetachProgram(name)
+	if p == nil {
+		return nil, fmt.Errorf("the compiled object lacks %s; this is a fault in the build: run `make generate`", name)
+	}
+	return p, nil
+}
+
+// shortened cuts a verifier's log to its end, where the complaint is.
+func shortened(err error) error {
+	const lines = 12
+	var v *ebpf.VerifierError
+	if !errors.As(err, &v) || len(v.Log) == 0 {
+		return err
+	}
+	log, omitted := v.Log, 0
+	if len(log) > lines {
+		omitted = len(log) - lines
+		log = log[omitted:]
+	}
+	return fmt.Errorf("the kernel's verifier refused a program: %w\n\t(%d lines omitted)\n\t%s", v.Cause, omitted, strings.Join(log, "\n\t"))
+}

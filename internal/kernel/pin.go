@@ -1,0 +1,58 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// DefaultPinRoot is where bpffs is mounted by convention.
+const DefaultPinRoot = "/sys/fs/bpf"
+
+var instanceName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$`)
+
+// CheckName refuses names of instances that bpffs or a path would take amiss.
+func CheckName(name string) error {
+	if !instanceName.MatchString(name) {
+		return fmt.Errorf("the instance name %q cannot name a directory of bpffs: use 1 to 63 letters, digits, - and _, beginning with a letter or digit", name)
+	}
+	return nil
+}
+
+// Directory is where an instance, or a product of which there is one on a machine, has its pins.
+// The name of such a product begins with _, as no instance does.
+func Directory(root, instance string) string { return filepath.Join(root, "shunt", instance) }
+
+// Lock keeps others from changing what is attached until unlock: the daemon and
+// `shunt chain` do. The kernel releases the lock with the process.
+func Lock(root, instance string) (unlock func(), err error) {
+	dir := Directory(root, instance)
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+// LinkPrefix begins the name of the pin of a link that attaches a balancer to an interface.
+const LinkPrefix = "link-"
+
+// ToPin makes the name of an interface one that bpffs takes, and FromPin makes it one again. bpffs
+// reserves dots (bpf_lookup in kernel/bpf/inode.c), which names of VLAN interfaces have; so a dot is
+// %2e in the name of a pin. No interface has a percent sign in its name (dev_get_valid_name in
+// net/core/dev.c).
+func ToPin(iface string) string { return strings.ReplaceAll(iface, ".", "%2e") }
+
+// FromPin is ToPin the other way round.
+func FromPin(pin string) string { return strings.ReplaceAll(pin, "%2e", ".") }
