@@ -8,7 +8,6 @@
 
 /* Types that no map's key or value leads to. */
 enum constant abi_constant;
-enum reason abi_reason;
 enum address_flag abi_address_flag;
 enum forwarding abi_forwarding;
 enum tracking abi_tracking;

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -11,6 +13,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/backend"
+	"github.com/shunt-lb/shunt/internal/decap"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 )
@@ -34,16 +37,24 @@ type vipState struct {
 	Added   bool       `json:"added"` // to lo, by `shunt decap`
 }
 
-// printStart prints what was done, and logs what is wrong all the same.
-func (d *decapper) printStart() error {
+// decapPrinter prints what `shunt decap` does.
+type decapPrinter struct {
+	decapOptions
+	log   *slog.Logger
+	out   io.Writer
+	shown decap.Numbers // as last printed
+}
+
+// Started prints what was done, and logs what is wrong all the same.
+func (d *decapPrinter) Started(s decap.Started) error {
 	start := decapStart{Event: "started", Time: time.Now().UTC(), PID: os.Getpid(), From: nonNil(d.senders), GUEPort: d.guePort,
-		Settings: nonNil(d.state.Settings)}
+		Attached: s.Attachment, Settings: nonNil(s.Settings)}
 	for _, vip := range d.addresses {
-		start.VIPs = append(start.VIPs, vipState{vip, slices.Contains(d.state.Addresses, vip)})
+		start.VIPs = append(start.VIPs, vipState{vip, slices.Contains(s.Added, vip)})
 	}
 	want := backend.Want{Interface: d.iface, VIPs: d.addresses, GUEPort: d.guePort, Senders: d.senders, Forwarding: model.ForwardingDSRL2}
-	if d.decap != nil { // then it takes off what comes
-		start.Attached, want.Forwarding = &d.decap.Attachment, ""
+	if s.Attachment != nil { // then it takes off what comes
+		want.Forwarding = ""
 	}
 	var err error
 	if start.Findings, err = examine(want); err != nil {
@@ -58,7 +69,7 @@ func (d *decapper) printStart() error {
 	return d.printText(start)
 }
 
-func (d *decapper) printText(start decapStart) error {
+func (d *decapPrinter) printText(start decapStart) error {
 	var text strings.Builder
 	if a := start.Attached; a == nil {
 		fmt.Fprintf(&text, "%s takes nothing off (--attach none).\n", d.iface)
@@ -88,6 +99,40 @@ func (d *decapper) printText(start decapStart) error {
 	fmt.Fprintln(&text, "Ctrl-C or SIGTERM undoes all of it.")
 	_, err := io.WriteString(d.out, text.String())
 	return err
+}
+
+// Counted prints what was taken off and refused; only when stopping, if that is as it was printed
+// last.
+func (d *decapPrinter) Counted(n decap.Numbers, stopping bool) error {
+	if !stopping && maps.Equal(n.Kinds, d.shown.Kinds) && maps.Equal(n.Refused, d.shown.Refused) {
+		return nil
+	}
+	d.shown = n
+	if d.output == "json" {
+		event := "counted"
+		if stopping {
+			event = "stopped"
+		}
+		return writeLine(d.out, map[string]any{"event": event, "time": time.Now().UTC(), "numbers": n})
+	}
+	text := fmt.Sprintf("%s  took off %s", time.Now().Format(time.TimeOnly), counted(int(n.TakenOff), "packet"))
+	if len(n.Kinds) > 0 {
+		text += " (" + listed(n.Kinds) + ")"
+	}
+	if len(n.Refused) > 0 {
+		text += "; refused " + listed(n.Refused)
+	}
+	_, err := fmt.Fprintln(d.out, text)
+	return err
+}
+
+// listed is "decap_gue 3, decap_ipip 5".
+func listed(numbers map[string]uint64) string {
+	var parts []string
+	for _, reason := range slices.Sorted(maps.Keys(numbers)) {
+		parts = append(parts, fmt.Sprintf("%s %d", reason, numbers[reason]))
+	}
+	return strings.Join(parts, ", ")
 }
 
 // writeLine writes JSON on one line, for output that goes on.

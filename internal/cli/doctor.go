@@ -7,7 +7,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/backend"
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/decap"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/spf13/cobra"
 )
@@ -79,7 +79,7 @@ func examine(want backend.Want) ([]finding, error) {
 		if l.Name != want.Interface {
 			continue
 		}
-		here, err := datapath.DecapOn(l.Name)
+		here, err := decap.On(l.Name)
 		if err != nil {
 			return nil, err
 		}

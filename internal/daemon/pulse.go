@@ -7,6 +7,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/health"
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
 const (
@@ -17,7 +18,7 @@ const (
 // kept is what a data plane needs from time to time; datapath.Datapath says what each does.
 type kept interface {
 	Heartbeat() error
-	ReasonCounts() (map[string]datapath.Count, error)
+	ReasonCounts() (map[string]kernel.Count, error)
 	Sweep() (datapath.SweepResult, error)
 	Recall() (datapath.RecallResult, error)
 }

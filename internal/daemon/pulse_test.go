@@ -11,12 +11,13 @@ import (
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/health"
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
 // broken is a data plane of which all fails, or nothing.
 type broken struct {
 	err    error
-	counts map[string]datapath.Count
+	counts map[string]kernel.Count
 	calls  []string
 }
 
@@ -25,7 +26,7 @@ func (b *broken) called(what string) error {
 	return b.err
 }
 func (b *broken) Heartbeat() error { return b.called("heartbeat") }
-func (b *broken) ReasonCounts() (map[string]datapath.Count, error) {
+func (b *broken) ReasonCounts() (map[string]kernel.Count, error) {
 	return b.counts, b.called("reasons")
 }
 func (b *broken) Sweep() (datapath.SweepResult, error) {
@@ -39,7 +40,7 @@ func (b *broken) Recall() (datapath.RecallResult, error) {
 func TestPulse(t *testing.T) {
 	var log bytes.Buffer
 	conditions := &condition.Set{}
-	b := &broken{counts: map[string]datapath.Count{"flows_full": {Packets: 1}}}
+	b := &broken{counts: map[string]kernel.Count{"flows_full": {Packets: 1}}}
 	p := newPulse(b, "default", conditions, slog.New(slog.NewTextHandler(&log, nil)))
 	now := time.Now()
 	beat := func() {
@@ -51,10 +52,10 @@ func TestPulse(t *testing.T) {
 	if log.Len() > 0 {
 		t.Errorf("nothing is wrong, and the log says %s", log.String())
 	}
-	b.counts["flows_full"] = datapath.Count{Packets: 2}
+	b.counts["flows_full"] = kernel.Count{Packets: 2}
 	beat()
 	b.err = errors.New("the map is on fire")
-	b.counts["ports_exhausted"] = datapath.Count{Packets: 1}
+	b.counts["ports_exhausted"] = kernel.Count{Packets: 1}
 	beat()
 	p.sweep()
 	if lines := strings.Count(log.String(), "the map is on fire"); lines != 4 {

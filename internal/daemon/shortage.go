@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
 // shortageHold is how long a shortage stays a condition after the last packet that met it:
@@ -36,7 +36,7 @@ func newShortageWatch(subject string, conditions *condition.Set) *shortageWatch 
 }
 
 // look compares with the look before. What was counted before the first one is history.
-func (w *shortageWatch) look(reasons map[string]datapath.Count, now time.Time) {
+func (w *shortageWatch) look(reasons map[string]kernel.Count, now time.Time) {
 	before := w.last
 	w.last = map[string]uint64{}
 	for name, count := range reasons {

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
 // holds expects these conditions of a subject, in words that say enough.
@@ -29,7 +29,7 @@ func holds(t *testing.T, conditions *condition.Set, subject string, want []strin
 func TestShortages(t *testing.T) {
 	conditions := &condition.Set{}
 	w := newShortageWatch("default", conditions)
-	counted := map[string]datapath.Count{"flows_full": {Packets: 7}}
+	counted := map[string]kernel.Count{"flows_full": {Packets: 7}}
 	now := time.Now()
 	look := func(after time.Duration, want ...string) {
 		t.Helper()
@@ -37,7 +37,7 @@ func TestShortages(t *testing.T) {
 		w.look(counted, now)
 		holds(t, conditions, "default", want)
 	}
-	count := func(reason string) { counted[reason] = datapath.Count{Packets: counted[reason].Packets + 1} }
+	count := func(reason string) { counted[reason] = kernel.Count{Packets: counted[reason].Packets + 1} }
 	look(0) // an earlier daemon's
 	look(time.Second)
 	count("flows_full")
@@ -56,7 +56,7 @@ func TestShortages(t *testing.T) {
 // What is a shortage must be a reason: a word that no program counts would never be seen.
 func TestShortagesAreReasons(t *testing.T) {
 	var names []string
-	for _, r := range datapath.Reasons() {
+	for _, r := range kernel.Reasons() {
 		names = append(names, r.String())
 	}
 	for _, s := range shortages {

@@ -16,6 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/backend"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/decap"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/neighbour"
 	"github.com/vishvananda/netns"
@@ -171,7 +172,7 @@ func (v *Inventory) takeInstance(instance string) error {
 
 // takeDecap finds what `shunt decap` has left in this network namespace, and names others.
 func (v *Inventory) takeDecap() error {
-	pins, err := datapath.PinnedDecaps()
+	pins, err := decap.Pinned()
 	if err != nil {
 		return err
 	}
@@ -197,8 +198,8 @@ func (v *Inventory) takeDecap() error {
 		if err != nil {
 			return err
 		}
-		if p, is := pins[space]; is {
-			v.add("pin", "%s: %s", p.Path, p.What)
+		if path, is := pins[space]; is {
+			v.add("pin", "%s: program that takes outer headers off", path)
 		}
 		for _, a := range state.Addresses {
 			v.add("address", "%s on lo", a)
@@ -244,7 +245,7 @@ func (v *Inventory) Remove(log *slog.Logger) error {
 	}
 	if v.decap != nil {
 		state, err := v.decap.Read()
-		if err = errors.Join(err, datapath.RemoveDecap("", v.space)); err == nil {
+		if err = errors.Join(err, decap.Remove("", v.space)); err == nil {
 			state, err = state.Restore()
 			err = errors.Join(err, v.decap.Write(state))
 		}

@@ -80,12 +80,6 @@ const (
 	abiConstantNONCE_COUNTED       abiConstant = 1073741824
 )
 
-type abiCount struct {
-	_       structs.HostLayout
-	Packets uint64
-	Bytes   uint64
-}
-
 type abiDirection uint32
 
 const (
@@ -237,81 +231,6 @@ type abiRangeKey struct {
 	Zero         uint8
 	Port         uint16
 }
-
-type abiReason uint32
-
-const (
-	abiReasonREASON_NONE                 abiReason = 0
-	abiReasonREASON_NOT_IP               abiReason = 1
-	abiReasonREASON_OTHER_MAC            abiReason = 2
-	abiReasonREASON_MULTICAST            abiReason = 3
-	abiReasonREASON_NOT_OURS             abiReason = 4
-	abiReasonREASON_NO_SERVICE           abiReason = 5
-	abiReasonREASON_VLAN                 abiReason = 6
-	abiReasonREASON_FRAGMENT             abiReason = 7
-	abiReasonREASON_PROTOCOL             abiReason = 8
-	abiReasonREASON_ICMP                 abiReason = 9
-	abiReasonREASON_SOURCE_ROUTED        abiReason = 10
-	abiReasonREASON_NEIGHBOUR_OTHER      abiReason = 11
-	abiReasonREASON_MALFORMED            abiReason = 12
-	abiReasonREASON_DECAP_NO_TUNNEL      abiReason = 20
-	abiReasonREASON_DECAP_NOT_LOCAL      abiReason = 21
-	abiReasonREASON_DECAP_FRAGMENT       abiReason = 22
-	abiReasonREASON_DECAP_GUE_UNKNOWN    abiReason = 23
-	abiReasonREASON_DECAP_UNREADABLE     abiReason = 24
-	abiReasonREASON_DECAP_NOT_VIP        abiReason = 25
-	abiReasonREASON_MALFORMED_TRANSPORT  abiReason = 32
-	abiReasonREASON_EXTENSION_LIMIT      abiReason = 33
-	abiReasonREASON_MAPPED_ADDRESS       abiReason = 34
-	abiReasonREASON_NO_BACKEND           abiReason = 35
-	abiReasonREASON_BACKEND_GONE         abiReason = 36
-	abiReasonREASON_NO_SOURCE            abiReason = 37
-	abiReasonREASON_PORTS_EXHAUSTED      abiReason = 38
-	abiReasonREASON_TABLE_FULL           abiReason = 39
-	abiReasonREASON_UNRESOLVED           abiReason = 40
-	abiReasonREASON_EGRESS_UNLISTED      abiReason = 41
-	abiReasonREASON_ICMP_LIMITED         abiReason = 42
-	abiReasonREASON_CLAIM_RACE           abiReason = 43
-	abiReasonREASON_INTERNAL             abiReason = 44
-	abiReasonREASON_TOO_BIG              abiReason = 45
-	abiReasonREASON_FRAGMENT_EARLY       abiReason = 46
-	abiReasonREASON_FRAGMENT_TINY        abiReason = 47
-	abiReasonREASON_MARTIAN              abiReason = 48
-	abiReasonREASON_LOOP                 abiReason = 49
-	abiReasonREASON_DENIED               abiReason = 50
-	abiReasonREASON_SOURCE_RATE          abiReason = 51
-	abiReasonREASON_DECAP_SENDER         abiReason = 52
-	abiReasonREASON_DECAP_LENGTH         abiReason = 53
-	abiReasonREASON_DECAP_CONGESTED      abiReason = 54
-	abiReasonREASON_SERVICE_FULL         abiReason = 55
-	abiReasonREASON_MODE_CHANGE          abiReason = 56
-	abiReasonREASON_HOST_BACKEND         abiReason = 58
-	abiReasonREASON_ARP_ANSWERED         abiReason = 64
-	abiReasonREASON_ND_ANSWERED          abiReason = 65
-	abiReasonREASON_ECHO_ANSWERED        abiReason = 66
-	abiReasonREASON_TTL_EXCEEDED         abiReason = 67
-	abiReasonREASON_TOO_BIG_ANSWERED     abiReason = 68
-	abiReasonREASON_REJECTED_RESET       abiReason = 69
-	abiReasonREASON_REJECTED_UNREACHABLE abiReason = 70
-	abiReasonREASON_FLOW_RECYCLED        abiReason = 96
-	abiReasonREASON_HANDSHAKE_EVICTED    abiReason = 97
-	abiReasonREASON_FLOWS_FULL           abiReason = 98
-	abiReasonREASON_PORT_TAKEN           abiReason = 99
-	abiReasonREASON_FIB_FALLBACK         abiReason = 100
-	abiReasonREASON_CHECKSUM_COMPLETED   abiReason = 101
-	abiReasonREASON_ICMP_TRANSLATED      abiReason = 102
-	abiReasonREASON_FLOW_MOVED           abiReason = 103
-	abiReasonREASON_NOT_REMEMBERED       abiReason = 104
-	abiReasonREASON_FRAGMENT_FOLLOWED    abiReason = 105
-	abiReasonREASON_ICMP_TO_BACKEND      abiReason = 106
-	abiReasonREASON_DECAP_IPIP           abiReason = 108
-	abiReasonREASON_DECAP_GUE            abiReason = 109
-	abiReasonREASON_DECAP_ECN            abiReason = 110
-	abiReasonREASON_CARRYING             abiReason = 111
-	abiReasonREASON_TX_REFUSED           abiReason = 112
-	abiReasonREASON_REDIRECT_REFUSED     abiReason = 113
-	abiReasonREASON_COUNT                abiReason = 128
-)
 
 type abiRecall struct {
 	_       structs.HostLayout
@@ -530,7 +449,6 @@ const (
 	abiVarAbiGate           = "abi_gate"
 	abiVarAbiMember         = "abi_member"
 	abiVarAbiNameKind       = "abi_name_kind"
-	abiVarAbiReason         = "abi_reason"
 	abiVarAbiRecall         = "abi_recall"
 	abiVarAbiRememberedFlag = "abi_remembered_flag"
 	abiVarAbiRing           = "abi_ring"
@@ -637,7 +555,6 @@ type abiVariableSpecs struct {
 	AbiGate           *ebpf.VariableSpec `ebpf:"abi_gate"`
 	AbiMember         *ebpf.VariableSpec `ebpf:"abi_member"`
 	AbiNameKind       *ebpf.VariableSpec `ebpf:"abi_name_kind"`
-	AbiReason         *ebpf.VariableSpec `ebpf:"abi_reason"`
 	AbiRecall         *ebpf.VariableSpec `ebpf:"abi_recall"`
 	AbiRememberedFlag *ebpf.VariableSpec `ebpf:"abi_remembered_flag"`
 	AbiRing           *ebpf.VariableSpec `ebpf:"abi_ring"`
@@ -746,7 +663,6 @@ type abiVariables struct {
 	AbiGate           *ebpf.Variable `ebpf:"abi_gate"`
 	AbiMember         *ebpf.Variable `ebpf:"abi_member"`
 	AbiNameKind       *ebpf.Variable `ebpf:"abi_name_kind"`
-	AbiReason         *ebpf.Variable `ebpf:"abi_reason"`
 	AbiRecall         *ebpf.Variable `ebpf:"abi_recall"`
 	AbiRememberedFlag *ebpf.Variable `ebpf:"abi_remembered_flag"`
 	AbiRing           *ebpf.Variable `ebpf:"abi_ring"`

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -119,49 +118,4 @@ func TestNamesFitTheKernel(t *testing.T) {
 			}
 		}
 	}
-}
-
-var reasonLine = regexp.MustCompile(`^\s+REASON_(\w+) = (\d+),\s+/\* (pass|drop|answer|note|refused): (.+) \*/$`)
-
-// TestReasonsReference makes the reference page of the reasons from their comments.
-func TestReasonsReference(t *testing.T) {
-	source, err := os.ReadFile("../../bpf/core/reasons.h")
-	must(t, err)
-	kinds := map[string]string{
-		"pass":    "The packet goes on to the host's stack, unchanged.",
-		"drop":    "The packet ends here.",
-		"answer":  "shunt replied in the packet's place.",
-		"note":    "Something worth counting on the way; the packet goes on.",
-		"refused": "The kernel dropped the frame after shunt had decided to send it.",
-	}
-	var out strings.Builder
-	out.WriteString("# Reasons\n\nWhy a packet was not simply forwarded. The name is the same word in `shunt status`, metrics and logs;\n" +
-		"a number is given once and never used again.\n\n" +
-		"This page is made from the comments in `bpf/core/reasons.h` by `go test ./internal/datapath -update`.\n")
-	described, last := map[Reason]bool{}, ""
-	for line := range strings.Lines(string(source)) {
-		m := reasonLine.FindStringSubmatch(strings.TrimRight(line, "\n"))
-		if m == nil {
-			continue
-		}
-		if m[3] != last {
-			last = m[3]
-			fmt.Fprintf(&out, "\n## %s\n\n%s\n\n| number | name | kind | meaning |\n|---:|---|---|---|\n", last, kinds[last])
-		}
-		fmt.Fprintf(&out, "| %s | `%s` | %s | %s |\n", m[2], strings.ToLower(m[1]), m[3], m[4])
-		for _, r := range Reasons() {
-			if fmt.Sprint(uint32(r)) == m[2] && r.String() == strings.ToLower(m[1]) {
-				described[r] = true
-			}
-		}
-	}
-	for _, r := range Reasons() {
-		if !described[r] {
-			t.Errorf("reason %s (%d) has no comment of the form `kind: meaning` on its line in reasons.h, or the committed object is older than it", r, r)
-		}
-	}
-	if out := Reason(77).String(); out != "reason_77" {
-		t.Errorf("an unknown reason is called %q", out)
-	}
-	requireGolden(t, "docs/reference/reasons.md", out.String())
 }

@@ -169,10 +169,10 @@ func (d *Datapath) putBack(a attached, mode kernel.Mode) error {
 	if old == nil || old.link == nil || mode == "" {
 		return nil
 	}
-	a.Reason = old.Reason
 	if err := d.attachNew(&a, model.Attach(mode)); err != nil {
 		return fmt.Errorf("and it could not be put back in %s mode: %w", mode, err)
 	}
+	a.Reason = old.Reason
 	_ = old.close()
 	d.attached[a.Interface] = &a
 	return nil

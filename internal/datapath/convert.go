@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 )
@@ -29,12 +30,9 @@ const (
 	rangeBaseBits = 128 + 8 + 8 // address, protocol and zero, which always count
 )
 
-func toAddr(a netip.Addr) abiAddr {
-	b := a.As16()
-	return abiAddr{
-		High: binary.NativeEndian.Uint64(b[:8]),
-		Low:  binary.NativeEndian.Uint64(b[8:]),
-	}
+func toAddr(a netip.Addr) (to abiAddr) {
+	to.High, to.Low = kernel.AddrWords(a)
+	return to
 }
 
 // fromAddr is the zero Addr for the zero address, which nobody has.
@@ -58,13 +56,7 @@ func toVary(p netip.Prefix) uint64 {
 	return binary.NativeEndian.Uint64(b[:])
 }
 
-// toWire turns a port from host to wire order; fromWire is its inverse.
-func toWire(port uint16) uint16 {
-	var b [2]byte
-	binary.BigEndian.PutUint16(b[:], port)
-	return binary.NativeEndian.Uint16(b[:])
-}
-
+// fromWire is kernel.ToWire the other way round.
 func fromWire(port uint16) uint16 {
 	var b [2]byte
 	binary.NativeEndian.PutUint16(b[:], port)
@@ -132,7 +124,7 @@ func fromRun(run uint64) (first, count uint32) { return uint32(run >> 32), uint3
 var _ [0]struct{} = [model.Fragments - model.Protocol(abiConstantFRONTEND_FRAGMENTS)]struct{}{}
 
 func toFrontendKey(f model.Frontend) abiFrontendKey {
-	return abiFrontendKey{Address: toAddr(f.Address), Port: toWire(f.Ports.First), Protocol: uint8(f.Protocol)}
+	return abiFrontendKey{Address: toAddr(f.Address), Port: kernel.ToWire(f.Ports.First), Protocol: uint8(f.Protocol)}
 }
 
 func fromFrontendKey(k abiFrontendKey) model.Frontend {
@@ -188,7 +180,7 @@ func toRangeKeys(f model.Frontend) []abiRangeKey {
 		}
 		key := base
 		key.PrefixLength = uint32(rangeBaseBits + portBits - bits)
-		key.Port = toWire(uint16(first))
+		key.Port = kernel.ToWire(uint16(first))
 		keys = append(keys, key)
 		first += 1 << bits
 	}
@@ -394,9 +386,4 @@ func storePorts(s *abiSettings, first, count uint16) {
 	binary.NativeEndian.PutUint16(b[:2], first)
 	binary.NativeEndian.PutUint16(b[2:], count)
 	atomic.StoreUint32((*uint32)(unsafe.Pointer(&s.PortFirst)), binary.NativeEndian.Uint32(b[:]))
-}
-
-func fromIP(ip net.IP) (netip.Addr, bool) {
-	a, ok := netip.AddrFromSlice(ip)
-	return a.Unmap(), ok
 }

@@ -55,7 +55,7 @@ func (d *Datapath) attachDrops() error {
 
 func (d *Datapath) attachDrop(name string, program *ebpf.Program) error {
 	if program == nil {
-		return errors.New("the object compiled from drops.bpf.c lacks it; run `go generate ./internal/datapath`")
+		return errors.New("the object compiled from drops.bpf.c lacks it; run `make generate`")
 	}
 	path := filepath.Join(kernel.Directory(d.root, d.instance), dropsPrefix+name)
 	// The kernel cannot replace the program of such a link: the old one goes first, so

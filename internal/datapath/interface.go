@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -116,7 +117,8 @@ func primaryAddresses(dev netlink.Link, record *abiInterface) error {
 		return err
 	}
 	for _, a := range addrs {
-		address, ok := fromIP(a.IP)
+		address, ok := netip.AddrFromSlice(a.IP)
+		address = address.Unmap()
 		if !ok || a.Flags&unix.IFA_F_SECONDARY != 0 || address.IsLinkLocalUnicast() {
 			continue
 		}

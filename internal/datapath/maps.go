@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"golang.org/x/sys/unix"
@@ -37,7 +38,7 @@ func (d *Datapath) PutBackend(r reconcile.BackendRecord) error {
 		}
 	}
 	storeAddr(&b.Address, toAddr(r.Address))
-	tail := abiBackend{Port: toWire(r.Port), Generation: r.Generation, Live: 1, Draining: toDraining(r)}
+	tail := abiBackend{Port: kernel.ToWire(r.Port), Generation: r.Generation, Live: 1, Draining: toDraining(r)}
 	atomic.StoreUint64(backendTail(b), *backendTail(&tail))
 	return nil
 }

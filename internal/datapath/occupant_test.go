@@ -16,6 +16,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/decap"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/test/stranger"
@@ -209,7 +210,7 @@ func TestWhatKeepsAProgramIsFound(t *testing.T) {
 	requireOccupied(t, err, "`shunt detach --instance "+another.Instance+"`", `"sh_xdp"`)
 	must(t, other.Detach("shunt-a"))
 
-	decap, err := AttachDecap(DecapOptions{Name: opts.Instance, Interface: "shunt-a", Mode: model.AttachAuto, Log: quiet()})
+	decap, err := decap.Attach(decap.Options{Name: opts.Instance, Interface: "shunt-a", Mode: model.AttachAuto, Log: quiet()})
 	must(t, err)
 	_, err = d.Attach("shunt-a", model.AttachAuto)
 	requireOccupied(t, err, "stop `shunt decap`", `"sh_decap"`)

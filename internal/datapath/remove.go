@@ -114,7 +114,7 @@ func removeTC(opts Options, iface string) error {
 	return errors.Join(errs...)
 }
 
-// Pinned is what lies in bpffs under an instance's name, or under decap's.
+// Pinned is what lies in bpffs under an instance's name.
 type Pinned struct {
 	Path string
 	// What says what it is, "program on eth0" for example.
@@ -133,7 +133,7 @@ func Instances() ([]string, error) {
 	}
 	var names []string
 	for _, e := range entries {
-		if e.IsDir() && e.Name() != decapDirectory {
+		if e.IsDir() && kernel.CheckName(e.Name()) == nil {
 			names = append(names, e.Name())
 		}
 	}
@@ -168,21 +168,6 @@ func PinnedOf(instance string) ([]Pinned, error) {
 			p.What = "chain of " + kernel.FromPin(strings.TrimPrefix(name, chainPrefix))
 		}
 		all = append(all, p)
-	}
-	return all, nil
-}
-
-// PinnedDecaps lists the programs that `shunt decap` has pinned, by network namespace.
-func PinnedDecaps() (map[string]Pinned, error) {
-	_, _ = kernel.SharePins()
-	dir := filepath.Join(kernel.DefaultPinRoot, "shunt", decapDirectory)
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("list what is pinned in %s: %w", dir, err)
-	}
-	all := map[string]Pinned{}
-	for _, e := range entries {
-		all[e.Name()] = Pinned{Path: filepath.Join(dir, e.Name()), What: "program that takes outer headers off"}
 	}
 	return all, nil
 }

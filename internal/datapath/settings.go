@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 )
@@ -165,7 +166,7 @@ func (d *Datapath) SetEncapsulation(e model.Encapsulation) {
 		storeAddr(family.source, source)
 		atomic.StoreUint64(family.vary, vary)
 	}
-	s.GuePort = toWire(e.GUEPort)
+	s.GuePort = kernel.ToWire(e.GUEPort)
 }
 
 // rememberBudget is how many flows may be remembered anew in a tick, of about a second. At

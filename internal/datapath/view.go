@@ -337,22 +337,16 @@ func (t *Traffic) Add(o Traffic) {
 	t.FlowsCreated += o.FlowsCreated
 }
 
-// Count is how often something happened, and to how many bytes.
-type Count struct {
-	Packets uint64 `json:"packets"`
-	Bytes   uint64 `json:"bytes"`
-}
-
 // Counters are all counters, summed over the CPUs.
 type Counters struct {
-	Services map[uint32]Traffic // by service index; of those that are there
-	Backends map[uint32]Traffic // by backend index; of those that are there
-	Reasons  map[string]Count   // by the reason's name; only what happened
+	Services map[uint32]Traffic      // by service index; of those that are there
+	Backends map[uint32]Traffic      // by backend index; of those that are there
+	Reasons  map[string]kernel.Count // by the reason's name; only what happened
 }
 
 // Counters reads the counters. They grow while they are read.
 func (v *View) Counters() (Counters, error) {
-	c := Counters{map[uint32]Traffic{}, map[uint32]Traffic{}, map[string]Count{}}
+	c := Counters{map[uint32]Traffic{}, map[uint32]Traffic{}, map[string]kernel.Count{}}
 	var key abiNameKey
 	var name abiName
 	all := v.maps[abiMapShNames].Iterate()
@@ -382,23 +376,8 @@ func (v *View) Counters() (Counters, error) {
 }
 
 // ReasonCounts reads the counters of reasons, by name; only of what happened.
-func (v *View) ReasonCounts() (map[string]Count, error) {
-	counts := map[string]Count{}
-	for _, r := range Reasons() {
-		var each []abiCount
-		if err := v.maps[abiMapShReasons].Lookup(uint32(r), &each); err != nil {
-			return counts, fmt.Errorf("read the counter of %s in %s: %w", r, abiMapShReasons, err)
-		}
-		var sum Count
-		for _, one := range each {
-			sum.Packets += one.Packets
-			sum.Bytes += one.Bytes
-		}
-		if sum != (Count{}) {
-			counts[r.String()] = sum
-		}
-	}
-	return counts, nil
+func (v *View) ReasonCounts() (map[string]kernel.Count, error) {
+	return kernel.ReasonCounts(v.maps[abiMapShReasons])
 }
 
 func (v *View) traffic(name string, index uint32) (Traffic, error) {

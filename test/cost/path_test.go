@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
@@ -137,14 +137,14 @@ func (c *copies) measure(s sent, now uint64) cost {
 }
 
 // reasons is how many packets each has been counted for.
-func (w *world) reasons() map[string]datapath.Count {
+func (w *world) reasons() map[string]kernel.Count {
 	counters, err := w.d.Counters()
 	must(w, err)
 	return counters.Reasons
 }
 
 // moved names what has been counted since.
-func moved(before, now map[string]datapath.Count) string {
+func moved(before, now map[string]kernel.Count) string {
 	var names []string
 	for _, name := range slices.Sorted(maps.Keys(now)) {
 		if now[name].Packets != before[name].Packets {

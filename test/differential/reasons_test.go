@@ -1,13 +1,13 @@
 package differential_test
 
-import "github.com/shunt-lb/shunt/internal/datapath"
+import "github.com/shunt-lb/shunt/internal/kernel"
 
 // reason is why a packet was not simply forwarded: docs/reference/reasons.md.
-type reason = datapath.Reason
+type reason = kernel.Reason
 
 // byName is a reason by the word that the documents have for it.
 func byName(name string) reason {
-	for _, r := range datapath.Reasons() {
+	for _, r := range kernel.Reasons() {
 		if r.String() == name {
 			return r
 		}

@@ -53,7 +53,6 @@ const (
 	abiVarAbiGate           = "abi_gate"
 	abiVarAbiMember         = "abi_member"
 	abiVarAbiNameKind       = "abi_name_kind"
-	abiVarAbiReason         = "abi_reason"
 	abiVarAbiRecall         = "abi_recall"
 	abiVarAbiRememberedFlag = "abi_remembered_flag"
 	abiVarAbiRing           = "abi_ring"
@@ -160,7 +159,6 @@ type abiVariableSpecs struct {
 	AbiGate           *ebpf.VariableSpec `ebpf:"abi_gate"`
 	AbiMember         *ebpf.VariableSpec `ebpf:"abi_member"`
 	AbiNameKind       *ebpf.VariableSpec `ebpf:"abi_name_kind"`
-	AbiReason         *ebpf.VariableSpec `ebpf:"abi_reason"`
 	AbiRecall         *ebpf.VariableSpec `ebpf:"abi_recall"`
 	AbiRememberedFlag *ebpf.VariableSpec `ebpf:"abi_remembered_flag"`
 	AbiRing           *ebpf.VariableSpec `ebpf:"abi_ring"`
@@ -269,7 +267,6 @@ type abiVariables struct {
 	AbiGate           *ebpf.Variable `ebpf:"abi_gate"`
 	AbiMember         *ebpf.Variable `ebpf:"abi_member"`
 	AbiNameKind       *ebpf.Variable `ebpf:"abi_name_kind"`
-	AbiReason         *ebpf.Variable `ebpf:"abi_reason"`
 	AbiRecall         *ebpf.Variable `ebpf:"abi_recall"`
 	AbiRememberedFlag *ebpf.Variable `ebpf:"abi_remembered_flag"`
 	AbiRing           *ebpf.Variable `ebpf:"abi_ring"`

@@ -11,7 +11,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/decap"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/packet"
@@ -38,7 +38,7 @@ var (
 // decapWorld is a backend with sh_decap on its interface.
 type decapWorld struct {
 	*world
-	decap *datapath.Decap
+	decap *decap.Program
 }
 
 func newDecapWorld(t testing.TB) *decapWorld {
@@ -53,7 +53,7 @@ func newDecapWorld(t testing.TB) *decapWorld {
 	w.cpu.do(func() {
 		space.AddArm(w, armC, ownC, 0, decapOwn4.String()+"/24", decapOwn6.String()+"/64")
 		var err error
-		w.decap, err = datapath.AttachDecap(datapath.DecapOptions{
+		w.decap, err = decap.Attach(decap.Options{
 			Name: name, Interface: armC, Mode: model.AttachNative, GUEPort: decapPort,
 			VIPs: []netip.Addr{decapVIP4, decapVIP6}, Senders: decapFroms,
 			Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
@@ -512,7 +512,7 @@ func TestDecap(t *testing.T) {
 			seen[c.reason] = true
 		})
 	}
-	for _, r := range datapath.Reasons() {
+	for _, r := range kernel.Reasons() {
 		if name := r.String(); len(name) > 6 && name[:6] == "decap_" && !seen[name] && !decapNotes[name] {
 			t.Errorf("no case ends with %s", name)
 		}

@@ -333,7 +333,7 @@ func (w *world) try(arm string, p packet.Packet) (packet.Packet, bool) {
 func (w *world) reasons() map[string]uint64 {
 	w.Helper()
 	out := map[string]uint64{}
-	for _, r := range datapath.Reasons() {
+	for _, r := range kernel.Reasons() {
 		var each []struct{ Packets, Bytes uint64 } // struct count, by CPU
 		must(w, w.counted.Lookup(uint32(r), &each))
 		sum := uint64(0)

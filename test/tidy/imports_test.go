@@ -29,6 +29,7 @@ var rooms = map[string][]string{
 	"internal/health":      {"internal/model"},
 	"internal/reconcile":   {"internal/model", "internal/condition", "internal/maglev"},
 	"internal/kernel":      {"internal/model"},
+	"internal/decap":       {"internal/model", "internal/kernel", "internal/backend"},
 	"internal/datapath":    {"internal/model", "internal/kernel", "internal/condition", "internal/maglev", "internal/namespace", "internal/reconcile"},
 	"internal/namespace":   {},
 	"internal/wire":        {"internal/namespace"},
@@ -43,7 +44,7 @@ var rooms = map[string][]string{
 
 // owners says who alone may import a library: the packages below these paths.
 var owners = map[string][]string{
-	"github.com/cilium/ebpf": {"internal/kernel/", "internal/datapath/", "bench/", "test/"},
+	"github.com/cilium/ebpf": {"internal/kernel/", "internal/datapath/", "internal/decap/", "bench/", "test/"},
 	"k8s.io/client-go":       {"internal/source/kube/"},
 }
 

@@ -1,4 +1,6 @@
-package datapath
+// Package decap is the backend's half of direct return: a program that takes IPIP and GUE off, and
+// `shunt decap`, which attaches it and has the machine keep quiet about its VIPs.
+package decap
 
 import (
 	"encoding/binary"
@@ -16,11 +18,11 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// decapDirectory holds the pinned links of sh_decap. No instance has such a name.
-const decapDirectory = "_decap"
+// directory holds the pinned links of sh_decap. No instance has such a name.
+const directory = "_decap"
 
-// DecapOptions say what a backend takes off, and where.
-type DecapOptions struct {
+// Options say what a backend takes off, and where.
+type Options struct {
 	// Name is that of the pinned link, [A-Za-z0-9-]: one per network namespace.
 	Name      string
 	Interface string
@@ -32,10 +34,10 @@ type DecapOptions struct {
 	Log       *slog.Logger   // slog.Default() if nil
 }
 
-// Decap is sh_decap on an interface. Its link is pinned: the program outlives the process,
-// and the next AttachDecap of that name replaces it in one step. Methods may be called at
+// Program is sh_decap on an interface. Its link is pinned: the program outlives the process,
+// and the next Attach of that name replaces it in one step. Methods may be called at
 // any time, but Detach and Close once, and last.
-type Decap struct {
+type Program struct {
 	kernel.Attachment
 	ifindex int
 	objects *ebpf.Collection
@@ -45,13 +47,13 @@ type Decap struct {
 	held    map[netip.Addr]bool // addresses in sh_dc_locals
 }
 
-func decapPath(root, name string) string { return filepath.Join(root, "shunt", decapDirectory, name) }
+func pinPath(root, name string) string { return filepath.Join(kernel.Directory(root, directory), name) }
 
-// AttachDecap loads the program, fills its maps, and attaches it: in the place of one that an
+// Attach loads the program, fills its maps, and attaches it: in the place of one that an
 // earlier process left under the same name, or anew. auto tries native mode first. The
 // interface is one of the calling thread's network namespace. Nothing is left behind when it
 // fails, except that a predecessor's program stays.
-func AttachDecap(opts DecapOptions) (*Decap, error) {
+func Attach(opts Options) (*Program, error) {
 	if opts.PinRoot == "" {
 		opts.PinRoot = kernel.DefaultPinRoot
 	}
@@ -71,18 +73,18 @@ func AttachDecap(opts DecapOptions) (*Decap, error) {
 	if err := kernel.Mount(opts.PinRoot, opts.Log); err != nil {
 		return nil, err
 	}
-	d := &Decap{Attachment: kernel.Attachment{Interface: opts.Interface}, ifindex: dev.Attrs().Index, root: opts.PinRoot, held: map[netip.Addr]bool{}}
+	d := &Program{Attachment: kernel.Attachment{Interface: opts.Interface}, ifindex: dev.Attrs().Index, root: opts.PinRoot, held: map[netip.Addr]bool{}}
 	if err := d.load(opts); err != nil {
 		return nil, err
 	}
-	path := decapPath(opts.PinRoot, opts.Name)
+	path := pinPath(opts.PinRoot, opts.Name)
 	taken, err := d.takeOver(path, dev, opts.Mode)
 	if err == nil && !taken {
 		err = d.attachNew(path, opts.Mode)
 	}
 	if err != nil {
 		d.objects.Close()
-		removeDecapDirectory(opts.PinRoot)
+		removeDirectory(opts.PinRoot)
 		return nil, err
 	}
 	return d, nil
@@ -90,12 +92,12 @@ func AttachDecap(opts DecapOptions) (*Decap, error) {
 
 // load makes program and maps, and fills the maps, so that the program is complete before it
 // sees a packet.
-func (d *Decap) load(opts DecapOptions) error {
+func (d *Program) load(opts Options) error {
 	spec, err := loadDecap()
 	if err != nil {
 		return fmt.Errorf("read the embedded object: %w", err)
 	}
-	if d.objects, err = kernel.Load(spec, map[string]any{decapVarGuePort: toWire(opts.GUEPort)}, nil); err != nil {
+	if d.objects, err = kernel.Load(spec, map[string]any{decapVarGuePort: kernel.ToWire(opts.GUEPort)}, nil); err != nil {
 		return fmt.Errorf("load the program that takes encapsulation off: %w", err)
 	}
 	d.program = d.objects.Programs[decapProgShDecap]
@@ -118,7 +120,7 @@ func (d *Decap) load(opts DecapOptions) error {
 	return err
 }
 
-func (d *Decap) put(name string, key any, what string) error {
+func (d *Program) put(name string, key any, what string) error {
 	if err := d.objects.Maps[name].Put(key, uint32(1)); err != nil {
 		return fmt.Errorf("write %s into %s, which has room for %d: %w", what, name, d.objects.Maps[name].MaxEntries(), err)
 	}
@@ -141,7 +143,7 @@ func toSender(p netip.Prefix) decapSenderKey {
 }
 
 // Refresh makes the interface's addresses of this moment those that tunnels may end at.
-func (d *Decap) Refresh() error {
+func (d *Program) Refresh() error {
 	dev, err := netlink.LinkByIndex(d.ifindex)
 	if err != nil {
 		return fmt.Errorf("read the addresses of interface %s: %w", d.Interface, err)
@@ -152,10 +154,11 @@ func (d *Decap) Refresh() error {
 	}
 	now := map[netip.Addr]bool{}
 	for _, a := range list {
-		address, ok := fromIP(a.IP)
+		address, ok := netip.AddrFromSlice(a.IP)
 		if !ok {
 			continue
 		}
+		address = address.Unmap()
 		now[address] = true
 		if !d.held[address] {
 			if err := d.put(decapMapShDcLocals, toAddr(address), "the interface's address "+address.String()); err != nil {
@@ -178,7 +181,7 @@ func (d *Decap) Refresh() error {
 
 // takeOver puts the program into the link that is pinned at path. false when there is none
 // that can be used; what is unusable is gone then.
-func (d *Decap) takeOver(path string, dev netlink.Link, mode model.Attach) (bool, error) {
+func (d *Program) takeOver(path string, dev netlink.Link, mode model.Attach) (bool, error) {
 	l, err := link.LoadPinnedLink(path, nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
@@ -203,7 +206,7 @@ func (d *Decap) takeOver(path string, dev netlink.Link, mode model.Attach) (bool
 }
 
 // attachNew makes a new link and pins it.
-func (d *Decap) attachNew(path string, mode model.Attach) error {
+func (d *Program) attachNew(path string, mode model.Attach) error {
 	err := kernel.Occupied(d.Interface, "")
 	if err != nil {
 		return err
@@ -233,44 +236,29 @@ func (d *Decap) attachNew(path string, mode model.Attach) error {
 
 // Counters are packets and bytes by the reason's name, since the program was loaded; only
 // what happened.
-func (d *Decap) Counters() (map[string]Count, error) {
-	counters := map[string]Count{}
-	for _, r := range Reasons() {
-		var each []abiCount
-		if err := d.objects.Maps[decapMapShDcReasons].Lookup(uint32(r), &each); err != nil {
-			return nil, fmt.Errorf("read the counter of %s in %s: %w", r, decapMapShDcReasons, err)
-		}
-		var sum Count
-		for _, one := range each {
-			sum.Packets += one.Packets
-			sum.Bytes += one.Bytes
-		}
-		if sum != (Count{}) {
-			counters[r.String()] = sum
-		}
-	}
-	return counters, nil
+func (d *Program) Counters() (map[string]kernel.Count, error) {
+	return kernel.ReasonCounts(d.objects.Maps[decapMapShDcReasons])
 }
 
 // RunPacket runs the program on a frame as if it had come in by the interface, and returns
 // XDP's verdict and the frame afterwards. It counts; nothing reaches the stack. The
 // interface must be in the calling thread's network namespace.
-func (d *Decap) RunPacket(frame []byte) (verdict uint32, out []byte, err error) {
+func (d *Program) RunPacket(frame []byte) (verdict uint32, out []byte, err error) {
 	return kernel.RunXDP(d.program, d.Interface, d.ifindex, frame)
 }
 
 // Close lets go of the program, which stays attached.
-func (d *Decap) Close() error {
+func (d *Program) Close() error {
 	err := d.link.Close()
 	d.objects.Close()
 	return err
 }
 
 // Detach takes the program off, and its pin.
-func (d *Decap) Detach() error {
+func (d *Program) Detach() error {
 	err := kernel.DropLink(d.link)
 	d.objects.Close()
-	removeDecapDirectory(d.root)
+	removeDirectory(d.root)
 	if err != nil {
 		return fmt.Errorf("take the program off interface %s: %w", d.Interface, err)
 	}
@@ -278,31 +266,31 @@ func (d *Decap) Detach() error {
 }
 
 // The folders go with their last link.
-func removeDecapDirectory(root string) {
-	_ = os.Remove(filepath.Join(root, "shunt", decapDirectory))
+func removeDirectory(root string) {
+	_ = os.Remove(kernel.Directory(root, directory))
 	_ = os.Remove(filepath.Join(root, "shunt"))
 }
 
-// RemoveDecap takes off what a process that is gone has left under a name. That there is
+// Remove takes off what a process that is gone has left under a name. That there is
 // nothing is success.
-func RemoveDecap(root, name string) error {
+func Remove(root, name string) error {
 	if root == "" {
 		root = kernel.DefaultPinRoot
 	}
-	path := decapPath(root, name)
+	path := pinPath(root, name)
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err := kernel.RemoveLink(path); err != nil {
 		return fmt.Errorf("take off the program pinned at %s: %w", path, err)
 	}
-	removeDecapDirectory(root)
+	removeDirectory(root)
 	return nil
 }
 
-// DecapOn says whether sh_decap is on an interface, whoever attached it. It needs
+// On says whether sh_decap is on an interface, whoever attached it. It needs
 // CAP_SYS_ADMIN to ask for the program's name.
-func DecapOn(iface string) (bool, error) {
+func On(iface string) (bool, error) {
 	dev, err := netlink.LinkByName(iface)
 	if err != nil {
 		return false, fmt.Errorf("look for a program on interface %s: %w", iface, err)
@@ -323,4 +311,24 @@ func DecapOn(iface string) (bool, error) {
 		return false, fmt.Errorf("look at the program on interface %s: %w", iface, err)
 	}
 	return info.Name == decapProgShDecap, nil
+}
+
+// Pinned lists the programs that `shunt decap` has pinned: paths, by network namespace.
+func Pinned() (map[string]string, error) {
+	_, _ = kernel.SharePins()
+	dir := kernel.Directory(kernel.DefaultPinRoot, directory)
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("list what is pinned in %s: %w", dir, err)
+	}
+	all := map[string]string{}
+	for _, e := range entries {
+		all[e.Name()] = filepath.Join(dir, e.Name())
+	}
+	return all, nil
+}
+
+func toAddr(a netip.Addr) (to decapAddr) {
+	to.High, to.Low = kernel.AddrWords(a)
+	return to
 }

@@ -1,0 +1,19 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"net/netip"
+)
+
+// AddrWords is an address of either family as struct addr of bpf/core/types.h has it.
+func AddrWords(a netip.Addr) (high, low uint64) {
+	b := a.As16()
+	return binary.NativeEndian.Uint64(b[:8]), binary.NativeEndian.Uint64(b[8:])
+}
+
+// ToWire turns a port from host to wire order.
+func ToWire(port uint16) uint16 {
+	var b [2]byte
+	binary.BigEndian.PutUint16(b[:], port)
+	return binary.NativeEndian.Uint16(b[:])
+}

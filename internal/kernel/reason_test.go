@@ -1,0 +1,83 @@
+package kernel
+
+import (
+	goflag "flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = goflag.Bool("update", false, "write the golden files instead of comparing with them")
+
+// requireGolden compares with a file of the repository, or writes it.
+func requireGolden(t *testing.T, path, text string) {
+	t.Helper()
+	path = filepath.Join("..", "..", path)
+	if *update {
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must(t, os.WriteFile(path, []byte(text), 0o644))
+		return
+	}
+	golden, err := os.ReadFile(path)
+	must(t, err)
+	if diff := cmp.Diff(string(golden), text); diff != "" {
+		t.Errorf("%s is out of date (-file +now); if the change is meant, run `go test ./internal/datapath -update`:\n%s", path, diff)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+var reasonLine = regexp.MustCompile(`^\s+REASON_(\w+) = (\d+),\s+/\* (pass|drop|answer|note|refused): (.+) \*/$`)
+
+// TestReasonsReference makes the reference page of the reasons from their comments.
+func TestReasonsReference(t *testing.T) {
+	source, err := os.ReadFile("../../bpf/core/reasons.h")
+	must(t, err)
+	kinds := map[string]string{
+		"pass":    "The packet goes on to the host's stack, unchanged.",
+		"drop":    "The packet ends here.",
+		"answer":  "shunt replied in the packet's place.",
+		"note":    "Something worth counting on the way; the packet goes on.",
+		"refused": "The kernel dropped the frame after shunt had decided to send it.",
+	}
+	var out strings.Builder
+	out.WriteString("# Reasons\n\nWhy a packet was not simply forwarded. The name is the same word in `shunt status`, metrics and logs;\n" +
+		"a number is given once and never used again.\n\n" +
+		"This page is made from the comments in `bpf/core/reasons.h` by `go test ./internal/kernel -update`.\n")
+	described, last := map[Reason]bool{}, ""
+	for line := range strings.Lines(string(source)) {
+		m := reasonLine.FindStringSubmatch(strings.TrimRight(line, "\n"))
+		if m == nil {
+			continue
+		}
+		if m[3] != last {
+			last = m[3]
+			fmt.Fprintf(&out, "\n## %s\n\n%s\n\n| number | name | kind | meaning |\n|---:|---|---|---|\n", last, kinds[last])
+		}
+		fmt.Fprintf(&out, "| %s | `%s` | %s | %s |\n", m[2], strings.ToLower(m[1]), m[3], m[4])
+		for _, r := range Reasons() {
+			if fmt.Sprint(uint32(r)) == m[2] && r.String() == strings.ToLower(m[1]) {
+				described[r] = true
+			}
+		}
+	}
+	for _, r := range Reasons() {
+		if !described[r] {
+			t.Errorf("reason %s (%d) has no comment of the form `kind: meaning` on its line in reasons.h, or the committed object is older than it", r, r)
+		}
+	}
+	if out := Reason(77).String(); out != "reason_77" {
+		t.Errorf("an unknown reason is called %q", out)
+	}
+	requireGolden(t, "docs/reference/reasons.md", out.String())
+}
