@@ -2,34 +2,12 @@ package cli
 
 import (
 	"bytes"
-	"flag"
-	"os"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/test/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
-
-// golden compares with a file of testdata.
-func golden(t *testing.T, name string, have []byte) {
-	t.Helper()
-	path := "testdata/" + name
-	if *update {
-		if err := os.WriteFile(path, have, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(string(want), string(have)); d != "" {
-		t.Errorf("%s (-file +now); `go test ./internal/cli -update` writes it:\n%s", path, d)
-	}
-}
 
 func TestChainUsage(t *testing.T) {
 	for args, want := range map[string]string{
@@ -66,9 +44,9 @@ func TestChainOutput(t *testing.T) {
 	if err := printChains(&text, all, true); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "chain.golden", text.Bytes())
+	golden.Require(t, "testdata/chain.golden", text.String())
 	if err := writeJSON(&json, all); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "chain.json.golden", json.Bytes())
+	golden.Require(t, "testdata/chain.json.golden", json.String())
 }

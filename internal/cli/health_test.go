@@ -6,6 +6,7 @@ import (
 	"time"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/test/golden"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -52,13 +53,13 @@ func TestHealthOutput(t *testing.T) {
 	t.Cleanup(func() { time.Local = local })
 	var list, asJSON, shown bytes.Buffer
 	printBackends(&list, unwell().Backends, nil, rows{})
-	golden(t, "health.backends.golden", list.Bytes())
+	golden.Require(t, "testdata/health.backends.golden", list.String())
 	if err := writeMessages(&asJSON, unwell().Backends); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "health.backends.json.golden", asJSON.Bytes())
+	golden.Require(t, "testdata/health.backends.json.golden", asJSON.String())
 	printStatus(&shown, unwell(), false, rows{})
-	golden(t, "health.status.golden", shown.Bytes())
+	golden.Require(t, "testdata/health.status.golden", shown.String())
 }
 
 func TestFew(t *testing.T) {

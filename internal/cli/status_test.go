@@ -10,6 +10,7 @@ import (
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/test/golden"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -45,24 +46,24 @@ func TestStatusOutput(t *testing.T) {
 	defer func() { time.Local = zone }()
 	var text, json bytes.Buffer
 	printStatus(&text, shown(), false, rows{})
-	golden(t, "status.golden", text.Bytes())
+	golden.Require(t, "testdata/status.golden", text.String())
 	if err := writeMessage(&json, shown()); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "status.json.golden", json.Bytes())
+	golden.Require(t, "testdata/status.json.golden", json.String())
 
 	text.Reset()
 	json.Reset()
 	printBackends(&text, shown().Backends, nil, rows{})
-	golden(t, "backends.golden", text.Bytes())
+	golden.Require(t, "testdata/backends.golden", text.String())
 	if err := writeMessages(&json, shown().Backends); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "backends.json.golden", json.Bytes())
+	golden.Require(t, "testdata/backends.json.golden", json.String())
 
 	text.Reset()
 	printOverrides(&text, shown().Daemon.Overrides)
-	golden(t, "overrides.golden", text.Bytes())
+	golden.Require(t, "testdata/overrides.golden", text.String())
 
 	json.Reset()
 	if err := writeMessages[*shuntv1.Override](&json, nil); err != nil || json.String() != "[]\n" {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -20,12 +19,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/internal/state"
+	"github.com/shunt-lb/shunt/test/golden"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
@@ -449,8 +448,6 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
-
 // TestNames pins the JSON of every message: the names, and how each kind of value looks.
 func TestNames(t *testing.T) {
 	var out bytes.Buffer
@@ -476,18 +473,9 @@ func TestNames(t *testing.T) {
 			t.Errorf("%s is read back as %v, %v", text, again, err)
 		}
 	}
-	const path = "testdata/names.golden"
-	if *update {
-		if err := os.WriteFile(path, out.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(string(want), out.String()); d != "" {
-		t.Errorf("%s (-file +now); a name that is here is a promise; `go test ./internal/control -update` writes it:\n%s", path, d)
+	golden.Require(t, "testdata/names.golden", out.String())
+	if t.Failed() {
+		t.Log("a name that is in the file is a promise")
 	}
 }
 

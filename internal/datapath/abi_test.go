@@ -1,36 +1,15 @@
 package datapath
 
 import (
-	goflag "flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
-	"github.com/google/go-cmp/cmp"
+	"github.com/shunt-lb/shunt/test/golden"
 )
-
-var update = goflag.Bool("update", false, "write the golden files instead of comparing with them")
-
-// requireGolden compares with a file of the repository, or writes it.
-func requireGolden(t *testing.T, path, text string) {
-	t.Helper()
-	path = filepath.Join("..", "..", path)
-	if *update {
-		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		must(t, os.WriteFile(path, []byte(text), 0o644))
-		return
-	}
-	golden, err := os.ReadFile(path)
-	must(t, err)
-	if diff := cmp.Diff(string(golden), text); diff != "" {
-		t.Errorf("%s is out of date (-file +now); if the change is meant, run `go test ./internal/datapath -update`:\n%s", path, diff)
-	}
-}
 
 // TestABIGolden prints everything that programs and user space share. A change to it
 // must be meant: a layout that differs needs another SHUNT_ABI.
@@ -66,7 +45,7 @@ func TestABIGolden(t *testing.T) {
 		m := spec.Maps[name]
 		fmt.Fprintf(&out, "%-14s %-14s key %2d, value %3d, flags %#x\n", name, m.Type, m.KeySize, m.ValueSize, m.Flags)
 	}
-	requireGolden(t, "test/abi.golden", out.String())
+	golden.Require(t, "../../test/abi.golden", out.String())
 }
 
 func printType(t *testing.T, out *strings.Builder, typ btf.Type) {

@@ -1,34 +1,14 @@
 package kernel
 
 import (
-	goflag "flag"
 	"fmt"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/shunt-lb/shunt/test/golden"
 )
-
-var update = goflag.Bool("update", false, "write the golden files instead of comparing with them")
-
-// requireGolden compares with a file of the repository, or writes it.
-func requireGolden(t *testing.T, path, text string) {
-	t.Helper()
-	path = filepath.Join("..", "..", path)
-	if *update {
-		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		must(t, os.WriteFile(path, []byte(text), 0o644))
-		return
-	}
-	golden, err := os.ReadFile(path)
-	must(t, err)
-	if diff := cmp.Diff(string(golden), text); diff != "" {
-		t.Errorf("%s is out of date (-file +now); if the change is meant, run `go test ./internal/datapath -update`:\n%s", path, diff)
-	}
-}
 
 func must(t *testing.T, err error) {
 	t.Helper()
@@ -79,5 +59,5 @@ func TestReasonsReference(t *testing.T) {
 	if out := Reason(77).String(); out != "reason_77" {
 		t.Errorf("an unknown reason is called %q", out)
 	}
-	requireGolden(t, "docs/reference/reasons.md", out.String())
+	golden.Require(t, "../../docs/reference/reasons.md", out.String())
 }
