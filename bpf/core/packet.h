@@ -97,6 +97,8 @@ struct packet {
 	__u32 mtu;           /* for REFUSAL_SIZE: bytes of an IP packet */
 };
 
+_Static_assert(REASON_COUNT <= 256, "packet.reason has eight bits");
+
 static __always_inline int verdict_sends(enum verdict verdict)
 {
 	return verdict == VERDICT_SEND_BACK || verdict == VERDICT_SEND_ON ||

@@ -12,7 +12,6 @@
 #define SHUNT_PARSE_H
 
 #include "frame.h"
-#include "packet.h"
 
 #define EXTENSION_HEADERS_MAX 8
 

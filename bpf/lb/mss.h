@@ -36,8 +36,8 @@ static __always_inline __u8 option_byte(const struct options *options, __u32 at)
 	return options->bytes[at & (TCP_OPTIONS_ROOM - 1)];
 }
 
-/* Where the value of the option lies among the packet's, which are copied; 0: nowhere,
- * or they lie about their lengths. */
+/* Where the value of the option lies among the packet's, which are copied; 0: nowhere, or
+ * they lie about their lengths. */
 static __always_inline __u32 mss_find(struct options *options, __u32 size)
 {
 	__u32 at = 0;

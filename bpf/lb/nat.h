@@ -48,7 +48,8 @@ struct claim {
 	__u16 port_count;
 	__be16 own_port;    /* tried first, for NAT that keeps the client's port */
 	__be16 closed_port; /* of the longest closed flow met */
-	/* Kept from run to run, as a hint: jiffies until when searches give up early, by backend; two may share a place */
+	/* A hint, kept from run to run: jiffies until when searches give up early, by backend; two
+	 * may share a place. */
 	__u32 short_until[CLAIM_SHORT_PLACES];
 };
 
