@@ -62,8 +62,9 @@ For dsr-l2, which encapsulates nothing, say --attach none, and no --from.`,
 			ctx, cancel := untilStopped(c.Context())
 			defer cancel()
 			return decap.Run(ctx, decap.Config{
-				Interface: o.iface, Attach: model.Attach(o.attach), VIPs: o.addresses, Senders: o.senders, GUEPort: o.guePort,
-				Interval: o.interval, Log: log,
+				Options: decap.Options{Interface: o.iface, Mode: model.Attach(o.attach), VIPs: o.addresses, Senders: o.senders,
+					GUEPort: o.guePort, Log: log},
+				Interval: o.interval,
 			}, &decapPrinter{decapOptions: o, log: log, out: s.out})
 		},
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -21,13 +20,8 @@ const AttachNone model.Attach = "none"
 
 // Config says what the machine is to be a backend of.
 type Config struct {
-	Interface string
-	Attach    model.Attach // auto, native, generic, or AttachNone
-	VIPs      []netip.Addr
-	Senders   []netip.Prefix
-	GUEPort   uint16        // UDP; 0: GUE is not taken off
-	Interval  time.Duration // how often Observer is told of numbers
-	Log       *slog.Logger
+	Options                // Mode may be AttachNone; Run gives the name; Log must be there
+	Interval time.Duration // how often Observer is told of numbers
 }
 
 // Observer is told what Run does. An error of its own is logged.
@@ -60,7 +54,6 @@ var ordinary = []string{"not_ip", "vlan", "decap_no_tunnel", "decap_ecn"}
 // runner is a machine that is a backend.
 type runner struct {
 	Config
-	space   string
 	record  *backend.Record
 	state   backend.State
 	program *Program // nil with AttachNone
@@ -69,10 +62,10 @@ type runner struct {
 // Run makes the machine a backend until ctx ends, and then undoes all that it has done.
 func Run(ctx context.Context, c Config, o Observer) (err error) {
 	r := &runner{Config: c}
-	if r.space, err = backend.Space(); err != nil {
+	if r.Name, err = backend.Space(); err != nil {
 		return err
 	}
-	if r.record, err = backend.OpenRecord(backend.RunDirectory, r.space); err != nil {
+	if r.record, err = backend.OpenRecord(backend.RunDirectory, r.Name); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.record.Close()) }()
@@ -127,12 +120,10 @@ func (r *runner) start() error {
 	if r.state, err = backend.Prepare(r.Interface, r.VIPs, r.state, r.record.Write); err != nil {
 		return err
 	}
-	if r.Attach == AttachNone {
-		return Remove("", r.space)
+	if r.Mode == AttachNone {
+		return Remove("", r.Name)
 	}
-	r.program, err = Attach(Options{
-		Name: r.space, Interface: r.Interface, Mode: r.Attach, VIPs: r.VIPs, Senders: r.Senders, GUEPort: r.GUEPort, Log: r.Log,
-	})
+	r.program, err = Attach(r.Options)
 	return err
 }
 
@@ -143,7 +134,7 @@ func (r *runner) undo() error {
 	if r.program != nil {
 		errs = append(errs, r.program.Detach())
 	} else {
-		errs = append(errs, Remove("", r.space))
+		errs = append(errs, Remove("", r.Name))
 	}
 	left, err := r.state.Restore()
 	return errors.Join(append(errs, err, r.record.Write(left))...)
