@@ -56,13 +56,6 @@ func toVary(p netip.Prefix) uint64 {
 	return binary.NativeEndian.Uint64(b[:])
 }
 
-// fromWire is kernel.ToWire the other way round.
-func fromWire(port uint16) uint16 {
-	var b [2]byte
-	binary.NativeEndian.PutUint16(b[:], port)
-	return binary.BigEndian.Uint16(b[:])
-}
-
 func toRef(r reconcile.BackendRef) uint32 {
 	if r.Index == 0 {
 		return 0
@@ -128,7 +121,7 @@ func toFrontendKey(f model.Frontend) abiFrontendKey {
 }
 
 func fromFrontendKey(k abiFrontendKey) model.Frontend {
-	port := fromWire(k.Port)
+	port := kernel.FromWire(k.Port)
 	return model.Frontend{Address: fromAddr(k.Address), Ports: model.PortRange{First: port, Last: port}, Protocol: model.Protocol(k.Protocol)}
 }
 
@@ -194,7 +187,7 @@ func fromRangeKey(k abiRangeKey) model.Frontend {
 		binary.NativeEndian.PutUint32(b[4*i:], word)
 	}
 	size := uint32(1) << (rangeBaseBits + portBits - k.PrefixLength)
-	first := fromWire(k.Port)
+	first := kernel.FromWire(k.Port)
 	return model.Frontend{
 		Address:  netip.AddrFrom16(b).Unmap(),
 		Ports:    model.PortRange{First: first, Last: uint16(uint32(first) + size - 1)},

@@ -124,7 +124,7 @@ type Pinned struct {
 // Instances lists the names of those that have something pinned, loaded by whatever version.
 func Instances() ([]string, error) {
 	_, _ = kernel.SharePins()
-	entries, err := os.ReadDir(filepath.Join(kernel.DefaultPinRoot, "shunt"))
+	entries, err := os.ReadDir(kernel.Home(kernel.DefaultPinRoot))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}

@@ -206,7 +206,7 @@ func (v *View) readBackends(c *reconcile.Contents) {
 		case address.IsValid():
 			c.Backends[uint32(i)] = reconcile.BackendRecord{
 				BackendRef:     reconcile.BackendRef{Index: uint32(i), Generation: b.Generation},
-				BackendAddress: model.BackendAddress{Address: address, Port: fromWire(b.Port)},
+				BackendAddress: model.BackendAddress{Address: address, Port: kernel.FromWire(b.Port)},
 				Draining:       b.Draining != 0,
 				Down:           abiDraining(b.Draining) == abiDrainingDRAINING_DOWN,
 			}

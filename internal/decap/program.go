@@ -268,7 +268,7 @@ func (d *Program) Detach() error {
 // The folders go with their last link.
 func removeDirectory(root string) {
 	_ = os.Remove(kernel.Directory(root, directory))
-	_ = os.Remove(filepath.Join(root, "shunt"))
+	_ = os.Remove(kernel.Home(root))
 }
 
 // Remove takes off what a process that is gone has left under a name. That there is

@@ -141,7 +141,7 @@ func Left(id string) (left []string, err error) {
 
 // pinsOf is everything pinned for an instance.
 func pinsOf(instance string) (paths []string) {
-	root := filepath.Join(kernel.DefaultPinRoot, "shunt", instance)
+	root := kernel.Directory(kernel.DefaultPinRoot, instance)
 	_ = filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
 		if err == nil {
 			paths = append(paths, path)

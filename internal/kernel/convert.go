@@ -11,9 +11,16 @@ func AddrWords(a netip.Addr) (high, low uint64) {
 	return binary.NativeEndian.Uint64(b[:8]), binary.NativeEndian.Uint64(b[8:])
 }
 
-// ToWire turns a port from host to wire order.
+// ToWire turns a port from host to wire order; FromWire is its inverse.
 func ToWire(port uint16) uint16 {
 	var b [2]byte
 	binary.BigEndian.PutUint16(b[:], port)
 	return binary.NativeEndian.Uint16(b[:])
+}
+
+// FromWire turns a port from wire to host order.
+func FromWire(port uint16) uint16 {
+	var b [2]byte
+	binary.NativeEndian.PutUint16(b[:], port)
+	return binary.BigEndian.Uint16(b[:])
 }

@@ -243,9 +243,10 @@ func processes(holders []Holder) string {
 // Instance is whose balancer it is, when it is a shunt's own: the name for --instance.
 func (o *Occupant) Instance() (instance string, ok bool) {
 	for _, pin := range o.Pins {
-		parts := strings.Split(strings.TrimPrefix(pin, DefaultPinRoot+"/"), "/")
-		if len(parts) == 3 && parts[0] == "shunt" && CheckName(parts[1]) == nil && strings.HasPrefix(parts[2], LinkPrefix) {
-			return parts[1], true
+		below, ours := strings.CutPrefix(pin, Home(DefaultPinRoot)+"/")
+		parts := strings.Split(below, "/")
+		if ours && len(parts) == 2 && CheckName(parts[0]) == nil && strings.HasPrefix(parts[1], LinkPrefix) {
+			return parts[0], true
 		}
 	}
 	return "", false

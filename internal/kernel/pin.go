@@ -24,9 +24,12 @@ func CheckName(name string) error {
 	return nil
 }
 
+// Home is where everything of shunt's is pinned.
+func Home(root string) string { return filepath.Join(root, "shunt") }
+
 // Directory is where an instance, or a product of which there is one on a machine, has its pins.
 // The name of such a product begins with _, as no instance does.
-func Directory(root, instance string) string { return filepath.Join(root, "shunt", instance) }
+func Directory(root, instance string) string { return filepath.Join(Home(root), instance) }
 
 // Lock keeps others from changing what is attached until unlock: the daemon and
 // `shunt chain` do. The kernel releases the lock with the process.
