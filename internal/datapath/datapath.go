@@ -106,7 +106,11 @@ func Open(opts Options) (*Datapath, error) {
 	if have != 0 && have != opts.version.ABI {
 		return openUpgraded(opts, have)
 	}
-	maps, adopted, err := pinMaps(opts)
+	set, err := opts.mapSet()
+	if err != nil {
+		return nil, err
+	}
+	maps, adopted, err := set.Open()
 	if err != nil {
 		return nil, err
 	}

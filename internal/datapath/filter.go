@@ -3,6 +3,7 @@ package datapath
 import (
 	"fmt"
 
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 )
@@ -12,9 +13,7 @@ import (
 const filterExtra = 2 << 16
 
 // filterSize has room for all lists twice, because new ones are written beside the old.
-func filterSize(l model.Limits) size {
-	return size{2*l.Filters + filterExtra, "filters", l.Filters, 2, filterExtra}
-}
+func filterSize(l model.Limits) kernel.Size { return sized("filters", l.Filters, 2, filterExtra) }
 
 // PutFilter says whether a prefix of sources may use a service.
 func (d *Datapath) PutFilter(f reconcile.Filter, allow bool) error {

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 
@@ -35,39 +33,20 @@ type standing struct {
 // look reads what stands. It changes nothing.
 func look(opts Options) (s standing, err error) {
 	s.switches = map[uint32]abiSwitchState{}
-	dir := kernel.Directory(opts.PinRoot, opts.Instance)
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, os.ErrNotExist) {
-		return s, nil
+	if s.abis, err = kernel.PinnedABIs(opts.PinRoot, opts.Instance); err != nil {
+		return s, err
 	}
-	if err != nil {
-		return s, fmt.Errorf("list what is pinned in %s: %w", dir, err)
-	}
-	for _, e := range entries {
-		number, ok := strings.CutPrefix(e.Name(), abiPrefix)
-		abi, err := strconv.ParseUint(number, 10, 32)
-		if !ok || err != nil {
-			continue
-		}
-		pins, err := os.ReadDir(filepath.Join(dir, e.Name()))
-		if err != nil {
-			return s, fmt.Errorf("list what is pinned in %s: %w", filepath.Join(dir, e.Name()), err)
-		}
-		if len(pins) == 0 {
-			continue // killed just before it made the first
-		}
-		s.abis = append(s.abis, uint32(abi))
-		lever, err := openLever(opts, uint32(abi))
+	for _, abi := range s.abis {
+		lever, err := openLever(opts, abi)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
 		if err != nil {
 			return s, err
 		}
-		s.switches[uint32(abi)] = lever.state()
+		s.switches[abi] = lever.state()
 		lever.close()
 	}
-	slices.Sort(s.abis)
 	return s, nil
 }
 

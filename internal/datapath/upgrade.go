@@ -206,7 +206,7 @@ func (u *upgrade) close() {
 	for _, g := range u.gates {
 		g.close()
 	}
-	closeMaps(u.old)
+	kernel.CloseMaps(u.old)
 	if u.lever != nil {
 		u.lever.close()
 	}
@@ -215,7 +215,7 @@ func (u *upgrade) close() {
 // makeMaps makes the new ABI's maps, or shares the old one's. The switch is the first, so that
 // whoever is killed leaves nothing that looks like a data plane.
 func (u *upgrade) makeMaps() (own map[string]*ebpf.Map, err error) {
-	specs, err := mapSpecs(u.opts.version, u.opts.Limits)
+	set, err := u.opts.mapSet()
 	if err != nil {
 		return nil, err
 	}
@@ -224,14 +224,13 @@ func (u *upgrade) makeMaps() (own map[string]*ebpf.Map, err error) {
 			return nil, fmt.Errorf("carry %s over: a running data plane cannot have its layout changed yet", name)
 		}
 	}
-	dir := u.opts.mapDir(u.opts.version.ABI)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the directory %s for the maps: %w", dir, err)
+	if err := set.MakeDirectory(); err != nil {
+		return nil, err
 	}
 	own = map[string]*ebpf.Map{}
 	defer func() {
 		if err != nil {
-			closeMaps(own)
+			kernel.CloseMaps(own)
 			own = nil
 		}
 	}()
@@ -239,16 +238,15 @@ func (u *upgrade) makeMaps() (own map[string]*ebpf.Map, err error) {
 	if err != nil {
 		return own, err
 	}
-	m, err := makeMap(gateSpec.Maps[switchMap], filepath.Join(dir, switchMap))
+	m, err := kernel.MakeMap(gateSpec.Maps[switchMap], set.Path(switchMap))
 	if err != nil {
 		return own, err
 	}
 	if u.lever, err = newLever(m); err != nil {
 		return own, err
 	}
-	table := sizes(u.opts.Limits)
-	for _, name := range sizedFirst(specs, table) {
-		if own[name], err = u.makeMap(specs[name], table[name]); err != nil {
+	for _, name := range set.Names() {
+		if own[name], err = u.makeMap(set, name); err != nil {
 			delete(own, name)
 			return own, err
 		}
@@ -257,30 +255,29 @@ func (u *upgrade) makeMaps() (own map[string]*ebpf.Map, err error) {
 }
 
 // makeMap makes one, or shares the old one.
-func (u *upgrade) makeMap(spec *ebpf.MapSpec, s size) (*ebpf.Map, error) {
-	path := filepath.Join(u.opts.mapDir(u.opts.version.ABI), spec.Name)
-	oldPath := filepath.Join(u.opts.mapDir(u.from), spec.Name)
+func (u *upgrade) makeMap(set *kernel.MapSet, name string) (*ebpf.Map, error) {
+	oldPath := filepath.Join(u.opts.mapDir(u.from), name)
 	old, err := ebpf.LoadPinnedMap(oldPath, nil)
 	if errors.Is(err, os.ErrNotExist) {
-		return makeMap(spec, path)
+		return set.Make(name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open the map pinned at %s: %w", oldPath, err)
 	}
-	if _, ok := u.way[spec.Name]; ok {
-		u.old[spec.Name] = old
-		return makeMap(spec, path)
+	if _, ok := u.way[name]; ok {
+		u.old[name] = old
+		return set.Make(name)
 	}
 	defer old.Close()
-	if err := agrees(old, spec, s, oldPath); err != nil {
+	if err := set.Check(old, name, oldPath); err != nil {
 		return nil, err
 	}
 	shared, err := old.Clone() // to pin an opened one again would move its pin
 	if err != nil {
-		return nil, fmt.Errorf("share map %s: %w", spec.Name, err)
+		return nil, fmt.Errorf("share map %s: %w", name, err)
 	}
-	if err := shared.Pin(path); err != nil {
-		return nil, errors.Join(fmt.Errorf("pin map %s at %s: %w", spec.Name, path, err), shared.Close())
+	if err := shared.Pin(set.Path(name)); err != nil {
+		return nil, errors.Join(fmt.Errorf("pin map %s at %s: %w", name, set.Path(name), err), shared.Close())
 	}
 	return shared, nil
 }
@@ -344,7 +341,7 @@ func (u *upgrade) makeGate(d *Datapath, g *gate) (bool, error) {
 		return false, err
 	}
 	path := filepath.Join(u.opts.mapDir(u.opts.version.ABI), gatePrefix+kernel.ToPin(g.Interface))
-	if g.pin, err = makeMap(spec.Maps[gatesMap], path); err != nil {
+	if g.pin, err = kernel.MakeMap(spec.Maps[gatesMap], path); err != nil {
 		return false, err
 	}
 	if err := g.pin.Put(uint32(abiGateGATE_OLD), before); err != nil {

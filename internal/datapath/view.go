@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -47,30 +46,21 @@ func OpenReadOnly(opts Options) (*View, error) {
 	if err := opts.complete(); err != nil {
 		return nil, err
 	}
-	spec, err := opts.version.load(objectABI)
-	if err != nil {
-		return nil, fmt.Errorf("read the embedded maps: %w", err)
-	}
 	if err := requireOwn(opts); err != nil {
 		return nil, err
 	}
-	dir := opts.mapDir(opts.version.ABI)
-	v := &View{maps: map[string]*ebpf.Map{}, root: opts.PinRoot, instance: opts.Instance, version: opts.version}
-	for name := range spec.Maps {
-		if strings.HasPrefix(name, ".") {
-			continue
-		}
-		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
-		if errors.Is(err, os.ErrNotExist) {
-			err = fmt.Errorf("look at instance %q in %s: %w; start it with `shunt run`", opts.Instance, dir, ErrNotLoaded)
-		} else if err != nil {
-			err = fmt.Errorf("open the map pinned at %s: %w", filepath.Join(dir, name), err)
-		}
-		if err != nil {
-			return nil, errors.Join(err, v.Close())
-		}
-		v.maps[name] = m
+	set, err := opts.mapSetOf(nil)
+	if err != nil {
+		return nil, err
 	}
+	maps, err := set.OpenPinned()
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("look at instance %q in %s: %w; start it with `shunt run`", opts.Instance, opts.mapDir(opts.version.ABI), ErrNotLoaded)
+	}
+	if err != nil {
+		return nil, err
+	}
+	v := &View{maps: maps, root: opts.PinRoot, instance: opts.Instance, version: opts.version}
 	if err := v.mapMemory(false); err != nil {
 		return nil, errors.Join(err, v.Close())
 	}
@@ -123,7 +113,7 @@ func (v *View) Close() error {
 		errs = append(errs, v.clock.Close())
 		v.clock = nil
 	}
-	closeMaps(v.maps)
+	kernel.CloseMaps(v.maps)
 	v.maps = nil
 	return errors.Join(errs...)
 }

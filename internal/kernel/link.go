@@ -1,6 +1,6 @@
 // Package kernel is what every product of shunt does with the kernel, whatever its program is for:
-// bpffs and pins, locks, loading with constants, the verifier's and the drivers' words, attaching,
-// and what else is attached. It knows no map and no ABI.
+// bpffs, pinned maps and links, locks, loading with constants, the verifier's and the drivers' words,
+// attaching, and what else is attached. It holds maps of any product and of any ABI, and knows none of them.
 package kernel
 
 import (
