@@ -91,7 +91,7 @@ type Datapath struct {
 var _ reconcile.Maps = (*Datapath)(nil)
 
 // Open loads the data plane of an instance, or takes over the one that is there, which is
-// upgraded if it has another ABI. Where that fails, it goes on as it was.
+// upgraded if it has another ABI. Where that fails, it goes on as it was; what was made is gone.
 func Open(opts Options) (*Datapath, error) {
 	if err := opts.complete(); err != nil {
 		return nil, err
@@ -116,7 +116,11 @@ func Open(opts Options) (*Datapath, error) {
 	}
 	d := newDatapath(opts, maps, adopted)
 	if err := d.prepare(); err != nil {
-		return nil, errors.Join(err, d.Close())
+		err = errors.Join(err, d.Close())
+		if !adopted {
+			err = errors.Join(err, set.Remove())
+		}
+		return nil, err
 	}
 	return d, nil
 }

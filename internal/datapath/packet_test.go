@@ -21,32 +21,51 @@ func TestAFlowThroughTheLoadedProgram(t *testing.T) {
 	t.Run("generic", func(t *testing.T) { flowThroughProgram(t, model.AttachGeneric, kernel.XDPTx) })
 }
 
+// web is a service under NAT at webVIP, TCP ports 80 and 7001 to 7777, with one backend. Its NAT
+// source is the address of shunt-a.
+const webIndex, webBackendIndex = 9, 3
+
+var (
+	webVIP     = netip.MustParseAddr("192.0.2.10")
+	webSource  = netip.MustParseAddr("192.0.2.1")
+	webBackend = model.BackendAddress{Address: netip.MustParseAddr("192.0.2.20"), Port: 8080}
+	webMAC     = net.HardwareAddr{2, 0, 0, 0, 0, 20}
+)
+
+// putWeb writes that service.
+func putWeb(t *testing.T, d *Datapath) {
+	t.Helper()
+	must(t, d.Heartbeat())
+	must(t, d.SetSettings(model.Timeouts{TCPEstablished: 2 * time.Hour, TCPHandshake: 30 * time.Second, TCPClosing: time.Second, UDP: time.Minute},
+		model.PortRange{First: 2048, Last: 4095}))
+	ref := reconcile.BackendRef{Index: webBackendIndex, Generation: 200}
+	must(t, d.PutBackend(reconcile.BackendRecord{BackendRef: ref, BackendAddress: webBackend}))
+	must(t, d.SetHop(ref, Hop{device(t, "shunt-a").Attrs().Index, webMAC}))
+	must(t, d.SetSources(ref, []netip.Addr{webSource}))
+	must(t, d.WriteSlots(100, reconcile.NewTable([]reconcile.Slot{{Current: ref}, {Current: ref}, {Current: ref}})))
+	must(t, d.PutService(reconcile.ServiceRecord{Index: webIndex, Generation: 1, Name: "web", Forwarding: model.ForwardingNAT, Seed: 1, Offset: 100, Size: 3}))
+	must(t, d.PutAddress(reconcile.AddressRecord{Address: webVIP, VIP: true}))
+	must(t, d.PutAddress(reconcile.AddressRecord{Address: webSource, Source: true}))
+	for _, ports := range []model.PortRange{{First: 80, Last: 80}, {First: 7001, Last: 7777}} {
+		must(t, d.PutFrontend(model.Frontend{Address: webVIP, Ports: ports, Protocol: model.TCP}, webIndex))
+	}
+}
+
+// webSYN is a client's first packet to the service, as shunt-a gets it.
+func webSYN(t *testing.T, client string, port uint16) []byte {
+	t.Helper()
+	return packet.Must(packet.NewTCP(client, netip.AddrPortFrom(webVIP, port).String(), "S",
+		packet.MACs(net.HardwareAddr{2, 0, 0, 0, 0, 7}, device(t, "shunt-a").Attrs().HardwareAddr)))
+}
+
 func flowThroughProgram(t *testing.T, mode model.Attach, sent uint32) {
 	inNamespace(t)
 	d := mustOpen(t, testOptions(t))
 	_, err := d.Attach("shunt-a", mode)
 	must(t, err)
-	must(t, d.Heartbeat())
-	must(t, d.SetSettings(model.Timeouts{TCPEstablished: 2 * time.Hour, TCPHandshake: 30 * time.Second, TCPClosing: time.Second, UDP: time.Minute},
-		model.PortRange{First: 2048, Last: 4095}))
-	vip, source := netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("192.0.2.1")
-	ref := reconcile.BackendRef{Index: 3, Generation: 200}
-	backend := model.BackendAddress{Address: netip.MustParseAddr("192.0.2.20"), Port: 8080}
-	mac := net.HardwareAddr{2, 0, 0, 0, 0, 20}
-	must(t, d.PutBackend(reconcile.BackendRecord{BackendRef: ref, BackendAddress: backend}))
-	must(t, d.SetHop(ref, Hop{device(t, "shunt-a").Attrs().Index, mac}))
-	must(t, d.SetSources(ref, []netip.Addr{source}))
-	must(t, d.WriteSlots(100, reconcile.NewTable([]reconcile.Slot{{Current: ref}, {Current: ref}, {Current: ref}})))
-	must(t, d.PutService(reconcile.ServiceRecord{Index: 9, Generation: 1, Name: "web", Forwarding: model.ForwardingNAT, Seed: 1, Offset: 100, Size: 3}))
-	must(t, d.PutAddress(reconcile.AddressRecord{Address: vip, VIP: true}))
-	must(t, d.PutAddress(reconcile.AddressRecord{Address: source, Source: true}))
-	must(t, d.PutFrontend(model.Frontend{Address: vip, Ports: model.PortRange{First: 80, Last: 80}, Protocol: model.TCP}, 9))
-	must(t, d.PutFrontend(model.Frontend{Address: vip, Ports: model.PortRange{First: 7001, Last: 7777}, Protocol: model.TCP}, 9))
-
-	us := device(t, "shunt-a").Attrs().HardwareAddr
+	putWeb(t, d)
 	for port, want := range map[uint16]uint32{80: sent, 81: kernel.XDPPass, 7000: kernel.XDPPass, 7001: sent, 7512: sent, 7777: sent, 7778: kernel.XDPPass} {
-		in := packet.Must(packet.NewTCP("198.51.100.7:40000", netip.AddrPortFrom(vip, port).String(), "S",
-			packet.MACs(net.HardwareAddr{2, 0, 0, 0, 0, 7}, us)))
+		in := webSYN(t, "198.51.100.7:40000", port)
 		verdict, out, err := d.RunPacket("shunt-a", in)
 		must(t, err)
 		if verdict != want {
@@ -62,15 +81,15 @@ func flowThroughProgram(t *testing.T, mode model.Attach, sent uint32) {
 		}
 		p, err := packet.Parse(out)
 		must(t, err)
-		if !bytes.Equal(out[:6], mac) || p.IPv4.Destination != backend.Address || p.IPv4.Source != source || p.TCP.DestinationPort != 8080 ||
+		if !bytes.Equal(out[:6], webMAC) || p.IPv4.Destination != webBackend.Address || p.IPv4.Source != webSource || p.TCP.DestinationPort != webBackend.Port ||
 			p.TCP.SourcePort < 2048 || p.TCP.SourcePort > 4095 {
 			t.Errorf("port %d: it left as %s", port, p)
 		}
 	}
 	counters, err := d.Counters()
 	must(t, err)
-	if n := counters.Services[9]; n.PacketsIn != 4 || n.FlowsCreated != 4 || counters.Backends[3] != n {
-		t.Errorf("counted %+v for the service and %+v for the backend", n, counters.Backends[3])
+	if n := counters.Services[webIndex]; n.PacketsIn != 4 || n.FlowsCreated != 4 || counters.Backends[webBackendIndex] != n {
+		t.Errorf("counted %+v for the service and %+v for the backend", n, counters.Backends[webBackendIndex])
 	}
 	sweep, err := d.Sweep()
 	must(t, err)
