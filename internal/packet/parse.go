@@ -21,16 +21,6 @@ func Parse(b []byte) (Packet, error) {
 	return r.p, err
 }
 
-// ParseIP reads one IP packet without an Ethernet header.
-func ParseIP(b []byte) (Packet, error) {
-	var r reader
-	err := r.ip(b)
-	if err != nil {
-		err = fmt.Errorf("parse ip packet of %d bytes: %w", len(b), err)
-	}
-	return r.p, err
-}
-
 // ParseQuote reads the packet that an ICMP error quotes, of which the end may be missing:
 // lengths that point past it are kept as they are, a TCP header of which not all is there
 // is Cut, and checksums over missing bytes read as wrong.

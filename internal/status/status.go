@@ -319,11 +319,3 @@ func insert(list []string, word string) []string {
 // HeartbeatFresh is the age in seconds below which there must be a daemon: it beats every
 // second.
 const HeartbeatFresh = 1.5
-
-// DeadlineOf is when a drain's backend is left out; zero: never.
-func DeadlineOf(o *shuntv1.Override) time.Time {
-	if o.Deadline == nil {
-		return time.Time{}
-	}
-	return o.Deadline.AsTime()
-}

@@ -203,8 +203,8 @@ func (d *decoder) value(p pair, target reflect.Value, f *field) {
 	switch v := target.Addr().Interface().(type) {
 	case leaf:
 		d.leaf(p.value, m, v, f)
-	case interface{ single() }:
-		d.many(p.value, m, target, f)
+	case interface{ whole() *mark }:
+		d.many(p.value, m, target, v.whole(), f)
 	default:
 		if target.FieldByName("Items").IsValid() {
 			d.list(p.value, m, target)
@@ -230,8 +230,7 @@ func (d *decoder) leaf(n *yaml.Node, m mark, v leaf, f *field) {
 }
 
 // many decodes one scalar or a list of them, behind what other sources gave.
-func (d *decoder) many(n *yaml.Node, m mark, target reflect.Value, f *field) {
-	where := markIn(target)
+func (d *decoder) many(n *yaml.Node, m mark, target reflect.Value, where *mark, f *field) {
 	if !where.set {
 		*where = m
 		where.set = true

@@ -90,8 +90,8 @@ type many[T any] struct {
 	Items []T
 }
 
-// single marks lists whose brackets may be left out.
-func (*many[T]) single() {}
+// whole is the mark of all of it. Lists whose brackets may be left out are known by this method.
+func (list *many[T]) whole() *mark { return &list.mark }
 
 // later is a key that is known but not supported yet. Nothing is read into it, so it takes no room.
 type later struct{}
