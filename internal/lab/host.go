@@ -30,6 +30,7 @@ type Host struct {
 	ns         netns.NsHandle
 	handle     *netlink.Handle
 	interfaces []Interface
+	sentFrom   map[string]bool // UDP ports, each with the address it was sent to
 }
 
 // Interface is one end of a veth, as the lab made it.
@@ -205,9 +206,37 @@ func (h *Host) ListenPacket(network, address string) (net.PacketConn, error) {
 	return c, nil
 }
 
-// Dial connects from the namespace to a literal address and port.
+// Dial connects from the namespace to a literal address and port. Over UDP it takes a port from which
+// the host has not sent there before: a balancer knows flows by their ports, for minutes, while the
+// kernel takes any that is free.
 func (h *Host) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	return h.DialFrom(ctx, network, netip.AddrPort{}, address)
+	const tries = 100 // until most ports have been used
+	for try := 1; ; try++ {
+		c, err := h.DialFrom(ctx, network, netip.AddrPort{}, address)
+		if err != nil {
+			return nil, err
+		}
+		local, isUDP := c.LocalAddr().(*net.UDPAddr)
+		if !isUDP || h.firstUse(address, local.Port) || try == tries {
+			return c, nil
+		}
+		_ = c.Close()
+	}
+}
+
+// firstUse notes a UDP port that the host sends from, and says whether it is the first time.
+func (h *Host) firstUse(address string, port int) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	flow := fmt.Sprintf("%d %s", port, address)
+	if h.sentFrom[flow] {
+		return false
+	}
+	if h.sentFrom == nil {
+		h.sentFrom = map[string]bool{}
+	}
+	h.sentFrom[flow] = true
+	return true
 }
 
 // DialFrom is Dial from a given address or port: "0.0.0.0:40000" fixes the port alone, the

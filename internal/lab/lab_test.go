@@ -115,6 +115,36 @@ func exchange(ctx context.Context, t *testing.T, topology *Topology, b *Host, cl
 	}
 }
 
+// Each datagram from a socket of its own is a new flow, as long as there are ports.
+func TestUDPPortsAreNotUsedTwice(t *testing.T) {
+	topology := build(t, Options{Backends: 1})
+	client := topology.Client
+	if err := client.SetSysctl("net.ipv4.ip_local_port_range", "50000 50003"); err != nil {
+		t.Fatal(err)
+	}
+	used := map[string]bool{}
+	for range 4 {
+		c, err := client.Dial(deadline(t), "udp", "10.0.0.2:9")
+		if err != nil {
+			t.Fatal(err)
+		}
+		used[c.LocalAddr().String()] = true
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(used) != 4 {
+		t.Errorf("four sockets sent from %v", used)
+	}
+	for _, address := range []string{"10.0.0.2:9", "10.0.0.2:10"} { // no port is left for the first
+		c, err := client.Dial(deadline(t), "udp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = c.Close()
+	}
+}
+
 func TestChecksummedTransfersBothWays(t *testing.T) {
 	topology := build(t, Options{Backends: 1})
 	ctx, b := deadline(t), topology.Backends[0]

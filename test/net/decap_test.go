@@ -224,6 +224,9 @@ func (b *backendBed) traces() traces {
 				return err
 			}
 			for _, a := range list {
+				if a.IP.IsLinkLocalUnicast() {
+					continue // the kernel's own, which appears some time after the interface
+				}
 				seen.Addresses = append(seen.Addresses, l.Attrs().Name+" "+a.IPNet.String())
 			}
 			seen.Program = seen.Program || l.Attrs().Xdp != nil && l.Attrs().Xdp.Attached
