@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/source/file"
 )
 
@@ -23,12 +24,12 @@ func TestConfiguration(t *testing.T) {
 		if err := os.WriteFile(path, []byte(configuration(o, o.services/2, 77)), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		config, faults, err := file.Load(path)
-		if err != nil || file.HasErrors(faults) {
+		loaded, faults, err := file.Load(path)
+		if err != nil || config.HasErrors(faults) {
 			t.Fatalf("%q: %v, %v", arguments, err, faults)
 		}
 		seen := map[string]bool{}
-		for _, s := range config.Services {
+		for _, s := range loaded.Services {
 			for _, b := range s.Backends {
 				weights[b.Weight]++
 				seen[b.BackendAddress.String()] = true

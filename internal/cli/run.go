@@ -16,6 +16,7 @@ import (
 	"time"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/daemon"
 	"github.com/shunt-lb/shunt/internal/kernel"
@@ -67,7 +68,7 @@ Ctrl-C (SIGINT) always detaches, and a second one exits at once, as if the proce
 			err = daemon.Run(ctx, options)
 			var faults *daemon.FaultsError
 			if errors.As(err, &faults) {
-				_ = file.Render(s.err, faults.Faults)
+				_ = config.Render(s.err, faults.Faults)
 			}
 			return err
 		},
@@ -133,13 +134,13 @@ func newCheck(s streams) *cobra.Command {
 				return err
 			}
 			parsed.CheckHost(file.LocalHost{XDP: occupant}, host)
-			bad := file.HasErrors(parsed.Faults)
+			bad := config.HasErrors(parsed.Faults)
 			if output == "json" {
 				if err := writeJSON(s.out, map[string]any{"ok": !bad, "faults": nonNil(parsed.Faults), "unchecked": nonNil(parsed.Unchecked())}); err != nil {
 					return err
 				}
 			} else {
-				if err := file.Render(s.out, parsed.Faults); err != nil {
+				if err := config.Render(s.out, parsed.Faults); err != nil {
 					return err
 				}
 				if !bad {
@@ -243,7 +244,7 @@ func newReload(s streams) *cobra.Command {
 }
 
 func printReload(s streams, result *shuntv1.ReloadResponse) error {
-	if err := file.Render(s.out, faultsOf(result)); err != nil {
+	if err := config.Render(s.out, faultsOf(result)); err != nil {
 		return err
 	}
 	if !result.Applied {
@@ -255,9 +256,9 @@ func printReload(s streams, result *shuntv1.ReloadResponse) error {
 }
 
 // faultsOf are a reload's faults as the file's own.
-func faultsOf(result *shuntv1.ReloadResponse) (all []file.Fault) {
+func faultsOf(result *shuntv1.ReloadResponse) (all []config.Fault) {
 	for _, f := range result.Faults {
-		all = append(all, file.Fault{File: f.File, Line: int(f.Line), Column: int(f.Column), Severity: file.Severity(f.Severity),
+		all = append(all, config.Fault{File: f.File, Line: int(f.Line), Column: int(f.Column), Severity: config.Severity(f.Severity),
 			Path: f.Path, Text: f.Text, Message: f.Message, Suggestion: f.Suggestion})
 	}
 	return all

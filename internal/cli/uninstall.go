@@ -7,6 +7,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/daemon"
 	"github.com/shunt-lb/shunt/internal/source/file"
 	"github.com/spf13/cobra"
@@ -30,7 +31,7 @@ What was installed stays: the binary and /etc/shunt. Your package manager remove
 				return err
 			}
 			socket := defaultSocket
-			if parsed, err := file.Read(path); err == nil && !file.HasErrors(parsed.Faults) {
+			if parsed, err := file.Read(path); err == nil && !config.HasErrors(parsed.Faults) {
 				socket = parsed.Config.API.Socket
 			}
 			inventory, err := daemon.TakeInventory(socket)

@@ -31,9 +31,9 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/api/v1/shuntv1connect"
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
-	"github.com/shunt-lb/shunt/internal/source/file"
 	"github.com/shunt-lb/shunt/internal/state"
 	"golang.org/x/sys/unix"
 )
@@ -56,8 +56,8 @@ type Handler interface {
 // ReloadResult is what became of a reload.
 type ReloadResult struct {
 	Applied    bool
-	Faults     []file.Fault // of the file; any error among them refuses it
-	Refused    string       // why nothing was applied
+	Faults     []config.Fault // of the file; any error among them refuses it
+	Refused    string         // why nothing was applied
 	Difference reconcile.Difference
 	Settings   []model.SettingDifference // of what is no service's
 	Text       string                    // both differences in words

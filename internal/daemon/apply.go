@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
@@ -34,7 +35,7 @@ func (d *daemon) Reload(ctx context.Context) (control.ReloadResult, error) {
 	}
 	parsed.CheckHost(followedHost{out: d.ways.Out}, false)
 	result := control.ReloadResult{Faults: parsed.Faults}
-	if file.HasErrors(parsed.Faults) {
+	if config.HasErrors(parsed.Faults) {
 		result.Refused = "the file has errors; nothing was changed"
 		d.conditions.Raise(condition.Condition{Code: condition.ConfigRefused, Severity: condition.Error,
 			Subject: d.opts.ConfigPath, Text: "the configuration on disk has errors and was not applied",

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/model"
@@ -60,7 +61,7 @@ const DefaultInstance = "default"
 // has a terminal renders Faults.
 type FaultsError struct {
 	Path   string
-	Faults []file.Fault
+	Faults []config.Fault
 }
 
 // Error says what became of it.
@@ -399,7 +400,7 @@ func readConfig(path string, log *slog.Logger) (model.Config, error) {
 		return model.Config{}, err
 	}
 	parsed.CheckHost(file.LocalHost{}, false)
-	if file.HasErrors(parsed.Faults) {
+	if config.HasErrors(parsed.Faults) {
 		return model.Config{}, &FaultsError{Path: path, Faults: parsed.Faults}
 	}
 	for _, fault := range parsed.Faults {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/internal/reconcile/fake"
@@ -222,11 +223,11 @@ func oneFile(t *testing.T, field, written string, changed bool) model.Config {
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	config, faults, err := file.Load(path)
-	if err != nil || file.HasErrors(faults) {
+	loaded, faults, err := file.Load(path)
+	if err != nil || config.HasErrors(faults) {
 		t.Fatalf("%s\n%v %v", text, faults, err)
 	}
-	return config
+	return loaded
 }
 
 // differenceOf is what is different to the data plane.

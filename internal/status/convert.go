@@ -7,9 +7,9 @@ import (
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
-	"github.com/shunt-lb/shunt/internal/source/file"
 	"github.com/shunt-lb/shunt/internal/state"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -22,7 +22,7 @@ func Conditions(all []condition.Condition) []*shuntv1.Condition {
 }
 
 // Faults are a file's faults as messages.
-func Faults(all []file.Fault) []*shuntv1.Fault {
+func Faults(all []config.Fault) []*shuntv1.Fault {
 	return translateAll(all, func() *shuntv1.Fault { return &shuntv1.Fault{} })
 }
 

@@ -9,10 +9,10 @@ import (
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/health"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
-	"github.com/shunt-lb/shunt/internal/source/file"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -28,7 +28,7 @@ func TestTranslations(t *testing.T) {
 		{reconcile.Difference{}, &shuntv1.Difference{}},
 		{model.SettingDifference{}, &shuntv1.SettingDifference{}},
 		{condition.Condition{}, &shuntv1.Condition{}},
-		{file.Fault{}, &shuntv1.Fault{}},
+		{config.Fault{}, &shuntv1.Fault{}},
 		{health.Status{}, &shuntv1.BackendHealth{}},
 	} {
 		v := reflect.New(reflect.TypeOf(c.from)).Elem()

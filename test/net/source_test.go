@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/daemon"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/model"
@@ -63,15 +64,15 @@ func follow(ctx context.Context, path string, changed func([]model.Service)) {
 	for {
 		text, err := os.ReadFile(path)
 		if err == nil && !bytes.Equal(text, last) {
-			var config model.Config
+			var loaded model.Config
 			if len(text) > 0 {
-				var faults []file.Fault
-				if config, faults, err = file.Load(path); err != nil || file.HasErrors(faults) {
+				var faults []config.Fault
+				if loaded, faults, err = file.Load(path); err != nil || config.HasErrors(faults) {
 					panic(fmt.Sprint("the test's own file has faults: ", err, faults))
 				}
 			}
 			last = text
-			changed(config.Services)
+			changed(loaded.Services)
 		}
 		select {
 		case <-ctx.Done():

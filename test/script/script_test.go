@@ -27,6 +27,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/internal/reconcile/fake"
@@ -101,7 +102,7 @@ func (s *story) load(ts *testscript.TestScript, arguments []string) (reconcile.D
 	if err != nil {
 		return reconcile.Desired{}, err
 	}
-	config, faults, err := file.Load(path)
+	loaded, faults, err := file.Load(path)
 	if err != nil {
 		return reconcile.Desired{}, err
 	}
@@ -109,21 +110,21 @@ func (s *story) load(ts *testscript.TestScript, arguments []string) (reconcile.D
 		fault.File = arguments[0]
 		fmt.Fprintln(ts.Stderr(), fault)
 	}
-	if file.HasErrors(faults) {
+	if config.HasErrors(faults) {
 		return reconcile.Desired{}, fmt.Errorf("%s has faults", arguments[0])
 	}
 	if s.maps == nil {
-		if s.maps, err = s.open(config.Limits); err != nil {
+		if s.maps, err = s.open(loaded.Limits); err != nil {
 			return reconcile.Desired{}, err
 		}
 		s.reconciler = reconcile.New(s.maps)
 	}
 	return reconcile.Desired{
-		Services: config.Services,
-		Sources:  config.SNAT.Addresses,
+		Services: loaded.Services,
+		Sources:  loaded.SNAT.Addresses,
 		HostOwn:  s.hostOwn,
-		Limits:   config.Limits,
-		Settle:   config.Timeouts.Settle,
+		Limits:   loaded.Limits,
+		Settle:   loaded.Timeouts.Settle,
 	}, nil
 }
 

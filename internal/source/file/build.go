@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/maglev"
 	"github.com/shunt-lb/shunt/internal/model"
 )
@@ -20,31 +21,31 @@ const (
 // build turns the document into the configuration, and checks what it means.
 func (p *Parsed) build(doc *document) {
 	p.buildInterfaces(doc)
-	b := &builder{parsed: p, vips: map[netip.Addr]mark{}, distinct: map[model.BackendAddress]bool{}}
+	b := &builder{parsed: p, vips: map[netip.Addr]config.Mark{}, distinct: map[model.BackendAddress]bool{}}
 	b.services(doc)
 	p.buildTimeouts(&doc.Timeouts)
 	p.buildSNAT(&doc.SNAT, b)
 	p.buildEncapsulation(&doc.Encapsulation, b)
 	p.buildLimits(doc, b)
 	p.Config.API = model.API{Socket: doc.API.Socket.Value, Group: doc.API.Group.Value, ReadGroup: doc.API.ReadGroup.Value}
-	p.groups = []mark{doc.API.Group.mark, doc.API.ReadGroup.mark}
+	p.groups = []config.Mark{doc.API.Group.Mark, doc.API.ReadGroup.Mark}
 }
 
 // missing reports a list at the top of the file that is not there or empty.
-func (p *Parsed) missing(doc *document, list *mark, count int, key, suggestion string) {
+func (p *Parsed) missing(doc *document, list *config.Mark, count int, key, suggestion string) {
 	switch {
-	case count > 0 || list.bad || doc.bad || p.unparsed:
-	case list.set:
-		p.faults.errorf(*list, suggestion, "%s is an empty list", key)
+	case count > 0 || list.Bad || doc.Bad || p.unparsed:
+	case list.Set:
+		p.faults.Errorf(*list, suggestion, "%s is an empty list", key)
 	default:
-		p.faults.errorf(mark{at: place{source: doc.at.source}}, suggestion, "there is no key %q", key)
+		p.faults.Errorf(config.Mark{At: doc.At.Whole()}, suggestion, "there is no key %q", key)
 	}
 }
 
 func (p *Parsed) buildInterfaces(doc *document) {
-	p.list = doc.Interfaces.mark
-	p.missing(doc, &doc.Interfaces.mark, len(doc.Interfaces.Items), "interfaces", "name what shunt attaches to, for example interfaces: [{name: eth0}]")
-	first := map[string]mark{}
+	p.list = doc.Interfaces.Mark
+	p.missing(doc, &doc.Interfaces.Mark, len(doc.Interfaces.Items), "interfaces", "name what shunt attaches to, for example interfaces: [{name: eth0}]")
+	first := map[string]config.Mark{}
 	for i := range doc.Interfaces.Items {
 		entry := &doc.Interfaces.Items[i]
 		name := entry.Name.Value
@@ -52,16 +53,16 @@ func (p *Parsed) buildInterfaces(doc *document) {
 			continue
 		}
 		if strings.ContainsAny(name, "/:") || name == "." || name == ".." {
-			p.faults.errorf(entry.Name.mark, "", "%q cannot be an interface's name", name)
+			p.faults.Errorf(entry.Name.Mark, "", "%q cannot be an interface's name", name)
 			continue
 		}
 		if earlier, double := first[name]; double {
-			p.faults.errorf(entry.Name.mark, "remove one of them", "interface %q is listed twice, first at %s", name, earlier.at)
+			p.faults.Errorf(entry.Name.Mark, "remove one of them", "interface %q is listed twice, first at %s", name, earlier.At)
 			continue
 		}
-		first[name] = entry.Name.mark
+		first[name] = entry.Name.Mark
 		p.Config.Interfaces = append(p.Config.Interfaces, model.Interface{Name: name, Attach: model.Attach(entry.Attach.Value)})
-		p.interfaces = append(p.interfaces, entry.Name.mark)
+		p.interfaces = append(p.interfaces, entry.Name.Mark)
 	}
 }
 
@@ -69,9 +70,9 @@ func (p *Parsed) buildInterfaces(doc *document) {
 type builder struct {
 	parsed    *Parsed
 	frontends []frontend
-	full      bool                // the frontends are too many, which is said once
-	vips      map[netip.Addr]mark // where each was first
-	hosts     []address           // of backends
+	full      bool                       // the frontends are too many, which is said once
+	vips      map[netip.Addr]config.Mark // where each was first
+	hosts     []config.Address           // of backends
 	distinct  map[model.BackendAddress]bool
 	slots     uint64 // of all tables together
 	filters   uint64 // prefixes of allow_from and deny_from
@@ -80,15 +81,15 @@ type builder struct {
 
 func (b *builder) services(doc *document) {
 	p := b.parsed
-	p.missing(doc, &doc.Services.mark, len(doc.Services.Items), "services", "name what is balanced, for example services: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]}]")
-	first := map[string]mark{}
+	p.missing(doc, &doc.Services.Mark, len(doc.Services.Items), "services", "name what is balanced, for example services: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]}]")
+	first := map[string]config.Mark{}
 	for i := range doc.Services.Items {
 		entry := &doc.Services.Items[i]
 		if name := entry.Name.Value; name != "" {
 			if earlier, double := first[name]; double {
-				p.faults.errorf(entry.Name.mark, "give one of them another name", "service %q is here twice, first at %s", name, earlier.at)
+				p.faults.Errorf(entry.Name.Mark, "give one of them another name", "service %q is here twice, first at %s", name, earlier.At)
 			} else {
-				first[name] = entry.Name.mark
+				first[name] = entry.Name.Mark
 			}
 		}
 		b.service(entry, &doc.Defaults)
@@ -97,7 +98,7 @@ func (b *builder) services(doc *document) {
 	b.sharedHashes()
 	for _, h := range b.hosts {
 		if vip, is := b.vips[h.Value]; is {
-			p.faults.errorf(h.mark, "a backend is a server of its own", "%s is also the address of a service, at %s", h.Value, vip.at)
+			p.faults.Errorf(h.Mark, "a backend is a server of its own", "%s is also the address of a service, at %s", h.Value, vip.At)
 		}
 	}
 }
@@ -116,12 +117,12 @@ func (b *builder) service(entry *serviceEntry, defaults *defaultsEntry) {
 	usable := b.ports(entry)
 	for _, a := range addresses {
 		if _, known := b.vips[a.Value]; !known {
-			b.vips[a.Value] = a.mark
+			b.vips[a.Value] = a.Mark
 		}
 	}
 	if uint64(len(b.frontends))+uint64(len(addresses))*uint64(len(protocols))*uint64(len(usable)) > frontendsMax {
 		if !b.full {
-			b.parsed.faults.errorf(entry.Port.mark, "use ranges", "this makes more than %d frontends (each address, port and protocol is one)", frontendsMax)
+			b.parsed.faults.Errorf(entry.Port.Mark, "use ranges", "this makes more than %d frontends (each address, port and protocol is one)", frontendsMax)
 		}
 		b.full = true
 	} else {
@@ -130,7 +131,7 @@ func (b *builder) service(entry *serviceEntry, defaults *defaultsEntry) {
 				for _, port := range usable {
 					f := model.Frontend{Address: a.Value, Ports: port.Value, Protocol: protocol}
 					s.Frontends = append(s.Frontends, f)
-					b.frontends = append(b.frontends, frontend{f, entry, port.mark})
+					b.frontends = append(b.frontends, frontend{f, entry, port.Mark})
 				}
 			}
 		}
@@ -138,7 +139,7 @@ func (b *builder) service(entry *serviceEntry, defaults *defaultsEntry) {
 	marks := b.backends(entry, &s)
 	b.remembering(entry, &s)
 	b.hashing(entry, &s)
-	if !entry.Forwarding.bad && (entry.Forwarding.set || !defaults.Forwarding.bad) {
+	if !entry.Forwarding.Bad && (entry.Forwarding.Set || !defaults.Forwarding.Bad) {
 		b.directPorts(entry, &s, usable)
 		b.families(entry, &s, addresses)
 	}
@@ -151,7 +152,7 @@ func (b *builder) service(entry *serviceEntry, defaults *defaultsEntry) {
 }
 
 // either is the service's word, else the default's.
-func either(own, inherited *word) string {
+func either(own, inherited *config.Word) string {
 	if own.Value != "" {
 		return own.Value
 	}
@@ -159,15 +160,15 @@ func either(own, inherited *word) string {
 }
 
 // addresses is a service's VIPs, each once.
-func (b *builder) addresses(entry *serviceEntry) []address {
-	var kept []address
-	first := map[netip.Addr]mark{}
+func (b *builder) addresses(entry *serviceEntry) []config.Address {
+	var kept []config.Address
+	first := map[netip.Addr]config.Mark{}
 	for _, a := range entry.Address.Items {
 		if earlier, double := first[a.Value]; double {
-			b.parsed.faults.errorf(a.mark, "remove one of them", "address %s is listed twice, first at %s", a.Value, earlier.at)
+			b.parsed.faults.Errorf(a.Mark, "remove one of them", "address %s is listed twice, first at %s", a.Value, earlier.At)
 			continue
 		}
-		first[a.Value] = a.mark
+		first[a.Value] = a.Mark
 		kept = append(kept, a)
 	}
 	return kept
@@ -176,13 +177,13 @@ func (b *builder) addresses(entry *serviceEntry) []address {
 // protocols is a service's protocols, each once.
 func (b *builder) protocols(entry *serviceEntry) []model.Protocol {
 	var kept []model.Protocol
-	first := map[string]mark{}
+	first := map[string]config.Mark{}
 	for _, w := range entry.Protocol.Items {
 		if earlier, double := first[w.Value]; double {
-			b.parsed.faults.errorf(w.mark, "remove one of them", "protocol %s is listed twice, first at %s", w.Value, earlier.at)
+			b.parsed.faults.Errorf(w.Mark, "remove one of them", "protocol %s is listed twice, first at %s", w.Value, earlier.At)
 			continue
 		}
-		first[w.Value] = w.mark
+		first[w.Value] = w.Mark
 		protocol := model.TCP
 		if w.Value == model.UDP.String() {
 			protocol = model.UDP
@@ -193,7 +194,7 @@ func (b *builder) protocols(entry *serviceEntry) []model.Protocol {
 }
 
 // ports is a service's ports without those that overlap an earlier one.
-func (b *builder) ports(entry *serviceEntry) []ports {
+func (b *builder) ports(entry *serviceEntry) []config.Ports {
 	bad := map[int]bool{}
 	spans := make([]span, len(entry.Port.Items))
 	for i, item := range entry.Port.Items {
@@ -201,10 +202,10 @@ func (b *builder) ports(entry *serviceEntry) []ports {
 	}
 	overlapping(spans, func(earlier, later int) {
 		bad[later] = true
-		b.parsed.faults.errorf(entry.Port.Items[later].mark, "remove one of them", "port %s overlaps %s, at %s",
-			entry.Port.Items[later].Value, entry.Port.Items[earlier].Value, entry.Port.Items[earlier].at)
+		b.parsed.faults.Errorf(entry.Port.Items[later].Mark, "remove one of them", "port %s overlaps %s, at %s",
+			entry.Port.Items[later].Value, entry.Port.Items[earlier].Value, entry.Port.Items[earlier].At)
 	})
-	var kept []ports
+	var kept []config.Ports
 	for i, item := range entry.Port.Items {
 		if !bad[i] {
 			kept = append(kept, item)
@@ -214,18 +215,18 @@ func (b *builder) ports(entry *serviceEntry) []ports {
 }
 
 // backends fills a service's backends, and returns where each was written.
-func (b *builder) backends(entry *serviceEntry, s *model.Service) (marks []mark) {
-	if entry.Backends.set && !entry.Backends.bad && len(entry.Backends.Items) == 0 {
-		b.parsed.faults.errorf(entry.Backends.mark, "write for example [{address: 10.0.0.2}]", "service %q has no backends", s.Name)
-		entry.Backends.bad = true
+func (b *builder) backends(entry *serviceEntry, s *model.Service) (marks []config.Mark) {
+	if entry.Backends.Set && !entry.Backends.Bad && len(entry.Backends.Items) == 0 {
+		b.parsed.faults.Errorf(entry.Backends.Mark, "write for example [{address: 10.0.0.2}]", "service %q has no backends", s.Name)
+		entry.Backends.Bad = true
 	}
 	count := len(entry.Backends.Items)
-	byAddress, byName := make(map[model.BackendAddress]*mark, count), make(map[string]*mark, count)
-	s.Backends, marks = make([]model.Backend, 0, count), make([]mark, 0, count)
+	byAddress, byName := make(map[model.BackendAddress]*config.Mark, count), make(map[string]*config.Mark, count)
+	s.Backends, marks = make([]model.Backend, 0, count), make([]config.Mark, 0, count)
 	for i := range entry.Backends.Items {
 		item := &entry.Backends.Items[i]
-		if !item.Address.Value.IsValid() || item.Port.bad {
-			entry.Backends.bad = true
+		if !item.Address.Value.IsValid() || item.Port.Bad {
+			entry.Backends.Bad = true
 			continue
 		}
 		backend := model.Backend{
@@ -239,44 +240,44 @@ func (b *builder) backends(entry *serviceEntry, s *model.Service) (marks []mark)
 			same.Port = 0 // the port changes nothing
 		}
 		if earlier, double := byAddress[same]; double {
-			b.parsed.faults.errorf(item.Address.mark, "remove one of them, and give the other the sum of the weights",
-				"backend %s is in this service twice, first at %s", backend.BackendAddress, earlier.at)
+			b.parsed.faults.Errorf(item.Address.Mark, "remove one of them, and give the other the sum of the weights",
+				"backend %s is in this service twice, first at %s", backend.BackendAddress, earlier.At)
 			continue
 		}
-		byAddress[same] = &item.Address.mark
-		named := &item.Name.mark
+		byAddress[same] = &item.Address.Mark
+		named := &item.Name.Mark
 		if backend.Name == "" {
-			backend.Name, named = backend.BackendAddress.String(), &item.Address.mark
+			backend.Name, named = backend.BackendAddress.String(), &item.Address.Mark
 		}
 		if earlier, double := byName[backend.Name]; double {
-			b.parsed.faults.errorf(*named, "give one of them another name", "a backend of this service is called %q already, at %s", backend.Name, earlier.at)
+			b.parsed.faults.Errorf(*named, "give one of them another name", "a backend of this service is called %q already, at %s", backend.Name, earlier.At)
 		}
 		byName[backend.Name] = named
 		b.distinct[backend.BackendAddress] = true
 		b.hosts = append(b.hosts, item.Address)
 		s.Backends = append(s.Backends, backend)
-		marks = append(marks, item.Address.mark)
+		marks = append(marks, item.Address.Mark)
 	}
 	return marks
 }
 
 // families checks that each frontend has a backend, and the other way round.
-func (b *builder) families(entry *serviceEntry, s *model.Service, vips []address) {
+func (b *builder) families(entry *serviceEntry, s *model.Service, vips []config.Address) {
 	names := map[bool]string{true: "IPv4", false: "IPv6"}
 	for _, vip := range vips {
 		is4 := vip.Value.Is4()
 		serves := serving(s, is4)
-		if !slices.ContainsFunc(s.Backends, func(x model.Backend) bool { return serves(x.Address) }) && entry.Backends.set && !entry.Backends.bad {
-			b.parsed.faults.errorf(vip.mark, "add one, or remove this address", "service %q has no %s backend for %s", s.Name, names[is4], vip.Value)
+		if !slices.ContainsFunc(s.Backends, func(x model.Backend) bool { return serves(x.Address) }) && entry.Backends.Set && !entry.Backends.Bad {
+			b.parsed.faults.Errorf(vip.Mark, "add one, or remove this address", "service %q has no %s backend for %s", s.Name, names[is4], vip.Value)
 		}
 	}
-	if !entry.Address.set || entry.Address.bad {
+	if !entry.Address.Set || entry.Address.Bad {
 		return
 	}
 	for i := range entry.Backends.Items {
 		a := &entry.Backends.Items[i].Address
-		if a.Value.IsValid() && !slices.ContainsFunc(vips, func(vip address) bool { return serving(s, vip.Value.Is4())(a.Value) }) {
-			b.parsed.faults.warnf(a.mark, "", "service %q has no %s address: backend %s gets no traffic", s.Name, names[a.Value.Is4()], a.Value)
+		if a.Value.IsValid() && !slices.ContainsFunc(vips, func(vip config.Address) bool { return serving(s, vip.Value.Is4())(a.Value) }) {
+			b.parsed.faults.Warnf(a.Mark, "", "service %q has no %s address: backend %s gets no traffic", s.Name, names[a.Value.Is4()], a.Value)
 		}
 	}
 }
@@ -285,7 +286,7 @@ func (b *builder) families(entry *serviceEntry, s *model.Service, vips []address
 // family that has a frontend.
 func (b *builder) weights(entry *serviceEntry, s *model.Service) {
 	for i := range entry.Backends.Items {
-		if entry.Backends.Items[i].Weight.bad {
+		if entry.Backends.Items[i].Weight.Bad {
 			return // the sum is not known
 		}
 	}
@@ -294,8 +295,8 @@ func (b *builder) weights(entry *serviceEntry, s *model.Service) {
 			b.familyWeights(entry, s, is4)
 		}
 	}
-	if len(s.Backends) > 0 && !entry.Backends.bad && !slices.ContainsFunc(s.Backends, func(x model.Backend) bool { return x.Weight > 0 }) {
-		b.parsed.faults.warnf(entry.Backends.mark, "give one of them a weight", "every backend of service %q has weight 0: it takes no new flows", s.Name)
+	if len(s.Backends) > 0 && !entry.Backends.Bad && !slices.ContainsFunc(s.Backends, func(x model.Backend) bool { return x.Weight > 0 }) {
+		b.parsed.faults.Warnf(entry.Backends.Mark, "give one of them a weight", "every backend of service %q has weight 0: it takes no new flows", s.Name)
 	}
 }
 
@@ -321,11 +322,11 @@ func (b *builder) familyWeights(entry *serviceEntry, s *model.Service, is4 bool)
 		if !item.Address.Value.IsValid() || !serves(item.Address.Value) || weight.Value == 0 || weight.Value*size >= sum {
 			continue
 		}
-		at := weight.mark
-		if !weight.set {
-			at = item.mark
+		at := weight.Mark
+		if !weight.Set {
+			at = item.Mark
 		}
-		b.parsed.faults.warnf(at, "raise it or table_size, or lower the others",
+		b.parsed.faults.Warnf(at, "raise it or table_size, or lower the others",
 			"weight %d of %d in all is less than one of the table's %d slots: the backend may get no flows", weight.Value, sum, size)
 	}
 }
@@ -339,30 +340,30 @@ func (p *Parsed) buildTimeouts(t *timeoutsEntry) {
 		Settle:         t.Settle.Value,
 	}
 	if d := &t.Settle; d.Value < settleLeast {
-		p.faults.warnf(d.mark, "15m is the default", "with dsr-* and affinity, a connection that is idle for longer than %s after a change of the backends may be lost", d.text)
+		p.faults.Warnf(d.Mark, "15m is the default", "with dsr-* and affinity, a connection that is idle for longer than %s after a change of the backends may be lost", d.Text)
 	}
 	if d := &t.TCPEstablished; d.Value < establishedLeast {
-		p.faults.warnf(d.mark, "2h4m is the default", "RFC 5382 REQ-5 asks for at least 2h4m: connections idle for %s will break", d.text)
+		p.faults.Warnf(d.Mark, "2h4m is the default", "RFC 5382 REQ-5 asks for at least 2h4m: connections idle for %s will break", d.Text)
 	}
 	if d := &t.UDP; d.Value < udpLeast {
-		p.faults.warnf(d.mark, "5m is the default", "RFC 4787 REQ-5 asks for at least 2m: exchanges idle for %s will break", d.text)
+		p.faults.Warnf(d.Mark, "5m is the default", "RFC 4787 REQ-5 asks for at least 2m: exchanges idle for %s will break", d.Text)
 	}
 }
 
 func (p *Parsed) buildSNAT(s *snatEntry, b *builder) {
 	p.Config.SNAT.Ports = s.Ports.Value
-	first := map[netip.Addr]mark{}
+	first := map[netip.Addr]config.Mark{}
 	for _, a := range s.Addresses.Items {
 		if earlier, double := first[a.Value]; double {
-			p.faults.errorf(a.mark, "remove one of them", "address %s is listed twice, first at %s", a.Value, earlier.at)
+			p.faults.Errorf(a.Mark, "remove one of them", "address %s is listed twice, first at %s", a.Value, earlier.At)
 			continue
 		}
-		first[a.Value] = a.mark
+		first[a.Value] = a.Mark
 		p.Config.SNAT.Addresses = append(p.Config.SNAT.Addresses, a.Value)
 	}
 	for _, h := range b.hosts {
 		if own, is := first[h.Value]; is {
-			p.faults.errorf(h.mark, "a backend is a server of its own", "%s is also a source address of shunt, at %s", h.Value, own.at)
+			p.faults.Errorf(h.Mark, "a backend is a server of its own", "%s is also a source address of shunt, at %s", h.Value, own.At)
 		}
 	}
 }

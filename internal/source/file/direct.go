@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
@@ -24,18 +25,18 @@ func serving(s *model.Service, is4 bool) func(netip.Addr) bool {
 
 // directPorts refuses ports of backends that direct return cannot reach, for it changes
 // nothing in the packet that the client sent.
-func (b *builder) directPorts(entry *serviceEntry, s *model.Service, usable []ports) {
-	if !s.Forwarding.Direct() || !entry.Port.set || entry.Port.bad {
+func (b *builder) directPorts(entry *serviceEntry, s *model.Service, usable []config.Ports) {
+	if !s.Forwarding.Direct() || !entry.Port.Set || entry.Port.Bad {
 		return
 	}
 	for i := range entry.Backends.Items {
 		port := &entry.Backends.Items[i].Port
 		switch {
-		case !port.set || port.bad:
+		case !port.Set || port.Bad:
 		case len(usable) != 1 || !usable[0].Value.Exact():
-			b.parsed.faults.errorf(port.mark, "remove it", "with %s packets keep the port that they came for, and service %q has several", s.Forwarding, s.Name)
+			b.parsed.faults.Errorf(port.Mark, "remove it", "with %s packets keep the port that they came for, and service %q has several", s.Forwarding, s.Name)
 		case port.Value != uint64(usable[0].Value.First):
-			b.parsed.faults.errorf(port.mark, "remove it, or use forwarding: nat", "with %s packets keep the port that they came for: %d differs from port %s of service %q",
+			b.parsed.faults.Errorf(port.Mark, "remove it, or use forwarding: nat", "with %s packets keep the port that they came for: %d differs from port %s of service %q",
 				s.Forwarding, port.Value, usable[0].Value, s.Name)
 		}
 	}
@@ -43,23 +44,23 @@ func (b *builder) directPorts(entry *serviceEntry, s *model.Service, usable []po
 
 // remembering fills in what decides which flows are remembered.
 func (b *builder) remembering(entry *serviceEntry, s *model.Service) {
-	faults := &b.parsed.faults
+	faults := b.parsed.faults
 	affinity := entry.Affinity.Value == "client-ip"
 	s.Tracking = model.Tracking(entry.Tracking.Value)
 	if affinity {
 		s.AffinityTimeout = entry.AffinityTimeout.Value
 	}
-	if t := &entry.AffinityTimeout; t.set && !t.bad {
+	if t := &entry.AffinityTimeout; t.Set && !t.Bad {
 		switch {
-		case entry.Affinity.bad:
+		case entry.Affinity.Bad:
 		case !affinity:
-			faults.errorf(t.mark, "add affinity: client-ip, or remove it", "affinity_timeout has no meaning without affinity")
+			faults.Errorf(t.Mark, "add affinity: client-ip, or remove it", "affinity_timeout has no meaning without affinity")
 		case s.Tracking == model.TrackingNone:
-			faults.warnf(t.mark, "remove it, or use another tracking", "with tracking: none no client is remembered: affinity_timeout has no effect")
+			faults.Warnf(t.Mark, "remove it, or use another tracking", "with tracking: none no client is remembered: affinity_timeout has no effect")
 		}
 	}
-	if t := &entry.Tracking; t.set && !t.bad && !s.Forwarding.Direct() && !affinity && !entry.Affinity.bad {
-		faults.warnf(t.mark, "remove it", "tracking has no meaning under %s without affinity, where every flow is remembered", s.Forwarding)
+	if t := &entry.Tracking; t.Set && !t.Bad && !s.Forwarding.Direct() && !affinity && !entry.Affinity.Bad {
+		faults.Warnf(t.Mark, "remove it", "tracking has no meaning under %s without affinity, where every flow is remembered", s.Forwarding)
 	}
 }
 
@@ -67,7 +68,7 @@ func (b *builder) remembering(entry *serviceEntry, s *model.Service) {
 func (b *builder) hashing(entry *serviceEntry, s *model.Service) {
 	s.Policy.HashAddresses = entry.Hash.Value == "addresses"
 	if s.Policy.HashAddresses && s.AffinityTimeout > 0 {
-		b.parsed.faults.errorf(entry.Hash.mark, "remove one of the two", "with affinity the client's address alone decides a flow's slot: hash: addresses contradicts that")
+		b.parsed.faults.Errorf(entry.Hash.Mark, "remove one of the two", "with affinity the client's address alone decides a flow's slot: hash: addresses contradicts that")
 	}
 }
 
@@ -97,7 +98,7 @@ func (b *builder) sharedHashes() {
 		if other == f.service {
 			other = others[1]
 		}
-		b.parsed.faults.warnf(f.service.Hash.mark, "give it an address of its own", "service %q has %s over %s too: fragments there that come without their first one are dropped",
+		b.parsed.faults.Warnf(f.service.Hash.Mark, "give it an address of its own", "service %q has %s over %s too: fragments there that come without their first one are dropped",
 			other.Name.Value, f.Address, f.Protocol)
 	}
 }
@@ -105,15 +106,15 @@ func (b *builder) sharedHashes() {
 func (p *Parsed) buildEncapsulation(e *encapsulationEntry, b *builder) {
 	p.Config.Encapsulation.GUEPort = uint16(e.GUEPort.Value)
 	used := slices.ContainsFunc(p.Config.Services, func(s model.Service) bool { return s.Forwarding.Encapsulates() })
-	first := map[bool]mark{} // by whether it is IPv4
+	first := map[bool]config.Mark{} // by whether it is IPv4
 	for i := range e.Source.Items {
 		source := &e.Source.Items[i]
 		is4 := source.Value.Addr().Is4()
 		if earlier, double := first[is4]; double {
-			p.faults.errorf(source.mark, "give one address or one prefix per family", "there is a source of this family already, at %s", earlier.at)
+			p.faults.Errorf(source.Mark, "give one address or one prefix per family", "there is a source of this family already, at %s", earlier.At)
 			continue
 		}
-		first[is4] = source.mark
+		first[is4] = source.Mark
 		if is4 {
 			p.Config.Encapsulation.Sources4 = source.Value
 		} else {
@@ -128,18 +129,18 @@ func (p *Parsed) buildEncapsulation(e *encapsulationEntry, b *builder) {
 // checkSource refuses outer source addresses that a backend has itself: its kernel drops
 // packets that come from its own address (accept_local of the kernel's ip-sysctl), and
 // errors about the outer packet would go there. One of each kind is named.
-func (p *Parsed) checkSource(source *network, b *builder) {
+func (p *Parsed) checkSource(source *config.Network, b *builder) {
 	const suggestion = "use addresses that no other machine has"
 	for _, h := range b.hosts {
 		if source.Value.Contains(h.Value) {
-			p.faults.errorf(source.mark, suggestion, "%s is the address of a backend, at %s", h.Value, h.at)
+			p.faults.Errorf(source.Mark, suggestion, "%s is the address of a backend, at %s", h.Value, h.At)
 			break
 		}
 	}
 	for _, f := range b.frontends {
 		if source.Value.Contains(f.Address) {
-			p.faults.errorf(source.mark, suggestion, "%s is an address of service %q, at %s, and backends of direct return have it too",
-				f.Address, f.service.Name.Value, b.vips[f.Address].at)
+			p.faults.Errorf(source.Mark, suggestion, "%s is an address of service %q, at %s, and backends of direct return have it too",
+				f.Address, f.service.Name.Value, b.vips[f.Address].At)
 			break
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/shunt-lb/shunt/internal/config"
 )
 
 // TestDirectFamilies has every shape of families that a service of direct return may have.
@@ -26,7 +28,7 @@ func TestDirectFamilies(t *testing.T) {
 			text := fmt.Sprintf("interfaces: [{name: eth0}]\nservices: [{name: web, address: %s, port: 80, forwarding: %s, backends: [%s]}]\n", c.address, forwarding, c.backends)
 			_, faults := load(t, filepath.Join(write(t, map[string]string{"a.yaml": text}), "a.yaml"))
 			switch {
-			case HasErrors(faults):
+			case config.HasErrors(faults):
 				t.Errorf("%s\nis refused: %v", text, faults)
 			case c.unused == "" && len(faults) != 0:
 				t.Errorf("%s\nhas %v, want no faults", text, faults)

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -17,7 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
@@ -61,13 +60,13 @@ func write(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-func load(t *testing.T, path string) (model.Config, []Fault) {
+func load(t *testing.T, path string) (model.Config, []config.Fault) {
 	t.Helper()
-	config, faults, err := Load(path)
+	have, faults, err := Load(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return config, faults
+	return have, faults
 }
 
 // TestFaults reads every file of testdata/bad and compares all that is said about it.
@@ -84,7 +83,7 @@ func TestFaults(t *testing.T) {
 			}
 			checkPositions(t, name, faults)
 			var b bytes.Buffer
-			if err := Render(&b, faults); err != nil {
+			if err := config.Render(&b, faults); err != nil {
 				t.Fatal(err)
 			}
 			golden(t, strings.TrimSuffix(name, ".yaml")+".golden", b.Bytes())
@@ -93,13 +92,14 @@ func TestFaults(t *testing.T) {
 }
 
 // checkPositions checks that each fault lies within its file, and that the text is there.
-func checkPositions(t *testing.T, name string, faults []Fault) {
+func checkPositions(t *testing.T, name string, faults []config.Fault) {
 	t.Helper()
 	data, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	lines := newSource(name, bytes.TrimPrefix(data, []byte("\uFEFF"))).lines
+	text := strings.TrimPrefix(string(data), "\uFEFF")
+	lines := strings.Split(strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(text), "\n")
 	last := 0
 	for _, f := range faults {
 		if f.Line == 0 {
@@ -120,7 +120,7 @@ func checkPositions(t *testing.T, name string, faults []Fault) {
 }
 
 func TestSample(t *testing.T) {
-	config, faults := load(t, "sample.yaml")
+	have, faults := load(t, "sample.yaml")
 	for _, f := range faults {
 		t.Errorf("fault in the sample: %s", f)
 	}
@@ -197,7 +197,7 @@ func TestSample(t *testing.T) {
 			},
 		},
 	}
-	if diff := cmp.Diff(want, config, compareAddresses); diff != "" {
+	if diff := cmp.Diff(want, have, compareAddresses); diff != "" {
 		t.Errorf("the sample means something else (-want +got):\n%s", diff)
 	}
 }
@@ -205,7 +205,7 @@ func TestSample(t *testing.T) {
 // TestDefaults reads the smallest file there is.
 func TestDefaults(t *testing.T) {
 	dir := write(t, map[string]string{"shunt.yaml": "interfaces: [{name: eth0}]\nservices: [{name: web, address: 192.0.2.10, port: any, backends: [{address: 10.0.0.2}]}]\n"})
-	config, faults := load(t, filepath.Join(dir, "shunt.yaml"))
+	have, faults := load(t, filepath.Join(dir, "shunt.yaml"))
 	if len(faults) != 0 {
 		t.Fatal(faults)
 	}
@@ -224,7 +224,7 @@ func TestDefaults(t *testing.T) {
 			Backends:  []model.Backend{{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.2")}, Weight: 1, Name: "10.0.0.2"}},
 		}},
 	}
-	if diff := cmp.Diff(want, config, compareAddresses, cmpopts.EquateEmpty()); diff != "" {
+	if diff := cmp.Diff(want, have, compareAddresses, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -254,15 +254,15 @@ func TestDirectory(t *testing.T) {
 			"10-a.yaml": named("a", "10") + "interfaces: [{name: eth0}]\nsnat: {addresses: [10.0.0.9]}\ntimeouts: {tcp_closing: 1s}\n",
 			"00.yaml":   "# nothing\n", ".hidden.yaml": "nonsense", "README.md": "nonsense",
 		})
-		config, faults := load(t, dir)
+		have, faults := load(t, dir)
 		if len(faults) != 0 {
 			t.Fatal(faults)
 		}
-		if len(config.Services) != 2 || config.Services[0].Name != "a" || config.Services[1].Name != "b" {
-			t.Errorf("services are %v, want a and b", config.Services)
+		if len(have.Services) != 2 || have.Services[0].Name != "a" || have.Services[1].Name != "b" {
+			t.Errorf("services are %v, want a and b", have.Services)
 		}
-		if len(config.SNAT.Addresses) != 2 || config.Timeouts.UDP != 3*time.Minute || config.Timeouts.TCPClosing != time.Second {
-			t.Errorf("merged to %+v", config)
+		if len(have.SNAT.Addresses) != 2 || have.Timeouts.UDP != 3*time.Minute || have.Timeouts.TCPClosing != time.Second {
+			t.Errorf("merged to %+v", have)
 		}
 	})
 	t.Run("conflicts", func(t *testing.T) {
@@ -280,7 +280,7 @@ func TestDirectory(t *testing.T) {
 	})
 	t.Run("without files", func(t *testing.T) {
 		_, faults := load(t, t.TempDir())
-		if len(faults) != 1 || faults[0].Line != 0 || !HasErrors(faults) {
+		if len(faults) != 1 || faults[0].Line != 0 || !config.HasErrors(faults) {
 			t.Errorf("faults are %v, want one about the directory", faults)
 		}
 	})
@@ -293,7 +293,7 @@ func TestUnreadable(t *testing.T) {
 }
 
 func TestFaultJSON(t *testing.T) {
-	text, err := json.Marshal(Fault{File: "a", Line: 1, Column: 2, Severity: SeverityError, Path: "p", Text: "t", Message: "m", Suggestion: "s"})
+	text, err := json.Marshal(config.Fault{File: "a", Line: 1, Column: 2, Severity: config.SeverityError, Path: "p", Text: "t", Message: "m", Suggestion: "s"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -317,16 +317,6 @@ func TestMemory(t *testing.T) {
 	golden(t, "testdata/memory.golden", []byte(strings.Join(lines, "\n")+"\n"))
 }
 
-func TestNearest(t *testing.T) {
-	for _, c := range []struct{ word, want string }{
-		{"portt", "port"}, {"prot", "port"}, {"Weight", "weight"}, {"on-no-backend", "on_no_backend"}, {"zzz", ""}, {"", ""}, {"x", ""},
-	} {
-		if got := nearest(c.word, []string{"port", "weight", "on_no_backend"}); got != c.want {
-			t.Errorf("nearest to %q is %q, want %q", c.word, got, c.want)
-		}
-	}
-}
-
 // FuzzLoad checks that no text makes Load panic, or report a place that is not there.
 func FuzzLoad(f *testing.F) {
 	for _, pattern := range []string{"testdata/bad/*.yaml", "sample.yaml"} {
@@ -347,13 +337,13 @@ func FuzzLoad(f *testing.F) {
 		if err := os.WriteFile(name, text, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		config, faults := load(t, name)
+		have, faults := load(t, name)
 		checkPositions(t, name, faults)
-		if err := Render(&bytes.Buffer{}, faults); err != nil {
+		if err := config.Render(&bytes.Buffer{}, faults); err != nil {
 			t.Fatal(err)
 		}
-		if !HasErrors(faults) && (len(config.Services) == 0 || len(config.Interfaces) == 0) {
-			t.Errorf("no errors, but the configuration is %+v", config)
+		if !config.HasErrors(faults) && (len(have.Services) == 0 || len(have.Interfaces) == 0) {
+			t.Errorf("no errors, but the configuration is %+v", have)
 		}
 	})
 }
@@ -367,21 +357,21 @@ func TestManyFaults(t *testing.T) {
 		fmt.Fprintf(&text, "- {name: s%d, address: 192.0.2.1, port: 80, portt: 80, backends: [{address: 10.0.0.2}]}\n", i)
 	}
 	_, faults := load(t, filepath.Join(write(t, map[string]string{"a.yaml": text.String()}), "a.yaml"))
-	read := slices.DeleteFunc(slices.Clone(faults), func(f Fault) bool { return !strings.Contains(f.Message, "unknown key") })
-	if len(read) != faultsMax {
-		t.Errorf("%d entries were read, want %d", len(read), faultsMax)
+	read := slices.DeleteFunc(slices.Clone(faults), func(f config.Fault) bool { return !strings.Contains(f.Message, "unknown key") })
+	if len(read) != config.FaultsMax {
+		t.Errorf("%d entries were read, want %d", len(read), config.FaultsMax)
 	}
 	if !strings.Contains(faults[0].String(), "after 1000 faults the rest of this file's lists is not read, from services[999].backends[0] on") {
 		t.Errorf("the first fault is %s", faults[0])
 	}
 	var out strings.Builder
-	if err := Render(&out, faults); err != nil {
+	if err := config.Render(&out, faults); err != nil {
 		t.Fatal(err)
 	}
-	if shown := strings.Count(out.String(), ": error: "); shown != renderedMax || strings.Contains(out.String(), "warning: ") {
-		t.Errorf("%d faults are shown, want %d errors:\n%s", shown, renderedMax, out.String())
+	if shown := strings.Count(out.String(), ": error: "); shown != config.RenderedMax || strings.Contains(out.String(), "warning: ") {
+		t.Errorf("%d faults are shown, want %d errors:\n%s", shown, config.RenderedMax, out.String())
 	}
-	if want := fmt.Sprintf("... and more: errors %d, warnings 1; ", len(faults)-renderedMax-1); !strings.Contains(out.String(), want) {
+	if want := fmt.Sprintf("... and more: errors %d, warnings 1; ", len(faults)-config.RenderedMax-1); !strings.Contains(out.String(), want) {
 		t.Errorf("want %q at the end of\n%s", want, out.String())
 	}
 }
@@ -395,7 +385,7 @@ func TestExpansion(t *testing.T) {
 	}
 	b.WriteString("interfaces: [*a40]\n")
 	_, faults := load(t, filepath.Join(write(t, map[string]string{"a.yaml": b.String()}), "a.yaml"))
-	if !slices.ContainsFunc(faults, func(f Fault) bool { return strings.Contains(f.Message, "expand to more than") }) {
+	if !slices.ContainsFunc(faults, func(f config.Fault) bool { return strings.Contains(f.Message, "expand to more than") }) {
 		t.Errorf("faults are %v, want one about the aliases", faults)
 	}
 }
@@ -411,9 +401,9 @@ func TestLarge(t *testing.T) {
 		}
 	}
 	b.WriteString("limits: {slots: 8186000}\n") // 1000 tables of 4093, twice
-	config, faults := load(t, filepath.Join(write(t, map[string]string{"a.yaml": b.String()}), "a.yaml"))
-	if len(faults) != 0 || len(config.Services) != 1000 {
-		t.Errorf("%d services, faults are %v", len(config.Services), faults)
+	have, faults := load(t, filepath.Join(write(t, map[string]string{"a.yaml": b.String()}), "a.yaml"))
+	if len(faults) != 0 || len(have.Services) != 1000 {
+		t.Errorf("%d services, faults are %v", len(have.Services), faults)
 	}
 }
 
@@ -421,40 +411,8 @@ func TestLarge(t *testing.T) {
 func TestDepth(t *testing.T) {
 	for _, piece := range []string{"[", "{", "- ", "? ", "!a ", "&a ", "[{a: "} {
 		dir := write(t, map[string]string{"a.yaml": strings.Repeat(piece, 100_000)})
-		if _, faults := load(t, filepath.Join(dir, "a.yaml")); len(faults) != 1 || !HasErrors(faults) {
+		if _, faults := load(t, filepath.Join(dir, "a.yaml")); len(faults) != 1 || !config.HasErrors(faults) {
 			t.Errorf("100000 times %q: faults are %v, want one", piece, faults)
 		}
-	}
-}
-
-// TestWhatIsNotWrittenHasAPlace: a fault about a key that is not there names what it lacks in.
-func TestWhatIsNotWrittenHasAPlace(t *testing.T) {
-	doc := &document{}
-	doc.at = place{source: &source{name: "shunt.yaml"}}
-	entry := serviceEntry{}
-	entry.at = place{source: doc.at.source, line: 5, column: 5}
-	doc.Services.Items = []serviceEntry{entry}
-	applyDefaults(reflect.ValueOf(doc).Elem())
-	seen := 0
-	var walk func(v reflect.Value, around place)
-	walk = func(v reflect.Value, around place) {
-		for _, f := range fieldsOf(v.Type()) {
-			if !f.supported() {
-				continue // nothing is ever read into it
-			}
-			target := v.FieldByIndex(f.index)
-			if m := markIn(target); m.at != around {
-				t.Errorf("%s is at %v, want %v", f.name, m.at, around)
-			}
-			seen++
-			if _, isLeaf := target.Addr().Interface().(leaf); !isLeaf && !target.FieldByName("Items").IsValid() {
-				walk(target, around)
-			}
-		}
-	}
-	walk(reflect.ValueOf(doc).Elem(), doc.at)
-	walk(reflect.ValueOf(&doc.Services.Items[0]).Elem(), entry.at)
-	if seen < 100 {
-		t.Errorf("only %d keys were looked at", seen)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
@@ -14,21 +15,21 @@ const timeoutUsual = time.Second
 // checkOf is one of the ways to check that a health has.
 type checkOf struct {
 	kind model.HealthCheck
-	mark *mark
-	port *number // nil: it has none
+	mark *config.Mark
+	port *config.Number // nil: it has none
 }
 
 // checksOf lists the ways that the file names.
 func (h *healthEntry) checksOf() (named []checkOf) {
 	for _, c := range []checkOf{
-		{model.CheckTCP, &h.TCP.mark, &h.TCP.Port},
-		{model.CheckHTTP, &h.HTTP.mark, &h.HTTP.Port},
-		{model.CheckHTTPS, &h.HTTPS.mark, &h.HTTPS.Port},
-		{model.CheckGRPC, &h.GRPC.mark, &h.GRPC.Port},
-		{model.CheckUDP, &h.UDP.mark, &h.UDP.Port},
-		{model.CheckExec, &h.Exec.mark, nil},
+		{model.CheckTCP, &h.TCP.Mark, &h.TCP.Port},
+		{model.CheckHTTP, &h.HTTP.Mark, &h.HTTP.Port},
+		{model.CheckHTTPS, &h.HTTPS.Mark, &h.HTTPS.Port},
+		{model.CheckGRPC, &h.GRPC.Mark, &h.GRPC.Port},
+		{model.CheckUDP, &h.UDP.Mark, &h.UDP.Port},
+		{model.CheckExec, &h.Exec.Mark, nil},
 	} {
-		if c.mark.set {
+		if c.mark.Set {
 			named = append(named, c)
 		}
 	}
@@ -43,7 +44,7 @@ func (b *builder) oneCheck(h *healthEntry) (check checkOf, is bool) {
 		return checkOf{}, false
 	}
 	if len(named) > 1 {
-		b.parsed.faults.errorf(*named[1].mark, "keep one of them", "health has %s and %s: a backend is checked in one way", named[0].kind, named[1].kind)
+		b.parsed.faults.Errorf(*named[1].mark, "keep one of them", "health has %s and %s: a backend is checked in one way", named[0].kind, named[1].kind)
 	}
 	return named[0], true
 }
@@ -51,9 +52,9 @@ func (b *builder) oneCheck(h *healthEntry) (check checkOf, is bool) {
 // health fills in how the service's backends are checked.
 func (b *builder) health(entry *serviceEntry, defaults *healthEntry, s *model.Service) {
 	own := &entry.Health
-	faults := &b.parsed.faults
+	faults := b.parsed.faults
 	enabled := ownElse(&own.Enabled, &defaults.Enabled)
-	if !own.set && !defaults.set || !enabled.Value {
+	if !own.Set && !defaults.Set || !enabled.Value {
 		b.unwatchedBackups(entry, s)
 		return
 	}
@@ -65,9 +66,9 @@ func (b *builder) health(entry *serviceEntry, defaults *healthEntry, s *model.Se
 	}
 	switch {
 	case is:
-	case own.set:
-		if !own.bad {
-			faults.errorf(own.mark, "add for example tcp: {}", "health does not say how to check: want one of tcp, http, https, grpc, udp and exec")
+	case own.Set:
+		if !own.Bad {
+			faults.Errorf(own.Mark, "add for example tcp: {}", "health does not say how to check: want one of tcp, http, https, grpc, udp and exec")
 		}
 		return
 	default: // intervals for services that do
@@ -75,11 +76,11 @@ func (b *builder) health(entry *serviceEntry, defaults *healthEntry, s *model.Se
 		return
 	}
 	if s.Forwarding.Direct() {
-		at, suggestion := own.mark, "remove it"
+		at, suggestion := own.Mark, "remove it"
 		if from == defaults {
-			at, suggestion = entry.Name.mark, "write health: {enabled: false} for this service"
+			at, suggestion = entry.Name.Mark, "write health: {enabled: false} for this service"
 		}
-		faults.errorf(at, suggestion, "health is not supported yet with %s: a check would not go the way that packets go", s.Forwarding)
+		faults.Errorf(at, suggestion, "health is not supported yet with %s: a check would not go the way that packets go", s.Forwarding)
 		return
 	}
 	h := model.Health{
@@ -97,8 +98,8 @@ func (b *builder) health(entry *serviceEntry, defaults *healthEntry, s *model.Se
 	}
 	if timeout := ownElse(&own.Timeout, &defaults.Timeout); h.Timeout == 0 {
 		h.Timeout = min(timeoutUsual, h.Interval)
-	} else if h.Timeout > h.Interval && !timeout.bad {
-		faults.errorf(timeout.mark, "shorten it, or lengthen interval", "health.timeout %s is longer than the interval, %s", timeout.text, h.Interval)
+	} else if h.Timeout > h.Interval && !timeout.Bad {
+		faults.Errorf(timeout.Mark, "shorten it, or lengthen interval", "health.timeout %s is longer than the interval, %s", timeout.Text, h.Interval)
 	}
 	b.check(from, &h)
 	b.checkedPort(entry, s, check, &h)
@@ -108,9 +109,9 @@ func (b *builder) health(entry *serviceEntry, defaults *healthEntry, s *model.Se
 // ownElse is what the service says, else what the defaults do, or their usual.
 func ownElse[T any, P interface {
 	*T
-	where() *mark
+	Where() *config.Mark
 }](own, inherited P) P {
-	if own.where().set {
+	if own.Where().Set {
 		return own
 	}
 	return inherited
@@ -118,10 +119,10 @@ func ownElse[T any, P interface {
 
 // check fills in what belongs to one way of checking.
 func (b *builder) check(from *healthEntry, h *model.Health) {
-	faults := &b.parsed.faults
-	page := func(path, host *text, status []statuses, body *phrase) {
-		if !strings.HasPrefix(path.Value, "/") && !path.bad {
-			faults.errorf(path.mark, "write /"+path.Value, "path %q does not begin with /", path.Value)
+	faults := b.parsed.faults
+	page := func(path, host *config.Text, status []statuses, body *config.Phrase) {
+		if !strings.HasPrefix(path.Value, "/") && !path.Bad {
+			faults.Errorf(path.Mark, "write /"+path.Value, "path %q does not begin with /", path.Value)
 		}
 		h.HTTP = model.HealthHTTP{Path: path.Value, Host: host.Value, Body: body.Value}
 		for _, s := range status {
@@ -136,12 +137,12 @@ func (b *builder) check(from *healthEntry, h *model.Health) {
 		e := &from.HTTPS
 		page(&e.Path, &e.Host, e.Status.Items, &e.Body)
 		h.TLS = model.HealthTLS{ServerName: e.ServerName.Value, NoVerify: !e.Verify.Value, CAFile: e.CAFile.Value}
-		if e.CAFile.set && !e.CAFile.bad {
+		if e.CAFile.Set && !e.CAFile.Bad {
 			if h.TLS.NoVerify {
-				faults.warnf(e.CAFile.mark, "remove it, or verify: false", "with verify: false nobody looks at ca_file")
+				faults.Warnf(e.CAFile.Mark, "remove it, or verify: false", "with verify: false nobody looks at ca_file")
 			}
 			if !strings.HasPrefix(e.CAFile.Value, "/") {
-				faults.errorf(e.CAFile.mark, "write the whole path", "ca_file %q is relative, and nobody knows to what", e.CAFile.Value)
+				faults.Errorf(e.CAFile.Mark, "write the whole path", "ca_file %q is relative, and nobody knows to what", e.CAFile.Value)
 			}
 		}
 	case model.CheckGRPC:
@@ -151,7 +152,7 @@ func (b *builder) check(from *healthEntry, h *model.Health) {
 	case model.CheckExec:
 		for i, word := range from.Exec.Command.Items {
 			if i == 0 && !strings.HasPrefix(word.Value, "/") {
-				faults.errorf(word.mark, "write the whole path", "%q is not the whole path of a program", word.Value)
+				faults.Errorf(word.Mark, "write the whole path", "%q is not the whole path of a program", word.Value)
 			}
 			h.Exec = append(h.Exec, word.Value)
 		}
@@ -160,7 +161,7 @@ func (b *builder) check(from *healthEntry, h *model.Health) {
 
 // checkedPort finds checks that do not know which port to ask.
 func (b *builder) checkedPort(entry *serviceEntry, s *model.Service, check checkOf, h *model.Health) {
-	if check.port == nil || check.port.set || !entry.Port.set || entry.Port.bad {
+	if check.port == nil || check.port.Set || !entry.Port.Set || entry.Port.Bad {
 		return
 	}
 	ports := map[model.PortRange]bool{}
@@ -171,7 +172,7 @@ func (b *builder) checkedPort(entry *serviceEntry, s *model.Service, check check
 		return
 	}
 	if slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.Port == 0 }) {
-		b.parsed.faults.errorf(*check.mark, "give "+string(check.kind)+" a port", "which port is checked? Backends of service %q have none of their own, and the service has several", s.Name)
+		b.parsed.faults.Errorf(*check.mark, "give "+string(check.kind)+" a port", "which port is checked? Backends of service %q have none of their own, and the service has several", s.Name)
 	}
 }
 
@@ -179,7 +180,7 @@ func (b *builder) checkedPort(entry *serviceEntry, s *model.Service, check check
 func (b *builder) unwatchedBackups(entry *serviceEntry, s *model.Service) {
 	for i := range entry.Backends.Items {
 		if backup := &entry.Backends.Items[i].Backup; backup.Value {
-			b.parsed.faults.warnf(backup.mark, "add health", "service %q is not checked: its backups serve only while all its other backends are drained or have weight 0", s.Name)
+			b.parsed.faults.Warnf(backup.Mark, "add health", "service %q is not checked: its backups serve only while all its other backends are drained or have weight 0", s.Name)
 			return
 		}
 	}

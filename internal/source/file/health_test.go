@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
@@ -62,12 +61,12 @@ func TestHealth(t *testing.T) {
 		}
 		text := fmt.Sprintf("interfaces: [{name: eth0}]\ndefaults: {health: %s}\nservices: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]%s}]\n", c.defaults, own)
 		path := filepath.Join(write(t, map[string]string{"a.yaml": text}), "a.yaml")
-		config, faults := load(t, path)
+		have, faults := load(t, path)
 		if len(faults) > 0 {
 			t.Errorf("%s\n%v", text, faults)
 			continue
 		}
-		if diff := cmp.Diff(c.want, config.Services[0].Health); diff != "" {
+		if diff := cmp.Diff(c.want, have.Services[0].Health); diff != "" {
 			t.Errorf("%s\n(-want +got):\n%s", text, diff)
 		}
 		p, err := Read(path)

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
@@ -42,15 +43,15 @@ type Host interface {
 // that this machine cannot be a client with XDP alone. Backends of which there is the same to say are
 // one fault, at the first of them: 60,000 behind a missing interface lack one interface.
 func (p *Parsed) CheckHost(host Host, strict bool) {
-	severity := SeverityWarning
+	severity := config.SeverityWarning
 	if strict {
-		severity = SeverityError
+		severity = config.SeverityError
 	}
 	h := &hostCheck{Parsed: p, host: host, severity: severity, near: map[netip.Prefix]bool{}}
 	h.groups()
 	interfaces, err := host.Interfaces()
 	if err != nil {
-		p.faults.add(severity, p.list, fmt.Sprintf("cannot compare with this machine's interfaces: %v", err), "")
+		p.faults.Add(severity, p.list, fmt.Sprintf("cannot compare with this machine's interfaces: %v", err), "")
 	} else {
 		h.own, h.ownNames = interfaces, ownNames(interfaces)
 		h.interfaces()
@@ -63,13 +64,13 @@ func (p *Parsed) CheckHost(host Host, strict bool) {
 		}
 		h.tellGroups()
 	}
-	p.Faults = p.faults.sorted()
+	p.Faults = p.faults.Sorted()
 }
 
 type hostCheck struct {
 	*Parsed
 	host     Host
-	severity Severity
+	severity config.Severity
 	own      []HostInterface
 	ownNames map[netip.Addr]string // of the interface that has the address
 	routes   map[netip.Addr]Route
@@ -84,15 +85,15 @@ type alike struct{ before, one, more string }
 // group is the backends of which there is the same to say.
 type group struct {
 	alike
-	severity   Severity
-	first      mark
-	suggestion string
+	severity   config.Severity
+	first      config.Mark
+	Suggestion string
 	address    netip.Addr // of the first
 	known      map[netip.Addr]bool
 }
 
 // say notes something of a backend, for tellGroups.
-func (h *hostCheck) say(what alike, a netip.Addr, m mark, severity Severity, suggestion string) {
+func (h *hostCheck) say(what alike, a netip.Addr, m config.Mark, severity config.Severity, suggestion string) {
 	i := slices.IndexFunc(h.same, func(g group) bool { return g.alike == what })
 	if i < 0 {
 		i = len(h.same)
@@ -108,7 +109,7 @@ func (h *hostCheck) tellGroups() {
 		if more := len(g.known) - 1; more > 0 {
 			text = fmt.Sprintf("%s%s and %d more%s", g.before, g.address, more, g.more)
 		}
-		h.faults.add(g.severity, g.first, text, g.suggestion)
+		h.faults.Add(g.severity, g.first, text, g.Suggestion)
 	}
 }
 
@@ -116,7 +117,7 @@ func (h *hostCheck) tellGroups() {
 func (h *hostCheck) groups() {
 	for i, name := range []string{h.Config.API.Group, h.Config.API.ReadGroup} {
 		if name != "" && !h.host.HasGroup(name) {
-			h.faults.add(h.severity, h.Parsed.groups[i], fmt.Sprintf("this machine has no group %q, and the daemon does not start without it", name),
+			h.faults.Add(h.severity, h.Parsed.groups[i], fmt.Sprintf("this machine has no group %q, and the daemon does not start without it", name),
 				"`groupadd --system "+name+"` makes it")
 		}
 	}
@@ -134,47 +135,47 @@ func (h *hostCheck) interfaces() {
 			}
 			continue
 		}
-		suggestion := "this machine has " + join(names, "and")
-		if near := nearest(wanted.Name, names); near != "" {
+		suggestion := "this machine has " + config.Join(names, "and")
+		if near := config.Nearest(wanted.Name, names); near != "" {
 			suggestion = fmt.Sprintf("did you mean %q?", near)
 		}
-		h.faults.add(h.severity, h.Parsed.interfaces[i], fmt.Sprintf("interface %q does not exist on this machine", wanted.Name), suggestion)
+		h.faults.Add(h.severity, h.Parsed.interfaces[i], fmt.Sprintf("interface %q does not exist on this machine", wanted.Name), suggestion)
 	}
 }
 
 // occupant checks that nobody else's XDP program is on an interface.
-func (h *hostCheck) occupant(name string, m mark) {
+func (h *hostCheck) occupant(name string, m config.Mark) {
 	whose, takeOff, err := h.host.Occupant(name)
 	switch {
 	case err != nil:
-		h.faults.add(SeverityWarning, m, fmt.Sprintf("cannot see whether interface %q has another XDP program: %v", name, err), "")
+		h.faults.Add(config.SeverityWarning, m, fmt.Sprintf("cannot see whether interface %q has another XDP program: %v", name, err), "")
 	case whose != "" && takeOff == "":
-		h.faults.add(SeverityWarning, m, fmt.Sprintf("interface %q has an XDP program, shunt's or another's: %s", name, whose), "")
+		h.faults.Add(config.SeverityWarning, m, fmt.Sprintf("interface %q has an XDP program, shunt's or another's: %s", name, whose), "")
 	case whose != "":
-		h.faults.add(h.severity, m, fmt.Sprintf("interface %q has another XDP program, and the kernel runs one per interface, native or generic: %s", name, whose),
+		h.faults.Add(h.severity, m, fmt.Sprintf("interface %q has another XDP program, and the kernel runs one per interface, native or generic: %s", name, whose),
 			"to replace it: "+takeOff+"; to run both: see `shunt chain --help`")
 	}
 }
 
-func (h *hostCheck) service(s *model.Service, marks []mark) {
+func (h *hostCheck) service(s *model.Service, marks []config.Mark) {
 	for i, backend := range s.Backends {
 		h.backend(s, backend.Address, marks[i])
 		if _, near := h.network(backend.Address); s.Forwarding == model.ForwardingDSRL2 && !near {
 			const why = " in no network of this machine: dsr-l2 reaches only what is on the same link"
-			h.say(alike{"backend ", " is" + why, " are" + why}, backend.Address, marks[i], SeverityWarning, "use forwarding: dsr-ipip")
+			h.say(alike{"backend ", " is" + why, " are" + why}, backend.Address, marks[i], config.SeverityWarning, "use forwarding: dsr-ipip")
 		}
 		if s.Forwarding != model.ForwardingNATDestination {
 			continue
 		}
 		if prefix, near := h.network(backend.Address); near && !h.near[prefix] {
 			h.near[prefix] = true
-			h.faults.warnf(marks[i], "use forwarding: nat for them", "clients in %s, the backend's own network, are answered by the backend directly, past shunt: with nat-destination their connections fail", prefix)
+			h.faults.Warnf(marks[i], "use forwarding: nat for them", "clients in %s, the backend's own network, are answered by the backend directly, past shunt: with nat-destination their connections fail", prefix)
 		}
 	}
 }
 
 // backend checks the way to one backend.
-func (h *hostCheck) backend(s *model.Service, a netip.Addr, m mark) {
+func (h *hostCheck) backend(s *model.Service, a netip.Addr, m config.Mark) {
 	if name, own := h.ownNames[a]; own {
 		h.ownBackend(s, a, name, m)
 		return
@@ -231,11 +232,11 @@ func (h *hostCheck) atTC() bool {
 
 // ownBackend checks a backend that is this machine itself. With direct return nothing of its
 // answers has to pass shunt.
-func (h *hostCheck) ownBackend(s *model.Service, a netip.Addr, iface string, m mark) {
+func (h *hostCheck) ownBackend(s *model.Service, a netip.Addr, iface string, m config.Mark) {
 	if s.Forwarding.Direct() || h.atTC() {
 		return
 	}
-	h.faults.add(h.severity, m, fmt.Sprintf("%s is this machine's own address, on %s: its answers do not pass XDP, so this backend gets no traffic", a, iface),
+	h.faults.Add(h.severity, m, fmt.Sprintf("%s is this machine's own address, on %s: its answers do not pass XDP, so this backend gets no traffic", a, iface),
 		"say attach: tc for the interfaces that clients come by, or use the address of another machine")
 }
 
@@ -244,7 +245,7 @@ func (h *hostCheck) ownClients() {
 	if h.atTC() || len(h.Config.Interfaces) == 0 {
 		return
 	}
-	h.faults.warnf(h.Parsed.interfaces[0], "say attach: tc for the interface they leave by, if there are any", "connections from this machine itself to its VIPs do not pass XDP, and are not balanced")
+	h.faults.Warnf(h.Parsed.interfaces[0], "say attach: tc for the interface they leave by, if there are any", "connections from this machine itself to its VIPs do not pass XDP, and are not balanced")
 }
 
 // network is the machine's network that the address is in.

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/shunt-lb/shunt/internal/config"
 )
 
 // fakeHost is a machine with two networks.
@@ -94,7 +95,7 @@ func TestCheckHost(t *testing.T) {
 			name = "testdata/host_strict.golden"
 		}
 		golden(t, name, b.Bytes())
-		if HasErrors(p.Faults) != strict {
+		if config.HasErrors(p.Faults) != strict {
 			t.Errorf("strict is %v, and the faults are %v", strict, p.Faults)
 		}
 	}

@@ -41,7 +41,7 @@ func (e EntrySizes) Memory(limits model.Limits, cpuCount int) (bytes uint64, lin
 	flows := uint64(limits.Flows) + uint64(limits.Flows)/4 // a quarter more for handshakes
 	counted := uint64(limits.Services) + uint64(limits.Backends)
 	for _, m := range []struct {
-		name        string
+		Name        string
 		count, size uint64
 		note        string
 	}{
@@ -57,7 +57,7 @@ func (e EntrySizes) Memory(limits model.Limits, cpuCount int) (bytes uint64, lin
 	} {
 		cost := m.count * m.size
 		bytes += cost
-		lines = append(lines, fmt.Sprintf("%-10s %9d x %3d B = %8.1f MiB%s", m.name, m.count, m.size, mebibytes(cost), m.note))
+		lines = append(lines, fmt.Sprintf("%-10s %9d x %3d B = %8.1f MiB%s", m.Name, m.count, m.size, mebibytes(cost), m.note))
 	}
 	return bytes, append(lines, fmt.Sprintf("%-10s %27.1f MiB", "total", mebibytes(bytes)))
 }

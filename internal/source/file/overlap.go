@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
@@ -16,7 +17,7 @@ const frontendsMax = 1 << 18
 type frontend struct {
 	model.Frontend
 	service *serviceEntry
-	port    mark
+	port    config.Mark
 }
 
 // span is ports with the position of what has them.
@@ -75,11 +76,11 @@ func (b *builder) overlaps() {
 		groups[h] = append(groups[h], span{f.Ports, i})
 	}
 	type collision struct {
-		port  place
+		port  config.Place
 		other *serviceEntry
 	}
 	type finding struct {
-		earlier, later frontend
+		earlier, Later frontend
 		count          int
 	}
 	found := map[collision]*finding{}
@@ -87,9 +88,9 @@ func (b *builder) overlaps() {
 	for _, h := range order {
 		overlapping(groups[h], func(earlier, later int) {
 			e, l := b.frontends[earlier], b.frontends[later]
-			key := collision{l.port.at, e.service}
+			key := collision{l.port.At, e.service}
 			if found[key] == nil {
-				found[key] = &finding{earlier: e, later: l}
+				found[key] = &finding{earlier: e, Later: l}
 				findings = append(findings, found[key])
 			}
 			found[key].count++
@@ -100,7 +101,7 @@ func (b *builder) overlaps() {
 		if f.count > 1 {
 			more = fmt.Sprintf(" (and %d more here)", f.count-1)
 		}
-		b.parsed.faults.errorf(f.later.port, "a packet can belong to one service only: give them other ports or addresses",
-			"%s overlaps %s of service %q at %s%s", f.later.Frontend, f.earlier.Frontend, f.earlier.service.Name.Value, f.earlier.port.at, more)
+		b.parsed.faults.Errorf(f.Later.port, "a packet can belong to one service only: give them other ports or addresses",
+			"%s overlaps %s of service %q at %s%s", f.Later.Frontend, f.earlier.Frontend, f.earlier.service.Name.Value, f.earlier.port.At, more)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/model"
 )
 
@@ -21,44 +22,44 @@ func (p *Parsed) buildLimits(doc *document, b *builder) {
 	if b.halves > services {
 		services, format = b.halves, "there are %d services (one with addresses of both families counts twice)"
 	}
-	p.within(&l.Services, doc.Services.mark, "limits.services", services, format)
-	p.within(&l.Backends, doc.Services.mark, "limits.backends", uint64(len(b.distinct)), "the services have %d different backends")
-	p.within(&l.Slots, doc.Services.mark, "limits.slots", 2*b.slots, "the services' tables need %d slots (each twice, for a new table is built beside the old one)")
-	p.within(&l.Filters, doc.Services.mark, "limits.filters", b.filters, "the services list %d prefixes of sources")
+	p.within(&l.Services, doc.Services.Mark, "limits.services", services, format)
+	p.within(&l.Backends, doc.Services.Mark, "limits.backends", uint64(len(b.distinct)), "the services have %d different backends")
+	p.within(&l.Slots, doc.Services.Mark, "limits.slots", 2*b.slots, "the services' tables need %d slots (each twice, for a new table is built beside the old one)")
+	p.within(&l.Filters, doc.Services.Mark, "limits.filters", b.filters, "the services list %d prefixes of sources")
 	p.room(doc, b)
 }
 
 // within checks a need against its limit.
-func (p *Parsed) within(limit *number, services mark, key string, need uint64, format string) {
-	if need <= limit.Value || limit.bad {
+func (p *Parsed) within(limit *config.Number, services config.Mark, key string, need uint64, format string) {
+	if need <= limit.Value || limit.Bad {
 		return
 	}
-	p.faults.errorf(limit.or(services), raise(key, need), format+", %s is %d", need, key, limit.Value)
+	p.faults.Errorf(limitOr(services, limit), raise(key, need), format+", %s is %d", need, key, limit.Value)
 }
 
 // raise is what to do about a limit that is too small, or that no limit is large enough.
 func raise(key string, need uint64) string {
 	_, name, _ := strings.Cut(key, ".")
-	fields := fieldsOf(reflect.TypeFor[limitsEntry]())
-	most := fields[slices.IndexFunc(fields, func(f field) bool { return f.name == name })].max
+	fields := config.FieldsOf(reflect.TypeFor[limitsEntry]())
+	most := fields[slices.IndexFunc(fields, func(f config.Field) bool { return f.Name == name })].Max
 	if need > most {
 		return fmt.Sprintf("that is more than one shunt can have: %s is at most %d", key, most)
 	}
 	return fmt.Sprintf("set %s to %d or more", key, need)
 }
 
-// or is where a fault about a limit is: at the limit, or at the services when the limit
+// limitOr is where a fault about a limit is: at the limit, or at the services when the limit
 // is the default.
-func (n *number) or(services mark) mark {
-	if n.set {
-		return n.mark
+func limitOr(services config.Mark, limit *config.Number) config.Mark {
+	if limit.Set {
+		return limit.Mark
 	}
 	return services
 }
 
 // room checks a need against the maps that have no limit of their own.
 func (p *Parsed) room(doc *document, b *builder) {
-	limit, services := &doc.Limits.Services, doc.Services.mark
+	limit, services := &doc.Limits.Services, doc.Services.Mark
 	exact, pieces := 0, 0
 	for _, f := range b.frontends {
 		if f.Ports.Exact() {
@@ -67,13 +68,13 @@ func (p *Parsed) room(doc *document, b *builder) {
 			pieces += piecesOf(f.Ports)
 		}
 	}
-	if room := max(model.FrontendsMin, model.FrontendsPerService*int(limit.Value)); exact > room && !limit.bad {
+	if room := max(model.FrontendsMin, model.FrontendsPerService*int(limit.Value)); exact > room && !limit.Bad {
 		need := (exact + model.FrontendsPerService - 1) / model.FrontendsPerService
-		p.faults.errorf(limit.or(services), raise("limits.services", uint64(need))+"; or use ranges",
+		p.faults.Errorf(limitOr(services, limit), raise("limits.services", uint64(need))+"; or use ranges",
 			"the services have %d frontends with an exact port, limits.services is %d, which makes room for %d", exact, limit.Value, room)
 	}
 	if pieces > model.RangePiecesMax {
-		p.faults.errorf(services, "use fewer ranges, any, or ranges like 8192-8319, which begin at a multiple of their size",
+		p.faults.Errorf(services, "use fewer ranges, any, or ranges like 8192-8319, which begin at a multiple of their size",
 			"the services' ranges of ports need %d places (one for each aligned block of a range), there are %d", pieces, model.RangePiecesMax)
 	}
 	addresses := len(b.vips)
@@ -83,10 +84,10 @@ func (p *Parsed) room(doc *document, b *builder) {
 		}
 	}
 	if addresses > model.AddressesMax {
-		p.faults.errorf(services, "use fewer addresses", "the services and snat have %d different addresses, there is room for %d", addresses, model.AddressesMax)
+		p.faults.Errorf(services, "use fewer addresses", "the services and snat have %d different addresses, there is room for %d", addresses, model.AddressesMax)
 	}
 	if count := len(p.Config.SNAT.Addresses); count > model.SourcesMax {
-		p.faults.errorf(doc.SNAT.Addresses.mark, "list fewer", "there are %d source addresses, there is room for %d", count, model.SourcesMax)
+		p.faults.Errorf(doc.SNAT.Addresses.Mark, "list fewer", "there are %d source addresses, there is room for %d", count, model.SourcesMax)
 	}
 }
 

@@ -32,7 +32,7 @@ func TestRoom(t *testing.T) {
 	// 1-65534 is 30 blocks; 1024 of them are all there is room for.
 	wide := func(n int) string { return serviceText("wide", spanOf(n, address(1)), `"1-65534"`) }
 	for _, c := range []struct {
-		name, services, more, fault string
+		Name, services, more, fault string
 	}{
 		{"exact ports", serviceText("a", "192.0.2.1", spanOf(model.FrontendsMin, port)), "", ""},
 		{"one exact port more", serviceText("a", "192.0.2.1", spanOf(model.FrontendsMin+1, port)), "",
@@ -48,7 +48,7 @@ func TestRoom(t *testing.T) {
 		{"both families", serviceText("a", "192.0.2.1", "80") + "  - {name: b, address: [192.0.2.2, \"2001:db8::2\"], port: 80, forwarding: dsr-ipip, backends: [{address: 10.0.0.2}]}\n", "limits: {services: 2}",
 			"there are 3 services (one with addresses of both families counts twice), limits.services is 2; set limits.services to 3 or more"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		t.Run(c.Name, func(t *testing.T) {
 			text := "interfaces: [{name: eth0}]\nservices:\n" + c.services + c.more + "\n"
 			_, faults := load(t, filepath.Join(write(t, map[string]string{"a.yaml": text}), "a.yaml"))
 			switch {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shunt-lb/shunt/internal/config"
 	"go.yaml.in/yaml/v4"
 )
 
@@ -24,7 +25,7 @@ func TestSchema(t *testing.T) {
 func TestSchemaRefuses(t *testing.T) {
 	const service = "interfaces: [{name: eth0}]\nservices: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]%s}]\n%s"
 	schema := decodeSchema(t)
-	for _, c := range []struct{ inService, atTop, where string }{
+	for _, c := range []struct{ inService, atTop, Where string }{
 		{", portt: 80", "", ".services[0].portt"},
 		{", forwarding: dsr", "", ".services[0].forwarding"},
 		{", tracking: all", "", ".services[0].tracking"},
@@ -48,8 +49,8 @@ func TestSchemaRefuses(t *testing.T) {
 	} {
 		text := fmt.Sprintf(service, c.inService, c.atTop)
 		faults := schema.check(schema.root, decodeYAML(t, []byte(text)), "")
-		if len(faults) != 1 || !strings.HasPrefix(faults[0], c.where+":") {
-			t.Errorf("%s\nthe schema says %q, want one fault at %s", text, faults, c.where)
+		if len(faults) != 1 || !strings.HasPrefix(faults[0], c.Where+":") {
+			t.Errorf("%s\nthe schema says %q, want one fault at %s", text, faults, c.Where)
 		}
 		_, own := load(t, filepath.Join(write(t, map[string]string{"a.yaml": text}), "a.yaml"))
 		if len(own) != 1 {
@@ -195,22 +196,22 @@ func TestInsteadOfWhatIsNotSupported(t *testing.T) {
 	known := 0
 	var visit func(mapping reflect.Type, path string)
 	visit = func(mapping reflect.Type, path string) {
-		for _, f := range fieldsOf(mapping) {
-			if !f.supported() {
+		for _, f := range config.FieldsOf(mapping) {
+			if !f.Supported() {
 				known++
-				if f.instead == "" {
-					t.Errorf("%s%s does not say what to do instead", path, f.name)
+				if f.Instead == "" {
+					t.Errorf("%s%s does not say what to do instead", path, f.Name)
 				}
 				continue
 			}
-			for _, l := range f.later {
+			for _, l := range f.Later {
 				known++
-				if l.instead == "" {
-					t.Errorf("%s%s: %s does not say what to do instead", path, f.name, l.word)
+				if l.Instead == "" {
+					t.Errorf("%s%s: %s does not say what to do instead", path, f.Name, l.Word)
 				}
 			}
-			if element, _, ok := elementOf(f.typ); ok {
-				visit(element, path+f.name+".")
+			if element, _, ok := config.ElementOf(f.Type); ok {
+				visit(element, path+f.Name+".")
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-package file
+package config
 
 import (
 	"cmp"
@@ -63,18 +63,18 @@ func HasErrors(faults []Fault) bool {
 // excerptColumns is how much of a long line Render shows.
 const excerptColumns = 100
 
-// renderedMax is how many faults Render writes: what more there is has the same few causes.
-const renderedMax = 100
+// RenderedMax is how many faults Render writes: what more there is has the same few causes.
+const RenderedMax = 100
 
 // Render writes each fault, and below it the line it is on with a mark under the
 // offending text. Of very many it writes the first, errors before warnings, and how many more
 // there are. The error is the writer's.
 func Render(w io.Writer, faults []Fault) error {
 	var more []Fault
-	if len(faults) > renderedMax {
+	if len(faults) > RenderedMax {
 		faults = slices.Clone(faults)
 		slices.SortStableFunc(faults, func(a, b Fault) int { return cmp.Compare(a.Severity, b.Severity) }) // "error" < "warning"
-		faults, more = faults[:renderedMax], faults[renderedMax:]
+		faults, more = faults[:RenderedMax], faults[RenderedMax:]
 	}
 	var text strings.Builder
 	for _, f := range faults {
@@ -136,62 +136,67 @@ func printable(s string) string {
 	}, s)
 }
 
-// place is a position in a source.
-type place struct {
+// Place is a position in a source.
+type Place struct {
 	source       *source
 	line, column int // from 1; line 0: the source as a whole
 }
 
 // String is "shunt.yaml:12:9".
-func (p place) String() string {
+func (p Place) String() string {
 	if p.line == 0 {
 		return p.source.name
 	}
 	return fmt.Sprintf("%s:%d:%d", p.source.name, p.line, p.column)
 }
 
-// mark is where a value was written, and how it went.
-type mark struct {
-	at   place
+// Whole is the source that a place is in.
+func (p Place) Whole() Place { return Place{source: p.source} }
+
+// Mark is where a value was written, and how it went.
+type Mark struct {
+	At   Place
 	path string
-	text string // as written
-	set  bool   // the file has it
-	bad  bool   // it has a fault already: no check builds on it
+	Text string // as written
+	Set  bool   // the file has it
+	Bad  bool   // it has a fault already: no check builds on it
 }
 
-// faultsMax is how many faults a file may have for its lists to be read on: a file that is
+// FaultsMax is how many faults a file may have for its lists to be read on: a file that is
 // something else, or has one mistake in each of a hundred thousand entries, is not worth the time.
-const faultsMax = 1000
+const FaultsMax = 1000
 
-// collector gathers faults. Sources are ranked in the order they were read.
-type collector struct {
+// Faults gathers what is wrong. Sources are ranked in the order they were read.
+type Faults struct {
 	faults []Fault
 	rank   map[string]int
 }
 
-// add files a fault at a mark.
-func (c *collector) add(s Severity, m mark, message, suggestion string) {
+// Add files a fault at a mark.
+func (c *Faults) Add(s Severity, m Mark, message, suggestion string) {
 	f := Fault{
-		File: m.at.source.name, Severity: s, Path: m.path, Text: m.text,
+		File: m.At.source.name, Severity: s, Path: m.path, Text: m.Text,
 		Message: message, Suggestion: suggestion,
 	}
-	if m.at.line > 0 {
-		f.Line, f.Column, f.line = m.at.source.locate(m.at.line, m.at.column)
+	if m.At.line > 0 {
+		f.Line, f.Column, f.line = m.At.source.locate(m.At.line, m.At.column)
 	}
 	c.faults = append(c.faults, f)
 }
 
-func (c *collector) errorf(m mark, suggestion, format string, args ...any) {
-	c.add(SeverityError, m, fmt.Sprintf(format, args...), suggestion)
+// Errorf files an error: what is wrong at a mark, and what to do, which may be empty.
+func (c *Faults) Errorf(m Mark, suggestion, format string, args ...any) {
+	c.Add(SeverityError, m, fmt.Sprintf(format, args...), suggestion)
 }
 
-func (c *collector) warnf(m mark, suggestion, format string, args ...any) {
-	c.add(SeverityWarning, m, fmt.Sprintf(format, args...), suggestion)
+// Warnf files a warning.
+func (c *Faults) Warnf(m Mark, suggestion, format string, args ...any) {
+	c.Add(SeverityWarning, m, fmt.Sprintf(format, args...), suggestion)
 }
 
-// sorted is every fault once, in the order of files, lines and columns. A fault inside
+// Sorted is every fault once, in the order of files, lines and columns. A fault inside
 // an anchor is met once per alias; it is one fault.
-func (c *collector) sorted() []Fault {
+func (c *Faults) Sorted() []Fault {
 	slices.SortStableFunc(c.faults, func(a, b Fault) int {
 		if d := c.rank[a.File] - c.rank[b.File]; d != 0 {
 			return d
@@ -204,7 +209,7 @@ func (c *collector) sorted() []Fault {
 	type key struct {
 		file         string
 		line, column int
-		message      string
+		Message      string
 	}
 	seen := map[key]bool{}
 	return slices.DeleteFunc(c.faults, func(f Fault) bool {

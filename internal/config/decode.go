@@ -1,4 +1,4 @@
-package file
+package config
 
 import (
 	"fmt"
@@ -13,12 +13,13 @@ import (
 // of which takes a byte at least. Aliases of aliases could fill the memory.
 const expansionMax = 4_000_000
 
-// decoder fills a document from the syntax tree of one source. What is there already
+// decoder fills the contents from the syntax tree of one source. What is there already
 // came from the sources before it.
 type decoder struct {
+	contents  *Contents
 	source    *source
-	faults    *collector
-	gaveUp    bool                // faultsMax was reached
+	faults    *Faults
+	gaveUp    bool                // FaultsMax was reached
 	values    int                 // decoded so far
 	valuesMax int                 // what the text can spell out, and expansionMax
 	merging   map[*yaml.Node]bool // mappings that are being merged, against cycles
@@ -26,10 +27,10 @@ type decoder struct {
 }
 
 // document decodes the root of a source.
-func (d *decoder) document(root *yaml.Node, doc *document) {
+func (d *decoder) document(root *yaml.Node) {
 	m := d.markOf(root, "")
-	m.text = ""
-	d.mapping(root, m, reflect.ValueOf(doc).Elem())
+	m.Text = ""
+	d.mapping(root, m, reflect.ValueOf(d.contents.Top).Elem())
 }
 
 // resolve follows aliases.
@@ -47,21 +48,21 @@ func anchored(n *yaml.Node) bool {
 
 // pair is one key of a mapping with its value.
 type pair struct {
-	key   mark
-	name  string
+	key   Mark
+	Name  string
 	value *yaml.Node
 }
 
 // pairs lists a mapping's keys, those of merged mappings (<<) last. An explicit key
 // wins over a merged one, and an earlier merge over a later one.
-func (d *decoder) pairs(n *yaml.Node, m mark) (all []pair, ok bool) {
+func (d *decoder) pairs(n *yaml.Node, m Mark) (all []pair, ok bool) {
 	n = resolve(n)
 	if n.Kind != yaml.MappingNode {
-		d.faults.errorf(m, "", "found %s, want a mapping of keys to values", scalarOf(n).found())
+		d.faults.Errorf(m, "", "found %s, want a mapping of keys to values", scalarOf(n).found())
 		return nil, false
 	}
 	if d.merging[n] {
-		d.faults.errorf(m, "", "this mapping merges itself")
+		d.faults.Errorf(m, "", "this mapping merges itself")
 		return nil, false
 	}
 	d.merging[n] = true
@@ -81,19 +82,19 @@ func (d *decoder) pairs(n *yaml.Node, m mark) (all []pair, ok bool) {
 			continue
 		}
 		s := scalarOf(resolve(written))
-		if s.kind != kindText && s.kind != kindNumber && s.kind != kindBool {
-			d.faults.errorf(key, "", "found %s, want a key", s.found())
+		if s.Kind != KindText && s.Kind != KindNumber && s.Kind != KindBool {
+			d.faults.Errorf(key, "", "found %s, want a key", s.found())
 			continue
 		}
-		key.text, key.path = s.text, joinPath(m.path, s.text)
-		if first := seen.find(all, s.text); first != nil {
-			d.faults.errorf(key, "remove one of them", "key %q is here twice, first at %s", s.text, first.key.at)
+		key.Text, key.path = s.Text, joinPath(m.path, s.Text)
+		if first := seen.find(all, s.Text); first != nil {
+			d.faults.Errorf(key, "remove one of them", "key %q is here twice, first at %s", s.Text, first.key.At)
 			continue
 		}
-		all = append(all, pair{key, s.text, value})
+		all = append(all, pair{key, s.Text, value})
 	}
 	for _, p := range merged {
-		if seen.find(all, p.name) == nil {
+		if seen.find(all, p.Name) == nil {
 			all = append(all, p)
 		}
 	}
@@ -107,7 +108,7 @@ type seenKeys map[string]int
 func (k *seenKeys) find(all []pair, name string) *pair {
 	const few = 16
 	if len(all) <= few {
-		if i := slices.IndexFunc(all, func(p pair) bool { return p.name == name }); i >= 0 {
+		if i := slices.IndexFunc(all, func(p pair) bool { return p.Name == name }); i >= 0 {
 			return &all[i]
 		}
 		return nil
@@ -116,7 +117,7 @@ func (k *seenKeys) find(all []pair, name string) *pair {
 		*k = seenKeys{}
 	}
 	for i := len(*k); i < len(all); i++ {
-		(*k)[all[i].name] = i
+		(*k)[all[i].Name] = i
 	}
 	if i, ok := (*k)[name]; ok {
 		return &all[i]
@@ -125,15 +126,15 @@ func (k *seenKeys) find(all []pair, name string) *pair {
 }
 
 // spend counts a key, and says so once when the aliases make them too many.
-func (d *decoder) spend(key mark) bool {
+func (d *decoder) spend(key Mark) bool {
 	if d.values++; d.values == d.valuesMax+1 {
-		d.faults.errorf(key, "", "the aliases of this file expand to more than %d values", expansionMax)
+		d.faults.Errorf(key, "", "the aliases of this file expand to more than %d values", expansionMax)
 	}
 	return d.values <= d.valuesMax
 }
 
 // merge is the pairs of a merge key's value: a mapping, or a list of them.
-func (d *decoder) merge(n *yaml.Node, m mark) []pair {
+func (d *decoder) merge(n *yaml.Node, m Mark) []pair {
 	resolved := resolve(n)
 	if resolved.Kind != yaml.SequenceNode {
 		found, _ := d.pairs(resolved, m)
@@ -154,46 +155,49 @@ func joinPath(path, key string) string {
 	return path + "." + key
 }
 
-// mapping decodes into a struct of format.go.
-func (d *decoder) mapping(n *yaml.Node, m mark, target reflect.Value) {
+// mapping decodes into a struct of this language.
+func (d *decoder) mapping(n *yaml.Node, m Mark, target reflect.Value) {
 	where := markIn(target)
-	if !where.set {
+	if !where.Set {
 		*where = m
-		where.set = true
+		where.Set = true
 	}
 	pairs, ok := d.pairs(n, m)
 	if !ok {
-		where.bad = true
+		where.Bad = true
 		return
 	}
-	fields := fieldsOf(target.Type())
+	fields, valueOf := FieldsOf(target.Type()), func(f *Field) reflect.Value { return target.FieldByIndex(f.index) }
+	if m.path == "" {
+		fields, valueOf = d.contents.format.fields(), d.contents.field
+	}
 	present := make([]bool, len(fields))
 	for _, p := range pairs {
-		i := slices.IndexFunc(fields, func(f field) bool { return f.name == p.name })
+		i := slices.IndexFunc(fields, func(f Field) bool { return f.Name == p.Name })
 		switch {
 		case i >= 0:
 			present[i] = true
-			d.value(p, target.FieldByIndex(fields[i].index), &fields[i])
-		case m.path == "" && strings.HasPrefix(p.name, "x-"):
+			d.value(p, valueOf(&fields[i]), &fields[i])
+		case m.path == "" && strings.HasPrefix(p.Name, "x-"):
 			// For anchors and for notes of the author.
 		default:
-			d.faults.errorf(p.key, suggestKey(p.name, fields), "unknown key %q", p.name)
+			d.faults.Errorf(p.key, d.contents.format.suggestKey(p.Name, fields), "unknown key %q", p.Name)
 		}
 	}
 	if m.path == "" {
 		return // another source may have what this one lacks
 	}
 	for i := range fields {
-		if f := &fields[i]; f.required && !present[i] {
-			d.faults.errorf(m, fmt.Sprintf("add for example %s: %s", f.name, f.example), "key %q is missing", f.name)
+		if f := &fields[i]; f.Required && !present[i] {
+			d.faults.Errorf(m, fmt.Sprintf("add for example %s: %s", f.Name, f.Example), "key %q is missing", f.Name)
 		}
 	}
 }
 
 // value decodes the value of one key.
-func (d *decoder) value(p pair, target reflect.Value, f *field) {
-	if !f.supported() {
-		d.faults.errorf(p.key, f.instead, "%s is not supported yet", f.name)
+func (d *decoder) value(p pair, target reflect.Value, f *Field) {
+	if !f.Supported() {
+		d.faults.Errorf(p.key, f.Instead, "%s is not supported yet", f.Name)
 		return
 	}
 	m := d.markOf(p.value, p.key.path)
@@ -201,9 +205,9 @@ func (d *decoder) value(p pair, target reflect.Value, f *field) {
 		m = p.key
 	}
 	switch v := target.Addr().Interface().(type) {
-	case leaf:
+	case Leaf:
 		d.leaf(p.value, m, v, f)
-	case interface{ whole() *mark }:
+	case interface{ whole() *Mark }:
 		d.many(p.value, m, target, v.whole(), f)
 	default:
 		if target.FieldByName("Items").IsValid() {
@@ -214,44 +218,44 @@ func (d *decoder) value(p pair, target reflect.Value, f *field) {
 	}
 }
 
-// leaf decodes one scalar. A leaf that another source has set keeps its value.
-func (d *decoder) leaf(n *yaml.Node, m mark, v leaf, f *field) {
-	where := v.where()
-	if where.set {
-		d.faults.errorf(m, "keep one of them", "%s is set already at %s", f.name, where.at)
+// leaf decodes one scalar. A Leaf that another source has set keeps its value.
+func (d *decoder) leaf(n *yaml.Node, m Mark, v Leaf, f *Field) {
+	where := v.Where()
+	if where.Set {
+		d.faults.Errorf(m, "keep one of them", "%s is set already at %s", f.Name, where.At)
 		return
 	}
 	*where = m
-	where.set = true
-	if c := v.read(scalarOf(resolve(n)), f); c != nil {
-		where.bad = true
-		d.faults.errorf(m, c.suggestion, "%s", c.message)
+	where.Set = true
+	if c := v.Read(scalarOf(resolve(n)), f); c != nil {
+		where.Bad = true
+		d.faults.Errorf(m, c.Suggestion, "%s", c.Message)
 	}
 }
 
 // many decodes one scalar or a list of them, behind what other sources gave.
-func (d *decoder) many(n *yaml.Node, m mark, target reflect.Value, where *mark, f *field) {
-	if !where.set {
+func (d *decoder) many(n *yaml.Node, m Mark, target reflect.Value, where *Mark, f *Field) {
+	if !where.Set {
 		*where = m
-		where.set = true
+		where.Set = true
 	}
-	nodes, paths := []*yaml.Node{n}, []mark{m}
+	nodes, paths := []*yaml.Node{n}, []Mark{m}
 	if resolved := resolve(n); resolved.Kind == yaml.SequenceNode {
 		nodes, paths = resolved.Content, nil
 		for i, item := range nodes {
 			paths = append(paths, d.item(item, m, i))
 		}
 		if len(nodes) == 0 {
-			where.bad = true
-			d.faults.errorf(m, "write for example "+f.example, "%s is an empty list", f.name)
+			where.Bad = true
+			d.faults.Errorf(m, "write for example "+f.Example, "%s is an empty list", f.Name)
 		}
 	}
 	items := target.FieldByName("Items")
 	for i, item := range nodes {
 		element := reflect.New(items.Type().Elem())
-		d.leaf(item, paths[i], element.Interface().(leaf), f)
-		if element.Interface().(leaf).where().bad {
-			where.bad = true
+		d.leaf(item, paths[i], element.Interface().(Leaf), f)
+		if element.Interface().(Leaf).Where().Bad {
+			where.Bad = true
 			continue
 		}
 		items.Set(reflect.Append(items, element.Elem()))
@@ -259,32 +263,32 @@ func (d *decoder) many(n *yaml.Node, m mark, target reflect.Value, where *mark, 
 }
 
 // list decodes a list of mappings, behind what other sources gave.
-func (d *decoder) list(n *yaml.Node, m mark, target reflect.Value) {
+func (d *decoder) list(n *yaml.Node, m Mark, target reflect.Value) {
 	where := markIn(target)
-	if !where.set {
+	if !where.Set {
 		*where = m
-		where.set = true
+		where.Set = true
 	}
 	resolved := resolve(n)
 	if resolved.Kind != yaml.SequenceNode {
-		where.bad = true
+		where.Bad = true
 		s := scalarOf(resolved)
 		suggestion := ""
-		if s.kind == kindMapping {
+		if s.Kind == kindMapping {
 			suggestion = "begin each entry with a dash"
 		}
-		d.faults.errorf(m, suggestion, "found %s, want a list", s.found())
+		d.faults.Errorf(m, suggestion, "found %s, want a list", s.found())
 		return
 	}
 	items := target.FieldByName("Items")
 	items.Grow(min(len(resolved.Content), 1<<16)) // entries are large, and copying them costs more than reading
 	for i, item := range resolved.Content {
-		if len(d.faults.faults) >= faultsMax {
+		if len(d.faults.faults) >= FaultsMax {
 			if !d.gaveUp {
 				d.gaveUp = true
-				d.faults.errorf(mark{at: place{source: d.source}}, "mend these first", "after %d faults the rest of this file's lists is not read, from %s on", faultsMax, d.item(item, m, i).path)
+				d.faults.Errorf(Mark{At: Place{source: d.source}}, "mend these first", "after %d faults the rest of this file's lists is not read, from %s on", FaultsMax, d.item(item, m, i).path)
 			}
-			where.bad = true
+			where.Bad = true
 			return
 		}
 		items.Grow(1)
@@ -292,8 +296,8 @@ func (d *decoder) list(n *yaml.Node, m mark, target reflect.Value) {
 		element := items.Index(items.Len() - 1)
 		element.SetZero()
 		d.mapping(item, d.item(item, m, i), element)
-		if markIn(element).bad {
-			where.bad = true
+		if markIn(element).Bad {
+			where.Bad = true
 			items.SetLen(items.Len() - 1)
 		}
 		if !d.shared {
@@ -303,7 +307,7 @@ func (d *decoder) list(n *yaml.Node, m mark, target reflect.Value) {
 }
 
 // item is the mark of a list's i-th entry.
-func (d *decoder) item(n *yaml.Node, list mark, i int) mark {
+func (d *decoder) item(n *yaml.Node, list Mark, i int) Mark {
 	return d.markOf(n, fmt.Sprintf("%s[%d]", list.path, i))
 }
 
@@ -312,34 +316,34 @@ func isNull(n *yaml.Node) bool {
 }
 
 // scalarOf says what a resolved node is.
-func scalarOf(n *yaml.Node) scalar {
+func scalarOf(n *yaml.Node) Scalar {
 	switch n.Kind {
 	case yaml.SequenceNode:
-		return scalar{kind: kindList}
+		return Scalar{Kind: kindList}
 	case yaml.MappingNode:
-		return scalar{kind: kindMapping}
+		return Scalar{Kind: kindMapping}
 	}
 	switch n.ShortTag() {
 	case "!!null":
-		return scalar{kind: kindNothing}
+		return Scalar{Kind: kindNothing}
 	case "!!int", "!!float":
-		return scalar{kindNumber, n.Value}
+		return Scalar{KindNumber, n.Value}
 	case "!!bool":
-		return scalar{kindBool, n.Value}
+		return Scalar{KindBool, n.Value}
 	case "!!str", "!!timestamp", "!!merge":
-		return scalar{kindText, n.Value}
+		return Scalar{KindText, n.Value}
 	}
-	return scalar{kind: kindOther}
+	return Scalar{Kind: kindOther}
 }
 
 // markOf is where a node begins.
-func (d *decoder) markOf(n *yaml.Node, path string) mark {
-	m := mark{at: place{source: d.source, line: max(n.Line, 1), column: max(n.Column, 1)}, path: path}
+func (d *decoder) markOf(n *yaml.Node, path string) Mark {
+	m := Mark{At: Place{source: d.source, line: max(n.Line, 1), column: max(n.Column, 1)}, path: path}
 	switch {
 	case n.Kind == yaml.AliasNode:
-		m.text = "*" + n.Value
+		m.Text = "*" + n.Value
 	case n.Kind == yaml.ScalarNode && n.Style&(yaml.LiteralStyle|yaml.FoldedStyle) == 0 && !isNull(n):
-		m.text = n.Value
+		m.Text = n.Value
 	}
 	return m
 }

@@ -1,4 +1,4 @@
-package file
+package config
 
 import (
 	"fmt"
@@ -10,61 +10,63 @@ import (
 	"unicode/utf8"
 )
 
-// field is one key of a mapping, as its struct tags describe it.
-type field struct {
-	name     string
-	doc      string
-	unit     string
-	def      string // default
-	inherits string
-	example  string
-	required bool
-	bounded  bool
-	min, max uint64   // of a duration in nanoseconds
-	words    []string // allowed
-	later    []laterWord
-	instead  string // what to do without a key that is not supported yet
-	index    []int
-	typ      reflect.Type
+// Field is one key of a mapping, as its struct tags describe it.
+type Field struct {
+	Name     string // the key
+	Doc      string
+	Unit     string
+	Default  string
+	Inherits string
+	Example  string
+	Required bool
+	Bounded  bool
+	Min, Max uint64   // of a duration in nanoseconds
+	Words    []string // allowed
+	Later    []LaterWord
+	Instead  string // what to do without a key that is not supported yet
+	Type     reflect.Type
+
+	index   []int
+	section *Section // whose key it is, at the top
 }
 
-// laterWord is one that is known, not supported yet, and what to do without it.
-type laterWord struct{ word, instead string }
+// LaterWord is one that is known, not supported yet, and what to do without it.
+type LaterWord struct{ Word, Instead string }
 
-// supported is false for a key that is known but not supported yet.
-func (f *field) supported() bool { return f.typ != reflect.TypeFor[later]() }
+// Supported is false for a key that is known but not supported yet.
+func (f *Field) Supported() bool { return f.Type != reflect.TypeFor[Later]() }
 
 var tables sync.Map // reflect.Type → []field
 
-// fieldsOf is the table of a mapping's keys, in the order of the struct.
-func fieldsOf(t reflect.Type) []field {
+// FieldsOf is the table of a mapping's keys, in the order of the struct.
+func FieldsOf(t reflect.Type) []Field {
 	if known, ok := tables.Load(t); ok {
-		return known.([]field)
+		return known.([]Field)
 	}
-	var fields []field
+	var fields []Field
 	for i := range t.NumField() {
 		sf := t.Field(i)
 		name, options, _ := strings.Cut(sf.Tag.Get("json"), ",")
 		if name == "-" {
 			continue
 		}
-		f := field{
-			name: name, doc: sf.Tag.Get("doc"), unit: sf.Tag.Get("unit"), def: sf.Tag.Get("default"),
-			inherits: sf.Tag.Get("inherits"), example: sf.Tag.Get("example"),
-			required: options != "omitempty", index: sf.Index, typ: sf.Type,
-			words: splitWords(sf.Tag.Get("enum")), instead: sf.Tag.Get("instead"),
+		f := Field{
+			Name: name, Doc: sf.Tag.Get("doc"), Unit: sf.Tag.Get("unit"), Default: sf.Tag.Get("default"),
+			Inherits: sf.Tag.Get("inherits"), Example: sf.Tag.Get("example"),
+			Required: options != "omitempty", index: sf.Index, Type: sf.Type,
+			Words: splitWords(sf.Tag.Get("enum")), Instead: sf.Tag.Get("instead"),
 		}
 		for _, text := range splitWords(sf.Tag.Get("later")) {
 			word, instead, _ := strings.Cut(text, ": ")
-			f.later = append(f.later, laterWord{word, instead})
+			f.Later = append(f.Later, LaterWord{word, instead})
 		}
 		if text, ok := sf.Tag.Lookup("max"); ok {
-			f.bounded = true
+			f.Bounded = true
 			bound := mustNumber
-			if sf.Type == reflect.TypeFor[duration]() {
+			if sf.Type == reflect.TypeFor[Duration]() {
 				bound = mustDuration
 			}
-			f.min, f.max = bound(sf.Tag.Get("min")), bound(text)
+			f.Min, f.Max = bound(sf.Tag.Get("min")), bound(text)
 		}
 		fields = append(fields, f)
 	}
@@ -82,7 +84,7 @@ func splitWords(s string) []string {
 func mustNumber(s string) uint64 {
 	n, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {
-		panic(fmt.Sprintf("struct tag %q is not a number: %v", s, err)) // of format.go, so every test would fail
+		panic(fmt.Sprintf("struct tag %q is not a number: %v", s, err)) // of the tags, so every test would fail
 	}
 	return n
 }
@@ -90,20 +92,20 @@ func mustNumber(s string) uint64 {
 func mustDuration(s string) uint64 {
 	d, err := time.ParseDuration(s)
 	if err != nil {
-		panic(fmt.Sprintf("struct tag %q is not a duration: %v", s, err)) // of format.go, so every test would fail
+		panic(fmt.Sprintf("struct tag %q is not a duration: %v", s, err)) // of the tags, so every test would fail
 	}
 	return uint64(d)
 }
 
-// elementOf is the struct behind a field of mappings: of the field itself or of its
+// ElementOf is the struct behind a field of mappings: of the field itself or of its
 // list's items. ok is false for a field of scalars.
-func elementOf(t reflect.Type) (element reflect.Type, isList, ok bool) {
-	if reflect.PointerTo(t).Implements(reflect.TypeFor[leaf]()) {
+func ElementOf(t reflect.Type) (element reflect.Type, isList, ok bool) {
+	if reflect.PointerTo(t).Implements(reflect.TypeFor[Leaf]()) {
 		return nil, false, false
 	}
 	if items, found := t.FieldByName("Items"); found {
 		element = items.Type.Elem()
-		if reflect.PointerTo(element).Implements(reflect.TypeFor[leaf]()) {
+		if reflect.PointerTo(element).Implements(reflect.TypeFor[Leaf]()) {
 			return nil, true, false
 		}
 		return element, true, true
@@ -113,54 +115,54 @@ func elementOf(t reflect.Type) (element reflect.Type, isList, ok bool) {
 
 // keyPlaces says where else in the format a key exists, as paths such as
 // services[].backends[].weight.
-func keyPlaces(key string) []string {
+func (f *Format) keyPlaces(key string) []string {
 	var paths []string
-	var visit func(t reflect.Type, prefix string)
-	visit = func(t reflect.Type, prefix string) {
-		for _, f := range fieldsOf(t) {
-			path := prefix + f.name
-			if f.name == key && f.supported() {
+	var visit func(fields []Field, prefix string)
+	visit = func(fields []Field, prefix string) {
+		for _, f := range fields {
+			path := prefix + f.Name
+			if f.Name == key && f.Supported() {
 				paths = append(paths, path)
 			}
-			if element, isList, ok := elementOf(f.typ); ok {
+			if element, isList, ok := ElementOf(f.Type); ok {
 				if isList {
 					path += "[]"
 				}
-				visit(element, path+".")
+				visit(FieldsOf(element), path+".")
 			}
 		}
 	}
-	visit(reflect.TypeFor[document](), "")
+	visit(f.fields(), "")
 	return paths
 }
 
 // suggestKey says what an unknown key may have meant, among the keys of a mapping.
-func suggestKey(key string, fields []field) string {
+func (f *Format) suggestKey(key string, fields []Field) string {
 	names := make([]string, 0, len(fields))
 	for i := range fields {
-		if fields[i].supported() {
-			names = append(names, fields[i].name)
+		if fields[i].Supported() {
+			names = append(names, fields[i].Name)
 		}
 	}
-	if near := nearest(key, names); near != "" {
+	if near := Nearest(key, names); near != "" {
 		return fmt.Sprintf("did you mean %q?", near)
 	}
-	if paths := keyPlaces(key); len(paths) > 0 {
-		return "this key belongs in " + join(paths, "or")
+	if paths := f.keyPlaces(key); len(paths) > 0 {
+		return "this key belongs in " + Join(paths, "or")
 	}
-	return "the keys here are " + join(names, "and")
+	return "the keys here are " + Join(names, "and")
 }
 
-// join is "a, b or c".
-func join(words []string, last string) string {
+// Join is "a, b or c".
+func Join(words []string, last string) string {
 	if len(words) < 2 {
 		return strings.Join(words, "")
 	}
 	return strings.Join(words[:len(words)-1], ", ") + " " + last + " " + words[len(words)-1]
 }
 
-// nearest is the candidate that a mistyped word most likely meant, or "".
-func nearest(word string, candidates []string) string {
+// Nearest is the candidate that a mistyped word most likely meant, or "".
+func Nearest(word string, candidates []string) string {
 	folded := fold(word)
 	length := utf8.RuneCountInString(folded)
 	best, bestDistance := "", max(1, length/3)+1
@@ -209,15 +211,15 @@ func distance(a, b []rune) int {
 }
 
 // supportedWords is "nat or nat-destination", for messages.
-func (f *field) supportedWords() string { return join(f.words, "or") }
+func (f *Field) supportedWords() string { return Join(f.Words, "or") }
 
 // insteadOf is what to do without a word, if that is known and not supported yet. Elsewhere some of
 // them are written in capitals or with underscores.
-func (f *field) insteadOf(word string) (instead string, known bool) {
+func (f *Field) insteadOf(word string) (instead string, known bool) {
 	word = strings.ReplaceAll(strings.ToLower(word), "_", "-")
-	for _, l := range f.later {
-		if l.word == word {
-			return l.instead, true
+	for _, l := range f.Later {
+		if l.Word == word {
+			return l.Instead, true
 		}
 	}
 	return "", false

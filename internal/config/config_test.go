@@ -1,0 +1,259 @@
+package config
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/invopop/jsonschema"
+)
+
+// rootEntry is the top of a configuration in miniature.
+type rootEntry struct {
+	Mark  `json:"-"`
+	Lanes List[laneEntry] `json:"lanes" doc:"Where packets go." example:"[{name: left}]"`
+	Speed Number          `json:"speed,omitempty" doc:"How fast." min:"1" max:"100" default:"50" example:"70" unit:"km/h"`
+	Shape shapeEntry      `json:"shape,omitempty" doc:"How it looks." example:"{kind: round}"`
+}
+
+type laneEntry struct {
+	Mark  `json:"-"`
+	Name  Text         `json:"name" doc:"Its name." min:"1" max:"8" example:"left"`
+	Ports Many[Number] `json:"ports,omitempty" doc:"Its ports." min:"1" max:"65535" default:"80" example:"[80, 81]"`
+	Shape shapeEntry   `json:"shape,omitempty" doc:"How it looks." example:"{kind: round}"`
+}
+
+type shapeEntry struct {
+	Mark `json:"-"`
+	Kind Word `json:"kind,omitempty" doc:"Its kind." enum:"round|flat" default:"flat" example:"round"`
+}
+
+// meterEntry is the section of another product, which has a leaf of its own and names that the top
+// has as well.
+type meterEntry struct {
+	Mark     `json:"-"`
+	Interval Duration    `json:"interval,omitempty" doc:"How often it counts." min:"1s" max:"1m" default:"10s" example:"5s"`
+	Lanes    List[probe] `json:"lanes,omitempty" doc:"What is counted." example:"[{color: red}]"`
+	Shape    shapeEntry  `json:"shape,omitempty" doc:"How it looks." example:"{kind: round}"`
+}
+
+type probe struct {
+	Mark  `json:"-"`
+	Color color `json:"color" doc:"The color." example:"red"`
+}
+
+// color is a leaf that package config does not know.
+type color struct {
+	Mark
+	Value string
+}
+
+func (c *color) Read(s Scalar, _ *Field) *Complaint {
+	if s.Text != "red" && s.Text != "blue" {
+		return Complain(s.Text+" is no color", "write red")
+	}
+	c.Value = s.Text
+	return nil
+}
+
+func (*color) Schema(*Field) *jsonschema.Schema {
+	return &jsonschema.Schema{Enum: []any{"red", "blue"}}
+}
+func (*color) Describe() string { return "color" }
+
+// meter is what the product runs with.
+type meter struct {
+	interval time.Duration
+	colors   []string
+}
+
+// buildMeter refuses a color that is there twice.
+func buildMeter(m *meterEntry, faults *Faults) any {
+	built := meter{interval: m.Interval.Value}
+	for _, lane := range m.Lanes.Items {
+		if lane.Color.Value == "" {
+			continue // it has a fault already
+		}
+		if slices.Contains(built.colors, lane.Color.Value) {
+			faults.Errorf(lane.Color.Mark, "remove one of them", "%s is counted twice", lane.Color.Value)
+		}
+		built.colors = append(built.colors, lane.Color.Value)
+	}
+	return built
+}
+
+func formatWithMeter() *Format {
+	return NewFormat[rootEntry](NewSection("meter", "Counts packets.", "{interval: 5s}", buildMeter))
+}
+
+// read reads files as the format, in the order of their names.
+func read(t *testing.T, f *Format, files ...string) (*Contents, []string) {
+	t.Helper()
+	dir := t.TempDir()
+	for i, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.yaml", i)), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := f.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var faults []string
+	for _, fault := range c.Faults.Sorted() {
+		faults = append(faults, strings.ReplaceAll(fault.String(), dir+"/", ""))
+	}
+	return c, faults
+}
+
+func requireFaults(t *testing.T, have []string, want ...string) {
+	t.Helper()
+	if !slices.Equal(have, want) {
+		t.Errorf("the faults are\n\t%s\nwant\n\t%s", strings.Join(have, "\n\t"), strings.Join(want, "\n\t"))
+	}
+}
+
+// A section is read from several files as the rest is, gets its defaults, and its product's settings.
+func TestSectionOfAProduct(t *testing.T) {
+	c, faults := read(t, formatWithMeter(), "lanes: [{name: a}]\nmeter: {lanes: [{color: red}]}\n", "meter: {lanes: [{color: blue}]}\n")
+	requireFaults(t, faults)
+	want := map[string]any{"meter": meter{10 * time.Second, []string{"red", "blue"}}}
+	if !reflect.DeepEqual(c.Products, want) {
+		t.Errorf("the settings of products are %v, want %v", c.Products, want)
+	}
+	root := c.Top.(*rootEntry)
+	if root.Lanes.Items[0].Name.Value != "a" || root.Speed.Value != 50 || root.Lanes.Items[0].Ports.Items[0].Value != 80 {
+		t.Errorf("the top is %+v", root)
+	}
+
+	c, faults = read(t, formatWithMeter(), "lanes: [{name: a}]\n")
+	requireFaults(t, faults)
+	if len(c.Products) != 0 {
+		t.Errorf("without the section there are settings: %v", c.Products)
+	}
+}
+
+// All that is wrong is told at once, in the order of the lines, whichever package found it.
+func TestFaultsOfASection(t *testing.T) {
+	_, faults := read(t, formatWithMeter(), `lanes: [{name: a}]
+meter:
+  interval: 2m
+  intervall: 5s
+  lanes:
+    - {color: red}
+    - {color: gren}
+    - {color: red}
+    - {}
+  shape: {kind: rund}
+metre: {}
+interval: 5s
+speed: 0
+`, "meter: {interval: 3s}\n")
+	requireFaults(t, faults,
+		`0.yaml:3:13: error: meter.interval: interval 2m is out of range, want 1s to 1m`,
+		`0.yaml:4:3: error: meter.intervall: unknown key "intervall"; did you mean "interval"?`,
+		`0.yaml:7:15: error: meter.lanes[1].color: gren is no color; write red`,
+		`0.yaml:8:15: error: meter.lanes[2].color: red is counted twice; remove one of them`,
+		`0.yaml:9:7: error: meter.lanes[3]: key "color" is missing; add for example color: red`,
+		`0.yaml:10:17: error: meter.shape.kind: unknown kind "rund", want round or flat; did you mean "round"?`,
+		`0.yaml:11:1: error: metre: unknown key "metre"; did you mean "meter"?`,
+		`0.yaml:12:1: error: interval: unknown key "interval"; this key belongs in meter.interval`,
+		`0.yaml:13:8: error: speed: speed 0 is out of range, want 1 to 100`,
+		`1.yaml:1:19: error: meter.interval: interval is set already at 0.yaml:3:13; keep one of them`,
+	)
+}
+
+// Nothing at all is said about an empty file but what the top needs.
+func TestEmpty(t *testing.T) {
+	c, faults := read(t, formatWithMeter(), "# nothing\n")
+	requireFaults(t, faults, `0.yaml: error: the configuration is empty; it needs at least lanes`)
+	if c.Said {
+		t.Error("an empty file says something")
+	}
+}
+
+// The schema of a section has definitions of its own, also where the top has one of that name.
+func TestSchemaOfASection(t *testing.T) {
+	var schema struct {
+		Properties map[string]struct {
+			Ref         string `json:"$ref"`
+			Description string
+			Examples    []any
+		}
+		Defs map[string]struct {
+			Properties map[string]map[string]any
+			Required   []string
+		} `json:"$defs"`
+	}
+	text := formatWithMeter().Schema("a test")
+	if err := json.Unmarshal(text, &schema); err != nil {
+		t.Fatal(err)
+	}
+	section := schema.Properties["meter"]
+	if section.Ref != "#/$defs/meter" || section.Description != "Counts packets." || len(section.Examples) != 1 {
+		t.Errorf("the section is %+v", section)
+	}
+	if d := schema.Defs["meter"].Properties["interval"]; d["default"] != "10s" {
+		t.Errorf("meter.interval is %v", d)
+	}
+	if d := schema.Defs["meter.probe"]; !slices.Equal(d.Required, []string{"color"}) || d.Properties["color"]["enum"] == nil {
+		t.Errorf("meter.lanes[] is %v", d)
+	}
+	if schema.Defs["shape"].Properties == nil || schema.Defs["meter.shape"].Properties == nil {
+		t.Errorf("the definitions are %s", text)
+	}
+}
+
+func TestReferenceOfASection(t *testing.T) {
+	text := string(formatWithMeter().Reference())
+	for _, line := range []string{
+		"| `meter` | mapping |  |  | Counts packets. | `{interval: 5s}` |",
+		"## `meter`",
+		"| `interval` | duration, 1s to 1m | in the value | `10s` | How often it counts. | `5s` |",
+		"## `meter.lanes[]`",
+		"| `color` | color |  | required | The color. | `red` |",
+		"The keys are those of `lanes[].shape`.", // said for shape, and for meter.shape
+	} {
+		if !strings.Contains(text, line+"\n") {
+			t.Errorf("the reference lacks %s\n%s", line, text)
+		}
+	}
+}
+
+func TestNearest(t *testing.T) {
+	for _, c := range []struct{ word, want string }{
+		{"portt", "port"}, {"prot", "port"}, {"Weight", "weight"}, {"on-no-backend", "on_no_backend"}, {"zzz", ""}, {"", ""}, {"x", ""},
+	} {
+		if got := Nearest(c.word, []string{"port", "weight", "on_no_backend"}); got != c.want {
+			t.Errorf("nearest to %q is %q, want %q", c.word, got, c.want)
+		}
+	}
+}
+
+// A fault about a key that is not there names what it lacks in.
+func TestWhatIsNotWrittenHasAPlace(t *testing.T) {
+	c, faults := read(t, formatWithMeter(), "\nlanes:\n  - {name: a}\nmeter: {}\n")
+	requireFaults(t, faults)
+	root := c.Top.(*rootEntry)
+	lane := &root.Lanes.Items[0]
+	section := c.sections[&c.format.sections[0]].Addr().Interface().(*meterEntry)
+	for name, place := range map[string][2]Place{
+		"speed": {root.Speed.At, root.At}, "shape.kind": {root.Shape.Kind.At, root.At},
+		"lanes[0].ports": {lane.Ports.At, lane.At}, "lanes[0].ports[0]": {lane.Ports.Items[0].At, lane.At},
+		"lanes[0].shape.kind": {lane.Shape.Kind.At, lane.At},
+		"meter.interval":      {section.Interval.At, section.At}, "meter.shape.kind": {section.Shape.Kind.At, section.At},
+	} {
+		if place[0] != place[1] || place[0].line == 0 {
+			t.Errorf("%s is at %v, want %v", name, place[0], place[1])
+		}
+	}
+	if root.At.line != 2 || lane.At.line != 3 || section.At.line != 4 {
+		t.Errorf("the mappings are at %v, %v and %v", root.At, lane.At, section.At)
+	}
+}

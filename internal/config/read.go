@@ -1,0 +1,418 @@
+// Package config is the language of configuration files: YAML that is decoded into structs, with every
+// fault found at once, each with its place and a suggestion. It knows no product.
+//
+//	bytes ──── go-yaml ────► tree ── decode ──► structs ── a package's build ──► its settings
+//	                                    │                        │
+//	                                    └─ Faults ◄──────────────┘
+//	                                    types, keys          meaning
+//
+// A package writes its format down once, as structs of this package's types. The parser, the JSON
+// Schema, the reference page and every suggestion are made from them and from their tags:
+//
+//	json      the key; without omitempty it is required
+//	doc       what it means
+//	default   the value without the key, as one would write it
+//	inherits  the key whose value counts without this one
+//	unit      of a number
+//	min, max  bounds of a number or a duration (inclusive), or of the length of a text in bytes
+//	enum      the words allowed, separated by |
+//	later     words that are known but not supported yet, each with what to do instead, as in
+//	          WORD: write another; separated by |
+//	instead   of a key that is not supported yet: what to do without it
+//	example   as one would write it
+//
+// Each struct embeds Mark, which has no key: `json:"-"`. Its fields are leaves such as Text and
+// Number, Many of them, other structs, or a List of structs.
+//
+// Nothing here needs root or a daemon, and nothing is kept between calls.
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v4"
+	"go.yaml.in/yaml/v4/plugin/loaderlimits"
+)
+
+const (
+	// fileBytesMax keeps a wrong path (a disk image, a log) from filling the memory. A
+	// backend takes about 50 bytes, so this is more than limits.backends allows.
+	fileBytesMax = 128 << 20
+	// nestingMax is far deeper than the format goes.
+	nestingMax = 100
+)
+
+// source is one file's text.
+type source struct {
+	name  string
+	lines []string // without their ends
+}
+
+func newSource(name string, data []byte) *source {
+	text := strings.ReplaceAll(string(data), "\r\n", "\n")
+	return &source{name: name, lines: strings.Split(strings.ReplaceAll(text, "\r", "\n"), "\n")}
+}
+
+// locate bounds a position to the source, and adds the line.
+func (s *source) locate(line, column int) (int, int, string) {
+	line = min(max(line, 1), len(s.lines))
+	text := s.lines[line-1]
+	return line, min(max(column, 1), utf8.RuneCountInString(text)+1), text
+}
+
+// filesOf is the files to read, and those whose name looks like a mistake.
+func filesOf(path string) (names, ignored []string, err error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the configuration: %w; name a file or a directory with --config", err)
+	}
+	if !info.IsDir() {
+		return []string{path}, nil, nil
+	}
+	entries, err := os.ReadDir(path) // in the order of names
+	if err != nil {
+		return nil, nil, fmt.Errorf("listing the configuration's directory: %w", err)
+	}
+	for _, e := range entries {
+		name := filepath.Join(path, e.Name())
+		if strings.HasPrefix(e.Name(), ".") {
+			continue // editors' and tools' own
+		}
+		switch filepath.Ext(e.Name()) {
+		case ".yaml":
+			if info, err := os.Stat(name); err == nil && info.IsDir() {
+				continue
+			}
+			names = append(names, name)
+		case ".yml":
+			ignored = append(ignored, name)
+		}
+	}
+	return names, ignored, nil
+}
+
+func readFile(name string) ([]byte, error) {
+	info, err := os.Stat(name)
+	if err == nil && info.Size() > fileBytesMax {
+		err = fmt.Errorf("%s has %d bytes, a configuration has at most %d", name, info.Size(), fileBytesMax)
+	}
+	var data []byte
+	if err == nil {
+		data, err = os.ReadFile(name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the configuration: %w", err)
+	}
+	return data, nil
+}
+
+// Section is a top-level key that a package of its own decodes.
+type Section struct {
+	key      string
+	doc      string
+	example  string
+	contents reflect.Type
+	build    func(contents any, faults *Faults) any
+}
+
+// NewSection makes the key of a product known: what it is for, and an example as one would write it.
+// T is a struct of this language, and its keys are the section's. build is called if a file has the
+// section: it checks what the contents mean, adds what is wrong, and makes the product's settings.
+func NewSection[T any](key, doc, example string, build func(contents *T, faults *Faults) any) Section {
+	return Section{key, doc, example, reflect.TypeFor[T](), func(contents any, faults *Faults) any { return build(contents.(*T), faults) }}
+}
+
+// Format is what a configuration may hold: the keys of a struct, and sections beside them.
+type Format struct {
+	top      reflect.Type
+	sections []Section
+}
+
+// NewFormat is the format of which T, a struct of this language, has the keys at the top.
+func NewFormat[T any](sections ...Section) *Format {
+	return &Format{reflect.TypeFor[T](), sections}
+}
+
+// fields are the keys at the top.
+func (f *Format) fields() []Field {
+	all := slices.Clone(FieldsOf(f.top))
+	for i := range f.sections {
+		s := &f.sections[i]
+		all = append(all, Field{Name: s.key, Doc: s.doc, Example: s.example, Type: s.contents, section: s})
+	}
+	return all
+}
+
+// Contents is what files hold.
+type Contents struct {
+	format   *Format
+	Top      any // a pointer to the format's struct
+	sections map[*Section]reflect.Value
+	Products map[string]any // what the sections' build made
+	Faults   Faults
+	Said     bool // the files say anything
+	Unparsed bool // of a file nothing is known, so nothing can be missing
+}
+
+// field is the value of a key at the top.
+func (c *Contents) field(f *Field) reflect.Value {
+	if f.section != nil {
+		return c.sections[f.section]
+	}
+	return reflect.ValueOf(c.Top).Elem().FieldByIndex(f.index)
+}
+
+// Read reads a file, or a directory's *.yaml in the order of their names. The error says that
+// something could not be read; all else is among the faults.
+func (f *Format) Read(path string) (*Contents, error) {
+	names, ignored, err := filesOf(path)
+	if err != nil {
+		return nil, err
+	}
+	c := &Contents{
+		format: f, Top: reflect.New(f.top).Interface(), sections: map[*Section]reflect.Value{}, Products: map[string]any{},
+		Faults: Faults{rank: map[string]int{path: -1}},
+	}
+	for i := range f.sections {
+		c.sections[&f.sections[i]] = reflect.New(f.sections[i].contents).Elem()
+	}
+	for i, name := range append(names, ignored...) {
+		c.Faults.rank[name] = i
+	}
+	top := markIn(reflect.ValueOf(c.Top).Elem())
+	top.At = Place{source: &source{name: path}}
+	for _, name := range ignored {
+		c.Faults.Warnf(Mark{At: Place{source: &source{name: name}}}, "name it *.yaml", "this file is not read")
+	}
+	for _, name := range names {
+		data, err := readFile(name)
+		if err != nil {
+			return nil, err
+		}
+		c.source(name, data, top)
+	}
+	if len(names) == 0 {
+		c.Faults.Errorf(*top, "put the configuration there, as shunt.yaml for example", "no file in this directory is named *.yaml")
+		return c, nil
+	}
+	if !c.Said {
+		var needed []string
+		for _, key := range FieldsOf(f.top) {
+			if key.Required {
+				needed = append(needed, key.Name)
+			}
+		}
+		c.Faults.Errorf(Mark{At: Place{source: &source{name: names[0]}}}, "it needs at least "+Join(needed, "and"), "the configuration is empty")
+		return c, nil
+	}
+	applyDefaults(reflect.ValueOf(c.Top).Elem())
+	for i := range f.sections {
+		s := &f.sections[i]
+		value := c.sections[s]
+		if !markIn(value).Set {
+			continue
+		}
+		applyDefaults(value)
+		c.Products[s.key] = s.build(value.Addr().Interface(), &c.Faults)
+	}
+	return c, nil
+}
+
+// source decodes one file.
+func (c *Contents) source(name string, data []byte, top *Mark) {
+	data = bytes.TrimPrefix(data, []byte("\uFEFF"))
+	src := newSource(name, data)
+	if top.At.line == 0 {
+		top.At.source = src
+	}
+	unparsed := func(m Mark, suggestion, format string, args ...any) {
+		c.Faults.Errorf(m, suggestion, format, args...)
+		c.Unparsed, c.Said = true, true
+	}
+	if at, bad := invalidText(src); bad {
+		unparsed(Mark{At: at}, "save the file as UTF-8 text", "this is not UTF-8 text")
+		return
+	}
+	root, at, err := parse(src, data)
+	var unknown *unknownAnchor
+	switch {
+	case errors.As(err, &unknown):
+		unparsed(Mark{At: at, Text: "*" + unknown.Name}, unknown.Suggestion(src, at), "%v", err)
+	case err != nil:
+		unparsed(Mark{At: at}, suggestSyntax(src, at), "not valid YAML: %v", err)
+	case !isNull(root):
+		d := &decoder{contents: c, source: src, valuesMax: expansionMax + len(data), faults: &c.Faults, merging: map[*yaml.Node]bool{}, shared: anchored(root)}
+		d.document(root)
+		c.Said = true
+	}
+}
+
+// invalidText finds bytes that are not UTF-8, and NUL, which YAML does not allow.
+func invalidText(src *source) (Place, bool) {
+	for i, line := range src.lines {
+		column := 1
+		for offset := 0; offset < len(line); column++ {
+			r, size := utf8.DecodeRuneInString(line[offset:])
+			if r == 0 || r == utf8.RuneError && size == 1 {
+				return Place{src, i + 1, column}, true
+			}
+			offset += size
+		}
+	}
+	return Place{}, false
+}
+
+// parse is the tree of a file's only document; nil when the file says nothing. The
+// parser may panic on text that is no YAML: that is an error like any other.
+func parse(src *source, data []byte) (root *yaml.Node, at Place, err error) {
+	at = Place{src, 1, 1}
+	defer func() {
+		if cause := recover(); cause != nil {
+			root, err = nil, fmt.Errorf("the YAML parser gave up: %v", cause)
+		}
+	}()
+	loader, err := yaml.NewLoader(bytes.NewReader(data), yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(nestingMax), loaderlimits.AliasNone())))
+	if err != nil {
+		return nil, at, err
+	}
+	for {
+		document := &yaml.Node{}
+		err := loader.Load(document)
+		if errors.Is(err, io.EOF) {
+			return root, at, nil
+		}
+		if err != nil {
+			var syntax *yaml.LoadError
+			if errors.As(err, &syntax) {
+				at.line, at.column = syntax.Mark.Line, syntax.Mark.Column
+				err = syntaxError(syntax)
+			}
+			return nil, at, err
+		}
+		if len(document.Content) == 0 || isNull(document.Content[0]) {
+			continue
+		}
+		if root != nil {
+			at.line, at.column = document.Line, document.Column
+			return nil, at, errors.New("a second document begins here; put it into a file of its own")
+		}
+		root = document.Content[0]
+	}
+}
+
+// suggestSyntax is what most often is the reason for a syntax error.
+func suggestSyntax(src *source, at Place) string {
+	line := src.lines[min(max(at.line, 1), len(src.lines))-1]
+	if strings.Contains(line[:len(line)-len(strings.TrimLeft(line, " \t"))], "\t") {
+		return "indent with spaces, not with tabs"
+	}
+	last := len(src.lines)
+	for last > 0 && strings.TrimSpace(src.lines[last-1]) == "" {
+		last--
+	}
+	if at.line > last {
+		return "close what is open at the end of the file: a bracket, a brace or a quotation mark"
+	}
+	return ""
+}
+
+// syntaxError is the parser's error without the place.
+func syntaxError(e *yaml.LoadError) error {
+	if name, is := strings.CutPrefix(e.Message, "unknown anchor '"); is {
+		name, _, _ = strings.Cut(name, "'")
+		return &unknownAnchor{name}
+	}
+	if e.ContextMsg == "" || e.ContextMark.Line == e.Mark.Line {
+		return errors.New(e.Message)
+	}
+	return fmt.Errorf("%s, %s that begins at line %d", e.Message, e.ContextMsg, e.ContextMark.Line)
+}
+
+// unknownAnchor says that an alias stands for nothing.
+type unknownAnchor struct{ Name string }
+
+func (e *unknownAnchor) Error() string {
+	return fmt.Sprintf("alias *%s has no anchor &%[1]s before it", e.Name)
+}
+
+var anchors = regexp.MustCompile(`(?:^|[\s,\[{:-])&([^\s,\[\]{}]+)`)
+
+// Suggestion is an anchor before the place that is called nearly so.
+func (e *unknownAnchor) Suggestion(src *source, at Place) string {
+	var names []string
+	for i, line := range src.lines[:min(at.line, len(src.lines))] {
+		if i == at.line-1 {
+			line = string([]rune(line)[:min(at.column-1, utf8.RuneCountInString(line))])
+		}
+		for _, found := range anchors.FindAllStringSubmatch(line, -1) {
+			names = append(names, found[1])
+		}
+	}
+	slices.Sort(names)
+	if near := Nearest(e.Name, slices.Compact(names)); near != "" {
+		return fmt.Sprintf("did you mean *%s?", near)
+	}
+	return ""
+}
+
+// applyDefaults gives every Leaf without a good value its default, so that one fault
+// does not raise others. What is not written gets the place of the mapping that it could
+// stand in, so that a fault about it has one.
+func applyDefaults(v reflect.Value) {
+	around := markIn(v)
+	fields := FieldsOf(v.Type())
+	for i := range fields {
+		f := &fields[i]
+		if !f.Supported() {
+			continue
+		}
+		target := v.FieldByIndex(f.index)
+		m := markIn(target)
+		if !m.Set {
+			m.At, m.path = around.At, around.path
+		}
+		if l, isLeaf := target.Addr().Interface().(Leaf); isLeaf {
+			if f.Default != "" && (!m.Set || m.Bad) {
+				mustDefault(l, f)
+			}
+			continue
+		}
+		items := target.FieldByName("Items")
+		switch {
+		case !items.IsValid():
+			applyDefaults(target)
+		case items.Len() == 0 && f.Default != "":
+			element := reflect.New(items.Type().Elem())
+			*markIn(element.Elem()) = Mark{At: m.At, path: m.path}
+			mustDefault(element.Interface().(Leaf), f)
+			items.Set(reflect.Append(items, element.Elem()))
+		default:
+			if _, _, ok := ElementOf(f.Type); ok {
+				for i := range items.Len() {
+					applyDefaults(items.Index(i))
+				}
+			}
+		}
+	}
+}
+
+// markIn is the mark of a struct of this language.
+func markIn(v reflect.Value) *Mark {
+	return v.Addr().Interface().(interface{ Where() *Mark }).Where()
+}
+
+func mustDefault(l Leaf, f *Field) {
+	if c := l.Read(Scalar{KindDefault, f.Default}, f); c != nil {
+		panic(fmt.Sprintf("default of %s: %s", f.Name, c.Message)) // of the tags, so every test would fail
+	}
+}

@@ -1,0 +1,118 @@
+package config
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"github.com/invopop/jsonschema"
+	"go.yaml.in/yaml/v4"
+)
+
+// Schema is the JSON Schema (draft 2020-12) of the format, for editors, made from the structs that
+// the parser reads as well. It cannot say everything that the packages behind it check; what it
+// refuses, they refuse too.
+func (f *Format) Schema(title string) []byte {
+	root := schemaOf(f.top, "")
+	root.Title = title
+	root.PatternProperties = map[string]*jsonschema.Schema{"^x-": jsonschema.TrueSchema}
+	for _, s := range f.fields() {
+		if s.section == nil {
+			continue
+		}
+		contents := schemaOf(s.Type, s.Name+".")
+		maps.Copy(root.Definitions, contents.Definitions)
+		contents.Version, contents.Definitions = "", nil
+		root.Definitions[s.Name] = contents
+		property := &jsonschema.Schema{Ref: "#/$defs/" + s.Name}
+		s.annotate(property)
+		root.Properties.Set(s.Name, property)
+	}
+	text, err := json.MarshalIndent(root, "", "  ")
+	if err != nil {
+		panic(fmt.Sprintf("encoding the schema of the configuration: %v", err)) // of the tags, so every test would fail
+	}
+	return append(text, '\n')
+}
+
+// schemaOf is the schema of a struct, with those of the mappings in it as its definitions. prefix
+// keeps their names from those of other structs.
+func schemaOf(t reflect.Type, prefix string) *jsonschema.Schema {
+	name := func(t reflect.Type) string { return prefix + strings.TrimSuffix(t.Name(), "Entry") }
+	reflector := &jsonschema.Reflector{
+		Anonymous:      true,
+		ExpandedStruct: true,
+		Namer:          name,
+		Mapper: func(t reflect.Type) *jsonschema.Schema {
+			if t.Kind() == reflect.Struct {
+				if _, _, mappings := ElementOf(t); !mappings {
+					return &jsonschema.Schema{} // describe fills it in
+				}
+			}
+			return nil
+		},
+	}
+	s := reflector.ReflectFromType(t)
+	describe(s, t, s.Definitions, name)
+	return s
+}
+
+// describe completes the schema of a mapping's keys with what only the tags know.
+func describe(s *jsonschema.Schema, t reflect.Type, definitions jsonschema.Definitions, name func(reflect.Type) string) {
+	for _, f := range FieldsOf(t) {
+		property, _ := s.Properties.Get(f.Name)
+		element, isList, mappings := ElementOf(f.Type)
+		switch {
+		case mappings:
+			describe(definitions[name(element)], element, definitions, name)
+			if isList && f.Required {
+				property.MinItems = count(1)
+			}
+		case isList:
+			items, _ := f.Type.FieldByName("Items")
+			one := reflect.New(items.Type.Elem()).Interface().(Leaf).Schema(&f)
+			property.AnyOf = []*jsonschema.Schema{one, {Type: "array", Items: one, MinItems: count(1)}}
+		default:
+			*property = *reflect.New(f.Type).Interface().(Leaf).Schema(&f)
+		}
+		f.annotate(property)
+	}
+}
+
+// annotate adds what a key means, its default and its example.
+func (f *Field) annotate(property *jsonschema.Schema) {
+	property.Description = f.text()
+	if !f.Supported() {
+		property.Description += " Not supported yet."
+		return
+	}
+	if f.Default != "" {
+		property.Default = f.value(f.Default)
+	}
+	if f.Example != "" {
+		property.Examples = []any{f.value(f.Example)}
+	}
+}
+
+// text is the field's meaning, with its unit.
+func (f *Field) text() string {
+	if f.Unit == "" {
+		return f.Doc
+	}
+	return f.Doc + " Unit: " + f.Unit + "."
+}
+
+// value is a default or an example as JSON has it.
+func (f *Field) value(written string) any {
+	if n, err := strconv.ParseUint(written, 10, 64); err == nil {
+		return n
+	}
+	var v any
+	if err := yaml.Unmarshal([]byte(written), &v); err != nil {
+		panic(fmt.Sprintf("example of %s: %v", f.Name, err)) // of the tags, so every test would fail
+	}
+	return v
+}
