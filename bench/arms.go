@@ -29,7 +29,7 @@ type arm struct {
 	target   netip.AddrPort
 	// start puts it in place; the returned function takes it away again.
 	start func(ctx context.Context, r *run) (stop func() error, alive []*bed.Child, err error)
-	// incremental is set where the arm cannot mend checksums that the sender left to
+	// incremental is set where the arm cannot complete checksums that the sender left to
 	// hardware: it is measured only with checksum offload off.
 	incremental bool
 	tcpOnly     bool // it has no UDP

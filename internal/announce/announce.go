@@ -112,8 +112,8 @@ type State struct {
 	Err       string           // why asking or announcing failed; empty if it did not
 }
 
-// settled: something is known, good or bad.
-func (s State) settled() bool { return s.Owned || s.Owner != nil || s.Err != "" }
+// known is whether something is known of the address, good or bad.
+func (s State) known() bool { return s.Owned || s.Owner != nil || s.Err != "" }
 
 // probesAtOnce limits how many addresses are probed at the same time, and so how many
 // packet sockets are open.
@@ -282,7 +282,7 @@ func (a *Announcer) Wait(ctx context.Context) []State {
 		a.mu.Lock()
 		states, changed := a.states(), a.changed
 		a.mu.Unlock()
-		known := !slices.ContainsFunc(states, func(s State) bool { return !s.settled() })
+		known := !slices.ContainsFunc(states, func(s State) bool { return !s.known() })
 		if !known && ctx.Err() == nil {
 			select {
 			case <-ctx.Done():

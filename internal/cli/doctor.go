@@ -29,7 +29,7 @@ func newDoctor(s streams) *cobra.Command {
 	var guePort uint16
 	c := &cobra.Command{
 		Use:   "doctor --backend --vip ADDRESS...",
-		Short: "What is wrong on a backend where direct return fails, and the command that mends it",
+		Short: "What is wrong on a backend where direct return fails, and the command that fixes it",
 		Long: `With --backend: looks at this machine as a backend of services with direct return, and
 changes nothing. It exits with 0 when nothing is wrong, and with 1 otherwise.
 
@@ -126,7 +126,7 @@ func examineBackend(s streams, want backend.Want, output string) error {
 
 func printFindings(w io.Writer, want backend.Want, findings []finding, wrong int) error {
 	for _, f := range findings {
-		if _, err := fmt.Fprintf(w, "%s: %s\n  why   %s\n  mend  %s\n\n", f.Severity, f.Text, f.Meaning, f.Remedy); err != nil {
+		if _, err := fmt.Fprintf(w, "%s: %s\n  why   %s\n  fix   %s\n\n", f.Severity, f.Text, f.Meaning, f.Remedy); err != nil {
 			return err
 		}
 	}

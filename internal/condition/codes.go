@@ -63,7 +63,7 @@ var Codes = []Definition{
 	{
 		Code: AttachFailed, Severity: Error, Subject: "interface",
 		Meaning: "The program could not be attached to the interface; its traffic is not balanced.",
-		Remedy:  "mend what the text names; shunt tries again every second",
+		Remedy:  "fix what the text names; shunt tries again every second",
 	},
 	{
 		Code: ChecksFailHere, Severity: Error, Subject: "host",
@@ -83,7 +83,7 @@ var Codes = []Definition{
 	{
 		Code: ConfigRefused, Severity: Error, Subject: "configuration file",
 		Meaning: "The configuration on disk has faults; the one applied before it stays in force.",
-		Remedy:  "run `shunt check` on the file and mend what it names",
+		Remedy:  "run `shunt check` on the file and fix what it names",
 	},
 	{
 		Code: FlowsFull, Severity: Error, Subject: "instance",
@@ -128,7 +128,7 @@ var Codes = []Definition{
 	{
 		Code: NoBackend, Severity: Error, Subject: "service, and the family where only one lacks backends",
 		Meaning: "No backend of the service takes new flows: it has none, or all are down, drained or have weight 0. Flows that a backend still has go on.",
-		Remedy:  "`shunt backend list` says what is wrong with each: mend one that is down, give one a weight, add one, or `shunt backend undrain` one",
+		Remedy:  "`shunt backend list` says what is wrong with each: repair a server that is down, give one a weight, add one, or `shunt backend undrain` one",
 	},
 	{
 		Code: NodeDraining, Severity: Info, Subject: "instance",
@@ -143,7 +143,7 @@ var Codes = []Definition{
 	{
 		Code: OverridesUnsaved, Severity: Warning, Subject: "file of overrides",
 		Meaning: "What operators say beside the configuration (drains, weights, health) is in force, but would not survive a restart.",
-		Remedy:  "make room on the disk or mend the permissions; it is tried again every second",
+		Remedy:  "make room on the disk or fix the permissions; it is tried again every second",
 	},
 	{
 		Code: PeerAggregates, Severity: Warning, Subject: "interface",

@@ -46,8 +46,8 @@ func (a aggregation) write(state offload.State) error {
 	return nil
 }
 
-// settle makes an interface's merging fit the mode it runs in.
-func (a aggregation) settle(iface string, mode kernel.Mode) error {
+// fit makes an interface's merging fit the mode it runs in.
+func (a aggregation) fit(iface string, mode kernel.Mode) error {
 	if mode != kernel.ModeGeneric {
 		// The kernel keeps segmentation off at the other end of a veth in native mode, and
 		// refuses to restore it. That stays written down until the program is gone.

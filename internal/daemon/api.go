@@ -222,7 +222,7 @@ func (d *daemon) openState() {
 	switch {
 	case errors.As(err, &lost) && lost.Aside == "":
 		d.conditions.Raise(condition.Condition{Code: condition.OverridesLost, Subject: path, Text: err.Error(),
-			Remedy: "mend the folder's permissions or its disk, set the overrides again, and restart the daemon when it suits"})
+			Remedy: "fix the folder's permissions or its disk, set the overrides again, and restart the daemon when it suits"})
 	case err != nil:
 		d.conditions.Raise(condition.Condition{Code: condition.OverridesLost, Subject: state.AsideOf(path), Text: err.Error()})
 	case exists(state.AsideOf(path)):

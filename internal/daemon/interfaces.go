@@ -23,7 +23,7 @@ type attacher interface {
 
 // merger has an interface merge packets, or not; aggregation says when.
 type merger interface {
-	settle(name string, mode kernel.Mode) error
+	fit(name string, mode kernel.Mode) error
 	release(name string) error
 }
 
@@ -100,7 +100,7 @@ func (i *interfaces) attach(wanted model.Interface) error {
 	} else {
 		i.conditions.Clear(condition.AttachDegraded, name)
 	}
-	if err := i.merger.settle(name, a.Mode); err != nil {
+	if err := i.merger.fit(name, a.Mode); err != nil {
 		return errors.Join(err, i.detach(name))
 	}
 	return nil

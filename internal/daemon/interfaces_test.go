@@ -75,7 +75,7 @@ func (a attachments) RefreshInterface(name string) error {
 
 func (a attachments) Attached() []string { return slices.Sorted(maps.Keys(a.programs)) }
 
-func (b *interfaceBench) settle(name string, _ kernel.Mode) error { return b.stuck[name] }
+func (b *interfaceBench) fit(name string, _ kernel.Mode) error { return b.stuck[name] }
 
 func (b *interfaceBench) release(name string) error {
 	b.done = append(b.done, "release "+name)

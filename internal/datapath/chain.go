@@ -54,7 +54,7 @@ type Chain struct {
 	Shunt     *Chained `json:"shunt"`
 	After     *Chained `json:"after"`
 	// Attached is the number of the program that the interface runs: Before's, else Shunt's. It
-	// differs while a change is being made, or when one was cut short; attaching mends that.
+	// differs while a change is being made, or when one was cut short; attaching repairs that.
 	Attached uint32 `json:"attached"`
 	// Time is that of all programs of the chain together.
 	Time RunTime `json:"time"`

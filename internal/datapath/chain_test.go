@@ -126,8 +126,8 @@ func TestChainOutlivesAllButDetach(t *testing.T) {
 	requireChain(t, opts, "shunt-a", "", "")
 }
 
-// A change that was cut short between the note and the interface is mended by who attaches next.
-func TestChainCutShortIsMended(t *testing.T) {
+// A change that was cut short between the note and the interface is repaired by the process that attaches next.
+func TestChainCutShortIsRepaired(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)
 	d := mustOpen(t, opts)

@@ -99,7 +99,7 @@ func Open(opts Options) (*Datapath, error) {
 	if err := kernel.Mount(opts.PinRoot, opts.Log); err != nil {
 		return nil, err
 	}
-	have, err := settle(opts)
+	have, err := finishUpgrade(opts)
 	if err != nil {
 		return nil, err
 	}

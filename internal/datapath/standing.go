@@ -88,9 +88,9 @@ func requireOwn(opts Options) error {
 	return nil
 }
 
-// settle ends what an upgrade that was cut short has left: it is finished where the new ABI is in
+// finishUpgrade ends what an upgrade that was cut short has left: it is finished where the new ABI is in
 // charge, and undone where the old one still is. It returns the ABI in charge; 0 is none.
-func settle(opts Options) (uint32, error) {
+func finishUpgrade(opts Options) (uint32, error) {
 	s, err := look(opts)
 	if err != nil {
 		return 0, err

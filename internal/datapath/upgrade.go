@@ -29,7 +29,7 @@ import (
 //	removed   the old maps; then the gates
 //
 // Until it is switched, undo takes everything back. Whoever is killed leaves one of the two in
-// charge, and the next start goes on from there (settle).
+// charge, and the next start goes on from there (finishUpgrade).
 
 // Point is a place in an upgrade.
 type Point string

@@ -233,7 +233,7 @@ func (w *Watcher) ensure(k key) error {
 		return err
 	}
 	w.mine[k] = true
-	if w.settled || w.plain {
+	if w.known || w.plain {
 		return nil
 	}
 	// The first entry shows whether the attribute was understood.
@@ -242,7 +242,7 @@ func (w *Watcher) ensure(k key) error {
 		return err
 	}
 	if e, ok := table[k]; ok {
-		w.settled = true
+		w.known = true
 		if !e.managed && e.state&fixed == 0 {
 			w.notManaged(errors.New("the flag was ignored"))
 			return w.neigh.ask(k, false)

@@ -120,7 +120,7 @@ type Watcher struct {
 	crowded map[int]string       // what to do about tables that are short of room, by family
 	refused map[int]bool         // tables that had no room for an entry since lookAtRoom
 	plain   bool                 // the kernel does not manage neighbours
-	settled bool                 // whether it does is known
+	known   bool                 // whether it does
 }
 
 // New starts a watcher that wants nothing yet.

@@ -119,7 +119,7 @@ func (d Difference) String() string {
 		lines = append(lines, address.String())
 	}
 	if d.Repairs > 0 {
-		lines = append(lines, fmt.Sprintf("~ %s mended after an interrupted change", count(d.Repairs, "record")))
+		lines = append(lines, fmt.Sprintf("~ %s repaired after an interrupted change", count(d.Repairs, "record")))
 	}
 	return strings.Join(lines, "\n")
 }

@@ -187,7 +187,7 @@ func (r *Reconciler) Plan(desired Desired) (Difference, error) {
 
 // Apply makes the maps agree with the desired state and returns what it changed. After
 // an error some of the difference may be in effect; every living backend and its flows
-// are unharmed, and the next Apply mends the rest. Without a difference it does nothing.
+// are unharmed, and the next Apply repairs the rest. Without a difference it does nothing.
 // Slots that a Settle left closing are finished before anything else.
 func (r *Reconciler) Apply(desired Desired) (Difference, error) {
 	r.mutex.Lock()

@@ -39,10 +39,10 @@ var breakages = []struct {
 	{anyoneMayAsk, "martians may use a service"},
 }
 
-// cracks are ways to get the data plane wrong, and to mend it.
+// cracks are ways to get the data plane wrong, and to repair it.
 var cracks = []struct {
-	name        string
-	crack, mend func(*world)
+	name          string
+	crack, repair func(*world)
 }{
 	{"another GUE port", func(w *world) {
 		e := outer
@@ -90,7 +90,7 @@ func TestBreakagesAreNoticed(t *testing.T) {
 	for _, c := range cracks {
 		c.crack(w)
 		notices(c.name, nothing)
-		c.mend(w)
+		c.repair(w)
 	}
 	if f := newRun(w).until(1, most/4); f != nil {
 		t.Errorf("nothing is wrong, but: %s", f)

@@ -593,9 +593,9 @@ func (b *backendBed) doctor(args ...string) (code int, found []string) {
 
 // doctorFault is something to spoil.
 type doctorFault struct {
-	found      string
-	make, mend func() error
-	harmless   bool // it is worth knowing, and no fault
+	found        string
+	make, repair func() error
+	harmless     bool // it is worth knowing, and no fault
 }
 
 func (b *backendBed) doctorFaults() []doctorFault {
@@ -633,10 +633,10 @@ func (b *backendBed) doctorFaults() []doctorFault {
 		}
 	}
 	return []doctorFault{
-		{found: "vip_missing 192.0.2.10", make: lo(netlink.AddrDel), mend: lo(netlink.AddrAdd)},
+		{found: "vip_missing 192.0.2.10", make: lo(netlink.AddrDel), repair: lo(netlink.AddrAdd)},
 		{found: "vip_visible 2001:db8::10",
 			make: func() error { return b.backend.AddAddress("eth0", netip.PrefixFrom(vips[1], 128)) },
-			mend: func() error {
+			repair: func() error {
 				return b.backend.Run(func() error {
 					link, err := netlink.LinkByName("eth0")
 					if err != nil {
@@ -650,19 +650,19 @@ func (b *backendBed) doctorFaults() []doctorFault {
 				})
 			}},
 		{found: "vip_arp_answered eth0",
-			make: both(set("net.ipv4.conf.all.arp_ignore", "0"), set("net.ipv4.conf.eth0.arp_ignore", "0")),
-			mend: both(set("net.ipv4.conf.all.arp_ignore", "1"), set("net.ipv4.conf.eth0.arp_ignore", "1"))},
+			make:   both(set("net.ipv4.conf.all.arp_ignore", "0"), set("net.ipv4.conf.eth0.arp_ignore", "0")),
+			repair: both(set("net.ipv4.conf.all.arp_ignore", "1"), set("net.ipv4.conf.eth0.arp_ignore", "1"))},
 		{found: "vip_arp_announced eth0",
-			make: both(set("net.ipv4.conf.all.arp_announce", "0"), set("net.ipv4.conf.eth0.arp_announce", "1")),
-			mend: both(set("net.ipv4.conf.all.arp_announce", "2"), set("net.ipv4.conf.eth0.arp_announce", "2"))},
-		{found: "reverse_path_strict eth0", make: set("net.ipv4.conf.all.rp_filter", "1"), mend: set("net.ipv4.conf.all.rp_filter", "0"), harmless: true},
+			make:   both(set("net.ipv4.conf.all.arp_announce", "0"), set("net.ipv4.conf.eth0.arp_announce", "1")),
+			repair: both(set("net.ipv4.conf.all.arp_announce", "2"), set("net.ipv4.conf.eth0.arp_announce", "2"))},
+		{found: "reverse_path_strict eth0", make: set("net.ipv4.conf.all.rp_filter", "1"), repair: set("net.ipv4.conf.all.rp_filter", "0"), harmless: true},
 		{found: "tunnel_mtu 192.0.2.10", // and IPv6's, whose headers are longer
-			make: func() error { return b.backend.SetMTU("eth0", 1510) }, mend: func() error { return b.backend.SetMTU("eth0", tunnelMTU) }},
-		{found: "default_route_missing IPv4", make: defaults(netlink.RouteDel), mend: defaults(netlink.RouteAdd)},
+			make: func() error { return b.backend.SetMTU("eth0", 1510) }, repair: func() error { return b.backend.SetMTU("eth0", tunnelMTU) }},
+		{found: "default_route_missing IPv4", make: defaults(netlink.RouteDel), repair: defaults(netlink.RouteAdd)},
 	}
 }
 
-// Each fault is found when it is made, and the doctor is silent when it is mended.
+// Each fault is found when it is made, and the doctor is silent when it is repaired.
 func TestDoctorBackend(t *testing.T) {
 	b := newBackendBed(t)
 	p := b.decap("--from", "10.0.0.0/24")
@@ -678,11 +678,11 @@ func TestDoctorBackend(t *testing.T) {
 			if !slices.Contains(found, c.found) || (code == 0) != c.harmless {
 				t.Errorf("exit code %d, %v", code, found)
 			}
-			if err := c.mend(); err != nil {
+			if err := c.repair(); err != nil {
 				t.Fatal(err)
 			}
 			if code, found := b.doctor("--interface", "eth0", "--forwarding", "dsr-ipip"); code != 0 || len(found) != 0 {
-				t.Fatalf("mended: exit code %d, %v", code, found)
+				t.Fatalf("repaired: exit code %d, %v", code, found)
 			}
 		})
 	}

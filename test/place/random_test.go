@@ -147,7 +147,7 @@ func (h *history) newService(n int) model.Service {
 	for range 1 + h.choose(4, "backends") {
 		h.addBackend(&s)
 	}
-	return mended(s)
+	return repaired(s)
 }
 
 func (h *history) forwarding() model.Forwarding {
@@ -169,8 +169,8 @@ func (h *history) addBackend(s *model.Service) {
 	}
 }
 
-// mended is the service with at least one backend for new flows, among those of each family.
-func mended(s model.Service) model.Service {
+// repaired is the service with at least one backend for new flows, among those of each family.
+func repaired(s model.Service) model.Service {
 	for _, ipv6 := range []bool{false, true} {
 		sum, first := 0, -1
 		for i, b := range s.Backends {
@@ -215,7 +215,7 @@ func (h *history) change() {
 		s.Backends = slices.Clone(s.Backends)
 		said := h.changeService(s, what)
 		if h.choose(6, "all drain") > 0 {
-			*s = mended(*s)
+			*s = repaired(*s)
 		}
 		h.count.events[said]++
 		h.log("%s of %s: %s", said, s.Name, describe(*s))
