@@ -35,9 +35,9 @@ static __always_inline void headers_pull(struct frame_ctx *ctx)
 }
 
 /* Out of an interface of ours, or into it with BPF_F_INGRESS. */
-static __always_inline int frame_redirect(const struct packet *p, __u32 slot, __u64 flags)
+static __always_inline int frame_redirect(const struct packet *p, __u32 index, __u64 flags)
 {
-	struct interface *out = bpf_map_lookup_elem(&sh_interfaces, &slot);
+	struct interface *out = bpf_map_lookup_elem(&sh_interfaces, &index);
 
 	if (!out || !out->ifindex) {
 		count_reason(REASON_EGRESS_UNLISTED, p->frame_size);
@@ -50,12 +50,12 @@ static __always_inline int frame_redirect(const struct packet *p, __u32 slot, __
  * be expected there alone (RFC 3704, rp_filter). */
 static __always_inline int frame_move(struct frame_ctx *ctx, const struct packet *p)
 {
-	__u32 slot = p->egress;
-	struct interface *in = bpf_map_lookup_elem(&sh_interfaces, &slot);
+	__u32 index = p->egress;
+	struct interface *in = bpf_map_lookup_elem(&sh_interfaces, &index);
 
 	if (!in || ctx_store(ctx, 0, in->mac, ETH_ALEN))
 		return TC_ACT_SHOT;
-	return frame_redirect(p, slot, BPF_F_INGRESS);
+	return frame_redirect(p, index, BPF_F_INGRESS);
 }
 
 SEC("tc")
@@ -76,15 +76,15 @@ int sh_tc(struct __sk_buff *ctx)
 	case VERDICT_PASS:
 		return TC_ACT_UNSPEC;
 	case VERDICT_HOST:
-		if (p.egress == interface_slot)
+		if (p.egress == interface_index)
 			return TC_ACT_UNSPEC;
 		return frame_move(ctx, &p);
 	case VERDICT_ANSWER:
-		return frame_redirect(&p, interface_slot, outbound ? BPF_F_INGRESS : 0);
+		return frame_redirect(&p, interface_index, outbound ? BPF_F_INGRESS : 0);
 	case VERDICT_SEND_BACK:
 		if (outbound) /* it is on its way out of there already */
 			return TC_ACT_UNSPEC;
-		return frame_redirect(&p, interface_slot, 0);
+		return frame_redirect(&p, interface_index, 0);
 	case VERDICT_SEND_ON:
 		return frame_redirect(&p, p.egress, 0);
 	default:

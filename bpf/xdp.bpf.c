@@ -16,9 +16,9 @@
 char _license[] SEC("license") = "Dual BSD/GPL";
 
 /* Out of an interface of ours. One that has gone has left the device map, too. */
-static __always_inline int frame_redirect(const struct packet *p, __u32 slot)
+static __always_inline int frame_redirect(const struct packet *p, __u32 index)
 {
-	int action = bpf_redirect_map(&sh_tx_ports, slot, XDP_DROP);
+	int action = bpf_redirect_map(&sh_tx_ports, index, XDP_DROP);
 
 	if (action == XDP_DROP)
 		count_reason(REASON_EGRESS_UNLISTED, p->frame_size);
@@ -41,7 +41,7 @@ int sh_xdp(struct xdp_md *ctx)
 	case VERDICT_ANSWER:
 	case VERDICT_SEND_BACK:
 		if (redirect_back)
-			return frame_redirect(&p, interface_slot);
+			return frame_redirect(&p, interface_index);
 		return XDP_TX;
 	case VERDICT_SEND_ON:
 		return frame_redirect(&p, p.egress);

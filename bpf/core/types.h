@@ -220,14 +220,14 @@ struct backend {
 	__u8 pad[3];
 };
 
-/* A next hop in one word: check:10 | interface slot:6 | MAC:48 (first octet lowest).
+/* A next hop in one word: check:10 | index of the interface:6 | MAC:48 (first octet lowest).
  * check is zero in a backend, and ten bits of the flow's nonce in a flow. */
 #define HOP_MAC_MASK 0xffffffffffffULL
 
 struct interface {
 	struct addr address4; /* source of ICMP errors we send; zero: the VIP */
 	struct addr address6;
-	__u32 ifindex; /* 0: slot is free */
+	__u32 ifindex; /* 0: the element is free */
 	__u32 mtu; /* of what is behind the Ethernet header, bytes */
 	__u8 mac[6];
 	__u8 pad[2];

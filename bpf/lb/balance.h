@@ -70,7 +70,7 @@ static __always_inline enum verdict flow_forward(struct frame_ctx *ctx, struct p
 		return drop(p, REASON_INTERNAL);
 	verdict = hop_send(ctx, p, hop, out);
 	if (verdict == VERDICT_HOST && f->direction == DIRECTION_CLIENT)
-		p->egress = interface_slot; /* where the client's packets are expected */
+		p->egress = interface_index; /* where the client's packets are expected */
 	return verdict;
 }
 
@@ -317,8 +317,8 @@ static __always_inline enum verdict address_stage(struct frame_ctx *ctx, struct 
 
 static __always_inline int mac_is_ours(const struct ethhdr *eth)
 {
-	__u32 slot = interface_slot;
-	struct interface *in = bpf_map_lookup_elem(&sh_interfaces, &slot);
+	__u32 index = interface_index;
+	struct interface *in = bpf_map_lookup_elem(&sh_interfaces, &index);
 
 	return in && mac_load(eth->h_dest) == mac_load(in->mac);
 }

@@ -13,7 +13,7 @@
 volatile const __u32 features = 0;
 
 /* Position of the program's interface in sh_interfaces and sh_tx_ports. */
-volatile const __u32 interface_slot = 0;
+volatile const __u32 interface_index = 0;
 
 /* Generic XDP, and tc, keep the sk_buff and its note that the checksum is still to be filled in,
  * so a partial checksum stays partial. Native XDP loses the note. */

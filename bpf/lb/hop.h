@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Next hops: one word that names a MAC address and an interface slot (types.h, HOP_*).
+ * Next hops: one word that names a MAC address and an interface index (types.h, HOP_*).
  *
  * Towards a backend the daemon keeps the word fresh in sh_backends; when the daemon is
  * silent, the routing table is asked for each packet. Towards a client the word lies in
@@ -22,15 +22,15 @@
  */
 #define LOOPBACK_IFINDEX 1
 
-static __always_inline __u64 hop_make(const __u8 *mac, __u32 slot)
+static __always_inline __u64 hop_make(const __u8 *mac, __u32 index)
 {
 	__u64 hop = 0;
 
 	__builtin_memcpy(&hop, mac, ETH_ALEN);
-	return hop | (__u64)(slot & HOP_INTERFACE_MASK) << HOP_INTERFACE_SHIFT;
+	return hop | (__u64)(index & HOP_INTERFACE_MASK) << HOP_INTERFACE_SHIFT;
 }
 
-static __always_inline __u32 hop_slot(__u64 hop)
+static __always_inline __u32 hop_index(__u64 hop)
 {
 	return hop >> HOP_INTERFACE_SHIFT & HOP_INTERFACE_MASK;
 }
@@ -38,9 +38,9 @@ static __always_inline __u32 hop_slot(__u64 hop)
 /* The interface that a hop leads out of. */
 static __always_inline struct interface *hop_interface(__u64 hop)
 {
-	__u32 slot = hop_slot(hop);
+	__u32 index = hop_index(hop);
 
-	return bpf_map_lookup_elem(&sh_interfaces, &slot);
+	return bpf_map_lookup_elem(&sh_interfaces, &index);
 }
 
 /* Whether a hop out of this interface leads to this host itself: to a client on it, or to a
@@ -69,7 +69,7 @@ static __noinline __u64 hop_lookup(struct frame_ctx *ctx, const struct addr *sou
 				   const struct addr *destination, enum reason *reason)
 {
 	struct bpf_fib_lookup fib = { .ifindex = LOOPBACK_IFINDEX };
-	__u32 ifindex, *slot;
+	__u32 ifindex, *index;
 
 	*reason = REASON_UNRESOLVED;
 	if (addr_is_mapped(destination)) {
@@ -84,12 +84,12 @@ static __noinline __u64 hop_lookup(struct frame_ctx *ctx, const struct addr *sou
 	if (ctx_route(ctx, &fib) != BPF_FIB_LKUP_RET_SUCCESS)
 		return 0;
 	ifindex = fib.ifindex;
-	slot = bpf_map_lookup_elem(&sh_ifindexes, &ifindex);
-	if (!slot) {
+	index = bpf_map_lookup_elem(&sh_ifindexes, &ifindex);
+	if (!index) {
 		*reason = REASON_EGRESS_UNLISTED;
 		return 0;
 	}
-	return hop_make(fib.dmac, *slot);
+	return hop_make(fib.dmac, *index);
 }
 
 /* The way back to where this packet came from. */
@@ -100,7 +100,7 @@ static __always_inline __u64 hop_back(struct frame_ctx *ctx)
 
 	if ((void *)(eth + 1) > data_end)
 		return 0;
-	return hop_make(eth->h_source, interface_slot);
+	return hop_make(eth->h_source, interface_index);
 }
 
 /* The way to a client: what the routing table says, or else back where it came from. */

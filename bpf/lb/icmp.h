@@ -405,8 +405,8 @@ static __always_inline int token_take(__u32 kind, __u32 rate)
 /* The address errors are sent from: the interface's, or else the one the packet went to. */
 static __always_inline struct addr error_source(const struct packet *p)
 {
-	__u32 slot = interface_slot;
-	struct interface *in = bpf_map_lookup_elem(&sh_interfaces, &slot);
+	__u32 index = interface_index;
+	struct interface *in = bpf_map_lookup_elem(&sh_interfaces, &index);
 	const struct addr *a;
 
 	if (!in)

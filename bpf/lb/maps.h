@@ -166,7 +166,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } sh_settings SEC(".maps");
 
-/* Slot -> interface. Written by the daemon when it attaches. */
+/* Index -> interface. Written by the daemon when it attaches. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -174,7 +174,7 @@ struct {
 	__uint(max_entries, INTERFACE_MAX);
 } sh_interfaces SEC(".maps");
 
-/* ifindex -> slot, for what the routing table answers. Written by the daemon. */
+/* ifindex -> index in sh_interfaces, for what the routing table answers. Written by the daemon. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, __u32);
@@ -182,7 +182,7 @@ struct {
 	__uint(max_entries, INTERFACE_MAX);
 } sh_ifindexes SEC(".maps");
 
-/* Slot -> interface to send out of. Written by the daemon. */
+/* Index as in sh_interfaces -> interface to send out of. Written by the daemon. */
 struct {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);
 	__type(key, __u32);

@@ -32,9 +32,9 @@ static __always_inline int address_is_owned(const struct addr *a)
 
 static __always_inline struct interface *interface_own(void)
 {
-	__u32 slot = interface_slot;
+	__u32 index = interface_index;
 
-	return bpf_map_lookup_elem(&sh_interfaces, &slot);
+	return bpf_map_lookup_elem(&sh_interfaces, &index);
 }
 
 /* --- ARP, RFC 826 --------------------------------------------------------------- */

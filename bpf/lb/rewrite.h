@@ -52,10 +52,10 @@ static __always_inline enum verdict size_refuse(struct frame_ctx *ctx, struct pa
 	return refuse(p, REFUSAL_SIZE);
 }
 
-/* Up the stack, as if come in by the interface of this slot. */
-static __always_inline enum verdict host_send(struct packet *p, __u32 slot)
+/* Up the stack, as if come in by the interface of this index. */
+static __always_inline enum verdict host_send(struct packet *p, __u32 index)
 {
-	p->egress = slot;
+	p->egress = index;
 	return ctx_is_outbound() ? drop(p, REASON_HOST_BACKEND) : VERDICT_HOST;
 }
 
@@ -63,16 +63,16 @@ static __always_inline enum verdict ethernet_send(struct frame_ctx *ctx, struct 
 						  __u64 hop, const struct interface *out)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
-	__u32 slot = hop_slot(hop);
+	__u32 index = hop_index(hop);
 	struct ethhdr *eth = data;
 
 	if ((void *)(eth + 1) > data_end)
 		return drop(p, REASON_INTERNAL);
 	mac_store(eth->h_dest, hop);
 	mac_store(eth->h_source, mac_load(out->mac));
-	if (slot == interface_slot)
+	if (index == interface_index)
 		return VERDICT_SEND_BACK;
-	p->egress = slot;
+	p->egress = index;
 	return VERDICT_SEND_ON;
 }
 
@@ -80,7 +80,7 @@ static __always_inline enum verdict ethernet_send(struct frame_ctx *ctx, struct 
 static __always_inline enum verdict hop_send(struct frame_ctx *ctx, struct packet *p, __u64 hop,
 					     const struct interface *out)
 {
-	return hop_is_host(hop, out) ? host_send(p, hop_slot(hop)) :
+	return hop_is_host(hop, out) ? host_send(p, hop_index(hop)) :
 				       ethernet_send(ctx, p, hop, out);
 }
 

@@ -20,7 +20,7 @@ import (
 type attached struct {
 	kernel.Attachment
 	ifindex int
-	slot    uint32
+	index   uint32
 	// redirectBack: XDP_TX does not do there (bpf/lb/config.h).
 	redirectBack bool
 	// programs are, at tc, one for each of directions; at XDP the first is all.
@@ -98,11 +98,11 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 		return kernel.Attachment{}, fmt.Errorf("attach to interface %s: %w", iface, err)
 	}
 	defer unlock()
-	slot, err := d.writeInterface(dev)
+	index, err := d.writeInterface(dev)
 	if err != nil {
 		return kernel.Attachment{}, err
 	}
-	a := &attached{Attachment: kernel.Attachment{Interface: iface}, ifindex: dev.Attrs().Index, slot: slot, redirectBack: redirectsBack(dev)}
+	a := &attached{Attachment: kernel.Attachment{Interface: iface}, ifindex: dev.Attrs().Index, index: index, redirectBack: redirectsBack(dev)}
 	if old := d.attached[iface]; old != nil {
 		a.Reason = old.Reason
 	}
@@ -114,7 +114,7 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 	d.lowerGuard(a)
 	if err != nil {
 		if old := d.attached[iface]; old == nil || old.ifindex != a.ifindex { // that one has gone
-			err = errors.Join(err, d.clearInterface(slot, a.ifindex))
+			err = errors.Join(err, d.clearInterface(index, a.ifindex))
 		}
 		return kernel.Attachment{}, err
 	}
@@ -372,12 +372,12 @@ func (d *Datapath) Detach(iface string) error {
 	defer d.mu.Unlock()
 	var errs []error
 	if a := d.attached[iface]; a != nil {
-		errs = append(errs, a.drop(), d.clearInterface(a.slot, a.ifindex))
+		errs = append(errs, a.drop(), d.clearInterface(a.index, a.ifindex))
 		delete(d.attached, iface)
 	} else if l, err := link.LoadPinnedLink(linkPath(d.root, d.instance, iface), nil); err == nil {
 		if info, err := l.Info(); err == nil && info.XDP() != nil {
-			if slot, ok := d.slotOf(int(info.XDP().Ifindex)); ok {
-				errs = append(errs, d.clearInterface(slot, int(info.XDP().Ifindex)))
+			if index, ok := d.indexOf(int(info.XDP().Ifindex)); ok {
+				errs = append(errs, d.clearInterface(index, int(info.XDP().Ifindex)))
 			}
 		}
 		errs = append(errs, kernel.DropLink(l))
@@ -385,8 +385,8 @@ func (d *Datapath) Detach(iface string) error {
 		errs = append(errs, err)
 	}
 	if ifindex := interfaceIndex(iface); d.attached[iface] == nil {
-		if slot, ok := d.slotOf(ifindex); ok && ifindex != 0 {
-			errs = append(errs, d.clearInterface(slot, ifindex))
+		if index, ok := d.indexOf(ifindex); ok && ifindex != 0 {
+			errs = append(errs, d.clearInterface(index, ifindex))
 		}
 		errs = append(errs, dropTC(d.root, d.instance, iface, ifindex))
 	}

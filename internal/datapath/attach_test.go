@@ -104,7 +104,7 @@ func TestAutoSaysWhyNotNative(t *testing.T) {
 		t.Errorf("got %v, want native refused", err)
 	}
 	requireMode(t, "shunt-br", nl.XDP_ATTACHED_NONE)
-	if _, ok := d.slotOf(device(t, "shunt-br").Attrs().Index); ok {
+	if _, ok := d.indexOf(device(t, "shunt-br").Attrs().Index); ok {
 		t.Error("the refused interface keeps its slot")
 	}
 }
@@ -155,7 +155,7 @@ func TestRestartReplacesTheProgramInItsLink(t *testing.T) {
 		return info.ID
 	}
 	before, program := linkID(), programID(t, "shunt-a")
-	slot, _ := d.slotOf(device(t, "shunt-a").Attrs().Index)
+	slot, _ := d.indexOf(device(t, "shunt-a").Attrs().Index)
 	must(t, d.Close())
 	requireMode(t, "shunt-a", nl.XDP_ATTACHED_DRV) // it forwards without a process
 
@@ -177,7 +177,7 @@ func TestRestartReplacesTheProgramInItsLink(t *testing.T) {
 	if linkID() != before || programID(t, "shunt-a") == program {
 		t.Error("the program was not replaced in its link")
 	}
-	if now, _ := d.slotOf(device(t, "shunt-a").Attrs().Index); now != slot {
+	if now, _ := d.indexOf(device(t, "shunt-a").Attrs().Index); now != slot {
 		t.Errorf("the interface moved from slot %d to %d", slot, now)
 	}
 }
@@ -223,7 +223,7 @@ func TestInterfaceRecordsAndHops(t *testing.T) {
 	_, err = d.Attach("shunt-a", model.AttachAuto)
 	must(t, err)
 	dev := device(t, "shunt-a")
-	slot, ok := d.slotOf(dev.Attrs().Index)
+	slot, ok := d.indexOf(dev.Attrs().Index)
 	if !ok || slot != 1 {
 		t.Fatalf("shunt-a has slot %d, %v", slot, ok)
 	}

@@ -48,11 +48,11 @@ func (v *View) isHost(hop uint64) bool {
 		return false
 	}
 	var record abiInterface
-	slot := uint32(hop>>abiConstantHOP_INTERFACE_SHIFT) & uint32(abiConstantHOP_INTERFACE_MASK)
-	if err := v.maps[abiMapShInterfaces].Lookup(slot, &record); err != nil {
+	index := uint32(hop>>abiConstantHOP_INTERFACE_SHIFT) & uint32(abiConstantHOP_INTERFACE_MASK)
+	if err := v.maps[abiMapShInterfaces].Lookup(index, &record); err != nil {
 		return false
 	}
-	return record.Ifindex != 0 && toHop(record.Mac[:], slot) == hop
+	return record.Ifindex != 0 && toHop(record.Mac[:], index) == hop
 }
 
 // Prepare has the programs know what these services need, before any of them is written: else each

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slotOf is the position of an interface in sh_interfaces.
-func (d *Datapath) slotOf(ifindex int) (uint32, bool) {
-	var slot uint32
-	err := d.maps[abiMapShIfindexes].Lookup(uint32(ifindex), &slot)
-	return slot, err == nil
+// indexOf is the position of an interface in sh_interfaces.
+func (d *Datapath) indexOf(ifindex int) (uint32, bool) {
+	var index uint32
+	err := d.maps[abiMapShIfindexes].Lookup(uint32(ifindex), &index)
+	return index, err == nil
 }
 
 // RefreshInterface writes an interface's hardware address, addresses and MTU again, after
@@ -26,7 +26,7 @@ func (d *Datapath) RefreshInterface(iface string) error {
 	if err != nil {
 		return fmt.Errorf("read the addresses of interface %s: %w", iface, err)
 	}
-	if _, ok := d.slotOf(dev.Attrs().Index); !ok {
+	if _, ok := d.indexOf(dev.Attrs().Index); !ok {
 		return fmt.Errorf("read the addresses of interface %s: shunt is not attached to it", iface)
 	}
 	_, err = d.writeInterface(dev)
@@ -36,7 +36,7 @@ func (d *Datapath) RefreshInterface(iface string) error {
 // writeInterface fills an interface's records: the place it had, or else a free one.
 func (d *Datapath) writeInterface(dev netlink.Link) (uint32, error) {
 	attrs := dev.Attrs()
-	slot, err := d.findSlot(attrs.Index)
+	index, err := d.findIndex(attrs.Index)
 	if err != nil {
 		return 0, fmt.Errorf("attach to interface %s: %w", attrs.Name, err)
 	}
@@ -46,50 +46,50 @@ func (d *Datapath) writeInterface(dev netlink.Link) (uint32, error) {
 		return 0, fmt.Errorf("read the addresses of interface %s: %w", attrs.Name, err)
 	}
 	ifindex := uint32(attrs.Index)
-	if d.writtenAlready(slot, record) {
-		return slot, nil
+	if d.writtenAlready(index, record) {
+		return index, nil
 	}
-	if err := d.maps[abiMapShInterfaces].Put(slot, record); err != nil {
+	if err := d.maps[abiMapShInterfaces].Put(index, record); err != nil {
 		return 0, fmt.Errorf("write interface %s into %s: %w", attrs.Name, abiMapShInterfaces, err)
 	}
-	if err := d.maps[abiMapShTxPorts].Put(slot, ifindex); err != nil {
+	if err := d.maps[abiMapShTxPorts].Put(index, ifindex); err != nil {
 		return 0, fmt.Errorf("write interface %s into %s: %w", attrs.Name, abiMapShTxPorts, err)
 	}
-	if err := d.maps[abiMapShIfindexes].Put(ifindex, slot); err != nil {
+	if err := d.maps[abiMapShIfindexes].Put(ifindex, index); err != nil {
 		return 0, fmt.Errorf("write interface %s into %s: %w", attrs.Name, abiMapShIfindexes, err)
 	}
-	return slot, nil
+	return index, nil
 }
 
 // writtenAlready says whether all three maps have the interface as it is. It is looked at every
 // second, and writing to a device map makes a new entry each time.
-func (d *Datapath) writtenAlready(slot uint32, record abiInterface) bool {
+func (d *Datapath) writtenAlready(index uint32, record abiInterface) bool {
 	var have abiInterface
 	var port uint32
-	err := errors.Join(d.maps[abiMapShInterfaces].Lookup(slot, &have), d.maps[abiMapShTxPorts].Lookup(slot, &port))
-	at, known := d.slotOf(int(record.Ifindex))
-	return err == nil && have == record && port == record.Ifindex && known && at == slot
+	err := errors.Join(d.maps[abiMapShInterfaces].Lookup(index, &have), d.maps[abiMapShTxPorts].Lookup(index, &port))
+	at, known := d.indexOf(int(record.Ifindex))
+	return err == nil && have == record && port == record.Ifindex && known && at == index
 }
 
-// findSlot is the slot whose record has this ifindex; else a free one; else that of an
+// findIndex is the index whose record has this ifindex; else a free one; else that of an
 // interface that is gone.
-func (d *Datapath) findSlot(ifindex int) (uint32, error) {
+func (d *Datapath) findIndex(ifindex int) (uint32, error) {
 	free, gone := -1, -1
 	var goneIfindex int
-	for slot := range uint32(abiConstantINTERFACE_MAX) {
+	for index := range uint32(abiConstantINTERFACE_MAX) {
 		var record abiInterface
-		if err := d.maps[abiMapShInterfaces].Lookup(slot, &record); err != nil {
-			return 0, fmt.Errorf("read element %d of %s: %w", slot, abiMapShInterfaces, err)
+		if err := d.maps[abiMapShInterfaces].Lookup(index, &record); err != nil {
+			return 0, fmt.Errorf("read element %d of %s: %w", index, abiMapShInterfaces, err)
 		}
 		switch {
 		case int(record.Ifindex) == ifindex:
-			return slot, nil
+			return index, nil
 		case record.Ifindex == 0 && free < 0:
-			free = int(slot)
+			free = int(index)
 		case record.Ifindex != 0 && gone < 0:
 			var port uint32 // the kernel empties the place when the interface goes
-			if err := d.maps[abiMapShTxPorts].Lookup(slot, &port); errors.Is(err, ebpf.ErrKeyNotExist) {
-				gone, goneIfindex = int(slot), int(record.Ifindex)
+			if err := d.maps[abiMapShTxPorts].Lookup(index, &port); errors.Is(err, ebpf.ErrKeyNotExist) {
+				gone, goneIfindex = int(index), int(record.Ifindex)
 			}
 		}
 	}
@@ -103,10 +103,10 @@ func (d *Datapath) findSlot(ifindex int) (uint32, error) {
 }
 
 // clearInterface empties an interface's records.
-func (d *Datapath) clearInterface(slot uint32, ifindex int) error {
+func (d *Datapath) clearInterface(index uint32, ifindex int) error {
 	err := d.remove(abiMapShIfindexes, uint32(ifindex), "an interface")
-	return errors.Join(err, d.remove(abiMapShTxPorts, slot, "an interface"),
-		d.maps[abiMapShInterfaces].Put(slot, abiInterface{}))
+	return errors.Join(err, d.remove(abiMapShTxPorts, index, "an interface"),
+		d.maps[abiMapShInterfaces].Put(index, abiInterface{}))
 }
 
 // primaryAddresses finds what ICMP errors are sent from: the first address of each family

@@ -39,7 +39,7 @@ func (v *View) loadOnto(own map[string]*ebpf.Map, load func() (*ebpf.CollectionS
 func (d *Datapath) constants(a *attached) map[string]any {
 	return map[string]any{
 		"features":           uint32(d.features),
-		"interface_slot":     a.slot,
+		"interface_index":    a.index,
 		"generic_mode":       asByte(a.Mode != kernel.ModeNative),
 		"redirect_back":      asByte(a.Mode == kernel.ModeNative && a.redirectBack),
 		"handshake_count":    d.maps[abiMapShHandshakes].MaxEntries(),

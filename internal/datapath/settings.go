@@ -40,14 +40,14 @@ func (d *Datapath) SetHop(r reconcile.BackendRef, hop Hop) error {
 	if len(hop.MAC) != 6 {
 		return fmt.Errorf("write the next hop of backend %s: %s is not an Ethernet address of 6 octets", fromAddr(b.Address), hop.MAC)
 	}
-	slot, ok := d.slotOf(hop.Interface)
+	index, ok := d.indexOf(hop.Interface)
 	if !ok {
 		d.noteHostBackend(r.Index, false)
 		atomic.StoreUint64(&b.Hop, 0)
 		return fmt.Errorf("write the next hop of backend %s: it is behind interface %s, which shunt is not attached to: list that interface under `interfaces`",
 			fromAddr(b.Address), interfaceName(hop.Interface))
 	}
-	word := toHop(hop.MAC, slot)
+	word := toHop(hop.MAC, index)
 	host := d.isHost(word)
 	if host {
 		if err := d.require(abiFeatureFEATURE_HOST); err != nil {

@@ -53,7 +53,7 @@ const (
 	sweepVarFeatures         = "features"
 	sweepVarGenericMode      = "generic_mode"
 	sweepVarHandshakeCount   = "handshake_count"
-	sweepVarInterfaceSlot    = "interface_slot"
+	sweepVarInterfaceIndex   = "interface_index"
 	sweepVarJiffiesPerSecond = "jiffies_per_second"
 	sweepVarRedirectBack     = "redirect_back"
 	sweepVarTickShift        = "tick_shift"
@@ -151,7 +151,7 @@ type sweepVariableSpecs struct {
 	Features         *ebpf.VariableSpec `ebpf:"features"`
 	GenericMode      *ebpf.VariableSpec `ebpf:"generic_mode"`
 	HandshakeCount   *ebpf.VariableSpec `ebpf:"handshake_count"`
-	InterfaceSlot    *ebpf.VariableSpec `ebpf:"interface_slot"`
+	InterfaceIndex   *ebpf.VariableSpec `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
@@ -250,7 +250,7 @@ type sweepVariables struct {
 	Features         *ebpf.Variable `ebpf:"features"`
 	GenericMode      *ebpf.Variable `ebpf:"generic_mode"`
 	HandshakeCount   *ebpf.Variable `ebpf:"handshake_count"`
-	InterfaceSlot    *ebpf.Variable `ebpf:"interface_slot"`
+	InterfaceIndex   *ebpf.Variable `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`

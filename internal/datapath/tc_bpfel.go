@@ -60,7 +60,7 @@ const (
 	tcVarFeatures         = "features"
 	tcVarGenericMode      = "generic_mode"
 	tcVarHandshakeCount   = "handshake_count"
-	tcVarInterfaceSlot    = "interface_slot"
+	tcVarInterfaceIndex   = "interface_index"
 	tcVarJiffiesPerSecond = "jiffies_per_second"
 	tcVarOutbound         = "outbound"
 	tcVarRedirectBack     = "redirect_back"
@@ -166,7 +166,7 @@ type tcVariableSpecs struct {
 	Features         *ebpf.VariableSpec `ebpf:"features"`
 	GenericMode      *ebpf.VariableSpec `ebpf:"generic_mode"`
 	HandshakeCount   *ebpf.VariableSpec `ebpf:"handshake_count"`
-	InterfaceSlot    *ebpf.VariableSpec `ebpf:"interface_slot"`
+	InterfaceIndex   *ebpf.VariableSpec `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	Outbound         *ebpf.VariableSpec `ebpf:"outbound"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
@@ -288,7 +288,7 @@ type tcVariables struct {
 	Features         *ebpf.Variable `ebpf:"features"`
 	GenericMode      *ebpf.Variable `ebpf:"generic_mode"`
 	HandshakeCount   *ebpf.Variable `ebpf:"handshake_count"`
-	InterfaceSlot    *ebpf.Variable `ebpf:"interface_slot"`
+	InterfaceIndex   *ebpf.Variable `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	Outbound         *ebpf.Variable `ebpf:"outbound"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`

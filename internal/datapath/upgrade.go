@@ -323,11 +323,11 @@ func (u *upgrade) makeGate(d *Datapath, g *gate) (bool, error) {
 		return false, fmt.Errorf("find it in this network namespace: %w; start shunt where it is, or take the program off with `shunt detach` first", err)
 	}
 	g.ifindex, g.Mode, g.redirectBack = dev.Attrs().Index, kernel.ModeOf(dev), redirectsBack(dev)
-	slot, ok := d.slotOf(g.ifindex)
+	index, ok := d.indexOf(g.ifindex)
 	if !ok {
 		return false, errors.New("the maps do not know it: run `shunt detach` first (this ends connections)")
 	}
-	g.slot = slot
+	g.index = index
 	if g.chain, _, err = d.openChain(g.Interface); err != nil {
 		return false, err
 	}

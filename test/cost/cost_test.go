@@ -71,7 +71,7 @@ var (
 
 // with is without features or with all, of the other modes and native.
 func with(features uint32, generic, back uint8) map[string]any {
-	return map[string]any{"features": features, "generic_mode": generic, "redirect_back": back, "interface_slot": uint32(1),
+	return map[string]any{"features": features, "generic_mode": generic, "redirect_back": back, "interface_index": uint32(1),
 		"handshake_count": uint32(mapSize), "tracked_count": uint32(mapSize), "jiffies_per_second": uint32(250), "tick_shift": uint8(8)}
 }
 

@@ -47,7 +47,7 @@ const (
 	guardVarGenericMode      = "generic_mode"
 	guardVarGuardEndNs       = "guard_end_ns"
 	guardVarHandshakeCount   = "handshake_count"
-	guardVarInterfaceSlot    = "interface_slot"
+	guardVarInterfaceIndex   = "interface_index"
 	guardVarJiffiesPerSecond = "jiffies_per_second"
 	guardVarRedirectBack     = "redirect_back"
 	guardVarTickShift        = "tick_shift"
@@ -139,7 +139,7 @@ type guardVariableSpecs struct {
 	GenericMode      *ebpf.VariableSpec `ebpf:"generic_mode"`
 	GuardEndNs       *ebpf.VariableSpec `ebpf:"guard_end_ns"`
 	HandshakeCount   *ebpf.VariableSpec `ebpf:"handshake_count"`
-	InterfaceSlot    *ebpf.VariableSpec `ebpf:"interface_slot"`
+	InterfaceIndex   *ebpf.VariableSpec `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
@@ -233,7 +233,7 @@ type guardVariables struct {
 	GenericMode      *ebpf.Variable `ebpf:"generic_mode"`
 	GuardEndNs       *ebpf.Variable `ebpf:"guard_end_ns"`
 	HandshakeCount   *ebpf.Variable `ebpf:"handshake_count"`
-	InterfaceSlot    *ebpf.Variable `ebpf:"interface_slot"`
+	InterfaceIndex   *ebpf.Variable `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`

@@ -61,7 +61,7 @@ const (
 	xdpVarFeatures         = "features"
 	xdpVarGenericMode      = "generic_mode"
 	xdpVarHandshakeCount   = "handshake_count"
-	xdpVarInterfaceSlot    = "interface_slot"
+	xdpVarInterfaceIndex   = "interface_index"
 	xdpVarJiffiesPerSecond = "jiffies_per_second"
 	xdpVarRedirectBack     = "redirect_back"
 	xdpVarTickShift        = "tick_shift"
@@ -167,7 +167,7 @@ type xdpVariableSpecs struct {
 	Features         *ebpf.VariableSpec `ebpf:"features"`
 	GenericMode      *ebpf.VariableSpec `ebpf:"generic_mode"`
 	HandshakeCount   *ebpf.VariableSpec `ebpf:"handshake_count"`
-	InterfaceSlot    *ebpf.VariableSpec `ebpf:"interface_slot"`
+	InterfaceIndex   *ebpf.VariableSpec `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
@@ -290,7 +290,7 @@ type xdpVariables struct {
 	Features         *ebpf.Variable `ebpf:"features"`
 	GenericMode      *ebpf.Variable `ebpf:"generic_mode"`
 	HandshakeCount   *ebpf.Variable `ebpf:"handshake_count"`
-	InterfaceSlot    *ebpf.Variable `ebpf:"interface_slot"`
+	InterfaceIndex   *ebpf.Variable `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
