@@ -98,7 +98,7 @@ func differenceText(settings []model.SettingDifference, difference reconcile.Dif
 // needsRestart names what cannot be changed under a running data plane, or is empty.
 func needsRestart(settings []model.SettingDifference) string {
 	for _, fixed := range []struct{ under, why string }{
-		{"limits.", "limits size the maps, which are made when the data plane is first loaded; stop shunt (its connections end) and start it with the new limits"},
+		{"limits.", "limits size the maps, which are made when the data plane is first loaded; run `shunt detach` (its connections end) and start shunt with the new limits"},
 		{"api.", "the control socket's path and groups cannot change while it is in use; restart shunt; its connections go on if it was started with --on-exit keep"},
 	} {
 		var which []string
