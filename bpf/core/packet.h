@@ -92,7 +92,7 @@ struct packet {
 	__u8 fragment;       /* enum fragment */
 	__u8 refusal;        /* enum refusal, for VERDICT_REFUSE */
 	__u8 pad;
-	__u32 egress;        /* interface slot, for VERDICT_SEND_ON */
+	__u32 egress;        /* index in sh_interfaces, for VERDICT_SEND_ON */
 	__u32 frame_size;
 	__u32 mtu;           /* for REFUSAL_SIZE: bytes of an IP packet */
 };

@@ -2,7 +2,7 @@
 /*
  * New NAT flows: choosing a source port and making the two entries.
  *
- *   1. claim: insert the DIRECTION_BACKEND entry with NOEXIST. Whoever inserts it owns
+ *   1. claim: insert the DIRECTION_BACKEND entry with NOEXIST. The CPU that inserts it owns
  *      (source address, source port) towards (backend address, backend port).
  *   2. insert the DIRECTION_CLIENT entry with NOEXIST. If another CPU was first with the
  *      same packet, the claim is released and its flow is used.

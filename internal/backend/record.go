@@ -33,8 +33,8 @@ func Space() (string, error) {
 	return "ns-" + strconv.FormatUint(cookie, 10), nil
 }
 
-// Record is the stored state of one network namespace. Whoever has it open is the only one
-// who may change that namespace's backend half.
+// Record is the stored state of one network namespace. Only the process that has it open may
+// change that namespace's backend half.
 type Record struct {
 	path string
 	lock *os.File

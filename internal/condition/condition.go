@@ -1,7 +1,7 @@
 // Package condition holds what is wrong right now, as values a user can read: each has
-// a stable code, the thing it is about, a sentence, and what to do. Whoever finds a fault
-// raises it, whoever sees it gone clears it, and logs, status and documentation all read
-// the same list. It imports nothing of ours.
+// a stable code, the thing it is about, a sentence, and what to do. The component that finds a
+// fault raises it and clears it again, and logs, status and documentation all read the same
+// list. It imports no package of shunt but model.
 package condition
 
 import (

@@ -20,9 +20,9 @@ import (
 // comes when all are taken displaces one that waits for its client.
 const connectionsMax = 128
 
-// gate is a listener that holds at most connectionsMax connections. Whoever opens many and
-// says nothing loses the oldest of them, and so cannot keep others out: theirs is the newest,
-// and is done in a moment.
+// gate is a listener that holds at most connectionsMax connections. A client that opens
+// many and says nothing loses the oldest of them. So it cannot keep other clients out: their
+// connection is the newest, and is done in a moment.
 type gate struct {
 	net.Listener
 

@@ -28,8 +28,8 @@ import (
 //	done      sh_switch says so: the old programs are asked no more
 //	removed   the old maps; then the gates
 //
-// Until it is switched, undo takes everything back. Whoever is killed leaves one of the two in
-// charge, and the next start goes on from there (finishUpgrade).
+// Until it is switched, undo takes everything back. A process that is killed leaves one of the two
+// in charge, and the next start goes on from there (finishUpgrade).
 
 // Point is a place in an upgrade.
 type Point string

@@ -13,9 +13,9 @@ import (
 const Names = "/run/netns"
 
 // PrepareNames makes the folder of names ready for one more, as `ip netns add` does: a mount of its
-// own that other mount namespaces share. Whoever binds a namespace there without that finds his
-// own mounts below it after the first `ip netns add` since the machine was started, and can
-// take none away.
+// own that other mount namespaces share. Without it, the first `ip netns add` since the machine
+// was started would put its mount on top of namespaces that are bound there already, and nobody
+// could take those away.
 func PrepareNames() error {
 	if err := prepare(Names); err != nil {
 		return fmt.Errorf("prepare %s for the name of a network namespace: %w", Names, err)

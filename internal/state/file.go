@@ -67,8 +67,8 @@ func AsideOf(path string) string { return path + ".damaged" }
 
 // Open is a writer at revision 0 that keeps its overrides in a file, with those that the
 // file has; a missing file has none. now is the wall clock; where somebody may set that, one
-// that goes on evenly until ShiftDeadlines. Whoever opens a writer again has to end the one
-// before.
+// that goes on evenly until ShiftDeadlines. The writer before must have ended when another one
+// is opened.
 //
 // The writer can be used even if there is an error, a *LoadError. It then has no overrides,
 // and the file has been put aside.

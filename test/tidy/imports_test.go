@@ -12,14 +12,14 @@ import (
 
 const module = "github.com/shunt-lb/shunt/"
 
-// rooms says what of ours a package may import. The data goes
+// mayImport says which packages of shunt a package may import. The data goes
 //
 //	source ─► state ─► reconcile ─► datapath
 //
 // and reconcile names what it needs of the data plane as an interface (reconcile.Maps), so
 // that datapath imports reconcile and not the other way round. A package that is not here
 // is wiring, and may import what it likes.
-var rooms = map[string][]string{
+var mayImport = map[string][]string{
 	"internal/model":       {},
 	"internal/packet":      {},
 	"internal/condition":   {"internal/model"},
@@ -53,9 +53,9 @@ func TestImportsPointOneWay(t *testing.T) {
 	check(t, func(s source) bool { return s.isGo() && !strings.HasSuffix(s.path, "_test.go") }, imports)
 }
 
-// kernelRooms says which rooms of bpf/ a header may include, beside its own. The file of a hook may
+// mayInclude says which folders of bpf/ a header may include, beside its own. The file of a hook may
 // include all: it puts together the frame (ctx) and the stages.
-var kernelRooms = map[string][]string{
+var mayInclude = map[string][]string{
 	"core":  {},
 	"ctx":   {},
 	"lb":    {"core"},
@@ -69,16 +69,16 @@ func TestIncludesPointOneWay(t *testing.T) {
 var include = regexp.MustCompile(`^#include "(?:\.\./([a-z]+)/)?[a-z0-9_]+\.h"`)
 
 func includes(s source) (found []violation) {
-	room := strings.Split(s.path, "/")[1]
-	allowed, isRoom := kernelRooms[room]
-	if !isRoom {
-		return []violation{s.at(1, "bpf/%s is none of the rooms for headers", room)}
+	folder := strings.Split(s.path, "/")[1]
+	allowed, known := mayInclude[folder]
+	if !known {
+		return []violation{s.at(1, "bpf/%s is none of the folders for headers", folder)}
 	}
 	for i, line := range strings.Split(s.text, "\n") {
 		if m := include.FindStringSubmatch(line); m != nil && m[1] != "" && !slices.Contains(allowed, m[1]) {
-			found = append(found, s.at(i+1, "bpf/%s must not include bpf/%s", room, m[1]))
+			found = append(found, s.at(i+1, "bpf/%s must not include bpf/%s", folder, m[1]))
 		}
-		if room == "core" && strings.Contains(line, `SEC(".maps")`) {
+		if folder == "core" && strings.Contains(line, `SEC(".maps")`) {
 			found = append(found, s.at(i+1, "bpf/core has no maps: every product may use it"))
 		}
 	}
@@ -92,11 +92,11 @@ func TestIncludeRuleFindsWhatItLooksFor(t *testing.T) {
 	finds(t, includes, source{"bpf/lib/a.h", "\n"}, 1)
 }
 
-func TestRoomsExist(t *testing.T) {
+func TestPackagesOfTheTableExist(t *testing.T) {
 	files := tree(t)
-	for room := range rooms {
-		if !slices.ContainsFunc(files, func(s source) bool { return strings.HasPrefix(s.path, room+"/") && s.isGo() }) {
-			t.Errorf("the table of rooms names %s, which does not exist", room)
+	for name := range mayImport {
+		if !slices.ContainsFunc(files, func(s source) bool { return strings.HasPrefix(s.path, name+"/") && s.isGo() }) {
+			t.Errorf("mayImport names %s, which does not exist", name)
 		}
 	}
 }
@@ -107,24 +107,23 @@ func imports(s source) (found []violation) {
 	if err != nil {
 		return []violation{s.at(1, "not valid Go: %v", err)}
 	}
-	room := s.path[:strings.LastIndex("/"+s.path, "/")]
-	room = strings.TrimSuffix(room, "/")
-	allowed, isRoom := rooms[room]
+	own := strings.TrimSuffix(s.path[:strings.LastIndex("/"+s.path, "/")], "/")
+	allowed, limited := mayImport[own]
 	for _, spec := range file.Imports {
 		line := files.Position(spec.Pos()).Line
 		imported, err := strconv.Unquote(spec.Path.Value)
 		if err != nil {
 			continue
 		}
-		if ours, is := strings.CutPrefix(imported, module); is && isRoom && !slices.Contains(allowed, ours) {
-			found = append(found, s.at(line, "%s must not import %s", room, ours))
+		if ours, is := strings.CutPrefix(imported, module); is && limited && !slices.Contains(allowed, ours) {
+			found = append(found, s.at(line, "%s must not import %s", own, ours))
 		}
-		for library, rooms := range owners {
+		for library, folders := range owners {
 			if imported != library && !strings.HasPrefix(imported, library+"/") {
 				continue
 			}
-			if !slices.ContainsFunc(rooms, func(owner string) bool { return strings.HasPrefix(s.path, owner) }) {
-				found = append(found, s.at(line, "only packages below %s may import %s", strings.Join(rooms, ", "), imported))
+			if !slices.ContainsFunc(folders, func(owner string) bool { return strings.HasPrefix(s.path, owner) }) {
+				found = append(found, s.at(line, "only packages below %s may import %s", strings.Join(folders, ", "), imported))
 			}
 		}
 	}

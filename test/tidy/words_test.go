@@ -56,6 +56,33 @@ func twiceWritten(s source) (found []violation) {
 	return found
 }
 
+func TestOneWordForOneThing(t *testing.T) {
+	check(t, func(s source) bool {
+		return (s.isGo() || s.isC() || strings.HasSuffix(s.path, ".md")) && !strings.HasPrefix(s.path, "test/tidy/")
+	}, otherWords)
+}
+
+// wordsFor is what to write for a word that has another meaning here, or none of its own.
+var wordsFor = []struct {
+	found   *regexp.Regexp
+	instead string
+}{
+	{regexp.MustCompile(`(?i)\bmend(s|ed|ing)?\b`), "a person fixes a fault, and shunt repairs its state"},
+	{regexp.MustCompile(`(?i)\binterface(_| |')s? ?slots?\b`), "a slot is an element of a Maglev table: an interface has an index"},
+	{regexp.MustCompile(`(^|[.;:!] )Whoever [a-z]`), "say which program, person or host it is"},
+}
+
+func otherWords(s source) (found []violation) {
+	for i, line := range s.lines() {
+		for _, w := range wordsFor {
+			if m := w.found.FindString(line); m != "" {
+				found = append(found, s.at(i+1, "%q: %s", strings.TrimSpace(m), w.instead))
+			}
+		}
+	}
+	return found
+}
+
 func TestKernelNamesFit(t *testing.T) { check(t, source.isBPF, kernelNames) }
 
 var (
@@ -162,6 +189,8 @@ func TestWordRulesFindWhatTheyLookFor(t *testing.T) {
 	finds(t, conditionals, source{"bpf/a.c", "#ifndef SHUNT_A_H\n#endif\n"}, 1)
 	finds(t, twiceWritten, source{"a.go", "// must be in " + "sync with the C side\n"}, 1)
 	finds(t, twiceWritten, source{"a.go", "// in synchronous code\n"})
+	finds(t, otherWords, source{"a.md", "Mend it.\nThe interface's slot.\nIt goes. Whoever waits, waits.\n"}, 1, 2, 3)
+	finds(t, otherWords, source{"a.md", "Amendments for whoever reads slots of an interface.\n"})
 	finds(t, kernelNames, source{"bpf/a.c", "} sh_a_map_with_a_long_name SEC(\".maps\");\n"}, 1)
 	finds(t, kernelNames, source{"bpf/a.c", "SEC(\"xdp\")\nint other(struct xdp_md *ctx)\n"}, 2)
 	finds(t, kernelNames, source{"bpf/a.c", "SEC(\"xdp\")\nint sh_xdp(struct xdp_md *ctx)\n} sh_flows SEC(\".maps\");\n"})
