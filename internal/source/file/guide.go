@@ -25,20 +25,20 @@ const guideIntroduction = `# The configuration file
 
 <!-- Generated from internal/source/file/format.go: go test ./internal/source/file -update -->
 
-` + "`--config`" + ` takes a YAML file, or a directory. Of a directory, every ` + "`*.yaml`" + ` that does not begin with a dot is
-read, in the order of names: lists are appended to each other, and a value may be set in one file only.
+` + "`--config`" + ` takes a YAML file or a directory. In a directory, shunt reads every ` + "`*.yaml`" + ` file whose name does not begin with
+a dot, in the order of names. Lists are appended to each other. Any other value may be set in one file only.
 
 - ` + "`shunt check --config FILE`" + ` reports every fault with its line, column and a suggestion. It needs no root and no
-  daemon. ` + "`--host`" + ` turns what only this machine knows (interfaces, routes) from warnings into errors.
+  daemon. ` + "`--host`" + ` makes errors of the warnings about things that only this machine knows (interfaces, routes).
 - ` + "`shunt schema`" + ` prints a JSON Schema for editors.
-- Every address, port and protocol of a service together is a *frontend*. All frontends of a service share its backends
-  and its table. An exact port beats a range, and a range beats ` + "`any`" + `; every other overlap is an error, and so is a
-  frontend without a backend of its family, unless the service is one of direct return (` + "`dsr-*`" + `) whose backends are all
-  of the other family.
-- Durations carry a unit: ` + "`ms`, `s`, `m`, `h`" + `, or several, as in ` + "`2h4m`" + `. The least is 10ms, the most 24 days (` + "`576h`" + `),
-  unless the table says otherwise.
+- Every combination of address, port and protocol of a service is a *frontend*. All frontends of a service share its
+  backends and its table. An exact port takes precedence over a range, and a range over ` + "`any`" + `. Every other overlap is an
+  error. A frontend without a backend of its family is also an error, unless the service uses direct return (` + "`dsr-*`" + `) and
+  all its backends are of the other family.
+- Durations carry a unit: ` + "`ms`, `s`, `m`, `h`" + `, or several, as in ` + "`2h4m`" + `. The minimum is 10ms and the maximum is 24 days
+  (` + "`576h`" + `), unless the table says otherwise.
 - Keys at the top of the file that begin with ` + "`x-`" + ` are ignored. YAML anchors, aliases and merge keys work.
-- The file expands no environment variables.
-- What shunt knows by name but cannot do yet is refused, never ignored.
+- Environment variables in the file are not expanded.
+- A feature that shunt knows by name but does not support yet is refused, never ignored.
 
 `
