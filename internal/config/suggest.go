@@ -1,0 +1,104 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// keyPlaces says where else in the format a key exists, as paths such as
+// services[].backends[].weight.
+func (f *Format) keyPlaces(key string) []string {
+	var paths []string
+	var visit func(fields []Field, prefix string)
+	visit = func(fields []Field, prefix string) {
+		for _, f := range fields {
+			path := prefix + f.Name
+			if f.Name == key && f.Supported() {
+				paths = append(paths, path)
+			}
+			if element, isList, ok := ElementOf(f.Type); ok {
+				if isList {
+					path += "[]"
+				}
+				visit(FieldsOf(element), path+".")
+			}
+		}
+	}
+	visit(f.fields(), "")
+	return paths
+}
+
+// suggestKey says what an unknown key may have meant, among the keys of a mapping.
+func (f *Format) suggestKey(key string, fields []Field) string {
+	names := make([]string, 0, len(fields))
+	for i := range fields {
+		if fields[i].Supported() {
+			names = append(names, fields[i].Name)
+		}
+	}
+	if near := Nearest(key, names); near != "" {
+		return fmt.Sprintf("did you mean %q?", near)
+	}
+	if paths := f.keyPlaces(key); len(paths) > 0 {
+		return "this key belongs in " + Join(paths, "or")
+	}
+	return "the keys here are " + Join(names, "and")
+}
+
+// Join is "a, b or c".
+func Join(words []string, last string) string {
+	if len(words) < 2 {
+		return strings.Join(words, "")
+	}
+	return strings.Join(words[:len(words)-1], ", ") + " " + last + " " + words[len(words)-1]
+}
+
+// Nearest is the candidate that a mistyped word most likely meant, or "".
+func Nearest(word string, candidates []string) string {
+	folded := fold(word)
+	length := utf8.RuneCountInString(folded)
+	best, bestDistance := "", max(1, length/3)+1
+	for _, c := range candidates {
+		other := fold(c)
+		if length-utf8.RuneCountInString(other) >= bestDistance {
+			continue // also keeps a very long word cheap
+		}
+		if d := distance([]rune(folded), []rune(other)); d < bestDistance {
+			best, bestDistance = c, d
+		}
+	}
+	if bestDistance >= length {
+		return "" // nothing of the word would be left
+	}
+	return best
+}
+
+// fold makes words equal that differ in case or in the sign between their parts.
+func fold(s string) string {
+	return strings.ReplaceAll(strings.ToLower(s), "-", "_")
+}
+
+// distance counts the insertions, deletions, replacements and swaps of neighbours that
+// turn a into b (optimal string alignment).
+func distance(a, b []rune) int {
+	before, previous, current := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range previous {
+		previous[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		current[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			current[j] = min(previous[j]+1, current[j-1]+1, previous[j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				current[j] = min(current[j], before[j-2]+1)
+			}
+		}
+		before, previous, current = previous, current, before
+	}
+	return previous[len(b)]
+}
