@@ -23,7 +23,7 @@ import (
 func newBackend(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "backend",
-		Short: "List backends; drain one, give it another weight, say that it is down",
+		Short: "List backends; drain a backend, change its weight, or set it up or down",
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("there is no command `backend %s`; there are list, drain, undrain, weight and health", args[0])}
@@ -39,7 +39,7 @@ func newBackendList(s streams) *cobra.Command {
 	var o reading
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "Every backend: its services, slots, counters, whether it is up, and what overrides it",
+		Short: "List every backend: its services, slots, counters, overrides, and whether it is up",
 		Args:  noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			st, _, err := o.status(c)
@@ -121,19 +121,20 @@ func newBackendDrain(s streams) *cobra.Command {
 	var o drainOptions
 	c := &cobra.Command{
 		Use:   "drain BACKEND",
-		Short: "No new flows for a backend, in all its services; existing ones go on",
-		Long: `Gives a backend no new flows, in every service that has it. Flows that it has go on until
-they end or until --deadline, after which the backend is treated as if it were not
-configured. The drain survives reloads and restarts, and ends with ` + "`shunt backend undrain`" + `
-or when the backend leaves the configuration. BACKEND is its name, ADDRESS or ADDRESS:PORT.
+		Short: "Give a backend no new flows, in all its services; existing flows go on",
+		Long: `Give a backend no new flows, in every service that has it. Its existing flows go on until they
+end, or until --deadline. After the deadline, shunt treats the backend as if it were not
+configured. The drain survives reloads and restarts. It ends with ` + "`shunt backend undrain`" + `, or
+when the backend leaves the configuration. BACKEND is its name, ADDRESS or ADDRESS:PORT.
 
-Direct return with tracking: none remembers no flows, so there they go to other backends at
-once, which reset TCP connections. With tracking: auto, or affinity, that is so for UDP. The
-command names the services.
+A service with direct return and tracking: none does not remember flows. Its flows go to other
+backends at once, and these backends reset TCP connections. With tracking: auto, or with
+affinity, UDP flows go to other backends at once. The command names these services.
 
---wait returns once no packet has reached the backend for --idle (exit code 0), or at the
-deadline if packets still do (exit code 3). Of flows that have gone elsewhere it knows nothing.
-A connection through direct return that is silent for longer than --idle is not waited for.`,
+--wait returns when no packet has reached the backend for --idle (exit code 0), or at the
+deadline if packets still reach it (exit code 3). It does not see flows that have gone to other
+backends. It does not wait for a connection through direct return that is silent for longer than
+--idle.`,
 		Args: oneBackend,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := errors.Join(requireInstance(o.instance), o.check(c.Flags().Changed("idle"))); err != nil {
@@ -164,9 +165,9 @@ A connection through direct return that is silent for longer than --idle is not 
 	}
 	instanceFlag(c, &o.instance)
 	socketFlag(c, &o.socket)
-	c.Flags().DurationVar(&o.deadline, "deadline", 0, "when existing flows are given up, from now on; 0: never")
+	c.Flags().DurationVar(&o.deadline, "deadline", 0, "time from now after which existing flows are given up; 0: never")
 	c.Flags().BoolVar(&o.wait, "wait", false, "return when the backend is idle, or at the deadline")
-	c.Flags().DurationVar(&o.idle, "idle", 30*time.Second, "with --wait: how long no packet must have reached the backend")
+	c.Flags().DurationVar(&o.idle, "idle", 30*time.Second, "with --wait: time without a packet after which the backend is idle")
 	return c
 }
 
@@ -196,7 +197,7 @@ func (o drainOptions) until() string {
 func newBackendUndrain(s streams) *cobra.Command {
 	return overriding(s, &cobra.Command{
 		Use:   "undrain BACKEND",
-		Short: "Take a drained backend back",
+		Short: "End the drain of a backend",
 		Args:  oneBackend,
 	}, func(ctx context.Context, c *control.Client, args []string) (*shuntv1.OverrideResponse, string, error) {
 		result, err := c.Undrain(ctx, &shuntv1.UndrainBackendRequest{Backend: args[0]})
@@ -207,11 +208,11 @@ func newBackendUndrain(s streams) *cobra.Command {
 func newBackendWeight(s streams) *cobra.Command {
 	return overriding(s, &cobra.Command{
 		Use:   "weight BACKEND WEIGHT",
-		Short: "Another weight than the file's, in all the backend's services",
-		Long: `Gives a backend another weight than the file does, in every service that has it: 0 to 65535,
-and 0 means no new flows. It survives reloads and restarts, and ends with
-` + "`shunt override clear BACKEND weight`" + ` or when the backend leaves the configuration. BACKEND is its
-name, ADDRESS or ADDRESS:PORT.`,
+		Short: "Give a backend another weight than the file's, in all its services",
+		Long: `Give a backend another weight than the file does, in every service that has it. WEIGHT is 0 to
+65535, and 0 means no new flows. The weight survives reloads and restarts. It ends with
+` + "`shunt override clear BACKEND weight`" + `, or when the backend leaves the configuration. BACKEND is
+its name, ADDRESS or ADDRESS:PORT.`,
 		Args: twoWords("a backend and its weight, as in `shunt backend weight 10.0.0.2 5`"),
 	}, func(ctx context.Context, c *control.Client, args []string) (*shuntv1.OverrideResponse, string, error) {
 		weight, err := strconv.ParseUint(args[1], 10, 32)
@@ -226,12 +227,12 @@ name, ADDRESS or ADDRESS:PORT.`,
 func newBackendHealth(s streams) *cobra.Command {
 	return overriding(s, &cobra.Command{
 		Use:   "health BACKEND up|down|auto",
-		Short: "Say that a backend is up or down, whatever is found out about it",
-		Long: `Says that a backend is down or up, in every service that has it, whatever is found out about
-it; auto ends that. One that is down gets no new flows, its UDP flows go to others, and its
-established connections stay. Without health checks every backend counts as up, and to say so
-changes nothing. It survives reloads and restarts, and ends when the backend
-leaves the configuration. BACKEND is its name, ADDRESS or ADDRESS:PORT.`,
+		Short: "Set a backend up or down, whatever shunt finds out about it",
+		Long: `Set a backend down or up, in every service that has it, whatever shunt finds out about it. auto
+ends that. A backend that is down gets no new flows, its UDP flows go to other backends, and its
+established connections stay. Without health checks every backend counts as up, so to set it up
+changes nothing. The setting survives reloads and restarts. It ends when the backend leaves the
+configuration. BACKEND is its name, ADDRESS or ADDRESS:PORT.`,
 		Args: twoWords("a backend and up, down or auto, as in `shunt backend health 10.0.0.2 down`"),
 	}, func(ctx context.Context, c *control.Client, args []string) (*shuntv1.OverrideResponse, string, error) {
 		done := map[string]string{"up": "up from now on", "down": "down from now on: no new flows", "auto": "nobody says any more whether it is up"}[args[1]]

@@ -13,24 +13,26 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const chainHelp = `The kernel runs one XDP program on an interface. So that another one can run beside shunt's,
-shunt calls it, or is called by it:
+const chainHelp = `The kernel runs one XDP program on an interface. So that another program can run beside
+shunt's, shunt calls that program, or that program calls shunt:
 
   packet ─► before ─► shunt ─┬─► sent on, dropped
                              └─► passed ─► after ─► the kernel's stack
 
-before  sees every packet. What it hands on, by a tail call to place 1 of the map that
-        ` + "`shunt chain list`" + ` names, shunt sees. Its own verdict ends the packet.
-after   sees what shunt passes to the stack, and ends with its own verdict.
+before  sees every packet. It hands a packet on to shunt by a tail call to place 1 of the map
+        that ` + "`shunt chain list`" + ` names. If it returns a verdict, shunt does not see
+        the packet.
+after   sees the packets that shunt passes to the stack. Its verdict is final.
 
-Both must be XDP programs for frames in several buffers (SEC("xdp.frags")), loaded and
-pinned:
+Both must be XDP programs for frames in several buffers (SEC("xdp.frags")). They must be loaded
+and pinned:
 
   bpftool prog load filter.o /sys/fs/bpf/filter map name sh_chain pinned MAP
   shunt chain set --interface eth0 --position before --program /sys/fs/bpf/filter
 
-These commands need no daemon. What is set outlives the daemon and its successors; it goes
-with ` + "`shunt chain clear`" + `, ` + "`shunt detach`" + ` and when ` + "`shunt run`" + ` detaches.
+These commands need no daemon. A program that is set stays when the daemon ends and when
+another daemon takes over. It is removed by ` + "`shunt chain clear`" + `, by ` + "`shunt detach`" + `, and when
+` + "`shunt run`" + ` detaches.
 docs/guide/chaining.md has an example to start from.`
 
 func newChain(s streams) *cobra.Command {
@@ -54,11 +56,12 @@ func newChainList(s streams) *cobra.Command {
 	var measure time.Duration
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "What runs on each interface, in a packet's order, and how long it takes",
-		Long: `Lists what runs on each interface, in a packet's order. With --measure the kernel takes the
-time for so long, of real packets: all programs of the chain together, because it counts a
-program and what that calls as one. What one of them takes is the difference with and
-without it.`,
+		Short: "List the programs on each interface, in a packet's order, and measure their time",
+		Long: `List the programs on each interface, in the order in which a packet meets them. With --measure,
+the kernel measures for the given time how long the programs take for real packets. The result
+covers all programs of the chain together, because the kernel counts a program and the programs
+that it calls as one. To find the time of one program, measure with it and without it, and take
+the difference.`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if measure < 0 {
@@ -94,8 +97,8 @@ without it.`,
 	}
 	instanceFlag(c, &instance)
 	outputFlag(c, &output)
-	c.Flags().StringVar(&iface, "interface", "", "only this one")
-	c.Flags().DurationVar(&measure, "measure", 0, "how long to take the time; it costs every BPF program of this machine some nanoseconds a run")
+	c.Flags().StringVar(&iface, "interface", "", "list only this interface")
+	c.Flags().DurationVar(&measure, "measure", 0, "how long to measure; this costs every BPF program of this machine some nanoseconds a run")
 	return c
 }
 
@@ -146,7 +149,7 @@ type chainOptions struct {
 func (o *chainOptions) flags(c *cobra.Command) {
 	instanceFlag(c, &o.instance)
 	c.Flags().StringVar(&o.iface, "interface", "", "the interface that shunt is attached to")
-	c.Flags().StringVar(&o.position, "position", "", "before or after shunt's program")
+	c.Flags().StringVar(&o.position, "position", "", "position of the program: before or after shunt's")
 }
 
 func (o *chainOptions) check(command string) error {
@@ -165,8 +168,8 @@ func newChainSet(s streams) *cobra.Command {
 	var o chainOptions
 	c := &cobra.Command{
 		Use:   "set",
-		Short: "Have a pinned program run before or after shunt's, in the place of the one that did",
-		Long:  "Has a pinned program run before or after shunt's, in the place of the one that did. No packet\nis lost, and the pin may be removed afterwards.\n\n" + chainHelp,
+		Short: "Run a pinned program before or after shunt's; it replaces the program in that position",
+		Long:  "Run a pinned program before or after shunt's. It replaces the program in that position. No\npacket is lost, and you may remove the pin afterwards.\n\n" + chainHelp,
 		Args:  noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			switch {
@@ -186,7 +189,7 @@ func newChainSet(s streams) *cobra.Command {
 		},
 	}
 	o.flags(c)
-	c.Flags().StringVar(&o.program, "program", "", "the file of bpffs that the program is pinned as")
+	c.Flags().StringVar(&o.program, "program", "", "path in bpffs at which the program is pinned")
 	return c
 }
 
@@ -194,7 +197,7 @@ func newChainClear(s streams) *cobra.Command {
 	var o chainOptions
 	c := &cobra.Command{
 		Use:   "clear",
-		Short: "End that another program runs before or after shunt's; that there is none is success",
+		Short: "Remove the program that runs before or after shunt's; succeed if there is none",
 		Args:  noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if err := o.check("chain clear"); err != nil {

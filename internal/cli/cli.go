@@ -86,9 +86,9 @@ func newRoot(s streams) *cobra.Command {
 		Short: "A layer-4 load balancer in the kernel's fast path",
 		Long: `shunt balances TCP and UDP in XDP, before the kernel's network stack.
 
-Try it first:  shunt demo        a working balancer in network namespaces
-Then:          shunt check       is the configuration right?
-               shunt run         balance`,
+Try it first:  shunt demo        see a working balancer in network namespaces
+Then:          shunt check       check the configuration
+               shunt run         balance traffic`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Version:       version(),
@@ -166,11 +166,11 @@ func socketFlag(c *cobra.Command, socket *string) {
 }
 
 func instanceFlag(c *cobra.Command, instance *string) {
-	c.Flags().StringVar(instance, "instance", defaultInstance, "which data plane, where a host has several")
+	c.Flags().StringVar(instance, "instance", defaultInstance, "name of the data plane, if the host has several data planes")
 }
 
 func outputFlag(c *cobra.Command, output *string) {
-	c.Flags().StringVarP(output, "output", "o", "text", "text or json")
+	c.Flags().StringVarP(output, "output", "o", "text", "output format: text or json")
 }
 
 func requireOutput(output string) error {

@@ -34,17 +34,18 @@ func newDecap(s streams) *cobra.Command {
 	var o decapOptions
 	c := &cobra.Command{
 		Use:   "decap --interface NAME --vip ADDRESS... --from PREFIX...",
-		Short: "At a backend: take IPIP and GUE off, and have the VIPs without telling the network (needs root)",
-		Long: `Makes this machine a backend of a service with direct return, until SIGTERM or Ctrl-C,
-which undo all of it and nothing else. If the process is killed instead, packets go on
-being taken off, and the next start takes over.
+		Short: "Decapsulate IPIP and GUE on a backend, and have the VIPs without announcing them (needs root)",
+		Long: `Make this machine a backend of a service with direct return, until SIGTERM or Ctrl-C. These
+signals undo all changes of the command, and nothing else. If the process is killed instead,
+decapsulation goes on, and the next start takes over.
 
-  - takes IPIP and GUE off at XDP, only from permitted senders and only for the VIPs;
-    what is not that passes untouched
-  - adds the VIPs to lo, and sets arp_ignore and arp_announce so that ARP does not know
-    of them; sets rp_filter from strict to loose
+  - The command decapsulates IPIP and GUE at XDP, only from permitted senders and only for
+    the VIPs. All other packets pass untouched.
+  - It adds the VIPs to lo, and sets arp_ignore and arp_announce so that this machine
+    neither answers ARP requests for them nor announces them. It changes rp_filter from
+    strict to loose.
 
-For dsr-l2, which encapsulates nothing, say --attach none, and no --from.`,
+For dsr-l2, which does not encapsulate packets, use --attach none, and leave --from out.`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := o.complete(); err != nil {
@@ -69,15 +70,15 @@ For dsr-l2, which encapsulates nothing, say --attach none, and no --from.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.iface, "interface", "", "where the balancer's packets arrive")
-	f.StringSliceVar(&o.vips, "vip", nil, "address of a service; repeat it, or separate with commas")
-	f.StringSliceVar(&o.from, "from", nil, "permitted sender of tunnels: the balancers' addresses, or a prefix; repeat it, or separate with commas")
+	f.StringVar(&o.iface, "interface", "", "interface where the balancer's packets arrive")
+	f.StringSliceVar(&o.vips, "vip", nil, "address of a service; repeat the flag, or separate addresses with commas")
+	f.StringSliceVar(&o.from, "from", nil, "permitted sender of tunnels: a balancer's address, or a prefix; repeat the flag, or separate with commas")
 	f.Uint16Var(&o.guePort, "gue-port", defaultGUEPort, "UDP port of GUE; 0: none")
-	f.StringVar(&o.attach, "attach", "auto", "auto, native, generic, or none (for dsr-l2); tc is not supported yet")
-	f.DurationVar(&o.interval, "interval", 10*time.Second, "how often numbers that have changed are printed")
+	f.StringVar(&o.attach, "attach", "auto", "how to attach: auto, native, generic, or none (for dsr-l2); tc is not supported yet")
+	f.DurationVar(&o.interval, "interval", 10*time.Second, "how often to print counters that have changed")
 	outputFlag(c, &o.output)
-	f.StringVar(&o.logFormat, "log-format", "text", "text (key=value) or json")
-	f.BoolVarP(&o.verbose, "verbose", "v", false, "log every change of an address, too")
+	f.StringVar(&o.logFormat, "log-format", "text", "log format: text (key=value) or json")
+	f.BoolVarP(&o.verbose, "verbose", "v", false, "also log every change of an address")
 	return c
 }
 

@@ -19,11 +19,11 @@ func newDemo(s streams) *cobra.Command {
 	var keep bool
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "A working balancer in network namespaces, with real HTTP and UDP through it (needs root)",
-		Long: `Builds a network out of namespaces, starts "shunt run" in it, sends HTTP and UDP over IPv4
-and IPv6 through XDP, takes a backend away, kills the daemon, and checks every claim it
-makes. Touches nothing outside its namespaces, takes less than 20 seconds, and removes
-everything, after Ctrl-C too. It exits with 1 if a claim was not true.`,
+		Short: "Show a working balancer in network namespaces, with real HTTP and UDP traffic (needs root)",
+		Long: `Build a network out of namespaces, start "shunt run" in it, send HTTP and UDP over IPv4 and IPv6
+through XDP, take a backend away, kill the daemon, and check every claim that the demo makes.
+The demo touches nothing outside its namespaces, and takes less than 20 seconds. It removes
+everything at its end, also after Ctrl-C. It exits with 1 if a claim was not true.`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := requireOutput(output); err != nil {
@@ -48,8 +48,8 @@ everything, after Ctrl-C too. It exits with 1 if a claim was not true.`,
 		},
 	}
 	outputFlag(c, &output)
-	c.Flags().BoolVar(&keep, "keep", false, "leave it standing at the end, and say how to look around")
-	c.Flags().StringVar(&clean, "clean", "", "remove the demo with this id, which was kept or killed")
+	c.Flags().BoolVar(&keep, "keep", false, "leave the demo in place at the end, and say how to look around")
+	c.Flags().StringVar(&clean, "clean", "", "remove the kept or killed demo with this id")
 	c.AddCommand(newDemoBackend(s))
 	return c
 }
@@ -160,7 +160,7 @@ func newDemoBackend(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:    "backend",
 		Hidden: true,
-		Short:  "The servers of one of the demo's backends",
+		Short:  "Run the servers of one of the demo's backends",
 		Args:   noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			in := s.in
@@ -170,8 +170,8 @@ func newDemoBackend(s streams) *cobra.Command {
 			return demo.ServeBackend(c.Context(), name, in, s.out)
 		},
 	}
-	c.Flags().StringVar(&name, "name", "", "what it calls itself")
-	c.Flags().StringVar(&lab, "lab", "", "whose it is, to be found by")
+	c.Flags().StringVar(&name, "name", "", "name of the backend")
+	c.Flags().StringVar(&lab, "lab", "", "id of the demo that starts the backend, by which the demo finds it")
 	c.Flags().BoolVar(&hold, "hold", false, "stay when standard input ends")
 	return c
 }

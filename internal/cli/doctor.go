@@ -29,12 +29,12 @@ func newDoctor(s streams) *cobra.Command {
 	var guePort uint16
 	c := &cobra.Command{
 		Use:   "doctor --backend --vip ADDRESS...",
-		Short: "What is wrong on a backend where direct return fails, and the command that fixes it",
-		Long: `With --backend: looks at this machine as a backend of services with direct return, and
-changes nothing. It exits with 0 when nothing is wrong, and with 1 otherwise.
+		Short: "Find what is wrong on a backend where direct return fails, and the command that fixes it",
+		Long: `With --backend, examine this machine as a backend of services with direct return. The command
+changes nothing. It exits with 0 if nothing is wrong, and with 1 otherwise.
 
-It sees this machine only, not the network: whether the balancer reaches it, and whether
-clients hear its answers, it cannot know.`,
+The command sees only this machine, not the network. It cannot know whether the balancer reaches
+this machine, and whether clients receive the machine's answers.`,
 		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if !atBackend {
@@ -58,9 +58,9 @@ clients hear its answers, it cannot know.`,
 		},
 	}
 	c.Flags().BoolVar(&atBackend, "backend", false, "examine this machine as a backend with direct return")
-	c.Flags().StringSliceVar(&vips, "vip", nil, "address of a service; repeat it, or separate with commas")
-	c.Flags().StringVar(&iface, "interface", "", "where the balancer's packets arrive (default: that of the default route)")
-	c.Flags().StringVar(&forwarding, "forwarding", "", "the service's: dsr-l2, dsr-ipip or dsr-gue; without it, encapsulation is looked at only where something takes it off")
+	c.Flags().StringSliceVar(&vips, "vip", nil, "address of a service; repeat the flag, or separate addresses with commas")
+	c.Flags().StringVar(&iface, "interface", "", "interface where the balancer's packets arrive (default: the interface of the default route)")
+	c.Flags().StringVar(&forwarding, "forwarding", "", "forwarding of the service: dsr-l2, dsr-ipip or dsr-gue; without it, encapsulation is examined only if this machine decapsulates")
 	c.Flags().Uint16Var(&guePort, "gue-port", defaultGUEPort, "UDP port of GUE")
 	outputFlag(c, &output)
 	return c

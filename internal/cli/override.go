@@ -19,10 +19,10 @@ import (
 func newOverride(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "override",
-		Short: "What operators say beside the file: list it, end it",
-		Long: `An override changes what the configuration says about a backend: a drain, another weight, or
-that it is up or down. It survives reloads and restarts, and ends when it is cleared or when the
-backend leaves the configuration. ` + "`shunt backend drain`, `weight` and `health`" + ` set them.`,
+		Short: "List or end overrides: the drains, weights and health that operators have set",
+		Long: `An override changes what the configuration says about a backend: it drains the backend, gives it
+another weight, or sets it up or down. An override survives reloads and restarts. It ends when an
+operator clears it, or when the backend leaves the configuration. ` + "`shunt backend drain`,\n`weight` and `health`" + ` set overrides.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("there is no command `override %s`; there are list and clear", args[0])}
@@ -38,7 +38,7 @@ func newOverrideList(s streams) *cobra.Command {
 	var socket, output string
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "Every override: of which backend, what it says, who set it and when",
+		Short: "List every override: its backend, its value, who set it and when",
 		Args:  noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := requireOutput(output); err != nil {
@@ -105,9 +105,10 @@ func newOverrideClear(s streams) *cobra.Command {
 	var all bool
 	c := &cobra.Command{
 		Use:   "clear BACKEND [drain|weight|health]...",
-		Short: "End overrides: what the file says holds again",
-		Long: `Ends the overrides of a backend, or only those kinds of them that are named; --all: of every
-backend. What the file says holds again. BACKEND is its name, ADDRESS or ADDRESS:PORT.`,
+		Short: "End overrides, so that the values in the file apply again",
+		Long: `End all overrides of a backend, or only the kinds that are named. With --all, end the overrides
+of every backend. The values in the file then apply again. BACKEND is its name, ADDRESS or
+ADDRESS:PORT.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			kinds := args
 			if !all {
@@ -140,6 +141,6 @@ backend. What the file says holds again. BACKEND is its name, ADDRESS or ADDRESS
 		}
 		return result, what, err
 	})
-	c.Flags().BoolVar(&all, "all", false, "those of every backend")
+	c.Flags().BoolVar(&all, "all", false, "end the overrides of every backend")
 	return c
 }

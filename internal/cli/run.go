@@ -31,17 +31,18 @@ func newRun(s streams) *cobra.Command {
 	var verbose bool
 	c := &cobra.Command{
 		Use:   "run",
-		Short: "Balance: load the data plane and keep it right (needs root)",
-		Long: `Loads the data plane, attaches it to the configured interfaces and keeps it right until
-SIGTERM or Ctrl-C. If the process is killed instead, packets go on being balanced, and the
-next start takes over. SIGHUP applies the file again.
+		Short: "Balance traffic: load the data plane and keep it correct (needs root)",
+		Long: `Load the data plane, attach it to the configured interfaces, and keep it correct until SIGTERM or
+Ctrl-C. If the process is killed instead, the kernel goes on balancing packets, and the next
+start takes over. SIGHUP makes the daemon apply the file again.
 
 --on-exit says what SIGTERM does:
-  detach  nothing is left behind; connections through shunt end (the default)
-  keep    packets go on being balanced, without health checks, and the next start takes over
-          with all connections; ` + "`shunt detach`" + ` ends it
-  drain   no new flows; detaches when those there are have ended, or after --drain-timeout
-Ctrl-C (SIGINT) always detaches, and a second one exits at once, as if the process were killed.`,
+  detach  the daemon removes everything; connections through shunt end (the default)
+  keep    the kernel goes on balancing packets, without health checks, and the next start takes
+          over with all connections; ` + "`shunt detach`" + ` ends it
+  drain   no service takes new flows; the daemon detaches when the existing flows have ended,
+          or after --drain-timeout
+Ctrl-C (SIGINT) always detaches. A second Ctrl-C exits at once, as if the process were killed.`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := requireRoot("run", loadsPrograms); err != nil {
@@ -73,13 +74,13 @@ Ctrl-C (SIGINT) always detaches, and a second one exits at once, as if the proce
 			return err
 		},
 	}
-	c.Flags().StringVar(&options.ConfigPath, "config", defaultConfig, "a file, or a folder of *.yaml")
+	c.Flags().StringVar(&options.ConfigPath, "config", defaultConfig, "configuration: a file, or a directory of *.yaml")
 	instanceFlag(c, &options.Instance)
-	c.Flags().StringVar(&options.Socket, "socket", os.Getenv("SHUNT_SOCKET"), "control socket, instead of the file's (SHUNT_SOCKET)")
+	c.Flags().StringVar(&options.Socket, "socket", os.Getenv("SHUNT_SOCKET"), "control socket, instead of the socket that the file names (SHUNT_SOCKET)")
 	c.Flags().BoolVar(&options.Watch, "watch", false, "apply the file whenever it changes")
 	c.Flags().StringVar((*string)(&options.OnExit), "on-exit", string(daemon.ExitDetach), "what SIGTERM does: detach, keep or drain")
-	c.Flags().DurationVar(&options.DrainTimeout, "drain-timeout", 5*time.Minute, "with --on-exit drain: when flows that have not ended are given up")
-	c.Flags().StringVar(&format, "log-format", "text", "text (key=value) or json")
+	c.Flags().DurationVar(&options.DrainTimeout, "drain-timeout", 5*time.Minute, "with --on-exit drain: time after which the remaining flows are given up")
+	c.Flags().StringVar(&format, "log-format", "text", "log format: text (key=value) or json")
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "log every next hop and every change")
 	return c
 }
@@ -123,7 +124,7 @@ func newCheck(s streams) *cobra.Command {
 	var host bool
 	c := &cobra.Command{
 		Use:   "check",
-		Short: "Is this file right? All faults, with place and suggestion; needs no root and no daemon",
+		Short: "Check a configuration file: report all faults with place and suggestion; no root, no daemon",
 		Args:  noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if err := requireOutput(output); err != nil {
@@ -153,8 +154,8 @@ func newCheck(s streams) *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().StringVar(&path, "config", defaultConfig, "a file, or a folder of *.yaml")
-	c.Flags().BoolVar(&host, "host", false, "what this machine cannot do is an error, not a warning")
+	c.Flags().StringVar(&path, "config", defaultConfig, "configuration: a file, or a directory of *.yaml")
+	c.Flags().BoolVar(&host, "host", false, "report a setting that this machine does not support as an error, not as a warning")
 	outputFlag(c, &output)
 	return c
 }
@@ -202,7 +203,7 @@ func few(names []string) string {
 func newSchema(s streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "schema",
-		Short: "JSON Schema of the configuration file, for editors",
+		Short: "Print the JSON Schema of the configuration file, for editors",
 		Args:  noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			_, err := fmt.Fprintf(s.out, "%s", file.Schema())
@@ -215,7 +216,7 @@ func newReload(s streams) *cobra.Command {
 	var socket, output string
 	c := &cobra.Command{
 		Use:   "reload",
-		Short: "Apply the daemon's file now, wait, and print the difference",
+		Short: "Make the daemon apply its file now, wait, and print the difference",
 		Args:  noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := requireOutput(output); err != nil {
@@ -268,10 +269,10 @@ func newDetach(s streams) *cobra.Command {
 	var instance, socket string
 	c := &cobra.Command{
 		Use:   "detach",
-		Short: "Stop forwarding: end the daemon, or remove what a killed one has left",
-		Long: `Asks the daemon to stop and to take its data plane away, whatever its --on-exit says, and
-waits until that is done: connections through shunt end. Where no daemon runs, it removes what
-one has left that was killed or stopped with --on-exit keep; that needs root.`,
+		Short: "Stop forwarding: end the daemon, or remove what a killed daemon has left",
+		Long: `Ask the daemon to stop and to remove its data plane, whatever its --on-exit says, and wait until
+that is done. Connections through shunt end. If no daemon runs, the command removes what is
+left of a daemon that was killed or was stopped with --on-exit keep. That needs root.`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := requireInstance(instance); err != nil {

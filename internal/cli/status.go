@@ -30,8 +30,8 @@ func (o *reading) flags(c *cobra.Command) {
 	instanceFlag(c, &o.instance)
 	socketFlag(c, &o.socket)
 	outputFlag(c, &o.output)
-	c.Flags().StringVar(&o.service, "service", "", "only this service and its backends")
-	c.Flags().BoolVar(&o.all, "all", false, fmt.Sprintf("every row; otherwise text has at most %d of a table", rowsMax))
+	c.Flags().StringVar(&o.service, "service", "", "show only this service and its backends")
+	c.Flags().BoolVar(&o.all, "all", false, fmt.Sprintf("show every row; otherwise text shows at most %d rows of a table", rowsMax))
 }
 
 func newStatus(s streams) *cobra.Command {
@@ -39,15 +39,15 @@ func newStatus(s streams) *cobra.Command {
 	var summary bool
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "What is forwarded where, and what was counted; works when the daemon is dead, too",
-		Long: fmt.Sprintf(`Shows interfaces, services with their backends, counters, and what is wrong. When the daemon
-is dead, root reads it from the maps.
+		Short: "Show services, their backends, counters and faults; works when the daemon is dead, too",
+		Long: fmt.Sprintf(`Show interfaces, services with their backends, counters, and what is wrong. When the daemon is
+dead, the command reads them from the maps, which needs root.
 
-SLOTS, SHARE and OPEN are of this moment: OPEN is connections through NAT that are not closed,
-and conversations over UDP; direct return does not know its flows ("-"). FLOWS, PACKETS and
-BYTES are totals since the data plane was loaded. Those of a backend, and what it has open,
-are over all services that share it. Where there are more than %d backends, services have a
-row each, unless --service or --all is given.`, rowsMax),
+SLOTS, SHARE and OPEN are current values. OPEN counts connections through NAT that are not
+closed, and UDP conversations. Direct return does not know its flows ("-"). FLOWS, PACKETS and
+BYTES are totals since the data plane was loaded. OPEN and the totals of a backend cover all
+services that share the backend. If there are more than %d backends, each service has one row,
+unless --service or --all is given.`, rowsMax),
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			st, elsewhere, err := o.status(c)
@@ -69,7 +69,7 @@ row each, unless --service or --all is given.`, rowsMax),
 		},
 	}
 	o.flags(c)
-	c.Flags().BoolVar(&summary, "summary", false, "a row for each service, without backends")
+	c.Flags().BoolVar(&summary, "summary", false, "show one row for each service, without backends")
 	return c
 }
 

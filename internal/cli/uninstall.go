@@ -18,13 +18,13 @@ func newUninstall(s streams) *cobra.Command {
 	var yes bool
 	c := &cobra.Command{
 		Use:   "uninstall",
-		Short: "Remove every trace of shunt but what was installed: lists, asks, removes (needs root)",
-		Long: `Removes what shunt has left on this machine: the data planes of all instances, neighbour
-entries, multicast groups, settings that it has changed, what ` + "`shunt decap`" + ` did, and its files
-in /run/shunt and /var/lib/shunt. It lists all of that and asks first; --yes answers. It
-refuses while a daemon runs.
+		Short: "List and remove every trace of shunt, except installed files; asks first (needs root)",
+		Long: `Remove what shunt has left on this machine: the data planes of all instances, neighbour entries,
+multicast groups, settings that shunt has changed, the changes that ` + "`shunt decap`" + ` has made, and
+shunt's files in /run/shunt and /var/lib/shunt. The command lists all of that and asks first;
+--yes answers. The command refuses to run while a daemon runs.
 
-What was installed stays: the binary and /etc/shunt. Your package manager removes them.`,
+Installed files stay: the binary and /etc/shunt. Your package manager removes them.`,
 		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if err := errors.Join(requireOutput(output), requireRoot("uninstall", "takes programs out of the kernel and puts settings back")); err != nil {
@@ -60,8 +60,8 @@ What was installed stays: the binary and /etc/shunt. Your package manager remove
 			return err
 		},
 	}
-	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
-	c.Flags().StringVar(&path, "config", defaultConfig, "the configuration, which may name another control socket; it is not removed")
+	c.Flags().BoolVar(&yes, "yes", false, "remove without asking")
+	c.Flags().StringVar(&path, "config", defaultConfig, "configuration that may name another control socket; it is not removed")
 	outputFlag(c, &output)
 	return c
 }
