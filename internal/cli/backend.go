@@ -133,8 +133,7 @@ affinity, UDP flows go to other backends at once. The command names these servic
 
 --wait returns when no packet has reached the backend for --idle (exit code 0), or at the
 deadline if packets still reach it (exit code 3). It does not see flows that have gone to other
-backends. It does not wait for a connection through direct return that is silent for longer than
---idle.`,
+backends. It does not wait for a connection that is silent for longer than --idle.`,
 		Args: oneBackend,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := errors.Join(requireInstance(o.instance), o.check(c.Flags().Changed("idle"))); err != nil {

@@ -48,7 +48,7 @@ var Codes = []Definition{
 	{
 		Code: AggregationSwitchedOff, Severity: Info, Subject: "interface",
 		Meaning: "The interface runs in generic mode, in which packets merged by the kernel would reach the program. shunt switched merging off, and switches it on again when it detaches.",
-		Remedy:  "nothing; native mode does not need it",
+		Remedy:  "do nothing, or use native mode, which does not need it",
 	},
 	{
 		Code: AnnounceFailed, Severity: Error, Subject: "address on interface",
@@ -58,7 +58,7 @@ var Codes = []Definition{
 	{
 		Code: AttachDegraded, Severity: Warning, Subject: "interface",
 		Meaning: "The driver does not accept the program in native mode. The program runs in generic mode, which is slower.",
-		Remedy:  "use a driver with native XDP, or say `attach: generic` to accept it",
+		Remedy:  "use a driver with native XDP, or set `attach: generic` to accept generic mode",
 	},
 	{
 		Code: AttachFailed, Severity: Error, Subject: "interface",

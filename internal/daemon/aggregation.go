@@ -71,7 +71,7 @@ func (a aggregation) fit(iface string, mode kernel.Mode) error {
 	}
 	if changed := state.Of(iface); len(changed) > 0 {
 		a.conditions.Raise(condition.Condition{Code: condition.AggregationSwitchedOff, Severity: condition.Info, Subject: iface,
-			Text: "switched off until shunt detaches: " + strings.Join(changed, ", "), Remedy: "nothing; native mode does not need it"})
+			Text: "switched off until shunt detaches: " + strings.Join(changed, ", ")})
 	}
 	return nil
 }

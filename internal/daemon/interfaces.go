@@ -96,7 +96,7 @@ func (i *interfaces) attach(wanted model.Interface) error {
 	i.log.Info("attached", "interface", name, "mode", a.Mode, "reason", a.Reason)
 	if a.Mode == kernel.ModeGeneric && wanted.Attach == model.AttachAuto {
 		i.conditions.Raise(condition.Condition{Code: condition.AttachDegraded, Severity: condition.Warning, Subject: name,
-			Text: "attached in generic mode, because the driver refused native mode: " + a.Reason, Remedy: "use a driver with native XDP, or say `attach: generic` to accept it"})
+			Text: "attached in generic mode, because the driver refused native mode: " + a.Reason})
 	} else {
 		i.conditions.Clear(condition.AttachDegraded, name)
 	}

@@ -36,7 +36,7 @@ func (r *retries) want() {
 // failing says that the maps are not as they should be, and has it tried again.
 func (r *retries) failing(err error) {
 	r.conditions.Raise(condition.Condition{Code: condition.ReconcileFailing, Severity: condition.Error,
-		Subject: r.subject, Text: err.Error(), Remedy: "it is tried again every few seconds"})
+		Subject: r.subject, Text: err.Error()})
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.timer != nil {
