@@ -54,7 +54,7 @@ func newBackendList(s streams) *cobra.Command {
 			}
 			printBackends(s.out, st.Backends, st.GetDaemon().GetConditions(), rows{all: o.all})
 			if st.Daemon == nil {
-				fmt.Fprintf(s.out, "Overrides and health are not shown, nor services of backends without slots: %s.\n", st.DaemonError)
+				fmt.Fprintf(s.out, "Overrides and health are not shown, and neither are the services of backends without slots: %s.\n", st.DaemonError)
 			}
 			return nil
 		},
@@ -68,7 +68,7 @@ func newBackendList(s streams) *cobra.Command {
 func overrideText(o *shuntv1.Override, backend string) string {
 	text := o.Kind + " " + overrideValue(o)
 	if backend == status.StateOut && o.Deadline != nil {
-		text += ", when its flows were given up (`shunt backend undrain` takes it back)"
+		text += ", when its flows were given up (`shunt backend undrain` ends the drain)"
 	}
 	return text + ", set by " + authorText(o) + " at " + o.Since.AsTime().Local().Format(time.DateTime)
 }
@@ -83,7 +83,7 @@ func healthText(h *shuntv1.BackendHealth) string {
 	}
 	adopted := ""
 	if h.Adopted {
-		adopted = ", as it was found at start: no check has ended yet"
+		adopted = ", as the daemon found it at start: no check has ended yet"
 	}
 	switch {
 	case h.Override == string(model.HealthDown):
@@ -97,7 +97,7 @@ func healthText(h *shuntv1.BackendHealth) string {
 	case waiting:
 		return "waits in " + h.Service + " for its first successful check: " + h.LastError
 	case down && h.KeptDownUntil != nil:
-		return fmt.Sprintf("is down in %s %s, and kept so until %s because it goes down too often: %s", h.Service, since, h.KeptDownUntil.AsTime().Local().Format(time.TimeOnly), h.LastError)
+		return fmt.Sprintf("is down in %s %s, and stays down until %s because it goes down too often: %s", h.Service, since, h.KeptDownUntil.AsTime().Local().Format(time.TimeOnly), h.LastError)
 	case down && h.LastError != "":
 		return fmt.Sprintf("is down in %s %s: %s", h.Service, since, h.LastError)
 	case down:
@@ -174,13 +174,13 @@ backends. It does not wait for a connection that is silent for longer than --idl
 func (o drainOptions) check(idle bool) error {
 	switch {
 	case idle && !o.wait:
-		return usageError{errors.New("--idle is how long --wait waits for silence; without --wait it means nothing")}
+		return usageError{errors.New("--idle is the time without a packet that --wait waits for; without --wait it has no effect")}
 	case o.deadline < 0:
 		return usageError{fmt.Errorf("--deadline %s lies in the past", o.deadline)}
 	case o.idle < time.Second:
-		return usageError{fmt.Errorf("--idle %s is too short to mean anything: at least 1s", o.idle)}
+		return usageError{fmt.Errorf("--idle %s is too short: at least 1s", o.idle)}
 	case o.wait && o.deadline > 0 && o.deadline < o.idle:
-		return usageError{fmt.Errorf("--deadline %s comes before the backend can have been idle for %s; say a shorter --idle", o.deadline, o.idle)}
+		return usageError{fmt.Errorf("--deadline %s ends before the backend can have been idle for %s; choose a shorter --idle", o.deadline, o.idle)}
 	}
 	return nil
 }
@@ -234,7 +234,7 @@ changes nothing. The setting survives reloads and restarts. It ends when the bac
 configuration. BACKEND is its name, ADDRESS or ADDRESS:PORT.`,
 		Args: twoWords("a backend and up, down or auto, as in `shunt backend health 10.0.0.2 down`"),
 	}, func(ctx context.Context, c *control.Client, args []string) (*shuntv1.OverrideResponse, string, error) {
-		done := map[string]string{"up": "up from now on", "down": "down from now on: no new flows", "auto": "nobody says any more whether it is up"}[args[1]]
+		done := map[string]string{"up": "up from now on", "down": "down from now on: no new flows", "auto": "the health override has ended"}[args[1]]
 		if done == "" {
 			return nil, "", usageError{fmt.Errorf("health %q is none of up, down and auto", args[1])}
 		}
@@ -264,22 +264,22 @@ func overriding(s streams, c *cobra.Command, change func(context.Context, *contr
 func printOverridden(s streams, result *shuntv1.OverrideResponse, done string) {
 	fmt.Fprintf(s.out, "%s: %s.\n%s\n", strings.Join(result.Backends, ", "), done, result.Text)
 	if result.Unsaved != "" {
-		fmt.Fprintf(s.err, "shunt: this is in force, but would not survive a restart of the daemon: %s; it is tried again every second\n", result.Unsaved)
+		fmt.Fprintf(s.err, "shunt: this is in force, but would not survive a restart of the daemon: %s; the daemon tries to save it again every second\n", result.Unsaved)
 	}
 }
 
 // printUntracked says which existing flows do not go on, whatever a drain promises, and what to do.
 func printUntracked(s streams, result *shuntv1.OverrideResponse, backend string) {
 	if len(result.Untracked) > 0 {
-		fmt.Fprintf(s.err, `shunt: but not with tracking: none, which remembers no flows (%s): those with this backend, and
-a few whose slots move with theirs, go to others from now on, which reset TCP connections. To
-keep what has not been reset yet: shunt backend undrain %s. To let them end by themselves, say tracking: auto in the
+		fmt.Fprintf(s.err, `shunt: existing flows with tracking: none, which remembers no flows (%s), do not go on: the flows of this backend,
+and a few flows whose slots move too, go to other backends from now on, and these reset TCP connections. To keep
+connections that are not reset yet: shunt backend undrain %s. To let flows end by themselves, set tracking: auto in the
 file, reload, and drain after that.
 `, strings.Join(result.Untracked, ", "), backend)
 	}
 	if len(result.UntrackedUdp) > 0 {
-		fmt.Fprintf(s.err, `shunt: but not UDP of direct return (%s), which goes to other backends from now on. Only with
-tracking: always and without affinity it stays.
+		fmt.Fprintf(s.err, `shunt: existing UDP flows of direct return (%s) do not go on: they go to other backends from now on. They stay
+only with tracking: always and without affinity.
 `, strings.Join(result.UntrackedUdp, ", "))
 	}
 }
@@ -327,15 +327,15 @@ func waitIdle(ctx context.Context, s streams, o drainOptions, drained *shuntv1.O
 		if time.Since(since) >= o.idle {
 			fmt.Fprintf(s.out, "No packet has reached %s for %s: drained.\n", strings.Join(backends, ", "), o.idle)
 			if lost := drained.Untracked; len(lost) > 0 {
-				fmt.Fprintf(s.err, "shunt: flows with tracking: none (%s) were not waited for: they had gone elsewhere\n", strings.Join(lost, ", "))
+				fmt.Fprintf(s.err, "shunt: flows with tracking: none (%s) were not waited for, because they had gone to other backends\n", strings.Join(lost, ", "))
 			}
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("interrupted while waiting; %s stays drained, `shunt backend undrain` takes it back", strings.Join(backends, ", "))
+			return fmt.Errorf("interrupted while waiting; %s stays drained, `shunt backend undrain` ends the drain", strings.Join(backends, ", "))
 		case <-deadline:
-			fmt.Fprintf(s.err, "shunt: at the deadline packets still reached %s, %.1f s ago the last; its flows are given up now\n",
+			fmt.Fprintf(s.err, "shunt: at the deadline packets still reached %s, the last one %.1f s ago; its flows are given up now\n",
 				strings.Join(backends, ", "), time.Since(since).Seconds())
 			return errStillBusy
 		case <-tick.C:

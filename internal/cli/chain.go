@@ -128,14 +128,14 @@ func printChains(w io.Writer, all []datapath.Chain, measured bool) error {
 		case c.Time.Packets > 0:
 			fmt.Fprintf(w, "%s: all programs together take %.0f ns a packet (%s)\n", c.Interface, c.Time.PerPacketN, counted(int(c.Time.Packets), "packet"))
 		case measured:
-			fmt.Fprintf(w, "%s: no packet came while the time was taken\n", c.Interface)
+			fmt.Fprintf(w, "%s: no packet arrived during the measurement\n", c.Interface)
 		}
 		want := c.Shunt
 		if c.Before != nil {
 			want = c.Before
 		}
 		if want != nil && want.ID != c.Attached {
-			fmt.Fprintf(w, "%s: the interface runs program %d instead of the first in this list: a change was cut short; make it again, or restart `shunt run`\n", c.Interface, c.Attached)
+			fmt.Fprintf(w, "%s: the interface runs program %d instead of the first in this list: a change was interrupted; repeat the change, or restart `shunt run`\n", c.Interface, c.Attached)
 		}
 	}
 	return nil

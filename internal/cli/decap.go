@@ -89,7 +89,7 @@ func (o *decapOptions) complete() error {
 		return err
 	}
 	if o.iface == "" {
-		return usage("--interface is missing: name the one where the balancer's packets arrive")
+		return usage("--interface is missing: name the interface where the balancer's packets arrive")
 	}
 	var err error
 	if o.addresses, err = parseVIPs(o.vips); err != nil {
@@ -98,11 +98,11 @@ func (o *decapOptions) complete() error {
 	switch model.Attach(o.attach) {
 	case model.AttachAuto, model.AttachNative, model.AttachGeneric:
 		if len(o.from) == 0 {
-			return usage("--from is missing: name the balancers whose tunnels are taken off, or say --attach none for dsr-l2")
+			return usage("--from is missing: name the balancers whose packets are decapsulated, or use --attach none for dsr-l2")
 		}
 	case decap.AttachNone:
 		if len(o.from) > 0 {
-			return usage("--from makes no sense with --attach none, which takes nothing off")
+			return usage("--from makes no sense with --attach none, which decapsulates nothing")
 		}
 	default:
 		return usage("--attach is auto, native, generic or none, not %q", o.attach)

@@ -58,7 +58,7 @@ func (d *decapPrinter) Started(s decap.Started) error {
 	}
 	var err error
 	if start.Findings, err = examine(want); err != nil {
-		d.log.Warn("what else may be wrong could not be found out", "error", err)
+		d.log.Warn("could not check what else may be wrong", "error", err)
 	}
 	for _, f := range start.Findings {
 		d.log.Warn(f.Text, "condition", f.Code, "subject", f.Subject, "remedy", f.Remedy)
@@ -72,7 +72,7 @@ func (d *decapPrinter) Started(s decap.Started) error {
 func (d *decapPrinter) printText(start decapStart) error {
 	var text strings.Builder
 	if a := start.Attached; a == nil {
-		fmt.Fprintf(&text, "%s takes nothing off (--attach none).\n", d.iface)
+		fmt.Fprintf(&text, "%s decapsulates nothing (--attach none).\n", d.iface)
 	} else {
 		kinds, senders := "IPIP", []string{}
 		if d.guePort != 0 {
@@ -81,7 +81,7 @@ func (d *decapPrinter) printText(start decapStart) error {
 		for _, p := range d.senders {
 			senders = append(senders, p.String())
 		}
-		fmt.Fprintf(&text, "%s takes off %s from %s (XDP, %s).\n", a.Interface, kinds, strings.Join(senders, ", "), a.Mode)
+		fmt.Fprintf(&text, "%s decapsulates %s from %s (XDP, %s).\n", a.Interface, kinds, strings.Join(senders, ", "), a.Mode)
 		if a.Reason != "" {
 			fmt.Fprintf(&text, "  not native: %s\n", a.Reason)
 		}
@@ -115,7 +115,7 @@ func (d *decapPrinter) Counted(n decap.Numbers, stopping bool) error {
 		}
 		return writeLine(d.out, map[string]any{"event": event, "time": time.Now().UTC(), "numbers": n})
 	}
-	text := fmt.Sprintf("%s  took off %s", time.Now().Format(time.TimeOnly), counted(int(n.TakenOff), "packet"))
+	text := fmt.Sprintf("%s  decapsulated %s", time.Now().Format(time.TimeOnly), counted(int(n.TakenOff), "packet"))
 	if len(n.Kinds) > 0 {
 		text += " (" + listed(n.Kinds) + ")"
 	}

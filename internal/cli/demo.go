@@ -35,7 +35,7 @@ everything at its end, also after Ctrl-C. It exits with 1 if a claim was not tru
 			}
 			executable, err := os.Executable()
 			if err != nil {
-				return fmt.Errorf("find the shunt binary, which is to play balancer and backends: %w", err)
+				return fmt.Errorf("find the shunt binary, which the demo runs as balancer and backends: %w", err)
 			}
 			if clean != "" {
 				return cleanDemo(c.Context(), s, clean, executable)
@@ -113,9 +113,9 @@ func printEnd(w io.Writer, facts *demo.Facts, shunt string) {
 	}
 	fmt.Fprintf(w, "\nTry next:\n")
 	for _, line := range [][2]string{
-		{"demo --keep", "leaves it standing, and says how to look around"},
+		{"demo --keep", "leaves the demo running, and says how to look around"},
 		{"demo -o json", "the same facts for a program"},
-		{"schema", "what a configuration file may say; `check --config FILE` tells whether yours is right"},
+		{"schema", "shows what a configuration file may contain; `check --config FILE` tells whether yours is right"},
 	} {
 		fmt.Fprintf(w, "  %-50s # %s\n", shunt+" "+line[0], line[1])
 	}

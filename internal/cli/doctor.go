@@ -45,7 +45,7 @@ this machine, and whether clients receive the machine's answers.`,
 			}
 			f := model.Forwarding(forwarding)
 			if f != "" && !f.Direct() {
-				return usageError{fmt.Errorf("--forwarding is dsr-l2, dsr-ipip or dsr-gue, not %q; other modes ask nothing of a backend", forwarding)}
+				return usageError{fmt.Errorf("--forwarding is dsr-l2, dsr-ipip or dsr-gue, not %q; other modes need nothing on a backend", forwarding)}
 			}
 			addresses, err := parseVIPs(vips)
 			if err != nil {
@@ -73,7 +73,7 @@ func examine(want backend.Want) ([]finding, error) {
 		return nil, err
 	}
 	if want.Interface == "" {
-		return nil, usageError{errors.New("there is no default route to tell the interface from: name it with --interface")}
+		return nil, usageError{errors.New("there is no default route that shows the interface: name the interface with --interface")}
 	}
 	for _, l := range facts.Links {
 		if l.Name != want.Interface {
@@ -131,7 +131,7 @@ func printFindings(w io.Writer, want backend.Want, findings []finding, wrong int
 		}
 	}
 	if want.Forwarding == "" {
-		if _, err := fmt.Fprintln(w, "Without --forwarding, it is not known whether anything has to take encapsulation off."); err != nil {
+		if _, err := fmt.Fprintln(w, "Without --forwarding, shunt does not know whether this machine has to decapsulate packets."); err != nil {
 			return err
 		}
 	}

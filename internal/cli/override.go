@@ -68,7 +68,7 @@ func newOverrideList(s streams) *cobra.Command {
 
 func printOverrides(w io.Writer, overrides []*shuntv1.Override) {
 	if len(overrides) == 0 {
-		fmt.Fprintln(w, "There are no overrides: all is as the configuration says.")
+		fmt.Fprintln(w, "There are no overrides: every backend is as the configuration says.")
 		return
 	}
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)

@@ -52,7 +52,7 @@ func TestWithoutRoot(t *testing.T) {
 		"backend list --instance a --socket /nobody/answers": maps + "backend list --instance a --socket /nobody/answers`",
 		"backend drain 10.0.0.2 --socket /nobody/answers":    silent,
 		"reload --socket /nobody/answers":                    silent,
-		"detach --instance a --socket /nobody/answers":       silent + "; if none runs instance \"a\" any more, root removes what is left: `sudo shunt detach --instance a`",
+		"detach --instance a --socket /nobody/answers":       silent + "; if no daemon runs instance \"a\" any more, remove the rest as root: `sudo shunt detach --instance a`",
 	} {
 		if text := asStranger(t, strings.Fields(arguments)...); text != want+"\n" {
 			t.Errorf("shunt %s: it says\n%swant\n%s", arguments, text, want)

@@ -112,7 +112,7 @@ func requireOnExit(way daemon.OnExit, timeout time.Duration, given bool) error {
 	case !slices.Contains(daemon.OnExits, way):
 		return usageError{fmt.Errorf("--on-exit is detach, keep or drain, not %q", way)}
 	case given && way != daemon.ExitDrain:
-		return usageError{fmt.Errorf("--drain-timeout is for --on-exit drain; with %s it means nothing", way)}
+		return usageError{fmt.Errorf("--drain-timeout is for --on-exit drain; with %s it has no effect", way)}
 	case timeout <= 0:
 		return usageError{fmt.Errorf("--drain-timeout %s leaves no time to drain; --on-exit detach does not wait", timeout)}
 	}
@@ -187,7 +187,7 @@ func printVerdict(s streams, path string, parsed *file.Parsed) {
 		fmt.Fprintf(s.out, "  %s\n", line)
 	}
 	if names := parsed.Unchecked(); len(names) > 0 {
-		fmt.Fprintf(s.out, "Backends of %s count as up, because nothing checks them: `health` says how.\n", few(names))
+		fmt.Fprintf(s.out, "Backends of %s count as up, because nothing checks them: `health` configures checks.\n", few(names))
 	}
 }
 
@@ -288,7 +288,7 @@ left of a daemon that was killed or was stopped with --on-exit keep. That needs 
 			case !errors.Is(asked, control.ErrNoDaemon) && !errors.Is(asked, control.ErrOtherInstance):
 				return asked
 			case os.Geteuid() != 0:
-				return fmt.Errorf("%w; if none runs instance %q any more, root removes what is left: `sudo %s`", asked, instance, daemon.DetachCommand(instance))
+				return fmt.Errorf("%w; if no daemon runs instance %q any more, remove the rest as root: `sudo %s`", asked, instance, daemon.DetachCommand(instance))
 			}
 			log, err := newLog(s.out, "text", false)
 			if err != nil {
@@ -296,7 +296,7 @@ left of a daemon that was killed or was stopped with --on-exit keep. That needs 
 			}
 			err = daemon.Detach(instance, log)
 			if held := (*daemon.RunsError)(nil); errors.As(err, &held) {
-				return fmt.Errorf("instance %q is run by process %s, which does not answer at %s: say with --socket where it does, or end it with `kill -INT %s`",
+				return fmt.Errorf("instance %q is run by process %s, which does not answer at %s: name its socket with --socket, or end it with `kill -INT %s`",
 					instance, held.Process, socket, held.Process)
 			}
 			if err != nil {

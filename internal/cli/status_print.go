@@ -47,7 +47,7 @@ func only(st *shuntv1.GetStatusResponse, service string) error {
 	}
 	i := slices.Index(names, service)
 	if i < 0 {
-		return fmt.Errorf("show service %q: there is none of that name; there are %s", service, cmp.Or(few(names), "none at all"))
+		return fmt.Errorf("show service %q: there is no service of that name; there are %s", service, cmp.Or(few(names), "none at all"))
 	}
 	st.Services = st.Services[i : i+1]
 	st.Backends = slices.DeleteFunc(st.Backends, func(b *shuntv1.Backend) bool { return !slices.Contains(b.Services, service) })
@@ -71,7 +71,7 @@ func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, sho
 		fmt.Fprintf(w, "Forwarding. The daemon is process %d, running since %s, with %s.\n", st.Daemon.Pid,
 			st.Daemon.Since.AsTime().Local().Format(time.DateTime), st.Daemon.ConfigPath)
 	case elsewhere:
-		fmt.Fprintf(w, "Forwarding, and a daemon is alive, but this is not how to ask it: %s.\n", st.DaemonError)
+		fmt.Fprintf(w, "Forwarding, and a daemon is alive, but it could not be asked: %s.\n", st.DaemonError)
 	default:
 		fmt.Fprintf(w, "Still forwarding %s without health checks since %s; `%s` ends it.\n", counted(len(st.Services), "service"),
 			st.UnattendedSince.AsTime().Local().Format(time.DateTime), daemon.DetachCommand(st.Instance))
@@ -168,7 +168,7 @@ func nameBeside(name, address string) string {
 // printMore says what is not shown, and how to see it.
 func printMore(w io.Writer, left int, noun string) {
 	if left > 0 {
-		fmt.Fprintf(w, "%s more; --all shows every one, --service NAME those of a service.\n", counted(left, noun))
+		fmt.Fprintf(w, "%s more; --all shows every one, --service NAME shows one service.\n", counted(left, noun))
 	}
 }
 
@@ -190,7 +190,7 @@ func printSummary(w io.Writer, services []*shuntv1.Service, show rows) {
 	t.flush()
 	printMore(w, left, "service")
 	if !show.summary {
-		fmt.Fprintln(w, "These are too many backends to show; --service NAME shows those of a service, --all every one.")
+		fmt.Fprintln(w, "There are too many backends to show; --service NAME shows the backends of a service, --all shows every backend.")
 	}
 }
 
@@ -248,7 +248,7 @@ func printConditions(w io.Writer, st *shuntv1.GetStatusResponse, show rows) {
 		return
 	}
 	if len(st.Daemon.Conditions) == 0 {
-		fmt.Fprintln(w, "\nNothing is wrong that shunt knows of.")
+		fmt.Fprintln(w, "\nshunt knows of nothing that is wrong.")
 		return
 	}
 	var lines []string

@@ -87,7 +87,7 @@ func printInventory(s streams, inventory *daemon.Inventory) error {
 	if len(inventory.Traces) == 0 {
 		fmt.Fprintln(s.out, "There is no trace of shunt here.")
 	} else {
-		fmt.Fprintln(s.out, "This is removed or put back, and traffic through shunt ends:")
+		fmt.Fprintln(s.out, "shunt removes or puts back the following, and traffic through shunt ends:")
 	}
 	t := tabwriter.NewWriter(s.out, 0, 8, 2, ' ', 0)
 	for _, trace := range inventory.Traces {
@@ -97,7 +97,7 @@ func printInventory(s streams, inventory *daemon.Inventory) error {
 		return err
 	}
 	if len(inventory.Elsewhere) > 0 {
-		fmt.Fprintln(s.out, "This stays; run `shunt uninstall` in that network namespace too. If it is gone, delete what /run/shunt and /sys/fs/bpf/shunt have of it:")
+		fmt.Fprintln(s.out, "The following stays; run `shunt uninstall` in that network namespace too. If the namespace is gone, delete its files in /run/shunt and /sys/fs/bpf/shunt:")
 	}
 	for _, trace := range inventory.Elsewhere {
 		fmt.Fprintf(s.out, "  %s\n", trace.What)

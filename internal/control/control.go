@@ -140,7 +140,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	controlPath, control := shuntv1connect.NewControlServiceHandler(g, codecs)
 	s.answer(ctx, s.listeners[0], map[string]http.Handler{statusPath: status, controlPath: control}, "")
 	s.answer(ctx, s.listeners[1], map[string]http.Handler{statusPath: status},
-		"this socket is for reading; what changes something goes to "+s.API.Socket)
+		"this socket is for reading; requests that change something go to "+s.API.Socket)
 	return nil
 }
 
@@ -174,7 +174,7 @@ func (s *Server) answer(ctx context.Context, l net.Listener, services map[string
 		mux.Handle(path, h)
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		code, text := connect.CodeUnimplemented, fmt.Sprintf("there is no %s; docs/guide/api.md lists what there is", r.URL.Path)
+		code, text := connect.CodeUnimplemented, fmt.Sprintf("there is no %s; docs/guide/api.md lists the requests", r.URL.Path)
 		if otherwise != "" && strings.HasPrefix(r.URL.Path, "/"+shuntv1connect.ControlServiceName+"/") {
 			code, text = connect.CodePermissionDenied, otherwise
 		}
@@ -203,7 +203,7 @@ func (s *Server) answer(ctx context.Context, l net.Listener, services map[string
 	})
 	go func() {
 		if err := server.Serve(l); ctx.Err() == nil {
-			s.Log.Error("nobody can ask the daemon any more; restart it when it suits", "socket", l.Addr(), "error", err)
+			s.Log.Error("the control socket no longer answers; restart the daemon when it suits", "socket", l.Addr(), "error", err)
 		}
 	}()
 }
@@ -260,7 +260,7 @@ func requireFree(path string) error {
 	case err != nil:
 		return fmt.Errorf("open the control socket %s: %w", path, err)
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("open the control socket %s: something else is there, and is left alone; remove it, or choose another path with `api: {socket: …}`", path)
+		return fmt.Errorf("open the control socket %s: a file that is not a socket is there, and is left alone; remove the file, or choose another path with `api: {socket: …}`", path)
 	}
 	c, err := net.Dial("unix", path)
 	if err == nil {
@@ -273,7 +273,7 @@ func requireFree(path string) error {
 	}
 	// A daemon that is too busy to answer (EAGAIN) is not dead.
 	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("see whether anybody listens at the control socket %s: %w", path, err)
+		return fmt.Errorf("check whether a process listens at the control socket %s: %w", path, err)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("replace the dead control socket %s: %w", path, err)

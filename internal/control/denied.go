@@ -23,10 +23,10 @@ func Denied(path, key string) error {
 	}
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrPermission) {
-		return say("for this user may not look into its folder", "run it with sudo")
+		return say("because this user may not look into the socket's folder", "run the command with sudo")
 	}
 	if known, heard := listens(path); err == nil && known && !heard {
-		return say("and nobody in this network namespace listens there, so the daemon was killed, or runs in another one", "run it with sudo")
+		return say("and no process in this network namespace listens there: the daemon was killed, or runs in another network namespace", "run the command with sudo")
 	}
 	group := ""
 	if err == nil && info.Mode().Perm()&0o020 != 0 {
@@ -35,9 +35,9 @@ func Denied(path, key string) error {
 		}
 	}
 	if group == "" {
-		return say("for it is root's alone", fmt.Sprintf("run it with sudo, or have root name a group of yours in the configuration: `api: {%s: …}`", key))
+		return say("because only root may use the socket", fmt.Sprintf("run the command with sudo, or let root name one of your groups in the configuration: `api: {%s: …}`", key))
 	}
-	return say(fmt.Sprintf("for it is for root and the group %s alone", group), "run it with sudo, or have root add you to that group")
+	return say(fmt.Sprintf("because only root and the group %s may use the socket", group), "run the command with sudo, or let root add you to that group")
 }
 
 // groupName is what people call a group: its name, or its number where it has none.

@@ -51,10 +51,10 @@ func TestDenied(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{
-		serve("root.sock", ""):                    "for it is root's alone; run it with sudo, or have root name a group of yours in the configuration: `api: {group: …}`",
-		serve("group.sock", fmt.Sprint(changers)): fmt.Sprintf("for it is for root and the group %d alone; run it with sudo, or have root add you to that group", changers),
-		left:                          "and nobody in this network namespace listens there, so the daemon was killed, or runs in another one; run it with sudo",
-		filepath.Join(closed, "sock"): "for this user may not look into its folder; run it with sudo",
+		serve("root.sock", ""):                    "because only root may use the socket; run the command with sudo, or let root name one of your groups in the configuration: `api: {group: …}`",
+		serve("group.sock", fmt.Sprint(changers)): fmt.Sprintf("because only root and the group %d may use the socket; run the command with sudo, or let root add you to that group", changers),
+		left:                          "and no process in this network namespace listens there: the daemon was killed, or runs in another network namespace; run the command with sudo",
+		filepath.Join(closed, "sock"): "because this user may not look into the socket's folder; run the command with sudo",
 	} {
 		as(t, stranger, stranger, func() {
 			// Asked from this goroutine, because another thread is root's.

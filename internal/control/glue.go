@@ -86,7 +86,7 @@ func (g *glue) ListOverrides(context.Context, *connect.Request[shuntv1.ListOverr
 func (g *glue) Watch(ctx context.Context, _ *connect.Request[shuntv1.WatchRequest], stream *connect.ServerStream[shuntv1.WatchResponse]) error {
 	events, end, ok := g.events.watch()
 	if !ok {
-		return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("%d watch already, and there is room for no more", watchersMax))
+		return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("%d clients watch already, and there is room for no more", watchersMax))
 	}
 	defer end()
 	// The first word is ours: until then the client does not know that it is heard.
@@ -126,7 +126,7 @@ func (g *glue) DrainBackend(ctx context.Context, r *connect.Request[shuntv1.Drai
 	if r.Msg.Deadline != nil {
 		deadline = r.Msg.Deadline.AsDuration()
 		if err := r.Msg.Deadline.CheckValid(); err != nil || deadline <= 0 {
-			return nil, badField("deadline", "%s is not after now", deadline)
+			return nil, badField("deadline", "%s is not in the future", deadline)
 		}
 	}
 	return g.override(ctx, r.Msg.Backend, state.Setting{Kind: state.KindDrain, Author: authorOf(ctx, r.Header())}, deadline)
@@ -173,7 +173,7 @@ func (g *glue) ClearOverrides(ctx context.Context, r *connect.Request[shuntv1.Cl
 	author := authorOf(ctx, r.Header())
 	switch {
 	case r.Msg.All && r.Msg.Backend != "":
-		return nil, badField("all", "cannot be said together with a backend")
+		return nil, badField("all", "cannot be set together with a backend")
 	case r.Msg.All:
 		return overridden(g.handler.ClearOverrides(carriedOut(ctx), "", kinds, author))
 	}
@@ -183,7 +183,7 @@ func (g *glue) ClearOverrides(ctx context.Context, r *connect.Request[shuntv1.Cl
 // Detach ends the daemon.
 func (g *glue) Detach(ctx context.Context, r *connect.Request[shuntv1.DetachRequest]) (*connect.Response[shuntv1.DetachResponse], error) {
 	if r.Msg.Instance == "" {
-		return nil, badField("instance", "is missing; the daemon's is `instance` in what GetStatus answers")
+		return nil, badField("instance", "is missing; `instance` in the answer to GetStatus is the daemon's")
 	}
 	err := g.handler.Detach(carriedOut(ctx), r.Msg.Instance, authorOf(ctx, r.Header()))
 	return answered(&shuntv1.DetachResponse{Pid: int32(os.Getpid())}, err)

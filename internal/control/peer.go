@@ -35,7 +35,7 @@ func peerOf(c *net.UnixConn) (peer, error) {
 		return peer{}, err
 	}
 	if failed != nil {
-		return peer{}, fmt.Errorf("ask who is at the other end of the socket: %w", failed)
+		return peer{}, fmt.Errorf("ask which process is at the other end of the socket: %w", failed)
 	}
 	return peer{credentials.Pid, credentials.Uid}, nil
 }

@@ -118,10 +118,10 @@ func (d *demo) judgeReload(before []flowState, gone string) {
 		}
 	}
 	others := r.Flows - r.FlowsOnIt
-	d.claim(r.FlowsOnIt > 0 && r.FlowsMoved == r.FlowsOnIt && stuck == 0, "%d of %d flows moved: those on %s, of which there were %d", r.FlowsMoved+r.OthersMoved, r.Flows, r.Removed, r.FlowsOnIt)
+	d.claim(r.FlowsOnIt > 0 && r.FlowsMoved == r.FlowsOnIt && stuck == 0, "%d of %d flows moved: the flows on %s, which had %d", r.FlowsMoved+r.OthersMoved, r.Flows, r.Removed, r.FlowsOnIt)
 	d.claim(r.OthersMoved == 0 && r.OthersFailed == 0, "the other %d stayed on their backend and connection, and none of their requests failed%s", others, because(fault))
 	share := float64(r.OthersSlots) / float64(max(r.SlotsOfOthers, 1))
-	d.claim(r.OthersSlots >= 0 && share <= slotsMovedMax, "of the slots of backends that stay, which place new flows, %.1f %% moved", 100*share)
+	d.claim(r.OthersSlots >= 0 && share <= slotsMovedMax, "slots place new flows: of the slots of the backends that stay, %.1f %% moved", 100*share)
 }
 
 // openAfterReload: new flows go to those that are left.
@@ -187,7 +187,7 @@ func (d *demo) kill(ctx context.Context) error {
 	k.NewFlows, k.NewFailed = t.flows, t.failed
 	k.Status, _, _ = strings.Cut(string(text), "\n\n")
 	d.say("%s", indent(k.Status))
-	d.claim(dead.Forwarding && dead.Daemon == nil && strings.Contains(k.Status, "without health checks since"), "while it was dead, `shunt status` said so, and showed the counters all the same")
+	d.claim(dead.Forwarding && dead.Daemon == nil && strings.Contains(k.Status, "without health checks since"), "while the daemon was dead, `shunt status` said so and still showed the counters")
 	d.judgeKill(before, t)
 	return d.takenOver(ctx, dead)
 }
@@ -208,7 +208,7 @@ func (d *demo) judgeKill(before []flowState, t *tally) {
 		}
 		k.SlowestMillis = max(k.SlowestMillis, float64(now.slowest.Microseconds())/1000)
 	}
-	d.claim(k.Failed == 0, "%.1f s without a daemon, and the takeover after it: %d of %d requests failed, the slowest took %.0f ms%s",
+	d.claim(k.Failed == 0, "in %.1f s without a daemon and in the takeover after it, %d of %d requests failed, the slowest took %.0f ms%s",
 		k.SecondsDead, k.Failed, k.Requests+k.Failed, k.SlowestMillis, because(fault))
 	d.claim(k.NewFailed == 0 && k.NewFlows > 0, "%d connections were opened meanwhile, %d failed%s", k.NewFlows+k.NewFailed, k.NewFailed, t.why())
 	d.claim(k.FlowsMoved == 0, "all %d open flows are on the same connection and backend as before", k.Flows-k.FlowsMoved)
@@ -225,7 +225,7 @@ func (d *demo) takenOver(ctx context.Context, dead status) error {
 	for _, service := range dead.Services {
 		kept = kept && now.service(service.Name).FlowsCreated >= service.FlowsCreated && service.FlowsCreated > 0
 	}
-	d.claim(kept, "a new `shunt run` (process %d) took over in %.0f ms, counters and all", k.PIDAfter, k.TakeoverMillis)
+	d.claim(kept, "a new `shunt run` (process %d) took over in %.0f ms, with all counters", k.PIDAfter, k.TakeoverMillis)
 	return nil
 }
 

@@ -87,9 +87,9 @@ func (d *demo) story(ctx context.Context) error {
 		{"The network", d.build},
 		{"The configuration", d.configure},
 		{"shunt run", d.start},
-		{"Who answers", d.spread},
+		{"Which backend answers", d.spread},
 		{"One packet's way", d.way},
-		{"What was counted so far", d.countExactly},
+		{"The counters so far", d.countExactly},
 		{"A backend is taken out of the file while requests flow", d.removeBackend},
 		{"The daemon is killed (SIGKILL) while requests flow", d.kill},
 		{"What the data plane counted", d.countAll},
@@ -136,7 +136,7 @@ func (d *demo) build(ctx context.Context) error {
 			return err
 		}
 	}
-	d.claim(true, "%d namespaces of a network of its own, a web and a UDP server in each backend", len(top.Hosts()))
+	d.claim(true, "%d namespaces form a network of their own, and each backend has a web and a UDP server", len(top.Hosts()))
 	return nil
 }
 

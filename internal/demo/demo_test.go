@@ -234,7 +234,7 @@ func TestUntrueClaimsAreTold(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	story.await(t, "── Who answers")
+	story.await(t, "── Which backend answers")
 	id := story.id(t)
 	if err := demo.KillBackend(id, "b2"); err != nil {
 		t.Error(err)

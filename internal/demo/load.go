@@ -111,7 +111,7 @@ func (d *demo) startFlows(ctx context.Context) error {
 		}
 		for n := 0; n < flowsMin/2 || least() < flowsOnEachMin; n++ {
 			if n == flowsMax {
-				return fmt.Errorf("of %d flows of %s fewer than %d reached some backend: %v", n, to, flowsOnEachMin, on)
+				return fmt.Errorf("open %d flows of %s: fewer than %d reached one of the backends: %v", n, to, flowsOnEachMin, on)
 			}
 			port := 0
 			if to.network == "udp" {

@@ -115,7 +115,7 @@ func (d *demo) startDaemon(ctx context.Context) (*shuntv1.GetStatusResponse, err
 	var status *shuntv1.GetStatusResponse
 	err = until(ctx, 2*patience, "`shunt run` forwards", func() (bool, error) {
 		if d.daemon.ended() {
-			return false, fmt.Errorf("it has ended: %w", d.daemon.err)
+			return false, fmt.Errorf("the process has ended: %w", d.daemon.err)
 		}
 		var err error
 		status, err = d.control().Status(ctx)

@@ -34,7 +34,7 @@ func (d *demo) spread(ctx context.Context) error {
 	if err := d.askAround(ctx); err != nil {
 		return err
 	}
-	d.say("  %d new flows to each VIP, every one from a source port of its own:\n\n", spreadFlows)
+	d.say("  %d new flows to each VIP, each from a source port of its own:\n\n", spreadFlows)
 	var why []string
 	for _, to := range targets {
 		t := d.openMany(ctx, to, spreadFlows)
@@ -56,7 +56,7 @@ func (d *demo) spread(ctx context.Context) error {
 	for i, to := range targets {
 		s := d.facts.Spread[i]
 		d.claim(s.Failed == 0, "%s to %s: %d of %d answered%s", to, to.vip, s.Flows, s.Flows+s.Failed, why[i])
-		d.claim(s.Chance >= chanceMin, "%s: spread as the weights say; chance alone is farther off in %s runs", to, odds(s.Chance))
+		d.claim(s.Chance >= chanceMin, "%s: the spread follows the weights; chance alone deviates more in %s runs", to, odds(s.Chance))
 	}
 	return nil
 }

@@ -162,7 +162,7 @@ func (d *demo) judgeWay(to target, way Way) {
 	expect(received.TTL == returned.TTL-1, "the answer's TTL went from %d to %d", returned.TTL, received.TTL)
 	expect(received.SourceMAC == front.MAC.String() && received.DestinationMAC == client.MAC.String(),
 		"the answer's frame went from %s to %s", received.SourceMAC, received.DestinationMAC)
-	d.claim(len(wrong) == 0, "over %s the VIP became %s and was the VIP again for the client; TTL one less, next hop's MAC, both ways%s",
+	d.claim(len(wrong) == 0, "over %s the VIP became %s, and became the VIP again for the client; both ways the TTL is one less and the MAC is the next hop's%s",
 		to.familyName(), way.Backend, but(wrong))
 	d.claim(arrived.Checksum == "correct" && received.Checksum == "correct",
 		"checksums are correct on arrival (%s; %s), though the senders left them to hardware (%s; %s)",

@@ -32,7 +32,7 @@ func TestDrainOfUntrackedFlows(t *testing.T) {
 	untracked, tracked := b.sessionsWith(t, web, 16, "b2"), b.sessionsWith(t, twin, 16, "b2")
 	lost, kept := with("b2", untracked)
 	out := b.waitUntilIdle(t, tracked, drained)
-	for _, says := range []string{"tracking: none, which remembers no flows (web)", "not UDP of direct return (twin)", "backend undrain " + drained,
+	for _, says := range []string{"tracking: none, which remembers no flows (web)", "UDP flows of direct return (twin)", "backend undrain " + drained,
 		"tracking: auto", "(web) were not waited for"} {
 		if !strings.Contains(out, says) {
 			t.Errorf("shunt backend drain --wait does not say %q:\n%s", says, out)
@@ -98,7 +98,7 @@ func TestDrainOfUDP(t *testing.T) {
 			t.Fatalf("no UDP flow to %s is with b2", vip)
 		}
 	}
-	if out := b.set(t, "drain", drained); !strings.Contains(out, "not UDP of direct return (web)") {
+	if out := b.set(t, "drain", drained); !strings.Contains(out, "UDP flows of direct return (web)") {
 		t.Errorf("shunt backend drain says\n%s", out)
 	}
 	for _, f := range flows {
