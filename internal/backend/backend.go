@@ -96,7 +96,7 @@ func Prepare(iface string, vips []netip.Addr, before State, store func(State) er
 		state.Settings = append(state.Settings, s)
 	}
 	if err := store(state); err != nil {
-		return before, fmt.Errorf("prepare interface %s: store what has to be taken back: %w", iface, err)
+		return before, fmt.Errorf("prepare interface %s: store the changes to undo: %w", iface, err)
 	}
 	// ARP is quiet before there is anything to be quiet about.
 	for _, s := range settings {
@@ -262,7 +262,7 @@ func addVIP(vip netip.Addr) error {
 	case errors.Is(err, unix.EEXIST):
 		return nil
 	case errors.Is(err, unix.EACCES) && vip.Is6():
-		return fmt.Errorf("add %s to %s: %w; IPv6 is switched off there: `sysctl -w net.ipv6.conf.lo.disable_ipv6=0`", vip, loopback, err)
+		return fmt.Errorf("add %s to %s: %w; IPv6 is switched off there; switch it on with `sysctl -w net.ipv6.conf.lo.disable_ipv6=0`", vip, loopback, err)
 	case err != nil:
 		return fmt.Errorf("add %s to %s: %w", vip, loopback, err)
 	}

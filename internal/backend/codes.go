@@ -26,22 +26,22 @@ var Codes = []condition.Definition{
 	},
 	{
 		Code: InterfaceDown, Severity: condition.Error, Subject: "interface",
-		Meaning: "Nothing arrives by an interface that is down.",
+		Meaning: "No packet arrives through an interface that is down.",
 		Remedy:  "set the interface up",
 	},
 	{
 		Code: ReversePathStrict, Severity: condition.Error, Subject: "interface",
-		Meaning: "With strict reverse path filtering the kernel drops packets of clients to whom it would answer by another interface.",
+		Meaning: "With strict reverse path filtering the kernel drops packets of clients that it would answer through another interface.",
 		Remedy:  "set rp_filter to 2, which still drops sources that no route leads to",
 	},
 	{
 		Code: TunnelDown, Severity: condition.Error, Subject: "interface",
-		Meaning: "A tunnel device that is down takes nothing off.",
+		Meaning: "A tunnel device that is down decapsulates no packets.",
 		Remedy:  "set the device up",
 	},
 	{
 		Code: TunnelMissing, Severity: condition.Error, Subject: "VIP",
-		Meaning: "The balancer's packets arrive inside others, and nothing here takes them out.",
+		Meaning: "The balancer's packets arrive encapsulated, and nothing on this machine decapsulates them.",
 		Remedy:  "run `shunt decap`",
 	},
 	{
@@ -51,7 +51,7 @@ var Codes = []condition.Definition{
 	},
 	{
 		Code: ARPAnnounced, Severity: condition.Error, Subject: "interface",
-		Meaning: "When the server asks for a neighbour's hardware address it may name the VIP as its own; whoever hears that sends the VIP's packets to this server instead of the balancer.",
+		Meaning: "When the server asks for a neighbour's hardware address it may name the VIP as its own; a machine that receives this sends the VIP's packets to this server instead of the balancer.",
 		Remedy:  "set arp_announce to 2",
 	},
 	{

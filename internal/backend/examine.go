@@ -97,7 +97,7 @@ func (e *examination) examineAddress(vip netip.Addr) {
 			continue
 		}
 		e.raise(VIPVisible, vip.String(), fmt.Sprintf("%s; ip address del %s dev %s", addCommand(vip), prefix(vip), l.Name),
-			"%s is on %s, where this machine tells the network that it has it", vip, l.Name)
+			"%s is on %s, where this machine tells the network that it has this address", vip, l.Name)
 		found = true
 	}
 	if !found {
@@ -143,11 +143,11 @@ func (e *examination) examineReversePath(link Link) {
 			continue
 		}
 		c := condition.Condition{Code: ReversePathStrict, Severity: condition.Error, Subject: device,
-			Text:   fmt.Sprintf("rp_filter of %s is strict, and the default route does not leave by it: packets of clients are dropped", device),
+			Text:   fmt.Sprintf("rp_filter of %s is strict, and the default route uses another interface: packets of clients are dropped", device),
 			Remedy: setCommand(device, "rp_filter", reversePathLoose)}
 		if slices.ContainsFunc(e.Defaults, func(r Route) bool { return r.Family == 4 && r.Interface == device }) {
 			c.Severity = condition.Info
-			c.Text = fmt.Sprintf("rp_filter of %s is strict: packets of clients to whom a route leads by another interface are dropped", device)
+			c.Text = fmt.Sprintf("rp_filter of %s is strict: packets of clients that are reached through another interface are dropped", device)
 		}
 		e.set.Raise(c)
 	}
@@ -290,7 +290,7 @@ func (e *examination) examineDevices(vip netip.Addr, outer int) {
 		}
 		if !slices.Contains(e.GUE, e.GUEPort) {
 			e.raise(TunnelMissing, vip.String(), shunt,
-				"nothing takes GUE on UDP port %d off for %s: sh_decap is not on %s, and the kernel has no such port (`ip fou show`)", e.GUEPort, vip, e.Interface)
+				"nothing decapsulates GUE on UDP port %d for %s: sh_decap is not on %s, and the kernel has no such port (`ip fou show`)", e.GUEPort, vip, e.Interface)
 			return
 		}
 	}
@@ -306,11 +306,11 @@ func (e *examination) examineDevices(vip netip.Addr, outer int) {
 		down = l.Name
 	}
 	if down != "" {
-		e.raise(TunnelDown, down, "ip link set dev "+down+" up", "%s would take IPv%d out of IPv%d, and is down", down, number(vip), outer)
+		e.raise(TunnelDown, down, "ip link set dev "+down+" up", "%s decapsulates IPv%d from IPv%d, but it is down", down, number(vip), outer)
 		return
 	}
 	e.raise(TunnelMissing, vip.String(), shunt,
-		"nothing takes IPv%d out of IPv%d for %s: sh_decap is not on %s, and there is no tunnel device for it", number(vip), outer, vip, e.Interface)
+		"nothing decapsulates IPv%d from IPv%d for %s: sh_decap is not on %s, and there is no tunnel device for it", number(vip), outer, vip, e.Interface)
 }
 
 func (e *examination) examineRoutes() {
@@ -323,6 +323,6 @@ func (e *examination) examineRoutes() {
 		if family == 6 {
 			command = "ip -6 route add default via GATEWAY dev " + e.Interface
 		}
-		e.raise(NoDefaultRoute, fmt.Sprintf("IPv%d", family), command, "there is no default route for IPv%d: answers reach only clients on routes that are there", family)
+		e.raise(NoDefaultRoute, fmt.Sprintf("IPv%d", family), command, "there is no default route for IPv%d: answers reach only clients that another route leads to", family)
 	}
 }

@@ -23,12 +23,12 @@ const RunDirectory = "/run/shunt"
 func Space() (string, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return "", fmt.Errorf("tell which network namespace this is: %w", err)
+		return "", fmt.Errorf("identify the network namespace: %w", err)
 	}
 	defer unix.Close(fd)
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if err != nil {
-		return "", fmt.Errorf("tell which network namespace this is: %w; Linux 5.14 or later can", err)
+		return "", fmt.Errorf("identify the network namespace: %w; this needs Linux 5.14 or later", err)
 	}
 	return "ns-" + strconv.FormatUint(cookie, 10), nil
 }
@@ -57,7 +57,7 @@ func OpenRecord(directory, space string) (*Record, error) {
 			holder := record.Holder(f)
 			_ = f.Close()
 			if errors.Is(err, syscall.EWOULDBLOCK) {
-				return nil, fmt.Errorf("`shunt decap` runs in this network namespace already, as process %s; stop that one first, or give it the other VIPs too",
+				return nil, fmt.Errorf("`shunt decap` runs in this network namespace already, as process %s; stop that process first, or give it the other VIPs too",
 					holder)
 			}
 			return nil, fmt.Errorf("lock %s: %w", path, err)
@@ -82,7 +82,7 @@ func (r *Record) Path() string { return r.path }
 func (r *Record) Read() (State, error) {
 	var state State
 	if err := record.Read(r.path, &state); err != nil {
-		return State{}, fmt.Errorf("read what an earlier `shunt decap` has changed: %w; `ip address show dev lo` and `sysctl -a` show it: take it back by hand, then delete %s", err, r.path)
+		return State{}, fmt.Errorf("read the record of an earlier `shunt decap`: %w; `ip address show dev lo` and `sysctl -a` show its changes: undo them by hand, then delete %s", err, r.path)
 	}
 	return state, nil
 }

@@ -41,7 +41,7 @@ func unusable(value netip.Addr, text string) *Complaint {
 	case value.Is4In6():
 		return &Complaint{text + " is an IPv4 address in IPv6 form", "write " + value.Unmap().String()}
 	case value.IsUnspecified():
-		return &Complaint{text + " means every address", "write the one that is meant"}
+		return &Complaint{text + " means every address", "write a single address"}
 	case value.IsMulticast():
 		return &Complaint{text + " is a multicast address", "write a unicast address"}
 	case value.IsLoopback():
@@ -109,7 +109,7 @@ func (n *Network) Read(s Scalar, _ *Field) *Complaint {
 	case value.Masked() != value:
 		return &Complaint{s.Text + " has bits set behind the prefix", fmt.Sprintf("write %s for the prefix, or %s for the address", value.Masked(), value.Addr())}
 	case value.Bits() < 8:
-		return &Complaint{s.Text + " is wider than any network is", "write a prefix of 8 bits or more"}
+		return &Complaint{s.Text + " is too wide for a network", "write a prefix of 8 bits or more"}
 	}
 	n.Value = value
 	return nil
@@ -228,7 +228,7 @@ func (p *Prefix) Read(s Scalar, _ *Field) *Complaint {
 	case value.Masked() != value:
 		return &Complaint{s.Text + " has bits set behind the prefix", fmt.Sprintf("write %s for the prefix, or %s for the address", value.Masked(), value.Addr())}
 	case value.Addr().IsUnspecified() && single:
-		return &Complaint{s.Text + " is no source of packets", fmt.Sprintf("write %s/0 for every address", s.Text)}
+		return &Complaint{s.Text + " cannot be the source address of a packet", fmt.Sprintf("write %s/0 for every address", s.Text)}
 	case value.Addr().IsMulticast():
 		return &Complaint{s.Text + " is multicast: no packet has such a source", "remove it"}
 	}

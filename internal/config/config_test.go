@@ -218,7 +218,7 @@ func TestReferenceOfASection(t *testing.T) {
 		"| `interval` | duration, 1s to 1m | in the value | `10s` | How often it counts. | `5s` |",
 		"## `meter.lanes[]`",
 		"| `color` | color |  | required | The color. | `red` |",
-		"The keys are those of `lanes[].shape`.", // said for shape, and for meter.shape
+		"The keys are the same as in `lanes[].shape`.", // said for shape, and for meter.shape
 	} {
 		if !strings.Contains(text, line+"\n") {
 			t.Errorf("the reference lacks %s\n%s", line, text)

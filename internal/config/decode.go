@@ -286,7 +286,7 @@ func (d *decoder) list(n *yaml.Node, m Mark, target reflect.Value) {
 		if len(d.faults.faults) >= FaultsMax {
 			if !d.gaveUp {
 				d.gaveUp = true
-				d.faults.Errorf(Mark{At: Place{source: d.source}}, "fix these first", "after %d faults the rest of this file's lists is not read, from %s on", FaultsMax, d.item(item, m, i).path)
+				d.faults.Errorf(Mark{At: Place{source: d.source}}, "fix these first", "shunt stops reading this file's lists after %d faults, at %s", FaultsMax, d.item(item, m, i).path)
 			}
 			where.Bad = true
 			return

@@ -19,7 +19,7 @@ func (f *Format) Reference() []byte {
 func guideMapping(b *bytes.Buffer, t reflect.Type, fields []Field, path, title string, written map[reflect.Type]string) {
 	fmt.Fprintf(b, "\n## %s\n\n", title)
 	if first, is := written[t]; is {
-		fmt.Fprintf(b, "The keys are those of %s.\n", first)
+		fmt.Fprintf(b, "The keys are the same as in %s.\n", first)
 		return
 	}
 	written[t] = title
@@ -110,10 +110,10 @@ func (f *Field) defaultText() string {
 	case f.Required:
 		return "required"
 	case f.Inherits != "":
-		return "that of " + code(f.Inherits)
+		return "same as " + code(f.Inherits)
 	}
 	if _, _, mappings := ElementOf(f.Type); f.Default == "" && !mappings {
-		return "see there"
+		return "see meaning"
 	}
 	return code(f.Default)
 }

@@ -164,9 +164,9 @@ func (d *Duration) Read(s Scalar, f *Field) *Complaint {
 	case value <= 0:
 		return &Complaint{fmt.Sprintf("%s %s is not above zero", f.Name, s.Text), "write for example " + f.Example}
 	case value < durationMin:
-		return &Complaint{fmt.Sprintf("%s %s is shorter than a tick of the kernel's clock can be", f.Name, s.Text), "10ms is the least"}
+		return &Complaint{fmt.Sprintf("%s %s is too short: a tick of the kernel's clock can take longer", f.Name, s.Text), "the minimum is 10ms"}
 	case value > durationMax:
-		return &Complaint{fmt.Sprintf("%s %s is longer than 24 days", f.Name, s.Text), "576h is the most"}
+		return &Complaint{fmt.Sprintf("%s %s is longer than 24 days", f.Name, s.Text), "the maximum is 576h"}
 	}
 	d.Value = value
 	return nil

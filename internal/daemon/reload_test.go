@@ -27,9 +27,9 @@ var fieldChanges = map[string][3]string{
 	"defaults":      {"", "defaults: {forwarding: nat-destination}", "forwarding from nat to nat-destination"},
 	"timeouts":      {"", "timeouts: {udp: 3m}", "~ timeouts.udp: 5m -> 3m"},
 	"limits":        {"", "limits: {flows: 3000}", "limits.flows from 250000 to 3000 needs restart"},
-	"snat":          {"", "snat: {addresses: 10.0.0.1}", "~ snat.addresses: those of the interface to the backend -> 10.0.0.1"},
+	"snat":          {"", "snat: {addresses: 10.0.0.1}", "~ snat.addresses: addresses of the interface to the backend -> 10.0.0.1"},
 	"encapsulation": {"", "encapsulation: {gue_port: 7}", "~ encapsulation.gue_port: 6080 -> 7"},
-	"api":           {"", "api: {group: admin}", "api.group from root alone to admin needs restart"},
+	"api":           {"", "api: {group: admin}", "api.group from root only to admin needs restart"},
 
 	"interface.name":   {"name: eth0", "name: eth2", "+ interface eth2: attach auto"},
 	"interface.attach": {"", "attach: tc", "~ interface eth0: attach auto -> attach tc"},
@@ -114,14 +114,14 @@ var fieldChanges = map[string][3]string{
 	"limits.filters":    {"", "limits: {filters: 3000}", "limits.filters from 10000 to 3000 needs restart"},
 
 	"snat.addresses": {"snat: {addresses: 10.0.0.1}", "snat: {addresses: 10.0.0.9}", "~ snat.addresses: 10.0.0.1 -> 10.0.0.9"},
-	"snat.ports":     {"", "snat: {ports: 1024-9999}", "~ snat.ports: those outside net.ipv4.ip_local_port_range -> 1024-9999"},
+	"snat.ports":     {"", "snat: {ports: 1024-9999}", "~ snat.ports: ports outside net.ipv4.ip_local_port_range -> 1024-9999"},
 
-	"encapsulation.source":   {"", `encapsulation: {source: [10.9.0.0/24, "2001:db8::1"]}`, "~ encapsulation.source: those of the interface to the backend -> 10.9.0.0/24, 2001:db8::1/128"},
+	"encapsulation.source":   {"", `encapsulation: {source: [10.9.0.0/24, "2001:db8::1"]}`, "~ encapsulation.source: addresses of the interface to the backend -> 10.9.0.0/24, 2001:db8::1/128"},
 	"encapsulation.gue_port": {"", "encapsulation: {gue_port: 6081}", "~ encapsulation.gue_port: 6080 -> 6081"},
 
 	"api.socket":     {"", "api: {socket: /run/other.sock}", "api.socket from /run/shunt/shunt.sock to /run/other.sock needs restart"},
-	"api.group":      {"", "api: {group: admin}", "api.group from root alone to admin needs restart"},
-	"api.read_group": {"", "api: {read_group: staff}", "api.read_group from root alone to staff needs restart"},
+	"api.group":      {"", "api: {group: admin}", "api.group from root only to admin needs restart"},
+	"api.read_group": {"", "api: {read_group: staff}", "api.read_group from root only to staff needs restart"},
 }
 
 // TestReloadShowsEveryField changes each field of the schema, and requires a line that says so,

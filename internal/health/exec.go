@@ -45,7 +45,7 @@ func (p execProber) probe(ctx context.Context) error {
 	var exit *exec.ExitError
 	switch {
 	case ctx.Err() != nil:
-		return fmt.Errorf("exec: not finished within %s, and killed%s", p.health.Timeout, output.says())
+		return fmt.Errorf("exec: the program did not finish within %s and was killed%s", p.health.Timeout, output.says())
 	case err == nil, errors.Is(err, exec.ErrWaitDelay): // it ended well, and left others its output
 		return nil
 	case errors.As(err, &exit) && exit.ExitCode() >= 0:

@@ -126,7 +126,7 @@ func certificate(err error) error {
 	if !errors.As(err, &unverified) {
 		return err
 	}
-	return fmt.Errorf("%w; name its authority with ca_file or its name with server_name, or say verify: false", unverified.Err)
+	return fmt.Errorf("%w; set ca_file to its authority, or server_name to its name, or verify: false", unverified.Err)
 }
 
 func expected(statuses []model.StatusRange, status int) bool {

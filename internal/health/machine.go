@@ -156,7 +156,7 @@ func (t Transition) String() string {
 	}
 	switch {
 	case !t.RestsUntil.IsZero():
-		return fmt.Sprintf("%s is kept down until %s: it succeeds, but has gone down too often of late", who, t.RestsUntil.Format(time.TimeOnly))
+		return fmt.Sprintf("%s is kept down until %s: its checks succeed, but it has gone down too often recently", who, t.RestsUntil.Format(time.TimeOnly))
 	case t.To == model.HealthDown:
 		return fmt.Sprintf("%s is down: %s (%s failed)", who, t.Cause, count)
 	case t.From == model.HealthDown && t.Lasted > 0:

@@ -167,7 +167,7 @@ func TestTransitionText(t *testing.T) {
 			"web: backend 10.0.0.2:8080 (green) is up again after 1m30s (1 check passed)"},
 		{Transition{From: waiting, To: up, Results: 1}, "web: backend 10.0.0.2:8080 is up (1 check passed)"},
 		{Transition{From: down, To: down, RestsUntil: start},
-			"web: backend 10.0.0.2:8080 is kept down until 12:00:00: it succeeds, but has gone down too often of late"},
+			"web: backend 10.0.0.2:8080 is kept down until 12:00:00: its checks succeed, but it has gone down too often recently"},
 	} {
 		c.t.Service, c.t.Backend = "web", b.BackendAddress
 		if got := c.t.String(); got != c.want {

@@ -192,7 +192,7 @@ func TestHTTPSProbe(t *testing.T) {
 		tls            model.HealthTLS
 		sni, want      string
 	}{
-		{"unknown authority", address, "", model.HealthTLS{}, "", "tls handshake: x509: certificate signed by unknown authority; name its authority"},
+		{"unknown authority", address, "", model.HealthTLS{}, "", "tls handshake: x509: certificate signed by unknown authority; set ca_file to its authority"},
 		{"not verified", address, "", model.HealthTLS{NoVerify: true}, "", ""},
 		{"authority, by address", address, "", model.HealthTLS{CAFile: authority}, "", ""},
 		{"name from the host", address, "example.com:443", model.HealthTLS{CAFile: authority}, "example.com", ""},
@@ -321,7 +321,7 @@ func TestExecProbe(t *testing.T) {
 // when it ends: the child must end, too.
 func TestExecProbeEndsItsGroup(t *testing.T) {
 	for _, c := range []struct{ how, then, want string }{
-		{"that hangs", "wait", "exec: not finished within 300ms, and killed"},
+		{"that hangs", "wait", "exec: the program did not finish within 300ms and was killed"},
 		{"that ends", "exit 0", ""},
 	} {
 		note := filepath.Join(t.TempDir(), "child")

@@ -56,7 +56,7 @@ func settings(n Node) (all []setting) {
 	for _, i := range n.Interfaces {
 		all = append(all, setting{"interface " + i.Name, "attach " + string(i.Attach)})
 	}
-	const interfaces, nobody = "those of the interface to the backend", "root alone"
+	const interfaces, nobody = "addresses of the interface to the backend", "root only"
 	return append(all,
 		setting{"timeouts.tcp_established", DurationText(n.Timeouts.TCPEstablished)},
 		setting{"timeouts.tcp_handshake", DurationText(n.Timeouts.TCPHandshake)},
@@ -70,7 +70,7 @@ func settings(n Node) (all []setting) {
 		setting{"limits.remembered", number(n.Limits.Remembered)},
 		setting{"limits.filters", number(n.Limits.Filters)},
 		setting{"snat.addresses", cmp.Or(ListText(n.SNAT.Addresses), interfaces)},
-		setting{"snat.ports", rangeText(n.SNAT.Ports, "those outside net.ipv4.ip_local_port_range")},
+		setting{"snat.ports", rangeText(n.SNAT.Ports, "ports outside net.ipv4.ip_local_port_range")},
 		setting{"encapsulation.source", cmp.Or(prefixes(n.Encapsulation.Sources4, n.Encapsulation.Sources6), interfaces)},
 		setting{"encapsulation.gue_port", number(n.Encapsulation.GUEPort)},
 		setting{"api.socket", n.API.Socket},

@@ -52,11 +52,11 @@ type LoadError struct {
 
 // Error names the file, what is wrong with it, and what that means.
 func (e *LoadError) Error() string {
-	kept := "it is kept as " + e.Aside
+	kept := "the file is kept as " + e.Aside
 	if e.Aside == "" {
-		kept = "it could not be put aside, and the next override replaces it"
+		kept = "the file could not be renamed, and the next override replaces it"
 	}
-	return fmt.Sprintf("read the overrides in %s: %v; none of them is in force, and %s", e.Path, e.Err, kept)
+	return fmt.Sprintf("read the overrides in %s: %v; no override is in force, and %s", e.Path, e.Err, kept)
 }
 
 // Unwrap is the cause.
@@ -147,10 +147,10 @@ func strictly(data []byte, into any) error {
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(into); err != nil {
-		return fmt.Errorf("it is not whole, or not JSON as written here: %w", err)
+		return fmt.Errorf("it is incomplete, or not JSON that shunt wrote: %w", err)
 	}
 	if _, err := decoder.Token(); err != io.EOF {
-		return errors.New("something follows its end")
+		return errors.New("there is more text after its end")
 	}
 	return nil
 }
@@ -170,10 +170,10 @@ func decode(data []byte) (map[overrideKey]Override, error) {
 		return nil, err
 	}
 	if doc.Version != fileVersion {
-		return nil, fmt.Errorf("its version is %d, this one reads %d", doc.Version, fileVersion)
+		return nil, fmt.Errorf("its version is %d, but this shunt reads version %d", doc.Version, fileVersion)
 	}
 	if doc.SHA256 != sum(doc.Overrides) {
-		return nil, errors.New("its checksum is that of another content: it was damaged, or changed by hand")
+		return nil, errors.New("its checksum does not match its content: it was damaged, or changed by hand")
 	}
 	var records []overrideRecord
 	if err := strictly(doc.Overrides, &records); err != nil {
@@ -194,7 +194,7 @@ func decode(data []byte) (map[overrideKey]Override, error) {
 		case len(r.Sources) == 0:
 			return nil, fmt.Errorf("the %s of backend %s has no source", r.Kind, key.backend)
 		case isWeight != (r.Weight != nil), isHealth != (r.Health == HealthUp || r.Health == HealthDown), !isHealth && r.Health != "":
-			return nil, fmt.Errorf("the %s of backend %s has no value of its kind, or another one", r.Kind, key.backend)
+			return nil, fmt.Errorf("the %s of backend %s has no value of its kind, or a value of another kind", r.Kind, key.backend)
 		}
 		s := Setting{Kind: r.Kind, Health: r.Health, Since: wall(r.Since), Deadline: wall(r.Deadline), Author: r.Author}
 		if isWeight {

@@ -91,13 +91,13 @@ func (e *SelectorError) Error() string {
 		for i, c := range e.Candidates {
 			names[i] = c.String()
 		}
-		return fmt.Sprintf("look for backend %q: %s are called so: give the address of the one that is meant", e.Selector, strings.Join(names, " and "))
+		return fmt.Sprintf("look for backend %q: %s have this name: give the address of one of them", e.Selector, strings.Join(names, " and "))
 	case len(e.Overridden) == 1:
 		return fmt.Sprintf("look for backend %q: no backend with an override of its %s has this name or address: `shunt override list` shows them", e.Selector, e.Overridden[0])
 	case len(e.Overridden) > 1:
 		return fmt.Sprintf("look for backend %q: no backend with an override has this name or address: `shunt override list` shows them", e.Selector)
 	}
-	return fmt.Sprintf("look for backend %q: none has this name or address: `shunt backend list` shows them", e.Selector)
+	return fmt.Sprintf("look for backend %q: no backend has this name or address: `shunt backend list` shows them", e.Selector)
 }
 
 // Set overrides what the selector names in every service that has it, and returns its

@@ -176,10 +176,10 @@ func TestSelectors(t *testing.T) {
 		{"2001:db8::2", "2001:db8::2 " + v6},
 		{v6, v6},
 		{"10.0.0.3:80", "10.0.0.3:80"}, // an address before a name
-		{"blue", "look for backend \"blue\": 10.0.0.3:80 and 10.0.0.4:80 are called so: give the address of the one that is meant"},
-		{"red", "look for backend \"red\": none has this name or address: `shunt backend list` shows them"},
-		{"", "look for backend \"\": none has this name or address: `shunt backend list` shows them"},
-		{"10.0.0.2:82", "look for backend \"10.0.0.2:82\": none has this name or address: `shunt backend list` shows them"},
+		{"blue", "look for backend \"blue\": 10.0.0.3:80 and 10.0.0.4:80 have this name: give the address of one of them"},
+		{"red", "look for backend \"red\": no backend has this name or address: `shunt backend list` shows them"},
+		{"", "look for backend \"\": no backend has this name or address: `shunt backend list` shows them"},
+		{"10.0.0.2:82", "look for backend \"10.0.0.2:82\": no backend has this name or address: `shunt backend list` shows them"},
 	} {
 		w, _ := writer(t, all...)
 		revision := w.Snapshot().Revision

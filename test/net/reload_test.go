@@ -140,8 +140,8 @@ func TestReloadOfSettings(t *testing.T) {
 		{"an interface less", without, "- interface " + last + ": attach generic", first + " native"},
 		{"an interface more", native, "+ interface " + last + ": attach native", first + " native, " + last + " native"},
 		{"a timeout and ports", native + "timeouts: {udp: 150s}\nsnat: {ports: 1024-9999}\n",
-			"~ snat.ports: those outside net.ipv4.ip_local_port_range -> 1024-9999\n~ timeouts.udp: 5m -> 2m30s", first + " native, " + last + " native"},
-		{"what was before", native, "~ snat.ports: 1024-9999 -> those outside net.ipv4.ip_local_port_range\n~ timeouts.udp: 2m30s -> 5m", first + " native, " + last + " native"},
+			"~ snat.ports: ports outside net.ipv4.ip_local_port_range -> 1024-9999\n~ timeouts.udp: 5m -> 2m30s", first + " native, " + last + " native"},
+		{"what was before", native, "~ snat.ports: 1024-9999 -> ports outside net.ipv4.ip_local_port_range\n~ timeouts.udp: 2m30s -> 5m", first + " native, " + last + " native"},
 	} {
 		if out := strings.TrimSpace(b.reload(c.file)); !strings.HasSuffix("\n"+out, "\n"+c.want) { // warnings of the file may come first
 			t.Errorf("%s: the difference is\n%s\nwant\n%s", c.what, out, c.want)
@@ -156,7 +156,7 @@ func TestReloadOfSettings(t *testing.T) {
 	}
 	b.goOn(t, "after all that", b.open(t, 2))
 	b.write(without + "api: {group: root}\n")
-	if code, out := b.shunt("reload", "--socket", b.socket); code != 1 || !strings.Contains(out, "api.group from root alone to root needs restart") {
+	if code, out := b.shunt("reload", "--socket", b.socket); code != 1 || !strings.Contains(out, "api.group from root only to root needs restart") {
 		t.Errorf("another group: exit code %d, want 1 and that it needs a restart:\n%s", code, out)
 	}
 	if attached := b.status().Attached; len(attached) != 2 {

@@ -44,7 +44,7 @@ func (p *Parsed) missing(doc *document, list *config.Mark, count int, key, sugge
 
 func (p *Parsed) buildInterfaces(doc *document) {
 	p.list = doc.Interfaces.Mark
-	p.missing(doc, &doc.Interfaces.Mark, len(doc.Interfaces.Items), "interfaces", "name what shunt attaches to, for example interfaces: [{name: eth0}]")
+	p.missing(doc, &doc.Interfaces.Mark, len(doc.Interfaces.Items), "interfaces", "list the interfaces that shunt attaches to, for example interfaces: [{name: eth0}]")
 	first := map[string]config.Mark{}
 	for i := range doc.Interfaces.Items {
 		entry := &doc.Interfaces.Items[i]
@@ -81,7 +81,7 @@ type builder struct {
 
 func (b *builder) services(doc *document) {
 	p := b.parsed
-	p.missing(doc, &doc.Services.Mark, len(doc.Services.Items), "services", "name what is balanced, for example services: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]}]")
+	p.missing(doc, &doc.Services.Mark, len(doc.Services.Items), "services", "list the services to balance, for example services: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]}]")
 	first := map[string]config.Mark{}
 	for i := range doc.Services.Items {
 		entry := &doc.Services.Items[i]
@@ -98,7 +98,7 @@ func (b *builder) services(doc *document) {
 	b.sharedHashes()
 	for _, h := range b.hosts {
 		if vip, is := b.vips[h.Value]; is {
-			p.faults.Errorf(h.Mark, "a backend is a server of its own", "%s is also the address of a service, at %s", h.Value, vip.At)
+			p.faults.Errorf(h.Mark, "write the server's own address", "%s is also the address of a service, at %s", h.Value, vip.At)
 		}
 	}
 }
@@ -122,7 +122,7 @@ func (b *builder) service(entry *serviceEntry, defaults *defaultsEntry) {
 	}
 	if uint64(len(b.frontends))+uint64(len(addresses))*uint64(len(protocols))*uint64(len(usable)) > frontendsMax {
 		if !b.full {
-			b.parsed.faults.Errorf(entry.Port.Mark, "use ranges", "this makes more than %d frontends (each address, port and protocol is one)", frontendsMax)
+			b.parsed.faults.Errorf(entry.Port.Mark, "use ranges", "this makes more than %d frontends (one for each combination of address, port and protocol)", frontendsMax)
 		}
 		b.full = true
 	} else {
@@ -326,8 +326,8 @@ func (b *builder) familyWeights(entry *serviceEntry, s *model.Service, is4 bool)
 		if !weight.Set {
 			at = item.Mark
 		}
-		b.parsed.faults.Warnf(at, "raise it or table_size, or lower the others",
-			"weight %d of %d in all is less than one of the table's %d slots: the backend may get no flows", weight.Value, sum, size)
+		b.parsed.faults.Warnf(at, "raise this weight or table_size, or lower the other weights",
+			"weight %d of a total of %d is worth less than one of the table's %d slots: the backend may get no flows", weight.Value, sum, size)
 	}
 }
 
@@ -363,7 +363,7 @@ func (p *Parsed) buildSNAT(s *snatEntry, b *builder) {
 	}
 	for _, h := range b.hosts {
 		if own, is := first[h.Value]; is {
-			p.faults.Errorf(h.Mark, "a backend is a server of its own", "%s is also a source address of shunt, at %s", h.Value, own.At)
+			p.faults.Errorf(h.Mark, "write the server's own address", "%s is also a source address of shunt, at %s", h.Value, own.At)
 		}
 	}
 }

@@ -34,9 +34,9 @@ func (b *builder) directPorts(entry *serviceEntry, s *model.Service, usable []co
 		switch {
 		case !port.Set || port.Bad:
 		case len(usable) != 1 || !usable[0].Value.Exact():
-			b.parsed.faults.Errorf(port.Mark, "remove it", "with %s packets keep the port that they came for, and service %q has several", s.Forwarding, s.Name)
+			b.parsed.faults.Errorf(port.Mark, "remove it", "with %s packets keep their destination port, and service %q has several", s.Forwarding, s.Name)
 		case port.Value != uint64(usable[0].Value.First):
-			b.parsed.faults.Errorf(port.Mark, "remove it, or use forwarding: nat", "with %s packets keep the port that they came for: %d differs from port %s of service %q",
+			b.parsed.faults.Errorf(port.Mark, "remove it, or use forwarding: nat", "with %s packets keep their destination port: %d differs from port %s of service %q",
 				s.Forwarding, port.Value, usable[0].Value, s.Name)
 		}
 	}
@@ -98,7 +98,7 @@ func (b *builder) sharedHashes() {
 		if other == f.service {
 			other = others[1]
 		}
-		b.parsed.faults.Warnf(f.service.Hash.Mark, "give it an address of its own", "service %q has %s over %s too: fragments there that come without their first one are dropped",
+		b.parsed.faults.Warnf(f.service.Hash.Mark, "give this service an address of its own", "service %q has %s over %s too: fragments to this address are dropped if the first fragment is missing",
 			other.Name.Value, f.Address, f.Protocol)
 	}
 }
@@ -139,7 +139,7 @@ func (p *Parsed) checkSource(source *config.Network, b *builder) {
 	}
 	for _, f := range b.frontends {
 		if source.Value.Contains(f.Address) {
-			p.faults.Errorf(source.Mark, suggestion, "%s is an address of service %q, at %s, and backends of direct return have it too",
+			p.faults.Errorf(source.Mark, suggestion, "%s is an address of service %q, at %s, and its backends have this address, too",
 				f.Address, f.service.Name.Value, b.vips[f.Address].At)
 			break
 		}

@@ -27,7 +27,7 @@ func (b *builder) admission(entry *serviceEntry, s *model.Service, vips []config
 	most := &entry.MaxFlows
 	s.Policy.FlowsMax = uint32(most.Value)
 	if most.Set && !most.Bad && s.Forwarding.Direct() {
-		b.parsed.faults.Errorf(most.Mark, "remove it, or use forwarding: nat", "with %s flows are not tracked, so nobody knows how many there are", s.Forwarding)
+		b.parsed.faults.Errorf(most.Mark, "remove it, or use forwarding: nat", "with %s flows are not tracked, so shunt cannot count them", s.Forwarding)
 	}
 	r := &entry.MaxNewFlowsPerSource
 	s.Policy.SourceRate = uint32(r.Value)
@@ -36,8 +36,8 @@ func (b *builder) admission(entry *serviceEntry, s *model.Service, vips []config
 	}
 	for _, f := range s.Frontends {
 		if f.Protocol == model.UDP {
-			b.parsed.faults.Errorf(r.Mark, "use forwarding: nat, or give udp a service of its own without it",
-				"with %s nothing tells the first packet of a UDP flow from the others, so new ones cannot be counted", s.Forwarding)
+			b.parsed.faults.Errorf(r.Mark, "use forwarding: nat, or move udp to a service of its own without this limit",
+				"with %s shunt cannot tell the first packet of a UDP flow from later ones, so it cannot count new flows", s.Forwarding)
 			return
 		}
 	}
@@ -55,8 +55,8 @@ func (b *builder) segments(entry *serviceEntry, s *model.Service) {
 		return
 	}
 	if s.Forwarding.Direct() {
-		b.parsed.faults.Warnf(most.Mark, "bound what clients send at the backends: `ip route change ROUTE advmss BYTES`",
-			"with %s the backends' SYNs do not come by: tcp_mss bounds what backends send, and not what clients do", s.Forwarding)
+		b.parsed.faults.Warnf(most.Mark, "limit the segments of clients on the backends: `ip route change ROUTE advmss BYTES`",
+			"with %s the backends' SYNs do not pass shunt: tcp_mss limits the segments that backends send, but not those that clients send", s.Forwarding)
 	}
 }
 
@@ -100,7 +100,7 @@ func (b *builder) lists(entry *serviceEntry, s *model.Service, vips []config.Add
 	for _, is4 := range []bool{true, false} {
 		if vip, has := families[is4]; has && len(s.AllowFrom) > 0 && !reached[is4] {
 			everybody := map[bool]string{true: "0.0.0.0/0", false: "::/0"}[is4]
-			faults.Warnf(vip.Mark, "add "+everybody+" to let all of them in", "allow_from of service %q has no %s prefix: nobody may use %s", s.Name, names[is4], vip.Value)
+			faults.Warnf(vip.Mark, "add "+everybody+" to let all clients in", "allow_from of service %q has no %s prefix: nobody may use %s", s.Name, names[is4], vip.Value)
 		}
 	}
 	for _, p := range append(entry.AllowFrom.Items, entry.DenyFrom.Items...) {

@@ -80,7 +80,7 @@ func (b *builder) health(entry *serviceEntry, defaults *healthEntry, s *model.Se
 		if from == defaults {
 			at, suggestion = entry.Name.Mark, "write health: {enabled: false} for this service"
 		}
-		faults.Errorf(at, suggestion, "health is not supported yet with %s: a check would not go the way that packets go", s.Forwarding)
+		faults.Errorf(at, suggestion, "health is not supported yet with %s: a check would not take the path that packets take", s.Forwarding)
 		return
 	}
 	h := model.Health{
@@ -139,10 +139,10 @@ func (b *builder) check(from *healthEntry, h *model.Health) {
 		h.TLS = model.HealthTLS{ServerName: e.ServerName.Value, NoVerify: !e.Verify.Value, CAFile: e.CAFile.Value}
 		if e.CAFile.Set && !e.CAFile.Bad {
 			if h.TLS.NoVerify {
-				faults.Warnf(e.CAFile.Mark, "remove it, or verify: false", "with verify: false nobody looks at ca_file")
+				faults.Warnf(e.CAFile.Mark, "remove it, or verify: false", "with verify: false ca_file is not used")
 			}
 			if !strings.HasPrefix(e.CAFile.Value, "/") {
-				faults.Errorf(e.CAFile.Mark, "write the whole path", "ca_file %q is relative, and nobody knows to what", e.CAFile.Value)
+				faults.Errorf(e.CAFile.Mark, "write the absolute path", "ca_file %q is not an absolute path", e.CAFile.Value)
 			}
 		}
 	case model.CheckGRPC:
@@ -152,7 +152,7 @@ func (b *builder) check(from *healthEntry, h *model.Health) {
 	case model.CheckExec:
 		for i, word := range from.Exec.Command.Items {
 			if i == 0 && !strings.HasPrefix(word.Value, "/") {
-				faults.Errorf(word.Mark, "write the whole path", "%q is not the whole path of a program", word.Value)
+				faults.Errorf(word.Mark, "write the absolute path", "%q is not the absolute path of a program", word.Value)
 			}
 			h.Exec = append(h.Exec, word.Value)
 		}
@@ -172,7 +172,7 @@ func (b *builder) checkedPort(entry *serviceEntry, s *model.Service, check check
 		return
 	}
 	if slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.Port == 0 }) {
-		b.parsed.faults.Errorf(*check.mark, "give "+string(check.kind)+" a port", "which port is checked? Backends of service %q have none of their own, and the service has several", s.Name)
+		b.parsed.faults.Errorf(*check.mark, "give "+string(check.kind)+" a port", "there is no single port to check: the backends of service %q have no port of their own, and the service has several", s.Name)
 	}
 }
 

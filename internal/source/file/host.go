@@ -118,7 +118,7 @@ func (h *hostCheck) groups() {
 	for i, name := range []string{h.Config.API.Group, h.Config.API.ReadGroup} {
 		if name != "" && !h.host.HasGroup(name) {
 			h.faults.Add(h.severity, h.Parsed.groups[i], fmt.Sprintf("this machine has no group %q, and the daemon does not start without it", name),
-				"`groupadd --system "+name+"` makes it")
+				"create it with `groupadd --system "+name+"`")
 		}
 	}
 }
@@ -150,7 +150,7 @@ func (h *hostCheck) occupant(name string, m config.Mark) {
 	case err != nil:
 		h.faults.Add(config.SeverityWarning, m, fmt.Sprintf("cannot see whether interface %q has another XDP program: %v", name, err), "")
 	case whose != "" && takeOff == "":
-		h.faults.Add(config.SeverityWarning, m, fmt.Sprintf("interface %q has an XDP program, shunt's or another's: %s", name, whose), "")
+		h.faults.Add(config.SeverityWarning, m, fmt.Sprintf("interface %q has an XDP program, either shunt's or another one: %s", name, whose), "")
 	case whose != "":
 		h.faults.Add(h.severity, m, fmt.Sprintf("interface %q has another XDP program, and the kernel runs one per interface, native or generic: %s", name, whose),
 			"to replace it: "+takeOff+"; to run both: see `shunt chain --help`")
@@ -161,7 +161,7 @@ func (h *hostCheck) service(s *model.Service, marks []config.Mark) {
 	for i, backend := range s.Backends {
 		h.backend(s, backend.Address, marks[i])
 		if _, near := h.network(backend.Address); s.Forwarding == model.ForwardingDSRL2 && !near {
-			const why = " in no network of this machine: dsr-l2 reaches only what is on the same link"
+			const why = " in no network of this machine: dsr-l2 reaches only backends on the same link"
 			h.say(alike{"backend ", " is" + why, " are" + why}, backend.Address, marks[i], config.SeverityWarning, "use forwarding: dsr-ipip")
 		}
 		if s.Forwarding != model.ForwardingNATDestination {
@@ -169,7 +169,7 @@ func (h *hostCheck) service(s *model.Service, marks []config.Mark) {
 		}
 		if prefix, near := h.network(backend.Address); near && !h.near[prefix] {
 			h.near[prefix] = true
-			h.faults.Warnf(marks[i], "use forwarding: nat for them", "clients in %s, the backend's own network, are answered by the backend directly, past shunt: with nat-destination their connections fail", prefix)
+			h.faults.Warnf(marks[i], "use forwarding: nat for these clients", "the backend answers clients in %s, its own network, directly and not through shunt: with nat-destination their connections fail", prefix)
 		}
 	}
 }
@@ -237,7 +237,7 @@ func (h *hostCheck) ownBackend(s *model.Service, a netip.Addr, iface string, m c
 		return
 	}
 	h.faults.Add(h.severity, m, fmt.Sprintf("%s is this machine's own address, on %s: its answers do not pass XDP, so this backend gets no traffic", a, iface),
-		"say attach: tc for the interfaces that clients come by, or use the address of another machine")
+		"set attach: tc for the interfaces that clients use, or use the address of another machine")
 }
 
 // ownClients warns that XDP does not see what this machine itself sends to its VIPs.
@@ -245,7 +245,7 @@ func (h *hostCheck) ownClients() {
 	if h.atTC() || len(h.Config.Interfaces) == 0 {
 		return
 	}
-	h.faults.Warnf(h.Parsed.interfaces[0], "say attach: tc for the interface they leave by, if there are any", "connections from this machine itself to its VIPs do not pass XDP, and are not balanced")
+	h.faults.Warnf(h.Parsed.interfaces[0], "if there are such connections, set attach: tc for the interface that they leave by", "connections from this machine itself to its VIPs do not pass XDP, and are not balanced")
 }
 
 // network is the machine's network that the address is in.

@@ -20,12 +20,12 @@ func (p *Parsed) buildLimits(doc *document, b *builder) {
 	services := uint64(len(doc.Services.Items))
 	format := "there are %d services"
 	if b.halves > services {
-		services, format = b.halves, "there are %d services (one with addresses of both families counts twice)"
+		services, format = b.halves, "there are %d services (a service with addresses of both families counts twice)"
 	}
 	p.within(&l.Services, doc.Services.Mark, "limits.services", services, format)
 	p.within(&l.Backends, doc.Services.Mark, "limits.backends", uint64(len(b.distinct)), "the services have %d different backends")
-	p.within(&l.Slots, doc.Services.Mark, "limits.slots", 2*b.slots, "the services' tables need %d slots (each twice, for a new table is built beside the old one)")
-	p.within(&l.Filters, doc.Services.Mark, "limits.filters", b.filters, "the services list %d prefixes of sources")
+	p.within(&l.Slots, doc.Services.Mark, "limits.slots", 2*b.slots, "the services' tables need %d slots (twice their size, because a new table is built beside the old one)")
+	p.within(&l.Filters, doc.Services.Mark, "limits.filters", b.filters, "allow_from and deny_from of all services list %d prefixes")
 	p.room(doc, b)
 }
 
@@ -75,7 +75,7 @@ func (p *Parsed) room(doc *document, b *builder) {
 	}
 	if pieces > model.RangePiecesMax {
 		p.faults.Errorf(services, "use fewer ranges, any, or ranges like 8192-8319, which begin at a multiple of their size",
-			"the services' ranges of ports need %d places (one for each aligned block of a range), there are %d", pieces, model.RangePiecesMax)
+			"the services' ranges of ports need %d places (one for each aligned block of a range), there is room for %d", pieces, model.RangePiecesMax)
 	}
 	addresses := len(b.vips)
 	for _, source := range p.Config.SNAT.Addresses {

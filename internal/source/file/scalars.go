@@ -72,7 +72,7 @@ func (o *octets) Read(s config.Scalar, f *config.Field) *config.Complaint {
 	if digits, is := strings.CutPrefix(s.Text, hexPrefix); is {
 		octets, err := hex.DecodeString(strings.ReplaceAll(digits, " ", ""))
 		if err != nil {
-			return config.Complain(fmt.Sprintf("%s %q is not hexadecimal: want two of 0-9 and a-f for each byte", f.Name, s.Text), "")
+			return config.Complain(fmt.Sprintf("%s %q is not hexadecimal: want two digits (0-9, a-f) for each byte", f.Name, s.Text), "")
 		}
 		value = string(octets)
 	}
