@@ -139,7 +139,7 @@ func (b *builder) check(from *healthEntry, h *model.Health) {
 		h.TLS = model.HealthTLS{ServerName: e.ServerName.Value, NoVerify: !e.Verify.Value, CAFile: e.CAFile.Value}
 		if e.CAFile.Set && !e.CAFile.Bad {
 			if h.TLS.NoVerify {
-				faults.Warnf(e.CAFile.Mark, "remove it, or verify: false", "with verify: false ca_file is not used")
+				faults.Warnf(e.CAFile.Mark, "remove ca_file, or remove verify: false", "with verify: false ca_file is not used")
 			}
 			if !strings.HasPrefix(e.CAFile.Value, "/") {
 				faults.Errorf(e.CAFile.Mark, "write the absolute path", "ca_file %q is not an absolute path", e.CAFile.Value)

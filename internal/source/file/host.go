@@ -169,7 +169,7 @@ func (h *hostCheck) service(s *model.Service, marks []config.Mark) {
 		}
 		if prefix, near := h.network(backend.Address); near && !h.near[prefix] {
 			h.near[prefix] = true
-			h.faults.Warnf(marks[i], "use forwarding: nat for these clients", "the backend answers clients in %s, its own network, directly and not through shunt: with nat-destination their connections fail", prefix)
+			h.faults.Warnf(marks[i], "use forwarding: nat for this service", "the backend answers clients in %s, its own network, directly and not through shunt: with nat-destination their connections fail", prefix)
 		}
 	}
 }
