@@ -406,7 +406,7 @@ func (a *Announcer) failed(j *job, err error) {
 
 func (a *Announcer) inUse(j *job, owner net.HardwareAddr) {
 	if err := a.opts.Disown(j.addr, j.iface); err != nil {
-		a.opts.Log.Error("cannot make the data plane stop answering for an address that somebody else has",
+		a.opts.Log.Error("cannot make the data plane stop answering for an address that another host uses",
 			"address", j.addr, "owner", owner, "error", err)
 	}
 	a.set(j, func(s *State) { s.Owned, s.Owner, s.Err = false, owner, "" })

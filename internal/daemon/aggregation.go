@@ -31,7 +31,7 @@ func newAggregation(instance string, conditions *condition.Set, log *slog.Logger
 func (a aggregation) read() (offload.State, error) {
 	var state offload.State
 	if err := record.Read(a.path, &state); err != nil {
-		return offload.State{}, fmt.Errorf("read what was switched off for generic mode: %w; `ethtool -K INTERFACE gro on` restores the usual, then delete the file", err)
+		return offload.State{}, fmt.Errorf("read which offloads were switched off for generic mode: %w; `ethtool -K INTERFACE gro on` restores the default, then delete the file", err)
 	}
 	return state, nil
 }
@@ -41,7 +41,7 @@ func (a aggregation) write(state offload.State) error {
 		return record.Remove(a.path)
 	}
 	if err := record.Write(a.path, state); err != nil {
-		return fmt.Errorf("write down what is switched off for generic mode: %w", err)
+		return fmt.Errorf("write down which offloads are switched off for generic mode: %w", err)
 	}
 	return nil
 }
@@ -52,7 +52,7 @@ func (a aggregation) fit(iface string, mode kernel.Mode) error {
 		// The kernel keeps segmentation off at the other end of a veth in native mode, and
 		// refuses to restore it. That stays written down until the program is gone.
 		if err := a.release(iface); err != nil {
-			a.log.Warn("what generic mode had switched off is restored when shunt detaches", "interface", iface, "error", err)
+			a.log.Warn("the offloads that generic mode had switched off are restored only when shunt detaches", "interface", iface, "error", err)
 		}
 		return nil
 	}

@@ -144,7 +144,7 @@ func (a *announcements) close(keep bool) error {
 func leftAnnounced(instance string, log *slog.Logger) []place {
 	view, err := datapath.OpenReadOnly(datapath.Options{Instance: instance})
 	if errors.Is(err, datapath.ErrOtherABI) {
-		log.Warn("the multicast groups that were joined for the VIPs are not left, because only the version that runs them knows the VIPs; `ip maddr` lists groups", "error", err)
+		log.Warn("cannot leave the multicast groups that were joined for the VIPs, because only the version of shunt that made the data plane knows the VIPs; `ip maddr` lists groups", "error", err)
 		return nil
 	}
 	if err != nil {

@@ -222,12 +222,12 @@ func (d *daemon) openState() {
 	switch {
 	case errors.As(err, &lost) && lost.Aside == "":
 		d.conditions.Raise(condition.Condition{Code: condition.OverridesLost, Subject: path, Text: err.Error(),
-			Remedy: "fix the folder's permissions or its disk, set the overrides again, and restart the daemon when it suits"})
+			Remedy: "fix the folder's permissions or its disk, set the overrides again, and restart the daemon at a convenient time"})
 	case err != nil:
 		d.conditions.Raise(condition.Condition{Code: condition.OverridesLost, Subject: state.AsideOf(path), Text: err.Error()})
 	case exists(state.AsideOf(path)):
 		d.conditions.Raise(condition.Condition{Code: condition.OverridesLost, Subject: state.AsideOf(path),
-			Text: "an earlier start could not use the overrides that it found, and put them here; none of them is in force"})
+			Text: "an earlier start could not use the overrides that it found, and moved them to this file; none of them is in force"})
 	}
 }
 

@@ -96,8 +96,8 @@ func (d *deadlines) follow() {
 		direction = "back"
 	}
 	d.steps.See(condition.Condition{Code: condition.ClockStepped, Subject: "wall clock",
-		Text: "the wall clock was set " + direction + " by " + step.Abs().String() + "; deadlines of drains were moved along, and nothing else goes by it"}, d.clock.now())
+		Text: "the wall clock was set " + direction + " by " + step.Abs().String() + "; the deadlines of drains were moved by the same time, and nothing else depends on the wall clock"}, d.clock.now())
 	if err != nil { // the condition overrides_unsaved follows, and goes when it has succeeded
-		d.log.Warn("deadlines that were moved along with the wall clock are not on disk yet", "error", errors.Unwrap(err))
+		d.log.Warn("deadlines that were moved with the wall clock are not on disk yet", "error", errors.Unwrap(err))
 	}
 }

@@ -296,7 +296,7 @@ func (d *daemon) reloadUnasked(ctx context.Context) {
 	for _, fault := range result.Faults {
 		d.log.Error("configuration", "fault", fault.String())
 	}
-	d.log.Error("the file was not applied; what was in force stays", "path", d.opts.ConfigPath, "refused", result.Refused, "error", err)
+	d.log.Error("the file was not applied; the configuration before stays in force", "path", d.opts.ConfigPath, "refused", result.Refused, "error", err)
 }
 
 // upkeep does what time brings about: deadlines of drains, and slots that have settled.

@@ -90,16 +90,16 @@ func (d *daemon) finish() error {
 // Detach ends the daemon and takes its data plane away, and waits until another may start.
 func (d *daemon) Detach(_ context.Context, instance string, a state.Author) error {
 	if instance != d.opts.Instance {
-		return fmt.Errorf("%w: this is %q, and %q was meant", control.ErrOtherInstance, d.opts.Instance, instance)
+		return fmt.Errorf("%w: this is %q, but the request is for %q", control.ErrOtherInstance, d.opts.Instance, instance)
 	}
 	d.log.Info("asked to detach", "instance", instance, "by", a.By, "uid", a.UID, "client", a.Client)
 	d.ending.interrupt()
 	<-d.ending.done
 	switch {
 	case d.ending.kept:
-		return fmt.Errorf("%w, and was keeping the data plane already; ask again for that", control.ErrStopping)
+		return fmt.Errorf("%w, and has already kept the data plane; ask again to detach it", control.ErrStopping)
 	case d.ending.err != nil:
-		return fmt.Errorf("the daemon has ended, but not all could be taken away; ask again: %w", d.ending.err)
+		return fmt.Errorf("the daemon has ended, but could not remove everything; ask again: %w", d.ending.err)
 	}
 	return nil
 }
@@ -149,7 +149,7 @@ func (d *daemon) drain() {
 	_, _ = d.carryOut() // what failed is tried again
 	d.applying.Unlock()
 	d.supervisor.stopping("waiting for flows to end", d.opts.DrainTimeout+stopTime)
-	d.log.Info("draining: no new flows from now on; detaching when the others have ended", "instance", d.opts.Instance, "timeout", d.opts.DrainTimeout)
+	d.log.Info("draining: no new flows from now on; detaching when the open flows have ended", "instance", d.opts.Instance, "timeout", d.opts.DrainTimeout)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -169,7 +169,7 @@ func (d *daemon) awaitFlows(ctx context.Context) {
 		left, err := watch.look()
 		switch {
 		case err != nil:
-			d.log.Warn("the flows that are left could not be counted; the drain goes on until its timeout", "error", err)
+			d.log.Warn("cannot count the flows that are still open; the drain goes on until its timeout", "error", err)
 		case left.none():
 			d.log.Info("drained: all flows have ended", "instance", d.opts.Instance)
 			return

@@ -142,11 +142,11 @@ func newTroubleWatch(conditions *condition.Set) *troubleWatch {
 func (w *troubleWatch) look(trouble health.Trouble, now time.Time) {
 	if trouble.Failed > 0 {
 		w.lasting.See(condition.Condition{Code: condition.ChecksFailHere, Subject: "host",
-			Text: fmt.Sprintf("health checks cannot be made here, and what they have found stays: %v", trouble.Why)}, now)
+			Text: fmt.Sprintf("health checks cannot be made here, and their last results stay in force: %v", trouble.Why)}, now)
 	}
 	if trouble.Late*latePart > trouble.Probes {
 		w.lasting.See(condition.Condition{Code: condition.ChecksLate, Subject: "host",
-			Text: "health checks start later than they should, so a backend that fails is found out late"}, now)
+			Text: "health checks start later than they should, so a failing backend is detected late"}, now)
 	}
 	w.lasting.Pass(now)
 }

@@ -56,7 +56,7 @@ type RunsError struct {
 
 // Error says what could be meant instead.
 func (e *RunsError) Error() string {
-	return fmt.Sprintf("instance %q is already run by process %s; stop that one, or name another with --instance", e.Instance, e.Process)
+	return fmt.Sprintf("instance %q is already run by process %s; stop that process, or choose another instance with --instance", e.Instance, e.Process)
 }
 
 // lock makes this process the only one of its instance. The kernel releases the lock with
@@ -94,7 +94,7 @@ func lock(instance string) (unlock func(), err error) {
 func requireInterfaces(interfaces []model.Interface) error {
 	for _, i := range interfaces {
 		if _, err := net.InterfaceByName(i.Name); err != nil {
-			return fmt.Errorf("attach to interface %q: it does not exist; `ip link` lists those that do", i.Name)
+			return fmt.Errorf("attach to interface %q: it does not exist; `ip link` lists the interfaces", i.Name)
 		}
 	}
 	return nil

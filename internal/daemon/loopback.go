@@ -46,7 +46,7 @@ func loopbackPath(instance string) string {
 
 func readLoopback(path string) (r loopbackRecord, err error) {
 	if err := record.Read(path, &r); err != nil {
-		return loopbackRecord{}, fmt.Errorf("read what was set for lo: %w; `sysctl -a --pattern conf.lo.forwarding` shows it, then delete the file", err)
+		return loopbackRecord{}, fmt.Errorf("read which settings of lo were changed: %w; `sysctl -a --pattern conf.lo.forwarding` shows their values now, then delete the file", err)
 	}
 	return r, nil
 }
@@ -194,7 +194,7 @@ func releaseLoopback(instance string, log *slog.Logger) error {
 	default: // the daemon was killed, and whoever takes the rest away is somewhere else
 		ns := findSpace(r.Space)
 		if !ns.IsOpen() {
-			log.Warn("forwarding on lo stays on in another network namespace, if that is still there", "namespace", r.Space)
+			log.Warn("forwarding on lo stays on in another network namespace, if that namespace still exists", "namespace", r.Space)
 			break
 		}
 		err = namespace.Inside(ns, restore)

@@ -55,7 +55,7 @@ func (w *missedWatch) look(counts map[string]uint64, now time.Time) {
 		}
 		w.missed[name] += count - before
 		w.lasting.See(condition.Condition{Code: condition.FramesMissed, Subject: name,
-			Text: fmt.Sprintf("its receive ring had no room for frames that came to it: they were dropped before any program saw them (%s)", magnitude(w.missed[name]))}, now)
+			Text: fmt.Sprintf("the interface's receive ring had no room for incoming frames: they were dropped before any program saw them (%s)", magnitude(w.missed[name]))}, now)
 	}
 	w.lasting.Pass(now)
 	for name := range w.missed {

@@ -44,7 +44,7 @@ func (p *pulse) beat(missed map[string]uint64, trouble health.Trouble, now time.
 		p.log.Error("the data plane does not hear the daemon and asks the routing table instead", "error", err)
 	}
 	if reasons, err := p.datapath.ReasonCounts(); err != nil {
-		p.log.Error("shortages are not seen", "error", err)
+		p.log.Error("cannot read the counters that show shortages", "error", err)
 	} else {
 		p.shortage.look(reasons, now)
 	}
@@ -55,9 +55,9 @@ func (p *pulse) beat(missed map[string]uint64, trouble health.Trouble, now time.
 // sweep is due every sweepInterval.
 func (p *pulse) sweep() {
 	if _, err := p.datapath.Sweep(); err != nil {
-		p.log.Warn("ended flows could not be swept; packets end them as they come", "error", err)
+		p.log.Warn("cannot remove ended flows; packets remove them as they arrive", "error", err)
 	}
 	if _, err := p.datapath.Recall(); err != nil {
-		p.log.Warn("remembered flows that are over could not be forgotten; it is tried again", "error", err)
+		p.log.Warn("cannot remove remembered flows that are over; trying again", "error", err)
 	}
 }

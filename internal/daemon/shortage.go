@@ -18,7 +18,7 @@ var shortages = []struct {
 	text    string
 	reasons []string
 }{
-	{condition.FlowsFull, "there was no room for a new flow, or none to keep it as established", []string{"flows_full", "table_full"}},
+	{condition.FlowsFull, "there was no room for a new flow, or no room to keep it as established", []string{"flows_full", "table_full"}},
 	{condition.PortsShort, "a new flow found no free source port towards its backend, or took one that still rested", []string{"ports_exhausted", "port_taken"}},
 	{condition.RememberedFull, "there was no room, or no budget, to remember a flow whose slot changes", []string{"not_remembered"}},
 	{condition.FramesRefused, "the kernel refused frames that the program had decided to send", []string{"tx_refused", "redirect_refused"}},

@@ -26,7 +26,7 @@ const partSilenceMin = 15 * time.Second
 func newSupervisor(log *slog.Logger) *supervisor {
 	silence, err := systemd.SdWatchdogEnabled(false)
 	if err != nil {
-		log.Warn("the watchdog is not told that shunt is alive, and will kill it", "error", err)
+		log.Warn("cannot tell the watchdog that shunt is alive; the watchdog will kill it", "error", err)
 	}
 	return &supervisor{log: log, silence: silence, alive: liveness{limit: max(silence, partSilenceMin)}}
 }
@@ -34,7 +34,7 @@ func newSupervisor(log *slog.Logger) *supervisor {
 // tell passes states on, as sd_notify(3) defines them.
 func (s *supervisor) tell(states ...string) {
 	if _, err := systemd.SdNotify(false, strings.Join(states, "\n")); err != nil {
-		s.log.Warn("the service manager was not told", "state", strings.Join(states, " "), "error", err)
+		s.log.Warn("cannot tell the service manager about a state", "state", strings.Join(states, " "), "error", err)
 	}
 }
 
@@ -58,14 +58,14 @@ func (s *supervisor) live() {
 	part, silent := s.alive.stuck()
 	if part != "" {
 		if s.stuck != part {
-			s.log.Error("a part of the daemon has made no progress: the watchdog is not told that shunt is alive any more",
+			s.log.Error("a part of the daemon makes no progress: shunt no longer tells the watchdog that it is alive",
 				"part", part, "silent", silent.Round(time.Millisecond), "watchdog", s.silence)
 		}
 		s.stuck = part
 		return
 	}
 	if s.stuck != "" {
-		s.log.Info("it makes progress again", "part", s.stuck)
+		s.log.Info("the part makes progress again", "part", s.stuck)
 		s.stuck = ""
 	}
 	if s.silence > 0 {

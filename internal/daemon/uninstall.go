@@ -187,7 +187,7 @@ func (v *Inventory) takeDecap() error {
 	}
 	for _, space := range slices.Sorted(maps.Keys(spaces)) {
 		if space != v.space {
-			v.Elsewhere = append(v.Elsewhere, Trace{"decap", "what `shunt decap` did in network namespace " + space})
+			v.Elsewhere = append(v.Elsewhere, Trace{"decap", "changes by `shunt decap` in network namespace " + space})
 			continue
 		}
 		if v.decap, err = backend.OpenRecord(runDirectory, space); err != nil {
@@ -252,7 +252,7 @@ func (v *Inventory) Remove(log *slog.Logger) error {
 		errs = append(errs, err)
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("files are kept, because not all could be undone that they are about; run it again: %w", err)
+		return fmt.Errorf("some changes could not be undone, so the files that record them are kept; run it again: %w", err)
 	}
 	for _, path := range v.files {
 		if err := os.RemoveAll(path); err != nil {

@@ -25,7 +25,7 @@ func watchFile(ctx context.Context, path string, log *slog.Logger) chan struct{}
 		}
 	}
 	if err != nil {
-		log.Error("the file is not watched; `shunt reload` applies it", "path", path, "error", err)
+		log.Error("cannot watch the file for changes; `shunt reload` applies them", "path", path, "error", err)
 		return changed
 	}
 	go func() {
@@ -47,7 +47,7 @@ func watchFile(ctx context.Context, path string, log *slog.Logger) chan struct{}
 				if !ok {
 					return
 				}
-				log.Warn("watching the file", "path", path, "error", err)
+				log.Warn("error while watching the file for changes", "path", path, "error", err)
 			case <-quiet.C:
 				select {
 				case changed <- struct{}{}:

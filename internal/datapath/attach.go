@@ -88,7 +88,7 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 	defer d.mu.Unlock()
 	dev, err := netlink.LinkByName(iface)
 	if err != nil {
-		return kernel.Attachment{}, fmt.Errorf("attach to interface %s: %w; `ip link` lists the interfaces there are", iface, err)
+		return kernel.Attachment{}, fmt.Errorf("attach to interface %s: %w; `ip link` lists the interfaces", iface, err)
 	}
 	if dev.Attrs().HardwareAddr == nil || len(dev.Attrs().HardwareAddr) != 6 {
 		return kernel.Attachment{}, fmt.Errorf("attach to interface %s: it is not an Ethernet interface; shunt balances Ethernet frames only", iface)
@@ -203,7 +203,7 @@ func (d *Datapath) replace(a *attached, dev netlink.Link, mode model.Attach) (bo
 			if err = d.run(a, l.Update); err == nil {
 				a.link = l
 				if current == kernel.ModeGeneric && mode == model.AttachAuto && a.Reason == "" {
-					a.Reason = "it was attached so before"
+					a.Reason = "it was attached in generic mode before"
 				}
 				return true, nil
 			}
@@ -243,7 +243,7 @@ func (d *Datapath) lowerGuard(a *attached) {
 		return
 	}
 	if err := a.guard.lower(); err != nil {
-		d.log.Warn("what kept packets from the host's stack while the mode changed is still there, and without effect in a minute",
+		d.log.Warn("cannot remove the program that kept packets from the host's stack while the mode changed; it has no effect after a minute",
 			"interface", a.Interface, "error", err)
 	}
 	a.guard = nil
@@ -470,5 +470,5 @@ func interfaceName(ifindex int) string {
 
 // chainWay is how somebody else's program runs beside shunt's.
 func chainWay(iface string) string {
-	return fmt.Sprintf("take it off, start shunt, and have its program run before or after shunt's with `shunt chain set --interface %s`; `shunt chain --help` says what it has to be", iface)
+	return fmt.Sprintf("take it off, start shunt, and have its program run before or after shunt's with `shunt chain set --interface %s`; `shunt chain --help` lists what the program needs", iface)
 }

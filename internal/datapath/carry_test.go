@@ -180,7 +180,7 @@ func TestStepsThatAreRefused(t *testing.T) {
 	}{
 		"remembered flows":      {opts, widened(abiMapShRemembered), "carry sh_remembered over"},
 		"a map not in the step": {opts, undeclared, "sh_names"},
-		"a step missing":        {opts, distant, "does not know the way from there; nothing was changed"},
+		"a step missing":        {opts, distant, "cannot upgrade from there; nothing was changed"},
 		"other limits":          {limits, widened(abiMapShNames), "limits.flows is 5001"},
 	} {
 		c.opts.Version = c.v

@@ -76,7 +76,7 @@ func changeChain(opts Options, iface, doing string, change func(*chainChange) er
 	defer l.Close()
 	c := &chainChange{chain: m, link: l, pin: beforePath(opts.PinRoot, opts.Instance, iface)}
 	if err := m.Lookup(uint32(abiChainPositionCHAIN_NEXT), &c.own); err != nil {
-		return fmt.Errorf("%s: open shunt's own: %w; start `shunt run` again, which puts it there", doing, err)
+		return fmt.Errorf("%s: open shunt's own program: %w; start `shunt run` again, which puts the program there", doing, err)
 	}
 	defer c.own.Close()
 	if err := change(c); err != nil {
@@ -133,7 +133,7 @@ func (c *chainChange) refersTo(info *ebpf.ProgramInfo) (bool, error) {
 func (c *chainChange) set(p *ebpf.Program, position Position) error {
 	var old *ebpf.Program
 	if err := c.chain.Lookup(position.index(), &old); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("open the one that is there: %w", err)
+		return fmt.Errorf("open the program that has this place now: %w", err)
 	}
 	if old != nil {
 		defer old.Close()
@@ -184,14 +184,14 @@ func unfit(err error) error {
 	if !errors.Is(err, unix.EINVAL) {
 		return err
 	}
-	return fmt.Errorf("the kernel refuses it beside shunt's program: %w; it has to be loaded as that is, for frames in several buffers (SEC(\"xdp.frags\"), BPF_F_XDP_HAS_FRAGS) and with the attach type BPF_XDP, as libbpf does", err)
+	return fmt.Errorf("the kernel refuses it beside shunt's program: %w; it has to be loaded in the same way as shunt's program, for frames in several buffers (SEC(\"xdp.frags\"), BPF_F_XDP_HAS_FRAGS) and with the attach type BPF_XDP, as libbpf does", err)
 }
 
 // clear takes the program off the interface first, and then the note.
 func (c *chainChange) clear(position Position) error {
 	if position == PositionBefore {
 		if err := c.link.Update(c.own); err != nil {
-			return fmt.Errorf("have the interface run shunt's own again: %w", err)
+			return fmt.Errorf("make the interface run shunt's own program again: %w", err)
 		}
 	}
 	if err := c.chain.Delete(position.index()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

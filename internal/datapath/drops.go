@@ -61,7 +61,7 @@ func (d *Datapath) attachDrop(name string, program *ebpf.Program) error {
 	// The kernel cannot replace the program of such a link: the old one goes first, so
 	// that nothing is counted twice.
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove the old one's pin %s: %w", path, err)
+		return fmt.Errorf("remove the old link's pin %s: %w", path, err)
 	}
 	l, err := link.AttachTracing(link.TracingOptions{Program: program, AttachType: ebpf.AttachTraceRawTp})
 	if err != nil {

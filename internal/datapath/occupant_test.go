@@ -125,7 +125,7 @@ func TestSomebodyElsesProgramIsNamed(t *testing.T) {
 			ifindex := device(t, "shunt-a").Attrs().Index
 			id, tag := idOf(t, other)
 			words := []string{`"not_shunt"`, fmt.Sprintf("program %d", id), tag, "in " + string(c.mode) + " mode", "loaded by uid 0",
-				"`attach: generic` is no way out", "shunt chain set --interface shunt-a"}
+				"`attach: generic` does not help", "shunt chain set --interface shunt-a"}
 			held, tool := other.FD(), "ip"
 			if c.over == "bpf_link" {
 				l, err := link.AttachXDP(link.XDPOptions{Program: other, Interface: ifindex, Flags: c.flags})

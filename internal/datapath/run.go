@@ -71,5 +71,5 @@ func (a *attached) runSkb(at int, frame []byte) (verdict uint32, out []byte, err
 	case tcRedirect:
 		return kernel.XDPRedirect, opts.DataOut, nil
 	}
-	return 0, nil, fmt.Errorf("%s of interface %s returned %d, which is none of its verdicts", directions[at].program, a.Interface, verdict)
+	return 0, nil, fmt.Errorf("%s of interface %s returned %d, which is not one of its verdicts", directions[at].program, a.Interface, verdict)
 }

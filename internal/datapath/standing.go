@@ -82,7 +82,7 @@ func requireOwn(opts Options) error {
 		return err
 	}
 	if have := s.charge(); have != 0 && have != opts.version.ABI {
-		return fmt.Errorf("look at instance %q: %w: it has %d, and this version of shunt knows %d: use the version that runs it, or start `shunt run` of this one",
+		return fmt.Errorf("look at instance %q: %w: it has ABI %d, and this version of shunt knows ABI %d: use the version that made the data plane, or start `shunt run` of this version",
 			opts.Instance, ErrOtherABI, have, opts.version.ABI)
 	}
 	return nil
@@ -260,7 +260,7 @@ func openLever(opts Options, abi uint32) (*lever, error) {
 func newLever(m *ebpf.Map) (*lever, error) {
 	if m.ValueSize() != 8 || m.MaxEntries() < uint32(abiSwitchWordSWITCH_WORDS) {
 		_ = m.Close()
-		return nil, errors.New("open the switch of an upgrade: it is not one of this version: run `shunt detach` with the version that made it")
+		return nil, errors.New("open the switch of an upgrade: this version cannot read it: run `shunt detach` with the version that made it")
 	}
 	memory, err := mapArray(m, switchMap, 0, m.MaxEntries(), unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {

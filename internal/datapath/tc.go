@@ -114,7 +114,7 @@ func (s clsactSide) Update(p *ebpf.Program) error {
 		return fmt.Errorf("look for filters: %w", err)
 	}
 	if there != nil && there.Name != s.name() {
-		return fmt.Errorf("the place of shunt's filter (priority %d, handle %#x) is taken by %q: take that away, or stop the instance whose it is",
+		return fmt.Errorf("the place of shunt's filter (priority %d, handle %#x) is taken by %q: remove that filter, or stop the instance that it belongs to",
 			filterPriority, filterHandle, there.Name)
 	}
 	f := s.filter()

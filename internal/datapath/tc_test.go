@@ -173,7 +173,7 @@ func TestUpgradeIsRefusedAtTC(t *testing.T) {
 			must(t, d.Close())
 			newer := opts
 			newer.Version = widened(abiMapShNames)
-			if d, err := Open(newer); err == nil || !strings.Contains(err.Error(), "its programs on shunt-a are at tc, where this is not supported yet; nothing was changed") {
+			if d, err := Open(newer); err == nil || !strings.Contains(err.Error(), "its programs on shunt-a are at tc, where an upgrade is not supported yet; nothing was changed") {
 				if err == nil {
 					must(t, d.Close())
 				}

@@ -72,10 +72,10 @@ type gate struct {
 func noWay(opts Options, have uint32) error {
 	own := opts.version.ABI
 	if have > own {
-		return fmt.Errorf("take over the data plane of instance %q: it has ABI %d, and this version of shunt has %d, which is older, and does not know the way back; nothing was changed. Run the newer version again, or `shunt detach` first (this ends connections)",
+		return fmt.Errorf("take over the data plane of instance %q: it has ABI %d, and this version of shunt has %d, which is older and cannot take over a newer one; nothing was changed. Run the newer version again, or `shunt detach` first (this ends connections)",
 			opts.Instance, have, own)
 	}
-	return fmt.Errorf("take over the data plane of instance %q: it has ABI %d, and this version of shunt has %d and does not know the way from there; nothing was changed. Start a version in between first, or run `shunt detach` (this ends connections)",
+	return fmt.Errorf("take over the data plane of instance %q: it has ABI %d, and this version of shunt has %d and cannot upgrade from there; nothing was changed. Start a version in between first, or run `shunt detach` (this ends connections)",
 		opts.Instance, have, own)
 }
 
@@ -119,7 +119,7 @@ func requireNoTC(opts Options, from uint32) error {
 	if err != nil || len(there) == 0 {
 		return err
 	}
-	return fmt.Errorf("upgrade the data plane of instance %q from ABI %d to ABI %d: its programs on %s are at tc, where this is not supported yet; nothing was changed. Start the version that made it, with another `attach` than tc for these interfaces, and then this one; or run `shunt detach` first (this ends connections)",
+	return fmt.Errorf("upgrade the data plane of instance %q from ABI %d to ABI %d: its programs on %s are at tc, where an upgrade is not supported yet; nothing was changed. Start the version that made it, with another `attach` than tc for these interfaces, and then start this version; or run `shunt detach` first (this ends connections)",
 		opts.Instance, from, opts.version.ABI, strings.Join(there, ", "))
 }
 
@@ -181,7 +181,7 @@ func (u *upgrade) run() (d *Datapath, err error) {
 		err = finish(u.opts, u.opts.version.ABI)
 	}
 	if err != nil {
-		u.opts.Log.Warn("what is left of the old ABI could not be taken away; the next start does", "error", err)
+		u.opts.Log.Warn("cannot remove the rest of the old ABI's data plane; the next start removes it", "error", err)
 	}
 	u.opts.Log.Info("upgraded the data plane", "instance", u.opts.Instance, "abi", u.opts.version.ABI,
 		"flow_entries", u.flows.entries, "late", u.flows.late, "lost", u.flows.lost)
@@ -320,7 +320,7 @@ func (u *upgrade) makeGate(d *Datapath, g *gate) (bool, error) {
 	}
 	dev, err := netlink.LinkByIndex(int(info.XDP().Ifindex))
 	if err != nil {
-		return false, fmt.Errorf("find it in this network namespace: %w; start shunt where it is, or take the program off with `shunt detach` first", err)
+		return false, fmt.Errorf("find it in this network namespace: %w; start shunt in the network namespace of the interface, or take the program off with `shunt detach` first", err)
 	}
 	g.ifindex, g.Mode, g.redirectBack = dev.Attrs().Index, kernel.ModeOf(dev), redirectsBack(dev)
 	index, ok := d.indexOf(g.ifindex)

@@ -80,7 +80,7 @@ func jiffiesPerSecond() (uint32, error) {
 	}
 	length := time.Duration(resolution.Nano())
 	if length < 100*time.Microsecond || length > 100*time.Millisecond { // Linux has 100 to 1000 Hz
-		return 0, fmt.Errorf("ask for the length of a jiffy: the kernel says %s, which cannot be", length)
+		return 0, fmt.Errorf("ask for the length of a jiffy: the kernel says %s, which is not possible", length)
 	}
 	return uint32((time.Second + length/2) / length), nil
 }
@@ -209,7 +209,7 @@ func (v *View) readBackends(c *reconcile.Contents) {
 // readSlots reads a table.
 func (v *View) readSlots(service string, first, count uint32) (reconcile.Table, error) {
 	if uint64(first)+uint64(count) > uint64(v.slots.len()) {
-		return nil, fmt.Errorf("service %q is said to have slots %d to %d, but there are %d: the maps are damaged, run `shunt detach` and start again",
+		return nil, fmt.Errorf("the maps say that service %q has slots %d to %d, but there are only %d slots: the maps are damaged, run `shunt detach` and start again",
 			service, first, uint64(first)+uint64(count)-1, v.slots.len())
 	}
 	slots := make(reconcile.Table, count)

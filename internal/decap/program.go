@@ -65,7 +65,7 @@ func Attach(opts Options) (*Program, error) {
 	}
 	dev, err := netlink.LinkByName(opts.Interface)
 	if err != nil {
-		return nil, fmt.Errorf("attach to interface %s: %w; `ip link` lists the interfaces there are", opts.Interface, err)
+		return nil, fmt.Errorf("attach to interface %s: %w; `ip link` lists the interfaces", opts.Interface, err)
 	}
 	if len(dev.Attrs().HardwareAddr) != 6 {
 		return nil, fmt.Errorf("attach to interface %s: it is not an Ethernet interface; shunt takes encapsulation off Ethernet frames only", opts.Interface)
@@ -200,7 +200,7 @@ func (d *Program) takeOver(path string, dev netlink.Link, mode model.Attach) (bo
 	}
 	d.link, d.Mode = l, current
 	if current == kernel.ModeGeneric && mode == model.AttachAuto {
-		d.Reason = "it was attached so before"
+		d.Reason = "it was attached in generic mode before"
 	}
 	return true, nil
 }

@@ -75,7 +75,7 @@ func Run(ctx context.Context, c Config, o Observer) (err error) {
 	}
 	// What is refused before anything is changed leaves a predecessor's work as it is.
 	if _, err := net.InterfaceByName(r.Interface); err != nil {
-		return fmt.Errorf("take encapsulation off on interface %q: it does not exist; `ip link` lists those that do", r.Interface)
+		return fmt.Errorf("take encapsulation off on interface %q: it does not exist; `ip link` lists the interfaces", r.Interface)
 	}
 	if r.state, err = r.record.Read(); err != nil {
 		return err
@@ -84,7 +84,7 @@ func Run(ctx context.Context, c Config, o Observer) (err error) {
 		return errors.Join(err, r.undo())
 	}
 	if err := o.Started(r.started()); err != nil {
-		r.Log.Warn("what was done could not be printed", "error", err)
+		r.Log.Warn("cannot print what was set up", "error", err)
 	}
 	r.loop(ctx, changes, o)
 	r.count(o, true)
@@ -160,7 +160,7 @@ func (r *runner) loop(ctx context.Context, changes <-chan netlink.AddrUpdate, o 
 			continue
 		}
 		if err := r.program.Refresh(); err != nil {
-			r.Log.Warn("tunnels end at the addresses that the interface had before", "error", err)
+			r.Log.Warn("cannot read the interface's addresses; tunnels still end at the addresses that it had before", "error", err)
 		}
 	}
 }
@@ -180,7 +180,7 @@ func (r *runner) count(o Observer, stopping bool) {
 		err = o.Counted(n, stopping)
 	}
 	if err != nil {
-		r.Log.Warn("the numbers could not be printed", "error", err)
+		r.Log.Warn("cannot read or print the counters", "error", err)
 	}
 }
 

@@ -40,17 +40,17 @@ func ensureBPFFS(root string, taken bool, private error, log *slog.Logger) error
 	}
 	switch {
 	case private != nil && is:
-		log.Warn("what is pinned is gone when the last process with these mounts ends, and the data plane with it; "+
-			"take the bpffs away, or start shunt outside, with `nsenter --net=/run/netns/NAME` for a network namespace", "path", root, "why", private)
+		log.Warn("the pinned maps and programs, and the data plane with them, disappear when the last process with these mounts ends; "+
+			"unmount the bpffs, or start shunt outside, with `nsenter --net=/run/netns/NAME` for a network namespace", "path", root, "why", private)
 		return nil
 	case taken:
-		log.Info("this process has mounts of its own, as under `ip netns exec`; what it pins is pinned outside", "path", root)
+		log.Info("this process has mounts of its own, as under `ip netns exec`; its maps and programs are pinned outside", "path", root)
 		return nil
 	case is:
 		return nil
 	}
 	if own, err := ownMounts(root); err != nil || own || private != nil {
-		return errors.Join(fmt.Errorf("mount bpffs on %s, where maps are to be pinned: this process sees mounts of its own, and what it mounts would be gone with it; mount it outside, with `mount -t bpf bpf %s`, and start again", root, root), err, private)
+		return errors.Join(fmt.Errorf("mount bpffs on %s, where maps are to be pinned: this process has mounts of its own, and a bpffs that it mounts would disappear with the process; mount it outside, with `mount -t bpf bpf %s`, and start again", root, root), err, private)
 	}
 	if err := unix.Mount("bpf", root, "bpf", 0, "mode=0700"); err != nil {
 		return fmt.Errorf("mount bpffs on %s, where maps are to be pinned: %w; mount it with `mount -t bpf bpf %s`", root, err, root)
@@ -82,7 +82,7 @@ func sharePinsOf(outer int, root string) (taken bool, err error) {
 		return false, nil
 	}
 	if is, err := isBPFFS(root); err != nil || is {
-		return false, errors.Join(fmt.Errorf("the bpffs on %s is another one than that of process %d, outside", root, outer), err)
+		return false, errors.Join(fmt.Errorf("the bpffs on %s is not the bpffs that process %d, outside, has there", root, outer), err)
 	}
 	if err := graft(outer, root); err != nil {
 		return false, fmt.Errorf("see the bpffs that process %d, outside, has on %s: %w", outer, root, err)

@@ -67,7 +67,7 @@ func parseAck(b []byte) error {
 	const attrMessage = 1 // NLMSGERR_ATTR_MSG
 	messages, err := syscall.ParseNetlinkMessage(b)
 	if err != nil || len(messages) == 0 || messages[0].Header.Type != unix.NLMSG_ERROR || len(messages[0].Data) < 4 {
-		return errors.New("rtnetlink answered in no way that is understood")
+		return errors.New("rtnetlink gave an answer that shunt does not understand")
 	}
 	data := messages[0].Data
 	errno := syscall.Errno(-int32(binary.NativeEndian.Uint32(data)))

@@ -227,7 +227,7 @@ func (o *Occupant) String() string {
 	}
 	text += fmt.Sprintf("; attached by bpf_link %d", o.Link)
 	if len(keeps) == 0 {
-		return text + ", kept by nothing that can be seen from here"
+		return text + ", and no process or file that keeps it can be seen from here"
 	}
 	return text + ", kept by " + strings.Join(keeps, " and ")
 }
@@ -268,7 +268,7 @@ func (o *Occupant) TakeOff() string {
 		return fmt.Sprintf("another instance of shunt is there: `shunt detach --instance %s`", instance)
 	}
 	if o.Name == "xdp_dispatcher" { // libxdp's, which runs several programs one after the other
-		return fmt.Sprintf("`xdp-loader unload %s --all`, for it is the dispatcher of libxdp; or stop who uses that", o.Interface)
+		return fmt.Sprintf("`xdp-loader unload %s --all`, because it is the dispatcher of libxdp; or stop the program that uses libxdp", o.Interface)
 	}
 	if o.Link != 0 || o.Unread != nil {
 		var ways []string
@@ -312,7 +312,7 @@ func (e *OccupiedError) Error() string {
 }
 
 // noOtherMode forestalls what many try first.
-const noOtherMode = "`attach: generic` is no way out: an interface has native or generic programs, not both"
+const noOtherMode = "`attach: generic` does not help: an interface has native or generic programs, not both"
 
 // Occupied is the error for an interface with a program on it; nil when there is none.
 func Occupied(iface, chain string) error {

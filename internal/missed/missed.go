@@ -65,5 +65,5 @@ func otherEnd(attrs *netlink.LinkAttrs) (*netlink.LinkAttrs, error) {
 			return a, nil
 		}
 	}
-	return nil, fmt.Errorf("interface index %d there is something else", attrs.ParentIndex)
+	return nil, fmt.Errorf("interface index %d there is another interface", attrs.ParentIndex)
 }

@@ -116,7 +116,7 @@ func (w *Watcher) judge(now time.Time) {
 	}
 	table, err := w.neigh.list()
 	if err != nil {
-		w.opts.Log.Warn("cannot read the neighbour table; next hops that do not answer are found out later", "error", err)
+		w.opts.Log.Warn("cannot read the neighbour table; next hops that do not answer are detected later", "error", err)
 		return
 	}
 	w.lookAtRoom()

@@ -155,7 +155,7 @@ func (w *Watcher) route(a netip.Addr) Hop {
 		return w.host(a)
 	}
 	if r.Type != unix.RTN_UNICAST {
-		h.Err = fmt.Sprintf("the route to %s is not a way to a single host (route type %d)", a, r.Type)
+		h.Err = fmt.Sprintf("the route to %s does not lead to a single host (route type %d)", a, r.Type)
 		return h
 	}
 	h.Interface = r.LinkIndex

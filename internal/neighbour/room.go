@@ -126,6 +126,6 @@ func makeRoom(family, most, needed int) string {
 	name := fmt.Sprintf("net.ipv%d.neigh.default.gc_thresh", family)
 	usual, _ := condition.Lookup(condition.NeighbourUnresolved)
 	return fmt.Sprintf("the kernel's table of IPv%d neighbours, one for all network namespaces, has room for %d (%s3) and is nearly full, or too small for all next hops: "+
-		"`sysctl -w %[3]s2=%[4]d %[3]s3=%[5]d` on the host makes room, and in /etc/sysctl.d it lasts; where there is room, %[6]s",
+		"`sysctl -w %[3]s2=%[4]d %[3]s3=%[5]d` on the host makes room, and the same settings in /etc/sysctl.d keep it after a reboot; if there is room already, %[6]s",
 		family, most, name, fits/2, fits, usual.Remedy)
 }

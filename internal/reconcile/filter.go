@@ -52,7 +52,7 @@ func checkFilters(service *model.Service) error {
 	allowed := map[netip.Prefix]bool{}
 	for _, prefix := range slices.Concat(service.AllowFrom, service.DenyFrom) {
 		if !prefix.IsValid() || prefix.Addr().Is4In6() {
-			return fmt.Errorf("service %q has %s among its lists of sources, which is no prefix", service.Name, prefix)
+			return fmt.Errorf("service %q has %s in its lists of sources, which is not a prefix", service.Name, prefix)
 		}
 	}
 	for _, prefix := range service.AllowFrom {
@@ -144,7 +144,7 @@ func (p *planner) planFilters() error {
 	}
 	if uint64(room) > 2*limit {
 		return &CapacityError{What: "filters", Need: uint64(room+1) / 2, Limit: limit,
-			Why: fmt.Sprintf("%d prefixes wanted, and %d that leave only afterwards; there is room for twice the limit", count, room-count)}
+			Why: fmt.Sprintf("%d prefixes wanted, and %d that are removed only afterwards; there is room for twice the limit", count, room-count)}
 	}
 	return nil
 }

@@ -199,7 +199,7 @@ func TestListsThatDoNotFit(t *testing.T) {
 	if _, err := b.r.Apply(d("12.0.0.0/8", "12.1.0.0/16")); !errors.Is(err, fake.ErrInjected) {
 		t.Fatal(err)
 	}
-	if _, err := b.r.Apply(d("13.0.0.0/8", "")); !errors.As(err, &capacity) || !strings.Contains(err.Error(), "1 prefixes wanted, and 4 that leave only afterwards") {
+	if _, err := b.r.Apply(d("13.0.0.0/8", "")); !errors.As(err, &capacity) || !strings.Contains(err.Error(), "1 prefixes wanted, and 4 that are removed only afterwards") {
 		t.Errorf("a fifth prefix: %v", err)
 	}
 	b.maps.Fault = nil

@@ -158,7 +158,7 @@ func checkSlots(record ServiceRecord, slots, before Table) error {
 		case slot.State > Marked:
 			return fmt.Errorf("has slot %d in state %d, which does not exist", i, slot.State)
 		case slot.PreviousBefore && record.BeforeSize == 0 && record.tracked():
-			return fmt.Errorf("has slot %d refer to a table before, and there is none", i)
+			return fmt.Errorf("has slot %d that refers to an earlier table, but there is none", i)
 		}
 	}
 	return nil

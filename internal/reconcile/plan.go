@@ -275,7 +275,7 @@ func (p *planner) placeBackends() error {
 	refs := p.mirror.backendPositions.free(len(fresh), limit, p.earlyBackends)
 	if need > int(limit) || len(refs) < len(fresh) {
 		return &CapacityError{What: "backends", Need: uint64(need), Limit: uint64(limit),
-			Why: fmt.Sprintf("%d wanted, and %d that leave only afterwards", len(p.desired.backends), len(p.lateBackends))}
+			Why: fmt.Sprintf("%d wanted, and %d that are removed only afterwards", len(p.desired.backends), len(p.lateBackends))}
 	}
 	p.places = true
 	for i, b := range fresh {

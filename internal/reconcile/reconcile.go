@@ -222,10 +222,10 @@ func (r *Reconciler) Apply(desired Desired) (Difference, error) {
 
 func (r *Reconciler) carryOut(p *plan) error {
 	if err := r.execute(p); err != nil {
-		return fmt.Errorf("apply the desired state: %w: what is done stays, apply again for the rest", err)
+		return fmt.Errorf("apply the desired state: %w: the finished steps stay in force, apply again for the rest", err)
 	}
 	if err := r.endStrays(p); err != nil {
-		return fmt.Errorf("apply the desired state: %w: the rest is done, apply again for this", err)
+		return fmt.Errorf("apply the desired state: %w: all other steps are finished, apply again for this step", err)
 	}
 	return nil
 }

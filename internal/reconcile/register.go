@@ -76,7 +76,7 @@ func (g *register) compare(desired Desired) (*change, error) {
 		service := &desired.Services[i]
 		known := g.services[service.Name]
 		if known != nil && known.round == g.round || fresh[service.Name] {
-			return nil, fmt.Errorf("service %q is there twice: names must differ", service.Name)
+			return nil, fmt.Errorf("service %q is listed twice: names must differ", service.Name)
 		}
 		if known != nil {
 			found++

@@ -39,7 +39,7 @@ func (r *Reconciler) Settle() (Settling, error) {
 	}
 	if err := r.settleDue(); err != nil {
 		r.doubt()
-		return r.settling(), fmt.Errorf("settle slots: %w: what is done stays, try again for the rest", err)
+		return r.settling(), fmt.Errorf("settle slots: %w: the finished steps stay in force, try again for the rest", err)
 	}
 	return r.settling(), nil
 }

@@ -310,7 +310,7 @@ func TestAnotherTableSize(t *testing.T) {
 		"grace\nwrite slots 0+509\nput service 0/1 web slots 0+509 before 760+1021")
 	check("resized again,", 1)
 	_, err := b.r.Apply(sized(1021))
-	if err == nil || !strings.Contains(err.Error(), "1021 of those in use are tables before, and free once their flows have settled") {
+	if err == nil || !strings.Contains(err.Error(), "1021 of those in use belong to earlier tables, and become free when the slots have settled") {
 		t.Errorf("no room: %v", err)
 	}
 }
@@ -541,7 +541,7 @@ func TestAdoptionRefusesOddTransitions(t *testing.T) {
 		"missing before":  {apart, two, nil, "has 0 slots in the table before, but its record says 2"},
 		"surplus before":  {record, two, two, "has 2 slots in the table before, but its record says 0"},
 		"no such state":   {record, map[uint32]reconcile.Table{0: reconcile.NewTable([]reconcile.Slot{{}, {State: 4}})}, nil, "has slot 1 in state 4"},
-		"no table before": {record, map[uint32]reconcile.Table{0: reconcile.NewTable([]reconcile.Slot{{}, {State: 1, PreviousBefore: true}})}, nil, "refer to a table before"},
+		"no table before": {record, map[uint32]reconcile.Table{0: reconcile.NewTable([]reconcile.Slot{{}, {State: 1, PreviousBefore: true}})}, nil, "refers to an earlier table"},
 	} {
 		_, err := reconcile.New(contentsOnly{contents: reconcile.Contents{
 			Services: map[uint32]reconcile.ServiceRecord{0: c.record}, Slots: c.slots, BeforeSlots: c.before,

@@ -128,7 +128,7 @@ func (r *room) take(size, limit uint32, service serviceKey) (region, error) {
 	if !ok {
 		why := fmt.Sprintf("%d in use now, and %d in one piece for the new table of service %s", r.inUse, size, service)
 		if r.before > 0 {
-			why += fmt.Sprintf("; %d of those in use are tables before, and free once their flows have settled", r.before)
+			why += fmt.Sprintf("; %d of those in use belong to earlier tables, and become free when the slots have settled", r.before)
 		}
 		return region{}, &CapacityError{What: "slots", Need: r.inUse + uint64(size), Limit: uint64(limit), Why: why}
 	}
@@ -152,7 +152,7 @@ func (p *planner) newServicePositions() ([]BackendRef, error) {
 	positions := p.mirror.servicePositions.free(fresh, limit, p.earlyServices)
 	if need > int(limit) || len(positions) < fresh {
 		return nil, &CapacityError{What: "services", Need: uint64(need), Limit: uint64(limit),
-			Why: fmt.Sprintf("%d wanted, and %d that leave only afterwards; one with addresses of both families counts twice",
+			Why: fmt.Sprintf("%d wanted, and %d that are removed only afterwards; one with addresses of both families counts twice",
 				p.desired.halves, len(p.lateServices))}
 	}
 	return positions, nil

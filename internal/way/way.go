@@ -257,7 +257,7 @@ func (w *Ways) Await(ctx context.Context, services []model.Service) (late bool) 
 	defer cancel()
 	missing := w.resolver.Wait(wait, fresh)
 	if len(missing) > 0 {
-		w.opts.Log.Warn("new backends cannot be reached yet; new flows avoid them until they can, as far as a service has others",
+		w.opts.Log.Warn("new backends cannot be reached yet; until then, new flows avoid them where a service has other backends",
 			"backends", len(missing), "first", missing[:min(5, len(missing))], "waited", resolveTimeout)
 	}
 	return len(missing) > 0
@@ -365,7 +365,7 @@ func (w *Ways) write(hop *neighbour.Hop, records []reconcile.BackendRecord) {
 	}
 	for _, r := range records {
 		if len(hop.MAC) > 0 { // one that does not answer now is still the best one known
-			failed("the way to a backend was not stored", r,
+			failed("the next hop of a backend was not stored", r,
 				w.opts.DataPlane.SetHop(r.BackendRef, datapath.Hop{Interface: hop.Interface, MAC: hop.MAC}))
 		}
 		if len(sources) > 0 {

@@ -17,7 +17,7 @@ func TestMountsOfItsOwn(t *testing.T) {
 	b.write(b.file(settings{}))
 	b.daemon = starts(t, b.isolated("", "run", "--config", b.path, "--instance", b.instance, "--socket", b.socket))
 	b.awaits(b.daemon, "msg=forwarding")
-	if !strings.Contains(b.daemon.log(), "what it pins is pinned outside") {
+	if !strings.Contains(b.daemon.log(), "its maps and programs are pinned outside") {
 		t.Errorf("the log does not say where the pins are:\n%s", b.daemon.log())
 	}
 	sessions := b.open(t, 2)
@@ -39,7 +39,7 @@ func TestBPFFSOfItsOwn(t *testing.T) {
 	b.write(b.file(settings{}))
 	b.daemon = starts(t, b.isolated("mount -t bpf bpf /sys/fs/bpf && ", "run", "--config", b.path, "--instance", b.instance, "--socket", b.socket))
 	b.awaits(b.daemon, "msg=forwarding")
-	if log := b.daemon.log(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "is gone when the last process with these mounts ends") {
+	if log := b.daemon.log(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "disappear when the last process with these mounts ends") {
 		t.Errorf("the log does not say what becomes of the pins:\n%s", log)
 	}
 	if _, err := os.Stat("/sys/fs/bpf/shunt/" + b.instance); !errors.Is(err, os.ErrNotExist) {

@@ -148,7 +148,7 @@ func TestWatchdogOfAStuckChange(t *testing.T) {
 		_, out := b.shunt("reload", "--socket", b.socket)
 		done <- out
 	}()
-	b.awaits(b.daemon, "a part of the daemon has made no progress")
+	b.awaits(b.daemon, "a part of the daemon makes no progress")
 	stuck := m.lastPing()
 	if b.status(); m.lastPing() != stuck {
 		t.Error("the watchdog was told that a stuck daemon is alive")
