@@ -246,7 +246,7 @@ func groupID(group string) (int, error) {
 	}
 	g, err := user.LookupGroup(group)
 	if err != nil {
-		return 0, fmt.Errorf("this machine has no such group; `groupadd --system %s` makes it", group)
+		return 0, fmt.Errorf("this machine has no such group; create it with `groupadd --system %s`", group)
 	}
 	return strconv.Atoi(g.Gid)
 }

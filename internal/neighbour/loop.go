@@ -183,7 +183,7 @@ func (w *Watcher) host(a netip.Addr) Hop {
 		h.Interface, h.MAC, h.Resolved = w.opts.Host()
 	}
 	if !h.Resolved {
-		h.Err = fmt.Sprintf("%s is an address of this host, whose answers do not pass XDP: say `attach: tc` for the interfaces that clients come by", a)
+		h.Err = fmt.Sprintf("%s is an address of this host, whose answers do not pass XDP: set attach: tc for the interfaces that clients use", a)
 	}
 	return h
 }
