@@ -111,7 +111,7 @@ func (b *bed) readOnly(t *testing.T) {
 	if code, out := b.shunt("status", "--instance", b.instance, "--socket", read); code != 0 || !strings.Contains(out, "The daemon is process") {
 		t.Errorf("shunt status at the socket for reading: exit code %d\n%s", code, out)
 	}
-	if code, out := b.shunt("reload", "--socket", read); code != 1 || !strings.Contains(out, "goes to "+b.socket) {
+	if code, out := b.shunt("reload", "--socket", read); code != 1 || !strings.Contains(out, "go to "+b.socket) {
 		t.Errorf("shunt reload at the socket for reading: exit code %d\n%s", code, out)
 	}
 }

@@ -186,7 +186,7 @@ func (b *upgradeBed) refused(t *testing.T) {
 	if says := "it has ABI 2, and this version of shunt has 1, which is older"; code != 1 || !strings.Contains(p.log(), says) || !strings.Contains(p.log(), "shunt detach") {
 		t.Errorf("the older version ended with exit code %d, want 1 and the words %q, and the way out:\n%s", code, says, p.log())
 	}
-	if code, out := b.shunt("status", "--instance", b.instance); code != 1 || !strings.Contains(out, "it has 2, and this version of shunt knows 1") {
+	if code, out := b.shunt("status", "--instance", b.instance); code != 1 || !strings.Contains(out, "it has ABI 2, and this version of shunt knows ABI 1") {
 		t.Errorf("shunt status of the older version: exit code %d, want 1 and both numbers:\n%s", code, out)
 	}
 }
