@@ -30,7 +30,7 @@ type Host struct {
 	ns         netns.NsHandle
 	handle     *netlink.Handle
 	interfaces []Interface
-	sentFrom   map[string]bool // UDP ports, each with the address it was sent to
+	used       map[[2]string]bool // both ends of each UDP socket that there was
 }
 
 // Interface is one end of a veth, as the lab made it.
@@ -206,64 +206,59 @@ func (h *Host) ListenPacket(network, address string) (net.PacketConn, error) {
 	return c, nil
 }
 
-// Dial connects from the namespace to a literal address and port. Over UDP it takes a port from which
-// the host has not sent there before: a balancer knows flows by their ports, for minutes, while the
-// kernel takes any that is free.
+// Dial connects from the namespace to a literal address and port.
 func (h *Host) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	const tries = 100 // until most ports have been used
-	for try := 1; ; try++ {
-		c, err := h.DialFrom(ctx, network, netip.AddrPort{}, address)
-		if err != nil {
-			return nil, err
-		}
-		local, isUDP := c.LocalAddr().(*net.UDPAddr)
-		if !isUDP || h.firstUse(address, local.Port) || try == tries {
-			return c, nil
-		}
-		_ = c.Close()
-	}
-}
-
-// firstUse notes a UDP port that the host sends from, and says whether it is the first time.
-func (h *Host) firstUse(address string, port int) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	flow := fmt.Sprintf("%d %s", port, address)
-	if h.sentFrom[flow] {
-		return false
-	}
-	if h.sentFrom == nil {
-		h.sentFrom = map[string]bool{}
-	}
-	h.sentFrom[flow] = true
-	return true
+	return h.DialFrom(ctx, network, netip.AddrPort{}, address)
 }
 
 // DialFrom is Dial from a given address or port: "0.0.0.0:40000" fixes the port alone, the
 // zero value nothing. The port may be one that a closed connection still holds (TIME_WAIT).
+//
+// Over UDP without a given port it takes one from which the host has not sent there before: a
+// balancer knows flows by their ports, for minutes, while the kernel takes any port that is free.
 func (h *Host) DialFrom(ctx context.Context, network string, local netip.AddrPort, address string) (net.Conn, error) {
 	// A name would be looked up on another goroutine, outside the namespace.
 	if _, err := netip.ParseAddrPort(address); err != nil {
 		return nil, fmt.Errorf("host %s: dial %q: %w: give a literal address and port", h.name, address, err)
 	}
 	dialer := net.Dialer{ControlContext: reuse}
+	isUDP := strings.HasPrefix(network, "udp")
 	switch {
 	case !local.IsValid():
 		dialer.ControlContext = nil
-	case strings.HasPrefix(network, "udp"):
+	case isUDP:
 		dialer.LocalAddr = net.UDPAddrFromAddrPort(local)
 	default:
 		dialer.LocalAddr = net.TCPAddrFromAddrPort(local)
 	}
-	var c net.Conn
-	err := h.Run(func() (err error) {
-		c, err = dialer.DialContext(ctx, network, address)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("host %s: %w", h.name, err)
+	const tries = 100 // until most ports have been used
+	for try := 1; ; try++ {
+		var c net.Conn
+		err := h.Run(func() (err error) {
+			c, err = dialer.DialContext(ctx, network, address)
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("host %s: %w", h.name, err)
+		}
+		if !isUDP || h.firstUse(c) || local.Port() != 0 || try == tries {
+			return c, nil
+		}
+		_ = c.Close()
 	}
-	return c, nil
+}
+
+// firstUse notes that a socket is about to send, and says whether it is the first between its two
+// addresses and ports.
+func (h *Host) firstUse(c net.Conn) bool {
+	ends := [2]string{c.LocalAddr().String(), c.RemoteAddr().String()}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.used[ends] {
+		return false
+	}
+	h.used[ends] = true
+	return true
 }
 
 // sysctlPath is the file of a setting: "net.ipv4.ip_forward" or "net/ipv4/conf/a.b/forwarding".

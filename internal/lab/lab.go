@@ -101,7 +101,7 @@ func (l *Lab) AddHost(name string) (*Host, error) {
 	if l.closed {
 		return nil, fmt.Errorf("add host %s: the lab is closed", name)
 	}
-	h := &Host{lab: l, name: name, namespace: prefix + l.id + "-" + name, index: len(l.hosts) + 1}
+	h := &Host{lab: l, name: name, namespace: prefix + l.id + "-" + name, index: len(l.hosts) + 1, used: map[[2]string]bool{}}
 	if err := createNamespace(h.namespace); err != nil {
 		return nil, fmt.Errorf("add host %s: %w", name, err)
 	}

@@ -123,8 +123,14 @@ func TestUDPPortsAreNotUsedTwice(t *testing.T) {
 		t.Fatal(err)
 	}
 	used := map[string]bool{}
-	for range 4 {
-		c, err := client.Dial(deadline(t), "udp", "10.0.0.2:9")
+	for i := range 4 {
+		open := func() (net.Conn, error) { return client.Dial(deadline(t), "udp", "10.0.0.2:9") }
+		if i%2 == 1 {
+			open = func() (net.Conn, error) {
+				return client.OpenSession(deadline(t), "udp", netip.MustParseAddrPort("10.0.0.100:0"), "10.0.0.2:9")
+			}
+		}
+		c, err := open()
 		if err != nil {
 			t.Fatal(err)
 		}
