@@ -89,25 +89,15 @@ type Network struct {
 }
 
 func (n *Network) Read(s Scalar, _ *Field) *Complaint {
-	const want = "an IP address or a prefix"
-	if s.Kind != KindText {
-		return Wanted(s, want, "")
-	}
-	value, err := netip.ParsePrefix(s.Text)
-	if one, alone := netip.ParseAddr(s.Text); alone == nil {
-		value, err = netip.PrefixFrom(one, one.BitLen()), nil
-		if zone := one.Zone(); zone != "" {
-			return &Complaint{s.Text + " has a zone", "write the address without %" + zone}
-		}
-	}
-	if err != nil {
-		return Wanted(s, want, suggestAddress(s.Text))
+	value, c := readPrefix(s)
+	if c != nil {
+		return c
 	}
 	switch c := unusable(value.Addr(), s.Text); {
 	case c != nil:
 		return c
 	case value.Masked() != value:
-		return &Complaint{s.Text + " has bits set behind the prefix", fmt.Sprintf("write %s for the prefix, or %s for the address", value.Masked(), value.Addr())}
+		return strayBits(value, s.Text)
 	case value.Bits() < 8:
 		return &Complaint{s.Text + " is too wide for a network", "write a prefix of 8 bits or more"}
 	}
@@ -207,26 +197,16 @@ type Prefix struct {
 }
 
 func (p *Prefix) Read(s Scalar, _ *Field) *Complaint {
-	const want = "an IP address or a prefix"
-	if s.Kind != KindText {
-		return Wanted(s, want, "")
-	}
-	value, err := netip.ParsePrefix(s.Text)
-	if one, alone := netip.ParseAddr(s.Text); alone == nil {
-		if zone := one.Zone(); zone != "" {
-			return &Complaint{s.Text + " has a zone", "write the address without %" + zone}
-		}
-		value, err = netip.PrefixFrom(one, one.BitLen()), nil
-	}
-	if err != nil {
-		return Wanted(s, want, suggestAddress(s.Text))
+	value, c := readPrefix(s)
+	if c != nil {
+		return c
 	}
 	single := !strings.Contains(s.Text, "/")
 	switch {
 	case value.Addr().Is4In6() && value.Bits() >= 96:
 		return &Complaint{s.Text + " is IPv4 in IPv6 form", "write " + netip.PrefixFrom(value.Addr().Unmap(), value.Bits()-96).String()}
 	case value.Masked() != value:
-		return &Complaint{s.Text + " has bits set behind the prefix", fmt.Sprintf("write %s for the prefix, or %s for the address", value.Masked(), value.Addr())}
+		return strayBits(value, s.Text)
 	case value.Addr().IsUnspecified() && single:
 		return &Complaint{s.Text + " cannot be the source address of a packet", fmt.Sprintf("write %s/0 for every address", s.Text)}
 	case value.Addr().IsMulticast():
@@ -239,6 +219,30 @@ func (p *Prefix) Read(s Scalar, _ *Field) *Complaint {
 func (*Prefix) Schema(*Field) *jsonschema.Schema { return prefixSchema() }
 
 func (*Prefix) Describe() string { return "IP address or prefix" }
+
+// readPrefix reads an address, which is a prefix of its whole length, or a prefix.
+func readPrefix(s Scalar) (netip.Prefix, *Complaint) {
+	const want = "an IP address or a prefix"
+	if s.Kind != KindText {
+		return netip.Prefix{}, Wanted(s, want, "")
+	}
+	if one, err := netip.ParseAddr(s.Text); err == nil {
+		if zone := one.Zone(); zone != "" {
+			return netip.Prefix{}, &Complaint{s.Text + " has a zone", "write the address without %" + zone}
+		}
+		return netip.PrefixFrom(one, one.BitLen()), nil
+	}
+	value, err := netip.ParsePrefix(s.Text)
+	if err != nil {
+		return netip.Prefix{}, Wanted(s, want, suggestAddress(s.Text))
+	}
+	return value, nil
+}
+
+// strayBits is the complaint about a prefix that is not masked.
+func strayBits(value netip.Prefix, text string) *Complaint {
+	return &Complaint{text + " has bits set behind the prefix", fmt.Sprintf("write %s for the prefix, or %s for the address", value.Masked(), value.Addr())}
+}
 
 // prefixSchema is of an address or a prefix.
 func prefixSchema() *jsonschema.Schema {

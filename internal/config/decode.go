@@ -49,7 +49,7 @@ func anchored(n *yaml.Node) bool {
 // pair is one key of a mapping with its value.
 type pair struct {
 	key   Mark
-	Name  string
+	name  string
 	value *yaml.Node
 }
 
@@ -94,7 +94,7 @@ func (d *decoder) pairs(n *yaml.Node, m Mark) (all []pair, ok bool) {
 		all = append(all, pair{key, s.Text, value})
 	}
 	for _, p := range merged {
-		if seen.find(all, p.Name) == nil {
+		if seen.find(all, p.name) == nil {
 			all = append(all, p)
 		}
 	}
@@ -108,7 +108,7 @@ type seenKeys map[string]int
 func (k *seenKeys) find(all []pair, name string) *pair {
 	const few = 16
 	if len(all) <= few {
-		if i := slices.IndexFunc(all, func(p pair) bool { return p.Name == name }); i >= 0 {
+		if i := slices.IndexFunc(all, func(p pair) bool { return p.name == name }); i >= 0 {
 			return &all[i]
 		}
 		return nil
@@ -117,7 +117,7 @@ func (k *seenKeys) find(all []pair, name string) *pair {
 		*k = seenKeys{}
 	}
 	for i := len(*k); i < len(all); i++ {
-		(*k)[all[i].Name] = i
+		(*k)[all[i].name] = i
 	}
 	if i, ok := (*k)[name]; ok {
 		return &all[i]
@@ -173,15 +173,15 @@ func (d *decoder) mapping(n *yaml.Node, m Mark, target reflect.Value) {
 	}
 	present := make([]bool, len(fields))
 	for _, p := range pairs {
-		i := slices.IndexFunc(fields, func(f Field) bool { return f.Name == p.Name })
+		i := slices.IndexFunc(fields, func(f Field) bool { return f.Name == p.name })
 		switch {
 		case i >= 0:
 			present[i] = true
 			d.value(p, valueOf(&fields[i]), &fields[i])
-		case m.path == "" && strings.HasPrefix(p.Name, "x-"):
+		case m.path == "" && strings.HasPrefix(p.name, "x-"):
 			// For anchors and for notes of the author.
 		default:
-			d.faults.Errorf(p.key, d.contents.format.suggestKey(p.Name, fields), "unknown key %q", p.Name)
+			d.faults.Errorf(p.key, d.contents.format.suggestKey(p.name, fields), "unknown key %q", p.name)
 		}
 	}
 	if m.path == "" {

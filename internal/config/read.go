@@ -164,7 +164,7 @@ func (c *Contents) source(name string, data []byte, top *Mark) {
 	var unknown *unknownAnchor
 	switch {
 	case errors.As(err, &unknown):
-		unparsed(Mark{At: at, Text: "*" + unknown.Name}, unknown.Suggestion(src, at), "%v", err)
+		unparsed(Mark{At: at, Text: "*" + unknown.name}, unknown.suggestion(src, at), "%v", err)
 	case err != nil:
 		unparsed(Mark{At: at}, suggestSyntax(src, at), "not valid YAML: %v", err)
 	case !isNull(root):
@@ -256,16 +256,16 @@ func syntaxError(e *yaml.LoadError) error {
 }
 
 // unknownAnchor says that an alias stands for nothing.
-type unknownAnchor struct{ Name string }
+type unknownAnchor struct{ name string }
 
 func (e *unknownAnchor) Error() string {
-	return fmt.Sprintf("alias *%s has no anchor &%[1]s before it", e.Name)
+	return fmt.Sprintf("alias *%s has no anchor &%[1]s before it", e.name)
 }
 
 var anchors = regexp.MustCompile(`(?:^|[\s,\[{:-])&([^\s,\[\]{}]+)`)
 
-// Suggestion is an anchor before the place that is called nearly so.
-func (e *unknownAnchor) Suggestion(src *source, at Place) string {
+// suggestion is an anchor before the place that is called nearly so.
+func (e *unknownAnchor) suggestion(src *source, at Place) string {
 	var names []string
 	for i, line := range src.lines[:min(at.line, len(src.lines))] {
 		if i == at.line-1 {
@@ -276,7 +276,7 @@ func (e *unknownAnchor) Suggestion(src *source, at Place) string {
 		}
 	}
 	slices.Sort(names)
-	if near := Nearest(e.Name, slices.Compact(names)); near != "" {
+	if near := Nearest(e.name, slices.Compact(names)); near != "" {
 		return fmt.Sprintf("did you mean *%s?", near)
 	}
 	return ""

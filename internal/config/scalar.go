@@ -19,18 +19,8 @@ type Text struct {
 }
 
 func (t *Text) Read(s Scalar, f *Field) *Complaint {
-	if s.Kind != KindText && s.Kind != KindDefault {
-		suggestion := ""
-		if s.Kind == KindNumber || s.Kind == KindBool {
-			suggestion = fmt.Sprintf("write it in quotes: %q", s.Text)
-		}
-		return Wanted(s, "text", suggestion)
-	}
-	switch {
-	case uint64(len(s.Text)) < f.Min:
-		return &Complaint{f.Name + " is empty", "write for example " + f.Example}
-	case uint64(len(s.Text)) > f.Max:
-		return &Complaint{fmt.Sprintf("%s is %d bytes long, the most is %d", f.Name, len(s.Text), f.Max), ""}
+	if c := wantText(s, f); c != nil {
+		return c
 	}
 	if i := strings.IndexFunc(s.Text, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }); i >= 0 {
 		return &Complaint{fmt.Sprintf("%s %q has a space or a control character in it", f.Name, s.Text), ""}
@@ -243,13 +233,7 @@ type Phrase struct {
 }
 
 func (p *Phrase) Read(s Scalar, f *Field) *Complaint {
-	switch {
-	case s.Kind == KindNumber || s.Kind == KindBool:
-		return Wanted(s, "text", fmt.Sprintf("write it in quotes: %q", s.Text))
-	case s.Kind != KindText && s.Kind != KindDefault:
-		return Wanted(s, "text", "")
-	}
-	if c := Fits(s.Text, f); c != nil {
+	if c := wantText(s, f); c != nil {
 		return c
 	}
 	if strings.ContainsFunc(s.Text, unicode.IsControl) {
@@ -257,6 +241,17 @@ func (p *Phrase) Read(s Scalar, f *Field) *Complaint {
 	}
 	p.Value = s.Text
 	return nil
+}
+
+// wantText is the complaint about a scalar that is no text, or not of the field's length.
+func wantText(s Scalar, f *Field) *Complaint {
+	switch s.Kind {
+	case KindText, KindDefault:
+		return Fits(s.Text, f)
+	case KindNumber, KindBool:
+		return Wanted(s, "text", fmt.Sprintf("write it in quotes: %q", s.Text))
+	}
+	return Wanted(s, "text", "")
 }
 
 // Fits is the complaint about a text's length in bytes.
