@@ -467,10 +467,9 @@ func resumeFlows(opts Options, w way, from, since uint32) error {
 		to  **ebpf.Map
 		abi uint32
 	}{{&f.old, from}, {&f.own, opts.version.ABI}} {
-		path := filepath.Join(opts.mapDir(m.abi), abiMapShFlows)
-		opened, err := ebpf.LoadPinnedMap(path, nil)
+		opened, err := kernel.OpenMap(filepath.Join(opts.mapDir(m.abi), abiMapShFlows))
 		if err != nil {
-			return fmt.Errorf("finish an upgrade: open the map pinned at %s: %w; `shunt detach` takes the data plane away (this ends connections)", path, err)
+			return fmt.Errorf("finish an upgrade: %w; `shunt detach` takes the data plane away (this ends connections)", err)
 		}
 		defer opened.Close()
 		*m.to = opened

@@ -257,12 +257,12 @@ func (u *upgrade) makeMaps() (own map[string]*ebpf.Map, err error) {
 // makeMap makes one, or shares the old one.
 func (u *upgrade) makeMap(set *kernel.MapSet, name string) (*ebpf.Map, error) {
 	oldPath := filepath.Join(u.opts.mapDir(u.from), name)
-	old, err := ebpf.LoadPinnedMap(oldPath, nil)
+	old, err := kernel.OpenMap(oldPath)
 	if errors.Is(err, os.ErrNotExist) {
 		return set.Make(name)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open the map pinned at %s: %w", oldPath, err)
+		return nil, err
 	}
 	if _, ok := u.way[name]; ok {
 		u.old[name] = old

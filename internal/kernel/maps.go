@@ -136,7 +136,7 @@ func (s *MapSet) Open() (opened map[string]*ebpf.Map, adopted bool, err error) {
 }
 
 func (s *MapSet) openOrMake(name string) (m *ebpf.Map, fresh bool, err error) {
-	m, err = openPinned(s.Path(name))
+	m, err = OpenMap(s.Path(name))
 	if errors.Is(err, os.ErrNotExist) {
 		m, err = s.Make(name)
 		return m, true, err
@@ -172,7 +172,7 @@ func (s *MapSet) Remove() error {
 func (s *MapSet) OpenPinned() (map[string]*ebpf.Map, error) {
 	opened := map[string]*ebpf.Map{}
 	for name := range s.specs {
-		m, err := openPinned(s.Path(name))
+		m, err := OpenMap(s.Path(name))
 		if err != nil {
 			CloseMaps(opened)
 			return nil, err
@@ -213,7 +213,8 @@ func MakeMap(spec *ebpf.MapSpec, path string) (*ebpf.Map, error) {
 	return m, nil
 }
 
-func openPinned(path string) (*ebpf.Map, error) {
+// OpenMap opens the map that is pinned at path; os.ErrNotExist where there is none.
+func OpenMap(path string) (*ebpf.Map, error) {
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {
 		return nil, fmt.Errorf("open the map pinned at %s: %w", path, err)
