@@ -13,11 +13,11 @@ import (
 // of which takes a byte at least. Aliases of aliases could fill the memory.
 const expansionMax = 4_000_000
 
-// decoder fills the contents from the syntax tree of one source. What is there already
-// came from the sources before it.
+// decoder fills the contents from the syntax tree of one file. What is there already
+// came from the files before it.
 type decoder struct {
 	contents  *Contents
-	source    *source
+	file      *file
 	faults    *Faults
 	gaveUp    bool                // FaultsMax was reached
 	values    int                 // decoded so far
@@ -26,7 +26,7 @@ type decoder struct {
 	shared    bool                // parts of the tree may be wanted again, by an alias
 }
 
-// document decodes the root of a source.
+// document decodes the root of a file.
 func (d *decoder) document(root *yaml.Node) {
 	m := d.markOf(root, "")
 	m.Text = ""
@@ -185,7 +185,7 @@ func (d *decoder) mapping(n *yaml.Node, m Mark, target reflect.Value) {
 		}
 	}
 	if m.path == "" {
-		return // another source may have what this one lacks
+		return // another file may have what this one lacks
 	}
 	for i := range fields {
 		if f := &fields[i]; f.Required && !present[i] {
@@ -218,7 +218,7 @@ func (d *decoder) value(p pair, target reflect.Value, f *Field) {
 	}
 }
 
-// leaf decodes one scalar. A Leaf that another source has set keeps its value.
+// leaf decodes one scalar. A leaf that another file has set keeps its value.
 func (d *decoder) leaf(n *yaml.Node, m Mark, v Leaf, f *Field) {
 	where := v.Where()
 	if where.Set {
@@ -233,7 +233,7 @@ func (d *decoder) leaf(n *yaml.Node, m Mark, v Leaf, f *Field) {
 	}
 }
 
-// many decodes one scalar or a list of them, behind what other sources gave.
+// many decodes one scalar or a list of them, behind what other files gave.
 func (d *decoder) many(n *yaml.Node, m Mark, target reflect.Value, where *Mark, f *Field) {
 	if !where.Set {
 		*where = m
@@ -262,7 +262,7 @@ func (d *decoder) many(n *yaml.Node, m Mark, target reflect.Value, where *Mark, 
 	}
 }
 
-// list decodes a list of mappings, behind what other sources gave.
+// list decodes a list of mappings, behind what other files gave.
 func (d *decoder) list(n *yaml.Node, m Mark, target reflect.Value) {
 	where := markIn(target)
 	if !where.Set {
@@ -286,7 +286,7 @@ func (d *decoder) list(n *yaml.Node, m Mark, target reflect.Value) {
 		if len(d.faults.faults) >= FaultsMax {
 			if !d.gaveUp {
 				d.gaveUp = true
-				d.faults.Errorf(Mark{At: Place{source: d.source}}, "fix these first", "shunt stops reading this file's lists after %d faults, at %s", FaultsMax, d.item(item, m, i).path)
+				d.faults.Errorf(Mark{At: Place{file: d.file}}, "fix these first", "shunt stops reading this file's lists after %d faults, at %s", FaultsMax, d.item(item, m, i).path)
 			}
 			where.Bad = true
 			return
@@ -338,7 +338,7 @@ func scalarOf(n *yaml.Node) Scalar {
 
 // markOf is where a node begins.
 func (d *decoder) markOf(n *yaml.Node, path string) Mark {
-	m := Mark{At: Place{source: d.source, line: max(n.Line, 1), column: max(n.Column, 1)}, path: path}
+	m := Mark{At: Place{file: d.file, line: max(n.Line, 1), column: max(n.Column, 1)}, path: path}
 	switch {
 	case n.Kind == yaml.AliasNode:
 		m.Text = "*" + n.Value

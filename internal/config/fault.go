@@ -136,22 +136,22 @@ func printable(s string) string {
 	}, s)
 }
 
-// Place is a position in a source.
+// Place is a position in a file.
 type Place struct {
-	source       *source
-	line, column int // from 1; line 0: the source as a whole
+	file         *file
+	line, column int // from 1; line 0: the file as a whole
 }
 
 // String is "shunt.yaml:12:9".
 func (p Place) String() string {
 	if p.line == 0 {
-		return p.source.name
+		return p.file.name
 	}
-	return fmt.Sprintf("%s:%d:%d", p.source.name, p.line, p.column)
+	return fmt.Sprintf("%s:%d:%d", p.file.name, p.line, p.column)
 }
 
-// Whole is the source that a place is in.
-func (p Place) Whole() Place { return Place{source: p.source} }
+// Whole is the file that a place is in.
+func (p Place) Whole() Place { return Place{file: p.file} }
 
 // Mark is where a value was written, and how it went.
 type Mark struct {
@@ -166,7 +166,7 @@ type Mark struct {
 // something else, or has one mistake in each of a hundred thousand entries, is not worth the time.
 const FaultsMax = 1000
 
-// Faults gathers what is wrong. Sources are ranked in the order they were read.
+// Faults gathers what is wrong. Files are ranked in the order they were read.
 type Faults struct {
 	faults []Fault
 	rank   map[string]int
@@ -175,11 +175,11 @@ type Faults struct {
 // Add files a fault at a mark.
 func (c *Faults) Add(s Severity, m Mark, message, suggestion string) {
 	f := Fault{
-		File: m.At.source.name, Severity: s, Path: m.path, Text: m.Text,
+		File: m.At.file.name, Severity: s, Path: m.path, Text: m.Text,
 		Message: message, Suggestion: suggestion,
 	}
 	if m.At.line > 0 {
-		f.Line, f.Column, f.line = m.At.source.locate(m.At.line, m.At.column)
+		f.Line, f.Column, f.line = m.At.file.locate(m.At.line, m.At.column)
 	}
 	c.faults = append(c.faults, f)
 }

@@ -25,21 +25,21 @@ const (
 	nestingMax = 100
 )
 
-// source is one file's text.
-type source struct {
+// file is one file's text.
+type file struct {
 	name  string
 	lines []string // without their ends
 }
 
-func newSource(name string, data []byte) *source {
+func newFile(name string, data []byte) *file {
 	text := strings.ReplaceAll(string(data), "\r\n", "\n")
-	return &source{name: name, lines: strings.Split(strings.ReplaceAll(text, "\r", "\n"), "\n")}
+	return &file{name: name, lines: strings.Split(strings.ReplaceAll(text, "\r", "\n"), "\n")}
 }
 
-// locate bounds a position to the source, and adds the line.
-func (s *source) locate(line, column int) (int, int, string) {
-	line = min(max(line, 1), len(s.lines))
-	text := s.lines[line-1]
+// locate bounds a position to the file, and adds the line.
+func (f *file) locate(line, column int) (int, int, string) {
+	line = min(max(line, 1), len(f.lines))
+	text := f.lines[line-1]
 	return line, min(max(column, 1), utf8.RuneCountInString(text)+1), text
 }
 
@@ -107,16 +107,16 @@ func (f *Format) Read(path string) (*Contents, error) {
 		c.Faults.rank[name] = i
 	}
 	top := markIn(reflect.ValueOf(c.Top).Elem())
-	top.At = Place{source: &source{name: path}}
+	top.At = Place{file: &file{name: path}}
 	for _, name := range ignored {
-		c.Faults.Warnf(Mark{At: Place{source: &source{name: name}}}, "name it *.yaml", "this file is not read")
+		c.Faults.Warnf(Mark{At: Place{file: &file{name: name}}}, "name it *.yaml", "this file is not read")
 	}
 	for _, name := range names {
 		data, err := readFile(name)
 		if err != nil {
 			return nil, err
 		}
-		c.source(name, data, top)
+		c.decode(name, data, top)
 	}
 	if len(names) == 0 {
 		c.Faults.Errorf(*top, "put the configuration there, as shunt.yaml for example", "no file in this directory is named *.yaml")
@@ -129,7 +129,7 @@ func (f *Format) Read(path string) (*Contents, error) {
 				needed = append(needed, key.Name)
 			}
 		}
-		c.Faults.Errorf(Mark{At: Place{source: &source{name: names[0]}}}, "it needs at least "+Join(needed, "and"), "the configuration is empty")
+		c.Faults.Errorf(Mark{At: Place{file: &file{name: names[0]}}}, "it needs at least "+Join(needed, "and"), "the configuration is empty")
 		return c, nil
 	}
 	applyDefaults(reflect.ValueOf(c.Top).Elem())
@@ -145,12 +145,12 @@ func (f *Format) Read(path string) (*Contents, error) {
 	return c, nil
 }
 
-// source decodes one file.
-func (c *Contents) source(name string, data []byte, top *Mark) {
+// decode decodes one file.
+func (c *Contents) decode(name string, data []byte, top *Mark) {
 	data = bytes.TrimPrefix(data, []byte("\uFEFF"))
-	src := newSource(name, data)
+	src := newFile(name, data)
 	if top.At.line == 0 {
-		top.At.source = src
+		top.At.file = src
 	}
 	unparsed := func(m Mark, suggestion, format string, args ...any) {
 		c.Faults.Errorf(m, suggestion, format, args...)
@@ -168,14 +168,14 @@ func (c *Contents) source(name string, data []byte, top *Mark) {
 	case err != nil:
 		unparsed(Mark{At: at}, suggestSyntax(src, at), "not valid YAML: %v", err)
 	case !isNull(root):
-		d := &decoder{contents: c, source: src, valuesMax: expansionMax + len(data), faults: &c.Faults, merging: map[*yaml.Node]bool{}, shared: anchored(root)}
+		d := &decoder{contents: c, file: src, valuesMax: expansionMax + len(data), faults: &c.Faults, merging: map[*yaml.Node]bool{}, shared: anchored(root)}
 		d.document(root)
 		c.Said = true
 	}
 }
 
 // invalidText finds bytes that are not UTF-8, and NUL, which YAML does not allow.
-func invalidText(src *source) (Place, bool) {
+func invalidText(src *file) (Place, bool) {
 	for i, line := range src.lines {
 		column := 1
 		for offset := 0; offset < len(line); column++ {
@@ -191,7 +191,7 @@ func invalidText(src *source) (Place, bool) {
 
 // parse is the tree of a file's only document; nil when the file says nothing. The
 // parser may panic on text that is no YAML: that is an error like any other.
-func parse(src *source, data []byte) (root *yaml.Node, at Place, err error) {
+func parse(src *file, data []byte) (root *yaml.Node, at Place, err error) {
 	at = Place{src, 1, 1}
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -228,7 +228,7 @@ func parse(src *source, data []byte) (root *yaml.Node, at Place, err error) {
 }
 
 // suggestSyntax is what most often is the reason for a syntax error.
-func suggestSyntax(src *source, at Place) string {
+func suggestSyntax(src *file, at Place) string {
 	line := src.lines[min(max(at.line, 1), len(src.lines))-1]
 	if strings.Contains(line[:len(line)-len(strings.TrimLeft(line, " \t"))], "\t") {
 		return "indent with spaces, not with tabs"
@@ -265,7 +265,7 @@ func (e *unknownAnchor) Error() string {
 var anchors = regexp.MustCompile(`(?:^|[\s,\[{:-])&([^\s,\[\]{}]+)`)
 
 // suggestion is an anchor before the place that is called nearly so.
-func (e *unknownAnchor) suggestion(src *source, at Place) string {
+func (e *unknownAnchor) suggestion(src *file, at Place) string {
 	var names []string
 	for i, line := range src.lines[:min(at.line, len(src.lines))] {
 		if i == at.line-1 {
