@@ -380,3 +380,10 @@ func storePorts(s *abiSettings, first, count uint16) {
 	binary.NativeEndian.PutUint16(b[2:], count)
 	atomic.StoreUint32((*uint32)(unsafe.Pointer(&s.PortFirst)), binary.NativeEndian.Uint32(b[:]))
 }
+
+// portCount is the count that storePorts has written.
+func portCount(s *abiSettings) uint16 {
+	var b [4]byte
+	binary.NativeEndian.PutUint32(b[:], atomic.LoadUint32((*uint32)(unsafe.Pointer(&s.PortFirst))))
+	return binary.NativeEndian.Uint16(b[2:])
+}

@@ -332,35 +332,42 @@ type Counters struct {
 	Services map[uint32]Traffic      // by service index; of those that are there
 	Backends map[uint32]Traffic      // by backend index; of those that are there
 	Reasons  map[string]kernel.Count // by the reason's name; only what happened
+
+	names map[uint32]string // of Services
 }
 
 // Counters reads the counters. They grow while they are read.
 func (v *View) Counters() (Counters, error) {
-	c := Counters{map[uint32]Traffic{}, map[uint32]Traffic{}, map[string]kernel.Count{}}
-	var key abiNameKey
-	var name abiName
-	all := v.maps[abiMapShNames].Iterate()
-	for all.Next(&key, &name) {
-		t, err := v.traffic(abiMapShSvcTraffic, key.Index)
-		if err != nil {
-			return c, err
-		}
-		c.Services[key.Index] = t
-	}
-	if err := all.Err(); err != nil {
-		return c, fmt.Errorf("read %s: %w", abiMapShNames, err)
-	}
-	for i := range v.backends {
-		if i == 0 || v.backends[i].Address == (abiAddr{}) {
-			continue
-		}
-		t, err := v.traffic(abiMapShBeTraffic, uint32(i))
-		if err != nil {
-			return c, err
-		}
-		c.Backends[uint32(i)] = t
-	}
+	c := Counters{Services: map[uint32]Traffic{}, Backends: map[uint32]Traffic{}}
 	var err error
+	if c.names, err = v.serviceNames(); err != nil {
+		return c, err
+	}
+	services := uint32(0) // the first so many have all that are there
+	for index := range c.names {
+		services = max(services, index+1)
+	}
+	traffic, err := v.readTraffic(abiMapShSvcTraffic, services)
+	if err != nil {
+		return c, err
+	}
+	for index := range c.names {
+		c.Services[index] = traffic[index]
+	}
+	backends := uint32(0)
+	for i := range v.backends {
+		if v.backends[i].Address != (abiAddr{}) {
+			backends = uint32(i) + 1
+		}
+	}
+	if traffic, err = v.readTraffic(abiMapShBeTraffic, backends); err != nil {
+		return c, err
+	}
+	for i := uint32(1); i < backends; i++ {
+		if v.backends[i].Address != (abiAddr{}) {
+			c.Backends[i] = traffic[i]
+		}
+	}
 	c.Reasons, err = v.ReasonCounts()
 	return c, err
 }
@@ -368,22 +375,6 @@ func (v *View) Counters() (Counters, error) {
 // ReasonCounts reads the counters of reasons, by name; only of what happened.
 func (v *View) ReasonCounts() (map[string]kernel.Count, error) {
 	return kernel.ReasonCounts(v.maps[abiMapShReasons])
-}
-
-func (v *View) traffic(name string, index uint32) (Traffic, error) {
-	var each []abiTraffic
-	if err := v.maps[name].Lookup(index, &each); err != nil {
-		return Traffic{}, fmt.Errorf("read element %d of %s: %w", index, name, err)
-	}
-	var sum Traffic
-	for _, one := range each {
-		sum.PacketsIn += one.PacketsIn
-		sum.BytesIn += one.BytesIn
-		sum.PacketsOut += one.PacketsOut
-		sum.BytesOut += one.BytesOut
-		sum.FlowsCreated += one.FlowsCreated
-	}
-	return sum, nil
 }
 
 // readClock asks the kernel for its jiffies; beat says that the daemon is there, too.
