@@ -872,7 +872,9 @@ type BackendHealth struct {
 	// No check has ended yet since the daemon started: the state is what was found then.
 	Adopted bool `protobuf:"varint,8,opt,name=adopted,proto3" json:"adopted,omitempty"`
 	// What an operator says instead: up or down; empty: nothing, and the state decides.
-	Override      string `protobuf:"bytes,9,opt,name=override,proto3" json:"override,omitempty"`
+	Override string `protobuf:"bytes,9,opt,name=override,proto3" json:"override,omitempty"`
+	// How often the state has changed since the daemon started, or since the check began.
+	Changes       uint64 `protobuf:"varint,10,opt,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -968,6 +970,13 @@ func (x *BackendHealth) GetOverride() string {
 		return x.Override
 	}
 	return ""
+}
+
+func (x *BackendHealth) GetChanges() uint64 {
+	if x != nil {
+		return x.Changes
+	}
+	return 0
 }
 
 type Count struct {
@@ -1337,10 +1346,12 @@ type WatchResponse struct {
 	Time  *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
 	// watching: the first, nothing is missed from here on; condition; condition_ended; changed:
 	// what is forwarded where is another than before, after a reload, an override or a change of
-	// health.
+	// health; health: checks have found another state of a backend.
 	Event string `protobuf:"bytes,2,opt,name=event,proto3" json:"event,omitempty"`
 	// Of condition and condition_ended.
-	Condition     *Condition `protobuf:"bytes,3,opt,name=condition,proto3" json:"condition,omitempty"`
+	Condition *Condition `protobuf:"bytes,3,opt,name=condition,proto3" json:"condition,omitempty"`
+	// Of health.
+	Health        *HealthChange `protobuf:"bytes,4,opt,name=health,proto3" json:"health,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1396,6 +1407,117 @@ func (x *WatchResponse) GetCondition() *Condition {
 	return nil
 }
 
+func (x *WatchResponse) GetHealth() *HealthChange {
+	if x != nil {
+		return x.Health
+	}
+	return nil
+}
+
+// Another state of a backend in one service, as checks have found it.
+type HealthChange struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Service string                 `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	Backend string                 `protobuf:"bytes,2,opt,name=backend,proto3" json:"backend,omitempty"`
+	Name    string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"` // of the backend, as the configuration calls it
+	From    string                 `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"` // up, down or waiting
+	To      string                 `protobuf:"bytes,5,opt,name=to,proto3" json:"to,omitempty"`     // up or down; the same as from where kept_down_until says why
+	// The failure, if it is down.
+	Cause string `protobuf:"bytes,6,opt,name=cause,proto3" json:"cause,omitempty"`
+	// So many checks in a row have decided.
+	Results uint32 `protobuf:"varint,7,opt,name=results,proto3" json:"results,omitempty"`
+	// It stays down until then though its checks pass, because it goes down too often; absent: it does not.
+	KeptDownUntil *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=kept_down_until,json=keptDownUntil,proto3" json:"kept_down_until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HealthChange) Reset() {
+	*x = HealthChange{}
+	mi := &file_v1_shunt_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HealthChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HealthChange) ProtoMessage() {}
+
+func (x *HealthChange) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HealthChange.ProtoReflect.Descriptor instead.
+func (*HealthChange) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *HealthChange) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *HealthChange) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
+}
+
+func (x *HealthChange) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *HealthChange) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *HealthChange) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *HealthChange) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
+func (x *HealthChange) GetResults() uint32 {
+	if x != nil {
+		return x.Results
+	}
+	return 0
+}
+
+func (x *HealthChange) GetKeptDownUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.KeptDownUntil
+	}
+	return nil
+}
+
 type ReloadRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1404,7 +1526,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1416,7 +1538,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1429,7 +1551,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
 }
 
 type ReloadResponse struct {
@@ -1451,7 +1573,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1463,7 +1585,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1476,7 +1598,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ReloadResponse) GetApplied() bool {
@@ -1534,7 +1656,7 @@ type SettingDifference struct {
 
 func (x *SettingDifference) Reset() {
 	*x = SettingDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1546,7 +1668,7 @@ func (x *SettingDifference) String() string {
 func (*SettingDifference) ProtoMessage() {}
 
 func (x *SettingDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1559,7 +1681,7 @@ func (x *SettingDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingDifference.ProtoReflect.Descriptor instead.
 func (*SettingDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SettingDifference) GetKey() string {
@@ -1600,7 +1722,7 @@ type Fault struct {
 
 func (x *Fault) Reset() {
 	*x = Fault{}
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1612,7 +1734,7 @@ func (x *Fault) String() string {
 func (*Fault) ProtoMessage() {}
 
 func (x *Fault) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1625,7 +1747,7 @@ func (x *Fault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fault.ProtoReflect.Descriptor instead.
 func (*Fault) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Fault) GetFile() string {
@@ -1697,7 +1819,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1709,7 +1831,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1722,7 +1844,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Difference) GetServices() []*ServiceDifference {
@@ -1767,7 +1889,7 @@ type ServiceDifference struct {
 
 func (x *ServiceDifference) Reset() {
 	*x = ServiceDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1779,7 +1901,7 @@ func (x *ServiceDifference) String() string {
 func (*ServiceDifference) ProtoMessage() {}
 
 func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1792,7 +1914,7 @@ func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceDifference.ProtoReflect.Descriptor instead.
 func (*ServiceDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ServiceDifference) GetName() string {
@@ -1892,7 +2014,7 @@ type AttributeDifference struct {
 
 func (x *AttributeDifference) Reset() {
 	*x = AttributeDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1904,7 +2026,7 @@ func (x *AttributeDifference) String() string {
 func (*AttributeDifference) ProtoMessage() {}
 
 func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1917,7 +2039,7 @@ func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttributeDifference.ProtoReflect.Descriptor instead.
 func (*AttributeDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *AttributeDifference) GetName() string {
@@ -1957,7 +2079,7 @@ type FilterDifference struct {
 
 func (x *FilterDifference) Reset() {
 	*x = FilterDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1969,7 +2091,7 @@ func (x *FilterDifference) String() string {
 func (*FilterDifference) ProtoMessage() {}
 
 func (x *FilterDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1982,7 +2104,7 @@ func (x *FilterDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilterDifference.ProtoReflect.Descriptor instead.
 func (*FilterDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *FilterDifference) GetAllowFromAdded() uint32 {
@@ -2038,7 +2160,7 @@ type WeightDifference struct {
 
 func (x *WeightDifference) Reset() {
 	*x = WeightDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2050,7 +2172,7 @@ func (x *WeightDifference) String() string {
 func (*WeightDifference) ProtoMessage() {}
 
 func (x *WeightDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2063,7 +2185,7 @@ func (x *WeightDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WeightDifference.ProtoReflect.Descriptor instead.
 func (*WeightDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WeightDifference) GetBackend() string {
@@ -2099,7 +2221,7 @@ type StateDifference struct {
 
 func (x *StateDifference) Reset() {
 	*x = StateDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2233,7 @@ func (x *StateDifference) String() string {
 func (*StateDifference) ProtoMessage() {}
 
 func (x *StateDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2246,7 @@ func (x *StateDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateDifference.ProtoReflect.Descriptor instead.
 func (*StateDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StateDifference) GetBackend() string {
@@ -2159,7 +2281,7 @@ type BackendDifference struct {
 
 func (x *BackendDifference) Reset() {
 	*x = BackendDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2171,7 +2293,7 @@ func (x *BackendDifference) String() string {
 func (*BackendDifference) ProtoMessage() {}
 
 func (x *BackendDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2184,7 +2306,7 @@ func (x *BackendDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendDifference.ProtoReflect.Descriptor instead.
 func (*BackendDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *BackendDifference) GetBackend() string {
@@ -2213,7 +2335,7 @@ type TableDifference struct {
 
 func (x *TableDifference) Reset() {
 	*x = TableDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2225,7 +2347,7 @@ func (x *TableDifference) String() string {
 func (*TableDifference) ProtoMessage() {}
 
 func (x *TableDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2238,7 +2360,7 @@ func (x *TableDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableDifference.ProtoReflect.Descriptor instead.
 func (*TableDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *TableDifference) GetFamily() string {
@@ -2281,7 +2403,7 @@ type AddressDifference struct {
 
 func (x *AddressDifference) Reset() {
 	*x = AddressDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2293,7 +2415,7 @@ func (x *AddressDifference) String() string {
 func (*AddressDifference) ProtoMessage() {}
 
 func (x *AddressDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2306,7 +2428,7 @@ func (x *AddressDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressDifference.ProtoReflect.Descriptor instead.
 func (*AddressDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AddressDifference) GetAddress() string {
@@ -2349,7 +2471,7 @@ type DrainBackendRequest struct {
 
 func (x *DrainBackendRequest) Reset() {
 	*x = DrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2361,7 +2483,7 @@ func (x *DrainBackendRequest) String() string {
 func (*DrainBackendRequest) ProtoMessage() {}
 
 func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2374,7 +2496,7 @@ func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*DrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DrainBackendRequest) GetBackend() string {
@@ -2400,7 +2522,7 @@ type UndrainBackendRequest struct {
 
 func (x *UndrainBackendRequest) Reset() {
 	*x = UndrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2412,7 +2534,7 @@ func (x *UndrainBackendRequest) String() string {
 func (*UndrainBackendRequest) ProtoMessage() {}
 
 func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2425,7 +2547,7 @@ func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*UndrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *UndrainBackendRequest) GetBackend() string {
@@ -2446,7 +2568,7 @@ type SetBackendWeightRequest struct {
 
 func (x *SetBackendWeightRequest) Reset() {
 	*x = SetBackendWeightRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2458,7 +2580,7 @@ func (x *SetBackendWeightRequest) String() string {
 func (*SetBackendWeightRequest) ProtoMessage() {}
 
 func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2471,7 +2593,7 @@ func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendWeightRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendWeightRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SetBackendWeightRequest) GetBackend() string {
@@ -2499,7 +2621,7 @@ type SetBackendHealthRequest struct {
 
 func (x *SetBackendHealthRequest) Reset() {
 	*x = SetBackendHealthRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2511,7 +2633,7 @@ func (x *SetBackendHealthRequest) String() string {
 func (*SetBackendHealthRequest) ProtoMessage() {}
 
 func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2524,7 +2646,7 @@ func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendHealthRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendHealthRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SetBackendHealthRequest) GetBackend() string {
@@ -2555,7 +2677,7 @@ type ClearOverridesRequest struct {
 
 func (x *ClearOverridesRequest) Reset() {
 	*x = ClearOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2567,7 +2689,7 @@ func (x *ClearOverridesRequest) String() string {
 func (*ClearOverridesRequest) ProtoMessage() {}
 
 func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2580,7 +2702,7 @@ func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ClearOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ClearOverridesRequest) GetBackend() string {
@@ -2625,7 +2747,7 @@ type OverrideResponse struct {
 
 func (x *OverrideResponse) Reset() {
 	*x = OverrideResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2637,7 +2759,7 @@ func (x *OverrideResponse) String() string {
 func (*OverrideResponse) ProtoMessage() {}
 
 func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2650,7 +2772,7 @@ func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverrideResponse.ProtoReflect.Descriptor instead.
 func (*OverrideResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *OverrideResponse) GetBackends() []string {
@@ -2706,7 +2828,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2718,7 +2840,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2731,7 +2853,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DetachRequest) GetInstance() string {
@@ -2751,7 +2873,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2763,7 +2885,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2776,7 +2898,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DetachResponse) GetPid() int32 {
@@ -2890,7 +3012,7 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x06health\x18\f \x03(\v2\x17.shunt.v1.BackendHealthR\x06health\x12\"\n" +
 	"\n" +
 	"flows_open\x18\r \x01(\x04H\x00R\tflowsOpen\x88\x01\x01B\r\n" +
-	"\v_flows_open\"\xba\x02\n" +
+	"\v_flows_open\"\xd4\x02\n" +
 	"\rBackendHealth\x12\x18\n" +
 	"\aservice\x18\x01 \x01(\tR\aservice\x12\x18\n" +
 	"\abackend\x18\x02 \x01(\tR\abackend\x12\x14\n" +
@@ -2901,7 +3023,9 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"last_error\x18\x06 \x01(\tR\tlastError\x12B\n" +
 	"\x0fkept_down_until\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\rkeptDownUntil\x12\x18\n" +
 	"\aadopted\x18\b \x01(\bR\aadopted\x12\x1a\n" +
-	"\boverride\x18\t \x01(\tR\boverride\"7\n" +
+	"\boverride\x18\t \x01(\tR\boverride\x12\x18\n" +
+	"\achanges\x18\n" +
+	" \x01(\x04R\achanges\"7\n" +
 	"\x05Count\x12\x18\n" +
 	"\apackets\x18\x01 \x01(\x04R\apackets\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"\x15\n" +
@@ -2923,11 +3047,21 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x06client\x18\t \x01(\tR\x06clientB\t\n" +
 	"\a_weightB\t\n" +
 	"\a_health\"\x0e\n" +
-	"\fWatchRequest\"\x88\x01\n" +
+	"\fWatchRequest\"\xb8\x01\n" +
 	"\rWatchResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
 	"\x05event\x18\x02 \x01(\tR\x05event\x121\n" +
-	"\tcondition\x18\x03 \x01(\v2\x13.shunt.v1.ConditionR\tcondition\"\x0f\n" +
+	"\tcondition\x18\x03 \x01(\v2\x13.shunt.v1.ConditionR\tcondition\x12.\n" +
+	"\x06health\x18\x04 \x01(\v2\x16.shunt.v1.HealthChangeR\x06health\"\xee\x01\n" +
+	"\fHealthChange\x12\x18\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\x12\x18\n" +
+	"\abackend\x18\x02 \x01(\tR\abackend\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x12\n" +
+	"\x04from\x18\x04 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x05 \x01(\tR\x02to\x12\x14\n" +
+	"\x05cause\x18\x06 \x01(\tR\x05cause\x12\x18\n" +
+	"\aresults\x18\a \x01(\rR\aresults\x12B\n" +
+	"\x0fkept_down_until\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\rkeptDownUntil\"\x0f\n" +
 	"\rReloadRequest\"\xf0\x01\n" +
 	"\x0eReloadResponse\x12\x18\n" +
 	"\aapplied\x18\x01 \x01(\bR\aapplied\x12'\n" +
@@ -3066,7 +3200,7 @@ func file_v1_shunt_proto_rawDescGZIP() []byte {
 	return file_v1_shunt_proto_rawDescData
 }
 
-var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_v1_shunt_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: shunt.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: shunt.v1.GetStatusResponse
@@ -3085,96 +3219,99 @@ var file_v1_shunt_proto_goTypes = []any{
 	(*Override)(nil),                // 14: shunt.v1.Override
 	(*WatchRequest)(nil),            // 15: shunt.v1.WatchRequest
 	(*WatchResponse)(nil),           // 16: shunt.v1.WatchResponse
-	(*ReloadRequest)(nil),           // 17: shunt.v1.ReloadRequest
-	(*ReloadResponse)(nil),          // 18: shunt.v1.ReloadResponse
-	(*SettingDifference)(nil),       // 19: shunt.v1.SettingDifference
-	(*Fault)(nil),                   // 20: shunt.v1.Fault
-	(*Difference)(nil),              // 21: shunt.v1.Difference
-	(*ServiceDifference)(nil),       // 22: shunt.v1.ServiceDifference
-	(*AttributeDifference)(nil),     // 23: shunt.v1.AttributeDifference
-	(*FilterDifference)(nil),        // 24: shunt.v1.FilterDifference
-	(*WeightDifference)(nil),        // 25: shunt.v1.WeightDifference
-	(*StateDifference)(nil),         // 26: shunt.v1.StateDifference
-	(*BackendDifference)(nil),       // 27: shunt.v1.BackendDifference
-	(*TableDifference)(nil),         // 28: shunt.v1.TableDifference
-	(*AddressDifference)(nil),       // 29: shunt.v1.AddressDifference
-	(*DrainBackendRequest)(nil),     // 30: shunt.v1.DrainBackendRequest
-	(*UndrainBackendRequest)(nil),   // 31: shunt.v1.UndrainBackendRequest
-	(*SetBackendWeightRequest)(nil), // 32: shunt.v1.SetBackendWeightRequest
-	(*SetBackendHealthRequest)(nil), // 33: shunt.v1.SetBackendHealthRequest
-	(*ClearOverridesRequest)(nil),   // 34: shunt.v1.ClearOverridesRequest
-	(*OverrideResponse)(nil),        // 35: shunt.v1.OverrideResponse
-	(*DetachRequest)(nil),           // 36: shunt.v1.DetachRequest
-	(*DetachResponse)(nil),          // 37: shunt.v1.DetachResponse
-	nil,                             // 38: shunt.v1.GetStatusResponse.ReasonsEntry
-	(*timestamppb.Timestamp)(nil),   // 39: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 40: google.protobuf.Duration
+	(*HealthChange)(nil),            // 17: shunt.v1.HealthChange
+	(*ReloadRequest)(nil),           // 18: shunt.v1.ReloadRequest
+	(*ReloadResponse)(nil),          // 19: shunt.v1.ReloadResponse
+	(*SettingDifference)(nil),       // 20: shunt.v1.SettingDifference
+	(*Fault)(nil),                   // 21: shunt.v1.Fault
+	(*Difference)(nil),              // 22: shunt.v1.Difference
+	(*ServiceDifference)(nil),       // 23: shunt.v1.ServiceDifference
+	(*AttributeDifference)(nil),     // 24: shunt.v1.AttributeDifference
+	(*FilterDifference)(nil),        // 25: shunt.v1.FilterDifference
+	(*WeightDifference)(nil),        // 26: shunt.v1.WeightDifference
+	(*StateDifference)(nil),         // 27: shunt.v1.StateDifference
+	(*BackendDifference)(nil),       // 28: shunt.v1.BackendDifference
+	(*TableDifference)(nil),         // 29: shunt.v1.TableDifference
+	(*AddressDifference)(nil),       // 30: shunt.v1.AddressDifference
+	(*DrainBackendRequest)(nil),     // 31: shunt.v1.DrainBackendRequest
+	(*UndrainBackendRequest)(nil),   // 32: shunt.v1.UndrainBackendRequest
+	(*SetBackendWeightRequest)(nil), // 33: shunt.v1.SetBackendWeightRequest
+	(*SetBackendHealthRequest)(nil), // 34: shunt.v1.SetBackendHealthRequest
+	(*ClearOverridesRequest)(nil),   // 35: shunt.v1.ClearOverridesRequest
+	(*OverrideResponse)(nil),        // 36: shunt.v1.OverrideResponse
+	(*DetachRequest)(nil),           // 37: shunt.v1.DetachRequest
+	(*DetachResponse)(nil),          // 38: shunt.v1.DetachResponse
+	nil,                             // 39: shunt.v1.GetStatusResponse.ReasonsEntry
+	(*timestamppb.Timestamp)(nil),   // 40: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 41: google.protobuf.Duration
 }
 var file_v1_shunt_proto_depIdxs = []int32{
 	2,  // 0: shunt.v1.GetStatusResponse.daemon:type_name -> shunt.v1.Daemon
 	3,  // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
 	5,  // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
 	7,  // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
-	38, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
-	39, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
-	39, // 6: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
+	39, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
+	40, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
+	40, // 6: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
 	3,  // 7: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
 	4,  // 8: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
 	14, // 9: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
-	39, // 10: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	40, // 10: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
 	6,  // 11: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
 	14, // 12: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
 	8,  // 13: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
-	39, // 14: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
-	39, // 15: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
+	40, // 14: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
+	40, // 15: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
 	7,  // 16: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
 	14, // 17: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
-	39, // 18: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
-	39, // 19: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
-	39, // 20: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
+	40, // 18: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
+	40, // 19: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
+	40, // 20: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
 	4,  // 21: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
-	20, // 22: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
-	21, // 23: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
-	19, // 24: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
-	22, // 25: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
-	29, // 26: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
-	23, // 27: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	24, // 28: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
-	25, // 29: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
-	28, // 30: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
-	26, // 31: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
-	27, // 32: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
-	23, // 33: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	40, // 34: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
-	21, // 35: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
-	9,  // 36: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
-	0,  // 37: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
-	10, // 38: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
-	12, // 39: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
-	15, // 40: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
-	17, // 41: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
-	30, // 42: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
-	31, // 43: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
-	32, // 44: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
-	33, // 45: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
-	34, // 46: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
-	36, // 47: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
-	1,  // 48: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
-	11, // 49: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
-	13, // 50: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
-	16, // 51: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
-	18, // 52: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
-	35, // 53: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
-	35, // 54: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
-	35, // 55: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
-	35, // 56: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
-	35, // 57: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
-	37, // 58: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
-	48, // [48:59] is the sub-list for method output_type
-	37, // [37:48] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	17, // 22: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
+	40, // 23: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
+	21, // 24: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
+	22, // 25: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
+	20, // 26: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
+	23, // 27: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
+	30, // 28: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
+	24, // 29: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	25, // 30: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
+	26, // 31: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
+	29, // 32: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
+	27, // 33: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
+	28, // 34: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
+	24, // 35: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	41, // 36: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
+	22, // 37: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
+	9,  // 38: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
+	0,  // 39: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
+	10, // 40: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
+	12, // 41: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
+	15, // 42: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
+	18, // 43: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
+	31, // 44: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
+	32, // 45: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
+	33, // 46: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
+	34, // 47: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
+	35, // 48: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
+	37, // 49: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
+	1,  // 50: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
+	11, // 51: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
+	13, // 52: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
+	16, // 53: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
+	19, // 54: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
+	36, // 55: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
+	36, // 56: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
+	36, // 57: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
+	36, // 58: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
+	36, // 59: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
+	38, // 60: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
+	50, // [50:61] is the sub-list for method output_type
+	39, // [39:50] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_v1_shunt_proto_init() }
@@ -3187,14 +3324,14 @@ func file_v1_shunt_proto_init() {
 	file_v1_shunt_proto_msgTypes[6].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[7].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[14].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[32].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[33].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1_shunt_proto_rawDesc), len(file_v1_shunt_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   39,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

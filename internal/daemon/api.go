@@ -14,6 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/health"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/internal/state"
@@ -209,6 +210,11 @@ func eventOf(c condition.Change) *shuntv1.WatchResponse {
 		event.Event = "condition_ended"
 	}
 	return event
+}
+
+// eventOfHealth is another state of a backend for those who watch.
+func eventOfHealth(t health.Transition) *shuntv1.WatchResponse {
+	return &shuntv1.WatchResponse{Time: timestamppb.New(t.At), Event: "health", Health: status.HealthChange(t)}
 }
 
 // openState opens the overrides that an earlier daemon has left. Without them it goes on:

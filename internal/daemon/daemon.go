@@ -198,7 +198,7 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	}
 	d.ways.Adopt(sourcesIn(contents))
 	d.ways.Change(d.reconciler.BackendChanges())
-	d.checks = newChecks(contents, d.conditions, d.log)
+	d.checks = newChecks(contents, d.conditions, d.events, d.log)
 	d.pulse = newPulse(dp, d.opts.Instance, d.conditions, d.log)
 	if _, err := d.change(ctx, ofFile(config)); err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/health"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
@@ -42,15 +43,18 @@ type checks struct {
 
 // newChecks begins to check. contents is what the maps hold: who has slots there serves, and
 // goes on to until a check contradicts it.
-func newChecks(contents reconcile.Contents, conditions *condition.Set, log *slog.Logger) *checks {
+func newChecks(contents reconcile.Contents, conditions *condition.Set, events *control.Events, log *slog.Logger) *checks {
+	tell := func(t health.Transition) {
+		logTransition(log, t)
+		events.Publish(eventOfHealth(t))
+	}
 	return &checks{
-		monitor:    health.New(health.Options{Log: log, OnTransition: func(t health.Transition) { logTransition(log, t) }}),
+		monitor:    health.New(health.Options{Log: log, OnTransition: tell}),
 		conditions: conditions, held: heldStates(contents),
 	}
 }
 
-// logTransition is the one line that a change of state has in the log. Metrics and events belong
-// here, too.
+// logTransition is the one line that a change of state has in the log.
 func logTransition(log *slog.Logger, t health.Transition) {
 	level := slog.LevelInfo
 	if t.To == model.HealthDown {

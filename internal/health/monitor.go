@@ -53,6 +53,7 @@ type Monitor struct {
 	lateMax time.Duration
 	lateAll uint64
 	probes  uint64
+	totals  Totals
 	// hereCount and hereError are of probes that this machine could not make.
 	hereCount uint64
 	hereError error
@@ -74,6 +75,7 @@ type check struct {
 	due     time.Time // of the next probe; of the present one while it runs
 	index   int       // in the queue; -1: it is being probed
 	gone    bool      // nobody wants it any more
+	changes uint64    // of the machine's state
 }
 
 const (
@@ -261,6 +263,7 @@ type Status struct {
 	RestsUntil time.Time         `json:"kept_down_until,omitzero"` // by the flap limit, though it succeeds
 	Adopted    bool              `json:"adopted,omitempty"`        // no check has ended yet since the daemon started
 	Override   model.HealthState `json:"override,omitempty"`       // what an operator says instead
+	Changes    uint64            `json:"changes"`                  // of State, since the daemon started or the check began
 }
 
 // Report lists what is known, by service and backend. services are those in force.
@@ -276,7 +279,7 @@ func (m *Monitor) Report(services []model.Service) []Status {
 			}
 			list = append(list, Status{Service: s.Name, Backend: b.BackendAddress.String(), Check: s.Health.Check,
 				State: c.machine.state, Since: c.machine.since, LastError: c.machine.lastError,
-				RestsUntil: c.machine.restsUntil(), Adopted: !c.machine.result && c.machine.since.IsZero(), Override: b.Override})
+				RestsUntil: c.machine.restsUntil(), Adopted: !c.machine.result && c.machine.since.IsZero(), Override: b.Override, Changes: c.changes})
 		}
 	}
 	return list
@@ -302,6 +305,20 @@ type Trouble struct {
 	Max    time.Duration // how late, at most
 	Failed uint64        // of them, those that could not be made
 	Why    error         // the last of these
+}
+
+// Totals are the probes that have ended since the monitor began.
+type Totals struct {
+	Passed, Failed uint64
+	NotMade        uint64 // this machine could not
+	Late           uint64 // of all, those that were late by lateFrom or more
+}
+
+// Totals counts all probes so far.
+func (m *Monitor) Totals() Totals {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.totals
 }
 
 // TakeTrouble is the trouble since the last call.

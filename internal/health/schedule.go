@@ -109,6 +109,15 @@ func (m *Monitor) finish(c *check, err error, started time.Time) {
 	m.lateMax = max(m.lateMax, late)
 	if late >= lateFrom {
 		m.lateAll++
+		m.totals.Late++
+	}
+	switch {
+	case isHere(err):
+		m.totals.NotMade++
+	case err != nil:
+		m.totals.Failed++
+	default:
+		m.totals.Passed++
 	}
 	if c.gone {
 		return
@@ -139,6 +148,9 @@ func (m *Monitor) observe(c *check, err error, now time.Time) {
 	}
 	before := c.machine.state
 	v := c.machine.observe(now, cause, c.target.health.Rise, c.target.health.Fall)
+	if v.changed {
+		c.changes++
+	}
 	if v.changed || v.resting {
 		t := Transition{Service: c.service, Backend: c.backend, Name: c.target.name, At: now, From: before, To: c.machine.state,
 			Cause: c.machine.lastError, Results: v.results, Lasted: v.lasted}

@@ -8,6 +8,7 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/health"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/internal/state"
@@ -55,6 +56,12 @@ func translate[M proto.Message](from any, to M) M {
 		panic(fmt.Sprintf("translate %T: %v", from, err)) // of the types, so every test would fail
 	}
 	return to
+}
+
+// HealthChange is another state of a backend as a message.
+func HealthChange(t health.Transition) *shuntv1.HealthChange {
+	return &shuntv1.HealthChange{Service: t.Service, Backend: t.Backend.String(), Name: t.Name, From: string(t.From), To: string(t.To),
+		Cause: t.Cause, Results: t.Results, KeptDownUntil: timestamp(t.RestsUntil)}
 }
 
 // Overrides are overrides as messages.

@@ -74,7 +74,7 @@ func fill(t *testing.T, v reflect.Value) {
 		v.SetBool(true)
 	case reflect.Int:
 		v.SetInt(7)
-	case reflect.Uint8, reflect.Uint16, reflect.Uint32:
+	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		v.SetUint(7)
 	default:
 		t.Fatalf("no value for a %s", v.Type())
