@@ -140,8 +140,8 @@ func backend(n int) netip.Addr {
 // others.
 func configuration(o options, changed, weight int) string {
 	var text strings.Builder
-	fmt.Fprintf(&text, "interfaces:\n  - name: %s\nlimits:\n  services: %d\n  backends: %d\n  slots: %d\n  flows: 1024\n  remembered: 1024\nservices:\n",
-		iface, o.services+1, 2*o.services*o.backends, min(2*uint64(o.services)*uint64(o.slots()), slotsMax))
+	fmt.Fprintf(&text, "interfaces:\n  - name: %s\nlimits:\n  services: %d\n  backends: %d\n  slots: %d\n  flows: 1024\n  remembered: 1024\nmetrics: {listen: %q, max_series: 10000000}\nservices:\n",
+		iface, o.services+1, 2*o.services*o.backends, min(2*uint64(o.services)*uint64(o.slots()), slotsMax), metricsAt)
 	for i := range o.services {
 		fmt.Fprintf(&text, "  - name: service-%05d\n    address: %s\n    port: 80\n", i, vip(i))
 		if o.tableSize > 0 {

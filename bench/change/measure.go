@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -19,6 +21,8 @@ import (
 const (
 	iface    = "eth0"
 	slotsMax = 1 << 24 // limits.slots at most
+	// metricsAt is an address of the balancer's.
+	metricsAt = "192.0.2.1:9470"
 )
 
 // figure is what one thing costs.
@@ -35,6 +39,7 @@ type subject struct {
 	daemon   *lab.Process
 	config   string // path
 	instance string
+	scraped  int64 // bytes of the last answer
 }
 
 // measure starts the daemon and makes changes, in a lab of its own.
@@ -114,6 +119,7 @@ func (s *subject) all(ctx context.Context) ([]figure, error) {
 		{"`shunt status`", func(ctx context.Context, _ int) (figure, error) {
 			return s.command(ctx, "", "status", "--instance", s.instance)
 		}},
+		{"a scrape of the metrics", func(ctx context.Context, _ int) (figure, error) { return s.scrape(ctx) }},
 		{"the daemon killed: start, until `shunt status` answers", func(ctx context.Context, _ int) (figure, error) {
 			if err := s.daemon.End(syscall.SIGKILL, time.Minute); err != nil {
 				return figure{}, err
@@ -134,7 +140,38 @@ func (s *subject) all(ctx context.Context) ([]figure, error) {
 		median.what = change.what
 		figures = append(figures, median)
 	}
+	figures = append(figures, figure{what: fmt.Sprintf("the answer to a scrape has %.1f MB", float64(s.scraped)/1e6)})
 	return figures, nil
+}
+
+// scrape asks for the metrics, and reads them to the end.
+func (s *subject) scrape(ctx context.Context) (figure, error) {
+	var f figure
+	before, err := s.cpu()
+	if err != nil {
+		return f, err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+metricsAt+"/metrics", nil)
+	if err != nil {
+		return f, err
+	}
+	client := s.host.HTTPClient(false)
+	begun := time.Now()
+	answer, err := client.Do(request)
+	if err != nil {
+		return f, err
+	}
+	defer answer.Body.Close()
+	if s.scraped, err = io.Copy(io.Discard, answer.Body); err != nil || answer.StatusCode != http.StatusOK {
+		return f, fmt.Errorf("scrape %s: status %s: %w", metricsAt, answer.Status, err)
+	}
+	f.time = time.Since(begun)
+	after, err := s.cpu()
+	if err != nil {
+		return f, err
+	}
+	f.cpu = after - before
+	return f, s.remember(&f)
 }
 
 // write writes the configuration, in which one backend has a weight by the round.
