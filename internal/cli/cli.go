@@ -91,7 +91,7 @@ Then:          shunt check       check the configuration
                shunt run         balance traffic`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Version:       version(),
+		Version:       version() + " " + runtime.Version(),
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("there is no command %q", args[0])}
@@ -118,10 +118,10 @@ var release string
 
 func version() string {
 	if release != "" {
-		return release + " " + runtime.Version()
+		return release
 	}
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version + " " + info.GoVersion
+		return info.Main.Version
 	}
 	return "(unknown)"
 }

@@ -66,6 +66,7 @@ Ctrl-C (SIGINT) always detaches. A second Ctrl-C exits at once, as if the proces
 			hangup := make(chan os.Signal, 1)
 			signal.Notify(hangup, syscall.SIGHUP)
 			options.Hangup = hangup
+			options.Version = version()
 			err = daemon.Run(ctx, options)
 			var faults *daemon.FaultsError
 			if errors.As(err, &faults) {

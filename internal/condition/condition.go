@@ -265,6 +265,37 @@ func (s *Set) List() []Condition { return s.list(true) }
 // All is what is true now, each by itself, in the order of List.
 func (s *Set) All() []Condition { return s.list(false) }
 
+// Count is how many conditions of a code and a severity are true.
+type Count struct {
+	Code     string
+	Severity Severity
+	Count    int
+}
+
+// Counts is how many are true of each code there is, also of those of which none is, sorted by code and
+// from harmless to bad.
+func (s *Set) Counts() []Count {
+	type kindOf struct {
+		code     string
+		severity Severity
+	}
+	counts := map[kindOf]int{}
+	for _, d := range Codes {
+		counts[kindOf{d.Code, d.Severity}] = 0
+	}
+	for _, c := range s.All() {
+		counts[kindOf{c.Code, c.Severity}]++
+	}
+	var all []Count
+	for k, n := range counts {
+		all = append(all, Count{k.code, k.severity, n})
+	}
+	slices.SortFunc(all, func(a, b Count) int {
+		return cmp.Or(cmp.Compare(a.Code, b.Code), cmp.Compare(rank(a.Severity), rank(b.Severity)))
+	})
+	return all
+}
+
 func (s *Set) list(together bool) []Condition {
 	list := []Condition{}
 	if s == nil {

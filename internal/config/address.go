@@ -81,6 +81,57 @@ func (*Address) Schema(*Field) *jsonschema.Schema {
 
 func (*Address) Describe() string { return "IP address" }
 
+// Listen is an address of this machine and a port, at which a program answers.
+type Listen struct {
+	Mark
+	Value netip.AddrPort
+}
+
+func (l *Listen) Read(s Scalar, _ *Field) *Complaint {
+	const want = "an IP address and a port, such as 127.0.0.1:9470"
+	if s.Kind != KindText {
+		return Wanted(s, want, suggestListen(s.Text))
+	}
+	value, err := netip.ParseAddrPort(s.Text)
+	switch {
+	case err != nil:
+		return Wanted(s, want, suggestListen(s.Text))
+	case value.Port() == 0:
+		return &Complaint{s.Text + " has port 0, which is a different port each time", "write the port"}
+	case value.Addr().Is4In6():
+		return &Complaint{s.Text + " is an IPv4 address in IPv6 form", "write " + netip.AddrPortFrom(value.Addr().Unmap(), value.Port()).String()}
+	case value.Addr().Zone() != "" || value.Addr().IsLinkLocalUnicast() && value.Addr().Is6():
+		return &Complaint{s.Text + " is a link-local address", "write a global or unique local address"}
+	case value.Addr().IsMulticast():
+		return &Complaint{s.Text + " is a multicast address", "write a unicast address"}
+	}
+	l.Value = value
+	return nil
+}
+
+// suggestListen guesses what was meant by text that is no address and port.
+func suggestListen(s string) string {
+	if port, is := strings.CutPrefix(s, ":"); is && IsDigits(port) {
+		return fmt.Sprintf("write \"127.0.0.1:%s\" for this machine alone, or \"[::]:%s\" for every address", port, port)
+	}
+	if IsDigits(s) {
+		return fmt.Sprintf("write \"127.0.0.1:%s\"", s)
+	}
+	if a, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
+		return fmt.Sprintf("write it with a port: %q", netip.AddrPortFrom(a, 9470))
+	}
+	if port, is := strings.CutPrefix(s, "localhost:"); is && IsDigits(port) {
+		return fmt.Sprintf("write \"127.0.0.1:%s\"", port)
+	}
+	return ""
+}
+
+func (*Listen) Schema(*Field) *jsonschema.Schema {
+	return &jsonschema.Schema{Type: "string", Pattern: `^(\[[0-9a-fA-F:.]+\]|[0-9.]+):` + portPattern + "$"}
+}
+
+func (*Listen) Describe() string { return "address and port" }
+
 // Network is one address, or a prefix of them. A single address is a prefix of its whole
 // length.
 type Network struct {

@@ -257,3 +257,36 @@ func TestWhatIsNotWrittenHasAPlace(t *testing.T) {
 		t.Errorf("the mappings are at %v, %v and %v", root.At, lane.At, section.At)
 	}
 }
+
+// TestListen: what can be listened at is read, and for what cannot there is advice.
+func TestListen(t *testing.T) {
+	for text, want := range map[string]string{
+		"127.0.0.1:9470":          "127.0.0.1:9470",
+		"[::]:9470":               "[::]:9470",
+		"0.0.0.0:1":               "0.0.0.0:1",
+		"[2001:db8::1]:65535":     "[2001:db8::1]:65535",
+		":9470":                   `found text ":9470", want an IP address and a port, such as 127.0.0.1:9470; write "127.0.0.1:9470" for this machine alone, or "[::]:9470" for every address`,
+		"localhost:9470":          `found text "localhost:9470", want an IP address and a port, such as 127.0.0.1:9470; write "127.0.0.1:9470"`,
+		"9470":                    `found text "9470", want an IP address and a port, such as 127.0.0.1:9470; write "127.0.0.1:9470"`,
+		"10.0.0.1":                `found text "10.0.0.1", want an IP address and a port, such as 127.0.0.1:9470; write it with a port: "10.0.0.1:9470"`,
+		"2001:db8::1":             `found text "2001:db8::1", want an IP address and a port, such as 127.0.0.1:9470; write it with a port: "[2001:db8::1]:9470"`,
+		"10.0.0.1:0":              "10.0.0.1:0 has port 0, which is a different port each time; write the port",
+		"10.0.0.1:70000":          `found text "10.0.0.1:70000", want an IP address and a port, such as 127.0.0.1:9470`,
+		"[::ffff:10.0.0.1]:9470":  "[::ffff:10.0.0.1]:9470 is an IPv4 address in IPv6 form; write 10.0.0.1:9470",
+		"[fe80::1%eth0]:9470":     "[fe80::1%eth0]:9470 is a link-local address; write a global or unique local address",
+		"[fe80::1]:9470":          "[fe80::1]:9470 is a link-local address; write a global or unique local address",
+		"224.0.0.1:9470":          "224.0.0.1:9470 is a multicast address; write a unicast address",
+		"metrics.example.org:123": `found text "metrics.example.org:123", want an IP address and a port, such as 127.0.0.1:9470`,
+	} {
+		var l Listen
+		got := ""
+		if c := l.Read(Scalar{KindText, text}, &Field{}); c == nil {
+			got = l.Value.String()
+		} else if got = c.Message; c.Suggestion != "" {
+			got += "; " + c.Suggestion
+		}
+		if got != want {
+			t.Errorf("%s: %s, want %s", text, got, want)
+		}
+	}
+}

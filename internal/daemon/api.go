@@ -30,22 +30,39 @@ type views struct {
 	ended bool
 }
 
-// read looks at the data plane.
-func (v *views) read(instance string) (*shuntv1.GetStatusResponse, error) {
+// with lends the view, opened.
+func (v *views) with(instance string, look func(*datapath.View) error) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.ended {
-		return nil, control.ErrStopping
+		return control.ErrStopping
 	}
 	if v.view == nil {
 		view, err := datapath.OpenReadOnly(datapath.Options{Instance: instance})
 		if err != nil {
-			return nil, err
+			return err
 		}
 		v.view = view
 	}
-	s, _, err := status.Read(v.view, instance)
+	return look(v.view)
+}
+
+// read looks at the data plane.
+func (v *views) read(instance string) (s *shuntv1.GetStatusResponse, err error) {
+	err = v.with(instance, func(view *datapath.View) (err error) {
+		s, _, err = status.Read(view, instance)
+		return err
+	})
 	return s, err
+}
+
+// usage is read of the counters alone.
+func (v *views) usage(instance string) (u datapath.Usage, err error) {
+	err = v.with(instance, func(view *datapath.View) (err error) {
+		u, err = view.Usage()
+		return err
+	})
+	return u, err
 }
 
 // end lets go of the maps, so that they can be removed. Reading fails from then on.

@@ -25,7 +25,8 @@ func ofFile(config model.Config) state.Declaration {
 
 // Reload reads the file again and applies it. A file with a fault, or a change that needs
 // a restart, changes nothing.
-func (d *daemon) Reload(ctx context.Context) (control.ReloadResult, error) {
+func (d *daemon) Reload(ctx context.Context) (result control.ReloadResult, err error) {
+	defer func() { d.reloaded.note(result.Applied) }()
 	d.reading.Lock() // what two large files are read into would have to find room at once
 	defer d.reading.Unlock()
 	defer returnMemory()
@@ -34,7 +35,7 @@ func (d *daemon) Reload(ctx context.Context) (control.ReloadResult, error) {
 		return control.ReloadResult{Refused: err.Error()}, nil
 	}
 	parsed.CheckHost(followedHost{out: d.ways.Out}, false)
-	result := control.ReloadResult{Faults: parsed.Faults}
+	result.Faults = parsed.Faults
 	if config.HasErrors(parsed.Faults) {
 		result.Refused = "the file has errors; nothing was changed"
 		d.conditions.Raise(condition.Condition{Code: condition.ConfigRefused, Severity: condition.Error,
@@ -130,6 +131,11 @@ func (d *daemon) change(ctx context.Context, declared state.Declaration) (reconc
 	if err != nil {
 		return reconcile.Difference{}, err
 	}
+	listening, err := d.metrics.Prepare(ctx, node.Metrics.Listen)
+	if err != nil {
+		return reconcile.Difference{}, err
+	}
+	defer listening.Drop()
 	// Without overrides: a backend that is drained for good needs its room again without.
 	if _, err := d.reconciler.Plan(reconcile.Desired{Services: next.Configured, Limits: node.Limits}); err != nil {
 		return reconcile.Difference{}, err
@@ -149,6 +155,7 @@ func (d *daemon) change(ctx context.Context, declared state.Declaration) (reconc
 		return reconcile.Difference{}, err
 	}
 	// From here on it is carried out, now or by trying again.
+	listening.Commit()
 	d.checks.reread() // the files may be new, too
 	difference, err := d.reconcileNow(ctx)
 	if err != nil {
@@ -211,6 +218,7 @@ func (d *daemon) carry(config model.Config) (difference reconcile.Difference, er
 		Limits:   config.Limits,
 		Settle:   config.Timeouts.Settle,
 	}
+	d.sources.Store(&desired.Sources)
 	difference, err = d.reconciler.Apply(desired)
 	d.ways.Change(d.reconciler.BackendChanges())
 	if err != nil {

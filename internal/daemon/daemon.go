@@ -18,12 +18,14 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/metrics"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/neighbour"
 	"github.com/shunt-lb/shunt/internal/reconcile"
@@ -47,6 +49,7 @@ type Options struct {
 	// middle of a drain too. It does not stop the daemon. May be nil: then only the API can do so.
 	Interrupted context.Context //nolint:containedctx // a second way to be told to stop
 	Log         *slog.Logger
+	Version     string // of this build, for metrics
 	// Sources give services beside the file. No command sets them.
 	Sources []Source
 	// Through lets tests stand between reconciler and data plane, to count what is written or
@@ -103,6 +106,9 @@ type daemon struct {
 	server     *control.Server
 	views      views
 	ending     ending
+	metrics    *metrics.Server
+	reloaded   reloaded
+	sources    atomic.Pointer[[]netip.Addr] // those of full NAT that were last carried out
 
 	pulse *pulse // the loop's
 }
@@ -131,6 +137,7 @@ func Run(ctx context.Context, opts Options) error {
 		supervisor: newSupervisor(opts.Log),
 		retries:    newRetries(opts.ConfigPath, conditions),
 	}
+	d.metrics = metrics.NewServer(d.sample, opts.Log)
 	ctx = d.ending.arrange(ctx, opts.Interrupted)
 	d.openState()
 	if opts.Socket != "" {
@@ -203,6 +210,7 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	if _, err := d.change(ctx, ofFile(config)); err != nil {
 		return err
 	}
+	d.reloaded.note(true)
 	d.server = &control.Server{API: config.API, Handler: d, Events: d.events, Log: d.log}
 	return d.server.Serve(context.WithoutCancel(ctx)) // it answers while flows drain
 }
@@ -245,7 +253,7 @@ func (d *daemon) loop(ctx context.Context) {
 			boundMemory()
 			d.supervisor.live()
 		case <-sweep.C:
-			d.pulse.sweep()
+			d.pulse.sweep(d.metrics.Listening())
 		case <-d.retries.due:
 			d.again()
 		case <-d.checks.monitor.Changed():
@@ -368,6 +376,7 @@ func (d *daemon) again() {
 // abandon ends a start that failed. A predecessor's data plane goes on as it was.
 func (d *daemon) abandon() error {
 	keep := d.datapath != nil && d.datapath.Adopted()
+	d.metrics.Close()
 	var errs []error
 	if d.checks != nil {
 		d.checks.monitor.Close()

@@ -77,6 +77,7 @@ func (d *daemon) finish() error {
 	d.stopped = true
 	d.applying.Unlock()
 	d.checks.monitor.Close()
+	d.metrics.Close()
 	d.views.end()
 	d.server.Stop()
 	if way == ExitKeep && d.ending.interrupted.Err() == nil {

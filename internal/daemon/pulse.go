@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
@@ -21,6 +22,7 @@ type kept interface {
 	ReasonCounts() (map[string]kernel.Count, error)
 	Sweep() (datapath.SweepResult, error)
 	Recall() (datapath.RecallResult, error)
+	CountOpen() (datapath.OpenByName, error)
 }
 
 // pulse keeps a data plane going, and turns what it counts into conditions. It is for one caller
@@ -31,10 +33,16 @@ type pulse struct {
 	shortage *shortageWatch
 	missing  *missedWatch
 	trouble  *troubleWatch
+
+	// What the last walks through the tables have found; nil before the first. They may be read at any time.
+	flows      atomic.Pointer[datapath.SweepResult]
+	remembered atomic.Pointer[datapath.RecallResult]
+	open       atomic.Pointer[datapath.OpenByName]
 }
 
 func newPulse(dp kept, instance string, conditions *condition.Set, log *slog.Logger) *pulse {
-	return &pulse{dp, log, newShortageWatch(instance, conditions), newMissedWatch(conditions), newTroubleWatch(conditions)}
+	return &pulse{datapath: dp, log: log, shortage: newShortageWatch(instance, conditions), missing: newMissedWatch(conditions),
+		trouble: newTroubleWatch(conditions)}
 }
 
 // beat is due every heartbeatInterval. missed are the frames that each interface has missed, and
@@ -52,12 +60,26 @@ func (p *pulse) beat(missed map[string]uint64, trouble health.Trouble, now time.
 	p.trouble.look(trouble, now)
 }
 
-// sweep is due every sweepInterval.
-func (p *pulse) sweep() {
-	if _, err := p.datapath.Sweep(); err != nil {
+// sweep is due every sweepInterval. counts is whether it counts the open flows, too, which takes a walk of
+// its own.
+func (p *pulse) sweep(counts bool) {
+	if flows, err := p.datapath.Sweep(); err != nil {
 		p.log.Warn("cannot remove ended flows; packets remove them as they arrive", "error", err)
+	} else {
+		p.flows.Store(&flows)
 	}
-	if _, err := p.datapath.Recall(); err != nil {
+	if remembered, err := p.datapath.Recall(); err != nil {
 		p.log.Warn("cannot remove remembered flows that are over; trying again", "error", err)
+	} else {
+		p.remembered.Store(&remembered)
+	}
+	if !counts {
+		p.open.Store(nil)
+		return
+	}
+	if open, err := p.datapath.CountOpen(); err != nil {
+		p.log.Warn("cannot count the open flows of services and backends for the metrics", "error", err)
+	} else {
+		p.open.Store(&open)
 	}
 }

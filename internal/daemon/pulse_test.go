@@ -32,6 +32,9 @@ func (b *broken) ReasonCounts() (map[string]kernel.Count, error) {
 func (b *broken) Sweep() (datapath.SweepResult, error) {
 	return datapath.SweepResult{}, b.called("sweep")
 }
+func (b *broken) CountOpen() (datapath.OpenByName, error) {
+	return datapath.OpenByName{}, b.called("open")
+}
 func (b *broken) Recall() (datapath.RecallResult, error) {
 	return datapath.RecallResult{}, b.called("recall")
 }
@@ -48,7 +51,14 @@ func TestPulse(t *testing.T) {
 		p.beat(map[string]uint64{"eth0": 1}, health.Trouble{Probes: 1, Late: 1}, now)
 	}
 	beat()
-	p.sweep()
+	p.sweep(false)
+	if p.open.Load() != nil {
+		t.Error("open flows are counted though nobody wants to know")
+	}
+	p.sweep(true)
+	if p.flows.Load() == nil || p.remembered.Load() == nil || p.open.Load() == nil {
+		t.Error("what was counted is not kept")
+	}
 	if log.Len() > 0 {
 		t.Errorf("nothing is wrong, and the log says %s", log.String())
 	}
@@ -57,11 +67,11 @@ func TestPulse(t *testing.T) {
 	b.err = errors.New("the map is on fire")
 	b.counts["ports_exhausted"] = kernel.Count{Packets: 1}
 	beat()
-	p.sweep()
-	if lines := strings.Count(log.String(), "the map is on fire"); lines != 4 {
-		t.Errorf("four things failed, and the log says %s", log.String())
+	p.sweep(true)
+	if lines := strings.Count(log.String(), "the map is on fire"); lines != 5 {
+		t.Errorf("five things failed, and the log says %s", log.String())
 	}
-	if got, want := strings.Join(b.calls, " "), "heartbeat reasons sweep recall heartbeat reasons heartbeat reasons sweep recall"; got != want {
+	if got, want := strings.Join(b.calls, " "), "heartbeat reasons sweep recall sweep recall open heartbeat reasons heartbeat reasons sweep recall open"; got != want {
 		t.Errorf("calls %s, want %s", got, want)
 	}
 	var codes []string

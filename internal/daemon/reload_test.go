@@ -31,6 +31,8 @@ var fieldChanges = map[string][3]string{
 	"encapsulation": {"", "encapsulation: {gue_port: 7}", "~ encapsulation.gue_port: 6080 -> 7"},
 	"api":           {"", "api: {group: admin}", "api.group from root only to admin needs restart"},
 
+	"metrics": {"", "metrics: {listen: 127.0.0.1:9470}", "~ metrics.listen: nowhere -> 127.0.0.1:9470"},
+
 	"interface.name":   {"name: eth0", "name: eth2", "+ interface eth2: attach auto"},
 	"interface.attach": {"", "attach: tc", "~ interface eth0: attach auto -> attach tc"},
 
@@ -112,6 +114,9 @@ var fieldChanges = map[string][3]string{
 	"limits.slots":      {"", "limits: {slots: 30000}", "limits.slots from 4194304 to 30000 needs restart"},
 	"limits.remembered": {"", "limits: {remembered: 3000}", "limits.remembered from 250000 to 3000 needs restart"},
 	"limits.filters":    {"", "limits: {filters: 3000}", "limits.filters from 10000 to 3000 needs restart"},
+
+	"metrics.listen":     {"", "metrics: {listen: 127.0.0.1:9470}", "~ metrics.listen: nowhere -> 127.0.0.1:9470"},
+	"metrics.max_series": {"metrics: {listen: 127.0.0.1:9470}", "metrics: {listen: 127.0.0.1:9470, max_series: 5000}", "~ metrics.max_series: 200000 -> 5000"},
 
 	"snat.addresses": {"snat: {addresses: 10.0.0.1}", "snat: {addresses: 10.0.0.9}", "~ snat.addresses: 10.0.0.1 -> 10.0.0.9"},
 	"snat.ports":     {"", "snat: {ports: 1024-9999}", "~ snat.ports: ports outside net.ipv4.ip_local_port_range -> 1024-9999"},

@@ -76,6 +76,8 @@ func settings(n Node) (all []setting) {
 		setting{"api.socket", n.API.Socket},
 		setting{"api.group", cmp.Or(n.API.Group, nobody)},
 		setting{"api.read_group", cmp.Or(n.API.ReadGroup, nobody)},
+		setting{"metrics.listen", listenText(n.Metrics.Listen)},
+		setting{"metrics.max_series", number(n.Metrics.SeriesMax)},
 	)
 }
 
@@ -89,6 +91,13 @@ func DurationText(d time.Duration) string {
 		text = strings.TrimSuffix(text, "0m")
 	}
 	return text
+}
+
+func listenText(a netip.AddrPort) string {
+	if !a.IsValid() {
+		return "nowhere"
+	}
+	return a.String()
 }
 
 func number[N uint16 | uint32](n N) string { return strconv.FormatUint(uint64(n), 10) }

@@ -27,6 +27,9 @@ const (
 	StateStandby  = "standby"  // a backup that is not needed
 )
 
+// States is every state there is.
+var States = []string{StateActive, StateDraining, StateOut, StateDown, StateWaiting, StateStandby}
+
 // Read looks at an instance's data plane. The answer has no daemon. beat is when one last gave a
 // sign of life, to a tick of the kernel.
 func Read(view *datapath.View, instance string) (s *shuntv1.GetStatusResponse, beat time.Time, err error) {
@@ -238,7 +241,7 @@ func completeServices(services []*shuntv1.Service, byAddress map[string]*shuntv1
 	states := map[member]string{}
 	for _, service := range known.Served {
 		for _, b := range service.Backends {
-			states[member{service.Name, b.BackendAddress.String()}] = stateOf(b)
+			states[member{service.Name, b.BackendAddress.String()}] = StateOf(b)
 		}
 	}
 	byName := map[string]*shuntv1.Service{}
@@ -281,7 +284,7 @@ func closed(served []model.Service) map[string]string {
 	for _, service := range served {
 		for _, b := range service.Backends {
 			address := b.BackendAddress.String()
-			switch state := stateOf(b); {
+			switch state := StateOf(b); {
 			case state == StateActive:
 				open[address] = true
 			case states[address] == "":
@@ -293,8 +296,8 @@ func closed(served []model.Service) map[string]string {
 	return states
 }
 
-// stateOf is active, or why a backend gets no new flows in a service.
-func stateOf(b model.Backend) string {
+// StateOf is active, or why a backend gets no new flows in a service.
+func StateOf(b model.Backend) string {
 	switch {
 	case b.Share() > 0:
 		return StateActive

@@ -38,6 +38,7 @@ var mayImport = map[string][]string{
 	"internal/announce":    {"internal/model", "internal/condition", "internal/namespace", "internal/wire"},
 	"internal/way":         {"internal/model", "internal/condition", "internal/datapath", "internal/neighbour", "internal/reconcile"},
 	"internal/missed":      {},
+	"internal/metrics":     {},
 	"internal/offload":     {"internal/model", "internal/condition", "internal/namespace"},
 	"internal/backend":     {"internal/model", "internal/condition", "internal/record"},
 	"internal/record":      {},
@@ -45,8 +46,9 @@ var mayImport = map[string][]string{
 
 // owners says who alone may import a library: the packages below these paths.
 var owners = map[string][]string{
-	"github.com/cilium/ebpf": {"internal/kernel/", "internal/datapath/", "internal/decap/", "bench/", "test/"},
-	"k8s.io/client-go":       {"internal/source/kube/"},
+	"github.com/cilium/ebpf":              {"internal/kernel/", "internal/datapath/", "internal/decap/", "bench/", "test/"},
+	"github.com/prometheus/client_golang": {"internal/metrics/"},
+	"k8s.io/client-go":                    {"internal/source/kube/"},
 }
 
 func TestImportsPointOneWay(t *testing.T) {

@@ -25,6 +25,7 @@ var update = flag.Bool("update", false, "rewrite golden files and the guide")
 var compareAddresses = cmp.Options{
 	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }),
 }
 
 // golden compares with a file, or rewrites it.
@@ -145,7 +146,8 @@ func TestSample(t *testing.T) {
 			Encapsulation: model.Encapsulation{
 				Sources4: netip.MustParsePrefix("10.9.0.0/24"), Sources6: netip.MustParsePrefix("2001:db8:9::1/128"), GUEPort: 6080,
 			},
-			API: model.API{Socket: "/run/shunt/shunt.sock"},
+			API:     model.API{Socket: "/run/shunt/shunt.sock"},
+			Metrics: model.Metrics{Listen: netip.MustParseAddrPort("127.0.0.1:9470"), SeriesMax: 200_000},
 		},
 		Services: []model.Service{
 			{
@@ -215,6 +217,7 @@ func TestDefaults(t *testing.T) {
 			Timeouts:      model.Timeouts{TCPEstablished: 124 * time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute, Settle: 15 * time.Minute},
 			Limits:        model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 22, Remembered: 250_000, Filters: 10_000},
 			API:           model.API{Socket: "/run/shunt/shunt.sock"},
+			Metrics:       model.Metrics{SeriesMax: 200_000},
 			Encapsulation: model.Encapsulation{GUEPort: 6080},
 		},
 		Services: []model.Service{{

@@ -42,7 +42,7 @@ func TestSchemaRefuses(t *testing.T) {
 		{"", "timeouts: {udp: 10}", ".timeouts.udp"},
 		{"", "timeouts: {udp: 10d}", ".timeouts.udp"},
 		{"", "limits: {flows: 1}", ".limits.flows"},
-		{"", "metrics: {}", ".metrics"},
+		{"", "metrics: {}", ".metrics.listen"},
 		{"", "encapsulation: {source: 10}", ".encapsulation.source"},
 		{"", "encapsulation: {gue_port: 0}", ".encapsulation.gue_port"},
 		{"", "snat: {ports: any}", ".snat.ports"},

@@ -1,0 +1,183 @@
+// Package metrics answers Prometheus: what an instance does, in numbers, over HTTP.
+//
+//	daemon ─► Sample ─► Families, one after the other ─► text ─► GET /metrics
+//
+// It knows no other part of shunt: a Sample is what it is given.
+package metrics
+
+import "time"
+
+// Sample is what an instance does at a moment. The caller fills it; Text may be called once.
+type Sample struct {
+	Version, GoVersion string
+	Reloads            Reloads
+	Conditions         []Condition
+	Overrides          []Count // by kind
+	Interfaces         []Interface
+	Reasons            []Reason
+	Flows              Flows // under NAT
+	Remembered         Flows
+	Slots              []Count // by state
+	SourcePorts        uint64
+	SourceAddresses    []Count // by family
+	Checks             Checks
+	States             []string // that a Member may have
+	Services           []Service
+	// SeriesMax bounds the series of services and backends; 0: nothing does.
+	SeriesMax uint64
+
+	// Backends are those of the services that are told of.
+	Backends []Backend
+
+	series, seriesLeftOut, servicesLeftOut uint64
+}
+
+// Count is how many there are of something.
+type Count struct {
+	Of    string
+	Count uint64
+}
+
+// Reloads says what became of the configuration file.
+type Reloads struct {
+	Refused bool      // when it was last read
+	Applied time.Time // the last time
+}
+
+// Condition is how many conditions of a code and a severity hold.
+type Condition struct {
+	Code, Severity string
+	Count          uint64
+}
+
+// Interface is one that shunt is attached to.
+type Interface struct {
+	Name, Mode string
+	Missed     *uint64 // frames; nil: that cannot be known
+}
+
+// Reason is how many packets were not simply forwarded for it.
+type Reason struct {
+	Name           string
+	Packets, Bytes uint64
+}
+
+// Flows is how full a table of flows is.
+type Flows struct {
+	Limit            uint64
+	Known            bool // it has been counted
+	All, Established uint64
+}
+
+// Checks is what became of the health checks.
+type Checks struct {
+	Results []Count // by result
+	Late    uint64
+}
+
+// Traffic is what went through a service, or to a backend.
+type Traffic struct {
+	PacketsIn, BytesIn, PacketsOut, BytesOut, FlowsCreated uint64
+}
+
+// Service is one service.
+type Service struct {
+	Name string
+	Traffic
+	Open    *uint64 // flows in use; nil: that is not known
+	Members []Member
+	labels  string
+}
+
+// Backend is a backend over all its services.
+type Backend struct {
+	Address string // and port
+	Traffic
+	Open    *uint64 // as Service's
+	leftOut bool
+	labels  string
+}
+
+// Member is a backend in a service.
+type Member struct {
+	Backend int // its place in Sample.Backends
+	Name    string
+	State   string
+	Weight  float64 // that counts now
+	Checked bool
+	Up      bool   // as checks say
+	Changes uint64 // of that
+	labels  string
+}
+
+const (
+	// seriesOfBackend and seriesOfMember are the most that one has: the families above with these
+	// labels.
+	seriesOfBackend = 6
+	seriesOfMember  = 4
+	// seriesOfService is without those for each state.
+	seriesOfService = 6
+)
+
+// Text is the answer to a scrape, appended to what is there.
+func (s *Sample) Text(to []byte) []byte {
+	s.bound()
+	s.label()
+	e := exposition{text: to}
+	for i := range Families {
+		e.family(&Families[i])
+		Families[i].write(&e, s)
+	}
+	return e.text
+}
+
+// bound leaves services out from the end, with the backends that no other has, until SeriesMax suffices.
+func (s *Sample) bound() {
+	known := make([]bool, len(s.Backends))
+	told := 0
+	for i := range s.Services {
+		service := &s.Services[i]
+		n := uint64(seriesOfService + len(s.States) + seriesOfMember*len(service.Members))
+		for _, m := range service.Members {
+			if !known[m.Backend] {
+				known[m.Backend] = true
+				n += seriesOfBackend
+			}
+		}
+		if s.SeriesMax > 0 && (s.servicesLeftOut > 0 || s.series+n > s.SeriesMax) {
+			s.servicesLeftOut++
+			s.seriesLeftOut += n
+			continue
+		}
+		s.series += n
+		told++
+	}
+	if told == len(s.Services) {
+		return
+	}
+	s.Services = s.Services[:told]
+	clear(known)
+	for i := range s.Services {
+		for _, m := range s.Services[i].Members {
+			known[m.Backend] = true
+		}
+	}
+	for i := range s.Backends {
+		s.Backends[i].leftOut = !known[i]
+	}
+}
+
+// label writes the labels once that several families have.
+func (s *Sample) label() {
+	for i := range s.Services {
+		service := &s.Services[i]
+		service.labels = labels("service", service.Name)
+		for j := range service.Members {
+			m := &service.Members[j]
+			m.labels = labels("service", service.Name, "backend", s.Backends[m.Backend].Address, "name", m.Name)
+		}
+	}
+	for i := range s.Backends {
+		s.Backends[i].labels = labels("backend", s.Backends[i].Address)
+	}
+}
