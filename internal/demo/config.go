@@ -65,9 +65,9 @@ func configText(top *lab.Topology, socket string, backends int) string {
 		line("  - {name: %s, attach: native}", i.Name)
 	}
 	line("services:")
-	for _, service := range []struct{ name, protocol, backendPort string }{
-		{"web", "tcp", fmt.Sprintf(", port: %d", serverPort)},
-		{"echo", "udp", ""},
+	for _, service := range []struct{ name, protocol, backendPort, check string }{
+		{"web", "tcp", fmt.Sprintf(", port: %d", serverPort), "http: {path: /}"},
+		{"echo", "udp", "", "udp: {send: ping, expect: ping}"},
 	} {
 		port := webPort
 		if service.name == "echo" {
@@ -78,6 +78,7 @@ func configText(top *lab.Topology, socket string, backends int) string {
 		line("    port: %d", port)
 		line("    protocol: %s", service.protocol)
 		line("    announce: none        # the client's route to the VIPs leads to lb")
+		line("    health: {%s, interval: %s, timeout: %s, fall: %d, rise: %d}", service.check, checkInterval, checkTimeout, checkFall, checkRise)
 		line("    backends:")
 		for i, host := range top.Backends[:backends] {
 			line("      - {address: %s%s, weight: %d}", host.Addr4(), service.backendPort, weights[i])

@@ -23,7 +23,7 @@ func (c *Counted) made(d *demo, to target, on map[string]int) {
 	}
 }
 
-// moved remembers a flow that the reload moved.
+// moved remembers a flow that may be counted twice: one that moved, or failed.
 func (c *Counted) moved(service string) {
 	i := slices.IndexFunc(c.Services, func(s CountedService) bool { return s.Service == service })
 	if i < 0 {
@@ -84,7 +84,7 @@ func (d *demo) countAll(ctx context.Context) error {
 	d.showReasons(now.Reasons)
 	for _, s := range c.Services {
 		made, counted := uint64(s.Made), s.FlowsCreated
-		d.claim(made <= counted && counted <= made+uint64(s.Moved), "service %s: %d flows made, %d counted; each of the %d moved ones may be counted twice",
+		d.claim(made <= counted && counted <= made+uint64(s.Moved), "service %s: %d flows made, %d counted; %d that moved or failed may be counted twice",
 			s.Service, made, counted, s.Moved)
 	}
 	lost := now.Reasons["redirect_refused"].Packets + now.Reasons["tx_refused"].Packets

@@ -51,6 +51,8 @@ type demo struct {
 	kids   []*process // the backends
 	made   map[string]int
 	flows  *load
+	// udpFlows is how many source ports have been used for them.
+	udpFlows int
 }
 
 // Run is the whole demo. It cleans up before it returns, unless Keep is set and it got to
@@ -90,6 +92,7 @@ func (d *demo) story(ctx context.Context) error {
 		{"Which backend answers", d.spread},
 		{"One packet's way", d.way},
 		{"The counters so far", d.countExactly},
+		{"The servers of a backend are killed (SIGKILL) while requests flow", d.crash},
 		{"A backend is taken out of the file while requests flow", d.removeBackend},
 		{"The daemon is killed (SIGKILL) while requests flow", d.kill},
 		{"What the data plane counted", d.countAll},
@@ -168,6 +171,12 @@ func (d *demo) start(ctx context.Context) error {
 	}
 	d.claim(seen.Forwarding && seen.Daemon != nil, "process %d forwards, %s after it was started", status.Daemon.Pid, millis(time.Since(begin)))
 	d.claim(native, "XDP runs in native mode on both interfaces")
+	for i := range d.top.Backends {
+		if _, err := d.awaitState(ctx, i, "active"); err != nil {
+			return err
+		}
+	}
+	d.claim(true, "every backend has passed its first health check, %s after the start", millis(time.Since(begin)))
 	return nil
 }
 

@@ -206,6 +206,11 @@ func checkFigures(t *testing.T, f *demo.Facts) {
 		f.Ways[0].Hops[1].Destination == "192.0.2.10:80" || f.Ways[0].Hops[1].TTL != 63 {
 		t.Errorf("the packet's way: %+v", f.Ways)
 	}
+	c := f.Crash
+	if c.Backend != "b2" || c.FlowsOnIt < 12 || c.TakenOver["b1"]+c.TakenOver["b3"] != c.FlowsOnIt || c.DetectedMillis < 100 || c.BoundMillis != 620 ||
+		c.Failed == 0 || c.LastFailedMillis > c.DetectedMillis || c.NewFlows == 0 || c.BackOnIt == 0 || c.BackFailed != 0 {
+		t.Errorf("the crash: %+v", c)
+	}
 	r := f.Reload
 	if r.FlowsOnIt == 0 || r.FlowsMoved != r.FlowsOnIt || r.OthersMoved != 0 || r.OthersFailed != 0 || r.NewOnIt != 0 || r.NewFlows == 0 {
 		t.Errorf("the reload: %+v", r)

@@ -17,6 +17,7 @@ type Facts struct {
 	Attached []Attachment `json:"attached"`
 	Spread   []Spread     `json:"spread"`
 	Ways     []Way        `json:"ways"`
+	Crash    Crash        `json:"crash"`
 	Reload   Reload       `json:"reload"`
 	Kill     Kill         `json:"kill"`
 	Counted  Counted      `json:"counted"`
@@ -86,6 +87,26 @@ type Hop struct {
 	Checksum string `json:"checksum"`
 }
 
+// Crash is what became of the flows when the servers of a backend were killed.
+type Crash struct {
+	Backend        string         `json:"backend"`
+	DetectedMillis float64        `json:"detected_after_milliseconds"`
+	BoundMillis    float64        `json:"checks_allow_milliseconds"`
+	Flows          int            `json:"flows"` // open, with requests flowing, of both protocols
+	FlowsOnIt      int            `json:"flows_on_it"`
+	TakenOver      map[string]int `json:"taken_over"` // by backend
+	Requests       int            `json:"requests"`
+	Failed         int            `json:"requests_failed"`
+	NewFlows       int            `json:"new_flows"`
+	NewFailed      int            `json:"new_flows_failed"`
+	// LastFailedMillis is when the last of all that failed began, after the kill.
+	LastFailedMillis float64 `json:"last_failure_began_after_milliseconds"`
+	BackMillis       float64 `json:"back_after_milliseconds"` // from its start
+	BackFlows        int     `json:"new_flows_after"`
+	BackFailed       int     `json:"new_flows_failed_after"`
+	BackOnIt         int     `json:"new_flows_on_it_after"`
+}
+
 // Reload is what became of the flows when a backend was taken out of the file.
 type Reload struct {
 	Removed       string  `json:"removed"`
@@ -141,7 +162,7 @@ type CountedBackend struct {
 type CountedService struct {
 	Service string `json:"service"`
 	Made    int    `json:"flows_made"`
-	Moved   int    `json:"flows_moved"` // by the reload: the data plane makes another flow of each
+	Moved   int    `json:"flows_moved"` // by the crash and the reload: the data plane may make another flow of each
 	Traffic
 }
 

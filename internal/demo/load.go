@@ -78,6 +78,8 @@ type flowState struct {
 	reopened int
 	slowest  time.Duration // since it was last looked at
 	fault    error         // the last
+	// failedBegan is when the last request began that failed.
+	failedBegan time.Time
 }
 
 // load is many flows at once.
@@ -115,7 +117,8 @@ func (d *demo) startFlows(ctx context.Context) error {
 			}
 			port := 0
 			if to.network == "udp" {
-				port = flowPortFirst + n
+				port = flowPortFirst + d.udpFlows
+				d.udpFlows++
 			}
 			s, err := d.open(ctx, to, port)
 			if err != nil {
@@ -158,7 +161,7 @@ func (f *flow) run(ctx context.Context, d *demo, delay time.Duration) {
 		if ctx.Err() != nil {
 			return
 		}
-		f.record(answer, err, time.Since(begin))
+		f.record(answer, err, begin)
 		if err != nil && f.session.target.network == "tcp" {
 			f.reopen(ctx, d)
 		}
@@ -170,14 +173,15 @@ func (f *flow) run(ctx context.Context, d *demo, delay time.Duration) {
 	}
 }
 
-func (f *flow) record(answer lab.Answer, err error, took time.Duration) {
+func (f *flow) record(answer lab.Answer, err error, began time.Time) {
+	took := time.Since(began)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := &f.state
 	s.slowest = max(s.slowest, took)
 	if err != nil {
 		s.failures++
-		s.fault = err
+		s.fault, s.failedBegan = err, began
 		return
 	}
 	s.requests++
@@ -190,13 +194,14 @@ func (f *flow) record(answer lab.Answer, err error, took time.Duration) {
 // reopen makes a new connection in the place of a broken one.
 func (f *flow) reopen(ctx context.Context, d *demo) {
 	f.session.close()
+	began := time.Now()
 	next, err := d.open(ctx, f.session.target, 0)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.state.reopened++
 	if err != nil {
 		f.state.failures++
-		f.state.fault = err
+		f.state.fault, f.state.failedBegan = err, began
 		return
 	}
 	f.session = next
@@ -245,6 +250,8 @@ type tally struct {
 	flows    int            // that were answered
 	failed   int
 	lastFail error
+	// failedBegan is when the last one began that failed, where keepConnecting made it.
+	failedBegan time.Time
 }
 
 func (t *tally) add(answer lab.Answer, err error) {
@@ -271,7 +278,12 @@ func (d *demo) keepConnecting(ctx context.Context, stop <-chan struct{}) *tally 
 	tick := time.NewTicker(newFlowInterval)
 	defer tick.Stop()
 	for n := 0; ; n++ {
-		t.add(d.once(ctx, targets[n%2], 0))
+		began := time.Now()
+		answer, err := d.once(ctx, targets[n%2], 0)
+		t.add(answer, err)
+		if err != nil {
+			t.failedBegan = began
+		}
 		select {
 		case <-ctx.Done():
 			return t
