@@ -64,7 +64,11 @@ var fieldChanges = map[string][3]string{
 	"backend.port":    {"", "port: 8080", "backend 10.0.0.2:8080 added"},
 	"backend.weight":  {"", "weight: 5", "weight of 10.0.0.2 from 1 to 5"},
 	"backend.backup":  {"", "backup: true", "backend 10.0.0.2: backup from false to true"},
+	"backend.health":  {"", "health: {port: 9}", "backend 10.0.0.2: health.port from that of the service's health to 9"},
 	"backend.name":    {"name: blue", "name: green", "backend 10.0.0.2: name from blue to green"},
+
+	"checkAt.address": {"health: {address: 10.9.0.2}", "health: {address: 10.9.0.3}", "backend 10.0.0.2: health.address from 10.9.0.2 to 10.9.0.3"},
+	"checkAt.port":    {"health: {address: 10.9.0.2}", "health: {address: 10.9.0.2, port: 7}", "backend 10.0.0.2: health.port from that of the service's health to 7"},
 
 	"health.enabled":    {"tcp: {}", "enabled: false", "health from tcp to none"},
 	"health.tcp":        {"grpc: {}", "tcp: {}", "health from grpc to tcp"},
@@ -214,6 +218,10 @@ func oneFile(t *testing.T, field, written string, changed bool) model.Config {
 	case !inside || !slices.Contains([]string{"interface", "service", "backend"}, within):
 		atTop = written
 	}
+	backend := with("backend", "address: 10.0.0.2")
+	if within == "checkAt" {
+		backend, atTop = "address: 10.0.0.2, "+written, ""
+	}
 	more := func(list, item string) string {
 		if changed && field == list {
 			return item
@@ -222,7 +230,7 @@ func oneFile(t *testing.T, field, written string, changed bool) model.Config {
 	}
 	text := fmt.Sprintf("interfaces: [{%s}%s]\nservices:\n- {%s, backends: [{%s}%s]}%s\n%s\n",
 		with("interface", "name: eth0"), more("interfaces", ", {name: eth1}"),
-		service, with("backend", "address: 10.0.0.2"), more("service.backends", ", {address: 10.0.0.3}"),
+		service, backend, more("service.backends", ", {address: 10.0.0.3}"),
 		more("services", "\n- {name: mail, address: 192.0.2.20, port: 25, backends: [{address: 10.0.0.2}]}"), atTop)
 	path := filepath.Join(t.TempDir(), "shunt.yaml")
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {

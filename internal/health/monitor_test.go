@@ -485,3 +485,31 @@ func TestRandomChanges(t *testing.T) {
 		}
 	})
 }
+
+// TestProbed: the most particular address and port count.
+func TestProbed(t *testing.T) {
+	web := model.Service{Frontends: []model.Frontend{{Ports: model.PortRange{First: 80, Last: 80}}}}
+	wide := model.Service{Frontends: []model.Frontend{{Ports: model.PortRange{First: 80, Last: 90}}}}
+	checked := web
+	checked.Health.Port = 7
+	own, other := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.9.0.2")
+	for _, c := range []struct {
+		service model.Service
+		port    uint16
+		at      model.BackendAddress
+		want    string
+	}{
+		{web, 0, model.BackendAddress{}, "10.0.0.2:80"},
+		{wide, 0, model.BackendAddress{}, "10.0.0.2:0"},
+		{wide, 8080, model.BackendAddress{}, "10.0.0.2:8080"},
+		{checked, 8080, model.BackendAddress{}, "10.0.0.2:7"},
+		{checked, 8080, model.BackendAddress{Port: 9}, "10.0.0.2:9"},
+		{checked, 8080, model.BackendAddress{Address: other}, "10.9.0.2:7"},
+		{wide, 0, model.BackendAddress{Address: other, Port: 9}, "10.9.0.2:9"},
+	} {
+		b := model.Backend{BackendAddress: model.BackendAddress{Address: own, Port: c.port}, CheckAt: c.at}
+		if got := probed(c.service, b).String(); got != c.want {
+			t.Errorf("%+v: %s, want %s", b, got, c.want)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"math/rand/v2"
@@ -170,17 +171,14 @@ func interval(h model.Health) time.Duration {
 	return max(h.Interval-spread+rand.N(2*spread+1), time.Millisecond)
 }
 
-// probed is where a backend is asked: the check's port, else the backend's, else the only
-// one that the service has.
+// probed is where a backend is asked: where it says itself, else at its address. The port is also the check's,
+// else the backend's, else the only one that the service has.
 func probed(s model.Service, b model.Backend) netip.AddrPort {
-	port := s.Health.Port
-	if port == 0 {
-		port = b.Port
+	address := b.Address
+	if b.CheckAt.Address.IsValid() {
+		address = b.CheckAt.Address
 	}
-	if port == 0 {
-		port = onlyPort(s)
-	}
-	return netip.AddrPortFrom(b.Address, port)
+	return netip.AddrPortFrom(address, cmp.Or(b.CheckAt.Port, s.Health.Port, b.Port, onlyPort(s)))
 }
 
 // onlyPort is the one port of all the service's frontends, or 0.

@@ -167,6 +167,8 @@ type Backend struct {
 	Weight uint16 // 0: no new flows
 	Name   string // what output calls it; BackendAddress.String() unless configured
 	Backup bool   // takes new flows only while no other backend of its family can
+	// CheckAt is where its checks go instead: its address, its port, or both; a zero part is as without.
+	CheckAt BackendAddress
 
 	// What follows is no source's to say: what operators and health checks have found.
 

@@ -258,11 +258,12 @@ type view struct {
 
 // backendView is what a Difference compares of a backend.
 type backendView struct {
-	weight uint16
-	state  string
-	closed bool // takes no new flows
-	name   string
-	backup bool
+	weight  uint16
+	state   string
+	closed  bool // takes no new flows
+	name    string
+	backup  bool
+	checkAt model.BackendAddress
 }
 
 func newView(service *model.Service) view {
@@ -294,7 +295,7 @@ func viewOf(service *model.Service) view {
 			continue
 		}
 		for _, b := range serving(service, ipv6) {
-			v.backends[b.BackendAddress] = backendView{b.Weight, stateOf(b), b.Share() == 0, b.Name, b.Backup}
+			v.backends[b.BackendAddress] = backendView{b.Weight, stateOf(b), b.Share() == 0, b.Name, b.Backup, b.CheckAt}
 		}
 	}
 	return v
@@ -440,9 +441,31 @@ func (s *ServiceDifference) compareBackend(name string, before, after backendVie
 	if before.backup != after.backup {
 		changes = append(changes, AttributeDifference{"backup", strconv.FormatBool(before.backup), strconv.FormatBool(after.backup)})
 	}
+	if before.checkAt.Address != after.checkAt.Address {
+		changes = append(changes, AttributeDifference{"health.address", checkedAddressText(before.checkAt.Address), checkedAddressText(after.checkAt.Address)})
+	}
+	if before.checkAt.Port != after.checkAt.Port {
+		changes = append(changes, AttributeDifference{"health.port", checkedPortText(before.checkAt.Port), checkedPortText(after.checkAt.Port)})
+	}
 	if len(changes) > 0 {
 		s.BackendChanges = append(s.BackendChanges, BackendDifference{name, changes})
 	}
+}
+
+// checkedAddressText is where the checks of a backend go.
+func checkedAddressText(a netip.Addr) string {
+	if !a.IsValid() {
+		return "the backend's"
+	}
+	return a.String()
+}
+
+// checkedPortText is the port that the checks of a backend ask.
+func checkedPortText(port uint16) string {
+	if port == 0 {
+		return "that of the service's health"
+	}
+	return strconv.Itoa(int(port))
 }
 
 func compareBackends(a, b model.BackendAddress) int {

@@ -442,3 +442,25 @@ func TestHealthOfTheServer(t *testing.T) {
 	accept(one)
 	served("with it back", one, two)
 }
+
+// TestCheckedElsewhere: a backend that names a port for its checks is up while that one answers, whatever the
+// port of the service's health does.
+func TestCheckedElsewhere(t *testing.T) {
+	b, w := healthBed(t)
+	one, two := b.Backends[0], b.Backends[1]
+	const elsewhere = healthPort + 1
+	b.write(b.healthFile("", fmt.Sprintf("health: {port: %d}", elsewhere)))
+	b.start()
+	b.isServed(t, "while nobody answers elsewhere", one)
+	server, err := two.ServeHTTP(fmt.Sprintf(":%d", elsewhere), two.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.isServed(t, "while somebody answers elsewhere", one, two)
+	w.shut(t, two)
+	w.shut(t, one)
+	b.isServed(t, "while nobody answers at the port of the service's health", two)
+	if err := server.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -235,6 +235,7 @@ func (b *builder) backends(entry *serviceEntry, s *model.Service) (marks []confi
 			Weight:         uint16(item.Weight.Value),
 			Name:           item.Name.Value,
 			Backup:         item.Backup.Value,
+			CheckAt:        model.BackendAddress{Address: item.Health.Address.Value, Port: uint16(item.Health.Port.Value)},
 		}
 		same := backend.BackendAddress
 		if s.Forwarding.Direct() {

@@ -55,7 +55,7 @@ func (b *builder) health(entry *serviceEntry, defaults *healthEntry, s *model.Se
 	faults := b.parsed.faults
 	enabled := ownElse(&own.Enabled, &defaults.Enabled)
 	if !own.Set && !defaults.Set || !enabled.Value {
-		b.unwatchedBackups(entry, s)
+		b.unchecked(entry, s)
 		return
 	}
 	from := own
@@ -72,7 +72,7 @@ func (b *builder) health(entry *serviceEntry, defaults *healthEntry, s *model.Se
 		}
 		return
 	default: // intervals for services that do
-		b.unwatchedBackups(entry, s)
+		b.unchecked(entry, s)
 		return
 	}
 	if s.Forwarding.Direct() {
@@ -171,13 +171,20 @@ func (b *builder) checkedPort(entry *serviceEntry, s *model.Service, check check
 	if len(ports) == 1 && entry.Port.Items[0].Value.Exact() {
 		return
 	}
-	if slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.Port == 0 }) {
+	if slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.Port == 0 && b.CheckAt.Port == 0 }) {
 		b.parsed.faults.Errorf(*check.mark, "give "+string(check.kind)+" a port", "there is no single port to check: the backends of service %q have no port of their own, and the service has several", s.Name)
 	}
 }
 
-// unwatchedBackups says so where nobody finds out that backups are needed.
-func (b *builder) unwatchedBackups(entry *serviceEntry, s *model.Service) {
+// unchecked is for a service without checks: what is said about them has no effect there, and nobody finds
+// out that backups are needed.
+func (b *builder) unchecked(entry *serviceEntry, s *model.Service) {
+	for i := range entry.Backends.Items {
+		if at := &entry.Backends.Items[i].Health; at.Set && !at.Bad {
+			b.parsed.faults.Warnf(at.Mark, "add health to the service, or remove it here", "service %q is not checked: health of a backend has no effect", s.Name)
+			break
+		}
+	}
 	for i := range entry.Backends.Items {
 		if backup := &entry.Backends.Items[i].Backup; backup.Value {
 			b.parsed.faults.Warnf(backup.Mark, "add health", "service %q is not checked: its backups serve only while all its other backends are drained or have weight 0", s.Name)
