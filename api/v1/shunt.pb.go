@@ -470,7 +470,9 @@ type Service struct {
 	// Flows in use now: connections of NAT that have been answered and are not closed, and
 	// conversations over UDP, in which the client has gone on after an answer. Absent with direct
 	// return, which does not know them.
-	FlowsOpen     *uint64 `protobuf:"varint,10,opt,name=flows_open,json=flowsOpen,proto3,oneof" json:"flows_open,omitempty"`
+	FlowsOpen *uint64 `protobuf:"varint,10,opt,name=flows_open,json=flowsOpen,proto3,oneof" json:"flows_open,omitempty"`
+	// That its backends and their health are from; empty: they are its own, or no daemon answers.
+	Pool          string `protobuf:"bytes,11,opt,name=pool,proto3" json:"pool,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -573,6 +575,13 @@ func (x *Service) GetFlowsOpen() uint64 {
 		return *x.FlowsOpen
 	}
 	return 0
+}
+
+func (x *Service) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
 }
 
 // A backend in one service. Its counters are over all services that share it. Without a daemon
@@ -1414,10 +1423,10 @@ func (x *WatchResponse) GetHealth() *HealthChange {
 	return nil
 }
 
-// Another state of a backend in one service, as checks have found it.
+// Another state of a backend in a service or a pool, as checks have found it.
 type HealthChange struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
-	Service string                 `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	Service string                 `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"` // empty: it is of a pool, and so of all its services
 	Backend string                 `protobuf:"bytes,2,opt,name=backend,proto3" json:"backend,omitempty"`
 	Name    string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"` // of the backend, as the configuration calls it
 	From    string                 `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"` // up, down or waiting
@@ -1428,6 +1437,7 @@ type HealthChange struct {
 	Results uint32 `protobuf:"varint,7,opt,name=results,proto3" json:"results,omitempty"`
 	// It stays down until then though its checks pass, because it goes down too often; absent: it does not.
 	KeptDownUntil *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=kept_down_until,json=keptDownUntil,proto3" json:"kept_down_until,omitempty"`
+	Pool          string                 `protobuf:"bytes,9,opt,name=pool,proto3" json:"pool,omitempty"` // empty: it is of a service
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1516,6 +1526,13 @@ func (x *HealthChange) GetKeptDownUntil() *timestamppb.Timestamp {
 		return x.KeptDownUntil
 	}
 	return nil
+}
+
+func (x *HealthChange) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
 }
 
 type ReloadRequest struct {
@@ -2957,7 +2974,7 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\asubject\x18\x03 \x01(\tR\asubject\x12\x12\n" +
 	"\x04text\x18\x04 \x01(\tR\x04text\x12\x16\n" +
 	"\x06remedy\x18\x05 \x01(\tR\x06remedy\x120\n" +
-	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xe1\x02\n" +
+	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xf5\x02\n" +
 	"\aService\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +
@@ -2974,7 +2991,8 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\bbackends\x18\t \x03(\v2\x18.shunt.v1.ServiceBackendR\bbackends\x12\"\n" +
 	"\n" +
 	"flows_open\x18\n" +
-	" \x01(\x04H\x00R\tflowsOpen\x88\x01\x01B\r\n" +
+	" \x01(\x04H\x00R\tflowsOpen\x88\x01\x01\x12\x12\n" +
+	"\x04pool\x18\v \x01(\tR\x04poolB\r\n" +
 	"\v_flows_open\"\xec\x02\n" +
 	"\x0eServiceBackend\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x14\n" +
@@ -3052,7 +3070,7 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
 	"\x05event\x18\x02 \x01(\tR\x05event\x121\n" +
 	"\tcondition\x18\x03 \x01(\v2\x13.shunt.v1.ConditionR\tcondition\x12.\n" +
-	"\x06health\x18\x04 \x01(\v2\x16.shunt.v1.HealthChangeR\x06health\"\xee\x01\n" +
+	"\x06health\x18\x04 \x01(\v2\x16.shunt.v1.HealthChangeR\x06health\"\x82\x02\n" +
 	"\fHealthChange\x12\x18\n" +
 	"\aservice\x18\x01 \x01(\tR\aservice\x12\x18\n" +
 	"\abackend\x18\x02 \x01(\tR\abackend\x12\x12\n" +
@@ -3061,7 +3079,8 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x02to\x18\x05 \x01(\tR\x02to\x12\x14\n" +
 	"\x05cause\x18\x06 \x01(\tR\x05cause\x12\x18\n" +
 	"\aresults\x18\a \x01(\rR\aresults\x12B\n" +
-	"\x0fkept_down_until\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\rkeptDownUntil\"\x0f\n" +
+	"\x0fkept_down_until\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\rkeptDownUntil\x12\x12\n" +
+	"\x04pool\x18\t \x01(\tR\x04pool\"\x0f\n" +
 	"\rReloadRequest\"\xf0\x01\n" +
 	"\x0eReloadResponse\x12\x18\n" +
 	"\aapplied\x18\x01 \x01(\bR\aapplied\x12'\n" +

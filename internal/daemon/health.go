@@ -60,7 +60,15 @@ func logTransition(log *slog.Logger, t health.Transition) {
 	if t.To == model.HealthDown {
 		level = slog.LevelWarn
 	}
-	log.Log(context.Background(), level, t.String(), "service", t.Service, "backend", t.Backend, "from", t.From, "to", t.To)
+	log.Log(context.Background(), level, t.String(), whose(t), "backend", t.Backend, "from", t.From, "to", t.To)
+}
+
+// whose is the service or the pool that a backend was checked for.
+func whose(t health.Transition) slog.Attr {
+	if t.Pool != "" {
+		return slog.String("pool", t.Pool)
+	}
+	return slog.String("service", t.Service)
 }
 
 // reread has what checks read from files read again.

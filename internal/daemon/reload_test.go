@@ -31,6 +31,7 @@ var fieldChanges = map[string][3]string{
 	"encapsulation": {"", "encapsulation: {gue_port: 7}", "~ encapsulation.gue_port: 6080 -> 7"},
 	"api":           {"", "api: {group: admin}", "api.group from root only to admin needs restart"},
 
+	"pools":   {"", "", "backend 10.0.0.3 added"}, // see poolFile
 	"metrics": {"", "metrics: {listen: 127.0.0.1:9470}", "~ metrics.listen: nowhere -> 127.0.0.1:9470"},
 
 	"interface.name":   {"name: eth0", "name: eth2", "+ interface eth2: attach auto"},
@@ -58,7 +59,12 @@ var fieldChanges = map[string][3]string{
 	"service.tcp_mss":                  {"", "tcp_mss: 1300", "tcp_mss from none to 1300"},
 	"service.table_size":               {"", "table_size: 251", "table resized from 4093 to 251 slots"},
 	"service.backends":                 {"", "", "backend 10.0.0.3 added"}, // see oneFile
+	"service.pool":                     {"", "", "pool from one to two"},   // see poolFile
 	"service.health":                   {"", "health: {tcp: {}}", "health from none to tcp"},
+
+	"pool.name":     {"", "", "pool from one to two"}, // see poolFile
+	"pool.backends": {"", "", "backend 10.0.0.3 added"},
+	"pool.health":   {"", "", "health from none to tcp"},
 
 	"backend.address": {"address: 10.0.0.2", "address: 10.0.0.4", "backend 10.0.0.4 added"},
 	"backend.port":    {"", "port: 8080", "backend 10.0.0.2:8080 added"},
@@ -232,6 +238,9 @@ func oneFile(t *testing.T, field, written string, changed bool) model.Config {
 		with("interface", "name: eth0"), more("interfaces", ", {name: eth1}"),
 		service, backend, more("service.backends", ", {address: 10.0.0.3}"),
 		more("services", "\n- {name: mail, address: 192.0.2.20, port: 25, backends: [{address: 10.0.0.2}]}"), atTop)
+	if field == "pools" || within == "pool" || field == "service.pool" {
+		text = poolFile(field, changed)
+	}
 	path := filepath.Join(t.TempDir(), "shunt.yaml")
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
@@ -241,6 +250,23 @@ func oneFile(t *testing.T, field, written string, changed bool) model.Config {
 		t.Fatalf("%s\n%v %v", text, faults, err)
 	}
 	return loaded
+}
+
+// poolFile is a file whose service has its backends from a pool.
+func poolFile(field string, changed bool) string {
+	pool, health, backends := "one", "", "{address: 10.0.0.2}"
+	if changed {
+		switch field {
+		case "pool.name", "service.pool":
+			pool = "two"
+		case "pool.health":
+			health = ", health: {tcp: {}}"
+		default:
+			backends += ", {address: 10.0.0.3}"
+		}
+	}
+	return fmt.Sprintf("interfaces: [{name: eth0}]\npools: [{name: %s%s, backends: [%s]}]\nservices: [{name: web, address: 192.0.2.10, port: 80, pool: %s}]\n",
+		pool, health, backends, pool)
 }
 
 // differenceOf is what is different to the data plane.

@@ -31,7 +31,7 @@ func (p execProber) probe(ctx context.Context) error {
 	output := &limited{}
 	command := exec.Command(p.health.Exec[0], p.health.Exec[1:]...)
 	command.Env = append(os.Environ(),
-		"SHUNT_SERVICE="+p.service, "SHUNT_BACKEND="+p.name,
+		"SHUNT_SERVICE="+p.service, "SHUNT_POOL="+p.pool, "SHUNT_BACKEND="+p.name,
 		"SHUNT_ADDRESS="+p.at.Addr().String(), "SHUNT_PORT="+strconv.Itoa(int(p.at.Port())))
 	command.Stdout, command.Stderr = output, output
 	command.Dir = "/"

@@ -128,7 +128,8 @@ func (m *machine) restsUntil() time.Time {
 
 // Transition is a change of a backend's state, for whoever logs, counts or tells others.
 type Transition struct {
-	Service string
+	Service string // "": that of a pool
+	Pool    string // whose services all have the backend; "": that of a service
 	Backend model.BackendAddress
 	Name    string // of the backend
 	At      time.Time
@@ -146,7 +147,11 @@ type Transition struct {
 //
 //	web: backend 10.0.0.2:8080 is down: tcp connect: connection refused (3 checks in a row failed)
 func (t Transition) String() string {
-	who := t.Service + ": backend " + t.Backend.String()
+	who := t.Service
+	if t.Pool != "" {
+		who = "pool " + t.Pool
+	}
+	who += ": backend " + t.Backend.String()
 	if t.Name != "" && t.Name != t.Backend.String() {
 		who += " (" + t.Name + ")"
 	}

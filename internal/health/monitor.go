@@ -47,6 +47,7 @@ type Monitor struct {
 
 	mu      sync.Mutex
 	checks  map[key]*check
+	members map[member]*check        // the same, by those that a check is for
 	plain   map[string]model.Service // services without checks, whose backends count as up
 	queue   queue
 	ramps   time.Time // when a weight rises next by itself; zero: none does
@@ -60,13 +61,40 @@ type Monitor struct {
 	panics    map[string]bool // services whose health is not believed, as of the last Serve
 }
 
-// key names a backend in a service.
+// owner is who has a backend checked: a service, or a pool for all its services.
+type owner struct{ service, pool string }
+
+func ownerOf(s model.Service) owner {
+	if s.Pool != "" {
+		return owner{pool: s.Pool}
+	}
+	return owner{service: s.Name}
+}
+
+// key names a backend of a service, or of a pool.
 type key struct {
+	owner
+	backend model.BackendAddress
+	// at is where a pool's backend is asked: services of several ports may share it. Of a service it is not
+	// set, whose backend is the same if it is asked elsewhere.
+	at netip.AddrPort
+}
+
+func keyOf(s model.Service, b model.Backend) key {
+	k := key{owner: ownerOf(s), backend: b.BackendAddress}
+	if s.Pool != "" {
+		k.at = probed(s, b)
+	}
+	return k
+}
+
+// member is a backend in a service.
+type member struct {
 	service string
 	backend model.BackendAddress
 }
 
-// check is one backend of one service that is checked.
+// check is one backend that is checked, for a service or a pool.
 type check struct {
 	key
 	target  target
@@ -103,7 +131,7 @@ func New(options Options) *Monitor {
 	m := &Monitor{options: options,
 		sockets: make(chan struct{}, socketsMax), execs: make(chan struct{}, execsMax),
 		wake: make(chan struct{}, 1), changed: make(chan struct{}, 1),
-		checks: map[key]*check{}, plain: map[string]model.Service{}, panics: map[string]bool{}}
+		checks: map[key]*check{}, members: map[member]*check{}, plain: map[string]model.Service{}, panics: map[string]bool{}}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.running.Go(m.run)
 	return m
@@ -127,8 +155,9 @@ func notify(c chan struct{}) {
 
 // Update makes these the services that are checked. A backend that was checked before keeps its
 // state; one that was in the service without checks, or is checked alike in a service that is
-// or was here (of a service that is renamed, for example), goes on with the state it has
-// there. Of others held says the state, until a result contradicts it; "" is unknown.
+// or was here (of a service that is renamed, for example), or in another way in the same pool, goes on
+// with the state it has there. Of others held says the state, until a result contradicts it; "" is
+// unknown.
 func (m *Monitor) Update(services []model.Service, held func(service string, b model.BackendAddress) model.HealthState) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -136,12 +165,12 @@ func (m *Monitor) Update(services []model.Service, held func(service string, b m
 	for _, c := range m.checks {
 		twins[c.backend] = append(twins[c.backend], c)
 	}
-	before, plain := m.checks, m.plain
-	served := map[string]bool{}
+	before, members, plain := m.checks, m.members, m.plain
+	served := map[owner]bool{}
 	for k := range before {
-		served[k.service] = true
+		served[k.owner] = true
 	}
-	m.checks, m.plain = map[key]*check{}, map[string]model.Service{}
+	m.checks, m.members, m.plain = map[key]*check{}, map[member]*check{}, map[string]model.Service{}
 	var fresh []*check
 	now := time.Now()
 	for _, s := range services {
@@ -150,17 +179,31 @@ func (m *Monitor) Update(services []model.Service, held func(service string, b m
 			continue
 		}
 		for _, b := range s.Backends {
-			k := key{s.Name, b.BackendAddress}
-			t := target{service: s.Name, backend: b.BackendAddress, name: b.Name, at: probed(s, b), health: s.Health}
-			c, known := before[k]
-			if known {
+			k := keyOf(s, b)
+			t := target{owner: k.owner, backend: b.BackendAddress, name: b.Name, at: probed(s, b), health: s.Health}
+			of := member{s.Name, b.BackendAddress}
+			c, shared := m.checks[k] // by another service of the pool
+			known := shared || before[k] != nil
+			switch {
+			case shared:
+			case known:
+				c = before[k]
 				delete(before, k)
-			} else {
-				c = &check{key: k, index: -1, machine: machine{state: model.HealthWaiting, since: now, joined: served[s.Name]}}
-				c.machine.adopt(t, twins[b.BackendAddress], has(plain[s.Name], b.BackendAddress), held)
+			default:
+				c = &check{key: k, index: -1, machine: machine{state: model.HealthWaiting, since: now, joined: served[k.owner]}}
 				fresh = append(fresh, c)
 			}
-			m.checks[k] = c
+			m.checks[k], m.members[of] = c, c
+			if c.machine.state == model.HealthWaiting && c.machine.since.Equal(now) { // nothing is known of it yet
+				switch {
+				case has(plain[s.Name], b.BackendAddress):
+					c.machine = machine{state: model.HealthUp}
+				case members[of] != nil:
+					c.machine = members[of].machine
+				default:
+					c.machine.adopt(t, of, twins[b.BackendAddress], held)
+				}
+			}
 			if !known || !reflect.DeepEqual(c.target, t) || t.health.TLS.CAFile != "" { // that file may be another by now
 				c.target, c.prober = t, m.options.newProber(t)
 				if soon := now.Add(t.health.Interval); c.index >= 0 && soon.Before(c.due) {
@@ -184,22 +227,17 @@ func has(s model.Service, b model.BackendAddress) bool {
 }
 
 // adopt takes the state over from where something is known of the backend.
-func (m *machine) adopt(t target, twins []*check, plain bool, held func(string, model.BackendAddress) model.HealthState) {
-	state := model.HealthState("")
-	if plain {
-		state = model.HealthUp
-	} else {
-		for _, twin := range twins {
-			if twin.target.at == t.at && reflect.DeepEqual(twin.target.health, t.health) {
-				*m = twin.machine
-				return
-			}
-		}
-		if held != nil {
-			state = held(t.service, t.backend)
+func (m *machine) adopt(t target, of member, twins []*check, held func(string, model.BackendAddress) model.HealthState) {
+	for _, twin := range twins {
+		if twin.target.at == t.at && reflect.DeepEqual(twin.target.health, t.health) {
+			*m = twin.machine
+			return
 		}
 	}
-	if state == model.HealthUp || state == model.HealthDown {
+	if held == nil {
+		return
+	}
+	if state := held(of.service, of.backend); state == model.HealthUp || state == model.HealthDown {
 		*m = machine{state: state}
 	}
 }
@@ -229,7 +267,7 @@ func (m *Monitor) Serve(services []model.Service, lost func(netip.Addr) bool) []
 			if s.Health.Check == "" {
 				return found{state: model.HealthUp}
 			}
-			c := m.checks[key{s.Name, b.BackendAddress}]
+			c := m.members[member{s.Name, b.BackendAddress}]
 			if c == nil {
 				return found{state: model.HealthWaiting}
 			}
@@ -273,7 +311,7 @@ func (m *Monitor) Report(services []model.Service) []Status {
 	list := []Status{}
 	for _, s := range services {
 		for _, b := range s.Backends {
-			c := m.checks[key{s.Name, b.BackendAddress}]
+			c := m.members[member{s.Name, b.BackendAddress}]
 			if c == nil {
 				continue
 			}

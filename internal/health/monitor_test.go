@@ -513,3 +513,69 @@ func TestProbed(t *testing.T) {
 		}
 	}
 }
+
+// TestPool: a backend of a pool is asked once for all its services, and once for each port that it is asked
+// at; a service that comes to a pool, or goes from one, keeps what is known.
+func TestPool(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, m := newFleet(t)
+		a, b := backend("10.0.0.1", 80), backend("10.0.0.2", 80)
+		f.set("10.0.0.2:80", errors.New("refused"))
+		of := func(pool, name string, h model.Health) model.Service {
+			s := service(name, h, a, b)
+			s.Pool = pool
+			return s
+		}
+		expect := func(what, want string, s ...model.Service) {
+			t.Helper()
+			if got := states(m, s...); got != want {
+				t.Errorf("%s: %s, want %s", what, got, want)
+			}
+		}
+		web, shop := of("servers", "web", checked), of("servers", "shop", checked)
+		m.Update([]model.Service{web, shop}, nil)
+		expect("at first", "----", web, shop)
+		time.Sleep(10 * time.Second)
+		expect("later", "SDSD", web, shop)
+		if n := len(f.when()["10.0.0.1:80"]); n < 4 || n > 6 {
+			t.Errorf("a backend of two services was asked %d times in 5 intervals", n)
+		}
+		for _, tr := range f.transitions() {
+			if tr.Pool != "servers" || tr.Service != "" || tr.String()[:28] != "pool servers: backend 10.0.0" {
+				t.Errorf("a transition says %q", tr)
+			}
+		}
+		if log := f.transitions(); len(log) != 2 {
+			t.Errorf("%d transitions, want 2: %v", len(log), log)
+		}
+		if report := m.Report([]model.Service{web, shop}); len(report) != 4 || report[2].Service != "shop" || report[3].State != down {
+			t.Errorf("the report is %+v", report)
+		}
+		elsewhere := checked
+		elsewhere.Port = 9
+		web, shop = of("servers", "web", elsewhere), of("servers", "shop", elsewhere)
+		m.Update([]model.Service{web, shop}, nil)
+		expect("asked at another port", "SDSD", web, shop)
+		shop = of("", "shop", checked)
+		m.Update([]model.Service{web, shop}, nil)
+		expect("one on its own", "SDSD", web, shop)
+		shop, mail := of("others", "shop", checked), of("others", "mail", checked)
+		m.Update([]model.Service{web, shop, mail}, nil)
+		expect("in another pool, with a new service", "SDSDSD", web, shop, mail)
+	})
+}
+
+// TestPoolHeld: at a start, what any service of a pool did holds for all.
+func TestPoolHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, m := newFleet(t)
+		web, shop := service("web", checked, backend("10.0.0.1", 80)), service("shop", checked, backend("10.0.0.1", 80))
+		web.Pool, shop.Pool = "servers", "servers"
+		m.Update([]model.Service{web, shop}, func(service string, _ model.BackendAddress) model.HealthState {
+			return map[string]model.HealthState{"shop": up}[service]
+		})
+		if got := states(m, web, shop); got != "SS" {
+			t.Errorf("adopted: %s", got)
+		}
+	})
+}

@@ -18,7 +18,7 @@ import (
 
 // target is whom a check asks, and how.
 type target struct {
-	service string
+	owner
 	backend model.BackendAddress
 	name    string         // of the backend
 	at      netip.AddrPort // for exec, port 0 if the service has several

@@ -32,7 +32,7 @@ func ask(t *testing.T, at string, h model.Health) error {
 	if h.Timeout == 0 {
 		h.Timeout = 10 * time.Second
 	}
-	to := target{service: "web", name: "green", health: h, at: netip.MustParseAddrPort(at)}
+	to := target{owner: owner{service: "web"}, name: "green", health: h, at: netip.MustParseAddrPort(at)}
 	to.backend = model.BackendAddress{Address: to.at.Addr(), Port: to.at.Port()}
 	ctx, cancel := context.WithTimeout(context.Background(), h.Timeout)
 	defer cancel()

@@ -153,7 +153,7 @@ func (m *Monitor) observe(c *check, err error, now time.Time) {
 		c.changes++
 	}
 	if v.changed || v.resting {
-		t := Transition{Service: c.service, Backend: c.backend, Name: c.target.name, At: now, From: before, To: c.machine.state,
+		t := Transition{Service: c.service, Pool: c.pool, Backend: c.backend, Name: c.target.name, At: now, From: before, To: c.machine.state,
 			Cause: c.machine.lastError, Results: v.results, Lasted: v.lasted}
 		if v.resting {
 			t.RestsUntil = c.machine.restsUntil()

@@ -196,6 +196,7 @@ func (b Backend) Share() uint32 {
 // Service is a set of frontends that share backends and a table.
 type Service struct {
 	Name       string // unique, 1 to 63 characters
+	Pool       string // that its backends and their health are from; "": they are its own
 	Source     string // who says so; no source sets it, but the state that takes it over
 	Frontends  []Frontend
 	Forwarding Forwarding

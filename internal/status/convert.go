@@ -60,7 +60,7 @@ func translate[M proto.Message](from any, to M) M {
 
 // HealthChange is another state of a backend as a message.
 func HealthChange(t health.Transition) *shuntv1.HealthChange {
-	return &shuntv1.HealthChange{Service: t.Service, Backend: t.Backend.String(), Name: t.Name, From: string(t.From), To: string(t.To),
+	return &shuntv1.HealthChange{Service: t.Service, Pool: t.Pool, Backend: t.Backend.String(), Name: t.Name, From: string(t.From), To: string(t.To),
 		Cause: t.Cause, Results: t.Results, KeptDownUntil: timestamp(t.RestsUntil)}
 }
 

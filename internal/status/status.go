@@ -253,6 +253,7 @@ func completeServices(services []*shuntv1.Service, byAddress map[string]*shuntv1
 		if service == nil {
 			continue // it has just come, or gone
 		}
+		service.Pool = configured.Pool
 		inSlots := map[string][]*shuntv1.ServiceBackend{} // twice, where it serves both families
 		for _, b := range service.Backends {
 			inSlots[b.Address] = append(inSlots[b.Address], b)

@@ -65,16 +65,22 @@ func (b *bed) healthFile(more, extra string) string {
 // isServed waits until new connections to each VIP reach these backends and no others.
 func (b *bed) isServed(t *testing.T, when string, by ...*lab.Host) {
 	t.Helper()
+	b.isServedAt(t, 80, when, by...)
+}
+
+// isServedAt is isServed at another port.
+func (b *bed) isServedAt(t *testing.T, port uint16, when string, by ...*lab.Host) {
+	t.Helper()
 	want := map[string]bool{}
 	for _, backend := range by {
 		want[backend.Name()] = true
 	}
 	for _, vip := range vips {
-		eventually(t, 20*time.Second, fmt.Sprintf("%s, %s is served by %d", when, family(vip), len(by)), func() error {
+		eventually(t, 20*time.Second, fmt.Sprintf("%s, port %d of %s is served by %d", when, port, family(vip), len(by)), func() error {
 			got := map[string]bool{}
 			client := b.Client.HTTPClient(false)
 			for range 60 {
-				a, err := b.get(client, at(vip, 80))
+				a, err := b.get(client, at(vip, port))
 				if err != nil {
 					return err
 				}

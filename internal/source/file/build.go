@@ -78,11 +78,13 @@ type builder struct {
 	slots     uint64 // of all tables together
 	filters   uint64 // prefixes of allow_from and deny_from
 	halves    uint64 // services of the data plane: one for each family of a service's addresses
+	pools     map[string]*pool
 }
 
 func (b *builder) services(doc *document) {
 	p := b.parsed
 	p.missing(doc, &doc.Services.Mark, len(doc.Services.Items), "services", "list the services to balance, for example services: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]}]")
+	b.readPools(doc)
 	first := map[string]config.Mark{}
 	for i := range doc.Services.Items {
 		entry := &doc.Services.Items[i]
@@ -95,6 +97,7 @@ func (b *builder) services(doc *document) {
 		}
 		b.service(entry, &doc.Defaults)
 	}
+	b.unusedPools(doc)
 	b.overlaps()
 	b.sharedHashes()
 	for _, h := range b.hosts {
@@ -106,8 +109,10 @@ func (b *builder) services(doc *document) {
 
 // service adds one service to the configuration.
 func (b *builder) service(entry *serviceEntry, defaults *defaultsEntry) {
+	b.fromPool(entry)
 	s := model.Service{
 		Name:       entry.Name.Value,
+		Pool:       entry.Pool.Value,
 		Forwarding: model.Forwarding(either(&entry.Forwarding, &defaults.Forwarding)),
 		Announce:   model.Announce(either(&entry.Announce, &defaults.Announce)),
 		TableSize:  entry.TableSize.Value,
@@ -243,7 +248,7 @@ func (b *builder) backends(entry *serviceEntry, s *model.Service) (marks []confi
 		}
 		if earlier, double := byAddress[same]; double {
 			b.parsed.faults.Errorf(item.Address.Mark, "remove one of them, and give the other the sum of the weights",
-				"backend %s is in this service twice, first at %s", backend.BackendAddress, earlier.At)
+				"backend %s is listed twice, first at %s", backend.BackendAddress, earlier.At)
 			continue
 		}
 		byAddress[same] = &item.Address.Mark

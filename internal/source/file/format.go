@@ -10,6 +10,7 @@ type document struct {
 	config.Mark   `json:"-"`
 	Interfaces    config.List[interfaceEntry] `json:"interfaces" doc:"The network interfaces that shunt attaches to: the interfaces on which packets of clients arrive, and the interfaces that lead to backends." example:"[{name: eth0}]"`
 	Services      config.List[serviceEntry]   `json:"services" doc:"The services that shunt balances." example:"[{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]}]"`
+	Pools         config.List[poolEntry]      `json:"pools,omitempty" doc:"Backends that several services share, and how they are checked." example:"[{name: servers, health: {tcp: {}}, backends: [{address: 10.0.0.2}]}]"`
 	Defaults      defaultsEntry               `json:"defaults,omitempty" doc:"Values for services that do not set their own." example:"{forwarding: nat}"`
 	Timeouts      timeoutsEntry               `json:"timeouts,omitempty" doc:"How long a flow may be idle before it ends, counted from the last packet in either direction." example:"{udp: 2m}"`
 	Limits        limitsEntry                 `json:"limits,omitempty" doc:"Sizes of the maps. They are fixed when the data plane is first loaded. 'shunt check' prints how much memory they need." example:"{flows: 1000000}"`
@@ -17,7 +18,6 @@ type document struct {
 	Encapsulation encapsulationEntry          `json:"encapsulation,omitempty" doc:"The contents of the outer headers of dsr-ipip and dsr-gue." example:"{source: 10.0.0.1}"`
 	API           apiEntry                    `json:"api,omitempty" doc:"The sockets of the daemon, and which groups may use them besides root." example:"{group: shunt-admin, read_group: shunt}"`
 	Metrics       metricsEntry                `json:"metrics,omitempty" doc:"Metrics for Prometheus, over HTTP." example:"{listen: \"127.0.0.1:9470\"}"`
-	Pools         config.Later                `json:"pools,omitempty" doc:"Backends shared by services." instead:"write the backends in each service; a YAML anchor (x-servers: &servers) lets services share them"`
 	BGP           config.Later                `json:"bgp,omitempty" doc:"Sessions with routers." instead:"write announce: none, and announce the VIPs with a routing daemon such as BIRD or FRR"`
 }
 
@@ -57,13 +57,21 @@ type serviceEntry struct {
 	MaxFlows             config.Number               `json:"max_flows,omitempty" unit:"flows" doc:"How many flows the service may have at once, under nat and nat-destination. A packet that would begin one flow more is dropped. Without it: as many as limits.flows has room for. The limit counts flows that began after it was set: established flows, flows in handshake, and closed flows until their port is free again (2 s, or 60 s if the backend closed first, and up to 10 s more). A service with addresses of both families may have this many flows in each family. CPUs that see packets at the same moment may each let in one flow more. The limit has no effect while no daemon runs, because nothing then removes the flows that have ended." min:"1" max:"16000000" example:"10000"`
 	TCPMSS               config.Number               `json:"tcp_mss,omitempty" unit:"bytes" doc:"The largest TCP segment that clients and backends may send, for paths with a smaller MTU than they know. shunt lowers the MSS in their SYNs to this value. Without it: the MSS is not changed. With dsr-* shunt does not see the backends' SYNs, so the value limits only what backends send." min:"536" max:"65495" example:"1400"`
 	TableSize            tableSize                   `json:"table_size,omitempty" unit:"slots" doc:"Size of the service's Maglev table. Without it: 4093 up to 40 backends, 16381 up to 163, 65521 up to 655, 131071 beyond. Each address family counts its own backends." example:"4093"`
-	Backends             config.List[backendEntry]   `json:"backends" doc:"The servers. A service may have backends of both families: a frontend uses backends of its own family. With dsr-*, if all backends of a service are of one family, they serve frontends of both families. Otherwise a frontend needs a backend of its own family." example:"[{address: 10.0.0.2, port: 8080}]"`
+	Pool                 config.Text                 `json:"pool,omitempty" doc:"The pool that the service's backends, and their health checks, are from. A service has either pool or backends." min:"1" max:"63" example:"servers"`
+	Backends             config.List[backendEntry]   `json:"backends,omitempty" doc:"The servers. Without it: those of pool. A service may have backends of both families: a frontend uses backends of its own family. With dsr-*, if all backends of a service are of one family, they serve frontends of both families. Otherwise a frontend needs a backend of its own family." example:"[{address: 10.0.0.2, port: 8080}]"`
 	Health               healthEntry                 `json:"health,omitempty" doc:"How the service's backends are checked: one of tcp, http, https, grpc, udp and exec, and how often. If health is set neither here nor under defaults, backends count as up. Not supported with dsr-* yet." example:"{http: {path: /healthz, port: 8080}, interval: 2s, timeout: 1s, fall: 3, rise: 2}"`
-	Pool                 config.Later                `json:"pool,omitempty" doc:"Backends shared by services." instead:"write the backends in each service; a YAML anchor (x-servers: &servers) lets services share them"`
 	ProxyProtocol        config.Later                `json:"proxy_protocol,omitempty" doc:"The client's address, told to the backend." instead:"use nat-destination or dsr-*, where backends see the client's own address"`
 	Scheduler            config.Later                `json:"scheduler,omitempty" doc:"Another way to choose backends." instead:"give the backends weights: Maglev hashing spreads new flows according to them"`
 	Balance              config.Later                `json:"balance,omitempty" doc:"Another way to choose backends." instead:"give the backends weights: Maglev hashing spreads new flows according to them"`
 	Timeouts             config.Later                `json:"timeouts,omitempty" doc:"Timeouts per service." instead:"set timeouts at the top of the file, for all services"`
+}
+
+// poolEntry is one of pools.
+type poolEntry struct {
+	config.Mark `json:"-"`
+	Name        config.Text               `json:"name" doc:"The pool's name. It must be unique." min:"1" max:"63" example:"servers"`
+	Backends    config.List[backendEntry] `json:"backends" doc:"The servers, as in a service." example:"[{address: 10.0.0.2, port: 8080}]"`
+	Health      healthEntry               `json:"health,omitempty" doc:"How the backends are checked. A backend is checked once for all services of the pool, or once for each port, if the backend and the check have no port and the services have different ones." example:"{tcp: {}}"`
 }
 
 // backendEntry is one of a service's backends.
@@ -95,7 +103,7 @@ type healthEntry struct {
 	HTTPS       httpsCheckEntry `json:"https,omitempty" doc:"The same as http, over TLS." example:"{path: /healthz, port: 8443, server_name: www.example.com}"`
 	GRPC        grpcCheckEntry  `json:"grpc,omitempty" doc:"The check succeeds if the backend's grpc.health.v1 service says SERVING. TLS is not used." example:"{service: shop.v1.Cart}"`
 	UDP         udpCheckEntry   `json:"udp,omitempty" doc:"The check succeeds if the backend answers a datagram." example:"{send: ping, expect: pong}"`
-	Exec        execCheckEntry  `json:"exec,omitempty" doc:"The check succeeds if a program on this machine ends with exit code 0. The program runs with the daemon's rights. It finds SHUNT_SERVICE, SHUNT_BACKEND (the name), SHUNT_ADDRESS and SHUNT_PORT in its environment. At the timeout it is killed, with all processes that it has started. If it fails, shunt shows the first line of its output. At most 64 programs run at once." example:"{command: [/usr/local/bin/check-backend, --fast]}"`
+	Exec        execCheckEntry  `json:"exec,omitempty" doc:"The check succeeds if a program on this machine ends with exit code 0. The program runs with the daemon's rights. It finds SHUNT_SERVICE or, in a pool, SHUNT_POOL, and SHUNT_BACKEND (the name), SHUNT_ADDRESS and SHUNT_PORT in its environment. At the timeout it is killed, with all processes that it has started. If it fails, shunt shows the first line of its output. At most 64 programs run at once." example:"{command: [/usr/local/bin/check-backend, --fast]}"`
 	Interval    config.Duration `json:"interval,omitempty" doc:"The time from one check of a backend to the next." min:"100ms" max:"1h" default:"2s" example:"5s"`
 	Timeout     config.Duration `json:"timeout,omitempty" doc:"How long one check may take, at most interval. Without it: 1s, or interval if that is less." min:"10ms" max:"1h" example:"500ms"`
 	Fall        config.Number   `json:"fall,omitempty" unit:"checks" doc:"How many checks in a row must fail for a backend to be down. A backend that is down takes no new flows. Established TCP connections stay with it until they end. TCP connections that it has not answered, and UDP flows, go to another backend at once, unless the backend is up in another service." min:"1" max:"100" default:"3" example:"5"`
