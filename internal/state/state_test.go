@@ -53,6 +53,7 @@ func TestReplaceMerges(t *testing.T) {
 	compare := cmp.Options{
 		cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 		cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+		cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }),
 	}
 	if diff := cmp.Diff(want, w.Snapshot().Config, compare); diff != "" {
 		t.Errorf("merged (-want +got):\n%s", diff)
