@@ -112,7 +112,9 @@ func TestUnfinishedHandshakeYields(t *testing.T) {
 	}
 }
 
-// TestPortsAreFoundAtNineTenths: 99 of 100 flows find a port while 90 % are taken.
+// TestPortsAreFoundAtNineTenths: 99 of 100 flows find a port while 90 % are taken. With 64 tries (CLAIM_TRIES) 1 to 5
+// in 1,000 find none, so that chance alone makes more than 4 of 400 in one run of some hundred. More than 12 are one in
+// millions, and with half the tries it would be 14 at least.
 func TestPortsAreFoundAtNineTenths(t *testing.T) {
 	const pool = 20000
 	w := newWorld(t, withPorts(model.PortRange{First: 10000, Last: 10000 + pool - 1}),
@@ -144,7 +146,7 @@ func TestPortsAreFoundAtNineTenths(t *testing.T) {
 		}
 		n++
 	}
-	if failed > asked/100 {
+	if failed > asked*3/100 {
 		t.Errorf("%d of %d flows found no port", failed, asked)
 	}
 	if table := w.soundTable(); len(table) != 2*(taken+asked-failed) {
