@@ -127,16 +127,11 @@ func (d *demo) judgeReload(before []flowState, gone string) {
 // openAfterReload: new flows go to those that are left.
 func (d *demo) openAfterReload(ctx context.Context, gone string) error {
 	r := &d.facts.Reload
-	for _, to := range targets[:2] {
-		t := d.openMany(ctx, to, 100)
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		d.made[to.service] += t.flows
-		r.NewFlows += t.flows
-		r.NewFailed += t.failed
-		r.NewOnIt += t.on[gone]
+	t, err := d.openWeb(ctx)
+	if err != nil {
+		return err
 	}
+	r.NewFlows, r.NewFailed, r.NewOnIt = t.flows, t.failed, t.on[gone]
 	d.claim(r.NewFailed == 0 && r.NewOnIt == 0, "%d new connections: %d failed, %d reached %s", r.NewFlows+r.NewFailed, r.NewFailed, r.NewOnIt, gone)
 	return nil
 }

@@ -48,7 +48,7 @@ type demo struct {
 	top    *lab.Topology
 	folder string // configuration, control socket and log
 	daemon *process
-	kids   []*process // the backends
+	kids   []*process // of the backends, in their order
 	made   map[string]int
 	flows  *load
 	// udpFlows is how many source ports have been used for them.
@@ -135,9 +135,11 @@ func (d *demo) build(ctx context.Context) error {
 		d.opts.Executable, d.opts.Command = kept, kept
 	}
 	for _, host := range top.Backends {
-		if err := d.startBackend(host); err != nil {
+		kid, err := d.startBackend(host)
+		if err != nil {
 			return err
 		}
+		d.kids = append(d.kids, kid)
 	}
 	d.claim(true, "%d namespaces form a network of their own, and each backend has a web and a UDP server", len(top.Hosts()))
 	return nil

@@ -65,7 +65,7 @@ func (p *process) terminate(ctx context.Context) error {
 }
 
 // startBackend starts the servers of one backend, and waits until they listen.
-func (d *demo) startBackend(host *lab.Host) error {
+func (d *demo) startBackend(host *lab.Host) (*process, error) {
 	args := []string{"demo", "backend", "--lab", d.top.ID(), "--name", host.Name()}
 	if d.opts.Keep {
 		args = append(args, "--hold")
@@ -73,7 +73,7 @@ func (d *demo) startBackend(host *lab.Host) error {
 	cmd := host.Command(context.Background(), d.opts.Executable, args...)
 	ready, err := cmd.StdoutPipe()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var complaint bytes.Buffer
 	if d.opts.Keep { // a pipe would break when the demo ends
@@ -81,20 +81,19 @@ func (d *demo) startBackend(host *lab.Host) error {
 	} else {
 		cmd.Stderr = &complaint
 		if _, err := cmd.StdinPipe(); err != nil { // closed with this process, which ends the child
-			return err
+			return nil, err
 		}
 	}
 	p, err := d.spawn(cmd)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	d.kids = append(d.kids, p)
 	line, readErr := bufio.NewReader(ready).ReadString('\n')
 	if strings.TrimSpace(line) != backendReady {
 		<-p.done
-		return fmt.Errorf("start the servers of %s: %w: %s", host.Name(), errors.Join(readErr, p.err), strings.TrimSpace(complaint.String()))
+		return nil, fmt.Errorf("start the servers of %s: %w: %s", host.Name(), errors.Join(readErr, p.err), strings.TrimSpace(complaint.String()))
 	}
-	return nil
+	return p, nil
 }
 
 // startDaemon starts `shunt run`, and waits until it answers and forwards.

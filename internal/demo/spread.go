@@ -106,6 +106,24 @@ func (d *demo) openMany(ctx context.Context, to target, count int) *tally {
 	return t
 }
 
+// openWeb opens 100 connections to each of the web's VIPs, and asks once on each.
+func (d *demo) openWeb(ctx context.Context) (*tally, error) {
+	all := &tally{on: map[string]int{}}
+	for _, to := range targets[:2] {
+		t := d.openMany(ctx, to, 100)
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		d.made[to.service] += t.flows
+		all.flows += t.flows
+		all.failed += t.failed
+		for backend, n := range t.on {
+			all.on[backend] += n
+		}
+	}
+	return all, nil
+}
+
 // distance is Pearson's chi-square of counts against what is expected, and how probable one
 // as large is. With three backends there are two degrees of freedom, where that probability
 // is exactly exp(-x/2).
