@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -87,15 +88,15 @@ type Listen struct {
 	Value netip.AddrPort
 }
 
-func (l *Listen) Read(s Scalar, _ *Field) *Complaint {
-	const want = "an IP address and a port, such as 127.0.0.1:9470"
+func (l *Listen) Read(s Scalar, f *Field) *Complaint {
+	want := "an IP address and a port, such as " + f.Example
 	if s.Kind != KindText {
-		return Wanted(s, want, suggestListen(s.Text))
+		return Wanted(s, want, suggestListen(s.Text, f))
 	}
 	value, err := netip.ParseAddrPort(s.Text)
 	switch {
 	case err != nil:
-		return Wanted(s, want, suggestListen(s.Text))
+		return Wanted(s, want, suggestListen(s.Text, f))
 	case value.Port() == 0:
 		return &Complaint{s.Text + " has port 0, which is a different port each time", "write the port"}
 	case value.Addr().Is4In6():
@@ -110,7 +111,7 @@ func (l *Listen) Read(s Scalar, _ *Field) *Complaint {
 }
 
 // suggestListen guesses what was meant by text that is no address and port.
-func suggestListen(s string) string {
+func suggestListen(s string, f *Field) string {
 	if port, is := strings.CutPrefix(s, ":"); is && IsDigits(port) {
 		return fmt.Sprintf("write \"127.0.0.1:%s\" for this machine alone, or \"[::]:%s\" for every address", port, port)
 	}
@@ -118,7 +119,8 @@ func suggestListen(s string) string {
 		return fmt.Sprintf("write \"127.0.0.1:%s\"", s)
 	}
 	if a, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
-		return fmt.Sprintf("write it with a port: %q", netip.AddrPortFrom(a, 9470))
+		_, port, _ := net.SplitHostPort(f.Example)
+		return fmt.Sprintf("write it with a port: %q", net.JoinHostPort(a.String(), port))
 	}
 	if port, is := strings.CutPrefix(s, "localhost:"); is && IsDigits(port) {
 		return fmt.Sprintf("write \"127.0.0.1:%s\"", port)

@@ -280,7 +280,7 @@ func TestListen(t *testing.T) {
 	} {
 		var l Listen
 		got := ""
-		if c := l.Read(Scalar{KindText, text}, &Field{}); c == nil {
+		if c := l.Read(Scalar{KindText, text}, &Field{Example: "127.0.0.1:9470"}); c == nil {
 			got = l.Value.String()
 		} else if got = c.Message; c.Suggestion != "" {
 			got += "; " + c.Suggestion
