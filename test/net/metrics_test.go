@@ -76,7 +76,7 @@ func (s scraped) wants(want map[string]float64) error {
 	return nil
 }
 
-// watched is what the API's Watch has told so far.
+// watch begins a Watch of the API.
 func (b *bed) watch(t *testing.T) (events chan *shuntv1.WatchResponse) {
 	t.Helper()
 	client := shuntv1connect.NewStatusServiceClient(&http.Client{Transport: &http.Transport{

@@ -16,8 +16,8 @@ func (b *bed) poolFile(shop string) string {
 	for _, i := range b.Balancer.Interfaces() {
 		fmt.Fprintf(&text, "  - {name: %s}\n", i.Name)
 	}
-	fmt.Fprintf(&text, "pools:\n  - name: servers\n    health: {http: {port: %d}, interval: 200ms, timeout: 200ms, fall: 2, rise: 2}\n    backends:\n%sservices:\n",
-		healthPort, b.backends(nil, 8080))
+	fmt.Fprintf(&text, "pools:\n  - name: servers\n    health: {http: {port: %d}, %s}\n    backends:\n%sservices:\n",
+		healthPort, quickChecks, b.backends(nil, 8080))
 	for _, s := range []struct{ name, port, from string }{{"web", "80", "pool: servers"}, {"shop", "81", shop}} {
 		fmt.Fprintf(&text, "  - {name: %s, address: [%s, %q], port: %s, %s}\n", s.name, lab.VIP4, lab.VIP6, s.port, s.from)
 	}
