@@ -36,6 +36,7 @@ type options struct {
 	backends  int // of each service
 	tableSize uint32
 	rounds    int
+	checked   bool
 	out       string
 }
 
@@ -47,6 +48,7 @@ func parseOptions(args []string) (options, error) {
 	flags.IntVar(&o.backends, "backends", 50, "backends of each service; none is in two")
 	size := flags.Uint("table-size", 4093, "slots of each service's table; 0: as many as without table_size")
 	flags.IntVar(&o.rounds, "rounds", 5, "how often each change is made; the median counts")
+	flags.BoolVar(&o.checked, "checked", false, "services have health checks, one an hour: the metrics then tell of them")
 	flags.StringVar(&o.out, "out", "", "directory for a page with the figures")
 	if err := flags.Parse(args); err != nil {
 		return o, err
@@ -142,8 +144,12 @@ func configuration(o options, changed, weight int) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "interfaces:\n  - name: %s\nlimits:\n  services: %d\n  backends: %d\n  slots: %d\n  flows: 1024\n  remembered: 1024\nmetrics: {listen: %q, max_series: 10000000}\nservices:\n",
 		iface, o.services+1, 2*o.services*o.backends, min(2*uint64(o.services)*uint64(o.slots()), slotsMax), metricsAt)
+	health := ""
+	if o.checked {
+		health = "    health: {tcp: {}, interval: 1h, timeout: 10ms}\n"
+	}
 	for i := range o.services {
-		fmt.Fprintf(&text, "  - name: service-%05d\n    address: %s\n    port: 80\n", i, vip(i))
+		fmt.Fprintf(&text, "  - name: service-%05d\n    address: %s\n    port: 80\n%s", i, vip(i), health)
 		if o.tableSize > 0 {
 			fmt.Fprintf(&text, "    table_size: %d\n", o.tableSize)
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -30,6 +31,7 @@ type figure struct {
 	what         string
 	time, cpu    time.Duration
 	memory, peak uint64 // of the daemon afterwards, in bytes; 0: there was none
+	answer       int    // of the daemon's, in bytes; 0: it is not counted
 }
 
 // subject is the daemon that is measured.
@@ -39,7 +41,6 @@ type subject struct {
 	daemon   *lab.Process
 	config   string // path
 	instance string
-	scraped  int64 // bytes of the last answer
 }
 
 // measure starts the daemon and makes changes, in a lab of its own.
@@ -119,7 +120,7 @@ func (s *subject) all(ctx context.Context) ([]figure, error) {
 		{"`shunt status`", func(ctx context.Context, _ int) (figure, error) {
 			return s.command(ctx, "", "status", "--instance", s.instance)
 		}},
-		{"a scrape of the metrics", func(ctx context.Context, _ int) (figure, error) { return s.scrape(ctx) }},
+		{"a scrape of the metrics, %.1f MB", func(ctx context.Context, _ int) (figure, error) { return s.scrape(ctx) }},
 		{"the daemon killed: start, until `shunt status` answers", func(ctx context.Context, _ int) (figure, error) {
 			if err := s.daemon.End(syscall.SIGKILL, time.Minute); err != nil {
 				return figure{}, err
@@ -138,40 +139,57 @@ func (s *subject) all(ctx context.Context) ([]figure, error) {
 		slices.SortFunc(rounds, func(a, b figure) int { return int(a.cpu - b.cpu) })
 		median := rounds[len(rounds)/2]
 		median.what = change.what
+		if median.answer > 0 {
+			median.what = fmt.Sprintf(change.what, float64(median.answer)/1e6)
+		}
 		figures = append(figures, median)
 	}
-	figures = append(figures, figure{what: fmt.Sprintf("the answer to a scrape has %.1f MB", float64(s.scraped)/1e6)})
 	return figures, nil
 }
 
-// scrape asks for the metrics, and reads them to the end.
+// scrape asks for the metrics, and reads them to the end. Those that come before the daemon has counted the open
+// flows for the first time do not count.
 func (s *subject) scrape(ctx context.Context) (figure, error) {
-	var f figure
+	for {
+		f, whole, err := s.scrapeOnce(ctx)
+		if err != nil || whole {
+			return f, err
+		}
+		select {
+		case <-ctx.Done():
+			return f, ctx.Err()
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+func (s *subject) scrapeOnce(ctx context.Context) (f figure, whole bool, err error) {
 	before, err := s.cpu()
 	if err != nil {
-		return f, err
+		return f, false, err
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+metricsAt+"/metrics", nil)
 	if err != nil {
-		return f, err
+		return f, false, err
 	}
 	client := s.host.HTTPClient(false)
 	begun := time.Now()
 	answer, err := client.Do(request)
 	if err != nil {
-		return f, err
+		return f, false, err
 	}
 	defer answer.Body.Close()
-	if s.scraped, err = io.Copy(io.Discard, answer.Body); err != nil || answer.StatusCode != http.StatusOK {
-		return f, fmt.Errorf("scrape %s: status %s: %w", metricsAt, answer.Status, err)
+	text := make([]byte, max(answer.ContentLength, 0)) // to grow it would take longer than to read
+	if _, err = io.ReadFull(answer.Body, text); err != nil || answer.StatusCode != http.StatusOK {
+		return f, false, fmt.Errorf("scrape %s: status %s: %w", metricsAt, answer.Status, err)
 	}
 	f.time = time.Since(begun)
 	after, err := s.cpu()
 	if err != nil {
-		return f, err
+		return f, false, err
 	}
-	f.cpu = after - before
-	return f, s.remember(&f)
+	f.cpu, f.answer = after-before, len(text)
+	return f, bytes.Contains(text, []byte("\nshunt_service_flows_open{")), s.remember(&f)
 }
 
 // write writes the configuration, in which one backend has a weight by the round.

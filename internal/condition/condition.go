@@ -275,6 +275,9 @@ type Count struct {
 // Counts is how many are true of each code there is, also of those of which none is, sorted by code and
 // from harmless to bad.
 func (s *Set) Counts() []Count {
+	if s == nil {
+		return nil
+	}
 	type kindOf struct {
 		code     string
 		severity Severity
@@ -283,9 +286,13 @@ func (s *Set) Counts() []Count {
 	for _, d := range Codes {
 		counts[kindOf{d.Code, d.Severity}] = 0
 	}
-	for _, c := range s.All() {
-		counts[kindOf{c.Code, c.Severity}]++
+	s.mu.Lock()
+	for _, k := range s.kinds {
+		for _, c := range k.held {
+			counts[kindOf{c.Code, c.Severity}]++
+		}
 	}
+	s.mu.Unlock()
 	var all []Count
 	for k, n := range counts {
 		all = append(all, Count{k.code, k.severity, n})

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/datapath"
-	"github.com/shunt-lb/shunt/internal/health"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/metrics"
 	"github.com/shunt-lb/shunt/internal/model"
@@ -58,8 +57,9 @@ func (d *daemon) sample() (*metrics.Sample, error) {
 		s.Interfaces = append(s.Interfaces, i)
 	}
 	for _, r := range kernel.Reasons() {
-		count := usage.Reasons[r.String()]
-		s.Reasons = append(s.Reasons, metrics.Reason{Name: r.String(), Packets: count.Packets, Bytes: count.Bytes})
+		name := r.String()
+		count := usage.Reasons[name]
+		s.Reasons = append(s.Reasons, metrics.Reason{Name: name, Packets: count.Packets, Bytes: count.Bytes})
 	}
 	s.Flows.Limit, s.Remembered.Limit = uint64(limits.Flows), uint64(limits.Remembered)
 	if swept := d.pulse.flows.Load(); swept != nil {
@@ -74,7 +74,7 @@ func (d *daemon) sample() (*metrics.Sample, error) {
 	totals := d.checks.monitor.Totals()
 	s.Checks = metrics.Checks{Late: totals.Late, Results: []metrics.Count{{Of: "passed", Count: totals.Passed},
 		{Of: "failed", Count: totals.Failed}, {Of: "not_made", Count: totals.NotMade}}}
-	sampleServices(s, usage, d.pulse.open.Load(), snapshot.Configured, d.checks.servedLast(), d.checks.monitor.Report(snapshot.Config.Services))
+	sampleServices(s, usage, d.pulse.open.Load(), snapshot.Configured, d.checks.servedLast(), d.checks.monitor.Changes)
 	return s, nil
 }
 
@@ -107,26 +107,26 @@ func (d *daemon) countSources() []metrics.Count {
 
 // sampleServices adds services and backends: those that are configured, as they are served, with what went
 // through them.
-func sampleServices(s *metrics.Sample, usage datapath.Usage, open *datapath.OpenByName, configured, served []model.Service, checked []health.Status) {
-	type member struct{ service, backend string }
-	healths := make(map[member]*health.Status, len(checked))
-	for i := range checked {
-		healths[member{checked[i].Service, checked[i].Backend}] = &checked[i]
-	}
+func sampleServices(s *metrics.Sample, usage datapath.Usage, open *datapath.OpenByName, configured, served []model.Service,
+	checked func(service string, b model.BackendAddress) (state model.HealthState, changes uint64, checked bool),
+) {
 	asServed := make(map[string]*model.Service, len(served))
 	for i := range served {
 		asServed[served[i].Name] = &served[i]
 	}
-	positions := map[model.BackendAddress]int{} // in s.Backends
+	members := 0
+	for i := range configured {
+		members += len(configured[i].Backends)
+	}
+	s.Services, s.Backends = make([]metrics.Service, 0, len(configured)), make([]metrics.Backend, 0, members)
+	positions := make(map[model.BackendAddress]int, members) // in s.Backends
 	for _, service := range configured {
 		one := metrics.Service{Name: service.Name, Traffic: metrics.Traffic(usage.Services[service.Name]),
 			Members: make([]metrics.Member, 0, len(service.Backends))}
-		counted := open != nil && !service.Forwarding.Direct()
-		if counted {
-			n := open.Services[service.Name]
-			one.Open = &n
+		if one.Counted = open != nil && !service.Forwarding.Direct(); one.Counted {
+			one.Open = open.Services[service.Name]
 		}
-		carried := map[model.BackendAddress]*model.Backend{}
+		carried := make(map[model.BackendAddress]*model.Backend, len(service.Backends))
 		if now := asServed[service.Name]; now != nil {
 			for i := range now.Backends {
 				carried[now.Backends[i].BackendAddress] = &now.Backends[i]
@@ -140,17 +140,15 @@ func sampleServices(s *metrics.Sample, usage datapath.Usage, open *datapath.Open
 				s.Backends = append(s.Backends, metrics.Backend{Address: b.BackendAddress.String(), Traffic: metrics.Traffic(usage.Backends[b.BackendAddress])})
 			}
 			backend := &s.Backends[position]
-			if counted {
-				n := open.Backends[b.BackendAddress]
-				backend.Open = &n
+			if one.Counted {
+				backend.Counted, backend.Open = true, open.Backends[b.BackendAddress]
 			}
 			m := metrics.Member{Backend: position, Name: b.Name, State: status.StateOut}
 			if now := carried[b.BackendAddress]; now != nil { // else the deadline of its drain has passed
 				m.State, m.Weight = status.StateOf(*now), float64(now.Share())/100
 			}
-			if h := healths[member{service.Name, backend.Address}]; h != nil {
-				m.Checked, m.Up, m.Changes = true, h.State == model.HealthUp, h.Changes
-			}
+			state, changes, is := checked(service.Name, b.BackendAddress)
+			m.Checked, m.Up, m.Changes = is, state == model.HealthUp, changes
 			one.Members = append(one.Members, m)
 		}
 		s.Services = append(s.Services, one)

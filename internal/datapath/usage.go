@@ -20,12 +20,12 @@ type Usage struct {
 
 // Usage reads the counters, without the rest of what Contents reads.
 func (v *View) Usage() (Usage, error) {
-	u := Usage{Services: map[string]Traffic{}, Backends: map[model.BackendAddress]Traffic{}, SourcePorts: portCount(&v.settings[0])}
 	counters, err := v.Counters()
 	if err != nil {
-		return u, err
+		return Usage{}, err
 	}
-	u.Reasons = counters.Reasons
+	u := Usage{Services: make(map[string]Traffic, len(counters.Services)), Backends: make(map[model.BackendAddress]Traffic, len(counters.Backends)),
+		Reasons: counters.Reasons, SourcePorts: portCount(&v.settings[0])}
 	for index, name := range counters.names {
 		one := u.Services[name]
 		one.Add(counters.Services[index])

@@ -338,7 +338,7 @@ type Counters struct {
 
 // Counters reads the counters. They grow while they are read.
 func (v *View) Counters() (Counters, error) {
-	c := Counters{Services: map[uint32]Traffic{}, Backends: map[uint32]Traffic{}}
+	c := Counters{Services: map[uint32]Traffic{}}
 	var err error
 	if c.names, err = v.serviceNames(); err != nil {
 		return c, err
@@ -363,6 +363,7 @@ func (v *View) Counters() (Counters, error) {
 	if traffic, err = v.readTraffic(abiMapShBeTraffic, backends); err != nil {
 		return c, err
 	}
+	c.Backends = make(map[uint32]Traffic, backends)
 	for i := uint32(1); i < backends; i++ {
 		if v.backends[i].Address != (abiAddr{}) {
 			c.Backends[i] = traffic[i]

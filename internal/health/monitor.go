@@ -308,7 +308,7 @@ type Status struct {
 func (m *Monitor) Report(services []model.Service) []Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	list := []Status{}
+	list := make([]Status, 0, len(m.members))
 	for _, s := range services {
 		for _, b := range s.Backends {
 			c := m.members[member{s.Name, b.BackendAddress}]
@@ -321,6 +321,18 @@ func (m *Monitor) Report(services []model.Service) []Status {
 		}
 	}
 	return list
+}
+
+// Changes is what checks have found of a backend in a service, and how often that has changed; checked is
+// false if there are none.
+func (m *Monitor) Changes(service string, b model.BackendAddress) (state model.HealthState, changes uint64, checked bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.members[member{service, b}]
+	if c == nil {
+		return "", 0, false
+	}
+	return c.machine.state, c.changes, true
 }
 
 // Panics lists the services whose health is not believed, as of the last Serve.

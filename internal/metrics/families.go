@@ -102,8 +102,8 @@ var Families = []Family{
 		services(func(e *exposition, s *Service) { e.whole(s.labels, s.FlowsCreated) })},
 	{"shunt_service_flows_open", Gauge, []string{"service"}, "Flows of a service that are in use. Counted every 10 seconds. Absent with direct return, which does not know them.",
 		services(func(e *exposition, s *Service) {
-			if s.Open != nil {
-				e.whole(s.labels, *s.Open)
+			if s.Counted {
+				e.whole(s.labels, s.Open)
 			}
 		})},
 	{"shunt_service_backends", Gauge, []string{"service", "state"}, "Backends of a service by state, as shunt backend list shows it; active ones take new flows.",
@@ -129,8 +129,8 @@ var Families = []Family{
 		backends(func(e *exposition, b *Backend) { e.whole(b.labels, b.FlowsCreated) })},
 	{"shunt_backend_flows_open", Gauge, []string{"backend"}, "Flows that a backend has in use, over all its services. Counted every 10 seconds. Absent where only services with direct return have it.",
 		backends(func(e *exposition, b *Backend) {
-			if b.Open != nil {
-				e.whole(b.labels, *b.Open)
+			if b.Counted {
+				e.whole(b.labels, b.Open)
 			}
 		})},
 

@@ -84,7 +84,8 @@ type Traffic struct {
 type Service struct {
 	Name string
 	Traffic
-	Open    *uint64 // flows in use; nil: that is not known
+	Counted bool   // Open is known
+	Open    uint64 // flows in use
 	Members []Member
 	labels  string
 }
@@ -93,7 +94,8 @@ type Service struct {
 type Backend struct {
 	Address string // and port
 	Traffic
-	Open    *uint64 // as Service's
+	Counted bool // as Service's
+	Open    uint64
 	leftOut bool
 	labels  string
 }
@@ -111,8 +113,8 @@ type Member struct {
 }
 
 const (
-	// seriesOfBackend and seriesOfMember are the most that one has: the families above with these
-	// labels.
+	// seriesOfBackend and seriesOfMember are the most that one has: the samples of Families with these
+	// labels. A test compares them with an answer.
 	seriesOfBackend = 6
 	seriesOfMember  = 4
 	// seriesOfService is without those for each state.

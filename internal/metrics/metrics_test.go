@@ -41,13 +41,13 @@ func example() *Sample {
 		Checks:          Checks{Results: []Count{{"passed", 100}, {"failed", 1}, {"not_made", 0}}, Late: 2},
 		States:          []string{"active", "down"},
 		Services: []Service{
-			{Name: "web", Traffic: traffic, Open: pointer(4), Members: []Member{
+			{Name: "web", Traffic: traffic, Counted: true, Open: 4, Members: []Member{
 				{Backend: 0, Name: `the "big" one`, State: "active", Weight: 0.5, Checked: true, Up: true, Changes: 3},
 				{Backend: 1, Name: "[2001:db8::2]:8080", State: "down", Checked: true, Changes: 1}}},
 			{Name: "dns", Members: []Member{{Backend: 0, Name: "10.0.0.2:8080", State: "active", Weight: 65535}}},
 			{Name: "idle"},
 		},
-		Backends: []Backend{{Address: "10.0.0.2:8080", Traffic: traffic, Open: pointer(4)}, {Address: "[2001:db8::2]:8080"}},
+		Backends: []Backend{{Address: "10.0.0.2:8080", Traffic: traffic, Counted: true, Open: 4}, {Address: "[2001:db8::2]:8080"}},
 	}
 }
 
@@ -132,13 +132,13 @@ func seriesOf(families map[string]*dto.MetricFamily) (n uint64) {
 
 // full is so many services, of which each has so many backends of its own and one that all share.
 func full(services, backends int) *Sample {
-	s := &Sample{States: []string{"active", "down"}, Backends: []Backend{{Address: "shared", Open: pointer(0)}}}
+	s := &Sample{States: []string{"active", "down"}, Backends: []Backend{{Address: "shared", Counted: true}}}
 	for i := range services {
-		one := Service{Name: fmt.Sprint("service", i), Open: pointer(0), Members: []Member{{Name: "shared", Checked: true}}}
+		one := Service{Name: fmt.Sprint("service", i), Counted: true, Members: []Member{{Name: "shared", Checked: true}}}
 		for j := range backends {
 			address := fmt.Sprintf("%d.%d", i, j)
 			one.Members = append(one.Members, Member{Backend: len(s.Backends), Name: address, Checked: true})
-			s.Backends = append(s.Backends, Backend{Address: address, Open: pointer(0)})
+			s.Backends = append(s.Backends, Backend{Address: address, Counted: true})
 		}
 		s.Services = append(s.Services, one)
 	}
