@@ -49,13 +49,16 @@ func healthBed(t *testing.T) (*bed, wells) {
 }
 
 // quickChecks is how often the tests' backends are checked, and what their results decide.
-const quickChecks = "interval: 200ms, timeout: 200ms, fall: 2, rise: 2"
+func quickChecks() string {
+	every := 200 * time.Millisecond * patience
+	return fmt.Sprintf("interval: %s, timeout: %s, fall: 2, rise: 2", every, every)
+}
 
 // healthFile is web and dns over both families, with quickChecks; more is added to health, and
 // extra to the backends of the second host.
 func (b *bed) healthFile(more, extra string) string {
 	file := strings.Replace(b.file(settings{}), "defaults: {",
-		fmt.Sprintf("defaults: {health: {http: {port: %d}, %s%s}, ", healthPort, quickChecks, more), 1)
+		fmt.Sprintf("defaults: {health: {http: {port: %d}, %s%s}, ", healthPort, quickChecks(), more), 1)
 	if extra != "" {
 		for _, a := range both(b.Backends[1]) {
 			file = strings.ReplaceAll(file, fmt.Sprintf("{address: %s,", a), fmt.Sprintf("{address: %s, %s,", a, extra))

@@ -17,7 +17,7 @@ func (b *bed) poolFile(shop string) string {
 		fmt.Fprintf(&text, "  - {name: %s}\n", i.Name)
 	}
 	fmt.Fprintf(&text, "pools:\n  - name: servers\n    health: {http: {port: %d}, %s}\n    backends:\n%sservices:\n",
-		healthPort, quickChecks, b.backends(nil, 8080))
+		healthPort, quickChecks(), b.backends(nil, 8080))
 	for _, s := range []struct{ name, port, from string }{{"web", "80", "pool: servers"}, {"shop", "81", shop}} {
 		fmt.Fprintf(&text, "  - {name: %s, address: [%s, %q], port: %s, %s}\n", s.name, lab.VIP4, lab.VIP6, s.port, s.from)
 	}
