@@ -50,7 +50,7 @@ func healthBed(t *testing.T) (*bed, wells) {
 
 // quickChecks is how often the tests' backends are checked, and what their results decide.
 func quickChecks() string {
-	every := 200 * time.Millisecond * patience
+	every := 400 * time.Millisecond * patience // much less, and a busy machine alone makes checks fail
 	return fmt.Sprintf("interval: %s, timeout: %s, fall: 2, rise: 2", every, every)
 }
 
