@@ -29,6 +29,7 @@ enum switch_state abi_switch_state;
 enum gate abi_gate;
 struct sweep abi_sweep;
 struct recall abi_recall;
+struct check abi_check;
 struct member abi_member;
 struct strays abi_strays;
 struct clock abi_clock;

@@ -12,7 +12,7 @@
  *                                                └─► dropped, counted
  *
  * Invariant: what the host has not sent itself, and so has come in somewhere before, leaves
- * sh_tc_out as it came.
+ * sh_tc_out as it came. So does a health check's packet.
  */
 #include "ctx/skb.h"
 
@@ -21,18 +21,6 @@
 #include "lb/balance.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
-
-/* All headers lie within so many bytes, as at XDP (core/parse.h). */
-#define LINEAR_SIZE 256
-
-/* Headers may lie in pages of the sk_buff, where no pointer reaches. */
-static __always_inline void headers_pull(struct frame_ctx *ctx)
-{
-	__u32 size = ctx->len < LINEAR_SIZE ? ctx->len : LINEAR_SIZE;
-
-	if (ctx->data_end - ctx->data < size)
-		bpf_skb_pull_data(ctx, size);
-}
 
 /* Out of an interface of ours, or into it with BPF_F_INGRESS. */
 static __always_inline int frame_redirect(const struct packet *p, __u32 index, __u64 flags)
@@ -64,9 +52,10 @@ int sh_tc(struct __sk_buff *ctx)
 	struct packet p = {};
 	enum verdict verdict;
 
-	if (outbound && ctx->ingress_ifindex)
+	/* A health check's packet has its backend (check.bpf.c). */
+	if (outbound && (ctx->ingress_ifindex || ctx->mark >> CHECK_MARK_SHIFT == CHECK_MARK))
 		return TC_ACT_UNSPEC;
-	headers_pull(ctx);
+	ctx_headers_pull(ctx);
 	p.frame_size = ctx_size_hint(ctx);
 	verdict = frame_stage(ctx, &p);
 	/* What the host sends is mostly not for us, and not ours to count. */

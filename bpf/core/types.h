@@ -27,6 +27,8 @@ enum constant {
 	FILTER_ALLOWS = 1,
 	FILTER_BITS_SHIFT = 8,
 	NONCE_COUNTED = 0x40000000,
+	CHECK_MARK = 0x7368, /* the high half of the mark of a health check's socket */
+	CHECK_MARK_SHIFT = 16,
 };
 
 /* An IP address in wire order, in two words because programs compare and copy words. */
@@ -394,6 +396,14 @@ struct sweep {
 	__u64 flows; /* of them, client entries that are alive */
 	__u64 established;
 	__u64 expired; /* entries removed */
+};
+
+/* What user space notes at the socket of a health check with direct return. */
+struct check {
+	struct addr backend; /* that the VIP is asked at */
+	__u64 hop; /* HOP_*: to the backend, as in its record */
+	__u32 forwarding; /* enum forwarding */
+	__u32 taken; /* by sh_check: a packet of this socket came by */
 };
 
 /* A backend of a service. */

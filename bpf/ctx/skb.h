@@ -32,6 +32,18 @@ static __always_inline int ctx_sees_host(void)
 	return 1;
 }
 
+/* All headers lie within so many bytes, as at XDP (core/parse.h). */
+#define LINEAR_SIZE 256
+
+/* Headers may lie in pages of the sk_buff, where no pointer reaches. */
+static __always_inline void ctx_headers_pull(struct frame_ctx *ctx)
+{
+	__u32 size = ctx->len < LINEAR_SIZE ? ctx->len : LINEAR_SIZE;
+
+	if (ctx->data_end - ctx->data < size)
+		bpf_skb_pull_data(ctx, size);
+}
+
 static __always_inline void *ctx_data(const struct frame_ctx *ctx)
 {
 	return (void *)(long)ctx->data;

@@ -68,7 +68,8 @@ static __always_inline enum verdict direct_forward(struct frame_ctx *ctx, struct
 		if (hop_leads_back(ctx, hop))
 			return drop(p, REASON_LOOP);
 	} else {
-		verdict = packet_wrap(ctx, p, settings, service, backend, out, hash_again(hash));
+		verdict = packet_wrap(ctx, p, settings, service->forwarding, &backend->address, out,
+				      hash_again(hash));
 		if (verdict != VERDICT_NEXT)
 			return verdict;
 	}

@@ -99,7 +99,8 @@ __stage enum verdict error_to_backend(struct frame_ctx *ctx, struct packet *p, _
 	if (hop_is_host(hop, out))
 		return host_send(p, interface_index);
 	if (service->forwarding != FORWARDING_DSR_L2) {
-		verdict = packet_wrap(ctx, p, settings, service, backend, out, entropy);
+		verdict = packet_wrap(ctx, p, settings, service->forwarding, &backend->address, out,
+				      entropy);
 		if (verdict != VERDICT_NEXT)
 			return verdict == VERDICT_REFUSE ? drop(p, REASON_TOO_BIG) : verdict;
 	}

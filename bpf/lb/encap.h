@@ -166,7 +166,7 @@ static __always_inline int outer_source(struct outer *o, const struct settings *
  * host would see it as wrong: generic XDP keeps the sk_buff's note, and with it the rest.
  * One that only looks unfinished sums up to itself. Returns 0, or -1.
  */
-static __noinline int csum_complete(struct frame_ctx *ctx, struct packet *p)
+static __noinline __attribute__((unused)) int csum_complete(struct frame_ctx *ctx, struct packet *p)
 {
 	void *data, *data_end;
 	__sum16 *check;
@@ -213,18 +213,17 @@ static __always_inline int outer_push(struct frame_ctx *ctx, const struct outer 
 	return o->is_ip4 ? ip4_push(data, data_end, o, port) : ip6_push(data, data_end, o, port);
 }
 
-/* Wraps the packet as the service says. With VERDICT_REFUSE it is as it was. */
+/* Wraps the packet as the forwarding mode says. With VERDICT_REFUSE it is as it was. */
 static __always_inline enum verdict packet_wrap(struct frame_ctx *ctx, struct packet *p,
-						const struct settings *settings,
-						const struct service *service,
-						const struct backend *backend,
+						const struct settings *settings, __u32 forwarding,
+						const struct addr *backend,
 						const struct interface *out, __u32 entropy)
 {
 	struct outer o;
 
-	o.destination = &backend->address;
+	o.destination = backend;
 	o.entropy = entropy;
-	o.is_gue = service->forwarding == FORWARDING_DSR_GUE;
+	o.is_gue = forwarding == FORWARDING_DSR_GUE;
 	o.is_ip4 = addr_is_mapped(o.destination);
 	o.size = (o.is_ip4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)) +
 		 (o.is_gue ? sizeof(struct gue) : 0);

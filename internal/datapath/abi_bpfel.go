@@ -57,6 +57,14 @@ const (
 	abiChainPositionCHAIN_COUNT  abiChainPosition = 3
 )
 
+type abiCheck struct {
+	_          structs.HostLayout
+	Backend    abiAddr
+	Hop        uint64
+	Forwarding uint32
+	Taken      uint32
+}
+
 type abiClock struct {
 	_       structs.HostLayout
 	Jiffies uint64
@@ -78,6 +86,8 @@ const (
 	abiConstantFILTER_ALLOWS       abiConstant = 1
 	abiConstantFILTER_BITS_SHIFT   abiConstant = 8
 	abiConstantNONCE_COUNTED       abiConstant = 1073741824
+	abiConstantCHECK_MARK          abiConstant = 29544
+	abiConstantCHECK_MARK_SHIFT    abiConstant = 16
 )
 
 type abiDirection uint32
@@ -439,6 +449,7 @@ const (
 	abiMapShTxPorts         = "sh_tx_ports"
 	abiVarAbiAddressFlag    = "abi_address_flag"
 	abiVarAbiChainPosition  = "abi_chain_position"
+	abiVarAbiCheck          = "abi_check"
 	abiVarAbiClock          = "abi_clock"
 	abiVarAbiConstant       = "abi_constant"
 	abiVarAbiDirection      = "abi_direction"
@@ -545,6 +556,7 @@ type abiMapSpecs struct {
 type abiVariableSpecs struct {
 	AbiAddressFlag    *ebpf.VariableSpec `ebpf:"abi_address_flag"`
 	AbiChainPosition  *ebpf.VariableSpec `ebpf:"abi_chain_position"`
+	AbiCheck          *ebpf.VariableSpec `ebpf:"abi_check"`
 	AbiClock          *ebpf.VariableSpec `ebpf:"abi_clock"`
 	AbiConstant       *ebpf.VariableSpec `ebpf:"abi_constant"`
 	AbiDirection      *ebpf.VariableSpec `ebpf:"abi_direction"`
@@ -653,6 +665,7 @@ func (m *abiMaps) Close() error {
 type abiVariables struct {
 	AbiAddressFlag    *ebpf.Variable `ebpf:"abi_address_flag"`
 	AbiChainPosition  *ebpf.Variable `ebpf:"abi_chain_position"`
+	AbiCheck          *ebpf.Variable `ebpf:"abi_check"`
 	AbiClock          *ebpf.Variable `ebpf:"abi_clock"`
 	AbiConstant       *ebpf.Variable `ebpf:"abi_constant"`
 	AbiDirection      *ebpf.Variable `ebpf:"abi_direction"`

@@ -27,6 +27,7 @@ const (
 	objectSweep = "sweep"
 	objectDrops = "drops"
 	objectGate  = "gate"
+	objectCheck = "check"
 )
 
 // built is the version of this process.
@@ -34,6 +35,7 @@ var built = &Version{
 	ABI: uint32(abiConstantSHUNT_ABI), Steps: steps,
 	Objects: map[string]func() (*ebpf.CollectionSpec, error){
 		objectABI: loadAbi, objectXDP: loadXdp, objectTC: loadTc, objectGuard: loadGuard, objectSweep: loadSweep, objectDrops: loadDrops, objectGate: loadGate,
+		objectCheck: loadCheck,
 	},
 }
 

@@ -43,6 +43,7 @@ const (
 	abiMapShTxPorts         = "sh_tx_ports"
 	abiVarAbiAddressFlag    = "abi_address_flag"
 	abiVarAbiChainPosition  = "abi_chain_position"
+	abiVarAbiCheck          = "abi_check"
 	abiVarAbiClock          = "abi_clock"
 	abiVarAbiConstant       = "abi_constant"
 	abiVarAbiDirection      = "abi_direction"
@@ -149,6 +150,7 @@ type abiMapSpecs struct {
 type abiVariableSpecs struct {
 	AbiAddressFlag    *ebpf.VariableSpec `ebpf:"abi_address_flag"`
 	AbiChainPosition  *ebpf.VariableSpec `ebpf:"abi_chain_position"`
+	AbiCheck          *ebpf.VariableSpec `ebpf:"abi_check"`
 	AbiClock          *ebpf.VariableSpec `ebpf:"abi_clock"`
 	AbiConstant       *ebpf.VariableSpec `ebpf:"abi_constant"`
 	AbiDirection      *ebpf.VariableSpec `ebpf:"abi_direction"`
@@ -257,6 +259,7 @@ func (m *abiMaps) Close() error {
 type abiVariables struct {
 	AbiAddressFlag    *ebpf.Variable `ebpf:"abi_address_flag"`
 	AbiChainPosition  *ebpf.Variable `ebpf:"abi_chain_position"`
+	AbiCheck          *ebpf.Variable `ebpf:"abi_check"`
 	AbiClock          *ebpf.Variable `ebpf:"abi_clock"`
 	AbiConstant       *ebpf.Variable `ebpf:"abi_constant"`
 	AbiDirection      *ebpf.Variable `ebpf:"abi_direction"`
