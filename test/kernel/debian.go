@@ -15,7 +15,7 @@ import (
 
 // programs are what this needs of the host, and the Debian package of each.
 var programs = []struct{ name, pkg string }{
-	{"qemu-system-x86_64", "qemu-system-x86"},
+	{emulator, "qemu-system-x86"},
 	{"xz", "xz-utils"},            // the modules of 6.12 are compressed
 	{"busybox", "busybox-static"}, // tests start ordinary programs as children
 }

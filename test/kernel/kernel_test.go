@@ -141,3 +141,18 @@ func TestReadResults(t *testing.T) {
 		})
 	}
 }
+
+// TestAccelerator: what is not known to translate safely gets one thread.
+func TestAccelerator(t *testing.T) {
+	for version, want := range map[string]string{
+		"QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)\n": "tcg,thread=single",
+		"QEMU emulator version 8.0.5\n":                                 "tcg,thread=single",
+		"QEMU emulator version 8.1.0\n":                                 "tcg,thread=multi",
+		"QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2)\n":         "tcg,thread=multi",
+		"qemu\n": "tcg,thread=single",
+	} {
+		if got := accelerator(version); got != want {
+			t.Errorf("%q: %s, want %s", version, got, want)
+		}
+	}
+}
