@@ -67,7 +67,7 @@ var Codes = []Definition{
 	},
 	{
 		Code: ChecksFailHere, Severity: Error, Subject: "host",
-		Meaning: "shunt cannot make health checks, because this machine has no file descriptors, memory, local ports or processes left. This says nothing about the backends, so their states do not change.",
+		Meaning: "shunt cannot make health checks, because this machine has no file descriptors, memory, local ports or processes left, or because checks with direct return do not find the way of clients' packets. This says nothing about the backends, so their states do not change.",
 		Remedy:  "fix the error that the text names; for \"too many open files\", raise LimitNOFILE of the service (at most 4,096 checks run at once)",
 	},
 	{

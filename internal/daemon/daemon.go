@@ -25,6 +25,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/detour"
 	"github.com/shunt-lb/shunt/internal/metrics"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/neighbour"
@@ -90,6 +91,7 @@ type daemon struct {
 	writer     *state.Writer
 	deadlines  *deadlines // of the writer's overrides
 	checks     *checks
+	detour     *detour.Way
 	interfaces *interfaces
 	reconciler *reconcile.Reconciler
 	announcer  *announcements
@@ -205,7 +207,10 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	}
 	d.ways.Adopt(sourcesIn(contents))
 	d.ways.Change(d.reconciler.BackendChanges())
-	d.checks = newChecks(contents, d.conditions, d.events, d.log)
+	if d.detour, err = openDetour(dp, d.opts.Instance, d.log); err != nil {
+		return err
+	}
+	d.checks = newChecks(contents, d.conditions, d.events, directWay{d.detour, d.ways.Hop}, d.log)
 	d.pulse = newPulse(dp, d.opts.Instance, d.conditions, d.log)
 	if _, err := d.change(ctx, ofFile(config)); err != nil {
 		return err
@@ -377,10 +382,7 @@ func (d *daemon) again() {
 func (d *daemon) abandon() error {
 	keep := d.datapath != nil && d.datapath.Adopted()
 	d.metrics.Close()
-	var errs []error
-	if d.checks != nil {
-		d.checks.monitor.Close()
-	}
+	errs := []error{d.endChecks()}
 	if d.announcer != nil {
 		errs = append(errs, d.announcer.close(keep))
 	}
@@ -394,6 +396,18 @@ func (d *daemon) abandon() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// endChecks ends health checks, and takes away what they used.
+func (d *daemon) endChecks() error {
+	var err error
+	if d.checks != nil {
+		d.checks.monitor.Close()
+	}
+	if d.detour != nil {
+		err = d.detour.Close()
+	}
+	return errors.Join(err, releaseDetour(d.opts.Instance, d.log))
 }
 
 // detach takes everything down. What draws traffic here goes first.
@@ -450,7 +464,7 @@ func detachLocked(instance string, log *slog.Logger) error {
 	if err := datapath.Remove(instance, log); err != nil {
 		return err
 	}
-	errs := []error{withdraw(left, log), releaseAll(instance, log), releaseLoopback(instance, log)}
+	errs := []error{withdraw(left, log), releaseDetour(instance, log), releaseAll(instance, log), releaseLoopback(instance, log)}
 	neighbours, err := neighbour.New(neighbour.Options{Log: log})
 	if err == nil {
 		err = neighbours.Close(false) // takes a predecessor's entries along

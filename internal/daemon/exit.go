@@ -76,16 +76,16 @@ func (d *daemon) finish() error {
 	d.applying.Lock() // a reload under way ends first, and a later one is refused
 	d.stopped = true
 	d.applying.Unlock()
-	d.checks.monitor.Close()
+	ended := d.endChecks()
 	d.metrics.Close()
 	d.views.end()
 	d.server.Stop()
 	if way == ExitKeep && d.ending.interrupted.Err() == nil {
 		d.ending.kept = true
-		return d.keep()
+		return errors.Join(ended, d.keep())
 	}
 	d.log.Info("stopping: detaching", "instance", d.opts.Instance)
-	return d.detach()
+	return errors.Join(ended, d.detach())
 }
 
 // Detach ends the daemon and takes its data plane away, and waits until another may start.

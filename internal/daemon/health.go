@@ -33,6 +33,7 @@ const (
 type checks struct {
 	monitor    *health.Monitor
 	conditions *condition.Set
+	direct     directWay
 	// held is what the data plane did when this process adopted it; nil once that is used.
 	held     func(service string, b model.BackendAddress) model.HealthState
 	revision state.Revision // of the snapshot that the monitor checks
@@ -43,14 +44,14 @@ type checks struct {
 
 // newChecks begins to check. contents is what the maps hold: who has slots there serves, and
 // goes on to until a check contradicts it.
-func newChecks(contents reconcile.Contents, conditions *condition.Set, events *control.Events, log *slog.Logger) *checks {
+func newChecks(contents reconcile.Contents, conditions *condition.Set, events *control.Events, direct directWay, log *slog.Logger) *checks {
 	tell := func(t health.Transition) {
 		logTransition(log, t)
 		events.Publish(eventOfHealth(t))
 	}
 	return &checks{
-		monitor:    health.New(health.Options{Log: log, OnTransition: tell}),
-		conditions: conditions, held: heldStates(contents),
+		monitor:    health.New(health.Options{Log: log, OnTransition: tell, DialDirect: direct.dial}),
+		conditions: conditions, direct: direct, held: heldStates(contents),
 	}
 }
 
@@ -77,6 +78,7 @@ func (c *checks) reread() { c.revision = 0 }
 // serve is a snapshot's services with what health and next hops say.
 func (c *checks) serve(snapshot *state.Snapshot, unreachable func(netip.Addr) bool) []model.Service {
 	if c.revision != snapshot.Revision {
+		c.direct.prepare(snapshot.Config.Services)
 		c.monitor.Update(snapshot.Config.Services, c.held)
 		c.revision, c.held = snapshot.Revision, nil
 	}

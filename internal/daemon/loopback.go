@@ -187,20 +187,27 @@ func releaseLoopback(instance string, log *slog.Logger) error {
 		_, err := r.State.Restore()
 		return err
 	}
-	switch {
-	case r.State.IsZero():
-	case r.Space == space:
-		err = restore()
-	default: // the daemon was killed, and whoever takes the rest away is somewhere else
-		ns := findSpace(r.Space)
-		if !ns.IsOpen() {
+	if !r.State.IsZero() {
+		found := false
+		if found, err = inSpace(r.Space, space, restore); !found {
 			log.Warn("forwarding on lo stays on in another network namespace, if that namespace still exists", "namespace", r.Space)
-			break
 		}
-		err = namespace.Inside(ns, restore)
-		_ = ns.Close()
 	}
 	return errors.Join(err, os.Remove(path))
+}
+
+// inSpace calls f in a network namespace, for a daemon that was killed there while the calling thread is in
+// another one, here. found is false where the namespace is not to be seen.
+func inSpace(space, here string, f func() error) (found bool, err error) {
+	if space == here {
+		return true, f()
+	}
+	ns := findSpace(space)
+	if !ns.IsOpen() {
+		return false, nil
+	}
+	defer namespace.Close(ns)
+	return true, namespace.Inside(ns, f)
 }
 
 // findSpace opens the network namespace that backend.Space calls so, or None.

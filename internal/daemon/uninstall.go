@@ -17,14 +17,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/decap"
+	"github.com/shunt-lb/shunt/internal/detour"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/neighbour"
-	"github.com/vishvananda/netns"
 )
 
 // Trace is one thing that shunt has left on the machine.
 type Trace struct {
-	Kind string `json:"kind"` // pin, neighbour, group, setting, address, file
+	Kind string `json:"kind"` // pin, neighbour, group, setting, device, address, file
 	What string `json:"what"`
 }
 
@@ -106,7 +106,7 @@ func instancesOf() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, pattern := range []string{runDirectory + "/*.lock", runDirectory + "/*.aggregation", runDirectory + "/*" + loopbackSuffix, stateDirectory() + "/*.overrides.json"} {
+	for _, pattern := range []string{runDirectory + "/*.lock", runDirectory + "/*.aggregation", runDirectory + "/*" + loopbackSuffix, runDirectory + "/*" + detourSuffix, stateDirectory() + "/*.overrides.json"} {
 		paths, _ := filepath.Glob(pattern)
 		for _, path := range paths {
 			name, _, _ := strings.Cut(filepath.Base(path), ".")
@@ -147,27 +147,35 @@ func (v *Inventory) takeInstance(instance string) error {
 	if err != nil {
 		return err
 	}
-	elsewhere := loopback.Space != v.space
-	ns := netns.None()
-	if elsewhere && !loopback.State.IsZero() {
-		ns = findSpace(loopback.Space)
-		defer namespace.Close(ns)
-	}
 	for _, s := range loopback.State.Settings {
-		trace := Trace{"setting", fmt.Sprintf("%s: back to %s", s.Name, s.Before)}
-		switch {
-		case elsewhere:
-			trace.What += " in network namespace " + loopback.Space
-			if ns.IsOpen() {
-				v.Traces = append(v.Traces, trace)
-			} else {
-				v.Elsewhere = append(v.Elsewhere, trace)
-			}
-		case !slices.Contains(v.Traces, trace): // of another instance
-			v.Traces = append(v.Traces, trace)
-		}
+		v.addIn(loopback.Space, Trace{"setting", fmt.Sprintf("%s: back to %s", s.Name, s.Before)})
+	}
+	way, err := readDetour(instance)
+	if err != nil {
+		return err
+	}
+	if way.Number != 0 {
+		v.addIn(way.Space, Trace{"device", detour.Device(way.Number) + ": for health checks, with its routing rules and routes"})
 	}
 	return nil
+}
+
+// addIn adds what is in a network namespace that may be another one, and may be gone.
+func (v *Inventory) addIn(space string, trace Trace) {
+	if space == v.space {
+		if !slices.Contains(v.Traces, trace) { // of another instance
+			v.Traces = append(v.Traces, trace)
+		}
+		return
+	}
+	trace.What += " in network namespace " + space
+	ns := findSpace(space)
+	defer namespace.Close(ns)
+	if ns.IsOpen() {
+		v.Traces = append(v.Traces, trace)
+	} else {
+		v.Elsewhere = append(v.Elsewhere, trace)
+	}
 }
 
 // takeDecap finds what `shunt decap` has left in this network namespace, and names others.

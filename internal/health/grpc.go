@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 
 	"connectrpc.com/connect"
@@ -28,15 +27,15 @@ var grpcStatuses = map[int32]string{0: "UNKNOWN", 2: "NOT_SERVING", 3: "SERVICE_
 // field 1, which is encoded as an int32 is. The wrapper types have the same bytes, so the two
 // need no generated code of their own.
 type grpcProber struct {
-	target
+	reach
 	client *connect.Client[wrapperspb.StringValue, wrapperspb.Int32Value]
 }
 
-func newGRPCProber(t target) prober {
+func newGRPCProber(t reach) prober {
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)
 	client := &http.Client{Transport: &http.Transport{
-		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx, t.at) },
+		DialContext:            handOver,
 		DisableKeepAlives:      true,
 		MaxResponseHeaderBytes: headerMax,
 		Protocols:              protocols,
@@ -46,6 +45,11 @@ func newGRPCProber(t target) prober {
 }
 
 func (p *grpcProber) probe(ctx context.Context) error {
+	ctx, conn, err := p.connected(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close() //nolint:errcheck // nothing is lost
 	request := connect.NewRequest(wrapperspb.String(p.health.GRPC.Service))
 	request.Header().Set("User-Agent", userAgent)
 	answer, err := p.client.CallUnary(ctx, request)

@@ -29,26 +29,26 @@ const (
 
 // httpProber asks for a page, over a connection of its own.
 type httpProber struct {
-	target
+	reach
 	client *http.Client
 	url    string
 }
 
-func newHTTPProber(t target) prober {
+func newHTTPProber(t reach) prober {
 	transport := &http.Transport{
-		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx, t.at) },
+		DialContext:            handOver,
 		DisableKeepAlives:      true,
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: headerMax,
 	}
 	if t.health.Check == model.CheckHTTPS {
-		config, err := tlsConfig(t)
+		config, err := tlsConfig(t.target)
 		if err != nil {
 			return broken{err}
 		}
 		transport.TLSClientConfig = config
 	}
-	return &httpProber{target: t, url: string(t.health.Check) + "://" + t.at.String() + t.health.HTTP.Path,
+	return &httpProber{reach: t, url: string(t.health.Check) + "://" + t.at.String() + t.health.HTTP.Path,
 		client: &http.Client{Transport: transport,
 			// A redirect is an answer; whether it is a good one, the statuses say.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
@@ -79,15 +79,22 @@ func tlsConfig(t target) (*tls.Config, error) {
 	return config, nil
 }
 
-// stages of a request, for the cause of a failure.
-var stages = []string{"tcp connect", "tls handshake", "http answer"}
+// stages of a request over a connection, for the cause of a failure.
+var stages = []string{"tls handshake", "http answer"}
 
 func (p *httpProber) probe(ctx context.Context) error {
+	ctx, conn, err := p.connected(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()     //nolint:errcheck // nothing is lost
 	var stage atomic.Int32 // the transport reports from goroutines of its own
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		TLSHandshakeStart: func() { stage.Store(1) },
-		GotConn:           func(httptrace.GotConnInfo) { stage.Store(2) },
+		GotConn: func(httptrace.GotConnInfo) { stage.Store(1) },
 	})
+	if p.health.Check == model.CheckHTTP {
+		stage.Store(1)
+	}
 	fail := func(err error) error { return cause(stages[stage.Load()], err, p.health.Timeout) }
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url, nil)
 	if err != nil {

@@ -30,6 +30,8 @@ type Options struct {
 	// OnTransition is told of every change of a state, once, in the order of each backend; nil:
 	// nobody is. It is where metrics and events come in. It must not call the Monitor.
 	OnTransition func(Transition)
+	// DialDirect is needed for services with direct return.
+	DialDirect DialDirect
 	// newProber replaces the real ones in tests.
 	newProber func(target) prober
 }
@@ -75,15 +77,16 @@ func ownerOf(s model.Service) owner {
 type key struct {
 	owner
 	backend model.BackendAddress
-	// at is where a pool's backend is asked: services of several ports may share it. Of a service it is not
-	// set, whose backend is the same if it is asked elsewhere.
-	at netip.AddrPort
+	// at and direct are where a pool's backend is asked: services of several ports, or of several VIPs with direct
+	// return, may share it. Of a service they are not set, whose backend is the same if it is asked elsewhere.
+	at     netip.AddrPort
+	direct model.Forwarding
 }
 
 func keyOf(s model.Service, b model.Backend) key {
 	k := key{owner: ownerOf(s), backend: b.BackendAddress}
 	if s.Pool != "" {
-		k.at = probed(s, b)
+		k.at, k.direct = probed(s, b)
 	}
 	return k
 }
@@ -123,7 +126,7 @@ const (
 // New is a monitor that checks nothing yet.
 func New(options Options) *Monitor {
 	if options.newProber == nil {
-		options.newProber = newProber
+		options.newProber = func(t target) prober { return newProber(reach{t, options.DialDirect}) }
 	}
 	if options.Log == nil {
 		options.Log = slog.New(slog.DiscardHandler)
@@ -180,7 +183,8 @@ func (m *Monitor) Update(services []model.Service, held func(service string, b m
 		}
 		for _, b := range s.Backends {
 			k := keyOf(s, b)
-			t := target{owner: k.owner, backend: b.BackendAddress, name: b.Name, at: probed(s, b), health: s.Health}
+			t := target{owner: k.owner, backend: b.BackendAddress, name: b.Name, health: s.Health}
+			t.at, t.direct = probed(s, b)
 			of := member{s.Name, b.BackendAddress}
 			c, shared := m.checks[k] // by another service of the pool
 			known := shared || before[k] != nil
@@ -229,7 +233,7 @@ func has(s model.Service, b model.BackendAddress) bool {
 // adopt takes the state over from where something is known of the backend.
 func (m *machine) adopt(t target, of member, twins []*check, held func(string, model.BackendAddress) model.HealthState) {
 	for _, twin := range twins {
-		if twin.target.at == t.at && reflect.DeepEqual(twin.target.health, t.health) {
+		if twin.target.at == t.at && twin.target.direct == t.direct && reflect.DeepEqual(twin.target.health, t.health) {
 			*m = twin.machine
 			return
 		}

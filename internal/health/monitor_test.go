@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -486,13 +487,20 @@ func TestRandomChanges(t *testing.T) {
 	})
 }
 
-// TestProbed: the most particular address and port count.
+// TestProbed: the most particular address and port count; with direct return that is the VIP.
 func TestProbed(t *testing.T) {
 	web := model.Service{Frontends: []model.Frontend{{Ports: model.PortRange{First: 80, Last: 80}}}}
 	wide := model.Service{Frontends: []model.Frontend{{Ports: model.PortRange{First: 80, Last: 90}}}}
 	checked := web
 	checked.Health.Port = 7
 	own, other := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.9.0.2")
+	direct := model.Service{Forwarding: model.ForwardingDSRGUE, Frontends: []model.Frontend{
+		{Address: netip.MustParseAddr("2001:db8::10"), Ports: model.PortRange{First: 80, Last: 80}},
+		{Address: netip.MustParseAddr("192.0.2.10"), Ports: model.PortRange{First: 80, Last: 80}},
+	}}
+	only6, program := direct, direct
+	only6.Frontends = only6.Frontends[:1]
+	program.Health.Check = model.CheckExec
 	for _, c := range []struct {
 		service model.Service
 		port    uint16
@@ -506,9 +514,15 @@ func TestProbed(t *testing.T) {
 		{checked, 8080, model.BackendAddress{Port: 9}, "10.0.0.2:9"},
 		{checked, 8080, model.BackendAddress{Address: other}, "10.9.0.2:7"},
 		{wide, 0, model.BackendAddress{Address: other, Port: 9}, "10.9.0.2:9"},
+		{direct, 0, model.BackendAddress{}, "dsr-gue 192.0.2.10:80"},
+		{only6, 0, model.BackendAddress{}, "dsr-gue [2001:db8::10]:80"},
+		{direct, 0, model.BackendAddress{Port: 9}, "dsr-gue 192.0.2.10:9"},
+		{direct, 0, model.BackendAddress{Address: other}, "10.9.0.2:80"},
+		{program, 0, model.BackendAddress{}, "10.0.0.2:80"},
 	} {
 		b := model.Backend{BackendAddress: model.BackendAddress{Address: own, Port: c.port}, CheckAt: c.at}
-		if got := probed(c.service, b).String(); got != c.want {
+		at, direct := probed(c.service, b)
+		if got := strings.TrimSpace(string(direct) + " " + at.String()); got != c.want {
 			t.Errorf("%+v: %s, want %s", b, got, c.want)
 		}
 	}

@@ -22,7 +22,19 @@ type target struct {
 	backend model.BackendAddress
 	name    string         // of the backend
 	at      netip.AddrPort // for exec, port 0 if the service has several
-	health  model.Health
+	// direct: at is a VIP, asked at this backend, by this mode of direct return; "": at is the backend's own.
+	direct model.Forwarding
+	health model.Health
+}
+
+// DialDirect connects to a VIP at one backend, by the way that direct return's packets take. The network is tcp or
+// udp. An error with a method NotMade that returns true says nothing about the backend.
+type DialDirect func(ctx context.Context, network string, vip netip.AddrPort, backend netip.Addr, forwarding model.Forwarding) (net.Conn, error)
+
+// reach is a target and the way to it.
+type reach struct {
+	target
+	dialDirect DialDirect
 }
 
 // prober asks once whether a backend is well. nil is yes; the error is the cause of no, as
@@ -34,23 +46,23 @@ type prober interface {
 
 // newProber makes what a target asks for. A target that cannot be asked has one that says
 // why each time, so that its backend is down with a cause.
-func newProber(t target) prober {
-	if !t.at.IsValid() || t.at.Port() == 0 && t.health.Check != model.CheckExec {
+func newProber(r reach) prober {
+	if !r.at.IsValid() || r.at.Port() == 0 && r.health.Check != model.CheckExec {
 		return broken{errors.New("there is no port to check: give health, or the backend, a port")}
 	}
-	switch t.health.Check {
+	switch r.health.Check {
 	case model.CheckTCP:
-		return tcpProber{t}
+		return tcpProber{r}
 	case model.CheckHTTP, model.CheckHTTPS:
-		return newHTTPProber(t)
+		return newHTTPProber(r)
 	case model.CheckGRPC:
-		return newGRPCProber(t)
+		return newGRPCProber(r)
 	case model.CheckUDP:
-		return udpProber{t}
+		return udpProber{r}
 	case model.CheckExec:
-		return execProber{t}
+		return execProber{r.target}
 	}
-	return broken{fmt.Errorf("unknown check %q", t.health.Check)}
+	return broken{fmt.Errorf("unknown check %q", r.health.Check)}
 }
 
 // broken is the prober of what cannot be asked.
@@ -58,12 +70,20 @@ type broken struct{ err error }
 
 func (b broken) probe(context.Context) error { return b.err }
 
-// dial connects. Closing the connection resets it (SO_LINGER 0): nothing is left in
+// dial connects.
+func (r reach) dial(ctx context.Context, network string) (net.Conn, error) {
+	if r.direct != "" {
+		return r.dialDirect(ctx, network, r.at, r.backend.Address, r.direct)
+	}
+	dialer := net.Dialer{KeepAlive: -1}
+	return dialer.DialContext(ctx, network, r.at.String())
+}
+
+// dialTCP connects. Closing the connection resets it (SO_LINGER 0): nothing is left in
 // TIME_WAIT, of which there is room for one for each local port and backend, and no
 // teardown goes back and forth.
-func dial(ctx context.Context, at netip.AddrPort) (net.Conn, error) {
-	dialer := net.Dialer{KeepAlive: -1}
-	conn, err := dialer.DialContext(ctx, "tcp", at.String())
+func (r reach) dialTCP(ctx context.Context) (net.Conn, error) {
+	conn, err := r.dial(ctx, "tcp")
 	if err != nil {
 		return nil, err
 	}
@@ -73,11 +93,37 @@ func dial(ctx context.Context, at netip.AddrPort) (net.Conn, error) {
 	return conn, nil
 }
 
+// connected is a context for an HTTP client whose dialer is handOver, with a connection. It is made beforehand
+// because a client whose context ends does not wait for its dialer, which may know a better cause. The caller
+// closes the connection.
+func (r reach) connected(ctx context.Context) (context.Context, net.Conn, error) {
+	conn, err := r.dialTCP(ctx)
+	if err != nil {
+		return ctx, nil, cause("tcp connect", err, r.health.Timeout)
+	}
+	once := make(chan net.Conn, 1)
+	once <- conn
+	return context.WithValue(ctx, connection{}, once), conn, nil
+}
+
+// connection is the key of the one connection that a probe has.
+type connection struct{}
+
+// handOver is the DialContext of HTTP clients.
+func handOver(ctx context.Context, _, _ string) (net.Conn, error) {
+	select {
+	case conn := <-ctx.Value(connection{}).(chan net.Conn):
+		return conn, nil
+	default:
+		return nil, io.ErrUnexpectedEOF // it wants another one: the first was closed by the backend
+	}
+}
+
 // tcpProber connects, and no more.
-type tcpProber struct{ target }
+type tcpProber struct{ reach }
 
 func (p tcpProber) probe(ctx context.Context) error {
-	conn, err := dial(ctx, p.at)
+	conn, err := p.dialTCP(ctx)
 	if err != nil {
 		return cause("tcp connect", err, p.health.Timeout)
 	}
@@ -89,11 +135,10 @@ func (p tcpProber) probe(ctx context.Context) error {
 const udpPayloadMax = 65507
 
 // udpProber sends a datagram and waits for one that answers.
-type udpProber struct{ target }
+type udpProber struct{ reach }
 
 func (p udpProber) probe(ctx context.Context) error {
-	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "udp", p.at.String())
+	conn, err := p.dial(ctx, "udp")
 	if err != nil {
 		return cause("udp", err, p.health.Timeout)
 	}
@@ -135,6 +180,10 @@ func excerpt(text []byte) string {
 // isHere reports whether a probe failed for want of something on this machine. That says
 // nothing about the backend.
 func isHere(err error) bool {
+	var maybe interface{ NotMade() bool }
+	if errors.As(err, &maybe) && maybe.NotMade() {
+		return true
+	}
 	for _, want := range []error{
 		syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS, // descriptors, memory
 		syscall.EADDRNOTAVAIL, // local ports towards the backend

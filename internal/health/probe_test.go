@@ -18,6 +18,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"connectrpc.com/connect"
@@ -36,7 +37,41 @@ func ask(t *testing.T, at string, h model.Health) error {
 	to.backend = model.BackendAddress{Address: to.at.Addr(), Port: to.at.Port()}
 	ctx, cancel := context.WithTimeout(context.Background(), h.Timeout)
 	defer cancel()
-	return newProber(to).probe(ctx)
+	return newProber(reach{target: to}).probe(ctx)
+}
+
+// strayError is what a way says that a probe has not taken.
+type strayError struct{}
+
+func (strayError) Error() string { return "astray" }
+func (strayError) NotMade() bool { return true }
+
+// TestDirectProbes go where the target says, by the way for direct return. That a probe did not take this way
+// is known even if it shows only when the probe's time is over.
+func TestDirectProbes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, check := range []model.HealthCheck{model.CheckTCP, model.CheckHTTP, model.CheckHTTPS, model.CheckGRPC, model.CheckUDP} {
+			to := target{at: netip.MustParseAddrPort("192.0.2.10:80"), direct: model.ForwardingDSRGUE, health: model.Health{Check: check}}
+			to.backend.Address = netip.MustParseAddr("10.0.0.2")
+			asked := ""
+			dial := func(ctx context.Context, network string, vip netip.AddrPort, backend netip.Addr, forwarding model.Forwarding) (net.Conn, error) {
+				asked = fmt.Sprint(network, " ", vip, " at ", backend, " by ", forwarding)
+				<-ctx.Done()
+				time.Sleep(time.Millisecond) // the client has seen that ctx is over, if it looks
+				return nil, strayError{}
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+			err := newProber(reach{to, dial}).probe(ctx)
+			cancel()
+			network := "tcp"
+			if check == model.CheckUDP {
+				network = "udp"
+			}
+			if want := network + " 192.0.2.10:80 at 10.0.0.2 by dsr-gue"; asked != want || !isHere(err) {
+				t.Errorf("%s asked %q, want %q, and said %v", check, asked, want, err)
+			}
+		}
+	})
 }
 
 // says expects a probe's cause, or none; want is a part of it.
@@ -252,7 +287,7 @@ func TestGRPCProbe(t *testing.T) {
 		{address, "nobody", `grpc: the backend knows no service "nobody"`},
 		{address, "locked", `grpc: permission_denied: "not for you"`},
 		{other, "", "grpc: the backend does not have grpc.health.v1"},
-		{nobody(t), "", "grpc: connection refused"},
+		{nobody(t), "", "tcp connect: connection refused"},
 		{quiet, "", "grpc answer: no answer within"},
 	} {
 		h := model.Health{Check: model.CheckGRPC, GRPC: model.HealthGRPC{Service: c.service}}

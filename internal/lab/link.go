@@ -228,6 +228,18 @@ func (h *Host) AddAddress(iface string, address netip.Prefix) error {
 	return nil
 }
 
+// DeleteAddress takes an address away.
+func (h *Host) DeleteAddress(iface string, address netip.Prefix) error {
+	link, err := h.link(iface)
+	if err != nil {
+		return err
+	}
+	if err := h.Netlink().AddrDel(link, &netlink.Addr{IPNet: ipNet(address)}); err != nil {
+		return fmt.Errorf("host %s: delete address %s from %s: %w", h.name, address, iface, err)
+	}
+	return nil
+}
+
 // Route is where packets to a prefix go.
 type Route struct {
 	To        netip.Prefix

@@ -150,6 +150,17 @@ func (w *Ways) Out(backend netip.Addr) (iface int, ok bool) {
 	return hop.Interface, true
 }
 
+// Hop is the way to a backend as it was last known; ok is false while it is not.
+func (w *Ways) Hop(backend netip.Addr) (hop datapath.Hop, ok bool) {
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	known := w.hops[backend]
+	if known == nil || len(known.MAC) == 0 {
+		return datapath.Hop{}, false
+	}
+	return datapath.Hop{Interface: known.Interface, MAC: known.MAC}, true
+}
+
 // Changed receives when Unreachable may say something else than before.
 func (w *Ways) Changed() <-chan struct{} { return w.resolver.Changed() }
 

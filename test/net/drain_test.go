@@ -506,6 +506,7 @@ type listed struct {
 	State    string
 	Services []string
 	Slots    int
+	Health   []struct{ Service, State string }
 	// Of what `overrides` has.
 	Overrides []struct {
 		Kind            string

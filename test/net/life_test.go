@@ -189,6 +189,7 @@ func (b *bed) traces(t *testing.T) map[string]string {
 		found["offload of "+i.Peer] = offload(t, far, name)
 	}
 	found["managed neighbours"] = b.managed(t)
+	found["devices"], found["rules"] = b.devicesAndRules(t)
 	for _, family := range []string{"ipv4", "ipv6"} {
 		name := "net/" + family + "/conf/lo/forwarding"
 		err := b.Balancer.Run(func() error {
@@ -201,6 +202,28 @@ func (b *bed) traces(t *testing.T) map[string]string {
 		}
 	}
 	return found
+}
+
+// devicesAndRules are the names of the network devices, and the routing rules.
+func (b *bed) devicesAndRules(t *testing.T) (devices, rules string) {
+	t.Helper()
+	links, err := b.Balancer.Netlink().LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range links {
+		devices += link.Attrs().Name + "\n"
+	}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		list, err := b.Balancer.Netlink().RuleList(family)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range list {
+			rules += fmt.Sprintf("%d: mark %#x table %d\n", r.Priority, r.Mark, r.Table)
+		}
+	}
+	return devices, rules
 }
 
 // memberships is a listing of multicast groups without what the kernel's own reports change in

@@ -169,11 +169,18 @@ func TestUninstall(t *testing.T) {
 		}
 	}
 	before, files := a.traces(t), a.files() // bpffs has files of its own
-	a.write(a.file(settings{attach: "generic"}))
+	a.write(a.file(settings{attach: "generic", more: fmt.Sprintf(
+		"  - {name: direct, address: 192.0.2.98, port: 80, forwarding: dsr-ipip, health: {tcp: {}}, backends: [{address: %s}]}\n", a.Backends[0].Addr4())}))
 	daemon := a.background("msg=forwarding", "run", "--config", a.path, "--instance", a.instance, "--socket", "/run/shunt/own.sock")
 	eventually(t, 10*time.Second, "announcement", func() error {
 		if !strings.Contains(daemon.log(), fmt.Sprintf("address=%s ", lab.VIP6)) {
 			return errors.New(daemon.log())
+		}
+		return nil
+	})
+	eventually(t, 10*time.Second, "a health check with direct return", func() error {
+		if devices, _ := a.devicesAndRules(t); !strings.Contains(devices, "shunt-check1\n") {
+			return errors.New(devices)
 		}
 		return nil
 	})
@@ -204,7 +211,7 @@ func TestUninstall(t *testing.T) {
 		}
 		for _, what := range []string{
 			"pin  ", "program on eth0", "program on eth1", a.Backends[1].Addr4().String() + " dev eth1", "ff02::1:ff00:10 on eth0", "eth0: rx-gro",
-			"net/ipv4/conf/lo/forwarding: back to 0", "net/ipv6/conf/lo/forwarding: back to 0", "192.0.2.99 on lo", "net/ipv4/conf/all/arp_ignore: back to 0",
+			"net/ipv4/conf/lo/forwarding: back to 0", "net/ipv6/conf/lo/forwarding: back to 0", "192.0.2.99 on lo", "shunt-check1: for health checks", "net/ipv4/conf/all/arp_ignore: back to 0",
 			"/run/shunt/own.sock", "/run/shunt/" + a.instance + ".aggregation", "/var/lib/shunt/" + a.instance + ".overrides.json",
 		} {
 			if !strings.Contains(out, what) {

@@ -59,7 +59,7 @@ type serviceEntry struct {
 	TableSize            tableSize                   `json:"table_size,omitempty" unit:"slots" doc:"Size of the service's Maglev table. Without it: 4093 up to 40 backends, 16381 up to 163, 65521 up to 655, 131071 beyond. Each address family counts its own backends." example:"4093"`
 	Pool                 config.Text                 `json:"pool,omitempty" doc:"The pool that the service's backends, and their health checks, are from. A service has either pool or backends." min:"1" max:"63" example:"servers"`
 	Backends             config.List[backendEntry]   `json:"backends,omitempty" doc:"The servers. Without it: those of pool. A service may have backends of both families: a frontend uses backends of its own family. With dsr-*, if all backends of a service are of one family, they serve frontends of both families. Otherwise a frontend needs a backend of its own family." example:"[{address: 10.0.0.2, port: 8080}]"`
-	Health               healthEntry                 `json:"health,omitempty" doc:"How the service's backends are checked: one of tcp, http, https, grpc, udp and exec, and how often. If health is set neither here nor under defaults, backends count as up. Not supported with dsr-* yet." example:"{http: {path: /healthz, port: 8080}, interval: 2s, timeout: 1s, fall: 3, rise: 2}"`
+	Health               healthEntry                 `json:"health,omitempty" doc:"How the service's backends are checked: one of tcp, http, https, grpc, udp and exec, and how often. If health is set neither here nor under defaults, backends count as up. With dsr-* a check goes to the VIP, by the way that clients' packets take." example:"{http: {path: /healthz, port: 8080}, interval: 2s, timeout: 1s, fall: 3, rise: 2}"`
 	ProxyProtocol        config.Later                `json:"proxy_protocol,omitempty" doc:"The client's address, told to the backend." instead:"use nat-destination or dsr-*, where backends see the client's own address"`
 	Scheduler            config.Later                `json:"scheduler,omitempty" doc:"Another way to choose backends." instead:"give the backends weights: Maglev hashing spreads new flows according to them"`
 	Balance              config.Later                `json:"balance,omitempty" doc:"Another way to choose backends." instead:"give the backends weights: Maglev hashing spreads new flows according to them"`
@@ -71,7 +71,7 @@ type poolEntry struct {
 	config.Mark `json:"-"`
 	Name        config.Text               `json:"name" doc:"The pool's name. It must be unique." min:"1" max:"63" example:"servers"`
 	Backends    config.List[backendEntry] `json:"backends" doc:"The servers, as in a service." example:"[{address: 10.0.0.2, port: 8080}]"`
-	Health      healthEntry               `json:"health,omitempty" doc:"How the backends are checked. A backend is checked once for all services of the pool, or once for each port, if the backend and the check have no port and the services have different ones." example:"{tcp: {}}"`
+	Health      healthEntry               `json:"health,omitempty" doc:"How the backends are checked. A backend is checked once for all services of the pool, or once for each port, if the backend and the check have no port and the services have different ones. With dsr-* it is checked once for each VIP." example:"{tcp: {}}"`
 }
 
 // backendEntry is one of a service's backends.
@@ -81,7 +81,7 @@ type backendEntry struct {
 	Port          config.Number  `json:"port,omitempty" doc:"The server's port. Without it: packets keep the port that the client connected to. With dsr-* a port that differs from the service's port is an error, because packets arrive as clients sent them." min:"1" max:"65535" example:"8080"`
 	Weight        config.Number  `json:"weight,omitempty" doc:"The server's share of new flows, relative to the service's other backends. 0 means no new flows." min:"0" max:"65535" default:"1" example:"3"`
 	Backup        config.Boolean `json:"backup,omitempty" doc:"Whether the server takes new flows only while no other backend of the service can: all others of its family are down, wait for their first successful check, or have weight 0. When another backend can take new flows again, flows that the backup has go on." default:"false" example:"true"`
-	Health        checkAtEntry   `json:"health,omitempty" doc:"Where the health checks of this server go, if not to its own address and the port of the service's health. How it is checked, the service's health says." example:"{port: 9000}"`
+	Health        checkAtEntry   `json:"health,omitempty" doc:"Where the health checks of this server go, if not to its own address (with dsr-*: the VIP) and the port of the service's health. How it is checked, the service's health says." example:"{port: 9000}"`
 	Name          config.Text    `json:"name,omitempty" doc:"The backend's name in output. The backend's slots depend on it: a server that takes over the name of another server takes over its slots, and no other flow moves. Without it: the backend's address and port." min:"1" max:"63" example:"green"`
 	DNS           config.Later   `json:"dns,omitempty" doc:"A name that is looked up." instead:"write one backend with address for each address of the name"`
 	ProxyProtocol config.Later   `json:"proxy_protocol,omitempty" doc:"The client's address, told to the backend." instead:"use nat-destination or dsr-*, where backends see the client's own address"`
@@ -90,7 +90,7 @@ type backendEntry struct {
 // checkAtEntry is health of a backend.
 type checkAtEntry struct {
 	config.Mark `json:"-"`
-	Address     config.Address `json:"address,omitempty" doc:"The address that is checked. Without it: the backend's." example:"10.9.0.2"`
+	Address     config.Address `json:"address,omitempty" doc:"The address that is checked. Without it: the backend's, or the VIP with dsr-*." example:"10.9.0.2"`
 	Port        config.Number  `json:"port,omitempty" doc:"The port that is checked. Without it: the port of the service's health. If that has none either, the backend's port, and if the backend has no port, the service's port, if the service has only one." min:"1" max:"65535" example:"9000"`
 }
 

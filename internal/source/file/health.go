@@ -75,14 +75,6 @@ func (b *builder) health(entry *serviceEntry, defaults *healthEntry, s *model.Se
 		b.unchecked(entry, s)
 		return
 	}
-	if s.Forwarding.Direct() {
-		at, suggestion := own.Mark, "remove it"
-		if from == defaults {
-			at, suggestion = entry.Name.Mark, "write health: {enabled: false} for this service"
-		}
-		faults.Errorf(at, suggestion, "health is not supported yet with %s: a check would not take the path that packets take", s.Forwarding)
-		return
-	}
 	h := model.Health{
 		Check:     check.kind,
 		Interval:  ownElse(&own.Interval, &defaults.Interval).Value,
