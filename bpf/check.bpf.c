@@ -37,8 +37,8 @@ static __always_inline struct check *check_find(struct __sk_buff *ctx)
 	return sk ? bpf_sk_storage_get(&sh_checks, sk, 0, 0) : 0;
 }
 
-/* The network header is the kernel's own work, so it is read without suspicion; what it has to
- * be for packet_wrap is checked all the same. */
+/* Reads the network header, which is all that packet_wrap has to know. The transport header is
+ * not looked at: the packet has its backend. */
 static __always_inline enum verdict header_stage(struct frame_ctx *ctx, struct packet *p)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);

@@ -33,6 +33,9 @@
  */
 #define __stage __attribute__((noinline))
 
+/* A function that is not inlined, and that not every program calls that has its header. */
+#define __apart __attribute__((noinline, unused))
+
 enum verdict {
 	VERDICT_NEXT = 0,
 	VERDICT_PASS,

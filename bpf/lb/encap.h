@@ -166,7 +166,7 @@ static __always_inline int outer_source(struct outer *o, const struct settings *
  * host would see it as wrong: generic XDP keeps the sk_buff's note, and with it the rest.
  * One that only looks unfinished sums up to itself. Returns 0, or -1.
  */
-static __noinline __attribute__((unused)) int csum_complete(struct frame_ctx *ctx, struct packet *p)
+static __apart int csum_complete(struct frame_ctx *ctx, struct packet *p)
 {
 	void *data, *data_end;
 	__sum16 *check;

@@ -228,10 +228,8 @@ static __always_inline int flow_end(const struct flow_key *key, struct flow *liv
 }
 
 /* Whether both halves of a flow have been idle for longer than its state allows. */
-static __noinline __attribute__((unused)) int flow_is_over(const struct flow_key *key,
-							   const struct flow *copy,
-							   const struct settings *settings,
-							   __u32 now)
+static __apart int flow_is_over(const struct flow_key *key, const struct flow *copy,
+				const struct settings *settings, __u32 now)
 {
 	__u32 timeout = flow_timeout(settings, key->protocol, life_state(copy->life));
 	struct entry *twin = scratch_of(&sh_twin);

@@ -65,10 +65,8 @@ static __always_inline int hop_marked_by(__u64 hop, __u32 nonce)
  * Asks the routing table for the way from source to destination. Returns the hop, or 0
  * with *reason set. Costs 60 to 100 ns, so no settled path calls it.
  */
-static __noinline __attribute__((unused)) __u64 hop_lookup(struct frame_ctx *ctx,
-							   const struct addr *source,
-							   const struct addr *destination,
-							   enum reason *reason)
+static __apart __u64 hop_lookup(struct frame_ctx *ctx, const struct addr *source,
+				const struct addr *destination, enum reason *reason)
 {
 	struct bpf_fib_lookup fib = { .ifindex = LOOPBACK_IFINDEX };
 	__u32 ifindex, *index;
@@ -106,8 +104,7 @@ static __always_inline __u64 hop_back(struct frame_ctx *ctx)
 }
 
 /* The way to a client: what the routing table says, or else back where it came from. */
-static __noinline __attribute__((unused)) __u64 hop_to_client(struct frame_ctx *ctx,
-							      const struct flow_key *key)
+static __apart __u64 hop_to_client(struct frame_ctx *ctx, const struct flow_key *key)
 {
 	enum reason reason;
 	__u64 hop = hop_lookup(ctx, &key->destination, &key->source, &reason);
