@@ -77,16 +77,16 @@ func ownerOf(s model.Service) owner {
 type key struct {
 	owner
 	backend model.BackendAddress
-	// at and direct are where a pool's backend is asked: services of several ports, or of several VIPs with direct
-	// return, may share it. Of a service they are not set, whose backend is the same if it is asked elsewhere.
-	at     netip.AddrPort
-	direct model.Forwarding
+	// asked is the place of a pool's backend: services of several ports, or of several VIPs with direct return, may
+	// share it. Of a service it is not set, whose backend is the same if it is asked elsewhere.
+	asked place
 }
 
-func keyOf(s model.Service, b model.Backend) key {
-	k := key{owner: ownerOf(s), backend: b.BackendAddress}
-	if s.Pool != "" {
-		k.at, k.direct = probed(s, b)
+// key is what names the check of a target.
+func (t target) key() key {
+	k := key{owner: t.owner, backend: t.backend}
+	if t.pool != "" {
+		k.asked = t.place
 	}
 	return k
 }
@@ -182,9 +182,8 @@ func (m *Monitor) Update(services []model.Service, held func(service string, b m
 			continue
 		}
 		for _, b := range s.Backends {
-			k := keyOf(s, b)
-			t := target{owner: k.owner, backend: b.BackendAddress, name: b.Name, health: s.Health}
-			t.at, t.direct = probed(s, b)
+			t := target{owner: ownerOf(s), backend: b.BackendAddress, name: b.Name, place: probed(s, b), health: s.Health}
+			k := t.key()
 			of := member{s.Name, b.BackendAddress}
 			c, shared := m.checks[k] // by another service of the pool
 			known := shared || before[k] != nil
@@ -233,7 +232,7 @@ func has(s model.Service, b model.BackendAddress) bool {
 // adopt takes the state over from where something is known of the backend.
 func (m *machine) adopt(t target, of member, twins []*check, held func(string, model.BackendAddress) model.HealthState) {
 	for _, twin := range twins {
-		if twin.target.at == t.at && twin.target.direct == t.direct && reflect.DeepEqual(twin.target.health, t.health) {
+		if twin.target.place == t.place && reflect.DeepEqual(twin.target.health, t.health) {
 			*m = twin.machine
 			return
 		}

@@ -521,8 +521,8 @@ func TestProbed(t *testing.T) {
 		{program, 0, model.BackendAddress{}, "10.0.0.2:80"},
 	} {
 		b := model.Backend{BackendAddress: model.BackendAddress{Address: own, Port: c.port}, CheckAt: c.at}
-		at, direct := probed(c.service, b)
-		if got := strings.TrimSpace(string(direct) + " " + at.String()); got != c.want {
+		p := probed(c.service, b)
+		if got := strings.TrimSpace(string(p.direct) + " " + p.at.String()); got != c.want {
 			t.Errorf("%+v: %s, want %s", b, got, c.want)
 		}
 	}

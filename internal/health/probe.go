@@ -20,11 +20,16 @@ import (
 type target struct {
 	owner
 	backend model.BackendAddress
-	name    string         // of the backend
-	at      netip.AddrPort // for exec, port 0 if the service has several
+	name    string // of the backend
+	place
+	health model.Health
+}
+
+// place is where a backend is asked.
+type place struct {
+	at netip.AddrPort // for exec, port 0 if the service has several
 	// direct: at is a VIP, asked at this backend, by this mode of direct return; "": at is the backend's own.
 	direct model.Forwarding
-	health model.Health
 }
 
 // DialDirect connects to a VIP at one backend, by the way that direct return's packets take. The network is tcp or

@@ -174,15 +174,15 @@ func interval(h model.Health) time.Duration {
 // probed is where a backend is asked: where it says itself, else at its address. The port is also the check's,
 // else the backend's, else the only one that the service has. With direct return a backend that says nothing
 // is asked at the VIP, in that mode; a program finds its own way.
-func probed(s model.Service, b model.Backend) (at netip.AddrPort, direct model.Forwarding) {
-	address := b.Address
+func probed(s model.Service, b model.Backend) place {
+	address, direct := b.Address, model.Forwarding("")
 	switch {
 	case b.CheckAt.Address.IsValid():
 		address = b.CheckAt.Address
 	case s.Forwarding.Direct() && s.Health.Check != model.CheckExec:
 		address, direct = vipFor(s, b), s.Forwarding
 	}
-	return netip.AddrPortFrom(address, cmp.Or(b.CheckAt.Port, s.Health.Port, b.Port, onlyPort(s))), direct
+	return place{netip.AddrPortFrom(address, cmp.Or(b.CheckAt.Port, s.Health.Port, b.Port, onlyPort(s))), direct}
 }
 
 // vipFor is the first of the service's VIPs that the backend serves: of its family, or, since all backends may be
