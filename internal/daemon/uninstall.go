@@ -147,9 +147,11 @@ func (v *Inventory) takeInstance(instance string) error {
 	if err != nil {
 		return err
 	}
+	var settings []Trace
 	for _, s := range loopback.State.Settings {
-		v.addIn(loopback.Space, Trace{"setting", fmt.Sprintf("%s: back to %s", s.Name, s.Before)})
+		settings = append(settings, Trace{"setting", fmt.Sprintf("%s: back to %s", s.Name, s.Before)})
 	}
+	v.addIn(loopback.Space, settings...)
 	way, err := readDetour(instance)
 	if err != nil {
 		return err
@@ -161,20 +163,21 @@ func (v *Inventory) takeInstance(instance string) error {
 }
 
 // addIn adds what is in a network namespace that may be another one, and may be gone.
-func (v *Inventory) addIn(space string, trace Trace) {
-	if space == v.space {
-		if !slices.Contains(v.Traces, trace) { // of another instance
-			v.Traces = append(v.Traces, trace)
+func (v *Inventory) addIn(space string, traces ...Trace) {
+	list, where := &v.Traces, ""
+	if space != v.space && len(traces) > 0 {
+		where = " in network namespace " + space
+		ns := findSpace(space)
+		defer namespace.Close(ns)
+		if !ns.IsOpen() {
+			list = &v.Elsewhere
 		}
-		return
 	}
-	trace.What += " in network namespace " + space
-	ns := findSpace(space)
-	defer namespace.Close(ns)
-	if ns.IsOpen() {
-		v.Traces = append(v.Traces, trace)
-	} else {
-		v.Elsewhere = append(v.Elsewhere, trace)
+	for _, trace := range traces {
+		trace.What += where
+		if !slices.Contains(*list, trace) { // another instance may have it, too
+			*list = append(*list, trace)
+		}
 	}
 }
 

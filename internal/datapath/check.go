@@ -9,7 +9,6 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 const checkProgram = "sh_check"
@@ -48,10 +47,9 @@ func (c *Checks) Attach(ifindex int) error {
 	if err := netlink.QdiscAdd(clsactQdisc(ifindex)); err != nil {
 		return fmt.Errorf("add a clsact qdisc: %w", err)
 	}
-	err := netlink.FilterAdd(&netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{LinkIndex: ifindex, Parent: netlink.HANDLE_MIN_EGRESS, Protocol: unix.ETH_P_ALL, Priority: filterPriority},
-		Fd:          c.program.FD(), Name: checkProgram, DirectAction: true})
-	if err != nil {
+	f := clsactFilter(ifindex, netlink.HANDLE_MIN_EGRESS, checkProgram)
+	f.Fd = c.program.FD()
+	if err := netlink.FilterAdd(f); err != nil {
 		return fmt.Errorf("attach %s: %w", checkProgram, err)
 	}
 	return nil

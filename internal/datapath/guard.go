@@ -64,10 +64,9 @@ func (g *guard) attachClsact() error {
 	if err := g.removeFilters(); err != nil { // of a daemon that was killed meanwhile
 		return err
 	}
-	err = netlink.FilterAdd(&netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{LinkIndex: g.ifindex, Parent: netlink.HANDLE_MIN_INGRESS, Protocol: unix.ETH_P_ALL, Priority: 1},
-		Fd:          g.program.FD(), Name: guardProgram, DirectAction: true})
-	if err != nil {
+	f := clsactFilter(g.ifindex, netlink.HANDLE_MIN_INGRESS, guardProgram)
+	f.Fd = g.program.FD()
+	if err := netlink.FilterAdd(f); err != nil {
 		return fmt.Errorf("add a filter of priority 1 to clsact: %w", err)
 	}
 	return nil

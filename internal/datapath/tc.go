@@ -78,11 +78,9 @@ func (s clsactSide) Close() error { return nil }
 func (s clsactSide) name() string { return s.direction.program + "/" + s.instance }
 
 func (s clsactSide) filter() *netlink.BpfFilter {
-	return &netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{LinkIndex: s.ifindex, Parent: s.direction.parent, Handle: filterHandle,
-			Priority: filterPriority, Protocol: unix.ETH_P_ALL},
-		Name: s.name(), DirectAction: true,
-	}
+	f := clsactFilter(s.ifindex, s.direction.parent, s.name())
+	f.Handle = filterHandle
+	return f
 }
 
 // find looks for the filter in our place, whoever's it is.
@@ -155,6 +153,14 @@ func (s clsactSide) prepare(p *ebpf.Program) error {
 // clsactQdisc is the qdisc that filters need on an interface, in both directions.
 func clsactQdisc(ifindex int) netlink.Qdisc {
 	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+}
+
+// clsactFilter is a filter of ours there, without its program.
+func clsactFilter(ifindex int, parent uint32, name string) *netlink.BpfFilter {
+	return &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: ifindex, Parent: parent, Priority: filterPriority, Protocol: unix.ETH_P_ALL},
+		Name:        name, DirectAction: true,
+	}
 }
 
 // clsactFilters are an interface's filters in both directions, whoever's they are.

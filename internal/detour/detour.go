@@ -16,12 +16,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/backend"
 	"github.com/shunt-lb/shunt/internal/model"
 	"golang.org/x/sys/unix"
 )
@@ -230,9 +229,8 @@ func reversePathFilter(t Target) string {
 		names = append(names, out.Name)
 	}
 	for _, name := range names {
-		value, err := os.ReadFile("/proc/sys/net/ipv4/conf/" + name + "/rp_filter")
-		if text := strings.TrimSpace(string(value)); err == nil && text != "0" {
-			return "net.ipv4.conf." + name + ".rp_filter = " + text
+		if value, err := backend.ReadSetting("net/ipv4/conf/" + name + "/rp_filter"); err == nil && value != 0 {
+			return fmt.Sprintf("net.ipv4.conf.%s.rp_filter = %d", name, value)
 		}
 	}
 	return ""

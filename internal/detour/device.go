@@ -6,10 +6,9 @@ import (
 	"math"
 	"net"
 	"net/netip"
-	"os"
-	"strings"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/backend"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -99,77 +98,83 @@ func (w *Way) make(family string) error {
 func (w *Way) makeDevice() error {
 	clear(w.led)
 	w.device = 0
-	candidates := []uint8{w.number}
-	for n := range uint8(math.MaxUint8) {
-		candidates = append(candidates, n+1)
-	}
-	for _, number := range candidates {
-		if number == 0 {
-			continue
-		}
-		free, err := removeDevice(w.options.Instance, number, number == w.number)
-		if err == nil && !free {
-			continue
-		}
-		if err == nil && w.number != 0 && w.number != number {
-			err = Remove(w.options.Instance, w.number, w.options.Mark(w.number)) // or its rules would be forgotten
-		}
-		if err == nil {
-			err = w.options.Note(number)
-		}
-		if err != nil {
+	if w.number != 0 {
+		if made, err := w.makePair(w.number); made || err != nil {
 			return err
 		}
-		w.number = number
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.MTU = Device(number), mtu
-		pair := netlink.NewVeth(attrs)
-		pair.PeerName, pair.PeerMTU = peer(number), mtu
-		err = netlink.LinkAdd(pair)
-		if errors.Is(err, unix.EEXIST) {
-			continue // another instance was faster
+	}
+	for n := range uint8(math.MaxUint8) {
+		if made, err := w.makePair(n + 1); made || err != nil {
+			return err
 		}
-		if err != nil {
-			return fmt.Errorf("add the devices %s and %s, a veth pair: %w", Device(number), peer(number), err)
-		}
-		if err := w.setUp(number); err != nil {
-			_, failed := removeDevice(w.options.Instance, number, true)
-			return errors.Join(err, failed)
-		}
-		w.made = time.Now()
-		return nil
 	}
 	return fmt.Errorf("all names from %s to %s are taken: `ip link`", Device(1), Device(math.MaxUint8))
+}
+
+// makePair makes the pair under a number; made is false if somebody else has that.
+func (w *Way) makePair(number uint8) (made bool, err error) {
+	if free, err := removeDevice(w.options.Instance, number, number == w.number); err != nil || !free {
+		return false, err
+	}
+	if w.number != 0 && w.number != number { // or its rules would be forgotten
+		if err := Remove(w.options.Instance, w.number, w.options.Mark(w.number)); err != nil {
+			return false, err
+		}
+	}
+	if err := w.options.Note(number); err != nil {
+		return false, err
+	}
+	w.number = number
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = Device(number), mtu
+	pair := netlink.NewVeth(attrs)
+	pair.PeerName, pair.PeerMTU = peer(number), mtu
+	err = netlink.LinkAdd(pair)
+	if errors.Is(err, unix.EEXIST) {
+		return false, nil // another instance was faster
+	}
+	if err != nil {
+		return false, fmt.Errorf("add the devices %s and %s, a veth pair: %w", Device(number), peer(number), err)
+	}
+	ifindex, err := w.setUp(number)
+	if err != nil {
+		_, failed := removeDevice(w.options.Instance, number, true)
+		return false, errors.Join(err, failed)
+	}
+	w.device, w.made = ifindex, time.Now()
+	return true, nil
 }
 
 // noAddress is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h: the device gets no link-local address.
 const noAddress = 1
 
-// setUp makes ends of a veth pair what they are for. The program is there before anything can leave.
-func (w *Way) setUp(number uint8) error {
+// setUp makes the ends of the pair what they are for, and returns the index of the one that packets are led to. The
+// program is there before anything can leave.
+func (w *Way) setUp(number uint8) (ifindex int, err error) {
 	for _, name := range []string{peer(number), Device(number)} {
 		link, err := netlink.LinkByName(name)
 		if err != nil {
-			return fmt.Errorf("find the device %s: %w", name, err)
+			return 0, fmt.Errorf("find the device %s: %w", name, err)
 		}
 		_ = netlink.LinkSetIP6AddrGenMode(link, noAddress) // a kernel without IPv6 has no such setting
 		errs := []error{netlink.LinkSetAlias(link, alias(w.options.Instance)), netlink.LinkSetARPOff(link)}
 		if name == Device(number) {
-			errs = append(errs, w.program.Attach(link.Attrs().Index))
+			ifindex = link.Attrs().Index
+			errs = append(errs, w.program.Attach(ifindex))
 		}
 		if err := errors.Join(append(errs, netlink.LinkSetUp(link))...); err != nil {
-			return fmt.Errorf("set up the device %s: %w", name, err)
+			return 0, fmt.Errorf("set up the device %s: %w", name, err)
 		}
-		w.device = link.Attrs().Index // at last the one that packets are led to
 	}
-	return nil
+	return ifindex, nil
 }
 
 // makeRoutes leads marked packets of a family to the device, or nowhere should that be gone: by any other
 // way they would come to any backend.
 func (w *Way) makeRoutes(family string) error {
 	f := families[family]
-	table := w.table()
+	mark := w.options.Mark(w.number)
+	table := int(mark)
 	routes := []*netlink.Route{
 		{Family: f.number, Table: table, Dst: f.anybody, LinkIndex: w.device, Scope: netlink.SCOPE_LINK},
 		{Family: f.number, Table: table, Dst: f.anybody, Type: unix.RTN_UNREACHABLE, Priority: math.MaxInt32},
@@ -181,14 +186,12 @@ func (w *Way) makeRoutes(family string) error {
 	}
 	rule, mask := netlink.NewRule(), uint32(math.MaxUint32)
 	rule.Family, rule.Table, rule.Priority = f.number, table, priority
-	rule.Mark, rule.Mask = w.options.Mark(w.number), &mask
+	rule.Mark, rule.Mask = mark, &mask
 	if err := netlink.RuleAdd(rule); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add an %s rule for mark %#x: %w", family, rule.Mark, err)
 	}
 	return nil
 }
-
-func (w *Way) table() int { return int(w.options.Mark(w.number)) }
 
 // Close ends the checks that are under way, and gives the program up. Remove takes the rest away.
 func (w *Way) Close() error {
@@ -261,11 +264,11 @@ func removeDevice(instance string, number uint8, noted bool) (removed bool, err 
 
 // enableIPv6 gives a device IPv6. New ones may be without it.
 func enableIPv6(device string) error {
-	path := "/proc/sys/net/ipv6/conf/" + device + "/disable_ipv6"
-	if now, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(now)) == "0" {
+	on := backend.Setting{Name: "net/ipv6/conf/" + device + "/disable_ipv6", Set: "0"}
+	if now, err := backend.ReadSetting(on.Name); err == nil && now == 0 {
 		return nil
 	}
-	if err := os.WriteFile(path, []byte("0"), 0); err != nil {
+	if err := on.Apply(); err != nil {
 		return fmt.Errorf("enable IPv6 on %s: %w; with net.ipv6.conf.default.disable_ipv6 = 0 it has IPv6 from the first", device, err)
 	}
 	return nil

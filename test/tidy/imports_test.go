@@ -28,7 +28,7 @@ var mayImport = map[string][]string{
 	"internal/config":      {"internal/model"},
 	"internal/source/file": {"internal/model", "internal/condition", "internal/config", "internal/maglev", "internal/state"},
 	"internal/health":      {"internal/model"},
-	"internal/detour":      {"internal/model"},
+	"internal/detour":      {"internal/model", "internal/backend"},
 	"internal/reconcile":   {"internal/model", "internal/condition", "internal/maglev"},
 	"internal/kernel":      {"internal/model"},
 	"internal/decap":       {"internal/model", "internal/kernel", "internal/backend"},
