@@ -98,6 +98,9 @@ func (w *Way) Dial(ctx context.Context, network string, t Target) (net.Conn, err
 	if err != nil {
 		return nil, notMade("%v", err)
 	}
+	if ctx.Err() != nil {
+		return nil, notMade("the time of a check was over before it could begin")
+	}
 	held := -1 // the socket, which is looked at after the dialer has closed it
 	dialer := net.Dialer{KeepAlive: -1, LocalAddr: localAddr(network, from), Control: func(_, _ string, raw syscall.RawConn) (failed error) {
 		if held >= 0 {

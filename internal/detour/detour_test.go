@@ -205,6 +205,23 @@ func TestWayThatCannotBeMade(t *testing.T) {
 	}
 }
 
+// TestDialTooLate: a check whose time was spent on waiting for the way says nothing about the backend.
+func TestDialTooLate(t *testing.T) {
+	b := newBed(t)
+	var number uint8
+	w := New(Options{Instance: "red", Mark: markOf, Note: noteIn(&number, nil), Load: func() (Program, error) { return blind{}, nil }})
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	b.Do(t, func() {
+		_, err := w.Dial(over, "tcp", Target{VIP: netip.AddrPortFrom(vip4, 80), Backend: server, Forwarding: model.ForwardingDSRIPIP})
+		var late *NotMadeError
+		if !errors.As(err, &late) {
+			t.Errorf("a check that is too late: %v", err)
+		}
+	})
+	b.remove(t, "red", number)
+}
+
 // TestSource: the address of a check is what the routing table says of the VIP, or else of the backend; a host that
 // has the VIP cannot ask others for it.
 func TestSource(t *testing.T) {
