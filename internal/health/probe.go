@@ -90,7 +90,7 @@ func (r reach) dial(ctx context.Context, network string) (net.Conn, error) {
 func (r reach) dialTCP(ctx context.Context) (net.Conn, error) {
 	conn, err := r.dial(ctx, "tcp")
 	if err != nil {
-		return nil, err
+		return nil, cause("tcp connect", err, r.health.Timeout)
 	}
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0) // without it the check is as right, and leaves more behind
@@ -104,7 +104,7 @@ func (r reach) dialTCP(ctx context.Context) (net.Conn, error) {
 func (r reach) connected(ctx context.Context) (context.Context, net.Conn, error) {
 	conn, err := r.dialTCP(ctx)
 	if err != nil {
-		return ctx, nil, cause("tcp connect", err, r.health.Timeout)
+		return ctx, nil, err
 	}
 	once := make(chan net.Conn, 1)
 	once <- conn
@@ -130,7 +130,7 @@ type tcpProber struct{ reach }
 func (p tcpProber) probe(ctx context.Context) error {
 	conn, err := p.dialTCP(ctx)
 	if err != nil {
-		return cause("tcp connect", err, p.health.Timeout)
+		return err
 	}
 	_ = conn.Close() // what was asked is answered
 	return nil
