@@ -17,6 +17,8 @@ const (
 	HealthNotBelieved      = "health_not_believed"
 	InterfaceMissing       = "interface_missing"
 	MulticastLinkOnly      = "multicast_link_only"
+	NameNotResolved        = "name_not_resolved"
+	NameUnusable           = "name_unusable"
 	NeighbourNotManaged    = "neighbour_not_managed"
 	NeighbourUnresolved    = "neighbour_unresolved"
 	NoBackend              = "no_backend"
@@ -114,6 +116,16 @@ var Codes = []Definition{
 		Code: MulticastLinkOnly, Severity: Warning, Subject: "address on interface",
 		Meaning: "The kernel refused to join the IPv6 solicited-node group for the address. The interface receives the group's packets, but switches that snoop MLD may not forward them here.",
 		Remedy:  "switch MLD snooping off for this segment, or give the interface an IPv6 address so that the kernel can join",
+	},
+	{
+		Code: NameNotResolved, Severity: Error, Subject: "name of a backend, and the record type",
+		Meaning: "shunt cannot look up the name of a backend in the DNS. The addresses of the last answer stay in force, also after a restart; without an earlier answer the backends are missing.",
+		Remedy:  "check the name, the resolvers in /etc/resolv.conf, and the way to them: `dig NAME A` and `dig NAME AAAA`; shunt asks again by itself, at the latest after 30 s",
+	},
+	{
+		Code: NameUnusable, Severity: Warning, Subject: "service, and name of a backend",
+		Meaning: "The DNS has addresses for the name of a backend that cannot be backends of the service, or more than max allows. shunt leaves those out.",
+		Remedy:  "correct the records of the name, or raise the backend's `max`",
 	},
 	{
 		Code: NeighbourNotManaged, Severity: Warning, Subject: "host",

@@ -169,6 +169,8 @@ type Backend struct {
 	Backup bool   // takes new flows only while no other backend of its family can
 	// CheckAt is where its checks go instead: its address, its port, or both; a zero part is as without.
 	CheckAt BackendAddress
+	// DNS is the name that its address was looked up by; "": a source said the address.
+	DNS string
 
 	// What follows is no source's to say: what operators and health checks have found.
 
@@ -180,6 +182,32 @@ type Backend struct {
 	Down bool
 	// Ramp is the part of its weight that it has now, in percent; 0: all of it.
 	Ramp uint8
+}
+
+// BackendName stands for a backend for each address that the DNS has for it.
+type BackendName struct {
+	DNS       string // a domain name, lower case; with a dot at its end no search list is used
+	Port      uint16 // host byte order; 0 keeps the packet's destination port
+	Weight    uint16 // of each
+	Backup    bool
+	CheckPort uint16 // that is checked instead; 0: as without
+	Max       uint16 // addresses of each family
+}
+
+// String is the name with all that it says, "web.example.org (port 8080, weight 1, max 16)" for example.
+func (n BackendName) String() string {
+	text := n.DNS + " ("
+	if n.Port != 0 {
+		text += fmt.Sprintf("port %d, ", n.Port)
+	}
+	text += fmt.Sprintf("weight %d, max %d", n.Weight, n.Max)
+	if n.Backup {
+		text += ", backup"
+	}
+	if n.CheckPort != 0 {
+		text += fmt.Sprintf(", health.port %d", n.CheckPort)
+	}
+	return text + ")"
 }
 
 // Share is the backend's present weight relative to the service's others, in hundredths.
@@ -212,7 +240,9 @@ type Service struct {
 	// prefixes that a source is in, the longest decides; in none, it may if AllowFrom is empty.
 	AllowFrom, DenyFrom []netip.Prefix
 	Backends            []Backend
-	Health              Health
+	// Names stand for more backends; whoever has looked them up has put those into Backends.
+	Names  []BackendName
+	Health Health
 }
 
 // Policy is what a service does beyond the plain way. The zero value is the plain way.

@@ -29,6 +29,7 @@ var mayImport = map[string][]string{
 	"internal/source/file": {"internal/model", "internal/condition", "internal/config", "internal/maglev", "internal/state"},
 	"internal/health":      {"internal/model"},
 	"internal/detour":      {"internal/model", "internal/backend"},
+	"internal/resolve":     {"internal/model", "internal/condition", "internal/record"},
 	"internal/reconcile":   {"internal/model", "internal/condition", "internal/maglev"},
 	"internal/kernel":      {"internal/model"},
 	"internal/decap":       {"internal/model", "internal/kernel", "internal/backend"},
@@ -49,6 +50,7 @@ var mayImport = map[string][]string{
 var owners = map[string][]string{
 	"github.com/cilium/ebpf":              {"internal/kernel/", "internal/datapath/", "internal/decap/", "bench/", "test/"},
 	"github.com/prometheus/client_golang": {"internal/metrics/"},
+	"github.com/miekg/dns":                {"internal/resolve/", "test/"},
 	"k8s.io/client-go":                    {"internal/source/kube/"},
 }
 

@@ -1,0 +1,330 @@
+// Package resolve follows the names of backends in the DNS.
+//
+//	services with names ─► Follow ─► a lookup for each name and family, again when its TTL has passed
+//	                                       │ answers, kept on disk
+//	services with addresses ◄── Expand ◄───┘ ─► Changed
+//
+// A lookup that fails changes nothing: the last answer stays. An address that an answer no longer has stays for a
+// while, and takes no new flows.
+package resolve
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/record"
+)
+
+// Family is a version of IP.
+type Family int
+
+// The families.
+const (
+	IPv4 Family = 4
+	IPv6 Family = 6
+)
+
+// Question is what the DNS is asked.
+type Question struct {
+	Name   string
+	Family Family
+}
+
+// String is "web.example.org (A)".
+func (q Question) String() string {
+	if q.Family == IPv4 {
+		return q.Name + " (A)"
+	}
+	return q.Name + " (AAAA)"
+}
+
+// Answer is what is known.
+type Answer struct {
+	Addresses []netip.Addr // in order
+	// Leaving are those that the last answers did not have any more.
+	Leaving []netip.Addr
+}
+
+const (
+	// Linger is how long an address stays after the last answer that had it. Connections go on meanwhile, and an
+	// answer that is short of some addresses by chance costs nothing.
+	Linger = 10 * time.Minute
+	// retryMin and retryMax are how long after a failure the DNS is asked again: twice as long each time.
+	retryMin, retryMax = time.Second, 30 * time.Second
+	// lookupTime bounds a lookup with all its attempts.
+	lookupTime = time.Minute
+)
+
+// Options are what a Follower needs.
+type Options struct {
+	Path       string // of the file that keeps the answers
+	Log        *slog.Logger
+	Conditions *condition.Set
+	// lookup replaces the DNS in tests.
+	lookup func(context.Context, Question) (reply, error)
+}
+
+// Follower knows the present addresses of names. Its methods may be called from any goroutine.
+type Follower struct {
+	options Options
+	changed chan struct{} // capacity 1
+	running sync.WaitGroup
+
+	mu    sync.Mutex
+	names map[Question]*followed
+}
+
+// followed is what is known of one question.
+type followed struct {
+	cancel  context.CancelFunc
+	asked   chan struct{} // closed after the first lookup
+	known   bool          // there has been an answer, maybe of an earlier process
+	current []netip.Addr
+	leaving map[netip.Addr]time.Time // until when each stays
+}
+
+// Open is a follower that knows what an earlier one has written down. A file that cannot be read is told of, and
+// the DNS asked.
+func Open(options Options) *Follower {
+	if options.lookup == nil {
+		options.lookup = stub{path: ConfigPath}.lookup
+	}
+	f := &Follower{options: options, changed: make(chan struct{}, 1), names: map[Question]*followed{}}
+	if err := f.load(); err != nil {
+		options.Log.Warn("the addresses of names that were known before cannot be read, so names are looked up anew", "path", options.Path, "error", err)
+	}
+	return f
+}
+
+// Changed receives when Answer may say something else than before.
+func (f *Follower) Changed() <-chan struct{} { return f.changed }
+
+func (f *Follower) notify() {
+	select {
+	case f.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Follow makes these the names that are followed. Others are forgotten.
+func (f *Follower) Follow(questions []Question) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	wanted := map[Question]bool{}
+	for _, q := range questions {
+		wanted[q] = true
+		name := f.names[q]
+		if name == nil {
+			name = &followed{leaving: map[netip.Addr]time.Time{}}
+			f.names[q] = name
+		}
+		if name.cancel != nil {
+			continue
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		name.cancel, name.asked = cancel, make(chan struct{})
+		f.running.Go(func() { f.follow(ctx, q, name) })
+	}
+	forgotten := false
+	for q, name := range f.names {
+		if !wanted[q] {
+			if name.cancel != nil {
+				name.cancel()
+			}
+			delete(f.names, q)
+			f.options.Conditions.Clear(condition.NameNotResolved, q.String())
+			forgotten = true
+		}
+	}
+	if forgotten {
+		f.save()
+	}
+}
+
+// Await waits until each question has an answer, or has been asked once in vain; ctx bounds it.
+func (f *Follower) Await(ctx context.Context, questions []Question) {
+	for _, q := range questions {
+		f.mu.Lock()
+		name := f.names[q]
+		wait := name != nil && name.cancel != nil && !name.known
+		f.mu.Unlock()
+		if !wait {
+			continue
+		}
+		select {
+		case <-name.asked:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Answer is what is known of a name.
+func (f *Follower) Answer(q Question) Answer {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	name := f.names[q]
+	if name == nil {
+		return Answer{}
+	}
+	return Answer{Addresses: slices.Clone(name.current), Leaving: slices.SortedFunc(maps.Keys(name.leaving), netip.Addr.Compare)}
+}
+
+// Close ends all lookups.
+func (f *Follower) Close() {
+	f.mu.Lock()
+	for _, name := range f.names {
+		if name.cancel != nil {
+			name.cancel()
+		}
+	}
+	f.mu.Unlock()
+	f.running.Wait()
+}
+
+// follow looks a name up again and again.
+func (f *Follower) follow(ctx context.Context, q Question, name *followed) {
+	retry := retryMin
+	first := sync.OnceFunc(func() { close(name.asked) })
+	defer first()
+	for {
+		limited, cancel := context.WithTimeout(ctx, lookupTime)
+		r, err := f.options.lookup(limited, q)
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		wait := r.ttl
+		if err != nil {
+			wait, retry = retry, min(2*retry, retryMax)
+		} else {
+			retry = retryMin
+		}
+		wait = f.take(ctx, q, name, r, err, wait)
+		first()
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+}
+
+// take notes what a lookup has found, and returns when to look again: earlier than wait if an address is to go.
+func (f *Follower) take(ctx context.Context, q Question, name *followed, r reply, err error, wait time.Duration) time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if ctx.Err() != nil {
+		return wait // it is forgotten
+	}
+	now := time.Now()
+	before, isFirst := name.text(), err == nil && !name.known
+	if err != nil {
+		f.options.Conditions.Raise(condition.Condition{Code: condition.NameNotResolved, Subject: q.String(), Text: name.fault(q, err)})
+	} else {
+		f.options.Conditions.Clear(condition.NameNotResolved, q.String())
+		for _, a := range name.current {
+			name.leaving[a] = now.Add(Linger)
+		}
+		for _, a := range r.addresses {
+			delete(name.leaving, a)
+		}
+		name.current, name.known = r.addresses, true
+	}
+	maps.DeleteFunc(name.leaving, func(_ netip.Addr, until time.Time) bool { return !until.After(now) })
+	if after := name.text(); after != before || isFirst {
+		f.options.Log.Info("the addresses of a name have changed", "name", q.String(), "before", before, "now", after, "ttl", r.ttl)
+		f.save()
+		f.notify()
+	}
+	for _, until := range name.leaving {
+		wait = min(wait, until.Sub(now))
+	}
+	return wait
+}
+
+// fault says what a failed lookup means.
+func (n *followed) fault(q Question, err error) string {
+	text := fmt.Sprintf("look up %s: %v", q, err)
+	if n.known {
+		return text + "; its last addresses stay in force: " + n.text()
+	}
+	return text + "; it has no address, so its backends are missing"
+}
+
+// text is the addresses as messages have them.
+func (n *followed) text() string {
+	var all []string
+	for _, a := range n.current {
+		all = append(all, a.String())
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(n.leaving), netip.Addr.Compare) {
+		all = append(all, a.String()+" (leaving)")
+	}
+	if len(all) == 0 {
+		return "none"
+	}
+	return strings.Join(all, ", ")
+}
+
+// kept is the file's form of an answer.
+type kept struct {
+	Name    string                   `json:"name"`
+	Family  Family                   `json:"family"`
+	Current []netip.Addr             `json:"addresses"`
+	Leaving map[netip.Addr]time.Time `json:"leaving,omitempty"`
+}
+
+func (f *Follower) load() error {
+	var answers []kept
+	if err := record.Read(f.options.Path, &answers); err != nil {
+		return err
+	}
+	for _, k := range answers {
+		if k.Leaving == nil {
+			k.Leaving = map[netip.Addr]time.Time{}
+		}
+		f.names[Question{k.Name, k.Family}] = &followed{known: true, current: k.Current, leaving: k.Leaving}
+	}
+	return nil
+}
+
+// save writes the answers down. Without the file the next process asks the DNS, so a failure is told of and no
+// more. The caller holds mu.
+func (f *Follower) save() {
+	var answers []kept
+	for q, name := range f.names {
+		if name.known {
+			answers = append(answers, kept{q.Name, q.Family, name.current, name.leaving})
+		}
+	}
+	slices.SortFunc(answers, func(a, b kept) int { return strings.Compare(a.Name+fmt.Sprint(a.Family), b.Name+fmt.Sprint(b.Family)) })
+	if err := write(f.options.Path, answers); err != nil {
+		f.options.Log.Warn("the addresses of names cannot be written down: if the DNS fails at the next start, they are not known then", "path", f.options.Path, "error", err)
+	}
+}
+
+// write replaces the file, or removes it if there is nothing to say.
+func write(path string, answers []kept) error {
+	if len(answers) == 0 {
+		return record.Remove(path)
+	}
+	text, err := json.MarshalIndent(answers, "", "\t")
+	if err != nil {
+		return err
+	}
+	if err := record.OS.MkdirAll(filepath.Dir(path)); err != nil {
+		return err
+	}
+	return record.Replace(record.OS, path, text)
+}
