@@ -722,7 +722,8 @@ func (x *ServiceBackend) GetFlowsOpen() uint64 {
 type Backend struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Address string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	// What the configuration calls it, where that is not its address.
+	// What the configuration calls it, where that is not its address; or the name (dns) that its address was looked
+	// up by.
 	Names []string `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
 	// active; or, where it gets no new flows in any of its services, why: draining, because of
 	// its weight or a drain; out, the deadline of its drain has passed; down, by its checks or an

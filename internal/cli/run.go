@@ -175,14 +175,19 @@ func occupant(iface string) (whose, takeOff string, err error) {
 }
 
 func printVerdict(s streams, path string, parsed *file.Parsed) {
-	frontends, backends := 0, 0
+	frontends, backends, names := 0, 0, 0
 	for _, service := range parsed.Config.Services {
 		frontends += len(service.Frontends)
 		backends += len(service.Backends)
+		names += len(service.Names)
+	}
+	servers := counted(backends, "backend")
+	if names > 0 {
+		servers += " and " + counted(names, "name") + " to look up"
 	}
 	total, lines := file.Memory(parsed.Config.Limits)
 	fmt.Fprintf(s.out, "%s is right: %s, %s, %s, %s.\n", path, counted(len(parsed.Config.Services), "service"),
-		counted(frontends, "frontend"), counted(backends, "backend"), counted(len(parsed.Faults), "warning"))
+		counted(frontends, "frontend"), servers, counted(len(parsed.Faults), "warning"))
 	fmt.Fprintf(s.out, "Its limits take up to %.0f MiB of kernel memory:\n", float64(total)/(1<<20))
 	for _, line := range lines {
 		fmt.Fprintf(s.out, "  %s\n", line)

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -18,14 +19,14 @@ type Address struct {
 	Value netip.Addr
 }
 
-func (a *Address) Read(s Scalar, _ *Field) *Complaint {
+func (a *Address) Read(s Scalar, f *Field) *Complaint {
 	const want = "an IP address"
 	if s.Kind != KindText {
 		return Wanted(s, want, "")
 	}
 	value, err := netip.ParseAddr(s.Text)
 	if err != nil {
-		return Wanted(s, want, suggestAddress(s.Text))
+		return Wanted(s, want, suggestAddress(s.Text, f.Instead))
 	}
 	if c := unusable(value, s.Text); c != nil {
 		return c
@@ -57,8 +58,9 @@ func unusable(value netip.Addr, text string) *Complaint {
 	return nil
 }
 
-// suggestAddress guesses what was meant by text that is no address.
-func suggestAddress(s string) string {
+// suggestAddress guesses what was meant by text that is no address. instead is what to do with a name; "": no name
+// is of use there.
+func suggestAddress(s, instead string) string {
 	if prefix, err := netip.ParsePrefix(s); err == nil {
 		return "write it without the prefix length: " + prefix.Addr().String()
 	}
@@ -69,7 +71,7 @@ func suggestAddress(s string) string {
 		return "write it without brackets: " + bare.String()
 	}
 	if strings.ContainsFunc(s, unicode.IsLetter) && !strings.Contains(s, ":") {
-		return "DNS names are not supported yet: write the IP address"
+		return cmp.Or(instead, "names are not looked up here: write the IP address")
 	}
 	return ""
 }
@@ -287,7 +289,7 @@ func readPrefix(s Scalar) (netip.Prefix, *Complaint) {
 	}
 	value, err := netip.ParsePrefix(s.Text)
 	if err != nil {
-		return netip.Prefix{}, Wanted(s, want, suggestAddress(s.Text))
+		return netip.Prefix{}, Wanted(s, want, suggestAddress(s.Text, ""))
 	}
 	return value, nil
 }

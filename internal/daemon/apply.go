@@ -118,7 +118,14 @@ func needsRestart(settings []model.SettingDifference) string {
 // change makes this what a source declares. The order is: what may be refused first, new
 // interfaces, contents, old interfaces. Whatever is done here is of the snapshot that comes of
 // it, which has what other sources declare, too. The caller holds d.applying.
-func (d *daemon) change(ctx context.Context, declared state.Declaration) (reconcile.Difference, error) {
+func (d *daemon) change(ctx context.Context, named state.Declaration) (reconcile.Difference, error) {
+	declared, keep, drop := d.names.expanded(ctx, named)
+	kept := false
+	defer func() {
+		if !kept {
+			drop()
+		}
+	}()
 	next, err := d.writer.Try(declared)
 	if err != nil {
 		return reconcile.Difference{}, err
@@ -155,6 +162,8 @@ func (d *daemon) change(ctx context.Context, declared state.Declaration) (reconc
 		return reconcile.Difference{}, err
 	}
 	// From here on it is carried out, now or by trying again.
+	kept = true
+	keep()
 	listening.Commit()
 	d.checks.reread() // the files may be new, too
 	difference, err := d.reconcileNow(ctx)

@@ -30,6 +30,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/neighbour"
 	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/internal/resolve"
 	"github.com/shunt-lb/shunt/internal/source/file"
 	"github.com/shunt-lb/shunt/internal/state"
 	"github.com/shunt-lb/shunt/internal/way"
@@ -92,6 +93,7 @@ type daemon struct {
 	deadlines  *deadlines // of the writer's overrides
 	checks     *checks
 	detour     *detour.Way
+	names      *names
 	interfaces *interfaces
 	reconciler *reconcile.Reconciler
 	announcer  *announcements
@@ -211,6 +213,7 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 		return err
 	}
 	d.checks = newChecks(contents, d.conditions, d.events, directWay{d.detour, d.ways.Hop}, d.log)
+	d.names = newNames(resolve.Open(resolve.Options{Path: namesPath(d.opts.Instance), Log: d.log, Conditions: d.conditions}), d.conditions)
 	d.pulse = newPulse(dp, d.opts.Instance, d.conditions, d.log)
 	if _, err := d.change(ctx, ofFile(config)); err != nil {
 		return err
@@ -236,6 +239,7 @@ func (d *daemon) loop(ctx context.Context) {
 	var beside sync.WaitGroup
 	defer beside.Wait()
 	beside.Go(func() { d.reloads(ctx) })
+	beside.Go(func() { d.followNames(ctx) })
 	heartbeat := time.NewTicker(heartbeatInterval)
 	defer heartbeat.Stop()
 	sweep := time.NewTicker(sweepInterval)
@@ -383,6 +387,9 @@ func (d *daemon) abandon() error {
 	keep := d.datapath != nil && d.datapath.Adopted()
 	d.metrics.Close()
 	errs := []error{d.endChecks()}
+	if d.names != nil {
+		d.names.follower.Close()
+	}
 	if d.announcer != nil {
 		errs = append(errs, d.announcer.close(keep))
 	}

@@ -77,6 +77,7 @@ func (d *daemon) finish() error {
 	d.stopped = true
 	d.applying.Unlock()
 	ended := d.endChecks()
+	d.names.follower.Close()
 	d.metrics.Close()
 	d.views.end()
 	d.server.Stop()

@@ -67,6 +67,8 @@ var fieldChanges = map[string][3]string{
 	"pool.health":   {"", "", "health from none to tcp"},
 
 	"backend.address": {"address: 10.0.0.2", "address: 10.0.0.4", "backend 10.0.0.4 added"},
+	"backend.dns":     {"dns: a.example.org", "dns: b.example.org", "dns from a.example.org (weight 1, max 16) to b.example.org (weight 1, max 16)"},
+	"backend.max":     {"dns: a.example.org", "dns: a.example.org, max: 3", "dns from a.example.org (weight 1, max 16) to a.example.org (weight 1, max 3)"},
 	"backend.port":    {"", "port: 8080", "backend 10.0.0.2:8080 added"},
 	"backend.weight":  {"", "weight: 5", "weight of 10.0.0.2 from 1 to 5"},
 	"backend.backup":  {"", "backup: true", "backend 10.0.0.2: backup from false to true"},
@@ -225,6 +227,9 @@ func oneFile(t *testing.T, field, written string, changed bool) model.Config {
 		atTop = written
 	}
 	backend := with("backend", "address: 10.0.0.2")
+	if strings.HasPrefix(written, "dns:") { // instead of an address
+		backend = written
+	}
 	if within == "checkAt" {
 		backend, atTop = "address: 10.0.0.2, "+written, ""
 	}

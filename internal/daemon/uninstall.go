@@ -106,7 +106,7 @@ func instancesOf() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, pattern := range []string{runDirectory + "/*.lock", runDirectory + "/*.aggregation", runDirectory + "/*" + loopbackSuffix, runDirectory + "/*" + detourSuffix, stateDirectory() + "/*.overrides.json"} {
+	for _, pattern := range []string{runDirectory + "/*.lock", runDirectory + "/*.aggregation", runDirectory + "/*" + loopbackSuffix, runDirectory + "/*" + detourSuffix, stateDirectory() + "/*.overrides.json", stateDirectory() + "/*" + namesSuffix} {
 		paths, _ := filepath.Glob(pattern)
 		for _, path := range paths {
 			name, _, _ := strings.Cut(filepath.Base(path), ".")

@@ -44,7 +44,7 @@ func policyAttributes(p model.Policy) []attribute {
 // serviceAttributes are all of a service's, but for those that a Difference has a field for.
 // What it does not have is absent, or none.
 func serviceAttributes(s *model.Service) []attribute {
-	return append(append(recordAttributes(s), attribute{"pool", cmp.Or(s.Pool, none)}, attribute{"announce", string(s.Announce)}), healthAttributes(s.Health)...)
+	return append(append(recordAttributes(s), attribute{"pool", cmp.Or(s.Pool, none)}, attribute{"dns", cmp.Or(model.ListText(s.Names), none)}, attribute{"announce", string(s.Announce)}), healthAttributes(s.Health)...)
 }
 
 func healthAttributes(h model.Health) []attribute {

@@ -239,6 +239,7 @@ func cloneNode(node model.Node) model.Node {
 func cloneService(service model.Service) model.Service {
 	service.Frontends = slices.Clone(service.Frontends)
 	service.Backends = slices.Clone(service.Backends)
+	service.Names = slices.Clone(service.Names)
 	service.AllowFrom, service.DenyFrom = slices.Clone(service.AllowFrom), slices.Clone(service.DenyFrom)
 	service.Health.HTTP.Statuses = slices.Clone(service.Health.HTTP.Statuses)
 	service.Health.Exec = slices.Clone(service.Health.Exec)

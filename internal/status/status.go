@@ -202,8 +202,8 @@ func Complete(s *shuntv1.GetStatusResponse, daemon *shuntv1.Daemon, known Known)
 			}
 			b.Services = insert(b.Services, service.Name)
 			openIn(string(service.Forwarding), b)
-			if backend.Name != address {
-				b.Names = insert(b.Names, backend.Name)
+			if called := cmp.Or(backend.DNS, backend.Name); called != address {
+				b.Names = insert(b.Names, called)
 			}
 		}
 	}

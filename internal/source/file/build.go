@@ -21,7 +21,7 @@ const (
 // build turns the document into the configuration, and checks what it means.
 func (p *Parsed) build(doc *document) {
 	p.buildInterfaces(doc)
-	b := &builder{parsed: p, vips: map[netip.Addr]config.Mark{}, distinct: map[model.BackendAddress]bool{}}
+	b := &builder{parsed: p, vips: map[netip.Addr]config.Mark{}, distinct: map[model.BackendAddress]bool{}, named: map[named]uint64{}}
 	b.services(doc)
 	p.buildTimeouts(&doc.Timeouts)
 	p.buildSNAT(&doc.SNAT, b)
@@ -75,9 +75,10 @@ type builder struct {
 	vips      map[netip.Addr]config.Mark // where each was first
 	hosts     []config.Address           // of backends
 	distinct  map[model.BackendAddress]bool
-	slots     uint64 // of all tables together
-	filters   uint64 // prefixes of allow_from and deny_from
-	halves    uint64 // services of the data plane: one for each family of a service's addresses
+	named     map[named]uint64 // addresses at most
+	slots     uint64           // of all tables together
+	filters   uint64           // prefixes of allow_from and deny_from
+	halves    uint64           // services of the data plane: one for each family of a service's addresses
 	pools     map[string]*pool
 }
 
@@ -228,9 +229,20 @@ func (b *builder) backends(entry *serviceEntry, s *model.Service) (marks []confi
 	}
 	count := len(entry.Backends.Items)
 	byAddress, byName := make(map[model.BackendAddress]*config.Mark, count), make(map[string]*config.Mark, count)
+	byDNS := map[model.BackendName]*config.Mark{}
 	s.Backends, marks = make([]model.Backend, 0, count), make([]config.Mark, 0, count)
 	for i := range entry.Backends.Items {
 		item := &entry.Backends.Items[i]
+		if item.DNS.Set {
+			b.backendName(item, s, byDNS)
+			continue
+		}
+		if item.Max.Set {
+			b.parsed.faults.Errorf(item.Max.Mark, "remove it", "max has no meaning without dns")
+		}
+		if !item.Address.Set && !item.Bad {
+			b.parsed.faults.Errorf(item.Mark, "add for example address: 10.0.0.2", "the backend has neither address nor dns")
+		}
 		if !item.Address.Value.IsValid() || item.Port.Bad {
 			entry.Backends.Bad = true
 			continue
@@ -274,7 +286,7 @@ func (b *builder) families(entry *serviceEntry, s *model.Service, vips []config.
 	for _, vip := range vips {
 		is4 := vip.Value.Is4()
 		serves := serving(s, is4)
-		if !slices.ContainsFunc(s.Backends, func(x model.Backend) bool { return serves(x.Address) }) && entry.Backends.Set && !entry.Backends.Bad {
+		if !slices.ContainsFunc(s.Backends, func(x model.Backend) bool { return serves(x.Address) }) && len(s.Names) == 0 && entry.Backends.Set && !entry.Backends.Bad {
 			b.parsed.faults.Errorf(vip.Mark, "add one, or remove this address", "service %q has no %s backend for %s", s.Name, names[is4], vip.Value)
 		}
 	}
@@ -302,7 +314,8 @@ func (b *builder) weights(entry *serviceEntry, s *model.Service) {
 			b.familyWeights(entry, s, is4)
 		}
 	}
-	if len(s.Backends) > 0 && !entry.Backends.Bad && !slices.ContainsFunc(s.Backends, func(x model.Backend) bool { return x.Weight > 0 }) {
+	if len(s.Backends)+len(s.Names) > 0 && !entry.Backends.Bad && !slices.ContainsFunc(s.Backends, func(x model.Backend) bool { return x.Weight > 0 }) &&
+		!slices.ContainsFunc(s.Names, func(x model.BackendName) bool { return x.Weight > 0 }) {
 		b.parsed.faults.Warnf(entry.Backends.Mark, "give one of them a weight", "every backend of service %q has weight 0: it takes no new flows", s.Name)
 	}
 }
@@ -316,6 +329,11 @@ func (b *builder) familyWeights(entry *serviceEntry, s *model.Service, is4 bool)
 		if serves(backend.Address) {
 			sum += uint64(backend.Weight)
 			count++
+		}
+	}
+	for _, name := range s.Names {
+		if namesServe(s, is4) {
+			count += int(name.Max) // at most; their weights are not known to count
 		}
 	}
 	size := uint64(s.TableSize)

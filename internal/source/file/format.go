@@ -77,13 +77,14 @@ type poolEntry struct {
 // backendEntry is one of a service's backends.
 type backendEntry struct {
 	config.Mark   `json:"-"`
-	Address       config.Address `json:"address" doc:"The server's address." example:"10.0.0.2"`
+	Address       config.Address `json:"address,omitempty" doc:"The server's address. A backend has either address or dns." instead:"write the IP address, or the name as dns instead of address" example:"10.0.0.2"`
+	DNS           config.Text    `json:"dns,omitempty" doc:"A domain name, instead of address: each address that the DNS has for it is a server (A records for the IPv4 addresses of the service, AAAA records for the IPv6 addresses; both with dsr-*). shunt asks the resolvers in /etc/resolv.conf, with its search list unless the name ends with a dot, and asks again when the TTL has passed. /etc/hosts is not read." min:"1" max:"254" example:"web.example.org"`
+	Max           config.Number  `json:"max,omitempty" unit:"addresses" doc:"With dns: the most addresses of each family that are used, in the order of the addresses." min:"1" max:"1024" default:"16" example:"64"`
 	Port          config.Number  `json:"port,omitempty" doc:"The server's port. Without it: packets keep the port that the client connected to. With dsr-* a port that differs from the service's port is an error, because packets arrive as clients sent them." min:"1" max:"65535" example:"8080"`
 	Weight        config.Number  `json:"weight,omitempty" doc:"The server's share of new flows, relative to the service's other backends. 0 means no new flows." min:"0" max:"65535" default:"1" example:"3"`
 	Backup        config.Boolean `json:"backup,omitempty" doc:"Whether the server takes new flows only while no other backend of the service can: all others of its family are down, wait for their first successful check, or have weight 0. When another backend can take new flows again, flows that the backup has go on." default:"false" example:"true"`
 	Health        checkAtEntry   `json:"health,omitempty" doc:"Where the health checks of this server go, if not to its own address (with dsr-*: the VIP) and the port of the service's health. How it is checked, the service's health says." example:"{port: 9000}"`
 	Name          config.Text    `json:"name,omitempty" doc:"The backend's name in output. The backend's slots depend on it: a server that takes over the name of another server takes over its slots, and no other flow moves. Without it: the backend's address and port." min:"1" max:"63" example:"green"`
-	DNS           config.Later   `json:"dns,omitempty" doc:"A name that is looked up." instead:"write one backend with address for each address of the name"`
 	ProxyProtocol config.Later   `json:"proxy_protocol,omitempty" doc:"The client's address, told to the backend." instead:"use nat-destination or dsr-*, where backends see the client's own address"`
 }
 

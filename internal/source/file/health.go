@@ -163,7 +163,8 @@ func (b *builder) checkedPort(entry *serviceEntry, s *model.Service, check check
 	if len(ports) == 1 && entry.Port.Items[0].Value.Exact() {
 		return
 	}
-	if slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.Port == 0 && b.CheckAt.Port == 0 }) {
+	if slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.Port == 0 && b.CheckAt.Port == 0 }) ||
+		slices.ContainsFunc(s.Names, func(n model.BackendName) bool { return n.Port == 0 && n.CheckPort == 0 }) {
 		b.parsed.faults.Errorf(*check.mark, "give "+string(check.kind)+" a port", "there is no single port to check: the backends of service %q have no port of their own, and the service has several", s.Name)
 	}
 }

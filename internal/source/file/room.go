@@ -23,7 +23,11 @@ func (p *Parsed) buildLimits(doc *document, b *builder) {
 		services, format = b.halves, "there are %d services (a service with addresses of both families counts twice)"
 	}
 	p.within(&l.Services, doc.Services.Mark, "limits.services", services, format)
-	p.within(&l.Backends, doc.Services.Mark, "limits.backends", uint64(len(b.distinct)), "the services have %d different backends")
+	backends, format := uint64(len(b.distinct)), "the services have %d different backends"
+	for _, most := range b.named {
+		backends, format = backends+most, "the services have up to %d different backends (each dns as many as its max)"
+	}
+	p.within(&l.Backends, doc.Services.Mark, "limits.backends", backends, format)
 	p.within(&l.Slots, doc.Services.Mark, "limits.slots", 2*b.slots, "the services' tables need %d slots (twice their size, because a new table is built beside the old one)")
 	p.within(&l.Filters, doc.Services.Mark, "limits.filters", b.filters, "allow_from and deny_from of all services list %d prefixes")
 	p.room(doc, b)

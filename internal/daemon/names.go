@@ -1,0 +1,113 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/resolve"
+	"github.com/shunt-lb/shunt/internal/state"
+)
+
+// namesAwait is how long a change waits for names that are not known yet. What is not known then comes later.
+const namesAwait = 3 * time.Second
+
+const namesSuffix = ".names.json"
+
+// namesPath is the file that keeps the addresses of an instance's names.
+func namesPath(instance string) string { return filepath.Join(stateDirectory(), instance+namesSuffix) }
+
+// names are the backends that sources declare by name. Its methods are for the holder of d.applying.
+type names struct {
+	follower   *resolve.Follower
+	conditions *condition.Set
+	// declared is what sources with names have said, without the addresses.
+	declared map[string]state.Declaration
+	unusable map[string][]condition.Condition // by source
+}
+
+func newNames(follower *resolve.Follower, conditions *condition.Set) *names {
+	return &names{follower: follower, conditions: conditions, declared: map[string]state.Declaration{}, unusable: map[string][]condition.Condition{}}
+}
+
+// questions are those of all sources.
+func (n *names) questions() (all []resolve.Question) {
+	for _, declared := range n.declared {
+		all = append(all, resolve.Questions(declared.Services)...)
+	}
+	return all
+}
+
+// expanded is a declaration with the present addresses of its names. keep makes it the source's; without keep
+// everything stays as it was.
+func (n *names) expanded(ctx context.Context, declared state.Declaration) (with state.Declaration, keep func(), drop func()) {
+	questions := resolve.Questions(declared.Services)
+	n.follower.Follow(append(n.questions(), questions...))
+	if len(questions) > 0 {
+		limited, cancel := context.WithTimeout(ctx, namesAwait)
+		n.follower.Await(limited, questions)
+		cancel()
+	}
+	services, unusable := resolve.Expand(declared.Services, n.follower.Answer)
+	with = declared
+	with.Services = services
+	keep = func() {
+		delete(n.declared, declared.Source)
+		if len(questions) > 0 {
+			n.declared[declared.Source] = declared
+		}
+		n.unusable[declared.Source] = unusable
+		var all []condition.Condition
+		for _, some := range n.unusable {
+			all = append(all, some...)
+		}
+		n.conditions.Only(condition.NameUnusable, all)
+	}
+	return with, keep, func() { n.follower.Follow(n.questions()) }
+}
+
+// followNames carries out what the DNS says, until ctx ends. It is beside the loop, as reloads are.
+func (d *daemon) followNames(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.names.follower.Changed():
+			d.namesChanged(ctx)
+		}
+	}
+}
+
+func (d *daemon) namesChanged(ctx context.Context) {
+	d.applying.Lock()
+	defer d.applying.Unlock()
+	if d.refusesChange() != nil {
+		return
+	}
+	for _, declared := range sortedBySource(d.names.declared) {
+		difference, err := d.change(ctx, declared)
+		if err != nil {
+			d.log.Error("the present addresses of names are not in use", "source", declared.Source, "error", err)
+			d.conditions.Raise(condition.Condition{Code: condition.NameUnusable, Severity: condition.Error, Subject: "services of the source " + declared.Source,
+				Text: fmt.Sprintf("the present addresses of their names are not in use, and those before stay: %v", err)})
+			continue
+		}
+		if !difference.Empty() {
+			d.changed(difference)
+			d.log.Info("names have other addresses", "source", declared.Source, "difference", difference.String())
+		}
+	}
+}
+
+func sortedBySource(declared map[string]state.Declaration) []state.Declaration {
+	var all []state.Declaration
+	for _, one := range declared {
+		all = append(all, one)
+	}
+	slices.SortFunc(all, func(a, b state.Declaration) int { return strings.Compare(a.Source, b.Source) })
+	return all
+}
