@@ -120,12 +120,7 @@ func needsRestart(settings []model.SettingDifference) string {
 // it, which has what other sources declare, too. The caller holds d.applying.
 func (d *daemon) change(ctx context.Context, named state.Declaration) (reconcile.Difference, error) {
 	declared, keep, drop := d.names.expanded(ctx, named)
-	kept := false
-	defer func() {
-		if !kept {
-			drop()
-		}
-	}()
+	defer drop()
 	next, err := d.writer.Try(declared)
 	if err != nil {
 		return reconcile.Difference{}, err
@@ -162,7 +157,6 @@ func (d *daemon) change(ctx context.Context, named state.Declaration) (reconcile
 		return reconcile.Difference{}, err
 	}
 	// From here on it is carried out, now or by trying again.
-	kept = true
 	keep()
 	listening.Commit()
 	d.checks.reread() // the files may be new, too

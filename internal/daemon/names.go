@@ -42,9 +42,9 @@ func (n *names) questions() (all []resolve.Question) {
 	return all
 }
 
-// expanded is a declaration with the present addresses of its names. keep makes it the source's; without keep
-// everything stays as it was.
-func (n *names) expanded(ctx context.Context, declared state.Declaration) (with state.Declaration, keep func(), drop func()) {
+// expanded is a declaration with the present addresses of its names. keep makes it the source's. drop
+// forgets names that no source has: without keep everything is as it was.
+func (n *names) expanded(ctx context.Context, declared state.Declaration) (with state.Declaration, keep, drop func()) {
 	questions := resolve.Questions(declared.Services)
 	n.follower.Follow(append(n.questions(), questions...))
 	if len(questions) > 0 {
@@ -66,6 +66,8 @@ func (n *names) expanded(ctx context.Context, declared state.Declaration) (with 
 			all = append(all, some...)
 		}
 		n.conditions.Only(condition.NameUnusable, all)
+		n.follower.Follow(n.questions()) // those before are of no use any more
+		n.follower.Save()
 	}
 	return with, keep, func() { n.follower.Follow(n.questions()) }
 }

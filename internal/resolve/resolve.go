@@ -116,7 +116,8 @@ func (f *Follower) notify() {
 	}
 }
 
-// Follow makes these the names that are followed. Others are forgotten.
+// Follow makes these the names that are followed. Others are forgotten, and stay in the file until Save: a start
+// that fails leaves it as it was.
 func (f *Follower) Follow(questions []Question) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -135,7 +136,6 @@ func (f *Follower) Follow(questions []Question) {
 		name.cancel, name.asked = cancel, make(chan struct{})
 		f.running.Go(func() { f.follow(ctx, q, name) })
 	}
-	forgotten := false
 	for q, name := range f.names {
 		if !wanted[q] {
 			if name.cancel != nil {
@@ -143,12 +143,15 @@ func (f *Follower) Follow(questions []Question) {
 			}
 			delete(f.names, q)
 			f.options.Conditions.Clear(condition.NameNotResolved, q.String())
-			forgotten = true
 		}
 	}
-	if forgotten {
-		f.save()
-	}
+}
+
+// Save writes down what is known of the names that are followed.
+func (f *Follower) Save() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.save()
 }
 
 // Await waits until each question has an answer, or has been asked once in vain; ctx bounds it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -227,7 +228,18 @@ func TestAnswersAreKept(t *testing.T) {
 		b.requires(t, "in the next process", "10.0.0.2", "10.0.0.3")
 		time.Sleep(Linger)
 		b.requires(t, "later", "10.0.0.2", "")
+		b.Follow(nil)
 		b.Close()
+
+		b.open(t, path)
+		b.Follow([]Question{web})
+		b.requires(t, "after a process that forgot it and ended before Save", "10.0.0.2", "")
+		b.Follow(nil)
+		b.Save()
+		b.Close()
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("without names there is still a file: %v", err)
+		}
 
 		if err := os.WriteFile(path, []byte("[{"), 0o600); err != nil {
 			t.Fatal(err)

@@ -3,6 +3,7 @@ package net
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -159,12 +160,15 @@ func TestNames(t *testing.T) {
 	z.set(append(both(one), append(both(two), lab.VIP4)...)...)
 	b.isServed(t, "with max: 1", one)
 	b.holds(t, "name_unusable", "192.0.2.10 is the address of a service; 2 addresses of web.example.org (A) are more than max: 1; the others take no flows")
-	if err := b.daemon.end(15); err != nil {
-		t.Fatal(err)
+
+	z.fail()
+	b.holds(t, "name_not_resolved", "SERVFAIL; its last addresses stay in force: ")
+	b.reload(b.file(settings{backends: []int{1}}))
+	for _, code := range []string{"name_not_resolved", "name_unusable"} {
+		b.holds(t, code, "")
 	}
-	b.daemon = nil
-	if err := os.Remove("/var/lib/shunt/" + b.instance + ".names.json"); err != nil {
-		t.Errorf("the addresses were not written down: %v", err)
+	if _, err := os.Stat("/var/lib/shunt/" + b.instance + ".names.json"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without names, their addresses are still on disk: %v", err)
 	}
 }
 
