@@ -1,7 +1,10 @@
 package net
 
 import (
+	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"strings"
@@ -9,22 +12,57 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/vishvananda/netlink"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// checkedDirectFile is directFile with health checks, at the VIPs: over UDP for every second service, and else
-// over HTTP, with a request of several segments.
+// checkedDirectFile is directFile with health checks, at the VIPs: by turns over HTTP, with a request of several
+// segments, UDP, HTTPS and gRPC.
 func (b *bed) checkedDirectFile(attach string) string {
 	text := b.directFile(attach, len(directServices))
+	checks := []string{
+		fmt.Sprintf("http: {port: 80, path: /%s, host: %s}", strings.Repeat("a", 1000), strings.Repeat("a", 250)),
+		`udp: {send: "well?", expect: "well?", port: 53}`,
+		fmt.Sprintf("https: {port: %d, verify: false}", httpsPort),
+		fmt.Sprintf("grpc: {port: %d}", grpcPort),
+	}
 	for n, s := range directServices {
-		check := fmt.Sprintf("http: {port: 80, path: /%s, host: %s}", strings.Repeat("a", 1000), strings.Repeat("a", 250))
-		if n%2 == 1 {
-			check = `udp: {send: "well?", expect: "well?", port: 53}`
-		}
+		check := checks[n%len(checks)]
 		text = strings.Replace(text, fmt.Sprintf("- name: %s\n", s.name), fmt.Sprintf("- name: %s\n    health: {%s, %s}\n", s.name, check, quickChecks()), 1)
 	}
 	return text
+}
+
+const httpsPort, grpcPort = 443, 50051
+
+// serveChecks starts a server for HTTPS, and one for gRPC that says that it serves.
+func serveChecks(t *testing.T, backends ...*lab.Host) {
+	t.Helper()
+	serving := connect.NewUnaryHandler("/grpc.health.v1.Health/Check",
+		func(context.Context, *connect.Request[wrapperspb.StringValue]) (*connect.Response[wrapperspb.Int32Value], error) {
+			return connect.NewResponse(wrapperspb.Int32(1)), nil // both messages have one field, the first
+		})
+	for _, backend := range backends {
+		for port, handler := range map[int]http.Handler{httpsPort: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), grpcPort: serving} {
+			listener, err := backend.Listen("tcp", fmt.Sprintf(":%d", port))
+			if err != nil {
+				t.Fatal(err)
+			}
+			server := httptest.NewUnstartedServer(handler)
+			_ = server.Listener.Close() // the one of the test's own namespace
+			server.Listener = listener
+			if port == httpsPort {
+				server.StartTLS()
+			} else {
+				server.Config.Protocols = new(http.Protocols)
+				server.Config.Protocols.SetUnencryptedHTTP2(true)
+				server.Start()
+			}
+			t.Cleanup(server.Close)
+		}
+	}
 }
 
 // found waits until the checks of each service have found its backends on a host in a state.
@@ -84,6 +122,7 @@ func TestHealthWithDirectReturn(t *testing.T) {
 			before := b.traces(t)
 			one, two := b.Backends[0], b.Backends[1]
 			b.ownByHand(directVIPs(0), b.Backends...)
+			serveChecks(t, b.Backends...)
 			var vips []netip.Addr
 			for n := 1; n < len(directServices); n++ {
 				vips = append(vips, directVIPs(n)...)
@@ -135,6 +174,7 @@ func TestHealthWithDirectReturnGoesAstray(t *testing.T) {
 	before := b.traces(t)
 	one, two := b.Backends[0], b.Backends[1]
 	b.ownByHand(directVIPs(0), b.Backends...)
+	serveChecks(t, b.Backends...)
 	b.write(strings.ReplaceAll(b.checkedDirectFile("auto"), "fall: 2", "fall: 5"))
 	_, plain := tunnelled()
 	b.start()
