@@ -20,7 +20,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/backend"
 	"github.com/shunt-lb/shunt/internal/model"
 	"golang.org/x/sys/unix"
 )
@@ -62,6 +61,7 @@ type Options struct {
 // any goroutine.
 type Way struct {
 	options Options
+	sources sources
 
 	mu      sync.Mutex
 	program Program // nil: nothing is made yet
@@ -90,7 +90,7 @@ func notMade(format string, values ...any) error {
 // Dial connects to a target. The network is tcp or udp. An error is a NotMadeError if the packets did not come to
 // the program.
 func (w *Way) Dial(ctx context.Context, network string, t Target) (net.Conn, error) {
-	from, err := sourceFor(t)
+	from, err := w.sources.of(t)
 	if err != nil {
 		return nil, err
 	}
@@ -198,59 +198,6 @@ func (s *socket) release() {
 		_ = unix.Close(s.held) // nothing is lost
 	}
 	s.held = -1
-}
-
-// sourceFor is the address that a client on this host would have: what the routing table says of the VIP, or else
-// of the backend. Not what it says of marked packets: the device has no address.
-func sourceFor(t Target) (netip.Addr, error) {
-	vip := t.VIP.Addr()
-	from, err := localTo(t.VIP)
-	if err == nil && from == vip {
-		return netip.Addr{}, notMade("this host has the address %s itself, so its own kernel would answer the checks instead of the backend: take the address off, or write health: {enabled: false} for services with dsr-* here", vip)
-	}
-	if err != nil && t.Backend.Is4() == vip.Is4() {
-		if filter := reversePathFilter(t); filter != "" {
-			return netip.Addr{}, notMade("this host has no route to %s (%v), so it drops the backends' answers (%s): add a route to it, or set that to 0", vip, err, filter)
-		}
-		from, err = localTo(netip.AddrPortFrom(t.Backend, t.VIP.Port()))
-	}
-	if err != nil {
-		return netip.Addr{}, notMade("this host has no address to ask %s from: %v", vip, err)
-	}
-	return from, nil
-}
-
-// reversePathFilter is the setting that drops packets from an address without a route, at the interface towards the
-// backend, or empty. The kernel takes the larger of the two (Documentation/networking/ip-sysctl), and IPv6 has
-// none.
-func reversePathFilter(t Target) string {
-	if !t.VIP.Addr().Is4() {
-		return ""
-	}
-	names := []string{"all"}
-	if out, err := net.InterfaceByIndex(t.Interface); err == nil {
-		names = append(names, out.Name)
-	}
-	for _, name := range names {
-		if value, err := backend.ReadSetting("net/ipv4/conf/" + name + "/rp_filter"); err == nil && value != 0 {
-			return fmt.Sprintf("net.ipv4.conf.%s.rp_filter = %d", name, value)
-		}
-	}
-	return ""
-}
-
-// localTo asks the routing table, by connecting a socket that sends nothing.
-func localTo(to netip.AddrPort) (netip.Addr, error) {
-	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
-	if err != nil {
-		var errno syscall.Errno
-		if errors.As(err, &errno) {
-			return netip.Addr{}, errno
-		}
-		return netip.Addr{}, err
-	}
-	defer conn.Close() //nolint:errcheck // nothing is lost
-	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil
 }
 
 func localAddr(network string, a netip.Addr) net.Addr {

@@ -243,7 +243,7 @@ func TestSource(t *testing.T) {
 		{"203.0.113.1", server, "this host has the address 203.0.113.1 itself"},
 	} {
 		b.Do(t, func() {
-			from, err := sourceFor(Target{VIP: netip.AddrPortFrom(netip.MustParseAddr(c.vip), 80), Backend: c.backend})
+			from, err := new(sources).of(Target{VIP: netip.AddrPortFrom(netip.MustParseAddr(c.vip), 80), Backend: c.backend})
 			if got := fmt.Sprint(from, " ", err); !strings.Contains(got, c.want) {
 				t.Errorf("to %s at %s: %s, want %s", c.vip, c.backend, got, c.want)
 			}
@@ -253,7 +253,7 @@ func TestSource(t *testing.T) {
 	b.Do(t, func() {
 		target := Target{VIP: netip.MustParseAddrPort("203.0.113.2:80"), Backend: server, Interface: b.Index(t, "eth0")}
 		want := "no route to 203.0.113.2 (network is unreachable), so it drops the backends' answers (net.ipv4.conf.eth0.rp_filter = 2): add a route"
-		if from, err := sourceFor(target); err == nil || !strings.Contains(err.Error(), want) {
+		if from, err := new(sources).of(target); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("without a route, under rp_filter: %s, %v; want %s", from, err, want)
 		}
 	})

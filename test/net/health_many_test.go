@@ -1,0 +1,137 @@
+package net
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/lab"
+)
+
+// manyRange has the addresses of many backends, which one host has.
+var manyRange = netip.MustParsePrefix("10.32.0.0/24")
+
+// manyAddresses are those of the backends.
+func manyAddresses() (all []netip.Addr) {
+	for a := manyRange.Addr(); len(all) < 100; all = append(all, a) {
+		a = a.Next()
+	}
+	return all
+}
+
+// manyFile has services of 100 backends each, checked over TCP every two seconds.
+func (b *bed) manyFile(services int, forwarding string) string {
+	var text strings.Builder
+	text.WriteString("limits: {flows: 10000}\nmetrics: {listen: \"127.0.0.1:9470\"}\ninterfaces:\n  - {name: eth0}\n")
+	text.WriteString("defaults: {health: {tcp: {}, interval: 2s, timeout: 2s, rise: 1, fall: 3}}\nservices:\n")
+	for n := range services {
+		fmt.Fprintf(&text, "  - {name: s%d, address: %s, port: 80, protocol: tcp, forwarding: %s, backends: [", n, directVIPs(n)[0], forwarding)
+		for _, address := range manyAddresses() {
+			fmt.Fprintf(&text, "{address: %s}, ", address)
+		}
+		text.WriteString("]}\n")
+	}
+	return text.String()
+}
+
+// cpuOf is what a process has used so far.
+func cpuOf(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(stat), ") ")
+	fields := strings.Fields(after) // from the third on, proc_pid_stat(5)
+	var ticks int64
+	for _, text := range fields[11:13] {
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * time.Second / 100 // USER_HZ
+}
+
+// TestManyChecks: all checks are made, with NAT and with direct return, and what they cost is told. 5,000 of them take
+// two minutes, with SHUNT_SOAK.
+func TestManyChecks(t *testing.T) {
+	services, duration := 3, 3*time.Second
+	if soak {
+		services, duration = 50, time.Minute
+	}
+	b := newDirectBed(t, lab.Options{Layout: lab.OneArm, MTU: roomy, Backends: 1}, 1)
+	host := b.Backends[0]
+	for _, address := range manyAddresses() {
+		if err := host.AddAddress("eth0", netip.PrefixFrom(address, address.BitLen())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.Balancer.AddRoute(lab.Route{To: manyRange, Via: host.Addr4()}); err != nil {
+		t.Fatal(err)
+	}
+	var own []netip.Addr
+	for n := range services {
+		own = append(own, directVIPs(n)[0])
+	}
+	b.decap(own, host)
+	for _, forwarding := range []string{"nat", "dsr-ipip"} {
+		b.write(b.manyFile(services, forwarding))
+		b.start()
+		text := b.checksMany(t, 100*services, duration)
+		t.Logf("%s: %s", forwarding, text)
+		if err := b.daemon.end(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		b.daemon = nil
+	}
+}
+
+// checksMany has the daemon check so many backends for a while, and tells what that took.
+func (b *bed) checksMany(t *testing.T, backends int, duration time.Duration) string {
+	t.Helper()
+	eventually(t, time.Minute, "all backends are up", func() error {
+		s, err := b.scrape("127.0.0.1:9470")
+		if err != nil {
+			return err
+		}
+		up := 0
+		for _, m := range s["shunt_service_backend_health"].GetMetric() {
+			up += int(m.GetGauge().GetValue())
+		}
+		if up < backends {
+			return fmt.Errorf("%d of %d", up, backends)
+		}
+		return nil
+	})
+	ended := func() (passed, others, late float64) {
+		s, err := b.scrape("127.0.0.1:9470")
+		if err != nil {
+			t.Fatal(err)
+		}
+		passed, _ = s.value("shunt_health_checks_total", `result="passed"`)
+		for _, m := range s["shunt_health_checks_total"].GetMetric() {
+			others += m.GetCounter().GetValue()
+		}
+		late, _ = s.value("shunt_health_checks_late_total")
+		return passed, others - passed, late
+	}
+	pid := b.daemon.command.Process.Pid
+	passed, others, late := ended()
+	cpu, began := cpuOf(t, pid), time.Now()
+	<-time.After(duration) // scrapes meanwhile would cost more than the checks
+	took := time.Since(began)
+	used := cpuOf(t, pid) - cpu
+	p, o, l := ended()
+	if p == passed || strings.Contains(b.daemon.log(), "is down") {
+		t.Errorf("backends that serve have failed their checks, or there were none:\n%s", b.daemon.log())
+	}
+	return fmt.Sprintf("%.0f checks of %d backends in %s, %.0f of them late, %.0f did not pass; the daemon took %.2f CPUs", p-passed, backends,
+		took.Round(time.Second), l-late, o-others, used.Seconds()/took.Seconds())
+}
