@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -79,6 +80,22 @@ func (s *sender) number(frame []byte) (byte, error) {
 	return out[5], nil
 }
 
+// reasons are those that packets were counted for.
+func (s *sender) reasons() string {
+	counts, err := s.w.d.ReasonCounts()
+	if err != nil {
+		return err.Error()
+	}
+	var all []string
+	for reason, count := range counts {
+		if count.Packets > 0 {
+			all = append(all, fmt.Sprintf("%s: %d", reason, count.Packets))
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
+}
+
 // run sends until it is told to stop: the shared flows, and in each round some that are new.
 func (s *sender) run(service model.Service, stop *atomic.Bool) error {
 	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
@@ -108,8 +125,11 @@ func (s *sender) round(service model.Service, port uint16) error {
 		if err != nil {
 			return err
 		}
-		f.holder = to
-		s.own = append(s.own, f)
+		if f.holder = to; to == 0 {
+			s.lost = append(s.lost, fmt.Sprintf("round %d, CPU %d: the first packet of %s went to nobody; counted are %s", s.rounds.Load(), s.cpu, f.packet, s.reasons()))
+		} else {
+			s.own = append(s.own, f)
+		}
 		s.lives = append(s.lives, s.begin(begin(newcomers+n).packet))
 	}
 	for i, l := range s.lives {
