@@ -11,6 +11,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -486,5 +487,65 @@ func TestTheSameEncapsulationAgainIsNotWritten(t *testing.T) {
 		if atomic.LoadUint64(&s.TunnelVary4) == 0 || atomic.LoadUint64(&s.TunnelVary6) == 0 {
 			t.Fatal("outer sources ceased to vary while the same was set again")
 		}
+	}
+}
+
+// TestDeletedBackendIsNotLive: a program that still finds a backend finds its way, too, while it is deleted. Otherwise new
+// flows of slots that name it as the previous one are lost for as long as the daemon has to wait for a CPU.
+func TestDeletedBackendIsNotLive(t *testing.T) {
+	d := mustOpen(t, testOptions(t))
+	const index, rounds = 5, 20000
+	b := &d.backends[index]
+	var round atomic.Int32 // of now, while the backend has a way or is being deleted; else 0, and -1 after the last
+	begun := make(chan struct{})
+	var watching sync.WaitGroup
+	wrong := 0
+	watching.Go(func() {
+		close(begun)
+		for now := round.Load(); now >= 0; now = round.Load() {
+			hop, tail := atomic.LoadUint64(&b.Hop), abiBackend{}
+			*backendTail(&tail) = atomic.LoadUint64(backendTail(b))
+			if now > 0 && hop == 0 && tail.Live != 0 && round.Load() == now {
+				wrong++
+			}
+		}
+	})
+	<-begun
+	for n := range int32(rounds) {
+		r := reconcile.BackendRecord{BackendRef: reconcile.BackendRef{Index: index, Generation: uint8(1 + n%200)},
+			BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.1")}}
+		must(t, d.PutBackend(r))
+		atomic.StoreUint64(&b.Hop, 42)
+		round.Store(n + 1)
+		must(t, d.DeleteBackend(r.BackendRef))
+		round.Store(0)
+	}
+	round.Store(-1)
+	watching.Wait()
+	if wrong > 0 {
+		t.Errorf("a deleted backend was seen live and without a way %d times", wrong)
+	}
+}
+
+// TestBackendHalfWritten: a process that was killed while it put or deleted a backend leaves an address that is not live.
+// The next one takes the place for empty, and whoever comes there is a new tenant.
+func TestBackendHalfWritten(t *testing.T) {
+	d := mustOpen(t, testOptions(t))
+	r := reconcile.BackendRecord{BackendRef: reconcile.BackendRef{Index: 5, Generation: 7}, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.1"), Port: 80}}
+	must(t, d.PutBackend(r))
+	d.backends[5].Hop = 42
+	dead := abiBackend{Generation: r.Generation}
+	*backendTail(&d.backends[5]) = *backendTail(&dead)
+	contents, err := d.Contents()
+	must(t, err)
+	if _, there := contents.Backends[5]; there || contents.BackendGenerations[5] != r.Generation {
+		t.Errorf("the contents are %v, with generations %v", contents.Backends, contents.BackendGenerations)
+	}
+	if err := d.SetHop(r.BackendRef, Hop{}); !errors.Is(err, ErrGone) {
+		t.Errorf("a place that is half empty took a way: %v", err)
+	}
+	must(t, d.PutBackend(r))
+	if hop := d.backends[5].Hop; hop != 0 {
+		t.Errorf("the way %d was left to the next tenant", hop)
 	}
 }

@@ -29,7 +29,7 @@ func (d *Datapath) PutBackend(r reconcile.BackendRecord) error {
 	d.ways.Lock()
 	defer d.ways.Unlock()
 	b := &d.backends[r.Index]
-	if b.Generation != r.Generation || b.Address == (abiAddr{}) {
+	if b.Generation != r.Generation || b.Live == 0 {
 		atomic.StoreUint64(&b.Hop, 0)
 		d.noteHostBackend(r.Index, false)
 		d.forgetSources(r.Index)
@@ -43,7 +43,8 @@ func (d *Datapath) PutBackend(r reconcile.BackendRecord) error {
 	return nil
 }
 
-// DeleteBackend empties the place and keeps its generation.
+// DeleteBackend empties the place and keeps its generation. A slot in transition may still name the backend as the
+// previous one, so it is no longer live before the way to it goes: new flows that met it without a way would be lost.
 func (d *Datapath) DeleteBackend(r reconcile.BackendRef) error {
 	d.ways.Lock()
 	defer d.ways.Unlock()
@@ -51,11 +52,11 @@ func (d *Datapath) DeleteBackend(r reconcile.BackendRef) error {
 		return nil
 	}
 	b := &d.backends[r.Index]
+	tail := abiBackend{Generation: r.Generation}
+	atomic.StoreUint64(backendTail(b), *backendTail(&tail))
 	atomic.StoreUint64(&b.Hop, 0)
 	d.noteHostBackend(r.Index, false)
 	d.forgetSources(r.Index)
-	tail := abiBackend{Generation: r.Generation}
-	atomic.StoreUint64(backendTail(b), *backendTail(&tail))
 	storeAddr(&b.Address, abiAddr{})
 	return nil
 }

@@ -65,7 +65,7 @@ func (d *Datapath) backend(r reconcile.BackendRef) (*abiBackend, error) {
 		return nil, fmt.Errorf("backend index %d of %d: %w", r.Index, len(d.backends)-1, ErrGone)
 	}
 	b := &d.backends[r.Index]
-	if b.Generation != r.Generation || b.Address == (abiAddr{}) {
+	if b.Generation != r.Generation || b.Live == 0 {
 		return nil, fmt.Errorf("backend index %d, generation %d: %w", r.Index, r.Generation, ErrGone)
 	}
 	return b, nil

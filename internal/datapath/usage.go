@@ -88,6 +88,9 @@ func (v *View) serviceNames() (map[uint32]string, error) {
 // backendAt is the backend with an index, or none.
 func (v *View) backendAt(index uint32) model.BackendAddress {
 	b := &v.backends[index]
+	if b.Live == 0 {
+		return model.BackendAddress{}
+	}
 	return model.BackendAddress{Address: fromAddr(b.Address), Port: kernel.FromWire(b.Port)}
 }
 

@@ -190,13 +190,12 @@ func (v *View) Contents() (reconcile.Contents, error) {
 func (v *View) readBackends(c *reconcile.Contents) {
 	for i := range v.backends {
 		b := &v.backends[i]
-		address := fromAddr(b.Address)
 		switch {
 		case i == 0:
-		case address.IsValid():
+		case b.Live != 0:
 			c.Backends[uint32(i)] = reconcile.BackendRecord{
 				BackendRef:     reconcile.BackendRef{Index: uint32(i), Generation: b.Generation},
-				BackendAddress: model.BackendAddress{Address: address, Port: kernel.FromWire(b.Port)},
+				BackendAddress: model.BackendAddress{Address: fromAddr(b.Address), Port: kernel.FromWire(b.Port)},
 				Draining:       b.Draining != 0,
 				Down:           abiDraining(b.Draining) == abiDrainingDRAINING_DOWN,
 			}
@@ -356,7 +355,7 @@ func (v *View) Counters() (Counters, error) {
 	}
 	backends := uint32(0)
 	for i := range v.backends {
-		if v.backends[i].Address != (abiAddr{}) {
+		if v.backends[i].Live != 0 {
 			backends = uint32(i) + 1
 		}
 	}
@@ -365,7 +364,7 @@ func (v *View) Counters() (Counters, error) {
 	}
 	c.Backends = make(map[uint32]Traffic, backends)
 	for i := uint32(1); i < backends; i++ {
-		if v.backends[i].Address != (abiAddr{}) {
+		if v.backends[i].Live != 0 {
 			c.Backends[i] = traffic[i]
 		}
 	}
