@@ -57,7 +57,8 @@ func (b *builder) backendName(item *backendEntry, s *model.Service, first map[mo
 	s.Names = append(s.Names, n)
 	for _, is4 := range []bool{true, false} {
 		if namesServe(s, is4) {
-			b.named[named{n.DNS, n.Port, is4}] = uint64(n.Max)
+			here := named{n.DNS, n.Port, is4}
+			b.named[here] = max(b.named[here], uint64(n.Max))
 		}
 	}
 }
