@@ -94,6 +94,7 @@ type daemon struct {
 	checks     *checks
 	detour     *detour.Way
 	names      *names
+	loopback   bool // forwarding on lo is to be kept on; the loop's
 	interfaces *interfaces
 	reconciler *reconcile.Reconciler
 	announcer  *announcements
@@ -184,7 +185,9 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	}
 	d.datapath = dp
 	// Not before: abandon takes it back only where there is a data plane.
-	if err := forwardOnLoopback(d.opts.Instance); err != nil {
+	err = forwardOnLoopback(d.opts.Instance)
+	d.loopback = err == nil
+	if err != nil {
 		d.log.Warn("next hops cannot be looked up while the daemon is not running", "error", err)
 	}
 	var maps reconcile.Maps = dp
@@ -258,6 +261,7 @@ func (d *daemon) loop(ctx context.Context) {
 		case <-heartbeat.C:
 			d.beat()
 			d.followInterfaces()
+			d.keepLoopback()
 			d.upkeep()
 			boundMemory()
 			d.supervisor.live()

@@ -138,6 +138,30 @@ func forwardOnLoopback(instance string) error {
 	return nil
 }
 
+// loopbackForwards reports whether lo forwards in every family that the kernel has.
+func loopbackForwards() bool {
+	for _, name := range loopbackForwarding {
+		if value, err := backend.ReadSetting(name); err == nil && value == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// keepLoopback switches forwarding on lo on again. A write to net.ipv4.ip_forward or net.ipv6.conf.all.forwarding, as
+// `sysctl --system` makes, is one for every interface.
+func (d *daemon) keepLoopback() {
+	if !d.loopback || loopbackForwards() {
+		return
+	}
+	if err := forwardOnLoopback(d.opts.Instance); err != nil {
+		d.loopback = false // once is enough
+		d.log.Warn("something has switched forwarding on lo off, and it cannot be switched on again: next hops cannot be looked up while the daemon is not running", "error", err)
+		return
+	}
+	d.log.Warn("something has switched forwarding on lo off, probably with net.ipv4.ip_forward or net.ipv6.conf.all.forwarding; shunt needs it and has switched it on again")
+}
+
 // withRouters calls f, which switches IPv6 forwarding on for some interface, and has the kernel keep
 // the routes that routers have advertised to the others. It deletes those of the whole network
 // namespace, unless an interface takes advertisements although it forwards (accept_ra 2;

@@ -225,6 +225,21 @@ func TestLoopbackIsSharedByInstances(t *testing.T) {
 		b.awaits(p, "msg=forwarding")
 		all = append(all, p)
 	}
+	// As `sysctl --system` does it with net.ipv4.ip_forward and net.ipv6.conf.all.forwarding.
+	for _, on := range []bool{true, false} {
+		if err := b.Balancer.SetForwarding(on); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, 10*time.Second, "lo forwards again", func() error {
+		now := b.traces(t)
+		for _, name := range []string{setting, "net/ipv6/conf/lo/forwarding"} {
+			if now[name] == before[name] {
+				return fmt.Errorf("%s is %s", name, now[name])
+			}
+		}
+		return nil
+	})
 	if err := all[0].end(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
