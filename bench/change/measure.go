@@ -252,22 +252,7 @@ func (s *subject) cpu() (time.Duration, error) {
 	if s.daemon == nil {
 		return 0, nil
 	}
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.daemon.Process.Pid))
-	if err != nil {
-		return 0, err
-	}
-	// proc_pid_stat(5): the name, in brackets, may have spaces; utime and stime are fields 14 and 15.
-	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	const ticksPerSecond = 100 // USER_HZ, on every architecture that shunt is built for
-	var ticks int64
-	for _, field := range fields[11:13] {
-		n, err := strconv.ParseInt(field, 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("read the daemon's CPU time: %w", err)
-		}
-		ticks += n
-	}
-	return time.Duration(ticks) * time.Second / ticksPerSecond, nil
+	return s.daemon.CPUTime()
 }
 
 // remember notes how much memory the daemon has.

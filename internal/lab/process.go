@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -35,6 +37,26 @@ func (c *Command) Spawn() (*Process, error) {
 		close(ended)
 	}()
 	return p, nil
+}
+
+// CPUTime is what the process has used so far, in user and kernel mode.
+func (p *Process) CPUTime() (time.Duration, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	// proc_pid_stat(5): the name, in brackets, may have spaces; utime and stime are fields 14 and 15.
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	const ticksPerSecond = 100 // USER_HZ, on every architecture that shunt is built for
+	var ticks int64
+	for _, field := range fields[11:13] {
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read the CPU time of process %d: %w", p.Process.Pid, err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * time.Second / ticksPerSecond, nil
 }
 
 // Write takes what the process writes.

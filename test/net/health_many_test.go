@@ -3,8 +3,6 @@ package net
 import (
 	"fmt"
 	"net/netip"
-	"os"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -37,26 +35,6 @@ func (b *bed) manyFile(services int, forwarding string) string {
 		text.WriteString("]}\n")
 	}
 	return text.String()
-}
-
-// cpuOf is what a process has used so far.
-func cpuOf(t *testing.T, pid int) time.Duration {
-	t.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, after, _ := strings.Cut(string(stat), ") ")
-	fields := strings.Fields(after) // from the third on, proc_pid_stat(5)
-	var ticks int64
-	for _, text := range fields[11:13] {
-		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ticks += n
-	}
-	return time.Duration(ticks) * time.Second / 100 // USER_HZ
 }
 
 // TestManyChecks: all checks are made, with NAT and with direct return, and what they cost is told. 5,000 of them take
@@ -122,16 +100,22 @@ func (b *bed) checksMany(t *testing.T, backends int, duration time.Duration) str
 		late, _ = s.value("shunt_health_checks_late_total")
 		return passed, others - passed, late
 	}
-	pid := b.daemon.command.Process.Pid
 	passed, others, late := ended()
-	cpu, began := cpuOf(t, pid), time.Now()
+	cpu, err := b.daemon.CPUTime()
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
 	<-time.After(duration) // scrapes meanwhile would cost more than the checks
 	took := time.Since(began)
-	used := cpuOf(t, pid) - cpu
+	used, err := b.daemon.CPUTime()
+	if err != nil {
+		t.Fatal(err)
+	}
 	p, o, l := ended()
 	if p == passed || strings.Contains(b.daemon.log(), "is down") {
 		t.Errorf("backends that serve have failed their checks, or there were none:\n%s", b.daemon.log())
 	}
 	return fmt.Sprintf("%.0f checks of %d backends in %s, %.0f of them late, %.0f did not pass; the daemon took %.2f CPUs", p-passed, backends,
-		took.Round(time.Second), l-late, o-others, used.Seconds()/took.Seconds())
+		took.Round(time.Second), l-late, o-others, (used-cpu).Seconds()/took.Seconds())
 }
