@@ -7,6 +7,7 @@ package model
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -243,6 +244,21 @@ type Service struct {
 	// Names stand for more backends; whoever has looked them up has put those into Backends.
 	Names  []BackendName
 	Health Health
+}
+
+// Place is what no two backends of the service may share: address and port, or with direct return, where a backend's
+// port changes nothing, the address.
+func (s *Service) Place(b BackendAddress) BackendAddress {
+	if s.Forwarding.Direct() {
+		b.Port = 0
+	}
+	return b
+}
+
+// NamesServe reports whether addresses of a family that its names have can be backends of the service: with direct
+// return those of both.
+func (s *Service) NamesServe(is4 bool) bool {
+	return s.Forwarding.Direct() || slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.Address.Is4() == is4 })
 }
 
 // Policy is what a service does beyond the plain way. The zero value is the plain way.

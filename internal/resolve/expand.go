@@ -18,21 +18,13 @@ func Questions(services []model.Service) []Question {
 		for _, name := range s.Names {
 			for _, family := range []Family{IPv4, IPv6} {
 				q := Question{name.DNS, family}
-				usable := s.Forwarding.Direct() || slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return familyOf(f.Address) == family })
-				if usable && !slices.Contains(all, q) {
+				if s.NamesServe(family == IPv4) && !slices.Contains(all, q) {
 					all = append(all, q)
 				}
 			}
 		}
 	}
 	return all
-}
-
-func familyOf(a netip.Addr) Family {
-	if a.Is4() {
-		return IPv4
-	}
-	return IPv6
 }
 
 // Expand gives services the backends that their names stand for, after those that they have: each address is one,
@@ -52,9 +44,9 @@ func Expand(services []model.Service, answer func(Question) Answer) (expanded []
 			continue
 		}
 		s.Backends = slices.Clone(s.Backends)
-		taken := map[netip.AddrPort]bool{}
+		taken := map[model.BackendAddress]bool{}
 		for _, b := range s.Backends {
-			taken[placeOf(s, b.BackendAddress)] = true
+			taken[s.Place(b.BackendAddress)] = true
 		}
 		for _, name := range s.Names {
 			found, fault := addressesOf(*s, name, answer, vips)
@@ -62,7 +54,7 @@ func Expand(services []model.Service, answer func(Question) Answer) (expanded []
 				unusable = append(unusable, condition.Condition{Subject: s.Name + ", " + name.DNS, Text: fault})
 			}
 			for _, b := range found {
-				if place := placeOf(s, b.BackendAddress); !taken[place] {
+				if place := s.Place(b.BackendAddress); !taken[place] {
 					taken[place] = true
 					s.Backends = append(s.Backends, b)
 				}
@@ -70,14 +62,6 @@ func Expand(services []model.Service, answer func(Question) Answer) (expanded []
 		}
 	}
 	return expanded, unusable
-}
-
-// placeOf is what two backends of a service must not share. With direct return the port changes nothing.
-func placeOf(s *model.Service, b model.BackendAddress) netip.AddrPort {
-	if s.Forwarding.Direct() {
-		b.Port = 0
-	}
-	return netip.AddrPortFrom(b.Address, b.Port)
 }
 
 // addressesOf are the backends of one name in a service: those in use first. fault says which cannot be used.

@@ -254,10 +254,7 @@ func (b *builder) backends(entry *serviceEntry, s *model.Service) (marks []confi
 			Backup:         item.Backup.Value,
 			CheckAt:        model.BackendAddress{Address: item.Health.Address.Value, Port: uint16(item.Health.Port.Value)},
 		}
-		same := backend.BackendAddress
-		if s.Forwarding.Direct() {
-			same.Port = 0 // the port changes nothing
-		}
+		same := s.Place(backend.BackendAddress)
 		if earlier, double := byAddress[same]; double {
 			b.parsed.faults.Errorf(item.Address.Mark, "remove one of them, and give the other the sum of the weights",
 				"backend %s is listed twice, first at %s", backend.BackendAddress, earlier.At)
@@ -332,7 +329,7 @@ func (b *builder) familyWeights(entry *serviceEntry, s *model.Service, is4 bool)
 		}
 	}
 	for _, name := range s.Names {
-		if namesServe(s, is4) {
+		if s.NamesServe(is4) {
 			count += int(name.Max) // at most; their weights are not known to count
 		}
 	}

@@ -3,7 +3,6 @@ package file
 import (
 	"net/netip"
 	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/shunt-lb/shunt/internal/config"
@@ -45,10 +44,7 @@ func (b *builder) backendName(item *backendEntry, s *model.Service, first map[mo
 	}
 	n := model.BackendName{DNS: strings.ToLower(name), Port: uint16(item.Port.Value), Weight: uint16(item.Weight.Value), Backup: item.Backup.Value,
 		CheckPort: uint16(item.Health.Port.Value), Max: uint16(item.Max.Value)}
-	same := model.BackendName{DNS: n.DNS, Port: n.Port}
-	if s.Forwarding.Direct() {
-		same.Port = 0 // the port changes nothing
-	}
+	same := model.BackendName{DNS: n.DNS, Port: s.Place(model.BackendAddress{Port: n.Port}).Port}
 	if earlier, double := first[same]; double {
 		faults.Errorf(item.DNS.Mark, "remove one of them", "the name %s is listed twice, first at %s", n.DNS, earlier.At)
 		return
@@ -56,7 +52,7 @@ func (b *builder) backendName(item *backendEntry, s *model.Service, first map[mo
 	first[same] = &item.DNS.Mark
 	s.Names = append(s.Names, n)
 	for _, is4 := range []bool{true, false} {
-		if namesServe(s, is4) {
+		if s.NamesServe(is4) {
 			here := named{n.DNS, n.Port, is4}
 			b.named[here] = max(b.named[here], uint64(n.Max))
 		}
@@ -68,9 +64,4 @@ type named struct {
 	dns  string
 	port uint16
 	is4  bool
-}
-
-// namesServe reports whether addresses of a family can be backends of the service.
-func namesServe(s *model.Service, is4 bool) bool {
-	return s.Forwarding.Direct() || slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return f.Address.Is4() == is4 })
 }
