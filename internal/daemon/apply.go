@@ -119,8 +119,8 @@ func needsRestart(settings []model.SettingDifference) string {
 // interfaces, contents, old interfaces. Whatever is done here is of the snapshot that comes of
 // it, which has what other sources declare, too. The caller holds d.applying.
 func (d *daemon) change(ctx context.Context, named state.Declaration) (reconcile.Difference, error) {
-	declared, keep, drop := d.names.expanded(ctx, named)
-	defer drop()
+	declared, keep := d.names.expanded(ctx, named)
+	defer d.names.forget()
 	next, err := d.writer.Try(declared)
 	if err != nil {
 		return reconcile.Difference{}, err

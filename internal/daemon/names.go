@@ -3,9 +3,9 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
@@ -42,9 +42,12 @@ func (n *names) questions() (all []resolve.Question) {
 	return all
 }
 
-// expanded is a declaration with the present addresses of its names. keep makes it the source's. drop
-// forgets names that no source has: without keep everything is as it was.
-func (n *names) expanded(ctx context.Context, declared state.Declaration) (with state.Declaration, keep, drop func()) {
+// forget ends the look-ups of names that no source has.
+func (n *names) forget() { n.follower.Follow(n.questions()) }
+
+// expanded is a declaration with the present addresses of its names. keep makes it the source's; without keep, forget
+// makes everything as it was.
+func (n *names) expanded(ctx context.Context, declared state.Declaration) (with state.Declaration, keep func()) {
 	questions := resolve.Questions(declared.Services)
 	n.follower.Follow(append(n.questions(), questions...))
 	if len(questions) > 0 {
@@ -66,10 +69,10 @@ func (n *names) expanded(ctx context.Context, declared state.Declaration) (with 
 			all = append(all, some...)
 		}
 		n.conditions.Only(condition.NameUnusable, all)
-		n.follower.Follow(n.questions()) // those before are of no use any more
+		n.forget() // what the declaration before had
 		n.follower.Save()
 	}
-	return with, keep, func() { n.follower.Follow(n.questions()) }
+	return with, keep
 }
 
 // followNames carries out what the DNS says, until ctx ends. It is beside the loop, as reloads are.
@@ -90,26 +93,18 @@ func (d *daemon) namesChanged(ctx context.Context) {
 	if d.refusesChange() != nil {
 		return
 	}
-	for _, declared := range sortedBySource(d.names.declared) {
+	for _, source := range slices.Sorted(maps.Keys(d.names.declared)) {
+		declared := d.names.declared[source]
 		difference, err := d.change(ctx, declared)
 		if err != nil {
-			d.log.Error("the present addresses of names are not in use", "source", declared.Source, "error", err)
-			d.conditions.Raise(condition.Condition{Code: condition.NameUnusable, Severity: condition.Error, Subject: "services of the source " + declared.Source,
+			d.log.Error("the present addresses of names are not in use", "source", source, "error", err)
+			d.conditions.Raise(condition.Condition{Code: condition.NameUnusable, Severity: condition.Error, Subject: "services of the source " + source,
 				Text: fmt.Sprintf("the present addresses of their names are not in use, and those before stay: %v", err)})
 			continue
 		}
 		if !difference.Empty() {
 			d.changed(difference)
-			d.log.Info("names have other addresses", "source", declared.Source, "difference", difference.String())
+			d.log.Info("names have other addresses", "source", source, "difference", difference.String())
 		}
 	}
-}
-
-func sortedBySource(declared map[string]state.Declaration) []state.Declaration {
-	var all []state.Declaration
-	for _, one := range declared {
-		all = append(all, one)
-	}
-	slices.SortFunc(all, func(a, b state.Declaration) int { return strings.Compare(a.Source, b.Source) })
-	return all
 }

@@ -10,7 +10,6 @@ package resolve
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -322,12 +321,8 @@ func write(path string, answers []kept) error {
 	if len(answers) == 0 {
 		return record.Remove(path)
 	}
-	text, err := json.MarshalIndent(answers, "", "\t")
-	if err != nil {
-		return err
-	}
 	if err := record.OS.MkdirAll(filepath.Dir(path)); err != nil {
 		return err
 	}
-	return record.Replace(record.OS, path, text)
+	return record.Write(path, answers)
 }

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
-
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
