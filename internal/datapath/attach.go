@@ -311,7 +311,7 @@ func putNext(chain *ebpf.Map, program *ebpf.Program, iface string) error {
 
 // run has the interface run what its chain says, by attach.
 func (d *Datapath) run(a *attached, attach func(*ebpf.Program) error) error {
-	return runFirst(a.chain, a.programs[0], beforePath(d.root, d.instance, a.Interface), attach)
+	return runFirst(a.chain, a.programs[0], PositionBefore.path(d.root, d.instance, a.Interface), attach)
 }
 
 // runFirst has an interface run what its chain says, with program as shunt's, by attach. before is
@@ -370,6 +370,11 @@ func (d *Datapath) Attached() []string {
 func (d *Datapath) Detach(iface string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	unlock, err := kernel.Lock(d.root, d.instance)
+	if err != nil {
+		return fmt.Errorf("detach from interface %s: %w", iface, err)
+	}
+	defer unlock()
 	var errs []error
 	if a := d.attached[iface]; a != nil {
 		errs = append(errs, a.drop(), d.clearInterface(a.index, a.ifindex))

@@ -1,7 +1,7 @@
 package datapath
 
 import (
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -9,32 +9,36 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"golang.org/x/sys/unix"
 )
 
-// Position is where somebody else's program runs on an interface.
+// Position is where a program runs on an interface.
 type Position string
 
 // The positions. Before is what the interface runs, and calls shunt's program; after gets what
 // shunt passes to the stack.
 const (
 	PositionBefore Position = "before"
+	PositionShunt  Position = "shunt"
 	PositionAfter  Position = "after"
 )
 
-// Positions are all of them, in a packet's order.
+// Positions are those of somebody else's programs, in a packet's order.
 var Positions = []Position{PositionBefore, PositionAfter}
 
+// index is the place in a chain's map.
 func (p Position) index() uint32 {
-	if p == PositionBefore {
+	switch p {
+	case PositionBefore:
 		return uint32(abiChainPositionCHAIN_BEFORE)
+	case PositionShunt:
+		return uint32(abiChainPositionCHAIN_NEXT)
+	default:
+		return uint32(abiChainPositionCHAIN_AFTER)
 	}
-	return uint32(abiChainPositionCHAIN_AFTER)
 }
 
 // Chained is a program of a chain.
@@ -42,6 +46,8 @@ type Chained struct {
 	ID   uint32 `json:"id"`
 	Name string `json:"name"` // at most 15 characters
 	Tag  string `json:"tag"`  // hash of its instructions
+	// Time is there when it was measured (MeasureChains).
+	Time *RunTime `json:"time,omitempty"`
 }
 
 func (c Chained) String() string { return fmt.Sprintf("%q (program %d)", c.Name, c.ID) }
@@ -56,31 +62,34 @@ type Chain struct {
 	// Attached is the number of the program that the interface runs: Before's, else Shunt's. It
 	// differs while a change is being made, or when one was cut short; attaching repairs that.
 	Attached uint32 `json:"attached"`
-	// Time is that of all programs of the chain together.
-	Time RunTime `json:"time"`
 }
 
-// RunTime is what the kernel measured (BPF_ENABLE_STATS) since the program was loaded, or
-// within a measurement. The kernel counts a program and all that it calls as one.
-type RunTime struct {
-	Packets    uint64  `json:"packets"`       // 0: nothing was measured
-	PerPacketN float64 `json:"ns_per_packet"` // nanoseconds
+// Place is a position of a chain, and its program; nil where there is none.
+type Place struct {
+	Position Position
+	Program  *Chained
+}
+
+// Places are all of a chain, in a packet's order.
+func (c *Chain) Places() []Place {
+	return []Place{{PositionBefore, c.Before}, {PositionShunt, c.Shunt}, {PositionAfter, c.After}}
 }
 
 const (
 	chainMap    = "sh_chain"
 	chainPrefix = "chain-"
-	// beforePrefix names pins of programs before. Who may not turn a number of the chain into
-	// a program, which takes CAP_SYS_ADMIN, opens the pin.
-	beforePrefix = "before-"
 )
 
 func chainPath(root, instance, iface string) string {
 	return filepath.Join(kernel.Directory(root, instance), chainPrefix+kernel.ToPin(iface))
 }
 
-// openChain opens an interface's chain; fresh is whether it had to be made.
+// openChain opens an interface's chain, which is then not measured any more; fresh is whether it
+// had to be made. The caller holds the instance's lock.
 func (d *Datapath) openChain(iface string) (m *ebpf.Map, fresh bool, err error) {
+	if err := endMeasurement(d.root, d.instance, iface); err != nil {
+		return nil, false, err
+	}
 	path := chainPath(d.root, d.instance, iface)
 	m, err = ebpf.LoadPinnedMap(path, nil)
 	if err == nil {
@@ -107,25 +116,43 @@ func (d *Datapath) openChain(iface string) (m *ebpf.Map, fresh bool, err error) 
 // removeChain takes an interface's chain away; with it go the programs in it. That there is
 // none is success.
 func removeChain(root, instance, iface string) error {
-	for _, path := range []string{beforePath(root, instance, iface), chainPath(root, instance, iface)} {
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	paths := []string{measuredPath(root, instance, iface, ""), chainPath(root, instance, iface)}
+	for _, position := range Positions {
+		paths = append(paths, position.path(root, instance, iface))
+	}
+	for _, path := range paths {
+		if err := os.RemoveAll(path); err != nil {
 			return fmt.Errorf("remove the chain of interface %s: %w", iface, err)
 		}
 	}
 	return nil
 }
 
-func beforePath(root, instance, iface string) string {
-	return filepath.Join(kernel.Directory(root, instance), beforePrefix+kernel.ToPin(iface))
+// pinPrefix begins the names of the pins of programs in that position. Who may not turn a number of
+// the chain into a program, which takes CAP_SYS_ADMIN, opens the pin.
+func (p Position) pinPrefix() string { return string(p) + "-" }
+
+func (p Position) path(root, instance, iface string) string {
+	return filepath.Join(kernel.Directory(root, instance), p.pinPrefix()+kernel.ToPin(iface))
 }
 
-// entry is what an interface is to run: the program before, or else shunt's own. The caller
-// closes it.
+// entry is what an interface is to run: the program before, which is pinned at a path, or else
+// shunt's own. The caller closes it.
 func entry(chain *ebpf.Map, own *ebpf.Program, pin string) (*ebpf.Program, error) {
-	var id uint32
-	err := chain.Lookup(uint32(abiChainPositionCHAIN_BEFORE), &id)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
+	before, err := programAt(chain, PositionBefore, pin)
+	if err == nil && before == nil {
 		return own.Clone()
+	}
+	return before, err
+}
+
+// programAt opens the program that a chain has before or after shunt's, by its pin if that is right;
+// nil when there is none. The caller closes it.
+func programAt(chain *ebpf.Map, position Position, pin string) (*ebpf.Program, error) {
+	var id uint32
+	err := chain.Lookup(position.index(), &id)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil, nil
 	}
 	if pinned, err := ebpf.LoadPinnedProgram(pin, nil); err == nil {
 		if info, err := pinned.Info(); err == nil {
@@ -135,14 +162,14 @@ func entry(chain *ebpf.Map, own *ebpf.Program, pin string) (*ebpf.Program, error
 		}
 		_ = pinned.Close() // of a change that was cut short
 	}
-	var before *ebpf.Program
+	var p *ebpf.Program
 	if err == nil {
-		err = chain.Lookup(uint32(abiChainPositionCHAIN_BEFORE), &before)
+		err = chain.Lookup(position.index(), &p)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open the program that runs before shunt's: %w", err)
+		return nil, fmt.Errorf("open the program that runs %s shunt's: %w", position, err)
 	}
-	return before, nil
+	return p, nil
 }
 
 // chainAt opens the chain of an interface that some process has attached to, with its link.
@@ -180,8 +207,8 @@ func notChained(opts Options, iface string) error {
 	return fmt.Errorf("look for the chain of interface %s: instance %q is not attached to it, but to %s", iface, opts.Instance, strings.Join(names, ", "))
 }
 
-// Chains lists what runs on each interface of an instance, by name, with or without a daemon.
-// ErrNotLoaded when it is attached nowhere.
+// Chains lists what runs on each interface of an instance, by name, with or without a daemon. It waits
+// for a change that is under way. ErrNotLoaded when it is attached nowhere.
 func Chains(opts Options) ([]Chain, error) {
 	if err := opts.complete(); err != nil {
 		return nil, err
@@ -196,6 +223,11 @@ func Chains(opts Options) ([]Chain, error) {
 	if len(found) == 0 {
 		return nil, fmt.Errorf("list the chains of instance %q: %w; start it with `shunt run`", opts.Instance, ErrNotLoaded)
 	}
+	unlock, err := kernel.Lock(opts.PinRoot, opts.Instance)
+	if err != nil {
+		return nil, fmt.Errorf("list the chains of instance %q: %w", opts.Instance, err)
+	}
+	defer unlock()
 	var all []Chain
 	for _, iface := range slices.Sorted(maps.Keys(found)) {
 		c, err := readChain(opts, iface)
@@ -208,29 +240,102 @@ func Chains(opts Options) ([]Chain, error) {
 }
 
 func readChain(opts Options, iface string) (Chain, error) {
-	c := Chain{Interface: iface, Map: chainPath(opts.PinRoot, opts.Instance, iface)}
+	c := Chain{Interface: iface}
 	m, l, err := chainAt(opts, iface)
 	if err != nil {
 		return c, err
 	}
 	defer m.Close()
 	defer l.Close()
-	for index, to := range map[uint32]**Chained{
-		uint32(abiChainPositionCHAIN_BEFORE): &c.Before,
-		uint32(abiChainPositionCHAIN_NEXT):   &c.Shunt,
-		uint32(abiChainPositionCHAIN_AFTER):  &c.After,
-	} {
-		if *to, err = chainedAt(m, index); err != nil {
-			return c, fmt.Errorf("read the chain of interface %s: %w", iface, err)
-		}
+	programs, err := openPrograms(opts, m, iface, nil)
+	if err != nil {
+		return c, fmt.Errorf("read the chain of interface %s: %w", iface, err)
+	}
+	defer programs.close()
+	if c, err = programs.describe(opts, iface); err != nil {
+		return c, fmt.Errorf("read the chain of interface %s: %w", iface, err)
 	}
 	info, err := l.Info()
 	if err != nil {
 		return c, fmt.Errorf("look at the link of interface %s: %w", iface, err)
 	}
-	c.Attached = uint32(info.Program)
-	c.Time, err = runTime(info.Program)
-	return c, err
+	if !programs.measured {
+		c.Attached = uint32(info.Program)
+	}
+	return c, nil
+}
+
+// chainPrograms are the programs of a chain, by the places in its map; nil where there is none.
+type chainPrograms struct {
+	at       [abiChainPositionCHAIN_COUNT]*ebpf.Program
+	measured bool // so that others are in their places
+}
+
+// openPrograms opens the programs of an interface's chain. own is shunt's, if the caller has it:
+// without CAP_SYS_ADMIN it must. The caller closes them, and own.
+func openPrograms(opts Options, chain *ebpf.Map, iface string, own *ebpf.Program) (p chainPrograms, err error) {
+	defer func() {
+		if err != nil {
+			p.close()
+			p = chainPrograms{}
+		}
+	}()
+	path := func(position Position) string { return position.path(opts.PinRoot, opts.Instance, iface) }
+	next, err := pinnedProgram(measuredPath(opts.PinRoot, opts.Instance, iface, measuredNext))
+	if err != nil {
+		return p, err
+	}
+	p.measured = next != nil
+	switch {
+	case next != nil:
+	case own != nil:
+		next, err = own.Clone()
+	default:
+		err = chain.Lookup(uint32(abiChainPositionCHAIN_NEXT), &next)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			err = nil
+		}
+	}
+	p.at[abiChainPositionCHAIN_NEXT] = next
+	if err != nil {
+		return p, fmt.Errorf("open shunt's own program: %w", err)
+	}
+	if p.at[abiChainPositionCHAIN_BEFORE], err = programAt(chain, PositionBefore, path(PositionBefore)); err != nil {
+		return p, err
+	}
+	if p.measured {
+		p.at[abiChainPositionCHAIN_AFTER], err = pinnedProgram(path(PositionAfter))
+	} else {
+		p.at[abiChainPositionCHAIN_AFTER], err = programAt(chain, PositionAfter, path(PositionAfter))
+	}
+	return p, err
+}
+
+func (p chainPrograms) close() {
+	for _, program := range p.at {
+		if program != nil {
+			_ = program.Close()
+		}
+	}
+}
+
+// describe makes a chain of them, which runs them from the first.
+func (p chainPrograms) describe(opts Options, iface string) (Chain, error) {
+	c := Chain{Interface: iface, Map: chainPath(opts.PinRoot, opts.Instance, iface)}
+	for position, to := range [...]**Chained{
+		abiChainPositionCHAIN_BEFORE: &c.Before, abiChainPositionCHAIN_NEXT: &c.Shunt, abiChainPositionCHAIN_AFTER: &c.After,
+	} {
+		if p.at[position] == nil {
+			continue
+		}
+		described, err := describe(p.at[position])
+		if err != nil {
+			return c, err
+		}
+		*to = described
+		c.Attached = cmp.Or(c.Attached, described.ID)
+	}
+	return c, nil
 }
 
 // chainedAt is the program at a place of the chain; nil when that is empty.
@@ -244,60 +349,14 @@ func chainedAt(chain *ebpf.Map, index uint32) (*Chained, error) {
 		return nil, err
 	}
 	defer p.Close()
+	return describe(p)
+}
+
+func describe(p *ebpf.Program) (*Chained, error) {
 	info, err := p.Info()
 	if err != nil {
 		return nil, err
 	}
 	id, _ := info.ID()
-	return &Chained{uint32(id), info.Name, info.Tag}, nil
-}
-
-// runTime reads what the kernel has measured of a program.
-func runTime(id ebpf.ProgramID) (RunTime, error) {
-	p, err := ebpf.NewProgramFromID(id)
-	if err != nil {
-		return RunTime{}, fmt.Errorf("open program %d: %w", id, err)
-	}
-	defer p.Close()
-	s, err := p.Stats()
-	if err != nil || s.RunCount == 0 {
-		return RunTime{}, err
-	}
-	return RunTime{s.RunCount, float64(s.Runtime.Nanoseconds()) / float64(s.RunCount)}, nil
-}
-
-// MeasureChains lists the chains with what the kernel measures from now on, for a time or until
-// the context ends. Measuring takes every BPF program of the machine some nanoseconds a run.
-func MeasureChains(ctx context.Context, opts Options, length time.Duration) ([]Chain, error) {
-	stop, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
-	if err != nil {
-		return nil, fmt.Errorf("have the kernel measure programs: %w", err)
-	}
-	defer stop.Close() //nolint:errcheck // it only ends the measurement
-	before, err := Chains(opts)
-	if err != nil {
-		return nil, err
-	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(length):
-	}
-	after, err := Chains(opts)
-	for i := range after {
-		for _, b := range before {
-			if b.Attached == after[i].Attached {
-				after[i].Time = after[i].Time.since(b.Time)
-			}
-		}
-	}
-	return after, err
-}
-
-// since is what was measured after an earlier look.
-func (t RunTime) since(before RunTime) RunTime {
-	n := t.Packets - before.Packets
-	if n == 0 {
-		return RunTime{}
-	}
-	return RunTime{n, (t.PerPacketN*float64(t.Packets) - before.PerPacketN*float64(before.Packets)) / float64(n)}
+	return &Chained{ID: uint32(id), Name: info.Name, Tag: info.Tag}, nil
 }

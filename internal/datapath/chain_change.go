@@ -52,8 +52,8 @@ type chainChange struct {
 	link  interface {
 		Update(*ebpf.Program) error
 	}
-	own *ebpf.Program // shunt's
-	pin string        // where the program before is pinned
+	own *ebpf.Program         // shunt's
+	pin func(Position) string // where a program is pinned
 }
 
 func changeChain(opts Options, iface, doing string, change func(*chainChange) error) error {
@@ -68,13 +68,16 @@ func changeChain(opts Options, iface, doing string, change func(*chainChange) er
 		return fmt.Errorf("%s: %w", doing, err)
 	}
 	defer unlock()
+	if err := endMeasurement(opts.PinRoot, opts.Instance, iface); err != nil {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
 	m, l, err := chainAt(opts, iface)
 	if err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
 	defer m.Close()
 	defer l.Close()
-	c := &chainChange{chain: m, link: l, pin: beforePath(opts.PinRoot, opts.Instance, iface)}
+	c := &chainChange{chain: m, link: l, pin: func(p Position) string { return p.path(opts.PinRoot, opts.Instance, iface) }}
 	if err := m.Lookup(uint32(abiChainPositionCHAIN_NEXT), &c.own); err != nil {
 		return fmt.Errorf("%s: open shunt's own program: %w; start `shunt run` again, which puts the program there", doing, err)
 	}
@@ -142,11 +145,11 @@ func (c *chainChange) set(p *ebpf.Program, position Position) error {
 		return unfit(err)
 	}
 	if position != PositionBefore {
-		return nil
+		return keepProgram(p, c.pin(position))
 	}
 	err := c.link.Update(p)
 	if err == nil {
-		return c.keepBefore(p)
+		return keepProgram(p, c.pin(position))
 	}
 	err = unfit(err)
 	if old == nil {
@@ -155,10 +158,10 @@ func (c *chainChange) set(p *ebpf.Program, position Position) error {
 	return errors.Join(err, c.chain.Put(position.index(), old))
 }
 
-// keepBefore pins the program before, in the place of the one that was. Between the two, who
+// keepProgram pins a program of a chain, in the place of the one that was. Between the two, who
 // attaches needs more capabilities, and loses nothing.
-func (c *chainChange) keepBefore(p *ebpf.Program) error {
-	if err := c.forgetBefore(); err != nil {
+func keepProgram(p *ebpf.Program, pin string) error {
+	if err := forgetProgram(pin); err != nil {
 		return err
 	}
 	another, err := p.Clone() // pinning p itself would move the caller's pin
@@ -166,15 +169,15 @@ func (c *chainChange) keepBefore(p *ebpf.Program) error {
 		return err
 	}
 	defer another.Close()
-	if err := another.Pin(c.pin); err != nil {
-		return fmt.Errorf("it runs, but a daemon without CAP_SYS_ADMIN could not take it over: pin it at %s: %w", c.pin, err)
+	if err := another.Pin(pin); err != nil {
+		return fmt.Errorf("it runs, but a daemon without CAP_SYS_ADMIN could not take it over: pin it at %s: %w", pin, err)
 	}
 	return nil
 }
 
-func (c *chainChange) forgetBefore() error {
-	if err := os.Remove(c.pin); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove %s: %w", c.pin, err)
+func forgetProgram(pin string) error {
+	if err := os.Remove(pin); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove %s: %w", pin, err)
 	}
 	return nil
 }
@@ -197,8 +200,5 @@ func (c *chainChange) clear(position Position) error {
 	if err := c.chain.Delete(position.index()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err
 	}
-	if position == PositionBefore {
-		return c.forgetBefore()
-	}
-	return nil
+	return forgetProgram(c.pin(position))
 }

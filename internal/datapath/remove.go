@@ -71,11 +71,10 @@ func RemoveFrom(opts Options) error {
 		return err
 	}
 	for _, e := range entries {
-		if name, ok := strings.CutPrefix(e.Name(), beforePrefix); ok {
-			errs = append(errs, removeChain(opts.PinRoot, opts.Instance, kernel.FromPin(name)))
-		}
-		if name, ok := strings.CutPrefix(e.Name(), chainPrefix); ok {
-			errs = append(errs, removeChain(opts.PinRoot, opts.Instance, kernel.FromPin(name)))
+		for _, prefix := range []string{chainPrefix, PositionBefore.pinPrefix(), PositionAfter.pinPrefix()} {
+			if name, ok := strings.CutPrefix(e.Name(), prefix); ok {
+				errs = append(errs, removeChain(opts.PinRoot, opts.Instance, kernel.FromPin(name)))
+			}
 		}
 		if !e.IsDir() {
 			continue
@@ -152,6 +151,8 @@ func PinnedOf(instance string) ([]Pinned, error) {
 	for _, e := range entries {
 		p := Pinned{Path: filepath.Join(dir, e.Name()), What: "pin"}
 		switch name := e.Name(); {
+		case strings.HasPrefix(name, measuredPrefix):
+			p.What = "measurement of the chain of " + kernel.FromPin(strings.TrimPrefix(name, measuredPrefix))
 		case e.IsDir():
 			maps, err := os.ReadDir(p.Path)
 			if err != nil {
@@ -162,8 +163,10 @@ func PinnedOf(instance string) ([]Pinned, error) {
 			p.What = "program that counts refused frames"
 		case strings.HasPrefix(name, kernel.LinkPrefix):
 			p.What = "program on " + kernel.FromPin(strings.TrimPrefix(name, kernel.LinkPrefix))
-		case strings.HasPrefix(name, beforePrefix):
-			p.What = "program before shunt's on " + kernel.FromPin(strings.TrimPrefix(name, beforePrefix))
+		case strings.HasPrefix(name, PositionBefore.pinPrefix()):
+			p.What = "program before shunt's on " + kernel.FromPin(strings.TrimPrefix(name, PositionBefore.pinPrefix()))
+		case strings.HasPrefix(name, PositionAfter.pinPrefix()):
+			p.What = "program after shunt's on " + kernel.FromPin(strings.TrimPrefix(name, PositionAfter.pinPrefix()))
 		case strings.HasPrefix(name, chainPrefix):
 			p.What = "chain of " + kernel.FromPin(strings.TrimPrefix(name, chainPrefix))
 		}

@@ -224,6 +224,9 @@ func passGate(opts Options, iface, path string, which abiGate) error {
 		return err
 	}
 	defer l.Close()
+	if err := endMeasurement(opts.PinRoot, opts.Instance, iface); err != nil {
+		return err
+	}
 	chain, err := ebpf.LoadPinnedMap(chainPath(opts.PinRoot, opts.Instance, iface), nil)
 	if err != nil {
 		return err
@@ -232,7 +235,7 @@ func passGate(opts Options, iface, path string, which abiGate) error {
 	if err := putNext(chain, program, iface); err != nil {
 		return err
 	}
-	before := beforePath(opts.PinRoot, opts.Instance, iface)
+	before := PositionBefore.path(opts.PinRoot, opts.Instance, iface)
 	if err := runFirst(chain, program, before, l.Update); !errors.Is(err, unix.ENOLINK) { // the interface has gone
 		return err
 	}

@@ -291,7 +291,7 @@ func (u *upgrade) makeGates(d *Datapath) error {
 	d.features |= abiFeatureFEATURE_CARRY
 	defer func() { d.features &^= abiFeatureFEATURE_CARRY }()
 	for _, iface := range slices.Sorted(maps.Keys(found)) {
-		g := &gate{attached: attached{Attachment: kernel.Attachment{Interface: iface}}, before: beforePath(d.root, d.instance, iface)}
+		g := &gate{attached: attached{Attachment: kernel.Attachment{Interface: iface}}, before: PositionBefore.path(d.root, d.instance, iface)}
 		u.gates = append(u.gates, g)
 		ok, err := u.makeGate(d, g)
 		if err != nil {

@@ -17,4 +17,5 @@ package kernel
 //go:generate bpf2go -output-dir ../datapath -go-package datapath -no-global-types drops ../../bpf/drops.bpf.c
 //go:generate bpf2go -output-dir ../datapath -go-package datapath -no-global-types gate ../../bpf/gate.bpf.c
 //go:generate bpf2go -output-dir ../datapath -go-package datapath -no-global-types check ../../bpf/check.bpf.c
+//go:generate bpf2go -output-dir ../datapath -go-package datapath -no-global-types -type laps stopwatch ../../bpf/stopwatch.bpf.c
 //go:generate bpf2go -output-dir ../decap -go-package decap -no-global-types -type addr -type sender_key decap ../../bpf/decap.bpf.c

@@ -34,16 +34,25 @@ func Directory(root, instance string) string { return filepath.Join(Home(root), 
 // Lock keeps others from changing what is attached until unlock: the daemon and
 // `shunt chain` do. The kernel releases the lock with the process.
 func Lock(root, instance string) (unlock func(), err error) {
-	dir := Directory(root, instance)
-	f, err := os.Open(dir)
+	return lock(Directory(root, instance), unix.LOCK_EX)
+}
+
+// TryLock locks a folder of bpffs, or fails with EWOULDBLOCK where another process has locked it. The
+// kernel releases the lock with the process.
+func TryLock(folder string) (unlock func(), err error) {
+	return lock(folder, unix.LOCK_EX|unix.LOCK_NB)
+}
+
+func lock(folder string, how int) (unlock func(), err error) {
+	f, err := os.Open(folder)
 	if err != nil {
-		return nil, fmt.Errorf("lock %s: %w", dir, err)
+		return nil, fmt.Errorf("lock %s: %w", folder, err)
 	}
 	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		err = unix.Flock(int(f.Fd()), how)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", folder, err), f.Close())
 	}
 	return func() { _ = f.Close() }, nil
 }
