@@ -308,7 +308,10 @@ type Attachment struct {
 	// Frames that came to the interface and that no program saw, because they found no room in its
 	// receive ring, for as long as the interface exists. Not there without a daemon, or where the
 	// other end of a veth cannot be read.
-	FramesMissed  *uint64 `protobuf:"varint,4,opt,name=frames_missed,json=framesMissed,proto3,oneof" json:"frames_missed,omitempty"`
+	FramesMissed *uint64 `protobuf:"varint,4,opt,name=frames_missed,json=framesMissed,proto3,oneof" json:"frames_missed,omitempty"`
+	// The programs there, in a packet's order, if others than shunt's run before or after it (shunt
+	// chain). Empty without a daemon, and until they were measured.
+	Chain         []*ChainedProgram `protobuf:"bytes,5,rep,name=chain,proto3" json:"chain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -371,6 +374,98 @@ func (x *Attachment) GetFramesMissed() uint64 {
 	return 0
 }
 
+func (x *Attachment) GetChain() []*ChainedProgram {
+	if x != nil {
+		return x.Chain
+	}
+	return nil
+}
+
+// A program of a chain, as it was last measured when packets came.
+type ChainedProgram struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Position      string                 `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"` // before, shunt or after
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`         // at most 15 characters
+	Id            uint32                 `protobuf:"varint,3,opt,name=id,proto3" json:"id,omitempty"`
+	Packets       uint64                 `protobuf:"varint,4,opt,name=packets,proto3" json:"packets,omitempty"`                               // that were measured: the first 256 of each CPU, then one in 16; 0: none came yet
+	NsPerPacket   float64                `protobuf:"fixed64,5,opt,name=ns_per_packet,json=nsPerPacket,proto3" json:"ns_per_packet,omitempty"` // nanoseconds, on average, without the programs after it
+	Measured      *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=measured,proto3" json:"measured,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChainedProgram) Reset() {
+	*x = ChainedProgram{}
+	mi := &file_v1_shunt_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChainedProgram) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChainedProgram) ProtoMessage() {}
+
+func (x *ChainedProgram) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChainedProgram.ProtoReflect.Descriptor instead.
+func (*ChainedProgram) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ChainedProgram) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+func (x *ChainedProgram) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ChainedProgram) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *ChainedProgram) GetPackets() uint64 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+func (x *ChainedProgram) GetNsPerPacket() float64 {
+	if x != nil {
+		return x.NsPerPacket
+	}
+	return 0
+}
+
+func (x *ChainedProgram) GetMeasured() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Measured
+	}
+	return nil
+}
+
 // Something that is wrong now, or worth knowing.
 type Condition struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -386,7 +481,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_v1_shunt_proto_msgTypes[4]
+	mi := &file_v1_shunt_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -398,7 +493,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[4]
+	mi := &file_v1_shunt_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -411,7 +506,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{4}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Condition) GetCode() string {
@@ -479,7 +574,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_v1_shunt_proto_msgTypes[5]
+	mi := &file_v1_shunt_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -491,7 +586,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[5]
+	mi := &file_v1_shunt_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -504,7 +599,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{5}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Service) GetName() string {
@@ -606,7 +701,7 @@ type ServiceBackend struct {
 
 func (x *ServiceBackend) Reset() {
 	*x = ServiceBackend{}
-	mi := &file_v1_shunt_proto_msgTypes[6]
+	mi := &file_v1_shunt_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -618,7 +713,7 @@ func (x *ServiceBackend) String() string {
 func (*ServiceBackend) ProtoMessage() {}
 
 func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[6]
+	mi := &file_v1_shunt_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -631,7 +726,7 @@ func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceBackend.ProtoReflect.Descriptor instead.
 func (*ServiceBackend) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{6}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ServiceBackend) GetAddress() string {
@@ -747,7 +842,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_v1_shunt_proto_msgTypes[7]
+	mi := &file_v1_shunt_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -759,7 +854,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[7]
+	mi := &file_v1_shunt_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -772,7 +867,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{7}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Backend) GetAddress() string {
@@ -891,7 +986,7 @@ type BackendHealth struct {
 
 func (x *BackendHealth) Reset() {
 	*x = BackendHealth{}
-	mi := &file_v1_shunt_proto_msgTypes[8]
+	mi := &file_v1_shunt_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -903,7 +998,7 @@ func (x *BackendHealth) String() string {
 func (*BackendHealth) ProtoMessage() {}
 
 func (x *BackendHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[8]
+	mi := &file_v1_shunt_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -916,7 +1011,7 @@ func (x *BackendHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendHealth.ProtoReflect.Descriptor instead.
 func (*BackendHealth) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{8}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *BackendHealth) GetService() string {
@@ -999,7 +1094,7 @@ type Count struct {
 
 func (x *Count) Reset() {
 	*x = Count{}
-	mi := &file_v1_shunt_proto_msgTypes[9]
+	mi := &file_v1_shunt_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1011,7 +1106,7 @@ func (x *Count) String() string {
 func (*Count) ProtoMessage() {}
 
 func (x *Count) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[9]
+	mi := &file_v1_shunt_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1024,7 +1119,7 @@ func (x *Count) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Count.ProtoReflect.Descriptor instead.
 func (*Count) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{9}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Count) GetPackets() uint64 {
@@ -1049,7 +1144,7 @@ type ListBackendsRequest struct {
 
 func (x *ListBackendsRequest) Reset() {
 	*x = ListBackendsRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[10]
+	mi := &file_v1_shunt_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1061,7 +1156,7 @@ func (x *ListBackendsRequest) String() string {
 func (*ListBackendsRequest) ProtoMessage() {}
 
 func (x *ListBackendsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[10]
+	mi := &file_v1_shunt_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1074,7 +1169,7 @@ func (x *ListBackendsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendsRequest.ProtoReflect.Descriptor instead.
 func (*ListBackendsRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{10}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{11}
 }
 
 type ListBackendsResponse struct {
@@ -1086,7 +1181,7 @@ type ListBackendsResponse struct {
 
 func (x *ListBackendsResponse) Reset() {
 	*x = ListBackendsResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[11]
+	mi := &file_v1_shunt_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1098,7 +1193,7 @@ func (x *ListBackendsResponse) String() string {
 func (*ListBackendsResponse) ProtoMessage() {}
 
 func (x *ListBackendsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[11]
+	mi := &file_v1_shunt_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1111,7 +1206,7 @@ func (x *ListBackendsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendsResponse.ProtoReflect.Descriptor instead.
 func (*ListBackendsResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{11}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListBackendsResponse) GetBackends() []*Backend {
@@ -1129,7 +1224,7 @@ type ListOverridesRequest struct {
 
 func (x *ListOverridesRequest) Reset() {
 	*x = ListOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[12]
+	mi := &file_v1_shunt_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1141,7 +1236,7 @@ func (x *ListOverridesRequest) String() string {
 func (*ListOverridesRequest) ProtoMessage() {}
 
 func (x *ListOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[12]
+	mi := &file_v1_shunt_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1154,7 +1249,7 @@ func (x *ListOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ListOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{12}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{13}
 }
 
 type ListOverridesResponse struct {
@@ -1166,7 +1261,7 @@ type ListOverridesResponse struct {
 
 func (x *ListOverridesResponse) Reset() {
 	*x = ListOverridesResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[13]
+	mi := &file_v1_shunt_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1178,7 +1273,7 @@ func (x *ListOverridesResponse) String() string {
 func (*ListOverridesResponse) ProtoMessage() {}
 
 func (x *ListOverridesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[13]
+	mi := &file_v1_shunt_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1191,7 +1286,7 @@ func (x *ListOverridesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOverridesResponse.ProtoReflect.Descriptor instead.
 func (*ListOverridesResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{13}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListOverridesResponse) GetOverrides() []*Override {
@@ -1223,7 +1318,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_v1_shunt_proto_msgTypes[14]
+	mi := &file_v1_shunt_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1235,7 +1330,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[14]
+	mi := &file_v1_shunt_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1248,7 +1343,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{14}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Override) GetBackend() string {
@@ -1322,7 +1417,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[15]
+	mi := &file_v1_shunt_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1334,7 +1429,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[15]
+	mi := &file_v1_shunt_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1347,7 +1442,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{15}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{16}
 }
 
 // One thing that has happened.
@@ -1368,7 +1463,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[16]
+	mi := &file_v1_shunt_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1380,7 +1475,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[16]
+	mi := &file_v1_shunt_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1393,7 +1488,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{16}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WatchResponse) GetTime() *timestamppb.Timestamp {
@@ -1445,7 +1540,7 @@ type HealthChange struct {
 
 func (x *HealthChange) Reset() {
 	*x = HealthChange{}
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1457,7 +1552,7 @@ func (x *HealthChange) String() string {
 func (*HealthChange) ProtoMessage() {}
 
 func (x *HealthChange) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1470,7 +1565,7 @@ func (x *HealthChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthChange.ProtoReflect.Descriptor instead.
 func (*HealthChange) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *HealthChange) GetService() string {
@@ -1544,7 +1639,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1556,7 +1651,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1569,7 +1664,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
 }
 
 type ReloadResponse struct {
@@ -1591,7 +1686,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1603,7 +1698,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1616,7 +1711,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReloadResponse) GetApplied() bool {
@@ -1674,7 +1769,7 @@ type SettingDifference struct {
 
 func (x *SettingDifference) Reset() {
 	*x = SettingDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1686,7 +1781,7 @@ func (x *SettingDifference) String() string {
 func (*SettingDifference) ProtoMessage() {}
 
 func (x *SettingDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1699,7 +1794,7 @@ func (x *SettingDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingDifference.ProtoReflect.Descriptor instead.
 func (*SettingDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SettingDifference) GetKey() string {
@@ -1740,7 +1835,7 @@ type Fault struct {
 
 func (x *Fault) Reset() {
 	*x = Fault{}
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1752,7 +1847,7 @@ func (x *Fault) String() string {
 func (*Fault) ProtoMessage() {}
 
 func (x *Fault) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1765,7 +1860,7 @@ func (x *Fault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fault.ProtoReflect.Descriptor instead.
 func (*Fault) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Fault) GetFile() string {
@@ -1837,7 +1932,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1849,7 +1944,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1862,7 +1957,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Difference) GetServices() []*ServiceDifference {
@@ -1907,7 +2002,7 @@ type ServiceDifference struct {
 
 func (x *ServiceDifference) Reset() {
 	*x = ServiceDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1919,7 +2014,7 @@ func (x *ServiceDifference) String() string {
 func (*ServiceDifference) ProtoMessage() {}
 
 func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1932,7 +2027,7 @@ func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceDifference.ProtoReflect.Descriptor instead.
 func (*ServiceDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ServiceDifference) GetName() string {
@@ -2032,7 +2127,7 @@ type AttributeDifference struct {
 
 func (x *AttributeDifference) Reset() {
 	*x = AttributeDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2044,7 +2139,7 @@ func (x *AttributeDifference) String() string {
 func (*AttributeDifference) ProtoMessage() {}
 
 func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2057,7 +2152,7 @@ func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttributeDifference.ProtoReflect.Descriptor instead.
 func (*AttributeDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AttributeDifference) GetName() string {
@@ -2097,7 +2192,7 @@ type FilterDifference struct {
 
 func (x *FilterDifference) Reset() {
 	*x = FilterDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2109,7 +2204,7 @@ func (x *FilterDifference) String() string {
 func (*FilterDifference) ProtoMessage() {}
 
 func (x *FilterDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2122,7 +2217,7 @@ func (x *FilterDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilterDifference.ProtoReflect.Descriptor instead.
 func (*FilterDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *FilterDifference) GetAllowFromAdded() uint32 {
@@ -2178,7 +2273,7 @@ type WeightDifference struct {
 
 func (x *WeightDifference) Reset() {
 	*x = WeightDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2190,7 +2285,7 @@ func (x *WeightDifference) String() string {
 func (*WeightDifference) ProtoMessage() {}
 
 func (x *WeightDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2203,7 +2298,7 @@ func (x *WeightDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WeightDifference.ProtoReflect.Descriptor instead.
 func (*WeightDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WeightDifference) GetBackend() string {
@@ -2239,7 +2334,7 @@ type StateDifference struct {
 
 func (x *StateDifference) Reset() {
 	*x = StateDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2251,7 +2346,7 @@ func (x *StateDifference) String() string {
 func (*StateDifference) ProtoMessage() {}
 
 func (x *StateDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2264,7 +2359,7 @@ func (x *StateDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateDifference.ProtoReflect.Descriptor instead.
 func (*StateDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StateDifference) GetBackend() string {
@@ -2299,7 +2394,7 @@ type BackendDifference struct {
 
 func (x *BackendDifference) Reset() {
 	*x = BackendDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2311,7 +2406,7 @@ func (x *BackendDifference) String() string {
 func (*BackendDifference) ProtoMessage() {}
 
 func (x *BackendDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2324,7 +2419,7 @@ func (x *BackendDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendDifference.ProtoReflect.Descriptor instead.
 func (*BackendDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *BackendDifference) GetBackend() string {
@@ -2353,7 +2448,7 @@ type TableDifference struct {
 
 func (x *TableDifference) Reset() {
 	*x = TableDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2365,7 +2460,7 @@ func (x *TableDifference) String() string {
 func (*TableDifference) ProtoMessage() {}
 
 func (x *TableDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2378,7 +2473,7 @@ func (x *TableDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableDifference.ProtoReflect.Descriptor instead.
 func (*TableDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *TableDifference) GetFamily() string {
@@ -2421,7 +2516,7 @@ type AddressDifference struct {
 
 func (x *AddressDifference) Reset() {
 	*x = AddressDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2433,7 +2528,7 @@ func (x *AddressDifference) String() string {
 func (*AddressDifference) ProtoMessage() {}
 
 func (x *AddressDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2446,7 +2541,7 @@ func (x *AddressDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressDifference.ProtoReflect.Descriptor instead.
 func (*AddressDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AddressDifference) GetAddress() string {
@@ -2489,7 +2584,7 @@ type DrainBackendRequest struct {
 
 func (x *DrainBackendRequest) Reset() {
 	*x = DrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2501,7 +2596,7 @@ func (x *DrainBackendRequest) String() string {
 func (*DrainBackendRequest) ProtoMessage() {}
 
 func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2514,7 +2609,7 @@ func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*DrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DrainBackendRequest) GetBackend() string {
@@ -2540,7 +2635,7 @@ type UndrainBackendRequest struct {
 
 func (x *UndrainBackendRequest) Reset() {
 	*x = UndrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2552,7 +2647,7 @@ func (x *UndrainBackendRequest) String() string {
 func (*UndrainBackendRequest) ProtoMessage() {}
 
 func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2565,7 +2660,7 @@ func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*UndrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *UndrainBackendRequest) GetBackend() string {
@@ -2586,7 +2681,7 @@ type SetBackendWeightRequest struct {
 
 func (x *SetBackendWeightRequest) Reset() {
 	*x = SetBackendWeightRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2598,7 +2693,7 @@ func (x *SetBackendWeightRequest) String() string {
 func (*SetBackendWeightRequest) ProtoMessage() {}
 
 func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2611,7 +2706,7 @@ func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendWeightRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendWeightRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SetBackendWeightRequest) GetBackend() string {
@@ -2639,7 +2734,7 @@ type SetBackendHealthRequest struct {
 
 func (x *SetBackendHealthRequest) Reset() {
 	*x = SetBackendHealthRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2651,7 +2746,7 @@ func (x *SetBackendHealthRequest) String() string {
 func (*SetBackendHealthRequest) ProtoMessage() {}
 
 func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2664,7 +2759,7 @@ func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendHealthRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendHealthRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetBackendHealthRequest) GetBackend() string {
@@ -2695,7 +2790,7 @@ type ClearOverridesRequest struct {
 
 func (x *ClearOverridesRequest) Reset() {
 	*x = ClearOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2707,7 +2802,7 @@ func (x *ClearOverridesRequest) String() string {
 func (*ClearOverridesRequest) ProtoMessage() {}
 
 func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2720,7 +2815,7 @@ func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ClearOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ClearOverridesRequest) GetBackend() string {
@@ -2765,7 +2860,7 @@ type OverrideResponse struct {
 
 func (x *OverrideResponse) Reset() {
 	*x = OverrideResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2777,7 +2872,7 @@ func (x *OverrideResponse) String() string {
 func (*OverrideResponse) ProtoMessage() {}
 
 func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2790,7 +2885,7 @@ func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverrideResponse.ProtoReflect.Descriptor instead.
 func (*OverrideResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *OverrideResponse) GetBackends() []string {
@@ -2846,7 +2941,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2858,7 +2953,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2871,7 +2966,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DetachRequest) GetInstance() string {
@@ -2891,7 +2986,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2903,7 +2998,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2916,7 +3011,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DetachResponse) GetPid() int32 {
@@ -2961,14 +3056,22 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"conditions\x120\n" +
 	"\toverrides\x18\a \x03(\v2\x12.shunt.v1.OverrideR\toverrides\x12.\n" +
 	"\x13slots_in_transition\x18\b \x01(\x05R\x11slotsInTransition\x12!\n" +
-	"\fslots_marked\x18\t \x01(\x05R\vslotsMarked\"\x92\x01\n" +
+	"\fslots_marked\x18\t \x01(\x05R\vslotsMarked\"\xc2\x01\n" +
 	"\n" +
 	"Attachment\x12\x1c\n" +
 	"\tinterface\x18\x01 \x01(\tR\tinterface\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\tR\x04mode\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12(\n" +
-	"\rframes_missed\x18\x04 \x01(\x04H\x00R\fframesMissed\x88\x01\x01B\x10\n" +
-	"\x0e_frames_missed\"\xb3\x01\n" +
+	"\rframes_missed\x18\x04 \x01(\x04H\x00R\fframesMissed\x88\x01\x01\x12.\n" +
+	"\x05chain\x18\x05 \x03(\v2\x18.shunt.v1.ChainedProgramR\x05chainB\x10\n" +
+	"\x0e_frames_missed\"\xc6\x01\n" +
+	"\x0eChainedProgram\x12\x1a\n" +
+	"\bposition\x18\x01 \x01(\tR\bposition\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x0e\n" +
+	"\x02id\x18\x03 \x01(\rR\x02id\x12\x18\n" +
+	"\apackets\x18\x04 \x01(\x04R\apackets\x12\"\n" +
+	"\rns_per_packet\x18\x05 \x01(\x01R\vnsPerPacket\x126\n" +
+	"\bmeasured\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bmeasured\"\xb3\x01\n" +
 	"\tCondition\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x1a\n" +
 	"\bseverity\x18\x02 \x01(\tR\bseverity\x12\x18\n" +
@@ -3220,118 +3323,121 @@ func file_v1_shunt_proto_rawDescGZIP() []byte {
 	return file_v1_shunt_proto_rawDescData
 }
 
-var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_v1_shunt_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: shunt.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: shunt.v1.GetStatusResponse
 	(*Daemon)(nil),                  // 2: shunt.v1.Daemon
 	(*Attachment)(nil),              // 3: shunt.v1.Attachment
-	(*Condition)(nil),               // 4: shunt.v1.Condition
-	(*Service)(nil),                 // 5: shunt.v1.Service
-	(*ServiceBackend)(nil),          // 6: shunt.v1.ServiceBackend
-	(*Backend)(nil),                 // 7: shunt.v1.Backend
-	(*BackendHealth)(nil),           // 8: shunt.v1.BackendHealth
-	(*Count)(nil),                   // 9: shunt.v1.Count
-	(*ListBackendsRequest)(nil),     // 10: shunt.v1.ListBackendsRequest
-	(*ListBackendsResponse)(nil),    // 11: shunt.v1.ListBackendsResponse
-	(*ListOverridesRequest)(nil),    // 12: shunt.v1.ListOverridesRequest
-	(*ListOverridesResponse)(nil),   // 13: shunt.v1.ListOverridesResponse
-	(*Override)(nil),                // 14: shunt.v1.Override
-	(*WatchRequest)(nil),            // 15: shunt.v1.WatchRequest
-	(*WatchResponse)(nil),           // 16: shunt.v1.WatchResponse
-	(*HealthChange)(nil),            // 17: shunt.v1.HealthChange
-	(*ReloadRequest)(nil),           // 18: shunt.v1.ReloadRequest
-	(*ReloadResponse)(nil),          // 19: shunt.v1.ReloadResponse
-	(*SettingDifference)(nil),       // 20: shunt.v1.SettingDifference
-	(*Fault)(nil),                   // 21: shunt.v1.Fault
-	(*Difference)(nil),              // 22: shunt.v1.Difference
-	(*ServiceDifference)(nil),       // 23: shunt.v1.ServiceDifference
-	(*AttributeDifference)(nil),     // 24: shunt.v1.AttributeDifference
-	(*FilterDifference)(nil),        // 25: shunt.v1.FilterDifference
-	(*WeightDifference)(nil),        // 26: shunt.v1.WeightDifference
-	(*StateDifference)(nil),         // 27: shunt.v1.StateDifference
-	(*BackendDifference)(nil),       // 28: shunt.v1.BackendDifference
-	(*TableDifference)(nil),         // 29: shunt.v1.TableDifference
-	(*AddressDifference)(nil),       // 30: shunt.v1.AddressDifference
-	(*DrainBackendRequest)(nil),     // 31: shunt.v1.DrainBackendRequest
-	(*UndrainBackendRequest)(nil),   // 32: shunt.v1.UndrainBackendRequest
-	(*SetBackendWeightRequest)(nil), // 33: shunt.v1.SetBackendWeightRequest
-	(*SetBackendHealthRequest)(nil), // 34: shunt.v1.SetBackendHealthRequest
-	(*ClearOverridesRequest)(nil),   // 35: shunt.v1.ClearOverridesRequest
-	(*OverrideResponse)(nil),        // 36: shunt.v1.OverrideResponse
-	(*DetachRequest)(nil),           // 37: shunt.v1.DetachRequest
-	(*DetachResponse)(nil),          // 38: shunt.v1.DetachResponse
-	nil,                             // 39: shunt.v1.GetStatusResponse.ReasonsEntry
-	(*timestamppb.Timestamp)(nil),   // 40: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 41: google.protobuf.Duration
+	(*ChainedProgram)(nil),          // 4: shunt.v1.ChainedProgram
+	(*Condition)(nil),               // 5: shunt.v1.Condition
+	(*Service)(nil),                 // 6: shunt.v1.Service
+	(*ServiceBackend)(nil),          // 7: shunt.v1.ServiceBackend
+	(*Backend)(nil),                 // 8: shunt.v1.Backend
+	(*BackendHealth)(nil),           // 9: shunt.v1.BackendHealth
+	(*Count)(nil),                   // 10: shunt.v1.Count
+	(*ListBackendsRequest)(nil),     // 11: shunt.v1.ListBackendsRequest
+	(*ListBackendsResponse)(nil),    // 12: shunt.v1.ListBackendsResponse
+	(*ListOverridesRequest)(nil),    // 13: shunt.v1.ListOverridesRequest
+	(*ListOverridesResponse)(nil),   // 14: shunt.v1.ListOverridesResponse
+	(*Override)(nil),                // 15: shunt.v1.Override
+	(*WatchRequest)(nil),            // 16: shunt.v1.WatchRequest
+	(*WatchResponse)(nil),           // 17: shunt.v1.WatchResponse
+	(*HealthChange)(nil),            // 18: shunt.v1.HealthChange
+	(*ReloadRequest)(nil),           // 19: shunt.v1.ReloadRequest
+	(*ReloadResponse)(nil),          // 20: shunt.v1.ReloadResponse
+	(*SettingDifference)(nil),       // 21: shunt.v1.SettingDifference
+	(*Fault)(nil),                   // 22: shunt.v1.Fault
+	(*Difference)(nil),              // 23: shunt.v1.Difference
+	(*ServiceDifference)(nil),       // 24: shunt.v1.ServiceDifference
+	(*AttributeDifference)(nil),     // 25: shunt.v1.AttributeDifference
+	(*FilterDifference)(nil),        // 26: shunt.v1.FilterDifference
+	(*WeightDifference)(nil),        // 27: shunt.v1.WeightDifference
+	(*StateDifference)(nil),         // 28: shunt.v1.StateDifference
+	(*BackendDifference)(nil),       // 29: shunt.v1.BackendDifference
+	(*TableDifference)(nil),         // 30: shunt.v1.TableDifference
+	(*AddressDifference)(nil),       // 31: shunt.v1.AddressDifference
+	(*DrainBackendRequest)(nil),     // 32: shunt.v1.DrainBackendRequest
+	(*UndrainBackendRequest)(nil),   // 33: shunt.v1.UndrainBackendRequest
+	(*SetBackendWeightRequest)(nil), // 34: shunt.v1.SetBackendWeightRequest
+	(*SetBackendHealthRequest)(nil), // 35: shunt.v1.SetBackendHealthRequest
+	(*ClearOverridesRequest)(nil),   // 36: shunt.v1.ClearOverridesRequest
+	(*OverrideResponse)(nil),        // 37: shunt.v1.OverrideResponse
+	(*DetachRequest)(nil),           // 38: shunt.v1.DetachRequest
+	(*DetachResponse)(nil),          // 39: shunt.v1.DetachResponse
+	nil,                             // 40: shunt.v1.GetStatusResponse.ReasonsEntry
+	(*timestamppb.Timestamp)(nil),   // 41: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 42: google.protobuf.Duration
 }
 var file_v1_shunt_proto_depIdxs = []int32{
 	2,  // 0: shunt.v1.GetStatusResponse.daemon:type_name -> shunt.v1.Daemon
 	3,  // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
-	5,  // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
-	7,  // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
-	39, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
-	40, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
-	40, // 6: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
+	6,  // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
+	8,  // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
+	40, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
+	41, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
+	41, // 6: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
 	3,  // 7: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
-	4,  // 8: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
-	14, // 9: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
-	40, // 10: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	6,  // 11: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
-	14, // 12: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
-	8,  // 13: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
-	40, // 14: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
-	40, // 15: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
-	7,  // 16: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
-	14, // 17: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
-	40, // 18: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
-	40, // 19: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
-	40, // 20: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
-	4,  // 21: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
-	17, // 22: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
-	40, // 23: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
-	21, // 24: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
-	22, // 25: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
-	20, // 26: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
-	23, // 27: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
-	30, // 28: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
-	24, // 29: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	25, // 30: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
-	26, // 31: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
-	29, // 32: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
-	27, // 33: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
-	28, // 34: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
-	24, // 35: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	41, // 36: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
-	22, // 37: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
-	9,  // 38: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
-	0,  // 39: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
-	10, // 40: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
-	12, // 41: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
-	15, // 42: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
-	18, // 43: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
-	31, // 44: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
-	32, // 45: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
-	33, // 46: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
-	34, // 47: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
-	35, // 48: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
-	37, // 49: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
-	1,  // 50: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
-	11, // 51: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
-	13, // 52: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
-	16, // 53: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
-	19, // 54: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
-	36, // 55: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
-	36, // 56: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
-	36, // 57: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
-	36, // 58: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
-	36, // 59: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
-	38, // 60: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
-	50, // [50:61] is the sub-list for method output_type
-	39, // [39:50] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	5,  // 8: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
+	15, // 9: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
+	4,  // 10: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
+	41, // 11: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
+	41, // 12: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	7,  // 13: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
+	15, // 14: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
+	9,  // 15: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
+	41, // 16: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
+	41, // 17: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
+	8,  // 18: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
+	15, // 19: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
+	41, // 20: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
+	41, // 21: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
+	41, // 22: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
+	5,  // 23: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
+	18, // 24: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
+	41, // 25: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
+	22, // 26: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
+	23, // 27: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
+	21, // 28: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
+	24, // 29: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
+	31, // 30: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
+	25, // 31: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	26, // 32: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
+	27, // 33: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
+	30, // 34: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
+	28, // 35: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
+	29, // 36: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
+	25, // 37: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	42, // 38: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
+	23, // 39: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
+	10, // 40: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
+	0,  // 41: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
+	11, // 42: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
+	13, // 43: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
+	16, // 44: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
+	19, // 45: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
+	32, // 46: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
+	33, // 47: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
+	34, // 48: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
+	35, // 49: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
+	36, // 50: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
+	38, // 51: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
+	1,  // 52: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
+	12, // 53: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
+	14, // 54: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
+	17, // 55: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
+	20, // 56: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
+	37, // 57: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
+	37, // 58: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
+	37, // 59: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
+	37, // 60: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
+	37, // 61: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
+	39, // 62: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
+	52, // [52:63] is the sub-list for method output_type
+	41, // [41:52] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_v1_shunt_proto_init() }
@@ -3340,18 +3446,18 @@ func file_v1_shunt_proto_init() {
 		return
 	}
 	file_v1_shunt_proto_msgTypes[3].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[5].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[6].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[7].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[14].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[33].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[8].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[15].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[34].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1_shunt_proto_rawDesc), len(file_v1_shunt_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   40,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

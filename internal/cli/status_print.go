@@ -87,6 +87,7 @@ func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, sho
 		fmt.Fprintf(t, "%s\t%s\t%s\n", a.Interface, cmp.Or(a.Mode, "-"), missed)
 	}
 	t.flush()
+	printChained(w, st.Attached)
 	fmt.Fprintln(w)
 	backends := 0
 	for _, s := range st.Services {
@@ -107,6 +108,21 @@ func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, sho
 	}
 	t.flush()
 	printConditions(w, st, show)
+}
+
+// printChained prints how long the programs take that run beside shunt's, if there are any.
+func printChained(w io.Writer, attached []*shuntv1.Attachment) {
+	t := newTable(w)
+	header := "\nINTERFACE\tPOSITION\tPROGRAM\tPACKETS\tNS/PACKET\tMEASURED\n"
+	for _, a := range attached {
+		first := a.Interface
+		for _, p := range a.Chain {
+			fmt.Fprintf(t, "%s%s\t%s\t%s\t%d\t%s\t%s\n", header, first, positionCell(p.Position), p.Name, p.Packets,
+				nanoseconds(p.Packets, p.NsPerPacket), p.Measured.AsTime().Local().Format(time.TimeOnly))
+			header, first = "", ""
+		}
+	}
+	t.flush()
 }
 
 // table aligns cells that are separated by tabs. Rows that lack the last cells do not end in

@@ -83,6 +83,7 @@ func (d *daemon) Status(context.Context) (*shuntv1.GetStatusResponse, error) {
 		return nil, err
 	}
 	showMissed(s.Attached, framesMissed(d.interfaces.names(), d.log))
+	d.chained.show(s.Attached)
 	overrides := d.Overrides()
 	about := &shuntv1.Daemon{Pid: int32(os.Getpid()), Since: timestamppb.New(d.since), ConfigPath: d.opts.ConfigPath, Instance: d.opts.Instance,
 		Conditions: status.Conditions(d.Conditions()), Overrides: status.Overrides(overrides)}

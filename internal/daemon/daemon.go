@@ -115,7 +115,8 @@ type daemon struct {
 	reloaded   reloaded
 	sources    atomic.Pointer[[]netip.Addr] // those of full NAT that were last carried out
 
-	pulse *pulse // the loop's
+	pulse   *pulse // the loop's
+	chained *chainedWatch
 }
 
 // Run is the daemon. When ctx ends it does what opts.OnExit says and returns. To detach
@@ -218,6 +219,7 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	d.checks = newChecks(contents, d.conditions, d.events, directWay{d.detour, d.ways.Hop}, d.log)
 	d.names = newNames(resolve.Open(resolve.Options{Path: namesPath(d.opts.Instance), Log: d.log, Conditions: d.conditions}), d.conditions)
 	d.pulse = newPulse(dp, d.opts.Instance, d.conditions, d.log)
+	d.chained = newChainedWatch(d.conditions, d.log)
 	if _, err := d.change(ctx, ofFile(config)); err != nil {
 		return err
 	}
@@ -243,6 +245,7 @@ func (d *daemon) loop(ctx context.Context) {
 	defer beside.Wait()
 	beside.Go(func() { d.reloads(ctx) })
 	beside.Go(func() { d.followNames(ctx) })
+	beside.Go(func() { d.measureOthers(ctx) })
 	heartbeat := time.NewTicker(heartbeatInterval)
 	defer heartbeat.Stop()
 	sweep := time.NewTicker(sweepInterval)

@@ -340,6 +340,10 @@ type status struct {
 type attached struct {
 	Interface, Mode string
 	Missed          *uint64 `json:"frames_missed"`
+	Chain           []struct {
+		Position, Name string
+		Time           float64 `json:"ns_per_packet"`
+	}
 }
 
 type service struct {

@@ -331,6 +331,12 @@ func chained(t *testing.T, l *load) {
 	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all) != 1 || all[0].Before == nil || all[0].Before.Name != "filter" {
 		t.Errorf("the chain after a restart: %v\n%s", err, out)
 	}
+	eventually(t, "the daemon has measured the program before", func() error {
+		if out := sh(t, 0, "shunt", "status"); !strings.Contains(out, "before    filter") {
+			return errors.New(out)
+		}
+		return nil
+	})
 }
 
 // watchdog: a daemon that does not go on is killed and started again.
