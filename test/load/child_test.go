@@ -19,13 +19,14 @@ import (
 )
 
 // What stands between reconciler and data plane in a daemon that is not the product's. Each
-// breakage is a mistake that somebody could make, and that the proofs have to notice.
-var between = map[string]func(reconcile.Maps) reconcile.Maps{
+// breakage is a mistake that somebody could make, and that the proofs have to notice. The context ends
+// when the daemon is told to stop.
+var between = map[string]func(context.Context, reconcile.Maps) reconcile.Maps{
 	// A daemon that takes the maps for empty gives out positions and generations that are
 	// in use.
-	"mirror not adopted": func(m reconcile.Maps) reconcile.Maps { return forgetful{m} },
+	"mirror not adopted": func(_ context.Context, m reconcile.Maps) reconcile.Maps { return forgetful{m} },
 	// A slot names a backend that is not there yet.
-	"slot before backend": func(m reconcile.Maps) reconcile.Maps { return hasty{m} },
+	"slot before backend": func(ctx context.Context, m reconcile.Maps) reconcile.Maps { return hasty{m, ctx} },
 }
 
 // The daemons that are right.
@@ -37,7 +38,12 @@ const (
 // runWatched is `shunt run` with something between; it knows the options that launch gives.
 func runWatched(how string) int {
 	flags := flag.NewFlagSet("run", flag.ExitOnError)
-	options := daemon.Options{Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Through: between[how], OnExit: daemon.ExitKeep}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	options := daemon.Options{Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), OnExit: daemon.ExitKeep}
+	if broken := between[how]; broken != nil {
+		options.Through = func(m reconcile.Maps) reconcile.Maps { return broken(ctx, m) }
+	}
 	flags.StringVar(&options.ConfigPath, "config", "", "")
 	flags.StringVar(&options.Instance, "instance", "", "")
 	flags.StringVar(&options.Socket, "socket", "", "")
@@ -58,8 +64,6 @@ func runWatched(how string) int {
 		fmt.Fprintf(os.Stderr, "%s=%s: there is no such thing\n", childVariable, how)
 		return 2
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
 	if err := daemon.Run(ctx, options); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -72,11 +76,18 @@ type forgetful struct{ reconcile.Maps }
 
 func (forgetful) Contents() (reconcile.Contents, error) { return reconcile.Contents{}, nil }
 
-// hasty writes backends after the slots that name them, and takes its time in between.
-type hasty struct{ reconcile.Maps }
+// hasty writes backends after the slots that name them, and takes its time in between. What is not
+// written yet when the daemon is told to stop never is: the maps are closed then.
+type hasty struct {
+	reconcile.Maps
+	ctx context.Context //nolint:containedctx // a daemon's whole life
+}
 
 func (h hasty) PutBackend(r reconcile.BackendRecord) error {
 	time.AfterFunc(300*time.Millisecond, func() {
+		if h.ctx.Err() != nil {
+			return
+		}
 		if err := h.Maps.PutBackend(r); err != nil {
 			panic(err)
 		}
