@@ -270,7 +270,9 @@ func (c *churn) left(backend string) (count int) {
 	return count
 }
 
-// round waits until every connection and socket has been asked again.
+// round waits until every connection and socket has been asked again. That takes an answerTimeout,
+// longer than slots are in transition, where a connection ends with its backend and the backend that
+// gets its packets has had one from the same port: in TIME-WAIT it does not reset, it acknowledges.
 func (c *churn) round(t *testing.T) {
 	t.Helper()
 	asked := func() (sessions map[*session]int, sockets map[*socket]int) {
@@ -449,11 +451,10 @@ func (c *churn) cycle(t *testing.T, vips []netip.Addr, file func(weights ...int)
 	c.round(t)
 
 	c.removing("b4", func() { b.reload(file(1, 1, 3)) })
-	c.round(t)
+	c.again(t, vips)
 	if left := c.left("b4"); left != 0 {
 		t.Errorf("%d UDP sockets are still answered by the removed backend", left)
 	}
-	c.again(t, vips)
 	c.opening("b4", func() { b.reload(file(1, 1, 3, 2)) })
 	c.closing("b2", func() { b.reload(file(1, 0, 3, 2)) })
 	c.again(t, vips)
