@@ -181,7 +181,8 @@ func findRoot(ctx context.Context, dir, release string) (string, error) {
 		return "", fmt.Errorf("make a Debian system: %w; as root: apt-get install mmdebstrap", err)
 	}
 	fmt.Printf("making a Debian %s system with mmdebstrap\n", release)
-	args := []string{"--variant=minbase", "--include=systemd,dbus,iproute2"}
+	// /usr is merged beforehand: the package that does it later needs the parts of Perl left out here.
+	args := []string{"--variant=minbase", "--include=systemd,dbus,iproute2,usr-is-merged", "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr"}
 	for _, folder := range []string{"doc", "man", "locale", "i18n", "perl", "zoneinfo"} { // nothing that tests need
 		args = append(args, "--dpkgopt=path-exclude=/usr/share/"+folder+"/*")
 	}
