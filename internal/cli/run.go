@@ -273,16 +273,24 @@ func faultsOf(result *shuntv1.ReloadResponse) (all []config.Fault) {
 
 func newDetach(s streams) *cobra.Command {
 	var instance, socket string
+	var unattended bool
 	c := &cobra.Command{
 		Use:   "detach",
 		Short: "Stop forwarding: end the daemon, or remove what a killed daemon has left",
 		Long: `Ask the daemon to stop and to remove its data plane, whatever its --on-exit says, and wait until
 that is done. Connections through shunt end. If no daemon runs, the command removes what is
-left of a daemon that was killed or was stopped with --on-exit keep. That needs root.`,
+left of a daemon that was killed or was stopped with --on-exit keep. That needs root. With
+--unattended a daemon that runs is not asked: the command refuses, and names its process.`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := requireInstance(instance); err != nil {
 				return err
+			}
+			if unattended {
+				if err := requireRoot("detach --unattended", "removes what is in the kernel"); err != nil {
+					return err
+				}
+				return detachRest(s, instance, "and --unattended ends no daemon: end it")
 			}
 			ctx, cancel := context.WithTimeout(c.Context(), detachTimeout)
 			defer cancel()
@@ -296,25 +304,30 @@ left of a daemon that was killed or was stopped with --on-exit keep. That needs 
 			case os.Geteuid() != 0:
 				return fmt.Errorf("%w; if no daemon runs instance %q any more, remove the rest as root: `sudo %s`", asked, instance, daemon.DetachCommand(instance))
 			}
-			log, err := newLog(s.out, "text", false)
-			if err != nil {
-				return err
-			}
-			err = daemon.Detach(instance, log)
-			if held := (*daemon.RunsError)(nil); errors.As(err, &held) {
-				return fmt.Errorf("instance %q is run by process %s, which does not answer at %s: name its socket with --socket, or end it with `kill -INT %s`",
-					instance, held.Process, socket, held.Process)
-			}
-			if err != nil {
-				return err
-			}
-			_, err = fmt.Fprintf(s.out, "Instance %q forwards nothing now, and nothing of it is left.\n", instance)
-			return err
+			return detachRest(s, instance, fmt.Sprintf("which does not answer at %s: name its socket with --socket, or end it", socket))
 		},
 	}
 	instanceFlag(c, &instance)
 	socketFlag(c, &socket)
+	c.Flags().BoolVar(&unattended, "unattended", false, "refuse while a daemon runs the instance")
 	return c
+}
+
+// detachRest removes what a daemon has left. running is said of one that runs.
+func detachRest(s streams, instance, running string) error {
+	log, err := newLog(s.out, "text", false)
+	if err != nil {
+		return err
+	}
+	err = daemon.Detach(instance, log)
+	if held := (*daemon.RunsError)(nil); errors.As(err, &held) {
+		return fmt.Errorf("instance %q is run by process %s, %s with `kill -INT %s`", instance, held.Process, running, held.Process)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(s.out, "Instance %q forwards nothing now, and nothing of it is left.\n", instance)
+	return err
 }
 
 // detachTimeout is more than taking a large data plane away takes on a busy machine.

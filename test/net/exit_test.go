@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -276,6 +277,10 @@ func TestDetachAsksTheDaemon(t *testing.T) {
 			!strings.Contains(out, fmt.Sprintf("is run by process %d, which does not answer at %sx", b.daemon.command.Process.Pid, b.socket)) {
 			t.Errorf("shunt detach at a socket where nobody is: exit code %d\n%s", code, out)
 		}
+		if code, out := b.shunt(append(detach, "--unattended")...); code != 1 ||
+			!strings.Contains(out, fmt.Sprintf("is run by process %d, and --unattended ends no daemon", b.daemon.command.Process.Pid)) {
+			t.Errorf("shunt detach --unattended under a daemon: exit code %d\n%s", code, out)
+		}
 		if b.status().Daemon == nil {
 			t.Fatal("a refused `shunt detach` has ended the daemon")
 		}
@@ -292,8 +297,10 @@ func TestDetachAsksTheDaemon(t *testing.T) {
 	}
 	b.endsByItself(t, "the drain ends before the flows: interrupted")
 	b.nothingLeft(t, before)
-	if code, out := b.shunt(detach...); code != 0 || strings.Contains(out, "daemon") {
-		t.Errorf("shunt detach with nothing there: exit code %d\n%s", code, out)
+	for _, args := range [][]string{detach, append(slices.Clone(detach), "--unattended")} {
+		if code, out := b.shunt(args...); code != 0 || strings.Contains(out, "daemon") {
+			t.Errorf("shunt %s with nothing there: exit code %d\n%s", strings.Join(args, " "), code, out)
+		}
 	}
 }
 
