@@ -84,14 +84,13 @@ func (w *chainedWatch) note(all []datapath.Chain, err error, at time.Time) {
 	w.failing = ""
 	last, slow := map[string]measuredChain{}, map[string]bool{}
 	for _, c := range all {
-		before, known := w.last[c.Interface]
-		if now := (measuredChain{c, at}); now.packets() > 0 || !known || !before.sameAs(c) {
-			last[c.Interface] = now
-		} else {
-			last[c.Interface] = before
+		shown := measuredChain{c, at}
+		if before, known := w.last[c.Interface]; known && shown.packets() == 0 && before.sameAs(shown) {
+			shown = before
 		}
-		for _, place := range last[c.Interface].programs() {
-			w.judge(last[c.Interface], place, slow)
+		last[c.Interface] = shown
+		for _, place := range shown.programs() {
+			w.judge(shown, place, slow)
 		}
 	}
 	for subject := range w.slow {
@@ -135,17 +134,10 @@ func (c measuredChain) programs() []datapath.Place {
 func (c measuredChain) packets() uint64 { return c.programs()[0].Program.Time.Packets }
 
 // sameAs is whether the programs are those of another chain.
-func (c measuredChain) sameAs(other datapath.Chain) bool {
-	own, others := c.programs(), measuredChain{Chain: other}.programs()
-	if len(own) != len(others) {
-		return false
-	}
-	for i := range own {
-		if own[i].Position != others[i].Position || own[i].Program.ID != others[i].Program.ID {
-			return false
-		}
-	}
-	return true
+func (c measuredChain) sameAs(other measuredChain) bool {
+	return slices.EqualFunc(c.programs(), other.programs(), func(a, b datapath.Place) bool {
+		return a.Position == b.Position && a.Program.ID == b.Program.ID
+	})
 }
 
 // show adds the programs to what a status shows.
