@@ -36,6 +36,15 @@ func programID(t *testing.T, iface string) uint32 {
 	return device(t, iface).Attrs().Xdp.ProgId
 }
 
+// running opens the program that an interface runs.
+func running(t *testing.T, iface string) *ebpf.Program {
+	t.Helper()
+	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(programID(t, iface)))
+	must(t, err)
+	t.Cleanup(func() { _ = p.Close() })
+	return p
+}
+
 // frame is an Ethernet frame that is neither IP nor ARP, for the interface itself.
 func frame(t *testing.T, iface string) []byte {
 	t.Helper()

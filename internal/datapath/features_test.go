@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
@@ -13,10 +12,7 @@ import (
 // loadedSize is how many bytes of instructions the interface's program has.
 func loadedSize(t *testing.T, iface string) int {
 	t.Helper()
-	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(programID(t, iface)))
-	must(t, err)
-	defer p.Close()
-	info, err := p.Info()
+	info, err := running(t, iface).Info()
 	must(t, err)
 	size, err := info.TranslatedSize()
 	must(t, err)

@@ -52,9 +52,7 @@ func (c *measuredChain) set(position Position, p *ebpf.Program, name string) {
 // filter drops.
 func (c *measuredChain) send(packets int) {
 	c.t.Helper()
-	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(programID(c.t, "shunt-a")))
-	must(c.t, err)
-	defer p.Close()
+	p := running(c.t, "shunt-a")
 	for port, want := range map[int]uint32{53: kernel.XDPPass, stranger.Discard: kernel.XDPDrop} {
 		frame := packet.Must(packet.NewUDP("192.0.2.2:4000", fmt.Sprintf("192.0.2.1:%d", port),
 			packet.MACs(net.HardwareAddr{2, 0, 0, 0, 0, 7}, device(c.t, "shunt-a").Attrs().HardwareAddr)))
@@ -137,9 +135,7 @@ func TestStopwatchFindsTheSlowProgram(t *testing.T) {
 	c := newMeasuredChain(t, model.AttachNative)
 	c.set(PositionBefore, stranger.Slow(t, "slow", chainOf(t, c.opts, "shunt-a")), "slow")
 	s := c.start()
-	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(programID(t, "shunt-a")))
-	must(t, err)
-	defer p.Close()
+	p := running(t, "shunt-a")
 	for range 200 {
 		_, _, err := p.Test(frame(t, "shunt-a"))
 		must(t, err)
@@ -156,11 +152,8 @@ func TestStopwatchFindsTheSlowProgram(t *testing.T) {
 func TestStopwatchMeasuresFewOfMany(t *testing.T) {
 	c := newMeasuredChain(t, model.AttachNative)
 	s := c.start()
-	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(programID(t, "shunt-a")))
-	must(t, err)
-	defer p.Close()
 	const sent, cpus = 16_000, 2 // it may move to another CPU once
-	_, _, err = p.Benchmark(frame(t, "shunt-a"), sent, nil)
+	_, _, err := running(t, "shunt-a").Benchmark(frame(t, "shunt-a"), sent, nil)
 	must(t, err)
 	must(t, s.stop())
 	if got := s.chain.Shunt.Time.Packets; got < 256+(sent-256)/16 || got > cpus*256+sent/16 {
@@ -174,10 +167,7 @@ func TestStopwatchOfAChainWithGaps(t *testing.T) {
 	run := func(want ...int) {
 		t.Helper()
 		s := c.start()
-		p, err := ebpf.NewProgramFromID(ebpf.ProgramID(programID(t, "shunt-a")))
-		must(t, err)
-		defer p.Close()
-		verdict, _, err := p.Test(frame(t, "shunt-a"))
+		verdict, _, err := running(t, "shunt-a").Test(frame(t, "shunt-a"))
 		if err != nil || verdict != kernel.XDPPass {
 			t.Errorf("verdict %d, %v", verdict, err)
 		}
