@@ -15,6 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 type attached struct {
@@ -322,6 +323,28 @@ func runFirst(chain *ebpf.Map, program *ebpf.Program, before string, attach func
 		return err
 	}
 	return errors.Join(attach(first), first.Close())
+}
+
+// runOwn has the pinned link of an interface run what its chain says, with program as shunt's, and then
+// makes that the one of the chain. An interface that was detached stays so.
+func runOwn(root, instance, iface string, program *ebpf.Program) error {
+	l, err := link.LoadPinnedLink(linkPath(root, instance, iface), nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	chain, err := ebpf.LoadPinnedMap(chainPath(root, instance, iface), nil)
+	if err != nil {
+		return err
+	}
+	defer chain.Close()
+	if err := runFirst(chain, program, PositionBefore.path(root, instance, iface), l.Update); err != nil && !errors.Is(err, unix.ENOLINK) { // the interface has gone
+		return err
+	}
+	return putNext(chain, program, iface)
 }
 
 func (d *Datapath) attachMode(a *attached, mode kernel.Mode) error {

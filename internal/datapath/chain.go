@@ -155,10 +155,8 @@ func programAt(chain *ebpf.Map, position Position, pin string) (*ebpf.Program, e
 		return nil, nil
 	}
 	if pinned, err := ebpf.LoadPinnedProgram(pin, nil); err == nil {
-		if info, err := pinned.Info(); err == nil {
-			if is, known := info.ID(); known && uint32(is) == id {
-				return pinned, nil
-			}
+		if is, err := describe(pinned); err == nil && is.ID == id {
+			return pinned, nil
 		}
 		_ = pinned.Close() // of a change that was cut short
 	}
@@ -213,6 +211,29 @@ func Chains(opts Options) ([]Chain, error) {
 	if err := opts.complete(); err != nil {
 		return nil, err
 	}
+	interfaces, err := chained(opts)
+	if err != nil || len(interfaces) == 0 {
+		return nil, err
+	}
+	unlock, err := kernel.Lock(opts.PinRoot, opts.Instance)
+	if err != nil {
+		return nil, fmt.Errorf("list the chains of instance %q: %w", opts.Instance, err)
+	}
+	defer unlock()
+	var all []Chain
+	for _, iface := range interfaces {
+		c, err := readChain(opts, iface)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+// chained are the interfaces of an instance that have a chain, by name. ErrNotLoaded when it is
+// attached nowhere.
+func chained(opts Options) ([]string, error) {
 	found, err := pinnedLinks(opts.PinRoot, opts.Instance)
 	if err != nil {
 		return nil, err
@@ -223,20 +244,7 @@ func Chains(opts Options) ([]Chain, error) {
 	if len(found) == 0 {
 		return nil, fmt.Errorf("list the chains of instance %q: %w; start it with `shunt run`", opts.Instance, ErrNotLoaded)
 	}
-	unlock, err := kernel.Lock(opts.PinRoot, opts.Instance)
-	if err != nil {
-		return nil, fmt.Errorf("list the chains of instance %q: %w", opts.Instance, err)
-	}
-	defer unlock()
-	var all []Chain
-	for _, iface := range slices.Sorted(maps.Keys(found)) {
-		c, err := readChain(opts, iface)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, c)
-	}
-	return all, nil
+	return slices.Sorted(maps.Keys(found)), nil
 }
 
 func readChain(opts Options, iface string) (Chain, error) {

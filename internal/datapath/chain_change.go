@@ -123,13 +123,21 @@ func (c *chainChange) check(p *ebpf.Program, position Position) error {
 
 // refersTo is whether a program uses the chain.
 func (c *chainChange) refersTo(info *ebpf.ProgramInfo) (bool, error) {
-	chain, err := c.chain.Info()
+	id, err := mapID(c.chain)
 	if err != nil {
 		return false, fmt.Errorf("look at the chain: %w", err)
 	}
-	id, _ := chain.ID()
 	used, _ := info.MapIDs()
 	return slices.Contains(used, id), nil
+}
+
+func mapID(m *ebpf.Map) (ebpf.MapID, error) {
+	info, err := m.Info()
+	if err != nil {
+		return 0, err
+	}
+	id, _ := info.ID()
+	return id, nil
 }
 
 // set notes the program, and then has the interface run it: who attaches next finds the note.

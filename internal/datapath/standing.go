@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"golang.org/x/sys/unix"
 )
@@ -216,30 +215,10 @@ func passGate(opts Options, iface, path string, which abiGate) error {
 		return err
 	}
 	defer program.Close()
-	l, err := link.LoadPinnedLink(linkPath(opts.PinRoot, opts.Instance, iface), nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer l.Close()
 	if err := endMeasurement(opts.PinRoot, opts.Instance, iface); err != nil {
 		return err
 	}
-	chain, err := ebpf.LoadPinnedMap(chainPath(opts.PinRoot, opts.Instance, iface), nil)
-	if err != nil {
-		return err
-	}
-	defer chain.Close()
-	if err := putNext(chain, program, iface); err != nil {
-		return err
-	}
-	before := PositionBefore.path(opts.PinRoot, opts.Instance, iface)
-	if err := runFirst(chain, program, before, l.Update); !errors.Is(err, unix.ENOLINK) { // the interface has gone
-		return err
-	}
-	return nil
+	return runOwn(opts.PinRoot, opts.Instance, iface, program)
 }
 
 // lever is sh_switch.

@@ -59,12 +59,9 @@ func MeasureChains(ctx context.Context, opts Options, length time.Duration, inte
 		return nil, err
 	}
 	if len(interfaces) == 0 {
-		all, err := Chains(opts)
-		if err != nil {
+		var err error
+		if interfaces, err = chained(opts); err != nil {
 			return nil, err
-		}
-		for _, c := range all {
-			interfaces = append(interfaces, c.Interface)
 		}
 	}
 	var all []*stopwatch
@@ -184,7 +181,7 @@ func (s *stopwatch) start() error {
 	if s.yields && s.measuredElsewhere() {
 		return ErrMeasured
 	}
-	if err := endMeasurement(s.opts.PinRoot, s.opts.Instance, s.iface); err != nil {
+	if err := s.endMeasurement(); err != nil {
 		return err
 	}
 	chain, l, err := chainAt(s.opts, s.iface)
@@ -217,13 +214,22 @@ func (s *stopwatch) start() error {
 	}
 	if err := s.install(chain, l, programs.at); err != nil {
 		s.close()
-		return errors.Join(err, endMeasurement(s.opts.PinRoot, s.opts.Instance, s.iface))
+		return errors.Join(err, s.endMeasurement())
 	}
 	return nil
 }
 
+// path is measuredPath.
+func (s *stopwatch) path(name string) string {
+	return measuredPath(s.opts.PinRoot, s.opts.Instance, s.iface, name)
+}
+
+func (s *stopwatch) endMeasurement() error {
+	return endMeasurement(s.opts.PinRoot, s.opts.Instance, s.iface)
+}
+
 func (s *stopwatch) measuredElsewhere() bool {
-	unlock, err := kernel.TryLock(measuredPath(s.opts.PinRoot, s.opts.Instance, s.iface, ""))
+	unlock, err := kernel.TryLock(s.path(""))
 	if err == nil {
 		unlock() // that process was killed
 	}
@@ -253,12 +259,12 @@ func (s *stopwatch) install(chain *ebpf.Map, l link.Link, programs [abiChainPosi
 		return fmt.Errorf("pin the programs to measure: %w", err)
 	}
 	if s.chain.After != nil {
-		if err := chain.Put(uint32(abiChainPositionCHAIN_AFTER), s.coll.Programs[lapAfter]); err != nil {
+		if err := chain.Put(PositionAfter.index(), s.coll.Programs[lapAfter]); err != nil {
 			return fmt.Errorf("measure the program after: %w", err)
 		}
 	}
 	if s.chain.Before != nil {
-		if err := chain.Put(uint32(abiChainPositionCHAIN_NEXT), s.coll.Programs[lapNext]); err != nil {
+		if err := chain.Put(PositionShunt.index(), s.coll.Programs[lapNext]); err != nil {
 			return fmt.Errorf("measure shunt's program: %w", err)
 		}
 	}
@@ -270,14 +276,13 @@ func (s *stopwatch) install(chain *ebpf.Map, l link.Link, programs [abiChainPosi
 
 // keep pins what endMeasurement needs. The pin of next comes last: it says that all are there.
 func (s *stopwatch) keep(measured *ebpf.Map, next, after *ebpf.Program) (err error) {
-	path := func(name string) string { return measuredPath(s.opts.PinRoot, s.opts.Instance, s.iface, name) }
-	if err := os.Mkdir(path(""), 0o700); err != nil {
+	if err := os.Mkdir(s.path(""), 0o700); err != nil {
 		return err
 	}
-	if s.unlock, err = kernel.TryLock(path("")); err != nil {
+	if s.unlock, err = kernel.TryLock(s.path("")); err != nil {
 		return err
 	}
-	if err := measured.Pin(path(measuredPrograms)); err != nil {
+	if err := measured.Pin(s.path(measuredPrograms)); err != nil {
 		return err
 	}
 	pin := PositionAfter.path(s.opts.PinRoot, s.opts.Instance, s.iface)
@@ -288,7 +293,7 @@ func (s *stopwatch) keep(measured *ebpf.Map, next, after *ebpf.Program) (err err
 	} else if err := keepProgram(after, pin); err != nil {
 		return err
 	}
-	return keepProgram(next, path(measuredNext))
+	return keepProgram(next, s.path(measuredNext))
 }
 
 // stop ends the measurement, if nobody else has, and adds its times to the chain.
@@ -334,7 +339,7 @@ func (s *stopwatch) uninstall() error {
 		return err
 	}
 	defer unlock()
-	pinned, err := ebpf.LoadPinnedMap(measuredPath(s.opts.PinRoot, s.opts.Instance, s.iface, measuredPrograms), nil)
+	pinned, err := ebpf.LoadPinnedMap(s.path(measuredPrograms), nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -345,18 +350,13 @@ func (s *stopwatch) uninstall() error {
 	if same, err := sameMap(pinned, s.coll.Maps[measuredMap]); err != nil || !same {
 		return err
 	}
-	return endMeasurement(s.opts.PinRoot, s.opts.Instance, s.iface)
+	return s.endMeasurement()
 }
 
 func sameMap(a, b *ebpf.Map) (bool, error) {
-	infoA, errA := a.Info()
-	infoB, errB := b.Info()
-	if err := errors.Join(errA, errB); err != nil {
-		return false, err
-	}
-	idA, _ := infoA.ID()
-	idB, _ := infoB.ID()
-	return idA == idB, nil
+	idA, errA := mapID(a)
+	idB, errB := mapID(b)
+	return idA == idB, errors.Join(errA, errB)
 }
 
 // endMeasurement gives the programs of a chain their places back, if it is being measured or a
@@ -390,23 +390,7 @@ func endMeasurement(root, instance, iface string) error {
 
 // replaceMeasuring goes in a packet's order, so that what is still measured is so without fault.
 func replaceMeasuring(root, instance, iface string, next *ebpf.Program) error {
-	chain, err := ebpf.LoadPinnedMap(chainPath(root, instance, iface), nil)
-	if err != nil {
-		return err
-	}
-	defer chain.Close()
-	l, err := link.LoadPinnedLink(linkPath(root, instance, iface), nil)
-	switch {
-	case errors.Is(err, os.ErrNotExist): // detached in between
-	case err != nil:
-		return err
-	default:
-		defer l.Close()
-		if err := runFirst(chain, next, PositionBefore.path(root, instance, iface), l.Update); err != nil && !errors.Is(err, unix.ENOLINK) { // the interface has gone
-			return err
-		}
-	}
-	if err := putNext(chain, next, iface); err != nil {
+	if err := runOwn(root, instance, iface, next); err != nil {
 		return err
 	}
 	after, err := pinnedProgram(PositionAfter.path(root, instance, iface))
@@ -414,7 +398,12 @@ func replaceMeasuring(root, instance, iface string, next *ebpf.Program) error {
 		return err
 	}
 	defer after.Close()
-	return chain.Put(uint32(abiChainPositionCHAIN_AFTER), after)
+	chain, err := ebpf.LoadPinnedMap(chainPath(root, instance, iface), nil)
+	if err != nil {
+		return err
+	}
+	defer chain.Close()
+	return chain.Put(PositionAfter.index(), after)
 }
 
 // pinnedProgram is the program pinned at a path; nil if there is no such file.
