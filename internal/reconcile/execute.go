@@ -16,12 +16,12 @@ func (r *Reconciler) settleDoubts(p *plan) error { return each(p.settle, r.settl
 // settleDoubt repeats what failed of one service.
 func (r *Reconciler) settleDoubt(index uint32) error {
 	service := r.mirror.services[index]
-	if service.slotsDoubt {
-		if service.leaving { // they may belong to no table any more
-			if err := r.grace(); err != nil {
-				return err
-			}
+	if service.leaving { // its slots may belong to no table any more
+		if err := r.grace(); err != nil {
+			return err
 		}
+	}
+	if service.slotsDoubt {
 		if err := r.rewriteSlots(index, service.slots, nil); err != nil {
 			return err
 		}

@@ -584,6 +584,28 @@ grace
 delete backend 3/1`)
 }
 
+// A deletion that is told as failed may have happened: the service's slots wait like those of any
+// deleted one before they are written again.
+func TestSlotsOfAServiceThatComesBackWaitForAGrace(t *testing.T) {
+	b := newBench(t, roomy)
+	two := desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80"))
+	b.apply(two)
+	b.maps.Fault = func(operation string) fake.Fault {
+		if strings.HasPrefix(operation, "delete service") {
+			return fake.After
+		}
+		return fake.None
+	}
+	if _, err := b.r.Apply(desired()); !errors.Is(err, fake.ErrInjected) {
+		t.Fatal(err)
+	}
+	b.maps.Fault = nil
+	_, operations := b.apply(weighed(two, 0, 0, 1))
+	if n := len(operations); n < 3 || !slices.Equal(operations[:3], []string{"grace", "put service 0/1 web slots 0+251", "put backend 1/1 10.0.0.2:80 draining"}) {
+		t.Errorf("want a grace, and then the service again, got\n%s", strings.Join(operations, "\n"))
+	}
+}
+
 func TestASmallLimitDoesNotTrapLeftovers(t *testing.T) {
 	limits := model.Limits{Services: 1, Backends: 4, Slots: 800}
 	b := newBench(t, limits)
