@@ -190,12 +190,7 @@ func TestListsThatDoNotFit(t *testing.T) {
 	if _, err := b.r.Apply(d("11.0.0.0/8 12.0.0.0/8", "11.1.0.0/16")); !errors.As(err, &capacity) || capacity.What != "filters" || capacity.Need != 3 {
 		t.Errorf("three prefixes where two fit: %v", err)
 	}
-	b.maps.Fault = func(operation string) fake.Fault {
-		if strings.HasPrefix(operation, "delete filter") {
-			return fake.Before
-		}
-		return fake.None
-	}
+	b.maps.Fault = failing("delete filter", fake.Before)
 	if _, err := b.r.Apply(d("12.0.0.0/8", "12.1.0.0/16")); !errors.Is(err, fake.ErrInjected) {
 		t.Fatal(err)
 	}

@@ -100,6 +100,16 @@ func (b *bench) restart() {
 	b.r = reconcile.New(b.maps, reconcile.Clock(func() time.Time { return b.now }))
 }
 
+// failing has every operation that begins like this fail in this way.
+func failing(prefix string, kind fake.Fault) func(string) fake.Fault {
+	return func(operation string) fake.Fault {
+		if strings.HasPrefix(operation, prefix) {
+			return kind
+		}
+		return fake.None
+	}
+}
+
 // withoutStrays is the operations but the look for strays after them, and the wait for that: an
 // Apply that does not know what was before it has one, and it is no difference.
 func withoutStrays(operations []string) []string {
@@ -529,12 +539,7 @@ func TestBackendChanges(t *testing.T) {
 	told("1/1 10.0.0.2:80", "")
 	b.apply(first)
 	told("", "")
-	b.maps.Fault = func(operation string) fake.Fault {
-		if strings.HasPrefix(operation, "delete backend") {
-			return fake.Before
-		}
-		return fake.None
-	}
+	b.maps.Fault = failing("delete backend", fake.Before)
 	other := desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.4:80"))
 	if _, err := b.r.Apply(other); !errors.Is(err, fake.ErrInjected) {
 		t.Fatal(err)
@@ -564,12 +569,7 @@ func TestSlotsOfASettledTableWaitForAGrace(t *testing.T) {
 	two := desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80"))
 	three := desired(sized(509, service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80 10.0.0.4:80")))
 	b.apply(two)
-	b.maps.Fault = func(operation string) fake.Fault {
-		if strings.HasPrefix(operation, "put service") {
-			return fake.Before
-		}
-		return fake.None
-	}
+	b.maps.Fault = failing("put service", fake.Before)
 	if _, err := b.r.Apply(three); !errors.Is(err, fake.ErrInjected) {
 		t.Fatal(err)
 	}
@@ -590,12 +590,7 @@ func TestSlotsOfAServiceThatComesBackWaitForAGrace(t *testing.T) {
 	b := newBench(t, roomy)
 	two := desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80"))
 	b.apply(two)
-	b.maps.Fault = func(operation string) fake.Fault {
-		if strings.HasPrefix(operation, "delete service") {
-			return fake.After
-		}
-		return fake.None
-	}
+	b.maps.Fault = failing("delete service", fake.After)
 	if _, err := b.r.Apply(desired()); !errors.Is(err, fake.ErrInjected) {
 		t.Fatal(err)
 	}
@@ -616,12 +611,7 @@ func TestASmallLimitDoesNotTrapLeftovers(t *testing.T) {
 	}
 	b.apply(with(251, "10.0.0.1:80 10.0.0.2:80"))
 	for _, prefix := range []string{"write slots", "put service", "grace", "put backend"} {
-		b.maps.Fault = func(operation string) fake.Fault {
-			if strings.HasPrefix(operation, prefix) {
-				return fake.After
-			}
-			return fake.None
-		}
+		b.maps.Fault = failing(prefix, fake.After)
 		// Neither pair has anything in common with what is there or half there.
 		for _, pair := range []string{"10.0.0.3:80 10.0.0.4:80", "10.0.0.5:80 10.0.0.6:80"} {
 			if _, err := b.r.Apply(with(509, pair)); !errors.Is(err, fake.ErrInjected) {

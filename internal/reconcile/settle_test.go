@@ -496,10 +496,7 @@ func TestApplyFinishesClosingFirst(t *testing.T) {
 		b.apply(tracked(251, "10.0.0.2:80 10.0.0.3:80*0"))
 		b.apply(tracked(251, "10.0.0.2:80*0 10.0.0.3:80"))
 		b.now = b.now.Add(settleTime)
-		failing := func(operation string) fake.Fault {
-			return map[bool]fake.Fault{true: fake.Before}[strings.HasPrefix(operation, "scan")]
-		}
-		b.maps.Fault = failing
+		b.maps.Fault = failing("scan", fake.Before)
 		left, err := b.r.Settle()
 		if !errors.Is(err, fake.ErrInjected) || left.Transition != 251 || !left.Next.Equal(b.now) {
 			t.Errorf("%+v, %v", left, err)
@@ -613,9 +610,7 @@ func TestTheSettleTimeBeginsWhenItIsWritten(t *testing.T) {
 		b := newBench(t, roomy)
 		b.apply(tracked(251, "10.0.0.2:80 10.0.0.3:80*0"))
 		next := tracked(c.size, "10.0.0.2:80*0 10.0.0.3:80")
-		b.maps.Fault = func(operation string) fake.Fault {
-			return map[bool]fake.Fault{true: fake.Before}[strings.HasPrefix(operation, c.prefix)]
-		}
+		b.maps.Fault = failing(c.prefix, fake.Before)
 		if _, err := b.r.Apply(next); !errors.Is(err, fake.ErrInjected) {
 			t.Fatal(err)
 		}
