@@ -76,6 +76,10 @@ int sh_tc(struct __sk_buff *ctx)
 		return frame_redirect(&p, interface_index, 0);
 	case VERDICT_SEND_ON:
 		return frame_redirect(&p, p.egress, 0);
+	case VERDICT_TAGGED:
+		if (!outbound)
+			count_reason(REASON_VLAN, p.frame_size);
+		return TC_ACT_UNSPEC;
 	default:
 		return TC_ACT_SHOT;
 	}

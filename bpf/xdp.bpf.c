@@ -5,6 +5,7 @@
  *   frame ─► stages (lb/balance.h) ─┬─► passes ─► another XDP program, if there is one ─► stack
  *                                    ├─► back ───► out of the same interface
  *                                    ├─► on ─────► out of another one
+ *                                    ├─► tagged ─► sh_vlan, if there is one, else as passes
  *                                    └─► dropped, counted
  */
 #include "ctx/xdp.h"
@@ -12,17 +13,19 @@
 #include "lb/balance.h"
 #include "lb/carry.h"
 #include "lb/chain.h"
+#include "lb/port.h"
+#include "lb/vlan.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* Out of an interface of ours. One that has gone has left the device map, too. */
-static __always_inline int frame_redirect(const struct packet *p, __u32 index)
+/* Out of another interface of ours, with the tags that frames have there. */
+static __always_inline int frame_redirect(struct frame_ctx *ctx, const struct packet *p)
 {
-	int action = bpf_redirect_map(&sh_tx_ports, index, XDP_DROP);
-
-	if (action == XDP_DROP)
-		count_reason(REASON_EGRESS_UNLISTED, p->frame_size);
-	return action;
+	if ((features & FEATURE_VLAN) && tags_push_of(ctx, p->egress)) {
+		count_reason(REASON_INTERNAL, p->frame_size);
+		return XDP_DROP;
+	}
+	return port_redirect(p->egress, p->frame_size);
 }
 
 SEC("xdp.frags")
@@ -41,13 +44,19 @@ int sh_xdp(struct xdp_md *ctx)
 	case VERDICT_ANSWER:
 	case VERDICT_SEND_BACK:
 		if (redirect_back)
-			return frame_redirect(&p, interface_index);
+			return port_redirect(interface_index, p.frame_size);
 		return XDP_TX;
 	case VERDICT_SEND_ON:
-		return frame_redirect(&p, p.egress);
+		return frame_redirect(ctx, &p);
 	case VERDICT_CARRY:
 		carry_back(ctx);
 		return XDP_DROP;
+	case VERDICT_TAGGED:
+		if (features & FEATURE_VLAN)
+			vlan_hand_on(ctx);
+		count_reason(REASON_VLAN, p.frame_size);
+		chain_after(ctx);
+		return XDP_PASS;
 	default:
 		return XDP_DROP;
 	}

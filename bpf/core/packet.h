@@ -48,6 +48,7 @@ enum verdict {
 	VERDICT_REJECT,    /* no backend takes it: the stages say what becomes of it */
 	VERDICT_FRAGMENT,  /* of no use to the ordinary stages: fragment.h knows more */
 	VERDICT_CARRY,     /* for the program of the ABI before, untouched: carry.h */
+	VERDICT_TAGGED,    /* not looked at: the frame has a VLAN tag; without a reason */
 };
 
 enum family {
@@ -153,6 +154,12 @@ static __always_inline void mac_store(__u8 *mac, __u64 word)
 static __always_inline __be16 frame_protocol(const void *data)
 {
 	return *(const __be16 *)(data + offsetof(struct ethhdr, h_proto));
+}
+
+/* Whether an EtherType is that of a VLAN tag. */
+static __always_inline int is_tag(__be16 protocol)
+{
+	return protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
 }
 
 static __always_inline void frame_protocol_set(void *data, __be16 protocol)

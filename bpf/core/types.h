@@ -111,6 +111,7 @@ enum feature {
 	FEATURE_HOST = 0x08, /* this host itself is a client or a backend */
 	FEATURE_CARRY = 0x10, /* flows of another ABI are being carried over (carry.h) */
 	FEATURE_ADDRESSES = 0x20, /* slots that the two addresses alone decide */
+	FEATURE_VLAN = 0x40, /* interfaces whose frames are tagged at another one (vlan.h) */
 };
 
 /* Who sends answers that only the flow table tells from what is not ours. */
@@ -233,6 +234,22 @@ struct interface {
 	__u32 mtu; /* of what is behind the Ethernet header, bytes */
 	__u8 mac[6];
 	__u8 pad[2];
+};
+
+/* A tag as it stands in front of a frame's EtherType (IEEE 802.1Q, 9.3). */
+struct vlan_tag {
+	__be16 protocol; /* ETH_P_8021Q or ETH_P_8021AD; 0: there is no tag */
+	__be16 control; /* priority:3 | drop eligible:1 | VLAN identifier:12 */
+};
+
+struct vlan_tags {
+	struct vlan_tag tag[2]; /* the outer first */
+};
+
+/* Whose frames those are that come in by another interface with these tags. */
+struct vlan_key {
+	__u32 parent; /* ifindex */
+	struct vlan_tags tags; /* of control the identifier alone */
 };
 
 /* --- flows --------------------------------------------------------------------- */

@@ -341,11 +341,12 @@ static __always_inline enum verdict frame_stage(struct frame_ctx *ctx, struct pa
 	if ((void *)(eth + 1) > data_end)
 		return pass(p, REASON_MALFORMED);
 	if (ctx_has_tag(ctx))
-		return pass(p, REASON_VLAN);
+		return VERDICT_TAGGED;
 	if (ctx_is_outbound() || !mac_is_ours(eth)) {
 		group = eth->h_dest[0] & 1;
 		if (!group && !ctx_is_outbound())
-			return pass(p, REASON_OTHER_MAC);
+			return is_tag(frame_protocol(data)) ? VERDICT_TAGGED :
+							      pass(p, REASON_OTHER_MAC);
 	}
 	switch (frame_protocol(data)) {
 	case bpf_htons(ETH_P_IP):
@@ -360,7 +361,7 @@ static __always_inline enum verdict frame_stage(struct frame_ctx *ctx, struct pa
 		return arp_answer(ctx, p);
 	case bpf_htons(ETH_P_8021Q):
 	case bpf_htons(ETH_P_8021AD):
-		return pass(p, REASON_VLAN);
+		return VERDICT_TAGGED;
 	default:
 		return pass(p, REASON_NOT_IP);
 	}

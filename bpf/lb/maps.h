@@ -190,6 +190,34 @@ struct {
 	__uint(max_entries, INTERFACE_MAX);
 } sh_tx_ports SEC(".maps");
 
+/* Index in sh_interfaces -> tags that its frames have on the wire; none for most. sh_tx_ports has
+ * the parent at that index. Written by the daemon when it attaches. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct vlan_tags);
+	__uint(max_entries, INTERFACE_MAX);
+} sh_vlan_tags SEC(".maps");
+
+/* Parent and tags -> index in sh_interfaces. Written by the daemon when it attaches; read for each
+ * frame with a tag. Cannot be full. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct vlan_key);
+	__type(value, __u32);
+	__uint(max_entries, INTERFACE_MAX);
+} sh_vlans SEC(".maps");
+
+/* Index in sh_interfaces -> its copy of sh_xdp, for sh_vlan; and, INTERFACE_MAX further on, its copy
+ * of sh_vlan, for sh_xdp. Written by the daemon when it attaches. The kernel empties it when nobody in
+ * user space holds it any more; it is pinned like all here. Cannot be full. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, 2 * INTERFACE_MAX);
+} sh_vlan_progs SEC(".maps");
+
 /* Service index -> traffic, per CPU. Written by the programs, summed by user space, zeroed
  * when another service takes the index. Cannot be full. Outlives the daemon. */
 struct {

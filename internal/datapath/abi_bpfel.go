@@ -114,6 +114,7 @@ const (
 	abiFeatureFEATURE_HOST      abiFeature = 8
 	abiFeatureFEATURE_CARRY     abiFeature = 16
 	abiFeatureFEATURE_ADDRESSES abiFeature = 32
+	abiFeatureFEATURE_VLAN      abiFeature = 64
 )
 
 type abiFilter struct {
@@ -418,6 +419,23 @@ type abiTraffic struct {
 	FlowsCreated uint64
 }
 
+type abiVlanKey struct {
+	_      structs.HostLayout
+	Parent uint32
+	Tags   abiVlanTags
+}
+
+type abiVlanTag struct {
+	_        structs.HostLayout
+	Protocol uint16
+	Control  uint16
+}
+
+type abiVlanTags struct {
+	_   structs.HostLayout
+	Tag [2]abiVlanTag
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -447,6 +465,9 @@ const (
 	abiMapShSvcTraffic      = "sh_svc_traffic"
 	abiMapShTracked         = "sh_tracked"
 	abiMapShTxPorts         = "sh_tx_ports"
+	abiMapShVlanProgs       = "sh_vlan_progs"
+	abiMapShVlanTags        = "sh_vlan_tags"
+	abiMapShVlans           = "sh_vlans"
 	abiVarAbiAddressFlag    = "abi_address_flag"
 	abiVarAbiChainPosition  = "abi_chain_position"
 	abiVarAbiCheck          = "abi_check"
@@ -548,6 +569,9 @@ type abiMapSpecs struct {
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
+	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
+	ShVlanTags    *ebpf.MapSpec `ebpf:"sh_vlan_tags"`
+	ShVlans       *ebpf.MapSpec `ebpf:"sh_vlans"`
 }
 
 // abiVariableSpecs contains global variables before they are loaded into the kernel.
@@ -627,6 +651,9 @@ type abiMaps struct {
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
+	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
+	ShVlanTags    *ebpf.Map `ebpf:"sh_vlan_tags"`
+	ShVlans       *ebpf.Map `ebpf:"sh_vlans"`
 }
 
 func (m *abiMaps) Close() error {
@@ -656,6 +683,9 @@ func (m *abiMaps) Close() error {
 		m.ShSvcTraffic,
 		m.ShTracked,
 		m.ShTxPorts,
+		m.ShVlanProgs,
+		m.ShVlanTags,
+		m.ShVlans,
 	)
 }
 

@@ -30,6 +30,7 @@ type attached struct {
 	sides    [len(directions)]side // at tc
 	chain    *ebpf.Map             // while it is being attached to XDP
 	guard    *guard                // while its mode changes
+	vlan     *vlan                 // nil where its frames come in by itself
 }
 
 func (a *attached) closePrograms() error {
@@ -80,13 +81,6 @@ func linkPath(root, instance, iface string) string {
 // this instance, in one step. auto tries native first. Attaching again with the same mode
 // is a replacement. The name is one of the calling thread's network namespace.
 func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, error) {
-	if mode == model.AttachTC { // whose host may be a client, and answers come in anywhere
-		if err := d.require(abiFeatureFEATURE_HOST); err != nil {
-			return kernel.Attachment{}, fmt.Errorf("attach to interface %s: %w", iface, err)
-		}
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	dev, err := netlink.LinkByName(iface)
 	if err != nil {
 		return kernel.Attachment{}, fmt.Errorf("attach to interface %s: %w; `ip link` lists the interfaces", iface, err)
@@ -94,23 +88,38 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 	if dev.Attrs().HardwareAddr == nil || len(dev.Attrs().HardwareAddr) != 6 {
 		return kernel.Attachment{}, fmt.Errorf("attach to interface %s: it is not an Ethernet interface; shunt balances Ethernet frames only", iface)
 	}
+	if err := d.require(d.featuresAt(dev, mode)); err != nil {
+		return kernel.Attachment{}, fmt.Errorf("attach to interface %s: %w", iface, err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	unlock, err := kernel.Lock(d.root, d.instance)
 	if err != nil {
 		return kernel.Attachment{}, fmt.Errorf("attach to interface %s: %w", iface, err)
 	}
 	defer unlock()
-	index, err := d.writeInterface(dev)
+	tagged, err := d.vlanAt(dev, mode)
 	if err != nil {
 		return kernel.Attachment{}, err
 	}
-	a := &attached{Attachment: kernel.Attachment{Interface: iface}, ifindex: dev.Attrs().Index, index: index, redirectBack: redirectsBack(dev)}
+	index, err := d.writeInterface(dev, tagged)
+	if err != nil {
+		return kernel.Attachment{}, err
+	}
+	a := &attached{Attachment: kernel.Attachment{Interface: iface}, ifindex: dev.Attrs().Index, index: index, redirectBack: tagged == nil && redirectsBack(dev), vlan: tagged}
 	if old := d.attached[iface]; old != nil {
 		a.Reason = old.Reason
 	}
-	if mode == model.AttachTC {
+	switch {
+	case mode == model.AttachTC:
 		err = d.moveToTC(a)
-	} else {
+	case tagged != nil:
+		err = d.moveToVLAN(a)
+	default:
 		err = d.attachXDP(a, dev, mode)
+	}
+	if err == nil && tagged == nil { // its frames come in by itself from now on
+		err = d.leaveVLAN(a)
 	}
 	d.lowerGuard(a)
 	if err != nil {
@@ -134,11 +143,16 @@ func (d *Datapath) moveToTC(a *attached) error {
 	if err := d.attachTC(a); err != nil {
 		return err
 	}
-	path := linkPath(d.root, d.instance, a.Interface)
+	return d.leaveXDP(a.Interface)
+}
+
+// leaveXDP takes the program off XDP, if it is there.
+func (d *Datapath) leaveXDP(iface string) error {
+	path := linkPath(d.root, d.instance, iface)
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	return errors.Join(kernel.RemoveLink(path), removeChain(d.root, d.instance, a.Interface))
+	return errors.Join(kernel.RemoveLink(path), removeChain(d.root, d.instance, iface))
 }
 
 func (d *Datapath) attachXDP(a *attached, dev netlink.Link, mode model.Attach) error {
@@ -272,7 +286,11 @@ func (d *Datapath) load(a *attached) error {
 	if err := d.loadProgram(a, nil); err != nil {
 		return err
 	}
-	if err := putNext(a.chain, a.programs[0], a.Interface); err != nil {
+	err := putNext(a.chain, a.programs[0], a.Interface)
+	if err == nil && d.features&abiFeatureFEATURE_VLAN != 0 && a.Mode == kernel.ModeNative {
+		err = d.loadTagged(a)
+	}
+	if err != nil {
 		return errors.Join(err, a.closePrograms())
 	}
 	return nil
@@ -285,7 +303,10 @@ func (d *Datapath) loadProgram(a *attached, more map[string]*ebpf.Map) error {
 
 // loadProgramWith is loadProgram with the object changed beforehand.
 func (d *Datapath) loadProgramWith(a *attached, more map[string]*ebpf.Map, change func(*ebpf.CollectionSpec)) error {
-	own := map[string]*ebpf.Map{chainMap: a.chain}
+	own := map[string]*ebpf.Map{}
+	if a.chain != nil {
+		own[chainMap] = a.chain
+	}
 	maps.Copy(own, more)
 	coll, err := d.loadOnto(own, func() (*ebpf.CollectionSpec, error) {
 		spec, err := d.version.load(objectXDP)

@@ -29,6 +29,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
 	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/vishvananda/netlink"
 )
 
 // Options say which data plane is meant.
@@ -38,6 +39,8 @@ type Options struct {
 	PinRoot  string       // a bpffs; kernel.DefaultPinRoot if empty
 	Log      *slog.Logger // slog.Default() if nil
 	Version  *Version     // other than this process's; for tests
+	// VLANs says what an interface is at its parent, and whether it is a VLAN; nil: none is.
+	VLANs func(netlink.Link) (VLAN, bool)
 
 	version *Version
 }
@@ -70,6 +73,7 @@ type Datapath struct {
 	hostBackends   map[uint32]bool // those that are this host; the same
 	toClients      sync.Mutex      // held while that setting changes
 	features       abiFeature      // that the programs are loaded with
+	vlans          func(netlink.Link) (VLAN, bool)
 
 	// ways is held while a backend changes, so that what belongs to one tenant of a
 	// position (SetHop, SetSources) is never written into the next one's record.
@@ -127,7 +131,7 @@ func Open(opts Options) (*Datapath, error) {
 
 func newDatapath(opts Options, maps map[string]*ebpf.Map, adopted bool) *Datapath {
 	return &Datapath{
-		View: View{maps: maps, root: opts.PinRoot, instance: opts.Instance, version: opts.version}, log: opts.Log, adopted: adopted,
+		View: View{maps: maps, root: opts.PinRoot, instance: opts.Instance, version: opts.version}, log: opts.Log, adopted: adopted, vlans: opts.VLANs,
 		natDestination: map[uint32]bool{}, hostBackends: map[uint32]bool{}, attached: map[string]*attached{},
 	}
 }

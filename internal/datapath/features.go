@@ -7,6 +7,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/vishvananda/netlink"
 )
 
 // featuresOf is what a service needs of the program.
@@ -26,6 +27,17 @@ func featuresOf(forwarding model.Forwarding, affinity bool, policy model.Policy)
 	return needed
 }
 
+// featuresAt is what an interface needs of the program, by how it is attached to.
+func (d *Datapath) featuresAt(dev netlink.Link, mode model.Attach) abiFeature {
+	if mode == model.AttachTC { // whose host may be a client, and answers come in anywhere
+		return abiFeatureFEATURE_HOST
+	}
+	if _, ok := d.vlanOf(dev, mode); ok {
+		return abiFeatureFEATURE_VLAN
+	}
+	return 0
+}
+
 // featuresInUse is what the services in the maps need. What a predecessor had and nobody needs
 // any more is left out from then on.
 func (v *View) featuresInUse() (needed abiFeature) {
@@ -33,6 +45,9 @@ func (v *View) featuresInUse() (needed abiFeature) {
 		if s := &v.services[i]; s.Live != 0 {
 			needed |= featuresOf(fromNumber(forwardings, s.Forwarding), s.AffinityTicks > 0, fromPolicy(s))
 		}
+	}
+	if v.maps[abiMapShVlans].Iterate().Next(new(abiVlanKey), new(uint32)) {
+		needed |= abiFeatureFEATURE_VLAN
 	}
 	for i := range v.backends {
 		if v.isHost(v.backends[i].Hop) {
@@ -100,6 +115,9 @@ func (d *Datapath) require(needed abiFeature) (err error) {
 // renew loads an attached interface's program anew, and has the interface run it.
 func (d *Datapath) renew(a *attached) error {
 	a.programs = [len(directions)]*ebpf.Program{} // the old ones go when all have new ones
+	if a.vlan != nil {
+		return d.loadVLAN(a)
+	}
 	if a.Mode.AtTC() {
 		if err := d.loadTC(a); err != nil {
 			return err

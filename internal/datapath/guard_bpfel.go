@@ -42,6 +42,9 @@ const (
 	guardMapShSvcTraffic     = "sh_svc_traffic"
 	guardMapShTracked        = "sh_tracked"
 	guardMapShTxPorts        = "sh_tx_ports"
+	guardMapShVlanProgs      = "sh_vlan_progs"
+	guardMapShVlanTags       = "sh_vlan_tags"
+	guardMapShVlans          = "sh_vlans"
 	guardProgShGuard         = "sh_guard"
 	guardVarFeatures         = "features"
 	guardVarGenericMode      = "generic_mode"
@@ -129,6 +132,9 @@ type guardMapSpecs struct {
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
+	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
+	ShVlanTags    *ebpf.MapSpec `ebpf:"sh_vlan_tags"`
+	ShVlans       *ebpf.MapSpec `ebpf:"sh_vlans"`
 }
 
 // guardVariableSpecs contains global variables before they are loaded into the kernel.
@@ -192,6 +198,9 @@ type guardMaps struct {
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
+	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
+	ShVlanTags    *ebpf.Map `ebpf:"sh_vlan_tags"`
+	ShVlans       *ebpf.Map `ebpf:"sh_vlans"`
 }
 
 func (m *guardMaps) Close() error {
@@ -222,6 +231,9 @@ func (m *guardMaps) Close() error {
 		m.ShSvcTraffic,
 		m.ShTracked,
 		m.ShTxPorts,
+		m.ShVlanProgs,
+		m.ShVlanTags,
+		m.ShVlans,
 	)
 }
 

@@ -29,12 +29,17 @@ func (d *Datapath) RefreshInterface(iface string) error {
 	if _, ok := d.indexOf(dev.Attrs().Index); !ok {
 		return fmt.Errorf("read the addresses of interface %s: shunt is not attached to it", iface)
 	}
-	_, err = d.writeInterface(dev)
+	var tagged *vlan
+	if a := d.attached[iface]; a != nil {
+		tagged = a.vlan
+	}
+	_, err = d.writeInterface(dev, tagged)
 	return err
 }
 
-// writeInterface fills an interface's records: the place it had, or else a free one.
-func (d *Datapath) writeInterface(dev netlink.Link) (uint32, error) {
+// writeInterface fills an interface's records: the place it had, or else a free one. A VLAN's frames
+// leave by its parent.
+func (d *Datapath) writeInterface(dev netlink.Link, tagged *vlan) (uint32, error) {
 	attrs := dev.Attrs()
 	index, err := d.findIndex(attrs.Index)
 	if err != nil {
@@ -46,13 +51,17 @@ func (d *Datapath) writeInterface(dev netlink.Link) (uint32, error) {
 		return 0, fmt.Errorf("read the addresses of interface %s: %w", attrs.Name, err)
 	}
 	ifindex := uint32(attrs.Index)
-	if d.writtenAlready(index, record) {
+	port := ifindex
+	if tagged != nil {
+		port = tagged.key.Parent
+	}
+	if d.writtenAlready(index, record, port) {
 		return index, nil
 	}
 	if err := d.maps[abiMapShInterfaces].Put(index, record); err != nil {
 		return 0, fmt.Errorf("write interface %s into %s: %w", attrs.Name, abiMapShInterfaces, err)
 	}
-	if err := d.maps[abiMapShTxPorts].Put(index, ifindex); err != nil {
+	if err := d.maps[abiMapShTxPorts].Put(index, port); err != nil {
 		return 0, fmt.Errorf("write interface %s into %s: %w", attrs.Name, abiMapShTxPorts, err)
 	}
 	if err := d.maps[abiMapShIfindexes].Put(ifindex, index); err != nil {
@@ -63,12 +72,12 @@ func (d *Datapath) writeInterface(dev netlink.Link) (uint32, error) {
 
 // writtenAlready says whether all three maps have the interface as it is. It is looked at every
 // second, and writing to a device map makes a new entry each time.
-func (d *Datapath) writtenAlready(index uint32, record abiInterface) bool {
+func (d *Datapath) writtenAlready(index uint32, record abiInterface, egress uint32) bool {
 	var have abiInterface
 	var port uint32
 	err := errors.Join(d.maps[abiMapShInterfaces].Lookup(index, &have), d.maps[abiMapShTxPorts].Lookup(index, &port))
 	at, known := d.indexOf(int(record.Ifindex))
-	return err == nil && have == record && port == record.Ifindex && known && at == index
+	return err == nil && have == record && port == egress && known && at == index
 }
 
 // findIndex is the index whose record has this ifindex; else a free one; else that of an
@@ -105,7 +114,7 @@ func (d *Datapath) findIndex(ifindex int) (uint32, error) {
 // clearInterface empties an interface's records.
 func (d *Datapath) clearInterface(index uint32, ifindex int) error {
 	err := d.remove(abiMapShIfindexes, uint32(ifindex), "an interface")
-	return errors.Join(err, d.remove(abiMapShTxPorts, index, "an interface"),
+	return errors.Join(err, d.clearVLAN(index), d.remove(abiMapShTxPorts, index, "an interface"),
 		d.maps[abiMapShInterfaces].Put(index, abiInterface{}))
 }
 

@@ -32,6 +32,9 @@ func (d *Datapath) RunPacket(iface string, frame []byte) (verdict uint32, out []
 	if a == nil {
 		return 0, nil, fmt.Errorf("run a packet through the program of interface %s: shunt is not attached to it", iface)
 	}
+	if a.vlan != nil {
+		return 0, nil, fmt.Errorf("run a packet through the program of interface %s: its frames come in with tags by %s", iface, a.vlan.parent.Interface)
+	}
 	if a.Mode.AtTC() {
 		return a.runSkb(0, frame)
 	}

@@ -45,6 +45,9 @@ const (
 	sweepMapShTracked        = "sh_tracked"
 	sweepMapShTwin           = "sh_twin"
 	sweepMapShTxPorts        = "sh_tx_ports"
+	sweepMapShVlanProgs      = "sh_vlan_progs"
+	sweepMapShVlanTags       = "sh_vlan_tags"
+	sweepMapShVlans          = "sh_vlans"
 	sweepProgShClock         = "sh_clock"
 	sweepProgShCount         = "sh_count"
 	sweepProgShRecall        = "sh_recall"
@@ -142,6 +145,9 @@ type sweepMapSpecs struct {
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
 	ShTwin        *ebpf.MapSpec `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
+	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
+	ShVlanTags    *ebpf.MapSpec `ebpf:"sh_vlan_tags"`
+	ShVlans       *ebpf.MapSpec `ebpf:"sh_vlans"`
 }
 
 // sweepVariableSpecs contains global variables before they are loaded into the kernel.
@@ -207,6 +213,9 @@ type sweepMaps struct {
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
 	ShTwin        *ebpf.Map `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
+	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
+	ShVlanTags    *ebpf.Map `ebpf:"sh_vlan_tags"`
+	ShVlans       *ebpf.Map `ebpf:"sh_vlans"`
 }
 
 func (m *sweepMaps) Close() error {
@@ -240,6 +249,9 @@ func (m *sweepMaps) Close() error {
 		m.ShTracked,
 		m.ShTwin,
 		m.ShTxPorts,
+		m.ShVlanProgs,
+		m.ShVlanTags,
+		m.ShVlans,
 	)
 }
 

@@ -56,6 +56,9 @@ const (
 	tcMapShTracked        = "sh_tracked"
 	tcMapShTwin           = "sh_twin"
 	tcMapShTxPorts        = "sh_tx_ports"
+	tcMapShVlanProgs      = "sh_vlan_progs"
+	tcMapShVlanTags       = "sh_vlan_tags"
+	tcMapShVlans          = "sh_vlans"
 	tcProgShTc            = "sh_tc"
 	tcVarFeatures         = "features"
 	tcVarGenericMode      = "generic_mode"
@@ -157,6 +160,9 @@ type tcMapSpecs struct {
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
 	ShTwin        *ebpf.MapSpec `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
+	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
+	ShVlanTags    *ebpf.MapSpec `ebpf:"sh_vlan_tags"`
+	ShVlans       *ebpf.MapSpec `ebpf:"sh_vlans"`
 }
 
 // tcVariableSpecs contains global variables before they are loaded into the kernel.
@@ -234,6 +240,9 @@ type tcMaps struct {
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
 	ShTwin        *ebpf.Map `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
+	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
+	ShVlanTags    *ebpf.Map `ebpf:"sh_vlan_tags"`
+	ShVlans       *ebpf.Map `ebpf:"sh_vlans"`
 }
 
 func (m *tcMaps) Close() error {
@@ -278,6 +287,9 @@ func (m *tcMaps) Close() error {
 		m.ShTracked,
 		m.ShTwin,
 		m.ShTxPorts,
+		m.ShVlanProgs,
+		m.ShVlanTags,
+		m.ShVlans,
 	)
 }
 

@@ -28,6 +28,7 @@ const (
 	objectDrops = "drops"
 	objectGate  = "gate"
 	objectCheck = "check"
+	objectVLAN  = "vlan"
 )
 
 // built is the version of this process.
@@ -35,7 +36,7 @@ var built = &Version{
 	ABI: uint32(abiConstantSHUNT_ABI), Steps: steps,
 	Objects: map[string]func() (*ebpf.CollectionSpec, error){
 		objectABI: loadAbi, objectXDP: loadXdp, objectTC: loadTc, objectGuard: loadGuard, objectSweep: loadSweep, objectDrops: loadDrops, objectGate: loadGate,
-		objectCheck: loadCheck,
+		objectCheck: loadCheck, objectVLAN: loadVlan,
 	},
 }
 

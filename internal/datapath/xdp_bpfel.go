@@ -57,6 +57,9 @@ const (
 	xdpMapShTracked        = "sh_tracked"
 	xdpMapShTwin           = "sh_twin"
 	xdpMapShTxPorts        = "sh_tx_ports"
+	xdpMapShVlanProgs      = "sh_vlan_progs"
+	xdpMapShVlanTags       = "sh_vlan_tags"
+	xdpMapShVlans          = "sh_vlans"
 	xdpProgShXdp           = "sh_xdp"
 	xdpVarFeatures         = "features"
 	xdpVarGenericMode      = "generic_mode"
@@ -158,6 +161,9 @@ type xdpMapSpecs struct {
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
 	ShTwin        *ebpf.MapSpec `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
+	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
+	ShVlanTags    *ebpf.MapSpec `ebpf:"sh_vlan_tags"`
+	ShVlans       *ebpf.MapSpec `ebpf:"sh_vlans"`
 }
 
 // xdpVariableSpecs contains global variables before they are loaded into the kernel.
@@ -235,6 +241,9 @@ type xdpMaps struct {
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
 	ShTwin        *ebpf.Map `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
+	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
+	ShVlanTags    *ebpf.Map `ebpf:"sh_vlan_tags"`
+	ShVlans       *ebpf.Map `ebpf:"sh_vlans"`
 }
 
 func (m *xdpMaps) Close() error {
@@ -280,6 +289,9 @@ func (m *xdpMaps) Close() error {
 		m.ShTracked,
 		m.ShTwin,
 		m.ShTxPorts,
+		m.ShVlanProgs,
+		m.ShVlanTags,
+		m.ShVlans,
 	)
 }
 

@@ -231,12 +231,14 @@ func (o *oracle) refuse(format string, values ...any) {
 func (o *oracle) frame(arm int, frame []byte) want {
 	r := &reading{arm: arm, frame: frame}
 	r.group = frame[0]&1 != 0
+	kind := be16(frame[12:])
+	if kind == typeVLAN || kind == typeQinQ {
+		return pass(vlan)
+	}
 	if !r.group && !bytes.Equal(frame[:6], arms[arm].mac) {
 		return pass(otherMAC)
 	}
-	switch be16(frame[12:]) {
-	case typeVLAN, typeQinQ:
-		return pass(vlan)
+	switch kind {
 	case typeARP:
 		return o.arp(r)
 	case typeIPv4:

@@ -41,6 +41,9 @@ const (
 	abiMapShSvcTraffic      = "sh_svc_traffic"
 	abiMapShTracked         = "sh_tracked"
 	abiMapShTxPorts         = "sh_tx_ports"
+	abiMapShVlanProgs       = "sh_vlan_progs"
+	abiMapShVlanTags        = "sh_vlan_tags"
+	abiMapShVlans           = "sh_vlans"
 	abiVarAbiAddressFlag    = "abi_address_flag"
 	abiVarAbiChainPosition  = "abi_chain_position"
 	abiVarAbiCheck          = "abi_check"
@@ -142,6 +145,9 @@ type abiMapSpecs struct {
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
+	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
+	ShVlanTags    *ebpf.MapSpec `ebpf:"sh_vlan_tags"`
+	ShVlans       *ebpf.MapSpec `ebpf:"sh_vlans"`
 }
 
 // abiVariableSpecs contains global variables before they are loaded into the kernel.
@@ -221,6 +227,9 @@ type abiMaps struct {
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
+	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
+	ShVlanTags    *ebpf.Map `ebpf:"sh_vlan_tags"`
+	ShVlans       *ebpf.Map `ebpf:"sh_vlans"`
 }
 
 func (m *abiMaps) Close() error {
@@ -250,6 +259,9 @@ func (m *abiMaps) Close() error {
 		m.ShSvcTraffic,
 		m.ShTracked,
 		m.ShTxPorts,
+		m.ShVlanProgs,
+		m.ShVlanTags,
+		m.ShVlans,
 	)
 }
 

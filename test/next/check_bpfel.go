@@ -44,6 +44,9 @@ const (
 	checkMapShTracked        = "sh_tracked"
 	checkMapShTwin           = "sh_twin"
 	checkMapShTxPorts        = "sh_tx_ports"
+	checkMapShVlanProgs      = "sh_vlan_progs"
+	checkMapShVlanTags       = "sh_vlan_tags"
+	checkMapShVlans          = "sh_vlans"
 	checkProgShCheck         = "sh_check"
 	checkVarFeatures         = "features"
 	checkVarGenericMode      = "generic_mode"
@@ -133,6 +136,9 @@ type checkMapSpecs struct {
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
 	ShTwin        *ebpf.MapSpec `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
+	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
+	ShVlanTags    *ebpf.MapSpec `ebpf:"sh_vlan_tags"`
+	ShVlans       *ebpf.MapSpec `ebpf:"sh_vlans"`
 }
 
 // checkVariableSpecs contains global variables before they are loaded into the kernel.
@@ -198,6 +204,9 @@ type checkMaps struct {
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
 	ShTwin        *ebpf.Map `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
+	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
+	ShVlanTags    *ebpf.Map `ebpf:"sh_vlan_tags"`
+	ShVlans       *ebpf.Map `ebpf:"sh_vlans"`
 }
 
 func (m *checkMaps) Close() error {
@@ -230,6 +239,9 @@ func (m *checkMaps) Close() error {
 		m.ShTracked,
 		m.ShTwin,
 		m.ShTxPorts,
+		m.ShVlanProgs,
+		m.ShVlanTags,
+		m.ShVlans,
 	)
 }
 

@@ -41,6 +41,9 @@ const (
 	dropsMapShSvcTraffic  = "sh_svc_traffic"
 	dropsMapShTracked     = "sh_tracked"
 	dropsMapShTxPorts     = "sh_tx_ports"
+	dropsMapShVlanProgs   = "sh_vlan_progs"
+	dropsMapShVlanTags    = "sh_vlan_tags"
+	dropsMapShVlans       = "sh_vlans"
 	dropsProgShBulkTx     = "sh_bulk_tx"
 	dropsProgShDevmapXmit = "sh_devmap_xmit"
 	dropsProgShRedirErr   = "sh_redir_err"
@@ -123,6 +126,9 @@ type dropsMapSpecs struct {
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
+	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
+	ShVlanTags    *ebpf.MapSpec `ebpf:"sh_vlan_tags"`
+	ShVlans       *ebpf.MapSpec `ebpf:"sh_vlans"`
 }
 
 // dropsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -177,6 +183,9 @@ type dropsMaps struct {
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
+	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
+	ShVlanTags    *ebpf.Map `ebpf:"sh_vlan_tags"`
+	ShVlans       *ebpf.Map `ebpf:"sh_vlans"`
 }
 
 func (m *dropsMaps) Close() error {
@@ -206,6 +215,9 @@ func (m *dropsMaps) Close() error {
 		m.ShSvcTraffic,
 		m.ShTracked,
 		m.ShTxPorts,
+		m.ShVlanProgs,
+		m.ShVlanTags,
+		m.ShVlans,
 	)
 }
 

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// hookTests are the tests that also run at tc. The others are about tables of flows and slots,
+// hookTests are the tests that also run at tc and behind VLAN tags. The others are about tables of flows and slots,
 // which know no hook, or about XDP alone.
 const hookTests = "^Test(Forward|NewFlowsThatCannotBe|BackendIsItsOwnClient|" +
 	"Direct|DirectExtensionHeaders|DirectChecksumThatLooksPartial|DirectCounts|DirectTTL|DirectCut|" +
@@ -25,13 +25,13 @@ const directTests = "^Test(AffinityDraining.*|AffinitySwitchedOn|AtomicFragments
 const mixedTests = "^(Test(AffinitySlots|DeniedMeanwhile|DirectFrontends|FragmentNotesAge|FragmentsInAnyOrder|FragmentsThatEndHere|FragmentsThatLie|" +
 	"RejectOfAFlow|SegmentsAreBounded)|Fuzz.*)$"
 
-// TestAgain runs tests of packets once more: with worlds at tc, and with programs that have only
-// the features that NAT or direct return needs, as most users' have.
+// TestAgain runs tests of packets once more: with worlds at tc, with frames that have VLAN tags, and
+// with programs that have only the features that NAT or direct return needs, as most users' have.
 func TestAgain(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs and makes network namespaces")
 	}
-	if *hook == "tc" || *forwarding != "all" {
+	if *hook != "xdp" || *forwarding != "all" {
 		return // this is such a run
 	}
 	self, err := os.Executable()
@@ -42,6 +42,7 @@ func TestAgain(t *testing.T) {
 		arguments []string
 	}{
 		{"at tc", "Forward|Direct|Errors|Reject|FragmentsThroughNAT", []string{"-hook", "tc", "-test.run", hookTests}},
+		{"behind VLAN tags", "Forward|Direct|Errors|Reject|ARP|ND", []string{"-hook", "vlan", "-test.run", hookTests, "-test.skip", "^Test(Host.*|LoopEndsByTTL|DirectTTL)$"}},
 		{"NAT alone", "Forward|Errors|FragmentsThroughNAT", []string{"-services", "nat", "-test.skip", directTests + "|" + mixedTests}},
 		{"direct return alone", "Direct|Reject", []string{"-services", "direct", "-test.run", directTests, "-test.skip", mixedTests}},
 	} {

@@ -56,12 +56,12 @@ func sendMany(t *testing.T, w *world, k kind, v directWay, count int, prefix net
 			var before packet.Packet
 			for time := range 2 {
 				in := k.toDirect(uint16(10000+n), v.port, []string{"S", "A"}[time], fields(0, true))
-				verdict, frame, err := w.d.RunPacket(armA, packet.Must(in))
-				if err != nil || verdict != kernel.XDPRedirect {
-					fault = fmt.Sprintf("%s: verdict %d, error %v", in, verdict, err)
+				r := w.runHere(armA, packet.Must(in))
+				if r.err != nil || r.verdict != kernel.XDPRedirect {
+					fault = fmt.Sprintf("%s: verdict %d, error %v", in, r.verdict, r.err)
 					break
 				}
-				got, err := packet.Parse(frame)
+				got, err := packet.Parse(r.frame)
 				if err != nil {
 					fault = err.Error()
 					break
@@ -149,11 +149,11 @@ func TestOuterEntropyWithinASlot(t *testing.T) {
 	flows, high := 0, map[uint32]int{}
 	p.cpu.do(func() {
 		for port := range uint16(30000) {
-			verdict, frame, err := p.d.RunPacket(armA, packet.Must(p.packet(kind{six: true}, 1, port, "S")))
-			if err != nil || verdict != kernel.XDPRedirect {
+			r := p.runHere(armA, packet.Must(p.packet(kind{six: true}, 1, port, "S")))
+			if r.err != nil || r.verdict != kernel.XDPRedirect {
 				continue
 			}
-			if got, err := packet.Parse(frame); err == nil {
+			if got, err := packet.Parse(r.frame); err == nil {
 				flows++
 				high[got.IPv6.FlowLabel>>12]++
 			}

@@ -24,6 +24,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/shunt-lb/shunt/test/space"
 	"github.com/shunt-lb/shunt/test/variant"
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
@@ -42,7 +43,7 @@ const (
 	armC = "shunt-c"
 )
 
-var hook = flag.String("hook", "xdp", "where worlds attach that do not ask for a mode: xdp or tc")
+var hook = flag.String("hook", "xdp", "where worlds attach that do not ask for a mode: xdp, tc or vlan")
 
 var worldCount atomic.Uint32
 
@@ -60,13 +61,17 @@ type world struct {
 	remembered *ebpf.Map
 	counted    *ebpf.Map // sh_reasons, read alone because tests do so all the time
 	ifindex    map[string]int
-	linked     bool // packets meet what the interfaces run, not what d has loaded
+	linked     bool                     // packets meet what the interfaces run, not what d has loaded
+	trunks     map[string]datapath.VLAN // where the frames of arms come in, if not there
 }
 
 // modes are those in which what is asked for holds, whichever the mode.
 func modes() []model.Attach {
 	if *hook == "tc" {
 		return []model.Attach{model.AttachTC}
+	}
+	if *hook == "vlan" {
+		return []model.Attach{model.AttachNative}
 	}
 	return []model.Attach{model.AttachNative, model.AttachGeneric}
 }
@@ -86,6 +91,7 @@ type worldOptions struct {
 	silent   bool
 	outer    model.Encapsulation
 	services []model.Service
+	vlans    map[string]datapath.VLAN
 }
 
 func withoutHeartbeat(o *worldOptions) { o.silent = true }
@@ -94,6 +100,9 @@ func withOuter(e model.Encapsulation) option {
 }
 func withServices(list ...model.Service) option {
 	return func(o *worldOptions) { o.services = list }
+}
+func withVLANs(vlans map[string]datapath.VLAN) option {
+	return func(o *worldOptions) { o.vlans = vlans }
 }
 func withMode(m model.Attach) option     { return func(o *worldOptions) { o.mode = m } }
 func withPorts(p model.PortRange) option { return func(o *worldOptions) { o.ports = p } }
@@ -119,13 +128,20 @@ func newWorld(t testing.TB, changes ...option) *world {
 		outer:    model.Encapsulation{GUEPort: guePort},
 		services: services(),
 	}
+	if *hook == "vlan" {
+		o.vlans = trunks
+	}
 	for _, change := range changes {
 		change(&o)
 	}
 	name := fmt.Sprintf("shunt-pkt-%d-%d", os.Getpid(), worldCount.Add(1))
 	w := &world{TB: t, timeouts: o.timeouts, ports: o.ports, ifindex: map[string]int{},
 		options: datapath.Options{Instance: name, Limits: o.limits, PinRoot: kernel.DefaultPinRoot,
-			Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Version: variant.FromEnvironment()}}
+			Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Version: variant.FromEnvironment(),
+			VLANs: func(dev netlink.Link) (datapath.VLAN, bool) {
+				v, ok := o.vlans[dev.Attrs().Name]
+				return v, ok
+			}}}
 	w.makeSpace(name)
 	w.cpu = w.newRunner(0)
 	w.cpu.do(func() { w.fill(o) })
@@ -180,6 +196,9 @@ func (w *world) fill(o worldOptions) {
 		}
 	})
 	must(w, w.d.Prepare(o.services))
+	if _, ok := o.vlans[armA]; ok && o.mode == model.AttachNative {
+		w.addTrunks(o.vlans)
+	}
 	for _, arm := range []string{armA, armC} {
 		_, err := w.d.Attach(arm, o.mode)
 		must(w, err)
@@ -290,13 +309,19 @@ type result struct {
 
 // run sends a frame in through an interface.
 func (r *runner) run(arm string, frame []byte) (out result) {
-	r.do(func() {
-		if r.w.linked {
-			out = r.w.runLinked(arm, frame)
-			return
-		}
-		out.verdict, out.frame, out.err = r.w.d.RunPacket(arm, frame)
-	})
+	r.do(func() { out = r.w.runHere(arm, frame) })
+	return out
+}
+
+// runHere is run on the calling thread, which has to be a runner's.
+func (w *world) runHere(arm string, frame []byte) (out result) {
+	switch {
+	case w.linked:
+		return w.runLinked(arm, frame)
+	case w.trunks != nil:
+		return w.runTagged(arm, frame)
+	}
+	out.verdict, out.frame, out.err = w.d.RunPacket(arm, frame)
 	return out
 }
 

@@ -1,0 +1,201 @@
+package packet_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"slices"
+	"testing"
+
+	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/packet"
+	"github.com/shunt-lb/shunt/test/space"
+	"github.com/shunt-lb/shunt/test/stranger"
+	"golang.org/x/sys/unix"
+)
+
+// With -hook vlan the arms are VLANs: their frames come in with tags, and leave with them, at
+// interfaces that have nothing else. The arms themselves stand for devices of the kernel's, which has
+// none here: only their names, addresses and numbers count.
+var (
+	trunkMAC = mac("02:00:00:00:0f:01")
+	trunks   = map[string]datapath.VLAN{
+		armA: {Parent: "trunk-a", Tags: []datapath.Tag{{Protocol: unix.ETH_P_8021Q, ID: 7}}},
+		armC: {Parent: "trunk-c", Tags: []datapath.Tag{{Protocol: unix.ETH_P_8021AD, ID: 100}, {Protocol: unix.ETH_P_8021Q, ID: 8}}},
+	}
+)
+
+// priority is in every tag that a frame comes in with.
+const priority = 5 << 13
+
+// addTrunks makes the interfaces that the arms are VLANs of, and attaches to them.
+func (w *world) addTrunks(vlans map[string]datapath.VLAN) {
+	w.Helper()
+	w.trunks = vlans
+	for _, arm := range []string{armA, armC} {
+		trunk := vlans[arm].Parent
+		w.ifindex[trunk] = space.AddArm(w, trunk, trunkMAC, 0).Attrs().Index
+		_, err := w.d.Attach(trunk, model.AttachNative)
+		must(w, err)
+	}
+}
+
+const macs = 12 // bytes in front of the tags
+
+// tagsOf are a VLAN's tags on the wire.
+func tagsOf(v datapath.VLAN, bits uint16) (wire []byte) {
+	for _, tag := range v.Tags {
+		control := tag.ID | bits
+		wire = append(wire, byte(tag.Protocol>>8), byte(tag.Protocol), byte(control>>8), byte(control))
+	}
+	return wire
+}
+
+// runTagged sends a frame of an arm in through its trunk, and takes off the tags of what leaves. It
+// fails where these are not as they should be.
+func (w *world) runTagged(arm string, frame []byte) (out result) {
+	in := tagsOf(w.trunks[arm], priority)
+	out.verdict, out.frame, out.err = w.d.RunPacket(w.trunks[arm].Parent, slices.Concat(frame[:macs], in, frame[macs:]))
+	if out.err != nil || out.verdict == kernel.XDPDrop {
+		return out
+	}
+	wanted := [][]byte{in} // what passes, and what goes back
+	if out.verdict == kernel.XDPRedirect {
+		for _, v := range w.trunks {
+			wanted = append(wanted, tagsOf(v, 0))
+		}
+	}
+	for _, tags := range wanted {
+		if rest, ok := bytes.CutPrefix(out.frame[macs:], tags); ok {
+			out.frame = slices.Concat(out.frame[:macs], rest)
+			return out
+		}
+	}
+	out.err = fmt.Errorf("verdict %d for a frame of %s, which begins with % x afterwards: want tags %x behind the addresses", out.verdict, arm, out.frame[:macs+8], wanted)
+	return out
+}
+
+// Tags as a frame has them, with 802.1Q and 802.1ad in front of priority and identifier.
+type tags []uint32
+
+const q, ad = 0x8100 << 16, 0x88a8 << 16
+
+// on is a frame with the tags.
+func (list tags) on(frame []byte) []byte {
+	return slices.Concat(frame[:macs], list.wire(), frame[macs:])
+}
+
+func (list tags) wire() (b []byte) {
+	for _, tag := range list {
+		b = binary.BigEndian.AppendUint32(b, tag)
+	}
+	return b
+}
+
+var vlanMAC = mac("02:00:00:00:0d:01")
+
+// newTagged is a world where armA has two VLANs, and addresses of its own.
+func newTagged(t *testing.T) *world {
+	vlans := map[string]datapath.VLAN{
+		"shunt-v": {Parent: armA, Tags: []datapath.Tag{{Protocol: unix.ETH_P_8021Q, ID: 30}}},
+		"shunt-q": {Parent: armA, Tags: []datapath.Tag{{Protocol: unix.ETH_P_8021AD, ID: 30}, {Protocol: unix.ETH_P_8021Q, ID: 4094}}},
+	}
+	w := newWorld(t, withMode(model.AttachNative), withVLANs(vlans))
+	for name := range vlans {
+		w.cpu.do(func() {
+			w.ifindex[name] = space.AddArm(w, name, vlanMAC, 0).Attrs().Index
+			_, err := w.d.Attach(name, model.AttachNative)
+			must(w, err)
+		})
+	}
+	return w
+}
+
+func TestTags(t *testing.T) {
+	w := newTagged(t)
+	for _, c := range []struct {
+		name   string
+		to     net.HardwareAddr
+		tags   tags
+		known  bool
+		reason string // of what is not known
+	}{
+		{"one tag", vlanMAC, tags{q | 30}, true, ""},
+		{"one tag, priority and drop eligible", vlanMAC, tags{q | 0xf000 | 30}, true, ""},
+		{"two tags", vlanMAC, tags{ad | 30, q | 4094}, true, ""},
+		{"two tags, priorities", vlanMAC, tags{ad | 0x6000 | 30, q | 0xe000 | 4094}, true, ""},
+		{"priority alone", ownA, tags{q | 0xe000}, true, ""},
+		{"priority alone, of the other kind", ownA, tags{ad}, true, ""},
+		{"priority outside", vlanMAC, tags{q | 0x2000, q | 30}, true, ""},
+		{"priority inside", vlanMAC, tags{q | 30, q | 0x2000}, true, ""},
+		{"priority twice", ownA, tags{q, q}, true, ""},
+		{"priority thrice", ownA, tags{q, ad, q}, false, "vlan"},
+		{"priority without end", ownA, slices.Repeat(tags{q}, 60), false, "vlan"},
+		{"another VLAN", vlanMAC, tags{q | 31}, false, "vlan"},
+		{"of the other kind", vlanMAC, tags{ad | 30}, false, "vlan"},
+		{"another VLAN inside", vlanMAC, tags{ad | 30, q | 1}, false, "vlan"},
+		{"the same outside", vlanMAC, tags{q | 30, q | 4094}, false, "vlan"},
+		{"three tags", vlanMAC, tags{ad | 30, q | 4094, q | 1}, false, "vlan"},
+		{"another station", ownA, tags{q | 30}, false, "other_mac"},
+		{"priority to another station", vlanMAC, tags{q}, false, "other_mac"},
+		{"another VLAN, another station", router, tags{q | 31}, false, "vlan"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ask := c.tags.on(packet.Must(packet.NewARPRequest(router, addr("192.0.2.7"), vip4, packet.MACs(router, c.to))))
+			before := w.reasons()
+			r := w.cpu.run(armA, ask)
+			must(t, r.err)
+			counted := w.moved(before)
+			if !c.known {
+				if r.verdict != kernel.XDPPass || !bytes.Equal(r.frame, ask) || counted[c.reason] != 1 || len(counted) != 1 {
+					t.Errorf("verdict %d, reasons %v, and the frame\n% x, want it to pass as\n% x", r.verdict, counted, r.frame, ask)
+				}
+				return
+			}
+			if r.verdict != kernel.XDPRedirect || !bytes.HasPrefix(r.frame[macs:], c.tags.wire()) || counted["arp_answered"] != 1 {
+				t.Errorf("verdict %d, reasons %v, and the frame\n% x, want an answer with tags % x", r.verdict, counted, r.frame, c.tags.wire())
+			}
+		})
+	}
+}
+
+// What passes meets the program after, once, with the tags that it came with.
+func TestTagsBeforeOthers(t *testing.T) {
+	w := newTagged(t)
+	chain := w.chain(armA)
+	count, packets := stranger.Count(t, "count")
+	drop := stranger.Drop(t, "drop")
+	for _, c := range []struct {
+		name   string
+		to     net.HardwareAddr
+		tags   tags
+		reason string
+	}{
+		{"a VLAN", vlanMAC, tags{q | 30}, "not_ours"},
+		{"two tags", vlanMAC, tags{ad | 30, q | 4094}, "not_ours"},
+		{"priority alone", ownA, tags{q | 0x6000}, "not_ours"},
+		{"another VLAN", ownA, tags{q | 31}, "vlan"},
+		{"no tag", ownA, nil, "not_ours"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			in := c.tags.on(packet.Must(packet.UDP4("198.51.100.7:40000", "192.0.2.77:9", packet.MACs(router, c.to))))
+			must(t, chain.Put(uint32(2), count)) // CHAIN_AFTER
+			before, was := w.reasons(), packets()
+			r := w.cpu.run(armA, in)
+			must(t, r.err)
+			if counted := w.moved(before); r.verdict != kernel.XDPPass || !bytes.Equal(r.frame, in) || counted[c.reason] != 1 {
+				t.Errorf("verdict %d, reasons %v, and the frame\n% x, want it to pass for the reason %s as\n% x", r.verdict, counted, r.frame, c.reason, in)
+			}
+			if n := packets() - was; n != 1 {
+				t.Errorf("the program after saw %d packets, want 1", n)
+			}
+			must(t, chain.Put(uint32(2), drop))
+			if r = w.cpu.run(armA, in); r.err != nil || r.verdict != kernel.XDPDrop {
+				t.Errorf("verdict %d, %v, with a program after that drops all", r.verdict, r.err)
+			}
+		})
+	}
+}
