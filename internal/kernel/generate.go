@@ -1,8 +1,8 @@
 package kernel
 
 // The objects and bindings are committed, so that building shunt needs no compiler.
-// `go generate ./internal/kernel` makes them again for all packages, byte for byte the same with clang
-// 19 and the headers of Debian's libbpf-dev and linux-libc-dev.
+// `make generate` makes them again for all packages, byte for byte the same with clang 19 and the
+// headers of Debian's libbpf-dev and linux-libc-dev.
 //
 // The flags stand here once. Callbacks of kernel helpers have parameters they do not use,
 // hence -Wno-unused-parameter.
