@@ -88,7 +88,8 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 	if dev.Attrs().HardwareAddr == nil || len(dev.Attrs().HardwareAddr) != 6 {
 		return kernel.Attachment{}, fmt.Errorf("attach to interface %s: it is not an Ethernet interface; shunt balances Ethernet frames only", iface)
 	}
-	if err := d.require(d.featuresAt(dev, mode)); err != nil {
+	is, behind := d.vlanOf(dev, mode)
+	if err := d.require(featuresAt(mode, behind)); err != nil {
 		return kernel.Attachment{}, fmt.Errorf("attach to interface %s: %w", iface, err)
 	}
 	d.mu.Lock()
@@ -98,9 +99,11 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 		return kernel.Attachment{}, fmt.Errorf("attach to interface %s: %w", iface, err)
 	}
 	defer unlock()
-	tagged, err := d.vlanAt(dev, mode)
-	if err != nil {
-		return kernel.Attachment{}, err
+	var tagged *vlan
+	if behind {
+		if tagged, err = d.vlanAt(iface, is); err != nil {
+			return kernel.Attachment{}, err
+		}
 	}
 	index, err := d.writeInterface(dev, tagged)
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
-	"github.com/vishvananda/netlink"
 )
 
 // featuresOf is what a service needs of the program.
@@ -27,12 +26,13 @@ func featuresOf(forwarding model.Forwarding, affinity bool, policy model.Policy)
 	return needed
 }
 
-// featuresAt is what an interface needs of the program, by how it is attached to.
-func (d *Datapath) featuresAt(dev netlink.Link, mode model.Attach) abiFeature {
-	if mode == model.AttachTC { // whose host may be a client, and answers come in anywhere
+// featuresAt is what an interface needs of the program, by how it is attached to: behind a parent that
+// takes its tags off, or not.
+func featuresAt(mode model.Attach, behind bool) abiFeature {
+	switch {
+	case mode == model.AttachTC: // whose host may be a client, and answers come in anywhere
 		return abiFeatureFEATURE_HOST
-	}
-	if _, ok := d.vlanOf(dev, mode); ok {
+	case behind:
 		return abiFeatureFEATURE_VLAN
 	}
 	return 0

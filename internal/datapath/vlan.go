@@ -37,21 +37,17 @@ func (d *Datapath) vlanOf(dev netlink.Link, mode model.Attach) (VLAN, bool) {
 	return d.vlans(dev)
 }
 
-// vlanAt is vlanOf as the maps have it; nil where that is not so.
-func (d *Datapath) vlanAt(dev netlink.Link, mode model.Attach) (*vlan, error) {
-	is, ok := d.vlanOf(dev, mode)
-	if !ok {
-		return nil, nil
-	}
+// vlanAt is what an interface is at its parent, as the maps have it.
+func (d *Datapath) vlanAt(iface string, is VLAN) (*vlan, error) {
 	parent := d.attached[is.Parent]
 	if parent == nil || parent.Mode != kernel.ModeNative || parent.vlan != nil {
 		return nil, fmt.Errorf("attach to interface %s in native mode: its frames come in by %s, which has to be among the interfaces with `attach: native` as well",
-			dev.Attrs().Name, is.Parent)
+			iface, is.Parent)
 	}
 	v := &vlan{parent: parent, key: abiVlanKey{Parent: uint32(parent.ifindex)}}
 	if len(is.Tags) > len(v.key.Tags.Tag) {
 		return nil, fmt.Errorf("attach to interface %s in native mode: its frames have %d VLAN tags, and shunt takes off %d at most; use `attach: tc`",
-			dev.Attrs().Name, len(is.Tags), len(v.key.Tags.Tag))
+			iface, len(is.Tags), len(v.key.Tags.Tag))
 	}
 	for i, tag := range is.Tags {
 		v.key.Tags.Tag[i] = abiVlanTag{Protocol: kernel.ToWire(tag.Protocol), Control: kernel.ToWire(tag.ID)}
