@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// hookTests are the tests that also run at tc and behind VLAN tags. The others are about tables of flows and slots,
-// which know no hook, or about XDP alone.
+// hookTests are the tests that also run at tc and behind VLAN tags. The others are about tables of
+// flows and slots, which know no hook, or about XDP alone.
 const hookTests = "^Test(Forward|NewFlowsThatCannotBe|BackendIsItsOwnClient|" +
 	"Direct|DirectExtensionHeaders|DirectChecksumThatLooksPartial|DirectCounts|DirectTTL|DirectCut|" +
 	"Outer.*|TooBig.*|NoOuterSource|ErrorsToBackends|ErrorsToNoBackend|Errors|ErrorsOfNoFlow|Echo|TTL|ARP|ND|NotOurs|MappedAddresses|IPv4Options|" +

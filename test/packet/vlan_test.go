@@ -2,7 +2,6 @@ package packet_test
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"net"
 	"slices"
@@ -28,9 +27,6 @@ var (
 	}
 )
 
-// priority is in every tag that a frame comes in with.
-const priority = 5 << 13
-
 // addTrunks makes the interfaces that the arms are VLANs of, and attaches to them.
 func (w *world) addTrunks(vlans map[string]datapath.VLAN) {
 	w.Helper()
@@ -43,21 +39,22 @@ func (w *world) addTrunks(vlans map[string]datapath.VLAN) {
 	}
 }
 
-const macs = 12 // bytes in front of the tags
+const macs, tagSize = 12, 4 // bytes in front of the tags, and of one
 
-// tagsOf are a VLAN's tags on the wire.
-func tagsOf(v datapath.VLAN, bits uint16) (wire []byte) {
-	for _, tag := range v.Tags {
-		control := tag.ID | bits
-		wire = append(wire, byte(tag.Protocol>>8), byte(tag.Protocol), byte(control>>8), byte(control))
-	}
-	return wire
+// tagsOf are a VLAN's tags on the wire, with a priority.
+func tagsOf(v datapath.VLAN, priority uint8) []byte {
+	frame := packet.Must(packet.UDP4("198.51.100.7:40000", "192.0.2.77:9", packet.MACs(router, trunkMAC), func(p *packet.Packet) {
+		for _, tag := range v.Tags {
+			p.VLANs = append(p.VLANs, packet.VLAN{Type: tag.Protocol, Priority: priority, ID: tag.ID})
+		}
+	}))
+	return frame[macs : macs+tagSize*len(v.Tags)]
 }
 
 // runTagged sends a frame of an arm in through its trunk, and takes off the tags of what leaves. It
 // fails where these are not as they should be.
 func (w *world) runTagged(arm string, frame []byte) (out result) {
-	in := tagsOf(w.trunks[arm], priority)
+	in := tagsOf(w.trunks[arm], 5)
 	out.verdict, out.frame, out.err = w.d.RunPacket(w.trunks[arm].Parent, slices.Concat(frame[:macs], in, frame[macs:]))
 	if out.err != nil || out.verdict == kernel.XDPDrop {
 		return out
@@ -78,22 +75,13 @@ func (w *world) runTagged(arm string, frame []byte) (out result) {
 	return out
 }
 
-// Tags as a frame has them, with 802.1Q and 802.1ad in front of priority and identifier.
-type tags []uint32
-
-const q, ad = 0x8100 << 16, 0x88a8 << 16
-
-// on is a frame with the tags.
-func (list tags) on(frame []byte) []byte {
-	return slices.Concat(frame[:macs], list.wire(), frame[macs:])
+// tagged is an edit that puts tags on, the outer first.
+func tagged(tags []packet.VLAN) packet.Edit {
+	return func(p *packet.Packet) { p.VLANs = tags }
 }
 
-func (list tags) wire() (b []byte) {
-	for _, tag := range list {
-		b = binary.BigEndian.AppendUint32(b, tag)
-	}
-	return b
-}
+// provider is a tag of IEEE 802.1ad.
+func provider(id uint16) packet.VLAN { return packet.VLAN{Type: packet.TypeQinQ, ID: id} }
 
 var vlanMAC = mac("02:00:00:00:0d:01")
 
@@ -119,32 +107,32 @@ func TestTags(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		to     net.HardwareAddr
-		tags   tags
+		tags   []packet.VLAN
 		known  bool
 		reason string // of what is not known
 	}{
-		{"one tag", vlanMAC, tags{q | 30}, true, ""},
-		{"one tag, priority and drop eligible", vlanMAC, tags{q | 0xf000 | 30}, true, ""},
-		{"two tags", vlanMAC, tags{ad | 30, q | 4094}, true, ""},
-		{"two tags, priorities", vlanMAC, tags{ad | 0x6000 | 30, q | 0xe000 | 4094}, true, ""},
-		{"priority alone", ownA, tags{q | 0xe000}, true, ""},
-		{"priority alone, of the other kind", ownA, tags{ad}, true, ""},
-		{"priority outside", vlanMAC, tags{q | 0x2000, q | 30}, true, ""},
-		{"priority inside", vlanMAC, tags{q | 30, q | 0x2000}, true, ""},
-		{"priority twice", ownA, tags{q, q}, true, ""},
-		{"priority thrice", ownA, tags{q, ad, q}, false, "vlan"},
-		{"priority without end", ownA, slices.Repeat(tags{q}, 60), false, "vlan"},
-		{"another VLAN", vlanMAC, tags{q | 31}, false, "vlan"},
-		{"of the other kind", vlanMAC, tags{ad | 30}, false, "vlan"},
-		{"another VLAN inside", vlanMAC, tags{ad | 30, q | 1}, false, "vlan"},
-		{"the same outside", vlanMAC, tags{q | 30, q | 4094}, false, "vlan"},
-		{"three tags", vlanMAC, tags{ad | 30, q | 4094, q | 1}, false, "vlan"},
-		{"another station", ownA, tags{q | 30}, false, "other_mac"},
-		{"priority to another station", vlanMAC, tags{q}, false, "other_mac"},
-		{"another VLAN, another station", router, tags{q | 31}, false, "vlan"},
+		{"one tag", vlanMAC, []packet.VLAN{{ID: 30}}, true, ""},
+		{"one tag, priority and drop eligible", vlanMAC, []packet.VLAN{{Priority: 7, DropEligible: true, ID: 30}}, true, ""},
+		{"two tags", vlanMAC, []packet.VLAN{provider(30), {ID: 4094}}, true, ""},
+		{"two tags, priorities", vlanMAC, []packet.VLAN{{Type: packet.TypeQinQ, Priority: 3, ID: 30}, {Priority: 7, ID: 4094}}, true, ""},
+		{"priority alone", ownA, []packet.VLAN{{Priority: 7}}, true, ""},
+		{"priority alone, of the other kind", ownA, []packet.VLAN{provider(0)}, true, ""},
+		{"priority outside", vlanMAC, []packet.VLAN{{Priority: 1}, {ID: 30}}, true, ""},
+		{"priority inside", vlanMAC, []packet.VLAN{{ID: 30}, {Priority: 1}}, true, ""},
+		{"priority twice", ownA, []packet.VLAN{{}, {}}, true, ""},
+		{"priority thrice", ownA, []packet.VLAN{{}, provider(0), {}}, false, "vlan"},
+		{"priority without end", ownA, make([]packet.VLAN, 60), false, "vlan"},
+		{"another VLAN", vlanMAC, []packet.VLAN{{ID: 31}}, false, "vlan"},
+		{"of the other kind", vlanMAC, []packet.VLAN{provider(30)}, false, "vlan"},
+		{"another VLAN inside", vlanMAC, []packet.VLAN{provider(30), {ID: 1}}, false, "vlan"},
+		{"the same outside", vlanMAC, []packet.VLAN{{ID: 30}, {ID: 4094}}, false, "vlan"},
+		{"three tags", vlanMAC, []packet.VLAN{provider(30), {ID: 4094}, {ID: 1}}, false, "vlan"},
+		{"another station", ownA, []packet.VLAN{{ID: 30}}, false, "other_mac"},
+		{"priority to another station", vlanMAC, []packet.VLAN{{}}, false, "other_mac"},
+		{"another VLAN, another station", router, []packet.VLAN{{ID: 31}}, false, "vlan"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ask := c.tags.on(packet.Must(packet.NewARPRequest(router, addr("192.0.2.7"), vip4, packet.MACs(router, c.to))))
+			ask := packet.Must(packet.NewARPRequest(router, addr("192.0.2.7"), vip4, packet.MACs(router, c.to), tagged(c.tags)))
 			before := w.reasons()
 			r := w.cpu.run(armA, ask)
 			must(t, r.err)
@@ -155,8 +143,9 @@ func TestTags(t *testing.T) {
 				}
 				return
 			}
-			if r.verdict != kernel.XDPRedirect || !bytes.HasPrefix(r.frame[macs:], c.tags.wire()) || counted["arp_answered"] != 1 {
-				t.Errorf("verdict %d, reasons %v, and the frame\n% x, want an answer with tags % x", r.verdict, counted, r.frame, c.tags.wire())
+			wire := ask[macs : macs+tagSize*len(c.tags)]
+			if r.verdict != kernel.XDPRedirect || !bytes.HasPrefix(r.frame[macs:], wire) || counted["arp_answered"] != 1 {
+				t.Errorf("verdict %d, reasons %v, and the frame\n% x, want an answer with tags % x", r.verdict, counted, r.frame, wire)
 			}
 		})
 	}
@@ -171,17 +160,17 @@ func TestTagsBeforeOthers(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		to     net.HardwareAddr
-		tags   tags
+		tags   []packet.VLAN
 		reason string
 	}{
-		{"a VLAN", vlanMAC, tags{q | 30}, "not_ours"},
-		{"two tags", vlanMAC, tags{ad | 30, q | 4094}, "not_ours"},
-		{"priority alone", ownA, tags{q | 0x6000}, "not_ours"},
-		{"another VLAN", ownA, tags{q | 31}, "vlan"},
+		{"a VLAN", vlanMAC, []packet.VLAN{{ID: 30}}, "not_ours"},
+		{"two tags", vlanMAC, []packet.VLAN{provider(30), {ID: 4094}}, "not_ours"},
+		{"priority alone", ownA, []packet.VLAN{{Priority: 3}}, "not_ours"},
+		{"another VLAN", ownA, []packet.VLAN{{ID: 31}}, "vlan"},
 		{"no tag", ownA, nil, "not_ours"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			in := c.tags.on(packet.Must(packet.UDP4("198.51.100.7:40000", "192.0.2.77:9", packet.MACs(router, c.to))))
+			in := packet.Must(packet.UDP4("198.51.100.7:40000", "192.0.2.77:9", packet.MACs(router, c.to), tagged(c.tags)))
 			must(t, chain.Put(uint32(2), count)) // CHAIN_AFTER
 			before, was := w.reasons(), packets()
 			r := w.cpu.run(armA, in)
