@@ -16,7 +16,7 @@ enum reason {
 	REASON_MULTICAST = 3,        /* pass: multicast or broadcast that shunt does not answer */
 	REASON_NOT_OURS = 4,         /* pass: the destination is neither a VIP nor a NAT source address, or no flow of shunt has it */
 	REASON_NO_SERVICE = 5,       /* pass: the destination is a VIP, but no service has this port and protocol */
-	REASON_VLAN = 6,             /* pass: the frame has a VLAN tag, which is not supported yet */
+	REASON_VLAN = 6,             /* pass: the frame has VLAN tags, and no interface in native mode is that VLAN */
 	REASON_FRAGMENT = 7,         /* pass: a fragment to an address of shunt that is neither TCP nor UDP, or may belong to the host itself */
 	REASON_PROTOCOL = 8,         /* pass: to an address of shunt, but neither TCP, UDP nor ICMP */
 	REASON_ICMP = 9,             /* pass: ICMP to an address of shunt that belongs to no flow, and that shunt does not answer */

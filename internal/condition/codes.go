@@ -27,9 +27,12 @@ const (
 	OverridesLost          = "overrides_lost"
 	OverridesUnsaved       = "overrides_unsaved"
 	PeerAggregates         = "peer_aggregates"
+	PeerHidesTags          = "peer_hides_tags"
 	PortsShort             = "ports_short"
 	ReconcileFailing       = "reconcile_failing"
 	RememberedFull         = "remembered_full"
+	TagOffloadSwitchedOff  = "tag_offload_switched_off"
+	TagsHidden             = "tags_hidden"
 )
 
 // Definition describes a code for the reference documentation.
@@ -169,6 +172,11 @@ var Codes = []Definition{
 		Remedy:  "switch segmentation offload off at the other end with the command that the condition names",
 	},
 	{
+		Code: PeerHidesTags, Severity: Warning, Subject: "interface",
+		Meaning: "The interface is the parent of VLANs in native mode and is one end of a veth pair. The other end sends VLAN tags beside the frames, where the program does not see them, and it lies in a network namespace that shunt cannot enter. Frames of the VLANs look like the parent's own.",
+		Remedy:  "switch that off at the other end with the command that the condition names",
+	},
+	{
 		Code: PortsShort, Severity: Warning, Subject: "instance",
 		Meaning: "Source ports towards a backend are short. New flows are dropped (ports_exhausted), or take a port before its rest has ended (port_taken).",
 		Remedy:  "add addresses under `snat.addresses`, or add backends",
@@ -182,6 +190,16 @@ var Codes = []Definition{
 		Code: RememberedFull, Severity: Warning, Subject: "instance",
 		Meaning: "While tables change, shunt remembers direct-return flows and the clients of services with affinity. There was no room for some of them, or more new ones came in a second than a twentieth of the room. A flow that is not remembered stays with the backend that it had before the change, and may be lost when its slot settles.",
 		Remedy:  "raise `limits.remembered`, which takes effect when the data plane is loaded anew",
+	},
+	{
+		Code: TagOffloadSwitchedOff, Severity: Info, Subject: "interface",
+		Meaning: "The interface is the parent of VLANs in native mode. Its driver would take the tags off before the program sees the frames. shunt switched that off, and switches it on again when it detaches.",
+		Remedy:  "do nothing, or use `attach: tc` for the VLANs, which does not need it",
+	},
+	{
+		Code: TagsHidden, Severity: Warning, Subject: "interface",
+		Meaning: "The interface has VLANs, none of them in native mode, and its driver takes the tags off before the program sees the frames. Those of the VLANs' frames that are for a VIP are balanced as if they had come in without a tag.",
+		Remedy:  "switch off what the condition names with ethtool (`ethtool -K eth0 rxvlan off`; at the other end of a veth, txvlan), and such frames pass; or use `attach: tc` for the interface, which sees the tags",
 	},
 }
 

@@ -195,7 +195,7 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	if d.opts.Through != nil {
 		maps = d.opts.Through(dp)
 	}
-	d.interfaces = newInterfaces(dp, newAggregation(d.opts.Instance, d.conditions, d.log), d.conditions, d.log,
+	d.interfaces = newInterfaces(dp, newOffloads(d.opts.Instance, d.conditions, d.log), d.conditions, d.log,
 		func() { d.ways.Review() })
 	if d.ways, err = way.Open(way.Options{
 		DataPlane: dp, Conditions: d.conditions, Log: d.log, Host: d.interfaces.wayToHost,

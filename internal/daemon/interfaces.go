@@ -1,7 +1,9 @@
 package daemon
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net"
@@ -19,11 +21,14 @@ type attacher interface {
 	Detach(name string) error
 	RefreshInterface(name string) error
 	Attached() []string
+	Parent(name string) string
+	DropGoneVLANs() error
 }
 
-// merger has an interface merge packets, or not; aggregation says when.
-type merger interface {
-	fit(name string, mode kernel.Mode) error
+// offloader has an interface's offloads fit what runs there; offloads says how.
+type offloader interface {
+	fit(name string, mode kernel.Mode, parent bool) error
+	warn(name string, mode kernel.Mode, parent bool) error
 	release(name string) error
 }
 
@@ -31,19 +36,21 @@ type merger interface {
 // for one caller at a time, but for list, names and wayToHost.
 type interfaces struct {
 	attacher   attacher
-	merger     merger
+	offloads   offloader
 	conditions *condition.Set
 	log        *slog.Logger
 	find       func(name string) (*net.Interface, error) // net.InterfaceByName
 	changed    func()                                    // told that wayToHost may say something else
 
+	parents map[string]bool // interfaces that take frames of VLANs
+
 	mu       sync.Mutex
 	attached map[string]kernel.Attachment
 }
 
-func newInterfaces(dp attacher, m merger, conditions *condition.Set, log *slog.Logger, changed func()) *interfaces {
-	return &interfaces{attacher: dp, merger: m, conditions: conditions, log: log, changed: changed,
-		find: net.InterfaceByName, attached: map[string]kernel.Attachment{}}
+func newInterfaces(dp attacher, o offloader, conditions *condition.Set, log *slog.Logger, changed func()) *interfaces {
+	return &interfaces{attacher: dp, offloads: o, conditions: conditions, log: log, changed: changed,
+		find: net.InterfaceByName, parents: map[string]bool{}, attached: map[string]kernel.Attachment{}}
 }
 
 // list is what the programs are attached to, sorted by name.
@@ -55,6 +62,13 @@ func (i *interfaces) list() []kernel.Attachment {
 		all = append(all, i.attached[name])
 	}
 	return all
+}
+
+// mode is that in which an interface is attached to; empty if it is not.
+func (i *interfaces) mode(name string) kernel.Mode {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.attached[name].Mode
 }
 
 // names are those of list.
@@ -69,7 +83,11 @@ func (i *interfaces) names() (all []string) {
 // refuses, those that are not in force are detached again, unless nothing is in force: then a
 // predecessor's may be among them, and goes on.
 func (i *interfaces) attachAll(inForce, wanted []model.Interface) error {
-	for _, w := range wanted {
+	if err := i.checkParents(wanted); err != nil {
+		return err
+	}
+	maps.Copy(i.parents, i.parentsOf(wanted))
+	for _, w := range i.inOrder(wanted) {
 		if slices.Contains(inForce, w) {
 			continue
 		}
@@ -83,8 +101,58 @@ func (i *interfaces) attachAll(inForce, wanted []model.Interface) error {
 	return nil
 }
 
+// checkParents refuses a VLAN in native mode without its parent, before anything is changed.
+func (i *interfaces) checkParents(wanted []model.Interface) error {
+	for _, w := range wanted {
+		parent := i.attacher.Parent(w.Name)
+		if parent == "" || w.Attach != model.AttachNative {
+			continue
+		}
+		if !slices.ContainsFunc(wanted, func(p model.Interface) bool {
+			return p.Name == parent && (p.Attach == model.AttachNative || p.Attach == model.AttachAuto)
+		}) {
+			return fmt.Errorf("attach to interface %s in native mode: it is a VLAN of %s, and native mode takes its frames there; list %s among the interfaces as well, with `attach: native`, or use another `attach` for %s",
+				w.Name, parent, parent, w.Name)
+		}
+	}
+	return nil
+}
+
+// parentsOf are the interfaces that take frames of those in native mode.
+func (i *interfaces) parentsOf(list []model.Interface) map[string]bool {
+	all := map[string]bool{}
+	for _, w := range list {
+		if parent := i.attacher.Parent(w.Name); parent != "" && w.Attach == model.AttachNative {
+			all[parent] = true
+		}
+	}
+	return all
+}
+
+// inOrder puts interfaces into the order in which they can be attached to: a VLAN that is no longer in
+// native mode before its parent, which may not leave that mode earlier, and one that is behind it.
+func (i *interfaces) inOrder(wanted []model.Interface) []model.Interface {
+	rank := func(w model.Interface) int {
+		switch {
+		case i.attacher.Parent(w.Name) == "":
+			return 1
+		case w.Attach == model.AttachNative:
+			return 2
+		}
+		return 0
+	}
+	return slices.SortedStableFunc(slices.Values(wanted), func(a, b model.Interface) int { return cmp.Compare(rank(a), rank(b)) })
+}
+
 func (i *interfaces) attach(wanted model.Interface) error {
 	name := wanted.Name
+	parent := i.attacher.Parent(name)
+	if parent != "" && wanted.Attach == model.AttachNative { // it may be in force already, without VLANs
+		i.parents[parent] = true
+		if err := i.offloads.fit(parent, i.mode(parent), true); err != nil {
+			return err
+		}
+	}
 	a, err := i.attacher.Attach(name, wanted.Attach)
 	if err != nil {
 		return err
@@ -94,20 +162,25 @@ func (i *interfaces) attach(wanted model.Interface) error {
 	i.mu.Unlock()
 	i.changed()
 	i.log.Info("attached", "interface", name, "mode", a.Mode, "reason", a.Reason)
-	if a.Mode == kernel.ModeGeneric && wanted.Attach == model.AttachAuto {
+	switch degraded := a.Mode == kernel.ModeGeneric && wanted.Attach == model.AttachAuto; {
+	case degraded && parent != "":
+		i.conditions.Raise(condition.Condition{Code: condition.AttachDegraded, Severity: condition.Warning, Subject: name,
+			Text:   "attached in generic mode, because the kernel has native mode for a VLAN's parent alone",
+			Remedy: fmt.Sprintf("list %s among the interfaces as well, and give both `attach: native`; or accept generic mode with `attach: generic`", parent)})
+	case degraded:
 		i.conditions.Raise(condition.Condition{Code: condition.AttachDegraded, Severity: condition.Warning, Subject: name,
 			Text: "attached in generic mode, because the driver refused native mode: " + a.Reason})
-	} else {
+	default:
 		i.conditions.Clear(condition.AttachDegraded, name)
 	}
-	if err := i.merger.fit(name, a.Mode); err != nil {
+	if err := i.offloads.fit(name, a.Mode, i.parents[name]); err != nil {
 		return errors.Join(err, i.detach(name))
 	}
 	return nil
 }
 
 func (i *interfaces) detach(name string) error {
-	err := errors.Join(i.attacher.Detach(name), i.merger.release(name))
+	err := errors.Join(i.attacher.Detach(name), i.offloads.release(name))
 	i.mu.Lock()
 	delete(i.attached, name)
 	i.mu.Unlock()
@@ -119,12 +192,22 @@ func (i *interfaces) detach(name string) error {
 	return err
 }
 
-// detachOthers detaches from all but these, also where a predecessor had attached.
+// detachOthers detaches from all but these, also where a predecessor had attached. A VLAN goes before
+// its parent, which then has its offloads back.
 func (i *interfaces) detachOthers(wanted []model.Interface) error {
 	var errs []error
-	for _, name := range slices.Compact(slices.Sorted(slices.Values(append(i.names(), i.attacher.Attached()...)))) {
+	all := slices.Compact(slices.Sorted(slices.Values(append(i.names(), i.attacher.Attached()...))))
+	slices.SortStableFunc(all, func(a, b string) int { return cmp.Compare(i.attacher.Parent(b), i.attacher.Parent(a)) })
+	for _, name := range all {
 		if !slices.ContainsFunc(wanted, func(w model.Interface) bool { return w.Name == name }) {
 			errs = append(errs, i.detach(name))
+		}
+	}
+	before := i.parents
+	i.parents = i.parentsOf(wanted)
+	for _, a := range i.list() {
+		if before[a.Interface] && !i.parents[a.Interface] {
+			errs = append(errs, i.offloads.fit(a.Interface, a.Mode, false))
 		}
 	}
 	return errors.Join(errs...)
@@ -134,7 +217,10 @@ func (i *interfaces) detachOthers(wanted []model.Interface) error {
 // was removed and made anew under its name. anew is whether there was such a one: hops and
 // announcements still name the one before.
 func (i *interfaces) refresh(inForce []model.Interface) (anew bool) {
-	for _, w := range inForce {
+	if err := i.attacher.DropGoneVLANs(); err != nil {
+		i.log.Error("what is left of VLANs that have gone cannot be taken away", "error", err)
+	}
+	for _, w := range i.inOrder(inForce) {
 		if _, err := i.find(w.Name); err != nil {
 			i.conditions.Clear(condition.AttachFailed, w.Name)
 			i.conditions.Raise(condition.Condition{Code: condition.InterfaceMissing, Severity: condition.Error, Subject: w.Name,
@@ -149,6 +235,9 @@ func (i *interfaces) refresh(inForce []model.Interface) (anew bool) {
 		if err != nil {
 			i.conditions.Raise(condition.Condition{Code: condition.AttachFailed, Subject: w.Name, Text: err.Error()})
 		} else {
+			if err := i.offloads.warn(w.Name, i.mode(w.Name), i.parents[w.Name]); err != nil {
+				i.log.Warn("whether the program sees the tags of VLANs cannot be told", "interface", w.Name, "error", err)
+			}
 			i.conditions.Clear(condition.AttachFailed, w.Name)
 		}
 		i.conditions.Clear(condition.InterfaceMissing, w.Name)

@@ -25,12 +25,14 @@ type interfaceBench struct {
 	modes    map[string]kernel.Mode // what they become; else native
 	refused  map[string]error       // by name
 	told     int                    // how often, that wayToHost may say something else
-	stuck    map[string]error       // merging cannot be switched off
+	stuck    map[string]error       // offloads cannot be switched off
+	tags     map[string]bool        // of interfaces that leave tags in the frame
+	warned   map[string]string      // what was asked of their tags
 }
 
 func newInterfaceBench(t *testing.T, there ...string) *interfaceBench {
 	b := &interfaceBench{T: t, there: map[string]int{}, programs: map[string]int{}, modes: map[string]kernel.Mode{},
-		refused: map[string]error{}, stuck: map[string]error{}}
+		refused: map[string]error{}, stuck: map[string]error{}, tags: map[string]bool{}, warned: map[string]string{}}
 	for i, name := range there {
 		b.there[name] = i + 1
 	}
@@ -75,9 +77,32 @@ func (a attachments) RefreshInterface(name string) error {
 
 func (a attachments) Attached() []string { return slices.Sorted(maps.Keys(a.programs)) }
 
-func (b *interfaceBench) fit(name string, _ kernel.Mode) error { return b.stuck[name] }
+// Parent is "a" for "a.7", as long as that exists.
+func (a attachments) Parent(name string) string {
+	parent, _, tagged := strings.Cut(name, ".")
+	if !tagged || a.there[name] == 0 {
+		return ""
+	}
+	return parent
+}
+
+func (a attachments) DropGoneVLANs() error { return nil }
+
+func (b *interfaceBench) fit(name string, _ kernel.Mode, parent bool) error {
+	if b.stuck[name] == nil && b.tags[name] != parent {
+		b.done = append(b.done, fmt.Sprintf("tags in frames of %s: %v", name, parent))
+		b.tags[name] = parent
+	}
+	return b.stuck[name]
+}
+
+func (b *interfaceBench) warn(name string, mode kernel.Mode, parent bool) error {
+	b.warned[name] = fmt.Sprintf("%s, parent: %v", mode, parent)
+	return nil
+}
 
 func (b *interfaceBench) release(name string) error {
+	delete(b.tags, name)
 	b.done = append(b.done, "release "+name)
 	return nil
 }
@@ -185,6 +210,92 @@ func TestDetachWhatAPredecessorLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.did("attach a auto", "detach old", "release old")
+}
+
+// TestVLANsAndTheirParent: each comes after what it needs, whatever the order of the list, and a parent
+// leaves tags in its frames as long as there is a VLAN in native mode.
+func TestVLANsAndTheirParent(t *testing.T) {
+	b := newInterfaceBench(t, "a", "a.7", "a.8")
+	var inForce []model.Interface
+	become := func(names ...string) {
+		t.Helper()
+		wanted := listed(names...)
+		if err := errors.Join(b.attachAll(inForce, wanted), b.detachOthers(wanted)); err != nil {
+			t.Fatal(err)
+		}
+		inForce = wanted
+	}
+	become("a.7:native", "a:native")
+	b.did("attach a native", "tags in frames of a: true", "attach a.7 native")
+	become("a.8:native", "a.7:native", "a:auto")
+	b.did("attach a auto", "attach a.8 native")
+	become("a:auto", "a.8:native", "a.7:tc")
+	b.did("attach a.7 tc")
+	become("a:generic", "a.7:tc", "a.8:generic")
+	b.did("attach a.8 generic", "attach a generic", "tags in frames of a: false")
+	become("a.8:generic", "a:native")
+	b.did("attach a native", "detach a.7", "release a.7")
+	become("a.8:native", "a:native")
+	b.did("tags in frames of a: true", "attach a.8 native")
+	b.holds()
+
+	// One that is away while the list changes, and comes back.
+	delete(b.there, "a.8")
+	b.refresh(inForce)
+	become("a:native", "a.8:native")
+	b.did("tags in frames of a: false")
+	b.there["a.8"] = 9
+	b.refresh(inForce)
+	b.did("tags in frames of a: true", "attach a.8 native")
+	b.there["a"] = 10
+	b.refresh(inForce)
+	b.did("attach a native")
+	if !b.tags["a"] {
+		t.Error("the parent was made anew, and does not leave tags in its frames")
+	}
+	if want := map[string]string{"a": "native, parent: true", "a.8": "native, parent: false"}; !maps.Equal(b.warned, want) {
+		t.Errorf("asked of hidden tags was %v, want %v", b.warned, want)
+	}
+	become()
+	b.did("detach a.8", "release a.8", "detach a", "release a")
+	b.holds()
+}
+
+// TestVLANWithoutItsParent: what cannot be is refused before anything is changed, or leaves nothing.
+func TestVLANWithoutItsParent(t *testing.T) {
+	b := newInterfaceBench(t, "a", "b", "a.7")
+	for _, list := range [][]string{{"a.7:native"}, {"b", "a.7:native"}, {"a:generic", "a.7:native"}, {"a:tc", "a.7:native"}} {
+		err := b.attachAll(nil, listed(list...))
+		if err == nil || !strings.Contains(err.Error(), "interface a.7 in native mode: it is a VLAN of a, and native mode takes its frames there; list a among the interfaces as well, with `attach: native`") {
+			t.Errorf("%q: %v", list, err)
+		}
+		b.did()
+	}
+	if err := b.attachAll(nil, listed("a:native")); err != nil {
+		t.Fatal(err)
+	}
+	b.done = nil
+	b.refused["a.7"] = errors.New("out of order")
+	if err := b.attachAll(listed("a:native"), listed("a:native", "a.7:native")); !errors.Is(err, b.refused["a.7"]) {
+		t.Errorf("a.7 refused, and the error is %v", err)
+	}
+	b.did("tags in frames of a: true", "tags in frames of a: false")
+	delete(b.refused, "a.7")
+	b.stuck["a"] = errors.New("tags are fixed")
+	if err := b.attachAll(listed("a:native"), listed("a:native", "a.7:native")); !errors.Is(err, b.stuck["a"]) {
+		t.Errorf("the parent keeps its tags, and the error is %v", err)
+	}
+	b.did()
+
+	// The kernel has no native mode for the VLAN itself, which `attach: auto` says.
+	b.modes["a.7"] = kernel.ModeGeneric
+	if err := b.attachAll(listed("a:native"), listed("a:native", "a.7")); err != nil {
+		t.Fatal(err)
+	}
+	b.holds(condition.AttachDegraded + " a.7")
+	if c := b.conditions.List()[0]; !strings.Contains(c.Remedy, "list a among the interfaces as well, and give both `attach: native`") {
+		t.Errorf("the condition is %+v", c)
+	}
 }
 
 // TestInterfacesComeAndGo: one that is missing is a condition; one that came back is attached to.

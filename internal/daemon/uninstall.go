@@ -136,7 +136,7 @@ func (v *Inventory) takeInstance(instance string) error {
 	for _, text := range slices.Sorted(maps.Keys(groups)) {
 		v.add("group", "%s", text)
 	}
-	switchedOff, err := newAggregation(instance, nil, nil).read()
+	switchedOff, err := newOffloads(instance, nil, nil).read()
 	if err != nil {
 		return err
 	}

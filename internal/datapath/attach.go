@@ -105,6 +105,11 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 			return kernel.Attachment{}, err
 		}
 	}
+	if mode == model.AttachGeneric || mode == model.AttachTC {
+		if err := d.keepsVLANs(iface); err != nil {
+			return kernel.Attachment{}, fmt.Errorf("attach to interface %s with `attach: %s`: %w", iface, mode, err)
+		}
+	}
 	index, err := d.writeInterface(dev, tagged)
 	if err != nil {
 		return kernel.Attachment{}, err
@@ -405,6 +410,15 @@ func (d *Datapath) Attached() []string {
 	for _, name := range sides {
 		found[name] = ""
 	}
+	vlans, err := d.taken()
+	if err != nil {
+		d.log.Error("the attached interfaces cannot be listed", "error", err)
+	}
+	for _, t := range vlans {
+		if a := vlanAttachment(t); a.Mode != "" { // one that has gone is DropGoneVLANs'
+			found[a.Interface] = ""
+		}
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for name := range d.attached {
@@ -422,6 +436,9 @@ func (d *Datapath) Detach(iface string) error {
 		return fmt.Errorf("detach from interface %s: %w", iface, err)
 	}
 	defer unlock()
+	if err := d.keepsVLANs(iface); err != nil {
+		return fmt.Errorf("detach from interface %s: %w", iface, err)
+	}
 	var errs []error
 	if a := d.attached[iface]; a != nil {
 		errs = append(errs, a.drop(), d.clearInterface(a.index, a.ifindex))

@@ -192,11 +192,14 @@ func notChained(opts Options, iface string) error {
 	links, err := pinnedLinks(opts.PinRoot, opts.Instance)
 	names := slices.Sorted(maps.Keys(links))
 	sides, sidesErr := pinnedSides(opts.PinRoot, opts.Instance)
+	parent, parentErr := parentOf(opts, iface)
 	switch {
-	case err != nil || sidesErr != nil:
-		return errors.Join(err, sidesErr)
+	case err != nil || sidesErr != nil || parentErr != nil:
+		return errors.Join(err, sidesErr, parentErr)
 	case slices.Contains(sides, iface):
 		return fmt.Errorf("look for the chain of interface %s: shunt is attached there at tc, which runs programs one after the other without a chain: `bpftool net` lists them", iface)
+	case parent != "":
+		return fmt.Errorf("look for the chain of interface %s: its frames are taken in native mode at %s, whose chain they meet", iface, parent)
 	case len(names) == 0:
 		return fmt.Errorf("look for the chain of interface %s: instance %q is attached to no interface; `shunt run` attaches", iface, opts.Instance)
 	case slices.Contains(names, iface):

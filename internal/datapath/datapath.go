@@ -11,6 +11,8 @@
 //	    chain-<interface>       what runs there before and after it
 //	    link-drops-<program>    the programs that count frames the kernel refused
 //
+// A VLAN with attach: native has no pin: sh_vlans says that the program of its parent hands its frames on.
+//
 // A killed process leaves all of this in place and working. Open adopts it; Remove, which
 // needs no process to be alive, takes it away.
 //
@@ -39,7 +41,7 @@ type Options struct {
 	PinRoot  string       // a bpffs; kernel.DefaultPinRoot if empty
 	Log      *slog.Logger // slog.Default() if nil
 	Version  *Version     // other than this process's; for tests
-	// VLANs says what an interface is at its parent, and whether it is a VLAN; nil: none is.
+	// VLANs says what an interface is at its parent, and whether it is a VLAN; VLANOf if nil. For tests.
 	VLANs func(netlink.Link) (VLAN, bool)
 
 	version *Version
@@ -52,6 +54,9 @@ func (o *Options) complete() error {
 	}
 	if o.Log == nil {
 		o.Log = slog.Default()
+	}
+	if o.VLANs == nil {
+		o.VLANs = VLANOf
 	}
 	if o.version = o.Version; o.version == nil {
 		o.version = built

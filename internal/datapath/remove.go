@@ -32,6 +32,10 @@ func RemoveFrom(opts Options) error {
 	if err != nil {
 		return fmt.Errorf("list what is pinned in %s: %w", dir, err)
 	}
+	vlans, err := pinnedTaken(opts, opts.version.ABI)
+	if err != nil {
+		opts.Log.Warn("the VLANs whose frames are taken at their parents cannot be listed; they go with these", "error", err)
+	}
 	// Interfaces before what only counts.
 	slices.SortStableFunc(entries, func(a, b os.DirEntry) int {
 		if isDropsLink(a.Name()) != isDropsLink(b.Name()) {
@@ -69,6 +73,9 @@ func RemoveFrom(opts Options) error {
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
+	}
+	for _, t := range vlans { // what took their frames has gone
+		opts.Log.Info("detached", "instance", opts.Instance, "interface", interfaceName(t.ifindex))
 	}
 	for _, e := range entries {
 		for _, prefix := range []string{chainPrefix, PositionBefore.pinPrefix(), PositionAfter.pinPrefix()} {

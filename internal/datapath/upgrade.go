@@ -90,7 +90,7 @@ func openUpgraded(opts Options, from uint32) (*Datapath, error) {
 		return nil, err
 	}
 	defer unlock()
-	if err := requireNoTC(opts, from); err != nil {
+	if err := requireGates(opts, from); err != nil {
 		return nil, err
 	}
 	opts.Log.Info("upgrading the data plane while it forwards", "instance", opts.Instance, "from_abi", from, "to_abi", opts.version.ABI)
@@ -112,15 +112,30 @@ func openUpgraded(opts Options, from uint32) (*Datapath, error) {
 	return nil, err
 }
 
-// requireNoTC refuses an upgrade with programs at tc: there is no gate for them, and old ones would
-// go on with the old flow table.
-func requireNoTC(opts Options, from uint32) error {
+// requireGates refuses an upgrade where a program would go on without a gate, with the old flow table:
+// at tc, and for VLANs at their parent.
+func requireGates(opts Options, from uint32) error {
 	there, err := pinnedSides(opts.PinRoot, opts.Instance)
-	if err != nil || len(there) == 0 {
+	if err != nil {
 		return err
 	}
-	return fmt.Errorf("upgrade the data plane of instance %q from ABI %d to ABI %d: its programs on %s are at tc, where an upgrade is not supported yet; nothing was changed. Start the version that made it, with another `attach` than tc for these interfaces, and then start this version; or run `shunt detach` first (this ends connections)",
-		opts.Instance, from, opts.version.ABI, strings.Join(there, ", "))
+	if len(there) > 0 {
+		return noGate(opts, from, there, "at tc", "another `attach` than tc")
+	}
+	vlans, err := pinnedTaken(opts, from)
+	if err != nil || len(vlans) == 0 {
+		return err
+	}
+	for _, t := range vlans {
+		there = append(there, interfaceName(t.ifindex))
+	}
+	slices.Sort(there)
+	return noGate(opts, from, there, "in native mode at their parents", "`attach: generic`")
+}
+
+func noGate(opts Options, from uint32, there []string, where, other string) error {
+	return fmt.Errorf("upgrade the data plane of instance %q from ABI %d to ABI %d: its programs on %s are %s, where an upgrade is not supported yet; nothing was changed. Start the version that made it, with %s for these interfaces, and then start this version; or run `shunt detach` first (this ends connections)",
+		opts.Instance, from, opts.version.ABI, strings.Join(there, ", "), where, other)
 }
 
 // run is the whole. Where it fails, what it has of a data plane comes with the error.

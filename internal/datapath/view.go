@@ -433,6 +433,13 @@ func (v *View) Attachments() ([]kernel.Attachment, error) {
 		}
 		all = append(all, a)
 	}
+	vlans, err := v.taken()
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range vlans {
+		all = append(all, vlanAttachment(t))
+	}
 	slices.SortStableFunc(all, func(a, b kernel.Attachment) int { return strings.Compare(a.Interface, b.Interface) })
 	return all, nil
 }

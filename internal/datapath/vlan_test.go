@@ -9,6 +9,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/test/stranger"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -44,7 +45,7 @@ func handed(t *testing.T, d *Datapath) string {
 	var all []string
 	programs := 0
 	for name := range testTags {
-		index, ok := d.indexOf(device(t, name).Attrs().Index)
+		index, ok := d.indexOf(interfaceIndex(name))
 		if !ok {
 			continue
 		}
@@ -136,6 +137,9 @@ func TestVLANComesAndGoes(t *testing.T) {
 	must(t, d.Close())
 	d = mustOpen(t, opts)
 	requireHanded("after a restart", both+" 4", 2)
+	if all := d.Attached(); !slices.Equal(all, []string{"shunt-a", "shunt-q", "shunt-v"}) {
+		t.Errorf("after a restart attached are %q", all)
+	}
 	attach("shunt-a", model.AttachNative)
 	before := programID(t, "shunt-a")
 	attach("shunt-v", model.AttachNative)
@@ -176,5 +180,149 @@ func TestVLANThatCannotBe(t *testing.T) {
 	refused("shunt-x", "interface shunt-x in native mode", "3 VLAN tags", "2 at most", "`attach: tc`")
 	if a := d.attached["shunt-a"]; a.Mode != kernel.ModeNative {
 		t.Errorf("the parent is in mode %s", a.Mode)
+	}
+}
+
+// TestVLANsKeepTheirParent: it may neither leave native mode nor go as long as they are there.
+func TestVLANsKeepTheirParent(t *testing.T) {
+	inNamespace(t)
+	opts := withTestVLANs(t)
+	d := mustOpen(t, opts)
+	for _, name := range []string{"shunt-a", "shunt-v", "shunt-q"} {
+		_, err := d.Attach(name, model.AttachNative)
+		must(t, err)
+	}
+	refused := func(what string, err error, parts ...string) {
+		t.Helper()
+		if err == nil || slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(err.Error(), p) }) {
+			t.Errorf("%s: %v, want an error with %q", what, err, parts)
+		}
+		if got := handed(t, d); got != "[shunt-q 88a8:7 8100:7 shunt-v 8100:7 0:0] 4" {
+			t.Errorf("%s: handed on are %s", what, got)
+		}
+		requireMode(t, "shunt-a", nl.XDP_ATTACHED_DRV)
+	}
+	for _, mode := range []model.Attach{model.AttachGeneric, model.AttachTC} {
+		_, err := d.Attach("shunt-a", mode)
+		refused("another mode for the parent", err, "interface shunt-a with `attach: "+string(mode)+"`", "shunt-q, shunt-v")
+	}
+	refused("detaching from the parent", d.Detach("shunt-a"), "detach from interface shunt-a", "shunt-q, shunt-v")
+	a, err := d.Attach("shunt-a", model.AttachAuto)
+	must(t, err)
+	if a.Mode != kernel.ModeNative {
+		t.Errorf("`attach: auto` for the parent made it %s", a.Mode)
+	}
+	must(t, d.Detach("shunt-q"))
+	must(t, d.Detach("shunt-v"))
+	_, err = d.Attach("shunt-a", model.AttachGeneric)
+	must(t, err)
+}
+
+// TestVLANsAreSeen by whatever process looks: they are attached to, though nothing is pinned for them.
+func TestVLANsAreSeen(t *testing.T) {
+	inNamespace(t)
+	opts := withTestVLANs(t)
+	d := mustOpen(t, opts)
+	for _, name := range []string{"shunt-a", "shunt-v", "shunt-q"} {
+		_, err := d.Attach(name, model.AttachNative)
+		must(t, err)
+	}
+	if parents := fmt.Sprint(d.Parent("shunt-q"), d.Parent("shunt-a"), d.Parent("shunt-none")); parents != "shunt-a" {
+		t.Errorf("parents are %q, want the first one's alone", parents)
+	}
+	must(t, d.Close())
+	requireAttachments := func(want ...kernel.Attachment) {
+		t.Helper()
+		v, err := OpenReadOnly(opts)
+		must(t, err)
+		defer v.Close()
+		all, err := v.Attachments()
+		must(t, err)
+		if !slices.Equal(all, want) {
+			t.Errorf("attachments are %+v, want %+v", all, want)
+		}
+	}
+	native := func(name string) kernel.Attachment {
+		return kernel.Attachment{Interface: name, Mode: kernel.ModeNative}
+	}
+	requireAttachments(native("shunt-a"), native("shunt-q"), native("shunt-v"))
+
+	drops := stranger.Drop(t, "drops")
+	err := SetChain(opts, "shunt-v", PositionAfter, pinned(t, opts, drops, "drop"))
+	if err == nil || !strings.Contains(err.Error(), "its frames are taken in native mode at shunt-a") {
+		t.Errorf("the chain of a VLAN: %v", err)
+	}
+	newer := opts
+	newer.Version = widened(abiMapShNames)
+	if d, err := Open(newer); err == nil || !strings.Contains(err.Error(), "its programs on shunt-q, shunt-v are in native mode at their parents, where an upgrade is not supported yet; nothing was changed") {
+		if err == nil {
+			must(t, d.Close())
+		}
+		t.Errorf("an upgrade with VLANs: %v", err)
+	}
+
+	gone := device(t, "shunt-v")
+	must(t, netlink.LinkDel(gone))
+	requireAttachments(kernel.Attachment{Interface: fmt.Sprint("number ", gone.Attrs().Index), Reason: interfaceGone}, native("shunt-a"), native("shunt-q"))
+	d = mustOpen(t, opts)
+	if all := d.Attached(); !slices.Equal(all, []string{"shunt-a", "shunt-q"}) {
+		t.Errorf("without shunt-v attached are %q", all)
+	}
+	must(t, d.DropGoneVLANs())
+	if got := handed(t, d); got != "[shunt-q 88a8:7 8100:7] 3" {
+		t.Errorf("without shunt-v handed on are %s", got)
+	}
+	requireAttachments(native("shunt-a"), native("shunt-q"))
+
+	// Of a process that knows it, and with its parent.
+	for _, name := range []string{"shunt-a", "shunt-q"} {
+		_, err := d.Attach(name, model.AttachNative)
+		must(t, err)
+	}
+	must(t, netlink.LinkDel(device(t, "shunt-q")))
+	must(t, netlink.LinkDel(device(t, "shunt-a")))
+	must(t, d.DropGoneVLANs())
+	if got := handed(t, d); !strings.HasPrefix(got, "[] ") || tagsWritten(t, d) != 0 || d.attached["shunt-q"] != nil {
+		t.Errorf("without shunt-q handed on are %s, and %d interfaces have tags", got, tagsWritten(t, d))
+	}
+}
+
+// TestVLANUnderAnotherOnesNumber: the kernel may give a new VLAN the index of one that has gone.
+func TestVLANUnderAnotherOnesNumber(t *testing.T) {
+	inNamespace(t)
+	opts := withTestVLANs(t)
+	id := uint16(7)
+	opts.VLANs = func(dev netlink.Link) (VLAN, bool) {
+		return VLAN{Parent: "shunt-a", Tags: []Tag{{Protocol: unix.ETH_P_8021Q, ID: id}}}, dev.Attrs().Name == "shunt-v"
+	}
+	d := mustOpen(t, opts)
+	for _, name := range []string{"shunt-a", "shunt-v"} {
+		_, err := d.Attach(name, model.AttachNative)
+		must(t, err)
+	}
+	id = 8
+	_, err := d.Attach("shunt-v", model.AttachNative)
+	must(t, err)
+	if got := handed(t, d); got != "[shunt-v 8100:8 0:0] 3" {
+		t.Errorf("handed on are %s", got)
+	}
+}
+
+// TestVLANOf: what netlink says of an interface; a parent that cannot be seen is none.
+func TestVLANOf(t *testing.T) {
+	inNamespace(t)
+	parent := device(t, "shunt-a").Attrs().Index
+	for name, c := range map[string]struct {
+		dev  netlink.Link
+		want string
+	}{
+		"no VLAN":                      {device(t, "shunt-a"), "{ []} false"},
+		"a VLAN":                       {&netlink.Vlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: parent, NetNsID: -1}, VlanId: 7, VlanProtocol: netlink.VLAN_PROTOCOL_8021AD}, "{shunt-a [{34984 7}]} true"},
+		"a parent somewhere else":      {&netlink.Vlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: parent, NetNsID: 0}, VlanId: 7, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}, "{ []} false"},
+		"a parent that has gone since": {&netlink.Vlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: 4711, NetNsID: -1}, VlanId: 7, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}, "{ []} false"},
+	} {
+		if is, ok := VLANOf(c.dev); fmt.Sprint(is, ok) != c.want {
+			t.Errorf("%s: %v %v, want %s", name, is, ok, c.want)
+		}
 	}
 }

@@ -1,8 +1,10 @@
-// Package offload switches off what would hand merged packets to a program in generic mode:
-// receive aggregation on the interface (GRO, LRO), and segmentation offload at the other end
-// of a veth, which sends packets of up to 64 KB as they are.
+// Package offload switches off what keeps a program from seeing packets as they were on the wire.
 //
-//	sender's end of a veth ──(TSO, GSO, USO)──► interface ──(GRO, LRO)──► generic XDP
+// Merging is for generic mode: receive aggregation on the interface (GRO, LRO), and segmentation
+// offload at the other end of a veth, which sends packets of up to 64 KB as they are. Tags is for a
+// VLAN's parent: cards put a frame's tags beside it, and so does the other end of a veth.
+//
+//	sender's end of a veth ──(TSO, GSO, USO; tags)──► interface ──(GRO, LRO; tags)──► XDP
 //
 // Invariant: what is switched off was written down first, by the caller's store, so that it
 // can be switched on again by a later process too.
@@ -21,14 +23,36 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Feature names are the kernel's (netdev_features_strings in net/ethtool/common.c).
+// Purpose is why features are switched off, and which. Their names are the kernel's
+// (netdev_features_strings in net/ethtool/common.c).
+type Purpose struct {
+	receiving []string // on the interface
+	sending   []string // at the other end of a veth
+	what      string   // they do, on the interface
+	whatPeer  string   // at the other end
+	instead   string   // what to do where a feature is fixed
+	command   string   // ethtool's arguments for the other end
+}
+
 var (
-	// receiving merges packets before generic XDP sees them.
-	receiving = []string{"rx-gro", "rx-lro", "rx-gro-hw", "rx-gro-list", "rx-udp-gro-forwarding"}
-	// sending lets the other end of a veth hand over packets that nobody has cut yet.
-	sending = []string{
-		"tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-tcp-ecn-segmentation", "tx-tcp-accecn-segmentation",
-		"tx-tcp-mangleid-segmentation", "tx-udp-segmentation", "tx-gso-list", "tx-generic-segmentation",
+	// Merging is of packets, before generic XDP sees them or by the other end of a veth.
+	Merging = Purpose{
+		receiving: []string{"rx-gro", "rx-lro", "rx-gro-hw", "rx-gro-list", "rx-udp-gro-forwarding"},
+		sending: []string{
+			"tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-tcp-ecn-segmentation", "tx-tcp-accecn-segmentation",
+			"tx-tcp-mangleid-segmentation", "tx-udp-segmentation", "tx-gso-list", "tx-generic-segmentation",
+		},
+		what: "aggregation", whatPeer: "segmentation offload",
+		instead: "use native mode, or another interface",
+		command: "tso off gso off tx-udp-segmentation off tx-gso-list off",
+	}
+	// Tags are those of VLANs, which XDP does not see where they are beside the frame.
+	Tags = Purpose{
+		receiving: []string{"rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"},
+		sending:   []string{"tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"},
+		what:      "taking VLAN tags off", whatPeer: "VLAN tags beside frames",
+		instead: "use `attach: tc` for its VLANs",
+		command: "tx-vlan-hw-insert off tx-vlan-stag-hw-insert off",
 	}
 )
 
@@ -50,7 +74,14 @@ type Change struct {
 	Features []string `json:"features"`
 }
 
-func (c Change) same(o Change) bool { return c.Index == o.Index && c.PeerIndex == o.PeerIndex }
+func (c Change) same(o Change) bool {
+	return c.Index == o.Index && c.PeerIndex == o.PeerIndex && c.isOf(Tags) == o.isOf(Tags)
+}
+
+// isOf is whether the features are for a purpose; all are for one.
+func (c Change) isOf(p Purpose) bool {
+	return slices.ContainsFunc(c.Features, func(f string) bool { return slices.Contains(p.receiving, f) || slices.Contains(p.sending, f) })
+}
 
 // String is "eth0: rx-gro" or "the other end of veth0: tx-tcp-segmentation".
 func (c Change) String() string {
@@ -62,36 +93,36 @@ func (c Change) String() string {
 }
 
 // Of is the part of the state that is about one interface, in words, for a message.
-func (s State) Of(iface string) []string {
+func (s State) Of(iface string, p Purpose) []string {
 	var list []string
 	for _, c := range s.Changes {
-		if c.Interface == iface {
+		if c.Interface == iface && c.isOf(p) {
 			list = append(list, c.String())
 		}
 	}
 	return list
 }
 
-// Disable switches aggregation off for an interface. What it is about to change is added to
+// Disable switches off what is in an interface's way. What it is about to change is added to
 // before, what an earlier process stored, and given to store; if that fails nothing is
 // changed. It returns the state as stored. Doing it again changes nothing.
 //
 // A *PeerUnreachable error means that all was done but at the other end of the veth.
-func Disable(iface string, before State, store func(State) error) (State, error) {
+func (p Purpose) Disable(iface string, before State, store func(State) error) (State, error) {
 	link, err := netlink.LinkByName(iface)
 	if err != nil {
-		return before, fmt.Errorf("switch aggregation off on %s: read the interface: %w", iface, err)
+		return before, fmt.Errorf("switch %s off on %s: read the interface: %w", p.what, iface, err)
 	}
 	own, err := openOwn(link)
 	if err != nil {
-		return before, fmt.Errorf("switch aggregation off on %s: %w", iface, err)
+		return before, fmt.Errorf("switch %s off on %s: %w", p.what, iface, err)
 	}
 	defer own.close()
-	devices, wanted := []*device{own}, [][]string{receiving}
-	peer, unreachable := openPeer(link)
+	devices, wanted := []*device{own}, [][]string{p.receiving}
+	peer, unreachable := openPeer(link, p)
 	if peer != nil {
 		defer peer.close()
-		devices, wanted = append(devices, peer), append(wanted, sending)
+		devices, wanted = append(devices, peer), append(wanted, p.sending)
 	}
 
 	// An interface made anew under the same name has lost what was changed.
@@ -100,7 +131,7 @@ func Disable(iface string, before State, store func(State) error) (State, error)
 	})}
 	plans := make([][]string, len(devices))
 	for i, d := range devices {
-		if plans[i], err = d.switchedOn(wanted[i]); err != nil {
+		if plans[i], err = d.switchedOn(wanted[i], p.instead); err != nil {
 			return before, err
 		}
 		if len(plans[i]) > 0 {
@@ -108,7 +139,7 @@ func Disable(iface string, before State, store func(State) error) (State, error)
 		}
 	}
 	if err := store(state); err != nil {
-		return before, fmt.Errorf("switch aggregation off on %s: store what has to be restored: %w", iface, err)
+		return before, fmt.Errorf("switch %s off on %s: store what has to be restored: %w", p.what, iface, err)
 	}
 	for i, d := range devices {
 		if err := d.change(plans[i], false); err != nil {
@@ -116,6 +147,46 @@ func Disable(iface string, before State, store func(State) error) (State, error)
 		}
 	}
 	return state, unreachable
+}
+
+// On is what of an interface's features is on, in words, for a message.
+//
+// A *PeerUnreachable error means that the other end of the veth was not looked at.
+func (p Purpose) On(iface string) ([]string, error) {
+	link, err := netlink.LinkByName(iface)
+	if err != nil {
+		return nil, fmt.Errorf("read the interface %s: %w", iface, err)
+	}
+	own, err := openOwn(link)
+	if err != nil {
+		return nil, fmt.Errorf("read the offload features of %s: %w", iface, err)
+	}
+	defer own.close()
+	peer, unreachable := openPeer(link, p)
+	if peer != nil {
+		defer peer.close()
+	}
+	var list []string
+	for d, features := range map[*device][]string{own: p.receiving, peer: p.sending} {
+		if d == nil {
+			continue
+		}
+		states, err := d.tool.Features(d.name)
+		if err != nil {
+			return nil, fmt.Errorf("read the offload features of %s: %w", d.label, err)
+		}
+		c := Change{Interface: iface, PeerIndex: d.peerIndex}
+		for _, f := range features {
+			if states[f] {
+				c.Features = append(c.Features, f)
+			}
+		}
+		if len(c.Features) > 0 {
+			list = append(list, c.String())
+		}
+	}
+	slices.Sort(list)
+	return list, unreachable
 }
 
 func (s *State) add(c Change) {
@@ -130,13 +201,20 @@ func (s *State) add(c Change) {
 	s.Changes[i] = c
 }
 
-// Restore switches on again what was switched off for an interface, "" for all, and returns
-// what is left to do: nothing, or what failed. Devices that are gone need no restoring.
-func (s State) Restore(iface string) (State, error) {
+// Restore switches on again what was switched off for an interface and for some purposes, and
+// returns what is left to do: the rest, and what failed. Devices that are gone need no restoring.
+func (s State) Restore(iface string, purposes ...Purpose) (State, error) {
+	return s.restore(func(c Change) bool { return c.Interface == iface && slices.ContainsFunc(purposes, c.isOf) })
+}
+
+// RestoreAll is Restore for all that there is.
+func (s State) RestoreAll() (State, error) { return s.restore(func(Change) bool { return true }) }
+
+func (s State) restore(is func(Change) bool) (State, error) {
 	var left State
 	var errs []error
 	for _, c := range s.Changes {
-		if iface != "" && c.Interface != iface {
+		if !is(c) {
 			left.Changes = append(left.Changes, c)
 			continue
 		}
@@ -160,7 +238,7 @@ func (c Change) restore() error {
 	if c.PeerIndex == 0 {
 		d, err = openOwn(link)
 	} else {
-		d, err = openPeer(link)
+		d, err = openPeer(link, map[bool]Purpose{true: Tags, false: Merging}[c.isOf(Tags)])
 		if d != nil && d.peerIndex != c.PeerIndex {
 			d.close()
 			return nil // another device by now
@@ -196,7 +274,7 @@ func (d *device) close() { d.tool.Close() }
 
 // switchedOn lists those features that are asked for. One that is on without having been
 // asked for cannot be switched off, which is an error.
-func (d *device) switchedOn(features []string) ([]string, error) {
+func (d *device) switchedOn(features []string, instead string) ([]string, error) {
 	states, err := d.tool.FeaturesWithState(d.name)
 	if err != nil {
 		return nil, fmt.Errorf("read the offload features of %s: %w", d.label, err)
@@ -207,7 +285,7 @@ func (d *device) switchedOn(features []string) ([]string, error) {
 		switch {
 		case !known || !state.Active && !state.Requested:
 		case !state.Available || !state.Requested:
-			return nil, fmt.Errorf("feature %s of %s is on and cannot be switched off: use native mode, or another interface", f, d.label)
+			return nil, fmt.Errorf("feature %s of %s is on and cannot be switched off: %s", f, d.label, instead)
 		default:
 			list = append(list, f)
 		}

@@ -69,16 +69,16 @@ func TestSwitchesOffAndBackPrecisely(t *testing.T) {
 			b := test.other(t, a)
 			aggregating(t, a, b)
 			ours, theirs := features(t, a, "lan", nil), features(t, b, "eth", nil)
-			if len(on(ours, receiving)) < 2 || len(on(theirs, sending)) < 3 {
-				t.Fatalf("nothing merges before the test: %v, %v", on(ours, receiving), on(theirs, sending))
+			if len(on(ours, Merging.receiving)) < 2 || len(on(theirs, Merging.sending)) < 3 {
+				t.Fatalf("nothing merges before the test: %v, %v", on(ours, Merging.receiving), on(theirs, Merging.sending))
 			}
 
 			var stored []byte
 			var state State
 			var err error
 			a.Do(t, func() {
-				state, err = Disable("lan", State{}, func(s State) error {
-					if left := on(features(t, a, "lan", nil), receiving); len(left) < 2 {
+				state, err = Merging.Disable("lan", State{}, func(s State) error {
+					if left := on(features(t, a, "lan", nil), Merging.receiving); len(left) < 2 {
 						t.Errorf("switched off before it was stored: only %v left", left)
 					}
 					stored, _ = json.Marshal(s)
@@ -88,13 +88,13 @@ func TestSwitchesOffAndBackPrecisely(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if left := on(features(t, a, "lan", nil), receiving); len(left) > 0 {
+			if left := on(features(t, a, "lan", nil), Merging.receiving); len(left) > 0 {
 				t.Errorf("still on: %v", left)
 			}
-			if left := on(features(t, b, "eth", nil), sending); len(left) > 0 {
+			if left := on(features(t, b, "eth", nil), Merging.sending); len(left) > 0 {
 				t.Errorf("still on at the other end: %v", left)
 			}
-			if said := state.Of("lan"); len(said) != 2 || said[0] != "lan: rx-gro, rx-gro-list" || !strings.HasPrefix(said[1], "the other end of lan: tx-") {
+			if said := state.Of("lan", Merging); len(said) != 2 || said[0] != "lan: rx-gro, rx-gro-list" || !strings.HasPrefix(said[1], "the other end of lan: tx-") {
 				t.Errorf("said %q", said)
 			}
 
@@ -103,7 +103,7 @@ func TestSwitchesOffAndBackPrecisely(t *testing.T) {
 			if err := json.Unmarshal(stored, &before); err != nil {
 				t.Fatal(err)
 			}
-			a.Do(t, func() { after, err = Disable("lan", before, forget) })
+			a.Do(t, func() { after, err = Merging.Disable("lan", before, forget) })
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -111,7 +111,7 @@ func TestSwitchesOffAndBackPrecisely(t *testing.T) {
 				t.Errorf("the successor's state differs (-first +second):\n%s", diff)
 			}
 			var left State
-			a.Do(t, func() { left, err = after.Restore("lan") })
+			a.Do(t, func() { left, err = after.Restore("lan", Merging) })
 			if err != nil || len(left.Changes) > 0 {
 				t.Fatalf("restore: %v, left %+v", err, left)
 			}
@@ -131,7 +131,7 @@ func TestOtherEndOutOfReach(t *testing.T) {
 	before := features(t, b, "eth", nil)
 	var state State
 	var err error
-	a.Do(t, func() { state, err = Disable("lan", State{}, forget) })
+	a.Do(t, func() { state, err = Merging.Disable("lan", State{}, forget) })
 	var unreachable *PeerUnreachable
 	if !errors.As(err, &unreachable) {
 		t.Fatalf("error %v, want a *PeerUnreachable", err)
@@ -139,7 +139,7 @@ func TestOtherEndOutOfReach(t *testing.T) {
 	if unreachable.Interface != "lan" || unreachable.PeerIndex != b.Index(t, "eth") || !strings.Contains(unreachable.Command(), "ethtool -K") {
 		t.Errorf("%#v: %v", unreachable, err)
 	}
-	if left := on(features(t, a, "lan", nil), receiving); len(left) > 0 {
+	if left := on(features(t, a, "lan", nil), Merging.receiving); len(left) > 0 {
 		t.Errorf("still on: %v", left)
 	}
 	if len(state.Changes) != 1 {
@@ -159,7 +159,7 @@ func TestOtherEndOutOfReach(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%s: %v\n%s", command, err, out)
 	}
-	if left := on(features(t, b, "eth", nil), sending); len(left) > 0 {
+	if left := on(features(t, b, "eth", nil), Merging.sending); len(left) > 0 {
 		t.Errorf("after the command still on: %v", left)
 	}
 }
@@ -170,7 +170,7 @@ func TestNothingChangesUnlessItIsStored(t *testing.T) {
 	before := features(t, a, "lan", nil)
 	full := errors.New("disk full")
 	var err error
-	a.Do(t, func() { _, err = Disable("lan", State{}, func(State) error { return full }) })
+	a.Do(t, func() { _, err = Merging.Disable("lan", State{}, func(State) error { return full }) })
 	if !errors.Is(err, full) {
 		t.Errorf("error %v, want the store's", err)
 	}
@@ -184,7 +184,7 @@ func TestRestoreAfterTheInterfaceIsGone(t *testing.T) {
 	aggregating(t, a, a)
 	var state State
 	var err error
-	a.Do(t, func() { state, err = Disable("lan", State{}, forget) })
+	a.Do(t, func() { state, err = Merging.Disable("lan", State{}, forget) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,11 +193,11 @@ func TestRestoreAfterTheInterfaceIsGone(t *testing.T) {
 	}
 	aggregating(t, a, a) // another one of the same name
 	var left, next State
-	a.Do(t, func() { left, err = state.Restore("") })
+	a.Do(t, func() { left, err = state.RestoreAll() })
 	if err != nil || len(left.Changes) > 0 {
 		t.Errorf("restore: %v, left %+v; want nothing to do", err, left)
 	}
-	a.Do(t, func() { next, err = Disable("lan", state, forget) })
+	a.Do(t, func() { next, err = Merging.Disable("lan", state, forget) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +211,7 @@ func TestRestoreAfterTheInterfaceIsGone(t *testing.T) {
 func TestMissingInterface(t *testing.T) {
 	a := nstest.New(t)
 	var err error
-	a.Do(t, func() { _, err = Disable("nowhere", State{}, forget) })
+	a.Do(t, func() { _, err = Merging.Disable("nowhere", State{}, forget) })
 	if err == nil || !strings.Contains(err.Error(), "nowhere") {
 		t.Errorf("error %v, want the interface named", err)
 	}

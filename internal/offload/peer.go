@@ -12,23 +12,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PeerUnreachable says that the other end of a veth sends merged packets, for all that is
+// PeerUnreachable says that the other end of a veth has the features on, for all that is
 // known here, and lies where it cannot be changed from here.
 type PeerUnreachable struct {
 	Interface string // our end
 	PeerIndex int    // of the other end, in its namespace
 	Err       error  // what stood in the way
+	purpose   Purpose
 }
 
 // Command is what to run in the other end's network namespace, in a POSIX shell.
 func (e *PeerUnreachable) Command() string {
-	return fmt.Sprintf(`ethtool -K "$(basename "$(dirname "$(grep -lx %d /sys/class/net/*/ifindex)")")" tso off gso off tx-udp-segmentation off tx-gso-list off`, e.PeerIndex)
+	return fmt.Sprintf(`ethtool -K "$(basename "$(dirname "$(grep -lx %d /sys/class/net/*/ifindex)")")" %s`, e.PeerIndex, e.purpose.command)
 }
 
 // Error names the interface and the cause; Command is the remedy.
 func (e *PeerUnreachable) Error() string {
-	return fmt.Sprintf("cannot switch segmentation offload off at the other end of %s (interface index %d in its network namespace): %v",
-		e.Interface, e.PeerIndex, e.Err)
+	return fmt.Sprintf("cannot switch %s off at the other end of %s (interface index %d in its network namespace): %v",
+		e.purpose.whatPeer, e.Interface, e.PeerIndex, e.Err)
 }
 
 // Unwrap is the cause.
@@ -36,13 +37,13 @@ func (e *PeerUnreachable) Unwrap() error { return e.Err }
 
 // openPeer opens the other end of a veth. Both results are nil when the interface is not a
 // veth; the error is a *PeerUnreachable.
-func openPeer(link netlink.Link) (*device, error) {
+func openPeer(link netlink.Link, p Purpose) (*device, error) {
 	attrs := link.Attrs()
 	if link.Type() != "veth" || attrs.ParentIndex == 0 {
 		return nil, nil
 	}
 	fail := func(err error) (*device, error) {
-		return nil, &PeerUnreachable{Interface: attrs.Name, PeerIndex: attrs.ParentIndex, Err: err}
+		return nil, &PeerUnreachable{Interface: attrs.Name, PeerIndex: attrs.ParentIndex, Err: err, purpose: p}
 	}
 	ns := netns.None()      // ours
 	if attrs.NetNsID >= 0 { // IFLA_LINK_NETNSID, only there when it is another one

@@ -2,6 +2,8 @@ package net
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -9,27 +11,47 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/neighbour/nstest"
 )
 
 // devices are what addresses lie on in practice besides a card: what is made on top of eth0,
 // on which hosts of a one-arm lab, and how the program then runs. They need the kernel's own
 // devices, as Debian's kernels have them in a virtual machine.
 var devices = []struct {
-	name, kind string
+	kind       string
 	everywhere bool // on every host, not the balancer's alone
+	parent     bool // eth0 is among the interfaces, too
 	attach     string
 	mode       string // the program's
-	make       func(netlink.LinkAttrs) netlink.Link
+	stack      []func() netlink.Link
 }{
-	{"eth0.100", "vlan", true, "auto", "generic", func(a netlink.LinkAttrs) netlink.Link {
-		return &netlink.Vlan{LinkAttrs: a, VlanId: 100, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}
-	}},
-	{"bond0", "bond", false, "auto", "native", bond},
-	{"bond0", "bond", false, "generic", "generic", bond},
+	{"vlan", true, false, "auto", "generic", []func() netlink.Link{customer}},
+	{"vlan", true, true, "native", "native", []func() netlink.Link{customer}},
+	{"qinq", true, true, "native", "native", []func() netlink.Link{provider, inner}},
+	{"bond", false, false, "auto", "native", []func() netlink.Link{bond}},
+	{"bond", false, false, "generic", "generic", []func() netlink.Link{bond}},
 }
 
-func bond(a netlink.LinkAttrs) netlink.Link {
-	link := netlink.NewLinkBond(a)
+func vlan(name string, id int, protocol netlink.VlanProtocol) *netlink.Vlan {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	return &netlink.Vlan{LinkAttrs: attrs, VlanId: id, VlanProtocol: protocol}
+}
+
+func customer() netlink.Link { return vlan("eth0.100", 100, netlink.VLAN_PROTOCOL_8021Q) }
+func provider() netlink.Link { return vlan("eth0.100", 100, netlink.VLAN_PROTOCOL_8021AD) }
+
+// inner leaves room for its tag: an interface takes one beyond its MTU.
+func inner() netlink.Link {
+	link := vlan("eth0.100.7", 7, netlink.VLAN_PROTOCOL_8021Q)
+	link.MTU = 1496
+	return link
+}
+
+func bond() netlink.Link {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "bond0"
+	link := netlink.NewLinkBond(attrs)
 	link.Mode = netlink.BOND_MODE_ACTIVE_BACKUP
 	link.Miimon = 100
 	return link
@@ -47,18 +69,31 @@ func TestForwardOverDevices(t *testing.T) {
 			if d.everywhere {
 				hosts = append(append(hosts, b.Client), b.Backends...)
 			}
+			top := ""
 			for _, host := range hosts {
-				attrs := netlink.NewLinkAttrs()
-				attrs.Name = d.name
-				moveTo(t, host, d.make(attrs))
-			}
-			b.write(strings.ReplaceAll(b.file(settings{attach: d.attach, more: b.wide()}), "name: eth0,", "name: "+d.name+","))
-			b.start()
-			for _, a := range b.status().Attached {
-				t.Logf("%s is attached in %s mode", a.Interface, a.Mode)
-				if a.Interface != d.name || a.Mode != d.mode {
-					t.Errorf("%s is attached in %s mode, want %s in %s", a.Interface, a.Mode, d.name, d.mode)
+				below := "eth0"
+				for _, make := range d.stack {
+					link := make()
+					top = link.Attrs().Name
+					moveTo(t, host, below, link)
+					below = top
 				}
+			}
+			lists := fmt.Sprintf("  - {name: %s, attach: %s}\n", top, d.attach)
+			attached := []string{top + " " + d.mode}
+			eth0 := fmt.Sprintf("  - {name: eth0, attach: %s}\n", d.attach)
+			if d.parent {
+				lists += eth0 // behind what needs it: the order does not matter
+				attached = []string{"eth0 " + d.mode, attached[0]}
+			}
+			b.write(strings.ReplaceAll(b.file(settings{attach: d.attach, more: b.wide()}), eth0, lists))
+			b.start()
+			var have []string
+			for _, a := range b.status().Attached {
+				have = append(have, a.Interface+" "+a.Mode)
+			}
+			if !slices.Equal(have, attached) {
+				t.Errorf("attached are %q, want %q", have, attached)
 			}
 			for _, vip := range vips {
 				t.Run(family(vip), func(t *testing.T) {
@@ -72,6 +107,35 @@ func TestForwardOverDevices(t *testing.T) {
 			b.nothingWentWrong(t, d.attach)
 		})
 	}
+}
+
+// TestVLANsWithHiddenTags: an interface has a VLAN that shunt does not know, and the card takes its tags
+// off, as the other end of a veth does.
+func TestVLANsWithHiddenTags(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.OneArm})
+	b.write(b.file(settings{attach: "native"}))
+	b.start()
+	if c := b.status().condition("tags_hidden"); c != "" {
+		t.Errorf("without a VLAN: %s", c)
+	}
+	handle, link := b.Balancer.Netlink(), vlan("eth0.50", 50, netlink.VLAN_PROTOCOL_8021Q)
+	below, err := handle.LinkByName("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	link.ParentIndex = below.Attrs().Index
+	if err := handle.LinkAdd(link); err != nil {
+		lacks(t, err, unix.EOPNOTSUPP, link.Type())
+		t.Fatal(err)
+	}
+	nstest.Eventually(t, "the condition tags_hidden", func() bool {
+		c := b.status().condition("tags_hidden")
+		return strings.Contains(c, "eth0.50") && strings.Contains(c, "rx-vlan-hw-parse")
+	})
+	if err := handle.LinkDel(link); err != nil {
+		t.Fatal(err)
+	}
+	nstest.Eventually(t, "no condition tags_hidden", func() bool { return b.status().condition("tags_hidden") == "" })
 }
 
 // skipWherePagesGoBad leaves out what passes, and makes the kernel complain: 6.12.117 says "BUG:
@@ -88,8 +152,8 @@ func skipWherePagesGoBad(t *testing.T) {
 	}
 }
 
-// moveTo puts a device on top of a host's eth0, and moves addresses and routes there.
-func moveTo(t *testing.T, host *lab.Host, link netlink.Link) {
+// moveTo puts a device on top of another one of a host's, and moves addresses and routes there.
+func moveTo(t *testing.T, host *lab.Host, from string, link netlink.Link) {
 	t.Helper()
 	handle := host.Netlink()
 	must := func(err error) {
@@ -98,7 +162,7 @@ func moveTo(t *testing.T, host *lab.Host, link netlink.Link) {
 			t.Fatal(err)
 		}
 	}
-	below, err := handle.LinkByName("eth0")
+	below, err := handle.LinkByName(from)
 	must(err)
 	addresses, err := handle.AddrList(below, netlink.FAMILY_ALL)
 	must(err)
