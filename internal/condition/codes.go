@@ -168,8 +168,8 @@ var Codes = []Definition{
 	},
 	{
 		Code: PeerAggregates, Severity: Warning, Subject: "interface",
-		Meaning: "The interface runs in generic mode and is one end of a veth pair. The other end sends merged packets, and it lies in a network namespace that shunt cannot enter.",
-		Remedy:  "switch segmentation offload off at the other end with the command that the condition names",
+		Meaning: "The interface runs in generic mode. A device that merges packets before they reach it lies in a network namespace that shunt cannot enter: the other end of a veth pair, or the parent of a VLAN.",
+		Remedy:  "switch that off there with the command that the condition names",
 	},
 	{
 		Code: PeerHidesTags, Severity: Warning, Subject: "interface",

@@ -203,11 +203,11 @@ func (i *interfaces) detachOthers(wanted []model.Interface) error {
 			errs = append(errs, i.detach(name))
 		}
 	}
-	before := i.parents
+	// A parent may be one no longer, and what was switched on again may be another one's, too.
 	i.parents = i.parentsOf(wanted)
 	for _, a := range i.list() {
-		if before[a.Interface] && !i.parents[a.Interface] {
-			errs = append(errs, i.offloads.fit(a.Interface, a.Mode, false))
+		if _, err := i.find(a.Interface); err == nil {
+			errs = append(errs, i.offloads.fit(a.Interface, a.Mode, i.parents[a.Interface]))
 		}
 	}
 	return errors.Join(errs...)

@@ -93,9 +93,9 @@ func (o offloads) warn(iface string, mode kernel.Mode, parent bool) error {
 	}
 	if len(vlans) > 0 {
 		hiding, err = offload.Tags.On(iface)
-		var unreachable *offload.PeerUnreachable
+		var unreachable *offload.Unreachable
 		if errors.As(err, &unreachable) { // it does, unless somebody has switched it off
-			hiding, err = append(hiding, fmt.Sprintf("the other end of %s, it seems, which lies in a network namespace that shunt cannot enter", iface)), nil
+			hiding, err = append(hiding, fmt.Sprintf("those %s, it seems, in a network namespace that shunt cannot enter", unreachable.Where)), nil
 		}
 	}
 	if len(hiding) == 0 {
@@ -131,7 +131,7 @@ func (o offloads) switchOff(iface string, why reason) error {
 		return err
 	}
 	state, err = why.Disable(iface, state, o.write)
-	var unreachable *offload.PeerUnreachable
+	var unreachable *offload.Unreachable
 	switch {
 	case errors.As(err, &unreachable):
 		o.conditions.Raise(condition.Condition{Code: why.hidden, Severity: condition.Warning, Subject: iface,

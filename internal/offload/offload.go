@@ -4,7 +4,9 @@
 // offload at the other end of a veth, which sends packets of up to 64 KB as they are. Tags is for a
 // VLAN's parent: cards put a frame's tags beside it, and so does the other end of a veth.
 //
-//	sender's end of a veth ──(TSO, GSO, USO; tags)──► interface ──(GRO, LRO; tags)──► XDP
+//	sender's end of a veth ──(TSO, GSO, USO; tags)──► device ──(GRO, LRO; tags)──► XDP
+//
+// The device is the interface itself, and what its frames come in by: a VLAN's parent, a bond's members.
 //
 // Invariant: what is switched off was written down first, by the caller's store, so that it
 // can be switched on again by a later process too.
@@ -14,6 +16,7 @@
 package offload
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -31,7 +34,8 @@ type Purpose struct {
 	what      string   // they do, on the interface
 	whatPeer  string   // at the other end
 	instead   string   // what to do where a feature is fixed
-	command   string   // ethtool's arguments for the other end
+	command   string   // ethtool's arguments
+	there     string   // the same, for the other end
 }
 
 var (
@@ -44,7 +48,8 @@ var (
 		},
 		what: "aggregation", whatPeer: "segmentation offload",
 		instead: "use native mode, or another interface",
-		command: "tso off gso off tx-udp-segmentation off tx-gso-list off",
+		command: "gro off lro off rx-gro-hw off rx-gro-list off rx-udp-gro-forwarding off",
+		there:   "tso off gso off tx-udp-segmentation off tx-gso-list off",
 	}
 	// Tags are those of VLANs, which XDP does not see where they are beside the frame.
 	Tags = Purpose{
@@ -52,7 +57,8 @@ var (
 		sending:   []string{"tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"},
 		what:      "taking VLAN tags off", whatPeer: "VLAN tags beside frames",
 		instead: "use `attach: tc` for its VLANs",
-		command: "tx-vlan-hw-insert off tx-vlan-stag-hw-insert off",
+		command: "rx-vlan-hw-parse off rx-vlan-stag-hw-parse off",
+		there:   "tx-vlan-hw-insert off tx-vlan-stag-hw-insert off",
 	}
 )
 
@@ -64,9 +70,12 @@ type State struct {
 
 // Change is what was switched off on one device.
 type Change struct {
-	// Interface and Index are the interface shunt is attached to.
+	// Interface is the one shunt is attached to.
 	Interface string `json:"interface"`
-	Index     int    `json:"index"`
+	// Device is what its frames come in by, if that is another one; Index is that one's, or else the
+	// interface's own.
+	Device string `json:"device,omitempty"`
+	Index  int    `json:"index"`
 	// PeerIndex, if not 0, says that the device changed is the other end of that veth,
 	// which has this index in its own namespace.
 	PeerIndex int `json:"peer_index,omitempty"`
@@ -75,8 +84,10 @@ type Change struct {
 }
 
 func (c Change) same(o Change) bool {
-	return c.Index == o.Index && c.PeerIndex == o.PeerIndex && c.isOf(Tags) == o.isOf(Tags)
+	return c.Interface == o.Interface && c.Index == o.Index && c.PeerIndex == o.PeerIndex && c.isOf(Tags) == o.isOf(Tags)
 }
+
+func (c Change) device() string { return cmp.Or(c.Device, c.Interface) }
 
 // isOf is whether the features are for a purpose; all are for one.
 func (c Change) isOf(p Purpose) bool {
@@ -85,9 +96,9 @@ func (c Change) isOf(p Purpose) bool {
 
 // String is "eth0: rx-gro" or "the other end of veth0: tx-tcp-segmentation".
 func (c Change) String() string {
-	device := c.Interface
+	device := c.device()
 	if c.PeerIndex != 0 {
-		device = "the other end of " + c.Interface
+		device = "the other end of " + device
 	}
 	return device + ": " + strings.Join(c.Features, ", ")
 }
@@ -103,45 +114,36 @@ func (s State) Of(iface string, p Purpose) []string {
 	return list
 }
 
-// Disable switches off what is in an interface's way. What it is about to change is added to
-// before, what an earlier process stored, and given to store; if that fails nothing is
-// changed. It returns the state as stored. Doing it again changes nothing.
+// Disable switches off what is in an interface's way, on it, on what its frames come in by, and at the
+// other ends of veths. What it is about to change is added to before, what an earlier process stored, and
+// given to store; if that fails nothing is changed. It returns the state as stored. Doing it again changes
+// nothing.
 //
-// A *PeerUnreachable error means that all was done but at the other end of the veth.
+// An *Unreachable error means that all was done but on devices in other network namespaces.
 func (p Purpose) Disable(iface string, before State, store func(State) error) (State, error) {
-	link, err := netlink.LinkByName(iface)
+	doing := fmt.Sprintf("switch %s off on %s", p.what, iface)
+	all, unreachable, err := p.devices(iface)
 	if err != nil {
-		return before, fmt.Errorf("switch %s off on %s: read the interface: %w", p.what, iface, err)
+		return before, fmt.Errorf("%s: %w", doing, err)
 	}
-	own, err := openOwn(link)
-	if err != nil {
-		return before, fmt.Errorf("switch %s off on %s: %w", p.what, iface, err)
-	}
-	defer own.close()
-	devices, wanted := []*device{own}, [][]string{p.receiving}
-	peer, unreachable := openPeer(link, p)
-	if peer != nil {
-		defer peer.close()
-		devices, wanted = append(devices, peer), append(wanted, p.sending)
-	}
-
-	// An interface made anew under the same name has lost what was changed.
+	defer closeAll(all)
+	// A device made anew under the same name has lost what was changed.
 	state := State{Changes: slices.DeleteFunc(slices.Clone(before.Changes), func(c Change) bool {
-		return c.Interface == iface && c.Index != link.Attrs().Index
+		return c.Interface == iface && slices.ContainsFunc(all, func(d *device) bool { return d.own == c.device() && d.index != c.Index })
 	})}
-	plans := make([][]string, len(devices))
-	for i, d := range devices {
-		if plans[i], err = d.switchedOn(wanted[i], p.instead); err != nil {
+	plans := make([][]string, len(all))
+	for i, d := range all {
+		if plans[i], err = d.switchedOn(p.instead); err != nil {
 			return before, err
 		}
 		if len(plans[i]) > 0 {
-			state.add(Change{Interface: iface, Index: link.Attrs().Index, PeerIndex: d.peerIndex, Features: plans[i]})
+			state.add(d.changed(iface, plans[i]))
 		}
 	}
 	if err := store(state); err != nil {
-		return before, fmt.Errorf("switch %s off on %s: store what has to be restored: %w", p.what, iface, err)
+		return before, fmt.Errorf("%s: store what has to be restored: %w", doing, err)
 	}
-	for i, d := range devices {
+	for i, d := range all {
 		if err := d.change(plans[i], false); err != nil {
 			return state, err
 		}
@@ -149,43 +151,25 @@ func (p Purpose) Disable(iface string, before State, store func(State) error) (S
 	return state, unreachable
 }
 
-// On is what of an interface's features is on, in words, for a message.
+// On is what of the features is on where Disable would switch it off, in words, for a message.
 //
-// A *PeerUnreachable error means that the other end of the veth was not looked at.
+// An *Unreachable error means that devices in other network namespaces were not looked at.
 func (p Purpose) On(iface string) ([]string, error) {
-	link, err := netlink.LinkByName(iface)
+	all, unreachable, err := p.devices(iface)
 	if err != nil {
-		return nil, fmt.Errorf("read the interface %s: %w", iface, err)
+		return nil, fmt.Errorf("look for %s on %s: %w", p.what, iface, err)
 	}
-	own, err := openOwn(link)
-	if err != nil {
-		return nil, fmt.Errorf("read the offload features of %s: %w", iface, err)
-	}
-	defer own.close()
-	peer, unreachable := openPeer(link, p)
-	if peer != nil {
-		defer peer.close()
-	}
+	defer closeAll(all)
 	var list []string
-	for d, features := range map[*device][]string{own: p.receiving, peer: p.sending} {
-		if d == nil {
-			continue
-		}
+	for _, d := range all {
 		states, err := d.tool.Features(d.name)
 		if err != nil {
 			return nil, fmt.Errorf("read the offload features of %s: %w", d.label, err)
 		}
-		c := Change{Interface: iface, PeerIndex: d.peerIndex}
-		for _, f := range features {
-			if states[f] {
-				c.Features = append(c.Features, f)
-			}
-		}
-		if len(c.Features) > 0 {
-			list = append(list, c.String())
+		if on := slices.DeleteFunc(slices.Clone(d.features), func(f string) bool { return !states[f] }); len(on) > 0 {
+			list = append(list, d.changed(iface, on).String())
 		}
 	}
-	slices.Sort(list)
 	return list, unreachable
 }
 
@@ -238,7 +222,7 @@ func (c Change) restore() error {
 	if c.PeerIndex == 0 {
 		d, err = openOwn(link)
 	} else {
-		d, err = openPeer(link, map[bool]Purpose{true: Tags, false: Merging}[c.isOf(Tags)])
+		d, err = openPeer(link)
 		if d != nil && d.peerIndex != c.PeerIndex {
 			d.close()
 			return nil // another device by now
@@ -254,33 +238,42 @@ func (c Change) restore() error {
 	return d.change(c.Features, true)
 }
 
-// device is a network device in some namespace.
+// device is a network device in some namespace, and which of its features are in the way.
 type device struct {
 	tool      *ethtool.Ethtool
 	name      string // in its own namespace
 	label     string // for messages
+	own       string // the device here: it, or that whose other end it is
+	index     int    // of own
 	peerIndex int    // 0 unless it is the other end of a veth
-}
-
-func openOwn(link netlink.Link) (*device, error) {
-	tool, err := ethtool.NewEthtool()
-	if err != nil {
-		return nil, fmt.Errorf("open an ethtool socket: %w", err)
-	}
-	return &device{tool: tool, name: link.Attrs().Name, label: link.Attrs().Name}, nil
+	features  []string
 }
 
 func (d *device) close() { d.tool.Close() }
 
+func closeAll(all []*device) {
+	for _, d := range all {
+		d.close()
+	}
+}
+
+func (d *device) changed(iface string, features []string) Change {
+	c := Change{Interface: iface, Index: d.index, PeerIndex: d.peerIndex, Features: features}
+	if d.own != iface {
+		c.Device = d.own
+	}
+	return c
+}
+
 // switchedOn lists those features that are asked for. One that is on without having been
 // asked for cannot be switched off, which is an error.
-func (d *device) switchedOn(features []string, instead string) ([]string, error) {
+func (d *device) switchedOn(instead string) ([]string, error) {
 	states, err := d.tool.FeaturesWithState(d.name)
 	if err != nil {
 		return nil, fmt.Errorf("read the offload features of %s: %w", d.label, err)
 	}
 	list := []string{}
-	for _, f := range features {
+	for _, f := range d.features {
 		state, known := states[f] // kernels differ in what they know
 		switch {
 		case !known || !state.Active && !state.Requested:

@@ -132,11 +132,11 @@ func TestOtherEndOutOfReach(t *testing.T) {
 	var state State
 	var err error
 	a.Do(t, func() { state, err = Merging.Disable("lan", State{}, forget) })
-	var unreachable *PeerUnreachable
+	var unreachable *Unreachable
 	if !errors.As(err, &unreachable) {
-		t.Fatalf("error %v, want a *PeerUnreachable", err)
+		t.Fatalf("error %v, want an *Unreachable", err)
 	}
-	if unreachable.Interface != "lan" || unreachable.PeerIndex != b.Index(t, "eth") || !strings.Contains(unreachable.Command(), "ethtool -K") {
+	if unreachable.Where != "at the other end of lan" || unreachable.Index != b.Index(t, "eth") || !strings.Contains(unreachable.Command(), "ethtool -K") {
 		t.Errorf("%#v: %v", unreachable, err)
 	}
 	if left := on(features(t, a, "lan", nil), Merging.receiving); len(left) > 0 {

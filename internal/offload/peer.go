@@ -12,38 +12,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PeerUnreachable says that the other end of a veth has the features on, for all that is
-// known here, and lies where it cannot be changed from here.
-type PeerUnreachable struct {
-	Interface string // our end
-	PeerIndex int    // of the other end, in its namespace
-	Err       error  // what stood in the way
-	purpose   Purpose
+// Unreachable says that a device has the features on, for all that is known here, and lies where it
+// cannot be changed from here: the other end of a veth, or a VLAN's parent.
+type Unreachable struct {
+	Where         string // it is, as seen from here: "at the other end of veth0"
+	Index         int    // of it, in its namespace
+	Err           error  // what stood in the way
+	what, command string // of the purpose
 }
 
-// Command is what to run in the other end's network namespace, in a POSIX shell.
-func (e *PeerUnreachable) Command() string {
-	return fmt.Sprintf(`ethtool -K "$(basename "$(dirname "$(grep -lx %d /sys/class/net/*/ifindex)")")" %s`, e.PeerIndex, e.purpose.command)
+// Command is what to run in the device's network namespace, in a POSIX shell.
+func (e *Unreachable) Command() string {
+	return fmt.Sprintf(`ethtool -K "$(basename "$(dirname "$(grep -lx %d /sys/class/net/*/ifindex)")")" %s`, e.Index, e.command)
 }
 
-// Error names the interface and the cause; Command is the remedy.
-func (e *PeerUnreachable) Error() string {
-	return fmt.Sprintf("cannot switch %s off at the other end of %s (interface index %d in its network namespace): %v",
-		e.purpose.whatPeer, e.Interface, e.PeerIndex, e.Err)
+// Error names the device and the cause; Command is the remedy.
+func (e *Unreachable) Error() string {
+	return fmt.Sprintf("cannot switch %s off %s (interface index %d in its network namespace): %v", e.what, e.Where, e.Index, e.Err)
 }
 
 // Unwrap is the cause.
-func (e *PeerUnreachable) Unwrap() error { return e.Err }
+func (e *Unreachable) Unwrap() error { return e.Err }
 
 // openPeer opens the other end of a veth. Both results are nil when the interface is not a
-// veth; the error is a *PeerUnreachable.
-func openPeer(link netlink.Link, p Purpose) (*device, error) {
+// veth; the error is an *Unreachable.
+func openPeer(link netlink.Link) (*device, error) {
 	attrs := link.Attrs()
 	if link.Type() != "veth" || attrs.ParentIndex == 0 {
 		return nil, nil
 	}
 	fail := func(err error) (*device, error) {
-		return nil, &PeerUnreachable{Interface: attrs.Name, PeerIndex: attrs.ParentIndex, Err: err, purpose: p}
+		return nil, &Unreachable{Where: "at the other end of " + attrs.Name, Index: attrs.ParentIndex, Err: err}
 	}
 	ns := netns.None()      // ours
 	if attrs.NetNsID >= 0 { // IFLA_LINK_NETNSID, only there when it is another one
@@ -70,7 +69,7 @@ func openPeer(link netlink.Link, p Purpose) (*device, error) {
 		return fail(err)
 	}
 	return &device{
-		tool: tool, name: peer.Attrs().Name, peerIndex: attrs.ParentIndex,
+		tool: tool, name: peer.Attrs().Name, own: attrs.Name, index: attrs.Index, peerIndex: attrs.ParentIndex,
 		label: fmt.Sprintf("%s, the other end of %s", peer.Attrs().Name, attrs.Name),
 	}, nil
 }

@@ -61,9 +61,6 @@ func bond() netlink.Link {
 func TestForwardOverDevices(t *testing.T) {
 	for _, d := range devices {
 		t.Run(d.kind+"/"+d.attach, func(t *testing.T) {
-			if d.mode == "generic" {
-				skipWherePagesGoBad(t)
-			}
 			b := newBed(t, lab.Options{Layout: lab.OneArm})
 			hosts := []*lab.Host{b.Balancer}
 			if d.everywhere {
@@ -136,20 +133,6 @@ func TestVLANsWithHiddenTags(t *testing.T) {
 		t.Fatal(err)
 	}
 	nstest.Eventually(t, "no condition tags_hidden", func() bool { return b.status().condition("tags_hidden") == "" })
-}
-
-// skipWherePagesGoBad leaves out what passes, and makes the kernel complain: 6.12.117 says "BUG:
-// Bad page state" where generic XDP runs on a device above a veth. 6.1 does not. KNOWN_ISSUES.md
-// says so.
-func skipWherePagesGoBad(t *testing.T) {
-	t.Helper()
-	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		t.Fatal(err)
-	}
-	if release := unix.ByteSliceToString(name.Release[:]); strings.HasPrefix(release, "6.12.") {
-		t.Skipf("Linux %s finds pages in a bad state after generic XDP on a device above a veth", release)
-	}
 }
 
 // moveTo puts a device on top of another one of a host's, and moves addresses and routes there.
