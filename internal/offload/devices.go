@@ -1,6 +1,7 @@
 package offload
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -15,58 +16,49 @@ func (p Purpose) devices(iface string) (all []*device, unreachable, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("read the interface: %w", err)
 	}
-	links, elsewhere, err := below(link)
+	links, unreachable, err := p.below(link)
 	if err != nil {
 		return nil, nil, err
 	}
-	if elsewhere != nil {
-		elsewhere.what, elsewhere.command = p.what, p.command
-		unreachable = elsewhere
-	}
 	for _, l := range links {
-		own, err := openOwn(l)
+		own, err := p.openOwn(l)
 		if err != nil {
 			closeAll(all)
 			return nil, nil, err
 		}
-		own.features = p.receiving
 		all = append(all, own)
-		peer, err := openPeer(l)
+		peer, err := p.openPeer(l)
 		if peer != nil {
-			peer.features = p.sending
 			all = append(all, peer)
 		}
-		if u := (*Unreachable)(nil); unreachable == nil && errors.As(err, &u) {
-			u.what, u.command = p.whatPeer, p.there
-			unreachable = u
-		}
+		unreachable = cmp.Or(unreachable, err)
 	}
 	return all, unreachable, nil
 }
 
 // below lists a device and what its frames come in by: a VLAN's parent, the members of a bond or a
-// team, and what is below those. A parent in another network namespace is elsewhere.
-func below(link netlink.Link) (all []netlink.Link, elsewhere *Unreachable, err error) {
-	links, err := netlink.LinkList()
-	if err != nil {
-		return nil, nil, fmt.Errorf("list the interfaces: %w", err)
-	}
+// team, and what is below those. unreachable is that a parent is in another network namespace.
+func (p Purpose) below(link netlink.Link) (all []netlink.Link, unreachable, err error) {
 	all = []netlink.Link{link}
 	for i := 0; i < len(all); i++ {
 		attrs := all[i].Attrs()
 		switch all[i].Type() {
 		case "vlan":
 			if attrs.NetNsID >= 0 {
-				elsewhere = &Unreachable{Where: "on the parent of " + attrs.Name, Index: attrs.ParentIndex,
-					Err: errors.New("it is in another network namespace")}
+				unreachable = &Unreachable{Where: "on the parent of " + attrs.Name, Index: attrs.ParentIndex,
+					Err: errors.New("it is in another network namespace"), what: p.what, command: p.command}
 				continue
 			}
-			for _, l := range links {
-				if l.Attrs().Index == attrs.ParentIndex {
-					all = append(all, l)
-				}
+			parent, err := netlink.LinkByIndex(attrs.ParentIndex)
+			if err != nil {
+				return nil, nil, fmt.Errorf("read the parent of %s: %w", attrs.Name, err)
 			}
+			all = append(all, parent)
 		case "bond", "team":
+			links, err := netlink.LinkList()
+			if err != nil {
+				return nil, nil, fmt.Errorf("list the members of %s: %w", attrs.Name, err)
+			}
 			for _, l := range links {
 				if l.Attrs().MasterIndex == attrs.Index {
 					all = append(all, l)
@@ -74,14 +66,14 @@ func below(link netlink.Link) (all []netlink.Link, elsewhere *Unreachable, err e
 			}
 		}
 	}
-	return all, elsewhere, nil
+	return all, unreachable, nil
 }
 
-func openOwn(link netlink.Link) (*device, error) {
+func (p Purpose) openOwn(link netlink.Link) (*device, error) {
 	tool, err := ethtool.NewEthtool()
 	if err != nil {
 		return nil, fmt.Errorf("open an ethtool socket: %w", err)
 	}
 	name := link.Attrs().Name
-	return &device{tool: tool, name: name, label: name, own: name, index: link.Attrs().Index}, nil
+	return &device{tool: tool, name: name, label: name, own: name, index: link.Attrs().Index, features: p.receiving}, nil
 }

@@ -185,10 +185,10 @@ func (s *State) add(c Change) {
 	s.Changes[i] = c
 }
 
-// Restore switches on again what was switched off for an interface and for some purposes, and
+// Restore switches on again what was switched off for an interface and a purpose, and
 // returns what is left to do: the rest, and what failed. Devices that are gone need no restoring.
-func (s State) Restore(iface string, purposes ...Purpose) (State, error) {
-	return s.restore(func(c Change) bool { return c.Interface == iface && slices.ContainsFunc(purposes, c.isOf) })
+func (s State) Restore(iface string, p Purpose) (State, error) {
+	return s.restore(func(c Change) bool { return c.Interface == iface && c.isOf(p) })
 }
 
 // RestoreAll is Restore for all that there is.
@@ -218,11 +218,15 @@ func (c Change) restore() error {
 	if err != nil {
 		return fmt.Errorf("restore %s: read interface %d: %w", c, c.Index, err)
 	}
+	p := Merging
+	if c.isOf(Tags) {
+		p = Tags
+	}
 	var d *device
 	if c.PeerIndex == 0 {
-		d, err = openOwn(link)
+		d, err = p.openOwn(link)
 	} else {
-		d, err = openPeer(link)
+		d, err = p.openPeer(link)
 		if d != nil && d.peerIndex != c.PeerIndex {
 			d.close()
 			return nil // another device by now

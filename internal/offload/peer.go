@@ -36,13 +36,13 @@ func (e *Unreachable) Unwrap() error { return e.Err }
 
 // openPeer opens the other end of a veth. Both results are nil when the interface is not a
 // veth; the error is an *Unreachable.
-func openPeer(link netlink.Link) (*device, error) {
+func (p Purpose) openPeer(link netlink.Link) (*device, error) {
 	attrs := link.Attrs()
 	if link.Type() != "veth" || attrs.ParentIndex == 0 {
 		return nil, nil
 	}
 	fail := func(err error) (*device, error) {
-		return nil, &Unreachable{Where: "at the other end of " + attrs.Name, Index: attrs.ParentIndex, Err: err}
+		return nil, &Unreachable{Where: "at the other end of " + attrs.Name, Index: attrs.ParentIndex, Err: err, what: p.whatPeer, command: p.there}
 	}
 	ns := netns.None()      // ours
 	if attrs.NetNsID >= 0 { // IFLA_LINK_NETNSID, only there when it is another one
@@ -69,7 +69,7 @@ func openPeer(link netlink.Link) (*device, error) {
 		return fail(err)
 	}
 	return &device{
-		tool: tool, name: peer.Attrs().Name, own: attrs.Name, index: attrs.Index, peerIndex: attrs.ParentIndex,
+		tool: tool, name: peer.Attrs().Name, own: attrs.Name, index: attrs.Index, peerIndex: attrs.ParentIndex, features: p.sending,
 		label: fmt.Sprintf("%s, the other end of %s", peer.Attrs().Name, attrs.Name),
 	}, nil
 }
