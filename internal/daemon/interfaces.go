@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -132,16 +131,18 @@ func (i *interfaces) parentsOf(list []model.Interface) map[string]bool {
 // inOrder puts interfaces into the order in which they can be attached to: a VLAN that is no longer in
 // native mode before its parent, which may not leave that mode earlier, and one that is behind it.
 func (i *interfaces) inOrder(wanted []model.Interface) []model.Interface {
-	rank := func(w model.Interface) int {
+	var vlans, others, native []model.Interface
+	for _, w := range wanted {
 		switch {
 		case i.attacher.Parent(w.Name) == "":
-			return 1
+			others = append(others, w)
 		case w.Attach == model.AttachNative:
-			return 2
+			native = append(native, w)
+		default:
+			vlans = append(vlans, w)
 		}
-		return 0
 	}
-	return slices.SortedStableFunc(slices.Values(wanted), func(a, b model.Interface) int { return cmp.Compare(rank(a), rank(b)) })
+	return slices.Concat(vlans, others, native)
 }
 
 func (i *interfaces) attach(wanted model.Interface) error {
@@ -196,12 +197,18 @@ func (i *interfaces) detach(name string) error {
 // its parent, which then has its offloads back.
 func (i *interfaces) detachOthers(wanted []model.Interface) error {
 	var errs []error
-	all := slices.Compact(slices.Sorted(slices.Values(append(i.names(), i.attacher.Attached()...))))
-	slices.SortStableFunc(all, func(a, b string) int { return cmp.Compare(i.attacher.Parent(b), i.attacher.Parent(a)) })
-	for _, name := range all {
-		if !slices.ContainsFunc(wanted, func(w model.Interface) bool { return w.Name == name }) {
-			errs = append(errs, i.detach(name))
+	var vlans, others []string
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(append(i.names(), i.attacher.Attached()...)))) {
+		switch {
+		case slices.ContainsFunc(wanted, func(w model.Interface) bool { return w.Name == name }):
+		case i.attacher.Parent(name) != "":
+			vlans = append(vlans, name)
+		default:
+			others = append(others, name)
 		}
+	}
+	for _, name := range slices.Concat(vlans, others) {
+		errs = append(errs, i.detach(name))
 	}
 	// A parent may be one no longer, and what was switched on again may be another one's, too.
 	i.parents = i.parentsOf(wanted)

@@ -203,8 +203,9 @@ func parentOf(opts Options, iface string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	ifindex := interfaceIndex(iface)
 	for _, t := range all {
-		if t.ifindex == interfaceIndex(iface) {
+		if t.ifindex == ifindex {
 			return interfaceName(t.parent), nil
 		}
 	}
