@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -28,6 +29,19 @@ func requireMode(t *testing.T, iface string, want uint32) {
 	}
 	if have != want {
 		t.Fatalf("the kernel says XDP mode %d on %s, want %d", have, iface, want)
+	}
+}
+
+// requireAttachments compares what a process that only reads sees attached.
+func requireAttachments(t *testing.T, opts Options, want ...kernel.Attachment) {
+	t.Helper()
+	v, err := OpenReadOnly(opts)
+	must(t, err)
+	all, err := v.Attachments()
+	must(t, err)
+	must(t, v.Close())
+	if !slices.Equal(all, want) {
+		t.Errorf("attachments are %+v, want %+v", all, want)
 	}
 }
 
@@ -168,14 +182,7 @@ func TestRestartReplacesTheProgramInItsLink(t *testing.T) {
 	must(t, d.Close())
 	requireMode(t, "shunt-a", nl.XDP_ATTACHED_DRV) // it forwards without a process
 
-	v, err := OpenReadOnly(opts)
-	must(t, err)
-	all, err := v.Attachments()
-	must(t, err)
-	must(t, v.Close())
-	if len(all) != 1 || all[0] != (kernel.Attachment{Interface: "shunt-a", Mode: kernel.ModeNative}) {
-		t.Errorf("attachments are %+v", all)
-	}
+	requireAttachments(t, opts, kernel.Attachment{Interface: "shunt-a", Mode: kernel.ModeNative})
 
 	d = mustOpen(t, opts)
 	if all := d.Attached(); len(all) != 1 || all[0] != "shunt-a" {

@@ -135,14 +135,7 @@ func TestAttachAtTC(t *testing.T) {
 			}
 			must(t, d.Close())
 			requireAtTC(t, "shunt-a", true) // it forwards without a process
-			v, err := OpenReadOnly(opts)
-			must(t, err)
-			all, err := v.Attachments()
-			must(t, err)
-			must(t, v.Close())
-			if !slices.Equal(all, []kernel.Attachment{{Interface: "shunt-a", Mode: want}}) {
-				t.Errorf("attachments are %+v", all)
-			}
+			requireAttachments(t, opts, kernel.Attachment{Interface: "shunt-a", Mode: want})
 			d = mustOpen(t, opts)
 			if all := d.Attached(); !slices.Equal(all, []string{"shunt-a"}) {
 				t.Errorf("attached to %v", all)

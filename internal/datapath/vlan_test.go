@@ -39,6 +39,18 @@ func withTestVLANs(t *testing.T) Options {
 	return opts
 }
 
+// withVLANsAttached has two of them, and their parent, in native mode.
+func withVLANsAttached(t *testing.T) (Options, *Datapath) {
+	t.Helper()
+	opts := withTestVLANs(t)
+	d := mustOpen(t, opts)
+	for _, name := range []string{"shunt-a", "shunt-v", "shunt-q"} {
+		_, err := d.Attach(name, model.AttachNative)
+		must(t, err)
+	}
+	return opts, d
+}
+
 // handed are the VLANs whose frames are looked at, and the number of programs for that.
 func handed(t *testing.T, d *Datapath) string {
 	t.Helper()
@@ -154,14 +166,21 @@ func TestVLANComesAndGoes(t *testing.T) {
 	requireHanded("without the parent", "[] 0", 0)
 }
 
+// requireError is for what is refused: the error has all parts.
+func requireError(t *testing.T, what string, err error, parts ...string) {
+	t.Helper()
+	if err == nil || slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(err.Error(), p) }) {
+		t.Errorf("%s: %v, want an error with %q", what, err, parts)
+	}
+}
+
 func TestVLANThatCannotBe(t *testing.T) {
 	inNamespace(t)
 	d := mustOpen(t, withTestVLANs(t))
 	refused := func(iface string, parts ...string) {
 		t.Helper()
-		if _, err := d.Attach(iface, model.AttachNative); err == nil || slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(err.Error(), p) }) {
-			t.Errorf("attaching to %s: %v, want an error with %q", iface, err, parts)
-		}
+		_, err := d.Attach(iface, model.AttachNative)
+		requireError(t, "attaching to "+iface, err, parts...)
 		if got := handed(t, d); !strings.HasPrefix(got, "[] ") {
 			t.Errorf("what was refused is handed on all the same: %s", got)
 		}
@@ -186,17 +205,10 @@ func TestVLANThatCannotBe(t *testing.T) {
 // TestVLANsKeepTheirParent: it may neither leave native mode nor go as long as they are there.
 func TestVLANsKeepTheirParent(t *testing.T) {
 	inNamespace(t)
-	opts := withTestVLANs(t)
-	d := mustOpen(t, opts)
-	for _, name := range []string{"shunt-a", "shunt-v", "shunt-q"} {
-		_, err := d.Attach(name, model.AttachNative)
-		must(t, err)
-	}
+	_, d := withVLANsAttached(t)
 	refused := func(what string, err error, parts ...string) {
 		t.Helper()
-		if err == nil || slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(err.Error(), p) }) {
-			t.Errorf("%s: %v, want an error with %q", what, err, parts)
-		}
+		requireError(t, what, err, parts...)
 		if got := handed(t, d); got != "[shunt-q 88a8:7 8100:7 shunt-v 8100:7 0:0] 4" {
 			t.Errorf("%s: handed on are %s", what, got)
 		}
@@ -221,31 +233,15 @@ func TestVLANsKeepTheirParent(t *testing.T) {
 // TestVLANsAreSeen by whatever process looks: they are attached to, though nothing is pinned for them.
 func TestVLANsAreSeen(t *testing.T) {
 	inNamespace(t)
-	opts := withTestVLANs(t)
-	d := mustOpen(t, opts)
-	for _, name := range []string{"shunt-a", "shunt-v", "shunt-q"} {
-		_, err := d.Attach(name, model.AttachNative)
-		must(t, err)
-	}
+	opts, d := withVLANsAttached(t)
 	if parents := fmt.Sprint(d.Parent("shunt-q"), d.Parent("shunt-a"), d.Parent("shunt-none")); parents != "shunt-a" {
 		t.Errorf("parents are %q, want the first one's alone", parents)
 	}
 	must(t, d.Close())
-	requireAttachments := func(want ...kernel.Attachment) {
-		t.Helper()
-		v, err := OpenReadOnly(opts)
-		must(t, err)
-		defer v.Close()
-		all, err := v.Attachments()
-		must(t, err)
-		if !slices.Equal(all, want) {
-			t.Errorf("attachments are %+v, want %+v", all, want)
-		}
-	}
 	native := func(name string) kernel.Attachment {
 		return kernel.Attachment{Interface: name, Mode: kernel.ModeNative}
 	}
-	requireAttachments(native("shunt-a"), native("shunt-q"), native("shunt-v"))
+	requireAttachments(t, opts, native("shunt-a"), native("shunt-q"), native("shunt-v"))
 
 	drops := stranger.Drop(t, "drops")
 	err := SetChain(opts, "shunt-v", PositionAfter, pinned(t, opts, drops, "drop"))
@@ -263,7 +259,7 @@ func TestVLANsAreSeen(t *testing.T) {
 
 	gone := device(t, "shunt-v")
 	must(t, netlink.LinkDel(gone))
-	requireAttachments(kernel.Attachment{Interface: fmt.Sprint("number ", gone.Attrs().Index), Reason: interfaceGone}, native("shunt-a"), native("shunt-q"))
+	requireAttachments(t, opts, kernel.Attachment{Interface: fmt.Sprint("number ", gone.Attrs().Index), Reason: interfaceGone}, native("shunt-a"), native("shunt-q"))
 	d = mustOpen(t, opts)
 	if all := d.Attached(); !slices.Equal(all, []string{"shunt-a", "shunt-q"}) {
 		t.Errorf("without shunt-v attached are %q", all)
@@ -272,7 +268,7 @@ func TestVLANsAreSeen(t *testing.T) {
 	if got := handed(t, d); got != "[shunt-q 88a8:7 8100:7] 3" {
 		t.Errorf("without shunt-v handed on are %s", got)
 	}
-	requireAttachments(native("shunt-a"), native("shunt-q"))
+	requireAttachments(t, opts, native("shunt-a"), native("shunt-q"))
 
 	// Of a process that knows it, and with its parent.
 	for _, name := range []string{"shunt-a", "shunt-q"} {
