@@ -47,12 +47,10 @@ test: go-version
 	$(GO) test -count=1 -timeout 20m $(TESTFLAGS) ./...
 
 ## make generate          BPF objects, Go bindings and the API, from their sources
-# Where clang has types of BTF without a definition, their order is that of its own pointers
-# (FixupDerivedTypes in llvm/lib/Target/BPF/BTFDebug.cpp), so those must not be random.
 .PHONY: generate
 generate: go-version
 	.ci/packages clang-19 llvm-19 libbpf-dev linux-libc-dev
-	setarch --addr-no-randomize $(GO) generate ./...
+	$(GO) generate ./...
 
 ## make verify-generated  fails if what is committed differs from what `make generate` makes
 .PHONY: verify-generated

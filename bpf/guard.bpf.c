@@ -17,6 +17,7 @@
 #include <linux/pkt_cls.h>
 
 #include "core/packet.h"
+#include "ctx/sk_buff.h"
 #include "lb/service.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";

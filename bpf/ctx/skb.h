@@ -16,6 +16,8 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "sk_buff.h"
+
 #define frame_ctx __sk_buff
 
 /* Fixed when the program is loaded: it sees what the host sends, and not what comes to it. Asked for
