@@ -162,7 +162,7 @@ func compile(t *testing.T, dir string, changes ...variant.Change) (object string
 		t.Fatal(err)
 	}
 	object = filepath.Join(dir, "xdp.o")
-	variant.Compile(t, filepath.Join(dir, "xdp.bpf.c"), object)
+	variant.Compile(t, filepath.Join(dir, "lb", "xdp.bpf.c"), object)
 	return object
 }
 

@@ -4,7 +4,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
 // breakages are ways to get just-enough tracking wrong. Each was the idea of somebody.
