@@ -44,11 +44,13 @@ var mayImport = map[string][]string{
 	"internal/offload":     {"internal/model", "internal/condition", "internal/namespace"},
 	"internal/backend":     {"internal/model", "internal/condition", "internal/record"},
 	"internal/record":      {},
+	"internal/udp/xsk":     {},
+	"internal/udp/hook":    {"internal/model", "internal/kernel"},
 }
 
 // owners says who alone may import a library: the packages below these paths.
 var owners = map[string][]string{
-	"github.com/cilium/ebpf":              {"internal/kernel/", "internal/datapath/", "internal/decap/", "bench/", "test/"},
+	"github.com/cilium/ebpf":              {"internal/kernel/", "internal/datapath/", "internal/decap/", "internal/udp/hook/", "bench/", "test/"},
 	"github.com/prometheus/client_golang": {"internal/metrics/"},
 	"github.com/miekg/dns":                {"internal/resolve/", "test/"},
 	"k8s.io/client-go":                    {"internal/source/kube/"},
@@ -65,6 +67,7 @@ var mayInclude = map[string][]string{
 	"ctx":   {},
 	"lb":    {"core"},
 	"decap": {"core"},
+	"udp":   {"core"},
 }
 
 func TestIncludesPointOneWay(t *testing.T) {
