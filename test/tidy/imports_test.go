@@ -46,6 +46,7 @@ var mayImport = map[string][]string{
 	"internal/record":      {},
 	"internal/udp/xsk":     {},
 	"internal/udp/hook":    {"internal/model", "internal/kernel"},
+	"internal/udp/lease":   {"internal/kernel", "internal/udp/hook", "internal/udp/xsk"},
 }
 
 // owners says who alone may import a library: the packages below these paths.
