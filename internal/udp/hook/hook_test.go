@@ -1,13 +1,11 @@
 package hook
 
 import (
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
@@ -17,15 +15,13 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 )
 
-var labs atomic.Int64
-
 // inHost runs a test in a namespace that has the interface eth0, with two queues.
 func inHost(t *testing.T, do func(t *testing.T)) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs and makes network namespaces")
 	}
-	l, err := lab.New(fmt.Sprintf("udphook%dx%d", os.Getpid(), labs.Add(1)))
+	l, err := lab.New("")
 	must(t, err)
 	t.Cleanup(func() { must(t, l.Close()) })
 	client, err := l.AddHost("client")

@@ -21,8 +21,6 @@ import (
 
 const queues = 2
 
-var labs atomic.Int64
-
 // bed is a client and a server, whose interface has the program.
 type bed struct {
 	t              *testing.T
@@ -37,7 +35,7 @@ func newBed(t *testing.T, mode model.Attach) *bed {
 		t.Skip("needs root: loads BPF programs and makes network namespaces")
 	}
 	b := &bed{t: t}
-	l, err := lab.New(fmt.Sprintf("udplease%dx%d", os.Getpid()%100000, labs.Add(1)))
+	l, err := lab.New("")
 	must(t, err)
 	t.Cleanup(func() { must(t, l.Close()) })
 	b.client, err = l.AddHost("client")
