@@ -204,7 +204,9 @@ func (w *worker) do(o order) error {
 		return w.report()
 	case orderClose:
 		err := w.held.Close() // the counts have been reported by the order to stop before
+		wakeups := w.waiter.Wakeups
 		w.waiter, w.queues = xsk.NewWaiter(nil, nil, w.kernel), nil
+		w.waiter.Wakeups = wakeups
 		return errors.Join(err, w.report())
 	}
 	return fmt.Errorf("the worker knows no order %q", o.Serve)
