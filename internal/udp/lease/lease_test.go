@@ -29,7 +29,9 @@ type bed struct {
 	addresses      []netip.AddrPort // of the server: IPv4, IPv6
 }
 
-func newBed(t *testing.T, mode model.Attach) *bed {
+func newBed(t *testing.T, mode model.Attach) *bed { return newBedOf(t, mode, 1500) }
+
+func newBedOf(t *testing.T, mode model.Attach, mtu int) *bed {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs and makes network namespaces")
@@ -45,7 +47,7 @@ func newBed(t *testing.T, mode model.Attach) *bed {
 	must(t, l.Connect(
 		lab.End{Host: b.client, Interface: "eth0", IPv4: netip.MustParsePrefix("192.0.2.1/24"), IPv6: netip.MustParsePrefix("2001:db8::1/64")},
 		lab.End{Host: b.server, Interface: "eth0", IPv4: netip.MustParsePrefix("192.0.2.10/24"), IPv6: netip.MustParsePrefix("2001:db8::10/64")},
-		lab.Cable{Queues: queues}))
+		lab.Cable{Queues: queues, MTU: mtu}))
 	b.addresses = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.10:5000"), netip.MustParseAddrPort("[2001:db8::10]:5000")}
 	// The kernel's own answers to the client must be whole, where XDP sees them as they are.
 	must(t, b.client.SetOffload("eth0", map[string]bool{"tx": false}))
@@ -256,6 +258,47 @@ func TestEcho(t *testing.T) {
 				t.Errorf("after Pause %q answered: %v", who, err)
 			}
 		})
+	}
+}
+
+// A large MTU makes large frames. What is not in one piece in the driver's memory (on veth, more than 3,520
+// bytes) is the kernel's, and is counted.
+func TestLargeDatagrams(t *testing.T) {
+	b := newBedOf(t, model.AttachNative, 3818)
+	b.listen()
+	l := b.open(64)
+	must(t, l.Serve())
+	stop := echo(t, l.Held())
+	if size := l.Grant.Layouts[0].FrameSize; size != 4096 {
+		t.Errorf("frames have %d bytes", size)
+	}
+	for _, c := range []struct {
+		size int
+		want string
+	}{{6, "xsk"}, {3000, "xsk"}, {3700, "kernel"}} {
+		conn, err := b.client.Dial(context.Background(), "udp", b.addresses[0].String())
+		must(t, err)
+		question := append([]byte("ask me"), make([]byte, c.size-6)...)
+		_, err = conn.Write(question)
+		must(t, err)
+		must(t, conn.SetReadDeadline(time.Now().Add(5*time.Second)))
+		answer := make([]byte, 8192)
+		n, err := conn.Read(answer)
+		must(t, err)
+		who := "kernel"
+		if answer[0] == 'x' && n == c.size {
+			who = "xsk"
+		}
+		if who != c.want {
+			t.Errorf("%d bytes were answered by %s with %d", c.size, who, n)
+		}
+		must(t, conn.Close())
+	}
+	stop()
+	passed, err := b.hook.Passed()
+	must(t, err)
+	if sum := b.conserved(l); passed["large"] != 1 || sum.Matched != 2 {
+		t.Errorf("passed %v, %+v", passed, sum)
 	}
 }
 
