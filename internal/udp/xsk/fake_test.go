@@ -123,3 +123,7 @@ func (f *fake) deliverBatch() {
 	atomic.StoreUint32(fill.consumer, from+32)
 	atomic.StoreUint32(receive.producer, receive.own+32)
 }
+
+func (f *fake) setConsumer(bytes []byte, to uint32) {
+	atomic.StoreUint32((*uint32)(unsafe.Pointer(&bytes[64])), to)
+}

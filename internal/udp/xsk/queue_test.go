@@ -244,6 +244,21 @@ func TestDamagedRings(t *testing.T) {
 			t.Errorf("flush: %v", err)
 		}
 	})
+	t.Run("consumer", func(t *testing.T) {
+		f := newFake(t, 64, true, true, 7)
+		f.drain = func() {}
+		batch := make([]Descriptor, 64)
+		f.queue.Reserve(batch)
+		if n := f.queue.Send(batch); n != 64 {
+			t.Fatalf("%d sent", n)
+		}
+		f.setConsumer(f.rings.transmit, 7+65) // beyond what was sent
+		f.deliver(1)
+		f.queue.Recv(batch[:1])
+		if n := f.queue.Send(batch[:1]); n != 0 || !errors.Is(f.queue.Err(), ErrCorrupt) {
+			t.Errorf("%d frames sent: %v", n, f.queue.Err())
+		}
+	})
 	t.Run("completion", func(t *testing.T) {
 		f := newFake(t, 64, true, true, 0)
 		batch := make([]Descriptor, 1)
