@@ -27,6 +27,9 @@ const (
 	ModeClsact  Mode = "clsact"
 )
 
+// ModeAuto is a wish only, of InMode: native, or generic where the driver refuses native mode.
+const ModeAuto Mode = "auto"
+
 // AtTC is whether the program has the sk_buff, and sees both directions.
 func (m Mode) AtTC() bool { return m == ModeTCX || m == ModeClsact }
 

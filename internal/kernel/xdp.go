@@ -6,7 +6,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // AttachXDP attaches a program to an interface of the calling thread's network namespace, by a link.
@@ -33,13 +32,13 @@ func AttachXDP(p *ebpf.Program, iface string, ifindex int, mode Mode, beside str
 	return nil, &RefusedError{iface, mode, reason, err}
 }
 
-// InMode attaches as the configuration says: auto is native, or generic where that is refused, and
+// InMode attaches as the configuration says: ModeAuto is native, or generic where that is refused, and
 // reason says why then. words are the modes that the product has.
-func InMode(iface string, mode model.Attach, words string, attach func(Mode) error) (reason string, err error) {
+func InMode(iface string, mode Mode, words string, attach func(Mode) error) (reason string, err error) {
 	switch mode {
-	case model.AttachNative, model.AttachGeneric:
-		return "", attach(Mode(mode))
-	case model.AttachAuto:
+	case ModeNative, ModeGeneric:
+		return "", attach(mode)
+	case ModeAuto:
 		err = attach(ModeNative)
 		var refused *RefusedError
 		if errors.As(err, &refused) {

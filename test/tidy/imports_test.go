@@ -13,46 +13,74 @@ import (
 
 const module = "github.com/shunt-lb/shunt/"
 
-// mayImport says which packages of shunt a package may import. The data goes
+// mayImport says which packages of shunt a package may import. The floor is what all products share;
+// in the balancer the data goes
 //
 //	source ─► state ─► reconcile ─► datapath
 //
 // and reconcile names what it needs of the data plane as an interface (reconcile.Maps), so
 // that datapath imports reconcile and not the other way round. A package that is not here
-// is wiring, and may import what it likes.
+// is wiring, and may import what it likes but for another product's.
 var mayImport = map[string][]string{
+	// The floor.
+	"internal/condition": {},
+	"internal/config":    {"internal/lb/model"},
+	"internal/event":     {},
+	"internal/kernel":    {},
+	"internal/metrics":   {},
+	"internal/missed":    {},
+	"internal/namespace": {},
+	"internal/offload":   {"internal/condition", "internal/namespace"},
+	"internal/packet":    {},
+	"internal/record":    {},
+	"sensor":             {},
+
+	// The balancer.
 	"internal/lb/model":       {},
-	"internal/packet":         {},
-	"internal/condition":      {"internal/lb/model"},
 	"internal/lb/maglev":      {"internal/lb/model"},
 	"internal/lb/state":       {"internal/lb/model", "internal/condition", "internal/record"},
-	"internal/config":         {"internal/lb/model"},
 	"internal/lb/source/file": {"internal/lb/model", "internal/condition", "internal/config", "internal/lb/maglev", "internal/lb/state"},
 	"internal/lb/health":      {"internal/lb/model"},
 	"internal/lb/detour":      {"internal/lb/model", "internal/lb/backend"},
 	"internal/lb/resolve":     {"internal/lb/model", "internal/condition", "internal/record"},
 	"internal/lb/reconcile":   {"internal/lb/model", "internal/condition", "internal/lb/maglev"},
-	"internal/kernel":         {"internal/lb/model"},
 	"internal/lb/decap":       {"internal/lb/model", "internal/kernel", "internal/lb/backend"},
 	"internal/lb/datapath":    {"internal/lb/model", "internal/kernel", "internal/condition", "internal/lb/maglev", "internal/namespace", "internal/lb/reconcile"},
-	"internal/namespace":      {},
 	"internal/lb/wire":        {"internal/namespace"},
 	"internal/lb/neighbour":   {"internal/lb/model", "internal/condition", "internal/namespace", "internal/lb/wire"},
 	"internal/lb/announce":    {"internal/lb/model", "internal/condition", "internal/namespace", "internal/lb/wire"},
 	"internal/lb/way":         {"internal/lb/model", "internal/condition", "internal/lb/datapath", "internal/lb/neighbour", "internal/lb/reconcile"},
-	"internal/missed":         {},
-	"internal/metrics":        {},
-	"internal/offload":        {"internal/lb/model", "internal/condition", "internal/namespace"},
 	"internal/lb/backend":     {"internal/lb/model", "internal/condition", "internal/record"},
-	"internal/record":         {},
+
+	// The UDP path.
+	"internal/udp/xsk":   {},
+	"internal/udp/hook":  {"internal/kernel"},
+	"internal/udp/lease": {"internal/kernel", "internal/udp/hook", "internal/udp/xsk"},
+
+	// Diagnosis.
+	"internal/diag":    {"internal/diag/io", "sensor"},
+	"internal/diag/io": {"internal/event", "sensor"},
+}
+
+// products are the folders of internal/ that are a product each. None imports another's.
+var products = []string{"lb", "udp", "diag"}
+
+// of is the product that a package belongs to; empty for the floor, and for wiring.
+func of(name string) string {
+	folder, _, _ := strings.Cut(strings.TrimPrefix(name, "internal/"), "/")
+	if strings.HasPrefix(name, "internal/") && slices.Contains(products, folder) {
+		return folder
+	}
+	return ""
 }
 
 // owners says who alone may import a library: the packages below these paths.
 var owners = map[string][]string{
-	"github.com/cilium/ebpf":              {"internal/kernel/", "internal/lb/datapath/", "internal/lb/decap/", "bench/", "test/"},
+	"github.com/cilium/ebpf": {"sensor/", "internal/event/", "internal/kernel/", "internal/lb/datapath/", "internal/lb/decap/",
+		"internal/udp/hook/", "internal/diag/", "bench/", "test/"},
 	"github.com/prometheus/client_golang": {"internal/metrics/"},
 	"github.com/miekg/dns":                {"internal/lb/resolve/", "test/"},
-	"k8s.io/client-go":                    {"internal/lb/source/kube/"},
+	"k8s.io/client-go":                    {"kube/"},
 }
 
 func TestImportsPointOneWay(t *testing.T) {
@@ -63,9 +91,12 @@ func TestImportsPointOneWay(t *testing.T) {
 // folder is a product's, but for core, which all products use, and ctx, the frame at a hook: only
 // the file of a hook includes that one.
 var mayInclude = map[string][]string{
-	"core": {},
-	"ctx":  {},
-	"lb":   {"core"},
+	"core":  {},
+	"ctx":   {},
+	"event": {},
+	"lb":    {"core"},
+	"udp":   {"core"},
+	"diag":  {"event"},
 }
 
 func TestIncludesPointOneWay(t *testing.T) {
@@ -136,6 +167,8 @@ func imports(s source) (found []violation) {
 		}
 		if ours, is := strings.CutPrefix(imported, module); is && limited && !slices.Contains(allowed, ours) {
 			found = append(found, s.at(line, "%s must not import %s", own, ours))
+		} else if is && of(own) != "" && of(ours) != "" && of(own) != of(ours) {
+			found = append(found, s.at(line, "%s is the product %s, and must not import %s, which is another's", own, of(own), ours))
 		}
 		for library, folders := range owners {
 			if imported != library && !strings.HasPrefix(imported, library+"/") {
@@ -153,6 +186,7 @@ func TestImportRuleFindsWhatItLooksFor(t *testing.T) {
 	finds(t, imports, source{"internal/lb/model/a.go", "package model\nimport \"" + module + "internal/lb/state\"\n"}, 2)
 	finds(t, imports, source{"internal/lb/reconcile/a.go", "package reconcile\nimport \"" + module + "internal/lb/datapath\"\n"}, 2)
 	finds(t, imports, source{"internal/lb/reconcile/a.go", "package reconcile\nimport \"" + module + "internal/lb/model\"\n"})
+	finds(t, imports, source{"internal/udp/demo/a.go", "package demo\nimport (\n\"" + module + "internal/lb/demo\"\n\"" + module + "internal/lab\"\n)\n"}, 3)
 	finds(t, imports, source{"internal/cli/a.go", "package cli\nimport \"github.com/cilium/ebpf/link\"\n"}, 2)
 	finds(t, imports, source{"internal/lb/datapath/a.go", "package datapath\nimport \"github.com/cilium/ebpf/link\"\n"})
 	finds(t, imports, source{"internal/lb/state/a.go", "package state\nimport \"k8s.io/client-go/rest\"\n"}, 2)

@@ -278,7 +278,7 @@ func (d *Datapath) attachNew(a *attached, mode model.Attach) error {
 	if err != nil {
 		return err
 	}
-	a.Reason, err = kernel.InMode(a.Interface, mode, "auto, native, generic or tc", func(m kernel.Mode) error { return d.attachMode(a, m) })
+	a.Reason, err = kernel.InMode(a.Interface, kernel.Mode(mode), "auto, native, generic or tc", func(m kernel.Mode) error { return d.attachMode(a, m) })
 	if err != nil {
 		return err
 	}

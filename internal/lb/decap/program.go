@@ -211,7 +211,7 @@ func (d *Program) attachNew(path string, mode model.Attach) error {
 	if err != nil {
 		return err
 	}
-	d.Reason, err = kernel.InMode(d.Interface, mode, "auto, native or generic", func(m kernel.Mode) (err error) {
+	d.Reason, err = kernel.InMode(d.Interface, kernel.Mode(mode), "auto, native or generic", func(m kernel.Mode) (err error) {
 		d.Mode = m
 		d.link, err = kernel.AttachXDP(d.program, d.Interface, d.ifindex, m, "")
 		return err

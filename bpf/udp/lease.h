@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The UDP path as a stage: a datagram to a leased address and port goes into the AF_XDP socket of its
+ * lease and queue.
+ *
+ *   parsed network header ─► plain UDP? ─► leased? ─► socket on this queue? ─► redirect
+ *                               │ no         │ no        │ no
+ *                               ▼            ▼           ▼
+ *                          the stages that follow      pass: the kernel's socket on the same
+ *                                                      port, if there is one, has it
+ *
+ * Invariant: nothing is dropped here and nothing is written, so that whatever the stage does not take
+ * goes on as it came. In one XDP program with other stages it stands behind the parsing of the network
+ * header and before all look-ups of theirs.
+ */
+#ifndef SHUNT_UDP_LEASE_H
+#define SHUNT_UDP_LEASE_H
+
+#include "../core/packet.h"
+#include "maps.h"
+
+enum lease_verdict {
+	LEASE_NONE = 0, /* not for a lease: go on */
+	LEASE_PASS, /* for one that cannot take it: to the stack, and no other stage */
+	LEASE_REDIRECT, /* the frame is a socket's: XDP_REDIRECT */
+};
+
+static __always_inline void lease_pass_count(__u32 why)
+{
+	__u64 *count = bpf_map_lookup_elem(&sh_ud_passed, &why);
+
+	if (count)
+		++*count;
+}
+
+/* Of a key, in 32 bits: struct lease has it too. */
+static __always_inline __u32 lease_check(const struct lease_key *key)
+{
+	__u64 words = key->address.high ^ key->address.low;
+
+	return (__u32)words ^ (__u32)(words >> 32) ^ key->port;
+}
+
+/* Reads the ports, and leaves them in p. Whatever contradicts itself is the stack's to judge. */
+static __always_inline enum lease_verdict ports_parse(struct frame_ctx *ctx, struct packet *p)
+{
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
+	struct udphdr *udp = data + (p->l4_offset & L4_OFFSET_MAX);
+	__u32 size;
+
+	if ((void *)(udp + 1) > data_end || p->l4_size < sizeof(*udp))
+		goto malformed;
+	size = bpf_ntohs(udp->len);
+	if (size < sizeof(*udp) || size > p->l4_size)
+		goto malformed;
+	p->key.source_port = udp->source;
+	p->key.destination_port = udp->dest;
+	return LEASE_REDIRECT;
+malformed:
+	lease_pass_count(PASSED_MALFORMED);
+	return LEASE_NONE;
+}
+
+/* Gives the frame to the socket of the lease and the queue that it came in by. */
+static __always_inline enum lease_verdict lease_redirect(struct frame_ctx *ctx, struct packet *p,
+							 __u32 index)
+{
+	struct lease_count *count;
+	__u32 queue = ctx->rx_queue_index;
+	__u32 slot = index * LEASE_QUEUES_MAX + queue;
+
+	/* A socket without XDP_USE_SG takes frames in one piece only. */
+	if ((__u32)p->l4_offset + p->l4_size > ctx_size_hint(ctx)) {
+		lease_pass_count(PASSED_LARGE);
+		return LEASE_PASS;
+	}
+	if (queue >= LEASE_QUEUES_MAX) {
+		lease_pass_count(PASSED_QUEUE);
+		return LEASE_PASS;
+	}
+	count = bpf_map_lookup_elem(&sh_ud_counts, &slot);
+	if (!count)
+		return LEASE_PASS;
+	count->matched++;
+	if (bpf_redirect_map(&sh_ud_sockets, slot, XDP_PASS) == XDP_REDIRECT)
+		return LEASE_REDIRECT;
+	count->passed_no_socket++;
+	return LEASE_PASS;
+}
+
+/* The stage. The network header of p has been parsed (core/parse.h). */
+static __always_inline enum lease_verdict lease_find(struct frame_ctx *ctx, struct packet *p)
+{
+	__u32 plain = L3_OFFSET +
+		      (p->family == FAMILY_IP4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
+	struct lease_key key = {};
+	struct lease *lease;
+	__u64 word;
+
+	if (p->key.protocol == IPPROTO_FRAGMENT)
+		lease_pass_count(PASSED_FRAGMENT);
+	if (p->key.protocol != IPPROTO_UDP)
+		return LEASE_NONE;
+	if (p->l4_offset != plain) {
+		lease_pass_count(PASSED_OPTIONS);
+		return LEASE_NONE;
+	}
+	if (ports_parse(ctx, p) == LEASE_NONE)
+		return LEASE_NONE;
+	key.address = p->key.destination;
+	key.port = p->key.destination_port;
+	lease = bpf_map_lookup_elem(&sh_ud_leases, &key);
+	if (!lease)
+		return LEASE_NONE;
+	word = *(volatile __u64 *)lease; /* index and check at once */
+	if (word >> 32 != lease_check(&key) || (__u32)word >= LEASES_MAX)
+		return LEASE_NONE;
+	return lease_redirect(ctx, p, word);
+}
+
+#endif

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The UDP path's maps: which datagrams are whose, the sockets they go to, and what became of them.
+ */
+#ifndef SHUNT_UDP_MAPS_H
+#define SHUNT_UDP_MAPS_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "types.h"
+
+/* Address and port -> the lease. Written by user space: an entry comes after all else of its lease,
+ * and goes before it. Read by the program. Full: user space refuses the lease. Made anew with the
+ * program; no upgrade yet meets an old one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct lease_key);
+	__type(value, struct lease);
+	__uint(max_entries, LEASE_FRONTENDS_MAX);
+} sh_ud_leases SEC(".maps");
+
+/* lease * LEASE_QUEUES_MAX + queue -> an AF_XDP socket that is bound to that queue. Written by user
+ * space; the kernel takes an entry out when its socket's last holder closes it, so that a program that
+ * is killed leaves none. Read by the redirect. Cannot be full. Made anew with the program. */
+struct {
+	__uint(type, BPF_MAP_TYPE_XSKMAP);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(__u32));
+	__uint(max_entries, LEASE_SLOTS);
+} sh_ud_sockets SEC(".maps");
+
+/* The same key -> what became of its datagrams, per CPU. Written by the program, and by user space at
+ * the start of a lease, to zero. Read by user space. Cannot be full. Made anew with the program. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct lease_count);
+	__uint(max_entries, LEASE_SLOTS);
+} sh_ud_counts SEC(".maps");
+
+/* enum lease_pass -> how many passed, per CPU. Written by the program, read by user space. Cannot be
+ * full. Made anew with the program. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, PASSED_COUNT);
+} sh_ud_passed SEC(".maps");
+
+#endif

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * The UDP path alone, for a host that wants nothing else of shunt at XDP.
+ *
+ *   frame ─► for this interface? ─► IPv4, IPv6 ─► lease_find ─► a socket
+ *                  │ no                 │ other        │ no
+ *                  └────────────────────┴──────────────┴─────► the stack
+ *
+ * Invariant: a frame that no socket gets is passed as it came. Nothing is dropped.
+ */
+#include "../ctx/xdp.h"
+
+#include "../core/parse.h"
+#include "lease.h"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+/* The interface's own address, as mac_load() has it. Frames to another station pass: an interface in
+ * promiscuous mode sees them, and the kernel's socket would not get them either. */
+volatile const __u64 interface_mac = 0;
+
+/* Types that user space must know, and no map leads to. */
+const enum lease_limit udp_limit;
+const enum lease_pass udp_passed;
+
+static __always_inline enum verdict network_parse(struct frame_ctx *ctx, struct packet *p)
+{
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
+	struct ethhdr *eth = data;
+
+	if ((void *)(eth + 1) > data_end)
+		return pass(p, REASON_MALFORMED);
+	/* The lowest bit of the first octet: a group, to which datagrams go as well (RFC 1112, 6.4). */
+	if (mac_load(eth->h_dest) != interface_mac && !(eth->h_dest[0] & 1))
+		return pass(p, REASON_OTHER_MAC);
+	switch (frame_protocol(data)) {
+	case bpf_htons(ETH_P_IP):
+		return ip4_parse(ctx, p, data, data_end);
+	case bpf_htons(ETH_P_IPV6):
+		return ip6_parse(ctx, p, data, data_end);
+	}
+	return pass(p, REASON_NOT_IP);
+}
+
+SEC("xdp.frags")
+int sh_udp(struct xdp_md *ctx)
+{
+	struct packet p = { .frame_size = ctx_size_hint(ctx) };
+
+	if (network_parse(ctx, &p) != VERDICT_NEXT) {
+		if (p.reason == REASON_MALFORMED)
+			lease_pass_count(PASSED_MALFORMED);
+		return XDP_PASS;
+	}
+	return lease_find(ctx, &p) == LEASE_REDIRECT ? XDP_REDIRECT : XDP_PASS;
+}

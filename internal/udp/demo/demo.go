@@ -1,0 +1,447 @@
+// Package demo shows the UDP path to somebody who has nothing but the binary: a server behind AF_XDP that
+// runs as nobody, without any capability, beside the kernel's own sockets, in namespaces of its own.
+//
+//	client eth0 ═══ eth0 server    the program, and AF_XDP sockets on both queues
+//	       eth1 ═══ eth1           nothing: the kernel's sockets at their best
+//
+// The demo is the process with the rights. It opens memory and sockets, and hands them to the worker
+// (`shunt demo udp-worker`), which only maps them. Every line that claims something is a Claim, checked in
+// this run; no claim depends on speed, which is shown.
+package demo
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/udp/hook"
+	"github.com/shunt-lb/shunt/internal/udp/lease"
+	"github.com/shunt-lb/shunt/internal/udp/xsk"
+)
+
+const (
+	// patience bounds every wait for something that takes milliseconds.
+	patience = 5 * time.Second
+	// rounds of every way, interleaved: medians of them are shown.
+	rounds = 5
+	// roundTripsFor and rateFor are how long a round takes: 5 rounds of 4 ways are 7 s.
+	roundTripsFor = 200 * time.Millisecond
+	rateFor       = 150 * time.Millisecond
+	// ringSize holds all questions that the client has open at once.
+	ringSize = 256
+	// nobody owns no file, and has no right.
+	nobody = 65534
+)
+
+var (
+	leased = netip.MustParseAddrPort("192.0.2.10:5000")    // over eth0
+	plain  = netip.MustParseAddrPort("198.51.100.10:5000") // over eth1
+)
+
+// Options say how the demo runs.
+type Options struct {
+	Out io.Writer // the story
+}
+
+// demo is one run.
+type demo struct {
+	opts           Options
+	facts          *Facts
+	step           string
+	lab            *lab.Lab
+	client, server *lab.Host
+	hook           *hook.Hook
+	lease          *lease.Lease
+	worker         *lab.Process
+	control        int // to the worker
+	cpus           [2]int
+	asking         map[byte]*client // by who is to answer
+}
+
+// Run is the whole demo. It cleans up before it returns. What could not be done, or turned out untrue, is a
+// claim that makes Facts.OK false. The error is that of ctx when it ended, and of a cleaning up that failed.
+func Run(parent context.Context, opts Options) (*Facts, error) {
+	d := &demo{opts: opts, control: -1, asking: map[byte]*client{}, facts: &Facts{Ring: ringSize, Ways: []Way{}, Queues: []lease.Status{}, Claims: []Claim{}}}
+	begin := time.Now()
+	ctx, cancel := context.WithTimeoutCause(parent, time.Minute, errors.New("the demo took longer than a minute"))
+	defer cancel()
+	fault := d.story(ctx)
+	if fault != nil && parent.Err() == nil {
+		d.claim(false, "%v", fault)
+		if d.worker != nil {
+			d.say("  the worker said: %q\n", d.worker.Log())
+		}
+	}
+	err := errors.Join(parent.Err(), d.takeDown())
+	d.facts.Seconds = time.Since(begin).Seconds()
+	d.facts.OK = err == nil && d.facts.Untrue() == 0
+	return d.facts, err
+}
+
+// story is the steps in the order a reader meets them.
+func (d *demo) story(ctx context.Context) error {
+	for _, step := range []struct {
+		title string
+		do    func(context.Context) error
+	}{
+		{"The network", d.build},
+		{"The program and the sockets", d.open},
+		{"A worker without rights", d.startWorker},
+		{"Round trips and answers per second", d.measure},
+		{"The counters", d.count},
+		{"The worker closes its AF_XDP sockets", d.fallBack},
+	} {
+		d.step = step.title
+		d.say("\n── %s\n\n", d.step)
+		if err := ctx.Err(); err != nil {
+			return context.Cause(ctx)
+		}
+		if err := step.do(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// build makes two namespaces with two cables between them.
+func (d *demo) build(ctx context.Context) (err error) {
+	if d.lab, err = lab.New(""); err != nil {
+		return err
+	}
+	d.facts.ID = d.lab.ID()
+	if d.client, err = d.lab.AddHost("client"); err != nil {
+		return err
+	}
+	if d.server, err = d.lab.AddHost("server"); err != nil {
+		return err
+	}
+	for i, net := range []string{"192.0.2", "198.51.100"} {
+		name := fmt.Sprintf("eth%d", i)
+		from, to := netip.MustParsePrefix(net+".1/24"), netip.MustParsePrefix(net+".10/24")
+		err := d.lab.Connect(lab.End{Host: d.client, Interface: name, IPv4: from}, lab.End{Host: d.server, Interface: name, IPv4: to}, lab.Cable{Queues: 2})
+		if err != nil {
+			return err
+		}
+		// Equal for both: checksums are computed by whoever sends.
+		for _, host := range []*lab.Host{d.client, d.server} {
+			if err := host.SetOffload(name, map[string]bool{"tx": false}); err != nil {
+				return err
+			}
+		}
+	}
+	if err := d.lab.Ready(ctx); err != nil {
+		return err
+	}
+	d.say("  client eth0 192.0.2.1    ═══ 192.0.2.10    eth0 server    XDP, AF_XDP sockets\n")
+	d.say("         eth1 198.51.100.1 ═══ 198.51.100.10 eth1           the kernel's sockets alone\n\n")
+	d.claim(true, "two namespaces (%s, %s), two cables with two queues each", d.client.Namespace(), d.server.Namespace())
+	return nil
+}
+
+// open attaches the program, and opens a socket on each queue.
+func (d *demo) open(context.Context) error {
+	err := d.server.Run(func() (err error) {
+		if d.hook, err = hook.Attach(hook.Options{Interface: "eth0", Mode: kernel.ModeAuto}); err != nil {
+			return err
+		}
+		d.lease, err = lease.Open(d.hook, lease.Spec{Addresses: []netip.AddrPort{leased}, Mode: xsk.Auto, RingSize: ringSize, Transmit: true})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	grant := d.lease.Grant
+	d.facts.Mode, d.facts.Reason = string(grant.Mode), grant.Reason
+	d.say("  program   %s on eth0, %s mode\n", "sh_udp", d.hook.Mode)
+	for _, l := range grant.Layouts {
+		d.say("  socket    queue %d: %s, a ring of %d packets, %d frames of %d bytes\n", l.Queue, l.Mode, l.ReceiveRing, l.ReceiveFrames+l.TransmitFrames, l.FrameSize)
+	}
+	if grant.Reason != "" {
+		d.say("  why not zero-copy: %s\n", grant.Reason)
+	}
+	d.say("\n")
+	d.claim(len(grant.Layouts) == d.hook.Queues, "each of the %d queues of eth0 has an AF_XDP socket (%s)", d.hook.Queues, grant.Mode)
+	return d.lease.Serve()
+}
+
+// startWorker runs this binary again, as nobody, and hands it the lease.
+func (d *demo) startWorker(ctx context.Context) error {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("make a socket to the worker: %w", err)
+	}
+	d.control = pair[0]
+	theirs := os.NewFile(uintptr(pair[1]), "worker")
+	defer theirs.Close() //nolint:errcheck // the worker has its own
+	// By this path the binary is found also where its folder is closed to others. The context is not the
+	// demo's: the worker is ended in its order.
+	cmd := d.server.Command(context.WithoutCancel(ctx), "/proc/self/exe", "demo", "udp-worker")
+	cmd.Env = []string{}
+	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	if d.worker, err = cmd.Spawn(); err != nil {
+		return err
+	}
+	if err := unix.SetsockoptTimeval(d.control, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: int64(patience.Seconds())}); err != nil {
+		return fmt.Errorf("bound the time for the worker's answers: %w", err)
+	}
+	if err := lease.Hand(d.control, d.lease); err != nil {
+		return err
+	}
+	if err := d.hear(); err != nil {
+		return err
+	}
+	w := d.facts.Worker
+	d.say("  process %d maps the memory and the sockets, which came over a socket (SCM_RIGHTS)\n\n", w.PID)
+	d.claim(w.UID == nobody && w.Capabilities == "0000000000000000", "it runs as uid %d with the capabilities %s", w.UID, w.Capabilities)
+	d.claim(w.Refused != "", "it could not make such a socket itself: %s", w.Refused)
+	if d.cpus[0], d.cpus[1] = twoCPUs(); d.cpus[0] != 0 {
+		d.facts.Worker.CPUs = []int{d.cpus[0] - 1, d.cpus[1] - 1}
+	}
+	return d.connect()
+}
+
+// connect makes the client's sockets.
+func (d *demo) connect() error {
+	for by, to := range map[byte]netip.AddrPort{byXDP: leased, byKernel: plain} {
+		err := d.client.Run(func() (err error) {
+			d.asking[by], err = newClient(to)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tell gives the worker an order.
+func (d *demo) tell(serve string) error {
+	text, err := json.Marshal(order{Serve: serve, CPU: d.cpus[1]})
+	if err == nil {
+		err = unix.Sendmsg(d.control, text, nil, nil, unix.MSG_NOSIGNAL)
+	}
+	if err != nil {
+		return fmt.Errorf("tell the worker to serve %q: %w", serve, err)
+	}
+	return nil
+}
+
+// hear waits for the worker's report.
+func (d *demo) hear() error {
+	buffer := make([]byte, 4096)
+	n, err := unix.Read(d.control, buffer)
+	if err == nil && n == 0 {
+		err = errors.New("it has ended")
+	}
+	cpus := d.facts.Worker.CPUs
+	if err == nil {
+		err = json.Unmarshal(buffer[:n], &d.facts.Worker)
+	}
+	if err != nil {
+		return fmt.Errorf("hear from the worker: %w", err)
+	}
+	d.facts.Worker.CPUs = cpus
+	return nil
+}
+
+// stop ends what the worker does, and reads what it has counted.
+func (d *demo) stop() error { return errors.Join(d.tell(orderStop), d.hear()) }
+
+// measure runs all ways in turns.
+func (d *demo) measure(ctx context.Context) error {
+	d.facts.Ways = make([]Way, len(ways))
+	for range rounds {
+		for i, name := range ways {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			d.facts.Ways[i].Name = name
+			round, err := d.round(name)
+			if err != nil {
+				return fmt.Errorf("measure %s: %w", name, err)
+			}
+			d.facts.Ways[i].Rounds = append(d.facts.Ways[i].Rounds, round)
+		}
+	}
+	d.say("  %-26s %10s %10s %10s %14s\n", "", "p50", "p99", "p99.9", "answers/s")
+	wrong, late, asked := 0, 0, 0
+	for i := range d.facts.Ways {
+		w := &d.facts.Ways[i]
+		w.P50 = w.median(func(r Round) float64 { return r.P50 })
+		w.P99 = w.median(func(r Round) float64 { return r.P99 })
+		w.P999 = w.median(func(r Round) float64 { return r.P999 })
+		w.PerSecond = w.median(func(r Round) float64 { return r.PerSecond })
+		d.say("  %-26s %7.1f µs %7.1f µs %7.1f µs %14.0f\n", w.Name, w.P50, w.P99, w.P999, w.PerSecond)
+		for _, r := range w.Rounds {
+			wrong, late, asked = wrong+r.Wrong, late+r.Late, asked+r.Asked
+		}
+	}
+	d.say("\n  Round trip of one 64-byte datagram, and answers a second with %d open at once: medians of %d rounds of\n", flows*window, rounds)
+	d.say("  each, in turns. One spinning client over veth, on this machine, now. What spins has a CPU to itself.\n")
+	if d.cpus[0] == 0 {
+		d.say("  There is one CPU for both sides: these figures say how it is shared, and nothing else.\n")
+	}
+	if late > 0 {
+		d.say("  %d of %d questions had no answer within %s.\n", late, asked, lateAfter)
+	}
+	d.say("\n")
+	d.claim(wrong == 0, "every answer to 192.0.2.10 came from AF_XDP, and every one to 198.51.100.10 from the kernel's socket%s", unless(wrong == 0, fmt.Sprintf(": %d did not", wrong)))
+	d.claim(d.facts.Worker.Collections == 0, "the worker's Go runtime has collected no garbage: nothing is allocated per packet")
+	return nil
+}
+
+// round measures one way.
+func (d *demo) round(name string) (r Round, err error) {
+	by := byte(byKernel)
+	if name == waySleep || name == waySpin {
+		by = byXDP
+	}
+	if err := d.tell(name); err != nil {
+		return r, err
+	}
+	err = onCPU(d.cpus[0], func() error {
+		d.asking[by].roundTrips(&r, by, roundTripsFor)
+		d.asking[by].rate(&r, by, rateFor)
+		return nil
+	})
+	if err := errors.Join(err, d.stop()); err != nil {
+		return r, err
+	}
+	if len(d.asking[by].times) == 0 {
+		return r, errors.New("no question was answered")
+	}
+	return r, nil
+}
+
+// median of a figure over the rounds.
+func (w *Way) median(figure func(Round) float64) float64 {
+	var all []float64
+	for _, r := range w.Rounds {
+		all = append(all, figure(r))
+	}
+	slices.Sort(all)
+	return all[len(all)/2]
+}
+
+// count compares what the program matched with what became of it.
+func (d *demo) count(ctx context.Context) error {
+	lost := func() (sum int64) {
+		for _, q := range d.facts.Queues {
+			sum += max(q.Lost(), -q.Lost())
+		}
+		return sum
+	}
+	for end := time.Now().Add(patience); ; {
+		all, err := d.lease.Status()
+		if err != nil {
+			return err
+		}
+		d.facts.Queues = all
+		if lost() == 0 || time.Now().After(end) || ctx.Err() != nil {
+			break
+		}
+		time.Sleep(time.Millisecond) // a packet is on its way
+	}
+	taken, used := uint64(0), 0
+	d.say("  queue     matched       taken  waiting  dropped  ring_full  passed_no_socket\n")
+	for _, q := range d.facts.Queues {
+		d.say("  %5d %11d %11d %8d %8d %10d %17d\n", q.Queue, q.Matched, q.Taken, q.Waiting, q.Dropped, q.RingFull, q.PassedNoSocket)
+		taken += uint64(q.Taken)
+		if q.Matched > 0 {
+			used++
+		}
+	}
+	w := d.facts.Worker
+	d.say("\n  The worker took %d datagrams, slept until one came %d times, and made %d system calls to send.\n\n", w.Delivered, w.Wakeups, w.Kicks)
+	d.claim(lost() == 0, "on each queue matched = taken + waiting + dropped + ring_full + passed_no_socket%s", unless(lost() == 0, fmt.Sprintf(": %d are missing", lost())))
+	d.claim(taken == w.Delivered+w.Invalid && w.Invalid == 0, "the worker has counted what the kernel's rings say it took: %d", taken)
+	return nil
+}
+
+// fallBack closes the sockets: the kernel's socket on the same port has to answer.
+func (d *demo) fallBack(ctx context.Context) error {
+	before, err := d.passed()
+	if err != nil {
+		return err
+	}
+	begin := time.Now()
+	if err := errors.Join(d.tell(orderClose), d.hear(), d.lease.Disown(), d.tell(wayBlocking)); err != nil {
+		return err
+	}
+	c := d.asking[byXDP]
+	c.drain()
+	who := byte(0)
+	for asked := 0; who != byKernel && time.Since(begin) < patience && ctx.Err() == nil; asked++ {
+		who, _ = c.ask(c.sockets[asked%flows])
+	}
+	d.facts.Fallback = float64(time.Since(begin).Microseconds()) / 1e3
+	if err := d.stop(); err != nil {
+		return err
+	}
+	after, err := d.passed()
+	if err != nil {
+		return err
+	}
+	d.facts.Passed = after - before
+	d.claim(who == byKernel, "the kernel's socket on the same port answered, %.1f ms after the order to close", d.facts.Fallback)
+	d.claim(d.facts.Passed > 0, "the program counted what it passed for want of a socket: %d", d.facts.Passed)
+	return nil
+}
+
+// passed is passed_no_socket of all queues.
+func (d *demo) passed() (sum uint64, err error) {
+	for _, l := range d.lease.Grant.Layouts {
+		c, err := d.lease.Counts(l.Queue)
+		if err != nil {
+			return 0, err
+		}
+		sum += c.PassedNoSocket
+	}
+	return sum, nil
+}
+
+// takeDown ends and removes everything.
+func (d *demo) takeDown() error {
+	for _, c := range d.asking {
+		c.close()
+	}
+	var errs []error
+	if d.control >= 0 {
+		errs = append(errs, unix.Close(d.control))
+	}
+	if d.worker != nil { // it ends by itself when the socket closes; if it does not, it is killed
+		errs = append(errs, d.worker.End(syscall.SIGKILL, patience))
+	}
+	if d.lease != nil {
+		errs = append(errs, d.lease.Close())
+	}
+	if d.hook != nil {
+		errs = append(errs, d.hook.Close())
+	}
+	if d.lab != nil {
+		errs = append(errs, d.lab.Close())
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("clean up: %w; `shunt demo --clean %s` tries again", err, d.facts.ID)
+	}
+	return nil
+}
+
+func unless(ok bool, text string) string {
+	if ok {
+		return ""
+	}
+	return text
+}

@@ -1,0 +1,89 @@
+package demo
+
+import (
+	"fmt"
+
+	"github.com/shunt-lb/shunt/internal/udp/lease"
+)
+
+// Facts are what the demo found out; their JSON is `shunt demo udp -o json`.
+type Facts struct {
+	OK       bool           `json:"ok"` // every claim is true
+	ID       string         `json:"id"`
+	Seconds  float64        `json:"seconds"`
+	Mode     string         `json:"mode"`             // of the AF_XDP sockets: zero-copy, copy or generic
+	Reason   string         `json:"reason,omitempty"` // why not zero-copy
+	Ring     uint32         `json:"ring_entries"`     // of each receive ring
+	Worker   Worker         `json:"worker"`
+	Ways     []Way          `json:"ways"`
+	Queues   []lease.Status `json:"queues"`
+	Passed   uint64         `json:"passed_after_close"`
+	Fallback float64        `json:"fallback_milliseconds"`
+	Claims   []Claim        `json:"claims"`
+}
+
+// Claim is one thing the demo says about shunt, and whether it was so.
+type Claim struct {
+	Step string `json:"step"`
+	Text string `json:"text"`
+	True bool   `json:"true"`
+}
+
+// Worker is the process that answers.
+type Worker struct {
+	PID          int    `json:"pid"`
+	UID          int    `json:"uid"`
+	Capabilities string `json:"capabilities"`   // CapEff and CapPrm of /proc/PID/status, or'ed
+	Refused      string `json:"socket_refused"` // what the kernel says when it makes an AF_XDP socket itself
+	Delivered    uint64 `json:"delivered"`      // datagrams from AF_XDP
+	Invalid      uint64 `json:"invalid"`        // frames outside of the memory
+	Kicks        uint64 `json:"kicks"`          // system calls to have answers sent
+	Wakeups      uint64 `json:"wakeups"`        // sleeps that ended with a datagram
+	Collections  uint32 `json:"gc"`             // garbage collections since the start
+	CPUs         []int  `json:"cpus,omitempty"` // of the client and the worker; none: they were not bound
+}
+
+// Way is one way to receive, measured in several rounds. All figures are medians of rounds.
+type Way struct {
+	Name      string  `json:"name"`
+	Rounds    []Round `json:"rounds"`
+	P50       float64 `json:"p50_microseconds"`
+	P99       float64 `json:"p99_microseconds"`
+	P999      float64 `json:"p999_microseconds"`
+	PerSecond float64 `json:"answers_per_second"`
+}
+
+// Round is one measurement.
+type Round struct {
+	Asked     int     `json:"asked"`
+	Late      int     `json:"late"`  // no answer in time
+	Wrong     int     `json:"wrong"` // answered by the other way
+	P50       float64 `json:"p50_microseconds"`
+	P99       float64 `json:"p99_microseconds"`
+	P999      float64 `json:"p999_microseconds"`
+	PerSecond float64 `json:"answers_per_second"`
+}
+
+// Untrue counts the claims that were not so.
+func (f *Facts) Untrue() (n int) {
+	for _, c := range f.Claims {
+		if !c.True {
+			n++
+		}
+	}
+	return n
+}
+
+// claim says something, and whether it is so.
+func (d *demo) claim(ok bool, format string, args ...any) {
+	c := Claim{Step: d.step, Text: fmt.Sprintf(format, args...), True: ok}
+	d.facts.Claims = append(d.facts.Claims, c)
+	sign := "✔"
+	if !ok {
+		sign = "✘ NOT TRUE:"
+	}
+	d.say("  %s %s\n", sign, c.Text)
+}
+
+// say tells the reader. A reader who has gone away is noticed by the signal that brings.
+func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.opts.Out, format, args...) }

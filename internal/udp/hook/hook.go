@@ -1,0 +1,311 @@
+// Package hook is the UDP path's program on an interface: which datagrams are whose (leases), the
+// AF_XDP sockets that they go to, and what became of them. It knows sockets by their descriptors
+// alone; package xsk makes them.
+//
+// A lease is a number below MaxLeases. It begins with Begin, has a socket for each queue (Bind), gets
+// datagrams from Serve on, and none any more when Withdraw has returned. A queue without a socket, and
+// a socket whose last holder is gone, leave the datagrams to the kernel's stack.
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/vishvananda/netlink"
+)
+
+const (
+	// MaxLeases is how many leases an interface can have at once.
+	MaxLeases = int(udpLeaseLimitLEASES_MAX)
+	// MaxQueues is how many receive queues can have sockets; datagrams on those beyond pass.
+	MaxQueues = int(udpLeaseLimitLEASE_QUEUES_MAX)
+)
+
+// Options say where the program goes.
+type Options struct {
+	Interface string      // of the calling thread's network namespace
+	Mode      kernel.Mode // auto tries native mode first, and Hook.Reason says why it got generic
+}
+
+// Hook is sh_udp on an interface. Its link is not pinned: the program goes with the process. Methods may
+// be called at any time from several goroutines, but Close once, and last.
+type Hook struct {
+	kernel.Attachment
+	Ifindex int
+	MTU     int // of the interface, bytes, when it was attached
+	Queues  int // receive queues of the interface
+
+	objects *ebpf.Collection
+	program *ebpf.Program
+	link    link.Link
+	grace   *kernel.Grace
+
+	mu     sync.Mutex
+	leases map[int]map[netip.AddrPort]bool // what each lease serves
+}
+
+// Attach loads the program and attaches it. Without a lease every packet passes. Nothing is left
+// behind when it fails. An interface that has an XDP program already is refused with its name.
+func Attach(opts Options) (*Hook, error) {
+	dev, err := netlink.LinkByName(opts.Interface)
+	if err != nil {
+		return nil, fmt.Errorf("attach to interface %s: %w; `ip link` lists the interfaces", opts.Interface, err)
+	}
+	attrs := dev.Attrs()
+	if len(attrs.HardwareAddr) != 6 {
+		return nil, fmt.Errorf("attach to interface %s: it is not an Ethernet interface", opts.Interface)
+	}
+	h := &Hook{
+		Attachment: kernel.Attachment{Interface: opts.Interface},
+		Ifindex:    attrs.Index, MTU: attrs.MTU, Queues: attrs.NumRxQueues,
+		leases: map[int]map[netip.AddrPort]bool{},
+	}
+	spec, err := loadUdp()
+	if err != nil {
+		return nil, fmt.Errorf("read the embedded object: %w", err)
+	}
+	if h.objects, err = kernel.Load(spec, map[string]any{udpVarInterfaceMac: macWord(attrs.HardwareAddr)}, nil); err != nil {
+		return nil, fmt.Errorf("load the UDP path's program: %w", err)
+	}
+	h.program = h.objects.Programs[udpProgShUdp]
+	if h.grace, err = kernel.NewGrace(); err == nil {
+		err = h.attach(opts.Mode)
+	}
+	if err != nil {
+		return nil, errors.Join(err, h.Close())
+	}
+	return h, nil
+}
+
+func (h *Hook) attach(mode kernel.Mode) error {
+	err := kernel.Occupied(h.Interface, "")
+	if err != nil {
+		return err
+	}
+	h.Reason, err = kernel.InMode(h.Interface, mode, "auto, native or generic", func(m kernel.Mode) (err error) {
+		h.Mode = m
+		h.link, err = kernel.AttachXDP(h.program, h.Interface, h.Ifindex, m, "")
+		return err
+	})
+	return err
+}
+
+// macWord is an address as mac_load() of bpf/core/packet.h has it: the first octet lowest.
+func macWord(mac net.HardwareAddr) (word uint64) {
+	for i, octet := range mac {
+		word |= uint64(octet) << (8 * i)
+	}
+	return word
+}
+
+// slot is the key of sockets and counters.
+func slot(lease, queue int) uint32 { return uint32(lease*MaxQueues + queue) }
+
+func check(lease, queue int) error {
+	if lease < 0 || lease >= MaxLeases {
+		return fmt.Errorf("lease %d: leases are numbered 0 to %d", lease, MaxLeases-1)
+	}
+	if queue < 0 || queue >= MaxQueues {
+		return fmt.Errorf("queue %d: queues 0 to %d can have sockets", queue, MaxQueues-1)
+	}
+	return nil
+}
+
+// Begin takes a free lease, with all counters zero.
+func (h *Hook) Begin() (lease int, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for lease := range MaxLeases {
+		if h.leases[lease] != nil {
+			continue
+		}
+		zero := make([]udpLeaseCount, ebpf.MustPossibleCPU())
+		for queue := range MaxQueues {
+			if err := h.objects.Maps[udpMapShUdCounts].Put(slot(lease, queue), zero); err != nil {
+				return 0, fmt.Errorf("set the counters of lease %d to zero: %w", lease, err)
+			}
+		}
+		h.leases[lease] = map[netip.AddrPort]bool{}
+		return lease, nil
+	}
+	return 0, fmt.Errorf("begin a lease on interface %s: it has %d, which is the most; end one first", h.Interface, MaxLeases)
+}
+
+// Bind has a queue's datagrams of a lease go to an AF_XDP socket, which must be bound to that queue of
+// this interface. It replaces an earlier one.
+func (h *Hook) Bind(lease, queue, socket int) error {
+	if err := check(lease, queue); err != nil {
+		return fmt.Errorf("bind a socket: %w", err)
+	}
+	if err := h.objects.Maps[udpMapShUdSockets].Put(slot(lease, queue), uint32(socket)); err != nil {
+		return fmt.Errorf("bind a socket to lease %d, queue %d of interface %s: %w", lease, queue, h.Interface, err)
+	}
+	return nil
+}
+
+// Unbind has a queue's datagrams pass to the stack. That it has no socket is success.
+func (h *Hook) Unbind(lease, queue int) error {
+	if err := check(lease, queue); err != nil {
+		return fmt.Errorf("take a socket off: %w", err)
+	}
+	if err := h.objects.Maps[udpMapShUdSockets].Delete(slot(lease, queue)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("take the socket of lease %d, queue %d of interface %s off: %w", lease, queue, h.Interface, err)
+	}
+	return nil
+}
+
+// key is an address and port as sh_ud_leases has them, and its check.
+func key(address netip.AddrPort) (k udpLeaseKey, check uint32) {
+	k.Address.High, k.Address.Low = kernel.AddrWords(address.Addr())
+	k.Port = kernel.ToWire(address.Port())
+	words := k.Address.High ^ k.Address.Low
+	return k, uint32(words) ^ uint32(words>>32) ^ uint32(k.Port)
+}
+
+// Serve has the datagrams to an address and port go to a lease. Another lease that has them is an error.
+func (h *Hook) Serve(lease int, address netip.AddrPort) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	address = netip.AddrPortFrom(address.Addr().Unmap(), address.Port())
+	switch {
+	case h.leases[lease] == nil:
+		return fmt.Errorf("serve %s: there is no lease %d", address, lease)
+	case !address.IsValid() || address.Addr().IsUnspecified() || address.Port() == 0:
+		return fmt.Errorf("serve %s: an address and a port are needed", address)
+	}
+	for other, served := range h.leases {
+		if served[address] && other != lease {
+			return fmt.Errorf("serve %s on interface %s: lease %d has it", address, h.Interface, other)
+		}
+	}
+	k, sum := key(address)
+	if err := h.objects.Maps[udpMapShUdLeases].Put(k, udpLease{Index: uint32(lease), Check: sum}); err != nil {
+		return fmt.Errorf("serve %s on interface %s: %w; there is room for %d addresses and ports", address, h.Interface, err, udpLeaseLimitLEASE_FRONTENDS_MAX)
+	}
+	h.leases[lease][address] = true
+	return nil
+}
+
+// Withdraw has the datagrams to an address and port pass to the stack. When it returns, no program runs
+// any more that has seen them as the lease's. That it has none is success.
+func (h *Hook) Withdraw(lease int, address netip.AddrPort) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.withdraw(lease, netip.AddrPortFrom(address.Addr().Unmap(), address.Port()))
+}
+
+func (h *Hook) withdraw(lease int, addresses ...netip.AddrPort) error {
+	for _, address := range addresses {
+		if !h.leases[lease][address] {
+			continue
+		}
+		k, _ := key(address)
+		if err := h.objects.Maps[udpMapShUdLeases].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("withdraw %s from lease %d of interface %s: %w", address, lease, h.Interface, err)
+		}
+		delete(h.leases[lease], address)
+	}
+	return h.grace.Wait()
+}
+
+// End withdraws all that a lease serves, takes its sockets off, and makes its number free. That there is
+// no such lease is success.
+func (h *Hook) End(lease int) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	served, ok := h.leases[lease]
+	if !ok {
+		return nil
+	}
+	var addresses []netip.AddrPort
+	for address := range served {
+		addresses = append(addresses, address)
+	}
+	if err := h.withdraw(lease, addresses...); err != nil {
+		return err
+	}
+	for queue := range MaxQueues {
+		if err := h.Unbind(lease, queue); err != nil {
+			return err
+		}
+	}
+	delete(h.leases, lease)
+	return nil
+}
+
+// Count is what became of a lease's datagrams on one queue: Matched is PassedNoSocket and all that the
+// queue's socket was given.
+type Count struct {
+	Matched        uint64 `json:"matched"`
+	PassedNoSocket uint64 `json:"passed_no_socket"`
+}
+
+// Counts are those of a lease on a queue, since Begin.
+func (h *Hook) Counts(lease, queue int) (sum Count, err error) {
+	if err := check(lease, queue); err != nil {
+		return sum, fmt.Errorf("read counters: %w", err)
+	}
+	var each []udpLeaseCount
+	if err := h.objects.Maps[udpMapShUdCounts].Lookup(slot(lease, queue), &each); err != nil {
+		return sum, fmt.Errorf("read the counters of lease %d, queue %d: %w", lease, queue, err)
+	}
+	for _, one := range each {
+		sum.Matched += one.Matched
+		sum.PassedNoSocket += one.PassedNoSocket
+	}
+	return sum, nil
+}
+
+// passedNames are the words for enum lease_pass.
+var passedNames = map[udpLeasePass]string{
+	udpLeasePassPASSED_FRAGMENT:  "fragment",
+	udpLeasePassPASSED_OPTIONS:   "options",
+	udpLeasePassPASSED_MALFORMED: "malformed",
+	udpLeasePassPASSED_LARGE:     "large",
+	udpLeasePassPASSED_QUEUE:     "queue",
+}
+
+// Passed is what the program left to the stack, by reason: fragments of any protocol, UDP behind
+// options, malformed packets, and datagrams to a lease that are too large or on a queue beyond MaxQueues.
+func (h *Hook) Passed() (map[string]uint64, error) {
+	sums := map[string]uint64{}
+	for why, name := range passedNames {
+		var each []uint64
+		if err := h.objects.Maps[udpMapShUdPassed].Lookup(uint32(why), &each); err != nil {
+			return nil, fmt.Errorf("read the counter of passed packets (%s): %w", name, err)
+		}
+		for _, one := range each {
+			sums[name] += one
+		}
+	}
+	return sums, nil
+}
+
+// RunPacket runs the program on a frame as if it had come in by the interface's queue 0, and returns
+// XDP's verdict. It counts; no socket gets anything. The interface must be in the calling thread's
+// network namespace.
+func (h *Hook) RunPacket(frame []byte) (verdict uint32, out []byte, err error) {
+	return kernel.RunXDP(h.program, h.Interface, h.Ifindex, frame)
+}
+
+// Close takes the program off. All leases end with it.
+func (h *Hook) Close() error {
+	var errs []error
+	if h.link != nil {
+		errs = append(errs, kernel.DropLink(h.link))
+	}
+	if h.grace != nil {
+		errs = append(errs, h.grace.Close())
+	}
+	h.objects.Close()
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("take the UDP path's program off interface %s: %w", h.Interface, err)
+	}
+	return nil
+}

@@ -1,0 +1,276 @@
+package hook
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/packet"
+	"github.com/shunt-lb/shunt/internal/udp/xsk"
+)
+
+// inHost runs a test in a namespace that has the interface eth0, with two queues.
+func inHost(t *testing.T, do func(t *testing.T)) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: loads BPF programs and makes network namespaces")
+	}
+	l, err := lab.New("")
+	must(t, err)
+	t.Cleanup(func() { must(t, l.Close()) })
+	client, err := l.AddHost("client")
+	must(t, err)
+	server, err := l.AddHost("server")
+	must(t, err)
+	must(t, l.Connect(lab.End{Host: server, Interface: "eth0"}, lab.End{Host: client, Interface: "eth0"}, lab.Cable{Queues: 2}))
+	must(t, server.Run(func() error { do(t); return nil }))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// open attaches, and binds a socket of the lease to queue 0.
+func open(t *testing.T, serves ...string) (h *Hook, lease int) {
+	t.Helper()
+	h, err := Attach(Options{Interface: "eth0", Mode: kernel.ModeAuto})
+	if err != nil {
+		t.Error(err)
+		panic("no hook")
+	}
+	lease, err = h.Begin()
+	must(t, err)
+	plan, err := xsk.Plan(64, 2048, false)
+	must(t, err)
+	memory, err := xsk.NewMemory(plan.Size())
+	must(t, err)
+	socket, err := xsk.Open(h.Ifindex, 0, plan, xsk.Auto, memory)
+	if err != nil {
+		t.Error(err)
+		panic("no socket")
+	}
+	t.Cleanup(func() { must(t, socket.Close()); must(t, memory.Close()); must(t, h.Close()) })
+	must(t, h.Bind(lease, 0, socket.FD()))
+	for _, address := range serves {
+		must(t, h.Serve(lease, netip.MustParseAddrPort(address)))
+	}
+	return h, lease
+}
+
+// Every kind of packet, through the loaded program: what goes to a socket, what passes, and how it is counted.
+func TestPackets(t *testing.T) {
+	const to4, to6, from4, from6 = "192.0.2.10:5000", "[2001:db8::10]:5000", "198.51.100.7:40000", "[2001:db8:c::7]:40000"
+	edit := func(frame []byte, at int, value byte) []byte {
+		frame = slices.Clone(frame)
+		frame[at] = value
+		return frame
+	}
+	inHost(t, func(t *testing.T) {
+		h, lease := open(t, to4, to6)
+		own := macOf(t)
+		build := func(from, to string, edits ...packet.Edit) []byte {
+			return packet.Must(packet.NewUDP(from, to, append(edits, packet.Data("hello"), packet.MACs([]byte{2, 9, 9, 9, 9, 9}, own))...))
+		}
+		extension := func(p *packet.Packet) {
+			p.IPv6.Extensions = []packet.Extension{{Type: 60, Body: []byte{1, 4, 0, 0, 0, 0}}}
+		}
+		plain4, plain6 := build(from4, to4), build(from6, to6)
+		for _, c := range []struct {
+			name    string
+			frame   []byte
+			matched bool
+			passed  string // the counter
+		}{
+			{"IPv4", plain4, true, ""},
+			{"IPv6", plain6, true, ""},
+			{"IPv4, an unfinished checksum", build(from4, to4, packet.TransportChecksum(packet.Checksum{Mode: packet.Partial})), true, ""},
+			{"to a group's MAC", edit(plain4, 0, 1), true, ""},
+			{"Ethernet's padding", append(slices.Clone(plain4), make([]byte, 20)...), true, ""},
+			{"another port", build(from4, "192.0.2.10:5001"), false, ""},
+			{"another address", build(from4, "192.0.2.11:5000"), false, ""},
+			{"another IPv6 address", build(from6, "[2001:db8::11]:5000"), false, ""},
+			{"another station", edit(plain4, 5, 99), false, ""},
+			{"TCP", packet.Must(packet.NewTCP(from4, to4, "S", packet.MACs([]byte{2, 9, 9, 9, 9, 9}, own))), false, ""},
+			{"ARP", packet.Must(packet.NewARPRequest([]byte{2, 9, 9, 9, 9, 9}, "192.0.2.1", "192.0.2.10")), false, ""},
+			{"VLAN", build(from4, to4, packet.Tagged(7)), false, ""},
+			{"IPv4 options", build(from4, to4, packet.IPv4Options(1, 1, 1, 0)), false, "options"},
+			{"an IPv6 extension header", build(from6, to6, extension), false, "options"},
+			{"the first fragment", edit(plain4, 14+6, 0x20), false, "fragment"},
+			{"a later fragment", edit(plain4, 14+7, 7), false, "fragment"},
+			{"IPv6 fragment", build(from6, to6, func(p *packet.Packet) {
+				p.IPv6.Extensions = []packet.Extension{{Type: 44, Body: []byte{0, 1, 0, 0, 0, 7}}}
+			}), false, "fragment"},
+			{"cut in the IP header", plain4[:14+18], false, "malformed"},
+			{"cut in the UDP header", edit(plain4[:14+20+6], 14+3, 26), false, "malformed"},
+			{"shorter than it says", plain4[:len(plain4)-1], false, "malformed"},
+			{"IPv6 shorter than it says", plain6[:len(plain6)-1], false, "malformed"},
+			{"UDP's length below its header", edit(plain4, 14+20+5, 7), false, "malformed"},
+			{"UDP's length beyond the packet", edit(plain4, 14+20+5, 200), false, "malformed"},
+			{"IPv4 with a bad header length", edit(plain4, 14, 0x44), false, "malformed"},
+		} {
+			countBefore, err := h.Counts(lease, 0)
+			must(t, err)
+			before, err := h.Passed()
+			must(t, err)
+			verdict, out, err := h.RunPacket(c.frame)
+			must(t, err)
+			count, err := h.Counts(lease, 0)
+			must(t, err)
+			after, err := h.Passed()
+			must(t, err)
+			want := uint32(kernel.XDPPass)
+			if c.matched {
+				want = kernel.XDPRedirect
+			}
+			if verdict != want {
+				t.Errorf("%s: verdict %d, want %d", c.name, verdict, want)
+			}
+			if got := count.Matched - countBefore.Matched; got != 0 != c.matched || count.PassedNoSocket != 0 {
+				t.Errorf("%s: matched %d times, and %d passed without a socket", c.name, got, count.PassedNoSocket)
+			}
+			for name := range after {
+				if got, want := after[name]-before[name], uint64(0); name == c.passed && got != 1 || name != c.passed && got != want {
+					t.Errorf("%s: counted %d times as %s", c.name, got, name)
+				}
+			}
+			if string(out) != string(c.frame) {
+				t.Errorf("%s: the program has changed the packet", c.name)
+			}
+		}
+	})
+}
+
+// Without a socket, without an address and after its end, a lease's datagrams pass.
+func TestLifeOfALease(t *testing.T) {
+	inHost(t, func(t *testing.T) {
+		h, lease := open(t, "192.0.2.10:5000")
+		frame := packet.Must(packet.NewUDP("198.51.100.7:40000", "192.0.2.10:5000", packet.MACs([]byte{2, 9, 9, 9, 9, 9}, macOf(t))))
+		expect := func(when string, verdict uint32, want Count) {
+			t.Helper()
+			got, _, err := h.RunPacket(frame)
+			must(t, err)
+			count, err := h.Counts(lease, 0)
+			must(t, err)
+			if got != verdict || count != want {
+				t.Errorf("%s: verdict %d, %+v; want %d, %+v", when, got, count, verdict, want)
+			}
+		}
+		expect("served", kernel.XDPRedirect, Count{Matched: 1})
+		must(t, h.Unbind(lease, 0))
+		expect("without a socket", kernel.XDPPass, Count{Matched: 2, PassedNoSocket: 1})
+		must(t, h.Withdraw(lease, netip.MustParseAddrPort("192.0.2.10:5000")))
+		expect("withdrawn", kernel.XDPPass, Count{Matched: 2, PassedNoSocket: 1})
+		must(t, h.Serve(lease, netip.MustParseAddrPort("[::ffff:192.0.2.10]:5000"))) // the same address
+		expect("served again", kernel.XDPPass, Count{Matched: 3, PassedNoSocket: 2})
+
+		other, err := h.Begin()
+		must(t, err)
+		if err := h.Serve(other, netip.MustParseAddrPort("192.0.2.10:5000")); err == nil || !strings.Contains(err.Error(), "lease 0 has it") {
+			t.Errorf("an address of another lease: %v", err)
+		}
+		must(t, h.End(lease))
+		must(t, h.End(lease))
+		expect("ended", kernel.XDPPass, Count{Matched: 3, PassedNoSocket: 2})
+		again, err := h.Begin()
+		must(t, err)
+		if again != lease {
+			t.Errorf("the free number %d was not taken, but %d", lease, again)
+		}
+		expect("begun again", kernel.XDPPass, Count{})
+	})
+}
+
+// An element that is another key's, as a reader may see it while the kernel recycles it, is a miss.
+func TestRecycledElementIsAMiss(t *testing.T) {
+	inHost(t, func(t *testing.T) {
+		h, _ := open(t, "192.0.2.10:5000")
+		frame := packet.Must(packet.NewUDP("198.51.100.7:40000", "192.0.2.10:5000", packet.MACs([]byte{2, 9, 9, 9, 9, 9}, macOf(t))))
+		k, _ := key(netip.MustParseAddrPort("192.0.2.10:5000"))
+		_, foreign := key(netip.MustParseAddrPort("192.0.2.10:5001"))
+		must(t, h.objects.Maps[udpMapShUdLeases].Put(k, udpLease{Index: 0, Check: foreign}))
+		if verdict, _, err := h.RunPacket(frame); err != nil || verdict != kernel.XDPPass {
+			t.Errorf("verdict %d, %v", verdict, err)
+		}
+	})
+}
+
+func TestRefusals(t *testing.T) {
+	inHost(t, func(t *testing.T) {
+		h, lease := open(t)
+		for what, err := range map[string]error{
+			"no port":        h.Serve(lease, netip.MustParseAddrPort("192.0.2.10:0")),
+			"any address":    h.Serve(lease, netip.MustParseAddrPort("0.0.0.0:5000")),
+			"no such lease":  h.Serve(7, netip.MustParseAddrPort("192.0.2.10:5000")),
+			"queue 64":       h.Bind(lease, 64, 0),
+			"lease 64":       h.Bind(64, 0, 0),
+			"not a socket":   h.Bind(lease, 0, 0),
+			"queue -1":       h.Unbind(lease, -1),
+			"a second hook":  second(),
+			"no interface":   attach("nosuch"),
+			"not Ethernet":   attach("lo"),
+			"a full program": full(h),
+		} {
+			if err == nil {
+				t.Errorf("%s was accepted", what)
+			}
+		}
+		if err := second(); err == nil || !strings.Contains(err.Error(), "sh_udp") {
+			t.Errorf("the error of an occupied interface does not name the program: %v", err)
+		}
+	})
+}
+
+func attach(iface string) error {
+	h, err := Attach(Options{Interface: iface, Mode: kernel.ModeAuto})
+	if err == nil {
+		_ = h.Close()
+	}
+	return err
+}
+
+func second() error { return attach("eth0") }
+
+func full(h *Hook) error {
+	for range MaxLeases {
+		if _, err := h.Begin(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestNames(t *testing.T) {
+	spec, err := loadUdp()
+	must(t, err)
+	for name := range spec.Maps {
+		if !strings.HasPrefix(name, ".") && (len(name) > 15 || !strings.HasPrefix(name, "sh_ud_")) {
+			t.Errorf("map %s: names begin with sh_ud_ and have at most 15 characters", name)
+		}
+	}
+	if len(passedNames) != int(udpLeasePassPASSED_COUNT) {
+		t.Errorf("%d of %d counters have a name", len(passedNames), udpLeasePassPASSED_COUNT)
+	}
+}
+
+func macOf(t *testing.T) []byte {
+	t.Helper()
+	dev, err := device("eth0")
+	must(t, err)
+	return dev
+}
+
+func device(name string) ([]byte, error) {
+	i, err := net.InterfaceByName(name)
+	if err != nil {
+		return nil, err
+	}
+	return i.HardwareAddr, nil
+}

@@ -1,0 +1,62 @@
+package xsk
+
+import "fmt"
+
+// owner is who has a frame. Only a checked queue keeps it.
+type owner uint8
+
+const (
+	ownerKernel  owner = iota // in the fill ring, the kernel, or the receive ring unread
+	ownerProgram              // between Recv or Reserve and Release or Send
+	ownerFree                 // for Reserve to hand out
+	ownerSending              // in the transmit ring, the kernel, or the completion ring unread
+)
+
+func (o owner) String() string {
+	switch o {
+	case ownerKernel:
+		return "the kernel, which receives into it"
+	case ownerProgram:
+		return "the program"
+	case ownerFree:
+		return "nobody: it is free"
+	case ownerSending:
+		return "the kernel, which sends it"
+	}
+	return fmt.Sprintf("owner %d", uint8(o))
+}
+
+// OwnershipError is what a checked queue panics with: a frame was given by somebody who did not have
+// it. A second Release of the same frame is the usual cause.
+type OwnershipError struct {
+	Operation string // "release", "send" …
+	Frame     uint32 // its number in the queue's memory
+	Owner     string // who has it
+	Wanted    string // who would have to
+}
+
+func (e *OwnershipError) Error() string {
+	return fmt.Sprintf("xsk: %s frame %d: its owner is %s, not %s", e.Operation, e.Frame, e.Owner, e.Wanted)
+}
+
+// owners is the owner of each frame; nil in a queue that is not checked.
+type owners []owner
+
+func newOwners(l Layout) owners {
+	o := make(owners, l.ReceiveFrames+l.TransmitFrames)
+	for i := l.ReceiveFrames; i < uint32(len(o)); i++ {
+		o[i] = ownerFree
+	}
+	return o
+}
+
+// move passes a frame on, and panics where it is not from's.
+func (o owners) move(operation string, frame uint32, from, to owner) {
+	if o == nil {
+		return
+	}
+	if o[frame] != from {
+		panic(&OwnershipError{operation, frame, o[frame].String(), from.String()})
+	}
+	o[frame] = to
+}

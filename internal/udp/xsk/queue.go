@@ -1,0 +1,277 @@
+package xsk
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrReceiveOnly says that a socket has no transmit ring.
+var ErrReceiveOnly = errors.New("the socket can only receive")
+
+// Queue is one socket's frames, and the side of its rings that a program has. It belongs to one
+// goroutine: methods must not run at the same time. None of them allocates, and only Flush and
+// Statistics make system calls.
+type Queue struct {
+	layout Layout
+	memory []byte // the frames
+
+	receive, transmit ring[Descriptor]
+	fill, completion  ring[uint64]
+
+	free    []uint64 // addresses of frames for Reserve
+	sending uint32   // frames between Send and completion
+	owners  owners
+	err     error // ErrCorrupt, once found
+
+	kick func() error // has the kernel look at the transmit ring
+
+	counts Counts
+}
+
+// Counts are what a queue's program knows; Socket.Statistics has the kernel's side.
+type Counts struct {
+	Delivered uint64 `json:"delivered"` // frames that Recv gave to the program
+	Invalid   uint64 `json:"invalid"`   // frames from the receive ring that lie outside the memory
+	Sent      uint64 `json:"sent"`      // frames that Send put into the ring
+	TxShort   uint64 `json:"tx_short"`  // frames that Send or Reserve had no room for
+	Kicks     uint64 `json:"kicks"`     // system calls to have frames sent
+	// HeldMax is the most frames that the program has held at once. Near Layout.ReceiveFrames the
+	// fill ring runs empty and the kernel drops packets.
+	Held    uint32 `json:"held"`
+	HeldMax uint32 `json:"held_max"`
+}
+
+// Err is ErrCorrupt if another process has damaged the rings. The queue does nothing any more then.
+func (q *Queue) Err() error { return q.err }
+
+// Counts are those of this moment.
+func (q *Queue) Counts() Counts { return q.counts }
+
+// number is which frame an address lies in.
+func (q *Queue) number(address uint64) uint32 { return uint32(address / uint64(q.layout.FrameSize)) }
+
+// valid is whether a descriptor's packet lies in one frame of the first count.
+func (q *Queue) valid(d *Descriptor, count uint32) bool {
+	size := uint64(q.layout.FrameSize)
+	return d.Addr < uint64(count)*size && d.Addr%size+uint64(d.Len) <= size
+}
+
+// Recv lends received frames to the program: it fills batch from its start and returns how many
+// there are, 0 if nothing has come. Each has to be given back with Release, or sent with Send.
+func (q *Queue) Recv(batch []Descriptor) int {
+	if q.sending > 0 {
+		q.reap()
+	}
+	n, err := q.receive.filled(uint32(len(batch)))
+	if err != nil || q.err != nil {
+		q.err = errors.Join(q.err, err)
+		return 0
+	}
+	if n == 0 {
+		return 0
+	}
+	got := 0
+	for i := range n {
+		d := *q.receive.at(q.receive.own + i)
+		if !q.valid(&d, q.layout.ReceiveFrames) {
+			q.counts.Invalid++
+			continue
+		}
+		q.owners.move("receive", q.number(d.Addr), ownerKernel, ownerProgram)
+		batch[got] = d
+		got++
+	}
+	q.receive.pop(n)
+	q.counts.Delivered += uint64(got)
+	q.counts.Held += uint32(got)
+	q.counts.HeldMax = max(q.counts.HeldMax, q.counts.Held)
+	return got
+}
+
+// Bytes is the frame of a descriptor, from its first byte (Ethernet header) on. It is valid until
+// the frame is released or sent.
+func (q *Queue) Bytes(d *Descriptor) []byte {
+	return q.memory[d.Addr : d.Addr+uint64(d.Len) : d.Addr+uint64(d.Len)]
+}
+
+// Release gives frames back that Recv or Reserve has lent. In a checked queue a frame that the
+// program does not have panics with an OwnershipError.
+func (q *Queue) Release(batch []Descriptor) {
+	filled := uint32(0)
+	for i := range batch {
+		number := q.number(batch[i].Addr)
+		if number < q.layout.ReceiveFrames {
+			q.owners.move("release", number, ownerProgram, ownerKernel)
+			q.refill(number, filled)
+			filled++
+			continue
+		}
+		q.owners.move("release", number, ownerProgram, ownerFree)
+		q.free = append(q.free, uint64(number)*uint64(q.layout.FrameSize))
+	}
+	q.counts.Held -= uint32(len(batch))
+	if filled > 0 {
+		q.fill.push(filled)
+	}
+}
+
+// refill writes the ahead-th entry from the fill ring's end on. The ring has room for every frame
+// that there is (Plan says why twice), so that it is full only if some were given back twice.
+func (q *Queue) refill(number, ahead uint32) {
+	room, err := q.fill.room(ahead + 1)
+	if err != nil {
+		q.err = errors.Join(q.err, err)
+		return
+	}
+	if room <= ahead {
+		panic(&OwnershipError{"release", number, "not known, and the fill ring is full: some frame was given back twice", ownerProgram.String()})
+	}
+	*q.fill.at(q.fill.own + ahead) = uint64(number) * uint64(q.layout.FrameSize)
+}
+
+// Reserve lends free frames to write packets into, and returns how many there were. Each descriptor
+// covers its whole frame: write to Bytes, then set Len. It never waits.
+func (q *Queue) Reserve(batch []Descriptor) int {
+	if len(q.free) < len(batch) {
+		q.reap()
+	}
+	n := min(len(batch), len(q.free))
+	for i := range n {
+		last := len(q.free) - 1
+		address := q.free[last]
+		q.free = q.free[:last]
+		q.owners.move("reserve", q.number(address), ownerFree, ownerProgram)
+		batch[i] = Descriptor{Addr: address, Len: q.layout.FrameSize}
+	}
+	q.counts.Held += uint32(n)
+	q.counts.HeldMax = max(q.counts.HeldMax, q.counts.Held)
+	q.counts.TxShort += uint64(len(batch) - n)
+	return n
+}
+
+// Send gives frames to the kernel to be sent, and returns how many there was room for; the program
+// keeps the others. They leave with the next Flush at the latest.
+func (q *Queue) Send(batch []Descriptor) int {
+	if q.layout.TransmitRing == 0 || q.err != nil {
+		return 0
+	}
+	room, err := q.transmit.room(uint32(len(batch)))
+	if err != nil {
+		q.err = err
+		return 0
+	}
+	for i := range room {
+		d := batch[i]
+		if !q.valid(&d, q.layout.ReceiveFrames+q.layout.TransmitFrames) {
+			panic(&OwnershipError{"send", q.number(d.Addr), "nobody: it lies outside of the queue's frames", ownerProgram.String()})
+		}
+		q.owners.move("send", q.number(d.Addr), ownerProgram, ownerSending)
+		d.Options = 0
+		*q.transmit.at(q.transmit.own + i) = d
+	}
+	q.transmit.push(room)
+	q.sending += room
+	q.counts.Held -= room
+	q.counts.Sent += uint64(room)
+	q.counts.TxShort += uint64(len(batch)) - uint64(room)
+	return int(room)
+}
+
+// Flush has the kernel send what is in the transmit ring, and takes back what it has sent. Frames
+// that its budget for one call leaves behind go with the next Flush.
+func (q *Queue) Flush() error {
+	if q.err != nil || q.layout.TransmitRing == 0 {
+		return q.err
+	}
+	// In copy mode a call sends 32 frames at most (XDP_MAX_TX_SKB_BUDGET), so that a full ring needs
+	// size/32 calls; one that brings nothing forward ends the loop.
+	for range q.transmit.size()/32 + 1 {
+		left, err := q.transmit.room(q.transmit.size())
+		if err != nil {
+			q.err = err
+			return err
+		}
+		if left == q.transmit.size() || !q.transmit.needsWakeup() {
+			break
+		}
+		q.counts.Kicks++
+		if err := q.kick(); err != nil {
+			return fmt.Errorf("send frames on queue %d: %w", q.layout.Queue, err)
+		}
+		if now, _ := q.transmit.room(q.transmit.size()); now == left {
+			break // the device's own queue is full
+		}
+	}
+	q.reap()
+	return q.err
+}
+
+// reap takes frames back that have been sent: received ones into the fill ring, others into free.
+func (q *Queue) reap() {
+	n, err := q.completion.filled(q.completion.size())
+	if err != nil {
+		q.err = errors.Join(q.err, err)
+		return
+	}
+	if n == 0 {
+		return
+	}
+	filled := uint32(0)
+	for i := range n {
+		number := q.number(*q.completion.at(q.completion.own + i))
+		switch {
+		case number >= q.layout.ReceiveFrames+q.layout.TransmitFrames:
+			q.counts.Invalid++
+		case number < q.layout.ReceiveFrames:
+			q.owners.move("complete", number, ownerSending, ownerKernel)
+			q.refill(number, filled)
+			filled++
+		default:
+			q.owners.move("complete", number, ownerSending, ownerFree)
+			q.free = append(q.free, uint64(number)*uint64(q.layout.FrameSize))
+		}
+	}
+	q.completion.pop(n)
+	q.sending -= n
+	if filled > 0 {
+		q.fill.push(filled)
+	}
+}
+
+// retried are what sendto(2) on an AF_XDP socket says when the rest goes with a later call
+// (xsk_generic_xmit: EAGAIN is the budget, EBUSY a full device queue, ENOBUFS the send buffer).
+func retried(errno unix.Errno) bool {
+	return errno == unix.EAGAIN || errno == unix.EBUSY || errno == unix.ENOBUFS
+}
+
+// kickSocket has the kernel send. It does not wait, so that the runtime need not know of it.
+func kickSocket(fd int) func() error {
+	return func() error {
+		_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), 0, 0, unix.MSG_DONTWAIT, 0, 0)
+		if errno != 0 && !retried(errno) {
+			return errno
+		}
+		return nil
+	}
+}
+
+// newQueue is the program's side of rings that exist. Frames that its predecessor held are lost.
+func newQueue(l Layout, memory []byte, r rings, kick func() error, checked bool) (*Queue, error) {
+	q := &Queue{layout: l, memory: memory, kick: kick, free: make([]uint64, 0, l.TransmitFrames)}
+	for i := range l.TransmitFrames {
+		q.free = append(q.free, uint64(l.ReceiveFrames+i)*uint64(l.FrameSize))
+	}
+	if checked {
+		q.owners = newOwners(l)
+	}
+	var errs [4]error
+	q.receive, errs[0] = newRing[Descriptor](r.receive, r.offsets.Rx, l.ReceiveRing, false)
+	q.fill, errs[1] = newRing[uint64](r.fill, r.offsets.Fr, l.FillRing, true)
+	q.completion, errs[2] = newRing[uint64](r.completion, r.offsets.Cr, l.CompletionRing, false)
+	if l.TransmitRing > 0 {
+		q.transmit, errs[3] = newRing[Descriptor](r.transmit, r.offsets.Tx, l.TransmitRing, true)
+	}
+	return q, errors.Join(errs[:]...)
+}

@@ -1,0 +1,103 @@
+package xsk
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrCorrupt says that a ring's indices contradict each other: some process that has the socket has
+// written to them. Nothing in the rings can be trusted any more.
+var ErrCorrupt = errors.New("a ring's indices contradict each other")
+
+// Descriptor is a frame as the receive and transmit rings have it (struct xdp_desc): address and
+// length of the packet in it.
+type Descriptor = unix.XDPDesc
+
+// ring is one of a socket's rings. Indices run freely and wrap at 2^32; the entry of index i is at
+// i modulo size. One side writes producer, the other consumer, each publishing with a store that
+// orders what came before it (kernel: smp_store_release in net/xdp/xsk_queue.h).
+type ring[T any] struct {
+	producer, consumer, flags *uint32 // shared with the kernel
+	entries                   []T     // shared with the kernel
+	mask                      uint32
+
+	own   uint32 // this side's index, also what is not published yet
+	other uint32 // the other side's index, as last read
+}
+
+// newRing takes a ring over where it is: the indices go on.
+func newRing[T any](memory []byte, offset unix.XDPRingOffset, size uint32, producing bool) (ring[T], error) {
+	var entry T
+	end := offset.Desc + uint64(size)*uint64(unsafe.Sizeof(entry))
+	for _, at := range []uint64{offset.Producer + 4, offset.Consumer + 4, offset.Flags + 4, end} {
+		if at > uint64(len(memory)) {
+			return ring[T]{}, fmt.Errorf("a ring of %d entries ends at byte %d of %d", size, at, len(memory))
+		}
+	}
+	word := func(at uint64) *uint32 { return (*uint32)(unsafe.Pointer(&memory[at])) }
+	r := ring[T]{
+		producer: word(offset.Producer), consumer: word(offset.Consumer), flags: word(offset.Flags),
+		entries: unsafe.Slice((*T)(unsafe.Pointer(&memory[offset.Desc])), size),
+		mask:    size - 1,
+	}
+	r.own, r.other = atomic.LoadUint32(r.consumer), atomic.LoadUint32(r.producer)
+	filled := r.other - r.own
+	if producing {
+		r.own, r.other = r.other, r.own
+	}
+	if filled > size {
+		return ring[T]{}, ErrCorrupt
+	}
+	return r, nil
+}
+
+func (r *ring[T]) size() uint32 { return r.mask + 1 }
+
+// at is the entry of an index.
+func (r *ring[T]) at(index uint32) *T { return &r.entries[index&r.mask] }
+
+// room is how many of want entries the producer may write now, beginning with index own.
+func (r *ring[T]) room(want uint32) (uint32, error) {
+	free := r.size() - (r.own - r.other)
+	if free < want {
+		r.other = atomic.LoadUint32(r.consumer)
+		if r.own-r.other > r.size() {
+			return 0, ErrCorrupt
+		}
+		free = r.size() - (r.own - r.other)
+	}
+	return min(free, want), nil
+}
+
+// push makes n written entries the consumer's.
+func (r *ring[T]) push(n uint32) {
+	r.own += n
+	atomic.StoreUint32(r.producer, r.own)
+}
+
+// filled is how many of want entries the consumer may read now, beginning with index own.
+func (r *ring[T]) filled(want uint32) (uint32, error) {
+	n := r.other - r.own
+	if n < want {
+		r.other = atomic.LoadUint32(r.producer)
+		if n = r.other - r.own; n > r.size() {
+			return 0, ErrCorrupt
+		}
+	}
+	return min(n, want), nil
+}
+
+// pop gives n read entries back to the producer.
+func (r *ring[T]) pop(n uint32) {
+	r.own += n
+	atomic.StoreUint32(r.consumer, r.own)
+}
+
+// needsWakeup is whether the kernel waits for a system call before it looks at the ring.
+func (r *ring[T]) needsWakeup() bool {
+	return atomic.LoadUint32(r.flags)&unix.XDP_RING_NEED_WAKEUP != 0
+}

@@ -1,0 +1,68 @@
+package xsk
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Waiter waits for packets on several queues.
+type Waiter struct {
+	// Spin is how long Wait looks at the rings before it sleeps; 0: it sleeps at once.
+	Spin   time.Duration
+	queues []*Queue
+	fds    []unix.PollFd
+	// Wakeups counts the sleeps that packets ended.
+	Wakeups uint64
+}
+
+// NewWaiter is for queues and their sockets, in the same order, and other files whose reading is
+// waited for as well.
+func NewWaiter(queues []*Queue, sockets []*Socket, others ...int) *Waiter {
+	w := &Waiter{queues: queues}
+	for _, s := range sockets {
+		w.fds = append(w.fds, unix.PollFd{Fd: int32(s.fd), Events: unix.POLLIN})
+	}
+	for _, fd := range others {
+		w.fds = append(w.fds, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+	}
+	return w
+}
+
+// Wait returns true when a queue has packets or another file can be read, and false after the
+// timeout. A signal may end it early.
+func (w *Waiter) Wait(timeout time.Duration) (bool, error) {
+	if w.Spin > 0 {
+		for end := time.Now().Add(min(w.Spin, timeout)); time.Now().Before(end); {
+			if w.waiting() {
+				return true, nil
+			}
+		}
+		timeout -= min(w.Spin, timeout)
+	}
+	if w.waiting() {
+		return true, nil
+	}
+	n, err := unix.Poll(w.fds, int(timeout.Milliseconds()))
+	if errors.Is(err, unix.EINTR) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("wait for packets: %w", err)
+	}
+	if n > 0 {
+		w.Wakeups++
+	}
+	return n > 0, nil
+}
+
+func (w *Waiter) waiting() bool {
+	for _, q := range w.queues {
+		if n, err := q.receive.filled(1); n > 0 || err != nil {
+			return true // of a damaged ring Recv says what is wrong
+		}
+	}
+	return false
+}

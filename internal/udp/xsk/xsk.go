@@ -1,0 +1,145 @@
+// Package xsk is AF_XDP in Go: a UMEM in a sealed memfd, the four rings of a socket, and the
+// frames that move between them. It needs no C library, no cgo and no BPF library: whoever owns
+// the interface's XDP program puts FD into its XSKMAP.
+//
+//	   ┌────────── fill ◄────────── Release ──────────┐
+//	   ▼                                              │
+//	kernel ──────► rx ──── Recv ────► held ─── Reply ─┤
+//	   ▲                                              │ Send
+//	   ├────────── completion ◄──── kernel ◄── tx ◄───┘
+//	   │                │                      ▲
+//	   └─ received      └─ own ──► free ── Reserve
+//
+// A frame is in exactly one of these places. Frames below Layout.ReceiveFrames begin in the fill
+// ring and return to it, also after they were sent (Reply); the others are for Reserve. A Queue
+// has one owner, and no method of it may run beside another.
+//
+// Opening needs CAP_NET_RAW. Using an open socket needs no capability: another process gets the
+// memfd, the socket and the Layout, and calls Adopt.
+//
+// Source: Documentation/networking/af_xdp.rst and net/xdp/xsk.c of Linux.
+package xsk
+
+import (
+	"fmt"
+	"math/bits"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Mode is how frames get from the driver into the memory.
+type Mode string
+
+// The modes, best first. Auto is only asked for, never reported.
+const (
+	Auto     Mode = "auto"
+	ZeroCopy Mode = "zero-copy" // the driver writes into the memory
+	Copy     Mode = "copy"      // the kernel copies each frame
+)
+
+const (
+	// headroom is what the kernel keeps free in front of each received frame.
+	headroom = unix.XDP_PACKET_HEADROOM
+
+	// RingSizeMin is a batch; RingSizeMax bounds the memory of a queue (its frames are two to
+	// three times as many, of 2 or 4 KiB).
+	RingSizeMin = 64
+	RingSizeMax = 1 << 16
+)
+
+// Layout describes an open socket to the process that adopts it.
+type Layout struct {
+	Interface int    `json:"interface"` // ifindex, in the namespace where it was opened
+	Queue     int    `json:"queue"`     // of the interface
+	Mode      Mode   `json:"mode"`      // that was got
+	Reason    string `json:"reason"`    // why not zero-copy, when auto chose copy
+	Offset    int64  `json:"offset"`    // of the frames in the memory, bytes
+	FrameSize uint32 `json:"frame_size"`
+	// ReceiveFrames stand first, TransmitFrames behind them.
+	ReceiveFrames  uint32 `json:"receive_frames"`
+	TransmitFrames uint32 `json:"transmit_frames"`
+	// Sizes of the rings, entries; TransmitRing is 0 for a socket that only receives.
+	ReceiveRing    uint32 `json:"receive_ring"`
+	TransmitRing   uint32 `json:"transmit_ring"`
+	FillRing       uint32 `json:"fill_ring"`
+	CompletionRing uint32 `json:"completion_ring"`
+}
+
+// Size is the bytes of memory that the frames take.
+func (l Layout) Size() int64 { return int64(l.ReceiveFrames+l.TransmitFrames) * int64(l.FrameSize) }
+
+// check refuses what a socket cannot have been opened with: a layout may come from another process.
+func (l Layout) check() error {
+	for _, r := range []struct {
+		name    string
+		entries uint32
+	}{{"receive", l.ReceiveRing}, {"fill", l.FillRing}, {"completion", l.CompletionRing}} {
+		if !isRingSize(r.entries) {
+			return fmt.Errorf("the %s ring has %d entries: it must be a power of two from 1 to %d", r.name, r.entries, 4*RingSizeMax)
+		}
+	}
+	switch {
+	case l.TransmitRing != 0 && !isRingSize(l.TransmitRing):
+		return fmt.Errorf("the transmit ring has %d entries: it must be 0 or a power of two up to %d", l.TransmitRing, 4*RingSizeMax)
+	case l.FrameSize != 2048 && l.FrameSize != 4096:
+		return fmt.Errorf("a frame has %d bytes: 2048 and 4096 are possible", l.FrameSize)
+	case l.ReceiveFrames == 0 || l.ReceiveFrames > l.FillRing/2:
+		return fmt.Errorf("%d frames to receive into: a fill ring of %d entries serves 1 to %d", l.ReceiveFrames, l.FillRing, l.FillRing/2)
+	case l.TransmitFrames > 2*RingSizeMax:
+		return fmt.Errorf("%d frames to send from: at most %d are possible", l.TransmitFrames, 2*RingSizeMax)
+	case l.Offset < 0 || l.Offset%int64(l.FrameSize) != 0:
+		return fmt.Errorf("the frames begin at byte %d: it must be a multiple of %d", l.Offset, l.FrameSize)
+	}
+	return nil
+}
+
+func isRingSize(n uint32) bool { return bits.OnesCount32(n) == 1 && n <= 4*RingSizeMax }
+
+// Plan is the layout for rings of a size, without the socket's part. With transmit false the socket
+// can only receive.
+func Plan(ringSize, frameSize uint32, transmit bool) (Layout, error) {
+	if !isRingSize(ringSize) || ringSize < RingSizeMin || ringSize > RingSizeMax {
+		return Layout{}, fmt.Errorf("a ring of %d entries: it must be a power of two from %d to %d", ringSize, RingSizeMin, RingSizeMax)
+	}
+	l := Layout{
+		FrameSize: frameSize, ReceiveRing: ringSize,
+		// Twice: as many frames may be held by the program as wait in the ring. The fill ring has two
+		// places a frame, so that giving one back cannot fail: the kernel shows a packet before it
+		// shows that the frame has left the fill ring (xsk_flush in net/xdp/xsk.c), and a program on
+		// another CPU may give the frame back in between.
+		FillRing: 4 * ringSize, ReceiveFrames: 2 * ringSize,
+		CompletionRing: RingSizeMin,
+	}
+	if transmit {
+		l.TransmitRing, l.CompletionRing, l.TransmitFrames = ringSize, ringSize, ringSize
+	}
+	return l, l.check()
+}
+
+// RingSize is the largest power of two of packets that arrive within delay at a rate, from
+// RingSizeMin to RingSizeMax: a full ring of that size is worked off within delay by a program that
+// keeps up with the rate, so the ring bounds how old a packet gets (Little's law).
+func RingSize(delay time.Duration, packetsPerSecond float64) uint32 {
+	packets := delay.Seconds() * packetsPerSecond
+	switch {
+	case !(packets > RingSizeMin): // NaN too
+		return RingSizeMin
+	case packets >= RingSizeMax:
+		return RingSizeMax
+	}
+	return 1 << (bits.Len32(uint32(packets)) - 1)
+}
+
+// FrameSize is the frame for an interface's MTU, bytes: an Ethernet header, two VLAN tags and the
+// kernel's headroom have to fit as well. Longer packets would need several frames each.
+func FrameSize(mtu int) (uint32, error) {
+	const ethernet = 14 + 2*4
+	for _, size := range []uint32{2048, 4096} {
+		if mtu+ethernet+headroom <= int(size) {
+			return size, nil
+		}
+	}
+	return 0, fmt.Errorf("an MTU of %d bytes: a packet must fit into one frame, so at most %d are possible; lower it with `ip link set dev … mtu %d`",
+		mtu, 4096-headroom-ethernet, 4096-headroom-ethernet)
+}
