@@ -151,6 +151,15 @@ struct {
 	__type(value, struct io_disk);
 } sh_io_disks SEC(".maps");
 
+/* clang writes a type in full only if something else than a map inside a map uses it. */
+struct {
+	struct io_key key;
+	struct io_count count;
+	struct io_path path;
+	enum io_constant constant;
+	enum io_missed missed;
+} io_types;
+
 static __always_inline void io_miss(__u32 why, __u32 bytes)
 {
 	struct io_bytes *missed = bpf_map_lookup_elem(&sh_io_missed, &why);

@@ -21,24 +21,24 @@ struct {
 	__type(value, __u64);
 } sh_renames SEC(".maps");
 
-#define STORM_MAX 65536
+static long storm_write(__u32 i, void *unused)
+{
+	struct event_header *h = event_reserve(sizeof(__u64), 7);
+
+	if (!h)
+		return 0;
+	event_task(h);
+	*(__u64 *)(h + 1) = i;
+	event_submit(h);
+	return 0;
+}
 
 /* Writes as many events as its first argument says, each with its number as the payload. It is run by
  * BPF_PROG_RUN and never attached. */
 SEC("raw_tp")
 int sh_storm(struct bpf_raw_tracepoint_args *ctx)
 {
-	__u64 count = ctx->args[0];
-
-	for (__u32 i = 0; i < STORM_MAX && i < count; i++) {
-		struct event_header *h = event_reserve(sizeof(__u64), 7);
-
-		if (!h)
-			continue;
-		event_task(h);
-		*(__u64 *)(h + 1) = i;
-		event_submit(h);
-	}
+	bpf_loop(ctx->args[0], storm_write, NULL, 0);
 	return 0;
 }
 
