@@ -22,8 +22,8 @@
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* Only this process, and all flushes; 0: all. */
-volatile const __u32 only_tgid = 0;
+/* Only files with this inode number; 0: all IO. */
+volatile const __u64 only_inode = 0;
 /* Address of iomap_dio_bio_end_io; 0: not known, and writes past the page cache have no file. */
 volatile const __u64 iomap_dio_end = 0;
 
@@ -109,6 +109,15 @@ struct request {
 	__u64 io_start_time_ns;
 } KERNEL_STRUCT;
 
+/* clang writes a type in full only if something else than a map inside a map uses it. */
+struct {
+	struct io_key key;
+	struct io_count count;
+	struct io_path path;
+	enum io_constant constant;
+	enum io_missed missed;
+} io_types;
+
 /* What sh_io_rows has inside. */
 struct io_rows {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -151,15 +160,6 @@ struct {
 	__type(value, struct io_disk);
 } sh_io_disks SEC(".maps");
 
-/* clang writes a type in full only if something else than a map inside a map uses it. */
-struct {
-	struct io_key key;
-	struct io_count count;
-	struct io_path path;
-	enum io_constant constant;
-	enum io_missed missed;
-} io_types;
-
 static __always_inline void io_miss(__u32 why, __u32 bytes)
 {
 	struct io_bytes *missed = bpf_map_lookup_elem(&sh_io_missed, &why);
@@ -196,9 +196,9 @@ static __always_inline struct io_count *row_get(const struct io_file *file)
 	return bpf_map_lookup_elem(rows, &key);
 }
 
-static __always_inline int is_other(void)
+static __always_inline int is_other(const struct io_file *file)
 {
-	return only_tgid && bpf_get_current_pid_tgid() >> 32 != only_tgid;
+	return only_inode && file->inode != only_inode;
 }
 
 /* The inode whose pages the bio carries; NULL: they are no file's. */
@@ -244,12 +244,12 @@ static __always_inline int bio_queued(struct bio *bio)
 		inode = bio_cached_inode(bio);
 		flushed = inode && op == OP_WRITE;
 	}
-	if (!flushed && is_other())
-		return 0;
-	if (inode) {
+	if (inode)
 		file = file_of(inode);
+	if (is_other(&file))
+		return 0;
+	if (inode)
 		file_tell(&file, inode);
-	}
 	row = row_get(&file);
 	if (!row) {
 		io_miss(IO_MISSED_ROWS_FULL, bytes);
@@ -290,12 +290,14 @@ static __always_inline int folio_dirtied(struct folio *folio, struct address_spa
 	struct io_count *row;
 	struct io_file file;
 
-	if (!folio || !mapping || is_other())
+	if (!folio || !mapping)
 		return 0;
 	inode = BPF_CORE_READ(mapping, host);
 	if (!inode)
 		return 0;
 	file = file_of(inode);
+	if (is_other(&file))
+		return 0;
 	row = row_get(&file);
 	if (row)
 		__sync_fetch_and_add(&row->dirtied_bytes, folio_bytes(folio));

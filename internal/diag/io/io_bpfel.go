@@ -104,7 +104,7 @@ const (
 	ioProgShEndRaw   = "sh_end_raw"
 	ioVarIoTypes     = "io_types"
 	ioVarIomapDioEnd = "iomap_dio_end"
-	ioVarOnlyTgid    = "only_tgid"
+	ioVarOnlyInode   = "only_inode"
 )
 
 // loadIo returns the embedded CollectionSpec for io.
@@ -175,7 +175,7 @@ type ioMapSpecs struct {
 type ioVariableSpecs struct {
 	IoTypes     *ebpf.VariableSpec `ebpf:"io_types"`
 	IomapDioEnd *ebpf.VariableSpec `ebpf:"iomap_dio_end"`
-	OnlyTgid    *ebpf.VariableSpec `ebpf:"only_tgid"`
+	OnlyInode   *ebpf.VariableSpec `ebpf:"only_inode"`
 }
 
 // ioObjects contains all objects after they have been loaded into the kernel.
@@ -223,7 +223,7 @@ func (m *ioMaps) Close() error {
 type ioVariables struct {
 	IoTypes     *ebpf.Variable `ebpf:"io_types"`
 	IomapDioEnd *ebpf.Variable `ebpf:"iomap_dio_end"`
-	OnlyTgid    *ebpf.Variable `ebpf:"only_tgid"`
+	OnlyInode   *ebpf.Variable `ebpf:"only_inode"`
 }
 
 // ioPrograms contains all programs after they have been loaded into the kernel.
