@@ -243,3 +243,17 @@ func (c *Collector) release() error {
 	}
 	return errors.Join(errs...)
 }
+
+// Examine attaches the sensors as Open does and lets go of them again. The error is sensor.ErrNoWay if there would
+// be no view; the results are complete then.
+func Examine(b sensor.BTF) ([]sensor.Result, error) {
+	spec, err := loadIo()
+	if err != nil {
+		return nil, fmt.Errorf("read the BPF object of diag io: %w", err)
+	}
+	set, err := sensor.Open(spec, Sensors, sensor.Options{BTF: b})
+	if set == nil {
+		return nil, err
+	}
+	return set.Results, errors.Join(err, set.Close())
+}

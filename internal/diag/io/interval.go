@@ -1,8 +1,6 @@
 package io
 
 import (
-	"cmp"
-	"slices"
 	"strings"
 	"time"
 )
@@ -55,18 +53,20 @@ type about struct {
 
 // account makes rows of counts.
 func (c *Collector) account(counts map[rowKey]counted, now time.Time, took time.Duration) (Interval, error) {
-	i := Interval{Time: now, Seconds: took.Seconds(), Rows: []Row{}}
+	i := Interval{Time: now, Seconds: took.Seconds()}
 	for key, n := range counts {
 		p := process{key.Tgid, key.StartNs, key.IsKernel != 0}
 		c.ledger.meet(p, about{comm: comm(n.Comm), cgroup: n.CgroupId, mntns: n.Mntns}, now)
 	}
+	rows := map[chargeKey]Row{}
 	for key, n := range c.ledger.settle(counts, now) {
-		i.Rows = append(i.Rows, c.row(key, n, counts))
+		rows[key] = c.row(key, n, counts)
 		i.Bytes += n.readBytes + n.writeBytes
 		if key.unattributed {
 			i.UnattributedBytes += n.readBytes + n.writeBytes
 		}
 	}
+	i.Rows = sorted(rows)
 	missed, err := c.readMissed()
 	if err != nil {
 		return Interval{}, err
@@ -75,9 +75,6 @@ func (c *Collector) account(counts map[rowKey]counted, now time.Time, took time.
 	c.missed = missed
 	i.Bytes += i.MissedBytes
 	i.UnattributedBytes += i.MissedBytes
-	slices.SortFunc(i.Rows, func(a, b Row) int {
-		return cmp.Or(cmp.Compare(b.ReadBytes+b.WriteBytes, a.ReadBytes+a.WriteBytes), cmp.Compare(a.PID, b.PID), cmp.Compare(a.Inode, b.Inode))
-	})
 	i.Disks, err = c.diskRows(took)
 	c.names.forget()
 	return i, err
