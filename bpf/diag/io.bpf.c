@@ -187,13 +187,18 @@ static __always_inline struct io_count *row_get(const struct io_file *file)
 	key.start_ns = BPF_CORE_READ(leader, start_boottime);
 	key.is_kernel = !!(BPF_CORE_READ(task, flags) & TASK_KERNEL);
 	row = bpf_map_lookup_elem(rows, &key);
-	if (row)
-		return row;
-	fresh.cgroup_id = bpf_get_current_cgroup_id();
-	fresh.mntns = BPF_CORE_READ(task, nsproxy, mnt_ns, ns.inum);
-	BPF_CORE_READ_STR_INTO(&fresh.comm, leader, comm);
-	bpf_map_update_elem(rows, &key, &fresh, BPF_NOEXIST);
-	return bpf_map_lookup_elem(rows, &key);
+	if (!row) {
+		fresh.cgroup_id = bpf_get_current_cgroup_id();
+		fresh.mntns = BPF_CORE_READ(task, nsproxy, mnt_ns, ns.inum);
+		bpf_map_update_elem(rows, &key, &fresh, BPF_NOEXIST);
+		row = bpf_map_lookup_elem(rows, &key);
+		if (!row)
+			return NULL;
+	}
+	/* A process that reads its program has the name of the one that started it until then. */
+	row->last_ns = bpf_ktime_get_ns();
+	BPF_CORE_READ_STR_INTO(&row->comm, leader, comm);
+	return row;
 }
 
 static __always_inline int is_other(const struct io_file *file)

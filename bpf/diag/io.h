@@ -48,6 +48,7 @@ struct io_count {
 	__u64 flushed_bytes;
 	__u64 dirtied_bytes; /* of the page cache, by this process, to be flushed by any */
 	__u64 cgroup_id;
+	__u64 last_ns; /* CLOCK_MONOTONIC: of the last IO, when comm was read */
 	__u32 disk; /* the device of the last request, as the kernel has it; 0: none yet */
 	__u32 mntns; /* of the process: inode number of /proc/PID/ns/mnt */
 	char comm[TASK_COMM_BYTES]; /* of the process's first thread */

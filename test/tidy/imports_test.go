@@ -44,11 +44,16 @@ var mayImport = map[string][]string{
 	"internal/offload":     {"internal/model", "internal/condition", "internal/namespace"},
 	"internal/backend":     {"internal/model", "internal/condition", "internal/record"},
 	"internal/record":      {},
+	"sensor":               {},
+	"internal/event":       {},
+	"internal/event/storm": {},
+	"internal/diag/io":     {"internal/event", "sensor"},
+	"internal/diag":        {"internal/diag/io", "sensor"},
 }
 
 // owners says who alone may import a library: the packages below these paths.
 var owners = map[string][]string{
-	"github.com/cilium/ebpf":              {"internal/kernel/", "internal/datapath/", "internal/decap/", "bench/", "test/"},
+	"github.com/cilium/ebpf":              {"internal/kernel/", "internal/datapath/", "internal/decap/", "sensor/", "internal/event/", "internal/diag/", "bench/", "test/"},
 	"github.com/prometheus/client_golang": {"internal/metrics/"},
 	"github.com/miekg/dns":                {"internal/resolve/", "test/"},
 	"k8s.io/client-go":                    {"internal/source/kube/"},
@@ -65,6 +70,8 @@ var mayInclude = map[string][]string{
 	"ctx":   {},
 	"lb":    {"core"},
 	"decap": {"core"},
+	"event": {},
+	"diag":  {"event"},
 }
 
 func TestIncludesPointOneWay(t *testing.T) {

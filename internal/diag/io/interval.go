@@ -48,7 +48,8 @@ type about struct {
 	comm   string
 	cgroup uint64
 	mntns  uint32
-	last   time.Time // when it last did IO
+	lastNs uint64    // CLOCK_MONOTONIC: when it last did IO, and had this name
+	last   time.Time // the interval of that
 }
 
 // account makes rows of counts.
@@ -56,7 +57,7 @@ func (c *Collector) account(counts map[rowKey]counted, now time.Time, took time.
 	i := Interval{Time: now, Seconds: took.Seconds()}
 	for key, n := range counts {
 		p := process{key.Tgid, key.StartNs, key.IsKernel != 0}
-		c.ledger.meet(p, about{comm: comm(n.Comm), cgroup: n.CgroupId, mntns: n.Mntns}, now)
+		c.ledger.meet(p, about{comm: comm(n.Comm), cgroup: n.CgroupId, mntns: n.Mntns, lastNs: n.LastNs}, now)
 	}
 	rows := map[chargeKey]Row{}
 	for key, n := range c.ledger.settle(counts, now) {

@@ -50,6 +50,9 @@ func newLedger() ledger { return ledger{map[file]debt{}, map[process]about{}} }
 
 // meet remembers what is known of a process, which may have ended when its writes are flushed.
 func (l *ledger) meet(p process, a about, now time.Time) {
+	if before, known := l.met[p]; known && before.lastNs > a.lastNs {
+		return
+	}
 	a.last = now
 	l.met[p] = a
 }
