@@ -99,8 +99,15 @@ type Set struct {
 	Results []Result
 	Maps    map[string]*ebpf.Map
 	maps    *ebpf.Collection
-	held    []*ebpf.Collection
-	links   []link.Link
+	held    []held
+}
+
+// held is a sensor at work.
+type held struct {
+	sensor     string
+	program    *ebpf.Program
+	collection *ebpf.Collection
+	link       link.Link
 }
 
 // ErrNoWay is in the error of Open if a sensor that a tool cannot do without has no way. Set.Results is
@@ -161,7 +168,7 @@ func (s *Set) attach(spec *ebpf.CollectionSpec, sensor Sensor, o Options) Result
 			result.Refused = append(result.Refused, Refusal{way, reason(way, err), err})
 			continue
 		}
-		s.held, s.links = append(s.held, coll), append(s.links, l)
+		s.held = append(s.held, held{sensor.Name, coll.Programs[way.Program], coll, l})
 		result.Got = &way
 		break
 	}
@@ -213,17 +220,29 @@ func attach(p *ebpf.Program, way Way) (link.Link, error) {
 	return nil, fmt.Errorf("%q is no kind of attachment", way.Kind)
 }
 
+// Missed is how often the kernel did not run a sensor's program since Open, by the sensor's name, because the
+// program was running on that CPU already: an interrupt came in between that does what the program watches.
+func (s *Set) Missed() (map[string]uint64, error) {
+	missed := map[string]uint64{}
+	for _, h := range s.held {
+		stats, err := h.program.Stats()
+		if err != nil {
+			return nil, fmt.Errorf("ask how often the sensor %s was not run: %w", h.sensor, err)
+		}
+		missed[h.sensor] = stats.RecursionMisses
+	}
+	return missed, nil
+}
+
 // Detach ends all attachments. A program that runs on another CPU may still end its run after that. The
 // maps stay.
 func (s *Set) Detach() error {
 	var errs []error
-	for _, l := range s.links {
-		errs = append(errs, l.Close())
+	for _, h := range s.held {
+		errs = append(errs, h.link.Close())
+		h.collection.Close()
 	}
-	for _, c := range s.held {
-		c.Close()
-	}
-	s.links, s.held = nil, nil
+	s.held = nil
 	return errors.Join(errs...)
 }
 

@@ -95,6 +95,9 @@ func TestTheFirstWayThatWorksIsKept(t *testing.T) {
 	if n := counted(t, set); n != 5 {
 		t.Errorf("%v counted %d of 5", result.Got, n)
 	}
+	if missed, err := set.Missed(); err != nil || len(missed) != 1 || missed["renames"] != 0 {
+		t.Errorf("missed: %v, %v; renames are made by this process alone, one after the other", missed, err)
+	}
 	if err := set.Detach(); err != nil {
 		t.Fatal(err)
 	}

@@ -21,10 +21,6 @@ type Summary struct {
 	Broken   uint64 `json:"broken"` // received, and not decodable
 }
 
-func (s Summary) String() string {
-	return fmt.Sprintf("events: %d received, %d lost, %d broken", s.Received, s.Lost, s.Broken)
-}
-
 // Reader reads the stream of a collection whose programs include bpf/event/event.h. It is for one goroutine.
 type Reader struct {
 	ring     *ringbuf.Reader

@@ -95,12 +95,12 @@ func TestLossIsExact(t *testing.T) {
 		t.Fatal(err)
 	}
 	sent := uint64(senders)*runs*each + 10*uint64(stormRing)/event.HeaderSize
-	t.Logf("%d sent, %v", sent, summary)
+	t.Logf("%d sent, %+v", sent, summary)
 	if summary.Received != received || summary.Lost != sent-received || summary.Broken != 0 {
-		t.Errorf("%d sent and %d received, but %v", sent, received, summary)
+		t.Errorf("%d sent and %d received, but %+v", sent, received, summary)
 	}
 	if received == 0 || summary.Lost == 0 {
-		t.Errorf("the test wants both received and lost events: %v", summary)
+		t.Errorf("the test wants both received and lost events: %+v", summary)
 	}
 }
 
@@ -108,6 +108,6 @@ func TestNothingIsLostWhereThereIsRoom(t *testing.T) {
 	program, reader := loadStorm(t)
 	send(t, program, 10)
 	if summary, err := reader.Close(nil); err != nil || summary != (event.Summary{Received: 10}) {
-		t.Errorf("got %v, %v, want 10 received", summary, err)
+		t.Errorf("got %+v, %v, want 10 received", summary, err)
 	}
 }

@@ -57,6 +57,8 @@ const rowsMax = uint32(ioIoConstantIO_ROWS_MAX)
 type Options struct {
 	BTF   sensor.BTF
 	Inode uint64 // only files with this inode number; 0: all IO
+
+	rows uint32 // other than IO_ROWS_MAX; 0: that
 }
 
 // Collector watches the IO of this machine. It is for one goroutine.
@@ -72,6 +74,7 @@ type Collector struct {
 	disks  map[uint32]disk // as they were last
 	ticks  map[string]uint64
 	missed ioIoBytes
+	notRun map[string]uint64
 	notes  []string
 }
 
@@ -80,6 +83,9 @@ func Open(o Options) (*Collector, error) {
 	spec, err := loadIo()
 	if err != nil {
 		return nil, fmt.Errorf("read the BPF object of diag io: %w", err)
+	}
+	if o.rows > 0 {
+		spec.Maps[ioMapShIoRows].InnerMap.MaxEntries = o.rows
 	}
 	c := &Collector{ledger: newLedger(), names: newNames(), disks: map[uint32]disk{}}
 	end, err := kernelAddress("iomap_dio_bio_end_io")
@@ -215,6 +221,22 @@ func (c *Collector) readMissed() (sum ioIoBytes, err error) {
 	return sum, nil
 }
 
+// readNotRun is how often the kernel did not run a sensor since the last call; sensors without such runs are left out.
+func (c *Collector) readNotRun() (map[string]uint64, error) {
+	all, err := c.set.Missed()
+	if err != nil {
+		return nil, err
+	}
+	since := map[string]uint64{}
+	for sensor, n := range all {
+		if n > c.notRun[sensor] {
+			since[sensor] = n - c.notRun[sensor]
+		}
+	}
+	c.notRun = all
+	return since, nil
+}
+
 // Close ends the watching and says how the stream of names went. What came since the last Interval is lost.
 func (c *Collector) Close() (event.Summary, error) {
 	err := c.set.Detach()
@@ -224,6 +246,7 @@ func (c *Collector) Close() (event.Summary, error) {
 	}
 	summary, closed := c.reader.Close(c.names.learn)
 	c.reader = nil
+	summary.Broken += c.names.broken
 	return summary, errors.Join(err, closed, c.release())
 }
 

@@ -17,6 +17,9 @@ type Interval struct {
 	// is in no row, because the map of rows was full.
 	UnattributedBytes uint64 `json:"unattributed_bytes"`
 	MissedBytes       uint64 `json:"missed_bytes"`
+	// NotRun is how often the kernel did not run a sensor, by its name, because an interrupt came while it ran on
+	// the same CPU. What these runs would have counted is not known.
+	NotRun map[string]uint64 `json:"not_run"`
 }
 
 // UnattributedPercent is the part of the bytes whose process is not known, in percent.
@@ -76,6 +79,9 @@ func (c *Collector) account(counts map[rowKey]counted, now time.Time, took time.
 	c.missed = missed
 	i.Bytes += i.MissedBytes
 	i.UnattributedBytes += i.MissedBytes
+	if i.NotRun, err = c.readNotRun(); err != nil {
+		return Interval{}, err
+	}
 	i.Disks, err = c.diskRows(took)
 	c.names.forget()
 	return i, err
@@ -87,7 +93,7 @@ func (c *Collector) row(key chargeKey, n charge, counts map[rowKey]counted) Row 
 		Inode: key.file.Inode, Path: c.names.path(key.file, key.process.tgid, known.mntns), Unattributed: key.unattributed}
 	device := key.file.Device
 	if device == 0 {
-		device = counts[rowKey{File: key.file, StartNs: key.process.start, Tgid: key.process.tgid, IsKernel: flag(key.process.isKernel)}].Disk
+		device = counts[rowKey{File: key.file, StartNs: key.process.start, Tgid: key.process.tgid, IsKernel: number(key.process.isKernel)}].Disk
 	}
 	r.Device = c.names.device(device)
 	if !key.process.isKernel {
@@ -96,7 +102,7 @@ func (c *Collector) row(key chargeKey, n charge, counts map[rowKey]counted) Row 
 	return r
 }
 
-func flag(b bool) uint32 {
+func number(b bool) uint32 {
 	if b {
 		return 1
 	}

@@ -262,3 +262,24 @@ func TestWrittenBefore(t *testing.T) {
 		t.Errorf("the interval's time: %+v", i)
 	}
 }
+
+// TestRowsThatAreTooMany has room for one row only: what is in no row is counted.
+func TestRowsThatAreTooMany(t *testing.T) {
+	path, inode := onDisk(t)
+	c, err := Open(Options{Inode: inode, rows: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runProcess(t, "direct read", path)
+	runProcess(t, "direct write", path)
+	i, err := c.Interval()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(i.Rows) != 1 || i.MissedBytes != fileBytes || i.UnattributedBytes != fileBytes || i.Bytes != 2*fileBytes {
+		t.Errorf("want one row and the rest missed: %+v", i)
+	}
+	if _, err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}

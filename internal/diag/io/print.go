@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	stdio "io"
+	"maps"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/shunt-lb/shunt/internal/event"
@@ -41,7 +43,7 @@ func (p text) summary(i Interval, hidden int, names event.Summary) error {
 	if err := p.tables(i, hidden); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(p.out, "names of files as %v\n", names)
+	_, err := fmt.Fprintf(p.out, "names of files: %d received, %d lost, %d broken\n", names.Received, names.Lost, names.Broken)
 	return err
 }
 
@@ -80,6 +82,9 @@ func (p text) tables(i Interval, hidden int) error {
 	}
 	if i.MissedBytes > 0 {
 		fmt.Fprintf(p.out, "%d bytes are in no row, because there were more than %d rows\n", i.MissedBytes, rowsMax)
+	}
+	for _, sensor := range slices.Sorted(maps.Keys(i.NotRun)) {
+		fmt.Fprintf(p.out, "%s: %d were not seen, because the sensor was interrupted on its CPU\n", sensor, i.NotRun[sensor])
 	}
 	_, err := fmt.Fprintf(p.out, "unattributed %.1f %% of %s\n", i.UnattributedPercent(), size(float64(i.Bytes)))
 	return err

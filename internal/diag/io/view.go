@@ -124,13 +124,16 @@ type wholeKey struct {
 
 func (w *whole) add(i Interval) {
 	if w.rows == nil {
-		w.rows = map[wholeKey]Row{}
+		w.rows, w.interval.NotRun = map[wholeKey]Row{}, map[string]uint64{}
 	}
 	w.interval.Time = i.Time
 	w.interval.Seconds += i.Seconds
 	w.interval.Bytes += i.Bytes
 	w.interval.UnattributedBytes += i.UnattributedBytes
 	w.interval.MissedBytes += i.MissedBytes
+	for sensor, n := range i.NotRun {
+		w.interval.NotRun[sensor] += n
+	}
 	for _, r := range i.Rows {
 		k := wholeKey{r.PID, r.Comm, r.Device, r.Inode, r.Unattributed}
 		if before, known := w.rows[k]; known {
