@@ -23,17 +23,18 @@ const module = "github.com/shunt-lb/shunt/"
 // is wiring, and may import what it likes but for another product's.
 var mayImport = map[string][]string{
 	// The floor.
-	"internal/condition": {},
-	"internal/config":    {"internal/lb/model"},
-	"internal/event":     {},
-	"internal/kernel":    {},
-	"internal/metrics":   {},
-	"internal/missed":    {},
-	"internal/namespace": {},
-	"internal/offload":   {"internal/condition", "internal/namespace"},
-	"internal/packet":    {},
-	"internal/record":    {},
-	"sensor":             {},
+	"internal/condition":   {},
+	"internal/config":      {"internal/lb/model"},
+	"internal/event":       {},
+	"internal/event/storm": {},
+	"internal/kernel":      {},
+	"internal/metrics":     {},
+	"internal/missed":      {},
+	"internal/namespace":   {},
+	"internal/offload":     {"internal/condition", "internal/namespace"},
+	"internal/packet":      {},
+	"internal/record":      {},
+	"sensor":               {},
 
 	// The balancer.
 	"internal/lb/model":       {},

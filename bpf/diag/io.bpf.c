@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Which process and which file each IO of a disk is from.
+ *
+ *   read, from disk ─────────────► bio ─► the reader's row: reads
+ *   write past the page cache ───► bio ─► the writer's row: writes
+ *   write to the page cache ─► dirty page ─► the writer's row: dirtied
+ *                                  │
+ *                                  └─► later, a bio of whoever flushes ─► that task's row: flushes
+ *   request that ends ───────────────────► the disk's row
+ *
+ * The file is the one whose pages the bio carries. A bio past the page cache carries the program's own
+ * pages, and leads to the file by its owner, struct iomap_dio.
+ *
+ * User space swaps the map of rows for an empty one at each interval, and the kernel waits for programs
+ * that still use the old one. So each IO is in exactly one interval, and rows do not pile up.
+ *
+ * Invariant: an IO is in exactly one row, or counted in sh_io_missed. A bio that was made from another one
+ * by the block layer (dm, md) is not counted again.
+ */
+#include "file.h"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+/* Only files with this inode number; 0: all IO. */
+volatile const __u64 only_inode = 0;
+/* Address of iomap_dio_bio_end_io; 0: not known, and writes past the page cache have no file. */
+volatile const __u64 iomap_dio_end = 0;
+
+/* enum req_op of linux/blk_types.h, and the flag behind BIO_CLONED; unchanged from 6.1 to 6.18. */
+#define OP_MASK 0xff
+#define OP_READ 0
+#define OP_WRITE 1
+#define BIO_CLONED_BIT (1 << 1)
+
+#define PAGE_BYTES_SHIFT 12
+#define MAPPING_FLAGS 3 /* PAGE_MAPPING_FLAGS: pages of no file */
+#define FOLIO_ORDER_MASK 0xff /* folio_order() in linux/mm.h */
+
+struct address_space {
+	struct inode *host;
+} KERNEL_STRUCT;
+
+struct page {
+	unsigned long compound_head;
+	struct address_space *mapping;
+} KERNEL_STRUCT;
+
+struct folio {
+	unsigned long _flags_1;
+} KERNEL_STRUCT;
+
+/* As it was until 6.5. */
+struct folio___order {
+	unsigned char _folio_order;
+} KERNEL_STRUCT;
+
+enum pageflags { PG_head = 6 };
+
+struct bio_vec {
+	struct page *bv_page;
+} KERNEL_STRUCT;
+
+struct bvec_iter {
+	unsigned int bi_size;
+	unsigned int bi_idx;
+} KERNEL_STRUCT;
+
+struct block_device {
+	__u32 bd_dev;
+} KERNEL_STRUCT;
+
+struct bio {
+	struct block_device *bi_bdev;
+	unsigned int bi_opf;
+	unsigned short bi_flags;
+	struct bvec_iter bi_iter;
+	void *bi_end_io;
+	void *bi_private;
+	struct bio_vec *bi_io_vec;
+} KERNEL_STRUCT;
+
+struct file {
+	struct inode *f_inode;
+} KERNEL_STRUCT;
+
+struct kiocb {
+	struct file *ki_filp;
+} KERNEL_STRUCT;
+
+struct iomap_dio {
+	struct kiocb *iocb;
+} KERNEL_STRUCT;
+
+struct gendisk {
+	int major;
+	int first_minor;
+} KERNEL_STRUCT;
+
+struct request_queue {
+	struct gendisk *disk;
+} KERNEL_STRUCT;
+
+struct request {
+	struct request_queue *q;
+	unsigned int cmd_flags;
+	unsigned int __data_len;
+	__u64 start_time_ns;
+	__u64 io_start_time_ns;
+} KERNEL_STRUCT;
+
+/* clang writes a type in full only if something else than a map inside a map uses it. */
+struct {
+	struct io_key key;
+	struct io_count count;
+	struct io_path path;
+	enum io_constant constant;
+	enum io_missed missed;
+} io_types;
+
+/* What sh_io_rows has inside. */
+struct io_rows {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, IO_ROWS_MAX);
+	__type(key, struct io_key);
+	__type(value, struct io_count);
+};
+
+/*
+ * The rows of the interval. Key: 0; value: a hash of struct io_key and struct io_count. Programs write
+ * the hash, user space swaps and reads it. Full: the IO is counted in sh_io_missed. Upgrade: never pinned.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__array(values, struct io_rows);
+} sh_io_rows SEC(".maps");
+
+/*
+ * IOs that are in no row, since the start. Key: enum io_missed; value: how many, and their bytes.
+ * Programs write, user space reads. Never full. Upgrade: never pinned.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, IO_MISSED_COUNT);
+	__type(key, __u32);
+	__type(value, struct io_bytes);
+} sh_io_missed SEC(".maps");
+
+/*
+ * Ended requests by disk, since the start. Key: the disk, major << 20 | minor; value: struct io_disk of
+ * this CPU. Programs write, user space reads. Full: the disk has no row; 1024 is more than a machine has
+ * in use. Upgrade: never pinned.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(max_entries, IO_DISKS_MAX);
+	__type(key, __u32);
+	__type(value, struct io_disk);
+} sh_io_disks SEC(".maps");
+
+static __always_inline void io_miss(__u32 why, __u32 bytes)
+{
+	struct io_bytes *missed = bpf_map_lookup_elem(&sh_io_missed, &why);
+
+	if (!missed)
+		return;
+	__sync_fetch_and_add(&missed->count, 1);
+	__sync_fetch_and_add(&missed->bytes, bytes);
+}
+
+/* The row of the current process and the file; it is made if there is none. */
+static __always_inline struct io_count *row_get(const struct io_file *file)
+{
+	struct task_struct *task = (void *)bpf_get_current_task();
+	struct task_struct *leader = BPF_CORE_READ(task, group_leader);
+	struct io_key key = { .file = *file };
+	struct io_count fresh = {}, *row;
+	__u32 zero = 0;
+	void *rows;
+
+	rows = bpf_map_lookup_elem(&sh_io_rows, &zero);
+	if (!rows)
+		return NULL;
+	key.tgid = bpf_get_current_pid_tgid() >> 32;
+	key.start_ns = BPF_CORE_READ(leader, start_boottime);
+	key.is_kernel = !!(BPF_CORE_READ(task, flags) & TASK_KERNEL);
+	row = bpf_map_lookup_elem(rows, &key);
+	if (!row) {
+		fresh.cgroup_id = bpf_get_current_cgroup_id();
+		fresh.mntns = BPF_CORE_READ(task, nsproxy, mnt_ns, ns.inum);
+		bpf_map_update_elem(rows, &key, &fresh, BPF_NOEXIST);
+		row = bpf_map_lookup_elem(rows, &key);
+		if (!row)
+			return NULL;
+	}
+	/* A process that reads its program has the name of the one that started it until then. */
+	row->last_ns = bpf_ktime_get_ns();
+	BPF_CORE_READ_STR_INTO(&row->comm, leader, comm);
+	return row;
+}
+
+static __always_inline int is_other(const struct io_file *file)
+{
+	return only_inode && file->inode != only_inode;
+}
+
+/* The inode whose pages the bio carries; NULL: they are no file's. */
+static __always_inline struct inode *bio_cached_inode(struct bio *bio)
+{
+	struct bio_vec *vectors = BPF_CORE_READ(bio, bi_io_vec);
+	__u32 index = BPF_CORE_READ(bio, bi_iter.bi_idx);
+	struct address_space *mapping;
+	unsigned long head;
+	struct page *page;
+
+	page = BPF_CORE_READ(&vectors[index], bv_page);
+	head = BPF_CORE_READ(page, compound_head);
+	if (head & 1)
+		page = (void *)(head - 1);
+	mapping = BPF_CORE_READ(page, mapping);
+	if (!mapping || ((unsigned long)mapping & MAPPING_FLAGS))
+		return NULL;
+	return BPF_CORE_READ(mapping, host);
+}
+
+static __always_inline struct inode *bio_direct_inode(struct bio *bio)
+{
+	struct iomap_dio *dio = BPF_CORE_READ(bio, bi_private);
+
+	return BPF_CORE_READ(dio, iocb, ki_filp, f_inode);
+}
+
+static __always_inline int bio_queued(struct bio *bio)
+{
+	__u32 op = BPF_CORE_READ(bio, bi_opf) & OP_MASK;
+	__u32 bytes = BPF_CORE_READ(bio, bi_iter.bi_size);
+	struct io_file file = {};
+	struct inode *inode;
+	struct io_count *row;
+	int flushed = 0;
+
+	if (op > OP_WRITE || !bytes || (BPF_CORE_READ(bio, bi_flags) & BIO_CLONED_BIT))
+		return 0;
+	if (iomap_dio_end && (__u64)BPF_CORE_READ(bio, bi_end_io) == iomap_dio_end) {
+		inode = bio_direct_inode(bio);
+	} else {
+		inode = bio_cached_inode(bio);
+		flushed = inode && op == OP_WRITE;
+	}
+	if (inode)
+		file = file_of(inode);
+	if (is_other(&file))
+		return 0;
+	if (inode)
+		file_tell(&file, inode);
+	row = row_get(&file);
+	if (!row) {
+		io_miss(IO_MISSED_ROWS_FULL, bytes);
+		return 0;
+	}
+	row->disk = BPF_CORE_READ(bio, bi_bdev, bd_dev);
+	__sync_fetch_and_add(op == OP_READ ? &row->reads :
+			     flushed       ? &row->flushes :
+					     &row->writes,
+			     1);
+	__sync_fetch_and_add(op == OP_READ ? &row->read_bytes :
+			     flushed       ? &row->flushed_bytes :
+					     &row->written_bytes,
+			     bytes);
+	return 0;
+}
+
+/* The first word of a folio is its flags, as a number or in a struct (6.18). */
+static __always_inline __u32 folio_bytes(struct folio *folio)
+{
+	struct folio___order *older = (void *)folio;
+	unsigned long flags = 0;
+	__u32 order = 0;
+
+	bpf_probe_read_kernel(&flags, sizeof(flags), folio);
+	if (flags & (1UL << bpf_core_enum_value(enum pageflags, PG_head))) {
+		if (bpf_core_field_exists(older->_folio_order))
+			order = BPF_CORE_READ(older, _folio_order);
+		else
+			order = BPF_CORE_READ(folio, _flags_1) & FOLIO_ORDER_MASK;
+	}
+	return 1U << ((PAGE_BYTES_SHIFT + order) & 31);
+}
+
+static __always_inline int folio_dirtied(struct folio *folio, struct address_space *mapping)
+{
+	struct inode *inode;
+	struct io_count *row;
+	struct io_file file;
+
+	if (!folio || !mapping)
+		return 0;
+	inode = BPF_CORE_READ(mapping, host);
+	if (!inode)
+		return 0;
+	file = file_of(inode);
+	if (is_other(&file))
+		return 0;
+	row = row_get(&file);
+	if (row)
+		__sync_fetch_and_add(&row->dirtied_bytes, folio_bytes(folio));
+	else
+		io_miss(IO_MISSED_ROWS_FULL, 0);
+	return 0;
+}
+
+static __always_inline int request_ended(struct request *rq, __u32 bytes)
+{
+	struct gendisk *disk = BPF_CORE_READ(rq, q, disk);
+	__u32 op = BPF_CORE_READ(rq, cmd_flags) & OP_MASK;
+	__u64 now = bpf_ktime_get_ns(), begin, issued;
+	struct io_disk fresh = {}, *d;
+	__u32 key;
+
+	if (op > OP_WRITE || !disk)
+		return 0;
+	key = BPF_CORE_READ(disk, major) << 20 | BPF_CORE_READ(disk, first_minor);
+	d = bpf_map_lookup_elem(&sh_io_disks, &key);
+	if (!d) {
+		bpf_map_update_elem(&sh_io_disks, &key, &fresh, BPF_NOEXIST);
+		d = bpf_map_lookup_elem(&sh_io_disks, &key);
+		if (!d)
+			return 0;
+	}
+	op &= 1;
+	__sync_fetch_and_add(&d->bytes[op], bytes);
+	if (bytes < BPF_CORE_READ(rq, __data_len))
+		return 0; /* the rest ends later */
+	__sync_fetch_and_add(&d->requests[op], 1);
+	begin = BPF_CORE_READ(rq, start_time_ns);
+	issued = BPF_CORE_READ(rq, io_start_time_ns);
+	if (!begin || begin > now)
+		__sync_fetch_and_add(&d->unstamped[op], 1);
+	else
+		__sync_fetch_and_add(&d->wait_ns[op], now - begin);
+	if (issued && issued <= now)
+		__sync_fetch_and_add(&d->device_ns[op], now - issued);
+	return 0;
+}
+
+SEC("tp_btf/block_bio_queue")
+int sh_bio_btf(__u64 *ctx)
+{
+	return bio_queued((void *)ctx[0]);
+}
+
+SEC("raw_tp/block_bio_queue")
+int sh_bio_raw(__u64 *ctx)
+{
+	return bio_queued((void *)ctx[0]);
+}
+
+SEC("tp_btf/writeback_dirty_folio")
+int sh_dirty_btf(__u64 *ctx)
+{
+	return folio_dirtied((void *)ctx[0], (void *)ctx[1]);
+}
+
+SEC("raw_tp/writeback_dirty_folio")
+int sh_dirty_raw(__u64 *ctx)
+{
+	return folio_dirtied((void *)ctx[0], (void *)ctx[1]);
+}
+
+SEC("tp_btf/block_rq_complete")
+int sh_end_btf(__u64 *ctx)
+{
+	return request_ended((void *)ctx[0], ctx[2]);
+}
+
+SEC("raw_tp/block_rq_complete")
+int sh_end_raw(__u64 *ctx)
+{
+	return request_ended((void *)ctx[0], ctx[2]);
+}

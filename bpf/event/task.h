@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What programs read of a task: the fields, which are found by name in the kernel's BTF when a
+ * program is loaded (CO-RE), whatever else the kernel's structs have.
+ */
+#ifndef SHUNT_TASK_H
+#define SHUNT_TASK_H
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+
+#define NULL ((void *)0)
+#define KERNEL_STRUCT __attribute__((preserve_access_index))
+
+#define TASK_COMM_BYTES 16 /* TASK_COMM_LEN of linux/sched.h */
+#define TASK_KERNEL 0x00200000 /* PF_KTHREAD of linux/sched.h */
+
+struct ns_common {
+	unsigned int inum;
+} KERNEL_STRUCT;
+
+struct net {
+	struct ns_common ns;
+} KERNEL_STRUCT;
+
+struct mnt_namespace {
+	struct ns_common ns;
+} KERNEL_STRUCT;
+
+struct nsproxy {
+	struct mnt_namespace *mnt_ns;
+	struct net *net_ns;
+} KERNEL_STRUCT;
+
+struct task_struct {
+	unsigned int flags;
+	struct task_struct *group_leader;
+	__u64 start_boottime;
+	char comm[TASK_COMM_BYTES];
+	struct nsproxy *nsproxy;
+} KERNEL_STRUCT;
+
+#endif

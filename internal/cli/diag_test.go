@@ -1,0 +1,80 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+)
+
+func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
+	for _, arguments := range [][]string{
+		{"nosuch"}, {"io", "x"}, {"io", "-c", "0"}, {"io", "-T", "1", "--duration", "1s"}, {"io", "-T", "-1"}, {"io", "-t", "-1"},
+		{"io", "-u", "-1"}, {"io", "-m=false"}, {"io", "-o", "xml"}, {"io", "-P"}, {"doctor", "x"}, {"doctor", "-o", "xml"},
+	} {
+		var out, errOut bytes.Buffer
+		if code := Main(append([]string{"diag"}, arguments...), strings.NewReader(""), &out, &errOut); code != exitUsage || errOut.Len() == 0 {
+			t.Errorf("%v: exit code %d, %s", arguments, code, errOut.String())
+		}
+	}
+}
+
+func TestDiagRefusesFiles(t *testing.T) {
+	for _, arguments := range [][]string{{"io", "--btf", "/no/such"}, {"doctor", "--btf", "/no/such"}, {"io", "-d", "nosuch"}} {
+		var out, errOut bytes.Buffer
+		if code := Main(append([]string{"diag"}, arguments...), strings.NewReader(""), &out, &errOut); code != exitRefused ||
+			!strings.Contains(errOut.String(), arguments[len(arguments)-1]) {
+			t.Errorf("%v: exit code %d, %s", arguments, code, errOut.String())
+		}
+	}
+}
+
+func TestDiagDoctor(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	var people, programs, errOut bytes.Buffer
+	if code := Main([]string{"diag", "doctor"}, strings.NewReader(""), &people, &errOut); code != exitOK {
+		t.Fatalf("exit code %d, %s%s", code, people.String(), errOut.String())
+	}
+	if code := Main([]string{"diag", "doctor", "-o", "json"}, strings.NewReader(""), &programs, &errOut); code != exitOK {
+		t.Fatalf("exit code %d, %s", code, errOut.String())
+	}
+	var answer struct {
+		BTF   string
+		Tools []diagTool
+	}
+	if err := json.Unmarshal(programs.Bytes(), &answer); err != nil {
+		t.Fatal(err)
+	}
+	if answer.BTF == "" || len(answer.Tools) != 1 || !answer.Tools[0].Runs || len(answer.Tools[0].Sensors) != 3 {
+		t.Errorf("%+v", answer)
+	}
+	for _, l := range answer.Tools[0].Sensors {
+		if l.Way == "" || !strings.Contains(people.String(), l.Way) {
+			t.Errorf("%+v is not told in\n%s", l, people.String())
+		}
+	}
+}
+
+func TestDiagIOEndsWithASummary(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	var out, errOut bytes.Buffer
+	if code := Main([]string{"diag", "io", "-j", "-t", "3", "--duration", "100ms"}, strings.NewReader(""), &out, &errOut); code != exitOK {
+		t.Fatalf("exit code %d, %s", code, errOut.String())
+	}
+	var types []string
+	for line := range strings.Lines(out.String()) {
+		var object struct{ Type string }
+		if err := json.Unmarshal([]byte(line), &object); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		types = append(types, object.Type)
+	}
+	if strings.Join(types, " ") != "start interval summary" {
+		t.Errorf("got %v", types)
+	}
+}

@@ -1,0 +1,23 @@
+// Package diag says which of the diagnosing tools this machine can run, and what each of them loses here.
+package diag
+
+import (
+	"github.com/shunt-lb/shunt/internal/diag/io"
+	"github.com/shunt-lb/shunt/sensor"
+)
+
+// Folders are searched for a description of the kernel's types where the kernel has none and no file is named.
+var Folders = []string{"/etc/shunt/btf", "/usr/lib/shunt/btf"}
+
+// Tool is a tool's sensors, tried and let go of.
+type Tool struct {
+	Name    string
+	Results []sensor.Result
+	Err     error // it cannot run
+}
+
+// Examine tries all sensors of all tools.
+func Examine(b sensor.BTF) []Tool {
+	results, err := io.Examine(b)
+	return []Tool{{"io", results, err}}
+}

@@ -1,0 +1,282 @@
+package io
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/sensor"
+)
+
+// Sensors are what the view needs, in the order of its first lines.
+var Sensors = []sensor.Sensor{
+	{
+		Name: "requests", Watches: "IO that enters the block layer: process, file, bytes",
+		Ways: []sensor.Way{
+			{Kind: sensor.TPBTF, Target: "block_bio_queue", Program: "sh_bio_btf"},
+			{Kind: sensor.RawTP, Target: "block_bio_queue", Program: "sh_bio_raw", Loses: uncheckedTypes},
+		},
+	},
+	{
+		Name: "writers", Watches: "pages that are written to the page cache: the process to charge when they are flushed",
+		Ways: []sensor.Way{
+			{Kind: sensor.TPBTF, Target: "writeback_dirty_folio", Program: "sh_dirty_btf"},
+			{Kind: sensor.RawTP, Target: "writeback_dirty_folio", Program: "sh_dirty_raw", Loses: uncheckedTypes},
+		},
+		Without: "flushed writes are unattributed",
+	},
+	{
+		Name: "disks", Watches: "requests that a disk has ended: bytes, time in the queue and in the device",
+		Ways: []sensor.Way{
+			{Kind: sensor.TPBTF, Target: "block_rq_complete", Program: "sh_end_btf"},
+			{Kind: sensor.RawTP, Target: "block_rq_complete", Program: "sh_end_raw", Loses: uncheckedTypes},
+		},
+		Without: "there is no disk view",
+	},
+}
+
+const uncheckedTypes = "the kernel does not check the arguments' types"
+
+// The kernel's names of types that cross.
+type (
+	file    = ioIoFile
+	rowKey  = ioIoKey
+	counted = ioIoCount
+	disk    = ioIoDisk
+)
+
+const rowsMax = uint32(ioIoConstantIO_ROWS_MAX)
+
+// Options are what to watch.
+type Options struct {
+	BTF   sensor.BTF
+	Inode uint64 // only files with this inode number; 0: all IO
+
+	rows uint32 // other than IO_ROWS_MAX; 0: that
+}
+
+// Collector watches the IO of this machine. It is for one goroutine.
+type Collector struct {
+	set    *sensor.Set
+	reader *event.Reader
+	rows   [2]*ebpf.Map // one is filled by the programs, the other is empty
+	filled int
+	began  time.Time
+
+	ledger ledger
+	names  names
+	disks  map[uint32]disk // as they were last
+	ticks  map[string]uint64
+	missed ioIoBytes
+	notRun map[string]uint64
+	notes  []string
+}
+
+// Open begins to watch.
+func Open(o Options) (*Collector, error) {
+	spec, err := loadIo()
+	if err != nil {
+		return nil, fmt.Errorf("read the BPF object of diag io: %w", err)
+	}
+	if o.rows > 0 {
+		spec.Maps[ioMapShIoRows].InnerMap.MaxEntries = o.rows
+	}
+	c := &Collector{ledger: newLedger(), names: newNames(), disks: map[uint32]disk{}}
+	end, err := kernelAddress("iomap_dio_bio_end_io")
+	if err != nil {
+		c.notes = append(c.notes, fmt.Sprintf("reads and writes past the page cache have no file: %v", err))
+	}
+	c.set, err = sensor.Open(spec, Sensors, sensor.Options{
+		Constants: map[string]any{"only_inode": o.Inode, "iomap_dio_end": end},
+		BTF:       o.BTF,
+		Prepare:   func(maps map[string]*ebpf.Map) error { return c.prepare(spec, maps) },
+	})
+	if err != nil {
+		return nil, errors.Join(err, c.release())
+	}
+	c.began = time.Now()
+	if _, err := c.diskRows(0); err != nil {
+		return nil, errors.Join(err, c.release())
+	}
+	return c, nil
+}
+
+// prepare gives the programs a map of rows, and begins to read events.
+func (c *Collector) prepare(spec *ebpf.CollectionSpec, maps map[string]*ebpf.Map) error {
+	for i := range c.rows {
+		var err error
+		if c.rows[i], err = ebpf.NewMap(spec.Maps[ioMapShIoRows].InnerMap); err != nil {
+			return fmt.Errorf("make a map of %d rows: %w", rowsMax, err)
+		}
+	}
+	if err := maps[ioMapShIoRows].Put(uint32(0), c.rows[0]); err != nil {
+		return fmt.Errorf("give the programs the map of rows: %w", err)
+	}
+	var err error
+	c.reader, err = event.NewReader(maps[event.MapEvents], maps[event.MapSequence])
+	return err
+}
+
+// Results say how the sensors are attached.
+func (c *Collector) Results() []sensor.Result { return c.set.Results }
+
+// Notes say what else is lost, one sentence each.
+func (c *Collector) Notes() []string { return c.notes }
+
+// Interval is the time since the last one, or since Open.
+func (c *Collector) Interval() (Interval, error) {
+	counts, err := c.swap()
+	if err != nil {
+		return Interval{}, err
+	}
+	now := time.Now()
+	took := now.Sub(c.began)
+	c.began = now
+	if err := c.learnNames(); err != nil {
+		return Interval{}, err
+	}
+	return c.account(counts, now, took)
+}
+
+// swap gives the programs the empty map, waits until none uses the other one any more, and empties that. The
+// waiting is the kernel's: bpf(2) does not return from changing a map of maps before synchronize_rcu() does
+// (maybe_wait_bpf_programs in kernel/bpf/syscall.c).
+func (c *Collector) swap() (map[rowKey]counted, error) {
+	full := c.rows[c.filled]
+	c.filled = 1 - c.filled
+	if err := c.set.Maps[ioMapShIoRows].Put(uint32(0), c.rows[c.filled]); err != nil {
+		return nil, fmt.Errorf("swap the map of rows: %w", err)
+	}
+	counts := map[rowKey]counted{}
+	var key rowKey
+	var value counted
+	entries := full.Iterate()
+	for entries.Next(&key, &value) {
+		counts[key] = value
+	}
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("read the rows: %w", err)
+	}
+	for key := range counts {
+		if err := full.Delete(key); err != nil {
+			return nil, fmt.Errorf("empty the map of rows: %w", err)
+		}
+	}
+	return counts, nil
+}
+
+// learnNames takes the events that are there.
+func (c *Collector) learnNames() error {
+	for {
+		e, err := c.reader.Read(time.Time{})
+		if errors.Is(err, event.ErrTimeout) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		c.names.learn(e)
+	}
+}
+
+// decodePath reads struct io_path.
+func decodePath(payload []byte) (file, name, error) {
+	var p ioIoPath
+	if err := binary.Read(bytes.NewReader(payload), binary.NativeEndian, &p); err != nil {
+		return file{}, name{}, fmt.Errorf("decode a file's name: %w", err)
+	}
+	if int(p.NamesSize) > len(p.Names) {
+		return file{}, name{}, fmt.Errorf("decode a file's name: %d bytes, and at most %d are possible", p.NamesSize, len(p.Names))
+	}
+	text := make([]byte, p.NamesSize)
+	for i := range text {
+		text[i] = byte(p.Names[i])
+	}
+	n := name{deleted: p.Links == 0, cut: p.IsCut != 0}
+	for part := range strings.SplitSeq(strings.TrimSuffix(string(text), "\x00"), "\x00") {
+		n.path = "/" + part + n.path
+	}
+	if p.NamesSize == 0 {
+		n.path = ""
+	}
+	return p.File, n, nil
+}
+
+// readMissed is how much IO is in no row, since the start.
+func (c *Collector) readMissed() (sum ioIoBytes, err error) {
+	var all []ioIoBytes
+	if err := c.set.Maps[ioMapShIoMissed].Lookup(uint32(ioIoMissedIO_MISSED_ROWS_FULL), &all); err != nil {
+		return sum, fmt.Errorf("read how much IO was missed: %w", err)
+	}
+	for _, one := range all {
+		sum.Count += one.Count
+		sum.Bytes += one.Bytes
+	}
+	return sum, nil
+}
+
+// readNotRun is how often the kernel did not run a sensor since the last call; sensors without such runs are left out.
+func (c *Collector) readNotRun() (map[string]uint64, error) {
+	all, err := c.set.Missed()
+	if err != nil {
+		return nil, err
+	}
+	since := map[string]uint64{}
+	for sensor, n := range all {
+		if n > c.notRun[sensor] {
+			since[sensor] = n - c.notRun[sensor]
+		}
+	}
+	c.notRun = all
+	return since, nil
+}
+
+// Close ends the watching and says how the stream of names went. What came since the last Interval is lost.
+func (c *Collector) Close() (event.Summary, error) {
+	err := c.set.Detach()
+	// The swap's wait is for the programs that still run.
+	if _, swapped := c.swap(); swapped != nil {
+		err = errors.Join(err, swapped)
+	}
+	summary, closed := c.reader.Close(c.names.learn)
+	c.reader = nil
+	summary.Broken += c.names.broken
+	return summary, errors.Join(err, closed, c.release())
+}
+
+func (c *Collector) release() error {
+	var errs []error
+	if c.reader != nil {
+		_, err := c.reader.Close(nil)
+		errs = append(errs, err)
+	}
+	if c.set != nil {
+		errs = append(errs, c.set.Close())
+	}
+	for _, m := range c.rows {
+		if m != nil {
+			errs = append(errs, m.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Examine attaches the sensors as Open does and lets go of them again. The error is sensor.ErrNoWay if there would
+// be no view; the results are complete then.
+func Examine(b sensor.BTF) ([]sensor.Result, error) {
+	spec, err := loadIo()
+	if err != nil {
+		return nil, fmt.Errorf("read the BPF object of diag io: %w", err)
+	}
+	set, err := sensor.Open(spec, Sensors, sensor.Options{BTF: b})
+	if set == nil {
+		return nil, err
+	}
+	return set.Results, errors.Join(err, set.Close())
+}

@@ -1,0 +1,121 @@
+package io
+
+import (
+	"strings"
+	"time"
+)
+
+// Interval is what happened between two moments.
+type Interval struct {
+	Time    time.Time `json:"time"` // its end
+	Seconds float64   `json:"seconds"`
+	Disks   []Disk    `json:"disks"`
+	Rows    []Row     `json:"rows"`
+	// Bytes is all that entered the block layer as reads and writes, in rows or not.
+	Bytes uint64 `json:"bytes"`
+	// UnattributedBytes is the part of Bytes whose process is not known, and MissedBytes the part of that which
+	// is in no row, because the map of rows was full.
+	UnattributedBytes uint64 `json:"unattributed_bytes"`
+	MissedBytes       uint64 `json:"missed_bytes"`
+	// NotRun is how often the kernel did not run a sensor, by its name, because an interrupt came while it ran on
+	// the same CPU. What these runs would have counted is not known.
+	NotRun map[string]uint64 `json:"not_run"`
+}
+
+// UnattributedPercent is the part of the bytes whose process is not known, in percent.
+func (i Interval) UnattributedPercent() float64 {
+	if i.Bytes == 0 {
+		return 0
+	}
+	return 100 * float64(i.UnattributedBytes) / float64(i.Bytes)
+}
+
+// Row is the IO of one process with one file. It is counted where it enters the block layer.
+type Row struct {
+	Comm       string `json:"comm"` // of the process's first thread
+	PID        uint32 `json:"pid"`  // of the process
+	Reads      uint64 `json:"cnt_rd"`
+	ReadBytes  uint64 `json:"bytes_rd"`
+	Writes     uint64 `json:"cnt_wr"`
+	WriteBytes uint64 `json:"bytes_wr"`
+	Inode      uint64 `json:"inode"`  // 0: no file
+	Device     string `json:"device"` // of the file system, or the disk where there is no file
+	Path       string `json:"filepath"`
+	Container  string `json:"container_id,omitempty"`
+	// Unattributed: the process only carried the IO out, and it is not known for which one.
+	Unattributed bool `json:"unattributed,omitempty"`
+}
+
+// about is what the counts say of a process beside its IO.
+type about struct {
+	comm   string
+	cgroup uint64
+	mntns  uint32
+	lastNs uint64    // CLOCK_MONOTONIC: when it last did IO, and had this name
+	last   time.Time // the interval of that
+}
+
+// account makes rows of counts.
+func (c *Collector) account(counts map[rowKey]counted, now time.Time, took time.Duration) (Interval, error) {
+	i := Interval{Time: now, Seconds: took.Seconds()}
+	for key, n := range counts {
+		p := process{key.Tgid, key.StartNs, key.IsKernel != 0}
+		c.ledger.meet(p, about{comm: comm(n.Comm), cgroup: n.CgroupId, mntns: n.Mntns, lastNs: n.LastNs}, now)
+	}
+	rows := map[chargeKey]Row{}
+	for key, n := range c.ledger.settle(counts, now) {
+		rows[key] = c.row(key, n, counts)
+		i.Bytes += n.readBytes + n.writeBytes
+		if key.unattributed {
+			i.UnattributedBytes += n.readBytes + n.writeBytes
+		}
+	}
+	i.Rows = sorted(rows)
+	missed, err := c.readMissed()
+	if err != nil {
+		return Interval{}, err
+	}
+	i.MissedBytes = missed.Bytes - c.missed.Bytes
+	c.missed = missed
+	i.Bytes += i.MissedBytes
+	i.UnattributedBytes += i.MissedBytes
+	if i.NotRun, err = c.readNotRun(); err != nil {
+		return Interval{}, err
+	}
+	i.Disks, err = c.diskRows(took)
+	c.names.forget()
+	return i, err
+}
+
+func (c *Collector) row(key chargeKey, n charge, counts map[rowKey]counted) Row {
+	known := c.ledger.met[key.process]
+	r := Row{Comm: known.comm, PID: key.process.tgid, Reads: n.reads, ReadBytes: n.readBytes, Writes: n.writes, WriteBytes: n.writeBytes,
+		Inode: key.file.Inode, Path: c.names.path(key.file, key.process.tgid, known.mntns), Unattributed: key.unattributed}
+	device := key.file.Device
+	if device == 0 {
+		device = counts[rowKey{File: key.file, StartNs: key.process.start, Tgid: key.process.tgid, IsKernel: number(key.process.isKernel)}].Disk
+	}
+	r.Device = c.names.device(device)
+	if !key.process.isKernel {
+		r.Container = c.names.container(known.cgroup, key.process.tgid)
+	}
+	return r
+}
+
+func number(b bool) uint32 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func comm(raw [16]int8) string {
+	var b strings.Builder
+	for _, c := range raw {
+		if c == 0 {
+			break
+		}
+		b.WriteByte(byte(c))
+	}
+	return b.String()
+}

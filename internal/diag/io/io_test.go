@@ -1,0 +1,285 @@
+package io
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const fileBytes = 8 << 20
+
+// TestMain is also the process whose IO is watched: it does what SHUNT_TEST_IO says and ends.
+func TestMain(m *testing.M) {
+	if does := os.Getenv("SHUNT_TEST_IO"); does != "" {
+		if err := work(does, os.Getenv("SHUNT_TEST_FILE")); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// checksum keeps the compiler from leaving reads out.
+var checksum byte
+
+// work reads or writes the whole file.
+func work(does, path string) error {
+	flags := os.O_RDWR
+	if strings.HasPrefix(does, "direct") {
+		flags |= unix.O_DIRECT
+	}
+	f, err := os.OpenFile(path, flags, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if does == "mmap write" || does == "mmap read" {
+		data, err := unix.Mmap(int(f.Fd()), 0, fileBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			return err
+		}
+		for i := 0; i < len(data); i += os.Getpagesize() {
+			if checksum += data[i]; does == "mmap write" {
+				data[i]++
+			}
+		}
+		return unix.Munmap(data)
+	}
+	buffer, err := unix.Mmap(-1, 0, 1<<16, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE) // aligned
+	if err != nil {
+		return err
+	}
+	for at := int64(0); at < fileBytes; at += int64(len(buffer)) {
+		if strings.HasSuffix(does, "write") {
+			_, err = f.WriteAt(buffer, at)
+		} else {
+			_, err = f.ReadAt(buffer, at)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// process runs the work in a process of its own, and returns its id when it has ended.
+func runProcess(t *testing.T, does, path string) uint32 {
+	t.Helper()
+	c := exec.Command("/proc/self/exe", "-test.run", "^$")
+	c.Env = append(os.Environ(), "SHUNT_TEST_IO="+does, "SHUNT_TEST_FILE="+path)
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", does, err, out)
+	}
+	return uint32(c.Process.Pid)
+}
+
+// onDisk is a file of fileBytes on a disk, written and not in the page cache.
+func onDisk(t *testing.T) (path string, inode uint64) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	path = filepath.Join(t.TempDir(), "file of the test")
+	if err := os.WriteFile(path, []byte(strings.Repeat("x", fileBytes)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	flush(t, path)
+	drop(t, path)
+	var stat unix.Stat_t
+	if err := unix.Stat(path, &stat); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev))); err != nil {
+		t.Skipf("%s is on no disk: %v", path, err)
+	}
+	return path, stat.Ino
+}
+
+func flush(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Sync(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// drop takes a file that has been flushed out of the page cache.
+func drop(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func watch(t *testing.T, inode uint64) *Collector {
+	t.Helper()
+	c, err := Open(Options{Inode: inode})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		summary, err := c.Close()
+		if err != nil || summary.Lost != 0 || summary.Broken != 0 || summary.Received == 0 {
+			t.Errorf("close: %v, %v", summary, err)
+		}
+	})
+	for _, r := range c.Results() {
+		t.Log(r)
+	}
+	return c
+}
+
+func interval(t *testing.T, c *Collector) Interval {
+	t.Helper()
+	i, err := c.Interval()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i.MissedBytes != 0 {
+		t.Errorf("%d bytes were missed", i.MissedBytes)
+	}
+	return i
+}
+
+// near fails unless got is want within so many thousandths.
+func near(t *testing.T, what string, got, want, thousandths uint64) {
+	t.Helper()
+	if difference := max(got, want) - min(got, want); difference*1000 > want*thousandths {
+		t.Errorf("%s: %d, want %d within %d ‰", what, got, want, thousandths)
+	}
+}
+
+// TestRowsAreTrue has a process read or write a known number of bytes in each way that there is.
+func TestRowsAreTrue(t *testing.T) {
+	for _, test := range []struct {
+		does                     string
+		read, write, thousandths uint64
+	}{
+		{"direct read", fileBytes, 0, 5},
+		{"direct write", 0, fileBytes, 5},
+		{"buffered read", fileBytes, 0, 20},
+		{"buffered write", 0, fileBytes, 20},
+		{"mmap read", fileBytes, 0, 20},
+		{"mmap write", fileBytes, fileBytes, 20},
+	} {
+		t.Run(test.does, func(t *testing.T) {
+			path, inode := onDisk(t)
+			c := watch(t, inode)
+			pid := runProcess(t, test.does, path)
+			flush(t, path) // by this process, which has not written
+			i := interval(t, c)
+			if len(i.Rows) != 1 {
+				t.Fatalf("want one row, of process %d: %+v", pid, i.Rows)
+			}
+			r := i.Rows[0]
+			t.Logf("%+v", r)
+			near(t, "bytes read", r.ReadBytes, test.read, test.thousandths)
+			near(t, "bytes written", r.WriteBytes, test.write, test.thousandths)
+			if r.PID != pid || r.Inode != inode || r.Path != path || r.Unattributed || r.Comm == "" || r.Device == "" {
+				t.Errorf("want process %d, inode %d, %s: %+v", pid, inode, path, r)
+			}
+			if (r.Reads > 0) != (test.read > 0) || (r.Writes > 0) != (test.write > 0) {
+				t.Errorf("requests do not fit the bytes: %+v", r)
+			}
+			if again := interval(t, c); len(again.Rows) != 0 {
+				t.Errorf("the next interval counts it again: %+v", again.Rows)
+			}
+		})
+	}
+}
+
+// TestFlushByTheKernel waits for a kworker to flush, which the writer is charged with, in a later interval and
+// after its end.
+func TestFlushByTheKernel(t *testing.T) {
+	path, inode := onDisk(t)
+	c := watch(t, inode)
+	pid := runProcess(t, "buffered write", path)
+	before := interval(t, c)
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.Syncfs(int(f.Fd())); err != nil { // has the kernel's threads flush, and waits for them
+		t.Fatal(err)
+	}
+	after := interval(t, c)
+	written := uint64(0)
+	for _, r := range append(before.Rows, after.Rows...) {
+		if r.PID != pid || r.Unattributed {
+			t.Errorf("want process %d only: %+v", pid, r)
+		}
+		written += r.WriteBytes
+	}
+	near(t, "bytes written", written, fileBytes, 20)
+}
+
+func TestDeletedFileIsMarked(t *testing.T) {
+	path, inode := onDisk(t)
+	c := watch(t, inode)
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_DIRECT, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	runProcess(t, "direct read", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd()))
+	i := interval(t, c)
+	if len(i.Rows) != 1 || i.Rows[0].Path != path+" (deleted)" || i.Rows[0].ReadBytes != fileBytes {
+		t.Errorf("want %s (deleted): %+v", path, i.Rows)
+	}
+}
+
+// TestWrittenBefore flushes what was written before the watching began: nobody is blamed.
+func TestWrittenBefore(t *testing.T) {
+	path, inode := onDisk(t)
+	runProcess(t, "buffered write", path)
+	c := watch(t, inode)
+	flush(t, path)
+	i := interval(t, c)
+	if i.UnattributedBytes != i.Bytes || i.Bytes == 0 || len(i.Rows) == 0 || !i.Rows[0].Unattributed {
+		t.Errorf("want all of it unattributed: %+v", i)
+	}
+	if time.Since(i.Time) > time.Minute || i.Seconds <= 0 {
+		t.Errorf("the interval's time: %+v", i)
+	}
+}
+
+// TestRowsThatAreTooMany has room for one row only: what is in no row is counted.
+func TestRowsThatAreTooMany(t *testing.T) {
+	path, inode := onDisk(t)
+	c, err := Open(Options{Inode: inode, rows: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runProcess(t, "direct read", path)
+	runProcess(t, "direct write", path)
+	i, err := c.Interval()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(i.Rows) != 1 || i.MissedBytes != fileBytes || i.UnattributedBytes != fileBytes || i.Bytes != 2*fileBytes {
+		t.Errorf("want one row and the rest missed: %+v", i)
+	}
+	if _, err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}

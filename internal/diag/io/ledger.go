@@ -1,0 +1,160 @@
+package io
+
+import (
+	"cmp"
+	"maps"
+	"math/bits"
+	"slices"
+	"time"
+)
+
+// process names a process for ever.
+type process struct {
+	tgid     uint32
+	start    uint64 // ns, CLOCK_BOOTTIME
+	isKernel bool
+}
+
+// charge is what a process caused on the disks with one file in one interval.
+type charge struct {
+	reads, readBytes, writes, writeBytes uint64
+}
+
+type chargeKey struct {
+	process process
+	file    file
+	// The process only carried it out: the kernel did it for itself, or flushed what somebody had written
+	// before the watching began.
+	unattributed bool
+}
+
+// forgetAfter is when pages that were written and not flushed are forgotten: they were deleted before it, or
+// their last bytes. The kernel flushes after 30 s (vm.dirty_expire_centisecs), checked every 5 s.
+const forgetAfter = 3 * time.Minute
+
+// debt is what processes have written to the page cache of a file, and nobody has flushed.
+type debt struct {
+	bytes map[process]uint64
+	last  time.Time
+}
+
+// ledger charges flushes to the processes that wrote. A flush says how many bytes of which file; which of the
+// file's pages does not matter unless several processes write one file, and then each is charged in
+// proportion to what it has written and not been charged for.
+type ledger struct {
+	debts map[file]debt
+	met   map[process]about
+}
+
+func newLedger() ledger { return ledger{map[file]debt{}, map[process]about{}} }
+
+// meet remembers what is known of a process, which may have ended when its writes are flushed.
+func (l *ledger) meet(p process, a about, now time.Time) {
+	if before, known := l.met[p]; known && before.lastNs > a.lastNs {
+		return
+	}
+	a.last = now
+	l.met[p] = a
+}
+
+// settle takes the counts of an interval. The charges' bytes add up to the bytes of the counts.
+func (l *ledger) settle(counts map[rowKey]counted, now time.Time) map[chargeKey]charge {
+	charges := map[chargeKey]charge{}
+	flushes := map[file]map[process]charge{} // as writes, by the task that flushes
+	for key, n := range counts {
+		p := process{key.Tgid, key.StartNs, key.IsKernel != 0}
+		if n.DirtiedBytes > 0 {
+			d := l.debts[key.File]
+			if d.bytes == nil {
+				d.bytes = map[process]uint64{}
+			}
+			d.bytes[p] += n.DirtiedBytes
+			d.last = now
+			l.debts[key.File] = d
+		}
+		if n.Flushes > 0 {
+			if flushes[key.File] == nil {
+				flushes[key.File] = map[process]charge{}
+			}
+			flushes[key.File][p] = charge{writes: n.Flushes, writeBytes: n.FlushedBytes}
+		}
+		if n.Reads > 0 || n.Writes > 0 {
+			add(charges, chargeKey{p, key.File, p.isKernel},
+				charge{reads: n.Reads, readBytes: n.ReadBytes, writes: n.Writes, writeBytes: n.WrittenBytes})
+		}
+	}
+	for f, by := range flushes {
+		l.flush(charges, f, by)
+	}
+	for f, d := range l.debts {
+		if len(d.bytes) == 0 || now.Sub(d.last) > forgetAfter {
+			delete(l.debts, f)
+		}
+	}
+	for p, a := range l.met {
+		if now.Sub(a.last) > forgetAfter {
+			delete(l.met, p)
+		}
+	}
+	return charges
+}
+
+// flush charges what was flushed of one file: to the writers as far as they owe it, and the rest, which was
+// written before the watching began, to nobody.
+func (l *ledger) flush(charges map[chargeKey]charge, f file, by map[process]charge) {
+	left := charge{}
+	var flusher process // of most
+	for p, c := range by {
+		left.writes += c.writes
+		left.writeBytes += c.writeBytes
+		if most := by[flusher].writeBytes; c.writeBytes > most || c.writeBytes == most && p.tgid < flusher.tgid {
+			flusher = p
+		}
+	}
+	owes := l.debts[f].bytes
+	owed := uint64(0)
+	for _, bytes := range owes {
+		owed += bytes
+	}
+	// Each step divides what is left among those who are left, so that nothing is lost by rounding.
+	debtors := slices.SortedFunc(maps.Keys(owes), func(a, b process) int {
+		return cmp.Or(cmp.Compare(a.tgid, b.tgid), cmp.Compare(a.start, b.start))
+	})
+	for _, p := range debtors {
+		bytes := min(owes[p], left.writeBytes)
+		if owed > left.writeBytes {
+			bytes = share(left.writeBytes, owes[p], owed)
+		}
+		requests := share(left.writes, bytes, left.writeBytes)
+		add(charges, chargeKey{p, f, p.isKernel}, charge{writes: requests, writeBytes: bytes})
+		left.writes -= requests
+		left.writeBytes -= bytes
+		owed -= owes[p]
+		if owes[p] -= bytes; owes[p] == 0 {
+			delete(owes, p)
+		}
+	}
+	add(charges, chargeKey{flusher, f, true}, left)
+}
+
+// share is total × part / whole, rounded down, for a part of the whole; 0 of nothing.
+func share(total, part, whole uint64) uint64 {
+	if whole == 0 {
+		return 0
+	}
+	high, low := bits.Mul64(total, part)
+	result, _ := bits.Div64(high, low, whole)
+	return result
+}
+
+func add(charges map[chargeKey]charge, key chargeKey, c charge) {
+	if c.reads+c.writes+c.readBytes+c.writeBytes == 0 {
+		return
+	}
+	sum := charges[key]
+	sum.reads += c.reads
+	sum.readBytes += c.readBytes
+	sum.writes += c.writes
+	sum.writeBytes += c.writeBytes
+	charges[key] = sum
+}

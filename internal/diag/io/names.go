@@ -1,0 +1,251 @@
+package io
+
+import (
+	"bufio"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/event"
+)
+
+// name is what a file is called inside its file system.
+type name struct {
+	path         string // from the file system's root, with a leading slash; "": it has none
+	deleted, cut bool   // cut: it begins in the middle
+}
+
+// namesMax is how many files are remembered; the programs tell a file's name again every 5 s.
+const namesMax = 4 * int(ioIoConstantIO_FILES_MAX)
+
+// names is what files, devices and containers are called. Answers that change are kept for one interval.
+type names struct {
+	files      map[file]name
+	broken     uint64
+	mounts     map[uint32][]mount // by mount namespace
+	devices    map[uint32]string
+	cgroups    map[uint64]string // paths below the second hierarchy
+	cgroupRoot string
+	walked     bool // in this interval
+}
+
+func newNames() names {
+	n := names{files: map[file]name{}, cgroups: map[uint64]string{}}
+	n.forget()
+	return n
+}
+
+// forget lets go of what may change.
+func (n *names) forget() {
+	n.mounts, n.devices, n.walked = map[uint32][]mount{}, map[uint32]string{}, false
+	if len(n.files) > namesMax {
+		n.files = map[file]name{}
+	}
+}
+
+func (n *names) learn(e event.Event) {
+	if e.Sensor != uint16(ioIoConstantIO_SENSOR_PATH) {
+		n.broken++
+		return
+	}
+	f, called, err := decodePath(e.Payload)
+	if err != nil {
+		n.broken++
+		return
+	}
+	n.files[f] = called
+}
+
+// path is what the process calls the file, or "-". A file that has no name in the process's mount namespace, as
+// of an overlay's lower layer, has the one that it has here.
+func (n *names) path(f file, tgid, mntns uint32) string {
+	if f.Device == 0 {
+		return "-"
+	}
+	if f.Inode == 0 {
+		return "/dev/" + n.device(f.Device)
+	}
+	called, known := n.files[f]
+	if !known || called.path == "" {
+		return "-"
+	}
+	path := called.path
+	if called.cut {
+		path = "/..." + path
+	} else if at, ok := place(n.mountsOf(strconv.Itoa(int(tgid)), mntns), f.Device, path); ok {
+		path = at
+	} else if at, ok := place(n.mountsOf("self", 0), f.Device, path); ok {
+		path = at
+	} else {
+		path = n.device(f.Device) + ":" + path
+	}
+	if called.deleted {
+		path += " (deleted)"
+	}
+	return path
+}
+
+// mount is a line of mountinfo.
+type mount struct {
+	device      uint32
+	root, point string
+}
+
+func (n *names) mountsOf(pid string, mntns uint32) []mount {
+	mounts, known := n.mounts[mntns]
+	if !known {
+		// A process that has ended cannot be asked: then what another one of its namespace said counts, or
+		// what there is here.
+		text, err := os.ReadFile("/proc/" + pid + "/mountinfo")
+		if err != nil {
+			return nil
+		}
+		mounts = parseMounts(string(text))
+		n.mounts[mntns] = mounts
+	}
+	return mounts
+}
+
+// parseMounts reads /proc/PID/mountinfo (proc_pid_mountinfo(5)).
+func parseMounts(text string) (mounts []mount) {
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) < 6 {
+			continue
+		}
+		major, minor, ok := strings.Cut(fields[2], ":")
+		a, errA := strconv.ParseUint(major, 10, 12)
+		b, errB := strconv.ParseUint(minor, 10, 20)
+		if !ok || errA != nil || errB != nil {
+			continue
+		}
+		mounts = append(mounts, mount{uint32(a<<20 | b), unescape(fields[3]), unescape(fields[4])})
+	}
+	return mounts
+}
+
+var escape = regexp.MustCompile(`\\[0-7]{3}`)
+
+// unescape reads the octal numbers that stand for blanks.
+func unescape(s string) string {
+	return escape.ReplaceAllStringFunc(s, func(code string) string {
+		n, err := strconv.ParseUint(code[1:], 8, 8)
+		if err != nil {
+			return code
+		}
+		return string([]byte{byte(n)})
+	})
+}
+
+// place finds the path through the mount that shows the smallest part of the file system with the file in it.
+func place(mounts []mount, device uint32, path string) (string, bool) {
+	best := -1
+	for i, m := range mounts {
+		below := m.root == "/" || path == m.root || strings.HasPrefix(path, m.root+"/")
+		if m.device == device && below && (best < 0 || len(m.root) < len(mounts[best].root)) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return "", false
+	}
+	return filepath.Join(mounts[best].point, strings.TrimPrefix(path, strings.TrimSuffix(mounts[best].root, "/"))), true
+}
+
+// device is a block device's name, or its numbers.
+func (n *names) device(dev uint32) string {
+	if known, ok := n.devices[dev]; ok {
+		return known
+	}
+	numbers := fmt.Sprintf("%d:%d", dev>>20, dev&(1<<20-1))
+	called := numbers
+	if target, err := os.Readlink("/sys/dev/block/" + numbers); err == nil {
+		called = filepath.Base(target)
+	}
+	n.devices[dev] = called
+	return called
+}
+
+var containerName = regexp.MustCompile(`[0-9a-f]{64}`)
+
+// container is the id in the name of the process's cgroup, 64 hexadecimal digits; "": it is in none.
+func (n *names) container(cgroup uint64, tgid uint32) string {
+	path, known := n.cgroups[cgroup]
+	if !known && !n.walked {
+		n.walked = true
+		n.walkCgroups()
+		path, known = n.cgroups[cgroup]
+	}
+	if id := containerName.FindString(path); known && id != "" {
+		return id
+	}
+	// In the first hierarchy, as with Docker beside cgroup v1.
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", tgid))
+	if err != nil {
+		return ""
+	}
+	return containerName.FindString(string(text))
+}
+
+// walkCgroups learns the folders of the second hierarchy: a cgroup's id is the inode number of its folder.
+func (n *names) walkCgroups() {
+	if n.cgroupRoot == "" {
+		n.cgroupRoot = cgroupMount()
+	}
+	if n.cgroupRoot == "" {
+		return
+	}
+	n.cgroups = map[uint64]string{}
+	// Cgroups come and go meanwhile: what cannot be read is left out.
+	_ = filepath.WalkDir(n.cgroupRoot, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return nil
+		}
+		var stat unix.Stat_t
+		if unix.Stat(path, &stat) == nil {
+			n.cgroups[stat.Ino] = strings.TrimPrefix(path, n.cgroupRoot)
+		}
+		return nil
+	})
+}
+
+func cgroupMount() string {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(text)) {
+		before, after, ok := strings.Cut(line, " - ")
+		if fields := strings.Fields(before); ok && strings.HasPrefix(after, "cgroup2 ") && len(fields) > 4 {
+			return unescape(fields[4])
+		}
+	}
+	return ""
+}
+
+// kernelAddress is where a function of the kernel is.
+func kernelAddress(function string) (uint64, error) {
+	f, err := os.Open("/proc/kallsyms")
+	if err != nil {
+		return 0, fmt.Errorf("find %s: %w", function, err)
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 3 || fields[2] != function {
+			continue
+		}
+		address, err := strconv.ParseUint(fields[0], 16, 64)
+		if err != nil || address == 0 {
+			return 0, fmt.Errorf("the kernel hides the address of %s; `sysctl kernel.kptr_restrict=1` shows it to root", function)
+		}
+		return address, nil
+	}
+	return 0, fmt.Errorf("this kernel has no function %s", function)
+}

@@ -1,0 +1,184 @@
+package io
+
+import (
+	"encoding/json"
+	"fmt"
+	stdio "io"
+	"maps"
+	"slices"
+	"text/tabwriter"
+
+	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/sensor"
+)
+
+// printer writes what a run finds out.
+type printer interface {
+	start(results []sensor.Result, btf string, notes []string) error
+	interval(i Interval, hidden int) error
+	summary(i Interval, hidden int, names event.Summary) error
+}
+
+// text is for people.
+type text struct{ out stdio.Writer }
+
+func (p text) start(results []sensor.Result, btf string, notes []string) error {
+	for _, r := range results {
+		fmt.Fprintln(p.out, r)
+	}
+	for _, note := range notes {
+		fmt.Fprintln(p.out, note)
+	}
+	_, err := fmt.Fprintf(p.out, "types: %s\n", btf)
+	return err
+}
+
+func (p text) interval(i Interval, hidden int) error {
+	fmt.Fprintf(p.out, "\n%s\n", i.Time.Format("2006-01-02 15:04:05"))
+	return p.tables(i, hidden)
+}
+
+func (p text) summary(i Interval, hidden int, names event.Summary) error {
+	fmt.Fprintf(p.out, "\nSummary of %.1f s\n", i.Seconds)
+	if err := p.tables(i, hidden); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(p.out, "names of files: %d received, %d lost, %d broken\n", names.Received, names.Lost, names.Broken)
+	return err
+}
+
+func (p text) tables(i Interval, hidden int) error {
+	w := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
+	if len(i.Disks) > 0 {
+		fmt.Fprintln(w, "DEVICE\tR_IOPS\tW_IOPS\tR_BPS\tW_BPS\tWAIT ms\tR_WAIT\tW_WAIT\tDEVICE ms\tUTIL%")
+		for _, d := range i.Disks {
+			fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%s\t%s\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f\n", d.Name, d.ReadRate, d.WriteRate,
+				rate(d.ReadBytes), rate(d.WriteBytes), d.Wait, d.ReadWait, d.WriteWait, d.Device, d.Util)
+		}
+		fmt.Fprintln(w)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if len(i.Rows) > 0 {
+		fmt.Fprintln(w, "COMM\tPID\tCNT_RD\tBW_RD\tCNT_WR\tBW_WR\tINODE\tDEVICE\tFILEPATH")
+	}
+	for _, r := range i.Rows {
+		comm, path := r.Comm, printable(r.Path)
+		if r.Unattributed {
+			comm = "[" + comm + "]"
+		}
+		if r.Container != "" {
+			path += " [containerId:" + r.Container[:12] + "]"
+		}
+		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%d\t%s\t%d\t%s\t%s\n", printable(comm), r.PID, r.Reads, rate(float64(r.ReadBytes)/i.Seconds),
+			r.Writes, rate(float64(r.WriteBytes)/i.Seconds), r.Inode, r.Device, path)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if hidden > 0 {
+		fmt.Fprintf(p.out, "%d more rows are not shown\n", hidden)
+	}
+	if i.MissedBytes > 0 {
+		fmt.Fprintf(p.out, "%d bytes are in no row, because there were more than %d rows\n", i.MissedBytes, rowsMax)
+	}
+	for _, sensor := range slices.Sorted(maps.Keys(i.NotRun)) {
+		fmt.Fprintf(p.out, "%s: %d were not seen, because the sensor was interrupted on its CPU\n", sensor, i.NotRun[sensor])
+	}
+	_, err := fmt.Fprintf(p.out, "unattributed %.1f %% of %s\n", i.UnattributedPercent(), size(float64(i.Bytes)))
+	return err
+}
+
+// printable keeps names that others chose from controlling the terminal.
+func printable(s string) string {
+	quoted := fmt.Sprintf("%+q", s)
+	if quoted = quoted[1 : len(quoted)-1]; quoted == s {
+		return s
+	}
+	clean := []rune(s)
+	for i, r := range clean {
+		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
+			clean[i] = '?'
+		}
+	}
+	return string(clean)
+}
+
+func rate(bytes float64) string {
+	if bytes == 0 {
+		return "0"
+	}
+	return size(bytes) + "/s"
+}
+
+// size has binary units, as the tools that print KB/s for disks do.
+func size(bytes float64) string {
+	units := []string{"B", "KB", "MB", "GB", "TB"}
+	at := 0
+	for ; bytes >= 1024 && at < len(units)-1; at++ {
+		bytes /= 1024
+	}
+	return fmt.Sprintf("%.1f%s", bytes, units[at])
+}
+
+// jsonLines is for programs: one object a line, told apart by its type.
+type jsonLines struct{ out *json.Encoder }
+
+type startLine struct {
+	Type    string       `json:"type"` // start
+	BTF     string       `json:"btf"`
+	Sensors []SensorLine `json:"sensors"`
+	Notes   []string     `json:"notes"`
+}
+
+type intervalLine struct {
+	Type string `json:"type"` // interval or summary
+	Interval
+	Percent float64        `json:"unattributed_percent"`
+	Hidden  int            `json:"rows_not_shown"`
+	Names   *event.Summary `json:"names,omitempty"` // of the summary: how the stream of names went
+}
+
+// SensorLine is how a sensor is attached, in JSON.
+type SensorLine struct {
+	Sensor  string        `json:"sensor"`
+	Watches string        `json:"watches"`
+	Way     string        `json:"way"`   // "": none
+	Loses   string        `json:"loses"` // "": nothing
+	Refused []RefusedLine `json:"refused"`
+}
+
+// RefusedLine is a way that the kernel refused, in JSON.
+type RefusedLine struct {
+	Way    string `json:"way"`
+	Reason string `json:"reason"`
+}
+
+// Lines are results in JSON.
+func Lines(results []sensor.Result) []SensorLine {
+	lines := []SensorLine{}
+	for _, r := range results {
+		l := SensorLine{Sensor: r.Sensor.Name, Watches: r.Sensor.Watches, Loses: r.Sensor.Without, Refused: []RefusedLine{}}
+		if r.Got != nil {
+			l.Way, l.Loses = r.Got.String(), r.Got.Loses
+		}
+		for _, f := range r.Refused {
+			l.Refused = append(l.Refused, RefusedLine{f.Way.String(), f.Reason})
+		}
+		lines = append(lines, l)
+	}
+	return lines
+}
+
+func (p jsonLines) start(results []sensor.Result, btf string, notes []string) error {
+	return p.out.Encode(startLine{"start", btf, Lines(results), append([]string{}, notes...)})
+}
+
+func (p jsonLines) interval(i Interval, hidden int) error {
+	return p.out.Encode(intervalLine{"interval", i, i.UnattributedPercent(), hidden, nil})
+}
+
+func (p jsonLines) summary(i Interval, hidden int, names event.Summary) error {
+	return p.out.Encode(intervalLine{"summary", i, i.UnattributedPercent(), hidden, &names})
+}

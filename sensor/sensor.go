@@ -1,0 +1,254 @@
+// Package sensor attaches BPF programs that observe one thing in the kernel, in the best way that the
+// running kernel allows.
+//
+// Kernels differ in what they let a program attach to: some have no kprobes, some refuse trampolines
+// (fentry), some changed a tracepoint's arguments. A feature table cannot tell, so a sensor has a ranked
+// list of ways, and Open tries them by loading and attaching. The result says which way was got, why the
+// kernel refused the others, and what is lost by the way that was got.
+//
+// The package knows nothing of what is observed: programs and maps are the caller's. It needs CAP_BPF and
+// CAP_PERFMON, or CAP_SYS_ADMIN.
+package sensor
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+)
+
+// Kind is how a program is attached.
+type Kind string
+
+// The kinds. Kernel versions are those that brought them; what a kernel allows shows only when it is tried.
+const (
+	Fentry     Kind = "fentry"     // at a function's entry, by a trampoline; typed arguments (5.5)
+	Fexit      Kind = "fexit"      // at its end (5.5)
+	Kprobe     Kind = "kprobe"     // at an instruction, by a breakpoint or ftrace; untyped
+	TPBTF      Kind = "tp_btf"     // at a tracepoint, with arguments whose types the verifier checks (5.5)
+	RawTP      Kind = "raw_tp"     // at a tracepoint, untyped (4.17)
+	Tracepoint Kind = "tracepoint" // at a tracepoint's record, by perf; needs tracefs
+)
+
+// Way is one way to attach a sensor.
+type Way struct {
+	Kind    Kind
+	Target  string // the function, or the tracepoint; of the kind Tracepoint: group/name
+	Program string // its name in the collection
+	Loses   string // what is lost by it, compared with the best way; "": nothing
+}
+
+func (w Way) String() string { return string(w.Kind) + " " + w.Target }
+
+// Sensor observes one thing. Its ways are tried in order, and the first that works is kept.
+type Sensor struct {
+	Name    string
+	Watches string // what it observes, in a few words
+	Ways    []Way
+	// Without says what a tool still has if no way works; "": it has nothing, and Open fails.
+	Without string
+}
+
+// Refusal is a way that did not work.
+type Refusal struct {
+	Way    Way
+	Reason string // the kernel's, in one line
+	Err    error
+}
+
+// Result is what became of a sensor.
+type Result struct {
+	Sensor  Sensor
+	Got     *Way // nil: no way worked
+	Refused []Refusal
+}
+
+// String is one line: the way, what is lost by it, and what was refused.
+func (r Result) String() string {
+	var b strings.Builder
+	b.WriteString(r.Sensor.Name + ": ")
+	switch {
+	case r.Got == nil:
+		b.WriteString("not attached; " + r.Sensor.Without)
+	case r.Got.Loses == "":
+		b.WriteString(r.Got.String() + ", nothing is lost")
+	default:
+		b.WriteString(r.Got.String() + ", " + r.Got.Loses)
+	}
+	for _, f := range r.Refused {
+		fmt.Fprintf(&b, "; refused: %v (%s)", f.Way, f.Reason)
+	}
+	return b.String()
+}
+
+// Options are what Open needs to know beside the programs.
+type Options struct {
+	// Constants are set in the collection before it is loaded, by the name of the variable.
+	Constants map[string]any
+	// BTF describes the kernel's types; see FindBTF. The zero value stands for the kernel's own.
+	BTF BTF
+	// Prepare, if not nil, is called when the maps exist and before a program is loaded.
+	Prepare func(maps map[string]*ebpf.Map) error
+}
+
+// Set is sensors at work. Close ends them.
+type Set struct {
+	Results []Result
+	Maps    map[string]*ebpf.Map
+	maps    *ebpf.Collection
+	held    []held
+}
+
+// held is a sensor at work.
+type held struct {
+	sensor     string
+	program    *ebpf.Program
+	collection *ebpf.Collection
+	link       link.Link
+}
+
+// ErrNoWay is in the error of Open if a sensor that a tool cannot do without has no way. Set.Results is
+// complete nevertheless: Open returns a Set with this error, and it has to be closed.
+var ErrNoWay = errors.New("the kernel allows no way to attach")
+
+// Open makes the collection's maps, and attaches each sensor in the first of its ways that works. It changes
+// spec's constants. If the error is ErrNoWay the Set is there, to tell of and to close.
+func Open(spec *ebpf.CollectionSpec, sensors []Sensor, o Options) (*Set, error) {
+	if err := privileged(); err != nil {
+		return nil, err
+	}
+	// Kernels before 5.11 count maps against this limit. Where it cannot be raised, later ones do not care,
+	// and on earlier ones making the maps fails and says why.
+	_ = rlimit.RemoveMemlock()
+	for name, value := range o.Constants {
+		variable, ok := spec.Variables[name]
+		if !ok {
+			return nil, fmt.Errorf("set the constant %s: the BPF object has no such variable", name)
+		}
+		if err := variable.Set(value); err != nil {
+			return nil, fmt.Errorf("set the constant %s to %v: %w", name, value, err)
+		}
+	}
+	maps := spec.Copy()
+	clear(maps.Programs)
+	coll, err := ebpf.NewCollectionWithOptions(maps, o.collection(nil))
+	if err != nil {
+		return nil, fmt.Errorf("make the maps of the sensors: %w", err)
+	}
+	s := &Set{maps: coll, Maps: coll.Maps}
+	if o.Prepare != nil {
+		if err := o.Prepare(s.Maps); err != nil {
+			s.Close()
+			return nil, err
+		}
+	}
+	var missing []error
+	for _, sensor := range sensors {
+		result := s.attach(spec, sensor, o)
+		s.Results = append(s.Results, result)
+		if result.Got == nil && sensor.Without == "" {
+			missing = append(missing, fmt.Errorf("%w: %v", ErrNoWay, result))
+		}
+	}
+	return s, errors.Join(missing...)
+}
+
+func (o Options) collection(maps map[string]*ebpf.Map) ebpf.CollectionOptions {
+	return ebpf.CollectionOptions{MapReplacements: maps, Programs: ebpf.ProgramOptions{KernelTypes: o.BTF.Spec}}
+}
+
+func (s *Set) attach(spec *ebpf.CollectionSpec, sensor Sensor, o Options) Result {
+	result := Result{Sensor: sensor}
+	for _, way := range sensor.Ways {
+		coll, l, err := s.try(spec, way, o)
+		if err != nil {
+			result.Refused = append(result.Refused, Refusal{way, reason(way, err), err})
+			continue
+		}
+		s.held = append(s.held, held{sensor.Name, coll.Programs[way.Program], coll, l})
+		result.Got = &way
+		break
+	}
+	return result
+}
+
+// try loads the way's program alone, over the maps of all, and attaches it.
+func (s *Set) try(spec *ebpf.CollectionSpec, way Way, o Options) (*ebpf.Collection, link.Link, error) {
+	one := spec.Copy()
+	for name := range one.Programs {
+		if name != way.Program {
+			delete(one.Programs, name)
+		}
+	}
+	program := one.Programs[way.Program]
+	if program == nil {
+		return nil, nil, fmt.Errorf("the BPF object has no program %s", way.Program)
+	}
+	if program.AttachTo != "" {
+		program.AttachTo = way.Target
+	}
+	coll, err := ebpf.NewCollectionWithOptions(one, o.collection(s.Maps))
+	if err != nil {
+		return nil, nil, err
+	}
+	l, err := attach(coll.Programs[way.Program], way)
+	if err != nil {
+		coll.Close()
+		return nil, nil, err
+	}
+	return coll, l, nil
+}
+
+func attach(p *ebpf.Program, way Way) (link.Link, error) {
+	switch way.Kind {
+	case Fentry, Fexit, TPBTF:
+		return link.AttachTracing(link.TracingOptions{Program: p})
+	case RawTP:
+		return link.AttachRawTracepoint(link.RawTracepointOptions{Name: way.Target, Program: p})
+	case Kprobe:
+		return link.Kprobe(way.Target, p, nil)
+	case Tracepoint:
+		group, name, ok := strings.Cut(way.Target, "/")
+		if !ok {
+			return nil, fmt.Errorf("the tracepoint %q is not written as group/name", way.Target)
+		}
+		return link.Tracepoint(group, name, p, nil)
+	}
+	return nil, fmt.Errorf("%q is no kind of attachment", way.Kind)
+}
+
+// Missed is how often the kernel did not run a sensor's program since Open, by the sensor's name, because the
+// program was running on that CPU already: an interrupt came in between that does what the program watches.
+func (s *Set) Missed() (map[string]uint64, error) {
+	missed := map[string]uint64{}
+	for _, h := range s.held {
+		stats, err := h.program.Stats()
+		if err != nil {
+			return nil, fmt.Errorf("ask how often the sensor %s was not run: %w", h.sensor, err)
+		}
+		missed[h.sensor] = stats.RecursionMisses
+	}
+	return missed, nil
+}
+
+// Detach ends all attachments. A program that runs on another CPU may still end its run after that. The
+// maps stay.
+func (s *Set) Detach() error {
+	var errs []error
+	for _, h := range s.held {
+		errs = append(errs, h.link.Close())
+		h.collection.Close()
+	}
+	s.held = nil
+	return errors.Join(errs...)
+}
+
+// Close detaches the sensors and closes the maps.
+func (s *Set) Close() error {
+	err := s.Detach()
+	s.maps.Close()
+	return err
+}
