@@ -135,9 +135,43 @@ func TestDoubleReleaseFillsTheRing(t *testing.T) {
 	batch := make([]Descriptor, 1)
 	f.deliver(1)
 	f.queue.Recv(batch)
-	f.queue.Release(batch)
+	for range f.layout.FillRing - f.layout.ReceiveFrames + 1 {
+		f.queue.Release(batch)
+	}
 	if err := panics(t, func() { f.queue.Release(batch) }); !strings.Contains(err.Error(), "given back twice") {
 		t.Error(err)
+	}
+}
+
+// The kernel publishes packets before it publishes that it has taken their frames from the fill ring.
+func TestFramesComeBackEarly(t *testing.T) {
+	for _, start := range []uint32{0, 1<<32 - 70} {
+		f := newFake(t, 64, true, true, start)
+		batch := make([]Descriptor, 64)
+		for range 20 {
+			fill := f.consumer(f.rings.fill)
+			for range f.layout.ReceiveFrames / 64 { // all frames, before the kernel says that it took one
+				f.deliver(64)
+				n := f.queue.Recv(batch)
+				if n != 64 || f.queue.Send(batch[:32]) != 32 {
+					t.Fatalf("%d received", n)
+				}
+			}
+			taken := f.consumer(f.rings.fill)
+			f.setConsumer(f.rings.fill, fill)
+			if err := f.queue.Flush(); err != nil {
+				t.Fatal(err)
+			}
+			f.setConsumer(f.rings.fill, taken)
+			for i := range f.queue.owners[:f.layout.ReceiveFrames] {
+				if f.queue.owners[i] == ownerProgram {
+					f.queue.Release([]Descriptor{{Addr: uint64(i) * 2048}})
+				}
+			}
+			if inFill := f.inFill(); inFill != f.layout.ReceiveFrames {
+				t.Fatalf("%d of %d frames are in the fill ring", inFill, f.layout.ReceiveFrames)
+			}
+		}
 	}
 }
 
