@@ -135,12 +135,7 @@ func (t *Topology) build(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, h := range t.Hosts() {
-		if err := h.ready(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
+	return t.Ready(ctx)
 }
 
 func (t *Topology) addHosts() (err error) {

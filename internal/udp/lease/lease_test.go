@@ -56,6 +56,9 @@ func newBedOf(t *testing.T, mode model.Attach, mtu int) *bed {
 		return err
 	}))
 	t.Cleanup(func() { must(t, b.hook.Close()) })
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	must(t, l.Ready(ctx))
 	return b
 }
 
