@@ -112,6 +112,17 @@ func (l *Lab) AddHost(name string) (*Host, error) {
 	return h, nil
 }
 
+// Ready waits until every interface of every host passes packets. A veth that has just been connected
+// drops what is sent until the kernel has made its carrier known, which may take a second.
+func (l *Lab) Ready(ctx context.Context) error {
+	for _, h := range l.Hosts() {
+		if err := h.ready(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // atClose registers what has to stop before the namespaces go.
 func (l *Lab) atClose(stop func() error) {
 	l.mu.Lock()

@@ -269,17 +269,6 @@ func (h *Host) AddRoute(r Route) error {
 	return nil
 }
 
-// Ready waits until the interfaces of all hosts pass packets. On a busy machine the kernel takes seconds
-// for that, and drops what is sent before.
-func (l *Lab) Ready(ctx context.Context) error {
-	for _, h := range l.Hosts() {
-		if err := h.ready(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // ready waits until every interface passes packets: after "up" the kernel makes carrier
 // changes known from a worker that runs about once a second.
 func (h *Host) ready(ctx context.Context) error {

@@ -21,8 +21,11 @@ const (
 	window = 8
 	// payloadSize is that of a question, bytes: who answers, 7 unused, a number, and padding.
 	payloadSize = 64
-	// lateAfter is when a question is given up.
-	lateAfter = 50 * time.Millisecond
+	// spinFor is how long the client looks for an answer before it sleeps: on a machine with more work
+	// than CPUs, spinning would keep the worker from answering.
+	spinFor = time.Millisecond
+	// lateAfter is when a question is given up: a scheduler with twenty others to serve needs a tenth of it.
+	lateAfter = time.Second
 )
 
 // client asks from sockets in the client's namespace. It belongs to one goroutine.
@@ -30,6 +33,7 @@ type client struct {
 	sockets [flows]int
 	number  uint64
 	buffer  [payloadSize]byte
+	polled  [flows]unix.PollFd
 	times   []int64 // nanoseconds
 }
 
@@ -84,7 +88,7 @@ func (c *client) take(fd int) (number uint64, ok bool) {
 	return binary.NativeEndian.Uint64(c.buffer[8:]), true
 }
 
-// ask waits for the answer to one question, spinning, and says who gave it; 0: nobody in time.
+// ask waits for the answer to one question, and says who gave it; 0: nobody in time.
 func (c *client) ask(fd int) (by byte, took time.Duration) {
 	begin := time.Now()
 	question := c.send(fd)
@@ -92,21 +96,29 @@ func (c *client) ask(fd int) (by byte, took time.Duration) {
 		if number, ok := c.take(fd); ok && number == question {
 			return c.buffer[0], time.Since(begin)
 		}
-		if took := time.Since(begin); took > lateAfter {
+		took := time.Since(begin)
+		if took > lateAfter {
 			return 0, took
+		}
+		if took > spinFor {
+			c.sleep(lateAfter - took)
 		}
 	}
 }
 
-// measuringMax is how long a measurement goes on where nobody has answered in its time: other programs
-// may have had the CPU.
-const measuringMax = 2 * time.Second
+// sleep until there is an answer on any socket.
+func (c *client) sleep(limit time.Duration) {
+	for i, fd := range c.sockets {
+		c.polled[i] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
+	}
+	_, _ = unix.Poll(c.polled[:], max(1, int(limit.Milliseconds()))) // a signal ends it early
+}
 
 // roundTrips asks one question after another for a time.
 func (c *client) roundTrips(r *Round, by byte, during time.Duration) {
 	c.drain()
 	c.times = c.times[:0]
-	for begin := time.Now(); time.Since(begin) < during || len(c.times) == 0 && time.Since(begin) < measuringMax; {
+	for begin := time.Now(); time.Since(begin) < during; {
 		who, took := c.ask(c.sockets[r.Asked%flows])
 		r.Asked++
 		switch {
@@ -142,7 +154,7 @@ func (c *client) rate(r *Round, by byte, during time.Duration) {
 	answers := 0
 	begin := time.Now()
 	last := begin
-	for now := begin; now.Sub(begin) < during || answers == 0 && now.Sub(begin) < measuringMax; now = time.Now() {
+	for now := begin; now.Sub(begin) < during; now = time.Now() {
 		for _, fd := range c.sockets {
 			for range window {
 				if _, ok := c.take(fd); !ok {
@@ -156,6 +168,9 @@ func (c *client) rate(r *Round, by byte, during time.Duration) {
 				c.send(fd)
 				r.Asked++
 			}
+		}
+		if now.Sub(last) > spinFor {
+			c.sleep(min(lateAfter, during-now.Sub(begin)))
 		}
 		if now.Sub(last) > lateAfter { // all are late: open the window anew
 			r.Late += flows * window
@@ -172,9 +187,11 @@ func (c *client) rate(r *Round, by byte, during time.Duration) {
 	c.settle()
 }
 
-// settle waits for the answers that are still on their way.
+// settle waits for the answers that are still on their way. What comes later, the next round ignores.
 func (c *client) settle() {
-	for last := time.Now(); time.Since(last) < 5*time.Millisecond; {
+	const quiet = 5 * time.Millisecond
+	for last := time.Now(); time.Since(last) < quiet; {
+		c.sleep(quiet)
 		for _, fd := range c.sockets {
 			if _, ok := c.take(fd); ok {
 				last = time.Now()

@@ -280,7 +280,7 @@ func (w *worker) receiveXDP(sleep bool) error {
 func (w *worker) answer(q *xsk.Queue) (int, error) {
 	n := q.Recv(w.batch[:])
 	if n == 0 {
-		return 0, q.Err()
+		return 0, q.Flush() // answers that the kernel had no room for
 	}
 	ready := 0
 	for i := range n {

@@ -34,6 +34,9 @@ func Take(socket int) (Grant, *Held, error) {
 	text := make([]byte, grantBytesMax)
 	control := make([]byte, unix.CmsgSpace(4*filesMax))
 	n, controlSize, flags, _, err := unix.Recvmsg(socket, text, control, unix.MSG_CMSG_CLOEXEC)
+	for errors.Is(err, unix.EINTR) { // a socket with a time limit is not restarted (signal(7))
+		n, controlSize, flags, _, err = unix.Recvmsg(socket, text, control, unix.MSG_CMSG_CLOEXEC)
+	}
 	if err != nil {
 		return Grant{}, nil, fmt.Errorf("take a lease over: %w", err)
 	}

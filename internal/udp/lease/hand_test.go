@@ -213,7 +213,7 @@ func TestBadHandsAreRefused(t *testing.T) {
 
 // FuzzGrant: a grant that another process has written is read or refused.
 func FuzzGrant(f *testing.F) {
-	f.Add([]byte(`{"mode":"copy","serves":["192.0.2.10:5000"],"layouts":[{"frame_size":2048,"receive_frames":128,"receive_ring":64,"fill_ring":128,"completion_ring":64}]}`))
+	f.Add([]byte(`{"mode":"copy","serves":["192.0.2.10:5000"],"layouts":[{"frame_size":2048,"receive_frames":128,"receive_ring":64,"fill_ring":256,"completion_ring":64}]}`))
 	f.Add([]byte(`{"layouts":[{}]}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		grant, err := readGrant(text)

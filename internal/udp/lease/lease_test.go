@@ -48,7 +48,6 @@ func newBedOf(t *testing.T, mode kernel.Mode, mtu int) *bed {
 		lab.End{Host: b.client, Interface: "eth0", IPv4: netip.MustParsePrefix("192.0.2.1/24"), IPv6: netip.MustParsePrefix("2001:db8::1/64")},
 		lab.End{Host: b.server, Interface: "eth0", IPv4: netip.MustParsePrefix("192.0.2.10/24"), IPv6: netip.MustParsePrefix("2001:db8::10/64")},
 		lab.Cable{Queues: queues, MTU: mtu}))
-	must(t, l.Ready(t.Context()))
 	b.addresses = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.10:5000"), netip.MustParseAddrPort("[2001:db8::10]:5000")}
 	// The kernel's own answers to the client must be whole, where XDP sees them as they are.
 	must(t, b.client.SetOffload("eth0", map[string]bool{"tx": false}))
@@ -57,6 +56,9 @@ func newBedOf(t *testing.T, mode kernel.Mode, mtu int) *bed {
 		return err
 	}))
 	t.Cleanup(func() { must(t, b.hook.Close()) })
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	must(t, l.Ready(ctx))
 	return b
 }
 

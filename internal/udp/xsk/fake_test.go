@@ -127,3 +127,7 @@ func (f *fake) deliverBatch() {
 func (f *fake) setConsumer(bytes []byte, to uint32) {
 	atomic.StoreUint32((*uint32)(unsafe.Pointer(&bytes[64])), to)
 }
+
+func (f *fake) consumer(bytes []byte) uint32 {
+	return atomic.LoadUint32((*uint32)(unsafe.Pointer(&bytes[64])))
+}

@@ -118,7 +118,7 @@ func (q *Queue) Release(batch []Descriptor) {
 }
 
 // refill writes the ahead-th entry from the fill ring's end on. The ring has room for every frame
-// that there is (Plan says why twice), so that it is full only if some were given back twice.
+// twice (Plan), so that it is full only if some were given back twice.
 func (q *Queue) refill(number, ahead uint32) {
 	room, err := q.fill.room(ahead + 1)
 	if err != nil {
@@ -126,7 +126,7 @@ func (q *Queue) refill(number, ahead uint32) {
 		return
 	}
 	if room <= ahead {
-		panic(&OwnershipError{"release", number, "not known, and the fill ring is full: some frame was given back twice", ownerProgram.String()})
+		panic(&OwnershipError{"release", number, "not known, and the fill ring is full: frames were given back twice", ownerProgram.String()})
 	}
 	*q.fill.at(q.fill.own + ahead) = uint64(number) * uint64(q.layout.FrameSize)
 }

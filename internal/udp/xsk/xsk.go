@@ -85,7 +85,7 @@ func (l Layout) check() error {
 	case l.FrameSize != 2048 && l.FrameSize != 4096:
 		return fmt.Errorf("a frame has %d bytes: 2048 and 4096 are possible", l.FrameSize)
 	case l.ReceiveFrames == 0 || l.ReceiveFrames > l.FillRing/2:
-		return fmt.Errorf("%d frames to receive into: a fill ring of %d entries serves 1 to %d", l.ReceiveFrames, l.FillRing, l.FillRing/2)
+		return fmt.Errorf("%d frames to receive into: a fill ring of %d entries is for 1 to %d", l.ReceiveFrames, l.FillRing, l.FillRing/2)
 	case l.TransmitFrames > 2*RingSizeMax:
 		return fmt.Errorf("%d frames to send from: at most %d are possible", l.TransmitFrames, 2*RingSizeMax)
 	case l.Offset < 0 || l.Offset%int64(l.FrameSize) != 0:
@@ -104,11 +104,13 @@ func Plan(ringSize, frameSize uint32, transmit bool) (Layout, error) {
 	}
 	l := Layout{
 		FrameSize: frameSize, ReceiveRing: ringSize,
-		// Twice: as many frames may be held by the program as wait in the ring. The fill ring has two
-		// places a frame, so that giving one back cannot fail: the kernel shows a packet before it
-		// shows that the frame has left the fill ring (xsk_flush in net/xdp/xsk.c), and a program on
-		// another CPU may give the frame back in between.
-		FillRing: 4 * ringSize, ReceiveFrames: 2 * ringSize,
+		// Twice: as many frames may be held by the program as wait in the ring.
+		ReceiveFrames: 2 * ringSize,
+		// Each frame has two places, so that giving one back cannot fail: the kernel publishes that
+		// packets are in the receive ring before it publishes that it has taken their frames from the
+		// fill ring (xsk_flush in net/xdp/xsk.c). A program has been seen to give a frame back 32 µs
+		// before the second (Linux 6.18, veth, 20 runnable tasks on 2 CPUs).
+		FillRing:       4 * ringSize,
 		CompletionRing: RingSizeMin,
 	}
 	if transmit {
