@@ -146,10 +146,14 @@ percall: go-version
 	$(GO) run ./bench/percall $(PERCALLFLAGS)
 	$(GO) run ./bench/percall --direct $(PERCALLFLAGS)
 
-## make approve-weight    records how large the programs are on this kernel now (test/cost); as root
+## make approve-weight    records how large the programs are on this kernel now (test/cost); as root. OTHERS=6.1,6.12: on these too
 .PHONY: approve-weight
 approve-weight: go-version
-	$(GO) test -count=1 ./test/cost -run TestNoProgramGrowsUnapproved -update
+	$(GO) test -count=1 ./test/cost -run GrowsUnapproved -update
+	@for kernel in $$(echo '$(OTHERS)' | tr , ' '); do \
+		$(GO) run ./test/kernel --kernels "$$kernel" --packages './test/cost=TestNoLoadedProgramGrowsUnapproved' || echo "make approve-weight: $$kernel is not as recorded, and is recorded now"; \
+		$(GO) test -count=1 ./test/cost -run TestMerge -merge "$$PWD/.tools/kernels/$$kernel.log" || exit 1; \
+	done
 	git --no-pager diff -- test/cost/record.txt
 
 ## make approve-packets   records what packets cost now, and why they may (test/cost): REASON='...'; as root
