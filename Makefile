@@ -107,7 +107,19 @@ soak: go-version
 		echo "make soak: long tests of $$package"; \
 		SHUNT_SOAK=1 $(GO) test -count=1 -timeout 90m -v $$package </dev/null || exit 1; \
 	done
+	@$(MAKE) --no-print-directory test-rested
 	@$(MAKE) --no-print-directory fuzz
+
+## make test-rested       long tests that otherwise rest until what they are about changes (test/unchanged); records that they pass
+.PHONY: test-rested
+test-rested: go-version
+	.ci/packages clang-19 libbpf-dev linux-libc-dev
+	@grep -rl --include='*_test.go' 'unchanged\.Rests(' . | xargs -r -n1 dirname | sort -u | while read -r package; do \
+		tests=$$(awk '/^func Test/ { sub(/^func /, ""); sub(/\(.*/, ""); name = $$0 } /unchanged\.Rests\(/ { print name }' $$package/*_test.go | paste -sd'|'); \
+		echo "make test-rested: $$tests of $$package"; \
+		SHUNT_RESTLESS=1 $(GO) test -count=1 -timeout 30m -run "^($$tests)\$$" $$package </dev/null || exit 1; \
+	done
+	git --no-pager diff --stat -- test/unchanged
 
 ## make fuzz              every fuzz target for FUZZTIME
 .PHONY: fuzz
