@@ -184,7 +184,7 @@ release: go-version
 ## make cross             compiles and vets everything for arm64
 .PHONY: cross
 cross: go-version
-	CGO_ENABLED=0 GOARCH=arm64 $(GO) vet ./...
+	CGO_ENABLED=0 GOARCH=arm64 $(GO) vet -trimpath ./...
 	CGO_ENABLED=0 GOARCH=arm64 $(GO) build -trimpath -o /dev/null ./cmd/shunt
 
 ## make clean             removes the binary and downloaded tools

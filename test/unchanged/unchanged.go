@@ -52,10 +52,10 @@ func Rests(t *testing.T, patterns ...string) bool {
 	}
 	if os.Getenv("SHUNT_RESTLESS") == "" {
 		if passed[name] == digest {
-			t.Logf("rests: what it is about is unchanged since it passed (SHUNT_RESTLESS=1 has it run): %s", digest)
+			t.Logf("%s rests: what it is about is unchanged since it passed; make test-rested has it run", name)
 			return true
 		}
-		t.Logf("runs, because what it is about has changed since it was recorded; `make test-rested` records that it passes: %s", digest)
+		t.Logf("%s runs: what it is about has changed since it was recorded; make test-rested records that it passes", name)
 		return false
 	}
 	t.Cleanup(func() {
