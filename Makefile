@@ -12,6 +12,11 @@ GENERATED := '*_bpfel.go' '*_bpfel.o' '*.pb.go' '*.connect.go'
 # Packages with golden files and pages that are written by their tests, and compared.
 GOLDEN_PACKAGES := ./internal/cli ./internal/control ./internal/kernel ./internal/datapath ./internal/source/file ./test/script ./test/kernel
 
+# Tests wait most of their time, for timeouts and for each other's programs, in namespaces of their own:
+# so more run side by side than there are CPUs. The longest begin first.
+BESIDE := $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -lt 8 ] || n=8; echo -p $$((2 * n)) -parallel $$((3 * n)))
+LONGEST := ./test/net ./test/load ./test/packet ./internal/datapath
+
 # More for `go test`, for example TESTFLAGS='-v -run TestX'.
 TESTFLAGS ?=
 
@@ -44,7 +49,7 @@ build: go-version
 test: go-version
 	@echo "make test: no Debian packages are needed"
 	@[ "$$(id -u)" -eq 0 ] || echo "make test: not root, so tests that load BPF programs or make network namespaces will skip"
-	$(GO) test -count=1 -timeout 20m $(TESTFLAGS) ./...
+	$(GO) test -count=1 -timeout 20m $(BESIDE) $(TESTFLAGS) $(LONGEST) ./...
 
 ## make generate          BPF objects, Go bindings and the API, from their sources
 .PHONY: generate
