@@ -122,7 +122,7 @@ test-rested: go-version
 	@grep -rl --include='*_test.go' 'unchanged\.Rests(' . | xargs -r -n1 dirname | sort -u | while read -r package; do \
 		tests=$$(awk '/^func Test/ { sub(/^func /, ""); sub(/\(.*/, ""); name = $$0 } /unchanged\.Rests\(/ { print name }' $$package/*_test.go | paste -sd'|'); \
 		echo "make test-rested: $$tests of $$package"; \
-		SHUNT_RESTLESS=1 $(GO) test -count=1 -timeout 30m -run "^($$tests)\$$" $$package </dev/null || exit 1; \
+		SHUNT_RESTLESS=1 $(GO) test -count=1 -timeout 30m $(BESIDE) -run "^($$tests)\$$" $$package </dev/null || exit 1; \
 	done
 	git --no-pager diff --stat -- test/unchanged
 
