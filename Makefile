@@ -10,12 +10,12 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GENERATED := '*_bpfel.go' '*_bpfel.o' '*.pb.go' '*.connect.go'
 
 # Packages with golden files and pages that are written by their tests, and compared.
-GOLDEN_PACKAGES := ./internal/cli ./internal/control ./internal/kernel ./internal/datapath ./internal/source/file ./test/script ./test/kernel
+GOLDEN_PACKAGES := ./internal/cli ./internal/control ./internal/kernel ./internal/lb/datapath ./internal/lb/source/file ./test/script ./test/kernel
 
 # Tests wait most of their time, for timeouts and for each other's programs, in namespaces of their own:
 # so more run side by side than there are CPUs. The longest begin first.
 BESIDE := $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -lt 8 ] || n=8; echo -p $$((2 * n)) -parallel $$((3 * n)))
-LONGEST := ./test/net ./test/load ./test/packet ./internal/datapath
+LONGEST := ./test/net ./test/load ./test/packet ./internal/lb/datapath
 
 # More for `go test`, for example TESTFLAGS='-v -run TestX'.
 TESTFLAGS ?=
@@ -23,13 +23,13 @@ TESTFLAGS ?=
 # Packages whose tests also run under other kernels, and the kernels; "host" is the one that
 # runs. Only the whole is recorded for the README.
 KERNELS ?= 6.1,6.12,host
-KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/datapath,./internal/decap,./internal/backend,./test/cost,./test/packet,./test/net
+KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath,./internal/lb/decap,./internal/lb/backend,./test/cost,./test/packet,./test/net
 KERNELFLAGS ?= --record
 ifdef QUICK
 KERNELS := 6.1
 # What an old kernel is most likely to refuse: each program and feature loaded, each way to attach,
 # a flow through it. Emulation takes seconds for each program that is loaded.
-KERNEL_PACKAGES := ./test/kernel/guest,./internal/datapath=AttachInEveryMode|AttachAtTC|AFlowThrough|FeaturesAreLoaded|FeaturesAtTC|ChainOutlives|ContentsComeBack|JiffiesPerSecond,./internal/decap,./test/net=KernelTunnels
+KERNEL_PACKAGES := ./test/kernel/guest,./internal/lb/datapath=AttachInEveryMode|AttachAtTC|AFlowThrough|FeaturesAreLoaded|FeaturesAtTC|ChainOutlives|ContentsComeBack|JiffiesPerSecond,./internal/lb/decap,./test/net=KernelTunnels
 KERNELFLAGS :=
 endif
 

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/config"
-	"github.com/shunt-lb/shunt/internal/source/file"
+	"github.com/shunt-lb/shunt/internal/lb/source/file"
 )
 
 // TestConfiguration reads the smallest and the largest file that the flags allow; one other weight is

@@ -26,7 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/bench/machine"
-	"github.com/shunt-lb/shunt/internal/maglev"
+	"github.com/shunt-lb/shunt/internal/lb/maglev"
 )
 
 // options is the command line.

@@ -13,8 +13,8 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/shunt-lb/shunt/bench/bed"
-	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 

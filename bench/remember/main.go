@@ -32,8 +32,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/shunt-lb/shunt/internal/maglev"
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/maglev"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // backendCount is how many backends the service has at any time.

@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // manner is a way to replace a backend.

@@ -14,10 +14,10 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/namespace"
-	"github.com/shunt-lb/shunt/internal/reconcile"
 )
 
 // iface is the balancer's only interface: clients and backends are both behind it.

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/spf13/cobra"
 )
 

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/test/golden"
 )
 

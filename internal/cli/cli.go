@@ -15,7 +15,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/shunt-lb/shunt/internal/daemon"
+	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/spf13/cobra"
 )
 

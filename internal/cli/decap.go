@@ -9,8 +9,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/decap"
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/decap"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/spf13/cobra"
 )
 

@@ -12,10 +12,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/backend"
-	"github.com/shunt-lb/shunt/internal/decap"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/backend"
+	"github.com/shunt-lb/shunt/internal/lb/decap"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // decapStart is what `shunt decap` has done; the first line of its -o json.

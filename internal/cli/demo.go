@@ -10,7 +10,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/shunt-lb/shunt/internal/demo"
+	"github.com/shunt-lb/shunt/internal/lb/demo"
 	"github.com/spf13/cobra"
 )
 

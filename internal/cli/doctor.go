@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/shunt-lb/shunt/internal/backend"
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/decap"
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/backend"
+	"github.com/shunt-lb/shunt/internal/lb/decap"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/spf13/cobra"
 )
 

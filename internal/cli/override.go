@@ -12,7 +12,7 @@ import (
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/control"
-	"github.com/shunt-lb/shunt/internal/state"
+	"github.com/shunt-lb/shunt/internal/lb/state"
 	"github.com/spf13/cobra"
 )
 

@@ -18,9 +18,9 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/control"
-	"github.com/shunt-lb/shunt/internal/daemon"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/source/file"
+	"github.com/shunt-lb/shunt/internal/lb/daemon"
+	"github.com/shunt-lb/shunt/internal/lb/source/file"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 )

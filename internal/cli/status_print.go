@@ -14,9 +14,9 @@ import (
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/daemon"
-	"github.com/shunt-lb/shunt/internal/model"
-	"github.com/shunt-lb/shunt/internal/status"
+	"github.com/shunt-lb/shunt/internal/lb/daemon"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/status"
 )
 
 // rowsMax is how long a table in text may be, unless all of it is asked for.

@@ -8,8 +8,8 @@ import (
 	"text/tabwriter"
 
 	"github.com/shunt-lb/shunt/internal/config"
-	"github.com/shunt-lb/shunt/internal/daemon"
-	"github.com/shunt-lb/shunt/internal/source/file"
+	"github.com/shunt-lb/shunt/internal/lb/daemon"
+	"github.com/shunt-lb/shunt/internal/lb/source/file"
 	"github.com/spf13/cobra"
 )
 

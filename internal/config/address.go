@@ -10,7 +10,7 @@ import (
 	"unicode"
 
 	"github.com/invopop/jsonschema"
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // Address is an IP address that a packet can be sent to over a network.

@@ -9,7 +9,7 @@ import (
 	"unicode"
 
 	"github.com/invopop/jsonschema"
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // Text is a name or a path.

@@ -32,9 +32,9 @@ import (
 	"github.com/shunt-lb/shunt/api/v1/shuntv1connect"
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/config"
-	"github.com/shunt-lb/shunt/internal/model"
-	"github.com/shunt-lb/shunt/internal/reconcile"
-	"github.com/shunt-lb/shunt/internal/state"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/lb/state"
 	"golang.org/x/sys/unix"
 )
 

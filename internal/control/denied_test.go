@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // TestDenied: who may not ask is told the truth about the socket, and what would help.

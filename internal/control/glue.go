@@ -13,8 +13,8 @@ import (
 
 	"connectrpc.com/connect"
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
-	"github.com/shunt-lb/shunt/internal/state"
-	"github.com/shunt-lb/shunt/internal/status"
+	"github.com/shunt-lb/shunt/internal/lb/state"
+	"github.com/shunt-lb/shunt/internal/lb/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"unicode"
 
-	"github.com/shunt-lb/shunt/internal/state"
+	"github.com/shunt-lb/shunt/internal/lb/state"
 	"golang.org/x/sys/unix"
 )
 

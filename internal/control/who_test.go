@@ -16,7 +16,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 	"golang.org/x/sys/unix"
 )
 

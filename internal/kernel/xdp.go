@@ -6,7 +6,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // AttachXDP attaches a program to an interface of the calling thread's network namespace, by a link.

@@ -125,7 +125,7 @@ func TestBreakagesAreNoticed(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs and makes network namespaces")
 	}
-	if unchanged.Rests(t, "*.go", "../variant/*.go", "../packet/*.go", "../place/*.go", "../../bpf/lb", "../../bpf/core", "../../bpf/xdp.bpf.c", "../../bpf/toolchain") {
+	if unchanged.Rests(t, "*.go", "../variant/*.go", "../packet/*.go", "../place/*.go", "../../bpf/lb", "../../bpf/core", "../../bpf/toolchain", "../../bpf/compile") {
 		return
 	}
 	dir := t.TempDir()
@@ -166,7 +166,7 @@ func compile(t *testing.T, dir string, changes ...variant.Change) (object string
 		t.Fatal(err)
 	}
 	object = filepath.Join(dir, "xdp.o")
-	variant.Compile(t, filepath.Join(dir, "xdp.bpf.c"), object)
+	variant.Compile(t, filepath.Join(dir, "lb", "xdp.bpf.c"), object)
 	return object
 }
 

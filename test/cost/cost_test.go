@@ -29,7 +29,7 @@ import (
 var update = flag.Bool("update", false, "write this kernel's part of record.txt, and what is the same on all, instead of comparing with it")
 
 // objects are all that the binary carries, seen from this package.
-const objects = "../../internal/*/*_bpfel.o"
+const objects = "../../internal/lb/*/*_bpfel.o"
 
 const recordFile = "record.txt"
 
@@ -43,7 +43,7 @@ type variant struct {
 	constants map[string]any
 }
 
-// variants of the balancer's programs, as internal/datapath/load.go has them. Numbers stand for
+// variants of the balancer's programs, as internal/lb/datapath/load.go has them. Numbers stand for
 // any.
 var (
 	plain    = variant{"native", with(0, 0, 0)}

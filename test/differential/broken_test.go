@@ -4,8 +4,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // breakage is a way to get the model wrong.

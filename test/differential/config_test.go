@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // An arm is an interface of the balancer. Every frame comes in through one of them, and the

@@ -10,8 +10,8 @@ import (
 	"slices"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/maglev"
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/maglev"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // server is a backend.

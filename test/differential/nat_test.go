@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // searchMax is how many ports a search tries. Of a pool that is not larger it finds a free one.

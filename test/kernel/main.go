@@ -5,7 +5,7 @@
 // initramfs, and boots each kernel once in a virtual machine that runs them one package
 // after the other:
 //
-//	go run ./test/kernel --kernels 6.1,6.12 --packages ./internal/datapath,./test/net
+//	go run ./test/kernel --kernels 6.1,6.12 --packages ./internal/lb/datapath,./test/net
 //
 //	 host                                    guest (2 CPUs, emulated)
 //	 ────                                    ────────────────────────

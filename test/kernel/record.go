@@ -101,7 +101,7 @@ func seriesOf(release string) string {
 
 // rows say what the tests of a package are about, in the order of the table.
 var rows = []struct{ name, about string }{
-	{"internal/datapath", "load, attach in native and generic mode, adopt, count"},
+	{"internal/lb/datapath", "load, attach in native and generic mode, adopt, count"},
 	{"test/packet", "what happens to each packet"},
 	{"test/net", "sockets through network namespaces"},
 }

@@ -13,9 +13,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/daemon"
-	"github.com/shunt-lb/shunt/internal/model"
-	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/internal/lb/daemon"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
 // What stands between reconciler and data plane in a daemon that is not the product's. Each

@@ -18,9 +18,9 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/test/unchanged"
 )
 
@@ -391,7 +391,7 @@ func TestDaemonKilledAndRestarted(t *testing.T) {
 
 // The proof above fails where it should.
 func TestBrokenDaemonsAreNoticed(t *testing.T) {
-	if os.Geteuid() == 0 && unchanged.Rests(t, "*.go", "../../internal/daemon/*.go", "../../internal/reconcile/*.go", "../../internal/datapath/*.go") {
+	if os.Geteuid() == 0 && unchanged.Rests(t, "*.go", "../../internal/lb/daemon/*.go", "../../internal/lb/reconcile/*.go", "../../internal/lb/datapath/*.go") {
 		return
 	}
 	for how := range between {

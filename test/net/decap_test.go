@@ -21,9 +21,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/shunt-lb/shunt/internal/backend"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/lb/backend"
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/lab"
-	"github.com/shunt-lb/shunt/internal/neighbour/nstest"
+	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
 )
 
 // devices are what addresses lie on in practice besides a card: what is made on top of eth0,

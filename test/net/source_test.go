@@ -14,10 +14,10 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/config"
-	"github.com/shunt-lb/shunt/internal/daemon"
 	"github.com/shunt-lb/shunt/internal/lab"
-	"github.com/shunt-lb/shunt/internal/model"
-	"github.com/shunt-lb/shunt/internal/source/file"
+	"github.com/shunt-lb/shunt/internal/lb/daemon"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/source/file"
 )
 
 // A shunt process with sourceVariable has a source beside the configuration file: another file

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
 	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/test/next"
 )
 

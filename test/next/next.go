@@ -8,11 +8,11 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
 )
 
-// The environment is that of internal/datapath, and the objects are what gen makes of bpf/.
-//go:generate env BPF2GO_CC=clang-19 BPF2GO_STRIP=llvm-strip-19 "BPF2GO_CFLAGS=-O2 -g -Wall -Wextra -Wno-unused-parameter -Werror -mcpu=v3 -I/usr/include/x86_64-linux-gnu" go run ./gen
+// The environment is that of internal/lb/datapath, and the objects are what gen makes of bpf/.
+//go:generate go run ./gen
 
 // ABI is one more than this version's.
 const ABI = 2

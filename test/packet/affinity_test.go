@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/model"
-	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
 // withAffinity tracks clients.

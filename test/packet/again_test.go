@@ -38,8 +38,8 @@ func TestAgain(t *testing.T) {
 	}
 	// The same packets, and other ways to load and attach the same programs: a change elsewhere changes
 	// nothing here. A virtual machine has the binary alone, and another kernel.
-	if !testing.Short() && unchanged.Rests(t, "*.go", "../../internal/packet/*.go", "../../internal/datapath/*.go", "../../internal/reconcile/*.go", "../../internal/kernel/*.go",
-		"../../bpf/lb", "../../bpf/core", "../../bpf/ctx", "../../bpf/*.bpf.c", "../../bpf/toolchain") {
+	if !testing.Short() && unchanged.Rests(t, "*.go", "../../internal/packet/*.go", "../../internal/lb/datapath/*.go", "../../internal/lb/reconcile/*.go", "../../internal/kernel/*.go",
+		"../../bpf/lb", "../../bpf/core", "../../bpf/ctx", "../../bpf/toolchain", "../../bpf/compile") {
 		return
 	}
 	self, err := os.Executable()

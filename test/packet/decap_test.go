@@ -11,9 +11,9 @@ import (
 	"os"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/decap"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/decap"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/test/space"
 )

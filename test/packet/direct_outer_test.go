@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
-	"github.com/shunt-lb/shunt/internal/reconcile"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )

@@ -5,9 +5,9 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
-	"github.com/shunt-lb/shunt/internal/reconcile"
 )
 
 // TestBackendDown: of the NAT flows of a backend that goes down, UDP ones and connections that

@@ -6,9 +6,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
-	"github.com/shunt-lb/shunt/internal/reconcile"
 )
 
 var hashedVIP4, hashedVIP6 = addr("192.0.2.18"), addr("2001:db8:1::18")

@@ -5,9 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
-	"github.com/shunt-lb/shunt/internal/reconcile"
 )
 
 // expect sends a packet and judges where it goes and what is remembered then.

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/model"
-	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
 // cell is one of the table in docs/design/13-just-enough-tracking.md.

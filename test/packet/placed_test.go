@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
-	"github.com/shunt-lb/shunt/internal/reconcile"
 )
 
 // The moving services have three backends a family, called by letters:

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 

@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 var (

@@ -5,7 +5,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/test/unchanged"
 )
 
@@ -69,7 +69,7 @@ var breakages = []breakage{
 // and it need not be known what the slots should say: lost connections show it too. The same
 // histories find nothing where nothing is wrong.
 func TestBreakagesAreNoticed(t *testing.T) {
-	if os.Geteuid() == 0 && unchanged.Rests(t, "*.go", "../../internal/reconcile/*.go", "../../internal/maglev/*.go", "../../bpf/lb", "../../bpf/core", "../../bpf/xdp.bpf.c") {
+	if os.Geteuid() == 0 && unchanged.Rests(t, "*.go", "../../internal/lb/reconcile/*.go", "../../internal/lb/maglev/*.go", "../../bpf/lb", "../../bpf/core") {
 		return
 	}
 	const historiesMax = 80

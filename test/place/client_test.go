@@ -7,9 +7,9 @@ import (
 	"net/netip"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	wire "github.com/shunt-lb/shunt/internal/packet"
-	"github.com/shunt-lb/shunt/internal/reconcile"
 )
 
 // frame is a packet as it comes in.

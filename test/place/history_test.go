@@ -9,9 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/maglev"
-	"github.com/shunt-lb/shunt/internal/model"
-	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/internal/lb/maglev"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
 // chooser decides what happens in a history: rapid, or a source of random numbers.

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/model"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // cause is why a flow may be lost: the document's list, in its order, with its second and

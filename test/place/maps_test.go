@@ -6,9 +6,9 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
-	"github.com/shunt-lb/shunt/internal/model"
-	"github.com/shunt-lb/shunt/internal/reconcile"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
 // errInjected is the error of an operation that was told to fail.

@@ -28,10 +28,10 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/shunt-lb/shunt/internal/config"
-	"github.com/shunt-lb/shunt/internal/model"
-	"github.com/shunt-lb/shunt/internal/reconcile"
-	"github.com/shunt-lb/shunt/internal/reconcile/fake"
-	"github.com/shunt-lb/shunt/internal/source/file"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile/fake"
+	"github.com/shunt-lb/shunt/internal/lb/source/file"
 )
 
 var update = flag.Bool("update", false, "write the dumps that differ into the scripts")

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/source/file"
+	"github.com/shunt-lb/shunt/internal/lb/source/file"
 )
 
 // TestReasonsAreDocumented reads the one list of reasons and expects each in the reference.

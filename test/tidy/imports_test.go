@@ -3,6 +3,7 @@ package tidy
 import (
 	"go/parser"
 	"go/token"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -20,68 +21,73 @@ const module = "github.com/shunt-lb/shunt/"
 // that datapath imports reconcile and not the other way round. A package that is not here
 // is wiring, and may import what it likes.
 var mayImport = map[string][]string{
-	"internal/model":       {},
-	"internal/packet":      {},
-	"internal/condition":   {"internal/model"},
-	"internal/maglev":      {"internal/model"},
-	"internal/state":       {"internal/model", "internal/condition", "internal/record"},
-	"internal/config":      {"internal/model"},
-	"internal/source/file": {"internal/model", "internal/condition", "internal/config", "internal/maglev", "internal/state"},
-	"internal/health":      {"internal/model"},
-	"internal/detour":      {"internal/model", "internal/backend"},
-	"internal/resolve":     {"internal/model", "internal/condition", "internal/record"},
-	"internal/reconcile":   {"internal/model", "internal/condition", "internal/maglev"},
-	"internal/kernel":      {"internal/model"},
-	"internal/decap":       {"internal/model", "internal/kernel", "internal/backend"},
-	"internal/datapath":    {"internal/model", "internal/kernel", "internal/condition", "internal/maglev", "internal/namespace", "internal/reconcile"},
-	"internal/namespace":   {},
-	"internal/wire":        {"internal/namespace"},
-	"internal/neighbour":   {"internal/model", "internal/condition", "internal/namespace", "internal/wire"},
-	"internal/announce":    {"internal/model", "internal/condition", "internal/namespace", "internal/wire"},
-	"internal/way":         {"internal/model", "internal/condition", "internal/datapath", "internal/neighbour", "internal/reconcile"},
-	"internal/missed":      {},
-	"internal/metrics":     {},
-	"internal/offload":     {"internal/model", "internal/condition", "internal/namespace"},
-	"internal/backend":     {"internal/model", "internal/condition", "internal/record"},
-	"internal/record":      {},
+	"internal/lb/model":       {},
+	"internal/packet":         {},
+	"internal/condition":      {"internal/lb/model"},
+	"internal/lb/maglev":      {"internal/lb/model"},
+	"internal/lb/state":       {"internal/lb/model", "internal/condition", "internal/record"},
+	"internal/config":         {"internal/lb/model"},
+	"internal/lb/source/file": {"internal/lb/model", "internal/condition", "internal/config", "internal/lb/maglev", "internal/lb/state"},
+	"internal/lb/health":      {"internal/lb/model"},
+	"internal/lb/detour":      {"internal/lb/model", "internal/lb/backend"},
+	"internal/lb/resolve":     {"internal/lb/model", "internal/condition", "internal/record"},
+	"internal/lb/reconcile":   {"internal/lb/model", "internal/condition", "internal/lb/maglev"},
+	"internal/kernel":         {"internal/lb/model"},
+	"internal/lb/decap":       {"internal/lb/model", "internal/kernel", "internal/lb/backend"},
+	"internal/lb/datapath":    {"internal/lb/model", "internal/kernel", "internal/condition", "internal/lb/maglev", "internal/namespace", "internal/lb/reconcile"},
+	"internal/namespace":      {},
+	"internal/lb/wire":        {"internal/namespace"},
+	"internal/lb/neighbour":   {"internal/lb/model", "internal/condition", "internal/namespace", "internal/lb/wire"},
+	"internal/lb/announce":    {"internal/lb/model", "internal/condition", "internal/namespace", "internal/lb/wire"},
+	"internal/lb/way":         {"internal/lb/model", "internal/condition", "internal/lb/datapath", "internal/lb/neighbour", "internal/lb/reconcile"},
+	"internal/missed":         {},
+	"internal/metrics":        {},
+	"internal/offload":        {"internal/lb/model", "internal/condition", "internal/namespace"},
+	"internal/lb/backend":     {"internal/lb/model", "internal/condition", "internal/record"},
+	"internal/record":         {},
 }
 
 // owners says who alone may import a library: the packages below these paths.
 var owners = map[string][]string{
-	"github.com/cilium/ebpf":              {"internal/kernel/", "internal/datapath/", "internal/decap/", "bench/", "test/"},
+	"github.com/cilium/ebpf":              {"internal/kernel/", "internal/lb/datapath/", "internal/lb/decap/", "bench/", "test/"},
 	"github.com/prometheus/client_golang": {"internal/metrics/"},
-	"github.com/miekg/dns":                {"internal/resolve/", "test/"},
-	"k8s.io/client-go":                    {"internal/source/kube/"},
+	"github.com/miekg/dns":                {"internal/lb/resolve/", "test/"},
+	"k8s.io/client-go":                    {"internal/lb/source/kube/"},
 }
 
 func TestImportsPointOneWay(t *testing.T) {
 	check(t, func(s source) bool { return s.isGo() && !strings.HasSuffix(s.path, "_test.go") }, imports)
 }
 
-// mayInclude says which folders of bpf/ a header may include, beside its own. The file of a hook may
-// include all: it puts together the frame (ctx) and the stages.
+// mayInclude says which folders of bpf/ the files of a folder may include, beside their own. A
+// folder is a product's, but for core, which all products use, and ctx, the frame at a hook: only
+// the file of a hook includes that one.
 var mayInclude = map[string][]string{
-	"core":  {},
-	"ctx":   {},
-	"lb":    {"core"},
-	"decap": {"core"},
+	"core": {},
+	"ctx":  {},
+	"lb":   {"core"},
 }
 
 func TestIncludesPointOneWay(t *testing.T) {
-	check(t, func(s source) bool { return strings.HasPrefix(s.path, "bpf/") && strings.HasSuffix(s.path, ".h") }, includes)
+	check(t, source.isBPF, includes)
 }
 
-var include = regexp.MustCompile(`^#include "(?:\.\./([a-z]+)/)?[a-z0-9_]+\.h"`)
+var include = regexp.MustCompile(`^#include "([a-z0-9_/.]+\.h)"`)
 
 func includes(s source) (found []violation) {
-	folder := strings.Split(s.path, "/")[1]
+	folder := product(s.path)
 	allowed, known := mayInclude[folder]
 	if !known {
-		return []violation{s.at(1, "bpf/%s is none of the folders for headers", folder)}
+		return []violation{s.at(1, "bpf/%s is none of the folders of bpf", folder)}
+	}
+	if strings.HasSuffix(s.path, ".bpf.c") {
+		allowed = append(slices.Clone(allowed), "ctx")
 	}
 	for i, line := range strings.Split(s.text, "\n") {
-		if m := include.FindStringSubmatch(line); m != nil && m[1] != "" && !slices.Contains(allowed, m[1]) {
-			found = append(found, s.at(i+1, "bpf/%s must not include bpf/%s", folder, m[1]))
+		if m := include.FindStringSubmatch(line); m != nil {
+			if to := product(path.Join(path.Dir(s.path), m[1])); to != folder && !slices.Contains(allowed, to) {
+				found = append(found, s.at(i+1, "%s must not include bpf/%s", s.path, to))
+			}
 		}
 		if folder == "core" && strings.Contains(line, `SEC(".maps")`) {
 			found = append(found, s.at(i+1, "bpf/core has no maps: every product may use it"))
@@ -90,11 +96,19 @@ func includes(s source) (found []violation) {
 	return found
 }
 
+// product is the first folder below bpf/ of a path: the product that the file is of.
+func product(path string) string {
+	folder, _, _ := strings.Cut(strings.TrimPrefix(path, "bpf/"), "/")
+	return folder
+}
+
 func TestIncludeRuleFindsWhatItLooksFor(t *testing.T) {
 	finds(t, includes, source{"bpf/core/a.h", "#include \"b.h\"\n#include \"../lb/c.h\"\n} sh_x SEC(\".maps\");\n"}, 2, 3)
-	finds(t, includes, source{"bpf/decap/a.h", "#include \"../core/b.h\"\n#include \"../lb/c.h\"\n"}, 2)
+	finds(t, includes, source{"bpf/lb/decap/a.h", "#include \"../../core/b.h\"\n#include \"../c.h\"\n#include \"../../ctx/c.h\"\n"}, 3)
 	finds(t, includes, source{"bpf/lb/a.h", "#include <linux/bpf.h>\n#include \"../core/b.h\"\n#include \"c.h\"\n"})
+	finds(t, includes, source{"bpf/lb/a.bpf.c", "#include \"../ctx/b.h\"\n#include \"c.h\"\n"})
 	finds(t, includes, source{"bpf/lib/a.h", "\n"}, 1)
+	finds(t, includes, source{"bpf/a.h", "\n"}, 1)
 }
 
 func TestPackagesOfTheTableExist(t *testing.T) {
@@ -136,10 +150,10 @@ func imports(s source) (found []violation) {
 }
 
 func TestImportRuleFindsWhatItLooksFor(t *testing.T) {
-	finds(t, imports, source{"internal/model/a.go", "package model\nimport \"" + module + "internal/state\"\n"}, 2)
-	finds(t, imports, source{"internal/reconcile/a.go", "package reconcile\nimport \"" + module + "internal/datapath\"\n"}, 2)
-	finds(t, imports, source{"internal/reconcile/a.go", "package reconcile\nimport \"" + module + "internal/model\"\n"})
+	finds(t, imports, source{"internal/lb/model/a.go", "package model\nimport \"" + module + "internal/lb/state\"\n"}, 2)
+	finds(t, imports, source{"internal/lb/reconcile/a.go", "package reconcile\nimport \"" + module + "internal/lb/datapath\"\n"}, 2)
+	finds(t, imports, source{"internal/lb/reconcile/a.go", "package reconcile\nimport \"" + module + "internal/lb/model\"\n"})
 	finds(t, imports, source{"internal/cli/a.go", "package cli\nimport \"github.com/cilium/ebpf/link\"\n"}, 2)
-	finds(t, imports, source{"internal/datapath/a.go", "package datapath\nimport \"github.com/cilium/ebpf/link\"\n"})
-	finds(t, imports, source{"internal/state/a.go", "package state\nimport \"k8s.io/client-go/rest\"\n"}, 2)
+	finds(t, imports, source{"internal/lb/datapath/a.go", "package datapath\nimport \"github.com/cilium/ebpf/link\"\n"})
+	finds(t, imports, source{"internal/lb/state/a.go", "package state\nimport \"k8s.io/client-go/rest\"\n"}, 2)
 }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/shunt-lb/shunt/internal/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
 )
 
 // Change is a text that has to be in a file of bpf/ once, and what stands there instead.

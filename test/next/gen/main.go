@@ -43,8 +43,7 @@ func generate(from, to string) (err error) {
 		return fmt.Errorf("%w; remove %s if an earlier run has left it", err, to)
 	}
 	for _, object := range []string{"abi", "xdp", "tc", "guard", "sweep", "drops", "gate", "check", "vlan"} {
-		compile := exec.Command("go", "run", "github.com/cilium/ebpf/cmd/bpf2go", "-target", "bpfel", "-no-global-types",
-			object, filepath.Join(to, object+".bpf.c"))
+		compile := exec.Command(filepath.Join(from, "compile"), object, filepath.Join(to, "lb", object+".bpf.c"))
 		compile.Stdout, compile.Stderr = os.Stdout, os.Stderr
 		if err := compile.Run(); err != nil {
 			return fmt.Errorf("compile %s: %w", object, err)

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What sh_decap knows: its maps, its load-time constant, and the packet it looks at. It
+ * runs at a backend, where no balancer need be, so it shares no map with one.
+ *
+ *   Ethernet │ outer IP │ (destination options) │ (UDP │ GUE) │ inner IP │ …
+ *            ▲                                                ▲
+ *            14                                               tunnel.offset
+ */
+#ifndef SHUNT_DECAP_H
+#define SHUNT_DECAP_H
+
+#include "../../core/count.h"
+#include "../../core/packet.h"
+
+/* UDP port of GUE, wire order. 0: GUE is not taken off. */
+volatile const __be16 gue_port = 0;
+
+#define DECAP_ADDRESSES_MAX 1024 /* our choice: far more than a host has */
+
+/* Addresses whose packets are taken off; the value means nothing. Written by user space
+ * before the program is attached, read by the program. Full: user space refuses to start.
+ * Made anew by every start, so no upgrade meets an old one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct addr);
+	__type(value, __u32);
+	__uint(max_entries, DECAP_ADDRESSES_MAX);
+} sh_dc_vips SEC(".maps");
+
+/* Addresses of the interface; the value means nothing. Written by user space whenever they
+ * change, read by the program. Full: user space reports it, and tunnels to what found no
+ * room pass. Made anew by every start. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct addr);
+	__type(value, __u32);
+	__uint(max_entries, DECAP_ADDRESSES_MAX);
+} sh_dc_locals SEC(".maps");
+
+struct sender_key {
+	__u32 prefix_length; /* bits that count; those of an IPv4 prefix and 96 */
+	__be32 address[4];
+};
+
+/* Prefixes of permitted outer sources; the value means nothing. Written by user space
+ * before the program is attached, read by the program. Full: user space refuses to start.
+ * Made anew by every start. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__type(key, struct sender_key);
+	__type(value, __u32);
+	__uint(max_entries, DECAP_ADDRESSES_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} sh_dc_senders SEC(".maps");
+
+/* enum reason -> how often, per CPU. Written by the program, summed by user space. Cannot
+ * be full. Made anew by every start, so it counts from there. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct count);
+	__uint(max_entries, REASON_COUNT);
+} sh_dc_reasons SEC(".maps");
+
+struct tunnel {
+	/* The packet as it came: its addresses, fragment, frame_size and reason; key.protocol is that of the
+	 * header at offset. What is behind the outer header is not in it. */
+	struct packet outer;
+	__u32 offset; /* of the next header, from the start of the frame */
+	__u32 end; /* of what the outer headers say they carry, likewise */
+	__u8 ecn; /* of the outer header, RFC 3168 */
+	__u8 is_gue;
+};
+
+/* The longest way to an inner header is 14 + 60 (IPv4 with options) + 8 + 4 + 124 (GUE) =
+ * 210 bytes, so that the mask changes nothing; it is the verifier's bound. */
+#define OFFSET_MASK 0xff
+
+static __always_inline void decap_count(__u32 reason, __u64 bytes)
+{
+	count_in(&sh_dc_reasons, reason, bytes);
+}
+
+#endif

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * The load balancer at tc, for what XDP cannot serve. Two copies are loaded per interface, and
+ * named for their place: sh_tc_in and sh_tc_out (ctx/skb.h, outbound).
+ *
+ *   wire ─► sh_tc_in ──► stages (lb/balance.h) ─┬─► passes ─► the next program at tc ─► stack
+ *                                                ├─► back, on ─► out of an interface
+ *                                                └─► dropped, counted
+ *   host ─► sh_tc_out ─► the same stages ────────┬─► passes, changed or not ─► wire
+ *                                                ├─► on ─────► out of another interface
+ *                                                ├─► answered ─► in again, to the host
+ *                                                └─► dropped, counted
+ *
+ * Invariant: what the host has not sent itself, and so has come in somewhere before, leaves
+ * sh_tc_out as it came. So does a health check's packet.
+ */
+#include "../ctx/skb.h"
+
+#include <linux/pkt_cls.h>
+
+#include "balance.h"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+/* Out of an interface of ours, or into it with BPF_F_INGRESS. */
+static __always_inline int frame_redirect(const struct packet *p, __u32 index, __u64 flags)
+{
+	struct interface *out = bpf_map_lookup_elem(&sh_interfaces, &index);
+
+	if (!out || !out->ifindex) {
+		count_reason(REASON_EGRESS_UNLISTED, p->frame_size);
+		return TC_ACT_SHOT;
+	}
+	return bpf_redirect(out->ifindex, flags);
+}
+
+/* To another interface of this host, as if it had come in there: the address that it is from may
+ * be expected there alone (RFC 3704, rp_filter). */
+static __always_inline int frame_move(struct frame_ctx *ctx, const struct packet *p)
+{
+	__u32 index = p->egress;
+	struct interface *in = bpf_map_lookup_elem(&sh_interfaces, &index);
+
+	if (!in || ctx_store(ctx, 0, in->mac, ETH_ALEN))
+		return TC_ACT_SHOT;
+	return frame_redirect(p, index, BPF_F_INGRESS);
+}
+
+SEC("tc")
+int sh_tc(struct __sk_buff *ctx)
+{
+	struct packet p = {};
+	enum verdict verdict;
+
+	/* A health check's packet has its backend (check.bpf.c). */
+	if (outbound && (ctx->ingress_ifindex || ctx->mark >> CHECK_MARK_SHIFT == CHECK_MARK))
+		return TC_ACT_UNSPEC;
+	ctx_headers_pull(ctx);
+	p.frame_size = ctx_size_hint(ctx);
+	verdict = frame_stage(ctx, &p);
+	/* What the host sends is mostly not for us, and not ours to count. */
+	if (p.reason && !(outbound && verdict == VERDICT_PASS))
+		count_reason(p.reason, p.frame_size);
+	switch (verdict) {
+	case VERDICT_PASS:
+		return TC_ACT_UNSPEC;
+	case VERDICT_HOST:
+		if (p.egress == interface_index)
+			return TC_ACT_UNSPEC;
+		return frame_move(ctx, &p);
+	case VERDICT_ANSWER:
+		return frame_redirect(&p, interface_index, outbound ? BPF_F_INGRESS : 0);
+	case VERDICT_SEND_BACK:
+		if (outbound) /* it is on its way out of there already */
+			return TC_ACT_UNSPEC;
+		return frame_redirect(&p, interface_index, 0);
+	case VERDICT_SEND_ON:
+		return frame_redirect(&p, p.egress, 0);
+	case VERDICT_TAGGED:
+		if (!outbound)
+			count_reason(REASON_VLAN, p.frame_size);
+		return TC_ACT_UNSPEC;
+	default:
+		return TC_ACT_SHOT;
+	}
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * The load balancer at XDP. One copy is loaded per interface (lb/config.h).
+ *
+ *   frame ─► stages (lb/balance.h) ─┬─► passes ─► another XDP program, if there is one ─► stack
+ *                                    ├─► back ───► out of the same interface
+ *                                    ├─► on ─────► out of another one
+ *                                    ├─► tagged ─► sh_vlan, if there is one, else as passes
+ *                                    └─► dropped, counted
+ */
+#include "../ctx/xdp.h"
+
+#include "balance.h"
+#include "carry.h"
+#include "chain.h"
+#include "port.h"
+#include "vlan.h"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+/* Out of another interface of ours, with the tags that frames have there. */
+static __always_inline int frame_redirect(struct frame_ctx *ctx, const struct packet *p)
+{
+	if ((features & FEATURE_VLAN) && tags_push_of(ctx, p->egress)) {
+		count_reason(REASON_INTERNAL, p->frame_size);
+		return XDP_DROP;
+	}
+	return port_redirect(p->egress, p->frame_size);
+}
+
+SEC("xdp.frags")
+int sh_xdp(struct xdp_md *ctx)
+{
+	struct packet p = { .frame_size = ctx_size_hint(ctx) };
+	enum verdict verdict = frame_stage(ctx, &p);
+
+	if (p.reason)
+		count_reason(p.reason, p.frame_size);
+	switch (verdict) {
+	case VERDICT_HOST:
+	case VERDICT_PASS:
+		chain_after(ctx);
+		return XDP_PASS;
+	case VERDICT_ANSWER:
+	case VERDICT_SEND_BACK:
+		if (redirect_back)
+			return port_redirect(interface_index, p.frame_size);
+		return XDP_TX;
+	case VERDICT_SEND_ON:
+		return frame_redirect(ctx, &p);
+	case VERDICT_CARRY:
+		carry_back(ctx);
+		return XDP_DROP;
+	case VERDICT_TAGGED:
+		if (features & FEATURE_VLAN)
+			vlan_hand_on(ctx);
+		count_reason(REASON_VLAN, p.frame_size);
+		chain_after(ctx);
+		return XDP_PASS;
+	default:
+		return XDP_DROP;
+	}
+}

@@ -1,0 +1,194 @@
+package daemon
+
+import (
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/lb/announce"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+)
+
+// place is an address on an interface that answers for it.
+type place struct {
+	addr  netip.Addr
+	iface int
+}
+
+// announcer tells the network where an address is; announce.Announcer says how.
+type announcer interface {
+	Announce(addr netip.Addr, iface int)
+	Withdraw(addr netip.Addr, iface int) error
+	Close(keep bool) error
+}
+
+// announcements keeps what is announced where agreeing with the configuration. It is for one
+// caller at a time.
+type announcements struct {
+	announcer announcer
+	err       error                           // why nothing can be announced
+	find      func(name string) (link, error) // findLink
+	places    map[place]bool
+}
+
+// newAnnouncements has announced nothing yet. own says whether the data plane may answer for an
+// address.
+func newAnnouncements(own func(netip.Addr, datapath.Owned) error, conditions *condition.Set, log *slog.Logger) *announcements {
+	made, err := announce.New(announce.Options{
+		Own: func(addr netip.Addr, iface int) error {
+			log.Info("answering for address", "address", addr, "ifindex", iface)
+			return own(addr, datapath.OwnedForever)
+		},
+		Disown:     func(addr netip.Addr, _ int) error { return own(addr, datapath.OwnedNever) },
+		Conditions: conditions,
+		Log:        log,
+	})
+	return &announcements{announcer: made, err: err, find: findLink, places: map[place]bool{}}
+}
+
+// findLink looks an interface up.
+func findLink(name string) (link, error) {
+	found, err := net.InterfaceByName(name)
+	if err != nil {
+		return link{}, err
+	}
+	l := link{index: found.Index}
+	addrs, _ := found.Addrs() // without them it is in no network
+	for _, a := range addrs {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			l.networks = append(l.networks, prefix)
+		}
+	}
+	return l, nil
+}
+
+// want announces what the configuration asks for, and withdraws the rest. VIPs with
+// `announce: l2` and NAT sources are announced, unless the host itself has them.
+func (a *announcements) want(config model.Config, sources []netip.Addr, own map[netip.Addr]bool) error {
+	if a.err != nil {
+		return a.err
+	}
+	var links []link
+	for _, i := range config.Interfaces {
+		if l, err := a.find(i.Name); err == nil { // else it has gone, and comes back as a condition
+			links = append(links, l)
+		}
+	}
+	wanted := map[place]bool{}
+	add := func(addr netip.Addr) {
+		if own[addr] {
+			return
+		}
+		for _, l := range on(addr, links) {
+			wanted[place{addr, l.index}] = true
+		}
+	}
+	for _, service := range config.Services {
+		if service.Announce != model.AnnounceL2 {
+			continue
+		}
+		for _, frontend := range service.Frontends {
+			add(frontend.Address)
+		}
+	}
+	for _, source := range sources {
+		add(source)
+	}
+	var errs []error
+	for p := range a.places {
+		if !wanted[p] {
+			errs = append(errs, a.announcer.Withdraw(p.addr, p.iface))
+			delete(a.places, p)
+		}
+	}
+	for p := range wanted {
+		if !a.places[p] {
+			a.announcer.Announce(p.addr, p.iface)
+			a.places[p] = true
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// link is an interface that addresses can be announced on.
+type link struct {
+	index    int
+	networks []netip.Prefix
+}
+
+// on is where an address is announced: on the links whose network contains it, or on all of them
+// when none does.
+func on(addr netip.Addr, links []link) []link {
+	within := slices.DeleteFunc(slices.Clone(links), func(l link) bool {
+		return !slices.ContainsFunc(l.networks, func(p netip.Prefix) bool { return p.Contains(addr) })
+	})
+	if len(within) > 0 {
+		return within
+	}
+	return links
+}
+
+func (a *announcements) close(keep bool) error {
+	if a.err != nil {
+		return nil
+	}
+	return a.announcer.Close(keep)
+}
+
+// leftAnnounced is where a killed daemon's data plane may still be announced: every
+// address of the instance, on every interface it is attached to.
+func leftAnnounced(instance string, log *slog.Logger) []place {
+	view, err := datapath.OpenReadOnly(datapath.Options{Instance: instance})
+	if errors.Is(err, datapath.ErrOtherABI) {
+		log.Warn("cannot leave the multicast groups that were joined for the VIPs, because only the version of shunt that made the data plane knows the VIPs; `ip maddr` lists groups", "error", err)
+		return nil
+	}
+	if err != nil {
+		return nil // nothing is loaded, so nothing was announced
+	}
+	defer view.Close() //nolint:errcheck // nothing was written
+	contents, err := view.Contents()
+	if err != nil {
+		return nil
+	}
+	attachments, err := view.Attachments()
+	if err != nil {
+		return nil
+	}
+	var left []place
+	for addr, record := range contents.Addresses {
+		if record.HostOwn {
+			continue
+		}
+		for _, a := range attachments {
+			if a.Mode == "" { // not here; what is called so here is another interface
+				continue
+			}
+			if found, err := net.InterfaceByName(a.Interface); err == nil {
+				left = append(left, place{addr, found.Index})
+			}
+		}
+	}
+	return left
+}
+
+// withdraw leaves the groups that were joined for addresses of a data plane that is gone.
+func withdraw(places []place, log *slog.Logger) error {
+	if len(places) == 0 {
+		return nil
+	}
+	nothing := func(netip.Addr, int) error { return nil }
+	announcer, err := announce.New(announce.Options{Own: nothing, Disown: nothing, Log: log})
+	if err != nil {
+		return err
+	}
+	errs := []error{}
+	for _, p := range places {
+		errs = append(errs, announcer.Withdraw(p.addr, p.iface))
+	}
+	return errors.Join(append(errs, announcer.Close(false))...)
+}

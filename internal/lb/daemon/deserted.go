@@ -1,0 +1,42 @@
+package daemon
+
+import (
+	"slices"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+)
+
+// deserted is a condition for every service, or one family of it, without a backend that takes new
+// flows, which says what becomes of its clients. services are those in force, drains included.
+func deserted(services []model.Service) (all []condition.Condition) {
+	for _, s := range services {
+		without := reconcile.Deserted(s)
+		if len(without) == 0 || slices.ContainsFunc(s.Backends, waits) {
+			continue
+		}
+		subject := s.Name
+		if both := slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return f.Address.Is4() == (without[0] == "IPv6") }); len(without) == 1 && both {
+			subject += " (" + without[0] + ")"
+		}
+		text := "no backend takes new flows: "
+		if slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.Down }) {
+			text = "no backend is up: "
+		}
+		if len(s.Backends) == 0 {
+			text = "it has no backend: "
+		}
+		if s.Policy.Rejects {
+			text += "clients are refused at once (on_no_backend: reject)"
+		} else {
+			text += "clients get no answer (on_no_backend: drop)"
+		}
+		all = append(all, condition.Condition{Subject: subject, Text: text})
+	}
+	return all
+}
+
+// waits reports whether a backend is still to show that it is up, which its first check is about
+// to say. A backup that is not needed waits for nothing, but then another one lives.
+func waits(b model.Backend) bool { return b.Idle && !b.Down && b.Weight > 0 }

@@ -1,0 +1,139 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/lb/backend"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/detour"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/record"
+)
+
+const detourSuffix = ".checks"
+
+// detourRecord is the way of health checks with direct return that a daemon has made, and has to take away.
+type detourRecord struct {
+	Space  string `json:"space"` // the network namespace it is in
+	Number uint8  `json:"number"`
+}
+
+func detourPath(instance string) string {
+	return filepath.Join(runDirectory, instance+detourSuffix)
+}
+
+func readDetour(instance string) (r detourRecord, err error) {
+	path := detourPath(instance)
+	if err := record.Read(path, &r); err != nil {
+		return r, fmt.Errorf("read which device health checks use: %w; `ip link` and `ip rule` show what is there, then delete the file", err)
+	}
+	return r, nil
+}
+
+// checkProgram is the data plane's program, as a detour needs it.
+type checkProgram struct{ *datapath.Checks }
+
+func (p checkProgram) Name(socket uintptr, t detour.Target) error {
+	return p.Checks.Name(socket, t.Backend, t.Forwarding, datapath.Hop{Interface: t.Interface, MAC: t.MAC})
+}
+
+// directWay is the way of checks with direct return: that of clients' packets, by the next hops that these take.
+type directWay struct {
+	*detour.Way
+	hop func(backend netip.Addr) (datapath.Hop, bool)
+}
+
+// prepare makes the way for services, before they are checked.
+func (w directWay) prepare(services []model.Service) {
+	var vips []netip.Addr
+	for _, s := range services {
+		if s.Health.Check != "" && s.Forwarding.Direct() {
+			for _, f := range s.Frontends {
+				vips = append(vips, f.Address)
+			}
+		}
+	}
+	w.Prepare(vips)
+}
+
+// dial is health.DialDirect.
+func (w directWay) dial(ctx context.Context, network string, vip netip.AddrPort, backend netip.Addr, forwarding model.Forwarding) (net.Conn, error) {
+	hop, err := w.awaitHop(ctx, backend)
+	if err != nil {
+		return nil, err
+	}
+	return w.Dial(ctx, network, detour.Target{VIP: vip, Backend: backend, Forwarding: forwarding, Interface: hop.Interface, MAC: hop.MAC})
+}
+
+// awaitHop waits for the next hop of a backend, which may be new, or else for ctx.
+func (w directWay) awaitHop(ctx context.Context, backend netip.Addr) (datapath.Hop, error) {
+	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
+		if hop, ok := w.hop(backend); ok {
+			return hop, nil
+		}
+		select {
+		case <-ctx.Done():
+			return datapath.Hop{}, errors.New("the next hop does not answer ARP or neighbour solicitations, or there is no route")
+		case <-time.After(wait):
+		}
+	}
+}
+
+// openDetour is the way of an instance's health checks with direct return. One that a killed daemon has left is
+// taken away first: its program is of a data plane that may be another by now.
+func openDetour(dp *datapath.Datapath, instance string, log *slog.Logger) (*detour.Way, error) {
+	if err := releaseDetour(instance, log); err != nil {
+		log.Warn("what an earlier daemon has made for its health checks is still there", "error", err)
+	}
+	space, err := backend.Space()
+	if err != nil {
+		return nil, err
+	}
+	return detour.New(detour.Options{
+		Instance: instance, Mark: datapath.CheckMark,
+		Load: func() (detour.Program, error) {
+			checks, err := dp.LoadChecks()
+			return checkProgram{checks}, err
+		},
+		Note: func(number uint8) error {
+			if err := record.Write(detourPath(instance), detourRecord{Space: space, Number: number}); err != nil {
+				return fmt.Errorf("write down which device health checks use: %w", err)
+			}
+			return nil
+		},
+	}), nil
+}
+
+// releaseDetour takes away what a daemon has made for its health checks.
+func releaseDetour(instance string, log *slog.Logger) error {
+	path := detourPath(instance)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	r, err := readDetour(instance)
+	if err != nil {
+		return err
+	}
+	here, err := backend.Space()
+	if err != nil {
+		return err
+	}
+	found, err := inSpace(r.Space, here, func() error { return detour.Remove(instance, r.Number, datapath.CheckMark(r.Number)) })
+	if err != nil {
+		return err // the record stays, for another try
+	}
+	if !found {
+		log.Warn("the device of health checks stays in another network namespace, if that namespace still exists",
+			"device", detour.Device(r.Number), "namespace", r.Space)
+	}
+	return os.Remove(path)
+}

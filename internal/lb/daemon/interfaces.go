@@ -1,0 +1,269 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+)
+
+// attacher is what the data plane does for an interface; datapath.Datapath says how.
+type attacher interface {
+	Attach(name string, mode model.Attach) (kernel.Attachment, error)
+	Detach(name string) error
+	RefreshInterface(name string) error
+	Attached() []string
+	Parent(name string) string
+	DropGoneVLANs() error
+}
+
+// offloader has an interface's offloads fit what runs there; offloads says how.
+type offloader interface {
+	fit(name string, mode kernel.Mode, parent bool) error
+	warn(name string, mode kernel.Mode, parent bool) error
+	release(name string) error
+}
+
+// interfaces keeps the programs on the interfaces that the configuration lists. Its methods are
+// for one caller at a time, but for list, names and wayToHost.
+type interfaces struct {
+	attacher   attacher
+	offloads   offloader
+	conditions *condition.Set
+	log        *slog.Logger
+	find       func(name string) (*net.Interface, error) // net.InterfaceByName
+	changed    func()                                    // told that wayToHost may say something else
+
+	parents map[string]bool // interfaces that take frames of VLANs
+
+	mu       sync.Mutex
+	attached map[string]kernel.Attachment
+}
+
+func newInterfaces(dp attacher, o offloader, conditions *condition.Set, log *slog.Logger, changed func()) *interfaces {
+	return &interfaces{attacher: dp, offloads: o, conditions: conditions, log: log, changed: changed,
+		find: net.InterfaceByName, parents: map[string]bool{}, attached: map[string]kernel.Attachment{}}
+}
+
+// list is what the programs are attached to, sorted by name.
+func (i *interfaces) list() []kernel.Attachment {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	var all []kernel.Attachment
+	for _, name := range slices.Sorted(maps.Keys(i.attached)) {
+		all = append(all, i.attached[name])
+	}
+	return all
+}
+
+// mode is that in which an interface is attached to; empty if it is not.
+func (i *interfaces) mode(name string) kernel.Mode {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.attached[name].Mode
+}
+
+// names are those of list.
+func (i *interfaces) names() (all []string) {
+	for _, a := range i.list() {
+		all = append(all, a.Interface)
+	}
+	return all
+}
+
+// attachAll attaches to those of wanted that are not in force, or in another mode. When one
+// refuses, those that are not in force are detached again, unless nothing is in force: then a
+// predecessor's may be among them, and goes on.
+func (i *interfaces) attachAll(inForce, wanted []model.Interface) error {
+	if err := i.checkParents(wanted); err != nil {
+		return err
+	}
+	maps.Copy(i.parents, i.parentsOf(wanted))
+	for _, w := range i.inOrder(wanted) {
+		if slices.Contains(inForce, w) {
+			continue
+		}
+		if err := i.attach(w); err != nil {
+			if len(inForce) > 0 {
+				err = errors.Join(err, i.detachOthers(inForce))
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// checkParents refuses a VLAN in native mode without its parent, before anything is changed.
+func (i *interfaces) checkParents(wanted []model.Interface) error {
+	for _, w := range wanted {
+		parent := i.attacher.Parent(w.Name)
+		if parent == "" || w.Attach != model.AttachNative {
+			continue
+		}
+		if !slices.ContainsFunc(wanted, func(p model.Interface) bool {
+			return p.Name == parent && (p.Attach == model.AttachNative || p.Attach == model.AttachAuto)
+		}) {
+			return fmt.Errorf("attach to interface %s in native mode: it is a VLAN of %s, and native mode takes its frames there; list %s among the interfaces as well, with `attach: native`, or use another `attach` for %s",
+				w.Name, parent, parent, w.Name)
+		}
+	}
+	return nil
+}
+
+// parentsOf are the interfaces that take frames of those in native mode.
+func (i *interfaces) parentsOf(list []model.Interface) map[string]bool {
+	all := map[string]bool{}
+	for _, w := range list {
+		if parent := i.attacher.Parent(w.Name); parent != "" && w.Attach == model.AttachNative {
+			all[parent] = true
+		}
+	}
+	return all
+}
+
+// inOrder puts interfaces into the order in which they can be attached to: a VLAN that is no longer in
+// native mode before its parent, which may not leave that mode earlier, and one that is behind it.
+func (i *interfaces) inOrder(wanted []model.Interface) []model.Interface {
+	var vlans, others, native []model.Interface
+	for _, w := range wanted {
+		switch {
+		case i.attacher.Parent(w.Name) == "":
+			others = append(others, w)
+		case w.Attach == model.AttachNative:
+			native = append(native, w)
+		default:
+			vlans = append(vlans, w)
+		}
+	}
+	return slices.Concat(vlans, others, native)
+}
+
+func (i *interfaces) attach(wanted model.Interface) error {
+	name := wanted.Name
+	parent := i.attacher.Parent(name)
+	if parent != "" && wanted.Attach == model.AttachNative { // it may be in force already, without VLANs
+		i.parents[parent] = true
+		if err := i.offloads.fit(parent, i.mode(parent), true); err != nil {
+			return err
+		}
+	}
+	a, err := i.attacher.Attach(name, wanted.Attach)
+	if err != nil {
+		return err
+	}
+	i.mu.Lock()
+	i.attached[name] = a
+	i.mu.Unlock()
+	i.changed()
+	i.log.Info("attached", "interface", name, "mode", a.Mode, "reason", a.Reason)
+	switch degraded := a.Mode == kernel.ModeGeneric && wanted.Attach == model.AttachAuto; {
+	case degraded && parent != "":
+		i.conditions.Raise(condition.Condition{Code: condition.AttachDegraded, Severity: condition.Warning, Subject: name,
+			Text:   "attached in generic mode, because the kernel has native mode for a VLAN's parent alone",
+			Remedy: fmt.Sprintf("list %s among the interfaces as well, and give both `attach: native`; or accept generic mode with `attach: generic`", parent)})
+	case degraded:
+		i.conditions.Raise(condition.Condition{Code: condition.AttachDegraded, Severity: condition.Warning, Subject: name,
+			Text: "attached in generic mode, because the driver refused native mode: " + a.Reason})
+	default:
+		i.conditions.Clear(condition.AttachDegraded, name)
+	}
+	if err := i.offloads.fit(name, a.Mode, i.parents[name]); err != nil {
+		return errors.Join(err, i.detach(name))
+	}
+	return nil
+}
+
+func (i *interfaces) detach(name string) error {
+	err := errors.Join(i.attacher.Detach(name), i.offloads.release(name))
+	i.mu.Lock()
+	delete(i.attached, name)
+	i.mu.Unlock()
+	i.changed()
+	for _, code := range []string{condition.AttachDegraded, condition.AttachFailed, condition.InterfaceMissing} {
+		i.conditions.Clear(code, name)
+	}
+	i.log.Info("detached", "interface", name)
+	return err
+}
+
+// detachOthers detaches from all but these, also where a predecessor had attached. A VLAN goes before
+// its parent, which then has its offloads back.
+func (i *interfaces) detachOthers(wanted []model.Interface) error {
+	var errs []error
+	var vlans, others []string
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(append(i.names(), i.attacher.Attached()...)))) {
+		switch {
+		case slices.ContainsFunc(wanted, func(w model.Interface) bool { return w.Name == name }):
+		case i.attacher.Parent(name) != "":
+			vlans = append(vlans, name)
+		default:
+			others = append(others, name)
+		}
+	}
+	for _, name := range slices.Concat(vlans, others) {
+		errs = append(errs, i.detach(name))
+	}
+	// A parent may be one no longer, and what was switched on again may be another one's, too.
+	i.parents = i.parentsOf(wanted)
+	for _, a := range i.list() {
+		if _, err := i.find(a.Interface); err == nil {
+			errs = append(errs, i.offloads.fit(a.Interface, a.Mode, i.parents[a.Interface]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// refresh follows changes of MAC and addresses of those in force, and attaches again to one that
+// was removed and made anew under its name. anew is whether there was such a one: hops and
+// announcements still name the one before.
+func (i *interfaces) refresh(inForce []model.Interface) (anew bool) {
+	if err := i.attacher.DropGoneVLANs(); err != nil {
+		i.log.Error("what is left of VLANs that have gone cannot be taken away", "error", err)
+	}
+	for _, w := range i.inOrder(inForce) {
+		if _, err := i.find(w.Name); err != nil {
+			i.conditions.Clear(condition.AttachFailed, w.Name)
+			i.conditions.Raise(condition.Condition{Code: condition.InterfaceMissing, Severity: condition.Error, Subject: w.Name,
+				Text: "the interface, which the configuration lists, does not exist", Remedy: "bring the interface back; shunt then attaches to it by itself"})
+			continue
+		}
+		err := i.attacher.RefreshInterface(w.Name)
+		if err != nil {
+			err = i.attach(w)
+			anew = anew || err == nil
+		}
+		if err != nil {
+			i.conditions.Raise(condition.Condition{Code: condition.AttachFailed, Subject: w.Name, Text: err.Error()})
+		} else {
+			if err := i.offloads.warn(w.Name, i.mode(w.Name), i.parents[w.Name]); err != nil {
+				i.log.Warn("whether the program sees the tags of VLANs cannot be told", "interface", w.Name, "error", err)
+			}
+			i.conditions.Clear(condition.AttachFailed, w.Name)
+		}
+		i.conditions.Clear(condition.InterfaceMissing, w.Name)
+	}
+	return anew
+}
+
+// wayToHost is the way to backends that are this host: an interface that has attach: tc, where
+// their answers are met (ok); else any, which is enough for direct return.
+func (i *interfaces) wayToHost() (index int, mac net.HardwareAddr, ok bool) {
+	for _, a := range i.list() {
+		device, err := i.find(a.Interface)
+		if err != nil || index != 0 && !a.Mode.AtTC() {
+			continue
+		}
+		index, mac = device.Index, device.HardwareAddr
+		if a.Mode.AtTC() {
+			return index, mac, true
+		}
+	}
+	return index, mac, false
+}

@@ -1,0 +1,247 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/shunt-lb/shunt/internal/lb/backend"
+	"github.com/shunt-lb/shunt/internal/namespace"
+	"github.com/shunt-lb/shunt/internal/record"
+	"github.com/vishvananda/netns"
+)
+
+// For bpf_fib_lookup to answer questions asked from lo, which is how the programs find next
+// hops by themselves, lo has to forward. Nothing is forwarded that was not before: no packet
+// to be forwarded ever arrives on lo (docs/design/03-client-hops.md).
+//
+// Each instance writes down what it found, and who comes later what the first one found. So
+// the last one to go in a network namespace switches it off again.
+
+const (
+	loopbackForwarding4 = "net/ipv4/conf/lo/forwarding"
+	loopbackForwarding6 = "net/ipv6/conf/lo/forwarding"
+)
+
+var loopbackForwarding = []string{loopbackForwarding4, loopbackForwarding6}
+
+const loopbackSuffix = ".loopback"
+
+// loopbackRecord is what one instance has to put back.
+type loopbackRecord struct {
+	Space string        `json:"space"` // the network namespace it is about
+	State backend.State `json:"state"`
+}
+
+func loopbackPath(instance string) string {
+	return filepath.Join(runDirectory, instance+loopbackSuffix)
+}
+
+func readLoopback(path string) (r loopbackRecord, err error) {
+	if err := record.Read(path, &r); err != nil {
+		return loopbackRecord{}, fmt.Errorf("read which settings of lo were changed: %w; `sysctl -a --pattern conf.lo.forwarding` shows their values now, then delete the file", err)
+	}
+	return r, nil
+}
+
+// takeTurn has instances change lo one after the other. What an instance wrote down is read
+// then; space is the network namespace that the caller is in.
+func takeTurn(instance string) (r loopbackRecord, space string, done func(), err error) {
+	if space, err = backend.Space(); err != nil {
+		return r, "", nil, err
+	}
+	f, err := os.Open(runDirectory)
+	if err != nil {
+		return r, "", nil, err
+	}
+	done = func() { _ = f.Close() }
+	if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		err = fmt.Errorf("lock %s: %w", runDirectory, err)
+	} else {
+		r, err = readLoopback(loopbackPath(instance))
+	}
+	if err != nil {
+		done()
+		return r, "", nil, err
+	}
+	return r, space, done, nil
+}
+
+// others are the settings that other instances have made in a network namespace.
+func others(instance, space string) (made []backend.Setting) {
+	paths, _ := filepath.Glob(filepath.Join(runDirectory, "*"+loopbackSuffix))
+	for _, path := range paths {
+		if r, err := readLoopback(path); err == nil && path != loopbackPath(instance) && r.Space == space {
+			made = append(made, r.State.Settings...)
+		}
+	}
+	return made
+}
+
+// forwardOnLoopback switches it on, and writes down first what it was.
+func forwardOnLoopback(instance string) error {
+	r, space, done, err := takeTurn(instance)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if r.Space != space {
+		r = loopbackRecord{Space: space}
+	}
+	var missing []backend.Setting
+	for _, name := range loopbackForwarding {
+		value, err := backend.ReadSetting(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // a kernel without that family
+		}
+		if err != nil {
+			return fmt.Errorf("read whether lo forwards: %w", err)
+		}
+		on := backend.Setting{Name: name, Before: strconv.Itoa(value), Set: "1"}
+		isOn := on.Before == on.Set
+		if !isOn {
+			missing = append(missing, on)
+		}
+		same := func(s backend.Setting) bool { return s.Name == name }
+		if slices.ContainsFunc(r.State.Settings, same) {
+			continue
+		}
+		made := others(instance, space)
+		if i := slices.IndexFunc(made, same); i >= 0 {
+			r.State.Settings = append(r.State.Settings, made[i])
+		} else if !isOn {
+			r.State.Settings = append(r.State.Settings, on)
+		}
+	}
+	if !r.State.IsZero() {
+		if err := record.Write(loopbackPath(instance), r); err != nil {
+			return fmt.Errorf("write down that lo did not forward: %w", err)
+		}
+	}
+	for _, on := range missing {
+		if on.Name == loopbackForwarding6 {
+			err = withRouters(on.Apply)
+		} else {
+			err = on.Apply()
+		}
+		if err != nil {
+			return fmt.Errorf("switch forwarding on for lo: %w", err)
+		}
+	}
+	return nil
+}
+
+// loopbackForwards reports whether lo forwards in every family that the kernel has.
+func loopbackForwards() bool {
+	for _, name := range loopbackForwarding {
+		if value, err := backend.ReadSetting(name); err == nil && value == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// keepLoopback switches forwarding on lo on again. A write to net.ipv4.ip_forward or net.ipv6.conf.all.forwarding, as
+// `sysctl --system` makes, is one for every interface.
+func (d *daemon) keepLoopback() {
+	if !d.loopback || loopbackForwards() {
+		return
+	}
+	if err := forwardOnLoopback(d.opts.Instance); err != nil {
+		d.loopback = false // once is enough
+		d.log.Warn("something has switched forwarding on lo off, and it cannot be switched on again: next hops cannot be looked up while the daemon is not running", "error", err)
+		return
+	}
+	d.log.Warn("something has switched forwarding on lo off, probably with net.ipv4.ip_forward or net.ipv6.conf.all.forwarding; shunt needs it and has switched it on again")
+}
+
+// withRouters calls f, which switches IPv6 forwarding on for some interface, and has the kernel keep
+// the routes that routers have advertised to the others. It deletes those of the whole network
+// namespace, unless an interface takes advertisements although it forwards (accept_ra 2;
+// rt6_purge_dflt_routers, net/ipv6/route.c). Where an interface does not forward, 2 means what 1
+// means, so nothing else changes meanwhile, or ever, should we not come to put it back.
+func withRouters(f func() error) error {
+	const settings, accept = "/proc/sys/", "accept_ra"
+	paths, err := filepath.Glob(settings + "net/ipv6/conf/*/" + accept)
+	if err != nil {
+		return err
+	}
+	var state backend.State
+	for _, path := range paths {
+		name := strings.TrimPrefix(path, settings)
+		of := strings.TrimSuffix(name, accept)
+		if device := filepath.Base(of); device == "all" || device == "default" {
+			continue
+		}
+		takes, err := backend.ReadSetting(name)
+		forwards, failed := backend.ReadSetting(of + "forwarding")
+		change := backend.Setting{Name: name, Before: "1", Set: "2"}
+		if err != nil || failed != nil || takes != 1 || forwards != 0 || change.Apply() != nil {
+			continue // not of interest, or the interface is gone
+		}
+		state.Settings = append(state.Settings, change)
+	}
+	err = f()
+	_, failed := state.Restore()
+	return errors.Join(err, failed)
+}
+
+// releaseLoopback puts back what an instance found, unless another one needs it as it is. What is
+// no longer as shunt has set it is left alone.
+func releaseLoopback(instance string, log *slog.Logger) error {
+	path := loopbackPath(instance)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	r, space, done, err := takeTurn(instance)
+	if err != nil {
+		return err
+	}
+	defer done()
+	needed := others(instance, r.Space)
+	r.State.Settings = slices.DeleteFunc(r.State.Settings, func(s backend.Setting) bool { return slices.Contains(needed, s) })
+	restore := func() error {
+		_, err := r.State.Restore()
+		return err
+	}
+	if !r.State.IsZero() {
+		found := false
+		if found, err = inSpace(r.Space, space, restore); !found {
+			log.Warn("forwarding on lo stays on in another network namespace, if that namespace still exists", "namespace", r.Space)
+		}
+	}
+	return errors.Join(err, os.Remove(path))
+}
+
+// inSpace calls f in a network namespace, for a daemon that was killed there while the calling thread is in
+// another one, here. found is false where the namespace is not to be seen.
+func inSpace(space, here string, f func() error) (found bool, err error) {
+	if space == here {
+		return true, f()
+	}
+	ns := findSpace(space)
+	if !ns.IsOpen() {
+		return false, nil
+	}
+	defer namespace.Close(ns)
+	return true, namespace.Inside(ns, f)
+}
+
+// findSpace opens the network namespace that backend.Space calls so, or None.
+func findSpace(space string) netns.NsHandle {
+	return namespace.Find(func(ns netns.NsHandle) (is bool) {
+		_ = namespace.Inside(ns, func() error {
+			here, err := backend.Space()
+			is = err == nil && here == space
+			return nil
+		})
+		return is
+	})
+}

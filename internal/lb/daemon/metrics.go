@@ -1,0 +1,156 @@
+package daemon
+
+import (
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/state"
+	"github.com/shunt-lb/shunt/internal/lb/status"
+	"github.com/shunt-lb/shunt/internal/metrics"
+)
+
+// reloaded is what became of the configuration file. The zero value is ready.
+type reloaded struct {
+	mu sync.Mutex
+	metrics.Reloads
+}
+
+// note is called after each reading.
+func (r *reloaded) note(applied bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.Refused = !applied; applied {
+		r.Applied = time.Now()
+	}
+}
+
+func (r *reloaded) get() metrics.Reloads {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.Reloads
+}
+
+// sample is what the instance does now. It may be called at any time, and waits for no change.
+func (d *daemon) sample() (*metrics.Sample, error) {
+	usage, err := d.views.usage(d.opts.Instance)
+	if err != nil {
+		return nil, err
+	}
+	snapshot := d.writer.Snapshot()
+	limits := snapshot.Config.Limits
+	s := &metrics.Sample{Version: d.opts.Version, GoVersion: runtime.Version(), Reloads: d.reloaded.get(), States: status.States,
+		SeriesMax: uint64(snapshot.Config.Metrics.SeriesMax), SourcePorts: uint64(usage.SourcePorts)}
+	for _, c := range d.conditions.Counts() {
+		s.Conditions = append(s.Conditions, metrics.Condition{Code: c.Code, Severity: string(c.Severity), Count: uint64(c.Count)})
+	}
+	s.Overrides = countOverrides(d.Overrides())
+	missed := framesMissed(d.interfaces.names(), d.log)
+	for _, a := range d.interfaces.list() {
+		i := metrics.Interface{Name: a.Interface, Mode: string(a.Mode), Chain: d.chained.sample(a.Interface)}
+		if frames, known := missed[a.Interface]; known {
+			i.Missed = &frames
+		}
+		s.Interfaces = append(s.Interfaces, i)
+	}
+	for _, r := range kernel.Reasons() {
+		name := r.String()
+		count := usage.Reasons[name]
+		s.Reasons = append(s.Reasons, metrics.Reason{Name: name, Packets: count.Packets, Bytes: count.Bytes})
+	}
+	s.Flows.Limit, s.Remembered.Limit = uint64(limits.Flows), uint64(limits.Remembered)
+	if swept := d.pulse.flows.Load(); swept != nil {
+		s.Flows.Known, s.Flows.All, s.Flows.Established = true, swept.Flows, swept.Established
+	}
+	if recalled := d.pulse.remembered.Load(); recalled != nil {
+		s.Remembered.Known, s.Remembered.All = true, recalled.Entries-recalled.Expired-recalled.Agreed
+	}
+	settling := d.reconciler.Settling()
+	s.Slots = []metrics.Count{{Of: "transition", Count: uint64(settling.Transition)}, {Of: "marked", Count: uint64(settling.Marked)}}
+	s.SourceAddresses = d.countSources()
+	totals := d.checks.monitor.Totals()
+	s.Checks = metrics.Checks{Late: totals.Late, Results: []metrics.Count{{Of: "passed", Count: totals.Passed},
+		{Of: "failed", Count: totals.Failed}, {Of: "not_made", Count: totals.NotMade}}}
+	sampleServices(s, usage, d.pulse.open.Load(), snapshot.Configured, d.checks.servedLast(), d.checks.monitor.Changes)
+	return s, nil
+}
+
+func countOverrides(all []state.Override) (counts []metrics.Count) {
+	for _, kind := range []state.Kind{state.KindDrain, state.KindWeight, state.KindHealth} {
+		n := uint64(0)
+		for _, o := range all {
+			if o.Kind == kind {
+				n++
+			}
+		}
+		counts = append(counts, metrics.Count{Of: string(kind), Count: n})
+	}
+	return counts
+}
+
+func (d *daemon) countSources() []metrics.Count {
+	var v4, v6 uint64
+	if sources := d.sources.Load(); sources != nil {
+		for _, a := range *sources {
+			if a.Is4() {
+				v4++
+			} else {
+				v6++
+			}
+		}
+	}
+	return []metrics.Count{{Of: "ipv4", Count: v4}, {Of: "ipv6", Count: v6}}
+}
+
+// sampleServices adds services and backends: those that are configured, as they are served, with what went
+// through them.
+func sampleServices(s *metrics.Sample, usage datapath.Usage, open *datapath.OpenByName, configured, served []model.Service,
+	checked func(service string, b model.BackendAddress) (state model.HealthState, changes uint64, checked bool),
+) {
+	asServed := make(map[string]*model.Service, len(served))
+	for i := range served {
+		asServed[served[i].Name] = &served[i]
+	}
+	members := 0
+	for i := range configured {
+		members += len(configured[i].Backends)
+	}
+	s.Services, s.Backends = make([]metrics.Service, 0, len(configured)), make([]metrics.Backend, 0, members)
+	positions := make(map[model.BackendAddress]int, members) // in s.Backends
+	for _, service := range configured {
+		one := metrics.Service{Name: service.Name, Traffic: metrics.Traffic(usage.Services[service.Name]),
+			Members: make([]metrics.Member, 0, len(service.Backends))}
+		if one.Counted = open != nil && !service.Forwarding.Direct(); one.Counted {
+			one.Open = open.Services[service.Name]
+		}
+		carried := make(map[model.BackendAddress]*model.Backend, len(service.Backends))
+		if now := asServed[service.Name]; now != nil {
+			for i := range now.Backends {
+				carried[now.Backends[i].BackendAddress] = &now.Backends[i]
+			}
+		}
+		for _, b := range service.Backends {
+			position, known := positions[b.BackendAddress]
+			if !known {
+				position = len(s.Backends)
+				positions[b.BackendAddress] = position
+				s.Backends = append(s.Backends, metrics.Backend{Address: b.BackendAddress.String(), Traffic: metrics.Traffic(usage.Backends[b.BackendAddress])})
+			}
+			backend := &s.Backends[position]
+			if one.Counted {
+				backend.Counted, backend.Open = true, open.Backends[b.BackendAddress]
+			}
+			m := metrics.Member{Backend: position, Name: b.Name, State: status.StateOut}
+			if now := carried[b.BackendAddress]; now != nil { // else the deadline of its drain has passed
+				m.State, m.Weight = status.StateOf(*now), float64(now.Share())/100
+			}
+			state, changes, is := checked(service.Name, b.BackendAddress)
+			m.Checked, m.Up, m.Changes = is, state == model.HealthUp, changes
+			one.Members = append(one.Members, m)
+		}
+		s.Services = append(s.Services, one)
+	}
+}

@@ -1,0 +1,85 @@
+package daemon
+
+import (
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/health"
+)
+
+const (
+	heartbeatInterval = time.Second
+	sweepInterval     = 10 * time.Second
+)
+
+// kept is what a data plane needs from time to time; datapath.Datapath says what each does.
+type kept interface {
+	Heartbeat() error
+	ReasonCounts() (map[string]kernel.Count, error)
+	Sweep() (datapath.SweepResult, error)
+	Recall() (datapath.RecallResult, error)
+	CountOpen() (datapath.OpenByName, error)
+}
+
+// pulse keeps a data plane going, and turns what it counts into conditions. It is for one caller
+// at a time.
+type pulse struct {
+	datapath kept
+	log      *slog.Logger
+	shortage *shortageWatch
+	missing  *missedWatch
+	trouble  *troubleWatch
+
+	// What the last walks through the tables have found; nil before the first. They may be read at any time.
+	flows      atomic.Pointer[datapath.SweepResult]
+	remembered atomic.Pointer[datapath.RecallResult]
+	open       atomic.Pointer[datapath.OpenByName]
+}
+
+func newPulse(dp kept, instance string, conditions *condition.Set, log *slog.Logger) *pulse {
+	return &pulse{datapath: dp, log: log, shortage: newShortageWatch(instance, conditions), missing: newMissedWatch(conditions),
+		trouble: newTroubleWatch(conditions)}
+}
+
+// beat is due every heartbeatInterval. missed are the frames that each interface has missed, and
+// trouble what checks have met since the beat before.
+func (p *pulse) beat(missed map[string]uint64, trouble health.Trouble, now time.Time) {
+	if err := p.datapath.Heartbeat(); err != nil {
+		p.log.Error("the data plane does not hear the daemon and asks the routing table instead", "error", err)
+	}
+	if reasons, err := p.datapath.ReasonCounts(); err != nil {
+		p.log.Error("cannot read the counters that show shortages", "error", err)
+	} else {
+		p.shortage.look(reasons, now)
+	}
+	p.missing.look(missed, now)
+	p.trouble.look(trouble, now)
+}
+
+// sweep is due every sweepInterval. counts is whether it counts the open flows, too, which takes a walk of
+// its own.
+func (p *pulse) sweep(counts bool) {
+	if flows, err := p.datapath.Sweep(); err != nil {
+		p.log.Warn("cannot remove ended flows; packets remove them as they arrive", "error", err)
+	} else {
+		p.flows.Store(&flows)
+	}
+	if remembered, err := p.datapath.Recall(); err != nil {
+		p.log.Warn("cannot remove remembered flows that are over; trying again", "error", err)
+	} else {
+		p.remembered.Store(&remembered)
+	}
+	if !counts {
+		p.open.Store(nil)
+		return
+	}
+	if open, err := p.datapath.CountOpen(); err != nil {
+		p.log.Warn("cannot count the open flows of services and backends for the metrics", "error", err)
+	} else {
+		p.open.Store(&open)
+	}
+}

@@ -1,0 +1,285 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/shunt-lb/shunt/internal/control"
+	"github.com/shunt-lb/shunt/internal/lb/announce"
+	"github.com/shunt-lb/shunt/internal/lb/backend"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/decap"
+	"github.com/shunt-lb/shunt/internal/lb/detour"
+	"github.com/shunt-lb/shunt/internal/lb/neighbour"
+	"github.com/shunt-lb/shunt/internal/namespace"
+)
+
+// Trace is one thing that shunt has left on the machine.
+type Trace struct {
+	Kind string `json:"kind"` // pin, neighbour, group, setting, device, address, file
+	What string `json:"what"`
+}
+
+// Inventory is everything of shunt's on the machine but what was installed: the binary and
+// the configuration. While one is held, no daemon can start. The caller closes it.
+type Inventory struct {
+	Traces []Trace `json:"traces"`
+	// Elsewhere is what only a command in another network namespace can take back.
+	Elsewhere []Trace `json:"elsewhere"`
+
+	instances []string
+	space     string
+	decap     *backend.Record
+	files     []string
+	unlock    []func()
+}
+
+// TakeInventory finds what there is. socket is the control socket's path if it is known; it
+// need not exist. It refuses while a daemon or `shunt decap` runs, and names it.
+func TakeInventory(socket string) (*Inventory, error) {
+	v := &Inventory{Traces: []Trace{}, Elsewhere: []Trace{}}
+	if err := v.take(socket); err != nil {
+		v.Close()
+		return nil, err
+	}
+	return v, nil
+}
+
+// Close lets daemons start again.
+func (v *Inventory) Close() {
+	for _, unlock := range v.unlock {
+		unlock()
+	}
+	v.unlock = nil
+	_ = os.Remove(runDirectory) // taking hold of an instance makes it
+}
+
+func (v *Inventory) add(kind, format string, values ...any) {
+	v.Traces = append(v.Traces, Trace{kind, fmt.Sprintf(format, values...)})
+}
+
+func (v *Inventory) take(socket string) error {
+	var err error
+	if v.space, err = backend.Space(); err != nil {
+		return err
+	}
+	if v.instances, err = instancesOf(); err != nil {
+		return err
+	}
+	for _, instance := range v.instances {
+		unlock, err := lock(instance)
+		if err != nil {
+			return err
+		}
+		v.unlock = append(v.unlock, unlock)
+	}
+	for _, instance := range v.instances {
+		if err := v.takeInstance(instance); err != nil {
+			return err
+		}
+	}
+	left, err := neighbour.Left()
+	if err != nil {
+		return err
+	}
+	for _, entry := range left {
+		v.add("neighbour", "%s", entry)
+	}
+	if err := v.takeDecap(); err != nil {
+		return err
+	}
+	v.takeFiles(socket)
+	return nil
+}
+
+// instancesOf is everyone who has left anything: a pin, or a file named after it.
+func instancesOf() ([]string, error) {
+	names, err := datapath.Instances()
+	if err != nil {
+		return nil, err
+	}
+	for _, pattern := range []string{runDirectory + "/*.lock", runDirectory + "/*.aggregation", runDirectory + "/*" + loopbackSuffix, runDirectory + "/*" + detourSuffix, stateDirectory() + "/*.overrides.json", stateDirectory() + "/*" + namesSuffix} {
+		paths, _ := filepath.Glob(pattern)
+		for _, path := range paths {
+			name, _, _ := strings.Cut(filepath.Base(path), ".")
+			if !strings.HasPrefix(name, "decap-ns-") {
+				names = append(names, name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+func (v *Inventory) takeInstance(instance string) error {
+	pins, err := datapath.PinnedOf(instance)
+	if err != nil {
+		return err
+	}
+	for _, p := range pins {
+		v.add("pin", "%s: %s", p.Path, p.What)
+	}
+	groups := map[string]bool{}
+	for _, p := range leftAnnounced(instance, slog.Default()) {
+		if group, joined := announce.Joined(p.addr, p.iface); joined {
+			groups[fmt.Sprintf("%s on %s", group, interfaceName(p.iface))] = true
+		}
+	}
+	for _, text := range slices.Sorted(maps.Keys(groups)) {
+		v.add("group", "%s", text)
+	}
+	switchedOff, err := newOffloads(instance, nil, nil).read()
+	if err != nil {
+		return err
+	}
+	for _, change := range switchedOff.Changes {
+		v.add("setting", "%s: switched on again", change)
+	}
+	loopback, err := readLoopback(loopbackPath(instance))
+	if err != nil {
+		return err
+	}
+	var settings []Trace
+	for _, s := range loopback.State.Settings {
+		settings = append(settings, Trace{"setting", fmt.Sprintf("%s: back to %s", s.Name, s.Before)})
+	}
+	v.addIn(loopback.Space, settings...)
+	way, err := readDetour(instance)
+	if err != nil {
+		return err
+	}
+	if way.Number != 0 {
+		v.addIn(way.Space, Trace{"device", detour.Device(way.Number) + ": for health checks, with its routing rules and routes"})
+	}
+	return nil
+}
+
+// addIn adds what is in a network namespace that may be another one, and may be gone.
+func (v *Inventory) addIn(space string, traces ...Trace) {
+	list, where := &v.Traces, ""
+	if space != v.space && len(traces) > 0 {
+		where = " in network namespace " + space
+		ns := findSpace(space)
+		defer namespace.Close(ns)
+		if !ns.IsOpen() {
+			list = &v.Elsewhere
+		}
+	}
+	for _, trace := range traces {
+		trace.What += where
+		if !slices.Contains(*list, trace) { // another instance may have it, too
+			*list = append(*list, trace)
+		}
+	}
+}
+
+// takeDecap finds what `shunt decap` has left in this network namespace, and names others.
+func (v *Inventory) takeDecap() error {
+	pins, err := decap.Pinned()
+	if err != nil {
+		return err
+	}
+	spaces := map[string]bool{}
+	for space := range pins {
+		spaces[space] = true
+	}
+	records, _ := filepath.Glob(runDirectory + "/decap-ns-*")
+	for _, path := range records {
+		name, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), "decap-"), ".")
+		spaces[name] = true
+	}
+	for _, space := range slices.Sorted(maps.Keys(spaces)) {
+		if space != v.space {
+			v.Elsewhere = append(v.Elsewhere, Trace{"decap", "changes by `shunt decap` in network namespace " + space})
+			continue
+		}
+		if v.decap, err = backend.OpenRecord(runDirectory, space); err != nil {
+			return err
+		}
+		v.unlock = append(v.unlock, func() { _ = v.decap.Close() })
+		state, err := v.decap.Read()
+		if err != nil {
+			return err
+		}
+		if path, is := pins[space]; is {
+			v.add("pin", "%s: program that takes outer headers off", path)
+		}
+		for _, a := range state.Addresses {
+			v.add("address", "%s on lo", a)
+		}
+		for _, s := range state.Settings {
+			v.add("setting", "%s: back to %s", s.Name, s.Before)
+		}
+	}
+	return nil
+}
+
+// takeFiles finds files, without the locks that this inventory holds and what is elsewhere.
+func (v *Inventory) takeFiles(socket string) {
+	var files []string
+	for _, directory := range []string{runDirectory, stateDirectory()} {
+		entries, _ := os.ReadDir(directory)
+		for _, e := range entries {
+			name := e.Name()
+			mine := strings.HasPrefix(name, "decap-"+v.space+".")
+			if strings.HasSuffix(name, ".lock") && (mine || slices.Contains(v.instances, strings.TrimSuffix(name, ".lock"))) ||
+				strings.HasPrefix(name, "decap-ns-") && !mine {
+				continue
+			}
+			files = append(files, filepath.Join(directory, name))
+		}
+	}
+	for _, socket := range []string{socket, control.ReadSocket(socket)} {
+		if info, err := os.Lstat(socket); err == nil && info.Mode()&fs.ModeSocket != 0 && !slices.Contains(files, socket) {
+			files = append(files, socket)
+		}
+	}
+	v.files = files
+	for _, path := range files {
+		v.add("file", "%s", path)
+	}
+}
+
+// Remove takes away what the inventory lists. It goes on after a failure.
+func (v *Inventory) Remove(log *slog.Logger) error {
+	var errs []error
+	for _, instance := range v.instances {
+		errs = append(errs, detachLocked(instance, log))
+	}
+	if v.decap != nil {
+		state, err := v.decap.Read()
+		if err = errors.Join(err, decap.Remove("", v.space)); err == nil {
+			state, err = state.Restore()
+			err = errors.Join(err, v.decap.Write(state))
+		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("some changes could not be undone, so the files that record them are kept; run it again: %w", err)
+	}
+	for _, path := range v.files {
+		if err := os.RemoveAll(path); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if err := os.Remove(stateDirectory()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func interfaceName(index int) string {
+	link, err := net.InterfaceByIndex(index)
+	if err != nil {
+		return fmt.Sprint("interface ", index)
+	}
+	return link.Name
+}

@@ -1,0 +1,220 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+)
+
+// ErrGone says that a position has another tenant, or none.
+var ErrGone = errors.New("the backend is no longer at its position")
+
+// Hop is the way to a backend: the interface's index and the next hop's hardware
+// address. The zero Hop is "not known".
+type Hop struct {
+	Interface int
+	MAC       net.HardwareAddr
+}
+
+// SetHop writes the way to a backend. ErrGone when the position has another tenant.
+func (d *Datapath) SetHop(r reconcile.BackendRef, hop Hop) error {
+	d.ways.Lock()
+	defer d.ways.Unlock()
+	b, err := d.backend(r)
+	if err != nil {
+		return fmt.Errorf("write the next hop: %w", err)
+	}
+	if hop.Interface == 0 || len(hop.MAC) == 0 {
+		d.noteHostBackend(r.Index, false)
+		atomic.StoreUint64(&b.Hop, 0)
+		return nil
+	}
+	if len(hop.MAC) != 6 {
+		return fmt.Errorf("write the next hop of backend %s: %s is not an Ethernet address of 6 octets", fromAddr(b.Address), hop.MAC)
+	}
+	index, ok := d.indexOf(hop.Interface)
+	if !ok {
+		d.noteHostBackend(r.Index, false)
+		atomic.StoreUint64(&b.Hop, 0)
+		return fmt.Errorf("write the next hop of backend %s: it is behind interface %s, which shunt is not attached to: list that interface under `interfaces`",
+			fromAddr(b.Address), interfaceName(hop.Interface))
+	}
+	word := toHop(hop.MAC, index)
+	host := d.isHost(word)
+	if host {
+		if err := d.require(abiFeatureFEATURE_HOST); err != nil {
+			return fmt.Errorf("write the next hop of backend %s, which is this host: %w", fromAddr(b.Address), err)
+		}
+	}
+	d.noteHostBackend(r.Index, host)
+	atomic.StoreUint64(&b.Hop, word)
+	return nil
+}
+
+// backend is the tenant of a position. The caller holds ways.
+func (d *Datapath) backend(r reconcile.BackendRef) (*abiBackend, error) {
+	if r.Index == 0 || int(r.Index) >= len(d.backends) {
+		return nil, fmt.Errorf("backend index %d of %d: %w", r.Index, len(d.backends)-1, ErrGone)
+	}
+	b := &d.backends[r.Index]
+	if b.Generation != r.Generation || b.Live == 0 {
+		return nil, fmt.Errorf("backend index %d, generation %d: %w", r.Index, r.Generation, ErrGone)
+	}
+	return b, nil
+}
+
+// Owned says whether an address may be answered for.
+type Owned bool
+
+// The values of Owned.
+const (
+	OwnedNever   Owned = false
+	OwnedForever Owned = true
+)
+
+// SetOwned lets the programs answer ARP and neighbour solicitations for an address, or
+// forbids it. An address without a record, or one that is not to be announced, stays
+// unanswered.
+func (d *Datapath) SetOwned(address netip.Addr, owned Owned) error {
+	return d.changeAddress(address, func(a *abiAddress, there bool) bool {
+		a.OwnedUntil = 0
+		if owned && a.Flags&uint32(abiAddressFlagADDRESS_ANNOUNCE) != 0 {
+			a.OwnedUntil = ownedForever
+		}
+		return there
+	})
+}
+
+// Timeouts that are not configured.
+const (
+	// RFC 5382 REQ-5 lets a half-closed connection go after 4 min.
+	halfClosedMax = 4 * time.Minute
+	// A closed port rests: 60 s is Linux's TIME-WAIT (TCP_TIMEWAIT_LEN), which the
+	// backend keeps if it closed first. Otherwise the client keeps it, and 2 s let the last
+	// segments pass.
+	restBackendFirst = 60 * time.Second
+	rest             = 2 * time.Second
+)
+
+var timeoutNames = [abiTimeoutTIMEOUT_COUNT]string{
+	abiTimeoutTIMEOUT_TCP_ESTABLISHED:        "tcp_established",
+	abiTimeoutTIMEOUT_TCP_HANDSHAKE:          "tcp_handshake",
+	abiTimeoutTIMEOUT_TCP_HALF_CLOSED:        "tcp_half_closed",
+	abiTimeoutTIMEOUT_TCP_RESET:              "tcp_closing",
+	abiTimeoutTIMEOUT_TCP_REST_BACKEND_FIRST: "tcp_rest_backend_first",
+	abiTimeoutTIMEOUT_TCP_REST:               "tcp_rest",
+	abiTimeoutTIMEOUT_UDP:                    "udp",
+}
+
+// SetSettings writes timeouts and the pool of source ports.
+func (d *Datapath) SetSettings(t model.Timeouts, ports model.PortRange) error {
+	if ports.First == 0 || ports.Last < ports.First {
+		return fmt.Errorf("set the source ports of NAT to %s: the range must begin at 1 or later and not end before it begins", ports)
+	}
+	var durations [abiTimeoutTIMEOUT_COUNT]time.Duration
+	durations[abiTimeoutTIMEOUT_TCP_ESTABLISHED] = t.TCPEstablished
+	durations[abiTimeoutTIMEOUT_TCP_HANDSHAKE] = t.TCPHandshake
+	durations[abiTimeoutTIMEOUT_TCP_HALF_CLOSED] = min(halfClosedMax, t.TCPEstablished)
+	durations[abiTimeoutTIMEOUT_TCP_RESET] = t.TCPClosing
+	durations[abiTimeoutTIMEOUT_TCP_REST_BACKEND_FIRST] = restBackendFirst
+	durations[abiTimeoutTIMEOUT_TCP_REST] = rest
+	durations[abiTimeoutTIMEOUT_UDP] = t.UDP
+	for i, timeout := range durations {
+		if timeout <= 0 || timeout > time.Duration(1<<31-1)/time.Duration(d.rate)*time.Second {
+			return fmt.Errorf("set the timeout %s to %s: it must be more than 0 and at most %s", timeoutNames[i], timeout,
+				time.Duration(1<<31-1)/time.Duration(d.rate)*time.Second)
+		}
+	}
+	s := &d.settings[0]
+	for i, timeout := range durations {
+		jiffies := (timeout*time.Duration(d.rate) + time.Second - 1) / time.Second
+		atomic.StoreUint32(&s.Timeouts[i], uint32(jiffies))
+	}
+	storePorts(s, ports.First, ports.Last-ports.First+1)
+	return nil
+}
+
+// SetEncapsulation writes what outer headers look like.
+func (d *Datapath) SetEncapsulation(e model.Encapsulation) {
+	s := &d.settings[0]
+	for _, family := range []struct {
+		prefix netip.Prefix
+		source *abiAddr
+		vary   *uint64
+	}{
+		{e.Sources4, &s.TunnelSource4, &s.TunnelVary4},
+		{e.Sources6, &s.TunnelSource6, &s.TunnelVary6},
+	} {
+		var source abiAddr
+		var vary uint64
+		if family.prefix.IsValid() {
+			source, vary = toAddr(family.prefix.Masked().Addr()), toVary(family.prefix)
+		}
+		if *family.source == source && atomic.LoadUint64(family.vary) == vary {
+			continue // a reload must not touch the packets of others, not even for a moment
+		}
+		// Without variation while the source changes: no packet leaves from between the two.
+		atomic.StoreUint64(family.vary, 0)
+		storeAddr(family.source, source)
+		atomic.StoreUint64(family.vary, vary)
+	}
+	s.GuePort = kernel.ToWire(e.GUEPort)
+}
+
+// rememberBudget is how many flows may be remembered anew in a tick, of about a second. At
+// half of it, which first packets have, a flood of them fills a quarter of the table before
+// its first entries, unfinished handshakes, are over.
+func rememberBudget(entries uint32) uint32 { return max(64, entries/20) }
+
+// RecallResult is what one walk through the remembered flows found.
+type RecallResult struct {
+	Entries uint64 `json:"entries"` // seen
+	Expired uint64 `json:"expired"` // removed, because idle for too long
+	Agreed  uint64 `json:"agreed"`  // removed, because their slot says the same
+	Marked  uint64 `json:"marked"`  // kept, because their slot says otherwise
+}
+
+// Recall walks through the remembered flows and removes what is over.
+func (d *Datapath) Recall() (RecallResult, error) { return d.runRecall(false) }
+
+// runRecall runs sh_recall, which deletes nothing where it only looks.
+func (d *Datapath) runRecall(look bool) (RecallResult, error) {
+	var out abiRecall
+	in := abiRecall{Look: uint64(asByte(look))}
+	if _, err := d.recall.Run(&ebpf.RunOptions{Context: in, ContextOut: &out}); err != nil {
+		return RecallResult{}, fmt.Errorf("run sh_recall to go through the remembered flows: %w", err)
+	}
+	return RecallResult{Entries: out.Entries, Expired: out.Expired, Agreed: out.Agreed, Marked: out.Marked}, nil
+}
+
+// Heartbeat tells the programs that the daemon is there and keeps next hops fresh. They
+// take it for gone when they have not heard it for 10 s (HEARTBEAT_SECONDS_MAX).
+func (d *Datapath) Heartbeat() error {
+	_, err := d.readClock(true)
+	return err
+}
+
+// SweepResult is what one walk through the flow table found.
+type SweepResult struct {
+	Entries     uint64 `json:"entries"`     // two for each flow
+	Flows       uint64 `json:"flows"`       // alive
+	Established uint64 `json:"established"` // of them, those in use: not while the port of a closed one rests
+	Expired     uint64 `json:"expired"`     // entries removed
+}
+
+// Sweep walks through the flow table, counts what lives and removes what is over.
+func (d *Datapath) Sweep() (SweepResult, error) {
+	var out abiSweep
+	if _, err := d.sweep.Run(&ebpf.RunOptions{Context: abiSweep{}, ContextOut: &out}); err != nil {
+		return SweepResult{}, fmt.Errorf("run sh_sweep to remove flows that are over: %w", err)
+	}
+	return SweepResult{Entries: out.Entries, Flows: out.Flows, Established: out.Established, Expired: out.Expired}, nil
+}

@@ -1,0 +1,55 @@
+package datapath
+
+import (
+	"fmt"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+)
+
+func (o *Options) mapDir(abi uint32) string {
+	return kernel.MapDirectory(o.PinRoot, o.Instance, abi)
+}
+
+// sizes derives every map's size from the limits. What is absent keeps the size it has in
+// maps.h. Hashes without preallocation cost nothing until they are used.
+func sizes(l model.Limits) map[string]kernel.Size {
+	fixed := func(n uint32) kernel.Size { return kernel.Size{Count: n} }
+	handshakes := max(1024, l.Flows/4)
+	return map[string]kernel.Size{
+		abiMapShAddresses:  fixed(model.AddressesMax),
+		abiMapShFrontends:  fixed(max(model.FrontendsMin, model.FrontendsPerService*l.Services)),
+		abiMapShRanges:     fixed(model.RangePiecesMax),
+		abiMapShSources:    fixed(model.SourcesMax),
+		abiMapShServices:   sized("services", l.Services, 1, 0),
+		abiMapShSvcTraffic: sized("services", l.Services, 1, 0),
+		abiMapShSvcFlows:   sized("services", l.Services, 1, 0),
+		abiMapShNames:      sized("services", l.Services, 2, 0),
+		abiMapShBackends:   sized("backends", l.Backends, 1, 1), // index 0 is nobody
+		abiMapShBeTraffic:  sized("backends", l.Backends, 1, 1),
+		abiMapShSlots:      sized("slots", l.Slots, 1, 0),
+		abiMapShMarks:      fixed(l.Slots/64 + 1),
+		abiMapShRemembered: sized("remembered", l.Remembered, 1, 0),
+		abiMapShFilters:    filterSize(l),
+		abiMapShTracked:    sized("flows", l.Flows, 1, 0),
+		abiMapShHandshakes: fixed(handshakes),
+		// two entries a flow, and room for claims that are being made
+		abiMapShFlows: fixed(2*(l.Flows+handshakes) + 1024),
+	}
+}
+
+// sized is a size of given*per + more elements.
+func sized(limit string, given, per, more uint32) kernel.Size {
+	return kernel.Size{Count: given*per + more, Limit: "limits." + limit, Given: given, Per: per, More: more}
+}
+
+// mapSet is every map of the options' version, as large as the limits say.
+func (o *Options) mapSet() (*kernel.MapSet, error) { return o.mapSetOf(sizes(o.Limits)) }
+
+func (o *Options) mapSetOf(sizes map[string]kernel.Size) (*kernel.MapSet, error) {
+	object, err := o.version.load(objectABI)
+	if err != nil {
+		return nil, fmt.Errorf("read the embedded maps: %w", err)
+	}
+	return kernel.NewMapSet(object, o.mapDir(o.version.ABI), sizes, "run `shunt detach` first (this ends connections)")
+}

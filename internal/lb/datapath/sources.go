@@ -1,0 +1,139 @@
+package datapath
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+)
+
+// sourceRuns keeps account of sh_sources. A run is what one or several backends name; it
+// is written before it is named, never changed while it is, and its places are written
+// again only after a grace period.
+type sourceRuns struct {
+	named map[uint64]int    // run -> backends that name it
+	runs  map[string]uint64 // content -> run, of those that are named
+	freed []uint64          // no longer named, but a running program may have read the name
+}
+
+// adopt takes over what the backends name.
+func (s *sourceRuns) adopt(v *View) {
+	s.named, s.runs = map[uint64]int{}, map[string]uint64{}
+	for i := range v.backends {
+		run := v.backends[i].Sources
+		first, count := fromRun(run)
+		if count == 0 || uint64(first)+uint64(count) > uint64(len(v.runs)) {
+			continue
+		}
+		s.named[run]++
+		var addresses []netip.Addr
+		for _, a := range v.runs[first : first+count] {
+			addresses = append(addresses, fromAddr(a))
+		}
+		s.runs[contentOf(addresses)] = run
+	}
+}
+
+func contentOf(addresses []netip.Addr) string {
+	var b strings.Builder
+	for _, a := range addresses {
+		b.WriteString(a.String())
+		b.WriteByte(' ')
+	}
+	return b.String()
+}
+
+// release forgets one naming of a run.
+func (s *sourceRuns) release(run uint64) {
+	if s.named[run]--; s.named[run] > 0 {
+		return
+	}
+	delete(s.named, run)
+	for content, r := range s.runs {
+		if r == run {
+			delete(s.runs, content)
+		}
+	}
+	s.freed = append(s.freed, run)
+}
+
+// place finds count places in a row that nobody names, or says that there are none.
+func (s *sourceRuns) place(count, total uint32) (first uint32, ok bool) {
+	taken := append([]uint64(nil), s.freed...)
+	for run := range s.named {
+		taken = append(taken, run)
+	}
+	slices.Sort(taken) // by first place
+	for _, run := range taken {
+		at, n := fromRun(run)
+		if at >= first+count {
+			break
+		}
+		first = max(first, at+n)
+	}
+	return first, first+count <= total
+}
+
+// SetSources says which addresses full NAT to a backend sends from; none means that it
+// cannot. ErrGone when the position has another tenant.
+func (d *Datapath) SetSources(r reconcile.BackendRef, addresses []netip.Addr) error {
+	d.ways.Lock()
+	defer d.ways.Unlock()
+	b, err := d.backend(r)
+	if err != nil {
+		return fmt.Errorf("write the source addresses: %w", err)
+	}
+	before := atomic.LoadUint64(&b.Sources)
+	if len(addresses) == 0 {
+		d.forgetSources(r.Index)
+		return nil
+	}
+	content := contentOf(addresses)
+	run, ok := d.sources.runs[content]
+	if ok && run == before {
+		return nil
+	}
+	if !ok {
+		if run, err = d.writeSources(addresses); err != nil {
+			return fmt.Errorf("write the source addresses of backend %s: %w", fromAddr(b.Address), err)
+		}
+		d.sources.runs[content] = run
+	}
+	d.sources.named[run]++
+	atomic.StoreUint64(&b.Sources, run)
+	if before != 0 {
+		d.sources.release(before)
+	}
+	return nil
+}
+
+// writeSources writes a new run.
+func (d *Datapath) writeSources(addresses []netip.Addr) (uint64, error) {
+	count, total := uint32(len(addresses)), uint32(len(d.runs))
+	first, ok := d.sources.place(count, total)
+	if !ok && len(d.sources.freed) > 0 {
+		if err := d.Grace(); err != nil {
+			return 0, err
+		}
+		d.sources.freed = nil
+		first, ok = d.sources.place(count, total)
+	}
+	if !ok {
+		return 0, fmt.Errorf("all %d places for source addresses are taken: list fewer under snat.addresses", total)
+	}
+	for i, a := range addresses {
+		storeAddr(&d.runs[first+uint32(i)], toAddr(a))
+	}
+	return toRun(first, count), nil
+}
+
+// forgetSources makes a backend name no sources. The caller holds ways.
+func (d *Datapath) forgetSources(index uint32) {
+	b := &d.backends[index]
+	if run := atomic.SwapUint64(&b.Sources, 0); run != 0 {
+		d.sources.release(run)
+	}
+}

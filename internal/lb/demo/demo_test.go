@@ -1,0 +1,366 @@
+package demo_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/lb/demo"
+)
+
+// secondsMax is what the demo promises on a machine that has nothing else to do.
+const secondsMax = 20
+
+// binary builds shunt once for all tests.
+var binary = sync.OnceValues(func() (string, error) {
+	folder, err := os.MkdirTemp("", "shunt-demo-test")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(folder, "shunt")
+	if out, err := exec.Command("go", "build", "-o", path, "github.com/shunt-lb/shunt/cmd/shunt").CombinedOutput(); err != nil {
+		return string(out), err
+	}
+	return path, os.Chmod(folder, 0o755)
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if path, err := binary(); err == nil {
+		os.RemoveAll(filepath.Dir(path))
+	}
+	os.Exit(code)
+}
+
+func shunt(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	path, err := binary()
+	if err != nil {
+		t.Fatalf("build shunt: %v\n%s", err, path)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
+	return cmd
+}
+
+func needsRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes network namespaces and loads programs")
+	}
+}
+
+// transcript is what a demo writes, and wakes whoever waits for a line.
+type transcript struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	more chan struct{}
+}
+
+func newTranscript() *transcript { return &transcript{more: make(chan struct{}, 1)} }
+
+func (w *transcript) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	select {
+	case w.more <- struct{}{}:
+	default:
+	}
+	return w.text.Write(p)
+}
+
+func (w *transcript) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.text.String()
+}
+
+// await waits until the demo has written what.
+func (w *transcript) await(t *testing.T, what string) {
+	t.Helper()
+	deadline := time.After(60 * time.Second)
+	for !strings.Contains(w.String(), what) {
+		select {
+		case <-w.more:
+		case <-deadline:
+			t.Fatalf("the demo did not get to %q:\n%s", what, w)
+		}
+	}
+}
+
+var namespace = regexp.MustCompile(`shunt-([a-z0-9]+)-lb`)
+
+// id is the demo's, which its story mentions.
+func (w *transcript) id(t *testing.T) string {
+	t.Helper()
+	m := namespace.FindStringSubmatch(w.String())
+	if m == nil {
+		t.Fatalf("the demo named no namespace:\n%s", w)
+	}
+	return m[1]
+}
+
+func nothingLeft(t *testing.T, id string) {
+	t.Helper()
+	left, err := demo.Left(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, directory := range []string{"/run/shunt", "/var/lib/shunt"} {
+		found, err := filepath.Glob(directory + "/demo-" + id + "*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		left = append(left, found...)
+	}
+	if len(left) > 0 {
+		t.Errorf("left behind: %s", strings.Join(left, ", "))
+	}
+}
+
+func TestFacts(t *testing.T) {
+	needsRoot(t)
+	cmd := shunt(t, "demo", "-o", "json")
+	story := newTranscript()
+	cmd.Stderr = story
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("the demo failed: %v\n%s", err, story)
+	}
+	var f demo.Facts
+	decoder := json.NewDecoder(bytes.NewReader(out))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&f); err != nil {
+		t.Fatalf("standard output is not one JSON document of facts: %v\n%s", err, out)
+	}
+	for _, c := range f.Claims {
+		if !c.True {
+			t.Errorf("%s: not true: %s", c.Step, c.Text)
+		}
+	}
+	if !f.OK || len(f.Claims) < 30 {
+		t.Errorf("ok is %t, with %d claims; want at least 30, all true", f.OK, len(f.Claims))
+	}
+	t.Logf("it took %.1f s, and promises less than %d", f.Seconds, secondsMax)
+	if f.Seconds >= 3*secondsMax {
+		t.Errorf("it took %.1f s, three times what it promises, which no busy machine excuses", f.Seconds)
+	}
+	nothingLeft(t, f.ID)
+	checkFigures(t, &f)
+	for _, line := range []string{"demo --keep", "demo -o json", "schema"} {
+		if !strings.Contains(story.String(), line) {
+			t.Errorf("the end does not say to try %q", line)
+		}
+	}
+}
+
+// checkFigures looks at the facts behind the claims.
+func checkFigures(t *testing.T, f *demo.Facts) {
+	t.Helper()
+	if !strings.Contains(f.Topology, "198.51.100.7") || !strings.Contains(f.Config, "weight: 3") {
+		t.Errorf("topology or configuration is missing:\n%s\n%s", f.Topology, f.Config)
+	}
+	if len(f.Attached) != 2 || f.Attached[0].Mode != "native" || f.Attached[1].Mode != "native" {
+		t.Errorf("attached: %+v; want two interfaces in native mode", f.Attached)
+	}
+	if len(f.Spread) != 4 {
+		t.Errorf("%d spreads; want TCP and UDP over IPv4 and IPv6", len(f.Spread))
+	}
+	for _, s := range f.Spread {
+		total := 0
+		for _, b := range s.Backends {
+			total += b.Flows
+		}
+		if s.Failed != 0 || s.Flows < 500 || total != s.Flows || len(s.Backends) != 3 {
+			t.Errorf("spread of %s over %s: %+v", s.Service, s.Family, s)
+		}
+	}
+	if len(f.Ways) != 2 || len(f.Ways[0].Hops) != 4 || f.Ways[0].Hops[0].Destination != "192.0.2.10:80" ||
+		f.Ways[0].Hops[1].Destination == "192.0.2.10:80" || f.Ways[0].Hops[1].TTL != 63 {
+		t.Errorf("the packet's way: %+v", f.Ways)
+	}
+	c := f.Crash
+	if c.Backend != "b2" || c.FlowsOnIt < 12 || c.TakenOver["b1"]+c.TakenOver["b3"] != c.FlowsOnIt || c.DetectedMillis < 100 || c.BoundMillis != 620 ||
+		c.Failed == 0 || c.LastFailedMillis > c.DetectedMillis || c.NewFlows == 0 || c.BackOnIt == 0 || c.BackFailed != 0 {
+		t.Errorf("the crash: %+v", c)
+	}
+	r := f.Reload
+	if r.FlowsOnIt == 0 || r.FlowsMoved != r.FlowsOnIt || r.OthersMoved != 0 || r.OthersFailed != 0 || r.NewOnIt != 0 || r.NewFlows == 0 {
+		t.Errorf("the reload: %+v", r)
+	}
+	k := f.Kill
+	if k.SecondsDead < 2 || k.Failed != 0 || k.FlowsMoved != 0 || k.NewFailed != 0 || k.NewFlows < 50 || k.Requests < 500 ||
+		k.PIDAfter == k.PIDBefore || !strings.Contains(k.Status, "without health checks since") {
+		t.Errorf("the kill: %+v", k)
+	}
+	if len(f.Counted.Backends) != 12 || len(f.Counted.Services) != 2 {
+		t.Errorf("counted: %+v; want 3 backends of 2 services over 2 families", f.Counted)
+	}
+	for _, s := range f.Counted.Services {
+		if s.Made < 1600 || s.FlowsCreated < uint64(s.Made) {
+			t.Errorf("counted for service %s: %+v", s.Service, s)
+		}
+	}
+}
+
+// A claim that is not true must be seen: one backend dies while its answers are counted.
+func TestUntrueClaimsAreTold(t *testing.T) {
+	needsRoot(t)
+	cmd := shunt(t, "demo", "-o", "json")
+	story, facts := newTranscript(), newTranscript()
+	cmd.Stderr, cmd.Stdout = story, facts
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	story.await(t, "── Which backend answers")
+	id := story.id(t)
+	if err := demo.KillBackend(id, "b2"); err != nil {
+		t.Error(err)
+	}
+	err := cmd.Wait()
+	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(story.String(), "NOT TRUE") {
+		t.Errorf("ended with %v; want exit code 1 and an untrue claim\n%s", err, story)
+	}
+	var f demo.Facts
+	if err := json.Unmarshal([]byte(facts.String()), &f); err != nil || f.OK {
+		t.Errorf("facts: ok is %t, %v", f.OK, err)
+	}
+	nothingLeft(t, id)
+}
+
+func TestInterrupted(t *testing.T) {
+	needsRoot(t)
+	for _, at := range []string{
+		"── shunt run",              // the daemon is starting
+		"── A backend is taken out", // flows are open
+		"kill -9",                   // there is no daemon
+	} {
+		t.Run(at, func(t *testing.T) {
+			cmd := shunt(t, "demo", "--keep") // what is interrupted is not kept
+			story := newTranscript()
+			cmd.Stdout, cmd.Stderr = story, story
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			story.await(t, at)
+			if at == "── shunt run" {
+				story.await(t, "--instance")
+			}
+			if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+				t.Error(err)
+			}
+			if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 130 {
+				t.Errorf("ended with %v; want exit code 130\n%s", err, story)
+			}
+			if strings.Contains(story.String(), "NOT TRUE") {
+				t.Errorf("an interruption made claims untrue:\n%s", story)
+			}
+			nothingLeft(t, story.id(t))
+		})
+	}
+}
+
+func TestCleanOfNothing(t *testing.T) {
+	needsRoot(t)
+	out, err := shunt(t, "demo", "--clean", "nope").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "there is nothing of demo nope") {
+		t.Errorf("clean of a demo that is not there: %v\n%s", err, out)
+	}
+}
+
+// TestCleanOfRecords: a daemon that was killed, and whose namespace is gone, has left no more than files.
+func TestCleanOfRecords(t *testing.T) {
+	needsRoot(t)
+	id := fmt.Sprintf("records%d", os.Getpid())
+	var paths []string
+	for directory, endings := range map[string][]string{
+		"/run/shunt":     {"lock", "loopback", "aggregation"},
+		"/var/lib/shunt": {"overrides.json", "overrides.json.damaged"},
+	} {
+		if os.Mkdir(directory, 0o755) == nil {
+			t.Cleanup(func() { _ = os.Remove(directory) }) // unless somebody else has begun to use it
+		}
+		for _, ending := range endings {
+			paths = append(paths, fmt.Sprintf("%s/demo-%s.%s", directory, id, ending))
+		}
+	}
+	another := fmt.Sprintf("/run/shunt/demo-%sx.lock", id)
+	for _, path := range append(paths, another) {
+		if err := os.WriteFile(path, []byte("{}"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.Remove(path) })
+	}
+	if out, err := shunt(t, "demo", "--clean", id).CombinedOutput(); err != nil {
+		t.Errorf("clean: %v\n%s", err, out)
+	}
+	for _, path := range paths {
+		if _, err := os.Lstat(path); err == nil {
+			t.Errorf("%s is left", path)
+		}
+	}
+	if _, err := os.Lstat(another); err != nil {
+		t.Errorf("what is another demo's has been removed: %v", err)
+	}
+}
+
+func TestKeepAndClean(t *testing.T) {
+	needsRoot(t)
+	cmd := shunt(t, "demo", "--keep")
+	story := newTranscript()
+	cmd.Stdout, cmd.Stderr = story, story
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("the demo failed: %v\n%s", err, story)
+	}
+	id := story.id(t)
+	t.Cleanup(func() {
+		if out, err := shunt(t, "demo", "--clean", id).CombinedOutput(); err != nil {
+			t.Errorf("clean: %v\n%s", err, out)
+		}
+		nothingLeft(t, id)
+	})
+	for label, want := range map[string]string{
+		"what it counts":   "Forwarding. The daemon is process",
+		"ask without curl": `"backend":"b`,
+		"the daemon's log": "", // a path, for the reader
+	} {
+		_, rest, ok := strings.Cut(story.String(), label)
+		command, _, _ := strings.Cut(strings.TrimSpace(rest), "\n")
+		if !ok || command == "" {
+			t.Errorf("the end does not say %q:\n%s", label, story)
+			continue
+		}
+		if want == "" {
+			continue
+		}
+		if out, err := exec.Command("sh", "-c", command).CombinedOutput(); err != nil || !strings.Contains(string(out), want) {
+			t.Errorf("%s: %v\n%s", command, err, out)
+		}
+	}
+	// A drain is kept on disk, so that it outlives the daemon; but not the demo.
+	if out, err := shunt(t, "backend", "drain", "10.0.0.2", "--socket", "/tmp/shunt-demo-"+id+"/shunt.sock").CombinedOutput(); err != nil {
+		t.Errorf("drain a backend: %v\n%s", err, out)
+	}
+}
+
+func TestNotRoot(t *testing.T) {
+	needsRoot(t) // to become somebody else
+	cmd := shunt(t, "demo")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	out, err := cmd.CombinedOutput()
+	if err == nil || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), "sudo ") {
+		t.Errorf("without root: %v\n%s", err, out)
+	}
+}

@@ -1,0 +1,208 @@
+// Package detour takes health checks with direct return the way of clients' packets: to the VIP, at one
+// backend, though the routing table has another way to the VIP.
+//
+//	socket ─► mark ─► rule ─► table ─► device ─► program at its egress ─► the backend's next hop
+//	   ▲                                                                            │
+//	   └───────────────────────── answer, from the VIP ◄──── backend ◄──────────────┘
+//
+// The socket is an ordinary one, so the kernel does TCP. The device is one end of a veth pair, whose other end
+// receives nothing; the table has no other use. Everything is of the calling thread's network namespace.
+package detour
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"golang.org/x/sys/unix"
+)
+
+// Target is what a check asks: a VIP, at one backend.
+type Target struct {
+	VIP        netip.AddrPort
+	Backend    netip.Addr
+	Forwarding model.Forwarding
+	Interface  int              // index of the one towards the next hop
+	MAC        net.HardwareAddr // of the next hop
+}
+
+// Program wraps what leaves by the device, and sends it to the backend that is noted at its socket.
+type Program interface {
+	// Attach puts it at the egress of a device.
+	Attach(ifindex int) error
+	// Name notes a socket's target.
+	Name(socket uintptr, t Target) error
+	// Taken reports whether a packet of the socket has come by.
+	Taken(socket uintptr) (bool, error)
+	// Close gives it up.
+	Close() error
+}
+
+// Options are what a Way needs.
+type Options struct {
+	Instance string
+	// Note is told of the number that names all that is about to be made, so that another process can take it
+	// away (Remove). If it fails nothing is made.
+	Note func(number uint8) error
+	// Load loads the program.
+	Load func() (Program, error)
+	// Mark is the sockets' mark; the routing table has the same number.
+	Mark func(number uint8) uint32
+}
+
+// Way is the way of an instance's checks. It is made when it is first needed. Its methods may be called from
+// any goroutine.
+type Way struct {
+	options Options
+	sources sources
+
+	mu      sync.Mutex
+	program Program // nil: nothing is made yet
+	number  uint8
+	device  int             // its interface index; 0: it is to be made, or made again
+	made    time.Time       // when the device was
+	led     map[string]bool // families that are led to the device
+}
+
+// New is a way that is not made yet.
+func New(options Options) *Way { return &Way{options: options, led: map[string]bool{}} }
+
+// NotMadeError says that a check was not made, for a cause on this machine. It says nothing about the backend.
+type NotMadeError struct{ Cause string }
+
+// Error is the cause.
+func (e *NotMadeError) Error() string { return e.Cause }
+
+// NotMade tells it from a failed check.
+func (e *NotMadeError) NotMade() bool { return true }
+
+func notMade(format string, values ...any) error {
+	return &NotMadeError{fmt.Sprintf(format, values...)}
+}
+
+// Dial connects to a target. The network is tcp or udp. An error is a NotMadeError if the packets did not come to
+// the program.
+func (w *Way) Dial(ctx context.Context, network string, t Target) (net.Conn, error) {
+	from, err := w.sources.of(t)
+	if err != nil {
+		return nil, err
+	}
+	program, mark, err := w.lead(t.VIP.Addr())
+	if err != nil {
+		return nil, notMade("%v", err)
+	}
+	if ctx.Err() != nil {
+		return nil, notMade("the time of a check was over before it could begin")
+	}
+	held := -1 // the socket, which is looked at after the dialer has closed it
+	dialer := net.Dialer{KeepAlive: -1, LocalAddr: localAddr(network, from), Control: func(_, _ string, raw syscall.RawConn) (failed error) {
+		if held >= 0 {
+			_ = unix.Close(held) // the dialer tries again where there was no port
+		}
+		err := raw.Control(func(fd uintptr) { held, failed = prepareSocket(fd, mark, func() error { return program.Name(fd, t) }) })
+		return errors.Join(err, failed)
+	}}
+	conn, err := dialer.DialContext(ctx, network, t.VIP.String())
+	if held < 0 {
+		return nil, err // it has not come to a socket
+	}
+	s := &socket{Conn: conn, way: w, held: held}
+	if network == "udp" && err == nil {
+		return s, nil // nothing is sent yet
+	}
+	defer s.release()
+	if astray := s.astray(err); astray != nil {
+		if err == nil {
+			_ = conn.Close() // nothing is lost
+		}
+		return nil, astray
+	}
+	return conn, err
+}
+
+// prepareSocket marks a socket, notes what it is for, and duplicates it.
+func prepareSocket(fd uintptr, mark uint32, name func() error) (held int, err error) {
+	if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
+		return -1, notMade("mark the socket of a check: %v", err)
+	}
+	// A port is chosen when it connects, for this VIP alone: the checks of several VIPs can share ports.
+	if err := unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); err != nil {
+		return -1, notMade("let the socket of a check choose its port late: %v", err)
+	}
+	if err := name(); err != nil {
+		return -1, err
+	}
+	held, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return -1, notMade("duplicate the socket of a check: %v", err)
+	}
+	return held, nil
+}
+
+// socket is a connected socket, of UDP while others see it.
+type socket struct {
+	net.Conn
+	way  *Way
+	held int
+}
+
+// astray is the error of a socket whose packets have not come to the program; err is what it met instead.
+func (s *socket) astray(err error) error {
+	s.way.mu.Lock()
+	defer s.way.mu.Unlock()
+	if s.way.program == nil {
+		return notMade("checks with direct return have ended")
+	}
+	taken, failed := s.way.program.Taken(uintptr(s.held))
+	if failed != nil {
+		return notMade("%v", failed)
+	}
+	if taken {
+		return nil
+	}
+	// What is missing is made again by the next check. That something is wrong with the device itself cannot be
+	// seen from here.
+	clear(s.way.led)
+	if time.Since(s.way.made) > remakeInterval {
+		s.way.device = 0
+	}
+	return notMade("a check did not take the way of clients' packets (%v): another rule of `ip rule` (`ip -6 rule`) comes before shunt's, or a firewall dropped it or changed its mark", cmp.Or(err, errNone))
+}
+
+var errNone = errors.New("without an error")
+
+// Write sends a datagram, and finds out whether it took the right way: when Write returns, it has left.
+func (s *socket) Write(datagram []byte) (int, error) {
+	n, err := s.Conn.Write(datagram)
+	if astray := s.astray(err); astray != nil {
+		return 0, astray
+	}
+	return n, err
+}
+
+// Close closes the socket.
+func (s *socket) Close() error {
+	s.release()
+	return s.Conn.Close()
+}
+
+func (s *socket) release() {
+	if s.held >= 0 {
+		_ = unix.Close(s.held) // nothing is lost
+	}
+	s.held = -1
+}
+
+func localAddr(network string, a netip.Addr) net.Addr {
+	if network == "udp" {
+		return net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, 0))
+	}
+	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(a, 0))
+}

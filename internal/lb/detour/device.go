@@ -1,0 +1,275 @@
+package detour
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/lb/backend"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// mtu is IPv6's least (RFC 8200, 5), so that a check's packets fit with any outer headers.
+	mtu = 1280
+	// priority is the rule's: behind the table of the host's own addresses alone.
+	priority = 1
+	// remakeInterval is how often the device is made anew because checks go astray: other checks, which find it,
+	// are disturbed.
+	remakeInterval = 10 * time.Second
+)
+
+// Device is the name of what the way of a number leads to.
+func Device(number uint8) string { return fmt.Sprintf("shunt-check%d", number) }
+
+// peer is the name of the device's other end.
+func peer(number uint8) string { return Device(number) + "p" }
+
+// alias is what `ip link` says of the device: whose it is.
+func alias(instance string) string { return "way of health checks of shunt instance " + instance }
+
+// families are those of a host, as netlink has them.
+var families = map[string]struct {
+	number  int
+	anybody *net.IPNet
+}{
+	"IPv4": {netlink.FAMILY_V4, &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}},
+	"IPv6": {netlink.FAMILY_V6, &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}},
+}
+
+func familyOf(a netip.Addr) string {
+	if a.Is4() {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+// Prepare makes the way to VIPs, so that the first checks do not have to wait for it. What fails is told by checks.
+func (w *Way) Prepare(vips []netip.Addr) {
+	tried := map[string]bool{}
+	for _, vip := range vips {
+		if family := familyOf(vip); !tried[family] {
+			tried[family] = true
+			_, _, _ = w.lead(vip)
+		}
+	}
+}
+
+// lead has marked packets to a VIP come to the program, and returns that and the mark.
+func (w *Way) lead(vip netip.Addr) (Program, uint32, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if family := familyOf(vip); !w.led[family] {
+		if err := w.make(family); err != nil {
+			return nil, 0, fmt.Errorf("prepare the way of health checks with direct return: %w", err)
+		}
+		w.led[family] = true
+	}
+	return w.program, w.options.Mark(w.number), nil
+}
+
+// make makes what is missing of the way for a family. The caller holds mu.
+func (w *Way) make(family string) error {
+	if w.program == nil {
+		program, err := w.options.Load()
+		if err != nil {
+			return err
+		}
+		w.program = program
+	}
+	if link, err := netlink.LinkByIndex(w.device); w.device == 0 || err != nil || link.Attrs().Flags&net.FlagUp == 0 {
+		if err := w.makeDevice(); err != nil {
+			return err
+		}
+	}
+	if family == "IPv6" {
+		if err := enableIPv6(Device(w.number)); err != nil {
+			return err
+		}
+	}
+	return w.makeRoutes(family)
+}
+
+// makeDevice makes the pair anew: under the number that it had, or else the first one that is free.
+func (w *Way) makeDevice() error {
+	clear(w.led)
+	w.device = 0
+	if w.number != 0 {
+		if made, err := w.makePair(w.number); made || err != nil {
+			return err
+		}
+	}
+	for n := range uint8(math.MaxUint8) {
+		if made, err := w.makePair(n + 1); made || err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("all names from %s to %s are taken: `ip link`", Device(1), Device(math.MaxUint8))
+}
+
+// makePair makes the pair under a number; made is false if somebody else has that.
+func (w *Way) makePair(number uint8) (made bool, err error) {
+	if free, err := removeDevice(w.options.Instance, number, number == w.number); err != nil || !free {
+		return false, err
+	}
+	if w.number != 0 && w.number != number { // or its rules would be forgotten
+		if err := Remove(w.options.Instance, w.number, w.options.Mark(w.number)); err != nil {
+			return false, err
+		}
+	}
+	if err := w.options.Note(number); err != nil {
+		return false, err
+	}
+	w.number = number
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = Device(number), mtu
+	pair := netlink.NewVeth(attrs)
+	pair.PeerName, pair.PeerMTU = peer(number), mtu
+	err = netlink.LinkAdd(pair)
+	if errors.Is(err, unix.EEXIST) {
+		return false, nil // another instance was faster
+	}
+	if err != nil {
+		return false, fmt.Errorf("add the devices %s and %s, a veth pair: %w", Device(number), peer(number), err)
+	}
+	ifindex, err := w.setUp(number)
+	if err != nil {
+		_, failed := removeDevice(w.options.Instance, number, true)
+		return false, errors.Join(err, failed)
+	}
+	w.device, w.made = ifindex, time.Now()
+	return true, nil
+}
+
+// noAddress is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h: the device gets no link-local address.
+const noAddress = 1
+
+// setUp makes the ends of the pair what they are for, and returns the index of the one that packets are led to. The
+// program is there before anything can leave.
+func (w *Way) setUp(number uint8) (ifindex int, err error) {
+	for _, name := range []string{peer(number), Device(number)} {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return 0, fmt.Errorf("find the device %s: %w", name, err)
+		}
+		_ = netlink.LinkSetIP6AddrGenMode(link, noAddress) // a kernel without IPv6 has no such setting
+		errs := []error{netlink.LinkSetAlias(link, alias(w.options.Instance)), netlink.LinkSetARPOff(link)}
+		if name == Device(number) {
+			ifindex = link.Attrs().Index
+			errs = append(errs, w.program.Attach(ifindex))
+		}
+		if err := errors.Join(append(errs, netlink.LinkSetUp(link))...); err != nil {
+			return 0, fmt.Errorf("set up the device %s: %w", name, err)
+		}
+	}
+	return ifindex, nil
+}
+
+// makeRoutes leads marked packets of a family to the device, or nowhere should that be gone: by any other
+// way they would come to any backend.
+func (w *Way) makeRoutes(family string) error {
+	f := families[family]
+	mark := w.options.Mark(w.number)
+	table := int(mark)
+	routes := []*netlink.Route{
+		{Family: f.number, Table: table, Dst: f.anybody, LinkIndex: w.device, Scope: netlink.SCOPE_LINK},
+		{Family: f.number, Table: table, Dst: f.anybody, Type: unix.RTN_UNREACHABLE, Priority: math.MaxInt32},
+	}
+	for _, route := range routes {
+		if err := netlink.RouteReplace(route); err != nil {
+			return fmt.Errorf("add an %s route to table %d: %w", family, table, err)
+		}
+	}
+	rule, mask := netlink.NewRule(), uint32(math.MaxUint32)
+	rule.Family, rule.Table, rule.Priority = f.number, table, priority
+	rule.Mark, rule.Mask = mark, &mask
+	if err := netlink.RuleAdd(rule); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add an %s rule for mark %#x: %w", family, rule.Mark, err)
+	}
+	return nil
+}
+
+// Close ends the checks that are under way, and gives the program up. Remove takes the rest away.
+func (w *Way) Close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.program == nil {
+		return nil
+	}
+	err := w.program.Close()
+	w.program, w.led = nil, map[string]bool{}
+	return err
+}
+
+// Remove takes away what an instance has made under a number. That nothing is there is success, and so is that
+// another instance has the number by now.
+func Remove(instance string, number uint8, mark uint32) error {
+	mine, err := removeDevice(instance, number, true)
+	if err != nil || !mine {
+		return err
+	}
+	var errs []error
+	for family, f := range families {
+		rules, err := netlink.RuleListFiltered(f.number, &netlink.Rule{Table: int(mark)}, netlink.RT_FILTER_TABLE)
+		if errors.Is(err, unix.EAFNOSUPPORT) {
+			continue // a kernel without that family
+		}
+		for i := range rules {
+			err = errors.Join(err, unlessGone(netlink.RuleDel(&rules[i])))
+		}
+		routes, failed := netlink.RouteListFiltered(f.number, &netlink.Route{Table: int(mark)}, netlink.RT_FILTER_TABLE)
+		err = errors.Join(err, unlessGone(failed)) // there may be no such table
+		for i := range routes {
+			err = errors.Join(err, unlessGone(netlink.RouteDel(&routes[i])))
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("remove the %s rule and routes of table %d: %w", family, mark, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// unlessGone is an error of removing something, if that is still there.
+func unlessGone(err error) error {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return err
+}
+
+// removeDevice deletes the device of a number if it is the instance's. noted: the number is known to be the
+// instance's, so a device without an alias is one that a killed process had just begun.
+func removeDevice(instance string, number uint8, noted bool) (removed bool, err error) {
+	link, err := netlink.LinkByName(Device(number))
+	var gone netlink.LinkNotFoundError
+	if errors.As(err, &gone) {
+		return true, nil
+	}
+	if err == nil {
+		whose := link.Attrs().Alias
+		if whose != alias(instance) && (whose != "" || !noted) {
+			return false, nil
+		}
+		err = netlink.LinkDel(link)
+	}
+	if err != nil {
+		return false, fmt.Errorf("delete the device %s: %w", Device(number), err)
+	}
+	return true, nil
+}
+
+// enableIPv6 gives a device IPv6. New ones may be without it.
+func enableIPv6(device string) error {
+	on := backend.Setting{Name: "net/ipv6/conf/" + device + "/disable_ipv6", Set: "0"}
+	if now, err := backend.ReadSetting(on.Name); err == nil && now == 0 {
+		return nil
+	}
+	if err := on.Apply(); err != nil {
+		return fmt.Errorf("enable IPv6 on %s: %w; with net.ipv6.conf.default.disable_ipv6 = 0 it has IPv6 from the first", device, err)
+	}
+	return nil
+}

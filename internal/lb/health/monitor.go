@@ -1,0 +1,384 @@
+// Package health finds out which backends are well: it checks each backend of each service
+// that asks for it, and says who takes new flows.
+//
+//	Update ─► checks ─► schedule ─► probers ─► machine ─► Changed, OnTransition
+//	                                              │
+//	services of the configuration ─────► Serve ◄──┘ ─► the same with Idle, Down and Ramp set
+//	who is out of reach ───────────────────┘
+//
+// Probing, deciding (machine) and choosing who serves (serve) are apart: the latter two are
+// functions of what they are given.
+package health
+
+import (
+	"container/heap"
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+)
+
+// Options are what a Monitor needs.
+type Options struct {
+	Log *slog.Logger
+	// OnTransition is told of every change of a state, once, in the order of each backend; nil:
+	// nobody is. It is where metrics and events come in. It must not call the Monitor.
+	OnTransition func(Transition)
+	// DialDirect is needed for services with direct return.
+	DialDirect DialDirect
+	// newProber replaces the real ones in tests.
+	newProber func(target) prober
+}
+
+// Monitor checks backends from New to Close. Its methods may be called from any goroutine.
+type Monitor struct {
+	options Options
+	ctx     context.Context // of all probes
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+	sockets chan struct{} // each probe over the network holds one
+	execs   chan struct{} // each program
+	wake    chan struct{} // capacity 1: the queue has a new first
+	changed chan struct{} // capacity 1
+
+	mu      sync.Mutex
+	checks  map[key]*check
+	members map[member]*check        // the same, by those that a check is for
+	plain   map[string]model.Service // services without checks, whose backends count as up
+	queue   queue
+	ramps   time.Time // when a weight rises next by itself; zero: none does
+	lateMax time.Duration
+	lateAll uint64
+	probes  uint64
+	totals  Totals
+	// hereCount and hereError are of probes that this machine could not make.
+	hereCount uint64
+	hereError error
+	panics    map[string]bool // services whose health is not believed, as of the last Serve
+}
+
+// owner is who has a backend checked: a service, or a pool for all its services.
+type owner struct{ service, pool string }
+
+func ownerOf(s model.Service) owner {
+	if s.Pool != "" {
+		return owner{pool: s.Pool}
+	}
+	return owner{service: s.Name}
+}
+
+// key names a backend of a service, or of a pool.
+type key struct {
+	owner
+	backend model.BackendAddress
+	// asked is the place of a pool's backend: services of several ports, or of several VIPs with direct return, may
+	// share it. Of a service it is not set, whose backend is the same if it is asked elsewhere.
+	asked place
+}
+
+// key is what names the check of a target.
+func (t target) key() key {
+	k := key{owner: t.owner, backend: t.backend}
+	if t.pool != "" {
+		k.asked = t.place
+	}
+	return k
+}
+
+// member is a backend in a service.
+type member struct {
+	service string
+	backend model.BackendAddress
+}
+
+// check is one backend that is checked, for a service or a pool.
+type check struct {
+	key
+	target  target
+	prober  prober
+	machine machine
+	due     time.Time // of the next probe; of the present one while it runs
+	index   int       // in the queue; -1: it is being probed
+	gone    bool      // nobody wants it any more
+	changes uint64    // of the machine's state
+}
+
+const (
+	// socketsMax bounds the probes at once: 5,000 checks at an interval of 2 s, of which none is
+	// answered within a timeout of 1 s, are 2,500. Each takes a file descriptor.
+	socketsMax = 4096
+	// execsMax bounds the programs at once. Each is a process.
+	execsMax = 64
+	// startSpread is how far apart the first probes of checks that begin together are, unless
+	// that took longer than an interval.
+	startSpread = time.Millisecond
+	// lateFrom is what counts as late. A probe that starts later than this, after its time, has
+	// waited for something else than the scheduler of a busy machine.
+	lateFrom = 250 * time.Millisecond
+)
+
+// New is a monitor that checks nothing yet.
+func New(options Options) *Monitor {
+	if options.newProber == nil {
+		options.newProber = func(t target) prober { return newProber(reach{t, options.DialDirect}) }
+	}
+	if options.Log == nil {
+		options.Log = slog.New(slog.DiscardHandler)
+	}
+	m := &Monitor{options: options,
+		sockets: make(chan struct{}, socketsMax), execs: make(chan struct{}, execsMax),
+		wake: make(chan struct{}, 1), changed: make(chan struct{}, 1),
+		checks: map[key]*check{}, members: map[member]*check{}, plain: map[string]model.Service{}, panics: map[string]bool{}}
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+	m.running.Go(m.run)
+	return m
+}
+
+// Close ends all probes, and returns when they have ended.
+func (m *Monitor) Close() {
+	m.cancel()
+	m.running.Wait()
+}
+
+// Changed receives when Serve may say something else than before.
+func (m *Monitor) Changed() <-chan struct{} { return m.changed }
+
+func notify(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Update makes these the services that are checked. A backend that was checked before keeps its
+// state; one that was in the service without checks, or is checked alike in a service that is
+// or was here (of a service that is renamed, for example), or in another way in the same pool, goes on
+// with the state it has there. Of others held says the state, until a result contradicts it; "" is
+// unknown.
+func (m *Monitor) Update(services []model.Service, held func(service string, b model.BackendAddress) model.HealthState) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	twins := map[model.BackendAddress][]*check{}
+	for _, c := range m.checks {
+		twins[c.backend] = append(twins[c.backend], c)
+	}
+	before, members, plain := m.checks, m.members, m.plain
+	served := map[owner]bool{}
+	for k := range before {
+		served[k.owner] = true
+	}
+	m.checks, m.members, m.plain = map[key]*check{}, map[member]*check{}, map[string]model.Service{}
+	var fresh []*check
+	now := time.Now()
+	for _, s := range services {
+		if s.Health.Check == "" {
+			m.plain[s.Name] = s
+			continue
+		}
+		for _, b := range s.Backends {
+			t := target{owner: ownerOf(s), backend: b.BackendAddress, name: b.Name, place: probed(s, b), health: s.Health}
+			k := t.key()
+			of := member{s.Name, b.BackendAddress}
+			c, shared := m.checks[k] // by another service of the pool
+			known := shared || before[k] != nil
+			switch {
+			case shared:
+			case known:
+				c = before[k]
+				delete(before, k)
+			default:
+				c = &check{key: k, index: -1, machine: machine{state: model.HealthWaiting, since: now, joined: served[k.owner]}}
+				fresh = append(fresh, c)
+			}
+			m.checks[k], m.members[of] = c, c
+			if c.machine.state == model.HealthWaiting && c.machine.since.Equal(now) { // nothing is known of it yet
+				switch {
+				case has(plain[s.Name], b.BackendAddress):
+					c.machine = machine{state: model.HealthUp}
+				case members[of] != nil:
+					c.machine = members[of].machine
+				default:
+					c.machine.adopt(t, of, twins[b.BackendAddress], held)
+				}
+			}
+			if !known || !reflect.DeepEqual(c.target, t) || t.health.TLS.CAFile != "" { // that file may be another by now
+				c.target, c.prober = t, m.options.newProber(t)
+				if soon := now.Add(t.health.Interval); c.index >= 0 && soon.Before(c.due) {
+					c.due = soon // the interval was longer
+					heap.Fix(&m.queue, c.index)
+				}
+			}
+		}
+	}
+	for _, c := range before {
+		c.gone = true
+		if c.index >= 0 {
+			heap.Remove(&m.queue, c.index)
+		}
+	}
+	m.schedule(fresh)
+}
+
+func has(s model.Service, b model.BackendAddress) bool {
+	return slices.ContainsFunc(s.Backends, func(o model.Backend) bool { return o.BackendAddress == b })
+}
+
+// adopt takes the state over from where something is known of the backend.
+func (m *machine) adopt(t target, of member, twins []*check, held func(string, model.BackendAddress) model.HealthState) {
+	for _, twin := range twins {
+		if twin.target.place == t.place && reflect.DeepEqual(twin.target.health, t.health) {
+			*m = twin.machine
+			return
+		}
+	}
+	if held == nil {
+		return
+	}
+	if state := held(of.service, of.backend); state == model.HealthUp || state == model.HealthDown {
+		*m = machine{state: state}
+	}
+}
+
+// schedule gives checks that begin now their first times.
+func (m *Monitor) schedule(fresh []*check) {
+	now := time.Now()
+	for _, c := range fresh {
+		spread := min(time.Duration(len(fresh))*startSpread, c.target.health.Interval)
+		c.due = now.Add(rand.N(max(spread, 1)))
+		heap.Push(&m.queue, c)
+	}
+	notify(m.wake)
+}
+
+// Serve is the services with what health has found: which backends take no new flows, are
+// down, or have part of their weight. Backends that Update has not been told of wait. lost
+// says that a backend's address is known to be out of reach.
+func (m *Monitor) Serve(services []model.Service, lost func(netip.Addr) bool) []model.Service {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	served := make([]model.Service, len(services))
+	m.ramps, m.panics = time.Time{}, map[string]bool{}
+	for i, s := range services {
+		of := func(b model.Backend) found {
+			if s.Health.Check == "" {
+				return found{state: model.HealthUp}
+			}
+			c := m.members[member{s.Name, b.BackendAddress}]
+			if c == nil {
+				return found{state: model.HealthWaiting}
+			}
+			f := found{state: c.machine.state}
+			if f.state == model.HealthUp {
+				percent, next := rampOf(c.machine.ramps, now, s.Health.SlowStart)
+				f.ramp = percent
+				if !next.IsZero() && (m.ramps.IsZero() || next.Before(m.ramps)) {
+					m.ramps = next
+				}
+			}
+			return f
+		}
+		var panics bool
+		if served[i], panics = serve(s, of, lost); panics {
+			m.panics[s.Name] = true
+		}
+	}
+	notify(m.wake)
+	return served
+}
+
+// Status is what is known of a backend in a service that checks it.
+type Status struct {
+	Service    string            `json:"service"`
+	Backend    string            `json:"backend"`
+	Check      model.HealthCheck `json:"check"`
+	State      model.HealthState `json:"state"`
+	Since      time.Time         `json:"since,omitzero"` // zero: it was so when the daemon started
+	LastError  string            `json:"last_error,omitempty"`
+	RestsUntil time.Time         `json:"kept_down_until,omitzero"` // by the flap limit, though it succeeds
+	Adopted    bool              `json:"adopted,omitempty"`        // no check has ended yet since the daemon started
+	Override   model.HealthState `json:"override,omitempty"`       // what an operator says instead
+	Changes    uint64            `json:"changes"`                  // of State, since the daemon started or the check began
+}
+
+// Report lists what is known, by service and backend. services are those in force.
+func (m *Monitor) Report(services []model.Service) []Status {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list := make([]Status, 0, len(m.members))
+	for _, s := range services {
+		for _, b := range s.Backends {
+			c := m.members[member{s.Name, b.BackendAddress}]
+			if c == nil {
+				continue
+			}
+			list = append(list, Status{Service: s.Name, Backend: b.BackendAddress.String(), Check: s.Health.Check,
+				State: c.machine.state, Since: c.machine.since, LastError: c.machine.lastError,
+				RestsUntil: c.machine.restsUntil(), Adopted: !c.machine.result && c.machine.since.IsZero(), Override: b.Override, Changes: c.changes})
+		}
+	}
+	return list
+}
+
+// Changes is what checks have found of a backend in a service, and how often that has changed; checked is
+// false if there are none.
+func (m *Monitor) Changes(service string, b model.BackendAddress) (state model.HealthState, changes uint64, checked bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.members[member{service, b}]
+	if c == nil {
+		return "", 0, false
+	}
+	return c.machine.state, c.changes, true
+}
+
+// Panics lists the services whose health is not believed, as of the last Serve.
+func (m *Monitor) Panics() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	names := make([]string, 0, len(m.panics))
+	for name := range m.panics {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Trouble is what this machine makes checks suffer. A probe that it cannot make is no result:
+// its backend's state stays.
+type Trouble struct {
+	Probes uint64        // that were begun
+	Late   uint64        // of them, those that were late by lateFrom or more
+	Max    time.Duration // how late, at most
+	Failed uint64        // of them, those that could not be made
+	Why    error         // the last of these
+}
+
+// Totals are the probes that have ended since the monitor began.
+type Totals struct {
+	Passed, Failed uint64
+	NotMade        uint64 // this machine could not
+	Late           uint64 // of all, those that were late by lateFrom or more
+}
+
+// Totals counts all probes so far.
+func (m *Monitor) Totals() Totals {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.totals
+}
+
+// TakeTrouble is the trouble since the last call.
+func (m *Monitor) TakeTrouble() Trouble {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := Trouble{Probes: m.probes, Late: m.lateAll, Max: m.lateMax, Failed: m.hereCount, Why: m.hereError}
+	m.probes, m.lateAll, m.lateMax, m.hereCount, m.hereError = 0, 0, 0, 0, nil
+	return t
+}

@@ -1,0 +1,211 @@
+package health
+
+import (
+	"cmp"
+	"container/heap"
+	"context"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+)
+
+// queue is the checks that are not being probed, the next one first.
+type queue []*check
+
+func (q queue) Len() int           { return len(q) }
+func (q queue) Less(i, j int) bool { return q[i].due.Before(q[j].due) }
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].index, q[j].index = i, j
+}
+
+// Push is heap.Interface's.
+func (q *queue) Push(x any) {
+	c := x.(*check)
+	c.index = len(*q)
+	*q = append(*q, c)
+}
+
+// Pop is heap.Interface's.
+func (q *queue) Pop() any {
+	last := len(*q) - 1
+	c := (*q)[last]
+	(*q)[last] = nil
+	*q = (*q)[:last]
+	c.index = -1
+	return c
+}
+
+// run starts probes when they are due, until the monitor is closed.
+func (m *Monitor) run() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-timer.C:
+		case <-m.wake:
+		}
+		if next := m.startDue(); !next.IsZero() {
+			timer.Reset(time.Until(next))
+		}
+	}
+}
+
+// startDue starts what is due, and says when it has to be called again; zero: when woken.
+func (m *Monitor) startDue() (next time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	for len(m.queue) > 0 && !m.queue[0].due.After(now) {
+		c := heap.Pop(&m.queue).(*check)
+		m.running.Go(func() { m.runCheck(c, c.target, c.prober) })
+	}
+	if len(m.queue) > 0 {
+		next = m.queue[0].due
+	}
+	if !m.ramps.IsZero() {
+		if !m.ramps.After(now) {
+			m.ramps = time.Time{} // Serve, which is to be called now, sets it again
+			notify(m.changed)
+		} else if next.IsZero() || m.ramps.Before(next) {
+			next = m.ramps
+		}
+	}
+	return next
+}
+
+// runCheck is one probe, from the wait for a place to the next time. t and p are those of the
+// moment it was due: Update may give the check others meanwhile.
+func (m *Monitor) runCheck(c *check, t target, p prober) {
+	places := m.sockets
+	if t.health.Check == model.CheckExec {
+		places = m.execs
+	}
+	select {
+	case places <- struct{}{}:
+	case <-m.ctx.Done():
+		return
+	}
+	started := time.Now()
+	ctx, cancel := context.WithTimeout(m.ctx, t.health.Timeout)
+	err := p.probe(ctx)
+	cancel()
+	<-places
+	if m.ctx.Err() != nil {
+		return // it was cut off: that says nothing about the backend
+	}
+	m.finish(c, err, started)
+}
+
+// finish takes a result and puts the check back into the queue.
+func (m *Monitor) finish(c *check, err error, started time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	late := started.Sub(c.due)
+	m.probes++
+	m.lateMax = max(m.lateMax, late)
+	if late >= lateFrom {
+		m.lateAll++
+		m.totals.Late++
+	}
+	switch {
+	case isHere(err):
+		m.totals.NotMade++
+	case err != nil:
+		m.totals.Failed++
+	default:
+		m.totals.Passed++
+	}
+	if c.gone {
+		return
+	}
+	now := time.Now()
+	if isHere(err) {
+		m.hereCount, m.hereError = m.hereCount+1, err
+	} else {
+		m.observe(c, err, now)
+	}
+	// From the time it was due, so that checks keep their distance from each other; a time that
+	// has passed is left out.
+	c.due = c.due.Add(interval(c.target.health))
+	if c.due.Before(now) {
+		c.due = now
+	}
+	heap.Push(&m.queue, c)
+	if c.index == 0 {
+		notify(m.wake)
+	}
+}
+
+// observe lets the check's machine know of a result, and the world of a change.
+func (m *Monitor) observe(c *check, err error, now time.Time) {
+	cause := ""
+	if err != nil {
+		cause = err.Error()
+	}
+	before := c.machine.state
+	v := c.machine.observe(now, cause, c.target.health.Rise, c.target.health.Fall)
+	if v.changed {
+		c.changes++
+	}
+	if v.changed || v.resting {
+		t := Transition{Service: c.service, Pool: c.pool, Backend: c.backend, Name: c.target.name, At: now, From: before, To: c.machine.state,
+			Cause: c.machine.lastError, Results: v.results, Lasted: v.lasted}
+		if v.resting {
+			t.RestsUntil = c.machine.restsUntil()
+		}
+		if m.options.OnTransition != nil {
+			m.options.OnTransition(t)
+		}
+		notify(m.changed)
+	}
+}
+
+// interval is the time to the next probe, with jitter.
+func interval(h model.Health) time.Duration {
+	spread := h.Interval * time.Duration(h.Jitter) / 100
+	return max(h.Interval-spread+rand.N(2*spread+1), time.Millisecond)
+}
+
+// probed is where a backend is asked: where it says itself, else at its address. The port is also the check's,
+// else the backend's, else the only one that the service has. With direct return a backend that says nothing
+// is asked at the VIP, in that mode; a program finds its own way.
+func probed(s model.Service, b model.Backend) place {
+	address, direct := b.Address, model.Forwarding("")
+	switch {
+	case b.CheckAt.Address.IsValid():
+		address = b.CheckAt.Address
+	case s.Forwarding.Direct() && s.Health.Check != model.CheckExec:
+		address, direct = vipFor(s, b), s.Forwarding
+	}
+	return place{netip.AddrPortFrom(address, cmp.Or(b.CheckAt.Port, s.Health.Port, b.Port, onlyPort(s))), direct}
+}
+
+// vipFor is the first of the service's VIPs that the backend serves: of its family, or, since all backends may be
+// of the other one, any.
+func vipFor(s model.Service, b model.Backend) (vip netip.Addr) {
+	for _, f := range s.Frontends {
+		switch {
+		case f.Address.Is4() == b.Address.Is4():
+			return f.Address
+		case !vip.IsValid():
+			vip = f.Address
+		}
+	}
+	return vip
+}
+
+// onlyPort is the one port of all the service's frontends, or 0.
+func onlyPort(s model.Service) (port uint16) {
+	for _, f := range s.Frontends {
+		if !f.Ports.Exact() || port != 0 && port != f.Ports.First {
+			return 0
+		}
+		port = f.Ports.First
+	}
+	return port
+}

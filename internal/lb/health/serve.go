@@ -1,0 +1,109 @@
+package health
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+)
+
+// rampSteps is how many times a backend's weight changes while it starts slowly. Each is
+// a change of the service's table.
+const rampSteps = 10
+
+// rampOf is the part of its weight that a backend has, in percent, and when it gets the
+// next part; 0 and zero: it has all.
+func rampOf(up, now time.Time, slowStart time.Duration) (percent uint8, next time.Time) {
+	if slowStart <= 0 || up.IsZero() {
+		return 0, time.Time{}
+	}
+	step := slowStart / rampSteps
+	done := now.Sub(up) / max(step, 1)
+	if done >= rampSteps-1 || done < 0 {
+		return 0, time.Time{}
+	}
+	return uint8(100 / rampSteps * (done + 1)), up.Add((done + 1) * step)
+}
+
+// found is what is known of a backend of a service.
+type found struct {
+	state model.HealthState
+	ramp  uint8
+}
+
+// serve decides who takes new flows, for each family apart, since a frontend's packets reach
+// backends of one family. The order of last resort is: those that live; where none does,
+// backups that live; where none of those does either, and fewer than Health.Panic percent
+// live, all that have a weight. A backend that is out of reach (lost) does not live as long as
+// another one does: a network that hides them all takes no service's backends away. It
+// returns the service with Idle, Down and Ramp of its backends set, and whether health is
+// not believed.
+func serve(service model.Service, of func(model.Backend) found, lost func(netip.Addr) bool) (_ model.Service, panics bool) {
+	backends := make([]model.Backend, len(service.Backends))
+	gone := make([]bool, len(service.Backends)) // out of reach, and nobody says otherwise
+	for i, b := range service.Backends {
+		f := of(b)
+		if b.Override != "" {
+			f = found{state: b.Override}
+		}
+		b.Idle, b.Down, b.Ramp = f.state != model.HealthUp, f.state == model.HealthDown, f.ramp
+		backends[i], gone[i] = b, b.Override == "" && lost(b.Address)
+	}
+	given := service.Backends
+	service.Backends = backends
+	for _, is4 := range []bool{true, false} {
+		panics = serveFamily(service, gone, is4) || panics
+	}
+	if slices.Equal(backends, given) {
+		service.Backends = given // which then need not be compared again
+	}
+	return service, panics
+}
+
+// leaveGone takes those that are gone down, if that leaves one that lives; else none is gone.
+func leaveGone(service model.Service, gone []bool, is4 bool) {
+	left := false
+	for i, b := range service.Backends {
+		left = left || b.Address.Is4() == is4 && b.Weight > 0 && !b.Idle && !gone[i]
+	}
+	for i := range service.Backends {
+		b := &service.Backends[i]
+		if b.Address.Is4() != is4 {
+			continue
+		}
+		if gone[i] = gone[i] && left; gone[i] {
+			b.Idle, b.Down, b.Ramp = true, true, 0
+		}
+	}
+}
+
+func serveFamily(service model.Service, gone []bool, is4 bool) (panics bool) {
+	leaveGone(service, gone, is4)
+	var living, able, backups int
+	for _, b := range service.Backends {
+		lives := !b.Idle && b.Weight > 0
+		switch {
+		case b.Address.Is4() != is4 || b.Weight == 0:
+		case b.Backup && lives:
+			backups++
+		case !b.Backup:
+			able++
+			if lives {
+				living++
+			}
+		}
+	}
+	panics = backups == 0 && living*100 < int(service.Health.Panic)*able
+	for i := range service.Backends {
+		b := &service.Backends[i]
+		switch {
+		case b.Address.Is4() != is4:
+		case b.Backup:
+			b.Idle = b.Idle || living > 0
+		case panics && b.Override != model.HealthDown && !gone[i]:
+			b.Idle, b.Down, b.Ramp = false, false, 0
+		}
+	}
+	return panics
+}

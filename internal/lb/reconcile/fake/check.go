@@ -1,0 +1,320 @@
+package fake
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+)
+
+// The rules, each as a program would suffer from its breach:
+//
+//   - no slot of a living service names a backend that is missing or of another
+//     generation, whatever has just happened;
+//   - no frontend names a missing service;
+//   - living services have no slot in common;
+//   - a position gets another tenant only with another generation, and only after a
+//     Grace since the last one was deleted;
+//   - a backend is deleted only if no slot has named it since the last Grace;
+//   - slots that a record pointed to, or referred to as the table before, are written
+//     again only after a Grace, and the table before not while a record refers to it;
+//   - in a tracked service, a slot leaves its transition only by way of closing, then a
+//     Grace, then a scan, and is not settled while a remembered flow disagrees with it;
+//   - the previous backend of a slot is the current one at the beginning of its
+//     transition, and is taken out at most;
+//   - a service that filters has a prefix of length 0, which sources in no list have, and
+//     loses its last one only after a Grace since it ceased to;
+//   - there are no more prefixes than there is room for;
+//   - a VIP is put when it has a frontend, and loses its last one after it is withdrawn.
+//     A range of ports may go before, because another in its place may share parts of it.
+
+func (m *Maps) violation(operation, format string, arguments ...any) {
+	m.Violations = append(m.Violations, operation+": "+fmt.Sprintf(format, arguments...))
+}
+
+// forget is what a Grace means: programs hold only what is there now.
+func (m *Maps) forget() {
+	m.held = held{
+		named:    map[reconcile.BackendRef]bool{},
+		backends: map[uint32]bool{},
+		services: map[uint32]bool{},
+		filters:  map[[2]uint32]bool{},
+		slots:    map[uint32]bool{},
+	}
+	m.hold()
+}
+
+// hold notes every backend that a slot of a living service names now.
+func (m *Maps) hold() {
+	for _, service := range m.services {
+		if service.Policy.Filters {
+			m.held.filters[[2]uint32{service.Index, uint32(service.Generation)}] = true
+		}
+		for _, slot := range m.slots[service.Offset : service.Offset+service.Size] {
+			m.held.named[slot.Current], m.held.named[slot.Previous] = true, true
+		}
+	}
+}
+
+// part is a part of the slot array: offset and size.
+type part [2]uint32
+
+// parts is the table that a record points to, and the one it refers to as that before.
+func parts(record reconcile.ServiceRecord) []part {
+	return []part{{record.Offset, record.Size}, {record.BeforeOffset, record.BeforeSize}}
+}
+
+// abandon notes that the record now points and refers to other slots than it did.
+func (m *Maps) abandon(old, record reconcile.ServiceRecord) {
+	for _, p := range parts(old) {
+		if slices.Contains(parts(record), p) {
+			continue
+		}
+		for slot := p[0]; slot < p[0]+p[1]; slot++ {
+			m.held.slots[slot] = true
+		}
+	}
+}
+
+// check looks at everything a program could find now.
+func (m *Maps) check(operation string) {
+	for index, service := range m.services {
+		for other, beside := range m.services {
+			m.checkShared(operation, index, other, service, beside)
+		}
+		m.checkNames(operation, service)
+		if service.Policy.Filters && !m.filtersRest(service.Index, service.Generation) {
+			m.violation(operation, "service %d filters, but says nothing of sources in no list", index)
+		}
+	}
+	listed := 0
+	for f := range m.filters {
+		if f.Prefix.Bits() > 0 {
+			listed++
+		}
+	}
+	if listed > 2*int(m.limits.Filters) {
+		m.violation(operation, "%d prefixes, there is room for %d", listed, 2*m.limits.Filters)
+	}
+	for f, service := range m.frontends {
+		if _, ok := m.services[service]; !ok {
+			m.violation(operation, "frontend %s names service %d, which is not there", f, service)
+		}
+	}
+	m.hold()
+}
+
+// checkShared finds parts of the slot array that two services have, or one has twice.
+func (m *Maps) checkShared(operation string, index, other uint32, service, beside reconcile.ServiceRecord) {
+	for i, a := range parts(service) {
+		for j, b := range parts(beside) {
+			if (other > index || other == index && j > i) && a[0] < b[0]+b[1] && b[0] < a[0]+a[1] {
+				m.violation(operation, "services %d and %d share slot %d", index, other, max(a[0], b[0]))
+			}
+		}
+	}
+}
+
+// checkNames finds slots that name who is not there.
+func (m *Maps) checkNames(operation string, service reconcile.ServiceRecord) {
+	var seen reconcile.Slot
+	for i, slot := range m.slots[service.Offset : service.Offset+service.Size] {
+		if i > 0 && slot == seen {
+			continue
+		}
+		seen = slot
+		if slot.PreviousBefore && service.BeforeSize == 0 && isTracked(service) {
+			m.violation(operation, "slot %d of service %d refers to a table before, which is not there",
+				int(service.Offset)+i, service.Index)
+			return
+		}
+		for role, ref := range []reconcile.BackendRef{slot.Current, slot.Previous} {
+			// Nobody is previous of most, and current where all of a tracked service drain.
+			may := role == 1 || m.trackedTable[service.Index] == parts(service)[0]
+			if ref == (reconcile.BackendRef{}) && may || m.lives(ref) {
+				continue
+			}
+			m.violation(operation, "slot %d of service %d names backend %d/%d, which is not there",
+				int(service.Offset)+i, service.Index, ref.Index, ref.Generation)
+			return
+		}
+	}
+}
+
+// filtersRest reports whether a service's lists say what becomes of sources in none of them.
+func (m *Maps) filtersRest(index uint32, generation uint8) bool {
+	for f := range m.filters {
+		if f.Service == index && f.Generation == generation && f.Prefix.Bits() == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *Maps) checkDeleteFilter(operation string, f reconcile.Filter) {
+	if f.Prefix.Bits() == 0 && m.held.filters[[2]uint32{f.Service, uint32(f.Generation)}] {
+		m.violation(operation, "the service has filtered since the last grace")
+	}
+}
+
+func (m *Maps) lives(ref reconcile.BackendRef) bool {
+	backend, ok := m.backends[ref.Index]
+	return ok && backend.BackendRef == ref
+}
+
+func (m *Maps) checkPutBackend(operation string, record reconcile.BackendRecord) {
+	if record.Index == 0 || record.Generation == 0 || record.Index > m.limits.Backends {
+		m.violation(operation, "no backend can be there")
+	}
+	last, ok := m.lastBackends[record.Index]
+	_, present := m.backends[record.Index]
+	switch {
+	case !ok || last.BackendRef == record.BackendRef && last.BackendAddress == record.BackendAddress:
+	case present:
+		m.violation(operation, "%s is there", last.BackendAddress)
+	case last.Generation == record.Generation:
+		m.violation(operation, "%s had the same generation", last.BackendAddress)
+	case m.held.backends[record.Index]:
+		m.violation(operation, "no grace since %s was deleted", last.BackendAddress)
+	}
+}
+
+func (m *Maps) checkDeleteBackend(operation string, ref reconcile.BackendRef) {
+	if m.held.named[ref] {
+		m.violation(operation, "a slot has named it since the last grace")
+	}
+	if backend, ok := m.backends[ref.Index]; ok && backend.BackendRef != ref {
+		m.violation(operation, "generation %d is there", backend.Generation)
+	}
+}
+
+func (m *Maps) checkPutService(operation string, record reconcile.ServiceRecord) {
+	if record.Index >= m.limits.Services || record.Generation == 0 {
+		m.violation(operation, "no service can be there")
+	}
+	for _, p := range parts(record) {
+		if uint64(p[0])+uint64(p[1]) > uint64(m.limits.Slots) {
+			m.violation(operation, "there are %d slots", m.limits.Slots)
+		}
+	}
+	last, ok := m.lastServices[record.Index]
+	_, present := m.services[record.Index]
+	same := last.Generation == record.Generation && last.Name == record.Name && last.Seed == record.Seed
+	switch {
+	case !ok || same:
+	case present:
+		m.violation(operation, "%s is there", last.Name)
+	case last.Generation == record.Generation:
+		m.violation(operation, "%s had the same generation", last.Name)
+	case m.held.services[record.Index]:
+		m.violation(operation, "no grace since %s was deleted", last.Name)
+	}
+}
+
+func (m *Maps) checkDeleteService(operation string, index uint32, generation uint8) {
+	if service, ok := m.services[index]; ok && service.Generation != generation {
+		m.violation(operation, "generation %d is there", service.Generation)
+	}
+}
+
+func (m *Maps) checkDeleteFrontend(operation string, f model.Frontend) {
+	if _, ok := m.frontends[f]; !ok || !m.addresses[f.Address].VIP {
+		return
+	}
+	if !f.Ports.Exact() && f.Ports != model.AnyPort {
+		return
+	}
+	for other := range m.frontends {
+		if other != f && other.Address == f.Address {
+			return
+		}
+	}
+	m.violation(operation, "the address is a VIP and has no other")
+}
+
+func (m *Maps) checkPutAddress(operation string, record reconcile.AddressRecord) {
+	if !record.VIP || m.addresses[record.Address].VIP {
+		return
+	}
+	for f := range m.frontends {
+		if f.Address == record.Address {
+			return
+		}
+	}
+	m.violation(operation, "the VIP has no frontend")
+}
+
+func (m *Maps) checkWriteSlots(operation string, offset uint32, slots reconcile.Table) {
+	end := uint64(offset) + uint64(len(slots))
+	if end > uint64(len(m.slots)) {
+		m.violation(operation, "there are %d slots", len(m.slots))
+		panic(operation + ": out of range")
+	}
+	for slot := offset; uint64(slot) < end; slot++ {
+		if m.held.slots[slot] {
+			m.violation(operation, "no grace since slot %d belonged to a table", slot)
+			return
+		}
+	}
+	for _, service := range m.services {
+		if service.BeforeOffset < uint32(end) && offset < service.BeforeOffset+service.BeforeSize {
+			m.violation(operation, "service %d refers to slot %d as before", service.Index, max(offset, service.BeforeOffset))
+		}
+		if !isTracked(service) {
+			continue
+		}
+		for i, slot := range slots.All() {
+			at := offset + uint32(i)
+			if at < service.Offset || at >= service.Offset+service.Size {
+				continue
+			}
+			if wrong := m.wrongStep(at, m.slots[at], slot); wrong != "" {
+				m.violation(operation, "slot %d from %+v to %+v: %s", at, m.slots[at], slot, wrong)
+				return
+			}
+		}
+	}
+}
+
+// wrongStep says what is wrong with changing a slot of a tracked service like this.
+func (m *Maps) wrongStep(at uint32, from, to reconcile.Slot) string {
+	switch {
+	case to.State != reconcile.Transition && (to.Previous != reconcile.BackendRef{} || to.PreviousDrains || to.PreviousBefore):
+		return "only a slot in transition has a previous backend"
+	case to.PreviousBefore && to.Previous != reconcile.BackendRef{}:
+		return "the previous backend is in two places"
+	}
+	same := from.Current == to.Current
+	switch from.State {
+	case reconcile.Transition:
+		switch {
+		case to.State == reconcile.Closing && same:
+		case to.State != reconcile.Transition:
+			return "a transition ends by closing"
+		case to.PreviousBefore != from.PreviousBefore, to.Previous != from.Previous && to.Previous != reconcile.BackendRef{}:
+			return "another previous backend"
+		}
+	case reconcile.Closing:
+		switch {
+		case !same:
+			return "a closing slot keeps its current backend"
+		case to.State == reconcile.Transition:
+			return "what is closing is not opened again"
+		case to.State != reconcile.Closing && m.finished[at] != scanFinished:
+			return "no scan after a grace"
+		case to.State == reconcile.Settled && m.disagrees(at):
+			return "a remembered flow disagrees"
+		}
+	default:
+		switch {
+		case to.State == reconcile.Closing, to.State == reconcile.Marked && from.State == reconcile.Settled:
+			return "it was in no transition"
+		case to.State == reconcile.Settled && from.State == reconcile.Marked && (!same || m.disagrees(at)):
+			return "a remembered flow disagrees"
+		case to.State == reconcile.Transition && (to.PreviousBefore || to.Previous != from.Current || same):
+			return "previous is the current one until now"
+		}
+	}
+	return ""
+}

@@ -1,0 +1,218 @@
+package fake
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+)
+
+// Flow is a flow as the programs of a tracked service know it.
+type Flow struct {
+	model.Frontend
+	Hash uint32
+}
+
+// Kind is what decides where a packet without an entry goes.
+type Kind int
+
+// The kinds there are.
+const (
+	Opening Kind = iota // a TCP SYN
+	Middle              // other TCP
+	Loose               // UDP, or a client of affinity
+)
+
+// program is the part of the data plane that remembers flows, without its bounds in size
+// and time: the tables of docs/design/13-just-enough-tracking.md.
+type program struct {
+	remembered map[Flow]reconcile.Member
+	running    []*Run
+	finished   map[uint32]int // closing slots: how far
+}
+
+const (
+	notFinished = iota
+	graceFinished
+	scanFinished
+)
+
+func newProgram() program {
+	return program{remembered: map[Flow]reconcile.Member{}, finished: map[uint32]int{}}
+}
+
+// Run is a program that has read a packet's slot and not yet acted on it. It goes on at
+// Finish, or before a Grace returns.
+type Run struct {
+	maps     *Maps
+	flow     Flow
+	kind     Kind
+	service  reconcile.ServiceRecord
+	tracking model.Tracking
+	slot     reconcile.Slot
+	previous reconcile.BackendRef
+	done     bool
+	backend  reconcile.BackendRef
+}
+
+// Begin lets a packet come in, as far as reading its slot.
+func (m *Maps) Begin(flow Flow, kind Kind) *Run {
+	run := &Run{maps: m, flow: flow, kind: kind}
+	at, service, ok := m.place(flow)
+	if !ok {
+		run.done = true
+		return run
+	}
+	run.service, run.slot, run.tracking = service, m.slots[at], service.Tracking
+	if !isTracked(service) {
+		run.tracking = model.TrackingNone
+	}
+	run.previous = run.slot.Previous
+	if run.slot.PreviousBefore && service.BeforeSize > 0 {
+		before := m.slots[service.BeforeOffset+index(flow.Hash, service.BeforeSize)]
+		run.previous = before.Current
+		if before.State == reconcile.Transition {
+			run.previous = before.Previous
+		}
+	}
+	m.running = append(m.running, run)
+	return run
+}
+
+// Packet lets a packet through, and says to which backend; nobody's reference if to none.
+func (m *Maps) Packet(flow Flow, kind Kind) reconcile.BackendRef {
+	others := m.running
+	to := m.Begin(flow, kind).Finish()
+	m.running = others
+	return to
+}
+
+// Service is the record a packet to the frontend finds.
+func (m *Maps) Service(f model.Frontend) (reconcile.ServiceRecord, bool) {
+	index, known := m.frontends[f]
+	record, ok := m.services[index]
+	return record, known && ok
+}
+
+// Backend is the record at the index.
+func (m *Maps) Backend(index uint32) reconcile.BackendRecord { return m.backends[index] }
+
+// End lets the flow's entry run out.
+func (m *Maps) End(flow Flow) { delete(m.remembered, flow) }
+
+// EndAll lets all entries run out.
+func (m *Maps) EndAll() { clear(m.remembered) }
+
+// Flows are the flows that have an entry, with their service and backend.
+func (m *Maps) Flows() map[Flow]reconcile.Member { return maps.Clone(m.remembered) }
+
+// Remembered is how many flows have an entry.
+func (m *Maps) Remembered() int { return len(m.remembered) }
+
+// Finish is the rest of the run.
+func (r *Run) Finish() reconcile.BackendRef {
+	if !r.done {
+		r.done, r.backend = true, r.finish()
+	}
+	return r.backend
+}
+
+func (r *Run) finish() reconcile.BackendRef {
+	m := r.maps
+	if r.tracking == model.TrackingNone {
+		return r.slot.Current
+	}
+	always := r.tracking == model.TrackingAlways
+	if r.slot.State != reconcile.Settled || always {
+		if e, ok := m.remembered[r.flow]; ok {
+			if m.lives(e.Backend) && e == member(r.service, e.Backend) {
+				return e.Backend
+			}
+			delete(m.remembered, r.flow)
+		}
+	}
+	to := r.slot.Current
+	if r.slot.State == reconcile.Transition && r.kind != Opening && m.lives(r.previous) &&
+		!(r.kind == Loose && r.slot.PreviousDrains) {
+		to = r.previous
+	}
+	if (r.slot.State == reconcile.Transition || always) && m.lives(to) {
+		m.remembered[r.flow] = member(r.service, to)
+	}
+	return to
+}
+
+// finishRuns is what a Grace waits for.
+func (m *Maps) finishRuns() {
+	for _, run := range m.running {
+		run.Finish()
+	}
+	m.running = nil
+}
+
+// scan is ScanRemembered.
+func (m *Maps) scan() map[uint32]bool {
+	found := map[uint32]bool{}
+	for flow, e := range m.remembered {
+		at, service, ok := m.place(flow)
+		if !ok || !m.lives(e.Backend) || e != member(service, e.Backend) {
+			delete(m.remembered, flow)
+			continue
+		}
+		slot := m.slots[at]
+		switch {
+		case slot.State != reconcile.Closing && slot.State != reconcile.Marked:
+		case slot.Current != e.Backend:
+			found[at] = true
+		case service.Tracking != model.TrackingAlways:
+			delete(m.remembered, flow)
+		}
+	}
+	for at, how := range m.finished {
+		if how == graceFinished {
+			m.finished[at] = scanFinished
+		}
+	}
+	return found
+}
+
+// endStrays is EndStrays.
+func (m *Maps) endStrays(members []reconcile.Member) {
+	for flow, e := range m.remembered {
+		if !slices.Contains(members, e) {
+			delete(m.remembered, flow)
+		}
+	}
+}
+
+func member(service reconcile.ServiceRecord, backend reconcile.BackendRef) reconcile.Member {
+	return reconcile.Member{Service: service.Index, Generation: service.Generation, Backend: backend}
+}
+
+// disagrees reports whether a living flow of the slot remembers another backend.
+func (m *Maps) disagrees(slot uint32) bool {
+	for flow, e := range m.remembered {
+		at, service, ok := m.place(flow)
+		if ok && at == slot && e.Backend != m.slots[slot].Current && m.lives(e.Backend) && e == member(service, e.Backend) {
+			return true
+		}
+	}
+	return false
+}
+
+// place finds the flow's slot.
+func (m *Maps) place(flow Flow) (uint32, reconcile.ServiceRecord, bool) {
+	service, ok := m.Service(flow.Frontend)
+	if !ok || service.Size == 0 {
+		return 0, service, false
+	}
+	return service.Offset + index(flow.Hash, service.Size), service, true
+}
+
+// index is where a hash lies in a table: multiply and shift, like the programs do.
+func index(hash, size uint32) uint32 { return uint32(uint64(hash) * uint64(size) >> 32) }
+
+func isTracked(r reconcile.ServiceRecord) bool {
+	return model.Service{Forwarding: r.Forwarding, Tracking: r.Tracking, AffinityTimeout: r.AffinityTimeout}.Tracked()
+}

@@ -1,0 +1,362 @@
+package reconcile
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+)
+
+// maxBackendIndex is the highest index a slot has room for (20 bits).
+const maxBackendIndex = 1<<20 - 1
+
+// plan is a list of operations in the order of its fields. It is made from the mirror
+// without changing it.
+type plan struct {
+	// What is in doubt and still wanted is carried out again.
+	settle []uint32
+
+	// What nothing takes over from goes first, and so makes room.
+	withdrawals    []AddressRecord
+	earlyFrontends []model.Frontend
+	earlyServices  []uint32
+	earlyGrace     bool
+	earlyBackends  []uint32
+	earlyGraceMore bool // the positions of earlyBackends are needed at once
+
+	// What is new or different.
+	sources       []AddressRecord
+	backends      []BackendRecord
+	places        bool            // some of them need a position
+	named         []BackendRecord // backends that no slot names yet
+	filters       []filterStep
+	filtersGone   []Filter // of services that go on filtering
+	tables        []tableStep
+	clashing      []model.Frontend // go just before what shares parts of their range
+	frontends     []frontendStep
+	lateFrontends []model.Frontend
+	addresses     []AddressRecord
+
+	// What the new has taken over from.
+	lateServices []uint32
+	lateBackends []uint32
+	filtersLate  []Filter // of services that are gone, or let everybody in now
+	forgotten    []AddressRecord
+
+	desired    *register // what is wanted, after the change
+	change     *change
+	scope      *scope
+	limits     model.Limits
+	refs       map[model.BackendAddress]BackendRef
+	indices    map[serviceKey]uint32
+	tenants    map[serviceKey]serviceRef
+	moves      map[serviceKey]TableDifference
+	repairs    int
+	difference Difference
+}
+
+// tableStep changes one service: its slots, then its record.
+type tableStep struct {
+	record ServiceRecord
+	slots  Table
+	fresh  bool  // slots is written to record's region, where no record points
+	runs   []run // otherwise these change in place
+	put    bool  // the record is different
+	first  bool  // there was none
+	from   *filling
+	late   bool // the record is for the slots as they will be
+}
+
+type frontendStep struct {
+	model.Frontend
+	service uint32
+}
+
+// planner carries what the parts of newPlan share.
+type planner struct {
+	*plan
+	mirror   *mirror
+	known    tables
+	room     *room           // nil: nothing has needed a place yet
+	unwanted map[uint32]bool // services that go
+	early    map[uint32]bool // of them, those that go first
+	puts     map[model.Frontend]bool
+}
+
+func newPlan(m *mirror, desired *register, s *scope, limits model.Limits, known tables) (*plan, error) {
+	p := &planner{
+		plan: &plan{
+			desired: desired, scope: s, limits: limits,
+			refs:    map[model.BackendAddress]BackendRef{},
+			indices: map[serviceKey]uint32{},
+			tenants: map[serviceKey]serviceRef{},
+			moves:   map[serviceKey]TableDifference{},
+		},
+		mirror: m, known: known,
+		unwanted: map[uint32]bool{},
+		early:    map[uint32]bool{},
+		puts:     map[model.Frontend]bool{},
+	}
+	p.matchServices()
+	p.planRemovals()
+	if err := p.placeBackends(); err != nil {
+		return nil, err
+	}
+	if err := p.placeServices(); err != nil {
+		return nil, err
+	}
+	if err := p.planFilters(); err != nil {
+		return nil, err
+	}
+	p.planFrontends()
+	p.planAddresses()
+	p.planGrace()
+	return p.plan, nil
+}
+
+// matchServices finds which services stay, which go, and what is in doubt.
+func (p *planner) matchServices() {
+	for _, index := range p.scope.former {
+		p.unwanted[index] = true
+	}
+	for _, want := range p.scope.services {
+		if index, ok := p.mirror.byKey[want.serviceKey]; ok {
+			p.indices[want.serviceKey] = index
+			delete(p.unwanted, index)
+		}
+	}
+	for _, index := range slices.Sorted(maps.Keys(p.mirror.unsettled)) {
+		service := p.mirror.services[index]
+		if !p.unwanted[index] && (service.doubt || service.slotsDoubt) {
+			p.settle = append(p.settle, index)
+			p.repairs++
+		} else if !service.leaving && service.tally.closing > 0 {
+			p.repairs++ // is finished before anything else
+		}
+	}
+	for _, f := range p.scope.frontends {
+		index, ok := p.indexOf(f.service)
+		have, known := p.mirror.frontends[f.Frontend]
+		if ok && known && !have.doubt && len(have.services) == 1 && have.services[0] == index {
+			continue
+		}
+		p.puts[f.Frontend] = true
+		if have.doubt {
+			p.repairs++
+		}
+	}
+}
+
+// indexOf is the position of a service that is wanted, if it has one by now.
+func (p *planner) indexOf(key serviceKey) (uint32, bool) {
+	if index, ok := p.indices[key]; ok {
+		return index, true
+	}
+	index, ok := p.mirror.byKey[key] // one that the change leaves alone
+	return index, ok
+}
+
+// planRemovals sorts what goes into what goes first and what goes last. A service goes
+// first if no frontend is put at an address of one of its own: then nobody takes over its
+// traffic, and no address stays a VIP that has no frontend meanwhile.
+func (p *planner) planRemovals() {
+	takenOver := map[netip.Addr]bool{}
+	for f := range p.puts {
+		takenOver[f.Address] = true
+	}
+	late := map[uint32]bool{}
+	for _, f := range slices.Concat(p.scope.had, slices.Collect(maps.Keys(p.puts))) {
+		for _, service := range p.mirror.frontends[f].services {
+			late[service] = late[service] || takenOver[f.Address]
+		}
+	}
+	for _, index := range slices.Sorted(maps.Keys(p.unwanted)) {
+		if late[index] {
+			p.lateServices = append(p.lateServices, index)
+		} else {
+			p.earlyServices = append(p.earlyServices, index)
+			p.early[index] = true
+		}
+	}
+	for _, f := range p.scope.had {
+		if _, wanted := p.desired.owner(f); wanted {
+			continue
+		}
+		have := p.mirror.frontends[f]
+		if have.doubt {
+			p.repairs++
+		}
+		switch {
+		case slices.ContainsFunc(have.services, func(s uint32) bool { return p.early[s] }):
+			p.earlyFrontends = append(p.earlyFrontends, f)
+		case p.clashes(f):
+			p.clashing = append(p.clashing, f)
+		default:
+			p.lateFrontends = append(p.lateFrontends, f)
+		}
+	}
+	p.planBackendRemovals()
+}
+
+// clashes reports whether a frontend that is put has a range with ports of this range.
+// Ranges are kept in pieces, and deleting one would tear pieces out of the other.
+func (p *planner) clashes(f model.Frontend) bool {
+	split := func(r model.PortRange) bool { return !r.Exact() && r != model.AnyPort }
+	if !split(f.Ports) {
+		return false
+	}
+	for g := range p.puts {
+		if g.Address == f.Address && g.Protocol == f.Protocol && split(g.Ports) &&
+			g.Ports.First <= f.Ports.Last && f.Ports.First <= g.Ports.Last {
+			return true
+		}
+	}
+	return false
+}
+
+// planBackendRemovals lets backends go first that no slot will name once the early
+// services are gone and what is in doubt is settled.
+func (p *planner) planBackendRemovals() {
+	wanted := map[uint32]bool{}
+	for _, b := range p.scope.backends {
+		if index, ok := p.mirror.byAddress[b]; ok {
+			wanted[index] = true
+			p.refs[b] = p.mirror.backends[index].BackendRef
+		}
+	}
+	leaving := map[BackendRef]int{} // how many early services name it
+	for _, index := range p.earlyServices {
+		for _, ref := range p.mirror.services[index].named {
+			leaving[ref]++
+		}
+	}
+	held := map[BackendRef]bool{}
+	for _, index := range p.lateServices { // they go as they are
+		p.mirror.services[index].inDoubt(held)
+	}
+	for _, index := range p.scope.places {
+		ref := p.mirror.backends[index].BackendRef
+		switch {
+		case wanted[index]:
+		case held[ref] || p.mirror.naming[ref] > leaving[ref]:
+			p.lateBackends = append(p.lateBackends, index)
+		default:
+			p.earlyBackends = append(p.earlyBackends, index)
+		}
+	}
+}
+
+// placeBackends gives a position to each new backend, or says that there are too few.
+func (p *planner) placeBackends() error {
+	var fresh []model.BackendAddress
+	for _, b := range p.scope.backends {
+		ref, ok := p.refs[b]
+		if !ok {
+			fresh = append(fresh, b)
+			continue
+		}
+		record := p.desired.record(b, ref)
+		switch entry := p.mirror.backends[ref.Index]; {
+		case entry.doubt:
+			p.backends = append(p.backends, record)
+			p.repairs++
+		case entry.BackendRecord != record:
+			p.backends = append(p.backends, record)
+		}
+	}
+	if len(fresh) == 0 {
+		return nil
+	}
+	limit := min(p.limits.Backends, maxBackendIndex)
+	need := len(p.mirror.backends) - len(p.earlyBackends) + len(fresh)
+	refs := p.mirror.backendPositions.free(len(fresh), limit, p.earlyBackends)
+	if need > int(limit) || len(refs) < len(fresh) {
+		return &CapacityError{What: "backends", Need: uint64(need), Limit: uint64(limit),
+			Why: fmt.Sprintf("%d wanted, and %d that are removed only afterwards", len(p.desired.backends), len(p.lateBackends))}
+	}
+	p.places = true
+	for i, b := range fresh {
+		p.refs[b] = refs[i]
+		p.backends = append(p.backends, p.desired.record(b, refs[i]))
+	}
+	return nil
+}
+
+// planFrontends lists what is put, in the order of the configuration.
+func (p *planner) planFrontends() {
+	for _, f := range p.scope.frontends {
+		if p.puts[f.Frontend] {
+			index, _ := p.indexOf(f.service)
+			p.frontends = append(p.frontends, frontendStep{f.Frontend, index})
+		}
+	}
+}
+
+// planAddresses walks each address through the stages: no VIP any more, source or direct,
+// all that is wanted, no source any more.
+func (p *planner) planAddresses() {
+	for _, address := range p.scope.addresses {
+		have, want := p.mirror.addresses[address], p.desired.address(address)
+		if have.doubt {
+			p.repairs++
+		}
+		now, doubt := have.AddressRecord, have.doubt
+		now.Address = address
+		if now.VIP && !want.VIP {
+			now.VIP, doubt = false, false
+			p.withdrawals = append(p.withdrawals, now)
+			if !now.Source {
+				now = AddressRecord{Address: address}
+			}
+		}
+		if want.Source && (!now.Source || doubt) {
+			vip := now.VIP
+			now, doubt = want, false
+			now.VIP = vip
+			p.sources = append(p.sources, now)
+		}
+		if want.Direct && now.VIP && !now.Direct {
+			// Programs look for a direct-return service before a record says that there is one:
+			// a flow begun with NAT in between would end with the next packet.
+			now.Direct = true
+			p.sources = append(p.sources, now)
+		}
+		full := want
+		full.Source = want.Source || now.Source
+		if (want.VIP || want.Source) && (now != full || doubt) {
+			p.addresses = append(p.addresses, full)
+		}
+		if now.Source && !want.Source {
+			p.forgotten = append(p.forgotten, want)
+		}
+	}
+}
+
+// planGrace decides where new things need what has just become free. Without new things
+// nothing waits: what is free stays so until somebody needs it.
+func (p *planner) planGrace() {
+	places := p.places
+	for _, step := range p.tables {
+		places = places || step.fresh || step.first
+	}
+	owed := p.mirror.graceOwed || len(p.earlyServices) > 0 || len(p.settle) > 0
+	p.earlyGrace = len(p.earlyBackends) > 0 || places && owed
+	p.earlyGraceMore = len(p.earlyBackends) > 0 && p.places
+}
+
+// operations is how many records the plan touches.
+func (p *plan) operations() int {
+	return len(p.settle) + len(p.withdrawals) + len(p.earlyFrontends) + len(p.earlyServices) +
+		len(p.earlyBackends) + len(p.sources) + len(p.backends) + len(p.tables) + len(p.clashing) +
+		len(p.frontends) + len(p.lateFrontends) + len(p.addresses) + len(p.lateServices) +
+		len(p.lateBackends) + len(p.forgotten) + len(p.filters) + len(p.filtersGone) + len(p.filtersLate)
+}
+
+// compareFrontends orders frontends by address, protocol and ports.
+func compareFrontends(a, b model.Frontend) int {
+	return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.Protocol, b.Protocol),
+		cmp.Compare(a.Ports.First, b.Ports.First), cmp.Compare(a.Ports.Last, b.Ports.Last))
+}

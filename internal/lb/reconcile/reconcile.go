@@ -1,0 +1,266 @@
+// Package reconcile makes the maps of the data plane agree with the desired state. It
+// compares the desired state with a mirror of the maps and carries out the difference
+// through the Maps interface, which is the one way out to the kernel.
+//
+//	Desired ──► change of the register ──► scope ─┐
+//	                                              ├─► plan ──► operations on Maps, each noted in the mirror
+//	Contents ─► mirror ───────────────────────────┘
+//
+// The register is the last desired state that was applied, and what all services together say of
+// a backend, a frontend or an address. What makes it the next one is a change, and what the change
+// may touch is the plan's scope: the work follows from what changes, not from what there is. Where
+// the maps are not known to agree with the register, after an error or at the start, the scope is
+// everything.
+//
+// Programs run between any two operations, so their order is an invariant:
+//
+//   - A backend exists before a slot of a living service names it. It is deleted only
+//     after no slot has named it and a Grace has passed since.
+//   - A service exists before a frontend names it, and no frontend names it when it is
+//     deleted.
+//   - A table of another size or place is written completely before the service's
+//     record points to it. A table that keeps its size is changed in place, where every
+//     slot names a living backend at every moment.
+//   - Positions and slot regions that were in use are reused only after a Grace, and
+//     positions then have another generation.
+//   - A NAT source is known before a frontend can start flows from it, and forgotten
+//     last; a VIP is made known after its frontends and withdrawn before them.
+//   - A source may use a service as before a change or as after it, at every moment: planFilters
+//     says how.
+//   - A slot of a tracked service leaves its transition only by way of closing, a Grace and
+//     a scan of the remembered flows, and nothing else happens to tables in between.
+//   - A table before, which slots in transition refer to, is not written to, and kept
+//     until no slot refers to it.
+//   - The flows of a backend that has left its service end last, when none can begin any more.
+//   - What is too much for the limits is refused before the first operation.
+//
+// An operation that fails may have been carried out. What it touched is then in doubt:
+// the mirror allows for both outcomes until the next Apply has settled it, by carrying
+// out the same again, before it goes on to what is wanted by then.
+package reconcile
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+)
+
+// Desired is everything that decides what the maps should hold. Nobody may change what its lists
+// hold once it has been planned or applied.
+type Desired struct {
+	Services []model.Service
+	// Sources are the addresses full NAT sends from.
+	Sources []netip.Addr
+	// HostOwn are the addresses that the host has itself.
+	HostOwn map[netip.Addr]bool
+	// Limits are those the maps were made with. 0 is a limit of none.
+	Limits model.Limits
+	// Settle is how long a slot of a tracked service stays in transition after a change;
+	// with affinity it is the affinity timeout where that is longer.
+	Settle time.Duration
+}
+
+// Reconciler owns the contents of the maps. Its methods may be called from any
+// goroutine; they take turns.
+type Reconciler struct {
+	mutex   sync.Mutex
+	maps    Maps
+	adopted bool
+	mirror  mirror
+	tables  tables
+	// applied is the desired state when Apply last succeeded, and the next one from when its plan is
+	// made. It knows what the maps do not: weights, and backends without a slot. agrees is whether the
+	// maps are known to be as it says.
+	applied *register
+	agrees  bool
+	strays  bool // backends that have left a service may have flows of it
+
+	// settleTime is that of the last Apply; unknown before the first.
+	settleTime  time.Duration
+	settleKnown bool
+	scanned     time.Time // the last scan of the remembered flows
+	published   atomic.Pointer[Settling]
+	start       time.Time // ticks count from here
+
+	beforeNaming     func([]BackendRecord)
+	beforeForgetting func()
+	clock            func() time.Time
+}
+
+// Option changes how a Reconciler works.
+type Option func(*Reconciler)
+
+// BeforeNaming has Apply call f between putting backends into the maps and the first
+// slot that names them, with those no slot named until now. It is where a next hop can
+// be resolved; f bounds its own time.
+func BeforeNaming(f func([]BackendRecord)) Option {
+	return func(r *Reconciler) { r.beforeNaming = f }
+}
+
+// BeforeForgetting has Apply call f before the first NAT source goes that is not desired any
+// more, when all else is in the maps. It is where backends can be given other sources.
+func BeforeForgetting(f func()) Option {
+	return func(r *Reconciler) { r.beforeForgetting = f }
+}
+
+// Clock has settle times measured by now instead of time.Now. Only differences count, and
+// it must not go back.
+func Clock(now func() time.Time) Option {
+	return func(r *Reconciler) { r.clock = now }
+}
+
+// New is a reconciler that has not looked at the maps yet.
+func New(maps Maps, options ...Option) *Reconciler {
+	r := &Reconciler{maps: maps, tables: tables{}, clock: time.Now}
+	for _, option := range options {
+		option(r)
+	}
+	r.start = r.clock()
+	return r
+}
+
+// Adopt fills the mirror from the maps, so that positions, generations and tables
+// survive a restart. Slots in transition get the full settle time anew. Plan, Apply and
+// Settle call it if nobody has. It changes nothing, and returns what the maps hold, which is
+// for reading alone.
+func (r *Reconciler) Adopt() (Contents, error) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	return r.adopt()
+}
+
+func (r *Reconciler) adopt() (Contents, error) {
+	contents, err := r.maps.Contents()
+	if err != nil {
+		return contents, fmt.Errorf("read the maps for adoption: %w", err)
+	}
+	mirror, err := newMirror(contents, r.nextTick())
+	if err != nil {
+		return contents, fmt.Errorf("adopt the maps: %w", err)
+	}
+	r.scanned = r.clock()
+	r.mirror, r.applied, r.adopted = mirror, newRegister(), true
+	r.agrees, r.strays = false, len(mirror.services) > 0
+	return contents, nil
+}
+
+// BackendChanges are the backends that are new in the maps, or others than before, and those that
+// have gone from there, since it was last asked; put are at first all that Adopt has found. It is as
+// far as is known without reading them: after an error, what could not be put is among put, and what
+// could not be removed is not among gone. A backend that was put anew with the record that it had is in
+// neither, so after an error what hangs on the records has to be written again.
+func (r *Reconciler) BackendChanges() (put, gone []BackendRecord) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	for _, index := range slices.Sorted(maps.Keys(r.mirror.changed)) {
+		was := r.mirror.changed[index]
+		now, there := r.mirror.backends[index]
+		if was.Index != 0 && (!there || now.BackendRef != was.BackendRef || now.BackendAddress != was.BackendAddress) {
+			gone = append(gone, was)
+		}
+		if there && now.BackendRecord != was {
+			put = append(put, now.BackendRecord)
+		}
+	}
+	r.mirror.changed = map[uint32]BackendRecord{} // not cleared: after a start it had all backends
+	return put, gone
+}
+
+// Plan is what Apply would change. It fails as Apply would before its first operation:
+// with a *CapacityError, or because the desired state contradicts itself.
+func (r *Reconciler) Plan(desired Desired) (Difference, error) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	p, err := r.prepare(desired)
+	if err != nil {
+		return Difference{}, err
+	}
+	p.desired.undo(p.change)
+	return p.difference, nil
+}
+
+// Apply makes the maps agree with the desired state and returns what it changed. After
+// an error some of the difference may be in effect; every living backend and its flows
+// are unharmed, and the next Apply repairs the rest. Without a difference it does nothing.
+// Slots that a Settle left closing are finished before anything else.
+func (r *Reconciler) Apply(desired Desired) (Difference, error) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	defer r.publishSettling()
+	p, err := r.prepare(desired)
+	if err != nil {
+		return Difference{}, err
+	}
+	r.settleTime, r.settleKnown = desired.Settle, true
+	difference := p.difference
+	if r.mirror.closing() {
+		// The plan takes it for granted that they are finished, but cannot know how.
+		p.desired.undo(p.change)
+		if err := r.finishClosing(); err != nil {
+			r.doubt()
+			return difference, fmt.Errorf("finish closing slots: %w: nothing else is done yet, apply again", err)
+		}
+		if p, err = r.prepare(desired); err != nil {
+			return difference, err
+		}
+	}
+	if err := r.carryOut(p); err != nil {
+		r.doubt()
+		p.desired.undo(p.change)
+		return difference, err
+	}
+	r.tables = tables{} // the mirror has them now
+	r.applied, r.agrees, r.strays = p.desired, true, false
+	return difference, nil
+}
+
+func (r *Reconciler) carryOut(p *plan) error {
+	if err := r.execute(p); err != nil {
+		return fmt.Errorf("apply the desired state: %w: the finished steps stay in force, apply again for the rest", err)
+	}
+	if err := r.endStrays(p); err != nil {
+		return fmt.Errorf("apply the desired state: %w: all other steps are finished, apply again for this step", err)
+	}
+	return nil
+}
+
+// doubt has the next plan look at everything: the maps may not be as the applied state says, and
+// backends may have come that the next one lacks.
+func (r *Reconciler) doubt() { r.agrees, r.strays = false, true }
+
+// prepare plans the way to a desired state. What was applied has made the change when it returns a
+// plan; where it is not known to be in the maps, another register has, beginning with nothing.
+func (r *Reconciler) prepare(desired Desired) (*plan, error) {
+	if !r.adopted {
+		if _, err := r.adopt(); err != nil {
+			return nil, err
+		}
+	}
+	register, whole := r.applied, !r.agrees
+	if whole {
+		register = newRegister()
+	}
+	change, err := register.compare(desired)
+	if err == nil {
+		err = register.do(change)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("plan the desired state: %w", err)
+	}
+	scope := newScope(&r.mirror, register, change, whole)
+	p, err := newPlan(&r.mirror, register, scope, desired.Limits, r.tables)
+	if err != nil {
+		register.undo(change)
+		return nil, fmt.Errorf("plan the desired state: %w", err)
+	}
+	r.tables.keep(scope.services)
+	p.change = change
+	p.difference = r.difference(p, whole)
+	return p, nil
+}

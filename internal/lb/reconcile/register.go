@@ -1,0 +1,272 @@
+package reconcile
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+)
+
+// register is a desired state as a plan needs it: every service, and beside it, what all of them
+// together say of a backend, a frontend or an address that several may name. Another desired state
+// takes its place service by service, so that what a change costs depends on what changes.
+type register struct {
+	services  map[string]*declared
+	backends  map[model.BackendAddress]use
+	owners    map[model.Frontend]serviceKey
+	sharers   map[model.Frontend]map[serviceKey]int // how many frontends who has at an address and protocol, by fragmentsOf
+	addresses map[netip.Addr]role
+	sources   map[netip.Addr]bool // full NAT sends from them
+	hostOwn   map[netip.Addr]bool
+	halves    int // of all services
+	prefixes  int // that the lists of sources of all halves have
+	round     uint
+}
+
+// declared is a service as a source declares it, and its halves in the data plane's terms.
+type declared struct {
+	service model.Service
+	halves  []targetService
+	round   uint // of the last comparison that has found it
+}
+
+// use counts the halves of services that name a backend.
+type use struct {
+	named int
+	open  int // where it takes new flows
+	alive int // where it is not down
+}
+
+// role counts the frontends at an address.
+type role struct {
+	frontends int
+	announced int // of services that have it announced
+	direct    int // of services with direct return
+}
+
+func newRegister() *register {
+	return &register{
+		services:  map[string]*declared{},
+		backends:  map[model.BackendAddress]use{},
+		owners:    map[model.Frontend]serviceKey{},
+		sharers:   map[model.Frontend]map[serviceKey]int{},
+		addresses: map[netip.Addr]role{},
+	}
+}
+
+// change is what makes one desired state another.
+type change struct {
+	gone []*declared // services that are not there any more, or not like this
+	come []*declared // services that are new or different, in the order of the configuration
+
+	sources, hostOwn map[netip.Addr]bool // what they are afterwards; before, once it is made
+}
+
+// compare finds what makes the register this desired state, or says how that contradicts itself.
+func (g *register) compare(desired Desired) (*change, error) {
+	c := &change{sources: map[netip.Addr]bool{}, hostOwn: desired.HostOwn}
+	for _, source := range desired.Sources {
+		c.sources[source] = true
+	}
+	g.round++
+	found, fresh := 0, map[string]bool{}
+	for i := range desired.Services {
+		service := &desired.Services[i]
+		known := g.services[service.Name]
+		if known != nil && known.round == g.round || fresh[service.Name] {
+			return nil, fmt.Errorf("service %q is listed twice: names must differ", service.Name)
+		}
+		if known != nil {
+			found++
+			known.round = g.round
+			if known.service.Equal(service) {
+				known.service = *service // so that the next comparison meets the lists that it has in hand
+				continue
+			}
+			c.gone = append(c.gone, known)
+		} else {
+			fresh[service.Name] = true
+		}
+		halves, err := halvesOf(service)
+		if err != nil {
+			return nil, err
+		}
+		c.come = append(c.come, &declared{service: *service, halves: halves, round: g.round})
+	}
+	if found < len(g.services) {
+		for _, name := range slices.Sorted(maps.Keys(g.services)) {
+			if known := g.services[name]; known.round != g.round {
+				c.gone = append(c.gone, known)
+			}
+		}
+	}
+	return c, nil
+}
+
+// do makes the change, or says how the services contradict each other and leaves things as they
+// were.
+func (g *register) do(c *change) error {
+	for _, d := range c.gone {
+		g.remove(d)
+	}
+	for i, d := range c.come {
+		if err := g.add(d); err != nil {
+			g.restore(c, c.come[:i])
+			return err
+		}
+	}
+	g.swap(c)
+	return nil
+}
+
+// undo takes a change that was made back.
+func (g *register) undo(c *change) {
+	g.restore(c, c.come)
+	g.swap(c)
+}
+
+func (g *register) restore(c *change, come []*declared) {
+	for _, d := range come {
+		g.remove(d)
+	}
+	for _, d := range c.gone {
+		_ = g.add(d) // it was there before
+	}
+}
+
+func (g *register) swap(c *change) {
+	g.sources, c.sources = c.sources, g.sources
+	g.hostOwn, c.hostOwn = c.hostOwn, g.hostOwn
+}
+
+// add adds a service whose name nobody has, or says who has one of its frontends and adds nothing.
+func (g *register) add(d *declared) error {
+	for i, f := range d.service.Frontends {
+		owner, taken := g.owners[f]
+		if !taken {
+			g.owners[f] = serviceKey{d.service.Name, f.Address.Is6()}
+			continue
+		}
+		for _, mine := range d.service.Frontends[:i] {
+			delete(g.owners, mine)
+		}
+		return fmt.Errorf("frontend %s of service %q belongs to service %q already: remove it from one of them",
+			f, d.service.Name, owner.name)
+	}
+	g.services[d.service.Name] = d
+	g.count(d, 1)
+	return nil
+}
+
+// remove removes a service that is there.
+func (g *register) remove(d *declared) {
+	for _, f := range d.service.Frontends {
+		delete(g.owners, f)
+	}
+	delete(g.services, d.service.Name)
+	g.count(d, -1)
+}
+
+// count adds what a service says, or with -1 takes it away.
+func (g *register) count(d *declared, sign int) {
+	for i := range d.halves {
+		half := &d.halves[i]
+		g.halves += sign
+		for prefix := range half.rules {
+			if prefix.Bits() > 0 {
+				g.prefixes += sign
+			}
+		}
+		for _, f := range half.frontends {
+			g.countFrontend(half, f, d.service.Announce == model.AnnounceL2, sign)
+		}
+		for member, b := range half.backends {
+			u := g.backends[b]
+			u.named += sign
+			if half.members[member].Weight > 0 {
+				u.open += sign
+			}
+			if !half.down[member] {
+				u.alive += sign
+			}
+			if g.backends[b] = u; u.named == 0 {
+				delete(g.backends, b)
+			}
+		}
+	}
+}
+
+func (g *register) countFrontend(half *targetService, f model.Frontend, announced bool, sign int) {
+	r := g.addresses[f.Address]
+	r.frontends += sign
+	if announced {
+		r.announced += sign
+	}
+	if half.forwarding.Direct() {
+		r.direct += sign
+	}
+	if g.addresses[f.Address] = r; r.frontends == 0 {
+		delete(g.addresses, f.Address)
+	}
+	at := fragmentsOf(f)
+	if g.sharers[at] == nil {
+		g.sharers[at] = map[serviceKey]int{}
+	}
+	here := g.sharers[at]
+	if here[half.serviceKey] += sign; here[half.serviceKey] == 0 {
+		delete(here, half.serviceKey)
+	}
+	if len(here) == 0 {
+		delete(g.sharers, at)
+	}
+}
+
+// fragmentsOf is the frontend of fragments without ports at a frontend's address and protocol.
+func fragmentsOf(f model.Frontend) model.Frontend {
+	return model.Frontend{Address: f.Address, Protocol: f.Protocol | model.Fragments}
+}
+
+// owner is the half of a service that a frontend belongs to. Fragments without ports have one
+// where all flows to an address and protocol are one service's, and it can place them. With any
+// other service there, nobody knows whose they are.
+func (g *register) owner(f model.Frontend) (serviceKey, bool) {
+	if f.Configured() {
+		key, ok := g.owners[f]
+		return key, ok
+	}
+	if len(g.sharers[f]) != 1 {
+		return serviceKey{}, false
+	}
+	only := slices.Collect(maps.Keys(g.sharers[f]))[0]
+	return only, g.half(only).placesFragments()
+}
+
+// half is the half of a service that is there.
+func (g *register) half(key serviceKey) *targetService {
+	halves := g.services[key.name].halves
+	return &halves[slices.IndexFunc(halves, func(s targetService) bool { return s.serviceKey == key })]
+}
+
+// names reports whether a service names the backend.
+func (g *register) names(b model.BackendAddress) bool { return g.backends[b].named > 0 }
+
+// record is the backend's at a position.
+func (g *register) record(b model.BackendAddress, ref BackendRef) BackendRecord {
+	u := g.backends[b]
+	return BackendRecord{BackendRef: ref, BackendAddress: b, Draining: u.open == 0, Down: u.alive == 0}
+}
+
+// address is what is wanted of an address; nothing may be.
+func (g *register) address(address netip.Addr) AddressRecord {
+	r := g.addresses[address]
+	record := AddressRecord{
+		Address: address, VIP: r.frontends > 0, Source: g.sources[address],
+		Announce: r.announced > 0 || g.sources[address], Direct: r.direct > 0,
+	}
+	if (record.VIP || record.Source) && g.hostOwn[address] {
+		record.HostOwn, record.Announce = true, false
+	}
+	return record
+}

@@ -1,0 +1,84 @@
+package reconcile
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+)
+
+// keeps reports whether anything keeps flows of the service. What is remembered from before must
+// not be believed when something does again, because flows have gone where their slots led them in
+// between.
+func (s *targetService) keeps() bool {
+	return !s.forwarding.Direct() || s.tracking != model.TrackingNone
+}
+
+// keepers are the backends that flows of the service may be known to be with.
+func (s *targetService) keepers() []model.BackendAddress {
+	if s.keeps() {
+		return s.backends
+	}
+	return nil
+}
+
+// endStrays ends the flows of backends that have left their service and are another's still: those
+// that are gone altogether have no flows, for programs look at the generation. It comes after the
+// plan, when slots lead to a service's own backends alone, and when no program can remember
+// otherwise.
+func (r *Reconciler) endStrays(p *plan) error {
+	if !r.strays && !p.leftAlive() {
+		return nil
+	}
+	if r.mirror.rerouted {
+		if err := r.grace(); err != nil {
+			return err
+		}
+	}
+	if err := r.maps.EndStrays(r.mirror.members(p.desired)); err != nil {
+		return fmt.Errorf("end the flows of backends that have left a service: %w", err)
+	}
+	return nil
+}
+
+// leftAlive reports whether a backend leaves the keepers of a service that stays, and stays itself.
+func (p *plan) leftAlive() bool {
+	before := map[serviceKey]*targetService{}
+	for _, half := range halvesIn(p.change.gone) {
+		before[half.serviceKey] = half
+	}
+	for _, half := range p.scope.services {
+		was, known := before[half.serviceKey]
+		if !known || !was.keeps() && !half.keeps() {
+			continue
+		}
+		// Also where nothing kept flows before: the record says that they are to be remembered
+		// while slots still name who leaves.
+		now := map[model.BackendAddress]bool{}
+		for _, b := range half.keepers() {
+			now[b] = true
+		}
+		for _, b := range was.backends {
+			if p.desired.names(b) && !now[b] {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// members are the backends of all services that keep flows.
+func (m *mirror) members(desired *register) (all []Member) {
+	for _, name := range slices.Sorted(maps.Keys(desired.services)) {
+		for i := range desired.services[name].halves {
+			half := &desired.services[name].halves[i]
+			index := m.byKey[half.serviceKey]
+			generation := m.services[index].record.Generation
+			for _, b := range half.keepers() {
+				all = append(all, Member{index, generation, m.backends[m.byAddress[b]].BackendRef})
+			}
+		}
+	}
+	return all
+}

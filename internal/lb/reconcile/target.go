@@ -1,0 +1,246 @@
+package reconcile
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/lb/maglev"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+)
+
+// serviceKey identifies a service of the data plane. A slot can name only backends that
+// the packet's family reaches, so a configured service with frontends of both families
+// is two services there, of one name.
+type serviceKey struct {
+	name string
+	ipv6 bool
+}
+
+// seed tells the two halves of a service apart in the maps, where the name does not.
+// A name cannot contain a slash, so the IPv6 half never has another service's seed text.
+func (k serviceKey) seed() uint32 {
+	if k.ipv6 {
+		return maglev.Seed(k.name + "/6")
+	}
+	return maglev.Seed(k.name)
+}
+
+// keyOf is the key that the record of a living service was made from.
+func keyOf(record ServiceRecord) serviceKey {
+	ipv6 := serviceKey{name: record.Name, ipv6: true}
+	if record.Seed == ipv6.seed() {
+		return ipv6
+	}
+	return serviceKey{name: record.Name}
+}
+
+// String is `web (IPv4)`.
+func (k serviceKey) String() string {
+	return fmt.Sprintf("%q (%s)", k.name, familyName(k.ipv6))
+}
+
+func familyName(ipv6 bool) string {
+	if ipv6 {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// targetService is the half of a service that serves the frontends of one family, in the data
+// plane's terms, without positions.
+type targetService struct {
+	serviceKey
+	forwarding model.Forwarding
+	tracking   model.Tracking
+	affinity   time.Duration
+	policy     model.Policy
+	rules      map[netip.Prefix]bool // which sources may; nil: all
+	frontends  []model.Frontend
+	size       uint32 // 0: nobody takes new flows
+	members    []maglev.Member
+	backends   []model.BackendAddress // of the members, by the same index
+	down       []bool                 // of the members, by the same index
+}
+
+// halvesOf translates a service, or says how it contradicts itself. Sources check what people
+// write; this guards the maps against sources.
+func halvesOf(service *model.Service) (halves []targetService, err error) {
+	if err := checkFilters(service); err != nil {
+		return nil, err
+	}
+	for _, ipv6 := range []bool{false, true} {
+		half := targetService{
+			serviceKey: serviceKey{name: service.Name, ipv6: ipv6},
+			forwarding: service.Forwarding,
+			tracking:   trackingOf(service),
+			affinity:   service.AffinityTimeout,
+			policy:     service.Policy,
+			rules:      rulesOf(service, ipv6),
+		}
+		half.policy.Filters = half.rules != nil
+		for _, f := range service.Frontends {
+			if f.Address.Is6() == ipv6 {
+				half.frontends = append(half.frontends, f)
+			}
+		}
+		if len(half.frontends) == 0 {
+			continue
+		}
+		if err := half.addBackends(service); err != nil {
+			return nil, err
+		}
+		halves = append(halves, half)
+	}
+	return halves, nil
+}
+
+// addBackends adds the backends that serve the half's family, and decides the size of its table.
+func (s *targetService) addBackends(service *model.Service) error {
+	weight := uint32(0)
+	own := make(map[model.BackendAddress]bool, len(service.Backends))
+	for _, b := range serving(service, s.ipv6) {
+		if own[b.BackendAddress] {
+			return fmt.Errorf("service %q has backend %s twice: remove one", service.Name, b.BackendAddress)
+		}
+		own[b.BackendAddress] = true
+		weight += min(b.Share(), 1)
+		s.members = append(s.members, maglev.Member{Key: maglev.Key(b), Weight: b.Share()})
+		s.backends = append(s.backends, b.BackendAddress)
+		s.down = append(s.down, b.Down)
+	}
+	if weight == 0 {
+		return nil
+	}
+	s.size = service.TableSize
+	if s.size == 0 {
+		s.size = maglev.SizeFor(len(s.members))
+	} else if !slices.Contains(maglev.Sizes, s.size) {
+		return fmt.Errorf("service %q has table size %d: it must be one of %d", service.Name, s.size, maglev.Sizes)
+	}
+	return nil
+}
+
+// placesFragments reports whether the service's fragments without ports can be placed: its
+// backends answer clients themselves, and the addresses alone decide the slot.
+func (s *targetService) placesFragments() bool {
+	return s.policy.HashAddresses && s.forwarding.Direct()
+}
+
+// serving is the backends for frontends of a family. NAT does not translate between families.
+// Direct return hands the client's packet over as it is, so backends of the other family can
+// serve it, and do where the service has none of the same.
+func serving(service *model.Service, ipv6 bool) []model.Backend {
+	same := 0
+	for i := range service.Backends {
+		if service.Backends[i].Address.Is6() == ipv6 {
+			same++
+		}
+	}
+	if same == len(service.Backends) || same == 0 && service.Forwarding.Direct() {
+		return service.Backends
+	}
+	backends := make([]model.Backend, 0, same)
+	for _, b := range service.Backends {
+		if b.Address.Is6() == ipv6 {
+			backends = append(backends, b)
+		}
+	}
+	return backends
+}
+
+// Deserted is the families, "IPv4" or "IPv6", whose frontends of the service have no backend that
+// takes new flows.
+func Deserted(service model.Service) (families []string) {
+	for _, ipv6 := range []bool{false, true} {
+		if !slices.ContainsFunc(service.Frontends, func(f model.Frontend) bool { return f.Address.Is6() == ipv6 }) {
+			continue
+		}
+		if !slices.ContainsFunc(serving(&service, ipv6), func(b model.Backend) bool { return b.Share() > 0 }) {
+			families = append(families, familyName(ipv6))
+		}
+	}
+	return families
+}
+
+// trackingOf is the service's tracking, and auto where it does not matter: the maps then
+// hold the same whatever is configured.
+func trackingOf(service *model.Service) model.Tracking {
+	if service.Tracking == "" || !service.Forwarding.Direct() && service.AffinityTimeout == 0 {
+		return model.TrackingAuto
+	}
+	return service.Tracking
+}
+
+// membership is the service's backends by position.
+func (s *targetService) membership(refs map[model.BackendAddress]BackendRef) members {
+	now := make(members, len(s.backends))
+	for i, b := range s.backends {
+		now[refs[b]] = s.members[i].Weight == 0
+	}
+	return now
+}
+
+// tables are those that have been filled since the last Apply, for each service: what Plan has
+// filled, Apply needs again.
+type tables map[serviceKey]filledTable
+
+type filledTable struct {
+	size    uint32
+	members []maglev.Member
+	slots   []int32 // maglev.Table's
+}
+
+// fill is the service's table, by the indices of its members.
+func (t tables) fill(s *targetService) []int32 {
+	if last, ok := t[s.serviceKey]; ok && last.size == s.size && slices.Equal(last.members, s.members) {
+		return last.slots
+	}
+	slots := maglev.Table(s.size, s.seed(), s.members)
+	t[s.serviceKey] = filledTable{s.size, s.members, slots}
+	return slots
+}
+
+// keep forgets the tables of other services.
+func (t tables) keep(services []*targetService) {
+	there := map[serviceKey]bool{}
+	for _, s := range services {
+		there[s.serviceKey] = true
+	}
+	maps.DeleteFunc(t, func(k serviceKey, _ filledTable) bool { return !there[k] })
+}
+
+// slots is the service's table, each slot naming the backend of its member.
+func (s *targetService) slots(refs []BackendRef, known tables) []BackendRef {
+	if s.size == 0 {
+		return nil
+	}
+	slots := make([]BackendRef, s.size)
+	for i, member := range known.fill(s) {
+		slots[i] = refs[member]
+	}
+	return slots
+}
+
+// filling is all that decides what a service's slots name, and which flows they may be left with.
+type filling struct {
+	size    uint32
+	tracked bool
+	members []maglev.Member
+	refs    []BackendRef // of the members
+}
+
+// filling is what the service's slots are made from.
+func (s *targetService) filling(refs map[model.BackendAddress]BackendRef, tracked bool) *filling {
+	f := &filling{s.size, tracked, s.members, make([]BackendRef, len(s.backends))}
+	for i, b := range s.backends {
+		f.refs[i] = refs[b]
+	}
+	return f
+}
+
+func (f *filling) equal(o *filling) bool {
+	return o != nil && f.size == o.size && f.tracked == o.tracked && slices.Equal(f.members, o.members) && slices.Equal(f.refs, o.refs)
+}

@@ -1,0 +1,261 @@
+package file
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+)
+
+// HostInterface is a network interface of this machine.
+type HostInterface struct {
+	Name     string
+	Prefixes []netip.Prefix // its addresses, with the length of their network
+}
+
+// Route is how packets to an address leave the machine.
+type Route struct {
+	Interface string // its name
+	Err       error  // why there is none
+}
+
+// Host is what only this machine knows. Its methods read and change nothing.
+type Host interface {
+	// Interfaces lists the machine's interfaces.
+	Interfaces() ([]HostInterface, error)
+	// Routes says how packets to each of the addresses leave the machine.
+	Routes([]netip.Addr) map[netip.Addr]Route
+	// Occupant says whose XDP program keeps shunt's off an interface, and what takes it off;
+	// empty when there is none but shunt's own. Only the latter is empty when whose it is
+	// cannot be found out.
+	Occupant(iface string) (whose, takeOff string, err error)
+	// HasGroup reports whether a group of users exists, by name or number.
+	HasGroup(name string) bool
+}
+
+// CheckHost adds the faults that only this machine knows of to Faults: interfaces that
+// do not exist or have another XDP program, groups that do not exist, backends behind an interface that is not listed, clients that
+// nat-destination cannot serve, backends that dsr-l2 cannot reach, and with XDP alone backends on
+// this machine. With strict, as in check --host, the first four and the last are errors; else all
+// are warnings, for the file may be meant for another machine. Only with strict there is a warning
+// that this machine cannot be a client with XDP alone. Backends of which there is the same to say are
+// one fault, at the first of them: 60,000 behind a missing interface lack one interface.
+func (p *Parsed) CheckHost(host Host, strict bool) {
+	severity := config.SeverityWarning
+	if strict {
+		severity = config.SeverityError
+	}
+	h := &hostCheck{Parsed: p, host: host, severity: severity, near: map[netip.Prefix]bool{}}
+	h.groups()
+	interfaces, err := host.Interfaces()
+	if err != nil {
+		p.faults.Add(severity, p.list, fmt.Sprintf("cannot compare with this machine's interfaces: %v", err), "")
+	} else {
+		h.own, h.ownNames = interfaces, ownNames(interfaces)
+		h.interfaces()
+		if strict {
+			h.ownClients()
+		}
+		h.routes = host.Routes(h.elsewhere())
+		for i := range p.Config.Services {
+			h.service(&p.Config.Services[i], p.backends[i])
+		}
+		h.tellGroups()
+	}
+	p.Faults = p.faults.Sorted()
+}
+
+type hostCheck struct {
+	*Parsed
+	host     Host
+	severity config.Severity
+	own      []HostInterface
+	ownNames map[netip.Addr]string // of the interface that has the address
+	routes   map[netip.Addr]Route
+	same     []group               // few: an interface each, and a reason each
+	near     map[netip.Prefix]bool // networks whose clients nat-destination cannot serve, as said
+}
+
+// alike is what there is to say of backends: the words before and after their addresses, for one
+// and for more of them.
+type alike struct{ before, one, more string }
+
+// group is the backends of which there is the same to say.
+type group struct {
+	alike
+	severity   config.Severity
+	first      config.Mark
+	Suggestion string
+	address    netip.Addr // of the first
+	known      map[netip.Addr]bool
+}
+
+// say notes something of a backend, for tellGroups.
+func (h *hostCheck) say(what alike, a netip.Addr, m config.Mark, severity config.Severity, suggestion string) {
+	i := slices.IndexFunc(h.same, func(g group) bool { return g.alike == what })
+	if i < 0 {
+		i = len(h.same)
+		h.same = append(h.same, group{what, severity, m, suggestion, a, map[netip.Addr]bool{}})
+	}
+	h.same[i].known[a] = true
+}
+
+// tellGroups adds a fault for each group.
+func (h *hostCheck) tellGroups() {
+	for _, g := range h.same {
+		text := g.before + g.address.String() + g.one
+		if more := len(g.known) - 1; more > 0 {
+			text = fmt.Sprintf("%s%s and %d more%s", g.before, g.address, more, g.more)
+		}
+		h.faults.Add(g.severity, g.first, text, g.Suggestion)
+	}
+}
+
+// groups checks that the groups that may ask the daemon exist.
+func (h *hostCheck) groups() {
+	for i, name := range []string{h.Config.API.Group, h.Config.API.ReadGroup} {
+		if name != "" && !h.host.HasGroup(name) {
+			h.faults.Add(h.severity, h.Parsed.groups[i], fmt.Sprintf("this machine has no group %q, and the daemon does not start without it", name),
+				"create it with `groupadd --system "+name+"`")
+		}
+	}
+}
+
+func (h *hostCheck) interfaces() {
+	names := make([]string, len(h.own))
+	for i, own := range h.own {
+		names[i] = own.Name
+	}
+	for i, wanted := range h.Config.Interfaces {
+		if slices.Contains(names, wanted.Name) {
+			if wanted.Attach != model.AttachTC { // where programs run one after the other
+				h.occupant(wanted.Name, h.Parsed.interfaces[i])
+			}
+			continue
+		}
+		suggestion := "this machine has " + config.Join(names, "and")
+		if near := config.Nearest(wanted.Name, names); near != "" {
+			suggestion = fmt.Sprintf("did you mean %q?", near)
+		}
+		h.faults.Add(h.severity, h.Parsed.interfaces[i], fmt.Sprintf("interface %q does not exist on this machine", wanted.Name), suggestion)
+	}
+}
+
+// occupant checks that nobody else's XDP program is on an interface.
+func (h *hostCheck) occupant(name string, m config.Mark) {
+	whose, takeOff, err := h.host.Occupant(name)
+	switch {
+	case err != nil:
+		h.faults.Add(config.SeverityWarning, m, fmt.Sprintf("cannot see whether interface %q has another XDP program: %v", name, err), "")
+	case whose != "" && takeOff == "":
+		h.faults.Add(config.SeverityWarning, m, fmt.Sprintf("interface %q has an XDP program, either shunt's or another one: %s", name, whose), "")
+	case whose != "":
+		h.faults.Add(h.severity, m, fmt.Sprintf("interface %q has another XDP program, and the kernel runs one per interface, native or generic: %s", name, whose),
+			"to replace it: "+takeOff+"; to run both: see `shunt chain --help`")
+	}
+}
+
+func (h *hostCheck) service(s *model.Service, marks []config.Mark) {
+	for i, backend := range s.Backends {
+		h.backend(s, backend.Address, marks[i])
+		if _, near := h.network(backend.Address); s.Forwarding == model.ForwardingDSRL2 && !near {
+			const why = " in no network of this machine: dsr-l2 reaches only backends on the same link"
+			h.say(alike{"backend ", " is" + why, " are" + why}, backend.Address, marks[i], config.SeverityWarning, "use forwarding: dsr-ipip")
+		}
+		if s.Forwarding != model.ForwardingNATDestination {
+			continue
+		}
+		if prefix, near := h.network(backend.Address); near && !h.near[prefix] {
+			h.near[prefix] = true
+			h.faults.Warnf(marks[i], "use forwarding: nat for this service", "the backend answers clients in %s, its own network, directly and not through shunt: with nat-destination their connections fail", prefix)
+		}
+	}
+}
+
+// backend checks the way to one backend.
+func (h *hostCheck) backend(s *model.Service, a netip.Addr, m config.Mark) {
+	if name, own := h.ownNames[a]; own {
+		h.ownBackend(s, a, name, m)
+		return
+	}
+	r := h.routes[a]
+	if r.Err != nil {
+		why := ": " + r.Err.Error()
+		h.say(alike{"this machine has no way to backend ", why, why}, a, m, h.severity, "")
+		return
+	}
+	if !slices.ContainsFunc(h.Config.Interfaces, func(i model.Interface) bool { return i.Name == r.Interface }) {
+		effect := "its answers would not pass shunt"
+		if s.Forwarding.Direct() {
+			effect = "shunt does not send there"
+		}
+		where := fmt.Sprintf(" behind %s, which is not under interfaces: %s", r.Interface, effect)
+		h.say(alike{"backend ", " is" + where, " are" + where}, a, m, h.severity, fmt.Sprintf("add {name: %s} to interfaces", r.Interface))
+	}
+}
+
+// ownNames is the interface of each of this machine's addresses, the first that has it.
+func ownNames(interfaces []HostInterface) map[netip.Addr]string {
+	names := map[netip.Addr]string{}
+	for _, own := range interfaces {
+		for _, prefix := range own.Prefixes {
+			if _, known := names[prefix.Addr()]; !known {
+				names[prefix.Addr()] = own.Name
+			}
+		}
+	}
+	return names
+}
+
+// elsewhere are the addresses of all backends that are not this machine, each once.
+func (h *hostCheck) elsewhere() (all []netip.Addr) {
+	known := map[netip.Addr]bool{}
+	for _, s := range h.Config.Services {
+		for _, b := range s.Backends {
+			if known[b.Address] {
+				continue
+			}
+			known[b.Address] = true
+			if _, own := h.ownNames[b.Address]; !own {
+				all = append(all, b.Address)
+			}
+		}
+	}
+	return all
+}
+
+func (h *hostCheck) atTC() bool {
+	return slices.ContainsFunc(h.Config.Interfaces, func(i model.Interface) bool { return i.Attach == model.AttachTC })
+}
+
+// ownBackend checks a backend that is this machine itself. With direct return nothing of its
+// answers has to pass shunt.
+func (h *hostCheck) ownBackend(s *model.Service, a netip.Addr, iface string, m config.Mark) {
+	if s.Forwarding.Direct() || h.atTC() {
+		return
+	}
+	h.faults.Add(h.severity, m, fmt.Sprintf("%s is this machine's own address, on %s: its answers do not pass XDP, so this backend gets no traffic", a, iface),
+		"set attach: tc for the interfaces that clients use, or use the address of another machine")
+}
+
+// ownClients warns that XDP does not see what this machine itself sends to its VIPs.
+func (h *hostCheck) ownClients() {
+	if h.atTC() || len(h.Config.Interfaces) == 0 {
+		return
+	}
+	h.faults.Warnf(h.Parsed.interfaces[0], "if there are such connections, set attach: tc for the interface that they leave by", "connections from this machine itself to its VIPs do not pass XDP, and are not balanced")
+}
+
+// network is the machine's network that the address is in.
+func (h *hostCheck) network(a netip.Addr) (netip.Prefix, bool) {
+	for _, own := range h.own {
+		for _, prefix := range own.Prefixes {
+			if !prefix.IsSingleIP() && prefix.Contains(a) {
+				return prefix.Masked(), true
+			}
+		}
+	}
+	return netip.Prefix{}, false
+}

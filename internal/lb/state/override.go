@@ -1,0 +1,373 @@
+package state
+
+import (
+	"cmp"
+	"fmt"
+	"iter"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+)
+
+// Kind is what an override changes of its backend. The value is the word used in output and
+// in the API.
+type Kind string
+
+// The kinds, in the order that output has them.
+const (
+	KindDrain  Kind = "drain"  // no new flows; old ones until a deadline, if there is one
+	KindWeight Kind = "weight" // another weight than the source says
+	KindHealth Kind = "health" // up or down, whatever is found out about it
+)
+
+// Kinds is all of them.
+var Kinds = []Kind{KindDrain, KindWeight, KindHealth}
+
+// Health is what an override of KindHealth says. The value is the word used in output and in
+// the API.
+type Health string
+
+// The two that an operator may say; to say neither is to have no override.
+const (
+	HealthUp   = Health(model.HealthUp)
+	HealthDown = Health(model.HealthDown)
+)
+
+// Author is who set an override.
+type Author struct {
+	By     string `json:"by"`     // the user's name
+	UID    uint32 `json:"uid"`    // as the kernel told it of the process that asked
+	Client string `json:"client"` // what it called itself: "shunt", "curl/8.14.1"
+}
+
+// Setting is what an override says. Of the values only that of its kind is set.
+type Setting struct {
+	Kind     Kind
+	Weight   uint16
+	Health   Health
+	Deadline time.Time // of a drain: the backend is left out from then on; zero: never
+	Since    time.Time
+	Author
+}
+
+// Override is a setting that is in force, in every service that has the backend. A backend
+// has at most one of each kind.
+type Override struct {
+	Backend model.BackendAddress
+	Setting
+	Sources []string // those that name the backend, in order; the override ends with the last
+	Over    bool     // the deadline has passed: the backend is left out
+}
+
+// overrideKey is what there is one override of.
+type overrideKey struct {
+	backend model.BackendAddress
+	kind    Kind
+}
+
+// passed reports whether the backend is to be left out at a time.
+func (o Override) passed(now time.Time) bool {
+	return !o.Deadline.IsZero() && !now.Before(o.Deadline)
+}
+
+// SelectorError says that a selector does not tell which backend is meant.
+type SelectorError struct {
+	Selector string
+	// Candidates all have the name that was given; empty: nothing matches.
+	Candidates []model.BackendAddress
+	// Overridden: only backends with an override of these kinds were looked at.
+	Overridden []Kind
+}
+
+// Error names the selector, and how to say which backend is meant.
+func (e *SelectorError) Error() string {
+	switch {
+	case len(e.Candidates) > 0:
+		names := make([]string, len(e.Candidates))
+		for i, c := range e.Candidates {
+			names[i] = c.String()
+		}
+		return fmt.Sprintf("look for backend %q: %s have this name: give the address of one of them", e.Selector, strings.Join(names, " and "))
+	case len(e.Overridden) == 1:
+		return fmt.Sprintf("look for backend %q: no backend with an override of its %s has this name or address: `shunt override list` shows them", e.Selector, e.Overridden[0])
+	case len(e.Overridden) > 1:
+		return fmt.Sprintf("look for backend %q: no backend with an override has this name or address: `shunt override list` shows them", e.Selector)
+	}
+	return fmt.Sprintf("look for backend %q: no backend has this name or address: `shunt backend list` shows them", e.Selector)
+}
+
+// Set overrides what the selector names in every service that has it, and returns its
+// identity. A selector is
+//
+//	10.0.0.2:8080, [2001:db8::2]:8080   the backend with this port
+//	10.0.0.2, 2001:db8::2               every backend at this address, whatever its port
+//	green                               the backend that is called so
+//
+// Another setting of the same kind replaces the one before. Since is the present moment
+// unless given; a deadline in the past leaves the backend out at once. The override
+// outlives the process if the Writer was opened with a file, and Unsaved says nothing. The
+// error is a *SelectorError, and then nothing has changed.
+func (w *Writer) Set(selector string, s Setting) ([]model.BackendAddress, error) {
+	w.changing.Lock()
+	defer w.changing.Unlock()
+	backends, err := resolve(selector, w.configured())
+	if err != nil {
+		return nil, err
+	}
+	if s.Since.IsZero() {
+		s.Since = w.now()
+	}
+	s.Since, s.Deadline = wall(s.Since), wall(s.Deadline)
+	next := maps.Clone(w.overrides)
+	for _, b := range backends {
+		next[overrideKey{b, s.Kind}] = Override{Backend: b, Setting: s, Sources: w.naming(b)}
+	}
+	w.take(next)
+	return backends, nil
+}
+
+// Clear ends the overrides of some kinds, or of all if none is given, of what the selector
+// names among backends that have such, and returns them. The error is a *SelectorError, and
+// then nothing has changed.
+func (w *Writer) Clear(selector string, kinds ...Kind) ([]Override, error) {
+	w.changing.Lock()
+	defer w.changing.Unlock()
+	if len(kinds) == 0 {
+		kinds = Kinds
+	}
+	concerned := map[model.BackendAddress]bool{}
+	for key := range w.overrides {
+		if slices.Contains(kinds, key.kind) {
+			concerned[key.backend] = true
+		}
+	}
+	var among []model.Backend
+	for b := range w.configured() {
+		if concerned[b.BackendAddress] {
+			among = append(among, *b)
+		}
+	}
+	for b := range concerned { // after a start, before the source that names it has spoken
+		among = append(among, model.Backend{BackendAddress: b, Name: b.String()})
+	}
+	backends, err := resolve(selector, pointers(among))
+	if err != nil {
+		err.Overridden = kinds
+		return nil, err
+	}
+	return w.end(func(o Override) bool {
+		return slices.Contains(backends, o.Backend) && slices.Contains(kinds, o.Kind)
+	}), nil
+}
+
+// ClearAll ends the overrides of some kinds, or all if none is given, and returns them.
+func (w *Writer) ClearAll(kinds ...Kind) []Override {
+	w.changing.Lock()
+	defer w.changing.Unlock()
+	return w.end(func(o Override) bool { return len(kinds) == 0 || slices.Contains(kinds, o.Kind) })
+}
+
+// end ends overrides, and returns them.
+func (w *Writer) end(over func(Override) bool) []Override {
+	next := maps.Clone(w.overrides)
+	var ended []Override
+	for _, o := range listed(w.overrides) {
+		if over(o) {
+			ended = append(ended, o)
+			delete(next, overrideKey{o.Backend, o.Kind})
+		}
+	}
+	if len(ended) > 0 {
+		w.take(next)
+	}
+	return ended
+}
+
+// take makes other overrides those in force. A disk that is full or read-only does not keep
+// an operator from draining a backend: Unsaved says that the file has others.
+func (w *Writer) take(next map[overrideKey]Override) {
+	w.overrides, w.unsaved = next, true
+	_ = w.save()
+	w.publish()
+}
+
+// Overrides lists those in force, by address, port and kind.
+func (w *Writer) Overrides() []Override { return slices.Clone(w.Snapshot().Overrides) }
+
+// NextDeadline is when the next deadline passes, after which PassDeadlines is to be called;
+// it may be in the past already. ok is false when none is due. A change of the
+// overrides changes it, and every such change is a new snapshot.
+func (w *Writer) NextDeadline() (next time.Time, ok bool) {
+	for _, o := range w.Snapshot().Overrides {
+		if !o.Over && !o.Deadline.IsZero() && (!ok || o.Deadline.Before(next)) {
+			next, ok = o.Deadline, true
+		}
+	}
+	return next, ok
+}
+
+// PassDeadlines leaves out the backends whose deadline has passed, in a new snapshot if
+// there are such, and returns the present revision. It may be called at any time.
+func (w *Writer) PassDeadlines() Revision {
+	w.changing.Lock()
+	defer w.changing.Unlock()
+	now := w.now()
+	for _, o := range w.overrides {
+		if o.passed(now) && !o.Over {
+			return w.publish()
+		}
+	}
+	return w.snapshot.Revision
+}
+
+// configured is every backend of every service, with its name there.
+func (w *Writer) configured() iter.Seq[*model.Backend] {
+	return func(yield func(*model.Backend) bool) {
+		for i := range w.merged.Services {
+			for b := range pointers(w.merged.Services[i].Backends) {
+				if !yield(b) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// pointers are to the elements of a list, which may be long, and the elements large.
+func pointers[T any](all []T) iter.Seq[*T] {
+	return func(yield func(*T) bool) {
+		for i := range all {
+			if !yield(&all[i]) {
+				return
+			}
+		}
+	}
+}
+
+// naming lists the sources that have a backend.
+func (w *Writer) naming(b model.BackendAddress) (sources []string) {
+	for _, source := range slices.Sorted(maps.Keys(w.sources)) {
+		if names(w.sources[source], b) {
+			sources = append(sources, source)
+		}
+	}
+	return sources
+}
+
+// names reports whether services have a backend.
+func names(services []model.Service, b model.BackendAddress) bool {
+	return slices.ContainsFunc(services, func(s model.Service) bool {
+		return slices.ContainsFunc(s.Backends, func(x model.Backend) bool { return x.BackendAddress == b })
+	})
+}
+
+// overridesAfter is what remains of the overrides once a source wants services. A source that
+// has not spoken since the start still counts as naming what it named before.
+func (w *Writer) overridesAfter(source string, services []model.Service) (next map[overrideKey]Override, different bool) {
+	next = map[overrideKey]Override{}
+	for key, o := range w.overrides {
+		before, is := slices.Contains(o.Sources, source), names(services, key.backend)
+		if before != is {
+			different = true
+			o.Sources = slices.DeleteFunc(slices.Clone(o.Sources), func(s string) bool { return s == source })
+			if is {
+				o.Sources = append(o.Sources, source)
+				slices.Sort(o.Sources)
+			}
+		}
+		if len(o.Sources) > 0 {
+			next[key] = o
+		}
+	}
+	return next, different
+}
+
+// resolve finds what a selector names among backends, in order of address and port, each
+// once. What can be read as an address is an address first, then a name.
+func resolve(selector string, among iter.Seq[*model.Backend]) ([]model.BackendAddress, *SelectorError) {
+	var found []model.BackendAddress
+	find := func(is func(*model.Backend) bool) {
+		for b := range among {
+			if is(b) {
+				found = append(found, b.BackendAddress)
+			}
+		}
+		slices.SortFunc(found, compareBackends)
+		found = slices.Compact(found)
+	}
+	if address, err := netip.ParseAddr(selector); err == nil {
+		find(func(b *model.Backend) bool { return b.Address == address.Unmap() })
+	} else if pair, err := netip.ParseAddrPort(selector); err == nil {
+		exact := model.BackendAddress{Address: pair.Addr().Unmap(), Port: pair.Port()}
+		find(func(b *model.Backend) bool { return b.BackendAddress == exact })
+	}
+	if len(found) > 0 {
+		return found, nil
+	}
+	find(func(b *model.Backend) bool { return b.Name == selector })
+	if len(found) == 1 {
+		return found, nil
+	}
+	return nil, &SelectorError{Selector: selector, Candidates: found}
+}
+
+func compareBackends(a, b model.BackendAddress) int {
+	return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.Port, b.Port))
+}
+
+// wall is a time as the file keeps it: deadlines are moments of the wall clock, because
+// they outlive the process.
+func wall(t time.Time) time.Time {
+	if t.IsZero() {
+		return time.Time{}
+	}
+	return t.Round(0).UTC()
+}
+
+// effective is the configuration with overrides applied. It shares what they do not change.
+// Of several for one backend the one that takes most away decides. What an override of health
+// means for who serves, the health checks' room decides.
+func effective(cfg model.Config, overrides map[overrideKey]Override) model.Config {
+	if len(overrides) == 0 {
+		return cfg
+	}
+	overridden := map[model.BackendAddress]bool{}
+	for key := range overrides {
+		overridden[key.backend] = true
+	}
+	cfg.Services = slices.Clone(cfg.Services)
+	for i := range cfg.Services {
+		service := &cfg.Services[i]
+		if !slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return overridden[b.BackendAddress] }) {
+			continue
+		}
+		kept := make([]model.Backend, 0, len(service.Backends))
+		for _, b := range service.Backends {
+			drain, drained := overrides[overrideKey{b.BackendAddress, KindDrain}]
+			if drained && drain.Over {
+				continue
+			}
+			if weight, is := overrides[overrideKey{b.BackendAddress, KindWeight}]; is {
+				b.Weight = weight.Weight
+			}
+			if drained {
+				b.Weight = 0
+			}
+			b.Override = model.HealthState(overrides[overrideKey{b.BackendAddress, KindHealth}].Health)
+			kept = append(kept, b)
+		}
+		service.Backends = kept
+	}
+	return cfg
+}
+
+// listed is the overrides in order of address, port and kind.
+func listed(overrides map[overrideKey]Override) []Override {
+	return slices.SortedFunc(maps.Values(overrides), func(a, b Override) int {
+		return cmp.Or(compareBackends(a.Backend, b.Backend), cmp.Compare(slices.Index(Kinds, a.Kind), slices.Index(Kinds, b.Kind)))
+	})
+}

@@ -1,0 +1,99 @@
+package status
+
+import (
+	"encoding/json"
+	"net/netip"
+	"reflect"
+	"testing"
+	"time"
+
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/lb/health"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// TestTranslations fills every field there is, and requires that the schema has each, and has
+// no other.
+func TestTranslations(t *testing.T) {
+	for _, c := range []struct {
+		from any
+		to   proto.Message
+	}{
+		{reconcile.Difference{}, &shuntv1.Difference{}},
+		{model.SettingDifference{}, &shuntv1.SettingDifference{}},
+		{condition.Condition{}, &shuntv1.Condition{}},
+		{config.Fault{}, &shuntv1.Fault{}},
+		{health.Status{}, &shuntv1.BackendHealth{}},
+	} {
+		v := reflect.New(reflect.TypeOf(c.from)).Elem()
+		fill(t, v)
+		text, err := json.Marshal(v.Interface())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := protojson.Unmarshal(text, c.to); err != nil {
+			t.Errorf("%T has what api/v1 has not: %v\n%s", c.from, err, text)
+			continue
+		}
+		requireFull(t, c.to.ProtoReflect())
+	}
+}
+
+// fill gives every field a value that is not its zero value.
+func fill(t *testing.T, v reflect.Value) {
+	switch v.Interface().(type) {
+	case netip.Addr:
+		v.Set(reflect.ValueOf(netip.MustParseAddr("192.0.2.1")))
+		return
+	case time.Time:
+		v.Set(reflect.ValueOf(time.Unix(1, 0).UTC()))
+		return
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				fill(t, v.Field(i))
+			}
+		}
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(t, v.Elem())
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		fill(t, v.Index(0))
+	case reflect.String:
+		v.SetString("word")
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int:
+		v.SetInt(7)
+	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		v.SetUint(7)
+	default:
+		t.Fatalf("no value for a %s", v.Type())
+	}
+}
+
+// requireFull finds fields of the schema that nothing fills.
+func requireFull(t *testing.T, m protoreflect.Message) {
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		switch {
+		case m.Descriptor().FullName().Parent() == "google.protobuf":
+		case !m.Has(f):
+			t.Errorf("nothing fills %s", f.FullName())
+		case f.IsList() && f.Message() != nil:
+			requireFull(t, m.Get(f).List().Get(0).Message())
+		case f.Message() != nil:
+			requireFull(t, m.Get(f).Message())
+		}
+	}
+}

@@ -1,0 +1,325 @@
+// Package status is what an instance does, in the words of the API: read from the maps, which
+// needs no daemon, and completed with what only the daemon knows.
+package status
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/health"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/lb/state"
+	"google.golang.org/protobuf/proto"
+)
+
+// The states of a backend, over all its services.
+const (
+	StateActive   = "active"
+	StateDraining = "draining" // no new flows, because of its weight or a drain
+	StateOut      = "out"      // the deadline of its drain has passed
+	StateDown     = "down"     // by its checks, or because an operator says so
+	StateWaiting  = "waiting"  // for its first successful check
+	StateStandby  = "standby"  // a backup that is not needed
+)
+
+// States is every state there is.
+var States = []string{StateActive, StateDraining, StateOut, StateDown, StateWaiting, StateStandby}
+
+// Read looks at an instance's data plane. The answer has no daemon. beat is when one last gave a
+// sign of life, to a tick of the kernel.
+func Read(view *datapath.View, instance string) (s *shuntv1.GetStatusResponse, beat time.Time, err error) {
+	contents, err := view.Contents()
+	if err != nil {
+		return nil, beat, err
+	}
+	counters, err := view.Counters()
+	if err != nil {
+		return nil, beat, err
+	}
+	open, err := view.OpenFlows()
+	if err != nil {
+		return nil, beat, err
+	}
+	age, _, err := view.HeartbeatAge()
+	if err != nil {
+		return nil, beat, err
+	}
+	beat = time.Now().Add(-age) // at once: reading the rest takes its time
+	attachments, err := view.Attachments()
+	if err != nil {
+		return nil, beat, err
+	}
+	s = &shuntv1.GetStatusResponse{Instance: instance, Forwarding: true, HeartbeatAgeSeconds: age.Seconds(),
+		Services: services(contents, counters, open), Reasons: map[string]*shuntv1.Count{}}
+	for _, a := range attachments {
+		s.Attached = append(s.Attached, &shuntv1.Attachment{Interface: a.Interface, Mode: string(a.Mode), Reason: a.Reason})
+	}
+	for name, c := range counters.Reasons {
+		if c.Packets > 0 {
+			s.Reasons[name] = &shuntv1.Count{Packets: c.Packets, Bytes: c.Bytes}
+		}
+	}
+	s.Backends = backends(s.Services, contents, counters, open)
+	return s, beat, nil
+}
+
+// services puts the records of a service together: it has one per address family.
+func services(contents reconcile.Contents, counters datapath.Counters, open datapath.OpenFlows) []*shuntv1.Service {
+	frontends := map[uint32][]string{}
+	for f, index := range contents.Frontends {
+		if f.Configured() {
+			frontends[index] = append(frontends[index], f.String())
+		}
+	}
+	byName := map[string]*shuntv1.Service{}
+	for _, index := range slices.Sorted(maps.Keys(contents.Services)) {
+		record := contents.Services[index]
+		service := byName[record.Name]
+		if service == nil {
+			service = &shuntv1.Service{Name: record.Name, Forwarding: string(record.Forwarding)}
+			byName[record.Name] = service
+		}
+		t := counters.Services[index]
+		service.PacketsIn += t.PacketsIn
+		service.BytesIn += t.BytesIn
+		service.PacketsOut += t.PacketsOut
+		service.BytesOut += t.BytesOut
+		service.FlowsCreated += t.FlowsCreated
+		tracked := !record.Forwarding.Direct()
+		if tracked {
+			service.FlowsOpen = proto.Uint64(service.GetFlowsOpen() + open.Services[index])
+		}
+		service.Frontends = append(service.Frontends, frontends[index]...)
+		slots := map[uint32]uint32{}
+		for _, slot := range contents.Slots[index].All() {
+			slots[slot.Current.Index]++
+			if slot.State == reconcile.Transition {
+				slots[slot.Previous.Index] += 0 // it is shown as long as flows may be there
+			}
+		}
+		delete(slots, 0)
+		for _, i := range slices.Sorted(maps.Keys(slots)) {
+			t := counters.Backends[i]
+			b := &shuntv1.ServiceBackend{
+				Address: contents.Backends[i].BackendAddress.String(), Slots: slots[i],
+				Share:     float64(slots[i]) / float64(len(contents.Slots[index])),
+				Draining:  contents.Backends[i].Draining,
+				PacketsIn: t.PacketsIn, BytesIn: t.BytesIn, PacketsOut: t.PacketsOut, BytesOut: t.BytesOut, FlowsCreated: t.FlowsCreated}
+			if tracked {
+				b.FlowsOpen = proto.Uint64(open.Backends[i])
+			}
+			service.Backends = append(service.Backends, b)
+		}
+	}
+	var all []*shuntv1.Service
+	for _, name := range slices.Sorted(maps.Keys(byName)) {
+		slices.Sort(byName[name].Frontends)
+		all = append(all, byName[name])
+	}
+	return all
+}
+
+// backends turns services of backends into backends of services. One that no slot names is
+// there without services: only the daemon knows whose it is.
+func backends(services []*shuntv1.Service, contents reconcile.Contents, counters datapath.Counters, open datapath.OpenFlows) []*shuntv1.Backend {
+	byAddress := map[string]*shuntv1.Backend{}
+	for index, record := range contents.Backends {
+		t := counters.Backends[index]
+		b := &shuntv1.Backend{Address: record.BackendAddress.String(), State: StateActive,
+			PacketsIn: t.PacketsIn, BytesIn: t.BytesIn, PacketsOut: t.PacketsOut, BytesOut: t.BytesOut, FlowsCreated: t.FlowsCreated}
+		switch {
+		case record.Down:
+			b.State = StateDown
+		case record.Draining:
+			b.State = StateDraining
+		}
+		if n := open.Backends[index]; n > 0 { // whatever the slots say
+			b.FlowsOpen = &n
+		}
+		byAddress[b.Address] = b
+	}
+	for _, service := range services {
+		for _, in := range service.Backends {
+			b := byAddress[in.Address]
+			if b == nil {
+				continue // it went while the maps were read
+			}
+			if !slices.Contains(b.Services, service.Name) {
+				b.Services = append(b.Services, service.Name)
+			}
+			openIn(service.Forwarding, b)
+			b.Slots += in.Slots
+		}
+	}
+	return sorted(byAddress)
+}
+
+// openIn makes a backend of a service that tracks its flows say how many are open, if none are.
+func openIn(forwarding string, b *shuntv1.Backend) {
+	if b.FlowsOpen == nil && !model.Forwarding(forwarding).Direct() {
+		b.FlowsOpen = proto.Uint64(0)
+	}
+}
+
+func sorted(byAddress map[string]*shuntv1.Backend) []*shuntv1.Backend {
+	var all []*shuntv1.Backend
+	for _, address := range slices.Sorted(maps.Keys(byAddress)) {
+		all = append(all, byAddress[address])
+	}
+	return all
+}
+
+// Known is what the daemon knows about backends.
+type Known struct {
+	Configured []model.Service // before overrides
+	Served     []model.Service // as carried out, with overrides and health
+	Overrides  []state.Override
+	Health     []health.Status
+}
+
+// Complete adds what only the daemon knows: itself, and what is known about backends.
+// daemon.Overrides are known.Overrides.
+func Complete(s *shuntv1.GetStatusResponse, daemon *shuntv1.Daemon, known Known) {
+	s.Daemon = daemon
+	byAddress := map[string]*shuntv1.Backend{}
+	inMaps := map[string]bool{}
+	for _, b := range s.Backends {
+		byAddress[b.Address] = b
+		inMaps[b.Address] = true
+	}
+	for _, service := range known.Configured {
+		for _, backend := range service.Backends {
+			address := backend.BackendAddress.String()
+			b := byAddress[address]
+			if b == nil { // no slot names it
+				b = &shuntv1.Backend{Address: address, State: StateActive}
+				byAddress[address] = b
+			}
+			b.Services = insert(b.Services, service.Name)
+			openIn(string(service.Forwarding), b)
+			if called := cmp.Or(backend.DNS, backend.Name); called != address {
+				b.Names = insert(b.Names, called)
+			}
+		}
+	}
+	for address, why := range closed(known.Served) {
+		if b := byAddress[address]; b != nil {
+			b.State = why
+		}
+	}
+	for _, h := range known.Health {
+		if b := byAddress[h.Backend]; b != nil {
+			b.Health = append(b.Health, translate(h, &shuntv1.BackendHealth{}))
+		}
+	}
+	for i, o := range known.Overrides {
+		b := byAddress[o.Backend.String()]
+		if b == nil {
+			continue // it has just left the configuration
+		}
+		b.Overrides = append(b.Overrides, daemon.Overrides[i])
+		switch {
+		case o.Over && !inMaps[b.Address]:
+			b.State = StateOut
+		case o.Over:
+			b.State = StateDraining
+		}
+	}
+	s.Backends = sorted(byAddress)
+	completeServices(s.Services, byAddress, known)
+}
+
+// completeServices says of each service what its backends are called and how they are, and adds
+// those that no slot names.
+func completeServices(services []*shuntv1.Service, byAddress map[string]*shuntv1.Backend, known Known) {
+	type member struct{ service, address string }
+	states := map[member]string{}
+	for _, service := range known.Served {
+		for _, b := range service.Backends {
+			states[member{service.Name, b.BackendAddress.String()}] = StateOf(b)
+		}
+	}
+	byName := map[string]*shuntv1.Service{}
+	for _, service := range services {
+		byName[service.Name] = service
+	}
+	for _, configured := range known.Configured {
+		service := byName[configured.Name]
+		if service == nil {
+			continue // it has just come, or gone
+		}
+		service.Pool = configured.Pool
+		inSlots := map[string][]*shuntv1.ServiceBackend{} // twice, where it serves both families
+		for _, b := range service.Backends {
+			inSlots[b.Address] = append(inSlots[b.Address], b)
+		}
+		for _, backend := range configured.Backends {
+			address := backend.BackendAddress.String()
+			if inSlots[address] == nil {
+				t := byAddress[address]
+				added := &shuntv1.ServiceBackend{Address: address,
+					PacketsIn: t.PacketsIn, BytesIn: t.BytesIn, PacketsOut: t.PacketsOut, BytesOut: t.BytesOut, FlowsCreated: t.FlowsCreated}
+				if !configured.Forwarding.Direct() {
+					added.FlowsOpen = t.FlowsOpen
+				}
+				service.Backends = append(service.Backends, added)
+				inSlots[address] = []*shuntv1.ServiceBackend{added}
+			}
+			for _, b := range inSlots[address] {
+				b.Name = backend.Name
+				// One that is left out of all its services is not served, and is as it is over all.
+				b.State = cmp.Or(states[member{service.Name, address}], byAddress[address].State)
+			}
+		}
+	}
+}
+
+// closed says by address why backends get no new flows, of those that get none in any service.
+func closed(served []model.Service) map[string]string {
+	states, open := map[string]string{}, map[string]bool{}
+	for _, service := range served {
+		for _, b := range service.Backends {
+			address := b.BackendAddress.String()
+			switch state := StateOf(b); {
+			case state == StateActive:
+				open[address] = true
+			case states[address] == "":
+				states[address] = state
+			}
+		}
+	}
+	maps.DeleteFunc(states, func(address, _ string) bool { return open[address] })
+	return states
+}
+
+// StateOf is active, or why a backend gets no new flows in a service.
+func StateOf(b model.Backend) string {
+	switch {
+	case b.Share() > 0:
+		return StateActive
+	case b.Weight == 0:
+		return StateDraining
+	case b.Down:
+		return StateDown
+	case b.Backup:
+		return StateStandby
+	}
+	return StateWaiting
+}
+
+// insert adds a word to a sorted list that has each once.
+func insert(list []string, word string) []string {
+	if i, there := slices.BinarySearch(list, word); !there {
+		return slices.Insert(list, i, word)
+	}
+	return list
+}
+
+// HeartbeatFresh is the age in seconds below which there must be a daemon: it beats every
+// second.
+const HeartbeatFresh = 1.5

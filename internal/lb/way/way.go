@@ -1,0 +1,452 @@
+// Package way brings the ways to backends into the data plane: the next hop of each, and the
+// addresses that full NAT sends from.
+//
+//	routes, neighbours ─► neighbour ─► hop ─┐
+//	                                        ├─► for each backend in the maps: hop, sources
+//	configuration ─► snat.addresses ────────┘
+//
+// Next hops change at any time, and backends come with changes of the configuration. Whichever
+// comes second is what writes the way, so none is missing once a slot names the backend.
+package way
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/neighbour"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+)
+
+// resolveTimeout bounds how long a change waits for next hops. What is not resolved by
+// then gets no new flows, unless nothing else can be reached either: then slots name it
+// all the same, and its packets are counted as unresolved.
+const resolveTimeout = 2 * time.Second
+
+// DataPlane is where ways are written. Both fail with datapath.ErrGone where the backend is no
+// longer at its position.
+type DataPlane interface {
+	SetHop(reconcile.BackendRef, datapath.Hop) error
+	SetSources(reconcile.BackendRef, []netip.Addr) error
+}
+
+// resolver finds next hops; neighbour.Watcher says what each method does.
+type resolver interface {
+	Want([]netip.Addr)
+	Wait(context.Context, []netip.Addr) []netip.Addr
+	Review()
+	Unreachable(netip.Addr) bool
+	Changed() <-chan struct{}
+	Close(keep bool) error
+}
+
+// Options are what Ways stand between. All are needed.
+type Options struct {
+	DataPlane  DataPlane
+	Conditions *condition.Set // receives those of neighbour.Watcher
+	Log        *slog.Logger
+	// Configured are the addresses of snat.addresses; without any, the route to a backend says
+	// which address NAT sends from.
+	Configured func() []netip.Addr
+	// SourcesChanged is told that Sources says something else than when it was last asked.
+	SourcesChanged func()
+	// Host is the way to a backend that is this host, neighbour.Options.Host.
+	Host func() (iface int, mac net.HardwareAddr, ok bool)
+	// Beat is called every few seconds, as long as next hops are followed.
+	Beat func()
+}
+
+// Ways keeps the ways of the backends in the maps. Its methods may be called concurrently, but
+// for Follow, Await, Add, Change, Rewrite and Sources, which are for one caller at a time. These cost
+// what changes, but for Rewrite.
+type Ways struct {
+	opts     Options
+	resolver resolver
+
+	services  model.Differ
+	named     map[netip.Addr]use  // by services
+	unawaited map[netip.Addr]bool // backends that are not down and that nobody has waited for
+	awaited   map[netip.Addr]bool // backends that were waited for
+	wanted    map[netip.Addr]bool // named, or in the maps
+	changed   bool                // others than the resolver was last told
+
+	// writing is held while a hop is noted and written, so that none overwrites a newer one.
+	writing sync.Mutex
+	hops    map[netip.Addr]*neighbour.Hop // as last told
+	written []netip.Addr                  // what Configured said when all ways were last written
+	failed  map[netip.Addr]bool           // backends of which some way could not be written since
+	doubted atomic.Bool                   // some ways may not be as they were last written
+
+	mu      sync.Mutex
+	records map[netip.Addr][]reconcile.BackendRecord // in the maps
+	sources map[netip.Addr][]netip.Addr              // by backend address, as last written
+	adopted []netip.Addr                             // sources of before this start, while those to some backend are not known
+	told    map[netip.Addr]bool                      // what Sources last said; nil: nothing yet
+	heard   []netip.Addr                             // what Configured said then
+	retell  bool                                     // Sources may have something else to say
+}
+
+// use counts the backends at an address, over all services.
+type use struct {
+	named      int
+	alive      int // that are not down
+	translated int // of services whose packets get another source address
+}
+
+// Open begins to follow next hops, of no backend yet.
+func Open(opts Options) (*Ways, error) {
+	w := newWays(opts)
+	watcher, err := neighbour.New(neighbour.Options{
+		OnChange: w.hopChanged, Conditions: opts.Conditions, Log: opts.Log, Host: opts.Host, Beat: opts.Beat,
+	})
+	if err != nil {
+		return nil, err
+	}
+	w.resolver = watcher
+	return w, nil
+}
+
+func newWays(opts Options) *Ways {
+	return &Ways{
+		opts: opts, named: map[netip.Addr]use{}, unawaited: map[netip.Addr]bool{}, awaited: map[netip.Addr]bool{}, wanted: map[netip.Addr]bool{},
+		hops: map[netip.Addr]*neighbour.Hop{}, failed: map[netip.Addr]bool{}, retell: true,
+		records: map[netip.Addr][]reconcile.BackendRecord{}, sources: map[netip.Addr][]netip.Addr{},
+	}
+}
+
+// Adopt says which addresses full NAT has sent from before this start. They stay sources as long as
+// it is not known where packets to some backend leave from: flows go on with them.
+func (w *Ways) Adopt(sources []netip.Addr) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.adopted, w.retell = slices.Clone(sources), true
+}
+
+// Close ends it. With keep the kernel goes on keeping next hops fresh.
+func (w *Ways) Close(keep bool) error { return w.resolver.Close(keep) }
+
+// Unreachable reports whether a backend is known to be out of reach.
+func (w *Ways) Unreachable(backend netip.Addr) bool { return w.resolver.Unreachable(backend) }
+
+// Out is the index of the interface that packets to a backend leave by, if its next hop is known and
+// answers.
+func (w *Ways) Out(backend netip.Addr) (iface int, ok bool) {
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	hop := w.hops[backend]
+	if hop == nil || !hop.Resolved || hop.Host {
+		return 0, false
+	}
+	return hop.Interface, true
+}
+
+// Hop is the way to a backend as it was last known; ok is false while it is not.
+func (w *Ways) Hop(backend netip.Addr) (hop datapath.Hop, ok bool) {
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	known := w.hops[backend]
+	if known == nil || len(known.MAC) == 0 {
+		return datapath.Hop{}, false
+	}
+	return datapath.Hop{Interface: known.Interface, MAC: known.MAC}, true
+}
+
+// Changed receives when Unreachable may say something else than before.
+func (w *Ways) Changed() <-chan struct{} { return w.resolver.Changed() }
+
+// Review has all next hops looked up again, and with the next Change all ways written again: Host
+// says something else than before, or other interfaces are attached.
+func (w *Ways) Review() {
+	w.Doubt()
+	w.resolver.Review()
+}
+
+// Doubt has all ways written again with the next Change: records may have been emptied in between.
+func (w *Ways) Doubt() { w.doubted.Store(true) }
+
+// Follow has the next hops of the services' backends looked up, and of those that the maps have.
+// Others are forgotten. No two services may have the same name.
+func (w *Ways) Follow(services []model.Service) {
+	gone, come := w.services.Next(services)
+	before := map[netip.Addr]use{} // of addresses that these services name
+	count := func(s *model.Service, sign int) {
+		for _, b := range s.Backends {
+			u := w.named[b.Address]
+			if _, known := before[b.Address]; !known {
+				before[b.Address] = u
+			}
+			u.named += sign
+			if !b.Down {
+				u.alive += sign
+			}
+			if !s.Forwarding.Direct() {
+				u.translated += sign
+			}
+			w.named[b.Address] = u
+		}
+	}
+	for _, s := range gone {
+		count(s, -1)
+	}
+	for _, s := range come {
+		count(s, 1)
+	}
+	for a, was := range before {
+		is := w.named[a]
+		if (is.translated > 0) != (was.translated > 0) {
+			w.mu.Lock()
+			w.retell = true
+			w.mu.Unlock()
+		}
+		if is.named == 0 {
+			delete(w.named, a)
+			delete(w.awaited, a)
+		}
+		if is.alive > 0 && !w.awaited[a] {
+			w.unawaited[a] = true
+		} else {
+			delete(w.unawaited, a)
+		}
+		w.note(a)
+	}
+	w.look()
+}
+
+// note notes what has become of an address: it may be wanted now, or no more.
+func (w *Ways) note(a netip.Addr) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, named := w.named[a]
+	if wanted := named || len(w.records[a]) > 0; wanted != w.wanted[a] {
+		w.changed = true
+		if wanted {
+			w.wanted[a] = true
+		} else {
+			delete(w.wanted, a)
+		}
+	}
+}
+
+// look tells the resolver what is wanted, if that is something else than before, and forgets what is
+// not.
+func (w *Ways) look() {
+	if !w.changed {
+		return
+	}
+	w.writing.Lock()
+	w.mu.Lock()
+	maps.DeleteFunc(w.hops, func(a netip.Addr, _ *neighbour.Hop) bool { return !w.wanted[a] })
+	maps.DeleteFunc(w.sources, func(a netip.Addr, _ []netip.Addr) bool { return !w.wanted[a] })
+	w.mu.Unlock()
+	w.writing.Unlock()
+	w.changed = false
+	w.resolver.Want(slices.Collect(maps.Keys(w.wanted)))
+}
+
+// Await waits for the ways to backends that are not down and were not waited for before. One
+// that cannot be reached delays the change that brings it, and none after that. late is whether
+// there are such.
+func (w *Ways) Await(ctx context.Context, services []model.Service) (late bool) {
+	w.Follow(services)
+	if len(w.unawaited) == 0 {
+		return false
+	}
+	fresh := slices.SortedFunc(maps.Keys(w.unawaited), netip.Addr.Compare)
+	maps.Copy(w.awaited, w.unawaited)
+	w.unawaited = map[netip.Addr]bool{} // not cleared: after a start it had all backends
+	wait, cancel := context.WithTimeout(ctx, resolveTimeout)
+	defer cancel()
+	missing := w.resolver.Wait(wait, fresh)
+	if len(missing) > 0 {
+		w.opts.Log.Warn("new backends cannot be reached yet; until then, new flows avoid them where a service has other backends",
+			"backends", len(missing), "first", missing[:min(5, len(missing))], "waited", resolveTimeout)
+	}
+	return len(missing) > 0
+}
+
+// Add gives backends that have come into the maps their ways, as far as these are known. It is
+// for reconcile.BeforeNaming.
+func (w *Ways) Add(records []reconcile.BackendRecord) {
+	w.put(records)
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	for _, r := range records {
+		if hop, ok := w.hops[r.Address]; ok {
+			w.write(hop, []reconcile.BackendRecord{r})
+		}
+	}
+}
+
+// put notes that the maps have these records.
+func (w *Ways) put(records []reconcile.BackendRecord) {
+	for _, r := range records {
+		w.mu.Lock()
+		all := w.records[r.Address]
+		if i := slices.IndexFunc(all, func(o reconcile.BackendRecord) bool { return o.BackendRef == r.BackendRef }); i >= 0 {
+			all[i] = r
+		} else {
+			w.records[r.Address] = append(all, r)
+		}
+		w.mu.Unlock()
+		w.note(r.Address)
+	}
+}
+
+// Change says which backends are new in the maps, or other than before, and which have gone from
+// there since it was last called, and has the ways of the former written.
+func (w *Ways) Change(put, gone []reconcile.BackendRecord) {
+	for _, r := range gone {
+		w.mu.Lock()
+		left := slices.DeleteFunc(slices.Clone(w.records[r.Address]), func(o reconcile.BackendRecord) bool { return o.BackendRef == r.BackendRef })
+		if w.records[r.Address] = left; len(left) == 0 {
+			delete(w.records, r.Address)
+		}
+		w.mu.Unlock()
+		w.note(r.Address)
+	}
+	w.Add(put)
+	w.look()
+	if w.doubted.Swap(false) || !slices.Equal(w.written, w.opts.Configured()) {
+		w.Rewrite()
+	} else {
+		w.again()
+	}
+}
+
+// again writes what could not be written.
+func (w *Ways) again() {
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	failed := w.failed
+	w.failed = map[netip.Addr]bool{}
+	for address := range failed {
+		if hop, ok := w.hops[address]; ok {
+			w.write(hop, w.recordsOf(address))
+		}
+	}
+}
+
+// Rewrite writes all ways again. It is for reconcile.BeforeForgetting: no backend names a source
+// afterwards that is not wanted any more.
+func (w *Ways) Rewrite() {
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	w.written = slices.Clone(w.opts.Configured())
+	clear(w.failed)
+	for address, hop := range w.hops {
+		w.write(hop, w.recordsOf(address))
+	}
+}
+
+// recordsOf are a backend's records, one for each of its ports.
+func (w *Ways) recordsOf(backend netip.Addr) []reconcile.BackendRecord {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.records[backend])
+}
+
+// hopChanged is told what is found out about a backend.
+func (w *Ways) hopChanged(hop *neighbour.Hop) {
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	w.hops[hop.Address] = hop
+	w.write(hop, w.recordsOf(hop.Address))
+	w.opts.Log.Debug("next hop", "backend", hop.Address, "via", hop.NextHop, "mac", hop.MAC.String(), "resolved", hop.Resolved)
+}
+
+// write tells the data plane the way to backends that share an address. The caller holds
+// w.writing.
+func (w *Ways) write(hop *neighbour.Hop, records []reconcile.BackendRecord) {
+	sources := sourcesFor(w.opts.Configured(), hop)
+	failed := func(what string, r reconcile.BackendRecord, err error) {
+		if err != nil && !errors.Is(err, datapath.ErrGone) {
+			w.failed[hop.Address] = true
+			w.opts.Log.Warn(what, "backend", r.BackendAddress, "error", err)
+		}
+	}
+	for _, r := range records {
+		if len(hop.MAC) > 0 { // one that does not answer now is still the best one known
+			failed("the next hop of a backend was not stored", r,
+				w.opts.DataPlane.SetHop(r.BackendRef, datapath.Hop{Interface: hop.Interface, MAC: hop.MAC}))
+		}
+		if len(sources) > 0 {
+			failed("the source addresses towards a backend were not stored", r, w.opts.DataPlane.SetSources(r.BackendRef, sources))
+		}
+	}
+	if len(sources) == 0 {
+		return // without a route now, flows still use the last ones
+	}
+	w.mu.Lock()
+	before, known := w.sources[hop.Address]
+	w.sources[hop.Address] = sources
+	w.retell = w.retell || !slices.Equal(before, sources)
+	waited := !known && len(w.adopted) > 0
+	unheard := w.told != nil && slices.ContainsFunc(sources, func(a netip.Addr) bool { return !w.told[a] })
+	w.mu.Unlock()
+	if unheard || waited || known && !slices.Equal(before, sources) {
+		w.opts.SourcesChanged()
+	}
+}
+
+// Sources is every address that full NAT sends from to backends of the services, sorted.
+func (w *Ways) Sources() []netip.Addr {
+	configured := w.opts.Configured()
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.retell || !slices.Equal(w.heard, configured) {
+		w.told, w.heard, w.retell = map[netip.Addr]bool{}, slices.Clone(configured), false
+		for _, a := range configured {
+			w.told[a] = true
+		}
+		unknown := false
+		for b, u := range w.named {
+			if u.translated == 0 {
+				continue
+			}
+			sources := sourcesFor(configured, w.hops[b])
+			if len(sources) == 0 && len(configured) == 0 {
+				sources = w.sources[b]
+			}
+			for _, a := range sources {
+				w.told[a] = true
+			}
+			unknown = unknown || len(sources) == 0
+		}
+		if !unknown || len(configured) > 0 {
+			w.adopted = nil
+		}
+		for _, a := range w.adopted {
+			w.told[a] = true
+		}
+	}
+	return slices.SortedFunc(maps.Keys(w.told), netip.Addr.Compare)
+}
+
+// sourcesFor is where full NAT sends from towards a hop; nil: it is not known.
+func sourcesFor(configured []netip.Addr, hop *neighbour.Hop) []netip.Addr {
+	if hop == nil {
+		return nil
+	}
+	var sources []netip.Addr
+	for _, a := range configured {
+		if a.Is4() == hop.Address.Is4() {
+			sources = append(sources, a)
+		}
+	}
+	if len(configured) == 0 && hop.Source.IsValid() {
+		sources = append(sources, hop.Source)
+	}
+	return sources
+}

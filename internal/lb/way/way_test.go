@@ -1,0 +1,371 @@
+package way
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/neighbour"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+)
+
+// bench is Ways between a data plane that writes down what it is told and a resolver that finds
+// what a test says.
+type bench struct {
+	*testing.T
+	*Ways
+	written    []string // since the last wrote
+	fails      error    // of every write
+	failsAt    uint32   // if set, of those to the backend at this index alone
+	wanted     []netip.Addr
+	silent     map[netip.Addr]bool // those that Wait does not see resolved
+	waitedFor  []netip.Addr
+	configured []netip.Addr
+	retries    int
+	log        bytes.Buffer
+}
+
+func newBench(t *testing.T) *bench {
+	b := &bench{T: t, silent: map[netip.Addr]bool{}}
+	b.Ways = newWays(Options{
+		DataPlane: b, Log: slog.New(slog.NewTextHandler(&b.log, nil)),
+		Configured:     func() []netip.Addr { return b.configured },
+		SourcesChanged: func() { b.retries++ },
+	})
+	b.resolver = finder{b}
+	return b
+}
+
+func (b *bench) SetHop(r reconcile.BackendRef, hop datapath.Hop) error {
+	b.written = append(b.written, fmt.Sprintf("%d hop %d %s", r.Index, hop.Interface, hop.MAC))
+	return b.failing(r)
+}
+
+func (b *bench) SetSources(r reconcile.BackendRef, sources []netip.Addr) error {
+	b.written = append(b.written, fmt.Sprintf("%d sources %v", r.Index, sources))
+	return b.failing(r)
+}
+
+func (b *bench) failing(r reconcile.BackendRef) error {
+	if b.failsAt != 0 && b.failsAt != r.Index {
+		return nil
+	}
+	return b.fails
+}
+
+// finder is the bench as the resolver: two of its methods are called like those of Ways.
+type finder struct{ *bench }
+
+func (f finder) Want(addresses []netip.Addr) { f.wanted = addresses }
+
+func (f finder) Wait(_ context.Context, addresses []netip.Addr) []netip.Addr {
+	f.waitedFor = addresses
+	return slices.DeleteFunc(slices.Clone(addresses), func(a netip.Addr) bool { return !f.silent[a] })
+}
+
+func (f finder) Review()                       {}
+func (f finder) Unreachable(a netip.Addr) bool { return f.silent[a] }
+func (f finder) Changed() <-chan struct{}      { return nil }
+func (f finder) Close(bool) error              { return nil }
+
+// wrote compares what was written since it was last asked, in any order.
+func (b *bench) wrote(want ...string) {
+	b.Helper()
+	slices.Sort(b.written)
+	slices.Sort(want)
+	if !slices.Equal(b.written, want) {
+		b.Errorf("written: %q\nwant: %q", b.written, want)
+	}
+	b.written = nil
+}
+
+// sources compares what Sources says where a service of NAT has the backends, and one of direct
+// return another.
+func (b *bench) sources(backends []netip.Addr, want ...netip.Addr) {
+	b.Helper()
+	nat, direct := services(backends...), services(three)
+	direct[0].Name, direct[0].Forwarding = "direct", model.ForwardingDSRL2
+	b.Follow(append(nat, direct...))
+	if got := b.Sources(); !slices.Equal(got, want) {
+		b.Errorf("sources %v, want %v", got, want)
+	}
+}
+
+// retried compares how often it was told that sources have changed, since it was last asked.
+func (b *bench) retried(want int) {
+	b.Helper()
+	if b.retries != want {
+		b.Errorf("told %d times that sources have changed, want %d", b.retries, want)
+	}
+	b.retries = 0
+}
+
+var (
+	one, two, three = netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3")
+	six             = netip.MustParseAddr("2001:db8::6")
+	ours, other     = netip.MustParseAddr("10.0.0.100"), netip.MustParseAddr("10.0.0.101")
+	oursSix         = netip.MustParseAddr("2001:db8::100")
+	mac             = net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	anotherMAC      = net.HardwareAddr{2, 0, 0, 0, 0, 2}
+)
+
+func record(index uint32, address netip.Addr, port uint16) reconcile.BackendRecord {
+	return reconcile.BackendRecord{BackendRef: reconcile.BackendRef{Index: index, Generation: 1},
+		BackendAddress: model.BackendAddress{Address: address, Port: port}}
+}
+
+// services is one service of NAT with backends at these addresses.
+func services(backends ...netip.Addr) []model.Service {
+	s := model.Service{Name: "web", Forwarding: model.ForwardingNAT}
+	for _, a := range backends {
+		s.Backends = append(s.Backends, model.Backend{BackendAddress: model.BackendAddress{Address: a}})
+	}
+	return []model.Service{s}
+}
+
+// TestHopsReachTheRecords: whichever comes second, the hop or the record, writes the way; a record
+// for each port has it, and one that is gone is not written to.
+func TestHopsReachTheRecords(t *testing.T) {
+	b := newBench(t)
+	b.Follow(services(one, two))
+	b.hopChanged(&neighbour.Hop{Address: one, Interface: 3, MAC: mac, Resolved: true})
+	b.wrote()
+	b.Add([]reconcile.BackendRecord{record(1, one, 80), record(2, two, 80)})
+	b.wrote("1 hop 3 02:00:00:00:00:01")
+	b.Add([]reconcile.BackendRecord{record(3, one, 443)})
+	b.wrote("3 hop 3 02:00:00:00:00:01")
+	b.hopChanged(&neighbour.Hop{Address: one, Interface: 3, MAC: anotherMAC, Resolved: true})
+	b.wrote("1 hop 3 02:00:00:00:00:02", "3 hop 3 02:00:00:00:00:02")
+	b.hopChanged(&neighbour.Hop{Address: two, Interface: 4}) // nobody has answered yet
+	b.wrote()
+	b.hopChanged(&neighbour.Hop{Address: two, Interface: 4, MAC: mac}) // who answered before does not now
+	b.wrote("2 hop 4 02:00:00:00:00:01")
+	b.Change([]reconcile.BackendRecord{record(2, two, 80), record(4, two, 443)}, []reconcile.BackendRecord{record(1, one, 80)})
+	b.wrote("2 hop 4 02:00:00:00:00:01", "4 hop 4 02:00:00:00:00:01")
+	b.Change(nil, nil)
+	b.wrote()
+	b.Review()
+	b.wrote()
+	b.Change(nil, nil)
+	b.wrote("2 hop 4 02:00:00:00:00:01", "4 hop 4 02:00:00:00:00:01", "3 hop 3 02:00:00:00:00:02")
+	b.hopChanged(&neighbour.Hop{Address: one, Interface: 3, MAC: mac, Resolved: true})
+	b.wrote("3 hop 3 02:00:00:00:00:01")
+}
+
+// TestSources: those that are configured, of the backend's family, else what the route says, else
+// what it last said.
+func TestSources(t *testing.T) {
+	b := newBench(t)
+	backends := []netip.Addr{one, six}
+	b.Change([]reconcile.BackendRecord{record(1, one, 80), record(6, six, 80)}, nil)
+	b.sources(backends)
+	b.hopChanged(&neighbour.Hop{Address: three, Source: other})
+	b.sources(backends) // with direct return packets keep their source
+	b.retries = 0
+	b.hopChanged(&neighbour.Hop{Address: one, Source: ours})
+	b.wrote("1 sources [10.0.0.100]")
+	b.retried(1) // none was known of when it was last asked
+	b.hopChanged(&neighbour.Hop{Address: six, Source: oursSix})
+	b.wrote("6 sources [2001:db8::100]")
+	b.sources(backends, ours, oursSix)
+	b.sources([]netip.Addr{one}, ours)
+	b.sources(backends, ours, oursSix)
+	b.retries = 0
+
+	b.hopChanged(&neighbour.Hop{Address: one, Source: ours, Interface: 3, MAC: mac})
+	b.wrote("1 sources [10.0.0.100]", "1 hop 3 02:00:00:00:00:01")
+	b.retried(0)
+	b.hopChanged(&neighbour.Hop{Address: one, Source: other})
+	b.wrote("1 sources [10.0.0.101]")
+	b.retried(1)
+	b.sources(backends, other, oursSix)
+	b.hopChanged(&neighbour.Hop{Address: one, Err: "no route"})
+	b.wrote()
+	b.retried(0)
+	b.sources(backends, other, oursSix)
+
+	b.configured = []netip.Addr{ours, three}
+	b.sources(backends, three, ours)
+	b.Change(nil, nil)
+	b.wrote("1 sources [10.0.0.100 10.0.0.3]")
+	b.Change(nil, nil)
+	b.wrote()
+	b.Rewrite()
+	b.wrote("1 sources [10.0.0.100 10.0.0.3]")
+	b.configured = nil
+	b.hopChanged(&neighbour.Hop{Address: one, Source: other})
+	b.wrote("1 sources [10.0.0.101]")
+	b.sources(backends, other, oursSix)
+}
+
+// TestAdoptedSources: flows of before this start go on with their source until it is known what is
+// right for all backends.
+func TestAdoptedSources(t *testing.T) {
+	b := newBench(t)
+	backends := []netip.Addr{one, two, six}
+	b.Adopt([]netip.Addr{ours, oursSix})
+	b.sources(nil)
+	b.Adopt([]netip.Addr{ours, oursSix})
+	b.sources(backends, ours, oursSix)
+	b.hopChanged(&neighbour.Hop{Address: one, Source: other})
+	b.retried(1)
+	b.sources(backends, ours, other, oursSix)
+	b.hopChanged(&neighbour.Hop{Address: six, Source: oursSix})
+	b.hopChanged(&neighbour.Hop{Address: two, Err: "no route"})
+	b.retried(1)
+	b.sources(backends, ours, other, oursSix)
+	b.hopChanged(&neighbour.Hop{Address: two, Source: other})
+	b.retried(1)
+	b.sources(backends, other, oursSix)
+	b.hopChanged(&neighbour.Hop{Address: two, Source: ours})
+	b.hopChanged(&neighbour.Hop{Address: two, Source: other})
+	b.sources(backends, other, oursSix) // what was adopted is forgotten
+
+	b = newBench(t)
+	b.Adopt([]netip.Addr{ours})
+	b.configured = []netip.Addr{other}
+	b.sources(backends, other)
+}
+
+// TestNothingIsTriedAgainBeforeTheFirstChange: its own plan asks for the sources.
+func TestNothingIsTriedAgainBeforeTheFirstChange(t *testing.T) {
+	b := newBench(t)
+	b.Follow(services(one, two))
+	b.hopChanged(&neighbour.Hop{Address: one, Source: ours})
+	b.retried(0)
+	b.sources([]netip.Addr{one}, ours)
+	b.hopChanged(&neighbour.Hop{Address: two, Source: ours})
+	b.retried(0) // it is one of our addresses already
+}
+
+// TestAwait: a change waits for backends that it brings and that take flows, each once.
+func TestAwait(t *testing.T) {
+	b := newBench(t)
+	web := func(backends ...model.Backend) []model.Service {
+		return []model.Service{{Name: "web", Backends: backends}, {Name: "mail", Backends: backends}}
+	}
+	at := func(a netip.Addr) model.Backend {
+		return model.Backend{BackendAddress: model.BackendAddress{Address: a}}
+	}
+	down := func(a netip.Addr) model.Backend {
+		b := at(a)
+		b.Down = true
+		return b
+	}
+	await := func(services []model.Service, late bool, want ...netip.Addr) {
+		t.Helper()
+		b.waitedFor = nil
+		if got := b.Await(t.Context(), services); got != late {
+			t.Errorf("late is %v, want %v", got, late)
+		}
+		if !slices.Equal(b.waitedFor, want) {
+			t.Errorf("it waited for %v, want %v", b.waitedFor, want)
+		}
+	}
+	await(web(at(one), down(two)), false, one)
+	if slices.SortFunc(b.wanted, netip.Addr.Compare); !slices.Equal(b.wanted, []netip.Addr{one, two}) {
+		t.Errorf("it has %v looked up: one that is down, too", b.wanted)
+	}
+	await(web(at(one), down(two)), false)
+	await(web(down(one), at(two)), false, two)
+	await(web(at(one), at(two)), false) // it was waited for while it was up
+	b.silent[three] = true
+	await(web(at(one), at(three)), true, three)
+	if !strings.Contains(b.log.String(), "10.0.0.3") {
+		t.Errorf("the log does not name the backend that is silent: %s", b.log.String())
+	}
+	await(web(at(one), at(three)), false)
+	await(web(at(one)), false)
+	await(web(at(one), at(two)), false, two) // it was gone in between
+	b.Follow(web(at(one), at(three)))        // a check has found it well, and nobody waits for that
+	await(web(at(one), down(three)), false)
+	await(web(at(one), at(three)), true, three)
+}
+
+// TestWhatIsGoneIsForgotten: a backend that comes back is looked up anew. What the maps have is
+// followed, whether a service names it or not.
+func TestWhatIsGoneIsForgotten(t *testing.T) {
+	b := newBench(t)
+	wants := func(want ...netip.Addr) {
+		t.Helper()
+		slices.SortFunc(b.wanted, netip.Addr.Compare)
+		if !slices.Equal(b.wanted, want) {
+			t.Errorf("wanted %v, want %v", b.wanted, want)
+		}
+	}
+	b.Follow(services(one, two))
+	wants(one, two)
+	b.hopChanged(&neighbour.Hop{Address: one, Interface: 3, MAC: mac, Source: ours})
+	b.hopChanged(&neighbour.Hop{Address: two, Interface: 3, MAC: mac, Source: ours})
+	b.Change([]reconcile.BackendRecord{record(1, one, 80), record(2, one, 443)}, nil)
+	b.wrote("1 hop 3 02:00:00:00:00:01", "1 sources [10.0.0.100]", "2 hop 3 02:00:00:00:00:01", "2 sources [10.0.0.100]")
+	b.Follow(nil)
+	wants(one)
+	b.Change(nil, []reconcile.BackendRecord{record(1, one, 80)})
+	wants(one)
+	b.Follow(services(two))
+	wants(one, two)
+	b.Add([]reconcile.BackendRecord{record(3, two, 80)})
+	b.wrote()
+	b.Change(nil, []reconcile.BackendRecord{record(2, one, 443), record(3, two, 80)})
+	wants(two)
+	b.Follow(nil)
+	wants()
+	if len(b.hops)+len(b.Ways.sources)+len(b.records)+len(b.named)+len(b.Ways.wanted) > 0 {
+		t.Errorf("without a backend it keeps %v, %v, %v, %v and %v", b.hops, b.Ways.sources, b.records, b.named, b.Ways.wanted)
+	}
+}
+
+// TestFailedWrites: one that fails is told, unless the backend went in the meantime.
+func TestFailedWrites(t *testing.T) {
+	b := newBench(t)
+	b.Follow(services(one))
+	b.Change([]reconcile.BackendRecord{record(1, one, 80)}, nil)
+	for _, c := range []struct {
+		err  error
+		told bool
+	}{{fmt.Errorf("write it: %w", datapath.ErrGone), false}, {errors.New("the map is on fire"), true}} {
+		b.log.Reset()
+		b.fails = c.err
+		b.hopChanged(&neighbour.Hop{Address: one, Interface: 3, MAC: mac, Source: ours})
+		if told := strings.Count(b.log.String(), "10.0.0.1:80"); told != 2 && c.told || told != 0 && !c.told {
+			t.Errorf("%v: the log has %s", c.err, b.log.String())
+		}
+	}
+	b.fails, b.written = nil, nil
+	b.Change(nil, nil) // which tries again
+	b.wrote("1 hop 3 02:00:00:00:00:01", "1 sources [10.0.0.100]")
+	b.Change(nil, nil)
+	b.wrote()
+}
+
+// TestOneFailureCostsOne: a backend that cannot be written, as behind an interface without programs,
+// has no change write the others.
+func TestOneFailureCostsOne(t *testing.T) {
+	b := newBench(t)
+	b.Follow(services(one, two))
+	for _, a := range []netip.Addr{one, two} {
+		b.hopChanged(&neighbour.Hop{Address: a, Interface: 3, MAC: mac})
+	}
+	b.fails, b.failsAt = errors.New("no program is there"), 1
+	b.Change([]reconcile.BackendRecord{record(1, one, 80), record(2, two, 80)}, nil)
+	b.written = nil
+	for range 2 {
+		b.Change(nil, nil)
+		b.wrote("1 hop 3 02:00:00:00:00:01")
+	}
+	b.fails = nil
+	b.Change(nil, nil)
+	b.wrote("1 hop 3 02:00:00:00:00:01")
+	b.Change(nil, nil)
+	b.wrote()
+}
