@@ -22,7 +22,7 @@ func Version() *datapath.Version {
 	return &datapath.Version{
 		ABI: ABI, Steps: []datapath.Step{Step()},
 		Objects: map[string]func() (*ebpf.CollectionSpec, error){
-			"abi": loadAbi, "xdp": loadXdp, "tc": loadTc, "guard": loadGuard, "sweep": loadSweep, "drops": loadDrops, "gate": loadGate, "check": loadCheck, "vlan": loadVlan,
+			"abi": loadAbi, "xdp": loadXdp, "tc": loadTc, "stopgap": loadStopgap, "sweep": loadSweep, "drops": loadDrops, "gate": loadGate, "check": loadCheck, "vlan": loadVlan,
 		},
 	}
 }

@@ -29,7 +29,7 @@ type attached struct {
 	link     link.Link             // at XDP
 	sides    [len(directions)]side // at tc
 	chain    *ebpf.Map             // while it is being attached to XDP
-	guard    *guard                // while its mode changes
+	stopgap  *stopgap              // while its mode changes
 	vlan     *vlan                 // nil where its frames come in by itself
 }
 
@@ -129,7 +129,7 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 	if err == nil && tagged == nil { // its frames come in by itself from now on
 		err = d.leaveVLAN(a)
 	}
-	d.lowerGuard(a)
+	d.lowerStopgap(a)
 	if err != nil {
 		if old := d.attached[iface]; old == nil || old.ifindex != a.ifindex { // that one has gone
 			err = errors.Join(err, d.clearInterface(index, a.ifindex))
@@ -253,7 +253,7 @@ func (d *Datapath) prepareChange(a *attached, mode kernel.Mode) (err error) {
 	if err := d.load(a); err != nil {
 		return err
 	}
-	a.guard, err = d.raiseGuard(a.ifindex)
+	a.stopgap, err = d.raiseStopgap(a.ifindex)
 	if err != nil {
 		d.log.Warn("connections that send while the mode changes will be reset: the host's stack cannot be kept from answering",
 			"interface", a.Interface, "error", err)
@@ -261,15 +261,15 @@ func (d *Datapath) prepareChange(a *attached, mode kernel.Mode) (err error) {
 	return nil
 }
 
-func (d *Datapath) lowerGuard(a *attached) {
-	if a.guard == nil {
+func (d *Datapath) lowerStopgap(a *attached) {
+	if a.stopgap == nil {
 		return
 	}
-	if err := a.guard.lower(); err != nil {
+	if err := a.stopgap.lower(); err != nil {
 		d.log.Warn("cannot remove the program that kept packets from the host's stack while the mode changed; it has no effect after a minute",
 			"interface", a.Interface, "error", err)
 	}
-	a.guard = nil
+	a.stopgap = nil
 }
 
 // attachNew makes a new link and pins it.

@@ -20,22 +20,22 @@ type Version struct {
 
 // The objects of a version.
 const (
-	objectABI   = "abi"
-	objectXDP   = "xdp"
-	objectTC    = "tc"
-	objectGuard = "guard"
-	objectSweep = "sweep"
-	objectDrops = "drops"
-	objectGate  = "gate"
-	objectCheck = "check"
-	objectVLAN  = "vlan"
+	objectABI     = "abi"
+	objectXDP     = "xdp"
+	objectTC      = "tc"
+	objectStopgap = "stopgap"
+	objectSweep   = "sweep"
+	objectDrops   = "drops"
+	objectGate    = "gate"
+	objectCheck   = "check"
+	objectVLAN    = "vlan"
 )
 
 // built is the version of this process.
 var built = &Version{
 	ABI: uint32(abiConstantSHUNT_ABI), Steps: steps,
 	Objects: map[string]func() (*ebpf.CollectionSpec, error){
-		objectABI: loadAbi, objectXDP: loadXdp, objectTC: loadTc, objectGuard: loadGuard, objectSweep: loadSweep, objectDrops: loadDrops, objectGate: loadGate,
+		objectABI: loadAbi, objectXDP: loadXdp, objectTC: loadTc, objectStopgap: loadStopgap, objectSweep: loadSweep, objectDrops: loadDrops, objectGate: loadGate,
 		objectCheck: loadCheck, objectVLAN: loadVlan,
 	},
 }

@@ -42,7 +42,7 @@ func generate(from, to string) (err error) {
 	if err := variant.Sources(from, to, changes...); err != nil {
 		return fmt.Errorf("%w; remove %s if an earlier run has left it", err, to)
 	}
-	for _, object := range []string{"abi", "xdp", "tc", "guard", "sweep", "drops", "gate", "check", "vlan"} {
+	for _, object := range []string{"abi", "xdp", "tc", "stopgap", "sweep", "drops", "gate", "check", "vlan"} {
 		compile := exec.Command(filepath.Join(from, "compile"), object, filepath.Join(to, "lb", object+".bpf.c"))
 		compile.Stdout, compile.Stderr = os.Stdout, os.Stderr
 		if err := compile.Run(); err != nil {

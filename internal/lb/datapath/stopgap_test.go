@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the program at XDP would take is dropped, what is the host's own passes, and a guard
+// What the program at XDP would take is dropped, what is the host's own passes, and a stopgap
 // that nobody lowers ends by itself.
-func TestGuardKnowsWhatIsOurs(t *testing.T) {
+func TestStopgapKnowsWhatIsOurs(t *testing.T) {
 	inNamespace(t)
 	d := mustOpen(t, testOptions(t))
 	_, err := d.Attach("shunt-a", model.AttachNative)
@@ -45,7 +45,7 @@ func TestGuardKnowsWhatIsOurs(t *testing.T) {
 	must(t, err)
 	ours := netip.AddrPortFrom(syn.IPv4.Source, syn.TCP.SourcePort).String()
 
-	g, err := d.raiseGuard(device(t, "shunt-a").Attrs().Index)
+	g, err := d.raiseStopgap(device(t, "shunt-a").Attrs().Index)
 	must(t, err)
 	defer func() { must(t, g.lower()) }()
 	judge := func(program *ebpf.Program, frame []byte) uint32 {
@@ -85,22 +85,22 @@ func TestGuardKnowsWhatIsOurs(t *testing.T) {
 	if n := counters.Reasons["mode_change"].Packets; n != dropped {
 		t.Errorf("mode_change counts %d packets, want %d", n, dropped)
 	}
-	over, err := d.loadCollection(loadGuard, map[string]any{"guard_end_ns": uint64(1)})
+	over, err := d.loadCollection(loadStopgap, map[string]any{"stopgap_end_ns": uint64(1)})
 	must(t, err)
 	defer over.Close()
-	if verdict := judge(over.Programs[guardProgram], packet.Must(packet.NewTCP("198.51.100.7:40000", "192.0.2.10:80", "A", macs))); verdict != tcUnspecified {
-		t.Errorf("a guard whose time is over: verdict %#x, want %#x", verdict, uint32(tcUnspecified))
+	if verdict := judge(over.Programs[stopgapProgram], packet.Must(packet.NewTCP("198.51.100.7:40000", "192.0.2.10:80", "A", macs))); verdict != tcUnspecified {
+		t.Errorf("a stopgap whose time is over: verdict %#x, want %#x", verdict, uint32(tcUnspecified))
 	}
 }
 
-// clsact, which serves where there is no tcx: a guard that a killed daemon left goes, other
+// clsact, which serves where there is no tcx: a stopgap that a killed daemon left goes, other
 // filters stay behind ours, and what was made is taken away.
-func TestGuardWithClsact(t *testing.T) {
+func TestStopgapWithClsact(t *testing.T) {
 	inNamespace(t)
 	d := mustOpen(t, testOptions(t))
 	dev := device(t, "shunt-a")
-	raise := func() *guard {
-		g, err := d.raiseGuard(dev.Attrs().Index)
+	raise := func() *stopgap {
+		g, err := d.raiseStopgap(dev.Attrs().Index)
 		must(t, err)
 		if g.link != nil {
 			must(t, g.link.Close())
@@ -128,19 +128,19 @@ func TestGuardWithClsact(t *testing.T) {
 		return false
 	}
 	g := raise()
-	if got := filters(); len(got) != 1 || got[0] != guardProgram {
-		t.Errorf("filters %v, want the guard alone", got)
+	if got := filters(); len(got) != 1 || got[0] != stopgapProgram {
+		t.Errorf("filters %v, want the stopgap alone", got)
 	}
 	must(t, g.lower())
 	if hasClsact() {
-		t.Error("clsact is still there after the guard that needed it")
+		t.Error("clsact is still there after the stopgap that needed it")
 	}
 	left := raise() // and nobody lowers it
 	must(t, netlink.FilterAdd(&netlink.BpfFilter{Fd: left.program.FD(), Name: "other", DirectAction: true,
 		FilterAttrs: netlink.FilterAttrs{LinkIndex: dev.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Protocol: unix.ETH_P_ALL, Priority: 1}}))
 	g = raise()
-	if got := filters(); len(got) != 2 || got[0] != guardProgram || got[1] != "other" {
-		t.Errorf("filters %v, want the guard and then the other", got)
+	if got := filters(); len(got) != 2 || got[0] != stopgapProgram || got[1] != "other" {
+		t.Errorf("filters %v, want the stopgap and then the other", got)
 	}
 	must(t, g.lower())
 	if got := filters(); len(got) != 1 || got[0] != "other" || !hasClsact() {

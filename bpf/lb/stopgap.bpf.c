@@ -4,7 +4,7 @@
  * native and generic mode exclude each other there (dev_xdp_attach in net/core/dev.c), so the
  * one goes before the other comes.
  *
- *   frame ─► XDP: none for the moment ─► tc ingress: sh_guard ─┬─► shunt's ──► dropped
+ *   frame ─► XDP: none for the moment ─► tc ingress: sh_stopgap ─┬─► shunt's ──► dropped
  *                                                              └─► else ─────► the host's stack
  *
  * To the host these packets belong to no socket, so it would reset every connection that one
@@ -24,7 +24,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 
 /* CLOCK_MONOTONIC in ns. Where clsact holds the program it may outlive a daemon that is killed
  * meanwhile; from then on it passes everything. */
-volatile const __u64 guard_end_ns = 0;
+volatile const __u64 stopgap_end_ns = 0;
 
 #define IP4_LATER_FRAGMENT 0x1fff
 
@@ -85,14 +85,14 @@ static __always_inline int is_ours(const struct packet *p, const struct settings
 }
 
 SEC("tc")
-int sh_guard(struct __sk_buff *skb)
+int sh_stopgap(struct __sk_buff *skb)
 {
 	struct settings *settings = settings_get();
 	struct packet p = { .frame_size = skb->len };
 	int unread;
 
 	/* A frame with a tag is the VLAN's own interface's. */
-	if (!settings || bpf_ktime_get_ns() > guard_end_ns || skb->pkt_type != PACKET_HOST ||
+	if (!settings || bpf_ktime_get_ns() > stopgap_end_ns || skb->pkt_type != PACKET_HOST ||
 	    skb->vlan_present)
 		return TC_ACT_UNSPEC;
 	if (skb->protocol == bpf_htons(ETH_P_IP))
