@@ -12,6 +12,11 @@ GENERATED := '*_bpfel.go' '*_bpfel.o' '*.pb.go' '*.connect.go'
 # Packages with golden files and pages that are written by their tests, and compared.
 GOLDEN_PACKAGES := ./internal/cli ./internal/control ./internal/kernel ./internal/lb/datapath ./internal/lb/source/file ./test/script ./test/kernel
 
+# Tests wait most of their time, for timeouts and for each other's programs, in namespaces of their own:
+# so more run side by side than there are CPUs. The longest begin first.
+BESIDE := $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -lt 8 ] || n=8; echo -p $$((2 * n)) -parallel $$((3 * n)))
+LONGEST := ./test/net ./test/load ./test/packet ./internal/lb/datapath
+
 # More for `go test`, for example TESTFLAGS='-v -run TestX'.
 TESTFLAGS ?=
 
@@ -44,7 +49,7 @@ build: go-version
 test: go-version
 	@echo "make test: no Debian packages are needed"
 	@[ "$$(id -u)" -eq 0 ] || echo "make test: not root, so tests that load BPF programs or make network namespaces will skip"
-	$(GO) test -count=1 -timeout 20m $(TESTFLAGS) ./...
+	$(GO) test -count=1 -timeout 20m $(BESIDE) $(TESTFLAGS) $(LONGEST) ./...
 
 ## make generate          BPF objects, Go bindings and the API, from their sources
 .PHONY: generate
@@ -107,7 +112,19 @@ soak: go-version
 		echo "make soak: long tests of $$package"; \
 		SHUNT_SOAK=1 $(GO) test -count=1 -timeout 90m -v $$package </dev/null || exit 1; \
 	done
+	@$(MAKE) --no-print-directory test-rested
 	@$(MAKE) --no-print-directory fuzz
+
+## make test-rested       long tests that otherwise rest until what they are about changes (test/unchanged); records that they pass
+.PHONY: test-rested
+test-rested: go-version
+	.ci/packages clang-19 libbpf-dev linux-libc-dev
+	@grep -rl --include='*_test.go' 'unchanged\.Rests(' . | xargs -r -n1 dirname | sort -u | while read -r package; do \
+		tests=$$(awk '/^func Test/ { sub(/^func /, ""); sub(/\(.*/, ""); name = $$0 } /unchanged\.Rests\(/ { print name }' $$package/*_test.go | paste -sd'|'); \
+		echo "make test-rested: $$tests of $$package"; \
+		SHUNT_RESTLESS=1 $(GO) test -count=1 -timeout 30m $(BESIDE) -run "^($$tests)\$$" $$package </dev/null || exit 1; \
+	done
+	git --no-pager diff --stat -- test/unchanged
 
 ## make fuzz              every fuzz target for FUZZTIME
 .PHONY: fuzz
@@ -146,10 +163,14 @@ percall: go-version
 	$(GO) run ./bench/percall $(PERCALLFLAGS)
 	$(GO) run ./bench/percall --direct $(PERCALLFLAGS)
 
-## make approve-weight    records how large the programs are on this kernel now (test/cost); as root
+## make approve-weight    records how large the programs are on this kernel now (test/cost); as root. OTHERS=6.1,6.12: on these too
 .PHONY: approve-weight
 approve-weight: go-version
-	$(GO) test -count=1 ./test/cost -run TestNoProgramGrowsUnapproved -update
+	$(GO) test -count=1 ./test/cost -run GrowsUnapproved -update
+	@for kernel in $$(echo '$(OTHERS)' | tr , ' '); do \
+		$(GO) run ./test/kernel --kernels "$$kernel" --packages './test/cost=TestNoLoadedProgramGrowsUnapproved' || echo "make approve-weight: $$kernel is not as recorded, and is recorded now"; \
+		$(GO) test -count=1 ./test/cost -run TestMerge -merge "$$PWD/.tools/kernels/$$kernel.log" || exit 1; \
+	done
 	git --no-pager diff -- test/cost/record.txt
 
 ## make approve-packets   records what packets cost now, and why they may (test/cost): REASON='...'; as root
@@ -168,7 +189,7 @@ release: go-version
 ## make cross             compiles and vets everything for arm64
 .PHONY: cross
 cross: go-version
-	CGO_ENABLED=0 GOARCH=arm64 $(GO) vet ./...
+	CGO_ENABLED=0 GOARCH=arm64 $(GO) vet -trimpath ./...
 	CGO_ENABLED=0 GOARCH=arm64 $(GO) build -trimpath -o /dev/null ./cmd/shunt
 
 ## make clean             removes the binary and downloaded tools

@@ -52,11 +52,33 @@ func ensureBPFFS(root string, taken bool, private error, log *slog.Logger) error
 	if own, err := ownMounts(root); err != nil || own || private != nil {
 		return errors.Join(fmt.Errorf("mount bpffs on %s, where maps are to be pinned: this process has mounts of its own, and a bpffs that it mounts would disappear with the process; mount it outside, with `mount -t bpf bpf %s`, and start again", root, root), err, private)
 	}
-	if err := unix.Mount("bpf", root, "bpf", 0, "mode=0700"); err != nil {
+	if err := mountOnce(root); err != nil {
 		return fmt.Errorf("mount bpffs on %s, where maps are to be pinned: %w; mount it with `mount -t bpf bpf %s`", root, err, root)
 	}
 	log.Info("mounted bpffs, which keeps the data plane when shunt stops", "path", root)
 	return nil
+}
+
+// mountOnce mounts a bpffs on root unless another process is quicker. Two on top of each other would
+// hide what the first process has pinned meanwhile.
+func mountOnce(root string) error {
+	below, err := os.Open(root)
+	if err != nil {
+		return err
+	}
+	defer below.Close() //nolint:errcheck // ends the lock
+	for {
+		if err := unix.Flock(int(below.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
+			if err != nil {
+				return fmt.Errorf("lock it: %w", err)
+			}
+			break
+		}
+	}
+	if is, err := isBPFFS(root); is || err != nil {
+		return err
+	}
+	return unix.Mount("bpf", root, "bpf", 0, "mode=0700")
 }
 
 // SharePins puts the host's bpffs on DefaultPinRoot where this process would otherwise see

@@ -6,13 +6,51 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
+// needRoot also has the host's bpffs mounted, which a machine that has just booted may lack.
 func needRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: mounts")
+	}
+	if err := Mount(DefaultPinRoot, slog.New(slog.DiscardHandler)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestOneMount: of many that find no bpffs, one mounts it.
+func TestOneMount(t *testing.T) {
+	needRoot(t)
+	for range 20 {
+		root := t.TempDir()
+		t.Cleanup(func() {
+			for unix.Unmount(root, unix.MNT_DETACH) == nil { // all that there are
+			}
+		})
+		var all sync.WaitGroup
+		begin := make(chan struct{})
+		for range 8 {
+			all.Go(func() {
+				<-begin
+				if err := mountOnce(root); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		close(begin)
+		all.Wait()
+		text, err := os.ReadFile("/proc/self/mountinfo")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(string(text), " "+root+" "); n != 1 {
+			t.Fatalf("%d bpffs are mounted on one another, want 1", n)
+		}
 	}
 }
 

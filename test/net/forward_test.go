@@ -30,7 +30,12 @@ var ways = []struct {
 }
 
 // transferSize is what has to arrive unharmed in each direction, family and way.
-func transferSize() int64 { return size(100, 2) }
+func transferSize() int64 {
+	if soak {
+		return 100 << 20
+	}
+	return size(10, 2)
+}
 
 // TCP and UDP over both families reach every backend in every way, with checksum offload
 // on at clients and backends, and so do ranges of ports and `any`.

@@ -4,6 +4,8 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+
+	"github.com/shunt-lb/shunt/test/unchanged"
 )
 
 // hookTests are the tests that also run at tc and behind VLAN tags. The others are about tables of
@@ -33,6 +35,12 @@ func TestAgain(t *testing.T) {
 	}
 	if *hook != "xdp" || *forwarding != "all" {
 		return // this is such a run
+	}
+	// The same packets, and other ways to load and attach the same programs: a change elsewhere changes
+	// nothing here. A virtual machine has the binary alone, and another kernel.
+	if !testing.Short() && unchanged.Rests(t, "*.go", "../../internal/packet/*.go", "../../internal/lb/datapath/*.go", "../../internal/lb/reconcile/*.go", "../../internal/kernel/*.go",
+		"../../bpf/lb", "../../bpf/core", "../../bpf/ctx", "../../bpf/toolchain", "../../bpf/compile") {
+		return
 	}
 	self, err := os.Executable()
 	must(t, err)

@@ -1,0 +1,287 @@
+package cost
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+var mergeFile = flag.String("merge", "", "take what TestNoLoadedProgramGrowsUnapproved has said in this file, of other kernels, into record.txt")
+
+// anyKernel is where the record has what does not depend on the kernel.
+const anyKernel = "any"
+
+// What is measured.
+const (
+	instructions = "instructions"
+	lookups      = "look-ups" // calls of bpf_map_lookup_elem in the code
+	calls        = "calls"    // of other helpers
+	stack        = "stack"    // bytes on the deepest chain of calls
+	verified     = "verified" // instructions that the verifier went through, of a million
+)
+
+// measures are in the order of a line.
+var measures = []string{instructions, lookups, calls, stack, verified}
+
+// weight is what one program costs, by what is measured. A name that is not there was not measured.
+type weight map[string]int
+
+// slack is how much may grow unapproved, because it is not the program's alone: one stable release
+// of a kernel prunes a little better than another, and may write a call out in a few instructions
+// more or less. What the compiler made has none.
+func slack(what string, isCompiled bool, before int) int {
+	switch {
+	case what == verified:
+		return before / 20
+	case what == instructions && !isCompiled:
+		return max(before/100, 8)
+	}
+	return 0
+}
+
+// grown names what is more than before, or was not there.
+func (w weight) grown(before weight) (what []string) {
+	_, isLoaded := w[verified]
+	for _, name := range measures {
+		now, isMeasured := w[name]
+		was, ok := before[name]
+		switch {
+		case isMeasured && !ok:
+			what = append(what, fmt.Sprintf("%d %s, and it has none on record", now, name))
+		case now > was+slack(name, !isLoaded, was):
+			what = append(what, fmt.Sprintf("%d %s, %d before", now, name, was))
+		}
+	}
+	return what
+}
+
+// with is the weight with numbers of another in place of its own.
+func (w weight) with(other weight) weight {
+	both := maps.Clone(w)
+	maps.Copy(both, other)
+	return both
+}
+
+func (w weight) String() string {
+	var parts []string
+	for _, name := range measures {
+		if n, ok := w[name]; ok {
+			parts = append(parts, fmt.Sprintf("%s=%d", name, n))
+		}
+	}
+	return strings.Join(parts, " ")
+}
+
+// record is record.txt.
+type record struct {
+	complete []string                     // kernels that have a line for each program
+	rows     map[string]map[string]weight // by kernel or anyKernel, and program, "6.1" and "xdp/sh_xdp/generic"
+}
+
+const head = `# What the programs weigh: a fault in the code, a slower path or a verifier's limit come in by
+# growing. test/cost fails on growth; "make approve-weight" approves.
+#
+# any: on any kernel and CPU. instructions, look-ups (calls of bpf_map_lookup_elem) and calls (of
+# other helpers) are in the program as it was compiled, with all functions that it has. stack is bytes
+# along the deepest chain of calls, each function's rounded up to 32; a 6.1 kernel refuses more than 512.
+#
+# A kernel's series: there, on amd64. instructions are those that its verifier leaves of the program
+# when it has taken out what the constants exclude, and rewritten the rest: so kernels differ.
+# verified: those that it went through, at most 1000000. Releases of a series differ a little, which
+# the test allows for. A kernel that is named complete has a line for each program.
+#
+`
+
+// String is the text of record.txt.
+func (r record) String() string {
+	return fmt.Sprintf("%scomplete %s\n%s", head, strings.Join(r.complete, " "), r.lines())
+}
+
+// lines are those of the programs.
+func (r record) lines() string {
+	var out strings.Builder
+	for _, series := range slices.SortedFunc(maps.Keys(r.rows), compareSeries) {
+		for _, name := range slices.Sorted(maps.Keys(r.rows[series])) {
+			fmt.Fprintf(&out, "%-6s %-36s %s\n", series, name, r.rows[series][name])
+		}
+	}
+	return out.String()
+}
+
+// compareSeries puts 6.2 before 6.12, and before both what is no number.
+func compareSeries(a, b string) int {
+	split := func(s string) (out []int) {
+		for _, part := range strings.Split(s, ".") {
+			n, _ := strconv.Atoi(part)
+			out = append(out, n)
+		}
+		return out
+	}
+	return cmp.Or(slices.Compare(split(a), split(b)), strings.Compare(a, b))
+}
+
+// take has new measurements of a kernel replace those that there were. Lines of programs that are
+// gone go, on other kernels too.
+func (r *record) take(series string, stacks, loaded map[string]weight) {
+	for name, w := range r.rows[anyKernel] {
+		if _, isCompiled := w[instructions]; isCompiled {
+			delete(w, stack)
+			stacks[name] = w.with(stacks[name])
+		}
+	}
+	r.rows[anyKernel], r.rows[series] = stacks, loaded
+	for other, rows := range r.rows {
+		if other != anyKernel {
+			maps.DeleteFunc(rows, func(name string, _ weight) bool { return loaded[name] == nil })
+		}
+	}
+	if !slices.Contains(r.complete, series) {
+		r.complete = append(r.complete, series)
+		slices.SortFunc(r.complete, compareSeries)
+	}
+}
+
+func (r record) write(t *testing.T) {
+	t.Helper()
+	if err := os.WriteFile(recordFile, []byte(r.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func readRecord(t *testing.T) record {
+	t.Helper()
+	text, err := os.ReadFile(recordFile)
+	if err != nil && !(errors.Is(err, os.ErrNotExist) && *update) {
+		t.Fatal(err)
+	}
+	r, err := parseRecord(text)
+	if err != nil {
+		t.Fatalf("%s: %v", recordFile, err)
+	}
+	return r
+}
+
+func parseRecord(text []byte) (record, error) {
+	r := record{rows: map[string]map[string]weight{}}
+	for line := range bytes.Lines(text) {
+		fields := strings.Fields(string(line))
+		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
+			continue
+		}
+		if fields[0] == "complete" {
+			r.complete = append(r.complete, fields[1:]...)
+			continue
+		}
+		if len(fields) < 3 {
+			return r, fmt.Errorf("%q: want a kernel, a program and what it weighs", line)
+		}
+		w := weight{}
+		for _, field := range fields[2:] {
+			name, number, _ := strings.Cut(field, "=")
+			n, err := strconv.Atoi(number)
+			if err != nil || !slices.Contains(measures, name) {
+				return r, fmt.Errorf("%q: %q is not one of %s with \"=\" and a number", line, field, strings.Join(measures, ", "))
+			}
+			w[name] = n
+		}
+		if r.rows[fields[0]] == nil {
+			r.rows[fields[0]] = map[string]weight{}
+		}
+		r.rows[fields[0]][fields[1]] = w
+	}
+	return r, nil
+}
+
+// rowSaid is a line of the record in the log of a test.
+var rowSaid = regexp.MustCompile(`(?m)^ *(\d+\.\d+|any) +\S+/\S+ +\S+=[^\r\n]*`)
+
+// TestMerge takes over what another kernel's test has said, of which a virtual machine leaves
+// nothing but its log.
+func TestMerge(t *testing.T) {
+	text := []byte("    cost_test.go:9: on this kernel:\r\n        any    x/a   stack=7\r\n        6.9    x/a   instructions=1 verified=2\r\n[    1.0] other\r\n")
+	all := record{rows: map[string]map[string]weight{
+		anyKernel: {"x": {instructions: 1}, "x/a": {instructions: 3, stack: 9}, "x/gone": {stack: 9}}, "6.1": {"x/a": {instructions: 5, verified: 6}, "x/gone": {instructions: 5, verified: 6}}}}
+	if *mergeFile != "" {
+		var err error
+		if text, err = os.ReadFile(*mergeFile); err != nil {
+			t.Fatal(err)
+		}
+		all = readRecord(t)
+	}
+	said, err := parseRecord(bytes.Join(rowSaid.FindAll(text, -1), []byte("\n")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stacks := said.rows[anyKernel]
+	delete(said.rows, anyKernel)
+	if len(said.rows) != 1 || len(stacks) == 0 {
+		t.Fatalf("there are lines of %d kernels, want one: did TestNoLoadedProgramGrowsUnapproved run?", len(said.rows))
+	}
+	for series, rows := range said.rows {
+		all.take(series, stacks, rows)
+	}
+	if *mergeFile != "" {
+		all.write(t)
+		return
+	}
+	want := "complete 6.9\nany    x                                    instructions=1\nany    x/a                                  instructions=3 stack=7\n" +
+		"6.1    x/a                                  instructions=5 verified=6\n6.9    x/a                                  instructions=1 verified=2\n"
+	if got := strings.TrimPrefix(all.String(), head); got != want {
+		t.Errorf("merged:\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestGrowthIsSeen(t *testing.T) {
+	compiled := weight{instructions: 1000, lookups: 20, calls: 5, stack: 300}
+	loaded := weight{instructions: 1000, verified: 20000}
+	for name := range compiled {
+		more := maps.Clone(compiled)
+		more[name]++
+		if got := more.grown(compiled); len(got) != 1 {
+			t.Errorf("%v after %v: %q, want one complaint", more, compiled, got)
+		}
+	}
+	for _, now := range []weight{{instructions: 1011, verified: 20000}, {instructions: 1000, verified: 21001}} {
+		if got := now.grown(loaded); len(got) != 1 {
+			t.Errorf("%v after %v: %q, want one complaint", now, loaded, got)
+		}
+	}
+	for _, now := range []weight{loaded, {instructions: 1010, verified: 21000}, {instructions: 900, verified: 1}} {
+		if got := now.grown(loaded); len(got) != 0 {
+			t.Errorf("%v after %v: %q, want none", now, loaded, got)
+		}
+	}
+	if got := loaded.grown(nil); len(got) != 2 {
+		t.Errorf("of a program without a line: %q, want a complaint for each number", got)
+	}
+	if got := (weight{stack: 0}).grown(nil); len(got) != 1 {
+		t.Errorf("of a number that is 0 and has no line: %q, want a complaint", got)
+	}
+}
+
+func TestRecordReadsBack(t *testing.T) {
+	r := record{complete: []string{"6.1", "6.12"}, rows: map[string]map[string]weight{
+		"6.12": {"xdp/sh_xdp/native": {instructions: 1, verified: 2}}, "6.1": {"b": {instructions: 5, verified: 0}, "a": {verified: 8}},
+		anyKernel: {"a": {stack: 32}}}}
+	got, err := parseRecord([]byte(r.String()))
+	if err != nil || got.String() != r.String() {
+		t.Errorf("read back, %v:\n%s\nwant\n%s", err, got, r)
+	}
+	if text := r.lines(); strings.Index(text, "6.1 ") > strings.Index(text, "6.12 ") || !strings.HasPrefix(text, anyKernel) {
+		t.Errorf("the order is not any, 6.1, 6.12:\n%s", text)
+	}
+	for _, wrong := range []string{"6.1 a", "6.1 a 1", "6.1 a jited=5", "6.1 a stack=x"} {
+		if _, err := parseRecord([]byte(wrong + "\n")); err == nil {
+			t.Errorf("%q is read without complaint", wrong)
+		}
+	}
+}

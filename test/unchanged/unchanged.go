@@ -1,0 +1,154 @@
+// Package unchanged lets a long test rest while what it is about is as it was when it last passed. A
+// test of tests is such a one: it breaks the product on purpose and sees that another test notices.
+// Another repeats tests in a way that only the same files decide about. Each takes a minute or more,
+// and its answer is the same until one of these files has changed.
+//
+// passed.txt, which is committed, has a digest of these files for each such test, from the last time
+// that `make test-rested`, which is part of `make soak`, had it run and pass. A test whose files give
+// another digest, or that is not in the file, runs: so a change to what it is about has it run in
+// each `make test` until somebody commits the new digest, and nothing can make it rest but having
+// passed.
+package unchanged
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// record is where the digests are, seen from a package two folders below the repository's.
+const record = "../../test/unchanged/passed.txt"
+
+const head = `# Long tests that rest while the files that they are about are as they were when they last passed:
+# package, test, kernel, and digest. Written by make test-rested; see unchanged.go.
+`
+
+// Rests is whether the test need not run now. patterns name the files that it is about, as
+// filepath.Glob has them; of a folder, all files below. With SHUNT_RESTLESS set no test rests, and one that
+// passes is recorded.
+func Rests(t *testing.T, patterns ...string) bool {
+	t.Helper()
+	digest, err := digestOf(patterns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	passed, err := read(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, err := nameOf(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if os.Getenv("SHUNT_RESTLESS") == "" {
+		if passed[name] == digest {
+			t.Logf("%s rests: what it is about is unchanged since it passed; make test-rested has it run", name)
+			return true
+		}
+		t.Logf("%s runs: what it is about has changed since it was recorded; make test-rested records that it passes", name)
+		return false
+	}
+	t.Cleanup(func() {
+		if t.Failed() || t.Skipped() {
+			return
+		}
+		if err := write(record, name, digest); err != nil {
+			t.Error(err)
+		}
+	})
+	return false
+}
+
+// nameOf is "load/TestX@6.18-amd64": that a test passed says nothing about another kernel.
+func nameOf(t *testing.T) (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	var kernel unix.Utsname
+	if err := unix.Uname(&kernel); err != nil {
+		return "", err
+	}
+	series := strings.SplitN(unix.ByteSliceToString(kernel.Release[:]), ".", 3)
+	return fmt.Sprintf("%s/%s@%s-%s", filepath.Base(dir), t.Name(), strings.Join(series[:min(2, len(series))], "."), runtime.GOARCH), nil
+}
+
+// digestOf is of the names and contents of all files that the patterns name. A pattern that names
+// none is an error: files have moved, and it would be of nothing.
+func digestOf(patterns []string) (string, error) {
+	var files []string
+	for _, pattern := range patterns {
+		names, err := filepath.Glob(pattern)
+		if err != nil {
+			return "", err
+		}
+		before := len(files)
+		for _, name := range names {
+			err := filepath.WalkDir(name, func(path string, entry fs.DirEntry, err error) error {
+				if err == nil && entry.Type().IsRegular() {
+					files = append(files, path)
+				}
+				return err
+			})
+			if err != nil {
+				return "", err
+			}
+		}
+		if len(files) == before {
+			return "", fmt.Errorf("no file is called %s: say where what the test is about is now", pattern)
+		}
+	}
+	slices.Sort(files)
+	all := sha256.New()
+	for _, name := range slices.Compact(files) {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(all, "%s %d\n", filepath.ToSlash(name), len(data))
+		all.Write(data)
+	}
+	return hex.EncodeToString(all.Sum(nil)), nil
+}
+
+func read(path string) (map[string]string, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	passed := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] == "#" {
+			continue
+		}
+		if len(fields) != 2 {
+			return nil, fmt.Errorf("%s: %q: want a test and a digest", path, line)
+		}
+		passed[fields[0]] = fields[1]
+	}
+	return passed, nil
+}
+
+func write(path, name, digest string) error {
+	passed, err := read(path)
+	if err != nil {
+		return err
+	}
+	passed[name] = digest
+	text := head
+	for _, name := range slices.Sorted(maps.Keys(passed)) {
+		text += name + " " + passed[name] + "\n"
+	}
+	return os.WriteFile(path, []byte(text), 0o644)
+}
