@@ -38,6 +38,22 @@ func conditionals(s source) (found []violation) {
 	return found
 }
 
+func TestMergesAreFinished(t *testing.T) {
+	check(t, func(source) bool { return true }, conflicts)
+}
+
+var conflict = regexp.MustCompile(`^(<{7}|>{7}|\|{7}) `)
+
+// conflicts finds the marks that git leaves where both sides of a merge have changed a place.
+func conflicts(s source) (found []violation) {
+	for i, line := range s.lines() {
+		if conflict.MatchString(line) {
+			found = append(found, s.at(i+1, "a merge that nobody has finished"))
+		}
+	}
+	return found
+}
+
 func TestNothingAsksToBeKeptEqual(t *testing.T) {
 	check(t, func(s source) bool {
 		return (s.isGo() || s.isC()) && !strings.HasPrefix(s.path, "test/tidy/")
@@ -191,6 +207,7 @@ func TestWordRulesFindWhatTheyLookFor(t *testing.T) {
 	finds(t, twiceWritten, source{"a.go", "// in synchronous code\n"})
 	finds(t, otherWords, source{"a.md", "Mend it.\nThe interface's slot.\nIt goes. Whoever waits, waits.\n"}, 1, 2, 3)
 	finds(t, otherWords, source{"a.md", "Amendments for whoever reads slots of an interface.\n"})
+	finds(t, conflicts, source{"docs/a.md", "a\n" + strings.Repeat("<", 7) + " HEAD\nb\n" + strings.Repeat("=", 7) + "\n" + strings.Repeat(">", 7) + " other\n"}, 2, 5)
 	finds(t, kernelNames, source{"bpf/a.c", "} sh_a_map_with_a_long_name SEC(\".maps\");\n"}, 1)
 	finds(t, kernelNames, source{"bpf/a.c", "SEC(\"xdp\")\nint other(struct xdp_md *ctx)\n"}, 2)
 	finds(t, kernelNames, source{"bpf/a.c", "SEC(\"xdp\")\nint sh_xdp(struct xdp_md *ctx)\n} sh_flows SEC(\".maps\");\n"})
