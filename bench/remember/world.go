@@ -18,6 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/namespace"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // iface is the balancer's only interface: clients and backends are both behind it.
@@ -92,7 +93,7 @@ func (w *world) open(name string) error {
 	if _, err := w.d.Attach(iface, model.AttachNative); err != nil {
 		return err
 	}
-	if err := w.d.SetSettings(timeouts(w.settle), model.PortRange{First: 1024, Last: 32767}); err != nil {
+	if err := w.d.SetSettings(timeouts(w.settle), value.PortRange{First: 1024, Last: 32767}); err != nil {
 		return err
 	}
 	w.d.SetEncapsulation(model.Encapsulation{Sources4: netip.PrefixFrom(ownAddress.Addr(), 32)})
@@ -147,7 +148,7 @@ func (w *world) resolve(records []reconcile.BackendRecord) {
 func (w *world) apply(o options, backends []model.Backend) error {
 	_, err := w.reconciler.Apply(reconcile.Desired{
 		Services: []model.Service{{
-			Name: "web", Frontends: []model.Frontend{{Address: service.Addr(), Ports: model.PortRange{First: service.Port(), Last: service.Port()}, Protocol: model.TCP}},
+			Name: "web", Frontends: []model.Frontend{{Address: service.Addr(), Ports: value.PortRange{First: service.Port(), Last: service.Port()}, Protocol: model.TCP}},
 			Forwarding: model.ForwardingDSRIPIP, Announce: model.AnnounceNone, TableSize: o.tableSize,
 			Tracking: o.tracking, Backends: backends,
 		}},

@@ -10,7 +10,7 @@ import (
 	"unicode"
 
 	"github.com/invopop/jsonschema"
-	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // Address is an IP address that a packet can be sent to over a network.
@@ -167,12 +167,12 @@ func (*Network) Describe() string { return "IP address or prefix" }
 // Ports is a port, a range, or any.
 type Ports struct {
 	Mark
-	Value model.PortRange
+	Value value.PortRange
 }
 
 func (p *Ports) Read(s Scalar, _ *Field) *Complaint {
 	if s.Kind == KindText && s.Text == "any" {
-		p.Value = model.AnyPort
+		p.Value = value.AnyPort
 		return nil
 	}
 	value, c := readPorts(s, "a port, a range such as \"8000-8099\", or any")
@@ -185,9 +185,9 @@ func (p *Ports) Read(s Scalar, _ *Field) *Complaint {
 const portPattern = "[1-9][0-9]{0,4}"
 
 // readPorts reads "80" or "8000-8099".
-func readPorts(s Scalar, want string) (model.PortRange, *Complaint) {
+func readPorts(s Scalar, want string) (value.PortRange, *Complaint) {
 	if s.Kind != KindText && s.Kind != KindNumber {
-		return model.PortRange{}, Wanted(s, want, "")
+		return value.PortRange{}, Wanted(s, want, "")
 	}
 	firstText, lastText, isRange := strings.Cut(s.Text, "-")
 	if !isRange {
@@ -199,17 +199,17 @@ func readPorts(s Scalar, want string) (model.PortRange, *Complaint) {
 		if near := Nearest(s.Text, []string{"any"}); s.Kind == KindText && near != "" {
 			suggestion = fmt.Sprintf("did you mean %q?", near)
 		}
-		return model.PortRange{}, Wanted(s, want, suggestion)
+		return value.PortRange{}, Wanted(s, want, suggestion)
 	}
 	first, errFirst := strconv.ParseUint(firstText, 10, 16)
 	last, errLast := strconv.ParseUint(lastText, 10, 16)
 	switch {
 	case errFirst != nil || errLast != nil || first == 0:
-		return model.PortRange{}, &Complaint{fmt.Sprintf("port %s is out of range, want 1 to 65535", s.Text), ""}
+		return value.PortRange{}, &Complaint{fmt.Sprintf("port %s is out of range, want 1 to 65535", s.Text), ""}
 	case first > last:
-		return model.PortRange{}, &Complaint{fmt.Sprintf("range %s ends before it begins", s.Text), fmt.Sprintf("write \"%d-%d\"", last, first)}
+		return value.PortRange{}, &Complaint{fmt.Sprintf("range %s ends before it begins", s.Text), fmt.Sprintf("write \"%d-%d\"", last, first)}
 	}
-	return model.PortRange{First: uint16(first), Last: uint16(last)}, nil
+	return value.PortRange{First: uint16(first), Last: uint16(last)}, nil
 }
 
 func (*Ports) Schema(*Field) *jsonschema.Schema {
@@ -224,7 +224,7 @@ func (*Ports) Describe() string { return "port, range or any" }
 // PortRange is a range that source ports are taken from.
 type PortRange struct {
 	Mark
-	Value model.PortRange
+	Value value.PortRange
 }
 
 func (p *PortRange) Read(s Scalar, f *Field) *Complaint {

@@ -9,7 +9,7 @@ import (
 	"unicode"
 
 	"github.com/invopop/jsonschema"
-	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // Text is a name or a path.
@@ -169,7 +169,7 @@ func (*Duration) Schema(*Field) *jsonschema.Schema {
 func (*Duration) Describe() string { return "duration" }
 
 // brief is a bound of a duration as one would write it.
-func brief(bound uint64) string { return model.DurationText(time.Duration(bound)) }
+func brief(bound uint64) string { return value.DurationText(time.Duration(bound)) }
 
 // Boolean is yes or no.
 type Boolean struct {

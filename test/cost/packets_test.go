@@ -8,6 +8,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/packet"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // Who is who, on one segment. Clients are behind the router.
@@ -23,7 +24,7 @@ var (
 		true:  {netip.MustParseAddr(source6)},
 	}
 	// onePort leaves NAT's search for a port no choice, wherever it begins.
-	onePort = model.PortRange{First: 2048, Last: 2048}
+	onePort = value.PortRange{First: 2048, Last: 2048}
 )
 
 // portMoving is of the service whose slots are all in transition.
@@ -41,7 +42,7 @@ func services(direct bool) (all []model.Service) {
 		s := model.Service{Name: name, Forwarding: forwarding, Announce: model.AnnounceL2, TableSize: 251}
 		for _, vip := range []string{vip4, vip6} {
 			for _, protocol := range []model.Protocol{model.TCP, model.UDP} {
-				s.Frontends = append(s.Frontends, model.Frontend{Address: netip.MustParseAddr(vip), Ports: model.PortRange{First: port, Last: port}, Protocol: protocol})
+				s.Frontends = append(s.Frontends, model.Frontend{Address: netip.MustParseAddr(vip), Ports: value.PortRange{First: port, Last: port}, Protocol: protocol})
 			}
 		}
 		for _, address := range backends {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // An arm is an interface of the balancer. Every frame comes in through one of them, and the
@@ -85,7 +86,7 @@ var timeouts = model.Timeouts{TCPEstablished: 2*time.Hour + 4*time.Minute, TCPHa
 
 // The pools of source ports: with the narrow one all ports of a backend are soon taken. A search
 // tries 64 ports with an odd stride, so it tries all 8 of them.
-var pools = [2]model.PortRange{{First: 1024, Last: 32767}, {First: 4096, Last: 4103}}
+var pools = [2]value.PortRange{{First: 1024, Last: 32767}, {First: 4096, Last: 4103}}
 
 // flowsMax bounds one service.
 const flowsMax = 12
@@ -94,7 +95,7 @@ const flowsMax = 12
 // unless that is what the service is about.
 func services() []model.Service {
 	var all []model.Service
-	add := func(name string, forwarding model.Forwarding, addresses [2]netip.Addr, ports model.PortRange, backends ...string) *model.Service {
+	add := func(name string, forwarding model.Forwarding, addresses [2]netip.Addr, ports value.PortRange, backends ...string) *model.Service {
 		s := model.Service{Name: name, Forwarding: forwarding, Announce: model.AnnounceL2, TableSize: 251}
 		for _, vip := range addresses {
 			for _, protocol := range []model.Protocol{model.TCP, model.UDP} {
@@ -107,7 +108,7 @@ func services() []model.Service {
 		all = append(all, s)
 		return &all[len(all)-1]
 	}
-	at := func(first uint16) model.PortRange { return model.PortRange{First: first, Last: first} }
+	at := func(first uint16) value.PortRange { return value.PortRange{First: first, Last: first} }
 	nat, destination := model.ForwardingNAT, model.ForwardingNATDestination
 	add("nat", nat, vips, at(80), "10.0.0.20:8080", "10.0.0.21:8080", "[2001:db8:2::20]:8080", "[2001:db8:2::21]:8080").Backends[1].Weight = 3
 	add("destination", destination, vips, at(81), "10.0.0.20:8080", "[2001:db8:2::20]:8080", "10.0.0.22", "2001:db8:2::22")
@@ -130,8 +131,8 @@ func services() []model.Service {
 	add("gone", nat, four, at(93), gone.String())
 
 	add("exact", nat, rangeVIPs, at(443), "10.0.0.25", "2001:db8:2::25")
-	add("range", destination, rangeVIPs, model.PortRange{First: 401, Last: 498}, "10.0.0.26", "2001:db8:2::26")
-	add("any", nat, rangeVIPs, model.AnyPort, "10.0.0.24", "2001:db8:2::24")
+	add("range", destination, rangeVIPs, value.PortRange{First: 401, Last: 498}, "10.0.0.26", "2001:db8:2::26")
+	add("any", nat, rangeVIPs, value.AnyPort, "10.0.0.24", "2001:db8:2::24")
 	add("host", nat, hostVIPs, at(80), "10.0.0.22", "2001:db8:2::22")
 	one := add("tcp-only", nat, tcpOnlyVIPs, at(53), "10.0.0.22", "2001:db8:2::22")
 	one.Frontends = []model.Frontend{one.Frontends[0], one.Frontends[2]}
@@ -159,8 +160,8 @@ func services() []model.Service {
 	add("direct-nat", nat, directVIPs, at(80), "10.0.0.20:8080", "[2001:db8:2::20]:8080")
 
 	add("direct-exact", model.ForwardingDSRIPIP, anyVIPs, at(443), "10.0.0.30")
-	add("direct-range", model.ForwardingDSRGUE, anyVIPs, model.PortRange{First: 401, Last: 498}, "2001:db8:2::30")
-	add("direct-any", model.ForwardingDSRL2, anyVIPs, model.AnyPort, "10.0.0.30", "2001:db8:2::30")
+	add("direct-range", model.ForwardingDSRGUE, anyVIPs, value.PortRange{First: 401, Last: 498}, "2001:db8:2::30")
+	add("direct-any", model.ForwardingDSRL2, anyVIPs, value.AnyPort, "10.0.0.30", "2001:db8:2::30")
 	hashed := add("direct-hashed", model.ForwardingDSRIPIP, hashedVIPs, at(80), "10.0.0.30", "10.0.0.31")
 	hashed.Policy.HashAddresses = true
 	for _, f := range hashed.Frontends {

@@ -12,6 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/maglev"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // server is a backend.
@@ -34,7 +35,7 @@ type balanced struct {
 
 // frontend is one range of ports of a VIP.
 type frontend struct {
-	ports   model.PortRange
+	ports   value.PortRange
 	service *balanced
 }
 
@@ -48,7 +49,7 @@ type place struct {
 type oracle struct {
 	frontends map[place][]frontend // the narrowest first
 	services  []*balanced
-	pool      model.PortRange
+	pool      value.PortRange
 	removed   netip.Addr // a backend that has gone in the middle of the episode
 	broken    breakage
 
@@ -119,7 +120,7 @@ func (o *oracle) add(s model.Service, six bool) {
 }
 
 // renew forgets all packets.
-func (o *oracle) renew(pool model.PortRange) {
+func (o *oracle) renew(pool value.PortRange) {
 	o.removed = netip.Addr{}
 	o.pool, o.flows, o.pending, o.entropy = pool, map[tuple]*direction{}, map[datagram]*note{}, map[tuple]spread{}
 	for _, s := range o.services {

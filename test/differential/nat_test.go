@@ -7,6 +7,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // searchMax is how many ports a search tries. Of a pool that is not larger it finds a free one.
@@ -148,7 +149,7 @@ func (o *oracle) leaves(r *reading, c *connection) bool {
 	return c.server.at.Addr() != unresolved && r.end-linkSize <= arms[c.server.arm].mtu
 }
 
-func size(pool model.PortRange) int { return int(pool.Last) - int(pool.First) + 1 }
+func size(pool value.PortRange) int { return int(pool.Last) - int(pool.First) + 1 }
 
 // countPorts counts the free ports of a narrow pool, and those that closed connections have.
 // uncertain: one of these is at a port that nobody has seen, which another flow may take over.

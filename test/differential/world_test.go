@@ -20,6 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/shunt-lb/shunt/test/space"
 )
 
@@ -192,7 +193,7 @@ func (w *world) unlimit() {
 }
 
 // renew makes the data plane forget all packets, and sets the pool of source ports.
-func (w *world) renew(pool model.PortRange) {
+func (w *world) renew(pool value.PortRange) {
 	for _, m := range w.flows {
 		w.clear(m)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // TestBackendDown: of the NAT flows of a backend that goes down, UDP ones and connections that
@@ -17,7 +18,7 @@ func TestBackendDown(t *testing.T) {
 	const port, count = 71, 100
 	pool := func(name string, protocol model.Protocol, down int) model.Service {
 		s := model.Service{Name: name, Forwarding: model.ForwardingNAT, Announce: model.AnnounceNone, TableSize: 1021,
-			Frontends: []model.Frontend{{Address: vip4, Ports: model.PortRange{First: port, Last: port}, Protocol: protocol}}}
+			Frontends: []model.Frontend{{Address: vip4, Ports: value.PortRange{First: port, Last: port}, Protocol: protocol}}}
 		for i := range 3 {
 			s.Backends = append(s.Backends, model.Backend{Weight: 1, Idle: i == down, Down: i == down, BackendAddress: model.BackendAddress{
 				Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(100 + i)}), Port: backendPort}})

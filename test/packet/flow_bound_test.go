@@ -9,6 +9,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/packet"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // tenant is a service by index and generation.
@@ -159,7 +160,7 @@ func TestFlowBoundWithoutDaemon(t *testing.T) {
 func TestFlowCountsInAFlood(t *testing.T) {
 	const each, bound = 6000, 500
 	short := 100 * time.Millisecond
-	w := newWorld(t, withPorts(model.PortRange{First: 2000, Last: 2000 + 1199}),
+	w := newWorld(t, withPorts(value.PortRange{First: 2000, Last: 2000 + 1199}),
 		withTimeouts(func(o *model.Timeouts) { o.TCPHandshake = short }))
 	for _, most := range []uint32{bound, 1 << 20} {
 		w.applyWith("nat", atMost(most))

@@ -9,6 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 var hashedVIP4, hashedVIP6 = addr("192.0.2.18"), addr("2001:db8:1::18")
@@ -20,7 +21,7 @@ func hashed(change ...func(*model.Service)) model.Service {
 	for _, vip := range []netip.Addr{hashedVIP4, hashedVIP6} {
 		for _, protocol := range []model.Protocol{model.TCP, model.UDP} {
 			for _, port := range []uint16{80, 81} {
-				s.Frontends = append(s.Frontends, model.Frontend{Address: vip, Ports: model.PortRange{First: port, Last: port}, Protocol: protocol})
+				s.Frontends = append(s.Frontends, model.Frontend{Address: vip, Ports: value.PortRange{First: port, Last: port}, Protocol: protocol})
 			}
 		}
 	}
@@ -164,7 +165,7 @@ func TestHashOfAddressesWhereItDoesNotDecide(t *testing.T) {
 	other := hashed(func(s *model.Service) {
 		s.Name, s.Frontends = "other", slices.Clone(s.Frontends)
 		for i := range s.Frontends {
-			s.Frontends[i].Ports = model.PortRange{First: 82, Last: 82}
+			s.Frontends[i].Ports = value.PortRange{First: 82, Last: 82}
 		}
 		s.Frontends = slices.Compact(s.Frontends)
 	})

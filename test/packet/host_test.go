@@ -6,6 +6,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/packet"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // The host itself as a backend, and as a client: with an address of its own that is no VIP's.
@@ -28,7 +29,7 @@ func ownServices() []model.Service {
 		s := model.Service{Name: name, Forwarding: forwarding, Announce: model.AnnounceL2, TableSize: 251}
 		for _, vip := range vips {
 			for _, protocol := range []model.Protocol{model.TCP, model.UDP} {
-				s.Frontends = append(s.Frontends, model.Frontend{Address: vip, Ports: model.PortRange{First: port, Last: port}, Protocol: protocol})
+				s.Frontends = append(s.Frontends, model.Frontend{Address: vip, Ports: value.PortRange{First: port, Last: port}, Protocol: protocol})
 			}
 		}
 		for _, b := range backends {

@@ -12,6 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // conversation is one flow through the nat service, played from both sides.
@@ -279,7 +280,7 @@ func TestBackendRemoved(t *testing.T) {
 	w := newWorld(t)
 	const port, count = 70, 200
 	pool := model.Service{Name: "pool", Forwarding: model.ForwardingNAT, Announce: model.AnnounceL2, TableSize: 1021,
-		Frontends: []model.Frontend{{Address: vip4, Ports: model.PortRange{First: port, Last: port}, Protocol: model.TCP}}}
+		Frontends: []model.Frontend{{Address: vip4, Ports: value.PortRange{First: port, Last: port}, Protocol: model.TCP}}}
 	for i := range byte(4) {
 		pool.Backends = append(pool.Backends, model.Backend{Weight: 1, BackendAddress: model.BackendAddress{
 			Address: netip.AddrFrom4([4]byte{10, 0, 0, 100 + i}), Port: backendPort}})
@@ -352,7 +353,7 @@ func TestBackendLeavesOneService(t *testing.T) {
 				pool := func(port uint16, backends ...byte) model.Service {
 					s := model.Service{Name: fmt.Sprintf("pool-%d", port), Forwarding: forwarding, Announce: model.AnnounceL2, TableSize: 251, Tracking: model.TrackingAlways}
 					for _, protocol := range []model.Protocol{model.TCP, model.UDP} {
-						s.Frontends = append(s.Frontends, model.Frontend{Address: k.pick(directVIP4, directVIP6), Ports: model.PortRange{First: port, Last: port}, Protocol: protocol})
+						s.Frontends = append(s.Frontends, model.Frontend{Address: k.pick(directVIP4, directVIP6), Ports: value.PortRange{First: port, Last: port}, Protocol: protocol})
 					}
 					for _, n := range backends {
 						s.Backends = append(s.Backends, model.Backend{Weight: 1, BackendAddress: model.BackendAddress{

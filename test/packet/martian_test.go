@@ -7,6 +7,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/packet"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // from gives a packet another source address.
@@ -106,7 +107,7 @@ func TestLoopEndsByTTL(t *testing.T) {
 			vips := [2]netip.Addr{k.pick(vip4, vip6), k.pick(rangeVIP4, rangeVIP6)}
 			for i, w := range []*world{one, two} {
 				w.apply(append(services(), model.Service{Name: "circle", Forwarding: model.ForwardingNATDestination, Announce: model.AnnounceL2,
-					Frontends: []model.Frontend{{Address: vips[i], Ports: model.PortRange{First: port, Last: port}, Protocol: map[bool]model.Protocol{false: model.TCP, true: model.UDP}[k.udp]}},
+					Frontends: []model.Frontend{{Address: vips[i], Ports: value.PortRange{First: port, Last: port}, Protocol: map[bool]model.Protocol{false: model.TCP, true: model.UDP}[k.udp]}},
 					Backends:  []model.Backend{{BackendAddress: model.BackendAddress{Address: vips[1-i]}, Weight: 1}}}))
 			}
 			const ttl = 40

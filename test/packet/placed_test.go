@@ -12,6 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // The moving services have three backends a family, called by letters:
@@ -54,7 +55,7 @@ func (w *world) place(port uint16) *placed {
 	contents, err := w.d.Contents()
 	must(w, err)
 	for half, vip := range []netip.Addr{directVIP4, directVIP6} {
-		index, ok := contents.Frontends[model.Frontend{Address: vip, Ports: model.PortRange{First: port, Last: port}, Protocol: model.TCP}]
+		index, ok := contents.Frontends[model.Frontend{Address: vip, Ports: value.PortRange{First: port, Last: port}, Protocol: model.TCP}]
 		if !ok {
 			w.Fatalf("there is no service at %s port %d", vip, port)
 		}

@@ -6,13 +6,14 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/packet"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // TestPortsExhausted uses up a tiny pool. The next flow is dropped and counted, nobody else
 // notices; closed connections' ports are taken early when nothing else is left.
 func TestPortsExhausted(t *testing.T) {
 	const size = 64
-	w := newWorld(t, withPorts(model.PortRange{First: 5000, Last: 5000 + size - 1}))
+	w := newWorld(t, withPorts(value.PortRange{First: 5000, Last: 5000 + size - 1}))
 	tcp := kind{}
 	var flows []*conversation
 	taken := map[uint16]bool{}
@@ -59,7 +60,7 @@ func TestPortsExhausted(t *testing.T) {
 // have taken one keep it. All searches but the first are cut short.
 func TestPortsAllResting(t *testing.T) {
 	const size = 64
-	w := newWorld(t, withPorts(model.PortRange{First: 5000, Last: 5000 + size - 1}))
+	w := newWorld(t, withPorts(value.PortRange{First: 5000, Last: 5000 + size - 1}))
 	tcp := kind{}
 	for n := range uint16(size) {
 		w.converse(tcp, 10000+n).say("cS", "bSA", "cA", "bFA", "cFA", "bA")
@@ -86,7 +87,7 @@ func TestPortsAllResting(t *testing.T) {
 // nothing else is left; an established flow never does.
 func TestUnfinishedHandshakeYields(t *testing.T) {
 	const size = 8
-	w := newWorld(t, withPorts(model.PortRange{First: 5000, Last: 5000 + size - 1}))
+	w := newWorld(t, withPorts(value.PortRange{First: 5000, Last: 5000 + size - 1}))
 	tcp := kind{}
 	kept := w.converse(tcp, 9999)
 	kept.say("cS", "bSA", "cA")
@@ -129,7 +130,7 @@ func TestPortsAreFoundAtNineTenths(t *testing.T) {
 // flowsWithoutPort asks for ports in a world that has 90 % of them taken.
 func flowsWithoutPort(t *testing.T, asked int) (failed int) {
 	const pool = 20000
-	w := newWorld(t, withPorts(model.PortRange{First: 10000, Last: 10000 + pool - 1}),
+	w := newWorld(t, withPorts(value.PortRange{First: 10000, Last: 10000 + pool - 1}),
 		withLimits(func(l *model.Limits) { l.Flows = 4 * pool })) // handshakes are a quarter of it
 	udp := kind{udp: true}
 	open := func(n int) bool {

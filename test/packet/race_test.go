@@ -12,6 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/packet"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // meeting lets two threads begin each round together.
@@ -97,7 +98,7 @@ func TestSameFirstPacketOnTwoCPUs(t *testing.T) {
 // TestDifferentFirstPacketsOnTwoCPUs: all want ports of one pool, and none gets another's.
 func TestDifferentFirstPacketsOnTwoCPUs(t *testing.T) {
 	const rounds, pool = 2000, 4096
-	w := newWorld(t, withLimits(func(l *model.Limits) { l.Flows = 8 * rounds }), withPorts(model.PortRange{First: 20000, Last: 20000 + pool - 1}))
+	w := newWorld(t, withLimits(func(l *model.Limits) { l.Flows = 8 * rounds }), withPorts(value.PortRange{First: 20000, Last: 20000 + pool - 1}))
 	udp := kind{udp: true} // whose flows never yield their port
 	var frames [2][][]byte
 	for n := range uint16(rounds) {
@@ -136,10 +137,10 @@ func TestDifferentFirstPacketsOnTwoCPUs(t *testing.T) {
 // get one each. They choose the same one in every second round, and either CPU may be first.
 func TestClaimsOfTwoCPUs(t *testing.T) {
 	const rounds, first = 3000, 2000
-	w := newWorld(t, withLimits(func(l *model.Limits) { l.Flows = 8 * rounds }), withPorts(model.PortRange{First: 20000, Last: 20001}))
+	w := newWorld(t, withLimits(func(l *model.Limits) { l.Flows = 8 * rounds }), withPorts(value.PortRange{First: 20000, Last: 20001}))
 	// A backend without a port has that of the VIP, so each round has ports of its own to claim.
 	w.apply(append(services(), model.Service{Name: "wide", Forwarding: model.ForwardingNAT, Announce: model.AnnounceL2, TableSize: 251,
-		Frontends: []model.Frontend{{Address: vip4, Ports: model.PortRange{First: first, Last: first + rounds - 1}, Protocol: model.UDP}},
+		Frontends: []model.Frontend{{Address: vip4, Ports: value.PortRange{First: first, Last: first + rounds - 1}, Protocol: model.UDP}},
 		Backends:  []model.Backend{{Weight: 1, BackendAddress: model.BackendAddress{Address: backend4}}}}))
 	var frames [2][][]byte
 	for n := range uint16(rounds) {

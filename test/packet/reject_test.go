@@ -10,6 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // deserted are services without a backend that takes new flows, by forwarding: one without any,
@@ -26,7 +27,7 @@ func deserted(silent bool) (all []model.Service, ports map[string]uint16) {
 			}
 			for _, vip := range vips {
 				for _, protocol := range []model.Protocol{model.TCP, model.UDP} {
-					s.Frontends = append(s.Frontends, model.Frontend{Address: vip, Ports: model.PortRange{First: port, Last: port}, Protocol: protocol})
+					s.Frontends = append(s.Frontends, model.Frontend{Address: vip, Ports: value.PortRange{First: port, Last: port}, Protocol: protocol})
 				}
 			}
 			if left != "none" {

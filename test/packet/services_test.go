@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 var (
@@ -70,7 +71,7 @@ func isLeftOut(vip netip.Addr) bool {
 
 func allServices() []model.Service {
 	var all []model.Service
-	add := func(name string, forwarding model.Forwarding, vips []netip.Addr, ports model.PortRange, backends ...model.BackendAddress) {
+	add := func(name string, forwarding model.Forwarding, vips []netip.Addr, ports value.PortRange, backends ...model.BackendAddress) {
 		s := model.Service{Name: name, Forwarding: forwarding, Announce: model.AnnounceL2, TableSize: 251}
 		if name == "nat" || name == "destination" {
 			s.Policy.FlowsMax = 1 << 20 // no bound here: soundTable holds the count against the flows
@@ -85,7 +86,7 @@ func allServices() []model.Service {
 		}
 		all = append(all, s)
 	}
-	port := func(n uint16) model.PortRange { return model.PortRange{First: n, Last: n} }
+	port := func(n uint16) value.PortRange { return value.PortRange{First: n, Last: n} }
 	at := func(port uint16, addresses ...netip.Addr) (list []model.BackendAddress) {
 		for _, a := range addresses {
 			list = append(list, model.BackendAddress{Address: a, Port: port})
@@ -104,8 +105,8 @@ func allServices() []model.Service {
 	add("unresolved", nat, []netip.Addr{vip4}, port(portUnresolved), at(0, unresolved)...)
 	add("unsourced", nat, []netip.Addr{vip4}, port(portUnsourced), at(0, unsourced)...)
 	add("exact", nat, ranged, port(443), at(0, exact4, exact6)...)
-	add("range", nat, ranged, model.PortRange{First: 401, Last: 498}, at(0, range4, range6)...)
-	add("any", nat, ranged, model.AnyPort, at(0, any4, any6)...)
+	add("range", nat, ranged, value.PortRange{First: 401, Last: 498}, at(0, range4, range6)...)
+	add("any", nat, ranged, value.AnyPort, at(0, any4, any6)...)
 	add("host", nat, []netip.Addr{hostVIP4, hostVIP6}, port(portNAT), at(0, keeper4, keeper6)...)
 	direct, directRanged := []netip.Addr{directVIP4, directVIP6}, []netip.Addr{directRangeVIP4, directRangeVIP6}
 	for _, v := range directWays {
@@ -117,8 +118,8 @@ func allServices() []model.Service {
 	add("direct-nobody", model.ForwardingDSRIPIP, direct, port(portNobody))
 	add("direct-unresolved", model.ForwardingDSRIPIP, direct, port(portUnresolved), at(0, unresolved)...)
 	add("direct-exact", model.ForwardingDSRIPIP, directRanged, port(443), at(0, exact4)...)
-	add("direct-range", model.ForwardingDSRGUE, directRanged, model.PortRange{First: 401, Last: 498}, at(0, range4)...)
-	add("direct-any", model.ForwardingDSRL2, directRanged, model.AnyPort, at(0, any4, any6)...)
+	add("direct-range", model.ForwardingDSRGUE, directRanged, value.PortRange{First: 401, Last: 498}, at(0, range4)...)
+	add("direct-any", model.ForwardingDSRL2, directRanged, value.AnyPort, at(0, any4, any6)...)
 	add("refused", nat, vips, port(portRefused))
 	all[len(all)-1].Policy.Rejects = true
 	add("direct-refused", model.ForwardingDSRGUE, direct, port(portRefused))

@@ -20,6 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/shunt-lb/shunt/test/next"
 )
 
@@ -221,7 +222,7 @@ func TestUpgrade(t *testing.T) {
 // the new programs, and a port that was handed on too late is not rewritten to its old flow.
 func TestUpgradePorts(t *testing.T) {
 	const count = 8
-	w := newWorld(t, withPorts(model.PortRange{First: 1024, Last: 1024 + count - 1}))
+	w := newWorld(t, withPorts(value.PortRange{First: 1024, Last: 1024 + count - 1}))
 	c := &crowd{w: w}
 	first := w.converse(kinds[0], 20000)
 	first.say("cS", "bSA", "cA", "cA+", "bA+")

@@ -22,6 +22,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/packet"
+	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/shunt-lb/shunt/test/space"
 	"github.com/shunt-lb/shunt/test/variant"
 	"github.com/vishvananda/netlink"
@@ -56,7 +57,7 @@ type world struct {
 	space      netns.NsHandle
 	cpu        *runner // that of packets sent one by one
 	timeouts   model.Timeouts
-	ports      model.PortRange
+	ports      value.PortRange
 	flows      *ebpf.Map
 	remembered *ebpf.Map
 	counted    *ebpf.Map // sh_reasons, read alone because tests do so all the time
@@ -87,7 +88,7 @@ type worldOptions struct {
 	mode     model.Attach
 	limits   model.Limits
 	timeouts model.Timeouts
-	ports    model.PortRange
+	ports    value.PortRange
 	silent   bool
 	outer    model.Encapsulation
 	services []model.Service
@@ -105,7 +106,7 @@ func withVLANs(vlans map[string]datapath.VLAN) option {
 	return func(o *worldOptions) { o.vlans = vlans }
 }
 func withMode(m model.Attach) option     { return func(o *worldOptions) { o.mode = m } }
-func withPorts(p model.PortRange) option { return func(o *worldOptions) { o.ports = p } }
+func withPorts(p value.PortRange) option { return func(o *worldOptions) { o.ports = p } }
 func withTimeouts(change func(*model.Timeouts)) option {
 	return func(o *worldOptions) { change(&o.timeouts) }
 }
@@ -124,7 +125,7 @@ func newWorld(t testing.TB, changes ...option) *world {
 		limits: model.Limits{Flows: 4096, Services: 128, Backends: 64, Slots: 1 << 16, Remembered: 1 << 18, Filters: 10_000},
 		timeouts: model.Timeouts{TCPEstablished: 2*time.Hour + 4*time.Minute, TCPHandshake: 30 * time.Second,
 			TCPClosing: 10 * time.Second, UDP: 5 * time.Minute},
-		ports:    model.PortRange{First: 1024, Last: 32767},
+		ports:    value.PortRange{First: 1024, Last: 32767},
 		outer:    model.Encapsulation{GUEPort: guePort},
 		services: services(),
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/maglev"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // chooser decides what happens in a history: rapid, or a source of random numbers.
@@ -103,7 +104,7 @@ var pool = func() (all []model.BackendAddress) {
 func frontends(n int) (all []model.Frontend) {
 	for _, address := range []string{fmt.Sprintf("192.0.2.%d", 10+n), fmt.Sprintf("2001:db8:1::%d", 10+n)} {
 		for _, protocol := range []model.Protocol{model.TCP, model.UDP} {
-			all = append(all, model.Frontend{Address: netip.MustParseAddr(address), Ports: model.PortRange{First: 443, Last: 443}, Protocol: protocol})
+			all = append(all, model.Frontend{Address: netip.MustParseAddr(address), Ports: value.PortRange{First: 443, Last: 443}, Protocol: protocol})
 		}
 	}
 	return all

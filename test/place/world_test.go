@@ -21,6 +21,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/shunt-lb/shunt/test/space"
 	"github.com/shunt-lb/shunt/test/variant"
 )
@@ -47,7 +48,7 @@ const arm = "shunt-a"
 var (
 	ownMAC    = net.HardwareAddr{2, 0, 0, 0, 0x0a, 1}
 	routerMAC = net.HardwareAddr{2, 0, 0, 0, 0, 7}
-	ports     = model.PortRange{First: 1024, Last: 32767}
+	ports     = value.PortRange{First: 1024, Last: 32767}
 )
 
 var worldCount atomic.Uint32

@@ -13,6 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/lb/source/file"
 	"github.com/shunt-lb/shunt/internal/lb/state"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // sourceFile is what the state calls the configuration file.
@@ -238,8 +239,8 @@ func (d *daemon) carry(config model.Config) (difference reconcile.Difference, er
 }
 
 // portPool is where source ports of full NAT come from.
-func portPool(node model.Node) (model.PortRange, error) {
-	if node.SNAT.Ports != (model.PortRange{}) {
+func portPool(node model.Node) (value.PortRange, error) {
+	if node.SNAT.Ports != (value.PortRange{}) {
 		return node.SNAT.Ports, nil
 	}
 	return freePorts()

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // TestDeserted: a service without a backend that takes new flows is told of, with what becomes of
@@ -40,7 +41,7 @@ func TestDeserted(t *testing.T) {
 	} {
 		s := model.Service{Name: "web", Backends: c.backends, Policy: model.Policy{Rejects: c.rejects}}
 		for vip := range strings.FieldsSeq(c.vips) {
-			s.Frontends = append(s.Frontends, model.Frontend{Address: netip.MustParseAddr(vip), Protocol: model.TCP, Ports: model.PortRange{First: 80, Last: 80}})
+			s.Frontends = append(s.Frontends, model.Frontend{Address: netip.MustParseAddr(vip), Protocol: model.TCP, Ports: value.PortRange{First: 80, Last: 80}})
 		}
 		got := ""
 		for _, condition := range deserted([]model.Service{s}) {

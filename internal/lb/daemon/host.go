@@ -16,6 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/source/file"
 	"github.com/shunt-lb/shunt/internal/record"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 const runDirectory = "/run/shunt"
@@ -153,25 +154,25 @@ const (
 
 // freePorts is the largest range outside those the host takes for its own connections, so
 // that the two can never use the same one.
-func freePorts() (model.PortRange, error) {
+func freePorts() (value.PortRange, error) {
 	const path = "/proc/sys/net/ipv4/ip_local_port_range"
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return model.PortRange{}, fmt.Errorf("read the host's own port range: %w", err)
+		return value.PortRange{}, fmt.Errorf("read the host's own port range: %w", err)
 	}
 	var first, last int
 	if _, err := fmt.Sscan(string(text), &first, &last); err != nil {
-		return model.PortRange{}, fmt.Errorf("read the host's own port range from %s: %w", path, err)
+		return value.PortRange{}, fmt.Errorf("read the host's own port range from %s: %w", path, err)
 	}
-	below := model.PortRange{First: portFirst, Last: uint16(max(first-1, 0))}
-	above := model.PortRange{First: uint16(min(last+1, portLast)), Last: portLast}
-	size := func(r model.PortRange) int { return int(r.Last) - int(r.First) + 1 }
+	below := value.PortRange{First: portFirst, Last: uint16(max(first-1, 0))}
+	above := value.PortRange{First: uint16(min(last+1, portLast)), Last: portLast}
+	size := func(r value.PortRange) int { return int(r.Last) - int(r.First) + 1 }
 	best := below
 	if size(above) > size(below) {
 		best = above
 	}
 	if size(best) < portPoolMin {
-		return model.PortRange{}, fmt.Errorf("choose NAT source ports: the host's own connections use %d to %d (%s), which leaves no range of %d; narrow that range, or say `snat: {ports: …}`", first, last, path, portPoolMin)
+		return value.PortRange{}, fmt.Errorf("choose NAT source ports: the host's own connections use %d to %d (%s), which leaves no range of %d; narrow that range, or say `snat: {ports: …}`", first, last, path, portPoolMin)
 	}
 	return best, nil
 }

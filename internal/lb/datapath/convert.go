@@ -11,6 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // This file is the only one that knows byte orders and layouts. The generated types have
@@ -122,7 +123,7 @@ func toFrontendKey(f model.Frontend) abiFrontendKey {
 
 func fromFrontendKey(k abiFrontendKey) model.Frontend {
 	port := kernel.FromWire(k.Port)
-	return model.Frontend{Address: fromAddr(k.Address), Ports: model.PortRange{First: port, Last: port}, Protocol: model.Protocol(k.Protocol)}
+	return model.Frontend{Address: fromAddr(k.Address), Ports: value.PortRange{First: port, Last: port}, Protocol: model.Protocol(k.Protocol)}
 }
 
 // addrCheck is the check of an address that struct frontend in bpf/core/types.h describes.
@@ -190,7 +191,7 @@ func fromRangeKey(k abiRangeKey) model.Frontend {
 	first := kernel.FromWire(k.Port)
 	return model.Frontend{
 		Address:  netip.AddrFrom16(b).Unmap(),
-		Ports:    model.PortRange{First: first, Last: uint16(uint32(first) + size - 1)},
+		Ports:    value.PortRange{First: first, Last: uint16(uint32(first) + size - 1)},
 		Protocol: model.Protocol(k.Protocol),
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/namespace"
+	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 )
@@ -129,14 +130,14 @@ func fill(t *testing.T, d *Datapath) reconcile.Contents {
 			99: {Index: 99, Generation: 0, Name: strings.Repeat("n", 63), Forwarding: model.ForwardingDSRGUE, Tracking: model.TrackingAuto, Offset: 0, Size: 0},
 		},
 		Frontends: map[model.Frontend]uint32{
-			{Address: netip.MustParseAddr("192.0.2.10"), Ports: model.PortRange{First: 80, Last: 80}, Protocol: model.TCP}:         0,
-			{Address: netip.MustParseAddr("2001:db8::10"), Ports: model.PortRange{First: 53, Last: 53}, Protocol: model.UDP}:       99,
-			{Address: netip.MustParseAddr("192.0.2.10"), Ports: model.PortRange{First: 1, Last: 65534}, Protocol: model.TCP}:       99,
-			{Address: netip.MustParseAddr("192.0.2.10"), Ports: model.AnyPort, Protocol: model.TCP}:                                0,
-			{Address: netip.MustParseAddr("2001:db8::10"), Ports: model.PortRange{First: 8000, Last: 8099}, Protocol: model.UDP}:   0,
-			{Address: netip.MustParseAddr("2001:db8::10"), Ports: model.PortRange{First: 0, Last: 1023}, Protocol: model.TCP}:      0,
-			{Address: netip.MustParseAddr("2001:db8::10"), Ports: model.PortRange{First: 1024, Last: 2000}, Protocol: model.TCP}:   99,
-			{Address: netip.MustParseAddr("2001:db8::10"), Ports: model.PortRange{First: 65000, Last: 65535}, Protocol: model.TCP}: 99,
+			{Address: netip.MustParseAddr("192.0.2.10"), Ports: value.PortRange{First: 80, Last: 80}, Protocol: model.TCP}:         0,
+			{Address: netip.MustParseAddr("2001:db8::10"), Ports: value.PortRange{First: 53, Last: 53}, Protocol: model.UDP}:       99,
+			{Address: netip.MustParseAddr("192.0.2.10"), Ports: value.PortRange{First: 1, Last: 65534}, Protocol: model.TCP}:       99,
+			{Address: netip.MustParseAddr("192.0.2.10"), Ports: value.AnyPort, Protocol: model.TCP}:                                0,
+			{Address: netip.MustParseAddr("2001:db8::10"), Ports: value.PortRange{First: 8000, Last: 8099}, Protocol: model.UDP}:   0,
+			{Address: netip.MustParseAddr("2001:db8::10"), Ports: value.PortRange{First: 0, Last: 1023}, Protocol: model.TCP}:      0,
+			{Address: netip.MustParseAddr("2001:db8::10"), Ports: value.PortRange{First: 1024, Last: 2000}, Protocol: model.TCP}:   99,
+			{Address: netip.MustParseAddr("2001:db8::10"), Ports: value.PortRange{First: 65000, Last: 65535}, Protocol: model.TCP}: 99,
 		},
 		Addresses: map[netip.Addr]reconcile.AddressRecord{},
 		Slots: map[uint32]reconcile.Table{99: {}, 0: reconcile.NewTable([]reconcile.Slot{
@@ -423,13 +424,13 @@ func TestSettingsAndHeartbeat(t *testing.T) {
 		t.Fatalf("age %s, known %v: %v", age, known, err)
 	}
 	must(t, d.SetSettings(model.Timeouts{TCPEstablished: 2 * time.Hour, TCPHandshake: 30 * time.Second, TCPClosing: time.Second, UDP: time.Minute},
-		model.PortRange{First: 1024, Last: 32767}))
+		value.PortRange{First: 1024, Last: 32767}))
 	s, hz := d.settings[0], d.rate
 	want := [7]uint32{7200 * hz, 30 * hz, 240 * hz, hz, 60 * hz, 2 * hz, 60 * hz}
 	if s.Timeouts != want || s.PortFirst != 1024 || s.PortCount != 31744 {
 		t.Errorf("settings are %+v, want timeouts %v", s, want)
 	}
-	if err := d.SetSettings(model.Timeouts{TCPEstablished: time.Hour}, model.PortRange{First: 1, Last: 2}); err == nil {
+	if err := d.SetSettings(model.Timeouts{TCPEstablished: time.Hour}, value.PortRange{First: 1, Last: 2}); err == nil {
 		t.Error("a timeout of 0 was taken")
 	}
 	if _, err := d.Sweep(); err != nil {

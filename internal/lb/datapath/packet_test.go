@@ -11,6 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // TestAFlowThroughTheLoadedProgram shows that the program reads what this package writes:
@@ -37,7 +38,7 @@ func putWeb(t *testing.T, d *Datapath) {
 	t.Helper()
 	must(t, d.Heartbeat())
 	must(t, d.SetSettings(model.Timeouts{TCPEstablished: 2 * time.Hour, TCPHandshake: 30 * time.Second, TCPClosing: time.Second, UDP: time.Minute},
-		model.PortRange{First: 2048, Last: 4095}))
+		value.PortRange{First: 2048, Last: 4095}))
 	ref := reconcile.BackendRef{Index: webBackendIndex, Generation: 200}
 	must(t, d.PutBackend(reconcile.BackendRecord{BackendRef: ref, BackendAddress: webBackend}))
 	must(t, d.SetHop(ref, Hop{device(t, "shunt-a").Attrs().Index, webMAC}))
@@ -46,7 +47,7 @@ func putWeb(t *testing.T, d *Datapath) {
 	must(t, d.PutService(reconcile.ServiceRecord{Index: webIndex, Generation: 1, Name: "web", Forwarding: model.ForwardingNAT, Seed: 1, Offset: 100, Size: 3}))
 	must(t, d.PutAddress(reconcile.AddressRecord{Address: webVIP, VIP: true}))
 	must(t, d.PutAddress(reconcile.AddressRecord{Address: webSource, Source: true}))
-	for _, ports := range []model.PortRange{{First: 80, Last: 80}, {First: 7001, Last: 7777}} {
+	for _, ports := range []value.PortRange{{First: 80, Last: 80}, {First: 7001, Last: 7777}} {
 		must(t, d.PutFrontend(model.Frontend{Address: webVIP, Ports: ports, Protocol: model.TCP}, webIndex))
 	}
 }

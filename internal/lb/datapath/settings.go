@@ -12,6 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // ErrGone says that a position has another tenant, or none.
@@ -115,7 +116,7 @@ var timeoutNames = [abiTimeoutTIMEOUT_COUNT]string{
 }
 
 // SetSettings writes timeouts and the pool of source ports.
-func (d *Datapath) SetSettings(t model.Timeouts, ports model.PortRange) error {
+func (d *Datapath) SetSettings(t model.Timeouts, ports value.PortRange) error {
 	if ports.First == 0 || ports.Last < ports.First {
 		return fmt.Errorf("set the source ports of NAT to %s: the range must begin at 1 or later and not end before it begins", ports)
 	}

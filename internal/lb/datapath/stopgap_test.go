@@ -10,6 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
+	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -23,7 +24,7 @@ func TestStopgapKnowsWhatIsOurs(t *testing.T) {
 	must(t, err)
 	must(t, d.Heartbeat())
 	must(t, d.SetSettings(model.Timeouts{TCPEstablished: 2 * time.Hour, TCPHandshake: 30 * time.Second, TCPClosing: time.Second, UDP: time.Minute},
-		model.PortRange{First: 2048, Last: 4095}))
+		value.PortRange{First: 2048, Last: 4095}))
 	ref := reconcile.BackendRef{Index: 3, Generation: 1}
 	must(t, d.PutBackend(reconcile.BackendRecord{BackendRef: ref, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("192.0.2.20"), Port: 8080}}))
 	must(t, d.SetHop(ref, Hop{device(t, "shunt-a").Attrs().Index, net.HardwareAddr{2, 0, 0, 0, 0, 20}}))
@@ -35,7 +36,7 @@ func TestStopgapKnowsWhatIsOurs(t *testing.T) {
 		{Address: netip.MustParseAddr("192.0.2.1"), VIP: true, Source: true, HostOwn: true}} {
 		must(t, d.PutAddress(a))
 	}
-	for vip, ports := range map[string]model.PortRange{"192.0.2.10": {First: 80, Last: 80}, "192.0.2.1": {First: 90, Last: 99}} {
+	for vip, ports := range map[string]value.PortRange{"192.0.2.10": {First: 80, Last: 80}, "192.0.2.1": {First: 90, Last: 99}} {
 		must(t, d.PutFrontend(model.Frontend{Address: netip.MustParseAddr(vip), Ports: ports, Protocol: model.TCP}, 9))
 	}
 	macs := packet.MACs(net.HardwareAddr{2, 0, 0, 0, 0, 7}, device(t, "shunt-a").Attrs().HardwareAddr)

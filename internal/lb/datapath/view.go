@@ -16,6 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/value"
 	"golang.org/x/sys/unix"
 )
 
@@ -261,10 +262,10 @@ func (v *View) readServices(c *reconcile.Contents) error {
 // touch become one; which is as good, since the prefixes decide.
 func (v *View) readFrontends(c *reconcile.Contents) error {
 	var key abiFrontendKey
-	var value abiFrontend
+	var entry abiFrontend
 	exact := v.maps[abiMapShFrontends].Iterate()
-	for exact.Next(&key, &value) {
-		c.Frontends[fromFrontendKey(key)] = value.ServiceIndex
+	for exact.Next(&key, &entry) {
+		c.Frontends[fromFrontendKey(key)] = entry.ServiceIndex
 	}
 	if err := exact.Err(); err != nil {
 		return fmt.Errorf("read %s: %w", abiMapShFrontends, err)
@@ -276,13 +277,13 @@ func (v *View) readFrontends(c *reconcile.Contents) error {
 	var pieces []piece
 	var prefix abiRangeKey
 	ranges := v.maps[abiMapShRanges].Iterate()
-	for ranges.Next(&prefix, &value) {
+	for ranges.Next(&prefix, &entry) {
 		f := fromRangeKey(prefix)
-		if f.Ports == model.AnyPort {
-			c.Frontends[f] = value.ServiceIndex
+		if f.Ports == value.AnyPort {
+			c.Frontends[f] = entry.ServiceIndex
 			continue
 		}
-		pieces = append(pieces, piece{f, value.ServiceIndex})
+		pieces = append(pieces, piece{f, entry.ServiceIndex})
 	}
 	if err := ranges.Err(); err != nil {
 		return fmt.Errorf("read %s: %w", abiMapShRanges, err)

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // fleet is backends that answer as a test says, and notes when they are asked.
@@ -489,14 +490,14 @@ func TestRandomChanges(t *testing.T) {
 
 // TestProbed: the most particular address and port count; with direct return that is the VIP.
 func TestProbed(t *testing.T) {
-	web := model.Service{Frontends: []model.Frontend{{Ports: model.PortRange{First: 80, Last: 80}}}}
-	wide := model.Service{Frontends: []model.Frontend{{Ports: model.PortRange{First: 80, Last: 90}}}}
+	web := model.Service{Frontends: []model.Frontend{{Ports: value.PortRange{First: 80, Last: 80}}}}
+	wide := model.Service{Frontends: []model.Frontend{{Ports: value.PortRange{First: 80, Last: 90}}}}
 	checked := web
 	checked.Health.Port = 7
 	own, other := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.9.0.2")
 	direct := model.Service{Forwarding: model.ForwardingDSRGUE, Frontends: []model.Frontend{
-		{Address: netip.MustParseAddr("2001:db8::10"), Ports: model.PortRange{First: 80, Last: 80}},
-		{Address: netip.MustParseAddr("192.0.2.10"), Ports: model.PortRange{First: 80, Last: 80}},
+		{Address: netip.MustParseAddr("2001:db8::10"), Ports: value.PortRange{First: 80, Last: 80}},
+		{Address: netip.MustParseAddr("192.0.2.10"), Ports: value.PortRange{First: 80, Last: 80}},
 	}}
 	only6, program := direct, direct
 	only6.Frontends = only6.Frontends[:1]

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // Protocol is an IP protocol number (IANA "Assigned Internet Protocol Numbers").
@@ -105,33 +107,10 @@ const (
 	AttachTC      Attach = "tc"
 )
 
-// PortRange is an inclusive range of ports, in host byte order. First == Last is an
-// exact port; AnyPort is every port.
-type PortRange struct {
-	First, Last uint16
-}
-
-// AnyPort matches every port and loses to every narrower range.
-var AnyPort = PortRange{First: 0, Last: 65535}
-
-// Exact reports whether the range is one port.
-func (r PortRange) Exact() bool { return r.First == r.Last }
-
-// String is the range as the configuration writes it.
-func (r PortRange) String() string {
-	switch {
-	case r == AnyPort:
-		return "any"
-	case r.Exact():
-		return strconv.Itoa(int(r.First))
-	}
-	return fmt.Sprintf("%d-%d", r.First, r.Last)
-}
-
 // Frontend is what a client talks to: one address, ports, one protocol.
 type Frontend struct {
 	Address  netip.Addr // unmapped: an IPv4 address is 4 bytes
-	Ports    PortRange
+	Ports    value.PortRange
 	Protocol Protocol
 }
 
@@ -323,8 +302,8 @@ type Encapsulation struct {
 
 // SNAT says where source addresses and ports of full NAT come from.
 type SNAT struct {
-	Addresses []netip.Addr // empty: the addresses of the interface towards the backend
-	Ports     PortRange    // zero value: chosen outside net.ipv4.ip_local_port_range
+	Addresses []netip.Addr    // empty: the addresses of the interface towards the backend
+	Ports     value.PortRange // zero value: chosen outside net.ipv4.ip_local_port_range
 }
 
 // Config is what a configuration file says: of this machine, and of services.
@@ -366,7 +345,7 @@ const (
 	// for each of Limits.Services where that is more.
 	FrontendsMin        = 16384
 	FrontendsPerService = 16
-	// RangePiecesMax is for ranges of ports and AnyPort, each cut into aligned blocks whose
+	// RangePiecesMax is for ranges of ports and value.AnyPort, each cut into aligned blocks whose
 	// size is a power of two: a range is at most 30 of them (2*(16-1)).
 	RangePiecesMax = 30 * 1024
 	// SourcesMax is for source addresses of NAT.

@@ -7,7 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
+
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // setting is a value of a node's. The key is as the configuration
@@ -58,11 +59,11 @@ func settings(n Node) (all []setting) {
 	}
 	const interfaces, nobody = "addresses of the interface to the backend", "root only"
 	return append(all,
-		setting{"timeouts.tcp_established", DurationText(n.Timeouts.TCPEstablished)},
-		setting{"timeouts.tcp_handshake", DurationText(n.Timeouts.TCPHandshake)},
-		setting{"timeouts.tcp_closing", DurationText(n.Timeouts.TCPClosing)},
-		setting{"timeouts.udp", DurationText(n.Timeouts.UDP)},
-		setting{"timeouts.settle", DurationText(n.Timeouts.Settle)},
+		setting{"timeouts.tcp_established", value.DurationText(n.Timeouts.TCPEstablished)},
+		setting{"timeouts.tcp_handshake", value.DurationText(n.Timeouts.TCPHandshake)},
+		setting{"timeouts.tcp_closing", value.DurationText(n.Timeouts.TCPClosing)},
+		setting{"timeouts.udp", value.DurationText(n.Timeouts.UDP)},
+		setting{"timeouts.settle", value.DurationText(n.Timeouts.Settle)},
 		setting{"limits.flows", number(n.Limits.Flows)},
 		setting{"limits.services", number(n.Limits.Services)},
 		setting{"limits.backends", number(n.Limits.Backends)},
@@ -81,18 +82,6 @@ func settings(n Node) (all []setting) {
 	)
 }
 
-// DurationText is a duration as the configuration writes it: "2h4m", not "2h4m0s".
-func DurationText(d time.Duration) string {
-	text := d.String()
-	if strings.HasSuffix(text, "m0s") {
-		text = strings.TrimSuffix(text, "0s")
-	}
-	if strings.HasSuffix(text, "h0m") {
-		text = strings.TrimSuffix(text, "0m")
-	}
-	return text
-}
-
 func listenText(a netip.AddrPort) string {
 	if !a.IsValid() {
 		return "nowhere"
@@ -102,8 +91,8 @@ func listenText(a netip.AddrPort) string {
 
 func number[N uint16 | uint32](n N) string { return strconv.FormatUint(uint64(n), 10) }
 
-func rangeText(r PortRange, otherwise string) string {
-	if r == (PortRange{}) {
+func rangeText(r value.PortRange, otherwise string) string {
+	if r == (value.PortRange{}) {
 		return otherwise
 	}
 	return r.String()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // attribute is one value of a service, both name and value as the configuration writes them.
@@ -55,8 +56,8 @@ func healthAttributes(h model.Health) []attribute {
 	all := []attribute{
 		{"health", string(h.Check)},
 		{own + "port", cmp.Or(portText(h.Port), "the backend's")},
-		{"health.interval", model.DurationText(h.Interval)},
-		{"health.timeout", model.DurationText(h.Timeout)},
+		{"health.interval", value.DurationText(h.Interval)},
+		{"health.timeout", value.DurationText(h.Timeout)},
 		{"health.fall", strconv.Itoa(int(h.Fall))},
 		{"health.rise", strconv.Itoa(int(h.Rise))},
 		{"health.jitter", fmt.Sprintf("%d%%", h.Jitter)},
@@ -92,7 +93,7 @@ func durationText(d time.Duration) string {
 	if d == 0 {
 		return none
 	}
-	return model.DurationText(d)
+	return value.DurationText(d)
 }
 
 // quoted is the text in quotation marks, and nothing for nothing.

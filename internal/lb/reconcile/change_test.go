@@ -9,6 +9,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // fleet is so many services of so many backends each, none of which they share.
@@ -19,7 +20,7 @@ func fleet(services, backends int, table uint32) reconcile.Desired {
 	for i := range services {
 		s := model.Service{
 			Name: fmt.Sprintf("service-%05d", i), Forwarding: model.ForwardingDSRIPIP, Announce: model.AnnounceL2, TableSize: table,
-			Frontends: []model.Frontend{{Address: netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), Ports: model.PortRange{First: 80, Last: 80}, Protocol: model.TCP}},
+			Frontends: []model.Frontend{{Address: netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), Ports: value.PortRange{First: 80, Last: 80}, Protocol: model.TCP}},
 		}
 		for j := range backends {
 			n := i*backends + j

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // maxBackendIndex is the highest index a slot has room for (20 bits).
@@ -204,7 +205,7 @@ func (p *planner) planRemovals() {
 // clashes reports whether a frontend that is put has a range with ports of this range.
 // Ranges are kept in pieces, and deleting one would tear pieces out of the other.
 func (p *planner) clashes(f model.Frontend) bool {
-	split := func(r model.PortRange) bool { return !r.Exact() && r != model.AnyPort }
+	split := func(r value.PortRange) bool { return !r.Exact() && r != value.AnyPort }
 	if !split(f.Ports) {
 		return false
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile/fake"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // world is a random history: desired states, faults and restarts. rapid prints the seed
@@ -92,9 +93,9 @@ var (
 	poolVIPs     = []string{"192.0.2.10", "192.0.2.11", "2001:db8::10"}
 	poolBackends = []string{"10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.3:81", "10.0.0.4", "10.0.0.5:80",
 		"[2001:db8:1::1]:80", "[2001:db8:1::2]:80", "[2001:db8:1::3]:80"}
-	poolPorts = []model.PortRange{{First: 80, Last: 80}, {First: 443, Last: 443}, model.AnyPort}
+	poolPorts = []value.PortRange{{First: 80, Last: 80}, {First: 443, Last: 443}, value.AnyPort}
 	// One of these at most for each address: they overlap.
-	poolRanges = []model.PortRange{{First: 8000, Last: 8099}, {First: 8050, Last: 8199}}
+	poolRanges = []value.PortRange{{First: 8000, Last: 8099}, {First: 8050, Last: 8199}}
 )
 
 // drawHealth is a backend in a state that health checks may find it in.
@@ -132,7 +133,7 @@ func (w *world) drawDesired() reconcile.Desired {
 		}
 		d.Services = append(d.Services, s)
 	}
-	give := func(address string, ports model.PortRange) {
+	give := func(address string, ports value.PortRange) {
 		owner := rapid.IntRange(-1, len(d.Services)-1).Draw(w.T, "owner")
 		if owner >= 0 {
 			d.Services[owner].Frontends = append(d.Services[owner].Frontends,

@@ -15,6 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile/fake"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 var roomy = model.Limits{Services: 100, Backends: 1000, Slots: 100_000, Filters: 1000}
@@ -32,7 +33,7 @@ func backend(text string, weight uint16) model.Backend {
 // frontend reads "192.0.2.10:80" or "[2001:db8::10]:80".
 func frontend(text string) model.Frontend {
 	ap := netip.MustParseAddrPort(text)
-	return model.Frontend{Address: ap.Addr(), Ports: model.PortRange{First: ap.Port(), Last: ap.Port()}, Protocol: model.TCP}
+	return model.Frontend{Address: ap.Addr(), Ports: value.PortRange{First: ap.Port(), Last: ap.Port()}, Protocol: model.TCP}
 }
 
 // service has frontends and backends as texts; a backend may end in "*weight". Its table is small.
@@ -428,7 +429,7 @@ func TestRangesThatShareParts(t *testing.T) {
 	b := newBench(t, roomy)
 	ranged := func(last uint16) reconcile.Desired {
 		s := service("web", "192.0.2.10:80", "10.0.0.2:80")
-		s.Frontends[0].Ports = model.PortRange{First: 8000, Last: last}
+		s.Frontends[0].Ports = value.PortRange{First: 8000, Last: last}
 		return desired(s)
 	}
 	b.apply(ranged(8099))

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // answers are those of a fixed zone.
@@ -30,7 +31,7 @@ func answers(q Question) Answer {
 
 func frontends(addresses ...string) (all []model.Frontend) {
 	for _, a := range addresses {
-		all = append(all, model.Frontend{Address: netip.MustParseAddr(a), Ports: model.PortRange{First: 80, Last: 80}, Protocol: model.TCP})
+		all = append(all, model.Frontend{Address: netip.MustParseAddr(a), Ports: value.PortRange{First: 80, Last: 80}, Protocol: model.TCP})
 	}
 	return all
 }

@@ -12,12 +12,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 func frontend(address string, first, last uint16) model.Frontend {
 	return model.Frontend{
 		Address: netip.MustParseAddr(address), Protocol: model.TCP,
-		Ports: model.PortRange{First: first, Last: last},
+		Ports: value.PortRange{First: first, Last: last},
 	}
 }
 

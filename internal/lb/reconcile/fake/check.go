@@ -6,6 +6,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // The rules, each as a program would suffer from its breach:
@@ -222,7 +223,7 @@ func (m *Maps) checkDeleteFrontend(operation string, f model.Frontend) {
 	if _, ok := m.frontends[f]; !ok || !m.addresses[f.Address].VIP {
 		return
 	}
-	if !f.Ports.Exact() && f.Ports != model.AnyPort {
+	if !f.Ports.Exact() && f.Ports != value.AnyPort {
 		return
 	}
 	for other := range m.frontends {

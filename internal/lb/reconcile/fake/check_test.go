@@ -7,6 +7,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // TestChecksCatch breaks each rule once: a check that cannot fail proves nothing.
@@ -19,7 +20,7 @@ func TestChecksCatch(t *testing.T) {
 	moved := web
 	moved.Offset = 4
 	vip := netip.MustParseAddr("192.0.2.10")
-	f := model.Frontend{Address: vip, Ports: model.PortRange{First: 80, Last: 80}, Protocol: model.TCP}
+	f := model.Frontend{Address: vip, Ports: value.PortRange{First: 80, Last: 80}, Protocol: model.TCP}
 
 	putBackend := func(ref reconcile.BackendRef, a model.BackendAddress) func(*Maps) error {
 		return func(m *Maps) error { return m.PutBackend(reconcile.BackendRecord{BackendRef: ref, BackendAddress: a}) }

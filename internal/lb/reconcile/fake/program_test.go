@@ -7,6 +7,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 var (
@@ -14,7 +15,7 @@ var (
 	refB = reconcile.BackendRef{Index: 2, Generation: 1}
 	refC = reconcile.BackendRef{Index: 3, Generation: 1}
 	gone = reconcile.BackendRef{Index: 4, Generation: 1}
-	on   = model.Frontend{Address: netip.MustParseAddr("192.0.2.10"), Ports: model.PortRange{First: 80, Last: 80}, Protocol: model.TCP}
+	on   = model.Frontend{Address: netip.MustParseAddr("192.0.2.10"), Ports: value.PortRange{First: 80, Last: 80}, Protocol: model.TCP}
 )
 
 // trackedMaps have one service with one slot, backends A, B and C, and a table before of

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 var update = flag.Bool("update", false, "rewrite golden files and the guide")
@@ -128,7 +129,7 @@ func TestSample(t *testing.T) {
 	v4, v6 := netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")
 	dns := netip.MustParseAddr("192.0.2.11")
 	files4, files6 := netip.MustParseAddr("192.0.2.12"), netip.MustParseAddr("2001:db8::12")
-	port := func(n uint16) model.PortRange { return model.PortRange{First: n, Last: n} }
+	port := func(n uint16) value.PortRange { return value.PortRange{First: n, Last: n} }
 	backend := func(address string, port, weight uint16, name string) model.Backend {
 		return model.Backend{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr(address), Port: port}, Weight: weight, Name: name}
 	}
@@ -141,7 +142,7 @@ func TestSample(t *testing.T) {
 			Limits:     model.Limits{Flows: 1_000_000, Services: 10_000, Backends: 100_000, Slots: 1 << 22, Remembered: 250_000, Filters: 10_000},
 			SNAT: model.SNAT{
 				Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8:1::1")},
-				Ports:     model.PortRange{First: 1024, Last: 32767},
+				Ports:     value.PortRange{First: 1024, Last: 32767},
 			},
 			Encapsulation: model.Encapsulation{
 				Sources4: netip.MustParsePrefix("10.9.0.0/24"), Sources6: netip.MustParsePrefix("2001:db8:9::1/128"), GUEPort: 6080,
@@ -155,10 +156,10 @@ func TestSample(t *testing.T) {
 				Frontends: []model.Frontend{
 					{Address: v4, Ports: port(80), Protocol: model.TCP},
 					{Address: v4, Ports: port(443), Protocol: model.TCP},
-					{Address: v4, Ports: model.PortRange{First: 8000, Last: 8099}, Protocol: model.TCP},
+					{Address: v4, Ports: value.PortRange{First: 8000, Last: 8099}, Protocol: model.TCP},
 					{Address: v6, Ports: port(80), Protocol: model.TCP},
 					{Address: v6, Ports: port(443), Protocol: model.TCP},
-					{Address: v6, Ports: model.PortRange{First: 8000, Last: 8099}, Protocol: model.TCP},
+					{Address: v6, Ports: value.PortRange{First: 8000, Last: 8099}, Protocol: model.TCP},
 				},
 				Forwarding: model.ForwardingNAT, Announce: model.AnnounceL2, Tracking: model.TrackingAuto,
 				Backends: []model.Backend{
@@ -223,7 +224,7 @@ func TestDefaults(t *testing.T) {
 		Services: []model.Service{{
 			Name: "web", Forwarding: "nat", Announce: "l2", Tracking: "auto",
 			Policy:    model.Policy{Rejects: true},
-			Frontends: []model.Frontend{{Address: netip.MustParseAddr("192.0.2.10"), Ports: model.AnyPort, Protocol: model.TCP}},
+			Frontends: []model.Frontend{{Address: netip.MustParseAddr("192.0.2.10"), Ports: value.AnyPort, Protocol: model.TCP}},
 			Backends:  []model.Backend{{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.2")}, Weight: 1, Name: "10.0.0.2"}},
 		}},
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // timeoutUsual is health.timeout where neither it nor a shorter interval is set.
@@ -156,7 +157,7 @@ func (b *builder) checkedPort(entry *serviceEntry, s *model.Service, check check
 	if check.port == nil || check.port.Set || !entry.Port.Set || entry.Port.Bad {
 		return
 	}
-	ports := map[model.PortRange]bool{}
+	ports := map[value.PortRange]bool{}
 	for _, p := range entry.Port.Items {
 		ports[p.Value] = true
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // frontendsMax bounds what one file can multiply out to.
@@ -22,15 +23,15 @@ type frontend struct {
 
 // span is ports with the position of what has them.
 type span struct {
-	ports model.PortRange
+	ports value.PortRange
 	index int
 }
 
 // precedence is 0 for an exact port, which beats 1, a range, which beats 2, any. Spans
 // of different precedence may overlap.
-func precedence(r model.PortRange) int {
+func precedence(r value.PortRange) int {
 	switch {
-	case r == model.AnyPort:
+	case r == value.AnyPort:
 		return 2
 	case r.Exact():
 		return 0

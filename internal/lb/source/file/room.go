@@ -8,6 +8,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 func (p *Parsed) buildLimits(doc *document, b *builder) {
@@ -97,7 +98,7 @@ func (p *Parsed) room(doc *document, b *builder) {
 
 // piecesOf counts the aligned blocks that make up a range: at each step the largest one
 // that begins there and does not pass the end.
-func piecesOf(r model.PortRange) int {
+func piecesOf(r value.PortRange) int {
 	count := 0
 	for first, last := uint32(r.First), uint32(r.Last); first <= last; count++ {
 		size := uint32(1)

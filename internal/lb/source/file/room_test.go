@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // serviceText is a service whose addresses and ports are given, with a small table.
@@ -78,7 +79,7 @@ func TestPieces(t *testing.T) {
 		first, last uint16
 		want        int
 	}{{0, 65535, 1}, {1, 65534, 30}, {1, 65535, 16}, {8192, 8319, 1}, {80, 81, 1}, {81, 82, 2}, {65535, 65535, 1}} {
-		if got := piecesOf(model.PortRange{First: c.first, Last: c.last}); got != c.want {
+		if got := piecesOf(value.PortRange{First: c.first, Last: c.last}); got != c.want {
 			t.Errorf("%d-%d is %d pieces, want %d", c.first, c.last, got, c.want)
 		}
 	}
