@@ -3,6 +3,7 @@ package sensor_test
 import (
 	"fmt"
 	"os"
+	"testing"
 
 	"github.com/shunt-lb/shunt/internal/event/storm"
 	"github.com/shunt-lb/shunt/sensor"
@@ -32,4 +33,12 @@ func Example() {
 	if err := set.Maps["sh_renames"].Lookup(uint32(0), &count); err != nil {
 		panic(err)
 	}
+}
+
+// TestExampleWorks runs the example where it can; what it prints differs by kernel.
+func TestExampleWorks(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	Example()
 }

@@ -150,8 +150,8 @@ struct {
 
 /*
  * Ended requests by disk, since the start. Key: the disk, major << 20 | minor; value: struct io_disk of
- * this CPU. Programs write, user space reads. Full: the disk has no row; 1024 is more than a machine has
- * in use. Upgrade: never pinned.
+ * this CPU. Programs write, user space reads. Full: the disk's waits are
+ * the kernel's, in whole ms. Upgrade: never pinned.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);

@@ -69,7 +69,7 @@ struct io_path {
 	char names[IO_PATH_BYTES + IO_NAME_BYTES];
 };
 
-/* Requests of a disk that have ended, since the start. [0]: reads; [1]: writes. */
+/* Requests of a disk that have ended, since the start: those that were seen, for their times. [0]: reads; [1]: writes. */
 struct io_disk {
 	__u64 requests[2];
 	__u64 bytes[2];

@@ -32,12 +32,12 @@ var Sensors = []sensor.Sensor{
 		Without: "flushed writes are unattributed",
 	},
 	{
-		Name: "disks", Watches: "requests that a disk has ended: bytes, time in the queue and in the device",
+		Name: "disks", Watches: "requests that a disk has ended: their time in the queue and in the device",
 		Ways: []sensor.Way{
 			{Kind: sensor.TPBTF, Target: "block_rq_complete", Program: "sh_end_btf"},
 			{Kind: sensor.RawTP, Target: "block_rq_complete", Program: "sh_end_raw", Loses: uncheckedTypes},
 		},
-		Without: "there is no disk view",
+		Without: "waits of requests are in whole milliseconds, and not told apart by queue and device",
 	},
 }
 
@@ -72,7 +72,7 @@ type Collector struct {
 	ledger ledger
 	names  names
 	disks  map[uint32]disk // as they were last
-	ticks  map[string]uint64
+	stats  map[string]diskstat
 	missed ioIoBytes
 	notRun map[string]uint64
 	notes  []string

@@ -25,32 +25,41 @@ type Disk struct {
 	Util       float64 `json:"util_percent"`
 }
 
-// diskRows is what the disks did since the last call, which was so long ago.
+// diskRows is what the disks did since the last call, which was so long ago. How much they did is the kernel's own
+// account, so that it is whole; the sensor's requests say how long they took.
 func (c *Collector) diskRows(took time.Duration) ([]Disk, error) {
-	ticks, err := diskTicks()
+	stats, err := diskstats()
 	if err != nil {
 		return nil, err
 	}
-	rows := []Disk{}
+	samples := map[string]disk{}
 	var key uint32
 	var each []disk
-	for entries := c.set.Maps[ioMapShIoDisks].Iterate(); ; {
-		if !entries.Next(&key, &each) {
-			if err := entries.Err(); err != nil {
-				return nil, fmt.Errorf("read what the disks did: %w", err)
-			}
-			break
-		}
+	entries := c.set.Maps[ioMapShIoDisks].Iterate()
+	for entries.Next(&key, &each) {
 		sum := total(each)
-		name := c.names.device(key)
-		if took > 0 {
-			rows = append(rows, diskRow(name, minus(sum, c.disks[key]), ticks[name]-min(ticks[name], c.ticks[name]), took))
-		}
+		samples[c.names.device(key)] = minus(sum, c.disks[key])
 		c.disks[key] = sum
 	}
-	c.ticks = ticks
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("read how long requests took: %w", err)
+	}
+	rows := []Disk{}
+	for name, now := range stats {
+		before, known := c.stats[name]
+		if !known || took == 0 || now.requests == before.requests || !exists("/sys/block/"+name) {
+			continue // idle, or a partition
+		}
+		rows = append(rows, diskRow(name, now.since(before), samples[name], took))
+	}
+	c.stats = stats
 	slices.SortFunc(rows, func(a, b Disk) int { return cmp.Compare(a.Name, b.Name) })
 	return rows, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 func total(each []disk) (sum disk) {
@@ -77,8 +86,8 @@ func minus(a, b disk) disk {
 	return a
 }
 
-// diskRow makes rates and means. busy is the time in which the disk had requests, in ms.
-func diskRow(name string, d disk, busy uint64, took time.Duration) Disk {
+// diskRow makes rates and means. Without a sample the waits are the kernel's, in whole milliseconds a request.
+func diskRow(name string, d diskstat, sample disk, took time.Duration) Disk {
 	seconds := took.Seconds()
 	mean := func(ns, requests uint64) float64 {
 		if requests == 0 {
@@ -86,32 +95,62 @@ func diskRow(name string, d disk, busy uint64, took time.Duration) Disk {
 		}
 		return float64(ns) / float64(requests) / 1e6
 	}
-	stamped := [2]uint64{d.Requests[0] - d.Unstamped[0], d.Requests[1] - d.Unstamped[1]}
-	return Disk{
+	row := Disk{
 		Name:     name,
-		ReadRate: float64(d.Requests[0]) / seconds, WriteRate: float64(d.Requests[1]) / seconds,
-		ReadBytes: float64(d.Bytes[0]) / seconds, WriteBytes: float64(d.Bytes[1]) / seconds,
-		Wait:     mean(d.WaitNs[0]+d.WaitNs[1], stamped[0]+stamped[1]),
-		ReadWait: mean(d.WaitNs[0], stamped[0]), WriteWait: mean(d.WaitNs[1], stamped[1]),
-		Device: mean(d.DeviceNs[0]+d.DeviceNs[1], d.Requests[0]+d.Requests[1]),
-		Util:   min(100, float64(busy)/seconds/10),
+		ReadRate: float64(d.requests[0]) / seconds, WriteRate: float64(d.requests[1]) / seconds,
+		ReadBytes: float64(d.bytes[0]) / seconds, WriteBytes: float64(d.bytes[1]) / seconds,
+		Util: min(100, float64(d.busyMs)/seconds/10),
 	}
+	timed := [2]uint64{sample.Requests[0] - sample.Unstamped[0], sample.Requests[1] - sample.Unstamped[1]}
+	if timed == [2]uint64{} {
+		timed = d.requests
+		sample = disk{WaitNs: [2]uint64{d.waitMs[0] * 1e6, d.waitMs[1] * 1e6}}
+	}
+	row.Wait = mean(sample.WaitNs[0]+sample.WaitNs[1], timed[0]+timed[1])
+	row.ReadWait, row.WriteWait = mean(sample.WaitNs[0], timed[0]), mean(sample.WaitNs[1], timed[1])
+	row.Device = mean(sample.DeviceNs[0]+sample.DeviceNs[1], sample.Requests[0]+sample.Requests[1])
+	return row
 }
 
-// diskTicks is the time in which each disk had requests since the boot, in ms: the tenth number of
-// /proc/diskstats after the name (Documentation/admin-guide/iostats.rst).
-func diskTicks() (map[string]uint64, error) {
+// diskstat is what a disk has done since the boot. [0]: reads; [1]: writes.
+type diskstat struct {
+	requests, bytes, waitMs [2]uint64
+	busyMs                  uint64 // in which it had requests
+}
+
+// since is the difference; a disk that is another one by the same name begins at 0.
+func (d diskstat) since(before diskstat) diskstat {
+	if d.requests[0] < before.requests[0] || d.requests[1] < before.requests[1] {
+		return d
+	}
+	for op := range 2 {
+		d.requests[op] -= before.requests[op]
+		d.bytes[op] -= before.bytes[op]
+		d.waitMs[op] -= min(d.waitMs[op], before.waitMs[op])
+	}
+	d.busyMs -= min(d.busyMs, before.busyMs)
+	return d
+}
+
+// diskstats reads /proc/diskstats (Documentation/admin-guide/iostats.rst); its sectors have 512 bytes.
+func diskstats() (map[string]diskstat, error) {
 	text, err := os.ReadFile("/proc/diskstats")
 	if err != nil {
-		return nil, fmt.Errorf("read how busy the disks are: %w", err)
+		return nil, fmt.Errorf("read what the disks did: %w", err)
 	}
-	ticks := map[string]uint64{}
+	stats := map[string]diskstat{}
 	for line := range strings.Lines(string(text)) {
-		if fields := strings.Fields(line); len(fields) > 12 {
-			if n, err := strconv.ParseUint(fields[12], 10, 64); err == nil {
-				ticks[fields[2]] = n
+		fields := strings.Fields(line)
+		if len(fields) < 13 {
+			continue
+		}
+		var n [10]uint64
+		for i := range n {
+			if n[i], err = strconv.ParseUint(fields[3+i], 10, 64); err != nil {
+				return nil, fmt.Errorf("read /proc/diskstats: %w", err)
 			}
 		}
+		stats[fields[2]] = diskstat{[2]uint64{n[0], n[4]}, [2]uint64{n[2] * 512, n[6] * 512}, [2]uint64{n[3], n[7]}, n[9]}
 	}
-	return ticks, nil
+	return stats, nil
 }

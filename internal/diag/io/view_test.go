@@ -101,10 +101,14 @@ func TestViewShowsWhatWasAskedFor(t *testing.T) {
 }
 
 func TestDiskRow(t *testing.T) {
-	got := diskRow("sdx", disk{Requests: [2]uint64{4, 8}, Bytes: [2]uint64{4096, 8192}, WaitNs: [2]uint64{4e6, 12e6}, DeviceNs: [2]uint64{6e6, 6e6},
-		Unstamped: [2]uint64{0, 2}}, 500, 2*time.Second)
+	stat := diskstat{requests: [2]uint64{4, 8}, bytes: [2]uint64{4096, 8192}, waitMs: [2]uint64{8, 40}, busyMs: 500}
+	sample := disk{Requests: [2]uint64{4, 8}, WaitNs: [2]uint64{4e6, 12e6}, DeviceNs: [2]uint64{6e6, 6e6}, Unstamped: [2]uint64{0, 2}}
 	want := Disk{Name: "sdx", ReadRate: 2, WriteRate: 4, ReadBytes: 2048, WriteBytes: 4096, Wait: 1.6, ReadWait: 1, WriteWait: 2, Device: 1, Util: 25}
-	if got != want {
+	if got := diskRow("sdx", stat, sample, 2*time.Second); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
+	}
+	want.Wait, want.ReadWait, want.WriteWait, want.Device = 4, 2, 5, 0
+	if got := diskRow("sdx", stat, disk{}, 2*time.Second); got != want {
+		t.Errorf("without a sample: got %+v, want %+v", got, want)
 	}
 }
