@@ -128,6 +128,9 @@ func (s *Socket) mapRings() error {
 			continue
 		}
 		bytes, err := unix.Mmap(s.fd, r.page, int(r.desc+r.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+		if errors.Is(err, unix.EBUSY) {
+			err = fmt.Errorf("%w; this kernel maps the rings of a socket only before it is bound, as Linux 6.1 does", err)
+		}
 		if err != nil {
 			return fmt.Errorf("map the %s ring: %w", r.name, err)
 		}
@@ -196,7 +199,7 @@ func (s *Socket) bindAs(flag uint16) error {
 }
 
 // Adopt takes over a socket that another process has opened. fd is the socket's to close if there is
-// no error. It needs no capability.
+// no error. It needs no capability. Linux 6.1 refuses it (EBUSY), because the socket is bound.
 func Adopt(fd int, layout Layout, memory *Memory) (*Socket, error) {
 	s := &Socket{Layout: layout, fd: fd}
 	err := layout.check()
