@@ -205,6 +205,7 @@ func (b *bed) conserved(l *Lease) (sum Status) {
 			b.t.Errorf("queue %d has %d datagrams that nobody can account for: %+v", s.Queue, s.Lost(), s)
 		}
 		sum.Matched += s.Matched
+		sum.Free += s.Free
 		sum.PassedNoSocket += s.PassedNoSocket
 		sum.Taken += s.Taken
 		sum.Waiting += s.Waiting
@@ -255,6 +256,9 @@ func TestEcho(t *testing.T) {
 			}
 			if sum := b.conserved(l); delivered != asked || sum.Matched != asked {
 				t.Errorf("%d datagrams were sent, %d matched and %d delivered", asked, sum.Matched, delivered)
+			}
+			if frames := 2 * l.Grant.Layouts[0].ReceiveFrames; b.conserved(l).Free != frames {
+				t.Errorf("%d of %d frames have come back to the fill rings", b.conserved(l).Free, frames)
 			}
 			must(t, l.Pause())
 			if who, err := b.ask(b.addresses[1]); err != nil || who != "kernel" {

@@ -3,7 +3,6 @@ package xsk
 import (
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -129,6 +128,9 @@ func (s *Socket) mapRings() error {
 			continue
 		}
 		bytes, err := unix.Mmap(s.fd, r.page, int(r.desc+r.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+		if errors.Is(err, unix.EBUSY) {
+			err = fmt.Errorf("%w; this kernel maps the rings of a socket only before it is bound, as Linux 6.1 does", err)
+		}
 		if err != nil {
 			return fmt.Errorf("map the %s ring: %w", r.name, err)
 		}
@@ -197,7 +199,7 @@ func (s *Socket) bindAs(flag uint16) error {
 }
 
 // Adopt takes over a socket that another process has opened. fd is the socket's to close if there is
-// no error. It needs no capability.
+// no error. It needs no capability. Linux 6.1 refuses it (EBUSY), because the socket is bound.
 func Adopt(fd int, layout Layout, memory *Memory) (*Socket, error) {
 	s := &Socket{Layout: layout, fd: fd}
 	err := layout.check()
@@ -231,6 +233,8 @@ type Statistics struct {
 	// not read. They outlive the program.
 	Taken   uint32 `json:"taken"`
 	Waiting uint32 `json:"waiting"`
+	// Free is how many frames the kernel can still receive into: those in the fill ring.
+	Free    uint32 `json:"free"`
 	Dropped uint64 `json:"dropped"` // no frame in the fill ring, or a packet larger than a frame
 	// FillEmpty is how often the fill ring was found empty: all of Dropped, if packets fit.
 	FillEmpty uint64 `json:"fill_empty"`
@@ -258,9 +262,12 @@ func (s *Socket) Statistics() (Statistics, error) {
 	if err != nil {
 		return Statistics{}, fmt.Errorf("read the receive ring of queue %d: %w", s.Layout.Queue, err)
 	}
-	taken := atomic.LoadUint32(r.consumer)
+	fill, err := newRing[uint64](s.rings.fill, s.rings.offsets.Fr, s.Layout.FillRing, true)
+	if err != nil {
+		return Statistics{}, fmt.Errorf("read the fill ring of queue %d: %w", s.Layout.Queue, err)
+	}
 	return Statistics{
-		Taken: taken, Waiting: atomic.LoadUint32(r.producer) - taken,
+		Taken: r.own, Waiting: r.other - r.own, Free: fill.own - fill.other,
 		Dropped: k.Rx_dropped, FillEmpty: k.Rx_fill_ring_empty_descs, RingFull: k.Rx_ring_full,
 		Invalid: k.Rx_invalid_descs, TxInvalid: k.Tx_invalid_descs,
 	}, nil
