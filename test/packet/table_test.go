@@ -72,7 +72,7 @@ func (c trial) try(t *testing.T, w *world) {
 	must(t, r.err)
 	expected := map[string]uint64{}
 	for _, reason := range append([]string{c.reason}, c.notes...) {
-		if reason != "" {
+		if reason != "" && !(reason == "checksum_completed" && c.raw == nil && isComplete(c.in)) {
 			expected[reason]++
 		}
 	}
@@ -100,6 +100,12 @@ func (c trial) try(t *testing.T, w *world) {
 	if diff := packet.Diff(c.want(got), got); diff != "" {
 		t.Errorf("it left wrong:\n%s", diff)
 	}
+}
+
+// isComplete is whether a packet has the right checksum. Of those that leave it to hardware 1 in 65,536
+// has, and nothing is to be completed; a port that the program chose decides which.
+func isComplete(p packet.Packet) bool {
+	return bytes.Equal(packet.Must(p), packet.Must(p.With(packet.TransportChecksum(packet.Checksum{}))))
 }
 
 func differences(in, out []byte) string {
