@@ -10,7 +10,7 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GENERATED := '*_bpfel.go' '*_bpfel.o' '*.pb.go' '*.connect.go'
 
 # Packages with golden files and pages that are written by their tests, and compared.
-GOLDEN_PACKAGES := ./internal/cli ./internal/control ./internal/kernel ./internal/lb/datapath ./internal/lb/source/file ./test/script ./test/kernel
+GOLDEN_PACKAGES := ./internal/cli ./internal/control ./internal/diag/io ./internal/kernel ./internal/lb/datapath ./internal/lb/source/file ./test/script ./test/kernel
 
 # Tests wait most of their time, for timeouts and for each other's programs, in namespaces of their own:
 # so more run side by side than there are CPUs. The longest begin first.
@@ -23,7 +23,7 @@ TESTFLAGS ?=
 # Packages whose tests also run under other kernels, and the kernels; "host" is the one that
 # runs. Only the whole is recorded for the README.
 KERNELS ?= 6.1,6.12,host
-KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath,./internal/lb/decap,./internal/lb/backend,./test/cost,./test/packet,./test/net
+KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath,./internal/lb/decap,./internal/lb/backend,./internal/udp/xsk,./internal/udp/hook,./test/cost,./test/packet,./test/net
 KERNELFLAGS ?= --record
 ifdef QUICK
 KERNELS := 6.1
@@ -80,7 +80,7 @@ golden: go-version
 .PHONY: lint
 lint: go-version
 	.ci/packages clang-format-19
-	@unformatted="$$(gofmt -l api bench cmd internal packaging test)"; \
+	@unformatted="$$(gofmt -l api bench cmd internal packaging sensor test)"; \
 	if [ -n "$$unformatted" ]; then echo "gofmt would change (make format):"; echo "$$unformatted"; exit 1; fi
 	$(GO) mod tidy -diff
 	$(GO) vet ./...
@@ -93,7 +93,7 @@ lint: go-version
 .PHONY: format
 format:
 	.ci/packages clang-format-19
-	gofmt -w api bench cmd internal packaging test
+	gofmt -w api bench cmd internal packaging sensor test
 	find bpf bench -name '*.[ch]' -print0 | xargs -0 clang-format-19 -i
 
 ## make test-loaded       all tests RUNS times (20), with two busy loops beside them

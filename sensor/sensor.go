@@ -74,7 +74,7 @@ func (r Result) String() string {
 	case r.Got == nil:
 		b.WriteString("not attached; " + r.Sensor.Without)
 	case r.Got.Loses == "":
-		b.WriteString(r.Got.String() + ", nothing is lost")
+		b.WriteString(r.Got.String() + ", the best way")
 	default:
 		b.WriteString(r.Got.String() + ", " + r.Got.Loses)
 	}

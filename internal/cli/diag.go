@@ -202,7 +202,7 @@ func printDiagTool(s streams, t diagTool) {
 			way = "not attached"
 		}
 		if loses == "" {
-			loses = "nothing is lost"
+			loses = "the best way"
 		}
 		fmt.Fprintf(s.out, "  %s: %s\n    %s: %s\n", l.Sensor, l.Watches, way, loses)
 		for _, r := range l.Refused {
