@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/shunt-lb/shunt/internal/lb/demo"
+	"github.com/shunt-lb/shunt/internal/story"
 	"github.com/spf13/cobra"
 )
 
@@ -55,13 +56,34 @@ everything at its end, also after Ctrl-C. It exits with 1 if a claim was not tru
 }
 
 func runDemo(parent context.Context, s streams, options demo.Options, output string) error {
+	return tell(parent, s, options.Out, output, func(ctx context.Context) (ending, error) {
+		facts, err := demo.Run(ctx, options)
+		return ending{facts, facts.Claims, facts.Seconds, facts.OK}, err
+	}, [][2]string{
+		{"demo --keep", "leaves the demo running, and says how to look around"},
+		{"demo -o json", "the same facts for a program"},
+		{"schema", "shows what a configuration file may contain; `check --config FILE` tells whether yours is right"},
+	})
+}
+
+// ending is what a demo has found out.
+type ending struct {
+	facts   any // for JSON
+	claims  story.Claims
+	seconds float64
+	ok      bool
+}
+
+// tell runs a demo, which tells its story to out, and says how it ended and what to try next. An
+// interruption ends the process after the demo has cleaned up.
+func tell(parent context.Context, s streams, out io.Writer, output string, run func(context.Context) (ending, error), next [][2]string) error {
 	ctx, cancel := untilStopped(parent)
 	defer cancel()
 	// A closed terminal, or a reader like head that has gone, must not end the demo before it has cleaned up.
 	ctx, release := signal.NotifyContext(ctx, syscall.SIGHUP, syscall.SIGPIPE)
 	defer release()
 	quiet := context.AfterFunc(ctx, func() { fmt.Fprintln(s.err, "\nshunt: interrupted, cleaning up") })
-	facts, err := demo.Run(ctx, options)
+	end, err := run(ctx)
 	if !quiet() { // it has run
 		if err = errors.Join(parent.Err(), withoutCancel(err)); err != nil {
 			fmt.Fprintf(s.err, "shunt: %v\n", err)
@@ -69,15 +91,21 @@ func runDemo(parent context.Context, s streams, options demo.Options, output str
 		os.Exit(exitInterrupted)
 	}
 	if output == "json" {
-		if err := writeJSON(s.out, facts); err != nil {
+		if err := writeJSON(s.out, end.facts); err != nil {
 			return err
 		}
 	}
-	printEnd(options.Out, facts, called())
+	fmt.Fprintf(out, "\n%s\n", end.claims.Verdict(end.seconds))
+	if len(next) > 0 {
+		fmt.Fprintf(out, "\nTry next:\n")
+	}
+	for _, line := range next {
+		fmt.Fprintf(out, "  %-50s # %s\n", called()+" "+line[0], line[1])
+	}
 	if err != nil {
 		return err
 	}
-	if !facts.OK {
+	if !end.ok {
 		return errSilent
 	}
 	return nil
@@ -96,29 +124,6 @@ func withoutCancel(err error) error {
 		return nil
 	}
 	return err
-}
-
-// printEnd is the verdict, and what to do next.
-func printEnd(w io.Writer, facts *demo.Facts, shunt string) {
-	untrue := 0
-	for _, c := range facts.Claims {
-		if !c.True {
-			untrue++
-		}
-	}
-	if untrue > 0 {
-		fmt.Fprintf(w, "\n%d of %d claims were NOT TRUE, in %.1f s.\n", untrue, len(facts.Claims), facts.Seconds)
-	} else {
-		fmt.Fprintf(w, "\nAll %d claims were true, in %.1f s.\n", len(facts.Claims), facts.Seconds)
-	}
-	fmt.Fprintf(w, "\nTry next:\n")
-	for _, line := range [][2]string{
-		{"demo --keep", "leaves the demo running, and says how to look around"},
-		{"demo -o json", "the same facts for a program"},
-		{"schema", "shows what a configuration file may contain; `check --config FILE` tells whether yours is right"},
-	} {
-		fmt.Fprintf(w, "  %-50s # %s\n", shunt+" "+line[0], line[1])
-	}
 }
 
 // called is how this program was called, for commands that a reader can paste.

@@ -2,11 +2,8 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/shunt-lb/shunt/internal/udp/demo"
 	"github.com/spf13/cobra"
@@ -39,40 +36,14 @@ removes everything at its end, also after Ctrl-C. It exits with 1 if a claim was
 }
 
 func runDemoUDP(parent context.Context, s streams, output string) error {
-	story := s.out
+	out := s.out
 	if output == "json" {
-		story = s.err
+		out = s.err
 	}
-	ctx, cancel := untilStopped(parent)
-	defer cancel()
-	// As in runDemo: nothing ends it before it has cleaned up.
-	ctx, release := signal.NotifyContext(ctx, syscall.SIGHUP, syscall.SIGPIPE)
-	defer release()
-	quiet := context.AfterFunc(ctx, func() { fmt.Fprintln(s.err, "\nshunt: interrupted, cleaning up") })
-	facts, err := demo.Run(ctx, demo.Options{Out: story})
-	if !quiet() { // it has run
-		if err = errors.Join(parent.Err(), withoutCancel(err)); err != nil {
-			fmt.Fprintf(s.err, "shunt: %v\n", err)
-		}
-		os.Exit(exitInterrupted)
-	}
-	if output == "json" {
-		if err := writeJSON(s.out, facts); err != nil {
-			return err
-		}
-	}
-	verdict := fmt.Sprintf("All %d claims were true", len(facts.Claims))
-	if n := facts.Untrue(); n > 0 {
-		verdict = fmt.Sprintf("%d of %d claims were NOT TRUE", n, len(facts.Claims))
-	}
-	fmt.Fprintf(story, "\n%s, in %.1f s.\n", verdict, facts.Seconds)
-	if err != nil {
-		return err
-	}
-	if !facts.OK {
-		return errSilent
-	}
-	return nil
+	return tell(parent, s, out, output, func(ctx context.Context) (ending, error) {
+		facts, err := demo.Run(ctx, demo.Options{Out: out})
+		return ending{facts, facts.Claims, facts.Seconds, facts.OK}, err
+	}, nil)
 }
 
 // newDemoUDPWorker is what the UDP demo starts as nobody.

@@ -43,9 +43,9 @@ func (d *demo) removeBackend(ctx context.Context) error {
 	}
 	r.Milliseconds = float64(time.Since(begin).Microseconds()) / 1000
 	r.Difference = result.Text
-	d.say("  %d connections and UDP sockets ask every %s; %s is removed from the file; then\n\n  # shunt reload\n%s",
+	d.Say("  %d connections and UDP sockets ask every %s; %s is removed from the file; then\n\n  # shunt reload\n%s",
 		r.Flows, millis(requestInterval), gone, indent(result.Text))
-	d.claim(result.Applied, "the reload was applied, in %.0f ms%s", r.Milliseconds, result.Refused)
+	d.Claim(result.Applied, "the reload was applied, in %.0f ms%s", r.Milliseconds, result.Refused)
 	if !result.Applied {
 		return nil
 	}
@@ -118,10 +118,10 @@ func (d *demo) judgeReload(before []flowState, gone string) {
 		}
 	}
 	others := r.Flows - r.FlowsOnIt
-	d.claim(r.FlowsOnIt > 0 && r.FlowsMoved == r.FlowsOnIt && stuck == 0, "%d of %d flows moved: the flows on %s, which had %d", r.FlowsMoved+r.OthersMoved, r.Flows, r.Removed, r.FlowsOnIt)
-	d.claim(r.OthersMoved == 0 && r.OthersFailed == 0, "the other %d stayed on their backend and connection, and none of their requests failed%s", others, because(fault))
+	d.Claim(r.FlowsOnIt > 0 && r.FlowsMoved == r.FlowsOnIt && stuck == 0, "%d of %d flows moved: the flows on %s, which had %d", r.FlowsMoved+r.OthersMoved, r.Flows, r.Removed, r.FlowsOnIt)
+	d.Claim(r.OthersMoved == 0 && r.OthersFailed == 0, "the other %d stayed on their backend and connection, and none of their requests failed%s", others, because(fault))
 	share := float64(r.OthersSlots) / float64(max(r.SlotsOfOthers, 1))
-	d.claim(r.OthersSlots >= 0 && share <= slotsMovedMax, "slots place new flows: of the slots of the backends that stay, %.1f %% moved", 100*share)
+	d.Claim(r.OthersSlots >= 0 && share <= slotsMovedMax, "slots place new flows: of the slots of the backends that stay, %.1f %% moved", 100*share)
 }
 
 // openAfterReload: new flows go to those that are left.
@@ -132,7 +132,7 @@ func (d *demo) openAfterReload(ctx context.Context, gone string) error {
 		return err
 	}
 	r.NewFlows, r.NewFailed, r.NewOnIt = t.flows, t.failed, t.on[gone]
-	d.claim(r.NewFailed == 0 && r.NewOnIt == 0, "%d new connections: %d failed, %d reached %s", r.NewFlows+r.NewFailed, r.NewFailed, r.NewOnIt, gone)
+	d.Claim(r.NewFailed == 0 && r.NewOnIt == 0, "%d new connections: %d failed, %d reached %s", r.NewFlows+r.NewFailed, r.NewFailed, r.NewOnIt, gone)
 	return nil
 }
 
@@ -145,7 +145,7 @@ func (d *demo) kill(ctx context.Context) error {
 	go func() { ended <- d.keepConnecting(ctx, stop) }()
 
 	k.PIDBefore = d.daemon.cmd.Process.Pid
-	d.say("  # kill -9 %d\n  # shunt status\n", k.PIDBefore)
+	d.Say("  # kill -9 %d\n  # shunt status\n", k.PIDBefore)
 	died := time.Now()
 	d.daemon.kill()
 	alive := time.NewTimer(deadFor)
@@ -181,8 +181,8 @@ func (d *demo) kill(ctx context.Context) error {
 	k.TakeoverMillis, k.PIDAfter = float64(takeover.Milliseconds()), d.daemon.cmd.Process.Pid
 	k.NewFlows, k.NewFailed = t.flows, t.failed
 	k.Status, _, _ = strings.Cut(string(text), "\n\n")
-	d.say("%s", indent(k.Status))
-	d.claim(dead.Forwarding && dead.Daemon == nil && strings.Contains(k.Status, "without health checks since"), "while the daemon was dead, `shunt status` said so and still showed the counters")
+	d.Say("%s", indent(k.Status))
+	d.Claim(dead.Forwarding && dead.Daemon == nil && strings.Contains(k.Status, "without health checks since"), "while the daemon was dead, `shunt status` said so and still showed the counters")
 	d.judgeKill(before, t)
 	return d.takenOver(ctx, dead)
 }
@@ -203,10 +203,10 @@ func (d *demo) judgeKill(before []flowState, t *tally) {
 		}
 		k.SlowestMillis = max(k.SlowestMillis, float64(now.slowest.Microseconds())/1000)
 	}
-	d.claim(k.Failed == 0, "in %.1f s without a daemon and in the takeover after it, %d of %d requests failed, the slowest took %.0f ms%s",
+	d.Claim(k.Failed == 0, "in %.1f s without a daemon and in the takeover after it, %d of %d requests failed, the slowest took %.0f ms%s",
 		k.SecondsDead, k.Failed, k.Requests+k.Failed, k.SlowestMillis, because(fault))
-	d.claim(k.NewFailed == 0 && k.NewFlows > 0, "%d connections were opened meanwhile, %d failed%s", k.NewFlows+k.NewFailed, k.NewFailed, t.why())
-	d.claim(k.FlowsMoved == 0, "all %d open flows are on the same connection and backend as before", k.Flows-k.FlowsMoved)
+	d.Claim(k.NewFailed == 0 && k.NewFlows > 0, "%d connections were opened meanwhile, %d failed%s", k.NewFlows+k.NewFailed, k.NewFailed, t.why())
+	d.Claim(k.FlowsMoved == 0, "all %d open flows are on the same connection and backend as before", k.Flows-k.FlowsMoved)
 }
 
 // takenOver: the new daemon goes on with the old one's data plane.
@@ -220,7 +220,7 @@ func (d *demo) takenOver(ctx context.Context, dead status) error {
 	for _, service := range dead.Services {
 		kept = kept && now.service(service.Name).FlowsCreated >= service.FlowsCreated && service.FlowsCreated > 0
 	}
-	d.claim(kept, "a new `shunt run` (process %d) took over in %.0f ms, with all counters", k.PIDAfter, k.TakeoverMillis)
+	d.Claim(kept, "a new `shunt run` (process %d) took over in %.0f ms, with all counters", k.PIDAfter, k.TakeoverMillis)
 	return nil
 }
 

@@ -80,9 +80,8 @@ func (d *demo) takeDown(claim bool) error {
 	}
 	left, err := Left(d.facts.ID)
 	if claim {
-		d.step = "Cleaning up"
-		d.title()
-		d.claim(err == nil && len(left) == 0, "namespaces, pins, processes and files of this demo are gone%s", listed(left))
+		d.Begin("Cleaning up")
+		d.Claim(err == nil && len(left) == 0, "namespaces, pins, processes and files of this demo are gone%s", listed(left))
 		return err
 	}
 	if len(left) > 0 {
@@ -206,7 +205,7 @@ func detach(id, executable string) error {
 // sayHowToLookAround is the end of a demo that is kept.
 func (d *demo) sayHowToLookAround() {
 	shunt, id := d.opts.Command, d.facts.ID
-	d.say("\n── It is still running. Look around:\n\n")
+	d.Say("\n── It is still running. Look around:\n\n")
 	inside := func(host *lab.Host) string { return "nsenter --net=/run/netns/" + host.Namespace() }
 	vip := targets[0].vip
 	for _, line := range [][2]string{
@@ -218,6 +217,6 @@ func (d *demo) sayHowToLookAround() {
 		{"the daemon's log", d.logPath()},
 		{"REMOVE IT ALL", fmt.Sprintf("%s demo --clean %s", shunt, id)},
 	} {
-		d.say("  %-24s %s\n", line[0], line[1])
+		d.Say("  %-24s %s\n", line[0], line[1])
 	}
 }

@@ -40,7 +40,7 @@ func (d *demo) countExactly(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w := tabwriter.NewWriter(d.opts.Out, 0, 0, 3, ' ', 0)
+	w := tabwriter.NewWriter(d.Out, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "  SERVICE\tBACKEND\tNAME\tANSWERED\tFLOWS\tPACKETS IN\tBYTES IN\tPACKETS OUT\tBYTES OUT")
 	var wrong []string
 	for i := range d.facts.Counted.Backends {
@@ -52,8 +52,8 @@ func (d *demo) countExactly(ctx context.Context) error {
 		}
 	}
 	_ = w.Flush()
-	d.say("\n")
-	d.claim(len(wrong) == 0, "for every backend the data plane counted exactly the flows that it answered%s", but(wrong))
+	d.Say("\n")
+	d.Claim(len(wrong) == 0, "for every backend the data plane counted exactly the flows that it answered%s", but(wrong))
 	return nil
 }
 
@@ -66,7 +66,7 @@ func (d *demo) countAll(ctx context.Context) error {
 	}
 	c := &d.facts.Counted
 	c.Reasons = now.Reasons
-	w := tabwriter.NewWriter(d.opts.Out, 0, 0, 3, ' ', 0)
+	w := tabwriter.NewWriter(d.Out, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "  SERVICE\tBACKEND\tMADE\tFLOWS\tPACKETS IN\tBYTES IN\tPACKETS OUT\tBYTES OUT")
 	for _, service := range now.Services {
 		i := slices.IndexFunc(c.Services, func(s CountedService) bool { return s.Service == service.Name })
@@ -84,17 +84,17 @@ func (d *demo) countAll(ctx context.Context) error {
 	d.showReasons(now.Reasons)
 	for _, s := range c.Services {
 		made, counted := uint64(s.Made), s.FlowsCreated
-		d.claim(made <= counted && counted <= made+uint64(s.Moved), "service %s: %d flows made, %d counted; %d that moved or failed may be counted twice",
+		d.Claim(made <= counted && counted <= made+uint64(s.Moved), "service %s: %d flows made, %d counted; %d that moved or failed may be counted twice",
 			s.Service, made, counted, s.Moved)
 	}
 	lost := now.Reasons["redirect_refused"].Packets + now.Reasons["tx_refused"].Packets
-	d.claim(lost == 0, "the kernel refused none of the frames that were sent")
+	d.Claim(lost == 0, "the kernel refused none of the frames that were sent")
 	return nil
 }
 
 func (d *demo) showReasons(reasons map[string]Count) {
-	d.say("\n  Packets that were not simply forwarded, or are worth a note, by reason:\n\n")
-	w := tabwriter.NewWriter(d.opts.Out, 0, 0, 3, ' ', 0)
+	d.Say("\n  Packets that were not simply forwarded, or are worth a note, by reason:\n\n")
+	w := tabwriter.NewWriter(d.Out, 0, 0, 3, ' ', 0)
 	names := slices.SortedFunc(maps.Keys(reasons), func(a, b string) int {
 		return cmp.Or(cmp.Compare(reasons[b].Packets, reasons[a].Packets), strings.Compare(a, b))
 	})
@@ -102,7 +102,7 @@ func (d *demo) showReasons(reasons map[string]Count) {
 		fmt.Fprintf(w, "  %s\t%d packets\n", name, reasons[name].Packets)
 	}
 	_ = w.Flush()
-	d.say("\n")
+	d.Say("\n")
 }
 
 func (t Traffic) columns() string {

@@ -43,7 +43,7 @@ func (d *demo) crash(ctx context.Context) error {
 	before := d.flows.look()
 	kid := d.kids[dead]
 	c.Flows = len(before)
-	d.say("  %d connections and UDP sockets ask every %s, and each service checks its backends every %s; then\n\n  # kill -9 %d        # the servers of %s\n\n",
+	d.Say("  %d connections and UDP sockets ask every %s, and each service checks its backends every %s; then\n\n  # kill -9 %d        # the servers of %s\n\n",
 		c.Flows, millis(requestInterval), millis(checkInterval), kid.cmd.Process.Pid, c.Backend)
 	died := time.Now()
 	kid.kill()
@@ -57,7 +57,7 @@ func (d *demo) crash(ctx context.Context) error {
 		return err
 	}
 	c.DetectedMillis, c.BoundMillis = float64(downAfter.Milliseconds()), float64(checkBound().Milliseconds())
-	d.claim(downAfter <= checkBound()+checkSlack, "%s was down in both services after %s; its checks, %d failures in a row, allow %s",
+	d.Claim(downAfter <= checkBound()+checkSlack, "%s was down in both services after %s; its checks, %d failures in a row, allow %s",
 		c.Backend, millis(downAfter), checkFall, millis(checkBound()))
 	d.judgeCrash(before, t, died, downAfter)
 	d.endFlows()
@@ -91,7 +91,7 @@ func (d *demo) awaitState(ctx context.Context, which int, state string) (time.Du
 		return left == 0, nil
 	})
 	if len(said) > 0 {
-		d.say("%s", indent(strings.Join(said, "\n")))
+		d.Say("%s", indent(strings.Join(said, "\n")))
 	}
 	return took, err
 }
@@ -148,9 +148,9 @@ func (d *demo) judgeCrash(before []flowState, t *tally, died time.Time, known ti
 			by = append(by, fmt.Sprintf("%d by %s", n, host.Name()))
 		}
 	}
-	d.claim(stuck == 0 && c.FlowsOnIt > 0, "its %d flows were taken over, %s", c.FlowsOnIt+stuck, strings.Join(by, " and "))
-	d.claim(othersFailed == 0, "the %d flows of the others went on, and none of their requests failed", c.Flows-c.FlowsOnIt-stuck)
-	d.claim(last <= known, "%d of %d requests failed, and %d of %d new connections; the last of them began %s after the kill",
+	d.Claim(stuck == 0 && c.FlowsOnIt > 0, "its %d flows were taken over, %s", c.FlowsOnIt+stuck, strings.Join(by, " and "))
+	d.Claim(othersFailed == 0, "the %d flows of the others went on, and none of their requests failed", c.Flows-c.FlowsOnIt-stuck)
+	d.Claim(last <= known, "%d of %d requests failed, and %d of %d new connections; the last of them began %s after the kill",
 		c.Failed, c.Requests+c.Failed, c.NewFailed, c.NewFlows+c.NewFailed, millis(last))
 }
 
@@ -173,7 +173,7 @@ func (d *demo) comesBack(ctx context.Context, which int) error {
 		return err
 	}
 	c.BackFlows, c.BackFailed, c.BackOnIt = t.flows, t.failed, t.on[c.Backend]
-	d.claim(c.BackFailed == 0 && c.BackOnIt > 0, "its servers were started again, and %s later it was up: of %d new connections it answered %d, and %d failed",
+	d.Claim(c.BackFailed == 0 && c.BackOnIt > 0, "its servers were started again, and %s later it was up: of %d new connections it answered %d, and %d failed",
 		millis(back), c.BackFlows+c.BackFailed, c.BackOnIt, c.BackFailed)
 	return nil
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/record"
+	"github.com/shunt-lb/shunt/internal/story"
 )
 
 // Options say how the demo runs.
@@ -41,10 +42,10 @@ const patience = 5 * time.Second
 
 // demo is one run.
 type demo struct {
+	*story.Teller
 	opts   Options
 	facts  *Facts
 	began  time.Time
-	step   string
 	top    *lab.Topology
 	folder string // configuration, control socket and log
 	daemon *process
@@ -59,13 +60,13 @@ type demo struct {
 // the end. What could not be done, or turned out untrue, is a claim that makes Facts.OK
 // false. The error is that of ctx when it ended, and of a cleaning up that failed.
 func Run(parent context.Context, opts Options) (*Facts, error) {
-	d := &demo{opts: opts, facts: newFacts(), began: time.Now(), made: map[string]int{}}
+	d := &demo{Teller: story.NewTeller(opts.Out), opts: opts, facts: newFacts(), began: time.Now(), made: map[string]int{}}
 	ctx, cancel := context.WithTimeoutCause(parent, time.Minute, errors.New("the demo took longer than a minute"))
 	defer cancel()
 	fault := d.story(ctx)
 	interrupted := parent.Err()
 	if fault != nil && interrupted == nil {
-		d.claim(false, "%v", fault)
+		d.Claim(false, "%v", fault)
 		d.showLog()
 	}
 	var err error
@@ -76,7 +77,8 @@ func Run(parent context.Context, opts Options) (*Facts, error) {
 		err = errors.Join(interrupted, d.takeDown(fault == nil))
 	}
 	d.facts.Seconds = time.Since(d.began).Seconds()
-	d.facts.OK = err == nil && d.facts.untrue() == 0
+	d.facts.Claims = d.Claims
+	d.facts.OK = err == nil && d.Claims.Untrue() == 0
 	return d.facts, err
 }
 
@@ -101,8 +103,7 @@ func (d *demo) story(ctx context.Context) error {
 		if step.title == titleStop && d.opts.Keep {
 			break
 		}
-		d.step = step.title
-		d.title()
+		d.Begin(step.title)
 		begin := time.Now()
 		err := step.do(ctx)
 		d.facts.Steps = append(d.facts.Steps, Step{Title: step.title, Seconds: time.Since(begin).Seconds()})
@@ -122,7 +123,7 @@ func (d *demo) build(ctx context.Context) error {
 	d.top = top
 	d.facts.ID, d.facts.Instance = top.ID(), instanceOf(top.ID())
 	d.facts.Topology = top.Draw()
-	d.say("%s", indent(d.facts.Topology))
+	d.Say("%s", indent(d.facts.Topology))
 	d.folder = folderOf(top.ID())
 	if err := os.Mkdir(d.folder, 0o700); err != nil {
 		return fmt.Errorf("make a folder for the configuration: %w", err)
@@ -141,7 +142,7 @@ func (d *demo) build(ctx context.Context) error {
 		}
 		d.kids = append(d.kids, kid)
 	}
-	d.claim(true, "%d namespaces form a network of their own, and each backend has a web and a UDP server", len(top.Hosts()))
+	d.Claim(true, "%d namespaces form a network of their own, and each backend has a web and a UDP server", len(top.Hosts()))
 	return nil
 }
 
@@ -149,13 +150,13 @@ func (d *demo) build(ctx context.Context) error {
 func (d *demo) configure(context.Context) error {
 	text := configText(d.top, d.socket(), len(weights))
 	d.facts.Config = text
-	d.say("%s", indent(text))
+	d.Say("%s", indent(text))
 	return d.writeConfig(text)
 }
 
 // start starts the daemon, and waits until it forwards.
 func (d *demo) start(ctx context.Context) error {
-	d.say("  # nsenter --net=/run/netns/%s shunt run --config %s --instance %s\n", d.top.Balancer.Namespace(), d.configPath(), d.facts.Instance)
+	d.Say("  # nsenter --net=/run/netns/%s shunt run --config %s --instance %s\n", d.top.Balancer.Namespace(), d.configPath(), d.facts.Instance)
 	begin := time.Now()
 	status, err := d.startDaemon(ctx)
 	if err != nil {
@@ -169,16 +170,16 @@ func (d *demo) start(ctx context.Context) error {
 	native := len(seen.Attached) == 2
 	for _, a := range seen.Attached {
 		native = native && a.Mode == "native"
-		d.say("  %s: XDP, %s mode\n", a.Interface, a.Mode)
+		d.Say("  %s: XDP, %s mode\n", a.Interface, a.Mode)
 	}
-	d.claim(seen.Forwarding && seen.Daemon != nil, "process %d forwards, %s after it was started", status.Daemon.Pid, millis(time.Since(begin)))
-	d.claim(native, "XDP runs in native mode on both interfaces")
+	d.Claim(seen.Forwarding && seen.Daemon != nil, "process %d forwards, %s after it was started", status.Daemon.Pid, millis(time.Since(begin)))
+	d.Claim(native, "XDP runs in native mode on both interfaces")
 	for i := range d.top.Backends {
 		if _, err := d.awaitState(ctx, i, "active"); err != nil {
 			return err
 		}
 	}
-	d.claim(true, "every backend has passed its first health check, %s after the start", millis(time.Since(begin)))
+	d.Claim(true, "every backend has passed its first health check, %s after the start", millis(time.Since(begin)))
 	return nil
 }
 
@@ -189,14 +190,14 @@ func (d *demo) stop(ctx context.Context) error {
 	if err := d.daemon.terminate(ctx); err != nil {
 		return err
 	}
-	d.claim(d.daemon.err == nil, "the daemon ended in %s, with exit code %d", millis(time.Since(begin)), d.daemon.cmd.ProcessState.ExitCode())
+	d.Claim(d.daemon.err == nil, "the daemon ended in %s, with exit code %d", millis(time.Since(begin)), d.daemon.cmd.ProcessState.ExitCode())
 	pins := pinsOf(d.facts.Instance)
-	d.claim(len(pins) == 0, "no map and no program is pinned any more%s", listed(pins))
+	d.Claim(len(pins) == 0, "no map and no program is pinned any more%s", listed(pins))
 	attached, err := d.programsLeft()
 	if err != nil {
 		return err
 	}
-	d.claim(len(attached) == 0, "no interface has an XDP program any more%s", listed(attached))
+	d.Claim(len(attached) == 0, "no interface has an XDP program any more%s", listed(attached))
 	return nil
 }
 

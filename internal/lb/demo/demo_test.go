@@ -2,7 +2,6 @@ package demo_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -10,104 +9,26 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/shunt-lb/shunt/internal/lb/demo"
+	"github.com/shunt-lb/shunt/internal/story/storytest"
 )
 
 // secondsMax is what the demo promises on a machine that has nothing else to do.
 const secondsMax = 20
 
-// binary builds shunt once for all tests.
-var binary = sync.OnceValues(func() (string, error) {
-	folder, err := os.MkdirTemp("", "shunt-demo-test")
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(folder, "shunt")
-	if out, err := exec.Command("go", "build", "-o", path, "github.com/shunt-lb/shunt/cmd/shunt").CombinedOutput(); err != nil {
-		return string(out), err
-	}
-	return path, os.Chmod(folder, 0o755)
-})
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if path, err := binary(); err == nil {
-		os.RemoveAll(filepath.Dir(path))
-	}
-	os.Exit(code)
-}
-
-func shunt(t *testing.T, args ...string) *exec.Cmd {
-	t.Helper()
-	path, err := binary()
-	if err != nil {
-		t.Fatalf("build shunt: %v\n%s", err, path)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
-	t.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, path, args...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
-	return cmd
-}
-
-func needsRoot(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes network namespaces and loads programs")
-	}
-}
-
-// transcript is what a demo writes, and wakes whoever waits for a line.
-type transcript struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-	more chan struct{}
-}
-
-func newTranscript() *transcript { return &transcript{more: make(chan struct{}, 1)} }
-
-func (w *transcript) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	select {
-	case w.more <- struct{}{}:
-	default:
-	}
-	return w.text.Write(p)
-}
-
-func (w *transcript) String() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.text.String()
-}
-
-// await waits until the demo has written what.
-func (w *transcript) await(t *testing.T, what string) {
-	t.Helper()
-	deadline := time.After(60 * time.Second)
-	for !strings.Contains(w.String(), what) {
-		select {
-		case <-w.more:
-		case <-deadline:
-			t.Fatalf("the demo did not get to %q:\n%s", what, w)
-		}
-	}
-}
+func TestMain(m *testing.M) { storytest.Main(m) }
 
 var namespace = regexp.MustCompile(`shunt-([a-z0-9]+)-lb`)
 
-// id is the demo's, which its story mentions.
-func (w *transcript) id(t *testing.T) string {
+// idOf is the demo's id, which its story mentions.
+func idOf(t *testing.T, story *storytest.Transcript) string {
 	t.Helper()
-	m := namespace.FindStringSubmatch(w.String())
+	m := namespace.FindStringSubmatch(story.String())
 	if m == nil {
-		t.Fatalf("the demo named no namespace:\n%s", w)
+		t.Fatalf("the demo named no namespace:\n%s", story)
 	}
 	return m[1]
 }
@@ -131,9 +52,9 @@ func nothingLeft(t *testing.T, id string) {
 }
 
 func TestFacts(t *testing.T) {
-	needsRoot(t)
-	cmd := shunt(t, "demo", "-o", "json")
-	story := newTranscript()
+	storytest.NeedsRoot(t)
+	cmd := storytest.Command(t, "demo", "-o", "json")
+	story := storytest.NewTranscript()
 	cmd.Stderr = story
 	out, err := cmd.Output()
 	if err != nil {
@@ -217,15 +138,15 @@ func checkFigures(t *testing.T, f *demo.Facts) {
 
 // A claim that is not true must be seen: one backend dies while its answers are counted.
 func TestUntrueClaimsAreTold(t *testing.T) {
-	needsRoot(t)
-	cmd := shunt(t, "demo", "-o", "json")
-	story, facts := newTranscript(), newTranscript()
+	storytest.NeedsRoot(t)
+	cmd := storytest.Command(t, "demo", "-o", "json")
+	story, facts := storytest.NewTranscript(), storytest.NewTranscript()
 	cmd.Stderr, cmd.Stdout = story, facts
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	story.await(t, "── Which backend answers")
-	id := story.id(t)
+	story.Await(t, "── Which backend answers")
+	id := idOf(t, story)
 	if err := demo.KillBackend(id, "b2"); err != nil {
 		t.Error(err)
 	}
@@ -241,22 +162,22 @@ func TestUntrueClaimsAreTold(t *testing.T) {
 }
 
 func TestInterrupted(t *testing.T) {
-	needsRoot(t)
+	storytest.NeedsRoot(t)
 	for _, at := range []string{
 		"── shunt run",              // the daemon is starting
 		"── A backend is taken out", // flows are open
 		"kill -9",                   // there is no daemon
 	} {
 		t.Run(at, func(t *testing.T) {
-			cmd := shunt(t, "demo", "--keep") // what is interrupted is not kept
-			story := newTranscript()
+			cmd := storytest.Command(t, "demo", "--keep") // what is interrupted is not kept
+			story := storytest.NewTranscript()
 			cmd.Stdout, cmd.Stderr = story, story
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			story.await(t, at)
+			story.Await(t, at)
 			if at == "── shunt run" {
-				story.await(t, "--instance")
+				story.Await(t, "--instance")
 			}
 			if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 				t.Error(err)
@@ -267,14 +188,14 @@ func TestInterrupted(t *testing.T) {
 			if strings.Contains(story.String(), "NOT TRUE") {
 				t.Errorf("an interruption made claims untrue:\n%s", story)
 			}
-			nothingLeft(t, story.id(t))
+			nothingLeft(t, idOf(t, story))
 		})
 	}
 }
 
 func TestCleanOfNothing(t *testing.T) {
-	needsRoot(t)
-	out, err := shunt(t, "demo", "--clean", "nope").CombinedOutput()
+	storytest.NeedsRoot(t)
+	out, err := storytest.Command(t, "demo", "--clean", "nope").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "there is nothing of demo nope") {
 		t.Errorf("clean of a demo that is not there: %v\n%s", err, out)
 	}
@@ -282,7 +203,7 @@ func TestCleanOfNothing(t *testing.T) {
 
 // TestCleanOfRecords: a daemon that was killed, and whose namespace is gone, has left no more than files.
 func TestCleanOfRecords(t *testing.T) {
-	needsRoot(t)
+	storytest.NeedsRoot(t)
 	id := fmt.Sprintf("records%d", os.Getpid())
 	var paths []string
 	for directory, endings := range map[string][]string{
@@ -303,7 +224,7 @@ func TestCleanOfRecords(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = os.Remove(path) })
 	}
-	if out, err := shunt(t, "demo", "--clean", id).CombinedOutput(); err != nil {
+	if out, err := storytest.Command(t, "demo", "--clean", id).CombinedOutput(); err != nil {
 		t.Errorf("clean: %v\n%s", err, out)
 	}
 	for _, path := range paths {
@@ -317,16 +238,16 @@ func TestCleanOfRecords(t *testing.T) {
 }
 
 func TestKeepAndClean(t *testing.T) {
-	needsRoot(t)
-	cmd := shunt(t, "demo", "--keep")
-	story := newTranscript()
+	storytest.NeedsRoot(t)
+	cmd := storytest.Command(t, "demo", "--keep")
+	story := storytest.NewTranscript()
 	cmd.Stdout, cmd.Stderr = story, story
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("the demo failed: %v\n%s", err, story)
 	}
-	id := story.id(t)
+	id := idOf(t, story)
 	t.Cleanup(func() {
-		if out, err := shunt(t, "demo", "--clean", id).CombinedOutput(); err != nil {
+		if out, err := storytest.Command(t, "demo", "--clean", id).CombinedOutput(); err != nil {
 			t.Errorf("clean: %v\n%s", err, out)
 		}
 		nothingLeft(t, id)
@@ -350,14 +271,17 @@ func TestKeepAndClean(t *testing.T) {
 		}
 	}
 	// A drain is kept on disk, so that it outlives the daemon; but not the demo.
-	if out, err := shunt(t, "backend", "drain", "10.0.0.2", "--socket", "/tmp/shunt-demo-"+id+"/shunt.sock").CombinedOutput(); err != nil {
+	if out, err := storytest.Command(t, "backend", "drain", "10.0.0.2", "--socket", "/tmp/shunt-demo-"+id+"/shunt.sock").CombinedOutput(); err != nil {
 		t.Errorf("drain a backend: %v\n%s", err, out)
 	}
 }
 
 func TestNotRoot(t *testing.T) {
-	needsRoot(t) // to become somebody else
-	cmd := shunt(t, "demo")
+	storytest.NeedsRoot(t) // to become somebody else, who must be able to run it
+	if err := os.Chmod(filepath.Dir(storytest.Binary(t)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := storytest.Command(t, "demo")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	out, err := cmd.CombinedOutput()
 	if err == nil || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), "sudo ") {

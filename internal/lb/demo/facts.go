@@ -1,8 +1,9 @@
 package demo
 
 import (
-	"fmt"
 	"strings"
+
+	"github.com/shunt-lb/shunt/internal/story"
 )
 
 // Facts are what the demo found out; their JSON is `shunt demo -o json`.
@@ -21,20 +22,13 @@ type Facts struct {
 	Reload   Reload       `json:"reload"`
 	Kill     Kill         `json:"kill"`
 	Counted  Counted      `json:"counted"`
-	Claims   []Claim      `json:"claims"`
+	Claims   story.Claims `json:"claims"`
 }
 
 // Step is a part of the demo.
 type Step struct {
 	Title   string  `json:"title"`
 	Seconds float64 `json:"seconds"`
-}
-
-// Claim is one thing the demo says about shunt, and whether it was so.
-type Claim struct {
-	Step string `json:"step"`
-	Text string `json:"text"`
-	True bool   `json:"true"`
 }
 
 // Attachment is an interface that the data plane runs on.
@@ -182,35 +176,9 @@ type Count struct {
 }
 
 func newFacts() *Facts {
-	return &Facts{Steps: []Step{}, Attached: []Attachment{}, Spread: []Spread{}, Ways: []Way{}, Claims: []Claim{},
+	return &Facts{Steps: []Step{}, Attached: []Attachment{}, Spread: []Spread{}, Ways: []Way{},
 		Counted: Counted{Backends: []CountedBackend{}, Services: []CountedService{}, Reasons: map[string]Count{}}}
 }
-
-// untrue counts the claims that were not so.
-func (f *Facts) untrue() (n int) {
-	for _, c := range f.Claims {
-		if !c.True {
-			n++
-		}
-	}
-	return n
-}
-
-// claim says something, with what was found.
-func (d *demo) claim(ok bool, format string, args ...any) {
-	c := Claim{Step: d.step, Text: fmt.Sprintf(format, args...), True: ok}
-	d.facts.Claims = append(d.facts.Claims, c)
-	sign := "✔"
-	if !ok {
-		sign = "✘ NOT TRUE:"
-	}
-	d.say("  %s %s\n", sign, c.Text)
-}
-
-func (d *demo) title() { d.say("\n── %s\n\n", d.step) }
-
-// say tells the reader. A reader who has gone away is noticed by the signal that brings.
-func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.opts.Out, format, args...) }
 
 func indent(text string) string {
 	return "  " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n  ") + "\n\n"

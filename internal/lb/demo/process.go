@@ -133,7 +133,7 @@ func (d *demo) showLog() {
 		return
 	}
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-	d.say("\n  The last lines of the daemon's log:\n%s", indent(strings.Join(lines[max(0, len(lines)-12):], "\n")))
+	d.Say("\n  The last lines of the daemon's log:\n%s", indent(strings.Join(lines[max(0, len(lines)-12):], "\n")))
 }
 
 // status is the part of `shunt status -o json` that the demo looks at.

@@ -34,7 +34,7 @@ func (d *demo) spread(ctx context.Context) error {
 	if err := d.askAround(ctx); err != nil {
 		return err
 	}
-	d.say("  %d new flows to each VIP, each from a source port of its own:\n\n", spreadFlows)
+	d.Say("  %d new flows to each VIP, each from a source port of its own:\n\n", spreadFlows)
 	var why []string
 	for _, to := range targets {
 		t := d.openMany(ctx, to, spreadFlows)
@@ -55,8 +55,8 @@ func (d *demo) spread(ctx context.Context) error {
 	d.showSpread(total)
 	for i, to := range targets {
 		s := d.facts.Spread[i]
-		d.claim(s.Failed == 0, "%s to %s: %d of %d answered%s", to, to.vip, s.Flows, s.Flows+s.Failed, why[i])
-		d.claim(s.Chance >= chanceMin, "%s: the spread follows the weights; chance alone deviates more in %s runs", to, odds(s.Chance))
+		d.Claim(s.Failed == 0, "%s to %s: %d of %d answered%s", to, to.vip, s.Flows, s.Flows+s.Failed, why[i])
+		d.Claim(s.Chance >= chanceMin, "%s: the spread follows the weights; chance alone deviates more in %s runs", to, odds(s.Chance))
 	}
 	return nil
 }
@@ -74,9 +74,9 @@ func (d *demo) askAround(ctx context.Context) error {
 		}
 		d.made[to.service]++
 		d.facts.Counted.made(d, to, map[string]int{answer.Backend: 1})
-		d.say("  %-15s client asks %s, %s answers; it saw the request come from %s\n", to, to.vip, answer.Backend, answer.Remote)
+		d.Say("  %-15s client asks %s, %s answers; it saw the request come from %s\n", to, to.vip, answer.Backend, answer.Remote)
 	}
-	d.say("\n")
+	d.Say("\n")
 	return nil
 }
 
@@ -149,7 +149,7 @@ func odds(p float64) string {
 }
 
 func (d *demo) showSpread(total int) {
-	w := tabwriter.NewWriter(d.opts.Out, 0, 0, 3, ' ', 0)
+	w := tabwriter.NewWriter(d.Out, 0, 0, 3, ' ', 0)
 	fmt.Fprint(w, "  BACKEND\tWEIGHT\tSHARE")
 	for _, to := range targets {
 		fmt.Fprintf(w, "\t%s", to)
@@ -163,5 +163,5 @@ func (d *demo) showSpread(total int) {
 		fmt.Fprintln(w)
 	}
 	_ = w.Flush() // a reader who has gone is noticed elsewhere
-	d.say("\n")
+	d.Say("\n")
 }

@@ -17,7 +17,7 @@ const wayPort = 19999
 func (d *demo) way(ctx context.Context) error {
 	for i, to := range targets[:2] {
 		if i > 0 {
-			d.say("\n")
+			d.Say("\n")
 		}
 		if err := d.wayOf(ctx, to); err != nil {
 			return fmt.Errorf("over %s: %w", to.familyName(), err)
@@ -124,10 +124,10 @@ func (d *demo) showWay(way Way) {
 	}
 	for _, h := range way.Hops {
 		what := map[string]string{"S": "SYN", "SA": "SYN+ACK"}[h.Flags]
-		d.say("  %s → %s%s  %s → %s%s  ttl %d  %s → %s  %s\n", h.From, h.To, strings.Repeat(" ", macs-len(h.From)-len(h.To)),
+		d.Say("  %s → %s%s  %s → %s%s  ttl %d  %s → %s  %s\n", h.From, h.To, strings.Repeat(" ", macs-len(h.From)-len(h.To)),
 			h.Source, h.Destination, strings.Repeat(" ", ends-len(h.Source)-len(h.Destination)), h.TTL, h.SourceMAC, h.DestinationMAC, what)
 	}
-	d.say("\n")
+	d.Say("\n")
 }
 
 // judgeWay checks the rewrite, field by field.
@@ -162,9 +162,9 @@ func (d *demo) judgeWay(to target, way Way) {
 	expect(received.TTL == returned.TTL-1, "the answer's TTL went from %d to %d", returned.TTL, received.TTL)
 	expect(received.SourceMAC == front.MAC.String() && received.DestinationMAC == client.MAC.String(),
 		"the answer's frame went from %s to %s", received.SourceMAC, received.DestinationMAC)
-	d.claim(len(wrong) == 0, "over %s the VIP became %s, and became the VIP again for the client; both ways the TTL is one less and the MAC is the next hop's%s",
+	d.Claim(len(wrong) == 0, "over %s the VIP became %s, and became the VIP again for the client; both ways the TTL is one less and the MAC is the next hop's%s",
 		to.familyName(), way.Backend, but(wrong))
-	d.claim(arrived.Checksum == "correct" && received.Checksum == "correct",
+	d.Claim(arrived.Checksum == "correct" && received.Checksum == "correct",
 		"checksums are correct on arrival (%s; %s), though the senders left them to hardware (%s; %s)",
 		arrived.Checksum, received.Checksum, sent.Checksum, returned.Checksum)
 }

@@ -25,6 +25,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/story"
 	"github.com/shunt-lb/shunt/internal/udp/hook"
 	"github.com/shunt-lb/shunt/internal/udp/lease"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
@@ -58,9 +59,8 @@ type Options struct {
 
 // demo is one run.
 type demo struct {
-	opts           Options
+	*story.Teller
 	facts          *Facts
-	step           string
 	lab            *lab.Lab
 	client, server *lab.Host
 	hook           *hook.Hook
@@ -74,20 +74,21 @@ type demo struct {
 // Run is the whole demo. It cleans up before it returns. What could not be done, or turned out untrue, is a
 // claim that makes Facts.OK false. The error is that of ctx when it ended, and of a cleaning up that failed.
 func Run(parent context.Context, opts Options) (*Facts, error) {
-	d := &demo{opts: opts, control: -1, asking: map[byte]*client{}, facts: &Facts{Ring: ringSize, Ways: []Way{}, Queues: []lease.Status{}, Claims: []Claim{}}}
+	d := &demo{Teller: story.NewTeller(opts.Out), control: -1, asking: map[byte]*client{}, facts: &Facts{Ring: ringSize, Ways: []Way{}, Queues: []lease.Status{}}}
 	begin := time.Now()
 	ctx, cancel := context.WithTimeoutCause(parent, time.Minute, errors.New("the demo took longer than a minute"))
 	defer cancel()
 	fault := d.story(ctx)
 	if fault != nil && parent.Err() == nil {
-		d.claim(false, "%v", fault)
+		d.Claim(false, "%v", fault)
 		if d.worker != nil {
-			d.say("  the worker said: %q\n", d.worker.Log())
+			d.Say("  the worker said: %q\n", d.worker.Log())
 		}
 	}
 	err := errors.Join(parent.Err(), d.takeDown())
 	d.facts.Seconds = time.Since(begin).Seconds()
-	d.facts.OK = err == nil && d.facts.Untrue() == 0
+	d.facts.Claims = d.Claims
+	d.facts.OK = err == nil && d.Claims.Untrue() == 0
 	return d.facts, err
 }
 
@@ -104,8 +105,7 @@ func (d *demo) story(ctx context.Context) error {
 		{"The counters", d.count},
 		{"The worker closes its AF_XDP sockets", d.fallBack},
 	} {
-		d.step = step.title
-		d.say("\n── %s\n\n", d.step)
+		d.Begin(step.title)
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
 		}
@@ -145,9 +145,9 @@ func (d *demo) build(ctx context.Context) (err error) {
 	if err := d.lab.Ready(ctx); err != nil {
 		return err
 	}
-	d.say("  client eth0 192.0.2.1    ═══ 192.0.2.10    eth0 server    XDP, AF_XDP sockets\n")
-	d.say("         eth1 198.51.100.1 ═══ 198.51.100.10 eth1           the kernel's sockets alone\n\n")
-	d.claim(true, "two namespaces (%s, %s), two cables with two queues each", d.client.Namespace(), d.server.Namespace())
+	d.Say("  client eth0 192.0.2.1    ═══ 192.0.2.10    eth0 server    XDP, AF_XDP sockets\n")
+	d.Say("         eth1 198.51.100.1 ═══ 198.51.100.10 eth1           the kernel's sockets alone\n\n")
+	d.Claim(true, "two namespaces (%s, %s), two cables with two queues each", d.client.Namespace(), d.server.Namespace())
 	return nil
 }
 
@@ -165,15 +165,15 @@ func (d *demo) open(context.Context) error {
 	}
 	grant := d.lease.Grant
 	d.facts.Mode, d.facts.Reason = string(grant.Mode), grant.Reason
-	d.say("  program   %s on eth0, %s mode\n", "sh_udp", d.hook.Mode)
+	d.Say("  program   %s on eth0, %s mode\n", "sh_udp", d.hook.Mode)
 	for _, l := range grant.Layouts {
-		d.say("  socket    queue %d: %s, a ring of %d packets, %d frames of %d bytes\n", l.Queue, l.Mode, l.ReceiveRing, l.ReceiveFrames+l.TransmitFrames, l.FrameSize)
+		d.Say("  socket    queue %d: %s, a ring of %d packets, %d frames of %d bytes\n", l.Queue, l.Mode, l.ReceiveRing, l.ReceiveFrames+l.TransmitFrames, l.FrameSize)
 	}
 	if grant.Reason != "" {
-		d.say("  why not zero-copy: %s\n", grant.Reason)
+		d.Say("  why not zero-copy: %s\n", grant.Reason)
 	}
-	d.say("\n")
-	d.claim(len(grant.Layouts) == d.hook.Queues, "each of the %d queues of eth0 has an AF_XDP socket (%s)", d.hook.Queues, grant.Mode)
+	d.Say("\n")
+	d.Claim(len(grant.Layouts) == d.hook.Queues, "each of the %d queues of eth0 has an AF_XDP socket (%s)", d.hook.Queues, grant.Mode)
 	return d.lease.Serve()
 }
 
@@ -205,9 +205,9 @@ func (d *demo) startWorker(ctx context.Context) error {
 		return err
 	}
 	w := d.facts.Worker
-	d.say("  process %d maps the memory and the sockets, which came over a socket (SCM_RIGHTS)\n\n", w.PID)
-	d.claim(w.UID == nobody && w.Capabilities == "0000000000000000", "it runs as uid %d with the capabilities %s", w.UID, w.Capabilities)
-	d.claim(w.Refused != "", "it could not make such a socket itself: %s", w.Refused)
+	d.Say("  process %d maps the memory and the sockets, which came over a socket (SCM_RIGHTS)\n\n", w.PID)
+	d.Claim(w.UID == nobody && w.Capabilities == "0000000000000000", "it runs as uid %d with the capabilities %s", w.UID, w.Capabilities)
+	d.Claim(w.Refused != "", "it could not make such a socket itself: %s", w.Refused)
 	if d.cpus[0], d.cpus[1] = twoCPUs(); d.cpus[0] != 0 {
 		d.facts.Worker.CPUs = []int{d.cpus[0] - 1, d.cpus[1] - 1}
 	}
@@ -286,7 +286,7 @@ func (d *demo) measure(ctx context.Context) error {
 
 // compare shows the medians, and checks which way the answers came.
 func (d *demo) compare(done int) error {
-	d.say("  %-26s %10s %10s %10s %14s\n", "", "p50", "p99", "p99.9", "answers/s")
+	d.Say("  %-26s %10s %10s %10s %14s\n", "", "p50", "p99", "p99.9", "answers/s")
 	wrong, late, asked := 0, 0, 0
 	for i := range d.facts.Ways {
 		w := &d.facts.Ways[i]
@@ -294,22 +294,22 @@ func (d *demo) compare(done int) error {
 		w.P99 = w.median(func(r Round) float64 { return r.P99 })
 		w.P999 = w.median(func(r Round) float64 { return r.P999 })
 		w.PerSecond = w.median(func(r Round) float64 { return r.PerSecond })
-		d.say("  %-26s %7.1f µs %7.1f µs %7.1f µs %14.0f\n", w.Name, w.P50, w.P99, w.P999, w.PerSecond)
+		d.Say("  %-26s %7.1f µs %7.1f µs %7.1f µs %14.0f\n", w.Name, w.P50, w.P99, w.P999, w.PerSecond)
 		for _, r := range w.Rounds {
 			wrong, late, asked = wrong+r.Wrong, late+r.Late, asked+r.Asked
 		}
 	}
-	d.say("\n  Round trip of one 64-byte datagram, and answers a second with %d open at once: medians of %d rounds of\n", flows*window, done)
-	d.say("  each, in turns. One spinning client over veth, on this machine, now. What spins has a CPU to itself.\n")
+	d.Say("\n  Round trip of one 64-byte datagram, and answers a second with %d open at once: medians of %d rounds of\n", flows*window, done)
+	d.Say("  each, in turns. One spinning client over veth, on this machine, now. What spins has a CPU to itself.\n")
 	if d.cpus[0] == 0 {
-		d.say("  There is one CPU for both sides: these figures say how it is shared, and nothing else.\n")
+		d.Say("  There is one CPU for both sides: these figures say how it is shared, and nothing else.\n")
 	}
 	if late > 0 {
-		d.say("  %d of %d questions had no answer within %s.\n", late, asked, lateAfter)
+		d.Say("  %d of %d questions had no answer within %s.\n", late, asked, lateAfter)
 	}
-	d.say("\n")
-	d.claim(wrong == 0, "every answer to 192.0.2.10 came from AF_XDP, and every one to 198.51.100.10 from the kernel's socket%s", unless(wrong == 0, fmt.Sprintf(": %d did not", wrong)))
-	d.claim(d.facts.Worker.Collections == 0, "the worker's Go runtime has collected no garbage: nothing is allocated per packet")
+	d.Say("\n")
+	d.Claim(wrong == 0, "every answer to 192.0.2.10 came from AF_XDP, and every one to 198.51.100.10 from the kernel's socket%s", unless(wrong == 0, fmt.Sprintf(": %d did not", wrong)))
+	d.Claim(d.facts.Worker.Collections == 0, "the worker's Go runtime has collected no garbage: nothing is allocated per packet")
 	return nil
 }
 
@@ -366,18 +366,18 @@ func (d *demo) count(ctx context.Context) error {
 		time.Sleep(time.Millisecond) // a packet is on its way
 	}
 	taken, used := uint64(0), 0
-	d.say("  queue     matched       taken  waiting  dropped  ring_full  passed_no_socket\n")
+	d.Say("  queue     matched       taken  waiting  dropped  ring_full  passed_no_socket\n")
 	for _, q := range d.facts.Queues {
-		d.say("  %5d %11d %11d %8d %8d %10d %17d\n", q.Queue, q.Matched, q.Taken, q.Waiting, q.Dropped, q.RingFull, q.PassedNoSocket)
+		d.Say("  %5d %11d %11d %8d %8d %10d %17d\n", q.Queue, q.Matched, q.Taken, q.Waiting, q.Dropped, q.RingFull, q.PassedNoSocket)
 		taken += uint64(q.Taken)
 		if q.Matched > 0 {
 			used++
 		}
 	}
 	w := d.facts.Worker
-	d.say("\n  The worker took %d datagrams, slept until one came %d times, and made %d system calls to send.\n\n", w.Delivered, w.Wakeups, w.Kicks)
-	d.claim(lost() == 0, "on each queue matched = taken + waiting + dropped + ring_full + passed_no_socket%s", unless(lost() == 0, fmt.Sprintf(": %d are missing", lost())))
-	d.claim(taken == w.Delivered+w.Invalid && w.Invalid == 0, "the worker has counted what the kernel's rings say it took: %d", taken)
+	d.Say("\n  The worker took %d datagrams, slept until one came %d times, and made %d system calls to send.\n\n", w.Delivered, w.Wakeups, w.Kicks)
+	d.Claim(lost() == 0, "on each queue matched = taken + waiting + dropped + ring_full + passed_no_socket%s", unless(lost() == 0, fmt.Sprintf(": %d are missing", lost())))
+	d.Claim(taken == w.Delivered+w.Invalid && w.Invalid == 0, "the worker has counted what the kernel's rings say it took: %d", taken)
 	return nil
 }
 
@@ -406,8 +406,8 @@ func (d *demo) fallBack(ctx context.Context) error {
 		return err
 	}
 	d.facts.Passed = after - before
-	d.claim(who == byKernel, "the kernel's socket on the same port answered, %.1f ms after the order to close", d.facts.Fallback)
-	d.claim(d.facts.Passed > 0, "the program counted what it passed for want of a socket: %d", d.facts.Passed)
+	d.Claim(who == byKernel, "the kernel's socket on the same port answered, %.1f ms after the order to close", d.facts.Fallback)
+	d.Claim(d.facts.Passed > 0, "the program counted what it passed for want of a socket: %d", d.facts.Passed)
 	return nil
 }
 

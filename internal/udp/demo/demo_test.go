@@ -2,7 +2,6 @@ package demo_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -10,93 +9,24 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
-	"time"
 
+	"github.com/shunt-lb/shunt/internal/story/storytest"
 	"github.com/shunt-lb/shunt/internal/udp/demo"
 )
 
 // secondsMax is what the demo promises.
 const secondsMax = 20
 
-// binary builds shunt once for all tests.
-var binary = sync.OnceValues(func() (string, error) {
-	folder, err := os.MkdirTemp("", "shunt-udp-demo-test") // closed to nobody, who runs the worker
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(folder, "shunt")
-	out, err := exec.Command("go", "build", "-o", path, "github.com/shunt-lb/shunt/cmd/shunt").CombinedOutput()
-	if err != nil {
-		return string(out), err
-	}
-	return path, nil
-})
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if path, err := binary(); err == nil {
-		_ = os.RemoveAll(filepath.Dir(path))
-	}
-	os.Exit(code)
-}
-
-// story is what a demo writes, and wakes the test that waits for a line.
-type story struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-	more chan struct{}
-}
-
-func (w *story) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	select {
-	case w.more <- struct{}{}:
-	default:
-	}
-	return w.text.Write(p)
-}
-
-func (w *story) String() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.text.String()
-}
-
-// await waits until the demo has written what the pattern finds, and returns its first group.
-func (w *story) await(t *testing.T, pattern string) string {
-	t.Helper()
-	deadline := time.After(60 * time.Second)
-	for {
-		if m := regexp.MustCompile(pattern).FindStringSubmatch(w.String()); m != nil {
-			return m[len(m)-1]
-		}
-		select {
-		case <-w.more:
-		case <-deadline:
-			t.Fatalf("the demo did not write %q:\n%s", pattern, w)
-		}
-	}
-}
+func TestMain(m *testing.M) { storytest.Main(m) }
 
 // start runs `shunt demo udp`; its story is what it writes to standard error and, but for JSON, output.
-func start(t *testing.T, args ...string) (cmd *exec.Cmd, out *bytes.Buffer, text *story) {
+func start(t *testing.T, args ...string) (cmd *exec.Cmd, out *bytes.Buffer, text *storytest.Transcript) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes network namespaces and loads programs")
-	}
-	path, err := binary()
-	if err != nil {
-		t.Fatalf("build shunt: %v\n%s", err, path)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
-	t.Cleanup(cancel)
-	cmd = exec.CommandContext(ctx, path, append([]string{"demo", "udp"}, args...)...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
-	text, out = &story{more: make(chan struct{}, 1)}, &bytes.Buffer{}
+	storytest.NeedsRoot(t)
+	cmd = storytest.Command(t, append([]string{"demo", "udp"}, args...)...)
+	text, out = storytest.NewTranscript(), &bytes.Buffer{}
 	cmd.Stdout, cmd.Stderr = text, text
 	if len(args) > 0 {
 		cmd.Stdout = out
@@ -108,9 +38,9 @@ func start(t *testing.T, args ...string) (cmd *exec.Cmd, out *bytes.Buffer, text
 }
 
 // nothingLeft expects the demo's namespaces and its worker to be gone.
-func nothingLeft(t *testing.T, text *story) {
+func nothingLeft(t *testing.T, text *storytest.Transcript) {
 	t.Helper()
-	id := text.await(t, `shunt-([a-z0-9]+)-client`)
+	id := text.Await(t, `shunt-([a-z0-9]+)-client`)
 	if left, _ := filepath.Glob("/run/netns/shunt-" + id + "-*"); len(left) > 0 {
 		t.Errorf("left behind: %s", strings.Join(left, ", "))
 	}
@@ -133,7 +63,7 @@ func TestFacts(t *testing.T) {
 	if err := decoder.Decode(&facts); err != nil {
 		t.Fatal(err)
 	}
-	if !facts.OK || len(facts.Claims) < 10 || facts.Untrue() != 0 || facts.Seconds > secondsMax {
+	if !facts.OK || len(facts.Claims) < 10 || facts.Claims.Untrue() != 0 || facts.Seconds > secondsMax {
 		t.Errorf("ok %v, %d claims in %.1f s:\n%s", facts.OK, len(facts.Claims), facts.Seconds, text)
 	}
 	if w := facts.Worker; w.UID != 65534 || w.Collections != 0 || w.Delivered == 0 || w.Kicks == 0 {
@@ -154,7 +84,7 @@ func TestInterrupted(t *testing.T) {
 	for _, at := range []string{"── The program", "── A worker", "── Round trips"} {
 		t.Run(at, func(t *testing.T) {
 			cmd, _, text := start(t)
-			text.await(t, at)
+			text.Await(t, at)
 			if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 				t.Error(err)
 			}
@@ -172,11 +102,11 @@ func TestInterrupted(t *testing.T) {
 // A demo whose worker dies says so, with exit code 1, and cleans up.
 func TestUntrueClaim(t *testing.T) {
 	cmd, _, text := start(t)
-	pid, err := strconv.Atoi(text.await(t, `process (\d+) maps`))
+	pid, err := strconv.Atoi(text.Await(t, `process (\d+) maps`))
 	if err != nil {
 		t.Fatal(err)
 	}
-	text.await(t, "── Round trips")
+	text.Await(t, "── Round trips")
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -191,12 +121,8 @@ func TestNotRoot(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to become somebody else")
 	}
-	path, err := binary()
-	if err != nil {
-		t.Fatalf("build shunt: %v\n%s", err, path)
-	}
 	cmd := exec.Command("/proc/self/fd/3", "demo", "udp")
-	file, err := os.Open(path)
+	file, err := os.Open(storytest.Binary(t)) // its folder is closed to nobody
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,8 +1,7 @@
 package demo
 
 import (
-	"fmt"
-
+	"github.com/shunt-lb/shunt/internal/story"
 	"github.com/shunt-lb/shunt/internal/udp/lease"
 )
 
@@ -19,14 +18,7 @@ type Facts struct {
 	Queues   []lease.Status `json:"queues"`
 	Passed   uint64         `json:"passed_after_close"`
 	Fallback float64        `json:"fallback_milliseconds"`
-	Claims   []Claim        `json:"claims"`
-}
-
-// Claim is one thing the demo says about shunt, and whether it was so.
-type Claim struct {
-	Step string `json:"step"`
-	Text string `json:"text"`
-	True bool   `json:"true"`
+	Claims   story.Claims   `json:"claims"`
 }
 
 // Worker is the process that answers.
@@ -63,27 +55,3 @@ type Round struct {
 	P999      float64 `json:"p999_microseconds"`
 	PerSecond float64 `json:"answers_per_second"`
 }
-
-// Untrue counts the claims that were not so.
-func (f *Facts) Untrue() (n int) {
-	for _, c := range f.Claims {
-		if !c.True {
-			n++
-		}
-	}
-	return n
-}
-
-// claim says something, and whether it is so.
-func (d *demo) claim(ok bool, format string, args ...any) {
-	c := Claim{Step: d.step, Text: fmt.Sprintf(format, args...), True: ok}
-	d.facts.Claims = append(d.facts.Claims, c)
-	sign := "✔"
-	if !ok {
-		sign = "✘ NOT TRUE:"
-	}
-	d.say("  %s %s\n", sign, c.Text)
-}
-
-// say tells the reader. A reader who has gone away is noticed by the signal that brings.
-func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.opts.Out, format, args...) }

@@ -1,0 +1,66 @@
+// Package story is how a demo speaks: step by step, with claims about shunt that are checked in the same
+// run. The claims are values too, for a demo's JSON.
+package story
+
+import (
+	"fmt"
+	"io"
+)
+
+// Claim is one thing a demo says about shunt, and whether it was so.
+type Claim struct {
+	Step string `json:"step"`
+	Text string `json:"text"`
+	True bool   `json:"true"`
+}
+
+// Claims are those of one run.
+type Claims []Claim
+
+// Untrue counts the claims that were not so.
+func (c Claims) Untrue() (n int) {
+	for _, one := range c {
+		if !one.True {
+			n++
+		}
+	}
+	return n
+}
+
+// Verdict is the story's end, for a run that took so long.
+func (c Claims) Verdict(seconds float64) string {
+	if n := c.Untrue(); n > 0 {
+		return fmt.Sprintf("%d of %d claims were NOT TRUE, in %.1f s.", n, len(c), seconds)
+	}
+	return fmt.Sprintf("All %d claims were true, in %.1f s.", len(c), seconds)
+}
+
+// Teller tells the story of one run. It is for one goroutine.
+type Teller struct {
+	Out    io.Writer
+	Claims Claims
+	step   string
+}
+
+// NewTeller tells to out; its claims are none, and not nil.
+func NewTeller(out io.Writer) *Teller { return &Teller{Out: out, Claims: Claims{}} }
+
+// Begin writes the title of a step. Claims belong to it until the next one.
+func (t *Teller) Begin(step string) {
+	t.step = step
+	t.Say("\n── %s\n\n", step)
+}
+
+// Say tells the reader. A reader who has gone away is noticed by the signal that brings.
+func (t *Teller) Say(format string, args ...any) { fmt.Fprintf(t.Out, format, args...) }
+
+// Claim says something, with what was found, and whether it is so.
+func (t *Teller) Claim(ok bool, format string, args ...any) {
+	c := Claim{Step: t.step, Text: fmt.Sprintf(format, args...), True: ok}
+	t.Claims = append(t.Claims, c)
+	sign := "✔"
+	if !ok {
+		sign = "✘ NOT TRUE:"
+	}
+	t.Say("  %s %s\n", sign, c.Text)
+}

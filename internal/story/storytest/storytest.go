@@ -1,0 +1,109 @@
+// Package storytest runs demos in tests, by the binary that a reader runs, and reads the story while it is
+// told. Only tests import it.
+package storytest
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// built is shunt, built once for all tests of a package; its folder is closed to others.
+var built = sync.OnceValues(func() (string, error) {
+	folder, err := os.MkdirTemp("", "shunt-demo-test")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(folder, "shunt")
+	if out, err := exec.Command("go", "build", "-o", path, "github.com/shunt-lb/shunt/cmd/shunt").CombinedOutput(); err != nil {
+		return string(out), err
+	}
+	return path, nil
+})
+
+// Main is for TestMain: it runs the tests and removes the binary.
+func Main(m *testing.M) {
+	code := m.Run()
+	if path, err := built(); err == nil {
+		_ = os.RemoveAll(filepath.Dir(path))
+	}
+	os.Exit(code)
+}
+
+// Binary is where shunt is.
+func Binary(t *testing.T) string {
+	t.Helper()
+	path, err := built()
+	if err != nil {
+		t.Fatalf("build shunt: %v\n%s", err, path)
+	}
+	return path
+}
+
+// Command runs shunt, and interrupts it when it takes too long.
+func Command(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, Binary(t), args...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
+	return cmd
+}
+
+// NeedsRoot skips for others.
+func NeedsRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes network namespaces and loads programs")
+	}
+}
+
+// Transcript is what a demo writes, and wakes the test that waits for a line.
+type Transcript struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	more chan struct{}
+}
+
+// NewTranscript is empty.
+func NewTranscript() *Transcript { return &Transcript{more: make(chan struct{}, 1)} }
+
+func (w *Transcript) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	select {
+	case w.more <- struct{}{}:
+	default:
+	}
+	return w.text.Write(p)
+}
+
+func (w *Transcript) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.text.String()
+}
+
+// Await waits until the demo has written what the pattern finds, and returns its last group, or all of it.
+func (w *Transcript) Await(t *testing.T, pattern string) string {
+	t.Helper()
+	find := regexp.MustCompile(pattern)
+	deadline := time.After(60 * time.Second)
+	for {
+		if m := find.FindStringSubmatch(w.String()); m != nil {
+			return m[len(m)-1]
+		}
+		select {
+		case <-w.more:
+		case <-deadline:
+			t.Fatalf("the demo did not write %q:\n%s", pattern, w)
+		}
+	}
+}
