@@ -31,6 +31,7 @@ type names struct {
 	mounts     map[uint32][]mount // by mount namespace
 	devices    map[uint32]string
 	cgroups    map[uint64]string // paths below the second hierarchy
+	containers map[uint32]string // by process: what its cgroup in the first hierarchy says
 	cgroupRoot string
 	walked     bool // in this interval
 }
@@ -43,7 +44,7 @@ func newNames() names {
 
 // forget lets go of what may change.
 func (n *names) forget() {
-	n.mounts, n.devices, n.walked = map[uint32][]mount{}, map[uint32]string{}, false
+	n.mounts, n.devices, n.containers, n.walked = map[uint32][]mount{}, map[uint32]string{}, map[uint32]string{}, false
 	if len(n.files) > namesMax {
 		n.files = map[file]name{}
 	}
@@ -185,12 +186,14 @@ func (n *names) container(cgroup uint64, tgid uint32) string {
 	if id := containerName.FindString(path); known && id != "" {
 		return id
 	}
-	// In the first hierarchy, as with Docker beside cgroup v1.
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", tgid))
-	if err != nil {
-		return ""
+	// In the first hierarchy, as with Docker beside cgroup v1. A process has a row for each file.
+	id, known := n.containers[tgid]
+	if !known {
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", tgid)) // a process that has ended is in none
+		id = containerName.FindString(string(text))
+		n.containers[tgid] = id
 	}
-	return containerName.FindString(string(text))
+	return id
 }
 
 // walkCgroups learns the folders of the second hierarchy: a cgroup's id is the inode number of its folder.
