@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"encoding/binary"
+	"net"
 	"net/netip"
 )
 
@@ -9,6 +10,14 @@ import (
 func AddrWords(a netip.Addr) (high, low uint64) {
 	b := a.As16()
 	return binary.NativeEndian.Uint64(b[:8]), binary.NativeEndian.Uint64(b[8:])
+}
+
+// MACWord is an Ethernet address as mac_load() of bpf/core/packet.h has it: the first octet lowest.
+func MACWord(mac net.HardwareAddr) (word uint64) {
+	for i := range 6 {
+		word |= uint64(mac[i]) << (8 * i)
+	}
+	return word
 }
 
 // ToWire turns a port from host to wire order; FromWire is its inverse.

@@ -103,11 +103,7 @@ func fromSlot(slot uint64) reconcile.Slot {
 }
 
 func toHop(mac net.HardwareAddr, index uint32) uint64 {
-	var hop uint64
-	for i := range 6 {
-		hop |= uint64(mac[i]) << (8 * i)
-	}
-	return hop&hopMACMask | uint64(index&uint32(abiConstantHOP_INTERFACE_MASK))<<abiConstantHOP_INTERFACE_SHIFT
+	return kernel.MACWord(mac)&hopMACMask | uint64(index&uint32(abiConstantHOP_INTERFACE_MASK))<<abiConstantHOP_INTERFACE_SHIFT
 }
 
 func toRun(first, count uint32) uint64 { return uint64(first)<<32 | uint64(count) }

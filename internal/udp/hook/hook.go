@@ -10,7 +10,6 @@ package hook
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"sync"
 
@@ -70,7 +69,7 @@ func Attach(opts Options) (*Hook, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the embedded object: %w", err)
 	}
-	if h.objects, err = kernel.Load(spec, map[string]any{udpVarInterfaceMac: macWord(attrs.HardwareAddr)}, nil); err != nil {
+	if h.objects, err = kernel.Load(spec, map[string]any{udpVarInterfaceMac: kernel.MACWord(attrs.HardwareAddr)}, nil); err != nil {
 		return nil, fmt.Errorf("load the UDP path's program: %w", err)
 	}
 	h.program = h.objects.Programs[udpProgShUdp]
@@ -94,14 +93,6 @@ func (h *Hook) attach(mode kernel.Mode) error {
 		return err
 	})
 	return err
-}
-
-// macWord is an address as mac_load() of bpf/core/packet.h has it: the first octet lowest.
-func macWord(mac net.HardwareAddr) (word uint64) {
-	for i, octet := range mac {
-		word |= uint64(octet) << (8 * i)
-	}
-	return word
 }
 
 // slot is the key of sockets and counters.
@@ -192,16 +183,17 @@ func (h *Hook) Serve(lease int, address netip.AddrPort) error {
 	return nil
 }
 
-// Withdraw has the datagrams to an address and port pass to the stack. When it returns, no program runs
-// any more that has seen them as the lease's. That it has none is success.
-func (h *Hook) Withdraw(lease int, address netip.AddrPort) error {
+// Withdraw has the datagrams to addresses and ports pass to the stack. When it returns, no program runs
+// any more that has seen them as the lease's. That it has none of them is success.
+func (h *Hook) Withdraw(lease int, addresses ...netip.AddrPort) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.withdraw(lease, netip.AddrPortFrom(address.Addr().Unmap(), address.Port()))
+	return h.withdraw(lease, addresses...)
 }
 
 func (h *Hook) withdraw(lease int, addresses ...netip.AddrPort) error {
 	for _, address := range addresses {
+		address = netip.AddrPortFrom(address.Addr().Unmap(), address.Port())
 		if !h.leases[lease][address] {
 			continue
 		}

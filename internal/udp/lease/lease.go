@@ -121,14 +121,7 @@ func (l *Lease) Serve() error {
 }
 
 // Pause has them go to the kernel's stack, until Serve.
-func (l *Lease) Pause() error {
-	for _, address := range l.Grant.Serves {
-		if err := l.hook.Withdraw(l.number, address); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+func (l *Lease) Pause() error { return l.hook.Withdraw(l.number, l.Grant.Serves...) }
 
 // Unbind has the datagrams of one queue go to the kernel's stack. Those that its socket has got stay in it.
 func (l *Lease) Unbind(queue int) error { return l.hook.Unbind(l.number, queue) }
