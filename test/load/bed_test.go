@@ -155,7 +155,7 @@ func (b *bed) addReference() error {
 	_, err = host.ServeHTTP(":80", host.Name())
 	b.reference = netip.AddrPortFrom(address.Addr(), 80)
 	return errors.Join(err, b.Connect(lab.End{Host: host, Interface: "eth0", IPv4: address}, lab.End{Host: b.Switch, Interface: "reference"}, lab.Cable{MTU: roomy}),
-		b.Switch.Plug("reference", "br0"))
+		b.Switch.Plug("reference", "br0"), b.Ready(b.t.Context()))
 }
 
 // serve starts servers. UDP answers come from the address that a socket is bound to, so each

@@ -86,6 +86,7 @@ func newBackendBed(t *testing.T) *backendBed {
 		b.sender.SetForwarding(true),
 		// The sender's packets are copies of the client's, who therefore has to finish them.
 		b.client.SetOffload("eth0", map[string]bool{"tx": false, "tso": false, "gso": false}),
+		l.Ready(t.Context()),
 	)
 	if err != nil {
 		t.Fatal(err)

@@ -454,7 +454,8 @@ func TestPathMTUToTheBackend(t *testing.T) {
 		far.AddRoute(lab.Route{To: prefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.7.0.1")}),
 		far.AddRoute(lab.Route{To: prefix("::/0"), Via: netip.MustParseAddr("2001:db8:7::1")}),
 		b.Balancer.AddRoute(lab.Route{To: prefix("10.7.0.0/24"), Via: netip.MustParseAddr("10.0.0.250")}),
-		b.Balancer.AddRoute(lab.Route{To: prefix("2001:db8:7::/64"), Via: netip.MustParseAddr("2001:db8:1::250")}))
+		b.Balancer.AddRoute(lab.Route{To: prefix("2001:db8:7::/64"), Via: netip.MustParseAddr("2001:db8:1::250")}),
+		b.Ready(t.Context()))
 	if err != nil {
 		t.Fatal(err)
 	}
