@@ -46,6 +46,7 @@ type mirrorBackend struct {
 type mirrorService struct {
 	record ServiceRecord
 	slots  Table    // of record's region
+	before Table    // of the table before that the record refers to; nil: there is none
 	begun  []uint32 // when each slot in transition came to be so, in ticks; nil: none is
 	tally  tally    // of slots
 	// from is what the slots were made from; nil: that is not known. A change that comes to the
@@ -113,7 +114,7 @@ func newMirror(contents Contents, tick uint32) (mirror, error) {
 	serviceGenerations := map[uint32]uint8{}
 	for _, index := range slices.Sorted(maps.Keys(contents.Services)) {
 		record := contents.Services[index]
-		service := &mirrorService{record: record}
+		service := &mirrorService{record: record, before: contents.BeforeSlots[index]}
 		if err := checkSlots(record, contents.Slots[index], contents.BeforeSlots[index]); err != nil {
 			return m, fmt.Errorf("service %q at index %d %w: stop forwarding and start afresh with `shunt uninstall`",
 				record.Name, index, err)

@@ -54,6 +54,13 @@ func (r *Reconciler) putService(record ServiceRecord, slots Table) error {
 		m.servicePositions.claim(record.Index, record.Generation)
 	}
 	old := entry.record
+	switch record.before() {
+	case region{record.BeforeOffset, 0}:
+		entry.before = nil
+	case old.before():
+	default: // what was the table until now
+		entry.before = entry.slots
+	}
 	if ok && old.table() != record.table() {
 		entry.held = append(entry.held, heldTable{old.table(), entry.slots})
 		m.setSlots(entry, slots)

@@ -665,3 +665,52 @@ func TestStraysOfAServiceThatBeginsToRemember(t *testing.T) {
 		}
 	}
 }
+
+// While a resized table settles, flows without an entry are found by the table before. A backend that has
+// left the service, and is another's still, must not be found there.
+func TestTableBeforeForgetsWhoLeaves(t *testing.T) {
+	b := newBench(t, roomy)
+	state := func(size uint32, backends string) reconcile.Desired {
+		d := desired(service("web", "192.0.2.10:80", backends), service("other", "192.0.2.11:80", "10.0.0.2:80"))
+		d.Services[0].Forwarding, d.Services[0].Tracking, d.Services[0].TableSize = model.ForwardingDSRIPIP, model.TrackingAuto, size
+		d.Settle = settleTime
+		return d
+	}
+	leading := func() (all []string) {
+		contents, err := b.maps.Contents()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, before := range contents.BeforeSlots {
+			for _, slot := range before.All() {
+				if backend, ok := contents.Backends[slot.Current.Index]; ok && slot.State != reconcile.Transition {
+					all = append(all, backend.BackendAddress.String())
+				}
+			}
+		}
+		slices.Sort(all)
+		return slices.Compact(all)
+	}
+	b.apply(state(251, "10.0.0.2:80 10.0.0.3:80"))
+	b.apply(state(509, "10.0.0.2:80 10.0.0.3:80"))
+	if got := leading(); !slices.Equal(got, []string{"10.0.0.2:80", "10.0.0.3:80"}) {
+		t.Fatalf("the table before leads to %v", got)
+	}
+	for _, how := range []fake.Fault{fake.Before, fake.Half, fake.After} { // of what is written last
+		b.maps.Fault = failing("write slots 0", how)
+		if _, err := b.r.Apply(state(509, "10.0.0.3:80")); !errors.Is(err, fake.ErrInjected) || !strings.Contains(err.Error(), "table before") {
+			t.Errorf("writing fails: %v", err)
+		}
+	}
+	b.maps.Fault = nil
+	b.apply(state(509, "10.0.0.3:80"))
+	if got := leading(); !slices.Equal(got, []string{"10.0.0.3:80"}) {
+		t.Errorf("after 10.0.0.2 has left, the table before leads to %v", got)
+	}
+	// In one step, and found by another process.
+	b.apply(state(251, "10.0.0.2:80 10.0.0.3:80 10.0.0.4:80"))
+	b.apply(state(1021, "10.0.0.3:80 10.0.0.4:80"))
+	if got := leading(); slices.Contains(got, "10.0.0.2:80") {
+		t.Errorf("after a resize without 10.0.0.2 the table before leads to %v", got)
+	}
+}

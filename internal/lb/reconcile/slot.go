@@ -165,6 +165,22 @@ func (s *mirrorService) nextSlots(record *ServiceRecord, current []BackendRef, n
 	return slots
 }
 
+// without is a table before in which flows without an entry find members alone, or nobody.
+func (t Table) without(now members) Table {
+	after := make(Table, len(t))
+	for i, p := range t {
+		slot := p.slot()
+		switch {
+		case slot.State == Transition && !now.has(slot.Previous):
+			slot.Previous, slot.PreviousDrains = nobody, false
+		case slot.State != Transition && !now.has(slot.Current):
+			slot.Current = nobody
+		}
+		after[i] = pack(slot)
+	}
+	return after
+}
+
 // currents is where new flows go, slot by slot; nil if they go nowhere.
 func currents(slots Table) []BackendRef {
 	if len(slots) == 0 || slots[0].current() == nobody {

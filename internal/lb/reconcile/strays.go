@@ -36,10 +36,45 @@ func (r *Reconciler) endStrays(p *plan) error {
 			return err
 		}
 	}
+	if err := r.leaveTablesBefore(p.desired); err != nil {
+		return err
+	}
 	if err := r.maps.EndStrays(r.mirror.members(p.desired)); err != nil {
 		return fmt.Errorf("end the flows of backends that have left a service: %w", err)
 	}
 	return nil
+}
+
+// leaveTablesBefore takes backends that have left their service out of its table before, where flows
+// without an entry would find them again. No program takes such a table for the present one any more.
+func (r *Reconciler) leaveTablesBefore(desired *register) error {
+	for _, name := range slices.Sorted(maps.Keys(desired.services)) {
+		for i := range desired.services[name].halves {
+			half := &desired.services[name].halves[i]
+			service := r.mirror.services[r.mirror.byKey[half.serviceKey]]
+			if len(service.before) == 0 {
+				continue
+			}
+			now := members{}
+			for _, b := range half.backends {
+				now[r.mirror.backends[r.mirror.byAddress[b]].BackendRef] = false
+			}
+			after := service.before.without(now)
+			runs := changedRuns(service.before, after)
+			for _, run := range runs {
+				offset := service.record.BeforeOffset + uint32(run.first)
+				if err := r.maps.WriteSlots(offset, after[run.first:run.end]); err != nil {
+					return fmt.Errorf("take backends that have left the service %s out of its table before: %w", half.serviceKey, err)
+				}
+			}
+			service.before = after
+			r.mirror.rerouted = r.mirror.rerouted || len(runs) > 0
+		}
+	}
+	if !r.mirror.rerouted {
+		return nil
+	}
+	return r.grace()
 }
 
 // leftAlive reports whether a backend leaves the keepers of a service that stays, and stays itself.

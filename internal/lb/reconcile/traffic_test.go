@@ -322,6 +322,16 @@ func (w *world) checkPrevious(c reconcile.Contents) {
 				w.Fatalf("slot %d of service %s: %+v, but the previous backend has weight %d there: %v", i, name, slot, weight, ok)
 			}
 		}
+		for i, slot := range c.BeforeSlots[index].All() {
+			previous := slot.Current
+			if slot.State == reconcile.Transition {
+				previous = slot.Previous
+			}
+			backend, lives := c.Backends[previous.Index]
+			if _, ok := weights[name][backend.BackendAddress]; lives && backend.BackendRef == previous && !ok {
+				w.Fatalf("slot %d of the table before of service %s leads to %s, which has left it", i, name, backend.BackendAddress)
+			}
+		}
 		if before := c.Services[index].BeforeSize > 0; before != refers {
 			w.Fatalf("service %s has a table before: %v, and slots that refer to it: %v", name, before, refers)
 		}

@@ -259,8 +259,11 @@ func (m *Maps) checkWriteSlots(operation string, offset uint32, slots reconcile.
 		}
 	}
 	for _, service := range m.services {
-		if service.BeforeOffset < uint32(end) && offset < service.BeforeOffset+service.BeforeSize {
-			m.violation(operation, "service %d refers to slot %d as before", service.Index, max(offset, service.BeforeOffset))
+		for at := max(offset, service.BeforeOffset); at < min(uint32(end), service.BeforeOffset+service.BeforeSize); at++ {
+			if !forgets(m.slots[at], slots.At(int(at-offset))) {
+				m.violation(operation, "service %d refers to slot %d as before", service.Index, at)
+				break
+			}
 		}
 		if !isTracked(service) {
 			continue
@@ -276,6 +279,20 @@ func (m *Maps) checkWriteSlots(operation string, offset uint32, slots reconcile.
 			}
 		}
 	}
+}
+
+// forgets reports whether a slot of a table before stays as it is, or has nobody where flows without an
+// entry look.
+func forgets(from, to reconcile.Slot) bool {
+	if from == to {
+		return true
+	}
+	if from.State == reconcile.Transition {
+		from.Previous, from.PreviousDrains = reconcile.BackendRef{}, false
+	} else {
+		from.Current = reconcile.BackendRef{}
+	}
+	return from == to
 }
 
 // wrongStep says what is wrong with changing a slot of a tracked service like this.
