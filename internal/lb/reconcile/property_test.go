@@ -219,8 +219,8 @@ func (w *world) apply(d reconcile.Desired, fault func(string) fake.Fault, again 
 		if diff := cmp.Diff(plan.String(), difference.String()); diff != "" {
 			w.Errorf("Apply does not do what Plan said (-plan +apply):\n%s", diff)
 		}
-		failedWait := err != nil && slices.Equal(operations, []string{"grace"}) // for the look for strays
-		if operations := withoutStrays(operations); len(operations) > 0 && difference.Empty() && !failedWait {
+		failedLook := err != nil && failsToLook(operations)
+		if operations := withoutStrays(operations); len(operations) > 0 && difference.Empty() && !failedLook {
 			w.Errorf("an empty difference took %q", operations)
 		}
 		w.checkFlows()

@@ -121,7 +121,19 @@ func withoutStrays(operations []string) []string {
 	if n--; n > 0 && operations[n-1] == "grace" {
 		n--
 	}
+	last := n
+	for n > 0 && strings.HasPrefix(operations[n-1], fake.Forget) {
+		n--
+	}
+	if n < last && n > 0 && operations[n-1] == "grace" {
+		n--
+	}
 	return operations[:n]
+}
+
+// failsToLook reports whether the operations, the last of which failed, are of the look for strays alone.
+func failsToLook(operations []string) bool {
+	return !slices.ContainsFunc(operations, func(o string) bool { return o != "grace" && !strings.HasPrefix(o, fake.Forget) })
 }
 
 // apply applies and returns the operations it took, without a look for strays.
@@ -697,7 +709,7 @@ func TestTableBeforeForgetsWhoLeaves(t *testing.T) {
 		t.Fatalf("the table before leads to %v", got)
 	}
 	for _, how := range []fake.Fault{fake.Before, fake.Half, fake.After} { // of what is written last
-		b.maps.Fault = failing("write slots 0", how)
+		b.maps.Fault = failing(fake.Forget, how)
 		if _, err := b.r.Apply(state(509, "10.0.0.3:80")); !errors.Is(err, fake.ErrInjected) || !strings.Contains(err.Error(), "table before") {
 			t.Errorf("writing fails: %v", err)
 		}

@@ -27,6 +27,9 @@ const (
 // ErrInjected is the error of an operation that was told to fail.
 var ErrInjected = errors.New("injected fault")
 
+// Forget begins the operation of writing slots of a table before.
+const Forget = "forget in slots"
+
 // EndStrays is the operation of that name.
 const EndStrays = "end strays"
 
@@ -235,6 +238,11 @@ func (m *Maps) DeleteAddress(address netip.Addr) error {
 // WriteSlots is part of reconcile.Maps.
 func (m *Maps) WriteSlots(offset uint32, slots reconcile.Table) error {
 	operation := fmt.Sprintf("write slots %d+%d", offset, len(slots))
+	for _, service := range m.services {
+		if offset >= service.BeforeOffset && offset < service.BeforeOffset+service.BeforeSize {
+			operation = fmt.Sprintf("%s %d+%d", Forget, offset, len(slots))
+		}
+	}
 	m.checkWriteSlots(operation, offset, slots)
 	write := func(slots reconcile.Table) {
 		for i, slot := range slots.All() {
