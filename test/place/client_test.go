@@ -70,7 +70,7 @@ func (h *history) open(rng *rand.Rand, unheard bool) {
 func (h *history) begin(f *flow, rng *rand.Rand) {
 	record, _ := h.rules.serviceOf(f.frontend)
 	f.current, f.byClient = h.currentOf(f), record.AffinityTimeout > 0
-	if h.slotOf(f).State != reconcile.Settled {
+	if h.slotOf(f).State == reconcile.Transition { // a closing slot's has ended: the next change begins another
 		f.periods = []period{{last: h.now()}}
 	}
 	f.mayStray = h.mayStray(f)
