@@ -201,8 +201,10 @@ type Daemon struct {
 	// changed lately or because older flows are elsewhere.
 	SlotsInTransition int32 `protobuf:"varint,8,opt,name=slots_in_transition,json=slotsInTransition,proto3" json:"slots_in_transition,omitempty"`
 	SlotsMarked       int32 `protobuf:"varint,9,opt,name=slots_marked,json=slotsMarked,proto3" json:"slots_marked,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The products that the configuration names.
+	Products      []*Product `protobuf:"bytes,10,rep,name=products,proto3" json:"products,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Daemon) Reset() {
@@ -298,6 +300,76 @@ func (x *Daemon) GetSlotsMarked() int32 {
 	return 0
 }
 
+func (x *Daemon) GetProducts() []*Product {
+	if x != nil {
+		return x.Products
+	}
+	return nil
+}
+
+// One of shunt's products.
+type Product struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// In a few words, as in "forwarding 3 services". Empty if it failed.
+	Does string `protobuf:"bytes,2,opt,name=does,proto3" json:"does,omitempty"`
+	// Why it could not be started; it is tried again. Empty if it runs.
+	Failed        string `protobuf:"bytes,3,opt,name=failed,proto3" json:"failed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Product) Reset() {
+	*x = Product{}
+	mi := &file_v1_shunt_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Product) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Product) ProtoMessage() {}
+
+func (x *Product) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Product.ProtoReflect.Descriptor instead.
+func (*Product) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Product) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Product) GetDoes() string {
+	if x != nil {
+		return x.Does
+	}
+	return ""
+}
+
+func (x *Product) GetFailed() string {
+	if x != nil {
+		return x.Failed
+	}
+	return ""
+}
+
 // An interface the data plane runs on.
 type Attachment struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -318,7 +390,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_v1_shunt_proto_msgTypes[3]
+	mi := &file_v1_shunt_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -330,7 +402,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[3]
+	mi := &file_v1_shunt_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -343,7 +415,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{3}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Attachment) GetInterface() string {
@@ -396,7 +468,7 @@ type ChainedProgram struct {
 
 func (x *ChainedProgram) Reset() {
 	*x = ChainedProgram{}
-	mi := &file_v1_shunt_proto_msgTypes[4]
+	mi := &file_v1_shunt_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -408,7 +480,7 @@ func (x *ChainedProgram) String() string {
 func (*ChainedProgram) ProtoMessage() {}
 
 func (x *ChainedProgram) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[4]
+	mi := &file_v1_shunt_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -421,7 +493,7 @@ func (x *ChainedProgram) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChainedProgram.ProtoReflect.Descriptor instead.
 func (*ChainedProgram) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{4}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ChainedProgram) GetPosition() string {
@@ -481,7 +553,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_v1_shunt_proto_msgTypes[5]
+	mi := &file_v1_shunt_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -493,7 +565,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[5]
+	mi := &file_v1_shunt_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -506,7 +578,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{5}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Condition) GetCode() string {
@@ -574,7 +646,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_v1_shunt_proto_msgTypes[6]
+	mi := &file_v1_shunt_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -586,7 +658,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[6]
+	mi := &file_v1_shunt_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -599,7 +671,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{6}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Service) GetName() string {
@@ -701,7 +773,7 @@ type ServiceBackend struct {
 
 func (x *ServiceBackend) Reset() {
 	*x = ServiceBackend{}
-	mi := &file_v1_shunt_proto_msgTypes[7]
+	mi := &file_v1_shunt_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -713,7 +785,7 @@ func (x *ServiceBackend) String() string {
 func (*ServiceBackend) ProtoMessage() {}
 
 func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[7]
+	mi := &file_v1_shunt_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -726,7 +798,7 @@ func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceBackend.ProtoReflect.Descriptor instead.
 func (*ServiceBackend) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{7}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ServiceBackend) GetAddress() string {
@@ -842,7 +914,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_v1_shunt_proto_msgTypes[8]
+	mi := &file_v1_shunt_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -854,7 +926,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[8]
+	mi := &file_v1_shunt_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -867,7 +939,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{8}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Backend) GetAddress() string {
@@ -986,7 +1058,7 @@ type BackendHealth struct {
 
 func (x *BackendHealth) Reset() {
 	*x = BackendHealth{}
-	mi := &file_v1_shunt_proto_msgTypes[9]
+	mi := &file_v1_shunt_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -998,7 +1070,7 @@ func (x *BackendHealth) String() string {
 func (*BackendHealth) ProtoMessage() {}
 
 func (x *BackendHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[9]
+	mi := &file_v1_shunt_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1011,7 +1083,7 @@ func (x *BackendHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendHealth.ProtoReflect.Descriptor instead.
 func (*BackendHealth) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{9}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *BackendHealth) GetService() string {
@@ -1094,7 +1166,7 @@ type Count struct {
 
 func (x *Count) Reset() {
 	*x = Count{}
-	mi := &file_v1_shunt_proto_msgTypes[10]
+	mi := &file_v1_shunt_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1106,7 +1178,7 @@ func (x *Count) String() string {
 func (*Count) ProtoMessage() {}
 
 func (x *Count) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[10]
+	mi := &file_v1_shunt_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1119,7 +1191,7 @@ func (x *Count) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Count.ProtoReflect.Descriptor instead.
 func (*Count) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{10}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Count) GetPackets() uint64 {
@@ -1144,7 +1216,7 @@ type ListBackendsRequest struct {
 
 func (x *ListBackendsRequest) Reset() {
 	*x = ListBackendsRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[11]
+	mi := &file_v1_shunt_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1156,7 +1228,7 @@ func (x *ListBackendsRequest) String() string {
 func (*ListBackendsRequest) ProtoMessage() {}
 
 func (x *ListBackendsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[11]
+	mi := &file_v1_shunt_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1169,7 +1241,7 @@ func (x *ListBackendsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendsRequest.ProtoReflect.Descriptor instead.
 func (*ListBackendsRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{11}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{12}
 }
 
 type ListBackendsResponse struct {
@@ -1181,7 +1253,7 @@ type ListBackendsResponse struct {
 
 func (x *ListBackendsResponse) Reset() {
 	*x = ListBackendsResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[12]
+	mi := &file_v1_shunt_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1193,7 +1265,7 @@ func (x *ListBackendsResponse) String() string {
 func (*ListBackendsResponse) ProtoMessage() {}
 
 func (x *ListBackendsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[12]
+	mi := &file_v1_shunt_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1206,7 +1278,7 @@ func (x *ListBackendsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendsResponse.ProtoReflect.Descriptor instead.
 func (*ListBackendsResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{12}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListBackendsResponse) GetBackends() []*Backend {
@@ -1224,7 +1296,7 @@ type ListOverridesRequest struct {
 
 func (x *ListOverridesRequest) Reset() {
 	*x = ListOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[13]
+	mi := &file_v1_shunt_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1236,7 +1308,7 @@ func (x *ListOverridesRequest) String() string {
 func (*ListOverridesRequest) ProtoMessage() {}
 
 func (x *ListOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[13]
+	mi := &file_v1_shunt_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1249,7 +1321,7 @@ func (x *ListOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ListOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{13}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{14}
 }
 
 type ListOverridesResponse struct {
@@ -1261,7 +1333,7 @@ type ListOverridesResponse struct {
 
 func (x *ListOverridesResponse) Reset() {
 	*x = ListOverridesResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[14]
+	mi := &file_v1_shunt_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1273,7 +1345,7 @@ func (x *ListOverridesResponse) String() string {
 func (*ListOverridesResponse) ProtoMessage() {}
 
 func (x *ListOverridesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[14]
+	mi := &file_v1_shunt_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1286,7 +1358,7 @@ func (x *ListOverridesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOverridesResponse.ProtoReflect.Descriptor instead.
 func (*ListOverridesResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{14}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListOverridesResponse) GetOverrides() []*Override {
@@ -1318,7 +1390,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_v1_shunt_proto_msgTypes[15]
+	mi := &file_v1_shunt_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1330,7 +1402,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[15]
+	mi := &file_v1_shunt_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1343,7 +1415,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{15}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Override) GetBackend() string {
@@ -1417,7 +1489,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[16]
+	mi := &file_v1_shunt_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1429,7 +1501,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[16]
+	mi := &file_v1_shunt_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1442,7 +1514,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{16}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
 }
 
 // One thing that has happened.
@@ -1463,7 +1535,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1475,7 +1547,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1488,7 +1560,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *WatchResponse) GetTime() *timestamppb.Timestamp {
@@ -1540,7 +1612,7 @@ type HealthChange struct {
 
 func (x *HealthChange) Reset() {
 	*x = HealthChange{}
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1552,7 +1624,7 @@ func (x *HealthChange) String() string {
 func (*HealthChange) ProtoMessage() {}
 
 func (x *HealthChange) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1565,7 +1637,7 @@ func (x *HealthChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthChange.ProtoReflect.Descriptor instead.
 func (*HealthChange) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *HealthChange) GetService() string {
@@ -1639,7 +1711,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1651,7 +1723,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1664,7 +1736,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
 }
 
 type ReloadResponse struct {
@@ -1686,7 +1758,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1698,7 +1770,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1711,7 +1783,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReloadResponse) GetApplied() bool {
@@ -1769,7 +1841,7 @@ type SettingDifference struct {
 
 func (x *SettingDifference) Reset() {
 	*x = SettingDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1781,7 +1853,7 @@ func (x *SettingDifference) String() string {
 func (*SettingDifference) ProtoMessage() {}
 
 func (x *SettingDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1794,7 +1866,7 @@ func (x *SettingDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingDifference.ProtoReflect.Descriptor instead.
 func (*SettingDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SettingDifference) GetKey() string {
@@ -1835,7 +1907,7 @@ type Fault struct {
 
 func (x *Fault) Reset() {
 	*x = Fault{}
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1847,7 +1919,7 @@ func (x *Fault) String() string {
 func (*Fault) ProtoMessage() {}
 
 func (x *Fault) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1860,7 +1932,7 @@ func (x *Fault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fault.ProtoReflect.Descriptor instead.
 func (*Fault) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Fault) GetFile() string {
@@ -1932,7 +2004,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1944,7 +2016,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1957,7 +2029,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Difference) GetServices() []*ServiceDifference {
@@ -2002,7 +2074,7 @@ type ServiceDifference struct {
 
 func (x *ServiceDifference) Reset() {
 	*x = ServiceDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2014,7 +2086,7 @@ func (x *ServiceDifference) String() string {
 func (*ServiceDifference) ProtoMessage() {}
 
 func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2027,7 +2099,7 @@ func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceDifference.ProtoReflect.Descriptor instead.
 func (*ServiceDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ServiceDifference) GetName() string {
@@ -2127,7 +2199,7 @@ type AttributeDifference struct {
 
 func (x *AttributeDifference) Reset() {
 	*x = AttributeDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2139,7 +2211,7 @@ func (x *AttributeDifference) String() string {
 func (*AttributeDifference) ProtoMessage() {}
 
 func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2152,7 +2224,7 @@ func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttributeDifference.ProtoReflect.Descriptor instead.
 func (*AttributeDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AttributeDifference) GetName() string {
@@ -2192,7 +2264,7 @@ type FilterDifference struct {
 
 func (x *FilterDifference) Reset() {
 	*x = FilterDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2204,7 +2276,7 @@ func (x *FilterDifference) String() string {
 func (*FilterDifference) ProtoMessage() {}
 
 func (x *FilterDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2217,7 +2289,7 @@ func (x *FilterDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilterDifference.ProtoReflect.Descriptor instead.
 func (*FilterDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *FilterDifference) GetAllowFromAdded() uint32 {
@@ -2273,7 +2345,7 @@ type WeightDifference struct {
 
 func (x *WeightDifference) Reset() {
 	*x = WeightDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2285,7 +2357,7 @@ func (x *WeightDifference) String() string {
 func (*WeightDifference) ProtoMessage() {}
 
 func (x *WeightDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2298,7 +2370,7 @@ func (x *WeightDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WeightDifference.ProtoReflect.Descriptor instead.
 func (*WeightDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WeightDifference) GetBackend() string {
@@ -2334,7 +2406,7 @@ type StateDifference struct {
 
 func (x *StateDifference) Reset() {
 	*x = StateDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2346,7 +2418,7 @@ func (x *StateDifference) String() string {
 func (*StateDifference) ProtoMessage() {}
 
 func (x *StateDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2359,7 +2431,7 @@ func (x *StateDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateDifference.ProtoReflect.Descriptor instead.
 func (*StateDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StateDifference) GetBackend() string {
@@ -2394,7 +2466,7 @@ type BackendDifference struct {
 
 func (x *BackendDifference) Reset() {
 	*x = BackendDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2406,7 +2478,7 @@ func (x *BackendDifference) String() string {
 func (*BackendDifference) ProtoMessage() {}
 
 func (x *BackendDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2419,7 +2491,7 @@ func (x *BackendDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendDifference.ProtoReflect.Descriptor instead.
 func (*BackendDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *BackendDifference) GetBackend() string {
@@ -2448,7 +2520,7 @@ type TableDifference struct {
 
 func (x *TableDifference) Reset() {
 	*x = TableDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2460,7 +2532,7 @@ func (x *TableDifference) String() string {
 func (*TableDifference) ProtoMessage() {}
 
 func (x *TableDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2473,7 +2545,7 @@ func (x *TableDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableDifference.ProtoReflect.Descriptor instead.
 func (*TableDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *TableDifference) GetFamily() string {
@@ -2516,7 +2588,7 @@ type AddressDifference struct {
 
 func (x *AddressDifference) Reset() {
 	*x = AddressDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2528,7 +2600,7 @@ func (x *AddressDifference) String() string {
 func (*AddressDifference) ProtoMessage() {}
 
 func (x *AddressDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2541,7 +2613,7 @@ func (x *AddressDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressDifference.ProtoReflect.Descriptor instead.
 func (*AddressDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *AddressDifference) GetAddress() string {
@@ -2584,7 +2656,7 @@ type DrainBackendRequest struct {
 
 func (x *DrainBackendRequest) Reset() {
 	*x = DrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2596,7 +2668,7 @@ func (x *DrainBackendRequest) String() string {
 func (*DrainBackendRequest) ProtoMessage() {}
 
 func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2609,7 +2681,7 @@ func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*DrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DrainBackendRequest) GetBackend() string {
@@ -2635,7 +2707,7 @@ type UndrainBackendRequest struct {
 
 func (x *UndrainBackendRequest) Reset() {
 	*x = UndrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2647,7 +2719,7 @@ func (x *UndrainBackendRequest) String() string {
 func (*UndrainBackendRequest) ProtoMessage() {}
 
 func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2660,7 +2732,7 @@ func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*UndrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *UndrainBackendRequest) GetBackend() string {
@@ -2681,7 +2753,7 @@ type SetBackendWeightRequest struct {
 
 func (x *SetBackendWeightRequest) Reset() {
 	*x = SetBackendWeightRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2693,7 +2765,7 @@ func (x *SetBackendWeightRequest) String() string {
 func (*SetBackendWeightRequest) ProtoMessage() {}
 
 func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2706,7 +2778,7 @@ func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendWeightRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendWeightRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetBackendWeightRequest) GetBackend() string {
@@ -2734,7 +2806,7 @@ type SetBackendHealthRequest struct {
 
 func (x *SetBackendHealthRequest) Reset() {
 	*x = SetBackendHealthRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2746,7 +2818,7 @@ func (x *SetBackendHealthRequest) String() string {
 func (*SetBackendHealthRequest) ProtoMessage() {}
 
 func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2759,7 +2831,7 @@ func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendHealthRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendHealthRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SetBackendHealthRequest) GetBackend() string {
@@ -2790,7 +2862,7 @@ type ClearOverridesRequest struct {
 
 func (x *ClearOverridesRequest) Reset() {
 	*x = ClearOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2802,7 +2874,7 @@ func (x *ClearOverridesRequest) String() string {
 func (*ClearOverridesRequest) ProtoMessage() {}
 
 func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2815,7 +2887,7 @@ func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ClearOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ClearOverridesRequest) GetBackend() string {
@@ -2860,7 +2932,7 @@ type OverrideResponse struct {
 
 func (x *OverrideResponse) Reset() {
 	*x = OverrideResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2872,7 +2944,7 @@ func (x *OverrideResponse) String() string {
 func (*OverrideResponse) ProtoMessage() {}
 
 func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2885,7 +2957,7 @@ func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverrideResponse.ProtoReflect.Descriptor instead.
 func (*OverrideResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *OverrideResponse) GetBackends() []string {
@@ -2941,7 +3013,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2953,7 +3025,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2966,7 +3038,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DetachRequest) GetInstance() string {
@@ -2986,7 +3058,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2998,7 +3070,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3011,7 +3083,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DetachResponse) GetPid() int32 {
@@ -3043,7 +3115,7 @@ const file_v1_shunt_proto_rawDesc = "" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\x0funattendedSince\x1aK\n" +
 	"\fReasonsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12%\n" +
-	"\x05value\x18\x02 \x01(\v2\x0f.shunt.v1.CountR\x05value:\x028\x01\"\xfb\x02\n" +
+	"\x05value\x18\x02 \x01(\v2\x0f.shunt.v1.CountR\x05value:\x028\x01\"\xaa\x03\n" +
 	"\x06Daemon\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1f\n" +
@@ -3056,7 +3128,13 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"conditions\x120\n" +
 	"\toverrides\x18\a \x03(\v2\x12.shunt.v1.OverrideR\toverrides\x12.\n" +
 	"\x13slots_in_transition\x18\b \x01(\x05R\x11slotsInTransition\x12!\n" +
-	"\fslots_marked\x18\t \x01(\x05R\vslotsMarked\"\xc2\x01\n" +
+	"\fslots_marked\x18\t \x01(\x05R\vslotsMarked\x12-\n" +
+	"\bproducts\x18\n" +
+	" \x03(\v2\x11.shunt.v1.ProductR\bproducts\"I\n" +
+	"\aProduct\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04does\x18\x02 \x01(\tR\x04does\x12\x16\n" +
+	"\x06failed\x18\x03 \x01(\tR\x06failed\"\xc2\x01\n" +
 	"\n" +
 	"Attachment\x12\x1c\n" +
 	"\tinterface\x18\x01 \x01(\tR\tinterface\x12\x12\n" +
@@ -3323,121 +3401,123 @@ func file_v1_shunt_proto_rawDescGZIP() []byte {
 	return file_v1_shunt_proto_rawDescData
 }
 
-var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_v1_shunt_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: shunt.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: shunt.v1.GetStatusResponse
 	(*Daemon)(nil),                  // 2: shunt.v1.Daemon
-	(*Attachment)(nil),              // 3: shunt.v1.Attachment
-	(*ChainedProgram)(nil),          // 4: shunt.v1.ChainedProgram
-	(*Condition)(nil),               // 5: shunt.v1.Condition
-	(*Service)(nil),                 // 6: shunt.v1.Service
-	(*ServiceBackend)(nil),          // 7: shunt.v1.ServiceBackend
-	(*Backend)(nil),                 // 8: shunt.v1.Backend
-	(*BackendHealth)(nil),           // 9: shunt.v1.BackendHealth
-	(*Count)(nil),                   // 10: shunt.v1.Count
-	(*ListBackendsRequest)(nil),     // 11: shunt.v1.ListBackendsRequest
-	(*ListBackendsResponse)(nil),    // 12: shunt.v1.ListBackendsResponse
-	(*ListOverridesRequest)(nil),    // 13: shunt.v1.ListOverridesRequest
-	(*ListOverridesResponse)(nil),   // 14: shunt.v1.ListOverridesResponse
-	(*Override)(nil),                // 15: shunt.v1.Override
-	(*WatchRequest)(nil),            // 16: shunt.v1.WatchRequest
-	(*WatchResponse)(nil),           // 17: shunt.v1.WatchResponse
-	(*HealthChange)(nil),            // 18: shunt.v1.HealthChange
-	(*ReloadRequest)(nil),           // 19: shunt.v1.ReloadRequest
-	(*ReloadResponse)(nil),          // 20: shunt.v1.ReloadResponse
-	(*SettingDifference)(nil),       // 21: shunt.v1.SettingDifference
-	(*Fault)(nil),                   // 22: shunt.v1.Fault
-	(*Difference)(nil),              // 23: shunt.v1.Difference
-	(*ServiceDifference)(nil),       // 24: shunt.v1.ServiceDifference
-	(*AttributeDifference)(nil),     // 25: shunt.v1.AttributeDifference
-	(*FilterDifference)(nil),        // 26: shunt.v1.FilterDifference
-	(*WeightDifference)(nil),        // 27: shunt.v1.WeightDifference
-	(*StateDifference)(nil),         // 28: shunt.v1.StateDifference
-	(*BackendDifference)(nil),       // 29: shunt.v1.BackendDifference
-	(*TableDifference)(nil),         // 30: shunt.v1.TableDifference
-	(*AddressDifference)(nil),       // 31: shunt.v1.AddressDifference
-	(*DrainBackendRequest)(nil),     // 32: shunt.v1.DrainBackendRequest
-	(*UndrainBackendRequest)(nil),   // 33: shunt.v1.UndrainBackendRequest
-	(*SetBackendWeightRequest)(nil), // 34: shunt.v1.SetBackendWeightRequest
-	(*SetBackendHealthRequest)(nil), // 35: shunt.v1.SetBackendHealthRequest
-	(*ClearOverridesRequest)(nil),   // 36: shunt.v1.ClearOverridesRequest
-	(*OverrideResponse)(nil),        // 37: shunt.v1.OverrideResponse
-	(*DetachRequest)(nil),           // 38: shunt.v1.DetachRequest
-	(*DetachResponse)(nil),          // 39: shunt.v1.DetachResponse
-	nil,                             // 40: shunt.v1.GetStatusResponse.ReasonsEntry
-	(*timestamppb.Timestamp)(nil),   // 41: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 42: google.protobuf.Duration
+	(*Product)(nil),                 // 3: shunt.v1.Product
+	(*Attachment)(nil),              // 4: shunt.v1.Attachment
+	(*ChainedProgram)(nil),          // 5: shunt.v1.ChainedProgram
+	(*Condition)(nil),               // 6: shunt.v1.Condition
+	(*Service)(nil),                 // 7: shunt.v1.Service
+	(*ServiceBackend)(nil),          // 8: shunt.v1.ServiceBackend
+	(*Backend)(nil),                 // 9: shunt.v1.Backend
+	(*BackendHealth)(nil),           // 10: shunt.v1.BackendHealth
+	(*Count)(nil),                   // 11: shunt.v1.Count
+	(*ListBackendsRequest)(nil),     // 12: shunt.v1.ListBackendsRequest
+	(*ListBackendsResponse)(nil),    // 13: shunt.v1.ListBackendsResponse
+	(*ListOverridesRequest)(nil),    // 14: shunt.v1.ListOverridesRequest
+	(*ListOverridesResponse)(nil),   // 15: shunt.v1.ListOverridesResponse
+	(*Override)(nil),                // 16: shunt.v1.Override
+	(*WatchRequest)(nil),            // 17: shunt.v1.WatchRequest
+	(*WatchResponse)(nil),           // 18: shunt.v1.WatchResponse
+	(*HealthChange)(nil),            // 19: shunt.v1.HealthChange
+	(*ReloadRequest)(nil),           // 20: shunt.v1.ReloadRequest
+	(*ReloadResponse)(nil),          // 21: shunt.v1.ReloadResponse
+	(*SettingDifference)(nil),       // 22: shunt.v1.SettingDifference
+	(*Fault)(nil),                   // 23: shunt.v1.Fault
+	(*Difference)(nil),              // 24: shunt.v1.Difference
+	(*ServiceDifference)(nil),       // 25: shunt.v1.ServiceDifference
+	(*AttributeDifference)(nil),     // 26: shunt.v1.AttributeDifference
+	(*FilterDifference)(nil),        // 27: shunt.v1.FilterDifference
+	(*WeightDifference)(nil),        // 28: shunt.v1.WeightDifference
+	(*StateDifference)(nil),         // 29: shunt.v1.StateDifference
+	(*BackendDifference)(nil),       // 30: shunt.v1.BackendDifference
+	(*TableDifference)(nil),         // 31: shunt.v1.TableDifference
+	(*AddressDifference)(nil),       // 32: shunt.v1.AddressDifference
+	(*DrainBackendRequest)(nil),     // 33: shunt.v1.DrainBackendRequest
+	(*UndrainBackendRequest)(nil),   // 34: shunt.v1.UndrainBackendRequest
+	(*SetBackendWeightRequest)(nil), // 35: shunt.v1.SetBackendWeightRequest
+	(*SetBackendHealthRequest)(nil), // 36: shunt.v1.SetBackendHealthRequest
+	(*ClearOverridesRequest)(nil),   // 37: shunt.v1.ClearOverridesRequest
+	(*OverrideResponse)(nil),        // 38: shunt.v1.OverrideResponse
+	(*DetachRequest)(nil),           // 39: shunt.v1.DetachRequest
+	(*DetachResponse)(nil),          // 40: shunt.v1.DetachResponse
+	nil,                             // 41: shunt.v1.GetStatusResponse.ReasonsEntry
+	(*timestamppb.Timestamp)(nil),   // 42: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 43: google.protobuf.Duration
 }
 var file_v1_shunt_proto_depIdxs = []int32{
 	2,  // 0: shunt.v1.GetStatusResponse.daemon:type_name -> shunt.v1.Daemon
-	3,  // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
-	6,  // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
-	8,  // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
-	40, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
-	41, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
-	41, // 6: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
-	3,  // 7: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
-	5,  // 8: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
-	15, // 9: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
-	4,  // 10: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
-	41, // 11: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
-	41, // 12: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	7,  // 13: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
-	15, // 14: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
-	9,  // 15: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
-	41, // 16: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
-	41, // 17: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
-	8,  // 18: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
-	15, // 19: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
-	41, // 20: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
-	41, // 21: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
-	41, // 22: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
-	5,  // 23: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
-	18, // 24: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
-	41, // 25: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
-	22, // 26: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
-	23, // 27: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
-	21, // 28: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
-	24, // 29: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
-	31, // 30: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
-	25, // 31: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	26, // 32: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
-	27, // 33: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
-	30, // 34: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
-	28, // 35: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
-	29, // 36: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
-	25, // 37: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	42, // 38: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
-	23, // 39: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
-	10, // 40: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
-	0,  // 41: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
-	11, // 42: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
-	13, // 43: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
-	16, // 44: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
-	19, // 45: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
-	32, // 46: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
-	33, // 47: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
-	34, // 48: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
-	35, // 49: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
-	36, // 50: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
-	38, // 51: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
-	1,  // 52: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
-	12, // 53: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
-	14, // 54: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
-	17, // 55: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
-	20, // 56: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
-	37, // 57: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
-	37, // 58: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
-	37, // 59: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
-	37, // 60: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
-	37, // 61: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
-	39, // 62: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
-	52, // [52:63] is the sub-list for method output_type
-	41, // [41:52] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	4,  // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
+	7,  // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
+	9,  // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
+	41, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
+	42, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
+	42, // 6: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
+	4,  // 7: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
+	6,  // 8: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
+	16, // 9: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
+	3,  // 10: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
+	5,  // 11: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
+	42, // 12: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
+	42, // 13: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	8,  // 14: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
+	16, // 15: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
+	10, // 16: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
+	42, // 17: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
+	42, // 18: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
+	9,  // 19: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
+	16, // 20: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
+	42, // 21: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
+	42, // 22: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
+	42, // 23: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
+	6,  // 24: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
+	19, // 25: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
+	42, // 26: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
+	23, // 27: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
+	24, // 28: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
+	22, // 29: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
+	25, // 30: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
+	32, // 31: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
+	26, // 32: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	27, // 33: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
+	28, // 34: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
+	31, // 35: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
+	29, // 36: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
+	30, // 37: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
+	26, // 38: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	43, // 39: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
+	24, // 40: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
+	11, // 41: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
+	0,  // 42: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
+	12, // 43: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
+	14, // 44: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
+	17, // 45: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
+	20, // 46: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
+	33, // 47: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
+	34, // 48: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
+	35, // 49: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
+	36, // 50: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
+	37, // 51: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
+	39, // 52: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
+	1,  // 53: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
+	13, // 54: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
+	15, // 55: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
+	18, // 56: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
+	21, // 57: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
+	38, // 58: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
+	38, // 59: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
+	38, // 60: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
+	38, // 61: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
+	38, // 62: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
+	40, // 63: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
+	53, // [53:64] is the sub-list for method output_type
+	42, // [42:53] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_v1_shunt_proto_init() }
@@ -3445,19 +3525,19 @@ func file_v1_shunt_proto_init() {
 	if File_v1_shunt_proto != nil {
 		return
 	}
-	file_v1_shunt_proto_msgTypes[3].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[6].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[4].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[7].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[8].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[15].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[34].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[9].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[16].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[35].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1_shunt_proto_rawDesc), len(file_v1_shunt_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   41,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

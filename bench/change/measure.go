@@ -207,7 +207,7 @@ func (s *subject) start(ctx context.Context, what string) (f figure, err error) 
 	if err != nil {
 		return f, err
 	}
-	for !strings.Contains(s.daemon.Log(), "msg=forwarding") {
+	for !strings.Contains(s.daemon.Log(), "msg=running") {
 		select {
 		case <-s.daemon.Ended:
 			return f, fmt.Errorf("run %s: %w\n%s", s.shunt, s.daemon.Err(), s.daemon.Log())

@@ -220,7 +220,7 @@ const startLimit = 15 * time.Second
 func (d *side) attached(b *bed.Bed, name string, child *bed.Child) error {
 	var iface netlink.Link
 	err := until(child, func() (err error) {
-		if !strings.Contains(child.Output(), "msg=forwarding") {
+		if !strings.Contains(child.Output(), "msg=running") {
 			return errors.New("it does not forward yet")
 		}
 		err = b.In(bed.Balancer, func() error {

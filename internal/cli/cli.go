@@ -15,7 +15,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/shunt-lb/shunt/internal/lb/daemon"
+	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/spf13/cobra"
 )
 
@@ -31,7 +31,7 @@ const (
 
 const (
 	defaultConfig   = "/etc/shunt/shunt.yaml"
-	defaultInstance = daemon.DefaultInstance
+	defaultInstance = node.DefaultInstance
 	defaultSocket   = "/run/shunt/shunt.sock"
 )
 

@@ -16,6 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/backend"
 	"github.com/shunt-lb/shunt/internal/lb/decap"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // decapStart is what `shunt decap` has done; the first line of its -o json.
@@ -115,7 +116,7 @@ func (d *decapPrinter) Counted(n decap.Numbers, stopping bool) error {
 		}
 		return writeLine(d.out, map[string]any{"event": event, "time": time.Now().UTC(), "numbers": n})
 	}
-	text := fmt.Sprintf("%s  decapsulated %s", time.Now().Format(time.TimeOnly), counted(int(n.TakenOff), "packet"))
+	text := fmt.Sprintf("%s  decapsulated %s", time.Now().Format(time.TimeOnly), value.Counted(int(n.TakenOff), "packet"))
 	if len(n.Kinds) > 0 {
 		text += " (" + listed(n.Kinds) + ")"
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/backend"
 	"github.com/shunt-lb/shunt/internal/lb/decap"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/spf13/cobra"
 )
 
@@ -137,7 +138,7 @@ func printFindings(w io.Writer, want backend.Want, findings []finding, wrong int
 	}
 	verdict := fmt.Sprintf("Nothing is wrong on %s: this machine is fit for direct return.", want.Interface)
 	if wrong > 0 {
-		verdict = fmt.Sprintf("%s on %s.", counted(wrong, "fault"), want.Interface)
+		verdict = fmt.Sprintf("%s on %s.", value.Counted(wrong, "fault"), want.Interface)
 	}
 	_, err := fmt.Fprintln(w, verdict)
 	return err

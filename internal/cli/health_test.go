@@ -61,19 +61,3 @@ func TestHealthOutput(t *testing.T) {
 	printStatus(&shown, unwell(), false, rows{})
 	golden.Require(t, "testdata/health.status.golden", shown.String())
 }
-
-func TestFew(t *testing.T) {
-	for _, c := range []struct {
-		names []string
-		want  string
-	}{
-		{[]string{"web"}, "web"},
-		{[]string{"a", "b", "c"}, "a, b, c"},
-		{[]string{"a", "b", "c", "d"}, "a, b, c and 1 other"},
-		{[]string{"a", "b", "c", "d", "e"}, "a, b, c and 2 others"},
-	} {
-		if got := few(c.names); got != c.want {
-			t.Errorf("%v is %q, want %q", c.names, got, c.want)
-		}
-	}
-}

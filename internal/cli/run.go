@@ -18,15 +18,16 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/control"
-	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/lb/source/file"
+	"github.com/shunt-lb/shunt/internal/node"
+	"github.com/shunt-lb/shunt/internal/products"
+	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 )
 
 func newRun(s streams) *cobra.Command {
-	var options daemon.Options
+	var options node.Options
 	var format string
 	var verbose bool
 	c := &cobra.Command{
@@ -67,8 +68,9 @@ Ctrl-C (SIGINT) always detaches. A second Ctrl-C exits at once, as if the proces
 			signal.Notify(hangup, syscall.SIGHUP)
 			options.Hangup = hangup
 			options.Version = version()
-			err = daemon.Run(ctx, options)
-			var faults *daemon.FaultsError
+			options.Products = products.All()
+			err = node.Run(ctx, options)
+			var faults *node.FaultsError
 			if errors.As(err, &faults) {
 				_ = config.Render(s.err, faults.Faults)
 			}
@@ -79,7 +81,7 @@ Ctrl-C (SIGINT) always detaches. A second Ctrl-C exits at once, as if the proces
 	instanceFlag(c, &options.Instance)
 	c.Flags().StringVar(&options.Socket, "socket", os.Getenv("SHUNT_SOCKET"), "control socket, instead of the socket that the file names (SHUNT_SOCKET)")
 	c.Flags().BoolVar(&options.Watch, "watch", false, "apply the file whenever it changes")
-	c.Flags().StringVar((*string)(&options.OnExit), "on-exit", string(daemon.ExitDetach), "what SIGTERM does: detach, keep or drain")
+	c.Flags().StringVar((*string)(&options.OnExit), "on-exit", string(node.ExitDetach), "what SIGTERM does: detach, keep or drain")
 	c.Flags().DurationVar(&options.DrainTimeout, "drain-timeout", 5*time.Minute, "with --on-exit drain: time after which the remaining flows are given up")
 	c.Flags().StringVar(&format, "log-format", "text", "log format: text (key=value) or json")
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "log every next hop and every change")
@@ -108,11 +110,11 @@ func untilTold(parent context.Context) (stop, interrupted context.Context) {
 }
 
 // requireOnExit refuses ways to stop that there are not; given is whether --drain-timeout was.
-func requireOnExit(way daemon.OnExit, timeout time.Duration, given bool) error {
+func requireOnExit(way node.OnExit, timeout time.Duration, given bool) error {
 	switch {
-	case !slices.Contains(daemon.OnExits, way):
+	case !slices.Contains(node.OnExits, way):
 		return usageError{fmt.Errorf("--on-exit is detach, keep or drain, not %q", way)}
-	case given && way != daemon.ExitDrain:
+	case given && way != node.ExitDrain:
 		return usageError{fmt.Errorf("--drain-timeout is for --on-exit drain; with %s it has no effect", way)}
 	case timeout <= 0:
 		return usageError{fmt.Errorf("--drain-timeout %s leaves no time to drain; --on-exit detach does not wait", timeout)}
@@ -131,22 +133,24 @@ func newCheck(s streams) *cobra.Command {
 			if err := requireOutput(output); err != nil {
 				return err
 			}
-			parsed, err := file.Read(path)
+			all := products.All()
+			read, err := node.Format(all).Read(path)
 			if err != nil {
 				return err
 			}
-			parsed.CheckHost(file.LocalHost{XDP: occupant}, host)
-			bad := config.HasErrors(parsed.Faults)
+			node.CheckHost(all, read, node.HostCheck{Command: true, Strict: host})
+			faults := read.Faults.Sorted()
+			bad := config.HasErrors(faults)
 			if output == "json" {
-				if err := writeJSON(s.out, map[string]any{"ok": !bad, "faults": nonNil(parsed.Faults), "unchecked": nonNil(parsed.Unchecked())}); err != nil {
+				if err := writeJSON(s.out, map[string]any{"ok": !bad, "faults": nonNil(faults), "unchecked": nonNil(unchecked(read))}); err != nil {
 					return err
 				}
 			} else {
-				if err := config.Render(s.out, parsed.Faults); err != nil {
+				if err := config.Render(s.out, faults); err != nil {
 					return err
 				}
 				if !bad {
-					printVerdict(s, path, parsed)
+					printVerdict(s, path, all, read, len(faults))
 				}
 			}
 			if bad {
@@ -161,49 +165,26 @@ func newCheck(s streams) *cobra.Command {
 	return c
 }
 
-// occupant says whose XDP program keeps shunt's off an interface. A shunt that runs is no
-// fault: `shunt check` is for its next file, too.
-func occupant(iface string) (whose, takeOff string, err error) {
-	o, err := kernel.OccupantOf(iface)
-	switch {
-	case err != nil || o == nil || o.IsOurs() && o.Interface == iface:
-		return "", "", err
-	case o.Unread != nil:
-		return o.String(), "", nil
+// unchecked are the services whose backends nothing checks.
+func unchecked(read *config.Contents) []string {
+	if balancer, named := read.Settings[file.Name].(*file.Parsed); named {
+		return balancer.Unchecked()
 	}
-	return o.String(), o.TakeOff(), nil
+	return nil
 }
 
-func printVerdict(s streams, path string, parsed *file.Parsed) {
-	frontends, backends, names := 0, 0, 0
-	for _, service := range parsed.Config.Services {
-		frontends += len(service.Frontends)
-		backends += len(service.Backends)
-		names += len(service.Names)
+func printVerdict(s streams, path string, all []node.Product, read *config.Contents, warnings int) {
+	var counts, lines []string
+	for _, p := range all {
+		if settings, named := read.Settings[p.Name]; named {
+			count, more := p.Describe(settings)
+			counts, lines = append(counts, count), append(lines, more...)
+		}
 	}
-	servers := counted(backends, "backend")
-	if names > 0 {
-		servers += " and " + counted(names, "name") + " to look up"
-	}
-	total, lines := file.Memory(parsed.Config.Limits)
-	fmt.Fprintf(s.out, "%s is right: %s, %s, %s, %s.\n", path, counted(len(parsed.Config.Services), "service"),
-		counted(frontends, "frontend"), servers, counted(len(parsed.Faults), "warning"))
-	fmt.Fprintf(s.out, "Its limits take up to %.0f MiB of kernel memory:\n", float64(total)/(1<<20))
+	fmt.Fprintf(s.out, "%s is right: %s, %s.\n", path, strings.Join(counts, ", "), value.Counted(warnings, "warning"))
 	for _, line := range lines {
-		fmt.Fprintf(s.out, "  %s\n", line)
+		fmt.Fprintln(s.out, line)
 	}
-	if names := parsed.Unchecked(); len(names) > 0 {
-		fmt.Fprintf(s.out, "Backends of %s count as up, because nothing checks them: `health` configures checks.\n", few(names))
-	}
-}
-
-// few is the first of several names, and how many others there are.
-func few(names []string) string {
-	const shown = 3
-	if len(names) <= shown {
-		return strings.Join(names, ", ")
-	}
-	return fmt.Sprintf("%s and %s", strings.Join(names[:shown], ", "), counted(len(names)-shown, "other"))
 }
 
 func newSchema(s streams) *cobra.Command {
@@ -212,7 +193,7 @@ func newSchema(s streams) *cobra.Command {
 		Short: "Print the JSON Schema of the configuration file, for editors",
 		Args:  noArguments,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintf(s.out, "%s", file.Schema())
+			_, err := s.out.Write(node.Format(products.All()).Schema("shunt configuration"))
 			return err
 		},
 	}
@@ -302,7 +283,7 @@ left of a daemon that was killed or was stopped with --on-exit keep. That needs 
 			case !errors.Is(asked, control.ErrNoDaemon) && !errors.Is(asked, control.ErrOtherInstance):
 				return asked
 			case os.Geteuid() != 0:
-				return fmt.Errorf("%w; if no daemon runs instance %q any more, remove the rest as root: `sudo %s`", asked, instance, daemon.DetachCommand(instance))
+				return fmt.Errorf("%w; if no daemon runs instance %q any more, remove the rest as root: `sudo %s`", asked, instance, node.DetachCommand(instance))
 			}
 			return detachRest(s, instance, fmt.Sprintf("which does not answer at %s: name its socket with --socket, or end it", socket))
 		},
@@ -319,8 +300,8 @@ func detachRest(s streams, instance, running string) error {
 	if err != nil {
 		return err
 	}
-	err = daemon.Detach(instance, log)
-	if held := (*daemon.RunsError)(nil); errors.As(err, &held) {
+	err = node.Detach(instance, products.All(), log)
+	if held := (*node.RunsError)(nil); errors.As(err, &held) {
 		return fmt.Errorf("instance %q is run by process %s, %s with `kill -INT %s`", instance, held.Process, running, held.Process)
 	}
 	if err != nil {
@@ -353,13 +334,6 @@ func requireInstance(instance string) error {
 		return usageError{fmt.Errorf("--instance %q: a name is 1 to 32 of a-z, 0-9 and -, and does not begin with -", instance)}
 	}
 	return nil
-}
-
-func counted(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 func nonNil[T any](list []T) []T {

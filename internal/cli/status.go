@@ -9,9 +9,9 @@ import (
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/control"
-	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/status"
+	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -112,7 +112,7 @@ func (o *reading) read(c *cobra.Command) (st *shuntv1.GetStatusResponse, elsewhe
 	if err == nil {
 		return st, false, nil
 	}
-	elsewhere = elsewhere || errors.Is(err, control.ErrNoSocket) && daemon.Holder(o.instance) != 0
+	elsewhere = elsewhere || errors.Is(err, control.ErrNoSocket) && node.Holder(o.instance) != 0
 	if errors.Is(err, control.ErrDenied) {
 		return nil, false, err
 	}
@@ -128,7 +128,8 @@ func (o *reading) read(c *cobra.Command) (st *shuntv1.GetStatusResponse, elsewhe
 		return nil, false, err
 	}
 	defer dp.Close() //nolint:errcheck // nothing was written
-	st, beat, err := status.Read(dp, o.instance)
+	st = &shuntv1.GetStatusResponse{Instance: o.instance}
+	beat, err := status.Read(dp, st)
 	if err != nil {
 		return nil, false, err
 	}

@@ -14,9 +14,10 @@ import (
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/status"
+	"github.com/shunt-lb/shunt/internal/node"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // rowsMax is how long a table in text may be, unless all of it is asked for.
@@ -47,11 +48,28 @@ func only(st *shuntv1.GetStatusResponse, service string) error {
 	}
 	i := slices.Index(names, service)
 	if i < 0 {
-		return fmt.Errorf("show service %q: there is no service of that name; there are %s", service, cmp.Or(few(names), "none at all"))
+		return fmt.Errorf("show service %q: there is no service of that name; there are %s", service, cmp.Or(value.Few(names), "none at all"))
 	}
 	st.Services = st.Services[i : i+1]
 	st.Backends = slices.DeleteFunc(st.Backends, func(b *shuntv1.Backend) bool { return !slices.Contains(b.Services, service) })
 	return nil
+}
+
+// printProducts shows the products of a daemon, unless it runs one and that is well.
+func printProducts(w io.Writer, all []*shuntv1.Product) {
+	if len(all) == 0 || len(all) == 1 && all[0].Failed == "" {
+		return
+	}
+	t := newTable(w)
+	fmt.Fprintln(t, "\nPRODUCT\tSTATE")
+	for _, p := range all {
+		state := p.Does
+		if p.Failed != "" {
+			state = "failed: " + p.Failed
+		}
+		fmt.Fprintf(t, "%s\t%s\n", p.Name, state)
+	}
+	t.flush()
 }
 
 // withoutBackends leaves the services' own numbers.
@@ -64,6 +82,12 @@ func withoutBackends(st *shuntv1.GetStatusResponse) {
 
 func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, show rows) {
 	switch {
+	case !st.Forwarding && st.Daemon != nil:
+		fmt.Fprintf(w, "Not balancing. The daemon is process %d, running since %s, with %s.\n", st.Daemon.Pid,
+			st.Daemon.Since.AsTime().Local().Format(time.DateTime), st.Daemon.ConfigPath)
+		printProducts(w, st.Daemon.Products)
+		printConditions(w, st, show)
+		return
 	case !st.Forwarding:
 		fmt.Fprintf(w, "Instance %q is not forwarding: no data plane is loaded. `shunt run` starts one.\n", st.Instance)
 		return
@@ -73,10 +97,11 @@ func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, sho
 	case elsewhere:
 		fmt.Fprintf(w, "Forwarding, and a daemon is alive, but it could not be asked: %s.\n", st.DaemonError)
 	default:
-		fmt.Fprintf(w, "Still forwarding %s without health checks since %s; `%s` ends it.\n", counted(len(st.Services), "service"),
-			st.UnattendedSince.AsTime().Local().Format(time.DateTime), daemon.DetachCommand(st.Instance))
+		fmt.Fprintf(w, "Still forwarding %s without health checks since %s; `%s` ends it.\n", value.Counted(len(st.Services), "service"),
+			st.UnattendedSince.AsTime().Local().Format(time.DateTime), node.DetachCommand(st.Instance))
 		fmt.Fprintf(w, "There is no daemon: %s. `shunt run` takes over with all connections.\n", st.DaemonError)
 	}
+	printProducts(w, st.GetDaemon().GetProducts())
 	t := newTable(w)
 	fmt.Fprintln(t, "\nINTERFACE\tMODE\tMISSED")
 	for _, a := range st.Attached {
@@ -184,7 +209,7 @@ func nameBeside(name, address string) string {
 // printMore says what is not shown, and how to see it.
 func printMore(w io.Writer, left int, noun string) {
 	if left > 0 {
-		fmt.Fprintf(w, "%s more; --all shows every one, --service NAME shows one service.\n", counted(left, noun))
+		fmt.Fprintf(w, "%s more; --all shows every one, --service NAME shows one service.\n", value.Counted(left, noun))
 	}
 }
 

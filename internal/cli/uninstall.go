@@ -9,7 +9,9 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
-	"github.com/shunt-lb/shunt/internal/lb/source/file"
+	"github.com/shunt-lb/shunt/internal/node"
+	"github.com/shunt-lb/shunt/internal/products"
+	"github.com/shunt-lb/shunt/internal/settings"
 	"github.com/spf13/cobra"
 )
 
@@ -31,8 +33,8 @@ Installed files stay: the binary and /etc/shunt. Your package manager removes th
 				return err
 			}
 			socket := defaultSocket
-			if parsed, err := file.Read(path); err == nil && !config.HasErrors(parsed.Faults) {
-				socket = parsed.Config.API.Socket
+			if read, err := node.Format(products.All()).Read(path); err == nil && !config.HasErrors(read.Faults.Sorted()) {
+				socket = read.Settings[settings.Name].(settings.Settings).API.Socket
 			}
 			inventory, err := daemon.TakeInventory(socket)
 			if err != nil {

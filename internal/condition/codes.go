@@ -29,6 +29,7 @@ const (
 	PeerAggregates         = "peer_aggregates"
 	PeerHidesTags          = "peer_hides_tags"
 	PortsShort             = "ports_short"
+	ProductFailed          = "product_failed"
 	ReconcileFailing       = "reconcile_failing"
 	RememberedFull         = "remembered_full"
 	TagOffloadSwitchedOff  = "tag_offload_switched_off"
@@ -180,6 +181,11 @@ var Codes = []Definition{
 		Code: PortsShort, Severity: Warning, Subject: "instance",
 		Meaning: "Source ports towards a backend are short. New flows are dropped (ports_exhausted), or take a port before its rest has ended (port_taken).",
 		Remedy:  "add addresses under `snat.addresses`, or add backends",
+	},
+	{
+		Code: ProductFailed, Severity: Error, Subject: "product",
+		Meaning: "The configuration file names a product that could not be started: the text says why. The other products run. shunt tries it again every 5 seconds.",
+		Remedy:  "remove the cause that the text names; shunt starts the product by itself then",
 	},
 	{
 		Code: ReconcileFailing, Severity: Error, Subject: "data plane",

@@ -3,6 +3,7 @@ package config
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -73,15 +74,31 @@ type meter struct {
 	colors   []string
 }
 
+// buildRoot needs lanes.
+func buildRoot(r *rootEntry, read *Contents) any {
+	if !r.Lanes.Set && !read.Unparsed {
+		read.Faults.Errorf(Mark{At: r.At.Whole()}, "", "there is no key \"lanes\"")
+	}
+	return r
+}
+
+// hostEntry is what every product is told.
+type hostEntry struct {
+	Mark   `json:"-"`
+	Street Text `json:"street,omitempty" doc:"Where it is." min:"1" max:"8" default:"high" example:"low"`
+}
+
+func buildHost(h *hostEntry, _ *Contents) any { return h.Street.Value }
+
 // buildMeter refuses a color that is there twice.
-func buildMeter(m *meterEntry, faults *Faults) any {
+func buildMeter(m *meterEntry, read *Contents) any {
 	built := meter{interval: m.Interval.Value}
 	for _, lane := range m.Lanes.Items {
 		if lane.Color.Value == "" {
 			continue // it has a fault already
 		}
 		if slices.Contains(built.colors, lane.Color.Value) {
-			faults.Errorf(lane.Color.Mark, "remove one of them", "%s is counted twice", lane.Color.Value)
+			read.Faults.Errorf(lane.Color.Mark, "remove one of them", "%s is counted twice", lane.Color.Value)
 		}
 		built.colors = append(built.colors, lane.Color.Value)
 	}
@@ -89,7 +106,7 @@ func buildMeter(m *meterEntry, faults *Faults) any {
 }
 
 func formatWithMeter() *Format {
-	return NewFormat[rootEntry](NewSection("meter", "Counts packets.", "{interval: 5s}", buildMeter))
+	return NewFormat(NewTop("root", buildRoot), NewSection("meter", "Counts packets.", "{interval: 5s}", buildMeter), NewTop("host", buildHost).Always())
 }
 
 // read reads files as the format, in the order of their names.
@@ -123,19 +140,55 @@ func requireFaults(t *testing.T, have []string, want ...string) {
 func TestSectionOfAProduct(t *testing.T) {
 	c, faults := read(t, formatWithMeter(), "lanes: [{name: a}]\nmeter: {lanes: [{color: red}]}\n", "meter: {lanes: [{color: blue}]}\n")
 	requireFaults(t, faults)
-	want := map[string]any{"meter": meter{10 * time.Second, []string{"red", "blue"}}}
-	if !reflect.DeepEqual(c.Products, want) {
-		t.Errorf("the settings of products are %v, want %v", c.Products, want)
+	if want := (meter{10 * time.Second, []string{"red", "blue"}}); !reflect.DeepEqual(c.Settings["meter"], want) {
+		t.Errorf("the section's settings are %v, want %v", c.Settings["meter"], want)
 	}
-	root := c.Top.(*rootEntry)
+	root := c.Settings["root"].(*rootEntry)
 	if root.Lanes.Items[0].Name.Value != "a" || root.Speed.Value != 50 || root.Lanes.Items[0].Ports.Items[0].Value != 80 {
 		t.Errorf("the top is %+v", root)
 	}
 
 	c, faults = read(t, formatWithMeter(), "lanes: [{name: a}]\n")
 	requireFaults(t, faults)
-	if len(c.Products) != 0 {
-		t.Errorf("without the section there are settings: %v", c.Products)
+	if c.Settings["meter"] != nil || c.Has("meter") || !c.Has("root") {
+		t.Errorf("without the section there are settings: %v", c.Settings)
+	}
+}
+
+// A file is about the parts that it names. One that names none is about the first, and then has to
+// have what that needs.
+func TestFileOfOnePart(t *testing.T) {
+	const missing = `0.yaml: error: there is no key "lanes"`
+	for text, want := range map[string]struct{ parts, faults string }{
+		"lanes: [{name: a}]\n":               {"host root", ""},
+		"speed: 3\n":                         {"host root", missing},
+		"meter: {}\n":                        {"host meter", ""},
+		"meter: {}\nstreet: low\n":           {"host meter", ""},
+		"meter: {}\nspeed: 3\n":              {"host meter root", missing},
+		"street: low\n":                      {"host root", missing},
+		"x-note: 1\n":                        {"host root", missing},
+		"meter: []\n":                        {"host meter", "0.yaml:1:8: error: meter: found a list, want a mapping of keys to values"},
+		"meter: {}\nlanes: [{name: a}, 3]\n": {"host meter root", "0.yaml:2:20: error: lanes[1]: found the number 3, want a mapping of keys to values"},
+	} {
+		c, faults := read(t, formatWithMeter(), text)
+		if got := strings.Join(slices.Sorted(maps.Keys(c.Settings)), " "); got != want.parts || strings.Join(faults, "; ") != want.faults {
+			t.Errorf("%q is about %s, with the faults %q; want %s and %q", text, got, faults, want.parts, want.faults)
+		}
+	}
+}
+
+// What a part requires, its schema requires only beside another key of the part.
+func TestSchemaRequiresWithinAPart(t *testing.T) {
+	var schema struct {
+		Required          []string
+		DependentRequired map[string][]string
+	}
+	if err := json.Unmarshal(formatWithMeter().Schema("a test"), &schema); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string][]string{"speed": {"lanes"}, "shape": {"lanes"}}
+	if len(schema.Required) > 0 || !reflect.DeepEqual(schema.DependentRequired, want) {
+		t.Errorf("it requires %v, and %v; want %v", schema.Required, schema.DependentRequired, want)
 	}
 }
 
@@ -240,9 +293,9 @@ func TestNearest(t *testing.T) {
 func TestWhatIsNotWrittenHasAPlace(t *testing.T) {
 	c, faults := read(t, formatWithMeter(), "\nlanes:\n  - {name: a}\nmeter: {}\n")
 	requireFaults(t, faults)
-	root := c.Top.(*rootEntry)
+	root := c.Settings["root"].(*rootEntry)
 	lane := &root.Lanes.Items[0]
-	section := c.sections[&c.format.sections[0]].Addr().Interface().(*meterEntry)
+	section := c.values[&c.format.parts[1]].Addr().Interface().(*meterEntry)
 	for name, place := range map[string][2]Place{
 		"speed": {root.Speed.At, root.At}, "shape.kind": {root.Shape.Kind.At, root.At},
 		"lanes[0].ports": {lane.Ports.At, lane.At}, "lanes[0].ports[0]": {lane.Ports.Items[0].At, lane.At},

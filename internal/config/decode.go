@@ -30,7 +30,37 @@ type decoder struct {
 func (d *decoder) document(root *yaml.Node) {
 	m := d.markOf(root, "")
 	m.Text = ""
-	d.mapping(root, m, reflect.ValueOf(d.contents.Top).Elem())
+	for _, where := range d.contents.tops() {
+		if !where.Set {
+			*where = m
+			where.Set = true
+		}
+	}
+	pairs, ok := d.pairs(root, m)
+	if !ok {
+		for _, where := range d.contents.tops() {
+			where.Bad = true
+		}
+		return
+	}
+	fields := d.contents.format.fields()
+	for _, p := range pairs {
+		i := slices.IndexFunc(fields, func(f Field) bool { return f.Name == p.name })
+		switch {
+		case i >= 0:
+			d.contents.named[fields[i].part] = true
+			d.value(p, d.contents.field(&fields[i]), &fields[i])
+		case strings.HasPrefix(p.name, "x-"):
+			// For anchors and for notes of the author.
+		default:
+			d.unknown(p, fields)
+		}
+	}
+}
+
+// unknown says what a key may have meant that the mapping does not have.
+func (d *decoder) unknown(p pair, fields []Field) {
+	d.faults.Errorf(p.key, d.contents.format.suggestKey(p.name, fields), "unknown key %q", p.name)
 }
 
 // resolve follows aliases.
@@ -167,25 +197,16 @@ func (d *decoder) mapping(n *yaml.Node, m Mark, target reflect.Value) {
 		where.Bad = true
 		return
 	}
-	fields, valueOf := FieldsOf(target.Type()), func(f *Field) reflect.Value { return target.FieldByIndex(f.index) }
-	if m.path == "" {
-		fields, valueOf = d.contents.format.fields(), d.contents.field
-	}
+	fields := FieldsOf(target.Type())
 	present := make([]bool, len(fields))
 	for _, p := range pairs {
 		i := slices.IndexFunc(fields, func(f Field) bool { return f.Name == p.name })
-		switch {
-		case i >= 0:
-			present[i] = true
-			d.value(p, valueOf(&fields[i]), &fields[i])
-		case m.path == "" && strings.HasPrefix(p.name, "x-"):
-			// For anchors and for notes of the author.
-		default:
-			d.faults.Errorf(p.key, d.contents.format.suggestKey(p.name, fields), "unknown key %q", p.name)
+		if i < 0 {
+			d.unknown(p, fields)
+			continue
 		}
-	}
-	if m.path == "" {
-		return // another file may have what this one lacks
+		present[i] = true
+		d.value(p, target.FieldByIndex(fields[i].index), &fields[i])
 	}
 	for i := range fields {
 		if f := &fields[i]; f.Required && !present[i] {

@@ -25,8 +25,8 @@ type Field struct {
 	Instead  string // what to do without a key that is not supported yet
 	Type     reflect.Type
 
-	index   []int
-	section *Section // whose key it is, at the top
+	index []int
+	part  *Part // that has the key, at the top
 }
 
 // LaterWord is one that is known, not supported yet, and what to do without it.

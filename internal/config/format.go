@@ -27,63 +27,119 @@
 // Nothing here needs root or a daemon, and nothing is kept between calls.
 package config
 
-import (
-	"reflect"
-	"slices"
-)
+import "reflect"
 
-// Section is a top-level key that a package of its own decodes.
-type Section struct {
-	key      string
+// Part is what one package has in a file: keys at the top of the file, or one key with all that is
+// under it.
+type Part struct {
+	name     string // of the settings; a section's is its key
+	key      string // empty: the keys are at the top
 	doc      string
 	example  string
+	always   bool
 	contents reflect.Type
-	build    func(contents any, faults *Faults) any
+	build    func(contents any, read *Contents) any
 }
 
-// NewSection makes the key of a product known: what it is for, and an example as one would write it.
-// T is a struct of this language, and its keys are the section's. build is called if a file has the
-// section: it checks what the contents mean, adds what is wrong, and makes the product's settings.
-func NewSection[T any](key, doc, example string, build func(contents *T, faults *Faults) any) Section {
-	return Section{key, doc, example, reflect.TypeFor[T](), func(contents any, faults *Faults) any { return build(contents.(*T), faults) }}
+// NewTop makes keys at the top of the file known: those of T, a struct of this language. build is
+// called if a file has one of them; it checks what the contents mean, adds what is wrong to the
+// faults, and makes the settings, which are called name.
+func NewTop[T any](name string, build func(contents *T, read *Contents) any) Part {
+	return Part{name: name, contents: reflect.TypeFor[T](), build: func(contents any, read *Contents) any { return build(contents.(*T), read) }}
 }
 
-// Format is what a configuration may hold: the keys of a struct, and sections beside them.
-type Format struct {
-	top      reflect.Type
-	sections []Section
+// Always is the part whose build is called for every file, because its settings have defaults.
+func (p Part) Always() Part {
+	p.always = true
+	return p
 }
 
-// NewFormat is the format of which T, a struct of this language, has the keys at the top.
-func NewFormat[T any](sections ...Section) *Format {
-	return &Format{reflect.TypeFor[T](), sections}
+// NewSection makes one key at the top of the file known: what it is for, and an example as one would
+// write it. T is a struct of this language, and its keys are the section's. build is NewTop's, and the
+// settings are called like the key.
+func NewSection[T any](key, doc, example string, build func(contents *T, read *Contents) any) Part {
+	part := NewTop(key, build)
+	part.key, part.doc, part.example = key, doc, example
+	return part
 }
+
+// Format is what a configuration may hold.
+type Format struct{ parts []Part }
+
+// NewFormat is the format of these parts. Of a file that has keys of none of them, but perhaps of parts
+// that are always built, the first one is built, so that it says what it lacks.
+func NewFormat(parts ...Part) *Format { return &Format{parts} }
 
 // fields are the keys at the top.
-func (f *Format) fields() []Field {
-	all := slices.Clone(FieldsOf(f.top))
-	for i := range f.sections {
-		s := &f.sections[i]
-		all = append(all, Field{Name: s.key, Doc: s.doc, Example: s.example, Type: s.contents, section: s})
+func (f *Format) fields() (all []Field) {
+	for i := range f.parts {
+		p := &f.parts[i]
+		if p.key != "" {
+			all = append(all, Field{Name: p.key, Doc: p.doc, Example: p.example, Type: p.contents, part: p})
+			continue
+		}
+		for _, field := range FieldsOf(p.contents) {
+			field.part = p
+			all = append(all, field)
+		}
 	}
 	return all
 }
 
 // Contents is what files hold.
 type Contents struct {
-	format   *Format
-	Top      any // a pointer to the format's struct
-	sections map[*Section]reflect.Value
-	Products map[string]any // what the sections' build made
+	format *Format
+	values map[*Part]reflect.Value // structs
+	named  map[*Part]bool          // a file has a key of it
+	// Settings are what the parts' build made, by their names.
+	Settings map[string]any
 	Faults   Faults
 	Said     bool // the files say anything
 	Unparsed bool // of a file nothing is known, so nothing can be missing
 }
 
+// Has reports whether a file has a key of the part of that name, also one with a fault.
+func (c *Contents) Has(name string) bool {
+	for part := range c.named {
+		if part.name == name {
+			return true
+		}
+	}
+	return false
+}
+
 // field is the value of a key at the top.
 func (c *Contents) field(f *Field) reflect.Value {
-	if f.section != nil {
-		return c.sections[f.section]
+	value := c.values[f.part]
+	if f.part.key != "" {
+		return value
 	}
-	return reflect.ValueOf(c.Top).Elem().FieldByIndex(f.index)
+	return value.FieldByIndex(f.index)
+}
+
+// tops are the marks of the parts whose keys are at the top.
+func (c *Contents) tops() (marks []*Mark) {
+	for part, value := range c.values {
+		if part.key == "" {
+			marks = append(marks, markIn(value))
+		}
+	}
+	return marks
+}
+
+// build makes the settings of every part that the files name.
+func (c *Contents) build() {
+	named := false
+	for part := range c.named {
+		named = named || !part.always
+	}
+	for i := range c.format.parts {
+		part := &c.format.parts[i]
+		if !c.named[part] && !part.always && (named || i > 0) {
+			continue
+		}
+		value := c.values[part]
+		applyDefaults(value)
+		c.Settings[part.name] = part.build(value.Addr().Interface(), c)
+	}
 }

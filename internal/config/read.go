@@ -97,17 +97,18 @@ func (f *Format) Read(path string) (*Contents, error) {
 		return nil, err
 	}
 	c := &Contents{
-		format: f, Top: reflect.New(f.top).Interface(), sections: map[*Section]reflect.Value{}, Products: map[string]any{},
+		format: f, values: map[*Part]reflect.Value{}, named: map[*Part]bool{}, Settings: map[string]any{},
 		Faults: Faults{rank: map[string]int{path: -1}},
 	}
-	for i := range f.sections {
-		c.sections[&f.sections[i]] = reflect.New(f.sections[i].contents).Elem()
+	for i := range f.parts {
+		c.values[&f.parts[i]] = reflect.New(f.parts[i].contents).Elem()
 	}
 	for i, name := range append(names, ignored...) {
 		c.Faults.rank[name] = i
 	}
-	top := markIn(reflect.ValueOf(c.Top).Elem())
-	top.At = Place{file: &file{name: path}}
+	for _, top := range c.tops() {
+		top.At = Place{file: &file{name: path}}
+	}
 	for _, name := range ignored {
 		c.Faults.Warnf(Mark{At: Place{file: &file{name: name}}}, "name it *.yaml", "this file is not read")
 	}
@@ -116,15 +117,15 @@ func (f *Format) Read(path string) (*Contents, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.decode(name, data, top)
+		c.decode(name, data)
 	}
 	if len(names) == 0 {
-		c.Faults.Errorf(*top, "put the configuration there, as shunt.yaml for example", "no file in this directory is named *.yaml")
+		c.Faults.Errorf(Mark{At: Place{file: &file{name: path}}}, "put the configuration there, as shunt.yaml for example", "no file in this directory is named *.yaml")
 		return c, nil
 	}
 	if !c.Said {
 		var needed []string
-		for _, key := range FieldsOf(f.top) {
+		for _, key := range f.fields() {
 			if key.Required {
 				needed = append(needed, key.Name)
 			}
@@ -132,25 +133,18 @@ func (f *Format) Read(path string) (*Contents, error) {
 		c.Faults.Errorf(Mark{At: Place{file: &file{name: names[0]}}}, "it needs at least "+Join(needed, "and"), "the configuration is empty")
 		return c, nil
 	}
-	applyDefaults(reflect.ValueOf(c.Top).Elem())
-	for i := range f.sections {
-		s := &f.sections[i]
-		value := c.sections[s]
-		if !markIn(value).Set {
-			continue
-		}
-		applyDefaults(value)
-		c.Products[s.key] = s.build(value.Addr().Interface(), &c.Faults)
-	}
+	c.build()
 	return c, nil
 }
 
 // decode decodes one file.
-func (c *Contents) decode(name string, data []byte, top *Mark) {
+func (c *Contents) decode(name string, data []byte) {
 	data = bytes.TrimPrefix(data, []byte("\uFEFF"))
 	src := newFile(name, data)
-	if top.At.line == 0 {
-		top.At.file = src
+	for _, top := range c.tops() {
+		if top.At.line == 0 {
+			top.At.file = src
+		}
 	}
 	unparsed := func(m Mark, suggestion, format string, args ...any) {
 		c.Faults.Errorf(m, suggestion, format, args...)

@@ -10,7 +10,7 @@ import (
 // Reference describes every key, in Markdown, made from the structs that the parser reads as well.
 func (f *Format) Reference() []byte {
 	var b bytes.Buffer
-	guideMapping(&b, f.top, f.fields(), "", "The top of the file", map[reflect.Type]string{})
+	guideMapping(&b, nil, f.fields(), "", "The top of the file", map[reflect.Type]string{})
 	return b.Bytes()
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -16,26 +17,51 @@ import (
 // the parser reads as well. It cannot say everything that the packages behind it check; what it
 // refuses, they refuse too.
 func (f *Format) Schema(title string) []byte {
-	root := schemaOf(f.top, "")
+	root := schemaOf(reflect.TypeFor[nothing](), "")
 	root.Title = title
 	root.PatternProperties = map[string]*jsonschema.Schema{"^x-": jsonschema.TrueSchema}
-	for _, s := range f.fields() {
-		if s.section == nil {
-			continue
-		}
-		contents := schemaOf(s.Type, s.Name+".")
-		maps.Copy(root.Definitions, contents.Definitions)
-		contents.Version, contents.Definitions = "", nil
-		root.Definitions[s.Name] = contents
-		property := &jsonschema.Schema{Ref: "#/$defs/" + s.Name}
-		s.annotate(property)
-		root.Properties.Set(s.Name, property)
+	if root.Definitions == nil {
+		root.Definitions = jsonschema.Definitions{}
+	}
+	for i := range f.parts {
+		f.parts[i].schema(root)
 	}
 	text, err := json.MarshalIndent(root, "", "  ")
 	if err != nil {
 		panic(fmt.Sprintf("encoding the schema of the configuration: %v", err)) // of the tags, so every test would fail
 	}
 	return append(text, '\n')
+}
+
+// nothing is a mapping without keys.
+type nothing struct {
+	Mark `json:"-"`
+}
+
+// schema adds the keys of a part. Those that it requires are required where there is any of its keys: a
+// file may be about another product.
+func (p *Part) schema(root *jsonschema.Schema) {
+	if p.key == "" {
+		contents := schemaOf(p.contents, "")
+		maps.Copy(root.Definitions, contents.Definitions)
+		for property := contents.Properties.Oldest(); property != nil; property = property.Next() {
+			root.Properties.Set(property.Key, property.Value)
+			if others := slices.DeleteFunc(slices.Clone(contents.Required), func(key string) bool { return key == property.Key }); len(others) > 0 {
+				if root.DependentRequired == nil {
+					root.DependentRequired = map[string][]string{}
+				}
+				root.DependentRequired[property.Key] = others
+			}
+		}
+		return
+	}
+	contents := schemaOf(p.contents, p.key+".")
+	maps.Copy(root.Definitions, contents.Definitions)
+	contents.Version, contents.Definitions = "", nil
+	root.Definitions[p.key] = contents
+	property := &jsonschema.Schema{Ref: "#/$defs/" + p.key}
+	(&Field{Doc: p.doc, Example: p.example, Type: p.contents}).annotate(property)
+	root.Properties.Set(p.key, property)
 }
 
 // schemaOf is the schema of a struct, with those of the mappings in it as its definitions. prefix

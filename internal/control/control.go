@@ -31,36 +31,34 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/api/v1/shuntv1connect"
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/config"
-	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/lb/state"
+	"github.com/shunt-lb/shunt/internal/settings"
 	"golang.org/x/sys/unix"
 )
 
-// Handler is the daemon's side. Calls may come at the same time. An error is shown to the
-// caller as it is; of which kind it is, ErrStopping and *state.SelectorError say.
+// Handler is the daemon's side. Calls may come at the same time. An error is shown to the caller as it
+// is; ErrStopping, ErrOtherInstance and *state.SelectorError have codes of their own.
 type Handler interface {
 	Status(context.Context) (*shuntv1.GetStatusResponse, error)
 	Conditions() []condition.Condition
+	Reload(context.Context) (*shuntv1.ReloadResponse, error)
+	// Detach ends the daemon and takes everything of it away. It returns when that is done.
+	Detach(ctx context.Context, instance string, by Author) error
+	// Overrides are the balancer's, or an error that says why there is none.
+	Overrides() (Overrides, error)
+}
+
+// Author is who asked for a change.
+type Author = state.Author
+
+// Overrides is what operators say of backends beside the configuration.
+type Overrides interface {
 	Overrides() []state.Override
-	Reload(context.Context) (ReloadResult, error)
 	// Override sets Since, and Deadline unless deadline is 0, which is how far off it is.
 	Override(ctx context.Context, selector string, s state.Setting, deadline time.Duration) (OverrideResult, error)
 	// ClearOverrides is of every backend if the selector is empty, and of all kinds if there is none.
-	ClearOverrides(ctx context.Context, selector string, kinds []state.Kind, a state.Author) (OverrideResult, error)
-	// Detach ends the daemon and takes its data plane away. It returns when that is done.
-	Detach(ctx context.Context, instance string, a state.Author) error
-}
-
-// ReloadResult is what became of a reload.
-type ReloadResult struct {
-	Applied    bool
-	Faults     []config.Fault // of the file; any error among them refuses it
-	Refused    string         // why nothing was applied
-	Difference reconcile.Difference
-	Settings   []model.SettingDifference // of what is no service's
-	Text       string                    // both differences in words
+	ClearOverrides(ctx context.Context, selector string, kinds []state.Kind, a Author) (OverrideResult, error)
 }
 
 // OverrideResult is what became of a change of overrides.
@@ -76,6 +74,9 @@ type OverrideResult struct {
 
 // ErrStopping refuses a change because the daemon ends.
 var ErrStopping = errors.New("the daemon is stopping")
+
+// ErrNoBalancer refuses what only a balancer can do.
+var ErrNoBalancer = errors.New("this node balances nothing: its configuration has no services, or the balancer could not be started (`shunt status` says why)")
 
 // ErrOtherInstance refuses what is meant for another daemon.
 var ErrOtherInstance = errors.New("another instance answers")
@@ -101,21 +102,23 @@ func ReadSocket(path string) string {
 
 // Server answers on both sockets. The zero value of Log is the default logger.
 type Server struct {
-	API     model.API
+	API     settings.API
 	Handler Handler
 	Events  *Events
 	Log     *slog.Logger
 
-	stop      func()          // of the requests' contexts
+	ctx       context.Context //nolint:containedctx // of the requests; ends in Stop
+	stop      func()
 	listeners []net.Listener  // of both sockets
 	answering sync.WaitGroup  // one for each
 	patience  context.Context //nolint:containedctx // of answers under way; ends in Wait
 	giveUp    func()
 }
 
-// Serve answers until Stop, or until ctx ends. A socket nobody listens on any more is replaced;
-// one that answers is an error, and so is a group that this machine does not have.
-func (s *Server) Serve(ctx context.Context) error {
+// Listen opens both sockets, until Stop, or until ctx ends. Clients can connect, and wait for Serve. A
+// socket nobody listens on any more is replaced; one that answers is an error, and so is a group that
+// this machine does not have.
+func (s *Server) Listen(ctx context.Context) error {
 	if s.Log == nil {
 		s.Log = slog.Default()
 	}
@@ -132,23 +135,27 @@ func (s *Server) Serve(ctx context.Context) error {
 		return err
 	}
 	s.patience, s.giveUp = context.WithCancel(context.WithoutCancel(ctx))
-	ctx, s.stop = context.WithCancel(ctx)
+	s.ctx, s.stop = context.WithCancel(ctx)
 	s.listeners = []net.Listener{newGate(change), newGate(read)}
+	return nil
+}
+
+// Serve answers. It is for after Listen.
+func (s *Server) Serve() {
 	codecs := connect.WithHandlerOptions(connect.WithCodec(jsonCodec{"json"}), connect.WithCodec(jsonCodec{"json; charset=utf-8"}))
 	g := &glue{handler: s.Handler, events: s.Events}
 	statusPath, status := shuntv1connect.NewStatusServiceHandler(g, codecs)
 	controlPath, control := shuntv1connect.NewControlServiceHandler(g, codecs)
-	s.answer(ctx, s.listeners[0], map[string]http.Handler{statusPath: status, controlPath: control}, "")
-	s.answer(ctx, s.listeners[1], map[string]http.Handler{statusPath: status},
+	s.answer(s.ctx, s.listeners[0], map[string]http.Handler{statusPath: status, controlPath: control}, "")
+	s.answer(s.ctx, s.listeners[1], map[string]http.Handler{statusPath: status},
 		"this socket is for reading; requests that change something go to "+s.API.Socket)
-	return nil
 }
 
 // Stop takes the sockets away: when it returns, nobody can ask any more, and another daemon
 // may open them. Streams end. Answers under way are still given, until Wait.
 func (s *Server) Stop() {
 	if s.stop == nil {
-		return // it never served
+		return // it never listened
 	}
 	s.stop()
 	for _, l := range s.listeners {

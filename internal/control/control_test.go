@@ -22,8 +22,8 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/lb/model"
-	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/lb/state"
+	"github.com/shunt-lb/shunt/internal/settings"
 	"github.com/shunt-lb/shunt/test/golden"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -40,6 +40,8 @@ type fake struct {
 	deadlines []time.Duration // of settings
 	entered   chan struct{}   // a reload is under way
 	services  int
+
+	balancesNothing bool
 }
 
 func (f *fake) Status(context.Context) (*shuntv1.GetStatusResponse, error) {
@@ -55,11 +57,21 @@ func (f *fake) Conditions() []condition.Condition {
 	return []condition.Condition{{Code: condition.NoBackend, Subject: "web", Since: time.Unix(1, 0)}}
 }
 
-func (f *fake) Overrides() []state.Override {
+func (f *fake) Overrides() (Overrides, error) {
+	if f.balancesNothing {
+		return nil, ErrNoBalancer
+	}
+	return overrides{f}, nil
+}
+
+// overrides are the fake's balancer.
+type overrides struct{ *fake }
+
+func (overrides) Overrides() []state.Override {
 	return []state.Override{{Backend: backend, Setting: state.Setting{Kind: state.KindWeight, Weight: 3}}}
 }
 
-func (f *fake) Reload(ctx context.Context) (ReloadResult, error) {
+func (f *fake) Reload(ctx context.Context) (*shuntv1.ReloadResponse, error) {
 	f.mu.Lock()
 	f.reloads++
 	f.mu.Unlock()
@@ -68,10 +80,10 @@ func (f *fake) Reload(ctx context.Context) (ReloadResult, error) {
 		select {
 		case <-f.block:
 		case <-ctx.Done():
-			return ReloadResult{}, ctx.Err()
+			return nil, ctx.Err()
 		}
 	}
-	return ReloadResult{Applied: true, Difference: reconcile.Difference{Repairs: 2}, Text: "two"}, nil
+	return &shuntv1.ReloadResponse{Applied: true, Difference: &shuntv1.Difference{Repairs: 2}, Text: "two"}, nil
 }
 
 func (f *fake) Override(_ context.Context, selector string, s state.Setting, deadline time.Duration) (OverrideResult, error) {
@@ -122,10 +134,11 @@ func serve(t testing.TB, f *fake) (path string, events *Events) {
 // newServer serves until the test ends.
 func newServer(t testing.TB, path string, f *fake, events *Events) *Server {
 	t.Helper()
-	s := &Server{API: model.API{Socket: path}, Handler: f, Events: events, Log: slog.New(slog.DiscardHandler)}
-	if err := s.Serve(context.Background()); err != nil {
+	s := &Server{API: settings.API{Socket: path}, Handler: f, Events: events, Log: slog.New(slog.DiscardHandler)}
+	if err := s.Listen(context.Background()); err != nil {
 		t.Fatal(err)
 	}
+	s.Serve()
 	t.Cleanup(func() {
 		s.Stop()
 		for _, path := range []string{path, ReadSocket(path)} {
@@ -265,6 +278,22 @@ func TestReadSocket(t *testing.T) {
 	}
 }
 
+// TestNoBalancer: a node that balances nothing says so to those who ask for overrides, and answers the rest.
+func TestNoBalancer(t *testing.T) {
+	path, _ := serve(t, &fake{balancesNothing: true})
+	for procedure, body := range map[string]string{
+		"ControlService/DrainBackend": `{"backend": "10.0.0.2"}`, "ControlService/UndrainBackend": `{"backend": "10.0.0.2"}`,
+		"ControlService/ClearOverrides": `{"all": true}`, "StatusService/ListOverrides": `{}`,
+	} {
+		if status, answer := post(t, path, procedure, "application/json", body); status != 400 || !strings.Contains(answer, "failed_precondition") || !strings.Contains(answer, "balances nothing") {
+			t.Errorf("%s: %d %s, want that there is no balancer", procedure, status, answer)
+		}
+	}
+	if status, answer := post(t, path, "ControlService/Reload", "application/json", `{}`); status != 200 {
+		t.Errorf("a reload: %d %s", status, answer)
+	}
+}
+
 // TestGroups gives the sockets to groups.
 func TestGroups(t *testing.T) {
 	if os.Getuid() != 0 {
@@ -274,14 +303,14 @@ func TestGroups(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	for _, c := range []struct {
-		api  model.API
+		api  settings.API
 		says string
 	}{
-		{model.API{Socket: path, Group: "no-such-group"}, "groupadd --system no-such-group"},
-		{model.API{Socket: path, ReadGroup: "no-such-group"}, "read_group: no-such-group"},
-		{model.API{Socket: path, Group: "daemon", ReadGroup: "54321"}, ""},
+		{settings.API{Socket: path, Group: "no-such-group"}, "groupadd --system no-such-group"},
+		{settings.API{Socket: path, ReadGroup: "no-such-group"}, "read_group: no-such-group"},
+		{settings.API{Socket: path, Group: "daemon", ReadGroup: "54321"}, ""},
 	} {
-		err := (&Server{API: c.api, Handler: &fake{}, Log: slog.New(slog.DiscardHandler)}).Serve(ctx)
+		err := (&Server{API: c.api, Handler: &fake{}, Log: slog.New(slog.DiscardHandler)}).Listen(ctx)
 		if c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) || c.says == "" && err != nil {
 			t.Errorf("%+v: %v, want %q", c.api, err, c.says)
 		}
@@ -304,7 +333,7 @@ func TestGroups(t *testing.T) {
 func TestSocketsOfOthers(t *testing.T) {
 	path, _ := serve(t, &fake{})
 	again := func() error {
-		return (&Server{API: model.API{Socket: path}, Handler: &fake{}}).Serve(context.Background())
+		return (&Server{API: settings.API{Socket: path}, Handler: &fake{}}).Listen(context.Background())
 	}
 	if err := again(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d answers there", os.Getpid())) {
 		t.Errorf("a second server: %v", err)

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/settings"
 )
 
 // TestDenied: who may not ask is told the truth about the socket, and what would help.
@@ -32,9 +32,11 @@ func TestDenied(t *testing.T) {
 	defer cancel()
 	serve := func(name, group string) string {
 		path := filepath.Join(folder, name)
-		if err := (&Server{API: model.API{Socket: path, Group: group}, Handler: &fake{}, Log: slog.New(slog.DiscardHandler)}).Serve(ctx); err != nil {
+		s := &Server{API: settings.API{Socket: path, Group: group}, Handler: &fake{}, Log: slog.New(slog.DiscardHandler)}
+		if err := s.Listen(ctx); err != nil {
 			t.Fatal(err)
 		}
+		s.Serve()
 		return path
 	}
 	closed := filepath.Join(folder, "closed")

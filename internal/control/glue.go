@@ -15,6 +15,7 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/lb/state"
 	"github.com/shunt-lb/shunt/internal/lb/status"
+	"github.com/shunt-lb/shunt/internal/message"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
@@ -79,7 +80,11 @@ func (g *glue) ListBackends(ctx context.Context, _ *connect.Request[shuntv1.List
 
 // ListOverrides is every override.
 func (g *glue) ListOverrides(context.Context, *connect.Request[shuntv1.ListOverridesRequest]) (*connect.Response[shuntv1.ListOverridesResponse], error) {
-	return answered(&shuntv1.ListOverridesResponse{Overrides: status.Overrides(g.handler.Overrides())}, nil)
+	overrides, err := g.handler.Overrides()
+	if err != nil {
+		return answered[shuntv1.ListOverridesResponse](nil, err)
+	}
+	return answered(&shuntv1.ListOverridesResponse{Overrides: status.Overrides(overrides.Overrides())}, nil)
 }
 
 // Watch tells what holds and what changes, until the client goes or the daemon ends.
@@ -93,7 +98,7 @@ func (g *glue) Watch(ctx context.Context, _ *connect.Request[shuntv1.WatchReques
 	if err := stream.Send(&shuntv1.WatchResponse{Time: timestamppb.Now(), Event: "watching"}); err != nil {
 		return err
 	}
-	for _, c := range status.Conditions(g.handler.Conditions()) { // after watch: said twice rather than missed
+	for _, c := range message.Conditions(g.handler.Conditions()) { // after watch: said twice rather than missed
 		if err := stream.Send(&shuntv1.WatchResponse{Time: timestamppb.Now(), Event: "condition", Condition: c}); err != nil {
 			return err
 		}
@@ -115,9 +120,7 @@ func (g *glue) Watch(ctx context.Context, _ *connect.Request[shuntv1.WatchReques
 
 // Reload applies the file.
 func (g *glue) Reload(ctx context.Context, _ *connect.Request[shuntv1.ReloadRequest]) (*connect.Response[shuntv1.ReloadResponse], error) {
-	r, err := g.handler.Reload(carriedOut(ctx))
-	return answered(&shuntv1.ReloadResponse{Applied: r.Applied, Faults: status.Faults(r.Faults), Refused: r.Refused,
-		Difference: status.Difference(r.Difference), Settings: status.Settings(r.Settings), Text: r.Text}, err)
+	return answered(g.handler.Reload(carriedOut(ctx)))
 }
 
 // DrainBackend sets a drain.
@@ -175,7 +178,7 @@ func (g *glue) ClearOverrides(ctx context.Context, r *connect.Request[shuntv1.Cl
 	case r.Msg.All && r.Msg.Backend != "":
 		return nil, badField("all", "cannot be set together with a backend")
 	case r.Msg.All:
-		return overridden(g.handler.ClearOverrides(carriedOut(ctx), "", kinds, author))
+		return g.changed(func(o Overrides) (OverrideResult, error) { return o.ClearOverrides(carriedOut(ctx), "", kinds, author) })
 	}
 	return g.clear(ctx, r.Msg.Backend, kinds, author)
 }
@@ -193,17 +196,23 @@ func (g *glue) override(ctx context.Context, backend string, s state.Setting, de
 	if err := requireBackend(backend); err != nil {
 		return nil, err
 	}
-	return overridden(g.handler.Override(carriedOut(ctx), backend, s, deadline))
+	return g.changed(func(o Overrides) (OverrideResult, error) { return o.Override(carriedOut(ctx), backend, s, deadline) })
 }
 
 func (g *glue) clear(ctx context.Context, backend string, kinds []state.Kind, a state.Author) (*connect.Response[shuntv1.OverrideResponse], error) {
 	if err := requireBackend(backend); err != nil {
 		return nil, err
 	}
-	return overridden(g.handler.ClearOverrides(carriedOut(ctx), backend, kinds, a))
+	return g.changed(func(o Overrides) (OverrideResult, error) { return o.ClearOverrides(carriedOut(ctx), backend, kinds, a) })
 }
 
-func overridden(r OverrideResult, err error) (*connect.Response[shuntv1.OverrideResponse], error) {
+// changed is a change of overrides, if there is a balancer that has them.
+func (g *glue) changed(change func(Overrides) (OverrideResult, error)) (*connect.Response[shuntv1.OverrideResponse], error) {
+	overrides, err := g.handler.Overrides()
+	if err != nil {
+		return answered[shuntv1.OverrideResponse](nil, err)
+	}
+	r, err := change(overrides)
 	answer := &shuntv1.OverrideResponse{Backends: r.Backends, Difference: status.Difference(r.Difference), Text: r.Text,
 		Untracked: r.Untracked, UntrackedUdp: r.UntrackedUDP}
 	if r.Unsaved != nil {
@@ -247,7 +256,7 @@ func answered[T any](message *T, err error) (*connect.Response[T], error) {
 		code = connect.CodeNotFound
 	case errors.Is(err, ErrStopping):
 		code = connect.CodeUnavailable
-	case errors.Is(err, ErrOtherInstance):
+	case errors.Is(err, ErrOtherInstance), errors.Is(err, ErrNoBalancer):
 		code = connect.CodeFailedPrecondition
 	case errors.Is(err, context.Canceled):
 		code = connect.CodeCanceled

@@ -16,7 +16,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/settings"
 	"golang.org/x/sys/unix"
 )
 
@@ -59,10 +59,12 @@ func TestWhoMay(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	f := &fake{}
-	api := model.API{Socket: path, Group: fmt.Sprint(changers), ReadGroup: fmt.Sprint(readers)}
-	if err := (&Server{API: api, Handler: f, Log: slog.New(slog.DiscardHandler)}).Serve(ctx); err != nil {
+	api := settings.API{Socket: path, Group: fmt.Sprint(changers), ReadGroup: fmt.Sprint(readers)}
+	s := &Server{API: api, Handler: f, Log: slog.New(slog.DiscardHandler)}
+	if err := s.Listen(ctx); err != nil {
 		t.Fatal(err)
 	}
+	s.Serve()
 	for _, c := range []struct {
 		uid, gid     int
 		change, read bool

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"slices"
 	"strings"
 	"time"
 )
@@ -30,7 +31,10 @@ const (
 )
 
 // Families is every metric of shunt's own, in the order of the answer. docs/reference/metrics.md is made from it.
-var Families = []Family{
+var Families = slices.Concat(nodeFamilies, balancerFamilies)
+
+// nodeFamilies are there whichever products run.
+var nodeFamilies = []Family{
 	{"shunt_build_info", Gauge, []string{"version", "go_version"}, "1. The labels say which shunt runs.",
 		func(e *exposition, s *Sample) {
 			e.whole(labels("version", s.Version, "go_version", s.GoVersion), 1)
@@ -45,6 +49,10 @@ var Families = []Family{
 				e.whole(labels("code", c.Code, "severity", c.Severity), c.Count)
 			}
 		}},
+}
+
+// balancerFamilies are there while the balancer runs.
+var balancerFamilies = []Family{
 	{"shunt_overrides", Gauge, []string{"kind"}, "Overrides that operators have set: drain, weight and health of backends.",
 		func(e *exposition, s *Sample) { counts(e, "kind", s.Overrides) }},
 	{"shunt_interface_info", Gauge, []string{"interface", "mode"}, "1. An interface that shunt is attached to, and how: native, generic, tcx or clsact.",

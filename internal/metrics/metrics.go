@@ -12,17 +12,19 @@ type Sample struct {
 	Version, GoVersion string
 	Reloads            Reloads
 	Conditions         []Condition
-	Overrides          []Count // by kind
-	Interfaces         []Interface
-	Reasons            []Reason
-	Flows              Flows // under NAT
-	Remembered         Flows
-	Slots              []Count // by state
-	SourcePorts        uint64
-	SourceAddresses    []Count // by family
-	Checks             Checks
-	States             []string // that a Member may have
-	Services           []Service
+	// Balances is whether the balancer runs. What follows is the balancer's.
+	Balances        bool
+	Overrides       []Count // by kind
+	Interfaces      []Interface
+	Reasons         []Reason
+	Flows           Flows // under NAT
+	Remembered      Flows
+	Slots           []Count // by state
+	SourcePorts     uint64
+	SourceAddresses []Count // by family
+	Checks          Checks
+	States          []string // that a Member may have
+	Services        []Service
 	// SeriesMax bounds the series of services and backends; 0: nothing does.
 	SeriesMax uint64
 
@@ -133,9 +135,13 @@ func (s *Sample) Text(to []byte) []byte {
 	s.bound()
 	s.label()
 	e := exposition{text: to}
-	for i := range Families {
-		e.family(&Families[i])
-		Families[i].write(&e, s)
+	families := nodeFamilies
+	if s.Balances {
+		families = Families
+	}
+	for i := range families {
+		e.family(&families[i])
+		families[i].write(&e, s)
 	}
 	return e.text
 }

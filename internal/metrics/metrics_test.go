@@ -27,7 +27,7 @@ func pointer(n uint64) *uint64 { return &n }
 func example() *Sample {
 	traffic := Traffic{PacketsIn: 10, BytesIn: 1000, PacketsOut: 20, BytesOut: 1 << 60, FlowsCreated: 3}
 	return &Sample{
-		Version: "1.2.3", GoVersion: "go1.25.0",
+		Balances: true, Version: "1.2.3", GoVersion: "go1.25.0",
 		Reloads:         Reloads{Refused: true, Applied: time.Unix(1700000000, 5e8)},
 		Conditions:      []Condition{{"no_backend", "error", 2}, {"ports_short", "warning", 0}},
 		Overrides:       []Count{{"drain", 1}},
@@ -80,12 +80,20 @@ func TestText(t *testing.T) {
 
 // TestNotKnown: what is not known has no sample, and is not 0.
 func TestNotKnown(t *testing.T) {
-	families := parse(t, string((&Sample{Interfaces: []Interface{{Name: "eth0"}}, Services: []Service{{Members: []Member{{}}}}, Backends: []Backend{{}}}).Text(nil)))
+	families := parse(t, string((&Sample{Balances: true, Interfaces: []Interface{{Name: "eth0"}}, Services: []Service{{Members: []Member{{}}}}, Backends: []Backend{{}}}).Text(nil)))
 	for _, name := range []string{"shunt_flows", "shunt_flows_established", "shunt_remembered_flows", "shunt_interface_missed_frames_total", "shunt_chain_packet_seconds",
 		"shunt_service_flows_open", "shunt_backend_flows_open", "shunt_service_backend_health", "shunt_service_backend_health_changes_total"} {
 		if got := families[name].GetMetric(); len(got) > 0 {
 			t.Errorf("%s is %v", name, got)
 		}
+	}
+}
+
+// TestNoBalancer: a node that balances nothing has no sample of what only a balancer has.
+func TestNoBalancer(t *testing.T) {
+	families := parse(t, string((&Sample{Version: "1.2.3", GoVersion: "go1.25.0", Conditions: []Condition{{"no_backend", "error", 2}}}).Text(nil)))
+	if len(families) != len(nodeFamilies) || families["shunt_build_info"] == nil {
+		t.Errorf("there are %d families, want %d: %v", len(families), len(nodeFamilies), families)
 	}
 }
 
@@ -132,7 +140,7 @@ func seriesOf(families map[string]*dto.MetricFamily) (n uint64) {
 
 // full is so many services, of which each has so many backends of its own and one that all share.
 func full(services, backends int) *Sample {
-	s := &Sample{States: []string{"active", "down"}, Backends: []Backend{{Address: "shared", Counted: true}}}
+	s := &Sample{Balances: true, States: []string{"active", "down"}, Backends: []Backend{{Address: "shared", Counted: true}}}
 	for i := range services {
 		one := Service{Name: fmt.Sprint("service", i), Counted: true, Members: []Member{{Name: "shared", Checked: true}}}
 		for j := range backends {

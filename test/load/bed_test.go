@@ -282,7 +282,7 @@ func (b *bed) launch() {
 func (b *bed) start() {
 	b.t.Helper()
 	b.launch()
-	b.awaits(b.daemon, "msg=forwarding")
+	b.awaits(b.daemon, "msg=running")
 }
 
 // end ends the daemon with a signal.

@@ -16,6 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/node"
 )
 
 // What stands between reconciler and data plane in a daemon that is not the product's. Each
@@ -40,14 +41,15 @@ func runWatched(how string) int {
 	flags := flag.NewFlagSet("run", flag.ExitOnError)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	options := daemon.Options{Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), OnExit: daemon.ExitKeep}
+	options := node.Options{Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), OnExit: node.ExitKeep}
+	var balancer daemon.Options
 	if broken := between[how]; broken != nil {
-		options.Through = func(m reconcile.Maps) reconcile.Maps { return broken(ctx, m) }
+		balancer.Through = func(m reconcile.Maps) reconcile.Maps { return broken(ctx, m) }
 	}
 	flags.StringVar(&options.ConfigPath, "config", "", "")
 	flags.StringVar(&options.Instance, "instance", "", "")
 	flags.StringVar(&options.Socket, "socket", "", "")
-	flags.Func("on-exit", "", func(way string) error { options.OnExit = daemon.OnExit(way); return nil })
+	flags.Func("on-exit", "", func(way string) error { options.OnExit = node.OnExit(way); return nil })
 	_ = flags.Parse(slices.DeleteFunc(os.Args[1:], func(a string) bool { return a == "run" })) // exits
 	if how == watchedHow {
 		out, err := os.OpenFile(options.ConfigPath+".writes", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -55,16 +57,17 @@ func runWatched(how string) int {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
-		options.Through = func(m reconcile.Maps) reconcile.Maps { return &witness{Maps: m, out: out} }
+		balancer.Through = func(m reconcile.Maps) reconcile.Maps { return &witness{Maps: m, out: out} }
 	}
 	if how == fullHow {
-		options.Through = func(m reconcile.Maps) reconcile.Maps { return full{m, options.ConfigPath + ".full"} }
+		balancer.Through = func(m reconcile.Maps) reconcile.Maps { return full{m, options.ConfigPath + ".full"} }
 	}
-	if options.Through == nil {
+	if balancer.Through == nil {
 		fmt.Fprintf(os.Stderr, "%s=%s: there is no such thing\n", childVariable, how)
 		return 2
 	}
-	if err := daemon.Run(ctx, options); err != nil {
+	options.Products = []node.Product{daemon.Product(balancer)}
+	if err := node.Run(ctx, options); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

@@ -273,7 +273,7 @@ func (b *bed) awaits(p *process, text string) {
 func (b *bed) start(args ...string) {
 	b.t.Helper()
 	b.daemon = b.launch(args...)
-	b.awaits(b.daemon, "msg=forwarding")
+	b.awaits(b.daemon, "msg=running")
 }
 
 // kill is kill -9.

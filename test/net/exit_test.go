@@ -223,7 +223,7 @@ func TestLoopbackIsSharedByInstances(t *testing.T) {
 		instance := fmt.Sprint(b.instance, "-", n)
 		p := b.spawn(b.Balancer, "run", "--config", path, "--instance", instance, "--socket", fmt.Sprint(b.socket, n))
 		b.others = append(b.others, p)
-		b.awaits(p, "msg=forwarding")
+		b.awaits(p, "msg=running")
 		all = append(all, p)
 	}
 	// As `sysctl --system` does it with net.ipv4.ip_forward and net.ipv6.conf.all.forwarding.

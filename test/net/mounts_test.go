@@ -16,7 +16,7 @@ func TestMountsOfItsOwn(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm, Backends: 1})
 	b.write(b.file(settings{}))
 	b.daemon = starts(t, b.isolated("", "run", "--config", b.path, "--instance", b.instance, "--socket", b.socket))
-	b.awaits(b.daemon, "msg=forwarding")
+	b.awaits(b.daemon, "msg=running")
 	if !strings.Contains(b.daemon.log(), "its maps and programs are pinned outside") {
 		t.Errorf("the log does not say where the pins are:\n%s", b.daemon.log())
 	}
@@ -38,7 +38,7 @@ func TestBPFFSOfItsOwn(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm, Backends: 1})
 	b.write(b.file(settings{}))
 	b.daemon = starts(t, b.isolated("mount -t bpf bpf /sys/fs/bpf && ", "run", "--config", b.path, "--instance", b.instance, "--socket", b.socket))
-	b.awaits(b.daemon, "msg=forwarding")
+	b.awaits(b.daemon, "msg=running")
 	if log := b.daemon.log(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "disappear when the last process with these mounts ends") {
 		t.Errorf("the log does not say what becomes of the pins:\n%s", log)
 	}

@@ -85,7 +85,7 @@ func (b *bed) startWith(t *testing.T, resolvers string) {
 	c := b.Balancer.Command(t.Context(), "unshare", append([]string{"--mount", "--propagation", "slave", "sh", "-c", script, resolvers}, plain.Args...)...)
 	c.Env = append(plain.Env, b.env...)
 	b.daemon = starts(t, c)
-	b.awaits(b.daemon, "msg=forwarding")
+	b.awaits(b.daemon, "msg=running")
 }
 
 // holds waits for a condition with this text, or for its end if there is none.

@@ -18,6 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/source/file"
+	"github.com/shunt-lb/shunt/internal/node"
 )
 
 // A shunt process with sourceVariable has a source beside the configuration file: another file
@@ -35,13 +36,14 @@ func becomeDaemon() {
 // runWithSource knows the options that launch gives, and returns the exit code.
 func runWithSource(path string) int {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	options := daemon.Options{Log: log, Sources: []daemon.Source{{Name: "second", Run: func(ctx context.Context, replace func([]model.Service) error) {
+	balancer := daemon.Product(daemon.Options{Sources: []daemon.Source{{Name: "second", Run: func(ctx context.Context, replace func([]model.Service) error) {
 		follow(ctx, path, func(services []model.Service) {
 			if err := replace(services); err != nil {
 				log.Error("second source refused", "error", err)
 			}
 		})
-	}}}}
+	}}}})
+	options := node.Options{Log: log, Products: []node.Product{balancer}}
 	flags := flag.NewFlagSet("run", flag.ExitOnError)
 	flags.StringVar(&options.ConfigPath, "config", "", "")
 	flags.StringVar(&options.Instance, "instance", "", "")
@@ -49,7 +51,7 @@ func runWithSource(path string) int {
 	_ = flags.Parse(os.Args[2:]) // exits
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	if err := daemon.Run(ctx, options); err != nil {
+	if err := node.Run(ctx, options); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

@@ -342,7 +342,7 @@ func TestStopWithNobodyListening(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := bufio.NewScanner(read)
-	for lines.Scan() && !strings.Contains(lines.Text(), "msg=forwarding") {
+	for lines.Scan() && !strings.Contains(lines.Text(), "msg=running") {
 	}
 	b.goOn(t, "while somebody listens", nil)
 	read.Close()

@@ -171,7 +171,7 @@ func TestUninstall(t *testing.T) {
 	before, files := a.traces(t), a.files() // bpffs has files of its own
 	a.write(a.file(settings{attach: "generic", more: fmt.Sprintf(
 		"  - {name: direct, address: 192.0.2.98, port: 80, forwarding: dsr-ipip, health: {tcp: {}}, backends: [{address: %s}]}\n", a.Backends[0].Addr4())}))
-	daemon := a.background("msg=forwarding", "run", "--config", a.path, "--instance", a.instance, "--socket", "/run/shunt/own.sock")
+	daemon := a.background("msg=running", "run", "--config", a.path, "--instance", a.instance, "--socket", "/run/shunt/own.sock")
 	eventually(t, 10*time.Second, "announcement", func() error {
 		if !strings.Contains(daemon.log(), fmt.Sprintf("address=%s ", lab.VIP6)) {
 			return errors.New(daemon.log())

@@ -19,6 +19,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/lb/state"
 	"github.com/shunt-lb/shunt/internal/lb/status"
+	"github.com/shunt-lb/shunt/internal/node"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
@@ -47,13 +48,12 @@ func (v *views) with(instance string, look func(*datapath.View) error) error {
 	return look(v.view)
 }
 
-// read looks at the data plane.
-func (v *views) read(instance string) (s *shuntv1.GetStatusResponse, err error) {
-	err = v.with(instance, func(view *datapath.View) (err error) {
-		s, _, err = status.Read(view, instance)
+// read adds what the data plane shows.
+func (v *views) read(s *shuntv1.GetStatusResponse) error {
+	return v.with(s.Instance, func(view *datapath.View) error {
+		_, err := status.Read(view, s)
 		return err
 	})
-	return s, err
 }
 
 // usage is read of the counters alone.
@@ -76,31 +76,28 @@ func (v *views) end() {
 	}
 }
 
-// Status is all there is to see.
-func (d *daemon) Status(context.Context) (*shuntv1.GetStatusResponse, error) {
-	s, err := d.views.read(d.opts.Instance)
-	if err != nil {
-		return nil, err
+// Status is node.Instance's.
+func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
+	if err := d.views.read(s); err != nil {
+		return err
 	}
 	showMissed(s.Attached, framesMissed(d.interfaces.names(), d.log))
 	d.chained.show(s.Attached)
 	overrides := d.Overrides()
-	about := &shuntv1.Daemon{Pid: int32(os.Getpid()), Since: timestamppb.New(d.since), ConfigPath: d.opts.ConfigPath, Instance: d.opts.Instance,
-		Conditions: status.Conditions(d.Conditions()), Overrides: status.Overrides(overrides)}
-	snapshot := d.writer.Snapshot()
-	known := status.Known{Configured: snapshot.Configured, Served: d.checks.servedLast(), Overrides: overrides,
-		Health: d.checks.monitor.Report(snapshot.Config.Services)}
+	s.Daemon.Overrides = status.Overrides(overrides)
 	settling := d.reconciler.Settling()
-	about.SlotsInTransition, about.SlotsMarked = int32(settling.Transition), int32(settling.Marked)
+	s.Daemon.SlotsInTransition, s.Daemon.SlotsMarked = int32(settling.Transition), int32(settling.Marked)
 	for _, a := range d.interfaces.list() {
-		about.Attachments = append(about.Attachments, &shuntv1.Attachment{Interface: a.Interface, Mode: string(a.Mode), Reason: a.Reason})
+		s.Daemon.Attachments = append(s.Daemon.Attachments, &shuntv1.Attachment{Interface: a.Interface, Mode: string(a.Mode), Reason: a.Reason})
 	}
-	status.Complete(s, about, known)
-	return s, nil
+	snapshot := d.writer.Snapshot()
+	status.Complete(s, status.Known{Configured: snapshot.Configured, Served: d.checks.servedLast(), Overrides: overrides,
+		Health: d.checks.monitor.Report(snapshot.Config.Services)})
+	return nil
 }
 
-// Conditions is what is wrong now.
-func (d *daemon) Conditions() []condition.Condition { return d.conditions.List() }
+// Overridable is node.Overrider's.
+func (d *daemon) Overridable() control.Overrides { return d }
 
 // Overrides is what operators say beside the configuration.
 func (d *daemon) Overrides() []state.Override { return d.writer.Overrides() }
@@ -123,7 +120,7 @@ func (d *daemon) Override(ctx context.Context, selector string, s state.Setting,
 }
 
 // ClearOverrides ends overrides, and carries that out.
-func (d *daemon) ClearOverrides(ctx context.Context, selector string, kinds []state.Kind, a state.Author) (control.OverrideResult, error) {
+func (d *daemon) ClearOverrides(ctx context.Context, selector string, kinds []state.Kind, a control.Author) (control.OverrideResult, error) {
 	return d.override(ctx, "override cleared", a, func() ([]state.Override, error) {
 		if selector == "" {
 			return d.writer.ClearAll(kinds...), nil
@@ -215,19 +212,10 @@ func valueOf(o state.Override) string {
 }
 
 // changed tells those who watch, if there is a difference.
-func (d *daemon) changed(difference reconcile.Difference, settings ...model.SettingDifference) {
-	if len(settings) > 0 || !difference.Empty() {
+func (d *daemon) changed(difference reconcile.Difference) {
+	if !difference.Empty() {
 		d.events.Publish(&shuntv1.WatchResponse{Time: timestamppb.Now(), Event: "changed"})
 	}
-}
-
-// eventOf is a change of the conditions for those who watch.
-func eventOf(c condition.Change) *shuntv1.WatchResponse {
-	event := &shuntv1.WatchResponse{Time: timestamppb.Now(), Event: "condition", Condition: status.Conditions([]condition.Condition{c.Condition})[0]}
-	if c.Cleared {
-		event.Event = "condition_ended"
-	}
-	return event
 }
 
 // eventOfHealth is another state of a backend for those who watch.
@@ -238,7 +226,7 @@ func eventOfHealth(t health.Transition) *shuntv1.WatchResponse {
 // openState opens the overrides that an earlier daemon has left. Without them it goes on:
 // backends that were drained then get flows again, which is less harm than not to start.
 func (d *daemon) openState() {
-	path := overridesPath(d.opts.Instance)
+	path := overridesPath(d.host.Instance)
 	clock := machineClock()
 	writer, err := state.Open(path, clock.now)
 	d.writer, d.deadlines = writer, newDeadlines(clock, writer, d.conditions, d.log)
@@ -257,7 +245,7 @@ func (d *daemon) openState() {
 
 // nameOverrideFaults keeps the conditions about the file of overrides.
 func (d *daemon) nameOverrideFaults() {
-	path := overridesPath(d.opts.Instance)
+	path := overridesPath(d.host.Instance)
 	if !exists(state.AsideOf(path)) {
 		d.conditions.Clear(condition.OverridesLost, state.AsideOf(path))
 	}
@@ -274,4 +262,10 @@ func exists(path string) bool {
 	return !errors.Is(err, os.ErrNotExist)
 }
 
-var _ control.Handler = (*daemon)(nil)
+var (
+	_ node.Instance    = (*daemon)(nil)
+	_ node.HostChecker = (*daemon)(nil)
+	_ node.Drainer     = (*daemon)(nil)
+	_ node.Sampler     = (*daemon)(nil)
+	_ node.Overrider   = (*daemon)(nil)
+)

@@ -4,15 +4,15 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/lb/source/file"
 	"github.com/shunt-lb/shunt/internal/lb/state"
+	"github.com/shunt-lb/shunt/internal/lb/status"
+	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
@@ -24,53 +24,36 @@ func ofFile(config model.Config) state.Declaration {
 	return state.Declaration{Source: sourceFile, Node: &config.Node, Services: config.Services}
 }
 
-// Reload reads the file again and applies it. A file with a fault, or a change that needs
-// a restart, changes nothing.
-func (d *daemon) Reload(ctx context.Context) (result control.ReloadResult, err error) {
-	defer func() { d.reloaded.note(result.Applied) }()
-	d.reading.Lock() // what two large files are read into would have to find room at once
-	defer d.reading.Unlock()
-	defer returnMemory()
-	parsed, err := file.Read(d.opts.ConfigPath)
-	if err != nil {
-		return control.ReloadResult{Refused: err.Error()}, nil
-	}
-	parsed.CheckHost(followedHost{out: d.ways.Out}, false)
-	result.Faults = parsed.Faults
-	if config.HasErrors(parsed.Faults) {
-		result.Refused = "the file has errors; nothing was changed"
-		d.conditions.Raise(condition.Condition{Code: condition.ConfigRefused, Severity: condition.Error,
-			Subject: d.opts.ConfigPath, Text: "the configuration on disk has errors and was not applied",
-			Remedy: "run `shunt check --config " + d.opts.ConfigPath + "`"})
-		return result, nil
-	}
-	if d.opts.Socket != "" {
-		parsed.Config.API.Socket = d.opts.Socket
-	}
+// Refuses is node.Instance's.
+func (d *daemon) Refuses(settings any) error {
+	return limitsRefused(value.DifferentSettings(d.writer.Snapshot().Config.Node.Settings(), settings.(*file.Parsed).Config.Node.Settings()))
+}
+
+// limitsRefused says why limits cannot change, if they are among the changes.
+func limitsRefused(changes []value.SettingDifference) error {
+	return value.Fixed(changes, "limits.", "limits size the maps, which are made when the data plane is first loaded; run `shunt detach` (its connections end) and start shunt with the new limits")
+}
+
+// CheckHost is node.HostChecker's: routes that are followed are not asked for.
+func (d *daemon) CheckHost(settings any) {
+	settings.(*file.Parsed).CheckHost(followedHost{out: d.ways.Out}, false)
+}
+
+// Apply is node.Instance's.
+func (d *daemon) Apply(ctx context.Context, settings any) (node.Difference, error) {
+	config := settings.(*file.Parsed).Config
 	d.applying.Lock()
 	defer d.applying.Unlock()
 	if err := d.refusesChange(); err != nil {
-		result.Refused = err.Error()
-		return result, nil
+		return node.Difference{}, err
 	}
-	d.supervisor.reloading()
-	defer func() { d.supervisor.ready(d.summary()) }()
-	settings := model.DifferentSettings(d.writer.Snapshot().Config.Node, parsed.Config.Node)
-	if refused := needsRestart(settings); refused != "" {
-		result.Refused = refused
-		return result, nil
-	}
-	difference, err := d.change(ctx, ofFile(parsed.Config))
+	changes := value.DifferentSettings(d.writer.Snapshot().Config.Node.Settings(), config.Node.Settings())
+	difference, err := d.change(ctx, ofFile(config))
 	if err != nil {
-		result.Refused = err.Error()
-		return result, nil
+		return node.Difference{}, err
 	}
-	d.conditions.Clear(condition.ConfigRefused, d.opts.ConfigPath)
-	result.Applied, result.Difference, result.Settings = true, difference, settings
-	result.Text = differenceText(settings, difference)
-	d.changed(difference, settings...)
-	d.log.Info("reloaded", "path", d.opts.ConfigPath, "difference", result.Text)
-	return result, nil
+	return node.Difference{Settings: changes, Services: status.Difference(difference), Text: difference.String(),
+		Empty: len(changes) == 0 && difference.Empty()}, nil
 }
 
 // refusesChange says why nothing may be changed any more, or is nil. The caller holds
@@ -85,37 +68,6 @@ func (d *daemon) refusesChange() error {
 	return nil
 }
 
-// differenceText is a line for each difference, or that there is none.
-func differenceText(settings []model.SettingDifference, difference reconcile.Difference) string {
-	var lines []string
-	for _, s := range settings {
-		lines = append(lines, s.String())
-	}
-	if len(lines) == 0 || !difference.Empty() {
-		lines = append(lines, difference.String())
-	}
-	return strings.Join(lines, "\n")
-}
-
-// needsRestart names what cannot be changed under a running data plane, or is empty.
-func needsRestart(settings []model.SettingDifference) string {
-	for _, fixed := range []struct{ under, why string }{
-		{"limits.", "limits size the maps, which are made when the data plane is first loaded; run `shunt detach` (its connections end) and start shunt with the new limits"},
-		{"api.", "the control socket's path and groups cannot change while it is in use; restart shunt; its connections go on if it was started with --on-exit keep"},
-	} {
-		var which []string
-		for _, s := range settings {
-			if strings.HasPrefix(s.Key, fixed.under) {
-				which = append(which, fmt.Sprintf("%s from %s to %s", s.Key, s.Before, s.After))
-			}
-		}
-		if len(which) > 0 {
-			return fmt.Sprintf("%s needs restart: %s. Nothing was changed", strings.Join(which, ", "), fixed.why)
-		}
-	}
-	return ""
-}
-
 // change makes this what a source declares. The order is: what may be refused first, new
 // interfaces, contents, old interfaces. Whatever is done here is of the snapshot that comes of
 // it, which has what other sources declare, too. The caller holds d.applying.
@@ -126,46 +78,40 @@ func (d *daemon) change(ctx context.Context, named state.Declaration) (reconcile
 	if err != nil {
 		return reconcile.Difference{}, err
 	}
-	node := next.Config.Node
-	if err := requireInterfaces(d.unknown(node.Interfaces)); err != nil {
+	of := next.Config.Node
+	if err := requireInterfaces(d.unknown(of.Interfaces)); err != nil {
 		return reconcile.Difference{}, err
 	}
-	ports, err := portPool(node)
+	ports, err := portPool(of)
 	if err != nil {
 		return reconcile.Difference{}, err
 	}
-	listening, err := d.metrics.Prepare(ctx, node.Metrics.Listen)
-	if err != nil {
-		return reconcile.Difference{}, err
-	}
-	defer listening.Drop()
 	// Without overrides: a backend that is drained for good needs its room again without.
-	if _, err := d.reconciler.Plan(reconcile.Desired{Services: next.Configured, Limits: node.Limits}); err != nil {
+	if _, err := d.reconciler.Plan(reconcile.Desired{Services: next.Configured, Limits: of.Limits}); err != nil {
 		return reconcile.Difference{}, err
 	}
 	if err := d.datapath.Prepare(next.Configured); err != nil {
 		return reconcile.Difference{}, err
 	}
 	// Interfaces before contents: a backend's way out must be known when it is named.
-	if err := d.interfaces.attachAll(d.writer.Snapshot().Config.Interfaces, node.Interfaces); err != nil {
+	if err := d.interfaces.attachAll(d.writer.Snapshot().Config.Interfaces, of.Interfaces); err != nil {
 		return reconcile.Difference{}, err
 	}
-	if err := d.datapath.SetSettings(node.Timeouts, ports); err != nil {
+	if err := d.datapath.SetSettings(of.Timeouts, ports); err != nil {
 		return reconcile.Difference{}, err
 	}
-	d.datapath.SetEncapsulation(node.Encapsulation)
+	d.datapath.SetEncapsulation(of.Encapsulation)
 	if _, err := d.writer.Replace(declared); err != nil {
 		return reconcile.Difference{}, err
 	}
 	// From here on it is carried out, now or by trying again.
 	keep()
-	listening.Commit()
 	d.checks.reread() // the files may be new, too
 	difference, err := d.reconcileNow(ctx)
 	if err != nil {
 		return difference, fmt.Errorf("the change is carried out in part, and is tried again: %w", err)
 	}
-	return difference, d.interfaces.detachOthers(node.Interfaces)
+	return difference, d.interfaces.detachOthers(of.Interfaces)
 }
 
 // unknown are interfaces that the configuration in force does not have. One that it has and that

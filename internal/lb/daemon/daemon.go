@@ -1,5 +1,5 @@
-// Package daemon is the life of `shunt run`: it loads the data plane, keeps it agreeing
-// with the configuration file and with the network around it, and takes it down again.
+// Package daemon is the balancer as a node runs it: it loads the data plane, keeps it agreeing
+// with the configuration and with the network around it, and takes it down again.
 //
 //	sources ─► state ─► checks ─► reconcile ─► datapath
 //	             │                    │           ▲
@@ -16,14 +16,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/control"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/detour"
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -33,58 +32,65 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/source/file"
 	"github.com/shunt-lb/shunt/internal/lb/state"
 	"github.com/shunt-lb/shunt/internal/lb/way"
-	"github.com/shunt-lb/shunt/internal/metrics"
+	"github.com/shunt-lb/shunt/internal/node"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// Options are what the command line says.
+// Options are for tests, and for programs that give the balancer services by another way than the file.
 type Options struct {
-	ConfigPath string
-	Instance   string
-	Socket     string           // overrides the configuration's, if set
-	Watch      bool             // apply the file whenever it changes
-	Hangup     <-chan os.Signal // each applies the file
-	// OnExit is what becomes of the data plane when the daemon is told to stop; empty: detach.
-	OnExit OnExit
-	// DrainTimeout bounds ExitDrain.
-	DrainTimeout time.Duration
-	// Interrupted, once it has ended, makes the daemon detach whatever OnExit says, in the
-	// middle of a drain too. It does not stop the daemon. May be nil: then only the API can do so.
-	Interrupted context.Context //nolint:containedctx // a second way to be told to stop
-	Log         *slog.Logger
-	Version     string // of this build, for metrics
-	// Sources give services beside the file. No command sets them.
+	// Sources give services beside the file.
 	Sources []Source
-	// Through lets tests stand between reconciler and data plane, to count what is written or
-	// to break it; nil: nobody does. No command sets it.
+	// Through stands between reconciler and data plane, to count what is written or to break it; nil:
+	// nobody does.
 	Through func(reconcile.Maps) reconcile.Maps
 }
 
-// DefaultInstance is the one that commands mean unless told otherwise.
-const DefaultInstance = "default"
-
-// FaultsError says that the configuration file has faults. Its text is for a log; whoever
-// has a terminal renders Faults.
-type FaultsError struct {
-	Path   string
-	Faults []config.Fault
+// Product is the balancer.
+func Product(opts Options) node.Product {
+	return node.Product{
+		Name: file.Name, Part: file.Part, Remove: remove,
+		CheckHost: func(settings any, how node.HostCheck) {
+			var host file.LocalHost
+			if how.Command {
+				host.XDP = occupant
+			}
+			settings.(*file.Parsed).CheckHost(host, how.Strict)
+		},
+		Describe: func(settings any) (string, []string) { return settings.(*file.Parsed).Describe() },
+		Open: func(ctx context.Context, host *node.Host, settings any) (node.Instance, error) {
+			return open(ctx, host, opts, settings.(*file.Parsed).Config)
+		},
+	}
 }
 
-// Error says what became of it.
-func (e *FaultsError) Error() string {
-	return fmt.Sprintf("the configuration was refused, and nothing was changed; `shunt check --config %s` says the same", e.Path)
+// occupant says whose XDP program keeps shunt's off an interface. A shunt that runs is no
+// fault: `shunt check` is for its next file, too.
+func occupant(iface string) (whose, takeOff string, err error) {
+	o, err := kernel.OccupantOf(iface)
+	switch {
+	case err != nil || o == nil || o.IsOurs() && o.Interface == iface:
+		return "", "", err
+	case o.Unread != nil:
+		return o.String(), "", nil
+	}
+	return o.String(), o.TakeOff(), nil
 }
 
 // busyInterval is when it is tried again while another change is under way.
 const busyInterval = 50 * time.Millisecond
 
+// Parts that have to go round.
+const (
+	partLoop     = "the balancer"
+	partChanges  = "changes of the data plane" // no change takes for ever
+	partNextHops = "next hops"
+)
+
 // daemon is one running instance.
 type daemon struct {
-	opts  Options
-	log   *slog.Logger
-	since time.Time
-
-	// reading is held through a whole reload, before applying.
-	reading sync.Mutex
+	host *node.Host
+	opts Options
+	log  *slog.Logger
 
 	// applying is held through a whole change, so that changes take turns. It guards what follows,
 	// but for the methods that say that they may be called at any time.
@@ -106,87 +112,52 @@ type daemon struct {
 	ways       *way.Ways
 	retries    *retries
 	conditions *condition.Set
-	supervisor *supervisor
 	events     *control.Events
-	server     *control.Server
 	views      views
-	ending     ending
-	metrics    *metrics.Server
-	reloaded   reloaded
 	sources    atomic.Pointer[[]netip.Addr] // those of full NAT that were last carried out
 
 	pulse   *pulse // the loop's
 	chained *chainedWatch
+
+	end     func()         // of what runs beside; then waits for it
+	running sync.WaitGroup // the loop, and sources
 }
 
-// Run is the daemon. When ctx ends it does what opts.OnExit says and returns. To detach
-// leaves nothing behind: programs detached, maps unpinned, neighbours and settings put
-// back. An error before the data plane has been changed leaves a predecessor's as it was.
-func Run(ctx context.Context, opts Options) error {
-	unlock, err := lock(opts.Instance)
-	if err != nil {
-		return err
-	}
-	release := sync.OnceFunc(unlock)
-	defer release()
-	started := boundMemoryOften()
-	defer started()
-	config, err := readConfig(opts.ConfigPath, opts.Log)
-	if err != nil {
-		return err
-	}
-	events := &control.Events{}
-	conditions := newConditions(opts.Log, events)
-	d := &daemon{
-		opts: opts, log: opts.Log, since: time.Now(), events: events,
-		conditions: conditions,
-		supervisor: newSupervisor(opts.Log),
-		retries:    newRetries(opts.ConfigPath, conditions),
-	}
-	d.metrics = metrics.NewServer(d.sample, opts.Log)
-	ctx = d.ending.arrange(ctx, opts.Interrupted)
+// open brings the balancer up. A predecessor's data plane goes on as it was if that fails.
+func open(ctx context.Context, host *node.Host, opts Options, config model.Config) (*daemon, error) {
+	d := &daemon{host: host, opts: opts, log: host.Log, events: host.Events, conditions: host.Conditions,
+		retries: newRetries(host.ConfigPath, host.Conditions)}
 	d.openState()
-	if opts.Socket != "" {
-		config.API.Socket = opts.Socket
-	}
 	if err := d.start(ctx, config); err != nil {
-		return errors.Join(err, d.abandon())
+		return nil, errors.Join(err, d.abandon())
 	}
 	d.beat() // what was missed or short until now is history
-	d.log.Info("forwarding", "instance", opts.Instance, "services", len(d.writer.Snapshot().Config.Services),
-		"socket", config.API.Socket, "pid", os.Getpid())
-	d.supervisor.alive.beat(partChanges) // or a change that is stuck from the first would not count
-	d.supervisor.ready(d.summary())
-	sources := d.startSources(ctx)
-	started()
-	returnMemory()
-	d.loop(ctx)
-	sources.Wait()
-	err = d.finish()
-	release() // before anybody hears that it is over: another daemon may start at once
-	d.ending.over(err)
-	d.server.Wait()
-	return err
+	d.log.Info("forwarding", "instance", host.Instance, "services", len(d.writer.Snapshot().Config.Services))
+	host.Alive(partChanges) // or a change that is stuck from the first would not count
+	ctx, d.end = context.WithCancel(context.WithoutCancel(ctx))
+	d.running.Go(func() { d.loop(ctx) })
+	d.startSources(ctx)
+	return d, nil
 }
 
-// summary is what the daemon does, in a few words.
-func (d *daemon) summary() string {
-	return "forwarding " + plural(len(d.writer.Snapshot().Config.Services), "service")
+// Summary is node.Instance's.
+func (d *daemon) Summary() string {
+	return "forwarding " + value.Counted(len(d.writer.Snapshot().Config.Services), "service")
 }
 
-// start brings the instance up, and answers at the control socket. What it has done when it
-// fails is undone by abandon.
+// start loads the data plane and makes it what the configuration says. What it has done when it fails
+// is undone by abandon.
 func (d *daemon) start(ctx context.Context, config model.Config) error {
 	if err := requireInterfaces(config.Interfaces); err != nil {
 		return err
 	}
-	dp, err := datapath.Open(datapath.Options{Instance: d.opts.Instance, Limits: config.Limits, Log: d.log})
+	dp, err := datapath.Open(datapath.Options{Instance: d.host.Instance, Limits: config.Limits, Log: d.log})
 	if err != nil {
 		return err
 	}
 	d.datapath = dp
 	// Not before: abandon takes it back only where there is a data plane.
-	err = forwardOnLoopback(d.opts.Instance)
+	err = forwardOnLoopback(d.host.Instance)
 	d.loopback = err == nil
 	if err != nil {
 		d.log.Warn("next hops cannot be looked up while the daemon is not running", "error", err)
@@ -195,13 +166,13 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	if d.opts.Through != nil {
 		maps = d.opts.Through(dp)
 	}
-	d.interfaces = newInterfaces(dp, newOffloads(d.opts.Instance, d.conditions, d.log), d.conditions, d.log,
+	d.interfaces = newInterfaces(dp, newOffloads(d.host.Instance, d.conditions, d.log), d.conditions, d.log,
 		func() { d.ways.Review() })
 	if d.ways, err = way.Open(way.Options{
 		DataPlane: dp, Conditions: d.conditions, Log: d.log, Host: d.interfaces.wayToHost,
 		Configured:     func() []netip.Addr { return d.writer.Snapshot().Config.SNAT.Addresses },
 		SourcesChanged: d.retries.want, // a new source has to become one of our addresses
-		Beat:           func() { d.supervisor.alive.beat(partNextHops) },
+		Beat:           func() { d.host.Alive(partNextHops) },
 	}); err != nil {
 		return err
 	}
@@ -213,19 +184,15 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	}
 	d.ways.Adopt(sourcesIn(contents))
 	d.ways.Change(d.reconciler.BackendChanges())
-	if d.detour, err = openDetour(dp, d.opts.Instance, d.log); err != nil {
+	if d.detour, err = openDetour(dp, d.host.Instance, d.log); err != nil {
 		return err
 	}
 	d.checks = newChecks(contents, d.conditions, d.events, directWay{d.detour, d.ways.Hop}, d.log)
-	d.names = newNames(resolve.Open(resolve.Options{Path: namesPath(d.opts.Instance), Log: d.log, Conditions: d.conditions}), d.conditions)
-	d.pulse = newPulse(dp, d.opts.Instance, d.conditions, d.log)
+	d.names = newNames(resolve.Open(resolve.Options{Path: namesPath(d.host.Instance), Log: d.log, Conditions: d.conditions}), d.conditions)
+	d.pulse = newPulse(dp, d.host.Instance, d.conditions, d.log)
 	d.chained = newChainedWatch(d.conditions, d.log)
-	if _, err := d.change(ctx, ofFile(config)); err != nil {
-		return err
-	}
-	d.reloaded.note(true)
-	d.server = &control.Server{API: config.API, Handler: d, Events: d.events, Log: d.log}
-	return d.server.Serve(context.WithoutCancel(ctx)) // it answers while flows drain
+	_, err = d.change(ctx, ofFile(config))
+	return err
 }
 
 // sourcesIn are the addresses that full NAT has sent from.
@@ -243,7 +210,6 @@ func sourcesIn(contents reconcile.Contents) (sources []netip.Addr) {
 func (d *daemon) loop(ctx context.Context) {
 	var beside sync.WaitGroup
 	defer beside.Wait()
-	beside.Go(func() { d.reloads(ctx) })
 	beside.Go(func() { d.followNames(ctx) })
 	beside.Go(func() { d.measureOthers(ctx) })
 	heartbeat := time.NewTicker(heartbeatInterval)
@@ -266,10 +232,9 @@ func (d *daemon) loop(ctx context.Context) {
 			d.followInterfaces()
 			d.keepLoopback()
 			d.upkeep()
-			boundMemory()
-			d.supervisor.live()
+			d.host.Alive(partLoop)
 		case <-sweep.C:
-			d.pulse.sweep(d.metrics.Listening())
+			d.pulse.sweep(d.host.Scraped())
 		case <-d.retries.due:
 			d.again()
 		case <-d.checks.monitor.Changed():
@@ -293,43 +258,13 @@ func (d *daemon) beat() {
 	d.pulse.beat(framesMissed(d.interfaces.names(), d.log), d.checks.monitor.TakeTrouble(), time.Now())
 }
 
-// reloads reads the file again when it changes or somebody sends SIGHUP, until ctx ends. It is
-// beside the loop, because a change may wait for the ways to new backends.
-func (d *daemon) reloads(ctx context.Context) {
-	changed := make(chan struct{})
-	if d.opts.Watch {
-		changed = watchFile(ctx, d.opts.ConfigPath, d.log)
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-changed:
-		case <-d.opts.Hangup:
-		}
-		d.reloadUnasked(ctx)
-	}
-}
-
-// reloadUnasked is a reload that nobody waits for: what is wrong goes into the log.
-func (d *daemon) reloadUnasked(ctx context.Context) {
-	result, err := d.Reload(ctx)
-	if err == nil && result.Applied {
-		return
-	}
-	for _, fault := range result.Faults {
-		d.log.Error("configuration", "fault", fault.String())
-	}
-	d.log.Error("the file was not applied; the configuration before stays in force", "path", d.opts.ConfigPath, "refused", result.Refused, "error", err)
-}
-
 // upkeep does what time brings about: deadlines of drains, and slots that have settled.
 func (d *daemon) upkeep() {
 	if !d.applying.TryLock() {
 		return // a change is under way; in a second again
 	}
 	defer d.applying.Unlock()
-	d.supervisor.alive.beat(partChanges)
+	d.host.Alive(partChanges)
 	d.deadlines.follow()
 	before := d.writer.Snapshot().Revision
 	if d.writer.PassDeadlines() != before {
@@ -392,7 +327,6 @@ func (d *daemon) again() {
 // abandon ends a start that failed. A predecessor's data plane goes on as it was.
 func (d *daemon) abandon() error {
 	keep := d.datapath != nil && d.datapath.Adopted()
-	d.metrics.Close()
 	errs := []error{d.endChecks()}
 	if d.names != nil {
 		d.names.follower.Close()
@@ -406,7 +340,7 @@ func (d *daemon) abandon() error {
 	if d.datapath != nil {
 		errs = append(errs, d.datapath.Close())
 		if !keep {
-			errs = append(errs, datapath.Remove(d.opts.Instance, d.log), releaseAll(d.opts.Instance, d.log), releaseLoopback(d.opts.Instance, d.log))
+			errs = append(errs, datapath.Remove(d.host.Instance, d.log), releaseAll(d.host.Instance, d.log), releaseLoopback(d.host.Instance, d.log))
 		}
 	}
 	return errors.Join(errs...)
@@ -421,59 +355,18 @@ func (d *daemon) endChecks() error {
 	if d.detour != nil {
 		err = d.detour.Close()
 	}
-	return errors.Join(err, releaseDetour(d.opts.Instance, d.log))
+	return errors.Join(err, releaseDetour(d.host.Instance, d.log))
 }
 
 // detach takes everything down. What draws traffic here goes first.
 func (d *daemon) detach() error {
 	return errors.Join(d.announcer.close(false), d.ways.Close(false), d.datapath.Close(),
-		datapath.Remove(d.opts.Instance, d.log), releaseAll(d.opts.Instance, d.log), releaseLoopback(d.opts.Instance, d.log))
+		datapath.Remove(d.host.Instance, d.log), releaseAll(d.host.Instance, d.log), releaseLoopback(d.host.Instance, d.log))
 }
 
-// readConfig reads the file and logs its warnings.
-func readConfig(path string, log *slog.Logger) (model.Config, error) {
-	parsed, err := file.Read(path)
-	if err != nil {
-		return model.Config{}, err
-	}
-	parsed.CheckHost(file.LocalHost{}, false)
-	if config.HasErrors(parsed.Faults) {
-		return model.Config{}, &FaultsError{Path: path, Faults: parsed.Faults}
-	}
-	for _, fault := range parsed.Faults {
-		log.Warn("configuration", "fault", fault.String())
-	}
-	return parsed.Config, nil
-}
-
-func newConditions(log *slog.Logger, events *control.Events) *condition.Set {
-	return &condition.Set{OnChange: func(c condition.Change) {
-		events.Publish(eventOf(c))
-		if c.Joined {
-			return // it holds; the line of all has said so
-		}
-		if c.Cleared {
-			log.Info("condition ended", "condition", c.Condition.Code, "subject", c.Condition.Subject)
-			return
-		}
-		log.Warn(c.Condition.Text, "condition", c.Condition.Code, "subject", c.Condition.Subject, "remedy", c.Condition.Remedy)
-	}}
-}
-
-// Detach removes what a killed daemon left: programs, maps, neighbours, group memberships
-// and changed settings. It refuses while a daemon runs the instance. The log names what was
-// removed; nothing there is success.
-func Detach(instance string, log *slog.Logger) error {
-	unlock, err := lock(instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	return detachLocked(instance, log)
-}
-
-// detachLocked is Detach for who holds the instance's lock.
-func detachLocked(instance string, log *slog.Logger) error {
+// remove takes away what a killed daemon has left: programs, maps, neighbours, group memberships and
+// changed settings. The log names what was removed.
+func remove(instance string, log *slog.Logger) error {
 	left := leftAnnounced(instance, log)
 	if err := datapath.Remove(instance, log); err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/detour"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/record"
 )
 
@@ -28,7 +29,7 @@ type detourRecord struct {
 }
 
 func detourPath(instance string) string {
-	return filepath.Join(runDirectory, instance+detourSuffix)
+	return filepath.Join(node.RunDirectory, instance+detourSuffix)
 }
 
 func readDetour(instance string) (r detourRecord, err error) {

@@ -1,94 +1,22 @@
 package daemon
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
-	"syscall"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/source/file"
-	"github.com/shunt-lb/shunt/internal/record"
+	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-const runDirectory = "/run/shunt"
-
-// stateDirectory is where the service manager says (systemd.exec(5), StateDirectory=), or else a
-// folder that survives a reboot.
-func stateDirectory() string {
-	folder, _, _ := strings.Cut(os.Getenv("STATE_DIRECTORY"), ":")
-	return cmp.Or(folder, "/var/lib/shunt")
-}
-
 // overridesPath is the file that keeps an instance's overrides.
 func overridesPath(instance string) string {
-	return filepath.Join(stateDirectory(), instance+".overrides.json")
-}
-
-func lockPath(instance string) string { return filepath.Join(runDirectory, instance+".lock") }
-
-// Holder is the process that runs an instance, or 0. A daemon that stops removes its note of
-// that; one that was killed leaves it, so the process is looked for.
-func Holder(instance string) int {
-	text, err := os.ReadFile(lockPath(instance))
-	if err != nil {
-		return 0
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil || pid <= 0 || errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
-		return 0
-	}
-	return pid
-}
-
-// RunsError says that a daemon runs the instance.
-type RunsError struct {
-	Instance string
-	Process  string // its number
-}
-
-// Error says what could be meant instead.
-func (e *RunsError) Error() string {
-	return fmt.Sprintf("instance %q is already run by process %s; stop that process, or choose another instance with --instance", e.Instance, e.Process)
-}
-
-// lock makes this process the only one of its instance. The kernel releases the lock with
-// the process, however it ends.
-func lock(instance string) (unlock func(), err error) {
-	if err := os.MkdirAll(runDirectory, 0o755); err != nil {
-		return nil, fmt.Errorf("make %s: %w", runDirectory, err)
-	}
-	path := lockPath(instance)
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open the lock of instance %q: %w", instance, err)
-	}
-	err = record.Hold(f)
-	if errors.Is(err, syscall.EWOULDBLOCK) {
-		holder := record.Holder(f)
-		_ = f.Close()
-		return nil, &RunsError{Instance: instance, Process: holder}
-	}
-	if err != nil {
-		_ = f.Close()
-		return nil, fmt.Errorf("lock %s: %w", path, err)
-	}
-	// The holder removes the file before it lets go: who waited on the old one tries again.
-	mine, err1 := f.Stat()
-	there, err2 := os.Stat(path)
-	if err1 != nil || err2 != nil || !os.SameFile(mine, there) {
-		_ = f.Close()
-		return lock(instance)
-	}
-	return func() { _ = os.Remove(path); _ = f.Close() }, nil
+	return filepath.Join(node.StateDirectory(), instance+".overrides.json")
 }
 
 // requireInterfaces refuses a configuration for interfaces that are not here.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/lb/backend"
 	"github.com/shunt-lb/shunt/internal/namespace"
+	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/record"
 	"github.com/vishvananda/netns"
 )
@@ -41,7 +42,7 @@ type loopbackRecord struct {
 }
 
 func loopbackPath(instance string) string {
-	return filepath.Join(runDirectory, instance+loopbackSuffix)
+	return filepath.Join(node.RunDirectory, instance+loopbackSuffix)
 }
 
 func readLoopback(path string) (r loopbackRecord, err error) {
@@ -57,13 +58,13 @@ func takeTurn(instance string) (r loopbackRecord, space string, done func(), err
 	if space, err = backend.Space(); err != nil {
 		return r, "", nil, err
 	}
-	f, err := os.Open(runDirectory)
+	f, err := os.Open(node.RunDirectory)
 	if err != nil {
 		return r, "", nil, err
 	}
 	done = func() { _ = f.Close() }
 	if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
-		err = fmt.Errorf("lock %s: %w", runDirectory, err)
+		err = fmt.Errorf("lock %s: %w", node.RunDirectory, err)
 	} else {
 		r, err = readLoopback(loopbackPath(instance))
 	}
@@ -76,7 +77,7 @@ func takeTurn(instance string) (r loopbackRecord, space string, done func(), err
 
 // others are the settings that other instances have made in a network namespace.
 func others(instance, space string) (made []backend.Setting) {
-	paths, _ := filepath.Glob(filepath.Join(runDirectory, "*"+loopbackSuffix))
+	paths, _ := filepath.Glob(filepath.Join(node.RunDirectory, "*"+loopbackSuffix))
 	for _, path := range paths {
 		if r, err := readLoopback(path); err == nil && path != loopbackPath(instance) && r.Space == space {
 			made = append(made, r.State.Settings...)
@@ -154,7 +155,7 @@ func (d *daemon) keepLoopback() {
 	if !d.loopback || loopbackForwards() {
 		return
 	}
-	if err := forwardOnLoopback(d.opts.Instance); err != nil {
+	if err := forwardOnLoopback(d.host.Instance); err != nil {
 		d.loopback = false // once is enough
 		d.log.Warn("something has switched forwarding on lo off, and it cannot be switched on again: next hops cannot be looked up while the daemon is not running", "error", err)
 		return

@@ -18,6 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
 	"github.com/shunt-lb/shunt/internal/lb/wire"
+	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -36,7 +37,7 @@ type loopbackBed struct {
 
 func newLoopbackBed(t *testing.T) loopbackBed {
 	n := nstest.New(t)
-	if err := os.MkdirAll(runDirectory, 0o755); err != nil {
+	if err := os.MkdirAll(node.RunDirectory, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return loopbackBed{n, t}
@@ -234,7 +235,7 @@ func TestRefusedStartLeavesLoopbackAlone(t *testing.T) {
 	})
 	var err error
 	b.Do(t, func() {
-		err = Run(context.Background(), Options{Instance: instance, ConfigPath: config, Log: slog.New(slog.DiscardHandler)})
+		err = node.Run(context.Background(), node.Options{Products: []node.Product{Product(Options{})}, Instance: instance, ConfigPath: config, Log: slog.New(slog.DiscardHandler)})
 	})
 	if err == nil || !strings.Contains(err.Error(), "ABI 999999") {
 		t.Fatalf("the start gave %v", err)

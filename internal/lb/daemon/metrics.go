@@ -1,10 +1,6 @@
 package daemon
 
 import (
-	"runtime"
-	"sync"
-	"time"
-
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -13,40 +9,15 @@ import (
 	"github.com/shunt-lb/shunt/internal/metrics"
 )
 
-// reloaded is what became of the configuration file. The zero value is ready.
-type reloaded struct {
-	mu sync.Mutex
-	metrics.Reloads
-}
-
-// note is called after each reading.
-func (r *reloaded) note(applied bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.Refused = !applied; applied {
-		r.Applied = time.Now()
-	}
-}
-
-func (r *reloaded) get() metrics.Reloads {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.Reloads
-}
-
-// sample is what the instance does now. It may be called at any time, and waits for no change.
-func (d *daemon) sample() (*metrics.Sample, error) {
-	usage, err := d.views.usage(d.opts.Instance)
+// Sample is node.Sampler's.
+func (d *daemon) Sample(s *metrics.Sample) error {
+	usage, err := d.views.usage(d.host.Instance)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	snapshot := d.writer.Snapshot()
 	limits := snapshot.Config.Limits
-	s := &metrics.Sample{Version: d.opts.Version, GoVersion: runtime.Version(), Reloads: d.reloaded.get(), States: status.States,
-		SeriesMax: uint64(snapshot.Config.Metrics.SeriesMax), SourcePorts: uint64(usage.SourcePorts)}
-	for _, c := range d.conditions.Counts() {
-		s.Conditions = append(s.Conditions, metrics.Condition{Code: c.Code, Severity: string(c.Severity), Count: uint64(c.Count)})
-	}
+	s.Balances, s.States, s.SourcePorts = true, status.States, uint64(usage.SourcePorts)
 	s.Overrides = countOverrides(d.Overrides())
 	missed := framesMissed(d.interfaces.names(), d.log)
 	for _, a := range d.interfaces.list() {
@@ -75,7 +46,7 @@ func (d *daemon) sample() (*metrics.Sample, error) {
 	s.Checks = metrics.Checks{Late: totals.Late, Results: []metrics.Count{{Of: "passed", Count: totals.Passed},
 		{Of: "failed", Count: totals.Failed}, {Of: "not_made", Count: totals.NotMade}}}
 	sampleServices(s, usage, d.pulse.open.Load(), snapshot.Configured, d.checks.servedLast(), d.checks.monitor.Changes)
-	return s, nil
+	return nil
 }
 
 func countOverrides(all []state.Override) (counts []metrics.Count) {

@@ -11,6 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/lb/resolve"
 	"github.com/shunt-lb/shunt/internal/lb/state"
+	"github.com/shunt-lb/shunt/internal/node"
 )
 
 // namesAwait is how long a change waits for names that are not known yet. What is not known then comes later.
@@ -19,7 +20,9 @@ const namesAwait = 3 * time.Second
 const namesSuffix = ".names.json"
 
 // namesPath is the file that keeps the addresses of an instance's names.
-func namesPath(instance string) string { return filepath.Join(stateDirectory(), instance+namesSuffix) }
+func namesPath(instance string) string {
+	return filepath.Join(node.StateDirectory(), instance+namesSuffix)
+}
 
 // names are the backends that sources declare by name. Its methods are for the holder of d.applying.
 type names struct {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/offload"
 	"github.com/shunt-lb/shunt/internal/record"
 )
@@ -28,7 +29,7 @@ type offloads struct {
 }
 
 func newOffloads(instance string, conditions *condition.Set, log *slog.Logger) offloads {
-	return offloads{filepath.Join(runDirectory, instance+".aggregation"), conditions, log, "/proc/thread-self/net/vlan/config"}
+	return offloads{filepath.Join(node.RunDirectory, instance+".aggregation"), conditions, log, "/proc/thread-self/net/vlan/config"}
 }
 
 func (o offloads) read() (offload.State, error) {

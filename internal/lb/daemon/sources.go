@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"sync"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/state"
@@ -22,14 +21,12 @@ type Source struct {
 }
 
 // startSources has the sources beside the file speak from now on. They end with ctx.
-func (d *daemon) startSources(ctx context.Context) *sync.WaitGroup {
-	var running sync.WaitGroup
+func (d *daemon) startSources(ctx context.Context) {
 	for _, source := range d.opts.Sources {
-		running.Go(func() {
+		d.running.Go(func() {
 			source.Run(ctx, func(services []model.Service) error { return d.replace(ctx, source.Name, services) })
 		})
 	}
-	return &running
 }
 
 // replace makes services all that a source wants, as Reload does with the file.
@@ -44,7 +41,7 @@ func (d *daemon) replace(ctx context.Context, source string, services []model.Se
 		return err
 	}
 	d.changed(difference)
-	d.supervisor.ready(d.summary())
+	d.host.Summarize()
 	d.log.Info("services replaced", "source", source, "difference", difference.String())
 	return nil
 }

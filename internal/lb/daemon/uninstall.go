@@ -20,6 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/detour"
 	"github.com/shunt-lb/shunt/internal/lb/neighbour"
 	"github.com/shunt-lb/shunt/internal/namespace"
+	"github.com/shunt-lb/shunt/internal/node"
 )
 
 // Trace is one thing that shunt has left on the machine.
@@ -59,7 +60,7 @@ func (v *Inventory) Close() {
 		unlock()
 	}
 	v.unlock = nil
-	_ = os.Remove(runDirectory) // taking hold of an instance makes it
+	_ = os.Remove(node.RunDirectory) // taking hold of an instance makes it
 }
 
 func (v *Inventory) add(kind, format string, values ...any) {
@@ -75,7 +76,7 @@ func (v *Inventory) take(socket string) error {
 		return err
 	}
 	for _, instance := range v.instances {
-		unlock, err := lock(instance)
+		unlock, err := node.Lock(instance)
 		if err != nil {
 			return err
 		}
@@ -106,7 +107,7 @@ func instancesOf() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, pattern := range []string{runDirectory + "/*.lock", runDirectory + "/*.aggregation", runDirectory + "/*" + loopbackSuffix, runDirectory + "/*" + detourSuffix, stateDirectory() + "/*.overrides.json", stateDirectory() + "/*" + namesSuffix} {
+	for _, pattern := range []string{node.RunDirectory + "/*.lock", node.RunDirectory + "/*.aggregation", node.RunDirectory + "/*" + loopbackSuffix, node.RunDirectory + "/*" + detourSuffix, node.StateDirectory() + "/*.overrides.json", node.StateDirectory() + "/*" + namesSuffix} {
 		paths, _ := filepath.Glob(pattern)
 		for _, path := range paths {
 			name, _, _ := strings.Cut(filepath.Base(path), ".")
@@ -191,7 +192,7 @@ func (v *Inventory) takeDecap() error {
 	for space := range pins {
 		spaces[space] = true
 	}
-	records, _ := filepath.Glob(runDirectory + "/decap-ns-*")
+	records, _ := filepath.Glob(node.RunDirectory + "/decap-ns-*")
 	for _, path := range records {
 		name, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), "decap-"), ".")
 		spaces[name] = true
@@ -201,7 +202,7 @@ func (v *Inventory) takeDecap() error {
 			v.Elsewhere = append(v.Elsewhere, Trace{"decap", "changes by `shunt decap` in network namespace " + space})
 			continue
 		}
-		if v.decap, err = backend.OpenRecord(runDirectory, space); err != nil {
+		if v.decap, err = backend.OpenRecord(node.RunDirectory, space); err != nil {
 			return err
 		}
 		v.unlock = append(v.unlock, func() { _ = v.decap.Close() })
@@ -225,7 +226,7 @@ func (v *Inventory) takeDecap() error {
 // takeFiles finds files, without the locks that this inventory holds and what is elsewhere.
 func (v *Inventory) takeFiles(socket string) {
 	var files []string
-	for _, directory := range []string{runDirectory, stateDirectory()} {
+	for _, directory := range []string{node.RunDirectory, node.StateDirectory()} {
 		entries, _ := os.ReadDir(directory)
 		for _, e := range entries {
 			name := e.Name()
@@ -252,7 +253,7 @@ func (v *Inventory) takeFiles(socket string) {
 func (v *Inventory) Remove(log *slog.Logger) error {
 	var errs []error
 	for _, instance := range v.instances {
-		errs = append(errs, detachLocked(instance, log))
+		errs = append(errs, remove(instance, log))
 	}
 	if v.decap != nil {
 		state, err := v.decap.Read()
@@ -270,7 +271,7 @@ func (v *Inventory) Remove(log *slog.Logger) error {
 			errs = append(errs, err)
 		}
 	}
-	if err := os.Remove(stateDirectory()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(node.StateDirectory()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

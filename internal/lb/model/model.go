@@ -319,21 +319,6 @@ type Node struct {
 	Limits        Limits
 	SNAT          SNAT
 	Encapsulation Encapsulation
-	API           API
-	Metrics       Metrics
-}
-
-// API says where the daemon can be asked, and who may, besides root.
-type API struct {
-	Socket    string // path of the socket for changes; that for reading is beside it
-	Group     string // whose members may change; empty: nobody
-	ReadGroup string // whose members may read; empty: nobody
-}
-
-// Metrics says where Prometheus finds them.
-type Metrics struct {
-	Listen    netip.AddrPort // zero: nowhere
-	SeriesMax uint32         // of services and backends
 }
 
 // What the maps have room for that no field of Limits sets by itself. The data plane sizes

@@ -11,82 +11,29 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// setting is a value of a node's. The key is as the configuration
-// writes it, as in "timeouts.udp"; an interface's is "interface eth0".
-type setting struct{ key, value string }
-
-// SettingDifference is another value of a setting.
-type SettingDifference struct {
-	Key    string `json:"key"`
-	Before string `json:"before,omitempty"` // empty: there was none
-	After  string `json:"after,omitempty"`  // empty: there is none
-}
-
-// String is "~ timeouts.udp: 5m -> 1m", "+ interface eth1: attach auto" or the same with a minus.
-func (d SettingDifference) String() string {
-	switch {
-	case d.Before == "":
-		return fmt.Sprintf("+ %s: %s", d.Key, d.After)
-	case d.After == "":
-		return fmt.Sprintf("- %s: %s", d.Key, d.Before)
-	}
-	return fmt.Sprintf("~ %s: %s -> %s", d.Key, d.Before, d.After)
-}
-
-// DifferentSettings are the settings that differ, sorted by key.
-func DifferentSettings(before, after Node) (differences []SettingDifference) {
-	was := map[string]string{}
-	for _, s := range settings(before) {
-		was[s.key] = s.value
-	}
-	for _, s := range settings(after) {
-		if was[s.key] != s.value {
-			differences = append(differences, SettingDifference{s.key, was[s.key], s.value})
-		}
-		delete(was, s.key)
-	}
-	for key, value := range was {
-		differences = append(differences, SettingDifference{Key: key, Before: value})
-	}
-	slices.SortFunc(differences, func(a, b SettingDifference) int { return cmp.Compare(a.Key, b.Key) })
-	return differences
-}
-
-// settings are all there are. What is not set has a value, too: what counts then.
-func settings(n Node) (all []setting) {
+// Settings are all there are. What is not set has a value, too: what counts then.
+func (n Node) Settings() (all []value.Setting) {
 	for _, i := range n.Interfaces {
-		all = append(all, setting{"interface " + i.Name, "attach " + string(i.Attach)})
+		all = append(all, value.Setting{Key: "interface " + i.Name, Value: "attach " + string(i.Attach)})
 	}
-	const interfaces, nobody = "addresses of the interface to the backend", "root only"
+	const interfaces = "addresses of the interface to the backend"
 	return append(all,
-		setting{"timeouts.tcp_established", value.DurationText(n.Timeouts.TCPEstablished)},
-		setting{"timeouts.tcp_handshake", value.DurationText(n.Timeouts.TCPHandshake)},
-		setting{"timeouts.tcp_closing", value.DurationText(n.Timeouts.TCPClosing)},
-		setting{"timeouts.udp", value.DurationText(n.Timeouts.UDP)},
-		setting{"timeouts.settle", value.DurationText(n.Timeouts.Settle)},
-		setting{"limits.flows", number(n.Limits.Flows)},
-		setting{"limits.services", number(n.Limits.Services)},
-		setting{"limits.backends", number(n.Limits.Backends)},
-		setting{"limits.slots", number(n.Limits.Slots)},
-		setting{"limits.remembered", number(n.Limits.Remembered)},
-		setting{"limits.filters", number(n.Limits.Filters)},
-		setting{"snat.addresses", cmp.Or(ListText(n.SNAT.Addresses), interfaces)},
-		setting{"snat.ports", rangeText(n.SNAT.Ports, "ports outside net.ipv4.ip_local_port_range")},
-		setting{"encapsulation.source", cmp.Or(prefixes(n.Encapsulation.Sources4, n.Encapsulation.Sources6), interfaces)},
-		setting{"encapsulation.gue_port", number(n.Encapsulation.GUEPort)},
-		setting{"api.socket", n.API.Socket},
-		setting{"api.group", cmp.Or(n.API.Group, nobody)},
-		setting{"api.read_group", cmp.Or(n.API.ReadGroup, nobody)},
-		setting{"metrics.listen", listenText(n.Metrics.Listen)},
-		setting{"metrics.max_series", number(n.Metrics.SeriesMax)},
+		value.Setting{Key: "timeouts.tcp_established", Value: value.DurationText(n.Timeouts.TCPEstablished)},
+		value.Setting{Key: "timeouts.tcp_handshake", Value: value.DurationText(n.Timeouts.TCPHandshake)},
+		value.Setting{Key: "timeouts.tcp_closing", Value: value.DurationText(n.Timeouts.TCPClosing)},
+		value.Setting{Key: "timeouts.udp", Value: value.DurationText(n.Timeouts.UDP)},
+		value.Setting{Key: "timeouts.settle", Value: value.DurationText(n.Timeouts.Settle)},
+		value.Setting{Key: "limits.flows", Value: number(n.Limits.Flows)},
+		value.Setting{Key: "limits.services", Value: number(n.Limits.Services)},
+		value.Setting{Key: "limits.backends", Value: number(n.Limits.Backends)},
+		value.Setting{Key: "limits.slots", Value: number(n.Limits.Slots)},
+		value.Setting{Key: "limits.remembered", Value: number(n.Limits.Remembered)},
+		value.Setting{Key: "limits.filters", Value: number(n.Limits.Filters)},
+		value.Setting{Key: "snat.addresses", Value: cmp.Or(ListText(n.SNAT.Addresses), interfaces)},
+		value.Setting{Key: "snat.ports", Value: rangeText(n.SNAT.Ports, "ports outside net.ipv4.ip_local_port_range")},
+		value.Setting{Key: "encapsulation.source", Value: cmp.Or(prefixes(n.Encapsulation.Sources4, n.Encapsulation.Sources6), interfaces)},
+		value.Setting{Key: "encapsulation.gue_port", Value: number(n.Encapsulation.GUEPort)},
 	)
-}
-
-func listenText(a netip.AddrPort) string {
-	if !a.IsValid() {
-		return "nowhere"
-	}
-	return a.String()
 }
 
 func number[N uint16 | uint32](n N) string { return strconv.FormatUint(uint64(n), 10) }

@@ -11,8 +11,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/health"
-	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/value"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -26,7 +26,7 @@ func TestTranslations(t *testing.T) {
 		to   proto.Message
 	}{
 		{reconcile.Difference{}, &shuntv1.Difference{}},
-		{model.SettingDifference{}, &shuntv1.SettingDifference{}},
+		{value.SettingDifference{}, &shuntv1.SettingDifference{}},
 		{condition.Condition{}, &shuntv1.Condition{}},
 		{config.Fault{}, &shuntv1.Fault{}},
 		{health.Status{}, &shuntv1.BackendHealth{}},

@@ -14,6 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/lb/state"
+	"github.com/shunt-lb/shunt/internal/message"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -30,32 +31,32 @@ const (
 // States is every state there is.
 var States = []string{StateActive, StateDraining, StateOut, StateDown, StateWaiting, StateStandby}
 
-// Read looks at an instance's data plane. The answer has no daemon. beat is when one last gave a
-// sign of life, to a tick of the kernel.
-func Read(view *datapath.View, instance string) (s *shuntv1.GetStatusResponse, beat time.Time, err error) {
+// Read adds what an instance's data plane shows to s. beat is when a daemon last gave a sign of life,
+// to a tick of the kernel.
+func Read(view *datapath.View, s *shuntv1.GetStatusResponse) (beat time.Time, err error) {
 	contents, err := view.Contents()
 	if err != nil {
-		return nil, beat, err
+		return beat, err
 	}
 	counters, err := view.Counters()
 	if err != nil {
-		return nil, beat, err
+		return beat, err
 	}
 	open, err := view.OpenFlows()
 	if err != nil {
-		return nil, beat, err
+		return beat, err
 	}
 	age, _, err := view.HeartbeatAge()
 	if err != nil {
-		return nil, beat, err
+		return beat, err
 	}
 	beat = time.Now().Add(-age) // at once: reading the rest takes its time
 	attachments, err := view.Attachments()
 	if err != nil {
-		return nil, beat, err
+		return beat, err
 	}
-	s = &shuntv1.GetStatusResponse{Instance: instance, Forwarding: true, HeartbeatAgeSeconds: age.Seconds(),
-		Services: services(contents, counters, open), Reasons: map[string]*shuntv1.Count{}}
+	s.Forwarding, s.HeartbeatAgeSeconds = true, age.Seconds()
+	s.Services, s.Reasons = services(contents, counters, open), map[string]*shuntv1.Count{}
 	for _, a := range attachments {
 		s.Attached = append(s.Attached, &shuntv1.Attachment{Interface: a.Interface, Mode: string(a.Mode), Reason: a.Reason})
 	}
@@ -65,7 +66,7 @@ func Read(view *datapath.View, instance string) (s *shuntv1.GetStatusResponse, b
 		}
 	}
 	s.Backends = backends(s.Services, contents, counters, open)
-	return s, beat, nil
+	return beat, nil
 }
 
 // services puts the records of a service together: it has one per address family.
@@ -182,10 +183,8 @@ type Known struct {
 	Health     []health.Status
 }
 
-// Complete adds what only the daemon knows: itself, and what is known about backends.
-// daemon.Overrides are known.Overrides.
-func Complete(s *shuntv1.GetStatusResponse, daemon *shuntv1.Daemon, known Known) {
-	s.Daemon = daemon
+// Complete adds what only the daemon knows about backends. s.Daemon.Overrides are known.Overrides.
+func Complete(s *shuntv1.GetStatusResponse, known Known) {
 	byAddress := map[string]*shuntv1.Backend{}
 	inMaps := map[string]bool{}
 	for _, b := range s.Backends {
@@ -214,7 +213,7 @@ func Complete(s *shuntv1.GetStatusResponse, daemon *shuntv1.Daemon, known Known)
 	}
 	for _, h := range known.Health {
 		if b := byAddress[h.Backend]; b != nil {
-			b.Health = append(b.Health, translate(h, &shuntv1.BackendHealth{}))
+			b.Health = append(b.Health, message.Translate(h, &shuntv1.BackendHealth{}))
 		}
 	}
 	for i, o := range known.Overrides {
@@ -222,7 +221,7 @@ func Complete(s *shuntv1.GetStatusResponse, daemon *shuntv1.Daemon, known Known)
 		if b == nil {
 			continue // it has just left the configuration
 		}
-		b.Overrides = append(b.Overrides, daemon.Overrides[i])
+		b.Overrides = append(b.Overrides, s.Daemon.Overrides[i])
 		switch {
 		case o.Over && !inMaps[b.Address]:
 			b.State = StateOut

@@ -38,7 +38,8 @@ func TestStates(t *testing.T) {
 	over := []state.Override{{Backend: at(8), Setting: state.Setting{Kind: state.KindDrain, Deadline: time.Unix(1, 0)}, Over: true}}
 	s := &shuntv1.GetStatusResponse{Services: []*shuntv1.Service{{Name: "web", Backends: []*shuntv1.ServiceBackend{
 		{Address: at(1).String(), Slots: 3}, {Address: at(2).String()}, {Address: at(1).String(), Slots: 4}}}}}
-	Complete(s, &shuntv1.Daemon{Overrides: Overrides(over)}, Known{
+	s.Daemon = &shuntv1.Daemon{Overrides: Overrides(over)}
+	Complete(s, Known{
 		Configured: []model.Service{configured, other}, Served: []model.Service{web, other}, Overrides: over,
 		Health: []health.Status{{Service: "web", Backend: at(3).String(), State: model.HealthDown, LastError: "refused"}},
 	})
@@ -78,7 +79,8 @@ func TestStateBetweenDeadlineAndRemoval(t *testing.T) {
 		Services: []*shuntv1.Service{{Name: "web", Backends: []*shuntv1.ServiceBackend{{Address: b.BackendAddress.String()}}}},
 		Backends: []*shuntv1.Backend{{Address: b.BackendAddress.String(), State: StateActive}},
 	}
-	Complete(s, &shuntv1.Daemon{Overrides: Overrides(over)}, Known{
+	s.Daemon = &shuntv1.Daemon{Overrides: Overrides(over)}
+	Complete(s, Known{
 		Configured: []model.Service{{Name: "web", Backends: []model.Backend{b}}}, Served: []model.Service{{Name: "web"}}, Overrides: over})
 	if all, inService := s.Backends[0].State, s.Services[0].Backends[0].State; all != StateDraining || inService != StateDraining {
 		t.Errorf("it is %s over all services, and %s in its service; want %s", all, inService, StateDraining)

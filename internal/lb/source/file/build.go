@@ -27,9 +27,6 @@ func (p *Parsed) build(doc *document) {
 	p.buildSNAT(&doc.SNAT, b)
 	p.buildEncapsulation(&doc.Encapsulation, b)
 	p.buildLimits(doc, b)
-	p.Config.API = model.API{Socket: doc.API.Socket.Value, Group: doc.API.Group.Value, ReadGroup: doc.API.ReadGroup.Value}
-	p.Config.Metrics = model.Metrics{Listen: doc.Metrics.Listen.Value, SeriesMax: uint32(doc.Metrics.MaxSeries.Value)}
-	p.groups = []config.Mark{doc.API.Group.Mark, doc.API.ReadGroup.Mark}
 }
 
 // missing reports a list at the top of the file that is not there or empty.

@@ -7,9 +7,9 @@
 //	                   └─── faults ◄────┴─────────┘
 //	                   types, keys       meaning      host.go: this machine
 //
-// The format is written down once, as the structs and tags of format.go, in the language of
-// package config. Other products have a section each at the top of the same file; their packages
-// have its format and its meaning.
+// The balancer's keys are at the top of the file: Part has them, written down once as the structs and
+// tags of format.go, in the language of package config. Other products have a section each in the same
+// file, and what is nobody's is in package settings.
 //
 // Nothing here needs root or a daemon, and nothing is kept between calls.
 package file
@@ -17,21 +17,22 @@ package file
 import (
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/settings"
 )
 
-// format is what a configuration may hold: the keys of document, and the sections of other products.
-var format = config.NewFormat[document](sections...)
+// Name is what a configuration's settings call the balancer's, of type *Parsed.
+const Name = "balancer"
 
-// sections are the top-level keys of other products. No product has one yet.
-var sections []config.Section
+// Part is the balancer's keys in a configuration.
+var Part = config.NewTop(Name, build)
 
-// Parsed is what a configuration says and what is wrong with it.
+// format is of a configuration that has no other product.
+var format = config.NewFormat(Part, settings.Part)
+
+// Parsed is what the balancer's part of a configuration says and what is wrong with the configuration.
 type Parsed struct {
 	// Config is usable if and only if no fault is an error.
 	Config model.Config
-	// Products are the settings of the sections that the files have, by their keys, as each
-	// section's build made them. The same holds for them.
-	Products map[string]any
 	// Faults are sorted by file, line and column.
 	Faults []config.Fault
 
@@ -39,12 +40,18 @@ type Parsed struct {
 	interfaces []config.Mark   // of Config.Interfaces
 	backends   [][]config.Mark // of Config.Services[i].Backends
 	list       config.Mark     // of interfaces as a whole
-	groups     []config.Mark   // of Config.API.Group and ReadGroup
 	unparsed   bool            // of a file nothing is known, so nothing can be missing
 }
 
-// Load reads a file, or a directory's *.yaml in the order of their names. In several
-// files lists are appended to each other, and a value may be set in one only.
+// build makes the balancer's settings.
+func build(doc *document, read *config.Contents) any {
+	p := &Parsed{faults: &read.Faults, unparsed: read.Unparsed}
+	p.build(doc)
+	return p
+}
+
+// Load reads a file without other products, or a directory's *.yaml in the order of their names. In
+// several files lists are appended to each other, and a value may be set in one only.
 //
 // The configuration is usable if and only if no fault is an error. All faults are
 // reported, sorted by file, line and column; only the parser's own first one hides what
@@ -63,9 +70,9 @@ func Read(path string) (*Parsed, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Parsed{faults: &c.Faults, unparsed: c.Unparsed, Products: c.Products}
-	if c.Said {
-		p.build(c.Top.(*document))
+	p, ok := c.Settings[Name].(*Parsed)
+	if !ok {
+		p = &Parsed{faults: &c.Faults}
 	}
 	p.Faults = p.faults.Sorted()
 	return p, nil

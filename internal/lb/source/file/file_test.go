@@ -147,8 +147,6 @@ func TestSample(t *testing.T) {
 			Encapsulation: model.Encapsulation{
 				Sources4: netip.MustParsePrefix("10.9.0.0/24"), Sources6: netip.MustParsePrefix("2001:db8:9::1/128"), GUEPort: 6080,
 			},
-			API:     model.API{Socket: "/run/shunt/shunt.sock"},
-			Metrics: model.Metrics{Listen: netip.MustParseAddrPort("127.0.0.1:9470"), SeriesMax: 200_000},
 		},
 		Services: []model.Service{
 			{
@@ -217,8 +215,6 @@ func TestDefaults(t *testing.T) {
 			Interfaces:    []model.Interface{{Name: "eth0", Attach: "auto"}},
 			Timeouts:      model.Timeouts{TCPEstablished: 124 * time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute, Settle: 15 * time.Minute},
 			Limits:        model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 22, Remembered: 250_000, Filters: 10_000},
-			API:           model.API{Socket: "/run/shunt/shunt.sock"},
-			Metrics:       model.Metrics{SeriesMax: 200_000},
 			Encapsulation: model.Encapsulation{GUEPort: 6080},
 		},
 		Services: []model.Service{{

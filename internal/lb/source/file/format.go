@@ -5,7 +5,7 @@ import "github.com/shunt-lb/shunt/internal/config"
 // The format of the file, once: package config makes the parser, the JSON Schema, the guide and every
 // suggestion of these structs and their tags.
 
-// document is a whole file.
+// document is the balancer's keys at the top of a file.
 type document struct {
 	config.Mark   `json:"-"`
 	Interfaces    config.List[interfaceEntry] `json:"interfaces" doc:"The network interfaces that shunt attaches to: the interfaces on which packets of clients arrive, and the interfaces that lead to backends." example:"[{name: eth0}]"`
@@ -16,8 +16,6 @@ type document struct {
 	Limits        limitsEntry                 `json:"limits,omitempty" doc:"Sizes of the maps. They are fixed when the data plane is first loaded. 'shunt check' prints how much memory they need." example:"{flows: 1000000}"`
 	SNAT          snatEntry                   `json:"snat,omitempty" doc:"The source addresses and ports that full NAT uses." example:"{addresses: [10.0.0.1]}"`
 	Encapsulation encapsulationEntry          `json:"encapsulation,omitempty" doc:"The contents of the outer headers of dsr-ipip and dsr-gue." example:"{source: 10.0.0.1}"`
-	API           apiEntry                    `json:"api,omitempty" doc:"The sockets of the daemon, and which groups may use them besides root." example:"{group: shunt-admin, read_group: shunt}"`
-	Metrics       metricsEntry                `json:"metrics,omitempty" doc:"Metrics for Prometheus, over HTTP." example:"{listen: \"127.0.0.1:9470\"}"`
 	BGP           config.Later                `json:"bgp,omitempty" doc:"Sessions with routers." instead:"write announce: none, and announce the VIPs with a routing daemon such as BIRD or FRR"`
 }
 
@@ -197,19 +195,4 @@ type encapsulationEntry struct {
 	config.Mark `json:"-"`
 	Source      config.Many[config.Network] `json:"source,omitempty" doc:"The outer source address, at most one entry per family: an address, or a prefix. With a prefix, each flow takes an address from it by its hash. A prefix lets the backend's receive-side scaling spread flows over its CPUs. dsr-ipip needs this because IPIP has no ports. Without it: the address of the interface towards the backend." example:"[10.9.0.0/24, \"2001:db8:9::1\"]"`
 	GUEPort     config.Number               `json:"gue_port,omitempty" doc:"The UDP destination port of dsr-gue. The source port depends on the flow." min:"1" max:"65535" default:"6080" example:"6080"`
-}
-
-// apiEntry is api.
-type apiEntry struct {
-	config.Mark `json:"-"`
-	Socket      config.Text `json:"socket,omitempty" doc:"The path of the control socket, for root and the group. Beside it is a second socket that only shows the state: shunt-read.sock for shunt.sock. --socket and SHUNT_SOCKET take precedence." min:"1" max:"102" default:"/run/shunt/shunt.sock" example:"/run/shunt/shunt.sock"`
-	Group       config.Text `json:"group,omitempty" doc:"Members of this group of the machine may use the control socket: reload, drain, override, and read. Without it: only root may." min:"1" max:"63" example:"shunt-admin"`
-	ReadGroup   config.Text `json:"read_group,omitempty" doc:"Members of this group may use the socket for reading. Without it: only root may." min:"1" max:"63" example:"shunt"`
-}
-
-// metricsEntry is metrics.
-type metricsEntry struct {
-	config.Mark `json:"-"`
-	Listen      config.Listen `json:"listen" doc:"The address and port at which shunt answers GET /metrics. Every host that reaches it may read all names, addresses and counters: there is no password and no TLS. 0.0.0.0 is every IPv4 address of this machine, and [::] every address." example:"127.0.0.1:9470"`
-	MaxSeries   config.Number `json:"max_series,omitempty" unit:"series" doc:"How many time series of services and backends an answer may have. A service has 12, a backend 6, and a backend of a service 4. Services that do not fit are left out, the last of the file first, and shunt_metrics_services_left_out counts them. 100,000 series are about 10 MB." min:"1000" max:"10000000" default:"200000" example:"50000"`
 }

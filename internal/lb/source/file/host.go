@@ -31,8 +31,6 @@ type Host interface {
 	// empty when there is none but shunt's own. Only the latter is empty when whose it is
 	// cannot be found out.
 	Occupant(iface string) (whose, takeOff string, err error)
-	// HasGroup reports whether a group of users exists, by name or number.
-	HasGroup(name string) bool
 }
 
 // CheckHost adds the faults that only this machine knows of to Faults: interfaces that
@@ -48,7 +46,6 @@ func (p *Parsed) CheckHost(host Host, strict bool) {
 		severity = config.SeverityError
 	}
 	h := &hostCheck{Parsed: p, host: host, severity: severity, near: map[netip.Prefix]bool{}}
-	h.groups()
 	interfaces, err := host.Interfaces()
 	if err != nil {
 		p.faults.Add(severity, p.list, fmt.Sprintf("cannot compare with this machine's interfaces: %v", err), "")
@@ -110,16 +107,6 @@ func (h *hostCheck) tellGroups() {
 			text = fmt.Sprintf("%s%s and %d more%s", g.before, g.address, more, g.more)
 		}
 		h.faults.Add(g.severity, g.first, text, g.Suggestion)
-	}
-}
-
-// groups checks that the groups that may ask the daemon exist.
-func (h *hostCheck) groups() {
-	for i, name := range []string{h.Config.API.Group, h.Config.API.ReadGroup} {
-		if name != "" && !h.host.HasGroup(name) {
-			h.faults.Add(h.severity, h.Parsed.groups[i], fmt.Sprintf("this machine has no group %q, and the daemon does not start without it", name),
-				"create it with `groupadd --system "+name+"`")
-		}
 	}
 }
 

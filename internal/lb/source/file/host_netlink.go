@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os/user"
-	"strconv"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -25,15 +23,6 @@ func (h LocalHost) Occupant(iface string) (whose, takeOff string, err error) {
 		return "", "", nil
 	}
 	return h.XDP(iface)
-}
-
-// HasGroup asks the machine's list of groups.
-func (LocalHost) HasGroup(name string) bool {
-	if _, err := strconv.ParseUint(name, 10, 31); err == nil {
-		return true // a number needs no name
-	}
-	_, err := user.LookupGroup(name)
-	return err == nil
 }
 
 // Interfaces lists links and addresses (RTM_GETLINK, RTM_GETADDR).

@@ -36,8 +36,6 @@ func (fakeHost) Occupant(iface string) (whose, takeOff string, err error) {
 	return "", "", nil
 }
 
-func (fakeHost) HasGroup(name string) bool { return name == "staff" }
-
 func (fakeHost) Routes(to []netip.Addr) map[netip.Addr]Route {
 	routes := map[netip.Addr]Route{}
 	for _, a := range to {
@@ -73,7 +71,6 @@ services:
     port: 80
     forwarding: dsr-l2
     backends: [{address: 192.0.2.4}, {address: 10.0.0.3}]
-api: {group: staff, read_group: guests}
 `
 
 func TestCheckHost(t *testing.T) {
@@ -156,8 +153,8 @@ func TestCheckHostUnknown(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.CheckHost(fakeHost{err: errors.New("netlink is closed")}, false)
-	if len(p.Faults) != 2 || !strings.Contains(p.Faults[0].Message+p.Faults[1].Message, "netlink is closed") {
-		t.Errorf("faults are %v, want one with the reason, and that of the group", p.Faults)
+	if len(p.Faults) != 1 || !strings.Contains(p.Faults[0].Message, "netlink is closed") {
+		t.Errorf("faults are %v, want one with the reason", p.Faults)
 	}
 }
 
@@ -166,9 +163,6 @@ func TestLocalHost(t *testing.T) {
 	interfaces, err := LocalHost{}.Interfaces()
 	if err != nil {
 		t.Fatal(err)
-	}
-	if (LocalHost{}).HasGroup("no-such-group") || !(LocalHost{}).HasGroup("root") || !(LocalHost{}).HasGroup("12345") {
-		t.Error("a group that does not exist does, or one that does not")
 	}
 	i := slices.IndexFunc(interfaces, func(i HostInterface) bool { return i.Name == "lo" })
 	if i < 0 {

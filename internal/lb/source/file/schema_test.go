@@ -57,8 +57,8 @@ func TestSchemaRefuses(t *testing.T) {
 			t.Errorf("%s\nLoad says %v, want one fault", text, own)
 		}
 	}
-	if faults := schema.check(schema.root, map[string]any{}, ""); len(faults) != 2 {
-		t.Errorf("of an empty file the schema says %q, want two missing keys", faults)
+	if faults := schema.check(schema.root, map[string]any{"timeouts": map[string]any{}}, ""); len(faults) != 2 {
+		t.Errorf("of a file with timeouts alone the schema says %q, want two missing keys", faults)
 	}
 }
 
@@ -119,6 +119,14 @@ func (v *validator) check(schema any, value any, at string) (faults []string) {
 		case "type":
 			_, isMapping := value.(map[string]any)
 			ok = map[string]bool{"string": isText, "array": isList, "object": isMapping, "integer": isNumber && number == float64(int64(number)), "boolean": isBoolean}[want.(string)]
+		case "dependentRequired":
+			if mapping, isMapping := value.(map[string]any); isMapping {
+				for key, others := range want.(map[string]any) {
+					if _, there := mapping[key]; there {
+						faults = append(faults, v.checkMapping(map[string]any{"required": others}, "required", value, at)...)
+					}
+				}
+			}
 		case "properties", "required":
 			faults = append(faults, v.checkMapping(s, keyword, value, at)...)
 		case "items":

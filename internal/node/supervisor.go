@@ -1,4 +1,4 @@
-package daemon
+package node
 
 import (
 	"fmt"
@@ -79,12 +79,6 @@ type liveness struct {
 	mu    sync.Mutex
 	last  map[string]time.Time
 }
-
-// Parts that have to go round.
-const (
-	partChanges  = "changes of the data plane" // no change takes for ever
-	partNextHops = "next hops"
-)
 
 // beat says that a part goes round, the first time that it exists.
 func (l *liveness) beat(part string) {

@@ -1,0 +1,210 @@
+// Package node is the life of `shunt run`: it reads the configuration file, runs the products that
+// the file names, and answers at the control socket.
+//
+//	file ── config.Contents ──► node ──► products: Open, Apply, Status, Close
+//	                              ▲
+//	SIGHUP, --watch, the API ─────┘
+//
+// A product that fails is a condition, and ends no other. What runs in the kernel does not need the
+// node: killing the process at any moment loses nothing, and the next start adopts what it finds.
+package node
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/control"
+	"github.com/shunt-lb/shunt/internal/message"
+	"github.com/shunt-lb/shunt/internal/metrics"
+	"github.com/shunt-lb/shunt/internal/settings"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// Options are what the command line says.
+type Options struct {
+	// Products are those that there are. The first one is meant by a file that names none.
+	Products   []Product
+	ConfigPath string
+	Instance   string
+	Socket     string           // overrides the configuration's, if set
+	Watch      bool             // apply the file whenever it changes
+	Hangup     <-chan os.Signal // each applies the file
+	// OnExit is what becomes of what runs in the kernel when the node is told to stop; empty: detach.
+	OnExit OnExit
+	// DrainTimeout bounds ExitDrain.
+	DrainTimeout time.Duration
+	// Interrupted, once it has ended, makes the node detach whatever OnExit says, in the
+	// middle of a drain too. It does not stop the node. May be nil: then only the API can do so.
+	Interrupted context.Context //nolint:containedctx // a second way to be told to stop
+	Log         *slog.Logger
+	Version     string // of this build, for metrics
+}
+
+// DefaultInstance is the one that commands mean unless told otherwise.
+const DefaultInstance = "default"
+
+const (
+	// heartbeatInterval is how often the service manager hears that the node is alive.
+	heartbeatInterval = time.Second
+	// retryInterval is when a product that failed is tried again.
+	retryInterval = 5 * time.Second
+)
+
+// node is one running instance.
+type node struct {
+	opts   Options
+	log    *slog.Logger
+	since  time.Time
+	format *config.Format
+
+	conditions *condition.Set
+	events     *control.Events
+	supervisor *supervisor
+	server     *control.Server
+	metrics    *metrics.Server
+	ending     ending
+	reloaded   reloaded
+	refusal    atomic.Pointer[error] // why nothing may be changed any more; nil: it may
+	stopped    atomic.Bool           // products close
+
+	// reading is held through a whole reload: what two large files are read into would have to find
+	// room at once. It guards products, but for what those say may be called at any time.
+	reading  sync.Mutex
+	products *products
+	settings atomic.Pointer[settings.Settings] // in force
+}
+
+// Run is the node. When ctx ends it does what opts.OnExit says and returns. An error before a product
+// has been opened leaves what a predecessor had as it was.
+func Run(ctx context.Context, opts Options) error {
+	unlock, err := Lock(opts.Instance)
+	if err != nil {
+		return err
+	}
+	release := sync.OnceFunc(unlock)
+	defer release()
+	started := boundMemoryOften()
+	defer started()
+	format := Format(opts.Products)
+	contents, err := readConfig(format, opts.Products, opts.ConfigPath, opts.Log)
+	if err != nil {
+		return err
+	}
+	n := newNode(opts, format)
+	ctx = n.ending.arrange(ctx, opts.Interrupted)
+	n.furnish()
+	own := n.own(contents)
+	if err := n.start(ctx, own, contents.Settings); err != nil {
+		return err
+	}
+	contents = nil //nolint:wastedassign // a large file's faults and positions are garbage from here on
+	n.log.Info("running", "instance", opts.Instance, "does", n.products.summary(), "socket", own.API.Socket, "pid", os.Getpid())
+	n.supervisor.ready(n.products.summary())
+	started()
+	returnMemory()
+	n.beside(ctx, n.reloads)
+	err = n.finish()
+	release() // before anybody hears that it is over: another node may start at once
+	n.ending.over(err)
+	n.server.Wait()
+	return err
+}
+
+func newNode(opts Options, format *config.Format) *node {
+	events := &control.Events{}
+	conditions := newConditions(opts.Log, events)
+	n := &node{opts: opts, log: opts.Log, since: time.Now(), format: format, events: events, conditions: conditions,
+		supervisor: newSupervisor(opts.Log)}
+	n.metrics = metrics.NewServer(n.sample, opts.Log)
+	return n
+}
+
+// furnish makes the products, with what they are given.
+func (n *node) furnish() {
+	n.products = newProducts(n.opts.Products, &Host{
+		Instance: n.opts.Instance, ConfigPath: n.opts.ConfigPath, Log: n.log, Conditions: n.conditions, Events: n.events,
+		Interrupted: n.ending.interrupted, Alive: n.supervisor.alive.beat, Scraped: n.metrics.Listening,
+		Summarize: func() { n.supervisor.ready(n.products.summary()) },
+	}, n.conditions, n.log)
+}
+
+// own are the settings of no product, with what the command line says in place of the file.
+func (n *node) own(c *config.Contents) settings.Settings {
+	own := c.Settings[settings.Name].(settings.Settings)
+	if n.opts.Socket != "" {
+		own.API.Socket = n.opts.Socket
+	}
+	return own
+}
+
+// start brings the products up, and answers at the control socket. What it has done when it fails is
+// undone.
+func (n *node) start(ctx context.Context, own settings.Settings, named map[string]any) error {
+	listening, err := n.metrics.Prepare(ctx, own.Metrics.Listen)
+	if err != nil {
+		return err
+	}
+	defer listening.Drop()
+	n.server = &control.Server{API: own.API, Handler: n, Events: n.events, Log: n.log}
+	if err := n.server.Listen(context.WithoutCancel(ctx)); err != nil { // it answers while flows drain
+		return err
+	}
+	n.settings.Store(&own)
+	if err := n.products.start(ctx, named); err != nil {
+		n.server.Stop()
+		return err
+	}
+	n.reloaded.note(true)
+	listening.Commit()
+	n.server.Serve()
+	return nil
+}
+
+// beside does something until ctx ends, and meanwhile what has to be done from time to time. It waits
+// for what it began.
+func (n *node) beside(ctx context.Context, do func(context.Context)) {
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	beside.Go(func() { do(ctx) })
+	heartbeat := time.NewTicker(heartbeatInterval)
+	defer heartbeat.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-heartbeat.C:
+			boundMemory()
+			n.supervisor.live()
+		}
+	}
+}
+
+func newConditions(log *slog.Logger, events *control.Events) *condition.Set {
+	return &condition.Set{OnChange: func(c condition.Change) {
+		events.Publish(eventOf(c))
+		if c.Joined {
+			return // it holds; the line of all has said so
+		}
+		if c.Cleared {
+			log.Info("condition ended", "condition", c.Condition.Code, "subject", c.Condition.Subject)
+			return
+		}
+		log.Warn(c.Condition.Text, "condition", c.Condition.Code, "subject", c.Condition.Subject, "remedy", c.Condition.Remedy)
+	}}
+}
+
+// eventOf is a change of the conditions for those who watch.
+func eventOf(c condition.Change) *shuntv1.WatchResponse {
+	event := &shuntv1.WatchResponse{Time: timestamppb.Now(), Event: "condition", Condition: message.Conditions([]condition.Condition{c.Condition})[0]}
+	if c.Cleared {
+		event.Event = "condition_ended"
+	}
+	return event
+}

@@ -1,0 +1,248 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+)
+
+// products are those that a node can run. Its methods are for one caller at a time, but for each,
+// summary and states.
+type products struct {
+	all        []*slot
+	host       *Host
+	conditions *condition.Set
+	log        *slog.Logger
+}
+
+// slot is a product with its instance, if it is open.
+type slot struct {
+	Product
+	settings any // of the file in force; nil: the file does not name the product
+
+	mu       sync.RWMutex // held for reading while the instance is asked, and never while it opens or closes
+	instance Instance     // nil: it is not open
+	failed   error        // why it could not be opened, if the file names it
+}
+
+func newProducts(all []Product, host *Host, conditions *condition.Set, log *slog.Logger) *products {
+	p := &products{host: host, conditions: conditions, log: log}
+	for _, product := range all {
+		p.all = append(p.all, &slot{Product: product})
+	}
+	return p
+}
+
+// get is the instance, or nil. It is for the one caller that opens and closes.
+func (s *slot) get() Instance {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.instance
+}
+
+func (s *slot) set(i Instance, failed error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.instance, s.failed = i, failed
+}
+
+// each asks every instance that is open, in the order of the products. An instance does not close
+// meanwhile.
+func (p *products) each(ask func(name string, i Instance) error) error {
+	var errs []error
+	for _, s := range p.all {
+		s.mu.RLock()
+		if s.instance != nil {
+			errs = append(errs, ask(s.Name, s.instance))
+		}
+		s.mu.RUnlock()
+	}
+	return errors.Join(errs...)
+}
+
+// start opens the products that a file names. A product that fails is a condition, unless none could
+// be opened.
+func (p *products) start(ctx context.Context, named map[string]any) error {
+	var errs []error
+	open := 0
+	for _, s := range p.all {
+		s.settings = named[s.Name]
+		if s.settings == nil {
+			continue
+		}
+		if err := p.open(ctx, s); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		open++
+	}
+	if open > 0 {
+		return nil
+	}
+	for _, s := range p.all {
+		p.conditions.Clear(condition.ProductFailed, s.Name)
+	}
+	return errors.Join(errs...)
+}
+
+// open brings a product up.
+func (p *products) open(ctx context.Context, s *slot) error {
+	host := *p.host
+	i, err := s.Open(ctx, &host, s.settings)
+	if err != nil {
+		s.set(nil, err)
+		p.conditions.Raise(condition.Condition{Code: condition.ProductFailed, Subject: s.Name,
+			Text: fmt.Sprintf("cannot start the product %s: %v", s.Name, err)})
+		return err
+	}
+	s.set(i, nil)
+	p.conditions.Clear(condition.ProductFailed, s.Name)
+	return nil
+}
+
+// shut ends a product that the file has no longer, or that ends with the node.
+func (p *products) shut(s *slot, keep bool) error {
+	i := s.get()
+	s.set(nil, nil)
+	p.conditions.Clear(condition.ProductFailed, s.Name)
+	if i == nil {
+		return nil
+	}
+	if err := i.Close(keep); err != nil {
+		return fmt.Errorf("end the product %s: %w", s.Name, err)
+	}
+	return nil
+}
+
+// refuses says why the products that are open cannot have these settings, or is nil.
+func (p *products) refuses(named map[string]any) error {
+	var errs []error
+	for _, s := range p.all {
+		if i, wanted := s.get(), named[s.Name]; i != nil && wanted != nil {
+			errs = append(errs, i.Refuses(wanted))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// apply brings a file into force: products that it names open or get their settings, others close. One
+// that fails keeps none of the others from it.
+func (p *products) apply(ctx context.Context, named map[string]any) (all []Difference, err error) {
+	var errs []error
+	for _, s := range p.all {
+		before := s.settings
+		s.settings = named[s.Name]
+		i := s.get()
+		switch {
+		case s.settings == nil && before != nil:
+			errs = append(errs, p.shut(s, false))
+			all = append(all, Difference{Text: fmt.Sprintf("- product %s", s.Name)})
+		case s.settings == nil:
+		case i == nil:
+			if err := p.open(ctx, s); err != nil {
+				errs = append(errs, fmt.Errorf("start the product %s, which is tried again: %w", s.Name, err))
+				continue
+			}
+			all = append(all, Difference{Text: fmt.Sprintf("+ product %s: %s", s.Name, s.get().Summary())})
+		default:
+			difference, err := i.Apply(ctx, s.settings)
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			all = append(all, difference)
+		}
+	}
+	return all, errors.Join(errs...)
+}
+
+// retry opens the products that the file names and that could not be opened. It returns whether
+// anything has changed.
+func (p *products) retry(ctx context.Context) (opened bool) {
+	for _, s := range p.all {
+		if s.settings == nil || s.get() != nil {
+			continue
+		}
+		if err := p.open(ctx, s); err != nil {
+			continue // it is a condition already
+		}
+		opened = true
+		p.log.Info("a product that had failed has started", "product", s.Name, "does", s.get().Summary())
+	}
+	return opened
+}
+
+// close ends all of them, the last one first.
+func (p *products) close(keep bool) error {
+	var errs []error
+	for _, s := range slices.Backward(p.all) {
+		errs = append(errs, p.shut(s, keep))
+	}
+	return errors.Join(errs...)
+}
+
+// drain returns when no product serves anything any more that would break, or when ctx ends.
+func (p *products) drain(ctx context.Context) {
+	var draining sync.WaitGroup
+	for _, s := range p.all {
+		if d, can := s.get().(Drainer); can {
+			draining.Go(func() { d.Drain(ctx) })
+		}
+	}
+	draining.Wait()
+}
+
+// checkHost compares settings with this machine.
+func (p *products) checkHost(named map[string]any) {
+	for _, s := range p.all {
+		wanted := named[s.Name]
+		if wanted == nil {
+			continue
+		}
+		if i, knows := s.get().(HostChecker); knows {
+			i.CheckHost(wanted)
+		} else if s.CheckHost != nil {
+			s.CheckHost(wanted, HostCheck{})
+		}
+	}
+}
+
+// summary is what the products do, in a few words.
+func (p *products) summary() string {
+	var words []string
+	for _, s := range p.states() {
+		if s.failed == nil {
+			words = append(words, s.summary)
+		} else {
+			words = append(words, s.name+" failed")
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+// state is how a product that the file names is.
+type state struct {
+	name, summary string
+	failed        error // nil: it is open
+}
+
+// states are those of the products that are open or should be.
+func (p *products) states() (all []state) {
+	for _, s := range p.all {
+		s.mu.RLock()
+		switch {
+		case s.instance != nil:
+			all = append(all, state{name: s.Name, summary: s.instance.Summary()})
+		case s.failed != nil:
+			all = append(all, state{name: s.Name, failed: s.failed})
+		}
+		s.mu.RUnlock()
+	}
+	return all
+}

@@ -1,0 +1,10 @@
+// Package products lists shunt's products, as a node runs them.
+package products
+
+import (
+	"github.com/shunt-lb/shunt/internal/lb/daemon"
+	"github.com/shunt-lb/shunt/internal/node"
+)
+
+// All is every product. A file that names none is taken for one of the first.
+func All() []node.Product { return []node.Product{daemon.Product(daemon.Options{})} }
