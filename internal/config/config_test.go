@@ -343,3 +343,76 @@ func TestListen(t *testing.T) {
 		}
 	}
 }
+
+// A file with a mistake in each of very many places costs as much as reading it, and its faults are few.
+// Before reading ended after a number of faults, each of these took ten seconds and more.
+func TestVeryManyMistakes(t *testing.T) {
+	many := func(one string) string {
+		var all strings.Builder
+		for i := range 20_000 {
+			fmt.Fprintf(&all, one, i)
+		}
+		return all.String()
+	}
+	for what, text := range map[string]string{
+		"unknown keys at the top":        "lanes: [{name: a}]\n" + many("unknown%d: 1\n"),
+		"unknown keys on one line":       "{lanes: [{name: a}]," + many("unknown%d: 1,") + "}\n",
+		"unknown keys in a mapping":      "lanes: [{name: a," + many("unknown%d: 1,") + "}]\n",
+		"entries without what they need": "lanes: [" + many("{ports: %d},") + "]\n",
+		"bad items of a list":            "lanes: [{name: a, ports: [" + many("x%d,") + "]}]\n",
+		"bad items, and nothing else":    "meter: {lanes: [" + many("{color: red, at: %d},") + "]}\n",
+		"good items that mean nothing":   "meter: {lanes: [" + strings.ReplaceAll(many("{color: red%d},"), "red", "blue") + "]}\n",
+	} {
+		begin := time.Now()
+		c, _ := read(t, formatWithMeter(), text)
+		faults := c.Faults.Sorted()
+		var shown strings.Builder
+		if err := Render(&shown, faults); err != nil {
+			t.Fatal(err)
+		}
+		if len(faults) < FaultsMax || len(faults) > FaultsMax+3 || shown.Len() > 100_000 {
+			t.Errorf("%s: %d faults, %d bytes are shown; want about %d faults", what, len(faults), shown.Len(), FaultsMax)
+		}
+		if took := time.Since(begin); took > 30*time.Second { // it takes a tenth of a second
+			t.Errorf("%s: it took %s", what, took)
+		}
+	}
+}
+
+// What is found after reading, too, is kept up to a number, and counted beyond.
+func TestManyFaultsOfMeaning(t *testing.T) {
+	c, _ := read(t, formatWithMeter(), "meter: {}\n")
+	for i := range 3 * FaultsMax {
+		c.Faults.Warnf(Mark{At: Place{file: &file{name: "a.yaml"}}}, "", "warning %d", i)
+	}
+	c.Faults.Errorf(Mark{At: Place{file: &file{name: "a.yaml"}}}, "", "an error")
+	faults := c.Faults.Sorted()
+	if last := faults[len(faults)-1]; len(faults) != FaultsMax+2 || !HasErrors(faults) || last.Message != "2000 more faults of this severity are not shown" || last.Severity != SeverityWarning {
+		t.Errorf("of %d faults the last is %v", len(faults), last)
+	}
+	if again := c.Faults.Sorted(); len(again) != len(faults) {
+		t.Errorf("sorted again there are %d faults", len(again))
+	}
+}
+
+// The excerpt of a long line is around the column, and of a short one all of it.
+func TestWindow(t *testing.T) {
+	long := strings.Repeat("ä", 1_000_000)
+	for _, c := range []struct {
+		line          string
+		column        int
+		want          string
+		start, length int
+		cut           bool
+	}{
+		{"abc", 1, "abc", 0, 3, false}, {"abc", 4, "abc", 3, 3, false}, {"abc", 9, "abc", 3, 3, false}, {"", 1, "", 0, 0, false},
+		{"a\tb\x00", 2, "a b\uFFFD", 1, 4, false},
+		{long, 1, "", 0, 2 * excerptColumns, false}, {long, 500_000, "", excerptColumns / 2, 2 * excerptColumns, true},
+		{long, 1_000_001, "", excerptColumns / 2, excerptColumns / 2, true}, {"\xff\xfe\xfd", 2, "\uFFFD\uFFFD\uFFFD", 1, 3, false},
+	} {
+		part, start, cut := window(c.line, c.column)
+		if c.want != "" && string(part) != c.want || len(part) != c.length || start != c.start || cut != c.cut {
+			t.Errorf("%.9q, column %d: %.20q of %d characters, column %d, cut %t; want %+.20q", c.line, c.column, string(part), len(part), start, cut, c.want)
+		}
+	}
+}

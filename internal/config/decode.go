@@ -19,7 +19,6 @@ type decoder struct {
 	contents  *Contents
 	file      *file
 	faults    *Faults
-	gaveUp    bool                // FaultsMax was reached
 	values    int                 // decoded so far
 	valuesMax int                 // what the text can spell out, and expansionMax
 	merging   map[*yaml.Node]bool // mappings that are being merged, against cycles
@@ -45,6 +44,9 @@ func (d *decoder) document(root *yaml.Node) {
 	}
 	fields := d.contents.format.fields()
 	for _, p := range pairs {
+		if d.givesUp(p.key) {
+			return
+		}
 		i := slices.IndexFunc(fields, func(f Field) bool { return f.Name == p.name })
 		switch {
 		case i >= 0:
@@ -56,6 +58,18 @@ func (d *decoder) document(root *yaml.Node) {
 			d.unknown(p, fields)
 		}
 	}
+}
+
+// givesUp reports whether there are so many faults that the rest of the file is not read, and says so once.
+func (d *decoder) givesUp(at Mark) bool {
+	if !d.faults.full() {
+		return false
+	}
+	if !d.contents.gaveUp {
+		d.contents.gaveUp, d.contents.Unparsed = true, true
+		d.faults.add(SeverityError, Mark{At: Place{file: d.file}}, fmt.Sprintf("shunt stops reading after %d faults, at %s", FaultsMax, at.path), "fix these first")
+	}
+	return true
 }
 
 // unknown says what a key may have meant that the mapping does not have.
@@ -200,6 +214,10 @@ func (d *decoder) mapping(n *yaml.Node, m Mark, target reflect.Value) {
 	fields := FieldsOf(target.Type())
 	present := make([]bool, len(fields))
 	for _, p := range pairs {
+		if d.givesUp(p.key) {
+			where.Bad = true
+			return
+		}
 		i := slices.IndexFunc(fields, func(f Field) bool { return f.Name == p.name })
 		if i < 0 {
 			d.unknown(p, fields)
@@ -273,6 +291,10 @@ func (d *decoder) many(n *yaml.Node, m Mark, target reflect.Value, where *Mark, 
 	}
 	items := target.FieldByName("Items")
 	for i, item := range nodes {
+		if d.givesUp(paths[i]) {
+			where.Bad = true
+			return
+		}
 		element := reflect.New(items.Type().Elem())
 		d.leaf(item, paths[i], element.Interface().(Leaf), f)
 		if element.Interface().(Leaf).Where().Bad {
@@ -304,11 +326,7 @@ func (d *decoder) list(n *yaml.Node, m Mark, target reflect.Value) {
 	items := target.FieldByName("Items")
 	items.Grow(min(len(resolved.Content), 1<<16)) // entries are large, and copying them costs more than reading
 	for i, item := range resolved.Content {
-		if len(d.faults.faults) >= FaultsMax {
-			if !d.gaveUp {
-				d.gaveUp = true
-				d.faults.Errorf(Mark{At: Place{file: d.file}}, "fix these first", "shunt stops reading this file's lists after %d faults, at %s", FaultsMax, d.item(item, m, i).path)
-			}
+		if d.faults.full() && d.givesUp(d.item(item, m, i)) {
 			where.Bad = true
 			return
 		}

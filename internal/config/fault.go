@@ -87,7 +87,7 @@ func Render(w io.Writer, faults []Fault) error {
 				warnings++
 			}
 		}
-		fmt.Fprintf(&text, "... and more: errors %d, warnings %d; `shunt check --output json` has them all\n", len(more)-warnings, warnings)
+		fmt.Fprintf(&text, "... and more: errors %d, warnings %d; `shunt check --output json` has up to %d of each\n", len(more)-warnings, warnings, FaultsMax)
 	}
 	if _, err := io.WriteString(w, text.String()); err != nil {
 		return fmt.Errorf("writing faults: %w", err)
@@ -100,8 +100,7 @@ func (f Fault) excerpt() string {
 	if f.Line == 0 || strings.TrimSpace(f.line) == "" {
 		return ""
 	}
-	line := []rune(printable(f.line))
-	start := min(max(f.Column-1, 0), len(line))
+	line, start, cut := window(f.line, f.Column)
 	width := 1
 	for _, quote := range []string{"", `"`, "'"} {
 		if text := quote + f.Text + quote; text != "" && strings.HasPrefix(string(line[start:]), text) {
@@ -109,9 +108,8 @@ func (f Fault) excerpt() string {
 		}
 	}
 	ellipsis := ""
-	if start > excerptColumns*3/4 {
-		cut := start - excerptColumns/2
-		line, start, ellipsis = line[cut:], start-cut, "..."
+	if cut {
+		ellipsis = "..."
 	}
 	if len(line) > excerptColumns {
 		line = append(line[:excerptColumns:excerptColumns], []rune("...")...)
@@ -120,6 +118,36 @@ func (f Fault) excerpt() string {
 	number := fmt.Sprintf("%5d", f.Line)
 	return fmt.Sprintf("%s | %s%s\n%s | %s%s\n", number, ellipsis, string(line),
 		strings.Repeat(" ", len(number)), strings.Repeat(" ", len(ellipsis)+start), strings.Repeat("^", width))
+}
+
+// window is the part of a line around a column (from 1) that an excerpt may show and its mark may be under,
+// with the column's place in it, and whether the line begins before it. It looks at no more of the line
+// than that: a line can have megabytes.
+func window(line string, column int) (part []rune, start int, cut bool) {
+	start = max(column-1, 0)
+	skip := 0
+	if start > excerptColumns*3/4 {
+		skip, cut = start-excerptColumns/2, true
+		start -= skip
+	}
+	at := 0
+	for i := range line {
+		if at == skip {
+			line = line[i:]
+			break
+		}
+		at++
+	}
+	if at < skip { // of bytes that are no text there are fewer characters
+		return nil, 0, cut
+	}
+	const most = 2 * excerptColumns
+	if len(line) > most*utf8.UTFMax {
+		line = line[:most*utf8.UTFMax]
+	}
+	part = []rune(printable(line))
+	part = part[:min(len(part), most)]
+	return part, min(start, len(part)), cut
 }
 
 // printable replaces what a terminal would act on. A tab becomes one space, so that
@@ -162,18 +190,37 @@ type Mark struct {
 	Bad  bool   // it has a fault already: no check builds on it
 }
 
-// FaultsMax is how many faults a file may have for its lists to be read on: a file that is
-// something else, or has one mistake in each of a hundred thousand entries, is not worth the time.
+// FaultsMax is how many errors, and how many warnings, are kept; after as many faults, reading ends. A
+// file that is something else, or has one mistake in each of a hundred thousand entries, is not worth the
+// time.
 const FaultsMax = 1000
 
 // Faults gathers what is wrong. Files are ranked in the order they were read.
 type Faults struct {
 	faults []Fault
 	rank   map[string]int
+	kept   map[Severity]int
+	more   map[Severity]int // that are not kept
 }
+
+// full reports whether there are so many faults that reading on is not worth the time.
+func (c *Faults) full() bool { return len(c.faults) >= FaultsMax }
 
 // Add files a fault at a mark.
 func (c *Faults) Add(s Severity, m Mark, message, suggestion string) {
+	if c.kept == nil {
+		c.kept, c.more = map[Severity]int{}, map[Severity]int{}
+	}
+	if c.kept[s] >= FaultsMax {
+		c.more[s]++
+		return
+	}
+	c.kept[s]++
+	c.add(s, m, message, suggestion)
+}
+
+// add is Add, however many there are.
+func (c *Faults) add(s Severity, m Mark, message, suggestion string) {
 	f := Fault{
 		File: m.At.file.name, Severity: s, Path: m.path, Text: m.Text,
 		Message: message, Suggestion: suggestion,
@@ -194,9 +241,17 @@ func (c *Faults) Warnf(m Mark, suggestion, format string, args ...any) {
 	c.Add(SeverityWarning, m, fmt.Sprintf(format, args...), suggestion)
 }
 
-// Sorted is every fault once, in the order of files, lines and columns. A fault inside
-// an anchor is met once per alias; it is one fault.
+// Sorted is every fault that is kept, once, in the order of files, lines and columns. A fault inside
+// an anchor is met once per alias; it is one fault. The last one says how many are not kept.
 func (c *Faults) Sorted() []Fault {
+	last := len(c.faults) - 1
+	for _, s := range []Severity{SeverityError, SeverityWarning} {
+		if c.more[s] > 0 {
+			f := c.faults[last]
+			c.faults = append(c.faults, Fault{File: f.File, Severity: s, Message: fmt.Sprintf("%d more faults of this severity are not shown", c.more[s]), Suggestion: "fix these first"})
+			c.more[s] = 0
+		}
+	}
 	slices.SortStableFunc(c.faults, func(a, b Fault) int {
 		if d := c.rank[a.File] - c.rank[b.File]; d != 0 {
 			return d

@@ -95,7 +95,8 @@ type Contents struct {
 	Settings map[string]any
 	Faults   Faults
 	Said     bool // the files say anything
-	Unparsed bool // of a file nothing is known, so nothing can be missing
+	Unparsed bool // of a part of the files nothing is known, so nothing can be missing
+	gaveUp   bool // there were too many faults to read on
 }
 
 // Has reports whether a file has a key of the part of that name, also one with a fault.

@@ -40,7 +40,16 @@ func newFile(name string, data []byte) *file {
 func (f *file) locate(line, column int) (int, int, string) {
 	line = min(max(line, 1), len(f.lines))
 	text := f.lines[line-1]
-	return line, min(max(column, 1), utf8.RuneCountInString(text)+1), text
+	last := 0 // column; a line can have megabytes, so only as much is counted as matters
+	for range text {
+		if last++; last >= column {
+			break
+		}
+	}
+	if last < column {
+		last++ // behind the end
+	}
+	return line, min(max(column, 1), last), text
 }
 
 // filesOf is the files to read, and those whose name looks like a mistake.

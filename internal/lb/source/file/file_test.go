@@ -361,7 +361,7 @@ func TestManyFaults(t *testing.T) {
 	if len(read) != config.FaultsMax {
 		t.Errorf("%d entries were read, want %d", len(read), config.FaultsMax)
 	}
-	if !strings.Contains(faults[0].String(), "stops reading this file's lists after 1000 faults, at services[999].backends[0]") {
+	if !strings.Contains(faults[0].String(), "stops reading after 1000 faults, at services[999].backends") {
 		t.Errorf("the first fault is %s", faults[0])
 	}
 	var out strings.Builder
