@@ -18,6 +18,7 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/control"
+	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/lb/source/file"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/products"
@@ -299,6 +300,17 @@ func detachRest(s streams, instance, running string) error {
 	log, err := newLog(s.out, "text", false)
 	if err != nil {
 		return err
+	}
+	known, err := daemon.Instances()
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(known, instance) {
+		others := "and nothing of any other"
+		if len(known) > 0 {
+			others = "where there are " + value.Few(known)
+		}
+		return fmt.Errorf("detach instance %q: nothing of it is on this machine, %s", instance, others)
 	}
 	err = node.Detach(instance, products.All(), log)
 	if held := (*node.RunsError)(nil); errors.As(err, &held) {

@@ -270,7 +270,7 @@ func TestDetachAsksTheDaemon(t *testing.T) {
 		asked := b.daemon
 		b.start() // at once
 		requireEnd(t, asked, "asked to detach")
-		if code, out := b.shunt("detach", "--instance", "another", "--socket", b.socket); code != 0 || strings.Contains(out, "daemon") {
+		if code, out := b.shunt("detach", "--instance", "another", "--socket", b.socket); code != 1 || !strings.Contains(out, `"another": nothing of it is on this machine, where there are `) {
 			t.Errorf("shunt detach of an instance that is not there: exit code %d\n%s", code, out)
 		}
 		if code, out := b.shunt("detach", "--instance", b.instance, "--socket", b.socket+"x"); code != 1 ||
@@ -298,7 +298,7 @@ func TestDetachAsksTheDaemon(t *testing.T) {
 	b.endsByItself(t, "the drain ends before the flows: interrupted")
 	b.nothingLeft(t, before)
 	for _, args := range [][]string{detach, append(slices.Clone(detach), "--unattended")} {
-		if code, out := b.shunt(args...); code != 0 || strings.Contains(out, "daemon") {
+		if code, out := b.shunt(args...); code != 1 || !strings.Contains(out, "nothing of it is on this machine") {
 			t.Errorf("shunt %s with nothing there: exit code %d\n%s", strings.Join(args, " "), code, out)
 		}
 	}

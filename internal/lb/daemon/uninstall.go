@@ -72,7 +72,7 @@ func (v *Inventory) take(socket string) error {
 	if v.space, err = backend.Space(); err != nil {
 		return err
 	}
-	if v.instances, err = instancesOf(); err != nil {
+	if v.instances, err = Instances(); err != nil {
 		return err
 	}
 	for _, instance := range v.instances {
@@ -101,8 +101,8 @@ func (v *Inventory) take(socket string) error {
 	return nil
 }
 
-// instancesOf is everyone who has left anything: a pin, or a file named after it.
-func instancesOf() ([]string, error) {
+// Instances are those that run or have left anything: a pin, or a file named after it.
+func Instances() ([]string, error) {
 	names, err := datapath.Instances()
 	if err != nil {
 		return nil, err
