@@ -283,6 +283,9 @@ func (s *subject) stop(ctx context.Context) error {
 		return nil
 	}
 	err := s.daemon.End(syscall.SIGTERM, time.Minute)
+	if err == nil {
+		return nil
+	}
 	if out, failed := s.host.Command(ctx, s.shunt, "detach", "--instance", s.instance).CombinedOutput(); failed != nil {
 		err = errors.Join(err, fmt.Errorf("shunt detach: %w\n%s", failed, out))
 	}

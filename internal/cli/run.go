@@ -89,25 +89,36 @@ Ctrl-C (SIGINT) always detaches. A second Ctrl-C exits at once, as if the proces
 	return c
 }
 
+// interruptPause is how long after the first Ctrl-C another one means something else: a terminal and a
+// wrapper such as `timeout` or a shell may both pass on the first.
+const interruptPause = time.Second
+
 // untilTold is a context that ends with SIGTERM or SIGINT, and one that ends with SIGINT
-// alone. A second SIGINT exits at once; SIGTERM may come as often as it likes.
+// alone. A second SIGINT exits at once, unless it comes together with the first; SIGTERM may come as often
+// as it likes.
 func untilTold(parent context.Context) (stop, interrupted context.Context) {
 	stop, stopping := context.WithCancel(parent)
 	interrupted, interrupting := context.WithCancel(parent)
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
-	go func() {
-		for s := range signals {
-			if s == syscall.SIGINT {
-				if interrupted.Err() != nil {
-					os.Exit(exitInterrupted)
-				}
-				interrupting()
-			}
-			stopping()
-		}
-	}()
+	go obey(signals, time.Now, stopping, interrupting, func() { os.Exit(exitInterrupted) })
 	return stop, interrupted
+}
+
+// obey does what signals say.
+func obey(signals <-chan os.Signal, now func() time.Time, stop, interrupt, exit func()) {
+	var first time.Time // SIGINT
+	for s := range signals {
+		switch {
+		case s != syscall.SIGINT:
+		case first.IsZero():
+			first = now()
+			interrupt()
+		case now().Sub(first) >= interruptPause:
+			exit()
+		}
+		stop()
+	}
 }
 
 // requireOnExit refuses ways to stop that there are not; given is whether --drain-timeout was.
