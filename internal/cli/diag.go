@@ -13,6 +13,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/diag"
 	"github.com/shunt-lb/shunt/internal/diag/io"
+	"github.com/shunt-lb/shunt/internal/diag/line"
 	"github.com/shunt-lb/shunt/sensor"
 )
 
@@ -154,10 +155,10 @@ cannot run.`,
 
 // diagTool is a tool as `shunt diag doctor -o json` tells it.
 type diagTool struct {
-	Tool    string          `json:"tool"`
-	Runs    bool            `json:"runs"`
-	Reason  string          `json:"reason,omitempty"` // why it does not
-	Sensors []io.SensorLine `json:"sensors"`
+	Tool    string        `json:"tool"`
+	Runs    bool          `json:"runs"`
+	Reason  string        `json:"reason,omitempty"` // why it does not
+	Sensors []line.Sensor `json:"sensors"`
 }
 
 func printDiagDoctor(s streams, types sensor.BTF, tools []diag.Tool, output string) error {
@@ -168,7 +169,7 @@ func printDiagDoctor(s streams, types sensor.BTF, tools []diag.Tool, output stri
 			return privileges(t.Err)
 		}
 		fails = fails || t.Err != nil
-		line := diagTool{Tool: t.Name, Runs: t.Err == nil, Sensors: io.Lines(t.Results)}
+		line := diagTool{Tool: t.Name, Runs: t.Err == nil, Sensors: line.Sensors(t.Results)}
 		if t.Err != nil {
 			line.Reason = t.Err.Error()
 		}
