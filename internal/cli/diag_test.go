@@ -51,6 +51,7 @@ func TestDiagDoctor(t *testing.T) {
 	if answer.BTF == "" || len(answer.Tools) != 1 || !answer.Tools[0].Runs || len(answer.Tools[0].Sensors) != 3 {
 		t.Errorf("%+v", answer)
 	}
+	t.Log("\n" + people.String())
 	for _, l := range answer.Tools[0].Sensors {
 		if l.Way == "" || !strings.Contains(people.String(), l.Way) {
 			t.Errorf("%+v is not told in\n%s", l, people.String())
