@@ -27,14 +27,15 @@ type sample struct{ time, offset, err int64 }
 const sampleNs = int64(1e9)
 
 // add takes a probe that the client sent at out and whose answer it received at back, and which the server received and
-// answered. It returns the offset and its largest error, in ns; false: the stamps contradict themselves.
+// answered. It returns the offset at back and its largest error, in ns; false: the stamps contradict themselves.
 func (c *clock) add(out, receive, answer, back int64) (offset, err int64, ok bool) {
-	lower, upper := answer-back, receive-out
+	// The server received some time ago, and the clocks may have drifted since.
+	lower, upper := answer-back, receive-out+drifted(back-out)
 	if lower > upper {
 		return 0, 0, false
 	}
 	if c.known {
-		drift := int64(driftMax * math.Abs(float64(back-c.time)))
+		drift := drifted(back - c.time)
 		c.lower, c.upper = max(c.lower-drift, lower), min(c.upper+drift, upper)
 	}
 	if c.known && c.lower > c.upper {
@@ -56,6 +57,22 @@ func (c *clock) add(out, receive, answer, back int64) (offset, err int64, ok boo
 		c.best = now
 	}
 	return now.offset, now.err, true
+}
+
+// drifted is by how much two clocks may come apart in that time, in ns, rounded up.
+func drifted(ns int64) int64 { return int64(math.Ceil(driftMax * math.Abs(float64(ns)))) }
+
+// bridge turns times of the server's clock between receive and answer into the client's. The offset is that of back; if
+// the clocks drift while the server has the probe, the offset moves from what the way there allows to what the way back
+// allows, and no time is taken from one stage alone.
+func bridge(offset, out, receive, answer, back int64) func(ns int64) int64 {
+	begin, end := min(offset, receive-out), max(offset, answer-back)
+	return func(ns int64) int64 {
+		if answer <= receive {
+			return ns - begin
+		}
+		return ns - begin - int64(float64(end-begin)*(float64(ns-receive)/float64(answer-receive)))
+	}
 }
 
 // drift is by how much the server's clock is faster, in ns per ns, and its largest error; false: not long enough.

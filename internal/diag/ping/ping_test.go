@@ -276,11 +276,11 @@ func abs(n int64) int64 { return max(n, -n) }
 
 func median(all []int64) int64 { return slices.Sorted(slices.Values(all))[len(all)/2] }
 
-// TestADelayIsFoundInTheProcess keeps the receiving thread from its socket for 20 ms after each probe.
+// TestADelayIsFoundInTheProcess keeps the receiving thread from its socket for 50 ms, again and again.
 func TestADelayIsFoundInTheProcess(t *testing.T) {
 	h := build(t)
 	h.serve(t, nil)
-	const nap = 20 * time.Millisecond
+	const nap = 50 * time.Millisecond
 	type away struct{ begin, end int64 }
 	var aways []away
 	now := func() int64 {
@@ -290,7 +290,7 @@ func TestADelayIsFoundInTheProcess(t *testing.T) {
 		}
 		return ts.Nano()
 	}
-	probes, _ := h.ping(t, Options{Server: server4, Count: 40, Interval: 4 * time.Millisecond, Bytes: 556}, func(Probe) {
+	probes, _ := h.ping(t, Options{Server: server4, Count: 40, Interval: 10 * time.Millisecond, Bytes: 556}, func(Probe) {
 		begin := now()
 		if len(aways) > 0 && begin-aways[len(aways)-1].end < int64(time.Millisecond) {
 			return // probes that are settled together
@@ -317,7 +317,7 @@ func TestADelayIsFoundInTheProcess(t *testing.T) {
 		t.Fatalf("only %d probes came while the process was away: %v", len(expected), probes)
 	}
 	t.Logf("%d probes, median: configured %s µs, off by %s, all other stages together %s", len(expected), us(median(expected)), us(median(wrong)), us(median(others)))
-	if median(wrong) > max(median(expected)/20, 1_000_000) || median(others) > median(expected)/2 {
+	if median(wrong) > max(median(expected)/20, 5_000_000) || median(others) > median(expected)/2 {
 		t.Errorf("configured %s µs: off by %s, others %s", us(median(expected)), us(median(wrong)), us(median(others)))
 	}
 }

@@ -137,9 +137,10 @@ func (p *pending) settle(c *clock, reason func(uint32) string) Probe {
 		offset, err, ok := c.add(out, receive, answer, back)
 		v.AddsUp = ok
 		v.Clock = &Clock{offset, err}
+		here := bridge(offset, out, receive, answer, back)
 		for i := serverFirst; i <= serverLast; i++ {
 			if points[i] != 0 {
-				points[i] -= offset
+				points[i] = here(points[i])
 			}
 		}
 		if s := p.server; s.socket != 0 && s.user != 0 && s.softirq != 0 {
