@@ -2,6 +2,7 @@ package ping
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -80,7 +81,9 @@ func (h hosts) serve(t *testing.T, change func(*server)) {
 				return err
 			}
 			err = s.run(ctx)
-			t.Logf("server: %+v", s.served)
+			missed, failed := s.recorder.set.Missed()
+			t.Logf("server: %+v, sensors not run: %v", s.served, missed)
+			err = errors.Join(err, failed)
 			if failed := s.close(); failed != nil {
 				return failed
 			}
@@ -126,8 +129,9 @@ func (h hosts) ping(t *testing.T, o Options, settled func(Probe)) ([]Probe, Summ
 			}
 			return nil
 		})
-		s = sum.summary(c, nil)
-		return err
+		missed, failed := c.recorder.set.Missed()
+		s = sum.summary(c, missed)
+		return errors.Join(err, failed)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -138,6 +142,7 @@ func (h hosts) ping(t *testing.T, o Options, settled func(Probe)) ([]Probe, Summ
 // check finds what must be true of each probe that was answered.
 func check(t *testing.T, probes []Probe) {
 	t.Helper()
+	incomplete := 0
 	for _, p := range probes {
 		total := int64(0)
 		for _, s := range p.Stages {
@@ -145,14 +150,27 @@ func check(t *testing.T, probes []Probe) {
 				t.Errorf("a stage is negative: %v", p)
 			}
 		}
-		if !p.Lost && (total != p.RoundTrip || !p.AddsUp || !p.Reported || p.Forgotten || p.Clock == nil || p.Listener == nil) {
+		if !p.Lost && (total != p.RoundTrip || !p.AddsUp || !p.Reported || p.Forgotten) {
 			t.Errorf("the stages have %d ns of %d: %v", total, p.RoundTrip, p)
+		}
+		if !p.Lost && !p.isComplete() {
+			incomplete++
+			t.Logf("without some stamps: %v", p)
 		}
 		// Both hosts are on one kernel, so the true offset is 0.
 		if c := p.Clock; c != nil && max(c.OffsetNs, -c.OffsetNs) > c.ErrorNs {
 			t.Errorf("the clocks are one, but %+v: %v", *c, p)
 		}
 	}
+	// Linux 6.18 sometimes runs no tracepoint's program for a packet, soon after one was attached (docs/design/28).
+	if incomplete > max(1, len(probes)/4) {
+		t.Errorf("%d of %d probes lack stamps", incomplete, len(probes))
+	}
+}
+
+// isComplete: each stage is known, except that a process that was awake is not woken.
+func (p Probe) isComplete() bool {
+	return len(p.Stages) >= len(stageNames)-1 && p.Clock != nil && p.Listener != nil
 }
 
 // of is the time of the stages with a name that begins so, in ns.
@@ -244,28 +262,34 @@ func TestADelayIsFoundInTheQueue(t *testing.T) {
 				t.Fatalf("not all were answered: %+v", s)
 			}
 			stage := side + ".queue"
-			begin := probes[0].sentNs + probes[0].until(stage)
-			var wrong, expected []int64
+			var gaps, waits []int64
 			others := map[string][]int64{}
-			for k, p := range probes {
-				leaves := begin + int64(1e9)*int64((k+1)*frameBytes-burstBytes)/rateBytes
-				want := max(0, leaves-p.sentNs-p.until(stage))
-				expected, wrong = append(expected, want), append(wrong, abs(p.of(stage)-want))
-				t.Logf("probe %d: %s %s µs, configured %s", p.Sequence, stage, us(p.of(stage)), us(want))
+			left := map[uint64]int64{}
+			for _, p := range probes {
+				if !p.isComplete() {
+					continue
+				}
+				left[p.Sequence] = p.sentNs + p.until(stage) + p.of(stage)
+				waits = append(waits, p.of(stage))
+				if before, known := left[p.Sequence-1]; known {
+					gaps = append(gaps, left[p.Sequence]-before)
+				}
 				for _, other := range p.Stages {
 					if other.Name != stage {
 						others[other.Name] = append(others[other.Name], other.Ns)
 					}
 				}
 			}
-			// Ten packets that the filter holds by a timer of the kernel. A loaded machine is late for some, and a report
-			// of the server may take its turn, 1 ms each.
-			if off, want := median(wrong), median(expected); off > max(want/20, 3_000_000) {
-				t.Errorf("%s is off by %s µs in the median, of %s", stage, us(off), us(want))
+			// The first packets find a bucket that is full or not, and another packet may take its turn, as a report of the
+			// server or a router solicitation: the median has neither.
+			want := int64(1e9) * frameBytes / rateBytes
+			t.Logf("%s: packets leave each %s µs in the median, configured %s; they wait %s", stage, us(median(gaps)), us(want), us(median(waits)))
+			if abs(median(gaps)-want) > max(want/20, 1_500_000) || median(waits) < 3*want {
+				t.Errorf("packets leave %s each %s µs, and not each %s, or wait too short: %s", stage, us(median(gaps)), us(want), us(median(waits)))
 			}
 			for name, times := range others {
-				if m := median(times); m > median(expected)/4 {
-					t.Errorf("%s is blamed with %s µs, where %s has %s", name, us(m), stage, us(median(expected)))
+				if m := median(times); m > median(waits)/4 {
+					t.Errorf("%s is blamed with %s µs, where %s has %s", name, us(m), stage, us(median(waits)))
 				}
 			}
 		})
@@ -303,6 +327,9 @@ func TestADelayIsFoundInTheProcess(t *testing.T) {
 	check(t, probes)
 	var expected, wrong, others []int64
 	for _, p := range probes {
+		if !p.isComplete() {
+			continue
+		}
 		arrived := p.sentNs + p.until("client.wakeup")
 		for _, a := range aways {
 			if arrived < a.begin || arrived > a.end {
@@ -385,6 +412,9 @@ func TestClocksThatDiffer(t *testing.T) {
 			if stage.Ns < 0 {
 				t.Errorf("a stage is negative: %v", p)
 			}
+		}
+		if p.Clock == nil { // without stamps
+			continue
 		}
 		// The true offset is between that of the beginning and that of now.
 		if off := p.Clock.OffsetNs - 1e9; off > p.Clock.ErrorNs+time.Since(begin).Nanoseconds()/20_000 || off < -p.Clock.ErrorNs {
