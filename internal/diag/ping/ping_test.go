@@ -284,8 +284,9 @@ func TestADelayIsFoundInTheQueue(t *testing.T) {
 			// server or a router solicitation: the median has neither.
 			want := int64(1e9) * frameBytes / rateBytes
 			t.Logf("%s: packets leave each %s µs in the median, configured %s; they wait %s", stage, us(median(gaps)), us(want), us(median(waits)))
-			if abs(median(gaps)-want) > max(want/20, 1_500_000) || median(waits) < 3*want {
-				t.Errorf("packets leave %s each %s µs, and not each %s, or wait too short: %s", stage, us(median(gaps)), us(want), us(median(waits)))
+			// No machine lets them leave earlier, and one that is loaded is late: its timers are.
+			if median(gaps) < want-max(want/20, 100_000) || median(gaps) > 2*want || median(waits) < 2*want {
+				t.Errorf("packets leave %s each %s µs, and not each %s, or their wait is short: %s", stage, us(median(gaps)), us(want), us(median(waits)))
 			}
 			for name, times := range others {
 				if m := median(times); m > median(waits)/4 {
