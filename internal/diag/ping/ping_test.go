@@ -162,7 +162,7 @@ func check(t *testing.T, probes []Probe) {
 			t.Errorf("the clocks are one, but %+v: %v", *c, p)
 		}
 	}
-	// Linux 6.18 sometimes runs no tracepoint's program for a packet, soon after one was attached (docs/design/28).
+	// Linux 6.18 runs no program at the tracepoints for a part of the packets that were held (docs/design/28).
 	if incomplete > max(1, len(probes)/4) {
 		t.Errorf("%d of %d probes lack stamps", incomplete, len(probes))
 	}
