@@ -36,6 +36,9 @@ type Options struct {
 
 const patienceDefault = 2 * time.Second
 
+// clientNap is how long to wait for a message at most: lost probes have to be noticed, and the end.
+const clientNap = 20 * time.Millisecond
+
 // client sends probes and hears of them.
 type client struct {
 	o         Options
@@ -95,13 +98,13 @@ func (c *client) run(ctx context.Context, settled func(Probe) error) error {
 	defer group.Wait()
 	defer cancel()
 	for {
-		if err := wait(c.nap(), c.socket); err != nil {
+		if err := wait(clientNap, c.socket); err != nil {
 			return err
 		}
 		if err := c.receiveAll(); err != nil {
 			return err
 		}
-		probes, over, err := c.settleAll(ctx.Err() != nil)
+		probes, over, err := c.settleAll()
 		for _, p := range probes {
 			if err := settled(p); err != nil {
 				return err
@@ -112,9 +115,6 @@ func (c *client) run(ctx context.Context, settled func(Probe) error) error {
 		}
 	}
 }
-
-// nap is how long to wait for a message at most: lost probes have to be noticed, and the end.
-func (c *client) nap() time.Duration { return 20 * time.Millisecond }
 
 // sendAll sends until all are sent or the context ends.
 func (c *client) sendAll(ctx context.Context) {
@@ -202,13 +202,15 @@ func (c *client) take(m arrival, user uint64) {
 		return
 	}
 	p.user = user
-	p.here, p.known = c.recorder.look(c.session, m.sequence)
+	if p.here, p.known = c.recorder.look(c.session, m.sequence); !p.known {
+		p.here = row{} // another probe's
+	}
 	p.woken = c.recorder.wokenBetween(p.here.AtNs[pingPingPointPING_POINT_SOCKET], user)
 }
 
 func (c *client) takeReport(m arrival) {
 	all, err := parseReport(m.payload, m.sequence)
-	c.mu.Lock()
+	c.mu.Lock() // the sender adds to pending
 	defer c.mu.Unlock()
 	if err != nil {
 		c.told++
@@ -223,7 +225,7 @@ func (c *client) takeReport(m arrival) {
 
 // settleAll takes what is known of probes: those with an answer and a report, and those that are too old to wait for.
 // over: none is left, and none will come.
-func (c *client) settleAll(stopped bool) (probes []Probe, over bool, err error) {
+func (c *client) settleAll() (probes []Probe, over bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.recorder.now()
@@ -238,8 +240,8 @@ func (c *client) settleAll(stopped bool) (probes []Probe, over bool, err error) 
 		}
 		if p.user == 0 {
 			p.here, p.known = c.recorder.look(c.session, n)
-			if p.known && p.here.AtNs == ([len(p.here.AtNs)]uint64{}) && p.here.DroppedNs == 0 && p.sendFailure == "" {
-				p.here = row{}
+			if !p.known {
+				p.here = row{} // another probe's
 			}
 		}
 		delete(c.pending, n)
