@@ -146,7 +146,20 @@ func (p *Printer) summary(s Summary) error {
 	if p.hidden > 0 {
 		fmt.Fprintf(p.Out, "; %d not shown", p.hidden)
 	}
-	fmt.Fprintf(p.Out, "\nround trip: median %s, p99 %s, max %s\n\n", us(s.RoundTrip.Median), us(s.RoundTrip.P99), us(s.RoundTrip.Max))
+	fmt.Fprintln(p.Out)
+	if s.Answered > 0 {
+		if err := p.stages(s); err != nil {
+			return err
+		}
+	}
+	for _, note := range s.notes() {
+		fmt.Fprintln(p.Out, note)
+	}
+	return nil
+}
+
+func (p *Printer) stages(s Summary) error {
+	fmt.Fprintf(p.Out, "round trip: median %s, p99 %s, max %s\n\n", us(s.RoundTrip.Median), us(s.RoundTrip.P99), us(s.RoundTrip.Max))
 	w := tabwriter.NewWriter(p.Out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "STAGE\tPROBES\tMEDIAN µs\tP99\tMAX\tLONGEST IN")
 	for _, l := range s.Stages {
@@ -162,9 +175,6 @@ func (p *Printer) summary(s Summary) error {
 			fmt.Fprintf(p.Out, "; it gains %.2f µs a second, ± %.2f", s.Drift.PPM, s.Drift.ErrorPPM)
 		}
 		fmt.Fprintln(p.Out)
-	}
-	for _, note := range s.notes() {
-		fmt.Fprintln(p.Out, note)
 	}
 	return nil
 }
