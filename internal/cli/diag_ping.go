@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"gopkg.in/natefinch/lumberjack.v2"
 
 	"github.com/shunt-lb/shunt/internal/diag"
 	"github.com/shunt-lb/shunt/internal/diag/ping"
@@ -30,6 +31,8 @@ type diagPingOptions struct {
 	above           int64 // µs
 	bytes           int
 	log             string
+	logSize         int // MiB
+	logBackups      int
 	output, btf     string
 	address         netip.Addr
 	given, logNamed bool // an option of clients; --log
@@ -51,10 +54,10 @@ probe has the last point where it was seen, and why the kernel dropped it if tha
   sudo shunt diag ping -c 10.0.0.2 -i 100000 -m 1000   # ten probes a second; show those of more than 1 ms`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			for _, name := range []string{"count", "interval", "maxdelay", "bytes", "log"} {
+			for _, name := range []string{"count", "interval", "maxdelay", "bytes", "log", "logsize", "logbackup"} {
 				o.given = o.given || c.Flags().Changed(name)
 			}
-			o.logNamed = c.Flags().Changed("log")
+			o.logNamed = c.Flags().Changed("log") || c.Flags().Changed("logsize") || c.Flags().Changed("logbackup")
 			if err := o.complete(); err != nil {
 				return err
 			}
@@ -85,6 +88,8 @@ probe has the last point where it was seen, and why the kernel dropped it if tha
 	f.Int64VarP(&o.above, "maxdelay", "m", 0, "show only probes with a round trip of more µs, and lost ones; the summary has all")
 	f.IntVarP(&o.bytes, "bytes", "b", 556, fmt.Sprintf("bytes of a probe, without the IP header; at least %d", ping.BytesMin))
 	f.StringVar(&o.log, "log", logDefault, "file to which -o log appends probes")
+	f.IntVar(&o.logSize, "logsize", 100, "MiB after which the log is renamed and a new one begun")
+	f.IntVar(&o.logBackups, "logbackup", 3, "renamed logs that are kept, the newest; 0: all")
 	f.StringVar(&o.btf, "btf", "", "file with the description of the kernel's types; default: the kernel's own, or found in "+diag.Folders[0])
 	f.StringVarP(&o.output, "output", "o", "text", "output format: text, json, or log: probes as text into a file")
 	return c
@@ -99,9 +104,11 @@ func (o *diagPingOptions) complete() error {
 	case o.output != "text" && o.output != "json" && (o.output != "log" || o.server):
 		return usageError{fmt.Errorf("--output is text, json or, of a client, log; not %q", o.output)}
 	case o.logNamed && o.output != "log":
-		return usageError{errors.New("--log names the file of -o log: give both")}
+		return usageError{errors.New("--log, --logsize and --logbackup are about the file of -o log: give that too")}
+	case o.logSize < 1 || o.logBackups < 0:
+		return usageError{errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
 	case o.server && o.given:
-		return usageError{errors.New("-C, -i, -m, -b and --log are for clients: a server only reports")}
+		return usageError{errors.New("-C, -i, -m, -b and the log are for clients: a server only reports")}
 	case o.bytes < ping.BytesMin || o.bytes > ping.BytesMax:
 		return usageError{fmt.Errorf("--bytes %d: from %d to %d are possible", o.bytes, ping.BytesMin, ping.BytesMax)}
 	}
@@ -119,12 +126,17 @@ func (o *diagPingOptions) complete() error {
 func (o *diagPingOptions) run(ctx context.Context, types sensor.BTF, s streams) (err error) {
 	p := &ping.Printer{Out: s.out, JSON: o.output == "json", Above: time.Duration(o.above) * time.Microsecond}
 	if o.output == "log" {
+		// A log that cannot be written to is refused before the first probe.
 		file, err := os.OpenFile(o.log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+		if err == nil {
+			err = file.Close()
+		}
 		if err != nil {
 			return fmt.Errorf("open the log: %w", err)
 		}
-		defer func() { err = errors.Join(err, file.Close()) }()
-		p.Log = file
+		log := &lumberjack.Logger{Filename: o.log, MaxSize: o.logSize, MaxBackups: o.logBackups}
+		defer func() { err = errors.Join(err, log.Close()) }()
+		p.Log = log
 	}
 	return ping.Run(ctx, ping.Options{BTF: types, Server: o.address, Count: o.count,
 		Interval: time.Duration(o.interval) * time.Microsecond, Bytes: o.bytes}, p)
