@@ -274,11 +274,13 @@ func TestADelayIsFoundInTheQueue(t *testing.T) {
 				if before, known := left[p.Sequence-1]; known {
 					gaps = append(gaps, left[p.Sequence]-before)
 				}
-				for _, other := range p.Stages {
-					if other.Name != stage {
-						others[other.Name] = append(others[other.Name], other.Ns)
+				for _, other := range stageNames[:len(stageNames)-2] {
+					if other != stage {
+						others[other] = append(others[other], p.of(other))
 					}
 				}
+				// Some probes have these two as one stage.
+				others["the process"] = append(others["the process"], p.of("client.wakeup")+p.of("client.user"))
 			}
 			// The first packets find a bucket that is full or not, and another packet may take its turn, as a report of the
 			// server or a router solicitation: the median has neither.
