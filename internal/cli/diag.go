@@ -13,13 +13,14 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/diag"
 	"github.com/shunt-lb/shunt/internal/diag/io"
+	"github.com/shunt-lb/shunt/internal/diag/line"
 	"github.com/shunt-lb/shunt/sensor"
 )
 
 func newDiag(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "diag COMMAND",
-		Short: "Find where an IO lost its time, and which process it is from (needs root)",
+		Short: "Find where an IO or a packet lost its time (needs root)",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("there is no command %q of `shunt diag`", args[0])}
@@ -28,7 +29,7 @@ func newDiag(s streams) *cobra.Command {
 		},
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newDiagIO(s), newDiagDoctor(s))
+	c.AddCommand(newDiagIO(s), newDiagPing(s), newDiagDoctor(s))
 	return c
 }
 
@@ -154,10 +155,10 @@ cannot run.`,
 
 // diagTool is a tool as `shunt diag doctor -o json` tells it.
 type diagTool struct {
-	Tool    string          `json:"tool"`
-	Runs    bool            `json:"runs"`
-	Reason  string          `json:"reason,omitempty"` // why it does not
-	Sensors []io.SensorLine `json:"sensors"`
+	Tool    string        `json:"tool"`
+	Runs    bool          `json:"runs"`
+	Reason  string        `json:"reason,omitempty"` // why it does not
+	Sensors []line.Sensor `json:"sensors"`
 }
 
 func printDiagDoctor(s streams, types sensor.BTF, tools []diag.Tool, output string) error {
@@ -168,7 +169,7 @@ func printDiagDoctor(s streams, types sensor.BTF, tools []diag.Tool, output stri
 			return privileges(t.Err)
 		}
 		fails = fails || t.Err != nil
-		line := diagTool{Tool: t.Name, Runs: t.Err == nil, Sensors: io.Lines(t.Results)}
+		line := diagTool{Tool: t.Name, Runs: t.Err == nil, Sensors: line.Sensors(t.Results)}
 		if t.Err != nil {
 			line.Reason = t.Err.Error()
 		}

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -11,7 +13,12 @@ import (
 func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 	for _, arguments := range [][]string{
 		{"nosuch"}, {"io", "x"}, {"io", "-c", "0"}, {"io", "-T", "1", "--duration", "1s"}, {"io", "-T", "-1"}, {"io", "-t", "-1"},
-		{"io", "-u", "-1"}, {"io", "-m=false"}, {"io", "-o", "xml"}, {"io", "-P"}, {"doctor", "x"}, {"doctor", "-o", "xml"},
+		{"io", "-u", "-1"}, {"io", "-m=false"}, {"io", "-o", "xml"}, {"io", "-P"},
+		{"ping"}, {"ping", "x"}, {"ping", "-s", "-c", "::1"}, {"ping", "-s", "-C", "1"}, {"ping", "-c", "no address"}, {"ping", "-c", "::1", "-b", "143"},
+		{"ping", "-c", "::1", "-b", "70000"}, {"ping", "-c", "::1", "-i", "-1"}, {"ping", "-c", "::1", "-t", "-1"}, {"ping", "-c", "::1", "-m", "-1"},
+		{"ping", "-c", "::1", "-o", "xml"}, {"ping", "-s", "-o", "log"}, {"ping", "-c", "::1", "--log", "x"}, {"ping", "-c", "::1", "--logbackup", "2"},
+		{"ping", "-c", "::1", "-o", "log", "--logsize", "0"}, {"ping", "-c", "fe80::1%nosuch", "-C", "-1"},
+		{"doctor", "x"}, {"doctor", "-o", "xml"},
 	} {
 		var out, errOut bytes.Buffer
 		if code := Main(append([]string{"diag"}, arguments...), strings.NewReader(""), &out, &errOut); code != exitUsage || errOut.Len() == 0 {
@@ -48,13 +55,33 @@ func TestDiagDoctor(t *testing.T) {
 	if err := json.Unmarshal(programs.Bytes(), &answer); err != nil {
 		t.Fatal(err)
 	}
-	if answer.BTF == "" || len(answer.Tools) != 1 || !answer.Tools[0].Runs || len(answer.Tools[0].Sensors) != 3 {
+	if answer.BTF == "" || len(answer.Tools) != 2 || !answer.Tools[0].Runs || len(answer.Tools[0].Sensors) != 3 || !answer.Tools[1].Runs || len(answer.Tools[1].Sensors) != 7 {
 		t.Errorf("%+v", answer)
 	}
-	for _, l := range answer.Tools[0].Sensors {
+	t.Log("\n" + people.String())
+	for _, l := range slices.Concat(answer.Tools[0].Sensors, answer.Tools[1].Sensors) {
 		if l.Way == "" || !strings.Contains(people.String(), l.Way) {
 			t.Errorf("%+v is not told in\n%s", l, people.String())
 		}
+	}
+}
+
+// TestDiagPingWritesALog has no server on this host, so the probe is told of when it is too old to wait for a report.
+func TestDiagPingWritesALog(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	log := filepath.Join(t.TempDir(), "trace.log")
+	var out, errOut bytes.Buffer
+	if code := Main([]string{"diag", "ping", "-c", "127.0.0.1", "-C", "1", "-o", "log", "--log", log}, strings.NewReader(""), &out, &errOut); code != exitOK {
+		t.Fatalf("exit code %d, %s", code, errOut.String())
+	}
+	text, err := os.ReadFile(log)
+	if err != nil || !strings.Contains(string(text), " 1: ") || !strings.Contains(out.String(), "1 sent, ") || strings.Contains(out.String(), " 1: ") {
+		t.Errorf("%v: the log has %q, and the output is %s", err, text, out.String())
+	}
+	if code := Main([]string{"diag", "ping", "-c", "127.0.0.1", "-o", "log", "--log", log + "/x"}, strings.NewReader(""), &out, &errOut); code != exitRefused {
+		t.Errorf("a log that cannot be written to: exit code %d, %s", code, errOut.String())
 	}
 }
 

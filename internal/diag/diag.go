@@ -3,6 +3,7 @@ package diag
 
 import (
 	"github.com/shunt-lb/shunt/internal/diag/io"
+	"github.com/shunt-lb/shunt/internal/diag/ping"
 	"github.com/shunt-lb/shunt/sensor"
 )
 
@@ -18,6 +19,7 @@ type Tool struct {
 
 // Examine tries all sensors of all tools.
 func Examine(b sensor.BTF) []Tool {
-	results, err := io.Examine(b)
-	return []Tool{{"io", results, err}}
+	ofIO, errIO := io.Examine(b)
+	ofPing, errPing := ping.Examine(b)
+	return []Tool{{"io", ofIO, errIO}, {"ping", ofPing, errPing}}
 }

@@ -33,7 +33,8 @@ var wantedModules = []string{
 	"ipip", "sit", "ip6_tunnel", "fou", "fou6", // the kernel's own tunnels; GUE is part of fou
 	"sch_ingress", "cls_bpf", "act_bpf", // clsact, where there is no tcx
 	"nf_tables", "nft_chain_nat", "nft_masq", "nft_ct", // a second opinion on NAT
-	"sch_netem",
+	"sch_netem", "sch_tbf",
+	"loop",
 	"nfnetlink", "xfrm_user", // netlink families that a real machine loads when they are asked for
 }
 

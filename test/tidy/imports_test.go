@@ -63,8 +63,10 @@ var mayImport = map[string][]string{
 	"internal/udp/lease": {"internal/kernel", "internal/udp/hook", "internal/udp/xsk"},
 
 	// Diagnosis.
-	"internal/diag":    {"internal/diag/io", "sensor"},
-	"internal/diag/io": {"internal/event", "sensor"},
+	"internal/diag":      {"internal/diag/io", "internal/diag/ping", "sensor"},
+	"internal/diag/io":   {"internal/diag/line", "internal/event", "sensor"},
+	"internal/diag/line": {"sensor"},
+	"internal/diag/ping": {"internal/diag/line", "sensor"},
 }
 
 // products are the folders of internal/ that are a product each. None imports another's.

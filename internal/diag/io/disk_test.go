@@ -1,8 +1,10 @@
 package io
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -13,6 +15,12 @@ import (
 func loop(t *testing.T) (device string) {
 	t.Helper()
 	path, _ := onDisk(t)
+	return loopOf(t, path)
+}
+
+// loopOf makes a block device over a file.
+func loopOf(t *testing.T, path string) (device string) {
+	t.Helper()
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
 		t.Skipf("no loop devices: %v", err)
@@ -49,6 +57,37 @@ func loop(t *testing.T) (device string) {
 		})
 		return device
 	}
+}
+
+// folder is a new folder on a disk. Where the tests run in memory, as in a virtual machine, it is in a file system of
+// its own on a loop device.
+func folder(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	var stat unix.Stat_t
+	if err := unix.Stat(dir, &stat); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev))); err == nil {
+		return dir
+	}
+	image, mount := filepath.Join(dir, "image"), filepath.Join(dir, "mount")
+	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 8*fileBytes), os.Mkdir(mount, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	device := loopOf(t, image)
+	if out, err := exec.Command("mke2fs", device).CombinedOutput(); err != nil {
+		t.Fatalf("%s is on no disk, and making a file system on %s failed: %v\n%s", dir, device, err, out)
+	}
+	if err := unix.Mount(device, mount, "ext2", 0, ""); err != nil {
+		t.Fatalf("mount %s: %v", device, err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(mount, 0); err != nil {
+			t.Errorf("unmount %s: %v", mount, err)
+		}
+	})
+	return mount
 }
 
 // account is what the kernel says that a disk has read and written since the boot, in bytes.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"text/tabwriter"
 
+	"github.com/shunt-lb/shunt/internal/diag/line"
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/sensor"
 )
@@ -126,10 +127,10 @@ func size(bytes float64) string {
 type jsonLines struct{ out *json.Encoder }
 
 type startLine struct {
-	Type    string       `json:"type"` // start
-	BTF     string       `json:"btf"`
-	Sensors []SensorLine `json:"sensors"`
-	Notes   []string     `json:"notes"`
+	Type    string        `json:"type"` // start
+	BTF     string        `json:"btf"`
+	Sensors []line.Sensor `json:"sensors"`
+	Notes   []string      `json:"notes"`
 }
 
 type intervalLine struct {
@@ -140,39 +141,8 @@ type intervalLine struct {
 	Names   *event.Summary `json:"names,omitempty"` // of the summary: how the stream of names went
 }
 
-// SensorLine is how a sensor is attached, in JSON.
-type SensorLine struct {
-	Sensor  string        `json:"sensor"`
-	Watches string        `json:"watches"`
-	Way     string        `json:"way"`   // "": none
-	Loses   string        `json:"loses"` // "": nothing
-	Refused []RefusedLine `json:"refused"`
-}
-
-// RefusedLine is a way that the kernel refused, in JSON.
-type RefusedLine struct {
-	Way    string `json:"way"`
-	Reason string `json:"reason"`
-}
-
-// Lines are results in JSON.
-func Lines(results []sensor.Result) []SensorLine {
-	lines := []SensorLine{}
-	for _, r := range results {
-		l := SensorLine{Sensor: r.Sensor.Name, Watches: r.Sensor.Watches, Loses: r.Sensor.Without, Refused: []RefusedLine{}}
-		if r.Got != nil {
-			l.Way, l.Loses = r.Got.String(), r.Got.Loses
-		}
-		for _, f := range r.Refused {
-			l.Refused = append(l.Refused, RefusedLine{f.Way.String(), f.Reason})
-		}
-		lines = append(lines, l)
-	}
-	return lines
-}
-
 func (p jsonLines) start(results []sensor.Result, btf string, notes []string) error {
-	return p.out.Encode(startLine{"start", btf, Lines(results), append([]string{}, notes...)})
+	return p.out.Encode(startLine{"start", btf, line.Sensors(results), append([]string{}, notes...)})
 }
 
 func (p jsonLines) interval(i Interval, hidden int) error {

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Types of `shunt diag ping` that cross to Go, and the bytes by which its packets are known.
+ */
+#ifndef SHUNT_PING_H
+#define SHUNT_PING_H
+
+#include "../event/task.h"
+
+enum ping_constant {
+	PING_MAGIC = 0x73687074, /* "shpt": first in the data of the echo message */
+	PING_VERSION = 1, /* of the data; other versions are not ours */
+	PING_KIND_PROBE = 1, /* is answered by the kernel of the server */
+	PING_KIND_REPORT = 2, /* is sent by the server's process: what it knows of probes */
+	PING_ROWS = 65536, /* probes that a host remembers; a power of two */
+};
+
+/* Where a host stamps a probe. A client's probe leaves and its answer arrives; a server's probe
+ * arrives and its answer leaves. */
+enum ping_point {
+	PING_POINT_QUEUE = 0, /* the queueing discipline takes the packet that leaves */
+	PING_POINT_DRIVER = 1, /* it is given to the driver */
+	PING_POINT_RECEIVE = 2, /* the driver hands the packet that arrives over */
+	PING_POINT_SOFTIRQ = 3, /* the network stack begins with it */
+	PING_POINT_SOCKET = 4, /* it reaches the socket of shunt */
+	PING_POINT_COUNT = 5,
+};
+
+/* At the beginning of the data of each echo message. */
+struct ping_head {
+	__u32 magic_be; /* PING_MAGIC */
+	__u8 version; /* PING_VERSION */
+	__u8 kind; /* PING_KIND_… */
+	__u16 reserved; /* 0 */
+	__u64 session; /* random, of the client's process; only ever compared */
+	__u64 sequence_be; /* of the probe, from 1; of a report: how many probes it tells of */
+};
+
+/* What a host knows of a probe; all 0: nothing. */
+struct ping_row {
+	__u64 session; /* as in struct ping_head */
+	__u64 sequence; /* in the host's byte order */
+	__u64 at_ns[PING_POINT_COUNT]; /* CLOCK_MONOTONIC; 0: not seen there */
+	__u64 dropped_ns; /* the same: when the kernel dropped it first; 0: not */
+	__u32 drop_reason; /* enum skb_drop_reason of this kernel */
+	__u32 reserved; /* 0 */
+};
+
+/* The thread that receives. */
+struct ping_thread {
+	__u64 woken_ns; /* CLOCK_MONOTONIC: when it was last put on a run queue */
+	__u32 tid; /* in the first pid namespace */
+	__u32 reserved; /* 0 */
+};
+
+#endif

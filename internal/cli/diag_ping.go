@@ -1,0 +1,143 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"gopkg.in/natefinch/lumberjack.v2"
+
+	"github.com/shunt-lb/shunt/internal/diag"
+	"github.com/shunt-lb/shunt/internal/diag/ping"
+	"github.com/shunt-lb/shunt/sensor"
+)
+
+// logDefault is where the probes go with -o log.
+const logDefault = "./trace.log"
+
+// diagPingOptions are what the command line says.
+type diagPingOptions struct {
+	server          bool
+	client          string
+	count           uint64
+	interval        int64 // µs
+	seconds         int
+	above           int64 // µs
+	bytes           int
+	log             string
+	logSize         int // MiB
+	logBackups      int
+	output, btf     string
+	address         netip.Addr
+	given, logNamed bool // an option of clients; --log
+}
+
+func newDiagPing(s streams) *cobra.Command {
+	var o diagPingOptions
+	c := &cobra.Command{
+		Use:   "ping",
+		Short: "Show in which stage of which host a packet loses its time (needs root)",
+		Long: `Send probes to a host and show how long each was in each stage of both hosts, until Ctrl-C, which
+prints a summary. On the other host, run "shunt diag ping -s".
+
+Probes are ICMP echo requests, which the other host's kernel answers; its process only reports. Without
+it, the client shows its own stages. The stages follow each other, so their sum is the round trip; if
+it is not, the line says so. Times of both hosts are brought together with a bound of the error. A lost
+probe has the last point where it was seen, and why the kernel dropped it if that was in sight.`,
+		Example: `  sudo shunt diag ping -s                              # on the other host
+  sudo shunt diag ping -c 10.0.0.2 -i 100000 -m 1000   # ten probes a second; show those of more than 1 ms`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			for _, name := range []string{"count", "interval", "maxdelay", "bytes", "log", "logsize", "logbackup"} {
+				o.given = o.given || c.Flags().Changed(name)
+			}
+			o.logNamed = c.Flags().Changed("log") || c.Flags().Changed("logsize") || c.Flags().Changed("logbackup")
+			if err := o.complete(); err != nil {
+				return err
+			}
+			types, err := sensor.FindBTF(o.btf, diag.Folders...)
+			if err != nil {
+				return fmt.Errorf("%w; a file is named with --btf FILE", err)
+			}
+			// `shunt diag ping | head`: the summary is not wanted any more, and the sensors go with the process.
+			signal.Ignore(syscall.SIGPIPE)
+			ctx, cancel := untilStopped(c.Context())
+			defer cancel()
+			if o.seconds > 0 {
+				ctx, cancel = context.WithTimeout(ctx, time.Duration(o.seconds)*time.Second)
+				defer cancel()
+			}
+			if o.server {
+				return privileges(ping.Serve(ctx, types, o.output == "json", s.out))
+			}
+			return privileges(o.run(ctx, types, s))
+		},
+	}
+	f := c.Flags()
+	f.BoolVarP(&o.server, "server", "s", false, "report to clients what this host sees of their probes")
+	f.StringVarP(&o.client, "client", "c", "", "send probes to this address")
+	f.Uint64VarP(&o.count, "count", "C", 0, "end after so many probes; 0: at Ctrl-C")
+	f.Int64VarP(&o.interval, "interval", "i", 1_000_000, "µs between probes")
+	f.IntVarP(&o.seconds, "time", "t", 0, "end after so many seconds; 0: at Ctrl-C")
+	f.Int64VarP(&o.above, "maxdelay", "m", 0, "show only probes with a round trip of more µs, and lost ones; the summary has all")
+	f.IntVarP(&o.bytes, "bytes", "b", 556, fmt.Sprintf("bytes of a probe, without the IP header; at least %d", ping.BytesMin))
+	f.StringVar(&o.log, "log", logDefault, "file to which -o log appends probes")
+	f.IntVar(&o.logSize, "logsize", 100, "MiB after which the log is renamed and a new one begun")
+	f.IntVar(&o.logBackups, "logbackup", 3, "renamed logs that are kept, the newest; 0: all")
+	f.StringVar(&o.btf, "btf", "", "file with the description of the kernel's types; default: the kernel's own, or found in "+diag.Folders[0])
+	f.StringVarP(&o.output, "output", "o", "text", "output format: text, json, or log: probes as text into a file")
+	return c
+}
+
+func (o *diagPingOptions) complete() error {
+	switch {
+	case o.server == (o.client != ""):
+		return usageError{errors.New("give one of -s, to be the server, and -c ADDRESS, to send probes to it")}
+	case o.seconds < 0 || o.interval < 0 || o.above < 0:
+		return usageError{errors.New("-t, -i and -m cannot be negative")}
+	case o.output != "text" && o.output != "json" && (o.output != "log" || o.server):
+		return usageError{fmt.Errorf("--output is text, json or, of a client, log; not %q", o.output)}
+	case o.logNamed && o.output != "log":
+		return usageError{errors.New("--log, --logsize and --logbackup are about the file of -o log: give that too")}
+	case o.logSize < 1 || o.logBackups < 0:
+		return usageError{errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
+	case o.server && o.given:
+		return usageError{errors.New("-C, -i, -m, -b and the log are for clients: a server only reports")}
+	case o.bytes < ping.BytesMin || o.bytes > ping.BytesMax:
+		return usageError{fmt.Errorf("--bytes %d: from %d to %d are possible", o.bytes, ping.BytesMin, ping.BytesMax)}
+	}
+	if o.server {
+		return nil
+	}
+	var err error
+	if o.address, err = netip.ParseAddr(o.client); err != nil {
+		return usageError{fmt.Errorf("--client %q is not an IP address", o.client)}
+	}
+	return nil
+}
+
+// run is a client.
+func (o *diagPingOptions) run(ctx context.Context, types sensor.BTF, s streams) (err error) {
+	p := &ping.Printer{Out: s.out, JSON: o.output == "json", Above: time.Duration(o.above) * time.Microsecond}
+	if o.output == "log" {
+		// A log that cannot be written to is refused before the first probe.
+		file, err := os.OpenFile(o.log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+		if err == nil {
+			err = file.Close()
+		}
+		if err != nil {
+			return fmt.Errorf("open the log: %w", err)
+		}
+		log := &lumberjack.Logger{Filename: o.log, MaxSize: o.logSize, MaxBackups: o.logBackups}
+		defer func() { err = errors.Join(err, log.Close()) }()
+		p.Log = log
+	}
+	return ping.Run(ctx, ping.Options{BTF: types, Server: o.address, Count: o.count,
+		Interval: time.Duration(o.interval) * time.Microsecond, Bytes: o.bytes}, p)
+}

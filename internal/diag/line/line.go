@@ -1,0 +1,35 @@
+// Package line is what all diagnosing tools say in the same words, for programs: one JSON object a line.
+package line
+
+import "github.com/shunt-lb/shunt/sensor"
+
+// Sensor is how a sensor is attached.
+type Sensor struct {
+	Sensor  string    `json:"sensor"`
+	Watches string    `json:"watches"`
+	Way     string    `json:"way"`   // "": none
+	Loses   string    `json:"loses"` // "": nothing
+	Refused []Refused `json:"refused"`
+}
+
+// Refused is a way that the kernel refused.
+type Refused struct {
+	Way    string `json:"way"`
+	Reason string `json:"reason"`
+}
+
+// Sensors are results as lines.
+func Sensors(results []sensor.Result) []Sensor {
+	lines := []Sensor{}
+	for _, r := range results {
+		l := Sensor{Sensor: r.Sensor.Name, Watches: r.Sensor.Watches, Loses: r.Sensor.Without, Refused: []Refused{}}
+		if r.Got != nil {
+			l.Way, l.Loses = r.Got.String(), r.Got.Loses
+		}
+		for _, f := range r.Refused {
+			l.Refused = append(l.Refused, Refused{f.Way.String(), f.Reason})
+		}
+		lines = append(lines, l)
+	}
+	return lines
+}

@@ -1,0 +1,102 @@
+package ping
+
+import "math"
+
+// driftMax is by how much two clocks may come apart, in ns per ns, without that being called a jump. Crystals of
+// computers are within 50 ppm of their frequency.
+const driftMax = 100e-6
+
+// clock knows how far the server's clock is ahead of the client's.
+//
+// A packet needs time in both directions, so each probe says: the offset is at most (server receive − client sends) and
+// at least (server sends − client receives). The bounds of earlier probes count too, wider by what the clocks may have
+// drifted since. The offset is taken in the middle of the tightest bounds, so its error is at most half of the smallest
+// round trip between the hosts, and no way takes less than no time.
+type clock struct {
+	known        bool
+	lower, upper int64 // ns: of the offset, at the time
+	time         int64 // ns of the client's clock
+	jumps        int   // probes that contradicted the earlier ones
+	best         sample
+	fit          fit
+}
+
+type sample struct{ time, offset, err int64 }
+
+// sampleNs is how long the best of some samples is looked for before the drift takes it.
+const sampleNs = int64(1e9)
+
+// add takes a probe that the client sent at out and whose answer it received at back, and which the server received and
+// answered. It returns the offset at back and its largest error, in ns; false: the stamps contradict themselves.
+func (c *clock) add(out, receive, answer, back int64) (offset, err int64, ok bool) {
+	// The server received some time ago, and the clocks may have drifted since.
+	lower, upper := answer-back, receive-out+drifted(back-out)
+	if lower > upper {
+		return 0, 0, false
+	}
+	if c.known {
+		drift := drifted(back - c.time)
+		c.lower, c.upper = max(c.lower-drift, lower), min(c.upper+drift, upper)
+	}
+	if c.known && c.lower > c.upper {
+		c.jumps++
+		c.known = false
+		c.fit, c.best = fit{}, sample{}
+	}
+	if !c.known {
+		c.known, c.lower, c.upper = true, lower, upper
+	}
+	c.time = back
+	// Halves of an odd width are rounded up: the error is a bound.
+	now := sample{back, c.lower + (c.upper-c.lower)/2, (c.upper - c.lower + 1) / 2}
+	if c.best.time != 0 && back-c.best.time >= sampleNs {
+		c.fit.add(c.best)
+		c.best = sample{}
+	}
+	if c.best.time == 0 || now.err < c.best.err {
+		c.best = now
+	}
+	return now.offset, now.err, true
+}
+
+// drifted is by how much two clocks may come apart in that time, in ns, rounded up.
+func drifted(ns int64) int64 { return int64(math.Ceil(driftMax * math.Abs(float64(ns)))) }
+
+// bridge turns times of the server's clock between receive and answer into the client's. The offset is that of back; if
+// the clocks drift while the server has the probe, the offset moves from what the way there allows to what the way back
+// allows, and no time is taken from one stage alone.
+func bridge(offset, out, receive, answer, back int64) func(ns int64) int64 {
+	begin, end := min(offset, receive-out), max(offset, answer-back)
+	return func(ns int64) int64 {
+		if answer <= receive {
+			return ns - begin
+		}
+		return ns - begin - int64(float64(end-begin)*(float64(ns-receive)/float64(answer-receive)))
+	}
+}
+
+// drift is by how much the server's clock is faster, in ns per ns, and its largest error; false: not long enough.
+func (c *clock) drift() (rate, err float64, ok bool) { return c.fit.rate() }
+
+// fit is the line through samples with the least squares.
+type fit struct {
+	n, t, o, tt, to float64
+	first, last     sample
+}
+
+func (f *fit) add(s sample) {
+	if f.n == 0 {
+		f.first = s
+	}
+	f.last = s
+	t, o := float64(s.time-f.first.time), float64(s.offset-f.first.offset)
+	f.n, f.t, f.o, f.tt, f.to = f.n+1, f.t+t, f.o+o, f.tt+t*t, f.to+t*o
+}
+
+func (f *fit) rate() (rate, err float64, ok bool) {
+	width := f.n*f.tt - f.t*f.t
+	if f.n < 3 || width <= 0 {
+		return 0, 0, false
+	}
+	return (f.n*f.to - f.t*f.o) / width, float64(f.first.err+f.last.err) / float64(f.last.time-f.first.time), true
+}

@@ -1,0 +1,343 @@
+package ping
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/diag/line"
+	"github.com/shunt-lb/shunt/sensor"
+)
+
+// Printer tells of a client's run.
+type Printer struct {
+	Out   io.Writer
+	JSON  bool
+	Log   io.Writer     // of text: the probes go there and not to Out; nil: to Out
+	Above time.Duration // probes with a round trip of no more are not told of, except lost ones
+
+	hidden uint64
+}
+
+type startLine struct {
+	Type     string        `json:"type"` // start
+	BTF      string        `json:"btf"`
+	Sensors  []line.Sensor `json:"sensors"`
+	Server   string        `json:"server,omitempty"`
+	Bytes    int           `json:"bytes,omitempty"`
+	Interval float64       `json:"interval_us,omitempty"`
+}
+
+type probeLine struct {
+	Type string `json:"type"` // probe
+	Probe
+}
+
+type summaryLine struct {
+	Type string `json:"type"` // summary
+	Summary
+	Hidden uint64 `json:"probes_not_shown"`
+}
+
+type clientLine struct {
+	Type    string     `json:"type"` // client
+	Client  netip.Addr `json:"client"`
+	Session string     `json:"session"`
+}
+
+type servedLine struct {
+	Type string `json:"type"` // summary
+	Served
+}
+
+func newStart(results []sensor.Result, types sensor.BTF, o *Options) startLine {
+	l := startLine{Type: "start", BTF: types.From, Sensors: line.Sensors(results)}
+	if o != nil {
+		l.Server, l.Bytes, l.Interval = o.Server.String(), o.Bytes, float64(o.Interval)/1e3
+	}
+	return l
+}
+
+func startText(out io.Writer, results []sensor.Result, types sensor.BTF) error {
+	for _, r := range results {
+		fmt.Fprintln(out, r)
+	}
+	_, err := fmt.Fprintf(out, "types: %s\n", types.From)
+	return err
+}
+
+func (p *Printer) start(results []sensor.Result, o Options) error {
+	if p.JSON {
+		return json.NewEncoder(p.Out).Encode(newStart(results, o.BTF, &o))
+	}
+	if err := startText(p.Out, results, o.BTF); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(p.Out, "\nprobes of %d bytes to %v every %v; times in µs\n", o.Bytes, o.Server, o.Interval)
+	return err
+}
+
+func (p *Printer) probe(v Probe) error {
+	if !v.Lost && v.RoundTrip <= p.Above.Nanoseconds() {
+		p.hidden++
+		return nil
+	}
+	if p.JSON {
+		return json.NewEncoder(p.Out).Encode(probeLine{"probe", v})
+	}
+	out := p.Out
+	if p.Log != nil {
+		out = p.Log
+	}
+	_, err := fmt.Fprintln(out, v)
+	return err
+}
+
+// us is a time in µs.
+func us(ns int64) string { return fmt.Sprintf("%.1f", float64(ns)/1e3) }
+
+// String is the probe in one line.
+func (p Probe) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %d: ", p.Time.Format("15:04:05.000000"), p.Sequence)
+	if p.Lost {
+		fmt.Fprintf(&b, "LOST, last seen at: %s", p.Last)
+		switch {
+		case p.Drop != nil:
+			fmt.Fprintf(&b, "; the kernel of the %s dropped it: %s", p.Drop.Host, p.Drop.Reason)
+		case p.NotSent != "":
+			fmt.Fprintf(&b, "; not sent: %s", p.NotSent)
+		case !p.Reported:
+			b.WriteString("; no report of the server")
+		}
+		return b.String()
+	}
+	fmt.Fprintf(&b, "%s =", us(p.RoundTrip))
+	for _, s := range p.Stages {
+		fmt.Fprintf(&b, " %s %s", s.Name, us(s.Ns))
+	}
+	if p.Clock != nil {
+		fmt.Fprintf(&b, "; clock %s ± %s", us(p.Clock.OffsetNs), us(p.Clock.ErrorNs))
+	}
+	if !p.Reported {
+		b.WriteString("; no report of the server")
+	}
+	if p.Forgotten {
+		b.WriteString("; the stages of this host were overwritten by newer probes")
+	}
+	if !p.AddsUp {
+		b.WriteString("; the stages do not add up: some are not in order")
+	}
+	return b.String()
+}
+
+func (p *Printer) summary(s Summary) error {
+	if p.JSON {
+		return json.NewEncoder(p.Out).Encode(summaryLine{"summary", s, p.hidden})
+	}
+	fmt.Fprintf(p.Out, "\n%d sent, %d answered, %d lost (%.2f %%)", s.Sent, s.Answered, s.Lost, s.LostPercent())
+	if p.hidden > 0 {
+		fmt.Fprintf(p.Out, "; %d not shown", p.hidden)
+	}
+	fmt.Fprintln(p.Out)
+	if s.Answered > 0 {
+		if err := p.stages(s); err != nil {
+			return err
+		}
+	}
+	for _, note := range s.notes() {
+		fmt.Fprintln(p.Out, note)
+	}
+	return nil
+}
+
+func (p *Printer) stages(s Summary) error {
+	fmt.Fprintf(p.Out, "round trip: median %s, p99 %s, max %s\n\n", us(s.RoundTrip.Median), us(s.RoundTrip.P99), us(s.RoundTrip.Max))
+	w := tabwriter.NewWriter(p.Out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "STAGE\tPROBES\tMEDIAN µs\tP99\tMAX\tLONGEST IN")
+	for _, l := range s.Stages {
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%d\n", l.Name, l.Probes, us(l.Median), us(l.P99), us(l.Max), l.Longest)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(p.Out)
+	if s.Clock != nil {
+		fmt.Fprintf(p.Out, "clock: the server's is %s µs ahead, ± %s", us(s.Clock.OffsetNs), us(s.Clock.ErrorNs))
+		if s.Drift != nil {
+			fmt.Fprintf(p.Out, "; it gains %.2f µs a second, ± %.2f", s.Drift.PPM, s.Drift.ErrorPPM)
+		}
+		fmt.Fprintln(p.Out)
+	}
+	return nil
+}
+
+// Spread is of times in ns.
+type Spread struct {
+	Median int64 `json:"median_ns"`
+	P99    int64 `json:"p99_ns"`
+	Max    int64 `json:"max_ns"`
+}
+
+// StageSpread is a stage of all probes that have it.
+type StageSpread struct {
+	Name   string `json:"stage"`
+	Probes uint64 `json:"probes"`
+	Spread
+	Longest uint64 `json:"longest_in"` // probes whose longest stage it is
+}
+
+// Drift is how much the server's clock gains, in millionths.
+type Drift struct {
+	PPM      float64 `json:"ppm"`
+	ErrorPPM float64 `json:"error_ppm"`
+}
+
+// Summary is a whole run.
+type Summary struct {
+	Sent          uint64            `json:"sent"`
+	Answered      uint64            `json:"answered"`
+	Lost          uint64            `json:"lost"`
+	Unreported    uint64            `json:"unreported"`      // answered, but the server did not tell of them
+	Disordered    uint64            `json:"do_not_add_up"`   // answered, with a stage that is negative
+	Forgotten     uint64            `json:"forgotten"`       // answered, but this host's stages were overwritten
+	Duplicates    uint64            `json:"duplicates"`      // answers to a probe that had one, or was lost
+	BrokenReports uint64            `json:"broken_reports"`  // of the server
+	Jumps         int               `json:"clock_jumps"`     // times that a clock did not go on as before
+	LostAt        map[string]uint64 `json:"lost_last_seen"`  // lost probes by the last point seen
+	Drops         map[string]uint64 `json:"lost_by_kernel"`  // lost probes by host and reason
+	RoundTrip     Spread            `json:"round_trip"`      //
+	Stages        []StageSpread     `json:"stages"`          //
+	Clock         *Clock            `json:"clock,omitempty"` //
+	Drift         *Drift            `json:"drift,omitempty"` // after at least four seconds
+	NotRun        map[string]uint64 `json:"not_run"`         // times that the kernel did not run a sensor
+}
+
+// LostPercent is the part of lost probes.
+func (s Summary) LostPercent() float64 {
+	if s.Sent == 0 {
+		return 0
+	}
+	return 100 * float64(s.Lost) / float64(s.Sent)
+}
+
+func (s Summary) notes() (notes []string) {
+	for _, at := range slices.Sorted(maps.Keys(s.LostAt)) {
+		notes = append(notes, fmt.Sprintf("%d lost ones were seen last at: %s", s.LostAt[at], at))
+	}
+	for _, drop := range slices.Sorted(maps.Keys(s.Drops)) {
+		notes = append(notes, fmt.Sprintf("%d lost ones were dropped by the kernel: %s", s.Drops[drop], drop))
+	}
+	for _, n := range []struct {
+		count uint64
+		text  string
+	}{
+		{s.Unreported, "answered probes without a report of the server: is `shunt diag ping -s` running there?"},
+		{s.Disordered, "answered probes whose stages do not add up to the round trip: some are not in order"},
+		{s.Forgotten, "answered probes whose stages on this host were overwritten by newer ones"},
+		{s.Duplicates, "answers to probes that had one already, or were given up"},
+		{s.BrokenReports, "reports of the server that could not be read: is it another version of shunt?"},
+		{uint64(s.Jumps), "times a clock did not go on as before"},
+	} {
+		if n.count > 0 {
+			notes = append(notes, fmt.Sprintf("%d %s", n.count, n.text))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.NotRun)) {
+		notes = append(notes, fmt.Sprintf("%s: %d packets were not seen, because the sensor was interrupted on its CPU", name, s.NotRun[name]))
+	}
+	return notes
+}
+
+// sum is what a summary is made of.
+type sum struct {
+	s      Summary
+	trips  histogram
+	stages map[string]*stageSum
+}
+
+type stageSum struct {
+	histogram
+	longest uint64
+}
+
+func newSum() *sum {
+	return &sum{s: Summary{LostAt: map[string]uint64{}, Drops: map[string]uint64{}, NotRun: map[string]uint64{}, Stages: []StageSpread{}}, stages: map[string]*stageSum{}}
+}
+
+func (s *sum) add(p Probe) {
+	if p.Lost {
+		s.s.Lost++
+		s.s.LostAt[p.Last]++
+		if p.Drop != nil {
+			s.s.Drops[p.Drop.Host+", "+p.Drop.Reason]++
+		}
+		return
+	}
+	s.s.Answered++
+	if !p.Reported {
+		s.s.Unreported++
+	}
+	if !p.AddsUp {
+		s.s.Disordered++
+	}
+	if p.Forgotten {
+		s.s.Forgotten++
+	}
+	if p.Clock != nil {
+		s.s.Clock = p.Clock
+	}
+	s.trips.add(p.RoundTrip)
+	var longest *stageSum
+	longestNs := int64(math.MinInt64)
+	for _, stage := range p.Stages {
+		one := s.stages[stage.Name]
+		if one == nil {
+			one = &stageSum{}
+			s.stages[stage.Name] = one
+		}
+		one.add(stage.Ns)
+		if stage.Ns > longestNs {
+			longest, longestNs = one, stage.Ns
+		}
+	}
+	if longest != nil {
+		longest.longest++
+	}
+}
+
+func (s *sum) summary(c *client, missed map[string]uint64) Summary {
+	v := s.s
+	v.Sent, v.Duplicates, v.BrokenReports, v.Jumps = c.sent, c.duplicate, c.told, c.clock.jumps
+	v.RoundTrip = s.trips.spread()
+	if rate, err, ok := c.clock.drift(); ok {
+		v.Drift = &Drift{rate * 1e6, err * 1e6}
+	}
+	for name, n := range missed {
+		if n > 0 {
+			v.NotRun[name] = n
+		}
+	}
+	position := func(name string) int {
+		firstName, _, _ := strings.Cut(name, "+")
+		return slices.Index(stageNames, firstName)
+	}
+	names := slices.SortedFunc(maps.Keys(s.stages), func(a, b string) int {
+		if d := position(a) - position(b); d != 0 {
+			return d
+		}
+		return strings.Compare(a, b)
+	})
+	for _, name := range names {
+		one := s.stages[name]
+		v.Stages = append(v.Stages, StageSpread{name, one.count, one.spread(), one.longest})
+	}
+	return v
+}

@@ -1,0 +1,258 @@
+package ping
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"runtime"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/sensor"
+)
+
+// answerPatience is how long the server waits until the kernel's answer to a probe has left: less than a client waits.
+const answerPatience = time.Second
+
+// busyProbes is from how many probes in one reportWait on the process takes them together. Waking it for each would cost a
+// CPU more than all the rest; the kernel answers meanwhile.
+const busyProbes = 8
+
+// reportWait is how long a report may wait for more probes to tell of.
+const reportWait = time.Millisecond
+
+// heard is a probe that the server's process has received.
+type heard struct {
+	seen
+	session uint64
+	id      uint16
+	socket  *socket
+	from    unix.Sockaddr
+}
+
+// Served is what a server has done.
+type Served struct {
+	Clients   int    `json:"clients"`
+	Probes    uint64 `json:"probes"`
+	Reported  uint64 `json:"reported"`
+	Forgotten uint64 `json:"forgotten"`  // newer probes took their place before they were reported
+	NotSent   uint64 `json:"not_sent"`   // reports that the kernel did not take
+	Crowded   uint64 `json:"not_waited"` // probes beyond those that a server remembers
+}
+
+// server reports what it sees of probes. The kernel answers them.
+type server struct {
+	recorder *recorder
+	sockets  []*socket
+	waiting  []*heard
+	ready    []*heard
+	since    time.Time // of the first that is ready
+	clients  map[uint64]bool
+	served   Served
+	busy     uint64                 // probes of the last passes, older ones counted less
+	skew     func(ns uint64) uint64 // of a test: another clock than the kernel's; nil: none
+	told     func(client netip.Addr, session uint64) error
+}
+
+func openServer(types sensor.BTF) (*server, error) {
+	r, err := open(types, 0)
+	if err != nil {
+		return nil, err
+	}
+	s := &server{recorder: r, clients: map[uint64]bool{}}
+	for _, is6 := range []bool{false, true} {
+		one, err := openSocket(is6, r.filter.Programs[pingProgShPingFilter].FD())
+		if is6 && errors.Is(err, unix.EAFNOSUPPORT) { // a kernel with ipv6.disable=1
+			continue
+		}
+		if err != nil {
+			return nil, errors.Join(err, s.close())
+		}
+		s.sockets = append(s.sockets, one)
+	}
+	return s, nil
+}
+
+func (s *server) close() error {
+	var errs []error
+	for _, one := range s.sockets {
+		errs = append(errs, one.close())
+	}
+	return errors.Join(append(errs, s.recorder.close())...)
+}
+
+func (s *server) run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		nap := 50 * time.Millisecond
+		if len(s.waiting)+len(s.ready) > 0 {
+			nap = reportWait
+		}
+		if err := wait(nap, s.sockets...); err != nil {
+			return err
+		}
+		before := s.served.Probes
+		for _, one := range s.sockets {
+			if err := s.receiveAll(one); err != nil {
+				return err
+			}
+		}
+		if s.busy = s.busy/2 + s.served.Probes - before; s.busy >= busyProbes {
+			time.Sleep(reportWait)
+		}
+		s.look()
+		if perReport := reportBytes / entryBytes; len(s.ready) >= perReport || len(s.ready) > 0 && (len(s.waiting) == 0 || time.Since(s.since) >= reportWait) {
+			s.report()
+		}
+	}
+	return nil
+}
+
+func (s *server) receiveAll(one *socket) error {
+	for range 1024 {
+		m, err := one.receive()
+		user := s.recorder.now()
+		switch {
+		case errors.Is(err, errEmpty):
+			return nil
+		case errors.Is(err, errNotOurs):
+			continue
+		case err != nil:
+			return err
+		}
+		s.served.Probes++
+		if uint64(len(s.waiting)) >= rowCount {
+			s.served.Crowded++
+			continue
+		}
+		h := &heard{seen: seen{sequence: m.sequence, user: user}, session: m.session, id: m.id, socket: one, from: m.from}
+		if v, known := s.recorder.look(m.session, m.sequence); known {
+			h.seen.socket = v.AtNs[pingPingPointPING_POINT_SOCKET]
+			h.woken = s.recorder.wokenBetween(h.seen.socket, user)
+		}
+		s.waiting = append(s.waiting, h)
+		if err := s.meet(h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// meet tells of a client when it is new. It remembers so many, and tells of more again.
+func (s *server) meet(h *heard) error {
+	if s.clients[h.session] {
+		return nil
+	}
+	s.served.Clients++
+	if len(s.clients) >= 4096 {
+		clear(s.clients)
+	}
+	s.clients[h.session] = true
+	if s.told == nil {
+		return nil
+	}
+	return s.told(address(h.from), h.session)
+}
+
+// look moves probes whose answer has left, or will not, to those that can be reported.
+func (s *server) look() {
+	now := s.recorder.now()
+	s.waiting = slices.DeleteFunc(s.waiting, func(h *heard) bool {
+		if s.recorder.left(h.session, h.sequence) == 0 && now-h.user < uint64(answerPatience) {
+			return false
+		}
+		v, known := s.recorder.look(h.session, h.sequence)
+		if !known {
+			s.served.Forgotten++
+			return true
+		}
+		at := v.AtNs
+		h.receive, h.softirq = at[pingPingPointPING_POINT_RECEIVE], at[pingPingPointPING_POINT_SOFTIRQ]
+		h.queue, h.driver = at[pingPingPointPING_POINT_QUEUE], at[pingPingPointPING_POINT_DRIVER]
+		if v.DroppedNs != 0 && h.driver == 0 {
+			h.dropped, h.reason = v.DroppedNs, s.recorder.reason(v.DropReason)
+		}
+		if s.skew != nil {
+			for _, ns := range []*uint64{&h.receive, &h.softirq, &h.queue, &h.driver, &h.seen.socket, &h.woken, &h.user, &h.dropped} {
+				if *ns != 0 {
+					*ns = s.skew(*ns)
+				}
+			}
+		}
+		if len(s.ready) == 0 {
+			s.since = time.Now()
+		}
+		s.ready = append(s.ready, h)
+		return true
+	})
+}
+
+// report tells the clients of all that is ready, with as few messages as possible.
+func (s *server) report() {
+	slices.SortStableFunc(s.ready, func(a, b *heard) int {
+		switch {
+		case a.session < b.session:
+			return -1
+		case a.session > b.session:
+			return 1
+		}
+		return 0
+	})
+	for len(s.ready) > 0 {
+		firstOne := s.ready[0]
+		message := make([]byte, icmpBytes+headBytes, reportBytes+entryBytes+reasonBytes)
+		count := 0
+		for _, h := range s.ready {
+			if h.session != firstOne.session || len(message)+entryBytes+len(h.reason) > reportBytes {
+				break
+			}
+			message = h.append(message)
+			count++
+		}
+		head{byte(pingPingConstantPING_KIND_REPORT), firstOne.session, uint64(count)}.put(message[icmpBytes:])
+		if err := firstOne.socket.send(message, false, firstOne.id, uint16(firstOne.sequence), firstOne.from); err != nil {
+			s.served.NotSent++
+		} else {
+			s.served.Reported += uint64(count)
+		}
+		s.ready = s.ready[count:]
+	}
+	s.ready = nil
+}
+
+// Serve reports to clients until the context ends.
+func Serve(ctx context.Context, types sensor.BTF, asJSON bool, out io.Writer) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	s, err := openServer(types)
+	if err != nil {
+		return err
+	}
+	lines := json.NewEncoder(out)
+	s.told = func(client netip.Addr, session uint64) error {
+		if asJSON {
+			return lines.Encode(clientLine{"client", client, fmt.Sprintf("%016x", session)})
+		}
+		_, err := fmt.Fprintf(out, "client %v, session %016x\n", client, session)
+		return err
+	}
+	if asJSON {
+		err = lines.Encode(newStart(s.recorder.set.Results, types, nil))
+	} else {
+		err = startText(out, s.recorder.set.Results, types)
+	}
+	if err == nil {
+		err = s.run(ctx)
+	}
+	if err == nil && asJSON {
+		err = lines.Encode(servedLine{"summary", s.served})
+	} else if err == nil {
+		v := s.served
+		_, err = fmt.Fprintf(out, "%d clients, %d probes: %d reported, %d forgotten, %d not waited for, %d reports not sent\n", v.Clients, v.Probes, v.Reported, v.Forgotten, v.Crowded, v.NotSent)
+	}
+	return errors.Join(err, s.close())
+}

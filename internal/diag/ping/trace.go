@@ -1,0 +1,236 @@
+package ping
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/sensor"
+)
+
+// Sensors are what a host needs, in the order of the first lines.
+var Sensors = []sensor.Sensor{
+	both("queue", "packets that leave: the queueing discipline takes them", "net_dev_queue", "sh_queue", "the time in the queue is part of the stage before or after it"),
+	both("driver", "packets that leave: the driver takes them", "net_dev_start_xmit", "sh_driver", "the time in the queue and on the wire is one stage"),
+	both("backlog", "packets that arrive: a virtual driver hands them over", "netif_rx", "sh_backlog", "on virtual devices, waiting for the softirq is part of the wire"),
+	both("napi", "packets that arrive: a driver hands them over", "napi_gro_receive_entry", "sh_napi", "waiting for the softirq is part of the wire"),
+	both("stack", "packets that arrive: the network stack begins with them", "netif_receive_skb", "sh_stack", "the softirq is part of another stage"),
+	both("drops", "packets that the kernel drops, and why", "kfree_skb", "sh_drop", "reasons of drops are not known"),
+	both("wakeup", "the receiving thread is put on a run queue", "sched_wakeup", "sh_wake", "waiting for the wake-up and for a CPU is one stage"),
+}
+
+// both is a sensor at a tracepoint, with the kernel's check of types or without.
+func both(name, watches, tracepoint, program, without string) sensor.Sensor {
+	return sensor.Sensor{Name: name, Watches: watches, Without: without, Ways: []sensor.Way{
+		{Kind: sensor.TPBTF, Target: tracepoint, Program: program + "_btf"},
+		{Kind: sensor.RawTP, Target: tracepoint, Program: program + "_raw", Loses: "the kernel does not check the arguments' types"},
+	}}
+}
+
+// The kernel's names of types that cross.
+type (
+	row    = pingPingRow
+	thread = pingPingThread
+)
+
+const rowCount = uint64(pingPingConstantPING_ROWS)
+
+// recorder stamps the probes that pass this host. It belongs to the thread that opened it: that thread is the one
+// whose wake-ups are stamped, and its network namespace the one that is watched.
+type recorder struct {
+	set     *sensor.Set
+	btf     sensor.BTF
+	filter  *ebpf.Collection
+	memory  [2][]byte
+	thread  *thread
+	ahead   int64 // ns by which the kernel's clock is ahead of the process's, in a time namespace
+	reasons map[uint32]string
+}
+
+// open attaches the sensors; session 0: of a server.
+func open(types sensor.BTF, session uint64) (*recorder, error) {
+	spec, err := loadPing()
+	if err != nil {
+		return nil, fmt.Errorf("read the BPF object of diag ping: %w", err)
+	}
+	var netns unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &netns); err != nil {
+		return nil, fmt.Errorf("ask for the network namespace: %w", err)
+	}
+	r := &recorder{btf: types}
+	if r.ahead, err = clockAhead("/proc/self/timens_offsets"); err != nil {
+		return nil, err
+	}
+	isServer := uint32(0)
+	if session == 0 {
+		isServer = 1
+	}
+	r.set, err = sensor.Open(spec, Sensors, sensor.Options{BTF: types, Constants: map[string]any{
+		"is_server": isServer, "only_session": session, "only_netns": uint32(netns.Ino)}})
+	if err != nil {
+		return nil, errors.Join(err, r.close())
+	}
+	if err := errors.Join(r.mapRows(), r.load(spec)); err != nil {
+		return nil, errors.Join(err, r.close())
+	}
+	return r, nil
+}
+
+// mapRows makes the maps readable without a system call.
+func (r *recorder) mapRows() error {
+	for i, name := range []string{pingMapShPingRows, pingMapShPingThread} {
+		m := r.set.Maps[name]
+		size := int(m.MaxEntries()) * int(m.ValueSize())
+		memory, err := unix.Mmap(m.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			return fmt.Errorf("map %s of %d bytes: %w", name, size, err)
+		}
+		r.memory[i] = memory
+	}
+	r.thread = (*thread)(unsafe.Pointer(&r.memory[1][0]))
+	return nil
+}
+
+// load loads the programs that are no sensors: the socket's filter, and the one that says which thread this is.
+func (r *recorder) load(spec *ebpf.CollectionSpec) error {
+	rest := spec.Copy()
+	for name := range rest.Programs {
+		if name != pingProgShPingFilter && name != pingProgShPingMe {
+			delete(rest.Programs, name)
+		}
+	}
+	var err error
+	r.filter, err = ebpf.NewCollectionWithOptions(rest, ebpf.CollectionOptions{
+		MapReplacements: r.set.Maps, Programs: ebpf.ProgramOptions{KernelTypes: r.btf.Spec}})
+	if err != nil {
+		return fmt.Errorf("load the socket's filter: %w", err)
+	}
+	if _, err := r.filter.Programs[pingProgShPingMe].Run(&ebpf.RunOptions{}); err != nil {
+		return fmt.Errorf("tell the programs which thread receives: %w", err)
+	}
+	return nil
+}
+
+func (r *recorder) close() error {
+	var errs []error
+	if r.filter != nil {
+		r.filter.Close()
+	}
+	for _, memory := range r.memory {
+		if memory != nil {
+			errs = append(errs, unix.Munmap(memory))
+		}
+	}
+	if r.set != nil {
+		errs = append(errs, r.set.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// now is the kernel's CLOCK_MONOTONIC, in ns.
+func (r *recorder) now() uint64 {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // fails for clocks that do not exist
+	return uint64(t.Nano() + r.ahead)
+}
+
+// clockAhead reads by how much the kernel's clock is ahead of the one that this process sees, in ns; 0 on a kernel
+// without time namespaces (time_namespaces(7)).
+func clockAhead(path string) (int64, error) {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("ask for the offsets of the time namespace: %w", err)
+	}
+	for line := range strings.Lines(string(text)) {
+		var name string
+		var seconds, ns int64
+		if n, _ := fmt.Sscan(line, &name, &seconds, &ns); n == 3 && name == "monotonic" {
+			return -(seconds*1e9 + ns), nil
+		}
+	}
+	return 0, fmt.Errorf("ask for the offsets of the time namespace: %s has no line of the clock monotonic", path)
+}
+
+// at is the probe's place, which may be another's. It is row_position() of bpf/diag/ping.bpf.c.
+func (r *recorder) at(session, sequence uint64) *row {
+	position := (session*0x9e3779b97f4a7c15>>32 + sequence) & (rowCount - 1)
+	return (*row)(unsafe.Pointer(&r.memory[0][position*uint64(unsafe.Sizeof(row{}))]))
+}
+
+// begin makes the row of a probe that will be sent.
+func (r *recorder) begin(session, sequence uint64) {
+	p := r.at(session, sequence)
+	atomic.StoreUint64(&p.Session, 0)
+	for i := range p.AtNs {
+		atomic.StoreUint64(&p.AtNs[i], 0)
+	}
+	atomic.StoreUint64(&p.DroppedNs, 0)
+	atomic.StoreUint64(&p.Sequence, sequence)
+	atomic.StoreUint64(&p.Session, session)
+}
+
+// look is what is known of a probe now; false: the row has been given to another.
+func (r *recorder) look(session, sequence uint64) (row, bool) {
+	p := r.at(session, sequence)
+	var v row
+	for i := range p.AtNs {
+		v.AtNs[i] = atomic.LoadUint64(&p.AtNs[i])
+	}
+	v.DroppedNs = atomic.LoadUint64(&p.DroppedNs)
+	v.DropReason = atomic.LoadUint32(&p.DropReason)
+	v.Sequence, v.Session = atomic.LoadUint64(&p.Sequence), atomic.LoadUint64(&p.Session)
+	return v, v.Sequence == sequence && v.Session == session
+}
+
+// left is when the probe was given to the driver; 0: not yet, or not known.
+func (r *recorder) left(session, sequence uint64) uint64 {
+	return atomic.LoadUint64(&r.at(session, sequence).AtNs[pingPingPointPING_POINT_DRIVER])
+}
+
+// wokenBetween is when the thread was woken last, if that was between the socket and the process; else 0.
+func (r *recorder) wokenBetween(socket, user uint64) uint64 {
+	if woken := atomic.LoadUint64(&r.thread.WokenNs); socket != 0 && socket <= woken && woken <= user {
+		return woken
+	}
+	return 0
+}
+
+// reason is the kernel's name of a reason to drop a packet.
+func (r *recorder) reason(number uint32) string {
+	if r.reasons == nil {
+		r.reasons = map[uint32]string{}
+		types := r.btf.Spec
+		if types == nil {
+			types, _ = btf.LoadKernelSpec() // without names, reasons are numbers
+		}
+		var enum *btf.Enum
+		if types != nil && types.TypeByName("skb_drop_reason", &enum) == nil {
+			for _, v := range enum.Values {
+				r.reasons[uint32(v.Value)] = strings.TrimPrefix(strings.TrimPrefix(v.Name, "SKB_DROP_REASON_"), "SKB_")
+			}
+		}
+	}
+	if name, known := r.reasons[number]; known {
+		return name
+	}
+	return fmt.Sprintf("reason %d", number)
+}
+
+// Examine attaches the sensors as a client does and lets go of them again.
+func Examine(types sensor.BTF) ([]sensor.Result, error) {
+	r, err := open(types, 1)
+	if err != nil {
+		return nil, err
+	}
+	return r.set.Results, r.close()
+}

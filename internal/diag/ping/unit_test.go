@@ -1,0 +1,247 @@
+package ping
+
+import (
+	"bytes"
+	"encoding/binary"
+	"flag"
+	"math"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/shunt-lb/shunt/sensor"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// TestClockIsBounded has random ways over random drifting clocks: the true offset is within the bound, no way is
+// negative, and no jump is seen.
+func TestClockIsBounded(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		ahead := rapid.Int64Range(-1e15, 1e15).Draw(t, "ahead")
+		drift := float64(rapid.IntRange(-90, 90).Draw(t, "drift")) * 1e-6
+		server := func(ns int64) int64 { return ns + ahead + int64(math.Round(drift*float64(ns-1e9))) }
+		var c clock
+		now := int64(1e9)
+		for range rapid.IntRange(1, 40).Draw(t, "probes") {
+			now += rapid.Int64Range(0, 2e9).Draw(t, "pause")
+			way := func(name string) int64 { return rapid.Int64Range(100, 50e6).Draw(t, name) }
+			out := now
+			now += way("there")
+			receive := server(now)
+			now += way("within")
+			answer := server(now)
+			now += way("back")
+			offset, err, ok := c.add(out, receive, answer, now)
+			if !ok || c.jumps != 0 {
+				t.Fatalf("ok %v, %d jumps", ok, c.jumps)
+			}
+			here := bridge(offset, out, receive, answer, now)
+			if here(receive) < out || here(answer) < here(receive) || now < here(answer) {
+				t.Fatalf("a way is negative: sent %d, received %d, answered %d, back %d", out, here(receive), here(answer), now)
+			}
+			if truth := server(now) - now; max(truth-offset, offset-truth) > err+1 {
+				t.Fatalf("the offset is %d ns, and not %d ± %d", truth, offset, err)
+			}
+		}
+	})
+}
+
+func TestClockHasADrift(t *testing.T) {
+	var c clock
+	for ns := int64(1e9); ns < 31e9; ns += 1e8 {
+		c.add(ns, ns+1000+ns/50_000, ns+2000+ns/50_000, ns+3000) // 20 ppm
+	}
+	rate, err, ok := c.drift()
+	if !ok || math.Abs(rate-20e-6) > err || err > 1e-6 {
+		t.Errorf("got %g ± %g, %v, want 20e-6", rate, err, ok)
+	}
+}
+
+func TestClockThatJumps(t *testing.T) {
+	var c clock
+	c.add(1000, 2000, 3000, 4000)
+	offset, err, ok := c.add(10_000, 1_011_000, 1_012_000, 13_000)
+	if !ok || c.jumps != 1 || abs(offset-1_000_000) > err {
+		t.Errorf("got %d ± %d, %v, %d jumps", offset, err, ok, c.jumps)
+	}
+	if _, _, ok := c.add(20_000, 500, 900_000, 20_100); ok {
+		t.Error("an answer that was sent long before it was received by more than any offset explains is accepted")
+	}
+}
+
+func TestReportsArriveAsTheyWere(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var all []seen
+		var b []byte
+		for range rapid.IntRange(0, 20).Draw(t, "entries") {
+			n := func(name string) uint64 { return rapid.Uint64().Draw(t, name) }
+			s := seen{n("sequence"), n("receive"), n("softirq"), n("queue"), n("driver"), n("socket"), n("woken"), n("user"), n("dropped"),
+				rapid.StringMatching("[A-Z_]{0,64}").Draw(t, "reason")}
+			all = append(all, s)
+			b = s.append(b)
+		}
+		got, err := parseReport(b, uint64(len(all)))
+		if err != nil || !reflect.DeepEqual(got, all) {
+			t.Fatalf("got %v, %v, want %v", got, err, all)
+		}
+		if _, err := parseReport(append(b, 0), uint64(len(all))); err == nil {
+			t.Fatal("a byte too many is accepted")
+		}
+		if _, err := parseReport(b, uint64(len(all))+1); err == nil {
+			t.Fatal("an entry too few is accepted")
+		}
+	})
+}
+
+// FuzzReport gives what any host may send to the decoders.
+func FuzzReport(f *testing.F) {
+	b := make([]byte, headBytes)
+	head{2, 7, 1}.put(b)
+	f.Add(seen{sequence: 1, reason: "NO_SOCKET\x1b"}.append(b))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, err := parseHead(b)
+		if err != nil {
+			return
+		}
+		all, err := parseReport(b[headBytes:], h.sequence)
+		if err == nil && uint64(len(all)) != h.sequence {
+			t.Errorf("%d entries, and %d were said", len(all), h.sequence)
+		}
+		for _, s := range all {
+			if strings.ContainsFunc(s.reason, func(r rune) bool { return r < ' ' || r > '~' }) {
+				t.Errorf("%q can control a terminal", s.reason)
+			}
+		}
+	})
+}
+
+// TestChecksum is of a message with a right checksum: the sum of all is 0. RFC 1071.
+func TestChecksum(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		b := rapid.SliceOfN(rapid.Byte(), 4, 70).Draw(t, "message")
+		b[2], b[3] = 0, 0
+		binary.BigEndian.PutUint16(b[2:], checksum(b))
+		if sum := checksum(b); sum != 0 {
+			t.Fatalf("the sum is %#x", sum)
+		}
+	})
+}
+
+func TestQuantiles(t *testing.T) {
+	var h histogram
+	if got := h.spread(); got != (Spread{}) {
+		t.Errorf("of nothing: %+v", got)
+	}
+	for ns := range int64(100_000) {
+		h.add(ns)
+	}
+	got := h.spread()
+	near := func(got, want int64) bool { return abs(got-want) <= want/32 }
+	if !near(got.Median, 50_000) || !near(got.P99, 99_000) || got.Max != 99_999 {
+		t.Errorf("got %+v", got)
+	}
+	h.add(math.MaxInt64)
+	h.add(-5)
+	if got := h.spread(); got.Max != math.MaxInt64 {
+		t.Errorf("got %+v", got)
+	}
+	for v := int64(1); v > 0; v *= 3 {
+		if m := middle(bucket(uint64(v))); !near(m, v) {
+			t.Errorf("%d is counted as %d", v, m)
+		}
+	}
+}
+
+// TestOffsetOfATimeNamespace reads the file as time_namespaces(7) shows it.
+func TestOffsetOfATimeNamespace(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "offsets")
+	if err := os.WriteFile(path, []byte("monotonic          100         5\nboottime             0         0\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := clockAhead(path); err != nil || got != -100_000_000_005 {
+		t.Errorf("got %d, %v", got, err)
+	}
+	if got, err := clockAhead(path + " missing"); err != nil || got != 0 {
+		t.Errorf("without the file: %d, %v", got, err)
+	}
+	if err := os.WriteFile(path, []byte("other 1 2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := clockAhead(path); err == nil {
+		t.Error("a file without the clock is accepted")
+	}
+}
+
+// shown are probes of each kind.
+func shown() []Probe {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	number := func(n uint32) string { return map[uint32]string{2: "NO_SOCKET"}[n] }
+	var c clock
+	here := row{AtNs: [5]uint64{1000, 2000, 9000, 9500, 9900}}
+	all := []*pending{
+		{sequence: 1, time: at, sent: 500, user: 12_000, woken: 10_000, here: here, known: true,
+			server: &seen{receive: 1_003_000, softirq: 1_004_000, queue: 1_005_000, driver: 1_006_000, socket: 1_004_100, woken: 1_004_200, user: 1_005_000}},
+		{sequence: 2, time: at, sent: 500, user: 12_000, here: here, known: true},
+		{sequence: 3, time: at, sent: 500, here: row{AtNs: [5]uint64{1000, 2000}}, known: true,
+			server: &seen{receive: 1_003_000, softirq: 1_004_000, queue: 1_005_000, dropped: 1_005_001, reason: "QDISC_DROP"}},
+		{sequence: 4, time: at, sent: 500, here: row{AtNs: [5]uint64{1000, 2000, 9000}, DroppedNs: 9001, DropReason: 2}, known: true},
+		{sequence: 5, time: at, sent: 500, known: true, sendFailure: "network is unreachable"},
+		{sequence: 6, time: at, sent: 500, here: row{AtNs: [5]uint64{1000, 2000}}, known: true},
+		{sequence: 7, time: at, sent: 500, user: 12_000, here: row{AtNs: [5]uint64{1000, 2000, 9000, 8500, 9900}}, known: true},
+		{sequence: 8, time: at, sent: 500, user: 12_000},
+	}
+	var probes []Probe
+	for _, p := range all {
+		probes = append(probes, p.settle(&c, number))
+	}
+	return probes
+}
+
+func TestGolden(t *testing.T) {
+	for name, p := range map[string]*Printer{"run.txt": {}, "run.json": {JSON: true}} {
+		var out bytes.Buffer
+		p.Out, p.Above = &out, time.Microsecond
+		way := Sensors[0].Ways[1]
+		results := []sensor.Result{{Sensor: Sensors[0], Got: &way, Refused: []sensor.Refusal{{Way: Sensors[0].Ways[0], Reason: "EPERM"}}}, {Sensor: Sensors[1]}}
+		o := Options{BTF: sensor.BTF{From: "a file"}, Server: netip.MustParseAddr("10.0.0.2"), Interval: time.Second, Bytes: 556}
+		if err := p.start(results, o); err != nil {
+			t.Fatal(err)
+		}
+		sum := newSum()
+		for _, probe := range append(shown(), Probe{Sequence: 9, RoundTrip: 10}) {
+			sum.add(probe)
+			if err := p.probe(probe); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c := &client{sent: 9, duplicate: 1, told: 1}
+		c.clock.jumps = 1
+		c.clock.fit = fit{}
+		for ns := int64(1e9); ns < 6e9; ns += 1e9 {
+			c.clock.fit.add(sample{ns, ns / 100_000, 500})
+		}
+		if err := p.summary(sum.summary(c, map[string]uint64{"queue": 2, "driver": 0})); err != nil {
+			t.Fatal(err)
+		}
+		golden := filepath.Join("testdata", name)
+		if *update {
+			if err := os.WriteFile(golden, out.Bytes(), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(golden)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(out.Bytes(), want) {
+			t.Errorf("%s is not as in the file; `go test ./internal/diag/ping -update` writes it:\n%s", name, out.String())
+		}
+	}
+}
