@@ -163,18 +163,13 @@ func (d *demo) open(context.Context) error {
 	if err != nil {
 		return err
 	}
-	grant := d.lease.Grant
-	d.facts.Mode, d.facts.Reason = string(grant.Mode), grant.Reason
 	d.Say("  program   %s on eth0, %s mode\n", "sh_udp", d.hook.Mode)
-	for _, l := range grant.Layouts {
-		d.Say("  socket    queue %d: %s, a ring of %d packets, %d frames of %d bytes\n", l.Queue, l.Mode, l.ReceiveRing, l.ReceiveFrames+l.TransmitFrames, l.FrameSize)
-	}
-	if grant.Reason != "" {
-		d.Say("  why not zero-copy: %s\n", grant.Reason)
+	for _, l := range d.lease.Grant.Layouts {
+		d.Say("  socket    queue %d: a ring of %d packets, %d frames of %d bytes\n", l.Queue, l.ReceiveRing, l.ReceiveFrames+l.TransmitFrames, l.FrameSize)
 	}
 	d.Say("\n")
-	d.Claim(len(grant.Layouts) == d.hook.Queues, "each of the %d queues of eth0 has an AF_XDP socket (%s)", d.hook.Queues, grant.Mode)
-	return d.lease.Serve()
+	d.Claim(len(d.lease.Grant.Layouts) == d.hook.Queues, "each of the %d queues of eth0 has an AF_XDP socket", d.hook.Queues)
+	return nil
 }
 
 // startWorker runs this binary again, as nobody, and hands it the lease.
@@ -201,11 +196,19 @@ func (d *demo) startWorker(ctx context.Context) error {
 	if err := lease.Hand(d.control, d.lease); err != nil {
 		return err
 	}
-	if err := d.hear(); err != nil {
-		return err
+	for _, step := range []func() error{d.lease.Bind, d.lease.Serve, d.hear} {
+		if err := step(); err != nil {
+			return err
+		}
 	}
-	w := d.facts.Worker
-	d.Say("  process %d maps the memory and the sockets, which came over a socket (SCM_RIGHTS)\n\n", w.PID)
+	grant, w := d.lease.Grant, d.facts.Worker
+	d.facts.Mode, d.facts.Reason = string(grant.Mode), grant.Reason
+	d.Say("  process %d maps the memory and the sockets, which came over a socket (SCM_RIGHTS)\n", w.PID)
+	d.Say("  then they are bound, in %s mode\n", grant.Mode)
+	if grant.Reason != "" {
+		d.Say("  why not zero-copy: %s\n", grant.Reason)
+	}
+	d.Say("\n")
 	d.Claim(w.UID == nobody && w.Capabilities == "0000000000000000", "it runs as uid %d with the capabilities %s", w.UID, w.Capabilities)
 	d.Claim(w.Refused != "", "it could not make such a socket itself: %s", w.Refused)
 	if d.cpus[0], d.cpus[1] = twoCPUs(); d.cpus[0] != 0 {

@@ -52,7 +52,7 @@ const (
 type worker struct {
 	control  int
 	kernel   int // the kernel's socket on the port
-	held     *lease.Held
+	held     *xsk.Set
 	queues   []*xsk.Queue
 	waiter   *xsk.Waiter
 	received atomic.Int64 // orders

@@ -52,12 +52,13 @@ func open(t *testing.T, serves ...string) (h *Hook, lease int) {
 	must(t, err)
 	memory, err := xsk.NewMemory(plan.Size())
 	must(t, err)
-	socket, err := xsk.Open(h.Ifindex, 0, plan, xsk.Auto, memory)
+	socket, err := xsk.Prepare(h.Ifindex, 0, plan, memory)
 	if err != nil {
 		t.Error(err)
 		panic("no socket")
 	}
 	t.Cleanup(func() { must(t, socket.Close()); must(t, memory.Close()); must(t, h.Close()) })
+	must(t, socket.Bind(xsk.Auto))
 	must(t, h.Bind(lease, 0, socket.FD()))
 	for _, address := range serves {
 		must(t, h.Serve(lease, netip.MustParseAddrPort(address)))

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/udp/hook"
+	"github.com/shunt-lb/shunt/internal/udp/xsk"
 )
 
 const (
@@ -16,21 +17,33 @@ const (
 )
 
 // Hand gives a lease to the process at the other end of a SOCK_SEQPACKET socket: one message, the grant
-// as JSON and its files (SCM_RIGHTS, unix(7)). The receiver needs no capability to use them; a lease that
-// can send lets it send any frame.
+// as JSON and its files (SCM_RIGHTS, unix(7)). It waits until the receiver has mapped the rings, because Linux
+// 6.1 maps none of a bound socket: Bind comes after it. The receiver needs no capability to use them; a
+// lease that can send lets it send any frame.
 func Hand(socket int, l *Lease) error {
 	text, err := json.Marshal(l.Grant)
 	if err != nil {
 		return fmt.Errorf("hand a lease over: %w", err)
 	}
-	if err := unix.Sendmsg(socket, text, unix.UnixRights(l.Files()...), nil, unix.MSG_NOSIGNAL); err != nil {
+	if err := unix.Sendmsg(socket, text, unix.UnixRights(l.set.Files()...), nil, unix.MSG_NOSIGNAL); err != nil {
 		return fmt.Errorf("hand a lease over: %w", err)
+	}
+	var ready [1]byte
+	n, err := unix.Read(socket, ready[:])
+	for errors.Is(err, unix.EINTR) {
+		n, err = unix.Read(socket, ready[:])
+	}
+	if err == nil && n == 0 {
+		err = errors.New("the other process has closed the socket")
+	}
+	if err != nil {
+		return fmt.Errorf("wait until a lease is mapped: %w", err)
 	}
 	return nil
 }
 
 // Take waits for a lease that another process hands over.
-func Take(socket int) (Grant, *Held, error) {
+func Take(socket int) (Grant, *xsk.Set, error) {
 	text := make([]byte, grantBytesMax)
 	control := make([]byte, unix.CmsgSpace(4*filesMax))
 	n, controlSize, flags, _, err := unix.Recvmsg(socket, text, control, unix.MSG_CMSG_CLOEXEC)
@@ -57,8 +70,14 @@ func Take(socket int) (Grant, *Held, error) {
 		closeFiles(files)
 		return Grant{}, nil, fmt.Errorf("take a lease over: %w", err)
 	}
-	held, err := Adopt(grant, files)
-	return grant, held, err
+	set, err := xsk.AdoptSet(grant.Layouts, files)
+	if err != nil {
+		return Grant{}, nil, err
+	}
+	if _, err := unix.Write(socket, []byte{1}); err != nil {
+		return Grant{}, nil, errors.Join(fmt.Errorf("say that the lease is mapped: %w", err), set.Close())
+	}
+	return grant, set, nil
 }
 
 // readGrant reads what Hand has written.

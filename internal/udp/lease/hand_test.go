@@ -68,6 +68,7 @@ func (b *bed) hand(l *Lease) *lab.Process {
 	b.t.Cleanup(func() { _ = worker.End(syscall.SIGKILL, 5*time.Second) })
 	must(b.t, theirs.Close())
 	must(b.t, Hand(pair[0], l))
+	must(b.t, l.Bind())
 	must(b.t, unix.Close(pair[0]))
 	return worker
 }
@@ -93,9 +94,9 @@ func (b *bed) until(who string, worker *lab.Process) time.Duration {
 func TestWorkerIsKilled(t *testing.T) {
 	b := newBed(t, kernel.ModeNative)
 	b.listen()
-	l := b.open(64)
-	must(t, l.Serve())
+	l := b.prepared(64)
 	worker := b.hand(l)
+	must(t, l.Serve())
 	b.until("xsk", worker)
 	for i := range 20 {
 		if who, err := b.ask(b.addresses[i%2]); err != nil || who != "xsk" {
@@ -127,9 +128,9 @@ func TestWorkerIsKilled(t *testing.T) {
 func TestWorkerIsKilledAndWatched(t *testing.T) {
 	b := newBed(t, kernel.ModeNative)
 	b.listen()
-	l := b.open(64)
-	must(t, l.Serve())
+	l := b.prepared(64)
 	worker := b.hand(l)
+	must(t, l.Serve())
 	b.until("xsk", worker)
 	must(t, worker.End(syscall.SIGKILL, 5*time.Second))
 	b.flood(32) // into rings that nobody reads
@@ -174,13 +175,13 @@ func TestBadHandsAreRefused(t *testing.T) {
 		"no message":       {"", 0, "has closed the socket"},
 		"not JSON":         {"hello", 2, "read the grant"},
 		"no queues":        {"{}", 1, "it has 0 queues"},
-		"too few files":    {layout(plan), 1, "it comes with 1 files, and needs 2"},
-		"too many files":   {layout(plan), 5, "it comes with 5 files"},
+		"too few files":    {layout(plan), 1, "there are 1 files, and 2 are needed"},
+		"too many files":   {layout(plan), 5, "there are 5 files"},
 		"a bad ring":       {layout(small), 2, "power of two"},
 		"not a socket":     {layout(plan), 2, "ask where the rings are"},
 		"a long message":   {layout(plan) + strings.Repeat(" ", grantBytesMax), 2, "too long"},
 		"too many queues":  {`{"layouts":[` + strings.Repeat("{},", 64) + `{}]}`, 2, "it has 65 queues"},
-		"files of no kind": {layout(plan), 0, "it comes with 0 files"},
+		"files of no kind": {layout(plan), 0, "there are 0 files"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ours, theirs := pair(t)
@@ -231,7 +232,7 @@ func FuzzGrant(f *testing.F) {
 			must(t, err)
 			files = append(files, null)
 		}
-		if _, err := Adopt(grant, files); err == nil {
+		if _, err := xsk.AdoptSet(grant.Layouts, files); err == nil {
 			t.Fatal("a file that is no socket was adopted")
 		}
 	})
