@@ -54,9 +54,10 @@ var mayImport = map[string][]string{
 	"internal/lb/backend":     {"internal/lb/model", "internal/condition", "internal/record"},
 
 	// The UDP path.
-	"internal/udp/xsk":   {},
-	"internal/udp/hook":  {"internal/kernel"},
-	"internal/udp/lease": {"internal/kernel", "internal/udp/hook", "internal/udp/xsk"},
+	"internal/udp/xsk":    {},
+	"internal/udp/proto":  {"internal/udp/xsk"},
+	"internal/udp/hook":   {"internal/kernel"},
+	"internal/udp/lease":  {"internal/kernel", "internal/udp/hook", "internal/udp/xsk"},
 
 	// Diagnosis.
 	"internal/diag":    {"internal/diag/io", "sensor"},
