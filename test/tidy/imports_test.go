@@ -58,6 +58,8 @@ var mayImport = map[string][]string{
 	"internal/udp/proto":  {"internal/udp/xsk"},
 	"internal/udp/hook":   {"internal/kernel"},
 	"internal/udp/lease":  {"internal/kernel", "internal/udp/hook", "internal/udp/xsk"},
+	"internal/udp/broker": {"internal/kernel", "internal/udp/hook", "internal/udp/lease", "internal/udp/proto", "internal/udp/xsk"},
+	"udp":                 {"internal/udp/proto", "internal/udp/xsk"},
 
 	// Diagnosis.
 	"internal/diag":    {"internal/diag/io", "sensor"},
