@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/udp/lease"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 )
@@ -24,6 +25,7 @@ type Status struct {
 type OfferStatus struct {
 	Name      string            `json:"name"`
 	Interface string            `json:"interface"`
+	Program   kernel.Mode       `json:"program"`         // native or generic: how the program is attached
 	Given     uint64            `json:"given"`           // leases that have begun
 	Ended     map[string]uint64 `json:"ended,omitempty"` // leases that are over, by why: closed, died, expired …
 	Past      Totals            `json:"past"`            // of leases that are over
@@ -89,7 +91,7 @@ func (b *Broker) Status() Status {
 		st.Refused[code.String()] = n
 	}
 	for _, o := range b.offers {
-		os := OfferStatus{Name: o.Name, Interface: o.Interface, Given: o.given, Ended: maps.Clone(o.ended), Past: o.past}
+		os := OfferStatus{Name: o.Name, Interface: o.Interface, Program: b.hooks[o.Interface].Mode, Given: o.given, Ended: maps.Clone(o.ended), Past: o.past}
 		if o.holder != nil {
 			os.Lease = o.holder.status()
 		}

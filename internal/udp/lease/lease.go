@@ -10,7 +10,7 @@
 //
 // The parts are made so that no datagram is lost at either end: the program learns of an address when
 // all sockets are there, and forgets it before they go. When the working process ends, the kernel takes
-// its sockets out of the program's map only once this side has closed them too, so Pause, Close or Disown
+// its sockets out of the program's map only once this side has closed them too, so Unbind, Pause or Close
 // belong to that end.
 package lease
 
@@ -182,14 +182,10 @@ func (l *Lease) Status() (all []Status, err error) {
 	return all, nil
 }
 
-// Disown closes this process's copies of the sockets and the memory: from then on they are another
-// process's, and go with it, and the kernel's stack gets the datagrams. Status has no more queues.
-func (l *Lease) Disown() error { return l.set.Close() }
-
 // Counts are the program's counters of a queue, which stay when the sockets are gone.
 func (l *Lease) Counts(queue int) (hook.Count, error) { return l.hook.Counts(l.number, queue) }
 
 // Close ends the lease: the addresses go first, then the sockets.
 func (l *Lease) Close() error {
-	return errors.Join(l.hook.End(l.number), l.Disown())
+	return errors.Join(l.hook.End(l.number), l.set.Close())
 }
