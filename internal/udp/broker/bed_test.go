@@ -28,7 +28,7 @@ var soak = os.Getenv("SHUNT_SOAK") != ""
 
 const (
 	nobody   = 65534
-	patience = 10 * time.Second
+	patience = 20 * time.Second
 )
 
 func TestMain(m *testing.M) {

@@ -46,6 +46,7 @@ type Options struct {
 	In func(func() error) error
 
 	handshake time.Duration // 0: handshakeFor
+	bind      time.Duration // 0: bindFor
 }
 
 // Broker lends offers. Its methods may be called at any time from several goroutines, but Close last.
@@ -83,6 +84,9 @@ func Open(options Options) (*Broker, error) {
 	}
 	if options.handshake == 0 {
 		options.handshake = handshakeFor
+	}
+	if options.bind == 0 {
+		options.bind = bindFor
 	}
 	if options.In == nil {
 		options.In = func(f func() error) error { return f() }

@@ -109,7 +109,7 @@ func TestStoppedWorkerLosesItsLease(t *testing.T) {
 
 // An offer that changes ends its lease; one that does not keeps it, whatever happens to others.
 func TestApply(t *testing.T) {
-	b := newBed(t, Options{})
+	b := newBed(t, Options{bind: 100 * time.Millisecond})
 	first, second := b.offer(), b.offer()
 	first.Queues, second.Queues = []int{0}, []int{1}
 	first.Addresses, second.Addresses = b.addresses[:1], b.addresses[1:]
@@ -120,6 +120,9 @@ func TestApply(t *testing.T) {
 	open := func(name string) *udp.Lease {
 		t.Helper()
 		l, err := udp.Open(ctx, udp.Options{Socket: b.path, Name: name})
+		for ctx.Err() == nil && err != nil { // the kernel has not let go of the queue yet
+			l, err = udp.Open(ctx, udp.Options{Socket: b.path, Name: name})
+		}
 		must(t, err)
 		t.Cleanup(func() { must(t, l.Close()) })
 		return l

@@ -19,6 +19,8 @@ import (
 const (
 	// handshakeFor is how long a client may take from connecting to Ready.
 	handshakeFor = 5 * time.Second
+	// bindFor is how long a queue may be taken that nobody has leased.
+	bindFor = 10 * time.Second
 	// sendFor is how long a message waits for a client that does not read.
 	sendFor = time.Second
 	// auditEvery is how often a lease's rings are looked at.
@@ -322,7 +324,7 @@ func (s *session) grant(within <-chan time.Time) error {
 	if ready, ok := m.body.(*proto.Ready); !ok || ready.Lease != s.number {
 		return refuse(proto.EndProtocol, "after Grant a Ready must come, with the number of the lease")
 	}
-	if err := s.lease.Bind(); err != nil {
+	if err := s.lease.Bind(s.broker.options.bind); err != nil {
 		return s.bindRefusal(err)
 	}
 	if err := s.lease.Serve(); err != nil {

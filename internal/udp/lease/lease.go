@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/udp/hook"
@@ -105,10 +106,10 @@ func (l *Lease) open(spec Spec) error {
 }
 
 // Bind binds the sockets to their queues, on any thread. The mode that was got is in Grant. No datagram
-// comes before Serve.
-func (l *Lease) Bind() error {
+// comes before Serve. It waits so long for a queue that is taken: see xsk.Socket.Bind.
+func (l *Lease) Bind(patience time.Duration) error {
 	for i, socket := range l.set.Sockets {
-		err := socket.Bind(l.mode)
+		err := socket.Bind(l.mode, patience)
 		if err == nil {
 			err = l.hook.Bind(l.number, socket.Layout.Queue, socket.FD())
 		}

@@ -19,7 +19,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const queues = 2
+const (
+	queues = 2
+	// patience bounds every wait for something that takes milliseconds.
+	patience = 10 * time.Second
+)
 
 // bed is a client and a server, whose interface has the program.
 type bed struct {
@@ -73,7 +77,7 @@ func must(t *testing.T, err error) {
 func (b *bed) open(ringSize uint32) *Lease {
 	b.t.Helper()
 	l := b.prepared(ringSize)
-	must(b.t, l.Bind())
+	must(b.t, l.Bind(patience))
 	return l
 }
 
@@ -96,10 +100,10 @@ func (b *bed) lease(spec Spec) (l *Lease, err error) {
 }
 
 // bound is a lease that is bound, or why it cannot be.
-func (b *bed) bound(spec Spec) (*Lease, error) {
+func (b *bed) bound(spec Spec, patience time.Duration) (*Lease, error) {
 	l, err := b.lease(spec)
 	if err == nil {
-		if err = l.Bind(); err != nil {
+		if err = l.Bind(patience); err != nil {
 			return nil, errors.Join(err, l.Close())
 		}
 	}
@@ -426,7 +430,7 @@ func TestRebind(t *testing.T) {
 	b := newBed(t, kernel.ModeNative)
 	b.listen()
 	for range 4 {
-		l, err := b.bound(Spec{Mode: xsk.Auto, RingSize: 64, Transmit: true})
+		l, err := b.bound(Spec{Mode: xsk.Auto, RingSize: 64, Transmit: true}, patience)
 		must(t, err)
 		must(t, l.Serve())
 		stop := echo(t, l.Set())
@@ -440,7 +444,7 @@ func TestRebind(t *testing.T) {
 		}
 	}
 	l := b.open(64)
-	if _, err := b.bound(Spec{Mode: xsk.Auto, RingSize: 64, Transmit: true}); !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "another AF_XDP socket has the queue") {
+	if _, err := b.bound(Spec{Mode: xsk.Auto, RingSize: 64, Transmit: true}, 100*time.Millisecond); !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "another AF_XDP socket has the queue") {
 		t.Errorf("a queue that is taken: %v", err)
 	}
 	must(t, l.Serve())
@@ -463,7 +467,7 @@ func TestWhatCannotBeOpened(t *testing.T) {
 		{Spec{Mode: xsk.Copy, RingSize: 64, Queues: []int{0, 7}}, "no such queue"},
 		{Spec{Mode: xsk.Copy, RingSize: 64, Queues: []int{99}}, ""},
 	} {
-		l, err := b.bound(c.spec)
+		l, err := b.bound(c.spec, patience)
 		if err == nil {
 			must(t, l.Close())
 		}

@@ -9,11 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// busyFor is how long a bind is tried again that finds the queue taken: the kernel lets go of a
-// closed socket's queue from a worker, 16 to 28 ms after close(2) (7 of 7 tries on Linux 6.18, veth), and
-// more than 200 ms after it on a machine with seven runnable tasks on two CPUs.
-const busyFor = time.Second
-
 // rings are a socket's rings, mapped.
 type rings struct {
 	receive, transmit, fill, completion []byte
@@ -48,8 +43,12 @@ func Prepare(ifindex, queue int, plan Layout, memory *Memory) (*Socket, error) {
 
 // Bind binds the socket to its queue, once: in the mode asked for, or with Auto in the best that works,
 // and Layout.Mode says which. No packet comes before the socket is in an XSKMAP.
-func (s *Socket) Bind(mode Mode) error {
-	if err := s.bind(mode); err != nil {
+//
+// It waits for a queue that is taken: the kernel lets go of a closed socket's queue from a worker, which
+// needs a lock that all network devices share (rtnl). That took 16 to 28 ms after close(2) (7 of 7 tries on
+// Linux 6.18, veth), and more than a second on a machine that removed network namespaces at the same time.
+func (s *Socket) Bind(mode Mode, patience time.Duration) error {
+	if err := s.bind(mode, time.Now().Add(patience)); err != nil {
 		return fmt.Errorf("bind an AF_XDP socket to queue %d of interface %d: %w", s.Layout.Queue, s.Layout.Interface, err)
 	}
 	return nil
@@ -160,10 +159,10 @@ func (s *Socket) fill() error {
 }
 
 // bind binds, zero-copy first.
-func (s *Socket) bind(mode Mode) error {
+func (s *Socket) bind(mode Mode, deadline time.Time) error {
 	var refused error
 	if mode == ZeroCopy || mode == Auto {
-		err := s.bindAs(unix.XDP_ZEROCOPY)
+		err := s.bindAs(unix.XDP_ZEROCOPY, deadline)
 		if err == nil {
 			s.Layout.Mode = ZeroCopy
 			return nil
@@ -176,7 +175,7 @@ func (s *Socket) bind(mode Mode) error {
 	if mode != Copy && mode != Auto {
 		return fmt.Errorf("the mode %q is not supported; use auto, zero-copy or copy", mode)
 	}
-	if err := s.bindAs(unix.XDP_COPY); err != nil {
+	if err := s.bindAs(unix.XDP_COPY, deadline); err != nil {
 		return fmt.Errorf("bind with copy: %w", err)
 	}
 	s.Layout.Mode = Copy
@@ -186,9 +185,8 @@ func (s *Socket) bind(mode Mode) error {
 	return nil
 }
 
-func (s *Socket) bindAs(flag uint16) error {
+func (s *Socket) bindAs(flag uint16, deadline time.Time) error {
 	address := &unix.SockaddrXDP{Flags: flag | unix.XDP_USE_NEED_WAKEUP, Ifindex: uint32(s.Layout.Interface), QueueID: uint32(s.Layout.Queue)}
-	deadline := time.Now().Add(busyFor)
 	for {
 		err := unix.Bind(s.fd, address)
 		switch {
