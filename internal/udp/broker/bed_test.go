@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -155,7 +156,7 @@ func user(id uint32) Rule { return Rule{User: &id} }
 
 // offer is what workers ask for.
 func (b *bed) offer() Offer {
-	return Offer{Name: "echo", Interface: "eth0", Addresses: b.addresses, Mode: xsk.Auto, RingSize: 64, Transmit: true, Allow: []Rule{user(nobody), user(0)}}
+	return Offer{Name: "echo", Interface: "eth0", Addresses: slices.Clone(b.addresses), Mode: xsk.Auto, RingSize: 64, Transmit: true, Allow: []Rule{user(nobody), user(0)}}
 }
 
 // worker starts one as nobody, with namespaces of its own for mounts, processes and the network: what a
@@ -298,4 +299,11 @@ func (r *raw) hold(name string) (uint64, *xsk.Set) {
 		r.t.Fatalf("%T: %+v", body, body)
 	}
 	return grant.Lease, set
+}
+
+func mustAddress(t *testing.T, text string) netip.AddrPort {
+	t.Helper()
+	a, err := netip.ParseAddrPort(text)
+	must(t, err)
+	return a
 }
