@@ -262,7 +262,8 @@ type Count struct {
 	PassedNoSocket uint64 // of them, left to the kernel's stack because the queue had no socket
 }
 
-// Counts asks the broker for those of each queue. It renews the lease, too.
+// Counts asks the broker for those of each queue. It renews the lease, too. Ask a few times a second at most:
+// the broker ends a lease whose holder floods it (32 messages a second).
 func (l *Lease) Counts(ctx context.Context) ([]Count, error) {
 	want, err := l.ask()
 	for err == nil {

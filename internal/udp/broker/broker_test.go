@@ -304,3 +304,51 @@ func TestHandOverTakes(t *testing.T) {
 		b.is("the lease is over", func(o OfferStatus) bool { return o.Lease == nil && o.Ended[endedClosed] == o.Given })
 	}
 }
+
+// A program can send frames of its own making, and ask what became of its datagrams.
+func TestFramesOfItsOwn(t *testing.T) {
+	b := newBed(t, Options{})
+	l, err := udp.Open(context.Background(), udp.Options{Socket: b.path, Name: "echo", Checked: true})
+	must(t, err)
+	defer func() { must(t, l.Close()) }()
+	_, err = b.conn.Write([]byte("ask me"))
+	must(t, err)
+	var q *udp.Queue
+	received, own := make([]udp.Descriptor, 1), make([]udp.Descriptor, 1)
+	for deadline := time.Now().Add(patience); q == nil; {
+		if _, err := l.Wait(time.Second); err != nil || time.Now().After(deadline) {
+			t.Fatalf("no datagram came: %v", err)
+		}
+		for _, each := range l.Queues {
+			if each.Receive(received) == 1 {
+				q = each
+			}
+		}
+	}
+	if q.Reserve(own) != 1 {
+		t.Fatal("no frame is free")
+	}
+	own[0].Len = uint32(copy(q.Bytes(&own[0]), q.Bytes(&received[0])))
+	q.Release(received)
+	must(t, q.Reply(&own[0]))
+	if q.Send(own) != 1 {
+		t.Fatal("the ring has no room")
+	}
+	must(t, q.Flush())
+	must(t, b.conn.SetReadDeadline(time.Now().Add(patience)))
+	answer := make([]byte, 64)
+	if n, err := b.conn.Read(answer); err != nil || string(answer[:n]) != "ask me" {
+		t.Errorf("%q: %v", answer, err)
+	}
+	s, err := q.Statistics()
+	must(t, err)
+	all, err := l.Counts(context.Background())
+	must(t, err)
+	matched := uint64(0)
+	for _, c := range all {
+		matched += c.Matched
+	}
+	if s.Taken != 1 || s.Waiting != 0 || matched != 1 || q.Counts().Sent != 1 {
+		t.Errorf("%+v, %+v, %+v", s, all, q.Counts())
+	}
+}
