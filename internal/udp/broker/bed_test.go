@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -99,6 +100,7 @@ type bed struct {
 	broker         *Broker
 	path           string
 	conn           net.Conn // of the client, to the first address
+	asked          int
 }
 
 func must(t testing.TB, err error) {
@@ -181,29 +183,38 @@ func (b *bed) kill(p *lab.Process) {
 	<-p.Ended
 }
 
-// ask says who answers: "xsk", "kernel", or "" if nobody does in time.
-func (b *bed) ask() string {
-	buffer := make([]byte, 2048)
-	_ = b.conn.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
-	if _, err := b.conn.Write([]byte("ask me")); err != nil {
+// ask says who answers a question, of this number or a later one: "xsk", "kernel", or "" if nobody does within
+// milliseconds.
+func (b *bed) ask(since int) string {
+	b.asked++
+	if _, err := fmt.Fprintf(b.conn, "ask %d", b.asked); err != nil {
 		return ""
 	}
-	n, _ := b.conn.Read(buffer)
-	switch text := string(buffer[:n]); {
-	case text == "xsk me":
-		return "xsk"
-	case strings.HasPrefix(text, "kernel\n"):
-		return "kernel"
+	_ = b.conn.SetReadDeadline(time.Now().Add(4 * time.Millisecond))
+	buffer := make([]byte, 2048)
+	for {
+		n, err := b.conn.Read(buffer)
+		if err != nil {
+			return ""
+		}
+		text := string(buffer[:n])
+		number, err := strconv.Atoi(text[strings.LastIndexByte(text, ' ')+1:])
+		switch {
+		case err != nil || number < since: // an answer that was late
+		case strings.HasPrefix(text, "xsk "):
+			return "xsk"
+		case strings.HasPrefix(text, "kernel\n"):
+			return "kernel"
+		}
 	}
-	return ""
 }
 
 // until asks until the one who should answers, and says how long it took.
 func (b *bed) until(who string, p *lab.Process) time.Duration {
 	b.t.Helper()
-	begin := time.Now()
+	since, begin := b.asked+1, time.Now()
 	for time.Since(begin) < patience {
-		if b.ask() == who {
+		if b.ask(since) == who {
 			return time.Since(begin)
 		}
 	}
@@ -283,8 +294,8 @@ func (r *raw) ask(name string) *raw {
 	return r.send(request)
 }
 
-// hold has a lease: its number, and the sockets.
-func (r *raw) hold(name string) (uint64, *xsk.Set) {
+// hold has a lease: its number, and the sockets. Before it says that it is ready, it does what it likes to them.
+func (r *raw) hold(name string, before ...func(*xsk.Set)) (uint64, *xsk.Set) {
 	r.t.Helper()
 	body, files := r.ask(name).hear()
 	grant, ok := body.(*proto.Grant)
@@ -294,6 +305,9 @@ func (r *raw) hold(name string) (uint64, *xsk.Set) {
 	set, err := xsk.AdoptSet(grant.Layouts(), files)
 	must(r.t, err)
 	r.t.Cleanup(func() { must(r.t, set.Close()) })
+	for _, do := range before {
+		do(set)
+	}
 	body, _ = r.send(&proto.Ready{Lease: grant.Lease}).hear()
 	if _, ok := body.(*proto.Serving); !ok {
 		r.t.Fatalf("%T: %+v", body, body)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -60,11 +61,12 @@ func TestNothingLeaks(t *testing.T) {
 	}
 	b.until("kernel", nil)
 	before := openFiles(t)
-	worst := time.Duration(0)
+	var took []time.Duration
 	for range cycles() {
-		worst = max(worst, cycle())
+		took = append(took, cycle())
 	}
-	t.Logf("the longest of %d fallbacks took %s", cycles(), worst)
+	slices.Sort(took)
+	t.Logf("%d fallbacks: median %s, 99 of 100 within %s, the longest %s", len(took), took[len(took)/2], took[len(took)*99/100], took[len(took)-1])
 	want := uint64(cycles())
 	o := b.is("all leases are over", func(o OfferStatus) bool { return o.Ended[endedDied] == want })
 	if o.Given != want || o.Past.Lost() != 0 || o.Past.Failed+o.Past.Unknown != 0 {
@@ -201,9 +203,7 @@ func TestClientsThatDoNotKeepToTheProtocol(t *testing.T) {
 		r.hear()
 	}
 	b.raw().end(proto.EndTooMany, "user 0 has 16 connections")
-	if who := b.ask(); who != "xsk" {
-		t.Errorf("beside all that %q answered; the worker said %q", who, w.Log())
-	}
+	b.until("xsk", w) // beside all that
 	for _, r := range crowd {
 		must(t, r.conn.Close())
 	}
@@ -243,26 +243,29 @@ func ringOf(t *testing.T, fd int, page int64, offset func(unix.XDPMmapOffsets) u
 	return (*uint32)(unsafe.Pointer(&ring[r.Producer])), (*uint64)(unsafe.Pointer(&ring[r.Desc]))
 }
 
-// A client that lies in its rings has its own lease to lose.
+// A client that lies in its rings has its own lease to lose. It maps them before they are bound, as Linux 6.1
+// wants it.
 func TestRingsThatLie(t *testing.T) {
-	for name, lie := range map[string]func(*testing.T, *xsk.Set){
-		"a producer out of range": func(t *testing.T, set *xsk.Set) {
+	for name, lie := range map[string]func(*testing.T, *xsk.Set) (now func()){
+		"a producer out of range": func(t *testing.T, set *xsk.Set) func() {
 			index, _ := ringOf(t, set.Sockets[0].FD(), unix.XDP_UMEM_PGOFF_FILL_RING, func(o unix.XDPMmapOffsets) unix.XDPRingOffset { return o.Fr })
-			atomic.AddUint32(index, 1<<20)
+			return func() { atomic.AddUint32(index, 1<<20) }
 		},
-		"a descriptor outside the memory": func(t *testing.T, set *xsk.Set) {
+		"a descriptor outside the memory": func(t *testing.T, set *xsk.Set) func() {
 			index, first := ringOf(t, set.Sockets[0].FD(), unix.XDP_PGOFF_TX_RING, func(o unix.XDPMmapOffsets) unix.XDPRingOffset { return o.Tx })
-			*first = 1 << 40
-			atomic.StoreUint32(index, 1)
-			err := unix.Sendto(set.Sockets[0].FD(), nil, unix.MSG_DONTWAIT, nil)
-			t.Logf("the kernel says %v", err)
+			return func() {
+				*first = 1 << 40
+				atomic.StoreUint32(index, 1)
+				_ = unix.Sendto(set.Sockets[0].FD(), nil, unix.MSG_DONTWAIT, nil) // the kernel's counter says what it made of it
+			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, Options{})
 			r := b.raw()
-			_, set := r.hold("echo")
-			lie(t, set)
+			var now func()
+			r.hold("echo", func(set *xsk.Set) { now = lie(t, set) })
+			now()
 			r.end(proto.EndTampered, "hold the lease of echo")
 			b.is("the lease is over", func(o OfferStatus) bool { return o.Ended["tampered"] == 1 })
 			b.until("kernel", nil)

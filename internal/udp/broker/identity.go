@@ -1,11 +1,13 @@
 package broker
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"unsafe"
 
@@ -135,6 +137,23 @@ func (p *peer) signal(signal unix.Signal) error {
 	}
 	controlErr := raw.Control(func(fd uintptr) { err = unix.PidfdSendSignal(int(fd), signal, nil, 0) })
 	return errors.Join(controlErr, err)
+}
+
+// exiting is whether the process has ended, or is about to. Its files are closed before its pidfd says so, and
+// after the kernel has marked it (PF_EXITING, 4 in the flags of /proc/PID/stat, proc_pid_stat(5)): so what a dying
+// process leaves is told from what a living one closes.
+func (p *peer) exiting() bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID))
+	if err != nil || p.signal(0) != nil { // the file was of this process, if that lives
+		return true
+	}
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // from the state on
+	const flags, exiting = 6, 4
+	if len(fields) <= flags {
+		return false
+	}
+	set, err := strconv.ParseUint(fields[flags], 10, 64)
+	return err == nil && set&exiting != 0
 }
 
 // locate reads the cgroup. sender is who sent a message after the pidfd was opened: a process that has the

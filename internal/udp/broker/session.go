@@ -408,7 +408,7 @@ func (s *session) renew(m *proto.Renew) error {
 func (s *session) end(why error) {
 	var totals Totals
 	close(s.ending)
-	served := s.serving
+	served, died := s.serving, s.peer.exiting()
 	if s.lease != nil {
 		totals = s.takeBack()
 	}
@@ -417,7 +417,7 @@ func (s *session) end(why error) {
 	switch {
 	case errors.As(why, &r):
 		word = r.code.String()
-	case errors.Is(why, errDied) || s.dead():
+	case errors.Is(why, errDied) || died:
 		word = endedDied
 	}
 	b.mu.Lock()
@@ -437,16 +437,6 @@ func (s *session) end(why error) {
 	if r != nil {
 		s.say(r)
 		s.linger(served && s.offered.Kill)
-	}
-}
-
-// dead is whether the process has ended: a connection's end can be seen before its process's.
-func (s *session) dead() bool {
-	select {
-	case <-s.peer.died:
-		return true
-	case <-time.After(10 * time.Millisecond):
-		return false
 	}
 }
 
