@@ -408,7 +408,7 @@ func (s *session) renew(m *proto.Renew) error {
 func (s *session) end(why error) {
 	var totals Totals
 	close(s.ending)
-	served, died := s.serving, s.peer.exiting()
+	served := s.serving
 	if s.lease != nil {
 		totals = s.takeBack()
 	}
@@ -417,14 +417,16 @@ func (s *session) end(why error) {
 	switch {
 	case errors.As(why, &r):
 		word = r.code.String()
-	case errors.Is(why, errDied) || died:
+	case errors.Is(why, errDied) || s.peer.exiting():
 		word = endedDied
 	}
+	kill := false
 	b.mu.Lock()
 	if r != nil && !served {
 		b.refused[r.code]++
 	}
 	if s.offered != nil {
+		kill = served && s.offered.Kill
 		s.offered.holder = nil
 		s.offered.past.add(totals)
 		s.offered.previous = s.peer.Identity
@@ -436,7 +438,7 @@ func (s *session) end(why error) {
 	close(s.over)
 	if r != nil {
 		s.say(r)
-		s.linger(served && s.offered.Kill)
+		s.linger(kill)
 	}
 }
 
