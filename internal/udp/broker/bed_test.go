@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -25,6 +26,9 @@ import (
 // workerVariable makes this binary a worker: it leases "echo" from the broker at the path, and echoes.
 const workerVariable = "SHUNT_TEST_UDP_BROKER"
 
+// senderVariable makes it a process that writes its standard input to a connection that it has got.
+const senderVariable = "SHUNT_TEST_UDP_SENDER"
+
 // soak is whether there is time for the long versions.
 var soak = os.Getenv("SHUNT_SOAK") != ""
 
@@ -37,6 +41,14 @@ func TestMain(m *testing.M) {
 	if path := os.Getenv(workerVariable); path != "" {
 		fmt.Println(work(path))
 		os.Exit(1)
+	}
+	if os.Getenv(senderVariable) != "" {
+		message, err := io.ReadAll(os.Stdin)
+		if err == nil {
+			_, err = unix.Write(3, message)
+		}
+		fmt.Println(err)
+		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }

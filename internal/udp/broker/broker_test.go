@@ -1,9 +1,12 @@
 package broker
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -211,6 +214,24 @@ func TestClientsThatDoNotKeepToTheProtocol(t *testing.T) {
 	if refused["protocol"] != 4 || refused["malformed"] != 2 || refused["expired"] == 0 || refused["too many"] == 0 {
 		t.Errorf("refused: %v", refused)
 	}
+}
+
+// A connection that one process has made is of no use to another one.
+func TestConnectionsAreNotPassedOn(t *testing.T) {
+	b := newBed(t, Options{})
+	r := b.raw().send(&proto.Hello{Magic: proto.Magic, VersionMin: 1, VersionMax: 1})
+	body, _ := r.hear()
+	request := &proto.Request{Nonce: body.(*proto.Welcome).Nonce}
+	proto.Put(request.Name[:], "echo")
+	file, err := r.conn.Unix().File()
+	must(t, err)
+	defer file.Close() //nolint:errcheck // a copy
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env, cmd.Stdin, cmd.ExtraFiles = []string{senderVariable + "=1"}, bytes.NewReader(proto.Encode(request)), []*os.File{file}
+	if out, err := cmd.CombinedOutput(); err != nil || string(out) != "<nil>\n" {
+		t.Fatalf("%v: %s", err, out)
+	}
+	r.end(proto.EndProtocol, fmt.Sprintf("process %d has connected, and process %d has sent a message", os.Getpid(), cmd.Process.Pid))
 }
 
 // A flood of good messages ends the flooder's lease.
