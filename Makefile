@@ -23,7 +23,7 @@ TESTFLAGS ?=
 # Packages whose tests also run under other kernels, and the kernels; "host" is the one that
 # runs. Only the whole is recorded for the README.
 KERNELS ?= 6.1,6.12,host
-KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath,./internal/lb/decap,./internal/lb/backend,./internal/udp/xsk,./internal/udp/hook,./sensor,./internal/event,./internal/diag/...,./test/cost,./test/packet,./test/net
+KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath,./internal/lb/decap,./internal/lb/backend,./internal/udp/xsk,./internal/udp/hook,./internal/udp/lease,./internal/udp/broker,./sensor,./internal/event,./internal/diag/...,./test/cost,./test/packet,./test/net
 KERNELFLAGS ?= --record
 ifdef QUICK
 KERNELS := 6.1
@@ -80,7 +80,7 @@ golden: go-version
 .PHONY: lint
 lint: go-version
 	.ci/packages clang-format-19
-	@unformatted="$$(gofmt -l api bench cmd internal packaging sensor test)"; \
+	@unformatted="$$(gofmt -l api bench cmd internal packaging sensor test udp)"; \
 	if [ -n "$$unformatted" ]; then echo "gofmt would change (make format):"; echo "$$unformatted"; exit 1; fi
 	$(GO) mod tidy -diff
 	$(GO) vet ./...
@@ -93,7 +93,7 @@ lint: go-version
 .PHONY: format
 format:
 	.ci/packages clang-format-19
-	gofmt -w api bench cmd internal packaging sensor test
+	gofmt -w api bench cmd internal packaging sensor test udp
 	find bpf bench -name '*.[ch]' -print0 | xargs -0 clang-format-19 -i
 
 ## make test-loaded       all tests RUNS times (20), with two busy loops beside them

@@ -51,7 +51,7 @@ func newDemoUDPWorker() *cobra.Command {
 	return &cobra.Command{
 		Use:    "udp-worker",
 		Hidden: true,
-		Short:  "Run the server of the UDP demo, which hands it its sockets at descriptor 3",
+		Short:  "Run the server of the UDP demo, which tells it what to do at descriptor 3",
 		Args:   noArguments,
 		RunE:   func(*cobra.Command, []string) error { return demo.Work() },
 	}

@@ -58,9 +58,12 @@ var mayImport = map[string][]string{
 	"internal/lb/backend":     {"internal/lb/model", "internal/condition", "internal/record"},
 
 	// The UDP path.
-	"internal/udp/xsk":   {},
-	"internal/udp/hook":  {"internal/kernel"},
-	"internal/udp/lease": {"internal/kernel", "internal/udp/hook", "internal/udp/xsk"},
+	"internal/udp/xsk":    {},
+	"internal/udp/proto":  {"internal/udp/xsk"},
+	"internal/udp/hook":   {"internal/kernel"},
+	"internal/udp/lease":  {"internal/kernel", "internal/udp/hook", "internal/udp/xsk"},
+	"internal/udp/broker": {"internal/kernel", "internal/udp/hook", "internal/udp/lease", "internal/udp/proto", "internal/udp/xsk"},
+	"udp":                 {"internal/udp/proto", "internal/udp/xsk"},
 
 	// Diagnosis.
 	"internal/diag":      {"internal/diag/io", "internal/diag/ping", "sensor"},

@@ -4,8 +4,8 @@
 //	client eth0 ═══ eth0 server    the program, and AF_XDP sockets on both queues
 //	       eth1 ═══ eth1           nothing: the kernel's sockets at their best
 //
-// The demo is the process with the rights. It opens memory and sockets, and hands them to the worker
-// (`shunt demo udp-worker`), which only maps them. Every line that claims something is a Claim, checked in
+// The demo is the process with the rights, and has the broker. The worker (`shunt demo udp-worker`) is any
+// program that uses package udp: it leases memory and sockets from the broker, and only maps them. Every line that claims something is a Claim, checked in
 // this run; no claim depends on speed, which is shown.
 package demo
 
@@ -17,18 +17,19 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/story"
-	"github.com/shunt-lb/shunt/internal/udp/hook"
+	"github.com/shunt-lb/shunt/internal/udp/broker"
 	"github.com/shunt-lb/shunt/internal/udp/lease"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
+	"github.com/shunt-lb/shunt/udp"
 )
 
 const (
@@ -45,6 +46,8 @@ const (
 	ringSize = 256
 	// nobody owns no file, and has no right.
 	nobody = 65534
+	// offerName is what the worker asks the broker for.
+	offerName = "echo"
 )
 
 var (
@@ -63,8 +66,8 @@ type demo struct {
 	facts          *Facts
 	lab            *lab.Lab
 	client, server *lab.Host
-	hook           *hook.Hook
-	lease          *lease.Lease
+	folder         string // of the broker's socket
+	broker         *broker.Broker
 	worker         *lab.Process
 	control        int // to the worker
 	cpus           [2]int
@@ -99,11 +102,11 @@ func (d *demo) story(ctx context.Context) error {
 		do    func(context.Context) error
 	}{
 		{"The network", d.build},
-		{"The program and the sockets", d.open},
+		{"The program and the broker", d.open},
 		{"A worker without rights", d.startWorker},
 		{"Round trips and answers per second", d.measure},
 		{"The counters", d.count},
-		{"The worker closes its AF_XDP sockets", d.fallBack},
+		{"The worker gives its lease back", d.fallBack},
 	} {
 		d.Begin(step.title)
 		if err := ctx.Err(); err != nil {
@@ -151,33 +154,49 @@ func (d *demo) build(ctx context.Context) (err error) {
 	return nil
 }
 
-// open attaches the program, and opens a socket on each queue.
-func (d *demo) open(context.Context) error {
-	err := d.server.Run(func() (err error) {
-		if d.hook, err = hook.Attach(hook.Options{Interface: "eth0", Mode: kernel.ModeAuto}); err != nil {
-			return err
-		}
-		d.lease, err = lease.Open(d.hook, lease.Spec{Addresses: []netip.AddrPort{leased}, Mode: xsk.Auto, RingSize: ringSize, Transmit: true})
-		return err
-	})
-	if err != nil {
+// open starts a broker, and has it offer the datagrams to one address.
+func (d *demo) open(ctx context.Context) (err error) {
+	if d.folder, err = os.MkdirTemp("", "shunt-"+d.facts.ID+"-"); err != nil {
 		return err
 	}
-	grant := d.lease.Grant
-	d.facts.Mode, d.facts.Reason = string(grant.Mode), grant.Reason
-	d.Say("  program   %s on eth0, %s mode\n", "sh_udp", d.hook.Mode)
-	for _, l := range grant.Layouts {
-		d.Say("  socket    queue %d: %s, a ring of %d packets, %d frames of %d bytes\n", l.Queue, l.Mode, l.ReceiveRing, l.ReceiveFrames+l.TransmitFrames, l.FrameSize)
+	if err := os.Chmod(d.folder, 0o711); err != nil { // so that nobody can connect
+		return err
 	}
-	if grant.Reason != "" {
-		d.Say("  why not zero-copy: %s\n", grant.Reason)
+	if d.broker, err = broker.Open(broker.Options{Socket: d.socket(), In: d.server.Run}); err != nil {
+		return err
 	}
-	d.Say("\n")
-	d.Claim(len(grant.Layouts) == d.hook.Queues, "each of the %d queues of eth0 has an AF_XDP socket (%s)", d.hook.Queues, grant.Mode)
-	return d.lease.Serve()
+	user := uint32(nobody)
+	offer := broker.Offer{
+		Name: offerName, Interface: "eth0", Addresses: []netip.AddrPort{leased}, Mode: xsk.Auto, RingSize: ringSize, Transmit: true,
+		Allow: []broker.Rule{{User: &user}},
+	}
+	if err := d.broker.Apply([]broker.Offer{offer}); err != nil {
+		return err
+	}
+	d.Say("  program   sh_udp on eth0, %s mode\n", d.broker.Status().Offers[0].Program)
+	d.Say("  broker    %s\n", d.socket())
+	d.Say("  offer     %q: datagrams to %s, rings of %d packets, to user %d\n\n", offer.Name, leased, offer.RingSize, user)
+	_, err = udp.Open(ctx, udp.Options{Socket: d.socket(), Name: offerName})
+	var refused *udp.Ended
+	if !errors.As(err, &refused) {
+		return fmt.Errorf("the broker should refuse user %d: %v", os.Getuid(), err)
+	}
+	d.Claim(refused.Code == "refused", "user %d asks the broker and is refused: no rule allows it", os.Getuid())
+	return nil
 }
 
-// startWorker runs this binary again, as nobody, and hands it the lease.
+func (d *demo) socket() string { return filepath.Join(d.folder, "udp.sock") }
+
+// offer is what the broker says of the offer; its lease is empty if nobody has one.
+func (d *demo) offer() (o broker.OfferStatus) {
+	o = d.broker.Status().Offers[0]
+	if o.Lease == nil {
+		o.Lease = &broker.LeaseStatus{}
+	}
+	return o
+}
+
+// startWorker runs this binary again, as nobody; it gets its lease from the broker.
 func (d *demo) startWorker(ctx context.Context) error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -189,7 +208,7 @@ func (d *demo) startWorker(ctx context.Context) error {
 	// By this path the binary is found also where its folder is closed to others. The context is not the
 	// demo's: the worker is ended in its order.
 	cmd := d.server.Command(context.WithoutCancel(ctx), "/proc/self/exe", "demo", "udp-worker")
-	cmd.Env = []string{}
+	cmd.Env = []string{socketVariable + "=" + d.socket()}
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	if d.worker, err = cmd.Spawn(); err != nil {
@@ -198,14 +217,19 @@ func (d *demo) startWorker(ctx context.Context) error {
 	if err := unix.SetsockoptTimeval(d.control, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: int64(patience.Seconds())}); err != nil {
 		return fmt.Errorf("bound the time for the worker's answers: %w", err)
 	}
-	if err := lease.Hand(d.control, d.lease); err != nil {
-		return err
-	}
 	if err := d.hear(); err != nil {
 		return err
 	}
-	w := d.facts.Worker
-	d.Say("  process %d maps the memory and the sockets, which came over a socket (SCM_RIGHTS)\n\n", w.PID)
+	l, w := d.offer().Lease, d.facts.Worker
+	d.facts.Mode, d.facts.Reason = string(l.Mode), l.Reason
+	d.Say("  process %d maps the memory and the sockets, which came over the broker's socket (SCM_RIGHTS)\n", w.PID)
+	d.Say("  then they were bound, in %s mode\n", l.Mode)
+	if l.Reason != "" {
+		d.Say("  why not zero-copy: %s\n", l.Reason)
+	}
+	d.Say("\n")
+	d.Claim(len(l.Queues) == 2, "each of the two queues of eth0 has an AF_XDP socket (%s)", l.Mode)
+	d.Claim(l.Holder.PID == w.PID && l.Holder.UID == nobody, "the broker knows from the kernel who has the lease: process %d, user %d", l.Holder.PID, l.Holder.UID)
 	d.Claim(w.UID == nobody && w.Capabilities == "0000000000000000", "it runs as uid %d with the capabilities %s", w.UID, w.Capabilities)
 	d.Claim(w.Refused != "", "it could not make such a socket itself: %s", w.Refused)
 	if d.cpus[0], d.cpus[1] = twoCPUs(); d.cpus[0] != 0 {
@@ -355,11 +379,7 @@ func (d *demo) count(ctx context.Context) error {
 		return sum
 	}
 	for end := time.Now().Add(patience); ; {
-		all, err := d.lease.Status()
-		if err != nil {
-			return err
-		}
-		d.facts.Queues = all
+		d.facts.Queues = d.offer().Lease.Queues
 		if lost() == 0 || time.Now().After(end) || ctx.Err() != nil {
 			break
 		}
@@ -376,20 +396,21 @@ func (d *demo) count(ctx context.Context) error {
 	}
 	w := d.facts.Worker
 	d.Say("\n  The worker took %d datagrams, slept until one came %d times, and made %d system calls to send.\n\n", w.Delivered, w.Wakeups, w.Kicks)
-	d.Claim(lost() == 0, "on each queue matched = taken + waiting + dropped + ring_full + passed_no_socket%s", unless(lost() == 0, fmt.Sprintf(": %d are missing", lost())))
+	d.Claim(lost() == 0 && len(d.facts.Queues) > 0, "on each queue matched = taken + waiting + dropped + ring_full + passed_no_socket%s", unless(lost() == 0, fmt.Sprintf(": %d are missing", lost())))
 	d.Claim(taken == w.Delivered+w.Invalid && w.Invalid == 0, "the worker has counted what the kernel's rings say it took: %d", taken)
 	return nil
 }
 
-// fallBack closes the sockets: the kernel's socket on the same port has to answer.
+// fallBack gives the lease back: the kernel's socket on the same port has to answer.
 func (d *demo) fallBack(ctx context.Context) error {
-	before, err := d.passed()
-	if err != nil {
-		return err
-	}
 	begin := time.Now()
-	if err := errors.Join(d.tell(orderClose), d.hear(), d.lease.Disown(), d.tell(wayBlocking)); err != nil {
-		return err
+	for _, step := range []func() error{
+		func() error { return d.tell(orderClose) }, d.hear,
+		func() error { return d.tell(wayBlocking) },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
 	}
 	c := d.asking[byXDP]
 	c.drain()
@@ -401,26 +422,14 @@ func (d *demo) fallBack(ctx context.Context) error {
 	if err := d.stop(); err != nil {
 		return err
 	}
-	after, err := d.passed()
-	if err != nil {
-		return err
+	o := d.offer()
+	for end := time.Now().Add(patience); o.Ended["closed"] == 0 && time.Now().Before(end) && ctx.Err() == nil; o = d.offer() {
+		time.Sleep(time.Millisecond) // the broker puts the parts away
 	}
-	d.facts.Passed = after - before
+	d.facts.Past = o.Past
 	d.Claim(who == byKernel, "the kernel's socket on the same port answered, %.1f ms after the order to close", d.facts.Fallback)
-	d.Claim(d.facts.Passed > 0, "the program counted what it passed for want of a socket: %d", d.facts.Passed)
+	d.Claim(o.Ended["closed"] == 1 && o.Past.Lost() == 0, "the broker counted a lease that was given back, and all of its %d datagrams are accounted for", o.Past.Matched)
 	return nil
-}
-
-// passed is passed_no_socket of all queues.
-func (d *demo) passed() (sum uint64, err error) {
-	for _, l := range d.lease.Grant.Layouts {
-		c, err := d.lease.Counts(l.Queue)
-		if err != nil {
-			return 0, err
-		}
-		sum += c.PassedNoSocket
-	}
-	return sum, nil
 }
 
 // takeDown ends and removes everything.
@@ -435,11 +444,11 @@ func (d *demo) takeDown() error {
 	if d.worker != nil { // it ends by itself when the socket closes; if it does not, it is killed
 		errs = append(errs, d.worker.End(syscall.SIGKILL, patience))
 	}
-	if d.lease != nil {
-		errs = append(errs, d.lease.Close())
+	if d.broker != nil {
+		errs = append(errs, d.broker.Close())
 	}
-	if d.hook != nil {
-		errs = append(errs, d.hook.Close())
+	if d.folder != "" {
+		errs = append(errs, os.RemoveAll(d.folder))
 	}
 	if d.lab != nil {
 		errs = append(errs, d.lab.Close())

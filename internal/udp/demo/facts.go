@@ -2,6 +2,7 @@ package demo
 
 import (
 	"github.com/shunt-lb/shunt/internal/story"
+	"github.com/shunt-lb/shunt/internal/udp/broker"
 	"github.com/shunt-lb/shunt/internal/udp/lease"
 )
 
@@ -16,7 +17,7 @@ type Facts struct {
 	Worker   Worker         `json:"worker"`
 	Ways     []Way          `json:"ways"`
 	Queues   []lease.Status `json:"queues"`
-	Passed   uint64         `json:"passed_after_close"`
+	Past     broker.Totals  `json:"past"` // of the lease, once it is given back
 	Fallback float64        `json:"fallback_milliseconds"`
 	Claims   story.Claims   `json:"claims"`
 }

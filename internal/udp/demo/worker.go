@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,8 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/shunt-lb/shunt/internal/udp/lease"
-	"github.com/shunt-lb/shunt/internal/udp/xsk"
+	"github.com/shunt-lb/shunt/udp"
 )
 
 // port is where the worker answers.
@@ -37,9 +37,9 @@ const (
 var ways = []string{wayBlocking, waySpinning, waySleep, waySpin}
 
 // The demo and its worker speak JSON over a SOCK_SEQPACKET socket, one order and one report at a time.
-// It serves this demo alone: it is not the protocol of a broker.
+// It serves this demo alone: the lease comes from the broker, in its own protocol.
 type order struct {
-	Serve string `json:"serve"`         // one of ways, "stop", or "close", which closes AF_XDP for good
+	Serve string `json:"serve"`         // one of ways, "stop", or "close", which gives the lease back
 	CPU   int    `json:"cpu,omitempty"` // to run on, counted from 1
 }
 
@@ -51,19 +51,20 @@ const (
 // worker is the process that answers, without any right.
 type worker struct {
 	control  int
-	kernel   int // the kernel's socket on the port
-	held     *lease.Held
-	queues   []*xsk.Queue
-	waiter   *xsk.Waiter
+	kernel   int          // the kernel's socket on the port
+	lease    *udp.Lease   // nil: given back
 	received atomic.Int64 // orders
 	handled  int64
 	about    Worker
-	batch    [64]xsk.Descriptor
+	batch    [64]udp.Descriptor
 	buffer   [2048]byte
 }
 
-// Work is the worker's whole life: it takes the lease at descriptor 3, answers as it is told, and ends with
-// the demo.
+// socketVariable is the path of the broker's socket.
+const socketVariable = "SHUNT_DEMO_UDP_SOCKET"
+
+// Work is the worker's whole life: it leases from the broker, answers as it is told at descriptor 3, and ends
+// with the demo.
 func Work() error {
 	// Nothing is allocated per packet, so that nothing needs collecting; the limit is for the demo's orders.
 	debug.SetGCPercent(-1)
@@ -75,16 +76,13 @@ func Work() error {
 		return err
 	}
 	var err error
-	if _, w.held, err = lease.Take(w.control); err != nil {
-		return err
-	}
-	if w.queues, err = w.held.Queues(true); err != nil {
-		return err
-	}
 	if w.kernel, err = listen(); err != nil {
 		return err
 	}
-	w.waiter = xsk.NewWaiter(w.queues, w.held.Sockets, w.kernel)
+	w.lease, err = udp.Open(context.Background(), udp.Options{Socket: os.Getenv(socketVariable), Name: offerName, Also: []int{w.kernel}, Checked: true})
+	if err != nil {
+		return err
+	}
 	orders := make(chan order)
 	go w.listen(orders)
 	if err := w.report(); err != nil {
@@ -163,15 +161,15 @@ func (w *worker) report() error {
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
 	w.about.Collections = stats.NumGC
-	w.about.Wakeups = w.waiter.Wakeups
-	if w.queues != nil { // after they are closed, the last counts stay
+	if w.lease != nil { // after it is given back, the last counts stay
+		w.about.Wakeups = w.lease.Wakeups()
 		w.about.Delivered, w.about.Invalid, w.about.Kicks = 0, 0, 0
-	}
-	for _, q := range w.queues {
-		c := q.Counts()
-		w.about.Delivered += c.Delivered
-		w.about.Invalid += c.Invalid
-		w.about.Kicks += c.Kicks
+		for _, q := range w.lease.Queues {
+			c := q.Counts()
+			w.about.Delivered += c.Delivered
+			w.about.Invalid += c.Invalid
+			w.about.Kicks += c.Kicks
+		}
 	}
 	text, err := json.Marshal(w.about)
 	if err != nil {
@@ -203,11 +201,9 @@ func (w *worker) do(o order) error {
 	case orderStop:
 		return w.report()
 	case orderClose:
-		err := w.held.Close() // the counts have been reported by the order to stop before
-		wakeups := w.waiter.Wakeups
-		w.waiter, w.queues = xsk.NewWaiter(nil, nil, w.kernel), nil
-		w.waiter.Wakeups = wakeups
-		return errors.Join(err, w.report())
+		l := w.lease // the counts have been reported by the order to stop before
+		w.lease = nil
+		return errors.Join(l.Close(), w.report())
 	}
 	return fmt.Errorf("the worker knows no order %q", o.Serve)
 }
@@ -254,7 +250,7 @@ func (w *worker) receiveXDP(sleep bool) error {
 	const looks = 1024 // at the rings, between two at the kernel's socket
 	for i := 0; !w.ended(); i++ {
 		got := 0
-		for _, q := range w.queues {
+		for _, q := range w.lease.Queues {
 			n, err := w.answer(q)
 			if err != nil {
 				return err
@@ -265,7 +261,7 @@ func (w *worker) receiveXDP(sleep bool) error {
 			continue
 		}
 		if sleep {
-			if _, err := w.waiter.Wait(10 * time.Millisecond); err != nil {
+			if _, err := w.lease.Wait(10 * time.Millisecond); err != nil {
 				return err
 			}
 		}
@@ -277,8 +273,8 @@ func (w *worker) receiveXDP(sleep bool) error {
 }
 
 // answer turns a batch around, in place.
-func (w *worker) answer(q *xsk.Queue) (int, error) {
-	n := q.Recv(w.batch[:])
+func (w *worker) answer(q *udp.Queue) (int, error) {
+	n := q.Receive(w.batch[:])
 	if n == 0 {
 		return 0, q.Flush() // answers that the kernel had no room for
 	}

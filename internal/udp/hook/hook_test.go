@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lab"
@@ -52,12 +53,13 @@ func open(t *testing.T, serves ...string) (h *Hook, lease int) {
 	must(t, err)
 	memory, err := xsk.NewMemory(plan.Size())
 	must(t, err)
-	socket, err := xsk.Open(h.Ifindex, 0, plan, xsk.Auto, memory)
+	socket, err := xsk.Prepare(h.Ifindex, 0, plan, memory)
 	if err != nil {
 		t.Error(err)
 		panic("no socket")
 	}
 	t.Cleanup(func() { must(t, socket.Close()); must(t, memory.Close()); must(t, h.Close()) })
+	must(t, socket.Bind(xsk.Auto, 10*time.Second))
 	must(t, h.Bind(lease, 0, socket.FD()))
 	for _, address := range serves {
 		must(t, h.Serve(lease, netip.MustParseAddrPort(address)))

@@ -1,21 +1,24 @@
 // Package lease puts the UDP path together: memory, an AF_XDP socket for each queue of an interface, and
 // the entries of the interface's program that send datagrams into them.
 //
-//	Open ─► Serve ─► (Pause ─► Serve …) ─► Close          the process with the rights
-//	  │ Grant: layouts, memfd, sockets
+//	Open ─► Bind ─► Serve ─► (Pause ─► Serve …) ─► Close   the process with the rights
+//	  │ Grant, Files
 //	  ▼
-//	Adopt ─► queues                                       the process with the work: no rights needed
+//	xsk.AdoptSet ─► queues                                 the process with the work: no rights needed
+//
+// The process with the work maps the rings before Bind: Linux 6.1 refuses it afterwards.
 //
 // The parts are made so that no datagram is lost at either end: the program learns of an address when
 // all sockets are there, and forgets it before they go. When the working process ends, the kernel takes
-// its sockets out of the program's map only once this side has closed them too, so Disown is for a lease
-// that has been handed over.
+// its sockets out of the program's map only once this side has closed them too, so Unbind, Pause or Close
+// belong to that end.
 package lease
 
 import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/udp/hook"
@@ -35,10 +38,9 @@ type Spec struct {
 	Transmit  bool             // whether the holder can send: any frame, from any address
 }
 
-// Grant is what a process needs in order to work with a lease. The files belong to it in this order: the
-// memory, then a socket for each layout.
+// Grant is what a process needs in order to work with a lease.
 type Grant struct {
-	Mode    xsk.Mode         `json:"mode"` // that was got
+	Mode    xsk.Mode         `json:"mode"` // that was got, once it is bound
 	Reason  string           `json:"reason,omitempty"`
 	Serves  []netip.AddrPort `json:"serves"`
 	Layouts []xsk.Layout     `json:"layouts"`
@@ -46,14 +48,15 @@ type Grant struct {
 
 // Lease is one tenant's datagrams of one interface.
 type Lease struct {
-	Grant   Grant
-	hook    *hook.Hook
-	number  int
-	memory  *xsk.Memory
-	sockets []*xsk.Socket
+	Grant  Grant
+	hook   *hook.Hook
+	number int
+	mode   xsk.Mode // that was asked for
+	set    xsk.Set
 }
 
-// Open makes memory and sockets. No datagram comes before Serve. Nothing is left behind when it fails.
+// Open makes memory and sockets, in the calling thread's network namespace. Bind binds them. Nothing is
+// left behind when it fails.
 func Open(h *hook.Hook, spec Spec) (*Lease, error) {
 	number, err := h.Begin()
 	if err != nil {
@@ -84,24 +87,36 @@ func (l *Lease) open(spec Spec) error {
 	if err != nil {
 		return err
 	}
-	if l.memory, err = xsk.NewMemory(plan.Size() * int64(len(queues))); err != nil {
+	if l.set.Memory, err = xsk.NewMemory(plan.Size() * int64(len(queues))); err != nil {
 		return err
 	}
-	mode := spec.Mode
-	if l.hook.Mode == kernel.ModeGeneric && mode == xsk.Auto {
-		mode = xsk.Copy // there is no driver to ask
+	if l.mode = spec.Mode; l.hook.Mode == kernel.ModeGeneric && l.mode == xsk.Auto {
+		l.mode = xsk.Copy // there is no driver to ask
 	}
 	for i, queue := range queues {
 		plan.Offset = int64(i) * plan.Size()
-		socket, err := xsk.Open(l.hook.Ifindex, queue, plan, mode, l.memory)
+		socket, err := xsk.Prepare(l.hook.Ifindex, queue, plan, l.set.Memory)
 		if err != nil {
 			return err
 		}
-		l.sockets = append(l.sockets, socket)
+		l.set.Sockets = append(l.set.Sockets, socket)
 		l.Grant.Layouts = append(l.Grant.Layouts, socket.Layout)
-		if err := l.hook.Bind(l.number, queue, socket.FD()); err != nil {
-			return err
+	}
+	return nil
+}
+
+// Bind binds the sockets to their queues, on any thread. The mode that was got is in Grant. No datagram
+// comes before Serve. It waits so long for a queue that is taken: see xsk.Socket.Bind.
+func (l *Lease) Bind(patience time.Duration) error {
+	for i, socket := range l.set.Sockets {
+		err := socket.Bind(l.mode, patience)
+		if err == nil {
+			err = l.hook.Bind(l.number, socket.Layout.Queue, socket.FD())
 		}
+		if err != nil {
+			return fmt.Errorf("lease %v on interface %s: %w", l.Grant.Serves, l.hook.Interface, err)
+		}
+		l.Grant.Layouts[i] = socket.Layout
 		l.Grant.Mode, l.Grant.Reason = socket.Layout.Mode, socket.Layout.Reason
 	}
 	if l.hook.Mode == kernel.ModeGeneric {
@@ -126,17 +141,19 @@ func (l *Lease) Pause() error { return l.hook.Withdraw(l.number, l.Grant.Serves.
 // Unbind has the datagrams of one queue go to the kernel's stack. Those that its socket has got stay in it.
 func (l *Lease) Unbind(queue int) error { return l.hook.Unbind(l.number, queue) }
 
-// Files are those of the grant: the memory and the sockets, for SCM_RIGHTS. They stay the lease's.
-func (l *Lease) Files() []int {
-	files := []int{l.memory.FD}
-	for _, s := range l.sockets {
-		files = append(files, s.FD())
-	}
-	return files
-}
+// Set is the lease's memory and sockets: for use in this process, or for their files, which another one
+// adopts with Grant.Layouts. Close of the lease closes it.
+func (l *Lease) Set() *xsk.Set { return &l.set }
 
-// Held is the lease's memory and sockets for use in this process. Close of the lease closes them.
-func (l *Lease) Held() *Held { return &Held{l.memory, l.sockets} }
+// Audit says what a holder has done to the rings that no correct program does: see xsk.Socket.Audit.
+func (l *Lease) Audit() error {
+	for _, socket := range l.set.Sockets {
+		if err := socket.Audit(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // Status is what became of a queue's datagrams.
 type Status struct {
@@ -153,7 +170,7 @@ func (s Status) Lost() int64 {
 
 // Status is that of each queue.
 func (l *Lease) Status() (all []Status, err error) {
-	for _, socket := range l.sockets {
+	for _, socket := range l.set.Sockets {
 		s := Status{Queue: socket.Layout.Queue}
 		if s.Count, err = l.hook.Counts(l.number, s.Queue); err != nil {
 			return nil, err
@@ -166,77 +183,10 @@ func (l *Lease) Status() (all []Status, err error) {
 	return all, nil
 }
 
-// Disown closes this process's copies of the sockets and the memory: from then on they are another
-// process's, and go with it, and the kernel's stack gets the datagrams. Status has no more queues.
-func (l *Lease) Disown() error {
-	var errs []error
-	for _, s := range l.sockets {
-		errs = append(errs, s.Close())
-	}
-	l.sockets = nil
-	if l.memory != nil {
-		errs = append(errs, l.memory.Close())
-		l.memory = nil
-	}
-	return errors.Join(errs...)
-}
-
 // Counts are the program's counters of a queue, which stay when the sockets are gone.
 func (l *Lease) Counts(queue int) (hook.Count, error) { return l.hook.Counts(l.number, queue) }
 
 // Close ends the lease: the addresses go first, then the sockets.
 func (l *Lease) Close() error {
-	return errors.Join(l.hook.End(l.number), l.Disown())
-}
-
-// Held is memory and sockets of a lease in the process that works with them.
-type Held struct {
-	memory  *xsk.Memory
-	Sockets []*xsk.Socket
-}
-
-// Adopt takes over what another process has opened: its grant, and the files of it in their order, which
-// it closes if it fails. It needs no capability.
-func Adopt(grant Grant, files []int) (*Held, error) {
-	if len(files) != 1+len(grant.Layouts) {
-		closeFiles(files)
-		return nil, fmt.Errorf("adopt a lease with %d queues: it comes with %d files, and needs %d", len(grant.Layouts), len(files), 1+len(grant.Layouts))
-	}
-	memory, err := xsk.AdoptMemory(files[0])
-	if err != nil {
-		closeFiles(files)
-		return nil, err
-	}
-	h := &Held{memory: memory}
-	for i, layout := range grant.Layouts {
-		socket, err := xsk.Adopt(files[1+i], layout, memory)
-		if err != nil {
-			closeFiles(files[1+i:])
-			return nil, errors.Join(err, h.Close())
-		}
-		h.Sockets = append(h.Sockets, socket)
-	}
-	return h, nil
-}
-
-// Queues are the program's sides of all sockets: see xsk.Socket.Queue.
-func (h *Held) Queues(checked bool) (all []*xsk.Queue, err error) {
-	for _, s := range h.Sockets {
-		q, err := s.Queue(checked)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, q)
-	}
-	return all, nil
-}
-
-// Close lets go of memory and sockets.
-func (h *Held) Close() error {
-	var errs []error
-	for _, s := range h.Sockets {
-		errs = append(errs, s.Close())
-	}
-	h.Sockets = nil
-	return errors.Join(append(errs, h.memory.Close())...)
+	return errors.Join(l.hook.End(l.number), l.set.Close())
 }

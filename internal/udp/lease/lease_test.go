@@ -19,7 +19,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const queues = 2
+const (
+	queues = 2
+	// patience bounds every wait for something that takes milliseconds.
+	patience = 10 * time.Second
+)
 
 // bed is a client and a server, whose interface has the program.
 type bed struct {
@@ -69,20 +73,40 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// open makes a lease of both addresses that can send.
+// open makes a lease of both addresses that can send, and binds it.
 func (b *bed) open(ringSize uint32) *Lease {
 	b.t.Helper()
-	l, err := b.lease(ringSize)
+	l := b.prepared(ringSize)
+	must(b.t, l.Bind(patience))
+	return l
+}
+
+// prepared makes one that is not bound.
+func (b *bed) prepared(ringSize uint32) *Lease {
+	b.t.Helper()
+	l, err := b.lease(Spec{Mode: xsk.Auto, RingSize: ringSize, Transmit: true})
 	must(b.t, err)
 	b.t.Cleanup(func() { must(b.t, l.Close()) })
 	return l
 }
 
-func (b *bed) lease(ringSize uint32) (l *Lease, err error) {
+func (b *bed) lease(spec Spec) (l *Lease, err error) {
+	spec.Addresses = b.addresses
 	err = b.server.Run(func() (err error) {
-		l, err = Open(b.hook, Spec{Addresses: b.addresses, Mode: xsk.Auto, RingSize: ringSize, Transmit: true})
+		l, err = Open(b.hook, spec)
 		return err
 	})
+	return l, err
+}
+
+// bound is a lease that is bound, or why it cannot be.
+func (b *bed) bound(spec Spec, patience time.Duration) (*Lease, error) {
+	l, err := b.lease(spec)
+	if err == nil {
+		if err = l.Bind(patience); err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
+	}
 	return l, err
 }
 
@@ -96,7 +120,7 @@ func (b *bed) listen() {
 }
 
 // echo answers what comes to the sockets, as lab's servers do, with the name "xsk"; stop ends it.
-func echo(t *testing.T, held *Held) (stop func() []xsk.Counts) {
+func echo(t *testing.T, held *xsk.Set) (stop func() []xsk.Counts) {
 	t.Helper()
 	qs, err := held.Queues(true)
 	must(t, err)
@@ -235,7 +259,7 @@ func TestEcho(t *testing.T) {
 				t.Errorf("before Serve %q answered: %v", who, err)
 			}
 			must(t, l.Serve())
-			stop := echo(t, l.Held())
+			stop := echo(t, l.Set())
 			asked := uint64(0)
 			for onBoth := false; !onBoth && asked < 200; asked += 2 {
 				for _, address := range b.addresses {
@@ -275,7 +299,7 @@ func TestLargeDatagrams(t *testing.T) {
 	b.listen()
 	l := b.open(64)
 	must(t, l.Serve())
-	stop := echo(t, l.Held())
+	stop := echo(t, l.Set())
 	if size := l.Grant.Layouts[0].FrameSize; size != 4096 {
 		t.Errorf("frames have %d bytes", size)
 	}
@@ -317,7 +341,7 @@ func TestUnboundQueueFallsBack(t *testing.T) {
 	l := b.open(64)
 	must(t, l.Serve())
 	must(t, l.Unbind(1))
-	stop := echo(t, l.Held())
+	stop := echo(t, l.Set())
 	answers := map[string]uint64{}
 	for asked := 0; asked < 200 && (asked < 20 || len(answers) < 2); asked++ {
 		who, err := b.ask(b.addresses[asked%2])
@@ -363,7 +387,7 @@ func TestStarvation(t *testing.T) {
 		t.Errorf("nobody reads, %d sent: %+v", sent, sum)
 	}
 
-	qs, err := l.Held().Queues(true)
+	qs, err := l.Set().Queues(true)
 	must(t, err)
 	var held [queues][]xsk.Descriptor
 	batch := make([]xsk.Descriptor, 64)
@@ -392,7 +416,7 @@ func TestStarvation(t *testing.T) {
 		q.Release(held[i])
 	}
 	b.listen()
-	stop := echo(t, l.Held())
+	stop := echo(t, l.Set())
 	if who, err := b.ask(b.addresses[0]); err != nil || who != "xsk" {
 		t.Errorf("after the frames were given back %q answered: %v", who, err)
 	}
@@ -406,10 +430,10 @@ func TestRebind(t *testing.T) {
 	b := newBed(t, kernel.ModeNative)
 	b.listen()
 	for range 4 {
-		l, err := b.lease(64)
+		l, err := b.bound(Spec{Mode: xsk.Auto, RingSize: 64, Transmit: true}, patience)
 		must(t, err)
 		must(t, l.Serve())
-		stop := echo(t, l.Held())
+		stop := echo(t, l.Set())
 		if who, err := b.ask(b.addresses[0]); err != nil || who != "xsk" {
 			t.Errorf("%q answered: %v", who, err)
 		}
@@ -420,11 +444,11 @@ func TestRebind(t *testing.T) {
 		}
 	}
 	l := b.open(64)
-	if _, err := b.lease(64); !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "another AF_XDP socket has the queue") {
+	if _, err := b.bound(Spec{Mode: xsk.Auto, RingSize: 64, Transmit: true}, 100*time.Millisecond); !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "another AF_XDP socket has the queue") {
 		t.Errorf("a queue that is taken: %v", err)
 	}
 	must(t, l.Serve())
-	stop := echo(t, l.Held())
+	stop := echo(t, l.Set())
 	if who, err := b.ask(b.addresses[1]); err != nil || who != "xsk" {
 		t.Errorf("after the refusal %q answered: %v", who, err)
 	}
@@ -443,14 +467,10 @@ func TestWhatCannotBeOpened(t *testing.T) {
 		{Spec{Mode: xsk.Copy, RingSize: 64, Queues: []int{0, 7}}, "no such queue"},
 		{Spec{Mode: xsk.Copy, RingSize: 64, Queues: []int{99}}, ""},
 	} {
-		c.spec.Addresses = b.addresses
-		err := b.server.Run(func() error {
-			l, err := Open(b.hook, c.spec)
-			if err == nil {
-				err = errors.Join(l.Close())
-			}
-			return err
-		})
+		l, err := b.bound(c.spec, patience)
+		if err == nil {
+			must(t, l.Close())
+		}
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v; want %q", c.spec, err, c.want)
 		}

@@ -60,8 +60,8 @@ func AdoptMemory(fd int) (*Memory, error) {
 
 // part is the frames of one socket.
 func (m *Memory) part(l Layout) ([]byte, error) {
-	if l.Offset+l.Size() > int64(len(m.bytes)) {
-		return nil, fmt.Errorf("frames from byte %d to %d: the memory has %d", l.Offset, l.Offset+l.Size(), len(m.bytes))
+	if l.Offset > int64(len(m.bytes))-l.Size() {
+		return nil, fmt.Errorf("%d bytes of frames from byte %d on: the memory has %d", l.Size(), l.Offset, len(m.bytes))
 	}
 	return m.bytes[l.Offset : l.Offset+l.Size() : l.Offset+l.Size()], nil
 }

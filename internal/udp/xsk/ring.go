@@ -44,15 +44,27 @@ func newRing[T any](memory []byte, offset unix.XDPRingOffset, size uint32, produ
 		entries: unsafe.Slice((*T)(unsafe.Pointer(&memory[offset.Desc])), size),
 		mask:    size - 1,
 	}
-	r.own, r.other = atomic.LoadUint32(r.consumer), atomic.LoadUint32(r.producer)
-	filled := r.other - r.own
+	if r.own, r.other = r.indices(); r.other-r.own > size {
+		return ring[T]{}, ErrCorrupt
+	}
 	if producing {
 		r.own, r.other = r.other, r.own
 	}
-	if filled > size {
-		return ring[T]{}, ErrCorrupt
-	}
 	return r, nil
+}
+
+// indices are consumer and producer of one moment, while others move them: between two equal consumers the
+// producer was read. A ring whose consumer never rests is one that somebody tampers with, and its last
+// pair is returned.
+func (r *ring[T]) indices() (consumer, producer uint32) {
+	const triesMax = 1000
+	for range triesMax {
+		consumer, producer = atomic.LoadUint32(r.consumer), atomic.LoadUint32(r.producer)
+		if atomic.LoadUint32(r.consumer) == consumer {
+			break
+		}
+	}
+	return consumer, producer
 }
 
 func (r *ring[T]) size() uint32 { return r.mask + 1 }

@@ -9,17 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// busyFor is how long a bind is tried again that finds the queue taken: the kernel lets go of a
-// closed socket's queue from a worker, 16 to 28 ms after close(2) (7 of 7 tries on Linux 6.18, veth).
-const busyFor = 200 * time.Millisecond
-
 // rings are a socket's rings, mapped.
 type rings struct {
 	receive, transmit, fill, completion []byte
 	offsets                             unix.XDPMmapOffsets
 }
 
-// Socket is an AF_XDP socket bound to one queue of an interface.
+// Socket is an AF_XDP socket of one queue of an interface.
 type Socket struct {
 	Layout Layout
 	fd     int
@@ -30,23 +26,35 @@ type Socket struct {
 // FD is for an XSKMAP, for poll(2), or to be passed to another process.
 func (s *Socket) FD() int { return s.fd }
 
-// Open makes a socket on a queue of an interface (by ifindex, of the calling thread's network
-// namespace), with every receive frame in its fill ring, and binds it: in the mode asked for, or with
-// Auto in the best that works, and Layout.Mode says which. It needs CAP_NET_RAW; without
-// CAP_IPC_LOCK the memory counts against RLIMIT_MEMLOCK. No packet comes before the socket is in an
-// XSKMAP.
-func Open(ifindex, queue int, plan Layout, mode Mode, memory *Memory) (*Socket, error) {
+// Prepare makes a socket for a queue of an interface (by ifindex, of the calling thread's network
+// namespace), with every receive frame in its fill ring. It is not bound: another process that is to
+// use its rings adopts it now, because Linux 6.1 maps no rings of a bound socket. It needs
+// CAP_NET_RAW; without CAP_IPC_LOCK the memory counts against RLIMIT_MEMLOCK.
+func Prepare(ifindex, queue int, plan Layout, memory *Memory) (*Socket, error) {
 	plan.Interface, plan.Queue = ifindex, queue
 	s := &Socket{Layout: plan, fd: -1}
-	err := s.open(mode, memory)
+	err := s.prepare(memory)
 	if err != nil {
 		_ = s.Close()
-		return nil, fmt.Errorf("open an AF_XDP socket on queue %d of interface %d: %w", queue, ifindex, err)
+		return nil, fmt.Errorf("make an AF_XDP socket for queue %d of interface %d: %w", queue, ifindex, err)
 	}
 	return s, nil
 }
 
-func (s *Socket) open(mode Mode, memory *Memory) error {
+// Bind binds the socket to its queue, once: in the mode asked for, or with Auto in the best that works,
+// and Layout.Mode says which. No packet comes before the socket is in an XSKMAP.
+//
+// It waits for a queue that is taken: the kernel lets go of a closed socket's queue from a worker, which
+// needs a lock that all network devices share (rtnl). That took 16 to 28 ms after close(2) (7 of 7 tries on
+// Linux 6.18, veth), and more than a second on a machine that removed network namespaces at the same time.
+func (s *Socket) Bind(mode Mode, patience time.Duration) error {
+	if err := s.bind(mode, time.Now().Add(patience)); err != nil {
+		return fmt.Errorf("bind an AF_XDP socket to queue %d of interface %d: %w", s.Layout.Queue, s.Layout.Interface, err)
+	}
+	return nil
+}
+
+func (s *Socket) prepare(memory *Memory) error {
 	if err := s.Layout.check(); err != nil {
 		return err
 	}
@@ -80,10 +88,7 @@ func (s *Socket) open(mode Mode, memory *Memory) error {
 	if err := s.mapRings(); err != nil {
 		return err
 	}
-	if err := s.fill(); err != nil {
-		return err
-	}
-	return s.bind(mode)
+	return s.fill()
 }
 
 // register makes the frames the socket's UMEM.
@@ -154,10 +159,10 @@ func (s *Socket) fill() error {
 }
 
 // bind binds, zero-copy first.
-func (s *Socket) bind(mode Mode) error {
+func (s *Socket) bind(mode Mode, deadline time.Time) error {
 	var refused error
 	if mode == ZeroCopy || mode == Auto {
-		err := s.bindAs(unix.XDP_ZEROCOPY)
+		err := s.bindAs(unix.XDP_ZEROCOPY, deadline)
 		if err == nil {
 			s.Layout.Mode = ZeroCopy
 			return nil
@@ -170,7 +175,7 @@ func (s *Socket) bind(mode Mode) error {
 	if mode != Copy && mode != Auto {
 		return fmt.Errorf("the mode %q is not supported; use auto, zero-copy or copy", mode)
 	}
-	if err := s.bindAs(unix.XDP_COPY); err != nil {
+	if err := s.bindAs(unix.XDP_COPY, deadline); err != nil {
 		return fmt.Errorf("bind with copy: %w", err)
 	}
 	s.Layout.Mode = Copy
@@ -180,9 +185,8 @@ func (s *Socket) bind(mode Mode) error {
 	return nil
 }
 
-func (s *Socket) bindAs(flag uint16) error {
+func (s *Socket) bindAs(flag uint16, deadline time.Time) error {
 	address := &unix.SockaddrXDP{Flags: flag | unix.XDP_USE_NEED_WAKEUP, Ifindex: uint32(s.Layout.Interface), QueueID: uint32(s.Layout.Queue)}
-	deadline := time.Now().Add(busyFor)
 	for {
 		err := unix.Bind(s.fd, address)
 		switch {
@@ -198,8 +202,9 @@ func (s *Socket) bindAs(flag uint16) error {
 	}
 }
 
-// Adopt takes over a socket that another process has opened. fd is the socket's to close if there is
-// no error. It needs no capability. Linux 6.1 refuses it (EBUSY), because the socket is bound.
+// Adopt takes over a socket that another process has prepared, and not bound yet. fd is the socket's to
+// close if there is no error. It needs no capability. Linux 6.1 refuses a socket that is bound (EBUSY);
+// later kernels do not mind.
 func Adopt(fd int, layout Layout, memory *Memory) (*Socket, error) {
 	s := &Socket{Layout: layout, fd: fd}
 	err := layout.check()
@@ -271,6 +276,28 @@ func (s *Socket) Statistics() (Statistics, error) {
 		Dropped: k.Rx_dropped, FillEmpty: k.Rx_fill_ring_empty_descs, RingFull: k.Rx_ring_full,
 		Invalid: k.Rx_invalid_descs, TxInvalid: k.Tx_invalid_descs,
 	}, nil
+}
+
+// Audit says what a process that has the socket has done to it that no correct program does: indices that
+// contradict each other (ErrCorrupt), and addresses or descriptors outside of the frames, as the kernel
+// has found them. It may be called at any time, from any process that has the socket.
+func (s *Socket) Audit() error {
+	k, err := s.Statistics()
+	switch {
+	case err != nil:
+		return err
+	case k.Invalid > 0:
+		return fmt.Errorf("queue %d: the fill ring had %d addresses outside of the memory: %w", s.Layout.Queue, k.Invalid, ErrCorrupt)
+	case k.TxInvalid > 0:
+		return fmt.Errorf("queue %d: the transmit ring had %d descriptors outside of the memory: %w", s.Layout.Queue, k.TxInvalid, ErrCorrupt)
+	}
+	if _, err = newRing[uint64](s.rings.completion, s.rings.offsets.Cr, s.Layout.CompletionRing, false); err == nil && s.Layout.TransmitRing > 0 {
+		_, err = newRing[Descriptor](s.rings.transmit, s.rings.offsets.Tx, s.Layout.TransmitRing, true)
+	}
+	if err != nil {
+		return fmt.Errorf("queue %d: %w", s.Layout.Queue, err)
+	}
+	return nil
 }
 
 func (s *Socket) unmap() {

@@ -1,0 +1,187 @@
+package broker
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Identity is what the kernel says of a client's process, when it connected. Nothing in it was claimed by
+// the client.
+type Identity struct {
+	PID    int      `json:"pid"`
+	UID    uint32   `json:"uid"` // in the broker's user namespace; an unmapped one is 65534
+	GID    uint32   `json:"gid"`
+	Groups []uint32 `json:"groups,omitempty"` // supplementary
+	Cgroup string   `json:"cgroup,omitempty"` // in the unified hierarchy, "/system.slice/feed.service"; "": none
+}
+
+func (i Identity) String() string {
+	return fmt.Sprintf("process %d (user %d, group %d, cgroup %q)", i.PID, i.UID, i.GID, i.Cgroup)
+}
+
+// Rule allows the processes for which all of its parts hold. It has at least one part.
+type Rule struct {
+	User   *uint32 `json:"user,omitempty"`
+	Group  *uint32 `json:"group,omitempty"`  // primary or supplementary
+	Cgroup string  `json:"cgroup,omitempty"` // this one, or one below it
+}
+
+func (r Rule) allows(i Identity) bool {
+	below := r.Cgroup == "/" || i.Cgroup == r.Cgroup || strings.HasPrefix(i.Cgroup, r.Cgroup+"/")
+	return (r.User == nil || *r.User == i.UID) &&
+		(r.Group == nil || *r.Group == i.GID || slices.Contains(i.Groups, *r.Group)) &&
+		(r.Cgroup == "" || i.Cgroup != "" && below)
+}
+
+func (r Rule) check() error {
+	switch {
+	case r == Rule{}:
+		return errors.New("a rule allows a user, a group, a cgroup, or what has all that it names: it must name one")
+	case r.Cgroup != "" && !strings.HasPrefix(r.Cgroup, "/"):
+		return fmt.Errorf("the cgroup %q of a rule must begin with /, as in /proc/PID/cgroup", r.Cgroup)
+	case len(r.Cgroup) > 1 && strings.HasSuffix(r.Cgroup, "/"):
+		return fmt.Errorf("the cgroup %q of a rule must not end with /", r.Cgroup)
+	}
+	return nil
+}
+
+// peer is a client's process.
+type peer struct {
+	Identity
+	pidfd *os.File
+	died  chan struct{} // closed when the process has ended
+}
+
+// identify asks the kernel who has connected (SO_PEERCRED, SO_PEERGROUPS, SO_PEERPIDFD; unix(7)). The cgroup
+// follows with locate, once it is sure that the pidfd is the client's.
+func identify(c *net.UnixConn) (*peer, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	p, pidfd := &peer{died: make(chan struct{})}, -1
+	controlErr := raw.Control(func(fd uintptr) {
+		// Each message has its sender from now on.
+		if err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
+			return
+		}
+		var who *unix.Ucred
+		if who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err != nil {
+			return
+		}
+		p.PID, p.UID, p.GID = int(who.Pid), who.Uid, who.Gid
+		if p.PID <= 0 {
+			err = errors.New("it is in no PID namespace that the broker sees; run the broker in the host's")
+			return
+		}
+		p.Groups = peerGroups(int(fd))
+		if pidfd, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err != nil {
+			pidfd, err = unix.PidfdOpen(p.PID, 0) // Linux before 6.5
+		}
+	})
+	if err = errors.Join(controlErr, err); err != nil {
+		return nil, fmt.Errorf("find out which process has connected: %w", err)
+	}
+	unix.CloseOnExec(pidfd)
+	if err := unix.SetNonblock(pidfd, true); err != nil { // so that waiting for its end takes no thread
+		_ = unix.Close(pidfd)
+		return nil, fmt.Errorf("watch process %d: %w", p.PID, err)
+	}
+	p.pidfd = os.NewFile(uintptr(pidfd), "pidfd")
+	go p.watch()
+	return p, nil
+}
+
+// peerGroups are the supplementary groups; none where there are more than fit.
+func peerGroups(fd int) []uint32 {
+	groups := make([]uint32, 1024)
+	size := uint32(4 * len(groups))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_PEERGROUPS,
+		uintptr(unsafe.Pointer(&groups[0])), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return nil
+	}
+	return slices.Clone(groups[:size/4])
+}
+
+// watch waits for the process's end. It returns when the pidfd is closed, too.
+func (p *peer) watch() {
+	raw, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return
+	}
+	err = raw.Read(func(fd uintptr) bool {
+		polled := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(polled, 0)
+		return err == nil && n > 0
+	})
+	if err == nil {
+		close(p.died)
+	}
+}
+
+// signal sends one to the process, and to no other that has got its number since.
+func (p *peer) signal(signal unix.Signal) error {
+	raw, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	controlErr := raw.Control(func(fd uintptr) { err = unix.PidfdSendSignal(int(fd), signal, nil, 0) })
+	return errors.Join(controlErr, err)
+}
+
+// exiting is whether the process has ended, or is about to. Its files are closed before its pidfd says so, and
+// after the kernel has marked it (PF_EXITING, 4 in the flags of /proc/PID/stat, proc_pid_stat(5)): so what a dying
+// process leaves is told from what a living one closes.
+func (p *peer) exiting() bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID))
+	if err != nil || p.signal(0) != nil { // the file was of this process, if that lives
+		return true
+	}
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // from the state on
+	const flags, exiting = 6, 4
+	if len(fields) <= flags {
+		return false
+	}
+	set, err := strconv.ParseUint(fields[flags], 10, 64)
+	return err == nil && set&exiting != 0
+}
+
+// locate reads the cgroup. sender is who sent a message after the pidfd was opened: a process that has the
+// number of the one that connected while that one's pidfd says that it lives is the same. So a number that
+// was used again is found, also where the kernel gives no pidfd with the connection.
+func (p *peer) locate(sender int) error {
+	if sender != p.PID {
+		return fmt.Errorf("process %d has connected, and process %d asks: the one that connects must ask", p.PID, sender)
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", p.PID))
+	if err != nil {
+		return fmt.Errorf("read the cgroup of process %d: %w", p.PID, err)
+	}
+	if err := p.signal(0); err != nil { // what was read is of a process that still lived
+		return fmt.Errorf("process %d has ended: %w", p.PID, err)
+	}
+	p.Cgroup = unified(string(text))
+	return nil
+}
+
+// unified is the path in the unified hierarchy (cgroups(7): hierarchy 0, without controllers).
+func unified(text string) string {
+	for _, line := range strings.Split(text, "\n") {
+		if path, ok := strings.CutPrefix(line, "0::"); ok {
+			return strings.TrimSuffix(path, " (deleted)")
+		}
+	}
+	return ""
+}
+
+func (p *peer) close() { _ = p.pidfd.Close() }

@@ -1,0 +1,499 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/udp/hook"
+	"github.com/shunt-lb/shunt/internal/udp/lease"
+	"github.com/shunt-lb/shunt/internal/udp/proto"
+	"github.com/shunt-lb/shunt/internal/udp/xsk"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// handshakeFor is how long a client may take from connecting to Ready.
+	handshakeFor = 5 * time.Second
+	// bindFor is how long a queue may be taken that nobody has leased.
+	bindFor = 10 * time.Second
+	// sendFor is how long a message waits for a client that does not read.
+	sendFor = time.Second
+	// auditEvery is how often a lease's rings are looked at.
+	auditEvery = 100 * time.Millisecond
+	// lingerFor is how long a client has to close the connection once its lease is over.
+	lingerFor = time.Second
+	// handBackFor is how long a client waits for a lease that somebody else has: a program that is started
+	// again at once is quicker than the end of its predecessor's lease.
+	handBackFor = 200 * time.Millisecond
+	// burstMax messages may come at once, and perSecond on the average.
+	burstMax, perSecond = 64, 32
+)
+
+// Why a lease was over, where the broker does not end it: the client did.
+const (
+	endedClosed = "closed" // its connection
+	endedDied   = "died"
+)
+
+// refusal is an end with its message for the client.
+type refusal struct {
+	code proto.Code
+	text string
+}
+
+func (r *refusal) Error() string { return r.text }
+
+func refuse(code proto.Code, format string, args ...any) error {
+	return &refusal{code, fmt.Sprintf(format, args...)}
+}
+
+var (
+	errClosed = errors.New("the client has closed the connection")
+	errDied   = errors.New("the client's process has ended")
+)
+
+// session is one connection.
+type session struct {
+	broker   *Broker
+	conn     *proto.Conn
+	peer     *peer
+	offered  *offered // that it holds
+	lease    *lease.Lease
+	number   uint64
+	since    time.Time
+	incoming chan incoming
+	quit     chan struct{} // closed at the end: the reader stops
+	stop     chan string   // why it is revoked
+	ending   chan struct{} // closed when the lease begins to end
+	over     chan struct{} // closed when its parts are gone
+
+	welcomed bool
+	tokens   float64 // messages that may still come
+	filled   time.Time
+
+	mu      sync.Mutex // for Status
+	serving bool
+}
+
+// incoming is what the reader has got.
+type incoming struct {
+	body  proto.Body
+	files []int
+	from  proto.Sender
+	err   error
+}
+
+// serve is a connection's whole life.
+func (b *Broker) serve(c *net.UnixConn) {
+	s := &session{
+		broker: b, conn: proto.NewConn(c), incoming: make(chan incoming), quit: make(chan struct{}),
+		stop: make(chan string, 1), ending: make(chan struct{}), over: make(chan struct{}), tokens: burstMax, filled: time.Now(),
+	}
+	defer s.conn.Close() //nolint:errcheck // nothing is to be done about it
+	p, err := identify(c)
+	if err != nil {
+		s.say(refuse(proto.EndFailed, "%v", err))
+		return
+	}
+	s.peer = p
+	defer p.close()
+	if !b.enter(s) {
+		_, _, _, _ = s.conn.Receive(time.Now().Add(10 * time.Millisecond)) // what is unread would reset the connection
+		s.say(refuse(proto.EndTooMany, "connect: user %d has %d connections, or all users have %d, which is the most; close some", p.UID, connectionsOfUserMax, connectionsMax))
+		return
+	}
+	defer b.leave(s)
+	defer close(s.quit)
+	go s.read()
+	why := s.run()
+	s.end(why)
+}
+
+// enter counts a connection, unless there are too many.
+func (b *Broker) enter(s *session) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed || b.connections[s.peer.UID] >= connectionsOfUserMax || len(b.sessions) >= connectionsMax {
+		b.refused[proto.EndTooMany]++
+		return false
+	}
+	b.sessions[s] = true
+	b.connections[s.peer.UID]++
+	return true
+}
+
+func (b *Broker) leave(s *session) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.sessions, s)
+	if b.connections[s.peer.UID]--; b.connections[s.peer.UID] == 0 {
+		delete(b.connections, s.peer.UID)
+	}
+}
+
+// read passes messages on, one at a time: a flood waits in the client's own socket.
+func (s *session) read() {
+	for {
+		var m incoming
+		m.body, m.files, m.from, m.err = s.conn.Receive(time.Time{})
+		select {
+		case s.incoming <- m:
+		case <-s.quit:
+			closeFiles(m.files)
+			return
+		}
+		if m.err != nil && !errors.Is(m.err, proto.ErrMalformed) {
+			return
+		}
+	}
+}
+
+func closeFiles(files []int) {
+	for _, fd := range files {
+		_ = unix.Close(fd)
+	}
+}
+
+// revoke ends the session from outside, once.
+func (s *session) revoke(why string) {
+	select {
+	case s.stop <- why:
+	default:
+	}
+}
+
+// run is the session up to its end, and why it ended.
+func (s *session) run() error {
+	within := time.After(s.broker.options.handshake)
+	name, err := s.introduce(within)
+	if err != nil {
+		return err
+	}
+	if err := s.take(name); err != nil {
+		return err
+	}
+	if err := s.grant(within); err != nil {
+		return err
+	}
+	return s.hold()
+}
+
+// next is the next message, or why there is none.
+func (s *session) next(within <-chan time.Time) (incoming, error) {
+	select {
+	case m := <-s.incoming:
+		return m, s.judge(m)
+	case <-s.peer.died:
+		return incoming{}, errDied
+	case why := <-s.stop:
+		return incoming{}, refuse(proto.EndRevoked, "%s", why)
+	case <-within:
+		return incoming{}, refuse(proto.EndExpired, "ask for a lease: the client did not send its next message within %s of connecting", s.broker.options.handshake)
+	}
+}
+
+// judge refuses messages that cannot be read, come too often or from somebody else.
+func (s *session) judge(m incoming) error {
+	switch {
+	case errors.Is(m.err, proto.ErrMalformed):
+		return refuse(proto.EndMalformed, "read a message: %v; use a client of this broker's version, or see docs/guide/udp-protocol.md", m.err)
+	case m.err != nil:
+		if !errors.Is(m.err, io.EOF) && !errors.Is(m.err, unix.ECONNRESET) {
+			return fmt.Errorf("receive from the client: %w", m.err)
+		}
+		return errClosed
+	case s.welcomed && m.from.PID != s.peer.PID: // a Hello may be older than the wish to know its sender
+		return refuse(proto.EndProtocol, "process %d has connected, and process %d has sent a message: the one that connects must send", s.peer.PID, m.from.PID)
+	}
+	now := time.Now()
+	s.tokens = min(burstMax, s.tokens+now.Sub(s.filled).Seconds()*perSecond) - 1
+	s.filled = now
+	if s.tokens < 0 {
+		return refuse(proto.EndTooMany, "receive messages: more than %d a second came; renew a lease every third of its term", perSecond)
+	}
+	return nil
+}
+
+// introduce is Hello, Welcome and Request. It returns the name that is asked for by a process that is known.
+func (s *session) introduce(within <-chan time.Time) (name string, err error) {
+	m, err := s.next(within)
+	if err != nil {
+		return "", err
+	}
+	hello, ok := m.body.(*proto.Hello)
+	switch {
+	case !ok || hello.Magic != proto.Magic:
+		return "", refuse(proto.EndProtocol, "the first message must be a Hello that begins with %q", proto.Magic)
+	case hello.VersionMin > proto.Version || hello.VersionMax < proto.Version:
+		return "", refuse(proto.EndProtocol, "the client speaks the versions %d to %d, and this broker %d: bring both to the same release", hello.VersionMin, hello.VersionMax, proto.Version)
+	}
+	nonce, err := newNonce()
+	if err != nil {
+		return "", err
+	}
+	if err := s.conn.Send(&proto.Welcome{Nonce: nonce, Version: proto.Version, TermMS: s.termMS()}, sendFor); err != nil {
+		return "", fmt.Errorf("welcome the client: %w", err)
+	}
+	s.welcomed = true
+	if m, err = s.next(within); err != nil {
+		return "", err
+	}
+	request, ok := m.body.(*proto.Request)
+	if !ok || request.Nonce != nonce {
+		return "", refuse(proto.EndProtocol, "after Welcome a Request must come, with the nonce of Welcome")
+	}
+	if err := s.peer.locate(m.from.PID); err != nil {
+		return "", refuse(proto.EndFailed, "%v", err)
+	}
+	return proto.Text(request.Name[:]), nil
+}
+
+func (s *session) termMS() uint32 { return uint32(s.broker.options.Term.Milliseconds()) }
+
+// take makes the session the holder of an offer, and opens its lease.
+func (s *session) take(name string) error {
+	var h *hook.Hook
+	for deadline := time.Now().Add(handBackFor); h == nil; {
+		var other *session
+		var err error
+		if h, other, err = s.claim(name); other == nil && err != nil {
+			return err
+		}
+		if other == nil {
+			break
+		}
+		select {
+		case <-other.over:
+		case <-other.ending:
+			<-other.over
+		case <-time.After(time.Until(deadline)):
+			return err
+		}
+	}
+	var l *lease.Lease
+	err := s.broker.options.In(func() (err error) {
+		l, err = lease.Open(h, s.offered.spec())
+		return err
+	})
+	if err != nil {
+		return refuse(proto.EndFailed, "%v", err)
+	}
+	s.lease = l
+	return nil
+}
+
+// claim makes the session the holder, unless there is another; the error is for the client that waits no more.
+func (s *session) claim(name string) (h *hook.Hook, other *session, err error) {
+	b := s.broker
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	o := b.offers[name]
+	if o == nil || !o.allows(s.peer.Identity) {
+		// The same words for both: who may not have an offer need not learn that there is one.
+		return nil, nil, refuse(proto.EndRefused, "lease %q: nothing of this name is offered to %s; add a rule for it to the offer", name, s.peer)
+	}
+	for _, other := range b.offers {
+		if other.holder != nil && (other == o || other.shares(o.Offer)) {
+			return nil, other.holder, refuse(proto.EndBusy, "lease %q: %s has %q, and a queue of interface %s has one memory; end that process, or give the offers different queues",
+				name, other.holder.peer, other.Name, o.Interface)
+		}
+	}
+	b.leases++
+	s.number, s.offered, o.holder = b.leases, o, s
+	return b.hooks[o.Interface], nil, nil
+}
+
+// grant hands the lease over, waits until it is mapped, and has it work.
+func (s *session) grant(within <-chan time.Time) error {
+	g, err := proto.NewGrant(s.number, s.lease.Grant.Layouts, s.lease.Grant.Serves)
+	if err != nil {
+		return refuse(proto.EndFailed, "%v", err)
+	}
+	if err := s.conn.Send(g, sendFor, s.lease.Set().Files()...); err != nil {
+		return fmt.Errorf("hand the lease over: %w", err)
+	}
+	m, err := s.next(within)
+	if err != nil {
+		return err
+	}
+	if ready, ok := m.body.(*proto.Ready); !ok || ready.Lease != s.number {
+		return refuse(proto.EndProtocol, "after Grant a Ready must come, with the number of the lease")
+	}
+	if err := s.lease.Bind(s.broker.options.bind); err != nil {
+		return s.bindRefusal(err)
+	}
+	if err := s.lease.Serve(); err != nil {
+		return refuse(proto.EndFailed, "%v", err)
+	}
+	s.mu.Lock()
+	s.serving, s.since = true, time.Now()
+	s.mu.Unlock()
+	s.broker.mu.Lock()
+	s.offered.given++
+	s.broker.mu.Unlock()
+	serving := &proto.Serving{Lease: s.number, Mode: proto.ModeOf(string(s.lease.Grant.Mode)), TermMS: s.termMS()}
+	proto.Put(serving.Reason[:], s.lease.Grant.Reason)
+	return s.conn.Send(serving, sendFor)
+}
+
+// bindRefusal says who may still have the queue.
+func (s *session) bindRefusal(err error) error {
+	s.broker.mu.Lock()
+	previous := s.offered.previous
+	s.broker.mu.Unlock()
+	if !errors.Is(err, unix.EBUSY) {
+		return refuse(proto.EndFailed, "%v", err)
+	}
+	if _, statErr := os.Stat(fmt.Sprintf("/proc/%d", previous.PID)); previous.PID != 0 && statErr == nil {
+		return refuse(proto.EndBusy, "%v: %s had the lease before, and may have kept its sockets", err, previous)
+	}
+	return refuse(proto.EndBusy, "%v", err)
+}
+
+// hold is the time of the lease.
+func (s *session) hold() error {
+	term := time.NewTimer(s.broker.options.Term)
+	defer term.Stop()
+	audit := time.NewTicker(auditEvery)
+	defer audit.Stop()
+	for {
+		select {
+		case m := <-s.incoming:
+			if err := s.judge(m); err != nil {
+				return err
+			}
+			renew, ok := m.body.(*proto.Renew)
+			if !ok || renew.Lease != s.number {
+				return refuse(proto.EndProtocol, "while a lease is held only Renew may come, with the number of the lease")
+			}
+			if err := s.renew(renew); err != nil {
+				return err
+			}
+			term.Reset(s.broker.options.Term)
+		case <-s.peer.died:
+			return errDied
+		case why := <-s.stop:
+			return refuse(proto.EndRevoked, "%s", why)
+		case <-term.C:
+			return refuse(proto.EndExpired, "hold the lease of %s: it was not renewed within %s", s.offered.Name, s.broker.options.Term)
+		case <-audit.C:
+			if err := s.lease.Audit(); errors.Is(err, xsk.ErrCorrupt) {
+				return refuse(proto.EndTampered, "hold the lease of %s: %v", s.offered.Name, err)
+			}
+		}
+	}
+}
+
+func (s *session) renew(m *proto.Renew) error {
+	renewed := &proto.Renewed{Lease: s.number, Sequence: m.Sequence}
+	for i, l := range s.lease.Grant.Layouts {
+		c, err := s.lease.Counts(l.Queue)
+		if err != nil {
+			return refuse(proto.EndFailed, "%v", err)
+		}
+		renewed.Counts[i] = proto.Count{Matched: c.Matched, PassedNoSocket: c.PassedNoSocket}
+	}
+	if err := s.conn.Send(renewed, sendFor); err != nil {
+		return fmt.Errorf("answer Renew: %w", err)
+	}
+	return nil
+}
+
+// end takes the lease back, counts why, and tells the client.
+func (s *session) end(why error) {
+	var totals Totals
+	close(s.ending)
+	served := s.serving
+	if s.lease != nil {
+		totals = s.takeBack()
+	}
+	b, word := s.broker, endedClosed
+	var r *refusal
+	switch {
+	case errors.As(why, &r):
+		word = r.code.String()
+	case errors.Is(why, errDied) || s.peer.exiting():
+		word = endedDied
+	}
+	kill := false
+	b.mu.Lock()
+	if r != nil && !served {
+		b.refused[r.code]++
+	}
+	if s.offered != nil {
+		kill = served && s.offered.Kill
+		s.offered.holder = nil
+		s.offered.past.add(totals)
+		s.offered.previous = s.peer.Identity
+		if served {
+			s.offered.ended[word]++
+		}
+	}
+	b.mu.Unlock()
+	close(s.over)
+	if r != nil {
+		s.say(r)
+		s.linger(kill)
+	}
+}
+
+// takeBack ends the lease in the order in which the kernel's stack has the datagrams soonest.
+func (s *session) takeBack() (totals Totals) {
+	var errs []error
+	for _, l := range s.lease.Grant.Layouts {
+		errs = append(errs, s.lease.Unbind(l.Queue))
+	}
+	errs = append(errs, s.lease.Pause())
+	if all, err := s.lease.Status(); err == nil {
+		totals.count(all)
+	} else {
+		totals.Unknown++ // the rings were tampered with
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.serving = false
+	if err := errors.Join(append(errs, s.lease.Close())...); err != nil {
+		totals.Failed++
+	}
+	return totals
+}
+
+// say sends the last message. A client that does not read it has it no more.
+func (s *session) say(err error) {
+	var r *refusal
+	if !errors.As(err, &r) {
+		return
+	}
+	end := &proto.End{Code: r.code}
+	proto.Put(end.Text[:], r.text)
+	_ = s.conn.Send(end, sendFor)
+}
+
+// linger gives the client time to read the last message, and to close its connection: one that is closed
+// here with something unread is reset, and the message lost. With kill, a process that does not close it ends.
+func (s *session) linger(kill bool) {
+	_ = s.conn.Unix().CloseWrite()
+	timer := time.NewTimer(lingerFor)
+	defer timer.Stop()
+	for {
+		select {
+		case m := <-s.incoming:
+			closeFiles(m.files)
+			if m.err != nil && !errors.Is(m.err, proto.ErrMalformed) {
+				return
+			}
+		case <-s.peer.died:
+			return
+		case <-timer.C:
+			if kill {
+				_ = s.peer.signal(unix.SIGKILL)
+			}
+			return
+		}
+	}
+}

@@ -1,0 +1,122 @@
+package broker
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/udp/lease"
+	"github.com/shunt-lb/shunt/internal/udp/xsk"
+)
+
+// Status is what a broker does.
+type Status struct {
+	Offers      []OfferStatus     `json:"offers"` // by name
+	Connections int               `json:"connections"`
+	Refused     map[string]uint64 `json:"refused,omitempty"` // connections that had no lease, by why
+}
+
+// OfferStatus is an offer, and what became of it.
+type OfferStatus struct {
+	Name      string            `json:"name"`
+	Interface string            `json:"interface"`
+	Program   kernel.Mode       `json:"program"`         // native or generic: how the program is attached
+	Given     uint64            `json:"given"`           // leases that have begun
+	Ended     map[string]uint64 `json:"ended,omitempty"` // leases that are over, by why: closed, died, expired …
+	Past      Totals            `json:"past"`            // of leases that are over
+	Lease     *LeaseStatus      `json:"lease,omitempty"` // that is held
+}
+
+// LeaseStatus is a lease that is held.
+type LeaseStatus struct {
+	Number uint64         `json:"number"`
+	Holder Identity       `json:"holder"`
+	Since  time.Time      `json:"since"`
+	Mode   xsk.Mode       `json:"mode"`
+	Reason string         `json:"reason,omitempty"` // why not zero-copy
+	Queues []lease.Status `json:"queues"`
+}
+
+// Totals are sums over queues and leases: matched = passed_no_socket + taken + waiting + dropped + ring_full,
+// but for leases that are unknown.
+type Totals struct {
+	Matched        uint64 `json:"matched"`
+	PassedNoSocket uint64 `json:"passed_no_socket"`
+	Taken          uint64 `json:"taken"`
+	Waiting        uint64 `json:"waiting"` // in rings when the lease was over: nobody has read them
+	Dropped        uint64 `json:"dropped"`
+	RingFull       uint64 `json:"ring_full"`
+	Unknown        uint64 `json:"unknown"` // leases whose counters could not be read: the rings were tampered with
+	Failed         uint64 `json:"failed"`  // leases that could not be taken back in order
+}
+
+func (t *Totals) add(o Totals) {
+	t.Matched += o.Matched
+	t.PassedNoSocket += o.PassedNoSocket
+	t.Taken += o.Taken
+	t.Waiting += o.Waiting
+	t.Dropped += o.Dropped
+	t.RingFull += o.RingFull
+	t.Unknown += o.Unknown
+	t.Failed += o.Failed
+}
+
+func (t *Totals) count(queues []lease.Status) {
+	for _, q := range queues {
+		t.Matched += q.Matched
+		t.PassedNoSocket += q.PassedNoSocket
+		t.Taken += uint64(q.Taken)
+		t.Waiting += uint64(q.Waiting)
+		t.Dropped += q.Dropped
+		t.RingFull += q.RingFull
+	}
+}
+
+// Lost is how many datagrams nobody can account for.
+func (t Totals) Lost() int64 {
+	return int64(t.Matched) - int64(t.PassedNoSocket+t.Taken+t.Waiting+t.Dropped+t.RingFull)
+}
+
+// Status is that of this moment.
+func (b *Broker) Status() Status {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	st := Status{Connections: len(b.sessions), Refused: map[string]uint64{}}
+	for code, n := range b.refused {
+		st.Refused[code.String()] = n
+	}
+	for _, o := range b.offers {
+		os := OfferStatus{Name: o.Name, Interface: o.Interface, Program: b.hooks[o.Interface].Mode, Given: o.given, Ended: maps.Clone(o.ended), Past: o.past}
+		if o.holder != nil {
+			os.Lease = o.holder.status()
+		}
+		st.Offers = append(st.Offers, os)
+	}
+	slices.SortFunc(st.Offers, func(a, b OfferStatus) int { return strings.Compare(a.Name, b.Name) })
+	return st
+}
+
+// status is that of a lease that serves; nil: it does not yet, or no more.
+func (s *session) status() *LeaseStatus {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.serving {
+		return nil
+	}
+	st := &LeaseStatus{Number: s.number, Holder: s.peer.Identity, Since: s.since, Mode: s.lease.Grant.Mode, Reason: s.lease.Grant.Reason}
+	st.Queues, _ = s.lease.Status() // of rings that were tampered with there is none; the audit ends them
+	return st
+}
+
+func newNonce() (uint64, error) {
+	var b [8]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		return 0, fmt.Errorf("make a nonce: %w", err)
+	}
+	return binary.LittleEndian.Uint64(b[:]), nil
+}

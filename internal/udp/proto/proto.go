@@ -1,0 +1,343 @@
+// Package proto is how a program gets a lease of the UDP path from shunt: messages over a unix socket of
+// the type SOCK_SEQPACKET. docs/guide/udp-protocol.md describes it for other languages.
+//
+//	client                       broker
+//	Hello        ──────────────►          which versions, and what it is
+//	             ◄──────────────  Welcome which version, and a nonce
+//	Request      ──────────────►          which offer, by name; the nonce
+//	             ◄──────────────  Grant   layouts, addresses; files: memory, sockets
+//	Ready        ──────────────►          the rings are mapped
+//	             ◄──────────────  Serving mode; datagrams come from now on
+//	Renew        ──────────────►          again and again, before the lease's time is over
+//	             ◄──────────────  Renewed counters
+//	             ◄──────────────  End     at any time, as the last message: why
+//
+// A message is one datagram: a header, then a body of a fixed size for each type, all integers in little
+// endian. A client that closes the socket gives the lease back.
+package proto
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/shunt-lb/shunt/internal/udp/xsk"
+)
+
+// Version is the only one that there is.
+const Version = 1
+
+// Magic begins a client's first message.
+var Magic = [8]byte{'s', 'h', 'u', 'n', 't', 'u', 'd', 'p'}
+
+// Type is a message's type. Numbers are never used again.
+type Type uint16
+
+// The types, in the order in which they are used first.
+const (
+	TypeHello Type = 1 + iota
+	TypeWelcome
+	TypeRequest
+	TypeGrant
+	TypeReady
+	TypeServing
+	TypeRenew
+	TypeRenewed
+	TypeEnd
+)
+
+const (
+	// QueuesMax and AddressesMax are how many a lease can have.
+	QueuesMax    = 64
+	AddressesMax = 16
+	// NameMax is the bytes of an offer's name.
+	NameMax = 63
+	// SizeMax is above that of every message.
+	SizeMax = 8192
+
+	headerSize = 8
+)
+
+// Header begins every message.
+type Header struct {
+	Type    Type
+	Version uint16 // of the sender
+	Size    uint32 // of the whole message, bytes
+}
+
+// Hello is a client's first message.
+type Hello struct {
+	Magic      [8]byte
+	VersionMin uint16 // that the client speaks
+	VersionMax uint16
+	_          [4]byte
+}
+
+// Welcome answers Hello.
+type Welcome struct {
+	Nonce   uint64 // to be repeated in Request
+	Version uint16 // that the connection has from now on
+	_       [2]byte
+	TermMS  uint32 // a lease ends if it is not renewed for so long, milliseconds
+}
+
+// Request asks for a lease of what the administrator offers under a name.
+type Request struct {
+	Nonce uint64
+	Name  [NameMax + 1]byte // UTF-8, the rest zero
+}
+
+// Address is where datagrams go that the lease gets.
+type Address struct {
+	IP   [16]byte // network order; IPv4 as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2)
+	Port uint16
+	_    [6]byte
+}
+
+// Queue is one socket's part of the memory, and its rings: xsk.Layout.
+type Queue struct {
+	Index          uint32 // of the interface's receive queue
+	FrameSize      uint32 // bytes
+	Offset         uint64 // of its frames in the memory, bytes
+	ReceiveFrames  uint32 // addresses 0 and up, from Offset on
+	TransmitFrames uint32 // behind them
+	ReceiveRing    uint32 // entries; the rings' places are getsockopt(XDP_MMAP_OFFSETS)'s
+	TransmitRing   uint32 // 0: the socket cannot send
+	FillRing       uint32
+	CompletionRing uint32
+}
+
+// Grant is a lease that begins with Serving. Its files, in this order: the memory, then a socket for each
+// queue.
+type Grant struct {
+	Lease        uint64
+	Interface    uint32 // ifindex, in the broker's network namespace
+	QueueCount   uint32
+	AddressCount uint32
+	_            [4]byte
+	Addresses    [AddressesMax]Address
+	Queues       [QueuesMax]Queue
+}
+
+// Ready says that the client has mapped memory and rings. Before it no socket is bound.
+type Ready struct{ Lease uint64 }
+
+// Mode is how frames get into the memory.
+type Mode uint32
+
+// The modes, best first.
+const (
+	ModeZeroCopy Mode = 1 // the driver writes into the memory
+	ModeCopy     Mode = 2 // the kernel copies each frame
+	ModeGeneric  Mode = 3 // the kernel has made an sk_buff of it before
+)
+
+// Serving says that datagrams come from now on.
+type Serving struct {
+	Lease  uint64
+	Mode   Mode
+	TermMS uint32
+	Reason [256]byte // why the mode is not zero-copy: UTF-8, the rest zero
+}
+
+// Renew keeps the lease for another term, and asks for its counters.
+type Renew struct {
+	Lease    uint64
+	Sequence uint64 // repeated in Renewed
+}
+
+// Count is what the broker counts of a queue: matched = passed + what the queue's socket was given.
+type Count struct {
+	Matched        uint64 // datagrams to the lease's addresses
+	PassedNoSocket uint64 // of them, left to the kernel's stack because the queue had no socket
+}
+
+// Renewed answers Renew. Counts stand in the order of Grant.Queues.
+type Renewed struct {
+	Lease    uint64
+	Sequence uint64
+	Counts   [QueuesMax]Count
+}
+
+// Code is why a connection ends.
+type Code uint32
+
+// The codes.
+const (
+	EndRefused   Code = 1 // no rule allows the process, or there is no such offer
+	EndBusy      Code = 2 // somebody else has the lease, or one of its queues
+	EndFailed    Code = 3 // the kernel refused something
+	EndProtocol  Code = 4 // the client has sent what it must not
+	EndExpired   Code = 5 // it was not renewed in time
+	EndRevoked   Code = 6 // the offer was changed or taken back, or the broker ends
+	EndTampered  Code = 7 // the rings were tampered with
+	EndTooMany   Code = 8 // connections of one user, or messages
+	EndMalformed Code = 9 // a message could not be read
+)
+
+func (c Code) String() string {
+	names := []string{"", "refused", "busy", "failed", "protocol", "expired", "revoked", "tampered", "too many", "malformed"}
+	if int(c) < len(names) && c > 0 {
+		return names[c]
+	}
+	return fmt.Sprintf("code %d", uint32(c))
+}
+
+// End is a broker's last message.
+type End struct {
+	Code Code
+	_    [4]byte
+	Text [512]byte // what was attempted, what is wrong, what to do: UTF-8, the rest zero
+}
+
+// Body is a pointer to one of the messages.
+type Body interface {
+	kind() Type
+	files(n int) bool // whether it comes with so many files
+}
+
+func (*Hello) kind() Type   { return TypeHello }
+func (*Welcome) kind() Type { return TypeWelcome }
+func (*Request) kind() Type { return TypeRequest }
+func (*Grant) kind() Type   { return TypeGrant }
+func (*Ready) kind() Type   { return TypeReady }
+func (*Serving) kind() Type { return TypeServing }
+func (*Renew) kind() Type   { return TypeRenew }
+func (*Renewed) kind() Type { return TypeRenewed }
+func (*End) kind() Type     { return TypeEnd }
+
+func (*Hello) files(n int) bool   { return n == 0 }
+func (*Welcome) files(n int) bool { return n == 0 }
+func (*Request) files(n int) bool { return n == 0 }
+func (g *Grant) files(n int) bool { return n == 1+int(g.QueueCount) }
+func (*Ready) files(n int) bool   { return n == 0 }
+func (*Serving) files(n int) bool { return n == 0 }
+func (*Renew) files(n int) bool   { return n == 0 }
+func (*Renewed) files(n int) bool { return n == 0 }
+func (*End) files(n int) bool     { return n == 0 }
+
+// bodies makes an empty message of each type.
+var bodies = map[Type]func() Body{
+	TypeHello: func() Body { return &Hello{} }, TypeWelcome: func() Body { return &Welcome{} },
+	TypeRequest: func() Body { return &Request{} }, TypeGrant: func() Body { return &Grant{} },
+	TypeReady: func() Body { return &Ready{} }, TypeServing: func() Body { return &Serving{} },
+	TypeRenew: func() Body { return &Renew{} }, TypeRenewed: func() Body { return &Renewed{} },
+	TypeEnd: func() Body { return &End{} },
+}
+
+// ErrMalformed is of every message that cannot be read.
+var ErrMalformed = errors.New("the message is malformed")
+
+// Encode is a message's bytes.
+func Encode(b Body) []byte {
+	size := headerSize + binary.Size(b)
+	out := make([]byte, 0, size)
+	var err error
+	for _, part := range []any{Header{b.kind(), Version, uint32(size)}, b} {
+		if out, err = binary.Append(out, binary.LittleEndian, part); err != nil {
+			panic(err) // a message has fields of fixed sizes only
+		}
+	}
+	return out
+}
+
+// Decode reads a message that came with a number of files. Hello is read in every version, so that a broker
+// can say which versions it speaks.
+func Decode(message []byte, files int) (Body, error) {
+	var h Header
+	if _, err := binary.Decode(message, binary.LittleEndian, &h); err != nil {
+		return nil, fmt.Errorf("%w: it has %d bytes, and the header alone needs %d", ErrMalformed, len(message), headerSize)
+	}
+	if h.Version != Version && h.Type != TypeHello && h.Type != TypeEnd {
+		return nil, fmt.Errorf("%w: it has the version %d, and this program speaks %d", ErrMalformed, h.Version, Version)
+	}
+	make, known := bodies[h.Type]
+	if !known {
+		return nil, fmt.Errorf("%w: there is no type %d", ErrMalformed, h.Type)
+	}
+	b := make()
+	if want := headerSize + binary.Size(b); len(message) != want || h.Size != uint32(want) {
+		return nil, fmt.Errorf("%w: one of type %d has %d bytes; this one has %d, and says %d", ErrMalformed, h.Type, want, len(message), h.Size)
+	}
+	if _, err := binary.Decode(message[headerSize:], binary.LittleEndian, b); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	if g, ok := b.(*Grant); ok && (g.QueueCount == 0 || g.QueueCount > QueuesMax || g.AddressCount > AddressesMax) {
+		return nil, fmt.Errorf("%w: a grant of %d queues and %d addresses", ErrMalformed, g.QueueCount, g.AddressCount)
+	}
+	if !b.files(files) {
+		return nil, fmt.Errorf("%w: one of type %d comes with %d files", ErrMalformed, h.Type, files)
+	}
+	return b, nil
+}
+
+// Put writes text into a field, cut at the end of a character.
+func Put(field []byte, text string) {
+	for len(text) >= len(field) || !utf8.ValidString(text) {
+		text = strings.ToValidUTF8(text[:min(len(text), len(field)-1)], "")
+	}
+	clear(field[copy(field, text):])
+}
+
+// Text is what a field says.
+func Text(field []byte) string {
+	text, _, _ := bytes.Cut(field, []byte{0})
+	return strings.ToValidUTF8(string(text), "\uFFFD")
+}
+
+// NewGrant puts layouts and addresses into a message.
+func NewGrant(lease uint64, layouts []xsk.Layout, addresses []netip.AddrPort) (*Grant, error) {
+	if len(layouts) == 0 || len(layouts) > QueuesMax || len(addresses) > AddressesMax {
+		return nil, fmt.Errorf("a lease of %d queues and %d addresses: 1 to %d queues and up to %d addresses are possible",
+			len(layouts), len(addresses), QueuesMax, AddressesMax)
+	}
+	g := &Grant{Lease: lease, Interface: uint32(layouts[0].Interface), QueueCount: uint32(len(layouts)), AddressCount: uint32(len(addresses))}
+	for i, a := range addresses {
+		g.Addresses[i] = Address{IP: a.Addr().As16(), Port: a.Port()}
+	}
+	for i, l := range layouts {
+		g.Queues[i] = Queue{
+			Index: uint32(l.Queue), FrameSize: l.FrameSize, Offset: uint64(l.Offset),
+			ReceiveFrames: l.ReceiveFrames, TransmitFrames: l.TransmitFrames,
+			ReceiveRing: l.ReceiveRing, TransmitRing: l.TransmitRing, FillRing: l.FillRing, CompletionRing: l.CompletionRing,
+		}
+	}
+	return g, nil
+}
+
+// Layouts are those of the queues.
+func (g *Grant) Layouts() (all []xsk.Layout) {
+	for _, q := range g.Queues[:g.QueueCount] {
+		all = append(all, xsk.Layout{
+			Interface: int(g.Interface), Queue: int(q.Index), FrameSize: q.FrameSize, Offset: int64(q.Offset),
+			ReceiveFrames: q.ReceiveFrames, TransmitFrames: q.TransmitFrames,
+			ReceiveRing: q.ReceiveRing, TransmitRing: q.TransmitRing, FillRing: q.FillRing, CompletionRing: q.CompletionRing,
+		})
+	}
+	return all
+}
+
+// Serves are the lease's addresses.
+func (g *Grant) Serves() (all []netip.AddrPort) {
+	for _, a := range g.Addresses[:g.AddressCount] {
+		all = append(all, netip.AddrPortFrom(netip.AddrFrom16(a.IP).Unmap(), a.Port))
+	}
+	return all
+}
+
+var modes = []string{ModeZeroCopy: "zero-copy", ModeCopy: "copy", ModeGeneric: "generic"}
+
+// ModeOf is the number of a mode's name; 0 if it has none.
+func ModeOf(name string) Mode { return Mode(max(0, slices.Index(modes, name))) }
+
+func (m Mode) String() string {
+	if m > 0 && int(m) < len(modes) {
+		return modes[m]
+	}
+	return fmt.Sprintf("mode %d", uint32(m))
+}

@@ -1,0 +1,105 @@
+package udp
+
+import (
+	"net/netip"
+
+	"github.com/shunt-lb/shunt/internal/udp/xsk"
+	"golang.org/x/sys/unix"
+)
+
+// Descriptor is a frame that the program holds: where it is, and the packet's length in bytes. Use Bytes or
+// Packet to look into it.
+type Descriptor = unix.XDPDesc
+
+// Errors of queues.
+var (
+	// ErrReceiveOnly says that a lease cannot send.
+	ErrReceiveOnly = xsk.ErrReceiveOnly
+	// ErrNotUDP says that a frame is no plain UDP packet.
+	ErrNotUDP = xsk.ErrNotUDP
+	// ErrCorrupt says that the rings were damaged: by a stray write of this program, or of another one that
+	// has them.
+	ErrCorrupt = xsk.ErrCorrupt
+)
+
+// Packet is a received UDP packet. Payload lies in the frame, and is valid as long as that is held.
+type Packet struct {
+	Source, Destination netip.AddrPort
+	Payload             []byte
+}
+
+// Counts are what this program has done with a queue.
+type Counts struct {
+	Delivered uint64 // frames that Receive gave to the program
+	Invalid   uint64 // frames from the receive ring that lie outside the memory
+	Sent      uint64 // frames that Send put into the ring
+	TxShort   uint64 // frames that Send or Reserve had no room for
+	Kicks     uint64 // system calls to have frames sent
+	Held      uint32 // frames that the program has
+	HeldMax   uint32 // the most at once; near the number of frames the kernel drops packets
+}
+
+// Statistics are what the kernel knows of a queue, since the lease began.
+type Statistics struct {
+	Taken     uint32 // packets that were received, modulo 2^32
+	Waiting   uint32 // packets in the ring
+	Free      uint32 // frames that the kernel can still receive into
+	Dropped   uint64 // packets without a free frame, or larger than one
+	FillEmpty uint64 // of them, without a free frame
+	RingFull  uint64 // packets that met a full ring: the program is too slow
+	Invalid   uint64 // frames given back that are none
+	TxInvalid uint64 // frames sent that are none
+}
+
+// Queue is the frames of one receive queue of the interface. Its methods allocate nothing, and must not run
+// at the same time; only Flush and Statistics make system calls.
+type Queue struct {
+	queue  *xsk.Queue
+	socket *xsk.Socket
+}
+
+// Index is the queue's number at the interface.
+func (q *Queue) Index() int { return q.socket.Layout.Queue }
+
+// Receive lends received frames: it fills batch from its start and returns how many there are, 0 if nothing
+// has come. Each has to be given back with Release, or sent with Send.
+func (q *Queue) Receive(batch []Descriptor) int { return q.queue.Recv(batch) }
+
+// Bytes is a frame from its Ethernet header on, valid until it is released or sent.
+func (q *Queue) Bytes(d *Descriptor) []byte { return q.queue.Bytes(d) }
+
+// Packet is the UDP packet in a received frame. Its checksums have not been verified. The error is ErrNotUDP.
+func (q *Queue) Packet(d *Descriptor) (Packet, error) {
+	p, err := q.queue.Packet(d)
+	return Packet(p), err
+}
+
+// Release gives frames back.
+func (q *Queue) Release(batch []Descriptor) { q.queue.Release(batch) }
+
+// Reply makes a received frame the answer to itself, in place: addresses and ports change sides, the payload
+// is what the program has left there. Send sends it. The error is ErrReceiveOnly or ErrNotUDP.
+func (q *Queue) Reply(d *Descriptor) error { return q.queue.Reply(d) }
+
+// Reserve lends free frames to write packets into, and returns how many there were. Each descriptor covers its
+// whole frame: write to Bytes from the Ethernet header on, then set Len. It never waits.
+func (q *Queue) Reserve(batch []Descriptor) int { return q.queue.Reserve(batch) }
+
+// Send gives frames to the kernel to be sent, and returns how many there was room for; the program keeps the
+// others. They leave with the next Flush at the latest.
+func (q *Queue) Send(batch []Descriptor) int { return q.queue.Send(batch) }
+
+// Flush has the kernel send. Frames that it has no room for go with the next Flush.
+func (q *Queue) Flush() error { return q.queue.Flush() }
+
+// Err is ErrCorrupt if the rings were damaged. The queue does nothing any more then.
+func (q *Queue) Err() error { return q.queue.Err() }
+
+// Counts are those of this moment.
+func (q *Queue) Counts() Counts { return Counts(q.queue.Counts()) }
+
+// Statistics are those of this moment.
+func (q *Queue) Statistics() (Statistics, error) {
+	s, err := q.socket.Statistics()
+	return Statistics(s), err
+}
