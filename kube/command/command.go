@@ -93,6 +93,7 @@ func (c *cluster) open(log *slog.Logger) (*source.Source, error) {
 		c.node = strings.ToLower(c.node) // as kubelet does
 	}
 	settings.UserAgent = "shunt-kube"
+	settings.Wrap((&source.Contact{Log: log}).Wrap)
 	client, err := kubernetes.NewForConfig(settings)
 	if err != nil {
 		return nil, fmt.Errorf("use %s: %w", c.kubeconfig, err)

@@ -61,7 +61,7 @@ type Source struct {
 	slices     cache.SharedIndexInformer
 	nodes      cache.SharedIndexInformer
 	registered []cache.InformerSynced
-	away       atomic.Bool // the apiserver has not been heard since a watch failed
+	complaint  atomic.Pointer[string] // the last that the apiserver has answered instead of objects
 
 	mutex sync.Mutex
 	dirty map[translate.Key]bool
@@ -138,10 +138,9 @@ func (s *Source) Follow(ctx context.Context, replace func([]model.Service) error
 	var again <-chan time.Time
 	wait, inStep, due := retryFirst, false, true
 	for {
-		due = s.work() || due
-		s.report()
-		if due {
-			switch err := s.declare(replace); {
+		if s.work() || due {
+			left, err := s.declare(replace)
+			switch {
 			case ctx.Err() != nil:
 				return
 			case err != nil:
@@ -149,38 +148,42 @@ func (s *Source) Follow(ctx context.Context, replace func([]model.Service) error
 				again, wait = time.After(wait), min(2*wait, retryMax)
 			default:
 				again, wait = nil, retryFirst
+				if left { // the other source may have changed, which nobody tells
+					again = time.After(retryMax)
+				}
 				if !inStep {
 					inStep = true
 					s.options.Log.Info("in step with the cluster", "services", len(s.set.Services()), "node", s.options.Node)
 				}
 			}
 		}
+		s.report()
 		due = false
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.wake:
 		case <-again:
+			s.set.Readmit()
 			due = true
 		}
 	}
 }
 
 // declare hands everything over. What belongs to another source is left out: one wrong object must not
-// keep all others out.
-func (s *Source) declare(replace func([]model.Service) error) error {
+// keep all others out. left: something is.
+func (s *Source) declare(replace func([]model.Service) error) (left bool, err error) {
 	for {
 		err := replace(s.set.Services())
 		var conflict *state.ConflictError
 		if !errors.As(err, &conflict) {
-			return err
+			return s.set.Refused(), err
 		}
 		name := named(s.set.Services(), conflict.Object)
 		if name == "" {
-			return err
+			return true, err
 		}
 		s.set.Refuse(name, conflict.Error())
-		s.report()
 	}
 }
 
@@ -201,7 +204,6 @@ func named(services []model.Service, object string) string {
 
 // changed notes what an object's event is about.
 func (s *Source) changed(object any) {
-	s.away.Store(false)
 	if tombstone, ok := object.(cache.DeletedFinalStateUnknown); ok {
 		object = tombstone.Obj
 	}
@@ -308,11 +310,11 @@ func (s *Source) report() {
 
 // lost hears that a list or a watch has failed. It is tried again, less and less often.
 func (s *Source) lost(_ context.Context, _ *cache.Reflector, err error) {
-	if s.away.Swap(true) {
-		s.options.Log.Debug("the apiserver still does not answer", "error", err)
+	text := err.Error()
+	if before := s.complaint.Swap(&text); before != nil && *before == text {
 		return
 	}
-	s.options.Log.Warn("the apiserver does not answer; services stay as it has said last", "error", err)
+	s.options.Log.Warn("the apiserver does not say what is asked; services stay as it has said last", "error", err)
 }
 
 // slim takes off what is not used and large.

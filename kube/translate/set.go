@@ -49,6 +49,11 @@ func (s *Set) Put(key Key, created time.Time, wanted Translation) (changed bool)
 	if known && m.created.Equal(created) && slices.Equal(m.wanted.Faults, wanted.Faults) && equal(m.wanted.Services, wanted.Services) {
 		return false
 	}
+	if !sameFrontends(m.wanted.Services, wanted.Services) {
+		for i := range m.wanted.Services {
+			delete(s.refused, m.wanted.Services[i].Name)
+		}
+	}
 	touched := s.withdraw(m)
 	if len(wanted.Services)+len(wanted.Faults) == 0 {
 		delete(s.members, key)
@@ -73,7 +78,7 @@ func (s *Set) Put(key Key, created time.Time, wanted Translation) (changed bool)
 // Remove takes a Service out.
 func (s *Set) Remove(key Key) (changed bool) { return s.Put(key, time.Time{}, Translation{}) }
 
-// Refuse leaves a service of the balancer out until its Service changes.
+// Refuse leaves a service of the balancer out until it has other frontends, or all are readmitted.
 func (s *Set) Refuse(name, why string) {
 	if s.refused[name] != "" {
 		return
@@ -85,6 +90,20 @@ func (s *Set) Refuse(name, why string) {
 			return
 		}
 	}
+}
+
+// Refused reports whether something is left out.
+func (s *Set) Refused() bool { return len(s.refused) > 0 }
+
+// Readmit takes in again what was refused.
+func (s *Set) Readmit() {
+	clear(s.refused)
+	for _, m := range s.members {
+		if len(m.services) < len(m.wanted.Services) {
+			s.settle(m)
+		}
+	}
+	s.list = nil
 }
 
 // Services are all, by Service and name. The list is for reading.
@@ -117,9 +136,6 @@ func (s *Set) withdraw(m *member) map[*member]bool {
 		if s.claims[f] = left; len(left) == 0 {
 			delete(s.claims, f)
 		}
-	}
-	for i := range m.wanted.Services {
-		delete(s.refused, m.wanted.Services[i].Name)
 	}
 	m.wanted = Translation{}
 	return touched
@@ -169,6 +185,10 @@ func (s *Set) settle(m *member) {
 		m.services = append(m.services, service)
 	}
 	m.faults = found
+}
+
+func sameFrontends(a, b []model.Service) bool {
+	return slices.EqualFunc(a, b, func(x, y model.Service) bool { return x.Name == y.Name && slices.Equal(x.Frontends, y.Frontends) })
 }
 
 func equal(a, b []model.Service) bool {

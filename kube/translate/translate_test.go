@@ -393,6 +393,15 @@ x/young
 service_refused Service x/old: x/old is not served: the file has it: change one of the two
 frontend_taken Service x/young: tcp 10.0.0.1:0 is not served for it: Service x/old was there first: give one of them another address or port
 `)
+	more := wants("x/old", "10.0.0.1")
+	more.Services[0].Backends = []model.Backend{{Weight: 1}}
+	if set.Put("x/old", early, more); len(set.Services()) != 1 || !set.Refused() {
+		t.Error("what is refused is back because of another endpoint")
+	}
+	if set.Readmit(); len(set.Services()) != 2 || set.Refused() {
+		t.Error("what was refused is not back")
+	}
+	set.Refuse("x/old", "the file has it")
 	set.Put("x/old", early, wants("x/old", "10.0.0.3"))
 	check("it changes", `
 x/old 

@@ -13,7 +13,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -38,14 +37,12 @@ type Options struct {
 // Kubeconfig is the file, in the folder, that lets its reader do everything.
 const Kubeconfig = "admin.kubeconfig"
 
-const (
-	readyTimeout = 2 * time.Minute // it takes 3 s on a machine that does nothing else
-	stopTimeout  = 20 * time.Second
-)
+// readyTimeout: it takes 3 s on a machine that does nothing else.
+const readyTimeout = 2 * time.Minute
 
 // Run starts the components, calls ready once the apiserver serves, and stops them when ctx ends. If
 // one ends by itself, that is the error, with what it wrote last.
-func Run(ctx context.Context, o Options, ready func()) (err error) {
+func Run(ctx context.Context, o Options, ready func()) error {
 	// The kernel ends the children when this thread ends, not the process (prctl(2), PR_SET_PDEATHSIG).
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -59,7 +56,7 @@ func Run(ctx context.Context, o Options, ready func()) (err error) {
 		return err
 	}
 	r := &runner{options: o, ended: make(chan error, 3)}
-	defer func() { err = errors.Join(err, r.stop()) }()
+	defer r.stop()
 	for _, component := range o.components(ports) {
 		if err := r.start(component[0], component[1:]...); err != nil {
 			return err
@@ -196,20 +193,13 @@ func (r *runner) await(ctx context.Context, keys *tls.Config, address string) er
 	}
 }
 
-// stop ends the processes, last first: an apiserver whose etcd has gone hangs.
-func (r *runner) stop() (err error) {
-	for i := len(r.running) - 1; i >= 0; i-- {
-		p := r.running[i]
-		_ = p.Process.Signal(syscall.SIGTERM) // fails only where it has ended
-		select {
-		case <-p.done:
-		case <-time.After(stopTimeout):
-			_ = p.Process.Kill()
-			<-p.done
-			err = errors.Join(err, fmt.Errorf("%s did not end within %s of SIGTERM and was killed", p.name, stopTimeout))
-		}
+// stop kills the processes: nobody needs what they have any more, and an apiserver that is told to end
+// waits for its clients' watches.
+func (r *runner) stop() {
+	for _, p := range r.running {
+		_ = p.Process.Kill() // fails only where it has ended
+		<-p.done
 	}
-	return err
 }
 
 // trusting is the TLS configuration of a client of the apiserver.
