@@ -1,5 +1,5 @@
 // Package command is the command line of shunt-kube. What is not about Kubernetes is shunt's:
-// `shunt status`, `shunt explain` and all other commands work with this daemon, too.
+// `shunt status` and all other commands work with this daemon, too.
 package command
 
 import (

@@ -77,26 +77,26 @@ const (
 // with is a Service of one port with more in its spec.
 func with(more string) string { return strings.Replace(onePort, "spec: {", "spec: {"+more+", ", 1) }
 
-func TestService(t *testing.T) {
-	for _, c := range []struct{ name, objects, want string }{
-		{"a cluster IP and a pod", onePort + "\n---\n" + onePod, `
+// rules are objects, and the dump of what they come to; a rule each.
+var rules = []struct{ name, objects, want string }{
+	{"a cluster IP and a pod", onePort + "\n---\n" + onePod, `
 default/web nat rejects
   tcp 10.96.0.10:80
   -> 10.244.0.5:8080 weight 1 (a)
 `},
-		{"no endpoint", onePort, `
+	{"no endpoint", onePort, `
 default/web nat rejects
   tcp 10.96.0.10:80
 `},
-		{"only the older field has the cluster IP", "spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}", `
+	{"only the older field has the cluster IP", "spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}", `
 default/web nat rejects
   tcp 10.96.0.10:80
 `},
-		{"headless", "spec: {clusterIP: None, clusterIPs: [None], ports: [{port: 80}]}\n---\n" + onePod, ""},
-		{"an external name", "spec: {type: ExternalName, externalName: example.org, ports: [{port: 80}]}", ""},
-		{"no cluster IP yet", "spec: {ports: [{port: 80}]}", ""},
-		{"another proxy's", "metadata: {labels: {service.kubernetes.io/service-proxy-name: other}}\n" + onePort, ""},
-		{"several ports, by name, of two protocols", `
+	{"headless", "spec: {clusterIP: None, clusterIPs: [None], ports: [{port: 80}]}\n---\n" + onePod, ""},
+	{"an external name", "spec: {type: ExternalName, externalName: example.org, ports: [{port: 80}]}", ""},
+	{"no cluster IP yet", "spec: {ports: [{port: 80}]}", ""},
+	{"another proxy's", "metadata: {labels: {service.kubernetes.io/service-proxy-name: other}}\n" + onePort, ""},
+	{"several ports, by name, of two protocols", `
 spec: {clusterIPs: [10.96.0.10], ports: [{name: dns, port: 53, protocol: UDP}, {name: dns-tcp, port: 53, protocol: TCP}, {name: metrics, port: 9153}]}
 ---
 ports: [{name: dns, port: 5353, protocol: UDP}, {name: dns-tcp, port: 5353, protocol: TCP}]
@@ -110,17 +110,17 @@ default/web:dns-tcp nat rejects
 default/web:metrics nat rejects
   tcp 10.96.0.10:9153
 `},
-		{"a port's name with another protocol is another port", onePort + "\n---\nports: [{name: '', port: 8080, protocol: UDP}]\nendpoints: [{addresses: [10.244.0.5]}]", `
+	{"a port's name with another protocol is another port", onePort + "\n---\nports: [{name: '', port: 8080, protocol: UDP}]\nendpoints: [{addresses: [10.244.0.5]}]", `
 default/web nat rejects
   tcp 10.96.0.10:80
 `},
-		{"a named target port has another number in some pods", onePort + "\n---\n" + onePod + "\n---\nports: [{port: 9090}]\nendpoints: [{addresses: [10.244.1.5]}]", `
+	{"a named target port has another number in some pods", onePort + "\n---\n" + onePod + "\n---\nports: [{port: 9090}]\nendpoints: [{addresses: [10.244.1.5]}]", `
 default/web nat rejects
   tcp 10.96.0.10:80
   -> 10.244.0.5:8080 weight 1 (a)
   -> 10.244.1.5:9090 weight 1 (10.244.1.5:9090)
 `},
-		{"dual stack", "spec: {clusterIPs: [10.96.0.10, 'fd00:96::10'], ports: [{port: 80}]}\n---\n" + onePod + `
+	{"dual stack", "spec: {clusterIPs: [10.96.0.10, 'fd00:96::10'], ports: [{port: 80}]}\n---\n" + onePod + `
 ---
 addressType: IPv6
 ports: [{port: 8080}]
@@ -131,41 +131,41 @@ default/web nat rejects
   -> 10.244.0.5:8080 weight 1 (a)
   -> [fd00:244::5]:8080 weight 1 (a (IPv6))
 `},
-		{"endpoints of a family that the Service does not have", onePort + "\n---\n" + onePod + "\n---\naddressType: IPv6\nports: [{port: 8080}]\nendpoints: [{addresses: ['fd00:244::5']}]", `
+	{"endpoints of a family that the Service does not have", onePort + "\n---\n" + onePod + "\n---\naddressType: IPv6\nports: [{port: 8080}]\nendpoints: [{addresses: ['fd00:244::5']}]", `
 default/web nat rejects
   tcp 10.96.0.10:80
   -> 10.244.0.5:8080 weight 1 (a)
 `},
-		{"endpoints that are names", onePort + "\n---\naddressType: FQDN\nports: [{port: 8080}]\nendpoints: [{addresses: [example.org]}]", `
+	{"endpoints that are names", onePort + "\n---\naddressType: FQDN\nports: [{port: 8080}]\nendpoints: [{addresses: [example.org]}]", `
 default/web nat rejects
   tcp 10.96.0.10:80
 `},
-		{"a node port, of the Service's family", "spec: {type: NodePort, clusterIPs: [10.96.0.10], ports: [{port: 80, nodePort: 30080}]}\n---\n" + onePod, `
+	{"a node port, of the Service's family", "spec: {type: NodePort, clusterIPs: [10.96.0.10], ports: [{port: 80, nodePort: 30080}]}\n---\n" + onePod, `
 default/web nat rejects
   tcp 10.96.0.10:80
   tcp 10.0.0.1:30080
   -> 10.244.0.5:8080 weight 1 (a)
 `},
-		{"external IPs, one of a wrong family, one that is none", with("externalIPs: [192.0.2.1, '2001:db8::1', 127.0.0.1]"), `
+	{"external IPs, one of a wrong family, one that is none", with("externalIPs: [192.0.2.1, '2001:db8::1', 127.0.0.1]"), `
 default/web nat rejects
   tcp 10.96.0.10:80
   tcp 192.0.2.1:80
 family_unserved Service default/web: external IP 2001:db8::1 is of a family that the Service does not have: give the Service this family in ipFamilies, or take the address away
 object_invalid Service default/web: external IP "127.0.0.1" is no address that packets can be sent to: correct it
 `},
-		{"a load balancer's addresses, but for a proxy's and for names", strings.Replace(onePort, "ClusterIP,", "LoadBalancer, allocateLoadBalancerNodePorts: false,", 1) +
-			"\nstatus: {loadBalancer: {ingress: [{ip: 192.0.2.7}, {ip: 192.0.2.8, ipMode: VIP}, {ip: 192.0.2.9, ipMode: Proxy}, {hostname: lb.example.org}]}}", `
+	{"a load balancer's addresses, but for a proxy's and for names", strings.Replace(onePort, "ClusterIP,", "LoadBalancer, allocateLoadBalancerNodePorts: false,", 1) +
+		"\nstatus: {loadBalancer: {ingress: [{ip: 192.0.2.7}, {ip: 192.0.2.8, ipMode: VIP}, {ip: 192.0.2.9, ipMode: Proxy}, {hostname: lb.example.org}]}}", `
 default/web nat rejects
   tcp 10.96.0.10:80
   tcp 192.0.2.7:80
   tcp 192.0.2.8:80
 `},
-		{"a load balancer's addresses that are left from before", onePort + "\nstatus: {loadBalancer: {ingress: [{ip: 192.0.2.7}]}}", `
+	{"a load balancer's addresses that are left from before", onePort + "\nstatus: {loadBalancer: {ingress: [{ip: 192.0.2.7}]}}", `
 default/web nat rejects
   tcp 10.96.0.10:80
 `},
-		{"source ranges are for the load balancer's addresses alone", strings.Replace(onePort, "ClusterIP,", "LoadBalancer, externalIPs: [192.0.2.1], loadBalancerSourceRanges: [198.51.100.7/24, nobody],", 1) +
-			"\nstatus: {loadBalancer: {ingress: [{ip: 192.0.2.7}]}}", `
+	{"source ranges are for the load balancer's addresses alone", strings.Replace(onePort, "ClusterIP,", "LoadBalancer, externalIPs: [192.0.2.1], loadBalancerSourceRanges: [198.51.100.7/24, nobody],", 1) +
+		"\nstatus: {loadBalancer: {ingress: [{ip: 192.0.2.7}]}}", `
 default/web nat rejects
   tcp 10.96.0.10:80
   tcp 192.0.2.1:80
@@ -173,16 +173,16 @@ default/web@load-balancer nat rejects allow=[198.51.100.0/24]
   tcp 192.0.2.7:80
 object_invalid Service default/web: source range "nobody" is no prefix; nobody is let in by it: correct it
 `},
-		{"source ranges that are all wrong let nobody in", strings.Replace("metadata: {annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: everybody}}\n"+onePort, "ClusterIP,", "LoadBalancer,", 1) +
-			"\nstatus: {loadBalancer: {ingress: [{ip: 192.0.2.7}]}}", `
+	{"source ranges that are all wrong let nobody in", strings.Replace("metadata: {annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: everybody}}\n"+onePort, "ClusterIP,", "LoadBalancer,", 1) +
+		"\nstatus: {loadBalancer: {ingress: [{ip: 192.0.2.7}]}}", `
 default/web nat rejects
   tcp 10.96.0.10:80
 default/web@load-balancer nat rejects allow=[0.0.0.0/32]
   tcp 192.0.2.7:80
 object_invalid Service default/web: source range "everybody" is no prefix; nobody is let in by it: correct it
 `},
-		{"external traffic stays on the node", strings.Replace(with("externalTrafficPolicy: Local, externalIPs: [192.0.2.1]"), "ClusterIP,", "NodePort,", 1) + slice +
-			"- {addresses: [10.244.0.5], nodeName: n1}\n- {addresses: [10.244.1.5], nodeName: n2}", `
+	{"external traffic stays on the node", strings.Replace(with("externalTrafficPolicy: Local, externalIPs: [192.0.2.1]"), "ClusterIP,", "NodePort,", 1) + slice +
+		"- {addresses: [10.244.0.5], nodeName: n1}\n- {addresses: [10.244.1.5], nodeName: n2}", `
 default/web nat rejects
   tcp 10.96.0.10:80
   -> 10.244.0.5:8080 weight 1 (10.244.0.5:8080)
@@ -191,95 +191,95 @@ default/web@external nat-destination rejects
   tcp 192.0.2.1:80
   -> 10.244.0.5:8080 weight 1 (10.244.0.5:8080)
 `},
-		{"internal traffic stays on the node, where there is nobody: others could, so it is not refused", with("internalTrafficPolicy: Local") + slice + "- {addresses: [10.244.1.5], nodeName: n2}", `
+	{"internal traffic stays on the node, where there is nobody: others could, so it is not refused", with("internalTrafficPolicy: Local") + slice + "- {addresses: [10.244.1.5], nodeName: n2}", `
 default/web nat-destination
   tcp 10.96.0.10:80
 `},
-		{"internal traffic stays on the node, and there is nobody anywhere", with("internalTrafficPolicy: Local") + slice + "- {addresses: [10.244.1.5], nodeName: n2, conditions: {ready: false}}", `
+	{"internal traffic stays on the node, and there is nobody anywhere", with("internalTrafficPolicy: Local") + slice + "- {addresses: [10.244.1.5], nodeName: n2, conditions: {ready: false}}", `
 default/web nat-destination rejects
   tcp 10.96.0.10:80
 `},
-		{"an endpoint without conditions is ready, one that is not ready takes nothing new", onePort + slice +
-			"- {addresses: [10.244.0.5]}\n- {addresses: [10.244.0.6], conditions: {ready: false}}\n- {addresses: [10.244.0.7], conditions: {ready: false, serving: true, terminating: true}}", `
+	{"an endpoint without conditions is ready, one that is not ready takes nothing new", onePort + slice +
+		"- {addresses: [10.244.0.5]}\n- {addresses: [10.244.0.6], conditions: {ready: false}}\n- {addresses: [10.244.0.7], conditions: {ready: false, serving: true, terminating: true}}", `
 default/web nat rejects
   tcp 10.96.0.10:80
   -> 10.244.0.5:8080 weight 1 (10.244.0.5:8080)
   -> 10.244.0.6:8080 weight 0 (10.244.0.6:8080)
   -> 10.244.0.7:8080 weight 0 (10.244.0.7:8080)
 `},
-		{"endpoints that end serve while none is ready", onePort + slice +
-			"- {addresses: [10.244.0.5], conditions: {ready: false, serving: false, terminating: true}}\n- {addresses: [10.244.0.7], conditions: {ready: false, serving: true, terminating: true}}", `
+	{"endpoints that end serve while none is ready", onePort + slice +
+		"- {addresses: [10.244.0.5], conditions: {ready: false, serving: false, terminating: true}}\n- {addresses: [10.244.0.7], conditions: {ready: false, serving: true, terminating: true}}", `
 default/web nat rejects
   tcp 10.96.0.10:80
   -> 10.244.0.5:8080 weight 0 (10.244.0.5:8080)
   -> 10.244.0.7:8080 weight 1 (10.244.0.7:8080)
 `},
-		{"endpoints that end serve on this node while none is ready here", strings.Replace(with("externalTrafficPolicy: Local, internalTrafficPolicy: Local, externalIPs: [192.0.2.1]"), "ClusterIP,", "NodePort,", 1) + slice +
-			"- {addresses: [10.244.1.5], nodeName: n2}\n- {addresses: [10.244.0.7], nodeName: n1, conditions: {ready: false, serving: true, terminating: true}}", `
+	{"endpoints that end serve on this node while none is ready here", strings.Replace(with("externalTrafficPolicy: Local, internalTrafficPolicy: Local, externalIPs: [192.0.2.1]"), "ClusterIP,", "NodePort,", 1) + slice +
+		"- {addresses: [10.244.1.5], nodeName: n2}\n- {addresses: [10.244.0.7], nodeName: n1, conditions: {ready: false, serving: true, terminating: true}}", `
 default/web nat-destination rejects
   tcp 10.96.0.10:80
   tcp 192.0.2.1:80
   -> 10.244.0.7:8080 weight 1 (10.244.0.7:8080)
 `},
-		{"addresses of pods that are not ready are published as ready", with("publishNotReadyAddresses: true") + slice + "- {addresses: [10.244.0.5], conditions: {ready: true, serving: false, terminating: true}}", `
+	{"addresses of pods that are not ready are published as ready", with("publishNotReadyAddresses: true") + slice + "- {addresses: [10.244.0.5], conditions: {ready: true, serving: false, terminating: true}}", `
 default/web nat rejects
   tcp 10.96.0.10:80
   -> 10.244.0.5:8080 weight 1 (10.244.0.5:8080)
 `},
-		{"UDP leaves an endpoint that serves no more", "spec: {clusterIPs: [10.96.0.10], ports: [{port: 53, protocol: UDP}]}\n---\nports: [{port: 53, protocol: UDP}]\nendpoints:\n" +
-			"- {addresses: [10.244.0.5]}\n- {addresses: [10.244.0.6], conditions: {ready: false}}\n- {addresses: [10.244.0.7], conditions: {ready: false, serving: true, terminating: true}}", `
+	{"UDP leaves an endpoint that serves no more", "spec: {clusterIPs: [10.96.0.10], ports: [{port: 53, protocol: UDP}]}\n---\nports: [{port: 53, protocol: UDP}]\nendpoints:\n" +
+		"- {addresses: [10.244.0.5]}\n- {addresses: [10.244.0.6], conditions: {ready: false}}\n- {addresses: [10.244.0.7], conditions: {ready: false, serving: true, terminating: true}}", `
 default/web nat rejects
   udp 10.96.0.10:53
   -> 10.244.0.5:53 weight 1 (10.244.0.5:53)
   -> 10.244.0.7:53 weight 0 (10.244.0.7:53)
 `},
-		{"an endpoint in two slices counts once, as the better one", onePort + slice + "- {addresses: [10.244.0.5], conditions: {ready: false}}" + slice + "- {addresses: [10.244.0.5]}", `
+	{"an endpoint in two slices counts once, as the better one", onePort + slice + "- {addresses: [10.244.0.5], conditions: {ready: false}}" + slice + "- {addresses: [10.244.0.5]}", `
 default/web nat rejects
   tcp 10.96.0.10:80
   -> 10.244.0.5:8080 weight 1 (10.244.0.5:8080)
 `},
-		{"hints name the zone", onePort + slice + "- {addresses: [10.244.0.5], hints: {forZones: [{name: east}]}}\n- {addresses: [10.244.1.5], hints: {forZones: [{name: west}]}}", `
+	{"hints name the zone", onePort + slice + "- {addresses: [10.244.0.5], hints: {forZones: [{name: east}]}}\n- {addresses: [10.244.1.5], hints: {forZones: [{name: west}]}}", `
 default/web nat rejects
   tcp 10.96.0.10:80
   -> 10.244.0.5:8080 weight 1 (10.244.0.5:8080)
   -> 10.244.1.5:8080 weight 0 (10.244.1.5:8080)
 `},
-		{"hints name the node, which is narrower", onePort + slice + "- {addresses: [10.244.0.5], hints: {forZones: [{name: east}], forNodes: [{name: n2}]}}\n- {addresses: [10.244.1.5], hints: {forZones: [{name: east}], forNodes: [{name: n1}]}}", `
+	{"hints name the node, which is narrower", onePort + slice + "- {addresses: [10.244.0.5], hints: {forZones: [{name: east}], forNodes: [{name: n2}]}}\n- {addresses: [10.244.1.5], hints: {forZones: [{name: east}], forNodes: [{name: n1}]}}", `
 default/web nat rejects
   tcp 10.96.0.10:80
   -> 10.244.0.5:8080 weight 0 (10.244.0.5:8080)
   -> 10.244.1.5:8080 weight 1 (10.244.1.5:8080)
 `},
-		{"one endpoint has no hint: no hint counts", onePort + slice + "- {addresses: [10.244.0.5]}\n- {addresses: [10.244.1.5], hints: {forZones: [{name: east}]}}", `
+	{"one endpoint has no hint: no hint counts", onePort + slice + "- {addresses: [10.244.0.5]}\n- {addresses: [10.244.1.5], hints: {forZones: [{name: east}]}}", `
 default/web nat rejects
   tcp 10.96.0.10:80
   -> 10.244.0.5:8080 weight 1 (10.244.0.5:8080)
   -> 10.244.1.5:8080 weight 1 (10.244.1.5:8080)
 `},
-		{"affinity", with("sessionAffinity: ClientIP"), `
+	{"affinity", with("sessionAffinity: ClientIP"), `
 default/web nat rejects affinity=3h0m0s
   tcp 10.96.0.10:80
 `},
-		{"affinity of its own time", with("sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 60}}"), `
+	{"affinity of its own time", with("sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 60}}"), `
 default/web nat rejects affinity=1m0s
   tcp 10.96.0.10:80
 `},
-		{"affinity that is too long", with("sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86400}}"), `
+	{"affinity that is too long", with("sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86400}}"), `
 default/web nat rejects affinity=12h0m0s
   tcp 10.96.0.10:80
 affinity_shortened Service default/web: session affinity of 86400 s is kept for 43200 s after a client's last packet: give it at most 43200 seconds, or accept that an idle client may be placed anew
 `},
-		{"SCTP is refused by name, and other ports are served", "spec: {clusterIPs: [10.96.0.10], ports: [{name: s, port: 132, protocol: SCTP}, {name: t, port: 80}]}", `
+	{"SCTP is refused by name, and other ports are served", "spec: {clusterIPs: [10.96.0.10], ports: [{name: s, port: 132, protocol: SCTP}, {name: t, port: 80}]}", `
 default/web:t nat rejects
   tcp 10.96.0.10:80
 sctp_refused Service default/web: port 132 is SCTP, which shunt does not balance: packets to it are not taken: use TCP or UDP, or clients that talk to the pods directly
 `},
-		{"a port that answers whether there are pods", with("healthCheckNodePort: 31000"), `
+	{"a port that answers whether there are pods", with("healthCheckNodePort: 31000"), `
 default/web nat rejects
   tcp 10.96.0.10:80
 health_port_unserved Service default/web: healthCheckNodePort 31000 is not answered by this version: let the outer load balancer probe the node port itself
 `},
-		{"endpoints and slices that are wrong", onePort + slice + "- {addresses: [127.0.0.1]}\n- {addresses: ['fd00::5']}\n- {addresses: []}\n- {addresses: [10.244.0.5]}\n---\nports: [{port: 0}]\nendpoints: [{addresses: [10.244.0.6]}]\n---\nports: [{}]", `
+	{"endpoints and slices that are wrong", onePort + slice + "- {addresses: [127.0.0.1]}\n- {addresses: ['fd00::5']}\n- {addresses: []}\n- {addresses: [10.244.0.5]}\n---\nports: [{port: 0}]\nendpoints: [{addresses: [10.244.0.6]}]\n---\nports: [{}]", `
 default/web nat rejects
   tcp 10.96.0.10:80
   -> 10.244.0.5:8080 weight 1 (10.244.0.5:8080)
@@ -288,13 +288,16 @@ object_invalid Service default/web: EndpointSlice web-1 has the endpoint "fd00::
 object_invalid Service default/web: EndpointSlice web-2 has no port number for "", and its endpoints are not used: give it a port from 1 to 65535
 object_invalid Service default/web: EndpointSlice web-3 has no port number for "", and its endpoints are not used: give it a port from 1 to 65535
 `},
-		{"a Service that is wrong", "spec: {clusterIPs: ['::ffff:10.0.0.1', 10.96.0.10], sessionAffinity: Other, ports: [{port: 0}, {port: 1, protocol: IGMP}]}", `
+	{"a Service that is wrong", "spec: {clusterIPs: ['::ffff:10.0.0.1', 10.96.0.10], sessionAffinity: Other, ports: [{port: 0}, {port: 1, protocol: IGMP}]}", `
 object_invalid Service default/web: cluster IP "::ffff:10.0.0.1" is no address that packets can be sent to: make the Service anew
 object_invalid Service default/web: session affinity "Other" is not known, and flows are placed one by one: use None or ClientIP
 object_invalid Service default/web: port 0 is none: give it a port from 1 to 65535
 object_invalid Service default/web: protocol "IGMP" of port 1 is not known: use TCP or UDP
 `},
-	} {
+}
+
+func TestService(t *testing.T) {
+	for _, c := range rules {
 		t.Run(c.name, func(t *testing.T) {
 			service, slices := objects(t, strings.TrimPrefix(c.objects, "\n"))
 			got := (&translate.Translator{Node: here}).Service(service, slices)
