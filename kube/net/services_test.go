@@ -31,6 +31,8 @@ func TestServices(t *testing.T) {
 	_, err := b.client.CoreV1().Services("default").UpdateStatus(within(t), local, metav1.UpdateOptions{})
 	b.must(err)
 	empty := b.service("empty", "selector: {app: nobody}, ports: [{port: 80}]")
+	sticky := b.service("sticky", "selector: {app: web}, sessionAffinity: ClientIP, ports: [{port: 80, targetPort: 8080}]")
+	long := b.service(strings.Repeat("l", 63), "selector: {app: web}, ports: [{name: a-port-of-15-ch, port: 80, targetPort: 8080}]")
 	b.service("headless", "selector: {app: web}, clusterIP: None, ports: [{port: 80, targetPort: 8080}]")
 	b.service("taken", fmt.Sprintf("selector: {app: web}, externalIPs: ['%s'], ports: [{port: 7000, targetPort: 8080}]", lab.VIP4))
 	b.service("sctp", "selector: {app: web}, ports: [{port: 80, protocol: SCTP}]")
@@ -61,6 +63,12 @@ func TestServices(t *testing.T) {
 		}
 	})
 	t.Run("no endpoint", func(t *testing.T) { b.refused(t, at(empty.Spec.ClusterIP, 80)) })
+	t.Run("affinity", func(t *testing.T) {
+		first, err := b.ask("tcp", at(sticky.Spec.ClusterIP, 80))
+		b.must(err)
+		b.served(t, "tcp", at(sticky.Spec.ClusterIP, 80), first.Backend)
+	})
+	t.Run("a name of 87 bytes, which is cut", func(t *testing.T) { b.served(t, "tcp", at(long.Spec.ClusterIP, 80), all...) })
 	t.Run("what is not served is named", func(t *testing.T) { b.namesFaults(t) })
 	t.Run("readiness", func(t *testing.T) { b.followsReadiness(t, web) })
 	t.Run("restart", func(t *testing.T) { b.restarts(t, web) })

@@ -51,7 +51,7 @@ func FuzzService(f *testing.F) {
 // within reports what the model does not have.
 func within(t *testing.T, s *model.Service) {
 	t.Helper()
-	if len(s.Frontends) == 0 || s.AffinityTimeout < 0 {
+	if len(s.Frontends) == 0 || len(s.Name) > 63 || s.AffinityTimeout < 0 {
 		t.Errorf("%+v", s)
 	}
 	for _, f := range s.Frontends {

@@ -1,8 +1,11 @@
 package translate
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -208,7 +211,7 @@ func (s *translation) port(port *corev1.ServicePort, endpointSlices []*discovery
 func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, protocol model.Protocol) model.Service {
 	backends, elsewhere := s.t.chosen(endpoints, v.local, protocol)
 	service := model.Service{
-		Name: name + v.suffix, Frontends: once(v.frontends), Backends: backends,
+		Name: short(name + v.suffix), Frontends: once(v.frontends), Backends: backends,
 		Forwarding: model.ForwardingNAT, Announce: model.AnnounceNone, Tracking: model.TrackingAuto,
 		AffinityTimeout: s.sticky, AllowFrom: v.allow,
 		// Without any endpoint clients hear it at once. With one on another node they do not: a
@@ -219,6 +222,21 @@ func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, pr
 		service.Forwarding = model.ForwardingNATDestination // the pod sees the client: the policy is for that
 	}
 	return service
+}
+
+// nameMax is the room for a service's name in the data plane's map of names, in bytes.
+const nameMax = 63
+
+// short is a name that fits. A namespace, a Service and a port may have 63, 63 and 15 bytes; what is too
+// long keeps its beginning, and gets the first 40 bits of its SHA-256, so that it is the same on all
+// nodes and no other's.
+func short(name string) string {
+	if len(name) <= nameMax {
+		return name
+	}
+	sum := sha256.Sum256([]byte(name))
+	end := "~" + hex.EncodeToString(sum[:5])
+	return strings.ToValidUTF8(name[:nameMax-len(end)], "") + end
 }
 
 // once is a list without what it has twice.

@@ -308,13 +308,29 @@ func TestService(t *testing.T) {
 	}
 }
 
+// TestLongNames: names that the data plane has no room for keep their beginning, and differ.
 func TestLongNames(t *testing.T) {
 	service, slices := objects(t, onePort+"\n---\n"+onePod)
 	long := strings.Repeat("a", 63)
-	service.Namespace, service.Name, service.Spec.Ports[0].Name = long, long, "a-port-of-15-ch"
-	got := (&translate.Translator{}).Service(service, slices)
-	if want := long + "/" + long + ":a-port-of-15-ch"; len(got.Services) != 1 || got.Services[0].Name != want {
-		t.Errorf("got %+v", got)
+	service.Namespace, service.Name, service.Spec.Ports[0].Name = "default", long[:55], ""
+	name := func() string {
+		t.Helper()
+		got := (&translate.Translator{}).Service(service, slices)
+		if len(got.Services) != 1 || len(got.Services[0].Name) != 63 {
+			t.Fatalf("got %+v", got.Services)
+		}
+		return got.Services[0].Name
+	}
+	if got := name(); got != "default/"+long[:55] {
+		t.Errorf("a name of 63 bytes is %q", got)
+	}
+	service.Namespace, service.Name = long, long
+	service.Spec.Ports[0].Name = "a-port-of-15-ch"
+	slices[0].Ports[0].Name = &service.Spec.Ports[0].Name
+	one := name()
+	service.Spec.Ports[0].Name = "b-port-of-15-ch"
+	if two := name(); one == two || one[:53] != two[:53] || !strings.HasPrefix(one, long[:52]+"~") {
+		t.Errorf("names are %q and %q", one, two)
 	}
 }
 
