@@ -3,6 +3,8 @@ package net
 import (
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -70,6 +72,7 @@ func TestServices(t *testing.T) {
 	})
 	t.Run("a name of 87 bytes, which is cut", func(t *testing.T) { b.served(t, "tcp", at(long.Spec.ClusterIP, 80), all...) })
 	t.Run("what is not served is named", func(t *testing.T) { b.namesFaults(t) })
+	t.Run("a user without rights", func(t *testing.T) { b.forbids(t) })
 	t.Run("readiness", func(t *testing.T) { b.followsReadiness(t, web) })
 	t.Run("restart", func(t *testing.T) { b.restarts(t, web) })
 	t.Run("termination", func(t *testing.T) { b.servesWhileTerminating(t, web) })
@@ -103,6 +106,20 @@ func (b *bed) namesFaults(t *testing.T) {
 		t.Errorf("shunt status: exit code %d\n%s", code, out)
 	}
 	t.Log("\n" + out)
+}
+
+// forbids asks as a user who may read nothing.
+func (b *bed) forbids(t *testing.T) {
+	text, err := os.ReadFile(b.kubeconfig())
+	b.must(err)
+	path := filepath.Join(b.folder, "nobody.kubeconfig")
+	b.must(os.WriteFile(path, []byte(strings.Replace(string(text), ":shunt-kube'", ":nobody'", 1)), 0o600))
+	code, out := b.run("shunt-kube", "services", "--kubeconfig", path, "--node-name", "n1", "--timeout", "2s")
+	for _, want := range []string{"forbidden", "system:serviceaccount:kube-system:nobody", "rbac.yaml"} {
+		if code != 1 || !strings.Contains(out, want) {
+			t.Errorf("without rights the output lacks %q: exit code %d\n%s", want, code, out)
+		}
+	}
 }
 
 // session opens a connection to a Service, to the pod of this name.

@@ -121,7 +121,11 @@ func (s *Source) Open(ctx context.Context) error {
 		f.Start(ctx.Done())
 	}
 	if !cache.WaitForCacheSync(ctx.Done(), s.registered...) {
-		return fmt.Errorf("read Services, EndpointSlices and Node %q from the apiserver: %w", s.options.Node, context.Cause(ctx))
+		err := context.Cause(ctx)
+		if said := s.complaint.Load(); said != nil {
+			err = fmt.Errorf("%w; the last that it said: %s", err, *said)
+		}
+		return fmt.Errorf("read Services, EndpointSlices and Node %q from the apiserver: %w: may this user list and watch them (kube/rbac.yaml)?", s.options.Node, err)
 	}
 	return nil
 }

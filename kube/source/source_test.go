@@ -204,19 +204,27 @@ func TestNothingBeforeTheFirstList(t *testing.T) {
 	}
 }
 
-// BenchmarkChange is one endpoint that changes among 10,000 Services of 100: translation, set, and the
-// desired state.
+// BenchmarkChange is one endpoint that changes among Services of 100: translation and set alone, and
+// with the desired state, which a declaration is merged into as a whole.
 func BenchmarkChange(b *testing.B) {
-	for _, size := range []struct{ services, endpoints int }{{1, 100}, {1000, 100}, {10000, 100}} {
-		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
-			var addresses []string
-			for i := range size.endpoints {
-				addresses = append(addresses, fmt.Sprintf("10.244.0.%d", i+1))
-			}
-			w := newWhole(size.services, addresses)
-			b.ResetTimer()
+	var addresses []string
+	for i := range 100 {
+		addresses = append(addresses, fmt.Sprintf("10.244.0.%d", i+1))
+	}
+	for _, services := range []int{1, 1000, 10000} {
+		w := newWhole(services, addresses)
+		b.Run(fmt.Sprintf("%dx100/translated", services), func(b *testing.B) {
 			for i := range b.N {
-				w.change(b, i%size.services, addresses[:size.endpoints-1-i%2])
+				w.put(i%services, addresses[:99-i%2])
+				w.set.Services()
+			}
+		})
+		b.Run(fmt.Sprintf("%dx100/desired", services), func(b *testing.B) {
+			for i := range b.N {
+				w.put(i%services, addresses[:99-i%2])
+				if err := w.declare(); err != nil {
+					b.Fatal(err)
+				}
 			}
 		})
 	}

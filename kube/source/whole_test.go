@@ -2,7 +2,6 @@ package source_test
 
 import (
 	"fmt"
-	"testing"
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -23,7 +22,9 @@ func newWhole(services int, addresses []string) *whole {
 	for i := range services {
 		w.put(i, addresses)
 	}
-	w.declare()
+	if err := w.declare(); err != nil {
+		panic(err) // the test's own services
+	}
 	return w
 }
 
@@ -36,11 +37,4 @@ func (w *whole) put(i int, addresses []string) {
 func (w *whole) declare() error {
 	_, err := w.writer.Replace(state.Declaration{Source: "kubernetes", Services: w.set.Services()})
 	return err
-}
-
-func (w *whole) change(t testing.TB, i int, addresses []string) {
-	w.put(i, addresses)
-	if err := w.declare(); err != nil {
-		t.Fatal(err)
-	}
 }
