@@ -121,11 +121,10 @@ func (s *Source) Open(ctx context.Context) error {
 		f.Start(ctx.Done())
 	}
 	if !cache.WaitForCacheSync(ctx.Done(), s.registered...) {
-		err := context.Cause(ctx)
 		if said := s.complaint.Load(); said != nil {
-			err = fmt.Errorf("%w; the last that it said: %s", err, *said)
+			return fmt.Errorf("read Services, EndpointSlices and Node %q: %w; the apiserver said: %s: give this user the rights in kube/rbac.yaml", s.options.Node, context.Cause(ctx), *said)
 		}
-		return fmt.Errorf("read Services, EndpointSlices and Node %q from the apiserver: %w: may this user list and watch them (kube/rbac.yaml)?", s.options.Node, err)
+		return fmt.Errorf("read Services, EndpointSlices and Node %q: %w: is the apiserver where the kubeconfig says?", s.options.Node, context.Cause(ctx))
 	}
 	return nil
 }
