@@ -50,6 +50,14 @@ test: go-version
 	@echo "make test: no Debian packages are needed"
 	@[ "$$(id -u)" -eq 0 ] || echo "make test: not root, so tests that load BPF programs or make network namespaces will skip"
 	$(GO) test -count=1 -timeout 20m $(BESIDE) $(TESTFLAGS) $(LONGEST) ./...
+	$(GO) test -C kube -count=1 $(TESTFLAGS) ./source ./translate
+	$(GO) test -C test/kube -count=1 $(TESTFLAGS) ./plane
+
+## make test-kube         Services of a real apiserver, with packets; as root. The control plane is compiled once, in minutes
+.PHONY: test-kube
+test-kube: go-version
+	@echo "make test-kube: no Debian packages are needed"
+	control="$$(GO='$(GO)' test/kube/build)" && SHUNT_KUBE="$$control" $(GO) test -C kube -count=1 $(TESTFLAGS) ./...
 
 ## make generate          BPF objects, Go bindings and the API, from their sources
 .PHONY: generate
@@ -80,11 +88,13 @@ golden: go-version
 .PHONY: lint
 lint: go-version
 	.ci/packages clang-format-19
-	@unformatted="$$(gofmt -l api bench cmd internal packaging sensor test udp)"; \
+	@unformatted="$$(gofmt -l api bench cmd internal kube packaging sensor test udp)"; \
 	if [ -n "$$unformatted" ]; then echo "gofmt would change (make format):"; echo "$$unformatted"; exit 1; fi
 	$(GO) mod tidy -diff
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
+	cd kube && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./...
+	$(GO) vet -C test/kube ./plane
 	@dead="$$($(GO) run $(DEADCODE) -test ./...)" || exit 1; \
 	if [ -n "$$dead" ]; then echo "neither a program nor a test calls these functions; remove them:"; echo "$$dead"; exit 1; fi
 	find bpf bench -name '*.[ch]' -print0 | xargs -0 clang-format-19 --dry-run -Werror
@@ -93,7 +103,7 @@ lint: go-version
 .PHONY: format
 format:
 	.ci/packages clang-format-19
-	gofmt -w api bench cmd internal packaging sensor test udp
+	gofmt -w api bench cmd internal kube packaging sensor test udp
 	find bpf bench -name '*.[ch]' -print0 | xargs -0 clang-format-19 -i
 
 ## make test-loaded       all tests RUNS times (20), with two busy loops beside them
@@ -106,11 +116,11 @@ test-loaded: go-version
 soak: go-version
 	@grep -rl --include='*_test.go' 'pgregory.net/rapid' . | xargs -r -n1 dirname | sort -u | while read -r package; do \
 		echo "make soak: random sequences of $$package"; \
-		$(GO) test -count=1 -timeout 60m $$package -rapid.checks=20000 </dev/null || exit 1; \
+		$(GO) test -C $$package -count=1 -timeout 60m . -rapid.checks=20000 </dev/null || exit 1; \
 	done
 	@grep -rl --include='*_test.go' '"SHUNT_SOAK"' . | xargs -r -n1 dirname | sort -u | while read -r package; do \
 		echo "make soak: long tests of $$package"; \
-		SHUNT_SOAK=1 $(GO) test -count=1 -timeout 90m -v $$package </dev/null || exit 1; \
+		SHUNT_SOAK=1 $(GO) test -C $$package -count=1 -timeout 90m -v . </dev/null || exit 1; \
 	done
 	@$(MAKE) --no-print-directory test-rested
 	@$(MAKE) --no-print-directory fuzz
@@ -132,7 +142,7 @@ fuzz: go-version
 	@grep -rHo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sort | while IFS=: read -r file target; do \
 		package=$$(dirname $$file); target=$${target#func }; \
 		echo "make fuzz: $$package $$target"; \
-		$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$package </dev/null || exit 1; \
+		$(GO) test -C $$package -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) . </dev/null || exit 1; \
 	done
 
 ## make test-kernels      tests under Debian's kernels (KERNELS), in virtual machines, recorded for README.md; QUICK=1: the least

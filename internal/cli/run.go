@@ -63,7 +63,7 @@ Ctrl-C (SIGINT) always detaches. A second Ctrl-C exits at once, as if the proces
 			slog.SetLogLoggerLevel(slog.LevelDebug)
 			// `shunt run | tee log`: Ctrl-C ends tee first, and shunt still has to detach.
 			signal.Ignore(syscall.SIGPIPE)
-			ctx, interrupted := untilTold(c.Context())
+			ctx, interrupted := node.UntilTold(c.Context(), func() { os.Exit(exitInterrupted) })
 			options.Interrupted = interrupted
 			hangup := make(chan os.Signal, 1)
 			signal.Notify(hangup, syscall.SIGHUP)
@@ -87,38 +87,6 @@ Ctrl-C (SIGINT) always detaches. A second Ctrl-C exits at once, as if the proces
 	c.Flags().StringVar(&format, "log-format", "text", "log format: text (key=value) or json")
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "log every next hop and every change")
 	return c
-}
-
-// interruptPause is how long after the first Ctrl-C another one means something else: a terminal and a
-// wrapper such as `timeout` or a shell may both pass on the first.
-const interruptPause = time.Second
-
-// untilTold is a context that ends with SIGTERM or SIGINT, and one that ends with SIGINT
-// alone. A second SIGINT exits at once, unless it comes together with the first; SIGTERM may come as often
-// as it likes.
-func untilTold(parent context.Context) (stop, interrupted context.Context) {
-	stop, stopping := context.WithCancel(parent)
-	interrupted, interrupting := context.WithCancel(parent)
-	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
-	go obey(signals, time.Now, stopping, interrupting, func() { os.Exit(exitInterrupted) })
-	return stop, interrupted
-}
-
-// obey does what signals say.
-func obey(signals <-chan os.Signal, now func() time.Time, stop, interrupt, exit func()) {
-	var first time.Time // SIGINT
-	for s := range signals {
-		switch {
-		case s != syscall.SIGINT:
-		case first.IsZero():
-			first = now()
-			interrupt()
-		case now().Sub(first) >= interruptPause:
-			exit()
-		}
-		stop()
-	}
 }
 
 // requireOnExit refuses ways to stop that there are not; given is whether --drain-timeout was.

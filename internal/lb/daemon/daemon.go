@@ -47,8 +47,12 @@ type Options struct {
 
 // Product is the balancer.
 func Product(opts Options) node.Product {
+	part := file.Part
+	if len(opts.Sources) > 0 {
+		part = file.PartBesideSources
+	}
 	return node.Product{
-		Name: file.Name, Part: file.Part, Remove: remove,
+		Name: file.Name, Part: part, Remove: remove,
 		CheckHost: func(settings any, how node.HostCheck) {
 			var host file.LocalHost
 			if how.Command {

@@ -81,7 +81,9 @@ type builder struct {
 
 func (b *builder) services(doc *document) {
 	p := b.parsed
-	p.missing(doc, &doc.Services.Mark, len(doc.Services.Items), "services", "list the services to balance, for example services: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]}]")
+	if !p.sources {
+		p.missing(doc, &doc.Services.Mark, len(doc.Services.Items), "services", "list the services to balance, for example services: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]}]")
+	}
 	b.readPools(doc)
 	first := map[string]config.Mark{}
 	for i := range doc.Services.Items {

@@ -24,7 +24,10 @@ import (
 const Name = "balancer"
 
 // Part is the balancer's keys in a configuration.
-var Part = config.NewTop(Name, build)
+var Part = config.NewTop(Name, func(doc *document, read *config.Contents) any { return build(doc, read, false) })
+
+// PartBesideSources is the same where services come from elsewhere, too: a file need not have any.
+var PartBesideSources = config.NewTop(Name, func(doc *document, read *config.Contents) any { return build(doc, read, true) })
 
 // format is of a configuration that has no other product.
 var format = config.NewFormat(Part, settings.Part)
@@ -40,12 +43,13 @@ type Parsed struct {
 	interfaces []config.Mark   // of Config.Interfaces
 	backends   [][]config.Mark // of Config.Services[i].Backends
 	list       config.Mark     // of interfaces as a whole
+	sources    bool            // services come from elsewhere, too
 	unparsed   bool            // of a file nothing is known, so nothing can be missing
 }
 
 // build makes the balancer's settings.
-func build(doc *document, read *config.Contents) any {
-	p := &Parsed{faults: &read.Faults, unparsed: read.Unparsed}
+func build(doc *document, read *config.Contents, sources bool) any {
+	p := &Parsed{faults: &read.Faults, unparsed: read.Unparsed, sources: sources}
 	p.build(doc)
 	return p
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/settings"
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
@@ -346,6 +347,28 @@ func FuzzLoad(f *testing.F) {
 			t.Errorf("no errors, but the configuration is %+v", have)
 		}
 	})
+}
+
+// TestServicesFromElsewhere: where there is another source, a file needs no service; interfaces it needs all the same.
+func TestServicesFromElsewhere(t *testing.T) {
+	for text, want := range map[string]string{
+		"interfaces: [{name: eth0}]\n":               "",
+		"interfaces: [{name: eth0}]\nservices: []\n": "",
+		"timeouts: {udp: 3m}\n":                      `there is no key "interfaces"`,
+		"api: {group: staff}\n":                      `there is no key "interfaces"`,
+	} {
+		c, err := config.NewFormat(PartBesideSources, settings.Part).Read(filepath.Join(write(t, map[string]string{"a.yaml": text}), "a.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, f := range c.Faults.Sorted() {
+			got = append(got, f.Message)
+		}
+		if strings.Join(got, "; ") != want {
+			t.Errorf("%q: the faults are %q, want %q", text, got, want)
+		}
+	}
 }
 
 // TestManyFaults has more faults than anybody reads: reading ends, and says so, and errors are

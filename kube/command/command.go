@@ -1,0 +1,245 @@
+// Package command is the command line of shunt-kube. What is not about Kubernetes is shunt's:
+// `shunt status` and all other commands work with this daemon, too.
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/lb/daemon"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/node"
+	"github.com/shunt-lb/shunt/kube/source"
+	"github.com/shunt-lb/shunt/kube/translate"
+)
+
+// The exit codes are those of shunt: docs/guide/commands.md.
+const (
+	exitOK          = 0
+	exitRefused     = 1
+	exitUsage       = 2
+	exitInterrupted = 130
+)
+
+// usageError is a command line that makes no sense.
+type usageError struct{ error }
+
+// Main runs the command line and returns the exit code.
+func Main(args []string, out, errOut io.Writer) int {
+	root := &cobra.Command{
+		Use: "shunt-kube", Short: "Balance the Services of a Kubernetes cluster on one of its nodes",
+		SilenceErrors: true, SilenceUsage: true,
+	}
+	root.AddCommand(newRun(errOut), newServices(out, errOut))
+	root.SetArgs(args)
+	root.SetOut(out)
+	root.SetErr(errOut)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	err := root.ExecuteContext(context.Background())
+	var usage usageError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &usage):
+		fmt.Fprintf(errOut, "shunt-kube: %v\nRun `shunt-kube --help`, or `shunt-kube COMMAND --help`.\n", err)
+		return exitUsage
+	}
+	fmt.Fprintf(errOut, "shunt-kube: %v\n", err)
+	return exitRefused
+}
+
+// cluster is where the apiserver is, and who we are there.
+type cluster struct {
+	kubeconfig, node, proxyName string
+}
+
+func (c *cluster) flags(command *cobra.Command) {
+	command.Flags().StringVar(&c.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "how to reach the apiserver (KUBECONFIG); without it: as a pod's service account may")
+	command.Flags().StringVar(&c.node, "node-name", os.Getenv("NODE_NAME"), "the Node object that this machine has (NODE_NAME); without it: the host's name")
+	command.Flags().StringVar(&c.proxyName, "service-proxy-name", "", "take the Services with this value of the label service.kubernetes.io/service-proxy-name, instead of those without the label")
+}
+
+// open prepares the source; nothing is asked yet.
+func (c *cluster) open(log *slog.Logger) (*source.Source, error) {
+	var settings *rest.Config
+	var err error
+	if c.kubeconfig == "" {
+		settings, err = rest.InClusterConfig()
+	} else {
+		settings, err = clientcmd.BuildConfigFromFlags("", c.kubeconfig)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find the apiserver: %w: give --kubeconfig FILE, or run it in a pod with a service account", err)
+	}
+	if c.node == "" {
+		if c.node, err = os.Hostname(); err != nil {
+			return nil, fmt.Errorf("find this node's name: %w: give --node-name", err)
+		}
+		c.node = strings.ToLower(c.node) // as kubelet does
+	}
+	settings.UserAgent = "shunt-kube"
+	settings.Wrap((&source.Contact{Log: log}).Wrap)
+	client, err := kubernetes.NewForConfig(settings)
+	if err != nil {
+		return nil, fmt.Errorf("use %s: %w", c.kubeconfig, err)
+	}
+	klog.SetSlogLogger(slog.New(quiet{log.Handler()}))
+	return source.New(source.Options{Client: client, Node: c.node, ProxyName: c.proxyName, Log: log})
+}
+
+// quiet passes on what a library logs as if it were for debugging: what of it matters, the source says.
+type quiet struct{ slog.Handler }
+
+func (q quiet) Enabled(ctx context.Context, _ slog.Level) bool {
+	return q.Handler.Enabled(ctx, slog.LevelDebug)
+}
+
+func newRun(errOut io.Writer) *cobra.Command {
+	var options node.Options
+	var from cluster
+	var format string
+	var verbose bool
+	c := &cobra.Command{
+		Use:   "run",
+		Short: "Balance the cluster's Services on this node (needs root)",
+		Long: `Follow the apiserver, and balance the Services of the cluster at the interfaces that the file names,
+beside the file's own services. It is the daemon of ` + "`shunt run`" + ` with another source: its socket, its
+metrics and all commands of shunt are the same.
+
+Nothing is touched before the apiserver has said everything once: what an instance before has left
+goes on until then, and while the apiserver is away later.
+
+--on-exit says what SIGTERM does, as for ` + "`shunt run`" + `; here the default is keep, because the next start of
+a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if os.Geteuid() != 0 {
+				return errors.New("`shunt-kube run` loads programs into the kernel, which needs root: run it with sudo")
+			}
+			log, err := newLog(errOut, format, verbose)
+			if err != nil {
+				return err
+			}
+			s, err := from.open(log)
+			if err != nil {
+				return err
+			}
+			ctx, interrupted := node.UntilTold(c.Context(), func() { os.Exit(exitInterrupted) })
+			signal.Ignore(syscall.SIGPIPE) // see `shunt run`
+			hangup := make(chan os.Signal, 1)
+			signal.Notify(hangup, syscall.SIGHUP)
+			options.Log, options.Interrupted, options.Hangup = log, interrupted, hangup
+			options.Products = []node.Product{daemon.Product(daemon.Options{Sources: []daemon.Source{{Name: source.Name, Run: s.Follow}}})}
+			log.Info("waiting for the apiserver", "node", from.node)
+			if err := s.Open(ctx); err != nil {
+				return err
+			}
+			err = node.Run(ctx, options)
+			var faults *node.FaultsError
+			if errors.As(err, &faults) {
+				_ = config.Render(errOut, faults.Faults)
+			}
+			return err
+		},
+	}
+	from.flags(c)
+	c.Flags().StringVar(&options.ConfigPath, "config", "/etc/shunt/shunt.yaml", "this node's configuration: a file, or a directory of *.yaml")
+	c.Flags().StringVar(&options.Instance, "instance", node.DefaultInstance, "name of the instance")
+	c.Flags().StringVar(&options.Socket, "socket", os.Getenv("SHUNT_SOCKET"), "control socket, instead of the socket that the file names (SHUNT_SOCKET)")
+	c.Flags().BoolVar(&options.Watch, "watch", false, "apply the file whenever it changes")
+	c.Flags().StringVar((*string)(&options.OnExit), "on-exit", string(node.ExitKeep), "what SIGTERM does: detach, keep or drain")
+	c.Flags().DurationVar(&options.DrainTimeout, "drain-timeout", 5*time.Minute, "with --on-exit drain: time after which the remaining flows are given up")
+	c.Flags().StringVar(&format, "log-format", "text", "log format: text (key=value) or json")
+	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "log every change, and what the client library says")
+	return c
+}
+
+func newLog(w io.Writer, format string, verbose bool) (*slog.Logger, error) {
+	options := &slog.HandlerOptions{}
+	if verbose {
+		options.Level = slog.LevelDebug
+	}
+	switch format {
+	case "text":
+		return slog.New(slog.NewTextHandler(w, options)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, options)), nil
+	}
+	return nil, usageError{fmt.Errorf("--log-format is text or json, not %q", format)}
+}
+
+func newServices(out, errOut io.Writer) *cobra.Command {
+	var from cluster
+	var timeout time.Duration
+	c := &cobra.Command{
+		Use:   "services",
+		Short: "Print what the cluster's Services are on a node, and what of them is not served; no root, no daemon",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			log, err := newLog(errOut, "text", false)
+			if err != nil {
+				return err
+			}
+			s, err := from.open(log)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(c.Context(), timeout)
+			defer cancel()
+			if err := s.Open(ctx); err != nil {
+				return err
+			}
+			services, faults := s.Current()
+			return printServices(out, services, faults)
+		},
+	}
+	from.flags(c)
+	c.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "time after which the apiserver is given up")
+	return c
+}
+
+// printServices is a line for each service, then a line for each fault.
+func printServices(out io.Writer, services []model.Service, faults []translate.Fault) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "SERVICE\tFRONTENDS\tFORWARDING\tBACKENDS")
+	for _, s := range services {
+		var frontends, backends []string
+		for _, f := range s.Frontends {
+			frontends = append(frontends, f.String())
+		}
+		for _, b := range s.Backends {
+			text := b.BackendAddress.String()
+			if b.Weight == 0 {
+				text += " (no new flows)"
+			}
+			backends = append(backends, text)
+		}
+		if len(backends) == 0 {
+			backends = []string{"none"}
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Name, strings.Join(frontends, ", "), s.Forwarding, strings.Join(backends, ", "))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for _, f := range faults {
+		fmt.Fprintln(out, f)
+	}
+	return nil
+}

@@ -1,0 +1,370 @@
+// Package net has objects of a real apiserver become services that answer packets. There is no
+// kubelet: a test says which pods there are and how they fare, and the controller manager makes
+// EndpointSlices of that.
+//
+//	client ─── n1: control plane on loopback, shunt-kube ─── switch ─┬─ b1, b2   pods of n1
+//	                                                                 └─ b3       pod of n2
+//
+// It needs root and the control plane's binary, whose path is in SHUNT_KUBE: `make test-kube`. The
+// shunt-kube process is this test binary again.
+package net
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/yaml"
+
+	"github.com/shunt-lb/shunt/internal/cli"
+	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/kube/command"
+)
+
+// childVariable makes this binary one of these commands.
+const childVariable = "SHUNT_KUBE_CHILD"
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(childVariable) {
+	case "shunt-kube":
+		os.Exit(command.Main(os.Args[1:], os.Stdout, os.Stderr))
+	case "shunt":
+		os.Exit(cli.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
+// clusterIPs is where the apiserver takes cluster IPs from.
+const clusterIPs = "10.96.0.0/16,fd00:96::/112"
+
+// patience is for what takes milliseconds, on a machine that does much else.
+const patience = 30 * time.Second
+
+type bed struct {
+	*lab.Topology
+	t        *testing.T
+	folder   string
+	instance string
+	plane    *lab.Process
+	alive    *os.File // the control plane ends when this does, and so with this process
+	agent    *lab.Process
+	client   *kubernetes.Clientset
+}
+
+// newBed builds the network and starts the control plane. shunt-kube is not started.
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	binary := os.Getenv("SHUNT_KUBE")
+	if binary == "" {
+		t.Skip("SHUNT_KUBE is not set: `make test-kube` builds the control plane and runs this")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces and BPF need root: run the tests with sudo")
+	}
+	topology, err := lab.Build(within(t), lab.Options{ID: fmt.Sprintf("k%d", os.Getpid()), Layout: lab.TwoArm, Backends: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bed{Topology: topology, t: t, folder: t.TempDir(), instance: fmt.Sprintf("kube-%d", os.Getpid())}
+	t.Cleanup(b.close)
+	for _, pod := range b.Backends {
+		for _, port := range []string{":8080", ":9090"} {
+			if _, err := pod.ServeHTTP(port, pod.Name()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := pod.ServeUDP(":5353", pod.Name()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	plane := b.Balancer.Command(context.Background(), binary, "control-plane", b.folder, clusterIPs)
+	var input *os.File
+	if input, b.alive, err = os.Pipe(); err != nil {
+		t.Fatal(err)
+	}
+	plane.Stdin = input
+	if b.plane, err = plane.Spawn(); err != nil {
+		t.Fatal(err)
+	}
+	b.awaits(b.plane, "ready\n")
+	b.connect()
+	return b
+}
+
+// connect makes the client that changes objects, and the kubeconfig of shunt-kube, which may do what
+// rbac.yaml lets it.
+func (b *bed) connect() {
+	b.t.Helper()
+	admin := filepath.Join(b.folder, "admin.kubeconfig")
+	settings, err := clientcmd.BuildConfigFromFlags("", admin)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	settings.Dial = b.Balancer.Dial
+	settings.QPS = -1 // no limit of the client's own
+	if b.client, err = kubernetes.NewForConfig(settings); err != nil {
+		b.t.Fatal(err)
+	}
+	text, err := os.ReadFile(admin)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	own := strings.Replace(string(text), "user: {", "user: {as: 'system:serviceaccount:kube-system:shunt-kube', ", 1)
+	if err := os.WriteFile(b.kubeconfig(), []byte(own), 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+	rules, err := os.ReadFile("../rbac.yaml")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, part := range strings.Split(string(rules), "\n---\n") {
+		var kind metav1.TypeMeta
+		b.must(yaml.Unmarshal([]byte(part), &kind))
+		switch kind.Kind {
+		case "ClusterRole":
+			role := &rbacv1.ClusterRole{}
+			b.must(yaml.UnmarshalStrict([]byte(part), role))
+			_, err = b.client.RbacV1().ClusterRoles().Create(within(b.t), role, metav1.CreateOptions{})
+		case "ClusterRoleBinding":
+			binding := &rbacv1.ClusterRoleBinding{}
+			b.must(yaml.UnmarshalStrict([]byte(part), binding))
+			_, err = b.client.RbacV1().ClusterRoleBindings().Create(within(b.t), binding, metav1.CreateOptions{})
+		}
+		b.must(err)
+	}
+}
+
+func (b *bed) kubeconfig() string { return filepath.Join(b.folder, "shunt-kube.kubeconfig") }
+func (b *bed) socket() string     { return filepath.Join(b.folder, "shunt.sock") }
+
+func (b *bed) must(err error) {
+	b.t.Helper()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// close ends everything, the data plane too.
+func (b *bed) close() {
+	if b.agent != nil {
+		if err := b.agent.End(syscall.SIGINT, patience); err != nil {
+			b.t.Errorf("shunt-kube: %v", err)
+		}
+		if b.t.Failed() {
+			b.t.Logf("the log of shunt-kube:\n%s", b.agent.Log())
+		}
+	}
+	if b.plane != nil {
+		if err := b.plane.End(syscall.SIGTERM, patience); err != nil {
+			b.t.Errorf("the control plane: %v\n%s", err, b.plane.Log())
+		}
+	}
+	if code, out := b.run("shunt", "detach", "--instance", b.instance); code != 0 && !strings.Contains(out, "nothing of it is on this machine") {
+		b.t.Errorf("shunt detach: exit code %d\n%s", code, out)
+	}
+	_ = b.alive.Close()
+	_ = os.Remove("/var/lib/shunt/" + b.instance + ".overrides.json")
+	if err := b.Close(); err != nil {
+		b.t.Error(err)
+	}
+}
+
+func within(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// eventually waits for a condition that something else brings about.
+func eventually(t *testing.T, what string, ready func() error) {
+	t.Helper()
+	end := time.Now().Add(patience)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := ready()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within %s: %v", what, patience, err)
+		}
+		<-tick.C
+	}
+}
+
+// awaits waits until a process has printed a text.
+func (b *bed) awaits(p *lab.Process, text string) {
+	b.t.Helper()
+	eventually(b.t, fmt.Sprintf("%q from %s", text, p.Path), func() error {
+		if strings.Contains(p.Log(), text) {
+			return nil
+		}
+		select {
+		case <-p.Ended:
+			b.t.Fatalf("%s ended: %v\n%s", p.Path, p.Err(), p.Log())
+		default:
+		}
+		return errors.New(p.Log())
+	})
+}
+
+// child is this binary as a command, on the node.
+func (b *bed) child(program string, args ...string) *lab.Command {
+	self, err := os.Executable()
+	if err != nil {
+		panic(err) // Linux always knows
+	}
+	c := b.Balancer.Command(context.Background(), self, args...)
+	c.Env = append(os.Environ(), childVariable+"="+program)
+	return c
+}
+
+// run runs a command to its end.
+func (b *bed) run(program string, args ...string) (code int, output string) {
+	out, err := b.child(program, args...).CombinedOutput()
+	var exit interface{ ExitCode() int }
+	switch {
+	case errors.As(err, &exit):
+		return exit.ExitCode(), string(out)
+	case err != nil:
+		b.t.Errorf("%s %v: %v", program, args, err)
+	}
+	return 0, string(out)
+}
+
+// start runs shunt-kube and waits until it is in step.
+func (b *bed) start() {
+	b.t.Helper()
+	file := filepath.Join(b.folder, "shunt.yaml")
+	b.must(os.WriteFile(file, fmt.Appendf(nil, `interfaces: [{name: eth0, attach: native}, {name: eth1, attach: native}]
+services: [{name: edge, address: %s, port: 7000, backends: [{address: %s, port: 8080}]}]
+`, lab.VIP4, b.Backends[2].Addr4()), 0o644))
+	p, err := b.child("shunt-kube", "run", "--config", file, "--instance", b.instance, "--socket", b.socket(),
+		"--kubeconfig", b.kubeconfig(), "--node-name", "n1").Spawn()
+	b.must(err)
+	b.agent = p
+	b.awaits(p, "in step with the cluster")
+}
+
+// node makes a Node object.
+func (b *bed) node(name string, addresses ...netip.Addr) {
+	b.t.Helper()
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	created, err := b.client.CoreV1().Nodes().Create(within(b.t), node, metav1.CreateOptions{})
+	b.must(err)
+	for _, a := range addresses {
+		created.Status.Addresses = append(created.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
+	}
+	_, err = b.client.CoreV1().Nodes().UpdateStatus(within(b.t), created, metav1.UpdateOptions{})
+	b.must(err)
+}
+
+// pod makes a pod as a kubelet would report it once it runs.
+func (b *bed) pod(host *lab.Host, node, app string) {
+	b.t.Helper()
+	pod := &corev1.Pod{}
+	b.must(yaml.UnmarshalStrict(fmt.Appendf(nil, `
+metadata: {name: %s, namespace: default, labels: {app: %s}}
+spec:
+  nodeName: %s
+  containers: [{name: c, image: none, ports: [{name: web, containerPort: 8080}, {name: dns, containerPort: 5353, protocol: UDP}]}]
+`, host.Name(), app, node), pod))
+	created, err := b.client.CoreV1().Pods("default").Create(within(b.t), pod, metav1.CreateOptions{})
+	b.must(err)
+	created.Status.Phase = corev1.PodRunning
+	created.Status.PodIP = host.Addr4().String()
+	created.Status.PodIPs = []corev1.PodIP{{IP: host.Addr4().String()}, {IP: host.Addr6().String()}}
+	created.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	_, err = b.client.CoreV1().Pods("default").UpdateStatus(within(b.t), created, metav1.UpdateOptions{})
+	b.must(err)
+}
+
+// ready says whether a pod is.
+func (b *bed) ready(name string, is bool) {
+	b.t.Helper()
+	pod, err := b.client.CoreV1().Pods("default").Get(within(b.t), name, metav1.GetOptions{})
+	b.must(err)
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	if !is {
+		pod.Status.Conditions[0].Status = corev1.ConditionFalse
+	}
+	_, err = b.client.CoreV1().Pods("default").UpdateStatus(within(b.t), pod, metav1.UpdateOptions{})
+	b.must(err)
+}
+
+// service makes a Service of its spec, and returns it as the apiserver completed it.
+func (b *bed) service(name, spec string) *corev1.Service {
+	b.t.Helper()
+	service := &corev1.Service{}
+	b.must(yaml.UnmarshalStrict([]byte("spec: {"+spec+"}"), service))
+	service.Namespace, service.Name = "default", name
+	created, err := b.client.CoreV1().Services("default").Create(within(b.t), service, metav1.CreateOptions{})
+	b.must(err)
+	return created
+}
+
+// ask asks once, over a new connection or from a new socket.
+func (b *bed) ask(network, address string) (lab.Answer, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	defer cancel()
+	if network == "udp" {
+		return b.Client.AskUDP(ctx, address, []byte("who?"))
+	}
+	return lab.Get(ctx, b.Client.HTTPClient(false), address)
+}
+
+// served waits until an address is answered by these backends and by no other: each of many requests
+// by one of them, and each of them once at least.
+func (b *bed) served(t *testing.T, network, address string, by ...string) {
+	t.Helper()
+	const requests = 24 // one of three backends not among them: once in 10,000 times, and then it is asked again
+	eventually(t, fmt.Sprintf("%s %s is answered by %v", network, address, by), func() error {
+		seen := map[string]int{}
+		for range requests {
+			answer, err := b.ask(network, address)
+			if err != nil {
+				return fmt.Errorf("after %v: %w", seen, err)
+			}
+			seen[answer.Backend]++
+		}
+		for _, name := range by {
+			if seen[name] == 0 {
+				return fmt.Errorf("it is answered by %v", seen)
+			}
+		}
+		if len(seen) != len(by) {
+			return fmt.Errorf("it is answered by %v", seen)
+		}
+		return nil
+	})
+}
+
+// refused waits until connections to an address are refused at once.
+func (b *bed) refused(t *testing.T, address string) {
+	t.Helper()
+	eventually(t, address+" is refused", func() error {
+		_, err := b.ask("tcp", address)
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			return nil
+		}
+		return fmt.Errorf("it is not: %w", errors.Join(err, io.ErrNoProgress))
+	})
+}
+
+func at(address string, port int32) string {
+	return netip.AddrPortFrom(netip.MustParseAddr(address), uint16(port)).String()
+}

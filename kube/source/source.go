@@ -1,0 +1,332 @@
+// Package source follows the apiserver of a cluster, and declares its Services to the balancer.
+//
+//	informers ──► keys that changed ──► translate ──► Set ──► replace
+//	              (one for a Service,                 all services, once the first
+//	               whatever of it changed)            full list is there
+//
+// While the apiserver does not answer, what it has said last stays. Nothing is declared before it has
+// said everything once: to declare less would withdraw services that a restart has kept.
+package source
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/state"
+	"github.com/shunt-lb/shunt/kube/translate"
+)
+
+// Name is what the state and messages call the source.
+const Name = "kubernetes"
+
+// What was refused is tried again: the rest of the node may have made room.
+const (
+	retryFirst = time.Second
+	retryMax   = time.Minute
+)
+
+// byService is the index of EndpointSlices by the Service that they are of.
+const byService = "service"
+
+// Options say what is followed, and for which node.
+type Options struct {
+	Client kubernetes.Interface
+	// Node is the name of the Node object that this machine has.
+	Node string
+	// ProxyName: see translate.Translator.
+	ProxyName string
+	Log       *slog.Logger
+}
+
+// Source is a follower of one apiserver. Its methods but Open are for one goroutine.
+type Source struct {
+	options    Options
+	factories  []informers.SharedInformerFactory
+	services   cache.SharedIndexInformer
+	slices     cache.SharedIndexInformer
+	nodes      cache.SharedIndexInformer
+	registered []cache.InformerSynced
+	complaint  atomic.Pointer[string] // the last that the apiserver has answered instead of objects
+
+	mutex sync.Mutex
+	dirty map[translate.Key]bool
+	all   bool // dirty is every Service: the node has changed
+	wake  chan struct{}
+
+	translator translate.Translator
+	nodeKnown  bool
+	nodeFaults []translate.Fault
+	set        translate.Set
+	said       map[translate.Fault]bool
+}
+
+// New is a source that has heard nothing yet.
+func New(o Options) (*Source, error) {
+	s := &Source{
+		options: o, dirty: map[translate.Key]bool{}, wake: make(chan struct{}, 1), said: map[translate.Fault]bool{},
+		translator: translate.Translator{Node: translate.Node{Name: o.Node}, ProxyName: o.ProxyName},
+	}
+	factory := func(tweak func(*metav1.ListOptions)) informers.SharedInformerFactory {
+		f := informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTweakListOptions(tweak), informers.WithTransform(slim))
+		s.factories = append(s.factories, f)
+		return f
+	}
+	all := factory(func(*metav1.ListOptions) {})
+	s.services = all.Core().V1().Services().Informer()
+	// Slices of headless Services may be most of a cluster's, and nothing comes of them.
+	served := factory(func(l *metav1.ListOptions) { l.LabelSelector = "!" + corev1.IsHeadlessService })
+	s.slices = served.Discovery().V1().EndpointSlices().Informer()
+	own := factory(func(l *metav1.ListOptions) {
+		l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, o.Node).String()
+	})
+	s.nodes = own.Core().V1().Nodes().Informer()
+	if err := s.slices.AddIndexers(cache.Indexers{byService: func(object any) ([]string, error) { return keysOf(object), nil }}); err != nil {
+		return nil, fmt.Errorf("index EndpointSlices: %w", err)
+	}
+	for _, informer := range []cache.SharedIndexInformer{s.services, s.slices, s.nodes} {
+		registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc: s.changed, DeleteFunc: s.changed,
+			UpdateFunc: func(before, after any) { s.changed(before); s.changed(after) }, // the label may be another
+		})
+		if err == nil {
+			err = informer.SetWatchErrorHandlerWithContext(s.lost)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("follow the apiserver: %w", err)
+		}
+		s.registered = append(s.registered, registration.HasSynced)
+	}
+	return s, nil
+}
+
+// Open starts following, and waits until the apiserver has said everything once, or ctx ends, which
+// also ends the following.
+func (s *Source) Open(ctx context.Context) error {
+	for _, f := range s.factories {
+		f.Start(ctx.Done())
+	}
+	if !cache.WaitForCacheSync(ctx.Done(), s.registered...) {
+		if said := s.complaint.Load(); said != nil {
+			return fmt.Errorf("read Services, EndpointSlices and Node %q: %w; the apiserver said: %s: give this user the rights in kube/rbac.yaml", s.options.Node, context.Cause(ctx), *said)
+		}
+		return fmt.Errorf("read Services, EndpointSlices and Node %q: %w: is the apiserver where the kubeconfig says?", s.options.Node, context.Cause(ctx))
+	}
+	return nil
+}
+
+// Current is what the objects come to now.
+func (s *Source) Current() ([]model.Service, []translate.Fault) {
+	s.work()
+	return s.set.Services(), slices.Concat(s.nodeFaults, s.set.Faults())
+}
+
+// Follow calls replace with all services, at first and whenever they are others, until ctx ends. It is
+// called after Open, and is a daemon.Source's Run.
+func (s *Source) Follow(ctx context.Context, replace func([]model.Service) error) {
+	var again <-chan time.Time
+	wait, inStep, due := retryFirst, false, true
+	for {
+		if s.work() || due {
+			left, err := s.declare(replace)
+			switch {
+			case ctx.Err() != nil:
+				return
+			case err != nil:
+				s.options.Log.Error("the node does not take the cluster's services over, and those before stay; tried again", "error", err, "after", wait)
+				again, wait = time.After(wait), min(2*wait, retryMax)
+			default:
+				again, wait = nil, retryFirst
+				if left { // the other source may have changed, which nobody tells
+					again = time.After(retryMax)
+				}
+				if !inStep {
+					inStep = true
+					s.options.Log.Info("in step with the cluster", "services", len(s.set.Services()), "node", s.options.Node)
+				}
+			}
+		}
+		s.report()
+		due = false
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.wake:
+		case <-again:
+			s.set.Readmit()
+			due = true
+		}
+	}
+}
+
+// declare hands everything over. What belongs to another source is left out: one wrong object must not
+// keep all others out. left: something is.
+func (s *Source) declare(replace func([]model.Service) error) (left bool, err error) {
+	for {
+		err := replace(s.set.Services())
+		var conflict *state.ConflictError
+		if !errors.As(err, &conflict) {
+			return s.set.Refused(), err
+		}
+		name := named(s.set.Services(), conflict.Object)
+		if name == "" {
+			return true, err
+		}
+		s.set.Refuse(name, conflict.Error())
+	}
+}
+
+// named is the service that a conflict is about, or "".
+func named(services []model.Service, object string) string {
+	for i := range services {
+		if object == fmt.Sprintf("service %q", services[i].Name) {
+			return services[i].Name
+		}
+		for _, f := range services[i].Frontends {
+			if object == "frontend "+f.String() {
+				return services[i].Name
+			}
+		}
+	}
+	return ""
+}
+
+// changed notes what an object's event is about.
+func (s *Source) changed(object any) {
+	if tombstone, ok := object.(cache.DeletedFinalStateUnknown); ok {
+		object = tombstone.Obj
+	}
+	s.mutex.Lock()
+	if _, ok := object.(*corev1.Node); ok {
+		s.all = true
+	}
+	for _, key := range keysOf(object) {
+		s.dirty[key] = true
+	}
+	s.mutex.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default: // it is awake
+	}
+}
+
+// keysOf is the Service that an object is, or is of.
+func keysOf(object any) []translate.Key {
+	switch o := object.(type) {
+	case *corev1.Service:
+		return []string{o.Namespace + "/" + o.Name}
+	case *discoveryv1.EndpointSlice:
+		if name := o.Labels[discoveryv1.LabelServiceName]; name != "" {
+			return []string{o.Namespace + "/" + name}
+		}
+	}
+	return nil
+}
+
+// work translates what has changed.
+func (s *Source) work() (changed bool) {
+	s.mutex.Lock()
+	dirty, all := s.dirty, s.all
+	s.dirty, s.all = map[translate.Key]bool{}, false
+	s.mutex.Unlock()
+	if all && s.readNode() {
+		for _, key := range s.services.GetStore().ListKeys() {
+			dirty[key] = true
+		}
+	}
+	if !s.nodeKnown {
+		s.nodeFaults = []translate.Fault{{Code: translate.NodeAddressMissing, Object: "Node " + s.options.Node,
+			Text:   "the cluster has no such node: node ports and local traffic policies have no endpoint here",
+			Remedy: "give --node-name the name that `kubectl get nodes` shows"}}
+	}
+	for key := range dirty {
+		changed = s.translate(key) || changed
+	}
+	return changed
+}
+
+// readNode reports whether the node is another than before. One that is deleted stays as it was:
+// its machine is still here.
+func (s *Source) readNode() bool {
+	object, exists, err := s.nodes.GetStore().GetByKey(s.options.Node)
+	if err != nil || !exists {
+		return false
+	}
+	node, faults := translate.NodeOf(object.(*corev1.Node))
+	s.nodeKnown, s.nodeFaults = true, faults
+	before := s.translator.Node
+	s.translator.Node = node
+	return before.Zone != node.Zone || !slices.Equal(before.Addresses, node.Addresses)
+}
+
+// translate brings one Service up to date.
+func (s *Source) translate(key translate.Key) (changed bool) {
+	object, exists, err := s.services.GetStore().GetByKey(key)
+	if err != nil || !exists {
+		return s.set.Remove(key)
+	}
+	service := object.(*corev1.Service)
+	objects, _ := s.slices.GetIndexer().ByIndex(byService, key) // the index is there since New
+	found := make([]*discoveryv1.EndpointSlice, len(objects))
+	for i := range objects {
+		found[i] = objects[i].(*discoveryv1.EndpointSlice)
+	}
+	slices.SortFunc(found, func(a, b *discoveryv1.EndpointSlice) int {
+		if a.Name < b.Name {
+			return -1
+		}
+		return 1
+	})
+	return s.set.Put(key, service.CreationTimestamp.Time, s.translator.Service(service, found))
+}
+
+// report logs faults once when they come, and once when they end.
+func (s *Source) report() {
+	now := map[translate.Fault]bool{}
+	for _, f := range slices.Concat(s.nodeFaults, s.set.Faults()) {
+		now[f] = true
+		if !s.said[f] {
+			s.options.Log.Warn(f.Text, "fault", f.Code, "object", f.Object, "remedy", f.Remedy)
+		}
+	}
+	for f := range s.said {
+		if !now[f] {
+			s.options.Log.Info("fault ended", "fault", f.Code, "object", f.Object)
+		}
+	}
+	s.said = now
+}
+
+// lost hears that a list or a watch has failed. It is tried again, less and less often.
+func (s *Source) lost(_ context.Context, _ *cache.Reflector, err error) {
+	text := err.Error()
+	if before := s.complaint.Swap(&text); before != nil && *before == text {
+		return
+	}
+	s.options.Log.Warn("the apiserver does not say what is asked; services stay as it has said last", "error", err)
+}
+
+// slim takes off what is not used and large.
+func slim(object any) (any, error) {
+	if o, ok := object.(metav1.Object); ok {
+		o.SetManagedFields(nil)
+	}
+	if node, ok := object.(*corev1.Node); ok {
+		node.Status.Images = nil
+	}
+	return object, nil
+}

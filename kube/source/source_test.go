@@ -1,0 +1,231 @@
+package source_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/state"
+	"github.com/shunt-lb/shunt/kube/source"
+)
+
+// The client library's fake has no defaults, no validation and no selectors: what depends on those is
+// tested with a real apiserver, in kube/net.
+
+func service(name, address string) *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, ClusterIPs: []string{address}, Ports: []corev1.ServicePort{{Port: 80, NodePort: 30080}}}}
+}
+
+func slice(of string, addresses ...string) *discoveryv1.EndpointSlice {
+	number, name := int32(8080), ""
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: of + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: of}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &number}}}
+	for _, a := range addresses {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
+	}
+	return s
+}
+
+func node(address string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}}}}
+}
+
+// node is what takes services over, and refuses some.
+type taker struct {
+	mutex  sync.Mutex
+	calls  int
+	now    string
+	refuse func([]model.Service) error
+	log    bytes.Buffer
+}
+
+func (k *taker) Write(text []byte) (int, error) {
+	k.mutex.Lock()
+	defer k.mutex.Unlock()
+	return k.log.Write(text)
+}
+
+func (k *taker) replace(services []model.Service) error {
+	k.mutex.Lock()
+	defer k.mutex.Unlock()
+	k.calls++
+	if k.refuse != nil {
+		if err := k.refuse(services); err != nil {
+			return err
+		}
+	}
+	k.now = ""
+	for _, s := range services {
+		k.now += s.Name
+		for _, f := range s.Frontends {
+			k.now += " " + f.String()
+		}
+		for _, b := range s.Backends {
+			k.now += " " + b.Address.String()
+		}
+		k.now += "\n"
+	}
+	return nil
+}
+
+func (k *taker) awaits(t *testing.T, what, want string) {
+	t.Helper()
+	end := time.Now().Add(30 * time.Second)
+	for {
+		k.mutex.Lock()
+		now, log := k.now, k.log.String()
+		k.mutex.Unlock()
+		if now == want {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: the services are\n%s\nwant\n%s\nthe log:\n%s", what, now, want, log)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func (k *taker) says(t *testing.T, what string) {
+	t.Helper()
+	k.mutex.Lock()
+	defer k.mutex.Unlock()
+	if !strings.Contains(k.log.String(), what) {
+		t.Errorf("the log lacks %q:\n%s", what, k.log.String())
+	}
+}
+
+func TestFollow(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	client := fake.NewClientset(service("a", "10.96.0.1"), slice("a", "10.244.0.1"), slice("b", "10.244.0.2"))
+	k := &taker{}
+	s, err := source.New(source.Options{Client: client, Node: "n1", Log: slog.New(slog.NewTextHandler(k, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Open(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var ended sync.WaitGroup
+	ended.Go(func() { s.Follow(ctx, k.replace) })
+	defer ended.Wait()
+	defer cancel()
+	a := "default/a tcp 10.96.0.1:80"
+	k.awaits(t, "at first", a+" 10.244.0.1\n")
+	k.says(t, "the cluster has no such node")
+	k.says(t, "node port 30080 is not served here")
+	if k.calls != 1 {
+		t.Errorf("the first list was declared in %d steps", k.calls)
+	}
+
+	options := metav1.CreateOptions{}
+	if _, err := client.CoreV1().Nodes().Create(ctx, node("10.0.0.1"), options); err != nil {
+		t.Fatal(err)
+	}
+	a += " tcp 10.0.0.1:30080"
+	k.awaits(t, "the node comes", a+" 10.244.0.1\n")
+	if _, err := client.CoreV1().Services("default").Create(ctx, service("b", "10.96.0.2"), options); err != nil {
+		t.Fatal(err)
+	}
+	b := "default/b tcp 10.96.0.2:80" // a has the node port
+	k.awaits(t, "a Service comes after its slice", a+" 10.244.0.1\n"+b+" 10.244.0.2\n")
+	k.says(t, "Service default/a was there first")
+	if _, err := client.DiscoveryV1().EndpointSlices("default").Update(ctx, slice("a"), metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	k.awaits(t, "endpoints go", a+"\n"+b+" 10.244.0.2\n")
+	if err := client.CoreV1().Nodes().Delete(ctx, "n1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.CoreV1().Services("default").Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	k.awaits(t, "a Service and the node go; what is known of the node stays", b+" tcp 10.0.0.1:30080 10.244.0.2\n")
+	k.says(t, "fault ended")
+}
+
+// TestRefused has the rest of the node refuse one service for good, and then all for a while.
+func TestRefused(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	client := fake.NewClientset(service("a", "10.96.0.1"), service("b", "10.96.0.2"), node("10.0.0.1"))
+	full := true
+	k := &taker{refuse: func(services []model.Service) error {
+		for _, s := range services {
+			for _, f := range s.Frontends {
+				if f.Address.String() == "10.96.0.1" {
+					return fmt.Errorf("take over: %w", &state.ConflictError{Source: source.Name, Object: "frontend " + f.String(), Owner: "file"})
+				}
+			}
+		}
+		if full {
+			full = false
+			return errors.New("there is no room")
+		}
+		return nil
+	}}
+	s, err := source.New(source.Options{Client: client, Node: "n1", Log: slog.New(slog.NewTextHandler(k, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Open(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var ended sync.WaitGroup
+	ended.Go(func() { s.Follow(ctx, k.replace) })
+	defer ended.Wait()
+	defer cancel()
+	k.awaits(t, "after both", "default/b tcp 10.96.0.2:80\n")
+	k.says(t, "service_refused")
+	k.says(t, "there is no room")
+}
+
+// TestNothingBeforeTheFirstList: an apiserver that says nothing makes Open end with its context.
+func TestNothingBeforeTheFirstList(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	s, err := source.New(source.Options{Client: fake.NewClientset(), Node: "n1", Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Open(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("Open returned %v", err)
+	}
+}
+
+// BenchmarkChange is one endpoint that changes among Services of 100: translation and set alone, and
+// with the desired state, which a declaration is merged into as a whole.
+func BenchmarkChange(b *testing.B) {
+	var addresses []string
+	for i := range 100 {
+		addresses = append(addresses, fmt.Sprintf("10.244.0.%d", i+1))
+	}
+	for _, services := range []int{1, 1000, 10000} {
+		w := newWhole(services, addresses)
+		b.Run(fmt.Sprintf("%dx100/translated", services), func(b *testing.B) {
+			for i := range b.N {
+				w.put(i%services, addresses[:99-i%2])
+				w.set.Services()
+			}
+		})
+		b.Run(fmt.Sprintf("%dx100/desired", services), func(b *testing.B) {
+			for i := range b.N {
+				w.put(i%services, addresses[:99-i%2])
+				if err := w.declare(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,224 @@
+package translate
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+)
+
+// standing is what an endpoint can do, the better the higher.
+type standing int
+
+const (
+	gone    standing = iota // not ready, or ends and serves no more
+	parting                 // ends, and still serves (KEP-1669)
+	ready
+)
+
+// endpoint is a place that a port of a Service may go to.
+type endpoint struct {
+	model.BackendAddress
+	name     string // of its pod; may be empty
+	standing standing
+	local    bool // on this node
+	zones    []string
+	nodes    []string
+}
+
+// endpoints is where a port of the Service may go, each address and port once, by address.
+func (s *translation) endpoints(port *corev1.ServicePort, endpointSlices []*discoveryv1.EndpointSlice) []endpoint {
+	var all []endpoint
+	for _, slice := range endpointSlices {
+		if slice.AddressType != discoveryv1.AddressTypeIPv4 && slice.AddressType != discoveryv1.AddressTypeIPv6 {
+			continue // FQDN: nothing that a packet can be sent to
+		}
+		number, ok := s.numberIn(slice, port)
+		if !ok {
+			continue
+		}
+		for i := range slice.Endpoints {
+			if e, ok := s.endpoint(slice, &slice.Endpoints[i]); ok && s.has(e.Address.Is4()) {
+				e.Port = number
+				all = append(all, e)
+			}
+		}
+	}
+	// While a pod's endpoint moves from one slice to another it is in both: the better one counts.
+	slices.SortFunc(all, func(a, b endpoint) int {
+		return cmp.Or(a.Address.Compare(b.Address), int(a.Port)-int(b.Port), int(b.standing)-int(a.standing), strings.Compare(a.name, b.name))
+	})
+	return slices.CompactFunc(all, func(a, b endpoint) bool { return a.BackendAddress == b.BackendAddress })
+}
+
+// numberIn is the port that a slice has for a port of the Service: pods may call different numbers by
+// one name, and those are in slices of their own.
+func (s *translation) numberIn(slice *discoveryv1.EndpointSlice, port *corev1.ServicePort) (number uint16, ok bool) {
+	want := port.Protocol
+	if want == "" {
+		want = corev1.ProtocolTCP
+	}
+	for _, p := range slice.Ports {
+		name, protocol := "", corev1.ProtocolTCP
+		if p.Name != nil {
+			name = *p.Name
+		}
+		if p.Protocol != nil {
+			protocol = *p.Protocol
+		}
+		if name != port.Name || protocol != want {
+			continue
+		}
+		if p.Port == nil || *p.Port < 1 || *p.Port > 65535 {
+			s.once("slice "+slice.Name+" "+name, ObjectInvalid, "give it a port from 1 to 65535", "EndpointSlice %s has no port number for %q, and its endpoints are not used", slice.Name, name)
+			return 0, false
+		}
+		return uint16(*p.Port), true
+	}
+	return 0, false
+}
+
+func (s *translation) endpoint(slice *discoveryv1.EndpointSlice, e *discoveryv1.Endpoint) (endpoint, bool) {
+	if len(e.Addresses) == 0 {
+		return endpoint{}, false
+	}
+	text := e.Addresses[0] // all others are the same pod's, and no consumer uses them (EndpointSlice's documentation)
+	address, ok := unicast(text)
+	if !ok || address.Is4() != (slice.AddressType == discoveryv1.AddressTypeIPv4) {
+		s.once("slice "+slice.Name+" "+text, ObjectInvalid, "correct it", "EndpointSlice %s has the endpoint %q, which is no %s address that packets can be sent to", slice.Name, text, slice.AddressType)
+		return endpoint{}, false
+	}
+	found := endpoint{BackendAddress: model.BackendAddress{Address: address}, standing: standingOf(e.Conditions)}
+	found.local = e.NodeName != nil && s.t.Node.Name != "" && *e.NodeName == s.t.Node.Name
+	if e.TargetRef != nil && e.TargetRef.Kind == "Pod" {
+		found.name = e.TargetRef.Name
+		if !address.Is4() && s.has(true) {
+			found.name += " (IPv6)" // the pod's other address has its name
+		}
+	}
+	if e.Hints != nil {
+		for _, z := range e.Hints.ForZones {
+			found.zones = append(found.zones, z.Name)
+		}
+		for _, n := range e.Hints.ForNodes {
+			found.nodes = append(found.nodes, n.Name)
+		}
+	}
+	return found, true
+}
+
+// standingOf reads conditions as the EndpointSlice API says: ready counts as true where it is missing,
+// serving as ready, terminating as false. publishNotReadyAddresses is in ready already.
+func standingOf(c discoveryv1.EndpointConditions) standing {
+	isReady := c.Ready == nil || *c.Ready
+	serves, ends := isReady, c.Terminating != nil && *c.Terminating
+	if c.Serving != nil {
+		serves = *c.Serving
+	}
+	switch {
+	case isReady:
+		return ready
+	case serves && ends:
+		return parting
+	}
+	return gone
+}
+
+// chosen are the backends for a traffic policy. Those with weight 1 take new flows: the endpoints
+// that are ready, and where there is none, those that end but still serve (KEP-1669). All others
+// have weight 0 and keep what they have, but for UDP, where a client that goes on sending would stay
+// with an endpoint that is gone for ever. elsewhere: other nodes could serve what this one must not.
+func (t *Translator) chosen(endpoints []endpoint, local bool, protocol model.Protocol) (backends []model.Backend, elsewhere bool) {
+	for _, is4 := range []bool{true, false} {
+		var candidates []endpoint
+		for _, e := range endpoints {
+			if e.Address.Is4() != is4 {
+				continue
+			}
+			if local && !e.local {
+				elsewhere = elsewhere || e.standing != gone
+				continue
+			}
+			candidates = append(candidates, e)
+		}
+		backends = append(backends, t.weighed(candidates, local, protocol)...)
+	}
+	elsewhere = elsewhere && !slices.ContainsFunc(backends, func(b model.Backend) bool { return b.Weight > 0 })
+	name(backends)
+	return backends, elsewhere
+}
+
+// weighed are the backends of one family.
+func (t *Translator) weighed(candidates []endpoint, local bool, protocol model.Protocol) (backends []model.Backend) {
+	takes := gone + 1
+	if slices.ContainsFunc(candidates, func(e endpoint) bool { return e.standing == ready }) {
+		takes = ready
+	}
+	hinted := func(endpoint) bool { return true }
+	if !local && takes == ready {
+		hinted = t.hinted(candidates)
+	}
+	for _, e := range candidates {
+		b := model.Backend{BackendAddress: e.BackendAddress, Name: e.name}
+		if e.standing >= takes && hinted(e) {
+			b.Weight = 1
+		} else if protocol == model.UDP && e.standing == gone {
+			continue
+		}
+		backends = append(backends, b)
+	}
+	return backends
+}
+
+// hinted says which ready endpoints this node is to use (KEP-2433, KEP-3015): those whose hints name
+// it, or its zone. Where one of them has no hint, or none is for us, all are.
+func (t *Translator) hinted(candidates []endpoint) func(endpoint) bool {
+	for _, topology := range []struct {
+		own   string
+		hints func(endpoint) []string
+	}{{t.Node.Name, func(e endpoint) []string { return e.nodes }}, {t.Node.Zone, func(e endpoint) []string { return e.zones }}} {
+		all, some := topology.own != "", false
+		for _, e := range candidates {
+			if e.standing == ready {
+				all = all && len(topology.hints(e)) > 0
+				some = some || slices.Contains(topology.hints(e), topology.own)
+			}
+		}
+		if all && some {
+			return func(e endpoint) bool { return slices.Contains(topology.hints(e), topology.own) }
+		}
+	}
+	return func(endpoint) bool { return true }
+}
+
+// name gives each backend a name of its own: its pod's. A pod that is here twice has its address
+// beside; an endpoint without a pod has the address alone.
+func name(backends []model.Backend) {
+	count := map[string]int{}
+	for _, b := range backends {
+		count[b.Name]++
+	}
+	for i := range backends {
+		b := &backends[i]
+		switch {
+		case b.Name == "":
+			b.Name = b.BackendAddress.String()
+		case count[b.Name] > 1:
+			b.Name += " " + b.BackendAddress.String()
+		}
+	}
+}
+
+// annotatedRanges is loadBalancerSourceRanges as it was written before there was the field.
+func annotatedRanges(service *corev1.Service) (texts []string) {
+	for _, text := range strings.Split(service.Annotations[corev1.AnnotationLoadBalancerSourceRangesKey], ",") {
+		if text = strings.TrimSpace(text); text != "" {
+			texts = append(texts, text)
+		}
+	}
+	return texts
+}

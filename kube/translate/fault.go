@@ -1,0 +1,46 @@
+package translate
+
+import (
+	"fmt"
+)
+
+// Code is a kind of fault. The value is the word used in output.
+type Code string
+
+// The faults there are.
+const (
+	// SCTPRefused is a port with a protocol that the data plane does not have.
+	SCTPRefused Code = "sctp_refused"
+	// ObjectInvalid is a part of an object that an apiserver would not have let in, or that has no meaning here.
+	ObjectInvalid Code = "object_invalid"
+	// FamilyUnserved is an address of a family that the Service's cluster IPs do not have.
+	FamilyUnserved Code = "family_unserved"
+	// NodeAddressMissing is a node port without an address of this node to serve it at.
+	NodeAddressMissing Code = "node_address_missing"
+	// AffinityShortened is a session affinity that is longer than the data plane keeps one.
+	AffinityShortened Code = "affinity_shortened"
+	// HealthPortUnserved is a healthCheckNodePort, which nothing answers.
+	HealthPortUnserved Code = "health_port_unserved"
+	// FrontendTaken is an address and port that another Service has.
+	FrontendTaken Code = "frontend_taken"
+	// ServiceRefused is a service that the rest of the node does not let in.
+	ServiceRefused Code = "service_refused"
+)
+
+// Fault is what of an object cannot be served, and what to do.
+type Fault struct {
+	Code   Code
+	Object string // "Service default/web", "EndpointSlice default/web-x7k2p", "Node n1"
+	Text   string // what was wanted, and why it is not so
+	Remedy string
+}
+
+// String is one line.
+func (f Fault) String() string { return fmt.Sprintf("%s: %s: %s", f.Object, f.Text, f.Remedy) }
+
+// faults collects them.
+type faults []Fault
+
+func (f *faults) add(code Code, object, remedy, format string, values ...any) {
+	*f = append(*f, Fault{code, object, fmt.Sprintf(format, values...), remedy})
+}

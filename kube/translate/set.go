@@ -1,0 +1,196 @@
+package translate
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+)
+
+// Key names a Service: "namespace/name".
+type Key = string
+
+// Set is the translations of all Services. An address and port belongs to one of them: where several
+// want it, to the Service that was created first, and of two of one second to the first by name. So
+// all nodes agree without talking. What a change costs depends on the Service that changes, and on
+// those that want the same frontends.
+type Set struct {
+	members map[Key]*member
+	claims  map[model.Frontend][]*member // the owner first
+	refused map[string]string            // services by name that the node does not let in, and why
+	list    []model.Service              // of all; nil: to be made
+}
+
+type member struct {
+	key      Key
+	created  time.Time
+	wanted   Translation
+	services []model.Service // as they may be
+	faults   []Fault
+}
+
+// Put makes a translation that of a Service. Services of the balancer that are as before keep the
+// lists of before, so that it costs little to see so.
+func (s *Set) Put(key Key, created time.Time, wanted Translation) (changed bool) {
+	if s.members == nil {
+		s.members, s.claims, s.refused = map[Key]*member{}, map[model.Frontend][]*member{}, map[string]string{}
+	}
+	m, known := s.members[key]
+	if !known {
+		if len(wanted.Services)+len(wanted.Faults) == 0 {
+			return false
+		}
+		m = &member{key: key}
+		s.members[key] = m
+	}
+	if known && m.created.Equal(created) && slices.Equal(m.wanted.Faults, wanted.Faults) && equal(m.wanted.Services, wanted.Services) {
+		return false
+	}
+	if !sameFrontends(m.wanted.Services, wanted.Services) {
+		for i := range m.wanted.Services {
+			delete(s.refused, m.wanted.Services[i].Name)
+		}
+	}
+	touched := s.withdraw(m)
+	if len(wanted.Services)+len(wanted.Faults) == 0 {
+		delete(s.members, key)
+	} else {
+		m.created, m.wanted = created, wanted
+		for f := range m.frontends() {
+			s.claims[f] = append(s.claims[f], m)
+			slices.SortFunc(s.claims[f], func(a, b *member) int { return cmp.Or(a.created.Compare(b.created), strings.Compare(a.key, b.key)) })
+			for _, other := range s.claims[f] {
+				touched[other] = true
+			}
+		}
+		touched[m] = true
+	}
+	for other := range touched {
+		s.settle(other)
+	}
+	s.list = nil
+	return true
+}
+
+// Remove takes a Service out.
+func (s *Set) Remove(key Key) (changed bool) { return s.Put(key, time.Time{}, Translation{}) }
+
+// Refuse leaves a service of the balancer out until it has other frontends, or all are readmitted.
+func (s *Set) Refuse(name, why string) {
+	if s.refused[name] != "" {
+		return
+	}
+	for _, m := range s.members {
+		if slices.ContainsFunc(m.services, func(x model.Service) bool { return x.Name == name }) {
+			s.refused[name], s.list = why, nil
+			s.settle(m)
+			return
+		}
+	}
+}
+
+// Refused reports whether something is left out.
+func (s *Set) Refused() bool { return len(s.refused) > 0 }
+
+// Readmit takes in again what was refused.
+func (s *Set) Readmit() {
+	clear(s.refused)
+	for _, m := range s.members {
+		if len(m.services) < len(m.wanted.Services) {
+			s.settle(m)
+		}
+	}
+	s.list = nil
+}
+
+// Services are all, by Service and name. The list is for reading.
+func (s *Set) Services() []model.Service {
+	if s.list == nil {
+		s.list = []model.Service{}
+		for _, key := range slices.Sorted(maps.Keys(s.members)) {
+			s.list = append(s.list, s.members[key].services...)
+		}
+	}
+	return s.list
+}
+
+// Faults are those of all Services, by Service.
+func (s *Set) Faults() (all []Fault) {
+	for _, key := range slices.Sorted(maps.Keys(s.members)) {
+		all = append(all, s.members[key].faults...)
+	}
+	return all
+}
+
+// withdraw takes a Service's claims back, and says whose frontends that may change.
+func (s *Set) withdraw(m *member) map[*member]bool {
+	touched := map[*member]bool{}
+	for f := range m.frontends() {
+		left := slices.DeleteFunc(s.claims[f], func(x *member) bool { return x == m })
+		for _, other := range left {
+			touched[other] = true
+		}
+		if s.claims[f] = left; len(left) == 0 {
+			delete(s.claims, f)
+		}
+	}
+	m.wanted = Translation{}
+	return touched
+}
+
+// frontends are what it wants, each once.
+func (m *member) frontends() map[model.Frontend]bool {
+	all := map[model.Frontend]bool{}
+	for i := range m.wanted.Services {
+		for _, f := range m.wanted.Services[i].Frontends {
+			all[f] = true
+		}
+	}
+	return all
+}
+
+// settle works out what a Service may have of what it wants.
+func (s *Set) settle(m *member) {
+	found := faults(slices.Clone(m.wanted.Faults))
+	object := "Service " + m.key
+	m.services = nil
+	had := map[model.Frontend]string{}
+	for _, service := range m.wanted.Services {
+		if why := s.refused[service.Name]; why != "" {
+			found.add(ServiceRefused, object, "change one of the two", "%s is not served: %s", service.Name, why)
+			continue
+		}
+		var kept []model.Frontend
+		for _, f := range service.Frontends {
+			owner := s.claims[f][0]
+			switch {
+			case owner != m:
+				found.add(FrontendTaken, object, "give one of them another address or port", "%s is not served for it: Service %s was there first", f, owner.key)
+			case had[f] != "":
+				found.add(FrontendTaken, object, "give one of them another address or port", "%s is not served for %s: it is %s already", f, service.Name, had[f])
+			default:
+				had[f] = service.Name
+				kept = append(kept, f)
+			}
+		}
+		if len(kept) == 0 {
+			continue
+		}
+		if len(kept) < len(service.Frontends) {
+			service.Frontends = kept
+		}
+		m.services = append(m.services, service)
+	}
+	m.faults = found
+}
+
+func sameFrontends(a, b []model.Service) bool {
+	return slices.EqualFunc(a, b, func(x, y model.Service) bool { return x.Name == y.Name && slices.Equal(x.Frontends, y.Frontends) })
+}
+
+func equal(a, b []model.Service) bool {
+	return slices.EqualFunc(a, b, func(x, y model.Service) bool { return x.Equal(&y) })
+}

@@ -1,0 +1,364 @@
+package translate
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
+)
+
+// proxyName is the label that gives a Service to another implementation (KEP-2447 and the Service
+// documentation: service.kubernetes.io/service-proxy-name).
+const proxyName = "service.kubernetes.io/service-proxy-name"
+
+// affinityMax is the longest time that the configuration file takes for affinity, too.
+const affinityMax = 12 * time.Hour
+
+// Node is what matters of the node that the balancer is on.
+type Node struct {
+	Name      string
+	Zone      string       // topology.kubernetes.io/zone; may be empty
+	Addresses []netip.Addr // unmapped; where node ports are served
+}
+
+// Translator holds what the translation of every Service needs.
+type Translator struct {
+	Node Node
+	// ProxyName is the service-proxy-name whose Services are ours; empty: those without the label.
+	ProxyName string
+}
+
+// Translation is what a Service, with its EndpointSlices, comes to.
+type Translation struct {
+	Services []model.Service // by name
+	Faults   []Fault
+}
+
+// NodeOf reads a Node. Addresses of it that are none are faults.
+func NodeOf(node *corev1.Node) (Node, []Fault) {
+	var found faults
+	n := Node{Name: node.Name, Zone: node.Labels[corev1.LabelTopologyZone]}
+	for _, a := range node.Status.Addresses {
+		if a.Type != corev1.NodeInternalIP {
+			continue
+		}
+		address, ok := unicast(a.Address)
+		if !ok {
+			found.add(ObjectInvalid, "Node "+node.Name, "correct the node's status", "InternalIP %q is no address that packets can be sent to", a.Address)
+			continue
+		}
+		if !slices.Contains(n.Addresses, address) {
+			n.Addresses = append(n.Addresses, address)
+		}
+	}
+	return n, found
+}
+
+// Service translates a Service. endpointSlices are those that name it in their label
+// kubernetes.io/service-name. A Service that is not for a proxy comes to nothing, without a fault:
+// one that is headless, an ExternalName, or another proxy's.
+func (t *Translator) Service(service *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) Translation {
+	if !t.ours(service) {
+		return Translation{}
+	}
+	s := &translation{t: t, service: service, object: "Service " + service.Namespace + "/" + service.Name}
+	s.families()
+	s.affinity()
+	for i := range service.Spec.Ports {
+		s.port(&service.Spec.Ports[i], endpointSlices)
+	}
+	if service.Spec.HealthCheckNodePort != 0 {
+		s.faults.add(HealthPortUnserved, s.object, "let the outer load balancer probe the node port itself",
+			"healthCheckNodePort %d is not answered by this version", service.Spec.HealthCheckNodePort)
+	}
+	return Translation{s.services, s.faults}
+}
+
+// ours reports whether a Service is for this proxy.
+func (t *Translator) ours(service *corev1.Service) bool {
+	if service.Spec.Type == corev1.ServiceTypeExternalName || service.Labels[proxyName] != t.ProxyName {
+		return false
+	}
+	addresses := clusterIPs(service)
+	return len(addresses) > 0 && addresses[0] != corev1.ClusterIPNone
+}
+
+// clusterIPs is the present field, or the one of before dual stack.
+func clusterIPs(service *corev1.Service) []string {
+	if len(service.Spec.ClusterIPs) == 0 && service.Spec.ClusterIP != "" {
+		return []string{service.Spec.ClusterIP}
+	}
+	return service.Spec.ClusterIPs
+}
+
+// translation is that of one Service, under way.
+type translation struct {
+	t       *Translator
+	service *corev1.Service
+	object  string
+	cluster []netip.Addr // its cluster IPs
+	sticky  time.Duration
+	// invalid are those of its parts that are reported once, not for each port.
+	reported map[string]bool
+
+	services []model.Service
+	faults   faults
+}
+
+// once reports a fault of a part that several ports meet.
+func (s *translation) once(part string, code Code, remedy, format string, values ...any) {
+	if s.reported[part] {
+		return
+	}
+	if s.reported == nil {
+		s.reported = map[string]bool{}
+	}
+	s.reported[part] = true
+	s.faults.add(code, s.object, remedy, format, values...)
+}
+
+func (s *translation) families() {
+	for _, text := range clusterIPs(s.service) {
+		if address, ok := unicast(text); ok {
+			s.cluster = append(s.cluster, address)
+		} else {
+			s.once(text, ObjectInvalid, "make the Service anew", "cluster IP %q is no address that packets can be sent to", text)
+		}
+	}
+}
+
+// has reports whether the Service has cluster IPs of a family.
+func (s *translation) has(is4 bool) bool {
+	return slices.ContainsFunc(s.cluster, func(a netip.Addr) bool { return a.Is4() == is4 })
+}
+
+func (s *translation) affinity() {
+	switch s.service.Spec.SessionAffinity {
+	case corev1.ServiceAffinityNone, "":
+		return
+	case corev1.ServiceAffinityClientIP:
+	default:
+		s.faults.add(ObjectInvalid, s.object, "use None or ClientIP", "session affinity %q is not known, and flows are placed one by one", s.service.Spec.SessionAffinity)
+		return
+	}
+	seconds := int32(corev1.DefaultClientIPServiceAffinitySeconds)
+	if c := s.service.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		seconds = *c.ClientIP.TimeoutSeconds
+	}
+	s.sticky = time.Duration(seconds) * time.Second
+	switch {
+	case seconds <= 0:
+		s.sticky = 0
+		s.faults.add(ObjectInvalid, s.object, "give it 1 to 43200 seconds", "a session affinity of %d s is none, and flows are placed one by one", seconds)
+	case s.sticky > affinityMax:
+		s.sticky = affinityMax
+		s.faults.add(AffinityShortened, s.object, "give it at most 43200 seconds, or accept that an idle client may be placed anew",
+			"session affinity of %d s is kept for %d s after a client's last packet", seconds, int(affinityMax/time.Second))
+	}
+}
+
+// variant is a service of the balancer: frontends of a port that are treated alike.
+type variant struct {
+	suffix    string
+	frontends []model.Frontend
+	local     bool // backends on this node alone
+	allow     []netip.Prefix
+}
+
+// port adds the services of one port.
+func (s *translation) port(port *corev1.ServicePort, endpointSlices []*discoveryv1.EndpointSlice) {
+	protocol, ok := s.protocol(port)
+	if !ok {
+		return
+	}
+	endpoints := s.endpoints(port, endpointSlices)
+	local := s.service.Spec.InternalTrafficPolicy != nil && *s.service.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
+	inner := variant{local: local, frontends: s.frontends(s.cluster, port.Port, protocol)}
+	outer := variant{suffix: "@external", local: s.service.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal}
+	outer.frontends = append(s.frontends(s.externalIPs(), port.Port, protocol), s.nodePort(port, protocol)...)
+	restricted := outer
+	restricted.suffix, restricted.frontends = "@load-balancer", s.frontends(s.ingress(), port.Port, protocol)
+	if allow, limited := s.sourceRanges(); limited {
+		restricted.allow = allow
+	} else {
+		outer.frontends = append(outer.frontends, restricted.frontends...)
+		restricted.frontends = nil
+	}
+	if outer.local == inner.local {
+		inner.frontends = append(inner.frontends, outer.frontends...)
+		outer.frontends = nil
+	}
+	name := s.service.Namespace + "/" + s.service.Name
+	if port.Name != "" {
+		name += ":" + port.Name
+	}
+	for _, v := range []variant{inner, outer, restricted} {
+		if len(v.frontends) > 0 {
+			s.services = append(s.services, s.serviceOf(name, v, endpoints, protocol))
+		}
+	}
+}
+
+// serviceOf is the balancer's service of a variant.
+func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, protocol model.Protocol) model.Service {
+	backends, elsewhere := s.t.chosen(endpoints, v.local, protocol)
+	service := model.Service{
+		Name: short(name + v.suffix), Frontends: once(v.frontends), Backends: backends,
+		Forwarding: model.ForwardingNAT, Announce: model.AnnounceNone, Tracking: model.TrackingAuto,
+		AffinityTimeout: s.sticky, AllowFrom: v.allow,
+		// Without any endpoint clients hear it at once. With one on another node they do not: a
+		// balancer in front sends them there as soon as it has noticed, and a refusal would be final.
+		Policy: model.Policy{Rejects: !elsewhere},
+	}
+	if v.local {
+		service.Forwarding = model.ForwardingNATDestination // the pod sees the client: the policy is for that
+	}
+	return service
+}
+
+// nameMax is the room for a service's name in the data plane's map of names, in bytes.
+const nameMax = 63
+
+// short is a name that fits. A namespace, a Service and a port may have 63, 63 and 15 bytes; what is too
+// long keeps its beginning, and gets the first 40 bits of its SHA-256, so that it is the same on all
+// nodes and no other's.
+func short(name string) string {
+	if len(name) <= nameMax {
+		return name
+	}
+	sum := sha256.Sum256([]byte(name))
+	end := "~" + hex.EncodeToString(sum[:5])
+	return strings.ToValidUTF8(name[:nameMax-len(end)], "") + end
+}
+
+// once is a list without what it has twice.
+func once[T comparable](list []T) []T {
+	var kept []T
+	for _, x := range list {
+		if !slices.Contains(kept, x) {
+			kept = append(kept, x)
+		}
+	}
+	return kept
+}
+
+func (s *translation) protocol(port *corev1.ServicePort) (model.Protocol, bool) {
+	if port.Port < 1 || port.Port > 65535 {
+		s.faults.add(ObjectInvalid, s.object, "give it a port from 1 to 65535", "port %d is none", port.Port)
+		return 0, false
+	}
+	switch port.Protocol {
+	case corev1.ProtocolTCP, "":
+		return model.TCP, true
+	case corev1.ProtocolUDP:
+		return model.UDP, true
+	case corev1.ProtocolSCTP:
+		s.faults.add(SCTPRefused, s.object, "use TCP or UDP, or clients that talk to the pods directly",
+			"port %d is SCTP, which shunt does not balance: packets to it are not taken", port.Port)
+	default:
+		s.faults.add(ObjectInvalid, s.object, "use TCP or UDP", "protocol %q of port %d is not known", port.Protocol, port.Port)
+	}
+	return 0, false
+}
+
+func (s *translation) frontends(addresses []netip.Addr, port int32, protocol model.Protocol) (all []model.Frontend) {
+	for _, a := range addresses {
+		all = append(all, model.Frontend{Address: a, Ports: value.PortRange{First: uint16(port), Last: uint16(port)}, Protocol: protocol})
+	}
+	return all
+}
+
+// usable are the addresses of a field that the Service can have.
+func (s *translation) usable(field string, texts []string) (all []netip.Addr) {
+	for _, text := range texts {
+		address, ok := unicast(text)
+		switch {
+		case !ok:
+			s.once(text, ObjectInvalid, "correct it", "%s %q is no address that packets can be sent to", field, text)
+		case !s.has(address.Is4()):
+			s.once(text, FamilyUnserved, "give the Service this family in ipFamilies, or take the address away",
+				"%s %s is of a family that the Service does not have", field, address)
+		default:
+			all = append(all, address)
+		}
+	}
+	return all
+}
+
+func (s *translation) externalIPs() []netip.Addr {
+	return s.usable("external IP", s.service.Spec.ExternalIPs)
+}
+
+// ingress is the addresses that a load balancer hands to us as they are (KEP-1860: ipMode VIP).
+func (s *translation) ingress() []netip.Addr {
+	if s.service.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		return nil
+	}
+	var texts []string
+	for _, i := range s.service.Status.LoadBalancer.Ingress {
+		if i.IP != "" && (i.IPMode == nil || *i.IPMode == corev1.LoadBalancerIPModeVIP) {
+			texts = append(texts, i.IP)
+		}
+	}
+	return s.usable("load balancer's address", texts)
+}
+
+func (s *translation) nodePort(port *corev1.ServicePort, protocol model.Protocol) []model.Frontend {
+	if port.NodePort == 0 || s.service.Spec.Type != corev1.ServiceTypeNodePort && s.service.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		return nil
+	}
+	if port.NodePort < 1 || port.NodePort > 65535 {
+		s.faults.add(ObjectInvalid, s.object, "give it a port from 1 to 65535", "node port %d is none", port.NodePort)
+		return nil
+	}
+	var addresses []netip.Addr
+	for _, a := range s.t.Node.Addresses {
+		if s.has(a.Is4()) {
+			addresses = append(addresses, a)
+		}
+	}
+	if len(addresses) == 0 {
+		s.once("node ports", NodeAddressMissing, "give the node an InternalIP of the Service's family",
+			"node port %d is not served here: node %q has no address for it", port.NodePort, s.t.Node.Name)
+	}
+	return s.frontends(addresses, port.NodePort, protocol)
+}
+
+// sourceRanges are the clients that may use the load balancer's addresses; limited: not everybody may.
+// The annotation is the field's predecessor, and the field wins.
+func (s *translation) sourceRanges() (allow []netip.Prefix, limited bool) {
+	texts := s.service.Spec.LoadBalancerSourceRanges
+	if len(texts) == 0 {
+		texts = annotatedRanges(s.service)
+	}
+	for _, text := range texts {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil || prefix.Addr().Is4In6() {
+			s.once(text, ObjectInvalid, "correct it", "source range %q is no prefix; nobody is let in by it", text)
+			continue
+		}
+		allow = append(allow, prefix.Masked())
+	}
+	if len(texts) > 0 && len(allow) == 0 {
+		allow = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/32")} // no client's address: an empty list would let all in
+	}
+	return allow, len(texts) > 0
+}
+
+// unicast reads an address that packets can be sent to: unmapped, without a zone.
+func unicast(text string) (netip.Addr, bool) {
+	a, err := netip.ParseAddr(text)
+	if err != nil || a.Zone() != "" || a.Is4In6() {
+		return netip.Addr{}, false
+	}
+	broadcast := a == netip.AddrFrom4([4]byte{255, 255, 255, 255})
+	return a, !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && !a.IsLinkLocalUnicast() && !broadcast
+}
