@@ -87,10 +87,11 @@ func (n *node) drain() {
 	n.reading.Unlock()
 	n.conditions.Raise(condition.Condition{Code: condition.NodeDraining, Severity: condition.Info, Subject: n.opts.Instance,
 		Text: "told to stop with --on-exit drain: no service takes new flows", Remedy: "wait; Ctrl-C or SIGINT detaches at once"})
+	await := n.products.drain()
 	n.supervisor.stopping("waiting for flows to end", n.opts.DrainTimeout+stopTime)
 	n.log.Info("draining: no new flows from now on; detaching when the open flows have ended", "instance", n.opts.Instance, "timeout", n.opts.DrainTimeout)
 	n.beside(ctx, func(ctx context.Context) {
-		n.products.drain(ctx)
+		await(ctx)
 		cancel()
 	})
 }

@@ -86,8 +86,10 @@ type HostChecker interface{ CheckHost(settings any) }
 
 // Drainer is an Instance that can end without breaking what it serves.
 type Drainer interface {
-	// Drain takes nothing new, and returns when what there is has ended, or when ctx ends.
-	Drain(ctx context.Context)
+	// Drain has the product take nothing new from now on.
+	Drain()
+	// AwaitDrained returns when what there was at Drain has ended, or when ctx ends.
+	AwaitDrained(ctx context.Context)
 }
 
 // Sampler is an Instance with metrics.

@@ -187,15 +187,23 @@ func (p *products) close(keep bool) error {
 	return errors.Join(errs...)
 }
 
-// drain returns when no product serves anything any more that would break, or when ctx ends.
-func (p *products) drain(ctx context.Context) {
-	var draining sync.WaitGroup
+// drain has the products take nothing new. await returns when none of them serves anything any more that
+// would break, or when ctx ends.
+func (p *products) drain() (await func(ctx context.Context)) {
+	var draining []Drainer
 	for _, s := range p.all {
 		if d, can := s.get().(Drainer); can {
-			draining.Go(func() { d.Drain(ctx) })
+			d.Drain()
+			draining = append(draining, d)
 		}
 	}
-	draining.Wait()
+	return func(ctx context.Context) {
+		var all sync.WaitGroup
+		for _, d := range draining {
+			all.Go(func() { d.AwaitDrained(ctx) })
+		}
+		all.Wait()
+	}
 }
 
 // checkHost compares settings with this machine.

@@ -99,7 +99,9 @@ func (r *running) Summary() string { return fmt.Sprintf("going at %d", r.speed) 
 
 func (r *running) Close(keep bool) error { r.say("closes, keep %t", keep); return nil }
 
-func (r *running) Drain(context.Context) { r.say("drains") }
+func (r *running) Drain() { r.say("drains") }
+
+func (r *running) AwaitDrained(context.Context) { r.say("has drained") }
 
 // bed is a node with two tiny products, and its file.
 type bed struct {
@@ -323,7 +325,7 @@ func TestWaysToEnd(t *testing.T) {
 	for way, want := range map[OnExit][]string{
 		ExitDetach: {"one closes, keep false", "two closes, keep false"},
 		ExitKeep:   {"one closes, keep true", "two closes, keep true"},
-		ExitDrain:  {"one drains", "one closes, keep false", "two drains", "two closes, keep false"},
+		ExitDrain:  {"one drains", "one has drained", "one closes, keep false", "two drains", "two has drained", "two closes, keep false"},
 	} {
 		b := newBed(t, "one: {}\ntwo: {}\n")
 		b.options.OnExit = way

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/lab"
 )
@@ -187,24 +188,58 @@ func TestInterruptDetaches(t *testing.T) {
 	b.nothingLeft(t, before)
 }
 
-// A second SIGINT does not wait for anything, and leaves what there is.
-func TestSecondInterruptExitsAtOnce(t *testing.T) {
+// Interrupts that come together are one, whoever passed them on: nothing is left. One that comes later does
+// not wait for anything, and leaves what there is.
+func TestSeveralInterrupts(t *testing.T) {
 	b, _ := exitBed(t, "nat")
-	b.start()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for ended := false; !ended; {
-		select {
-		case <-b.daemon.ended:
-			ended = true
-		case <-tick.C:
-			_ = b.daemon.command.Process.Signal(syscall.SIGINT)
+	before := b.traces(t)
+	interruptUntilEnd := func() error {
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-b.daemon.ended:
+				err := b.daemon.Err()
+				b.daemon = nil
+				return err
+			case <-tick.C:
+				_ = b.daemon.command.Process.Signal(syscall.SIGINT)
+			}
 		}
 	}
-	if exit, is := b.daemon.Err().(*exec.ExitError); !is || exit.ExitCode() != 130 {
-		t.Errorf("after many SIGINT: %v, want exit code 130\n%s", b.daemon.Err(), b.daemon.log())
+	b.start()
+	_ = b.daemon.command.Process.Signal(syscall.SIGINT)
+	_ = b.daemon.command.Process.Signal(syscall.SIGINT)
+	if err := b.daemon.end(syscall.SIGINT); err != nil {
+		t.Errorf("after three SIGINT at once: %v", err)
 	}
-	b.daemon = nil
+	b.nothingLeft(t, before)
+
+	b.start()
+	folder, err := os.Open("/sys/fs/bpf/shunt/" + b.instance)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer folder.Close()
+	if err := unix.Flock(int(folder.Fd()), unix.LOCK_EX); err != nil { // attaching waits for it
+		t.Fatal(err)
+	}
+	b.write(b.file(settings{attach: "generic"}))
+	if err := b.daemon.command.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, patience*10*time.Second, "a reload that waits for the lock", func() error {
+		locks, err := os.ReadFile("/proc/locks") // proc_locks(5): who waits has an arrow
+		if err == nil && !regexp.MustCompile(fmt.Sprintf(`-> FLOCK +ADVISORY +WRITE +%d `, b.daemon.command.Process.Pid)).Match(locks) {
+			err = fmt.Errorf("the locks are\n%s", locks)
+		}
+		return err
+	})
+	log := b.daemon
+	err = interruptUntilEnd() // a stop waits for the reload
+	if exit, is := err.(*exec.ExitError); !is || exit.ExitCode() != 130 {
+		t.Errorf("after many SIGINT: %v, want exit code 130\n%s", err, log.log())
+	}
 }
 
 // Forwarding on lo is what it was when the last instance has gone, and not before.

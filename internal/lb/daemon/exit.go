@@ -55,13 +55,15 @@ func unattended(instance string, services int, since time.Time) string {
 		value.Counted(services, "service"), since.Local().Format(time.DateTime), node.DetachCommand(instance))
 }
 
-// Drain is node.Drainer's: no service takes new flows. Health is followed meanwhile.
-func (d *daemon) Drain(ctx context.Context) {
+// AwaitDrained is node.Drainer's.
+func (d *daemon) AwaitDrained(ctx context.Context) { d.awaitFlows(ctx) }
+
+// Drain is node.Drainer's: no service takes new flows. Health is followed all the same.
+func (d *daemon) Drain() {
 	d.applying.Lock()
 	d.draining = true
 	_, _ = d.carryOut() // what failed is tried again
 	d.applying.Unlock()
-	d.awaitFlows(ctx)
 }
 
 // awaitFlows returns when no flow is open any more, or when ctx ends, and says which.
