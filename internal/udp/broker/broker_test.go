@@ -182,7 +182,7 @@ func TestWhatIsRefused(t *testing.T) {
 
 // A client that does not keep to the protocol is told so, and no other notices.
 func TestClientsThatDoNotKeepToTheProtocol(t *testing.T) {
-	b := newBed(t, Options{handshake: 300 * time.Millisecond})
+	b := newBed(t, Options{handshake: time.Minute}) // so that the crowd below stays
 	w := b.worker()
 	b.until("xsk", w)
 	hello := &proto.Hello{Magic: proto.Magic, VersionMin: 1, VersionMax: 1}
@@ -191,7 +191,6 @@ func TestClientsThatDoNotKeepToTheProtocol(t *testing.T) {
 	b.raw().send(&proto.Hello{Magic: proto.Magic, VersionMin: 2, VersionMax: 3}).end(proto.EndProtocol, "the versions 2 to 3, and this broker 1")
 	b.raw().send(hello).send(&proto.Request{}).end(proto.EndProtocol, "the nonce of Welcome")
 	b.raw().send(hello, 0).end(proto.EndMalformed, "comes with 1 files")
-	b.raw().end(proto.EndExpired, "within 300ms of connecting")
 	r := b.raw()
 	_, err := r.conn.Unix().Write([]byte{99, 0, 1, 0, 8, 0, 0, 0})
 	must(t, err)
@@ -211,7 +210,16 @@ func TestClientsThatDoNotKeepToTheProtocol(t *testing.T) {
 		must(t, r.conn.Close())
 	}
 	refused := b.broker.Status().Refused
-	if refused["protocol"] != 4 || refused["malformed"] != 2 || refused["expired"] == 0 || refused["too many"] == 0 {
+	if refused["protocol"] != 4 || refused["malformed"] != 2 || refused["expired"] != 0 || refused["too many"] == 0 {
+		t.Errorf("refused: %v", refused)
+	}
+}
+
+// A client that says nothing is told that its time is over.
+func TestSilentClientsExpire(t *testing.T) {
+	b := newBed(t, Options{handshake: 300 * time.Millisecond})
+	b.raw().end(proto.EndExpired, "within 300ms of connecting")
+	if refused := b.broker.Status().Refused; refused["expired"] != 1 {
 		t.Errorf("refused: %v", refused)
 	}
 }
