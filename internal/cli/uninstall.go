@@ -34,7 +34,8 @@ Installed files stay: the binary and /etc/shunt. Your package manager removes th
 			}
 			socket := defaultSocket
 			if read, err := node.Format(products.All()).Read(path); err == nil && !config.HasErrors(read.Faults.Sorted()) {
-				socket = read.Settings[settings.Name].(settings.Settings).API.Socket
+				own, _ := settings.Of(read)
+				socket = own.API.Socket
 			}
 			inventory, err := daemon.TakeInventory(socket)
 			if err != nil {

@@ -89,7 +89,7 @@ func (f *Format) fields() (all []Field) {
 // Contents is what files hold.
 type Contents struct {
 	format *Format
-	values map[*Part]reflect.Value // structs
+	values map[*Part]reflect.Value // structs; nil once the settings are made of them, because they are large
 	named  map[*Part]bool          // a file has a key of it
 	// Settings are what the parts' build made, by their names.
 	Settings map[string]any
@@ -143,4 +143,5 @@ func (c *Contents) build() {
 		applyDefaults(value)
 		c.Settings[part.name] = part.build(value.Addr().Interface(), c)
 	}
+	c.values = nil
 }

@@ -75,6 +75,9 @@ type OverrideResult struct {
 // ErrStopping refuses a change because the daemon ends.
 var ErrStopping = errors.New("the daemon is stopping")
 
+// ErrDraining is ErrStopping while a drain is under way.
+var ErrDraining = fmt.Errorf("%w, and waits for flows to end; start it again first", ErrStopping)
+
 // ErrNoBalancer refuses what only a balancer can do.
 var ErrNoBalancer = errors.New("this node balances nothing: its configuration has no services, or the balancer could not be started (`shunt status` says why)")
 

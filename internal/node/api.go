@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"runtime"
@@ -19,7 +20,7 @@ var _ control.Handler = (*node)(nil)
 
 // Status is all there is to see.
 func (n *node) Status(ctx context.Context) (*shuntv1.GetStatusResponse, error) {
-	if n.stopped.Load() {
+	if n.phase.Load() == stopping {
 		return nil, control.ErrStopping
 	}
 	s := &shuntv1.GetStatusResponse{Instance: n.opts.Instance, Daemon: &shuntv1.Daemon{
@@ -32,7 +33,7 @@ func (n *node) Status(ctx context.Context) (*shuntv1.GetStatusResponse, error) {
 		}
 		s.Daemon.Products = append(s.Daemon.Products, m)
 	}
-	err := n.products.each(func(_ string, i Instance) error { return i.Status(ctx, s) })
+	err := n.products.each(func(i Instance) error { return i.Status(ctx, s) })
 	if err != nil {
 		return nil, err
 	}
@@ -44,19 +45,16 @@ func (n *node) Conditions() []condition.Condition { return n.conditions.List() }
 
 // Overrides are the balancer's.
 func (n *node) Overrides() (found control.Overrides, err error) {
-	_ = n.products.each(func(_ string, i Instance) error {
+	_ = n.products.each(func(i Instance) error {
 		if o, has := i.(Overrider); has {
 			found = o.Overridable()
 		}
 		return nil
 	})
-	switch refusal := n.refusal.Load(); {
-	case found != nil:
+	if found != nil {
 		return found, nil
-	case refusal != nil:
-		return nil, *refusal
 	}
-	return nil, control.ErrNoBalancer
+	return nil, cmp.Or(n.refuses(), control.ErrNoBalancer)
 }
 
 // reloaded is what became of the configuration file. The zero value is ready.
@@ -87,7 +85,7 @@ func (n *node) sample() (*metrics.Sample, error) {
 	for _, c := range n.conditions.Counts() {
 		s.Conditions = append(s.Conditions, metrics.Condition{Code: c.Code, Severity: string(c.Severity), Count: uint64(c.Count)})
 	}
-	err := n.products.each(func(_ string, i Instance) error {
+	err := n.products.each(func(i Instance) error {
 		if sampler, has := i.(Sampler); has {
 			return sampler.Sample(s)
 		}

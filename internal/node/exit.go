@@ -64,8 +64,7 @@ func (n *node) finish() error {
 	}
 	n.supervisor.stopping("stopping", stopTime)
 	n.reading.Lock() // a reload under way ends first, and a later one is refused
-	n.refusal.Store(&control.ErrStopping)
-	n.stopped.Store(true)
+	n.phase.Store(stopping)
 	n.reading.Unlock()
 	n.metrics.Close()
 	n.server.Stop()
@@ -76,14 +75,24 @@ func (n *node) finish() error {
 	return n.products.close(n.ending.kept)
 }
 
+// refuses says why nothing may be changed any more, or is nil.
+func (n *node) refuses() error {
+	switch n.phase.Load() {
+	case draining:
+		return control.ErrDraining
+	case stopping:
+		return control.ErrStopping
+	}
+	return nil
+}
+
 // drain has the products end what they serve, for as long as the command line allows.
 func (n *node) drain() {
 	ctx, cancel := context.WithTimeout(context.Background(), n.opts.DrainTimeout)
 	defer cancel()
 	defer context.AfterFunc(n.ending.interrupted, cancel)()
 	n.reading.Lock()
-	refusal := fmt.Errorf("%w, and waits for flows to end; start it again first", control.ErrStopping)
-	n.refusal.Store(&refusal)
+	n.phase.Store(draining)
 	n.reading.Unlock()
 	n.conditions.Raise(condition.Condition{Code: condition.NodeDraining, Severity: condition.Info, Subject: n.opts.Instance,
 		Text: "told to stop with --on-exit drain: no service takes new flows", Remedy: "wait; Ctrl-C or SIGINT detaches at once"})

@@ -44,9 +44,7 @@ func checkGroups(c *config.Contents, how HostCheck) {
 	if how.Strict {
 		severity = config.SeverityError
 	}
-	if s, known := c.Settings[settings.Name].(settings.Settings); known {
-		s.CheckHost(&c.Faults, severity, settings.HasGroup)
-	}
+	settings.CheckHost(c, severity, settings.HasGroup)
 }
 
 // readConfig reads the file for a start, and logs its warnings.

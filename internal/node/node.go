@@ -57,6 +57,13 @@ const (
 	retryInterval = 5 * time.Second
 )
 
+// The phases of a node.
+const (
+	runs int32 = iota
+	draining
+	stopping // products close
+)
+
 // node is one running instance.
 type node struct {
 	opts   Options
@@ -71,8 +78,7 @@ type node struct {
 	metrics    *metrics.Server
 	ending     ending
 	reloaded   reloaded
-	refusal    atomic.Pointer[error] // why nothing may be changed any more; nil: it may
-	stopped    atomic.Bool           // products close
+	phase      atomic.Int32
 
 	// reading is held through a whole reload: what two large files are read into would have to find
 	// room at once. It guards products, but for what those say may be called at any time.
@@ -104,7 +110,6 @@ func Run(ctx context.Context, opts Options) error {
 	if err := n.start(ctx, own, contents.Settings); err != nil {
 		return err
 	}
-	contents = nil //nolint:wastedassign // a large file's faults and positions are garbage from here on
 	n.log.Info("running", "instance", opts.Instance, "does", n.products.summary(), "socket", own.API.Socket, "pid", os.Getpid())
 	n.supervisor.ready(n.products.summary())
 	started()
@@ -132,12 +137,12 @@ func (n *node) furnish() {
 		Instance: n.opts.Instance, ConfigPath: n.opts.ConfigPath, Log: n.log, Conditions: n.conditions, Events: n.events,
 		Interrupted: n.ending.interrupted, Alive: n.supervisor.alive.beat, Scraped: n.metrics.Listening,
 		Summarize: func() { n.supervisor.ready(n.products.summary()) },
-	}, n.conditions, n.log)
+	})
 }
 
 // own are the settings of no product, with what the command line says in place of the file.
 func (n *node) own(c *config.Contents) settings.Settings {
-	own := c.Settings[settings.Name].(settings.Settings)
+	own, _ := settings.Of(c) // a file without faults has them
 	if n.opts.Socket != "" {
 		own.API.Socket = n.opts.Socket
 	}

@@ -65,7 +65,8 @@ type Instance interface {
 	Apply(ctx context.Context, settings any) (Difference, error)
 	// Status adds what the product does to s, whose Daemon is there. It may be called at any time.
 	Status(ctx context.Context, s *shuntv1.GetStatusResponse) error
-	// Summary is what the product does in a few words, as in "forwarding 3 services".
+	// Summary is what the product does in a few words, as in "forwarding 3 services". It may be called at
+	// any time.
 	Summary() string
 	// Close ends the product. With keep, what runs in the kernel goes on for the next node to take over;
 	// otherwise nothing is left. It is called once, and nothing else after it.
@@ -76,8 +77,7 @@ type Instance interface {
 type Difference struct {
 	Settings []value.SettingDifference
 	Services *shuntv1.Difference // of the balancer
-	Text     string              // Services in words
-	Empty    bool                // nothing has changed
+	Text     string              // in words, what is no setting's; empty: nothing
 }
 
 // HostChecker is an Instance that compares new settings with the machine as it knows it already, in

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -15,24 +14,24 @@ import (
 // products are those that a node can run. Its methods are for one caller at a time, but for each,
 // summary and states.
 type products struct {
-	all        []*slot
-	host       *Host
-	conditions *condition.Set
-	log        *slog.Logger
+	all  []*slot
+	host *Host
 }
 
 // slot is a product with its instance, if it is open.
 type slot struct {
 	Product
-	settings any // of the file in force; nil: the file does not name the product
+	// waiting are the settings with which a product that failed is tried again. Of an open product none are
+	// kept: they hold the file's text and a place for everything in it.
+	waiting any
 
 	mu       sync.RWMutex // held for reading while the instance is asked, and never while it opens or closes
 	instance Instance     // nil: it is not open
 	failed   error        // why it could not be opened, if the file names it
 }
 
-func newProducts(all []Product, host *Host, conditions *condition.Set, log *slog.Logger) *products {
-	p := &products{host: host, conditions: conditions, log: log}
+func newProducts(all []Product, host *Host) *products {
+	p := &products{host: host}
 	for _, product := range all {
 		p.all = append(p.all, &slot{Product: product})
 	}
@@ -54,63 +53,82 @@ func (s *slot) set(i Instance, failed error) {
 
 // each asks every instance that is open, in the order of the products. An instance does not close
 // meanwhile.
-func (p *products) each(ask func(name string, i Instance) error) error {
+func (p *products) each(ask func(i Instance) error) error {
 	var errs []error
 	for _, s := range p.all {
 		s.mu.RLock()
 		if s.instance != nil {
-			errs = append(errs, ask(s.Name, s.instance))
+			errs = append(errs, ask(s.instance))
 		}
 		s.mu.RUnlock()
 	}
 	return errors.Join(errs...)
 }
 
-// start opens the products that a file names. A product that fails is a condition, unless none could
-// be opened.
+// take is what a file has for the product, or nil. The map does not have it any more, so that it can be
+// garbage while a change is carried out.
+func (s *slot) take(named map[string]any) (settings any) {
+	settings = named[s.Name]
+	delete(named, s.Name)
+	return settings
+}
+
+// start opens the products that a file names, and takes their settings. A product that fails is a condition,
+// unless none could be opened.
 func (p *products) start(ctx context.Context, named map[string]any) error {
 	var errs []error
 	open := 0
 	for _, s := range p.all {
-		s.settings = named[s.Name]
-		if s.settings == nil {
+		settings := s.take(named)
+		if settings == nil {
 			continue
 		}
-		if err := p.open(ctx, s); err != nil {
+		if err := p.try(ctx, s, settings); err != nil {
 			errs = append(errs, err)
 			continue
 		}
 		open++
 	}
-	if open > 0 {
-		return nil
+	if open == 0 {
+		return errors.Join(errs...)
 	}
 	for _, s := range p.all {
-		p.conditions.Clear(condition.ProductFailed, s.Name)
+		p.tell(s)
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
-// open brings a product up.
-func (p *products) open(ctx context.Context, s *slot) error {
-	host := *p.host
-	i, err := s.Open(ctx, &host, s.settings)
-	if err != nil {
-		s.set(nil, err)
-		p.conditions.Raise(condition.Condition{Code: condition.ProductFailed, Subject: s.Name,
-			Text: fmt.Sprintf("cannot start the product %s: %v", s.Name, err)})
-		return err
+// open brings a product up; that it fails is a condition.
+func (p *products) open(ctx context.Context, s *slot, settings any) error {
+	defer p.tell(s)
+	return p.try(ctx, s, settings)
+}
+
+func (p *products) try(ctx context.Context, s *slot, settings any) error {
+	i, err := s.Open(ctx, p.host, settings)
+	if s.waiting = nil; err != nil {
+		i, s.waiting = nil, settings
 	}
-	s.set(i, nil)
-	p.conditions.Clear(condition.ProductFailed, s.Name)
-	return nil
+	s.set(i, err)
+	return err
+}
+
+// tell keeps the condition of a product. It is for the one caller that opens and closes.
+func (p *products) tell(s *slot) {
+	if s.failed == nil {
+		p.host.Conditions.Clear(condition.ProductFailed, s.Name)
+		return
+	}
+	p.host.Conditions.Raise(condition.Condition{Code: condition.ProductFailed, Subject: s.Name,
+		Text: fmt.Sprintf("cannot start the product %s: %v", s.Name, s.failed)})
 }
 
 // shut ends a product that the file has no longer, or that ends with the node.
 func (p *products) shut(s *slot, keep bool) error {
 	i := s.get()
+	s.waiting = nil
 	s.set(nil, nil)
-	p.conditions.Clear(condition.ProductFailed, s.Name)
+	p.tell(s)
 	if i == nil {
 		return nil
 	}
@@ -131,27 +149,25 @@ func (p *products) refuses(named map[string]any) error {
 	return errors.Join(errs...)
 }
 
-// apply brings a file into force: products that it names open or get their settings, others close. One
+// apply brings a file into force, and takes its settings: products that it names open or get their settings, others close. One
 // that fails keeps none of the others from it.
 func (p *products) apply(ctx context.Context, named map[string]any) (all []Difference, err error) {
 	var errs []error
 	for _, s := range p.all {
-		before := s.settings
-		s.settings = named[s.Name]
-		i := s.get()
+		settings, i := s.take(named), s.get()
 		switch {
-		case s.settings == nil && before != nil:
+		case settings == nil && (i != nil || s.waiting != nil):
 			errs = append(errs, p.shut(s, false))
 			all = append(all, Difference{Text: fmt.Sprintf("- product %s", s.Name)})
-		case s.settings == nil:
+		case settings == nil:
 		case i == nil:
-			if err := p.open(ctx, s); err != nil {
+			if err := p.open(ctx, s, settings); err != nil {
 				errs = append(errs, fmt.Errorf("start the product %s, which is tried again: %w", s.Name, err))
 				continue
 			}
 			all = append(all, Difference{Text: fmt.Sprintf("+ product %s: %s", s.Name, s.get().Summary())})
 		default:
-			difference, err := i.Apply(ctx, s.settings)
+			difference, err := i.Apply(ctx, settings)
 			if err != nil {
 				errs = append(errs, err)
 				continue
@@ -166,14 +182,14 @@ func (p *products) apply(ctx context.Context, named map[string]any) (all []Diffe
 // anything has changed.
 func (p *products) retry(ctx context.Context) (opened bool) {
 	for _, s := range p.all {
-		if s.settings == nil || s.get() != nil {
+		if s.waiting == nil {
 			continue
 		}
-		if err := p.open(ctx, s); err != nil {
+		if err := p.open(ctx, s, s.waiting); err != nil {
 			continue // it is a condition already
 		}
 		opened = true
-		p.log.Info("a product that had failed has started", "product", s.Name, "does", s.get().Summary())
+		p.host.Log.Info("a product that had failed has started", "product", s.Name, "does", s.get().Summary())
 	}
 	return opened
 }

@@ -7,11 +7,14 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+	"weak"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
@@ -60,7 +63,9 @@ func (p *tiny) product() Product {
 				return nil, errors.New("7 is too much for this machine")
 			}
 			p.say("opens in %s with %d", host.Instance, settings)
-			return &running{p, settings.(uint64)}, nil
+			r := &running{tiny: p}
+			r.speed.Store(settings.(uint64))
+			return r, nil
 		},
 		Remove: func(instance string, _ *slog.Logger) error { p.say("is removed from %s", instance); return nil },
 	}
@@ -69,7 +74,7 @@ func (p *tiny) product() Product {
 // running is a tiny product that is open.
 type running struct {
 	*tiny
-	speed uint64
+	speed atomic.Uint64
 }
 
 func (r *running) Refuses(settings any) error {
@@ -80,14 +85,16 @@ func (r *running) Refuses(settings any) error {
 }
 
 func (r *running) Apply(_ context.Context, settings any) (Difference, error) {
+	if _, is := settings.(uint64); !is {
+		return Difference{}, errors.New("that is no speed")
+	}
 	if settings == uint64(9) {
 		return Difference{}, errors.New("9 is in force in part, and tried again")
 	}
-	before := []value.Setting{{Key: r.name + ".speed", Value: fmt.Sprint(r.speed)}}
+	before := []value.Setting{{Key: r.name + ".speed", Value: fmt.Sprint(r.speed.Load())}}
 	after := []value.Setting{{Key: r.name + ".speed", Value: fmt.Sprint(settings)}}
-	r.speed = settings.(uint64)
-	changes := value.DifferentSettings(before, after)
-	return Difference{Settings: changes, Empty: len(changes) == 0}, nil
+	r.speed.Store(settings.(uint64))
+	return Difference{Settings: value.DifferentSettings(before, after)}, nil
 }
 
 func (r *running) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
@@ -95,7 +102,7 @@ func (r *running) Status(_ context.Context, s *shuntv1.GetStatusResponse) error 
 	return nil
 }
 
-func (r *running) Summary() string { return fmt.Sprintf("going at %d", r.speed) }
+func (r *running) Summary() string { return fmt.Sprintf("going at %d", r.speed.Load()) }
 
 func (r *running) Close(keep bool) error { r.say("closes, keep %t", keep); return nil }
 
@@ -349,4 +356,30 @@ func TestWaysToEnd(t *testing.T) {
 		t.Error(err)
 	}
 	b.requireSaid("one is removed from "+b.options.Instance, "two is removed from "+b.options.Instance)
+}
+
+// TestSettingsAreLetGo: of a product that is open, what the file said is not kept.
+func TestSettingsAreLetGo(t *testing.T) {
+	type large struct{ text [1 << 20]byte }
+	one := (&tiny{name: "one"}).product()
+	one.Open = func(context.Context, *Host, any) (Instance, error) { return &running{tiny: &tiny{name: "one"}}, nil }
+	p := newProducts([]Product{one}, &Host{Conditions: &condition.Set{}, Log: slog.New(slog.DiscardHandler)})
+	for _, into := range []func(named map[string]any) error{
+		func(named map[string]any) error { return p.start(t.Context(), named) },
+		func(named map[string]any) error {
+			_, err := p.apply(t.Context(), named)
+			return err
+		},
+	} {
+		named := map[string]any{"one": &large{}}
+		weakly := weak.Make(named["one"].(*large))
+		if err := into(named); err != nil && !strings.Contains(err.Error(), "no speed") {
+			t.Fatal(err)
+		}
+		runtime.GC()
+		if weakly.Value() != nil {
+			t.Error("the settings are kept")
+		}
+		runtime.KeepAlive(named)
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/message"
+	"github.com/shunt-lb/shunt/internal/settings"
 	"github.com/shunt-lb/shunt/internal/value"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -41,31 +42,33 @@ func (n *node) reloads(ctx context.Context) {
 func (n *node) retry(ctx context.Context) {
 	n.reading.Lock()
 	defer n.reading.Unlock()
-	if n.refusal.Load() == nil && n.products.retry(ctx) {
+	if n.refuses() == nil && n.products.retry(ctx) {
 		n.supervisor.ready(n.products.summary())
 	}
 }
 
 // reloadUnasked is a reload that nobody waits for: what is wrong goes into the log.
 func (n *node) reloadUnasked(ctx context.Context) {
-	result, err := n.Reload(ctx)
-	if err == nil && result.Applied {
+	result, faults := n.reload(ctx)
+	if result.Applied {
 		return
 	}
-	for _, fault := range result.GetFaults() {
-		n.log.Error("configuration", "fault", faultOf(fault).String())
+	for _, fault := range faults {
+		n.log.Error("configuration", "fault", fault.String())
 	}
-	n.log.Error("the file was not applied; the configuration before stays in force", "path", n.opts.ConfigPath, "refused", result.GetRefused(), "error", err)
+	n.log.Error("the file was not applied; the configuration before stays in force", "path", n.opts.ConfigPath, "refused", result.Refused)
 }
 
-func faultOf(f *shuntv1.Fault) config.Fault {
-	return config.Fault{File: f.File, Line: int(f.Line), Column: int(f.Column), Severity: config.Severity(f.Severity),
-		Path: f.Path, Text: f.Text, Message: f.Message, Suggestion: f.Suggestion}
+// Reload is control.Handler's.
+func (n *node) Reload(ctx context.Context) (*shuntv1.ReloadResponse, error) {
+	result, faults := n.reload(ctx)
+	result.Faults = message.Faults(faults)
+	return result, nil
 }
 
-// Reload reads the file again and applies it. A file with a fault, or a change that needs
-// a restart, changes nothing.
-func (n *node) Reload(ctx context.Context) (result *shuntv1.ReloadResponse, err error) {
+// reload reads the file again and applies it. A file with a fault, or a change that needs
+// a restart, changes nothing. The faults are the file's; result has none.
+func (n *node) reload(ctx context.Context) (result *shuntv1.ReloadResponse, faults []config.Fault) {
 	result = &shuntv1.ReloadResponse{}
 	defer func() { n.reloaded.note(result.Applied) }()
 	n.reading.Lock()
@@ -78,39 +81,37 @@ func (n *node) Reload(ctx context.Context) (result *shuntv1.ReloadResponse, err 
 	}
 	checkGroups(contents, HostCheck{})
 	n.products.checkHost(contents.Settings)
-	faults := contents.Faults.Sorted()
-	result.Faults = message.Faults(faults)
+	faults = contents.Faults.Sorted()
 	if config.HasErrors(faults) {
 		result.Refused = "the file has errors; nothing was changed"
 		n.conditions.Raise(condition.Condition{Code: condition.ConfigRefused, Severity: condition.Error,
 			Subject: n.opts.ConfigPath, Text: "the configuration on disk has errors and was not applied",
 			Remedy: "run `shunt check --config " + n.opts.ConfigPath + "`"})
-		return result, nil
+		return result, faults
 	}
-	if refusal := n.refusal.Load(); refusal != nil {
-		result.Refused = (*refusal).Error()
-		return result, nil
+	if refusal := n.refuses(); refusal != nil {
+		result.Refused = refusal.Error()
+		return result, faults
 	}
 	n.supervisor.reloading()
 	defer func() { n.supervisor.ready(n.products.summary()) }()
-	if err := n.bring(ctx, contents, result); err != nil {
+	if err := n.bring(ctx, n.own(contents), contents.Settings, result); err != nil {
 		result.Refused = err.Error()
-		return result, nil
+		return result, faults
 	}
 	n.conditions.Clear(condition.ConfigRefused, n.opts.ConfigPath)
 	result.Applied = true
 	n.log.Info("reloaded", "path", n.opts.ConfigPath, "difference", result.Text)
-	return result, nil
+	return result, faults
 }
 
 // bring brings a file without faults into force, and says in result what has changed.
-func (n *node) bring(ctx context.Context, contents *config.Contents, result *shuntv1.ReloadResponse) error {
-	own := n.own(contents)
+func (n *node) bring(ctx context.Context, own settings.Settings, named map[string]any, result *shuntv1.ReloadResponse) error {
 	changes := value.DifferentSettings(n.settings.Load().List(), own.List())
 	if err := needsRestart(changes); err != nil {
 		return err
 	}
-	if err := n.products.refuses(contents.Settings); err != nil {
+	if err := n.products.refuses(named); err != nil {
 		return err
 	}
 	listening, err := n.metrics.Prepare(ctx, own.Metrics.Listen)
@@ -118,51 +119,33 @@ func (n *node) bring(ctx context.Context, contents *config.Contents, result *shu
 		return err
 	}
 	defer listening.Drop()
-	differences, err := n.products.apply(ctx, contents.Settings)
+	differences, err := n.products.apply(ctx, named)
 	if err != nil {
 		return err
 	}
 	listening.Commit()
 	n.settings.Store(&own)
-	changed := len(changes) > 0
-	var words []string
+	var lines []string
 	for _, d := range differences {
 		changes = append(changes, d.Settings...)
 		if d.Services != nil {
 			result.Difference = d.Services
 		}
-		changed = changed || !d.Empty
-		if !d.Empty && d.Text != "" || len(d.Settings) == 0 {
-			words = append(words, d.Text)
+		if d.Text != "" {
+			lines = append(lines, d.Text)
 		}
 	}
 	slices.SortFunc(changes, func(a, b value.SettingDifference) int { return strings.Compare(a.Key, b.Key) })
 	result.Settings = message.Settings(changes)
-	result.Text = textOf(changes, words)
-	if changed {
+	for i, c := range changes {
+		lines = slices.Insert(lines, i, c.String())
+	}
+	if result.Text = strings.Join(lines, "\n"); result.Text == "" {
+		result.Text = "nothing to change"
+	} else {
 		n.events.Publish(&shuntv1.WatchResponse{Time: timestamppb.Now(), Event: "changed"})
 	}
 	return nil
-}
-
-// nothingToChange is the text of a reload that changes nothing.
-const nothingToChange = "nothing to change"
-
-// textOf is a line for each difference, or that there is none.
-func textOf(changes []value.SettingDifference, words []string) string {
-	var lines []string
-	for _, c := range changes {
-		lines = append(lines, c.String())
-	}
-	for _, w := range words {
-		if w != "" && w != nothingToChange {
-			lines = append(lines, w)
-		}
-	}
-	if len(lines) == 0 {
-		return nothingToChange
-	}
-	return strings.Join(lines, "\n")
 }
 
 // needsRestart refuses other sockets under those who use them.

@@ -12,14 +12,18 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// Name is what a configuration's settings call those of this package, of type Settings.
-const Name = "node"
+const name = "node"
 
 // Settings are what the keys say.
 type Settings struct {
 	API     API
 	Metrics Metrics
+}
 
+// parsed are the settings of files, with places in them. Places keep the files' text in memory, so they are
+// not among the settings.
+type parsed struct {
+	Settings
 	groups []config.Mark // of API.Group and ReadGroup
 }
 
@@ -44,21 +48,31 @@ type document struct {
 }
 
 // Part is what the package has in a file. It has settings for every file.
-var Part = config.NewTop(Name, build).Always()
+var Part = config.NewTop(name, build).Always()
 
-func build(d *document, _ *config.Contents) any {
-	return Settings{
-		API:     API{Socket: d.API.Socket.Value, Group: d.API.Group.Value, ReadGroup: d.API.ReadGroup.Value},
-		Metrics: Metrics{Listen: d.Metrics.Listen.Value, SeriesMax: uint32(d.Metrics.MaxSeries.Value)},
-		groups:  []config.Mark{d.API.Group.Mark, d.API.ReadGroup.Mark},
-	}
+// Of is what a configuration says; ok is false if it says nothing at all.
+func Of(c *config.Contents) (s Settings, ok bool) {
+	p, ok := c.Settings[name].(parsed)
+	return p.Settings, ok
 }
 
-// CheckHost adds the groups that this machine does not have to the faults.
-func (s Settings) CheckHost(faults *config.Faults, severity config.Severity, hasGroup func(name string) bool) {
-	for i, name := range []string{s.API.Group, s.API.ReadGroup} {
+func build(d *document, _ *config.Contents) any {
+	s := Settings{
+		API:     API{Socket: d.API.Socket.Value, Group: d.API.Group.Value, ReadGroup: d.API.ReadGroup.Value},
+		Metrics: Metrics{Listen: d.Metrics.Listen.Value, SeriesMax: uint32(d.Metrics.MaxSeries.Value)},
+	}
+	return parsed{s, []config.Mark{d.API.Group.Mark, d.API.ReadGroup.Mark}}
+}
+
+// CheckHost adds the groups that this machine does not have to the faults of a configuration.
+func CheckHost(c *config.Contents, severity config.Severity, hasGroup func(name string) bool) {
+	p, ok := c.Settings[name].(parsed)
+	if !ok {
+		return
+	}
+	for i, name := range []string{p.API.Group, p.API.ReadGroup} {
 		if name != "" && !hasGroup(name) {
-			faults.Add(severity, s.groups[i], fmt.Sprintf("this machine has no group %q, and the daemon does not start without it", name),
+			c.Faults.Add(severity, p.groups[i], fmt.Sprintf("this machine has no group %q, and the daemon does not start without it", name),
 				"create it with `groupadd --system "+name+"`")
 		}
 	}

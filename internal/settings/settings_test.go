@@ -22,7 +22,11 @@ func read(t *testing.T, text string) (Settings, *config.Contents) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c.Settings[Name].(Settings), c
+	s, ok := Of(c)
+	if !ok {
+		t.Fatalf("%q has no settings", text)
+	}
+	return s, c
 }
 
 // TestEveryFieldIsASetting changes each key of the schema, and requires that it is among the differences.
@@ -66,8 +70,8 @@ func TestEveryFieldIsASetting(t *testing.T) {
 
 // TestGroupsOfTheHost: a group that this machine lacks is a fault at its place.
 func TestGroupsOfTheHost(t *testing.T) {
-	s, c := read(t, "api: {group: staff, read_group: guests}\n")
-	s.CheckHost(&c.Faults, config.SeverityWarning, func(name string) bool { return name == "staff" })
+	_, c := read(t, "api: {group: staff, read_group: guests}\n")
+	CheckHost(c, config.SeverityWarning, func(name string) bool { return name == "staff" })
 	faults := c.Faults.Sorted()
 	if len(faults) != 1 || !strings.HasSuffix(faults[0].String(),
 		`shunt.yaml:1:33: warning: api.read_group: this machine has no group "guests", and the daemon does not start without it; create it with `+"`groupadd --system guests`") {

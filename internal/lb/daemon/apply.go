@@ -52,8 +52,11 @@ func (d *daemon) Apply(ctx context.Context, settings any) (node.Difference, erro
 	if err != nil {
 		return node.Difference{}, err
 	}
-	return node.Difference{Settings: changes, Services: status.Difference(difference), Text: difference.String(),
-		Empty: len(changes) == 0 && difference.Empty()}, nil
+	changed := node.Difference{Settings: changes, Services: status.Difference(difference)}
+	if !difference.Empty() {
+		changed.Text = difference.String()
+	}
+	return changed, nil
 }
 
 // refusesChange says why nothing may be changed any more, or is nil. The caller holds
@@ -63,7 +66,7 @@ func (d *daemon) refusesChange() error {
 	case d.stopped:
 		return control.ErrStopping
 	case d.draining:
-		return fmt.Errorf("%w, and waits for flows to end; start it again first", control.ErrStopping)
+		return control.ErrDraining
 	}
 	return nil
 }
@@ -78,29 +81,29 @@ func (d *daemon) change(ctx context.Context, named state.Declaration) (reconcile
 	if err != nil {
 		return reconcile.Difference{}, err
 	}
-	of := next.Config.Node
-	if err := requireInterfaces(d.unknown(of.Interfaces)); err != nil {
+	machine := next.Config.Node
+	if err := requireInterfaces(d.unknown(machine.Interfaces)); err != nil {
 		return reconcile.Difference{}, err
 	}
-	ports, err := portPool(of)
+	ports, err := portPool(machine)
 	if err != nil {
 		return reconcile.Difference{}, err
 	}
 	// Without overrides: a backend that is drained for good needs its room again without.
-	if _, err := d.reconciler.Plan(reconcile.Desired{Services: next.Configured, Limits: of.Limits}); err != nil {
+	if _, err := d.reconciler.Plan(reconcile.Desired{Services: next.Configured, Limits: machine.Limits}); err != nil {
 		return reconcile.Difference{}, err
 	}
 	if err := d.datapath.Prepare(next.Configured); err != nil {
 		return reconcile.Difference{}, err
 	}
 	// Interfaces before contents: a backend's way out must be known when it is named.
-	if err := d.interfaces.attachAll(d.writer.Snapshot().Config.Interfaces, of.Interfaces); err != nil {
+	if err := d.interfaces.attachAll(d.writer.Snapshot().Config.Interfaces, machine.Interfaces); err != nil {
 		return reconcile.Difference{}, err
 	}
-	if err := d.datapath.SetSettings(of.Timeouts, ports); err != nil {
+	if err := d.datapath.SetSettings(machine.Timeouts, ports); err != nil {
 		return reconcile.Difference{}, err
 	}
-	d.datapath.SetEncapsulation(of.Encapsulation)
+	d.datapath.SetEncapsulation(machine.Encapsulation)
 	if _, err := d.writer.Replace(declared); err != nil {
 		return reconcile.Difference{}, err
 	}
@@ -111,7 +114,7 @@ func (d *daemon) change(ctx context.Context, named state.Declaration) (reconcile
 	if err != nil {
 		return difference, fmt.Errorf("the change is carried out in part, and is tried again: %w", err)
 	}
-	return difference, d.interfaces.detachOthers(of.Interfaces)
+	return difference, d.interfaces.detachOthers(machine.Interfaces)
 }
 
 // unknown are interfaces that the configuration in force does not have. One that it has and that
