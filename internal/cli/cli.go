@@ -11,11 +11,11 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"runtime/debug"
 	"strings"
 	"syscall"
 
 	"github.com/shunt-lb/shunt/internal/node"
+	"github.com/shunt-lb/shunt/internal/start"
 	"github.com/spf13/cobra"
 )
 
@@ -30,7 +30,7 @@ const (
 )
 
 const (
-	defaultConfig   = "/etc/shunt/shunt.yaml"
+	defaultConfig   = start.DefaultConfig
 	defaultInstance = node.DefaultInstance
 	defaultSocket   = "/run/shunt/shunt.sock"
 )
@@ -120,24 +120,15 @@ func version() string {
 	if release != "" {
 		return release
 	}
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "(unknown)"
+	return start.BuildVersion()
 }
 
 func newLog(w io.Writer, format string, verbose bool) (*slog.Logger, error) {
-	options := &slog.HandlerOptions{}
-	if verbose {
-		options.Level = slog.LevelDebug
+	log, err := start.Log(w, format, verbose)
+	if err != nil {
+		return nil, usageError{err}
 	}
-	switch format {
-	case "text":
-		return slog.New(slog.NewTextHandler(w, options)), nil
-	case "json":
-		return slog.New(slog.NewJSONHandler(w, options)), nil
-	}
-	return nil, usageError{fmt.Errorf("--log-format is text or json, not %q", format)}
+	return log, nil
 }
 
 // untilStopped is a context that ends with SIGINT or SIGTERM; a second one exits at once.

@@ -6,13 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
-	"os/signal"
-	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
@@ -22,15 +18,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/source/file"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/products"
+	"github.com/shunt-lb/shunt/internal/start"
 	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 )
 
 func newRun(s streams) *cobra.Command {
-	var options node.Options
-	var format string
-	var verbose bool
+	var flags start.Flags
 	c := &cobra.Command{
 		Use:   "run",
 		Short: "Balance traffic: load the data plane and keep it correct (needs root)",
@@ -50,56 +45,15 @@ Ctrl-C (SIGINT) always detaches. A second Ctrl-C exits at once, as if the proces
 			if err := requireRoot("run", loadsPrograms); err != nil {
 				return err
 			}
-			timeout := c.Flags().Changed("drain-timeout")
-			if err := errors.Join(requireInstance(options.Instance), requireOnExit(options.OnExit, options.DrainTimeout, timeout)); err != nil {
-				return err
+			if err := flags.Check(c, s.err); err != nil {
+				return usageError{err}
 			}
-			var err error
-			if options.Log, err = newLog(s.err, format, verbose); err != nil {
-				return err
-			}
-			// What Go's HTTP client has to say of odd backends, it says to the default log.
-			slog.SetDefault(options.Log)
-			slog.SetLogLoggerLevel(slog.LevelDebug)
-			// `shunt run | tee log`: Ctrl-C ends tee first, and shunt still has to detach.
-			signal.Ignore(syscall.SIGPIPE)
-			ctx, interrupted := node.UntilTold(c.Context(), func() { os.Exit(exitInterrupted) })
-			options.Interrupted = interrupted
-			hangup := make(chan os.Signal, 1)
-			signal.Notify(hangup, syscall.SIGHUP)
-			options.Hangup = hangup
-			options.Version = version()
-			options.Products = products.All()
-			err = node.Run(ctx, options)
-			var faults *node.FaultsError
-			if errors.As(err, &faults) {
-				_ = config.Render(s.err, faults.Faults)
-			}
-			return err
+			flags.Products, flags.Version = products.All(), version()
+			return flags.Run(flags.Obey(c.Context(), func() { os.Exit(exitInterrupted) }), s.err)
 		},
 	}
-	c.Flags().StringVar(&options.ConfigPath, "config", defaultConfig, "configuration: a file, or a directory of *.yaml")
-	instanceFlag(c, &options.Instance)
-	c.Flags().StringVar(&options.Socket, "socket", os.Getenv("SHUNT_SOCKET"), "control socket, instead of the socket that the file names (SHUNT_SOCKET)")
-	c.Flags().BoolVar(&options.Watch, "watch", false, "apply the file whenever it changes")
-	c.Flags().StringVar((*string)(&options.OnExit), "on-exit", string(node.ExitDetach), "what SIGTERM does: detach, keep or drain")
-	c.Flags().DurationVar(&options.DrainTimeout, "drain-timeout", 5*time.Minute, "with --on-exit drain: time after which the remaining flows are given up")
-	c.Flags().StringVar(&format, "log-format", "text", "log format: text (key=value) or json")
-	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "log every next hop and every change")
+	flags.Add(c, node.ExitDetach)
 	return c
-}
-
-// requireOnExit refuses ways to stop that there are not; given is whether --drain-timeout was.
-func requireOnExit(way node.OnExit, timeout time.Duration, given bool) error {
-	switch {
-	case !slices.Contains(node.OnExits, way):
-		return usageError{fmt.Errorf("--on-exit is detach, keep or drain, not %q", way)}
-	case given && way != node.ExitDrain:
-		return usageError{fmt.Errorf("--drain-timeout is for --on-exit drain; with %s it has no effect", way)}
-	case timeout <= 0:
-		return usageError{fmt.Errorf("--drain-timeout %s leaves no time to drain; --on-exit detach does not wait", timeout)}
-	}
-	return nil
 }
 
 func newCheck(s streams) *cobra.Command {
@@ -317,12 +271,9 @@ func requireRoot(command, does string) error {
 	return nil
 }
 
-var instanceName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
-
-// requireInstance keeps a name from leading out of the folder it is used in.
 func requireInstance(instance string) error {
-	if !instanceName.MatchString(instance) {
-		return usageError{fmt.Errorf("--instance %q: a name is 1 to 32 of a-z, 0-9 and -, and does not begin with -", instance)}
+	if err := node.CheckInstance(instance); err != nil {
+		return usageError{err}
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -79,4 +80,14 @@ func Lock(instance string) (unlock func(), err error) {
 		return Lock(instance)
 	}
 	return func() { _ = os.Remove(path); _ = f.Close() }, nil
+}
+
+var instanceName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
+
+// CheckInstance keeps a name from leading out of the folders that it is used in.
+func CheckInstance(name string) error {
+	if !instanceName.MatchString(name) {
+		return fmt.Errorf("--instance %q: a name is 1 to 32 of a-z, 0-9 and -, and does not begin with -", name)
+	}
+	return nil
 }

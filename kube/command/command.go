@@ -9,9 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -21,10 +19,10 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
-	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/node"
+	"github.com/shunt-lb/shunt/internal/start"
 	"github.com/shunt-lb/shunt/kube/source"
 	"github.com/shunt-lb/shunt/kube/translate"
 )
@@ -111,10 +109,8 @@ func (q quiet) Enabled(ctx context.Context, _ slog.Level) bool {
 }
 
 func newRun(errOut io.Writer) *cobra.Command {
-	var options node.Options
+	var flags start.Flags
 	var from cluster
-	var format string
-	var verbose bool
 	c := &cobra.Command{
 		Use:   "run",
 		Short: "Balance the cluster's Services on this node (needs root)",
@@ -132,56 +128,26 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches.`,
 			if os.Geteuid() != 0 {
 				return errors.New("`shunt-kube run` loads programs into the kernel, which needs root: run it with sudo")
 			}
-			log, err := newLog(errOut, format, verbose)
+			if err := flags.Check(c, errOut); err != nil {
+				return usageError{err}
+			}
+			s, err := from.open(flags.Log)
 			if err != nil {
 				return err
 			}
-			s, err := from.open(log)
-			if err != nil {
-				return err
-			}
-			ctx, interrupted := node.UntilTold(c.Context(), func() { os.Exit(exitInterrupted) })
-			signal.Ignore(syscall.SIGPIPE) // see `shunt run`
-			hangup := make(chan os.Signal, 1)
-			signal.Notify(hangup, syscall.SIGHUP)
-			options.Log, options.Interrupted, options.Hangup = log, interrupted, hangup
-			options.Products = []node.Product{daemon.Product(daemon.Options{Sources: []daemon.Source{{Name: source.Name, Run: s.Follow}}})}
-			log.Info("waiting for the apiserver", "node", from.node)
+			ctx := flags.Obey(c.Context(), func() { os.Exit(exitInterrupted) })
+			flags.Log.Info("waiting for the apiserver", "node", from.node)
 			if err := s.Open(ctx); err != nil {
 				return err
 			}
-			err = node.Run(ctx, options)
-			var faults *node.FaultsError
-			if errors.As(err, &faults) {
-				_ = config.Render(errOut, faults.Faults)
-			}
-			return err
+			flags.Products = []node.Product{daemon.Product(daemon.Options{Sources: []daemon.Source{{Name: source.Name, Run: s.Follow}}})}
+			flags.Version = start.BuildVersion()
+			return flags.Run(ctx, errOut)
 		},
 	}
 	from.flags(c)
-	c.Flags().StringVar(&options.ConfigPath, "config", "/etc/shunt/shunt.yaml", "this node's configuration: a file, or a directory of *.yaml")
-	c.Flags().StringVar(&options.Instance, "instance", node.DefaultInstance, "name of the instance")
-	c.Flags().StringVar(&options.Socket, "socket", os.Getenv("SHUNT_SOCKET"), "control socket, instead of the socket that the file names (SHUNT_SOCKET)")
-	c.Flags().BoolVar(&options.Watch, "watch", false, "apply the file whenever it changes")
-	c.Flags().StringVar((*string)(&options.OnExit), "on-exit", string(node.ExitKeep), "what SIGTERM does: detach, keep or drain")
-	c.Flags().DurationVar(&options.DrainTimeout, "drain-timeout", 5*time.Minute, "with --on-exit drain: time after which the remaining flows are given up")
-	c.Flags().StringVar(&format, "log-format", "text", "log format: text (key=value) or json")
-	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "log every change, and what the client library says")
+	flags.Add(c, node.ExitKeep)
 	return c
-}
-
-func newLog(w io.Writer, format string, verbose bool) (*slog.Logger, error) {
-	options := &slog.HandlerOptions{}
-	if verbose {
-		options.Level = slog.LevelDebug
-	}
-	switch format {
-	case "text":
-		return slog.New(slog.NewTextHandler(w, options)), nil
-	case "json":
-		return slog.New(slog.NewJSONHandler(w, options)), nil
-	}
-	return nil, usageError{fmt.Errorf("--log-format is text or json, not %q", format)}
 }
 
 func newServices(out, errOut io.Writer) *cobra.Command {
@@ -192,7 +158,7 @@ func newServices(out, errOut io.Writer) *cobra.Command {
 		Short: "Print what the cluster's Services are on a node, and what of them is not served; no root, no daemon",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			log, err := newLog(errOut, "text", false)
+			log, err := start.Log(errOut, "text", false)
 			if err != nil {
 				return err
 			}

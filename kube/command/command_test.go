@@ -1,0 +1,27 @@
+package command
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestRunRefusesWhatMakesNoSense: flags are checked as those of `shunt run`, before anything is asked.
+func TestRunRefusesWhatMakesNoSense(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: without it nothing else is looked at")
+	}
+	for arguments, says := range map[string]string{
+		"--on-exit stay":                      `--on-exit is detach, keep or drain, not "stay"`,
+		"--instance ../x":                     `--instance "../x": a name is`,
+		"--drain-timeout 3s":                  "--drain-timeout is for --on-exit drain; with keep it has no effect",
+		"--log-format xml":                    `--log-format is text or json, not "xml"`,
+		"--on-exit drain --drain-timeout -1s": "leaves no time to drain",
+	} {
+		var out bytes.Buffer
+		if code := Main(append([]string{"run", "--kubeconfig", "/nobody"}, strings.Fields(arguments)...), &out, &out); code != exitUsage || !strings.Contains(out.String(), says) {
+			t.Errorf("%s: exit code %d and %q, want %d and %q", arguments, code, out.String(), exitUsage, says)
+		}
+	}
+}
