@@ -62,18 +62,12 @@ brackets means that it only carried the IO out, and it is not known for whom: th
 			if err := o.complete(); err != nil {
 				return err
 			}
-			types, err := sensor.FindBTF(o.btf, diag.Folders...)
+			types, err := findTypes(o.btf)
 			if err != nil {
-				return fmt.Errorf("%w; a file is named with --btf FILE", err)
+				return err
 			}
-			// `shunt diag io | head`: the summary is not wanted any more, and the sensors go with the process.
-			signal.Ignore(syscall.SIGPIPE)
-			ctx, cancel := untilStopped(c.Context())
+			ctx, cancel := toolContext(c.Context(), o.duration)
 			defer cancel()
-			if o.duration > 0 {
-				ctx, cancel = context.WithTimeout(ctx, o.duration)
-				defer cancel()
-			}
 			return privileges(io.Run(ctx, io.Options{BTF: types, Inode: o.inode}, o.View, time.Duration(o.cycle)*time.Second, o.output == "json", s.out))
 		},
 	}
@@ -92,7 +86,7 @@ brackets means that it only carried the IO out, and it is not known for whom: th
 	f.BoolVarP(&o.NoDisks, "nodisk", "n", false, "without the table of disks")
 	f.BoolVarP(&o.on, "misc", "m", true, "charge flushes to the process that wrote; always on")
 	f.BoolVarP(&o.json, "json", "j", false, "the same as -o json: one object a line")
-	f.StringVar(&o.btf, "btf", "", "file with the description of the kernel's types; default: the kernel's own, or found in "+diag.Folders[0])
+	btfFlag(c, &o.btf)
 	outputFlag(c, &o.output)
 	return c
 }
@@ -118,6 +112,31 @@ func (o *diagIOOptions) complete() error {
 	}
 	o.ByDisk = !o.files
 	return requireOutput(o.output)
+}
+
+func btfFlag(c *cobra.Command, file *string) {
+	c.Flags().StringVar(file, "btf", "", "file with the description of the kernel's types; default: the kernel's own, or found in "+diag.Folders[0])
+}
+
+// findTypes finds the description of the kernel's types.
+func findTypes(file string) (sensor.BTF, error) {
+	types, err := sensor.FindBTF(file, diag.Folders...)
+	if err != nil {
+		return types, fmt.Errorf("%w; a file is named with --btf FILE", err)
+	}
+	return types, nil
+}
+
+// toolContext is the time that a tool runs: until it is stopped, or for so long, if that is not 0.
+func toolContext(parent context.Context, atMost time.Duration) (context.Context, context.CancelFunc) {
+	// `shunt diag io | head`: the summary is not wanted any more, and the sensors go with the process.
+	signal.Ignore(syscall.SIGPIPE)
+	ctx, cancel := untilStopped(parent)
+	if atMost == 0 {
+		return ctx, cancel
+	}
+	ctx, expire := context.WithTimeout(ctx, atMost)
+	return ctx, func() { expire(); cancel() }
 }
 
 // privileges adds the command to a refusal for want of them.

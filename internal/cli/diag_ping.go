@@ -6,14 +6,11 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 	"gopkg.in/natefinch/lumberjack.v2"
 
-	"github.com/shunt-lb/shunt/internal/diag"
 	"github.com/shunt-lb/shunt/internal/diag/ping"
 	"github.com/shunt-lb/shunt/sensor"
 )
@@ -61,18 +58,12 @@ probe has the last point where it was seen, and why the kernel dropped it if tha
 			if err := o.complete(); err != nil {
 				return err
 			}
-			types, err := sensor.FindBTF(o.btf, diag.Folders...)
+			types, err := findTypes(o.btf)
 			if err != nil {
-				return fmt.Errorf("%w; a file is named with --btf FILE", err)
+				return err
 			}
-			// `shunt diag ping | head`: the summary is not wanted any more, and the sensors go with the process.
-			signal.Ignore(syscall.SIGPIPE)
-			ctx, cancel := untilStopped(c.Context())
+			ctx, cancel := toolContext(c.Context(), time.Duration(o.seconds)*time.Second)
 			defer cancel()
-			if o.seconds > 0 {
-				ctx, cancel = context.WithTimeout(ctx, time.Duration(o.seconds)*time.Second)
-				defer cancel()
-			}
 			if o.server {
 				return privileges(ping.Serve(ctx, types, o.output == "json", s.out))
 			}
@@ -90,7 +81,7 @@ probe has the last point where it was seen, and why the kernel dropped it if tha
 	f.StringVar(&o.log, "log", logDefault, "file to which -o log appends probes")
 	f.IntVar(&o.logSize, "logsize", 100, "MiB after which the log is renamed and a new one begun")
 	f.IntVar(&o.logBackups, "logbackup", 3, "renamed logs that are kept, the newest; 0: all")
-	f.StringVar(&o.btf, "btf", "", "file with the description of the kernel's types; default: the kernel's own, or found in "+diag.Folders[0])
+	btfFlag(c, &o.btf)
 	f.StringVarP(&o.output, "output", "o", "text", "output format: text, json, or log: probes as text into a file")
 	return c
 }

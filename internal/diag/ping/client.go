@@ -101,7 +101,7 @@ func (c *client) run(ctx context.Context, settled func(Probe) error) error {
 		if err := wait(clientNap, c.socket); err != nil {
 			return err
 		}
-		if err := c.receiveAll(); err != nil {
+		if err := c.socket.receiveAll(c.recorder.now, c.take); err != nil {
 			return err
 		}
 		probes, over, err := c.settleAll()
@@ -168,44 +168,28 @@ func (c *client) send(message []byte, n uint64) error {
 	return nil
 }
 
-// receiveAll takes the messages that are there.
-func (c *client) receiveAll() error {
-	for range 1024 { // then others are looked at
-		m, err := c.socket.receive()
-		user := c.recorder.now()
-		switch {
-		case errors.Is(err, errEmpty):
-			return nil
-		case errors.Is(err, errNotOurs):
-			continue
-		case err != nil:
-			return err
-		}
-		c.take(m, user)
-	}
-	return nil
-}
-
-func (c *client) take(m arrival, user uint64) {
+// take is what socket.receiveAll hands over.
+func (c *client) take(m arrival, user uint64) error {
 	if m.session != c.session {
-		return
+		return nil
 	}
 	if m.kind == byte(pingPingConstantPING_KIND_REPORT) {
 		c.takeReport(m)
-		return
+		return nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := c.pending[m.sequence]
 	if p == nil || p.user != 0 {
 		c.duplicate++
-		return
+		return nil
 	}
 	p.user = user
 	if p.here, p.known = c.recorder.look(c.session, m.sequence); !p.known {
 		p.here = row{} // another probe's
 	}
 	p.woken = c.recorder.wokenBetween(p.here.AtNs[pingPingPointPING_POINT_SOCKET], user)
+	return nil
 }
 
 func (c *client) takeReport(m arrival) {

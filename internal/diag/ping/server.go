@@ -97,7 +97,8 @@ func (s *server) run(ctx context.Context) error {
 		}
 		before := s.served.Probes
 		for _, one := range s.sockets {
-			if err := s.receiveAll(one); err != nil {
+			err := one.receiveAll(s.recorder.now, func(m arrival, user uint64) error { return s.take(one, m, user) })
+			if err != nil {
 				return err
 			}
 		}
@@ -112,34 +113,20 @@ func (s *server) run(ctx context.Context) error {
 	return nil
 }
 
-func (s *server) receiveAll(one *socket) error {
-	for range 1024 {
-		m, err := one.receive()
-		user := s.recorder.now()
-		switch {
-		case errors.Is(err, errEmpty):
-			return nil
-		case errors.Is(err, errNotOurs):
-			continue
-		case err != nil:
-			return err
-		}
-		s.served.Probes++
-		if uint64(len(s.waiting)) >= rowCount {
-			s.served.Crowded++
-			continue
-		}
-		h := &heard{seen: seen{sequence: m.sequence, user: user}, session: m.session, id: m.id, socket: one, from: m.from}
-		if v, known := s.recorder.look(m.session, m.sequence); known {
-			h.seen.socket = v.AtNs[pingPingPointPING_POINT_SOCKET]
-			h.woken = s.recorder.wokenBetween(h.seen.socket, user)
-		}
-		s.waiting = append(s.waiting, h)
-		if err := s.meet(h); err != nil {
-			return err
-		}
+// take is what socket.receiveAll hands over.
+func (s *server) take(one *socket, m arrival, user uint64) error {
+	s.served.Probes++
+	if uint64(len(s.waiting)) >= rowCount {
+		s.served.Crowded++
+		return nil
 	}
-	return nil
+	h := &heard{seen: seen{sequence: m.sequence, user: user}, session: m.session, id: m.id, socket: one, from: m.from}
+	if v, known := s.recorder.look(m.session, m.sequence); known {
+		h.seen.socket = v.AtNs[pingPingPointPING_POINT_SOCKET]
+		h.woken = s.recorder.wokenBetween(h.seen.socket, user)
+	}
+	s.waiting = append(s.waiting, h)
+	return s.meet(h)
 }
 
 // meet tells of a client when it is new. It remembers so many, and tells of more again.

@@ -121,6 +121,29 @@ func (s *socket) receive() (arrival, error) {
 	return arrival{h, from, binary.BigEndian.Uint16(b[4:]), b[min(len(b), icmpBytes+headBytes):]}, err
 }
 
+// passMax is how many messages of a socket are taken at once, before others are looked at.
+const passMax = 1024
+
+// receiveAll takes the messages that are there, each with the time at which it was received.
+func (s *socket) receiveAll(now func() uint64, take func(m arrival, at uint64) error) error {
+	for range passMax {
+		m, err := s.receive()
+		at := now()
+		switch {
+		case errors.Is(err, errEmpty):
+			return nil
+		case errors.Is(err, errNotOurs):
+			continue
+		case err == nil:
+			err = take(m, at)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // wait waits until one of the sockets has a message.
 func wait(longest time.Duration, sockets ...*socket) error {
 	polled := make([]unix.PollFd, len(sockets))
