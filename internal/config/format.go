@@ -99,16 +99,6 @@ type Contents struct {
 	gaveUp   bool // there were too many faults to read on
 }
 
-// Has reports whether a file has a key of the part of that name, also one with a fault.
-func (c *Contents) Has(name string) bool {
-	for part := range c.named {
-		if part.name == name {
-			return true
-		}
-	}
-	return false
-}
-
 // field is the value of a key at the top.
 func (c *Contents) field(f *Field) reflect.Value {
 	value := c.values[f.part]

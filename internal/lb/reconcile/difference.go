@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // Difference is what a change of the desired state does, in the user's terms.
@@ -119,7 +120,7 @@ func (d Difference) String() string {
 		lines = append(lines, address.String())
 	}
 	if d.Repairs > 0 {
-		lines = append(lines, fmt.Sprintf("~ %s repaired after an interrupted change", count(d.Repairs, "record")))
+		lines = append(lines, fmt.Sprintf("~ %s repaired after an interrupted change", value.Counted(d.Repairs, "record")))
 	}
 	return strings.Join(lines, "\n")
 }
@@ -131,9 +132,9 @@ func (s ServiceDifference) String() string {
 	var clauses []string
 	switch s.Change {
 	case Added:
-		clauses = append(clauses, count(len(s.FrontendsAdded), "frontend"), count(len(s.BackendsAdded), "backend"))
+		clauses = append(clauses, value.Counted(len(s.FrontendsAdded), "frontend"), value.Counted(len(s.BackendsAdded), "backend"))
 	case Removed:
-		clauses = append(clauses, count(len(s.FrontendsRemoved), "frontend"), count(len(s.BackendsRemoved), "backend"))
+		clauses = append(clauses, value.Counted(len(s.FrontendsRemoved), "frontend"), value.Counted(len(s.BackendsRemoved), "backend"))
 	default:
 		for _, a := range s.Attributes {
 			clauses = append(clauses, a.String())
@@ -199,13 +200,6 @@ func (a AddressDifference) String() string {
 		text = strings.Join(a.Before, ", ") + " -> " + strings.Join(a.After, ", ")
 	}
 	return fmt.Sprintf("%s address %s: %s", signs[a.Change], a.Address, text)
-}
-
-func count(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // roles is what an address record says, in words.

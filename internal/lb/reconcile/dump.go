@@ -12,6 +12,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/lb/maglev"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // Dump is the contents as text, the same for the same contents: a line for each record,
@@ -97,7 +98,7 @@ func dumpSlots(out *strings.Builder, slots Table, backends map[uint32]BackendRec
 		}
 	}
 	for _, ref := range slices.SortedFunc(maps.Keys(counts), compareRefs) {
-		fmt.Fprintf(out, "  %s: %s\n", refText(ref), count(counts[ref], "slot"))
+		fmt.Fprintf(out, "  %s: %s\n", refText(ref), value.Counted(counts[ref], "slot"))
 	}
 	fmt.Fprintf(out, "  placement 0x%016x\n", placement.Sum64())
 	dumpTransitions(out, slots)
@@ -134,7 +135,7 @@ func dumpTransitions(out *strings.Builder, slots Table) {
 		if slot.PreviousBefore {
 			who = "in the table before"
 		}
-		fmt.Fprintf(out, "  previous %s: %s\n", who, count(previous[slot], "slot"))
+		fmt.Fprintf(out, "  previous %s: %s\n", who, value.Counted(previous[slot], "slot"))
 	}
 }
 
