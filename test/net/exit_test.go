@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/lab"
 )
@@ -216,14 +215,7 @@ func TestSeveralInterrupts(t *testing.T) {
 	b.nothingLeft(t, before)
 
 	b.start()
-	folder, err := os.Open("/sys/fs/bpf/shunt/" + b.instance)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer folder.Close()
-	if err := unix.Flock(int(folder.Fd()), unix.LOCK_EX); err != nil { // attaching waits for it
-		t.Fatal(err)
-	}
+	b.holdAttaching(t)
 	b.write(b.file(settings{attach: "generic"}))
 	if err := b.daemon.command.Process.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
@@ -236,7 +228,7 @@ func TestSeveralInterrupts(t *testing.T) {
 		return err
 	})
 	log := b.daemon
-	err = interruptUntilEnd() // a stop waits for the reload
+	err := interruptUntilEnd() // a stop waits for the reload
 	if exit, is := err.(*exec.ExitError); !is || exit.ExitCode() != 130 {
 		t.Errorf("after many SIGINT: %v, want exit code 130\n%s", err, log.log())
 	}

@@ -126,6 +126,24 @@ func TestNotify(t *testing.T) {
 	sessions[0].Close()
 }
 
+// holdAttaching has every attaching of the instance wait, until letGo or the end of the test.
+func (b *bed) holdAttaching(t *testing.T) (letGo func()) {
+	t.Helper()
+	folder, err := os.Open("/sys/fs/bpf/shunt/" + b.instance)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = folder.Close() })
+	flock := func(how int) {
+		t.Helper()
+		if err := unix.Flock(int(folder.Fd()), how); err != nil {
+			t.Fatal(err)
+		}
+	}
+	flock(unix.LOCK_EX)
+	return func() { flock(unix.LOCK_UN) }
+}
+
 // The watchdog is told that shunt is alive only while it gets on with its work: not while a
 // change hangs in the kernel, although the process runs, and again when it goes on.
 func TestWatchdogOfAStuckChange(t *testing.T) {
@@ -134,14 +152,7 @@ func TestWatchdogOfAStuckChange(t *testing.T) {
 	b.write(b.file(settings{attach: "native"}))
 	b.supervised(t, m, patience*3*time.Second)
 	m.has(t, "READY=1")
-	folder, err := os.Open("/sys/fs/bpf/shunt/" + b.instance)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer folder.Close()
-	if err := unix.Flock(int(folder.Fd()), unix.LOCK_EX); err != nil { // attaching waits for it
-		t.Fatal(err)
-	}
+	letGo := b.holdAttaching(t)
 	b.write(b.file(settings{attach: "generic"}))
 	done := make(chan string)
 	go func() {
@@ -153,9 +164,7 @@ func TestWatchdogOfAStuckChange(t *testing.T) {
 	if b.status(); m.lastPing() != stuck {
 		t.Error("the watchdog was told that a stuck daemon is alive")
 	}
-	if err := unix.Flock(int(folder.Fd()), unix.LOCK_UN); err != nil {
-		t.Fatal(err)
-	}
+	letGo()
 	t.Log(<-done)
 	eventually(t, 20*time.Second, "signs of life after it has gone on", func() error {
 		if m.lastPing() == stuck {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/udp/proto"
+	"github.com/shunt-lb/shunt/internal/udp/udptest"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 	"github.com/shunt-lb/shunt/udp"
 	"golang.org/x/sys/unix"
@@ -122,32 +123,13 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func needsRoot(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: loads BPF programs and makes network namespaces")
-	}
-}
-
 func newBed(t *testing.T, options Options) *bed {
 	t.Helper()
-	needsRoot(t)
+	n := udptest.New(t, lab.Cable{Queues: 2})
 	folder := t.TempDir()
 	must(t, os.Chmod(filepath.Dir(folder), 0o711)) // nobody connects to a socket below it
-	b := &bed{t: t, path: filepath.Join(folder, "s")}
-	l, err := lab.New("")
-	must(t, err)
-	t.Cleanup(func() { must(t, l.Close()) })
-	b.client, err = l.AddHost("client")
-	must(t, err)
-	b.server, err = l.AddHost("server")
-	must(t, err)
-	must(t, l.Connect(
-		lab.End{Host: b.client, Interface: "eth0", IPv4: netip.MustParsePrefix("192.0.2.1/24"), IPv6: netip.MustParsePrefix("2001:db8::1/64")},
-		lab.End{Host: b.server, Interface: "eth0", IPv4: netip.MustParsePrefix("192.0.2.10/24"), IPv6: netip.MustParsePrefix("2001:db8::10/64")},
-		lab.Cable{Queues: 2}))
-	b.addresses = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.10:5000"), netip.MustParseAddrPort("[2001:db8::10]:5000")}
-	must(t, b.client.SetOffload("eth0", map[string]bool{"tx": false}))
+	b := &bed{t: t, path: filepath.Join(folder, "s"), client: n.Client, server: n.Server, addresses: n.Addresses}
+	var err error
 	options.Socket, options.In = b.path, b.server.Run
 	b.broker, err = Open(options)
 	must(t, err)
@@ -155,7 +137,7 @@ func newBed(t *testing.T, options Options) *bed {
 	must(t, b.broker.Apply([]Offer{b.offer()}))
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	must(t, l.Ready(ctx))
+	must(t, n.Lab.Ready(ctx))
 	for _, address := range b.addresses {
 		_, err := b.server.ServeUDP(address.String(), "kernel")
 		must(t, err)

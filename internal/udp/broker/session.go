@@ -1,6 +1,8 @@
 package broker
 
 import (
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -251,6 +253,14 @@ func (s *session) introduce(within <-chan time.Time) (name string, err error) {
 		return "", refuse(proto.EndFailed, "%v", err)
 	}
 	return proto.Text(request.Name[:]), nil
+}
+
+func newNonce() (uint64, error) {
+	var b [8]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		return 0, fmt.Errorf("make a nonce: %w", err)
+	}
+	return binary.LittleEndian.Uint64(b[:]), nil
 }
 
 func (s *session) termMS() uint32 { return uint32(s.broker.options.Term.Milliseconds()) }

@@ -1,9 +1,6 @@
 package broker
 
 import (
-	"crypto/rand"
-	"encoding/binary"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -111,12 +108,4 @@ func (s *session) status() *LeaseStatus {
 	st := &LeaseStatus{Number: s.number, Holder: s.peer.Identity, Since: s.since, Mode: s.lease.Grant.Mode, Reason: s.lease.Grant.Reason}
 	st.Queues, _ = s.lease.Status() // of rings that were tampered with there is none; the audit ends them
 	return st
-}
-
-func newNonce() (uint64, error) {
-	var b [8]byte
-	if _, err := rand.Read(b[:]); err != nil {
-		return 0, fmt.Errorf("make a nonce: %w", err)
-	}
-	return binary.LittleEndian.Uint64(b[:]), nil
 }

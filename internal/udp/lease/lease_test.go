@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -15,6 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/udp/hook"
+	"github.com/shunt-lb/shunt/internal/udp/udptest"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 	"golang.org/x/sys/unix"
 )
@@ -37,24 +37,8 @@ func newBed(t *testing.T, mode kernel.Mode) *bed { return newBedOf(t, mode, 1500
 
 func newBedOf(t *testing.T, mode kernel.Mode, mtu int) *bed {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: loads BPF programs and makes network namespaces")
-	}
-	b := &bed{t: t}
-	l, err := lab.New("")
-	must(t, err)
-	t.Cleanup(func() { must(t, l.Close()) })
-	b.client, err = l.AddHost("client")
-	must(t, err)
-	b.server, err = l.AddHost("server")
-	must(t, err)
-	must(t, l.Connect(
-		lab.End{Host: b.client, Interface: "eth0", IPv4: netip.MustParsePrefix("192.0.2.1/24"), IPv6: netip.MustParsePrefix("2001:db8::1/64")},
-		lab.End{Host: b.server, Interface: "eth0", IPv4: netip.MustParsePrefix("192.0.2.10/24"), IPv6: netip.MustParsePrefix("2001:db8::10/64")},
-		lab.Cable{Queues: queues, MTU: mtu}))
-	b.addresses = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.10:5000"), netip.MustParseAddrPort("[2001:db8::10]:5000")}
-	// The kernel's own answers to the client must be whole, where XDP sees them as they are.
-	must(t, b.client.SetOffload("eth0", map[string]bool{"tx": false}))
+	n := udptest.New(t, lab.Cable{Queues: queues, MTU: mtu})
+	b := &bed{t: t, client: n.Client, server: n.Server, addresses: n.Addresses}
 	must(t, b.server.Run(func() (err error) {
 		b.hook, err = hook.Attach(hook.Options{Interface: "eth0", Mode: mode})
 		return err
@@ -62,7 +46,7 @@ func newBedOf(t *testing.T, mode kernel.Mode, mtu int) *bed {
 	t.Cleanup(func() { must(t, b.hook.Close()) })
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	must(t, l.Ready(ctx))
+	must(t, n.Lab.Ready(ctx))
 	return b
 }
 
