@@ -360,7 +360,7 @@ func TestWaysToEnd(t *testing.T) {
 
 // TestSettingsAreLetGo: of a product that is open, what the file said is not kept.
 func TestSettingsAreLetGo(t *testing.T) {
-	type large struct{ text [1 << 20]byte }
+	type large [1 << 20]byte
 	one := (&tiny{name: "one"}).product()
 	one.Open = func(context.Context, *Host, any) (Instance, error) { return &running{tiny: &tiny{name: "one"}}, nil }
 	p := newProducts([]Product{one}, &Host{Conditions: &condition.Set{}, Log: slog.New(slog.DiscardHandler)})
