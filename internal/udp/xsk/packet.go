@@ -100,18 +100,20 @@ func reply(frame []byte) (int, error) {
 	}
 	swap(frame[0:6], frame[6:12])
 	ip := frame[ethernetSize:]
-	size := ip4Size
+	size, length := ip4Size, udpSize+len(p.Payload) // what UDP does not count of the packet is left out
 	if p.Source.Addr().Is4() {
 		swap(ip[12:16], ip[16:20])
 		ip[8] = replyTTL
+		binary.BigEndian.PutUint16(ip[2:], uint16(ip4Size+length))
 		binary.BigEndian.PutUint16(ip[10:], 0)
 		binary.BigEndian.PutUint16(ip[10:], finish(sum(ip[:ip4Size], 0)))
 	} else {
 		size = ip6Size
 		swap(ip[8:24], ip[24:40])
 		ip[7] = replyTTL
+		binary.BigEndian.PutUint16(ip[4:], uint16(length))
 	}
-	udp := ip[size : size+udpSize+len(p.Payload)]
+	udp := ip[size : size+length]
 	swap(udp[0:2], udp[2:4])
 	binary.BigEndian.PutUint16(udp[4:], uint16(len(udp)))
 	binary.BigEndian.PutUint16(udp[6:], 0)

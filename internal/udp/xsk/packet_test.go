@@ -107,6 +107,11 @@ func FuzzParse(f *testing.F) {
 	f.Add(udp4(f, "hello"))
 	f.Add(udp6(f, "hello"))
 	f.Add(udp4(f, "hello", packet.IPv4Options(1, 1, 1, 0)))
+	for _, frame := range [][]byte{udp4(f, "hello"), udp6(f, "hello")} { // UDP's length is less than IP's
+		udp := len(frame) - len("hello") - udpSize
+		binary.BigEndian.PutUint16(frame[udp+4:], udpSize+1)
+		f.Add(frame)
+	}
 	f.Fuzz(func(t *testing.T, frame []byte) {
 		p, err := Parse(frame)
 		if err != nil {
