@@ -140,7 +140,7 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches.`,
 			if err := s.Open(ctx); err != nil {
 				return err
 			}
-			flags.Products = []node.Product{daemon.Product(daemon.Options{Sources: []daemon.Source{{Name: source.Name, Run: s.Follow}}})}
+			flags.Products = []node.Product{daemon.Product(daemon.Options{Sources: []daemon.Source{{Name: source.Name, First: s.First, Run: s.Follow}}})}
 			flags.Version = start.BuildVersion()
 			return flags.Run(ctx, errOut)
 		},

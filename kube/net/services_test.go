@@ -168,7 +168,8 @@ func (b *bed) restarts(t *testing.T, web *corev1.Service) {
 	b.must(b.agent.End(syscall.SIGTERM, patience))
 	b.goesOn(t, "without an agent", s, "b1")
 	b.served(t, "tcp", address, "b1", "b2", "b3")
-	b.start() // breaks the connection, as long as the file is carried out before the cluster's services
+	b.start()
+	b.goesOn(t, "with the next agent", s, "b1")
 	b.served(t, "tcp", address, "b1", "b2", "b3")
 }
 

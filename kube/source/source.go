@@ -135,6 +135,13 @@ func (s *Source) Current() ([]model.Service, []translate.Fault) {
 	return s.set.Services(), slices.Concat(s.nodeFaults, s.set.Faults())
 }
 
+// First is what the objects come to when the node starts. It is called after Open, and is a
+// daemon.Source's First.
+func (s *Source) First() []model.Service {
+	s.work()
+	return s.set.Services()
+}
+
 // Follow calls replace with all services, at first and whenever they are others, until ctx ends. It is
 // called after Open, and is a daemon.Source's Run.
 func (s *Source) Follow(ctx context.Context, replace func([]model.Service) error) {
@@ -182,27 +189,11 @@ func (s *Source) declare(replace func([]model.Service) error) (left bool, err er
 		if !errors.As(err, &conflict) {
 			return s.set.Refused(), err
 		}
-		name := named(s.set.Services(), conflict.Object)
-		if name == "" {
+		if conflict.Service == "" {
 			return true, err
 		}
-		s.set.Refuse(name, conflict.Error())
+		s.set.Refuse(conflict.Service, conflict.Error())
 	}
-}
-
-// named is the service that a conflict is about, or "".
-func named(services []model.Service, object string) string {
-	for i := range services {
-		if object == fmt.Sprintf("service %q", services[i].Name) {
-			return services[i].Name
-		}
-		for _, f := range services[i].Frontends {
-			if object == "frontend "+f.String() {
-				return services[i].Name
-			}
-		}
-	}
-	return ""
 }
 
 // changed notes what an object's event is about.

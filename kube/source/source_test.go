@@ -165,7 +165,7 @@ func TestRefused(t *testing.T) {
 		for _, s := range services {
 			for _, f := range s.Frontends {
 				if f.Address.String() == "10.96.0.1" {
-					return fmt.Errorf("take over: %w", &state.ConflictError{Source: source.Name, Object: "frontend " + f.String(), Owner: "file"})
+					return fmt.Errorf("take over: %w", &state.ConflictError{Source: source.Name, Service: s.Name, Object: "frontend " + f.String(), Owner: "file"})
 				}
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"os/signal"
 	"strings"
@@ -36,13 +37,17 @@ func becomeDaemon() {
 // runWithSource knows the options that launch gives, and returns the exit code.
 func runWithSource(path string) int {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	balancer := daemon.Product(daemon.Options{Sources: []daemon.Source{{Name: "second", Run: func(ctx context.Context, replace func([]model.Service) error) {
-		follow(ctx, path, func(services []model.Service) {
-			if err := replace(services); err != nil {
-				log.Error("second source refused", "error", err)
-			}
-		})
-	}}}})
+	balancer := daemon.Product(daemon.Options{Sources: []daemon.Source{{
+		Name:  "second",
+		First: func() []model.Service { services, _ := servicesOf(path); return services },
+		Run: func(ctx context.Context, replace func([]model.Service) error) {
+			follow(ctx, path, func(services []model.Service) {
+				if err := replace(services); err != nil {
+					log.Error("second source refused", "error", err)
+				}
+			})
+		},
+	}}})
 	options := node.Options{Log: log, Products: []node.Product{balancer}}
 	flags := flag.NewFlagSet("run", flag.ExitOnError)
 	flags.StringVar(&options.ConfigPath, "config", "", "")
@@ -64,17 +69,9 @@ func follow(ctx context.Context, path string, changed func([]model.Service)) {
 	defer tick.Stop()
 	var last []byte
 	for {
-		text, err := os.ReadFile(path)
-		if err == nil && !bytes.Equal(text, last) {
-			var loaded model.Config
-			if len(text) > 0 {
-				var faults []config.Fault
-				if loaded, faults, err = file.Load(path); err != nil || config.HasErrors(faults) {
-					panic(fmt.Sprint("the test's own file has faults: ", err, faults))
-				}
-			}
+		if services, text := servicesOf(path); text != nil && !bytes.Equal(text, last) {
 			last = text
-			changed(loaded.Services)
+			changed(services)
 		}
 		select {
 		case <-ctx.Done():
@@ -82,6 +79,19 @@ func follow(ctx context.Context, path string, changed func([]model.Service)) {
 		case <-tick.C:
 		}
 	}
+}
+
+// servicesOf are the services of a file, and its text; nil without one.
+func servicesOf(path string) (services []model.Service, text []byte) {
+	text, err := os.ReadFile(path)
+	if err != nil || len(text) == 0 {
+		return nil, text
+	}
+	loaded, faults, err := file.Load(path)
+	if err != nil || config.HasErrors(faults) {
+		panic(fmt.Sprint("the test's own file has faults: ", err, faults))
+	}
+	return loaded.Services, text
 }
 
 // A service that is not from the file is as good as one that is: the program that its forwarding
@@ -184,4 +194,49 @@ func (b *bed) edgeIsServed(t *testing.T, when string) {
 		return
 	}
 	t.Errorf("%s, status does not show the service", when)
+}
+
+// TestSecondSourceRestarts: a start takes over the services of all sources in one step, so that
+// connections to a service that is not from the file go on. Of a source that meets the file, the
+// services that meet it are left out, and no others.
+func TestSecondSourceRestarts(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.TwoArm, Backends: 2})
+	path := b.path + ".second"
+	b.env = []string{sourceVariable + "=" + path}
+	service := func(name string, port int) string {
+		return fmt.Sprintf("  - {name: %s, address: %s, port: %d, backends: [{address: %s, port: 8080}]}\n", name, lab.VIP4, port, b.Backends[1].Addr4())
+	}
+	b.replaceFile(path, "interfaces: [{name: lo}]\nservices:\n"+service("edge", 8081)+service("web", 8082)+service("meets", 80))
+	b.write(b.file(settings{attach: "native"}))
+	b.start()
+	one, err := b.Client.OpenSession(within(t, answerTimeout), "tcp", netip.AddrPort{}, at(lab.VIP4, 8081))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { one.Close() })
+	s := &session{Session: one, address: at(lab.VIP4, 8081)}
+	if s.first, err = s.get(); err != nil {
+		t.Fatal(err)
+	}
+	for _, ends := range []string{"kill -9", "another kill -9"} {
+		b.kill()
+		b.start()
+		if err := b.alive(s); err != nil {
+			t.Errorf("after %s: %v", ends, err)
+		}
+	}
+	log := b.daemon.log()
+	for _, want := range []string{
+		`msg="a service is left out" source=second service=web error="take over configuration of source \"second\": service \"web\" belongs to source \"file\"`,
+		`service=meets error="take over configuration of source \"second\": frontend tcp 192.0.2.10:80 belongs to source \"file\"`,
+	} {
+		if !strings.Contains(log, want) {
+			t.Errorf("the log lacks %s:\n%s", want, log)
+		}
+	}
+	for _, s := range b.status().Services {
+		if s.Name == "meets" {
+			t.Errorf("a service that meets one of the file is in force: %+v", s)
+		}
+	}
 }

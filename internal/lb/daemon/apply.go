@@ -71,13 +71,13 @@ func (d *daemon) refusesChange() error {
 	return nil
 }
 
-// change makes this what a source declares. The order is: what may be refused first, new
-// interfaces, contents, old interfaces. Whatever is done here is of the snapshot that comes of
-// it, which has what other sources declare, too. The caller holds d.applying.
-func (d *daemon) change(ctx context.Context, named state.Declaration) (reconcile.Difference, error) {
+// change makes these the declarations of their sources. The order is: what may be refused first,
+// new interfaces, contents, old interfaces. All of this is done for the snapshot that results, which
+// has what other sources declare, too. The caller holds d.applying.
+func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconcile.Difference, error) {
 	declared, keep := d.names.expanded(ctx, named)
 	defer d.names.forget()
-	next, err := d.writer.Try(declared)
+	next, err := d.writer.Try(declared...)
 	if err != nil {
 		return reconcile.Difference{}, err
 	}
@@ -104,7 +104,7 @@ func (d *daemon) change(ctx context.Context, named state.Declaration) (reconcile
 		return reconcile.Difference{}, err
 	}
 	d.datapath.SetEncapsulation(machine.Encapsulation)
-	if _, err := d.writer.Replace(declared); err != nil {
+	if _, err := d.writer.Replace(declared...); err != nil {
 		return reconcile.Difference{}, err
 	}
 	// From here on it is carried out, now or by trying again.

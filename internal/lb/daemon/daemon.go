@@ -195,7 +195,7 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	d.names = newNames(resolve.Open(resolve.Options{Path: namesPath(d.host.Instance), Log: d.log, Conditions: d.conditions}), d.conditions)
 	d.pulse = newPulse(dp, d.host.Instance, d.conditions, d.log)
 	d.chained = newChainedWatch(d.conditions, d.log)
-	_, err = d.change(ctx, ofFile(config))
+	_, err = d.change(ctx, d.first(config)...)
 	return err
 }
 

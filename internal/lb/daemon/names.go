@@ -48,25 +48,32 @@ func (n *names) questions() (all []resolve.Question) {
 // forget ends the look-ups of names that no source has.
 func (n *names) forget() { n.follower.Follow(n.questions()) }
 
-// expanded is a declaration with the present addresses of its names. keep makes it the source's; without keep, forget
-// makes everything as it was.
-func (n *names) expanded(ctx context.Context, declared state.Declaration) (with state.Declaration, keep func()) {
-	questions := resolve.Questions(declared.Services)
+// expanded is declarations with the present addresses of their names. keep makes them the sources'; without keep,
+// forget makes everything as it was.
+func (n *names) expanded(ctx context.Context, declared []state.Declaration) (with []state.Declaration, keep func()) {
+	var questions []resolve.Question
+	for _, d := range declared {
+		questions = append(questions, resolve.Questions(d.Services)...)
+	}
 	n.follower.Follow(append(n.questions(), questions...))
 	if len(questions) > 0 {
 		limited, cancel := context.WithTimeout(ctx, namesAwait)
 		n.follower.Await(limited, questions)
 		cancel()
 	}
-	services, unusable := resolve.Expand(declared.Services, n.follower.Answer)
-	with = declared
-	with.Services = services
+	unusable := make([][]condition.Condition, len(declared))
+	with = slices.Clone(declared)
+	for i := range with {
+		with[i].Services, unusable[i] = resolve.Expand(declared[i].Services, n.follower.Answer)
+	}
 	keep = func() {
-		delete(n.declared, declared.Source)
-		if len(questions) > 0 {
-			n.declared[declared.Source] = declared
+		for i, d := range declared {
+			delete(n.declared, d.Source)
+			if len(resolve.Questions(d.Services)) > 0 {
+				n.declared[d.Source] = d
+			}
+			n.unusable[d.Source] = unusable[i]
 		}
-		n.unusable[declared.Source] = unusable
 		var all []condition.Condition
 		for _, some := range n.unusable {
 			all = append(all, some...)

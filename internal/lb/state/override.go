@@ -267,9 +267,9 @@ func names(services []model.Service, b model.BackendAddress) bool {
 
 // overridesAfter is what remains of the overrides once a source wants services. A source that
 // has not spoken since the start still counts as naming what it named before.
-func (w *Writer) overridesAfter(source string, services []model.Service) (next map[overrideKey]Override, different bool) {
+func overridesAfter(overrides map[overrideKey]Override, source string, services []model.Service) (next map[overrideKey]Override, different bool) {
 	next = map[overrideKey]Override{}
-	for key, o := range w.overrides {
+	for key, o := range overrides {
 		before, is := slices.Contains(o.Sources, source), names(services, key.backend)
 		if before != is {
 			different = true

@@ -43,10 +43,11 @@ type Snapshot struct {
 // ConflictError says that a source names something another one owns. Nothing of the
 // refused configuration has been taken over.
 type ConflictError struct {
-	Source string // who was refused
-	Object string // what it named: `service "web"`, "frontend tcp 192.0.2.10:80", "the node"
-	Owner  string // the source that has it
-	Detail string // how they meet, where that is not plain; may be empty
+	Source  string // who was refused
+	Service string // its service that names the object; "" where the object is the node
+	Object  string // `service "web"`, "frontend tcp 192.0.2.10:80", "the node"
+	Owner   string // the source that has it
+	Detail  string // how they meet, where that is not plain; may be empty
 }
 
 // Error names both sources, the object, and the way out.
@@ -100,19 +101,20 @@ type Declaration struct {
 	Services []model.Service // none withdraws everything
 }
 
-// Replace puts a declaration in the place of the source's last one, as a whole. The writer
-// keeps its own copy. It returns the revision that contains it, which is the present one if
-// nothing changed, or a *ConflictError, and then nothing has changed: a service belongs to the
-// source that named it first, and so does the node. Overrides whose backend no source names any
-// more end; see Save for the file.
-func (w *Writer) Replace(declared Declaration) (Revision, error) {
+// Replace puts each declaration in the place of its source's last one: all of them as a whole, in
+// one step. The writer keeps its own copy. It returns the revision that contains them, which is the
+// present one if nothing changed, or a *ConflictError, and then nothing has changed: a service
+// belongs to the source that named it first, and so does the node. Of two sources that are declared
+// here the former is the first. Overrides whose backend no source names any more end; see Save for
+// the file.
+func (w *Writer) Replace(declared ...Declaration) (Revision, error) {
 	w.changing.Lock()
 	defer w.changing.Unlock()
 	return w.adopt(w.draft(declared))
 }
 
 // Try is what Replace would publish, or the error that it would return. Nothing changes.
-func (w *Writer) Try(declared Declaration) (*Snapshot, error) {
+func (w *Writer) Try(declared ...Declaration) (*Snapshot, error) {
 	w.changing.Lock()
 	defer w.changing.Unlock()
 	draft, err := w.draft(declared)
@@ -124,7 +126,7 @@ func (w *Writer) Try(declared Declaration) (*Snapshot, error) {
 
 // draft is what a writer knows, after a change that may be taken over.
 type draft struct {
-	source           string // who changes it
+	declaring        []string // the sources that change it
 	owner            string
 	sources          map[string][]model.Service
 	merged           model.Config
@@ -132,20 +134,25 @@ type draft struct {
 	overridesChanged bool
 }
 
-// draft is what the writer knows once a source has declared this. The caller holds changing.
-func (w *Writer) draft(declared Declaration) (draft, error) {
-	source, node, owner := declared.Source, w.merged.Node, w.owner
-	if declared.Node != nil {
-		if owner != "" && owner != source {
-			return draft{}, &ConflictError{Source: source, Object: "the node", Owner: owner}
+// draft is what the writer knows once sources have declared this. The caller holds changing.
+func (w *Writer) draft(declared []Declaration) (draft, error) {
+	next := draft{owner: w.owner, sources: maps.Clone(w.sources), overrides: w.overrides}
+	node := w.merged.Node
+	for _, d := range declared {
+		if d.Node != nil {
+			if next.owner != "" && next.owner != d.Source {
+				return draft{}, &ConflictError{Source: d.Source, Object: "the node", Owner: next.owner}
+			}
+			node, next.owner = *d.Node, d.Source
 		}
-		node, owner = *declared.Node, source
+		overrides, changed := overridesAfter(next.overrides, d.Source, d.Services)
+		next.overrides, next.overridesChanged = overrides, next.overridesChanged || changed
+		next.sources[d.Source] = w.taken(d.Source, d.Services)
+		next.declaring = append(next.declaring, d.Source)
 	}
-	next := draft{source: source, owner: owner, sources: maps.Clone(w.sources), merged: model.Config{Node: cloneNode(node)}}
-	next.overrides, next.overridesChanged = w.overridesAfter(source, declared.Services)
-	next.sources[source] = w.taken(source, declared.Services)
+	next.merged.Node = cloneNode(node)
 	var err error
-	next.merged.Services, err = merge(source, next.sources)
+	next.merged.Services, err = next.merge()
 	return next, err
 }
 
@@ -185,8 +192,12 @@ func (w *Writer) adopt(next draft, err error) (Revision, error) {
 // agrees reports whether a draft changes nothing.
 func (w *Writer) agrees(next draft) bool {
 	same := func(a, b model.Service) bool { return a.Equal(&b) }
-	return !next.overridesChanged && next.owner == w.owner && reflect.DeepEqual(next.merged.Node, w.merged.Node) &&
-		slices.EqualFunc(next.sources[next.source], w.sources[next.source], same)
+	for _, source := range next.declaring {
+		if !slices.EqualFunc(next.sources[source], w.sources[source], same) {
+			return false
+		}
+	}
+	return !next.overridesChanged && next.owner == w.owner && reflect.DeepEqual(next.merged.Node, w.merged.Node)
 }
 
 // snapshot is what readers get of it.
@@ -246,43 +257,43 @@ func cloneService(service model.Service) model.Service {
 	return service
 }
 
-// merge is the union of all sources' services, or the *ConflictError that keeps source out.
-func merge(source string, sources map[string][]model.Service) (merged []model.Service, err error) {
+// merge is the union of all sources' services, or the *ConflictError that keeps one of them out.
+func (d *draft) merge() (merged []model.Service, err error) {
 	owners := map[string]string{} // service's name → source
-	for _, name := range slices.Sorted(maps.Keys(sources)) {
-		for _, service := range sources[name] {
+	for _, name := range slices.Sorted(maps.Keys(d.sources)) {
+		for _, service := range d.sources[name] {
 			if owner, ok := owners[service.Name]; ok {
-				return nil, conflict(source, fmt.Sprintf("service %q", service.Name), owner, name)
+				refused, owner := d.refuse(owner, name)
+				return nil, &ConflictError{Source: refused, Service: service.Name, Object: fmt.Sprintf("service %q", service.Name), Owner: owner}
 			}
 			owners[service.Name] = name
 			merged = append(merged, service)
 		}
 	}
-	return merged, frontendConflict(source, sources)
+	return merged, d.frontendConflict()
 }
 
-// conflict is the error for two sources that meet; the owner is the one not refused.
-func conflict(source, object, one, other string) *ConflictError {
-	owner := one
-	if one == source {
-		owner = other
+// refuse is which of two sources that meet is refused, and which one stays: the later one.
+func (d *draft) refuse(one, other string) (refused, owner string) {
+	if slices.Index(d.declaring, one) > slices.Index(d.declaring, other) {
+		return one, other
 	}
-	return &ConflictError{Source: source, Object: object, Owner: owner}
+	return other, one
 }
 
 // frontendConflict is a *ConflictError if two sources have frontends with a port in
 // common. Within one source a narrower frontend may win over a wider one; between
 // sources that would take traffic away from somebody else's service.
-func frontendConflict(source string, sources map[string][]model.Service) error {
+func (d *draft) frontendConflict() error {
 	type owned struct {
 		model.Frontend
-		owner string
+		owner, service string
 	}
 	var frontends []owned
-	for name, services := range sources {
-		for _, service := range services {
-			for _, f := range service.Frontends {
-				frontends = append(frontends, owned{f, name})
+	for name, services := range d.sources {
+		for i := range services {
+			for _, f := range services[i].Frontends {
+				frontends = append(frontends, owned{f, name, services[i].Name})
 			}
 		}
 	}
@@ -302,10 +313,10 @@ func frontendConflict(source string, sources map[string][]model.Service) error {
 				continue
 			}
 			mine, theirs := f, other
-			if theirs.owner == source {
+			if refused, _ := d.refuse(f.owner, owner); refused == owner {
 				mine, theirs = theirs, mine
 			}
-			return &ConflictError{Source: source, Object: "frontend " + mine.Frontend.String(),
+			return &ConflictError{Source: mine.owner, Service: mine.service, Object: "frontend " + mine.Frontend.String(),
 				Owner: theirs.owner, Detail: "it has " + theirs.Frontend.String()}
 		}
 		if reach, ok := widest[f.owner]; !ok || reach.Ports.Last < f.Ports.Last {

@@ -95,6 +95,38 @@ func TestNodeHasOneOwner(t *testing.T) {
 	}
 }
 
+// TestReplaceSeveral: several sources change in one step or not at all, and of two that meet, the
+// later one is refused.
+func TestReplaceSeveral(t *testing.T) {
+	w := NewWriter()
+	file := configuration("file", model.Config{Node: model.Node{Limits: model.Limits{Flows: 7}}, Services: services("web", frontend("192.0.2.10", 80, 89))})
+	meets := Declaration{Source: "api", Services: append(services("dns", frontend("192.0.2.10", 53, 53)), services("more", frontend("192.0.2.10", 85, 85))...)}
+	for _, c := range []struct {
+		declared []Declaration
+		want     ConflictError
+	}{
+		{[]Declaration{file, meets}, ConflictError{Source: "api", Service: "more", Object: "frontend tcp 192.0.2.10:85", Owner: "file", Detail: "it has tcp 192.0.2.10:80-89"}},
+		{[]Declaration{meets, file}, ConflictError{Source: "file", Service: "web", Object: "frontend tcp 192.0.2.10:80-89", Owner: "api", Detail: "it has tcp 192.0.2.10:85"}},
+		{[]Declaration{file, {Source: "api", Services: services("web")}}, ConflictError{Source: "api", Service: "web", Object: `service "web"`, Owner: "file"}},
+		{[]Declaration{{Source: "api", Services: services("web")}, file}, ConflictError{Source: "file", Service: "web", Object: `service "web"`, Owner: "api"}},
+	} {
+		var conflict *ConflictError
+		if _, err := w.Replace(c.declared...); !errors.As(err, &conflict) || *conflict != c.want {
+			t.Errorf("Replace = %#v, want %#v", conflict, c.want)
+		}
+		if w.Snapshot().Revision != 0 {
+			t.Fatalf("a refused change is in force: %+v", w.Snapshot())
+		}
+	}
+	meets.Services = meets.Services[:1]
+	if revision, err := w.Replace(file, meets); err != nil || revision != 1 || len(w.Snapshot().Config.Services) != 2 || w.Snapshot().Config.Limits.Flows != 7 {
+		t.Errorf("Replace = %d, %v, and then %+v", revision, err, w.Snapshot().Config)
+	}
+	if revision, err := w.Replace(file, meets); err != nil || revision != 1 {
+		t.Errorf("the same again = %d, %v", revision, err)
+	}
+}
+
 // TestTry: what would come of a change is all that comes of it, and nothing changes.
 func TestTry(t *testing.T) {
 	w := NewWriter()
