@@ -86,11 +86,20 @@ func mountOnce(root string) error {
 // what is pinned below it goes with the program. An error says why what is pinned there is
 // seen by few: a bpffs that somebody has mounted for these processes alone is left to them.
 var SharePins = sync.OnceValues(func() (taken bool, err error) {
-	outer := outermost()
-	if shared, _, err := propagation(DefaultPinRoot); outer == 0 || err == nil && shared {
+	outer, hidden := outermost(os.Getppid(), mountsOf, parent)
+	shared, _, err := propagation(DefaultPinRoot)
+	switch {
+	case err == nil && shared:
+		return false, nil
+	case outer != 0:
+		return sharePinsOf(outer, DefaultPinRoot)
+	case hidden == 0 || isFirst(mountsOf("self")):
 		return false, nil
 	}
-	return sharePinsOf(outer, DefaultPinRoot)
+	if is, err := isBPFFS(DefaultPinRoot); err == nil && is {
+		return false, nil // as in a container, where it is most likely to stay
+	}
+	return false, fmt.Errorf("process %d, which this process descends from, does not let its mounts be compared with ours, so ours may end with this process, as under `ip netns exec`", hidden)
 })
 
 // sharePinsOf puts the bpffs that another process sees on root there for this one, if it sees
@@ -112,24 +121,42 @@ func sharePinsOf(outer int, root string) (taken bool, err error) {
 	return true, nil
 }
 
-// outermost is the ancestor farthest from this process that can be looked at, if its mounts
-// are others than ours; else 0.
-func outermost() (outer int) {
-	mounts := func(process string) (string, error) { return os.Readlink(filepath.Join("/proc", process, "ns/mnt")) }
-	ours, err := mounts("self")
-	if err != nil {
-		return 0
-	}
-	for pid := os.Getppid(); pid > 0; pid = parent(pid) {
-		theirs, err := mounts(strconv.Itoa(pid))
-		if err != nil {
-			continue // it has rights that we lack
-		}
-		if outer = 0; theirs != ours {
+// outermost finds the ancestor farthest from this process that can be looked at. It returns the
+// ancestor's number if its mounts are others than ours, else 0; and the number of the first ancestor
+// beyond it, which cannot be looked at, or 0. The first ancestor is pid.
+func outermost(pid int, mounts func(process string) string, parent func(pid int) int) (outer, hidden int) {
+	ours := mounts("self")
+	for ; pid > 0; pid = parent(pid) {
+		switch mounts(strconv.Itoa(pid)) {
+		case "": // it has rights that we lack
+			if hidden == 0 {
+				hidden = pid
+			}
+			continue
+		case ours:
+			outer = 0
+		default:
 			outer = pid
 		}
+		hidden = 0
 	}
-	return outer
+	return outer, hidden
+}
+
+// mountsOf names the mount namespace of a process; "" if that cannot be looked at.
+func mountsOf(process string) string {
+	name, err := os.Readlink(filepath.Join("/proc", process, "ns/mnt"))
+	if err != nil {
+		return ""
+	}
+	return name
+}
+
+// isFirst reports whether a mount namespace is the machine's first one, which ends with the machine.
+// Its number is fixed: MNT_NS_INIT_INO of linux/nsfs.h since 6.18, and before the first or the second
+// that fs/proc/generic.c hands out (PROC_DYNAMIC_FIRST).
+func isFirst(mounts string) bool {
+	return slices.Contains([]string{"mnt:[4026531832]", "mnt:[4026531840]", "mnt:[4026531841]"}, mounts)
 }
 
 // parent is a process's, or 0.

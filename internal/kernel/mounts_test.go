@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -86,5 +87,38 @@ func TestPrivateMounts(t *testing.T) {
 	}
 	if is, err := isBPFFS(empty); is || err != nil {
 		t.Errorf("something was mounted: %t, %v", is, err)
+	}
+}
+
+// TestOutermost: which ancestor's mounts are compared with ours, and which one hides whether there
+// are others.
+func TestOutermost(t *testing.T) {
+	for name, c := range map[string]struct {
+		mounts        []string // of process 1, and of those from there to this process's parent; "" is hidden
+		outer, hidden int
+	}{
+		"all have ours":                         {[]string{"ours", "ours"}, 0, 0},
+		"the machine's are others":              {[]string{"host", "ours"}, 1, 0},
+		"a container's first process is hidden": {[]string{"", "ours"}, 0, 1},
+		"the launcher is gone, and the first process hidden": {[]string{""}, 0, 1},
+		"one outside can be looked at":                       {[]string{"", "host", "ours"}, 2, 1},
+		"a hidden one between does not matter":               {[]string{"host", "", "ours"}, 1, 0},
+		"two are hidden":                                     {[]string{"", "", "ours"}, 0, 2},
+		"nobody is there":                                    {nil, 0, 0},
+	} {
+		mounts := func(process string) string {
+			if process == "self" {
+				return "ours"
+			}
+			pid, err := strconv.Atoi(process)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return c.mounts[pid-1]
+		}
+		outer, hidden := outermost(len(c.mounts), mounts, func(pid int) int { return pid - 1 })
+		if outer != c.outer || hidden != c.hidden {
+			t.Errorf("%s: outermost = %d, %d, want %d, %d", name, outer, hidden, c.outer, c.hidden)
+		}
 	}
 }

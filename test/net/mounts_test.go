@@ -2,10 +2,13 @@ package net
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/lab"
 )
@@ -49,6 +52,57 @@ func TestBPFFSOfItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.daemon = nil
+}
+
+// TestMountsWithoutLauncher: where the process that gave the daemon its mounts has ended, the pins are
+// outside all the same if a process there can be looked at. If none can, the daemon does not start,
+// because its data plane would end with it.
+func TestMountsWithoutLauncher(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.OneArm, Backends: 1})
+	b.write(b.file(settings{}))
+	out := b.path + ".log"
+	launch := b.isolated("", "run", "--config", b.path, "--instance", b.instance, "--socket", b.socket)
+	for i, arg := range launch.Args {
+		launch.Args[i] = strings.Replace(arg, `exec "$@"`, `{ setsid "$@" >`+out+` 2>&1 & echo $!; }`, 1)
+	}
+	launched, err := launch.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, launched)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(launched)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) }) // in case the test ends early
+	ended := func() bool { // its new parent may not wait for it
+		_, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+		return errors.Is(err, os.ErrNotExist)
+	}
+	var log string
+	eventually(t, 30*time.Second, "the daemon runs, or has ended", func() error {
+		text, _ := os.ReadFile(out)
+		if log = string(text); strings.Contains(log, "msg=running") || ended() {
+			return nil
+		}
+		return errors.New(log)
+	})
+	if _, err := os.Readlink("/proc/1/ns/mnt"); err != nil {
+		eventually(t, 10*time.Second, "the daemon has ended", func() error {
+			if ended() {
+				return nil
+			}
+			return errors.New(log)
+		})
+		if !strings.Contains(log, "does not let its mounts be compared with ours") || !strings.Contains(log, "mount it outside") {
+			t.Errorf("the log does not say why it has not started:\n%s", log)
+		}
+		return
+	}
+	sessions := b.open(t, 2)
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	b.goOn(t, "after kill -9", sessions)
 }
 
 // isolated is shunt on the balancer with mounts and a /sys of its own, after other commands.
