@@ -132,11 +132,14 @@ func TestReloadOfSettings(t *testing.T) {
 	first, last := interfaces[0].Name, interfaces[1].Name
 	native := b.file(settings{attach: "native"})
 	generic := strings.Replace(native, last+", attach: native", last+", attach: generic", 1)
+	auto := strings.Replace(native, last+", attach: native", last+", attach: auto", 1)
 	without := strings.Replace(native, fmt.Sprintf("  - {name: %s, attach: native}\n", last), "", 1)
 	b.write(native)
 	b.start()
 	for _, c := range []struct{ what, file, want, attached string }{
 		{"another way to attach", generic, "~ interface " + last + ": attach native -> attach generic", first + " native, " + last + " generic"},
+		{"the best way that there is", auto, "~ interface " + last + ": attach generic -> attach auto", first + " native, " + last + " native"},
+		{"generic mode again", generic, "~ interface " + last + ": attach auto -> attach generic", first + " native, " + last + " generic"},
 		{"an interface less", without, "- interface " + last + ": attach generic", first + " native"},
 		{"an interface more", native, "+ interface " + last + ": attach native", first + " native, " + last + " native"},
 		{"a timeout and ports", native + "timeouts: {udp: 150s}\nsnat: {ports: 1024-9999}\n",

@@ -20,6 +20,7 @@ import (
 
 type attached struct {
 	kernel.Attachment
+	asked   model.Attach
 	ifindex int
 	index   uint32
 	// redirectBack: XDP_TX does not do there (bpf/lb/config.h).
@@ -114,7 +115,7 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 	if err != nil {
 		return kernel.Attachment{}, err
 	}
-	a := &attached{Attachment: kernel.Attachment{Interface: iface}, ifindex: dev.Attrs().Index, index: index, redirectBack: tagged == nil && redirectsBack(dev), vlan: tagged}
+	a := &attached{Attachment: kernel.Attachment{Interface: iface}, asked: mode, ifindex: dev.Attrs().Index, index: index, redirectBack: tagged == nil && redirectsBack(dev), vlan: tagged}
 	if old := d.attached[iface]; old != nil {
 		a.Reason = old.Reason
 	}
@@ -219,14 +220,14 @@ func (d *Datapath) replace(a *attached, dev netlink.Link, mode model.Attach) (bo
 	}
 	current := kernel.ModeOf(dev)
 	usable := info.XDP() != nil && int(info.XDP().Ifindex) == a.ifindex && current != ""
-	if usable && (mode == model.AttachAuto || string(mode) == string(current)) {
+	if usable && (mode == model.AttachAuto && !d.askedGeneric(a.Interface, current) || string(mode) == string(current)) {
 		a.Mode = current
 		err = d.load(a)
 		if err == nil {
 			if err = d.run(a, l.Update); err == nil {
 				a.link = l
 				if current == kernel.ModeGeneric && mode == model.AttachAuto && a.Reason == "" {
-					a.Reason = "it was attached in generic mode before"
+					a.Reason = ReasonNotTried
 				}
 				return true, nil
 			}
@@ -237,13 +238,31 @@ func (d *Datapath) replace(a *attached, dev netlink.Link, mode model.Attach) (bo
 		return false, err
 	}
 	if usable {
-		if err := d.prepareChange(a, kernel.Mode(mode)); err != nil {
+		if err := d.prepareChange(a, first(mode)); err != nil {
 			return false, errors.Join(err, l.Close())
 		}
 		d.log.Warn("detaching and attaching again, which interrupts forwarding for a moment: the mode changes",
 			"interface", a.Interface, "from", current, "to", mode)
 	}
 	return false, kernel.DropLink(l)
+}
+
+// ReasonNotTried is the reason for generic mode where a program before this process had it: what it was
+// asked for is not known, and to try native mode would interrupt forwarding at every start.
+const ReasonNotTried = "it was attached in generic mode before this start, and native mode was not tried"
+
+// askedGeneric reports whether an interface is in generic mode because that was asked for.
+func (d *Datapath) askedGeneric(iface string, current kernel.Mode) bool {
+	old := d.attached[iface]
+	return current == kernel.ModeGeneric && old != nil && old.asked == model.AttachGeneric
+}
+
+// first is the mode that is tried first.
+func first(mode model.Attach) kernel.Mode {
+	if mode == model.AttachAuto {
+		return kernel.ModeNative
+	}
+	return kernel.Mode(mode)
 }
 
 // prepareChange does what can be done before an interface loses its program for the sake of

@@ -83,7 +83,7 @@ func TestAttachInEveryMode(t *testing.T) {
 		{model.AttachGeneric, kernel.ModeGeneric, nl.XDP_ATTACHED_SKB},
 		{model.AttachNative, kernel.ModeNative, nl.XDP_ATTACHED_DRV},
 		{model.AttachGeneric, kernel.ModeGeneric, nl.XDP_ATTACHED_SKB},
-		{model.AttachAuto, kernel.ModeGeneric, nl.XDP_ATTACHED_SKB}, // what is there stays
+		{model.AttachAuto, kernel.ModeNative, nl.XDP_ATTACHED_DRV},
 	} {
 		a, err := d.Attach("shunt-a", c.mode)
 		must(t, err)
@@ -109,6 +109,25 @@ func TestAttachInEveryMode(t *testing.T) {
 	}
 }
 
+// TestAutoKeepsGeneric: what a process before has in generic mode stays so, and is said to be untried.
+func TestAutoKeepsGeneric(t *testing.T) {
+	inNamespace(t)
+	opts := testOptions(t)
+	before := mustOpen(t, opts)
+	_, err := before.Attach("shunt-a", model.AttachGeneric)
+	must(t, err)
+	must(t, before.Close())
+	d := mustOpen(t, opts)
+	for range 2 {
+		a, err := d.Attach("shunt-a", model.AttachAuto)
+		must(t, err)
+		if a.Mode != kernel.ModeGeneric || a.Reason != ReasonNotTried {
+			t.Errorf("got %+v, want generic and that native was not tried", a)
+		}
+	}
+	requireMode(t, "shunt-a", nl.XDP_ATTACHED_SKB)
+}
+
 func TestAutoSaysWhyNotNative(t *testing.T) {
 	inNamespace(t)
 	// veth refuses native mode when its peer may send more than a page holds, unless the
@@ -121,6 +140,16 @@ func TestAutoSaysWhyNotNative(t *testing.T) {
 		t.Errorf("got %+v, want generic and the driver's reason", a)
 	}
 	requireMode(t, "shunt-br", nl.XDP_ATTACHED_SKB)
+	again, err := d.Attach("shunt-br", model.AttachAuto)
+	must(t, err)
+	if again != a {
+		t.Errorf("attached once more it is %+v, want %+v", again, a)
+	}
+	_, err = d.Attach("shunt-br", model.AttachGeneric)
+	must(t, err)
+	if again, err = d.Attach("shunt-br", model.AttachAuto); err != nil || again != a {
+		t.Errorf("after generic mode was asked for, it is %+v, %v; want %+v, because native mode was tried", again, err, a)
+	}
 	must(t, d.Detach("shunt-br"))
 	_, err = d.Attach("shunt-br", model.AttachNative)
 	if err == nil || !strings.Contains(err.Error(), "native mode") {

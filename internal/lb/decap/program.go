@@ -200,7 +200,7 @@ func (d *Program) takeOver(path string, dev netlink.Link, mode model.Attach) (bo
 	}
 	d.link, d.Mode = l, current
 	if current == kernel.ModeGeneric && mode == model.AttachAuto {
-		d.Reason = "it was attached in generic mode before"
+		d.Reason = "it was attached in generic mode before this start, and native mode was not tried"
 	}
 	return true, nil
 }
