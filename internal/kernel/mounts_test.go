@@ -97,9 +97,9 @@ func TestOutermost(t *testing.T) {
 		mounts        []string // of process 1, and of those from there to this process's parent; "" is hidden
 		outer, hidden int
 	}{
-		"all have ours":                         {[]string{"ours", "ours"}, 0, 0},
-		"the machine's are others":              {[]string{"host", "ours"}, 1, 0},
-		"a container's first process is hidden": {[]string{"", "ours"}, 0, 1},
+		"all have ours":                                      {[]string{"ours", "ours"}, 0, 0},
+		"the machine's are others":                           {[]string{"host", "ours"}, 1, 0},
+		"a container's first process is hidden":              {[]string{"", "ours"}, 0, 1},
 		"the launcher is gone, and the first process hidden": {[]string{""}, 0, 1},
 		"one outside can be looked at":                       {[]string{"", "host", "ours"}, 2, 1},
 		"a hidden one between does not matter":               {[]string{"host", "", "ours"}, 1, 0},

@@ -31,7 +31,7 @@ func (e *FaultsError) Error() string {
 
 // CheckHost adds what is wrong with a file on this machine to its faults.
 func CheckHost(products []Product, c *config.Contents, how HostCheck) {
-	checkGroups(c, how)
+	checkSettings(c, how)
 	for _, p := range products {
 		if s, named := c.Settings[p.Name]; named && p.CheckHost != nil {
 			p.CheckHost(s, how)
@@ -39,12 +39,12 @@ func CheckHost(products []Product, c *config.Contents, how HostCheck) {
 	}
 }
 
-func checkGroups(c *config.Contents, how HostCheck) {
+func checkSettings(c *config.Contents, how HostCheck) {
 	severity := config.SeverityWarning
 	if how.Strict {
 		severity = config.SeverityError
 	}
-	settings.CheckHost(c, severity, settings.HasGroup)
+	settings.CheckHost(c, severity, settings.LocalHost)
 }
 
 // readConfig reads the file for a start, and logs its warnings.

@@ -79,7 +79,7 @@ func (n *node) reload(ctx context.Context) (result *shuntv1.ReloadResponse, faul
 		result.Refused = err.Error()
 		return result, nil
 	}
-	checkGroups(contents, HostCheck{})
+	checkSettings(contents, HostCheck{})
 	n.products.checkHost(contents.Settings)
 	faults = contents.Faults.Sorted()
 	if config.HasErrors(faults) {

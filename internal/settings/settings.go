@@ -25,6 +25,7 @@ type Settings struct {
 type parsed struct {
 	Settings
 	groups []config.Mark // of API.Group and ReadGroup
+	listen config.Mark   // of Metrics.Listen
 }
 
 // API is the daemon's sockets.
@@ -61,19 +62,32 @@ func build(d *document, _ *config.Contents) any {
 		API:     API{Socket: d.API.Socket.Value, Group: d.API.Group.Value, ReadGroup: d.API.ReadGroup.Value},
 		Metrics: Metrics{Listen: d.Metrics.Listen.Value, SeriesMax: uint32(d.Metrics.MaxSeries.Value)},
 	}
-	return parsed{s, []config.Mark{d.API.Group.Mark, d.API.ReadGroup.Mark}}
+	return parsed{s, []config.Mark{d.API.Group.Mark, d.API.ReadGroup.Mark}, d.Metrics.Listen.Mark}
 }
 
-// CheckHost adds the groups that this machine does not have to the faults of a configuration.
-func CheckHost(c *config.Contents, severity config.Severity, hasGroup func(name string) bool) {
+// Host is what only a machine knows.
+type Host struct {
+	HasGroup  func(name string) bool      // whether there is a group of users
+	CanListen func(addr netip.Addr) error // why a socket cannot have an address; nil: it can
+}
+
+// CheckHost adds what a machine lacks to the faults of a configuration: groups, and the address for
+// metrics.
+func CheckHost(c *config.Contents, severity config.Severity, host Host) {
 	p, ok := c.Settings[name].(parsed)
 	if !ok {
 		return
 	}
 	for i, name := range []string{p.API.Group, p.API.ReadGroup} {
-		if name != "" && !hasGroup(name) {
+		if name != "" && !host.HasGroup(name) {
 			c.Faults.Add(severity, p.groups[i], fmt.Sprintf("this machine has no group %q, and the daemon does not start without it", name),
 				"create it with `groupadd --system "+name+"`")
+		}
+	}
+	if listen := p.Metrics.Listen; listen.IsValid() {
+		if err := host.CanListen(listen.Addr()); err != nil {
+			c.Faults.Add(severity, p.listen, fmt.Sprintf("nothing can listen at %s on this machine: %v", listen.Addr(), err),
+				"`ip address` lists the machine's addresses; 0.0.0.0 and [::] are all of them")
 		}
 	}
 }

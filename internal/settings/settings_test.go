@@ -2,9 +2,12 @@ package settings
 
 import (
 	"encoding/json"
+	"errors"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/config"
@@ -68,19 +71,38 @@ func TestEveryFieldIsASetting(t *testing.T) {
 	}
 }
 
-// TestGroupsOfTheHost: a group that this machine lacks is a fault at its place.
-func TestGroupsOfTheHost(t *testing.T) {
-	_, c := read(t, "api: {group: staff, read_group: guests}\n")
-	CheckHost(c, config.SeverityWarning, func(name string) bool { return name == "staff" })
+// TestCheckHost: a group and an address that this machine lacks are faults at their places.
+func TestCheckHost(t *testing.T) {
+	_, c := read(t, "api: {group: staff, read_group: guests}\nmetrics: {listen: '192.0.2.1:9470'}\n")
+	CheckHost(c, config.SeverityWarning, Host{
+		HasGroup:  func(name string) bool { return name == "staff" },
+		CanListen: func(addr netip.Addr) error { return errors.New(addr.String() + " is not here") },
+	})
 	faults := c.Faults.Sorted()
-	if len(faults) != 1 || !strings.HasSuffix(faults[0].String(),
-		`shunt.yaml:1:33: warning: api.read_group: this machine has no group "guests", and the daemon does not start without it; create it with `+"`groupadd --system guests`") {
-		t.Errorf("the faults are %v", faults)
+	want := []string{
+		`shunt.yaml:1:33: warning: api.read_group: this machine has no group "guests", and the daemon does not start without it; create it with ` + "`groupadd --system guests`",
+		"shunt.yaml:2:19: warning: metrics.listen: nothing can listen at 192.0.2.1 on this machine: 192.0.2.1 is not here; `ip address` lists the machine's addresses; 0.0.0.0 and [::] are all of them",
+	}
+	if len(faults) != len(want) {
+		t.Fatalf("the faults are %v", faults)
+	}
+	for i, fault := range faults {
+		if !strings.HasSuffix(fault.String(), want[i]) {
+			t.Errorf("fault %d is\n%s, want\n%s", i, fault, want[i])
+		}
 	}
 }
 
-func TestHasGroup(t *testing.T) {
-	if HasGroup("no-such-group") || !HasGroup("root") || !HasGroup("12345") {
+func TestLocalHost(t *testing.T) {
+	if hasGroup("no-such-group") || !hasGroup("root") || !hasGroup("12345") {
 		t.Error("a group that does not exist does, or one that does not")
+	}
+	for _, here := range []string{"127.0.0.1", "0.0.0.0"} {
+		if err := canListen(netip.MustParseAddr(here)); err != nil {
+			t.Errorf("at %s: %v", here, err)
+		}
+	}
+	if err := canListen(netip.MustParseAddr("192.0.2.1")); !errors.Is(err, syscall.EADDRNOTAVAIL) {
+		t.Errorf("at an address that is not here: %v", err)
 	}
 }

@@ -36,7 +36,7 @@ func limitsRefused(changes []value.SettingDifference) error {
 
 // CheckHost is node.HostChecker's: routes that are followed are not asked for.
 func (d *daemon) CheckHost(settings any) {
-	settings.(*file.Parsed).CheckHost(followedHost{out: d.ways.Out}, false)
+	settings.(*file.Parsed).CheckHost(followedHost{localHost(), d.ways.Out}, false)
 }
 
 // Apply is node.Instance's.

@@ -54,7 +54,7 @@ func Product(opts Options) node.Product {
 	return node.Product{
 		Name: file.Name, Part: part, Remove: remove,
 		CheckHost: func(settings any, how node.HostCheck) {
-			var host file.LocalHost
+			host := localHost()
 			if how.Command {
 				host.XDP = occupant
 			}

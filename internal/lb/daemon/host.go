@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/shunt-lb/shunt/internal/lb/health"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/source/file"
 	"github.com/shunt-lb/shunt/internal/node"
@@ -27,6 +28,14 @@ func requireInterfaces(interfaces []model.Interface) error {
 		}
 	}
 	return nil
+}
+
+// localHost is this machine, with what health checks know of its files.
+func localHost() file.LocalHost {
+	return file.LocalHost{CA: func(path string) error {
+		_, err := health.Authorities(path)
+		return err
+	}}
 }
 
 // followedHost is this machine, asked for routes only where nobody follows them already.

@@ -67,16 +67,25 @@ func tlsConfig(t target) (*tls.Config, error) {
 		}
 	}
 	if file := t.health.TLS.CAFile; file != "" && !config.InsecureSkipVerify {
-		pem, err := os.ReadFile(file)
-		if err != nil {
-			return nil, fmt.Errorf("read health.https.ca_file: %w", err)
-		}
-		config.RootCAs = x509.NewCertPool()
-		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("read health.https.ca_file: %s has no PEM certificate", file)
+		var err error
+		if config.RootCAs, err = Authorities(file); err != nil {
+			return nil, err
 		}
 	}
 	return config, nil
+}
+
+// Authorities are those of a ca_file, in PEM (RFC 7468).
+func Authorities(file string) (*x509.CertPool, error) {
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read health.https.ca_file: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("read health.https.ca_file: %s has no PEM certificate", file)
+	}
+	return pool, nil
 }
 
 // stages of a request over a connection, for the cause of a failure.

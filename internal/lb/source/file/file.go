@@ -42,6 +42,7 @@ type Parsed struct {
 	faults     *config.Faults
 	interfaces []config.Mark   // of Config.Interfaces
 	backends   [][]config.Mark // of Config.Services[i].Backends
+	needs      []need          // of health checks
 	list       config.Mark     // of interfaces as a whole
 	sources    bool            // services come from elsewhere, too
 	unparsed   bool            // of a file nothing is known, so nothing can be missing

@@ -133,6 +133,8 @@ func (b *builder) check(from *healthEntry, h *model.Health) {
 		if e.CAFile.Set && !e.CAFile.Bad {
 			if h.TLS.NoVerify {
 				faults.Warnf(e.CAFile.Mark, "remove ca_file, or remove verify: false", "with verify: false ca_file is not used")
+			} else {
+				b.need(Host.Authorities, e.CAFile.Value, e.CAFile.Mark)
 			}
 			if !strings.HasPrefix(e.CAFile.Value, "/") {
 				faults.Errorf(e.CAFile.Mark, "write the absolute path", "ca_file %q is not an absolute path", e.CAFile.Value)
@@ -146,9 +148,18 @@ func (b *builder) check(from *healthEntry, h *model.Health) {
 		for i, word := range from.Exec.Command.Items {
 			if i == 0 && !strings.HasPrefix(word.Value, "/") {
 				faults.Errorf(word.Mark, "write the absolute path", "%q is not the absolute path of a program", word.Value)
+			} else if i == 0 {
+				b.need(Host.Program, word.Value, word.Mark)
 			}
 			h.Exec = append(h.Exec, word.Value)
 		}
+	}
+}
+
+// need notes a file that a check needs, at the first place that names it.
+func (b *builder) need(use func(Host, string) error, path string, m config.Mark) {
+	if !slices.ContainsFunc(b.parsed.needs, func(n need) bool { return n.path == path }) {
+		b.parsed.needs = append(b.parsed.needs, need{use, path, m})
 	}
 }
 

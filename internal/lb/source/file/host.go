@@ -31,10 +31,21 @@ type Host interface {
 	// empty when there is none but shunt's own. Only the latter is empty when whose it is
 	// cannot be found out.
 	Occupant(iface string) (whose, takeOff string, err error)
+	// Authorities says why a file cannot be read for the certificates of authorities; nil: it can.
+	Authorities(path string) error
+	// Program says why a file cannot be run; nil: it can.
+	Program(path string) error
+}
+
+// need is a file that checks use.
+type need struct {
+	use  func(h Host, path string) error // Host.Authorities or Host.Program
+	path string
+	config.Mark
 }
 
 // CheckHost adds the faults that only this machine knows of to Faults: interfaces that
-// do not exist or have another XDP program, groups that do not exist, backends behind an interface that is not listed, clients that
+// do not exist or have another XDP program, files of health checks that cannot be used, backends behind an interface that is not listed, clients that
 // nat-destination cannot serve, backends that dsr-l2 cannot reach, and with XDP alone backends on
 // this machine. With strict, as in check --host, the first four and the last are errors; else all
 // are warnings, for the file may be meant for another machine. Only with strict there is a warning
@@ -46,6 +57,11 @@ func (p *Parsed) CheckHost(host Host, strict bool) {
 		severity = config.SeverityError
 	}
 	h := &hostCheck{Parsed: p, host: host, severity: severity, near: map[netip.Prefix]bool{}}
+	for _, n := range p.needs {
+		if err := n.use(host, n.path); err != nil {
+			p.faults.Add(severity, n.Mark, fmt.Sprintf("every check fails on this machine: %v", err), "put the file there, or name another one")
+		}
+	}
 	interfaces, err := host.Interfaces()
 	if err != nil {
 		p.faults.Add(severity, p.list, fmt.Sprintf("cannot compare with this machine's interfaces: %v", err), "")

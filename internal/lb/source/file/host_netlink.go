@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os/exec"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -15,6 +16,8 @@ import (
 type LocalHost struct {
 	// XDP is Occupant; nil: not looked at.
 	XDP func(iface string) (whose, takeOff string, err error)
+	// CA is Authorities; nil: not looked at.
+	CA func(path string) error
 }
 
 // Occupant asks XDP.
@@ -23,6 +26,20 @@ func (h LocalHost) Occupant(iface string) (whose, takeOff string, err error) {
 		return "", "", nil
 	}
 	return h.XDP(iface)
+}
+
+// Authorities asks CA.
+func (h LocalHost) Authorities(path string) error {
+	if h.CA == nil {
+		return nil
+	}
+	return h.CA(path)
+}
+
+// Program looks for an executable file.
+func (LocalHost) Program(path string) error {
+	_, err := exec.LookPath(path)
+	return err
 }
 
 // Interfaces lists links and addresses (RTM_GETLINK, RTM_GETADDR).

@@ -36,6 +36,16 @@ func (fakeHost) Occupant(iface string) (whose, takeOff string, err error) {
 	return "", "", nil
 }
 
+func (h fakeHost) Authorities(path string) error { return h.lacks(path + " has no certificates") }
+func (h fakeHost) Program(path string) error     { return h.lacks(path + " is not there") }
+
+func (h fakeHost) lacks(text string) error {
+	if h.err != nil {
+		return nil
+	}
+	return errors.New(text)
+}
+
 func (fakeHost) Routes(to []netip.Addr) map[netip.Addr]Route {
 	routes := map[netip.Addr]Route{}
 	for _, a := range to {
@@ -71,6 +81,17 @@ services:
     port: 80
     forwarding: dsr-l2
     backends: [{address: 192.0.2.4}, {address: 10.0.0.3}]
+    health: {exec: {command: [/usr/bin/probe, -q]}}
+  - name: too
+    address: 198.51.100.13
+    port: 80
+    backends: [{address: 192.0.2.5}]
+    health: {https: {ca_file: /etc/ca.pem}}
+  - name: same
+    address: 198.51.100.14
+    port: 80
+    backends: [{address: 192.0.2.5}]
+    health: {https: {ca_file: /etc/ca.pem}}
 `
 
 func TestCheckHost(t *testing.T) {
