@@ -61,6 +61,10 @@ type serviceEntry struct {
 	ProxyProtocol        config.Later                `json:"proxy_protocol,omitempty" doc:"The client's address, told to the backend." instead:"use nat-destination or dsr-*, where backends see the client's own address"`
 	Scheduler            config.Later                `json:"scheduler,omitempty" doc:"Another way to choose backends." instead:"give the backends weights: Maglev hashing spreads new flows according to them"`
 	Balance              config.Later                `json:"balance,omitempty" doc:"Another way to choose backends." instead:"give the backends weights: Maglev hashing spreads new flows according to them"`
+	Algorithm            config.Later                `json:"algorithm,omitempty" doc:"Another way to choose backends." instead:"give the backends weights: Maglev hashing spreads new flows according to them"`
+	LeastConnections     config.Later                `json:"least_connections,omitempty" doc:"Another way to choose backends." instead:"give the backends weights: Maglev hashing spreads new flows according to them"`
+	SYNProtection        config.Later                `json:"syn_protection,omitempty" doc:"SYN cookies for the backends." instead:"bound each source with max_new_flows_per_source, and let the backends use SYN cookies: net.ipv4.tcp_syncookies"`
+	QUIC                 config.Later                `json:"quic,omitempty" doc:"Flows by QUIC's connection IDs." instead:"write protocol: udp: QUIC is balanced like any UDP (a client that changes its address may reach another backend)"`
 	Timeouts             config.Later                `json:"timeouts,omitempty" doc:"Timeouts per service." instead:"set timeouts at the top of the file, for all services"`
 }
 
