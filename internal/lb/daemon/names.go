@@ -105,6 +105,7 @@ func (d *daemon) namesChanged(ctx context.Context) {
 	}
 	for _, source := range slices.Sorted(maps.Keys(d.names.declared)) {
 		declared := d.names.declared[source]
+		before := d.writer.Snapshot().Revision
 		difference, err := d.change(ctx, declared)
 		if err != nil {
 			d.log.Error("the present addresses of names are not in use", "source", source, "error", err)
@@ -112,9 +113,14 @@ func (d *daemon) namesChanged(ctx context.Context) {
 				Text: fmt.Sprintf("the present addresses of their names are not in use, and those before stay: %v", err)})
 			continue
 		}
-		if !difference.Empty() {
-			d.changed(difference)
-			d.log.Info("names have other addresses", "source", source, "difference", difference.String())
+		if difference.Empty() {
+			continue
 		}
+		d.changed(difference)
+		if d.writer.Snapshot().Revision == before { // health or a next hop has changed meanwhile
+			d.log.Debug("health carried out", "difference", difference.String())
+			continue
+		}
+		d.log.Info("names have other addresses", "source", source, "difference", difference.String())
 	}
 }
