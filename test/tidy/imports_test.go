@@ -72,6 +72,7 @@ var mayImport = map[string][]string{
 	"internal/diag/ping": {"internal/diag/line", "sensor"},
 
 	// The pod shortcuts.
+	"internal/pod/compare":  {"internal/pod/traffic"},
 	"internal/pod/plain":    {},
 	"internal/pod/rules":    {},
 	"internal/pod/shortcut": {"internal/kernel"},

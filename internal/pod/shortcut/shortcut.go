@@ -151,8 +151,8 @@ func constantsOf(mode Mode) (map[string]any, error) {
 	}, nil
 }
 
-// Put adds a pod's address, or changes what is known of it. When it returns, no program runs any more that
-// has seen the earlier state.
+// Put adds a pod's address, or changes what is known of it. Programs that run may see the earlier state until
+// Wait has returned.
 func (s *Shortcut) Put(p Pod) error {
 	if p.MTU > 0xffff { // the stack of Linux has none that are larger
 		return fmt.Errorf("add pod %s: an MTU of %d bytes is not supported", p.Address, p.MTU)
@@ -164,16 +164,19 @@ func (s *Shortcut) Put(p Pod) error {
 	if err := s.objects.Maps[podMapShPdPods].Put(podAddr{High: high, Low: low}, value); err != nil {
 		return fmt.Errorf("add pod %s: %w; there is room for %d addresses", p.Address, err, podPodLimitPODS_MAX)
 	}
-	return s.grace.Wait()
+	return nil
 }
 
-// Remove forgets a pod's address. That it is not there is success.
+// Wait returns when no program runs any more that began before the call.
+func (s *Shortcut) Wait() error { return s.grace.Wait() }
+
+// Remove forgets a pod's address, as Put. That it is not there is success.
 func (s *Shortcut) Remove(address netip.Addr) error {
 	high, low := kernel.AddrWords(address)
 	if err := s.objects.Maps[podMapShPdPods].Delete(podAddr{High: high, Low: low}); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("remove pod %s: %w", address, err)
 	}
-	return s.grace.Wait()
+	return nil
 }
 
 // Attach has the program see what comes from the pod behind an interface. Attached already is success.

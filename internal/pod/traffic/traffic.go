@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -190,19 +191,16 @@ func (s *Server) serve(fd int, buffer []byte) {
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 	streams := false
 	for first := true; ; first = false {
-		n, err := unix.Read(fd, buffer)
-		if err == unix.EINTR {
-			continue
-		}
+		n, err := read(fd, buffer)
 		if err != nil || n == 0 {
 			if streams && n == 0 { // all has arrived
-				_, _ = unix.Write(fd, []byte{'.'})
+				_, _ = write(fd, []byte{'.'})
 			}
 			return
 		}
 		streams = streams || first && buffer[0] == 's'
 		if !streams {
-			if _, err := unix.Write(fd, buffer[:n]); err != nil {
+			if _, err := write(fd, buffer[:n]); err != nil {
 				return
 			}
 		}
@@ -287,11 +285,54 @@ func dial(to netip.AddrPort, kind int) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	if err := unix.Connect(fd, sockaddr(to)); err != nil {
+	if err := connect(fd, to); err != nil {
 		_ = unix.Close(fd)
 		return -1, fmt.Errorf("connect: %w", err)
 	}
 	return fd, nil
+}
+
+// connect is connect(2). A signal, which Go's runtime sends its threads, interrupts it, and the kernel goes
+// on connecting (POSIX, connect: EINTR).
+func connect(fd int, to netip.AddrPort) error {
+	err := unix.Connect(fd, sockaddr(to))
+	if err != unix.EINTR {
+		return err
+	}
+	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+	for end := time.Now().Add(patience); ; {
+		n, err := unix.Poll(poll, int(max(0, time.Until(end).Milliseconds())))
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return err
+		case n == 0:
+			return unix.ETIMEDOUT
+		default:
+			code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+			if err == nil && code != 0 {
+				err = syscall.Errno(code)
+			}
+			return err
+		}
+	}
+}
+
+// again repeats a system call that a signal has interrupted.
+func again(call func([]byte) (int, error), buffer []byte) (n int, err error) {
+	for {
+		if n, err = call(buffer); err != unix.EINTR {
+			return n, err
+		}
+	}
+}
+
+func read(fd int, buffer []byte) (int, error) {
+	return again(func(b []byte) (int, error) { return unix.Read(fd, b) }, buffer)
+}
+
+func write(fd int, data []byte) (int, error) {
+	return again(func(b []byte) (int, error) { return unix.Write(fd, b) }, data)
 }
 
 func stream(to netip.AddrPort, duration time.Duration) (writes int, err error) {
@@ -304,11 +345,11 @@ func stream(to netip.AddrPort, duration time.Duration) (writes int, err error) {
 	data[0] = 's'
 	octets := 0
 	for end := time.Now().Add(duration); time.Now().Before(end); {
-		n, err := unix.Write(fd, data)
-		if err != nil && err != unix.EINTR {
+		n, err := write(fd, data)
+		if err != nil {
 			return 0, fmt.Errorf("write: %w", err)
 		}
-		octets += max(0, n)
+		octets += n
 	}
 	if err := unix.Shutdown(fd, unix.SHUT_WR); err != nil {
 		return 0, err
@@ -322,10 +363,7 @@ func stream(to netip.AddrPort, duration time.Duration) (writes int, err error) {
 // readAll fills the buffer.
 func readAll(fd int, buffer []byte) error {
 	for len(buffer) > 0 {
-		n, err := unix.Read(fd, buffer)
-		if err == unix.EINTR {
-			continue
-		}
+		n, err := read(fd, buffer)
 		if err != nil {
 			return fmt.Errorf("read: %w", err)
 		}
@@ -345,7 +383,7 @@ func requests(to netip.AddrPort, duration time.Duration) (count int, err error) 
 	defer unix.Close(fd)
 	octet := []byte{'r'}
 	for end := time.Now().Add(duration); time.Now().Before(end); count++ {
-		if _, err := unix.Write(fd, octet); err != nil {
+		if _, err := write(fd, octet); err != nil {
 			return count, fmt.Errorf("write: %w", err)
 		}
 		if err := readAll(fd, octet); err != nil {
@@ -362,7 +400,7 @@ func connections(to netip.AddrPort, duration time.Duration) (count int, err erro
 		if err != nil {
 			return count, err
 		}
-		if _, err = unix.Write(fd, octet); err == nil {
+		if _, err = write(fd, octet); err == nil {
 			err = readAll(fd, octet)
 		}
 		if err == nil {
@@ -370,7 +408,7 @@ func connections(to netip.AddrPort, duration time.Duration) (count int, err erro
 		}
 		if err == nil { // the server closes when it has seen that: both FINs
 			var n int
-			if n, err = unix.Read(fd, octet); err == nil && n != 0 {
+			if n, err = read(fd, octet); err == nil && n != 0 {
 				err = errors.New("read: an octet too many")
 			}
 		}
@@ -391,10 +429,10 @@ func datagrams(to netip.AddrPort, duration time.Duration) (count int, err error)
 	buffer := make([]byte, 8)
 	for end := time.Now().Add(duration); time.Now().Before(end); count++ {
 		binary.NativeEndian.PutUint64(buffer, uint64(count))
-		if _, err := unix.Write(fd, buffer); err != nil {
+		if _, err := write(fd, buffer); err != nil {
 			return count, fmt.Errorf("write: %w", err)
 		}
-		if n, err := unix.Read(fd, buffer); err != nil || n != len(buffer) || binary.NativeEndian.Uint64(buffer) != uint64(count) {
+		if n, err := read(fd, buffer); err != nil || n != len(buffer) || binary.NativeEndian.Uint64(buffer) != uint64(count) {
 			return count, fmt.Errorf("datagram %d did not come back: %d octets, %w", count, n, err)
 		}
 	}

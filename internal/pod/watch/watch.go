@@ -238,8 +238,10 @@ func (w *Watch) apply(next map[netip.Addr]state) error {
 			delete(w.states, a)
 		}
 	}
-	// Those that became established while the first were told.
-	return errors.Join(append(errs, w.hand(ending))...)
+	if len(ending) > 0 {
+		errs = append(errs, w.short.Wait(), w.hand(ending)) // those that became established meanwhile
+	}
+	return errors.Join(errs...)
 }
 
 // judgeInterface looks at what stands at the host's end of a pod's veth.
@@ -362,7 +364,7 @@ func (w *Watch) letGo() error {
 	for a, s := range w.states {
 		errs = append(errs, w.short.Remove(a), w.short.Detach(s.ifindex))
 	}
-	errs = append(errs, w.hand(all))
+	errs = append(errs, w.short.Wait(), w.hand(all))
 	clear(w.states)
 	return errors.Join(errs...)
 }
