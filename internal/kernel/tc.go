@@ -18,19 +18,14 @@ type TC struct {
 	ifindex int
 	handle  uint32 // of the filter
 	created bool   // the clsact qdisc is ours
-	id      ebpf.ProgramID
 }
 
 // AttachTC attaches a program to the tc ingress of an interface of the calling thread's network namespace,
 // before all others: by a link of tcx, or below Linux 6.6 by a filter of clsact. A filter does not end with
 // the process; the next AttachTC of the same name takes its place.
 func AttachTC(p *ebpf.Program, name string, ifindex int) (*TC, error) {
-	info, err := p.Info()
-	if err != nil {
-		return nil, fmt.Errorf("attach %s to the tc ingress: %w", name, err)
-	}
 	t := &TC{Mode: ModeTCX, ifindex: ifindex}
-	t.id, _ = info.ID()
+	var err error
 	t.link, err = link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: p, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
 	if errors.Is(err, ebpf.ErrNotSupported) {
 		t.link, t.Mode = nil, ModeClsact
@@ -96,9 +91,6 @@ func (t *TC) Close() error {
 	}
 	return nil
 }
-
-// ID is the kernel's number of the program.
-func (t *TC) ID() uint32 { return uint32(t.id) }
 
 // ForeignTC is what stands at tc of an interface, in and out, beside the program own: programs of tcx, and
 // filters of any kind in a clsact or ingress qdisc. The interface is one of the calling thread's network

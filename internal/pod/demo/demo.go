@@ -253,6 +253,9 @@ func (d *demo) bypassPath(ctx context.Context) (err error) {
 		return err
 	}
 	took, _, err := taken(d.bypass, "")
+	if err != nil {
+		return err
+	}
 	d.Claim(forwarded == 0 && took >= 2*requestsEach, "a connection with %d requests: the host's rules have seen %d packets, and %d took the shortcut", requestsEach, forwarded, took)
 	if _, err := d.use(ctx, vip); err != nil {
 		return err

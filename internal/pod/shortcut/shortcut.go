@@ -7,8 +7,10 @@ package shortcut
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -198,6 +200,9 @@ func (s *Shortcut) Mode(ifindex int) kernel.Mode {
 	}
 	return ""
 }
+
+// Attached are the interfaces that have the program.
+func (s *Shortcut) Attached() []int { return slices.Collect(maps.Keys(s.at)) }
 
 // Detach takes the program off an interface. That it is not there is success.
 func (s *Shortcut) Detach(ifindex int) error {

@@ -349,3 +349,21 @@ func TestPortsAreUsedAgain(t *testing.T) {
 		}
 	})
 }
+
+// A pod that is no longer watched has its packets through the stack, and its connections go on.
+func TestPodsComeAndGo(t *testing.T) {
+	w := newWorld(t, shortcut.Checked, 2)
+	c, s := w.pair(false)
+	w.exchange(c, s, 300_000)
+	w.must(w.watch.Set(w.Watched()[:1]))
+	taken := w.count("taken")
+	w.exchange(c, s, 300_000)
+	if now := w.count("taken"); now != taken || w.count("not_local") == 0 {
+		t.Errorf("%d packets took the shortcut to a pod that is not watched: %v", now-taken, w.status().Counts)
+	}
+	w.must(w.watch.Set(w.Watched()))
+	w.exchange(c, s, 300_000)
+	if w.count("taken") == taken {
+		t.Error("nothing took the shortcut though the pod is watched again")
+	}
+}

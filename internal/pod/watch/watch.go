@@ -174,7 +174,6 @@ func (w *Watch) Judge() error {
 }
 
 func (w *Watch) judge() error {
-	var errs []error
 	w.readRules()
 	next := map[netip.Addr]state{}
 	links := map[string]rules.Link{}
@@ -194,8 +193,7 @@ func (w *Watch) judge() error {
 			}
 		}
 	}
-	errs = append(errs, w.apply(next))
-	return errors.Join(errs...)
+	return w.apply(next)
 }
 
 func (w *Watch) readRules() {
@@ -235,11 +233,30 @@ func (w *Watch) apply(next map[netip.Addr]state) error {
 	for a := range w.states {
 		if _, is := next[a]; !is {
 			errs = append(errs, w.short.Remove(a))
-			delete(w.states, a)
 		}
 	}
 	if len(ending) > 0 {
 		errs = append(errs, w.short.Wait(), w.hand(ending)) // those that became established meanwhile
+	}
+	return errors.Join(append(errs, w.forget(next))...)
+}
+
+// forget drops what is no pod any more, and takes the program off interfaces that no pod has.
+func (w *Watch) forget(next map[netip.Addr]state) error {
+	used := map[int]bool{}
+	for _, s := range next {
+		used[s.ifindex] = true
+	}
+	for a := range w.states {
+		if _, is := next[a]; !is {
+			delete(w.states, a)
+		}
+	}
+	var errs []error
+	for _, ifindex := range w.short.Attached() {
+		if !used[ifindex] {
+			errs = append(errs, w.short.Detach(ifindex))
+		}
 	}
 	return errors.Join(errs...)
 }
