@@ -146,27 +146,27 @@ func portOf(a unix.Sockaddr) uint16 {
 	return 0
 }
 
-// pin keeps the calling goroutine on a thread and a processor of its own, where there are two.
-func pin(processor int) {
+// pin keeps the calling goroutine on a thread of its own, and on the first processor, where the other end is
+// too. Between two processors, waking the other takes most of a round trip and hides the way there: 180 µs,
+// and 37 to 50 on one (2 virtual CPUs, Linux 6.18, November 2026).
+func pin() {
 	runtime.LockOSThread()
 	var set unix.CPUSet
 	if unix.SchedGetaffinity(0, &set) != nil || set.Count() < 2 {
 		return
 	}
-	var usable []int
-	for i := range 1024 {
-		if set.IsSet(i) {
-			usable = append(usable, i)
-		}
+	first := 0
+	for !set.IsSet(first) {
+		first++
 	}
 	set.Zero()
-	set.Set(usable[processor%len(usable)])
+	set.Set(first)
 	_ = unix.SchedSetaffinity(0, &set) // where it is refused, the kernel chooses
 }
 
 // accept serves connections one after the other on one thread, as they come: the client has one at a time.
 func (s *Server) accept() {
-	pin(1) // and the thread ends with the goroutine
+	pin() // and the thread ends with the goroutine
 	buffer := make([]byte, 64<<10)
 	for {
 		fd, _, err := unix.Accept4(s.tcp, unix.SOCK_CLOEXEC)
@@ -208,7 +208,7 @@ func (s *Server) serve(fd int, buffer []byte) {
 }
 
 func (s *Server) echo() {
-	pin(1)
+	pin()
 	buffer := make([]byte, 2048)
 	for {
 		n, from, err := unix.Recvfrom(s.udp, buffer, 0)
@@ -273,7 +273,7 @@ func pinned() (release func()) {
 	if unix.SchedGetaffinity(0, &before) != nil {
 		return func() {}
 	}
-	pin(0)
+	pin()
 	return func() {
 		_ = unix.SchedSetaffinity(0, &before)
 		runtime.UnlockOSThread()
