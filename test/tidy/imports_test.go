@@ -70,10 +70,18 @@ var mayImport = map[string][]string{
 	"internal/diag/io":   {"internal/diag/line", "internal/event", "sensor"},
 	"internal/diag/line": {"sensor"},
 	"internal/diag/ping": {"internal/diag/line", "sensor"},
+
+	// The pod shortcuts.
+	"internal/pod/compare":  {"internal/pod/traffic"},
+	"internal/pod/plain":    {},
+	"internal/pod/rules":    {},
+	"internal/pod/shortcut": {"internal/kernel"},
+	"internal/pod/traffic":  {},
+	"internal/pod/watch":    {"internal/kernel", "internal/pod/rules", "internal/pod/shortcut"},
 }
 
 // products are the folders of internal/ that are a product each. None imports another's.
-var products = []string{"lb", "udp", "diag"}
+var products = []string{"lb", "udp", "diag", "pod"}
 
 // of is the product that a package belongs to; empty for the floor, and for wiring.
 func of(name string) string {
@@ -87,10 +95,11 @@ func of(name string) string {
 // owners says who alone may import a library: the packages below these paths.
 var owners = map[string][]string{
 	"github.com/cilium/ebpf": {"sensor/", "internal/event/", "internal/kernel/", "internal/lb/datapath/", "internal/lb/decap/",
-		"internal/udp/hook/", "internal/diag/", "bench/", "test/"},
+		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "bench/", "test/"},
 	"github.com/prometheus/client_golang": {"internal/metrics/"},
 	"github.com/miekg/dns":                {"internal/lb/resolve/", "test/"},
 	"k8s.io/client-go":                    {"kube/"},
+	"github.com/google/nftables":          {"internal/pod/plain/"},
 }
 
 func TestImportsPointOneWay(t *testing.T) {
@@ -107,6 +116,7 @@ var mayInclude = map[string][]string{
 	"lb":    {"core"},
 	"udp":   {"core"},
 	"diag":  {"event"},
+	"pod":   {"core"},
 }
 
 func TestIncludesPointOneWay(t *testing.T) {

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * From one pod to another on the same machine, past the host's stack. The program is at the ingress of
+ * the host's end of each pod's veth.
+ *
+ *   pod a                          host                              pod b
+ *   eth0 ══ veth ─► sh_pod ─► (netfilter, routing, tc) ─► veth ══ eth0
+ *                     │                                            ▲
+ *                     └────────────── redirect_peer ───────────────┘
+ *
+ * Invariant: a packet that is not taken goes on as it came. Nothing is dropped and nothing is written to
+ * a packet. Both directions of a connection take the shortcut, or none: conntrack, which follows sequence
+ * numbers, would take what it sees of half a connection for invalid. So everything that decides is the
+ * same for both: the states of both pods, their MTUs, and what conntrack knows.
+ */
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "../ctx/sk_buff.h"
+
+#include "../core/addr.h"
+#include "../core/count.h"
+#include "conntrack.h"
+#include "maps.h"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+volatile const __u32 mode = POD_MODE_CHECKED;
+
+/* Types that user space must know, and no map leads to. */
+const enum pod_limit pod_limits;
+const enum pod_left pod_lefts;
+const enum pod_mode pod_modes;
+
+/* More fragments, or an offset: RFC 791, 3.1. */
+#define FRAGMENT_BITS 0x3fff
+#define TCP_FLAGS_OFFSET 13
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+
+/* What one run knows of its packet. */
+struct passage {
+	struct addr source, destination;
+	struct bpf_sock_tuple tuple;
+	__u32 tuple_size;
+	__u32 network_size; /* headers of the network layer and, after it is parsed, of the transport */
+	__u32 ifindex; /* of the destination's interface */
+	__u16 mtu;
+	__u8 protocol;
+	enum segment segment;
+};
+
+/* Of an address, in 32 bits: both words of struct pod have it. */
+static __always_inline __u32 pod_check(const struct addr *a)
+{
+	__u64 words = a->high ^ a->low;
+
+	return (__u32)words ^ (__u32)(words >> 32);
+}
+
+static __always_inline enum pod_left ip4_read(struct passage *p, void *data, void *data_end)
+{
+	struct iphdr *ip = data + ETH_HLEN;
+
+	if ((void *)(ip + 1) > data_end)
+		return POD_MALFORMED;
+	p->source = addr_from_ip4(ip->saddr);
+	p->destination = addr_from_ip4(ip->daddr);
+	p->tuple.ipv4.saddr = ip->saddr;
+	p->tuple.ipv4.daddr = ip->daddr;
+	p->tuple_size = sizeof(p->tuple.ipv4);
+	p->network_size = sizeof(*ip);
+	p->protocol = ip->protocol;
+	if (ip->ihl != 5)
+		return POD_OPTIONS;
+	if (ip->frag_off & bpf_htons(FRAGMENT_BITS))
+		return POD_FRAGMENT;
+	return ip->ttl > 1 ? POD_TAKEN : POD_TTL;
+}
+
+static __always_inline enum pod_left ip6_read(struct passage *p, void *data, void *data_end)
+{
+	struct ipv6hdr *ip = data + ETH_HLEN;
+
+	if ((void *)(ip + 1) > data_end)
+		return POD_MALFORMED;
+	p->source = addr_from_ip6(&ip->saddr);
+	p->destination = addr_from_ip6(&ip->daddr);
+	if (addr_is_mapped(&p->source) || addr_is_mapped(&p->destination))
+		return POD_MALFORMED; /* not of the wire (RFC 4291), and it could match an IPv4 pod */
+	__builtin_memcpy(p->tuple.ipv6.saddr, &ip->saddr, sizeof(ip->saddr));
+	__builtin_memcpy(p->tuple.ipv6.daddr, &ip->daddr, sizeof(ip->daddr));
+	p->tuple_size = sizeof(p->tuple.ipv6);
+	p->network_size = sizeof(*ip);
+	p->protocol = ip->nexthdr;
+	if (p->protocol == IPPROTO_FRAGMENT)
+		return POD_FRAGMENT;
+	if (p->protocol == IPPROTO_HOPOPTS || p->protocol == IPPROTO_ROUTING ||
+	    p->protocol == IPPROTO_DSTOPTS || p->protocol == IPPROTO_AH)
+		return POD_OPTIONS;
+	return ip->hop_limit > 1 ? POD_TAKEN : POD_TTL;
+}
+
+/* Whether both ends are pods of this machine that may take the shortcut. */
+static __always_inline enum pod_left pods_find(struct passage *p, __u32 ingress_ifindex)
+{
+	__u32 check = pod_check(&p->destination);
+	struct pod *pod = bpf_map_lookup_elem(&sh_pd_pods, &p->destination);
+	__u64 link, to, from;
+
+	if (!pod)
+		return POD_NOT_LOCAL;
+	link = *(volatile __u64 *)&pod->link;
+	to = *(volatile __u64 *)&pod->state;
+	if (link >> 32 != check || to >> 32 != check)
+		return POD_NOT_LOCAL;
+	p->ifindex = link;
+	p->mtu = to;
+
+	check = pod_check(&p->source);
+	pod = bpf_map_lookup_elem(&sh_pd_pods, &p->source);
+	if (!pod)
+		return POD_SOURCE;
+	link = *(volatile __u64 *)&pod->link;
+	from = *(volatile __u64 *)&pod->state;
+	if (link >> 32 != check || from >> 32 != check || (__u32)link != ingress_ifindex ||
+	    p->ifindex == ingress_ifindex)
+		return POD_SOURCE;
+	if ((__u32)to >> 16)
+		return (__u32)to >> 16;
+	if ((__u32)from >> 16)
+		return (__u32)from >> 16;
+	return (__u16)from == p->mtu ? POD_TAKEN : POD_MTU;
+}
+
+/* Reads the ports, and what of TCP the entry has to know. */
+static __always_inline enum pod_left transport_read(struct __sk_buff *skb, struct passage *p)
+{
+	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end;
+	__u32 is_ip4 = p->tuple_size == sizeof(p->tuple.ipv4);
+	void *l4 = data + ETH_HLEN + (is_ip4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
+	struct tcphdr *tcp = l4;
+	struct udphdr *udp = l4; /* whose ports are where TCP's are */
+	__u8 flags;
+
+	if (p->protocol != IPPROTO_TCP && p->protocol != IPPROTO_UDP)
+		return POD_PROTOCOL;
+	if ((void *)(udp + 1) > data_end)
+		return POD_MALFORMED;
+	if (is_ip4) {
+		p->tuple.ipv4.sport = udp->source;
+		p->tuple.ipv4.dport = udp->dest;
+	} else {
+		p->tuple.ipv6.sport = udp->source;
+		p->tuple.ipv6.dport = udp->dest;
+	}
+	if (p->protocol == IPPROTO_UDP) {
+		p->network_size += sizeof(*udp);
+		return POD_TAKEN;
+	}
+	if ((void *)(tcp + 1) > data_end)
+		return POD_MALFORMED;
+	p->network_size += tcp->doff * 4;
+	flags = ((__u8 *)tcp)[TCP_FLAGS_OFFSET];
+	if (flags & TCP_SYN)
+		return mode == POD_MODE_BYPASS ? POD_TAKEN : POD_HANDSHAKE;
+	if (flags & TCP_RST)
+		p->segment = SEGMENT_RST;
+	else if (flags & TCP_FIN)
+		p->segment = SEGMENT_FIN;
+	else if (skb->len > ETH_HLEN + p->network_size)
+		p->segment = SEGMENT_DATA;
+	return POD_TAKEN;
+}
+
+/* What conntrack says to a packet of a connection that it knows. */
+static __always_inline enum pod_left entry_judge(const struct passage *p,
+						 const struct nf_conn *entry)
+{
+	if (entry->status & CT_TRANSLATED)
+		return POD_NAT;
+	if (mode == POD_MODE_BYPASS)
+		return POD_TAKEN;
+	if (!(entry->status & CT_SEEN_REPLY))
+		return POD_UNANSWERED;
+	if (p->protocol == IPPROTO_TCP && entry->proto.tcp.state != CT_TCP_ESTABLISHED)
+		return POD_HANDSHAKE;
+	return POD_TAKEN;
+}
+
+static __always_inline enum pod_left conntrack_ask(struct __sk_buff *skb, struct passage *p)
+{
+	struct bpf_ct_opts opts = { .netns_id = -1, .l4proto = p->protocol };
+	enum pod_left left;
+	struct nf_conn *entry;
+	__u32 time_ms;
+
+	if (p->tuple_size == sizeof(p->tuple.ipv4))
+		entry = bpf_skb_ct_lookup(skb, &p->tuple, sizeof(p->tuple.ipv4), &opts,
+					  sizeof(opts));
+	else
+		entry = bpf_skb_ct_lookup(skb, &p->tuple, sizeof(p->tuple.ipv6), &opts,
+					  sizeof(opts));
+	if (!entry)
+		return mode == POD_MODE_BYPASS ? POD_TAKEN : POD_UNKNOWN;
+	left = entry_judge(p, entry);
+	if (left == POD_TAKEN) {
+		time_ms = entry_time(entry, p->protocol, p->segment);
+		if (time_ms)
+			bpf_ct_change_timeout(entry, time_ms);
+	}
+	bpf_ct_release(entry);
+	return left;
+}
+
+static __always_inline enum pod_left packet_judge(struct __sk_buff *skb, struct passage *p)
+{
+	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end;
+	enum pod_left left, plain;
+	__u32 size;
+
+	if (skb->pkt_type != PACKET_HOST || skb->vlan_present)
+		return POD_NOT_IP;
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		plain = ip4_read(p, data, data_end);
+	else if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		plain = ip6_read(p, data, data_end);
+	else
+		return POD_NOT_IP;
+	if (plain == POD_MALFORMED)
+		return plain;
+	left = pods_find(p, skb->ifindex); /* first: what is for nobody here has no other reason */
+	if (left != POD_TAKEN)
+		return left;
+	if (plain != POD_TAKEN)
+		return plain;
+	left = transport_read(skb, p);
+	if (left != POD_TAKEN)
+		return left;
+	size = skb->gso_size ? p->network_size + skb->gso_size : skb->len - ETH_HLEN;
+	if (size > p->mtu)
+		return POD_OVERSIZE;
+	return conntrack_ask(skb, p);
+}
+
+SEC("tc")
+int sh_pod(struct __sk_buff *skb)
+{
+	struct passage p = {};
+	enum pod_left left = packet_judge(skb, &p);
+
+	count_in(&sh_pd_counts, left, skb->len);
+	return left == POD_TAKEN ? bpf_redirect_peer(p.ifindex, 0) : TC_ACT_UNSPEC;
+}

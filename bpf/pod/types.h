@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What the pod shortcuts' program and user space share. Go is generated from it (internal/pod/shortcut).
+ */
+#ifndef SHUNT_POD_TYPES_H
+#define SHUNT_POD_TYPES_H
+
+#include "../core/types.h"
+
+enum pod_limit {
+	PODS_MAX = 4096, /* addresses of pods on this machine */
+};
+
+/* How much of netfilter a connection must have gone through. */
+enum pod_mode {
+	POD_MODE_CHECKED = 0, /* conntrack has seen both directions, and translates nothing */
+	POD_MODE_BYPASS =
+		1, /* conntrack translates nothing, whether it knows the connection or not */
+};
+
+/* A pod by its address. Elements are recycled without a grace period, so each word has the key's check
+ * in its upper half (pod_check()), and is read at once: a wrong check is a miss. */
+struct pod {
+	__u64 link; /* check << 32 | index of the pod's interface on the host */
+	__u64 state; /* check << 32 | enum pod_left << 16 | MTU of that interface, bytes */
+};
+
+/*
+ * What became of a packet. The first is the shortcut; with all others the packet went on to the stack as
+ * it came. Those from POD_UNJUDGED on are states of a pod, which user space sets.
+ */
+enum pod_left {
+	POD_TAKEN = 0, /* given to the other pod */
+	POD_NOT_IP = 1, /* ARP, a VLAN tag, or not sent to the host */
+	POD_NOT_LOCAL = 2, /* the destination is no pod of this machine */
+	POD_SOURCE = 3, /* the source address is not that of the pod behind the interface */
+	POD_MALFORMED = 4, /* headers that end too soon, IPv6 from or to ::ffff:a.b.c.d */
+	POD_FRAGMENT = 5,
+	POD_OPTIONS = 6, /* IPv4 options, IPv6 extension headers */
+	POD_PROTOCOL = 7, /* neither TCP nor UDP */
+	POD_TTL = 8, /* the host would answer that time is exceeded */
+	POD_OVERSIZE = 9, /* a segment is longer than the destination's MTU */
+	POD_MTU = 10, /* the two pods' interfaces have different MTUs */
+	POD_HANDSHAKE = 11, /* checked: TCP that is not yet established for conntrack */
+	POD_UNKNOWN = 12, /* checked: conntrack does not know the connection */
+	POD_UNANSWERED = 13, /* checked: conntrack has seen no answer yet */
+	POD_NAT = 14, /* conntrack translates the connection */
+
+	POD_UNJUDGED = 15, /* nothing is known about the pod yet */
+	POD_RULE = 16, /* a netfilter rule may do something with its packets */
+	POD_RULES_UNREAD = 17, /* the rules cannot be read, or not be judged */
+	POD_QDISC = 18, /* its interface has a qdisc, which shapes or counts */
+	POD_TC = 19, /* somebody else's program is at its interface */
+	POD_BRIDGED = 20, /* its interface is a port of a bridge */
+	POD_DOWN = 21, /* its interface has no carrier */
+	POD_NOT_VETH = 22, /* its interface is no veth into another namespace */
+	POD_LEFT_COUNT = 23,
+};
+
+#endif

@@ -1,0 +1,333 @@
+// Package demo shows the pod shortcuts to somebody who has nothing but the binary: two pods on one host,
+// with netfilter rules as kube-proxy and Calico write them, in network namespaces of its own. Every line
+// that claims something is a Claim, checked in this run; no claim depends on speed, which is shown.
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/pod/bed"
+	"github.com/shunt-lb/shunt/internal/pod/compare"
+	"github.com/shunt-lb/shunt/internal/pod/plain"
+	"github.com/shunt-lb/shunt/internal/pod/shortcut"
+	"github.com/shunt-lb/shunt/internal/pod/traffic"
+	"github.com/shunt-lb/shunt/internal/pod/watch"
+	"github.com/shunt-lb/shunt/internal/story"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// patience bounds every wait for something that takes milliseconds.
+	patience = 5 * time.Second
+	// rounds of every way, interleaved: 5 rounds of 4 kinds by 3 ways are 4 s.
+	rounds   = 5
+	roundFor = 60 * time.Millisecond
+	// port is where the second pod serves.
+	port = 8080
+)
+
+// vip is a service's address, whose one endpoint is the second pod.
+var vip = netip.MustParseAddrPort("10.97.0.10:80")
+
+// Options say how the demo runs.
+type Options struct {
+	Out io.Writer // the story
+}
+
+// Facts are what the demo found out; their JSON is `shunt demo accelerate -o json`.
+type Facts struct {
+	OK      bool    `json:"ok"` // every claim is true
+	ID      string  `json:"id"`
+	Seconds float64 `json:"seconds"`
+	// Checked and Bypass are what became of packets in the modes.
+	Checked watch.Status  `json:"checked"`
+	Bypass  watch.Status  `json:"bypass"`
+	Effect  float64       `json:"rule_took_effect_milliseconds"`
+	Rows    []compare.Row `json:"rows"`
+	Claims  story.Claims  `json:"claims"`
+}
+
+// demo is one run.
+type demo struct {
+	*story.Teller
+	facts           *Facts
+	bed             *bed.Bed
+	rules           *plain.Rules
+	server          *traffic.Server
+	checked, bypass *watch.Watch
+}
+
+// Run is the whole demo. It cleans up before it returns. What could not be done, or turned out untrue, is a
+// claim that makes Facts.OK false. The error is that of ctx when it ended, and of a cleaning up that failed.
+func Run(parent context.Context, opts Options) (*Facts, error) {
+	d := &demo{Teller: story.NewTeller(opts.Out), facts: &Facts{Rows: []compare.Row{}}}
+	begin := time.Now()
+	ctx, cancel := context.WithTimeoutCause(parent, time.Minute, errors.New("the demo took longer than a minute"))
+	defer cancel()
+	if fault := d.story(ctx); fault != nil && parent.Err() == nil {
+		d.Claim(false, "%v", fault)
+	}
+	err := errors.Join(parent.Err(), d.takeDown())
+	d.facts.Seconds = time.Since(begin).Seconds()
+	d.facts.Claims = d.Claims
+	d.facts.OK = err == nil && d.Claims.Untrue() == 0
+	return d.facts, err
+}
+
+// story is the steps in the order a reader meets them.
+func (d *demo) story(ctx context.Context) error {
+	for _, step := range []struct {
+		title string
+		do    func(context.Context) error
+	}{
+		{"Two pods on one host", d.build},
+		{"The plain path", d.plainPath},
+		{"The shortcut, checked", d.checkedPath},
+		{"Nothing of yours is skipped silently", d.effects},
+		{"The shortcut, bypass", d.bypassPath},
+		{"Side by side", d.measure},
+		{"What is skipped", d.skipped},
+	} {
+		d.Begin(step.title)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := step.do(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *demo) build(ctx context.Context) (err error) {
+	if d.bed, err = bed.New(ctx, 2); err != nil {
+		return err
+	}
+	d.facts.ID = d.bed.Lab.ID()
+	d.rules, err = d.bed.Install(plain.Service{Address: vip, Endpoint: netip.AddrPortFrom(d.bed.Address(1, false), port), Protocol: unix.IPPROTO_TCP})
+	if err != nil {
+		return err
+	}
+	if d.server, err = traffic.Serve(d.bed.Pods[1], netip.AddrPortFrom(d.bed.Address(1, false), port)); err != nil {
+		return err
+	}
+	d.Say("  pod1 eth0 %s ══ veth1 ┐\n", d.bed.Address(0, false))
+	d.Say("                             ├ node: netfilter, conntrack, routes\n")
+	d.Say("  pod2 eth0 %s ══ veth2 ┘\n\n", d.bed.Address(1, false))
+	d.Claim(true, "a host and two pods (namespaces shunt-%s-…), %d services of %d endpoints, and a policy for each pod", d.facts.ID, plain.Services+1, plain.Endpoints)
+	return nil
+}
+
+// use opens a connection to an address, sends requests over it, and closes it. forwarded is how many packets
+// the host has forwarded meanwhile.
+func (d *demo) use(ctx context.Context, address netip.AddrPort) (forwarded uint64, err error) {
+	before, err := d.seen()
+	if err != nil {
+		return 0, err
+	}
+	c, err := d.dial(ctx, address)
+	if err != nil {
+		return 0, err
+	}
+	for range requestsEach {
+		if err := ask(c); err != nil {
+			return 0, errors.Join(err, c.Close())
+		}
+	}
+	if err := end(c); err != nil {
+		return 0, err
+	}
+	after, err := d.seen()
+	return after - before, err
+}
+
+const requestsEach = 100
+
+func (d *demo) dial(ctx context.Context, address netip.AddrPort) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return d.bed.Pods[0].Dial(ctx, "tcp", address.String())
+}
+
+// ask sends an octet, and waits for it to come back.
+func ask(c net.Conn) error {
+	_ = c.SetDeadline(time.Now().Add(patience))
+	octet := []byte{'r'}
+	if _, err := c.Write(octet); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(c, octet)
+	return err
+}
+
+// end closes our side, and waits for the other to close.
+func end(c net.Conn) error {
+	_ = c.SetDeadline(time.Now().Add(patience))
+	err := c.(*net.TCPConn).CloseWrite()
+	if err == nil {
+		if n, readErr := c.Read(make([]byte, 1)); n != 0 || !errors.Is(readErr, io.EOF) {
+			err = fmt.Errorf("close a connection: read %d octets, %w", n, readErr)
+		}
+	}
+	return errors.Join(err, c.Close())
+}
+
+func (d *demo) seen() (packets uint64, err error) {
+	err = d.bed.Node.Run(func() (err error) {
+		packets, err = d.rules.Seen()
+		return err
+	})
+	return packets, err
+}
+
+func (d *demo) plainPath(ctx context.Context) error {
+	forwarded, err := d.use(ctx, d.server.Address)
+	if err != nil {
+		return err
+	}
+	d.Claim(forwarded >= 2*requestsEach, "a connection with %d requests: the host's rules have seen %d packets", requestsEach, forwarded)
+	return nil
+}
+
+// open opens the shortcut, and waits until both pods may take it.
+func (d *demo) open(mode shortcut.Mode) (*watch.Watch, error) {
+	w, err := watch.Open(watch.Options{Mode: mode, Pods: d.bed.Watched(), In: d.bed.Node.Run})
+	if err != nil {
+		return nil, err
+	}
+	s, err := w.Status()
+	for _, p := range s.Pods {
+		if p.State != shortcut.Taken.String() {
+			err = errors.Join(err, fmt.Errorf("%s is left alone: %s: %s", p.Address, p.State, p.Why))
+		}
+	}
+	if err == nil {
+		d.Say("  program   sh_pod on veth1 and veth2, by %s\n", s.Pods[0].Attach)
+		for _, p := range s.Pods {
+			d.Say("  pod       %-20s behind %s may take the shortcut\n", p.Address, p.Interface)
+		}
+		d.Say("\n")
+	}
+	return w, err
+}
+
+// taken are the packets that took the shortcut, and those left to the stack for a reason.
+func taken(w *watch.Watch, reason string) (took, left uint64, err error) {
+	s, err := w.Status()
+	return s.Counts["taken"].Packets, s.Counts[reason].Packets, err
+}
+
+func (d *demo) checkedPath(ctx context.Context) (err error) {
+	if d.checked, err = d.open(shortcut.Checked); err != nil {
+		return err
+	}
+	before, _, err := taken(d.checked, "")
+	if err != nil {
+		return err
+	}
+	forwarded, err := d.use(ctx, d.server.Address)
+	if err != nil {
+		return err
+	}
+	after, _, err := taken(d.checked, "")
+	d.Claim(forwarded >= 3 && forwarded < 10, "a connection with %d requests: the host's rules have seen %d packets: SYN, SYN and ACK, ACK", requestsEach, forwarded)
+	d.Claim(after-before >= 2*requestsEach, "%d packets took the shortcut, both FINs among them", after-before)
+	return err
+}
+
+func (d *demo) bypassPath(ctx context.Context) (err error) {
+	if err := d.checked.Suspend(); err != nil {
+		return err
+	}
+	if d.bypass, err = d.open(shortcut.Bypass); err != nil {
+		return err
+	}
+	forwarded, err := d.use(ctx, d.server.Address)
+	if err != nil {
+		return err
+	}
+	took, _, err := taken(d.bypass, "")
+	if err != nil {
+		return err
+	}
+	d.Claim(forwarded == 0 && took >= 2*requestsEach, "a connection with %d requests: the host's rules have seen %d packets, and %d took the shortcut", requestsEach, forwarded, took)
+	if _, err := d.use(ctx, vip); err != nil {
+		return err
+	}
+	_, nat, err := taken(d.bypass, "nat")
+	d.Claim(nat > 0, "a connection to the service %s works here too: %d answers went back through the translation", vip, nat)
+	return err
+}
+
+// measure compares the three ways.
+func (d *demo) measure(ctx context.Context) error {
+	if err := d.bypass.Suspend(); err != nil {
+		return err
+	}
+	begin, err := d.seen()
+	if err != nil {
+		return err
+	}
+	d.Say("  medians of %d rounds in turn, %d ms each; figures are shown, not claimed\n\n", rounds, roundFor.Milliseconds())
+	d.facts.Rows, err = compare.Run(ctx, compare.Options{
+		From: d.bed.Pods[0], To: d.server.Address, Kinds: traffic.Kinds, Rounds: rounds, Duration: roundFor,
+		Ways: []compare.Way{
+			{Name: "plain"},
+			{Name: "checked", Enter: d.checked.Resume, Leave: d.checked.Suspend},
+			{Name: "bypass", Enter: d.bypass.Resume, Leave: d.bypass.Suspend},
+		},
+	})
+	if err != nil {
+		return err
+	}
+	compare.Print(d.Out, d.facts.Rows)
+	after, err := d.seen()
+	if err != nil {
+		return err
+	}
+	if d.facts.Checked, err = d.checked.Status(); err != nil {
+		return err
+	}
+	d.facts.Bypass, err = d.bypass.Status()
+	d.Say("\n")
+	d.Claim(after > begin && d.facts.Checked.Counts["taken"].Packets > 0 && d.facts.Bypass.Counts["taken"].Packets > 0,
+		"all three ways carried all of it: %d packets forwarded, %d by the shortcut checked, %d by bypass",
+		after-begin, d.facts.Checked.Counts["taken"].Packets, d.facts.Bypass.Counts["taken"].Packets)
+	return err
+}
+
+// skipped tells what the shortcut goes past.
+func (d *demo) skipped(context.Context) error {
+	d.Say("                     plain   checked              bypass\n")
+	d.Say("  netfilter          all     how it begins        nothing\n")
+	d.Say("  conntrack          all     how it begins; the   nothing\n")
+	d.Say("                             entry is kept alive\n")
+	d.Say("  routing, TTL       all     how it begins        nothing\n")
+	d.Say("  qdisc, tc          all     a pod whose interface has any is left alone\n")
+	d.Say("  tcpdump on a veth  both    what its own pod sent\n")
+	d.Say("  counters of rules  all     the first packets    nothing\n")
+	return nil
+}
+
+// takeDown removes everything.
+func (d *demo) takeDown() error {
+	var errs []error
+	for _, w := range []*watch.Watch{d.checked, d.bypass} {
+		if w != nil {
+			errs = append(errs, w.Close())
+		}
+	}
+	if d.server != nil {
+		d.server.Close()
+	}
+	if d.bed != nil {
+		errs = append(errs, d.bed.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,255 @@
+// Package shortcut is the pod shortcuts' program and its maps: which addresses are pods, which of them may
+// take the shortcut, and what became of packets. It decides nothing: package watch judges pods.
+//
+// A pod is left alone until Put says otherwise. Nothing is pinned, so the program goes with the process.
+package shortcut
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// Mode is how much of netfilter a connection has to go through.
+type Mode string
+
+// The modes. Checked: conntrack has seen both directions and translates nothing. Bypass: it translates
+// nothing; new connections take the shortcut too.
+const (
+	Checked Mode = "checked"
+	Bypass  Mode = "bypass"
+)
+
+// Left is why a pod's packets go through the stack; Taken is that they need not.
+type Left uint32
+
+// The states of a pod.
+const (
+	Taken       = Left(podPodLeftPOD_TAKEN)
+	Unjudged    = Left(podPodLeftPOD_UNJUDGED)
+	Rule        = Left(podPodLeftPOD_RULE)
+	RulesUnread = Left(podPodLeftPOD_RULES_UNREAD)
+	Qdisc       = Left(podPodLeftPOD_QDISC)
+	TC          = Left(podPodLeftPOD_TC)
+	Bridged     = Left(podPodLeftPOD_BRIDGED)
+	Down        = Left(podPodLeftPOD_DOWN)
+	NotVeth     = Left(podPodLeftPOD_NOT_VETH)
+)
+
+// String is the word in output and documentation, like "fragment".
+func (l Left) String() string {
+	if name, ok := leftNames()[l]; ok {
+		return name
+	}
+	return fmt.Sprintf("left_%d", uint32(l))
+}
+
+// leftNames reads enum pod_left from the embedded object, so that C names them alone.
+var leftNames = sync.OnceValue(func() map[Left]string {
+	spec, err := loadPod()
+	if err != nil {
+		panic("the embedded object of pod.bpf.c cannot be read: " + err.Error())
+	}
+	var enum *btf.Enum
+	if err := spec.Types.TypeByName("pod_left", &enum); err != nil {
+		panic("the embedded object of pod.bpf.c lacks enum pod_left: " + err.Error())
+	}
+	names := map[Left]string{}
+	for _, v := range enum.Values {
+		if v.Value != uint64(podPodLeftPOD_LEFT_COUNT) {
+			names[Left(v.Value)] = strings.ToLower(strings.TrimPrefix(v.Name, "POD_"))
+		}
+	}
+	return names
+})
+
+// Pod is one address of a pod, as the program has it.
+type Pod struct {
+	Address netip.Addr
+	Ifindex int // of the host's end of its veth
+	MTU     int // of that end, bytes
+	Left    Left
+}
+
+// Shortcut is sh_pod on the interfaces of pods. Its methods must be called on a thread in the host's
+// network namespace, and not at the same time.
+type Shortcut struct {
+	objects *ebpf.Collection
+	program *ebpf.Program
+	id      uint32
+	grace   *kernel.Grace
+	at      map[int]*kernel.TC
+}
+
+// Open loads the program. The times of conntrack's entries are those of the calling thread's network
+// namespace; a later change of them is not noticed.
+func Open(mode Mode) (*Shortcut, error) {
+	spec, err := loadPod()
+	if err != nil {
+		return nil, fmt.Errorf("read the embedded object: %w", err)
+	}
+	constants, err := constantsOf(mode)
+	if err != nil {
+		return nil, err
+	}
+	s := &Shortcut{at: map[int]*kernel.TC{}}
+	if s.objects, err = kernel.Load(spec, constants, nil); err != nil {
+		return nil, fmt.Errorf("load the pod shortcut's program: %w; it needs conntrack's functions for BPF (Linux 6.0, nf_conntrack loaded)", err)
+	}
+	s.program = s.objects.Programs[podProgShPod]
+	info, err := s.program.Info()
+	if err == nil {
+		id, _ := info.ID()
+		s.id = uint32(id)
+		s.grace, err = kernel.NewGrace()
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// constantsOf are the program's constants; see bpf/pod/conntrack.h.
+func constantsOf(mode Mode) (map[string]any, error) {
+	number := map[Mode]podPodMode{Checked: podPodModePOD_MODE_CHECKED, Bypass: podPodModePOD_MODE_BYPASS}
+	if _, ok := number[mode]; !ok {
+		return nil, fmt.Errorf("the mode %q is not supported; use checked or bypass", mode)
+	}
+	ms := map[string]uint32{}
+	for _, name := range []string{"tcp_timeout_established", "tcp_timeout_fin_wait", "tcp_timeout_close", "udp_timeout", "udp_timeout_stream"} {
+		path := "/proc/sys/net/netfilter/nf_conntrack_" + name
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("read conntrack's times: %w; load nf_conntrack", err)
+		}
+		seconds, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("read conntrack's times from %s: %w", path, err)
+		}
+		ms[name] = uint32(min(seconds, 1<<31/1000) * 1000)
+	}
+	var tick unix.Timespec // the resolution of the coarse clocks is one jiffy
+	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &tick); err != nil {
+		return nil, fmt.Errorf("read the length of a jiffy: %w", err)
+	}
+	ending := min(ms["tcp_timeout_fin_wait"], ms["tcp_timeout_established"]/4)
+	return map[string]any{
+		podVarMode:             uint32(number[mode]),
+		podVarJiffiesPerSecond: uint32((time.Second.Nanoseconds() + tick.Nano()/2) / tick.Nano()),
+		podVarTcpMs:            ms["tcp_timeout_established"], podVarUdpMs: ms["udp_timeout"], podVarUdpStreamMs: ms["udp_timeout_stream"],
+		podVarEndingMs: ending, podVarClosedMs: min(ms["tcp_timeout_close"], ending/4),
+	}, nil
+}
+
+// Put adds a pod's address, or changes what is known of it. Programs that run may see the earlier state until
+// Wait has returned.
+func (s *Shortcut) Put(p Pod) error {
+	if p.MTU > 0xffff { // the stack of Linux has none that are larger
+		return fmt.Errorf("add pod %s: an MTU of %d bytes is not supported", p.Address, p.MTU)
+	}
+	high, low := kernel.AddrWords(p.Address)
+	words := high ^ low
+	check := uint64(uint32(words)^uint32(words>>32)) << 32
+	value := podPod{Link: check | uint64(uint32(p.Ifindex)), State: check | uint64(p.Left)<<16 | uint64(p.MTU)}
+	if err := s.objects.Maps[podMapShPdPods].Put(podAddr{High: high, Low: low}, value); err != nil {
+		return fmt.Errorf("add pod %s: %w; there is room for %d addresses", p.Address, err, podPodLimitPODS_MAX)
+	}
+	return nil
+}
+
+// Wait returns when no program runs any more that began before the call.
+func (s *Shortcut) Wait() error { return s.grace.Wait() }
+
+// Remove forgets a pod's address, as Put. That it is not there is success.
+func (s *Shortcut) Remove(address netip.Addr) error {
+	high, low := kernel.AddrWords(address)
+	if err := s.objects.Maps[podMapShPdPods].Delete(podAddr{High: high, Low: low}); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("remove pod %s: %w", address, err)
+	}
+	return nil
+}
+
+// Attach has the program see what comes from the pod behind an interface. Attached already is success.
+func (s *Shortcut) Attach(ifindex int) error {
+	if s.at[ifindex] != nil {
+		return nil
+	}
+	t, err := kernel.AttachTC(s.program, podProgShPod, ifindex)
+	if err == nil {
+		s.at[ifindex] = t
+	}
+	return err
+}
+
+// Mode is how the program is attached to an interface; empty where it is not.
+func (s *Shortcut) Mode(ifindex int) kernel.Mode {
+	if t := s.at[ifindex]; t != nil {
+		return t.Mode
+	}
+	return ""
+}
+
+// Attached are the interfaces that have the program.
+func (s *Shortcut) Attached() []int { return slices.Collect(maps.Keys(s.at)) }
+
+// Detach takes the program off an interface. That it is not there is success.
+func (s *Shortcut) Detach(ifindex int) error {
+	t := s.at[ifindex]
+	if t == nil {
+		return nil
+	}
+	delete(s.at, ifindex)
+	return t.Close()
+}
+
+// ForeignTC is what of others stands at tc of an interface.
+func (s *Shortcut) ForeignTC(ifindex int) ([]string, error) { return kernel.ForeignTC(ifindex, s.id) }
+
+// Counts are packets and bytes since Open, by what became of them: "taken", or why they were left to the
+// stack. Only what happened.
+func (s *Shortcut) Counts() (map[string]kernel.Count, error) {
+	counts := map[string]kernel.Count{}
+	for left, name := range leftNames() {
+		var each []podCount
+		if err := s.objects.Maps[podMapShPdCounts].Lookup(uint32(left), &each); err != nil {
+			return nil, fmt.Errorf("read the counter of %s packets: %w", name, err)
+		}
+		var sum kernel.Count
+		for _, one := range each {
+			sum.Packets += one.Packets
+			sum.Bytes += one.Bytes
+		}
+		if sum != (kernel.Count{}) {
+			counts[name] = sum
+		}
+	}
+	return counts, nil
+}
+
+// Close takes the program off everywhere.
+func (s *Shortcut) Close() error {
+	var errs []error
+	for ifindex := range s.at {
+		errs = append(errs, s.Detach(ifindex))
+	}
+	if s.grace != nil {
+		errs = append(errs, s.grace.Close())
+	}
+	s.objects.Close()
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("take the pod shortcut's program off: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,433 @@
+// Package watch decides which pods may take the shortcut, and keeps deciding: a pod is left alone where the
+// host would do something with its packets that the shortcut skips.
+//
+//	nf_tables tells of changes ─┐
+//	links, qdiscs, addresses   ─┼─► judge every pod ─► shortcut.Put
+//	twice a second             ─┘   (programs at tc and iptables-legacy tell nobody)
+//
+// A pod that may no longer take the shortcut has connections whose bytes conntrack has not seen. Before the
+// pod's packets go through the stack again, conntrack is told to be liberal with these connections, as it
+// is with all under nf_conntrack_tcp_be_liberal: otherwise it finds them outside of their windows.
+package watch
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/pod/rules"
+	"github.com/shunt-lb/shunt/internal/pod/shortcut"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// period is how often is looked for what nobody tells.
+const period = 500 * time.Millisecond
+
+// Pod is a workload in a network namespace of its own.
+type Pod struct {
+	Interface string // the host's end of its veth
+	Addresses []netip.Addr
+}
+
+// Status is what the watch knows.
+type Status struct {
+	Mode   shortcut.Mode           `json:"mode"`
+	Pods   []PodStatus             `json:"pods"`
+	Counts map[string]kernel.Count `json:"counts"` // what became of packets, by reason; "taken" took the shortcut
+}
+
+// PodStatus is one address of a pod.
+type PodStatus struct {
+	Address   netip.Addr  `json:"address"`
+	Interface string      `json:"interface"`
+	Attach    kernel.Mode `json:"attach"`        // empty: it is not attached
+	State     string      `json:"state"`         // "taken", or why the pod is left alone
+	Why       string      `json:"why,omitempty"` // the rule, the qdisc, the program
+}
+
+// Options say what is watched.
+type Options struct {
+	Mode shortcut.Mode
+	Pods []Pod
+	// In runs a function on a thread in the host's network namespace.
+	In func(func() error) error
+}
+
+// Watch judges pods until it is closed. Methods may be called at any time from several goroutines.
+type Watch struct {
+	in      func(func() error) error
+	mode    shortcut.Mode
+	sockets []*nl.NetlinkSocket
+	wake    chan struct{} // has one when something may have changed
+	end     chan struct{}
+	ended   sync.WaitGroup
+
+	mu        sync.Mutex
+	pods      []Pod
+	short     *shortcut.Shortcut
+	rules     *rules.Set
+	unread    error // why rules are not known
+	stale     bool  // the rules may have changed
+	suspended bool
+	states    map[netip.Addr]state
+	last      error
+}
+
+// state is a verdict about an address.
+type state struct {
+	left    shortcut.Left
+	why     string
+	ifindex int
+	mtu     int
+}
+
+// Open attaches the program to the pods' interfaces and judges them. Nothing is left behind when it fails.
+func Open(opts Options) (*Watch, error) {
+	w := &Watch{in: opts.In, mode: opts.Mode, pods: slices.Clone(opts.Pods), wake: make(chan struct{}, 1), end: make(chan struct{}), stale: true, states: map[netip.Addr]state{}}
+	err := w.in(func() (err error) {
+		if w.short, err = shortcut.Open(opts.Mode); err != nil {
+			return err
+		}
+		// Before the rules are read the first time: what changes meanwhile is told.
+		for protocol, groups := range map[int][]uint{
+			unix.NETLINK_NETFILTER: {unix.NFNLGRP_NFTABLES},
+			unix.NETLINK_ROUTE:     {unix.RTNLGRP_LINK, unix.RTNLGRP_TC},
+		} {
+			s, err := nl.Subscribe(protocol, groups...)
+			if err != nil {
+				return fmt.Errorf("listen to changes of rules and interfaces: %w", err)
+			}
+			w.sockets = append(w.sockets, s)
+			w.ended.Go(func() { w.listen(s, protocol == unix.NETLINK_NETFILTER) })
+		}
+		return nil
+	})
+	if err == nil {
+		err = w.Judge()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open the pod shortcut: %w", err), w.Close())
+	}
+	w.ended.Go(w.run)
+	return w, nil
+}
+
+// listen wakes the watch at each change.
+func (w *Watch) listen(s *nl.NetlinkSocket, ofRules bool) {
+	for {
+		_, _, err := s.Receive()
+		select {
+		case <-w.end:
+			return
+		default:
+		}
+		if err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) { // told too much at once, or nothing
+			w.mu.Lock()
+			w.last = fmt.Errorf("listen to changes: %w", err)
+			w.mu.Unlock()
+			return
+		}
+		if ofRules {
+			w.mu.Lock()
+			w.stale = true
+			w.mu.Unlock()
+		}
+		select {
+		case w.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (w *Watch) run() {
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for {
+		select {
+		case <-w.end:
+			return
+		case <-w.wake:
+		case <-tick.C:
+		}
+		if err := w.Judge(); err != nil {
+			w.mu.Lock()
+			w.last = err
+			w.mu.Unlock()
+		}
+	}
+}
+
+// Judge judges all pods now. After an error, which leaves some as they were, it is tried again.
+func (w *Watch) Judge() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.suspended {
+		return nil
+	}
+	return w.in(w.judge)
+}
+
+func (w *Watch) judge() error {
+	w.readRules()
+	next := map[netip.Addr]state{}
+	links := map[string]rules.Link{}
+	for _, p := range w.pods {
+		s := w.judgeInterface(p)
+		links[p.Interface] = rules.Link{Name: p.Interface, Index: s.ifindex}
+		for _, a := range p.Addresses {
+			next[a.Unmap()] = s
+		}
+	}
+	for _, p := range w.pods {
+		for _, a := range p.Addresses {
+			a = a.Unmap()
+			if s := next[a]; s.left == shortcut.Taken {
+				s.left, s.why = w.judgeRules(a, p.Interface, links)
+				next[a] = s
+			}
+		}
+	}
+	return w.apply(next)
+}
+
+func (w *Watch) readRules() {
+	if w.stale || w.unread != nil {
+		w.stale = false
+		w.rules, w.unread = rules.Read()
+	} else {
+		w.unread = w.rules.RefreshLegacy()
+	}
+}
+
+// apply gives the program what has changed.
+func (w *Watch) apply(next map[netip.Addr]state) error {
+	var ending []netip.Addr // that took the shortcut, and may no longer
+	for a, before := range w.states {
+		if before.left == shortcut.Taken && next[a] != before {
+			ending = append(ending, a)
+		}
+	}
+	errs := []error{w.hand(ending)}
+	for a, s := range next {
+		if before, known := w.states[a]; known && before == s {
+			continue
+		}
+		if s.ifindex != 0 {
+			if err := w.short.Attach(s.ifindex); err != nil {
+				errs = append(errs, err)
+				s.left, s.why = shortcut.TC, err.Error()
+			}
+		}
+		if err := w.short.Put(shortcut.Pod{Address: a, Ifindex: s.ifindex, MTU: s.mtu, Left: s.left}); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		w.states[a] = s
+	}
+	for a := range w.states {
+		if _, is := next[a]; !is {
+			errs = append(errs, w.short.Remove(a))
+		}
+	}
+	if len(ending) > 0 {
+		errs = append(errs, w.short.Wait(), w.hand(ending)) // those that became established meanwhile
+	}
+	return errors.Join(append(errs, w.forget(next))...)
+}
+
+// forget drops what is no pod any more, and takes the program off interfaces that no pod has.
+func (w *Watch) forget(next map[netip.Addr]state) error {
+	used := map[int]bool{}
+	for _, s := range next {
+		used[s.ifindex] = true
+	}
+	for a := range w.states {
+		if _, is := next[a]; !is {
+			delete(w.states, a)
+		}
+	}
+	var errs []error
+	for _, ifindex := range w.short.Attached() {
+		if !used[ifindex] {
+			errs = append(errs, w.short.Detach(ifindex))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// judgeInterface looks at what stands at the host's end of a pod's veth.
+func (w *Watch) judgeInterface(p Pod) state {
+	link, err := netlink.LinkByName(p.Interface)
+	if err != nil {
+		return state{left: shortcut.Down, why: err.Error()}
+	}
+	attrs := link.Attrs()
+	s := state{ifindex: attrs.Index, mtu: attrs.MTU}
+	leave := func(left shortcut.Left, format string, args ...any) state {
+		s.left, s.why = left, fmt.Sprintf(format, args...)
+		return s
+	}
+	if link.Type() != "veth" || attrs.NetNsID < 0 {
+		return leave(shortcut.NotVeth, "%s is of kind %s and does not lead into another network namespace", p.Interface, link.Type())
+	}
+	if attrs.MasterIndex != 0 {
+		return leave(shortcut.Bridged, "%s is a port of interface %d", p.Interface, attrs.MasterIndex)
+	}
+	if attrs.OperState != netlink.OperUp {
+		return leave(shortcut.Down, "%s is %s", p.Interface, attrs.OperState)
+	}
+	qdiscs, err := netlink.QdiscList(link)
+	if err != nil {
+		return leave(shortcut.Qdisc, "list the qdiscs of %s: %v", p.Interface, err)
+	}
+	for _, q := range qdiscs {
+		if kind := q.Type(); kind != "noqueue" && kind != "clsact" && kind != "ingress" { // the latter two only hold filters
+			return leave(shortcut.Qdisc, "%s has the qdisc %s", p.Interface, kind)
+		}
+	}
+	foreign, err := w.short.ForeignTC(attrs.Index)
+	if err != nil {
+		return leave(shortcut.TC, "%v", err)
+	}
+	if len(foreign) > 0 {
+		return leave(shortcut.TC, "%s has %s", p.Interface, foreign[0])
+	}
+	return s
+}
+
+// judgeRules looks for a rule that may do something with what an address sends to other pods, or gets. It
+// asks about all others at once and, if that finds a rule, about each: rules for one pair of interface and
+// address look like rules for any.
+func (w *Watch) judgeRules(a netip.Addr, iface string, links map[string]rules.Link) (shortcut.Left, string) {
+	if w.unread != nil {
+		return shortcut.RulesUnread, w.unread.Error()
+	}
+	own := end{[]netip.Addr{a}, []rules.Link{links[iface]}}
+	var all end
+	var each []end
+	for _, p := range w.pods {
+		if p.Interface == iface {
+			continue
+		}
+		one := end{links: []rules.Link{links[p.Interface]}}
+		for _, other := range p.Addresses {
+			if other = other.Unmap(); other.Is4() == a.Is4() {
+				one.addresses = append(one.addresses, other)
+			}
+		}
+		if len(one.addresses) > 0 {
+			each = append(each, one)
+			all = end{append(all.addresses, one.addresses...), append(all.links, one.links...)}
+		}
+	}
+	// Without others there is nobody it could take the shortcut to.
+	if len(each) == 0 || w.find(own, all) == nil {
+		return shortcut.Taken, ""
+	}
+	for _, other := range each {
+		if h := w.find(own, other); h != nil {
+			return shortcut.Rule, h.String()
+		}
+	}
+	return shortcut.Taken, ""
+}
+
+// end is one side of connections.
+type end struct {
+	addresses []netip.Addr
+	links     []rules.Link
+}
+
+// find looks for a rule in both directions.
+func (w *Watch) find(a, b end) *rules.Hazard {
+	established := w.mode == shortcut.Checked
+	h := w.rules.Find(rules.Packets{From: a.addresses, To: b.addresses, In: a.links, Out: b.links, Established: established})
+	if h == nil {
+		h = w.rules.Find(rules.Packets{From: b.addresses, To: a.addresses, In: b.links, Out: a.links, Established: established})
+	}
+	return h
+}
+
+// Set changes the pods that are watched.
+func (w *Watch) Set(pods []Pod) error {
+	w.mu.Lock()
+	w.pods = slices.Clone(pods)
+	w.mu.Unlock()
+	return w.Judge()
+}
+
+// Suspend takes the program off all interfaces. Connections go on through the stack.
+func (w *Watch) Suspend() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.suspended = true
+	return w.in(w.letGo)
+}
+
+// letGo hands all connections back to the stack.
+func (w *Watch) letGo() error {
+	var errs []error
+	var all []netip.Addr
+	for a := range w.states {
+		all = append(all, a)
+	}
+	errs = append(errs, w.hand(all))
+	for a, s := range w.states {
+		errs = append(errs, w.short.Remove(a), w.short.Detach(s.ifindex))
+	}
+	errs = append(errs, w.short.Wait(), w.hand(all))
+	clear(w.states)
+	return errors.Join(errs...)
+}
+
+// Resume attaches the program again.
+func (w *Watch) Resume() error {
+	w.mu.Lock()
+	w.suspended, w.stale = false, true
+	w.mu.Unlock()
+	return w.Judge()
+}
+
+// Status is what is known now. Its error is that of the last judging, if that failed.
+func (w *Watch) Status() (Status, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := Status{Mode: w.mode, Pods: []PodStatus{}}
+	for _, p := range w.pods {
+		for _, a := range p.Addresses {
+			st, known := w.states[a.Unmap()]
+			if !known {
+				st = state{left: shortcut.Unjudged}
+			}
+			s.Pods = append(s.Pods, PodStatus{a, p.Interface, w.short.Mode(st.ifindex), st.left.String(), st.why})
+		}
+	}
+	var err error
+	s.Counts, err = w.short.Counts()
+	last := w.last
+	w.last = nil
+	return s, errors.Join(err, last)
+}
+
+// Close takes the program off and hands connections back to the stack.
+func (w *Watch) Close() error {
+	close(w.end)
+	for _, s := range w.sockets {
+		s.Close()
+	}
+	w.ended.Wait()
+	if w.short == nil {
+		return nil
+	}
+	err := w.in(func() error { return errors.Join(w.letGo(), w.short.Close()) })
+	if err != nil {
+		return fmt.Errorf("close the pod shortcut: %w", err)
+	}
+	return nil
+}

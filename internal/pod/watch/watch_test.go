@@ -1,0 +1,343 @@
+package watch_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"github.com/shunt-lb/shunt/internal/pod/bed"
+	"github.com/shunt-lb/shunt/internal/pod/plain"
+	"github.com/shunt-lb/shunt/internal/pod/shortcut"
+	"github.com/shunt-lb/shunt/internal/pod/traffic"
+	"github.com/shunt-lb/shunt/internal/pod/watch"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// patience is for what takes milliseconds.
+const patience = 20 * time.Second
+
+// world is a host with two pods or more, rules, and a watch.
+type world struct {
+	*testing.T
+	*bed.Bed
+	rules *plain.Rules
+	watch *watch.Watch
+}
+
+func newWorld(t *testing.T, mode shortcut.Mode, pods int, more ...plain.Service) *world {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes network namespaces and loads programs")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	b, err := bed.New(ctx, pods)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{T: t, Bed: b}
+	t.Cleanup(func() { w.must(b.Close()) })
+	w.rules, err = b.Install(more...)
+	w.must(err)
+	w.watch, err = watch.Open(watch.Options{Mode: mode, Pods: b.Watched(), In: b.Node.Run})
+	w.must(err)
+	t.Cleanup(func() { w.must(w.watch.Close()) })
+	return w
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *world) status() watch.Status {
+	w.Helper()
+	s, err := w.watch.Status()
+	w.must(err)
+	return s
+}
+
+func (w *world) count(reason string) uint64 { return w.status().Counts[reason].Packets }
+
+// until waits for a condition.
+func (w *world) until(what string, ok func() bool) {
+	w.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			w.Fatalf("%s: not within %s; status: %+v", what, patience, w.status())
+		}
+	}
+}
+
+// state is that of a pod's IPv4 address, with the reason.
+func (w *world) state(pod int) (state, why string) { return w.stateOf(w.Address(pod, false)) }
+
+func (w *world) stateOf(a netip.Addr) (state, why string) {
+	w.Helper()
+	for _, p := range w.status().Pods {
+		if p.Address == a {
+			return p.State, p.Why
+		}
+	}
+	w.Fatalf("pod %s has no status", a)
+	return "", ""
+}
+
+// entries are conntrack's of the host, between addresses of one family.
+func (w *world) entries(is6 bool) (flows []*netlink.ConntrackFlow) {
+	w.Helper()
+	family := netlink.InetFamily(unix.AF_INET)
+	if is6 {
+		family = unix.AF_INET6
+	}
+	w.must(w.Node.Run(func() (err error) {
+		flows, err = netlink.ConntrackTableList(netlink.ConntrackTable, family)
+		return err
+	}))
+	return flows
+}
+
+func families(t *testing.T, do func(t *testing.T, is6 bool)) {
+	for _, is6 := range []bool{false, true} {
+		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[is6], func(t *testing.T) { do(t, is6) })
+	}
+}
+
+// Each kind of traffic takes the shortcut, and the rules see only how connections begin.
+func TestEveryKindTakesTheShortcut(t *testing.T) {
+	for _, mode := range []shortcut.Mode{shortcut.Checked, shortcut.Bypass} {
+		t.Run(string(mode), func(t *testing.T) {
+			w := newWorld(t, mode, 2)
+			families(t, func(t *testing.T, is6 bool) {
+				w := &world{T: t, Bed: w.Bed, rules: w.rules, watch: w.watch}
+				server, err := traffic.Serve(w.Pods[1], netip.AddrPortFrom(w.Address(1, is6), 0))
+				w.must(err)
+				defer server.Close()
+				for _, kind := range traffic.Kinds {
+					before, seen := w.count("taken"), w.seen()
+					r, err := traffic.Measure(w.Pods[0], kind, server.Address, 50*time.Millisecond)
+					w.must(err)
+					taken, forwarded := w.count("taken")-before, w.seen()-seen
+					if r.Transactions == 0 || taken == 0 {
+						t.Errorf("%s: %d transactions, %d packets took the shortcut", kind, r.Transactions, taken)
+					}
+					// SYN, SYN and ACK, ACK of each connection; of datagrams, until there is an answer.
+					limit := uint64(map[traffic.Kind]int{traffic.CRR: 3 * (r.Transactions + 1)}[kind] + 10)
+					if mode == shortcut.Bypass {
+						limit = 0
+					}
+					if forwarded > limit {
+						t.Errorf("%s: the rules have seen %d packets, want %d at the most; counts %v", kind, forwarded, limit, w.status().Counts)
+					}
+				}
+			})
+		})
+	}
+}
+
+func (w *world) seen() (packets uint64) {
+	w.Helper()
+	w.must(w.Node.Run(func() (err error) {
+		packets, err = w.rules.Seen()
+		return err
+	}))
+	return packets
+}
+
+// insert puts a rule before all others.
+func (w *world) insert(parts ...[]expr.Any) (remove func()) {
+	w.Helper()
+	var undo func() error
+	w.must(w.Node.Run(func() (err error) {
+		undo, err = w.rules.Insert(parts...)
+		return err
+	}))
+	return func() { w.Helper(); w.must(w.Node.Run(undo)) }
+}
+
+// pair is a TCP connection between two pods: it is established, and its bytes take the shortcut.
+func (w *world) pair(is6 bool) (client, server *net.TCPConn) {
+	w.Helper()
+	l, err := w.Pods[1].Listen("tcp", netip.AddrPortFrom(w.Address(1, is6), 0).String())
+	w.must(err)
+	defer l.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := w.Pods[0].Dial(ctx, "tcp", l.Addr().String())
+	w.must(err)
+	s, err := l.Accept()
+	w.must(err)
+	w.Cleanup(func() { _, _ = c.Close(), s.Close() })
+	w.exchange(c, s, 4)
+	return c.(*net.TCPConn), s.(*net.TCPConn)
+}
+
+// exchange sends so many octets there, and back.
+func (w *world) exchange(a, b net.Conn, octets int) {
+	w.Helper()
+	for _, way := range [][2]net.Conn{{a, b}, {b, a}} {
+		w.must(carry(way[0], way[1], octets, patience))
+	}
+}
+
+func carry(from, to net.Conn, octets int, within time.Duration) error {
+	end := time.Now().Add(within)
+	_ = from.SetDeadline(end)
+	_ = to.SetDeadline(end)
+	sent := make(chan error, 1)
+	go func() {
+		_, err := from.Write(make([]byte, octets))
+		sent <- err
+	}()
+	buffer := make([]byte, octets)
+	for got := 0; got < octets; {
+		n, err := to.Read(buffer[got:])
+		if err != nil {
+			return fmt.Errorf("after %d of %d octets: %w", got, octets, err)
+		}
+		got += n
+	}
+	return <-sent
+}
+
+// Closing works, though conntrack has not seen the bytes: no FIN is invalid, and the entry ends soon.
+func TestConnectionsEnd(t *testing.T) {
+	w := newWorld(t, shortcut.Checked, 2)
+	families(t, func(t *testing.T, is6 bool) {
+		w := &world{T: t, Bed: w.Bed, rules: w.rules, watch: w.watch}
+		for name, end := range map[string]func(c, s *net.TCPConn) error{
+			"FIN": func(c, s *net.TCPConn) error {
+				if err := c.CloseWrite(); err != nil {
+					return err
+				}
+				_ = s.SetDeadline(time.Now().Add(patience))
+				if n, err := s.Read(make([]byte, 1)); n != 0 || err == nil || err.Error() != "EOF" {
+					return fmt.Errorf("the server reads %d octets, %v; want EOF", n, err)
+				}
+				if err := carry(s, c, 1000, patience); err != nil { // half-closed: the other side still sends
+					return err
+				}
+				if err := s.Close(); err != nil {
+					return err
+				}
+				_ = c.SetDeadline(time.Now().Add(patience))
+				if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil || err.Error() != "EOF" {
+					return fmt.Errorf("the client reads %d octets, %v; want EOF", n, err)
+				}
+				return nil
+			},
+			"RST": func(c, s *net.TCPConn) error {
+				if err := c.SetLinger(0); err != nil {
+					return err
+				}
+				if err := c.Close(); err != nil {
+					return err
+				}
+				_ = s.SetDeadline(time.Now().Add(patience))
+				if _, err := s.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "reset") {
+					return fmt.Errorf("the server reads %v; want a reset", err)
+				}
+				return nil
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				w := &world{T: t, Bed: w.Bed, rules: w.rules, watch: w.watch}
+				c, s := w.pair(is6)
+				port := c.LocalAddr().(*net.TCPAddr).Port
+				w.exchange(c, s, 300_000) // far beyond conntrack's window
+				w.must(end(c, s))
+				w.until("the entry has seconds left", func() bool {
+					for _, f := range w.entries(is6) {
+						if int(f.Forward.SrcPort) == port {
+							return f.TimeOut <= 10 // nf_conntrack_tcp_timeout_close
+						}
+					}
+					return true
+				})
+			})
+		}
+	})
+}
+
+// What is for a service's address is translated, and its answers are too.
+func TestTranslatedConnectionsAreLeftAlone(t *testing.T) {
+	for _, mode := range []shortcut.Mode{shortcut.Checked, shortcut.Bypass} {
+		t.Run(string(mode), func(t *testing.T) {
+			const port = 8080
+			var more []plain.Service
+			for _, is6 := range []bool{false, true} {
+				vip := netip.MustParseAddrPort(map[bool]string{false: "10.97.0.1:80", true: "[2001:db8:97::1]:80"}[is6])
+				for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+					more = append(more, plain.Service{Address: vip, Endpoint: netip.AddrPortFrom((*bed.Bed)(nil).Address(1, is6), port), Protocol: protocol})
+				}
+			}
+			w := newWorld(t, mode, 2, more...)
+			families(t, func(t *testing.T, is6 bool) {
+				w := &world{T: t, Bed: w.Bed, rules: w.rules, watch: w.watch}
+				server, err := traffic.Serve(w.Pods[1], netip.AddrPortFrom(w.Address(1, is6), port))
+				w.must(err)
+				defer server.Close()
+				vip := more[map[bool]int{false: 0, true: 2}[is6]].Address
+				before := w.count("nat")
+				for _, kind := range traffic.Kinds {
+					r, err := traffic.Measure(w.Pods[0], kind, vip, 20*time.Millisecond)
+					w.must(err)
+					if r.Transactions == 0 {
+						t.Errorf("%s: no transaction", kind)
+					}
+				}
+				if w.count("nat") == before {
+					t.Errorf("no packet was left alone for its translation: %v", w.status().Counts)
+				}
+			})
+		})
+	}
+}
+
+// A rule that names a pod takes effect while its connections run, and they go on when it is gone.
+func TestRulesTakeEffect(t *testing.T) {
+	for _, mode := range []shortcut.Mode{shortcut.Checked, shortcut.Bypass} {
+		t.Run(string(mode), func(t *testing.T) {
+			w := newWorld(t, mode, 2)
+			families(t, func(t *testing.T, is6 bool) {
+				w := &world{T: t, Bed: w.Bed, rules: w.rules, watch: w.watch}
+				both := func(want string) func() bool {
+					return func() bool {
+						a, _ := w.stateOf(w.Address(0, is6))
+						b, _ := w.stateOf(w.Address(1, is6))
+						return a == want && b == want
+					}
+				}
+				w.until("both pods may take the shortcut", both("taken"))
+				c, s := w.pair(is6)
+				w.exchange(c, s, 100_000)
+				inserted := time.Now()
+				remove := w.insert(plain.Destination(w.Address(1, is6)), plain.Drop())
+				w.until("both pods are left alone", both("rule"))
+				t.Logf("the rule took effect %s after it was inserted", time.Since(inserted).Round(time.Millisecond))
+				taken := w.count("taken")
+				if err := carry(c, s, 1, 100*time.Millisecond); err == nil {
+					t.Error("an octet has arrived though a rule drops it")
+				}
+				if now := w.count("taken"); now != taken {
+					t.Errorf("%d packets took the shortcut though a rule drops them", now-taken)
+				}
+				remove()
+				_ = s.SetReadDeadline(time.Now().Add(patience))
+				if _, err := s.Read(make([]byte, 1)); err != nil { // what was lost is sent again
+					t.Fatalf("without the rule: %v", err)
+				}
+				w.must(carry(s, c, 100_000, patience))
+			})
+		})
+	}
+}
