@@ -50,7 +50,7 @@ type Parsed struct {
 // build makes the balancer's settings.
 func build(doc *document, read *config.Contents, sources bool) any {
 	p := &Parsed{faults: &read.Faults, unparsed: read.Unparsed, sources: sources}
-	p.build(doc)
+	p.build(doc, read)
 	return p
 }
 
