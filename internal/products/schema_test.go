@@ -1,24 +1,44 @@
-package file
+package products
 
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/lb/source/file"
+	"github.com/shunt-lb/shunt/test/golden"
 	"go.yaml.in/yaml/v4"
 )
 
 func TestSchema(t *testing.T) {
-	golden(t, "testdata/schema.golden.json", Schema())
+	golden.Require(t, "testdata/schema.golden.json", string(Schema()))
 	schema := decodeSchema(t)
-	if faults := schema.check(schema.root, decodeYAML(t, Sample), ""); len(faults) != 0 {
+	if faults := schema.check(schema.root, decodeYAML(t, file.Sample), ""); len(faults) != 0 {
 		t.Errorf("the schema refuses the sample: %s", strings.Join(faults, "\n"))
 	}
+}
+
+// faultsOf is what reading a file says.
+func faultsOf(t *testing.T, text string) []config.Fault {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "a.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	read, err := Format().Read(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return read.Faults.Sorted()
+}
+
+func TestGuide(t *testing.T) {
+	golden.Require(t, "../../docs/guide/configuration.md", string(Guide()))
 }
 
 // TestSchemaRefuses has one wrong thing each, with the place that the schema has to name.
@@ -52,9 +72,8 @@ func TestSchemaRefuses(t *testing.T) {
 		if len(faults) != 1 || !strings.HasPrefix(faults[0], c.Where+":") {
 			t.Errorf("%s\nthe schema says %q, want one fault at %s", text, faults, c.Where)
 		}
-		_, own := load(t, filepath.Join(write(t, map[string]string{"a.yaml": text}), "a.yaml"))
-		if len(own) != 1 {
-			t.Errorf("%s\nLoad says %v, want one fault", text, own)
+		if own := faultsOf(t, text); len(own) != 1 {
+			t.Errorf("%s\nReading says %v, want one fault", text, own)
 		}
 	}
 	if faults := schema.check(schema.root, map[string]any{"timeouts": map[string]any{}}, ""); len(faults) != 2 {
@@ -197,34 +216,4 @@ next:
 		faults = append(faults, v.check(s["additionalProperties"], inner, at+"."+key)...)
 	}
 	return faults
-}
-
-// TestInsteadOfWhatIsNotSupported: whatever is known by name and refused says what to do instead.
-func TestInsteadOfWhatIsNotSupported(t *testing.T) {
-	known := 0
-	var visit func(mapping reflect.Type, path string)
-	visit = func(mapping reflect.Type, path string) {
-		for _, f := range config.FieldsOf(mapping) {
-			if !f.Supported() {
-				known++
-				if f.Instead == "" {
-					t.Errorf("%s%s does not say what to do instead", path, f.Name)
-				}
-				continue
-			}
-			for _, l := range f.Later {
-				known++
-				if l.Instead == "" {
-					t.Errorf("%s%s: %s does not say what to do instead", path, f.Name, l.Word)
-				}
-			}
-			if element, _, ok := config.ElementOf(f.Type); ok {
-				visit(element, path+f.Name+".")
-			}
-		}
-	}
-	visit(reflect.TypeFor[document](), "")
-	if known == 0 {
-		t.Error("nothing is known by name")
-	}
 }
