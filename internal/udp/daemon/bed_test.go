@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/udp/udptest"
 	"github.com/shunt-lb/shunt/udp"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -29,12 +31,19 @@ const (
 	// workVariable makes it a program that leases: socket, name, and how long it works on each datagram.
 	workVariable = "SHUNT_TEST_UDP_WORK"
 
+	// rightsVariable leaves `shunt run` these capabilities alone.
+	rightsVariable = "SHUNT_TEST_UDP_RIGHTS"
+
 	nobody   = 65534
 	patience = 20 * time.Second
 )
 
 func TestMain(m *testing.M) {
 	if path := os.Getenv(runVariable); path != "" {
+		if names := strings.Fields(os.Getenv(rightsVariable)); len(names) > 0 {
+			fmt.Println(execWith(names))
+			os.Exit(1)
+		}
 		os.Exit(cli.Main([]string{"run", "--config", path, "--instance", filepath.Base(filepath.Dir(path))}, os.Stdin, os.Stdout, os.Stderr))
 	}
 	if words := strings.Fields(os.Getenv(workVariable)); len(words) == 3 {
@@ -42,6 +51,35 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
+}
+
+// capabilities are those that a unit of the project may name.
+var capabilities = map[string]uintptr{"CAP_CHOWN": unix.CAP_CHOWN, "CAP_NET_ADMIN": unix.CAP_NET_ADMIN, "CAP_NET_RAW": unix.CAP_NET_RAW,
+	"CAP_PERFMON": unix.CAP_PERFMON, "CAP_BPF": unix.CAP_BPF}
+
+// execWith runs this binary again with these capabilities alone. It returns if that fails.
+func execWith(names []string) error {
+	runtime.LockOSThread() // capabilities are a thread's
+	keep := map[uintptr]bool{}
+	for _, name := range names {
+		number, known := capabilities[name]
+		if !known {
+			return fmt.Errorf("the test does not know %s", name)
+		}
+		keep[number] = true
+	}
+	for number := uintptr(0); number <= unix.CAP_LAST_CAP; number++ {
+		if keep[number] {
+			continue
+		}
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, number, 0, 0, 0); err != nil && !errors.Is(err, unix.EINVAL) { // an older kernel's last one
+			return err
+		}
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	return syscall.Exec("/proc/self/exe", os.Args, slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, rightsVariable) }))
 }
 
 // work leases again and again, and echoes. It ends when SIGTERM has come, having read what was in its rings.
@@ -150,9 +188,9 @@ func (b *bed) write(entries ...string) {
 	b.must(os.WriteFile(b.config, []byte(text), 0o600))
 }
 
-func (b *bed) spawn(cmd *lab.Command, variable string) *lab.Process {
+func (b *bed) spawn(cmd *lab.Command, variables ...string) *lab.Process {
 	b.Helper()
-	cmd.Env = append(os.Environ(), variable)
+	cmd.Env = append(os.Environ(), variables...)
 	p, err := cmd.Spawn()
 	b.must(err)
 	b.Cleanup(func() { b.kill(p) })
@@ -160,10 +198,9 @@ func (b *bed) spawn(cmd *lab.Command, variable string) *lab.Process {
 }
 
 // run starts the daemon, and returns when it answers.
-func (b *bed) run() {
+func (b *bed) run(variables ...string) {
 	b.Helper()
-	b.node = b.spawn(b.net.Server.Command(context.Background(), "/proc/self/exe"), runVariable+"="+b.config)
-	b.Cleanup(func() { b.kill(b.node) })
+	b.node = b.spawn(b.net.Server.Command(context.Background(), "/proc/self/exe"), append(variables, runVariable+"="+b.config)...)
 	b.is("the daemon runs", func(*shuntv1.GetStatusResponse) bool { return true })
 }
 

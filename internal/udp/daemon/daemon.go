@@ -24,6 +24,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/lease"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 	"github.com/shunt-lb/shunt/internal/value"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -96,6 +97,9 @@ func (d *daemon) keep(s settings) error {
 		if len(missing) > 0 {
 			trouble[offer.Name] = fmt.Sprintf("cannot let all processes have the lease %s that allow names: this machine has no %s", offer.Name, config.Join(missing, "and no"))
 		}
+		if offer.Kill && !mayKill() && trouble[offer.Name] == "" {
+			trouble[offer.Name] = fmt.Sprintf("cannot kill processes that keep the lease %s when it is over: the daemon does not have CAP_KILL (with systemd: CapabilityBoundingSet=CAP_KILL in a drop-in)", offer.Name)
+		}
 		offers = append(offers, offer)
 	}
 	err := d.broker.Apply(offers)
@@ -113,6 +117,13 @@ func (d *daemon) keep(s settings) error {
 	}
 	d.trouble = trouble
 	return nil
+}
+
+// mayKill reports whether the process may signal those of other users.
+func mayKill() bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	return unix.Capget(&header, &sets[0]) == nil && sets[0].Effective&(1<<unix.CAP_KILL) != 0
 }
 
 // look tries again what failed, and tells of what has changed, until ctx ends.

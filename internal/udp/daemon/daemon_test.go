@@ -2,6 +2,7 @@ package daemon_test
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -184,5 +185,34 @@ func TestOverloadIsAccountedFor(t *testing.T) {
 	}
 	t.Logf("%v", l.Total)
 	b.must(b.node.End(syscall.SIGTERM, patience))
+	b.until("kernel")
+}
+
+// The rights that the systemd unit gives suffice for everything but killing.
+func TestRightsOfTheUnit(t *testing.T) {
+	unit, err := os.ReadFile("../../../packaging/systemd/shunt.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings := map[string]string{}
+	for _, line := range strings.Split(string(unit), "\n") {
+		key, value, _ := strings.Cut(line, "=")
+		settings[key] = value
+	}
+	if !strings.Contains(settings["RestrictAddressFamilies"], "AF_XDP") || settings["LimitMEMLOCK"] != "infinity" || settings["ProtectProc"] != "" {
+		t.Errorf("the unit refuses what the UDP path needs: %q", settings)
+	}
+	b := newBed(t, strings.Replace(all, "tx: true", "tx: true, kill: true", 1))
+	b.run(rightsVariable + "=" + settings["CapabilityBoundingSet"])
+	p := b.work("feed", 0)
+	b.until("x")
+	st := b.is("it cannot kill", func(st *shuntv1.GetStatusResponse) bool {
+		return strings.HasPrefix(condition(st, "udp_lease_failed", "feed"), "cannot kill processes that keep the lease feed")
+	})
+	if h := lease(st, "feed").Holder; h.GetPid() != int32(p.Process.Pid) {
+		t.Errorf("the holder is %v", h)
+	}
+	b.kill(p)
+	b.is("the kernel's socket has taken over", func(st *shuntv1.GetStatusResponse) bool { return lease(st, "feed").Ended["died"] == 1 })
 	b.until("kernel")
 }
