@@ -634,7 +634,8 @@ type UDPCounts struct {
 	Delivered uint64 `protobuf:"varint,3,opt,name=delivered,proto3" json:"delivered,omitempty"`
 	// In the receive rings: now, or when a lease was over.
 	Waiting uint64 `protobuf:"varint,4,opt,name=waiting,proto3" json:"waiting,omitempty"`
-	// Dropped: the program held too many frames, so there was none to receive into.
+	// Dropped: the program held too many frames, so there was none to receive into. A packet larger than
+	// a frame is counted here as well.
 	FillEmpty uint64 `protobuf:"varint,5,opt,name=fill_empty,json=fillEmpty,proto3" json:"fill_empty,omitempty"`
 	// Dropped: the program is too slow, and the ring was full.
 	RingFull uint64 `protobuf:"varint,6,opt,name=ring_full,json=ringFull,proto3" json:"ring_full,omitempty"`
