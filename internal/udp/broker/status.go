@@ -81,7 +81,7 @@ func (t *Totals) count(queues []lease.Status) {
 	for _, q := range queues {
 		t.Matched += q.Matched
 		t.PassedNoSocket += q.PassedNoSocket
-		t.Taken += uint64(q.Taken)
+		t.Taken += q.Taken
 		t.Waiting += uint64(q.Waiting)
 		t.Dropped += q.Dropped
 		t.RingFull += q.RingFull

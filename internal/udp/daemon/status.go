@@ -56,7 +56,7 @@ func totalsMessage(t broker.Totals) *shuntv1.UDPCounts {
 }
 
 func countsMessage(q lease.Status) *shuntv1.UDPCounts {
-	return &shuntv1.UDPCounts{Matched: q.Matched, PassedNoSocket: q.PassedNoSocket, Delivered: uint64(q.Taken), Waiting: uint64(q.Waiting),
+	return &shuntv1.UDPCounts{Matched: q.Matched, PassedNoSocket: q.PassedNoSocket, Delivered: q.Taken, Waiting: uint64(q.Waiting),
 		FillEmpty: q.Dropped, RingFull: q.RingFull, Invalid: q.Invalid, TxInvalid: q.TxInvalid}
 }
 
