@@ -22,6 +22,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/udp/udptest"
 	"github.com/shunt-lb/shunt/udp"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -174,11 +175,13 @@ func entry(name string, port, queue int, more string) string {
 	return fmt.Sprintf("{name: %s, interface: eth0, queues: [%d], address: 192.0.2.10, port: %d, allow: {user: %d}%s}", name, queue, port, nobody, more)
 }
 
+func (b *bed) apiSocket() string { return filepath.Join(b.folder, "api.sock") }
+
 func (b *bed) socket() string { return filepath.Join(b.folder, "udp.sock") }
 
 func (b *bed) write(entries ...string) {
 	b.Helper()
-	text := fmt.Sprintf("api: {socket: %s}\nudp_socket: %s\nmetrics: {listen: \"127.0.0.1:9470\"}\nudp:\n", filepath.Join(b.folder, "api.sock"), b.socket())
+	text := fmt.Sprintf("api: {socket: %s}\nudp_socket: %s\nmetrics: {listen: \"127.0.0.1:9470\"}\nudp:\n", b.apiSocket(), b.socket())
 	if len(entries) == 0 {
 		text = strings.TrimSuffix(text, "\n") + " []\n"
 	}
@@ -201,6 +204,8 @@ func (b *bed) spawn(cmd *lab.Command, variables ...string) *lab.Process {
 func (b *bed) run(variables ...string) {
 	b.Helper()
 	b.node = b.spawn(b.net.Server.Command(context.Background(), "/proc/self/exe"), append(variables, runVariable+"="+b.config)...)
+	p := b.node
+	b.Cleanup(func() { b.must(p.End(syscall.SIGINT, patience)) }) // before it is killed, so that it leaves nothing
 	b.is("the daemon runs", func(*shuntv1.GetStatusResponse) bool { return true })
 }
 
@@ -313,4 +318,26 @@ func (b *bed) scrape() string {
 	text, err := io.ReadAll(conn)
 	b.must(err)
 	return string(text)
+}
+
+// addVeth makes a pair of interfaces on the server.
+func (b *bed) addVeth(name, peer string) {
+	b.Helper()
+	b.must(b.net.Server.Run(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.Flags = name, net.FlagUp
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: peer})
+	}))
+}
+
+// removeLink removes an interface of the server.
+func (b *bed) removeLink(name string) {
+	b.Helper()
+	b.must(b.net.Server.Run(func() error {
+		dev, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkDel(dev)
+	}))
 }

@@ -1,14 +1,17 @@
 package daemon_test
 
 import (
+	"bytes"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/cli"
 )
 
 const all = "{name: feed, interface: eth0, address: 192.0.2.10, port: 5000, tx: true, allow: {user: 65534}}"
@@ -40,6 +43,20 @@ func TestLifeOfALease(t *testing.T) {
 	})
 	if h := lease(st, "feed").Holder; h.GetPid() != int32(first.Process.Pid) || h.Uid != nobody || h.Mode != "copy" || len(h.Queues) != 2 || h.RingSize != 256 || h.Queues[0].Free == 0 {
 		t.Errorf("the holder is %v", h)
+	}
+
+	for args, want := range map[string]string{
+		"list":          "process " + strconv.Itoa(first.Process.Pid) + ", user 65534  copy  ",
+		"show feed":     "Its mode is copy (",
+		"show other":    "show the lease \"other\": there is none of that name; there are feed",
+		"top --count 1": "MATCHED/s",
+		"list -o json":  `"uid": 65534`,
+	} {
+		var out bytes.Buffer
+		code := cli.Main(strings.Fields("udp "+args+" --socket "+b.apiSocket()), nil, &out, &out)
+		if code != 0 && args != "show other" || !strings.Contains(out.String(), want) {
+			t.Errorf("shunt udp %s ends with %d and says\n%s", args, code, out.String())
+		}
 	}
 
 	b.kill(first)
@@ -99,22 +116,15 @@ func TestReloadDisturbsNoOther(t *testing.T) {
 		t.Errorf("of a missing user is said %q", text)
 	}
 
-	link := func(args ...string) {
-		t.Helper()
-		out, err := b.net.Server.Command(t.Context(), "ip", args...).CombinedOutput()
-		if err != nil {
-			t.Fatalf("ip %v: %v: %s", args, err, out)
-		}
-	}
-	link("link", "add", "late0", "type", "veth", "peer", "name", "late1")
+	b.addVeth("late0", "late1")
 	st = b.is("the interface is there", func(st *shuntv1.GetStatusResponse) bool {
 		return lease(st, "missing").Failed == "" && condition(st, "udp_lease_failed", "missing") == ""
 	})
 	undisturbed("an interface has come", st)
 	// Another interface of the same name has no program yet.
-	link("link", "del", "late0")
+	b.removeLink("late0")
 	b.is("the interface is gone", func(st *shuntv1.GetStatusResponse) bool { return lease(st, "missing").Failed != "" })
-	link("link", "add", "late0", "type", "veth", "peer", "name", "late1")
+	b.addVeth("late0", "late1")
 	st = b.is("the interface is there again", func(st *shuntv1.GetStatusResponse) bool { return lease(st, "missing").Failed == "" })
 	undisturbed("an interface has gone and come", st)
 
@@ -122,13 +132,23 @@ func TestReloadDisturbsNoOther(t *testing.T) {
 	b.reload()
 	st = b.is("one is left", func(st *shuntv1.GetStatusResponse) bool { return len(st.Udp) == 1 })
 	undisturbed("a removal", st)
+	// In another mode the interface has another attachment, so that this lease has to end.
+	b.write(entry("one", 5000, 0, ", tx: true, mode: generic"))
+	b.reload()
+	st = b.is("one is lent in another mode", func(st *shuntv1.GetStatusResponse) bool { return lease(st, "one").Holder.GetMode() == "generic" })
+	if l := lease(st, "one"); l.Given != 2 || l.Ended["revoked"] != 1 || l.Program != "generic" {
+		t.Errorf("in another mode the lease of one is %v", l)
+	}
+	b.until("x")
 	b.write(strings.Replace(one, "eth0", "e/0", 1))
 	r, err := b.api.Reload(t.Context())
 	b.must(err)
 	if r.Applied || len(r.Faults) != 1 {
 		t.Errorf("a bad file: %v", r)
 	}
-	undisturbed("a bad file", b.is("one is left", func(st *shuntv1.GetStatusResponse) bool { return len(st.Udp) == 1 }))
+	if l := lease(b.is("it answers", func(*shuntv1.GetStatusResponse) bool { return true }), "one"); l.Given != 2 || l.Holder == nil {
+		t.Errorf("after a bad file the lease of one is %v", l)
+	}
 }
 
 // A program that is too slow loses datagrams, and each of them is accounted for: in the daemon's counters, in the program's,
@@ -215,4 +235,22 @@ func TestRightsOfTheUnit(t *testing.T) {
 	b.kill(p)
 	b.is("the kernel's socket has taken over", func(st *shuntv1.GetStatusResponse) bool { return lease(st, "feed").Ended["died"] == 1 })
 	b.until("kernel")
+}
+
+// The balancer has other interfaces of the same host.
+func TestBesideTheBalancer(t *testing.T) {
+	b := newBed(t, all)
+	b.addVeth("late0", "late1")
+	text, err := os.ReadFile(b.config)
+	b.must(err)
+	text = append(text, "interfaces: [{name: late0}]\nservices: [{name: web, address: 192.0.2.20, port: 80, announce: none, backends: [{address: 192.0.2.1}]}]\n"...)
+	b.must(os.WriteFile(b.config, text, 0o600))
+	b.run()
+	b.work("feed", 0)
+	b.until("x")
+	st := b.is("both run", func(st *shuntv1.GetStatusResponse) bool { return st.Forwarding && lease(st, "feed").Holder != nil })
+	if len(st.Services) != 1 || len(st.Daemon.Products) != 2 {
+		t.Errorf("%v", st)
+	}
+	b.must(b.node.End(syscall.SIGINT, patience))
 }
