@@ -44,6 +44,7 @@ func TestGuide(t *testing.T) {
 // TestSchemaRefuses has one wrong thing each, with the place that the schema has to name.
 func TestSchemaRefuses(t *testing.T) {
 	const service = "interfaces: [{name: eth0}]\nservices: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]%s}]\n%s"
+	const lent = "udp: [{name: feed, interface: eth1, address: 192.0.2.11, port: 5000, allow: {user: root}"
 	schema := decodeSchema(t)
 	for _, c := range []struct{ inService, atTop, Where string }{
 		{", portt: 80", "", ".services[0].portt"},
@@ -66,6 +67,12 @@ func TestSchemaRefuses(t *testing.T) {
 		{"", "encapsulation: {source: 10}", ".encapsulation.source"},
 		{"", "encapsulation: {gue_port: 0}", ".encapsulation.gue_port"},
 		{"", "snat: {ports: any}", ".snat.ports"},
+		{"", lent + ", queues: dedicated}]", ".udp[0].queues"},
+		{"", lent + ", wait: spin}]", ".udp[0].wait"},
+		{"", lent + ", on_no_socket: drop}]", ".udp[0].on_no_socket"},
+		{"", lent + ", expected_rate: 1G}]", ".udp[0].expected_rate"},
+		{"", lent + ", max_queue_delay: 100}]", ".udp[0].max_queue_delay"},
+		{"", "udp: [{name: feed, interface: eth1, address: 192.0.2.11, port: 5000}]", ".udp[0].allow"},
 	} {
 		text := fmt.Sprintf(service, c.inService, c.atTop)
 		faults := schema.check(schema.root, decodeYAML(t, []byte(text)), "")
@@ -75,6 +82,10 @@ func TestSchemaRefuses(t *testing.T) {
 		if own := faultsOf(t, text); len(own) != 1 {
 			t.Errorf("%s\nReading says %v, want one fault", text, own)
 		}
+	}
+	const whole = lent + ", queues: [0, 1], mode: copy, max_queue_delay: 100us, expected_rate: 2500k, tx: true, on_no_socket: pass}]\nudp_socket: /run/udp.sock"
+	if faults := append(schema.check(schema.root, decodeYAML(t, []byte(whole)), ""), schema.check(schema.root, decodeYAML(t, []byte(strings.Replace(lent, "user: root", "user: [1000, root], cgroup: /a", 1)+", queues: all, expected_rate: 5}]")), "")...); len(faults) != 0 {
+		t.Errorf("of files without faults the schema says %q", faults)
 	}
 	if faults := schema.check(schema.root, map[string]any{"timeouts": map[string]any{}}, ""); len(faults) != 2 {
 		t.Errorf("of a file with timeouts alone the schema says %q, want two missing keys", faults)
