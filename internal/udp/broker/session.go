@@ -80,6 +80,7 @@ type session struct {
 
 	mu      sync.Mutex // for Status
 	serving bool
+	final   Totals // once it does not serve any more
 }
 
 // incoming is what the reader has got.
@@ -473,7 +474,7 @@ func (s *session) takeBack() (totals Totals) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.serving = false
+	s.serving, s.final = false, totals
 	if err := errors.Join(append(errs, s.lease.Close())...); err != nil {
 		totals.Failed++
 	}

@@ -125,7 +125,9 @@ func (b *Broker) Status() Status {
 			os.Failed = o.failed.Error()
 		}
 		if o.holder != nil {
-			os.Lease = o.holder.status()
+			var final Totals
+			os.Lease, final = o.holder.status()
+			os.Past.Add(final)
 		}
 		st.Offers = append(st.Offers, os)
 	}
@@ -133,16 +135,17 @@ func (b *Broker) Status() Status {
 	return st
 }
 
-// status is that of a lease that serves; nil: it does not yet, or no more.
-func (s *session) status() *LeaseStatus {
+// status is that of a lease that serves; nil: it does not yet, or no more. Then final is what it came to, so that no
+// sum ever shrinks.
+func (s *session) status() (st *LeaseStatus, final Totals) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.serving {
-		return nil
+		return nil, s.final
 	}
-	st := &LeaseStatus{Number: s.number, Holder: s.peer.Identity, Since: s.since, Mode: s.lease.Grant.Mode, Reason: s.lease.Grant.Reason}
+	st = &LeaseStatus{Number: s.number, Holder: s.peer.Identity, Since: s.since, Mode: s.lease.Grant.Mode, Reason: s.lease.Grant.Reason}
 	st.RingSize = s.lease.Grant.Layouts[0].ReceiveRing
 	st.Queues, _ = s.lease.Status() // of rings that were tampered with there is none; the audit ends them
 	st.Elsewhere, _ = s.lease.Elsewhere()
-	return st
+	return st, final
 }

@@ -143,6 +143,8 @@ type bed struct {
 	api    *control.Client
 	node   *lab.Process
 	asked  int
+	pid    int32             // of the daemon that was asked last
+	sums   map[string]uint64 // what matched each lease then
 }
 
 func newBed(t *testing.T, entries ...string) *bed {
@@ -230,6 +232,9 @@ func (b *bed) is(what string, holds func(*shuntv1.GetStatusResponse) bool) *shun
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		st, err := b.api.Status(ctx)
 		cancel()
+		if err == nil {
+			b.grows(st)
+		}
 		if err == nil && holds(st) {
 			return st
 		}
@@ -237,6 +242,20 @@ func (b *bed) is(what string, holds func(*shuntv1.GetStatusResponse) bool) *shun
 			b.Fatalf("%s: not within %s: %v, %v\n%s", what, patience, err, st, b.node.Log())
 		}
 		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// grows requires that no sum of a daemon shrinks, also while a lease ends: Prometheus would take that for a new beginning.
+func (b *bed) grows(st *shuntv1.GetStatusResponse) {
+	b.Helper()
+	if st.Daemon.Pid != b.pid {
+		b.pid, b.sums = st.Daemon.Pid, map[string]uint64{}
+	}
+	for _, l := range st.Udp {
+		if l.Total.Matched < b.sums[l.Name] {
+			b.Errorf("of the lease %s %d datagrams had matched, and now %d have", l.Name, b.sums[l.Name], l.Total.Matched)
+		}
+		b.sums[l.Name] = l.Total.Matched
 	}
 }
 
