@@ -41,7 +41,7 @@ type Counts struct {
 
 // Statistics are what the kernel knows of a queue, since the lease began.
 type Statistics struct {
-	Taken     uint32 // packets that were received, modulo 2^32
+	Taken     uint64 // packets that were received, if it is asked for before each 2^32 of them
 	Waiting   uint32 // packets in the ring
 	Free      uint32 // frames that the kernel can still receive into
 	Dropped   uint64 // packets without a free frame, or larger than one

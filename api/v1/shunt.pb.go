@@ -83,8 +83,10 @@ type GetStatusResponse struct {
 	Reasons map[string]*Count `protobuf:"bytes,9,rep,name=reasons,proto3" json:"reasons,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Since when packets are forwarded without a daemon; absent while one lives.
 	UnattendedSince *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=unattended_since,json=unattendedSince,proto3" json:"unattended_since,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The UDP path's leases, as the configuration has them.
+	Udp           []*UDPLease `protobuf:"bytes,11,rep,name=udp,proto3" json:"udp,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -183,6 +185,13 @@ func (x *GetStatusResponse) GetReasons() map[string]*Count {
 func (x *GetStatusResponse) GetUnattendedSince() *timestamppb.Timestamp {
 	if x != nil {
 		return x.UnattendedSince
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetUdp() []*UDPLease {
+	if x != nil {
+		return x.Udp
 	}
 	return nil
 }
@@ -307,6 +316,423 @@ func (x *Daemon) GetProducts() []*Product {
 	return nil
 }
 
+// An entry of udp: datagrams that a program can lease, and what became of them.
+type UDPLease struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Interface string                 `protobuf:"bytes,2,opt,name=interface,proto3" json:"interface,omitempty"`
+	// Addresses with ports.
+	Addresses []string `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// How the program is attached to the interface: native or generic. Empty: it is not, and failed says why.
+	Program string `protobuf:"bytes,4,opt,name=program,proto3" json:"program,omitempty"`
+	Failed  string `protobuf:"bytes,5,opt,name=failed,proto3" json:"failed,omitempty"`
+	// Who has the lease. Absent: no program, and the kernel's socket gets the datagrams.
+	Holder *UDPHolder `protobuf:"bytes,6,opt,name=holder,proto3" json:"holder,omitempty"`
+	// How many leases have begun.
+	Given uint64 `protobuf:"varint,7,opt,name=given,proto3" json:"given,omitempty"`
+	// How many are over, by why: closed, died, expired, revoked, tampered and others.
+	Ended map[string]uint64 `protobuf:"bytes,8,rep,name=ended,proto3" json:"ended,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Why the last one is over.
+	LastEnd string `protobuf:"bytes,9,opt,name=last_end,json=lastEnd,proto3" json:"last_end,omitempty"`
+	// Of all its leases, since the daemon began to lend it.
+	Total         *UDPCounts `protobuf:"bytes,10,opt,name=total,proto3" json:"total,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UDPLease) Reset() {
+	*x = UDPLease{}
+	mi := &file_v1_shunt_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UDPLease) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UDPLease) ProtoMessage() {}
+
+func (x *UDPLease) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UDPLease.ProtoReflect.Descriptor instead.
+func (*UDPLease) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *UDPLease) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *UDPLease) GetInterface() string {
+	if x != nil {
+		return x.Interface
+	}
+	return ""
+}
+
+func (x *UDPLease) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *UDPLease) GetProgram() string {
+	if x != nil {
+		return x.Program
+	}
+	return ""
+}
+
+func (x *UDPLease) GetFailed() string {
+	if x != nil {
+		return x.Failed
+	}
+	return ""
+}
+
+func (x *UDPLease) GetHolder() *UDPHolder {
+	if x != nil {
+		return x.Holder
+	}
+	return nil
+}
+
+func (x *UDPLease) GetGiven() uint64 {
+	if x != nil {
+		return x.Given
+	}
+	return 0
+}
+
+func (x *UDPLease) GetEnded() map[string]uint64 {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *UDPLease) GetLastEnd() string {
+	if x != nil {
+		return x.LastEnd
+	}
+	return ""
+}
+
+func (x *UDPLease) GetTotal() *UDPCounts {
+	if x != nil {
+		return x.Total
+	}
+	return nil
+}
+
+// The process that has a lease, as the kernel tells, and what it got.
+type UDPHolder struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Pid    int32                  `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
+	Uid    uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	Gid    uint32                 `protobuf:"varint,3,opt,name=gid,proto3" json:"gid,omitempty"`
+	Cgroup string                 `protobuf:"bytes,4,opt,name=cgroup,proto3" json:"cgroup,omitempty"`
+	Since  *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
+	// zero-copy, copy or generic; reason says why not zero-copy.
+	Mode   string `protobuf:"bytes,6,opt,name=mode,proto3" json:"mode,omitempty"`
+	Reason string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Places in the receive ring of each queue.
+	RingSize uint32      `protobuf:"varint,8,opt,name=ring_size,json=ringSize,proto3" json:"ring_size,omitempty"`
+	Queues   []*UDPQueue `protobuf:"bytes,9,rep,name=queues,proto3" json:"queues,omitempty"`
+	// What came on queues that the lease does not have.
+	Elsewhere     *UDPCounts `protobuf:"bytes,10,opt,name=elsewhere,proto3" json:"elsewhere,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UDPHolder) Reset() {
+	*x = UDPHolder{}
+	mi := &file_v1_shunt_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UDPHolder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UDPHolder) ProtoMessage() {}
+
+func (x *UDPHolder) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UDPHolder.ProtoReflect.Descriptor instead.
+func (*UDPHolder) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *UDPHolder) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *UDPHolder) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *UDPHolder) GetGid() uint32 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *UDPHolder) GetCgroup() string {
+	if x != nil {
+		return x.Cgroup
+	}
+	return ""
+}
+
+func (x *UDPHolder) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *UDPHolder) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *UDPHolder) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *UDPHolder) GetRingSize() uint32 {
+	if x != nil {
+		return x.RingSize
+	}
+	return 0
+}
+
+func (x *UDPHolder) GetQueues() []*UDPQueue {
+	if x != nil {
+		return x.Queues
+	}
+	return nil
+}
+
+func (x *UDPHolder) GetElsewhere() *UDPCounts {
+	if x != nil {
+		return x.Elsewhere
+	}
+	return nil
+}
+
+// A receive queue of a lease.
+type UDPQueue struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue uint32                 `protobuf:"varint,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Since the lease began.
+	Counts *UDPCounts `protobuf:"bytes,2,opt,name=counts,proto3" json:"counts,omitempty"`
+	// Frames that the kernel can receive into.
+	Free          uint32 `protobuf:"varint,3,opt,name=free,proto3" json:"free,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UDPQueue) Reset() {
+	*x = UDPQueue{}
+	mi := &file_v1_shunt_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UDPQueue) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UDPQueue) ProtoMessage() {}
+
+func (x *UDPQueue) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UDPQueue.ProtoReflect.Descriptor instead.
+func (*UDPQueue) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *UDPQueue) GetQueue() uint32 {
+	if x != nil {
+		return x.Queue
+	}
+	return 0
+}
+
+func (x *UDPQueue) GetCounts() *UDPCounts {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *UDPQueue) GetFree() uint32 {
+	if x != nil {
+		return x.Free
+	}
+	return 0
+}
+
+// What became of datagrams: matched = passed_no_socket + delivered + waiting + fill_empty + ring_full.
+type UDPCounts struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// To the lease's addresses and ports.
+	Matched uint64 `protobuf:"varint,1,opt,name=matched,proto3" json:"matched,omitempty"`
+	// To the kernel's socket: their queue has no AF_XDP socket.
+	PassedNoSocket uint64 `protobuf:"varint,2,opt,name=passed_no_socket,json=passedNoSocket,proto3" json:"passed_no_socket,omitempty"`
+	// The program has read them.
+	Delivered uint64 `protobuf:"varint,3,opt,name=delivered,proto3" json:"delivered,omitempty"`
+	// In the receive rings: now, or when a lease was over.
+	Waiting uint64 `protobuf:"varint,4,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// Dropped: the program held too many frames, so there was none to receive into. A packet larger than
+	// a frame is counted here as well.
+	FillEmpty uint64 `protobuf:"varint,5,opt,name=fill_empty,json=fillEmpty,proto3" json:"fill_empty,omitempty"`
+	// Dropped: the program is too slow, and the ring was full.
+	RingFull uint64 `protobuf:"varint,6,opt,name=ring_full,json=ringFull,proto3" json:"ring_full,omitempty"`
+	// Addresses that the program put into the fill ring and that are no frame's.
+	Invalid uint64 `protobuf:"varint,7,opt,name=invalid,proto3" json:"invalid,omitempty"`
+	// Descriptors that the program put into the transmit ring and that are no frame's.
+	TxInvalid     uint64 `protobuf:"varint,8,opt,name=tx_invalid,json=txInvalid,proto3" json:"tx_invalid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UDPCounts) Reset() {
+	*x = UDPCounts{}
+	mi := &file_v1_shunt_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UDPCounts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UDPCounts) ProtoMessage() {}
+
+func (x *UDPCounts) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UDPCounts.ProtoReflect.Descriptor instead.
+func (*UDPCounts) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *UDPCounts) GetMatched() uint64 {
+	if x != nil {
+		return x.Matched
+	}
+	return 0
+}
+
+func (x *UDPCounts) GetPassedNoSocket() uint64 {
+	if x != nil {
+		return x.PassedNoSocket
+	}
+	return 0
+}
+
+func (x *UDPCounts) GetDelivered() uint64 {
+	if x != nil {
+		return x.Delivered
+	}
+	return 0
+}
+
+func (x *UDPCounts) GetWaiting() uint64 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *UDPCounts) GetFillEmpty() uint64 {
+	if x != nil {
+		return x.FillEmpty
+	}
+	return 0
+}
+
+func (x *UDPCounts) GetRingFull() uint64 {
+	if x != nil {
+		return x.RingFull
+	}
+	return 0
+}
+
+func (x *UDPCounts) GetInvalid() uint64 {
+	if x != nil {
+		return x.Invalid
+	}
+	return 0
+}
+
+func (x *UDPCounts) GetTxInvalid() uint64 {
+	if x != nil {
+		return x.TxInvalid
+	}
+	return 0
+}
+
 // One of shunt's products.
 type Product struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -321,7 +747,7 @@ type Product struct {
 
 func (x *Product) Reset() {
 	*x = Product{}
-	mi := &file_v1_shunt_proto_msgTypes[3]
+	mi := &file_v1_shunt_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -333,7 +759,7 @@ func (x *Product) String() string {
 func (*Product) ProtoMessage() {}
 
 func (x *Product) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[3]
+	mi := &file_v1_shunt_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -346,7 +772,7 @@ func (x *Product) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Product.ProtoReflect.Descriptor instead.
 func (*Product) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{3}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Product) GetName() string {
@@ -390,7 +816,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_v1_shunt_proto_msgTypes[4]
+	mi := &file_v1_shunt_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -402,7 +828,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[4]
+	mi := &file_v1_shunt_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -415,7 +841,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{4}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Attachment) GetInterface() string {
@@ -468,7 +894,7 @@ type ChainedProgram struct {
 
 func (x *ChainedProgram) Reset() {
 	*x = ChainedProgram{}
-	mi := &file_v1_shunt_proto_msgTypes[5]
+	mi := &file_v1_shunt_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -480,7 +906,7 @@ func (x *ChainedProgram) String() string {
 func (*ChainedProgram) ProtoMessage() {}
 
 func (x *ChainedProgram) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[5]
+	mi := &file_v1_shunt_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -493,7 +919,7 @@ func (x *ChainedProgram) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChainedProgram.ProtoReflect.Descriptor instead.
 func (*ChainedProgram) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{5}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ChainedProgram) GetPosition() string {
@@ -553,7 +979,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_v1_shunt_proto_msgTypes[6]
+	mi := &file_v1_shunt_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -565,7 +991,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[6]
+	mi := &file_v1_shunt_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -578,7 +1004,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{6}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Condition) GetCode() string {
@@ -646,7 +1072,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_v1_shunt_proto_msgTypes[7]
+	mi := &file_v1_shunt_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -658,7 +1084,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[7]
+	mi := &file_v1_shunt_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -671,7 +1097,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{7}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Service) GetName() string {
@@ -773,7 +1199,7 @@ type ServiceBackend struct {
 
 func (x *ServiceBackend) Reset() {
 	*x = ServiceBackend{}
-	mi := &file_v1_shunt_proto_msgTypes[8]
+	mi := &file_v1_shunt_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -785,7 +1211,7 @@ func (x *ServiceBackend) String() string {
 func (*ServiceBackend) ProtoMessage() {}
 
 func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[8]
+	mi := &file_v1_shunt_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -798,7 +1224,7 @@ func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceBackend.ProtoReflect.Descriptor instead.
 func (*ServiceBackend) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{8}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ServiceBackend) GetAddress() string {
@@ -914,7 +1340,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_v1_shunt_proto_msgTypes[9]
+	mi := &file_v1_shunt_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -926,7 +1352,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[9]
+	mi := &file_v1_shunt_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -939,7 +1365,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{9}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Backend) GetAddress() string {
@@ -1058,7 +1484,7 @@ type BackendHealth struct {
 
 func (x *BackendHealth) Reset() {
 	*x = BackendHealth{}
-	mi := &file_v1_shunt_proto_msgTypes[10]
+	mi := &file_v1_shunt_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1070,7 +1496,7 @@ func (x *BackendHealth) String() string {
 func (*BackendHealth) ProtoMessage() {}
 
 func (x *BackendHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[10]
+	mi := &file_v1_shunt_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1083,7 +1509,7 @@ func (x *BackendHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendHealth.ProtoReflect.Descriptor instead.
 func (*BackendHealth) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{10}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *BackendHealth) GetService() string {
@@ -1166,7 +1592,7 @@ type Count struct {
 
 func (x *Count) Reset() {
 	*x = Count{}
-	mi := &file_v1_shunt_proto_msgTypes[11]
+	mi := &file_v1_shunt_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1178,7 +1604,7 @@ func (x *Count) String() string {
 func (*Count) ProtoMessage() {}
 
 func (x *Count) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[11]
+	mi := &file_v1_shunt_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1191,7 +1617,7 @@ func (x *Count) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Count.ProtoReflect.Descriptor instead.
 func (*Count) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{11}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Count) GetPackets() uint64 {
@@ -1216,7 +1642,7 @@ type ListBackendsRequest struct {
 
 func (x *ListBackendsRequest) Reset() {
 	*x = ListBackendsRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[12]
+	mi := &file_v1_shunt_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1228,7 +1654,7 @@ func (x *ListBackendsRequest) String() string {
 func (*ListBackendsRequest) ProtoMessage() {}
 
 func (x *ListBackendsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[12]
+	mi := &file_v1_shunt_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1241,7 +1667,7 @@ func (x *ListBackendsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendsRequest.ProtoReflect.Descriptor instead.
 func (*ListBackendsRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{12}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{16}
 }
 
 type ListBackendsResponse struct {
@@ -1253,7 +1679,7 @@ type ListBackendsResponse struct {
 
 func (x *ListBackendsResponse) Reset() {
 	*x = ListBackendsResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[13]
+	mi := &file_v1_shunt_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1265,7 +1691,7 @@ func (x *ListBackendsResponse) String() string {
 func (*ListBackendsResponse) ProtoMessage() {}
 
 func (x *ListBackendsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[13]
+	mi := &file_v1_shunt_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1278,7 +1704,7 @@ func (x *ListBackendsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendsResponse.ProtoReflect.Descriptor instead.
 func (*ListBackendsResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{13}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListBackendsResponse) GetBackends() []*Backend {
@@ -1296,7 +1722,7 @@ type ListOverridesRequest struct {
 
 func (x *ListOverridesRequest) Reset() {
 	*x = ListOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[14]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1308,7 +1734,7 @@ func (x *ListOverridesRequest) String() string {
 func (*ListOverridesRequest) ProtoMessage() {}
 
 func (x *ListOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[14]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1321,7 +1747,7 @@ func (x *ListOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ListOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{14}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
 }
 
 type ListOverridesResponse struct {
@@ -1333,7 +1759,7 @@ type ListOverridesResponse struct {
 
 func (x *ListOverridesResponse) Reset() {
 	*x = ListOverridesResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[15]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1345,7 +1771,7 @@ func (x *ListOverridesResponse) String() string {
 func (*ListOverridesResponse) ProtoMessage() {}
 
 func (x *ListOverridesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[15]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1358,7 +1784,7 @@ func (x *ListOverridesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOverridesResponse.ProtoReflect.Descriptor instead.
 func (*ListOverridesResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{15}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListOverridesResponse) GetOverrides() []*Override {
@@ -1390,7 +1816,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_v1_shunt_proto_msgTypes[16]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1402,7 +1828,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[16]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1415,7 +1841,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{16}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Override) GetBackend() string {
@@ -1489,7 +1915,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1501,7 +1927,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1514,7 +1940,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
 }
 
 // One thing that has happened.
@@ -1535,7 +1961,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1547,7 +1973,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1560,7 +1986,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *WatchResponse) GetTime() *timestamppb.Timestamp {
@@ -1612,7 +2038,7 @@ type HealthChange struct {
 
 func (x *HealthChange) Reset() {
 	*x = HealthChange{}
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1624,7 +2050,7 @@ func (x *HealthChange) String() string {
 func (*HealthChange) ProtoMessage() {}
 
 func (x *HealthChange) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1637,7 +2063,7 @@ func (x *HealthChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthChange.ProtoReflect.Descriptor instead.
 func (*HealthChange) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *HealthChange) GetService() string {
@@ -1711,7 +2137,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1723,7 +2149,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1736,7 +2162,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
 }
 
 type ReloadResponse struct {
@@ -1758,7 +2184,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1770,7 +2196,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1783,7 +2209,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReloadResponse) GetApplied() bool {
@@ -1841,7 +2267,7 @@ type SettingDifference struct {
 
 func (x *SettingDifference) Reset() {
 	*x = SettingDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1853,7 +2279,7 @@ func (x *SettingDifference) String() string {
 func (*SettingDifference) ProtoMessage() {}
 
 func (x *SettingDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1866,7 +2292,7 @@ func (x *SettingDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingDifference.ProtoReflect.Descriptor instead.
 func (*SettingDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SettingDifference) GetKey() string {
@@ -1907,7 +2333,7 @@ type Fault struct {
 
 func (x *Fault) Reset() {
 	*x = Fault{}
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1919,7 +2345,7 @@ func (x *Fault) String() string {
 func (*Fault) ProtoMessage() {}
 
 func (x *Fault) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1932,7 +2358,7 @@ func (x *Fault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fault.ProtoReflect.Descriptor instead.
 func (*Fault) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Fault) GetFile() string {
@@ -2004,7 +2430,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2016,7 +2442,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2029,7 +2455,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Difference) GetServices() []*ServiceDifference {
@@ -2074,7 +2500,7 @@ type ServiceDifference struct {
 
 func (x *ServiceDifference) Reset() {
 	*x = ServiceDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +2512,7 @@ func (x *ServiceDifference) String() string {
 func (*ServiceDifference) ProtoMessage() {}
 
 func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +2525,7 @@ func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceDifference.ProtoReflect.Descriptor instead.
 func (*ServiceDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ServiceDifference) GetName() string {
@@ -2199,7 +2625,7 @@ type AttributeDifference struct {
 
 func (x *AttributeDifference) Reset() {
 	*x = AttributeDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2211,7 +2637,7 @@ func (x *AttributeDifference) String() string {
 func (*AttributeDifference) ProtoMessage() {}
 
 func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2224,7 +2650,7 @@ func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttributeDifference.ProtoReflect.Descriptor instead.
 func (*AttributeDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AttributeDifference) GetName() string {
@@ -2264,7 +2690,7 @@ type FilterDifference struct {
 
 func (x *FilterDifference) Reset() {
 	*x = FilterDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2276,7 +2702,7 @@ func (x *FilterDifference) String() string {
 func (*FilterDifference) ProtoMessage() {}
 
 func (x *FilterDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2289,7 +2715,7 @@ func (x *FilterDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilterDifference.ProtoReflect.Descriptor instead.
 func (*FilterDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *FilterDifference) GetAllowFromAdded() uint32 {
@@ -2345,7 +2771,7 @@ type WeightDifference struct {
 
 func (x *WeightDifference) Reset() {
 	*x = WeightDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2357,7 +2783,7 @@ func (x *WeightDifference) String() string {
 func (*WeightDifference) ProtoMessage() {}
 
 func (x *WeightDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2370,7 +2796,7 @@ func (x *WeightDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WeightDifference.ProtoReflect.Descriptor instead.
 func (*WeightDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WeightDifference) GetBackend() string {
@@ -2406,7 +2832,7 @@ type StateDifference struct {
 
 func (x *StateDifference) Reset() {
 	*x = StateDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2418,7 +2844,7 @@ func (x *StateDifference) String() string {
 func (*StateDifference) ProtoMessage() {}
 
 func (x *StateDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2431,7 +2857,7 @@ func (x *StateDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateDifference.ProtoReflect.Descriptor instead.
 func (*StateDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StateDifference) GetBackend() string {
@@ -2466,7 +2892,7 @@ type BackendDifference struct {
 
 func (x *BackendDifference) Reset() {
 	*x = BackendDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2478,7 +2904,7 @@ func (x *BackendDifference) String() string {
 func (*BackendDifference) ProtoMessage() {}
 
 func (x *BackendDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2491,7 +2917,7 @@ func (x *BackendDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendDifference.ProtoReflect.Descriptor instead.
 func (*BackendDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *BackendDifference) GetBackend() string {
@@ -2520,7 +2946,7 @@ type TableDifference struct {
 
 func (x *TableDifference) Reset() {
 	*x = TableDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2532,7 +2958,7 @@ func (x *TableDifference) String() string {
 func (*TableDifference) ProtoMessage() {}
 
 func (x *TableDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2545,7 +2971,7 @@ func (x *TableDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableDifference.ProtoReflect.Descriptor instead.
 func (*TableDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *TableDifference) GetFamily() string {
@@ -2588,7 +3014,7 @@ type AddressDifference struct {
 
 func (x *AddressDifference) Reset() {
 	*x = AddressDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2600,7 +3026,7 @@ func (x *AddressDifference) String() string {
 func (*AddressDifference) ProtoMessage() {}
 
 func (x *AddressDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2613,7 +3039,7 @@ func (x *AddressDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressDifference.ProtoReflect.Descriptor instead.
 func (*AddressDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AddressDifference) GetAddress() string {
@@ -2656,7 +3082,7 @@ type DrainBackendRequest struct {
 
 func (x *DrainBackendRequest) Reset() {
 	*x = DrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2668,7 +3094,7 @@ func (x *DrainBackendRequest) String() string {
 func (*DrainBackendRequest) ProtoMessage() {}
 
 func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2681,7 +3107,7 @@ func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*DrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DrainBackendRequest) GetBackend() string {
@@ -2707,7 +3133,7 @@ type UndrainBackendRequest struct {
 
 func (x *UndrainBackendRequest) Reset() {
 	*x = UndrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2719,7 +3145,7 @@ func (x *UndrainBackendRequest) String() string {
 func (*UndrainBackendRequest) ProtoMessage() {}
 
 func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2732,7 +3158,7 @@ func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*UndrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *UndrainBackendRequest) GetBackend() string {
@@ -2753,7 +3179,7 @@ type SetBackendWeightRequest struct {
 
 func (x *SetBackendWeightRequest) Reset() {
 	*x = SetBackendWeightRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2765,7 +3191,7 @@ func (x *SetBackendWeightRequest) String() string {
 func (*SetBackendWeightRequest) ProtoMessage() {}
 
 func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2778,7 +3204,7 @@ func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendWeightRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendWeightRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SetBackendWeightRequest) GetBackend() string {
@@ -2806,7 +3232,7 @@ type SetBackendHealthRequest struct {
 
 func (x *SetBackendHealthRequest) Reset() {
 	*x = SetBackendHealthRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2818,7 +3244,7 @@ func (x *SetBackendHealthRequest) String() string {
 func (*SetBackendHealthRequest) ProtoMessage() {}
 
 func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2831,7 +3257,7 @@ func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendHealthRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendHealthRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SetBackendHealthRequest) GetBackend() string {
@@ -2862,7 +3288,7 @@ type ClearOverridesRequest struct {
 
 func (x *ClearOverridesRequest) Reset() {
 	*x = ClearOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2874,7 +3300,7 @@ func (x *ClearOverridesRequest) String() string {
 func (*ClearOverridesRequest) ProtoMessage() {}
 
 func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2887,7 +3313,7 @@ func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ClearOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ClearOverridesRequest) GetBackend() string {
@@ -2932,7 +3358,7 @@ type OverrideResponse struct {
 
 func (x *OverrideResponse) Reset() {
 	*x = OverrideResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2944,7 +3370,7 @@ func (x *OverrideResponse) String() string {
 func (*OverrideResponse) ProtoMessage() {}
 
 func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2957,7 +3383,7 @@ func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverrideResponse.ProtoReflect.Descriptor instead.
 func (*OverrideResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *OverrideResponse) GetBackends() []string {
@@ -3013,7 +3439,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3025,7 +3451,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3038,7 +3464,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DetachRequest) GetInstance() string {
@@ -3058,7 +3484,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[40]
+	mi := &file_v1_shunt_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3070,7 +3496,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[40]
+	mi := &file_v1_shunt_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3083,7 +3509,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DetachResponse) GetPid() int32 {
@@ -3098,7 +3524,7 @@ var File_v1_shunt_proto protoreflect.FileDescriptor
 const file_v1_shunt_proto_rawDesc = "" +
 	"\n" +
 	"\x0ev1/shunt.proto\x12\bshunt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xb8\x04\n" +
+	"\x10GetStatusRequest\"\xde\x04\n" +
 	"\x11GetStatusResponse\x12\x1a\n" +
 	"\binstance\x18\x01 \x01(\tR\binstance\x12\x1e\n" +
 	"\n" +
@@ -3112,7 +3538,8 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\bbackends\x18\b \x03(\v2\x11.shunt.v1.BackendR\bbackends\x12B\n" +
 	"\areasons\x18\t \x03(\v2(.shunt.v1.GetStatusResponse.ReasonsEntryR\areasons\x12E\n" +
 	"\x10unattended_since\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\x0funattendedSince\x1aK\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\x0funattendedSince\x12$\n" +
+	"\x03udp\x18\v \x03(\v2\x12.shunt.v1.UDPLeaseR\x03udp\x1aK\n" +
 	"\fReasonsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12%\n" +
 	"\x05value\x18\x02 \x01(\v2\x0f.shunt.v1.CountR\x05value:\x028\x01\"\xaa\x03\n" +
@@ -3130,7 +3557,50 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x13slots_in_transition\x18\b \x01(\x05R\x11slotsInTransition\x12!\n" +
 	"\fslots_marked\x18\t \x01(\x05R\vslotsMarked\x12-\n" +
 	"\bproducts\x18\n" +
-	" \x03(\v2\x11.shunt.v1.ProductR\bproducts\"I\n" +
+	" \x03(\v2\x11.shunt.v1.ProductR\bproducts\"\x84\x03\n" +
+	"\bUDPLease\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x1c\n" +
+	"\taddresses\x18\x03 \x03(\tR\taddresses\x12\x18\n" +
+	"\aprogram\x18\x04 \x01(\tR\aprogram\x12\x16\n" +
+	"\x06failed\x18\x05 \x01(\tR\x06failed\x12+\n" +
+	"\x06holder\x18\x06 \x01(\v2\x13.shunt.v1.UDPHolderR\x06holder\x12\x14\n" +
+	"\x05given\x18\a \x01(\x04R\x05given\x123\n" +
+	"\x05ended\x18\b \x03(\v2\x1d.shunt.v1.UDPLease.EndedEntryR\x05ended\x12\x19\n" +
+	"\blast_end\x18\t \x01(\tR\alastEnd\x12)\n" +
+	"\x05total\x18\n" +
+	" \x01(\v2\x13.shunt.v1.UDPCountsR\x05total\x1a8\n" +
+	"\n" +
+	"EndedEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xb3\x02\n" +
+	"\tUDPHolder\x12\x10\n" +
+	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x10\n" +
+	"\x03gid\x18\x03 \x01(\rR\x03gid\x12\x16\n" +
+	"\x06cgroup\x18\x04 \x01(\tR\x06cgroup\x120\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x12\n" +
+	"\x04mode\x18\x06 \x01(\tR\x04mode\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\x12\x1b\n" +
+	"\tring_size\x18\b \x01(\rR\bringSize\x12*\n" +
+	"\x06queues\x18\t \x03(\v2\x12.shunt.v1.UDPQueueR\x06queues\x121\n" +
+	"\telsewhere\x18\n" +
+	" \x01(\v2\x13.shunt.v1.UDPCountsR\telsewhere\"a\n" +
+	"\bUDPQueue\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\rR\x05queue\x12+\n" +
+	"\x06counts\x18\x02 \x01(\v2\x13.shunt.v1.UDPCountsR\x06counts\x12\x12\n" +
+	"\x04free\x18\x03 \x01(\rR\x04free\"\xfc\x01\n" +
+	"\tUDPCounts\x12\x18\n" +
+	"\amatched\x18\x01 \x01(\x04R\amatched\x12(\n" +
+	"\x10passed_no_socket\x18\x02 \x01(\x04R\x0epassedNoSocket\x12\x1c\n" +
+	"\tdelivered\x18\x03 \x01(\x04R\tdelivered\x12\x18\n" +
+	"\awaiting\x18\x04 \x01(\x04R\awaiting\x12\x1d\n" +
+	"\n" +
+	"fill_empty\x18\x05 \x01(\x04R\tfillEmpty\x12\x1b\n" +
+	"\tring_full\x18\x06 \x01(\x04R\bringFull\x12\x18\n" +
+	"\ainvalid\x18\a \x01(\x04R\ainvalid\x12\x1d\n" +
+	"\n" +
+	"tx_invalid\x18\b \x01(\x04R\ttxInvalid\"I\n" +
 	"\aProduct\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04does\x18\x02 \x01(\tR\x04does\x12\x16\n" +
@@ -3401,123 +3871,136 @@ func file_v1_shunt_proto_rawDescGZIP() []byte {
 	return file_v1_shunt_proto_rawDescData
 }
 
-var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_v1_shunt_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: shunt.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: shunt.v1.GetStatusResponse
 	(*Daemon)(nil),                  // 2: shunt.v1.Daemon
-	(*Product)(nil),                 // 3: shunt.v1.Product
-	(*Attachment)(nil),              // 4: shunt.v1.Attachment
-	(*ChainedProgram)(nil),          // 5: shunt.v1.ChainedProgram
-	(*Condition)(nil),               // 6: shunt.v1.Condition
-	(*Service)(nil),                 // 7: shunt.v1.Service
-	(*ServiceBackend)(nil),          // 8: shunt.v1.ServiceBackend
-	(*Backend)(nil),                 // 9: shunt.v1.Backend
-	(*BackendHealth)(nil),           // 10: shunt.v1.BackendHealth
-	(*Count)(nil),                   // 11: shunt.v1.Count
-	(*ListBackendsRequest)(nil),     // 12: shunt.v1.ListBackendsRequest
-	(*ListBackendsResponse)(nil),    // 13: shunt.v1.ListBackendsResponse
-	(*ListOverridesRequest)(nil),    // 14: shunt.v1.ListOverridesRequest
-	(*ListOverridesResponse)(nil),   // 15: shunt.v1.ListOverridesResponse
-	(*Override)(nil),                // 16: shunt.v1.Override
-	(*WatchRequest)(nil),            // 17: shunt.v1.WatchRequest
-	(*WatchResponse)(nil),           // 18: shunt.v1.WatchResponse
-	(*HealthChange)(nil),            // 19: shunt.v1.HealthChange
-	(*ReloadRequest)(nil),           // 20: shunt.v1.ReloadRequest
-	(*ReloadResponse)(nil),          // 21: shunt.v1.ReloadResponse
-	(*SettingDifference)(nil),       // 22: shunt.v1.SettingDifference
-	(*Fault)(nil),                   // 23: shunt.v1.Fault
-	(*Difference)(nil),              // 24: shunt.v1.Difference
-	(*ServiceDifference)(nil),       // 25: shunt.v1.ServiceDifference
-	(*AttributeDifference)(nil),     // 26: shunt.v1.AttributeDifference
-	(*FilterDifference)(nil),        // 27: shunt.v1.FilterDifference
-	(*WeightDifference)(nil),        // 28: shunt.v1.WeightDifference
-	(*StateDifference)(nil),         // 29: shunt.v1.StateDifference
-	(*BackendDifference)(nil),       // 30: shunt.v1.BackendDifference
-	(*TableDifference)(nil),         // 31: shunt.v1.TableDifference
-	(*AddressDifference)(nil),       // 32: shunt.v1.AddressDifference
-	(*DrainBackendRequest)(nil),     // 33: shunt.v1.DrainBackendRequest
-	(*UndrainBackendRequest)(nil),   // 34: shunt.v1.UndrainBackendRequest
-	(*SetBackendWeightRequest)(nil), // 35: shunt.v1.SetBackendWeightRequest
-	(*SetBackendHealthRequest)(nil), // 36: shunt.v1.SetBackendHealthRequest
-	(*ClearOverridesRequest)(nil),   // 37: shunt.v1.ClearOverridesRequest
-	(*OverrideResponse)(nil),        // 38: shunt.v1.OverrideResponse
-	(*DetachRequest)(nil),           // 39: shunt.v1.DetachRequest
-	(*DetachResponse)(nil),          // 40: shunt.v1.DetachResponse
-	nil,                             // 41: shunt.v1.GetStatusResponse.ReasonsEntry
-	(*timestamppb.Timestamp)(nil),   // 42: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 43: google.protobuf.Duration
+	(*UDPLease)(nil),                // 3: shunt.v1.UDPLease
+	(*UDPHolder)(nil),               // 4: shunt.v1.UDPHolder
+	(*UDPQueue)(nil),                // 5: shunt.v1.UDPQueue
+	(*UDPCounts)(nil),               // 6: shunt.v1.UDPCounts
+	(*Product)(nil),                 // 7: shunt.v1.Product
+	(*Attachment)(nil),              // 8: shunt.v1.Attachment
+	(*ChainedProgram)(nil),          // 9: shunt.v1.ChainedProgram
+	(*Condition)(nil),               // 10: shunt.v1.Condition
+	(*Service)(nil),                 // 11: shunt.v1.Service
+	(*ServiceBackend)(nil),          // 12: shunt.v1.ServiceBackend
+	(*Backend)(nil),                 // 13: shunt.v1.Backend
+	(*BackendHealth)(nil),           // 14: shunt.v1.BackendHealth
+	(*Count)(nil),                   // 15: shunt.v1.Count
+	(*ListBackendsRequest)(nil),     // 16: shunt.v1.ListBackendsRequest
+	(*ListBackendsResponse)(nil),    // 17: shunt.v1.ListBackendsResponse
+	(*ListOverridesRequest)(nil),    // 18: shunt.v1.ListOverridesRequest
+	(*ListOverridesResponse)(nil),   // 19: shunt.v1.ListOverridesResponse
+	(*Override)(nil),                // 20: shunt.v1.Override
+	(*WatchRequest)(nil),            // 21: shunt.v1.WatchRequest
+	(*WatchResponse)(nil),           // 22: shunt.v1.WatchResponse
+	(*HealthChange)(nil),            // 23: shunt.v1.HealthChange
+	(*ReloadRequest)(nil),           // 24: shunt.v1.ReloadRequest
+	(*ReloadResponse)(nil),          // 25: shunt.v1.ReloadResponse
+	(*SettingDifference)(nil),       // 26: shunt.v1.SettingDifference
+	(*Fault)(nil),                   // 27: shunt.v1.Fault
+	(*Difference)(nil),              // 28: shunt.v1.Difference
+	(*ServiceDifference)(nil),       // 29: shunt.v1.ServiceDifference
+	(*AttributeDifference)(nil),     // 30: shunt.v1.AttributeDifference
+	(*FilterDifference)(nil),        // 31: shunt.v1.FilterDifference
+	(*WeightDifference)(nil),        // 32: shunt.v1.WeightDifference
+	(*StateDifference)(nil),         // 33: shunt.v1.StateDifference
+	(*BackendDifference)(nil),       // 34: shunt.v1.BackendDifference
+	(*TableDifference)(nil),         // 35: shunt.v1.TableDifference
+	(*AddressDifference)(nil),       // 36: shunt.v1.AddressDifference
+	(*DrainBackendRequest)(nil),     // 37: shunt.v1.DrainBackendRequest
+	(*UndrainBackendRequest)(nil),   // 38: shunt.v1.UndrainBackendRequest
+	(*SetBackendWeightRequest)(nil), // 39: shunt.v1.SetBackendWeightRequest
+	(*SetBackendHealthRequest)(nil), // 40: shunt.v1.SetBackendHealthRequest
+	(*ClearOverridesRequest)(nil),   // 41: shunt.v1.ClearOverridesRequest
+	(*OverrideResponse)(nil),        // 42: shunt.v1.OverrideResponse
+	(*DetachRequest)(nil),           // 43: shunt.v1.DetachRequest
+	(*DetachResponse)(nil),          // 44: shunt.v1.DetachResponse
+	nil,                             // 45: shunt.v1.GetStatusResponse.ReasonsEntry
+	nil,                             // 46: shunt.v1.UDPLease.EndedEntry
+	(*timestamppb.Timestamp)(nil),   // 47: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 48: google.protobuf.Duration
 }
 var file_v1_shunt_proto_depIdxs = []int32{
 	2,  // 0: shunt.v1.GetStatusResponse.daemon:type_name -> shunt.v1.Daemon
-	4,  // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
-	7,  // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
-	9,  // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
-	41, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
-	42, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
-	42, // 6: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
-	4,  // 7: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
-	6,  // 8: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
-	16, // 9: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
-	3,  // 10: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
-	5,  // 11: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
-	42, // 12: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
-	42, // 13: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	8,  // 14: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
-	16, // 15: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
-	10, // 16: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
-	42, // 17: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
-	42, // 18: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
-	9,  // 19: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
-	16, // 20: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
-	42, // 21: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
-	42, // 22: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
-	42, // 23: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
-	6,  // 24: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
-	19, // 25: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
-	42, // 26: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
-	23, // 27: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
-	24, // 28: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
-	22, // 29: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
-	25, // 30: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
-	32, // 31: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
-	26, // 32: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	27, // 33: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
-	28, // 34: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
-	31, // 35: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
-	29, // 36: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
-	30, // 37: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
-	26, // 38: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	43, // 39: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
-	24, // 40: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
-	11, // 41: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
-	0,  // 42: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
-	12, // 43: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
-	14, // 44: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
-	17, // 45: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
-	20, // 46: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
-	33, // 47: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
-	34, // 48: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
-	35, // 49: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
-	36, // 50: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
-	37, // 51: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
-	39, // 52: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
-	1,  // 53: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
-	13, // 54: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
-	15, // 55: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
-	18, // 56: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
-	21, // 57: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
-	38, // 58: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
-	38, // 59: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
-	38, // 60: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
-	38, // 61: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
-	38, // 62: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
-	40, // 63: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
-	53, // [53:64] is the sub-list for method output_type
-	42, // [42:53] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	8,  // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
+	11, // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
+	13, // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
+	45, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
+	47, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
+	3,  // 6: shunt.v1.GetStatusResponse.udp:type_name -> shunt.v1.UDPLease
+	47, // 7: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
+	8,  // 8: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
+	10, // 9: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
+	20, // 10: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
+	7,  // 11: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
+	4,  // 12: shunt.v1.UDPLease.holder:type_name -> shunt.v1.UDPHolder
+	46, // 13: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
+	6,  // 14: shunt.v1.UDPLease.total:type_name -> shunt.v1.UDPCounts
+	47, // 15: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
+	5,  // 16: shunt.v1.UDPHolder.queues:type_name -> shunt.v1.UDPQueue
+	6,  // 17: shunt.v1.UDPHolder.elsewhere:type_name -> shunt.v1.UDPCounts
+	6,  // 18: shunt.v1.UDPQueue.counts:type_name -> shunt.v1.UDPCounts
+	9,  // 19: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
+	47, // 20: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
+	47, // 21: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	12, // 22: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
+	20, // 23: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
+	14, // 24: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
+	47, // 25: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
+	47, // 26: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
+	13, // 27: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
+	20, // 28: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
+	47, // 29: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
+	47, // 30: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
+	47, // 31: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
+	10, // 32: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
+	23, // 33: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
+	47, // 34: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
+	27, // 35: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
+	28, // 36: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
+	26, // 37: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
+	29, // 38: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
+	36, // 39: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
+	30, // 40: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	31, // 41: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
+	32, // 42: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
+	35, // 43: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
+	33, // 44: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
+	34, // 45: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
+	30, // 46: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	48, // 47: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
+	28, // 48: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
+	15, // 49: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
+	0,  // 50: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
+	16, // 51: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
+	18, // 52: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
+	21, // 53: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
+	24, // 54: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
+	37, // 55: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
+	38, // 56: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
+	39, // 57: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
+	40, // 58: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
+	41, // 59: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
+	43, // 60: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
+	1,  // 61: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
+	17, // 62: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
+	19, // 63: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
+	22, // 64: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
+	25, // 65: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
+	42, // 66: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
+	42, // 67: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
+	42, // 68: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
+	42, // 69: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
+	42, // 70: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
+	44, // 71: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
+	61, // [61:72] is the sub-list for method output_type
+	50, // [50:61] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_v1_shunt_proto_init() }
@@ -3525,19 +4008,19 @@ func file_v1_shunt_proto_init() {
 	if File_v1_shunt_proto != nil {
 		return
 	}
-	file_v1_shunt_proto_msgTypes[4].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[7].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[8].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[9].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[16].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[35].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[11].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[12].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[13].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[20].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[39].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1_shunt_proto_rawDesc), len(file_v1_shunt_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   42,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -127,7 +127,7 @@ func newSchema(s streams) *cobra.Command {
 		Short: "Print the JSON Schema of the configuration file, for editors",
 		Args:  noArguments,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := s.out.Write(node.Format(products.All()).Schema("shunt configuration"))
+			_, err := s.out.Write(products.Schema())
 			return err
 		},
 	}

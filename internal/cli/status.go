@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
@@ -62,7 +63,7 @@ unless --service or --all is given.`, rowsMax),
 			} else {
 				printStatus(s.out, st, elsewhere, rows{summary: summary, all: o.all})
 			}
-			if err == nil && !st.Forwarding {
+			if err == nil && !st.Forwarding && !works(st) {
 				err = errSilent
 			}
 			return err
@@ -71,6 +72,12 @@ unless --service or --all is given.`, rowsMax),
 	o.flags(c)
 	c.Flags().BoolVar(&summary, "summary", false, "show one row for each service, without backends")
 	return c
+}
+
+// works reports whether a daemon runs its products, the balancer not being among them.
+func works(st *shuntv1.GetStatusResponse) bool {
+	all := st.GetDaemon().GetProducts()
+	return len(all) > 0 && !slices.ContainsFunc(all, func(p *shuntv1.Product) bool { return p.Failed != "" })
 }
 
 // askReading asks at the socket, or at the one for reading if that is all this user may open.

@@ -55,9 +55,9 @@ func only(st *shuntv1.GetStatusResponse, service string) error {
 	return nil
 }
 
-// printProducts shows the products of a daemon, unless it runs one and that is well.
+// printProducts shows the products of a daemon.
 func printProducts(w io.Writer, all []*shuntv1.Product) {
-	if len(all) == 0 || len(all) == 1 && all[0].Failed == "" {
+	if len(all) == 0 {
 		return
 	}
 	t := newTable(w)
@@ -83,7 +83,11 @@ func withoutBackends(st *shuntv1.GetStatusResponse) {
 func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, show rows) {
 	switch {
 	case !st.Forwarding && st.Daemon != nil:
-		fmt.Fprintf(w, "Not balancing. The daemon is process %d, running since %s, with %s.\n", st.Daemon.Pid,
+		does := "Not balancing"
+		if works(st) {
+			does = "Running"
+		}
+		fmt.Fprintf(w, "%s. The daemon is process %d, running since %s, with %s.\n", does, st.Daemon.Pid,
 			st.Daemon.Since.AsTime().Local().Format(time.DateTime), st.Daemon.ConfigPath)
 		printProducts(w, st.Daemon.Products)
 		printConditions(w, st, show)
@@ -101,7 +105,9 @@ func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, sho
 			st.UnattendedSince.AsTime().Local().Format(time.DateTime), node.DetachCommand(st.Instance))
 		fmt.Fprintf(w, "There is no daemon: %s. `shunt run` takes over with all connections.\n", st.DaemonError)
 	}
-	printProducts(w, st.GetDaemon().GetProducts())
+	if all := st.GetDaemon().GetProducts(); len(all) > 1 || len(all) == 1 && all[0].Failed != "" { // else it is what follows
+		printProducts(w, all)
+	}
 	t := newTable(w)
 	fmt.Fprintln(t, "\nINTERFACE\tMODE\tMISSED")
 	for _, a := range st.Attached {

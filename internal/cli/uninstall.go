@@ -9,7 +9,6 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
-	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/products"
 	"github.com/shunt-lb/shunt/internal/settings"
 	"github.com/spf13/cobra"
@@ -33,7 +32,7 @@ Installed files stay: the binary and /etc/shunt. Your package manager removes th
 				return err
 			}
 			socket := defaultSocket
-			if read, err := node.Format(products.All()).Read(path); err == nil && !config.HasErrors(read.Faults.Sorted()) {
+			if read, err := products.Format().Read(path); err == nil && !config.HasErrors(read.Faults.Sorted()) {
 				own, _ := settings.Of(read)
 				socket = own.API.Socket
 			}

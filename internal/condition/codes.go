@@ -34,6 +34,10 @@ const (
 	RememberedFull         = "remembered_full"
 	TagOffloadSwitchedOff  = "tag_offload_switched_off"
 	TagsHidden             = "tags_hidden"
+	UDPKernelSocket        = "udp_kernel_socket"
+	UDPLeaseFailed         = "udp_lease_failed"
+	UDPModeReduced         = "udp_mode_reduced"
+	UDPQueueMissed         = "udp_queue_missed"
 )
 
 // Definition describes a code for the reference documentation.
@@ -206,6 +210,26 @@ var Codes = []Definition{
 		Code: TagsHidden, Severity: Warning, Subject: "interface",
 		Meaning: "The interface has VLANs, none of them in native mode, and its driver takes the tags off before the program sees the frames. Those of the VLANs' frames that are for a VIP are balanced as if they had come in without a tag.",
 		Remedy:  "switch off what the condition names with ethtool (`ethtool -K eth0 rxvlan off`; at the other end of a veth, txvlan), and such frames pass; or use `attach: tc` for the interface, which sees the tags",
+	},
+	{
+		Code: UDPKernelSocket, Severity: Info, Subject: "lease of udp",
+		Meaning: "No program has the lease, so the kernel's socket on the same port gets the datagrams, if there is one.",
+		Remedy:  "start the program that asks for the lease; `shunt udp show` says how the last one ended",
+	},
+	{
+		Code: UDPLeaseFailed, Severity: Error, Subject: "lease of udp",
+		Meaning: "Programs cannot get this lease, or not all that it allows: its interface is missing or refuses the program, or this machine does not have a user or a group that allow names. shunt tries again every second.",
+		Remedy:  "do what the condition says is missing; shunt notices by itself",
+	},
+	{
+		Code: UDPModeReduced, Severity: Info, Subject: "lease of udp",
+		Meaning: "With mode auto the kernel copies each datagram into the program's memory, or the interface runs in generic mode: the driver cannot do better, for the reason that the condition names.",
+		Remedy:  "do nothing, or use a network card whose driver has AF_XDP zero-copy",
+	},
+	{
+		Code: UDPQueueMissed, Severity: Warning, Subject: "lease of udp",
+		Meaning: "Datagrams of a lease that a program has arrived on receive queues that the lease does not have, and went to the kernel's socket.",
+		Remedy:  "add the queues to the entry (`queues: all`), or steer the port to those it has (`ethtool -N`)",
 	},
 }
 

@@ -97,6 +97,8 @@ type Contents struct {
 	Said     bool // the files say anything
 	Unparsed bool // of a part of the files nothing is known, so nothing can be missing
 	gaveUp   bool // there were too many faults to read on
+	building *Part
+	claims   []claimed
 }
 
 // field is the value of a key at the top.
@@ -131,7 +133,9 @@ func (c *Contents) build() {
 		}
 		value := c.values[part]
 		applyDefaults(value)
+		c.building = part
 		c.Settings[part.name] = part.build(value.Addr().Interface(), c)
 	}
 	c.values = nil
+	c.compareClaims()
 }

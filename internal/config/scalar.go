@@ -130,7 +130,8 @@ type Duration struct {
 }
 
 const (
-	// durationMin is the kernel's coarsest tick, CONFIG_HZ=100: flows age in ticks.
+	// durationMin is the kernel's coarsest tick, CONFIG_HZ=100: flows age in ticks. It is for fields without
+	// bounds of their own.
 	durationMin = 10 * time.Millisecond
 	// durationMax fits 2^31 ticks of CONFIG_HZ=1000 (24 d 20 h), beyond which a 32-bit
 	// difference of ticks changes its sign.
@@ -150,10 +151,14 @@ func (d *Duration) Read(s Scalar, f *Field) *Complaint {
 	case err == nil && f.Bounded && (value < time.Duration(f.Min) || value > time.Duration(f.Max)):
 		return &Complaint{fmt.Sprintf("%s %s is out of range, want %s to %s", f.Name, s.Text, brief(f.Min), brief(f.Max)), ""}
 	case err != nil:
-		return Wanted(s, want, "the units are ms, s, m and h: write for example "+f.Example)
+		units := "ms, s, m and h"
+		if f.Bounded && f.Min < uint64(time.Millisecond) {
+			units = "us, " + units
+		}
+		return Wanted(s, want, "the units are "+units+": write for example "+f.Example)
 	case value <= 0:
 		return &Complaint{fmt.Sprintf("%s %s is not above zero", f.Name, s.Text), "write for example " + f.Example}
-	case value < durationMin:
+	case value < durationMin && !f.Bounded:
 		return &Complaint{fmt.Sprintf("%s %s is too short: a tick of the kernel's clock can take longer", f.Name, s.Text), "the minimum is 10ms"}
 	case value > durationMax:
 		return &Complaint{fmt.Sprintf("%s %s is longer than 24 days", f.Name, s.Text), "the maximum is 576h"}

@@ -43,7 +43,12 @@ type nothing struct {
 func (p *Part) schema(root *jsonschema.Schema) {
 	if p.key == "" {
 		contents := schemaOf(p.contents, "")
-		maps.Copy(root.Definitions, contents.Definitions)
+		for name, definition := range contents.Definitions {
+			if root.Definitions[name] != nil {
+				panic(fmt.Sprintf("two parts of the configuration have a mapping %s", name)) // of their types, so every test would fail
+			}
+			root.Definitions[name] = definition
+		}
 		for property := contents.Properties.Oldest(); property != nil; property = property.Next() {
 			root.Properties.Set(property.Key, property.Value)
 			if others := slices.DeleteFunc(slices.Clone(contents.Required), func(key string) bool { return key == property.Key }); len(others) > 0 {

@@ -5,7 +5,10 @@
 // It knows no other part of shunt: a Sample is what it is given.
 package metrics
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Sample is what an instance does at a moment. The caller fills it; Text may be called once.
 type Sample struct {
@@ -28,10 +31,33 @@ type Sample struct {
 	// SeriesMax bounds the series of services and backends; 0: nothing does.
 	SeriesMax uint64
 
+	// Lends is whether the UDP path runs. Leases are its, and why programs had none of them.
+	Lends         bool
+	Leases        []Lease
+	LeasesRefused []Count
+
 	// Backends are those of the services that are told of.
 	Backends []Backend
 
 	series, seriesLeftOut, servicesLeftOut uint64
+}
+
+// Lease is an entry of the UDP path, over all its leases. matched = passed + delivered + waiting + dropped.
+type Lease struct {
+	Name                string
+	Held                bool
+	Given               uint64
+	Ended               []Count // by why
+	Matched, Delivered  uint64
+	Passed              uint64 // to the kernel's socket
+	FillEmpty, RingFull uint64 // dropped
+	Queues              []LeaseQueue
+}
+
+// LeaseQueue is a queue of a lease that is held.
+type LeaseQueue struct {
+	Queue               string
+	Waiting, Room, Free uint64
 }
 
 // Count is how many there are of something.
@@ -135,9 +161,12 @@ func (s *Sample) Text(to []byte) []byte {
 	s.bound()
 	s.label()
 	e := exposition{text: to}
-	families := nodeFamilies
+	families := slices.Clone(nodeFamilies)
 	if s.Balances {
-		families = Families
+		families = append(families, balancerFamilies...)
+	}
+	if s.Lends {
+		families = append(families, udpFamilies...)
 	}
 	for i := range families {
 		e.family(&families[i])

@@ -47,6 +47,9 @@ func example() *Sample {
 			{Name: "dns", Members: []Member{{Backend: 0, Name: "10.0.0.2:8080", State: "active", Weight: 65535}}},
 			{Name: "idle"},
 		},
+		Lends: true, LeasesRefused: []Count{{"busy", 2}},
+		Leases: []Lease{{Name: "feed", Held: true, Given: 2, Ended: []Count{{"died", 1}}, Matched: 10, Delivered: 4, Passed: 3, FillEmpty: 2, RingFull: 1,
+			Queues: []LeaseQueue{{"0", 5, 64, 60}}}, {Name: "idle"}},
 		Backends: []Backend{{Address: "10.0.0.2:8080", Traffic: traffic, Counted: true, Open: 4}, {Address: "[2001:db8::2]:8080"}},
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/lb/source/file"
+	all "github.com/shunt-lb/shunt/internal/products"
 )
 
 // TestReasonsAreDocumented reads the one list of reasons and expects each in the reference.
@@ -79,11 +79,11 @@ func TestShownConfigurationIsValid(t *testing.T) {
 		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, faults, err := file.Load(name)
+		read, err := all.Format().Read(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, f := range faults {
+		for _, f := range read.Faults.Sorted() {
 			t.Errorf("%v\nin:\n%s", f, text)
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -60,20 +61,28 @@ type Broker struct {
 	mu          sync.Mutex
 	closed      bool
 	offers      map[string]*offered
-	hooks       map[string]*hook.Hook // by interface
+	hooks       map[string]*attached // by interface; written with applying held as well
 	sessions    map[*session]bool
 	connections map[uint32]int        // by user
 	refused     map[proto.Code]uint64 // connections that had no lease, by why
 	leases      uint64                // given so far: the last lease's number
 }
 
+// attached is the program on an interface, and the mode that was asked for.
+type attached struct {
+	*hook.Hook
+	asked kernel.Mode
+}
+
 // offered is an offer and what became of it.
 type offered struct {
 	Offer
+	failed   error    // why the interface has no program; nil: it has
 	holder   *session // nil: nobody has it
 	previous Identity // who had it before
 	given    uint64
 	ended    map[string]uint64 // leases that are over, by why
+	lastEnd  string            // why the last one is over
 	past     Totals            // of leases that are over
 }
 
@@ -92,7 +101,7 @@ func Open(options Options) (*Broker, error) {
 		options.In = func(f func() error) error { return f() }
 	}
 	b := &Broker{
-		options: options, offers: map[string]*offered{}, hooks: map[string]*hook.Hook{},
+		options: options, offers: map[string]*offered{}, hooks: map[string]*attached{},
 		sessions: map[*session]bool{}, connections: map[uint32]int{}, refused: map[proto.Code]uint64{},
 	}
 	var err error
@@ -143,27 +152,115 @@ func (b *Broker) accept() {
 	}
 }
 
+// Unattached says that some of the offers that Apply was given cannot be leased, because the program could not be put on
+// their interfaces. All else is in force. Apply with the same offers tries again.
+type Unattached struct {
+	By map[string]error // by interface
+}
+
+func (u *Unattached) Error() string {
+	var texts []string
+	for _, name := range slices.Sorted(maps.Keys(u.By)) {
+		texts = append(texts, u.By[name].Error())
+	}
+	return strings.Join(texts, "; ")
+}
+
 // Apply has the broker lend these offers from now on. An offer that is as it was keeps its lease; the leases
-// of others end. Nothing is changed if an offer cannot be.
+// of others end. Offers that contradict each other are refused, and then nothing is changed. An interface that
+// the program cannot be put on is no other's fault: the error is *Unattached then.
 func (b *Broker) Apply(offers []Offer) error {
 	if err := checkAll(offers); err != nil {
 		return err
 	}
 	b.applying.Lock()
 	defer b.applying.Unlock()
-	attached, err := b.attach(offers)
-	if err != nil {
-		return err
-	}
+	keep := b.fitting(offers)
 	b.mu.Lock()
 	if b.closed {
 		b.mu.Unlock()
-		return errors.Join(errors.New("the broker is closed"), closeHooks(slices.Collect(maps.Values(attached))))
+		return errors.New("the broker is closed")
 	}
-	var over []*session
+	unused := b.takeHooks(keep)
 	before := maps.Clone(b.offers)
+	over := b.takeOffers(offers)
+	b.mu.Unlock()
+	for _, s := range over {
+		s.revoke("the offer was changed or taken back; ask again if it is still to be had")
+		<-s.over
+	}
+	err := closeHooks(unused)
+	attached, failed := b.attach(offers)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	maps.Copy(b.hooks, attached)
+	for _, o := range offers {
+		if b.offers[o.Name] != nil {
+			continue
+		}
+		b.offers[o.Name] = &offered{Offer: o, ended: map[string]uint64{}}
+		if was := before[o.Name]; was != nil { // the counters go on
+			was.Offer = o
+			b.offers[o.Name] = was
+		}
+	}
+	for _, o := range b.offers {
+		o.failed = failed[o.Interface]
+	}
+	if len(failed) > 0 {
+		err = errors.Join(err, &Unattached{failed})
+	}
+	return err
+}
+
+// fitting are the interfaces whose program can stay for these offers: it is used, in the mode that is asked for, and
+// the interface is the one that it was put on.
+func (b *Broker) fitting(offers []Offer) map[string]bool {
+	keep := map[string]bool{}
+	for _, o := range offers {
+		if h := b.hooks[o.Interface]; h != nil && h.asked == o.hookMode() && !b.gone(h) {
+			keep[o.Interface] = true
+		}
+	}
+	return keep
+}
+
+// Stale reports whether an interface that is offered is no more the one that the program was put on. Apply with the
+// same offers puts it on the new one.
+func (b *Broker) Stale() bool {
+	b.applying.Lock()
+	defer b.applying.Unlock()
+	for _, h := range b.hooks {
+		if b.gone(h) {
+			return true
+		}
+	}
+	return false
+}
+
+func (b *Broker) gone(h *attached) (gone bool) {
+	_ = b.options.In(func() error {
+		gone = h.Gone()
+		return nil
+	})
+	return gone
+}
+
+// takeHooks takes those out that do not stay.
+func (b *Broker) takeHooks(keep map[string]bool) (unused []*attached) {
+	for name, h := range b.hooks {
+		if !keep[name] {
+			unused = append(unused, h)
+			delete(b.hooks, name)
+		}
+	}
+	return unused
+}
+
+// takeOffers takes those out that do not stay, and returns who holds them.
+func (b *Broker) takeOffers(offers []Offer) (over []*session) {
 	for name, o := range b.offers {
-		if i := slices.IndexFunc(offers, func(n Offer) bool { return n.Name == name }); i >= 0 && o.equal(offers[i]) && attached[o.Interface] == nil {
+		if b.hooks[o.Interface] != nil && slices.ContainsFunc(offers, func(n Offer) bool { return n.Name == name && o.equal(n) }) {
 			continue
 		}
 		if o.holder != nil {
@@ -171,65 +268,32 @@ func (b *Broker) Apply(offers []Offer) error {
 		}
 		delete(b.offers, name)
 	}
-	b.mu.Unlock()
-	for _, s := range over {
-		s.revoke("the offer was changed or taken back; ask again if it is still to be had")
-		<-s.over
-	}
-	b.mu.Lock()
-	for _, o := range offers {
-		if b.offers[o.Name] == nil {
-			b.offers[o.Name] = &offered{Offer: o, ended: map[string]uint64{}}
-			if was := before[o.Name]; was != nil { // the counters go on
-				was.Offer = o
-				b.offers[o.Name] = was
-			}
-		}
-	}
-	var unused []*hook.Hook
-	for name, h := range b.hooks {
-		if !slices.ContainsFunc(offers, func(o Offer) bool { return o.Interface == name }) {
-			unused = append(unused, h)
-			delete(b.hooks, name)
-		}
-	}
-	for name, h := range attached {
-		b.hooks[name] = h
-	}
-	b.mu.Unlock()
-	return closeHooks(unused)
+	return over
 }
 
-// attach puts the program on interfaces that have none yet.
-func (b *Broker) attach(offers []Offer) (map[string]*hook.Hook, error) {
-	attached := map[string]*hook.Hook{}
+// attach puts the program on interfaces that have none yet, and says where it failed.
+func (b *Broker) attach(offers []Offer) (all map[string]*attached, failed map[string]error) {
+	all, failed = map[string]*attached{}, map[string]error{}
 	for _, o := range offers {
-		b.mu.Lock()
-		present := b.hooks[o.Interface]
-		b.mu.Unlock()
-		if attached[o.Interface] != nil {
+		name := o.Interface
+		if b.hooks[name] != nil || all[name] != nil || failed[name] != nil {
 			continue
 		}
-		if present != nil {
-			if (present.Mode == kernel.ModeGeneric) != (o.hookMode() == kernel.ModeGeneric) && present.Reason == "" {
-				return nil, errors.Join(fmt.Errorf("the offer %s has the mode %s, and the program is on interface %s in %s mode: take the interface's offers back first",
-					o.Name, o.Mode, o.Interface, present.Mode), closeHooks(slices.Collect(maps.Values(attached))))
+		err := b.options.In(func() error {
+			h, err := hook.Attach(hook.Options{Interface: name, Mode: o.hookMode()})
+			if err == nil {
+				all[name] = &attached{h, o.hookMode()}
 			}
-			continue
-		}
-		err := b.options.In(func() (err error) {
-			attached[o.Interface], err = hook.Attach(hook.Options{Interface: o.Interface, Mode: o.hookMode()})
 			return err
 		})
 		if err != nil {
-			delete(attached, o.Interface)
-			return nil, errors.Join(fmt.Errorf("the offer %s: %w", o.Name, err), closeHooks(slices.Collect(maps.Values(attached))))
+			failed[name] = err
 		}
 	}
-	return attached, nil
+	return all, failed
 }
 
-func closeHooks(hooks []*hook.Hook) error {
+func closeHooks(hooks []*attached) error {
 	var errs []error
 	for _, h := range hooks {
 		errs = append(errs, h.Close())

@@ -139,12 +139,20 @@ func (p *peer) signal(signal unix.Signal) error {
 	return errors.Join(controlErr, err)
 }
 
+// alive is whether the process that connected has not been reaped. Who may not signal it learns that as well (EPERM).
+func (p *peer) alive() error {
+	if err := p.signal(0); !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	return nil
+}
+
 // exiting is whether the process has ended, or is about to. Its files are closed before its pidfd says so, and
 // after the kernel has marked it (PF_EXITING, 4 in the flags of /proc/PID/stat, proc_pid_stat(5)): so what a dying
 // process leaves is told from what a living one closes.
 func (p *peer) exiting() bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID))
-	if err != nil || p.signal(0) != nil { // the file was of this process, if that lives
+	if err != nil || p.alive() != nil { // the file was of this process, if that lives
 		return true
 	}
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // from the state on
@@ -167,7 +175,7 @@ func (p *peer) locate(sender int) error {
 	if err != nil {
 		return fmt.Errorf("read the cgroup of process %d: %w", p.PID, err)
 	}
-	if err := p.signal(0); err != nil { // what was read is of a process that still lived
+	if err := p.alive(); err != nil { // what was read is of a process that still lived
 		return fmt.Errorf("process %d has ended: %w", p.PID, err)
 	}
 	p.Cgroup = unified(string(text))

@@ -80,6 +80,7 @@ type session struct {
 
 	mu      sync.Mutex // for Status
 	serving bool
+	final   Totals // once it does not serve any more
 }
 
 // incoming is what the reader has got.
@@ -307,6 +308,9 @@ func (s *session) claim(name string) (h *hook.Hook, other *session, err error) {
 		// The same words for both: who may not have an offer need not learn that there is one.
 		return nil, nil, refuse(proto.EndRefused, "lease %q: nothing of this name is offered to %s; add a rule for it to the offer", name, s.peer)
 	}
+	if h := b.hooks[o.Interface]; h == nil {
+		return nil, nil, refuse(proto.EndFailed, "lease %q: the program is not on interface %s: %v; ask again when it is", name, o.Interface, o.failed)
+	}
 	for _, other := range b.offers {
 		if other.holder != nil && (other == o || other.shares(o.Offer)) {
 			return nil, other.holder, refuse(proto.EndBusy, "lease %q: %s has %q, and a queue of interface %s has one memory; end that process, or give the offers different queues",
@@ -315,7 +319,7 @@ func (s *session) claim(name string) (h *hook.Hook, other *session, err error) {
 	}
 	b.leases++
 	s.number, s.offered, o.holder = b.leases, o, s
-	return b.hooks[o.Interface], nil, nil
+	return b.hooks[o.Interface].Hook, nil, nil
 }
 
 // grant hands the lease over, waits until it is mapped, and has it work.
@@ -438,10 +442,11 @@ func (s *session) end(why error) {
 	if s.offered != nil {
 		kill = served && s.offered.Kill
 		s.offered.holder = nil
-		s.offered.past.add(totals)
+		s.offered.past.Add(totals)
 		s.offered.previous = s.peer.Identity
 		if served {
 			s.offered.ended[word]++
+			s.offered.lastEnd = word
 		}
 	}
 	b.mu.Unlock()
@@ -459,6 +464,9 @@ func (s *session) takeBack() (totals Totals) {
 		errs = append(errs, s.lease.Unbind(l.Queue))
 	}
 	errs = append(errs, s.lease.Pause())
+	if elsewhere, err := s.lease.Elsewhere(); err == nil {
+		totals.elsewhere(elsewhere)
+	}
 	if all, err := s.lease.Status(); err == nil {
 		totals.count(all)
 	} else {
@@ -466,7 +474,7 @@ func (s *session) takeBack() (totals Totals) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.serving = false
+	s.serving, s.final = false, totals
 	if err := errors.Join(append(errs, s.lease.Close())...); err != nil {
 		totals.Failed++
 	}

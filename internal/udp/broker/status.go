@@ -2,11 +2,13 @@ package broker
 
 import (
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/udp/hook"
 	"github.com/shunt-lb/shunt/internal/udp/lease"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 )
@@ -22,9 +24,13 @@ type Status struct {
 type OfferStatus struct {
 	Name      string            `json:"name"`
 	Interface string            `json:"interface"`
-	Program   kernel.Mode       `json:"program"`         // native or generic: how the program is attached
+	Program   kernel.Mode       `json:"program"`          // native or generic: how the program is attached; "": it is not
+	Reason    string            `json:"reason,omitempty"` // why it is generic, where native was tried
+	Failed    string            `json:"failed,omitempty"` // why it is not attached
+	Addresses []netip.AddrPort  `json:"addresses"`
 	Given     uint64            `json:"given"`           // leases that have begun
 	Ended     map[string]uint64 `json:"ended,omitempty"` // leases that are over, by why: closed, died, expired …
+	LastEnd   string            `json:"last_end,omitempty"`
 	Past      Totals            `json:"past"`            // of leases that are over
 	Lease     *LeaseStatus      `json:"lease,omitempty"` // that is held
 }
@@ -37,6 +43,9 @@ type LeaseStatus struct {
 	Mode   xsk.Mode       `json:"mode"`
 	Reason string         `json:"reason,omitempty"` // why not zero-copy
 	Queues []lease.Status `json:"queues"`
+	// Elsewhere is what came on queues that the lease does not have.
+	Elsewhere hook.Count `json:"elsewhere"`
+	RingSize  uint32     `json:"ring_size"` // of each queue
 }
 
 // Totals are sums over queues and leases: matched = passed_no_socket + taken + waiting + dropped + ring_full,
@@ -48,17 +57,22 @@ type Totals struct {
 	Waiting        uint64 `json:"waiting"` // in rings when the lease was over: nobody has read them
 	Dropped        uint64 `json:"dropped"`
 	RingFull       uint64 `json:"ring_full"`
-	Unknown        uint64 `json:"unknown"` // leases whose counters could not be read: the rings were tampered with
-	Failed         uint64 `json:"failed"`  // leases that could not be taken back in order
+	Invalid        uint64 `json:"invalid"`    // addresses in the fill ring that are no frame's
+	TxInvalid      uint64 `json:"tx_invalid"` // descriptors in the transmit ring that are no frame's
+	Unknown        uint64 `json:"unknown"`    // leases whose counters could not be read: the rings were tampered with
+	Failed         uint64 `json:"failed"`     // leases that could not be taken back in order
 }
 
-func (t *Totals) add(o Totals) {
+// Add adds those of other leases.
+func (t *Totals) Add(o Totals) {
 	t.Matched += o.Matched
 	t.PassedNoSocket += o.PassedNoSocket
 	t.Taken += o.Taken
 	t.Waiting += o.Waiting
 	t.Dropped += o.Dropped
 	t.RingFull += o.RingFull
+	t.Invalid += o.Invalid
+	t.TxInvalid += o.TxInvalid
 	t.Unknown += o.Unknown
 	t.Failed += o.Failed
 }
@@ -67,11 +81,26 @@ func (t *Totals) count(queues []lease.Status) {
 	for _, q := range queues {
 		t.Matched += q.Matched
 		t.PassedNoSocket += q.PassedNoSocket
-		t.Taken += uint64(q.Taken)
+		t.Taken += q.Taken
 		t.Waiting += uint64(q.Waiting)
 		t.Dropped += q.Dropped
 		t.RingFull += q.RingFull
+		t.Invalid += q.Invalid
+		t.TxInvalid += q.TxInvalid
 	}
+}
+
+// Totals are those of the lease so far.
+func (l *LeaseStatus) Totals() (t Totals) {
+	t.count(l.Queues)
+	t.elsewhere(l.Elsewhere)
+	return t
+}
+
+// elsewhere adds what came on queues without a socket.
+func (t *Totals) elsewhere(c hook.Count) {
+	t.Matched += c.Matched
+	t.PassedNoSocket += c.PassedNoSocket
 }
 
 // Lost is how many datagrams nobody can account for.
@@ -88,9 +117,17 @@ func (b *Broker) Status() Status {
 		st.Refused[code.String()] = n
 	}
 	for _, o := range b.offers {
-		os := OfferStatus{Name: o.Name, Interface: o.Interface, Program: b.hooks[o.Interface].Mode, Given: o.given, Ended: maps.Clone(o.ended), Past: o.past}
+		os := OfferStatus{Name: o.Name, Interface: o.Interface, Addresses: o.Addresses, Given: o.given, Ended: maps.Clone(o.ended), LastEnd: o.lastEnd, Past: o.past}
+		if h := b.hooks[o.Interface]; h != nil {
+			os.Program, os.Reason = h.Mode, h.Reason
+		}
+		if o.failed != nil {
+			os.Failed = o.failed.Error()
+		}
 		if o.holder != nil {
-			os.Lease = o.holder.status()
+			var final Totals
+			os.Lease, final = o.holder.status()
+			os.Past.Add(final)
 		}
 		st.Offers = append(st.Offers, os)
 	}
@@ -98,14 +135,17 @@ func (b *Broker) Status() Status {
 	return st
 }
 
-// status is that of a lease that serves; nil: it does not yet, or no more.
-func (s *session) status() *LeaseStatus {
+// status is that of a lease that serves; nil: it does not yet, or no more. Then final is what it came to, so that no
+// sum ever shrinks.
+func (s *session) status() (st *LeaseStatus, final Totals) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.serving {
-		return nil
+		return nil, s.final
 	}
-	st := &LeaseStatus{Number: s.number, Holder: s.peer.Identity, Since: s.since, Mode: s.lease.Grant.Mode, Reason: s.lease.Grant.Reason}
+	st = &LeaseStatus{Number: s.number, Holder: s.peer.Identity, Since: s.since, Mode: s.lease.Grant.Mode, Reason: s.lease.Grant.Reason}
+	st.RingSize = s.lease.Grant.Layouts[0].ReceiveRing
 	st.Queues, _ = s.lease.Status() // of rings that were tampered with there is none; the audit ends them
-	return st
+	st.Elsewhere, _ = s.lease.Elsewhere()
+	return st, final
 }

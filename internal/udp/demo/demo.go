@@ -389,7 +389,7 @@ func (d *demo) count(ctx context.Context) error {
 	d.Say("  queue     matched       taken  waiting  dropped  ring_full  passed_no_socket\n")
 	for _, q := range d.facts.Queues {
 		d.Say("  %5d %11d %11d %8d %8d %10d %17d\n", q.Queue, q.Matched, q.Taken, q.Waiting, q.Dropped, q.RingFull, q.PassedNoSocket)
-		taken += uint64(q.Taken)
+		taken += q.Taken
 		if q.Matched > 0 {
 			used++
 		}

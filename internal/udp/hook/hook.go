@@ -95,6 +95,14 @@ func (h *Hook) attach(mode kernel.Mode) error {
 	return err
 }
 
+// Gone reports whether the interface of that name is another one now, or none. It asks in the calling thread's network
+// namespace, which must be the interface's.
+func (h *Hook) Gone() bool {
+	dev, err := netlink.LinkByName(h.Interface)
+	var missing netlink.LinkNotFoundError
+	return errors.As(err, &missing) || err == nil && dev.Attrs().Index != h.Ifindex
+}
+
 // slot is the key of sockets and counters.
 func slot(lease, queue int) uint32 { return uint32(lease*MaxQueues + queue) }
 

@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
@@ -181,6 +182,22 @@ func (l *Lease) Status() (all []Status, err error) {
 		all = append(all, s)
 	}
 	return all, nil
+}
+
+// Elsewhere is what came for the lease on queues of the interface that it has no sockets for: all of it passed.
+func (l *Lease) Elsewhere() (sum hook.Count, err error) {
+	for queue := range min(l.hook.Queues, hook.MaxQueues) {
+		if slices.ContainsFunc(l.set.Sockets, func(s *xsk.Socket) bool { return s.Layout.Queue == queue }) {
+			continue
+		}
+		c, err := l.hook.Counts(l.number, queue)
+		if err != nil {
+			return sum, err
+		}
+		sum.Matched += c.Matched
+		sum.PassedNoSocket += c.PassedNoSocket
+	}
+	return sum, nil
 }
 
 // Counts are the program's counters of a queue, which stay when the sockets are gone.

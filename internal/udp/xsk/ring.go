@@ -3,6 +3,7 @@ package xsk
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -112,4 +113,19 @@ func (r *ring[T]) pop(n uint32) {
 // needsWakeup is whether the kernel waits for a system call before it looks at the ring.
 func (r *ring[T]) needsWakeup() bool {
 	return atomic.LoadUint32(r.flags)&unix.XDP_RING_NEED_WAKEUP != 0
+}
+
+// lengthened counts on where an index wraps. The zero value is for an index that began at 0. It must be told of
+// the index before each 2^32 steps.
+type lengthened struct {
+	mu    sync.Mutex
+	total uint64
+}
+
+// at is how far an index has run that is there now.
+func (l *lengthened) at(index uint32) uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.total += uint64(index - uint32(l.total))
+	return l.total
 }

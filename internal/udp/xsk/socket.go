@@ -21,6 +21,7 @@ type Socket struct {
 	fd     int
 	rings  rings
 	memory []byte
+	taken  lengthened // of the receive ring's consumer
 }
 
 // FD is for an XSKMAP, for poll(2), or to be passed to another process.
@@ -234,9 +235,9 @@ func (s *Socket) Queue(checked bool) (*Queue, error) {
 
 // Statistics are what the kernel knows of a socket, since it was opened.
 type Statistics struct {
-	// Taken is how far the program has read the receive ring, modulo 2^32, and Waiting what it has
-	// not read. They outlive the program.
-	Taken   uint32 `json:"taken"`
+	// Taken is how far the program has read the receive ring, and Waiting what it has not read. They
+	// outlive the program.
+	Taken   uint64 `json:"taken"`
 	Waiting uint32 `json:"waiting"`
 	// Free is how many frames the kernel can still receive into: those in the fill ring.
 	Free    uint32 `json:"free"`
@@ -249,9 +250,9 @@ type Statistics struct {
 }
 
 // Received is how many packets the kernel was given for the socket, whatever became of them. It
-// is exact until 2^32 packets have been taken.
+// is exact if Statistics is called before each 2^32 packets.
 func (s Statistics) Received() uint64 {
-	return uint64(s.Taken) + uint64(s.Waiting) + s.Dropped + s.RingFull
+	return s.Taken + uint64(s.Waiting) + s.Dropped + s.RingFull
 }
 
 // Statistics are those of this moment. Any process that has the socket may ask, at any time.
@@ -272,7 +273,7 @@ func (s *Socket) Statistics() (Statistics, error) {
 		return Statistics{}, fmt.Errorf("read the fill ring of queue %d: %w", s.Layout.Queue, err)
 	}
 	return Statistics{
-		Taken: r.own, Waiting: r.other - r.own, Free: fill.own - fill.other,
+		Taken: s.taken.at(r.own), Waiting: r.other - r.own, Free: fill.own - fill.other,
 		Dropped: k.Rx_dropped, FillEmpty: k.Rx_fill_ring_empty_descs, RingFull: k.Rx_ring_full,
 		Invalid: k.Rx_invalid_descs, TxInvalid: k.Tx_invalid_descs,
 	}, nil

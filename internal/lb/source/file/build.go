@@ -19,7 +19,7 @@ const (
 )
 
 // build turns the document into the configuration, and checks what it means.
-func (p *Parsed) build(doc *document) {
+func (p *Parsed) build(doc *document, read *config.Contents) {
 	p.buildInterfaces(doc)
 	b := &builder{parsed: p, vips: map[netip.Addr]config.Mark{}, distinct: map[model.BackendAddress]bool{}, named: map[named]uint64{}}
 	b.services(doc)
@@ -27,6 +27,7 @@ func (p *Parsed) build(doc *document) {
 	p.buildSNAT(&doc.SNAT, b)
 	p.buildEncapsulation(&doc.Encapsulation, b)
 	p.buildLimits(doc, b)
+	read.Claims(b.claims())
 }
 
 // missing reports a list at the top of the file that is not there or empty.

@@ -15,10 +15,17 @@
 package file
 
 import (
+	_ "embed" // the sample
+
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/settings"
 )
+
+// Sample is a configuration that uses most of the balancer's format. It has no faults.
+//
+//go:embed sample.yaml
+var Sample []byte
 
 // Name is what a configuration's settings call the balancer's, of type *Parsed.
 const Name = "balancer"
@@ -51,7 +58,7 @@ type Parsed struct {
 // build makes the balancer's settings.
 func build(doc *document, read *config.Contents, sources bool) any {
 	p := &Parsed{faults: &read.Faults, unparsed: read.Unparsed, sources: sources}
-	p.build(doc)
+	p.build(doc, read)
 	return p
 }
 
@@ -82,6 +89,3 @@ func Read(path string) (*Parsed, error) {
 	p.Faults = p.faults.Sorted()
 	return p, nil
 }
-
-// Schema is the JSON Schema of the file, for editors.
-func Schema() []byte { return format.Schema("shunt configuration") }

@@ -22,7 +22,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-var update = flag.Bool("update", false, "rewrite golden files and the guide")
+var update = flag.Bool("update", false, "rewrite golden files")
 
 var compareAddresses = cmp.Options{
 	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
@@ -302,10 +302,6 @@ func TestFaultJSON(t *testing.T) {
 	if string(text) != want {
 		t.Errorf("a fault is %s, want %s", text, want)
 	}
-}
-
-func TestGuide(t *testing.T) {
-	golden(t, "../../../../docs/guide/configuration.md", Guide())
 }
 
 func TestMemory(t *testing.T) {

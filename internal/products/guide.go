@@ -1,29 +1,33 @@
-package file
+package products
 
 import (
 	"bytes"
-	_ "embed" // the sample
 	"fmt"
+
+	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/lb/source/file"
+	"github.com/shunt-lb/shunt/internal/node"
 )
 
-// Sample is a configuration that uses most of the format. It has no faults.
-//
-//go:embed sample.yaml
-var Sample []byte
+// Format is what a file may hold: the keys of every product.
+func Format() *config.Format { return node.Format(All()) }
+
+// Schema is the JSON Schema of the file, for editors.
+func Schema() []byte { return Format().Schema("shunt configuration") }
 
 // Guide is docs/guide/configuration.md: the reference of the format in Markdown, made
-// from the structs of format.go, as the parser is.
+// from the products' structs, as the parser is.
 func Guide() []byte {
 	var b bytes.Buffer
 	b.WriteString(guideIntroduction)
-	fmt.Fprintf(&b, "## A whole file\n\n```yaml\n%s```\n", Sample)
-	b.Write(format.Reference())
+	fmt.Fprintf(&b, "## A whole file\n\n```yaml\n%s```\n", file.Sample)
+	b.Write(Format().Reference())
 	return b.Bytes()
 }
 
 const guideIntroduction = `# The configuration file
 
-<!-- Generated from internal/lb/source/file/format.go: go test ./internal/lb/source/file -update -->
+<!-- Generated from the format.go of each product: go test ./internal/products -update -->
 
 ` + "`--config`" + ` takes a YAML file or a directory. In a directory, shunt reads every ` + "`*.yaml`" + ` file whose name does not begin with
 a dot, in the order of names. Lists are appended to each other. Any other value may be set in one file only.
@@ -35,6 +39,8 @@ a dot, in the order of names. Lists are appended to each other. Any other value 
   backends and its table. An exact port takes precedence over a range, and a range over ` + "`any`" + `. Every other overlap is an
   error. A frontend without a backend of its family is also an error, unless the service uses direct return (` + "`dsr-*`" + `) and
   all its backends are of the other family.
+- A file is about the products whose keys it has. The balancer's are ` + "`interfaces`, `services`" + ` and what goes with them,
+  the UDP path's ` + "`udp` and `udp_socket`" + `. An interface, and an address with its port, can belong to one of them only.
 - Durations carry a unit: ` + "`ms`, `s`, `m`, `h`" + `, or several, as in ` + "`2h4m`" + `. The minimum is 10ms and the maximum is 24 days
   (` + "`576h`" + `), unless the table says otherwise.
 - Keys at the top of the file that begin with ` + "`x-`" + ` are ignored. YAML anchors, aliases and merge keys work.

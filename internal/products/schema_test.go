@@ -1,29 +1,50 @@
-package file
+package products
 
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/lb/source/file"
+	"github.com/shunt-lb/shunt/test/golden"
 	"go.yaml.in/yaml/v4"
 )
 
 func TestSchema(t *testing.T) {
-	golden(t, "testdata/schema.golden.json", Schema())
+	golden.Require(t, "testdata/schema.golden.json", string(Schema()))
 	schema := decodeSchema(t)
-	if faults := schema.check(schema.root, decodeYAML(t, Sample), ""); len(faults) != 0 {
+	if faults := schema.check(schema.root, decodeYAML(t, file.Sample), ""); len(faults) != 0 {
 		t.Errorf("the schema refuses the sample: %s", strings.Join(faults, "\n"))
 	}
+}
+
+// faultsOf is what reading a file says.
+func faultsOf(t *testing.T, text string) []config.Fault {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "a.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	read, err := Format().Read(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return read.Faults.Sorted()
+}
+
+func TestGuide(t *testing.T) {
+	golden.Require(t, "../../docs/guide/configuration.md", string(Guide()))
 }
 
 // TestSchemaRefuses has one wrong thing each, with the place that the schema has to name.
 func TestSchemaRefuses(t *testing.T) {
 	const service = "interfaces: [{name: eth0}]\nservices: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]%s}]\n%s"
+	const lent = "udp: [{name: feed, interface: eth1, address: 192.0.2.11, port: 5000, allow: {user: root}"
 	schema := decodeSchema(t)
 	for _, c := range []struct{ inService, atTop, Where string }{
 		{", portt: 80", "", ".services[0].portt"},
@@ -46,16 +67,25 @@ func TestSchemaRefuses(t *testing.T) {
 		{"", "encapsulation: {source: 10}", ".encapsulation.source"},
 		{"", "encapsulation: {gue_port: 0}", ".encapsulation.gue_port"},
 		{"", "snat: {ports: any}", ".snat.ports"},
+		{"", lent + ", queues: dedicated}]", ".udp[0].queues"},
+		{"", lent + ", wait: spin}]", ".udp[0].wait"},
+		{"", lent + ", on_no_socket: drop}]", ".udp[0].on_no_socket"},
+		{"", lent + ", expected_rate: 1G}]", ".udp[0].expected_rate"},
+		{"", lent + ", max_queue_delay: 100}]", ".udp[0].max_queue_delay"},
+		{"", "udp: [{name: feed, interface: eth1, address: 192.0.2.11, port: 5000}]", ".udp[0].allow"},
 	} {
 		text := fmt.Sprintf(service, c.inService, c.atTop)
 		faults := schema.check(schema.root, decodeYAML(t, []byte(text)), "")
 		if len(faults) != 1 || !strings.HasPrefix(faults[0], c.Where+":") {
 			t.Errorf("%s\nthe schema says %q, want one fault at %s", text, faults, c.Where)
 		}
-		_, own := load(t, filepath.Join(write(t, map[string]string{"a.yaml": text}), "a.yaml"))
-		if len(own) != 1 {
-			t.Errorf("%s\nLoad says %v, want one fault", text, own)
+		if own := faultsOf(t, text); len(own) != 1 {
+			t.Errorf("%s\nReading says %v, want one fault", text, own)
 		}
+	}
+	const whole = lent + ", queues: [0, 1], mode: copy, max_queue_delay: 100us, expected_rate: 2500k, tx: true, on_no_socket: pass}]\nudp_socket: /run/udp.sock"
+	if faults := append(schema.check(schema.root, decodeYAML(t, []byte(whole)), ""), schema.check(schema.root, decodeYAML(t, []byte(strings.Replace(lent, "user: root", "user: [1000, root], cgroup: /a", 1)+", queues: all, expected_rate: 5}]")), "")...); len(faults) != 0 {
+		t.Errorf("of files without faults the schema says %q", faults)
 	}
 	if faults := schema.check(schema.root, map[string]any{"timeouts": map[string]any{}}, ""); len(faults) != 2 {
 		t.Errorf("of a file with timeouts alone the schema says %q, want two missing keys", faults)
@@ -197,34 +227,4 @@ next:
 		faults = append(faults, v.check(s["additionalProperties"], inner, at+"."+key)...)
 	}
 	return faults
-}
-
-// TestInsteadOfWhatIsNotSupported: whatever is known by name and refused says what to do instead.
-func TestInsteadOfWhatIsNotSupported(t *testing.T) {
-	known := 0
-	var visit func(mapping reflect.Type, path string)
-	visit = func(mapping reflect.Type, path string) {
-		for _, f := range config.FieldsOf(mapping) {
-			if !f.Supported() {
-				known++
-				if f.Instead == "" {
-					t.Errorf("%s%s does not say what to do instead", path, f.Name)
-				}
-				continue
-			}
-			for _, l := range f.Later {
-				known++
-				if l.Instead == "" {
-					t.Errorf("%s%s: %s does not say what to do instead", path, f.Name, l.Word)
-				}
-			}
-			if element, _, ok := config.ElementOf(f.Type); ok {
-				visit(element, path+f.Name+".")
-			}
-		}
-	}
-	visit(reflect.TypeFor[document](), "")
-	if known == 0 {
-		t.Error("nothing is known by name")
-	}
 }

@@ -1,0 +1,326 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/control"
+	"github.com/spf13/cobra"
+)
+
+// udpReading is the flags of a command that shows the UDP path.
+type udpReading struct{ socket, output string }
+
+func (o *udpReading) flags(c *cobra.Command) {
+	socketFlag(c, &o.socket)
+	outputFlag(c, &o.output)
+}
+
+// leases asks the daemon. The leases end with it, so without one there is nothing to show.
+func (o *udpReading) leases(ctx context.Context) (all []*shuntv1.UDPLease, err error) {
+	if err := requireOutput(o.output); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	var st *shuntv1.GetStatusResponse
+	err = askReading(o.socket, func(c *control.Client) (err error) {
+		st, err = c.Status(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("show the UDP path's leases: %w", err)
+	}
+	for _, p := range st.GetDaemon().GetProducts() {
+		if p.Name == "udp" && p.Failed != "" {
+			return nil, fmt.Errorf("show the UDP path's leases: it could not be started, and is tried again: %s", p.Failed)
+		}
+		if p.Name == "udp" {
+			return st.Udp, nil
+		}
+	}
+	return nil, fmt.Errorf("show the UDP path's leases: the configuration %s has no key udp; docs/guide/udp.md says how to write one", st.GetDaemon().GetConfigPath())
+}
+
+func newUDP(s streams) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "udp",
+		Short: "Show the UDP path: datagrams that skip the kernel's stack, and the programs that get them",
+		Long: `Show the leases of the configuration's key udp: who has each of them, and what became of its datagrams.
+
+Of the datagrams that MATCHED a lease, DELIVERED ones were read by the program, PASSED ones went to the
+kernel's socket because their queue had no AF_XDP socket, and DROPPED ones found no room.`,
+		Example: `  shunt udp list            # a row for each lease
+  shunt udp show feed       # all about one: its holder, and each queue
+  shunt udp top             # rates, every second, until Ctrl-C`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(newUDPList(s), newUDPShow(s), newUDPTop(s))
+	return c
+}
+
+func newUDPList(s streams) *cobra.Command {
+	var o udpReading
+	c := &cobra.Command{
+		Use:   "list",
+		Short: "List the leases, a row for each",
+		Example: `  shunt udp list
+  shunt udp list -o json`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			all, err := o.leases(c.Context())
+			if err != nil {
+				return err
+			}
+			if o.output == "json" {
+				return writeMessages(s.out, all)
+			}
+			printLeases(s.out, all)
+			return nil
+		},
+	}
+	o.flags(c)
+	return c
+}
+
+// holderText is who has a lease, in a few words.
+func holderText(l *shuntv1.UDPLease) string {
+	switch {
+	case l.Failed != "":
+		return "failed"
+	case l.Holder == nil:
+		return "nobody"
+	}
+	return fmt.Sprintf("process %d, user %d", l.Holder.Pid, l.Holder.Uid)
+}
+
+// modeText is how its holder gets datagrams.
+func modeText(l *shuntv1.UDPLease) string {
+	if l.Holder == nil {
+		return "-"
+	}
+	return l.Holder.Mode
+}
+
+func dropped(c *shuntv1.UDPCounts) uint64 { return c.GetFillEmpty() + c.GetRingFull() }
+
+func printLeases(w io.Writer, all []*shuntv1.UDPLease) {
+	if len(all) == 0 {
+		fmt.Fprintln(w, "There are no leases: udp is an empty list.")
+		return
+	}
+	t := newTable(w)
+	fmt.Fprintln(t, "LEASE\tINTERFACE\tADDRESSES\tHOLDER\tMODE\tMATCHED\tDELIVERED\tPASSED\tDROPPED")
+	for _, l := range all {
+		addresses, left := first(l.Addresses, 2, false)
+		text := strings.Join(addresses, " ")
+		if left > 0 {
+			text += fmt.Sprintf(" and %d more", left)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n", l.Name, l.Interface, text, holderText(l), modeText(l),
+			l.Total.GetMatched(), l.Total.GetDelivered(), l.Total.GetPassedNoSocket(), dropped(l.Total))
+	}
+	t.flush()
+}
+
+func newUDPShow(s streams) *cobra.Command {
+	var o udpReading
+	c := &cobra.Command{
+		Use:   "show NAME",
+		Short: "Show one lease: its holder, its queues with their rings, and how earlier leases ended",
+		Example: `  shunt udp show feed
+  shunt udp show feed -o json | jq .holder.queues`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usageError{errors.New("name one lease; `shunt udp list` lists them")}
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			all, err := o.leases(c.Context())
+			if err != nil {
+				return err
+			}
+			i := slices.IndexFunc(all, func(l *shuntv1.UDPLease) bool { return l.Name == args[0] })
+			if i < 0 {
+				var names []string
+				for _, l := range all {
+					names = append(names, l.Name)
+				}
+				return fmt.Errorf("show the lease %q: there is none of that name; there are %s", args[0], cmp.Or(strings.Join(names, ", "), "none at all"))
+			}
+			if o.output == "json" {
+				return writeMessage(s.out, all[i])
+			}
+			printLease(s.out, all[i])
+			return nil
+		},
+	}
+	o.flags(c)
+	return c
+}
+
+func printLease(w io.Writer, l *shuntv1.UDPLease) {
+	fmt.Fprintf(w, "Lease %s: datagrams to %s on interface %s.\n", l.Name, strings.Join(l.Addresses, ", "), l.Interface)
+	h := l.Holder
+	switch {
+	case l.Failed != "":
+		fmt.Fprintf(w, "It cannot be had, and is tried again: %s.\n", l.Failed)
+	case h == nil:
+		fmt.Fprintf(w, "No program has it: the kernel's socket gets the datagrams. The program is on the interface in %s mode.\n", l.Program)
+	default:
+		fmt.Fprintf(w, "Process %d has it since %s: user %d, group %d, cgroup %q.\n", h.Pid, h.Since.AsTime().Local().Format(time.DateTime), h.Uid, h.Gid, h.Cgroup)
+		reason := ""
+		if h.Reason != "" {
+			reason = " (" + h.Reason + ")"
+		}
+		fmt.Fprintf(w, "Its mode is %s%s. Each receive ring has %d places.\n", h.Mode, reason, h.RingSize)
+	}
+	ends := make([]string, 0, len(l.Ended))
+	for _, why := range slices.Sorted(maps.Keys(l.Ended)) {
+		ends = append(ends, fmt.Sprintf("%s %d", why, l.Ended[why]))
+	}
+	if len(ends) > 0 {
+		fmt.Fprintf(w, "Leases so far: %d. Ended: %s; the last one: %s.\n", l.Given, strings.Join(ends, ", "), l.LastEnd)
+	} else {
+		fmt.Fprintf(w, "Leases so far: %d.\n", l.Given)
+	}
+	fmt.Fprintln(w)
+	t := newTable(w)
+	fmt.Fprintln(t, "QUEUE\tMATCHED\tDELIVERED\tPASSED\tFILL EMPTY\tRING FULL\tWAITING\tFREE\tINVALID\tTX INVALID")
+	row := func(name string, c *shuntv1.UDPCounts, free string) {
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%d\t%d\n", name, c.GetMatched(), c.GetDelivered(), c.GetPassedNoSocket(), c.GetFillEmpty(),
+			c.GetRingFull(), c.GetWaiting(), free, c.GetInvalid(), c.GetTxInvalid())
+	}
+	if h != nil {
+		for _, q := range h.Queues {
+			row(strconv.FormatUint(uint64(q.Queue), 10), q.Counts, strconv.FormatUint(uint64(q.Free), 10))
+		}
+		if h.Elsewhere.GetMatched() > 0 {
+			row("others", h.Elsewhere, "-")
+		}
+	}
+	row("all leases", l.Total, "-")
+	t.flush()
+}
+
+func newUDPTop(s streams) *cobra.Command {
+	var o udpReading
+	var count int
+	var interval time.Duration
+	c := &cobra.Command{
+		Use:   "top",
+		Short: "Show datagrams per second of each lease, again and again, until Ctrl-C",
+		Long: `Show what became of each lease's datagrams in the last interval, per second, and how full its rings are
+at this moment: WAITING of PLACES, over all queues.`,
+		Example: `  shunt udp top
+  shunt udp top --interval 5s --count 1
+  shunt udp top -o json     # a line of JSON for each interval`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if interval < 100*time.Millisecond || count < 0 {
+				return usageError{errors.New("--interval is 100ms or more, and --count 0 or more")}
+			}
+			ctx, stop := untilStopped(c.Context())
+			defer stop()
+			return o.top(ctx, s.out, interval, count)
+		},
+	}
+	o.flags(c)
+	c.Flags().DurationVar(&interval, "interval", time.Second, "time between two looks")
+	c.Flags().IntVar(&count, "count", 0, "end after so many intervals; 0: at Ctrl-C")
+	return c
+}
+
+// leaseRate is a lease in an interval. Its numbers are per second, but for those of this moment.
+type leaseRate struct {
+	Lease     string  `json:"lease"`
+	Holder    string  `json:"holder"`
+	Matched   float64 `json:"matched"`
+	Delivered float64 `json:"delivered"`
+	Passed    float64 `json:"passed"`
+	FillEmpty float64 `json:"fill_empty"`
+	RingFull  float64 `json:"ring_full"`
+	Waiting   uint64  `json:"waiting"` // now
+	Places    uint64  `json:"places"`  // of its rings
+}
+
+func (o *udpReading) top(ctx context.Context, w io.Writer, interval time.Duration, count int) error {
+	before, err := o.leases(ctx)
+	if err != nil {
+		return err
+	}
+	then := time.Now()
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for n := 0; count == 0 || n < count; n++ {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		now, err := o.leases(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		at := time.Now()
+		rates := ratesOf(before, now, at.Sub(then).Seconds())
+		if o.output == "json" {
+			err = writeLine(w, rates)
+		} else {
+			printRates(w, at, rates)
+		}
+		if err != nil {
+			return err
+		}
+		before, then = now, at
+	}
+	return nil
+}
+
+// ratesOf are those of the leases that are there now.
+func ratesOf(before, now []*shuntv1.UDPLease, seconds float64) (all []leaseRate) {
+	for _, l := range now {
+		was := &shuntv1.UDPCounts{}
+		if i := slices.IndexFunc(before, func(b *shuntv1.UDPLease) bool { return b.Name == l.Name }); i >= 0 {
+			was = before[i].Total
+		}
+		rate := func(is, was uint64) float64 {
+			if is < was { // it has begun anew
+				was = 0
+			}
+			return float64(is-was) / seconds
+		}
+		r := leaseRate{Lease: l.Name, Holder: holderText(l), Matched: rate(l.Total.Matched, was.Matched), Delivered: rate(l.Total.Delivered, was.Delivered),
+			Passed: rate(l.Total.PassedNoSocket, was.PassedNoSocket), FillEmpty: rate(l.Total.FillEmpty, was.FillEmpty), RingFull: rate(l.Total.RingFull, was.RingFull)}
+		for _, q := range l.GetHolder().GetQueues() {
+			r.Waiting += q.Counts.GetWaiting()
+			r.Places += uint64(l.Holder.RingSize)
+		}
+		all = append(all, r)
+	}
+	return all
+}
+
+func printRates(w io.Writer, at time.Time, all []leaseRate) {
+	t := newTable(w)
+	fmt.Fprintf(t, "%s\tHOLDER\tMATCHED/s\tDELIVERED/s\tPASSED/s\tFILL EMPTY/s\tRING FULL/s\tWAITING\tPLACES\n", at.Local().Format(time.TimeOnly))
+	for _, r := range all {
+		fmt.Fprintf(t, "%s\t%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%d\t%d\n", r.Lease, r.Holder, r.Matched, r.Delivered, r.Passed, r.FillEmpty, r.RingFull, r.Waiting, r.Places)
+	}
+	t.flush()
+	fmt.Fprintln(w)
+}

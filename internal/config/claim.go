@@ -1,0 +1,56 @@
+package config
+
+import (
+	"iter"
+
+	"github.com/shunt-lb/shunt/internal/value"
+)
+
+// Claim is something that one part of a file only can have: packets to an address and port, or an interface. Parts do
+// not know each other, so each says what it claims, and what two of them claim is a fault.
+type Claim struct {
+	Of    string          // the same words in every part: "interface eth0", "udp 192.0.2.10"
+	Ports value.PortRange // claims of the same overlap where their ports do; the zero value where there are none
+	Text  string          // in messages: "192.0.2.10:53 (udp)"
+	As    string          // who has it, in messages: "a frontend of service \"dns\""
+	Mark  Mark
+	// Why and Instead are for the message, if a part before has it as well: what does not work, and what to do.
+	Why, Instead string
+}
+
+// claimed is what a part claims.
+type claimed struct {
+	part *Part
+	all  iter.Seq[Claim]
+}
+
+// Claims notes what the part that is being built claims. It is listed only if another part of the file claims
+// something, too: a balancer can have hundreds of thousands.
+func (c *Contents) Claims(all iter.Seq[Claim]) {
+	c.claims = append(c.claims, claimed{c.building, all})
+}
+
+// compareClaims adds a fault for each claim of a part that a part before it has, too.
+func (c *Contents) compareClaims() {
+	for i, later := range c.claims {
+		wanted := map[string][]Claim{}
+		if i > 0 {
+			for claim := range later.all {
+				wanted[claim.Of] = append(wanted[claim.Of], claim)
+			}
+		}
+		for _, earlier := range c.claims[:i] {
+			if earlier.part == later.part {
+				continue
+			}
+			for theirs := range earlier.all {
+				for _, mine := range wanted[theirs.Of] {
+					if mine.Ports.First <= theirs.Ports.Last && theirs.Ports.First <= mine.Ports.Last {
+						c.Faults.Errorf(mine.Mark, mine.Instead, "%s is also %s, at %s: %s", mine.Text, theirs.As, theirs.Mark.At, mine.Why)
+					}
+				}
+			}
+		}
+	}
+	c.claims = nil
+}

@@ -1,0 +1,52 @@
+package metrics
+
+// udpFamilies are there while the UDP path runs.
+var udpFamilies = []Family{
+	{"shunt_udp_lease_held", Gauge, []string{"lease"}, "1 if a program has the lease, 0 if the kernel's socket gets the datagrams.",
+		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, flag(l.Held)) })},
+	{"shunt_udp_leases_given_total", Counter, []string{"lease"}, "Leases that programs were given.",
+		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, l.Given) })},
+	{"shunt_udp_leases_ended_total", Counter, []string{"lease", "reason"}, "Leases that are over, by reason: closed, died, expired, revoked, tampered and others.",
+		leases(func(e *exposition, of string, l *Lease) {
+			for _, c := range l.Ended {
+				e.whole(of+","+labels("reason", c.Of), c.Count)
+			}
+		})},
+	{"shunt_udp_leases_refused_total", Counter, []string{"reason"}, "Connections of programs that had no lease, by reason: refused, busy, failed and others.",
+		func(e *exposition, s *Sample) { counts(e, "reason", s.LeasesRefused) }},
+	{"shunt_udp_datagrams_total", Counter, []string{"lease"}, "Datagrams to the addresses and ports of a lease while a program had it.",
+		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, l.Matched) })},
+	{"shunt_udp_datagrams_delivered_total", Counter, []string{"lease"}, "Datagrams of shunt_udp_datagrams_total that a program has read.",
+		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, l.Delivered) })},
+	{"shunt_udp_datagrams_passed_total", Counter, []string{"lease"}, "Datagrams of shunt_udp_datagrams_total that went to the kernel's socket, because their queue had no AF_XDP socket.",
+		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, l.Passed) })},
+	{"shunt_udp_datagrams_dropped_total", Counter, []string{"lease", "reason"}, "Datagrams of shunt_udp_datagrams_total that were dropped. ring_full: the program was too slow. fill_empty: it held too many frames.",
+		leases(func(e *exposition, of string, l *Lease) {
+			e.whole(of+","+labels("reason", "fill_empty"), l.FillEmpty)
+			e.whole(of+","+labels("reason", "ring_full"), l.RingFull)
+		})},
+	{"shunt_udp_ring_waiting", Gauge, []string{"lease", "queue"}, "Datagrams in the receive ring of a queue that the program has not read.",
+		queues(func(q *LeaseQueue) uint64 { return q.Waiting })},
+	{"shunt_udp_ring_size", Gauge, []string{"lease", "queue"}, "The most datagrams that the receive ring of a queue has room for.",
+		queues(func(q *LeaseQueue) uint64 { return q.Room })},
+	{"shunt_udp_frames_free", Gauge, []string{"lease", "queue"}, "Frames of a queue that the kernel can receive into.",
+		queues(func(q *LeaseQueue) uint64 { return q.Free })},
+}
+
+// leases writes something of each lease.
+func leases(write func(e *exposition, labels string, l *Lease)) func(*exposition, *Sample) {
+	return func(e *exposition, s *Sample) {
+		for i := range s.Leases {
+			write(e, labels("lease", s.Leases[i].Name), &s.Leases[i])
+		}
+	}
+}
+
+// queues writes a number of each queue of the leases that are held.
+func queues(number func(q *LeaseQueue) uint64) func(*exposition, *Sample) {
+	return leases(func(e *exposition, of string, l *Lease) {
+		for i := range l.Queues {
+			e.whole(of+","+labels("queue", l.Queues[i].Queue), number(&l.Queues[i]))
+		}
+	})
+}

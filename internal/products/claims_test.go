@@ -1,0 +1,38 @@
+package products
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/shunt-lb/shunt/internal/config"
+)
+
+// What the balancer has, the UDP path cannot have: both places are named.
+func TestProductsDoNotShare(t *testing.T) {
+	const balancer = "interfaces: [{name: eth0}]\nservices: [{name: dns, address: [192.0.2.10, \"2001:db8::10\"], port: [53, \"8000-8099\"], protocol: [tcp, udp], backends: [{address: 10.0.0.2}, {address: \"2001:db8:1::2\"}]}]\n"
+	const one = "a datagram can belong to one of them only; give one of them another port or address"
+	for entry, want := range map[string][]string{
+		"interface: eth1, address: 192.0.2.10, port: 54":   nil,
+		"interface: eth1, address: 192.0.2.11, port: 53":   nil,
+		"interface: eth1, address: 192.0.2.10, port: 53":   {`3:64: error: udp[0].port: udp 192.0.2.10:53 is also a frontend of service "dns", at 2:70: ` + one},
+		"interface: eth1, address: 192.0.2.10, port: 8010": {`3:64: error: udp[0].port: udp 192.0.2.10:8010 is also a frontend of service "dns", at 2:74: ` + one},
+		`interface: eth1, address: "2001:db8::10", port: [54, 53]`: {
+			`3:73: error: udp[0].port[1]: udp [2001:db8::10]:53 is also a frontend of service "dns", at 2:70: ` + one},
+		"interface: eth0, address: 192.0.2.11, port: 53": {
+			"3:31: error: udp[0].interface: interface eth0 is also one of the balancer's interfaces, at 1:21: " +
+				"the UDP path and the balancer are not supported yet on one interface; give the UDP path an interface of its own, or take this one out of interfaces"},
+	} {
+		text := balancer + "udp: [{name: feed, " + entry + ", allow: {user: root}}]\n"
+		var have []string
+		for _, f := range faultsOf(t, text) {
+			have = append(have, strings.TrimPrefix(strings.ReplaceAll(f.String(), f.File+":", ""), f.File+":"))
+		}
+		if !slices.Equal(have, want) {
+			t.Errorf("%s\nhas  %q\nwant %q", entry, have, want)
+		}
+	}
+	if all := faultsOf(t, "udp: [{name: feed, interface: eth0, address: 192.0.2.10, port: 53, allow: {user: root}}]\n"); config.HasErrors(all) {
+		t.Errorf("a file with the UDP path alone has %v", all)
+	}
+}

@@ -1,0 +1,362 @@
+package daemon_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/cli"
+	"github.com/shunt-lb/shunt/internal/control"
+	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/udp/udptest"
+	"github.com/shunt-lb/shunt/udp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// runVariable makes this binary `shunt run` with the file at the path.
+	runVariable = "SHUNT_TEST_UDP_RUN"
+	// workVariable makes it a program that leases: socket, name, and how long it works on each datagram.
+	workVariable = "SHUNT_TEST_UDP_WORK"
+
+	// rightsVariable leaves `shunt run` these capabilities alone.
+	rightsVariable = "SHUNT_TEST_UDP_RIGHTS"
+
+	nobody   = 65534
+	patience = 20 * time.Second
+)
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv(runVariable); path != "" {
+		if names := strings.Fields(os.Getenv(rightsVariable)); len(names) > 0 {
+			fmt.Println(execWith(names))
+			os.Exit(1)
+		}
+		os.Exit(cli.Main([]string{"run", "--config", path, "--instance", filepath.Base(filepath.Dir(path))}, os.Stdin, os.Stdout, os.Stderr))
+	}
+	if words := strings.Fields(os.Getenv(workVariable)); len(words) == 3 {
+		fmt.Println(work(words[0], words[1], words[2]))
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// capabilities are those that a unit of the project may name.
+var capabilities = map[string]uintptr{"CAP_CHOWN": unix.CAP_CHOWN, "CAP_NET_ADMIN": unix.CAP_NET_ADMIN, "CAP_NET_RAW": unix.CAP_NET_RAW,
+	"CAP_PERFMON": unix.CAP_PERFMON, "CAP_BPF": unix.CAP_BPF}
+
+// execWith runs this binary again with these capabilities alone. It returns if that fails.
+func execWith(names []string) error {
+	runtime.LockOSThread() // capabilities are a thread's
+	keep := map[uintptr]bool{}
+	for _, name := range names {
+		number, known := capabilities[name]
+		if !known {
+			return fmt.Errorf("the test does not know %s", name)
+		}
+		keep[number] = true
+	}
+	for number := uintptr(0); number <= unix.CAP_LAST_CAP; number++ {
+		if keep[number] {
+			continue
+		}
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, number, 0, 0, 0); err != nil && !errors.Is(err, unix.EINVAL) { // an older kernel's last one
+			return err
+		}
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	return syscall.Exec("/proc/self/exe", os.Args, slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, rightsVariable) }))
+}
+
+// work leases again and again, and echoes. It ends when SIGTERM has come, having read what was in its rings.
+func work(socket, name, each string) error {
+	pause, err := time.ParseDuration(each)
+	if err != nil {
+		return err
+	}
+	for {
+		l, err := udp.Open(context.Background(), udp.Options{Socket: socket, Name: name, Checked: true})
+		if err != nil {
+			time.Sleep(10 * time.Millisecond) // the broker is not there yet
+			continue
+		}
+		fmt.Printf("serving %s\n", name)
+		if err := errors.Join(echo(l, pause), l.Close()); !errors.Is(err, udp.ErrBrokerGone) {
+			fmt.Println("the lease is over:", err)
+		}
+	}
+}
+
+// echo answers until the lease is over, after working on each datagram for so long. The answer is the datagram, with its
+// first byte replaced by "x".
+func echo(l *udp.Lease, each time.Duration) error {
+	batch := make([]udp.Descriptor, 16)
+	for l.Err() == nil {
+		if _, err := l.Wait(20 * time.Millisecond); err != nil {
+			return err
+		}
+		for _, q := range l.Queues {
+			n := q.Receive(batch)
+			for i := range batch[:n] {
+				p, err := q.Packet(&batch[i])
+				if err != nil {
+					return err
+				}
+				for begin := time.Now(); time.Since(begin) < each; { //nolint:revive // this is the work
+				}
+				p.Payload[0] = 'x'
+				if err := q.Reply(&batch[i]); err != nil {
+					return err
+				}
+			}
+			sent := q.Send(batch[:n])
+			q.Release(batch[sent:n])
+			if err := errors.Join(q.Flush(), q.Err()); err != nil {
+				return err
+			}
+		}
+	}
+	return l.Err()
+}
+
+// bed is a client, and a server on which `shunt run` runs.
+type bed struct {
+	*testing.T
+	net    *udptest.Network
+	folder string
+	config string
+	api    *control.Client
+	node   *lab.Process
+	asked  int
+	pid    int32             // of the daemon that was asked last
+	sums   map[string]uint64 // what matched each lease then
+}
+
+func newBed(t *testing.T, entries ...string) *bed {
+	t.Helper()
+	n := udptest.New(t, lab.Cable{Queues: 2})
+	folder, err := os.MkdirTemp("", "shunt-udp-") // nobody has to reach it
+	b := &bed{T: t, net: n, folder: folder, config: filepath.Join(folder, "shunt.yaml"), api: control.NewClient(filepath.Join(folder, "api.sock"))}
+	b.must(err)
+	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	b.must(os.Chmod(folder, 0o711))
+	b.write(entries...)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	b.must(n.Lab.Ready(ctx))
+	for _, port := range []string{"5000", "5001"} {
+		_, err := n.Server.ServeUDP("192.0.2.10:"+port, "kernel")
+		b.must(err)
+	}
+	return b
+}
+
+func (b *bed) must(err error) {
+	b.Helper()
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+func entry(name string, port, queue int, more string) string {
+	return fmt.Sprintf("{name: %s, interface: eth0, queues: [%d], address: 192.0.2.10, port: %d, allow: {user: %d}%s}", name, queue, port, nobody, more)
+}
+
+func (b *bed) apiSocket() string { return filepath.Join(b.folder, "api.sock") }
+
+func (b *bed) socket() string { return filepath.Join(b.folder, "udp.sock") }
+
+func (b *bed) write(entries ...string) {
+	b.Helper()
+	text := fmt.Sprintf("api: {socket: %s}\nudp_socket: %s\nmetrics: {listen: \"127.0.0.1:9470\"}\nudp:\n", b.apiSocket(), b.socket())
+	if len(entries) == 0 {
+		text = strings.TrimSuffix(text, "\n") + " []\n"
+	}
+	for _, e := range entries {
+		text += "  - " + e + "\n"
+	}
+	b.must(os.WriteFile(b.config, []byte(text), 0o600))
+}
+
+func (b *bed) spawn(cmd *lab.Command, variables ...string) *lab.Process {
+	b.Helper()
+	cmd.Env = append(os.Environ(), variables...)
+	p, err := cmd.Spawn()
+	b.must(err)
+	b.Cleanup(func() { b.kill(p) })
+	return p
+}
+
+// run starts the daemon, and returns when it answers.
+func (b *bed) run(variables ...string) {
+	b.Helper()
+	b.node = b.spawn(b.net.Server.Command(context.Background(), "/proc/self/exe"), append(variables, runVariable+"="+b.config)...)
+	p := b.node
+	b.Cleanup(func() { b.must(p.End(syscall.SIGINT, patience)) }) // before it is killed, so that it leaves nothing
+	b.is("the daemon runs", func(*shuntv1.GetStatusResponse) bool { return true })
+}
+
+// work starts a program as nobody.
+func (b *bed) work(name string, each time.Duration) *lab.Process {
+	b.Helper()
+	cmd := b.net.Server.Command(context.Background(), "/proc/self/exe") // by this path it is found also where its folder is closed
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	return b.spawn(cmd, fmt.Sprintf("%s=%s %s %s", workVariable, b.socket(), name, each))
+}
+
+func (b *bed) kill(p *lab.Process) {
+	_ = p.Process.Kill()
+	<-p.Ended
+}
+
+// is waits until a condition on the status holds.
+func (b *bed) is(what string, holds func(*shuntv1.GetStatusResponse) bool) *shuntv1.GetStatusResponse {
+	b.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		st, err := b.api.Status(ctx)
+		cancel()
+		if err == nil {
+			b.grows(st)
+		}
+		if err == nil && holds(st) {
+			return st
+		}
+		if time.Now().After(deadline) {
+			b.Fatalf("%s: not within %s: %v, %v\n%s", what, patience, err, st, b.node.Log())
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// grows requires that no sum of a daemon shrinks, also while a lease ends: Prometheus would take that for a new beginning.
+func (b *bed) grows(st *shuntv1.GetStatusResponse) {
+	b.Helper()
+	if st.Daemon.Pid != b.pid {
+		b.pid, b.sums = st.Daemon.Pid, map[string]uint64{}
+	}
+	for _, l := range st.Udp {
+		if l.Total.Matched < b.sums[l.Name] {
+			b.Errorf("of the lease %s %d datagrams had matched, and now %d have", l.Name, b.sums[l.Name], l.Total.Matched)
+		}
+		b.sums[l.Name] = l.Total.Matched
+	}
+}
+
+func lease(st *shuntv1.GetStatusResponse, name string) *shuntv1.UDPLease {
+	i := slices.IndexFunc(st.Udp, func(l *shuntv1.UDPLease) bool { return l.Name == name })
+	if i < 0 {
+		return &shuntv1.UDPLease{}
+	}
+	return st.Udp[i]
+}
+
+func condition(st *shuntv1.GetStatusResponse, code, subject string) string {
+	for _, c := range st.GetDaemon().GetConditions() {
+		if c.Code == code && c.Subject == subject {
+			return c.Text
+		}
+	}
+	return ""
+}
+
+// reload has the daemon read its file again, and returns what it says has changed.
+func (b *bed) reload() string {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	r, err := b.api.Reload(ctx)
+	b.must(err)
+	if !r.Applied {
+		b.Fatalf("the reload was refused: %s, %v", r.Refused, r.Faults)
+	}
+	return r.Text
+}
+
+// until asks port 5000, from a new port each time, until the one who should answers: "x" or "kernel".
+func (b *bed) until(who string) {
+	b.Helper()
+	deadline := time.Now().Add(patience)
+	for time.Now().Before(deadline) {
+		if answer := b.ask(5000); strings.HasPrefix(answer, who) {
+			return
+		}
+	}
+	b.Fatalf("%s does not answer\n%s", who, b.node.Log())
+}
+
+// ask is the answer to a question; "" if there is none within milliseconds.
+func (b *bed) ask(port int) string {
+	b.Helper()
+	conn := b.dial(port)
+	defer conn.Close() //nolint:errcheck // nothing is lost
+	b.asked++
+	if _, err := conn.Write([]byte("ask " + strconv.Itoa(b.asked))); err != nil {
+		return ""
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+	buffer := make([]byte, 2048)
+	n, err := conn.Read(buffer)
+	if err != nil {
+		return ""
+	}
+	return string(buffer[:n])
+}
+
+func (b *bed) dial(port int) net.Conn {
+	b.Helper()
+	conn, err := b.net.Client.Dial(context.Background(), "udp", fmt.Sprintf("192.0.2.10:%d", port))
+	b.must(err)
+	return conn
+}
+
+// scrape is what Prometheus would get.
+func (b *bed) scrape() string {
+	b.Helper()
+	conn, err := b.net.Server.Dial(b.Context(), "tcp", "127.0.0.1:9470")
+	b.must(err)
+	defer conn.Close() //nolint:errcheck // nothing is lost
+	_, err = io.WriteString(conn, "GET /metrics HTTP/1.0\r\n\r\n")
+	b.must(err)
+	text, err := io.ReadAll(conn)
+	b.must(err)
+	return string(text)
+}
+
+// addVeth makes a pair of interfaces on the server.
+func (b *bed) addVeth(name, peer string) {
+	b.Helper()
+	b.must(b.net.Server.Run(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.Flags = name, net.FlagUp
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: peer})
+	}))
+}
+
+// removeLink removes an interface of the server.
+func (b *bed) removeLink(name string) {
+	b.Helper()
+	b.must(b.net.Server.Run(func() error {
+		dev, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkDel(dev)
+	}))
+}

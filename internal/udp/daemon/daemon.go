@@ -1,0 +1,235 @@
+// Package daemon is the UDP path as a node runs it: it makes offers of the file's entries, has a broker lend them to
+// programs, and says what becomes of them.
+//
+//	file ──► build ──► entries ──► keep ──► broker ──► leases
+//	                                 ▲        │
+//	        every second ────────────┘        └──► conditions, status, metrics
+//
+// An entry that cannot be had yet, because its interface is missing for example, is a condition and is tried again; the
+// others are not disturbed. The leases end with the process: the kernel's sockets have the datagrams then, and programs
+// ask again.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/node"
+	"github.com/shunt-lb/shunt/internal/udp/broker"
+	"github.com/shunt-lb/shunt/internal/udp/lease"
+	"github.com/shunt-lb/shunt/internal/udp/xsk"
+	"github.com/shunt-lb/shunt/internal/value"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// Name is the product's.
+	Name = "udp"
+	// lookInterval is when interfaces, users and leases are looked at.
+	lookInterval = time.Second
+	// part is what goes round, for the node.
+	part = "the UDP path"
+)
+
+// Product is the UDP path.
+func Product() node.Product {
+	return node.Product{
+		Name: Name, Part: config.NewTop(Name, build),
+		CheckHost: func(s any, how node.HostCheck) { s.(*parsed).checkHost(how) },
+		Describe:  func(s any) (string, []string) { return s.(*parsed).describe() },
+		Open: func(_ context.Context, host *node.Host, s any) (node.Instance, error) {
+			return open(host, s.(*parsed).settings)
+		},
+	}
+}
+
+// daemon is a product that is open.
+type daemon struct {
+	host   *node.Host
+	broker *broker.Broker
+	stop   context.CancelFunc
+	ended  chan struct{}
+
+	applying sync.Mutex // through a whole change; it guards what follows
+	wanted   settings
+	trouble  map[string]string // by entry: why it cannot be had, or not by all
+	missed   map[string]uint64 // by entry: datagrams on queues that it does not have, when last looked at
+}
+
+func open(host *node.Host, s settings) (*daemon, error) {
+	b, err := broker.Open(broker.Options{Socket: s.socket})
+	if err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	d := &daemon{host: host, broker: b, stop: stop, ended: make(chan struct{}), missed: map[string]uint64{}}
+	if err := d.bring(s); err != nil {
+		stop()
+		return nil, errors.Join(err, b.Close())
+	}
+	go d.look(ctx)
+	return d, nil
+}
+
+// bring brings settings into force. What some entries lack is no error.
+func (d *daemon) bring(s settings) error {
+	d.applying.Lock()
+	defer d.applying.Unlock()
+	if err := d.keep(s); err != nil {
+		return err
+	}
+	d.wanted = s
+	d.tell()
+	return nil
+}
+
+// keep has the broker lend what the file says, as far as this machine can.
+func (d *daemon) keep(s settings) error {
+	trouble := map[string]string{}
+	offers := make([]broker.Offer, 0, len(s.entries))
+	for i := range s.entries {
+		offer, missing := s.entries[i].resolve()
+		if len(missing) > 0 {
+			trouble[offer.Name] = fmt.Sprintf("cannot let all processes have the lease %s that allow names: this machine has no %s", offer.Name, config.Join(missing, "and no"))
+		}
+		if offer.Kill && !mayKill() && trouble[offer.Name] == "" {
+			trouble[offer.Name] = fmt.Sprintf("cannot kill processes that keep the lease %s when it is over: the daemon does not have CAP_KILL (with systemd: CapabilityBoundingSet=CAP_KILL in a drop-in)", offer.Name)
+		}
+		offers = append(offers, offer)
+	}
+	err := d.broker.Apply(offers)
+	var unattached *broker.Unattached
+	if errors.As(err, &unattached) {
+		for _, o := range offers {
+			if why := unattached.By[o.Interface]; why != nil {
+				trouble[o.Name] = fmt.Sprintf("cannot lend %s: %v", o.Name, why)
+			}
+		}
+		err = nil
+	}
+	if err != nil {
+		return fmt.Errorf("lend the leases of the file: %w", err)
+	}
+	d.trouble = trouble
+	return nil
+}
+
+// mayKill reports whether the process may signal those of other users.
+func mayKill() bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	return unix.Capget(&header, &sets[0]) == nil && sets[0].Effective&(1<<unix.CAP_KILL) != 0
+}
+
+// look tries again what failed, and tells of what has changed, until ctx ends.
+func (d *daemon) look(ctx context.Context) {
+	defer close(d.ended)
+	ticker := time.NewTicker(lookInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		d.applying.Lock()
+		if len(d.trouble) > 0 || d.broker.Stale() {
+			if err := d.keep(d.wanted); err != nil {
+				d.host.Log.Error("the UDP path cannot be kept as the file says", "error", err)
+			}
+		}
+		d.tell()
+		d.applying.Unlock()
+		d.host.Alive(part)
+	}
+}
+
+// tell keeps the conditions.
+func (d *daemon) tell() {
+	var failed, idle, reduced, missed []condition.Condition
+	for _, o := range d.broker.Status().Offers {
+		if why := d.trouble[o.Name]; why != "" {
+			failed = append(failed, condition.Condition{Subject: o.Name, Text: why})
+		}
+		if o.Failed != "" {
+			continue
+		}
+		if text := reducedText(&o); text != "" {
+			reduced = append(reduced, condition.Condition{Subject: o.Name, Text: text})
+		}
+		if o.Lease == nil {
+			idle = append(idle, condition.Condition{Subject: o.Name, Text: fmt.Sprintf("no program has the lease %s, so the kernel's socket gets its datagrams%s", o.Name, lastEnd(&o))})
+			delete(d.missed, o.Name)
+			continue
+		}
+		// It holds while such datagrams come.
+		if n := o.Lease.Elsewhere.Matched; n > d.missed[o.Name] {
+			missed = append(missed, condition.Condition{Subject: o.Name, Text: fmt.Sprintf("datagrams of the lease %s arrive on queues that it does not have, and go to the kernel's socket", o.Name)})
+			d.missed[o.Name] = n
+		}
+	}
+	d.host.Conditions.Only(condition.UDPLeaseFailed, failed)
+	d.host.Conditions.Only(condition.UDPKernelSocket, idle)
+	d.host.Conditions.Only(condition.UDPModeReduced, reduced)
+	d.host.Conditions.Only(condition.UDPQueueMissed, missed)
+}
+
+// reducedText says that an offer has less than its mode allows; "": it has what was asked for.
+func reducedText(o *broker.OfferStatus) string {
+	if o.Reason != "" { // the program is generic, and native was tried
+		return fmt.Sprintf("lend %s in the mode %s: interface %s has the program in generic mode: %s", o.Name, lease.Generic, o.Interface, o.Reason)
+	}
+	if o.Lease != nil && o.Lease.Mode == xsk.Copy && o.Lease.Reason != "" {
+		return fmt.Sprintf("lend %s in the mode %s: %s", o.Name, o.Lease.Mode, o.Lease.Reason)
+	}
+	return ""
+}
+
+// lastEnd says how leases of an offer have ended.
+func lastEnd(o *broker.OfferStatus) string {
+	if o.LastEnd == "" {
+		return ""
+	}
+	return fmt.Sprintf(" (the last one ended: %s)", o.LastEnd)
+}
+
+// Refuses is node.Instance's.
+func (d *daemon) Refuses(s any) error {
+	d.applying.Lock()
+	defer d.applying.Unlock()
+	changes := value.DifferentSettings(d.wanted.list(), s.(*parsed).list())
+	return value.Fixed(changes, "udp_socket", "the socket's path cannot change while programs have leases; restart shunt")
+}
+
+// Apply is node.Instance's.
+func (d *daemon) Apply(_ context.Context, s any) (node.Difference, error) {
+	after := s.(*parsed).settings
+	d.applying.Lock()
+	before := d.wanted.list()
+	d.applying.Unlock()
+	if err := d.bring(after); err != nil {
+		return node.Difference{}, err
+	}
+	return node.Difference{Settings: value.DifferentSettings(before, after.list())}, nil
+}
+
+// Summary is node.Instance's.
+func (d *daemon) Summary() string {
+	return "lending " + value.Counted(len(d.broker.Status().Offers), "UDP lease")
+}
+
+// Close is node.Instance's. Nothing outlives the process, whatever keep says: the kernel's sockets have the datagrams.
+func (d *daemon) Close(bool) error {
+	d.stop()
+	<-d.ended
+	err := d.broker.Close()
+	for _, code := range []string{condition.UDPLeaseFailed, condition.UDPKernelSocket, condition.UDPModeReduced, condition.UDPQueueMissed} {
+		d.host.Conditions.Only(code, nil)
+	}
+	return err
+}

@@ -1,0 +1,185 @@
+package daemon
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/invopop/jsonschema"
+	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/udp/hook"
+)
+
+// document is the UDP path's keys at the top of a file.
+type document struct {
+	config.Mark `json:"-"`
+	UDP         config.List[leaseEntry] `json:"udp,omitempty" doc:"Datagrams that skip the kernel's stack: each entry is one lease, that one program at a time gets by its name. See docs/guide/udp.md." example:"[{name: feed, interface: eth0, address: 192.0.2.10, port: 5000, allow: {user: feed}}]"`
+	Socket      config.Text             `json:"udp_socket,omitempty" doc:"The path of the socket where programs ask for a lease. Everybody may connect, and allow decides." min:"1" max:"102" default:"/run/shunt/udp.sock" example:"/run/shunt/udp.sock"`
+}
+
+// leaseEntry is one of udp.
+type leaseEntry struct {
+	config.Mark   `json:"-"`
+	Name          config.Text                `json:"name" doc:"The name by which a program asks for the lease. It must be unique." min:"1" max:"63" example:"feed"`
+	Interface     config.Text                `json:"interface" doc:"The network interface on which the datagrams arrive. It cannot be one of interfaces." min:"1" max:"15" example:"eth0"`
+	Queues        config.Many[queue]         `json:"queues,omitempty" doc:"The receive queues of the interface whose datagrams go to the program: all, or their numbers. Datagrams that arrive on another queue go to the kernel's socket. A queue has one memory, so entries that share a queue cannot be leased at the same time." default:"all" example:"[0, 1]"`
+	Address       config.Many[destination]   `json:"address" doc:"The addresses that the datagrams are sent to. A multicast address is possible: joining the group is up to the program, with its ordinary socket." example:"[192.0.2.10, \"2001:db8::10\"]"`
+	Port          config.Many[config.Number] `json:"port" doc:"The ports that the datagrams are sent to. An entry has up to 16 combinations of address and port." min:"1" max:"65535" example:"5000"`
+	Mode          config.Word                `json:"mode,omitempty" doc:"How datagrams get into the program's memory: auto tries zero-copy, and then copy. generic is for drivers without XDP: it is slower than the other modes. All entries of an interface are generic, or none. shunt udp list shows what was got." enum:"auto|zero-copy|copy|generic" default:"auto" example:"copy"`
+	MaxQueueDelay config.Duration            `json:"max_queue_delay,omitempty" doc:"How long a datagram may wait for a program that keeps up with expected_rate. The receive ring has room for max_queue_delay x expected_rate datagrams, rounded down to a power of two, at least 64 and at most 65536. Datagrams that find no room are dropped and counted." min:"1us" max:"10s" default:"300us" example:"100us"`
+	ExpectedRate  rate                       `json:"expected_rate,omitempty" doc:"How many datagrams per second the program works off on one queue." default:"1M" example:"250k"`
+	TX            config.Boolean             `json:"tx,omitempty" doc:"Whether the program may send by the same way. It can then send any frame, from any address, on this interface." default:"false" example:"true"`
+	Kill          config.Boolean             `json:"kill,omitempty" doc:"Whether a process is killed that keeps the sockets of a lease which is over. Without it the process keeps the queues from others." default:"false" example:"true"`
+	OnNoSocket    config.Word                `json:"on_no_socket,omitempty" doc:"What happens to datagrams while no program has the lease: pass leaves them to the kernel's socket on the same port." enum:"pass" later:"drop: write pass, and drop what arrives at the port with a firewall rule, which sees only the datagrams that pass" default:"pass" example:"pass"`
+	Allow         allowEntry                 `json:"allow" doc:"The processes that may have the lease. A process must match each key that is set; of a list, one value is enough. The kernel says what a process is." example:"{user: feed}"`
+	Wait          config.Later               `json:"wait,omitempty" doc:"How the program waits for datagrams." instead:"leave it out: the program decides, in Go with udp.Options.Spin: 0 sleeps, a time spins for so long before it sleeps, and a loop without Wait spins"`
+	CPU           config.Later               `json:"cpu,omitempty" doc:"The CPU of the program." instead:"start the program with taskset, or CPUAffinity in its systemd unit"`
+}
+
+// allowEntry is udp[].allow.
+type allowEntry struct {
+	config.Mark `json:"-"`
+	User        config.Many[account]     `json:"user,omitempty" doc:"Users, by name or number." example:"feed"`
+	Group       config.Many[account]     `json:"group,omitempty" doc:"Groups, by name or number: the process's own, or a supplementary one." example:"[market, 1500]"`
+	Cgroup      config.Many[config.Text] `json:"cgroup,omitempty" doc:"Control groups of the unified hierarchy, as in /proc/PID/cgroup: the process is in this one or one below it." min:"1" max:"4095" example:"/system.slice/feed.service"`
+}
+
+// queue is all receive queues, or the number of one.
+type queue struct {
+	config.Mark
+	All    bool
+	Number int
+}
+
+func (q *queue) Read(s config.Scalar, f *config.Field) *config.Complaint {
+	const want = "all, or the numbers of receive queues"
+	if s.Text == "all" && s.Kind != config.KindNumber {
+		*q = queue{Mark: q.Mark, All: true}
+		return nil
+	}
+	if s.Kind == config.KindText {
+		if strings.EqualFold(s.Text, "dedicated") {
+			return config.Complain("queues dedicated is not supported yet", "write the numbers of the queues, and steer the port to them: `ethtool -N INTERFACE flow-type udp4 dst-port PORT action QUEUE`")
+		}
+		suggestion := ""
+		if near := config.Nearest(s.Text, []string{"all"}); near != "" {
+			suggestion = fmt.Sprintf("did you mean %q?", near)
+		}
+		return config.Wanted(s, want, suggestion)
+	}
+	n, c := config.ReadNumber(s)
+	switch {
+	case c != nil:
+		return config.Wanted(s, want, "")
+	case n >= uint64(hook.MaxQueues):
+		return config.Complain(fmt.Sprintf("queue %s is out of range: queues 0 to %d can have sockets", s.Text, hook.MaxQueues-1), "set fewer queues with `ethtool -L`")
+	}
+	*q = queue{Mark: q.Mark, Number: int(n)}
+	return nil
+}
+
+func (*queue) Schema(*config.Field) *jsonschema.Schema {
+	return &jsonschema.Schema{AnyOf: []*jsonschema.Schema{
+		{Type: "integer", Minimum: "0", Maximum: jsonNumber(uint64(hook.MaxQueues - 1))},
+		{Type: "string", Enum: []any{"all"}},
+	}}
+}
+
+func (*queue) Describe() string { return "`all` or a number" }
+
+// destination is the address that datagrams are sent to: one of a host, or of a multicast group.
+type destination struct {
+	config.Mark
+	Value netip.Addr
+}
+
+func (d *destination) Read(s config.Scalar, f *config.Field) *config.Complaint {
+	if a, err := netip.ParseAddr(s.Text); err == nil && s.Kind == config.KindText && a.IsMulticast() && a.Zone() == "" && !a.Is4In6() {
+		d.Value = a
+		return nil
+	}
+	var host config.Address
+	if c := host.Read(s, f); c != nil {
+		return c
+	}
+	d.Value = host.Value
+	return nil
+}
+
+func (*destination) Schema(f *config.Field) *jsonschema.Schema {
+	return (&config.Address{}).Schema(f)
+}
+
+func (*destination) Describe() string { return "IP address" }
+
+// rate is datagrams per second.
+type rate struct {
+	config.Mark
+	Value uint64
+}
+
+func jsonNumber(n uint64) json.Number { return json.Number(strconv.FormatUint(n, 10)) }
+
+// rateMax is above every network card's.
+const rateMax = 1_000_000_000
+
+func (r *rate) Read(s config.Scalar, f *config.Field) *config.Complaint {
+	want := "datagrams per second such as 250k or 1M"
+	digits, factor := strings.TrimSuffix(s.Text, "/s"), uint64(1)
+	for suffix, times := range map[string]uint64{"k": 1000, "M": 1_000_000} {
+		if cut, is := strings.CutSuffix(digits, suffix); is {
+			digits, factor = cut, times
+		}
+	}
+	n, err := strconv.ParseUint(digits, 10, 64)
+	switch {
+	case s.Kind != config.KindText && s.Kind != config.KindNumber && s.Kind != config.KindDefault || !config.IsDigits(digits):
+		return config.Wanted(s, want, "the units are k (thousand) and M (million): write for example "+f.Example)
+	case err != nil || n == 0 || n > rateMax/factor:
+		return config.Complain(fmt.Sprintf("%s %s is out of range, want 1 to 1000M", f.Name, s.Text), "")
+	}
+	r.Value = n * factor
+	return nil
+}
+
+func (*rate) Schema(*config.Field) *jsonschema.Schema {
+	return &jsonschema.Schema{AnyOf: []*jsonschema.Schema{
+		{Type: "integer", Minimum: "1", Maximum: jsonNumber(rateMax)},
+		{Type: "string", Pattern: `^[0-9]*[1-9][0-9]*[kM]?(/s)?$`},
+	}}
+}
+
+func (*rate) Describe() string { return "number, with `k` or `M`" }
+
+// account is a user or a group, by name or number.
+type account struct {
+	config.Mark
+	Value string
+}
+
+func (a *account) Read(s config.Scalar, f *config.Field) *config.Complaint {
+	switch n, err := strconv.ParseUint(s.Text, 10, 32); {
+	case s.Kind == config.KindNumber && err != nil:
+		return config.Wanted(s, "a name, or a number below 4294967295", "")
+	case s.Kind == config.KindNumber && n == 1<<32-1:
+		return config.Complain(s.Text+" stands for nobody at all", "")
+	case s.Kind != config.KindText && s.Kind != config.KindNumber:
+		return config.Wanted(s, "a name or a number", "")
+	case s.Text == "" || len(s.Text) > 63 || strings.ContainsAny(s.Text, " :\t\n"):
+		return config.Complain(fmt.Sprintf("%q cannot be the name of a %s", s.Text, f.Name), "write for example "+f.Example)
+	}
+	a.Value = s.Text
+	return nil
+}
+
+func (*account) Schema(*config.Field) *jsonschema.Schema {
+	most, least := uint64(63), uint64(1)
+	return &jsonschema.Schema{AnyOf: []*jsonschema.Schema{
+		{Type: "integer", Minimum: "0", Maximum: jsonNumber(1<<32 - 2)},
+		{Type: "string", MinLength: &least, MaxLength: &most},
+	}}
+}
+
+func (*account) Describe() string { return "name or number" }

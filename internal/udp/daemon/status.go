@@ -1,0 +1,89 @@
+package daemon
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strconv"
+
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/metrics"
+	"github.com/shunt-lb/shunt/internal/udp/broker"
+	"github.com/shunt-lb/shunt/internal/udp/lease"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// Status is node.Instance's.
+func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
+	st := d.broker.Status()
+	for i := range st.Offers {
+		s.Udp = append(s.Udp, leaseMessage(&st.Offers[i]))
+	}
+	return nil
+}
+
+// totals are those of an offer's leases, the present one too.
+func totals(o *broker.OfferStatus) broker.Totals {
+	t := o.Past
+	if o.Lease != nil {
+		t.Add(o.Lease.Totals())
+	}
+	return t
+}
+
+func leaseMessage(o *broker.OfferStatus) *shuntv1.UDPLease {
+	m := &shuntv1.UDPLease{Name: o.Name, Interface: o.Interface, Program: string(o.Program), Failed: o.Failed,
+		Given: o.Given, Ended: o.Ended, LastEnd: o.LastEnd, Total: totalsMessage(totals(o))}
+	for _, a := range o.Addresses {
+		m.Addresses = append(m.Addresses, a.String())
+	}
+	l := o.Lease
+	if l == nil {
+		return m
+	}
+	m.Holder = &shuntv1.UDPHolder{Pid: int32(l.Holder.PID), Uid: l.Holder.UID, Gid: l.Holder.GID, Cgroup: l.Holder.Cgroup, Since: timestamppb.New(l.Since),
+		Mode: string(l.Mode), Reason: l.Reason, RingSize: l.RingSize,
+		Elsewhere: &shuntv1.UDPCounts{Matched: l.Elsewhere.Matched, PassedNoSocket: l.Elsewhere.PassedNoSocket}}
+	for _, q := range l.Queues {
+		m.Holder.Queues = append(m.Holder.Queues, &shuntv1.UDPQueue{Queue: uint32(q.Queue), Counts: countsMessage(q), Free: q.Free})
+	}
+	return m
+}
+
+func totalsMessage(t broker.Totals) *shuntv1.UDPCounts {
+	return &shuntv1.UDPCounts{Matched: t.Matched, PassedNoSocket: t.PassedNoSocket, Delivered: t.Taken, Waiting: t.Waiting, FillEmpty: t.Dropped,
+		RingFull: t.RingFull, Invalid: t.Invalid, TxInvalid: t.TxInvalid}
+}
+
+func countsMessage(q lease.Status) *shuntv1.UDPCounts {
+	return &shuntv1.UDPCounts{Matched: q.Matched, PassedNoSocket: q.PassedNoSocket, Delivered: q.Taken, Waiting: uint64(q.Waiting),
+		FillEmpty: q.Dropped, RingFull: q.RingFull, Invalid: q.Invalid, TxInvalid: q.TxInvalid}
+}
+
+// Sample is node.Sampler's.
+func (d *daemon) Sample(s *metrics.Sample) error {
+	st := d.broker.Status()
+	s.Lends = true
+	for i := range st.Offers {
+		o := &st.Offers[i]
+		t := totals(o)
+		one := metrics.Lease{Name: o.Name, Given: o.Given, Matched: t.Matched, Delivered: t.Taken, Passed: t.PassedNoSocket,
+			FillEmpty: t.Dropped, RingFull: t.RingFull, Held: o.Lease != nil}
+		one.Ended = sorted(o.Ended)
+		if o.Lease != nil {
+			for _, q := range o.Lease.Queues {
+				one.Queues = append(one.Queues, metrics.LeaseQueue{Queue: strconv.Itoa(q.Queue), Waiting: uint64(q.Waiting), Room: uint64(o.Lease.RingSize), Free: uint64(q.Free)})
+			}
+		}
+		s.Leases = append(s.Leases, one)
+	}
+	s.LeasesRefused = sorted(st.Refused)
+	return nil
+}
+
+func sorted(all map[string]uint64) (counts []metrics.Count) {
+	for _, why := range slices.Sorted(maps.Keys(all)) {
+		counts = append(counts, metrics.Count{Of: why, Count: all[why]})
+	}
+	return counts
+}
