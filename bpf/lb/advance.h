@@ -26,8 +26,7 @@ static __always_inline __u8 state_after_client(__u8 state, const struct packet *
 {
 	if (p->key.protocol == IPPROTO_TCP) {
 		if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
-			/* A new connection on a closed one's tuple keeps backend and port: the
-			 * backend judges it as if it saw the client itself. */
+			/* A new connection on a closed one's tuple: see reopens. */
 			return state_is_closed(state) ? state & FLOW_SLOTTED : state;
 		if (p->tcp_flags & TCP_RST)
 			return state | FLOW_RESET;

@@ -110,10 +110,6 @@ static __always_inline int flow_lookup(struct frame_ctx *ctx, struct packet *p, 
 	if (!live)
 		return 0;
 	backend = *home = flow_home(f);
-	if (backend && backend->draining && is_first(p) && state_is_closed(life_state(f->life))) {
-		flow_end(&p->key, live, f); /* a new connection on the tuple of a closed one */
-		return 0;
-	}
 	if (!backend || flow_deserts(p, f, backend->draining)) {
 		/* Its backend or service was removed or is down: what comes now is placed anew. */
 		flow_end(&p->key, live, f);
@@ -124,6 +120,12 @@ static __always_inline int flow_lookup(struct frame_ctx *ctx, struct packet *p, 
 		return 1;
 	if (is_first(p) && f->direction == DIRECTION_CLIENT &&
 	    state_is_closed(life_state(f->life))) {
+		if (!reopens(p, f)) {
+			/* The twin rests: the backend may remember a connection of the port. */
+			if (entry_end(&p->key, live, f))
+				service_flow_end(f);
+			return 0;
+		}
 		reason = client_admit(p, f->service_index, 1);
 		if (reason != REASON_NONE) {
 			drop(p, reason);

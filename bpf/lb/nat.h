@@ -191,6 +191,31 @@ static __noinline __u32 backend_not_host(const struct service *service, __u32 re
 	return reference;
 }
 
+/* The backend of a flow that begins with this packet: its reference, or 0 when there is none. */
+static __always_inline __u32 nat_choose(const struct packet *p, const struct service *service,
+					__u32 service_index, __u32 hash)
+{
+	__u32 reference = backend_choose(p, service, service_index, hash);
+
+	return ctx_is_outbound() ? backend_not_host(service, reference, hash) : reference;
+}
+
+/*
+ * Whether a connection that begins on a closed one's tuple goes to the closed one's backend. Then
+ * it keeps the source port as well, and the backend judges it as if it saw the client itself.
+ */
+__stage int reopens(const struct packet *p, const struct flow *f)
+{
+	struct service *service;
+	__u32 index;
+
+	if (!p || !f)
+		return 0;
+	index = f->service_index;
+	service = bpf_map_lookup_elem(&sh_services, &index);
+	return service && nat_choose(p, service, index, flow_hash(&p->key, service->seed)) == f->backend;
+}
+
 /* Chooses the source address and fills in the claim. 0, or the reason why not. */
 static __noinline enum reason claim_prepare(const struct packet *p, const struct backend *backend,
 					    const struct service *service, __u32 hash)
@@ -275,9 +300,7 @@ __stage enum reason nat_flow_create(struct frame_ctx *ctx, struct packet *p, __u
 	if (service->flows_max && service_is_full(service, service_index))
 		return REASON_SERVICE_FULL;
 	hash = flow_hash(&p->key, service->seed);
-	reference = backend_choose(p, service, service_index, hash);
-	if (ctx_is_outbound())
-		reference = backend_not_host(service, reference, hash);
+	reference = nat_choose(p, service, service_index, hash);
 	if (!reference)
 		return REASON_NO_BACKEND;
 	backend = backend_find(reference);

@@ -49,6 +49,8 @@ func (s flowState) String() string {
 	return "[" + strings.Join(words, " ") + "]"
 }
 
+func (s flowState) closed() bool { return s&reset != 0 || s&(finClient|finBackend) == finClient|finBackend }
+
 func decodeEndpoint(address, port []byte) netip.AddrPort {
 	a := netip.AddrFrom16([16]byte(address)).Unmap()
 	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(port))
@@ -108,8 +110,8 @@ func (w *world) ageFlow(in packet.Packet) {
 	must(w, w.flows.Put(key, value))
 }
 
-// soundTable reads the flow table and expects every entry to have its twin: no orphan claim,
-// and no port with two owners.
+// soundTable reads the flow table and expects every entry to have its twin: no port with two owners,
+// and no orphan claim but of ports that rest.
 func (w *world) soundTable() map[flowKey]flowEntry {
 	w.Helper()
 	table := w.flowTable()
@@ -120,6 +122,8 @@ func (w *world) soundTable() map[flowKey]flowEntry {
 		switch {
 		case e.state&dead != 0:
 			fault = "is dead, and still there"
+		case (!ok || twin.nonce != e.nonce) && e.direction == 1 && e.state.closed():
+			// The client has begun another connection, elsewhere; the port rests.
 		case !ok:
 			fault = "has no twin"
 		case twin.nonce != e.nonce || twin.backend != e.backend || twin.direction == e.direction:

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -314,6 +315,81 @@ func TestBackendRemoved(t *testing.T) {
 	w.soundTable()
 	w.apply(services())
 	trial{in: kind{}.fromClient(20000, port, "A"), reason: "no_service", notes: []string{"flow_moved"}}.try(t, w)
+}
+
+// TestTupleComesBack: connections on the tuples of closed ones are placed by the present table. Those
+// that it leaves with their backend keep the port, others leave it at rest.
+func TestTupleComesBack(t *testing.T) {
+	const port, count = 70, 200
+	for _, k := range []kind{{}, {six: true}} {
+		t.Run(k.String(), func(t *testing.T) {
+			w := newWorld(t)
+			server := func(n byte) netip.Addr {
+				return k.pick(netip.AddrFrom4([4]byte{10, 0, 0, n}), addr(fmt.Sprintf("2001:db8:2::%x", n)))
+			}
+			pool := func(name string, port uint16, change func(*model.Backend), backends ...byte) model.Service {
+				s := model.Service{Name: name, Forwarding: model.ForwardingNAT, Announce: model.AnnounceL2, TableSize: 1021,
+					Frontends: []model.Frontend{{Address: k.pick(vip4, vip6), Ports: value.PortRange{First: port, Last: port}, Protocol: model.TCP}}}
+				s.Policy.FlowsMax = 1 << 20 // no bound here: soundTable holds the count against the flows
+				for _, n := range backends {
+					b := model.Backend{Weight: 1, BackendAddress: model.BackendAddress{Address: server(n), Port: backendPort}}
+					if n == 100 {
+						change(&b)
+					}
+					s.Backends = append(s.Backends, b)
+				}
+				return s
+			}
+			as := func(*model.Backend) {}
+			// all begins a connection on each tuple, closes it from the backend's side, and counts where they went.
+			all := func(step string) (to []netip.Addr, sources []netip.AddrPort) {
+				for n := range uint16(count) {
+					syn := k.fromClient(20000+n, port, "S")
+					out := w.send(armA, syn)
+					if again := w.send(armA, syn); packet.Diff(out, again) != "" {
+						t.Fatalf("%s: the SYN of flow %d is sent elsewhere when it comes again:\n%s", step, n, packet.Diff(out, again))
+					}
+					for _, flags := range []string{"SA", "A", "FA", "A"} {
+						w.send(armC, k.packet(destinationOf(out), sourceOf(out), flags, packet.MACs(beMAC, ownC)))
+						w.send(armA, k.fromClient(20000+n, port, strings.TrimPrefix(flags, "S")))
+					}
+					to, sources = append(to, out.Destination()), append(sources, sourceOf(out))
+				}
+				w.soundTable()
+				return to, sources
+			}
+			number := func(of []netip.Addr, n byte) (count int) {
+				for _, a := range of {
+					if a == server(n) {
+						count++
+					}
+				}
+				return count
+			}
+			w.apply(append(services(), pool("pool", port, as, 100, 101)))
+			before, sources := all("at first")
+			again, same := all("again")
+			if !slices.Equal(before, again) || !slices.Equal(sources, same) {
+				t.Error("with the same table, connections on closed ones' tuples have other backends or ports")
+			}
+			w.apply(append(services(), pool("pool", port, func(b *model.Backend) { b.Weight = 0 }, 100, 101)))
+			if to, _ := all("drained"); number(to, 101) != count {
+				t.Errorf("%d of %d connections are with a backend that drains", number(to, 100), count)
+			}
+			w.apply(append(services(), pool("pool", port, as, 100, 101, 102)))
+			to, _ := all("undrained")
+			for _, n := range []byte{100, 101, 102} {
+				if number(to, n) < count/6 {
+					t.Errorf("%d of %d connections are with backend %d, of three", number(to, n), count, n)
+				}
+			}
+			// Another service that does not check it keeps the backend from being down altogether.
+			w.apply(append(services(), pool("pool", port, func(b *model.Backend) { b.Idle, b.Down = true, true }, 100, 101, 102), pool("unchecked", 71, as, 100)))
+			if to, _ := all("down in this service"); number(to, 100) > 0 {
+				t.Errorf("%d of %d connections are with a backend that is down", number(to, 100), count)
+			}
+		})
+	}
 }
 
 // TestSourceRemoved: answers to a NAT source are ours while it is, and not for a packet longer,
