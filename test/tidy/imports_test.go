@@ -70,10 +70,13 @@ var mayImport = map[string][]string{
 	"internal/diag/io":   {"internal/diag/line", "internal/event", "sensor"},
 	"internal/diag/line": {"sensor"},
 	"internal/diag/ping": {"internal/diag/line", "sensor"},
+
+	// The guard.
+	"internal/guard/policy": {"internal/config"},
 }
 
 // products are the folders of internal/ that are a product each. None imports another's.
-var products = []string{"lb", "udp", "diag"}
+var products = []string{"lb", "udp", "diag", "guard"}
 
 // of is the product that a package belongs to; empty for the floor, and for wiring.
 func of(name string) string {
