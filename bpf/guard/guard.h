@@ -98,7 +98,7 @@ struct guard_key {
 
 /* Payload of an event: who tried what. */
 struct guard_event {
-	struct guard_file file;
+	struct guard_file file; /* inode 0: a name that there is not yet */
 	struct guard_file program; /* the executable; 0: a thread of the kernel */
 	__u64 rules; /* that forbid it */
 	__u64 generation;

@@ -111,6 +111,7 @@ static __noinline int attempt_tell(struct dentry *dentry, struct attempt *a)
 	bpf_get_current_comm(e->comm, sizeof(e->comm));
 	if (dentry) {
 		e->file = file_of(BPF_CORE_READ(dentry, d_inode));
+		e->file.device = BPF_CORE_READ(dentry, d_sb, s_dev); /* a new name has no inode */
 		e->names_size = names_walk(e->names, dentry);
 	}
 	program = BPF_CORE_READ(task, mm, exe_file);

@@ -38,6 +38,7 @@ struct dentry {
 	struct dentry *d_parent;
 	struct qstr d_name;
 	struct inode *d_inode;
+	struct super_block *d_sb;
 } KERNEL_STRUCT;
 
 /*

@@ -88,7 +88,7 @@ func (n *names) attempt(e event.Event) (Attempt, error) {
 		a.Rules = append(a.Rules, text(r.Name[:]))
 	}
 	points := mountPoints()
-	if raw.File != (guardGuardFile{}) {
+	if raw.File.Device != 0 {
 		a.Path = pathOf(points, raw.File.Device, raw.Names[:min(int(raw.NamesSize), len(raw.Names))])
 	}
 	if raw.Program != (guardGuardFile{}) {

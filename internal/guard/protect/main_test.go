@@ -8,6 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+func TestMain(m *testing.M) {
+	if os.Getenv("SHUNT_GUARD_OPERATE") != "" {
+		operate(os.Args[1], os.Args[2])
+		return
+	}
+	os.Exit(m.Run())
+}
+
 // inGuest is whether this is a virtual machine of test/kernel, where all of this has to work.
 func inGuest() bool { return os.Getenv("SHUNT_KERNEL_TEST") != "" }
 
