@@ -72,7 +72,8 @@ var mayImport = map[string][]string{
 	"internal/diag/ping": {"internal/diag/line", "sensor"},
 
 	// The guard.
-	"internal/guard/policy": {"internal/config"},
+	"internal/guard/policy":  {"internal/config"},
+	"internal/guard/protect": {"internal/event", "internal/guard/policy", "internal/kernel"},
 }
 
 // products are the folders of internal/ that are a product each. None imports another's.
@@ -90,7 +91,7 @@ func of(name string) string {
 // owners says who alone may import a library: the packages below these paths.
 var owners = map[string][]string{
 	"github.com/cilium/ebpf": {"sensor/", "internal/event/", "internal/kernel/", "internal/lb/datapath/", "internal/lb/decap/",
-		"internal/udp/hook/", "internal/diag/", "bench/", "test/"},
+		"internal/udp/hook/", "internal/diag/", "internal/guard/protect/", "bench/", "test/"},
 	"github.com/prometheus/client_golang": {"internal/metrics/"},
 	"github.com/miekg/dns":                {"internal/lb/resolve/", "test/"},
 	"k8s.io/client-go":                    {"kube/"},
@@ -110,6 +111,7 @@ var mayInclude = map[string][]string{
 	"lb":    {"core"},
 	"udp":   {"core"},
 	"diag":  {"event"},
+	"guard": {"event"},
 }
 
 func TestIncludesPointOneWay(t *testing.T) {

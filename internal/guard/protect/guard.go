@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -39,8 +40,15 @@ var ErrListening = errors.New("another `shunt guard run` is at work")
 // at once. If it fails, what was protected before is protected as before. root is a bpffs. A *Refusal is
 // in the error if this kernel does not enforce policies.
 func Start(root string, p policy.Policy, log *slog.Logger) (*Guard, error) {
-	if err := inactive(); err != nil {
-		return nil, err
+	if r := activeModules().inactive(); r != nil {
+		return nil, r
+	}
+	for _, r := range p.Rules {
+		for _, path := range slices.Concat(r.Paths, r.Programs) {
+			if err := straight(r, path); err != nil {
+				return nil, err
+			}
+		}
 	}
 	if err := kernel.Mount(root, log); err != nil {
 		return nil, err

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
@@ -77,38 +78,47 @@ func load(pinned map[string]*ebpf.Map) (*ebpf.Collection, error) {
 	}
 	coll, err := kernel.Load(spec, nil, pinned)
 	if err != nil {
-		return nil, refusal(err)
+		return nil, activeModules().refusal(err, os.Geteuid() == 0)
 	}
 	return coll, nil
 }
 
-// refusal tells a kernel that refuses all such programs from one that refuses a program.
-func refusal(err error) error {
-	active, readErr := os.ReadFile("/sys/kernel/security/lsm")
-	isOn := readErr != nil || slices.Contains(strings.Split(strings.TrimSpace(string(active)), ","), "bpf")
-	switch {
-	case !isOn:
-		return &Refusal{fmt.Sprintf("bpf is not among its active security modules (%s)", strings.TrimSpace(string(active))),
-			"Boot with lsm=" + strings.TrimSpace(string(active)) + ",bpf on the kernel's command line", err}
-	case errors.Is(err, unix.EPERM) && os.Geteuid() != 0:
-		return &Refusal{"it permits that to root only", "Run it as root", err}
-	case errors.Is(err, unix.EPERM):
-		return &Refusal{fmt.Sprintf("it refuses to load them, without saying why (%v)", unix.EPERM), "bpf is among its active security modules, so the kernel itself has to be another one: one that allows BPF trampolines", err}
-	}
-	return fmt.Errorf("load the guard's programs: %w", err)
+// modules are the kernel's active security modules, in their order, as securityfs lists them.
+type modules struct {
+	list  string
+	known bool // securityfs is mounted
 }
 
-// inactive is set where the module is not active and the programs load nevertheless: then nothing runs them.
-func inactive() error {
-	active, err := os.ReadFile("/sys/kernel/security/lsm")
-	if err != nil {
-		return nil // securityfs is not mounted; the probe of Start tells
-	}
-	list := strings.TrimSpace(string(active))
-	if slices.Contains(strings.Split(list, ","), "bpf") {
+func activeModules() modules {
+	text, err := os.ReadFile("/sys/kernel/security/lsm")
+	return modules{strings.TrimSpace(string(text)), err == nil}
+}
+
+// inactive is the refusal of a kernel that loads such programs and runs none of them; nil: it runs them, or
+// that is not known.
+func (m modules) inactive() *Refusal {
+	if !m.known || slices.Contains(strings.Split(m.list, ","), "bpf") {
 		return nil
 	}
-	return &Refusal{fmt.Sprintf("bpf is not among its active security modules (%s)", list), "Boot with lsm=" + list + ",bpf on the kernel's command line", nil}
+	return &Refusal{fmt.Sprintf("bpf is not among its active security modules (%s)", m.list), "Boot with lsm=" + strings.TrimPrefix(m.list+",bpf", ",") + " on the kernel's command line", nil}
+}
+
+// refusal tells a kernel that refuses all such programs from a program that this kernel refuses.
+func (m modules) refusal(err error, isRoot bool) error {
+	if r := m.inactive(); r != nil {
+		r.err = err
+		return r
+	}
+	switch {
+	case errors.Is(err, unix.EPERM) && !isRoot:
+		return &Refusal{"it permits that to root only", "Run it as root", err}
+	case errors.Is(err, unix.EPERM) && m.known:
+		return &Refusal{"it refuses to load them and does not say why (EPERM), though bpf is among its active security modules", "Boot a kernel that allows BPF trampolines", err}
+	case errors.Is(err, unix.EPERM):
+		return &Refusal{"it refuses to load them and does not say why (EPERM)", "Look whether bpf is among the active security modules: mount -t securityfs securityfs /sys/kernel/security, " +
+			"then read lsm there. If it is, boot a kernel that allows BPF trampolines", err}
+	}
+	return fmt.Errorf("load the guard's programs: %w", err)
 }
 
 // abi is of the pinned maps.
@@ -163,7 +173,7 @@ func attach(root string, coll *ebpf.Collection) (err error) {
 		}
 		l, err := link.AttachLSM(link.LSMOptions{Program: coll.Programs[name]})
 		if err != nil {
-			return refusal(fmt.Errorf("attach %s: %w", name, err))
+			return activeModules().refusal(fmt.Errorf("attach %s: %w", name, err), true)
 		}
 		err = l.Pin(filepath.Join(mine, name))
 		_ = l.Close()
@@ -177,17 +187,50 @@ func attach(root string, coll *ebpf.Collection) (err error) {
 	return err
 }
 
-// removeLinks ends the links that are pinned in a folder, and removes it.
+// detachLimit is how long the kernel may take to let go of links whose pins are gone: it does so later, in a
+// work queue.
+const detachLimit = 30 * time.Second
+
+// removeLinks ends the links that are pinned in a folder, waits until they are gone, and removes the folder.
 func removeLinks(folder string) error {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
 		return fmt.Errorf("list the links in %s: %w", folder, err)
 	}
 	var errs []error
+	var ids []link.ID
 	for _, e := range entries {
-		errs = append(errs, os.Remove(filepath.Join(folder, e.Name())))
+		path := filepath.Join(folder, e.Name())
+		if l, err := link.LoadPinnedLink(path, nil); err == nil {
+			if info, err := l.Info(); err == nil {
+				ids = append(ids, info.ID)
+			}
+			_ = l.Close()
+		}
+		errs = append(errs, os.Remove(path))
 	}
-	return errors.Join(append(errs, os.Remove(folder))...)
+	if err := errors.Join(append(errs, os.Remove(folder))...); err != nil {
+		return err
+	}
+	until := time.Now().Add(detachLimit)
+	for _, id := range ids {
+		for isThere(id) {
+			if time.Now().After(until) {
+				return fmt.Errorf("end the links that were pinned in %s: another process holds them; `bpftool link` lists them", folder)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return nil
+}
+
+func isThere(id link.ID) bool {
+	l, err := link.NewFromID(id)
+	if err != nil {
+		return false
+	}
+	_ = l.Close()
+	return true
 }
 
 // Stop removes the protection and everything of it; false: there is none.
@@ -197,6 +240,9 @@ func Stop(root string) (bool, error) {
 		return false, nil
 	}
 	var errs []error
+	if state, err := kernel.OpenMap(filepath.Join(kernel.MapDirectory(root, product, abi), guardMapShG_state)); err == nil {
+		errs = append(errs, state.Put(uint32(0), &guardGuardState{}), state.Close()) // from here on nothing is denied
+	}
 	if sets, err := os.ReadDir(linksFolder(root)); err == nil {
 		for _, e := range sets {
 			errs = append(errs, removeLinks(filepath.Join(linksFolder(root), e.Name())))

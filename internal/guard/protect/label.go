@@ -24,7 +24,6 @@ type labeler struct {
 	generation uint64
 	writes     map[place]string // files that must not be written, and a name of each
 	programs   map[place]uint64 // executables, and the rules that trust them
-	count      int              // how many files are protected
 }
 
 // label adds rules to the label of what an open descriptor is of.
@@ -79,9 +78,6 @@ func (l *labeler) labelPath(path string, rules, above, trusts uint64) (place, er
 func (l *labeler) rule(number int, r policy.Rule) error {
 	bit := uint64(1) << number
 	for _, path := range r.Paths {
-		if err := l.straight(r, path); err != nil {
-			return err
-		}
 		for folder := filepath.Dir(path); folder != "/"; folder = filepath.Dir(folder) {
 			if _, err := l.labelPath(folder, 0, bit, 0); err != nil {
 				return fmt.Errorf("rule %q: %w", r.Name, err)
@@ -92,9 +88,6 @@ func (l *labeler) rule(number int, r policy.Rule) error {
 		}
 	}
 	for _, program := range r.Programs {
-		if err := l.straight(r, program); err != nil {
-			return err
-		}
 		at, err := l.labelPath(program, 0, 0, bit)
 		if err != nil {
 			return fmt.Errorf("rule %q: %w", r.Name, err)
@@ -105,7 +98,7 @@ func (l *labeler) rule(number int, r policy.Rule) error {
 }
 
 // straight refuses a path that symbolic links are in: who changes a link changes what is protected.
-func (l *labeler) straight(r policy.Rule, path string) error {
+func straight(r policy.Rule, path string) error {
 	real, err := filepath.EvalSymlinks(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
@@ -132,7 +125,6 @@ func (l *labeler) tree(path string, bit uint64) error {
 		if err != nil {
 			return err
 		}
-		l.count++
 		l.writes[at] = name
 		return nil
 	})

@@ -38,6 +38,18 @@ func (b *bench) expect(denied bool, program, operation, dir, when string) {
 	}
 }
 
+// evict has all that is not open leave the kernel's memory. The first pass takes pages and names away, which
+// hold inodes.
+func (b *bench) evict() {
+	b.t.Helper()
+	unix.Sync()
+	for range 2 {
+		if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+}
+
 func rule(b *bench, mode string, dirs ...string) policy.Policy {
 	r := policy.Rule{Name: "life", Deny: policy.Operations, Programs: []string{b.trusted}, Mode: mode}
 	for _, dir := range dirs {
@@ -82,9 +94,7 @@ func TestProtectionOutlivesItsAgent(t *testing.T) {
 	}
 	_ = h.end() // it was killed
 	b.expect(true, b.other, "open-write", dir, "after the agent was killed")
-	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("2"), 0); err != nil {
-		t.Fatal(err)
-	}
+	b.evict()
 	b.expect(true, b.other, "unlink", dir, "after inodes have left memory as well")
 	b.expect(false, b.trusted, "open-write", dir, "after the agent was killed")
 	status, err := Look(kernel.DefaultPinRoot)
@@ -122,135 +132,143 @@ func TestProtectionOutlivesItsAgent(t *testing.T) {
 	}
 }
 
-// TestAuditAllows expects events, and no refusal.
-func TestAuditAllows(t *testing.T) {
+// TestLabels tries what becomes of labels and of trust, under one policy.
+func TestLabels(t *testing.T) {
 	b := newBench(t)
-	dir := b.place("audited")
-	told := b.listen(b.start(rule(b, policy.Audit, dir)))
-	b.expect(false, b.other, "open-write", dir, "audited")
-	b.expect(false, b.trusted, "open-append", dir, "audited")
-	all := told()
-	if len(all) == 0 {
-		t.Fatal("nothing was told")
+	dirs := map[string]string{}
+	for _, name := range []string{"audited", "born", "reused", "evicted", "children"} {
+		dirs[name] = b.place(name)
 	}
-	for _, a := range all { // opening, and each write
-		if a.Denied || a.Operation != policy.Write || a.Program != b.other || a.Rules[0] != "life" {
-			t.Errorf("told: %v", a)
+	w := work{dir: dirs["born"]}
+	if err := errors.Join(os.Mkdir(w.out("tree"), 0o755), os.Mkdir(w.out("tree/deep"), 0o755), os.WriteFile(w.out("tree/deep/f"), []byte("x"), 0o644)); err != nil {
+		b.t.Fatal(err)
+	}
+	p := rule(b, policy.Deny, dirs["born"], dirs["reused"], dirs["evicted"], dirs["children"])
+	self, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	p.Rules[0].Programs = append(p.Rules[0].Programs, self) // this process, which runs already, may do all
+	p.Rules = append(p.Rules, rule(b, policy.Audit, dirs["audited"]).Rules...)
+	p.Rules[1].Name = "audit"
+	g := b.start(p)
+	told := b.listen(g)
+	for _, one := range []struct {
+		name, dir string
+		test      func(*bench, *Guard, string)
+	}{
+		{"new files are protected", "born", (*bench).testNewFiles},
+		{"a number is used again", "reused", (*bench).testReusedNumber},
+		{"labels leave memory", "evicted", (*bench).testEviction},
+		{"trust does not spread", "children", (*bench).testChildren},
+		{"audit allows", "audited", (*bench).testAudit},
+	} {
+		t.Run(one.name, func(t *testing.T) {
+			sub := *b
+			sub.t = t
+			one.test(&sub, g, dirs[one.dir])
+		})
+	}
+	audited := 0
+	for _, a := range told() {
+		if a.Denied == strings.HasPrefix(a.Path, dirs["audited"]) || a.Program != b.other {
+			b.t.Errorf("told: %v", a)
 		}
+		if !a.Denied && a.Operation == policy.Write && a.Rules[0] == "audit" {
+			audited++
+		}
+	}
+	if audited < 2 { // opening, and each write
+		b.t.Errorf("%d attempts were audited", audited)
 	}
 }
 
-// TestNewFilesAreProtected expects the label of what trusted programs make, move and link into a folder, and
-// of what is below a folder that was moved in.
-func TestNewFilesAreProtected(t *testing.T) {
-	b := newBench(t)
-	dir := b.place("born")
+func (b *bench) testAudit(_ *Guard, dir string) {
+	b.expect(false, b.other, "open-write", dir, "audited")
+	b.expect(false, b.trusted, "open-append", dir, "audited")
+}
+
+// What trusted programs make, move and link into a folder has its label, also below a folder that was moved in.
+func (b *bench) testNewFiles(_ *Guard, dir string) {
 	w := work{dir: dir}
-	if err := errors.Join(os.Mkdir(w.out("tree"), 0o755), os.Mkdir(w.out("tree/deep"), 0o755), os.WriteFile(w.out("tree/deep/f"), []byte("x"), 0o644)); err != nil {
-		t.Fatal(err)
-	}
-	p := rule(b, policy.Deny, dir)
-	self, err := os.Readlink("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.Rules[0].Programs = append(p.Rules[0].Programs, self) // this process, which runs already, may do all
-	b.start(p)
 	steps := errors.Join(os.WriteFile(w.prot("born"), []byte("x"), 0o644), os.Mkdir(w.prot("folder"), 0o755), os.WriteFile(w.prot("folder/born"), []byte("x"), 0o644),
 		os.Rename(w.out("source"), w.prot("moved")), os.Link(w.out("program"), w.prot("linked")), os.Rename(w.out("tree"), w.prot("tree")))
 	if steps != nil {
-		t.Fatal(steps)
+		b.t.Fatal(steps)
 	}
 	for _, evicted := range []string{"", " after it has left memory"} {
 		for _, name := range []string{"prot/born", "prot/folder/born", "prot/moved", "prot/linked", "out/program", "prot/tree/deep/f"} {
 			b.expect(true, b.other, "write-path", filepath.Join(dir, name), name+evicted)
 		}
-		unix.Sync()
-		if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("2"), 0); err != nil {
-			t.Fatal(err)
-		}
+		b.evict()
 	}
 	b.expect(false, b.trusted, "write-path", filepath.Join(dir, "prot/tree/deep/f"), "trusted")
 }
 
-// TestReusedInodeNumber has a deleted file's number come back for a file that nobody protects.
-func TestReusedInodeNumber(t *testing.T) {
-	b := newBench(t)
-	dir := b.place("reused")
+// A deleted file's number comes back for a file that nobody protects.
+func (b *bench) testReusedNumber(g *Guard, dir string) {
 	w := work{dir: dir}
 	number := func(path string) uint64 {
 		var stat unix.Stat_t
 		if err := unix.Stat(path, &stat); err != nil {
-			t.Fatal(err)
+			b.t.Fatal(err)
 		}
 		return stat.Ino
 	}
-	g := b.start(rule(b, policy.Deny, dir))
 	was := number(w.prot("sub/h"))
 	b.expect(false, b.trusted, "unlink-path", w.prot("sub/h"), "trusted")
 	reused := ""
 	for i := 0; reused == "" && i < 1000; i++ {
 		path := w.out(fmt.Sprint("new", i))
 		if err := os.WriteFile(path, []byte("x"), 0o644); err != nil {
-			t.Fatal(err)
+			b.t.Fatal(err)
 		}
 		if number(path) == was {
 			reused = path
 		}
 	}
 	if reused == "" {
-		t.Fatal("the file system did not use the number again")
+		b.t.Fatal("the file system did not use the number again")
 	}
-	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("2"), 0); err != nil {
-		t.Fatal(err)
-	}
+	b.evict()
 	b.expect(false, b.other, "write-path", reused, "a file with the number of a deleted one")
 	var file guardGuardFile
 	var label guardGuardLabel
 	entries := g.maps[guardMapShG_files].Iterate()
 	for entries.Next(&file, &label) {
 		if file.Inode == was && label.Sides[g.number&1].Rules != 0 {
-			t.Errorf("the deleted file has a label yet: %+v", file)
+			b.t.Errorf("the deleted file has a label yet: %+v", file)
 		}
 	}
 }
 
-// TestLabelsLeaveMemory shows that what the other tests call leaving memory is that.
-func TestLabelsLeaveMemory(t *testing.T) {
-	b := newBench(t)
-	dir := b.place("evicted")
-	g := b.start(rule(b, policy.Deny, dir))
+// What the other tests call leaving memory is that.
+func (b *bench) testEviction(g *Guard, dir string) {
 	has := func() bool {
 		fd, err := unix.Open(filepath.Join(dir, "out/l"), unix.O_PATH, 0)
 		if err != nil {
-			t.Fatal(err)
+			b.t.Fatal(err)
 		}
 		defer unix.Close(fd) //nolint:errcheck // nothing was written
 		var label guardGuardLabel
 		err = g.maps[guardMapShG_labels].Lookup(uint32(fd), &label)
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			t.Fatal(err)
+			b.t.Fatal(err)
 		}
 		return err == nil
 	}
-	if !has() {
-		t.Fatal("no label after load")
+	if _, err := os.Stat(filepath.Join(dir, "prot/f")); err != nil || !has() { // by its folder, which is labelled
+		b.t.Fatal("no label", err)
 	}
-	unix.Sync()
-	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("2"), 0); err != nil {
-		t.Fatal(err)
-	}
+	b.evict()
 	if has() {
-		t.Fatal("the inode did not leave memory")
+		b.t.Fatal("the inode did not leave memory")
 	}
 	b.expect(true, b.other, "hard-link-from-before", dir, "after it left memory")
 }
 
-// TestTrustDoesNotSpread expects that a program which a trusted one starts is what it is.
-func TestTrustDoesNotSpread(t *testing.T) {
-	b := newBench(t)
-	dir := b.place("children")
-	b.start(rule(b, policy.Deny, dir))
+// A program that a trusted one starts is what it is.
+func (b *bench) testChildren(_ *Guard, dir string) {
 	b.expect(true, b.trusted, "start-other", filepath.Join(dir, "prot/f"), "by a child of a trusted program")
 	b.expect(false, b.trusted, "start-trusted", filepath.Join(dir, "prot/f"), "by a child that is trusted itself")
 }

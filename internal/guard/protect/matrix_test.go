@@ -246,13 +246,10 @@ func TestMatrix(t *testing.T) {
 			}
 		}
 	}
-	unix.Sync()
 	g := b.start(policy.Policy{Rules: []policy.Rule{rule}})
 	told := b.listen(g)
 	// What is not open leaves memory, and its label with it.
-	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("2"), 0); err != nil {
-		t.Fatal(err)
-	}
+	b.evict()
 	for _, one := range tries {
 		one.was = snapshot(one.dir)
 		t.Run(one.row.name+"/"+one.actor.name, func(t *testing.T) { b.judge(t, one) })

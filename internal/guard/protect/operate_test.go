@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -235,8 +236,11 @@ func uring(opcode uint8, fd int32, address unsafe.Pointer, length, flags uint32,
 	binary.NativeEndian.PutUint32(entry[28:], flags)
 	binary.NativeEndian.PutUint32(rings[u32(40+24):], 0) // the entry's place in the array
 	binary.NativeEndian.PutUint32(rings[u32(40+4):], 1)  // the tail
-	if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, ring, 1, 1, 1, 0, 0); errno != 0 {
-		return errno
+	tail := (*uint32)(unsafe.Pointer(&rings[u32(80+4)]))
+	for submit := uintptr(1); atomic.LoadUint32(tail) == 0; submit = 0 { // a signal may end the wait
+		if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, ring, submit, 1, 1, 0, 0); errno != 0 && errno != unix.EINTR {
+			return errno
+		}
 	}
 	runtime.KeepAlive(address)
 	if result := int32(binary.NativeEndian.Uint32(rings[u32(80+20)+8:])); result < 0 {
@@ -245,6 +249,7 @@ func uring(opcode uint8, fd int32, address unsafe.Pointer, length, flags uint32,
 	return nil
 }
 
+// uringPath does an operation on a path.
 func uringPath(opcode uint8, path string, length, flags uint32) error {
 	raw := append([]byte(path), 0)
 	return uring(opcode, unix.AT_FDCWD, unsafe.Pointer(&raw[0]), length, flags, 0)
@@ -333,7 +338,8 @@ type helper struct {
 // begin starts a program as operate, and waits until it is ready.
 func begin(program, name, dir string) (*helper, error) {
 	cmd := exec.Command(program, name, dir)
-	cmd.Env = []string{"SHUNT_GUARD_OPERATE=1"}
+	// Without the signals by which Go's threads preempt each other: one of them cancels what io_uring hands to a worker.
+	cmd.Env = []string{"SHUNT_GUARD_OPERATE=1", "GODEBUG=asyncpreemptoff=1"}
 	cmd.Stderr = os.Stderr
 	read, write, err := os.Pipe()
 	if err != nil {
