@@ -216,7 +216,7 @@ if nothing is protected.`,
 			if output == "json" {
 				err = writeJSON(s.out, map[string]any{"protected": status != nil, "guard": status})
 			} else if status != nil {
-				printGuardStatus(s.out, status)
+				printGuardStatus(s.out, status, time.Now())
 			} else {
 				fmt.Fprintln(s.out, "Nothing is protected: no program of the guard is attached.")
 			}
@@ -230,8 +230,8 @@ if nothing is protected.`,
 	return c
 }
 
-func printGuardStatus(w io.Writer, status *protect.Status) {
-	ago := func(t time.Time) string { return time.Since(t).Round(time.Second).String() }
+func printGuardStatus(w io.Writer, status *protect.Status, now time.Time) {
+	ago := func(t time.Time) string { return now.Sub(t).Round(time.Second).String() }
 	fmt.Fprintf(w, "Protected for %s, by %s at %s; the policy is of %s ago.\n", ago(status.Since), value.Counted(len(status.Rules), "rule"), value.Counted(status.Hooks, "hook"), ago(status.Loaded))
 	if status.Listening {
 		fmt.Fprintln(w, "A process listens.")
