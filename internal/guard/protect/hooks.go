@@ -56,7 +56,7 @@ func object(types *btf.Spec) (*ebpf.CollectionSpec, error) {
 		case err != nil:
 			return nil, &Refusal{fmt.Sprintf("it has no hook %s (%v)", program.AttachTo, err), "A kernel with CONFIG_BPF_LSM=y is needed", err}
 		case program.AttachTo == "inode_setattr":
-			// Its first argument is the mount's mapping of users since 6.8.
+			// 6.12 has one argument more than 6.1, the first: the mount's mapping of users.
 			arguments := len(hook.Type.(*btf.FuncProto).Params)
 			if (name == setattrMapped) != (arguments == 3) {
 				delete(spec.Programs, name)
