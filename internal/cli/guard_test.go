@@ -2,12 +2,15 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/spf13/cobra"
 
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
@@ -91,5 +94,69 @@ func TestGuardStatusPrints(t *testing.T) {
 	status.Listening, status.Unrecord = true, 1
 	if printGuardStatus(&out, status, now); !strings.Contains(out.String(), "A process listens.\n") || !strings.Contains(out.String(), "warning: 1 new files") {
 		t.Error(out.String())
+	}
+}
+
+// TestGuardAtWork runs, asks and stops the guard as a user does, on a kernel that lets it.
+func TestGuardAtWork(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := filepath.Join(dir, "f")
+	if err := os.WriteFile(target, []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := policy.Policy{Rules: []policy.Rule{{Name: "data", Paths: []string{target}, Deny: []string{policy.Write}, Mode: policy.Deny}}}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	c := &cobra.Command{}
+	c.SetContext(ctx)
+	var out, errOut bytes.Buffer
+	done := make(chan error, 1)
+	go func() { done <- runGuard(c, streams{out: &out, err: &errOut}, p, "text") }()
+	write := func() error { return os.WriteFile(target, []byte("changed"), 0o600) }
+	for write() == nil {
+		select {
+		case err := <-done:
+			if strings.HasPrefix(errOut.String(), "NOT PROTECTED") && os.Getenv("SHUNT_KERNEL_TEST") == "" {
+				t.Skip(errOut.String())
+			}
+			t.Fatal(err, out.String(), errOut.String())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	if code, text, _ := guardMain("status"); code != exitOK || !strings.Contains(text, "A process listens.") {
+		t.Errorf("status: exit %d: %s", code, text)
+	}
+	if code, _, text := guardMain("stop"); code != exitRefused || !strings.Contains(text, "end it first") {
+		t.Errorf("stop while it runs: exit %d: %s", code, text)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out.String(), " denied write of "+target+" by ") || !strings.Contains(out.String(), "All stays protected") {
+		t.Errorf("it said:\n%s", out.String())
+	}
+	if err := write(); err == nil {
+		t.Error("after the end of the process, the file is not protected")
+	}
+	code, status, _ := guardMain("status")
+	if code != exitOK || !strings.Contains(status, "Nobody has listened for ") {
+		t.Errorf("status: exit %d: %s", code, status)
+	}
+	t.Logf("run:\n%sstatus:\n%s", out.String(), status)
+	if code, text, _ := guardMain("stop"); code != exitOK || text != "Nothing is protected any more.\n" {
+		t.Errorf("stop: exit %d: %s", code, text)
+	}
+	if code, text, _ := guardMain("status"); code != exitRefused || !strings.HasPrefix(text, "Nothing is protected") {
+		t.Errorf("status after stop: exit %d: %s", code, text)
+	}
+	if err := write(); err != nil {
+		t.Error(err)
 	}
 }
