@@ -34,6 +34,7 @@ var wantedModules = []string{
 	"sch_ingress", "cls_bpf", "act_bpf", // clsact, where there is no tcx
 	"nf_tables", "nft_chain_nat", "nft_masq", "nft_ct", // a second opinion on NAT
 	"sch_netem", "sch_tbf",
+	"ext4", // a file system whose inodes leave memory
 	"loop",
 	"nfnetlink", "xfrm_user", // netlink families that a real machine loads when they are asked for
 }

@@ -80,10 +80,14 @@ var mayImport = map[string][]string{
 	"internal/pod/shortcut": {"internal/kernel"},
 	"internal/pod/traffic":  {},
 	"internal/pod/watch":    {"internal/kernel", "internal/pod/rules", "internal/pod/shortcut"},
+
+	// The guard.
+	"internal/guard/policy":  {"internal/config"},
+	"internal/guard/protect": {"internal/event", "internal/guard/policy", "internal/kernel"},
 }
 
 // products are the folders of internal/ that are a product each. None imports another's.
-var products = []string{"lb", "udp", "diag", "pod"}
+var products = []string{"lb", "udp", "diag", "pod", "guard"}
 
 // of is the product that a package belongs to; empty for the floor, and for wiring.
 func of(name string) string {
@@ -97,7 +101,7 @@ func of(name string) string {
 // owners says who alone may import a library: the packages below these paths.
 var owners = map[string][]string{
 	"github.com/cilium/ebpf": {"sensor/", "internal/event/", "internal/kernel/", "internal/lb/datapath/", "internal/lb/decap/",
-		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "bench/", "test/"},
+		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "internal/guard/protect/", "bench/", "test/"},
 	"github.com/prometheus/client_golang": {"internal/metrics/"},
 	"github.com/miekg/dns":                {"internal/lb/resolve/", "test/"},
 	"k8s.io/client-go":                    {"kube/"},
@@ -119,6 +123,7 @@ var mayInclude = map[string][]string{
 	"udp":   {"core"},
 	"diag":  {"event"},
 	"pod":   {"core"},
+	"guard": {"event"},
 }
 
 func TestIncludesPointOneWay(t *testing.T) {

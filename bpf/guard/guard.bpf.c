@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Files that are protected by what they are, and not by what they are called.
+ *
+ *   operation ─► hook ─► label of the inode ─► rules that forbid it ─► is the process trusted?
+ *                          │ none                │ none                  │ yes
+ *                          └─────────────────────┴───────────────────────┴─► go on
+ *                                                                  no ─► event ─► -EPERM, or go on (audit)
+ *
+ * Labels come from user space at load. From then on the programs keep them: a name that appears in a
+ * labelled folder gives its inode the folder's label, and so does a rename into one. Trust comes from the
+ * executable's inode at exec, and goes on to what a process forks.
+ *
+ * Invariant: nothing here needs the agent. The links are pinned, and protect until they are removed.
+ */
+#include "judge.h"
+#include <bpf/bpf_tracing.h>
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+/* Unchanged from 6.1 to 6.18. */
+#define OPEN_WRITES 0x2 /* FMODE_WRITE of linux/fs.h */
+#define OPEN_TRUNCATES 01000 /* O_TRUNC of asm-generic/fcntl.h */
+#define MAY_WRITE 0x2 /* linux/fs.h */
+#define PROTECTION_WRITE 0x2 /* PROT_WRITE of asm-generic/mman-common.h */
+#define MAP_TYPE 0x0f
+#define MAP_PRIVATE 0x02
+#define VM_SHARED 0x8
+#define TRACE_ATTACH 0x2 /* PTRACE_MODE_ATTACH of linux/ptrace.h */
+#define ATTRIBUTE_SIZE (1 << 3) /* ATTR_* of linux/fs.h */
+#define ATTRIBUTE_FORCE (1 << 9) /* by the kernel, because of a write that was allowed */
+#define ATTRIBUTES (1 << 0 | 1 << 1 | 1 << 2) /* mode, user, group */
+#define ATTRIBUTES_TIME (1 << 4 | 1 << 5) /* times of access and change */
+#define SET_FLAGS 0x40086602 /* FS_IOC_SETFLAGS of linux/fs.h */
+#define SET_FLAGS_32 0x40046602
+#define SET_XFLAGS 0x401c5820 /* FS_IOC_FSSETXATTR */
+
+struct iattr {
+	unsigned int ia_valid;
+} KERNEL_STRUCT;
+
+struct vm_area_struct {
+	unsigned long vm_flags;
+	struct file *vm_file;
+} KERNEL_STRUCT;
+
+struct linux_binprm {
+	struct file *file;
+} KERNEL_STRUCT;
+
+/* clang writes a type in full only if something uses it. */
+struct {
+	struct guard_event event;
+	enum guard_constant constant;
+	enum guard_op op;
+	struct guard_key key;
+} guard_types;
+
+SEC("lsm/file_open")
+int BPF_PROG(sh_open, struct file *file)
+{
+	if (!(file->f_mode & OPEN_WRITES) && !(file->f_flags & OPEN_TRUNCATES))
+		return 0;
+	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_WRITE, 0);
+}
+
+/* Descriptors from before the policy. Runs at every read and write, so what has no label is let go of at
+ * once: an inode that is open is in memory, and has its label in sh_g_labels. */
+SEC("lsm/file_permission")
+int BPF_PROG(sh_permission, struct file *file, int mask)
+{
+	if (!(mask & MAY_WRITE))
+		return 0;
+	if (!bpf_inode_storage_get(&sh_g_labels, file->f_inode, 0, 0) && !is_moved())
+		return 0;
+	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_WRITE, 0);
+}
+
+SEC("lsm/mmap_file")
+int BPF_PROG(sh_mmap, struct file *file, unsigned long reqprot, unsigned long prot,
+	     unsigned long flags)
+{
+	if (!file)
+		return 0;
+	if (!(prot & PROTECTION_WRITE) || (flags & MAP_TYPE) == MAP_PRIVATE)
+		return 0;
+	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_WRITE, 0);
+}
+
+SEC("lsm/file_mprotect")
+int BPF_PROG(sh_mprotect, struct vm_area_struct *vma, unsigned long reqprot, unsigned long prot)
+{
+	struct file *file = vma->vm_file;
+
+	if (!file || !(prot & PROTECTION_WRITE) || !(vma->vm_flags & VM_SHARED))
+		return 0;
+	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_WRITE, 0);
+}
+
+SEC("lsm/file_ioctl")
+int BPF_PROG(sh_ioctl, struct file *file, unsigned int cmd, unsigned long arg)
+{
+	if (cmd != SET_FLAGS && cmd != SET_FLAGS_32 && cmd != SET_XFLAGS)
+		return 0;
+	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_CHMOD, 0);
+}
+
+SEC("lsm/inode_create")
+int BPF_PROG(sh_create, struct inode *dir, struct dentry *dentry, __u16 mode)
+{
+	return inode_judge(dir, dentry, GUARD_CREATE, 0);
+}
+
+SEC("lsm/inode_mkdir")
+int BPF_PROG(sh_mkdir, struct inode *dir, struct dentry *dentry, __u16 mode)
+{
+	return inode_judge(dir, dentry, GUARD_CREATE, 0);
+}
+
+SEC("lsm/inode_mknod")
+int BPF_PROG(sh_mknod, struct inode *dir, struct dentry *dentry, __u16 mode, __u32 dev)
+{
+	return inode_judge(dir, dentry, GUARD_CREATE, 0);
+}
+
+SEC("lsm/inode_symlink")
+int BPF_PROG(sh_symlink, struct inode *dir, struct dentry *dentry, const char *old_name)
+{
+	return inode_judge(dir, dentry, GUARD_CREATE, 0);
+}
+
+SEC("lsm/inode_link")
+int BPF_PROG(sh_link, struct dentry *old_dentry, struct inode *dir, struct dentry *new_dentry)
+{
+	int ret = inode_judge(old_dentry->d_inode, old_dentry, GUARD_LINK, 0);
+
+	return ret ? ret : inode_judge(dir, new_dentry, GUARD_CREATE, 0);
+}
+
+SEC("lsm/inode_unlink")
+int BPF_PROG(sh_unlink, struct inode *dir, struct dentry *dentry)
+{
+	int ret = inode_judge(dentry->d_inode, dentry, GUARD_DELETE, 0);
+
+	return ret ? ret : inode_judge(dir, dentry, GUARD_DELETE, 0);
+}
+
+SEC("lsm/inode_rmdir")
+int BPF_PROG(sh_rmdir, struct inode *dir, struct dentry *dentry)
+{
+	int ret = inode_judge(dentry->d_inode, dentry, GUARD_DELETE, 0);
+
+	return ret ? ret : inode_judge(dir, dentry, GUARD_DELETE, 0);
+}
+
+/* What comes into a labelled folder gets the label. */
+static __noinline int arrival_label(struct inode *inode, struct inode *folder)
+{
+	struct guard_label *label = label_find(folder);
+	struct guard_state *state = state_get();
+	__u64 *moved = moved_get();
+
+	if (!label || !state || !moved || !inode)
+		return 0;
+	label_join(inode, label);
+	if (label->sides[state->generation & 1].rules && (inode->i_mode & MODE_TYPE) == MODE_FOLDER)
+		__sync_fetch_and_add(moved, 1);
+	return 0;
+}
+
+/* With RENAME_EXCHANGE the kernel calls this for both directions. */
+SEC("lsm/inode_rename")
+int BPF_PROG(sh_rename, struct inode *old_dir, struct dentry *old_dentry, struct inode *new_dir,
+	     struct dentry *new_dentry)
+{
+	int ret = inode_judge(old_dentry->d_inode, old_dentry, GUARD_RENAME, 1);
+
+	if (!ret)
+		ret = inode_judge(old_dir, old_dentry, GUARD_RENAME, 0);
+	if (!ret)
+		ret = inode_judge(new_dentry->d_inode, new_dentry, GUARD_DELETE, 0);
+	if (!ret && old_dir != new_dir)
+		ret = inode_judge(new_dir, new_dentry, GUARD_CREATE, 0);
+	if (!ret && old_dir != new_dir)
+		arrival_label(old_dentry->d_inode, new_dir);
+	return ret;
+}
+
+static __always_inline int attributes_judge(struct dentry *dentry, struct iattr *attributes)
+{
+	unsigned int valid = attributes->ia_valid;
+
+	if (valid & ATTRIBUTE_FORCE)
+		return 0;
+	if (valid & ATTRIBUTE_SIZE) {
+		int ret = inode_judge(dentry->d_inode, dentry, GUARD_WRITE, 0);
+
+		if (ret)
+			return ret;
+		valid &= ~ATTRIBUTES_TIME; /* these come with it */
+	}
+	if (!(valid & (ATTRIBUTES | ATTRIBUTES_TIME)))
+		return 0;
+	return inode_judge(dentry->d_inode, dentry, GUARD_CHMOD, 0);
+}
+
+/* User space loads the one that has the running kernel's arguments. */
+SEC("lsm/inode_setattr")
+int BPF_PROG(sh_setattr, struct dentry *dentry, struct iattr *attributes)
+{
+	return attributes_judge(dentry, attributes);
+}
+
+SEC("lsm/inode_setattr")
+int BPF_PROG(sh_setattr_map, void *idmap, struct dentry *dentry, struct iattr *attributes)
+{
+	return attributes_judge(dentry, attributes);
+}
+
+SEC("lsm/inode_setxattr")
+int BPF_PROG(sh_setxattr, void *idmap, struct dentry *dentry)
+{
+	return inode_judge(dentry->d_inode, dentry, GUARD_CHMOD, 0);
+}
+
+SEC("lsm/inode_removexattr")
+int BPF_PROG(sh_removexattr, void *idmap, struct dentry *dentry)
+{
+	return inode_judge(dentry->d_inode, dentry, GUARD_CHMOD, 0);
+}
+
+/* ACLs come this way since 6.2, and as extended attributes before. */
+SEC("lsm/inode_set_acl")
+int BPF_PROG(sh_set_acl, void *idmap, struct dentry *dentry)
+{
+	return inode_judge(dentry->d_inode, dentry, GUARD_CHMOD, 0);
+}
+
+SEC("lsm/inode_remove_acl")
+int BPF_PROG(sh_remove_acl, void *idmap, struct dentry *dentry)
+{
+	return inode_judge(dentry->d_inode, dentry, GUARD_CHMOD, 0);
+}
+
+SEC("lsm/sb_mount")
+int BPF_PROG(sh_mount, const char *dev_name, const struct path *path)
+{
+	return inode_judge(path->dentry->d_inode, path->dentry, GUARD_MOUNT, 1);
+}
+
+SEC("lsm/move_mount")
+int BPF_PROG(sh_move_mount, const struct path *from, const struct path *to)
+{
+	int ret = inode_judge(from->dentry->d_inode, from->dentry, GUARD_MOUNT, 1);
+
+	return ret ? ret : inode_judge(to->dentry->d_inode, to->dentry, GUARD_MOUNT, 1);
+}
+
+SEC("lsm/sb_umount")
+int BPF_PROG(sh_umount, struct vfsmount *mnt, int flags)
+{
+	return inode_judge(mnt->mnt_root->d_inode, mnt->mnt_root, GUARD_MOUNT, 1);
+}
+
+/* A dentry gets its inode: a new file, a link, or one that the kernel reads from disk. */
+SEC("lsm/d_instantiate")
+int BPF_PROG(sh_instantiate, struct dentry *dentry, struct inode *inode)
+{
+	struct dentry *parent = dentry->d_parent;
+	struct guard_label *label;
+
+	if (!inode || !parent || parent == dentry)
+		return 0;
+	label = label_find(parent->d_inode);
+	if (label)
+		label_join(inode, label);
+	return 0;
+}
+
+/* A deleted file leaves memory for ever. */
+SEC("lsm/inode_free_security")
+int BPF_PROG(sh_free, struct inode *inode)
+{
+	struct guard_file file;
+
+	if (BPF_CORE_READ(inode, i_nlink))
+		return 0;
+	file = file_of(inode);
+	bpf_map_delete_elem(&sh_g_files, &file);
+	return 0;
+}
+
+/* A process is what it executes. Under a debugger it is the debugger's. */
+SEC("lsm/bprm_committed_creds")
+int BPF_PROG(sh_exec, struct linux_binprm *bprm)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct guard_trust trust = {};
+	struct guard_label *label;
+	unsigned int traced;
+
+	bpf_task_storage_delete(&sh_g_tasks, task);
+	label = label_find(bprm->file->f_inode);
+	traced = BPF_CORE_READ((struct task_struct___guard *)task, ptrace);
+	if (!label || traced)
+		return 0;
+	for (int i = 0; i < 2; i++) {
+		trust.trusts[i] = label->sides[i].trusts;
+		trust.generations[i] = label->sides[i].generation;
+	}
+	if (trust.trusts[0] | trust.trusts[1])
+		bpf_task_storage_get(&sh_g_tasks, task, &trust, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	return 0;
+}
+
+/* A fork is the same program. */
+SEC("lsm/task_alloc")
+int BPF_PROG(sh_fork, struct task_struct *task, unsigned long clone_flags)
+{
+	struct task_struct *current = bpf_get_current_task_btf();
+	struct guard_trust *trust = bpf_task_storage_get(&sh_g_tasks, current->group_leader, 0, 0);
+
+	if (trust)
+		bpf_task_storage_get(&sh_g_tasks, task, trust, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	return 0;
+}
+
+/* ptrace(2), /proc/PID/mem, process_vm_writev(2), pidfd_getfd(2). */
+SEC("lsm/ptrace_access_check")
+int BPF_PROG(sh_ptrace, struct task_struct *child, unsigned int mode)
+{
+	struct guard_state *state = state_get();
+	struct task_struct *leader = child->group_leader;
+	struct attempt a = { .op = GUARD_TRACE };
+
+	if (!(mode & TRACE_ATTACH) || !state)
+		return 0;
+	a.generation = state->generation;
+	a.rules = trust_of(leader, a.generation);
+	if (!a.rules)
+		return 0;
+	a.target = BPF_CORE_READ((struct task_struct___guard *)leader, tgid);
+	return attempt_judge(NULL, &a);
+}
+
+/* User space cannot ask every file system for i_generation, so a program reads it. */
+SEC("syscall")
+int sh_key(struct guard_key *key)
+{
+	struct task_struct___guard *task = (void *)bpf_get_current_task();
+	struct file **files = BPF_CORE_READ(task, files, fdt, fd), *file = NULL;
+
+	bpf_probe_read_kernel(&file, sizeof(file), files + key->fd);
+	if (file)
+		key->file = file_of(BPF_CORE_READ(file, f_inode));
+	return 0;
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Types of `shunt guard` that cross to Go.
+ */
+#ifndef SHUNT_GUARD_H
+#define SHUNT_GUARD_H
+
+#include "../event/event.h"
+
+enum guard_constant {
+	GUARD_RULES_MAX = 64, /* a rule is a bit of a word */
+	GUARD_FILES_MAX = 1 << 18, /* protected inodes, executables and folders above */
+	GUARD_NAME_BYTES = 256, /* of a rule's name and of a file's: NAME_MAX and a zero */
+	GUARD_PATH_BYTES =
+		1024, /* of names in an event; what is longer is cut at the root's side */
+	GUARD_DEPTH_MAX = 24, /* folders */
+	GUARD_SENSOR = 1, /* event_header.sensor of struct guard_event */
+};
+
+/* What a rule can deny. */
+enum guard_op {
+	GUARD_WRITE = 0,
+	GUARD_CREATE = 1,
+	GUARD_DELETE = 2,
+	GUARD_RENAME = 3,
+	GUARD_LINK = 4,
+	GUARD_CHMOD = 5,
+	GUARD_MOUNT = 6,
+	/* Of each rule that trusts programs, without a word in the policy: */
+	GUARD_PROGRAM = 7, /* write the executable of a trusted program */
+	GUARD_TRACE = 8, /* reach into a trusted process as a debugger does */
+	GUARD_OP_COUNT = 9,
+};
+
+/* A file, also after its inode has left the kernel's memory. */
+struct guard_file {
+	__u64 inode;
+	__u32 device; /* the file system's, as the kernel has it: major << 20 | minor */
+	__u32 generation; /* i_generation: tells files apart that have the same inode number in turn */
+};
+
+/* What a policy says of an inode; each a mask of rules. */
+struct guard_side {
+	__u64 rules; /* it is protected by these */
+	__u64 above; /* it is a folder above what is protected by these */
+	__u64 trusts; /* it is an executable that is trusted by these */
+	__u64 generation; /* of the policy; any other than the present or the next one: none of this counts */
+};
+
+/* The policy in force has the side of its number's lowest bit; the other is for the next one. */
+struct guard_label {
+	struct guard_side sides[2];
+};
+
+/* By which rules a process is trusted. */
+struct guard_trust {
+	__u64 trusts[2]; /* as in struct guard_label */
+	__u64 generations[2];
+};
+
+/* The policy in force. */
+struct guard_state {
+	__u64 generation; /* from 1; 0: none yet */
+	__u64 loaded_ns; /* CLOCK_BOOTTIME: since when */
+};
+
+/* What agents have done. */
+struct guard_agent {
+	__u64 began_ns; /* CLOCK_BOOTTIME: since when there is protection */
+	__u64 heard_ns; /* CLOCK_BOOTTIME: when one last listened */
+	__u64 heard; /* events that were read, of all time */
+	__u64 prepared; /* the last generation that labels were written for, whether or not it came into force */
+};
+
+/* The rules that forbid an operation, as masks. */
+struct guard_masks {
+	__u64 denied;
+	__u64 audited;
+};
+
+struct guard_count {
+	__u64 denied;
+	__u64 audited;
+	__u64 unrecorded; /* new files that sh_g_files had no room for */
+};
+
+/* A rule, for people; both end with a zero. */
+struct guard_rule {
+	char name[64];
+	char text[960];
+};
+
+/* Argument of sh_key, and its answer. */
+struct guard_key {
+	__u64 fd; /* a descriptor of the calling process */
+	struct guard_file file; /* all 0: it has none */
+};
+
+/* Payload of an event: who tried what. */
+struct guard_event {
+	struct guard_file file; /* inode 0: a name that there is not yet */
+	struct guard_file program; /* the executable; 0: a thread of the kernel */
+	__u64 rules; /* that forbid it */
+	__u64 generation;
+	__u32 op;
+	__u32 is_denied; /* 0: audited */
+	__u32 target; /* of GUARD_TRACE: process ID */
+	__u16 names_size; /* bytes that are used */
+	__u16 program_size;
+	char comm[TASK_COMM_BYTES];
+	/* Each with its zero, the file's own first and the file system's root last. */
+	char names[GUARD_PATH_BYTES + GUARD_NAME_BYTES];
+	char program_names[GUARD_PATH_BYTES + GUARD_NAME_BYTES];
+};
+
+#endif

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Whether rules forbid an operation to the current process, and the event that tells so.
+ */
+#ifndef SHUNT_GUARD_JUDGE_H
+#define SHUNT_GUARD_JUDGE_H
+
+#include "label.h"
+
+#define EPERM 1
+
+struct vfsmount {
+	struct dentry *mnt_root;
+} KERNEL_STRUCT;
+
+struct path {
+	struct vfsmount *mnt;
+	struct dentry *dentry;
+} KERNEL_STRUCT;
+
+struct file {
+	unsigned int f_mode;
+	unsigned int f_flags;
+	struct inode *f_inode;
+	struct path f_path;
+} KERNEL_STRUCT;
+
+struct mm_struct {
+	struct file *exe_file;
+} KERNEL_STRUCT;
+
+struct fdtable {
+	struct file **fd;
+} KERNEL_STRUCT;
+
+struct files_struct {
+	struct fdtable *fdt;
+} KERNEL_STRUCT;
+
+/* What task.h does not have of it. */
+struct task_struct___guard {
+	int tgid;
+	unsigned int ptrace;
+	struct mm_struct *mm;
+	struct files_struct *files;
+} KERNEL_STRUCT;
+
+/*
+ * What rules forbid. Key: the side of the generation × GUARD_OP_COUNT + enum guard_op; value: struct
+ * guard_masks. User space writes, programs read. Never full. Upgrade: pinned, and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2 * GUARD_OP_COUNT);
+	__type(key, __u32);
+	__type(value, struct guard_masks);
+} sh_g_ops SEC(".maps");
+
+/* From the file to the root of its file system, without locks: a rename at the same moment may mix two
+ * names. Returns the bytes that are used. */
+static __noinline int names_walk(char *names, struct dentry *dentry)
+{
+	__u32 used = 0;
+
+	if (!names)
+		return 0;
+	for (int i = 0; i < GUARD_DEPTH_MAX && used < GUARD_PATH_BYTES; i++) {
+		struct dentry *parent = BPF_CORE_READ(dentry, d_parent);
+		const unsigned char *name = BPF_CORE_READ(dentry, d_name.name);
+		long size;
+
+		if (!parent || parent == dentry)
+			break;
+		size = bpf_probe_read_kernel_str(&names[used & (GUARD_PATH_BYTES - 1)],
+						 GUARD_NAME_BYTES, name);
+		if (size <= 0 || size > GUARD_NAME_BYTES)
+			break;
+		used += size;
+		dentry = parent;
+	}
+	return used;
+}
+
+/* What a process is about to do. */
+struct attempt {
+	__u64 rules; /* that the object is under */
+	__u64 generation;
+	enum guard_op op;
+	__u32 target; /* of GUARD_TRACE: process ID */
+	__u32 is_denied;
+};
+
+/* Tells of an operation; dentry is what it is about, or NULL. */
+static __noinline int attempt_tell(struct dentry *dentry, struct attempt *a)
+{
+	struct event_header *h = event_reserve(sizeof(struct guard_event), GUARD_SENSOR);
+	struct task_struct___guard *task = (void *)bpf_get_current_task();
+	struct guard_event *e;
+	struct file *program;
+
+	if (!h)
+		return 0;
+	event_task(h);
+	e = (void *)(h + 1);
+	__builtin_memset(e, 0, __builtin_offsetof(struct guard_event, names));
+	e->rules = a->rules;
+	e->generation = a->generation;
+	e->op = a->op;
+	e->is_denied = a->is_denied;
+	e->target = a->target;
+	bpf_get_current_comm(e->comm, sizeof(e->comm));
+	if (dentry) {
+		e->file = file_of(BPF_CORE_READ(dentry, d_inode));
+		e->file.device = BPF_CORE_READ(dentry, d_sb, s_dev); /* a new name has no inode */
+		e->names_size = names_walk(e->names, dentry);
+	}
+	program = BPF_CORE_READ(task, mm, exe_file);
+	if (program) {
+		e->program = file_of(BPF_CORE_READ(program, f_inode));
+		e->program_size =
+			names_walk(e->program_names, BPF_CORE_READ(program, f_path.dentry));
+	}
+	event_submit(h);
+	return 0;
+}
+
+/* 0, or -EPERM: the rules forbid the operation to the current process. */
+static __noinline int attempt_judge(struct dentry *dentry, struct attempt *a)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	__u32 key = (a->generation & 1) * GUARD_OP_COUNT + a->op;
+	struct guard_masks *masks = bpf_map_lookup_elem(&sh_g_ops, &key);
+	struct guard_count *count = count_get();
+	__u64 denied, rules;
+
+	if (!masks || !count)
+		return 0;
+	rules = a->rules & (masks->denied | masks->audited);
+	if (rules)
+		rules &= ~trust_of(task->group_leader, a->generation);
+	if (!rules)
+		return 0;
+	denied = rules & masks->denied;
+	a->is_denied = denied != 0;
+	a->rules = denied ? denied : rules;
+	if (denied)
+		count->denied++;
+	else
+		count->audited++;
+	attempt_tell(dentry, a);
+	return denied ? -EPERM : 0;
+}
+
+static __always_inline int is_moved(void)
+{
+	__u64 *moved = moved_get();
+
+	return moved && *moved;
+}
+
+/* The same for an operation on an inode, whose name is the dentry's; is_place: what is done there also
+ * changes what a path through a folder leads to. */
+static __noinline int inode_judge(struct inode *inode, struct dentry *dentry, __u32 op,
+				  int is_place)
+{
+	struct guard_state *state = state_get();
+	struct attempt a = { .op = op };
+	struct guard_side *side;
+	__u64 trusts = 0;
+
+	if (!state || !state->generation || !inode)
+		return 0;
+	a.generation = state->generation;
+	side = side_of(label_find(inode), a.generation);
+	if (side) {
+		a.rules = side->rules;
+		if (is_place)
+			a.rules |= side->above;
+		trusts = side->trusts;
+	}
+	if (!a.rules && is_moved())
+		a.rules = rules_above(dentry, a.generation);
+	if (a.rules && attempt_judge(dentry, &a))
+		return -EPERM;
+	if (!trusts || op != GUARD_WRITE)
+		return 0;
+	a.rules = trusts;
+	a.op = GUARD_PROGRAM;
+	return attempt_judge(dentry, &a);
+}
+
+#endif

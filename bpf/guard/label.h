@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Which rules an inode is under, and which rules trust a process.
+ *
+ *   user space, at load ─► sh_g_files ─► sh_g_labels ◄─ new name in a labelled folder
+ *                            the inode has left memory, and comes back
+ *
+ * A label is the inode's own, so no other name, mount or namespace leads around it. It lives as long as
+ * the inode is in memory. sh_g_files keeps it by device, inode number and generation for the time after.
+ *
+ * Invariant: an inode that has ever had a label has one in sh_g_labels or in sh_g_files.
+ */
+#ifndef SHUNT_GUARD_LABEL_H
+#define SHUNT_GUARD_LABEL_H
+
+#include "guard.h"
+
+#define MODE_TYPE 0170000 /* S_IFMT of linux/stat.h */
+#define MODE_FOLDER 0040000 /* S_IFDIR */
+
+struct super_block {
+	__u32 s_dev;
+} KERNEL_STRUCT;
+
+struct inode {
+	__u16 i_mode;
+	unsigned long i_ino;
+	unsigned int i_nlink;
+	__u32 i_generation;
+	struct super_block *i_sb;
+} KERNEL_STRUCT;
+
+struct qstr {
+	const unsigned char *name;
+} KERNEL_STRUCT;
+
+struct dentry {
+	struct dentry *d_parent;
+	struct qstr d_name;
+	struct inode *d_inode;
+	struct super_block *d_sb;
+} KERNEL_STRUCT;
+
+/*
+ * Labels of inodes in memory. Key: the inode; value: struct guard_label. User space writes at load, programs
+ * write for new files; programs read. Never full; without memory, sh_g_files is read instead. Goes with the
+ * inode. Upgrade: pinned, and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_INODE_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct guard_label);
+} sh_g_labels SEC(".maps");
+
+/*
+ * Labels of all inodes. Key: struct guard_file; value: struct guard_label. User space writes at load,
+ * programs write for new files, and take deleted ones away. Full: a load is refused, and a new file is
+ * counted in sh_g_counts. Upgrade: pinned, and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, GUARD_FILES_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct guard_file);
+	__type(value, struct guard_label);
+} sh_g_files SEC(".maps");
+
+/*
+ * Which processes are trusted. Key: the task; value: struct guard_trust. Programs write at exec and fork,
+ * user space at load for those that run; programs read. Never full; without memory the process is not
+ * trusted. Goes with the task. Upgrade: pinned, and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct guard_trust);
+} sh_g_tasks SEC(".maps");
+
+/*
+ * The policy in force. Key: 0; value: struct guard_state. User space writes, programs read. Never full.
+ * Upgrade: pinned, and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct guard_state);
+} sh_g_state SEC(".maps");
+
+/*
+ * Folders that were moved into protected ones, with what is in them: this is looked for upwards, if there
+ * are any. Key: 0; value: a count. Programs write and read. Never full. Upgrade: pinned, and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} sh_g_moved SEC(".maps");
+
+/*
+ * What agents have done. Key: 0; value: struct guard_agent. User space writes and reads. Never full.
+ * Upgrade: pinned, and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct guard_agent);
+} sh_g_agent SEC(".maps");
+
+/*
+ * What happened. Key: 0; value: struct guard_count of a CPU. Programs write, user space reads. Never full.
+ * Upgrade: pinned, and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct guard_count);
+} sh_g_counts SEC(".maps");
+
+/*
+ * What rules are called. Key: the side of the generation × GUARD_RULES_MAX + the rule; value: struct
+ * guard_rule. User space writes and reads. Never full. Upgrade: pinned, and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2 * GUARD_RULES_MAX);
+	__type(key, __u32);
+	__type(value, struct guard_rule);
+} sh_g_rules SEC(".maps");
+
+static __always_inline struct guard_state *state_get(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&sh_g_state, &zero);
+}
+
+static __always_inline __u64 *moved_get(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&sh_g_moved, &zero);
+}
+
+static __always_inline struct guard_count *count_get(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&sh_g_counts, &zero);
+}
+
+static __always_inline struct guard_file file_of(struct inode *inode)
+{
+	struct guard_file file = {};
+
+	file.inode = BPF_CORE_READ(inode, i_ino);
+	file.device = BPF_CORE_READ(inode, i_sb, s_dev);
+	file.generation = BPF_CORE_READ(inode, i_generation);
+	return file;
+}
+
+static __always_inline struct guard_label *label_find(struct inode *inode)
+{
+	struct guard_label *label = bpf_inode_storage_get(&sh_g_labels, inode, 0, 0);
+	struct guard_file file;
+
+	if (label)
+		return label;
+	file = file_of(inode);
+	label = bpf_map_lookup_elem(&sh_g_files, &file);
+	if (label)
+		bpf_inode_storage_get(&sh_g_labels, inode, label, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	return label;
+}
+
+static __always_inline struct guard_side *side_of(struct guard_label *label, __u64 generation)
+{
+	struct guard_side *side;
+
+	if (!label)
+		return NULL;
+	side = &label->sides[generation & 1];
+	return side->generation == generation ? side : NULL;
+}
+
+/* The rules of a folder above, for what was moved in with a folder and has no label of its own. */
+static __noinline __u64 rules_above(struct dentry *dentry, __u64 generation)
+{
+	for (int i = 0; i < GUARD_DEPTH_MAX; i++) {
+		struct dentry *parent = dentry->d_parent;
+		struct guard_side *side;
+		struct inode *inode;
+
+		if (!parent || parent == dentry)
+			return 0;
+		inode = parent->d_inode;
+		if (!inode)
+			return 0;
+		side = side_of(bpf_inode_storage_get(&sh_g_labels, inode, 0, 0), generation);
+		if (side && side->rules)
+			return side->rules;
+		dentry = parent;
+	}
+	return 0;
+}
+
+/* Gives an inode the rules of the folder that it gets a name in. */
+static __noinline int label_join(struct inode *inode, struct guard_label *folder)
+{
+	struct guard_label label = {}, *own = label_find(inode);
+	struct guard_file file;
+	int changed = 0;
+
+	if (own)
+		label = *own;
+	for (int i = 0; i < 2; i++) {
+		struct guard_side *to = &label.sides[i], *from = &folder->sides[i];
+
+		if (!from->rules || from->generation < to->generation)
+			continue;
+		if (from->generation > to->generation)
+			*to = (struct guard_side){ .generation = from->generation };
+		changed |= (to->rules & from->rules) != from->rules;
+		to->rules |= from->rules;
+	}
+	if (!changed)
+		return 0;
+	file = file_of(inode);
+	if (bpf_map_update_elem(&sh_g_files, &file, &label, BPF_ANY)) {
+		struct guard_count *count = count_get();
+
+		if (count)
+			count->unrecorded++;
+	}
+	own = bpf_inode_storage_get(&sh_g_labels, inode, &label, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (own)
+		*own = label;
+	return 0;
+}
+
+/* The rules by which the current process is trusted. */
+static __always_inline __u64 trust_of(struct task_struct *task, __u64 generation)
+{
+	struct guard_trust *trust = bpf_task_storage_get(&sh_g_tasks, task, 0, 0);
+
+	if (!trust || trust->generations[generation & 1] != generation)
+		return 0;
+	return trust->trusts[generation & 1];
+}
+
+#endif

@@ -1,0 +1,162 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/guard/protect"
+)
+
+func guardFile(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "guard.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+const guardPolicy = "guard: {protect: [{name: data, paths: [/srv/data], deny: [write], mode: deny}]}\n"
+
+func guardMain(arguments ...string) (code int, out, errOut string) {
+	var o, e bytes.Buffer
+	code = Main(append([]string{"guard"}, arguments...), strings.NewReader(""), &o, &e)
+	return code, o.String(), e.String()
+}
+
+func TestGuardCheck(t *testing.T) {
+	good, bad := guardFile(t, guardPolicy), guardFile(t, strings.Replace(guardPolicy, "write", "read", 1))
+	if code, out, _ := guardMain("check", good); code != exitOK || !strings.Contains(out, "is a policy of 1 rule.\n  data: deny: write of /srv/data by all but nobody\n") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+	if code, out, _ := guardMain("check", bad); code != exitRefused || !strings.Contains(out, "deny read is not supported yet") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+	code, out, _ := guardMain("check", bad, "-o", "json")
+	var answer struct {
+		OK     bool
+		Faults []struct{ Line, Column int }
+	}
+	if err := json.Unmarshal([]byte(out), &answer); err != nil || code != exitRefused || answer.OK || len(answer.Faults) != 1 || answer.Faults[0].Line != 1 {
+		t.Errorf("exit %d, %v: %s", code, err, out)
+	}
+}
+
+func TestGuardRefuses(t *testing.T) {
+	good := guardFile(t, guardPolicy)
+	for _, arguments := range [][]string{{"check"}, {"check", good, good}, {"run"}, {"run", "--policy", good, "-o", "xml"}, {"nosuch"}, {"stop", "now"}} {
+		if code, _, errOut := guardMain(arguments...); code != exitUsage || errOut == "" {
+			t.Errorf("%v: exit %d: %s", arguments, code, errOut)
+		}
+	}
+	if code, _, errOut := guardMain("run", "--policy", guardFile(t, "guard: {}")); code != exitRefused || !strings.Contains(errOut, "protect") {
+		t.Errorf("a bad policy: exit %d: %s", code, errOut)
+	}
+	if code, _, errOut := guardMain("check", good+"x"); code != exitRefused || !strings.Contains(errOut, "no such file") {
+		t.Errorf("a missing file: exit %d: %s", code, errOut)
+	}
+}
+
+// The first line is what a user must not rely on.
+func TestGuardSaysFirstWhatIsNotEnforced(t *testing.T) {
+	var out bytes.Buffer
+	p := policy.Policy{Rules: []policy.Rule{{Name: "data", Paths: []string{"/srv/data"}, Deny: []string{policy.Write, policy.Delete}, Mode: policy.Deny}}}
+	err := notEnforced(streams{err: &out}, p, &protect.Refusal{Reason: "it is too old", Remedy: "Boot another one"})
+	want := "NOT PROTECTED: nothing of the policy is enforced on this kernel, and nothing was attached.\n" +
+		"  data (mode deny) is not enforced: write, delete of /srv/data\nwhy: it is too old\nwhat to do: Boot another one.\n"
+	if err == nil || out.String() != want {
+		t.Errorf("%v:\n%s", err, out.String())
+	}
+}
+
+func TestGuardStatusPrints(t *testing.T) {
+	var out bytes.Buffer
+	now := time.Now()
+	status := &protect.Status{Since: now.Add(-time.Hour), Loaded: now.Add(-time.Minute), Heard: now.Add(-10 * time.Second), Hooks: 26, Denied: 5, Audited: 2, Unheard: 3,
+		Rules: []protect.RuleStatus{{Name: "data", Text: "deny: write of /srv/data by all but nobody"}}}
+	printGuardStatus(&out, status, now)
+	want := "Protected for 1h0m0s, by 1 rule at 26 hooks; the policy is of 1m0s ago.\n" +
+		"Nobody has listened for 10s. Files are protected all the same; `shunt guard run` tells again.\n" +
+		"5 denied, 2 audited, 3 of these told to nobody.\n  data: deny: write of /srv/data by all but nobody\n"
+	if out.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+	}
+	out.Reset()
+	status.Listening, status.Unrecord = true, 1
+	if printGuardStatus(&out, status, now); !strings.Contains(out.String(), "A process listens.\n") || !strings.Contains(out.String(), "warning: 1 new files") {
+		t.Error(out.String())
+	}
+}
+
+// TestGuardAtWork runs, asks and stops the guard as a user does, on a kernel that lets it.
+func TestGuardAtWork(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := filepath.Join(dir, "f")
+	if err := os.WriteFile(target, []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := policy.Policy{Rules: []policy.Rule{{Name: "data", Paths: []string{target}, Deny: []string{policy.Write}, Mode: policy.Deny}}}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	c := &cobra.Command{}
+	c.SetContext(ctx)
+	var out, errOut bytes.Buffer
+	done := make(chan error, 1)
+	go func() { done <- runGuard(c, streams{out: &out, err: &errOut}, p, "text") }()
+	write := func() error { return os.WriteFile(target, []byte("changed"), 0o600) }
+	for write() == nil {
+		select {
+		case err := <-done:
+			if strings.HasPrefix(errOut.String(), "NOT PROTECTED") && os.Getenv("SHUNT_KERNEL_TEST") == "" {
+				t.Skip(errOut.String())
+			}
+			t.Fatal(err, out.String(), errOut.String())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	if code, text, _ := guardMain("status"); code != exitOK || !strings.Contains(text, "A process listens.") {
+		t.Errorf("status: exit %d: %s", code, text)
+	}
+	if code, _, text := guardMain("stop"); code != exitRefused || !strings.Contains(text, "end it first") {
+		t.Errorf("stop while it runs: exit %d: %s", code, text)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out.String(), " denied write of "+target+" by ") || !strings.Contains(out.String(), "All stays protected") {
+		t.Errorf("it said:\n%s", out.String())
+	}
+	if err := write(); err == nil {
+		t.Error("after the end of the process, the file is not protected")
+	}
+	code, status, _ := guardMain("status")
+	if code != exitOK || !strings.Contains(status, "Nobody has listened for ") {
+		t.Errorf("status: exit %d: %s", code, status)
+	}
+	t.Logf("run:\n%sstatus:\n%s", out.String(), status)
+	if code, text, _ := guardMain("stop"); code != exitOK || text != "Nothing is protected any more.\n" {
+		t.Errorf("stop: exit %d: %s", code, text)
+	}
+	if code, text, _ := guardMain("status"); code != exitRefused || !strings.HasPrefix(text, "Nothing is protected") {
+		t.Errorf("status after stop: exit %d: %s", code, text)
+	}
+	if err := write(); err != nil {
+		t.Error(err)
+	}
+}

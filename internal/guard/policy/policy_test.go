@@ -1,0 +1,150 @@
+package policy
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/shunt-lb/shunt/internal/config"
+)
+
+func load(t *testing.T, text string) (Policy, []string, bool) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "guard.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, faults, err := Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for _, f := range faults {
+		lines = append(lines, strings.TrimPrefix(f.String(), filepath.Dir(file)+"/"))
+	}
+	return p, lines, config.HasErrors(faults)
+}
+
+// The two tables of a well-known product's manual: /test/ trusts the programs in /test/bin, and
+// /test/bin/ trusts nobody.
+const twoTables = `guard:
+  protect:
+    - name: data
+      paths: [/test/]
+      deny: [write, create, delete, rename, link, chmod, mount]
+      trust: {programs: [/test/bin/app, /test/bin/../bin/backup]}
+      mode: deny
+    - name: programs
+      paths: /test/bin/
+      deny: [write, delete]
+      mode: audit
+`
+
+func TestPolicy(t *testing.T) {
+	have, faults, _ := load(t, twoTables)
+	if len(faults) > 0 {
+		t.Fatal(faults)
+	}
+	for i := range have.Rules {
+		if !strings.HasSuffix(have.Rules[i].At, []string{"guard.yaml:3:7", "guard.yaml:8:7"}[i]) {
+			t.Errorf("rule %d is at %s", i, have.Rules[i].At)
+		}
+		have.Rules[i].At = ""
+	}
+	want := Policy{Rules: []Rule{
+		{Name: "data", Paths: []string{"/test"}, Deny: Operations, Programs: []string{"/test/bin/app", "/test/bin/backup"}, Mode: Deny},
+		{Name: "programs", Paths: []string{"/test/bin"}, Deny: []string{Write, Delete}, Mode: Audit},
+	}}
+	if !reflect.DeepEqual(have, want) {
+		t.Errorf("have %+v\nwant %+v", have, want)
+	}
+	if got := have.Rules[1].String(); got != "audit: write, delete of /test/bin by all but nobody" {
+		t.Error(got)
+	}
+}
+
+func TestFaultsOfPolicies(t *testing.T) {
+	const rule = "guard:\n  protect:\n    - {name: data, paths: [/srv], deny: [write], mode: deny}\n"
+	for name, c := range map[string]struct {
+		text string
+		want []string // each a part of a line
+		bad  bool
+	}{
+		"empty":         {"", []string{"the configuration is empty"}, true},
+		"another key":   {"gaurd: {}\n", []string{`unknown key "gaurd"; did you mean "guard"?`}, true},
+		"no rules":      {"guard: {protect: []}\n", []string{"1:18: error: guard.protect: nothing is protected"}, true},
+		"later section": {rule + "  detect: []\n", []string{"4:3: error: guard.detect: detect is not supported yet"}, true},
+		"later operation": {strings.Replace(rule, "[write]", "[write, read]", 1),
+			[]string{"deny read is not supported yet; take the permission to read away with chmod"}, true},
+		"unknown operation": {strings.Replace(rule, "[write]", "[wirte]", 1), []string{`unknown deny "wirte"`, `did you mean "write"?`}, true},
+		"later trust":       {strings.Replace(rule, "mode:", "trust: {children: true}, mode:", 1), []string{"children is not supported yet; name these programs as well"}, true},
+		"no mode":           {strings.Replace(rule, ", mode: deny", "", 1), []string{`"mode"`}, true},
+		"relative":          {strings.Replace(rule, "/srv", "srv", 1), []string{`3:28: error: guard.protect[0].paths[0]: the path "srv" is not absolute; begin it with /`}, true},
+		"root":              {strings.Replace(rule, "/srv", "/srv/..", 1), []string{"the root cannot be protected"}, true},
+		"proc":              {strings.Replace(rule, "/srv", "/proc/1", 1), []string{"/proc/1 is the kernel's own"}, true},
+		"same name":         {rule + "    - {name: data, paths: [/etc], deny: [write], mode: audit}\n", []string{`4:14: error: guard.protect[1].name: a rule before this one is called "data" too`}, true},
+		"empty lists":       {strings.NewReplacer("[/srv]", "[]", "[write]", "[]").Replace(rule), []string{"paths is an empty list", "deny is an empty list"}, true},
+		"twice":             {strings.NewReplacer("/srv", "/srv, /srv/", "write", "write, write").Replace(rule), []string{"warning: guard.protect[0].paths[1]: /srv is there twice", "deny has write twice"}, false},
+		"interpreter":       {strings.Replace(rule, "mode:", "trust: {programs: [/usr/bin/python3.11]}, mode:", 1), []string{"warning: guard.protect[0].trust.programs[0]: /usr/bin/python3.11 runs what it is given"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, faults, bad := load(t, c.text)
+			if bad != c.bad {
+				t.Errorf("has errors: %v, want %v", bad, c.bad)
+			}
+			all := strings.Join(faults, "\n")
+			for _, want := range c.want {
+				if !strings.Contains(all, want) {
+					t.Errorf("%q is not in:\n%s", want, all)
+				}
+			}
+		})
+	}
+	many := "guard:\n  protect:\n"
+	for i := range RulesMax + 1 {
+		many += "    - {name: r" + strings.Repeat("x", i%60) + string(rune('a'+i/60)) + ", paths: [/srv], deny: [write], mode: deny}\n"
+	}
+	if _, faults, bad := load(t, many); !bad || !strings.Contains(strings.Join(faults, "\n"), "65 rules, and at most 64 are possible") {
+		t.Error(faults)
+	}
+}
+
+// Whatever is in a file, a policy without errors has rules that the programs can be given.
+func FuzzLoad(f *testing.F) {
+	f.Add(twoTables)
+	f.Add("guard: {protect: [{name: a, paths: /a//b/, deny: write, mode: deny}]}")
+	f.Add("guard: {protect: [{name: a, paths: [], trust: {programs: 1}}]}")
+	f.Add("guard: [")
+	f.Fuzz(func(t *testing.T, text string) {
+		p, _, bad := load(t, text)
+		if bad {
+			return
+		}
+		names := map[string]bool{}
+		for _, r := range p.Rules {
+			if r.Name == "" || names[r.Name] || len(r.Paths) == 0 || len(r.Deny) == 0 || r.Mode != Audit && r.Mode != Deny {
+				t.Fatalf("a rule %+v without a fault", r)
+			}
+			names[r.Name] = true
+			for _, path := range append(r.Paths, r.Programs...) {
+				if path != filepath.Clean(path) || !filepath.IsAbs(path) || path == "/" {
+					t.Fatalf("the path %q without a fault", path)
+				}
+			}
+		}
+		if len(p.Rules) == 0 || len(p.Rules) > RulesMax {
+			t.Fatalf("%d rules without a fault", len(p.Rules))
+		}
+	})
+}
+
+func TestSchemaNamesTheOperations(t *testing.T) {
+	text := string(Schema())
+	for _, word := range append(Operations, Audit, Deny, "trust", "programs") {
+		if !strings.Contains(text, `"`+word+`"`) {
+			t.Errorf("the schema lacks %q", word)
+		}
+	}
+}

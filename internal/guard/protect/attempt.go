@@ -1,0 +1,162 @@
+package protect
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+)
+
+// Attempt is an operation that rules forbid to the program that tried it.
+type Attempt struct {
+	Time      time.Time `json:"time"`
+	Denied    bool      `json:"denied"` // else it was only audited
+	Operation string    `json:"operation"`
+	Path      string    `json:"path"`
+	Rules     []string  `json:"rules"`
+	PID       uint32    `json:"pid"`
+	Comm      string    `json:"comm"`
+	Program   string    `json:"program"`
+	Target    uint32    `json:"target,omitempty"` // of trace: process ID
+	CgroupID  uint64    `json:"cgroup"`
+	MountNS   uint32    `json:"mntns"`
+}
+
+// String is one line.
+func (a Attempt) String() string {
+	word := "audited"
+	if a.Denied {
+		word = "denied"
+	}
+	object := a.Path
+	if a.Target != 0 {
+		object = fmt.Sprintf("process %d", a.Target)
+	}
+	return fmt.Sprintf("%s %s %s of %s by %s (pid %d, %s): rule %s", a.Time.Format("15:04:05.000"), word, a.Operation, object, a.Program, a.PID, a.Comm, strings.Join(a.Rules, ", "))
+}
+
+// words are what people read for an operation.
+var words = map[guardGuardOp]string{guardGuardOpGUARD_PROGRAM: "write-program", guardGuardOpGUARD_TRACE: "trace"}
+
+func wordOf(op guardGuardOp) string {
+	for word, number := range operations {
+		if number == op {
+			return word
+		}
+	}
+	if word, ok := words[op]; ok {
+		return word
+	}
+	return fmt.Sprintf("operation-%d", op)
+}
+
+// names makes attempts of events.
+type names struct {
+	rules  *ebpf.Map
+	booted time.Time
+}
+
+func newNames(rules *ebpf.Map) *names {
+	return &names{rules, time.Now().Add(-time.Duration(bootNow()))}
+}
+
+func (n *names) attempt(e event.Event) (Attempt, error) {
+	var raw guardGuardEvent
+	if err := binary.Read(bytes.NewReader(e.Payload), binary.NativeEndian, &raw); err != nil {
+		return Attempt{}, fmt.Errorf("decode an attempt of %d bytes: %w; the programs are of another version of shunt", len(e.Payload), err)
+	}
+	a := Attempt{
+		Time: n.booted.Add(time.Duration(e.TimeNs)), Denied: raw.IsDenied != 0, Operation: wordOf(guardGuardOp(raw.Op)),
+		PID: e.Tgid, Comm: text(raw.Comm[:]), Target: raw.Target, CgroupID: e.CgroupID, MountNS: e.Mntns, Program: "the kernel",
+	}
+	for rule := range uint32(policy.RulesMax) {
+		if raw.Rules>>rule&1 == 0 {
+			continue
+		}
+		var r guardGuardRule
+		if err := n.rules.Lookup(uint32(raw.Generation&1)*policy.RulesMax+rule, &r); err != nil {
+			return Attempt{}, fmt.Errorf("look up what rule %d is called: %w", rule, err)
+		}
+		a.Rules = append(a.Rules, text(r.Name[:]))
+	}
+	points := mountPoints()
+	if raw.File.Device != 0 {
+		a.Path = pathOf(points, raw.File.Device, raw.Names[:min(int(raw.NamesSize), len(raw.Names))])
+	}
+	if raw.Program != (guardGuardFile{}) {
+		a.Program = pathOf(points, raw.Program.Device, raw.ProgramNames[:min(int(raw.ProgramSize), len(raw.ProgramNames))])
+	}
+	return a, nil
+}
+
+// text is what is before the first zero.
+func text(raw []int8) string {
+	var b strings.Builder
+	for _, c := range raw {
+		if c == 0 {
+			break
+		}
+		b.WriteByte(byte(c))
+	}
+	return b.String()
+}
+
+// pathOf is a path of names, the last one first, each with its zero, on a file system.
+func pathOf(points map[uint32]string, device uint32, raw []int8) string {
+	var path strings.Builder
+	for end := len(raw); end > 0; {
+		begin := end - 1
+		for begin > 0 && raw[begin-1] != 0 {
+			begin--
+		}
+		path.WriteString("/" + text(raw[begin:end]))
+		end = begin
+	}
+	point, known := points[device]
+	switch {
+	case !known:
+		return fmt.Sprintf("[%d:%d]%s", device>>20, device&(1<<20-1), path.String()) // mounted nowhere here
+	case point == "/" && path.Len() > 0:
+		return path.String()
+	}
+	return point + path.String()
+}
+
+// mountPoints are where file systems are mounted as a whole, by their device as the kernel has it
+// (proc_pid_mountinfo(5)).
+func mountPoints() map[uint32]string {
+	points := map[uint32]string{}
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return points
+	}
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		var major, minor uint32
+		if len(fields) < 5 || fields[3] != "/" {
+			continue
+		}
+		if _, err := fmt.Sscanf(fields[2], "%d:%d", &major, &minor); err != nil {
+			continue
+		}
+		if _, is := points[major<<20|minor]; !is {
+			points[major<<20|minor] = fields[4]
+		}
+	}
+	return points
+}
+
+// bootTime is a reading of CLOCK_BOOTTIME as people have it.
+func bootTime(ns uint64) time.Time {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // cannot fail with this clock
+	return time.Now().Add(time.Duration(int64(ns) - now.Nano()))
+}

@@ -1,0 +1,259 @@
+package protect
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/internal/kernel"
+)
+
+// Refusal is why this kernel does not enforce a policy, and what to do.
+type Refusal struct {
+	Reason string // the kernel's
+	Remedy string
+	err    error
+}
+
+func (r *Refusal) Error() string {
+	return fmt.Sprintf("this kernel does not let BPF programs decide (BPF LSM): %s. %s", r.Reason, r.Remedy)
+}
+
+func (r *Refusal) Unwrap() error { return r.err }
+
+// Two forms of a program, of which a kernel has the arguments of one.
+const (
+	setattrPlain  = guardProgShSetattr
+	setattrMapped = guardProgShSetattrMap
+)
+
+// object is the programs that fit this kernel.
+func object(types *btf.Spec) (*ebpf.CollectionSpec, error) {
+	spec, err := loadGuard()
+	if err != nil {
+		return nil, fmt.Errorf("read the embedded object of the guard: %w", err)
+	}
+	for name, program := range spec.Programs {
+		if program.Type != ebpf.LSM {
+			continue
+		}
+		var hook *btf.Func
+		err := types.TypeByName("bpf_lsm_"+program.AttachTo, &hook)
+		switch {
+		case errors.Is(err, btf.ErrNotFound) && slices.Contains([]string{guardProgShSetAcl, guardProgShRemoveAcl}, name):
+			delete(spec.Programs, name) // before 6.2 ACLs are extended attributes, which another program sees
+		case err != nil:
+			return nil, &Refusal{fmt.Sprintf("it has no hook %s (%v)", program.AttachTo, err), "A kernel with CONFIG_BPF_LSM=y is needed", err}
+		case program.AttachTo == "inode_setattr":
+			// 6.12 has one argument more than 6.1, the first: the mount's mapping of users.
+			arguments := len(hook.Type.(*btf.FuncProto).Params)
+			if (name == setattrMapped) != (arguments == 3) {
+				delete(spec.Programs, name)
+			}
+		}
+	}
+	return spec, nil
+}
+
+// load loads all programs over these maps.
+func load(pinned map[string]*ebpf.Map) (*ebpf.Collection, error) {
+	types, err := btf.LoadKernelSpec()
+	if err != nil {
+		return nil, &Refusal{fmt.Sprintf("it does not describe its types (%v)", err), "A kernel with CONFIG_DEBUG_INFO_BTF=y is needed", err}
+	}
+	spec, err := object(types)
+	if err != nil {
+		return nil, err
+	}
+	coll, err := kernel.Load(spec, nil, pinned)
+	if err != nil {
+		return nil, activeModules().refusal(err, os.Geteuid() == 0)
+	}
+	return coll, nil
+}
+
+// modules are the kernel's active security modules, in their order, as securityfs lists them.
+type modules struct {
+	list  string
+	known bool // securityfs is mounted
+}
+
+func activeModules() modules {
+	text, err := os.ReadFile("/sys/kernel/security/lsm")
+	return modules{strings.TrimSpace(string(text)), err == nil}
+}
+
+// inactive is the refusal of a kernel that loads such programs and runs none of them; nil: it runs them, or
+// that is not known.
+func (m modules) inactive() *Refusal {
+	if !m.known || slices.Contains(strings.Split(m.list, ","), "bpf") {
+		return nil
+	}
+	return &Refusal{fmt.Sprintf("bpf is not among its active security modules (%s)", m.list), "Boot with lsm=" + strings.TrimPrefix(m.list+",bpf", ",") + " on the kernel's command line", nil}
+}
+
+// refusal tells a kernel that refuses all such programs from a program that this kernel refuses.
+func (m modules) refusal(err error, isRoot bool) error {
+	if r := m.inactive(); r != nil {
+		r.err = err
+		return r
+	}
+	switch {
+	case errors.Is(err, unix.EPERM) && !isRoot:
+		return &Refusal{"it permits that to root only", "Run it as root", err}
+	case errors.Is(err, unix.EPERM) && m.known:
+		return &Refusal{"it refuses to load them and does not say why (EPERM), though bpf is among its active security modules", "Boot a kernel that allows BPF trampolines", err}
+	case errors.Is(err, unix.EPERM):
+		return &Refusal{"it refuses to load them and does not say why (EPERM)", "Look whether bpf is among the active security modules: mount -t securityfs securityfs /sys/kernel/security, " +
+			"then read lsm there. If it is, boot a kernel that allows BPF trampolines", err}
+	}
+	return fmt.Errorf("load the guard's programs: %w", err)
+}
+
+// abi is of the pinned maps.
+const abi = 1
+
+// product is the folder of the guard's pins.
+const product = "_guard"
+
+// pins are the maps that outlive the agent.
+func pins(root string) (*kernel.MapSet, error) {
+	spec, err := loadGuard()
+	if err != nil {
+		return nil, fmt.Errorf("read the embedded object of the guard: %w", err)
+	}
+	delete(spec.Maps, event.MapEvents) // each agent has its own
+	delete(spec.Maps, event.MapSequence)
+	return kernel.NewMapSet(spec, kernel.MapDirectory(root, product, abi), nil, "run `shunt guard stop` first")
+}
+
+func linksFolder(root string) string { return filepath.Join(kernel.Directory(root, product), "links") }
+
+// attach puts all programs at their hooks and pins the links. Those of an earlier agent are removed after
+// that, so there is no moment without.
+func attach(root string, coll *ebpf.Collection) (err error) {
+	folder := linksFolder(root)
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return fmt.Errorf("make the folder %s for the links: %w", folder, err)
+	}
+	earlier, err := os.ReadDir(folder)
+	if err != nil {
+		return fmt.Errorf("list the links in %s: %w", folder, err)
+	}
+	number := 0
+	for _, e := range earlier {
+		var n int
+		if _, err := fmt.Sscanf(e.Name(), "%d", &n); err == nil {
+			number = max(number, n)
+		}
+	}
+	mine := filepath.Join(folder, fmt.Sprint(number+1))
+	if err := os.Mkdir(mine, 0o700); err != nil {
+		return fmt.Errorf("make the folder %s for the links: %w", mine, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, removeLinks(mine))
+		}
+	}()
+	for _, name := range slices.Sorted(maps.Keys(coll.Programs)) {
+		if coll.Programs[name].Type() != ebpf.LSM {
+			continue
+		}
+		l, err := link.AttachLSM(link.LSMOptions{Program: coll.Programs[name]})
+		if err != nil {
+			return activeModules().refusal(fmt.Errorf("attach %s: %w", name, err), true)
+		}
+		err = l.Pin(filepath.Join(mine, name))
+		_ = l.Close()
+		if err != nil {
+			return fmt.Errorf("pin the link of %s: %w", name, err)
+		}
+	}
+	for _, e := range earlier {
+		err = errors.Join(err, removeLinks(filepath.Join(folder, e.Name())))
+	}
+	return err
+}
+
+// detachLimit is how long the kernel may take to let go of links whose pins are gone: it does so later, in a
+// work queue.
+const detachLimit = 30 * time.Second
+
+// removeLinks ends the links that are pinned in a folder, waits until they are gone, and removes the folder.
+func removeLinks(folder string) error {
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return fmt.Errorf("list the links in %s: %w", folder, err)
+	}
+	var errs []error
+	var ids []link.ID
+	for _, e := range entries {
+		path := filepath.Join(folder, e.Name())
+		if l, err := link.LoadPinnedLink(path, nil); err == nil {
+			if info, err := l.Info(); err == nil {
+				ids = append(ids, info.ID)
+			}
+			_ = l.Close()
+		}
+		errs = append(errs, os.Remove(path))
+	}
+	if err := errors.Join(append(errs, os.Remove(folder))...); err != nil {
+		return err
+	}
+	until := time.Now().Add(detachLimit)
+	for _, id := range ids {
+		for isThere(id) {
+			if time.Now().After(until) {
+				return fmt.Errorf("end the links that were pinned in %s: another process holds them; `bpftool link` lists them", folder)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return nil
+}
+
+func isThere(id link.ID) bool {
+	l, err := link.NewFromID(id)
+	if err != nil {
+		return false
+	}
+	_ = l.Close()
+	return true
+}
+
+// Stop removes the protection and everything of it; false: there is none.
+func Stop(root string) (bool, error) {
+	home := kernel.Directory(root, product)
+	if _, err := os.Stat(home); errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	var errs []error
+	if state, err := kernel.OpenMap(filepath.Join(kernel.MapDirectory(root, product, abi), guardMapShG_state)); err == nil {
+		errs = append(errs, state.Put(uint32(0), &guardGuardState{}), state.Close()) // from here on nothing is denied
+	}
+	if sets, err := os.ReadDir(linksFolder(root)); err == nil {
+		for _, e := range sets {
+			errs = append(errs, removeLinks(filepath.Join(linksFolder(root), e.Name())))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return true, fmt.Errorf("remove the protection: %w", err)
+	}
+	if err := os.RemoveAll(home); err != nil {
+		return true, fmt.Errorf("remove what is pinned in %s: %w", home, err)
+	}
+	_ = os.Remove(kernel.Home(root)) // if nothing else of shunt is there
+	return true, nil
+}

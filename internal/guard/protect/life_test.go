@@ -1,0 +1,300 @@
+package protect
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/kernel"
+)
+
+// attempt has a program try an operation, and says whether it was denied.
+func (b *bench) attempt(program, operation, dir string) (denied bool) {
+	b.t.Helper()
+	h, err := begin(program, operation, dir)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	said, err := h.attempt()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return strings.HasPrefix(said, fmt.Sprintf("refused %d ", unix.EPERM))
+}
+
+func (b *bench) expect(denied bool, program, operation, dir, when string) {
+	b.t.Helper()
+	if got := b.attempt(program, operation, dir); got != denied {
+		b.t.Errorf("%s, %s by %s: denied %v, want %v", when, operation, filepath.Base(program), got, denied)
+	}
+}
+
+// evict has all that is not open leave the kernel's memory. The first pass takes pages and names away, which
+// hold inodes.
+func (b *bench) evict() {
+	b.t.Helper()
+	unix.Sync()
+	for range 2 {
+		if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+}
+
+func rule(b *bench, mode string, dirs ...string) policy.Policy {
+	r := policy.Rule{Name: "life", Deny: policy.Operations, Programs: []string{b.trusted}, Mode: mode}
+	for _, dir := range dirs {
+		r.Paths = append(r.Paths, filepath.Join(dir, "prot"))
+	}
+	return policy.Policy{Rules: []policy.Rule{r}}
+}
+
+// agent is another process with a guard, to be killed.
+func agent(dir string) {
+	b := &bench{root: filepath.Dir(dir), trusted: filepath.Join(filepath.Dir(dir), "trusted")}
+	g, err := Start(kernel.DefaultPinRoot, rule(b, policy.Deny, dir), slog.New(slog.DiscardHandler))
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println("ready")
+	time.Sleep(time.Hour) // until it is killed
+	g.Close()
+}
+
+// TestProtectionOutlivesItsAgent kills the agent, and tries before, after, when another one has taken over,
+// and when the protection has been ended.
+func TestProtectionOutlivesItsAgent(t *testing.T) {
+	b := newBench(t)
+	dir, next := b.place("first"), b.place("second")
+	h, err := begin(b.other, "agent", dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := Stop(kernel.DefaultPinRoot); err != nil {
+			t.Error(err)
+		}
+	})
+	b.expect(true, b.other, "open-write", dir, "with the agent")
+	if _, err := Start(kernel.DefaultPinRoot, rule(b, policy.Deny, next), slog.New(slog.DiscardHandler)); !errors.Is(err, ErrListening) {
+		t.Errorf("a second agent: %v", err)
+	}
+	if err := h.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = h.end() // it was killed
+	b.expect(true, b.other, "open-write", dir, "after the agent was killed")
+	b.evict()
+	b.expect(true, b.other, "unlink", dir, "after inodes have left memory as well")
+	b.expect(false, b.trusted, "open-write", dir, "after the agent was killed")
+	status, err := Look(kernel.DefaultPinRoot)
+	if err != nil || status == nil {
+		t.Fatal(status, err)
+	}
+	if status.Listening || status.Denied != 3 || status.Unheard != 3 || status.Hooks < 24 || len(status.Rules) != 1 || status.Rules[0].Name != "life" {
+		t.Errorf("the status without an agent: %+v", status)
+	}
+
+	g := b.start(rule(b, policy.Deny, next))
+	if !g.Adopted || g.Unheard != 3 {
+		t.Errorf("the next agent: taken over %v, unheard %d", g.Adopted, g.Unheard)
+	}
+	told := b.listen(g)
+	if after, err := Look(kernel.DefaultPinRoot); err != nil || !after.Listening || after.Hooks != status.Hooks || after.Unheard != 0 {
+		t.Errorf("the status with the next agent: %+v %v", after, err)
+	}
+	b.expect(false, b.other, "open-write", dir, "of the policy before")
+	b.expect(true, b.other, "open-write", next, "of the next policy")
+	b.expect(false, b.trusted, "open-write", next, "of the next policy")
+	if all := told(); len(all) != 1 || !all[0].Denied || all[0].Comm != "other" || all[0].Path != filepath.Join(next, "prot/f") {
+		t.Errorf("told: %v", all)
+	}
+	g.Close()
+	if was, err := Stop(kernel.DefaultPinRoot); !was || err != nil {
+		t.Errorf("stop: %v %v", was, err)
+	}
+	b.expect(false, b.other, "open-write", next, "after the end")
+	if status, err := Look(kernel.DefaultPinRoot); status != nil || err != nil {
+		t.Errorf("the status after the end: %+v %v", status, err)
+	}
+	if was, err := Stop(kernel.DefaultPinRoot); was || err != nil {
+		t.Errorf("a second stop: %v %v", was, err)
+	}
+}
+
+// TestLabels tries what becomes of labels and of trust, under one policy.
+func TestLabels(t *testing.T) {
+	b := newBench(t)
+	dirs := map[string]string{}
+	for _, name := range []string{"audited", "born", "reused", "evicted", "children"} {
+		dirs[name] = b.place(name)
+	}
+	w := work{dir: dirs["born"]}
+	if err := errors.Join(os.Mkdir(w.out("tree"), 0o755), os.Mkdir(w.out("tree/deep"), 0o755), os.WriteFile(w.out("tree/deep/f"), []byte("x"), 0o644)); err != nil {
+		b.t.Fatal(err)
+	}
+	p := rule(b, policy.Deny, dirs["born"], dirs["reused"], dirs["evicted"], dirs["children"])
+	self, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	p.Rules[0].Programs = append(p.Rules[0].Programs, self) // this process, which runs already, may do all
+	p.Rules = append(p.Rules, rule(b, policy.Audit, dirs["audited"]).Rules...)
+	p.Rules[1].Name = "audit"
+	g := b.start(p)
+	told := b.listen(g)
+	for _, one := range []struct {
+		name, dir string
+		test      func(*bench, *Guard, string)
+	}{
+		{"new files are protected", "born", (*bench).testNewFiles},
+		{"a number is used again", "reused", (*bench).testReusedNumber},
+		{"labels leave memory", "evicted", (*bench).testEviction},
+		{"trust does not spread", "children", (*bench).testChildren},
+		{"audit allows", "audited", (*bench).testAudit},
+	} {
+		t.Run(one.name, func(t *testing.T) {
+			sub := *b
+			sub.t = t
+			one.test(&sub, g, dirs[one.dir])
+		})
+	}
+	audited := 0
+	for _, a := range told() {
+		if a.Denied == strings.HasPrefix(a.Path, dirs["audited"]) || a.Program != b.other {
+			b.t.Errorf("told: %v", a)
+		}
+		if !a.Denied && a.Operation == policy.Write && a.Rules[0] == "audit" {
+			audited++
+		}
+	}
+	if audited < 2 { // opening, and each write
+		b.t.Errorf("%d attempts were audited", audited)
+	}
+}
+
+func (b *bench) testAudit(_ *Guard, dir string) {
+	b.expect(false, b.other, "open-write", dir, "audited")
+	b.expect(false, b.trusted, "open-append", dir, "audited")
+}
+
+// What trusted programs make, move and link into a folder has its label, also below a folder that was moved in.
+func (b *bench) testNewFiles(_ *Guard, dir string) {
+	w := work{dir: dir}
+	steps := errors.Join(os.WriteFile(w.prot("born"), []byte("x"), 0o644), os.Mkdir(w.prot("folder"), 0o755), os.WriteFile(w.prot("folder/born"), []byte("x"), 0o644),
+		os.Rename(w.out("source"), w.prot("moved")), os.Link(w.out("program"), w.prot("linked")), os.Rename(w.out("tree"), w.prot("tree")))
+	if steps != nil {
+		b.t.Fatal(steps)
+	}
+	for _, evicted := range []string{"", " after it has left memory"} {
+		for _, name := range []string{"prot/born", "prot/folder/born", "prot/moved", "prot/linked", "out/program", "prot/tree/deep/f"} {
+			b.expect(true, b.other, "write-path", filepath.Join(dir, name), name+evicted)
+		}
+		b.evict()
+	}
+	b.expect(false, b.trusted, "write-path", filepath.Join(dir, "prot/tree/deep/f"), "trusted")
+}
+
+// A deleted file's number comes back for a file that nobody protects.
+func (b *bench) testReusedNumber(g *Guard, dir string) {
+	w := work{dir: dir}
+	number := func(path string) uint64 {
+		var stat unix.Stat_t
+		if err := unix.Stat(path, &stat); err != nil {
+			b.t.Fatal(err)
+		}
+		return stat.Ino
+	}
+	was := number(w.prot("sub/h"))
+	b.expect(false, b.trusted, "unlink-path", w.prot("sub/h"), "trusted")
+	reused := ""
+	for i := 0; reused == "" && i < 1000; i++ {
+		path := w.out(fmt.Sprint("new", i))
+		if err := os.WriteFile(path, []byte("x"), 0o644); err != nil {
+			b.t.Fatal(err)
+		}
+		if number(path) == was {
+			reused = path
+		}
+	}
+	if reused == "" {
+		b.t.Fatal("the file system did not use the number again")
+	}
+	b.evict()
+	b.expect(false, b.other, "write-path", reused, "a file with the number of a deleted one")
+	var file guardGuardFile
+	var label guardGuardLabel
+	entries := g.maps[guardMapShG_files].Iterate()
+	for entries.Next(&file, &label) {
+		if file.Inode == was && label.Sides[g.number&1].Rules != 0 {
+			b.t.Errorf("the deleted file has a label yet: %+v", file)
+		}
+	}
+}
+
+// What the other tests call leaving memory is that.
+func (b *bench) testEviction(g *Guard, dir string) {
+	has := func() bool {
+		fd, err := unix.Open(filepath.Join(dir, "out/l"), unix.O_PATH, 0)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		defer unix.Close(fd) //nolint:errcheck // nothing was written
+		var label guardGuardLabel
+		err = g.maps[guardMapShG_labels].Lookup(uint32(fd), &label)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			b.t.Fatal(err)
+		}
+		return err == nil
+	}
+	if _, err := os.Stat(filepath.Join(dir, "prot/f")); err != nil || !has() { // by its folder, which is labelled
+		b.t.Fatal("no label", err)
+	}
+	b.evict()
+	if has() {
+		b.t.Fatal("the inode did not leave memory")
+	}
+	b.expect(true, b.other, "hard-link-from-before", dir, "after it left memory")
+}
+
+// A program that a trusted one starts is what it is.
+func (b *bench) testChildren(_ *Guard, dir string) {
+	b.expect(true, b.trusted, "start-other", filepath.Join(dir, "prot/f"), "by a child of a trusted program")
+	b.expect(false, b.trusted, "start-trusted", filepath.Join(dir, "prot/f"), "by a child that is trusted itself")
+}
+
+// TestStartFails expects that a failed start leaves nothing behind, and that a failed change leaves the policy.
+func TestStartFails(t *testing.T) {
+	b := newBench(t)
+	dir := b.place("kept")
+	missing := rule(b, policy.Deny, filepath.Join(b.root, "missing"))
+	if err := os.Symlink(dir, filepath.Join(b.root, "symbolic")); err != nil {
+		t.Fatal(err)
+	}
+	symbolic := rule(b, policy.Deny, filepath.Join(b.root, "symbolic"))
+	for want, p := range map[string]policy.Policy{"missing/prot does not exist. Make it first": missing, "leads through a symbolic link. Write " + dir + "/prot": symbolic} {
+		if _, err := Start(kernel.DefaultPinRoot, p, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if _, err := os.Stat(kernel.Directory(kernel.DefaultPinRoot, product)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what a failed start leaves: %v", err)
+	}
+	g := b.start(rule(b, policy.Deny, dir))
+	g.Close()
+	if _, err := Start(kernel.DefaultPinRoot, missing, slog.New(slog.DiscardHandler)); err == nil {
+		t.Error("a policy with a missing path was taken")
+	}
+	b.expect(true, b.other, "open-write", dir, "after a change that failed")
+	b.expect(false, b.trusted, "open-write", dir, "after a change that failed")
+}

@@ -1,0 +1,41 @@
+package protect
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv("SHUNT_GUARD_OPERATE") != "" {
+		operate(os.Args[1], os.Args[2])
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// inGuest is whether this is a virtual machine of test/kernel, where all of this has to work.
+func inGuest() bool { return os.Getenv("SHUNT_KERNEL_TEST") != "" }
+
+// needLSM skips where the kernel refuses such programs, as the machine that develops shunt does.
+func needLSM(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	if inGuest() {
+		_ = unix.Mount("securityfs", "/sys/kernel/security", "securityfs", 0, "")
+		return
+	}
+	coll, err := load(nil)
+	var refused *Refusal
+	if errors.As(err, &refused) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	coll.Close()
+}

@@ -1,0 +1,320 @@
+package protect
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/kernel"
+)
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+// bench is a disk of the test's own, with two programs that are copies of this test's binary.
+type bench struct {
+	t              *testing.T
+	root           string
+	trusted, other string
+}
+
+// newBench makes a file system with ext4, whose inodes leave memory, in a file.
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	needLSM(t)
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bench{t: t, root: filepath.Join(dir, "disk")}
+	image := filepath.Join(dir, "image")
+	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 256<<20), os.Mkdir(b.root, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	b.run("mke2fs", "-F", image)
+	b.run("mount", "-t", "ext4", "-o", "loop,user_xattr,acl", image, b.root)
+	t.Cleanup(func() {
+		if err := unix.Unmount(b.root, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	b.trusted, b.other = filepath.Join(b.root, "trusted"), filepath.Join(b.root, "other")
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, program := range []string{b.trusted, b.other} {
+		if err := os.WriteFile(program, self, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b
+}
+
+func (b *bench) run(program string, args ...string) {
+	b.t.Helper()
+	if out, err := exec.Command(program, args...).CombinedOutput(); err != nil {
+		b.t.Fatalf("%s %v: %v\n%s", program, args, err, out)
+	}
+}
+
+// place makes the files that an operation is tried on.
+func (b *bench) place(name string) string {
+	b.t.Helper()
+	dir := filepath.Join(b.root, name)
+	w := work{dir: dir}
+	page := strings.Repeat("kept\n", 1000)
+	for _, folder := range []string{w.prot("sub"), w.prot("empty"), w.out("")} {
+		if err := os.MkdirAll(folder, 0o755); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	for _, file := range []string{w.prot("f"), w.prot("g"), w.prot("sub/h"), w.out("source"), w.out("program")} {
+		if err := os.WriteFile(file, []byte(page), 0o644); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Link(w.prot("f"), w.out("l")), unix.Setxattr(w.prot("f"), "user.kept", []byte("x"), 0)); err != nil {
+		b.t.Fatal(err)
+	}
+	return dir
+}
+
+// start loads a policy, and ends the protection with the test.
+func (b *bench) start(p policy.Policy) *Guard {
+	b.t.Helper()
+	g, err := Start(kernel.DefaultPinRoot, p, slog.New(slog.DiscardHandler))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() {
+		g.Close()
+		if _, err := Stop(kernel.DefaultPinRoot); err != nil {
+			b.t.Error(err)
+		}
+	})
+	return g
+}
+
+// listen collects what is told until the test ends.
+func (b *bench) listen(g *Guard) (told func() []Attempt) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var mu sync.Mutex
+	var all []Attempt
+	done := make(chan error, 1)
+	go func() {
+		done <- g.Listen(ctx, func(a Attempt) error {
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, a)
+			return nil
+		})
+	}()
+	var once sync.Once
+	stop := func() {
+		once.Do(func() {
+			cancel()
+			if err := <-done; err != nil {
+				b.t.Error(err)
+			}
+		})
+	}
+	b.t.Cleanup(stop)
+	return func() []Attempt {
+		stop()
+		return all
+	}
+}
+
+// snapshot is all that an operation could change of a place.
+func snapshot(dir string) string {
+	var s strings.Builder
+	w := work{dir: dir}
+	for _, top := range []string{w.prot(""), w.out("program")} {
+		_ = filepath.WalkDir(top, func(name string, d fs.DirEntry, err error) error {
+			var stat unix.Stat_t
+			if err == nil {
+				err = unix.Lstat(name, &stat)
+			}
+			if err != nil {
+				fmt.Fprintf(&s, "%s: %v\n", name, err)
+				return nil
+			}
+			fmt.Fprintf(&s, "%s dev %d ino %d mode %o links %d owner %d:%d size %d mtime %d.%09d blocks %d", name, stat.Dev, stat.Ino, stat.Mode, stat.Nlink,
+				stat.Uid, stat.Gid, stat.Size, stat.Mtim.Sec, stat.Mtim.Nsec, stat.Blocks)
+			if d.Type().IsRegular() {
+				text, _ := os.ReadFile(name)
+				var names [1024]byte
+				n, _ := unix.Listxattr(name, names[:])
+				flags := uint32(0)
+				if fd, err := unix.Open(name, unix.O_RDONLY, 0); err == nil {
+					flags, _ = unix.IoctlGetUint32(fd, unix.FS_IOC_GETFLAGS)
+					_ = unix.Close(fd)
+				}
+				fmt.Fprintf(&s, " sum %x xattrs %q flags %x", sha256.Sum256(text), names[:max(n, 0)], flags)
+			}
+			s.WriteString("\n")
+			return nil
+		})
+	}
+	return s.String()
+}
+
+// who tries an operation, where, and whether that is protected.
+type actor struct {
+	name      string
+	isTrusted bool
+	isFree    bool
+}
+
+var actors = []actor{{name: "untrusted"}, {name: "trusted", isTrusted: true}, {name: "free", isFree: true}}
+
+// try is one operation by one actor.
+type try struct {
+	row    *row
+	actor  actor
+	dir    string
+	helper *helper // if it has something from before the policy
+	target *helper
+	was    string
+}
+
+func (b *bench) prepare(r *row, a actor) *try {
+	b.t.Helper()
+	t := &try{row: r, actor: a, dir: b.place(r.name + "." + a.name)}
+	if r.setup != nil {
+		if err := r.setup(t.dir); err != nil {
+			b.t.Fatalf("%s: %v", r.name, err)
+		}
+	}
+	var err error
+	if r.isTrace {
+		program := b.trusted
+		if a.isFree {
+			program = b.other
+		}
+		if t.target, err = begin(program, "wait", t.dir); err == nil {
+			err = os.WriteFile(filepath.Join(t.dir, "out", "pid"), []byte(itoa(t.target.cmd.Process.Pid)), 0o644)
+		}
+	}
+	if err == nil && r.before != nil {
+		t.helper, err = begin(b.program(a), r.name, t.dir)
+	}
+	if err != nil {
+		b.t.Fatalf("%s: %v", r.name, err)
+	}
+	return t
+}
+
+func (b *bench) program(a actor) string {
+	if a.isTrusted {
+		return b.trusted
+	}
+	return b.other
+}
+
+// TestMatrix tries every operation of the matrix three times: by a program that is not trusted, by one that is,
+// and by the first one on files that are not protected. The first is denied and changes nothing, and the
+// others show that the operation works, and changes something.
+func TestMatrix(t *testing.T) {
+	b := newBench(t)
+	rule := policy.Rule{Name: "matrix", Deny: policy.Operations, Programs: []string{b.trusted}, Mode: policy.Deny}
+	var tries []*try
+	for i := range matrix {
+		for _, a := range actors {
+			one := b.prepare(&matrix[i], a)
+			tries = append(tries, one)
+			if !a.isFree {
+				rule.Paths = append(rule.Paths, filepath.Join(one.dir, "prot"))
+				rule.Programs = append(rule.Programs, filepath.Join(one.dir, "out", "program"))
+			}
+		}
+	}
+	g := b.start(policy.Policy{Rules: []policy.Rule{rule}})
+	told := b.listen(g)
+	// What is not open leaves memory, and its label with it.
+	b.evict()
+	for _, one := range tries {
+		one.was = snapshot(one.dir)
+		t.Run(one.row.name+"/"+one.actor.name, func(t *testing.T) { b.judge(t, one) })
+	}
+	attempts := told()
+	for i := range matrix {
+		r := &matrix[i]
+		if r.notCovered != "" {
+			continue
+		}
+		if !wasTold(attempts, r, b.other) {
+			t.Errorf("%s was denied, and no event says so", r.name)
+		}
+	}
+	if s := g.Summary(); s.Lost > 0 || s.Broken > 0 {
+		t.Errorf("the stream of events: %+v", s)
+	}
+	b.expectMapping(g)
+}
+
+// wasTold looks for the event of an operation.
+func wasTold(attempts []Attempt, r *row, program string) bool {
+	for _, a := range attempts {
+		if a.Denied && a.Operation == r.operation && a.Program == program && a.Rules[0] == "matrix" &&
+			(strings.Contains(a.Path, "/"+r.name+".untrusted") || r.isTrace && a.Target != 0) {
+			return true
+		}
+	}
+	return false
+}
+
+// expectMapping expects the mapping that no hook sees to be reported, and the trusted program's not.
+func (b *bench) expectMapping(g *Guard) {
+	b.t.Helper()
+	if len(g.Mapped) != 1 || !strings.HasSuffix(g.Mapped[0].Path, "/old-writable-mapping.untrusted/prot/f") || g.Mapped[0].Program != b.other {
+		b.t.Errorf("writable mappings from before the policy: %+v", g.Mapped)
+	}
+}
+
+func (b *bench) judge(t *testing.T, one *try) {
+	h := one.helper
+	if h == nil {
+		var err error
+		if h, err = begin(b.program(one.actor), one.row.name, one.dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	said, err := h.attempt()
+	if err != nil {
+		t.Fatalf("%s: %v", said, err)
+	}
+	is := snapshot(one.dir)
+	if one.target != nil {
+		if err := one.target.end(); err != nil {
+			t.Errorf("the target: %v", err)
+		}
+	}
+	isChanged := is != one.was || one.row.isTrace
+	if one.actor.name == "untrusted" && one.row.notCovered == "" {
+		if !strings.HasPrefix(said, fmt.Sprintf("refused %d ", cmp.Or(one.row.errno, unix.EPERM))) {
+			t.Errorf("not denied: %s", said)
+		}
+		if is != one.was {
+			t.Errorf("changed from\n%s\nto\n%s", one.was, is)
+		}
+		return
+	}
+	if said != "done" || !isChanged {
+		t.Errorf("%s, changed: %v; it should work, and change something", said, isChanged)
+	}
+}

@@ -1,0 +1,376 @@
+package protect
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// work is where an operation of the matrix is tried: a copy of this test's binary tries it there.
+//
+//	DIR/prot/f, g, sub/h   protected, or not in the control
+//	DIR/out/               beside it, not protected, with l, which is a hard link to prot/f
+type work struct {
+	dir string
+	fd  int    // from before the policy
+	mem []byte // likewise
+}
+
+func (w *work) prot(name string) string { return filepath.Join(w.dir, "prot", name) }
+func (w *work) out(name string) string  { return filepath.Join(w.dir, "out", name) }
+
+// changed is what an attempt writes.
+const changed = "CHANGED!"
+
+// openWrite writes to a path as editors do.
+func openWrite(path string, flags int) error {
+	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0o644)
+	if err != nil {
+		return err
+	}
+	if flags&unix.O_ACCMODE != unix.O_RDONLY {
+		_, err = unix.Write(fd, []byte(changed))
+	}
+	return errors.Join(err, unix.Close(fd))
+}
+
+// before opens the file as a program does that is there before the policy.
+func (w *work) before(flags int) (err error) {
+	w.fd, err = unix.Open(w.prot("f"), flags|unix.O_CLOEXEC, 0)
+	return err
+}
+
+func (w *work) mapBefore(prot int) (err error) {
+	if err = w.before(unix.O_RDWR); err == nil {
+		w.mem, err = unix.Mmap(w.fd, 0, 4096, prot, unix.MAP_SHARED)
+	}
+	return err
+}
+
+func (w *work) store() error {
+	copy(w.mem, changed)
+	return unix.Msync(w.mem, unix.MS_SYNC)
+}
+
+// pipe is a pipe with something to write in it.
+func pipe() (read int, err error) {
+	var ends [2]int
+	if err := unix.Pipe(ends[:]); err != nil {
+		return 0, err
+	}
+	_, err = unix.Write(ends[1], []byte(changed))
+	return ends[0], err
+}
+
+// elsewhere is a mount namespace of this thread's own, which ends with it.
+func elsewhere() error {
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return err
+	}
+	return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+}
+
+func (w *work) bind(from, to string) error {
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return err
+	}
+	return unix.Mount(from, to, "", unix.MS_BIND|unix.MS_REC, "")
+}
+
+// target is the process that an operation is about.
+func (w *work) target() (int, error) {
+	text, err := os.ReadFile(w.out("pid"))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(string(text))
+}
+
+func traceAttach(w *work) error {
+	pid, err := w.target()
+	if err != nil {
+		return err
+	}
+	runtime.LockOSThread()
+	if err := unix.PtraceAttach(pid); err != nil {
+		return err
+	}
+	var status unix.WaitStatus
+	if _, err := unix.Wait4(pid, &status, unix.WALL, nil); err != nil {
+		return err
+	}
+	return unix.PtraceDetach(pid)
+}
+
+func memoryFile(w *work) error {
+	pid, err := w.target()
+	if err != nil {
+		return err
+	}
+	fd, err := unix.Open(fmt.Sprintf("/proc/%d/mem", pid), unix.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+// vmWrite writes to the target's memory what is there already: an address that both programs have.
+func vmWrite(w *work) error {
+	pid, err := w.target()
+	if err != nil {
+		return err
+	}
+	var here [1]byte
+	local := []unix.Iovec{{Base: &here[0], Len: 1}}
+	remote := []unix.RemoteIovec{{Base: stackOf(pid), Len: 1}}
+	if _, err := unix.ProcessVMReadv(pid, local, remote, 0); err != nil {
+		return err
+	}
+	_, err = unix.ProcessVMWritev(pid, local, remote, 0)
+	return err
+}
+
+// stackOf is an address on the stack of a process's first thread (proc_pid_maps(5)).
+func stackOf(pid int) uintptr {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	for line := range strings.Lines(string(text)) {
+		if strings.Contains(line, "[stack]") {
+			begin, _, _ := strings.Cut(line, "-")
+			address, _ := strconv.ParseUint(begin, 16, 64)
+			return uintptr(address)
+		}
+	}
+	return 0
+}
+
+func takeDescriptor(w *work) error {
+	pid, err := w.target()
+	if err != nil {
+		return err
+	}
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return err
+	}
+	_, err = unix.PidfdGetfd(pidfd, 0, 0)
+	return err
+}
+
+// handleOf opens a file by what name_to_handle_at(2) says of it.
+func handleOpen(w *work) error {
+	handle, _, err := unix.NameToHandleAt(unix.AT_FDCWD, w.prot("f"), 0)
+	if err != nil {
+		return err
+	}
+	mount, err := unix.Open(w.dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	fd, err := unix.OpenByHandleAt(mount, handle, unix.O_WRONLY)
+	if err != nil {
+		return err
+	}
+	_, err = unix.Write(fd, []byte(changed))
+	return err
+}
+
+// acl is the extended attribute of "owner rw, user 1 rw, group r, mask rw, others r" (acl(5), as the kernel
+// has it in linux/posix_acl_xattr.h).
+func acl() []byte {
+	value := binary.LittleEndian.AppendUint32(nil, 2)
+	for _, e := range [][3]uint32{{1, 6, ^uint32(0)}, {2, 6, 1}, {4, 4, ^uint32(0)}, {16, 6, ^uint32(0)}, {32, 4, ^uint32(0)}} {
+		value = binary.LittleEndian.AppendUint16(value, uint16(e[0]))
+		value = binary.LittleEndian.AppendUint16(value, uint16(e[1]))
+		value = binary.LittleEndian.AppendUint32(value, e[2])
+	}
+	return value
+}
+
+// noTimeFlag sets FS_NOATIME_FL, as chattr +A does.
+func noTimeFlag(w *work) error {
+	fd, err := unix.Open(w.prot("f"), unix.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	flags, err := unix.IoctlGetUint32(fd, unix.FS_IOC_GETFLAGS)
+	if err != nil {
+		return err
+	}
+	return unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, int(flags|0x80))
+}
+
+// uring has the kernel do one operation by io_uring(7): what is at the offsets is in linux/io_uring.h.
+func uring(opcode uint8, fd int32, address unsafe.Pointer, length, flags uint32, offset uint64) error {
+	var params [120]byte
+	ring, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, uintptr(unsafe.Pointer(&params[0])), 0)
+	if errno != 0 {
+		return errno
+	}
+	defer unix.Close(int(ring)) //nolint:errcheck // it is a test's
+	u32 := func(at int) uint32 { return binary.NativeEndian.Uint32(params[at:]) }
+	rings, err := unix.Mmap(int(ring), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return err
+	}
+	entry, err := unix.Mmap(int(ring), 0x10000000, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return err
+	}
+	entry[0] = opcode
+	binary.NativeEndian.PutUint32(entry[4:], uint32(fd))
+	binary.NativeEndian.PutUint64(entry[8:], offset)
+	binary.NativeEndian.PutUint64(entry[16:], uint64(uintptr(address)))
+	binary.NativeEndian.PutUint32(entry[24:], length)
+	binary.NativeEndian.PutUint32(entry[28:], flags)
+	binary.NativeEndian.PutUint32(rings[u32(40+24):], 0) // the entry's place in the array
+	binary.NativeEndian.PutUint32(rings[u32(40+4):], 1)  // the tail
+	tail := (*uint32)(unsafe.Pointer(&rings[u32(80+4)]))
+	for submit := uintptr(1); atomic.LoadUint32(tail) == 0; submit = 0 { // a signal may end the wait
+		if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, ring, submit, 1, 1, 0, 0); errno != 0 && errno != unix.EINTR {
+			return errno
+		}
+	}
+	runtime.KeepAlive(address)
+	if result := int32(binary.NativeEndian.Uint32(rings[u32(80+20)+8:])); result < 0 {
+		return unix.Errno(-result)
+	}
+	return nil
+}
+
+// uringPath does an operation on a path.
+func uringPath(opcode uint8, path string, length, flags uint32) error {
+	raw := append([]byte(path), 0)
+	return uring(opcode, unix.AT_FDCWD, unsafe.Pointer(&raw[0]), length, flags, 0)
+}
+
+// onPath are operations of other tests, on any path.
+var onPath = []row{
+	{name: "write-path", attempt: func(w *work) error { return openWrite(w.dir, unix.O_WRONLY) }},
+	{name: "unlink-path", attempt: func(w *work) error { return unix.Unlink(w.dir) }},
+	{name: "start-other", attempt: func(w *work) error { return startNext(w, "other") }},
+	{name: "start-trusted", attempt: func(w *work) error { return startNext(w, "trusted") }},
+}
+
+// startNext has another program, beside this one, write to the path.
+func startNext(w *work, program string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	h, err := begin(filepath.Join(filepath.Dir(self), program), "write-path", w.dir)
+	if err != nil {
+		return err
+	}
+	said, err := h.attempt()
+	if err == nil && said != "done" {
+		err = unix.EPERM
+	}
+	return err
+}
+
+func rowOf(name string) *row {
+	for _, rows := range [][]row{matrix, onPath} {
+		for i := range rows {
+			if rows[i].name == name {
+				return &rows[i]
+			}
+		}
+	}
+	return nil
+}
+
+// operate is what a copy of this binary does: it gets ready, waits for a line, tries, and says how it went.
+func operate(name, dir string) {
+	w := &work{dir: dir}
+	in := bufio.NewReader(os.Stdin)
+	if name == "wait" {
+		fmt.Println("ready")
+		_, _ = in.ReadString('\n')
+		return
+	}
+	if name == "agent" {
+		agent(dir)
+		return
+	}
+	row := rowOf(name)
+	if row == nil {
+		fmt.Printf("there is no operation %q\n", name)
+		os.Exit(2)
+	}
+	if row.before != nil {
+		if err := row.before(w); err != nil {
+			fmt.Println("before:", err)
+			os.Exit(2)
+		}
+	}
+	fmt.Println("ready")
+	if _, err := in.ReadString('\n'); err != nil {
+		os.Exit(2)
+	}
+	if err := row.attempt(w); err != nil {
+		var errno unix.Errno
+		errors.As(err, &errno)
+		fmt.Printf("refused %d %v\n", int(errno), err)
+		return
+	}
+	fmt.Println("done")
+}
+
+// helper is a copy of this binary at work.
+type helper struct {
+	cmd *exec.Cmd
+	in  *os.File
+	out *bufio.Reader
+}
+
+// begin starts a program as operate, and waits until it is ready.
+func begin(program, name, dir string) (*helper, error) {
+	cmd := exec.Command(program, name, dir)
+	// Without the signals by which Go's threads preempt each other: one of them cancels what io_uring hands to a worker.
+	cmd.Env = []string{"SHUNT_GUARD_OPERATE=1", "GODEBUG=asyncpreemptoff=1"}
+	cmd.Stderr = os.Stderr
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer read.Close() //nolint:errcheck // the child has it
+	cmd.Stdin = read
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	h := &helper{cmd, write, bufio.NewReader(out)}
+	if line, err := h.out.ReadString('\n'); line != "ready\n" {
+		h.end()
+		return nil, fmt.Errorf("%s of %s in %s did not get ready: %q %v", name, program, dir, line, err)
+	}
+	return h, nil
+}
+
+// attempt has it try, and returns what it says: "done", or "refused ERRNO TEXT".
+func (h *helper) attempt() (string, error) {
+	if _, err := h.in.WriteString("\n"); err != nil {
+		return "", err
+	}
+	line, err := h.out.ReadString('\n')
+	return strings.TrimSpace(line), errors.Join(err, h.end())
+}
+
+func (h *helper) end() error {
+	return errors.Join(h.in.Close(), h.cmd.Wait())
+}

@@ -1,0 +1,75 @@
+package protect
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+)
+
+var update = flag.Bool("update", false, "write the page of the matrix")
+
+const pageFile = "../../../docs/reference/guard-matrix.md"
+
+// TestPage compares the page with the matrix that TestMatrix tries.
+func TestPage(t *testing.T) {
+	want := page()
+	if *update {
+		if err := os.WriteFile(pageFile, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have, err := os.ReadFile(pageFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(have) != want {
+		t.Errorf("%s is not what the matrix says: run `go test ./internal/guard/protect -run TestPage -update`", pageFile)
+	}
+}
+
+func page() string {
+	var b strings.Builder
+	denied := 0
+	for _, r := range matrix {
+		if r.notCovered == "" {
+			denied++
+		}
+	}
+	fmt.Fprintf(&b, `# What the guard denies
+
+This page is made from the [test](../../internal/guard/protect/rows_test.go) that tries it. A program that is not trusted
+tries each operation on protected files: it has to be refused with EPERM (EACCES where the kernel makes that of it), nothing
+may have changed after it, and an event has to tell it. Then a trusted program tries the same, and the first program tries it
+on files that are not protected: both have to succeed, and to change something, so the operation is one that works.
+Of %d operations %d are denied.
+
+The files are on ext4, and the inodes of those that are not open have left the kernel's memory once before the attempts. "Before" is before the
+policy was loaded. The rule has all operations in its list: %s.
+
+| operation | how | result |
+|---|---|---|
+`, len(matrix), denied, strings.Join(policy.Operations, ", "))
+	for _, r := range matrix {
+		result := "denied, as " + r.operation
+		if r.notCovered != "" {
+			result = "**not covered**: " + r.notCovered
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", r.name, r.group, result)
+	}
+	b.WriteString(`
+## Known and not covered
+
+No test tries these, because nothing stops them:
+
+| way | why it is open, and what to do |
+|---|---|
+`)
+	for _, u := range untried {
+		fmt.Fprintf(&b, "| %s | %s |\n", u.name, u.why)
+	}
+	return b.String()
+}

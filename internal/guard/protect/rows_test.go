@@ -1,0 +1,244 @@
+package protect
+
+import (
+	"os"
+	"path/filepath"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+)
+
+// row is an operation of the matrix.
+type row struct {
+	group      string
+	name       string
+	before     func(*work) error // in the same process, before the policy
+	attempt    func(*work) error
+	operation  string     // that events name; empty: none comes
+	notCovered string     // why it is not denied
+	errno      unix.Errno // what it fails with; 0: EPERM
+	isTrace    bool       // it is about a process, and no file changes
+	setup      func(dir string) error
+}
+
+func old(flags int) func(*work) error { return func(w *work) error { return w.before(flags) } }
+
+// matrix is what programs that are not trusted try. The page docs/reference/guard-matrix.md is made of it.
+var matrix = []row{
+	{group: "by its name", name: "open-write", operation: policy.Write, attempt: func(w *work) error { return openWrite(w.prot("f"), unix.O_WRONLY) }},
+	{group: "by its name", name: "open-append", operation: policy.Write, attempt: func(w *work) error { return openWrite(w.prot("f"), unix.O_WRONLY|unix.O_APPEND) }},
+	{group: "by its name", name: "open-read-write", operation: policy.Write, attempt: func(w *work) error { return openWrite(w.prot("sub/h"), unix.O_RDWR) }},
+	{group: "by its name", name: "open-read-only-truncating", operation: policy.Write, attempt: func(w *work) error { return openWrite(w.prot("f"), unix.O_RDONLY|unix.O_TRUNC) }},
+	{group: "by its name", name: "truncate", operation: policy.Write, attempt: func(w *work) error { return unix.Truncate(w.prot("f"), 1) }},
+	{group: "by its name", name: "io_uring-open-write", operation: policy.Write, attempt: func(w *work) error {
+		return uringPath(18, w.prot("f"), 0, unix.O_WRONLY|unix.O_TRUNC) // IORING_OP_OPENAT
+	}},
+	{group: "by its name", name: "io_uring-unlink", operation: policy.Delete, attempt: func(w *work) error { return uringPath(36, w.prot("f"), 0, 0) }}, // IORING_OP_UNLINKAT
+
+	{group: "by another name", name: "symbolic-link", operation: policy.Write, attempt: func(w *work) error {
+		if err := unix.Symlink(w.prot("f"), w.out("s")); err != nil {
+			return err
+		}
+		return openWrite(w.out("s"), unix.O_WRONLY)
+	}},
+	{group: "by another name", name: "hard-link-from-before", operation: policy.Write, attempt: func(w *work) error { return openWrite(w.out("l"), unix.O_WRONLY) }},
+	{group: "by another name", name: "reopen-by-proc", operation: policy.Write, before: old(unix.O_RDONLY), attempt: func(w *work) error {
+		return openWrite(procFD(w.fd), unix.O_WRONLY)
+	}},
+	{group: "by another name", name: "bind-mount", operation: policy.Write, attempt: func(w *work) error {
+		if err := elsewhere(); err != nil {
+			return err
+		}
+		if err := w.bind(w.prot(""), w.out("m")); err != nil {
+			return err
+		}
+		return openWrite(w.out("m/f"), unix.O_WRONLY)
+	}},
+	{group: "by another name", name: "bind-mount-of-folder-above", operation: policy.Write, attempt: func(w *work) error {
+		if err := elsewhere(); err != nil {
+			return err
+		}
+		if err := w.bind(w.dir, w.out("m")); err != nil {
+			return err
+		}
+		return openWrite(w.out("m/prot/f"), unix.O_WRONLY)
+	}},
+	{group: "by another name", name: "chroot", operation: policy.Write, attempt: func(w *work) error {
+		if err := unix.Chroot(w.dir); err != nil {
+			return err
+		}
+		return openWrite("/prot/f", unix.O_WRONLY)
+	}},
+	{group: "by another name", name: "open_tree-clone", operation: policy.Write, attempt: func(w *work) error {
+		tree, err := unix.OpenTree(unix.AT_FDCWD, w.prot(""), unix.OPEN_TREE_CLONE)
+		if err != nil {
+			return err
+		}
+		fd, err := unix.Openat(tree, "f", unix.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		_, err = unix.Write(fd, []byte(changed))
+		return err
+	}},
+	{group: "by another name", name: "open_by_handle_at", operation: policy.Write, attempt: handleOpen},
+
+	{group: "by a descriptor from before", name: "old-write", operation: policy.Write, before: old(unix.O_RDWR), attempt: func(w *work) error {
+		_, err := unix.Write(w.fd, []byte(changed))
+		return err
+	}},
+	{group: "by a descriptor from before", name: "old-pwrite", operation: policy.Write, before: old(unix.O_RDWR), attempt: func(w *work) error {
+		_, err := unix.Pwrite(w.fd, []byte(changed), 0)
+		return err
+	}},
+	{group: "by a descriptor from before", name: "old-pwritev", operation: policy.Write, before: old(unix.O_RDWR), attempt: func(w *work) error {
+		_, err := unix.Pwritev(w.fd, [][]byte{[]byte(changed)}, 0)
+		return err
+	}},
+	{group: "by a descriptor from before", name: "old-ftruncate", operation: policy.Write, before: old(unix.O_RDWR), attempt: func(w *work) error { return unix.Ftruncate(w.fd, 1) }},
+	{group: "by a descriptor from before", name: "old-fallocate", operation: policy.Write, setup: mountMemory, before: old(unix.O_RDWR), attempt: func(w *work) error { return unix.Fallocate(w.fd, 0, 0, 1<<16) }},
+	{group: "by a descriptor from before", name: "old-punch-hole", operation: policy.Write, before: old(unix.O_RDWR), attempt: func(w *work) error {
+		return unix.Fallocate(w.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 4096)
+	}},
+	{group: "by a descriptor from before", name: "old-splice", operation: policy.Write, before: old(unix.O_RDWR), attempt: func(w *work) error {
+		from, err := pipe()
+		if err != nil {
+			return err
+		}
+		_, err = unix.Splice(from, nil, w.fd, nil, len(changed), 0)
+		return err
+	}},
+	{group: "by a descriptor from before", name: "old-sendfile", operation: policy.Write, before: old(unix.O_RDWR), attempt: func(w *work) error {
+		from, err := unix.Open(w.out("source"), unix.O_RDONLY, 0)
+		if err != nil {
+			return err
+		}
+		_, err = unix.Sendfile(w.fd, from, nil, len(changed))
+		return err
+	}},
+	{group: "by a descriptor from before", name: "old-copy_file_range", operation: policy.Write, before: old(unix.O_RDWR), attempt: func(w *work) error {
+		from, err := unix.Open(w.out("source"), unix.O_RDONLY, 0)
+		if err != nil {
+			return err
+		}
+		_, err = unix.CopyFileRange(from, nil, w.fd, nil, len(changed), 0)
+		return err
+	}},
+	{group: "by a descriptor from before", name: "old-io_uring-write", operation: policy.Write, before: old(unix.O_RDWR), attempt: func(w *work) error {
+		data := []byte(changed)
+		return uring(23, int32(w.fd), unsafe.Pointer(&data[0]), uint32(len(data)), 0, 0) // IORING_OP_WRITE
+	}},
+	{group: "by a descriptor from before", name: "old-new-mapping", operation: policy.Write, before: old(unix.O_RDWR), attempt: func(w *work) (err error) {
+		if w.mem, err = unix.Mmap(w.fd, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+			return err
+		}
+		return w.store()
+	}},
+	{group: "by a descriptor from before", name: "old-mapping-made-writable", operation: policy.Write,
+		before: func(w *work) error { return w.mapBefore(unix.PROT_READ) },
+		attempt: func(w *work) error {
+			if err := unix.Mprotect(w.mem, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+				return err
+			}
+			return w.store()
+		}},
+	{group: "by a descriptor from before", name: "old-writable-mapping", before: func(w *work) error { return w.mapBefore(unix.PROT_READ | unix.PROT_WRITE) }, attempt: (*work).store,
+		notCovered: "no hook sees a store to memory. Mappings that are writable when a policy is loaded are found and reported by their process"},
+
+	{group: "a new name", name: "create", operation: policy.Create, attempt: func(w *work) error { return openWrite(w.prot("new"), unix.O_WRONLY|unix.O_CREAT) }},
+	{group: "a new name", name: "mkdir", operation: policy.Create, attempt: func(w *work) error { return unix.Mkdir(w.prot("sub/new"), 0o755) }},
+	{group: "a new name", name: "mknod", operation: policy.Create, attempt: func(w *work) error { return unix.Mknod(w.prot("new"), unix.S_IFIFO|0o644, 0) }},
+	{group: "a new name", name: "symlink", operation: policy.Create, attempt: func(w *work) error { return unix.Symlink("/etc", w.prot("new")) }},
+	{group: "a new name", name: "link-into", operation: policy.Create, attempt: func(w *work) error { return unix.Link(w.out("source"), w.prot("new")) }},
+	{group: "a new name", name: "rename-into", operation: policy.Create, attempt: func(w *work) error { return unix.Rename(w.out("source"), w.prot("new")) }},
+	{group: "a new name", name: "tmpfile-linked-into", operation: policy.Create, attempt: func(w *work) error {
+		fd, err := unix.Open(w.out(""), unix.O_TMPFILE|unix.O_WRONLY, 0o644)
+		if err != nil {
+			return err
+		}
+		return unix.Linkat(unix.AT_FDCWD, procFD(fd), unix.AT_FDCWD, w.prot("new"), unix.AT_SYMLINK_FOLLOW)
+	}},
+
+	{group: "taken away", name: "unlink", operation: policy.Delete, attempt: func(w *work) error { return unix.Unlink(w.prot("f")) }},
+	{group: "taken away", name: "rmdir", operation: policy.Delete, attempt: func(w *work) error { return unix.Rmdir(w.prot("empty")) }},
+	{group: "taken away", name: "replaced-by-rename", operation: policy.Delete, attempt: func(w *work) error { return unix.Rename(w.out("source"), w.prot("f")) }},
+
+	{group: "moved", name: "rename-out", operation: policy.Rename, attempt: func(w *work) error { return unix.Rename(w.prot("f"), w.out("taken")) }},
+	{group: "moved", name: "rename-within", operation: policy.Rename, attempt: func(w *work) error { return unix.Rename(w.prot("f"), w.prot("new")) }},
+	{group: "moved", name: "exchange", operation: policy.Rename, attempt: func(w *work) error {
+		return unix.Renameat2(unix.AT_FDCWD, w.out("source"), unix.AT_FDCWD, w.prot("f"), unix.RENAME_EXCHANGE)
+	}},
+	{group: "moved", name: "rename-folder", operation: policy.Rename, attempt: func(w *work) error { return unix.Rename(w.prot(""), w.out("taken")) }},
+	{group: "moved", name: "rename-folder-above", operation: policy.Rename, attempt: func(w *work) error {
+		return unix.Rename(w.dir, w.dir+"-moved")
+	}},
+	{group: "moved", name: "io_uring-rename", operation: policy.Rename, attempt: func(w *work) error {
+		from, to := append([]byte(w.prot("f")), 0), append([]byte(w.prot("new")), 0)
+		at := int32(unix.AT_FDCWD)
+		return uring(35, at, unsafe.Pointer(&from[0]), uint32(at), 0, uint64(uintptr(unsafe.Pointer(&to[0])))) // IORING_OP_RENAMEAT
+	}},
+
+	{group: "another name for it", name: "link-out", operation: policy.Link, attempt: func(w *work) error { return unix.Link(w.prot("f"), w.out("new")) }},
+
+	{group: "attributes", name: "chmod", operation: policy.Chmod, attempt: func(w *work) error { return unix.Chmod(w.prot("f"), 0o666) }},
+	{group: "attributes", name: "fchmod-by-read-only-descriptor", operation: policy.Chmod, attempt: func(w *work) error {
+		fd, err := unix.Open(w.prot("f"), unix.O_RDONLY, 0)
+		if err != nil {
+			return err
+		}
+		return unix.Fchmod(fd, 0o666)
+	}},
+	{group: "attributes", name: "chown", operation: policy.Chmod, attempt: func(w *work) error { return unix.Chown(w.prot("f"), 1, 1) }},
+	{group: "attributes", name: "utimes", operation: policy.Chmod, attempt: func(w *work) error {
+		return unix.Utimes(w.prot("f"), []unix.Timeval{{Sec: 1}, {Sec: 1}})
+	}},
+	{group: "attributes", name: "setxattr", operation: policy.Chmod, attempt: func(w *work) error { return unix.Setxattr(w.prot("f"), "user.new", []byte("x"), 0) }},
+	{group: "attributes", name: "removexattr", operation: policy.Chmod, attempt: func(w *work) error { return unix.Removexattr(w.prot("f"), "user.kept") }},
+	{group: "attributes", name: "acl", operation: policy.Chmod, attempt: func(w *work) error { return unix.Setxattr(w.prot("f"), "system.posix_acl_access", acl(), 0) }},
+	{group: "attributes", name: "chattr", operation: policy.Chmod, attempt: noTimeFlag},
+
+	{group: "mounts", name: "mount-over", operation: policy.Mount, attempt: func(w *work) error { return unix.Mount("tmpfs", w.prot(""), "tmpfs", 0, "") }},
+	{group: "mounts", name: "mount-over-file", operation: policy.Mount, attempt: func(w *work) error {
+		return unix.Mount(w.out("source"), w.prot("f"), "", unix.MS_BIND, "")
+	}},
+	{group: "mounts", name: "mount-over-folder-above", operation: policy.Mount, attempt: func(w *work) error { return unix.Mount("tmpfs", w.dir, "tmpfs", 0, "") }},
+	{group: "mounts", name: "move_mount-over", operation: policy.Mount, attempt: func(w *work) error {
+		tree, err := unix.OpenTree(unix.AT_FDCWD, w.out(""), unix.OPEN_TREE_CLONE)
+		if err != nil {
+			return err
+		}
+		return unix.MoveMount(tree, "", unix.AT_FDCWD, w.prot(""), unix.MOVE_MOUNT_F_EMPTY_PATH)
+	}},
+	{group: "mounts", name: "unmount", operation: policy.Mount, setup: mountMemory, attempt: func(w *work) error { return unix.Unmount(w.prot(""), unix.MNT_DETACH) }},
+
+	{group: "trusted programs", name: "write-the-program", operation: "write-program", attempt: func(w *work) error { return openWrite(w.out("program"), unix.O_WRONLY) }},
+	{group: "trusted programs", name: "truncate-the-program", operation: "write-program", attempt: func(w *work) error { return unix.Truncate(w.out("program"), 1) }},
+	{group: "trusted programs", name: "trace-a-process", operation: "trace", isTrace: true, attempt: traceAttach},
+	{group: "trusted programs", name: "memory-by-proc", operation: "trace", errno: unix.EACCES, isTrace: true, attempt: memoryFile},
+	{group: "trusted programs", name: "process_vm_writev", operation: "trace", isTrace: true, attempt: vmWrite},
+	{group: "trusted programs", name: "pidfd_getfd", operation: "trace", isTrace: true, attempt: takeDescriptor},
+}
+
+// mountMemory makes a file system in memory of the protected folder.
+func mountMemory(dir string) error {
+	prot := filepath.Join(dir, "prot")
+	if err := unix.Mount("tmpfs", prot, "tmpfs", 0, ""); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(prot, "f"), []byte("kept"), 0o644)
+}
+
+// untried are ways around that are known, and not denied; nothing tries them here.
+var untried = []struct{ name, why string }{
+	{"LD_PRELOAD and other environment of a trusted program's start", "a program that another one starts is trusted by its executable alone so far; link it statically, or let it be started by what you trust"},
+	{"prctl(PR_SET_MM_EXE_FILE) before a policy is loaded", "processes that run already are recognised by /proc/PID/exe, which root can have changed"},
+	{"the block device below the file system, written raw", "the file system is not asked; protect the device's node, and take CAP_SYS_RAWIO and CAP_MKNOD away"},
+	{"the layers of an overlay file system", "a file there has one inode in the overlay and another one in the layer; protect the layer's folders too"},
+	{"a file server (NFS, a FUSE program) or another machine with the same disk", "it is another kernel, or another program that writes"},
+	{"kexec, modules, another BPF program, /dev/mem", "root changes the kernel itself; switch on lockdown"},
+	{"`shunt guard stop`, or removing the pins", "the guard does not protect itself yet"},
+}
+
+func procFD(fd int) string { return filepath.Join("/proc/self/fd", itoa(fd)) }

@@ -1,0 +1,103 @@
+package protect
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/kernel"
+)
+
+// RuleStatus is a rule in force.
+type RuleStatus struct {
+	Name string `json:"name"`
+	Text string `json:"text"`
+}
+
+// Status is what is protected, whether or not a process listens.
+type Status struct {
+	Policy    uint64       `json:"policy"` // how often one was loaded
+	Since     time.Time    `json:"since"`  // of protection
+	Loaded    time.Time    `json:"loaded"` // of the policy
+	Rules     []RuleStatus `json:"rules"`
+	Hooks     int          `json:"hooks"`
+	Listening bool         `json:"listening"`
+	Heard     time.Time    `json:"heard"` // when a process last listened
+	Denied    uint64       `json:"denied"`
+	Audited   uint64       `json:"audited"`
+	Unheard   uint64       `json:"unheard"`    // of these, not read by a process
+	Unrecord  uint64       `json:"unrecorded"` // new files that are protected only while they are in memory
+}
+
+// Look says what is protected; nil: nothing.
+func Look(root string) (*Status, error) {
+	set, err := pins(root)
+	if err != nil {
+		return nil, err
+	}
+	maps, err := set.OpenPinned()
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer kernel.CloseMaps(maps)
+	var state guardGuardState
+	if err := maps[guardMapShG_state].Lookup(uint32(0), &state); err != nil {
+		return nil, fmt.Errorf("read which policy is in force: %w", err)
+	}
+	if state.Generation == 0 {
+		return nil, nil
+	}
+	counts, err := countsOf(maps)
+	if err != nil {
+		return nil, err
+	}
+	agent, err := agentOf(maps)
+	if err != nil {
+		return nil, err
+	}
+	total := counts.Denied + counts.Audited
+	s := &Status{Policy: state.Generation, Since: bootTime(agent.BeganNs), Loaded: bootTime(state.LoadedNs), Heard: bootTime(agent.HeardNs),
+		Denied: counts.Denied, Audited: counts.Audited, Unheard: total - min(total, agent.Heard), Unrecord: counts.Unrecorded}
+	for i := range uint32(policy.RulesMax) {
+		var r guardGuardRule
+		if err := maps[guardMapShG_rules].Lookup(uint32(state.Generation&1)*policy.RulesMax+i, &r); err != nil {
+			return nil, fmt.Errorf("read the rules: %w", err)
+		}
+		if name := text(r.Name[:]); name != "" {
+			s.Rules = append(s.Rules, RuleStatus{name, text(r.Text[:])})
+		}
+	}
+	links, err := filepath.Glob(filepath.Join(linksFolder(root), "*", "*"))
+	if err != nil {
+		return nil, err
+	}
+	s.Hooks = len(links)
+	s.Listening, err = Running(root)
+	return s, err
+}
+
+func countsOf(maps map[string]*ebpf.Map) (sum guardGuardCount, err error) {
+	var each []guardGuardCount
+	if err := maps[guardMapShG_counts].Lookup(uint32(0), &each); err != nil {
+		return sum, fmt.Errorf("read how often something was denied: %w", err)
+	}
+	for _, c := range each {
+		sum.Denied, sum.Audited, sum.Unrecorded = sum.Denied+c.Denied, sum.Audited+c.Audited, sum.Unrecorded+c.Unrecorded
+	}
+	return sum, nil
+}
+
+func agentOf(maps map[string]*ebpf.Map) (agent guardGuardAgent, err error) {
+	if err := maps[guardMapShG_agent].Lookup(uint32(0), &agent); err != nil {
+		return agent, fmt.Errorf("read what was heard: %w", err)
+	}
+	return agent, nil
+}

@@ -1,0 +1,108 @@
+package protect
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+)
+
+func TestRefusalSaysWhatToDo(t *testing.T) {
+	eperm := fmt.Errorf("load program: %w", unix.EPERM)
+	for _, c := range []struct {
+		modules modules
+		err     error
+		isRoot  bool
+		want    string // empty: it is no Refusal
+	}{
+		{modules{"lockdown,yama", true}, eperm, true, "Boot with lsm=lockdown,yama,bpf on"},
+		{modules{"", true}, eperm, true, "Boot with lsm=bpf on"},
+		{modules{"lockdown,bpf", true}, eperm, true, "Boot a kernel that allows BPF trampolines"},
+		{modules{}, eperm, true, "mount -t securityfs"},
+		{modules{}, eperm, false, "Run it as root"},
+		{modules{"bpf", true}, unix.ENOMEM, true, ""},
+	} {
+		err := c.modules.refusal(c.err, c.isRoot)
+		var refused *Refusal
+		if is := errors.As(err, &refused); is != (c.want != "") || is && !strings.Contains(refused.Remedy, c.want) {
+			t.Errorf("%+v: %v", c, err)
+		}
+		if !errors.Is(err, c.err) {
+			t.Errorf("%v hides %v", err, c.err)
+		}
+	}
+	if r := (modules{"yama,bpf", true}).inactive(); r != nil {
+		t.Error(r)
+	}
+	if r := (modules{"yama", true}).inactive(); r == nil {
+		t.Error("a kernel that runs no such program is not refused")
+	}
+}
+
+func TestMasks(t *testing.T) {
+	masks := masksOf([]policy.Rule{
+		{Deny: []string{policy.Write, policy.Mount}, Mode: policy.Deny},
+		{Deny: []string{policy.Write}, Mode: policy.Audit},
+		{Deny: []string{policy.Chmod}, Mode: policy.Deny},
+	})
+	for op, want := range map[guardGuardOp]guardGuardMasks{
+		guardGuardOpGUARD_WRITE: {Denied: 1, Audited: 2}, guardGuardOpGUARD_MOUNT: {Denied: 1}, guardGuardOpGUARD_CHMOD: {Denied: 4},
+		guardGuardOpGUARD_LINK: {}, guardGuardOpGUARD_PROGRAM: {Denied: 5, Audited: 2}, guardGuardOpGUARD_TRACE: {Denied: 5, Audited: 2},
+	} {
+		if masks[op] != want {
+			t.Errorf("%s: %+v, want %+v", wordOf(op), masks[op], want)
+		}
+	}
+	if len(operations) != len(policy.Operations) {
+		t.Errorf("%d operations have a number, and a policy knows %d", len(operations), len(policy.Operations))
+	}
+	if got := wordOf(99); got != "operation-99" {
+		t.Error(got)
+	}
+}
+
+func TestPathOf(t *testing.T) {
+	names := func(text string) (raw []int8) {
+		for _, c := range []byte(text) {
+			raw = append(raw, int8(c))
+		}
+		return raw
+	}
+	points := map[uint32]string{1: "/", 2: "/srv"}
+	for _, c := range []struct {
+		device      uint32
+		names, want string
+	}{
+		{1, "f\x00data\x00", "/data/f"}, {2, "f\x00data\x00", "/srv/data/f"}, {1, "", "/"}, {2, "", "/srv"}, {8<<20 | 1, "f\x00", "[8:1]/f"}, {1, "broken", "/broken"},
+	} {
+		if got := pathOf(points, c.device, names(c.names)); got != c.want {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+}
+
+func TestSharedWritable(t *testing.T) {
+	for line, want := range map[string]place{
+		"7f00-7f01 rw-s 00000000 08:01 42   /srv/f": {unix.Mkdev(8, 1), 42},
+		"7f00-7f01 rw-p 00000000 08:01 42   /srv/f": {},
+		"7f00-7f01 r--s 00000000 08:01 42   /srv/f": {},
+		"7f00-7f01 rw-s 00000000 zz:01 42":          {},
+		"7f00-7f01 rw-s 00000000 0801 42":           {},
+		"":                                          {},
+	} {
+		if got, ok := sharedWritable(line); got != want || ok != (want != place{}) {
+			t.Errorf("%q: %+v %v", line, got, ok)
+		}
+	}
+}
+
+func TestShortAttemptIsRefused(t *testing.T) {
+	if _, err := newNames(nil).attempt(event.Event{Payload: []byte("short")}); err == nil || !strings.Contains(err.Error(), "another version of shunt") {
+		t.Error(err)
+	}
+}
