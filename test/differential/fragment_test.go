@@ -47,7 +47,8 @@ func (o *oracle) leaveNote(r *reading, n *note) {
 func (o *oracle) piece(r *reading) want {
 	w := o.judgePiece(r)
 	if w.verdict == kernel.XDPPass && w.reason != noService && !o.isOurs(r.destination) {
-		return pass(notOurs)
+		w.reason = notOurs // a flow that it has ended is counted all the same
+		return w
 	}
 	if w.verdict == kernel.XDPDrop && isFaultOfPiece(w.reason) && !o.isOurs(r.destination) {
 		return pass(notOurs)

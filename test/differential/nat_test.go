@@ -158,7 +158,7 @@ func (o *oracle) countPorts(c *connection) (free, closed int, uncertain bool) {
 		return free, 0, false
 	}
 	for _, d := range o.flows {
-		if d.fromBackend || d.backend.to != c.backend.to || d.client.protocol != c.client.protocol || d.backend.from.Addr() != c.backend.from.Addr() {
+		if !d.fromBackend && !d.hidden || d.backend.to != c.backend.to || d.client.protocol != c.client.protocol || d.backend.from.Addr() != c.backend.from.Addr() {
 			continue
 		}
 		if at := d.backend.from.Port(); !d.hidden && (at < o.pool.First || at > o.pool.Last) {
@@ -206,10 +206,18 @@ func (o *oracle) reveal(at int, d *direction) {
 
 // end forgets a flow.
 func (o *oracle) end(c *connection) {
-	delete(o.flows, c.client)
+	o.leave(c)
 	if !c.hidden {
 		delete(o.flows, c.backend.reversed())
 	}
+}
+
+// leave forgets the client's direction of a flow. The port of the other one rests.
+func (o *oracle) leave(c *connection) {
+	if d := o.flows[c.client]; d == nil || d.connection != c {
+		return // it was left before
+	}
+	delete(o.flows, c.client)
 	if c.counted {
 		c.service.flows--
 	}
@@ -219,6 +227,10 @@ func (o *oracle) end(c *connection) {
 func (o *oracle) follow(r *reading, d *direction) want {
 	if r.isSYN() && !d.fromBackend && d.isOver() { // another connection on a closed one's tuple
 		switch {
+		case o.place(d.service, d.client) != d.server:
+			o.leave(d.connection)
+			o.undecided = o.undecided || d.hidden // nobody has seen which port rests
+			return o.open(r, d.service, d.client)
 		case !o.allows(d.service, r.source):
 			return drop(denied)
 		case d.service.overRate(r.source):
