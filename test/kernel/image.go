@@ -33,6 +33,7 @@ var wantedModules = []string{
 	"ipip", "sit", "ip6_tunnel", "fou", "fou6", // the kernel's own tunnels; GUE is part of fou
 	"sch_ingress", "cls_bpf", "act_bpf", // clsact, where there is no tcx
 	"nf_tables", "nft_chain_nat", "nft_masq", "nft_ct", // a second opinion on NAT
+	"nft_nat", "nft_limit", "nft_log", "nft_numgen", "nf_conntrack_netlink", "iptable_filter", "iptable_nat", // rules around pods
 	"sch_netem", "sch_tbf",
 	"ext4", // a file system whose inodes leave memory
 	"loop",

@@ -221,30 +221,41 @@ func (g *Guard) Listen(ctx context.Context, tell func(Attempt) error) error {
 	if err != nil {
 		return err
 	}
-	for ctx.Err() == nil {
-		e, err := g.reader.Read(time.Now().Add(time.Second / 4))
-		switch {
-		case errors.Is(err, event.ErrTimeout):
-			agent.HeardNs = bootNow()
-			if err := g.setAgent(agent); err != nil {
-				return err
-			}
-			continue
-		case err != nil:
+	take := func(deadline time.Time) error {
+		e, err := g.reader.Read(deadline)
+		if err != nil {
 			return err
 		}
 		attempt, err := names.attempt(e)
-		if err == nil {
-			err = tell(attempt)
-		}
 		if err != nil {
 			return err
 		}
 		agent.Heard++
+		return tell(attempt)
+	}
+	for ctx.Err() == nil {
+		err := take(time.Now().Add(time.Second / 4))
+		if errors.Is(err, event.ErrTimeout) {
+			agent.HeardNs = bootNow()
+			err = g.setAgent(agent)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for range untoldMax { // what is there by now
+		if err := take(time.Time{}); errors.Is(err, event.ErrTimeout) {
+			break
+		} else if err != nil {
+			return err
+		}
 	}
 	agent.HeardNs = bootNow()
 	return g.setAgent(agent)
 }
+
+// untoldMax bounds the events that are told after the end, where they go on coming.
+const untoldMax = 10000
 
 // Summary is how the stream went so far.
 func (g *Guard) Summary() event.Summary { return g.reader.Summary() }
