@@ -14,6 +14,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
+	"github.com/shunt-lb/shunt/internal/lb/daemon"
 )
 
 func guardFile(t *testing.T, text string) string {
@@ -132,6 +133,9 @@ func TestGuardAtWork(t *testing.T) {
 	if code, text, _ := guardMain("status"); code != exitOK || !strings.Contains(text, "A process listens.") {
 		t.Errorf("status: exit %d: %s", code, text)
 	}
+	if err := addGuard(&daemon.Inventory{}); err == nil || !strings.Contains(err.Error(), "end it first") {
+		t.Errorf("`shunt uninstall` while it runs: %v", err)
+	}
 	if code, _, text := guardMain("stop"); code != exitRefused || !strings.Contains(text, "end it first") {
 		t.Errorf("stop while it runs: exit %d: %s", code, text)
 	}
@@ -148,6 +152,10 @@ func TestGuardAtWork(t *testing.T) {
 	code, status, _ := guardMain("status")
 	if code != exitOK || !strings.Contains(status, "Nobody has listened for ") {
 		t.Errorf("status: exit %d: %s", code, status)
+	}
+	inventory := &daemon.Inventory{}
+	if err := addGuard(inventory); err != nil || len(inventory.Traces) != 1 || inventory.Traces[0].What != "protection of files by 1 rule" {
+		t.Errorf("`shunt uninstall` would list %v, %v", inventory.Traces, err)
 	}
 	t.Logf("run:\n%sstatus:\n%s", out.String(), status)
 	if code, text, _ := guardMain("stop"); code != exitOK || text != "Nothing is protected any more.\n" {

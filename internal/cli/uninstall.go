@@ -8,9 +8,12 @@ import (
 	"text/tabwriter"
 
 	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/guard/protect"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/products"
 	"github.com/shunt-lb/shunt/internal/settings"
+	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/spf13/cobra"
 )
 
@@ -21,8 +24,8 @@ func newUninstall(s streams) *cobra.Command {
 		Use:   "uninstall",
 		Short: "List and remove every trace of shunt, except installed files; asks first (needs root)",
 		Long: `Remove what shunt has left on this machine: the data planes of all instances, neighbour entries,
-multicast groups, settings that shunt has changed, the changes that ` + "`shunt decap`" + ` has made, and
-shunt's files in /run/shunt and /var/lib/shunt. The command lists all of that and asks first;
+multicast groups, settings that shunt has changed, the changes that ` + "`shunt decap`" + ` has made, the
+protection of ` + "`shunt guard`" + `, and shunt's files in /run/shunt and /var/lib/shunt. The command lists all of that and asks first;
 --yes answers. The command refuses to run while a daemon runs.
 
 Installed files stay: the binary and /etc/shunt. Your package manager removes them.`,
@@ -41,6 +44,9 @@ Installed files stay: the binary and /etc/shunt. Your package manager removes th
 				return fmt.Errorf("nothing was removed: %w", err)
 			}
 			defer inventory.Close()
+			if err := addGuard(inventory); err != nil {
+				return fmt.Errorf("nothing was removed: %w", err)
+			}
 			if output == "json" {
 				return uninstallJSON(s, inventory, yes)
 			}
@@ -66,6 +72,22 @@ Installed files stay: the binary and /etc/shunt. Your package manager removes th
 	c.Flags().StringVar(&path, "config", defaultConfig, "configuration that may name another control socket; it is not removed")
 	outputFlag(c, &output)
 	return c
+}
+
+// addGuard lists what the guard protects.
+func addGuard(inventory *daemon.Inventory) error {
+	status, err := protect.Look(kernel.DefaultPinRoot)
+	switch {
+	case err != nil || status == nil:
+		return err
+	case status.Listening:
+		return errors.New("`shunt guard run` is at work; end it first")
+	}
+	inventory.Also(daemon.Trace{Kind: "guard", What: "protection of files by " + value.Counted(len(status.Rules), "rule")}, func() error {
+		_, err := protect.Stop(kernel.DefaultPinRoot)
+		return err
+	})
+	return nil
 }
 
 // uninstallJSON lists, and removes with --yes; there is nobody to ask.

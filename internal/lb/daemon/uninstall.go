@@ -25,7 +25,7 @@ import (
 
 // Trace is one thing that shunt has left on the machine.
 type Trace struct {
-	Kind string `json:"kind"` // pin, neighbour, group, setting, device, address, file
+	Kind string `json:"kind"` // pin, neighbour, group, setting, device, address, guard, file
 	What string `json:"what"`
 }
 
@@ -40,7 +40,14 @@ type Inventory struct {
 	space     string
 	decap     *backend.Record
 	files     []string
+	others    []func() error // take away what Also has listed
 	unlock    []func()
+}
+
+// Also lists another product's trace, and how it is taken away.
+func (v *Inventory) Also(t Trace, remove func() error) {
+	v.Traces = append(v.Traces, t)
+	v.others = append(v.others, remove)
 }
 
 // TakeInventory finds what there is. socket is the control socket's path if it is known; it
@@ -262,6 +269,9 @@ func (v *Inventory) Remove(log *slog.Logger) error {
 			err = errors.Join(err, v.decap.Write(state))
 		}
 		errs = append(errs, err)
+	}
+	for _, remove := range v.others {
+		errs = append(errs, remove())
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("some changes could not be undone, so the files that record them are kept; run it again: %w", err)
