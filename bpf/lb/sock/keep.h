@@ -114,19 +114,26 @@ static __noinline int choice_keep(struct bpf_sock_addr *ctx, struct sock_choice 
 	return 0;
 }
 
-/* The socket goes to an address that is no VIP, or one that is left to packets. It sees that address
- * from now on, even where it had stood for a VIP; by connect(), it sees no VIP at all. */
+/*
+ * The socket goes to an address that is no VIP, or one that is left to packets. It sees that address
+ * from now on, even where it had stood for a VIP; by connect(), it sees no VIP at all.
+ *
+ * Datagrams of an IPv6 socket that is connected to an IPv4 address come by as if they named it
+ * (udpv6_sendmsg in net/ipv6/udp.c), so what a connected socket sends to its peer forgets nothing.
+ */
 static __noinline int choices_forget(struct bpf_sock_addr *ctx, const struct addr *to, __be16 port,
 				     int connects)
 {
 	struct sock_choices *all = choices_of(ctx, 0);
+	struct bpf_sock *sk = ctx->sk;
 	struct sock_choice there;
-	int forgotten = 0;
+	int forgotten = 0, keeps;
 
-	if (!all)
+	if (!all || !sk)
 		return 0;
+	keeps = !connects && sk->state == BPF_TCP_ESTABLISHED;
 	for (__u32 i = 0; i < CHOICES_MAX; i++) {
-		if (!all->of[i].backend)
+		if (!all->of[i].backend || (i == 0 && keeps))
 			continue;
 		if (!connects && choice_read(all, i, &there) &&
 		    !choice_is_of_backend(&there, to, port))

@@ -17,7 +17,7 @@ func (v *View) LoadBeside(load func() (*ebpf.CollectionSpec, error), own map[str
 		spec, err := load()
 		if err == nil {
 			used := usedMaps(spec)
-			maps.DeleteFunc(spec.Maps, func(name string, _ *ebpf.MapSpec) bool { return !used[name] })
+			maps.DeleteFunc(spec.Maps, func(name string, _ *ebpf.MapSpec) bool { return name[0] != '.' && !used[name] })
 		}
 		return spec, err
 	}, nil)

@@ -76,7 +76,9 @@ type Sockets struct {
 	links []link.Link
 }
 
-func folder(root, instance string) string { return filepath.Join(kernel.Directory(root, instance), directory) }
+func folder(root, instance string) string {
+	return filepath.Join(kernel.Directory(root, instance), directory)
+}
 
 func (o *Options) complete() error {
 	if o.PinRoot == "" {
