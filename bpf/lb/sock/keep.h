@@ -14,6 +14,7 @@
 #ifndef SHUNT_SOCK_KEEP_H
 #define SHUNT_SOCK_KEEP_H
 
+#include "../../core/packet.h"
 #include "../slot.h"
 #include "maps.h"
 
@@ -53,8 +54,8 @@ static __always_inline int choice_is_of_backend(const struct sock_choice *c, con
 }
 
 /* The kept choice of a VIP into *kept. Whether there is one. */
-static __noinline int choice_find(struct bpf_sock_addr *ctx, const struct addr *vip, __be16 port,
-				  struct sock_choice *kept)
+static __apart int choice_find(struct bpf_sock_addr *ctx, const struct addr *vip, __be16 port,
+			       struct sock_choice *kept)
 {
 	struct sock_choices *all = choices_of(ctx, 0);
 
@@ -94,7 +95,7 @@ static __always_inline __u32 choice_place(struct sock_choices *all, const struct
 
 /* Keeps a choice. connects: for connect(), after which the socket has no other one. Returns 0, or -1
  * where there is no memory. */
-static __noinline int choice_keep(struct bpf_sock_addr *ctx, struct sock_choice *c, int connects)
+static __apart int choice_keep(struct bpf_sock_addr *ctx, struct sock_choice *c, int connects)
 {
 	struct sock_choices *all = choices_of(ctx, BPF_SK_STORAGE_GET_F_CREATE);
 	__u32 place;
@@ -121,8 +122,8 @@ static __noinline int choice_keep(struct bpf_sock_addr *ctx, struct sock_choice 
  * Datagrams of an IPv6 socket that is connected to an IPv4 address come by as if they named it
  * (udpv6_sendmsg in net/ipv6/udp.c), so what a connected socket sends to its peer forgets nothing.
  */
-static __noinline int choices_forget(struct bpf_sock_addr *ctx, const struct addr *to, __be16 port,
-				     int connects)
+static __apart int choices_forget(struct bpf_sock_addr *ctx, const struct addr *to, __be16 port,
+				  int connects)
 {
 	struct sock_choices *all = choices_of(ctx, 0);
 	struct bpf_sock *sk = ctx->sk;
@@ -148,8 +149,7 @@ static __noinline int choices_forget(struct bpf_sock_addr *ctx, const struct add
 
 /* The VIP that a peer stands for into *a and *port; 0 if it stands for none. connected: only
  * connect()'s choice is asked. */
-static __noinline int vip_find(struct bpf_sock_addr *ctx, struct addr *a, __be16 *port,
-			       int connected)
+static __apart int vip_find(struct bpf_sock_addr *ctx, struct addr *a, __be16 *port, int connected)
 {
 	struct sock_choices *all = choices_of(ctx, 0);
 	struct sock_choice there;

@@ -71,9 +71,10 @@ var hooks = []hook{
 // Sockets are the programs at a cgroup. Methods may be called from any goroutine, but Detach and
 // Close once, and last.
 type Sockets struct {
-	opts  Options
-	maps  map[string]*ebpf.Map
-	links []link.Link
+	opts   Options
+	maps   map[string]*ebpf.Map
+	links  []link.Link
+	closer closer
 }
 
 func folder(root, instance string) string {
@@ -116,6 +117,9 @@ func Open(opts Options) (*Sockets, error) {
 	fresh, err := s.openMaps()
 	if err == nil {
 		err = s.attach()
+	}
+	if err == nil {
+		s.closer, err = loadCloser(opts.DataPlane, s.maps)
 	}
 	if err == nil {
 		return s, nil
@@ -281,6 +285,7 @@ func (s *Sockets) Close() error {
 		errs = append(errs, l.Close())
 	}
 	s.links = nil
+	errs = append(errs, s.closer.close())
 	kernel.CloseMaps(s.maps)
 	return errors.Join(errs...)
 }
