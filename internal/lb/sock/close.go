@@ -80,18 +80,43 @@ func (c *closer) run() (closed int, err error) {
 		if err != nil {
 			return closed, err
 		}
+		missing := map[uint64]bool{}
 		for _, gone := range all {
 			if gone.Closed == 0 {
-				if err := destroy(gone); errors.Is(err, unix.ENOENT) {
-					continue // it went by itself
-				} else if err != nil {
+				err := destroy(gone)
+				if errors.Is(err, unix.ENOENT) {
+					missing[gone.Cookie] = true
+					continue
+				}
+				if err != nil {
 					return closed, err
 				}
 			}
 			closed++
 		}
+		if err := ended(iterator, missing); err != nil {
+			return closed, err
+		}
 	}
 	return closed, nil
+}
+
+// ended checks that sockets that SOCK_DIAG did not find went by themselves. It does not find any
+// either where a module of the kernel's is missing, and says the same then.
+func ended(iterator *link.Iter, missing map[uint64]bool) error {
+	if len(missing) == 0 {
+		return nil
+	}
+	all, err := walk(iterator)
+	if err != nil {
+		return err
+	}
+	for _, gone := range all {
+		if missing[gone.Cookie] {
+			return errors.New("close a socket: the kernel finds none with its addresses, and it is there; `modprobe -a tcp_diag udp_diag` loads what finds them on a kernel without bpf_sock_destroy (before Linux 6.5)")
+		}
+	}
+	return nil
 }
 
 // walk runs an iterator over all sockets.
