@@ -83,8 +83,11 @@ type GetStatusResponse struct {
 	Reasons map[string]*Count `protobuf:"bytes,9,rep,name=reasons,proto3" json:"reasons,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Since when packets are forwarded without a daemon; absent while one lives.
 	UnattendedSince *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=unattended_since,json=unattendedSince,proto3" json:"unattended_since,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What became of the calls of sockets that are served, by outcome; those that have counted
+	// anything. Empty without "sockets" in the file.
+	Sockets       map[string]uint64 `protobuf:"bytes,11,rep,name=sockets,proto3" json:"sockets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -183,6 +186,13 @@ func (x *GetStatusResponse) GetReasons() map[string]*Count {
 func (x *GetStatusResponse) GetUnattendedSince() *timestamppb.Timestamp {
 	if x != nil {
 		return x.UnattendedSince
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetSockets() map[string]uint64 {
+	if x != nil {
+		return x.Sockets
 	}
 	return nil
 }
@@ -3098,7 +3108,7 @@ var File_v1_shunt_proto protoreflect.FileDescriptor
 const file_v1_shunt_proto_rawDesc = "" +
 	"\n" +
 	"\x0ev1/shunt.proto\x12\bshunt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xb8\x04\n" +
+	"\x10GetStatusRequest\"\xb8\x05\n" +
 	"\x11GetStatusResponse\x12\x1a\n" +
 	"\binstance\x18\x01 \x01(\tR\binstance\x12\x1e\n" +
 	"\n" +
@@ -3112,10 +3122,14 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\bbackends\x18\b \x03(\v2\x11.shunt.v1.BackendR\bbackends\x12B\n" +
 	"\areasons\x18\t \x03(\v2(.shunt.v1.GetStatusResponse.ReasonsEntryR\areasons\x12E\n" +
 	"\x10unattended_since\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\x0funattendedSince\x1aK\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\x0funattendedSince\x12B\n" +
+	"\asockets\x18\v \x03(\v2(.shunt.v1.GetStatusResponse.SocketsEntryR\asockets\x1aK\n" +
 	"\fReasonsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12%\n" +
-	"\x05value\x18\x02 \x01(\v2\x0f.shunt.v1.CountR\x05value:\x028\x01\"\xaa\x03\n" +
+	"\x05value\x18\x02 \x01(\v2\x0f.shunt.v1.CountR\x05value:\x028\x01\x1a:\n" +
+	"\fSocketsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xaa\x03\n" +
 	"\x06Daemon\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1f\n" +
@@ -3401,7 +3415,7 @@ func file_v1_shunt_proto_rawDescGZIP() []byte {
 	return file_v1_shunt_proto_rawDescData
 }
 
-var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_v1_shunt_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: shunt.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: shunt.v1.GetStatusResponse
@@ -3445,8 +3459,9 @@ var file_v1_shunt_proto_goTypes = []any{
 	(*DetachRequest)(nil),           // 39: shunt.v1.DetachRequest
 	(*DetachResponse)(nil),          // 40: shunt.v1.DetachResponse
 	nil,                             // 41: shunt.v1.GetStatusResponse.ReasonsEntry
-	(*timestamppb.Timestamp)(nil),   // 42: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 43: google.protobuf.Duration
+	nil,                             // 42: shunt.v1.GetStatusResponse.SocketsEntry
+	(*timestamppb.Timestamp)(nil),   // 43: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 44: google.protobuf.Duration
 }
 var file_v1_shunt_proto_depIdxs = []int32{
 	2,  // 0: shunt.v1.GetStatusResponse.daemon:type_name -> shunt.v1.Daemon
@@ -3454,70 +3469,71 @@ var file_v1_shunt_proto_depIdxs = []int32{
 	7,  // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
 	9,  // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
 	41, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
-	42, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
-	42, // 6: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
-	4,  // 7: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
-	6,  // 8: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
-	16, // 9: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
-	3,  // 10: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
-	5,  // 11: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
-	42, // 12: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
-	42, // 13: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	8,  // 14: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
-	16, // 15: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
-	10, // 16: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
-	42, // 17: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
-	42, // 18: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
-	9,  // 19: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
-	16, // 20: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
-	42, // 21: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
-	42, // 22: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
-	42, // 23: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
-	6,  // 24: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
-	19, // 25: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
-	42, // 26: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
-	23, // 27: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
-	24, // 28: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
-	22, // 29: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
-	25, // 30: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
-	32, // 31: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
-	26, // 32: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	27, // 33: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
-	28, // 34: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
-	31, // 35: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
-	29, // 36: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
-	30, // 37: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
-	26, // 38: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	43, // 39: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
-	24, // 40: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
-	11, // 41: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
-	0,  // 42: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
-	12, // 43: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
-	14, // 44: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
-	17, // 45: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
-	20, // 46: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
-	33, // 47: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
-	34, // 48: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
-	35, // 49: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
-	36, // 50: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
-	37, // 51: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
-	39, // 52: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
-	1,  // 53: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
-	13, // 54: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
-	15, // 55: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
-	18, // 56: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
-	21, // 57: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
-	38, // 58: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
-	38, // 59: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
-	38, // 60: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
-	38, // 61: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
-	38, // 62: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
-	40, // 63: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
-	53, // [53:64] is the sub-list for method output_type
-	42, // [42:53] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	43, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
+	42, // 6: shunt.v1.GetStatusResponse.sockets:type_name -> shunt.v1.GetStatusResponse.SocketsEntry
+	43, // 7: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
+	4,  // 8: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
+	6,  // 9: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
+	16, // 10: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
+	3,  // 11: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
+	5,  // 12: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
+	43, // 13: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
+	43, // 14: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	8,  // 15: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
+	16, // 16: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
+	10, // 17: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
+	43, // 18: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
+	43, // 19: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
+	9,  // 20: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
+	16, // 21: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
+	43, // 22: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
+	43, // 23: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
+	43, // 24: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
+	6,  // 25: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
+	19, // 26: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
+	43, // 27: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
+	23, // 28: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
+	24, // 29: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
+	22, // 30: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
+	25, // 31: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
+	32, // 32: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
+	26, // 33: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	27, // 34: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
+	28, // 35: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
+	31, // 36: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
+	29, // 37: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
+	30, // 38: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
+	26, // 39: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	44, // 40: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
+	24, // 41: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
+	11, // 42: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
+	0,  // 43: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
+	12, // 44: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
+	14, // 45: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
+	17, // 46: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
+	20, // 47: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
+	33, // 48: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
+	34, // 49: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
+	35, // 50: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
+	36, // 51: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
+	37, // 52: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
+	39, // 53: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
+	1,  // 54: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
+	13, // 55: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
+	15, // 56: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
+	18, // 57: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
+	21, // 58: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
+	38, // 59: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
+	38, // 60: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
+	38, // 61: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
+	38, // 62: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
+	38, // 63: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
+	40, // 64: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
+	54, // [54:65] is the sub-list for method output_type
+	43, // [43:54] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_v1_shunt_proto_init() }
@@ -3537,7 +3553,7 @@ func file_v1_shunt_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1_shunt_proto_rawDesc), len(file_v1_shunt_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   42,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -67,6 +67,9 @@ func TestSockets(t *testing.T) {
 	served("at first")
 	b.kill()
 	served("while the daemon is dead")
+	if code, out := b.shunt("status", "--instance", b.instance, "--socket", b.socket); code != 0 || !strings.Contains(out, "chosen ") {
+		t.Errorf("shunt status without a daemon: exit code %d, want 0 and how often a backend was chosen\n%s", code, out)
+	}
 	b.start()
 	served("after it has been started again")
 

@@ -120,16 +120,6 @@ func (s *sockets) closeGone() error {
 	return err
 }
 
-// outcomes are what became of the calls of sockets; nil where none are served.
-func (s *sockets) outcomes() (map[string]uint64, error) {
-	s.mutex.Lock()
-	defer s.mutex.Unlock()
-	if s.open == nil {
-		return nil, nil
-	}
-	return s.open.Outcomes()
-}
-
 // through has the reconciler's changes say when a backend goes.
 func (s *sockets) through(maps reconcile.Maps) reconcile.Maps { return leaving{maps, s.want} }
 

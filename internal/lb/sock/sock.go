@@ -261,11 +261,30 @@ var outcomeNames = sync.OnceValue(func() map[uint32]string {
 
 // Outcomes are what became of the calls of sockets, by name; only what happened. They outlive the
 // process.
-func (s *Sockets) Outcomes() (map[string]uint64, error) {
+func (s *Sockets) Outcomes() (map[string]uint64, error) { return outcomes(s.maps[sockMapShSkOutcomes]) }
+
+// PinnedOutcomes is Outcomes of an instance, whether its process lives or not; nil where its sockets
+// are not served.
+func PinnedOutcomes(root, instance string) (map[string]uint64, error) {
+	if root == "" {
+		root = kernel.DefaultPinRoot
+	}
+	m, err := kernel.OpenMap(filepath.Join(folder(root, instance), sockMapShSkOutcomes))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer m.Close()
+	return outcomes(m)
+}
+
+func outcomes(m *ebpf.Map) (map[string]uint64, error) {
 	counts := map[string]uint64{}
 	for number, name := range outcomeNames() {
 		var each []uint64
-		if err := s.maps[sockMapShSkOutcomes].Lookup(number, &each); err != nil {
+		if err := m.Lookup(number, &each); err != nil {
 			return counts, fmt.Errorf("read the counter of %s: %w", name, err)
 		}
 		for _, one := range each {
