@@ -21,8 +21,7 @@
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-#define AF_INET 2 /* include/linux/socket.h */
-#define AF_INET6 10
+#define AF_INET6 10 /* include/linux/socket.h; the other one is AF_INET */
 
 /* Types that user space must know, and no map leads to. */
 const struct sock_gone sock_gone_type;
@@ -77,7 +76,7 @@ static __always_inline int backend_is_gone(struct sock_common *sk)
 	return !backend || backend->draining == DRAINING_DOWN;
 }
 
-/* Closes a socket, or names it. */
+/* Closes a socket, or leaves it to user space, and names it in any case. */
 static __always_inline void socket_close(struct iter_socket *ctx, struct sock_common *sk,
 					 __u8 protocol)
 {
@@ -97,9 +96,11 @@ static __always_inline void socket_close(struct iter_socket *ctx, struct sock_co
 		gone.source = addr_from_ip4(sk->skc_rcv_saddr);
 		gone.destination = addr_from_ip4(sk->skc_daddr);
 	}
-	if (bpf_sock_destroy && !names_only)
-		gone.closed = !bpf_sock_destroy(sk);
-	bpf_seq_write(ctx->meta->seq, &gone, sizeof(gone));
+	/* Named first: where the buffer is full, the kernel shows the socket once more. Sockets of
+	 * TCP and UDP can always be destroyed. */
+	gone.closed = bpf_sock_destroy && !names_only;
+	if (!bpf_seq_write(ctx->meta->seq, &gone, sizeof(gone)) && gone.closed)
+		bpf_sock_destroy(sk);
 }
 
 SEC("iter/tcp")
@@ -107,8 +108,7 @@ int sh_close_tcp(struct iter_socket *ctx)
 {
 	struct sock_common *sk = ctx->sk;
 
-	if (!sk || (sk->skc_family != AF_INET && sk->skc_family != AF_INET6) ||
-	    sk->skc_state == BPF_TCP_LISTEN || sk->skc_state == BPF_TCP_CLOSE)
+	if (!sk || sk->skc_state == BPF_TCP_LISTEN || sk->skc_state == BPF_TCP_CLOSE)
 		return 0;
 	if (backend_is_gone(sk))
 		socket_close(ctx, sk, IPPROTO_TCP);
@@ -120,8 +120,7 @@ int sh_close_udp(struct iter_socket *ctx)
 {
 	struct sock_common *sk = ctx->sk;
 
-	if (!sk || (sk->skc_family != AF_INET && sk->skc_family != AF_INET6) ||
-	    sk->skc_state != BPF_TCP_ESTABLISHED) /* connected */
+	if (!sk || sk->skc_state != BPF_TCP_ESTABLISHED) /* connected */
 		return 0;
 	if (backend_is_gone(sk))
 		socket_close(ctx, sk, IPPROTO_UDP);

@@ -1,6 +1,7 @@
 package sock
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"errors"
@@ -126,7 +127,7 @@ func walk(iterator *link.Iter) (all []sockcloseSockGone, err error) {
 		return nil, fmt.Errorf("walk through the sockets: %w", err)
 	}
 	defer reader.Close()
-	text, err := io.ReadAll(reader)
+	text, err := io.ReadAll(bufio.NewReaderSize(reader, 1<<16))
 	if err != nil {
 		return nil, fmt.Errorf("walk through the sockets: %w", err)
 	}

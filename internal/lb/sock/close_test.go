@@ -218,3 +218,24 @@ func TestCloseLeavesListeners(t *testing.T) {
 	b.serve(service("web", vip, one(80)))
 	b.wantClosed(0)
 }
+
+// More sockets than fit into one reading are closed and counted, each once.
+func TestCloseMany(t *testing.T) {
+	eachWay(t, func(b *bed) {
+		b.serve(service("dns", vip, one(53), b.listenUDP(first+":5353")))
+		const count = 700 // of 64 bytes each: the kernel's buffer has 32 KiB (bpf_seq_read)
+		all := make([]socket, count)
+		for i := range all {
+			all[i] = b.socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+			must(b.T, all[i].connect(vip+":53"))
+		}
+		b.serve(service("dns", vip, one(53)))
+		b.wantClosed(count)
+		for i, s := range all {
+			if err := s.pending(); !errors.Is(err, unix.ECONNABORTED) {
+				b.Fatalf("socket %d: %v, want %v", i, err, unix.ECONNABORTED)
+			}
+		}
+		b.wantClosed(0)
+	})
+}
