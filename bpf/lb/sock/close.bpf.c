@@ -98,9 +98,13 @@ static __always_inline void socket_close(struct iter_socket *ctx, struct sock_co
 	}
 	/* Named first: where the buffer is full, the kernel shows the socket once more. Sockets of
 	 * TCP and UDP can always be destroyed. */
-	gone.closed = bpf_sock_destroy && !names_only;
-	if (!bpf_seq_write(ctx->meta->seq, &gone, sizeof(gone)) && gone.closed)
-		bpf_sock_destroy(sk);
+	if (bpf_sock_destroy && !names_only) {
+		gone.closed = 1;
+		if (!bpf_seq_write(ctx->meta->seq, &gone, sizeof(gone)))
+			bpf_sock_destroy(sk); /* only here: older kernels take the branch out */
+		return;
+	}
+	bpf_seq_write(ctx->meta->seq, &gone, sizeof(gone));
 }
 
 SEC("iter/tcp")
