@@ -84,7 +84,10 @@ type GetStatusResponse struct {
 	// Since when packets are forwarded without a daemon; absent while one lives.
 	UnattendedSince *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=unattended_since,json=unattendedSince,proto3" json:"unattended_since,omitempty"`
 	// The UDP path's leases, as the configuration has them.
-	Udp           []*UDPLease `protobuf:"bytes,11,rep,name=udp,proto3" json:"udp,omitempty"`
+	Udp []*UDPLease `protobuf:"bytes,11,rep,name=udp,proto3" json:"udp,omitempty"`
+	// What became of the calls of sockets that are served, by outcome; those that have counted
+	// anything. Empty without "sockets" in the file.
+	Sockets       map[string]uint64 `protobuf:"bytes,12,rep,name=sockets,proto3" json:"sockets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -192,6 +195,13 @@ func (x *GetStatusResponse) GetUnattendedSince() *timestamppb.Timestamp {
 func (x *GetStatusResponse) GetUdp() []*UDPLease {
 	if x != nil {
 		return x.Udp
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetSockets() map[string]uint64 {
+	if x != nil {
+		return x.Sockets
 	}
 	return nil
 }
@@ -3524,7 +3534,7 @@ var File_v1_shunt_proto protoreflect.FileDescriptor
 const file_v1_shunt_proto_rawDesc = "" +
 	"\n" +
 	"\x0ev1/shunt.proto\x12\bshunt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xde\x04\n" +
+	"\x10GetStatusRequest\"\xde\x05\n" +
 	"\x11GetStatusResponse\x12\x1a\n" +
 	"\binstance\x18\x01 \x01(\tR\binstance\x12\x1e\n" +
 	"\n" +
@@ -3539,10 +3549,14 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\areasons\x18\t \x03(\v2(.shunt.v1.GetStatusResponse.ReasonsEntryR\areasons\x12E\n" +
 	"\x10unattended_since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\x0funattendedSince\x12$\n" +
-	"\x03udp\x18\v \x03(\v2\x12.shunt.v1.UDPLeaseR\x03udp\x1aK\n" +
+	"\x03udp\x18\v \x03(\v2\x12.shunt.v1.UDPLeaseR\x03udp\x12B\n" +
+	"\asockets\x18\f \x03(\v2(.shunt.v1.GetStatusResponse.SocketsEntryR\asockets\x1aK\n" +
 	"\fReasonsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12%\n" +
-	"\x05value\x18\x02 \x01(\v2\x0f.shunt.v1.CountR\x05value:\x028\x01\"\xaa\x03\n" +
+	"\x05value\x18\x02 \x01(\v2\x0f.shunt.v1.CountR\x05value:\x028\x01\x1a:\n" +
+	"\fSocketsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xaa\x03\n" +
 	"\x06Daemon\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1f\n" +
@@ -3871,7 +3885,7 @@ func file_v1_shunt_proto_rawDescGZIP() []byte {
 	return file_v1_shunt_proto_rawDescData
 }
 
-var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_v1_shunt_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: shunt.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: shunt.v1.GetStatusResponse
@@ -3919,9 +3933,10 @@ var file_v1_shunt_proto_goTypes = []any{
 	(*DetachRequest)(nil),           // 43: shunt.v1.DetachRequest
 	(*DetachResponse)(nil),          // 44: shunt.v1.DetachResponse
 	nil,                             // 45: shunt.v1.GetStatusResponse.ReasonsEntry
-	nil,                             // 46: shunt.v1.UDPLease.EndedEntry
-	(*timestamppb.Timestamp)(nil),   // 47: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 48: google.protobuf.Duration
+	nil,                             // 46: shunt.v1.GetStatusResponse.SocketsEntry
+	nil,                             // 47: shunt.v1.UDPLease.EndedEntry
+	(*timestamppb.Timestamp)(nil),   // 48: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 49: google.protobuf.Duration
 }
 var file_v1_shunt_proto_depIdxs = []int32{
 	2,  // 0: shunt.v1.GetStatusResponse.daemon:type_name -> shunt.v1.Daemon
@@ -3929,78 +3944,79 @@ var file_v1_shunt_proto_depIdxs = []int32{
 	11, // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
 	13, // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
 	45, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
-	47, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
+	48, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
 	3,  // 6: shunt.v1.GetStatusResponse.udp:type_name -> shunt.v1.UDPLease
-	47, // 7: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
-	8,  // 8: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
-	10, // 9: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
-	20, // 10: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
-	7,  // 11: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
-	4,  // 12: shunt.v1.UDPLease.holder:type_name -> shunt.v1.UDPHolder
-	46, // 13: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
-	6,  // 14: shunt.v1.UDPLease.total:type_name -> shunt.v1.UDPCounts
-	47, // 15: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
-	5,  // 16: shunt.v1.UDPHolder.queues:type_name -> shunt.v1.UDPQueue
-	6,  // 17: shunt.v1.UDPHolder.elsewhere:type_name -> shunt.v1.UDPCounts
-	6,  // 18: shunt.v1.UDPQueue.counts:type_name -> shunt.v1.UDPCounts
-	9,  // 19: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
-	47, // 20: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
-	47, // 21: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	12, // 22: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
-	20, // 23: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
-	14, // 24: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
-	47, // 25: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
-	47, // 26: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
-	13, // 27: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
-	20, // 28: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
-	47, // 29: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
-	47, // 30: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
-	47, // 31: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
-	10, // 32: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
-	23, // 33: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
-	47, // 34: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
-	27, // 35: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
-	28, // 36: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
-	26, // 37: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
-	29, // 38: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
-	36, // 39: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
-	30, // 40: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	31, // 41: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
-	32, // 42: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
-	35, // 43: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
-	33, // 44: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
-	34, // 45: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
-	30, // 46: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	48, // 47: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
-	28, // 48: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
-	15, // 49: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
-	0,  // 50: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
-	16, // 51: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
-	18, // 52: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
-	21, // 53: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
-	24, // 54: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
-	37, // 55: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
-	38, // 56: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
-	39, // 57: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
-	40, // 58: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
-	41, // 59: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
-	43, // 60: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
-	1,  // 61: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
-	17, // 62: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
-	19, // 63: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
-	22, // 64: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
-	25, // 65: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
-	42, // 66: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
-	42, // 67: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
-	42, // 68: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
-	42, // 69: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
-	42, // 70: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
-	44, // 71: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
-	61, // [61:72] is the sub-list for method output_type
-	50, // [50:61] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	46, // 7: shunt.v1.GetStatusResponse.sockets:type_name -> shunt.v1.GetStatusResponse.SocketsEntry
+	48, // 8: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
+	8,  // 9: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
+	10, // 10: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
+	20, // 11: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
+	7,  // 12: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
+	4,  // 13: shunt.v1.UDPLease.holder:type_name -> shunt.v1.UDPHolder
+	47, // 14: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
+	6,  // 15: shunt.v1.UDPLease.total:type_name -> shunt.v1.UDPCounts
+	48, // 16: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
+	5,  // 17: shunt.v1.UDPHolder.queues:type_name -> shunt.v1.UDPQueue
+	6,  // 18: shunt.v1.UDPHolder.elsewhere:type_name -> shunt.v1.UDPCounts
+	6,  // 19: shunt.v1.UDPQueue.counts:type_name -> shunt.v1.UDPCounts
+	9,  // 20: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
+	48, // 21: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
+	48, // 22: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	12, // 23: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
+	20, // 24: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
+	14, // 25: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
+	48, // 26: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
+	48, // 27: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
+	13, // 28: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
+	20, // 29: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
+	48, // 30: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
+	48, // 31: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
+	48, // 32: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
+	10, // 33: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
+	23, // 34: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
+	48, // 35: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
+	27, // 36: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
+	28, // 37: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
+	26, // 38: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
+	29, // 39: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
+	36, // 40: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
+	30, // 41: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	31, // 42: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
+	32, // 43: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
+	35, // 44: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
+	33, // 45: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
+	34, // 46: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
+	30, // 47: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	49, // 48: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
+	28, // 49: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
+	15, // 50: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
+	0,  // 51: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
+	16, // 52: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
+	18, // 53: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
+	21, // 54: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
+	24, // 55: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
+	37, // 56: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
+	38, // 57: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
+	39, // 58: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
+	40, // 59: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
+	41, // 60: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
+	43, // 61: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
+	1,  // 62: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
+	17, // 63: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
+	19, // 64: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
+	22, // 65: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
+	25, // 66: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
+	42, // 67: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
+	42, // 68: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
+	42, // 69: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
+	42, // 70: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
+	42, // 71: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
+	44, // 72: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
+	62, // [62:73] is the sub-list for method output_type
+	51, // [51:62] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_v1_shunt_proto_init() }
@@ -4020,7 +4036,7 @@ func file_v1_shunt_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1_shunt_proto_rawDesc), len(file_v1_shunt_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

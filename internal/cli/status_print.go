@@ -138,7 +138,23 @@ func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, sho
 		fmt.Fprintf(t, "%s\t%d\t%d\n", name, st.Reasons[name].Packets, st.Reasons[name].Bytes)
 	}
 	t.flush()
+	printSockets(w, st.Sockets)
 	printConditions(w, st, show)
+}
+
+// printSockets prints what became of the calls of sockets that are served, if there were any.
+func printSockets(w io.Writer, outcomes map[string]uint64) {
+	if len(outcomes) == 0 {
+		return
+	}
+	t := newTable(w)
+	fmt.Fprintln(t, "\nSOCKETS\tCALLS")
+	for _, name := range slices.SortedFunc(maps.Keys(outcomes), func(a, b string) int {
+		return cmp.Or(cmp.Compare(outcomes[b], outcomes[a]), strings.Compare(a, b))
+	}) {
+		fmt.Fprintf(t, "%s\t%d\n", name, outcomes[name])
+	}
+	t.flush()
 }
 
 // printChained prints how long the programs take that run beside shunt's, if there are any.

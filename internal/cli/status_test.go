@@ -40,7 +40,8 @@ func shown() *shuntv1.GetStatusResponse {
 			{Address: "10.0.0.3:8080", State: "out", Services: []string{"web"}, Overrides: []*shuntv1.Override{drain, down}},
 			{Address: "10.0.0.4:8080", State: "active", Services: []string{"api", "web"}, Slots: 502, PacketsIn: 1 << 40, BytesIn: 1 << 50},
 		},
-		Reasons: map[string]*shuntv1.Count{"flow_moved": {Packets: 2, Bytes: 120}, "malformed": {Packets: 5, Bytes: 300}}}
+		Reasons: map[string]*shuntv1.Count{"flow_moved": {Packets: 2, Bytes: 120}, "malformed": {Packets: 5, Bytes: 300}},
+		Sockets: map[string]uint64{"chosen": 7, "kept": 12}}
 }
 
 func TestStatusOutput(t *testing.T) {

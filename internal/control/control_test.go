@@ -535,7 +535,7 @@ func fill(m protoreflect.Message) {
 			return protoreflect.ValueOfUint32(7)
 		}
 		switch {
-		case f.IsMap() && f.MapValue().Message() == nil:
+		case f.IsMap() && f.MapValue().Kind() == protoreflect.Uint64Kind:
 			m.Mutable(f).Map().Set(protoreflect.ValueOfString("text").MapKey(), protoreflect.ValueOfUint64(1<<63))
 		case f.IsMap():
 			v := m.Mutable(f).Map().NewValue()

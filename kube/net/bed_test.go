@@ -58,6 +58,7 @@ type bed struct {
 	t        *testing.T
 	folder   string
 	instance string
+	cgroup   string // of programs on the node
 	plane    *lab.Process
 	alive    *os.File // the control plane ends when this does, and so with this process
 	agent    *lab.Process
@@ -79,6 +80,7 @@ func newBed(t *testing.T) *bed {
 		t.Fatal(err)
 	}
 	b := &bed{Topology: topology, t: t, folder: t.TempDir(), instance: fmt.Sprintf("kube-%d", os.Getpid())}
+	b.cgroup = newCgroup(t, b.instance)
 	t.Cleanup(b.close)
 	for _, pod := range b.Backends {
 		for _, port := range []string{":8080", ":9090"} {
@@ -252,7 +254,8 @@ func (b *bed) start() {
 	file := filepath.Join(b.folder, "shunt.yaml")
 	b.must(os.WriteFile(file, fmt.Appendf(nil, `interfaces: [{name: eth0, attach: native}, {name: eth1, attach: native}]
 services: [{name: edge, address: %s, port: 7000, backends: [{address: %s, port: 8080}]}]
-`, lab.VIP4, b.Backends[2].Addr4()), 0o644))
+sockets: {cgroup: %s}
+`, lab.VIP4, b.Backends[2].Addr4(), b.cgroup), 0o644))
 	p, err := b.child("shunt-kube", "run", "--config", file, "--instance", b.instance, "--socket", b.socket(),
 		"--kubeconfig", b.kubeconfig(), "--node-name", "n1").Spawn()
 	b.must(err)

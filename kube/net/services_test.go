@@ -48,6 +48,7 @@ func TestServices(t *testing.T) {
 			b.served(t, "udp", at(ip, 53), all...)
 		})
 	}
+	t.Run("from the node", func(t *testing.T) { b.fromTheNode(t, web, empty) })
 	for _, a := range []netip.Addr{front.IPv4.Addr(), front.IPv6.Addr()} {
 		t.Run("node port at "+a.String(), func(t *testing.T) {
 			b.served(t, "tcp", at(a.String(), web.Spec.Ports[0].NodePort), all...)

@@ -29,6 +29,7 @@ type compiled struct {
 // wantedModules are loaded in every guest, with what they depend on, unless they are built
 // in: the tests make interfaces of these kinds and use these hooks.
 var wantedModules = []string{
+	"tcp_diag", "udp_diag", // what closes sockets
 	"veth", "bridge", "8021q", "bonding", "dummy", "macvlan", "tun", // interfaces
 	"ipip", "sit", "ip6_tunnel", "fou", "fou6", // the kernel's own tunnels; GUE is part of fou
 	"sch_ingress", "cls_bpf", "act_bpf", // clsact, where there is no tcx

@@ -51,6 +51,7 @@ var mayImport = map[string][]string{
 	"internal/lb/reconcile":   {"internal/lb/model", "internal/value", "internal/condition", "internal/lb/maglev"},
 	"internal/lb/decap":       {"internal/lb/model", "internal/kernel", "internal/lb/backend"},
 	"internal/lb/datapath":    {"internal/lb/model", "internal/value", "internal/kernel", "internal/condition", "internal/lb/maglev", "internal/namespace", "internal/lb/reconcile"},
+	"internal/lb/sock":        {"internal/kernel", "internal/namespace"},
 	"internal/lb/wire":        {"internal/namespace"},
 	"internal/lb/neighbour":   {"internal/lb/model", "internal/condition", "internal/namespace", "internal/lb/wire"},
 	"internal/lb/announce":    {"internal/lb/model", "internal/condition", "internal/namespace", "internal/lb/wire"},
@@ -100,7 +101,7 @@ func of(name string) string {
 
 // owners says who alone may import a library: the packages below these paths.
 var owners = map[string][]string{
-	"github.com/cilium/ebpf": {"sensor/", "internal/event/", "internal/kernel/", "internal/lb/datapath/", "internal/lb/decap/",
+	"github.com/cilium/ebpf": {"sensor/", "internal/event/", "internal/kernel/", "internal/lb/datapath/", "internal/lb/decap/", "internal/lb/sock/",
 		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "internal/guard/protect/", "bench/", "test/"},
 	"github.com/prometheus/client_golang": {"internal/metrics/"},
 	"github.com/miekg/dns":                {"internal/lb/resolve/", "test/"},

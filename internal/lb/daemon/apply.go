@@ -104,6 +104,9 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 		return reconcile.Difference{}, err
 	}
 	d.datapath.SetEncapsulation(machine.Encapsulation)
+	if err := d.sockets.follow(machine.Sockets); err != nil {
+		return reconcile.Difference{}, err
+	}
 	if _, err := d.writer.Replace(declared...); err != nil {
 		return reconcile.Difference{}, err
 	}

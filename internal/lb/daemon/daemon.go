@@ -107,6 +107,7 @@ type daemon struct {
 	loopback   bool // forwarding on lo is to be kept on; the loop's
 	interfaces *interfaces
 	reconciler *reconcile.Reconciler
+	sockets    *sockets
 	announcer  *announcements
 	stopped    bool // no change any more
 	draining   bool // no new flows, and no change of the configuration any more
@@ -170,6 +171,8 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	if d.opts.Through != nil {
 		maps = d.opts.Through(dp)
 	}
+	d.sockets = newSockets(dp, d.host.Instance, d.log)
+	maps = d.sockets.through(maps)
 	d.interfaces = newInterfaces(dp, newOffloads(d.host.Instance, d.conditions, d.log), d.conditions, d.log,
 		func() { d.ways.Review() })
 	if d.ways, err = way.Open(way.Options{
@@ -216,6 +219,7 @@ func (d *daemon) loop(ctx context.Context) {
 	defer beside.Wait()
 	beside.Go(func() { d.followNames(ctx) })
 	beside.Go(func() { d.measureOthers(ctx) })
+	beside.Go(func() { d.sockets.run(ctx) })
 	heartbeat := time.NewTicker(heartbeatInterval)
 	defer heartbeat.Stop()
 	sweep := time.NewTicker(sweepInterval)
@@ -341,6 +345,9 @@ func (d *daemon) abandon() error {
 	if d.ways != nil {
 		errs = append(errs, d.ways.Close(keep))
 	}
+	if d.sockets != nil {
+		errs = append(errs, d.sockets.close(keep))
+	}
 	if d.datapath != nil {
 		errs = append(errs, d.datapath.Close())
 		if !keep {
@@ -364,7 +371,7 @@ func (d *daemon) endChecks() error {
 
 // detach takes everything down. What draws traffic here goes first.
 func (d *daemon) detach() error {
-	return errors.Join(d.announcer.close(false), d.ways.Close(false), d.datapath.Close(),
+	return errors.Join(d.announcer.close(false), d.ways.Close(false), d.sockets.close(false), d.datapath.Close(),
 		datapath.Remove(d.host.Instance, d.log), releaseAll(d.host.Instance, d.log), releaseLoopback(d.host.Instance, d.log))
 }
 

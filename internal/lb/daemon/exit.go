@@ -42,7 +42,7 @@ func (d *daemon) Close(keep bool) error {
 // on disk, the programs trust the next hops for as long as they may, and the log says what
 // goes on.
 func (d *daemon) keep() error {
-	errs := []error{d.writer.Save(), d.announcer.close(true), d.ways.Close(true), d.datapath.Heartbeat()}
+	errs := []error{d.writer.Save(), d.announcer.close(true), d.ways.Close(true), d.sockets.close(true), d.datapath.Heartbeat()}
 	since := time.Now()
 	errs = append(errs, d.datapath.Close())
 	d.log.Info(unattended(d.host.Instance, len(d.writer.Snapshot().Config.Services), since), "instance", d.host.Instance)

@@ -319,6 +319,12 @@ type Node struct {
 	Limits        Limits
 	SNAT          SNAT
 	Encapsulation Encapsulation
+	Sockets       Sockets
+}
+
+// Sockets says which programs of this machine reach services at their sockets.
+type Sockets struct {
+	Cgroup string // path of a folder in a cgroup2 file system; "": none
 }
 
 // What the maps have room for that no field of Limits sets by itself. The data plane sizes

@@ -13,6 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/health"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/lb/sock"
 	"github.com/shunt-lb/shunt/internal/lb/state"
 	"github.com/shunt-lb/shunt/internal/message"
 	"google.golang.org/protobuf/proto"
@@ -66,7 +67,8 @@ func Read(view *datapath.View, s *shuntv1.GetStatusResponse) (beat time.Time, er
 		}
 	}
 	s.Backends = backends(s.Services, contents, counters, open)
-	return beat, nil
+	s.Sockets, err = sock.PinnedOutcomes("", s.Instance)
+	return beat, err
 }
 
 // services puts the records of a service together: it has one per address family.

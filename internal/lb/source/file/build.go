@@ -2,6 +2,7 @@ package file
 
 import (
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -26,6 +27,7 @@ func (p *Parsed) build(doc *document, read *config.Contents) {
 	p.buildTimeouts(&doc.Timeouts)
 	p.buildSNAT(&doc.SNAT, b)
 	p.buildEncapsulation(&doc.Encapsulation, b)
+	p.buildSockets(&doc.Sockets)
 	p.buildLimits(doc, b)
 	read.Claims(b.claims())
 }
@@ -369,6 +371,13 @@ func (p *Parsed) buildTimeouts(t *timeoutsEntry) {
 	}
 	if d := &t.UDP; d.Value < udpLeast {
 		p.faults.Warnf(d.Mark, "5m is the default", "RFC 4787 REQ-5 asks for at least 2m: exchanges idle for %s will break", d.Text)
+	}
+}
+
+func (p *Parsed) buildSockets(s *socketsEntry) {
+	p.Config.Sockets.Cgroup = s.Cgroup.Value
+	if c := &s.Cgroup; c.Set && !c.Bad && !filepath.IsAbs(c.Value) {
+		p.faults.Errorf(c.Mark, "write the whole path, for example /sys/fs/cgroup", "cgroup %q is not an absolute path", c.Value)
 	}
 }
 

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * From the address that a program gave to the backend that stands for it.
+ *
+ *   address ─► sh_settings, sh_frontends, sh_ranges ─► service ─► slot ─► backend
+ *                    │ none                              │ for packets  │ none
+ *                    ▼                                   ▼              ▼
+ *              stays as it is                      stays as it is   refused
+ *
+ * The balancer's maps are read, and nothing in them is changed but a counter for elements that were
+ * recycled as they were read.
+ */
+#ifndef SHUNT_SOCK_CHOOSE_H
+#define SHUNT_SOCK_CHOOSE_H
+
+#include "../service.h"
+#include "keep.h"
+
+/* What a program asked for: where to, and how. */
+struct call {
+	struct addr to;
+	__be16 port;
+	__u8 protocol;
+	__u8 connects; /* it is connect(), not a datagram that names its destination */
+	__u32 service; /* generation:8 | index:24; found on the way */
+};
+
+/* The index of the service at an address, or SERVICE_NONE: what service_find() says of a packet.
+ * Nothing is noted in sh_known: that is for programs that nothing preempts. */
+static __noinline __u32 service_at(const struct call *call)
+{
+	struct settings *settings = settings_get();
+	struct frontend_key exact = { .address = call->to,
+				      .port = call->port,
+				      .protocol = call->protocol };
+	struct packet p = {};
+	struct frontend *found;
+	__u64 word;
+
+	if (!settings || !addr_may_be_own(settings, &call->to))
+		return SERVICE_NONE;
+	found = bpf_map_lookup_elem(&sh_frontends, &exact);
+	if (found) {
+		word = *(volatile __u64 *)found;
+		return word_belongs(word, addr_check(&exact.address) ^ (__u32)exact.protocol << 16 ^
+						  bpf_ntohs(exact.port)) ?
+			       (__u32)word :
+			       SERVICE_NONE;
+	}
+	p.key.destination = call->to;
+	p.key.destination_port = call->port;
+	p.key.protocol = call->protocol;
+	return range_find(&p);
+}
+
+/* Why a service's sockets are left to the programs at interfaces, or OUTCOME_NONE. Backends of direct
+ * return have the VIP and may listen on nothing else. Lists, rates, bounds and segment sizes are
+ * promises about packets and their sources, and here no source is known yet. */
+static __always_inline enum sock_outcome service_leaves(const struct service *service)
+{
+	if (service->forwarding >= FORWARDING_DSR_L2)
+		return OUTCOME_DIRECT;
+	if ((*(volatile __u32 *)&service->flags & SERVICE_FILTERS) || service->source_rate ||
+	    service->flows_max || service->tcp_mss)
+		return OUTCOME_POLICY;
+	return OUTCOME_NONE;
+}
+
+/* Whether a socket may go on with a backend that it had. Of one that is down, nothing goes on. */
+static __always_inline int kept_is_good(const struct sock_choice *kept, __u32 service)
+{
+	struct backend *backend = backend_find(kept->backend);
+
+	return backend && backend->draining != DRAINING_DOWN && kept->service == service;
+}
+
+/* The reference of a new backend. Sockets have no address yet that could be hashed; each has a cookie,
+ * and so has the network namespace, which is what a client is here. */
+static __always_inline __u32 backend_draw(struct bpf_sock_addr *ctx, const struct service *service)
+{
+	__u64 cookie = service->affinity_ticks ? bpf_get_netns_cookie(ctx) :
+						 bpf_get_socket_cookie(ctx);
+	__u64 table = *(volatile __u64 *)&service->table;
+
+	return slot_current(slot_get(table, hash_finish(cookie, service->seed)));
+}
+
+/* Chooses a backend of a service into *choice. */
+static __noinline enum sock_outcome backend_new(struct bpf_sock_addr *ctx, const struct call *call,
+						__u32 service_index, struct sock_choice *choice)
+{
+	struct service *service = bpf_map_lookup_elem(&sh_services, &service_index);
+	struct backend *backend;
+
+	if (!service)
+		return OUTCOME_NO_BACKEND;
+	choice->backend = backend_draw(ctx, service);
+	if (!choice->backend)
+		return OUTCOME_NO_BACKEND;
+	backend = backend_find(choice->backend);
+	if (!backend)
+		return OUTCOME_BACKEND_GONE;
+	if (addr_is_mapped(&backend->address) != addr_is_mapped(&call->to))
+		return OUTCOME_FAMILY;
+	choice->address = backend->address;
+	choice->port = backend->port ?: call->port;
+	choice->vip = call->to;
+	choice->vip_port = call->port;
+	choice->service = call->service;
+	choice->pad = 0;
+	return OUTCOME_CHOSEN;
+}
+
+/* Finds the service that a call is for. OUTCOME_CHOSEN: there is one, and it is for sockets. */
+static __noinline enum sock_outcome service_open(struct call *call, __u32 *index)
+{
+	struct service *service;
+	enum sock_outcome leaves;
+
+	*index = service_at(call);
+	if (*index == SERVICE_NONE)
+		return OUTCOME_NONE;
+	service = bpf_map_lookup_elem(&sh_services, index);
+	if (!service || !service->live)
+		return OUTCOME_NONE;
+	call->service = *index | (__u32)service->generation << 24;
+	leaves = service_leaves(service);
+	return leaves ?: OUTCOME_CHOSEN;
+}
+
+/* Finds out where a call goes, into *choice, and keeps it. */
+static __noinline enum sock_outcome call_decide(struct bpf_sock_addr *ctx, struct call *call,
+						struct sock_choice *choice)
+{
+	enum sock_outcome outcome, chosen = OUTCOME_CHOSEN;
+	__u32 index;
+
+	outcome = service_open(call, &index);
+	if (outcome != OUTCOME_CHOSEN)
+		return outcome;
+	if (!call->connects && choice_find(ctx, &call->to, call->port, choice)) {
+		if (kept_is_good(choice, call->service))
+			return OUTCOME_KEPT;
+		chosen = OUTCOME_CHOSEN_ANEW;
+	}
+	outcome = backend_new(ctx, call, index, choice);
+	if (outcome != OUTCOME_CHOSEN)
+		return outcome;
+	if (choice_keep(ctx, choice, call->connects))
+		outcome_count(OUTCOME_NOT_KEPT);
+	return chosen;
+}
+
+/* The whole: changes call->to and call->port, or refuses. Returns 0, or the error that the program
+ * gets, which is negative. */
+static __noinline int call_translate(struct bpf_sock_addr *ctx, struct call *call)
+{
+	struct sock_choice choice = {};
+	enum sock_outcome outcome;
+
+	if (call->protocol != IPPROTO_TCP && call->protocol != IPPROTO_UDP)
+		return 0;
+	outcome = call_decide(ctx, call, &choice);
+	if (outcome != OUTCOME_NONE)
+		outcome_count(outcome);
+	switch (outcome) {
+	case OUTCOME_CHOSEN:
+	case OUTCOME_CHOSEN_ANEW:
+	case OUTCOME_KEPT:
+		call->to = choice.address;
+		call->port = choice.port;
+		return 0;
+	case OUTCOME_NO_BACKEND:
+	case OUTCOME_BACKEND_GONE:
+		return -ECONNREFUSED; /* a UDP socket stays connected to where it was */
+	default:
+		choices_forget(ctx, &call->to, call->port, call->connects);
+		return 0;
+	}
+}
+
+#endif

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What the socket programs and user space share. Go is generated from it (internal/lb/sock).
+ */
+#ifndef SHUNT_SOCK_TYPES_H
+#define SHUNT_SOCK_TYPES_H
+
+#include "../../core/types.h"
+
+/*
+ * What became of a call. Numbers are given once and never reused; the word in output is the name
+ * after OUTCOME_, in lower case. docs/design/34-services-at-the-socket.md has a line for each.
+ */
+enum sock_outcome {
+	OUTCOME_NONE = 0,
+
+	/* translated: the socket talks to a backend */
+	OUTCOME_CHOSEN = 1, /* a backend was chosen */
+	OUTCOME_KEPT = 2, /* the socket went on with the backend that it had */
+	OUTCOME_CHOSEN_ANEW = 3, /* the backend that it had is gone, and another one was chosen */
+
+	/* refused: the program gets ECONNREFUSED */
+	OUTCOME_NO_BACKEND = 16, /* the service has no backend that takes new flows */
+	OUTCOME_BACKEND_GONE = 17, /* the slot named a backend that has just been removed */
+
+	/* left: the address stays as it is, and the packets are for the programs at interfaces */
+	OUTCOME_DIRECT = 32, /* the service's backends answer clients themselves, as the VIP */
+	OUTCOME_POLICY =
+		33, /* the service has lists or limits, which only packets can be held against */
+	OUTCOME_FAMILY = 34, /* the backend's address is of another family than the VIP */
+
+	/* note: something worth counting beside it */
+	OUTCOME_NAMED_VIP = 48, /* a program that asked for its peer was told the VIP */
+	OUTCOME_FORGOTTEN = 49, /* the socket went elsewhere, and its VIP was forgotten */
+	OUTCOME_NOT_KEPT =
+		50, /* no memory to keep the choice: the program will see the backend as its peer */
+
+	OUTCOME_COUNT = 64,
+};
+
+enum sock_limit {
+	CHOICES_MAX = 4, /* of one socket: the connection's, then those of unconnected datagrams */
+};
+
+/*
+ * One VIP that a socket has used, and the backend that stands for it. Threads may write to one at
+ * the same time, so a reader copies it and takes a wrong seal for an empty one.
+ */
+struct sock_choice {
+	__u64 seal; /* of all the rest (keep.h) */
+	struct addr vip;
+	struct addr address; /* of the backend */
+	__be16 vip_port;
+	__be16 port; /* of the backend */
+	__u32 backend; /* reference: generation:8 | index:20; 0: the place is empty */
+	__u32 service; /* generation:8 | index:24 */
+	__u32 pad;
+};
+
+/* Of one socket. */
+struct sock_choices {
+	struct sock_choice of[CHOICES_MAX]; /* the first one is of connect() */
+	__u32 hand; /* which of the others has been written last */
+	__u32 pad;
+};
+
+/* A socket whose backend is gone, as the iterators write it. */
+struct sock_gone {
+	__u64 cookie;
+	struct addr source;
+	struct addr destination;
+	__be16 source_port;
+	__be16 destination_port;
+	__u32 ifindex; /* that the socket is bound to, or 0 */
+	__u8 family; /* AF_INET or AF_INET6 */
+	__u8 protocol;
+	__u8 closed; /* 0: this kernel leaves it to user space */
+	__u8 pad[5];
+};
+
+#endif

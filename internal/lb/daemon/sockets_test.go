@@ -1,0 +1,34 @@
+package daemon
+
+import (
+	"testing"
+
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+)
+
+// ignoring is maps that take all.
+type ignoring struct{ reconcile.Maps }
+
+func (ignoring) PutBackend(reconcile.BackendRecord) error { return nil }
+func (ignoring) DeleteBackend(reconcile.BackendRef) error { return nil }
+
+// A backend that goes, or is down, has its sockets closed; one that comes or drains has not.
+func TestLeavingTells(t *testing.T) {
+	told := 0
+	maps := leaving{ignoring{}, func() { told++ }}
+	for _, c := range []struct {
+		what string
+		do   func() error
+		want int
+	}{
+		{"a new one", func() error { return maps.PutBackend(reconcile.BackendRecord{}) }, 0},
+		{"one that drains", func() error { return maps.PutBackend(reconcile.BackendRecord{Draining: true}) }, 0},
+		{"one that is down", func() error { return maps.PutBackend(reconcile.BackendRecord{Down: true}) }, 1},
+		{"one that goes", func() error { return maps.DeleteBackend(reconcile.BackendRef{Index: 1}) }, 1},
+	} {
+		told = 0
+		if err := c.do(); err != nil || told != c.want {
+			t.Errorf("%s: told %d times, want %d; %v", c.what, told, c.want, err)
+		}
+	}
+}

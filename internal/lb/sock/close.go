@@ -1,0 +1,245 @@
+package sock
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/namespace"
+)
+
+// closer walks through sockets.
+type closer struct{ iterators []*link.Iter }
+
+// loadCloser loads the iterators, which are not attached to anything.
+func loadCloser(plane DataPlane, own map[string]*ebpf.Map) (c closer, err error) {
+	coll, err := plane.LoadBeside(loadSockclose, map[string]*ebpf.Map{sockMapShSkChoices: own[sockMapShSkChoices]})
+	if err != nil {
+		return c, fmt.Errorf("load the programs that close sockets: %w", err)
+	}
+	defer coll.Close()
+	for _, name := range []string{sockcloseProgShCloseTcp, sockcloseProgShCloseUdp} {
+		iterator, err := link.AttachIter(link.IterOptions{Program: coll.Programs[name]})
+		if err != nil {
+			return c, errors.Join(fmt.Errorf("make an iterator of %s: %w", name, err), c.close())
+		}
+		c.iterators = append(c.iterators, iterator)
+	}
+	return c, nil
+}
+
+func (c *closer) close() error {
+	var errs []error
+	for _, iterator := range c.iterators {
+		errs = append(errs, iterator.Close())
+	}
+	c.iterators = nil
+	return errors.Join(errs...)
+}
+
+// CloseGone closes every socket that connect() gave a backend which is gone by now, or down: TCP and
+// UDP, in each network namespace that a process of the cgroup is in. Its program gets an error from
+// its next call, and can connect again. It returns how many were closed. A socket in a namespace that
+// no process of the cgroup is in any more is not found.
+func (s *Sockets) CloseGone() (closed int, err error) {
+	spaces, err := namespaces(s.opts.Cgroup)
+	if err != nil {
+		return 0, fmt.Errorf("close the sockets of backends that are gone: %w", err)
+	}
+	var errs []error
+	for _, space := range spaces {
+		errs = append(errs, namespace.Inside(space, func() error {
+			n, err := s.closer.run()
+			closed += n
+			return err
+		}))
+		_ = space.Close()
+	}
+	if err := errors.Join(errs...); err != nil {
+		return closed, fmt.Errorf("close the sockets of backends that are gone: %w", err)
+	}
+	return closed, nil
+}
+
+// run closes those of the calling thread's network namespace.
+func (c *closer) run() (closed int, err error) {
+	for _, iterator := range c.iterators {
+		all, err := walk(iterator)
+		if err != nil {
+			return closed, err
+		}
+		missing := map[uint64]bool{}
+		for _, gone := range all {
+			if gone.Closed == 0 {
+				err := destroy(gone)
+				if errors.Is(err, unix.ENOENT) {
+					missing[gone.Cookie] = true
+					continue
+				}
+				if err != nil {
+					return closed, err
+				}
+			}
+			closed++
+		}
+		if err := ended(iterator, missing); err != nil {
+			return closed, err
+		}
+	}
+	return closed, nil
+}
+
+// ended checks that sockets that SOCK_DIAG did not find went by themselves. It does not find any
+// either where a module of the kernel's is missing, and says the same then.
+func ended(iterator *link.Iter, missing map[uint64]bool) error {
+	if len(missing) == 0 {
+		return nil
+	}
+	all, err := walk(iterator)
+	if err != nil {
+		return err
+	}
+	for _, gone := range all {
+		if missing[gone.Cookie] {
+			return errors.New("close a socket: the kernel finds none with its addresses, and it is there; `modprobe -a tcp_diag udp_diag` loads what finds them on a kernel without bpf_sock_destroy (before Linux 6.5)")
+		}
+	}
+	return nil
+}
+
+// walk runs an iterator over all sockets.
+func walk(iterator *link.Iter) (all []sockcloseSockGone, err error) {
+	reader, err := iterator.Open()
+	if err != nil {
+		return nil, fmt.Errorf("walk through the sockets: %w", err)
+	}
+	defer reader.Close()
+	text, err := io.ReadAll(bufio.NewReaderSize(reader, 1<<16))
+	if err != nil {
+		return nil, fmt.Errorf("walk through the sockets: %w", err)
+	}
+	all = make([]sockcloseSockGone, len(text)/binary.Size(sockcloseSockGone{}))
+	if err := binary.Read(bytes.NewReader(text), binary.NativeEndian, all); err != nil {
+		return nil, fmt.Errorf("read which sockets are to be closed: %w", err)
+	}
+	return all, nil
+}
+
+// diagRequest is struct inet_diag_req_v2 (include/uapi/linux/inet_diag.h): ports and addresses are in
+// wire order.
+type diagRequest struct {
+	Family, Protocol, Ext, Pad  uint8
+	States                      uint32
+	SourcePort, DestinationPort uint16
+	Source, Destination         [16]byte
+	Interface                   uint32
+	CookieLow, CookieHigh       uint32
+}
+
+// Len is for netlink.
+func (r *diagRequest) Len() int { return binary.Size(r) }
+
+// Serialize is for netlink.
+func (r *diagRequest) Serialize() []byte {
+	var b bytes.Buffer
+	_ = binary.Write(&b, binary.NativeEndian, r) // which fails for types without a size alone
+	return b.Bytes()
+}
+
+// destroy closes one socket of the calling thread's network namespace through SOCK_DIAG: the kernel
+// finds it by its addresses, and refuses if its cookie is another one (sock_diag_check_cookie).
+// ENOENT, too, where it is gone.
+func destroy(gone sockcloseSockGone) error {
+	request := &diagRequest{
+		Family: gone.Family, Protocol: gone.Protocol, States: ^uint32(0), SourcePort: gone.SourcePort, DestinationPort: gone.DestinationPort,
+		Source: wireAddress(gone.Family, gone.Source), Destination: wireAddress(gone.Family, gone.Destination),
+		Interface: gone.Ifindex, CookieLow: uint32(gone.Cookie), CookieHigh: uint32(gone.Cookie >> 32),
+	}
+	message := nl.NewNetlinkRequest(nl.SOCK_DESTROY, unix.NLM_F_ACK)
+	message.AddData(request)
+	_, err := message.Execute(unix.NETLINK_INET_DIAG, 0)
+	if errors.Is(err, unix.ESTALE) {
+		return unix.ENOENT
+	}
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("close a socket: %w; this kernel has neither bpf_sock_destroy (Linux 6.5) nor CONFIG_INET_DIAG_DESTROY", err)
+	}
+	if err != nil {
+		return fmt.Errorf("close a socket: %w", err)
+	}
+	return nil
+}
+
+// wireAddress is an address as SOCK_DIAG has it: IPv4 in the first four bytes.
+func wireAddress(family uint8, a sockcloseAddr) (b [16]byte) {
+	binary.NativeEndian.PutUint64(b[:], a.High)
+	binary.NativeEndian.PutUint64(b[8:], a.Low)
+	if family == unix.AF_INET {
+		return [16]byte{b[12], b[13], b[14], b[15]}
+	}
+	return b
+}
+
+// namespaces are the network namespaces that threads of a cgroup's processes are in. The caller
+// closes them. Processes that no /proc of this process's shows are not seen.
+func namespaces(cgroup string) (found []netns.NsHandle, err error) {
+	type inode struct{ device, number uint64 }
+	seen := map[inode]bool{}
+	err = eachProcess(cgroup, func(pid string) {
+		threads, _ := filepath.Glob("/proc/" + pid + "/task/*/ns/net") // which fails for a bad pattern alone
+		for _, path := range threads {
+			var stat unix.Stat_t
+			if unix.Stat(path, &stat) != nil || seen[inode{stat.Dev, stat.Ino}] {
+				continue // gone, or looked at
+			}
+			space, err := netns.GetFromPath(path)
+			if err != nil {
+				continue
+			}
+			seen[inode{stat.Dev, stat.Ino}] = true
+			found = append(found, space)
+		}
+	})
+	return found, err
+}
+
+// eachProcess calls f for each process of a cgroup, and of all below.
+func eachProcess(cgroup string, f func(pid string)) error {
+	return filepath.WalkDir(cgroup, func(path string, entry os.DirEntry, err error) error {
+		if errors.Is(err, os.ErrNotExist) && path != cgroup {
+			return nil // it went as it was looked at
+		}
+		if err != nil {
+			return fmt.Errorf("list the processes of the cgroup %s: %w", path, err)
+		}
+		if !entry.IsDir() {
+			return nil
+		}
+		text, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+		switch {
+		case errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV):
+			return nil
+		case errors.Is(err, syscall.EOPNOTSUPP):
+			return nil // a threaded one: its processes are listed further up (cgroups(7))
+		case err != nil:
+			return fmt.Errorf("list the processes of the cgroup %s: %w", path, err)
+		}
+		for pid := range strings.Lines(string(text)) {
+			f(strings.TrimSpace(pid))
+		}
+		return nil
+	})
+}

@@ -1,0 +1,241 @@
+package sock
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/test/space"
+)
+
+// asOlder has the iterators only name sockets, as on a kernel without bpf_sock_destroy.
+type asOlder struct{ DataPlane }
+
+func (o asOlder) LoadBeside(load func() (*ebpf.CollectionSpec, error), own map[string]*ebpf.Map) (*ebpf.Collection, error) {
+	return o.DataPlane.LoadBeside(func() (*ebpf.CollectionSpec, error) {
+		spec, err := load()
+		if err == nil && spec.Variables[sockcloseVarNamesOnly] != nil {
+			err = spec.Variables[sockcloseVarNamesOnly].Set(uint8(1))
+		}
+		return spec, err
+	}, own)
+}
+
+// eachWay runs a test for both ways to close a socket.
+func eachWay(t *testing.T, f func(b *bed)) {
+	t.Run("iterator", func(t *testing.T) { f(newBed(t)) })
+	t.Run("SOCK_DIAG", func(t *testing.T) {
+		b := newBare(t)
+		b.options.DataPlane = asOlder{b.options.DataPlane}
+		b.open()
+		f(b)
+	})
+}
+
+// pending is the error that waits at a socket; nil: it goes on.
+func (s socket) pending() error {
+	s.Helper()
+	number, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	must(s.T, err)
+	if number == 0 {
+		return nil
+	}
+	return unix.Errno(number)
+}
+
+func (b *bed) wantClosed(want int) {
+	b.Helper()
+	n, err := b.sockets.CloseGone()
+	must(b.T, err)
+	if n != want {
+		b.Errorf("%d sockets were closed, want %d", n, want)
+	}
+}
+
+// opened is a socket and what it is.
+type opened struct {
+	socket
+	what string
+	ends bool
+}
+
+// everyKind connects sockets of every kind: those to a VIP whose backend will go, and others.
+func everyKind(b *bed) (all []opened) {
+	add := func(what string, ends bool, family, kind int, to string) {
+		s := b.socket(family, kind, 0)
+		must(b.T, s.connect(to))
+		all = append(all, opened{s, what, ends})
+	}
+	for name, family := range map[string]int{"IPv4": unix.AF_INET, "IPv4 in IPv6": unix.AF_INET6} {
+		add(name+" TCP", true, family, unix.SOCK_STREAM, vip+":80")
+		add(name+" UDP", true, family, unix.SOCK_DGRAM, vip+":80")
+		add(name+" TCP to another backend", false, family, unix.SOCK_STREAM, vip2+":80")
+		add(name+" UDP to another backend", false, family, unix.SOCK_DGRAM, vip2+":80")
+		add(name+" TCP to the backend itself", false, family, unix.SOCK_STREAM, first+":8080")
+		add(name+" UDP to the backend itself", false, family, unix.SOCK_DGRAM, first+":8080")
+		away := b.socket(family, unix.SOCK_DGRAM, 0)
+		must(b.T, away.connect(vip+":80"))
+		must(b.T, away.connect(first+":8080"))
+		all = append(all, opened{away, name + " UDP to the VIP, then to the backend itself", false})
+		free := b.socket(family, unix.SOCK_DGRAM, 0)
+		must(b.T, free.connect(vip+":80"))
+		free.disconnect()
+		all = append(all, opened{free, name + " UDP to the VIP, then disconnected", false})
+		loose := b.socket(family, unix.SOCK_DGRAM, 0)
+		must(b.T, loose.send(vip+":80"))
+		all = append(all, opened{loose, name + " UDP, not connected", false})
+	}
+	add("IPv6 TCP", true, unix.AF_INET6, unix.SOCK_STREAM, "["+vip6+"]:80")
+	add("IPv6 UDP", true, unix.AF_INET6, unix.SOCK_DGRAM, "["+vip6+"]:80")
+	return all
+}
+
+// When a backend goes, its sockets are closed, and no others.
+func TestCloseGone(t *testing.T) {
+	eachWay(t, func(b *bed) {
+		for _, address := range []string{first + ":8080", second + ":8080", "[" + first6 + "]:8080"} {
+			b.listenTCP(address)
+			b.listenUDP(address)
+		}
+		stays := service("stays", vip2, one(80), second+":8080")
+		b.serve(service("goes", vip, one(80), first+":8080"), service("goes6", vip6, one(80), "["+first6+"]:8080"), stays)
+		all := everyKind(b)
+		b.wantClosed(0)
+		b.serve(service("goes", vip, one(80)), service("goes6", vip6, one(80)), stays)
+		count := 0
+		for _, s := range all {
+			if s.ends {
+				count++
+			}
+		}
+		b.wantClosed(count)
+		for _, s := range all {
+			if err := s.pending(); s.ends != errors.Is(err, unix.ECONNABORTED) || !s.ends && err != nil {
+				b.Errorf("%s: %v; is to be closed: %v", s.what, err, s.ends)
+			}
+		}
+		b.wantClosed(0)
+	})
+}
+
+// A backend that is down loses its sockets; one that drains keeps them.
+func TestCloseDown(t *testing.T) {
+	b := newBed(t)
+	b.listenTCP(first + ":8080")
+	b.serve(service("web", vip, one(80), first+":8080"))
+	s := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+	must(t, s.connect(vip+":80"))
+	drains := service("web", vip, one(80), first+":8080")
+	drains.Backends[0].Weight = 0
+	b.serve(drains)
+	b.wantClosed(0)
+	down := service("web", vip, one(80), first+":8080")
+	down.Backends[0].Idle, down.Backends[0].Down = true, true
+	b.serve(down)
+	b.wantClosed(1)
+	if err := s.pending(); !errors.Is(err, unix.ECONNABORTED) {
+		t.Errorf("the socket of a backend that is down: %v", err)
+	}
+}
+
+// A backend that comes back with the same address, and even in the same place, is another one: the
+// sockets of its predecessor are closed, and its own stay.
+func TestCloseByGeneration(t *testing.T) {
+	eachWay(t, func(b *bed) {
+		b.listenTCP(first + ":8080")
+		web := service("web", vip, one(80), first+":8080")
+		b.serve(web)
+		old := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+		must(b.T, old.connect(vip+":80"))
+		b.serve(service("web", vip, one(80)))
+		b.serve(web)
+		fresh := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+		must(b.T, fresh.connect(vip+":80"))
+		b.wantClosed(1)
+		if old, fresh := old.pending(), fresh.pending(); !errors.Is(old, unix.ECONNABORTED) || fresh != nil {
+			b.Errorf("the predecessor's socket: %v, and the new one's: %v", old, fresh)
+		}
+	})
+}
+
+// Sockets are closed in every network namespace that has processes of the cgroup, and only theirs:
+// what shunt gave no backend is not known to it.
+func TestCloseInEveryNamespace(t *testing.T) {
+	eachWay(t, func(b *bed) {
+		b.listenTCP(first + ":8080")
+		b.serve(service("web", vip, one(80), first+":8080"))
+		here := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+		must(b.T, here.connect(vip+":80"))
+		there := make(chan socket)
+		stay, left := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(left)
+			b.Run("there", func(t *testing.T) {
+				space.Enter(t, fmt.Sprintf("shunt-sk-%d-%d-pod", os.Getpid(), testCount.Load()))
+				lo, err := netlink.LinkByName("lo")
+				must(t, err)
+				must(t, netlink.LinkSetUp(lo))
+				address, err := netlink.ParseAddr(first + "/32")
+				must(t, err)
+				must(t, netlink.AddrAdd(lo, address))
+				other := *b
+				other.T = t
+				s := other.socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+				must(t, s.connect(vip+":80"))
+				there <- s
+				<-stay
+			})
+		}()
+		pod, ok := <-there
+		if !ok {
+			b.Fatal("the other namespace could not be made")
+		}
+		b.serve(service("web", vip, one(80)))
+		b.wantClosed(2)
+		if here, pod := here.pending(), pod.pending(); !errors.Is(here, unix.ECONNABORTED) || !errors.Is(pod, unix.ECONNABORTED) {
+			b.Errorf("the socket here: %v, and there: %v", here, pod)
+		}
+		close(stay)
+		<-left
+	})
+}
+
+// A listener that once was a client is no client.
+func TestCloseLeavesListeners(t *testing.T) {
+	b := newBed(t)
+	b.serve(service("web", vip, one(80), first+":8080")) // nobody listens there
+	s := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+	if err := s.connect(vip + ":80"); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Fatalf("connecting to a backend that does not listen: %v", err)
+	}
+	must(t, unix.Bind(s.fd, sockaddr(unix.AF_INET, second+":8081")))
+	must(t, unix.Listen(s.fd, 1))
+	b.serve(service("web", vip, one(80)))
+	b.wantClosed(0)
+}
+
+// More sockets than fit into one reading are closed and counted, each once.
+func TestCloseMany(t *testing.T) {
+	eachWay(t, func(b *bed) {
+		b.serve(service("dns", vip, one(53), b.listenUDP(first+":5353")))
+		const count = 700 // of 64 bytes each: the kernel's buffer has 32 KiB (bpf_seq_read)
+		all := make([]socket, count)
+		for i := range all {
+			all[i] = b.socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+			must(b.T, all[i].connect(vip+":53"))
+		}
+		b.serve(service("dns", vip, one(53)))
+		b.wantClosed(count)
+		for i, s := range all {
+			if err := s.pending(); !errors.Is(err, unix.ECONNABORTED) {
+				b.Fatalf("socket %d: %v, want %v", i, err, unix.ECONNABORTED)
+			}
+		}
+		b.wantClosed(0)
+	})
+}

@@ -1,0 +1,338 @@
+// Package sock serves services at the socket: programs at the hooks of a cgroup give a socket that
+// goes to a VIP the address of a backend, so that no packet of it has to be changed. They read the
+// maps of the data plane, and write to none of them.
+//
+//	/sys/fs/bpf/shunt/<instance>/sockets/
+//	    connect4 …          the links, one for each hook, replaced in place
+//	    sh_sk_choices       what each socket has been given
+//	    sh_sk_outcomes      counters
+//
+// A killed process leaves all of this in place and working. Open adopts it; Remove, which needs no
+// process to be alive, takes it away, and so does removing the instance's data plane.
+//
+// Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
+package sock
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
+)
+
+// directory is the folder of the pins, in the instance's.
+const directory = "sockets"
+
+// DataPlane is what the programs read. *datapath.Datapath is one.
+type DataPlane interface {
+	// LoadBeside loads an object onto the data plane's maps, and maps of its own.
+	LoadBeside(load func() (*ebpf.CollectionSpec, error), own map[string]*ebpf.Map) (*ebpf.Collection, error)
+}
+
+// Options say whose sockets are served, and by which data plane.
+type Options struct {
+	Instance  string
+	Cgroup    string // path of a folder of a cgroup2 file system: its processes', and of all below
+	DataPlane DataPlane
+	PinRoot   string       // a bpffs; kernel.DefaultPinRoot if empty
+	Log       *slog.Logger // slog.Default() if nil
+}
+
+// hook is one place in a cgroup, and its program.
+type hook struct {
+	program string
+	pin     string
+	attach  ebpf.AttachType
+}
+
+// hooks are in the order in which they are attached: what names the VIP comes before what sends
+// anything to a backend, so that no answer comes from a stranger.
+var hooks = []hook{
+	{sockProgShPeername4, "getpeername4", ebpf.AttachCgroupInet4GetPeername},
+	{sockProgShPeername6, "getpeername6", ebpf.AttachCgroupInet6GetPeername},
+	{sockProgShRecvmsg4, "recvmsg4", ebpf.AttachCGroupUDP4Recvmsg},
+	{sockProgShRecvmsg6, "recvmsg6", ebpf.AttachCGroupUDP6Recvmsg},
+	{sockProgShSendmsg4, "sendmsg4", ebpf.AttachCGroupUDP4Sendmsg},
+	{sockProgShSendmsg6, "sendmsg6", ebpf.AttachCGroupUDP6Sendmsg},
+	{sockProgShConnect4, "connect4", ebpf.AttachCGroupInet4Connect},
+	{sockProgShConnect6, "connect6", ebpf.AttachCGroupInet6Connect},
+}
+
+// Sockets are the programs at a cgroup. Methods may be called from any goroutine, but Detach and
+// Close once, and last.
+type Sockets struct {
+	opts   Options
+	maps   map[string]*ebpf.Map
+	links  []link.Link
+	closer closer
+}
+
+func folder(root, instance string) string {
+	return filepath.Join(kernel.Directory(root, instance), directory)
+}
+
+func (o *Options) complete() error {
+	if o.PinRoot == "" {
+		o.PinRoot = kernel.DefaultPinRoot
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	return kernel.CheckName(o.Instance)
+}
+
+// CheckCgroup reports why a path cannot be the cgroup of Options; nil if it can.
+func CheckCgroup(path string) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(path, &fs); err != nil {
+		return fmt.Errorf("look at the cgroup %s: %w; `find /sys/fs/cgroup -maxdepth 2 -type d` lists cgroups", path, err)
+	}
+	if fs.Type != unix.CGROUP2_SUPER_MAGIC {
+		return fmt.Errorf("serve the sockets of the cgroup %s: the path is in no cgroup2 file system; `findmnt -t cgroup2` says where one is mounted", path)
+	}
+	return nil
+}
+
+// Open has the sockets of a cgroup served. Programs that an earlier process has left are replaced in
+// place, without a moment in which none is there. Nothing is left behind when it fails, but what was
+// there before goes on.
+func Open(opts Options) (*Sockets, error) {
+	if err := opts.complete(); err != nil {
+		return nil, err
+	}
+	if err := CheckCgroup(opts.Cgroup); err != nil {
+		return nil, err
+	}
+	s := &Sockets{opts: opts, maps: map[string]*ebpf.Map{}}
+	fresh, err := s.openMaps()
+	if err == nil {
+		err = s.attach()
+	}
+	if err == nil {
+		s.closer, err = loadCloser(opts.DataPlane, s.maps)
+	}
+	if err == nil {
+		return s, nil
+	}
+	err = fmt.Errorf("serve the sockets of the cgroup %s: %w", opts.Cgroup, err)
+	if fresh {
+		return nil, errors.Join(err, s.Detach())
+	}
+	return nil, errors.Join(err, s.Close())
+}
+
+// openMaps takes the pinned maps over, or makes them. fresh is whether no link was pinned, so that
+// there is nothing to leave in place.
+func (s *Sockets) openMaps() (fresh bool, err error) {
+	spec, err := loadSock()
+	if err != nil {
+		return false, fmt.Errorf("read the embedded object: %w", err)
+	}
+	own := &ebpf.CollectionSpec{Maps: map[string]*ebpf.MapSpec{}}
+	for _, name := range []string{sockMapShSkChoices, sockMapShSkOutcomes} {
+		own.Maps[name] = spec.Maps[name]
+	}
+	dir := folder(s.opts.PinRoot, s.opts.Instance)
+	set, err := kernel.NewMapSet(own, dir, nil, "run `shunt detach` first")
+	if err != nil {
+		return false, err
+	}
+	if err := set.MakeDirectory(); err != nil {
+		return false, err
+	}
+	_, err = os.Stat(filepath.Join(dir, hooks[0].pin))
+	fresh = errors.Is(err, os.ErrNotExist)
+	for _, name := range set.Names() {
+		if s.maps[name], err = s.openMap(set, name); err != nil {
+			delete(s.maps, name)
+			return fresh, err
+		}
+	}
+	return fresh, nil
+}
+
+// openMap takes one over. One of another layout is forgotten: the sockets of before go on with their
+// backends, and see them.
+func (s *Sockets) openMap(set *kernel.MapSet, name string) (*ebpf.Map, error) {
+	m, err := kernel.OpenMap(set.Path(name))
+	if errors.Is(err, os.ErrNotExist) {
+		return set.Make(name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	different := set.Check(m, name, set.Path(name))
+	if different == nil {
+		return m, nil
+	}
+	s.opts.Log.Warn("what sockets were given before this version started cannot be read: they go on, see their backend as peer, and are not closed when it goes", "map", name)
+	if err := errors.Join(m.Unpin(), m.Close()); err != nil {
+		return nil, fmt.Errorf("remove the map of another version pinned at %s: %w", set.Path(name), err)
+	}
+	return set.Make(name)
+}
+
+// attach loads the programs and puts each into its hook.
+func (s *Sockets) attach() error {
+	coll, err := s.opts.DataPlane.LoadBeside(loadSock, s.maps)
+	if err != nil {
+		return fmt.Errorf("load the programs: %w", err)
+	}
+	defer coll.Close()
+	for _, h := range hooks {
+		l, err := s.attachOne(h, coll.Programs[h.program])
+		if err != nil {
+			return err
+		}
+		s.links = append(s.links, l)
+	}
+	return nil
+}
+
+func (s *Sockets) attachOne(h hook, program *ebpf.Program) (link.Link, error) {
+	path := filepath.Join(folder(s.opts.PinRoot, s.opts.Instance), h.pin)
+	l, err := s.takeOver(path, program)
+	if l != nil || err != nil {
+		return l, err
+	}
+	if l, err = link.AttachCgroup(link.CgroupOptions{Path: s.opts.Cgroup, Attach: h.attach, Program: program}); err != nil {
+		return nil, fmt.Errorf("attach %s: %w; another program may be attached there alone: `bpftool cgroup tree` lists them", h.program, err)
+	}
+	if err := l.Pin(path); err != nil {
+		return nil, errors.Join(fmt.Errorf("pin the link at %s: %w", path, err), l.Close())
+	}
+	return l, nil
+}
+
+// takeOver puts the program into the link that is pinned at path, if it is of this cgroup. nil: there
+// is none, or there was one of another cgroup.
+func (s *Sockets) takeOver(path string, program *ebpf.Program) (link.Link, error) {
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the link pinned at %s: %w; remove the file, which detaches it", path, err)
+	}
+	// A cgroup's identifier is its inode's number (cgroup_id in include/linux/cgroup.h), and 0 in a
+	// link whose cgroup has gone.
+	var cgroup unix.Stat_t
+	if err := unix.Stat(s.opts.Cgroup, &cgroup); err != nil {
+		return nil, errors.Join(fmt.Errorf("look at the cgroup: %w", err), l.Close())
+	}
+	info, err := l.Info()
+	if err != nil || info.Cgroup() == nil || info.Cgroup().CgroupId != cgroup.Ino {
+		return nil, kernel.DropLink(l)
+	}
+	if err := l.Update(program); err != nil {
+		return nil, errors.Join(fmt.Errorf("replace the program of the link pinned at %s: %w", path, err), l.Close())
+	}
+	return l, nil
+}
+
+// outcomeNames reads enum sock_outcome from the embedded object, so that C names them alone.
+var outcomeNames = sync.OnceValue(func() map[uint32]string {
+	spec, err := loadSock()
+	if err != nil {
+		panic("the embedded object of sock.bpf.c cannot be read: " + err.Error())
+	}
+	var enum *btf.Enum
+	if err := spec.Types.TypeByName("sock_outcome", &enum); err != nil {
+		panic("the embedded object of sock.bpf.c lacks enum sock_outcome: " + err.Error())
+	}
+	names := map[uint32]string{}
+	for _, v := range enum.Values {
+		if sockSockOutcome(v.Value) != sockSockOutcomeOUTCOME_NONE && sockSockOutcome(v.Value) != sockSockOutcomeOUTCOME_COUNT {
+			names[uint32(v.Value)] = strings.ToLower(strings.TrimPrefix(v.Name, "OUTCOME_"))
+		}
+	}
+	return names
+})
+
+// Outcomes are what became of the calls of sockets, by name; only what happened. They outlive the
+// process.
+func (s *Sockets) Outcomes() (map[string]uint64, error) { return outcomes(s.maps[sockMapShSkOutcomes]) }
+
+// PinnedOutcomes is Outcomes of an instance, whether its process lives or not; nil where its sockets
+// are not served.
+func PinnedOutcomes(root, instance string) (map[string]uint64, error) {
+	if root == "" {
+		root = kernel.DefaultPinRoot
+	}
+	m, err := kernel.OpenMap(filepath.Join(folder(root, instance), sockMapShSkOutcomes))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer m.Close()
+	return outcomes(m)
+}
+
+func outcomes(m *ebpf.Map) (map[string]uint64, error) {
+	counts := map[string]uint64{}
+	for number, name := range outcomeNames() {
+		var each []uint64
+		if err := m.Lookup(number, &each); err != nil {
+			return counts, fmt.Errorf("read the counter of %s: %w", name, err)
+		}
+		for _, one := range each {
+			counts[name] += one
+		}
+		if counts[name] == 0 {
+			delete(counts, name)
+		}
+	}
+	return counts, nil
+}
+
+// Close lets go of the programs, which stay attached.
+func (s *Sockets) Close() error {
+	var errs []error
+	for _, l := range s.links {
+		errs = append(errs, l.Close())
+	}
+	s.links = nil
+	errs = append(errs, s.closer.close())
+	kernel.CloseMaps(s.maps)
+	return errors.Join(errs...)
+}
+
+// Detach takes the programs off. Sockets that have a backend keep it.
+func (s *Sockets) Detach() error {
+	err := s.Close()
+	return errors.Join(err, Remove(s.opts.PinRoot, s.opts.Instance))
+}
+
+// Remove takes off what a process that is gone has left for an instance. That there is nothing is
+// success.
+func Remove(root, instance string) error {
+	if root == "" {
+		root = kernel.DefaultPinRoot
+	}
+	dir := folder(root, instance)
+	for i := len(hooks) - 1; i >= 0; i-- {
+		path := filepath.Join(dir, hooks[i].pin)
+		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err := kernel.RemoveLink(path); err != nil {
+			return fmt.Errorf("take off the program pinned at %s: %w", path, err)
+		}
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("remove the maps in %s: %w", dir, err)
+	}
+	return nil
+}
