@@ -13,7 +13,9 @@ package sensor
 import (
 	"errors"
 	"fmt"
+	"io"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -31,14 +33,16 @@ const (
 	TPBTF      Kind = "tp_btf"     // at a tracepoint, with arguments whose types the verifier checks (5.5)
 	RawTP      Kind = "raw_tp"     // at a tracepoint, untyped (4.17)
 	Tracepoint Kind = "tracepoint" // at a tracepoint's record, by perf; needs tracefs
+	Timer      Kind = "perf_event" // at a timer of each CPU, by perf; the target is cpu-clock (4.9)
 )
 
 // Way is one way to attach a sensor.
 type Way struct {
 	Kind    Kind
-	Target  string // the function, or the tracepoint; of the kind Tracepoint: group/name
-	Program string // its name in the collection
-	Loses   string // what is lost by it, compared with the best way; "": nothing
+	Target  string        // the function, or the tracepoint; of the kind Tracepoint: group/name
+	Program string        // its name in the collection
+	Loses   string        // what is lost by it, compared with the best way; "": nothing
+	Every   time.Duration // of the kind Timer: its period
 }
 
 func (w Way) String() string { return string(w.Kind) + " " + w.Target }
@@ -107,7 +111,7 @@ type held struct {
 	sensor     string
 	program    *ebpf.Program
 	collection *ebpf.Collection
-	link       link.Link
+	link       io.Closer
 }
 
 // ErrNoWay is in the error of Open if a sensor that a tool cannot do without has no way. Set.Results is
@@ -176,7 +180,7 @@ func (s *Set) attach(spec *ebpf.CollectionSpec, sensor Sensor, o Options) Result
 }
 
 // try loads the way's program alone, over the maps of all, and attaches it.
-func (s *Set) try(spec *ebpf.CollectionSpec, way Way, o Options) (*ebpf.Collection, link.Link, error) {
+func (s *Set) try(spec *ebpf.CollectionSpec, way Way, o Options) (*ebpf.Collection, io.Closer, error) {
 	one := spec.Copy()
 	for name := range one.Programs {
 		if name != way.Program {
@@ -202,7 +206,7 @@ func (s *Set) try(spec *ebpf.CollectionSpec, way Way, o Options) (*ebpf.Collecti
 	return coll, l, nil
 }
 
-func attach(p *ebpf.Program, way Way) (link.Link, error) {
+func attach(p *ebpf.Program, way Way) (io.Closer, error) {
 	switch way.Kind {
 	case Fentry, Fexit, TPBTF:
 		return link.AttachTracing(link.TracingOptions{Program: p})
@@ -216,6 +220,8 @@ func attach(p *ebpf.Program, way Way) (link.Link, error) {
 			return nil, fmt.Errorf("the tracepoint %q is not written as group/name", way.Target)
 		}
 		return link.Tracepoint(group, name, p, nil)
+	case Timer:
+		return attachTimer(p, way)
 	}
 	return nil, fmt.Errorf("%q is no kind of attachment", way.Kind)
 }

@@ -20,7 +20,7 @@ import (
 func newDiag(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "diag COMMAND",
-		Short: "Find where an IO or a packet lost its time (needs root)",
+		Short: "Find where an IO, a packet or a task lost its time (needs root)",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("there is no command %q of `shunt diag`", args[0])}
@@ -29,7 +29,7 @@ func newDiag(s streams) *cobra.Command {
 		},
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newDiagIO(s), newDiagPing(s), newDiagDoctor(s))
+	c.AddCommand(newDiagIO(s), newDiagPing(s), newDiagRunq(s), newDiagDoctor(s))
 	return c
 }
 

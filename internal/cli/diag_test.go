@@ -18,6 +18,7 @@ func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 		{"ping", "-c", "::1", "-b", "70000"}, {"ping", "-c", "::1", "-i", "-1"}, {"ping", "-c", "::1", "-t", "-1"}, {"ping", "-c", "::1", "-m", "-1"},
 		{"ping", "-c", "::1", "-o", "xml"}, {"ping", "-s", "-o", "log"}, {"ping", "-c", "::1", "--log", "x"}, {"ping", "-c", "::1", "--logbackup", "2"},
 		{"ping", "-c", "::1", "-o", "log", "--logsize", "0"}, {"ping", "-c", "fe80::1%nosuch", "-C", "-1"},
+		{"runq", "x"}, {"runq", "-t", "0"}, {"runq", "--duration", "-1s"}, {"runq", "--top", "-1"}, {"runq", "-p", "-1"}, {"runq", "-o", "xml"},
 		{"doctor", "x"}, {"doctor", "-o", "xml"},
 	} {
 		var out, errOut bytes.Buffer
@@ -28,7 +29,7 @@ func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 }
 
 func TestDiagRefusesFiles(t *testing.T) {
-	for _, arguments := range [][]string{{"io", "--btf", "/no/such"}, {"doctor", "--btf", "/no/such"}, {"io", "-d", "nosuch"}} {
+	for _, arguments := range [][]string{{"io", "--btf", "/no/such"}, {"doctor", "--btf", "/no/such"}, {"io", "-d", "nosuch"}, {"runq", "--btf", "/no/such"}} {
 		var out, errOut bytes.Buffer
 		if code := Main(append([]string{"diag"}, arguments...), strings.NewReader(""), &out, &errOut); code != exitRefused ||
 			!strings.Contains(errOut.String(), arguments[len(arguments)-1]) {
@@ -55,11 +56,12 @@ func TestDiagDoctor(t *testing.T) {
 	if err := json.Unmarshal(programs.Bytes(), &answer); err != nil {
 		t.Fatal(err)
 	}
-	if answer.BTF == "" || len(answer.Tools) != 2 || !answer.Tools[0].Runs || len(answer.Tools[0].Sensors) != 3 || !answer.Tools[1].Runs || len(answer.Tools[1].Sensors) != 7 {
+	if answer.BTF == "" || len(answer.Tools) != 3 || !answer.Tools[0].Runs || len(answer.Tools[0].Sensors) != 3 || !answer.Tools[1].Runs || len(answer.Tools[1].Sensors) != 7 ||
+		!answer.Tools[2].Runs || len(answer.Tools[2].Sensors) != 4 {
 		t.Errorf("%+v", answer)
 	}
 	t.Log("\n" + people.String())
-	for _, l := range slices.Concat(answer.Tools[0].Sensors, answer.Tools[1].Sensors) {
+	for _, l := range slices.Concat(answer.Tools[0].Sensors, answer.Tools[1].Sensors, answer.Tools[2].Sensors) {
 		if l.Way == "" || !strings.Contains(people.String(), l.Way) {
 			t.Errorf("%+v is not told in\n%s", l, people.String())
 		}
@@ -82,6 +84,24 @@ func TestDiagPingWritesALog(t *testing.T) {
 	}
 	if code := Main([]string{"diag", "ping", "-c", "127.0.0.1", "-o", "log", "--log", log + "/x"}, strings.NewReader(""), &out, &errOut); code != exitRefused {
 		t.Errorf("a log that cannot be written to: exit code %d, %s", code, errOut.String())
+	}
+}
+
+// TestDiagRunqEndsWithASummary is of no process (the highest id is less), so that it has no waits.
+func TestDiagRunqEndsWithASummary(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	var out, errOut bytes.Buffer
+	if code := Main([]string{"diag", "runq", "-o", "json", "-p", "4294967295", "--duration", "100ms"}, strings.NewReader(""), &out, &errOut); code != exitOK {
+		t.Fatalf("exit code %d, %s", code, errOut.String())
+	}
+	if text := out.String(); strings.Count(text, "\n") != 2 || !strings.HasPrefix(text, `{"type":"start"`) || !strings.Contains(text, `{"type":"summary"`) {
+		t.Errorf("got %s", text)
+	}
+	out.Reset()
+	if code := Main([]string{"diag", "runq", "--cgroup", "/proc"}, strings.NewReader(""), &out, &errOut); code != exitRefused || !strings.Contains(errOut.String(), "/proc") {
+		t.Errorf("a folder that is no cgroup: exit code %d, %s", code, errOut.String())
 	}
 }
 

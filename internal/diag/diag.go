@@ -4,6 +4,7 @@ package diag
 import (
 	"github.com/shunt-lb/shunt/internal/diag/io"
 	"github.com/shunt-lb/shunt/internal/diag/ping"
+	"github.com/shunt-lb/shunt/internal/diag/sched"
 	"github.com/shunt-lb/shunt/sensor"
 )
 
@@ -21,5 +22,6 @@ type Tool struct {
 func Examine(b sensor.BTF) []Tool {
 	ofIO, errIO := io.Examine(b)
 	ofPing, errPing := ping.Examine(b)
-	return []Tool{{"io", ofIO, errIO}, {"ping", ofPing, errPing}}
+	ofRunq, errRunq := sched.ExamineRunQueues(b)
+	return []Tool{{"io", ofIO, errIO}, {"ping", ofPing, errPing}, {"runq", ofRunq, errRunq}}
 }

@@ -69,10 +69,11 @@ var mayImport = map[string][]string{
 	"udp": {"internal/udp/proto", "internal/udp/xsk"},
 
 	// Diagnosis.
-	"internal/diag":      {"internal/diag/io", "internal/diag/ping", "sensor"},
-	"internal/diag/io":   {"internal/diag/line", "internal/event", "sensor"},
-	"internal/diag/line": {"sensor"},
-	"internal/diag/ping": {"internal/diag/line", "sensor"},
+	"internal/diag":       {"internal/diag/io", "internal/diag/ping", "internal/diag/sched", "sensor"},
+	"internal/diag/io":    {"internal/diag/line", "internal/event", "sensor"},
+	"internal/diag/line":  {"sensor"},
+	"internal/diag/ping":  {"internal/diag/line", "sensor"},
+	"internal/diag/sched": {"internal/diag/line", "internal/event", "sensor"},
 
 	// The pod shortcuts.
 	"internal/pod/compare":  {"internal/pod/traffic"},

@@ -1,0 +1,486 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Why a task or a CPU was late.
+ *
+ *   woken, or taken off the CPU ─► waits ─► on the CPU: the wait ends
+ *                                             └─► longer than the threshold: an event, with the runs of
+ *                                                 that CPU, so that who ran meanwhile has a name
+ *   timer of each CPU ─┬─► late: an event, with what it interrupted. User space says why it was late
+ *                      ├─► length of the run queue
+ *                      └─► kernel code of one task, and others wait: followed until the task leaves
+ *   softirq begins ─► ends: longer than the threshold: an event
+ *
+ * Invariant: a wait begins once and ends once. A task that is woken while it waits, or while it runs, does
+ * not begin another one.
+ */
+#include "sched.h"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+/* Waits of this process only; 0: of all. */
+volatile const __u32 only_tgid = 0;
+/* Waits of tasks in this cgroup of the second hierarchy only; 0: of all. */
+volatile const __u64 only_cgroup = 0;
+/* Waits, softirqs and stretches of kernel code that are longer are events. */
+volatile const __u64 threshold_ns = 10000000;
+/* A timer that comes so long after the last one is an event; 0: nothing but waits is. */
+volatile const __u64 late_ns = 0;
+
+#define E2BIG 7 /* asm-generic/errno-base.h: a hash is full */
+#define CS_USER 3 /* privilege level of user space in the code segment of x86 */
+
+/* bpf_user_pt_regs_t of x86 (asm/ptrace.h): words 16 and 17 are the instruction and the code segment. The
+ * tool refuses other processors. */
+struct regs {
+	__u64 before[16];
+	__u64 ip;
+	__u64 cs;
+};
+
+struct kernfs_node {
+	__u64 id;
+} KERNEL_STRUCT;
+
+struct cgroup {
+	struct kernfs_node *kn;
+} KERNEL_STRUCT;
+
+struct css_set {
+	struct cgroup *dfl_cgrp;
+} KERNEL_STRUCT;
+
+struct rq {
+	unsigned int nr_running;
+} KERNEL_STRUCT;
+
+struct cfs_rq {
+	struct rq *rq;
+} KERNEL_STRUCT;
+
+struct sched_entity {
+	struct cfs_rq *cfs_rq;
+} KERNEL_STRUCT;
+
+struct task_struct___sched {
+	int pid;
+	int tgid;
+	char comm[TASK_COMM_BYTES];
+	struct sched_entity se;
+	struct css_set *cgroups;
+} KERNEL_STRUCT;
+
+/* clang writes a type in full only if something uses it. */
+struct {
+	struct sched_wait wait;
+	struct sched_stall stall;
+	enum sched_constant constant;
+	enum sched_sensor sensor;
+	enum sched_missed missed;
+} sched_types;
+
+/*
+ * What is known of this CPU. Key: 0; value: struct sched_cpu. Programs write, user space reads. Never
+ * full. Upgrade: never pinned.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct sched_cpu);
+} sh_sched_cpus SEC(".maps");
+
+/*
+ * Tasks that wait for a CPU. Key: the task's id; value: struct sched_begin. Programs write and read. Full:
+ * the wait is counted as missed. Upgrade: never pinned.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, SCHED_WAITING_MAX);
+	__type(key, __u32);
+	__type(value, struct sched_begin);
+} sh_waiting SEC(".maps");
+
+/*
+ * Wake-ups by task. Key: the task's id; value: struct sched_task. Programs write, user space reads. Full:
+ * the wake-up is counted as missed. Upgrade: never pinned.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, SCHED_TASKS_MAX);
+	__type(key, __u32);
+	__type(value, struct sched_task);
+} sh_sched_tasks SEC(".maps");
+
+/*
+ * What was not kept. Key: enum sched_missed; value: how often. Programs write, user space reads. Never
+ * full. Upgrade: never pinned.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, SCHED_MISSED_COUNT);
+	__type(key, __u32);
+	__type(value, __u64);
+} sh_sched_missed SEC(".maps");
+
+static __always_inline void sched_miss(__u32 what)
+{
+	__u64 *missed = bpf_map_lookup_elem(&sh_sched_missed, &what);
+
+	if (missed)
+		*missed += 1;
+}
+
+static __always_inline struct sched_cpu *cpu_get(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&sh_sched_cpus, &zero);
+}
+
+static __always_inline int is_watched(struct task_struct___sched *task)
+{
+	if (only_tgid && (__u32)BPF_CORE_READ(task, tgid) != only_tgid)
+		return 0;
+	return !only_cgroup || BPF_CORE_READ(task, cgroups, dfl_cgrp, kn, id) == only_cgroup;
+}
+
+/* A task that was taken off the CPU waits from now on, whatever was known of it. */
+static __always_inline void wait_begin(struct task_struct___sched *task, __u64 now, int is_wakeup)
+{
+	struct sched_begin begin = { .begin_ns = now, .is_wakeup = is_wakeup };
+	__u32 tid = BPF_CORE_READ(task, pid);
+
+	if (!tid || !is_watched(task))
+		return;
+	begin.cpu = bpf_get_smp_processor_id();
+	if (bpf_map_update_elem(&sh_waiting, &tid, &begin, is_wakeup ? BPF_NOEXIST : BPF_ANY) ==
+	    -E2BIG)
+		sched_miss(SCHED_WAITING_FULL);
+}
+
+static __always_inline __u32 bucket_of(__u64 ns)
+{
+	__u64 us = ns / 1000;
+	__u32 n = 0;
+
+#pragma unroll
+	for (int shift = 16; shift > 0; shift >>= 1) {
+		if (us >> shift) {
+			us >>= shift;
+			n += shift;
+		}
+	}
+	return n & (SCHED_BUCKETS_COUNT - 1);
+}
+
+static __always_inline void task_woken(struct task_struct___sched *task, __u32 tid, __u64 waited_ns)
+{
+	struct sched_task fresh = {}, *t;
+
+	t = bpf_map_lookup_elem(&sh_sched_tasks, &tid);
+	if (!t) {
+		fresh.tgid = BPF_CORE_READ(task, tgid);
+		bpf_map_update_elem(&sh_sched_tasks, &tid, &fresh, BPF_NOEXIST);
+		t = bpf_map_lookup_elem(&sh_sched_tasks, &tid);
+		if (!t) {
+			sched_miss(SCHED_TASKS_FULL);
+			return;
+		}
+	}
+	/* A task is on one CPU at a time, so nobody else writes here. */
+	t->wakeups++;
+	t->wait_ns += waited_ns;
+	if (waited_ns > t->wait_max_ns)
+		t->wait_max_ns = waited_ns;
+	BPF_CORE_READ_STR_INTO(&t->comm, task, comm);
+}
+
+static __always_inline void wait_tell(struct sched_cpu *cpu, struct task_struct___sched *task,
+				      __u32 tid, const struct sched_begin *begin, __u64 now)
+{
+	struct event_header *h = event_reserve(sizeof(struct sched_wait), SCHED_WAITED);
+	struct sched_wait *w;
+
+	if (!h)
+		return;
+	w = (void *)(h + 1);
+	w->begin_ns = begin->begin_ns;
+	w->end_ns = now;
+	w->tid = tid;
+	w->tgid = BPF_CORE_READ(task, tgid);
+	w->cpu_begin = begin->cpu;
+	w->is_wakeup = begin->is_wakeup;
+	__builtin_memset(w->comm, 0, sizeof(w->comm));
+	BPF_CORE_READ_STR_INTO(&w->comm, task, comm);
+	bpf_probe_read_kernel(w->runs, sizeof(w->runs), cpu->runs);
+	event_submit(h);
+}
+
+static __always_inline void wait_end(struct sched_cpu *cpu, struct task_struct___sched *task,
+				     __u64 now)
+{
+	__u32 tid = BPF_CORE_READ(task, pid);
+	struct sched_begin *found, begin;
+	__u64 waited_ns;
+
+	found = bpf_map_lookup_elem(&sh_waiting, &tid);
+	if (!found) {
+		if (tid && is_watched(task))
+			sched_miss(SCHED_BEGIN_UNSEEN);
+		return;
+	}
+	begin = *found;
+	bpf_map_delete_elem(&sh_waiting, &tid);
+	/* Clocks of two CPUs may differ by less than a wait is worth. */
+	waited_ns = now > begin.begin_ns ? now - begin.begin_ns : 0;
+	cpu->waits++;
+	cpu->wait_ns += waited_ns;
+	cpu->buckets[bucket_of(waited_ns)]++;
+	if (begin.is_wakeup)
+		task_woken(task, tid, waited_ns);
+	if (waited_ns > threshold_ns)
+		wait_tell(cpu, task, tid, &begin, now);
+}
+
+/* Keeps who ran on this CPU until now. */
+static __always_inline void run_keep(struct sched_cpu *cpu, struct task_struct___sched *task,
+				     __u64 now)
+{
+	struct sched_run *run = &cpu->runs[cpu->run_count & (SCHED_RUNS_COUNT - 1)];
+
+	run->begin_ns = cpu->switched_ns;
+	run->end_ns = now;
+	run->tid = BPF_CORE_READ(task, pid);
+	BPF_CORE_READ_STR_INTO(&run->comm, task, comm);
+	cpu->run_count++;
+	cpu->switched_ns = now;
+}
+
+static __always_inline void held_tell(struct sched_cpu *cpu, struct task_struct___sched *task,
+				      __u64 now)
+{
+	struct event_header *h = event_reserve(sizeof(struct sched_stall), SCHED_NOT_YIELDED);
+	struct sched_stall *s;
+
+	if (!h)
+		return;
+	s = (void *)(h + 1);
+	__builtin_memset(s, 0, sizeof(*s));
+	s->begin_ns = cpu->held_ns;
+	s->end_ns = now;
+	s->tid = cpu->held_tid;
+	s->tgid = BPF_CORE_READ(task, tgid);
+	s->stack_bytes = cpu->held_bytes;
+	__builtin_memcpy(s->stack, cpu->held_stack, sizeof(s->stack));
+	BPF_CORE_READ_STR_INTO(&s->comm, task, comm);
+	event_submit(h);
+}
+
+static __always_inline int task_switched(int is_preempted, struct task_struct___sched *prev,
+					 struct task_struct___sched *next, __u32 prev_state)
+{
+	struct sched_cpu *cpu = cpu_get();
+	__u64 now = bpf_ktime_get_ns();
+	__u32 tid;
+
+	if (!cpu)
+		return 0;
+	run_keep(cpu, prev, now);
+	if (cpu->held_bytes && cpu->held_ns && now > cpu->held_ns + threshold_ns)
+		held_tell(cpu, prev, now);
+	cpu->held_ns = 0;
+	cpu->held_bytes = 0;
+	if (is_preempted || !prev_state) {
+		wait_begin(prev, now, 0);
+	} else {
+		/* It was woken while it still ran, and sleeps now. */
+		tid = BPF_CORE_READ(prev, pid);
+		bpf_map_delete_elem(&sh_waiting, &tid);
+	}
+	wait_end(cpu, next, now);
+	return 0;
+}
+
+static __always_inline int task_wakes(struct task_struct___sched *task)
+{
+	wait_begin(task, bpf_ktime_get_ns(), 1);
+	return 0;
+}
+
+static __always_inline int softirq_begins(void)
+{
+	struct sched_cpu *cpu = cpu_get();
+
+	if (cpu)
+		cpu->softirq_ns = bpf_ktime_get_ns();
+	return 0;
+}
+
+/* Room for a stall of the task that runs. */
+static __always_inline struct sched_stall *stall_reserve(__u16 sensor, __u64 begin, __u64 end)
+{
+	struct event_header *h = event_reserve(sizeof(struct sched_stall), sensor);
+	struct sched_stall *s;
+
+	if (!h)
+		return NULL;
+	event_task(h);
+	s = (void *)(h + 1);
+	__builtin_memset(s, 0, sizeof(*s));
+	s->begin_ns = begin;
+	s->end_ns = end;
+	s->tid = (__u32)bpf_get_current_pid_tgid();
+	s->tgid = bpf_get_current_pid_tgid() >> 32;
+	bpf_get_current_comm(s->comm, sizeof(s->comm));
+	return s;
+}
+
+static __always_inline int softirq_ends(void *ctx, __u32 vector)
+{
+	struct sched_cpu *cpu = cpu_get();
+	__u64 now = bpf_ktime_get_ns();
+	struct sched_stall *s;
+	__u64 begin;
+	long bytes;
+
+	if (!cpu)
+		return 0;
+	begin = cpu->softirq_ns;
+	cpu->softirq_ns = 0;
+	if (!begin || now < begin + threshold_ns)
+		return 0;
+	s = stall_reserve(SCHED_SOFTIRQ_LONG, begin, now);
+	if (!s)
+		return 0;
+	s->vector = vector;
+	bytes = bpf_get_stack(ctx, s->stack, sizeof(s->stack), 0);
+	s->stack_bytes = bytes > 0 ? bytes : 0;
+	event_submit((struct event_header *)s - 1);
+	return 0;
+}
+
+static __always_inline void timer_late(void *ctx, const struct regs *regs, __u64 last, __u64 now)
+{
+	struct sched_stall *s = stall_reserve(SCHED_TIMER_LATE, last, now);
+	long bytes;
+
+	if (!s)
+		return;
+	s->ip = regs->ip;
+	s->is_user = (regs->cs & CS_USER) == CS_USER;
+	if (!s->is_user) {
+		bpf_probe_read_kernel(s->code, sizeof(s->code), (void *)(s->ip - sizeof(s->code)));
+		bytes = bpf_get_stack(ctx, s->stack, sizeof(s->stack), 0);
+		s->stack_bytes = bytes > 0 ? bytes : 0;
+	}
+	event_submit((struct event_header *)s - 1);
+}
+
+/* Follows kernel code of one task as long as somebody waits for this CPU. */
+static __always_inline void held_follow(void *ctx, const struct regs *regs, struct sched_cpu *cpu,
+					__u64 length, __u64 now)
+{
+	__u32 tid = (__u32)bpf_get_current_pid_tgid();
+	long bytes;
+
+	if (!tid || length < 2 || (regs->cs & CS_USER) == CS_USER ||
+	    (cpu->held_ns && cpu->held_tid != tid)) {
+		cpu->held_ns = 0;
+		cpu->held_bytes = 0;
+		return;
+	}
+	if (!cpu->held_ns) {
+		cpu->held_ns = now;
+		cpu->held_tid = tid;
+		return;
+	}
+	if (cpu->held_bytes || now - cpu->held_ns < threshold_ns / 2)
+		return;
+	bytes = bpf_get_stack(ctx, cpu->held_stack, sizeof(cpu->held_stack), 0);
+	cpu->held_bytes = bytes > 0 ? bytes : 0;
+}
+
+SEC("perf_event")
+int sh_sched_timer(struct regs *regs)
+{
+	struct task_struct___sched *task = (void *)bpf_get_current_task();
+	struct sched_cpu *cpu = cpu_get();
+	__u64 now = bpf_ktime_get_ns();
+	__u64 last, length;
+
+	if (!cpu)
+		return 0;
+	last = cpu->sampled_ns;
+	cpu->sampled_ns = now;
+	cpu->samples++;
+	length = BPF_CORE_READ(task, se.cfs_rq, rq, nr_running);
+	cpu->length_sum += length;
+	if (length > cpu->length_max)
+		cpu->length_max = length;
+	if (!late_ns)
+		return 0;
+	held_follow(regs, regs, cpu, length, now);
+	if (last && now > last + late_ns)
+		timer_late(regs, regs, last, now);
+	return 0;
+}
+
+SEC("tp_btf/sched_switch")
+int sh_switch_btf(__u64 *ctx)
+{
+	return task_switched(ctx[0], (void *)ctx[1], (void *)ctx[2], ctx[3]);
+}
+
+SEC("raw_tp/sched_switch")
+int sh_switch_raw(__u64 *ctx)
+{
+	return task_switched(ctx[0], (void *)ctx[1], (void *)ctx[2], ctx[3]);
+}
+
+SEC("tp_btf/sched_wakeup")
+int sh_wakeup_btf(__u64 *ctx)
+{
+	return task_wakes((void *)ctx[0]);
+}
+
+SEC("raw_tp/sched_wakeup")
+int sh_wakeup_raw(__u64 *ctx)
+{
+	return task_wakes((void *)ctx[0]);
+}
+
+SEC("tp_btf/sched_wakeup_new")
+int sh_new_btf(__u64 *ctx)
+{
+	return task_wakes((void *)ctx[0]);
+}
+
+SEC("raw_tp/sched_wakeup_new")
+int sh_new_raw(__u64 *ctx)
+{
+	return task_wakes((void *)ctx[0]);
+}
+
+SEC("tp_btf/softirq_entry")
+int sh_soft_in_btf(void *ctx)
+{
+	return softirq_begins();
+}
+
+SEC("raw_tp/softirq_entry")
+int sh_soft_in_raw(void *ctx)
+{
+	return softirq_begins();
+}
+
+SEC("tp_btf/softirq_exit")
+int sh_soft_out_btf(__u64 *ctx)
+{
+	return softirq_ends(ctx, ctx[0]);
+}
+
+SEC("raw_tp/softirq_exit")
+int sh_soft_out_raw(__u64 *ctx)
+{
+	return softirq_ends(ctx, ctx[0]);
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Types of `shunt diag runq` that cross to Go. Times are CLOCK_MONOTONIC, ns.
+ */
+#ifndef SHUNT_SCHED_H
+#define SHUNT_SCHED_H
+
+#include "../event/event.h"
+
+enum sched_constant {
+	SCHED_RUNS_COUNT = 64, /* of the latest runs of a CPU, to name who ran; a power of 2 */
+	SCHED_STACK_DEPTH = 32, /* frames */
+	SCHED_CODE_BYTES =
+		16, /* before the interrupted instruction; an instruction of x86 has at most 15 */
+	SCHED_BUCKETS_COUNT =
+		32, /* of waits: bucket n is of [2^n, 2^(n+1)) µs, the first also of less */
+	SCHED_WAITING_MAX = 65536, /* tasks that wait at a time */
+	SCHED_TASKS_MAX = 16384, /* tasks that have been woken */
+};
+
+/* event_header.sensor. */
+enum sched_sensor {
+	SCHED_WAITED = 1, /* struct sched_wait */
+	SCHED_TIMER_LATE = 2, /* struct sched_stall */
+	SCHED_SOFTIRQ_LONG = 3, /* struct sched_stall */
+	SCHED_NOT_YIELDED = 4, /* struct sched_stall */
+};
+
+/* What was seen, and what could not be kept. */
+enum sched_missed {
+	SCHED_WAITING_FULL = 0, /* waits whose beginning found no room */
+	SCHED_TASKS_FULL = 1, /* wake-ups that are at no task */
+	SCHED_BEGIN_UNSEEN = 2, /* tasks that got a CPU, and nothing was seen of their wait */
+	SCHED_MISSED_COUNT = 3,
+};
+
+/* A task on a CPU, from one switch to the next. */
+struct sched_run {
+	__u64 begin_ns; /* 0: not known */
+	__u64 end_ns;
+	__u32 tid; /* 0: idle */
+	char comm[TASK_COMM_BYTES];
+	__u32 reserved; /* 0 */
+};
+
+/* A wait of more than the threshold. */
+struct sched_wait {
+	__u64 begin_ns;
+	__u64 end_ns;
+	__u32 tid;
+	__u32 tgid;
+	__u32 cpu_begin; /* where it began; it ended on the event's CPU */
+	__u32 is_wakeup; /* 1: the task was woken; 0: it was taken off the CPU */
+	char comm[TASK_COMM_BYTES];
+	struct sched_run runs[SCHED_RUNS_COUNT]; /* of the CPU where it ended, in no order */
+};
+
+/* A CPU that did nothing else for more than the threshold. */
+struct sched_stall {
+	__u64 begin_ns; /* of a late timer: when it came last */
+	__u64 end_ns;
+	__u64 ip; /* the instruction that the timer interrupted */
+	__u64 stack[SCHED_STACK_DEPTH]; /* of the kernel, the innermost frame first */
+	__u32 stack_bytes;
+	__u32 tid; /* of the task that ran; 0: idle */
+	__u32 tgid;
+	__u32 vector; /* of a softirq: its number in linux/interrupt.h */
+	__u32 is_user; /* 1: the timer interrupted user space */
+	__u32 reserved; /* 0 */
+	char comm[TASK_COMM_BYTES];
+	__u8 code[SCHED_CODE_BYTES]; /* just before ip */
+};
+
+/* Of one CPU, since the start. */
+struct sched_cpu {
+	__u64 sampled_ns; /* when the timer came last; 0: not yet */
+	__u64 samples;
+	__u64 length_sum; /* runnable tasks, the running one included, at each sample */
+	__u64 length_max;
+	__u64 softirq_ns; /* when the softirq that runs began; 0: none runs */
+	__u64 waits;
+	__u64 wait_ns;
+	__u64 buckets[SCHED_BUCKETS_COUNT];
+	__u64 switched_ns; /* when the running task came; 0: not known */
+	__u64 run_count;
+	struct sched_run runs[SCHED_RUNS_COUNT];
+	/* Kernel code of one task that others wait for. */
+	__u64 held_ns; /* since when; 0: there is none */
+	__u64 held_stack[SCHED_STACK_DEPTH];
+	__u32 held_bytes; /* 0: the stack was not taken, because it is not long enough yet */
+	__u32 held_tid;
+};
+
+/* Wake-ups of one task. */
+struct sched_task {
+	__u64 wakeups;
+	__u64 wait_ns;
+	__u64 wait_max_ns;
+	__u32 tgid;
+	char comm[TASK_COMM_BYTES];
+	__u32 reserved; /* 0 */
+};
+
+/* A task that waits. */
+struct sched_begin {
+	__u64 begin_ns;
+	__u32 cpu;
+	__u32 is_wakeup;
+};
+
+#endif

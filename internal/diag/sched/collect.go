@@ -1,0 +1,204 @@
+package sched
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/sensor"
+)
+
+const uncheckedTypes = "the kernel does not check the arguments' types"
+
+// at is a sensor at a tracepoint.
+func at(name, watches, tracepoint, program string) sensor.Sensor {
+	return sensor.Sensor{Name: name, Watches: watches, Ways: []sensor.Way{
+		{Kind: sensor.TPBTF, Target: tracepoint, Program: program + "_btf"},
+		{Kind: sensor.RawTP, Target: tracepoint, Program: program + "_raw", Loses: uncheckedTypes},
+	}}
+}
+
+// timer is the timer of each CPU.
+func timer(watches, without string, every time.Duration) sensor.Sensor {
+	return sensor.Sensor{Name: "timer", Watches: watches, Without: without,
+		Ways: []sensor.Way{{Kind: sensor.Timer, Target: "cpu-clock", Program: "sh_sched_timer", Every: every}}}
+}
+
+func waitSensors() []sensor.Sensor {
+	return []sensor.Sensor{
+		at("switches", "which task gets a CPU, and from whom", "sched_switch", "sh_switch"),
+		at("wake-ups", "tasks that could run from now on", "sched_wakeup", "sh_wakeup"),
+		at("new tasks", "tasks that were made", "sched_wakeup_new", "sh_new"),
+	}
+}
+
+// samplePeriod is that of the timer that reads the lengths of run queues.
+const samplePeriod = 10 * time.Millisecond
+
+// runqSensors are what `shunt diag runq` needs, in the order of its first lines.
+func runqSensors() []sensor.Sensor {
+	return append(waitSensors(), timer("how many tasks each CPU has to run, a hundred times a second", "the lengths of run queues are not known", samplePeriod))
+}
+
+// Options are what to watch.
+type Options struct {
+	BTF       sensor.BTF
+	PID       uint32        // waits of this process only; 0: of all
+	Cgroup    string        // waits of tasks in this folder of the second cgroup hierarchy only; "": of all
+	Threshold time.Duration // longer waits are told one by one
+}
+
+// collector watches this machine's CPUs. It is for one goroutine.
+type collector struct {
+	set    *sensor.Set
+	reader *event.Reader
+	began  time.Time
+}
+
+func open(o Options, sensors []sensor.Sensor, late time.Duration) (*collector, error) {
+	spec, err := loadSched()
+	if err != nil {
+		return nil, fmt.Errorf("read the BPF object of diag: %w", err)
+	}
+	group := uint64(0)
+	if o.Cgroup != "" {
+		if group, err = cgroupID(o.Cgroup); err != nil {
+			return nil, err
+		}
+	}
+	c := &collector{}
+	c.set, err = sensor.Open(spec, sensors, sensor.Options{
+		Constants: map[string]any{"only_tgid": o.PID, "only_cgroup": group, "threshold_ns": uint64(o.Threshold.Nanoseconds()),
+			"late_ns": uint64(late.Nanoseconds())},
+		BTF: o.BTF,
+		Prepare: func(maps map[string]*ebpf.Map) (err error) {
+			c.reader, err = event.NewReader(maps[event.MapEvents], maps[event.MapSequence])
+			return err
+		},
+	})
+	if err != nil {
+		return nil, errors.Join(err, c.release())
+	}
+	c.began = time.Now()
+	return c, nil
+}
+
+// cgroupID is the number by which the kernel knows a folder of the second hierarchy: its inode.
+func cgroupID(folder string) (uint64, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(folder, &fs); err != nil {
+		return 0, fmt.Errorf("find the cgroup %s: %w", folder, err)
+	}
+	if fs.Type != unix.CGROUP2_SUPER_MAGIC {
+		return 0, fmt.Errorf("%s is no folder of the second cgroup hierarchy (cgroup2)", filepath.Clean(folder))
+	}
+	var stat unix.Stat_t
+	if err := unix.Stat(folder, &stat); err != nil {
+		return 0, fmt.Errorf("find the cgroup %s: %w", folder, err)
+	}
+	return stat.Ino, nil
+}
+
+// Ending is how a stream of events went.
+type Ending struct {
+	event.Summary
+	Missed Missed `json:"missed"`
+}
+
+// Missed is what the sensors could not keep or did not see.
+type Missed struct {
+	Waits   uint64            `json:"waits"`   // more tasks waited at a time than there is room for
+	Wakeups uint64            `json:"wakeups"` // are at no task, because there is no room for more tasks
+	Unseen  uint64            `json:"unseen"`  // tasks got a CPU, and the beginning of their wait was not seen
+	NotRun  map[string]uint64 `json:"not_run"` // by sensor: the kernel left runs out, as an interrupt came into one
+}
+
+// total is all that was missed.
+func (m Missed) total() uint64 {
+	sum := m.Waits + m.Wakeups + m.Unseen
+	for _, n := range m.NotRun {
+		sum += n
+	}
+	return sum
+}
+
+func (c *collector) missed() (Missed, error) {
+	var m Missed
+	for what, n := range map[schedSchedMissed]*uint64{schedSchedMissedSCHED_WAITING_FULL: &m.Waits, schedSchedMissedSCHED_TASKS_FULL: &m.Wakeups,
+		schedSchedMissedSCHED_BEGIN_UNSEEN: &m.Unseen} {
+		var all []uint64
+		if err := c.set.Maps[schedMapShSchedMissed].Lookup(uint32(what), &all); err != nil {
+			return m, fmt.Errorf("read what was missed: %w", err)
+		}
+		for _, one := range all {
+			*n += one
+		}
+	}
+	var err error
+	m.NotRun, err = c.set.Missed()
+	for name, n := range m.NotRun {
+		if n == 0 {
+			delete(m.NotRun, name)
+		}
+	}
+	return m, err
+}
+
+// end detaches the sensors, hands the last events over and says how the stream went. The maps stay until release.
+func (c *collector) end(last func(event.Event)) (Ending, error) {
+	var e Ending
+	missed, err := c.missed()
+	e.Missed = missed
+	err = errors.Join(err, c.set.Detach())
+	summary, closed := c.reader.Close(last)
+	c.reader = nil
+	e.Summary = summary
+	return e, errors.Join(err, closed)
+}
+
+func (c *collector) release() error {
+	var errs []error
+	if c.reader != nil {
+		_, err := c.reader.Close(nil)
+		errs = append(errs, err)
+	}
+	if c.set != nil {
+		errs = append(errs, c.set.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// decode reads a payload of the programs.
+func decode[T any](payload []byte) (v T, err error) {
+	if err := binary.Read(bytes.NewReader(payload), binary.NativeEndian, &v); err != nil {
+		return v, fmt.Errorf("decode an event: %w", err)
+	}
+	return v, nil
+}
+
+// wall is the time of an event by the clock on the wall.
+func wall(bootNs uint64) time.Time {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return time.Now()
+	}
+	return time.Now().Add(time.Duration(int64(bootNs) - now.Nano()))
+}
+
+func comm(raw [16]int8) string {
+	b := make([]byte, 0, len(raw))
+	for _, c := range raw {
+		if c == 0 {
+			break
+		}
+		b = append(b, byte(c))
+	}
+	return string(b)
+}

@@ -1,0 +1,2 @@
+// Package sched says why a task waited for a CPU, and why a CPU was late.
+package sched

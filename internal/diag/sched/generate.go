@@ -1,0 +1,3 @@
+package sched
+
+//go:generate ../../../bpf/compile -type sched_constant -type sched_sensor -type sched_missed -type sched_run -type sched_wait -type sched_stall -type sched_cpu -type sched_task sched ../../../bpf/diag/sched.bpf.c

@@ -1,0 +1,84 @@
+package sched
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/sensor"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+func runQueues(t *testing.T, p runqPrinter) {
+	t.Helper()
+	sensors := runqSensors()
+	way := sensors[0].Ways[1]
+	results := []sensor.Result{{Sensor: sensors[0], Got: &way, Refused: []sensor.Refusal{{Way: sensors[0].Ways[0], Reason: "EPERM"}}}, {Sensor: sensors[3]}}
+	if err := p.start(results, "a file"); err != nil {
+		t.Fatal(err)
+	}
+	moment := time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
+	for _, w := range []Wait{
+		{Time: moment, CPU: 1, Comm: "a b\x1b[2J", TID: 11, PID: 10, Nanos: 12_000_000, Woken: true,
+			Behind: []Competitor{{"spin", 20, 11_000_000}, {"swapper/1", 0, 500_000}, {"c", 3, 300_000}, {"d", 4, 100_000}, {"e", 5, 100_000}}},
+		{Time: moment, CPU: 0, Comm: "x", TID: 12, PID: 12, Nanos: 20_000_000, Moved: true, Behind: []Competitor{}, UnknownNanos: 20_000_000},
+	} {
+		if err := p.wait(w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	q := Queues{Seconds: 2, CPUs: []CPU{{CPU: 0, Buckets: []uint64{}}, {CPU: 1, Waits: 6, WaitNanos: 12_000_000, Buckets: []uint64{1, 0, 5}, Samples: 200, LengthMean: 1.5, LengthMax: 3}},
+		Tasks: []Task{{"a b\x1b[2J", 11, 10, 3, 1500, 4000}, {"x", 12, 12, 1, 10, 10}}}
+	ending := Ending{event.Summary{Received: 5, Lost: 2, Broken: 1}, Missed{Waits: 1, Wakeups: 2, Unseen: 3, NotRun: map[string]uint64{"switches": 4}}}
+	if err := p.summary(q, ending); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func golden(t *testing.T, path string, got []byte) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s differs (-update writes it):\n%s", path, got)
+	}
+}
+
+func TestRunqOutput(t *testing.T) {
+	var people, programs bytes.Buffer
+	runQueues(t, runqText{&people, 10 * time.Millisecond, 1})
+	runQueues(t, runqLines{json.NewEncoder(&programs)})
+	golden(t, "testdata/runq.txt", people.Bytes())
+	golden(t, "testdata/runq.json", programs.Bytes())
+}
+
+// TestBehindIsWhatOverlaps has runs before, in, and over both ends of the wait, and one whose beginning is not known.
+func TestBehindIsWhatOverlaps(t *testing.T) {
+	raw := schedSchedWait{BeginNs: 100, EndNs: 200}
+	raw.Runs[0] = schedSchedRun{BeginNs: 10, EndNs: 100, Tid: 1}
+	raw.Runs[1] = schedSchedRun{BeginNs: 100, EndNs: 130, Tid: 2}
+	raw.Runs[2] = schedSchedRun{BeginNs: 130, EndNs: 140, Tid: 3}
+	raw.Runs[3] = schedSchedRun{BeginNs: 140, EndNs: 150, Tid: 2}
+	raw.Runs[4] = schedSchedRun{BeginNs: 190, EndNs: 260, Tid: 3}
+	all, unknown := behind(raw)
+	if want := []Competitor{{"", 2, 40}, {"", 3, 20}}; !reflect.DeepEqual(all, want) || unknown != 40 {
+		t.Errorf("got %v and %d not known, want %v and 40", all, unknown, want)
+	}
+	raw.Runs = [len(raw.Runs)]schedSchedRun{{EndNs: 150, Tid: 7}}
+	if all, unknown := behind(raw); len(all) != 1 || all[0].Nanos != 50 || unknown != 50 {
+		t.Errorf("a run whose beginning is not known: %v, %d", all, unknown)
+	}
+}

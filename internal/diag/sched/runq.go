@@ -1,0 +1,89 @@
+package sched
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/sensor"
+)
+
+// RunQueues watches run queues until the context ends. It writes each wait above the threshold when it has ended, and
+// a summary at the end, as text or, with asJSON, as one object a line.
+func RunQueues(ctx context.Context, o Options, top int, asJSON bool, out io.Writer) (err error) {
+	c, err := open(o, runqSensors(), 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.release()) }()
+	var p runqPrinter = runqText{out, o.Threshold, top}
+	if asJSON {
+		p = runqLines{json.NewEncoder(out)}
+	}
+	if err := p.start(c.set.Results, o.BTF.From); err != nil {
+		return err
+	}
+	broken := uint64(0)
+	tell := func(e event.Event) error {
+		w, err := decodeWait(e)
+		if err != nil {
+			broken++
+			return nil
+		}
+		return p.wait(w)
+	}
+	if err := c.read(ctx, tell); err != nil {
+		return err
+	}
+	var failed error
+	ending, err := c.end(func(e event.Event) { failed = errors.Join(failed, tell(e)) })
+	if err := errors.Join(err, failed); err != nil {
+		return err
+	}
+	ending.Broken += broken
+	q, err := c.queues()
+	if err != nil {
+		return err
+	}
+	return p.summary(q, ending)
+}
+
+// patience is how long a reader of events waits at most, so that it sees that its context has ended.
+const patience = 100 * time.Millisecond
+
+// read hands events to tell until the context ends.
+func (c *collector) read(ctx context.Context, tell func(event.Event) error) error {
+	for ctx.Err() == nil {
+		e, err := c.reader.Read(time.Now().Add(patience))
+		if errors.Is(err, event.ErrTimeout) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if err := tell(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ExamineRunQueues attaches the sensors of `shunt diag runq` and lets go of them again. The error is sensor.ErrNoWay if
+// it could not run; the results are complete then.
+func ExamineRunQueues(b sensor.BTF) ([]sensor.Result, error) { return examine(b, runqSensors()) }
+
+func examine(b sensor.BTF, sensors []sensor.Sensor) ([]sensor.Result, error) {
+	spec, err := loadSched()
+	if err != nil {
+		return nil, fmt.Errorf("read the BPF object of diag: %w", err)
+	}
+	set, err := sensor.Open(spec, sensors, sensor.Options{BTF: b})
+	if set == nil {
+		return nil, err
+	}
+	return set.Results, errors.Join(err, set.Close())
+}

@@ -1,0 +1,268 @@
+package sched
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/event"
+)
+
+// init keeps TestMain on the process's first thread: what it does as the watched task has the process's id.
+func init() { runtime.LockOSThread() }
+
+// TestMain is also the task that is watched: it does what SHUNT_TEST_SCHED says on one CPU until it is killed.
+func TestMain(m *testing.M) {
+	does := os.Getenv("SHUNT_TEST_SCHED")
+	if does == "" {
+		os.Exit(m.Run())
+	}
+	var cpus unix.CPUSet
+	cpus.Set(aCPU())
+	if err := unix.SchedSetaffinity(0, &cpus); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	// An orphan ends too: nothing is left behind if the test is killed.
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+		os.Exit(1)
+	}
+	fmt.Println("ready")
+	for {
+		if does == "sleep" {
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
+// aCPU is the first that this process may use.
+func aCPU() int {
+	var cpus unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &cpus); err != nil {
+		return 0
+	}
+	for n := range 8192 {
+		if cpus.IsSet(n) {
+			return n
+		}
+	}
+	return 0
+}
+
+// begin starts a task on the CPU of aCPU, and returns its id when it is there.
+func begin(t *testing.T, does string) uint32 {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	c := exec.Command("/proc/self/exe", "-test.run", "^$")
+	c.Env = append(os.Environ(), "SHUNT_TEST_SCHED="+does)
+	c.Stderr = os.Stderr
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("the task does not begin: %q, %v", line, err)
+	}
+	return uint32(c.Process.Pid)
+}
+
+// signal stops or continues a task, and waits until all its threads have done so.
+func signal(t *testing.T, pid uint32, s unix.Signal) {
+	t.Helper()
+	if err := unix.Kill(int(pid), s); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(30 * time.Second); s == unix.SIGSTOP; time.Sleep(time.Millisecond) {
+		stopped := true
+		for _, folder := range threads(t, pid) {
+			text, err := os.ReadFile(folder + "/stat")
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, rest, _ := strings.Cut(string(text), ") ")
+			stopped = stopped && strings.HasPrefix(rest, "T")
+		}
+		if stopped {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("process %d does not stop", pid)
+		}
+	}
+}
+
+func threads(t *testing.T, pid uint32) []string {
+	t.Helper()
+	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+	if err != nil || len(all) == 0 {
+		t.Fatalf("the threads of process %d: %v", pid, err)
+	}
+	return all
+}
+
+// schedstat is the kernel's own account of a process: ns that its threads waited for a CPU, and how often they got one.
+func schedstat(t *testing.T, pid uint32) (delay, times uint64) {
+	t.Helper()
+	for _, folder := range threads(t, pid) {
+		text, err := os.ReadFile(folder + "/schedstat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ran, waited, n uint64
+		if _, err := fmt.Sscan(string(text), &ran, &waited, &n); err != nil {
+			t.Fatal(err)
+		}
+		delay, times = delay+waited, times+n
+	}
+	return delay, times
+}
+
+// observe watches a process from a stop to a stop, until it has enough waits, and compares with the kernel's account.
+func observe(t *testing.T, pid uint32, threshold time.Duration, enough func(all []Wait, waits uint64) bool) ([]Wait, Queues) {
+	t.Helper()
+	signal(t, pid, unix.SIGSTOP)
+	delay, times := schedstat(t, pid)
+	c, err := open(Options{PID: pid, Threshold: threshold}, runqSensors(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := c.release(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, r := range c.set.Results {
+		t.Log(r)
+	}
+	signal(t, pid, unix.SIGCONT)
+	var waits []Wait
+	take := func(e event.Event) error {
+		w, err := decodeWait(e)
+		waits = append(waits, w)
+		return err
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for ctx.Err() == nil {
+		short, done := context.WithTimeout(ctx, 50*time.Millisecond)
+		err := c.read(short, take)
+		done()
+		q, failed := c.queues()
+		if err != nil || failed != nil {
+			t.Fatal(err, failed)
+		}
+		if enough(waits, count(q)) {
+			break
+		}
+	}
+	signal(t, pid, unix.SIGSTOP)
+	delayAfter, timesAfter := schedstat(t, pid)
+	ending, err := c.end(func(e event.Event) {
+		if err := take(e); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil || ending.Lost != 0 || ending.Missed.total() != ending.Missed.Unseen || int(ending.Received) != len(waits) {
+		t.Errorf("the end: %+v, %v, %d waits", ending, err, len(waits))
+	}
+	q, err := c.queues()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := uint64(0)
+	for _, cpu := range q.CPUs {
+		sum += cpu.WaitNanos
+	}
+	want, wantTimes := delayAfter-delay, timesAfter-times
+	// Linux 6.18 does not run programs at all tracepoints in interrupts; the sensor counts what it has not seen.
+	unseen := ending.Missed.Unseen
+	t.Logf("waited %d ns in %d waits, and %d not seen; the kernel has %d ns in %d", sum, count(q), unseen, want, wantTimes)
+	// A stamp of the sensor is some µs from the kernel's own, at both ends of a wait.
+	if difference := max(sum, want) - min(sum, want); difference > want/50+wantTimes*20_000+unseen*20_000_000 {
+		t.Errorf("waited %d ns, and the kernel has %d ns", sum, want)
+	}
+	if n := count(q) + unseen; max(n, wantTimes)-min(n, wantTimes) > 1 || unseen > wantTimes/10 {
+		t.Errorf("%d waits, %d not seen, and the kernel has %d", n, unseen, wantTimes)
+	}
+	return waits, q
+}
+
+func count(q Queues) (waits uint64) {
+	for _, cpu := range q.CPUs {
+		waits += cpu.Waits
+	}
+	return waits
+}
+
+// TestCompetitorIsNamed has two busy tasks on one CPU: one waits for the other.
+func TestCompetitorIsNamed(t *testing.T) {
+	competitor, waiter := begin(t, "spin"), begin(t, "spin")
+	named := func(waits []Wait) (n int) {
+		for _, w := range waits {
+			for _, c := range w.Behind {
+				if c.TID == competitor {
+					n++
+				}
+			}
+		}
+		return n
+	}
+	// Other tasks of the machine may be ahead too, so this waits for the competitor's name.
+	waits, q := observe(t, waiter, time.Millisecond, func(all []Wait, _ uint64) bool { return named(all) >= 3 })
+	if named(waits) < 3 {
+		t.Errorf("%d of %d waits name process %d", named(waits), len(waits), competitor)
+	}
+	for _, w := range waits {
+		if w.PID != waiter || w.Nanos < uint64(time.Millisecond) {
+			t.Errorf("want waits of process %d of more than 1 ms: %+v", waiter, w)
+		}
+		sum := w.UnknownNanos
+		for _, c := range w.Behind {
+			sum += c.Nanos
+			if c.TID == w.TID {
+				t.Errorf("a task waits for itself: %+v", w)
+			}
+		}
+		if sum != w.Nanos {
+			t.Errorf("the parts of a wait are %d ns together: %+v", sum, w)
+		}
+		if w.TID == waiter && w.CPU != uint32(aCPU()) {
+			t.Errorf("the task is on CPU %d alone: %+v", aCPU(), w)
+		}
+		t.Log(w.reason())
+	}
+	longest := uint64(0)
+	for _, cpu := range q.CPUs {
+		longest = max(longest, cpu.LengthMax)
+	}
+	if longest < 2 {
+		t.Errorf("two tasks have to run on one CPU, and no run queue was longer than %d", longest)
+	}
+}
+
+// TestSleeperHasNoOtherWaits is of a task that asks for nothing: all its waits are those of the kernel's account.
+func TestSleeperHasNoOtherWaits(t *testing.T) {
+	sleeper := begin(t, "sleep")
+	_, q := observe(t, sleeper, time.Hour, func(_ []Wait, waits uint64) bool { return waits >= 200 })
+	if len(q.Tasks) == 0 || q.Tasks[0].PID != sleeper || q.Tasks[0].Wakeups == 0 || q.Tasks[0].MeanNanos > q.Tasks[0].MaxNanos {
+		t.Errorf("wake-ups of process %d: %+v", sleeper, q.Tasks)
+	}
+}
