@@ -242,6 +242,22 @@ static __always_inline void wait_end(struct sched_cpu *cpu, struct task_struct__
 		wait_tell(cpu, task, tid, &begin, now);
 }
 
+/* If another task leaves the CPU than the one that came, the kernel did not run the sensor between: when the
+ * one that leaves came is not known, nor how long it waited. */
+static __always_inline void switch_check(struct sched_cpu *cpu, struct task_struct___sched *prev,
+					 struct task_struct___sched *next)
+{
+	__u32 tid = BPF_CORE_READ(prev, pid);
+
+	if (cpu->is_running_known && cpu->running_tid != tid) {
+		cpu->switched_ns = 0;
+		if (tid && is_watched(prev))
+			sched_miss(SCHED_BEGIN_UNSEEN);
+	}
+	cpu->running_tid = BPF_CORE_READ(next, pid);
+	cpu->is_running_known = 1;
+}
+
 /* Keeps who ran on this CPU until now. */
 static __always_inline void run_keep(struct sched_cpu *cpu, struct task_struct___sched *task,
 				     __u64 now)
@@ -285,6 +301,7 @@ static __always_inline int task_switched(int is_preempted, struct task_struct___
 
 	if (!cpu)
 		return 0;
+	switch_check(cpu, prev, next);
 	run_keep(cpu, prev, now);
 	if (cpu->held_bytes && cpu->held_ns && now > cpu->held_ns + threshold_ns)
 		held_tell(cpu, prev, now);

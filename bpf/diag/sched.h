@@ -83,6 +83,8 @@ struct sched_cpu {
 	__u64 buckets[SCHED_BUCKETS_COUNT];
 	__u64 switched_ns; /* when the running task came; 0: not known */
 	__u64 run_count;
+	__u32 running_tid; /* whom the last switch that was seen put on the CPU */
+	__u32 is_running_known; /* 0: no switch was seen yet */
 	struct sched_run runs[SCHED_RUNS_COUNT];
 	/* Kernel code of one task that others wait for. */
 	__u64 held_ns; /* since when; 0: there is none */

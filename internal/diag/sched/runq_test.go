@@ -192,14 +192,14 @@ func observe(t *testing.T, pid uint32, threshold time.Duration, enough func(all 
 		sum += cpu.WaitNanos
 	}
 	want, wantTimes := delayAfter-delay, timesAfter-times
-	// Linux 6.18 does not run programs at all tracepoints in interrupts; the sensor counts what it has not seen.
+	// Linux 6.18 leaves runs of programs out; the sensor counts what it has not seen, but for two switches in a row.
 	unseen := ending.Missed.Unseen
 	t.Logf("waited %d ns in %d waits, and %d not seen; the kernel has %d ns in %d", sum, count(q), unseen, want, wantTimes)
 	// A stamp of the sensor is some µs from the kernel's own, at both ends of a wait.
 	if difference := max(sum, want) - min(sum, want); difference > want/50+wantTimes*20_000+unseen*20_000_000 {
 		t.Errorf("waited %d ns, and the kernel has %d ns", sum, want)
 	}
-	if n := count(q) + unseen; max(n, wantTimes)-min(n, wantTimes) > 1 || unseen > wantTimes/10 {
+	if n := count(q) + unseen; max(n, wantTimes)-min(n, wantTimes) > 1+wantTimes/100 || unseen > wantTimes/10 {
 		t.Errorf("%d waits, %d not seen, and the kernel has %d", n, unseen, wantTimes)
 	}
 	return waits, q

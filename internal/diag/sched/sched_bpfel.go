@@ -25,22 +25,24 @@ const (
 )
 
 type schedSchedCpu struct {
-	_          structs.HostLayout
-	SampledNs  uint64
-	Samples    uint64
-	LengthSum  uint64
-	LengthMax  uint64
-	SoftirqNs  uint64
-	Waits      uint64
-	WaitNs     uint64
-	Buckets    [32]uint64
-	SwitchedNs uint64
-	RunCount   uint64
-	Runs       [64]schedSchedRun
-	HeldNs     uint64
-	HeldStack  [32]uint64
-	HeldBytes  uint32
-	HeldTid    uint32
+	_              structs.HostLayout
+	SampledNs      uint64
+	Samples        uint64
+	LengthSum      uint64
+	LengthMax      uint64
+	SoftirqNs      uint64
+	Waits          uint64
+	WaitNs         uint64
+	Buckets        [32]uint64
+	SwitchedNs     uint64
+	RunCount       uint64
+	RunningTid     uint32
+	IsRunningKnown uint32
+	Runs           [64]schedSchedRun
+	HeldNs         uint64
+	HeldStack      [32]uint64
+	HeldBytes      uint32
+	HeldTid        uint32
 }
 
 type schedSchedMissed uint32

@@ -51,10 +51,10 @@ func behind(raw schedSchedWait) ([]Competitor, uint64) {
 	byTask := map[uint32]*Competitor{}
 	unknown := raw.EndNs - min(raw.EndNs, raw.BeginNs)
 	for _, run := range raw.Runs {
-		if run.EndNs == 0 {
+		// Where the beginning of a run was not seen, it is not known since when that task had the CPU.
+		if run.BeginNs == 0 {
 			continue
 		}
-		// A run whose beginning was not seen is the CPU's first, and began before the wait.
 		from, to := max(run.BeginNs, raw.BeginNs), min(run.EndNs, raw.EndNs)
 		if to <= from {
 			continue
