@@ -213,7 +213,8 @@ __stage int reopens(const struct packet *p, const struct flow *f)
 		return 0;
 	index = f->service_index;
 	service = bpf_map_lookup_elem(&sh_services, &index);
-	return service && nat_choose(p, service, index, flow_hash(&p->key, service->seed)) == f->backend;
+	return service &&
+	       nat_choose(p, service, index, flow_hash(&p->key, service->seed)) == f->backend;
 }
 
 /* Chooses the source address and fills in the claim. 0, or the reason why not. */

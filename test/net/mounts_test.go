@@ -74,7 +74,7 @@ func TestMountsWithoutLauncher(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) }) // in case the test ends early
-	ended := func() bool { // its new parent may not wait for it
+	ended := func() bool {                                       // its new parent may not wait for it
 		_, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 		return errors.Is(err, os.ErrNotExist)
 	}

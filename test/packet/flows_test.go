@@ -49,7 +49,9 @@ func (s flowState) String() string {
 	return "[" + strings.Join(words, " ") + "]"
 }
 
-func (s flowState) closed() bool { return s&reset != 0 || s&(finClient|finBackend) == finClient|finBackend }
+func (s flowState) closed() bool {
+	return s&reset != 0 || s&(finClient|finBackend) == finClient|finBackend
+}
 
 func decodeEndpoint(address, port []byte) netip.AddrPort {
 	a := netip.AddrFrom16([16]byte(address)).Unmap()
