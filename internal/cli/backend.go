@@ -112,9 +112,9 @@ func healthText(h *shuntv1.BackendHealth) string {
 
 // drainOptions are the flags of `backend drain`.
 type drainOptions struct {
-	instance, socket string
-	deadline, idle   time.Duration
-	wait             bool
+	target
+	deadline, idle time.Duration
+	wait           bool
 }
 
 func newBackendDrain(s streams) *cobra.Command {
@@ -136,7 +136,7 @@ deadline if packets still reach it (exit code 3). It does not see flows that hav
 backends. It does not wait for a connection that is silent for longer than --idle.`,
 		Args: oneBackend,
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := errors.Join(requireInstance(o.instance), o.check(c.Flags().Changed("idle"))); err != nil {
+			if err := errors.Join(o.target.check(), o.check(c.Flags().Changed("idle"))); err != nil {
 				return err
 			}
 			if o.wait {
@@ -150,7 +150,14 @@ backends. It does not wait for a connection that is silent for longer than --idl
 			if o.deadline > 0 {
 				request.Deadline = durationpb.New(o.deadline)
 			}
-			result, err := control.NewClient(o.socket).Drain(ctx, request)
+			if o.wait { // the counters are the instance's
+				st, err := o.client(c).Status(ctx)
+				if err != nil {
+					return err
+				}
+				o.instance = st.Instance
+			}
+			result, err := o.client(c).Drain(ctx, request)
 			if err != nil {
 				return err
 			}
@@ -162,8 +169,7 @@ backends. It does not wait for a connection that is silent for longer than --idl
 			return waitIdle(ctx, s, o, result)
 		},
 	}
-	instanceFlag(c, &o.instance)
-	socketFlag(c, &o.socket)
+	o.flags(c)
 	c.Flags().DurationVar(&o.deadline, "deadline", 0, "time from now after which existing flows are given up; 0: never")
 	c.Flags().BoolVar(&o.wait, "wait", false, "return when the backend is idle, or at the deadline")
 	c.Flags().DurationVar(&o.idle, "idle", 30*time.Second, "with --wait: time without a packet after which the backend is idle")
@@ -245,18 +251,21 @@ configuration. BACKEND is its name, ADDRESS or ADDRESS:PORT.`,
 
 // overriding completes a command that changes overrides, and prints what became of it.
 func overriding(s streams, c *cobra.Command, change func(context.Context, *control.Client, []string) (*shuntv1.OverrideResponse, string, error)) *cobra.Command {
-	var socket string
+	var t target
 	c.RunE = func(c *cobra.Command, args []string) error {
+		if err := t.check(); err != nil {
+			return err
+		}
 		ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 		defer cancel()
-		result, done, err := change(ctx, control.NewClient(socket), args)
+		result, done, err := change(ctx, t.client(c), args)
 		if err != nil {
 			return err
 		}
 		printOverridden(s, result, done)
 		return nil
 	}
-	socketFlag(c, &socket)
+	t.flags(c)
 	return c
 }
 

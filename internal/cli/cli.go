@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/start"
 	"github.com/spf13/cobra"
@@ -146,6 +147,30 @@ func untilStopped(parent context.Context) (context.Context, context.CancelFunc) 
 		os.Exit(exitInterrupted)
 	}()
 	return ctx, cancel
+}
+
+// target is the daemon that a command asks.
+type target struct{ instance, socket string }
+
+func (t *target) flags(c *cobra.Command) {
+	instanceFlag(c, &t.instance)
+	socketFlag(c, &t.socket)
+}
+
+// check refuses names that no instance can have.
+func (t *target) check() error { return requireInstance(t.instance) }
+
+// asked is the instance that the command line names; "": whichever the socket's daemon runs.
+func (t *target) asked(c *cobra.Command) string {
+	if c.Flags().Changed("instance") {
+		return t.instance
+	}
+	return ""
+}
+
+// client asks the daemon at the socket, which refuses if another instance is meant.
+func (t *target) client(c *cobra.Command) *control.Client {
+	return control.NewClient(t.socket).For(t.asked(c))
 }
 
 func socketFlag(c *cobra.Command, socket *string) {

@@ -35,19 +35,20 @@ operator clears it, or when the backend leaves the configuration. ` + "`shunt ba
 }
 
 func newOverrideList(s streams) *cobra.Command {
-	var socket, output string
+	var t target
+	var output string
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List every override: its backend, its value, who set it and when",
 		Args:  noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := requireOutput(output); err != nil {
+			if err := errors.Join(requireOutput(output), t.check()); err != nil {
 				return err
 			}
 			ctx, cancel := context.WithTimeout(c.Context(), answerTimeout)
 			defer cancel()
 			var overrides []*shuntv1.Override
-			err := askReading(socket, func(c *control.Client) (err error) {
+			err := t.read(c, func(c *control.Client) (err error) {
 				overrides, err = c.Overrides(ctx)
 				return err
 			})
@@ -61,7 +62,7 @@ func newOverrideList(s streams) *cobra.Command {
 			return nil
 		},
 	}
-	socketFlag(c, &socket)
+	t.flags(c)
 	outputFlag(c, &output)
 	return c
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/control"
+	"github.com/spf13/cobra"
 )
 
 // What makes no sense is refused by name, with the exit code for it, before anybody is asked.
@@ -49,7 +50,7 @@ func TestAskReading(t *testing.T) {
 		{[]error{denied, denied}, control.ErrDenied},
 	} {
 		asked := 0
-		err := askReading("/run/shunt/shunt.sock", func(*control.Client) error {
+		err := (&target{socket: "/run/shunt/shunt.sock"}).read(&cobra.Command{}, func(*control.Client) error {
 			asked++
 			return c.answers[asked-1]
 		})

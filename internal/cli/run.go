@@ -134,18 +134,19 @@ func newSchema(s streams) *cobra.Command {
 }
 
 func newReload(s streams) *cobra.Command {
-	var socket, output string
+	var t target
+	var output string
 	c := &cobra.Command{
 		Use:   "reload",
 		Short: "Make the daemon apply its file now, wait, and print the difference",
 		Args:  noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := requireOutput(output); err != nil {
+			if err := errors.Join(requireOutput(output), t.check()); err != nil {
 				return err
 			}
 			ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 			defer cancel()
-			result, err := control.NewClient(socket).Reload(ctx)
+			result, err := t.client(c).Reload(ctx)
 			if err != nil {
 				return err
 			}
@@ -160,7 +161,7 @@ func newReload(s streams) *cobra.Command {
 			return err
 		},
 	}
-	socketFlag(c, &socket)
+	t.flags(c)
 	outputFlag(c, &output)
 	return c
 }

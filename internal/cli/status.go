@@ -22,14 +22,14 @@ const answerTimeout = 5 * time.Second
 
 // reading is the flags of a command that shows an instance.
 type reading struct {
-	instance, socket, output string
-	service                  string // only this one; empty: all
-	all                      bool   // every row, however many
+	target
+	output  string
+	service string // only this one; empty: all
+	all     bool   // every row, however many
 }
 
 func (o *reading) flags(c *cobra.Command) {
-	instanceFlag(c, &o.instance)
-	socketFlag(c, &o.socket)
+	o.target.flags(c)
 	outputFlag(c, &o.output)
 	c.Flags().StringVar(&o.service, "service", "", "show only this service and its backends")
 	c.Flags().BoolVar(&o.all, "all", false, fmt.Sprintf("show every row; otherwise text shows at most %d rows of a table", rowsMax))
@@ -80,14 +80,15 @@ func works(st *shuntv1.GetStatusResponse) bool {
 	return len(all) > 0 && !slices.ContainsFunc(all, func(p *shuntv1.Product) bool { return p.Failed != "" })
 }
 
-// askReading asks at the socket, or at the one for reading if that is all this user may open.
-func askReading(socket string, ask func(*control.Client) error) error {
-	err := ask(control.NewClient(socket))
+// read asks at the socket, or at the one for reading if that is all this user may open.
+func (t *target) read(c *cobra.Command, ask func(*control.Client) error) error {
+	err := ask(t.client(c))
 	if errors.Is(err, control.ErrDenied) {
-		if second := ask(control.NewClient(control.ReadSocket(socket))); second == nil || !errors.Is(second, control.ErrDenied) {
+		reading := target{t.instance, control.ReadSocket(t.socket)}
+		if second := ask(reading.client(c)); second == nil || !errors.Is(second, control.ErrDenied) {
 			return second
 		}
-		return control.Denied(control.ReadSocket(socket), "read_group")
+		return control.Denied(reading.socket, "read_group")
 	}
 	return err
 }
@@ -95,31 +96,28 @@ func askReading(socket string, ask func(*control.Client) error) error {
 // status is what there is to show, of the service that was asked for. elsewhere: nothing died at
 // this socket, it was never there.
 func (o *reading) status(c *cobra.Command) (st *shuntv1.GetStatusResponse, elsewhere bool, err error) {
-	st, elsewhere, err = o.read(c)
+	st, elsewhere, err = o.look(c)
 	if err == nil && o.service != "" && st.Forwarding {
 		err = only(st, o.service)
 	}
 	return st, elsewhere, err
 }
 
-// read asks the daemon, and reads the maps itself if there is none.
-func (o *reading) read(c *cobra.Command) (st *shuntv1.GetStatusResponse, elsewhere bool, err error) {
-	if err := errors.Join(requireOutput(o.output), requireInstance(o.instance)); err != nil {
+// look asks the daemon, and reads the maps itself if there is none.
+func (o *reading) look(c *cobra.Command) (st *shuntv1.GetStatusResponse, elsewhere bool, err error) {
+	if err := errors.Join(requireOutput(o.output), o.check()); err != nil {
 		return nil, false, err
 	}
 	ctx, cancel := context.WithTimeout(c.Context(), answerTimeout)
 	defer cancel()
-	err = askReading(o.socket, func(c *control.Client) (err error) {
+	err = o.read(c, func(c *control.Client) (err error) {
 		st, err = c.Status(ctx)
 		return err
 	})
-	if err == nil && st.Instance != o.instance {
-		err, elsewhere = fmt.Errorf("the daemon at %s runs instance %q", o.socket, st.Instance), true
-	}
 	if err == nil {
 		return st, false, nil
 	}
-	elsewhere = elsewhere || errors.Is(err, control.ErrNoSocket) && node.Holder(o.instance) != 0
+	elsewhere = errors.Is(err, control.ErrOtherInstance) || errors.Is(err, control.ErrNoSocket) && node.Holder(o.instance) != 0
 	if errors.Is(err, control.ErrDenied) {
 		return nil, false, err
 	}

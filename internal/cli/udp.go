@@ -18,22 +18,25 @@ import (
 )
 
 // udpReading is the flags of a command that shows the UDP path.
-type udpReading struct{ socket, output string }
+type udpReading struct {
+	target
+	output string
+}
 
 func (o *udpReading) flags(c *cobra.Command) {
-	socketFlag(c, &o.socket)
+	o.target.flags(c)
 	outputFlag(c, &o.output)
 }
 
 // leases asks the daemon. The leases end with it, so without one there is nothing to show.
-func (o *udpReading) leases(ctx context.Context) (all []*shuntv1.UDPLease, err error) {
-	if err := requireOutput(o.output); err != nil {
+func (o *udpReading) leases(ctx context.Context, c *cobra.Command) (all []*shuntv1.UDPLease, err error) {
+	if err := errors.Join(requireOutput(o.output), o.check()); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	var st *shuntv1.GetStatusResponse
-	err = askReading(o.socket, func(c *control.Client) (err error) {
+	err = o.read(c, func(c *control.Client) (err error) {
 		st, err = c.Status(ctx)
 		return err
 	})
@@ -78,7 +81,7 @@ func newUDPList(s streams) *cobra.Command {
   shunt udp list -o json`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			all, err := o.leases(c.Context())
+			all, err := o.leases(c.Context(), c)
 			if err != nil {
 				return err
 			}
@@ -147,7 +150,7 @@ func newUDPShow(s streams) *cobra.Command {
 			return nil
 		},
 		RunE: func(c *cobra.Command, args []string) error {
-			all, err := o.leases(c.Context())
+			all, err := o.leases(c.Context(), c)
 			if err != nil {
 				return err
 			}
@@ -233,7 +236,7 @@ at this moment: WAITING of PLACES, over all queues.`,
 			}
 			ctx, stop := untilStopped(c.Context())
 			defer stop()
-			return o.top(ctx, s.out, interval, count)
+			return o.top(ctx, c, s.out, interval, count)
 		},
 	}
 	o.flags(c)
@@ -255,8 +258,8 @@ type leaseRate struct {
 	Places    uint64  `json:"places"`  // of its rings
 }
 
-func (o *udpReading) top(ctx context.Context, w io.Writer, interval time.Duration, count int) error {
-	before, err := o.leases(ctx)
+func (o *udpReading) top(ctx context.Context, c *cobra.Command, w io.Writer, interval time.Duration, count int) error {
+	before, err := o.leases(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -269,7 +272,7 @@ func (o *udpReading) top(ctx context.Context, w io.Writer, interval time.Duratio
 			return nil
 		case <-ticker.C:
 		}
-		now, err := o.leases(ctx)
+		now, err := o.leases(ctx, c)
 		if ctx.Err() != nil {
 			return nil
 		}

@@ -32,6 +32,7 @@ const answerBytesMax = 256 << 20
 // command; they wrap ErrNoDaemon if nobody is there.
 type Client struct {
 	path    string
+	meant   string // the instance; "": whichever answers
 	status  shuntv1connect.StatusServiceClient
 	control shuntv1connect.ControlServiceClient
 }
@@ -45,18 +46,29 @@ func NewClient(path string) *Client {
 		DisableKeepAlives:  true,
 		DisableCompression: true,
 	}}
+	client := &Client{path: path}
 	options := connect.WithClientOptions(connect.WithReadMaxBytes(answerBytesMax), connect.WithInterceptors(connect.UnaryInterceptorFunc(
 		func(next connect.UnaryFunc) connect.UnaryFunc {
 			return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
 				r.Header().Set("User-Agent", "shunt")
+				if client.meant != "" {
+					r.Header().Set(instanceHeader, client.meant)
+				}
 				if name := os.Getenv("SUDO_USER"); name != "" {
 					r.Header().Set(userHeader, name)
 				}
 				return next(ctx, r)
 			}
 		})))
-	return &Client{path: path, status: shuntv1connect.NewStatusServiceClient(h, "http://shunt", options),
-		control: shuntv1connect.NewControlServiceClient(h, "http://shunt", options)}
+	client.status = shuntv1connect.NewStatusServiceClient(h, "http://shunt", options)
+	client.control = shuntv1connect.NewControlServiceClient(h, "http://shunt", options)
+	return client
+}
+
+// For has a daemon of any other instance refuse, with ErrOtherInstance.
+func (c *Client) For(instance string) *Client {
+	c.meant = instance
+	return c
 }
 
 // Status asks for all there is to see.

@@ -105,10 +105,11 @@ func ReadSocket(path string) string {
 
 // Server answers on both sockets. The zero value of Log is the default logger.
 type Server struct {
-	API     settings.API
-	Handler Handler
-	Events  *Events
-	Log     *slog.Logger
+	Instance string
+	API      settings.API
+	Handler  Handler
+	Events   *Events
+	Log      *slog.Logger
 
 	ctx       context.Context //nolint:containedctx // of the requests; ends in Stop
 	stop      func()
@@ -194,7 +195,7 @@ func (s *Server) answer(ctx context.Context, l net.Listener, services map[string
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true) // gRPC
 	server := &http.Server{
-		Handler:           whole(mux),
+		Handler:           whole(s.Instance, mux),
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       bodyTimeout,
 		IdleTimeout:       idleTimeout,

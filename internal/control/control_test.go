@@ -134,7 +134,7 @@ func serve(t testing.TB, f *fake) (path string, events *Events) {
 // newServer serves until the test ends.
 func newServer(t testing.TB, path string, f *fake, events *Events) *Server {
 	t.Helper()
-	s := &Server{API: settings.API{Socket: path}, Handler: f, Events: events, Log: slog.New(slog.DiscardHandler)}
+	s := &Server{Instance: "default", API: settings.API{Socket: path}, Handler: f, Events: events, Log: slog.New(slog.DiscardHandler)}
 	if err := s.Listen(context.Background()); err != nil {
 		t.Fatal(err)
 	}
@@ -549,6 +549,32 @@ func fill(m protoreflect.Message) {
 			one(m.Mutable(f))
 		default:
 			m.Set(f, one(protoreflect.Value{}))
+		}
+	}
+}
+
+// TestMeantForAnother: every request that names an instance is refused by the daemon of any other.
+func TestMeantForAnother(t *testing.T) {
+	f := &fake{}
+	path, _ := serve(t, f)
+	ctx := context.Background()
+	ask := func(c *Client) []error {
+		_, status := c.Status(ctx)
+		_, overrides := c.Overrides(ctx)
+		_, reload := c.Reload(ctx)
+		_, drain := c.Drain(ctx, &shuntv1.DrainBackendRequest{Backend: "10.0.0.2"})
+		return []error{status, overrides, reload, drain}
+	}
+	for _, meant := range []string{"", "default"} {
+		for i, err := range ask(NewClient(path).For(meant)) {
+			if errors.Is(err, ErrOtherInstance) {
+				t.Errorf("request %d for %q: %v", i, meant, err)
+			}
+		}
+	}
+	for i, err := range ask(NewClient(path).For("other")) {
+		if !errors.Is(err, ErrOtherInstance) || err.Error() != `another instance answers: this is "default", but the request is for "other"; name the socket of that one` {
+			t.Errorf("request %d for another instance: %v", i, err)
 		}
 	}
 }

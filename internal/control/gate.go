@@ -109,9 +109,13 @@ func (c *conn) Close() error {
 }
 
 // whole reads a request to its end before anybody works on it, and gives each piece of the
-// answer its time.
-func whole(next http.Handler) http.Handler {
+// answer its time. It refuses what is meant for another instance.
+func whole(instance string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if meant := word(r.Header.Get(instanceHeader)); meant != "" && meant != instance {
+			refuse(w, r, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("%w: this is %q, but the request is for %q; name the socket of that one", ErrOtherInstance, instance, meant)))
+			return
+		}
 		if r.Method != http.MethodPost {
 			w.Header().Set("Allow", http.MethodPost)
 			http.Error(w, "ask with POST, as `curl -d '{}'` does", http.StatusMethodNotAllowed)

@@ -43,6 +43,9 @@ func peerOf(c *net.UnixConn) (peer, error) {
 // userHeader is who called sudo. It is believed only from root, who could be anybody anyway.
 const userHeader = "Shunt-User"
 
+// instanceHeader is the instance that a request is meant for. Without it, whichever answers is meant.
+const instanceHeader = "Shunt-Instance"
+
 // wordBytesMax keeps a client from filling the file of overrides with its name.
 const wordBytesMax = 64
 

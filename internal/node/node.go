@@ -157,7 +157,7 @@ func (n *node) start(ctx context.Context, own settings.Settings, named map[strin
 		return err
 	}
 	defer listening.Drop()
-	n.server = &control.Server{API: own.API, Handler: n, Events: n.events, Log: n.log}
+	n.server = &control.Server{Instance: n.opts.Instance, API: own.API, Handler: n, Events: n.events, Log: n.log}
 	if err := n.server.Listen(context.WithoutCancel(ctx)); err != nil { // it answers while flows drain
 		return err
 	}

@@ -94,3 +94,34 @@ func TestStatusOfAService(t *testing.T) {
 		}
 	}
 }
+
+// TestCommandsMeanAnInstance: a command that names no instance takes that of the daemon at its socket,
+// and one that names another is refused and changes nothing.
+func TestCommandsMeanAnInstance(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.OneArm, Backends: 1})
+	b.write(b.file(settings{}))
+	b.start()
+	backend := b.Backends[0].Addr4().String()
+	for _, command := range []string{"status --summary", "backend list", "override list", "reload", "backend drain " + backend + " --wait --idle 1s", "backend undrain " + backend} {
+		words := append(strings.Fields(command), "--socket", b.socket)
+		if code, out := b.shunt(words...); code != 0 {
+			t.Errorf("shunt %s: exit code %d\n%s", command, code, out)
+		}
+		code, out := b.shunt(append(words, "--instance", "other")...)
+		if command == "status --summary" { // root reads the other one's maps, which are not there
+			if code == 0 || !strings.Contains(out, "other") {
+				t.Errorf("shunt %s of another instance: exit code %d\n%s", command, code, out)
+			}
+			continue
+		}
+		if code == 0 {
+			t.Errorf("shunt %s of another instance: exit code 0\n%s", command, out)
+		}
+		if command != "backend list" && !strings.Contains(out, `this is "`+b.instance+`", but the request is for "other"`) {
+			t.Errorf("shunt %s of another instance says:\n%s", command, out)
+		}
+	}
+	if line := b.list(t)[backend]; line.State == "draining" {
+		t.Errorf("the backend is listed as %+v", line)
+	}
+}
