@@ -1,8 +1,9 @@
 package io
 
 import (
-	"strings"
 	"time"
+
+	"github.com/shunt-lb/shunt/internal/event"
 )
 
 // Interval is what happened between two moments.
@@ -60,7 +61,7 @@ func (c *Collector) account(counts map[rowKey]counted, now time.Time, took time.
 	i := Interval{Time: now, Seconds: took.Seconds()}
 	for key, n := range counts {
 		p := process{key.Tgid, key.StartNs, key.IsKernel != 0}
-		c.ledger.meet(p, about{comm: comm(n.Comm), cgroup: n.CgroupId, mntns: n.Mntns, lastNs: n.LastNs}, now)
+		c.ledger.meet(p, about{comm: event.Text(n.Comm[:]), cgroup: n.CgroupId, mntns: n.Mntns, lastNs: n.LastNs}, now)
 	}
 	rows := map[chargeKey]Row{}
 	for key, n := range c.ledger.settle(counts, now) {
@@ -107,15 +108,4 @@ func number(b bool) uint32 {
 		return 1
 	}
 	return 0
-}
-
-func comm(raw [16]int8) string {
-	var b strings.Builder
-	for _, c := range raw {
-		if c == 0 {
-			break
-		}
-		b.WriteByte(byte(c))
-	}
-	return b.String()
 }

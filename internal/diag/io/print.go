@@ -65,14 +65,14 @@ func (p text) tables(i Interval, hidden int) error {
 		fmt.Fprintln(w, "COMM\tPID\tCNT_RD\tBW_RD\tCNT_WR\tBW_WR\tINODE\tDEVICE\tFILEPATH")
 	}
 	for _, r := range i.Rows {
-		comm, path := r.Comm, printable(r.Path)
+		comm, path := r.Comm, event.Printable(r.Path)
 		if r.Unattributed {
 			comm = "[" + comm + "]"
 		}
 		if r.Container != "" {
 			path += " [containerId:" + r.Container[:12] + "]"
 		}
-		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%d\t%s\t%d\t%s\t%s\n", printable(comm), r.PID, r.Reads, rate(float64(r.ReadBytes)/i.Seconds),
+		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%d\t%s\t%d\t%s\t%s\n", event.Printable(comm), r.PID, r.Reads, rate(float64(r.ReadBytes)/i.Seconds),
 			r.Writes, rate(float64(r.WriteBytes)/i.Seconds), r.Inode, r.Device, path)
 	}
 	if err := w.Flush(); err != nil {
@@ -89,21 +89,6 @@ func (p text) tables(i Interval, hidden int) error {
 	}
 	_, err := fmt.Fprintf(p.out, "unattributed %.1f %% of %s\n", i.UnattributedPercent(), size(float64(i.Bytes)))
 	return err
-}
-
-// printable keeps names that others chose from controlling the terminal.
-func printable(s string) string {
-	quoted := fmt.Sprintf("%+q", s)
-	if quoted = quoted[1 : len(quoted)-1]; quoted == s {
-		return s
-	}
-	clean := []rune(s)
-	for i, r := range clean {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
-			clean[i] = '?'
-		}
-	}
-	return string(clean)
 }
 
 func rate(bytes float64) string {

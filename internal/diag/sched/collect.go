@@ -182,23 +182,3 @@ func decode[T any](payload []byte) (v T, err error) {
 	}
 	return v, nil
 }
-
-// wall is the time of an event by the clock on the wall.
-func wall(bootNs uint64) time.Time {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
-		return time.Now()
-	}
-	return time.Now().Add(time.Duration(int64(bootNs) - now.Nano()))
-}
-
-func comm(raw [16]int8) string {
-	b := make([]byte, 0, len(raw))
-	for _, c := range raw {
-		if c == 0 {
-			break
-		}
-		b = append(b, byte(c))
-	}
-	return string(b)
-}

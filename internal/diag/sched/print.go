@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/diag/line"
+	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/sensor"
 )
 
@@ -42,7 +43,7 @@ func printSensors(out io.Writer, results []sensor.Result, btf string) {
 }
 
 func (p runqText) wait(w Wait) error {
-	_, err := fmt.Fprintf(p.out, "%s %3d  %-16s %-8d %10s  %s\n", w.Time.Format("15:04:05.000000"), w.CPU, printable(w.Comm), w.TID, micros(w.Nanos), w.reason())
+	_, err := fmt.Fprintf(p.out, "%s %3d  %-16s %-8d %10s  %s\n", w.Time.Format("15:04:05.000000"), w.CPU, event.Printable(w.Comm), w.TID, micros(w.Nanos), w.reason())
 	return err
 }
 
@@ -57,7 +58,7 @@ func (w Wait) reason() string {
 			parts = append(parts, fmt.Sprintf("%d more tasks", len(w.Behind)-i))
 			break
 		}
-		name := fmt.Sprintf("%s/%d", printable(c.Comm), c.TID)
+		name := fmt.Sprintf("%s/%d", event.Printable(c.Comm), c.TID)
 		if c.TID == 0 {
 			name = "idle"
 		}
@@ -110,7 +111,7 @@ func (p runqText) tasks(tasks []Task) error {
 	w := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "COMM\tTID\tPID\tWAKEUPS\tMEAN us\tMAX us")
 	for _, t := range tasks {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%s\t%s\n", printable(t.Comm), t.TID, t.PID, t.Wakeups, micros(t.MeanNanos), micros(t.MaxNanos))
+		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%s\t%s\n", event.Printable(t.Comm), t.TID, t.PID, t.Wakeups, micros(t.MeanNanos), micros(t.MaxNanos))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -158,16 +159,6 @@ func printEnding(out io.Writer, e Ending) error {
 }
 
 func micros(nanos uint64) string { return fmt.Sprintf("%.1f", float64(nanos)/1000) }
-
-// printable keeps names that others chose from controlling the terminal.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f && r < 0xa0 || r == '\uFFFD' {
-			return '?'
-		}
-		return r
-	}, s)
-}
 
 // runqLines is for programs: one object a line, told apart by its type.
 type runqLines struct{ out *json.Encoder }

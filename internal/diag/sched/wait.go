@@ -40,7 +40,7 @@ func decodeWait(e event.Event) (Wait, error) {
 	if err != nil {
 		return Wait{}, err
 	}
-	w := Wait{Time: wall(e.TimeNs), CPU: e.CPU, Comm: comm(raw.Comm), TID: raw.Tid, PID: raw.Tgid,
+	w := Wait{Time: event.Time(e.TimeNs), CPU: e.CPU, Comm: event.Text(raw.Comm[:]), TID: raw.Tid, PID: raw.Tgid,
 		Nanos: raw.EndNs - min(raw.EndNs, raw.BeginNs), Woken: raw.IsWakeup != 0, Moved: raw.CpuBegin != e.CPU}
 	w.Behind, w.UnknownNanos = behind(raw)
 	return w, nil
@@ -61,7 +61,7 @@ func behind(raw schedSchedWait) ([]Competitor, uint64) {
 		}
 		c := byTask[run.Tid]
 		if c == nil {
-			c = &Competitor{Comm: comm(run.Comm), TID: run.Tid}
+			c = &Competitor{Comm: event.Text(run.Comm[:]), TID: run.Tid}
 			byTask[run.Tid] = c
 		}
 		c.Nanos += to - from
@@ -126,7 +126,7 @@ func (c *collector) queues() (Queues, error) {
 	var raw schedSchedTask
 	entries := c.set.Maps[schedMapShSchedTasks].Iterate()
 	for entries.Next(&tid, &raw) {
-		q.Tasks = append(q.Tasks, Task{comm(raw.Comm), tid, raw.Tgid, raw.Wakeups, raw.WaitNs / max(1, raw.Wakeups), raw.WaitMaxNs})
+		q.Tasks = append(q.Tasks, Task{event.Text(raw.Comm[:]), tid, raw.Tgid, raw.Wakeups, raw.WaitNs / max(1, raw.Wakeups), raw.WaitMaxNs})
 	}
 	// Programs that add tasks meanwhile can make the kernel give up; what was read is a part then.
 	if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {

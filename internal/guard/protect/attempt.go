@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
@@ -75,7 +74,7 @@ func (n *names) attempt(e event.Event) (Attempt, error) {
 	}
 	a := Attempt{
 		Time: n.booted.Add(time.Duration(e.TimeNs)), Denied: raw.IsDenied != 0, Operation: wordOf(guardGuardOp(raw.Op)),
-		PID: e.Tgid, Comm: text(raw.Comm[:]), Target: raw.Target, CgroupID: e.CgroupID, MountNS: e.Mntns, Program: "the kernel",
+		PID: e.Tgid, Comm: event.Text(raw.Comm[:]), Target: raw.Target, CgroupID: e.CgroupID, MountNS: e.Mntns, Program: "the kernel",
 	}
 	for rule := range uint32(policy.RulesMax) {
 		if raw.Rules>>rule&1 == 0 {
@@ -85,7 +84,7 @@ func (n *names) attempt(e event.Event) (Attempt, error) {
 		if err := n.rules.Lookup(uint32(raw.Generation&1)*policy.RulesMax+rule, &r); err != nil {
 			return Attempt{}, fmt.Errorf("look up what rule %d is called: %w", rule, err)
 		}
-		a.Rules = append(a.Rules, text(r.Name[:]))
+		a.Rules = append(a.Rules, event.Text(r.Name[:]))
 	}
 	points := mountPoints()
 	if raw.File.Device != 0 {
@@ -97,18 +96,6 @@ func (n *names) attempt(e event.Event) (Attempt, error) {
 	return a, nil
 }
 
-// text is what is before the first zero.
-func text(raw []int8) string {
-	var b strings.Builder
-	for _, c := range raw {
-		if c == 0 {
-			break
-		}
-		b.WriteByte(byte(c))
-	}
-	return b.String()
-}
-
 // pathOf is a path of names, the last one first, each with its zero, on a file system.
 func pathOf(points map[uint32]string, device uint32, raw []int8) string {
 	var path strings.Builder
@@ -117,7 +104,7 @@ func pathOf(points map[uint32]string, device uint32, raw []int8) string {
 		for begin > 0 && raw[begin-1] != 0 {
 			begin--
 		}
-		path.WriteString("/" + text(raw[begin:end]))
+		path.WriteString("/" + event.Text(raw[begin:end]))
 		end = begin
 	}
 	point, known := points[device]
@@ -152,11 +139,4 @@ func mountPoints() map[uint32]string {
 		}
 	}
 	return points
-}
-
-// bootTime is a reading of CLOCK_BOOTTIME as people have it.
-func bootTime(ns uint64) time.Time {
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // cannot fail with this clock
-	return time.Now().Add(time.Duration(int64(ns) - now.Nano()))
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
@@ -64,15 +65,15 @@ func Look(root string) (*Status, error) {
 		return nil, err
 	}
 	total := counts.Denied + counts.Audited
-	s := &Status{Policy: state.Generation, Since: bootTime(agent.BeganNs), Loaded: bootTime(state.LoadedNs), Heard: bootTime(agent.HeardNs),
+	s := &Status{Policy: state.Generation, Since: event.Time(agent.BeganNs), Loaded: event.Time(state.LoadedNs), Heard: event.Time(agent.HeardNs),
 		Denied: counts.Denied, Audited: counts.Audited, Unheard: total - min(total, agent.Heard), Unrecord: counts.Unrecorded}
 	for i := range uint32(policy.RulesMax) {
 		var r guardGuardRule
 		if err := maps[guardMapShG_rules].Lookup(uint32(state.Generation&1)*policy.RulesMax+i, &r); err != nil {
 			return nil, fmt.Errorf("read the rules: %w", err)
 		}
-		if name := text(r.Name[:]); name != "" {
-			s.Rules = append(s.Rules, RuleStatus{name, text(r.Text[:])})
+		if name := event.Text(r.Name[:]); name != "" {
+			s.Rules = append(s.Rules, RuleStatus{name, event.Text(r.Text[:])})
 		}
 	}
 	links, err := filepath.Glob(filepath.Join(linksFolder(root), "*", "*"))

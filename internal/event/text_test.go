@@ -1,0 +1,41 @@
+package event
+
+import (
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestText(t *testing.T) {
+	for want, raw := range map[string][]int8{"": {0, 'a'}, "sh": {'s', 'h', 0, 'x'}, "full": {'f', 'u', 'l', 'l'}, "é": {-61, -87, 0}} {
+		if got := Text(raw); got != want {
+			t.Errorf("Text(%v) = %q, want %q", raw, got, want)
+		}
+	}
+}
+
+func TestPrintable(t *testing.T) {
+	for s, want := range map[string]string{
+		"/srv/a b":         "/srv/a b",
+		"\x1b[2Jgone\n":    "?[2Jgone?",
+		"é\u009b31m\u007f": "é?31m?",
+		"\xff":             "\uFFFD",
+	} {
+		if got := Printable(s); got != want {
+			t.Errorf("Printable(%q) = %q, want %q", s, got, want)
+		}
+	}
+}
+
+func TestTime(t *testing.T) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	got := Time(uint64(now.Nano()) - uint64(time.Hour))
+	if off := begin.Add(-time.Hour).Sub(got).Abs(); off > time.Minute {
+		t.Errorf("an hour before now is %s, which is off by %s", got, off)
+	}
+}
