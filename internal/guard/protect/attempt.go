@@ -39,7 +39,8 @@ func (a Attempt) String() string {
 	if a.Target != 0 {
 		object = fmt.Sprintf("process %d", a.Target)
 	}
-	return fmt.Sprintf("%s %s %s of %s by %s (pid %d, %s): rule %s", a.Time.Format("15:04:05.000"), word, a.Operation, object, a.Program, a.PID, a.Comm, strings.Join(a.Rules, ", "))
+	return fmt.Sprintf("%s %s %s of %s by %s (pid %d, %s): rule %s", a.Time.Format("15:04:05.000"), word, a.Operation,
+		event.Printable(object), event.Printable(a.Program), a.PID, event.Printable(a.Comm), strings.Join(a.Rules, ", "))
 }
 
 // words are what people read for an operation.
