@@ -30,9 +30,8 @@ everything at its end, also after Ctrl-C. It exits with 1 if a claim was not tru
 			if err := requireOutput(output); err != nil {
 				return err
 			}
-			if os.Geteuid() != 0 {
-				return fmt.Errorf("the demo makes network namespaces and loads programs into the kernel, which only root may do.\n"+
-					"It touches nothing outside its own namespaces and removes everything at its end. Please run:\n\n  %s", asRoot())
+			if err := demoNeedsRoot(); err != nil {
+				return err
 			}
 			executable, err := os.Executable()
 			if err != nil {
@@ -109,6 +108,35 @@ func tell(parent context.Context, s streams, out io.Writer, output string, run f
 		return errSilent
 	}
 	return nil
+}
+
+func demoNeedsRoot() error {
+	if os.Geteuid() == 0 {
+		return nil
+	}
+	return fmt.Errorf("the demo makes network namespaces and loads programs into the kernel, which only root may do.\n"+
+		"It touches nothing outside its own namespaces and removes everything at its end. Please run:\n\n  %s", asRoot())
+}
+
+// shortDemo completes a demo of one command, which only root may run and which keeps nothing.
+func shortDemo(s streams, c *cobra.Command, run func(context.Context, io.Writer) (ending, error)) *cobra.Command {
+	var output string
+	c.Args = noArguments
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		if err := requireOutput(output); err != nil {
+			return err
+		}
+		if err := demoNeedsRoot(); err != nil {
+			return err
+		}
+		out := s.out
+		if output == "json" {
+			out = s.err
+		}
+		return tell(c.Context(), s, out, output, func(ctx context.Context) (ending, error) { return run(ctx, out) }, nil)
+	}
+	outputFlag(c, &output)
+	return c
 }
 
 // withoutCancel is what else went wrong.

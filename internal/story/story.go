@@ -3,6 +3,7 @@
 package story
 
 import (
+	"context"
 	"fmt"
 	"io"
 )
@@ -49,6 +50,29 @@ func NewTeller(out io.Writer) *Teller { return &Teller{Out: out, Claims: Claims{
 func (t *Teller) Begin(step string) {
 	t.step = step
 	t.Say("\n── %s\n\n", step)
+}
+
+// Part is a step of a story, with its title.
+type Part struct {
+	title string
+	do    func(context.Context) error
+}
+
+// Step is a part that does so.
+func Step(title string, do func(context.Context) error) Part { return Part{title, do} }
+
+// Tell tells parts in their order, until one fails or the context ends. The error says why it ended.
+func (t *Teller) Tell(ctx context.Context, parts ...Part) error {
+	for _, part := range parts {
+		t.Begin(part.title)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := part.do(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Say tells the reader. A reader who has gone away is noticed by the signal that brings.

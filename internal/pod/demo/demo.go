@@ -82,27 +82,15 @@ func Run(parent context.Context, opts Options) (*Facts, error) {
 
 // story is the steps in the order a reader meets them.
 func (d *demo) story(ctx context.Context) error {
-	for _, step := range []struct {
-		title string
-		do    func(context.Context) error
-	}{
-		{"Two pods on one host", d.build},
-		{"The plain path", d.plainPath},
-		{"The shortcut, checked", d.checkedPath},
-		{"Nothing of yours is skipped silently", d.effects},
-		{"The shortcut, bypass", d.bypassPath},
-		{"Side by side", d.measure},
-		{"What is skipped", d.skipped},
-	} {
-		d.Begin(step.title)
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if err := step.do(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
+	return d.Tell(ctx,
+		story.Step("Two pods on one host", d.build),
+		story.Step("The plain path", d.plainPath),
+		story.Step("The shortcut, checked", d.checkedPath),
+		story.Step("Nothing of yours is skipped silently", d.effects),
+		story.Step("The shortcut, bypass", d.bypassPath),
+		story.Step("Side by side", d.measure),
+		story.Step("What is skipped", d.skipped),
+	)
 }
 
 func (d *demo) build(ctx context.Context) (err error) {

@@ -97,26 +97,14 @@ func Run(parent context.Context, opts Options) (*Facts, error) {
 
 // story is the steps in the order a reader meets them.
 func (d *demo) story(ctx context.Context) error {
-	for _, step := range []struct {
-		title string
-		do    func(context.Context) error
-	}{
-		{"The network", d.build},
-		{"The program and the broker", d.open},
-		{"A worker without rights", d.startWorker},
-		{"Round trips and answers per second", d.measure},
-		{"The counters", d.count},
-		{"The worker gives its lease back", d.fallBack},
-	} {
-		d.Begin(step.title)
-		if err := ctx.Err(); err != nil {
-			return context.Cause(ctx)
-		}
-		if err := step.do(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
+	return d.Tell(ctx,
+		story.Step("The network", d.build),
+		story.Step("The program and the broker", d.open),
+		story.Step("A worker without rights", d.startWorker),
+		story.Step("Round trips and answers per second", d.measure),
+		story.Step("The counters", d.count),
+		story.Step("The worker gives its lease back", d.fallBack),
+	)
 }
 
 // build makes two namespaces with two cables between them.
