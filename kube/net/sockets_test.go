@@ -2,39 +2,22 @@ package net
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/shunt-lb/shunt/internal/lab"
 	corev1 "k8s.io/api/core/v1"
 )
 
 // newCgroup makes a cgroup for programs on the node whose sockets are served.
 func newCgroup(t *testing.T, name string) string {
 	t.Helper()
-	text, err := os.ReadFile("/proc/self/mountinfo") // proc_pid_mountinfo(5)
+	path, remove, err := lab.MakeCgroup("shunt-" + name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(string(text)) {
-		fields, after, _ := strings.Cut(line, " - ")
-		at := strings.Fields(fields)
-		if !strings.HasPrefix(after, "cgroup2 ") || at[3] != "/" {
-			continue
-		}
-		path := filepath.Join(at[4], "shunt-"+name)
-		if err := os.Mkdir(path, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			// Its last process may be ending still.
-			eventually(t, "the cgroup is removed", func() error { return os.Remove(path) })
-		})
-		return path
-	}
-	t.Fatal("no cgroup2 file system is mounted")
-	return ""
+	t.Cleanup(func() { eventually(t, "the cgroup is removed", remove) }) // its last process may be ending still
+	return path
 }
 
 // fromTheNode asks a Service from a program on the node, which shunt serves at its sockets alone: the

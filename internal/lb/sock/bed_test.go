@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
@@ -98,27 +99,12 @@ func newBare(t *testing.T) *bed {
 	return b
 }
 
-// cgroup2 is where that file system is mounted; the test mounts it where it is not.
-func cgroup2(t *testing.T) string {
-	t.Helper()
-	text, err := os.ReadFile("/proc/self/mountinfo") // proc_pid_mountinfo(5)
-	must(t, err)
-	for line := range strings.Lines(string(text)) {
-		fields, after, _ := strings.Cut(line, " - ")
-		if at := strings.Fields(fields); strings.HasPrefix(after, "cgroup2 ") && at[3] == "/" {
-			return at[4]
-		}
-	}
-	dir := t.TempDir()
-	must(t, unix.Mount("none", dir, "cgroup2", 0, ""))
-	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
-	return dir
-}
-
 // newCgroup makes a cgroup and moves this process into it. Sockets have the cgroup of their creation.
 func newCgroup(t *testing.T, name string) string {
 	t.Helper()
-	root := cgroup2(t)
+	root, unmount, err := lab.MountCgroup2()
+	must(t, err)
+	t.Cleanup(func() { must(t, unmount()) })
 	text, err := os.ReadFile("/proc/self/cgroup")
 	must(t, err)
 	home := "/"
