@@ -73,36 +73,7 @@ func work(path string) error {
 		return err
 	}
 	fmt.Printf("serving as %d in %s\n", os.Getpid(), l.Mode)
-	return errors.Join(echo(l), l.Close())
-}
-
-// echo answers until the lease is over. The answer is the datagram, with its first byte replaced by "x".
-func echo(l *udp.Lease) error {
-	batch := make([]udp.Descriptor, 64)
-	for l.Err() == nil {
-		if _, err := l.Wait(20 * time.Millisecond); err != nil {
-			return err
-		}
-		for _, q := range l.Queues {
-			n := q.Receive(batch)
-			for i := range batch[:n] {
-				p, err := q.Packet(&batch[i])
-				if err != nil {
-					return err
-				}
-				p.Payload[0] = 'x'
-				if err := q.Reply(&batch[i]); err != nil {
-					return err
-				}
-			}
-			sent := q.Send(batch[:n])
-			q.Release(batch[sent:n])
-			if err := errors.Join(q.Flush(), q.Err()); err != nil {
-				return err
-			}
-		}
-	}
-	return l.Err()
+	return errors.Join(udptest.Echo(l, 0), l.Close())
 }
 
 // bed is a client and a server, whose interface the broker lends.

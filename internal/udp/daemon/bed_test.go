@@ -96,42 +96,10 @@ func work(socket, name, each string) error {
 			continue
 		}
 		fmt.Printf("serving %s\n", name)
-		if err := errors.Join(echo(l, pause), l.Close()); !errors.Is(err, udp.ErrBrokerGone) {
+		if err := errors.Join(udptest.Echo(l, pause), l.Close()); !errors.Is(err, udp.ErrBrokerGone) {
 			fmt.Println("the lease is over:", err)
 		}
 	}
-}
-
-// echo answers until the lease is over, after working on each datagram for so long. The answer is the datagram, with its
-// first byte replaced by "x".
-func echo(l *udp.Lease, each time.Duration) error {
-	batch := make([]udp.Descriptor, 16)
-	for l.Err() == nil {
-		if _, err := l.Wait(20 * time.Millisecond); err != nil {
-			return err
-		}
-		for _, q := range l.Queues {
-			n := q.Receive(batch)
-			for i := range batch[:n] {
-				p, err := q.Packet(&batch[i])
-				if err != nil {
-					return err
-				}
-				for begin := time.Now(); time.Since(begin) < each; { //nolint:revive // this is the work
-				}
-				p.Payload[0] = 'x'
-				if err := q.Reply(&batch[i]); err != nil {
-					return err
-				}
-			}
-			sent := q.Send(batch[:n])
-			q.Release(batch[sent:n])
-			if err := errors.Join(q.Flush(), q.Err()); err != nil {
-				return err
-			}
-		}
-	}
-	return l.Err()
 }
 
 // bed is a client, and a server on which `shunt run` runs.
