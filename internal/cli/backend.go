@@ -150,7 +150,7 @@ backends. It does not wait for a connection that is silent for longer than --idl
 			if o.deadline > 0 {
 				request.Deadline = durationpb.New(o.deadline)
 			}
-			if o.wait { // the counters are the instance's
+			if o.wait && o.asked(c) == "" { // the counters are the instance's
 				st, err := o.client(c).Status(ctx)
 				if err != nil {
 					return err

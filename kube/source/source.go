@@ -138,8 +138,8 @@ func (s *Source) Current() ([]model.Service, []translate.Fault) {
 // First is what the objects come to when the node starts. It is called after Open, and is a
 // daemon.Source's First.
 func (s *Source) First() []model.Service {
-	s.work()
-	return s.set.Services()
+	services, _ := s.Current()
+	return services
 }
 
 // Follow calls replace with all services, at first and whenever they are others, until ctx ends. It is
