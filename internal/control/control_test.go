@@ -579,6 +579,33 @@ func TestMeantForAnother(t *testing.T) {
 	}
 }
 
+// TestRefusalComesAfterTheRequest: a client that is refused while it still writes gets a broken pipe, and not
+// the reason.
+func TestRefusalComesAfterTheRequest(t *testing.T) {
+	path, _ := serve(t, &fake{})
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	const head = "POST /shunt.v1.StatusService/GetStatus HTTP/1.1\r\nHost: shunt\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\nShunt-Instance: other\r\n\r\n"
+	if _, err := c.Write([]byte(head)); err != nil {
+		t.Fatal(err)
+	}
+	answer := make([]byte, 4096)
+	_ = c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+	if n, err := c.Read(answer); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("before the request's body, the answer is %q, %v", answer[:n], err)
+	}
+	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, err := c.Write([]byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := c.Read(answer); err != nil || !strings.Contains(string(answer[:n]), "another instance answers") {
+		t.Errorf("the answer is %q, %v", answer[:n], err)
+	}
+}
+
 // TestProceduresAreDocumented looks for each in the guide.
 func TestProceduresAreDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../docs/guide/api.md")

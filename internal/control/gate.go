@@ -112,10 +112,6 @@ func (c *conn) Close() error {
 // answer its time. It refuses what is meant for another instance.
 func whole(instance string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if meant := word(r.Header.Get(instanceHeader)); meant != "" && meant != instance {
-			refuse(w, r, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("%w: this is %q, but the request is for %q; name the socket of that one", ErrOtherInstance, instance, meant)))
-			return
-		}
 		if r.Method != http.MethodPost {
 			w.Header().Set("Allow", http.MethodPost)
 			http.Error(w, "ask with POST, as `curl -d '{}'` does", http.StatusMethodNotAllowed)
@@ -128,6 +124,11 @@ func whole(instance string, next http.Handler) http.Handler {
 		}
 		if err != nil {
 			return // the client has gone, or took too long
+		}
+		// Not before the request is read: a client that still writes would not see the answer.
+		if meant := word(r.Header.Get(instanceHeader)); meant != "" && meant != instance {
+			refuse(w, r, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("%w: this is %q, but the request is for %q; name the socket of that one", ErrOtherInstance, instance, meant)))
+			return
 		}
 		r.Body = io.NopCloser(bytes.NewReader(body))
 		// What `curl -d` says it sends is never what is meant here.
