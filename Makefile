@@ -30,7 +30,7 @@ KERNELS := 6.1
 # What an old kernel is most likely to refuse: each program and feature loaded, each way to attach,
 # a flow through it. Emulation takes seconds for each program that is loaded.
 KERNEL_PACKAGES := ./test/kernel/guest,./internal/lb/datapath=AttachInEveryMode|AttachAtTC|AFlowThrough|FeaturesAreLoaded|FeaturesAtTC|ChainOutlives|ContentsComeBack|JiffiesPerSecond,./internal/lb/decap,./internal/guard/protect=TestMatrix,./test/net=KernelTunnels
-KERNELFLAGS :=
+KERNELFLAGS := --rest
 endif
 
 FUZZTIME ?= 10m
@@ -141,6 +141,7 @@ test-rested: go-version
 		echo "make test-rested: $$tests of $$package"; \
 		SHUNT_RESTLESS=1 $(GO) test -count=1 -timeout 30m $(BESIDE) -run "^($$tests)\$$" $$package </dev/null || exit 1; \
 	done
+	SHUNT_RESTLESS=1 $(MAKE) --no-print-directory test-kernels QUICK=1
 	git --no-pager diff --stat -- test/unchanged
 
 ## make fuzz              every fuzz target for FUZZTIME

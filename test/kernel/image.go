@@ -22,8 +22,9 @@ import (
 // compiled is one package's tests: as the guest runs them, and where the binary lies here.
 type compiled struct {
 	suite.Test
-	host string // path of the binary here
-	name string // path of the package in the repository: "test/net"
+	asked string // the entry of --packages
+	host  string // path of the binary here
+	name  string // path of the package in the repository: "test/net"
 }
 
 // wantedModules are loaded in every guest, with what they depend on, unless they are built
@@ -43,8 +44,8 @@ var wantedModules = []string{
 
 // compile builds the tests of every package that has any.
 func compile(ctx context.Context, root, work string, o options) (tests []compiled, err error) {
-	for i, pkg := range o.packages {
-		pkg, only, filtered := strings.Cut(pkg, "=")
+	for i, asked := range o.packages {
+		pkg, only, filtered := strings.Cut(asked, "=")
 		if !filtered {
 			only = o.run
 		}
@@ -64,7 +65,7 @@ func compile(ctx context.Context, root, work string, o options) (tests []compile
 			if err != nil {
 				return nil, err
 			}
-			t := compiled{name: filepath.ToSlash(rel), host: filepath.Join(work, fmt.Sprintf("%d-%d.test", i, j))}
+			t := compiled{asked: asked, name: filepath.ToSlash(rel), host: filepath.Join(work, fmt.Sprintf("%d-%d.test", i, j))}
 			t.Test = suite.Test{
 				Package: field[0],
 				Binary:  fmt.Sprintf("/tests/%d-%d.test", i, j),

@@ -54,6 +54,7 @@ type options struct {
 	memory   string        // qemu's -m
 	verbose  bool
 	record   bool
+	rest     bool   // leave out packages that rest; see rest.go
 	systemd  string // a Debian release whose systemd is the guest's init; empty: ./guest is
 	files    string // folder of files for the guest
 	debian   string // path of that release's root file system, packed
@@ -97,6 +98,7 @@ func parseFlags() options {
 	flag.StringVar(&o.memory, "memory", "2G", "memory of the guest")
 	flag.BoolVar(&o.verbose, "v", false, "print all that tests say")
 	flag.BoolVar(&o.record, "record", false, "write what passed to "+recordFile)
+	flag.BoolVar(&o.rest, "rest", false, "leave out packages that have passed and whose files are as they were then")
 	flag.StringVar(&o.systemd, "systemd", "", "have systemd of this Debian release as the guest's first process, for example bookworm; needs root")
 	flag.StringVar(&o.files, "files", "", "a folder whose files the guest has under /packages")
 	flag.BoolVar(&o.keep, "keep", false, "keep the working directory and print its name")
@@ -124,6 +126,14 @@ func run(ctx context.Context, o options) (passed bool, err error) {
 	root, err := moduleRoot()
 	if err != nil {
 		return false, err
+	}
+	if o.rest {
+		if o, err = resting(root, o); err != nil {
+			return false, err
+		}
+		if len(o.packages) == 0 {
+			return true, nil
+		}
 	}
 	work, err := os.MkdirTemp("", "shunt-kernel-")
 	if err != nil {
@@ -156,6 +166,11 @@ func run(ctx context.Context, o options) (passed bool, err error) {
 		passed = passed && r.Passed
 		if ctx.Err() != nil {
 			return false, errors.New("interrupted")
+		}
+		if o.rest {
+			if err := recordRest(root, r, tests); err != nil {
+				return false, err
+			}
 		}
 		if o.record {
 			if err := record(filepath.Join(root, recordFile), r, tests, time.Now()); err != nil {

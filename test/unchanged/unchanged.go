@@ -26,8 +26,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// record is where the digests are, seen from a package two folders below the repository's.
-const record = "../../test/unchanged/passed.txt"
+// Record is where the digests are, from the repository's root.
+const Record = "test/unchanged/passed.txt"
+
+// record is Record, seen from a package two folders below the root.
+const record = "../../" + Record
 
 const head = `# Long tests that rest while the files that they are about are as they were when they last passed:
 # package, test, kernel, and digest. Written by make test-rested; see unchanged.go.
@@ -38,11 +41,7 @@ const head = `# Long tests that rest while the files that they are about are as 
 // passes is recorded.
 func Rests(t *testing.T, patterns ...string) bool {
 	t.Helper()
-	digest, err := digestOf(patterns)
-	if err != nil {
-		t.Fatal(err)
-	}
-	passed, err := read(record)
+	digest, err := Digest("", patterns...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,8 +49,12 @@ func Rests(t *testing.T, patterns ...string) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if os.Getenv("SHUNT_RESTLESS") == "" {
-		if passed[name] == digest {
+	if !Restless() {
+		passed, err := Passed(record, name, digest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if passed {
 			t.Logf("%s rests: what it is about is unchanged since it passed; make test-rested has it run", name)
 			return true
 		}
@@ -62,11 +65,20 @@ func Rests(t *testing.T, patterns ...string) bool {
 		if t.Failed() || t.Skipped() {
 			return
 		}
-		if err := write(record, name, digest); err != nil {
+		if err := Write(record, name, digest); err != nil {
 			t.Error(err)
 		}
 	})
 	return false
+}
+
+// Restless is whether no test rests, and those that pass are recorded.
+func Restless() bool { return os.Getenv("SHUNT_RESTLESS") != "" }
+
+// Passed is whether a test is in a record with this digest.
+func Passed(record, name, digest string) (bool, error) {
+	passed, err := read(record)
+	return passed[name] == digest, err
 }
 
 // nameOf is "load/TestX@6.18-amd64": that a test passed says nothing about another kernel.
@@ -83,12 +95,12 @@ func nameOf(t *testing.T) (string, error) {
 	return fmt.Sprintf("%s/%s@%s-%s", filepath.Base(dir), t.Name(), strings.Join(series[:min(2, len(series))], "."), runtime.GOARCH), nil
 }
 
-// digestOf is of the names and contents of all files that the patterns name. A pattern that names
-// none is an error: files have moved, and it would be of nothing.
-func digestOf(patterns []string) (string, error) {
+// Digest is of the names and contents of all files that the patterns name, seen from a folder ("": the
+// present one). A pattern that names none is an error: files have moved, and it would be of nothing.
+func Digest(folder string, patterns ...string) (string, error) {
 	var files []string
 	for _, pattern := range patterns {
-		names, err := filepath.Glob(pattern)
+		names, err := filepath.Glob(filepath.Join(folder, pattern))
 		if err != nil {
 			return "", err
 		}
@@ -115,7 +127,11 @@ func digestOf(patterns []string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		fmt.Fprintf(all, "%s %d\n", filepath.ToSlash(name), len(data))
+		shown, err := filepath.Rel(filepath.Clean(folder), name)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(all, "%s %d\n", filepath.ToSlash(shown), len(data))
 		all.Write(data)
 	}
 	return hex.EncodeToString(all.Sum(nil)), nil
@@ -140,7 +156,8 @@ func read(path string) (map[string]string, error) {
 	return passed, nil
 }
 
-func write(path, name, digest string) error {
+// Write puts a test that passed into a record.
+func Write(path, name, digest string) error {
 	passed, err := read(path)
 	if err != nil {
 		return err

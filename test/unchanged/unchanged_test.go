@@ -18,11 +18,10 @@ func TestDigestChangesWithAnyFile(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	patterns := []string{filepath.Join(dir, "*.c"), filepath.Join(dir, "below")}
 	seen := map[string]string{}
 	differs := func(what string) {
 		t.Helper()
-		digest, err := digestOf(patterns)
+		digest, err := Digest(dir, "*.c", "below")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -44,32 +43,36 @@ func TestDigestChangesWithAnyFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	differs("another name")
-	if _, err := digestOf([]string{filepath.Join(dir, "*.c"), filepath.Join(dir, "gone/*.c")}); err == nil {
+	if _, err := Digest(dir, "*.c", "gone/*.c"); err == nil {
 		t.Error("a pattern that names nothing is no error")
 	}
 }
 
 func TestRecord(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "passed.txt")
-	if err := write(path, "a/TestX", "1"); err == nil {
+	if err := Write(path, "a/TestX", "1"); err == nil {
 		t.Error("a record that is not there is no error")
 	}
 	if err := os.WriteFile(path, []byte(head), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, one := range [][2]string{{"b/TestY", "1"}, {"a/TestX", "2"}, {"b/TestY", "3"}} {
-		if err := write(path, one[0], one[1]); err != nil {
+		if err := Write(path, one[0], one[1]); err != nil {
 			t.Fatal(err)
 		}
 	}
-	passed, err := read(path)
-	if err != nil || len(passed) != 2 || passed["a/TestX"] != "2" || passed["b/TestY"] != "3" {
-		t.Errorf("read back %v, %v", passed, err)
+	for _, one := range []struct {
+		name, digest string
+		want         bool
+	}{{"a/TestX", "2", true}, {"b/TestY", "3", true}, {"b/TestY", "1", false}, {"c/TestZ", "2", false}} {
+		if passed, err := Passed(path, one.name, one.digest); passed != one.want || err != nil {
+			t.Errorf("%s with %s passed: %v, %v", one.name, one.digest, passed, err)
+		}
 	}
 	if err := os.WriteFile(path, []byte("a/TestX\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := read(path); err == nil {
+	if _, err := Passed(path, "a/TestX", "1"); err == nil {
 		t.Error("a line without a digest is no error")
 	}
 }

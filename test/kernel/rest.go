@@ -1,0 +1,83 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/shunt-lb/shunt/test/kernel/suite"
+	"github.com/shunt-lb/shunt/test/unchanged"
+)
+
+// about names the files that decide what --rest's packages say under another kernel: BPF objects, what
+// loads and attaches them, and the tests. It is from the repository's root; see unchanged.Rests.
+var about = map[string][]string{
+	"./test/kernel/guest":      nil,
+	"./internal/lb/datapath":   {"internal/lb/datapath", "internal/packet/*.go"},
+	"./internal/lb/decap":      {"internal/lb/decap"},
+	"./internal/guard/protect": {"internal/guard"},
+	"./test/net":               {"internal/lb/datapath", "internal/lb/decap", "test/net/*_kernel_test.go", "test/net/direct_mtu_test.go"},
+}
+
+// aboutAll names those that decide for each of them.
+var aboutAll = []string{"go.sum", "internal/kernel", "test/kernel/*.go", "test/kernel/guest", "test/kernel/suite", "test/kernel/skips"}
+
+// resting leaves out packages that passed under the kernels before, while what they are about is as it
+// was. Nothing rests where unchanged.Restless says so.
+func resting(root string, o options) (options, error) {
+	var left []string
+	for _, pkg := range o.packages {
+		rests := !unchanged.Restless()
+		for _, series := range o.kernels {
+			name, digest, err := rest(root, pkg, series)
+			if err != nil {
+				return o, err
+			}
+			passed, err := unchanged.Passed(filepath.Join(root, unchanged.Record), name, digest)
+			if err != nil {
+				return o, err
+			}
+			rests = rests && passed
+		}
+		if rests {
+			fmt.Printf("%s rests: what it is about is unchanged since it passed; make test-rested has it run\n", pkg)
+		} else {
+			fmt.Printf("%s runs: what it is about has changed since it was recorded; make test-rested records that it passes\n", pkg)
+			left = append(left, pkg)
+		}
+	}
+	o.packages = left
+	return o, nil
+}
+
+// recordRest records the packages that passed, if unchanged.Restless.
+func recordRest(root string, r result, tests []compiled) error {
+	if !unchanged.Restless() {
+		return nil
+	}
+	for _, t := range tests {
+		if !slices.ContainsFunc(r.Packages, func(p suite.Report) bool { return p.Package == t.Package && p.Good() }) {
+			continue
+		}
+		name, digest, err := rest(root, t.asked, r.Kernel)
+		if err != nil {
+			return err
+		}
+		if err := unchanged.Write(filepath.Join(root, unchanged.Record), name, digest); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rest is what a package of --packages is called in the record, and the digest of what it is about.
+func rest(root, pkg, series string) (name, digest string, err error) {
+	path, only, _ := strings.Cut(pkg, "=")
+	files, known := about[path]
+	if !known {
+		return "", "", fmt.Errorf("--rest: %s is not in the table of what packages are about, in test/kernel/rest.go", path)
+	}
+	digest, err = unchanged.Digest(root, append(slices.Clone(aboutAll), files...)...)
+	return fmt.Sprintf("kernel/%s=%s@%s-amd64", strings.TrimPrefix(path, "./"), only, series), digest, err
+}
