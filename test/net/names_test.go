@@ -21,6 +21,7 @@ type zone struct {
 	mu        sync.Mutex
 	addresses []netip.Addr
 	rcode     int
+	silent    bool
 }
 
 // set makes these the addresses, for a second each.
@@ -37,10 +38,20 @@ func (z *zone) fail() {
 	z.rcode = dns.RcodeServerFailure
 }
 
+// silence has the resolver say nothing from now on.
+func (z *zone) silence() {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.silent = true
+}
+
 // ServeDNS is dns.Handler's.
 func (z *zone) ServeDNS(w dns.ResponseWriter, asked *dns.Msg) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
+	if z.silent {
+		return
+	}
 	m := new(dns.Msg)
 	m.SetRcode(asked, z.rcode)
 	header := dns.RR_Header{Name: asked.Question[0].Name, Rrtype: asked.Question[0].Qtype, Class: dns.ClassINET, Ttl: 1}
@@ -71,7 +82,7 @@ func serveZone(t *testing.T, h *lab.Host, z *zone) (path string) {
 		<-ended
 	})
 	path = filepath.Join(t.TempDir(), "resolv.conf")
-	if err := os.WriteFile(path, []byte(fmt.Sprintf("nameserver %s\noptions timeout:1 attempts:1\n", h.Addr4())), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(fmt.Sprintf("nameserver %s\noptions timeout:3 attempts:1\n", h.Addr4())), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return path

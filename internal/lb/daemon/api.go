@@ -150,7 +150,7 @@ func (d *daemon) override(ctx context.Context, what string, a state.Author, chan
 	result.Backends = slices.Compact(result.Backends) // they come in the order of backends
 	result.Unsaved = d.writer.Unsaved()
 	d.nameOverrideFaults()
-	result.Difference, err = d.reconcileNow(ctx)
+	result.Difference, err = d.carryOut()
 	if err != nil {
 		return result, fmt.Errorf("%s for %s: it is carried out in part, and is tried again: %w", what, strings.Join(result.Backends, ", "), err)
 	}

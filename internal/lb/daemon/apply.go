@@ -42,11 +42,8 @@ func (d *daemon) CheckHost(settings any) {
 // Apply is node.Instance's.
 func (d *daemon) Apply(ctx context.Context, settings any) (node.Difference, error) {
 	config := settings.(*file.Parsed).Config
-	d.applying.Lock()
-	defer d.applying.Unlock()
-	if err := d.refusesChange(); err != nil {
-		return node.Difference{}, err
-	}
+	d.changing.Lock()
+	defer d.changing.Unlock()
 	changes := value.DifferentSettings(d.writer.Snapshot().Config.Node.Settings(), config.Node.Settings())
 	difference, err := d.change(ctx, ofFile(config))
 	if err != nil {
@@ -71,12 +68,31 @@ func (d *daemon) refusesChange() error {
 	return nil
 }
 
+// waiting does what takes its time while others may have d.applying, which the caller holds before and
+// after. The error says why a change may not begin, or not go on.
+func (d *daemon) waiting(do func()) error {
+	if err := d.refusesChange(); err != nil {
+		return err
+	}
+	d.applying.Unlock()
+	do()
+	d.applying.Lock()
+	return d.refusesChange()
+}
+
 // change makes these the declarations of their sources. The order is: what may be refused first,
 // new interfaces, contents, old interfaces. All of this is done for the snapshot that results, which
-// has what other sources declare, too. The caller holds d.applying.
+// has what other sources declare, too. The caller holds d.changing. What health finds is carried out
+// while a change waits for names and next hops.
 func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconcile.Difference, error) {
-	declared, keep := d.names.expanded(ctx, named)
+	d.applying.Lock()
+	defer d.applying.Unlock()
 	defer d.names.forget()
+	var declared []state.Declaration
+	var keep func()
+	if err := d.waiting(func() { declared, keep = d.names.expanded(ctx, named) }); err != nil {
+		return reconcile.Difference{}, err
+	}
 	next, err := d.writer.Try(declared...)
 	if err != nil {
 		return reconcile.Difference{}, err
@@ -100,6 +116,12 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 	if err := d.interfaces.attachAll(d.writer.Snapshot().Config.Interfaces, machine.Interfaces); err != nil {
 		return reconcile.Difference{}, err
 	}
+	defer d.ways.Brought()
+	if due := d.ways.Due(d.checks.expect(next, d.ways.Unreachable)); len(due) > 0 {
+		if err := d.waiting(func() { d.ways.Wait(ctx, due) }); err != nil {
+			return reconcile.Difference{}, err
+		}
+	}
 	if err := d.datapath.SetSettings(machine.Timeouts, ports); err != nil {
 		return reconcile.Difference{}, err
 	}
@@ -113,7 +135,7 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 	// From here on it is carried out, now or by trying again.
 	keep()
 	d.checks.reread() // the files may be new, too
-	difference, err := d.reconcileNow(ctx)
+	difference, err := d.carryOut()
 	if err != nil {
 		return difference, fmt.Errorf("the change is carried out in part, and is tried again: %w", err)
 	}
@@ -125,17 +147,6 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 func (d *daemon) unknown(interfaces []model.Interface) []model.Interface {
 	known := d.writer.Snapshot().Config.Interfaces
 	return slices.DeleteFunc(slices.Clone(interfaces), func(i model.Interface) bool { return slices.Contains(known, i) })
-}
-
-// reconcileNow makes the maps agree with the desired state, and waits before that for the ways to
-// backends that are new. It is for changes that somebody asks for, and not for d.loop, which must
-// go on.
-func (d *daemon) reconcileNow(ctx context.Context) (reconcile.Difference, error) {
-	config := d.desired()
-	if d.ways.Await(ctx, config.Services) {
-		config = d.desired() // without those that are known by now to be out of reach
-	}
-	return d.carry(config)
 }
 
 // desired is what the data plane is to have: the desired state, with what health and next hops

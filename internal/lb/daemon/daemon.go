@@ -96,14 +96,18 @@ type daemon struct {
 	opts Options
 	log  *slog.Logger
 
-	// applying is held through a whole change, so that changes take turns. It guards what follows,
-	// but for the methods that say that they may be called at any time.
+	// changing is held through a whole change of what sources declare, so that such changes take turns.
+	// It guards names, and is taken before applying.
+	changing sync.Mutex
+	names    *names
+
+	// applying is held while the data plane is made what is desired, and never while something waits.
+	// It guards what follows, but for the methods that say that they may be called at any time.
 	applying   sync.Mutex
 	writer     *state.Writer
 	deadlines  *deadlines // of the writer's overrides
 	checks     *checks
 	detour     *detour.Way
-	names      *names
 	loopback   bool // forwarding on lo is to be kept on; the loop's
 	interfaces *interfaces
 	reconciler *reconcile.Reconciler

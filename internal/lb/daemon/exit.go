@@ -24,7 +24,9 @@ const (
 
 // Close is node.Instance's.
 func (d *daemon) Close(keep bool) error {
-	d.applying.Lock() // a change under way ends first, and a later one is refused
+	d.changing.Lock() // a change under way ends first, and a later one is refused
+	defer d.changing.Unlock()
+	d.applying.Lock()
 	d.stopped = true
 	d.applying.Unlock()
 	d.end()

@@ -90,6 +90,14 @@ func (c *checks) serve(snapshot *state.Snapshot, unreachable func(netip.Addr) bo
 	return served
 }
 
+// expect is the services of a snapshot to come, with what is known of their backends by now.
+func (c *checks) expect(next *state.Snapshot, unreachable func(netip.Addr) bool) []model.Service {
+	if c.held != nil { // the first: what the maps say is not taken over yet, and nothing is in force
+		return c.serve(next, unreachable)
+	}
+	return c.monitor.Serve(next.Config.Services, unreachable)
+}
+
 // servedLast are the services as last carried out, for reading alone.
 func (c *checks) servedLast() []model.Service {
 	c.mu.Lock()

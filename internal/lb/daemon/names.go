@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lb/resolve"
 	"github.com/shunt-lb/shunt/internal/lb/state"
 	"github.com/shunt-lb/shunt/internal/node"
@@ -24,7 +26,7 @@ func namesPath(instance string) string {
 	return filepath.Join(node.StateDirectory(), instance+namesSuffix)
 }
 
-// names are the backends that sources declare by name. Its methods are for the holder of d.applying.
+// names are the backends that sources declare by name. Its methods are for the holder of d.changing.
 type names struct {
 	follower   *resolve.Follower
 	conditions *condition.Set
@@ -98,15 +100,15 @@ func (d *daemon) followNames(ctx context.Context) {
 }
 
 func (d *daemon) namesChanged(ctx context.Context) {
-	d.applying.Lock()
-	defer d.applying.Unlock()
-	if d.refusesChange() != nil {
-		return
-	}
+	d.changing.Lock()
+	defer d.changing.Unlock()
 	for _, source := range slices.Sorted(maps.Keys(d.names.declared)) {
 		declared := d.names.declared[source]
 		before := d.writer.Snapshot().Revision
 		difference, err := d.change(ctx, declared)
+		if errors.Is(err, control.ErrStopping) || errors.Is(err, control.ErrDraining) {
+			return
+		}
 		if err != nil {
 			d.log.Error("the present addresses of names are not in use", "source", source, "error", err)
 			d.conditions.Raise(condition.Condition{Code: condition.NameUnusable, Severity: condition.Error, Subject: "services of the source " + source,

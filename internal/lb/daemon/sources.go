@@ -60,11 +60,8 @@ func (d *daemon) startSources(ctx context.Context) {
 
 // replace makes services all that a source wants, as Reload does with the file.
 func (d *daemon) replace(ctx context.Context, source string, services []model.Service) error {
-	d.applying.Lock()
-	defer d.applying.Unlock()
-	if err := d.refusesChange(); err != nil {
-		return err
-	}
+	d.changing.Lock()
+	defer d.changing.Unlock()
 	difference, err := d.change(ctx, state.Declaration{Source: source, Services: services})
 	if err != nil {
 		return err

@@ -67,7 +67,7 @@ type Options struct {
 }
 
 // Ways keeps the ways of the backends in the maps. Its methods may be called concurrently, but
-// for Follow, Await, Add, Change, Rewrite and Sources, which are for one caller at a time. These cost
+// for Follow, Due, Brought, Add, Change, Rewrite and Sources, which are for one caller at a time. These cost
 // what changes, but for Rewrite.
 type Ways struct {
 	opts     Options
@@ -77,7 +77,8 @@ type Ways struct {
 	named     map[netip.Addr]use  // by services
 	unawaited map[netip.Addr]bool // backends that are not down and that nobody has waited for
 	awaited   map[netip.Addr]bool // backends that were waited for
-	wanted    map[netip.Addr]bool // named, or in the maps
+	due       map[netip.Addr]bool // what Due has returned, until Brought
+	wanted    map[netip.Addr]bool // named, due, or in the maps
 	changed   bool                // others than the resolver was last told
 
 	// writing is held while a hop is noted and written, so that none overwrites a newer one.
@@ -118,7 +119,7 @@ func Open(opts Options) (*Ways, error) {
 
 func newWays(opts Options) *Ways {
 	return &Ways{
-		opts: opts, named: map[netip.Addr]use{}, unawaited: map[netip.Addr]bool{}, awaited: map[netip.Addr]bool{}, wanted: map[netip.Addr]bool{},
+		opts: opts, named: map[netip.Addr]use{}, unawaited: map[netip.Addr]bool{}, awaited: map[netip.Addr]bool{}, due: map[netip.Addr]bool{}, wanted: map[netip.Addr]bool{},
 		hops: map[netip.Addr]*neighbour.Hop{}, failed: map[netip.Addr]bool{}, retell: true,
 		records: map[netip.Addr][]reconcile.BackendRecord{}, sources: map[netip.Addr][]netip.Addr{},
 	}
@@ -210,7 +211,7 @@ func (w *Ways) Follow(services []model.Service) {
 		}
 		if is.named == 0 {
 			delete(w.named, a)
-			delete(w.awaited, a)
+			w.forget(a)
 		}
 		if is.alive > 0 && !w.awaited[a] {
 			w.unawaited[a] = true
@@ -222,12 +223,19 @@ func (w *Ways) Follow(services []model.Service) {
 	w.look()
 }
 
+// forget forgets that an address was waited for, unless it is due.
+func (w *Ways) forget(a netip.Addr) {
+	if !w.due[a] {
+		delete(w.awaited, a)
+	}
+}
+
 // note notes what has become of an address: it may be wanted now, or no more.
 func (w *Ways) note(a netip.Addr) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	_, named := w.named[a]
-	if wanted := named || len(w.records[a]) > 0; wanted != w.wanted[a] {
+	if wanted := named || w.due[a] || len(w.records[a]) > 0; wanted != w.wanted[a] {
 		w.changed = true
 		if wanted {
 			w.wanted[a] = true
@@ -253,25 +261,39 @@ func (w *Ways) look() {
 	w.resolver.Want(slices.Collect(maps.Keys(w.wanted)))
 }
 
-// Await waits for the ways to backends that are not down and were not waited for before. One
-// that cannot be reached delays the change that brings it, and none after that. late is whether
-// there are such.
-func (w *Ways) Await(ctx context.Context, services []model.Service) (late bool) {
+// Due is the backends of services to come that are not down and that no change has waited for. Their
+// next hops are looked up from now on, also where Follow is called with services of before, until
+// Brought. One that cannot be reached delays the change that brings it, and none after that.
+func (w *Ways) Due(services []model.Service) []netip.Addr {
 	w.Follow(services)
-	if len(w.unawaited) == 0 {
-		return false
-	}
 	fresh := slices.SortedFunc(maps.Keys(w.unawaited), netip.Addr.Compare)
 	maps.Copy(w.awaited, w.unawaited)
+	maps.Copy(w.due, w.unawaited)
 	w.unawaited = map[netip.Addr]bool{} // not cleared: after a start it had all backends
+	return fresh
+}
+
+// Brought says that the change that Due was asked for is carried out, or given up.
+func (w *Ways) Brought() {
+	due := w.due
+	w.due = map[netip.Addr]bool{}
+	for a := range due {
+		if _, named := w.named[a]; !named {
+			w.forget(a)
+		}
+		w.note(a)
+	}
+	w.look()
+}
+
+// Wait returns when the next hops of backends that are Due are known, or have not answered in time.
+func (w *Ways) Wait(ctx context.Context, due []netip.Addr) {
 	wait, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
-	missing := w.resolver.Wait(wait, fresh)
-	if len(missing) > 0 {
+	if missing := w.resolver.Wait(wait, due); len(missing) > 0 {
 		w.opts.Log.Warn("new backends cannot be reached yet; until then, new flows avoid them where a service has other backends",
 			"backends", len(missing), "first", missing[:min(5, len(missing))], "waited", resolveTimeout)
 	}
-	return len(missing) > 0
 }
 
 // Add gives backends that have come into the maps their ways, as far as these are known. It is

@@ -261,34 +261,72 @@ func TestAwait(t *testing.T) {
 		b.Down = true
 		return b
 	}
-	await := func(services []model.Service, late bool, want ...netip.Addr) {
+	await := func(services []model.Service, want ...netip.Addr) {
 		t.Helper()
 		b.waitedFor = nil
-		if got := b.Await(t.Context(), services); got != late {
-			t.Errorf("late is %v, want %v", got, late)
+		if due := b.Due(services); len(due) > 0 {
+			b.Wait(t.Context(), due)
 		}
+		b.Follow(services)
+		b.Brought()
 		if !slices.Equal(b.waitedFor, want) {
 			t.Errorf("it waited for %v, want %v", b.waitedFor, want)
 		}
 	}
-	await(web(at(one), down(two)), false, one)
+	await(web(at(one), down(two)), one)
 	if slices.SortFunc(b.wanted, netip.Addr.Compare); !slices.Equal(b.wanted, []netip.Addr{one, two}) {
 		t.Errorf("it has %v looked up: one that is down, too", b.wanted)
 	}
-	await(web(at(one), down(two)), false)
-	await(web(down(one), at(two)), false, two)
-	await(web(at(one), at(two)), false) // it was waited for while it was up
+	await(web(at(one), down(two)))
+	await(web(down(one), at(two)), two)
+	await(web(at(one), at(two))) // it was waited for while it was up
 	b.silent[three] = true
-	await(web(at(one), at(three)), true, three)
+	await(web(at(one), at(three)), three)
 	if !strings.Contains(b.log.String(), "10.0.0.3") {
 		t.Errorf("the log does not name the backend that is silent: %s", b.log.String())
 	}
-	await(web(at(one), at(three)), false)
-	await(web(at(one)), false)
-	await(web(at(one), at(two)), false, two) // it was gone in between
+	await(web(at(one), at(three)))
+	await(web(at(one)))
+	await(web(at(one), at(two)), two) // it was gone in between
 	b.Follow(web(at(one), at(three)))        // a check has found it well, and nobody waits for that
-	await(web(at(one), down(three)), false)
-	await(web(at(one), at(three)), true, three)
+	await(web(at(one), down(three)))
+	await(web(at(one), at(three)), three)
+}
+
+// TestDue: while a change waits, what health finds of the services of before is carried out, and the
+// change's own backends are looked up all the same.
+func TestDue(t *testing.T) {
+	b := newBench(t)
+	looksUp := func(when string, want ...netip.Addr) {
+		t.Helper()
+		if slices.SortFunc(b.wanted, netip.Addr.Compare); !slices.Equal(b.wanted, want) {
+			t.Errorf("%s: it has %v looked up, want %v", when, b.wanted, want)
+		}
+	}
+	due := func(services []model.Service, want ...netip.Addr) {
+		t.Helper()
+		if is := b.Due(services); !slices.Equal(is, want) {
+			t.Errorf("due are %v, want %v", is, want)
+		}
+	}
+	before, after := services(one), services(one, two)
+	b.Follow(before)
+	due(after, one, two)
+	looksUp("due", one, two)
+	b.Follow(before)
+	looksUp("before, meanwhile", one, two)
+	b.Follow(after)
+	b.Brought()
+	looksUp("carried out", one, two)
+	due(after)
+	b.Brought()
+	b.Follow(before)
+	looksUp("gone again", one)
+	due(after, two)
+	b.Follow(before)
+	b.Brought()
+	looksUp("given up", one)
+	due(after, two) // it was not brought, so the next change waits for it
 }
 
 // TestWhatIsGoneIsForgotten: a backend that comes back is looked up anew. What the maps have is
