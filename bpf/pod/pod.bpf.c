@@ -13,8 +13,8 @@
  * numbers, would take what it sees of half a connection for invalid. So everything that decides is the
  * same for both: the states of both pods, their MTUs, and what conntrack knows.
  *
- * Invariant: a connection can go back to the stack at any packet. So conntrack is liberal with it before
- * its first packet takes the shortcut, and nothing is to be done when the daemon is killed.
+ * Invariant: a checked connection can go back to the stack at any packet. So conntrack is liberal with it
+ * before its first packet takes the shortcut, and nothing is to be done when the daemon is killed.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -214,22 +214,37 @@ static __always_inline void preparation_ask(const struct passage *p)
 		bpf_map_update_elem(&sh_pd_asking, &flow, &nothing, BPF_NOEXIST);
 }
 
+static __always_inline __u32 entry_is_liberal(const struct nf_conn *entry)
+{
+	return entry->proto.tcp.seen[0].flags & entry->proto.tcp.seen[1].flags & CT_TCP_BE_LIBERAL;
+}
+
+/* Whether conntrack is to be told of a connection. With bypass that is for later: a connection that was
+ * established before goes on if its packets have to go through the stack again. */
+static __always_inline __u32 entry_is_unprepared(const struct passage *p,
+						 const struct nf_conn *entry, enum pod_left left)
+{
+	if (left != POD_TAKEN || mode != POD_MODE_BYPASS)
+		return left == POD_UNPREPARED;
+	return p->protocol == IPPROTO_TCP && p->segment == SEGMENT_DATA &&
+	       entry->proto.tcp.state == CT_TCP_ESTABLISHED && !entry_is_liberal(entry);
+}
+
 /* What conntrack says to a packet of a connection that it knows. */
 static __always_inline enum pod_left entry_judge(const struct passage *p,
 						 const struct nf_conn *entry)
 {
-	__u8 liberal;
-
 	if (entry->status & CT_TRANSLATED)
 		return POD_NAT;
-	if (mode == POD_MODE_CHECKED && !(entry->status & CT_SEEN_REPLY))
+	if (mode == POD_MODE_BYPASS)
+		return POD_TAKEN;
+	if (!(entry->status & CT_SEEN_REPLY))
 		return POD_UNANSWERED;
 	if (p->protocol != IPPROTO_TCP)
 		return POD_TAKEN;
-	if (mode == POD_MODE_CHECKED && entry->proto.tcp.state != CT_TCP_ESTABLISHED)
+	if (entry->proto.tcp.state != CT_TCP_ESTABLISHED)
 		return POD_HANDSHAKE;
-	liberal = entry->proto.tcp.seen[0].flags & entry->proto.tcp.seen[1].flags;
-	return liberal & CT_TCP_BE_LIBERAL ? POD_TAKEN : POD_UNPREPARED;
+	return entry_is_liberal(entry) ? POD_TAKEN : POD_UNPREPARED;
 }
 
 static __always_inline enum pod_left conntrack_ask(struct __sk_buff *skb, struct passage *p)
@@ -237,7 +252,7 @@ static __always_inline enum pod_left conntrack_ask(struct __sk_buff *skb, struct
 	struct bpf_ct_opts opts = { .netns_id = -1, .l4proto = p->protocol };
 	enum pod_left left;
 	struct nf_conn *entry;
-	__u32 time_ms;
+	__u32 time_ms, unprepared;
 
 	if (p->tuple_size == sizeof(p->tuple.ipv4))
 		entry = bpf_skb_ct_lookup(skb, &p->tuple, sizeof(p->tuple.ipv4), &opts,
@@ -253,8 +268,9 @@ static __always_inline enum pod_left conntrack_ask(struct __sk_buff *skb, struct
 		if (time_ms)
 			bpf_ct_change_timeout(entry, time_ms);
 	}
+	unprepared = entry_is_unprepared(p, entry, left);
 	bpf_ct_release(entry);
-	if (left == POD_UNPREPARED)
+	if (unprepared)
 		preparation_ask(p);
 	return left;
 }
