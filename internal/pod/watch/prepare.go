@@ -25,9 +25,9 @@ func (w *Watch) prepare() {
 		if len(flows) > 0 {
 			err = errors.Join(err, w.in(func() error { return makeAllLiberal(flows) }))
 		}
-		if err != nil {
+		if len(flows) > 0 || err != nil {
 			w.mu.Lock()
-			w.last = err
+			w.untold = err
 			w.mu.Unlock()
 		}
 	}

@@ -84,16 +84,19 @@ type Watch struct {
 	mu        sync.Mutex
 	findAll   func() ([]Pod, error)
 	pods      []Pod
-	moved     bool             // interfaces or routes may have changed
-	found     time.Time        // when pods were found last
-	bare      map[string]state // of the pods without an address, by interface
+	moved     bool                  // interfaces or routes may have changed
+	found     time.Time             // when pods were found last
+	bare      map[string]state      // of the pods without an address, by interface
+	refused   map[netip.Addr]string // why there is no room for an address
 	short     *shortcut.Shortcut
 	rules     *rules.Set
 	unread    error // why rules are not known
 	stale     bool  // the rules may have changed
 	suspended bool
 	states    map[netip.Addr]state
-	last      error
+	deaf      error // why changes are not heard of any more
+	failed    error // the last judging
+	untold    error // what conntrack could not be told last
 }
 
 // state is a verdict about an address.
@@ -147,7 +150,7 @@ func (w *Watch) listen(s *nl.NetlinkSocket, ofRules bool) {
 		}
 		if err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) { // told too much at once, or nothing
 			w.mu.Lock()
-			w.last = fmt.Errorf("listen to changes: %w", err)
+			w.deaf = fmt.Errorf("listen to changes: %w", err)
 			w.mu.Unlock()
 			return
 		}
@@ -175,11 +178,10 @@ func (w *Watch) run() {
 		case <-w.wake:
 		case <-tick.C:
 		}
-		if err := w.Judge(); err != nil {
-			w.mu.Lock()
-			w.last = err
-			w.mu.Unlock()
-		}
+		err := w.Judge()
+		w.mu.Lock()
+		w.failed = err
+		w.mu.Unlock()
 	}
 }
 
@@ -229,7 +231,7 @@ func (w *Watch) judge() error {
 // findPods looks which pods there are. Where routes change all the time, it does so a few times in a second: it
 // lists all of them.
 func (w *Watch) findPods() error {
-	if !w.moved || time.Since(w.found) < period/4 {
+	if !w.moved && w.deaf == nil || time.Since(w.found) < period/4 {
 		return nil
 	}
 	w.moved = false // before it looks: what changes meanwhile is told
@@ -243,7 +245,7 @@ func (w *Watch) findPods() error {
 }
 
 func (w *Watch) readRules() {
-	if w.stale || w.unread != nil {
+	if w.stale || w.unread != nil || w.deaf != nil {
 		w.stale = false
 		w.rules, w.unread = rules.Read()
 	} else {
@@ -254,6 +256,7 @@ func (w *Watch) readRules() {
 // apply gives the program what has changed.
 func (w *Watch) apply(next map[netip.Addr]state) error {
 	var errs []error
+	w.refused = map[netip.Addr]string{}
 	for a, s := range next {
 		if before, known := w.states[a]; known && before == s {
 			continue
@@ -264,7 +267,12 @@ func (w *Watch) apply(next map[netip.Addr]state) error {
 				s.left, s.why = shortcut.TC, err.Error()
 			}
 		}
-		if err := w.short.Put(shortcut.Pod{Address: a, Ifindex: s.ifindex, MTU: s.mtu, Left: s.left}); err != nil {
+		err := w.short.Put(shortcut.Pod{Address: a, Ifindex: s.ifindex, MTU: s.mtu, Left: s.left})
+		if _, known := w.states[a]; err != nil && !known { // it is left alone, and nobody else has to be
+			w.refused[a] = err.Error()
+			continue
+		}
+		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -419,7 +427,7 @@ func (w *Watch) Resume() error {
 	return w.Judge()
 }
 
-// Status is what is known now. Its error is that of the last judging, if that failed.
+// Status is what is known now. Its error is why pods could not be judged last, or conntrack not be told.
 func (w *Watch) Status() (Status, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -430,7 +438,7 @@ func (w *Watch) Status() (Status, error) {
 		for _, a := range p.Addresses {
 			st, known := w.states[a.Unmap()]
 			if !known {
-				st = state{left: shortcut.Unjudged}
+				st = state{left: shortcut.Unjudged, why: w.refused[a.Unmap()]}
 			}
 			s.Pods = append(s.Pods, PodStatus{a, p.Interface, w.short.Mode(st.ifindex), st.left.String(), st.why})
 			s.From[p.Interface] = from[st.ifindex]
@@ -439,9 +447,7 @@ func (w *Watch) Status() (Status, error) {
 			s.Pods = append(s.Pods, bareStatus(p.Interface, st))
 		}
 	}
-	last := w.last
-	w.last = nil
-	return s, errors.Join(err, last)
+	return s, errors.Join(err, w.deaf, w.failed, w.untold)
 }
 
 // bareStatus is of a pod without an address.
