@@ -50,12 +50,6 @@ const (
 	NotVeth     = Left(podPodLeftPOD_NOT_VETH)
 )
 
-// Handshake and Unprepared are of packets: the connection is not established, and conntrack is not yet told of it.
-const (
-	Handshake  = Left(podPodLeftPOD_HANDSHAKE)
-	Unprepared = Left(podPodLeftPOD_UNPREPARED)
-)
-
 // String is the word in output and documentation, like "fragment".
 func (l Left) String() string {
 	if name, ok := leftNames()[l]; ok {

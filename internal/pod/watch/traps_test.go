@@ -2,6 +2,7 @@ package watch_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -74,7 +75,7 @@ func TestInterfacesAreLookedAt(t *testing.T) {
 			return err
 		}, func(netlink.Link) error { return foreign.Close() }},
 		{"tc", "filter of kind bpf", func(l netlink.Link) error {
-			if err := netlink.QdiscAdd(clsact(l)); err != nil {
+			if err := netlink.QdiscAdd(clsact(l)); err != nil && !errors.Is(err, unix.EEXIST) { // without tcx the shortcut's own filter has it
 				return err
 			}
 			p, err := passes()
@@ -82,11 +83,8 @@ func TestInterfacesAreLookedAt(t *testing.T) {
 				return err
 			}
 			defer p.Close()
-			return netlink.FilterAdd(&netlink.BpfFilter{
-				FilterAttrs: netlink.FilterAttrs{LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_MIN_EGRESS, Priority: 1, Protocol: unix.ETH_P_ALL},
-				Fd:          p.FD(), Name: "foreign", DirectAction: true,
-			})
-		}, func(l netlink.Link) error { return netlink.QdiscDel(clsact(l)) }},
+			return netlink.FilterAdd(foreignFilter(l, p.FD()))
+		}, func(l netlink.Link) error { return netlink.FilterDel(foreignFilter(l, -1)) }},
 	} {
 		if c.state == "tc" && c.names == "program" && !hasTCX(t) {
 			continue
@@ -102,6 +100,13 @@ func TestInterfacesAreLookedAt(t *testing.T) {
 // passes is a program of somebody else's.
 func passes() (*ebpf.Program, error) {
 	return ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
+}
+
+func foreignFilter(l netlink.Link, fd int) *netlink.BpfFilter {
+	return &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL},
+		Fd:          fd, Name: "foreign", DirectAction: true,
+	}
 }
 
 func clsact(l netlink.Link) *netlink.Clsact {
@@ -131,6 +136,7 @@ func TestRulesAreJudged(t *testing.T) {
 			for i := range w.Pods { // each pod's own chains drop what is not the pod's, which for these packets cannot be
 				w.becomes(i, "taken", "")
 			}
+			lacking := 0
 			for name, c := range map[string]struct {
 				rule  [][]expr.Any
 				state string
@@ -146,12 +152,21 @@ func TestRulesAreJudged(t *testing.T) {
 				"a count of a pod":     {[][]expr.Any{plain.Source(w.Address(0, false)), {&expr.Counter{}}}, "taken"},
 				"a limit for the pods": {[][]expr.Any{{&expr.Limit{Type: expr.LimitTypePkts, Rate: 10, Unit: expr.LimitTimeSecond, Burst: 5}}, plain.Drop()}, "rule"},
 			} {
-				remove := w.insert(c.rule...)
+				remove, err := w.tryInsert(c.rule...)
+				if errors.Is(err, unix.ENOENT) { // a module of nf_tables (nft_log, nft_limit, nft_ct), which guests may lack
+					t.Logf("%s: not tested, because this kernel has no such rule: %v", name, err)
+					lacking++
+					continue
+				}
+				w.must(err)
 				w.must(w.watch.Judge())
 				w.becomes(0, c.state, "")
 				remove()
 				w.becomes(0, "taken", "")
 				t.Logf("%s: %s", name, c.state)
+			}
+			if lacking > 3 { // log, limit, and the mark of a connection; the others are of nf_tables itself
+				t.Errorf("%d kinds of rules are lacking", lacking)
 			}
 		})
 	}

@@ -154,12 +154,18 @@ func (w *world) seen() (packets uint64) {
 // insert puts a rule before all others.
 func (w *world) insert(parts ...[]expr.Any) (remove func()) {
 	w.Helper()
+	remove, err := w.tryInsert(parts...)
+	w.must(err)
+	return remove
+}
+
+func (w *world) tryInsert(parts ...[]expr.Any) (remove func(), err error) {
 	var undo func() error
-	w.must(w.Node.Run(func() (err error) {
+	err = w.Node.Run(func() (err error) {
 		undo, err = w.rules.Insert(parts...)
 		return err
-	}))
-	return func() { w.Helper(); w.must(w.Node.Run(undo)) }
+	})
+	return func() { w.Helper(); w.must(w.Node.Run(undo)) }, err
 }
 
 // pair is a TCP connection between two pods: it is established, and its bytes take the shortcut.
