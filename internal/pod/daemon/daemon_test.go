@@ -3,6 +3,7 @@ package daemon_test
 import (
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -252,10 +253,11 @@ func TestWhatIsLeftAloneIsTold(t *testing.T) {
 
 // The product runs beside the balancer and the UDP path.
 func TestBesideOthers(t *testing.T) {
-	w := newWorld(t, 2, `interfaces: [{name: lb0}]
+	w := newWorld(t, 2, "accelerate: {}")
+	w.write(`interfaces: [{name: lb0}]
 services: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 192.0.2.20}]}]
 udp: [{name: feed, interface: udp0, address: 192.0.2.11, port: 5000, allow: {user: root}}]
-udp_socket: /tmp/shunt-pod-test.sock
+udp_socket: ` + filepath.Join(filepath.Dir(w.config), "udp.sock") + `
 accelerate: {interfaces: "veth*"}`)
 	w.onNode(func() error {
 		for _, name := range []string{"lb0", "udp0"} {
