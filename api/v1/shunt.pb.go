@@ -87,7 +87,9 @@ type GetStatusResponse struct {
 	Udp []*UDPLease `protobuf:"bytes,11,rep,name=udp,proto3" json:"udp,omitempty"`
 	// What became of the calls of sockets that are served, by outcome; those that have counted
 	// anything. Empty without "sockets" in the file.
-	Sockets       map[string]uint64 `protobuf:"bytes,12,rep,name=sockets,proto3" json:"sockets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	Sockets map[string]uint64 `protobuf:"bytes,12,rep,name=sockets,proto3" json:"sockets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// The pods that the key accelerate means. Absent without the key.
+	Acceleration  *Acceleration `protobuf:"bytes,13,opt,name=acceleration,proto3" json:"acceleration,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -202,6 +204,13 @@ func (x *GetStatusResponse) GetUdp() []*UDPLease {
 func (x *GetStatusResponse) GetSockets() map[string]uint64 {
 	if x != nil {
 		return x.Sockets
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetAcceleration() *Acceleration {
+	if x != nil {
+		return x.Acceleration
 	}
 	return nil
 }
@@ -743,6 +752,214 @@ func (x *UDPCounts) GetTxInvalid() uint64 {
 	return 0
 }
 
+// What the pod shortcut does.
+type Acceleration struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// checked or bypass.
+	Mode string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	// Whether packets between pods of this host take the shortcut. If not, there are no pods here.
+	SameNode bool              `protobuf:"varint,2,opt,name=same_node,json=sameNode,proto3" json:"same_node,omitempty"`
+	Pods     []*AcceleratedPod `protobuf:"bytes,3,rep,name=pods,proto3" json:"pods,omitempty"`
+	// What became of the packets of all pods since the product began, those of pods that are gone too: "taken"
+	// took the shortcut, and the others went through the host's stack for that reason.
+	Counts        map[string]*Count `protobuf:"bytes,4,rep,name=counts,proto3" json:"counts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Acceleration) Reset() {
+	*x = Acceleration{}
+	mi := &file_v1_shunt_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Acceleration) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Acceleration) ProtoMessage() {}
+
+func (x *Acceleration) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Acceleration.ProtoReflect.Descriptor instead.
+func (*Acceleration) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Acceleration) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *Acceleration) GetSameNode() bool {
+	if x != nil {
+		return x.SameNode
+	}
+	return false
+}
+
+func (x *Acceleration) GetPods() []*AcceleratedPod {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
+}
+
+func (x *Acceleration) GetCounts() map[string]*Count {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+// A pod: what is behind one veth of the host.
+type AcceleratedPod struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Interface string                 `protobuf:"bytes,1,opt,name=interface,proto3" json:"interface,omitempty"`
+	// How the program is attached: tcx or clsact. Empty: it is not.
+	Attached string `protobuf:"bytes,2,opt,name=attached,proto3" json:"attached,omitempty"`
+	// One without an address if no route leads to the pod.
+	Addresses []*AcceleratedAddress `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// What became of the packets that the pod has sent since the program was attached.
+	Counts        map[string]*Count `protobuf:"bytes,4,rep,name=counts,proto3" json:"counts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcceleratedPod) Reset() {
+	*x = AcceleratedPod{}
+	mi := &file_v1_shunt_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcceleratedPod) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcceleratedPod) ProtoMessage() {}
+
+func (x *AcceleratedPod) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcceleratedPod.ProtoReflect.Descriptor instead.
+func (*AcceleratedPod) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *AcceleratedPod) GetInterface() string {
+	if x != nil {
+		return x.Interface
+	}
+	return ""
+}
+
+func (x *AcceleratedPod) GetAttached() string {
+	if x != nil {
+		return x.Attached
+	}
+	return ""
+}
+
+func (x *AcceleratedPod) GetAddresses() []*AcceleratedAddress {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *AcceleratedPod) GetCounts() map[string]*Count {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+// An address of a pod.
+type AcceleratedAddress struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Address string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// "taken", or why all packets of this address are left to the host's stack.
+	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	// The rule, the qdisc or the program that state is about.
+	Why           string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcceleratedAddress) Reset() {
+	*x = AcceleratedAddress{}
+	mi := &file_v1_shunt_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcceleratedAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcceleratedAddress) ProtoMessage() {}
+
+func (x *AcceleratedAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcceleratedAddress.ProtoReflect.Descriptor instead.
+func (*AcceleratedAddress) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *AcceleratedAddress) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *AcceleratedAddress) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *AcceleratedAddress) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
 // One of shunt's products.
 type Product struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -757,7 +974,7 @@ type Product struct {
 
 func (x *Product) Reset() {
 	*x = Product{}
-	mi := &file_v1_shunt_proto_msgTypes[7]
+	mi := &file_v1_shunt_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -769,7 +986,7 @@ func (x *Product) String() string {
 func (*Product) ProtoMessage() {}
 
 func (x *Product) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[7]
+	mi := &file_v1_shunt_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -782,7 +999,7 @@ func (x *Product) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Product.ProtoReflect.Descriptor instead.
 func (*Product) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{7}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Product) GetName() string {
@@ -826,7 +1043,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_v1_shunt_proto_msgTypes[8]
+	mi := &file_v1_shunt_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -838,7 +1055,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[8]
+	mi := &file_v1_shunt_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -851,7 +1068,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{8}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Attachment) GetInterface() string {
@@ -904,7 +1121,7 @@ type ChainedProgram struct {
 
 func (x *ChainedProgram) Reset() {
 	*x = ChainedProgram{}
-	mi := &file_v1_shunt_proto_msgTypes[9]
+	mi := &file_v1_shunt_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -916,7 +1133,7 @@ func (x *ChainedProgram) String() string {
 func (*ChainedProgram) ProtoMessage() {}
 
 func (x *ChainedProgram) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[9]
+	mi := &file_v1_shunt_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -929,7 +1146,7 @@ func (x *ChainedProgram) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChainedProgram.ProtoReflect.Descriptor instead.
 func (*ChainedProgram) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{9}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ChainedProgram) GetPosition() string {
@@ -989,7 +1206,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_v1_shunt_proto_msgTypes[10]
+	mi := &file_v1_shunt_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1001,7 +1218,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[10]
+	mi := &file_v1_shunt_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1014,7 +1231,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{10}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Condition) GetCode() string {
@@ -1082,7 +1299,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_v1_shunt_proto_msgTypes[11]
+	mi := &file_v1_shunt_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1094,7 +1311,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[11]
+	mi := &file_v1_shunt_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1107,7 +1324,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{11}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Service) GetName() string {
@@ -1209,7 +1426,7 @@ type ServiceBackend struct {
 
 func (x *ServiceBackend) Reset() {
 	*x = ServiceBackend{}
-	mi := &file_v1_shunt_proto_msgTypes[12]
+	mi := &file_v1_shunt_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1221,7 +1438,7 @@ func (x *ServiceBackend) String() string {
 func (*ServiceBackend) ProtoMessage() {}
 
 func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[12]
+	mi := &file_v1_shunt_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1234,7 +1451,7 @@ func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceBackend.ProtoReflect.Descriptor instead.
 func (*ServiceBackend) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{12}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ServiceBackend) GetAddress() string {
@@ -1350,7 +1567,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_v1_shunt_proto_msgTypes[13]
+	mi := &file_v1_shunt_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1362,7 +1579,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[13]
+	mi := &file_v1_shunt_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1375,7 +1592,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{13}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Backend) GetAddress() string {
@@ -1494,7 +1711,7 @@ type BackendHealth struct {
 
 func (x *BackendHealth) Reset() {
 	*x = BackendHealth{}
-	mi := &file_v1_shunt_proto_msgTypes[14]
+	mi := &file_v1_shunt_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1506,7 +1723,7 @@ func (x *BackendHealth) String() string {
 func (*BackendHealth) ProtoMessage() {}
 
 func (x *BackendHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[14]
+	mi := &file_v1_shunt_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1519,7 +1736,7 @@ func (x *BackendHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendHealth.ProtoReflect.Descriptor instead.
 func (*BackendHealth) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{14}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *BackendHealth) GetService() string {
@@ -1602,7 +1819,7 @@ type Count struct {
 
 func (x *Count) Reset() {
 	*x = Count{}
-	mi := &file_v1_shunt_proto_msgTypes[15]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1614,7 +1831,7 @@ func (x *Count) String() string {
 func (*Count) ProtoMessage() {}
 
 func (x *Count) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[15]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1627,7 +1844,7 @@ func (x *Count) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Count.ProtoReflect.Descriptor instead.
 func (*Count) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{15}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Count) GetPackets() uint64 {
@@ -1652,7 +1869,7 @@ type ListBackendsRequest struct {
 
 func (x *ListBackendsRequest) Reset() {
 	*x = ListBackendsRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[16]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1664,7 +1881,7 @@ func (x *ListBackendsRequest) String() string {
 func (*ListBackendsRequest) ProtoMessage() {}
 
 func (x *ListBackendsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[16]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1677,7 +1894,7 @@ func (x *ListBackendsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendsRequest.ProtoReflect.Descriptor instead.
 func (*ListBackendsRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{16}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
 }
 
 type ListBackendsResponse struct {
@@ -1689,7 +1906,7 @@ type ListBackendsResponse struct {
 
 func (x *ListBackendsResponse) Reset() {
 	*x = ListBackendsResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1701,7 +1918,7 @@ func (x *ListBackendsResponse) String() string {
 func (*ListBackendsResponse) ProtoMessage() {}
 
 func (x *ListBackendsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1714,7 +1931,7 @@ func (x *ListBackendsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendsResponse.ProtoReflect.Descriptor instead.
 func (*ListBackendsResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListBackendsResponse) GetBackends() []*Backend {
@@ -1732,7 +1949,7 @@ type ListOverridesRequest struct {
 
 func (x *ListOverridesRequest) Reset() {
 	*x = ListOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1744,7 +1961,7 @@ func (x *ListOverridesRequest) String() string {
 func (*ListOverridesRequest) ProtoMessage() {}
 
 func (x *ListOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1757,7 +1974,7 @@ func (x *ListOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ListOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
 }
 
 type ListOverridesResponse struct {
@@ -1769,7 +1986,7 @@ type ListOverridesResponse struct {
 
 func (x *ListOverridesResponse) Reset() {
 	*x = ListOverridesResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1781,7 +1998,7 @@ func (x *ListOverridesResponse) String() string {
 func (*ListOverridesResponse) ProtoMessage() {}
 
 func (x *ListOverridesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1794,7 +2011,7 @@ func (x *ListOverridesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOverridesResponse.ProtoReflect.Descriptor instead.
 func (*ListOverridesResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListOverridesResponse) GetOverrides() []*Override {
@@ -1826,7 +2043,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1838,7 +2055,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1851,7 +2068,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Override) GetBackend() string {
@@ -1925,7 +2142,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1937,7 +2154,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1950,7 +2167,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
 }
 
 // One thing that has happened.
@@ -1971,7 +2188,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1983,7 +2200,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1996,7 +2213,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WatchResponse) GetTime() *timestamppb.Timestamp {
@@ -2048,7 +2265,7 @@ type HealthChange struct {
 
 func (x *HealthChange) Reset() {
 	*x = HealthChange{}
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2060,7 +2277,7 @@ func (x *HealthChange) String() string {
 func (*HealthChange) ProtoMessage() {}
 
 func (x *HealthChange) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2073,7 +2290,7 @@ func (x *HealthChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthChange.ProtoReflect.Descriptor instead.
 func (*HealthChange) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *HealthChange) GetService() string {
@@ -2147,7 +2364,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2159,7 +2376,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2172,7 +2389,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
 }
 
 type ReloadResponse struct {
@@ -2194,7 +2411,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2206,7 +2423,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2219,7 +2436,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReloadResponse) GetApplied() bool {
@@ -2277,7 +2494,7 @@ type SettingDifference struct {
 
 func (x *SettingDifference) Reset() {
 	*x = SettingDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2289,7 +2506,7 @@ func (x *SettingDifference) String() string {
 func (*SettingDifference) ProtoMessage() {}
 
 func (x *SettingDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2302,7 +2519,7 @@ func (x *SettingDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingDifference.ProtoReflect.Descriptor instead.
 func (*SettingDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SettingDifference) GetKey() string {
@@ -2343,7 +2560,7 @@ type Fault struct {
 
 func (x *Fault) Reset() {
 	*x = Fault{}
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2355,7 +2572,7 @@ func (x *Fault) String() string {
 func (*Fault) ProtoMessage() {}
 
 func (x *Fault) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2368,7 +2585,7 @@ func (x *Fault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fault.ProtoReflect.Descriptor instead.
 func (*Fault) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Fault) GetFile() string {
@@ -2440,7 +2657,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2452,7 +2669,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2465,7 +2682,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Difference) GetServices() []*ServiceDifference {
@@ -2510,7 +2727,7 @@ type ServiceDifference struct {
 
 func (x *ServiceDifference) Reset() {
 	*x = ServiceDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2522,7 +2739,7 @@ func (x *ServiceDifference) String() string {
 func (*ServiceDifference) ProtoMessage() {}
 
 func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2535,7 +2752,7 @@ func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceDifference.ProtoReflect.Descriptor instead.
 func (*ServiceDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ServiceDifference) GetName() string {
@@ -2635,7 +2852,7 @@ type AttributeDifference struct {
 
 func (x *AttributeDifference) Reset() {
 	*x = AttributeDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2647,7 +2864,7 @@ func (x *AttributeDifference) String() string {
 func (*AttributeDifference) ProtoMessage() {}
 
 func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2660,7 +2877,7 @@ func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttributeDifference.ProtoReflect.Descriptor instead.
 func (*AttributeDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AttributeDifference) GetName() string {
@@ -2700,7 +2917,7 @@ type FilterDifference struct {
 
 func (x *FilterDifference) Reset() {
 	*x = FilterDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2712,7 +2929,7 @@ func (x *FilterDifference) String() string {
 func (*FilterDifference) ProtoMessage() {}
 
 func (x *FilterDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2725,7 +2942,7 @@ func (x *FilterDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilterDifference.ProtoReflect.Descriptor instead.
 func (*FilterDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *FilterDifference) GetAllowFromAdded() uint32 {
@@ -2781,7 +2998,7 @@ type WeightDifference struct {
 
 func (x *WeightDifference) Reset() {
 	*x = WeightDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2793,7 +3010,7 @@ func (x *WeightDifference) String() string {
 func (*WeightDifference) ProtoMessage() {}
 
 func (x *WeightDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2806,7 +3023,7 @@ func (x *WeightDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WeightDifference.ProtoReflect.Descriptor instead.
 func (*WeightDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WeightDifference) GetBackend() string {
@@ -2842,7 +3059,7 @@ type StateDifference struct {
 
 func (x *StateDifference) Reset() {
 	*x = StateDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2854,7 +3071,7 @@ func (x *StateDifference) String() string {
 func (*StateDifference) ProtoMessage() {}
 
 func (x *StateDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2867,7 +3084,7 @@ func (x *StateDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateDifference.ProtoReflect.Descriptor instead.
 func (*StateDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StateDifference) GetBackend() string {
@@ -2902,7 +3119,7 @@ type BackendDifference struct {
 
 func (x *BackendDifference) Reset() {
 	*x = BackendDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2914,7 +3131,7 @@ func (x *BackendDifference) String() string {
 func (*BackendDifference) ProtoMessage() {}
 
 func (x *BackendDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2927,7 +3144,7 @@ func (x *BackendDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendDifference.ProtoReflect.Descriptor instead.
 func (*BackendDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *BackendDifference) GetBackend() string {
@@ -2956,7 +3173,7 @@ type TableDifference struct {
 
 func (x *TableDifference) Reset() {
 	*x = TableDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2968,7 +3185,7 @@ func (x *TableDifference) String() string {
 func (*TableDifference) ProtoMessage() {}
 
 func (x *TableDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2981,7 +3198,7 @@ func (x *TableDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableDifference.ProtoReflect.Descriptor instead.
 func (*TableDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *TableDifference) GetFamily() string {
@@ -3024,7 +3241,7 @@ type AddressDifference struct {
 
 func (x *AddressDifference) Reset() {
 	*x = AddressDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3036,7 +3253,7 @@ func (x *AddressDifference) String() string {
 func (*AddressDifference) ProtoMessage() {}
 
 func (x *AddressDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3049,7 +3266,7 @@ func (x *AddressDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressDifference.ProtoReflect.Descriptor instead.
 func (*AddressDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AddressDifference) GetAddress() string {
@@ -3092,7 +3309,7 @@ type DrainBackendRequest struct {
 
 func (x *DrainBackendRequest) Reset() {
 	*x = DrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3104,7 +3321,7 @@ func (x *DrainBackendRequest) String() string {
 func (*DrainBackendRequest) ProtoMessage() {}
 
 func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3117,7 +3334,7 @@ func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*DrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DrainBackendRequest) GetBackend() string {
@@ -3143,7 +3360,7 @@ type UndrainBackendRequest struct {
 
 func (x *UndrainBackendRequest) Reset() {
 	*x = UndrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3155,7 +3372,7 @@ func (x *UndrainBackendRequest) String() string {
 func (*UndrainBackendRequest) ProtoMessage() {}
 
 func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3168,7 +3385,7 @@ func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*UndrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *UndrainBackendRequest) GetBackend() string {
@@ -3189,7 +3406,7 @@ type SetBackendWeightRequest struct {
 
 func (x *SetBackendWeightRequest) Reset() {
 	*x = SetBackendWeightRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3201,7 +3418,7 @@ func (x *SetBackendWeightRequest) String() string {
 func (*SetBackendWeightRequest) ProtoMessage() {}
 
 func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3214,7 +3431,7 @@ func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendWeightRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendWeightRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *SetBackendWeightRequest) GetBackend() string {
@@ -3242,7 +3459,7 @@ type SetBackendHealthRequest struct {
 
 func (x *SetBackendHealthRequest) Reset() {
 	*x = SetBackendHealthRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[40]
+	mi := &file_v1_shunt_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3254,7 +3471,7 @@ func (x *SetBackendHealthRequest) String() string {
 func (*SetBackendHealthRequest) ProtoMessage() {}
 
 func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[40]
+	mi := &file_v1_shunt_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3267,7 +3484,7 @@ func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendHealthRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendHealthRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SetBackendHealthRequest) GetBackend() string {
@@ -3298,7 +3515,7 @@ type ClearOverridesRequest struct {
 
 func (x *ClearOverridesRequest) Reset() {
 	*x = ClearOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[41]
+	mi := &file_v1_shunt_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3310,7 +3527,7 @@ func (x *ClearOverridesRequest) String() string {
 func (*ClearOverridesRequest) ProtoMessage() {}
 
 func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[41]
+	mi := &file_v1_shunt_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3323,7 +3540,7 @@ func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ClearOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{41}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ClearOverridesRequest) GetBackend() string {
@@ -3368,7 +3585,7 @@ type OverrideResponse struct {
 
 func (x *OverrideResponse) Reset() {
 	*x = OverrideResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[42]
+	mi := &file_v1_shunt_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3380,7 +3597,7 @@ func (x *OverrideResponse) String() string {
 func (*OverrideResponse) ProtoMessage() {}
 
 func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[42]
+	mi := &file_v1_shunt_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3393,7 +3610,7 @@ func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverrideResponse.ProtoReflect.Descriptor instead.
 func (*OverrideResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{42}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *OverrideResponse) GetBackends() []string {
@@ -3449,7 +3666,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[43]
+	mi := &file_v1_shunt_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3461,7 +3678,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[43]
+	mi := &file_v1_shunt_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3474,7 +3691,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{43}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DetachRequest) GetInstance() string {
@@ -3494,7 +3711,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[44]
+	mi := &file_v1_shunt_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3506,7 +3723,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[44]
+	mi := &file_v1_shunt_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3519,7 +3736,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{44}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DetachResponse) GetPid() int32 {
@@ -3534,7 +3751,7 @@ var File_v1_shunt_proto protoreflect.FileDescriptor
 const file_v1_shunt_proto_rawDesc = "" +
 	"\n" +
 	"\x0ev1/shunt.proto\x12\bshunt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xde\x05\n" +
+	"\x10GetStatusRequest\"\x9a\x06\n" +
 	"\x11GetStatusResponse\x12\x1a\n" +
 	"\binstance\x18\x01 \x01(\tR\binstance\x12\x1e\n" +
 	"\n" +
@@ -3550,7 +3767,8 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x10unattended_since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\x0funattendedSince\x12$\n" +
 	"\x03udp\x18\v \x03(\v2\x12.shunt.v1.UDPLeaseR\x03udp\x12B\n" +
-	"\asockets\x18\f \x03(\v2(.shunt.v1.GetStatusResponse.SocketsEntryR\asockets\x1aK\n" +
+	"\asockets\x18\f \x03(\v2(.shunt.v1.GetStatusResponse.SocketsEntryR\asockets\x12:\n" +
+	"\facceleration\x18\r \x01(\v2\x16.shunt.v1.AccelerationR\facceleration\x1aK\n" +
 	"\fReasonsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12%\n" +
 	"\x05value\x18\x02 \x01(\v2\x0f.shunt.v1.CountR\x05value:\x028\x01\x1a:\n" +
@@ -3614,7 +3832,27 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\tring_full\x18\x06 \x01(\x04R\bringFull\x12\x18\n" +
 	"\ainvalid\x18\a \x01(\x04R\ainvalid\x12\x1d\n" +
 	"\n" +
-	"tx_invalid\x18\b \x01(\x04R\ttxInvalid\"I\n" +
+	"tx_invalid\x18\b \x01(\x04R\ttxInvalid\"\xf5\x01\n" +
+	"\fAcceleration\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1b\n" +
+	"\tsame_node\x18\x02 \x01(\bR\bsameNode\x12,\n" +
+	"\x04pods\x18\x03 \x03(\v2\x18.shunt.v1.AcceleratedPodR\x04pods\x12:\n" +
+	"\x06counts\x18\x04 \x03(\v2\".shunt.v1.Acceleration.CountsEntryR\x06counts\x1aJ\n" +
+	"\vCountsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12%\n" +
+	"\x05value\x18\x02 \x01(\v2\x0f.shunt.v1.CountR\x05value:\x028\x01\"\x90\x02\n" +
+	"\x0eAcceleratedPod\x12\x1c\n" +
+	"\tinterface\x18\x01 \x01(\tR\tinterface\x12\x1a\n" +
+	"\battached\x18\x02 \x01(\tR\battached\x12:\n" +
+	"\taddresses\x18\x03 \x03(\v2\x1c.shunt.v1.AcceleratedAddressR\taddresses\x12<\n" +
+	"\x06counts\x18\x04 \x03(\v2$.shunt.v1.AcceleratedPod.CountsEntryR\x06counts\x1aJ\n" +
+	"\vCountsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12%\n" +
+	"\x05value\x18\x02 \x01(\v2\x0f.shunt.v1.CountR\x05value:\x028\x01\"V\n" +
+	"\x12AcceleratedAddress\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x10\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\"I\n" +
 	"\aProduct\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04does\x18\x02 \x01(\tR\x04does\x12\x16\n" +
@@ -3885,7 +4123,7 @@ func file_v1_shunt_proto_rawDescGZIP() []byte {
 	return file_v1_shunt_proto_rawDescData
 }
 
-var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_v1_shunt_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: shunt.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: shunt.v1.GetStatusResponse
@@ -3894,129 +4132,141 @@ var file_v1_shunt_proto_goTypes = []any{
 	(*UDPHolder)(nil),               // 4: shunt.v1.UDPHolder
 	(*UDPQueue)(nil),                // 5: shunt.v1.UDPQueue
 	(*UDPCounts)(nil),               // 6: shunt.v1.UDPCounts
-	(*Product)(nil),                 // 7: shunt.v1.Product
-	(*Attachment)(nil),              // 8: shunt.v1.Attachment
-	(*ChainedProgram)(nil),          // 9: shunt.v1.ChainedProgram
-	(*Condition)(nil),               // 10: shunt.v1.Condition
-	(*Service)(nil),                 // 11: shunt.v1.Service
-	(*ServiceBackend)(nil),          // 12: shunt.v1.ServiceBackend
-	(*Backend)(nil),                 // 13: shunt.v1.Backend
-	(*BackendHealth)(nil),           // 14: shunt.v1.BackendHealth
-	(*Count)(nil),                   // 15: shunt.v1.Count
-	(*ListBackendsRequest)(nil),     // 16: shunt.v1.ListBackendsRequest
-	(*ListBackendsResponse)(nil),    // 17: shunt.v1.ListBackendsResponse
-	(*ListOverridesRequest)(nil),    // 18: shunt.v1.ListOverridesRequest
-	(*ListOverridesResponse)(nil),   // 19: shunt.v1.ListOverridesResponse
-	(*Override)(nil),                // 20: shunt.v1.Override
-	(*WatchRequest)(nil),            // 21: shunt.v1.WatchRequest
-	(*WatchResponse)(nil),           // 22: shunt.v1.WatchResponse
-	(*HealthChange)(nil),            // 23: shunt.v1.HealthChange
-	(*ReloadRequest)(nil),           // 24: shunt.v1.ReloadRequest
-	(*ReloadResponse)(nil),          // 25: shunt.v1.ReloadResponse
-	(*SettingDifference)(nil),       // 26: shunt.v1.SettingDifference
-	(*Fault)(nil),                   // 27: shunt.v1.Fault
-	(*Difference)(nil),              // 28: shunt.v1.Difference
-	(*ServiceDifference)(nil),       // 29: shunt.v1.ServiceDifference
-	(*AttributeDifference)(nil),     // 30: shunt.v1.AttributeDifference
-	(*FilterDifference)(nil),        // 31: shunt.v1.FilterDifference
-	(*WeightDifference)(nil),        // 32: shunt.v1.WeightDifference
-	(*StateDifference)(nil),         // 33: shunt.v1.StateDifference
-	(*BackendDifference)(nil),       // 34: shunt.v1.BackendDifference
-	(*TableDifference)(nil),         // 35: shunt.v1.TableDifference
-	(*AddressDifference)(nil),       // 36: shunt.v1.AddressDifference
-	(*DrainBackendRequest)(nil),     // 37: shunt.v1.DrainBackendRequest
-	(*UndrainBackendRequest)(nil),   // 38: shunt.v1.UndrainBackendRequest
-	(*SetBackendWeightRequest)(nil), // 39: shunt.v1.SetBackendWeightRequest
-	(*SetBackendHealthRequest)(nil), // 40: shunt.v1.SetBackendHealthRequest
-	(*ClearOverridesRequest)(nil),   // 41: shunt.v1.ClearOverridesRequest
-	(*OverrideResponse)(nil),        // 42: shunt.v1.OverrideResponse
-	(*DetachRequest)(nil),           // 43: shunt.v1.DetachRequest
-	(*DetachResponse)(nil),          // 44: shunt.v1.DetachResponse
-	nil,                             // 45: shunt.v1.GetStatusResponse.ReasonsEntry
-	nil,                             // 46: shunt.v1.GetStatusResponse.SocketsEntry
-	nil,                             // 47: shunt.v1.UDPLease.EndedEntry
-	(*timestamppb.Timestamp)(nil),   // 48: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 49: google.protobuf.Duration
+	(*Acceleration)(nil),            // 7: shunt.v1.Acceleration
+	(*AcceleratedPod)(nil),          // 8: shunt.v1.AcceleratedPod
+	(*AcceleratedAddress)(nil),      // 9: shunt.v1.AcceleratedAddress
+	(*Product)(nil),                 // 10: shunt.v1.Product
+	(*Attachment)(nil),              // 11: shunt.v1.Attachment
+	(*ChainedProgram)(nil),          // 12: shunt.v1.ChainedProgram
+	(*Condition)(nil),               // 13: shunt.v1.Condition
+	(*Service)(nil),                 // 14: shunt.v1.Service
+	(*ServiceBackend)(nil),          // 15: shunt.v1.ServiceBackend
+	(*Backend)(nil),                 // 16: shunt.v1.Backend
+	(*BackendHealth)(nil),           // 17: shunt.v1.BackendHealth
+	(*Count)(nil),                   // 18: shunt.v1.Count
+	(*ListBackendsRequest)(nil),     // 19: shunt.v1.ListBackendsRequest
+	(*ListBackendsResponse)(nil),    // 20: shunt.v1.ListBackendsResponse
+	(*ListOverridesRequest)(nil),    // 21: shunt.v1.ListOverridesRequest
+	(*ListOverridesResponse)(nil),   // 22: shunt.v1.ListOverridesResponse
+	(*Override)(nil),                // 23: shunt.v1.Override
+	(*WatchRequest)(nil),            // 24: shunt.v1.WatchRequest
+	(*WatchResponse)(nil),           // 25: shunt.v1.WatchResponse
+	(*HealthChange)(nil),            // 26: shunt.v1.HealthChange
+	(*ReloadRequest)(nil),           // 27: shunt.v1.ReloadRequest
+	(*ReloadResponse)(nil),          // 28: shunt.v1.ReloadResponse
+	(*SettingDifference)(nil),       // 29: shunt.v1.SettingDifference
+	(*Fault)(nil),                   // 30: shunt.v1.Fault
+	(*Difference)(nil),              // 31: shunt.v1.Difference
+	(*ServiceDifference)(nil),       // 32: shunt.v1.ServiceDifference
+	(*AttributeDifference)(nil),     // 33: shunt.v1.AttributeDifference
+	(*FilterDifference)(nil),        // 34: shunt.v1.FilterDifference
+	(*WeightDifference)(nil),        // 35: shunt.v1.WeightDifference
+	(*StateDifference)(nil),         // 36: shunt.v1.StateDifference
+	(*BackendDifference)(nil),       // 37: shunt.v1.BackendDifference
+	(*TableDifference)(nil),         // 38: shunt.v1.TableDifference
+	(*AddressDifference)(nil),       // 39: shunt.v1.AddressDifference
+	(*DrainBackendRequest)(nil),     // 40: shunt.v1.DrainBackendRequest
+	(*UndrainBackendRequest)(nil),   // 41: shunt.v1.UndrainBackendRequest
+	(*SetBackendWeightRequest)(nil), // 42: shunt.v1.SetBackendWeightRequest
+	(*SetBackendHealthRequest)(nil), // 43: shunt.v1.SetBackendHealthRequest
+	(*ClearOverridesRequest)(nil),   // 44: shunt.v1.ClearOverridesRequest
+	(*OverrideResponse)(nil),        // 45: shunt.v1.OverrideResponse
+	(*DetachRequest)(nil),           // 46: shunt.v1.DetachRequest
+	(*DetachResponse)(nil),          // 47: shunt.v1.DetachResponse
+	nil,                             // 48: shunt.v1.GetStatusResponse.ReasonsEntry
+	nil,                             // 49: shunt.v1.GetStatusResponse.SocketsEntry
+	nil,                             // 50: shunt.v1.UDPLease.EndedEntry
+	nil,                             // 51: shunt.v1.Acceleration.CountsEntry
+	nil,                             // 52: shunt.v1.AcceleratedPod.CountsEntry
+	(*timestamppb.Timestamp)(nil),   // 53: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 54: google.protobuf.Duration
 }
 var file_v1_shunt_proto_depIdxs = []int32{
 	2,  // 0: shunt.v1.GetStatusResponse.daemon:type_name -> shunt.v1.Daemon
-	8,  // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
-	11, // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
-	13, // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
-	45, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
-	48, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
+	11, // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
+	14, // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
+	16, // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
+	48, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
+	53, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
 	3,  // 6: shunt.v1.GetStatusResponse.udp:type_name -> shunt.v1.UDPLease
-	46, // 7: shunt.v1.GetStatusResponse.sockets:type_name -> shunt.v1.GetStatusResponse.SocketsEntry
-	48, // 8: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
-	8,  // 9: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
-	10, // 10: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
-	20, // 11: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
-	7,  // 12: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
-	4,  // 13: shunt.v1.UDPLease.holder:type_name -> shunt.v1.UDPHolder
-	47, // 14: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
-	6,  // 15: shunt.v1.UDPLease.total:type_name -> shunt.v1.UDPCounts
-	48, // 16: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
-	5,  // 17: shunt.v1.UDPHolder.queues:type_name -> shunt.v1.UDPQueue
-	6,  // 18: shunt.v1.UDPHolder.elsewhere:type_name -> shunt.v1.UDPCounts
-	6,  // 19: shunt.v1.UDPQueue.counts:type_name -> shunt.v1.UDPCounts
-	9,  // 20: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
-	48, // 21: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
-	48, // 22: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	12, // 23: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
-	20, // 24: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
-	14, // 25: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
-	48, // 26: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
-	48, // 27: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
-	13, // 28: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
-	20, // 29: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
-	48, // 30: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
-	48, // 31: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
-	48, // 32: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
-	10, // 33: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
-	23, // 34: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
-	48, // 35: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
-	27, // 36: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
-	28, // 37: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
-	26, // 38: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
-	29, // 39: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
-	36, // 40: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
-	30, // 41: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	31, // 42: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
-	32, // 43: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
-	35, // 44: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
-	33, // 45: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
-	34, // 46: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
-	30, // 47: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	49, // 48: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
-	28, // 49: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
-	15, // 50: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
-	0,  // 51: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
-	16, // 52: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
-	18, // 53: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
-	21, // 54: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
-	24, // 55: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
-	37, // 56: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
-	38, // 57: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
-	39, // 58: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
-	40, // 59: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
-	41, // 60: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
-	43, // 61: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
-	1,  // 62: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
-	17, // 63: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
-	19, // 64: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
-	22, // 65: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
-	25, // 66: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
-	42, // 67: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
-	42, // 68: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
-	42, // 69: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
-	42, // 70: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
-	42, // 71: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
-	44, // 72: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
-	62, // [62:73] is the sub-list for method output_type
-	51, // [51:62] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	49, // 7: shunt.v1.GetStatusResponse.sockets:type_name -> shunt.v1.GetStatusResponse.SocketsEntry
+	7,  // 8: shunt.v1.GetStatusResponse.acceleration:type_name -> shunt.v1.Acceleration
+	53, // 9: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
+	11, // 10: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
+	13, // 11: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
+	23, // 12: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
+	10, // 13: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
+	4,  // 14: shunt.v1.UDPLease.holder:type_name -> shunt.v1.UDPHolder
+	50, // 15: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
+	6,  // 16: shunt.v1.UDPLease.total:type_name -> shunt.v1.UDPCounts
+	53, // 17: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
+	5,  // 18: shunt.v1.UDPHolder.queues:type_name -> shunt.v1.UDPQueue
+	6,  // 19: shunt.v1.UDPHolder.elsewhere:type_name -> shunt.v1.UDPCounts
+	6,  // 20: shunt.v1.UDPQueue.counts:type_name -> shunt.v1.UDPCounts
+	8,  // 21: shunt.v1.Acceleration.pods:type_name -> shunt.v1.AcceleratedPod
+	51, // 22: shunt.v1.Acceleration.counts:type_name -> shunt.v1.Acceleration.CountsEntry
+	9,  // 23: shunt.v1.AcceleratedPod.addresses:type_name -> shunt.v1.AcceleratedAddress
+	52, // 24: shunt.v1.AcceleratedPod.counts:type_name -> shunt.v1.AcceleratedPod.CountsEntry
+	12, // 25: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
+	53, // 26: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
+	53, // 27: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	15, // 28: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
+	23, // 29: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
+	17, // 30: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
+	53, // 31: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
+	53, // 32: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
+	16, // 33: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
+	23, // 34: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
+	53, // 35: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
+	53, // 36: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
+	53, // 37: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
+	13, // 38: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
+	26, // 39: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
+	53, // 40: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
+	30, // 41: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
+	31, // 42: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
+	29, // 43: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
+	32, // 44: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
+	39, // 45: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
+	33, // 46: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	34, // 47: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
+	35, // 48: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
+	38, // 49: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
+	36, // 50: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
+	37, // 51: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
+	33, // 52: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	54, // 53: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
+	31, // 54: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
+	18, // 55: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
+	18, // 56: shunt.v1.Acceleration.CountsEntry.value:type_name -> shunt.v1.Count
+	18, // 57: shunt.v1.AcceleratedPod.CountsEntry.value:type_name -> shunt.v1.Count
+	0,  // 58: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
+	19, // 59: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
+	21, // 60: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
+	24, // 61: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
+	27, // 62: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
+	40, // 63: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
+	41, // 64: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
+	42, // 65: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
+	43, // 66: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
+	44, // 67: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
+	46, // 68: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
+	1,  // 69: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
+	20, // 70: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
+	22, // 71: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
+	25, // 72: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
+	28, // 73: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
+	45, // 74: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
+	45, // 75: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
+	45, // 76: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
+	45, // 77: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
+	45, // 78: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
+	47, // 79: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
+	69, // [69:80] is the sub-list for method output_type
+	58, // [58:69] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_v1_shunt_proto_init() }
@@ -4024,19 +4274,19 @@ func file_v1_shunt_proto_init() {
 	if File_v1_shunt_proto != nil {
 		return
 	}
-	file_v1_shunt_proto_msgTypes[8].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[11].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[12].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[13].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[20].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[39].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[14].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[15].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[16].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[23].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[42].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1_shunt_proto_rawDesc), len(file_v1_shunt_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   48,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

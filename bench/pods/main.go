@@ -45,7 +45,7 @@ func run(ctx context.Context, rounds int, duration time.Duration, file string) (
 	}
 	ways := []compare.Way{{Name: "plain"}}
 	for _, mode := range []shortcut.Mode{shortcut.Checked, shortcut.Bypass} {
-		w, err := watch.Open(watch.Options{Mode: mode, Pods: b.Watched(), In: b.Node.Run})
+		w, err := watch.Open(watch.Options{Mode: mode, Find: watch.Fixed(b.Watched()...), In: b.Node.Run})
 		if err != nil {
 			return err
 		}

@@ -33,9 +33,16 @@
 #define CT_TRANSLATED (1 << 4 | 1 << 5 | 1 << 6)
 /* TCP_CONNTRACK_ESTABLISHED of enum tcp_conntrack, linux/netfilter/nf_conntrack_tcp.h. */
 #define CT_TCP_ESTABLISHED 3
+/* IP_CT_TCP_FLAG_BE_LIBERAL of the same: packets outside of the window are not invalid. */
+#define CT_TCP_BE_LIBERAL 0x08
 
 /* Of the kernel's types, what is read here; the loader finds where it is. */
+struct ip_ct_tcp_state {
+	__u8 flags;
+} __attribute__((preserve_access_index));
+
 struct ip_ct_tcp {
+	struct ip_ct_tcp_state seen[2];
 	__u8 state;
 } __attribute__((preserve_access_index));
 

@@ -20,13 +20,34 @@ struct {
 	__uint(max_entries, PODS_MAX);
 } sh_pd_pods SEC(".maps");
 
-/* enum pod_left -> how many packets and bytes, per CPU. Written by the program, read by user space. Cannot
- * be full. Made anew with the program. */
+/* Index of a pod's interface -> what became of the packets that came from it, per CPU. Elements are made by
+ * user space before the program is attached there, counted in by the program, read by user space, and
+ * removed after the program is off. Full: user space does not attach. Made anew with the program. */
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__type(key, __u32);
-	__type(value, struct count);
-	__uint(max_entries, POD_LEFT_COUNT);
+	__type(value, struct pod_counts);
+	__uint(max_entries, PODS_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 } sh_pd_counts SEC(".maps");
+
+/* 0 -> until when the pods are judged, ns of CLOCK_MONOTONIC. Written by user space each time that it has
+ * judged them; read by the program. Cannot be full. Made anew with the program. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, 1);
+} sh_pd_watched SEC(".maps");
+
+/* A connection that could take the shortcut once conntrack is liberal with it -> nothing. Added by the
+ * program, which removes those that end; taken out by user space, which tells conntrack. Full: the
+ * connection goes through the stack and asks again with its next packet. Made anew with the program. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct pod_flow);
+	__type(value, __u8);
+	__uint(max_entries, ASKING_MAX);
+} sh_pd_asking SEC(".maps");
 
 #endif

@@ -12,6 +12,9 @@
  * a packet. Both directions of a connection take the shortcut, or none: conntrack, which follows sequence
  * numbers, would take what it sees of half a connection for invalid. So everything that decides is the
  * same for both: the states of both pods, their MTUs, and what conntrack knows.
+ *
+ * Invariant: a checked connection can go back to the stack at any packet. So conntrack is liberal with it
+ * before its first packet takes the shortcut, and nothing is to be done when the daemon is killed.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -29,7 +32,6 @@
 #include "../ctx/sk_buff.h"
 
 #include "../core/addr.h"
-#include "../core/count.h"
 #include "conntrack.h"
 #include "maps.h"
 
@@ -184,6 +186,50 @@ static __always_inline enum pod_left transport_read(struct __sk_buff *skb, struc
 	return POD_TAKEN;
 }
 
+/* Whether user space has judged the pods lately. A daemon that is stuck or gone cannot see new rules. */
+static __always_inline __u32 pods_watched(void)
+{
+	__u32 zero = 0;
+	__u64 *until_ns = bpf_map_lookup_elem(&sh_pd_watched, &zero);
+
+	return until_ns && bpf_ktime_get_coarse_ns() < *(volatile __u64 *)until_ns;
+}
+
+/* Has user space tell conntrack to be liberal with a connection, unless that ends. */
+static __always_inline void preparation_ask(const struct passage *p)
+{
+	struct pod_flow flow = { .source = p->source, .destination = p->destination };
+	__u8 nothing = 0;
+
+	if (p->tuple_size == sizeof(p->tuple.ipv4)) {
+		flow.source_port = p->tuple.ipv4.sport;
+		flow.destination_port = p->tuple.ipv4.dport;
+	} else {
+		flow.source_port = p->tuple.ipv6.sport;
+		flow.destination_port = p->tuple.ipv6.dport;
+	}
+	if (p->segment == SEGMENT_FIN || p->segment == SEGMENT_RST)
+		bpf_map_delete_elem(&sh_pd_asking, &flow);
+	else
+		bpf_map_update_elem(&sh_pd_asking, &flow, &nothing, BPF_NOEXIST);
+}
+
+static __always_inline __u32 entry_is_liberal(const struct nf_conn *entry)
+{
+	return entry->proto.tcp.seen[0].flags & entry->proto.tcp.seen[1].flags & CT_TCP_BE_LIBERAL;
+}
+
+/* Whether conntrack is to be told of a connection. With bypass that is for later: a connection that was
+ * established before goes on if its packets have to go through the stack again. */
+static __always_inline __u32 entry_is_unprepared(const struct passage *p,
+						 const struct nf_conn *entry, enum pod_left left)
+{
+	if (left != POD_TAKEN || mode != POD_MODE_BYPASS)
+		return left == POD_UNPREPARED;
+	return p->protocol == IPPROTO_TCP && p->segment == SEGMENT_DATA &&
+	       entry->proto.tcp.state == CT_TCP_ESTABLISHED && !entry_is_liberal(entry);
+}
+
 /* What conntrack says to a packet of a connection that it knows. */
 static __always_inline enum pod_left entry_judge(const struct passage *p,
 						 const struct nf_conn *entry)
@@ -194,9 +240,11 @@ static __always_inline enum pod_left entry_judge(const struct passage *p,
 		return POD_TAKEN;
 	if (!(entry->status & CT_SEEN_REPLY))
 		return POD_UNANSWERED;
-	if (p->protocol == IPPROTO_TCP && entry->proto.tcp.state != CT_TCP_ESTABLISHED)
+	if (p->protocol != IPPROTO_TCP)
+		return POD_TAKEN;
+	if (entry->proto.tcp.state != CT_TCP_ESTABLISHED)
 		return POD_HANDSHAKE;
-	return POD_TAKEN;
+	return entry_is_liberal(entry) ? POD_TAKEN : POD_UNPREPARED;
 }
 
 static __always_inline enum pod_left conntrack_ask(struct __sk_buff *skb, struct passage *p)
@@ -204,7 +252,7 @@ static __always_inline enum pod_left conntrack_ask(struct __sk_buff *skb, struct
 	struct bpf_ct_opts opts = { .netns_id = -1, .l4proto = p->protocol };
 	enum pod_left left;
 	struct nf_conn *entry;
-	__u32 time_ms;
+	__u32 time_ms, unprepared;
 
 	if (p->tuple_size == sizeof(p->tuple.ipv4))
 		entry = bpf_skb_ct_lookup(skb, &p->tuple, sizeof(p->tuple.ipv4), &opts,
@@ -220,7 +268,10 @@ static __always_inline enum pod_left conntrack_ask(struct __sk_buff *skb, struct
 		if (time_ms)
 			bpf_ct_change_timeout(entry, time_ms);
 	}
+	unprepared = entry_is_unprepared(p, entry, left);
 	bpf_ct_release(entry);
+	if (unprepared)
+		preparation_ask(p);
 	return left;
 }
 
@@ -243,6 +294,8 @@ static __always_inline enum pod_left packet_judge(struct __sk_buff *skb, struct 
 	left = pods_find(p, skb->ifindex); /* first: what is for nobody here has no other reason */
 	if (left != POD_TAKEN)
 		return left;
+	if (!pods_watched())
+		return POD_UNWATCHED;
 	if (plain != POD_TAKEN)
 		return plain;
 	left = transport_read(skb, p);
@@ -254,12 +307,23 @@ static __always_inline enum pod_left packet_judge(struct __sk_buff *skb, struct 
 	return conntrack_ask(skb, p);
 }
 
+/* Counts a packet of the pod behind an interface. */
+static __always_inline void pod_count(__u32 ifindex, enum pod_left left, __u64 bytes)
+{
+	struct pod_counts *counts = bpf_map_lookup_elem(&sh_pd_counts, &ifindex);
+
+	if (!counts || (__u32)left >= POD_LEFT_COUNT)
+		return;
+	counts->of[left].packets++;
+	counts->of[left].bytes += bytes;
+}
+
 SEC("tc")
 int sh_pod(struct __sk_buff *skb)
 {
 	struct passage p = {};
 	enum pod_left left = packet_judge(skb, &p);
 
-	count_in(&sh_pd_counts, left, skb->len);
+	pod_count(skb->ifindex, left, skb->len);
 	return left == POD_TAKEN ? bpf_redirect_peer(p.ifindex, 0) : TC_ACT_UNSPEC;
 }

@@ -9,6 +9,7 @@
 
 enum pod_limit {
 	PODS_MAX = 4096, /* addresses of pods on this machine */
+	ASKING_MAX = 4096, /* connections that wait for conntrack to be told */
 };
 
 /* How much of netfilter a connection must have gone through. */
@@ -27,7 +28,7 @@ struct pod {
 
 /*
  * What became of a packet. The first is the shortcut; with all others the packet went on to the stack as
- * it came. Those from POD_UNJUDGED on are states of a pod, which user space sets.
+ * it came. Those from POD_UNJUDGED to POD_NOT_VETH are states of a pod, which user space sets.
  */
 enum pod_left {
 	POD_TAKEN = 0, /* given to the other pod */
@@ -54,7 +55,24 @@ enum pod_left {
 	POD_BRIDGED = 20, /* its interface is a port of a bridge */
 	POD_DOWN = 21, /* its interface has no carrier */
 	POD_NOT_VETH = 22, /* its interface is no veth into another namespace */
-	POD_LEFT_COUNT = 23,
+
+	/* Of packets again. */
+	POD_UNWATCHED = 23, /* user space has not judged the pods for a second */
+	POD_UNPREPARED =
+		24, /* conntrack would refuse the connection's packets after the shortcut */
+	POD_LEFT_COUNT = 25,
+};
+
+/* What became of the packets that one pod has sent, by enum pod_left. */
+struct pod_counts {
+	struct count of[POD_LEFT_COUNT];
+};
+
+/* A TCP connection, as the packet that asks for it has it. */
+struct pod_flow {
+	struct addr source, destination;
+	__be16 source_port, destination_port;
+	__u32 zero;
 };
 
 #endif

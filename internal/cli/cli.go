@@ -103,7 +103,7 @@ Then:          shunt check       check the configuration
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newRun(s), newCheck(s), newReload(s), newSchema(s), newStatus(s), newBackend(s), newOverride(s), newChain(s), newDetach(s), newUninstall(s),
-		newDecap(s), newUDP(s), newDiag(s), newGuard(s), newDoctor(s), newDemo(s))
+		newDecap(s), newUDP(s), newAccelerate(s), newDiag(s), newGuard(s), newDoctor(s), newDemo(s))
 	return root
 }
 

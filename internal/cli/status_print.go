@@ -90,6 +90,7 @@ func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, sho
 		fmt.Fprintf(w, "%s. The daemon is process %d, running since %s, with %s.\n", does, st.Daemon.Pid,
 			st.Daemon.Since.AsTime().Local().Format(time.DateTime), st.Daemon.ConfigPath)
 		printProducts(w, st.Daemon.Products)
+		printAcceleration(w, st, show)
 		printConditions(w, st, show)
 		return
 	case !st.Forwarding:
@@ -119,6 +120,7 @@ func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, sho
 	}
 	t.flush()
 	printChained(w, st.Attached)
+	printAcceleration(w, st, show)
 	fmt.Fprintln(w)
 	backends := 0
 	for _, s := range st.Services {

@@ -28,6 +28,9 @@ const (
 	OverridesUnsaved       = "overrides_unsaved"
 	PeerAggregates         = "peer_aggregates"
 	PeerHidesTags          = "peer_hides_tags"
+	PodLeftAlone           = "pod_left_alone"
+	PodsMissing            = "pods_missing"
+	PodsUnjudged           = "pods_unjudged"
 	PortsShort             = "ports_short"
 	ProductFailed          = "product_failed"
 	ReconcileFailing       = "reconcile_failing"
@@ -180,6 +183,21 @@ var Codes = []Definition{
 		Code: PeerHidesTags, Severity: Warning, Subject: "interface",
 		Meaning: "The interface is the parent of VLANs in native mode and is one end of a veth pair. The other end sends VLAN tags beside the frames, where the program does not see them, and it lies in a network namespace that shunt cannot enter. Frames of the VLANs look like the parent's own.",
 		Remedy:  "switch that off at the other end with the command that the condition names",
+	},
+	{
+		Code: PodLeftAlone, Severity: Warning, Subject: "interface of accelerate",
+		Meaning: "All packets of this pod, or of one of its addresses, go through the host's stack, because the host does something with them that the shortcut would skip, or because the pod cannot have it. docs/guide/pods.md lists the reasons.",
+		Remedy:  "take away what the condition names, if it is not wanted; or leave the interface out of accelerate",
+	},
+	{
+		Code: PodsMissing, Severity: Info, Subject: "accelerate",
+		Meaning: "No interface of this host is the end of a pod's veth that accelerate means. Pods that start are found.",
+		Remedy:  "do nothing while no pod runs; otherwise compare `ip -details link show type veth` with accelerate's interfaces",
+	},
+	{
+		Code: PodsUnjudged, Severity: Error, Subject: "accelerate",
+		Meaning: "shunt cannot look whether pods may take the shortcut. One second later all their packets go through the host's stack, until it can.",
+		Remedy:  "do what the condition says is missing; shunt tries again twice a second",
 	},
 	{
 		Code: PortsShort, Severity: Warning, Subject: "instance",

@@ -36,6 +36,12 @@ type Sample struct {
 	Leases        []Lease
 	LeasesRefused []Count
 
+	// Accelerates is whether the pod shortcut runs. PodAddresses are by state, the others by reason.
+	Accelerates          bool
+	PodAddresses         []Count
+	PodPackets, PodBytes []Count
+	Pods                 []Pod
+
 	// Backends are those of the services that are told of.
 	Backends []Backend
 
@@ -167,6 +173,9 @@ func (s *Sample) Text(to []byte) []byte {
 	}
 	if s.Lends {
 		families = append(families, udpFamilies...)
+	}
+	if s.Accelerates {
+		families = append(families, podFamilies...)
 	}
 	for i := range families {
 		e.family(&families[i])

@@ -36,3 +36,24 @@ func TestProductsDoNotShare(t *testing.T) {
 		t.Errorf("a file with the UDP path alone has %v", all)
 	}
 }
+
+// A name that the balancer or the UDP path has is no pod's; a pattern is looked at on the machine.
+func TestPodsShareNoInterface(t *testing.T) {
+	const others = "interfaces: [{name: eth0}]\nservices: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]}]\n" +
+		"udp: [{name: feed, interface: eth1, address: 192.0.2.11, port: 53, allow: {user: root}}]\n"
+	for entry, want := range map[string][]string{
+		"[veth1, \"eth*\"]": nil,
+		"[veth1, eth0]": {"4:34: error: accelerate.interfaces[1]: interface eth0 is also one of the balancer's interfaces, at 1:21: " +
+			"a pod's veth belongs to the pod shortcut alone; take it out of one of them"},
+		"eth1": {"4:26: error: accelerate.interfaces: interface eth1 is also the UDP path's, at 3:31: " +
+			"a pod's veth belongs to the pod shortcut alone; take it out of one of them"},
+	} {
+		var have []string
+		for _, f := range faultsOf(t, others+"accelerate: {interfaces: "+entry+"}\n") {
+			have = append(have, strings.TrimPrefix(strings.ReplaceAll(f.String(), f.File+":", ""), f.File+":"))
+		}
+		if !slices.Equal(have, want) {
+			t.Errorf("%s\nhas  %q\nwant %q", entry, have, want)
+		}
+	}
+}

@@ -40,7 +40,7 @@ a dot, in the order of names. Lists are appended to each other. Any other value 
   error. A frontend without a backend of its family is also an error, unless the service uses direct return (` + "`dsr-*`" + `) and
   all its backends are of the other family.
 - A file is about the products whose keys it has. The balancer's are ` + "`interfaces`, `services`" + ` and what goes with them,
-  the UDP path's ` + "`udp` and `udp_socket`" + `. An interface, and an address with its port, can belong to one of them only.
+  the UDP path's ` + "`udp` and `udp_socket`" + `, the pod shortcut's ` + "`accelerate`" + `. An interface, and an address with its port, can belong to one of them only.
 - Durations carry a unit: ` + "`ms`, `s`, `m`, `h`" + `, or several, as in ` + "`2h4m`" + `. The minimum is 10ms and the maximum is 24 days
   (` + "`576h`" + `), unless the table says otherwise.
 - Keys at the top of the file that begin with ` + "`x-`" + ` are ignored. YAML anchors, aliases and merge keys work.

@@ -76,7 +76,9 @@ var mayImport = map[string][]string{
 	"internal/diag/sched": {"internal/diag/line", "internal/event", "sensor"},
 
 	// The pod shortcuts.
-	"internal/pod/compare":  {"internal/pod/traffic"},
+	"internal/pod/compare": {"internal/pod/traffic"},
+	"internal/pod/daemon": {"api/v1", "internal/condition", "internal/config", "internal/metrics", "internal/node", "internal/value", "internal/pod/shortcut",
+		"internal/pod/watch"},
 	"internal/pod/plain":    {},
 	"internal/pod/rules":    {},
 	"internal/pod/shortcut": {"internal/kernel"},

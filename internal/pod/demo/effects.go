@@ -16,7 +16,7 @@ import (
 
 // effects shows what the shortcut must not change.
 func (d *demo) effects(ctx context.Context) error {
-	if _, err := d.use(ctx, vip); err != nil {
+	if _, _, err := d.use(ctx, vip, nil); err != nil {
 		return err
 	}
 	_, nat, err := taken(d.checked, "nat")
@@ -39,7 +39,7 @@ func (d *demo) closing(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := ask(c); err != nil {
+	if err := settle(c, d.checked); err != nil {
 		return errors.Join(err, c.Close())
 	}
 	client := c.LocalAddr().(*net.TCPAddr).Port
@@ -76,7 +76,7 @@ func (d *demo) ruleWhileFlowing(ctx context.Context) error {
 		return err
 	}
 	defer c.Close() //nolint:errcheck // it is cut
-	if err := ask(c); err != nil {
+	if err := settle(c, d.checked); err != nil {
 		return err
 	}
 	var remove func() error

@@ -31,6 +31,20 @@ type podPod struct {
 	State uint64
 }
 
+type podPodCounts struct {
+	_  structs.HostLayout
+	Of [25]podCount
+}
+
+type podPodFlow struct {
+	_               structs.HostLayout
+	Source          podAddr
+	Destination     podAddr
+	SourcePort      uint16
+	DestinationPort uint16
+	Zero            uint32
+}
+
 type podPodLeft uint32
 
 const (
@@ -57,13 +71,16 @@ const (
 	podPodLeftPOD_BRIDGED      podPodLeft = 20
 	podPodLeftPOD_DOWN         podPodLeft = 21
 	podPodLeftPOD_NOT_VETH     podPodLeft = 22
-	podPodLeftPOD_LEFT_COUNT   podPodLeft = 23
+	podPodLeftPOD_UNWATCHED    podPodLeft = 23
+	podPodLeftPOD_UNPREPARED   podPodLeft = 24
+	podPodLeftPOD_LEFT_COUNT   podPodLeft = 25
 )
 
 type podPodLimit uint32
 
 const (
-	podPodLimitPODS_MAX podPodLimit = 4096
+	podPodLimitPODS_MAX   podPodLimit = 4096
+	podPodLimitASKING_MAX podPodLimit = 4096
 )
 
 type podPodMode uint32
@@ -77,8 +94,10 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	podMapShPdAsking       = "sh_pd_asking"
 	podMapShPdCounts       = "sh_pd_counts"
 	podMapShPdPods         = "sh_pd_pods"
+	podMapShPdWatched      = "sh_pd_watched"
 	podProgShPod           = "sh_pod"
 	podVarClosedMs         = "closed_ms"
 	podVarEndingMs         = "ending_ms"
@@ -141,8 +160,10 @@ type podProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type podMapSpecs struct {
-	ShPdCounts *ebpf.MapSpec `ebpf:"sh_pd_counts"`
-	ShPdPods   *ebpf.MapSpec `ebpf:"sh_pd_pods"`
+	ShPdAsking  *ebpf.MapSpec `ebpf:"sh_pd_asking"`
+	ShPdCounts  *ebpf.MapSpec `ebpf:"sh_pd_counts"`
+	ShPdPods    *ebpf.MapSpec `ebpf:"sh_pd_pods"`
+	ShPdWatched *ebpf.MapSpec `ebpf:"sh_pd_watched"`
 }
 
 // podVariableSpecs contains global variables before they are loaded into the kernel.
@@ -181,14 +202,18 @@ func (o *podObjects) Close() error {
 //
 // It can be passed to loadPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type podMaps struct {
-	ShPdCounts *ebpf.Map `ebpf:"sh_pd_counts"`
-	ShPdPods   *ebpf.Map `ebpf:"sh_pd_pods"`
+	ShPdAsking  *ebpf.Map `ebpf:"sh_pd_asking"`
+	ShPdCounts  *ebpf.Map `ebpf:"sh_pd_counts"`
+	ShPdPods    *ebpf.Map `ebpf:"sh_pd_pods"`
+	ShPdWatched *ebpf.Map `ebpf:"sh_pd_watched"`
 }
 
 func (m *podMaps) Close() error {
 	return _PodClose(
+		m.ShPdAsking,
 		m.ShPdCounts,
 		m.ShPdPods,
+		m.ShPdWatched,
 	)
 }
 

@@ -1,10 +1,12 @@
 // Package shortcut is the pod shortcuts' program and its maps: which addresses are pods, which of them may
 // take the shortcut, and what became of packets. It decides nothing: package watch judges pods.
 //
-// A pod is left alone until Put says otherwise. Nothing is pinned, so the program goes with the process.
+// A pod is left alone until Put says otherwise, and all of them unless Watched is called again and again. Nothing
+// is pinned, so the program goes with the process, or has no effect without it (below Linux 6.6).
 package shortcut
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -91,7 +93,24 @@ type Shortcut struct {
 	id      uint32
 	grace   *kernel.Grace
 	at      map[int]*kernel.TC
+	gone    Counts // of interfaces that it was on
 }
+
+// Counts are packets and bytes by what became of them: "taken", or why they were left to the stack.
+type Counts map[string]kernel.Count
+
+// Add adds others.
+func (c Counts) Add(more Counts) {
+	for name, n := range more {
+		sum := c[name]
+		sum.Packets += n.Packets
+		sum.Bytes += n.Bytes
+		c[name] = sum
+	}
+}
+
+// Flow is a TCP connection between two pods, as one of its packets has it.
+type Flow struct{ From, To netip.AddrPort }
 
 // Open loads the program. The times of conntrack's entries are those of the calling thread's network
 // namespace; a later change of them is not noticed.
@@ -104,7 +123,7 @@ func Open(mode Mode) (*Shortcut, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Shortcut{at: map[int]*kernel.TC{}}
+	s := &Shortcut{at: map[int]*kernel.TC{}, gone: Counts{}}
 	if s.objects, err = kernel.Load(spec, constants, nil); err != nil {
 		return nil, fmt.Errorf("load the pod shortcut's program: %w; it needs conntrack's functions for BPF (Linux 6.0, nf_conntrack loaded)", err)
 	}
@@ -181,16 +200,64 @@ func (s *Shortcut) Remove(address netip.Addr) error {
 	return nil
 }
 
+// Watched lets packets take the shortcut for so long from now on. Then they go through the stack, unless it is
+// called again.
+func (s *Shortcut) Watched(so time.Duration) error {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return fmt.Errorf("read the time: %w", err)
+	}
+	if err := s.objects.Maps[podMapShPdWatched].Put(uint32(0), uint64(now.Nano())+uint64(so)); err != nil {
+		return fmt.Errorf("tell the pod shortcut's program that pods are judged: %w", err)
+	}
+	return nil
+}
+
+// Asking takes out the connections that may take the shortcut once conntrack is liberal with them. It may be
+// called at the same time as the other methods.
+func (s *Shortcut) Asking() (all []Flow, err error) {
+	m := s.objects.Maps[podMapShPdAsking]
+	var key podPodFlow
+	for range podPodLimitASKING_MAX { // more can come meanwhile
+		if err := m.NextKey(nil, &key); errors.Is(err, ebpf.ErrKeyNotExist) {
+			return all, nil
+		} else if err != nil {
+			return all, fmt.Errorf("list the connections that wait for the pod shortcut: %w", err)
+		}
+		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return all, fmt.Errorf("take out a connection that waits for the pod shortcut: %w", err)
+		}
+		all = append(all, Flow{end(key.Source, key.SourcePort), end(key.Destination, key.DestinationPort)})
+	}
+	return all, nil
+}
+
+func end(a podAddr, port uint16) netip.AddrPort {
+	var octets [16]byte
+	binary.NativeEndian.PutUint64(octets[:8], a.High)
+	binary.NativeEndian.PutUint64(octets[8:], a.Low)
+	return netip.AddrPortFrom(netip.AddrFrom16(octets).Unmap(), kernel.FromWire(port))
+}
+
 // Attach has the program see what comes from the pod behind an interface. Attached already is success.
 func (s *Shortcut) Attach(ifindex int) error {
 	if s.at[ifindex] != nil {
 		return nil
 	}
-	t, err := kernel.AttachTC(s.program, podProgShPod, ifindex)
-	if err == nil {
-		s.at[ifindex] = t
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return fmt.Errorf("count the CPUs: %w", err)
 	}
-	return err
+	counts := s.objects.Maps[podMapShPdCounts]
+	if err := counts.Put(uint32(ifindex), make([]podPodCounts, cpus)); err != nil {
+		return fmt.Errorf("make counters for interface %d: %w; there is room for %d", ifindex, err, podPodLimitPODS_MAX)
+	}
+	t, err := kernel.AttachTC(s.program, podProgShPod, ifindex)
+	if err != nil {
+		return errors.Join(err, counts.Delete(uint32(ifindex)))
+	}
+	s.at[ifindex] = t
+	return nil
 }
 
 // Mode is how the program is attached to an interface; empty where it is not.
@@ -204,35 +271,57 @@ func (s *Shortcut) Mode(ifindex int) kernel.Mode {
 // Attached are the interfaces that have the program.
 func (s *Shortcut) Attached() []int { return slices.Collect(maps.Keys(s.at)) }
 
-// Detach takes the program off an interface. That it is not there is success.
-func (s *Shortcut) Detach(ifindex int) error {
-	t := s.at[ifindex]
-	if t == nil {
+// Detach takes the program off interfaces. That it is not there is success.
+func (s *Shortcut) Detach(interfaces ...int) error {
+	var errs []error
+	var off []int
+	for _, ifindex := range interfaces {
+		if t := s.at[ifindex]; t != nil {
+			delete(s.at, ifindex)
+			errs = append(errs, t.Close())
+			off = append(off, ifindex)
+		}
+	}
+	if len(off) == 0 {
 		return nil
 	}
-	delete(s.at, ifindex)
-	return t.Close()
+	errs = append(errs, s.Wait()) // for the last packets to be counted
+	for _, ifindex := range off {
+		counts, err := s.countsOf(ifindex)
+		s.gone.Add(counts)
+		errs = append(errs, err, s.objects.Maps[podMapShPdCounts].Delete(uint32(ifindex)))
+	}
+	return errors.Join(errs...)
 }
 
 // ForeignTC is what of others stands at tc of an interface.
 func (s *Shortcut) ForeignTC(ifindex int) ([]string, error) { return kernel.ForeignTC(ifindex, s.id) }
 
-// Counts are packets and bytes since Open, by what became of them: "taken", or why they were left to the
-// stack. Only what happened.
-func (s *Shortcut) Counts() (map[string]kernel.Count, error) {
-	counts := map[string]kernel.Count{}
+// Counts are those since Open of all packets, and by interface of the packets that came from it since it was
+// attached. Only what happened.
+func (s *Shortcut) Counts() (all Counts, from map[int]Counts, err error) {
+	all, from = Counts{}, map[int]Counts{}
+	all.Add(s.gone)
+	for ifindex := range s.at {
+		if from[ifindex], err = s.countsOf(ifindex); err != nil {
+			return all, from, err
+		}
+		all.Add(from[ifindex])
+	}
+	return all, from, nil
+}
+
+func (s *Shortcut) countsOf(ifindex int) (Counts, error) {
+	var each []podPodCounts
+	if err := s.objects.Maps[podMapShPdCounts].Lookup(uint32(ifindex), &each); err != nil {
+		return nil, fmt.Errorf("read the counters of interface %d: %w", ifindex, err)
+	}
+	counts := Counts{}
 	for left, name := range leftNames() {
-		var each []podCount
-		if err := s.objects.Maps[podMapShPdCounts].Lookup(uint32(left), &each); err != nil {
-			return nil, fmt.Errorf("read the counter of %s packets: %w", name, err)
-		}
-		var sum kernel.Count
 		for _, one := range each {
-			sum.Packets += one.Packets
-			sum.Bytes += one.Bytes
-		}
-		if sum != (kernel.Count{}) {
-			counts[name] = sum
+			if n := one.Of[left]; n.Packets > 0 {
+				counts.Add(Counts{name: {Packets: n.Packets, Bytes: n.Bytes}})
+			}
 		}
 	}
 	return counts, nil
@@ -241,9 +330,7 @@ func (s *Shortcut) Counts() (map[string]kernel.Count, error) {
 // Close takes the program off everywhere.
 func (s *Shortcut) Close() error {
 	var errs []error
-	for ifindex := range s.at {
-		errs = append(errs, s.Detach(ifindex))
-	}
+	errs = append(errs, s.Detach(s.Attached()...))
 	if s.grace != nil {
 		errs = append(errs, s.grace.Close())
 	}

@@ -2,6 +2,7 @@ package watch_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -15,6 +16,7 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/shunt-lb/shunt/internal/pod/plain"
 	"github.com/shunt-lb/shunt/internal/pod/shortcut"
+	"github.com/shunt-lb/shunt/internal/pod/watch"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -73,7 +75,7 @@ func TestInterfacesAreLookedAt(t *testing.T) {
 			return err
 		}, func(netlink.Link) error { return foreign.Close() }},
 		{"tc", "filter of kind bpf", func(l netlink.Link) error {
-			if err := netlink.QdiscAdd(clsact(l)); err != nil {
+			if err := netlink.QdiscAdd(clsact(l)); err != nil && !errors.Is(err, unix.EEXIST) { // without tcx the shortcut's own filter has it
 				return err
 			}
 			p, err := passes()
@@ -81,11 +83,8 @@ func TestInterfacesAreLookedAt(t *testing.T) {
 				return err
 			}
 			defer p.Close()
-			return netlink.FilterAdd(&netlink.BpfFilter{
-				FilterAttrs: netlink.FilterAttrs{LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_MIN_EGRESS, Priority: 1, Protocol: unix.ETH_P_ALL},
-				Fd:          p.FD(), Name: "foreign", DirectAction: true,
-			})
-		}, func(l netlink.Link) error { return netlink.QdiscDel(clsact(l)) }},
+			return netlink.FilterAdd(foreignFilter(l, p.FD()))
+		}, func(l netlink.Link) error { return netlink.FilterDel(foreignFilter(l, -1)) }},
 	} {
 		if c.state == "tc" && c.names == "program" && !hasTCX(t) {
 			continue
@@ -101,6 +100,13 @@ func TestInterfacesAreLookedAt(t *testing.T) {
 // passes is a program of somebody else's.
 func passes() (*ebpf.Program, error) {
 	return ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
+}
+
+func foreignFilter(l netlink.Link, fd int) *netlink.BpfFilter {
+	return &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL},
+		Fd:          fd, Name: "foreign", DirectAction: true,
+	}
 }
 
 func clsact(l netlink.Link) *netlink.Clsact {
@@ -130,6 +136,7 @@ func TestRulesAreJudged(t *testing.T) {
 			for i := range w.Pods { // each pod's own chains drop what is not the pod's, which for these packets cannot be
 				w.becomes(i, "taken", "")
 			}
+			lacking := 0
 			for name, c := range map[string]struct {
 				rule  [][]expr.Any
 				state string
@@ -145,12 +152,21 @@ func TestRulesAreJudged(t *testing.T) {
 				"a count of a pod":     {[][]expr.Any{plain.Source(w.Address(0, false)), {&expr.Counter{}}}, "taken"},
 				"a limit for the pods": {[][]expr.Any{{&expr.Limit{Type: expr.LimitTypePkts, Rate: 10, Unit: expr.LimitTimeSecond, Burst: 5}}, plain.Drop()}, "rule"},
 			} {
-				remove := w.insert(c.rule...)
+				remove, err := w.tryInsert(c.rule...)
+				if errors.Is(err, unix.ENOENT) { // a module of nf_tables (nft_log, nft_limit, nft_ct), which guests may lack
+					t.Logf("%s: not tested, because this kernel has no such rule: %v", name, err)
+					lacking++
+					continue
+				}
+				w.must(err)
 				w.must(w.watch.Judge())
 				w.becomes(0, c.state, "")
 				remove()
 				w.becomes(0, "taken", "")
 				t.Logf("%s: %s", name, c.state)
+			}
+			if lacking > 3 { // log, limit, and the mark of a connection; the others are of nf_tables itself
+				t.Errorf("%d kinds of rules are lacking", lacking)
 			}
 		})
 	}
@@ -242,7 +258,7 @@ func TestPacketsThatNeedTheHost(t *testing.T) {
 func TestMTUs(t *testing.T) {
 	w := newWorld(t, shortcut.Bypass, 2)
 	w.must(w.Node.SetMTU(w.Interface(1), 1400))
-	c, s := w.pair(false)
+	c, s := w.connect(false)
 	w.until("the MTU is noticed", func() bool {
 		before := w.count("mtu")
 		w.exchange(c, s, 1)
@@ -338,10 +354,10 @@ func TestPortsAreUsedAgain(t *testing.T) {
 			s, err := l.Accept()
 			w.must(err)
 			taken := w.count("taken")
-			w.exchange(c, s, 100_000)
-			if w.count("taken") == taken {
-				t.Errorf("nothing took the shortcut: %v", w.status().Counts)
-			}
+			w.until("the connection takes the shortcut", func() bool {
+				w.exchange(c, s, 100_000)
+				return w.count("taken") > taken
+			})
 			w.must(c.Close())
 			_ = s.SetDeadline(time.Now().Add(patience))
 			_, _ = s.Read(make([]byte, 1))
@@ -355,13 +371,13 @@ func TestPodsComeAndGo(t *testing.T) {
 	w := newWorld(t, shortcut.Checked, 2)
 	c, s := w.pair(false)
 	w.exchange(c, s, 300_000)
-	w.must(w.watch.Set(w.Watched()[:1]))
+	w.must(w.watch.Set(watch.Fixed(w.Watched()[:1]...)))
 	taken := w.count("taken")
 	w.exchange(c, s, 300_000)
 	if now := w.count("taken"); now != taken || w.count("not_local") == 0 {
 		t.Errorf("%d packets took the shortcut to a pod that is not watched: %v", now-taken, w.status().Counts)
 	}
-	w.must(w.watch.Set(w.Watched()))
+	w.must(w.watch.Set(watch.Fixed(w.Watched()...)))
 	w.exchange(c, s, 300_000)
 	if w.count("taken") == taken {
 		t.Error("nothing took the shortcut though the pod is watched again")

@@ -2,12 +2,12 @@
 // host would do something with its packets that the shortcut skips.
 //
 //	nf_tables tells of changes ─┐
-//	links, qdiscs, addresses   ─┼─► judge every pod ─► shortcut.Put
+//	links, qdiscs, routes      ─┼─► judge every pod ─► shortcut.Put
 //	twice a second             ─┘   (programs at tc and iptables-legacy tell nobody)
 //
-// A pod that may no longer take the shortcut has connections whose bytes conntrack has not seen. Before the
-// pod's packets go through the stack again, conntrack is told to be liberal with these connections, as it
-// is with all under nf_conntrack_tcp_be_liberal: otherwise it finds them outside of their windows.
+// A connection that leaves the shortcut has bytes that conntrack has not seen. So before its first packet takes
+// the shortcut, conntrack is told to be liberal with it, as it is with all under nf_conntrack_tcp_be_liberal:
+// otherwise it would find its later packets outside of their windows.
 package watch
 
 import (
@@ -29,6 +29,13 @@ import (
 // period is how often is looked for what nobody tells.
 const period = 500 * time.Millisecond
 
+const (
+	// trust is how long pods are as they were judged. Without a judgement since then nobody takes the shortcut.
+	trust = time.Second
+	// preparePeriod is how often is looked for connections that ask for the shortcut.
+	preparePeriod = 20 * time.Millisecond
+)
+
 // Pod is a workload in a network namespace of its own.
 type Pod struct {
 	Interface string // the host's end of its veth
@@ -37,14 +44,19 @@ type Pod struct {
 
 // Status is what the watch knows.
 type Status struct {
-	Mode   shortcut.Mode           `json:"mode"`
-	Pods   []PodStatus             `json:"pods"`
-	Counts map[string]kernel.Count `json:"counts"` // what became of packets, by reason; "taken" took the shortcut
+	Mode   shortcut.Mode   `json:"mode"`
+	Pods   []PodStatus     `json:"pods"`
+	Counts shortcut.Counts `json:"counts"` // what became of packets, by reason; "taken" took the shortcut
+	// From are those of what came from the interfaces that are attached now, since they were.
+	From map[string]shortcut.Counts `json:"-"`
 }
+
+// NoRoute is the state of a pod without an address.
+const NoRoute = "no_route"
 
 // PodStatus is one address of a pod.
 type PodStatus struct {
-	Address   netip.Addr  `json:"address"`
+	Address   netip.Addr  `json:"address"` // the zero value: it has none
 	Interface string      `json:"interface"`
 	Attach    kernel.Mode `json:"attach"`        // empty: it is not attached
 	State     string      `json:"state"`         // "taken", or why the pod is left alone
@@ -54,7 +66,8 @@ type PodStatus struct {
 // Options say what is watched.
 type Options struct {
 	Mode shortcut.Mode
-	Pods []Pod
+	// Find says which pods there are, each time that interfaces or routes may have changed. It runs as In says.
+	Find func() ([]Pod, error)
 	// In runs a function on a thread in the host's network namespace.
 	In func(func() error) error
 }
@@ -69,14 +82,21 @@ type Watch struct {
 	ended   sync.WaitGroup
 
 	mu        sync.Mutex
+	findAll   func() ([]Pod, error)
 	pods      []Pod
+	moved     bool                  // interfaces or routes may have changed
+	found     time.Time             // when pods were found last
+	bare      map[string]state      // of the pods without an address, by interface
+	refused   map[netip.Addr]string // why there is no room for an address
 	short     *shortcut.Shortcut
 	rules     *rules.Set
 	unread    error // why rules are not known
 	stale     bool  // the rules may have changed
 	suspended bool
 	states    map[netip.Addr]state
-	last      error
+	deaf      error // why changes are not heard of any more
+	failed    error // the last judging
+	untold    error // what conntrack could not be told last
 }
 
 // state is a verdict about an address.
@@ -89,7 +109,7 @@ type state struct {
 
 // Open attaches the program to the pods' interfaces and judges them. Nothing is left behind when it fails.
 func Open(opts Options) (*Watch, error) {
-	w := &Watch{in: opts.In, mode: opts.Mode, pods: slices.Clone(opts.Pods), wake: make(chan struct{}, 1), end: make(chan struct{}), stale: true, states: map[netip.Addr]state{}}
+	w := &Watch{in: opts.In, mode: opts.Mode, findAll: opts.Find, wake: make(chan struct{}, 1), end: make(chan struct{}), stale: true, moved: true, states: map[netip.Addr]state{}}
 	err := w.in(func() (err error) {
 		if w.short, err = shortcut.Open(opts.Mode); err != nil {
 			return err
@@ -97,7 +117,7 @@ func Open(opts Options) (*Watch, error) {
 		// Before the rules are read the first time: what changes meanwhile is told.
 		for protocol, groups := range map[int][]uint{
 			unix.NETLINK_NETFILTER: {unix.NFNLGRP_NFTABLES},
-			unix.NETLINK_ROUTE:     {unix.RTNLGRP_LINK, unix.RTNLGRP_TC},
+			unix.NETLINK_ROUTE:     {unix.RTNLGRP_LINK, unix.RTNLGRP_TC, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE},
 		} {
 			s, err := nl.Subscribe(protocol, groups...)
 			if err != nil {
@@ -115,6 +135,7 @@ func Open(opts Options) (*Watch, error) {
 		return nil, errors.Join(fmt.Errorf("open the pod shortcut: %w", err), w.Close())
 	}
 	w.ended.Go(w.run)
+	w.ended.Go(w.prepare)
 	return w, nil
 }
 
@@ -129,15 +150,17 @@ func (w *Watch) listen(s *nl.NetlinkSocket, ofRules bool) {
 		}
 		if err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) { // told too much at once, or nothing
 			w.mu.Lock()
-			w.last = fmt.Errorf("listen to changes: %w", err)
+			w.deaf = fmt.Errorf("listen to changes: %w", err)
 			w.mu.Unlock()
 			return
 		}
+		w.mu.Lock()
 		if ofRules {
-			w.mu.Lock()
 			w.stale = true
-			w.mu.Unlock()
+		} else {
+			w.moved = true
 		}
+		w.mu.Unlock()
 		select {
 		case w.wake <- struct{}{}:
 		default:
@@ -155,11 +178,10 @@ func (w *Watch) run() {
 		case <-w.wake:
 		case <-tick.C:
 		}
-		if err := w.Judge(); err != nil {
-			w.mu.Lock()
-			w.last = err
-			w.mu.Unlock()
-		}
+		err := w.Judge()
+		w.mu.Lock()
+		w.failed = err
+		w.mu.Unlock()
 	}
 }
 
@@ -174,7 +196,11 @@ func (w *Watch) Judge() error {
 }
 
 func (w *Watch) judge() error {
+	if err := w.findPods(); err != nil {
+		return err
+	}
 	w.readRules()
+	w.bare = map[string]state{}
 	next := map[netip.Addr]state{}
 	links := map[string]rules.Link{}
 	for _, p := range w.pods {
@@ -182,6 +208,9 @@ func (w *Watch) judge() error {
 		links[p.Interface] = rules.Link{Name: p.Interface, Index: s.ifindex}
 		for _, a := range p.Addresses {
 			next[a.Unmap()] = s
+		}
+		if len(p.Addresses) == 0 {
+			w.bare[p.Interface] = s
 		}
 	}
 	for _, p := range w.pods {
@@ -193,11 +222,30 @@ func (w *Watch) judge() error {
 			}
 		}
 	}
-	return w.apply(next)
+	if err := w.apply(next); err != nil {
+		return err
+	}
+	return w.short.Watched(trust)
+}
+
+// findPods looks which pods there are. Where routes change all the time, it does so a few times in a second: it
+// lists all of them.
+func (w *Watch) findPods() error {
+	if !w.moved && w.deaf == nil || time.Since(w.found) < period/4 {
+		return nil
+	}
+	w.moved = false // before it looks: what changes meanwhile is told
+	pods, err := w.findAll()
+	if err != nil {
+		w.moved = true
+		return fmt.Errorf("look for pods: %w", err)
+	}
+	w.pods, w.found = pods, time.Now()
+	return nil
 }
 
 func (w *Watch) readRules() {
-	if w.stale || w.unread != nil {
+	if w.stale || w.unread != nil || w.deaf != nil {
 		w.stale = false
 		w.rules, w.unread = rules.Read()
 	} else {
@@ -207,13 +255,8 @@ func (w *Watch) readRules() {
 
 // apply gives the program what has changed.
 func (w *Watch) apply(next map[netip.Addr]state) error {
-	var ending []netip.Addr // that took the shortcut, and may no longer
-	for a, before := range w.states {
-		if before.left == shortcut.Taken && next[a] != before {
-			ending = append(ending, a)
-		}
-	}
-	errs := []error{w.hand(ending)}
+	var errs []error
+	w.refused = map[netip.Addr]string{}
 	for a, s := range next {
 		if before, known := w.states[a]; known && before == s {
 			continue
@@ -224,7 +267,12 @@ func (w *Watch) apply(next map[netip.Addr]state) error {
 				s.left, s.why = shortcut.TC, err.Error()
 			}
 		}
-		if err := w.short.Put(shortcut.Pod{Address: a, Ifindex: s.ifindex, MTU: s.mtu, Left: s.left}); err != nil {
+		err := w.short.Put(shortcut.Pod{Address: a, Ifindex: s.ifindex, MTU: s.mtu, Left: s.left})
+		if _, known := w.states[a]; err != nil && !known { // it is left alone, and nobody else has to be
+			w.refused[a] = err.Error()
+			continue
+		}
+		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -234,9 +282,6 @@ func (w *Watch) apply(next map[netip.Addr]state) error {
 		if _, is := next[a]; !is {
 			errs = append(errs, w.short.Remove(a))
 		}
-	}
-	if len(ending) > 0 {
-		errs = append(errs, w.short.Wait(), w.hand(ending)) // those that became established meanwhile
 	}
 	return errors.Join(append(errs, w.forget(next))...)
 }
@@ -252,13 +297,7 @@ func (w *Watch) forget(next map[netip.Addr]state) error {
 			delete(w.states, a)
 		}
 	}
-	var errs []error
-	for _, ifindex := range w.short.Attached() {
-		if !used[ifindex] {
-			errs = append(errs, w.short.Detach(ifindex))
-		}
-	}
-	return errors.Join(errs...)
+	return w.short.Detach(slices.DeleteFunc(w.short.Attached(), func(ifindex int) bool { return used[ifindex] })...)
 }
 
 // judgeInterface looks at what stands at the host's end of a pod's veth.
@@ -354,10 +393,10 @@ func (w *Watch) find(a, b end) *rules.Hazard {
 	return h
 }
 
-// Set changes the pods that are watched.
-func (w *Watch) Set(pods []Pod) error {
+// Set changes which pods are watched; see Options.Find.
+func (w *Watch) Set(find func() ([]Pod, error)) error {
 	w.mu.Lock()
-	w.pods = slices.Clone(pods)
+	w.findAll, w.moved, w.found = find, true, time.Time{}
 	w.mu.Unlock()
 	return w.Judge()
 }
@@ -370,20 +409,14 @@ func (w *Watch) Suspend() error {
 	return w.in(w.letGo)
 }
 
-// letGo hands all connections back to the stack.
+// letGo takes the program off.
 func (w *Watch) letGo() error {
 	var errs []error
-	var all []netip.Addr
 	for a := range w.states {
-		all = append(all, a)
+		errs = append(errs, w.short.Remove(a))
 	}
-	errs = append(errs, w.hand(all))
-	for a, s := range w.states {
-		errs = append(errs, w.short.Remove(a), w.short.Detach(s.ifindex))
-	}
-	errs = append(errs, w.short.Wait(), w.hand(all))
 	clear(w.states)
-	return errors.Join(errs...)
+	return errors.Join(append(errs, w.short.Detach(w.short.Attached()...))...)
 }
 
 // Resume attaches the program again.
@@ -394,28 +427,38 @@ func (w *Watch) Resume() error {
 	return w.Judge()
 }
 
-// Status is what is known now. Its error is that of the last judging, if that failed.
+// Status is what is known now. Its error is why pods could not be judged last, or conntrack not be told.
 func (w *Watch) Status() (Status, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := Status{Mode: w.mode, Pods: []PodStatus{}}
+	s := Status{Mode: w.mode, Pods: []PodStatus{}, From: map[string]shortcut.Counts{}}
+	counts, from, err := w.short.Counts()
+	s.Counts = counts
 	for _, p := range w.pods {
 		for _, a := range p.Addresses {
 			st, known := w.states[a.Unmap()]
 			if !known {
-				st = state{left: shortcut.Unjudged}
+				st = state{left: shortcut.Unjudged, why: w.refused[a.Unmap()]}
 			}
 			s.Pods = append(s.Pods, PodStatus{a, p.Interface, w.short.Mode(st.ifindex), st.left.String(), st.why})
+			s.From[p.Interface] = from[st.ifindex]
+		}
+		if st, is := w.bare[p.Interface]; is {
+			s.Pods = append(s.Pods, bareStatus(p.Interface, st))
 		}
 	}
-	var err error
-	s.Counts, err = w.short.Counts()
-	last := w.last
-	w.last = nil
-	return s, errors.Join(err, last)
+	return s, errors.Join(err, w.deaf, w.failed, w.untold)
 }
 
-// Close takes the program off and hands connections back to the stack.
+// bareStatus is of a pod without an address.
+func bareStatus(iface string, s state) PodStatus {
+	if s.left == shortcut.Taken {
+		return PodStatus{Interface: iface, State: NoRoute, Why: fmt.Sprintf("no route of this host leads to a single address by %s", iface)}
+	}
+	return PodStatus{Interface: iface, State: s.left.String(), Why: s.why}
+}
+
+// Close takes the program off. Connections go on through the stack.
 func (w *Watch) Close() error {
 	close(w.end)
 	for _, s := range w.sockets {

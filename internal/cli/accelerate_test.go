@@ -1,0 +1,59 @@
+package cli
+
+import (
+	"bytes"
+	"testing"
+
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/test/golden"
+)
+
+// sampleAcceleration has a pod that takes the shortcut, one that does so by one of its addresses, one that is left
+// alone, and one without an address.
+func sampleAcceleration() *shuntv1.Acceleration {
+	count := func(packets uint64) *shuntv1.Count { return &shuntv1.Count{Packets: packets, Bytes: 100 * packets} }
+	return &shuntv1.Acceleration{
+		Mode: "checked", SameNode: true,
+		Counts: map[string]*shuntv1.Count{"taken": count(1900), "handshake": count(30), "nat": count(50), "qdisc": count(7)},
+		Pods: []*shuntv1.AcceleratedPod{
+			{Interface: "cali1", Attached: "tcx", Counts: map[string]*shuntv1.Count{"taken": count(1000), "handshake": count(20), "nat": count(50)},
+				Addresses: []*shuntv1.AcceleratedAddress{{Address: "10.244.1.1", State: "taken"}, {Address: "2001:db8::1", State: "taken"}}},
+			{Interface: "cali2", Attached: "tcx", Counts: map[string]*shuntv1.Count{"taken": count(900)},
+				Addresses: []*shuntv1.AcceleratedAddress{{Address: "10.244.1.2", State: "taken"}, {Address: "2001:db8::2", State: "rule", Why: "ip6 filter FORWARD handle 7: drop"}}},
+			{Interface: "cali3", Attached: "tcx", Counts: map[string]*shuntv1.Count{"qdisc": count(7)},
+				Addresses: []*shuntv1.AcceleratedAddress{{Address: "10.244.1.3", State: "qdisc", Why: "cali3 has the qdisc tbf"}}},
+			{Interface: "veth9", Addresses: []*shuntv1.AcceleratedAddress{{State: "bridged", Why: "veth9 is a port of interface 4"}}},
+		},
+	}
+}
+
+func TestAccelerateOutput(t *testing.T) {
+	var out bytes.Buffer
+	a := sampleAcceleration()
+	printPods(&out, a, true)
+	for _, p := range a.Pods {
+		out.WriteString("\n")
+		printPod(&out, p)
+	}
+	out.WriteString("\n")
+	printPods(&out, &shuntv1.Acceleration{Mode: "bypass", SameNode: true}, true)
+	printPods(&out, &shuntv1.Acceleration{Mode: "bypass"}, true)
+	for len(a.Pods) <= rowsMax {
+		a.Pods = append(a.Pods, a.Pods[3])
+	}
+	var short bytes.Buffer
+	printPods(&short, a, false)
+	if n := bytes.Count(short.Bytes(), []byte("\n")); n != rowsMax+3 {
+		t.Errorf("of %d pods %d lines are shown", len(a.Pods), n)
+	}
+	golden.Require(t, "testdata/accelerate.golden", out.String())
+}
+
+func TestAccelerateArguments(t *testing.T) {
+	for _, args := range [][]string{{"accelerate", "show"}, {"accelerate", "show", "a", "b"}, {"accelerate", "list", "a"}, {"accelerate", "list", "-o", "yaml"}} {
+		var out, errOut bytes.Buffer
+		if code := Main(args, nil, &out, &errOut); code != exitUsage {
+			t.Errorf("%v ends with %d: %s", args, code, errOut.String())
+		}
+	}
+}

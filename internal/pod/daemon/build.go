@@ -1,0 +1,124 @@
+package daemon
+
+import (
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/node"
+	"github.com/shunt-lb/shunt/internal/pod/shortcut"
+	"github.com/shunt-lb/shunt/internal/pod/watch"
+	"github.com/shunt-lb/shunt/internal/value"
+	"github.com/vishvananda/netlink"
+)
+
+// allInterfaces is the word for every veth.
+const allInterfaces = "all"
+
+// settings are what the file says.
+type settings struct {
+	interfaces []string // names and patterns, or all alone
+	mode       shortcut.Mode
+	sameNode   bool
+}
+
+// parsed are the settings of files, with places in them. Places keep the files' text in memory, so they are not
+// among the settings.
+type parsed struct {
+	settings
+	faults *config.Faults
+	marks  []config.Mark // of interfaces
+	whole  config.Mark
+}
+
+// isPattern reports whether an entry of interfaces means several.
+func isPattern(s string) bool { return s == allInterfaces || strings.ContainsAny(s, "*?") }
+
+// build makes the settings, and checks what they mean.
+func build(d *document, read *config.Contents) any {
+	p := &parsed{faults: &read.Faults, whole: d.Mark, settings: settings{mode: shortcut.Mode(d.Mode.Value), sameNode: d.SameNode.Value}}
+	var claims []config.Claim
+	for _, e := range d.Interfaces.Items {
+		name := e.Value
+		switch {
+		case e.Bad:
+			continue
+		case name == allInterfaces && len(d.Interfaces.Items) > 1:
+			p.faults.Errorf(e.Mark, "write interfaces: all, or leave all out", "interfaces are all, or names and patterns")
+		case strings.ContainsAny(name, "/:[]\\") || name == "." || name == "..":
+			p.faults.Errorf(e.Mark, "in a pattern, * stands for any characters and ? for one", "%q cannot be an interface's name or a pattern", name)
+			continue
+		case slices.Contains(p.interfaces, name):
+			p.faults.Errorf(e.Mark, "remove one of them", "interface %s is here twice", name)
+			continue
+		}
+		p.interfaces, p.marks = append(p.interfaces, name), append(p.marks, e.Mark)
+		if !isPattern(name) {
+			claims = append(claims, config.Claim{Of: "interface " + name, Text: "interface " + name, As: "one of accelerate's", Mark: e.Mark,
+				Why: "a pod's veth belongs to the pod shortcut alone", Instead: "take it out of one of them"})
+		}
+	}
+	read.Claims(slices.Values(claims))
+	return p
+}
+
+// find finds the pods that the settings mean.
+func (s *settings) find() func() ([]watch.Pod, error) {
+	var names []string
+	for _, e := range s.interfaces {
+		if !isPattern(e) {
+			names = append(names, e)
+		}
+	}
+	patterns := slices.Clone(s.interfaces)
+	return watch.Routed(func(name string) bool {
+		return slices.ContainsFunc(patterns, func(pattern string) bool {
+			matched, err := path.Match(pattern, name)
+			return pattern == allInterfaces || err == nil && matched
+		})
+	}, names...)
+}
+
+// checkHost compares with this machine: names that are no veth, and conntrack.
+func (p *parsed) checkHost(how node.HostCheck) {
+	severity := config.SeverityWarning
+	if how.Strict {
+		severity = config.SeverityError
+	}
+	for i, name := range p.interfaces {
+		if isPattern(name) {
+			continue
+		}
+		link, err := netlink.LinkByName(name)
+		switch {
+		case err != nil:
+			p.faults.Add(severity, p.marks[i], fmt.Sprintf("this machine's interface %s cannot be used: %v", name, err), "`ip link` lists the interfaces; a pod's veth is used as soon as it is there")
+		case link.Type() != "veth":
+			p.faults.Add(severity, p.marks[i], fmt.Sprintf("this machine's interface %s is of kind %s, and a pod is behind a veth", name, link.Type()), "name the host's end of a pod's veth, as in `ip -details link show type veth`")
+		}
+	}
+	if _, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established"); err != nil && p.sameNode {
+		p.faults.Add(severity, p.whole, "this machine's kernel has no conntrack, which the pod shortcut asks for each packet", "load it with `modprobe nf_conntrack`")
+	}
+}
+
+// list is all settings with their values.
+func (s *settings) list() []value.Setting {
+	return []value.Setting{
+		{Key: "accelerate interfaces", Value: strings.Join(s.interfaces, ", ")},
+		{Key: "accelerate mode", Value: string(s.mode)},
+		{Key: "accelerate same_node", Value: strconv.FormatBool(s.sameNode)},
+	}
+}
+
+// describe is what settings without faults amount to, for `shunt check`.
+func (s *settings) describe() (counts string, lines []string) {
+	if !s.sameNode {
+		return "no pod shortcut", nil
+	}
+	return fmt.Sprintf("the pod shortcut on %s, %s", strings.Join(s.interfaces, ", "), s.mode), nil
+}

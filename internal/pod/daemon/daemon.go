@@ -1,0 +1,233 @@
+// Package daemon is the pod shortcut as a node runs it: it finds the pods that the file means, has the watch judge them,
+// and says what becomes of their packets.
+//
+//	file ──► build ──► watch.Routed ──► watch ──► sh_pod at the pods' veths
+//	                                      │
+//	        every second ─────────────────┴──► conditions, status, metrics
+//
+// Nothing outlives the process: without somebody who judges them, pods may not take the shortcut. Their connections go
+// on through the host's stack.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/node"
+	"github.com/shunt-lb/shunt/internal/pod/shortcut"
+	"github.com/shunt-lb/shunt/internal/pod/watch"
+	"github.com/shunt-lb/shunt/internal/value"
+)
+
+const (
+	// Name is the product's, and its key in the file.
+	Name = "accelerate"
+	// lookInterval is when is told what holds.
+	lookInterval = time.Second
+	// part is what goes round, for the node.
+	part = "the pod shortcut"
+)
+
+// Product is the pod shortcut.
+func Product() node.Product {
+	return node.Product{
+		Name: Name,
+		Part: config.NewSection(Name, "Packets from one pod to another on this host go past the host's stack. A pod is a network namespace behind a veth with a route to it, as Calico and the CNI plugin ptp make them. See docs/guide/pods.md.",
+			"{interfaces: \"cali*\"}", build),
+		CheckHost: func(s any, how node.HostCheck) { s.(*parsed).checkHost(how) },
+		Describe:  func(s any) (string, []string) { return s.(*parsed).describe() },
+		Open: func(_ context.Context, host *node.Host, s any) (node.Instance, error) {
+			return open(host, s.(*parsed).settings)
+		},
+	}
+}
+
+// daemon is a product that is open.
+type daemon struct {
+	host  *node.Host
+	stop  context.CancelFunc
+	ended chan struct{}
+
+	mu     sync.Mutex // guards what follows
+	wanted settings
+	watch  *watch.Watch    // nil: same_node is false
+	past   shortcut.Counts // of watches that are closed
+	told   string          // the summary that was told last
+}
+
+func open(host *node.Host, s settings) (*daemon, error) {
+	ctx, stop := context.WithCancel(context.Background())
+	d := &daemon{host: host, stop: stop, ended: make(chan struct{}), past: shortcut.Counts{}}
+	if err := d.bring(s); err != nil {
+		stop()
+		return nil, err
+	}
+	d.told = d.summary()
+	go d.look(ctx)
+	return d, nil
+}
+
+// bring brings settings into force, changing only what has changed. After an error the settings before are in
+// force, if those still can be.
+func (d *daemon) bring(s settings) error {
+	if d.watch != nil && s.sameNode && s.mode == d.wanted.mode {
+		if err := d.watch.Set(s.find()); err != nil {
+			return errors.Join(err, d.watch.Set(d.wanted.find()))
+		}
+		d.wanted = s
+		return nil
+	}
+	if err := d.shut(); err != nil {
+		return err
+	}
+	if s.sameNode {
+		var err error
+		if d.watch, err = openWatch(&s); err != nil {
+			if d.wanted.sameNode {
+				var again error
+				d.watch, again = openWatch(&d.wanted)
+				err = errors.Join(err, again)
+			}
+			return err
+		}
+	}
+	d.wanted = s
+	return nil
+}
+
+func openWatch(s *settings) (*watch.Watch, error) {
+	return watch.Open(watch.Options{Mode: s.mode, Find: s.find(), In: func(do func() error) error { return do() }})
+}
+
+// shut ends the watch, and keeps what it has counted.
+func (d *daemon) shut() error {
+	if d.watch == nil {
+		return nil
+	}
+	st, err := d.watch.Status()
+	d.past.Add(st.Counts)
+	err = errors.Join(err, d.watch.Close())
+	d.watch = nil
+	return err
+}
+
+// look tells of what has changed, until ctx ends.
+func (d *daemon) look(ctx context.Context) {
+	defer close(d.ended)
+	ticker := time.NewTicker(lookInterval)
+	defer ticker.Stop()
+	for {
+		d.mu.Lock()
+		d.tell()
+		summary := d.summary()
+		changed := summary != d.told
+		d.told = summary
+		d.mu.Unlock()
+		if changed {
+			d.host.Summarize()
+		}
+		d.host.Alive(part)
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// status is what is known; the zero value while the shortcut is off.
+func (d *daemon) status() (watch.Status, error) {
+	if d.watch == nil {
+		return watch.Status{Mode: d.wanted.mode}, nil
+	}
+	return d.watch.Status()
+}
+
+// tell keeps the conditions.
+func (d *daemon) tell() {
+	st, err := d.status()
+	var alone, missing, unjudged []condition.Condition
+	said := map[string]bool{}
+	for _, p := range st.Pods {
+		if p.State != shortcut.Taken.String() && !said[p.Interface] {
+			said[p.Interface] = true
+			alone = append(alone, condition.Condition{Subject: p.Interface, Text: aloneText(&p)})
+		}
+	}
+	if d.watch != nil && len(st.Pods) == 0 && err == nil {
+		missing = append(missing, condition.Condition{Subject: Name, Text: fmt.Sprintf("no veth of this host that leads into another network namespace is meant by interfaces: %s", d.wanted.list()[0].Value)})
+	}
+	if err != nil {
+		unjudged = append(unjudged, condition.Condition{Subject: Name, Text: fmt.Sprintf("cannot judge whether pods may take the shortcut: %v", err)})
+	}
+	d.host.Conditions.Only(condition.PodLeftAlone, alone)
+	d.host.Conditions.Only(condition.PodsMissing, missing)
+	d.host.Conditions.Only(condition.PodsUnjudged, unjudged)
+}
+
+func aloneText(p *watch.PodStatus) string {
+	who := "the pod behind " + p.Interface
+	if p.Address.IsValid() {
+		who += " (" + p.Address.String() + ")"
+	}
+	if p.Why == "" {
+		return fmt.Sprintf("%s is left to the host's stack: %s", who, p.State)
+	}
+	return fmt.Sprintf("%s is left to the host's stack: %s: %s", who, p.State, p.Why)
+}
+
+// Refuses is node.Instance's.
+func (d *daemon) Refuses(any) error { return nil }
+
+// Apply is node.Instance's.
+func (d *daemon) Apply(_ context.Context, s any) (node.Difference, error) {
+	after := s.(*parsed).settings
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	before := d.wanted.list()
+	if err := d.bring(after); err != nil {
+		return node.Difference{}, fmt.Errorf("accelerate pods as the file says: %w", err)
+	}
+	d.tell()
+	return node.Difference{Settings: value.DifferentSettings(before, after.list())}, nil
+}
+
+// Summary is node.Instance's.
+func (d *daemon) Summary() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.summary()
+}
+
+func (d *daemon) summary() string {
+	if d.watch == nil {
+		return "accelerating no pods, as same_node is false"
+	}
+	st, _ := d.status() // its error is a condition
+	pods := podsOf(&st)
+	took := 0
+	for _, p := range pods {
+		if takes(p) {
+			took++
+		}
+	}
+	return fmt.Sprintf("accelerating %d of %s, %s", took, value.Counted(len(pods), "pod"), st.Mode)
+}
+
+// Close is node.Instance's. Nothing outlives the process, whatever keep says.
+func (d *daemon) Close(bool) error {
+	d.stop()
+	<-d.ended
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err := d.shut()
+	for _, code := range []string{condition.PodLeftAlone, condition.PodsMissing, condition.PodsUnjudged} {
+		d.host.Conditions.Only(code, nil)
+	}
+	return err
+}

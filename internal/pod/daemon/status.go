@@ -1,0 +1,89 @@
+package daemon
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/metrics"
+	"github.com/shunt-lb/shunt/internal/pod/shortcut"
+	"github.com/shunt-lb/shunt/internal/pod/watch"
+)
+
+// now is what is known, with the counters of all watches.
+func (d *daemon) now() (watch.Status, shortcut.Counts, bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	st, err := d.status()
+	all := maps.Clone(d.past)
+	all.Add(st.Counts)
+	return st, all, d.wanted.sameNode, err
+}
+
+// Status is node.Instance's. That pods cannot be judged is a condition, and no error here.
+func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
+	st, all, sameNode, _ := d.now()
+	s.Acceleration = &shuntv1.Acceleration{Mode: string(st.Mode), SameNode: sameNode, Pods: podsOf(&st), Counts: countsMessage(all)}
+	return nil
+}
+
+// podsOf are the pods with their addresses.
+func podsOf(st *watch.Status) (pods []*shuntv1.AcceleratedPod) {
+	for _, p := range st.Pods {
+		i := slices.IndexFunc(pods, func(m *shuntv1.AcceleratedPod) bool { return m.Interface == p.Interface })
+		if i < 0 {
+			i = len(pods)
+			pods = append(pods, &shuntv1.AcceleratedPod{Interface: p.Interface, Attached: string(p.Attach), Counts: countsMessage(st.From[p.Interface])})
+		}
+		address := ""
+		if p.Address.IsValid() {
+			address = p.Address.String()
+		}
+		pods[i].Addresses = append(pods[i].Addresses, &shuntv1.AcceleratedAddress{Address: address, State: p.State, Why: p.Why})
+	}
+	return pods
+}
+
+// takes reports whether any address of a pod may take the shortcut.
+func takes(p *shuntv1.AcceleratedPod) bool {
+	return slices.ContainsFunc(p.Addresses, func(a *shuntv1.AcceleratedAddress) bool { return a.State == shortcut.Taken.String() })
+}
+
+func countsMessage(counts shortcut.Counts) map[string]*shuntv1.Count {
+	all := map[string]*shuntv1.Count{}
+	for name, n := range counts {
+		all[name] = &shuntv1.Count{Packets: n.Packets, Bytes: n.Bytes}
+	}
+	return all
+}
+
+// Sample is node.Sampler's.
+func (d *daemon) Sample(s *metrics.Sample) error {
+	st, all, _, err := d.now()
+	if err != nil {
+		return err
+	}
+	s.Accelerates = true
+	s.PodPackets, s.PodBytes = countsOf(all)
+	states := map[string]uint64{}
+	for _, p := range st.Pods {
+		states[p.State]++
+	}
+	for _, state := range slices.Sorted(maps.Keys(states)) {
+		s.PodAddresses = append(s.PodAddresses, metrics.Count{Of: state, Count: states[state]})
+	}
+	for _, iface := range slices.Sorted(maps.Keys(st.From)) {
+		packets, bytes := countsOf(st.From[iface])
+		s.Pods = append(s.Pods, metrics.Pod{Interface: iface, Packets: packets, Bytes: bytes})
+	}
+	return nil
+}
+
+func countsOf(counts shortcut.Counts) (packets, bytes []metrics.Count) {
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		packets = append(packets, metrics.Count{Of: name, Count: counts[name].Packets})
+		bytes = append(bytes, metrics.Count{Of: name, Count: counts[name].Bytes})
+	}
+	return packets, bytes
+}
