@@ -62,6 +62,7 @@ func assertions() string {
 		equal("SHUNT_UDP_END_"+strings.ToUpper(strings.ReplaceAll(code.String(), " ", "_")), code)
 	}
 	equal("SHUNT_UDP_VERSION", proto.Version)
+	equal("SHUNT_UDP_FLAG_STAMPED", proto.FlagStamped)
 	equal("SHUNT_UDP_QUEUES_MAX", proto.QueuesMax)
 	equal("SHUNT_UDP_ADDRESSES_MAX", proto.AddressesMax)
 	equal("SHUNT_UDP_NAME_MAX", proto.NameMax)

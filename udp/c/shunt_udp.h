@@ -80,6 +80,8 @@ enum {
 	SHUNT_UDP_ADDRESSES_MAX = 16,
 	SHUNT_UDP_NAME_MAX = 63, /* bytes of an offer's name */
 	SHUNT_UDP_SIZE_MAX = 8192, /* above that of every message, bytes */
+	/* The 8 bytes in front of each received packet are the time at which XDP saw it. */
+	SHUNT_UDP_FLAG_STAMPED = 1,
 };
 
 #define SHUNT_UDP_MAGIC "shuntudp"
@@ -169,7 +171,7 @@ struct shunt_udp_msg_grant {
 	uint32_t interface;
 	uint32_t queue_count;
 	uint32_t address_count;
-	uint8_t reserved[4];
+	uint32_t flags; /* SHUNT_UDP_FLAG_STAMPED */
 	struct shunt_udp_address addresses[SHUNT_UDP_ADDRESSES_MAX];
 	struct shunt_udp_layout queues[SHUNT_UDP_QUEUES_MAX];
 };
@@ -220,6 +222,9 @@ struct shunt_udp_options {
 	const char *name; /* of the offer */
 	uint32_t
 		spin_us; /* how long wait looks at the rings before it sleeps; 0: it sleeps at once */
+	/* receive drops what XDP saw longer ago, and counts it as stale; 0: nothing. The administrator must have
+	 * set timestamps. */
+	uint32_t max_age_us;
 	int also; /* a descriptor that wait waits for as well: the ordinary socket; 0: none */
 	int open_ms; /* how long open may take; 0: 20 s, as a queue that was just closed may need 10 */
 };
@@ -242,6 +247,7 @@ struct shunt_udp_ring {
 struct shunt_udp_counts {
 	uint64_t delivered; /* frames that receive gave to the program */
 	uint64_t invalid; /* frames from the kernel that lie outside the memory */
+	uint64_t stale; /* datagrams that were older than options.max_age_us */
 	uint64_t sent; /* frames that send put into the ring */
 	uint64_t tx_short; /* frames that send or reserve had no room for */
 	uint64_t kicks; /* system calls to have frames sent */
@@ -256,6 +262,8 @@ struct shunt_udp_queue {
 	int fd; /* the AF_XDP socket */
 	const char *fault; /* why the queue does nothing any more; NULL: it does */
 
+	int stamped;
+	uint64_t max_age_ns;
 	uint8_t *frames;
 	struct shunt_udp_ring receive, transmit, fill, completion;
 	uint64_t *free; /* addresses of frames for reserve */
@@ -399,12 +407,32 @@ static inline void shunt_udp_hold(struct shunt_udp_queue *queue, uint32_t count)
 		queue->counts.held_max = queue->counts.held;
 }
 
+/* When XDP saw a received frame: CLOCK_MONOTONIC, ns; 0 where the lease has no times. */
+static inline uint64_t shunt_udp_stamp(const struct shunt_udp_queue *queue,
+				       const struct xdp_desc *d)
+{
+	uint64_t stamp = 0;
+
+	if (queue->stamped && d->addr - shunt_udp_frame(queue, d->addr) >= sizeof(stamp))
+		memcpy(&stamp, queue->frames + d->addr - sizeof(stamp), sizeof(stamp));
+	return stamp;
+}
+
+static inline uint64_t shunt_udp_now(clockid_t clock)
+{
+	struct timespec t;
+
+	clock_gettime(clock, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
 /* Lends received frames: it fills batch from its start and returns how many there are, 0 if nothing has
  * come. Each has to be given back with release, or sent with send. */
 static inline uint32_t shunt_udp_receive(struct shunt_udp_queue *queue, struct xdp_desc *batch,
 					 uint32_t batch_size)
 {
-	uint32_t count, got = 0;
+	uint32_t count, got = 0, stale = 0;
+	uint64_t oldest = 0;
 
 	if (queue->sending > 0)
 		shunt_udp_reap(queue);
@@ -413,15 +441,22 @@ static inline uint32_t shunt_udp_receive(struct shunt_udp_queue *queue, struct x
 	count = shunt_udp_ready(queue, &queue->receive, batch_size);
 	if (count == 0)
 		return 0;
+	if (queue->max_age_ns > 0)
+		oldest = shunt_udp_now(CLOCK_MONOTONIC) - queue->max_age_ns;
 	for (uint32_t i = 0; i < count; i++) {
 		struct xdp_desc d = *shunt_udp_descriptor(&queue->receive, queue->receive.own + i);
 
-		if (shunt_udp_valid(queue, &d, queue->layout.receive_frames))
-			batch[got++] = d;
-		else
+		if (!shunt_udp_valid(queue, &d, queue->layout.receive_frames))
 			queue->counts.invalid++;
+		else if (shunt_udp_stamp(queue, &d) < oldest)
+			shunt_udp_refill(queue, d.addr, stale++);
+		else
+			batch[got++] = d;
 	}
 	shunt_udp_publish(&queue->receive, count);
+	if (stale > 0 && !queue->fault)
+		shunt_udp_publish(&queue->fill, stale);
+	queue->counts.stale += stale;
 	queue->counts.delivered += got;
 	shunt_udp_hold(queue, got);
 	return got;
@@ -702,14 +737,6 @@ __attribute__((format(printf, 2, 3))) static inline int shunt_udp_fail(
 	return -1;
 }
 
-static inline uint64_t shunt_udp_now(clockid_t clock)
-{
-	struct timespec t;
-
-	clock_gettime(clock, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 /* Sends a message, whose first member is its header. What goes wrong shunt_udp_hear sees: the broker may
  * have said why. One that does not read is no error, the term says for how long. */
 static inline void shunt_udp_tell(struct shunt_udp_lease *lease, uint16_t type, void *message,
@@ -964,6 +991,7 @@ static inline int shunt_udp_adopt(struct shunt_udp_lease *lease,
 	for (uint32_t i = 0; i < g->queue_count; i++) {
 		lease->queues[i].layout = g->queues[i];
 		lease->queues[i].fd = files[1 + i];
+		lease->queues[i].stamped = (g->flags & SHUNT_UDP_FLAG_STAMPED) != 0;
 	}
 	if (shunt_udp_map_memory(lease) != 0)
 		return -1;
@@ -1033,6 +1061,15 @@ static inline int shunt_udp_open(struct shunt_udp_lease *lease,
 				      SHUNT_UDP_NAME_MAX);
 	if (shunt_udp_connect(lease, options->socket ? options->socket : SHUNT_UDP_SOCKET) != 0 ||
 	    shunt_udp_converse(lease, options->name, now + limit_ms * 1000000) != 0) {
+		shunt_udp_close(lease);
+		return -1;
+	}
+	for (uint32_t i = 0; i < lease->queue_count; i++)
+		lease->queues[i].max_age_ns = (uint64_t)options->max_age_us * 1000;
+	if (options->max_age_us > 0 && !lease->queues[0].stamped) {
+		shunt_udp_fail(lease,
+			       "drop old datagrams: they come without times; timestamps: true "
+			       "in the administrator's entry adds them");
 		shunt_udp_close(lease);
 		return -1;
 	}

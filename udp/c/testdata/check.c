@@ -5,6 +5,7 @@
  *	check rings                    wraps indices, gives a frame back twice; needs no broker
  *	check parse < frames           each: u32 length, bytes; answers what each is, and its reply
  *	check account SOCKET COUNT     receives, sends, outlives terms, and compares counters
+ *	check stale SOCKET COUNT US    is too slow, and drops what is older
  */
 #include "../shunt_udp.h"
 
@@ -188,6 +189,43 @@ static int account(const char *path, uint64_t want)
 	return 0;
 }
 
+/* Works on each datagram for so long, and says how many were too old. */
+static int stale(const char *path, uint64_t want, uint32_t age_us)
+{
+	static struct shunt_udp_lease lease;
+	struct shunt_udp_queue *q = &lease.queues[0];
+	struct shunt_udp_kernel_counts k;
+	struct shunt_udp_options options;
+	struct xdp_desc batch[16];
+
+	memset(&options, 0, sizeof(options));
+	options.socket = path;
+	options.name = "echo";
+	options.max_age_us = age_us;
+	if (shunt_udp_open(&lease, &options) != 0) {
+		printf("%s\n", lease.error);
+		return 1;
+	}
+	printf("serving\n");
+	fflush(stdout);
+	while (q->counts.stale < want || q->counts.delivered < want) {
+		uint64_t begin = shunt_udp_now(CLOCK_MONOTONIC);
+		uint32_t count = shunt_udp_receive(q, batch, 16);
+
+		for (uint32_t i = 0; i < count; i++)
+			CHECK(shunt_udp_stamp(q, &batch[i]) + age_us * 1000ull >= begin);
+		while (shunt_udp_now(CLOCK_MONOTONIC) < begin + count * 100000ull)
+			;
+		shunt_udp_release(q, batch, count);
+		CHECK(shunt_udp_wait(&lease, 100) >= 0);
+	}
+	CHECK(shunt_udp_statistics(q, &k) == 0);
+	CHECK(k.taken == q->counts.delivered + q->counts.stale + q->counts.invalid);
+	CHECK(q->counts.invalid == 0 && k.invalid == 0);
+	shunt_udp_close(&lease);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	if (argc == 2 && strcmp(argv[1], "rings") == 0)
@@ -196,5 +234,7 @@ int main(int argc, char **argv)
 		return parse();
 	if (argc == 4 && strcmp(argv[1], "account") == 0)
 		return account(argv[2], strtoull(argv[3], NULL, 10));
+	if (argc == 5 && strcmp(argv[1], "stale") == 0)
+		return stale(argv[2], strtoull(argv[3], NULL, 10), (uint32_t)atoi(argv[4]));
 	return 2;
 }
