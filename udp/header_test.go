@@ -208,3 +208,21 @@ func TestHeader(t *testing.T) {
 		}
 	})
 }
+
+// What the guide shows compiles.
+func TestGuideCompiles(t *testing.T) {
+	text, err := os.ReadFile("../docs/guide/udp.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(text), "```c\n#include \"shunt_udp.h\"\n")
+	code, _, ended := strings.Cut(rest, "```")
+	if !found || !ended {
+		t.Fatal("docs/guide/udp.md shows no program in C")
+	}
+	path := filepath.Join(t.TempDir(), "a.c")
+	if err := os.WriteFile(path, []byte("#include \"shunt_udp.h\"\nint main(void)\n{\n"+code+"return 0;\n}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	udptest.EachCompiler(t, func(t *testing.T, c udptest.Compiler) { c.Compile(t, "-fsyntax-only", "-Ic", path) })
+}
