@@ -32,6 +32,7 @@ type Packet struct {
 type Counts struct {
 	Delivered uint64 // frames that Receive gave to the program
 	Invalid   uint64 // frames from the receive ring that lie outside the memory
+	Stale     uint64 // datagrams that were older than Options.MaxAge
 	Sent      uint64 // frames that Send put into the ring
 	TxShort   uint64 // frames that Send or Reserve had no room for
 	Kicks     uint64 // system calls to have frames sent
@@ -41,7 +42,7 @@ type Counts struct {
 
 // Statistics are what the kernel knows of a queue, since the lease began.
 type Statistics struct {
-	Taken     uint64 // packets that were received, if it is asked for before each 2^32 of them
+	Taken     uint64 // packets that were received, stale or not, if it is asked for before each 2^32 of them
 	Waiting   uint32 // packets in the ring
 	Free      uint32 // frames that the kernel can still receive into
 	Dropped   uint64 // packets without a free frame, or larger than one
@@ -64,6 +65,10 @@ func (q *Queue) Index() int { return q.socket.Layout.Queue }
 // Receive lends received frames: it fills batch from its start and returns how many there are, 0 if nothing
 // has come. Each has to be given back with Release, or sent with Send.
 func (q *Queue) Receive(batch []Descriptor) int { return q.queue.Recv(batch) }
+
+// Stamp is when shunt's program saw a received frame: CLOCK_MONOTONIC, nanoseconds. It is 0 where the administrator has
+// not set timestamps, and in a time namespace of its own the program's clock is another one.
+func (q *Queue) Stamp(d *Descriptor) int64 { return q.queue.Stamp(d) }
 
 // Bytes is a frame from its Ethernet header on, valid until it is released or sent.
 func (q *Queue) Bytes(d *Descriptor) []byte { return q.queue.Bytes(d) }

@@ -56,6 +56,9 @@ type Options struct {
 	Spin time.Duration
 	// Also are descriptors that Wait waits for as well: the ordinary socket on the same port.
 	Also []int
+	// MaxAge has Receive drop datagrams that reached the machine longer ago, and count them as stale; 0: none. The
+	// administrator must have set timestamps.
+	MaxAge time.Duration
 	// Checked has the queues know the owner of each frame, and panic where a frame is given back twice.
 	Checked bool
 }
@@ -149,6 +152,11 @@ func (l *Lease) open(o Options) error {
 		return err
 	}
 	for i, q := range queues {
+		if o.MaxAge > 0 {
+			if err := q.DropOlder(o.MaxAge); err != nil {
+				return fmt.Errorf("drop datagrams older than %s: %w; timestamps: true in the administrator's entry adds them", o.MaxAge, err)
+			}
+		}
 		l.Queues = append(l.Queues, &Queue{q, l.set.Sockets[i]})
 	}
 	if l.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {

@@ -9,8 +9,8 @@
  *                          the stages that follow      pass: the kernel's socket on the same
  *                                                      port, if there is one, has it
  *
- * Invariant: nothing is dropped here and nothing is written, so that whatever the stage does not take
- * goes on as it came. In one XDP program with other stages it stands behind the parsing of the network
+ * Invariant: nothing is dropped here and nothing of a frame is written, so that whatever the stage does not
+ * take goes on as it came. A time in front of it (LEASE_STAMPED) is taken away again. In one XDP program with other stages it stands behind the parsing of the network
  * header and before all look-ups of theirs.
  */
 #ifndef SHUNT_UDP_LEASE_H
@@ -61,10 +61,26 @@ malformed:
 	return LEASE_NONE;
 }
 
-/* Gives the frame to the socket of the lease and the queue that it came in by. */
-static __always_inline enum lease_verdict lease_redirect(struct frame_ctx *ctx, struct packet *p,
-							 __u32 index)
+/* Puts the time in front of the frame. Returns 0, or -1 where it cannot stand there. */
+static __always_inline int stamp_put(struct frame_ctx *ctx)
 {
+	__u64 *stamp;
+
+	if (bpf_xdp_adjust_meta(ctx, -(int)sizeof(*stamp)))
+		return -1;
+	stamp = (void *)(long)ctx->data_meta;
+	if ((void *)(stamp + 1) > (void *)(long)ctx->data)
+		return -1;
+	*stamp = bpf_ktime_get_ns();
+	return 0;
+}
+
+/* Gives the frame to the socket of the lease and the queue that it came in by. lease is its number, with
+ * LEASE_STAMPED or without. */
+static __always_inline enum lease_verdict lease_redirect(struct frame_ctx *ctx, struct packet *p,
+							 __u32 lease)
+{
+	__u32 index = lease % LEASES_MAX;
 	struct lease_count *count;
 	__u32 queue = ctx->rx_queue_index;
 	__u32 slot = index * LEASE_QUEUES_MAX + queue;
@@ -81,10 +97,16 @@ static __always_inline enum lease_verdict lease_redirect(struct frame_ctx *ctx, 
 	count = bpf_map_lookup_elem(&sh_ud_counts, &slot);
 	if (!count)
 		return LEASE_PASS;
+	if (lease & LEASE_STAMPED && stamp_put(ctx)) {
+		lease_pass_count(PASSED_UNSTAMPED);
+		return LEASE_PASS;
+	}
 	count->matched++;
 	if (bpf_redirect_map(&sh_ud_sockets, slot, XDP_PASS) == XDP_REDIRECT)
 		return LEASE_REDIRECT;
 	count->passed_no_socket++;
+	if (lease & LEASE_STAMPED)
+		bpf_xdp_adjust_meta(ctx, sizeof(__u64));
 	return LEASE_PASS;
 }
 
@@ -113,7 +135,7 @@ static __always_inline enum lease_verdict lease_find(struct frame_ctx *ctx, stru
 	if (!lease)
 		return LEASE_NONE;
 	word = *(volatile __u64 *)lease; /* index and check at once */
-	if (word >> 32 != lease_check(&key) || (__u32)word >= LEASES_MAX)
+	if (word >> 32 != lease_check(&key) || ((__u32)word & ~LEASE_STAMPED) >= LEASES_MAX)
 		return LEASE_NONE;
 	return lease_redirect(ctx, p, word);
 }

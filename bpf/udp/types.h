@@ -12,6 +12,9 @@ enum lease_limit {
 	LEASE_QUEUES_MAX = 64, /* receive queues that can have a socket */
 	LEASE_SLOTS = 4096, /* a lease and a queue: lease * LEASE_QUEUES_MAX + queue */
 	LEASE_FRONTENDS_MAX = 1024, /* addresses and ports of all leases */
+	/* In struct lease's index: bpf_ktime_get_ns() (CLOCK_MONOTONIC) stands in front of each frame, as
+	 * 8 bytes of metadata, which the kernel copies with it (xsk_copy_xdp, net/xdp/xsk.c). */
+	LEASE_STAMPED = 1 << 16,
 };
 
 /* Where a datagram goes to. */
@@ -24,7 +27,7 @@ struct lease_key {
 /* Which lease has it. Elements are recycled without a grace period, so that a reader takes the
  * whole word at once, and a wrong check for a miss (see struct frontend). */
 struct lease {
-	__u32 index; /* below LEASES_MAX */
+	__u32 index; /* below LEASES_MAX; with LEASE_STAMPED, if its holder wants times */
 	__u32 check; /* of the key: lease_check() */
 };
 
@@ -41,7 +44,8 @@ enum lease_pass {
 	PASSED_MALFORMED = 2, /* headers that end too soon or contradict each other */
 	PASSED_LARGE = 3, /* to a lease, and not in one piece in memory */
 	PASSED_QUEUE = 4, /* to a lease, on a queue beyond LEASE_QUEUES_MAX */
-	PASSED_COUNT = 5,
+	PASSED_UNSTAMPED = 5, /* to a lease with times, and the driver has no place for one */
+	PASSED_COUNT = 6,
 };
 
 #endif

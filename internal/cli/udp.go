@@ -64,11 +64,12 @@ Of the datagrams that MATCHED a lease, DELIVERED ones were read by the program, 
 kernel's socket because their queue had no AF_XDP socket, and DROPPED ones found no room.`,
 		Example: `  shunt udp list            # a row for each lease
   shunt udp show feed       # all about one: its holder, and each queue
-  shunt udp top             # rates, every second, until Ctrl-C`,
+  shunt udp top             # rates, every second, until Ctrl-C
+  shunt udp doctor eth0     # what is wrong with an interface, and the command that fixes it`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newUDPList(s), newUDPShow(s), newUDPTop(s))
+	c.AddCommand(newUDPList(s), newUDPShow(s), newUDPTop(s), newUDPDoctor(s))
 	return c
 }
 

@@ -83,7 +83,7 @@ func TestSchemaRefuses(t *testing.T) {
 			t.Errorf("%s\nReading says %v, want one fault", text, own)
 		}
 	}
-	const whole = lent + ", queues: [0, 1], mode: copy, max_queue_delay: 100us, expected_rate: 2500k, tx: true, on_no_socket: pass}]\nudp_socket: /run/udp.sock"
+	const whole = lent + ", queues: [0, 1], mode: copy, max_queue_delay: 100us, expected_rate: 2500k, tx: true, timestamps: true, on_no_socket: pass}]\nudp_socket: /run/udp.sock"
 	if faults := append(schema.check(schema.root, decodeYAML(t, []byte(whole)), ""), schema.check(schema.root, decodeYAML(t, []byte(strings.Replace(lent, "user: root", "user: [1000, root], cgroup: /a", 1)+", queues: all, expected_rate: 5}]")), "")...); len(faults) != 0 {
 		t.Errorf("of files without faults the schema says %q", faults)
 	}

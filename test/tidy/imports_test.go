@@ -66,7 +66,8 @@ var mayImport = map[string][]string{
 	"internal/udp/broker": {"internal/kernel", "internal/udp/hook", "internal/udp/lease", "internal/udp/proto", "internal/udp/xsk"},
 	"internal/udp/daemon": {"api/v1", "internal/condition", "internal/config", "internal/metrics", "internal/node", "internal/value", "internal/udp/broker",
 		"internal/udp/hook", "internal/udp/lease", "internal/udp/proto", "internal/udp/xsk"},
-	"udp": {"internal/udp/proto", "internal/udp/xsk"},
+	"internal/udp/doctor": {},
+	"udp":                 {"internal/udp/proto", "internal/udp/xsk"},
 
 	// Diagnosis.
 	"internal/diag":       {"internal/diag/io", "internal/diag/ping", "internal/diag/sched", "sensor"},

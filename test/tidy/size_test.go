@@ -13,6 +13,7 @@ const (
 	bpfFunctionLinesMax = 70
 	goFunctionLinesMax  = 100
 	fileLinesMax        = 800
+	headerLinesMax      = 1250 // the client in C is one file for those who copy it, and clang-format gives it many lines
 )
 
 func TestFilesAreShort(t *testing.T) {
@@ -20,8 +21,12 @@ func TestFilesAreShort(t *testing.T) {
 }
 
 func fileLength(s source) []violation {
-	if n := len(s.lines()); n > fileLinesMax {
-		return []violation{s.at(n, "the file has %d lines, at most %d are allowed", n, fileLinesMax)}
+	limit := fileLinesMax
+	if s.path == "udp/c/shunt_udp.h" {
+		limit = headerLinesMax
+	}
+	if n := len(s.lines()); n > limit {
+		return []violation{s.at(n, "the file has %d lines, at most %d are allowed", n, limit)}
 	}
 	return nil
 }

@@ -96,7 +96,13 @@ func must(t testing.TB, err error) {
 
 func newBed(t *testing.T, options Options) *bed {
 	t.Helper()
-	n := udptest.New(t, lab.Cable{Queues: 2})
+	return newBedOf(t, 2, options)
+}
+
+// newBedOf has a number of queues.
+func newBedOf(t *testing.T, queues int, options Options) *bed {
+	t.Helper()
+	n := udptest.New(t, lab.Cable{Queues: queues})
 	folder := t.TempDir()
 	must(t, os.Chmod(filepath.Dir(folder), 0o711)) // nobody connects to a socket below it
 	b := &bed{t: t, path: filepath.Join(folder, "s"), client: n.Client, server: n.Server, addresses: n.Addresses}

@@ -3,6 +3,7 @@ package broker
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,18 +13,25 @@ import (
 
 	"github.com/gopacket/gopacket/pcapgo"
 	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/udp/udptest"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 )
 
-// example builds one of the examples, and starts it as nobody in the server's namespace.
-func (b *bed) example(name string, args ...string) *lab.Process {
+// example builds one of the Go package's examples.
+func (b *bed) example(name string) (binary string) {
 	b.t.Helper()
-	binary := filepath.Join(filepath.Dir(b.path), name)
+	binary = filepath.Join(filepath.Dir(b.path), name)
 	build := exec.Command("go", "build", "-o", binary, "./../../../udp/examples/"+name)
 	if out, err := build.CombinedOutput(); err != nil {
 		b.t.Fatalf("%v: %s", err, out)
 	}
-	cmd := b.server.Command(context.Background(), binary, append([]string{"--socket", b.path}, args...)...)
+	return binary
+}
+
+// start starts an example as nobody in the server's namespace.
+func (b *bed) start(binary string, args ...string) *lab.Process {
+	b.t.Helper()
+	cmd := b.server.Command(context.Background(), binary, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	p, err := cmd.Spawn()
 	must(b.t, err)
@@ -38,10 +46,60 @@ func needsGo(t *testing.T) {
 	}
 }
 
-// The echo answers over its lease, and over its own kernel socket once the offer is taken back.
+// The Go package's examples do what they say.
 func TestExampleEcho(t *testing.T) {
 	needsGo(t)
 	b := newBed(t, Options{})
+	b.echoes(b.example("echo"), "--listen", "192.0.2.10:5001")
+}
+
+func TestExamplePcap(t *testing.T) {
+	needsGo(t)
+	b := newBed(t, Options{})
+	b.writes(b.example("pcap"))
+}
+
+// So do those in C, with each compiler.
+func TestExamplesInC(t *testing.T) {
+	b := newBed(t, Options{})
+	folder := filepath.Dir(b.path)
+	udptest.EachCompiler(t, func(t *testing.T, c udptest.Compiler) {
+		on := *b
+		on.t = t
+		for _, name := range []string{"echo", "pcap"} {
+			c.Compile(t, "-O2", "-o", filepath.Join(folder, name+c.Name), "../../../udp/c/examples/"+name+".c")
+		}
+		on.echoes(filepath.Join(folder, "echo"+c.Name), "--address", "192.0.2.10", "--port", "5001")
+		on.writes(filepath.Join(folder, "pcap"+c.Name))
+	})
+}
+
+// A program in C keeps its lease over several terms, sends frames of its own, and counts as the broker does.
+func TestAccountInC(t *testing.T) {
+	b := newBed(t, Options{Term: 300 * time.Millisecond})
+	udptest.EachCompiler(t, func(t *testing.T, c udptest.Compiler) {
+		on := *b
+		on.t = t
+		binary := filepath.Join(filepath.Dir(b.path), "check"+c.Name)
+		c.Compile(t, "-O2", "-o", binary, "../../../udp/c/testdata/check.c")
+		p := on.start(binary, "account", b.path, "100")
+		on.until("xsk", p)
+		on.until("kernel", p) // it has ended
+		<-p.Ended
+		if err := p.Err(); err != nil {
+			t.Fatalf("%v: %s", err, p.Log())
+		}
+		over := func(o OfferStatus) bool { return o.Lease == nil && o.Ended[endedClosed]+o.Ended[endedDied] == o.Given }
+		if o := on.is("the lease is over", over); o.Past.Lost() != 0 || o.Past.Matched < 100 {
+			t.Errorf("%+v", o)
+		}
+	})
+}
+
+// echoes requires that a program answers over its lease, and over its own kernel socket once the offer is taken back.
+func (b *bed) echoes(binary string, listen ...string) {
+	t := b.t
+	t.Helper()
 	second := b.addresses[0].Addr().String() + ":5001"
 	offer := b.offer()
 	offer.Addresses[0] = mustAddress(t, second)
@@ -49,9 +107,12 @@ func TestExampleEcho(t *testing.T) {
 	conn, err := b.client.Dial(context.Background(), "udp", second)
 	must(t, err)
 	defer conn.Close() //nolint:errcheck // it has sent what it had to
-	p := b.example("echo", "--name", "echo", "--listen", second)
+	p := b.start(binary, append([]string{"--socket", b.path, "--name", "echo"}, listen...)...)
+	defer b.kill(p)
+	number := 0
 	echoes := func() bool {
-		question, answer := []byte("hello"), make([]byte, 64)
+		number++
+		question, answer := fmt.Appendf(nil, "question %d", number), make([]byte, 64)
 		must(t, conn.SetDeadline(time.Now().Add(50*time.Millisecond)))
 		if _, err := conn.Write(question); err != nil {
 			return false
@@ -75,10 +136,10 @@ func TestExampleEcho(t *testing.T) {
 	}
 }
 
-// The file has what was sent, frame by frame.
-func TestExamplePcap(t *testing.T) {
-	needsGo(t)
-	b := newBed(t, Options{})
+// writes requires that a program's file has what was sent, frame by frame.
+func (b *bed) writes(binary string) {
+	t := b.t
+	t.Helper()
 	offer := b.offer()
 	offer.Transmit, offer.Mode = false, xsk.Copy
 	must(t, b.broker.Apply([]Offer{offer}))
@@ -86,7 +147,7 @@ func TestExamplePcap(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { _ = file.Close(); must(t, os.Remove(file.Name())) })
 	must(t, file.Chown(nobody, nobody))
-	p := b.example("pcap", "--name", "echo", "--count", "10", "--write", file.Name())
+	p := b.start(binary, "--socket", b.path, "--name", "echo", "--count", "10", "--write", file.Name())
 	b.is("a lease", func(o OfferStatus) bool {
 		select {
 		case <-p.Ended:

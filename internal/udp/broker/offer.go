@@ -23,6 +23,7 @@ type Offer struct {
 	Mode      xsk.Mode         // auto, zero-copy, copy or lease.Generic
 	RingSize  uint32           // entries of each receive ring: xsk.RingSize(delay, rate)
 	Transmit  bool             // whether the holder can send: any frame
+	Stamped   bool             // whether each datagram comes with the time at which it met XDP
 	Allow     []Rule           // one of them must hold; none: nobody may
 	// Kill ends a process that keeps a lease which has ended: it still has the sockets, so it keeps the
 	// queues from others, and with Transmit it can still send.
@@ -101,7 +102,7 @@ func (o Offer) spec() lease.Spec {
 	if mode == lease.Generic {
 		mode = xsk.Copy
 	}
-	return lease.Spec{Addresses: o.Addresses, Queues: o.Queues, Mode: mode, RingSize: o.RingSize, Transmit: o.Transmit}
+	return lease.Spec{Addresses: o.Addresses, Queues: o.Queues, Mode: mode, RingSize: o.RingSize, Transmit: o.Transmit, Stamped: o.Stamped}
 }
 
 func (o Offer) equal(other Offer) bool { return reflect.DeepEqual(o, other) }

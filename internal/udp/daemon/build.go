@@ -95,7 +95,7 @@ func (b *builder) entry(e *leaseEntry) {
 	}
 	made := entry{
 		offer: broker.Offer{Name: name, Interface: iface, Queues: b.queues(e), Addresses: b.pairs(e), Mode: xsk.Mode(e.Mode.Value),
-			RingSize: xsk.RingSize(e.MaxQueueDelay.Value, float64(e.ExpectedRate.Value)), Transmit: e.TX.Value, Kill: e.Kill.Value},
+			RingSize: xsk.RingSize(e.MaxQueueDelay.Value, float64(e.ExpectedRate.Value)), Transmit: e.TX.Value, Stamped: e.Timestamps.Value, Kill: e.Kill.Value},
 		delay: e.MaxQueueDelay.Value, rate: e.ExpectedRate.Value,
 	}
 	b.ring(e)
@@ -327,6 +327,9 @@ func (e *entry) text() string {
 		fmt.Sprintf("delay %s at %s", value.DurationText(e.delay), rateText(e.rate))}
 	if o.Transmit {
 		parts = append(parts, "tx")
+	}
+	if o.Stamped {
+		parts = append(parts, "timestamps")
 	}
 	if o.Kill {
 		parts = append(parts, "kill")

@@ -44,7 +44,7 @@ func TestSettings(t *testing.T) {
 	p, c := read(t, `
 udp:
   - {name: feed, interface: eth0, address: [192.0.2.10, "2001:db8::10", 239.1.2.3], port: [5000, 5001], queues: [0, 2], mode: copy,
-     max_queue_delay: 100us, expected_rate: 2500k/s, tx: true, kill: true, allow: {user: [root, 1000], group: 7, cgroup: /a}}
+     max_queue_delay: 100us, expected_rate: 2500k/s, tx: true, timestamps: true, kill: true, allow: {user: [root, 1000], group: 7, cgroup: /a}}
   - {name: plain, interface: eth1, address: 192.0.2.10, port: 5000, allow: {user: root}}
 `)
 	if all := said(c); len(all) > 0 {
@@ -66,7 +66,7 @@ udp:
 		t.Errorf("with the defaults: %+v", plain)
 	}
 	const text = "interface eth0, queues 0,2, 192.0.2.10:5000 192.0.2.10:5001 [2001:db8::10]:5000 [2001:db8::10]:5001 239.1.2.3:5000 239.1.2.3:5001, " +
-		"mode copy, delay 100µs at 2500k/s, tx, kill, for users root 1000, for groups 7, for cgroups /a"
+		"mode copy, delay 100µs at 2500k/s, tx, timestamps, kill, for users root 1000, for groups 7, for cgroups /a"
 	if got := p.list()[1]; got.Key != "udp feed" || got.Value != text {
 		t.Errorf("the setting is %+v", got)
 	}
@@ -96,7 +96,7 @@ func TestFaults(t *testing.T) {
 		with("max_queue_delay: 10us"): "1:108: warning: udp[0].max_queue_delay: a ring has room for 64 datagrams at least, which take 64µs at 1M/s: longer than 10µs",
 		with("max_queue_delay: 1s"):   "1:108: warning: udp[0].max_queue_delay: a ring has room for 65536 datagrams at most, which take 65.536ms at 1M/s",
 		with("mode: zerocopy"):        `1:97: error: udp[0].mode: unknown mode "zerocopy", want auto, zero-copy, copy or generic; did you mean "zero-copy"?`,
-		with("ring: 64"):              `1:91: error: udp[0].ring: unknown key "ring"; the keys here are name, interface, queues, address, port, mode, max_queue_delay, expected_rate, tx, kill, on_no_socket and allow`,
+		with("ring: 64"):              `1:91: error: udp[0].ring: unknown key "ring"; the keys here are name, interface, queues, address, port, mode, max_queue_delay, expected_rate, tx, timestamps, kill, on_no_socket and allow`,
 		"udp_socket: /a":              `1:13: error: udp_socket: there is nothing to ask for at udp_socket: there is no key "udp"; add udp, or remove this key`,
 		"udp: [{name: feed, interface: e/0, address: 192.0.2.10, port: 5000, allow: {user: root}}]":                                      `1:31: error: udp[0].interface: "e/0" cannot be an interface's name`,
 		"udp: [{name: feed, interface: eth0, address: 127.0.0.1, port: 5000, allow: {user: root}}]":                                      "1:46: error: udp[0].address: 127.0.0.1 is a loopback address: packets to it never cross a network; write an address of a network",

@@ -45,8 +45,9 @@ type Hook struct {
 	link    link.Link
 	grace   *kernel.Grace
 
-	mu     sync.Mutex
-	leases map[int]map[netip.AddrPort]bool // what each lease serves
+	mu      sync.Mutex
+	leases  map[int]map[netip.AddrPort]bool // what each lease serves
+	stamped map[int]bool                    // leases whose frames come with a time
 }
 
 // Attach loads the program and attaches it. Without a lease every packet passes. Nothing is left
@@ -63,7 +64,7 @@ func Attach(opts Options) (*Hook, error) {
 	h := &Hook{
 		Attachment: kernel.Attachment{Interface: opts.Interface},
 		Ifindex:    attrs.Index, MTU: attrs.MTU, Queues: attrs.NumRxQueues,
-		leases: map[int]map[netip.AddrPort]bool{},
+		leases: map[int]map[netip.AddrPort]bool{}, stamped: map[int]bool{},
 	}
 	spec, err := loadUdp()
 	if err != nil {
@@ -136,6 +137,14 @@ func (h *Hook) Begin() (lease int, err error) {
 	return 0, fmt.Errorf("begin a lease on interface %s: it has %d, which is the most; end one first", h.Interface, MaxLeases)
 }
 
+// Stamp has each frame of a lease come with the time at which the program saw it: CLOCK_MONOTONIC, in nanoseconds, in
+// the 8 bytes in front of the frame. It is of what is served from now on.
+func (h *Hook) Stamp(lease int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.stamped[lease] = true
+}
+
 // Bind has a queue's datagrams of a lease go to an AF_XDP socket, which must be bound to that queue of
 // this interface. It replaces an earlier one.
 func (h *Hook) Bind(lease, queue, socket int) error {
@@ -184,7 +193,11 @@ func (h *Hook) Serve(lease int, address netip.AddrPort) error {
 		}
 	}
 	k, sum := key(address)
-	if err := h.objects.Maps[udpMapShUdLeases].Put(k, udpLease{Index: uint32(lease), Check: sum}); err != nil {
+	index := uint32(lease)
+	if h.stamped[lease] {
+		index |= uint32(udpLeaseLimitLEASE_STAMPED)
+	}
+	if err := h.objects.Maps[udpMapShUdLeases].Put(k, udpLease{Index: index, Check: sum}); err != nil {
 		return fmt.Errorf("serve %s on interface %s: %w; there is room for %d addresses and ports", address, h.Interface, err, udpLeaseLimitLEASE_FRONTENDS_MAX)
 	}
 	h.leases[lease][address] = true
@@ -236,6 +249,7 @@ func (h *Hook) End(lease int) error {
 		}
 	}
 	delete(h.leases, lease)
+	delete(h.stamped, lease)
 	return nil
 }
 
@@ -269,10 +283,12 @@ var passedNames = map[udpLeasePass]string{
 	udpLeasePassPASSED_MALFORMED: "malformed",
 	udpLeasePassPASSED_LARGE:     "large",
 	udpLeasePassPASSED_QUEUE:     "queue",
+	udpLeasePassPASSED_UNSTAMPED: "unstamped",
 }
 
 // Passed is what the program left to the stack, by reason: fragments of any protocol, UDP behind
-// options, malformed packets, and datagrams to a lease that are too large or on a queue beyond MaxQueues.
+// options, malformed packets, and datagrams to a lease that are too large, on a queue beyond MaxQueues, or cannot have the
+// time that the lease is to have.
 func (h *Hook) Passed() (map[string]uint64, error) {
 	sums := map[string]uint64{}
 	for why, name := range passedNames {

@@ -1,6 +1,7 @@
 package hook
 
 import (
+	"bytes"
 	"net"
 	"net/netip"
 	"os"
@@ -187,6 +188,30 @@ func TestLifeOfALease(t *testing.T) {
 			t.Errorf("the free number %d was not taken, but %d", lease, again)
 		}
 		expect("begun again", kernel.XDPPass, Count{})
+	})
+}
+
+// A frame that has got its time, and then no socket takes it, passes as it came.
+func TestStampIsTakenAway(t *testing.T) {
+	inHost(t, func(t *testing.T) {
+		h, lease := open(t)
+		h.Stamp(lease)
+		must(t, h.Serve(lease, netip.MustParseAddrPort("192.0.2.10:5000")))
+		frame := packet.Must(packet.NewUDP("198.51.100.7:40000", "192.0.2.10:5000", packet.MACs([]byte{2, 9, 9, 9, 9, 9}, macOf(t))))
+		if verdict, _, err := h.RunPacket(frame); err != nil || verdict != kernel.XDPRedirect {
+			t.Errorf("with a socket: %d, %v", verdict, err)
+		}
+		must(t, h.Unbind(lease, 0))
+		verdict, out, err := h.RunPacket(frame)
+		must(t, err)
+		if verdict != kernel.XDPPass || !bytes.Equal(out, frame) {
+			t.Errorf("%d: %x; want %d: %x", verdict, out, kernel.XDPPass, frame)
+		}
+		passed, err := h.Passed()
+		must(t, err)
+		if count, err := h.Counts(lease, 0); err != nil || count != (Count{2, 1}) || passed["unstamped"] != 0 {
+			t.Errorf("%+v, %v, %v", count, passed, err)
+		}
 	})
 }
 

@@ -45,6 +45,7 @@ const (
 	udpLeaseLimitLEASE_QUEUES_MAX    udpLeaseLimit = 64
 	udpLeaseLimitLEASE_SLOTS         udpLeaseLimit = 4096
 	udpLeaseLimitLEASE_FRONTENDS_MAX udpLeaseLimit = 1024
+	udpLeaseLimitLEASE_STAMPED       udpLeaseLimit = 65536
 )
 
 type udpLeasePass uint32
@@ -55,7 +56,8 @@ const (
 	udpLeasePassPASSED_MALFORMED udpLeasePass = 2
 	udpLeasePassPASSED_LARGE     udpLeasePass = 3
 	udpLeasePassPASSED_QUEUE     udpLeasePass = 4
-	udpLeasePassPASSED_COUNT     udpLeasePass = 5
+	udpLeasePassPASSED_UNSTAMPED udpLeasePass = 5
+	udpLeasePassPASSED_COUNT     udpLeasePass = 6
 )
 
 // Names of all BPF objects in the ELF.

@@ -37,6 +37,7 @@ type Spec struct {
 	Mode      xsk.Mode         // auto: zero-copy, else copy; the hook decides about generic
 	RingSize  uint32           // entries of each receive ring (xsk.RingSize)
 	Transmit  bool             // whether the holder can send: any frame, from any address
+	Stamped   bool             // whether each frame comes with the time at which it met XDP
 }
 
 // Grant is what a process needs in order to work with a lease.
@@ -87,6 +88,9 @@ func (l *Lease) open(spec Spec) error {
 	plan, err := xsk.Plan(spec.RingSize, frameSize, spec.Transmit)
 	if err != nil {
 		return err
+	}
+	if plan.Stamped = spec.Stamped; plan.Stamped {
+		l.hook.Stamp(l.number)
 	}
 	if l.set.Memory, err = xsk.NewMemory(plan.Size() * int64(len(queues))); err != nil {
 		return err

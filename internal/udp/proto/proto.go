@@ -119,10 +119,14 @@ type Grant struct {
 	Interface    uint32 // ifindex, in the broker's network namespace
 	QueueCount   uint32
 	AddressCount uint32
-	_            [4]byte
+	Flags        uint32 // FlagStamped
 	Addresses    [AddressesMax]Address
 	Queues       [QueuesMax]Queue
 }
+
+// FlagStamped says that the 8 bytes in front of each received packet are the time at which XDP saw it:
+// CLOCK_MONOTONIC, nanoseconds. The other flags are reserved: zero.
+const FlagStamped = 1
 
 // Ready says that the client has mapped memory and rings. Before it no socket is bound.
 type Ready struct{ Lease uint64 }
@@ -297,6 +301,9 @@ func NewGrant(lease uint64, layouts []xsk.Layout, addresses []netip.AddrPort) (*
 			len(layouts), len(addresses), QueuesMax, AddressesMax)
 	}
 	g := &Grant{Lease: lease, Interface: uint32(layouts[0].Interface), QueueCount: uint32(len(layouts)), AddressCount: uint32(len(addresses))}
+	if layouts[0].Stamped {
+		g.Flags = FlagStamped
+	}
 	for i, a := range addresses {
 		g.Addresses[i] = Address{IP: a.Addr().As16(), Port: a.Port()}
 	}
@@ -317,6 +324,7 @@ func (g *Grant) Layouts() (all []xsk.Layout) {
 			Interface: int(g.Interface), Queue: int(q.Index), FrameSize: q.FrameSize, Offset: int64(q.Offset),
 			ReceiveFrames: q.ReceiveFrames, TransmitFrames: q.TransmitFrames,
 			ReceiveRing: q.ReceiveRing, TransmitRing: q.TransmitRing, FillRing: q.FillRing, CompletionRing: q.CompletionRing,
+			Stamped: g.Flags&FlagStamped != 0,
 		})
 	}
 	return all

@@ -27,6 +27,9 @@ type Queue struct {
 
 	kick func() error // has the kernel look at the transmit ring
 
+	ageMax int64 // nanoseconds; 0: no packet is too old
+	clock  clock
+
 	counts Counts
 }
 
@@ -34,6 +37,7 @@ type Queue struct {
 type Counts struct {
 	Delivered uint64 `json:"delivered"` // frames that Recv gave to the program
 	Invalid   uint64 `json:"invalid"`   // frames from the receive ring that lie outside the memory
+	Stale     uint64 `json:"stale"`     // packets that were too old: see DropOlder
 	Sent      uint64 `json:"sent"`      // frames that Send put into the ring
 	TxShort   uint64 `json:"tx_short"`  // frames that Send or Reserve had no room for
 	Kicks     uint64 `json:"kicks"`     // system calls to have frames sent
@@ -72,11 +76,20 @@ func (q *Queue) Recv(batch []Descriptor) int {
 	if n == 0 {
 		return 0
 	}
-	got := 0
+	got, oldest, dropped := 0, int64(0), uint32(0)
+	if q.ageMax > 0 {
+		oldest = q.clock.now() - q.ageMax
+	}
 	for i := range n {
 		d := *q.receive.at(q.receive.own + i)
 		if !q.valid(&d, q.layout.ReceiveFrames) {
 			q.counts.Invalid++
+			continue
+		}
+		if q.ageMax > 0 && q.Stamp(&d) < oldest {
+			q.counts.Stale++
+			q.refill(q.number(d.Addr), dropped)
+			dropped++
 			continue
 		}
 		q.owners.move("receive", q.number(d.Addr), ownerKernel, ownerProgram)
@@ -84,6 +97,9 @@ func (q *Queue) Recv(batch []Descriptor) int {
 		got++
 	}
 	q.receive.pop(n)
+	if dropped > 0 {
+		q.fill.push(dropped)
+	}
 	q.counts.Delivered += uint64(got)
 	q.counts.Held += uint32(got)
 	q.counts.HeldMax = max(q.counts.HeldMax, q.counts.Held)

@@ -64,6 +64,9 @@ type Layout struct {
 	TransmitRing   uint32 `json:"transmit_ring"`
 	FillRing       uint32 `json:"fill_ring"`
 	CompletionRing uint32 `json:"completion_ring"`
+	// Stamped is whether the 8 bytes in front of each received packet are the time at which XDP saw it:
+	// CLOCK_MONOTONIC, nanoseconds.
+	Stamped bool `json:"stamped,omitempty"`
 }
 
 // Size is the bytes of memory that the frames take.

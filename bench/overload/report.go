@@ -1,0 +1,135 @@
+package main
+
+import (
+	"fmt"
+	"image/color"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/shunt-lb/shunt/bench/machine"
+	"github.com/shunt-lb/shunt/internal/udp/xsk"
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/plotutil"
+	"gonum.org/v1/plot/vg"
+)
+
+// Colours that stay apart for the colour-blind (Okabe and Ito, "Color Universal Design").
+var inks = []color.Color{color.RGBA{0x44, 0x44, 0x44, 0xff}, color.RGBA{0xd5, 0x5e, 0x00, 0xff}, color.RGBA{0x00, 0x72, 0xb2, 0xff}, color.RGBA{0x00, 0x9e, 0x73, 0xff}}
+
+type report struct {
+	rounds  int
+	each    time.Duration
+	results map[string][][]result // by receiver, of each load, of each round
+}
+
+// spread is median, least and most.
+func spread(all []result, of func(result) float64) (median, least, most float64) {
+	var values []float64
+	for _, r := range all {
+		values = append(values, of(r))
+	}
+	slices.Sort(values)
+	return values[len(values)/2], values[0], values[len(values)-1]
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// page writes the report; plot is the name of its picture, "" for none.
+func (r report) page(to io.Writer, picture string) error {
+	m, err := machine.Describe()
+	if err != nil {
+		return err
+	}
+	out := &printer{to: to}
+	out.line("# Delay over offered load, %s\n", m.Date)
+	out.line("%s. %s\n\n    %s\n", m, m.Faults(), machine.Command("bench/overload"))
+	if picture != "" {
+		out.line("![Delay over offered load](%s)\n", picture)
+	}
+	out.line("A program works %s on each datagram, so 1.0 is %.0f datagrams a second. The delay is from sending to the begin of the work. Each cell is the median of %d rounds of %s, with the least and the most in brackets; receivers take turns. veth, copy mode, one queue, batches of %d; the kernel's socket has its default buffer.\n",
+		workFor, capacity, r.rounds, r.each, batchSize)
+	for _, d := range bounds {
+		out.line("- %s: `max_queue_delay: %s, expected_rate: %.0f`, which makes a ring of %d", bounded(d), d, capacity, xsk.RingSize(d, capacity))
+	}
+	out.line("\n| receiver | load | offered/s | delivered/s | p50, ms | p99, ms | datagrams that no counter knows |\n|---|---:|---:|---:|---:|---:|---:|")
+	for _, name := range receivers() {
+		for i, load := range loads {
+			all := r.results[name][i]
+			offered, _, _ := spread(all, func(x result) float64 { return x.Offered })
+			delivered, _, _ := spread(all, func(x result) float64 { return x.Delivered })
+			p50, p50Least, p50Most := spread(all, func(x result) float64 { return milliseconds(x.P50) })
+			p99, p99Least, p99Most := spread(all, func(x result) float64 { return milliseconds(x.P99) })
+			_, least, most := spread(all, func(x result) float64 { return float64(x.Lost) })
+			lost := fmt.Sprintf("%.0f", max(most, -least))
+			if name == kernel {
+				lost = "-"
+			}
+			out.line("| %s | %g | %.0f | %.0f | %.3f (%.3f–%.3f) | %.2f (%.2f–%.2f) | %s |", name, load, offered, delivered, p50, p50Least, p50Most, p99, p99Least, p99Most, lost)
+		}
+	}
+	return out.err
+}
+
+// write makes the page and its plot in a folder.
+func (r report) write(dir string) error {
+	m, err := machine.Describe()
+	if err != nil {
+		return err
+	}
+	name := m.ReportName(dir, "udp-overload-")
+	if err := r.draw(filepath.Join(dir, name+".svg")); err != nil {
+		return err
+	}
+	page, err := os.Create(filepath.Join(dir, name+".md"))
+	if err != nil {
+		return err
+	}
+	if err := r.page(page, name+".svg"); err != nil {
+		_ = page.Close()
+		return err
+	}
+	fmt.Println(page.Name())
+	return page.Close()
+}
+
+// draw shows the median delay of each receiver.
+func (r report) draw(path string) error {
+	p := plot.New()
+	p.Title.Text = "Delay of delivered datagrams, median"
+	p.X.Label.Text, p.Y.Label.Text = "offered load, of what the program can work off", "milliseconds"
+	p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	p.Legend.Top, p.Legend.Left = true, true
+	p.Add(plotter.NewGrid())
+	for n, name := range receivers() {
+		var points plotter.XYs
+		for i, load := range loads {
+			p50, _, _ := spread(r.results[name][i], func(x result) float64 { return milliseconds(x.P50) })
+			points = append(points, plotter.XY{X: load, Y: max(p50, 0.001)})
+		}
+		line, dots, err := plotter.NewLinePoints(points)
+		if err != nil {
+			return err
+		}
+		line.Color, dots.Color, line.Width = inks[n], inks[n], vg.Points(1.5)
+		dots.Shape = plotutil.Shape(n)
+		p.Add(line, dots)
+		p.Legend.Add(name, line, dots)
+	}
+	return p.Save(8*vg.Inch, 5*vg.Inch, path)
+}
+
+// printer keeps the first error.
+type printer struct {
+	to  io.Writer
+	err error
+}
+
+func (p *printer) line(format string, args ...any) {
+	if p.err == nil {
+		_, p.err = fmt.Fprintf(p.to, format+"\n", args...)
+	}
+}

@@ -1,0 +1,75 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/shunt-lb/shunt/internal/udp/doctor"
+	"github.com/shunt-lb/shunt/internal/value"
+	"github.com/spf13/cobra"
+)
+
+func newUDPDoctor(s streams) *cobra.Command {
+	var output string
+	c := &cobra.Command{
+		Use:   "doctor INTERFACE",
+		Short: "Find what keeps datagrams from programs, or slows them down, and the command that fixes it",
+		Long: `Look at an interface, its driver and the CPUs. The command changes nothing, and needs no daemon.
+A fault is what prevents a lease, or keeps datagrams from it; advice is about time. It exits with 0
+if there is no fault, and with 1 otherwise.`,
+		Example: `  shunt udp doctor eth0
+  shunt udp doctor eth0 -o json`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if err := requireOutput(output); err != nil {
+				return err
+			}
+			facts, err := doctor.Look("/", args[0])
+			if err != nil {
+				return err
+			}
+			return tellUDPFindings(s.out, facts, doctor.Examine(facts), output)
+		},
+	}
+	outputFlag(c, &output)
+	return c
+}
+
+func tellUDPFindings(w io.Writer, facts doctor.Facts, findings []doctor.Finding, output string) error {
+	faults := 0
+	for _, f := range findings {
+		if f.Fault {
+			faults++
+		}
+	}
+	var err error
+	if output == "json" {
+		err = writeJSON(w, map[string]any{"ok": faults == 0, "interface": facts.Interface, "findings": findings, "unknown": facts.Unknown})
+	} else {
+		err = printUDPFindings(w, facts, findings, faults)
+	}
+	if err == nil && faults > 0 {
+		err = errSilent
+	}
+	return err
+}
+
+func printUDPFindings(w io.Writer, facts doctor.Facts, findings []doctor.Finding, faults int) (err error) {
+	line := func(format string, args ...any) {
+		if err == nil {
+			_, err = fmt.Fprintf(w, format+"\n", args...)
+		}
+	}
+	for _, f := range findings {
+		kind := "advice"
+		if f.Fault {
+			kind = "fault"
+		}
+		line("%s: %s\n  why   %s\n  fix   %s\n", kind, f.Text, f.Why, f.Remedy)
+	}
+	for _, what := range facts.Unknown {
+		line("Not known: %s.", what)
+	}
+	line("%s and %s on %s.", value.Counted(faults, "fault"), value.Counted(len(findings)-faults, "other finding"), facts.Interface)
+	return err
+}

@@ -1,0 +1,155 @@
+// Package doctor finds what keeps datagrams from a program of the UDP path, or slows them down: in an interface, its
+// driver and the CPUs. It changes nothing.
+//
+//	Look ─► Facts ─► Examine ─► Findings, each with the command that fixes it
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Facts are what this machine shows of an interface. What could not be read is left out, and Unknown says why.
+type Facts struct {
+	Interface  string
+	Driver     string // "" where it has none
+	MTU        int
+	Queues     int    // receive queues that are in use
+	Program    string // XDP that is attached: its id; "": none
+	Features   map[string]bool
+	XDP        *uint64           // NETDEV_A_DEV_XDP_FEATURES (linux/netdev.h)
+	Hash       map[string]uint64 // RXH_* (linux/ethtool.h) by "udp4" and "udp6"
+	CPUs       int               // online
+	Isolated   string            // list of CPUs that the scheduler leaves alone
+	Governors  map[string]int    // CPUs by frequency governor
+	Interrupts []Interrupt       // of the interface
+	Unknown    []string
+}
+
+// Interrupt is one of an interface's, and the CPUs that may handle it.
+type Interrupt struct {
+	Number   int
+	Name     string
+	Affinity string // as smp_affinity_list has it
+}
+
+// Finding is one thing to fix.
+type Finding struct {
+	Code   string `json:"code"`
+	Fault  bool   `json:"fault"` // unless it is fixed, there is no lease, or datagrams do not come; else: it costs time
+	Text   string `json:"text"`
+	Why    string `json:"why"`
+	Remedy string `json:"remedy"`
+}
+
+const (
+	queuesMax = 64   // hook.MaxQueues
+	mtuMax    = 3818 // xsk.FrameSize
+
+	// linux/netdev.h: enum netdev_xdp_act.
+	xdpBasic    = 1 << 0
+	xdpZeroCopy = 1 << 3
+
+	// linux/ethtool.h: RXH_L4_B_0_1 and RXH_L4_B_2_3, the two ports.
+	hashPorts = 1<<6 | 1<<7
+)
+
+// Examine judges.
+func Examine(f Facts) []Finding {
+	all := []Finding{}
+	find := func(code string, fault bool, text, why, remedy string) {
+		all = append(all, Finding{code, fault, text, why, remedy})
+	}
+	f.packets(find)
+	f.driver(find)
+	f.spread(find)
+	f.cpus(find)
+	return all
+}
+
+// packets are what a frame must be.
+func (f *Facts) packets(find func(string, bool, string, string, string)) {
+	if f.MTU > mtuMax {
+		find("mtu", true, fmt.Sprintf("the MTU of %s is %d bytes", f.Interface, f.MTU),
+			fmt.Sprintf("a packet must fit into one frame of 4096 bytes with the kernel's headroom: the MTU may be up to %d", mtuMax),
+			fmt.Sprintf("ip link set dev %s mtu %d", f.Interface, mtuMax))
+	}
+	for _, o := range []struct{ name, short string }{{"rx-lro", "lro"}, {"rx-gro-hw", "rx-gro-hw"}} {
+		if f.Features[o.name] {
+			find("merging", true, fmt.Sprintf("%s merges received packets (%s)", f.Interface, o.name),
+				"most drivers refuse XDP then, and one that does not hands over packets that no frame has room for",
+				fmt.Sprintf("ethtool -K %s %s off", f.Interface, o.short))
+		}
+	}
+}
+
+// driver is whether XDP and AF_XDP work, and how.
+func (f *Facts) driver(find func(string, bool, string, string, string)) {
+	if f.Program != "" {
+		find("occupied", true, fmt.Sprintf("%s has an XDP program already (id %s)", f.Interface, f.Program),
+			"an interface has one. Unless it is shunt's own, the lease fails; and a program that knows nothing of the lease's sockets is the usual cause of \"AF_XDP receives nothing\"",
+			fmt.Sprintf("bpftool prog show id %s # then end the program that has attached it, or: ip link set dev %s xdp off", f.Program, f.Interface))
+	}
+	switch {
+	case f.XDP == nil:
+	case *f.XDP&xdpBasic == 0:
+		find("generic", false, fmt.Sprintf("the driver of %s (%s) has no XDP", f.Interface, f.Driver),
+			"in native mode the program is refused. In generic mode the kernel makes an sk_buff of each packet first, which is most of the work that is to be saved",
+			"mode: generic # in the entry of udp; or use an interface whose driver has XDP")
+	case *f.XDP&xdpZeroCopy == 0:
+		find("copy", false, fmt.Sprintf("the driver of %s (%s) has no zero-copy", f.Interface, f.Driver),
+			"mode auto gets copy, without a sign of it in the program: the kernel copies each packet",
+			"mode: copy # in the entry of udp, to have it in writing; or use an interface whose driver has zero-copy. `shunt udp show` says what a lease got")
+	}
+}
+
+// spread is which queue datagrams come in by, and which CPU that is.
+func (f *Facts) spread(find func(string, bool, string, string, string)) {
+	switch {
+	case f.Queues > queuesMax:
+		find("queues", true, fmt.Sprintf("%s has %d receive queues", f.Interface, f.Queues),
+			fmt.Sprintf("%d can have sockets; datagrams on the others go to the kernel's socket", queuesMax), fmt.Sprintf("ethtool -L %s combined %d", f.Interface, min(queuesMax, f.CPUs)))
+	case f.Queues > f.CPUs:
+		find("queues", false, fmt.Sprintf("%s has %d receive queues, and the machine %d CPUs", f.Interface, f.Queues, f.CPUs),
+			"each queue wants a worker that has a CPU; a worker with several queues looks at each in turn, and max_queue_delay is then that of all of them",
+			fmt.Sprintf("ethtool -L %s combined %d", f.Interface, f.CPUs))
+	}
+	for _, flow := range []string{"udp4", "udp6"} {
+		if bits, known := f.Hash[flow]; known && f.Queues > 1 && bits&hashPorts != hashPorts {
+			find("hash", false, fmt.Sprintf("%s spreads %s over its queues by addresses alone", f.Interface, flow),
+				"all datagrams between two hosts come in by one queue: one worker gets them all",
+				fmt.Sprintf("ethtool -N %s rx-flow-hash %s sdfn", f.Interface, flow))
+		}
+	}
+	var where []string
+	for _, i := range f.Interrupts {
+		where = append(where, i.Affinity)
+	}
+	slices.Sort(where)
+	if len(where) > 1 && len(slices.Compact(where)) == 1 && f.CPUs > 1 && !strings.ContainsAny(where[0], ",-") {
+		second := f.Interrupts[1]
+		find("irq", false, fmt.Sprintf("all %d interrupts of %s are handled by CPU %s", len(f.Interrupts), f.Interface, where[0]),
+			"that CPU does the kernel's share for all queues",
+			fmt.Sprintf("echo %d > /proc/irq/%d/smp_affinity_list # for %s, and one for each of the others; stop irqbalance before", 1, second.Number, second.Name))
+	}
+}
+
+// cpus are how quickly and how steadily they work.
+func (f *Facts) cpus(find func(string, bool, string, string, string)) {
+	slow := 0
+	for governor, n := range f.Governors {
+		if governor != "performance" {
+			slow += n
+		}
+	}
+	if slow > 0 {
+		find("governor", false, fmt.Sprintf("%d of %d CPUs change their frequency with the load", slow, f.CPUs),
+			"a CPU that has waited is slow when a datagram comes", "cpupower frequency-set -g performance")
+	}
+	if f.Isolated == "" && f.CPUs > 1 {
+		find("isolated", false, "no CPU is kept free of other tasks",
+			"the scheduler stops a worker for other tasks, for milliseconds: no ring can bound that",
+			fmt.Sprintf("add isolcpus=%d nohz_full=%d to the kernel's command line, reboot, and start the program with: taskset -c %d", f.CPUs-1, f.CPUs-1, f.CPUs-1))
+	}
+}

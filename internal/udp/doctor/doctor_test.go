@@ -1,0 +1,177 @@
+package doctor
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/udp/hook"
+	"github.com/shunt-lb/shunt/internal/udp/udptest"
+	"github.com/shunt-lb/shunt/internal/udp/xsk"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func bits(n uint64) *uint64 { return &n }
+
+// fit has nothing to be found.
+func fit() Facts {
+	return Facts{
+		Interface: "eth0", Driver: "ice", MTU: 1500, Queues: 4, CPUs: 8, XDP: bits(xdpBasic | xdpZeroCopy), Isolated: "4-7",
+		Hash: map[string]uint64{"udp4": 0xf0, "udp6": 0xf0}, Features: map[string]bool{"rx-lro": false}, Governors: map[string]int{"performance": 8},
+		Interrupts: []Interrupt{{40, "ice-eth0-TxRx-0", "0"}, {41, "ice-eth0-TxRx-1", "1"}},
+	}
+}
+
+func TestExamine(t *testing.T) {
+	if got := Examine(fit()); len(got) != 0 {
+		t.Errorf("nothing is wrong, and found is %+v", got)
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*Facts)
+		code   string
+		fault  bool
+		remedy string
+	}{
+		{"a large MTU", func(f *Facts) { f.MTU = 9000 }, "mtu", true, "ip link set dev eth0 mtu 3818"},
+		{"LRO", func(f *Facts) { f.Features["rx-lro"] = true }, "merging", true, "ethtool -K eth0 lro off"},
+		{"GRO in hardware", func(f *Facts) { f.Features["rx-gro-hw"] = true }, "merging", true, "ethtool -K eth0 rx-gro-hw off"},
+		{"another program", func(f *Facts) { f.Program = "17" }, "occupied", true, "bpftool prog show id 17"},
+		{"no XDP", func(f *Facts) { f.XDP = bits(0) }, "generic", false, "mode: generic"},
+		{"no zero-copy", func(f *Facts) { f.XDP = bits(xdpBasic) }, "copy", false, "mode: copy"},
+		{"too many queues", func(f *Facts) { f.Queues, f.CPUs = 128, 128 }, "queues", true, "ethtool -L eth0 combined 64"},
+		{"more queues than CPUs", func(f *Facts) { f.Queues = 16 }, "queues", false, "ethtool -L eth0 combined 8"},
+		{"a hash without ports", func(f *Facts) { f.Hash["udp6"] = 0x30 }, "hash", false, "ethtool -N eth0 rx-flow-hash udp6 sdfn"},
+		{"one CPU for all interrupts", func(f *Facts) { f.Interrupts[1].Affinity = "0" }, "irq", false, "echo 1 > /proc/irq/41/smp_affinity_list"},
+		{"a slow governor", func(f *Facts) { f.Governors["powersave"] = 2 }, "governor", false, "cpupower frequency-set -g performance"},
+		{"no isolated CPU", func(f *Facts) { f.Isolated = "" }, "isolated", false, "isolcpus=7"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := fit()
+			c.change(&f)
+			got := Examine(f)
+			if len(got) != 1 || got[0].Code != c.code || got[0].Fault != c.fault || !strings.HasPrefix(got[0].Remedy, c.remedy) && !strings.Contains(got[0].Remedy, c.remedy) || got[0].Text == "" || got[0].Why == "" {
+				t.Errorf("found %+v; want %s: %s", got, c.code, c.remedy)
+			}
+		})
+	}
+	// What is not known is no finding; one queue needs no hash, and many CPUs for each interrupt are no single one.
+	f := fit()
+	f.XDP, f.Hash, f.Queues, f.Interrupts = nil, nil, 1, []Interrupt{{40, "a", "0-7"}, {41, "b", "0-7"}}
+	if got := Examine(f); len(got) != 0 {
+		t.Errorf("found %+v", got)
+	}
+}
+
+// The limits are those of the packages that set them.
+func TestLimits(t *testing.T) {
+	if queuesMax != hook.MaxQueues {
+		t.Errorf("%d queues", hook.MaxQueues)
+	}
+	if _, err := xsk.FrameSize(mtuMax); err != nil {
+		t.Error(err)
+	}
+	if _, err := xsk.FrameSize(mtuMax + 1); err == nil {
+		t.Errorf("an MTU of %d is possible", mtuMax+1)
+	}
+}
+
+// tree makes files.
+func tree(t *testing.T, files map[string]string) (root string) {
+	t.Helper()
+	root = t.TempDir()
+	for path, text := range files {
+		must(t, os.MkdirAll(filepath.Join(root, filepath.Dir(path)), 0o755))
+		must(t, os.WriteFile(filepath.Join(root, path), []byte(text), 0o644))
+	}
+	return root
+}
+
+func TestMachine(t *testing.T) {
+	root := tree(t, map[string]string{
+		"sys/devices/system/cpu/online":                        "0-2,5\n",
+		"sys/devices/system/cpu/isolated":                      "5\n",
+		"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance\n",
+		"sys/devices/system/cpu/cpu5/cpufreq/scaling_governor": "powersave\n",
+		"proc/interrupts": "            CPU0       CPU1\n  9:  1  2  IO-APIC  acpi\n 40:  1  2  PCI-MSI  mlx5-eth1-3\n 41:  1  2  PCI-MSI  eth1-rx-0\n" +
+			" 42:  1  2  PCI-MSI  eth10-rx-0\n 43:  1  2  PCI-MSI  eth1\nNMI:  1  2  eth1\n",
+		"proc/irq/40/smp_affinity_list": "0-2\n", "proc/irq/41/smp_affinity_list": "1\n", "proc/irq/42/smp_affinity_list": "1\n",
+	})
+	f := Facts{Interface: "eth1"}
+	f.machine(root)
+	if f.CPUs != 4 || f.Isolated != "5" || f.Governors["performance"] != 1 || f.Governors["powersave"] != 1 ||
+		!slices.Equal(f.Interrupts, []Interrupt{{40, "mlx5-eth1-3", "0-2"}, {41, "eth1-rx-0", "1"}}) {
+		t.Errorf("%+v", f)
+	}
+	f = Facts{Interface: "eth1"}
+	f.machine(t.TempDir())
+	if f.CPUs != 0 || f.Isolated != "" || len(f.Governors)+len(f.Interrupts) != 0 {
+		t.Errorf("of an empty tree: %+v", f)
+	}
+}
+
+// A veth says what it is, and what is done to it is found.
+func TestLookAtVeth(t *testing.T) {
+	n := udptest.New(t, lab.Cable{Queues: 2})
+	root := tree(t, map[string]string{"sys/devices/system/cpu/online": "0-3\n", "sys/devices/system/cpu/isolated": "3\n"})
+	look := func() (f Facts) {
+		t.Helper()
+		must(t, n.Server.Run(func() (err error) {
+			f, err = Look(root, "eth0")
+			return err
+		}))
+		return f
+	}
+	codes := func() (all []string) {
+		for _, one := range Examine(look()) {
+			all = append(all, one.Code)
+		}
+		return all
+	}
+	f := look()
+	if f.Driver != "veth" || f.MTU != 1500 || f.Queues != 2 || f.Program != "" || len(f.Features) < 10 {
+		t.Errorf("%+v", f)
+	}
+	// Before Linux 6.3 the kernel does not say what a driver can.
+	known := f.XDP != nil
+	if known && (*f.XDP&xdpBasic == 0 || *f.XDP&xdpZeroCopy != 0) || !known && !slices.ContainsFunc(f.Unknown, func(u string) bool { return strings.Contains(u, "Linux 6.3") }) {
+		t.Errorf("XDP: %v, unknown: %q", f.XDP, f.Unknown)
+	}
+	without := []string{}
+	if known {
+		without = append(without, "copy")
+	}
+	if got := codes(); !slices.Equal(got, without) {
+		t.Errorf("found %q, want %q", got, without)
+	}
+	must(t, n.Server.Run(func() error {
+		h, err := hook.Attach(hook.Options{Interface: "eth0", Mode: kernel.ModeNative})
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { must(t, h.Close()) })
+		return nil
+	}))
+	if got := codes(); !slices.Contains(got, "occupied") {
+		t.Errorf("with a program: found %q", got)
+	}
+	must(t, n.Client.SetMTU("eth0", 9000))
+	var err error
+	must(t, n.Client.Run(func() error { f, err = Look(root, "eth0"); return err }))
+	if got := Examine(f); len(got) == 0 || got[0].Code != "mtu" {
+		t.Errorf("with a large MTU: %+v", got)
+	}
+	if _, err := Look(root, "none0"); err == nil || !strings.Contains(err.Error(), "`ip link` lists") {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,180 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Look reads the facts of an interface of the calling thread's network namespace. root is where /sys and /proc are: "/"
+// but in tests. It changes nothing, and needs no rights but to see which XDP program there is.
+func Look(root, iface string) (Facts, error) {
+	dev, err := netlink.LinkByName(iface)
+	if err != nil {
+		return Facts{}, fmt.Errorf("look at interface %s: %w; `ip link` lists the interfaces", iface, err)
+	}
+	attrs := dev.Attrs()
+	f := Facts{Interface: iface, MTU: attrs.MTU, Queues: attrs.NumRxQueues, Hash: map[string]uint64{}}
+	if attrs.Xdp != nil && attrs.Xdp.Attached {
+		f.Program = strconv.Itoa(int(attrs.Xdp.ProgId))
+	}
+	f.ask(attrs.Index)
+	f.machine(root)
+	return f, nil
+}
+
+// ask asks the driver.
+func (f *Facts) ask(index int) {
+	unknown := func(what string, err error) {
+		if err != nil {
+			f.Unknown = append(f.Unknown, fmt.Sprintf("%s: %v", what, err))
+		}
+	}
+	tool, err := ethtool.NewEthtool()
+	if err != nil {
+		unknown("the driver", err)
+	} else {
+		defer tool.Close()
+		f.Driver, err = tool.DriverName(f.Interface)
+		unknown("the driver's name", err)
+		f.Features, err = tool.Features(f.Interface)
+		unknown("the driver's features", err)
+		if c, err := tool.GetChannels(f.Interface); err == nil && c.CombinedCount+c.RxCount > 0 {
+			f.Queues = int(c.CombinedCount + c.RxCount)
+		}
+	}
+	f.XDP, err = xdpFeatures(index)
+	unknown("the driver's modes of XDP", err)
+	for flow, number := range map[string]uint32{"udp4": 2, "udp6": 6} { // UDP_V4_FLOW, UDP_V6_FLOW (linux/ethtool.h)
+		if bits, err := hashOf(f.Interface, number); err == nil {
+			f.Hash[flow] = bits
+		} else if !errors.Is(err, unix.EOPNOTSUPP) { // a driver without queues to spread over
+			unknown("the hash of "+flow, err)
+		}
+	}
+}
+
+// header is struct genlmsghdr: command, version and two bytes that must be zero. nl.Genlmsg leaves in them what is there.
+type header [4]byte
+
+func (h header) Len() int          { return len(h) }
+func (h header) Serialize() []byte { return h[:] }
+
+// xdpFeatures is what the driver can, as the kernel's netlink family "netdev" says since Linux 6.3; nil: it does not.
+func xdpFeatures(index int) (*uint64, error) {
+	const cmdDevGet, attrIfindex, attrFeatures = 1, 1, 3 // linux/netdev.h
+	family, err := netlink.GenlFamilyGet("netdev")
+	if errors.Is(err, unix.ENOENT) {
+		return nil, errors.New("this kernel does not say: that begins with Linux 6.3")
+	}
+	if err != nil {
+		return nil, err
+	}
+	request := nl.NewNetlinkRequest(int(family.ID), 0)
+	request.AddData(header{cmdDevGet, 1})
+	request.AddData(nl.NewRtAttr(attrIfindex, nl.Uint32Attr(uint32(index))))
+	answers, err := request.Execute(unix.NETLINK_GENERIC, 0)
+	if err != nil {
+		return nil, err
+	}
+	for _, answer := range answers {
+		parts, err := nl.ParseRouteAttr(answer[nl.SizeofGenlmsg:])
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range parts {
+			if p.Attr.Type == attrFeatures && len(p.Value) == 8 {
+				bits := nl.NativeEndian().Uint64(p.Value)
+				return &bits, nil
+			}
+		}
+	}
+	return nil, errors.New("the kernel's answer has none")
+}
+
+// rxnfc is the beginning of struct ethtool_rxnfc (linux/ethtool.h), as long as the kernel wants it for ETHTOOL_GRXFH.
+type rxnfc struct {
+	cmd, flow uint32
+	data      uint64
+	rest      [176]byte
+}
+
+// hashOf is the fields of a kind of flow that choose its queue.
+func hashOf(iface string, flow uint32) (uint64, error) {
+	const getHash = 0x29 // ETHTOOL_GRXFH
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd) //nolint:errcheck // nothing was written
+	ask := rxnfc{cmd: getHash, flow: flow}
+	request := struct {
+		name [unix.IFNAMSIZ]byte
+		data unsafe.Pointer
+		rest [16]byte
+	}{data: unsafe.Pointer(&ask)}
+	copy(request.name[:unix.IFNAMSIZ-1], iface)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request))); errno != 0 {
+		return 0, errno
+	}
+	return ask.data, nil
+}
+
+// machine reads /sys and /proc.
+func (f *Facts) machine(root string) {
+	read := func(path string) string {
+		text, err := os.ReadFile(filepath.Join(root, path))
+		if err != nil {
+			return ""
+		}
+		return strings.TrimSpace(string(text))
+	}
+	f.CPUs = listed(read("sys/devices/system/cpu/online"))
+	f.Isolated = read("sys/devices/system/cpu/isolated")
+	f.Governors = map[string]int{}
+	paths, _ := filepath.Glob(filepath.Join(root, "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")) // the pattern is right
+	for _, path := range paths {
+		if text, err := os.ReadFile(path); err == nil {
+			f.Governors[strings.TrimSpace(string(text))]++
+		}
+	}
+	for line := range strings.Lines(read("proc/interrupts")) {
+		fields := strings.Fields(line)
+		if len(fields) < 2 {
+			continue
+		}
+		name := fields[len(fields)-1]
+		number, err := strconv.Atoi(strings.TrimSuffix(fields[0], ":"))
+		if err != nil || name != f.Interface && !strings.HasPrefix(name, f.Interface+"-") && !strings.Contains(name, "-"+f.Interface+"-") {
+			continue
+		}
+		if where := read(fmt.Sprintf("proc/irq/%d/smp_affinity_list", number)); where != "" {
+			f.Interrupts = append(f.Interrupts, Interrupt{number, name, where})
+		}
+	}
+}
+
+// listed is how many numbers a list like 0-3,8 has.
+func listed(list string) (n int) {
+	for part := range strings.SplitSeq(list, ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		if !isRange {
+			last = first
+		}
+		from, errFrom := strconv.Atoi(first)
+		to, errTo := strconv.Atoi(last)
+		if errFrom == nil && errTo == nil && to >= from {
+			n += to - from + 1
+		}
+	}
+	return n
+}

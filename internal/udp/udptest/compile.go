@@ -1,0 +1,42 @@
+package udptest
+
+import (
+	"os/exec"
+	"testing"
+)
+
+// Compiler is one of those that the client in C is written for.
+type Compiler struct {
+	Name string
+	args []string
+}
+
+// compilers are gcc and clang, as C11 and as C++17.
+var compilers = []Compiler{
+	{"gcc", []string{"gcc", "-std=c11"}},
+	{"g++", []string{"g++", "-x", "c++", "-std=c++17"}},
+	{"clang", []string{"clang-19", "-std=c11"}},
+	{"clang++", []string{"clang++-19", "-x", "c++", "-std=c++17"}},
+}
+
+// EachCompiler is a subtest with each compiler. Those that this machine lacks skip.
+func EachCompiler(t *testing.T, do func(*testing.T, Compiler)) {
+	t.Helper()
+	for _, c := range compilers {
+		t.Run(c.Name, func(t *testing.T) {
+			if _, err := exec.LookPath(c.args[0]); err != nil {
+				t.Skipf("needs %s: `.ci/packages gcc g++ libc6-dev clang-19`", c.args[0])
+			}
+			do(t, c)
+		})
+	}
+}
+
+// Compile compiles, and fails where there is a warning.
+func (c Compiler) Compile(t *testing.T, args ...string) {
+	t.Helper()
+	all := append([]string{"-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"}, args...)
+	if out, err := exec.Command(c.args[0], append(append([]string{}, c.args[1:]...), all...)...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", c.Name, err, out)
+	}
+}
