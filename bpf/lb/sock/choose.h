@@ -66,7 +66,8 @@ static __always_inline enum sock_outcome service_leaves(const struct service *se
 	return OUTCOME_NONE;
 }
 
-/* Whether a socket may go on with a backend that it had. Of one that is down, nothing goes on. */
+/* Whether a datagram may go on with a backend that its socket had. Of those to one that is down, none
+ * does, as flow_deserts (balance.h) has it for packets. */
 static __always_inline int kept_is_good(const struct sock_choice *kept, __u32 service)
 {
 	struct backend *backend = backend_find(kept->backend);

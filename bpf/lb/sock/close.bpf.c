@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Closes the sockets whose backend is gone, and no others. User space has these programs walk
- * through the sockets of one network namespace after another, once a backend has been removed.
+ * through the sockets of one network namespace after another, once a backend has been removed or is
+ * down.
  *
- *   socket ─► what connect() chose ─► does this very backend live, and is it up? ─► it stays
+ *   socket ─► what connect() chose ─► does this very backend live, and may it go on? ─► it stays
  *                   │ nothing                             │ no
  *                   ▼                                     ▼
  *               it stays                     closed, or named to user space where
  *                                            this kernel has no bpf_sock_destroy (before 6.5)
+ *
+ * With a backend that is down, established connections of TCP go on, as flow_deserts (balance.h) has
+ * it for packets: it may yet serve them. Datagrams and handshakes do not; packets of these are given
+ * another backend, which a socket cannot be.
  *
  * Invariant: the reference in the socket's own storage decides, with its generation. No address is
  * compared to find a socket: another backend may have it by now.
@@ -63,8 +68,9 @@ static __always_inline struct addr addr_of_words(const struct in6_addr *a)
 	};
 }
 
-/* Whether a socket is connected to a backend that it was given, and that is gone or down. */
-static __always_inline int backend_is_gone(struct sock_common *sk)
+/* Whether a socket is connected to a backend that it was given, and that is gone, or is down where
+ * only what is established goes on. */
+static __always_inline int backend_is_gone(struct sock_common *sk, int established)
 {
 	struct sock_choices *all = bpf_sk_storage_get(&sh_sk_choices, sk, 0, 0);
 	struct sock_choice choice;
@@ -73,7 +79,7 @@ static __always_inline int backend_is_gone(struct sock_common *sk)
 	if (!all || !choice_read(all, 0, &choice) || choice.port != sk->skc_dport)
 		return 0;
 	backend = backend_find(choice.backend);
-	return !backend || backend->draining == DRAINING_DOWN;
+	return !backend || (backend->draining == DRAINING_DOWN && !established);
 }
 
 /* Closes a socket, or leaves it to user space, and names it in any case. */
@@ -114,7 +120,7 @@ int sh_close_tcp(struct iter_socket *ctx)
 
 	if (!sk || sk->skc_state == BPF_TCP_LISTEN || sk->skc_state == BPF_TCP_CLOSE)
 		return 0;
-	if (backend_is_gone(sk))
+	if (backend_is_gone(sk, sk->skc_state != BPF_TCP_SYN_SENT))
 		socket_close(ctx, sk, IPPROTO_TCP);
 	return 0;
 }
@@ -126,7 +132,7 @@ int sh_close_udp(struct iter_socket *ctx)
 
 	if (!sk || sk->skc_state != BPF_TCP_ESTABLISHED) /* connected */
 		return 0;
-	if (backend_is_gone(sk))
+	if (backend_is_gone(sk, 0))
 		socket_close(ctx, sk, IPPROTO_UDP);
 	return 0;
 }

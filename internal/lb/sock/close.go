@@ -50,8 +50,7 @@ func (c *closer) close() error {
 	return errors.Join(errs...)
 }
 
-// CloseGone closes every socket that connect() gave a backend which is gone by now, or down: TCP and
-// UDP, in each network namespace that a process of the cgroup is in. Its program gets an error from
+// X Its program gets an error from
 // its next call, and can connect again. It returns how many were closed. A socket in a namespace that
 // no process of the cgroup is in any more is not found.
 func (s *Sockets) CloseGone() (closed int, err error) {

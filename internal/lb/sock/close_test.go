@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/test/space"
 )
 
@@ -123,24 +124,65 @@ func TestCloseGone(t *testing.T) {
 	})
 }
 
-// A backend that is down loses its sockets; one that drains keeps them.
+// A backend that is down keeps established connections, and loses the rest; one that drains keeps all.
+// So it is with packets. New ones go elsewhere, and when it is removed, the rest is closed, too.
 func TestCloseDown(t *testing.T) {
-	b := newBed(t)
-	b.listenTCP(first + ":8080")
-	b.serve(service("web", vip, one(80), first+":8080"))
-	s := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0)
-	must(t, s.connect(vip+":80"))
-	drains := service("web", vip, one(80), first+":8080")
-	drains.Backends[0].Weight = 0
-	b.serve(drains)
-	b.wantClosed(0)
-	down := service("web", vip, one(80), first+":8080")
-	down.Backends[0].Idle, down.Backends[0].Down = true, true
-	b.serve(down)
-	b.wantClosed(1)
-	if err := s.pending(); !errors.Is(err, unix.ECONNABORTED) {
-		t.Errorf("the socket of a backend that is down: %v", err)
-	}
+	eachWay(t, func(b *bed) {
+		other := b.listenTCP(second + ":8080")
+		b.listenUDP(second + ":8080")
+		b.listenUDP(first + ":8080")
+		both := func(change func(*model.Backend)) model.Service {
+			s := service("web", vip, one(80), first+":8080", other)
+			change(&s.Backends[0])
+			s.Backends[1].Idle = s.Backends[0].Share() > 0
+			return s
+		}
+		b.serve(both(func(*model.Backend) {}))
+		b.fullListener(first + ":8080")
+		established, datagrams := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0), b.socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+		must(b.T, established.connect(vip+":80"))
+		must(b.T, datagrams.connect(vip+":80"))
+		loose := b.socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+		loose.wantAsk(vip+":80", first+":8080", vip+":80")
+		handshake := b.socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, 0)
+		if err := handshake.connect(vip + ":80"); !errors.Is(err, unix.EINPROGRESS) {
+			b.Fatalf("connecting where the queue is full: %v, want %v", err, unix.EINPROGRESS)
+		}
+		b.serve(both(func(d *model.Backend) { d.Weight = 0 }))
+		b.wantClosed(0)
+		b.serve(both(func(d *model.Backend) { d.Idle, d.Down = true, true }))
+		b.wantClosed(2)
+		for what, s := range map[string]socket{"a connected UDP socket": datagrams, "a handshake": handshake} {
+			if err := s.pending(); !errors.Is(err, unix.ECONNABORTED) {
+				b.Errorf("%s of a backend that is down: %v, want %v", what, err, unix.ECONNABORTED)
+			}
+		}
+		if err := established.pending(); err != nil {
+			b.Errorf("the established connection to a backend that is down: %v", err)
+		}
+		loose.wantAsk(vip+":80", other, vip+":80")
+		for range 8 {
+			fresh := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+			must(b.T, fresh.connect(vip+":80"))
+			fresh.wantGreeting(other)
+		}
+		b.serve(service("web", vip, one(80), other))
+		b.wantClosed(1)
+		if err := established.pending(); !errors.Is(err, unix.ECONNABORTED) {
+			b.Errorf("the established connection to a backend that was removed: %v, want %v", err, unix.ECONNABORTED)
+		}
+	})
+}
+
+// fullListener listens at an address, and its queue of one connection is full once that is established,
+// so that the next handshake hangs.
+func (b *bed) fullListener(address string) socket {
+	b.Helper()
+	l := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+	must(b.T, unix.SetsockoptInt(l.fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1))
+	must(b.T, unix.Bind(l.fd, sockaddr(unix.AF_INET, address)))
+	must(b.T, unix.Listen(l.fd, 0))
+	return l
 }
 
 // A backend that comes back with the same address, and even in the same place, is another one: the
