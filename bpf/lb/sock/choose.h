@@ -91,6 +91,8 @@ static __noinline enum sock_outcome backend_new(struct bpf_sock_addr *ctx, const
 						__u32 service_index, struct sock_choice *choice)
 {
 	struct service *service = bpf_map_lookup_elem(&sh_services, &service_index);
+	/* Before anything is read: what was chosen after a moment was chosen of what there was then. */
+	__u64 made = bpf_ktime_get_ns();
 	struct backend *backend;
 
 	if (!service)
@@ -108,6 +110,7 @@ static __noinline enum sock_outcome backend_new(struct bpf_sock_addr *ctx, const
 	choice->vip = call->to;
 	choice->vip_port = call->port;
 	choice->service = call->service;
+	choice->made = made;
 	choice->pad = 0;
 	return OUTCOME_CHOSEN;
 }

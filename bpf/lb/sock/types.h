@@ -40,6 +40,7 @@ enum sock_outcome {
 
 enum sock_limit {
 	CHOICES_MAX = 4, /* of one socket: the connection's, then those of unconnected datagrams */
+	PAIRS_MAX = 4096, /* that one walk through the sockets closes */
 };
 
 /*
@@ -50,6 +51,7 @@ struct sock_choice {
 	__u64 seal; /* of all the rest (keep.h) */
 	struct addr vip;
 	struct addr address; /* of the backend */
+	__u64 made; /* when it was chosen, CLOCK_MONOTONIC in ns */
 	__be16 vip_port;
 	__be16 port; /* of the backend */
 	__u32 backend; /* reference: generation:8 | index:20; 0: the place is empty */
@@ -64,6 +66,20 @@ struct sock_choices {
 	__u32 pad;
 };
 
+/* A backend that sockets of a service have, or had. */
+struct sock_pair {
+	__u32 service; /* generation:8 | index:24 */
+	__u32 backend; /* generation:8 | index:20 */
+};
+
+/* Why a socket is closed. */
+enum sock_end {
+	END_NOT = 0,
+	END_GONE = 1, /* its backend was removed */
+	END_DOWN = 2, /* its backend is down, and nothing is established */
+	END_LEFT = 3, /* its backend has left the service, and is another one's still */
+};
+
 /* A socket whose backend is gone, as the iterators write it. */
 struct sock_gone {
 	__u64 cookie;
@@ -75,7 +91,8 @@ struct sock_gone {
 	__u8 family; /* AF_INET or AF_INET6 */
 	__u8 protocol;
 	__u8 closed; /* 0: this kernel leaves it to user space */
-	__u8 pad[5];
+	__u8 end; /* enum sock_end */
+	__u8 pad[4];
 };
 
 #endif

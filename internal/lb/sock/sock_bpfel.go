@@ -26,6 +26,7 @@ type sockSockChoice struct {
 		High uint64
 		Low  uint64
 	}
+	Made    uint64
 	VipPort uint16
 	Port    uint16
 	Backend uint32
@@ -44,6 +45,7 @@ type sockSockLimit uint32
 
 const (
 	sockSockLimitCHOICES_MAX sockSockLimit = 4
+	sockSockLimitPAIRS_MAX   sockSockLimit = 4096
 )
 
 type sockSockOutcome uint32
