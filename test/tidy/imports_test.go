@@ -56,7 +56,7 @@ var mayImport = map[string][]string{
 	"internal/lb/neighbour":   {"internal/lb/model", "internal/condition", "internal/namespace", "internal/lb/wire"},
 	"internal/lb/announce":    {"internal/lb/model", "internal/condition", "internal/namespace", "internal/lb/wire"},
 	"internal/lb/way":         {"internal/lb/model", "internal/condition", "internal/lb/datapath", "internal/lb/neighbour", "internal/lb/reconcile"},
-	"internal/lb/backend":     {"internal/lb/model", "internal/condition", "internal/record"},
+	"internal/lb/backend":     {"internal/lb/model", "internal/condition", "internal/namespace", "internal/record"},
 
 	// The UDP path.
 	"internal/udp/xsk":    {},

@@ -15,10 +15,12 @@
 
 #include "../service.h"
 #include "keep.h"
+#include "scope.h"
 
 /* What a program asked for: where to, and how. */
 struct call {
 	struct addr to;
+	struct addr at; /* where its service is looked for: to, or what stands for it (scope.h) */
 	__be16 port;
 	__u8 protocol;
 	__u8 connects; /* it is connect(), not a datagram that names its destination */
@@ -30,14 +32,14 @@ struct call {
 static __noinline __u32 service_at(const struct call *call)
 {
 	struct settings *settings = settings_get();
-	struct frontend_key exact = { .address = call->to,
+	struct frontend_key exact = { .address = call->at,
 				      .port = call->port,
 				      .protocol = call->protocol };
 	struct packet p = {};
 	struct frontend *found;
 	__u64 word;
 
-	if (!settings || !addr_may_be_own(settings, &call->to))
+	if (!settings || !addr_may_be_own(settings, &call->at))
 		return SERVICE_NONE;
 	found = bpf_map_lookup_elem(&sh_frontends, &exact);
 	if (found) {
@@ -47,7 +49,7 @@ static __noinline __u32 service_at(const struct call *call)
 			       (__u32)word :
 			       SERVICE_NONE;
 	}
-	p.key.destination = call->to;
+	p.key.destination = call->at;
 	p.key.destination_port = call->port;
 	p.key.protocol = call->protocol;
 	return range_find(&p);
@@ -116,11 +118,14 @@ static __noinline enum sock_outcome backend_new(struct bpf_sock_addr *ctx, const
 }
 
 /* Finds the service that a call is for. OUTCOME_CHOSEN: there is one, and it is for sockets. */
-static __noinline enum sock_outcome service_open(struct call *call, __u32 *index)
+static __noinline enum sock_outcome service_open(struct bpf_sock_addr *ctx, struct call *call,
+						 __u32 *index)
 {
 	struct service *service;
 	enum sock_outcome leaves;
 
+	if (!address_scope(ctx, &call->to, &call->at))
+		return OUTCOME_NONE;
 	*index = service_at(call);
 	if (*index == SERVICE_NONE)
 		return OUTCOME_NONE;
@@ -139,7 +144,7 @@ static __noinline enum sock_outcome call_decide(struct bpf_sock_addr *ctx, struc
 	enum sock_outcome outcome, chosen = OUTCOME_CHOSEN;
 	__u32 index;
 
-	outcome = service_open(call, &index);
+	outcome = service_open(ctx, call, &index);
 	if (outcome != OUTCOME_CHOSEN)
 		return outcome;
 	if (!call->connects && choice_find(ctx, &call->to, call->port, choice)) {

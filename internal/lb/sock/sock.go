@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/namespace"
 )
 
 // directory is the folder of the pins, in the instance's.
@@ -184,7 +185,18 @@ func (s *Sockets) openMap(set *kernel.MapSet, name string) (*ebpf.Map, error) {
 
 // attach loads the programs and puts each into its hook.
 func (s *Sockets) attach() error {
-	coll, err := s.opts.DataPlane.LoadBeside(loadSock, s.maps)
+	cookie, err := namespace.Cookie()
+	if err != nil {
+		return err
+	}
+	load := func() (*ebpf.CollectionSpec, error) {
+		spec, err := loadSock()
+		if err == nil {
+			err = spec.Variables[sockVarHostNetns].Set(cookie)
+		}
+		return spec, err
+	}
+	coll, err := s.opts.DataPlane.LoadBeside(load, s.maps)
 	if err != nil {
 		return fmt.Errorf("load the programs: %w", err)
 	}

@@ -113,6 +113,7 @@ const (
 	sockVarFeatures         = "features"
 	sockVarGenericMode      = "generic_mode"
 	sockVarHandshakeCount   = "handshake_count"
+	sockVarHostNetns        = "host_netns"
 	sockVarInterfaceIndex   = "interface_index"
 	sockVarJiffiesPerSecond = "jiffies_per_second"
 	sockVarRedirectBack     = "redirect_back"
@@ -219,6 +220,7 @@ type sockVariableSpecs struct {
 	Features         *ebpf.VariableSpec `ebpf:"features"`
 	GenericMode      *ebpf.VariableSpec `ebpf:"generic_mode"`
 	HandshakeCount   *ebpf.VariableSpec `ebpf:"handshake_count"`
+	HostNetns        *ebpf.VariableSpec `ebpf:"host_netns"`
 	InterfaceIndex   *ebpf.VariableSpec `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
@@ -326,6 +328,7 @@ type sockVariables struct {
 	Features         *ebpf.Variable `ebpf:"features"`
 	GenericMode      *ebpf.Variable `ebpf:"generic_mode"`
 	HandshakeCount   *ebpf.Variable `ebpf:"handshake_count"`
+	HostNetns        *ebpf.Variable `ebpf:"host_netns"`
 	InterfaceIndex   *ebpf.Variable `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
