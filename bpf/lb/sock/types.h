@@ -18,10 +18,13 @@ enum sock_outcome {
 	OUTCOME_CHOSEN = 1, /* a backend was chosen */
 	OUTCOME_KEPT = 2, /* the socket went on with the backend that it had */
 	OUTCOME_CHOSEN_ANEW = 3, /* the backend that it had is gone, and another one was chosen */
+	OUTCOME_AFFINITY = 4, /* the network namespace went on with the backend that it had */
 
-	/* refused: the program gets ECONNREFUSED */
+	/* refused: the program gets ECONNREFUSED, and EADDRINUSE for a port */
 	OUTCOME_NO_BACKEND = 16, /* the service has no backend that takes new flows */
 	OUTCOME_BACKEND_GONE = 17, /* the slot named a backend that has just been removed */
+
+	OUTCOME_PORT_TAKEN = 18, /* bind() to a port that the host has a service at */
 
 	/* left: the address stays as it is, and the packets are for the programs at interfaces */
 	OUTCOME_DIRECT = 32, /* the service's backends answer clients themselves, as the VIP */
@@ -40,6 +43,7 @@ enum sock_outcome {
 
 enum sock_limit {
 	CHOICES_MAX = 4, /* of one socket: the connection's, then those of unconnected datagrams */
+	CLIENTS_MAX = 16384, /* network namespaces times services of affinity that they use */
 	PAIRS_MAX = 4096, /* that one walk through the sockets closes */
 };
 
@@ -57,6 +61,20 @@ struct sock_choice {
 	__u32 backend; /* reference: generation:8 | index:20; 0: the place is empty */
 	__u32 service; /* generation:8 | index:24 */
 	__u32 pad;
+};
+
+/* A client of a service with affinity: sockets have no address yet, so it is a network namespace. */
+struct sock_client {
+	__u64 netns; /* cookie */
+	__u32 service; /* generation:8 | index:24 */
+	__u32 pad;
+};
+
+/* What a client stays with. Elements are recycled as they are read, so the first word is read whole. */
+struct sock_stay {
+	__u32 backend; /* reference */
+	__u32 check; /* of the key */
+	__u64 used; /* when a socket of the client was given it last, CLOCK_MONOTONIC in ns */
 };
 
 /* Of one socket. */

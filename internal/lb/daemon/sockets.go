@@ -129,19 +129,15 @@ func (s *sockets) closeGone(last bool) error {
 	return err
 }
 
-// serving reports whether any sockets are served. It waits while they are looked through.
-func (s *sockets) serving() bool {
+// leave has sockets held against the backends that services have now. It waits while they are looked
+// through.
+func (s *sockets) leave(all []reconcile.Member, grace func() error) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	return s.open != nil
-}
-
-// leave has sockets held against the backends that services have now.
-func (s *sockets) leave(all []reconcile.Member) error {
-	if !s.serving() {
+	if s.open == nil {
 		return nil
 	}
-	members, err := sock.NewMembers(all)
+	members, err := s.open.Leave(all, grace)
 	if err != nil {
 		return err
 	}
@@ -157,7 +153,7 @@ func (s *sockets) through(maps reconcile.Maps) reconcile.Maps { return leaving{m
 type leaving struct {
 	reconcile.Maps
 	tell  func()
-	leave func([]reconcile.Member) error
+	leave func(all []reconcile.Member, grace func() error) error
 }
 
 func (l leaving) DeleteBackend(ref reconcile.BackendRef) error {
@@ -180,5 +176,5 @@ func (l leaving) EndStrays(members []reconcile.Member) error {
 		return err
 	}
 	// The flows of packets are ended when this returns; those of sockets have nothing to do with them.
-	return l.leave(members)
+	return l.leave(members, l.Grace)
 }

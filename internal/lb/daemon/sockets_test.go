@@ -16,7 +16,7 @@ func (ignoring) EndStrays([]reconcile.Member) error       { return nil }
 // A backend that goes, is down, or leaves a service, has its sockets closed; one that comes or drains has not.
 func TestLeavingTells(t *testing.T) {
 	told := 0
-	maps := leaving{ignoring{}, func() { told++ }, func([]reconcile.Member) error { told++; return nil }}
+	maps := leaving{ignoring{}, func() { told++ }, func([]reconcile.Member, func() error) error { told++; return nil }}
 	for _, c := range []struct {
 		what string
 		do   func() error

@@ -60,8 +60,8 @@ type noting struct {
 
 func (n noting) EndStrays(all []reconcile.Member) error {
 	err := n.Maps.EndStrays(all)
-	if err == nil {
-		n.b.members, err = NewMembers(all)
+	if err == nil && n.b.sockets != nil {
+		n.b.members, err = n.b.sockets.Leave(all, n.Grace)
 	}
 	return err
 }

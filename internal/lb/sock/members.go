@@ -18,14 +18,49 @@ type Members struct {
 	moment uint64 // CLOCK_MONOTONIC in ns, as bpf_ktime_get_ns
 }
 
-// NewMembers are those of now. They have to be the services' before it is called: no program chooses
-// another backend any more.
-func NewMembers(all []reconcile.Member) (*Members, error) {
+// Leave is for when backends may have left services: from now on all are the services', and slots lead to
+// no others. Clients of affinity do not stay with others either. grace returns when no program runs any
+// more that began before. What it returns is for CloseGone.
+func (s *Sockets) Leave(all []reconcile.Member, grace func() error) (*Members, error) {
+	if err := s.forgetClients(all); err != nil {
+		return nil, err
+	}
+	if err := grace(); err != nil {
+		return nil, err
+	}
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return nil, fmt.Errorf("read the monotonic clock: %w", err)
 	}
 	return &Members{all, uint64(now.Nano())}, nil
+}
+
+// forgetClients takes out what clients stay with that is none of the members.
+func (s *Sockets) forgetClients(all []reconcile.Member) error {
+	clients := s.maps[sockMapShSkClients]
+	found := map[sockcloseSockPair][]sockSockClient{}
+	var client sockSockClient
+	var stay sockSockStay
+	entries := clients.Iterate()
+	for entries.Next(&client, &stay) {
+		pair := sockcloseSockPair{Service: client.Service, Backend: stay.Backend}
+		found[pair] = append(found[pair], client)
+	}
+	// Fails where programs take so many out that the walk cannot end; the caller tries again.
+	if err := entries.Err(); err != nil {
+		return fmt.Errorf("read which backends clients of affinity stay with: %w", err)
+	}
+	for _, member := range all {
+		delete(found, pairOf(member))
+	}
+	for _, left := range found {
+		for _, client := range left {
+			if err := clients.Delete(client); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return fmt.Errorf("forget that a client of affinity stays with a backend that has left: %w", err)
+			}
+		}
+	}
+	return nil
 }
 
 // pairOf is a member as sockets keep it (struct sock_choice).

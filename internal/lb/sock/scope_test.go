@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/shunt-lb/shunt/test/space"
 )
 
@@ -106,4 +107,61 @@ func TestLoopbackOfAPod(t *testing.T) {
 	if n := b.outcome("chosen"); n != 0 {
 		t.Errorf("a backend was chosen %d times for a pod's own address", n)
 	}
+}
+
+// bindTo binds a new socket, and closes it.
+func (b *bed) bindTo(family, kind int, at string) error {
+	b.Helper()
+	s := b.socket(family, kind, 0)
+	must(b.T, unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1))
+	must(b.T, unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1))
+	return unix.Bind(s.fd, sockaddr(family, at))
+}
+
+// A port that the host has a service at can be bound by no program of the host, as if another one had it;
+// a pod's port is its own, and a service that is at other addresses takes no port of the host's.
+func TestBind(t *testing.T) {
+	b := newBed(t)
+	web := at6(service("web", "127.0.0.1", one(nodePort), first+":8080"), service("web", "::1", one(nodePort), "["+first6+"]:8080"))
+	web.Frontends = append(web.Frontends, service("", first, one(nodePort)).Frontends...)
+	only6 := service("only6", "::1", one(nodePort+1), "["+first6+"]:8080")
+	b.serve(web, only6, service("vip", second, one(nodePort+2), first+":8080"),
+		service("ranges", "127.0.0.1", value.PortRange{First: 40000, Last: 40001}, first+":8080"))
+	for _, c := range []struct {
+		family int
+		at     string
+		taken  bool
+	}{
+		{unix.AF_INET, fmt.Sprint("0.0.0.0:", nodePort), true},
+		{unix.AF_INET, fmt.Sprint("127.0.0.1:", nodePort), true},
+		{unix.AF_INET, fmt.Sprint("127.3.2.1:", nodePort), true},
+		{unix.AF_INET, fmt.Sprint(first, ":", nodePort), true},
+		{unix.AF_INET, fmt.Sprint(second, ":", nodePort), false}, // an address that the service does not have
+		{unix.AF_INET6, fmt.Sprint("[::]:", nodePort), true},
+		{unix.AF_INET6, fmt.Sprint("[::1]:", nodePort), true},
+		{unix.AF_INET6, fmt.Sprint("0.0.0.0:", nodePort), true},
+		{unix.AF_INET6, fmt.Sprint("[", first6, "]:", nodePort), false},
+		{unix.AF_INET, fmt.Sprint("0.0.0.0:", nodePort+1), false},
+		{unix.AF_INET6, fmt.Sprint("[::]:", nodePort+1), true},
+		{unix.AF_INET, fmt.Sprint(second, ":", nodePort+2), false}, // its backend may listen there
+		{unix.AF_INET, fmt.Sprint("0.0.0.0:", nodePort+2), false},
+		{unix.AF_INET, "0.0.0.0:40001", true},
+		{unix.AF_INET, "0.0.0.0:0", false},
+	} {
+		for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
+			before := b.outcome("port_taken")
+			if err := b.bindTo(c.family, kind, c.at); c.taken != errors.Is(err, unix.EADDRINUSE) || !c.taken && err != nil {
+				t.Errorf("binding to %s, kind %d: %v; it is taken: %v", c.at, kind, err, c.taken)
+			}
+			if counted := b.outcome("port_taken") > before; counted != c.taken {
+				t.Errorf("binding to %s, kind %d, was counted: %v", c.at, kind, counted)
+			}
+		}
+	}
+	b.inAPod("pod", func(pod *bed) {
+		for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
+			must(pod.T, pod.bindTo(unix.AF_INET, kind, fmt.Sprint("0.0.0.0:", nodePort)))
+			must(pod.T, pod.bindTo(unix.AF_INET6, kind, fmt.Sprint("[::1]:", nodePort)))
+		}
+	})
 }

@@ -5,6 +5,7 @@
 //	/sys/fs/bpf/shunt/<instance>/sockets/
 //	    connect4 …          the links, one for each hook, replaced in place
 //	    sh_sk_choices       what each socket has been given
+//	    sh_sk_clients       which backends clients of affinity stay with
 //	    sh_sk_outcomes      counters
 //
 // A killed process leaves all of this in place and working. Open adopts it; Remove, which needs no
@@ -67,6 +68,8 @@ var hooks = []hook{
 	{sockProgShSendmsg6, "sendmsg6", ebpf.AttachCGroupUDP6Sendmsg},
 	{sockProgShConnect4, "connect4", ebpf.AttachCGroupInet4Connect},
 	{sockProgShConnect6, "connect6", ebpf.AttachCGroupInet6Connect},
+	{sockProgShBind4, "bind4", ebpf.AttachCGroupInet4Bind},
+	{sockProgShBind6, "bind6", ebpf.AttachCGroupInet6Bind},
 }
 
 // Sockets are the programs at a cgroup. Methods may be called from any goroutine, but Detach and
@@ -140,7 +143,7 @@ func (s *Sockets) openMaps() (fresh bool, err error) {
 		return false, fmt.Errorf("read the embedded object: %w", err)
 	}
 	own := &ebpf.CollectionSpec{Maps: map[string]*ebpf.MapSpec{}}
-	for _, name := range []string{sockMapShSkChoices, sockMapShSkOutcomes} {
+	for _, name := range []string{sockMapShSkChoices, sockMapShSkClients, sockMapShSkOutcomes} {
 		own.Maps[name] = spec.Maps[name]
 	}
 	dir := folder(s.opts.PinRoot, s.opts.Instance)

@@ -41,10 +41,18 @@ type sockSockChoices struct {
 	Pad  uint32
 }
 
+type sockSockClient struct {
+	_       structs.HostLayout
+	Netns   uint64
+	Service uint32
+	Pad     uint32
+}
+
 type sockSockLimit uint32
 
 const (
 	sockSockLimitCHOICES_MAX sockSockLimit = 4
+	sockSockLimitCLIENTS_MAX sockSockLimit = 16384
 	sockSockLimitPAIRS_MAX   sockSockLimit = 4096
 )
 
@@ -55,8 +63,10 @@ const (
 	sockSockOutcomeOUTCOME_CHOSEN       sockSockOutcome = 1
 	sockSockOutcomeOUTCOME_KEPT         sockSockOutcome = 2
 	sockSockOutcomeOUTCOME_CHOSEN_ANEW  sockSockOutcome = 3
+	sockSockOutcomeOUTCOME_AFFINITY     sockSockOutcome = 4
 	sockSockOutcomeOUTCOME_NO_BACKEND   sockSockOutcome = 16
 	sockSockOutcomeOUTCOME_BACKEND_GONE sockSockOutcome = 17
+	sockSockOutcomeOUTCOME_PORT_TAKEN   sockSockOutcome = 18
 	sockSockOutcomeOUTCOME_DIRECT       sockSockOutcome = 32
 	sockSockOutcomeOUTCOME_POLICY       sockSockOutcome = 33
 	sockSockOutcomeOUTCOME_FAMILY       sockSockOutcome = 34
@@ -65,6 +75,13 @@ const (
 	sockSockOutcomeOUTCOME_NOT_KEPT     sockSockOutcome = 50
 	sockSockOutcomeOUTCOME_COUNT        sockSockOutcome = 64
 )
+
+type sockSockStay struct {
+	_       structs.HostLayout
+	Backend uint32
+	Check   uint32
+	Used    uint64
+}
 
 // Names of all BPF objects in the ELF.
 //
@@ -90,6 +107,7 @@ const (
 	sockMapShServices       = "sh_services"
 	sockMapShSettings       = "sh_settings"
 	sockMapShSkChoices      = "sh_sk_choices"
+	sockMapShSkClients      = "sh_sk_clients"
 	sockMapShSkOutcomes     = "sh_sk_outcomes"
 	sockMapShSlots          = "sh_slots"
 	sockMapShSourceRates    = "sh_source_rates"
@@ -102,6 +120,8 @@ const (
 	sockMapShVlanProgs      = "sh_vlan_progs"
 	sockMapShVlanTags       = "sh_vlan_tags"
 	sockMapShVlans          = "sh_vlans"
+	sockProgShBind4         = "sh_bind4"
+	sockProgShBind6         = "sh_bind6"
 	sockProgShConnect4      = "sh_connect4"
 	sockProgShConnect6      = "sh_connect6"
 	sockProgShPeername4     = "sh_peername4"
@@ -165,6 +185,8 @@ type sockSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockProgramSpecs struct {
+	ShBind4     *ebpf.ProgramSpec `ebpf:"sh_bind4"`
+	ShBind6     *ebpf.ProgramSpec `ebpf:"sh_bind6"`
 	ShConnect4  *ebpf.ProgramSpec `ebpf:"sh_connect4"`
 	ShConnect6  *ebpf.ProgramSpec `ebpf:"sh_connect6"`
 	ShPeername4 *ebpf.ProgramSpec `ebpf:"sh_peername4"`
@@ -199,6 +221,7 @@ type sockMapSpecs struct {
 	ShServices    *ebpf.MapSpec `ebpf:"sh_services"`
 	ShSettings    *ebpf.MapSpec `ebpf:"sh_settings"`
 	ShSkChoices   *ebpf.MapSpec `ebpf:"sh_sk_choices"`
+	ShSkClients   *ebpf.MapSpec `ebpf:"sh_sk_clients"`
 	ShSkOutcomes  *ebpf.MapSpec `ebpf:"sh_sk_outcomes"`
 	ShSlots       *ebpf.MapSpec `ebpf:"sh_slots"`
 	ShSourceRates *ebpf.MapSpec `ebpf:"sh_source_rates"`
@@ -270,6 +293,7 @@ type sockMaps struct {
 	ShServices    *ebpf.Map `ebpf:"sh_services"`
 	ShSettings    *ebpf.Map `ebpf:"sh_settings"`
 	ShSkChoices   *ebpf.Map `ebpf:"sh_sk_choices"`
+	ShSkClients   *ebpf.Map `ebpf:"sh_sk_clients"`
 	ShSkOutcomes  *ebpf.Map `ebpf:"sh_sk_outcomes"`
 	ShSlots       *ebpf.Map `ebpf:"sh_slots"`
 	ShSourceRates *ebpf.Map `ebpf:"sh_source_rates"`
@@ -306,6 +330,7 @@ func (m *sockMaps) Close() error {
 		m.ShServices,
 		m.ShSettings,
 		m.ShSkChoices,
+		m.ShSkClients,
 		m.ShSkOutcomes,
 		m.ShSlots,
 		m.ShSourceRates,
@@ -342,6 +367,8 @@ type sockVariables struct {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockPrograms struct {
+	ShBind4     *ebpf.Program `ebpf:"sh_bind4"`
+	ShBind6     *ebpf.Program `ebpf:"sh_bind6"`
 	ShConnect4  *ebpf.Program `ebpf:"sh_connect4"`
 	ShConnect6  *ebpf.Program `ebpf:"sh_connect6"`
 	ShPeername4 *ebpf.Program `ebpf:"sh_peername4"`
@@ -354,6 +381,8 @@ type sockPrograms struct {
 
 func (p *sockPrograms) Close() error {
 	return _SockClose(
+		p.ShBind4,
+		p.ShBind6,
 		p.ShConnect4,
 		p.ShConnect6,
 		p.ShPeername4,

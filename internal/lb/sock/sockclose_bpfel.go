@@ -47,6 +47,7 @@ type sockcloseSockLimit uint32
 
 const (
 	sockcloseSockLimitCHOICES_MAX sockcloseSockLimit = 4
+	sockcloseSockLimitCLIENTS_MAX sockcloseSockLimit = 16384
 	sockcloseSockLimitPAIRS_MAX   sockcloseSockLimit = 4096
 )
 
@@ -79,6 +80,7 @@ const (
 	sockcloseMapShServices       = "sh_services"
 	sockcloseMapShSettings       = "sh_settings"
 	sockcloseMapShSkChoices      = "sh_sk_choices"
+	sockcloseMapShSkClients      = "sh_sk_clients"
 	sockcloseMapShSkLeft         = "sh_sk_left"
 	sockcloseMapShSkOutcomes     = "sh_sk_outcomes"
 	sockcloseMapShSlots          = "sh_slots"
@@ -182,6 +184,7 @@ type sockcloseMapSpecs struct {
 	ShServices    *ebpf.MapSpec `ebpf:"sh_services"`
 	ShSettings    *ebpf.MapSpec `ebpf:"sh_settings"`
 	ShSkChoices   *ebpf.MapSpec `ebpf:"sh_sk_choices"`
+	ShSkClients   *ebpf.MapSpec `ebpf:"sh_sk_clients"`
 	ShSkLeft      *ebpf.MapSpec `ebpf:"sh_sk_left"`
 	ShSkOutcomes  *ebpf.MapSpec `ebpf:"sh_sk_outcomes"`
 	ShSlots       *ebpf.MapSpec `ebpf:"sh_slots"`
@@ -255,6 +258,7 @@ type sockcloseMaps struct {
 	ShServices    *ebpf.Map `ebpf:"sh_services"`
 	ShSettings    *ebpf.Map `ebpf:"sh_settings"`
 	ShSkChoices   *ebpf.Map `ebpf:"sh_sk_choices"`
+	ShSkClients   *ebpf.Map `ebpf:"sh_sk_clients"`
 	ShSkLeft      *ebpf.Map `ebpf:"sh_sk_left"`
 	ShSkOutcomes  *ebpf.Map `ebpf:"sh_sk_outcomes"`
 	ShSlots       *ebpf.Map `ebpf:"sh_slots"`
@@ -291,6 +295,7 @@ func (m *sockcloseMaps) Close() error {
 		m.ShServices,
 		m.ShSettings,
 		m.ShSkChoices,
+		m.ShSkClients,
 		m.ShSkLeft,
 		m.ShSkOutcomes,
 		m.ShSlots,
