@@ -21,7 +21,8 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } sh_sk_choices SEC(".maps");
 
-/* enum sock_outcome -> how often, per CPU. Written by the socket programs, summed by user space.
+/* enum sock_outcome -> how often, per CPU. Written by the socket programs, and of closed sockets by user
+ * space, which sums it.
  * Cannot be full. An upgrade takes it over, or makes a new one where its size differs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

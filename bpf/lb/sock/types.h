@@ -38,6 +38,11 @@ enum sock_outcome {
 	OUTCOME_NOT_KEPT =
 		50, /* no memory to keep the choice: the program will see the backend as its peer */
 
+	/* closed, by user space, which counts it */
+	OUTCOME_CLOSED_GONE = 56, /* END_GONE */
+	OUTCOME_CLOSED_DOWN = 57, /* END_DOWN */
+	OUTCOME_CLOSED_LEFT = 58, /* END_LEFT */
+
 	OUTCOME_COUNT = 64,
 };
 

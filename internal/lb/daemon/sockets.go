@@ -10,6 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/lb/sock"
+	"github.com/shunt-lb/shunt/internal/metrics"
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
@@ -67,6 +68,23 @@ func (s *sockets) follow(wanted model.Sockets) error {
 	s.log.Info("serving sockets", "cgroup", wanted.Cgroup)
 	s.want() // a backend may have gone while no daemon ran
 	return nil
+}
+
+// outcomes are the counters, each of them; none where no sockets are served.
+func (s *sockets) outcomes() (all []metrics.Count, err error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.open == nil {
+		return nil, nil
+	}
+	counted, err := s.open.Outcomes()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range sock.OutcomeNames() {
+		all = append(all, metrics.Count{Of: name, Count: counted[name]})
+	}
+	return all, nil
 }
 
 // close ends it. keep leaves the programs in place.

@@ -92,7 +92,7 @@ func (c *closer) close() error {
 // down, those of UDP and handshakes of TCP, but no established connection; and those whose backend is
 // none of the members, if these are not nil. It looks in each network namespace that a process of the
 // cgroup is in. A closed socket's program gets an error from its next call, and can connect again. It
-// returns how many were closed. A socket in a namespace that no process of the cgroup is in any more is
+// returns how many were closed, and adds that to Outcomes. Not to be called twice at a time. A socket in a namespace that no process of the cgroup is in any more is
 // not found.
 func (s *Sockets) CloseGone(members *Members) (closed Closed, err error) {
 	spaces, err := namespaces(s.opts.Cgroup)
@@ -100,6 +100,7 @@ func (s *Sockets) CloseGone(members *Members) (closed Closed, err error) {
 		return closed, fmt.Errorf("close the sockets of backends that are gone: %w", err)
 	}
 	var errs []error
+	defer func() { err = errors.Join(err, s.count(closed)) }()
 	for _, space := range spaces {
 		errs = append(errs, namespace.Inside(space, func() error {
 			left, err := s.closer.leftPairs(members)
@@ -118,6 +119,29 @@ func (s *Sockets) CloseGone(members *Members) (closed Closed, err error) {
 		return closed, fmt.Errorf("close the sockets of backends that are gone: %w", err)
 	}
 	return closed, nil
+}
+
+// count adds to the counters, which nobody else writes to for these outcomes.
+func (s *Sockets) count(closed Closed) error {
+	for outcome, n := range map[sockSockOutcome]int{
+		sockSockOutcomeOUTCOME_CLOSED_GONE: closed.Gone,
+		sockSockOutcomeOUTCOME_CLOSED_DOWN: closed.Down,
+		sockSockOutcomeOUTCOME_CLOSED_LEFT: closed.Left,
+	} {
+		if n == 0 {
+			continue
+		}
+		var each []uint64
+		err := s.maps[sockMapShSkOutcomes].Lookup(outcome, &each)
+		if err == nil {
+			each[0] += uint64(n)
+			err = s.maps[sockMapShSkOutcomes].Put(outcome, each)
+		}
+		if err != nil {
+			return fmt.Errorf("count the sockets that were closed: %w", err)
+		}
+	}
+	return nil
 }
 
 // run closes those of the calling thread's network namespace, and counts them.

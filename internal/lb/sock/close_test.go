@@ -53,8 +53,15 @@ func (s socket) pending() error {
 // wantClosed has sockets closed, and expects how many are for the reasons.
 func (b *bed) wantClosed(want Closed) {
 	b.Helper()
+	counted := func() Closed {
+		return Closed{Gone: int(b.outcome("closed_gone")), Down: int(b.outcome("closed_down")), Left: int(b.outcome("closed_left"))}
+	}
+	before := counted()
 	got, err := b.sockets.CloseGone(b.members)
 	must(b.T, err)
+	if after := counted(); after.Gone-before.Gone != got.Gone || after.Down-before.Down != got.Down || after.Left-before.Left != got.Left {
+		b.Errorf("counted %+v before and %+v after %+v", before, after, got)
+	}
 	if got != want {
 		b.Errorf("sockets were closed: %+v, want %+v", got, want)
 	}

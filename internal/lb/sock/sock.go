@@ -18,8 +18,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -273,6 +275,15 @@ var outcomeNames = sync.OnceValue(func() map[uint32]string {
 	}
 	return names
 })
+
+// OutcomeNames are all that Outcomes may have, in order.
+func OutcomeNames() []string {
+	var all []string
+	for _, number := range slices.Sorted(maps.Keys(outcomeNames())) {
+		all = append(all, outcomeNames()[number])
+	}
+	return all
+}
 
 // Outcomes are what became of the calls of sockets, by name; only what happened. They outlive the
 // process.

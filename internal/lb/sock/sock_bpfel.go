@@ -73,6 +73,9 @@ const (
 	sockSockOutcomeOUTCOME_NAMED_VIP    sockSockOutcome = 48
 	sockSockOutcomeOUTCOME_FORGOTTEN    sockSockOutcome = 49
 	sockSockOutcomeOUTCOME_NOT_KEPT     sockSockOutcome = 50
+	sockSockOutcomeOUTCOME_CLOSED_GONE  sockSockOutcome = 56
+	sockSockOutcomeOUTCOME_CLOSED_DOWN  sockSockOutcome = 57
+	sockSockOutcomeOUTCOME_CLOSED_LEFT  sockSockOutcome = 58
 	sockSockOutcomeOUTCOME_COUNT        sockSockOutcome = 64
 )
 
