@@ -43,10 +43,14 @@ func (b *bed) age(by time.Duration) {
 	}
 }
 
-// stays is a service with affinity for an hour.
+// stayTime is the timeout of affinity. Times count from when the machine started, and a virtual machine
+// that was started for this test is not much older.
+const stayTime = 20 * time.Second
+
+// stays is a service with affinity.
 func stays(backends ...string) model.Service {
 	s := service("stays", vip, one(53), backends...)
-	s.AffinityTimeout = time.Hour
+	s.AffinityTimeout = stayTime
 	return s
 }
 
@@ -70,9 +74,9 @@ func TestAffinity(t *testing.T) {
 	}
 	b.serve(stays(at...))
 	same("with more backends", at[0])
-	b.age(59 * time.Minute)
+	b.age(stayTime / 2)
 	same("before the time is over", at[0])
-	b.age(59 * time.Minute)
+	b.age(stayTime / 2)
 	same("twice", at[0]) // it was asked for in between
 	drains := stays(at...)
 	drains.Backends[0].Weight = 0
@@ -83,7 +87,7 @@ func TestAffinity(t *testing.T) {
 	}
 	same("after the first one drains", now)
 	eventually(t, "once the time is over, a socket goes elsewhere", func() bool {
-		b.age(61 * time.Minute)
+		b.age(stayTime + time.Second)
 		return b.asked() != now
 	})
 }
