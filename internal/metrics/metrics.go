@@ -20,7 +20,8 @@ type Sample struct {
 	Overrides       []Count // by kind
 	Interfaces      []Interface
 	Reasons         []Reason
-	Flows           Flows // under NAT
+	Sockets         []Count // what became of calls, by outcome; nil: none are served
+	Flows           Flows   // under NAT
 	Remembered      Flows
 	Slots           []Count // by state
 	SourcePorts     uint64

@@ -33,6 +33,7 @@ func example() *Sample {
 		Overrides:       []Count{{"drain", 1}},
 		Interfaces:      []Interface{{"eth0", "native", pointer(7), []Chained{{"before", "filter", 1.25e-6}}}, {"eth1", "tcx", nil, nil}},
 		Reasons:         []Reason{{"no_service", 5, 500}, {"loop", 0, 0}},
+		Sockets:         []Count{{"chosen", 12}, {"no_backend", 0}, {"closed_gone", 3}},
 		Flows:           Flows{Limit: 250000, Known: true, All: 9, Established: 4},
 		Remembered:      Flows{Limit: 1000, Known: true, All: 8},
 		Slots:           []Count{{"transition", 11}, {"marked", 12}},

@@ -329,7 +329,18 @@ func (s *translation) nodePort(port *corev1.ServicePort, protocol model.Protocol
 		s.once("node ports", NodeAddressMissing, "give the node an InternalIP of the Service's family",
 			"node port %d is not served here: node %q has no address for it", port.NodePort, s.t.Node.Name)
 	}
-	return s.frontends(addresses, port.NodePort, protocol)
+	return s.frontends(append(addresses, s.loopback()...), port.NodePort, protocol)
+}
+
+// loopback is where the node's own programs find node ports, too. No packet comes there from elsewhere: it
+// is the sockets' programs that serve it, in the node's network namespace alone.
+func (s *translation) loopback() (all []netip.Addr) {
+	for _, a := range []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()} {
+		if s.has(a.Is4()) {
+			all = append(all, a)
+		}
+	}
+	return all
 }
 
 // sourceRanges are the clients that may use the load balancer's addresses; limited: not everybody may.

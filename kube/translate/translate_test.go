@@ -144,6 +144,7 @@ default/web nat rejects
 default/web nat rejects
   tcp 10.96.0.10:80
   tcp 10.0.0.1:30080
+  tcp 127.0.0.1:30080
   -> 10.244.0.5:8080 weight 1 (a)
 `},
 	{"external IPs, one of a wrong family, one that is none", with("externalIPs: [192.0.2.1, '2001:db8::1', 127.0.0.1]"), `

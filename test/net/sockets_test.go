@@ -35,7 +35,7 @@ func TestSockets(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm})
 	cgroup := newCgroup(t, b.instance)
 	section := func(backends ...int) string {
-		return b.file(settings{backends: backends}) + fmt.Sprintf("sockets: {cgroup: %s}\n", cgroup)
+		return b.file(settings{backends: backends}) + fmt.Sprintf("sockets: {cgroup: %s}\nmetrics: {listen: \"127.0.0.1:9470\"}\n", cgroup)
 	}
 	b.write(section(1))
 	b.start()
@@ -71,6 +71,16 @@ func TestSockets(t *testing.T) {
 			return errors.New(holds.Log())
 		}
 		return nil
+	})
+	eventually(t, 10*time.Second, "status and metrics say why it was closed", func() error {
+		if _, out := b.shunt("status", "--instance", b.instance, "--socket", b.socket); !strings.Contains(out, "closed_gone ") {
+			return errors.New(out)
+		}
+		s, err := b.scrape("127.0.0.1:9470")
+		if err != nil {
+			return err
+		}
+		return s.wants(map[string]float64{`shunt_socket_calls_total{outcome="closed_gone"}`: 1, `shunt_socket_calls_total{outcome="closed_left"}`: 0})
 	})
 	served("with another backend")
 

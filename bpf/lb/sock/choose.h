@@ -15,10 +15,13 @@
 
 #include "../service.h"
 #include "keep.h"
+#include "scope.h"
+#include "stay.h"
 
 /* What a program asked for: where to, and how. */
 struct call {
 	struct addr to;
+	struct addr at; /* where its service is looked for: to, or what stands for it (scope.h) */
 	__be16 port;
 	__u8 protocol;
 	__u8 connects; /* it is connect(), not a datagram that names its destination */
@@ -30,14 +33,14 @@ struct call {
 static __noinline __u32 service_at(const struct call *call)
 {
 	struct settings *settings = settings_get();
-	struct frontend_key exact = { .address = call->to,
+	struct frontend_key exact = { .address = call->at,
 				      .port = call->port,
 				      .protocol = call->protocol };
 	struct packet p = {};
 	struct frontend *found;
 	__u64 word;
 
-	if (!settings || !addr_may_be_own(settings, &call->to))
+	if (!settings || !addr_may_be_own(settings, &call->at))
 		return SERVICE_NONE;
 	found = bpf_map_lookup_elem(&sh_frontends, &exact);
 	if (found) {
@@ -47,7 +50,7 @@ static __noinline __u32 service_at(const struct call *call)
 			       (__u32)word :
 			       SERVICE_NONE;
 	}
-	p.key.destination = call->to;
+	p.key.destination = call->at;
 	p.key.destination_port = call->port;
 	p.key.protocol = call->protocol;
 	return range_find(&p);
@@ -66,7 +69,8 @@ static __always_inline enum sock_outcome service_leaves(const struct service *se
 	return OUTCOME_NONE;
 }
 
-/* Whether a socket may go on with a backend that it had. Of one that is down, nothing goes on. */
+/* Whether a datagram may go on with a backend that its socket had. Of those to one that is down, none
+ * does, as flow_deserts (balance.h) has it for packets. */
 static __always_inline int kept_is_good(const struct sock_choice *kept, __u32 service)
 {
 	struct backend *backend = backend_find(kept->backend);
@@ -74,15 +78,36 @@ static __always_inline int kept_is_good(const struct sock_choice *kept, __u32 se
 	return backend && backend->draining != DRAINING_DOWN && kept->service == service;
 }
 
-/* The reference of a new backend. Sockets have no address yet that could be hashed; each has a cookie,
- * and so has the network namespace, which is what a client is here. */
+/* The reference of the backend in a socket's slot. Sockets have no address yet that could be hashed, but
+ * each has a cookie. */
 static __always_inline __u32 backend_draw(struct bpf_sock_addr *ctx, const struct service *service)
 {
-	__u64 cookie = service->affinity_ticks ? bpf_get_netns_cookie(ctx) :
-						 bpf_get_socket_cookie(ctx);
 	__u64 table = *(volatile __u64 *)&service->table;
 
-	return slot_current(slot_get(table, hash_finish(cookie, service->seed)));
+	return slot_current(
+		slot_get(table, hash_finish(bpf_get_socket_cookie(ctx), service->seed)));
+}
+
+/* The reference of a new backend into *reference, 0 where there is none. */
+static __noinline enum sock_outcome backend_reference(struct bpf_sock_addr *ctx,
+						      const struct call *call,
+						      const struct service *service, __u64 now,
+						      __u32 *reference)
+{
+	struct sock_client client = { .service = call->service };
+
+	if (!service->affinity_ticks) {
+		*reference = backend_draw(ctx, service);
+		return OUTCOME_CHOSEN;
+	}
+	client.netns = bpf_get_netns_cookie(ctx);
+	*reference = stay_follow(&client, service->affinity_seconds, now);
+	if (*reference)
+		return OUTCOME_AFFINITY;
+	*reference = backend_draw(ctx, service);
+	if (*reference)
+		*reference = stay_note(&client, *reference, now);
+	return OUTCOME_CHOSEN;
 }
 
 /* Chooses a backend of a service into *choice. */
@@ -90,33 +115,49 @@ static __noinline enum sock_outcome backend_new(struct bpf_sock_addr *ctx, const
 						__u32 service_index, struct sock_choice *choice)
 {
 	struct service *service = bpf_map_lookup_elem(&sh_services, &service_index);
+	/* Before anything is read: what was chosen after a moment was chosen of what there was then. */
+	__u64 made = bpf_ktime_get_ns();
+	enum sock_outcome outcome;
 	struct backend *backend;
+	__u32 reference;
 
 	if (!service)
 		return OUTCOME_NO_BACKEND;
-	choice->backend = backend_draw(ctx, service);
-	if (!choice->backend)
+	outcome = backend_reference(ctx, call, service, made, &reference);
+	if (!reference)
 		return OUTCOME_NO_BACKEND;
-	backend = backend_find(choice->backend);
+	backend = backend_find(reference);
 	if (!backend)
 		return OUTCOME_BACKEND_GONE;
 	if (addr_is_mapped(&backend->address) != addr_is_mapped(&call->to))
 		return OUTCOME_FAMILY;
+	choice->backend = reference;
 	choice->address = backend->address;
 	choice->port = backend->port ?: call->port;
 	choice->vip = call->to;
 	choice->vip_port = call->port;
 	choice->service = call->service;
+	choice->made = made;
 	choice->pad = 0;
-	return OUTCOME_CHOSEN;
+	return outcome;
+}
+
+/* Whether a socket's call goes to a backend. */
+static __always_inline int outcome_translates(enum sock_outcome outcome)
+{
+	return outcome == OUTCOME_CHOSEN || outcome == OUTCOME_CHOSEN_ANEW ||
+	       outcome == OUTCOME_KEPT || outcome == OUTCOME_AFFINITY;
 }
 
 /* Finds the service that a call is for. OUTCOME_CHOSEN: there is one, and it is for sockets. */
-static __noinline enum sock_outcome service_open(struct call *call, __u32 *index)
+static __noinline enum sock_outcome service_open(struct bpf_sock_addr *ctx, struct call *call,
+						 __u32 *index)
 {
 	struct service *service;
 	enum sock_outcome leaves;
 
+	if (!address_scope(ctx, &call->to, &call->at))
+		return OUTCOME_NONE;
 	*index = service_at(call);
 	if (*index == SERVICE_NONE)
 		return OUTCOME_NONE;
@@ -132,23 +173,24 @@ static __noinline enum sock_outcome service_open(struct call *call, __u32 *index
 static __noinline enum sock_outcome call_decide(struct bpf_sock_addr *ctx, struct call *call,
 						struct sock_choice *choice)
 {
-	enum sock_outcome outcome, chosen = OUTCOME_CHOSEN;
+	enum sock_outcome outcome;
+	int had_one = 0;
 	__u32 index;
 
-	outcome = service_open(call, &index);
+	outcome = service_open(ctx, call, &index);
 	if (outcome != OUTCOME_CHOSEN)
 		return outcome;
 	if (!call->connects && choice_find(ctx, &call->to, call->port, choice)) {
 		if (kept_is_good(choice, call->service))
 			return OUTCOME_KEPT;
-		chosen = OUTCOME_CHOSEN_ANEW;
+		had_one = 1;
 	}
 	outcome = backend_new(ctx, call, index, choice);
-	if (outcome != OUTCOME_CHOSEN)
+	if (!outcome_translates(outcome))
 		return outcome;
 	if (choice_keep(ctx, choice, call->connects))
 		outcome_count(OUTCOME_NOT_KEPT);
-	return chosen;
+	return had_one ? OUTCOME_CHOSEN_ANEW : outcome;
 }
 
 /* The whole: changes call->to and call->port, or refuses. Returns 0, or the error that the program
@@ -163,20 +205,60 @@ static __noinline int call_translate(struct bpf_sock_addr *ctx, struct call *cal
 	outcome = call_decide(ctx, call, &choice);
 	if (outcome != OUTCOME_NONE)
 		outcome_count(outcome);
-	switch (outcome) {
-	case OUTCOME_CHOSEN:
-	case OUTCOME_CHOSEN_ANEW:
-	case OUTCOME_KEPT:
+	if (outcome_translates(outcome)) {
 		call->to = choice.address;
 		call->port = choice.port;
 		return 0;
-	case OUTCOME_NO_BACKEND:
-	case OUTCOME_BACKEND_GONE:
-		return -ECONNREFUSED; /* a UDP socket stays connected to where it was */
-	default:
-		choices_forget(ctx, &call->to, call->port, call->connects);
-		return 0;
 	}
+	if (outcome == OUTCOME_NO_BACKEND || outcome == OUTCOME_BACKEND_GONE)
+		return -ECONNREFUSED; /* a UDP socket stays connected to where it was */
+	choices_forget(ctx, &call->to, call->port, call->connects);
+	return 0;
+}
+
+/* The service that has a port of one address, or SERVICE_NONE. */
+static __noinline __u32 service_at_address(const struct call *call, const struct addr *at)
+{
+	struct call there = { .at = *at, .port = call->port, .protocol = call->protocol };
+	__u32 index = service_at(&there);
+	struct service *service;
+
+	if (index == SERVICE_NONE)
+		return SERVICE_NONE;
+	service = bpf_map_lookup_elem(&sh_services, &index);
+	return service && service->live ? index : SERVICE_NONE;
+}
+
+/*
+ * Whether a port is a service's that the host has at its loopback addresses, so that a program which
+ * listens there, at call->to, would be asked by nobody. A service that has other addresses alone
+ * takes no port of the host: its backend may listen there.
+ */
+static __noinline int port_is_taken(const struct call *call)
+{
+	struct addr any6 = {}, loopback = addr_loopback(&call->to);
+	__u32 index = service_at_address(call, &loopback);
+
+	if (addr_equal(&call->to, &any6)) { /* :: listens for IPv4, too */
+		loopback = addr_from_ip4(LOOPBACK4);
+		return index != SERVICE_NONE || service_at_address(call, &loopback) != SERVICE_NONE;
+	}
+	if (index == SERVICE_NONE)
+		return 0;
+	return addr_is_loopback(&call->to) ||
+	       (addr_is_mapped(&call->to) && !addr_to_ip4(&call->to)) ||
+	       service_at_address(call, &call->to) == index;
+}
+
+/* bind() of the host's own sockets. Returns 0, or the error that the program gets, which is negative. */
+static __noinline int bind_judge(struct bpf_sock_addr *ctx, const struct call *call)
+{
+	if (!call->port || (call->protocol != IPPROTO_TCP && call->protocol != IPPROTO_UDP))
+		return 0; /* port 0: the kernel chooses one (ip_local_port_range) */
+	if (!socket_is_host(ctx) || !port_is_taken(call))
+		return 0;
+	outcome_count(OUTCOME_PORT_TAKEN);
+	return -EADDRINUSE;
 }
 
 #endif

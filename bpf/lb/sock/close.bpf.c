@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Closes the sockets whose backend is gone, and no others. User space has these programs walk
- * through the sockets of one network namespace after another, once a backend has been removed.
+ * through the sockets of one network namespace after another, once a backend has been removed or is
+ * down.
  *
- *   socket ─► what connect() chose ─► does this very backend live, and is it up? ─► it stays
+ *   socket ─► what connect() chose ─► does this very backend live, and may it go on? ─► it stays
  *                   │ nothing                             │ no
  *                   ▼                                     ▼
  *               it stays                     closed, or named to user space where
  *                                            this kernel has no bpf_sock_destroy (before 6.5)
  *
+ * With a backend that is down, established connections of TCP go on, as flow_deserts (balance.h) has
+ * it for packets: it may yet serve them. Datagrams and handshakes do not; packets of these are given
+ * another backend, which a socket cannot be.
+ *
  * Invariant: the reference in the socket's own storage decides, with its generation. No address is
  * compared to find a socket: another backend may have it by now.
  *
- * Datagrams of sockets that are not connected need nothing: each looks for a backend itself.
+ * A backend that has left one service, and is another one's still, lives. User space says which pairs
+ * of service and backend these are (sh_sk_left), out of those that sockets have (sh_pairs_…).
+ *
+ * Datagrams of sockets that are not connected look for a backend themselves.
  */
 #include <linux/bpf.h>
 #include <linux/in6.h>
@@ -25,6 +33,9 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 
 /* Types that user space must know, and no map leads to. */
 const struct sock_gone sock_gone_type;
+const struct sock_pair sock_pair_type;
+const enum sock_end sock_ends;
+const enum sock_limit sock_limits;
 
 /* For tests: nothing is closed here, as on a kernel that cannot. */
 volatile const __u8 names_only = 0;
@@ -63,22 +74,67 @@ static __always_inline struct addr addr_of_words(const struct in6_addr *a)
 	};
 }
 
-/* Whether a socket is connected to a backend that it was given, and that is gone or down. */
-static __always_inline int backend_is_gone(struct sock_common *sk)
+/* A backend that has left a service, and is another one's still -> the moment, CLOCK_MONOTONIC in ns,
+ * before which sockets of that service were given it wrongly, for one that chose it later chose it as
+ * the service's own again. Generations tell nothing of these. Written by user space before a walk, as
+ * many as sockets have at a time; not pinned. Cannot be full: user space walks more often. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct sock_pair);
+	__type(value, __u64);
+	__uint(max_entries, PAIRS_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} sh_sk_left SEC(".maps");
+
+static __always_inline int pair_has_left(const struct sock_choice *choice)
+{
+	struct sock_pair pair = { .service = choice->service, .backend = choice->backend };
+	__u64 *moment = bpf_map_lookup_elem(&sh_sk_left, &pair);
+
+	return moment && choice->made < *moment;
+}
+
+/* Copies what connect() chose for a socket that is connected to it. Whether there is anything. */
+static __always_inline int connection_read(struct sock_common *sk, struct sock_choice *choice)
 {
 	struct sock_choices *all = bpf_sk_storage_get(&sh_sk_choices, sk, 0, 0);
+
+	return all && choice_read(all, 0, choice) && choice->port == sk->skc_dport;
+}
+
+/* Why a socket is to be closed, if it is. established: it goes on with a backend that is down. */
+static __always_inline enum sock_end socket_ends(struct sock_common *sk, int established)
+{
 	struct sock_choice choice;
 	struct backend *backend;
 
-	if (!all || !choice_read(all, 0, &choice) || choice.port != sk->skc_dport)
-		return 0;
+	if (!connection_read(sk, &choice))
+		return END_NOT;
 	backend = backend_find(choice.backend);
-	return !backend || backend->draining == DRAINING_DOWN;
+	if (!backend)
+		return END_GONE;
+	if (pair_has_left(&choice))
+		return END_LEFT;
+	return backend->draining == DRAINING_DOWN && !established ? END_DOWN : END_NOT;
+}
+
+/* Datagrams that name their destination go on with what their socket keeps, so of backends that have
+ * left that is forgotten: the next one chooses. */
+static __always_inline void datagrams_forget(struct sock_common *sk)
+{
+	struct sock_choices *all = bpf_sk_storage_get(&sh_sk_choices, sk, 0, 0);
+	struct sock_choice choice;
+
+	if (!all)
+		return;
+	for (__u32 i = 1; i < CHOICES_MAX; i++)
+		if (choice_read(all, i, &choice) && pair_has_left(&choice))
+			all->of[i].backend = 0;
 }
 
 /* Closes a socket, or leaves it to user space, and names it in any case. */
 static __always_inline void socket_close(struct iter_socket *ctx, struct sock_common *sk,
-					 __u8 protocol)
+					 __u8 protocol, enum sock_end end)
 {
 	struct sock_gone gone = {
 		.cookie = bpf_get_socket_cookie(sk),
@@ -87,6 +143,7 @@ static __always_inline void socket_close(struct iter_socket *ctx, struct sock_co
 		.ifindex = sk->skc_bound_dev_if,
 		.family = sk->skc_family,
 		.protocol = protocol,
+		.end = end,
 	};
 
 	if (gone.family == AF_INET6) {
@@ -107,15 +164,22 @@ static __always_inline void socket_close(struct iter_socket *ctx, struct sock_co
 	bpf_seq_write(ctx->meta->seq, &gone, sizeof(gone));
 }
 
+static __always_inline int is_connection(struct sock_common *sk)
+{
+	return sk->skc_state != BPF_TCP_LISTEN && sk->skc_state != BPF_TCP_CLOSE;
+}
+
 SEC("iter/tcp")
 int sh_close_tcp(struct iter_socket *ctx)
 {
 	struct sock_common *sk = ctx->sk;
+	enum sock_end end;
 
-	if (!sk || sk->skc_state == BPF_TCP_LISTEN || sk->skc_state == BPF_TCP_CLOSE)
+	if (!sk || !is_connection(sk))
 		return 0;
-	if (backend_is_gone(sk))
-		socket_close(ctx, sk, IPPROTO_TCP);
+	end = socket_ends(sk, sk->skc_state != BPF_TCP_SYN_SENT);
+	if (end)
+		socket_close(ctx, sk, IPPROTO_TCP, end);
 	return 0;
 }
 
@@ -123,10 +187,54 @@ SEC("iter/udp")
 int sh_close_udp(struct iter_socket *ctx)
 {
 	struct sock_common *sk = ctx->sk;
+	enum sock_end end;
 
-	if (!sk || sk->skc_state != BPF_TCP_ESTABLISHED) /* connected */
+	if (!sk)
 		return 0;
-	if (backend_is_gone(sk))
-		socket_close(ctx, sk, IPPROTO_UDP);
+	datagrams_forget(sk);
+	if (sk->skc_state != BPF_TCP_ESTABLISHED) /* connected */
+		return 0;
+	end = socket_ends(sk, 0);
+	if (end)
+		socket_close(ctx, sk, IPPROTO_UDP, end);
+	return 0;
+}
+
+/* Names the pairs that a socket has: of connect(), and of datagrams. The kernel shows a socket once
+ * more where the buffer is full, so a pair may be named twice. */
+static __always_inline void pairs_name(struct iter_socket *ctx, struct sock_common *sk)
+{
+	struct sock_choices *all = bpf_sk_storage_get(&sh_sk_choices, sk, 0, 0);
+	struct sock_choice choice;
+	struct sock_pair pair;
+
+	if (!all)
+		return;
+	for (__u32 i = 0; i < CHOICES_MAX; i++) {
+		if (!choice_read(all, i, &choice))
+			continue;
+		pair.service = choice.service;
+		pair.backend = choice.backend;
+		bpf_seq_write(ctx->meta->seq, &pair, sizeof(pair));
+	}
+}
+
+SEC("iter/tcp")
+int sh_pairs_tcp(struct iter_socket *ctx)
+{
+	struct sock_common *sk = ctx->sk;
+
+	if (sk && is_connection(sk))
+		pairs_name(ctx, sk);
+	return 0;
+}
+
+SEC("iter/udp")
+int sh_pairs_udp(struct iter_socket *ctx)
+{
+	struct sock_common *sk = ctx->sk;
+
+	if (sk)
+		pairs_name(ctx, sk);
 	return 0;
 }

@@ -23,7 +23,7 @@ static __always_inline __u64 choice_seal(const struct sock_choice *c)
 	__u64 ports = (__u64)c->vip_port << 48 | (__u64)c->port << 32 | c->service;
 
 	return c->vip.high * MIX_0 + c->vip.low * MIX_1 + c->address.high * MIX_2 +
-	       c->address.low * MIX_3 + ports * MIX_4 + c->backend * MIX_5;
+	       c->address.low * MIX_3 + ports * MIX_4 + c->backend * MIX_5 + c->made * MIX_6;
 }
 
 static __always_inline struct sock_choices *choices_of(struct bpf_sock_addr *ctx, __u64 flags)

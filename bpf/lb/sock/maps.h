@@ -21,7 +21,8 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } sh_sk_choices SEC(".maps");
 
-/* enum sock_outcome -> how often, per CPU. Written by the socket programs, summed by user space.
+/* enum sock_outcome -> how often, per CPU. Written by the socket programs, and of closed sockets by user
+ * space, which sums it.
  * Cannot be full. An upgrade takes it over, or makes a new one where its size differs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -29,6 +30,17 @@ struct {
 	__type(value, __u64);
 	__uint(max_entries, OUTCOME_COUNT);
 } sh_sk_outcomes SEC(".maps");
+
+/* Network namespace and service of affinity -> the backend that the namespace's sockets are given. Written
+ * by the socket programs; those of backends that have left their service are taken out by user space. Full:
+ * the one that was not used for the longest time goes, and that client is placed anew. An upgrade takes
+ * it over, or makes a new one where the layout differs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct sock_client);
+	__type(value, struct sock_stay);
+	__uint(max_entries, CLIENTS_MAX);
+} sh_sk_clients SEC(".maps");
 
 /* Calls of sockets can be preempted by another one on the same CPU, so the sum is atomic. */
 static __always_inline void outcome_count(__u32 outcome)

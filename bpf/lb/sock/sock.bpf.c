@@ -5,8 +5,10 @@
  *
  *   connect, sendmsg       VIP      ─► backend     once a connection, or a datagram
  *   recvmsg, getpeername   backend  ─► VIP         what the program sees
+ *   bind                   a port that the host has a service at is refused
  *
- * Invariant: no packet is touched, and no state is kept but the socket's own, which goes with it.
+ * Invariant: no packet is touched, and no state is kept but the socket's own, which goes with it, and
+ * which backend the clients of affinity stay with.
  * A call that is for no service leaves as it came.
  */
 #include <linux/errno.h>
@@ -94,6 +96,17 @@ static __always_inline int name6(struct bpf_sock_addr *ctx, int connected)
 	return ALLOW;
 }
 
+static __always_inline int take(struct bpf_sock_addr *ctx, const struct addr *at)
+{
+	struct call call = { .to = *at, .port = ctx->user_port, .protocol = ctx->protocol };
+	int error = bind_judge(ctx, &call);
+
+	if (!error)
+		return ALLOW;
+	bpf_set_retval(error);
+	return REFUSE;
+}
+
 SEC("cgroup/connect4")
 int sh_connect4(struct bpf_sock_addr *ctx)
 {
@@ -140,4 +153,20 @@ SEC("cgroup/getpeername6")
 int sh_peername6(struct bpf_sock_addr *ctx)
 {
 	return name6(ctx, 1);
+}
+
+SEC("cgroup/bind4")
+int sh_bind4(struct bpf_sock_addr *ctx)
+{
+	struct addr at = addr_from_ip4(ctx->user_ip4);
+
+	return take(ctx, &at);
+}
+
+SEC("cgroup/bind6")
+int sh_bind6(struct bpf_sock_addr *ctx)
+{
+	struct addr at = address6_get(ctx);
+
+	return take(ctx, &at);
 }

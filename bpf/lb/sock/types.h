@@ -18,10 +18,13 @@ enum sock_outcome {
 	OUTCOME_CHOSEN = 1, /* a backend was chosen */
 	OUTCOME_KEPT = 2, /* the socket went on with the backend that it had */
 	OUTCOME_CHOSEN_ANEW = 3, /* the backend that it had is gone, and another one was chosen */
+	OUTCOME_AFFINITY = 4, /* the network namespace went on with the backend that it had */
 
-	/* refused: the program gets ECONNREFUSED */
+	/* refused: the program gets ECONNREFUSED, and EADDRINUSE for a port */
 	OUTCOME_NO_BACKEND = 16, /* the service has no backend that takes new flows */
 	OUTCOME_BACKEND_GONE = 17, /* the slot named a backend that has just been removed */
+
+	OUTCOME_PORT_TAKEN = 18, /* bind() to a port that the host has a service at */
 
 	/* left: the address stays as it is, and the packets are for the programs at interfaces */
 	OUTCOME_DIRECT = 32, /* the service's backends answer clients themselves, as the VIP */
@@ -35,11 +38,18 @@ enum sock_outcome {
 	OUTCOME_NOT_KEPT =
 		50, /* no memory to keep the choice: the program will see the backend as its peer */
 
+	/* closed, by user space, which counts it */
+	OUTCOME_CLOSED_GONE = 56, /* END_GONE */
+	OUTCOME_CLOSED_DOWN = 57, /* END_DOWN */
+	OUTCOME_CLOSED_LEFT = 58, /* END_LEFT */
+
 	OUTCOME_COUNT = 64,
 };
 
 enum sock_limit {
 	CHOICES_MAX = 4, /* of one socket: the connection's, then those of unconnected datagrams */
+	CLIENTS_MAX = 16384, /* network namespaces times services of affinity that they use */
+	PAIRS_MAX = 4096, /* that one walk through the sockets closes */
 };
 
 /*
@@ -50,6 +60,7 @@ struct sock_choice {
 	__u64 seal; /* of all the rest (keep.h) */
 	struct addr vip;
 	struct addr address; /* of the backend */
+	__u64 made; /* when it was chosen, CLOCK_MONOTONIC in ns */
 	__be16 vip_port;
 	__be16 port; /* of the backend */
 	__u32 backend; /* reference: generation:8 | index:20; 0: the place is empty */
@@ -57,11 +68,39 @@ struct sock_choice {
 	__u32 pad;
 };
 
+/* A client of a service with affinity: sockets have no address yet, so it is a network namespace. */
+struct sock_client {
+	__u64 netns; /* cookie */
+	__u32 service; /* generation:8 | index:24 */
+	__u32 pad;
+};
+
+/* What a client stays with. Elements are recycled as they are read, so the first word is read whole. */
+struct sock_stay {
+	__u32 backend; /* reference */
+	__u32 check; /* of the key */
+	__u64 used; /* when a socket of the client was given it last, CLOCK_MONOTONIC in ns */
+};
+
 /* Of one socket. */
 struct sock_choices {
 	struct sock_choice of[CHOICES_MAX]; /* the first one is of connect() */
 	__u32 hand; /* which of the others has been written last */
 	__u32 pad;
+};
+
+/* A backend that sockets of a service have, or had. */
+struct sock_pair {
+	__u32 service; /* generation:8 | index:24 */
+	__u32 backend; /* generation:8 | index:20 */
+};
+
+/* Why a socket is closed. */
+enum sock_end {
+	END_NOT = 0,
+	END_GONE = 1, /* its backend was removed */
+	END_DOWN = 2, /* its backend is down, and nothing is established */
+	END_LEFT = 3, /* its backend has left the service, and is another one's still */
 };
 
 /* A socket whose backend is gone, as the iterators write it. */
@@ -75,7 +114,8 @@ struct sock_gone {
 	__u8 family; /* AF_INET or AF_INET6 */
 	__u8 protocol;
 	__u8 closed; /* 0: this kernel leaves it to user space */
-	__u8 pad[5];
+	__u8 end; /* enum sock_end */
+	__u8 pad[4];
 };
 
 #endif

@@ -9,26 +9,19 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/record"
-	"golang.org/x/sys/unix"
 )
 
 // RunDirectory is where records are kept. It is emptied when the machine starts, as are the
 // changes they are about.
 const RunDirectory = "/run/shunt"
 
-// Space names the calling thread's network namespace, "ns-1" for example. The number is the
-// kernel's cookie, which is not used again before the machine restarts (SO_NETNS_COOKIE,
-// Linux 5.14).
+// Space names the calling thread's network namespace by its cookie, "ns-1" for example.
 func Space() (string, error) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	cookie, err := namespace.Cookie()
 	if err != nil {
-		return "", fmt.Errorf("identify the network namespace: %w", err)
-	}
-	defer unix.Close(fd)
-	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if err != nil {
-		return "", fmt.Errorf("identify the network namespace: %w; this needs Linux 5.14 or later", err)
+		return "", err
 	}
 	return "ns-" + strconv.FormatUint(cookie, 10), nil
 }

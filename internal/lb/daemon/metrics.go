@@ -32,6 +32,9 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 		count := usage.Reasons[name]
 		s.Reasons = append(s.Reasons, metrics.Reason{Name: name, Packets: count.Packets, Bytes: count.Bytes})
 	}
+	if s.Sockets, err = d.sockets.outcomes(); err != nil {
+		return err
+	}
 	s.Flows.Limit, s.Remembered.Limit = uint64(limits.Flows), uint64(limits.Remembered)
 	if swept := d.pulse.flows.Load(); swept != nil {
 		s.Flows.Known, s.Flows.All, s.Flows.Established = true, swept.Flows, swept.Established

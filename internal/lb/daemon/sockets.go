@@ -4,11 +4,13 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/lb/sock"
+	"github.com/shunt-lb/shunt/internal/metrics"
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
@@ -22,7 +24,8 @@ type sockets struct {
 	datapath sock.DataPlane
 	instance string
 	log      *slog.Logger
-	gone     chan struct{} // a backend has gone, or is down
+	gone     chan struct{}                // a backend has gone, or is down, or has left a service
+	members  atomic.Pointer[sock.Members] // not nil: sockets have not all been held against these
 
 	mutex  sync.Mutex
 	open   *sock.Sockets // nil: none are served
@@ -44,6 +47,7 @@ func (s *sockets) follow(wanted model.Sockets) error {
 	case wanted.Cgroup == "" && s.open != nil:
 		err := s.open.Detach()
 		s.open, s.cgroup = nil, ""
+		s.members.Store(nil)
 		return err
 	case wanted.Cgroup == "":
 		return sock.Remove("", s.instance)
@@ -64,6 +68,23 @@ func (s *sockets) follow(wanted model.Sockets) error {
 	s.log.Info("serving sockets", "cgroup", wanted.Cgroup)
 	s.want() // a backend may have gone while no daemon ran
 	return nil
+}
+
+// outcomes are the counters, each of them; none where no sockets are served.
+func (s *sockets) outcomes() (all []metrics.Count, err error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.open == nil {
+		return nil, nil
+	}
+	counted, err := s.open.Outcomes()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range sock.OutcomeNames() {
+		all = append(all, metrics.Count{Of: name, Count: counted[name]})
+	}
+	return all, nil
 }
 
 // close ends it. keep leaves the programs in place.
@@ -92,41 +113,65 @@ func (s *sockets) want() {
 func (s *sockets) run(ctx context.Context) {
 	var again <-chan time.Time
 	for {
+		last := false
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.gone:
 			again = time.After(lateSockets)
 		case <-again:
-			again = nil
+			again, last = nil, true
 		}
-		if err := s.closeGone(); err != nil {
+		if err := s.closeGone(last); err != nil {
 			s.log.Error("sockets of a backend that is gone may be open still; it is tried again", "error", err)
 			again = time.After(sweepInterval)
 		}
 	}
 }
 
-func (s *sockets) closeGone() error {
+// closeGone closes sockets. After the last time, they have all been held against the members of services.
+func (s *sockets) closeGone(last bool) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if s.open == nil {
 		return nil
 	}
-	closed, err := s.open.CloseGone()
-	if closed > 0 {
-		s.log.Info("closed " + value.Counted(closed, "socket") + " whose backend is gone")
+	members := s.members.Load()
+	closed, err := s.open.CloseGone(members)
+	if closed.Total() > 0 {
+		s.log.Info("closed "+value.Counted(closed.Total(), "socket")+" whose backend is gone", "removed", closed.Gone, "down", closed.Down, "left the service", closed.Left)
+	}
+	if last && err == nil {
+		s.members.CompareAndSwap(members, nil)
 	}
 	return err
 }
 
+// leave has sockets held against the backends that services have now. It waits while they are looked
+// through.
+func (s *sockets) leave(all []reconcile.Member, grace func() error) error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.open == nil {
+		return nil
+	}
+	members, err := s.open.Leave(all, grace)
+	if err != nil {
+		return err
+	}
+	s.members.Store(members)
+	s.want()
+	return nil
+}
+
 // through has the reconciler's changes say when a backend goes.
-func (s *sockets) through(maps reconcile.Maps) reconcile.Maps { return leaving{maps, s.want} }
+func (s *sockets) through(maps reconcile.Maps) reconcile.Maps { return leaving{maps, s.want, s.leave} }
 
 // leaving tells of backends that go.
 type leaving struct {
 	reconcile.Maps
-	tell func()
+	tell  func()
+	leave func(all []reconcile.Member, grace func() error) error
 }
 
 func (l leaving) DeleteBackend(ref reconcile.BackendRef) error {
@@ -141,4 +186,13 @@ func (l leaving) PutBackend(record reconcile.BackendRecord) error {
 		l.tell()
 	}
 	return err
+}
+
+// EndStrays is called when backends may have left services that programs cannot give them to any more.
+func (l leaving) EndStrays(members []reconcile.Member) error {
+	if err := l.Maps.EndStrays(members); err != nil {
+		return err
+	}
+	// The flows of packets are ended when this returns; those of sockets have nothing to do with them.
+	return l.leave(members, l.Grace)
 }

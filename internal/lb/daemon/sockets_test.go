@@ -11,11 +11,12 @@ type ignoring struct{ reconcile.Maps }
 
 func (ignoring) PutBackend(reconcile.BackendRecord) error { return nil }
 func (ignoring) DeleteBackend(reconcile.BackendRef) error { return nil }
+func (ignoring) EndStrays([]reconcile.Member) error       { return nil }
 
-// A backend that goes, or is down, has its sockets closed; one that comes or drains has not.
+// A backend that goes, is down, or leaves a service, has its sockets closed; one that comes or drains has not.
 func TestLeavingTells(t *testing.T) {
 	told := 0
-	maps := leaving{ignoring{}, func() { told++ }}
+	maps := leaving{ignoring{}, func() { told++ }, func([]reconcile.Member, func() error) error { told++; return nil }}
 	for _, c := range []struct {
 		what string
 		do   func() error
@@ -24,6 +25,7 @@ func TestLeavingTells(t *testing.T) {
 		{"a new one", func() error { return maps.PutBackend(reconcile.BackendRecord{}) }, 0},
 		{"one that drains", func() error { return maps.PutBackend(reconcile.BackendRecord{Draining: true}) }, 0},
 		{"one that is down", func() error { return maps.PutBackend(reconcile.BackendRecord{Down: true}) }, 1},
+		{"one that leaves a service", func() error { return maps.EndStrays(nil) }, 1},
 		{"one that goes", func() error { return maps.DeleteBackend(reconcile.BackendRef{Index: 1}) }, 1},
 	} {
 		told = 0

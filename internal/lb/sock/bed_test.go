@@ -49,6 +49,21 @@ type bed struct {
 	maps     *reconcile.Reconciler
 	options  Options
 	sockets  *Sockets
+	members  *Members // of the last time that backends may have left a service
+}
+
+// noting is a data plane whose bed notes the members of services.
+type noting struct {
+	reconcile.Maps
+	b *bed
+}
+
+func (n noting) EndStrays(all []reconcile.Member) error {
+	err := n.Maps.EndStrays(all)
+	if err == nil && n.b.sockets != nil {
+		n.b.members, err = n.b.sockets.Leave(all, n.Grace)
+	}
+	return err
 }
 
 func must(t *testing.T, err error) {
@@ -86,7 +101,7 @@ func newBare(t *testing.T) *bed {
 	b := &bed{T: t, cgroup: newCgroup(t, name)}
 	instance := fmt.Sprintf("sk-%d-%d", os.Getpid(), testCount.Load())
 	b.datapath = space.Open(t, datapath.Options{Instance: instance, Limits: testLimits, Log: slog.New(slog.DiscardHandler)})
-	b.maps = reconcile.New(b.datapath)
+	b.maps = reconcile.New(noting{b.datapath, b})
 	_, err = b.maps.Adopt()
 	must(t, err)
 	b.options = Options{Instance: instance, Cgroup: b.cgroup, DataPlane: b.datapath, Log: slog.New(slog.DiscardHandler)}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -22,7 +23,32 @@ import (
 )
 
 // closer walks through sockets.
-type closer struct{ iterators []*link.Iter }
+type closer struct {
+	iterators []*link.Iter // close
+	namers    []*link.Iter // say which backends of which services sockets have
+	left      *ebpf.Map    // pairs that the first ones are to close
+}
+
+// Closed is how many sockets were closed, by the reason.
+type Closed struct {
+	Gone int // their backend was removed
+	Down int // their backend is down, and nothing was established
+	Left int // their backend has left the service, and is another one's still
+}
+
+// Total is the sum.
+func (c Closed) Total() int { return c.Gone + c.Down + c.Left }
+
+func (c *Closed) add(end uint8) {
+	switch sockcloseSockEnd(end) {
+	case sockcloseSockEndEND_GONE:
+		c.Gone++
+	case sockcloseSockEndEND_DOWN:
+		c.Down++
+	case sockcloseSockEndEND_LEFT:
+		c.Left++
+	}
+}
 
 // loadCloser loads the iterators, which are not attached to anything.
 func loadCloser(plane DataPlane, own map[string]*ebpf.Map) (c closer, err error) {
@@ -31,40 +57,61 @@ func loadCloser(plane DataPlane, own map[string]*ebpf.Map) (c closer, err error)
 		return c, fmt.Errorf("load the programs that close sockets: %w", err)
 	}
 	defer coll.Close()
-	for _, name := range []string{sockcloseProgShCloseTcp, sockcloseProgShCloseUdp} {
-		iterator, err := link.AttachIter(link.IterOptions{Program: coll.Programs[name]})
-		if err != nil {
-			return c, errors.Join(fmt.Errorf("make an iterator of %s: %w", name, err), c.close())
+	for _, kind := range []struct {
+		to       *[]*link.Iter
+		programs [2]string
+	}{
+		{&c.iterators, [2]string{sockcloseProgShCloseTcp, sockcloseProgShCloseUdp}},
+		{&c.namers, [2]string{sockcloseProgShPairsTcp, sockcloseProgShPairsUdp}},
+	} {
+		for _, name := range kind.programs {
+			iterator, err := link.AttachIter(link.IterOptions{Program: coll.Programs[name]})
+			if err != nil {
+				return closer{}, errors.Join(fmt.Errorf("make an iterator of %s: %w", name, err), c.close())
+			}
+			*kind.to = append(*kind.to, iterator)
 		}
-		c.iterators = append(c.iterators, iterator)
 	}
+	c.left = coll.DetachMap(sockcloseMapShSkLeft)
 	return c, nil
 }
 
 func (c *closer) close() error {
 	var errs []error
-	for _, iterator := range c.iterators {
+	for _, iterator := range slices.Concat(c.iterators, c.namers) {
 		errs = append(errs, iterator.Close())
 	}
-	c.iterators = nil
+	if c.left != nil {
+		errs = append(errs, c.left.Close())
+	}
+	*c = closer{}
 	return errors.Join(errs...)
 }
 
-// CloseGone closes every socket that connect() gave a backend which is gone by now, or down: TCP and
-// UDP, in each network namespace that a process of the cgroup is in. Its program gets an error from
-// its next call, and can connect again. It returns how many were closed. A socket in a namespace that
-// no process of the cgroup is in any more is not found.
-func (s *Sockets) CloseGone() (closed int, err error) {
+// CloseGone closes every socket that connect() gave a backend which is gone by now; where the backend is
+// down, those of UDP and handshakes of TCP, but no established connection; and those whose backend is
+// none of the members, if these are not nil. It looks in each network namespace that a process of the
+// cgroup is in. A closed socket's program gets an error from its next call, and can connect again. It
+// returns how many were closed, and adds that to Outcomes. Not to be called twice at a time. A socket in a namespace that no process of the cgroup is in any more is
+// not found.
+func (s *Sockets) CloseGone(members *Members) (closed Closed, err error) {
 	spaces, err := namespaces(s.opts.Cgroup)
 	if err != nil {
-		return 0, fmt.Errorf("close the sockets of backends that are gone: %w", err)
+		return closed, fmt.Errorf("close the sockets of backends that are gone: %w", err)
 	}
 	var errs []error
+	defer func() { err = errors.Join(err, s.count(closed)) }()
 	for _, space := range spaces {
 		errs = append(errs, namespace.Inside(space, func() error {
-			n, err := s.closer.run()
-			closed += n
-			return err
+			left, err := s.closer.leftPairs(members)
+			if err != nil {
+				return err
+			}
+			moment := uint64(0)
+			if members != nil {
+				moment = members.moment
+			}
+			return s.closer.eachLot(left, moment, func() error { return s.closer.run(&closed) })
 		}))
 		_ = space.Close()
 	}
@@ -74,12 +121,35 @@ func (s *Sockets) CloseGone() (closed int, err error) {
 	return closed, nil
 }
 
-// run closes those of the calling thread's network namespace.
-func (c *closer) run() (closed int, err error) {
-	for _, iterator := range c.iterators {
-		all, err := walk(iterator)
+// count adds to the counters, which nobody else writes to for these outcomes.
+func (s *Sockets) count(closed Closed) error {
+	for outcome, n := range map[sockSockOutcome]int{
+		sockSockOutcomeOUTCOME_CLOSED_GONE: closed.Gone,
+		sockSockOutcomeOUTCOME_CLOSED_DOWN: closed.Down,
+		sockSockOutcomeOUTCOME_CLOSED_LEFT: closed.Left,
+	} {
+		if n == 0 {
+			continue
+		}
+		var each []uint64
+		err := s.maps[sockMapShSkOutcomes].Lookup(outcome, &each)
+		if err == nil {
+			each[0] += uint64(n)
+			err = s.maps[sockMapShSkOutcomes].Put(outcome, each)
+		}
 		if err != nil {
-			return closed, err
+			return fmt.Errorf("count the sockets that were closed: %w", err)
+		}
+	}
+	return nil
+}
+
+// run closes those of the calling thread's network namespace, and counts them.
+func (c *closer) run(closed *Closed) error {
+	for _, iterator := range c.iterators {
+		all, err := walk[sockcloseSockGone](iterator)
+		if err != nil {
+			return err
 		}
 		missing := map[uint64]bool{}
 		for _, gone := range all {
@@ -90,16 +160,16 @@ func (c *closer) run() (closed int, err error) {
 					continue
 				}
 				if err != nil {
-					return closed, err
+					return err
 				}
 			}
-			closed++
+			closed.add(gone.End)
 		}
 		if err := ended(iterator, missing); err != nil {
-			return closed, err
+			return err
 		}
 	}
-	return closed, nil
+	return nil
 }
 
 // ended checks that sockets that SOCK_DIAG did not find went by themselves. It does not find any
@@ -108,7 +178,7 @@ func ended(iterator *link.Iter, missing map[uint64]bool) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	all, err := walk(iterator)
+	all, err := walk[sockcloseSockGone](iterator)
 	if err != nil {
 		return err
 	}
@@ -120,8 +190,8 @@ func ended(iterator *link.Iter, missing map[uint64]bool) error {
 	return nil
 }
 
-// walk runs an iterator over all sockets.
-func walk(iterator *link.Iter) (all []sockcloseSockGone, err error) {
+// walk runs an iterator over all sockets, and reads what it says of them.
+func walk[T any](iterator *link.Iter) (all []T, err error) {
 	reader, err := iterator.Open()
 	if err != nil {
 		return nil, fmt.Errorf("walk through the sockets: %w", err)
@@ -131,9 +201,9 @@ func walk(iterator *link.Iter) (all []sockcloseSockGone, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("walk through the sockets: %w", err)
 	}
-	all = make([]sockcloseSockGone, len(text)/binary.Size(sockcloseSockGone{}))
+	all = make([]T, len(text)/binary.Size(*new(T)))
 	if err := binary.Read(bytes.NewReader(text), binary.NativeEndian, all); err != nil {
-		return nil, fmt.Errorf("read which sockets are to be closed: %w", err)
+		return nil, fmt.Errorf("read what was said of the sockets: %w", err)
 	}
 	return all, nil
 }

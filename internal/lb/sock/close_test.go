@@ -10,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/shunt-lb/shunt/test/space"
 )
 
@@ -48,12 +50,20 @@ func (s socket) pending() error {
 	return unix.Errno(number)
 }
 
-func (b *bed) wantClosed(want int) {
+// wantClosed has sockets closed, and expects how many are for the reasons.
+func (b *bed) wantClosed(want Closed) {
 	b.Helper()
-	n, err := b.sockets.CloseGone()
+	counted := func() Closed {
+		return Closed{Gone: int(b.outcome("closed_gone")), Down: int(b.outcome("closed_down")), Left: int(b.outcome("closed_left"))}
+	}
+	before := counted()
+	got, err := b.sockets.CloseGone(b.members)
 	must(b.T, err)
-	if n != want {
-		b.Errorf("%d sockets were closed, want %d", n, want)
+	if after := counted(); after.Gone-before.Gone != got.Gone || after.Down-before.Down != got.Down || after.Left-before.Left != got.Left {
+		b.Errorf("counted %+v before and %+v after %+v", before, after, got)
+	}
+	if got != want {
+		b.Errorf("sockets were closed: %+v, want %+v", got, want)
 	}
 }
 
@@ -105,7 +115,7 @@ func TestCloseGone(t *testing.T) {
 		stays := service("stays", vip2, one(80), second+":8080")
 		b.serve(service("goes", vip, one(80), first+":8080"), service("goes6", vip6, one(80), "["+first6+"]:8080"), stays)
 		all := everyKind(b)
-		b.wantClosed(0)
+		b.wantClosed(Closed{})
 		b.serve(service("goes", vip, one(80)), service("goes6", vip6, one(80)), stays)
 		count := 0
 		for _, s := range all {
@@ -113,34 +123,75 @@ func TestCloseGone(t *testing.T) {
 				count++
 			}
 		}
-		b.wantClosed(count)
+		b.wantClosed(Closed{Gone: count})
 		for _, s := range all {
 			if err := s.pending(); s.ends != errors.Is(err, unix.ECONNABORTED) || !s.ends && err != nil {
 				b.Errorf("%s: %v; is to be closed: %v", s.what, err, s.ends)
 			}
 		}
-		b.wantClosed(0)
+		b.wantClosed(Closed{})
 	})
 }
 
-// A backend that is down loses its sockets; one that drains keeps them.
+// A backend that is down keeps established connections, and loses the rest; one that drains keeps all.
+// So it is with packets. New ones go elsewhere, and when it is removed, the rest is closed, too.
 func TestCloseDown(t *testing.T) {
-	b := newBed(t)
-	b.listenTCP(first + ":8080")
-	b.serve(service("web", vip, one(80), first+":8080"))
-	s := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0)
-	must(t, s.connect(vip+":80"))
-	drains := service("web", vip, one(80), first+":8080")
-	drains.Backends[0].Weight = 0
-	b.serve(drains)
-	b.wantClosed(0)
-	down := service("web", vip, one(80), first+":8080")
-	down.Backends[0].Idle, down.Backends[0].Down = true, true
-	b.serve(down)
-	b.wantClosed(1)
-	if err := s.pending(); !errors.Is(err, unix.ECONNABORTED) {
-		t.Errorf("the socket of a backend that is down: %v", err)
-	}
+	eachWay(t, func(b *bed) {
+		other := b.listenTCP(second + ":8080")
+		b.listenUDP(second + ":8080")
+		b.listenUDP(first + ":8080")
+		both := func(change func(*model.Backend)) model.Service {
+			s := service("web", vip, one(80), first+":8080", other)
+			change(&s.Backends[0])
+			s.Backends[1].Idle = s.Backends[0].Share() > 0
+			return s
+		}
+		b.serve(both(func(*model.Backend) {}))
+		b.fullListener(first + ":8080")
+		established, datagrams := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0), b.socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+		must(b.T, established.connect(vip+":80"))
+		must(b.T, datagrams.connect(vip+":80"))
+		loose := b.socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+		loose.wantAsk(vip+":80", first+":8080", vip+":80")
+		handshake := b.socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, 0)
+		if err := handshake.connect(vip + ":80"); !errors.Is(err, unix.EINPROGRESS) {
+			b.Fatalf("connecting where the queue is full: %v, want %v", err, unix.EINPROGRESS)
+		}
+		b.serve(both(func(d *model.Backend) { d.Weight = 0 }))
+		b.wantClosed(Closed{})
+		b.serve(both(func(d *model.Backend) { d.Idle, d.Down = true, true }))
+		b.wantClosed(Closed{Down: 2})
+		for what, s := range map[string]socket{"a connected UDP socket": datagrams, "a handshake": handshake} {
+			if err := s.pending(); !errors.Is(err, unix.ECONNABORTED) {
+				b.Errorf("%s of a backend that is down: %v, want %v", what, err, unix.ECONNABORTED)
+			}
+		}
+		if err := established.pending(); err != nil {
+			b.Errorf("the established connection to a backend that is down: %v", err)
+		}
+		loose.wantAsk(vip+":80", other, vip+":80")
+		for range 8 {
+			fresh := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+			must(b.T, fresh.connect(vip+":80"))
+			fresh.wantGreeting(other)
+		}
+		b.serve(service("web", vip, one(80), other))
+		b.wantClosed(Closed{Gone: 1})
+		if err := established.pending(); !errors.Is(err, unix.ECONNABORTED) {
+			b.Errorf("the established connection to a backend that was removed: %v, want %v", err, unix.ECONNABORTED)
+		}
+	})
+}
+
+// fullListener listens at an address, and its queue of one connection is full once that is established,
+// so that the next handshake hangs.
+func (b *bed) fullListener(address string) socket {
+	b.Helper()
+	l := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+	must(b.T, unix.SetsockoptInt(l.fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1))
+	must(b.T, unix.Bind(l.fd, sockaddr(unix.AF_INET, address)))
+	must(b.T, unix.Listen(l.fd, 0))
+	return l
 }
 
 // A backend that comes back with the same address, and even in the same place, is another one: the
@@ -156,7 +207,7 @@ func TestCloseByGeneration(t *testing.T) {
 		b.serve(web)
 		fresh := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0)
 		must(b.T, fresh.connect(vip+":80"))
-		b.wantClosed(1)
+		b.wantClosed(Closed{Gone: 1})
 		if old, fresh := old.pending(), fresh.pending(); !errors.Is(old, unix.ECONNABORTED) || fresh != nil {
 			b.Errorf("the predecessor's socket: %v, and the new one's: %v", old, fresh)
 		}
@@ -196,7 +247,7 @@ func TestCloseInEveryNamespace(t *testing.T) {
 			b.Fatal("the other namespace could not be made")
 		}
 		b.serve(service("web", vip, one(80)))
-		b.wantClosed(2)
+		b.wantClosed(Closed{Gone: 2})
 		if here, pod := here.pending(), pod.pending(); !errors.Is(here, unix.ECONNABORTED) || !errors.Is(pod, unix.ECONNABORTED) {
 			b.Errorf("the socket here: %v, and there: %v", here, pod)
 		}
@@ -216,7 +267,7 @@ func TestCloseLeavesListeners(t *testing.T) {
 	must(t, unix.Bind(s.fd, sockaddr(unix.AF_INET, second+":8081")))
 	must(t, unix.Listen(s.fd, 1))
 	b.serve(service("web", vip, one(80)))
-	b.wantClosed(0)
+	b.wantClosed(Closed{})
 }
 
 // More sockets than fit into one reading are closed and counted, each once.
@@ -230,12 +281,98 @@ func TestCloseMany(t *testing.T) {
 			must(b.T, all[i].connect(vip+":53"))
 		}
 		b.serve(service("dns", vip, one(53)))
-		b.wantClosed(count)
+		b.wantClosed(Closed{Gone: count})
 		for i, s := range all {
 			if err := s.pending(); !errors.Is(err, unix.ECONNABORTED) {
 				b.Fatalf("socket %d: %v, want %v", i, err, unix.ECONNABORTED)
 			}
 		}
-		b.wantClosed(0)
+		b.wantClosed(Closed{})
 	})
+}
+
+// A backend that leaves one service and stays in another loses the sockets of the first, and no others:
+// TCP, connected UDP, and what datagrams go on with. One that comes back has new sockets of its own.
+func TestCloseLeft(t *testing.T) {
+	eachWay(t, func(b *bed) {
+		both, other := b.listenTCP(first+":8080"), b.listenTCP(second+":8080")
+		b.listenUDP(both)
+		b.listenUDP(other)
+		a := func(backends ...string) model.Service { return service("a", vip, one(80), backends...) }
+		stays := service("b", vip2, one(80), both)
+		b.serve(a(both), stays)
+		open := func(to string) (all []socket) {
+			for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
+				s := b.socket(unix.AF_INET, kind, 0)
+				must(b.T, s.connect(to))
+				all = append(all, s)
+			}
+			return all
+		}
+		ofA, ofB := open(vip+":80"), open(vip2+":80")
+		loose := b.socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+		loose.wantAsk(vip+":80", both, vip+":80")
+		ofBoth := b.socket(unix.AF_INET, unix.SOCK_DGRAM, 0) // connected to one, and sends to the other
+		must(b.T, ofBoth.connect(vip2+":80"))
+		must(b.T, ofBoth.send(vip+":80"))
+		ofB = append(ofB, ofBoth)
+		b.wantClosed(Closed{})
+
+		b.serve(a(other), stays)
+		fresh := open(vip + ":80")
+		b.wantClosed(Closed{Left: len(ofA)})
+		for _, s := range ofA {
+			if err := s.pending(); !errors.Is(err, unix.ECONNABORTED) {
+				b.Errorf("a socket of the service that the backend has left: %v, want %v", err, unix.ECONNABORTED)
+			}
+		}
+		loose.wantAsk(vip+":80", other, vip+":80")
+		b.wantClosed(Closed{})
+
+		b.serve(a(both), stays)
+		again := open(vip + ":80")
+		b.wantClosed(Closed{Gone: len(fresh)}) // no other service has that one
+		for _, s := range append(ofB, again...) {
+			if err := s.pending(); err != nil {
+				b.Errorf("a socket of the backend's own: %v", err)
+			}
+		}
+	})
+}
+
+// More backends that have left than the programs look up at a time are closed in lots.
+func TestCloseLeftInLots(t *testing.T) {
+	b := newBare(t)
+	b.options.DataPlane = withFewPairs{b.options.DataPlane}
+	b.open()
+	var backends []string
+	for i := range 5 {
+		backends = append(backends, b.listenUDP(fmt.Sprint(first, ":", 6000+i)))
+	}
+	stays := service("b", vip2, one(80), backends...)
+	b.serve(service("a", vip, value.AnyPort, backends...), stays)
+	with := map[string]bool{}
+	count := 0
+	for ; len(with) < len(backends); count++ { // one of 3 * 10^9 runs takes more than 100
+		s := b.socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+		must(t, s.connect(vip+":80"))
+		by, _ := s.ask("")
+		with[by] = true
+	}
+	b.serve(service("a", vip, value.AnyPort), stays)
+	b.wantClosed(Closed{Left: count})
+	b.wantClosed(Closed{})
+}
+
+// withFewPairs has room for two pairs at a time.
+type withFewPairs struct{ DataPlane }
+
+func (w withFewPairs) LoadBeside(load func() (*ebpf.CollectionSpec, error), own map[string]*ebpf.Map) (*ebpf.Collection, error) {
+	return w.DataPlane.LoadBeside(func() (*ebpf.CollectionSpec, error) {
+		spec, err := load()
+		if err == nil && spec.Maps[sockcloseMapShSkLeft] != nil {
+			spec.Maps[sockcloseMapShSkLeft].MaxEntries = 2
+		}
+		return spec, err
+	}, own)
 }

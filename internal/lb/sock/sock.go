@@ -5,6 +5,7 @@
 //	/sys/fs/bpf/shunt/<instance>/sockets/
 //	    connect4 …          the links, one for each hook, replaced in place
 //	    sh_sk_choices       what each socket has been given
+//	    sh_sk_clients       which backends clients of affinity stay with
 //	    sh_sk_outcomes      counters
 //
 // A killed process leaves all of this in place and working. Open adopts it; Remove, which needs no
@@ -17,8 +18,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -28,6 +31,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/namespace"
 )
 
 // directory is the folder of the pins, in the instance's.
@@ -66,6 +70,8 @@ var hooks = []hook{
 	{sockProgShSendmsg6, "sendmsg6", ebpf.AttachCGroupUDP6Sendmsg},
 	{sockProgShConnect4, "connect4", ebpf.AttachCGroupInet4Connect},
 	{sockProgShConnect6, "connect6", ebpf.AttachCGroupInet6Connect},
+	{sockProgShBind4, "bind4", ebpf.AttachCGroupInet4Bind},
+	{sockProgShBind6, "bind6", ebpf.AttachCGroupInet6Bind},
 }
 
 // Sockets are the programs at a cgroup. Methods may be called from any goroutine, but Detach and
@@ -139,7 +145,7 @@ func (s *Sockets) openMaps() (fresh bool, err error) {
 		return false, fmt.Errorf("read the embedded object: %w", err)
 	}
 	own := &ebpf.CollectionSpec{Maps: map[string]*ebpf.MapSpec{}}
-	for _, name := range []string{sockMapShSkChoices, sockMapShSkOutcomes} {
+	for _, name := range []string{sockMapShSkChoices, sockMapShSkClients, sockMapShSkOutcomes} {
 		own.Maps[name] = spec.Maps[name]
 	}
 	dir := folder(s.opts.PinRoot, s.opts.Instance)
@@ -184,7 +190,18 @@ func (s *Sockets) openMap(set *kernel.MapSet, name string) (*ebpf.Map, error) {
 
 // attach loads the programs and puts each into its hook.
 func (s *Sockets) attach() error {
-	coll, err := s.opts.DataPlane.LoadBeside(loadSock, s.maps)
+	cookie, err := namespace.Cookie()
+	if err != nil {
+		return err
+	}
+	load := func() (*ebpf.CollectionSpec, error) {
+		spec, err := loadSock()
+		if err == nil {
+			err = spec.Variables[sockVarHostNetns].Set(cookie)
+		}
+		return spec, err
+	}
+	coll, err := s.opts.DataPlane.LoadBeside(load, s.maps)
 	if err != nil {
 		return fmt.Errorf("load the programs: %w", err)
 	}
@@ -258,6 +275,15 @@ var outcomeNames = sync.OnceValue(func() map[uint32]string {
 	}
 	return names
 })
+
+// OutcomeNames are all that Outcomes may have, in order.
+func OutcomeNames() []string {
+	var all []string
+	for _, number := range slices.Sorted(maps.Keys(outcomeNames())) {
+		all = append(all, outcomeNames()[number])
+	}
+	return all
+}
 
 // Outcomes are what became of the calls of sockets, by name; only what happened. They outlive the
 // process.

@@ -26,6 +26,7 @@ type sockSockChoice struct {
 		High uint64
 		Low  uint64
 	}
+	Made    uint64
 	VipPort uint16
 	Port    uint16
 	Backend uint32
@@ -40,10 +41,19 @@ type sockSockChoices struct {
 	Pad  uint32
 }
 
+type sockSockClient struct {
+	_       structs.HostLayout
+	Netns   uint64
+	Service uint32
+	Pad     uint32
+}
+
 type sockSockLimit uint32
 
 const (
 	sockSockLimitCHOICES_MAX sockSockLimit = 4
+	sockSockLimitCLIENTS_MAX sockSockLimit = 16384
+	sockSockLimitPAIRS_MAX   sockSockLimit = 4096
 )
 
 type sockSockOutcome uint32
@@ -53,16 +63,28 @@ const (
 	sockSockOutcomeOUTCOME_CHOSEN       sockSockOutcome = 1
 	sockSockOutcomeOUTCOME_KEPT         sockSockOutcome = 2
 	sockSockOutcomeOUTCOME_CHOSEN_ANEW  sockSockOutcome = 3
+	sockSockOutcomeOUTCOME_AFFINITY     sockSockOutcome = 4
 	sockSockOutcomeOUTCOME_NO_BACKEND   sockSockOutcome = 16
 	sockSockOutcomeOUTCOME_BACKEND_GONE sockSockOutcome = 17
+	sockSockOutcomeOUTCOME_PORT_TAKEN   sockSockOutcome = 18
 	sockSockOutcomeOUTCOME_DIRECT       sockSockOutcome = 32
 	sockSockOutcomeOUTCOME_POLICY       sockSockOutcome = 33
 	sockSockOutcomeOUTCOME_FAMILY       sockSockOutcome = 34
 	sockSockOutcomeOUTCOME_NAMED_VIP    sockSockOutcome = 48
 	sockSockOutcomeOUTCOME_FORGOTTEN    sockSockOutcome = 49
 	sockSockOutcomeOUTCOME_NOT_KEPT     sockSockOutcome = 50
+	sockSockOutcomeOUTCOME_CLOSED_GONE  sockSockOutcome = 56
+	sockSockOutcomeOUTCOME_CLOSED_DOWN  sockSockOutcome = 57
+	sockSockOutcomeOUTCOME_CLOSED_LEFT  sockSockOutcome = 58
 	sockSockOutcomeOUTCOME_COUNT        sockSockOutcome = 64
 )
+
+type sockSockStay struct {
+	_       structs.HostLayout
+	Backend uint32
+	Check   uint32
+	Used    uint64
+}
 
 // Names of all BPF objects in the ELF.
 //
@@ -88,6 +110,7 @@ const (
 	sockMapShServices       = "sh_services"
 	sockMapShSettings       = "sh_settings"
 	sockMapShSkChoices      = "sh_sk_choices"
+	sockMapShSkClients      = "sh_sk_clients"
 	sockMapShSkOutcomes     = "sh_sk_outcomes"
 	sockMapShSlots          = "sh_slots"
 	sockMapShSourceRates    = "sh_source_rates"
@@ -100,6 +123,8 @@ const (
 	sockMapShVlanProgs      = "sh_vlan_progs"
 	sockMapShVlanTags       = "sh_vlan_tags"
 	sockMapShVlans          = "sh_vlans"
+	sockProgShBind4         = "sh_bind4"
+	sockProgShBind6         = "sh_bind6"
 	sockProgShConnect4      = "sh_connect4"
 	sockProgShConnect6      = "sh_connect6"
 	sockProgShPeername4     = "sh_peername4"
@@ -111,6 +136,7 @@ const (
 	sockVarFeatures         = "features"
 	sockVarGenericMode      = "generic_mode"
 	sockVarHandshakeCount   = "handshake_count"
+	sockVarHostNetns        = "host_netns"
 	sockVarInterfaceIndex   = "interface_index"
 	sockVarJiffiesPerSecond = "jiffies_per_second"
 	sockVarRedirectBack     = "redirect_back"
@@ -162,6 +188,8 @@ type sockSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockProgramSpecs struct {
+	ShBind4     *ebpf.ProgramSpec `ebpf:"sh_bind4"`
+	ShBind6     *ebpf.ProgramSpec `ebpf:"sh_bind6"`
 	ShConnect4  *ebpf.ProgramSpec `ebpf:"sh_connect4"`
 	ShConnect6  *ebpf.ProgramSpec `ebpf:"sh_connect6"`
 	ShPeername4 *ebpf.ProgramSpec `ebpf:"sh_peername4"`
@@ -196,6 +224,7 @@ type sockMapSpecs struct {
 	ShServices    *ebpf.MapSpec `ebpf:"sh_services"`
 	ShSettings    *ebpf.MapSpec `ebpf:"sh_settings"`
 	ShSkChoices   *ebpf.MapSpec `ebpf:"sh_sk_choices"`
+	ShSkClients   *ebpf.MapSpec `ebpf:"sh_sk_clients"`
 	ShSkOutcomes  *ebpf.MapSpec `ebpf:"sh_sk_outcomes"`
 	ShSlots       *ebpf.MapSpec `ebpf:"sh_slots"`
 	ShSourceRates *ebpf.MapSpec `ebpf:"sh_source_rates"`
@@ -217,6 +246,7 @@ type sockVariableSpecs struct {
 	Features         *ebpf.VariableSpec `ebpf:"features"`
 	GenericMode      *ebpf.VariableSpec `ebpf:"generic_mode"`
 	HandshakeCount   *ebpf.VariableSpec `ebpf:"handshake_count"`
+	HostNetns        *ebpf.VariableSpec `ebpf:"host_netns"`
 	InterfaceIndex   *ebpf.VariableSpec `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
@@ -266,6 +296,7 @@ type sockMaps struct {
 	ShServices    *ebpf.Map `ebpf:"sh_services"`
 	ShSettings    *ebpf.Map `ebpf:"sh_settings"`
 	ShSkChoices   *ebpf.Map `ebpf:"sh_sk_choices"`
+	ShSkClients   *ebpf.Map `ebpf:"sh_sk_clients"`
 	ShSkOutcomes  *ebpf.Map `ebpf:"sh_sk_outcomes"`
 	ShSlots       *ebpf.Map `ebpf:"sh_slots"`
 	ShSourceRates *ebpf.Map `ebpf:"sh_source_rates"`
@@ -302,6 +333,7 @@ func (m *sockMaps) Close() error {
 		m.ShServices,
 		m.ShSettings,
 		m.ShSkChoices,
+		m.ShSkClients,
 		m.ShSkOutcomes,
 		m.ShSlots,
 		m.ShSourceRates,
@@ -324,6 +356,7 @@ type sockVariables struct {
 	Features         *ebpf.Variable `ebpf:"features"`
 	GenericMode      *ebpf.Variable `ebpf:"generic_mode"`
 	HandshakeCount   *ebpf.Variable `ebpf:"handshake_count"`
+	HostNetns        *ebpf.Variable `ebpf:"host_netns"`
 	InterfaceIndex   *ebpf.Variable `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
@@ -337,6 +370,8 @@ type sockVariables struct {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockPrograms struct {
+	ShBind4     *ebpf.Program `ebpf:"sh_bind4"`
+	ShBind6     *ebpf.Program `ebpf:"sh_bind6"`
 	ShConnect4  *ebpf.Program `ebpf:"sh_connect4"`
 	ShConnect6  *ebpf.Program `ebpf:"sh_connect6"`
 	ShPeername4 *ebpf.Program `ebpf:"sh_peername4"`
@@ -349,6 +384,8 @@ type sockPrograms struct {
 
 func (p *sockPrograms) Close() error {
 	return _SockClose(
+		p.ShBind4,
+		p.ShBind6,
 		p.ShConnect4,
 		p.ShConnect6,
 		p.ShPeername4,

@@ -19,6 +19,15 @@ type sockcloseAddr struct {
 	Low  uint64
 }
 
+type sockcloseSockEnd uint32
+
+const (
+	sockcloseSockEndEND_NOT  sockcloseSockEnd = 0
+	sockcloseSockEndEND_GONE sockcloseSockEnd = 1
+	sockcloseSockEndEND_DOWN sockcloseSockEnd = 2
+	sockcloseSockEndEND_LEFT sockcloseSockEnd = 3
+)
+
 type sockcloseSockGone struct {
 	_               structs.HostLayout
 	Cookie          uint64
@@ -30,7 +39,22 @@ type sockcloseSockGone struct {
 	Family          uint8
 	Protocol        uint8
 	Closed          uint8
-	Pad             [5]uint8
+	End             uint8
+	Pad             [4]uint8
+}
+
+type sockcloseSockLimit uint32
+
+const (
+	sockcloseSockLimitCHOICES_MAX sockcloseSockLimit = 4
+	sockcloseSockLimitCLIENTS_MAX sockcloseSockLimit = 16384
+	sockcloseSockLimitPAIRS_MAX   sockcloseSockLimit = 4096
+)
+
+type sockcloseSockPair struct {
+	_       structs.HostLayout
+	Service uint32
+	Backend uint32
 }
 
 // Names of all BPF objects in the ELF.
@@ -56,6 +80,8 @@ const (
 	sockcloseMapShServices       = "sh_services"
 	sockcloseMapShSettings       = "sh_settings"
 	sockcloseMapShSkChoices      = "sh_sk_choices"
+	sockcloseMapShSkClients      = "sh_sk_clients"
+	sockcloseMapShSkLeft         = "sh_sk_left"
 	sockcloseMapShSkOutcomes     = "sh_sk_outcomes"
 	sockcloseMapShSlots          = "sh_slots"
 	sockcloseMapShSourceRates    = "sh_source_rates"
@@ -70,6 +96,8 @@ const (
 	sockcloseMapShVlans          = "sh_vlans"
 	sockcloseProgShCloseTcp      = "sh_close_tcp"
 	sockcloseProgShCloseUdp      = "sh_close_udp"
+	sockcloseProgShPairsTcp      = "sh_pairs_tcp"
+	sockcloseProgShPairsUdp      = "sh_pairs_udp"
 	sockcloseVarFeatures         = "features"
 	sockcloseVarGenericMode      = "generic_mode"
 	sockcloseVarHandshakeCount   = "handshake_count"
@@ -77,7 +105,10 @@ const (
 	sockcloseVarJiffiesPerSecond = "jiffies_per_second"
 	sockcloseVarNamesOnly        = "names_only"
 	sockcloseVarRedirectBack     = "redirect_back"
+	sockcloseVarSockEnds         = "sock_ends"
 	sockcloseVarSockGoneType     = "sock_gone_type"
+	sockcloseVarSockLimits       = "sock_limits"
+	sockcloseVarSockPairType     = "sock_pair_type"
 	sockcloseVarTickShift        = "tick_shift"
 	sockcloseVarTrackedCount     = "tracked_count"
 )
@@ -126,6 +157,8 @@ type sockcloseSpecs struct {
 type sockcloseProgramSpecs struct {
 	ShCloseTcp *ebpf.ProgramSpec `ebpf:"sh_close_tcp"`
 	ShCloseUdp *ebpf.ProgramSpec `ebpf:"sh_close_udp"`
+	ShPairsTcp *ebpf.ProgramSpec `ebpf:"sh_pairs_tcp"`
+	ShPairsUdp *ebpf.ProgramSpec `ebpf:"sh_pairs_udp"`
 }
 
 // sockcloseMapSpecs contains maps before they are loaded into the kernel.
@@ -151,6 +184,8 @@ type sockcloseMapSpecs struct {
 	ShServices    *ebpf.MapSpec `ebpf:"sh_services"`
 	ShSettings    *ebpf.MapSpec `ebpf:"sh_settings"`
 	ShSkChoices   *ebpf.MapSpec `ebpf:"sh_sk_choices"`
+	ShSkClients   *ebpf.MapSpec `ebpf:"sh_sk_clients"`
+	ShSkLeft      *ebpf.MapSpec `ebpf:"sh_sk_left"`
 	ShSkOutcomes  *ebpf.MapSpec `ebpf:"sh_sk_outcomes"`
 	ShSlots       *ebpf.MapSpec `ebpf:"sh_slots"`
 	ShSourceRates *ebpf.MapSpec `ebpf:"sh_source_rates"`
@@ -176,7 +211,10 @@ type sockcloseVariableSpecs struct {
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	NamesOnly        *ebpf.VariableSpec `ebpf:"names_only"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
+	SockEnds         *ebpf.VariableSpec `ebpf:"sock_ends"`
 	SockGoneType     *ebpf.VariableSpec `ebpf:"sock_gone_type"`
+	SockLimits       *ebpf.VariableSpec `ebpf:"sock_limits"`
+	SockPairType     *ebpf.VariableSpec `ebpf:"sock_pair_type"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
@@ -220,6 +258,8 @@ type sockcloseMaps struct {
 	ShServices    *ebpf.Map `ebpf:"sh_services"`
 	ShSettings    *ebpf.Map `ebpf:"sh_settings"`
 	ShSkChoices   *ebpf.Map `ebpf:"sh_sk_choices"`
+	ShSkClients   *ebpf.Map `ebpf:"sh_sk_clients"`
+	ShSkLeft      *ebpf.Map `ebpf:"sh_sk_left"`
 	ShSkOutcomes  *ebpf.Map `ebpf:"sh_sk_outcomes"`
 	ShSlots       *ebpf.Map `ebpf:"sh_slots"`
 	ShSourceRates *ebpf.Map `ebpf:"sh_source_rates"`
@@ -255,6 +295,8 @@ func (m *sockcloseMaps) Close() error {
 		m.ShServices,
 		m.ShSettings,
 		m.ShSkChoices,
+		m.ShSkClients,
+		m.ShSkLeft,
 		m.ShSkOutcomes,
 		m.ShSlots,
 		m.ShSourceRates,
@@ -281,7 +323,10 @@ type sockcloseVariables struct {
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	NamesOnly        *ebpf.Variable `ebpf:"names_only"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
+	SockEnds         *ebpf.Variable `ebpf:"sock_ends"`
 	SockGoneType     *ebpf.Variable `ebpf:"sock_gone_type"`
+	SockLimits       *ebpf.Variable `ebpf:"sock_limits"`
+	SockPairType     *ebpf.Variable `ebpf:"sock_pair_type"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }
@@ -292,12 +337,16 @@ type sockcloseVariables struct {
 type sockclosePrograms struct {
 	ShCloseTcp *ebpf.Program `ebpf:"sh_close_tcp"`
 	ShCloseUdp *ebpf.Program `ebpf:"sh_close_udp"`
+	ShPairsTcp *ebpf.Program `ebpf:"sh_pairs_tcp"`
+	ShPairsUdp *ebpf.Program `ebpf:"sh_pairs_udp"`
 }
 
 func (p *sockclosePrograms) Close() error {
 	return _SockcloseClose(
 		p.ShCloseTcp,
 		p.ShCloseUdp,
+		p.ShPairsTcp,
+		p.ShPairsUdp,
 	)
 }
 

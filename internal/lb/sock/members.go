@@ -1,0 +1,133 @@
+package sock
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+)
+
+// Members are the backends of all services at a moment: what was chosen before it, and is not among
+// them, has left its service. Generations do not tell that of a backend which another service has still.
+type Members struct {
+	all    []reconcile.Member
+	moment uint64 // CLOCK_MONOTONIC in ns, as bpf_ktime_get_ns
+}
+
+// Leave is for when backends may have left services: from now on all are the services', and slots lead to
+// no others. Clients of affinity do not stay with others either. grace returns when no program runs any
+// more that began before. What it returns is for CloseGone.
+func (s *Sockets) Leave(all []reconcile.Member, grace func() error) (*Members, error) {
+	if err := s.forgetClients(all); err != nil {
+		return nil, err
+	}
+	if err := grace(); err != nil {
+		return nil, err
+	}
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return nil, fmt.Errorf("read the monotonic clock: %w", err)
+	}
+	return &Members{all, uint64(now.Nano())}, nil
+}
+
+// forgetClients takes out what clients stay with that is none of the members.
+func (s *Sockets) forgetClients(all []reconcile.Member) error {
+	clients := s.maps[sockMapShSkClients]
+	found := map[sockcloseSockPair][]sockSockClient{}
+	var client sockSockClient
+	var stay sockSockStay
+	entries := clients.Iterate()
+	for entries.Next(&client, &stay) {
+		pair := sockcloseSockPair{Service: client.Service, Backend: stay.Backend}
+		found[pair] = append(found[pair], client)
+	}
+	// Fails where programs take so many out that the walk cannot end; the caller tries again.
+	if err := entries.Err(); err != nil {
+		return fmt.Errorf("read which backends clients of affinity stay with: %w", err)
+	}
+	for _, member := range all {
+		delete(found, pairOf(member))
+	}
+	for _, left := range found {
+		for _, client := range left {
+			if err := clients.Delete(client); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return fmt.Errorf("forget that a client of affinity stays with a backend that has left: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// pairOf is a member as sockets keep it (struct sock_choice).
+func pairOf(m reconcile.Member) sockcloseSockPair {
+	return sockcloseSockPair{Service: uint32(m.Generation)<<24 | m.Service, Backend: uint32(m.Backend.Generation)<<20 | m.Backend.Index}
+}
+
+// without are the pairs that are none of the members.
+func (m *Members) without(pairs []sockcloseSockPair) []sockcloseSockPair {
+	left := map[sockcloseSockPair]bool{}
+	for _, p := range pairs {
+		left[p] = true
+	}
+	for _, member := range m.all { // there may be a million of them, and few pairs
+		if len(left) == 0 {
+			return nil
+		}
+		delete(left, pairOf(member))
+	}
+	all := make([]sockcloseSockPair, 0, len(left))
+	for p := range left {
+		all = append(all, p)
+	}
+	return all
+}
+
+// leftPairs are those that sockets of the calling thread's network namespace have, and that are none of
+// the members.
+func (c *closer) leftPairs(members *Members) ([]sockcloseSockPair, error) {
+	if members == nil {
+		return nil, nil
+	}
+	var all []sockcloseSockPair
+	for _, iterator := range c.namers {
+		pairs, err := walk[sockcloseSockPair](iterator)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, pairs...)
+	}
+	return members.without(all), nil
+}
+
+// eachLot calls f for all pairs, as many at a time as the closing programs can look up, and once where
+// there are none.
+func (c *closer) eachLot(left []sockcloseSockPair, moment uint64, f func() error) error {
+	if len(left) == 0 {
+		return f()
+	}
+	for lot := range slices.Chunk(left, int(c.left.MaxEntries())) {
+		for _, pair := range lot {
+			if err := c.left.Put(pair, moment); err != nil {
+				return errors.Join(fmt.Errorf("write down which backends have left a service: %w", err), c.clearLot(lot))
+			}
+		}
+		if err := errors.Join(f(), c.clearLot(lot)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *closer) clearLot(lot []sockcloseSockPair) error {
+	for _, pair := range lot {
+		if err := c.left.Delete(pair); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("forget which backends have left a service: %w", err)
+		}
+	}
+	return nil
+}
