@@ -3,6 +3,7 @@ package sched
 import (
 	"context"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"slices"
 	"testing"
@@ -21,19 +22,8 @@ import (
 func TestInterruptsThatAreOffAreFound(t *testing.T) {
 	decoys := []uint32{begin(t, "spin"), begin(t, "sleep"), begin(t, "spin")} // on the same CPU
 	signal(t, decoys[2], unix.SIGSTOP)
-	spec, err := hold.LoadHold()
-	if err != nil {
-		t.Fatal(err)
-	}
-	coll, err := ebpf.NewCollection(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	coll, l := holder(t, "hrtimer_start", "sh_hold_irq")
 	defer coll.Close()
-	l, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: "hrtimer_start", Program: coll.Programs["sh_hold_irq"]})
-	if err != nil {
-		t.Fatal(err)
-	}
 	defer l.Close()
 	const threshold = 5 * time.Millisecond
 	names, err := readSymbols()
@@ -124,4 +114,70 @@ func compare(t *testing.T, truth []hold.HoldHold, all []Stall, threshold time.Du
 	if found*100 < len(truth)*95 || wrong*20 > len(truth) {
 		t.Errorf("found %d of %d, %d of them with a wrong duration", found, len(truth), wrong)
 	}
+}
+
+// TestLongSoftirqIsFound has a program hold a softirq of this test's thread, which is busy until that has happened.
+func TestLongSoftirqIsFound(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	const threshold = 5 * time.Millisecond
+	names, err := readSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The sensor is before the holder at the tracepoint, so that it sees the beginning.
+	c, err := open(Options{PID: 1<<32 - 1, Threshold: threshold}, stallSensors(threshold), late(threshold))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.release()
+	coll, l := holder(t, "softirq_entry", "sh_hold_soft")
+	defer coll.Close()
+	defer l.Close()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	h := hold.HoldHold{ForNs: uint64(4 * threshold), Tid: uint32(unix.Gettid()), IsSoftirq: 1}
+	if err := coll.Maps["sh_holds"].Put(uint32(0), h); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(30 * time.Second); h.EndNs == 0; {
+		if err := coll.Maps["sh_holds"].Lookup(uint32(0), &h); err != nil || time.Now().After(deadline) {
+			t.Fatalf("no softirq came: %v", err)
+		}
+	}
+	found := false
+	if _, err := c.end(func(e event.Event) {
+		s, err := decodeStall(e, threshold, names)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		t.Logf("%+v", s)
+		found = found || s.Kind == Softirq && s.TID == h.Tid && s.Softirq != "" && s.Nanos >= h.EndNs-h.BeginNs && s.endNs >= h.EndNs
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if !found {
+		t.Errorf("a softirq of %d us was not told of", (h.EndNs-h.BeginNs)/1000)
+	}
+}
+
+// holder attaches one of the programs that keep a CPU busy.
+func holder(t *testing.T, tracepoint, program string) (*ebpf.Collection, link.Link) {
+	t.Helper()
+	spec, err := hold.LoadHold()
+	if err != nil {
+		t.Fatal(err)
+	}
+	coll, err := ebpf.NewCollection(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: tracepoint, Program: coll.Programs[program]})
+	if err != nil {
+		coll.Close()
+		t.Fatal(err)
+	}
+	return coll, l
 }
