@@ -459,6 +459,8 @@ static __always_inline void held_follow(void *ctx, const struct regs *regs, stru
 static __always_inline __u64 late_since(const struct sched_cpu *cpu, __u64 last)
 {
 	if (cpu->is_running_known && cpu->running_tid != (__u32)bpf_get_current_pid_tgid()) {
+		if (cpu->running_tid)
+			return last; /* only idle time must not count */
 		sched_miss(SCHED_BEGIN_UNSEEN);
 		return 0;
 	}
