@@ -9,6 +9,8 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 
 /* A turn of bpf_loop() takes some 20 ns; this many are more than the time that a test asks for. */
 #define TURNS_MAX (1 << 23)
+#define STACK_BYTES \
+	(16 << 10) /* of a task in the kernel: THREAD_SIZE of x86 (asm/page_64_types.h) */
 
 /* What a test asks for, and what came of it. */
 struct hold {
@@ -29,6 +31,10 @@ struct {
 	__type(key, __u32);
 	__type(value, struct hold);
 } sh_holds SEC(".maps");
+
+struct task_struct___hold {
+	void *stack;
+} KERNEL_STRUCT;
 
 static long hold_turn(__u32 i, __u64 *until)
 {
@@ -51,10 +57,16 @@ static __always_inline int hold(__u32 is_softirq)
 	return 0;
 }
 
-/* The kernel starts a timer with interrupts off: hrtimer_start_range_ns() holds the lock of the CPU's timers. */
+/* The kernel starts a timer with interrupts off: hrtimer_start_range_ns() holds the lock of the CPU's timers. The timer
+ * of a task that goes to sleep is on its stack; others are started by interrupts that come meanwhile. */
 SEC("raw_tp/hrtimer_start")
-int sh_hold_irq(void *ctx)
+int sh_hold_irq(__u64 *ctx)
 {
+	struct task_struct___hold *task = (void *)bpf_get_current_task();
+	__u64 stack = (__u64)BPF_CORE_READ(task, stack);
+
+	if (ctx[0] < stack || ctx[0] - stack >= STACK_BYTES)
+		return 0;
 	return hold(0);
 }
 

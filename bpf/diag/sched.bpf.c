@@ -199,12 +199,24 @@ static __always_inline void task_woken(struct task_struct___sched *task, __u32 t
 	BPF_CORE_READ_STR_INTO(&t->comm, task, comm);
 }
 
+/* Waits are many on a busy machine, and large: where stalls are told too, waits leave them half of the ring. */
+static __always_inline int is_room_for_wait(void)
+{
+	return !late_ns || bpf_ringbuf_query(&sh_events, BPF_RB_AVAIL_DATA) <
+				   bpf_ringbuf_query(&sh_events, BPF_RB_RING_SIZE) / 2;
+}
+
 static __always_inline void wait_tell(struct sched_cpu *cpu, struct task_struct___sched *task,
 				      __u32 tid, const struct sched_begin *begin, __u64 now)
 {
-	struct event_header *h = event_reserve(sizeof(struct sched_wait), SCHED_WAITED);
+	struct event_header *h;
 	struct sched_wait *w;
 
+	if (!is_room_for_wait()) {
+		sched_miss(SCHED_WAITS_UNTOLD);
+		return;
+	}
+	h = event_reserve(sizeof(struct sched_wait), SCHED_WAITED);
 	if (!h)
 		return;
 	w = (void *)(h + 1);

@@ -31,7 +31,8 @@ enum sched_missed {
 	SCHED_WAITING_FULL = 0, /* waits whose beginning found no room */
 	SCHED_TASKS_FULL = 1, /* wake-ups that are at no task */
 	SCHED_BEGIN_UNSEEN = 2, /* tasks that got a CPU, and nothing was seen of their wait */
-	SCHED_MISSED_COUNT = 3,
+	SCHED_WAITS_UNTOLD = 3, /* waits that are no events, to leave room for stalls */
+	SCHED_MISSED_COUNT = 4,
 };
 
 /* A task on a CPU, from one switch to the next. */

@@ -101,7 +101,7 @@ func TestStallOutput(t *testing.T) {
 			err = errors.Join(err, v.stall(s))
 		}
 		err = errors.Join(err, v.wait(Wait{Time: moment, Comm: "x", TID: 15, PID: 15, Nanos: 11_000_000, Behind: []Competitor{{"spin", 20, 11_000_000}}}))
-		err = errors.Join(err, v.summary(2*time.Second, Ending{event.Summary{Received: 6}, Missed{NotRun: map[string]uint64{}}}))
+		err = errors.Join(err, v.summary(2*time.Second, Ending{event.Summary{Received: 6}, Missed{Untold: 7, NotRun: map[string]uint64{}}}))
 		if err != nil {
 			t.Fatal(err)
 		}

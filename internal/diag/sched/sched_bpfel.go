@@ -55,7 +55,8 @@ const (
 	schedSchedMissedSCHED_WAITING_FULL schedSchedMissed = 0
 	schedSchedMissedSCHED_TASKS_FULL   schedSchedMissed = 1
 	schedSchedMissedSCHED_BEGIN_UNSEEN schedSchedMissed = 2
-	schedSchedMissedSCHED_MISSED_COUNT schedSchedMissed = 3
+	schedSchedMissedSCHED_WAITS_UNTOLD schedSchedMissed = 3
+	schedSchedMissedSCHED_MISSED_COUNT schedSchedMissed = 4
 )
 
 type schedSchedRun struct {

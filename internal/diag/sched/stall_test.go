@@ -18,37 +18,133 @@ import (
 )
 
 // TestInterruptsThatAreOffAreFound has the kernel hold interrupts off for known times, by a program at a tracepoint
-// where they are off, in this test's own thread.
+// where they are off, in this test's own thread, beside tasks that do other things on the same CPU.
 func TestInterruptsThatAreOffAreFound(t *testing.T) {
-	decoys := []uint32{begin(t, "spin"), begin(t, "sleep"), begin(t, "spin")} // on the same CPU
+	decoys := []uint32{begin(t, "spin"), begin(t, "sleep"), begin(t, "spin")}
 	signal(t, decoys[2], unix.SIGSTOP)
+	s := openStalls(t)
+	truth := holdInterrupts(t, 20, func() { s.read(t, 10*time.Millisecond) })
+	s.end(t)
+	compare(t, truth, s.all, s.threshold, decoys)
+}
+
+// TestWaitsLeaveRoomForStalls lets waits fill their half of the ring, because nobody reads, before interrupts are held.
+func TestWaitsLeaveRoomForStalls(t *testing.T) {
+	decoys := []uint32{begin(t, "spin"), begin(t, "spin"), begin(t, "spin"), begin(t, "spin")}
+	s := openStalls(t)
+	for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		m, err := s.c.missed()
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("waits do not fill their half of the ring: %+v, %v", m, err)
+		}
+		if m.Untold > 0 {
+			break
+		}
+	}
+	truth := holdInterrupts(t, 10, func() {})
+	ending := s.end(t)
+	if s.waits == 0 || ending.Received != s.waits+uint64(len(s.all)) {
+		t.Errorf("%d waits and %d stalls of %+v", s.waits, len(s.all), ending)
+	}
+	compare(t, truth, s.all, s.threshold, decoys)
+}
+
+// stalls is the tool at work, and what it has told.
+type stalls struct {
+	c         *collector
+	names     *symbols
+	threshold time.Duration
+	all       []Stall
+	waits     uint64
+}
+
+func openStalls(t *testing.T) *stalls {
+	t.Helper()
+	s := &stalls{threshold: 5 * time.Millisecond}
+	var err error
+	if s.names, err = readSymbols(); err != nil {
+		t.Fatal(err)
+	}
+	if s.c, err = open(Options{Threshold: s.threshold}, stallSensors(s.threshold), late(s.threshold)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.c.release(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func (s *stalls) take(e event.Event) error {
+	if schedSchedSensor(e.Sensor) == schedSchedSensorSCHED_WAITED {
+		s.waits++
+		return nil
+	}
+	one, err := decodeStall(e, s.threshold, s.names)
+	s.all = append(s.all, one)
+	return err
+}
+
+func (s *stalls) read(t *testing.T, d time.Duration) {
+	t.Helper()
+	ctx, done := context.WithTimeout(t.Context(), d)
+	defer done()
+	if err := s.c.read(ctx, s.take); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// end waits for two more ticks of the timer, because a late one is told of by the next, and takes the rest. Stalls
+// that were lost would make the comparison pointless.
+func (s *stalls) end(t *testing.T) Ending {
+	t.Helper()
+	samples := func() uint64 {
+		var all []schedSchedCpu
+		if err := s.c.set.Maps[schedMapShSchedCpus].Lookup(uint32(0), &all); err != nil {
+			t.Fatal(err)
+		}
+		return all[aCPU()].Samples
+	}
+	for before, deadline := samples(), time.Now().Add(30*time.Second); samples() < before+2; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the timer does not tick")
+		}
+	}
+	ending, err := s.c.end(func(e event.Event) {
+		if err := s.take(e); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d waits, %d stalls; %+v", s.waits, len(s.all), ending)
+	if ending.Lost != 0 || ending.Broken != 0 {
+		t.Errorf("%d events lost and %d broken", ending.Lost, ending.Broken)
+	}
+	return ending
+}
+
+// holdInterrupts has interrupts off so many times in this thread on the CPU of aCPU, and calls between each time.
+func holdInterrupts(t *testing.T, times int, between func()) (truth []hold.HoldHold) {
+	t.Helper()
 	coll, l := holder(t, "hrtimer_start", "sh_hold_irq")
 	defer coll.Close()
 	defer l.Close()
-	const threshold = 5 * time.Millisecond
-	names, err := readSymbols()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := open(Options{Threshold: threshold}, stallSensors(threshold), late(threshold))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.release()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var before, one unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &before); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = unix.SchedSetaffinity(0, &before) }()
 	one.Set(aCPU())
 	if err := unix.SchedSetaffinity(0, &one); err != nil {
 		t.Fatal(err)
 	}
-	var truth []hold.HoldHold
-	for range 20 {
-		h := hold.HoldHold{ForNs: uint64(2*threshold) + rand.Uint64N(uint64(30*time.Millisecond)), Tid: uint32(unix.Gettid())}
+	defer func() { _ = unix.SchedSetaffinity(0, &before) }()
+	for range times {
+		h := hold.HoldHold{ForNs: uint64(10*time.Millisecond) + rand.Uint64N(uint64(30*time.Millisecond)), Tid: uint32(unix.Gettid())}
 		if err := coll.Maps["sh_holds"].Put(uint32(0), h); err != nil {
 			t.Fatal(err)
 		}
@@ -61,34 +157,20 @@ func TestInterruptsThatAreOffAreFound(t *testing.T) {
 			t.Fatal("the kernel did not hold interrupts off")
 		}
 		truth = append(truth, h)
+		between()
 	}
-	var all []Stall
-	take := func(e event.Event) error {
-		if schedSchedSensor(e.Sensor) == schedSchedSensorSCHED_WAITED {
-			return nil
-		}
-		s, err := decodeStall(e, threshold, names)
-		all = append(all, s)
-		return err
-	}
-	short, done := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer done()
-	if err := c.read(short, take); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.end(func(e event.Event) { _ = take(e) }); err != nil {
-		t.Fatal(err)
-	}
-	compare(t, truth, all, threshold, decoys)
+	return truth
 }
 
-// compare fails unless nearly all that was held was found, with its duration, and nothing of the decoys.
+// compare fails unless all that was held was found, with its duration, and nothing of the decoys. The hypervisor may take the
+// CPU between the end of what was held and the timer.
 func compare(t *testing.T, truth []hold.HoldHold, all []Stall, threshold time.Duration, decoys []uint32) {
 	t.Helper()
 	found, wrong := 0, 0
 	for _, h := range truth {
+		before := found
 		for _, s := range all {
-			if s.Kind == IRQOff && s.TID == h.Tid && s.endNs >= h.EndNs && s.endNs < h.EndNs+uint64(period(threshold)) {
+			if s.Kind == IRQOff && s.TID == h.Tid && s.endNs >= h.EndNs && s.endNs < h.EndNs+uint64(period(threshold))+s.Steal {
 				found++
 				took := h.EndNs - h.BeginNs
 				if off := max(took, s.Nanos) - min(took, s.Nanos); off > uint64(period(threshold))+s.Steal {
@@ -96,6 +178,14 @@ func compare(t *testing.T, truth []hold.HoldHold, all []Stall, threshold time.Du
 					t.Logf("held for %d us, and told are %d us with %d us of steal", took/1000, s.Nanos/1000, s.Steal/1000)
 				}
 				break
+			}
+		}
+		if found == before {
+			t.Logf("not found: held for %d us until %d", (h.EndNs-h.BeginNs)/1000, h.EndNs)
+		}
+		for _, s := range all {
+			if found == before && s.endNs > h.BeginNs && s.endNs-s.Nanos < h.EndNs {
+				t.Logf("  %d us after its end: %+v", (int64(s.endNs)-int64(h.EndNs))/1000, s)
 			}
 		}
 	}
@@ -111,7 +201,7 @@ func compare(t *testing.T, truth []hold.HoldHold, all []Stall, threshold time.Du
 		}
 	}
 	t.Logf("found %d of %d, %d with a wrong duration; all that was told: %v", found, len(truth), wrong, kinds)
-	if found*100 < len(truth)*95 || wrong*20 > len(truth) {
+	if found < len(truth) || wrong > 0 {
 		t.Errorf("found %d of %d, %d of them with a wrong duration", found, len(truth), wrong)
 	}
 }
