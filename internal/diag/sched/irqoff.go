@@ -30,6 +30,7 @@ func Stalls(ctx context.Context, o Options, asJSON bool, out io.Writer) (err err
 	}
 	defer func() { err = errors.Join(err, c.release()) }()
 	v := stallView{out: out, json: asJSON, threshold: o.Threshold, kinds: map[Kind]uint64{}}
+	v.uncounted = uncountedSteal()
 	if err := v.start(c.set.Results, o.BTF.From, hidden); err != nil {
 		return err
 	}
@@ -61,6 +62,7 @@ type stallView struct {
 	threshold time.Duration
 	kinds     map[Kind]uint64
 	broken    uint64
+	uncounted string // why steal may look like interrupts that are off; "": it cannot
 }
 
 type stallStart struct {
@@ -68,6 +70,7 @@ type stallStart struct {
 	Threshold uint64 `json:"threshold_ns"`
 	Period    uint64 `json:"period_ns"`
 	Floor     uint64 `json:"floor_ns"` // interrupts that are off for longer are found
+	Uncounted string `json:"steal_uncounted,omitempty"`
 }
 
 type stallLine struct {
@@ -89,11 +92,14 @@ func (v *stallView) start(results []sensor.Result, btf string, hidden error) err
 	every, least := period(v.threshold), floor(v.threshold)
 	if v.json {
 		return json.NewEncoder(v.out).Encode(stallStart{startLine{"start", btf, line.Sensors(results)},
-			uint64(v.threshold), uint64(every), uint64(least)})
+			uint64(v.threshold), uint64(every), uint64(least), v.uncounted})
 	}
 	printSensors(v.out, results, btf)
 	if hidden != nil {
 		fmt.Fprintln(v.out, hidden)
+	}
+	if v.uncounted != "" {
+		fmt.Fprintf(v.out, "steal: %s\n", v.uncounted)
 	}
 	fmt.Fprintf(v.out, "floor: a timer every %v; interrupts off for more than %v are found for certain, for less than %v never, and LAT is true within %v\n\n",
 		every, least, late(v.threshold)-every, every/2)

@@ -88,7 +88,7 @@ func TestStallOutput(t *testing.T) {
 	moment := time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
 	for path, asJSON := range map[string]bool{"testdata/irqoff.txt": false, "testdata/irqoff.json": true} {
 		var out bytes.Buffer
-		v := stallView{out: &out, json: asJSON, threshold: 10 * time.Millisecond, kinds: map[Kind]uint64{}}
+		v := stallView{out: &out, json: asJSON, threshold: 10 * time.Millisecond, kinds: map[Kind]uint64{}, uncounted: "none is counted"}
 		err := v.start([]sensor.Result{{Sensor: runqSensors()[3]}}, "a file", nil)
 		stack := []string{"unlock+0x19", "sleep+0x5"}
 		for _, s := range []Stall{
@@ -139,5 +139,18 @@ func TestWhereInterruptsComeIn(t *testing.T) {
 	idle.Tid, idle.IsUser = 5, 1
 	if got := lateKind(idle, nil); got != Steal {
 		t.Errorf("user space: %s", got)
+	}
+}
+
+func TestStealThatIsNotCounted(t *testing.T) {
+	const metal, guest = "processor\t: 0\nflags\t\t: fpu vme\nbugs\t\t:\n", "processor\t: 0\nflags\t\t: fpu hypervisor vme\nbugs\t\t:\n"
+	const none, some = "cpu  1 2 3 4 5 6 7 0 0 0\ncpu0 1 2\n", "cpu  1 2 3 4 5 6 7 8 0 0\ncpu0 1 2\n"
+	for _, test := range []struct {
+		cpus, times string
+		told        bool
+	}{{metal, none, false}, {guest, none, true}, {guest, some, false}} {
+		if got := stealOf(test.cpus, test.times); got != "" != test.told {
+			t.Errorf("%q, %q: %q", test.cpus, test.times, got)
+		}
 	}
 }

@@ -132,6 +132,30 @@ func letsInterruptsIn(code []byte) bool {
 	return false
 }
 
+// uncountedSteal says why a CPU that the hypervisor took away may look like interrupts that are off: this is a virtual
+// machine, and its kernel has counted no steal since it booted. "": it counts steal, or the machine is not virtual.
+func uncountedSteal() string {
+	cpus, err1 := os.ReadFile("/proc/cpuinfo")
+	times, err2 := os.ReadFile("/proc/stat")
+	if err := errors.Join(err1, err2); err != nil {
+		return fmt.Sprintf("not known whether the hypervisor counts it: %v", err)
+	}
+	return stealOf(string(cpus), string(times))
+}
+
+// stealOf is uncountedSteal of the texts of /proc/cpuinfo and /proc/stat; the eighth number of the latter's first line
+// is steal (proc_stat(5)).
+func stealOf(cpus, times string) string {
+	_, flags, _ := strings.Cut(cpus, "\nflags")
+	flags, _, _ = strings.Cut(flags, "\n")
+	first, _, _ := strings.Cut(times, "\n")
+	fields := strings.Fields(first)
+	if !slices.Contains(strings.Fields(flags), "hypervisor") || len(fields) > 8 && fields[8] != "0" {
+		return ""
+	}
+	return "this virtual machine has counted none, so a CPU that its hypervisor takes away while interrupts are off for a moment is told as irqoff"
+}
+
 // symbols are the kernel's functions by their addresses.
 type symbols struct {
 	addresses []uint64

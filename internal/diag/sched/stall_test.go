@@ -41,6 +41,10 @@ func TestWaitsLeaveRoomForStalls(t *testing.T) {
 			break
 		}
 	}
+	// The waits that nobody has read stay where they are.
+	for _, decoy := range decoys[1:] {
+		signal(t, decoy, unix.SIGSTOP)
+	}
 	truth := holdInterrupts(t, 10, func() {})
 	ending := s.end(t)
 	if s.waits == 0 || ending.Received != s.waits+uint64(len(s.all)) {
@@ -166,14 +170,19 @@ func holdInterrupts(t *testing.T, times int, between func()) (truth []hold.HoldH
 // CPU between the end of what was held and the timer.
 func compare(t *testing.T, truth []hold.HoldHold, all []Stall, threshold time.Duration, decoys []uint32) {
 	t.Helper()
-	found, wrong := 0, 0
+	found, wrong, stolen := 0, 0, 0
 	for _, h := range truth {
 		before := found
 		for _, s := range all {
-			if s.Kind == IRQOff && s.TID == h.Tid && s.endNs >= h.EndNs && s.endNs < h.EndNs+uint64(period(threshold))+s.Steal {
+			// What is left without the hypervisor's time may be less than the threshold.
+			isSteal := s.Kind == Steal && s.Nanos < s.Steal+uint64(threshold)
+			if (s.Kind == IRQOff || isSteal) && s.TID == h.Tid && s.endNs >= h.EndNs && s.endNs < h.EndNs+uint64(period(threshold))+s.Steal {
 				found++
 				took := h.EndNs - h.BeginNs
-				if off := max(took, s.Nanos) - min(took, s.Nanos); off > uint64(period(threshold))+s.Steal {
+				if isSteal {
+					stolen++
+					t.Logf("held for %d us, and told are %d us, of them %d us of steal", took/1000, s.Nanos/1000, s.Steal/1000)
+				} else if off := max(took, s.Nanos) - min(took, s.Nanos); off > uint64(period(threshold))+s.Steal {
 					wrong++
 					t.Logf("held for %d us, and told are %d us with %d us of steal", took/1000, s.Nanos/1000, s.Steal/1000)
 				}
@@ -190,17 +199,19 @@ func compare(t *testing.T, truth []hold.HoldHold, all []Stall, threshold time.Du
 		}
 	}
 	kinds := map[Kind]int{}
+	// Where it is not known when the hypervisor takes the CPU, that may look like interrupts that are off.
+	uncounted := uncountedSteal()
 	for _, s := range all {
 		kinds[s.Kind]++
 		// The held lock may keep another CPU waiting, with interrupts off, until it is let go of.
 		caused := slices.ContainsFunc(truth, func(h hold.HoldHold) bool {
 			return s.endNs > h.BeginNs && s.endNs < h.EndNs+uint64(period(threshold))
 		})
-		if s.Kind == IRQOff && slices.Contains(decoys, s.PID) && !caused {
+		if s.Kind == IRQOff && slices.Contains(decoys, s.PID) && !caused && uncounted == "" {
 			t.Errorf("a decoy is told of: %+v", s)
 		}
 	}
-	t.Logf("found %d of %d, %d with a wrong duration; all that was told: %v", found, len(truth), wrong, kinds)
+	t.Logf("found %d of %d, %d of them as steal, %d with a wrong duration; all that was told: %v %s", found, len(truth), stolen, wrong, kinds, uncounted)
 	if found < len(truth) || wrong > 0 {
 		t.Errorf("found %d of %d, %d of them with a wrong duration", found, len(truth), wrong)
 	}
