@@ -14,7 +14,6 @@ import (
 
 func newDiagRunq(s streams) *cobra.Command {
 	var o sched.Options
-	var duration time.Duration
 	var top int
 	var output, btf string
 	c := &cobra.Command{
@@ -30,7 +29,7 @@ With --pid and --cgroup only these tasks' waits are measured; who ran meanwhile 
   sudo shunt diag runq --threshold 5ms --duration 1m # who waits more than 5 ms, for a minute, then a summary`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if o.Threshold <= 0 || duration < 0 || top < 0 {
+			if o.Threshold <= 0 || o.Duration < 0 || top < 0 {
 				return usageError{errors.New("--threshold is more than 0, and --duration and --top cannot be negative")}
 			}
 			if err := requireOutput(output); err != nil {
@@ -41,7 +40,7 @@ With --pid and --cgroup only these tasks' waits are measured; who ran meanwhile 
 				return err
 			}
 			o.BTF = types
-			ctx, cancel := toolContext(c.Context(), duration)
+			ctx, cancel := toolContext(c.Context(), 0)
 			defer cancel()
 			return privileges(sched.RunQueues(ctx, o, top, output == "json", s.out))
 		},
@@ -50,7 +49,7 @@ With --pid and --cgroup only these tasks' waits are measured; who ran meanwhile 
 	f.Uint32VarP(&o.PID, "pid", "p", 0, "measure waits of this process only")
 	f.StringVar(&o.Cgroup, "cgroup", "", "measure waits of tasks in this cgroup only: a folder of the second hierarchy")
 	f.DurationVarP(&o.Threshold, "threshold", "t", 10*time.Millisecond, "show each wait that is longer")
-	f.DurationVar(&duration, "duration", 0, "end after this time, as 5m; default: at Ctrl-C")
+	f.DurationVar(&o.Duration, "duration", 0, "end after this time, as 5m; default: at Ctrl-C")
 	f.IntVar(&top, "top", 20, "so many tasks in the summary; 0: all")
 	btfFlag(c, &btf)
 	outputFlag(c, &output)
@@ -105,9 +104,9 @@ The line "floor" says what is found for certain, and what cannot be.`,
 				defer func() { err = errors.Join(err, f.Close()) }()
 				out = f
 			}
-			ctx, cancel := toolContext(c.Context(), duration)
+			ctx, cancel := toolContext(c.Context(), 0)
 			defer cancel()
-			return privileges(sched.Stalls(ctx, sched.Options{BTF: types, Threshold: time.Duration(threshold) * time.Millisecond}, output == "json", out))
+			return privileges(sched.Stalls(ctx, sched.Options{BTF: types, Threshold: time.Duration(threshold) * time.Millisecond, Duration: duration}, output == "json", out))
 		},
 	}
 	f := c.Flags()

@@ -2,6 +2,7 @@ package sched
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -53,6 +54,15 @@ type Options struct {
 	PID       uint32        // waits of this process only; 0: of all
 	Cgroup    string        // waits of tasks in this folder of the second cgroup hierarchy only; "": of all
 	Threshold time.Duration // longer waits are told one by one
+	Duration  time.Duration // from the moment that the sensors are attached; 0: until the context ends
+}
+
+// lasting ends the context after the duration.
+func (o Options) lasting(ctx context.Context) (context.Context, context.CancelFunc) {
+	if o.Duration == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, o.Duration)
 }
 
 // collector watches this machine's CPUs. It is for one goroutine.

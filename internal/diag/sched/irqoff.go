@@ -28,6 +28,8 @@ func Stalls(ctx context.Context, o Options, asJSON bool, out io.Writer) (err err
 	if err != nil {
 		return err
 	}
+	ctx, cancel := o.lasting(ctx)
+	defer cancel()
 	defer func() { err = errors.Join(err, c.release()) }()
 	v := stallView{out: out, json: asJSON, threshold: o.Threshold, kinds: map[Kind]uint64{}}
 	v.uncounted = uncountedSteal()

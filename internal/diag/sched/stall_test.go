@@ -1,7 +1,10 @@
 package sched
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"io"
 	"math/rand/v2"
 	"os"
 	"runtime"
@@ -51,6 +54,31 @@ func TestWaitsLeaveRoomForStalls(t *testing.T) {
 		t.Errorf("%d waits and %d stalls of %+v", s.waits, len(s.all), ending)
 	}
 	compare(t, truth, s.all, s.threshold, decoys)
+}
+
+// TestDurationBeginsWithTheSensors is of both tools: loading programs may take longer than what the user asks for.
+func TestDurationBeginsWithTheSensors(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	o := Options{Threshold: time.Second, Duration: 50 * time.Millisecond}
+	for name, tool := range map[string]func(io.Writer) error{
+		"irqoff": func(out io.Writer) error { return Stalls(t.Context(), o, true, out) },
+		"runq":   func(out io.Writer) error { return RunQueues(t.Context(), o, 1, true, out) },
+	} {
+		var out bytes.Buffer
+		if err := tool(&out); err != nil {
+			t.Fatal(err)
+		}
+		lines := bytes.Split(bytes.TrimSpace(out.Bytes()), []byte("\n"))
+		var last struct {
+			Type    string
+			Seconds float64
+		}
+		if err := json.Unmarshal(lines[len(lines)-1], &last); err != nil || last.Type != "summary" || last.Seconds < o.Duration.Seconds() {
+			t.Errorf("%s: %v after %v: %+v", name, err, o.Duration, last)
+		}
+	}
 }
 
 // stalls is the tool at work, and what it has told.
