@@ -49,8 +49,12 @@ struct css_set {
 	struct cgroup *dfl_cgrp;
 } KERNEL_STRUCT;
 
+/* The kernel counts time that the hypervisor ran something else at each tick, and at each change of the
+ * queue. Without CONFIG_PARAVIRT it has no such fields. */
 struct rq {
 	unsigned int nr_running;
+	__u64 prev_steal_time;
+	__u64 prev_steal_time_rq;
 } KERNEL_STRUCT;
 
 struct cfs_rq {
@@ -195,12 +199,24 @@ static __always_inline void task_woken(struct task_struct___sched *task, __u32 t
 	BPF_CORE_READ_STR_INTO(&t->comm, task, comm);
 }
 
+/* Waits are many on a busy machine, and large: where stalls are told too, waits leave them half of the ring. */
+static __always_inline int is_room_for_wait(void)
+{
+	return !late_ns || bpf_ringbuf_query(&sh_events, BPF_RB_AVAIL_DATA) <
+				   bpf_ringbuf_query(&sh_events, BPF_RB_RING_SIZE) / 2;
+}
+
 static __always_inline void wait_tell(struct sched_cpu *cpu, struct task_struct___sched *task,
 				      __u32 tid, const struct sched_begin *begin, __u64 now)
 {
-	struct event_header *h = event_reserve(sizeof(struct sched_wait), SCHED_WAITED);
+	struct event_header *h;
 	struct sched_wait *w;
 
+	if (!is_room_for_wait()) {
+		sched_miss(SCHED_WAITS_UNTOLD);
+		return;
+	}
+	h = event_reserve(sizeof(struct sched_wait), SCHED_WAITED);
 	if (!h)
 		return;
 	w = (void *)(h + 1);
@@ -376,21 +392,53 @@ static __always_inline int softirq_ends(void *ctx, __u32 vector)
 	return 0;
 }
 
-static __always_inline void timer_late(void *ctx, const struct regs *regs, __u64 last, __u64 now)
+static __always_inline __u64 steal_read(struct rq *rq)
 {
-	struct sched_stall *s = stall_reserve(SCHED_TIMER_LATE, last, now);
+	__u64 tick = 0, queue = 0;
+
+	if (bpf_core_field_exists(rq->prev_steal_time))
+		tick = BPF_CORE_READ(rq, prev_steal_time);
+	if (bpf_core_field_exists(rq->prev_steal_time_rq))
+		queue = BPF_CORE_READ(rq, prev_steal_time_rq);
+	return tick > queue ? tick : queue;
+}
+
+/* Keeps what the late timer has interrupted. The hypervisor's time is counted by the next tick. */
+static __always_inline void late_keep(void *ctx, const struct regs *regs, struct sched_cpu *cpu,
+				      __u64 last, __u64 now)
+{
+	struct sched_stall *s = &cpu->late;
 	long bytes;
 
-	if (!s)
-		return;
+	s->begin_ns = last;
+	s->end_ns = now;
 	s->ip = regs->ip;
+	s->tid = (__u32)bpf_get_current_pid_tgid();
+	s->tgid = bpf_get_current_pid_tgid() >> 32;
+	s->stack_bytes = 0;
 	s->is_user = (regs->cs & CS_USER) == CS_USER;
+	s->steal_ns = cpu->steal_ns;
+	bpf_get_current_comm(s->comm, sizeof(s->comm));
 	if (!s->is_user) {
 		bpf_probe_read_kernel(s->code, sizeof(s->code), (void *)(s->ip - sizeof(s->code)));
 		bytes = bpf_get_stack(ctx, s->stack, sizeof(s->stack), 0);
 		s->stack_bytes = bytes > 0 ? bytes : 0;
 	}
-	event_submit((struct event_header *)s - 1);
+	cpu->is_late = 1;
+}
+
+static __always_inline void late_tell(struct sched_cpu *cpu, __u64 steal_ns)
+{
+	struct event_header *h = event_reserve(sizeof(struct sched_stall), SCHED_TIMER_LATE);
+	struct sched_stall *s = &cpu->late;
+
+	cpu->is_late = 0;
+	if (!h)
+		return;
+	s->is_steal_known = steal_ns != 0;
+	s->steal_ns = steal_ns - s->steal_ns;
+	bpf_probe_read_kernel(h + 1, sizeof(*s), s);
+	event_submit(h);
 }
 
 /* Follows kernel code of one task as long as somebody waits for this CPU. */
@@ -417,28 +465,49 @@ static __always_inline void held_follow(void *ctx, const struct regs *regs, stru
 	cpu->held_bytes = bytes > 0 ? bytes : 0;
 }
 
+/* Since when a timer that comes now may have been kept away: since it came last, or since the last switch, if that
+ * is later, because a switch ends with interrupts on. So the time of an idle CPU, on which timers come late, does
+ * not count. 0: not known. */
+static __always_inline __u64 late_since(const struct sched_cpu *cpu, __u64 last)
+{
+	if (cpu->is_running_known && cpu->running_tid != (__u32)bpf_get_current_pid_tgid()) {
+		if (cpu->running_tid)
+			return last; /* only idle time must not count */
+		sched_miss(SCHED_BEGIN_UNSEEN);
+		return 0;
+	}
+	return cpu->switched_ns > last ? cpu->switched_ns : last;
+}
+
 SEC("perf_event")
 int sh_sched_timer(struct regs *regs)
 {
 	struct task_struct___sched *task = (void *)bpf_get_current_task();
 	struct sched_cpu *cpu = cpu_get();
 	__u64 now = bpf_ktime_get_ns();
-	__u64 last, length;
+	__u64 last, length, steal_ns, begin_ns;
+	struct rq *rq;
 
 	if (!cpu)
 		return 0;
 	last = cpu->sampled_ns;
 	cpu->sampled_ns = now;
 	cpu->samples++;
-	length = BPF_CORE_READ(task, se.cfs_rq, rq, nr_running);
+	rq = BPF_CORE_READ(task, se.cfs_rq, rq);
+	length = BPF_CORE_READ(rq, nr_running);
 	cpu->length_sum += length;
 	if (length > cpu->length_max)
 		cpu->length_max = length;
 	if (!late_ns)
 		return 0;
 	held_follow(regs, regs, cpu, length, now);
-	if (last && now > last + late_ns)
-		timer_late(regs, regs, last, now);
+	steal_ns = steal_read(rq);
+	if (cpu->is_late)
+		late_tell(cpu, steal_ns);
+	begin_ns = last ? late_since(cpu, last) : 0;
+	if (begin_ns && now > begin_ns + late_ns)
+		late_keep(regs, regs, cpu, begin_ns, now);
+	cpu->steal_ns = steal_ns;
 	return 0;
 }
 

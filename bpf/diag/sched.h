@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Types of `shunt diag runq` that cross to Go. Times are CLOCK_MONOTONIC, ns.
+ * Types of `shunt diag runq` and `shunt diag irqoff` that cross to Go. Times are CLOCK_MONOTONIC, ns.
  */
 #ifndef SHUNT_SCHED_H
 #define SHUNT_SCHED_H
@@ -31,7 +31,8 @@ enum sched_missed {
 	SCHED_WAITING_FULL = 0, /* waits whose beginning found no room */
 	SCHED_TASKS_FULL = 1, /* wake-ups that are at no task */
 	SCHED_BEGIN_UNSEEN = 2, /* tasks that got a CPU, and nothing was seen of their wait */
-	SCHED_MISSED_COUNT = 3,
+	SCHED_WAITS_UNTOLD = 3, /* waits that are no events, to leave room for stalls */
+	SCHED_MISSED_COUNT = 4,
 };
 
 /* A task on a CPU, from one switch to the next. */
@@ -66,7 +67,8 @@ struct sched_stall {
 	__u32 tgid;
 	__u32 vector; /* of a softirq: its number in linux/interrupt.h */
 	__u32 is_user; /* 1: the timer interrupted user space */
-	__u32 reserved; /* 0 */
+	__u32 is_steal_known; /* 1: the kernel counts steal_ns */
+	__u64 steal_ns; /* of a late timer: of that, the hypervisor ran something else */
 	char comm[TASK_COMM_BYTES];
 	__u8 code[SCHED_CODE_BYTES]; /* just before ip */
 };
@@ -86,6 +88,10 @@ struct sched_cpu {
 	__u32 running_tid; /* whom the last switch that was seen put on the CPU */
 	__u32 is_running_known; /* 0: no switch was seen yet */
 	struct sched_run runs[SCHED_RUNS_COUNT];
+	__u64 steal_ns; /* the hypervisor's, when the timer came last */
+	struct sched_stall late; /* told at the next tick, when its steal_ns is counted */
+	__u32 is_late; /* 1: there is one to tell */
+	__u32 reserved; /* 0 */
 	/* Kernel code of one task that others wait for. */
 	__u64 held_ns; /* since when; 0: there is none */
 	__u64 held_stack[SCHED_STACK_DEPTH];

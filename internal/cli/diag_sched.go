@@ -2,6 +2,9 @@ package cli
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -11,7 +14,6 @@ import (
 
 func newDiagRunq(s streams) *cobra.Command {
 	var o sched.Options
-	var duration time.Duration
 	var top int
 	var output, btf string
 	c := &cobra.Command{
@@ -27,7 +29,7 @@ With --pid and --cgroup only these tasks' waits are measured; who ran meanwhile 
   sudo shunt diag runq --threshold 5ms --duration 1m # who waits more than 5 ms, for a minute, then a summary`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if o.Threshold <= 0 || duration < 0 || top < 0 {
+			if o.Threshold <= 0 || o.Duration < 0 || top < 0 {
 				return usageError{errors.New("--threshold is more than 0, and --duration and --top cannot be negative")}
 			}
 			if err := requireOutput(output); err != nil {
@@ -38,7 +40,7 @@ With --pid and --cgroup only these tasks' waits are measured; who ran meanwhile 
 				return err
 			}
 			o.BTF = types
-			ctx, cancel := toolContext(c.Context(), duration)
+			ctx, cancel := toolContext(c.Context(), 0)
 			defer cancel()
 			return privileges(sched.RunQueues(ctx, o, top, output == "json", s.out))
 		},
@@ -47,9 +49,85 @@ With --pid and --cgroup only these tasks' waits are measured; who ran meanwhile 
 	f.Uint32VarP(&o.PID, "pid", "p", 0, "measure waits of this process only")
 	f.StringVar(&o.Cgroup, "cgroup", "", "measure waits of tasks in this cgroup only: a folder of the second hierarchy")
 	f.DurationVarP(&o.Threshold, "threshold", "t", 10*time.Millisecond, "show each wait that is longer")
-	f.DurationVar(&duration, "duration", 0, "end after this time, as 5m; default: at Ctrl-C")
+	f.DurationVar(&o.Duration, "duration", 0, "end after this time, as 5m; default: at Ctrl-C")
 	f.IntVar(&top, "top", 20, "so many tasks in the summary; 0: all")
 	btfFlag(c, &btf)
 	outputFlag(c, &output)
 	return c
+}
+
+func newDiagIrqoff(s streams) *cobra.Command {
+	var threshold uint32
+	var file, output, btf string
+	c := &cobra.Command{
+		Use:   "irqoff [DURATION]",
+		Short: "Show why a CPU or a task was late: interrupts off, softirqs, steal, others (needs root)",
+		Long: `Show what made a CPU or a task late by more than the threshold, until Ctrl-C or for DURATION, which is
+a number of seconds or a time as 5m. KIND says what it was:
+
+  irqoff   interrupts were off; the stack begins where they came on again
+  softirq  a softirq took long
+  preempt  code of the kernel did not give way to a task that waited
+  steal    the CPU itself did not run, as far as one can see from inside: the hypervisor ran something else
+  wait     a task waited for a CPU behind others, which are named
+
+The line "floor" says what is found for certain, and what cannot be.`,
+		Example: `  sudo shunt diag irqoff 60             # what was late by more than 10 ms, in a minute
+  sudo shunt diag irqoff -t 5 -f late.txt # by more than 5 ms, into a file, until Ctrl-C`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usageError{errors.New("give at most one DURATION")}
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) (err error) {
+			duration, err := irqoffDuration(args)
+			if err != nil {
+				return usageError{err}
+			}
+			if threshold < 1 || threshold > 10_000 {
+				return usageError{fmt.Errorf("--threshold %d: from 1 to 10000 ms", threshold)}
+			}
+			if err := requireOutput(output); err != nil {
+				return err
+			}
+			types, err := findTypes(btf)
+			if err != nil {
+				return err
+			}
+			out := s.out
+			if file != "" {
+				f, err := os.OpenFile(file, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o644)
+				if err != nil {
+					return fmt.Errorf("open the file for the output: %w", err)
+				}
+				defer func() { err = errors.Join(err, f.Close()) }()
+				out = f
+			}
+			ctx, cancel := toolContext(c.Context(), 0)
+			defer cancel()
+			return privileges(sched.Stalls(ctx, sched.Options{BTF: types, Threshold: time.Duration(threshold) * time.Millisecond, Duration: duration}, output == "json", out))
+		},
+	}
+	f := c.Flags()
+	f.Uint32VarP(&threshold, "threshold", "t", 10, "ms; show what was late by more")
+	f.StringVarP(&file, "file", "f", "", "write to this file instead of the standard output")
+	btfFlag(c, &btf)
+	outputFlag(c, &output)
+	return c
+}
+
+// irqoffDuration reads a number of seconds, or a time with its unit. 0: until Ctrl-C.
+func irqoffDuration(args []string) (time.Duration, error) {
+	if len(args) == 0 {
+		return 0, nil
+	}
+	if seconds, err := strconv.ParseUint(args[0], 10, 31); err == nil && seconds > 0 {
+		return time.Duration(seconds) * time.Second, nil
+	}
+	d, err := time.ParseDuration(args[0])
+	if err != nil || d <= 0 {
+		return 0, fmt.Errorf("DURATION %q is a number of seconds, or a time as 5m", args[0])
+	}
+	return d, nil
 }

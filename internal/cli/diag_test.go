@@ -19,6 +19,7 @@ func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 		{"ping", "-c", "::1", "-o", "xml"}, {"ping", "-s", "-o", "log"}, {"ping", "-c", "::1", "--log", "x"}, {"ping", "-c", "::1", "--logbackup", "2"},
 		{"ping", "-c", "::1", "-o", "log", "--logsize", "0"}, {"ping", "-c", "fe80::1%nosuch", "-C", "-1"},
 		{"runq", "x"}, {"runq", "-t", "0"}, {"runq", "--duration", "-1s"}, {"runq", "--top", "-1"}, {"runq", "-p", "-1"}, {"runq", "-o", "xml"},
+		{"irqoff", "x"}, {"irqoff", "0"}, {"irqoff", "-1s"}, {"irqoff", "1", "2"}, {"irqoff", "-t", "0"}, {"irqoff", "-t", "10001"}, {"irqoff", "-o", "xml"},
 		{"doctor", "x"}, {"doctor", "-o", "xml"},
 	} {
 		var out, errOut bytes.Buffer
@@ -29,7 +30,8 @@ func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 }
 
 func TestDiagRefusesFiles(t *testing.T) {
-	for _, arguments := range [][]string{{"io", "--btf", "/no/such"}, {"doctor", "--btf", "/no/such"}, {"io", "-d", "nosuch"}, {"runq", "--btf", "/no/such"}} {
+	for _, arguments := range [][]string{{"io", "--btf", "/no/such"}, {"doctor", "--btf", "/no/such"}, {"io", "-d", "nosuch"}, {"runq", "--btf", "/no/such"},
+		{"irqoff", "--btf", "/no/such"}, {"irqoff", "1", "-f", "/no/such/file"}} {
 		var out, errOut bytes.Buffer
 		if code := Main(append([]string{"diag"}, arguments...), strings.NewReader(""), &out, &errOut); code != exitRefused ||
 			!strings.Contains(errOut.String(), arguments[len(arguments)-1]) {
@@ -56,12 +58,13 @@ func TestDiagDoctor(t *testing.T) {
 	if err := json.Unmarshal(programs.Bytes(), &answer); err != nil {
 		t.Fatal(err)
 	}
-	if answer.BTF == "" || len(answer.Tools) != 3 || !answer.Tools[0].Runs || len(answer.Tools[0].Sensors) != 3 || !answer.Tools[1].Runs || len(answer.Tools[1].Sensors) != 7 ||
-		!answer.Tools[2].Runs || len(answer.Tools[2].Sensors) != 4 {
+	if answer.BTF == "" || len(answer.Tools) != 4 || !answer.Tools[0].Runs || len(answer.Tools[0].Sensors) != 3 || !answer.Tools[1].Runs || len(answer.Tools[1].Sensors) != 7 ||
+		!answer.Tools[2].Runs || len(answer.Tools[2].Sensors) != 4 ||
+		!answer.Tools[3].Runs || len(answer.Tools[3].Sensors) != 6 {
 		t.Errorf("%+v", answer)
 	}
 	t.Log("\n" + people.String())
-	for _, l := range slices.Concat(answer.Tools[0].Sensors, answer.Tools[1].Sensors, answer.Tools[2].Sensors) {
+	for _, l := range slices.Concat(answer.Tools[0].Sensors, answer.Tools[1].Sensors, answer.Tools[2].Sensors, answer.Tools[3].Sensors) {
 		if l.Way == "" || !strings.Contains(people.String(), l.Way) {
 			t.Errorf("%+v is not told in\n%s", l, people.String())
 		}
@@ -102,6 +105,21 @@ func TestDiagRunqEndsWithASummary(t *testing.T) {
 	out.Reset()
 	if code := Main([]string{"diag", "runq", "--cgroup", "/proc"}, strings.NewReader(""), &out, &errOut); code != exitRefused || !strings.Contains(errOut.String(), "/proc") {
 		t.Errorf("a folder that is no cgroup: exit code %d, %s", code, errOut.String())
+	}
+}
+
+func TestDiagIrqoffWritesAFile(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	file := filepath.Join(t.TempDir(), "late.txt")
+	var out, errOut bytes.Buffer
+	if code := Main([]string{"diag", "irqoff", "-t", "10000", "-f", file, "100ms"}, strings.NewReader(""), &out, &errOut); code != exitOK {
+		t.Fatalf("exit code %d, %s", code, errOut.String())
+	}
+	text, err := os.ReadFile(file)
+	if err != nil || out.Len() > 0 || !strings.Contains(string(text), "floor: ") || !strings.Contains(string(text), "TIME(irqoff)") || !strings.Contains(string(text), "events: ") {
+		t.Errorf("%v: %s%s", err, out.String(), text)
 	}
 }
 

@@ -23,5 +23,6 @@ func Examine(b sensor.BTF) []Tool {
 	ofIO, errIO := io.Examine(b)
 	ofPing, errPing := ping.Examine(b)
 	ofRunq, errRunq := sched.ExamineRunQueues(b)
-	return []Tool{{"io", ofIO, errIO}, {"ping", ofPing, errPing}, {"runq", ofRunq, errRunq}}
+	ofIrqoff, errIrqoff := sched.ExamineStalls(b)
+	return []Tool{{"io", ofIO, errIO}, {"ping", ofPing, errPing}, {"runq", ofRunq, errRunq}, {"irqoff", ofIrqoff, errIrqoff}}
 }

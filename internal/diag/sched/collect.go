@@ -2,6 +2,7 @@ package sched
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -53,6 +54,15 @@ type Options struct {
 	PID       uint32        // waits of this process only; 0: of all
 	Cgroup    string        // waits of tasks in this folder of the second cgroup hierarchy only; "": of all
 	Threshold time.Duration // longer waits are told one by one
+	Duration  time.Duration // from the moment that the sensors are attached; 0: until the context ends
+}
+
+// lasting ends the context after the duration.
+func (o Options) lasting(ctx context.Context) (context.Context, context.CancelFunc) {
+	if o.Duration == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, o.Duration)
 }
 
 // collector watches this machine's CPUs. It is for one goroutine.
@@ -117,12 +127,13 @@ type Missed struct {
 	Waits   uint64            `json:"waits"`   // more tasks waited at a time than there is room for
 	Wakeups uint64            `json:"wakeups"` // are at no task, because there is no room for more tasks
 	Unseen  uint64            `json:"unseen"`  // tasks got a CPU, and the beginning of their wait was not seen
+	Untold  uint64            `json:"untold"`  // waits were longer than the threshold and are not told, as the command did not keep up
 	NotRun  map[string]uint64 `json:"not_run"` // by sensor: the kernel left runs out, as an interrupt came into one
 }
 
 // total is all that was missed.
 func (m Missed) total() uint64 {
-	sum := m.Waits + m.Wakeups + m.Unseen
+	sum := m.Waits + m.Wakeups + m.Unseen + m.Untold
 	for _, n := range m.NotRun {
 		sum += n
 	}
@@ -132,7 +143,7 @@ func (m Missed) total() uint64 {
 func (c *collector) missed() (Missed, error) {
 	var m Missed
 	for what, n := range map[schedSchedMissed]*uint64{schedSchedMissedSCHED_WAITING_FULL: &m.Waits, schedSchedMissedSCHED_TASKS_FULL: &m.Wakeups,
-		schedSchedMissedSCHED_BEGIN_UNSEEN: &m.Unseen} {
+		schedSchedMissedSCHED_BEGIN_UNSEEN: &m.Unseen, schedSchedMissedSCHED_WAITS_UNTOLD: &m.Untold} {
 		var all []uint64
 		if err := c.set.Maps[schedMapShSchedMissed].Lookup(uint32(what), &all); err != nil {
 			return m, fmt.Errorf("read what was missed: %w", err)

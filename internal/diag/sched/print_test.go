@@ -3,6 +3,7 @@ package sched
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"os"
 	"reflect"
@@ -80,5 +81,76 @@ func TestBehindIsWhatOverlaps(t *testing.T) {
 	raw.Runs = [len(raw.Runs)]schedSchedRun{{EndNs: 150, Tid: 7}}
 	if all, unknown := behind(raw); len(all) != 0 || unknown != 100 {
 		t.Errorf("a run whose beginning is not known: %v, %d", all, unknown)
+	}
+}
+
+func TestStallOutput(t *testing.T) {
+	moment := time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
+	for path, asJSON := range map[string]bool{"testdata/irqoff.txt": false, "testdata/irqoff.json": true} {
+		var out bytes.Buffer
+		v := stallView{out: &out, json: asJSON, threshold: 10 * time.Millisecond, kinds: map[Kind]uint64{}, uncounted: "none is counted"}
+		err := v.start([]sensor.Result{{Sensor: runqSensors()[3]}}, "a file", nil)
+		stack := []string{"unlock+0x19", "sleep+0x5"}
+		for _, s := range []Stall{
+			{IRQOff, moment, 1, "a b\x1b[2J", 11, 10, 12_000_000, 2_000_000, 500_000, "", stack, 0},
+			{Softirq, moment, 1, "c", 12, 12, 13_000_000, 0, 0, "NET_RX", stack, 0},
+			{Preempt, moment, 0, "d", 13, 13, 14_000_000, 4_000_000, 0, "", stack, 0},
+			{Steal, moment, 0, "e", 14, 14, 15_000_000, 2_000_000, 15_000_000, "", []string{}, 0},
+			{Idle, moment, 0, "swapper/0", 0, 0, 90_000_000, 2_000_000, 0, "", stack, 0},
+		} {
+			err = errors.Join(err, v.stall(s))
+		}
+		err = errors.Join(err, v.wait(Wait{Time: moment, Comm: "x", TID: 15, PID: 15, Nanos: 11_000_000, Behind: []Competitor{{"spin", 20, 11_000_000}}}))
+		err = errors.Join(err, v.summary(2*time.Second, Ending{event.Summary{Received: 6}, Missed{Untold: 7, NotRun: map[string]uint64{}}}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		golden(t, path, out.Bytes())
+	}
+}
+
+// TestWhereInterruptsComeIn has code as it is before an interrupted instruction.
+func TestWhereInterruptsComeIn(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		code []byte
+		want bool
+	}{
+		{"popf", []byte{0x90, 0x90, 0x9d}, true},
+		{"sti, nop", []byte{0x90, 0xfb, 0x90}, true},
+		{"sti, nop of 4 bytes", []byte{0xfb, 0x0f, 0x1f, 0x40, 0x00}, true},
+		{"sti, and two instructions", []byte{0xfb, 0x90, 0x90}, false},
+		{"sti alone", []byte{0x90, 0x90, 0xfb}, false},
+		{"a constant that looks like sti", []byte{0xb8, 0xfb, 0x00, 0x00, 0x00}, false},
+		{"nothing", []byte{0x90, 0x90, 0x90}, false},
+	} {
+		if got := letsInterruptsIn(test.code); got != test.want {
+			t.Errorf("%s: %v", test.name, got)
+		}
+	}
+	idle := schedSchedStall{Tid: 0}
+	idle.Code[len(idle.Code)-1] = 0x9d
+	if got := lateKind(idle, []string{"do_idle+0x1"}); got != Idle {
+		t.Errorf("an idle CPU: %s", got)
+	}
+	if got := lateKind(idle, []string{"handle_softirqs+0x1"}); got != IRQOff {
+		t.Errorf("a softirq on an idle CPU: %s", got)
+	}
+	idle.Tid, idle.IsUser = 5, 1
+	if got := lateKind(idle, nil); got != Steal {
+		t.Errorf("user space: %s", got)
+	}
+}
+
+func TestStealThatIsNotCounted(t *testing.T) {
+	const metal, guest = "processor\t: 0\nflags\t\t: fpu vme\nbugs\t\t:\n", "processor\t: 0\nflags\t\t: fpu hypervisor vme\nbugs\t\t:\n"
+	const none, some = "cpu  1 2 3 4 5 6 7 0 0 0\ncpu0 1 2\n", "cpu  1 2 3 4 5 6 7 8 0 0\ncpu0 1 2\n"
+	for _, test := range []struct {
+		cpus, times string
+		told        bool
+	}{{metal, none, false}, {guest, none, true}, {guest, some, false}} {
+		if got := stealOf(test.cpus, test.times); got != "" != test.told {
+			t.Errorf("%q, %q: %q", test.cpus, test.times, got)
+		}
 	}
 }

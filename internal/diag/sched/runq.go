@@ -19,6 +19,8 @@ func RunQueues(ctx context.Context, o Options, top int, asJSON bool, out io.Writ
 	if err != nil {
 		return err
 	}
+	ctx, cancel := o.lasting(ctx)
+	defer cancel()
 	defer func() { err = errors.Join(err, c.release()) }()
 	var p runqPrinter = runqText{out, o.Threshold, top}
 	if asJSON {

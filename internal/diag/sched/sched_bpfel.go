@@ -39,6 +39,10 @@ type schedSchedCpu struct {
 	RunningTid     uint32
 	IsRunningKnown uint32
 	Runs           [64]schedSchedRun
+	StealNs        uint64
+	Late           schedSchedStall
+	IsLate         uint32
+	Reserved       uint32
 	HeldNs         uint64
 	HeldStack      [32]uint64
 	HeldBytes      uint32
@@ -51,7 +55,8 @@ const (
 	schedSchedMissedSCHED_WAITING_FULL schedSchedMissed = 0
 	schedSchedMissedSCHED_TASKS_FULL   schedSchedMissed = 1
 	schedSchedMissedSCHED_BEGIN_UNSEEN schedSchedMissed = 2
-	schedSchedMissedSCHED_MISSED_COUNT schedSchedMissed = 3
+	schedSchedMissedSCHED_WAITS_UNTOLD schedSchedMissed = 3
+	schedSchedMissedSCHED_MISSED_COUNT schedSchedMissed = 4
 )
 
 type schedSchedRun struct {
@@ -73,19 +78,20 @@ const (
 )
 
 type schedSchedStall struct {
-	_          structs.HostLayout
-	BeginNs    uint64
-	EndNs      uint64
-	Ip         uint64
-	Stack      [32]uint64
-	StackBytes uint32
-	Tid        uint32
-	Tgid       uint32
-	Vector     uint32
-	IsUser     uint32
-	Reserved   uint32
-	Comm       [16]int8
-	Code       [16]uint8
+	_            structs.HostLayout
+	BeginNs      uint64
+	EndNs        uint64
+	Ip           uint64
+	Stack        [32]uint64
+	StackBytes   uint32
+	Tid          uint32
+	Tgid         uint32
+	Vector       uint32
+	IsUser       uint32
+	IsStealKnown uint32
+	StealNs      uint64
+	Comm         [16]int8
+	Code         [16]uint8
 }
 
 type schedSchedTask struct {

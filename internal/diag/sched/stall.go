@@ -1,0 +1,214 @@
+package sched
+
+import (
+	"bufio"
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/arch/x86/x86asm"
+
+	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/sensor"
+)
+
+// Kind is why a CPU or a task was late.
+type Kind string
+
+// The kinds.
+const (
+	IRQOff  Kind = "irqoff"  // interrupts were off
+	Softirq Kind = "softirq" // a softirq took long
+	Preempt Kind = "preempt" // kernel code did not give way to a task that waited
+	// Steal: the timer came late although interrupts were on: the CPU itself did not run, or an interrupt took long.
+	Steal Kind = "steal"
+	Idle  Kind = "idle" // the timer came late to a CPU that had nothing to do: nobody was late
+)
+
+// Stall is a CPU that was late.
+type Stall struct {
+	Kind    Kind      `json:"kind"`
+	Time    time.Time `json:"time"` // its end
+	CPU     uint32    `json:"cpu"`
+	Comm    string    `json:"comm"` // of the task that ran
+	TID     uint32    `json:"tid"`
+	PID     uint32    `json:"pid"`
+	Nanos   uint64    `json:"latency_ns"`
+	Error   uint64    `json:"error_ns"`          // Nanos is true within it
+	Steal   uint64    `json:"steal_ns"`          // of a late timer: the hypervisor ran something else, as far as it says; not in Nanos of irqoff
+	Softirq string    `json:"softirq,omitempty"` // its name
+	Stack   []string  `json:"stack"`             // of the kernel, the innermost function first
+
+	endNs uint64 // CLOCK_MONOTONIC
+}
+
+// period is that of the timer that finds windows longer than the threshold: two fifths of it, so that a window of the
+// threshold has two of its ticks.
+func period(threshold time.Duration) time.Duration { return threshold * 2 / 5 }
+
+// late is how long after its last tick a timer counts as late. What kept it away began within the period after that
+// tick, in the mean after a half, so it took more than the threshold.
+func late(threshold time.Duration) time.Duration { return threshold + period(threshold)/2 }
+
+func stallSensors(threshold time.Duration) []sensor.Sensor {
+	return append(waitSensors(),
+		timer("interrupts that come late, and what they interrupted", "", period(threshold)),
+		at("softirqs begin", "softirqs that take long", "softirq_entry", "sh_soft_in"),
+		at("softirqs end", "softirqs that take long", "softirq_exit", "sh_soft_out"))
+}
+
+// softirqs are the names of linux/interrupt.h, by number.
+var softirqs = []string{"HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU"}
+
+func decodeStall(e event.Event, threshold time.Duration, s *symbols) (Stall, error) {
+	raw, err := decode[schedSchedStall](e.Payload)
+	if err != nil {
+		return Stall{}, err
+	}
+	half := uint64(period(threshold)) / 2
+	took := raw.EndNs - min(raw.EndNs, raw.BeginNs)
+	l := Stall{Time: event.Time(e.TimeNs), CPU: e.CPU, Comm: event.Text(raw.Comm[:]), TID: raw.Tid, PID: raw.Tgid, Nanos: took, Stack: s.stack(raw), endNs: raw.EndNs}
+	switch schedSchedSensor(e.Sensor) {
+	case schedSchedSensorSCHED_TIMER_LATE:
+		l.Nanos, l.Error = took-min(took, half), half
+		l.Kind = lateKind(raw, l.Stack)
+		l.Time = l.Time.Add(-time.Duration(2 * half)) // it is told at the next tick
+		if raw.IsStealKnown != 0 {
+			l.Steal = raw.StealNs
+		}
+		// A hypervisor likes to interrupt where interrupts are off for a moment, as that is where a CPU talks to it.
+		if l.Kind == IRQOff && l.Nanos < l.Steal+uint64(threshold) {
+			l.Kind = Steal
+		} else if l.Kind == IRQOff {
+			l.Nanos -= l.Steal
+		}
+	case schedSchedSensorSCHED_SOFTIRQ_LONG:
+		l.Kind = Softirq
+		if int(raw.Vector) < len(softirqs) {
+			l.Softirq = softirqs[raw.Vector]
+		}
+	case schedSchedSensorSCHED_NOT_YIELDED:
+		l.Kind, l.Error = Preempt, 2*half
+	default:
+		return Stall{}, fmt.Errorf("decode an event: its sensor is %d", e.Sensor)
+	}
+	return l, nil
+}
+
+// lateKind says why a timer came late, by what it interrupted. An interrupt that was held back comes at the very
+// instruction that lets it in. If it comes anywhere else, interrupts were on before, and it was late itself.
+func lateKind(raw schedSchedStall, stack []string) Kind {
+	inSoftirq := slices.ContainsFunc(stack, func(f string) bool { return strings.Contains(f, "softirq") })
+	switch {
+	case raw.Tid == 0 && !inSoftirq:
+		return Idle
+	case raw.IsUser == 0 && letsInterruptsIn(raw.Code[:]):
+		return IRQOff
+	}
+	return Steal
+}
+
+// letsInterruptsIn: the code before an interrupted instruction of x86 ends with POPF, or with STI and one instruction:
+// STI lets interrupts in only after the next instruction (Intel SDM, volume 2B, STI).
+func letsInterruptsIn(code []byte) bool {
+	const popf, sti = 0x9d, 0xfb
+	n := len(code)
+	if code[n-1] == popf {
+		return true
+	}
+	for at := n - 2; at >= 0; at-- {
+		if code[at] != sti {
+			continue
+		}
+		if next, err := x86asm.Decode(code[at+1:], 64); err == nil && next.Len == n-at-1 {
+			return true
+		}
+	}
+	return false
+}
+
+// uncountedSteal says why a CPU that the hypervisor took away may look like interrupts that are off: this is a virtual
+// machine, and its kernel has counted no steal since it booted. "": it counts steal, or the machine is not virtual.
+func uncountedSteal() string {
+	cpus, err1 := os.ReadFile("/proc/cpuinfo")
+	times, err2 := os.ReadFile("/proc/stat")
+	if err := errors.Join(err1, err2); err != nil {
+		return fmt.Sprintf("not known whether the hypervisor counts it: %v", err)
+	}
+	return stealOf(string(cpus), string(times))
+}
+
+// stealOf is uncountedSteal of the texts of /proc/cpuinfo and /proc/stat; the eighth number of the latter's first line
+// is steal (proc_stat(5)).
+func stealOf(cpus, times string) string {
+	_, flags, _ := strings.Cut(cpus, "\nflags")
+	flags, _, _ = strings.Cut(flags, "\n")
+	first, _, _ := strings.Cut(times, "\n")
+	fields := strings.Fields(first)
+	if !slices.Contains(strings.Fields(flags), "hypervisor") || len(fields) > 8 && fields[8] != "0" {
+		return ""
+	}
+	return "this virtual machine has counted none, so a CPU that its hypervisor takes away while interrupts are off for a moment is told as irqoff"
+}
+
+// symbols are the kernel's functions by their addresses.
+type symbols struct {
+	addresses []uint64
+	names     []string
+}
+
+// readSymbols reads the kernel's list. Without addresses, which the kernel may hide, there is an error.
+func readSymbols() (*symbols, error) {
+	f, err := os.Open("/proc/kallsyms")
+	if err != nil {
+		return &symbols{}, fmt.Errorf("read the names of the kernel's functions: %w", err)
+	}
+	defer f.Close()
+	type symbol struct {
+		address uint64
+		name    string
+	}
+	var all []symbol
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 3 || !strings.ContainsAny(fields[1], "tTwW") {
+			continue
+		}
+		if address, err := strconv.ParseUint(fields[0], 16, 64); err == nil && address != 0 {
+			all = append(all, symbol{address, fields[2]})
+		}
+	}
+	if len(all) == 0 {
+		return &symbols{}, errors.New("the kernel hides the addresses of its functions, so stacks have no names; `sysctl kernel.kptr_restrict=1` shows them to root")
+	}
+	slices.SortStableFunc(all, func(a, b symbol) int { return cmp.Compare(a.address, b.address) })
+	s := &symbols{}
+	for _, one := range all {
+		s.addresses, s.names = append(s.addresses, one.address), append(s.names, one.name)
+	}
+	return s, nil
+}
+
+func (s *symbols) name(address uint64) string {
+	i, found := slices.BinarySearch(s.addresses, address)
+	if !found {
+		i--
+	}
+	if i < 0 {
+		return fmt.Sprintf("%#x", address)
+	}
+	return fmt.Sprintf("%s+%#x", s.names[i], address-s.addresses[i])
+}
+
+func (s *symbols) stack(raw schedSchedStall) []string {
+	frames := []string{}
+	for _, address := range raw.Stack[:min(int(raw.StackBytes)/8, len(raw.Stack))] {
+		frames = append(frames, s.name(address))
+	}
+	return frames
+}
