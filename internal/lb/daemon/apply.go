@@ -104,6 +104,9 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 		return reconcile.Difference{}, err
 	}
 	d.datapath.SetEncapsulation(machine.Encapsulation)
+	if err := d.followServer(next); err != nil {
+		return reconcile.Difference{}, err
+	}
 	if err := d.sockets.follow(machine.Sockets); err != nil {
 		return reconcile.Difference{}, err
 	}
@@ -118,6 +121,17 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 		return difference, fmt.Errorf("the change is carried out in part, and is tried again: %w", err)
 	}
 	return difference, d.interfaces.detachOthers(machine.Interfaces)
+}
+
+// followServer makes this machine a backend of the services that say so.
+func (d *daemon) followServer(next *state.Snapshot) error {
+	before := d.server.serves()
+	config := model.Config{Node: next.Config.Node, Services: next.Configured}
+	err := d.server.follow(&config, d.interfaces.list())
+	if d.server.serves() != before {
+		d.ways.Review() // the way to this machine itself is another one
+	}
+	return err
 }
 
 // unknown are interfaces that the configuration in force does not have. One that it has and that
@@ -162,6 +176,12 @@ func (d *daemon) carry(config model.Config) (difference reconcile.Difference, er
 			d.retries.succeeded()
 		}
 	}()
+	if d.server.doubted.Load() { // an interface was attached to again, under its name
+		err = d.followServer(d.writer.Snapshot())
+	}
+	if err != nil {
+		return reconcile.Difference{}, err
+	}
 	d.ways.Follow(config.Services)
 	own, err := hostAddresses()
 	if err != nil {
