@@ -42,8 +42,7 @@ int sh_xdp(struct xdp_md *ctx)
 	case VERDICT_PASS:
 		if (features & FEATURE_DECAP)
 			tunnel_hand_on(ctx, &p);
-		chain_after(ctx);
-		return XDP_PASS;
+		__attribute__((fallthrough));
 	case VERDICT_HOST:
 		chain_after(ctx);
 		return XDP_PASS;
