@@ -30,7 +30,7 @@ const meshServices = `
     protocol: [tcp, udp]
     forwarding: dsr-ipip
     announce: none
-    health: {tcp: {port: 8080}, interval: 200ms, timeout: 150ms, rise: 1, fall: 2}
+    health: {tcp: {}, interval: 200ms, timeout: 150ms, rise: 1, fall: 2}
     backends: BACKENDS
   - name: gue
     address: [192.0.2.11, "2001:db8::11"]
@@ -306,4 +306,108 @@ func (b *meshBed) datagrams(vip netip.Addr) int {
 		seen[answer.Backend] = true
 	}
 	return len(seen)
+}
+
+// TestMeshTools: `shunt check --host` and `shunt doctor` know the layout, a reload begins and ends it, and
+// `shunt detach` takes away what a killed daemon has left.
+func TestMeshTools(t *testing.T) {
+	b := newMeshBed(t)
+	for n := range 2 {
+		b.write(n, "native", 0, 1, 2)
+		if code, out := b.shunt(n, "check", "--host", "--config", b.path(n)); code != 0 {
+			t.Errorf("shunt check:\n%s", out)
+		}
+		b.start(n)
+	}
+	doctor := func() string {
+		_, out := b.shunt(0, "doctor", "--backend", "--vip", meshVIPs[0].String()+","+meshVIPs[1].String(), "--forwarding", "dsr-ipip")
+		return out
+	}
+	if out := doctor(); !strings.Contains(out, "Nothing is wrong") {
+		t.Errorf("shunt doctor on a balancer that is a backend:\n%s", out)
+	}
+	text, err := os.ReadFile(b.path(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	reload := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(b.path(0), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if code, out := b.shunt(0, "reload", "--socket", b.socket(0)); code != 0 {
+			t.Fatalf("shunt reload:\n%s", out)
+		}
+	}
+	begin := strings.Index(string(text), "decapsulation")
+	reload(string(text[:begin]) + string(text[strings.Index(string(text), "services"):]))
+	if b.has(0, meshVIPs[0]) || !strings.Contains(doctor(), "nothing decapsulates IPv4 from IPv4") {
+		t.Errorf("without decapsulation the machine is a backend still:\n%s", doctor())
+	}
+	reload(string(text))
+	if out := doctor(); !b.has(0, meshVIPs[0]) || !strings.Contains(out, "Nothing is wrong") {
+		t.Errorf("with decapsulation again:\n%s", out)
+	}
+	b.end(0, syscall.SIGKILL)
+	if !b.has(0, meshVIPs[0]) {
+		t.Error("the VIP went with the daemon, while packets for it still come")
+	}
+	if code, out := b.shunt(0, "detach", "--instance", b.instance(0)); code != 0 {
+		t.Errorf("shunt detach:\n%s", out)
+	}
+	if value, err := b.Machines[0].Sysctl("net.ipv4.conf.all.arp_ignore"); err != nil || value != "0" || b.has(0, meshVIPs[0]) {
+		t.Errorf("after shunt detach arp_ignore is %q, and the VIP there: %v; %v", value, b.has(0, meshVIPs[0]), err)
+	}
+	b.write(2, "tc", 0, 1, 2)
+	p := starts(t, command(b.Machines[2], "run", "--config", b.path(2), "--instance", b.instance(2), "--socket", b.socket(2)))
+	select {
+	case <-p.ended:
+	case <-within(t, 20*time.Second).Done():
+		t.Error("shunt run goes on")
+	}
+	if !strings.Contains(p.log(), "it has attach: tc, and decapsulation is at XDP") || b.has(2, meshVIPs[0]) {
+		t.Errorf("with attach: tc:\n%s", p.log())
+	}
+}
+
+// TestMeshChecks: a server that ends is found out by all machines, its own among them, and gets no new flows.
+func TestMeshChecks(t *testing.T) {
+	b := newMeshBed(t)
+	server, err := b.Machines[2].ServeHTTP(":8081", "m3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range b.Machines {
+		b.write(n, "native", 0, 1, 2)
+		text, err := os.ReadFile(b.path(n))
+		if err == nil {
+			err = os.WriteFile(b.path(n), []byte(strings.Replace(string(text), "tcp: {}", "tcp: {port: 8081}", 1)), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n < 2 {
+			if _, err := b.Machines[n].ServeHTTP(":8081", b.Machines[n].Name()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for n := range b.Machines {
+		b.start(n)
+	}
+	b.lead(0, 1, 2)
+	if err := server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for n := range b.Machines {
+		eventually(t, 10*time.Second, "the server of m3 is down on "+b.Machines[n].Name(), func() error {
+			if out := b.status(n); strings.Count(out, " is down in ipip ") != 2 {
+				return errors.New(out)
+			}
+			return nil
+		})
+	}
+	if _, served := b.open(meshVIPs[0], 8080, 24); served["m3"] > 0 {
+		t.Errorf("new connections are served by %v, and m3 is down", served)
+	}
 }

@@ -7,7 +7,9 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/vishvananda/netlink"
 )
 
 // decapReasons is the map in which sh_decap counts (bpf/lb/decap/tunnel.h).
@@ -59,17 +61,35 @@ func (d *Datapath) clearDecap(index uint32) error {
 }
 
 // Decapsulates says whether a balancer, whose daemon need not run, hands tunnels' packets of an interface
-// on to a program that decapsulates them.
+// on to a program that decapsulates them. The interface is one of the calling thread's network namespace.
 func Decapsulates(iface string) (bool, error) {
+	dev, err := netlink.LinkByName(iface)
+	if err != nil {
+		return false, fmt.Errorf("look for a program on interface %s: %w", iface, err)
+	}
+	xdp := dev.Attrs().Xdp
+	if xdp == nil || !xdp.Attached {
+		return false, nil
+	}
 	instances, err := Instances()
 	if err != nil {
 		return false, err
 	}
 	for _, instance := range instances {
-		found, err := decapsulates(kernel.MapDirectory(kernel.DefaultPinRoot, instance, built.ABI), uint32(interfaceIndex(iface)))
-		if found || err != nil {
-			return found, err
+		l, err := link.LoadPinnedLink(linkPath(kernel.DefaultPinRoot, instance, iface), nil)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
 		}
+		if err != nil {
+			return false, fmt.Errorf("open the link of instance %q on interface %s: %w", instance, iface, err)
+		}
+		info, err := l.Info()
+		_ = l.Close()
+		// Other namespaces have interfaces of this name and index, but no program of this number.
+		if err != nil || uint32(info.Program) != xdp.ProgId {
+			continue
+		}
+		return decapsulates(kernel.MapDirectory(kernel.DefaultPinRoot, instance, built.ABI), uint32(dev.Attrs().Index))
 	}
 	return false, nil
 }
