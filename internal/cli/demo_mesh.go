@@ -18,7 +18,7 @@ func newDemoMesh(s streams) *cobra.Command {
 "shunt run" and a web server. Hundreds of connections stay open while the router's paths change, a
 machine is added, a server is drained, and a machine dies. The demo shows which machine balanced and
 which one served, and checks every claim that it makes: only connections of the dead machine's server
-break. The demo touches nothing outside its namespaces, and takes less than 30 seconds. It removes
+break. The demo touches nothing outside its namespaces, and takes about half a minute. It removes
 everything at its end, also after Ctrl-C. It exits with 1 if a claim was not true.`,
 	}, func(ctx context.Context, out io.Writer) (ending, error) {
 		executable, err := os.Executable()

@@ -22,7 +22,8 @@ type meshBed struct {
 	folder  string
 }
 
-// meshServices are one for each way to encapsulate, and one of NAT whose server is the router.
+// meshServices are one for each way to encapsulate, one of NAT whose server is the router, and one of NAT whose
+// servers are the router and m1.
 const meshServices = `
   - name: ipip
     address: [192.0.2.10, "2001:db8::10"]
@@ -44,11 +45,17 @@ const meshServices = `
     port: 80
     announce: none
     backends: [{address: 10.0.0.254, port: 8080}, {address: "2001:db8:1::254", port: 8080}]
+  - name: half
+    address: 192.0.2.13
+    port: 80
+    announce: none
+    backends: [{address: 10.0.0.254, port: 8080}, {address: 10.0.0.1, port: 8080}]
 `
 
 var (
 	meshVIPs    = []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10"), netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("2001:db8::11")}
 	meshNATVIPs = []netip.Addr{netip.MustParseAddr("192.0.2.12"), netip.MustParseAddr("2001:db8::12")}
+	meshHalfVIP = netip.MustParseAddr("192.0.2.13")
 )
 
 func newMeshBed(t *testing.T) *meshBed {
@@ -109,7 +116,11 @@ func (b *meshBed) start(n int) {
 		return errors.New(p.log())
 	})
 	eventually(b.t, 10*time.Second, "every backend is up", func() error {
-		if out := b.status(n); strings.Count(out, " active ") != 14 {
+		active := 16
+		if n == 0 { // which cannot be its own server with NAT
+			active = 15
+		}
+		if out := b.status(n); strings.Count(out, " active ") != active {
 			return errors.New(out)
 		}
 		return nil
@@ -187,7 +198,7 @@ func (b *meshBed) lead(machines ...int) {
 	for _, n := range machines {
 		to = append(to, b.Machines[n])
 	}
-	for _, vip := range append(meshVIPs, meshNATVIPs...) {
+	for _, vip := range append(append(meshVIPs[:4:4], meshNATVIPs...), meshHalfVIP) {
 		if err := b.Lead(vip, to...); err != nil {
 			b.t.Fatal(err)
 		}
@@ -272,6 +283,15 @@ func TestMesh(t *testing.T) {
 					t.Errorf("%s: served by %v, want the NAT service's server", vip, served)
 				}
 			}
+			b.lead(0)
+			if _, served := b.open(meshHalfVIP, 80, 12); served["router"] != 12 {
+				t.Errorf("by m1, which cannot be its own server with NAT: served by %v", served)
+			}
+			b.lead(1)
+			if _, served := b.open(meshHalfVIP, 80, 24); len(served) != 2 {
+				t.Errorf("by m2: served by %v, want router and m1", served)
+			}
+			b.lead(0, 1, 2)
 			sessions, served := b.open(meshVIPs[0], 8080, connections)
 			for n := range b.Machines { // the data planes go on alone, and are taken over
 				b.end(n, syscall.SIGKILL)
@@ -314,8 +334,12 @@ func TestMeshTools(t *testing.T) {
 	b := newMeshBed(t)
 	for n := range 2 {
 		b.write(n, "native", 0, 1, 2)
-		if code, out := b.shunt(n, "check", "--host", "--config", b.path(n)); code != 0 {
-			t.Errorf("shunt check:\n%s", out)
+		_, out := b.shunt(n, "check", "--host", "--config", b.path(n))
+		if n == 0 && !strings.Contains(out, "error: services[3].backends[1].address: 10.0.0.1 is this machine's own address") {
+			t.Errorf("m1 as a backend of NAT: shunt check says\n%s", out)
+		}
+		if strings.Count(out, "error: ") != 1-n {
+			t.Errorf("on m%d shunt check says\n%s", n+1, out)
 		}
 		b.start(n)
 	}

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/shunt-lb/shunt/internal/condition"
@@ -157,11 +158,17 @@ func (d *daemon) reconcileNow(ctx context.Context) (reconcile.Difference, error)
 func (d *daemon) desired() model.Config {
 	snapshot := d.writer.Snapshot()
 	config := snapshot.Config
-	config.Services = d.checks.serve(snapshot, d.ways.Unreachable)
+	config.Services = d.checks.serve(snapshot, d.unreachable)
 	if d.draining {
 		config.Services = closedToNew(config.Services)
 	}
 	return config
+}
+
+// unreachable reports whether a backend is known to be out of reach, with direct return or without. One that is
+// this machine, which decapsulates, is reached only with: at XDP nobody sees what it answers for NAT.
+func (d *daemon) unreachable(direct bool, backend netip.Addr) bool {
+	return d.ways.Unreachable(backend) || !direct && d.server.serves() && d.ways.Here(backend)
 }
 
 // carryOut makes the maps agree with what is desired, and waits for nothing.

@@ -107,11 +107,14 @@ func (b *Beside) load(iface string, wanted Wanted) error {
 	return nil
 }
 
-// Refresh makes the interfaces' addresses of this moment those that tunnels may end at.
+// Refresh makes the interfaces' addresses of this moment those that tunnels may end at. An interface that has
+// gone has none.
 func (b *Beside) Refresh() error {
 	var errs []error
 	for _, p := range b.programs {
-		errs = append(errs, p.Refresh())
+		if err := p.Refresh(); !errors.As(err, new(netlink.LinkNotFoundError)) {
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -245,8 +245,11 @@ func (h *hostCheck) ownBackend(s *model.Service, a netip.Addr, iface string, m c
 	if h.atTC() {
 		return
 	}
-	h.faults.Add(h.severity, m, fmt.Sprintf("%s is this machine's own address, on %s: its answers do not pass XDP, so this backend gets no traffic", a, iface),
-		"set attach: tc for the interfaces that clients use, or use the address of another machine")
+	suggestion := "set attach: tc for the interfaces that clients use, or use the address of another machine"
+	if len(h.Config.Decapsulation.From) > 0 {
+		suggestion = "use forwarding: dsr-ipip for the service, or the address of another machine"
+	}
+	h.faults.Add(h.severity, m, fmt.Sprintf("%s is this machine's own address, on %s: its answers do not pass XDP, so this backend gets no traffic", a, iface), suggestion)
 }
 
 // ownServer checks a service with direct return that has this machine as a backend.
