@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/shunt-lb/shunt/internal/condition"
@@ -126,6 +127,9 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 		return reconcile.Difference{}, err
 	}
 	d.datapath.SetEncapsulation(machine.Encapsulation)
+	if err := d.followServer(next); err != nil {
+		return reconcile.Difference{}, err
+	}
 	if err := d.sockets.follow(machine.Sockets); err != nil {
 		return reconcile.Difference{}, err
 	}
@@ -142,6 +146,17 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 	return difference, d.interfaces.detachOthers(machine.Interfaces)
 }
 
+// followServer makes this machine a backend of the services that say so.
+func (d *daemon) followServer(next *state.Snapshot) error {
+	before := d.server.serves()
+	config := model.Config{Node: next.Config.Node, Services: next.Configured}
+	err := d.server.follow(&config, d.interfaces.list())
+	if d.server.serves() != before {
+		d.ways.Review() // the way to this machine itself is another one
+	}
+	return err
+}
+
 // unknown are interfaces that the configuration in force does not have. One that it has and that
 // has gone is a condition already, and no reason to refuse other changes.
 func (d *daemon) unknown(interfaces []model.Interface) []model.Interface {
@@ -154,11 +169,17 @@ func (d *daemon) unknown(interfaces []model.Interface) []model.Interface {
 func (d *daemon) desired() model.Config {
 	snapshot := d.writer.Snapshot()
 	config := snapshot.Config
-	config.Services = d.checks.serve(snapshot, d.ways.Unreachable)
+	config.Services = d.checks.serve(snapshot, d.unreachable)
 	if d.draining {
 		config.Services = closedToNew(config.Services)
 	}
 	return config
+}
+
+// unreachable reports whether a backend is known to be out of reach, with direct return or without. One that is
+// this machine, which decapsulates, is reached only with: at XDP nobody sees what it answers for NAT.
+func (d *daemon) unreachable(direct bool, backend netip.Addr) bool {
+	return d.ways.Unreachable(backend) || !direct && d.server.serves() && d.ways.Here(backend)
 }
 
 // carryOut makes the maps agree with what is desired, and waits for nothing.
@@ -173,6 +194,12 @@ func (d *daemon) carry(config model.Config) (difference reconcile.Difference, er
 			d.retries.succeeded()
 		}
 	}()
+	if d.server.doubted.Load() { // an interface was attached to again, under its name
+		err = d.followServer(d.writer.Snapshot())
+	}
+	if err != nil {
+		return reconcile.Difference{}, err
+	}
 	d.ways.Follow(config.Services)
 	own, err := hostAddresses()
 	if err != nil {

@@ -76,7 +76,7 @@ func whose(t health.Transition) slog.Attr {
 func (c *checks) reread() { c.revision = 0 }
 
 // serve is a snapshot's services with what health and next hops say.
-func (c *checks) serve(snapshot *state.Snapshot, unreachable func(netip.Addr) bool) []model.Service {
+func (c *checks) serve(snapshot *state.Snapshot, unreachable func(direct bool, backend netip.Addr) bool) []model.Service {
 	if c.revision != snapshot.Revision {
 		c.direct.prepare(snapshot.Config.Services)
 		c.monitor.Update(snapshot.Config.Services, c.held)

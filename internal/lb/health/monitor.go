@@ -258,8 +258,8 @@ func (m *Monitor) schedule(fresh []*check) {
 
 // Serve is the services with what health has found: which backends take no new flows, are
 // down, or have part of their weight. Backends that Update has not been told of wait. lost
-// says that a backend's address is known to be out of reach.
-func (m *Monitor) Serve(services []model.Service, lost func(netip.Addr) bool) []model.Service {
+// says that a backend's address is known to be out of reach, with direct return or without.
+func (m *Monitor) Serve(services []model.Service, lost func(direct bool, backend netip.Addr) bool) []model.Service {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
@@ -285,7 +285,7 @@ func (m *Monitor) Serve(services []model.Service, lost func(netip.Addr) bool) []
 			return f
 		}
 		var panics bool
-		if served[i], panics = serve(s, of, lost); panics {
+		if served[i], panics = serve(s, of, func(a netip.Addr) bool { return lost(s.Forwarding.Direct(), a) }); panics {
 			m.panics[s.Name] = true
 		}
 	}

@@ -31,7 +31,7 @@ type fleet struct {
 }
 
 // nobodyLost is for tests in which every backend is.
-func nobodyLost(netip.Addr) bool { return false }
+func nobodyLost(bool, netip.Addr) bool { return false }
 
 func newFleet(t *testing.T) (*fleet, *Monitor) {
 	f := &fleet{causes: map[string]error{}, asked: map[string][]time.Time{}}
