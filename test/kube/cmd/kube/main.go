@@ -22,6 +22,9 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/version"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
+	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 
 	"github.com/shunt-lb/shunt/test/kube/plane"
 )
@@ -46,6 +49,12 @@ func main() {
 		command = apiserver.NewAPIServerCommand()
 	case "kube-controller-manager":
 		command = controllers.NewControllerManagerCommand()
+	case "kube-scheduler":
+		command = scheduler.NewSchedulerCommand()
+	case "kubelet":
+		command = kubelet.NewKubeletCommand(context.Background())
+	case "kube-proxy":
+		command = proxy.NewProxyCommand()
 	default:
 		fmt.Fprintf(os.Stderr, "kube: there is no component %q; it is one of control-plane, etcd, kube-apiserver, kube-controller-manager\n", component)
 		os.Exit(2)
