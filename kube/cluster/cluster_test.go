@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"os"
 	"testing"
 	"time"
@@ -13,8 +14,24 @@ func TestUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("up after %s: %s %s", time.Since(begin), c.ID(), c.Folder)
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	pods, err := c.Serve(ctx, "web", false)
+	t.Logf("web after %s: %v", time.Since(begin), err)
+	for _, p := range pods {
+		t.Log(p.Name, p.Spec.NodeName, p.Status.PodIPs)
+	}
+	_, err = c.Serve(ctx, "host", true)
+	t.Logf("host after %s: %v", time.Since(begin), err)
+	err = c.StartAgents(ctx)
+	t.Logf("agents after %s: %v", time.Since(begin), err)
 	if os.Getenv("STAY") != "" {
-		time.Sleep(10 * time.Minute)
+		for os.Getenv("STAY") != "" {
+			if _, err := os.Stat("/tmp/stay"); err != nil {
+				break
+			}
+			time.Sleep(time.Second)
+		}
 	}
 	if err := c.Down(); err != nil {
 		t.Fatal(err)

@@ -49,6 +49,10 @@ func Init(encoded string) error {
 	return r.run()
 }
 
+// secondCgroup is where the node's own part of the second hierarchy is, too: what a machine finds where
+// that is mounted.
+const secondCgroup = "/run/cgroup2"
+
 // mount gives the node its own file systems.
 func (o Options) mount() error {
 	steps := []struct {
@@ -65,6 +69,7 @@ func (o Options) mount() error {
 		{"sysfs", "/sys", "sysfs", 0}, // shows the interfaces of the network namespace in which it is mounted
 		{"/run/cgroup", cgroups, "", unix.MS_MOVE},
 		{"bpf", "/sys/fs/bpf", "bpf", 0},
+		{o.Second, secondCgroup, "", unix.MS_BIND},
 	}
 	for _, s := range steps {
 		if s.flags&unix.MS_BIND != 0 {

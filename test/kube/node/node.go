@@ -40,6 +40,7 @@ type Options struct {
 	Images    string // a folder with images in archives, *.tar
 	Name      string
 	Cgroup    string // its name in each hierarchy
+	Second    string // its path in the second hierarchy; Run finds it
 	Addresses []netip.Addr
 	Pods      []netip.Prefix // where pods' addresses are from, one prefix a family
 }
@@ -69,7 +70,8 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	own, err := os.Open(paths[len(paths)-1]) // the second hierarchy's
+	o.Second = paths[len(paths)-1]
+	own, err := os.Open(o.Second)
 	if err != nil {
 		return err
 	}
