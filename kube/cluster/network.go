@@ -53,6 +53,10 @@ func (c *Cluster) cable() error {
 		if err := c.ConnectPort(e, c.network, "br0", lab.Cable{}); err != nil {
 			return err
 		}
+		// A veth takes what XDP sends only where its receiver runs NAPI.
+		if err := c.network.SetOffload(e.Host.Name(), map[string]bool{"gro": true}); err != nil {
+			return err
+		}
 	}
 	return c.Connect(
 		lab.End{Host: c.Outside, Interface: "eth0", IPv4: netip.MustParsePrefix("198.51.100.7/24"), IPv6: netip.MustParsePrefix("2001:db8:c::7/64")},

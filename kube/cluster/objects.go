@@ -45,14 +45,15 @@ func (c *Cluster) Apply(ctx context.Context, manifest string) error {
 	return nil
 }
 
-// file is the nodes' configuration. The cgroup is the node's own: its processes see the machine's tree.
-const file = `interfaces: [{name: eth0, attach: tc}, {name: cni0, attach: tc}]
+// File is the nodes' configuration, with which shunt takes packets at eth0 and cni0 by tc. The cgroup is
+// the node's own: its processes see the machine's tree.
+const File = `interfaces: [{name: eth0, attach: tc}, {name: cni0, attach: tc}]
 sockets: {cgroup: /run/cgroup2}
 `
 
-// StartAgents runs shunt-kube on all nodes, from the manifests that users have, and waits until they are
-// in step with the cluster.
-func (c *Cluster) StartAgents(ctx context.Context) error {
+// StartAgents runs shunt-kube on all nodes with a file, from the manifests that users have. It does not
+// wait for them.
+func (c *Cluster) StartAgents(ctx context.Context, file string) error {
 	manifest := strings.NewReplacer(
 		"image: shunt-kube\n", "image: "+AgentImage+"\n",
 		"apiserver.example", c.Plane.Addr4().String(),
@@ -69,9 +70,11 @@ func (c *Cluster) StartAgents(ctx context.Context) error {
 		return err
 	}
 	manifest = head + "  shunt.yaml: " + string(quoted) + "\n---\n" + rest
-	if err := c.Apply(ctx, kube.Rights+"\n---\n"+manifest); err != nil {
-		return err
-	}
+	return c.Apply(ctx, kube.Rights+"\n---\n"+manifest)
+}
+
+// AwaitAgents waits until shunt-kube on all nodes is in step with the cluster.
+func (c *Cluster) AwaitAgents(ctx context.Context) error {
 	return Eventually(ctx, func() error {
 		pods, err := c.pods(ctx, "kube-system", "shunt-kube")
 		if err != nil {
