@@ -252,6 +252,49 @@ func (c *Cluster) Down() error {
 	return errors.Join(append(failures, os.RemoveAll(c.Folder))...)
 }
 
+// Left is what of a cluster that is down is still on the machine: namespaces, cgroups, mounts, processes
+// and files. It is to be empty.
+func (c *Cluster) Left() (left []string, err error) {
+	prefix := "shunt-" + c.ID() + "-"
+	for _, pattern := range []string{"/run/netns/" + prefix + "*", "/sys/fs/cgroup/*/" + prefix + "*", "/sys/fs/cgroup/" + prefix + "*", c.Folder} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			return nil, err
+		}
+		left = append(left, found...)
+	}
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, c.Folder) || strings.Contains(line, prefix) {
+			left = append(left, "the mount "+strings.TrimSpace(line))
+		}
+	}
+	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range commands {
+		text, err := os.ReadFile(file)
+		if err == nil && strings.Contains(string(text), c.Folder) { // it may have ended meanwhile
+			left = append(left, "the process "+strings.ReplaceAll(string(text), "\x00", " "))
+		}
+	}
+	return left, nil
+}
+
+// Draw is the cluster as a picture in text.
+func (c *Cluster) Draw() string {
+	n := c.Nodes
+	return fmt.Sprintf(`outside ─────── router ────── switch ─┬─ plane  %s   etcd, apiserver, controllers, scheduler
+%-13s   to addresses of       ├─ n1     %s  kubelet, containerd, shunt-kube ── cni0 ─ pods %s
+                load balancers        ├─ n2     %s  kubelet, containerd, shunt-kube ── cni0 ─ pods %s
+                by n1                 └─ n3     %s  kubelet, containerd, shunt-kube ── cni0 ─ pods %s
+`, c.Plane.Addr4(), c.Outside.Addr4(), n[0].Addr4(), n[0].Pods4, n[1].Addr4(), n[1].Pods4, n[2].Addr4(), n[2].Pods4)
+}
+
 // fatal is an error that does not go away by itself.
 type fatal struct{ error }
 

@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -66,13 +65,14 @@ func TestCluster(t *testing.T) {
 	c := must(Up(t.Context(), options(t)))(t)
 	t.Logf("up after %s", time.Since(begin).Round(time.Millisecond))
 	defer func() {
-		namespaces := c.Hosts()
 		begin := time.Now()
 		if err := c.Down(); err != nil {
 			t.Error(err)
 		}
 		t.Logf("down after %s", time.Since(begin).Round(time.Millisecond))
-		nothingIsLeft(t, c, namespaces)
+		if left := must(c.Left())(t); len(left) > 0 {
+			t.Errorf("left: %v", left)
+		}
 	}()
 	s := &test{Cluster: c, T: t}
 	ok(t, c.StartAgents(within(t), File))
@@ -239,30 +239,5 @@ func TestFailure(t *testing.T) {
 				t.Errorf("cgroups are left: %v", left)
 			}
 		})
-	}
-}
-
-// nothingIsLeft reports namespaces, cgroups, mounts, processes and files of a cluster that is down.
-func nothingIsLeft(t *testing.T, c *Cluster, hosts []*lab.Host) {
-	t.Helper()
-	for _, h := range hosts {
-		left := must(filepath.Glob("/sys/fs/cgroup/*/" + h.Namespace()))(t)
-		if _, err := os.Stat("/run/netns/" + h.Namespace()); err == nil {
-			left = append(left, "/run/netns/"+h.Namespace())
-		}
-		if len(left) > 0 {
-			t.Errorf("left: %v", left)
-		}
-	}
-	if _, err := os.Stat(c.Folder); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s is left: %v", c.Folder, err)
-	}
-	if mounts := must(os.ReadFile("/proc/self/mounts"))(t); strings.Contains(string(mounts), c.Folder) {
-		t.Errorf("mounts are left:\n%s", mounts)
-	}
-	for _, file := range must(filepath.Glob("/proc/[0-9]*/cmdline"))(t) {
-		if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), c.Folder) { // it may have ended meanwhile
-			t.Errorf("a process is left: %s", strings.ReplaceAll(string(text), "\x00", " "))
-		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"crypto/sha256"
+	"debug/elf"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -96,6 +97,9 @@ func newLayer(programs []string) ([]byte, error) {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
 	for _, path := range programs {
+		if err := static(path); err != nil {
+			return nil, err
+		}
 		content, err := os.ReadFile(path)
 		if err != nil {
 			return nil, err
@@ -109,6 +113,21 @@ func newLayer(programs []string) ([]byte, error) {
 	}
 	err := w.Close()
 	return layer.Bytes(), err
+}
+
+// static refuses a program that needs a loader, which the image does not have.
+func static(path string) error {
+	file, err := elf.Open(path)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	defer file.Close()
+	for _, part := range file.Progs {
+		if part.Type == elf.PT_INTERP {
+			return fmt.Errorf("%s is linked dynamically, and its image has no libraries: build it with CGO_ENABLED=0", path)
+		}
+	}
+	return nil
 }
 
 func (b *blobs) putJSON(kind string, content any) (descriptor, error) {
