@@ -6,9 +6,9 @@
 //	                             ├─ n2 ├──── each: containerd, kubelet, cni0 ── pods
 //	                             └─ n3 ┘
 //
-// Each host is a network namespace, shunt-<id>-<host>. A node has namespaces of processes, mounts and
-// host name, too, and a cgroup that is called as its network namespace. All of that goes with the process that made it, however that
-// ends, but for namespaces of the network and cgroups, which Down removes, or Sweep if there was no Down.
+// Each host is a network namespace, shunt-<id>-<host>. A node has namespaces of processes, mounts and host
+// name, too, and a cgroup that is called as its network namespace. Processes and mounts end with the
+// process that made the cluster, however that ends; network namespaces and cgroups are for Down.
 //
 // It needs root, the packages containerd, runc and containernetworking-plugins, and the binary of
 // Kubernetes' components that test/kube/build makes.
@@ -112,7 +112,7 @@ func Up(ctx context.Context, o Options) (c *Cluster, err error) {
 	return c, c.awaitNodes(ctx)
 }
 
-// PauseImage holds pods' namespaces (test/kube/node), PodImage is what runs in the test's pods, and
+// pauseImage holds pods' namespaces (test/kube/node), PodImage is what runs in the test's pods, and
 // AgentImage is what manifests call shunt-kube.
 const (
 	pauseImage = "shunt.test/pause:1"

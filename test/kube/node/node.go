@@ -111,6 +111,13 @@ func (o Options) in(name string) string { return filepath.Join(o.Folder, name) }
 
 // check looks for what a node needs and cannot make.
 func (o Options) check() error {
+	for folder := range strings.FieldsSeq(hidden) {
+		for _, used := range []string{o.Folder, o.Plane, o.Images, o.Binary} {
+			if strings.HasPrefix(used, folder+"/") {
+				return fmt.Errorf("run a node: %s is below %s, of which a node has its own: use another folder", used, folder)
+			}
+		}
+	}
 	for _, program := range []string{"containerd", "ctr", "runc"} {
 		if _, err := exec.LookPath(program); err != nil {
 			return fmt.Errorf("run a node: %w: install the packages containerd and runc", err)
@@ -118,13 +125,6 @@ func (o Options) check() error {
 	}
 	if _, err := os.Stat(plugins + "/bridge"); err != nil {
 		return fmt.Errorf("run a node: %w: install the package containernetworking-plugins", err)
-	}
-	for folder := range strings.FieldsSeq(hidden) {
-		for _, used := range []string{o.Folder, o.Plane, o.Images, o.Binary} {
-			if strings.HasPrefix(used, folder+"/") {
-				return fmt.Errorf("run a node: %s is below %s, of which a node has its own: use another folder", used, folder)
-			}
-		}
 	}
 	return nil
 }
