@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -215,22 +216,27 @@ func (s *test) replacesPods(t *testing.T, web *corev1.Service) {
 	}
 }
 
-// TestFailure has a part of the cluster fail. The error says which, and nothing is left.
+// TestFailure has a part of the cluster fail, or the test be told to stop. The error says which, and
+// nothing is left.
 func TestFailure(t *testing.T) {
 	o := options(t)
 	kube := o.Kube
-	folder := t.TempDir()
-	for name, script := range map[string]string{
-		"the control plane": "echo broken; exit 3",
-		"a node":            `[ "$1" = node ] && { echo broken; exit 3; }; exec ` + kube + ` "$@"`,
+	o.Kube = filepath.Join(t.TempDir(), "kube")
+	for name, c := range map[string]struct {
+		script, says string
+		patience     time.Duration
+	}{
+		"the control plane ends": {"echo broken; exit 3", "broken", time.Minute},
+		"a node ends":            {`[ "$1" = node ] && { echo broken; exit 3; }; exec ` + kube + ` "$@"`, "broken", time.Minute},
+		"stopped":                {"exec " + kube + ` "$@"`, "told to stop", 6 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o.Kube = filepath.Join(folder, "kube")
-			ok(t, os.WriteFile(o.Kube, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+			ok(t, os.WriteFile(o.Kube, []byte("#!/bin/sh\n"+c.script+"\n"), 0o755))
 			o.ID = fmt.Sprintf("f%d", os.Getpid())
-			_, err := Up(t.Context(), o)
-			if err == nil || !strings.Contains(err.Error(), "broken") {
-				t.Errorf("Up returned %v", err)
+			ctx, cancel := context.WithTimeoutCause(t.Context(), c.patience, errors.New("told to stop"))
+			defer cancel()
+			if _, err := Up(ctx, o); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("Up returned %v, want %q", err, c.says)
 			}
 			if ids := must(lab.IDs())(t); strings.Contains(strings.Join(ids, " "), o.ID) {
 				t.Errorf("namespaces of %s are left", o.ID)

@@ -74,7 +74,7 @@ func run(told context.Context, o cluster.Options) int {
 	}
 	d.down()
 	if told.Err() != nil {
-		d.Say("\ninterrupted; everything is taken away\n")
+		d.Say("\ninterrupted: %v\n", err)
 		return exitInterrupted
 	}
 	d.Say("\n%s\n", d.Claims.Verdict(time.Since(begin).Seconds()))
