@@ -51,13 +51,24 @@ test: go-version
 	@[ "$$(id -u)" -eq 0 ] || echo "make test: not root, so tests that load BPF programs or make network namespaces will skip"
 	$(GO) test -count=1 -timeout 20m $(BESIDE) $(TESTFLAGS) $(LONGEST) ./...
 	$(GO) test -C kube -count=1 $(TESTFLAGS) ./command ./source ./translate
-	$(GO) test -C test/kube -count=1 $(TESTFLAGS) ./plane
+	$(GO) test -C test/kube -count=1 $(TESTFLAGS) ./node ./plane
 
-## make test-kube         Services of a real apiserver, with packets; as root. The control plane is compiled once, in minutes
+# The binaries of a test cluster: static, because their images have nothing else.
+WITH_KUBE = control="$$(GO='$(GO)' test/kube/build)" && programs="$$(mktemp -d)" && trap 'rm -rf "$$programs"' EXIT && \
+	CGO_ENABLED=0 $(GO) build -C kube -trimpath -o "$$programs/" ./cmd/shunt-kube ./cluster/pod ./cluster/demo
+
+## make test-kube         Services of a real apiserver, with packets, and of a cluster of three nodes; as root. Kubernetes is compiled once, in minutes
 .PHONY: test-kube
 test-kube: go-version
-	@echo "make test-kube: no Debian packages are needed"
-	control="$$(GO='$(GO)' test/kube/build)" && SHUNT_KUBE="$$control" $(GO) test -C kube -count=1 $(TESTFLAGS) ./...
+	.ci/packages containerd runc containernetworking-plugins
+	$(WITH_KUBE) && SHUNT_KUBE="$$control" SHUNT_KUBE_PROGRAMS="$$programs" $(GO) test -C kube -count=1 $(TESTFLAGS) ./...
+
+## make demo-kube         a cluster of three nodes without kube-proxy, and its Services; as root. Kubernetes is compiled once, in minutes
+.PHONY: demo-kube
+demo-kube: go-version
+	@[ "$$(id -u)" -eq 0 ] || { echo "make demo-kube: namespaces and BPF need root: run it with sudo" >&2; exit 1; }
+	.ci/packages containerd runc containernetworking-plugins
+	@$(WITH_KUBE) && "$$programs/demo" --kube "$$control" --programs "$$programs"
 
 ## make generate          BPF objects, Go bindings and the API, from their sources
 .PHONY: generate
@@ -104,7 +115,7 @@ lint-shunt: go-version
 .PHONY: lint-nested
 lint-nested: go-version
 	cd kube && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./...
-	$(GO) vet -C test/kube ./plane
+	$(GO) vet -C test/kube ./node ./plane
 
 ## make format            gofmt and clang-format, in place
 .PHONY: format

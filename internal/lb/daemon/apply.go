@@ -117,8 +117,11 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 	if err := d.interfaces.attachAll(d.writer.Snapshot().Config.Interfaces, machine.Interfaces); err != nil {
 		return reconcile.Difference{}, err
 	}
+	if err := d.followServer(next); err != nil {
+		return reconcile.Difference{}, err
+	}
 	defer d.ways.Brought()
-	if due := d.ways.Due(d.checks.expect(next, d.ways.Unreachable)); len(due) > 0 {
+	if due := d.ways.Due(d.checks.expect(next, d.unreachable)); len(due) > 0 {
 		if err := d.waiting(func() { d.ways.Wait(ctx, due) }); err != nil {
 			return reconcile.Difference{}, err
 		}
@@ -127,9 +130,6 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 		return reconcile.Difference{}, err
 	}
 	d.datapath.SetEncapsulation(machine.Encapsulation)
-	if err := d.followServer(next); err != nil {
-		return reconcile.Difference{}, err
-	}
 	if err := d.sockets.follow(machine.Sockets); err != nil {
 		return reconcile.Difference{}, err
 	}
@@ -182,11 +182,9 @@ func (d *daemon) unreachable(direct bool, backend netip.Addr) bool {
 	return d.ways.Unreachable(backend) || !direct && d.server.serves() && d.ways.Here(backend)
 }
 
-// carryOut makes the maps agree with what is desired, and waits for nothing.
-func (d *daemon) carryOut() (reconcile.Difference, error) { return d.carry(d.desired()) }
-
-// carry is carryOut of what was desired a moment ago. What fails is a condition, and tried again.
-func (d *daemon) carry(config model.Config) (difference reconcile.Difference, err error) {
+// carryOut makes the maps agree with what is desired, and waits for nothing. What fails is a condition, and tried again.
+func (d *daemon) carryOut() (difference reconcile.Difference, err error) {
+	config := d.desired()
 	defer func() {
 		if err != nil {
 			d.retries.failing(err)

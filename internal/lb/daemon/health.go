@@ -91,7 +91,7 @@ func (c *checks) serve(snapshot *state.Snapshot, unreachable func(direct bool, b
 }
 
 // expect is the services of a snapshot to come, with what is known of their backends by now.
-func (c *checks) expect(next *state.Snapshot, unreachable func(netip.Addr) bool) []model.Service {
+func (c *checks) expect(next *state.Snapshot, unreachable func(direct bool, backend netip.Addr) bool) []model.Service {
 	if c.held != nil { // the first: what the maps say is not taken over yet, and nothing is in force
 		return c.serve(next, unreachable)
 	}
