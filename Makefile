@@ -23,7 +23,7 @@ TESTFLAGS ?=
 # Packages whose tests also run under other kernels, and the kernels; "host" is the one that
 # runs. Only the whole is recorded for the README.
 KERNELS ?= 6.1,6.12,host
-KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath,./internal/lb/decap,./internal/lb/sock,./internal/lb/backend,./internal/udp/xsk,./internal/udp/hook,./internal/udp/lease,./internal/udp/broker,./internal/udp/daemon,./internal/guard/protect,./sensor,./internal/event,./internal/diag/...,./test/cost,./test/packet,./test/net
+KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath,./internal/lb/decap,./internal/lb/sock,./internal/lb/backend,./internal/udp/xsk,./internal/udp/hook,./internal/udp/lease,./internal/udp/broker,./internal/udp/daemon,./internal/udp/doctor,./internal/guard/protect,./sensor,./internal/event,./internal/diag/...,./test/cost,./test/packet,./test/net
 KERNELFLAGS ?= --record
 ifdef QUICK
 KERNELS := 6.1
@@ -109,7 +109,7 @@ lint-shunt: go-version
 	$(GO) run $(STATICCHECK) ./...
 	@dead="$$($(GO) run $(DEADCODE) -test ./...)" || exit 1; \
 	if [ -n "$$dead" ]; then echo "neither a program nor a test calls these functions; remove them:"; echo "$$dead"; exit 1; fi
-	find bpf bench -name '*.[ch]' -print0 | xargs -0 clang-format-19 --dry-run -Werror
+	find bpf bench udp -name '*.[ch]' -print0 | xargs -0 clang-format-19 --dry-run -Werror
 
 # The Go modules of their own. Kubernetes' libraries take minutes where they have not been compiled yet.
 .PHONY: lint-nested
@@ -122,7 +122,7 @@ lint-nested: go-version
 format:
 	.ci/packages clang-format-19
 	gofmt -w api bench cmd internal kube packaging sensor test udp
-	find bpf bench -name '*.[ch]' -print0 | xargs -0 clang-format-19 -i
+	find bpf bench udp -name '*.[ch]' -print0 | xargs -0 clang-format-19 -i
 
 ## make test-loaded       all tests RUNS times (20), with two busy loops beside them
 .PHONY: test-loaded
