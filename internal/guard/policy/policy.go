@@ -97,6 +97,9 @@ func Schema() []byte { return format.Schema("Policy of shunt guard") }
 // build checks what the rules mean.
 func build(g *guardEntry, read *config.Contents) any {
 	var p Policy
+	if !g.Set && !read.Unparsed {
+		read.Faults.Errorf(config.Mark{At: g.At.Whole()}, "say what to protect, for example guard: {protect: [{name: data, paths: [/srv/data], deny: [write, delete], mode: audit}]}", "there is no key %q", Key)
+	}
 	if len(g.Protect.Items) > RulesMax {
 		read.Faults.Errorf(g.Protect.Mark, "join rules that deny the same", "%d rules, and at most %d are possible", len(g.Protect.Items), RulesMax)
 		return p
