@@ -313,8 +313,33 @@ func TestTranslatedConnectionsAreLeftAlone(t *testing.T) {
 				if w.count("nat") == before {
 					t.Errorf("no packet was left alone for its translation: %v", w.status().Counts)
 				}
+				// From the same ports to the pod itself: its answers have the addresses of the service's.
+				from := netip.AddrPortFrom(w.Address(0, is6), 40000)
+				for _, network := range []string{"tcp", "udp"} {
+					for _, to := range []netip.AddrPort{vip, netip.AddrPortFrom(w.Address(1, is6), port)} {
+						w.asks(network, from, to)
+					}
+				}
 			})
 		})
+	}
+}
+
+// asks connects, and has an octet echoed.
+func (w *world) asks(network string, from, to netip.AddrPort) {
+	w.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := w.Pods[0].DialFrom(ctx, network, from, to.String())
+	if err != nil {
+		w.Fatalf("%s from %s to %s: %v", network, from, to, err)
+	}
+	defer c.Close() //nolint:errcheck // what it had to say is said
+	w.must(c.SetDeadline(time.Now().Add(patience)))
+	_, err = c.Write([]byte{1})
+	w.must(err)
+	if _, err := c.Read(make([]byte, 1)); err != nil {
+		w.Fatalf("%s from %s to %s: no answer: %v", network, from, to, err)
 	}
 }
 
