@@ -31,7 +31,7 @@ const meshServices = `
     protocol: [tcp, udp]
     forwarding: dsr-ipip
     announce: none
-    health: {tcp: {}, interval: 200ms, timeout: 150ms, rise: 1, fall: 2}
+    health: {tcp: {}, interval: 300ms, timeout: 300ms, rise: 1, fall: 3}
     backends: BACKENDS
   - name: gue
     address: [192.0.2.11, "2001:db8::11"]

@@ -121,8 +121,15 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 		return reconcile.Difference{}, err
 	}
 	defer d.ways.Brought()
-	if due := d.ways.Due(d.checks.expect(next, d.unreachable)); len(due) > 0 {
-		if err := d.waiting(func() { d.ways.Wait(ctx, due) }); err != nil {
+	first := d.checks.isFirst()
+	if due := d.ways.Due(d.checks.expect(next, d.unreachable)); first || len(due) > 0 {
+		err := d.waiting(func() {
+			d.ways.Wait(ctx, due)
+			if first {
+				d.checks.awaitFirst(ctx)
+			}
+		})
+		if err != nil {
 			return reconcile.Difference{}, err
 		}
 	}

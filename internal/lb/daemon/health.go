@@ -90,9 +90,23 @@ func (c *checks) serve(snapshot *state.Snapshot, unreachable func(direct bool, b
 	return served
 }
 
+// firstResults is how long a start waits for the first results of checks. Tables that are filled as one result
+// comes after the other are in transition for long, and other than those of other balancers meanwhile.
+const firstResults = time.Second
+
+// awaitFirst waits for the first results of checks, before the data plane has services.
+func (c *checks) awaitFirst(ctx context.Context) {
+	limited, cancel := context.WithTimeout(ctx, firstResults)
+	defer cancel()
+	c.monitor.Await(limited)
+}
+
+// isFirst reports whether no services have been served since the start.
+func (c *checks) isFirst() bool { return c.held != nil }
+
 // expect is the services of a snapshot to come, with what is known of their backends by now.
 func (c *checks) expect(next *state.Snapshot, unreachable func(direct bool, backend netip.Addr) bool) []model.Service {
-	if c.held != nil { // the first: what the maps say is not taken over yet, and nothing is in force
+	if c.isFirst() { // what the maps say is not taken over yet, and nothing is in force
 		return c.serve(next, unreachable)
 	}
 	return c.monitor.Serve(next.Config.Services, unreachable)

@@ -173,7 +173,7 @@ services:
     port: %d
     forwarding: dsr-ipip
     announce: none                     # the router's routes lead to the machines
-    health: {tcp: {}, interval: 200ms, timeout: 150ms, rise: 1, fall: 2}
+    health: {tcp: {}, interval: 300ms, timeout: 300ms, rise: 1, fall: 3}
     backends: [%s]
 api: {socket: %s}
 `, lab.VIP4, webPort, strings.Join(backends, ", "), socket)
