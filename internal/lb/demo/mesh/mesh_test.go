@@ -1,9 +1,9 @@
 package mesh_test
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -42,11 +42,7 @@ func TestFacts(t *testing.T) {
 	}
 	nothingLeft(t, text)
 	var f mesh.Facts
-	decoder := json.NewDecoder(strings.NewReader(string(out)))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&f); err != nil {
-		t.Fatal(err)
-	}
+	storytest.Decode(t, out, &f)
 	if !f.OK || len(f.Claims) < 20 || len(f.Rounds) != 9 {
 		t.Fatalf("ok is %t, with %d claims and %d rounds:\n%s", f.OK, len(f.Claims), len(f.Rounds), text)
 	}
@@ -67,22 +63,7 @@ func TestInterrupted(t *testing.T) {
 	storytest.NeedsRoot(t)
 	for _, at := range []string{"── One configuration", "── More connections", "── m2 dies"} {
 		t.Run(at, func(t *testing.T) {
-			cmd, text := storytest.Command(t, "demo", "mesh"), storytest.NewTranscript()
-			cmd.Stdout, cmd.Stderr = text, text
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			text.Await(t, at)
-			if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
-				t.Error(err)
-			}
-			if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 130 {
-				t.Errorf("ended with %v; want exit code 130\n%s", err, text)
-			}
-			if strings.Contains(text.String(), "NOT TRUE") {
-				t.Errorf("an interruption made claims untrue:\n%s", text)
-			}
-			nothingLeft(t, text)
+			nothingLeft(t, storytest.Interrupt(t, storytest.Command(t, "demo", "mesh"), at))
 		})
 	}
 }
@@ -103,9 +84,9 @@ func TestUntrueClaim(t *testing.T) {
 		if !strings.Contains(string(line), "run\x00") || !strings.Contains(string(line), "mesh-"+id+"-m3\x00") {
 			continue
 		}
-		p := 0
-		for _, digit := range filepath.Base(path) {
-			p = 10*p + int(digit-'0')
+		p, err := strconv.Atoi(filepath.Base(path))
+		if err != nil {
+			t.Fatal(err)
 		}
 		if err := syscall.Kill(p, syscall.SIGTERM); err != nil { // it detaches: m3 balances no more
 			t.Fatal(err)
