@@ -15,6 +15,7 @@
 
 #include "hop.h"
 #include "track.h"
+#include "traffic.h"
 
 enum advance {
 	ADVANCE_GO = 0,    /* the packet belongs to the flow */
@@ -119,8 +120,11 @@ static __noinline enum advance flow_advance(struct frame_ctx *ctx, struct packet
 		return ADVANCE_OVER;
 	if (state == old && f->direction == DIRECTION_BACKEND)
 		return ADVANCE_GO; /* nothing that the twin would have to know */
-	if (!twin_follow(ctx, p, f, state & ~old, old & ~state))
+	if (!twin_follow(ctx, p, f, state & ~old, old & ~state)) {
+		if (f->direction == DIRECTION_CLIENT && is_first(p) && state_is_closed(old))
+			traffic_flow_count(f->service_index, f->backend); /* see reopens */
 		return ADVANCE_GO;
+	}
 	f->life = life_make(f->nonce, state, now);
 	if (entry_end(&p->key, live, f))
 		service_flow_end(f);
