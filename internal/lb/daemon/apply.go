@@ -172,15 +172,17 @@ func (d *daemon) unknown(interfaces []model.Interface) []model.Interface {
 }
 
 // desired is what the data plane is to have: the desired state, with what health and next hops
-// say, and closed to new flows while this node drains. The caller holds d.applying.
-func (d *daemon) desired() model.Config {
+// say, and closed to new flows while this node drains. served are the services before they are closed.
+// The caller holds d.applying.
+func (d *daemon) desired() (config model.Config, served []model.Service) {
 	snapshot := d.writer.Snapshot()
-	config := snapshot.Config
-	config.Services = d.checks.serve(snapshot, d.unreachable)
+	config = snapshot.Config
+	served = d.checks.serve(snapshot, d.unreachable)
+	config.Services = served
 	if d.draining {
-		config.Services = closedToNew(config.Services)
+		config.Services = closedToNew(served)
 	}
-	return config
+	return config, served
 }
 
 // unreachable reports whether a backend is known to be out of reach, with direct return or without. One that is
@@ -191,7 +193,7 @@ func (d *daemon) unreachable(direct bool, backend netip.Addr) bool {
 
 // carryOut makes the maps agree with what is desired, and waits for nothing. What fails is a condition, and tried again.
 func (d *daemon) carryOut() (difference reconcile.Difference, err error) {
-	config := d.desired()
+	config, served := d.desired()
 	defer func() {
 		if err != nil {
 			d.retries.failing(err)
@@ -219,6 +221,7 @@ func (d *daemon) carryOut() (difference reconcile.Difference, err error) {
 	}
 	d.sources.Store(&desired.Sources)
 	difference, err = d.reconciler.Apply(desired)
+	d.checks.carried(served) // also what has failed in part, which is a condition
 	d.ways.Change(d.reconciler.BackendChanges())
 	if err != nil {
 		d.ways.Doubt() // a backend may be put anew, at the place that it had

@@ -83,9 +83,6 @@ func (c *checks) serve(snapshot *state.Snapshot, unreachable func(direct bool, b
 		c.revision, c.held = snapshot.Revision, nil
 	}
 	served := c.monitor.Serve(snapshot.Config.Services, unreachable)
-	c.mu.Lock()
-	c.served = served
-	c.mu.Unlock()
 	c.conditions.Only(condition.HealthNotBelieved, c.panics(served))
 	return served
 }
@@ -110,6 +107,14 @@ func (c *checks) expect(next *state.Snapshot, unreachable func(direct bool, back
 		return c.serve(next, unreachable)
 	}
 	return c.monitor.Serve(next.Config.Services, unreachable)
+}
+
+// carried notes services that the maps have by now. Who asks is not told sooner that a backend is down: it
+// gets new flows until then.
+func (c *checks) carried(served []model.Service) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.served = served
 }
 
 // servedLast are the services as last carried out, for reading alone.
