@@ -109,8 +109,8 @@ func (c *checks) expect(next *state.Snapshot, unreachable func(direct bool, back
 	return c.monitor.Serve(next.Config.Services, unreachable)
 }
 
-// carried notes services that the maps have by now. Who asks is not told sooner that a backend is down: it
-// gets new flows until then.
+// carried notes the services that were carried out. Until then a backend that is down gets new flows, and
+// nobody is told otherwise.
 func (c *checks) carried(served []model.Service) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -85,7 +85,7 @@ func TestTroubleWithChecks(t *testing.T) {
 	look(lateQuiet-time.Second, health.Trouble{})
 }
 
-// TestServedOnceCarriedOut: a backend that failed its checks is told to be down once the maps say so, and no sooner.
+// TestServedOnceCarriedOut: a backend that takes no new flows is told to take none once the maps say so, and no sooner.
 func TestServedOnceCarriedOut(t *testing.T) {
 	c := newChecks(reconcile.Contents{}, &condition.Set{}, &control.Events{}, directWay{}, slog.New(slog.DiscardHandler))
 	defer c.monitor.Close()
