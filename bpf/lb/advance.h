@@ -26,7 +26,7 @@ enum advance {
 static __always_inline __u8 state_after_client(__u8 state, const struct packet *p)
 {
 	if (p->key.protocol == IPPROTO_TCP) {
-		if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
+		if (is_first(p))
 			/* A new connection on a closed one's tuple: see reopens. */
 			return state_is_closed(state) ? state & FLOW_SLOTTED : state;
 		if (p->tcp_flags & TCP_RST)
@@ -121,8 +121,8 @@ static __noinline enum advance flow_advance(struct frame_ctx *ctx, struct packet
 	if (state == old && f->direction == DIRECTION_BACKEND)
 		return ADVANCE_GO; /* nothing that the twin would have to know */
 	if (!twin_follow(ctx, p, f, state & ~old, old & ~state)) {
-		if (f->direction == DIRECTION_CLIENT && is_first(p) && state_is_closed(old))
-			traffic_flow_count(f->service_index, f->backend); /* see reopens */
+		if (begins_again(p, f))
+			traffic_flow_count(f->service_index, f->backend);
 		return ADVANCE_GO;
 	}
 	f->life = life_make(f->nonce, state, now);

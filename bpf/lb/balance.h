@@ -118,8 +118,7 @@ static __always_inline int flow_lookup(struct frame_ctx *ctx, struct packet *p, 
 	}
 	if (flow_is_settled(p, f, now))
 		return 1;
-	if (is_first(p) && f->direction == DIRECTION_CLIENT &&
-	    state_is_closed(life_state(f->life))) {
+	if (begins_again(p, f)) {
 		if (!reopens(p, f)) {
 			/* The twin rests: the backend may remember a connection of the port. */
 			if (entry_end(&p->key, live, f))

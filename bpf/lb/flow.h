@@ -152,6 +152,13 @@ static __always_inline int state_is_closed(__u8 state)
 	return (state & FLOW_RESET) || (state & fins) == fins;
 }
 
+/* Whether a client's packet begins another connection on a closed one's tuple. */
+static __always_inline int begins_again(const struct packet *p, const struct flow *f)
+{
+	return f->direction == DIRECTION_CLIENT && is_first(p) &&
+	       state_is_closed(life_state(f->life));
+}
+
 /* The count of a service's flows, if the generation has not passed its place on. */
 static __always_inline struct service_flows *service_flows_find(__u32 index, __u32 generation)
 {
