@@ -48,4 +48,14 @@ struct {
 	__uint(max_entries, PASSED_COUNT);
 } sh_ud_passed SEC(".maps");
 
+/* CHAIN_AFTER -> the program that runs after the balancer's on the interface (lb/chain.h), which is the
+ * map that this one stands for where the stage is a guest. Else empty. Written by `shunt chain`; read by
+ * the tail call. Cannot be full. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, CHAIN_COUNT);
+} sh_ud_chain SEC(".maps");
+
 #endif

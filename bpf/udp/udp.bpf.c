@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The UDP path alone, for a host that wants nothing else of shunt at XDP.
+ * The UDP path: alone on an interface, or as the balancer's guest (lb/guest.h), which then has dealt with
+ * what is for its services.
  *
  *   frame ─► for this interface? ─► IPv4, IPv6 ─► lease_find ─► a socket
  *                  │ no                 │ other        │ no
- *                  └────────────────────┴──────────────┴─────► the stack
+ *                  └────────────────────┴──────────────┴─────► the program after, the stack
  *
  * Invariant: a frame that no socket gets is passed as it came. Nothing is dropped.
  */
@@ -47,10 +48,18 @@ int sh_udp(struct xdp_md *ctx)
 {
 	struct packet p = { .frame_size = ctx_size_hint(ctx) };
 
-	if (network_parse(ctx, &p) != VERDICT_NEXT) {
-		if (p.reason == REASON_MALFORMED)
-			lease_pass_count(PASSED_MALFORMED);
-		return XDP_PASS;
+	if (network_parse(ctx, &p) == VERDICT_NEXT) {
+		switch (lease_find(ctx, &p)) {
+		case LEASE_REDIRECT:
+			return XDP_REDIRECT;
+		case LEASE_PASS:
+			return XDP_PASS;
+		case LEASE_NONE:
+			break;
+		}
+	} else if (p.reason == REASON_MALFORMED) {
+		lease_pass_count(PASSED_MALFORMED);
 	}
-	return lease_find(ctx, &p) == LEASE_REDIRECT ? XDP_REDIRECT : XDP_PASS;
+	bpf_tail_call_static(ctx, &sh_ud_chain, CHAIN_AFTER);
+	return XDP_PASS;
 }

@@ -64,6 +64,7 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	udpMapShUdChain    = "sh_ud_chain"
 	udpMapShUdCounts   = "sh_ud_counts"
 	udpMapShUdLeases   = "sh_ud_leases"
 	udpMapShUdPassed   = "sh_ud_passed"
@@ -123,6 +124,7 @@ type udpProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type udpMapSpecs struct {
+	ShUdChain   *ebpf.MapSpec `ebpf:"sh_ud_chain"`
 	ShUdCounts  *ebpf.MapSpec `ebpf:"sh_ud_counts"`
 	ShUdLeases  *ebpf.MapSpec `ebpf:"sh_ud_leases"`
 	ShUdPassed  *ebpf.MapSpec `ebpf:"sh_ud_passed"`
@@ -158,6 +160,7 @@ func (o *udpObjects) Close() error {
 //
 // It can be passed to loadUdpObjects or ebpf.CollectionSpec.LoadAndAssign.
 type udpMaps struct {
+	ShUdChain   *ebpf.Map `ebpf:"sh_ud_chain"`
 	ShUdCounts  *ebpf.Map `ebpf:"sh_ud_counts"`
 	ShUdLeases  *ebpf.Map `ebpf:"sh_ud_leases"`
 	ShUdPassed  *ebpf.Map `ebpf:"sh_ud_passed"`
@@ -166,6 +169,7 @@ type udpMaps struct {
 
 func (m *udpMaps) Close() error {
 	return _UdpClose(
+		m.ShUdChain,
 		m.ShUdCounts,
 		m.ShUdLeases,
 		m.ShUdPassed,
