@@ -110,7 +110,8 @@ func (g *GuestPlace) Change(after *ebpf.Map, change func() error) error {
 	g.forgetAfter()
 	g.after = clone
 	if g.guest != nil {
-		if err := errors.Join(g.guest.goBehind(), g.guest.leaveInterface()); err != nil && g.guest.link != nil {
+		_ = g.guest.goBehind() // settle tries again
+		if err := g.guest.leaveInterface(); err != nil {
 			return fmt.Errorf("make room on interface %s: %w", g.guest.iface, err)
 		}
 		defer g.guest.settle() //nolint:errcheck // Guest.Settle tells

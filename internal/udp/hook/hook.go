@@ -210,14 +210,44 @@ func (h *Hook) Serve(lease int, address netip.AddrPort) error {
 		}
 	}
 	k, sum := key(address)
+	if err := h.markPort(address.Port(), true); err != nil {
+		return err
+	}
 	index := uint32(lease)
 	if h.stamped[lease] {
 		index |= uint32(udpLeaseLimitLEASE_STAMPED)
 	}
 	if err := h.objects.Maps[udpMapShUdLeases].Put(k, udpLease{Index: index, Check: sum}); err != nil {
+		_ = h.markPort(address.Port(), h.portServed(address.Port()))
 		return fmt.Errorf("serve %s on interface %s: %w; there is room for %d addresses and ports", address, h.Interface, err, udpLeaseLimitLEASE_FRONTENDS_MAX)
 	}
 	h.leases[lease][address] = true
+	return nil
+}
+
+// portServed is whether some lease has a port, at whatever address.
+func (h *Hook) portServed(port uint16) bool {
+	for _, served := range h.leases {
+		for address := range served {
+			if address.Port() == port {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// markPort says whether the program has to look for leases of a port.
+func (h *Hook) markPort(port uint16, served bool) error {
+	var word uint64
+	index, bit := uint32(port)/64, uint64(1)<<(port%64)
+	err := h.objects.Maps[udpMapShUdPorts].Lookup(index, &word)
+	if err == nil && (word&bit != 0) != served {
+		err = h.objects.Maps[udpMapShUdPorts].Put(index, word^bit)
+	}
+	if err != nil {
+		return fmt.Errorf("note whether port %d of interface %s has a lease: %w", port, h.Interface, err)
+	}
 	return nil
 }
 
@@ -240,6 +270,9 @@ func (h *Hook) withdraw(lease int, addresses ...netip.AddrPort) error {
 			return fmt.Errorf("withdraw %s from lease %d of interface %s: %w", address, lease, h.Interface, err)
 		}
 		delete(h.leases[lease], address)
+		if err := h.markPort(address.Port(), h.portServed(address.Port())); err != nil {
+			return err
+		}
 	}
 	return h.grace.Wait()
 }

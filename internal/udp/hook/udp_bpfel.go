@@ -44,6 +44,7 @@ const (
 	udpLeaseLimitLEASES_MAX          udpLeaseLimit = 64
 	udpLeaseLimitLEASE_QUEUES_MAX    udpLeaseLimit = 64
 	udpLeaseLimitLEASE_SLOTS         udpLeaseLimit = 4096
+	udpLeaseLimitLEASE_PORT_WORDS    udpLeaseLimit = 1024
 	udpLeaseLimitLEASE_FRONTENDS_MAX udpLeaseLimit = 1024
 	udpLeaseLimitLEASE_STAMPED       udpLeaseLimit = 65536
 )
@@ -68,6 +69,7 @@ const (
 	udpMapShUdCounts   = "sh_ud_counts"
 	udpMapShUdLeases   = "sh_ud_leases"
 	udpMapShUdPassed   = "sh_ud_passed"
+	udpMapShUdPorts    = "sh_ud_ports"
 	udpMapShUdSockets  = "sh_ud_sockets"
 	udpProgShUdp       = "sh_udp"
 	udpVarInterfaceMac = "interface_mac"
@@ -128,6 +130,7 @@ type udpMapSpecs struct {
 	ShUdCounts  *ebpf.MapSpec `ebpf:"sh_ud_counts"`
 	ShUdLeases  *ebpf.MapSpec `ebpf:"sh_ud_leases"`
 	ShUdPassed  *ebpf.MapSpec `ebpf:"sh_ud_passed"`
+	ShUdPorts   *ebpf.MapSpec `ebpf:"sh_ud_ports"`
 	ShUdSockets *ebpf.MapSpec `ebpf:"sh_ud_sockets"`
 }
 
@@ -164,6 +167,7 @@ type udpMaps struct {
 	ShUdCounts  *ebpf.Map `ebpf:"sh_ud_counts"`
 	ShUdLeases  *ebpf.Map `ebpf:"sh_ud_leases"`
 	ShUdPassed  *ebpf.Map `ebpf:"sh_ud_passed"`
+	ShUdPorts   *ebpf.Map `ebpf:"sh_ud_ports"`
 	ShUdSockets *ebpf.Map `ebpf:"sh_ud_sockets"`
 }
 
@@ -173,6 +177,7 @@ func (m *udpMaps) Close() error {
 		m.ShUdCounts,
 		m.ShUdLeases,
 		m.ShUdPassed,
+		m.ShUdPorts,
 		m.ShUdSockets,
 	)
 }
