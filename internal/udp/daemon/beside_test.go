@@ -1,6 +1,7 @@
 package daemon_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
 	"github.com/vishvananda/netlink"
@@ -162,6 +164,13 @@ func TestOneInterfaceWithTheBalancer(t *testing.T) {
 	b.undisturbed("the balancer has gone")
 
 	b.file(leaseKeys, serviceKeys)
+	b.Must(b.net.Server.Run(func() error { // the next file, while the daemon has the interface without a balancer
+		var out bytes.Buffer
+		if code := cli.Main([]string{"check", "--host", "--config", b.Config()}, nil, &out, &out); code != 0 || strings.Contains(out.String(), "sh_udp") {
+			t.Errorf("shunt check --host ends with %d and says\n%s", code, out.String())
+		}
+		return nil
+	}))
 	b.Reload()
 	if name := b.program(); name != "sh_xdp" {
 		t.Errorf("with the balancer again eth0 has the program %q", name)
