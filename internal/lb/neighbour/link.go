@@ -21,6 +21,8 @@ const (
 	// probesPerSecond bounds how many neighbours are probed; where there are more than five times
 	// as many, those not heard of for longest come first, and it takes longer.
 	probesPerSecond = 100
+	// probeEvery is how often some are.
+	probeEvery = 500 * time.Millisecond
 	// A table that has more entries than the kernel always keeps (gc_thresh1, 128 unless changed) loses
 	// those that nobody has used or confirmed for gc_stale_time, a minute. Probing would keep
 	// all of them for ever. So there each is left alone for two minutes in twelve.
@@ -32,22 +34,23 @@ const (
 type probing struct {
 	met       map[key]time.Time // since when each of them is, or was probed again
 	collected map[int]bool      // tables from which the kernel takes what nobody uses, by family
-	last      time.Time
+	last      time.Time         // when some were probed
 }
 
 // probeNeighbours has the kernel look whether neighbours on attached interfaces are still there.
 func (w *Watcher) probeNeighbours(now time.Time) {
 	p := &w.probing
-	most := int(probesPerSecond * min(now.Sub(p.last), time.Second) / time.Second)
-	if len(w.attached) == 0 || most == 0 {
+	elapsed := min(now.Sub(p.last), time.Second)
+	if len(w.attached) == 0 || elapsed < probeEvery {
 		return
 	}
-	p.last = now
-	table, err := w.fresh(now)
+	table, err := w.listSince(p.last)
 	if err != nil {
 		w.opts.Log.Debug("neighbours of clients are not probed", "error", err)
 		return
 	}
+	p.last = now
+	most := int(probesPerSecond * elapsed / time.Second)
 	due := p.due(table, func(k key) bool { return w.attached[k.iface] && w.asking[k] == nil }, now)
 	for _, k := range due[:min(len(due), most)] {
 		if err := w.neigh.probe(k); err != nil && !errors.Is(err, unix.ENOENT) {
@@ -80,14 +83,15 @@ func (p *probing) due(table map[key]entry, meant func(key) bool, now time.Time) 
 	return due
 }
 
-// fresh is the kernel's table as it was a round ago at most.
-func (w *Watcher) fresh(now time.Time) (map[key]entry, error) {
-	if now.Sub(w.listedAt) < roundLeast {
+// listSince is the kernel's table as it was after a moment: one from before would show neighbours as
+// silent that have been probed since.
+func (w *Watcher) listSince(t time.Time) (map[key]entry, error) {
+	if w.listedAt.After(t) {
 		return w.listed, nil
 	}
 	table, err := w.neigh.list()
 	if err == nil {
-		w.listed, w.listedAt = table, now
+		w.listed, w.listedAt = table, time.Now()
 	}
 	return table, err
 }
