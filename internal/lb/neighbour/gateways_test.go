@@ -191,6 +191,9 @@ func TestGatewayThatIsSilentFirst(t *testing.T) {
 	// The other one is now what counts, and nobody has it.
 	want = []string{condition.GatewaySilent + " 10.8.0.78 on lan"}
 	eventuallyIn(t, "the one that stood in is a condition", 10*time.Second, func() bool { return slices.Equal(subjects(), want) })
+	if err := w.Close(false); err != nil || len(subjects()) != 0 {
+		t.Errorf("after the end, %v: conditions %v", err, subjects())
+	}
 }
 
 // TestWidestGateways: of more than can be kept, those that lead to the most are.

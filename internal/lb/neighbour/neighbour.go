@@ -364,6 +364,7 @@ func (w *Watcher) Wait(ctx context.Context, addrs []netip.Addr) []netip.Addr {
 func (w *Watcher) Close(keep bool) error {
 	w.stop()
 	w.stopped.Wait()
+	w.opts.Conditions.Only(condition.GatewaySilent, nil)
 	var first error
 	if !keep {
 		for k := range w.mine {
