@@ -185,7 +185,7 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 		func() { d.server.doubt(); d.ways.Review() })
 	d.interfaces.serves = d.server.serves
 	if d.ways, err = way.Open(way.Options{
-		DataPlane: dp, Conditions: d.conditions, Log: d.log, Host: d.interfaces.wayToHost,
+		DataPlane: dp, Conditions: d.conditions, Log: d.log, Host: d.interfaces.wayToHost, Attached: d.interfaces.indices,
 		Configured:     func() []netip.Addr { return d.writer.Snapshot().Config.SNAT.Addresses },
 		SourcesChanged: d.retries.want, // a new source has to become one of our addresses
 		Beat:           func() { d.host.Alive(partNextHops) },

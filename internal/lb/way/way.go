@@ -62,6 +62,8 @@ type Options struct {
 	SourcesChanged func()
 	// Host is the way to a backend that is this host, neighbour.Options.Host.
 	Host func() (iface int, mac net.HardwareAddr, ok bool)
+	// Attached are the interfaces by which clients' packets leave, neighbour.Options.Attached.
+	Attached func() map[int]bool
 	// Beat is called every few seconds, as long as next hops are followed.
 	Beat func()
 }
@@ -108,7 +110,7 @@ type use struct {
 func Open(opts Options) (*Ways, error) {
 	w := newWays(opts)
 	watcher, err := neighbour.New(neighbour.Options{
-		OnChange: w.hopChanged, Conditions: opts.Conditions, Log: opts.Log, Host: opts.Host, Beat: opts.Beat,
+		OnChange: w.hopChanged, Conditions: opts.Conditions, Log: opts.Log, Host: opts.Host, Attached: opts.Attached, Beat: opts.Beat,
 	})
 	if err != nil {
 		return nil, err
