@@ -186,6 +186,11 @@ test-systemd: go-version
 bench: go-version
 	$(GO) run ./bench $(BENCHFLAGS)
 
+## make bench-mesh        shunt and HAProxy on three servers behind ECMP; as root, about five minutes (MESHFLAGS=--quick)
+.PHONY: bench-mesh
+bench-mesh: go-version
+	$(GO) run ./bench/mesh $(MESHFLAGS)
+
 ## make percall           nanoseconds per packet, NAT and direct return; as root (PERCALLFLAGS='--flows 1')
 .PHONY: percall
 percall: go-version
