@@ -26,6 +26,7 @@ volatile __u32 sample_mask = 0;
 
 #define E2BIG 7 /* asm-generic/errno-base.h: a hash is full */
 #define ENOENT 2
+#define ERRNO_MAX 4095 /* MAX_ERRNO of linux/err.h: results above minus this are errors */
 #define GFP_RECLAIMABLE 0x10 /* ___GFP_RECLAIMABLE of linux/gfp_types.h */
 #define MIGRATE_MOVABLE 1 /* linux/mmzone.h: memory of user space, and the page cache */
 #define MIGRATE_RECLAIMABLE 2
@@ -410,7 +411,12 @@ int sh_slab_f2_raw(__u64 *ctx)
 SEC("fentry/kmem_cache_free_bulk")
 int sh_bulk_fn(__u64 *ctx)
 {
-	return bulk_freed(ctx[1], (void *)ctx[2]);
+	__u64 addresses = 0;
+
+	/* The verifier knows no pointers to pointers among arguments. */
+	if (bpf_get_func_arg(ctx, 2, &addresses))
+		return 0;
+	return bulk_freed(ctx[1], (void *)addresses);
 }
 
 /* mm_page_alloc(page, order, gfp_flags, migratetype). Of tp_btf the verifier lets no program calculate with the
@@ -447,16 +453,17 @@ int sh_vmap_a_raw(__u64 *ctx)
 	return (int)ctx[5] ? 0 : range_done(ctx, ctx[0], ctx[1]);
 }
 
-/* struct vmap_area *alloc_vmap_area(size, align, vstart, vend, node, gfp_mask) of mm/vmalloc.c in 6.1: its
- * result is the word after the arguments, or an error, which is no address */
+/* struct vmap_area *alloc_vmap_area(size, align, vstart, vend, node, gfp_mask) of mm/vmalloc.c in 6.1 */
 SEC("fexit/alloc_vmap_area")
 int sh_vmap_a_fn(__u64 *ctx)
 {
-	struct vmap_area *area = (void *)ctx[6];
+	__u64 result = 0;
+	struct vmap_area *area;
 
-	return (__s64)ctx[6] > -4096 && (__s64)ctx[6] < 0 ?
-		       0 :
-		       range_done(ctx, BPF_CORE_READ(area, va_start), ctx[0]);
+	if (bpf_get_func_ret(ctx, &result) || result >= (__u64)-ERRNO_MAX)
+		return 0;
+	area = (void *)result;
+	return range_done(ctx, BPF_CORE_READ(area, va_start), ctx[0]);
 }
 
 /* free_vmap_area_noflush(va_start, nr_lazy, nr_lazy_max), since 6.3 */

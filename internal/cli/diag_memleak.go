@@ -26,7 +26,7 @@ who allocated them, each interval, until Ctrl-C, which prints a summary. STATE s
   unsure       the same, but frees that the command did not see may be all of it
   reclaimable  the same, but the kernel takes this memory back when it is short of it
   early        too few intervals have passed to tell: at least 8 are needed
-  steady       they do not grow
+  steady       they do not grow, or by fewer than 16
 
 Rows are in the order of STATE, then of growth, then of age. What was allocated before the start is nobody's
 leak. Memory of user space and the page cache are not watched.`,

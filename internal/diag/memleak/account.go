@@ -109,6 +109,8 @@ const (
 	window       = 12  // points at which growth is looked at
 	pointsLeast  = 8   // fewer tell nothing
 	risesLeast   = 4   // so many rises are growth, and not a step
+	grownLeast   = 16  // allocations: fewer come and go on any machine
+	unfreedShare = 10  // each missed free that was found out stands for so many that were not
 	addressesMax = 100 // of a row
 	agedAfter    = 2   // intervals
 	z95          = 1.959964
@@ -152,7 +154,7 @@ func (h *history) add(p point) {
 	}
 }
 
-// grows: several rises and hardly a fall, and the least of the later half is more than the most of the earlier half.
+// grows: more by some, with several rises and hardly a fall, and the least of the later half is more than the most of the earlier half.
 // A step up is no growth, nor is what comes and goes.
 func grows(points []point) bool {
 	if len(points) < pointsLeast {
@@ -169,7 +171,7 @@ func grows(points []point) bool {
 	}
 	half := len(points) / 2
 	aged := func(a, b point) int { return cmp.Compare(a.aged, b.aged) }
-	return rises >= risesLeast && rises >= 3*falls && slices.MinFunc(points[half:], aged).aged > slices.MaxFunc(points[:half], aged).aged
+	return points[len(points)-1].aged-points[0].aged >= grownLeast && rises >= risesLeast && rises >= 3*falls && slices.MinFunc(points[half:], aged).aged > slices.MaxFunc(points[:half], aged).aged
 }
 
 // rowKey tells rows apart: by the kind, the cache's name and the stack in words.
@@ -347,13 +349,14 @@ func (a *account) judge(r *Row, h *history) {
 		r.Growth = float64(a.sample) * (last.aged - first.aged) / took
 		r.Rate = float64(a.sample) * (last.bytes - first.bytes) / took
 	}
-	unseen := max(last.missed-min(last.missed, first.missed), last.unfreed-min(last.unfreed, first.unfreed))
+	// What is freed and not seen is found out when its address is used again, and that takes its time.
+	unseen := max(last.missed-min(last.missed, first.missed), unfreedShare*(last.unfreed-min(last.unfreed, first.unfreed)))
 	switch {
 	case !is && a.points < pointsLeast:
 		r.State = Early
 	case !is:
 		r.State = Steady
-	case last.aged-first.aged <= float64(unseen):
+	case last.aged-first.aged <= float64(unseen) || last.aged <= float64(unfreedShare*last.unfreed):
 		r.State = Unsure
 	case reclaimable:
 		r.State = Reclaimable
@@ -433,7 +436,7 @@ func (a *account) stack(one Allocation) stack {
 const rangesCache = "vmap_area"
 
 // ofSlabs begin the names of functions that take memory for new slabs, and for notes on them.
-var ofSlabs = []string{"allocate_slab", "new_slab"}
+var ofSlabs = []string{"allocate_slab", "new_slab", "alloc_slab_obj_exts"}
 
 // backing begin the names of functions that take pages to put other allocations into.
 var backing = []string{"__kmalloc_large", "___kmalloc_large", "kmalloc_large", "__vmalloc_area", "__vmalloc_node_range",
@@ -442,7 +445,7 @@ var backing = []string{"__kmalloc_large", "___kmalloc_large", "kmalloc_large", "
 // allocators begin the names of functions that only hand the request on, and of those that run the programs.
 var allocators = []string{"bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_", "bpf_get_stackid", "bpf_trampoline_", "__alloc_pages", "__alloc_frozen_pages",
 	"alloc_pages", "alloc_frozen_pages", "__folio_alloc", "folio_alloc", "__get_free_pages", "get_free_pages", "get_zeroed_page", "__get_vm_area_node",
-	"alloc_vmap_area", "__vmalloc", "vmalloc", "vzalloc", "kvmalloc", "kmem_cache_alloc", "kmalloc_trace", "__kmalloc", "__kvmalloc", "pcpu_alloc"}
+	"alloc_vmap_area", "__vmalloc", "vmalloc", "vzalloc", "kvmalloc", "kmem_cache_alloc", "kmalloc_trace", "__kmalloc", "__kvmalloc", "pcpu_alloc", "__alloc_percpu"}
 
 // isFunction: a frame is in a function whose name begins with one of these.
 func isFunction(frame string, names []string) bool {

@@ -116,7 +116,7 @@ func TestWhatIsNoLeak(t *testing.T) {
 // TestSlowLeaksGrow: one allocation in twelve intervals is not enough for the latest eight, and is for the whole time.
 func TestSlowLeaksGrow(t *testing.T) {
 	a := anAccount(fixed{stacks: map[int32][]uint64{1: {1, 3}}}, 1)
-	s := over(a, 100, func(now int) (all []Allocation) {
+	s := over(a, 300, func(now int) (all []Allocation) {
 		for at := 0; at < now; at += 12 {
 			all = append(all, Allocation{Address: uint64(at), Bytes: 1, Birth: uint64(at) * second, Stack: 1})
 		}
@@ -143,7 +143,7 @@ func TestMissedFreesMakeUnsure(t *testing.T) {
 
 func TestReclaimableIsNoLeak(t *testing.T) {
 	s := over(anAccount(fixed{stacks: map[int32][]uint64{1: {1, 3}}}, 1), 10, func(now int) []Allocation {
-		all := leak(1, 1)(now)
+		all := leak(3, 1)(now)
 		for i := range all {
 			all[i].Reclaimable, all[i].Kind, all[i].Cache = true, Slab, 9
 		}
