@@ -83,10 +83,9 @@ func again(name string) string { return name + ", again" }
 
 const watchesAgain = "the same, where an interrupt came into the first"
 
-// freesOf are the sensors that see frees of a kind.
+// freesOf are the sensors that see frees of a kind. Those of slab are counted as kmalloc's.
 var freesOf = map[Kind][]string{
-	Kmalloc: {freesOfKmalloc, freesOfSlab, freesInBulk}, Slab: {freesOfKmalloc, freesOfSlab, freesInBulk},
-	Pages: {freesOfPages}, Vmalloc: {freesOfVmalloc}, Percpu: {freesOfPercpu},
+	Kmalloc: {freesOfKmalloc, freesOfSlab, freesInBulk}, Pages: {freesOfPages}, Vmalloc: {freesOfVmalloc}, Percpu: {freesOfPercpu},
 }
 
 // Options are what to watch.
@@ -278,12 +277,10 @@ func (c *collector) counts() (Counts, error) {
 	}
 	for _, kind := range Kinds {
 		counts[kind].AllocsNotRun = notRun[kind.String()]
-		if kind != Slab { // its frees are kmalloc's
-			for _, name := range freesOf[kind] {
-				counts[kind].FreesNotRun += notRun[name]
-			}
-			counts[kind].FreesNotRun -= min(counts[kind].FreesNotRun, counts[kind].caught)
+		for _, name := range freesOf[kind] {
+			counts[kind].FreesNotRun += notRun[name]
 		}
+		counts[kind].FreesNotRun -= min(counts[kind].FreesNotRun, counts[kind].caught)
 	}
 	return counts, nil
 }
