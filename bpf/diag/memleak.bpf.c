@@ -173,7 +173,7 @@ static __always_inline __s32 stack_get(void *ctx)
 static __always_inline void leak_put(void *ctx, __u64 address, struct leak_alloc *a)
 {
 	struct leak_alloc *old;
-	long err;
+	int err; /* before 6.4 the upper half of the result is not set */
 
 	a->birth_ns = bpf_ktime_get_ns();
 	a->cgroup_id = bpf_get_current_cgroup_id();
@@ -190,7 +190,7 @@ static __always_inline void leak_put(void *ctx, __u64 address, struct leak_alloc
 
 static __always_inline int leak_take(__u64 address, __u32 kind)
 {
-	long err;
+	int err; /* before 6.4 the upper half of the result is not set */
 
 	if (!address || !is_sampled(address))
 		return 0;
