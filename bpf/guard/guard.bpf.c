@@ -9,7 +9,7 @@
  *
  * Labels come from user space at load. From then on the programs keep them: a name that appears in a
  * labelled folder gives its inode the folder's label, and so does a rename into one. Trust comes from the
- * executable's inode at exec, and goes on to what a process forks.
+ * executable's inode at exec, and goes on to what a process forks, and where a rule says so to what it starts.
  *
  * Invariant: nothing here needs the agent. The links are pinned, and protect until they are removed.
  */
@@ -31,6 +31,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define ATTRIBUTE_FORCE (1 << 9) /* by the kernel, because of a write that was allowed */
 #define ATTRIBUTES (1 << 0 | 1 << 1 | 1 << 2) /* mode, user, group */
 #define ATTRIBUTES_TIME (1 << 4 | 1 << 5) /* times of access and change */
+#define THREAD 0x00010000 /* CLONE_THREAD of linux/sched.h */
 #define SET_FLAGS 0x40086602 /* FS_IOC_SETFLAGS of linux/fs.h */
 #define SET_FLAGS_32 0x40046602
 #define SET_XFLAGS 0x401c5820 /* FS_IOC_FSSETXATTR */
@@ -42,10 +43,6 @@ struct iattr {
 struct vm_area_struct {
 	unsigned long vm_flags;
 	struct file *vm_file;
-} KERNEL_STRUCT;
-
-struct linux_binprm {
-	struct file *file;
 } KERNEL_STRUCT;
 
 /* clang writes a type in full only if something uses it. */
@@ -290,57 +287,116 @@ int BPF_PROG(sh_free, struct inode *inode)
 	return 0;
 }
 
-/* A process is what it executes. Under a debugger it is the debugger's. */
-SEC("lsm/bprm_committed_creds")
-int BPF_PROG(sh_exec, struct linux_binprm *bprm)
+/* A file is about to be executed; for "#!" the kernel asks again, about the interpreter. What has no name is
+ * nobody's program, also as a script. */
+SEC("lsm/bprm_check_security")
+int BPF_PROG(sh_check, struct linux_binprm *bprm)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	struct guard_trust trust = {};
-	struct guard_label *label;
-	unsigned int traced;
+	struct guard_trust sum = {};
 
-	bpf_task_storage_delete(&sh_g_tasks, task);
-	label = label_find(bprm->file->f_inode);
-	traced = BPF_CORE_READ((struct task_struct___guard *)task, ptrace);
-	if (!label || traced)
-		return 0;
-	for (int i = 0; i < 2; i++) {
-		trust.trusts[i] = label->sides[i].trusts;
-		trust.generations[i] = label->sides[i].generation;
+	if (bprm->interp == bprm->filename) {
+		trust_sum(&sum, task->group_leader);
+		bpf_task_storage_delete(&sh_g_execs, task);
+		if (sum.trusts[0] | sum.trusts[1])
+			bpf_task_storage_get(&sh_g_execs, task, &sum,
+					     BPF_LOCAL_STORAGE_GET_F_CREATE);
 	}
-	if (trust.trusts[0] | trust.trusts[1])
-		bpf_task_storage_get(&sh_g_tasks, task, &trust, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!bprm->file->f_inode->i_nlink)
+		bpf_task_storage_delete(&sh_g_execs, task);
 	return 0;
 }
 
-/* A fork is the same program. */
+/* A process is what it executes, and what it was started by if a rule trusts children. Under a debugger it
+ * is the debugger's, and its environment's if that loads code. */
+SEC("lsm.s/bprm_committed_creds")
+int BPF_PROG(sh_exec, struct linux_binprm *bprm)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct guard_trust next = {}, going = {}, *kept;
+	struct guard_label label = {}, *own;
+	int is_script;
+
+	kept = bpf_task_storage_get(&sh_g_execs, task, 0, 0);
+	if (kept) {
+		going = *kept;
+		bpf_task_storage_delete(&sh_g_execs, task);
+	}
+	own = label_find(bprm->file->f_inode);
+	if (own)
+		label = *own;
+	is_script = bprm->interp != bprm->filename;
+	trust_go_on(&next, &going, &label, 0, is_script);
+	trust_go_on(&next, &going, &label, 1, is_script);
+	bpf_task_storage_delete(&sh_g_tasks, task);
+	bpf_task_storage_delete(&sh_g_given0, task);
+	bpf_task_storage_delete(&sh_g_given1, task);
+	if ((next.trusts[0] | next.trusts[1]) &&
+	    (BPF_CORE_READ((struct task_struct___guard *)task, ptrace) ||
+	     !environment_is_plain(bprm)))
+		next.trusts[0] = next.trusts[1] = 0;
+	if (next.trusts[0] | next.trusts[1] | next.guards[0] | next.guards[1])
+		bpf_task_storage_get(&sh_g_tasks, task, &next, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	return 0;
+}
+
+/* A fork is the same program. Threads are the process's. */
 SEC("lsm/task_alloc")
 int BPF_PROG(sh_fork, struct task_struct *task, unsigned long clone_flags)
 {
 	struct task_struct *current = bpf_get_current_task_btf();
-	struct guard_trust *trust = bpf_task_storage_get(&sh_g_tasks, current->group_leader, 0, 0);
+	struct guard_trust sum = {};
 
-	if (trust)
-		bpf_task_storage_get(&sh_g_tasks, task, trust, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (clone_flags & THREAD)
+		return 0;
+	trust_sum(&sum, current->group_leader);
+	if (sum.trusts[0] | sum.trusts[1] | sum.guards[0] | sum.guards[1])
+		bpf_task_storage_get(&sh_g_tasks, task, &sum, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	return 0;
 }
 
-/* ptrace(2), /proc/PID/mem, process_vm_writev(2), pidfd_getfd(2). */
+/* ptrace(2), /proc/PID/mem, process_vm_writev(2), pidfd_getfd(2): the kernel asks one question for all. */
 SEC("lsm/ptrace_access_check")
 int BPF_PROG(sh_ptrace, struct task_struct *child, unsigned int mode)
 {
-	struct guard_state *state = state_get();
-	struct task_struct *leader = child->group_leader;
-	struct attempt a = { .op = GUARD_TRACE };
+	struct task_struct *task = bpf_get_current_task_btf();
 
-	if (!(mode & TRACE_ATTACH) || !state)
+	if (!(mode & TRACE_ATTACH))
 		return 0;
-	a.generation = state->generation;
-	a.rules = trust_of(leader, a.generation);
-	if (!a.rules)
-		return 0;
-	a.target = BPF_CORE_READ((struct task_struct___guard *)leader, tgid);
-	return attempt_judge(NULL, &a);
+	if (process_judge(child, GUARD_TRACE, 0))
+		return -EPERM;
+	return trust_lose(child->group_leader, task->group_leader);
+}
+
+/* PTRACE_TRACEME: the current process has its parent control it. */
+SEC("lsm/ptrace_traceme")
+int BPF_PROG(sh_traceme, struct task_struct *parent)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	return trust_lose(task->group_leader, parent->group_leader);
+}
+
+/* The kernel's own signals do not come here: those of a terminal, of a fault, for want of memory. */
+SEC("lsm/task_kill")
+int BPF_PROG(sh_kill, struct task_struct *target, void *info, int signal)
+{
+	return signal ? process_judge(target, GUARD_KILL, 0) : 0;
+}
+
+/* A file's owner gets the signal of F_SETSIG. Who set that is not known here, and anybody can have made it
+ * come: so nobody is trusted. */
+SEC("lsm/file_send_sigiotask")
+int BPF_PROG(sh_sigio, struct task_struct *target, void *owner, int signal)
+{
+	return process_judge(target, GUARD_KILL, 1);
+}
+
+/* prlimit(2): a limit of CPU time ends a process. */
+SEC("lsm/task_setrlimit")
+int BPF_PROG(sh_rlimit, struct task_struct *target, unsigned int resource)
+{
+	return process_judge(target, GUARD_KILL, 0);
 }
 
 /* User space cannot ask every file system for i_generation, so a program reads it. */

@@ -28,8 +28,9 @@ enum guard_op {
 	GUARD_MOUNT = 6,
 	/* Of each rule that trusts programs, without a word in the policy: */
 	GUARD_PROGRAM = 7, /* write the executable of a trusted program */
-	GUARD_TRACE = 8, /* reach into a trusted process as a debugger does */
-	GUARD_OP_COUNT = 9,
+	GUARD_TRACE = 8, /* reach into a trusted or protected process as a debugger does */
+	GUARD_KILL = 9, /* signal a protected process, or limit what it may use */
+	GUARD_OP_COUNT = 10,
 };
 
 /* A file, also after its inode has left the kernel's memory. */
@@ -44,6 +45,8 @@ struct guard_side {
 	__u64 rules; /* it is protected by these */
 	__u64 above; /* it is a folder above what is protected by these */
 	__u64 trusts; /* it is an executable that is trusted by these */
+	__u64 guards; /* it is an executable whose processes are protected by these */
+	__u64 interprets; /* it runs what it is given, and these do not trust it for who starts it */
 	__u64 generation; /* of the policy; any other than the present or the next one: none of this counts */
 };
 
@@ -52,10 +55,18 @@ struct guard_label {
 	struct guard_side sides[2];
 };
 
-/* By which rules a process is trusted. */
+/* By which rules a process is trusted, and by which it is protected. */
 struct guard_trust {
 	__u64 trusts[2]; /* as in struct guard_label */
+	__u64 guards[2];
 	__u64 generations[2];
+};
+
+/* The same of one generation. */
+struct guard_given {
+	__u64 trusts;
+	__u64 guards;
+	__u64 generation;
 };
 
 /* The policy in force. */
@@ -87,7 +98,8 @@ struct guard_count {
 /* A rule, for people; both end with a zero. */
 struct guard_rule {
 	char name[64];
-	char text[960];
+	char text[952];
+	__u64 trust; /* a digest of whom it trusts: rules of two policies that have the same trust the same */
 };
 
 /* Argument of sh_key, and its answer. */
@@ -104,7 +116,7 @@ struct guard_event {
 	__u64 generation;
 	__u32 op;
 	__u32 is_denied; /* 0: audited */
-	__u32 target; /* of GUARD_TRACE: process ID */
+	__u32 target; /* of GUARD_TRACE and GUARD_KILL: process ID */
 	__u16 names_size; /* bytes that are used */
 	__u16 program_size;
 	char comm[TASK_COMM_BYTES];

@@ -67,9 +67,9 @@ struct {
 } sh_g_files SEC(".maps");
 
 /*
- * Which processes are trusted. Key: the task; value: struct guard_trust. Programs write at exec and fork,
- * user space at load for those that run; programs read. Never full; without memory the process is not
- * trusted. Goes with the task. Upgrade: pinned, and taken over.
+ * Which processes are trusted and protected. Key: the task; value: struct guard_trust. Programs write at exec,
+ * fork and ptrace, and read. Never full; without memory the process is not trusted. Goes with the task.
+ * Upgrade: pinned, and taken over.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
@@ -77,6 +77,52 @@ struct {
 	__type(key, int);
 	__type(value, struct guard_trust);
 } sh_g_tasks SEC(".maps");
+
+/*
+ * The same for processes that ran already when a policy was loaded, of generations with an even number. Key:
+ * the task; value: struct guard_given. User space writes that of the generation that is not in force;
+ * programs read, and take it away at exec. Never full. Goes with the task. Upgrade: pinned, and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct guard_given);
+} sh_g_given0 SEC(".maps");
+
+/*
+ * Of generations with an odd number. Key: the task; value: struct guard_given. User space writes, programs
+ * read, and take it away at exec. Never full. Goes with the task. Upgrade: pinned, and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct guard_given);
+} sh_g_given1 SEC(".maps");
+
+/*
+ * What a process that executes a file may take along. Key: the task; value: struct guard_trust. Programs
+ * write when the file is opened, and read when it is in place. Never full; without memory nothing goes
+ * along. Goes with the task. Upgrade: pinned, and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct guard_trust);
+} sh_g_execs SEC(".maps");
+
+/*
+ * The rules whose trust goes on to what a trusted program starts. Key: the side of the generation; value: a
+ * mask of rules. User space writes, programs read. Never full. Upgrade: pinned, and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, __u64);
+} sh_g_children SEC(".maps");
 
 /*
  * The policy in force. Key: 0; value: struct guard_state. User space writes, programs read. Never full.
@@ -241,16 +287,6 @@ static __noinline int label_join(struct inode *inode, struct guard_label *folder
 	if (own)
 		*own = label;
 	return 0;
-}
-
-/* The rules by which the current process is trusted. */
-static __always_inline __u64 trust_of(struct task_struct *task, __u64 generation)
-{
-	struct guard_trust *trust = bpf_task_storage_get(&sh_g_tasks, task, 0, 0);
-
-	if (!trust || trust->generations[generation & 1] != generation)
-		return 0;
-	return trust->trusts[generation & 1];
 }
 
 #endif

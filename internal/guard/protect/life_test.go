@@ -51,7 +51,7 @@ func (b *bench) evict() {
 }
 
 func rule(b *bench, mode string, dirs ...string) policy.Policy {
-	r := policy.Rule{Name: "life", Deny: policy.Operations, Programs: []string{b.trusted}, Mode: mode}
+	r := policy.Rule{Name: "life", Deny: policy.Operations, Trust: policy.Trust{Programs: policy.Programs(b.trusted)}, Mode: mode}
 	for _, dir := range dirs {
 		r.Paths = append(r.Paths, filepath.Join(dir, "prot"))
 	}
@@ -148,7 +148,7 @@ func TestLabels(t *testing.T) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	p.Rules[0].Programs = append(p.Rules[0].Programs, self) // this process, which runs already, may do all
+	p.Rules[0].Trust.Programs = append(p.Rules[0].Trust.Programs, policy.Program{Path: self}) // this process, which runs already, may do all
 	p.Rules = append(p.Rules, rule(b, policy.Audit, dirs["audited"]).Rules...)
 	p.Rules[1].Name = "audit"
 	g := b.start(p)

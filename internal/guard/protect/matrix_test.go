@@ -24,11 +24,12 @@ import (
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
-// bench is a disk of the test's own, with two programs that are copies of this test's binary.
+// bench is a disk of the test's own, with three programs that are copies of this test's binary.
 type bench struct {
 	t              *testing.T
 	root           string
 	trusted, other string
+	guarded        string // whose processes a rule protects
 }
 
 // newBench makes a file system with ext4, whose inodes leave memory, in a file.
@@ -51,12 +52,12 @@ func newBench(t *testing.T) *bench {
 			t.Error(err)
 		}
 	})
-	b.trusted, b.other = filepath.Join(b.root, "trusted"), filepath.Join(b.root, "other")
+	b.trusted, b.other, b.guarded = filepath.Join(b.root, "trusted"), filepath.Join(b.root, "other"), filepath.Join(b.root, "guarded")
 	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, program := range []string{b.trusted, b.other} {
+	for _, program := range []string{b.trusted, b.other, b.guarded} {
 		if err := os.WriteFile(program, self, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -201,8 +202,11 @@ func (b *bench) prepare(r *row, a actor) *try {
 		}
 	}
 	var err error
-	if r.isTrace {
+	if r.isAboutProcess() {
 		program := b.trusted
+		if r.isGuarded {
+			program = b.guarded
+		}
 		if a.isFree {
 			program = b.other
 		}
@@ -231,7 +235,7 @@ func (b *bench) program(a actor) string {
 // others show that the operation works, and changes something.
 func TestMatrix(t *testing.T) {
 	b := newBench(t)
-	rule := policy.Rule{Name: "matrix", Deny: policy.Operations, Programs: []string{b.trusted}, Mode: policy.Deny}
+	rule := policy.Rule{Name: "matrix", Deny: policy.Operations, Trust: policy.Trust{Programs: policy.Programs(b.trusted)}, Mode: policy.Deny}
 	var tries []*try
 	for i := range matrix {
 		for _, a := range actors {
@@ -239,11 +243,25 @@ func TestMatrix(t *testing.T) {
 			tries = append(tries, one)
 			if !a.isFree {
 				rule.Paths = append(rule.Paths, filepath.Join(one.dir, "prot"))
-				rule.Programs = append(rule.Programs, filepath.Join(one.dir, "out", "program"))
+				rule.Trust.Programs = append(rule.Trust.Programs, policy.Program{Path: filepath.Join(one.dir, "out", "program")})
 			}
 		}
 	}
-	g := b.start(policy.Policy{Rules: []policy.Rule{rule}})
+	f := b.newFamily()
+	bystander, err := begin(b.other, "wait", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pidFile := filepath.Join(b.root, "pid")
+	if err := os.WriteFile(pidFile, []byte(itoa(bystander.cmd.Process.Pid)+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	trust, both := policy.Trust{Programs: policy.Programs(b.trusted)}, []string{policy.Kill, policy.Ptrace}
+	rules := []policy.Rule{rule,
+		{Name: "processes", Program: b.guarded, Deny: both, Trust: trust, Mode: policy.Deny},
+		{Name: "bystander", PIDFile: pidFile, Deny: both, Trust: trust, Mode: policy.Deny},
+		{Name: "self", IsSelf: true, Deny: policy.ProcessOperations, Trust: policy.Trust{IsInit: true}, Mode: policy.Deny}}
+	g := b.start(policy.Policy{Rules: append(rules, f.rules()...)})
 	told := b.listen(g)
 	// What is not open leaves memory, and its label with it.
 	b.evict()
@@ -251,6 +269,8 @@ func TestMatrix(t *testing.T) {
 		one.was = snapshot(one.dir)
 		t.Run(one.row.name+"/"+one.actor.name, func(t *testing.T) { b.judge(t, one) })
 	}
+	t.Run("trust", f.test)
+	t.Run("processes", func(t *testing.T) { b.testProcesses(t, g, bystander) })
 	attempts := told()
 	for i := range matrix {
 		r := &matrix[i]
@@ -265,13 +285,14 @@ func TestMatrix(t *testing.T) {
 		t.Errorf("the stream of events: %+v", s)
 	}
 	b.expectMapping(g)
+	t.Run("reload", func(t *testing.T) { f.reload(t, g, 30) })
 }
 
 // wasTold looks for the event of an operation.
 func wasTold(attempts []Attempt, r *row, program string) bool {
 	for _, a := range attempts {
-		if a.Denied && a.Operation == r.operation && a.Program == program && a.Rules[0] == "matrix" &&
-			(strings.Contains(a.Path, "/"+r.name+".untrusted") || r.isTrace && a.Target != 0) {
+		if a.Denied && a.Operation == r.operation && a.Program == program && a.Rules[0] == r.rule() &&
+			(strings.Contains(a.Path, "/"+r.name+".untrusted") || r.isAboutProcess() && a.Target != 0) {
 			return true
 		}
 	}
@@ -299,22 +320,66 @@ func (b *bench) judge(t *testing.T, one *try) {
 		t.Fatalf("%s: %v", said, err)
 	}
 	is := snapshot(one.dir)
+	isEnded := false
 	if one.target != nil {
-		if err := one.target.end(); err != nil {
+		err := one.target.end()
+		var exit *exec.ExitError
+		if isEnded = errors.As(err, &exit); err != nil && !(isEnded && one.row.isKill) {
 			t.Errorf("the target: %v", err)
 		}
 	}
-	isChanged := is != one.was || one.row.isTrace
-	if one.actor.name == "untrusted" && one.row.notCovered == "" {
-		if !strings.HasPrefix(said, fmt.Sprintf("refused %d ", cmp.Or(one.row.errno, unix.EPERM))) {
+	isChanged := is != one.was || isEnded || one.row.isAboutProcess() && !one.row.isKill
+	isRefused := one.actor.name == "untrusted" || one.actor.isTrusted && one.row.isNobodys
+	if isRefused && one.row.notCovered == "" {
+		want := fmt.Sprintf("refused %d ", cmp.Or(one.row.errno, unix.EPERM))
+		if one.row.isSilent {
+			want = "done"
+		}
+		if !strings.HasPrefix(said, want) {
 			t.Errorf("not denied: %s", said)
 		}
-		if is != one.was {
-			t.Errorf("changed from\n%s\nto\n%s", one.was, is)
+		if is != one.was || isEnded {
+			t.Errorf("ended: %v, changed from\n%s\nto\n%s", isEnded, one.was, is)
 		}
 		return
 	}
 	if said != "done" || !isChanged {
 		t.Errorf("%s, changed: %v; it should work, and change something", said, isChanged)
+	}
+}
+
+func (r *row) isAboutProcess() bool { return r.isTrace || r.isGuarded }
+
+// rule is what the row's operation is denied by.
+func (r *row) rule() string {
+	if r.isGuarded {
+		return "processes"
+	}
+	return "matrix"
+}
+
+// testProcesses tries what protects a process that its number names, and the guard's own.
+func (b *bench) testProcesses(t *testing.T, g *Guard, bystander *helper) {
+	sub := *b
+	sub.t = t
+	dir := b.place("bystander")
+	if err := os.WriteFile(filepath.Join(dir, "out", "pid"), []byte(itoa(bystander.cmd.Process.Pid)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	sub.expect(true, b.other, "kill", dir, "a process that its number names")
+	sub.expect(true, b.other, "signal-parent", dir, "the guard's own")
+	sub.expect(true, b.trusted, "signal-parent", dir, "the guard's own")
+	sub.expect(false, b.trusted, "kill", dir, "a process that its number names")
+	var exit *exec.ExitError
+	if err := bystander.end(); !errors.As(err, &exit) {
+		t.Errorf("a trusted program's signal did not end it: %v", err)
+	}
+	init, err := look(1, g.maps)
+	if err != nil || init == nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(init.fd) //nolint:errcheck // nothing was written
+	if given := init.given[g.number&1]; given.Generation != g.number || given.Trusts != 1<<3 {
+		t.Errorf("process 1 is trusted: %+v", given)
 	}
 }

@@ -2,6 +2,7 @@ package protect
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -13,54 +14,184 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// trustRunning trusts the processes that run a trusted program already. Those that begin later are the
-// programs' business: so it looks until a look finds nobody new, and a fork of one that was found is trusted.
-func (l *labeler) trustRunning(tasks *ebpf.Map) error {
-	found := map[int]bool{}
-	for grew := true; grew; {
-		grew = false
-		ids, err := processes()
-		if err != nil {
+// standing is what a process has: masks of rules.
+type standing struct{ trusts, guards uint64 }
+
+// passesMax bounds how often the processes are looked at. Each look but the last one has found a change that
+// came between looking and writing.
+const passesMax = 1000
+
+// giveRunning gives the processes that run already what the policy says of them. Those that begin later are the
+// programs' business: so it looks until a look finds nothing to change, and what forks from a process that
+// has its due gets it too. What a process that executes another program meanwhile was given in error is
+// taken away by the next look, before any of it counts.
+func (l *labeler) giveRunning(maps map[string]*ebpf.Map) error {
+	for range passesMax {
+		changed, err := l.pass(maps)
+		if err != nil || !changed {
 			return err
 		}
-		for _, id := range ids {
-			bits := l.programs[executable(id)]
-			if bits == 0 || found[id] {
-				continue
-			}
-			if err := l.trust(tasks, id, bits); err != nil {
-				return fmt.Errorf("trust process %d: %w", id, err)
-			}
-			found[id], grew = true, true
-		}
 	}
-	return nil
+	return fmt.Errorf("give processes what the policy says of them: after %d looks there are new ones yet", passesMax)
 }
 
-func (l *labeler) trust(tasks *ebpf.Map, id int, bits uint64) error {
+// running is a process as it was seen.
+type running struct {
+	fd     int // pidfd
+	exe    place
+	parent int
+	kernel guardGuardTrust    // what the programs noted
+	given  [2]guardGuardGiven // what user space did
+}
+
+func (l *labeler) pass(maps map[string]*ebpf.Map) (changed bool, err error) {
+	ids, err := processes()
+	if err != nil {
+		return false, err
+	}
+	all := map[int]*running{}
+	defer func() {
+		for _, p := range all {
+			_ = unix.Close(p.fd)
+		}
+	}()
+	for _, id := range ids {
+		p, err := look(id, maps)
+		if err != nil {
+			return false, fmt.Errorf("look at process %d: %w", id, err)
+		}
+		if p != nil {
+			all[id] = p
+		}
+	}
+	l.standings = map[int]standing{}
+	side := l.generation & 1
+	for id, p := range all {
+		of := l.standing(id, all, 0)
+		want, have := guardGuardGiven{Trusts: of.trusts, Guards: of.guards, Generation: l.generation}, p.given[side]
+		if p.kernel.Generations[side] == l.generation {
+			want.Trusts &^= p.kernel.Trusts[side]
+			want.Guards &^= p.kernel.Guards[side]
+		}
+		if have == want || have.Generation != l.generation && want.Trusts|want.Guards == 0 {
+			continue
+		}
+		changed = true
+		if err := maps[givenMaps[side]].Put(uint32(p.fd), &want); err != nil && !isGone(err) {
+			return false, fmt.Errorf("give process %d what the policy says of it: %w", id, err)
+		}
+	}
+	return changed, nil
+}
+
+// givenMaps are those of the two sides.
+var givenMaps = [2]string{guardMapShG_given0, guardMapShG_given1}
+
+// look is a process with what it has; nil: it has ended, or is a thread of the kernel.
+func look(id int, maps map[string]*ebpf.Map) (*running, error) {
 	fd, err := unix.PidfdOpen(id, 0)
 	if errors.Is(err, unix.ESRCH) {
-		return nil
+		return nil, nil
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer unix.Close(fd) //nolint:errcheck // nothing was written
-	// The descriptor is of the process that has the number now, and what runs another program is not trusted.
-	// A debugger does what it likes with a process.
-	if l.programs[executable(id)] != bits || traced(id) {
-		return nil
+	p := &running{fd: fd, exe: executable(id), parent: parent(id)}
+	if p.exe == (place{}) {
+		return nil, unix.Close(fd)
 	}
-	var trust guardGuardTrust
-	if err := tasks.Lookup(uint32(fd), &trust); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return err
+	for _, of := range []struct {
+		from string
+		to   any
+	}{{guardMapShG_tasks, &p.kernel}, {givenMaps[0], &p.given[0]}, {givenMaps[1], &p.given[1]}} {
+		err := maps[of.from].Lookup(uint32(fd), of.to)
+		if err != nil && !isGone(err) { // or has none
+
+			_ = unix.Close(fd)
+			return nil, err
+		}
 	}
-	trust.Trusts[l.generation&1], trust.Generations[l.generation&1] = bits, l.generation
-	if err := tasks.Put(uint32(fd), &trust); err != nil && !errors.Is(err, unix.ESRCH) {
-		return err
-	}
-	return nil
+	return p, nil
 }
+
+// isGone is whether the process of a descriptor has ended, or has nothing.
+func isGone(err error) bool { return errors.Is(err, unix.ESRCH) || errors.Is(err, ebpf.ErrKeyNotExist) }
+
+// ancestorsMax bounds how far up trust is looked for.
+const ancestorsMax = 64
+
+// standing is what the policy says of a process. For a rule that trusts the same as one in force, the programs
+// know who is trusted, and who lost it. For others /proc has to do.
+func (l *labeler) standing(id int, all map[int]*running, depth int) standing {
+	if known, ok := l.standings[id]; ok {
+		return known
+	}
+	p := all[id]
+	of := l.marks[p.exe].and(l.pids[id])
+	want := standing{of.trusts, of.guards}
+	if up := all[p.parent]; up != nil && depth < ancestorsMax && !nameless(id) {
+		want.trusts |= l.standing(p.parent, all, depth+1).trusts & l.children &^ of.interprets
+	}
+	if want.trusts != 0 && (traced(id) || !plainEnvironment(id)) {
+		want.trusts = 0
+	}
+	for now, before := range l.keeps {
+		want.trusts &^= 1 << now
+		if l.had(p)>>before&1 == 1 {
+			want.trusts |= 1 << now
+		}
+	}
+	l.standings[id] = want
+	return want
+}
+
+// had is by which rules of the policy in force a process is trusted.
+func (l *labeler) had(p *running) (trusts uint64) {
+	side := l.present & 1
+	if p.kernel.Generations[side] == l.present {
+		trusts = p.kernel.Trusts[side]
+	}
+	if p.given[side].Generation == l.present {
+		trusts |= p.given[side].Trusts
+	}
+	return trusts
+}
+
+// parent is who started a process, or who has taken it over (proc_pid_stat(5)).
+func parent(id int) (parent int) {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", id))
+	_, rest, _ := strings.Cut(string(text[max(0, bytes.LastIndexByte(text, ')')):]), ") ")
+	if fields := strings.Fields(rest); len(fields) > 1 {
+		parent, _ = strconv.Atoi(fields[1])
+	}
+	return parent
+}
+
+// nameless is whether a process runs a file without a name, such as a memfd.
+func nameless(id int) bool {
+	var stat unix.Stat_t
+	return unix.Stat(fmt.Sprintf("/proc/%d/exe", id), &stat) != nil || stat.Nlink == 0
+}
+
+// plainEnvironment is whether a process began without variables that load code into it: those that
+// bpf/guard/trust.h knows.
+func plainEnvironment(id int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", id))
+	if err != nil {
+		return false
+	}
+	for variable := range strings.SplitSeq(string(text), "\x00") {
+		for _, begin := range loading {
+			if strings.HasPrefix(variable, begin) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// loading are the beginnings of variables that load code.
+var loading = []string{"LD_", "GCONV_PA", "BASH_ENV", "PYTHONPA", "PYTHONHO", "PERL5LIB", "PERL5OPT", "RUBYLIB=", "RUBYOPT=", "NODE_OPT", "JAVA_TOO"}
 
 // processes are the numbers of all that run.
 func processes() (ids []int, err error) {
@@ -105,7 +236,7 @@ func (l *labeler) mappings() (all []Mapping, err error) {
 		return nil, err
 	}
 	for _, id := range ids {
-		if l.programs[executable(id)] != 0 {
+		if l.standings[id].trusts != 0 {
 			continue
 		}
 		f, err := os.Open(fmt.Sprintf("/proc/%d/maps", id))

@@ -46,20 +46,26 @@ func TestRefusalSaysWhatToDo(t *testing.T) {
 
 func TestMasks(t *testing.T) {
 	masks := masksOf([]policy.Rule{
-		{Deny: []string{policy.Write, policy.Mount}, Mode: policy.Deny},
-		{Deny: []string{policy.Write}, Mode: policy.Audit},
-		{Deny: []string{policy.Chmod}, Mode: policy.Deny},
+		{Paths: []string{"/a"}, Deny: []string{policy.Write, policy.Mount}, Mode: policy.Deny},
+		{Paths: []string{"/a"}, Deny: []string{policy.Write}, Mode: policy.Audit},
+		{Paths: []string{"/a"}, Deny: []string{policy.Chmod}, Mode: policy.Deny},
+		{Program: "/p", Deny: []string{policy.Kill}, Mode: policy.Deny},
+		{Program: "/p", Deny: []string{policy.Memory}, Mode: policy.Audit},
 	})
 	for op, want := range map[guardGuardOp]guardGuardMasks{
 		guardGuardOpGUARD_WRITE: {Denied: 1, Audited: 2}, guardGuardOpGUARD_MOUNT: {Denied: 1}, guardGuardOpGUARD_CHMOD: {Denied: 4},
-		guardGuardOpGUARD_LINK: {}, guardGuardOpGUARD_PROGRAM: {Denied: 5, Audited: 2}, guardGuardOpGUARD_TRACE: {Denied: 5, Audited: 2},
+		guardGuardOpGUARD_LINK: {}, guardGuardOpGUARD_PROGRAM: {Denied: 5, Audited: 2}, guardGuardOpGUARD_TRACE: {Denied: 5, Audited: 2 | 16},
+		guardGuardOpGUARD_KILL: {Denied: 8},
 	} {
 		if masks[op] != want {
 			t.Errorf("%s: %+v, want %+v", wordOf(op), masks[op], want)
 		}
 	}
-	if len(operations) != len(policy.Operations) {
-		t.Errorf("%d operations have a number, and a policy knows %d", len(operations), len(policy.Operations))
+	if known := len(policy.Operations) + len(policy.ProcessOperations); len(operations) != known {
+		t.Errorf("%d operations have a number, and a policy knows %d", len(operations), known)
+	}
+	if got := wordOf(guardGuardOpGUARD_TRACE); got != "trace" {
+		t.Error(got)
 	}
 	if got := wordOf(99); got != "operation-99" {
 		t.Error(got)
