@@ -73,9 +73,31 @@ func TestGuardSaysFirstWhatIsNotEnforced(t *testing.T) {
 	p := policy.Policy{Rules: []policy.Rule{{Name: "data", Paths: []string{"/srv/data"}, Deny: []string{policy.Write, policy.Delete}, Mode: policy.Deny}}}
 	err := notEnforced(streams{err: &out}, p, &protect.Refusal{Reason: "it is too old", Remedy: "Boot another one"})
 	want := "NOT PROTECTED: nothing of the policy is enforced on this kernel, and nothing was attached.\n" +
-		"  data (mode deny) is not enforced: write, delete of /srv/data\nwhy: it is too old\nwhat to do: Boot another one.\n"
-	if err == nil || out.String() != want {
+		"  data is not enforced: deny: write, delete of /srv/data by all but nobody\nwhy: it is too old\nwhat to do: Boot another one.\n"
+	if err == nil || out.String() != want+"With degraded: allow in the policy, this is no failure.\n" {
 		t.Errorf("%v:\n%s", err, out.String())
+	}
+	refuses := func() error { return &protect.Refusal{Reason: "it is too old", Remedy: "Boot another one"} }
+	p.IsDegraded = true
+	out.Reset()
+	if err := notEnforced(streams{err: &out}, p, refuses().(*protect.Refusal)); err != nil || out.String() != want {
+		t.Errorf("degraded: %v:\n%s", err, out.String())
+	}
+	p.IsDegraded, p.Rules[0].Mode = false, policy.Audit
+	if err := notEnforced(streams{err: &out}, p, refuses().(*protect.Refusal)); err != nil {
+		t.Errorf("audit: %v", err)
+	}
+	if os.Geteuid() != 0 {
+		return
+	}
+	p.Rules[0].Mode = policy.Deny
+	out.Reset()
+	if err := checkHost(streams{err: &out}, p, refuses); err == nil || !strings.HasPrefix(out.String(), "NOT PROTECTED") {
+		t.Errorf("check --host: %v: %s", err, out.String())
+	}
+	out.Reset()
+	if err := checkHost(streams{err: &out}, p, func() error { return nil }); err != nil || out.String() != "This kernel enforces all of it.\n" {
+		t.Errorf("check --host: %v: %s", err, out.String())
 	}
 }
 
@@ -118,7 +140,8 @@ func TestGuardAtWork(t *testing.T) {
 	c.SetContext(ctx)
 	var out, errOut bytes.Buffer
 	done := make(chan error, 1)
-	go func() { done <- runGuard(c, streams{out: &out, err: &errOut}, p, "text") }()
+	file := guardFile(t, "guard: {protect: [{name: data, paths: ["+target+"], deny: [write], mode: deny}]}\n")
+	go func() { done <- runGuard(c, streams{out: &out, err: &errOut}, p, file, "text") }()
 	write := func() error { return os.WriteFile(target, []byte("changed"), 0o600) }
 	for write() == nil {
 		select {

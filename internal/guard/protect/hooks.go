@@ -83,6 +83,20 @@ func load(pinned map[string]*ebpf.Map) (*ebpf.Collection, error) {
 	return coll, nil
 }
 
+// Enforces asks whether this kernel would enforce policies, and attaches nothing. A *Refusal is in the error
+// if it would not.
+func Enforces() error {
+	if r := activeModules().inactive(); r != nil {
+		return r
+	}
+	coll, err := load(nil)
+	if err != nil {
+		return err
+	}
+	coll.Close()
+	return nil
+}
+
 // modules are the kernel's active security modules, in their order, as securityfs lists them.
 type modules struct {
 	list  string
