@@ -1,8 +1,14 @@
 package protect
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -118,5 +124,61 @@ func TestAttemptIsPrintable(t *testing.T) {
 	a := Attempt{Denied: true, Operation: "write", Path: "/srv/\x1b[2Jf", Program: "/tmp/\x07p", PID: 7, Comm: "c\nd", Rules: []string{"data"}}
 	if got, want := a.String(), "00:00:00.000 denied write of /srv/?[2Jf by /tmp/?p (pid 7, c?d): rule data"; got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestEnvironmentThatLoadsCode reads this process's own, and that of one that was started with such a variable.
+func TestEnvironmentThatLoadsCode(t *testing.T) {
+	for variable, want := range map[string]bool{"A=LD_PRELOAD": true, "LD_PRELOAD=": false, "PYTHONPATH=/x": false, "PYTHONUNBUFFERED=1": true, "BASH_ENV=x": false} {
+		cmd := exec.Command("/bin/cat")
+		cmd.Env = []string{"B=1", variable}
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		id := cmd.Process.Pid
+		if got := plainEnvironment(id); got != want {
+			t.Errorf("%s: plain %v, want %v", variable, got, want)
+		}
+		if parent(id) != os.Getpid() || nameless(id) {
+			t.Errorf("parent %d, nameless %v", parent(id), nameless(id))
+		}
+		if err := errors.Join(in.Close(), cmd.Wait()); err != nil {
+			t.Error(err)
+		}
+	}
+	if plainEnvironment(0) || !nameless(0) {
+		t.Error("a process that there is not is trusted")
+	}
+}
+
+func TestProgramsAreExamined(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(file, []byte("program"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	digest := sha256.Sum256([]byte("program"))
+	if err := examine(policy.Program{Path: file, SHA256: hex.EncodeToString(digest[:])}); err != nil {
+		t.Error(err)
+	}
+	for want, p := range map[string]policy.Program{"is not the program that the policy trusts: its SHA-256 is " + hex.EncodeToString(digest[:]): {Path: file, SHA256: "00"},
+		"is no ordinary file": {Path: t.TempDir()}, "no such file": {Path: file + "x"}} {
+		if err := examine(p); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if err := os.WriteFile(file, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := examine(policy.Program{Path: file}); err == nil || !strings.Contains(err.Error(), "is a script") {
+		t.Error(err)
+	}
+	all := interpreters(nil)
+	shell, err := filepath.EvalSymlinks("/bin/sh")
+	if err != nil || !slices.Contains(all, shell) || slices.Contains(interpreters([]string{shell}), shell) {
+		t.Errorf("the shell %s of %v: %v", shell, all, err)
 	}
 }
