@@ -62,13 +62,15 @@ int BPF_PROG(sh_open, struct file *file)
 }
 
 /* Descriptors from before the policy. Runs at every read and write, so what has no label is let go of at
- * once: an inode that is open is in memory, and has its label in sh_g_labels. */
+ * once: an inode that is open is in memory, and has its label in sh_g_labels0 or 1. */
 SEC("lsm/file_permission")
 int BPF_PROG(sh_permission, struct file *file, int mask)
 {
-	if (!(mask & MAY_WRITE))
+	struct guard_state *state = state_get();
+
+	if (!(mask & MAY_WRITE) || !state)
 		return 0;
-	if (!bpf_inode_storage_get(&sh_g_labels, file->f_inode, 0, 0) && !is_moved())
+	if (!side_cached(file->f_inode, state->generation) && !is_moved())
 		return 0;
 	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_WRITE, 0);
 }
@@ -153,14 +155,11 @@ int BPF_PROG(sh_rmdir, struct inode *dir, struct dentry *dentry)
 /* What comes into a labelled folder gets the label. */
 static __noinline int arrival_label(struct inode *inode, struct inode *folder)
 {
-	struct guard_label *label = label_find(folder);
-	struct guard_state *state = state_get();
 	__u64 *moved = moved_get();
 
-	if (!label || !state || !moved || !inode)
+	if (!moved || !inode)
 		return 0;
-	label_join(inode, label);
-	if (label->sides[state->generation & 1].rules && (inode->i_mode & MODE_TYPE) == MODE_FOLDER)
+	if (label_join(inode, folder) && (inode->i_mode & MODE_TYPE) == MODE_FOLDER)
 		__sync_fetch_and_add(moved, 1);
 	return 0;
 }
@@ -264,13 +263,11 @@ SEC("lsm/d_instantiate")
 int BPF_PROG(sh_instantiate, struct dentry *dentry, struct inode *inode)
 {
 	struct dentry *parent = dentry->d_parent;
-	struct guard_label *label;
 
 	if (!inode || !parent || parent == dentry)
 		return 0;
-	label = label_find(parent->d_inode);
-	if (label)
-		label_join(inode, label);
+	if (parent->d_inode)
+		label_join(inode, parent->d_inode);
 	return 0;
 }
 
@@ -283,7 +280,8 @@ int BPF_PROG(sh_free, struct inode *inode)
 	if (BPF_CORE_READ(inode, i_nlink))
 		return 0;
 	file = file_of(inode);
-	bpf_map_delete_elem(&sh_g_files, &file);
+	bpf_map_delete_elem(&sh_g_files0, &file);
+	bpf_map_delete_elem(&sh_g_files1, &file);
 	return 0;
 }
 
@@ -314,7 +312,7 @@ int BPF_PROG(sh_exec, struct linux_binprm *bprm)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct guard_trust next = {}, going = {}, *kept;
-	struct guard_label label = {}, *own;
+	struct guard_side sides[2] = {}, *own;
 	int is_script;
 
 	kept = bpf_task_storage_get(&sh_g_execs, task, 0, 0);
@@ -322,12 +320,15 @@ int BPF_PROG(sh_exec, struct linux_binprm *bprm)
 		going = *kept;
 		bpf_task_storage_delete(&sh_g_execs, task);
 	}
-	own = label_find(bprm->file->f_inode);
+	own = side_find(bprm->file->f_inode, 0);
 	if (own)
-		label = *own;
+		sides[0] = *own;
+	own = side_find(bprm->file->f_inode, 1);
+	if (own)
+		sides[1] = *own;
 	is_script = bprm->interp != bprm->filename;
-	trust_go_on(&next, &going, &label, 0, is_script);
-	trust_go_on(&next, &going, &label, 1, is_script);
+	trust_go_on(&next, &going, &sides[0], 0, is_script);
+	trust_go_on(&next, &going, &sides[1], 1, is_script);
 	bpf_task_storage_delete(&sh_g_tasks, task);
 	bpf_task_storage_delete(&sh_g_given0, task);
 	bpf_task_storage_delete(&sh_g_given1, task);

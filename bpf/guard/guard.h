@@ -40,7 +40,8 @@ struct guard_file {
 	__u32 generation; /* i_generation: tells files apart that have the same inode number in turn */
 };
 
-/* What a policy says of an inode; each a mask of rules. */
+/* What a policy says of an inode; each a mask of rules. The policy in force has the side of its number's lowest
+ * bit, the other side is for the next one, and each side has maps of its own. */
 struct guard_side {
 	__u64 rules; /* it is protected by these */
 	__u64 above; /* it is a folder above what is protected by these */
@@ -50,14 +51,9 @@ struct guard_side {
 	__u64 generation; /* of the policy; any other than the present or the next one: none of this counts */
 };
 
-/* The policy in force has the side of its number's lowest bit; the other is for the next one. */
-struct guard_label {
-	struct guard_side sides[2];
-};
-
-/* By which rules a process is trusted, and by which it is protected. */
+/* By which rules a process is trusted, and by which it is protected; by side. */
 struct guard_trust {
-	__u64 trusts[2]; /* as in struct guard_label */
+	__u64 trusts[2]; /* as in struct guard_side */
 	__u64 guards[2];
 	__u64 generations[2];
 };
@@ -92,7 +88,7 @@ struct guard_masks {
 struct guard_count {
 	__u64 denied;
 	__u64 audited;
-	__u64 unrecorded; /* new files that sh_g_files had no room for */
+	__u64 unrecorded; /* new files that sh_g_files0 or 1 had no room for */
 };
 
 /* A rule, for people; both end with a zero. */

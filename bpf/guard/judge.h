@@ -180,7 +180,7 @@ static __noinline int inode_judge(struct inode *inode, struct dentry *dentry, __
 	if (!state || !state->generation || !inode)
 		return 0;
 	a.generation = state->generation;
-	side = side_of(label_find(inode), a.generation);
+	side = side_if(side_find(inode, a.generation), a.generation);
 	if (side) {
 		a.rules = side->rules;
 		if (is_place)

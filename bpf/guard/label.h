@@ -2,13 +2,15 @@
 /*
  * Which rules an inode is under, and which rules trust a process.
  *
- *   user space, at load ─► sh_g_files ─► sh_g_labels ◄─ new name in a labelled folder
+ *   user space, at load ─► sh_g_filesN ─► sh_g_labelsN ◄─ new name in a labelled folder
  *                            the inode has left memory, and comes back
  *
  * A label is the inode's own, so no other name, mount or namespace leads around it. It lives as long as
- * the inode is in memory. sh_g_files keeps it by device, inode number and generation for the time after.
+ * the inode is in memory. sh_g_filesN keeps it by device, inode number and generation for the time after.
+ * N is the side of the policy's generation.
  *
- * Invariant: an inode that has ever had a label has one in sh_g_labels or in sh_g_files.
+ * Invariant: an inode that has ever had a label has one in sh_g_labelsN or in sh_g_filesN, and user space never
+ * writes that of the policy in force.
  */
 #ifndef SHUNT_GUARD_LABEL_H
 #define SHUNT_GUARD_LABEL_H
@@ -42,29 +44,54 @@ struct dentry {
 } KERNEL_STRUCT;
 
 /*
- * Labels of inodes in memory. Key: the inode; value: struct guard_label. User space writes at load, programs
- * write for new files; programs read. Never full; without memory, sh_g_files is read instead. Goes with the
- * inode. Upgrade: pinned, and taken over.
+ * Labels of inodes in memory, of generations with an even number. Key: the inode; value: struct guard_side. User
+ * space writes those of a generation that is not in force, programs write for new files; programs read. Never
+ * full; without memory, sh_g_files0 is read instead. Goes with the inode. Upgrade: pinned, and taken over.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_INODE_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
-	__type(value, struct guard_label);
-} sh_g_labels SEC(".maps");
+	__type(value, struct guard_side);
+} sh_g_labels0 SEC(".maps");
 
 /*
- * Labels of all inodes. Key: struct guard_file; value: struct guard_label. User space writes at load,
- * programs write for new files, and take deleted ones away. Full: a load is refused, and a new file is
- * counted in sh_g_counts. Upgrade: pinned, and taken over.
+ * Labels of all inodes, of generations with an even number. Key: struct guard_file; value: struct guard_side. User
+ * space writes those of a generation that is not in force, programs write for new files, and take deleted ones
+ * away. Full: a load is refused, and a new file is counted in sh_g_counts. Upgrade: pinned, and taken over.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, GUARD_FILES_MAX);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct guard_file);
-	__type(value, struct guard_label);
-} sh_g_files SEC(".maps");
+	__type(value, struct guard_side);
+} sh_g_files0 SEC(".maps");
+
+/*
+ * Labels of inodes in memory, of generations with an odd number. Key: the inode; value: struct guard_side. User
+ * space writes those of a generation that is not in force, programs write for new files; programs read. Never
+ * full; without memory, sh_g_files1 is read instead. Goes with the inode. Upgrade: pinned, and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_INODE_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct guard_side);
+} sh_g_labels1 SEC(".maps");
+
+/*
+ * Labels of all inodes, of generations with an odd number. Key: struct guard_file; value: struct guard_side. User
+ * space writes those of a generation that is not in force, programs write for new files, and take deleted ones
+ * away. Full: a load is refused, and a new file is counted in sh_g_counts. Upgrade: pinned, and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, GUARD_FILES_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct guard_file);
+	__type(value, struct guard_side);
+} sh_g_files1 SEC(".maps");
 
 /*
  * Which processes are trusted and protected. Key: the task; value: struct guard_trust. Programs write at exec,
@@ -210,28 +237,42 @@ static __always_inline struct guard_file file_of(struct inode *inode)
 	return file;
 }
 
-static __always_inline struct guard_label *label_find(struct inode *inode)
+/* The label of a side that is in memory; none of these three asks of which generation it is. */
+static __always_inline struct guard_side *side_cached(struct inode *inode, __u64 i)
 {
-	struct guard_label *label = bpf_inode_storage_get(&sh_g_labels, inode, 0, 0);
-	struct guard_file file;
-
-	if (label)
-		return label;
-	file = file_of(inode);
-	label = bpf_map_lookup_elem(&sh_g_files, &file);
-	if (label)
-		bpf_inode_storage_get(&sh_g_labels, inode, label, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	return label;
+	if (i & 1)
+		return bpf_inode_storage_get(&sh_g_labels1, inode, 0, 0);
+	return bpf_inode_storage_get(&sh_g_labels0, inode, 0, 0);
 }
 
-static __always_inline struct guard_side *side_of(struct guard_label *label, __u64 generation)
+/* The same, put into memory if there is none. */
+static __always_inline struct guard_side *side_cache(struct inode *inode, struct guard_side *side,
+						     __u64 i)
 {
-	struct guard_side *side;
+	if (i & 1)
+		return bpf_inode_storage_get(&sh_g_labels1, inode, side,
+					     BPF_LOCAL_STORAGE_GET_F_CREATE);
+	return bpf_inode_storage_get(&sh_g_labels0, inode, side, BPF_LOCAL_STORAGE_GET_F_CREATE);
+}
 
-	if (!label)
-		return NULL;
-	side = &label->sides[generation & 1];
-	return side->generation == generation ? side : NULL;
+static __always_inline struct guard_side *side_find(struct inode *inode, __u64 i)
+{
+	struct guard_side *side = side_cached(inode, i);
+	struct guard_file file;
+
+	if (side)
+		return side;
+	file = file_of(inode);
+	side = i & 1 ? bpf_map_lookup_elem(&sh_g_files1, &file) :
+		       bpf_map_lookup_elem(&sh_g_files0, &file);
+	if (side)
+		side_cache(inode, side, i);
+	return side;
+}
+
+static __always_inline struct guard_side *side_if(struct guard_side *side, __u64 generation)
+{
+	return side && side->generation == generation ? side : NULL;
 }
 
 /* The rules of a folder above, for what was moved in with a folder and has no label of its own. */
@@ -247,7 +288,7 @@ static __noinline __u64 rules_above(struct dentry *dentry, __u64 generation)
 		inode = parent->d_inode;
 		if (!inode)
 			return 0;
-		side = side_of(bpf_inode_storage_get(&sh_g_labels, inode, 0, 0), generation);
+		side = side_if(side_cached(inode, generation), generation);
 		if (side && side->rules)
 			return side->rules;
 		dentry = parent;
@@ -255,38 +296,51 @@ static __noinline __u64 rules_above(struct dentry *dentry, __u64 generation)
 	return 0;
 }
 
-/* Gives an inode the rules of the folder that it gets a name in. */
-static __noinline int label_join(struct inode *inode, struct guard_label *folder)
+static __always_inline void side_keep(struct inode *inode, struct guard_side *side, __u64 i)
 {
-	struct guard_label label = {}, *own = label_find(inode);
-	struct guard_file file;
-	int changed = 0;
+	struct guard_file file = file_of(inode);
+	struct guard_count *count;
+	long err;
 
-	if (own)
-		label = *own;
-	for (int i = 0; i < 2; i++) {
-		struct guard_side *to = &label.sides[i], *from = &folder->sides[i];
+	err = i & 1 ? bpf_map_update_elem(&sh_g_files1, &file, side, BPF_ANY) :
+		      bpf_map_update_elem(&sh_g_files0, &file, side, BPF_ANY);
+	if (!err)
+		return;
+	count = count_get();
+	if (count)
+		count->unrecorded++;
+}
 
-		if (!from->rules || from->generation < to->generation)
-			continue;
-		if (from->generation > to->generation)
-			*to = (struct guard_side){ .generation = from->generation };
-		changed |= (to->rules & from->rules) != from->rules;
-		to->rules |= from->rules;
-	}
-	if (!changed)
+/* Gives an inode the rules of the folder that it gets a name in; of the policy in force, and of the next one if
+ * user space is writing that. Returns whether there are any. */
+static __noinline int side_join(struct inode *inode, struct inode *folder, __u32 i)
+{
+	struct guard_side *from = side_find(folder, i), *own, joined = {};
+	struct guard_state *state = state_get();
+
+	if (!from || !state || !from->rules || from->generation < state->generation)
 		return 0;
-	file = file_of(inode);
-	if (bpf_map_update_elem(&sh_g_files, &file, &label, BPF_ANY)) {
-		struct guard_count *count = count_get();
+	own = side_find(inode, i);
+	if (own && own->generation > from->generation)
+		return 1;
+	if (own && own->generation == from->generation)
+		joined = *own;
+	if ((joined.rules & from->rules) == from->rules)
+		return 1;
+	joined.rules |= from->rules;
+	joined.generation = from->generation;
+	side_keep(inode, &joined, i);
+	own = side_cache(inode, &joined, i);
+	if (own && own->generation == joined.generation)
+		__sync_fetch_and_or(&own->rules, joined.rules);
+	else if (own)
+		*own = joined;
+	return 1;
+}
 
-		if (count)
-			count->unrecorded++;
-	}
-	own = bpf_inode_storage_get(&sh_g_labels, inode, &label, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (own)
-		*own = label;
-	return 0;
+static __always_inline int label_join(struct inode *inode, struct inode *folder)
+{
+	return side_join(inode, folder, 0) | side_join(inode, folder, 1);
 }
 
 #endif

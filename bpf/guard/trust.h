@@ -179,9 +179,8 @@ static __always_inline int environment_is_plain(struct linux_binprm *bprm)
 /* What a process has after it has executed a file; i is the side, a constant, and is_script: "#!" led to the
  * file. */
 static __always_inline void trust_go_on(struct guard_trust *next, const struct guard_trust *going,
-					const struct guard_label *label, const int i, int is_script)
+					const struct guard_side *side, const int i, int is_script)
 {
-	const struct guard_side *side = &label->sides[i];
 	__u32 key = i;
 	__u64 *children = bpf_map_lookup_elem(&sh_g_children, &key);
 

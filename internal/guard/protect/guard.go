@@ -184,7 +184,7 @@ func next(present uint64, agent *guardGuardAgent) uint64 {
 
 // apply labels everything for the next generation, and switches to it.
 func (g *Guard) apply(present uint64) error {
-	l := &labeler{key: g.coll.Programs[guardProgShKey], labels: g.maps[guardMapShG_labels], files: g.maps[guardMapShG_files], present: present,
+	l := &labeler{key: g.coll.Programs[guardProgShKey], labels: g.maps[labelMaps[g.number&1]], files: g.maps[fileMaps[g.number&1]], present: present,
 		generation: g.number, writes: map[place]string{}, marks: map[place]marks{}, pids: map[int]marks{}, keeps: map[int]int{}}
 	before, err := g.trustsOf(present)
 	if err != nil {
@@ -216,7 +216,7 @@ func (g *Guard) apply(present uint64) error {
 	if g.Mapped, err = l.mappings(); err != nil {
 		return err
 	}
-	return l.forget()
+	return l.forget([2]*ebpf.Map{g.maps[fileMaps[0]], g.maps[fileMaps[1]]})
 }
 
 // known is a rule by its name and a digest of whom it trusts.

@@ -75,19 +75,6 @@ type guardGuardKey struct {
 	File guardGuardFile
 }
 
-type guardGuardLabel struct {
-	_     structs.HostLayout
-	Sides [2]struct {
-		_          structs.HostLayout
-		Rules      uint64
-		Above      uint64
-		Trusts     uint64
-		Guards     uint64
-		Interprets uint64
-		Generation uint64
-	}
-}
-
 type guardGuardMasks struct {
 	_       structs.HostLayout
 	Denied  uint64
@@ -117,6 +104,16 @@ type guardGuardRule struct {
 	Trust uint64
 }
 
+type guardGuardSide struct {
+	_          structs.HostLayout
+	Rules      uint64
+	Above      uint64
+	Trusts     uint64
+	Guards     uint64
+	Interprets uint64
+	Generation uint64
+}
+
 type guardGuardState struct {
 	_          structs.HostLayout
 	Generation uint64
@@ -140,10 +137,12 @@ const (
 	guardMapShG_children   = "sh_g_children"
 	guardMapShG_counts     = "sh_g_counts"
 	guardMapShG_execs      = "sh_g_execs"
-	guardMapShG_files      = "sh_g_files"
+	guardMapShG_files0     = "sh_g_files0"
+	guardMapShG_files1     = "sh_g_files1"
 	guardMapShG_given0     = "sh_g_given0"
 	guardMapShG_given1     = "sh_g_given1"
-	guardMapShG_labels     = "sh_g_labels"
+	guardMapShG_labels0    = "sh_g_labels0"
+	guardMapShG_labels1    = "sh_g_labels1"
 	guardMapShG_moved      = "sh_g_moved"
 	guardMapShG_ops        = "sh_g_ops"
 	guardMapShG_rules      = "sh_g_rules"
@@ -272,10 +271,12 @@ type guardMapSpecs struct {
 	ShG_children *ebpf.MapSpec `ebpf:"sh_g_children"`
 	ShG_counts   *ebpf.MapSpec `ebpf:"sh_g_counts"`
 	ShG_execs    *ebpf.MapSpec `ebpf:"sh_g_execs"`
-	ShG_files    *ebpf.MapSpec `ebpf:"sh_g_files"`
+	ShG_files0   *ebpf.MapSpec `ebpf:"sh_g_files0"`
+	ShG_files1   *ebpf.MapSpec `ebpf:"sh_g_files1"`
 	ShG_given0   *ebpf.MapSpec `ebpf:"sh_g_given0"`
 	ShG_given1   *ebpf.MapSpec `ebpf:"sh_g_given1"`
-	ShG_labels   *ebpf.MapSpec `ebpf:"sh_g_labels"`
+	ShG_labels0  *ebpf.MapSpec `ebpf:"sh_g_labels0"`
+	ShG_labels1  *ebpf.MapSpec `ebpf:"sh_g_labels1"`
 	ShG_moved    *ebpf.MapSpec `ebpf:"sh_g_moved"`
 	ShG_ops      *ebpf.MapSpec `ebpf:"sh_g_ops"`
 	ShG_rules    *ebpf.MapSpec `ebpf:"sh_g_rules"`
@@ -316,10 +317,12 @@ type guardMaps struct {
 	ShG_children *ebpf.Map `ebpf:"sh_g_children"`
 	ShG_counts   *ebpf.Map `ebpf:"sh_g_counts"`
 	ShG_execs    *ebpf.Map `ebpf:"sh_g_execs"`
-	ShG_files    *ebpf.Map `ebpf:"sh_g_files"`
+	ShG_files0   *ebpf.Map `ebpf:"sh_g_files0"`
+	ShG_files1   *ebpf.Map `ebpf:"sh_g_files1"`
 	ShG_given0   *ebpf.Map `ebpf:"sh_g_given0"`
 	ShG_given1   *ebpf.Map `ebpf:"sh_g_given1"`
-	ShG_labels   *ebpf.Map `ebpf:"sh_g_labels"`
+	ShG_labels0  *ebpf.Map `ebpf:"sh_g_labels0"`
+	ShG_labels1  *ebpf.Map `ebpf:"sh_g_labels1"`
 	ShG_moved    *ebpf.Map `ebpf:"sh_g_moved"`
 	ShG_ops      *ebpf.Map `ebpf:"sh_g_ops"`
 	ShG_rules    *ebpf.Map `ebpf:"sh_g_rules"`
@@ -335,10 +338,12 @@ func (m *guardMaps) Close() error {
 		m.ShG_children,
 		m.ShG_counts,
 		m.ShG_execs,
-		m.ShG_files,
+		m.ShG_files0,
+		m.ShG_files1,
 		m.ShG_given0,
 		m.ShG_given1,
-		m.ShG_labels,
+		m.ShG_labels0,
+		m.ShG_labels1,
 		m.ShG_moved,
 		m.ShG_ops,
 		m.ShG_rules,

@@ -29,8 +29,8 @@ type place struct{ device, inode uint64 }
 // labeler writes the labels of a generation.
 type labeler struct {
 	key        *ebpf.Program // sh_key
-	labels     *ebpf.Map     // by inode
-	files      *ebpf.Map     // by guard_file
+	labels     *ebpf.Map     // by inode, of the generation's side
+	files      *ebpf.Map     // by guard_file, of the generation's side
 	generation uint64
 	writes     map[place]string // files that must not be written, and a name of each
 	marks      map[place]marks  // of executables
@@ -48,6 +48,12 @@ func (m marks) and(n marks) marks {
 	return marks{m.rules | n.rules, m.above | n.above, m.trusts | n.trusts, m.guards | n.guards, m.interprets | n.interprets}
 }
 
+// Maps of the two sides.
+var (
+	labelMaps = [2]string{guardMapShG_labels0, guardMapShG_labels1}
+	fileMaps  = [2]string{guardMapShG_files0, guardMapShG_files1}
+)
+
 // label adds marks to the label of what an open descriptor is of.
 func (l *labeler) label(fd int, add marks) (guardGuardFile, error) {
 	ask := guardGuardKey{Fd: uint64(fd)}
@@ -57,22 +63,21 @@ func (l *labeler) label(fd int, add marks) (guardGuardFile, error) {
 	if ask.File == (guardGuardFile{}) {
 		return ask.File, errors.New("ask the kernel which file it is: it knows none")
 	}
-	var label guardGuardLabel
-	if err := l.files.Lookup(&ask.File, &label); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	var side guardGuardSide
+	if err := l.files.Lookup(&ask.File, &side); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return ask.File, fmt.Errorf("look for its label: %w", err)
 	}
-	side := &label.Sides[l.generation&1]
 	if side.Generation == l.generation {
 		add = add.and(marks{side.Rules, side.Above, side.Trusts, side.Guards, side.Interprets})
 	}
 	side.Generation = l.generation
 	side.Rules, side.Above, side.Trusts, side.Guards, side.Interprets = add.rules, add.above, add.trusts, add.guards, add.interprets
-	err := l.files.Put(&ask.File, &label)
+	err := l.files.Put(&ask.File, &side)
 	if errors.Is(err, unix.E2BIG) {
 		return ask.File, fmt.Errorf("keep its label: there are %d files, and more cannot be protected; name fewer or smaller folders", guardGuardConstantGUARD_FILES_MAX)
 	}
 	if err == nil {
-		err = l.labels.Put(uint32(fd), &label)
+		err = l.labels.Put(uint32(fd), &side)
 	}
 	if err != nil {
 		return ask.File, fmt.Errorf("keep its label: %w", err)
@@ -272,14 +277,22 @@ func (l *labeler) tree(path string, bit uint64) error {
 	})
 }
 
-// forget takes away the labels that the generation in force has not.
-func (l *labeler) forget() error {
+// forget takes away the labels that are not of the generation in force.
+func (l *labeler) forget(both [2]*ebpf.Map) error {
+	var errs []error
+	for _, files := range both {
+		errs = append(errs, l.forgetIn(files))
+	}
+	return errors.Join(errs...)
+}
+
+func (l *labeler) forgetIn(files *ebpf.Map) error {
 	var file guardGuardFile
-	var label guardGuardLabel
+	var side guardGuardSide
 	var old []guardGuardFile
-	entries := l.files.Iterate()
-	for entries.Next(&file, &label) {
-		if label.Sides[l.generation&1].Generation != l.generation {
+	entries := files.Iterate()
+	for entries.Next(&file, &side) {
+		if side.Generation != l.generation {
 			old = append(old, file)
 		}
 	}
@@ -287,7 +300,7 @@ func (l *labeler) forget() error {
 		return fmt.Errorf("look for labels of the policy before: %w", err)
 	}
 	for _, file := range old {
-		if err := l.files.Delete(&file); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := files.Delete(&file); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("forget a label of the policy before: %w", err)
 		}
 	}

@@ -247,7 +247,6 @@ func TestMatrix(t *testing.T) {
 			}
 		}
 	}
-	f := b.newFamily()
 	bystander, err := begin(b.other, "wait", "")
 	if err != nil {
 		t.Fatal(err)
@@ -261,7 +260,7 @@ func TestMatrix(t *testing.T) {
 		{Name: "processes", Program: b.guarded, Deny: both, Trust: trust, Mode: policy.Deny},
 		{Name: "bystander", PIDFile: pidFile, Deny: both, Trust: trust, Mode: policy.Deny},
 		{Name: "self", IsSelf: true, Deny: policy.ProcessOperations, Trust: policy.Trust{IsInit: true}, Mode: policy.Deny}}
-	g := b.start(policy.Policy{Rules: append(rules, f.rules()...)})
+	g := b.start(policy.Policy{Rules: rules})
 	told := b.listen(g)
 	// What is not open leaves memory, and its label with it.
 	b.evict()
@@ -269,7 +268,6 @@ func TestMatrix(t *testing.T) {
 		one.was = snapshot(one.dir)
 		t.Run(one.row.name+"/"+one.actor.name, func(t *testing.T) { b.judge(t, one) })
 	}
-	t.Run("trust", f.test)
 	t.Run("processes", func(t *testing.T) { b.testProcesses(t, g, bystander) })
 	attempts := told()
 	for i := range matrix {
@@ -285,7 +283,6 @@ func TestMatrix(t *testing.T) {
 		t.Errorf("the stream of events: %+v", s)
 	}
 	b.expectMapping(g)
-	t.Run("reload", func(t *testing.T) { f.reload(t, g, 30) })
 }
 
 // wasTold looks for the event of an operation.

@@ -87,12 +87,13 @@ func (f *family) reload(t *testing.T, g *Guard, times int) {
 	}
 }
 
-// TestNoWindow loads policies a thousand times.
-func TestNoWindow(t *testing.T) {
+// TestFamily tries who is trusted, and then loads policies a thousand times: there is no moment without.
+func TestFamily(t *testing.T) {
 	b := newBench(t)
 	f := b.newFamily()
 	g := b.start(policy.Policy{Rules: f.rules()})
 	told := b.listen(g)
-	f.reload(t, g, 1000)
+	t.Run("trust", f.test)
+	t.Run("no window", func(t *testing.T) { f.reload(t, g, 1000) })
 	_ = told()
 }
