@@ -320,6 +320,10 @@ int BPF_PROG(sh_exec, struct linux_binprm *bprm)
 		going = *kept;
 		bpf_task_storage_delete(&sh_g_execs, task);
 	}
+	bpf_task_storage_delete(&sh_g_tasks,
+				task); /* before the labels are read: see giveRunning */
+	bpf_task_storage_delete(&sh_g_given0, task);
+	bpf_task_storage_delete(&sh_g_given1, task);
 	own = side_find(bprm->file->f_inode, 0);
 	if (own)
 		sides[0] = *own;
@@ -329,9 +333,6 @@ int BPF_PROG(sh_exec, struct linux_binprm *bprm)
 	is_script = bprm->interp != bprm->filename;
 	trust_go_on(&next, &going, &sides[0], 0, is_script);
 	trust_go_on(&next, &going, &sides[1], 1, is_script);
-	bpf_task_storage_delete(&sh_g_tasks, task);
-	bpf_task_storage_delete(&sh_g_given0, task);
-	bpf_task_storage_delete(&sh_g_given1, task);
 	if ((next.trusts[0] | next.trusts[1]) &&
 	    (BPF_CORE_READ((struct task_struct___guard *)task, ptrace) ||
 	     !environment_is_plain(bprm)))

@@ -173,6 +173,9 @@ func runGuard(c *cobra.Command, s streams, p policy.Policy, file, output string)
 	if err != nil {
 		return err
 	}
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, unix.SIGHUP) // before anybody can know that it is at work
+	defer signal.Stop(hangup)
 	g, err := protect.Start(kernel.DefaultPinRoot, p, log)
 	var refused *protect.Refusal
 	if errors.As(err, &refused) {
@@ -211,7 +214,7 @@ func runGuard(c *cobra.Command, s streams, p policy.Policy, file, output string)
 	reloaded := make(chan struct{})
 	go func() {
 		defer close(reloaded)
-		reload(ctx, g, file, s.err)
+		reload(ctx, g, hangup, file, s.err)
 	}()
 	defer func() {
 		cancel()
@@ -225,11 +228,14 @@ func runGuard(c *cobra.Command, s streams, p policy.Policy, file, output string)
 	return nil
 }
 
+// applier is a *protect.Guard.
+type applier interface {
+	Apply(policy.Policy) error
+	Warn(io.Writer)
+}
+
 // reload loads the file again at each SIGHUP. A policy that cannot be loaded changes nothing.
-func reload(ctx context.Context, g *protect.Guard, file string, say io.Writer) {
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, unix.SIGHUP)
-	defer signal.Stop(asked)
+func reload(ctx context.Context, g applier, asked <-chan os.Signal, file string, say io.Writer) {
 	for {
 		select {
 		case <-ctx.Done():

@@ -1,16 +1,21 @@
 package cli
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
@@ -190,4 +195,61 @@ func TestGuardAtWork(t *testing.T) {
 	if err := write(); err != nil {
 		t.Error(err)
 	}
+}
+
+// applied is what a guard would have been told.
+type applied struct {
+	policies chan policy.Policy
+	err      error
+}
+
+func (a *applied) Apply(p policy.Policy) error {
+	a.policies <- p
+	return a.err
+}
+
+func (a *applied) Warn(io.Writer) {}
+
+// TestGuardReloads sends this process SIGHUP: a good file is applied, a bad one is not, and what fails is told.
+func TestGuardReloads(t *testing.T) {
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, unix.SIGHUP)
+	defer signal.Stop(hangup)
+	file := guardFile(t, guardPolicy)
+	read, write := io.Pipe()
+	said := bufio.NewScanner(read)
+	a := &applied{policies: make(chan policy.Policy, 1)}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		reload(ctx, a, hangup, file, write)
+	}()
+	for _, step := range []struct {
+		text    string
+		err     error
+		applied bool
+		want    string
+	}{
+		{guardPolicy, nil, true, "reloaded " + file + ": 1 rule"},
+		{strings.Replace(guardPolicy, "write", "read", 1), nil, false, "reload " + file + ": it has the faults above. The policy before stays in force"},
+		{guardPolicy, errors.New("there are too many files"), true, "reload " + file + ": there are too many files. The policy before stays in force"},
+	} {
+		a.err = step.err
+		if err := errors.Join(os.WriteFile(file, []byte(step.text), 0o600), unix.Kill(os.Getpid(), unix.SIGHUP)); err != nil {
+			t.Fatal(err)
+		}
+		for said.Scan() && !strings.HasPrefix(said.Text(), "reload") {
+		}
+		if said.Text() != step.want {
+			t.Errorf("%q, want %q", said.Text(), step.want)
+		}
+		if is := len(a.policies) == 1; is != step.applied {
+			t.Errorf("%s: applied %v", step.want, is)
+		} else if is {
+			<-a.policies
+		}
+	}
+	cancel()
+	<-ended
 }

@@ -24,6 +24,7 @@ type Guard struct {
 	maps   map[string]*ebpf.Map
 	coll   *ebpf.Collection
 	reader *event.Reader
+	grace  *kernel.Grace
 	rules  []policy.Rule
 	number uint64 // the generation
 	noting sync.Mutex
@@ -49,6 +50,9 @@ func Start(root string, p policy.Policy, log *slog.Logger) (*Guard, error) {
 		return nil, err
 	}
 	if err := kernel.Mount(root, log); err != nil {
+		return nil, err
+	}
+	if err := oneLayout(root); err != nil {
 		return nil, err
 	}
 	set, err := pins(root)
@@ -110,13 +114,16 @@ func (g *Guard) start(root string, set *kernel.MapSet) (err error) {
 	if g.reader, err = event.NewReader(g.coll.Maps[event.MapEvents], g.coll.Maps[event.MapSequence]); err != nil {
 		return err
 	}
+	if g.grace, err = kernel.NewGrace(); err != nil {
+		return err
+	}
 	if err := g.takeOver(state.Generation); err != nil {
 		return err
 	}
 	if err := attach(root, g.coll); err != nil {
 		return err
 	}
-	if err := settle(); err != nil {
+	if err := g.settle(); err != nil {
 		return err
 	}
 	return g.apply(state.Generation)
@@ -209,7 +216,7 @@ func (g *Guard) apply(present uint64) error {
 	if err := g.maps[guardMapShG_state].Put(uint32(0), &state); err != nil {
 		return fmt.Errorf("switch to the policy: %w", err)
 	}
-	if err := settle(); err != nil {
+	if err := g.settle(); err != nil {
 		return err
 	}
 	g.Files = len(l.writes)
@@ -242,11 +249,9 @@ func (g *Guard) trustsOf(generation uint64) (map[known]int, error) {
 
 // settle waits until every program that runs at a hook has begun after now: one that read the number of the
 // generation before could otherwise find its side of a label written for the next one, and see nothing.
-// The kernel waits for them with MEMBARRIER_CMD_GLOBAL, which is synchronize_rcu() (membarrier(2)).
-func settle() error {
-	const global = 1
-	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0); errno != 0 {
-		return fmt.Errorf("wait for what is being judged: membarrier: %w; a kernel with nohz_full= cannot do that", errno)
+func (g *Guard) settle() error {
+	if err := g.grace.Wait(); err != nil {
+		return fmt.Errorf("wait for what is being judged: %w", err)
 	}
 	return nil
 }
@@ -365,6 +370,9 @@ func (g *Guard) Close() {
 	}
 	if g.coll != nil {
 		g.coll.Close()
+	}
+	if g.grace != nil {
+		_ = g.grace.Close()
 	}
 	kernel.CloseMaps(g.maps)
 	g.unlock()

@@ -152,6 +152,21 @@ func pins(root string) (*kernel.MapSet, error) {
 	return kernel.NewMapSet(spec, kernel.MapDirectory(root, product, abi), nil, "run `shunt guard stop` first")
 }
 
+// oneLayout refuses a guard that another version has pinned, with maps of another layout.
+func oneLayout(root string) error {
+	pinned, err := kernel.PinnedABIs(root, product)
+	if err != nil {
+		return err
+	}
+	for _, other := range pinned {
+		if other != abi {
+			return fmt.Errorf("this machine is protected by another version of shunt, whose guard has pins of layout %d in %s; this version's is %d, and cannot take them over. End that protection with `shunt guard stop`, and run the command again",
+				other, kernel.MapDirectory(root, product, other), abi)
+		}
+	}
+	return nil
+}
+
 func linksFolder(root string) string { return filepath.Join(kernel.Directory(root, product), "links") }
 
 // attach puts all programs at their hooks and pins the links. Those of an earlier agent are removed after

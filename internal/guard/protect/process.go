@@ -24,7 +24,8 @@ const passesMax = 1000
 // giveRunning gives the processes that run already what the policy says of them. Those that begin later are the
 // programs' business: so it looks until a look finds nothing to change, and what forks from a process that
 // has its due gets it too. What a process that executes another program meanwhile was given in error is
-// taken away by the next look, before any of it counts.
+// taken away by the next look, before any of it counts. A program that executes takes what was given away before
+// it reads the label, so what it reads before the label is written is given again by a look.
 func (l *labeler) giveRunning(maps map[string]*ebpf.Map) error {
 	for range passesMax {
 		changed, err := l.pass(maps)

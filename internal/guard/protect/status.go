@@ -37,6 +37,9 @@ type Status struct {
 
 // Look says what is protected; nil: nothing.
 func Look(root string) (*Status, error) {
+	if err := oneLayout(root); err != nil {
+		return nil, err
+	}
 	set, err := pins(root)
 	if err != nil {
 		return nil, err
