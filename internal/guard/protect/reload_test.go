@@ -73,6 +73,9 @@ func (f *family) reload(t *testing.T, g *Guard, times int) {
 		if err := g.Apply(policy.Policy{Rules: [][]policy.Rule{forth, back}[i%2]}); err != nil {
 			t.Fatalf("reload %d: %v", i, err)
 		}
+		if i%100 == 0 {
+			t.Logf("%d of %d reloads", i, times)
+		}
 	}
 	for i, h := range all {
 		var done, refused int
