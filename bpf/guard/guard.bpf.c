@@ -318,6 +318,7 @@ int BPF_PROG(sh_exec, struct linux_binprm *bprm)
 	kept = bpf_task_storage_get(&sh_g_execs, task, 0, 0);
 	if (kept) {
 		going = *kept;
+		trust_renew(&going, task);
 		bpf_task_storage_delete(&sh_g_execs, task);
 	}
 	bpf_task_storage_delete(&sh_g_tasks,

@@ -66,6 +66,23 @@ static __always_inline void trust_sum(struct guard_trust *sum, struct task_struc
 	trust_add(sum, 1, bpf_task_storage_get(&sh_g_given1, leader, 0, 0));
 }
 
+/* What a process was given of a newer generation since it began to execute a file. */
+static __noinline int trust_renew(struct guard_trust *going, struct task_struct *task)
+{
+	struct guard_trust sum = {};
+
+	if (!going)
+		return 0;
+	trust_sum(&sum, task);
+	for (int i = 0; i < 2; i++) {
+		if (sum.generations[i] <= going->generations[i])
+			continue;
+		going->generations[i] = sum.generations[i];
+		going->trusts[i] = sum.trusts[i];
+	}
+	return 0;
+}
+
 /* The rules by which a process is trusted. */
 static __always_inline __u64 trust_of(struct task_struct *leader, __u64 generation)
 {
