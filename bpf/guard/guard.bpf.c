@@ -292,17 +292,24 @@ int BPF_PROG(sh_check, struct linux_binprm *bprm)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct guard_trust sum = {};
+	__u64 thread = (__u64)task;
 
 	if (bprm->interp == bprm->filename) {
 		trust_sum(&sum, task->group_leader);
-		bpf_task_storage_delete(&sh_g_execs, task);
+		bpf_map_delete_elem(&sh_g_execs, &thread);
 		if (sum.trusts[0] | sum.trusts[1])
-			bpf_task_storage_get(&sh_g_execs, task, &sum,
-					     BPF_LOCAL_STORAGE_GET_F_CREATE);
+			bpf_map_update_elem(&sh_g_execs, &thread, &sum, BPF_ANY);
 	}
 	if (!bprm->file->f_inode->i_nlink)
-		bpf_task_storage_delete(&sh_g_execs, task);
+		bpf_map_delete_elem(&sh_g_execs, &thread);
 	return 0;
+}
+
+static __always_inline void process_forget(struct guard_process *process)
+{
+	bpf_map_delete_elem(&sh_g_tasks, process);
+	bpf_map_delete_elem(&sh_g_given0, process);
+	bpf_map_delete_elem(&sh_g_given1, process);
 }
 
 /* A process is what it executes, and what it was started by if a rule trusts children. Under a debugger it
@@ -312,19 +319,18 @@ int BPF_PROG(sh_exec, struct linux_binprm *bprm)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct guard_trust next = {}, going = {}, *kept;
+	struct guard_process process = process_of(task);
 	struct guard_side sides[2] = {}, *own;
+	__u64 thread = (__u64)task;
 	int is_script;
 
-	kept = bpf_task_storage_get(&sh_g_execs, task, 0, 0);
+	kept = bpf_map_lookup_elem(&sh_g_execs, &thread);
 	if (kept) {
 		going = *kept;
 		trust_renew(&going, task);
-		bpf_task_storage_delete(&sh_g_execs, task);
+		bpf_map_delete_elem(&sh_g_execs, &thread);
 	}
-	bpf_task_storage_delete(&sh_g_tasks,
-				task); /* before the labels are read: see giveRunning */
-	bpf_task_storage_delete(&sh_g_given0, task);
-	bpf_task_storage_delete(&sh_g_given1, task);
+	process_forget(&process); /* before the labels are read: see giveRunning */
 	own = side_find(bprm->file->f_inode, 0);
 	if (own)
 		sides[0] = *own;
@@ -339,22 +345,38 @@ int BPF_PROG(sh_exec, struct linux_binprm *bprm)
 	     !environment_is_plain(bprm)))
 		next.trusts[0] = next.trusts[1] = 0;
 	if (next.trusts[0] | next.trusts[1] | next.guards[0] | next.guards[1])
-		bpf_task_storage_get(&sh_g_tasks, task, &next, BPF_LOCAL_STORAGE_GET_F_CREATE);
+		trust_put(&process, &next);
 	return 0;
 }
 
-/* A fork is the same program. Threads are the process's. */
-SEC("lsm/task_alloc")
+/* A fork is the same program. Threads are the process's. The new one has its number, and has not run. */
+SEC("tp_btf/task_newtask")
 int BPF_PROG(sh_fork, struct task_struct *task, unsigned long clone_flags)
 {
 	struct task_struct *current = bpf_get_current_task_btf();
+	struct guard_process process;
 	struct guard_trust sum = {};
 
 	if (clone_flags & THREAD)
 		return 0;
 	trust_sum(&sum, current->group_leader);
+	process = process_of(task);
 	if (sum.trusts[0] | sum.trusts[1] | sum.guards[0] | sum.guards[1])
-		bpf_task_storage_get(&sh_g_tasks, task, &sum, BPF_LOCAL_STORAGE_GET_F_CREATE);
+		trust_put(&process, &sum);
+	return 0;
+}
+
+/* The first thread's is the last one that the kernel lets go of. That of a fork that failed still has the
+ * numbers of its parent, and its parent's first thread. */
+SEC("lsm/task_free")
+int BPF_PROG(sh_end, struct task_struct *task)
+{
+	struct guard_process process;
+
+	if (BPF_CORE_READ(task, group_leader) != task)
+		return 0;
+	process = process_of(task);
+	process_forget(&process);
 	return 0;
 }
 

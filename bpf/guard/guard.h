@@ -10,6 +10,8 @@
 enum guard_constant {
 	GUARD_RULES_MAX = 64, /* a rule is a bit of a word */
 	GUARD_FILES_MAX = 1 << 18, /* protected inodes, executables and folders above */
+	GUARD_TASKS_MAX = 1 << 18, /* processes that are trusted or protected */
+	GUARD_EXECS_MAX = 1 << 13, /* processes that execute something at the same moment */
 	GUARD_NAME_BYTES = 256, /* of a rule's name and of a file's: NAME_MAX and a zero */
 	GUARD_PATH_BYTES =
 		1024, /* of names in an event; what is longer is cut at the root's side */
@@ -38,6 +40,12 @@ struct guard_file {
 	__u64 inode;
 	__u32 device; /* the file system's, as the kernel has it: major << 20 | minor */
 	__u32 generation; /* i_generation: tells files apart that have the same inode number in turn */
+};
+
+/* A process; no other one is ever the same. */
+struct guard_process {
+	__u64 id; /* of the first thread, in the machine's first PID namespace */
+	__u64 start; /* since boot, in hundredths of a second, as proc_pid_stat(5) has it */
 };
 
 /* What a policy says of an inode; each a mask of rules. The policy in force has the side of its number's lowest
@@ -89,6 +97,7 @@ struct guard_count {
 	__u64 denied;
 	__u64 audited;
 	__u64 unrecorded; /* new files that sh_g_files0 or 1 had no room for */
+	__u64 untrusted; /* processes that sh_g_tasks had no room for */
 };
 
 /* A rule, for people; both end with a zero. */

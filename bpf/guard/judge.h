@@ -9,26 +9,6 @@
 
 #define EPERM 1
 
-struct mm_struct {
-	struct file *exe_file;
-} KERNEL_STRUCT;
-
-struct fdtable {
-	struct file **fd;
-} KERNEL_STRUCT;
-
-struct files_struct {
-	struct fdtable *fdt;
-} KERNEL_STRUCT;
-
-/* What task.h does not have of it. */
-struct task_struct___guard {
-	int tgid;
-	unsigned int ptrace;
-	struct mm_struct *mm;
-	struct files_struct *files;
-} KERNEL_STRUCT;
-
 /*
  * What rules forbid. Key: the side of the generation × GUARD_OP_COUNT + enum guard_op; value: struct
  * guard_masks. User space writes, programs read. Never full. Upgrade: pinned, and taken over.

@@ -94,49 +94,56 @@ struct {
 } sh_g_files1 SEC(".maps");
 
 /*
- * Which processes are trusted and protected. Key: the task; value: struct guard_trust. Programs write at exec,
- * fork and ptrace, and read. Never full; without memory the process is not trusted. Goes with the task.
- * Upgrade: pinned, and taken over.
+ * Which processes are trusted and protected. No task storage: in 6.1 a look-up in it fails while another task
+ * of the same CPU is in one. Key: struct guard_process; value: struct guard_trust. Programs write at exec, fork
+ * and ptrace, read, and take those away that have ended; so does user space. Full: the process is not trusted,
+ * and is counted in sh_g_counts. Upgrade: pinned, and taken over.
  */
 struct {
-	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, GUARD_TASKS_MAX);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
+	__type(key, struct guard_process);
 	__type(value, struct guard_trust);
 } sh_g_tasks SEC(".maps");
 
 /*
  * The same for processes that ran already when a policy was loaded, of generations with an even number. Key:
- * the task; value: struct guard_given. User space writes that of the generation that is not in force;
- * programs read, and take it away at exec. Never full. Goes with the task. Upgrade: pinned, and taken over.
+ * struct guard_process; value: struct guard_given. User space writes that of the generation that is not in
+ * force; programs read, and take it away at exec and at the end. Full: a load is refused. Upgrade: pinned, and
+ * taken over.
  */
 struct {
-	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, GUARD_TASKS_MAX);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
+	__type(key, struct guard_process);
 	__type(value, struct guard_given);
 } sh_g_given0 SEC(".maps");
 
 /*
- * Of generations with an odd number. Key: the task; value: struct guard_given. User space writes, programs
- * read, and take it away at exec. Never full. Goes with the task. Upgrade: pinned, and taken over.
+ * Of generations with an odd number. Key: struct guard_process; value: struct guard_given. User space writes,
+ * programs read, and take it away at exec and at the end. Full: a load is refused. Upgrade: pinned, and taken
+ * over.
  */
 struct {
-	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, GUARD_TASKS_MAX);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
+	__type(key, struct guard_process);
 	__type(value, struct guard_given);
 } sh_g_given1 SEC(".maps");
 
 /*
- * What a process that executes a file may take along. Key: the task; value: struct guard_trust. Programs
- * write when the file is opened, and read when it is in place. Never full; without memory nothing goes
- * along. Goes with the task. Upgrade: pinned, and taken over.
+ * What a process that executes a file may take along. Key: the address of the thread's struct task_struct,
+ * which stays when the thread becomes the process's first; value: struct guard_trust. Programs write when the
+ * file is opened, and read when it is in place. Full: the oldest goes, and nothing goes along. Upgrade: pinned,
+ * and taken over.
  */
 struct {
-	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, GUARD_EXECS_MAX);
+	__type(key, __u64);
 	__type(value, struct guard_trust);
 } sh_g_execs SEC(".maps");
 

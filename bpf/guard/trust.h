@@ -16,6 +16,7 @@
 
 #define STRINGS_MAX (1 << 17) /* arguments and variables that are looked at; with more, no trust */
 #define STRING_BYTES 128 /* that are read at once */
+#define TICK_NS 10000000 /* a second by USER_HZ of asm-generic/param.h */
 
 struct vfsmount {
 	struct dentry *mnt_root;
@@ -42,6 +43,47 @@ struct linux_binprm {
 	unsigned long exec;
 } KERNEL_STRUCT;
 
+struct mm_struct {
+	struct file *exe_file;
+} KERNEL_STRUCT;
+
+struct fdtable {
+	struct file **fd;
+} KERNEL_STRUCT;
+
+struct files_struct {
+	struct fdtable *fdt;
+} KERNEL_STRUCT;
+
+/* What task.h does not have of it. */
+struct task_struct___guard {
+	int tgid;
+	unsigned int ptrace;
+	struct mm_struct *mm;
+	struct files_struct *files;
+} KERNEL_STRUCT;
+
+static __always_inline struct guard_process process_of(struct task_struct *leader)
+{
+	struct guard_process process = {};
+
+	process.id = BPF_CORE_READ((struct task_struct___guard *)leader, tgid);
+	process.start = BPF_CORE_READ(leader, start_boottime) / TICK_NS;
+	return process;
+}
+
+/* What a process has from now on. */
+static __always_inline void trust_put(struct guard_process *process, struct guard_trust *trust)
+{
+	struct guard_count *count;
+
+	if (!bpf_map_update_elem(&sh_g_tasks, process, trust, BPF_ANY))
+		return;
+	count = count_get();
+	if (count)
+		count->untrusted++;
+}
+
 static __always_inline void trust_add(struct guard_trust *sum, int side, struct guard_given *given)
 {
 	if (!given || given->generation < sum->generations[side])
@@ -58,12 +100,13 @@ static __always_inline void trust_add(struct guard_trust *sum, int side, struct 
 /* All that a process has; it has to be the first thread. */
 static __always_inline void trust_sum(struct guard_trust *sum, struct task_struct *leader)
 {
-	struct guard_trust *own = bpf_task_storage_get(&sh_g_tasks, leader, 0, 0);
+	struct guard_process process = process_of(leader);
+	struct guard_trust *own = bpf_map_lookup_elem(&sh_g_tasks, &process);
 
 	if (own)
 		*sum = *own;
-	trust_add(sum, 0, bpf_task_storage_get(&sh_g_given0, leader, 0, 0));
-	trust_add(sum, 1, bpf_task_storage_get(&sh_g_given1, leader, 0, 0));
+	trust_add(sum, 0, bpf_map_lookup_elem(&sh_g_given0, &process));
+	trust_add(sum, 1, bpf_map_lookup_elem(&sh_g_given1, &process));
 }
 
 /* What a process was given of a newer generation since it began to execute a file. */
@@ -110,16 +153,17 @@ static __always_inline __u64 trust_left(struct guard_trust *tracer, int side, __
 /* A process that another one controls is trusted for no more than that one is. */
 static __noinline int trust_lose(struct task_struct *leader, struct task_struct *tracer)
 {
-	struct guard_trust sum = {}, *own = bpf_task_storage_get(&sh_g_tasks, leader, 0, 0);
+	struct guard_process process = process_of(leader);
+	struct guard_trust sum = {}, *own = bpf_map_lookup_elem(&sh_g_tasks, &process);
 	struct guard_given *given;
 
 	trust_sum(&sum, tracer);
 	for (int i = 0; i < 2 && own; i++)
 		own->trusts[i] &= trust_left(&sum, i, own->generations[i]);
-	given = bpf_task_storage_get(&sh_g_given0, leader, 0, 0);
+	given = bpf_map_lookup_elem(&sh_g_given0, &process);
 	if (given)
 		given->trusts &= trust_left(&sum, 0, given->generation);
-	given = bpf_task_storage_get(&sh_g_given1, leader, 0, 0);
+	given = bpf_map_lookup_elem(&sh_g_given1, &process);
 	if (given)
 		given->trusts &= trust_left(&sum, 1, given->generation);
 	return 0;

@@ -320,6 +320,9 @@ func printGuardStatus(w io.Writer, status *protect.Status, now time.Time) {
 		fmt.Fprintf(w, "Nobody has listened for %s. Files are protected all the same; `shunt guard run` tells again.\n", ago(status.Heard))
 	}
 	fmt.Fprintf(w, "%d denied, %d audited, %d of these told to nobody.\n", status.Denied, status.Audited, status.Unheard)
+	if status.Untrusted > 0 {
+		fmt.Fprintf(w, "warning: %d processes were neither trusted nor protected, because there were too many: protect and trust fewer programs\n", status.Untrusted)
+	}
 	if status.Unrecord > 0 {
 		fmt.Fprintf(w, "warning: %d new files are protected only by their folder, because there are too many: protect fewer\n", status.Unrecord)
 	}

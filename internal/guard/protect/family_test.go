@@ -180,6 +180,7 @@ func (f *family) test(t *testing.T) {
 	f.try(t, true, "test/bin/app", "nameless", "test/data")
 	f.try(t, true, "test/bin/app", "nameless script", "test/data")
 	sub.expect(true, f.path("test/bin/app"), "write-after-traceme", f.path("test/data"), "under its parent's control")
+	sub.expect(false, f.path("test/bin/app"), "write-after-failed-fork", f.path("test/data"), "whose fork failed")
 	h, err := begin(f.path("test/bin/app"), "write-path", f.path("test/data"), "LD_PRELOAD=/tmp/evil.so")
 	if err != nil {
 		t.Fatal(err)

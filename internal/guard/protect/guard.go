@@ -223,6 +223,9 @@ func (g *Guard) apply(present uint64) error {
 	if g.Mapped, err = l.mappings(); err != nil {
 		return err
 	}
+	if err := forgetEnded(g.maps); err != nil {
+		return err
+	}
 	return l.forget([2]*ebpf.Map{g.maps[fileMaps[0]], g.maps[fileMaps[1]]})
 }
 

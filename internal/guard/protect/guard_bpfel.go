@@ -26,6 +26,8 @@ type guardGuardConstant uint32
 const (
 	guardGuardConstantGUARD_RULES_MAX  guardGuardConstant = 64
 	guardGuardConstantGUARD_FILES_MAX  guardGuardConstant = 262144
+	guardGuardConstantGUARD_TASKS_MAX  guardGuardConstant = 262144
+	guardGuardConstantGUARD_EXECS_MAX  guardGuardConstant = 8192
 	guardGuardConstantGUARD_NAME_BYTES guardGuardConstant = 256
 	guardGuardConstantGUARD_PATH_BYTES guardGuardConstant = 1024
 	guardGuardConstantGUARD_DEPTH_MAX  guardGuardConstant = 24
@@ -37,6 +39,7 @@ type guardGuardCount struct {
 	Denied     uint64
 	Audited    uint64
 	Unrecorded uint64
+	Untrusted  uint64
 }
 
 type guardGuardEvent struct {
@@ -97,6 +100,12 @@ const (
 	guardGuardOpGUARD_OP_COUNT guardGuardOp = 10
 )
 
+type guardGuardProcess struct {
+	_     structs.HostLayout
+	Id    uint64
+	Start uint64
+}
+
 type guardGuardRule struct {
 	_     structs.HostLayout
 	Name  [64]int8
@@ -150,6 +159,7 @@ const (
 	guardMapShG_tasks      = "sh_g_tasks"
 	guardProgShCheck       = "sh_check"
 	guardProgShCreate      = "sh_create"
+	guardProgShEnd         = "sh_end"
 	guardProgShExec        = "sh_exec"
 	guardProgShFork        = "sh_fork"
 	guardProgShFree        = "sh_free"
@@ -228,6 +238,7 @@ type guardSpecs struct {
 type guardProgramSpecs struct {
 	ShCheck       *ebpf.ProgramSpec `ebpf:"sh_check"`
 	ShCreate      *ebpf.ProgramSpec `ebpf:"sh_create"`
+	ShEnd         *ebpf.ProgramSpec `ebpf:"sh_end"`
 	ShExec        *ebpf.ProgramSpec `ebpf:"sh_exec"`
 	ShFork        *ebpf.ProgramSpec `ebpf:"sh_fork"`
 	ShFree        *ebpf.ProgramSpec `ebpf:"sh_free"`
@@ -365,6 +376,7 @@ type guardVariables struct {
 type guardPrograms struct {
 	ShCheck       *ebpf.Program `ebpf:"sh_check"`
 	ShCreate      *ebpf.Program `ebpf:"sh_create"`
+	ShEnd         *ebpf.Program `ebpf:"sh_end"`
 	ShExec        *ebpf.Program `ebpf:"sh_exec"`
 	ShFork        *ebpf.Program `ebpf:"sh_fork"`
 	ShFree        *ebpf.Program `ebpf:"sh_free"`
@@ -402,6 +414,7 @@ func (p *guardPrograms) Close() error {
 	return _GuardClose(
 		p.ShCheck,
 		p.ShCreate,
+		p.ShEnd,
 		p.ShExec,
 		p.ShFork,
 		p.ShFree,

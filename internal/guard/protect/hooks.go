@@ -197,10 +197,16 @@ func attach(root string, coll *ebpf.Collection) (err error) {
 		}
 	}()
 	for _, name := range slices.Sorted(maps.Keys(coll.Programs)) {
-		if coll.Programs[name].Type() != ebpf.LSM {
+		var l link.Link
+		var err error
+		switch program := coll.Programs[name]; program.Type() {
+		case ebpf.LSM:
+			l, err = link.AttachLSM(link.LSMOptions{Program: program})
+		case ebpf.Tracing:
+			l, err = link.AttachTracing(link.TracingOptions{Program: program, AttachType: ebpf.AttachTraceRawTp})
+		default:
 			continue
 		}
-		l, err := link.AttachLSM(link.LSMOptions{Program: coll.Programs[name]})
 		if err != nil {
 			return activeModules().refusal(fmt.Errorf("attach %s: %w", name, err), true)
 		}

@@ -276,8 +276,29 @@ var onPath = []row{
 		}
 		return openWrite(w.dir, unix.O_WRONLY)
 	}},
+	{name: "write-after-failed-fork", attempt: func(w *work) error {
+		if err := failFork(); err != nil {
+			return err
+		}
+		return openWrite(w.dir, unix.O_WRONLY)
+	}},
 	{name: "start-other", attempt: func(w *work) error { return startNext(w, "other") }},
 	{name: "start-trusted", attempt: func(w *work) error { return startNext(w, "trusted") }},
+}
+
+// failFork asks for a child with a number that there is (clone3(2)): it fails when most of the child is there.
+func failFork() error {
+	taken := int32(1)
+	arguments := struct {
+		flags, pidfd, childID, parentID, signal, stack, stackSize, tls uint64
+		numbers                                                        unsafe.Pointer
+		size, cgroup                                                   uint64
+	}{signal: uint64(unix.SIGCHLD), numbers: unsafe.Pointer(&taken), size: 1}
+	_, _, errno := unix.Syscall(unix.SYS_CLONE3, uintptr(unsafe.Pointer(&arguments)), unsafe.Sizeof(arguments), 0)
+	if errno != unix.EEXIST {
+		return fmt.Errorf("a fork with the number of process 1: %w", errno)
+	}
+	return nil
 }
 
 // startNext has another program, beside this one, write to the path.

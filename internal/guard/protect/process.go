@@ -38,7 +38,7 @@ func (l *labeler) giveRunning(maps map[string]*ebpf.Map) error {
 
 // running is a process as it was seen.
 type running struct {
-	fd     int // pidfd
+	key    guardGuardProcess
 	exe    place
 	parent int
 	kernel guardGuardTrust    // what the programs noted
@@ -51,11 +51,6 @@ func (l *labeler) pass(maps map[string]*ebpf.Map) (changed bool, err error) {
 		return false, err
 	}
 	all := map[int]*running{}
-	defer func() {
-		for _, p := range all {
-			_ = unix.Close(p.fd)
-		}
-	}()
 	for _, id := range ids {
 		p, err := look(id, maps)
 		if err != nil {
@@ -78,7 +73,7 @@ func (l *labeler) pass(maps map[string]*ebpf.Map) (changed bool, err error) {
 			continue
 		}
 		changed = true
-		if err := maps[givenMaps[side]].Put(uint32(p.fd), &want); err != nil && !isGone(err) {
+		if err := maps[givenMaps[side]].Put(&p.key, &want); err != nil {
 			return false, fmt.Errorf("give process %d what the policy says of it: %w", id, err)
 		}
 	}
@@ -90,33 +85,51 @@ var givenMaps = [2]string{guardMapShG_given0, guardMapShG_given1}
 
 // look is a process with what it has; nil: it has ended, or is a thread of the kernel.
 func look(id int, maps map[string]*ebpf.Map) (*running, error) {
-	fd, err := unix.PidfdOpen(id, 0)
-	if errors.Is(err, unix.ESRCH) {
+	p := &running{exe: executable(id)}
+	if p.exe == (place{}) {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	p := &running{fd: fd, exe: executable(id), parent: parent(id)}
-	if p.exe == (place{}) {
-		return nil, unix.Close(fd)
+	var ok bool
+	if p.parent, p.key, ok = origin(id); !ok {
+		return nil, nil
 	}
 	for _, of := range []struct {
 		from string
 		to   any
 	}{{guardMapShG_tasks, &p.kernel}, {givenMaps[0], &p.given[0]}, {givenMaps[1], &p.given[1]}} {
-		err := maps[of.from].Lookup(uint32(fd), of.to)
-		if err != nil && !isGone(err) { // or has none
-
-			_ = unix.Close(fd)
+		if err := maps[of.from].Lookup(&p.key, of.to); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return nil, err
 		}
 	}
 	return p, nil
 }
 
-// isGone is whether the process of a descriptor has ended, or has nothing.
-func isGone(err error) bool { return errors.Is(err, unix.ESRCH) || errors.Is(err, ebpf.ErrKeyNotExist) }
+// forgetEnded takes away what processes had that have ended. The programs do that, too, but not while they write
+// to the same map on the same CPU, and not for what was given to a process that was ending.
+func forgetEnded(maps map[string]*ebpf.Map) error {
+	var errs []error
+	for _, name := range []string{guardMapShG_tasks, givenMaps[0], givenMaps[1]} {
+		var process guardGuardProcess
+		var value []byte
+		var ended []guardGuardProcess
+		entries := maps[name].Iterate()
+		for entries.Next(&process, &value) {
+			if _, now, ok := origin(int(process.Id)); !ok || now != process {
+				ended = append(ended, process)
+			}
+		}
+		errs = append(errs, entries.Err())
+		for _, process := range ended {
+			if err := maps[name].Delete(&process); !errors.Is(err, ebpf.ErrKeyNotExist) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("forget processes that have ended: %w", err)
+	}
+	return nil
+}
 
 // ancestorsMax bounds how far up trust is looked for.
 const ancestorsMax = 64
@@ -158,14 +171,16 @@ func (l *labeler) had(p *running) (trusts uint64) {
 	return trusts
 }
 
-// parent is who started a process, or who has taken it over (proc_pid_stat(5)).
-func parent(id int) (parent int) {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", id))
-	_, rest, _ := strings.Cut(string(text[max(0, bytes.LastIndexByte(text, ')')):]), ") ")
-	if fields := strings.Fields(rest); len(fields) > 1 {
-		parent, _ = strconv.Atoi(fields[1])
+// origin is who started a process, or who has taken it over, and when it began (proc_pid_stat(5)).
+func origin(id int) (parent int, process guardGuardProcess, ok bool) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", id))
+	fields := strings.Fields(string(text[max(0, bytes.LastIndexByte(text, ')')):])) // the second one and those after it
+	if err != nil || len(fields) < 21 {
+		return 0, process, false
 	}
-	return parent
+	parent, err1 := strconv.Atoi(fields[2])
+	start, err2 := strconv.ParseUint(fields[20], 10, 64)
+	return parent, guardGuardProcess{Id: uint64(id), Start: start}, errors.Join(err1, err2) == nil
 }
 
 // nameless is whether a process runs a file without a name, such as a memfd.

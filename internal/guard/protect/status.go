@@ -33,6 +33,7 @@ type Status struct {
 	Audited   uint64       `json:"audited"`
 	Unheard   uint64       `json:"unheard"`    // of these, not read by a process
 	Unrecord  uint64       `json:"unrecorded"` // new files that are protected only while they are in memory
+	Untrusted uint64       `json:"untrusted"`  // processes that there was no room for: neither trusted nor protected
 }
 
 // Look says what is protected; nil: nothing.
@@ -69,7 +70,7 @@ func Look(root string) (*Status, error) {
 	}
 	total := counts.Denied + counts.Audited
 	s := &Status{Policy: state.Generation, Since: event.Time(agent.BeganNs), Loaded: event.Time(state.LoadedNs), Heard: event.Time(agent.HeardNs),
-		Denied: counts.Denied, Audited: counts.Audited, Unheard: total - min(total, agent.Heard), Unrecord: counts.Unrecorded}
+		Denied: counts.Denied, Audited: counts.Audited, Unheard: total - min(total, agent.Heard), Unrecord: counts.Unrecorded, Untrusted: counts.Untrusted}
 	for i := range uint32(policy.RulesMax) {
 		var r guardGuardRule
 		if err := maps[guardMapShG_rules].Lookup(uint32(state.Generation&1)*policy.RulesMax+i, &r); err != nil {
@@ -94,7 +95,8 @@ func countsOf(maps map[string]*ebpf.Map) (sum guardGuardCount, err error) {
 		return sum, fmt.Errorf("read how often something was denied: %w", err)
 	}
 	for _, c := range each {
-		sum.Denied, sum.Audited, sum.Unrecorded = sum.Denied+c.Denied, sum.Audited+c.Audited, sum.Unrecorded+c.Unrecorded
+		sum.Denied, sum.Audited = sum.Denied+c.Denied, sum.Audited+c.Audited
+		sum.Unrecorded, sum.Untrusted = sum.Unrecorded+c.Unrecorded, sum.Untrusted+c.Untrusted
 	}
 	return sum, nil
 }

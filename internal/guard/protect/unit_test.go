@@ -143,14 +143,14 @@ func TestEnvironmentThatLoadsCode(t *testing.T) {
 		if got := plainEnvironment(id); got != want {
 			t.Errorf("%s: plain %v, want %v", variable, got, want)
 		}
-		if parent(id) != os.Getpid() || nameless(id) {
-			t.Errorf("parent %d, nameless %v", parent(id), nameless(id))
+		if parent, process, ok := origin(id); !ok || parent != os.Getpid() || process.Id != uint64(id) || process.Start == 0 || nameless(id) {
+			t.Errorf("parent %d, process %+v, nameless %v", parent, process, nameless(id))
 		}
 		if err := errors.Join(in.Close(), cmd.Wait()); err != nil {
 			t.Error(err)
 		}
 	}
-	if plainEnvironment(0) || !nameless(0) {
+	if _, _, ok := origin(0); ok || plainEnvironment(0) || !nameless(0) {
 		t.Error("a process that there is not is trusted")
 	}
 }
