@@ -23,7 +23,7 @@ TESTFLAGS ?=
 # Packages whose tests also run under other kernels, and the kernels; "host" is the one that
 # runs. Only the whole is recorded for the README.
 KERNELS ?= 6.1,6.12,host
-KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath,./internal/lb/decap,./internal/lb/sock,./internal/lb/backend,./internal/udp/xsk,./internal/udp/hook,./internal/udp/lease,./internal/udp/broker,./internal/udp/daemon,./internal/guard/protect,./sensor,./internal/event,./internal/diag/...,./test/cost,./test/packet,./test/net
+KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath,./internal/lb/decap,./internal/lb/sock,./internal/lb/backend,./internal/udp/xsk,./internal/udp/hook,./internal/udp/lease,./internal/udp/broker,./internal/udp/daemon,./internal/udp/doctor,./internal/guard/protect,./sensor,./internal/event,./internal/diag/...,./test/cost,./test/packet,./test/net
 KERNELFLAGS ?= --record
 ifdef QUICK
 KERNELS := 6.1
@@ -51,13 +51,24 @@ test: go-version
 	@[ "$$(id -u)" -eq 0 ] || echo "make test: not root, so tests that load BPF programs or make network namespaces will skip"
 	$(GO) test -count=1 -timeout 20m $(BESIDE) $(TESTFLAGS) $(LONGEST) ./...
 	$(GO) test -C kube -count=1 $(TESTFLAGS) ./command ./source ./translate
-	$(GO) test -C test/kube -count=1 $(TESTFLAGS) ./plane
+	$(GO) test -C test/kube -count=1 $(TESTFLAGS) ./node ./plane
 
-## make test-kube         Services of a real apiserver, with packets; as root. The control plane is compiled once, in minutes
+# The binaries of a test cluster: static, because their images have nothing else.
+WITH_KUBE = control="$$(GO='$(GO)' test/kube/build)" && programs="$$(mktemp -d)" && trap 'rm -rf "$$programs"' EXIT && \
+	CGO_ENABLED=0 $(GO) build -C kube -trimpath -o "$$programs/" ./cmd/shunt-kube ./cluster/pod ./cluster/demo
+
+## make test-kube         Services of a real apiserver, with packets, and of a cluster of three nodes; as root. Kubernetes is compiled once, in minutes
 .PHONY: test-kube
 test-kube: go-version
-	@echo "make test-kube: no Debian packages are needed"
-	control="$$(GO='$(GO)' test/kube/build)" && SHUNT_KUBE="$$control" $(GO) test -C kube -count=1 $(TESTFLAGS) ./...
+	.ci/packages containerd runc containernetworking-plugins
+	$(WITH_KUBE) && SHUNT_KUBE="$$control" SHUNT_KUBE_PROGRAMS="$$programs" $(GO) test -C kube -count=1 $(TESTFLAGS) ./...
+
+## make demo-kube         a cluster of three nodes without kube-proxy, and its Services; as root. Kubernetes is compiled once, in minutes
+.PHONY: demo-kube
+demo-kube: go-version
+	@[ "$$(id -u)" -eq 0 ] || { echo "make demo-kube: namespaces and BPF need root: run it with sudo" >&2; exit 1; }
+	.ci/packages containerd runc containernetworking-plugins
+	@$(WITH_KUBE) && "$$programs/demo" --kube "$$control" --programs "$$programs"
 
 ## make generate          BPF objects, Go bindings and the API, from their sources
 .PHONY: generate
@@ -98,20 +109,20 @@ lint-shunt: go-version
 	$(GO) run $(STATICCHECK) ./...
 	@dead="$$($(GO) run $(DEADCODE) -test ./...)" || exit 1; \
 	if [ -n "$$dead" ]; then echo "neither a program nor a test calls these functions; remove them:"; echo "$$dead"; exit 1; fi
-	find bpf bench -name '*.[ch]' -print0 | xargs -0 clang-format-19 --dry-run -Werror
+	find bpf bench udp -name '*.[ch]' -print0 | xargs -0 clang-format-19 --dry-run -Werror
 
 # The Go modules of their own. Kubernetes' libraries take minutes where they have not been compiled yet.
 .PHONY: lint-nested
 lint-nested: go-version
 	cd kube && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./...
-	$(GO) vet -C test/kube ./plane
+	$(GO) vet -C test/kube ./node ./plane
 
 ## make format            gofmt and clang-format, in place
 .PHONY: format
 format:
 	.ci/packages clang-format-19
 	gofmt -w api bench cmd internal kube packaging sensor test udp
-	find bpf bench -name '*.[ch]' -print0 | xargs -0 clang-format-19 -i
+	find bpf bench udp -name '*.[ch]' -print0 | xargs -0 clang-format-19 -i
 
 ## make test-loaded       all tests RUNS times (20), with two busy loops beside them
 .PHONY: test-loaded

@@ -112,6 +112,7 @@ enum feature {
 	FEATURE_CARRY = 0x10, /* flows of another ABI are being carried over (carry.h) */
 	FEATURE_ADDRESSES = 0x20, /* slots that the two addresses alone decide */
 	FEATURE_VLAN = 0x40, /* interfaces whose frames are tagged at another one (vlan.h) */
+	FEATURE_DECAP = 0x80, /* this host is a backend behind tunnels (hand.h) */
 };
 
 /* Who sends answers that only the flow table tells from what is not ours. */

@@ -15,6 +15,7 @@
 
 #include "hop.h"
 #include "track.h"
+#include "traffic.h"
 
 enum advance {
 	ADVANCE_GO = 0,    /* the packet belongs to the flow */
@@ -25,7 +26,7 @@ enum advance {
 static __always_inline __u8 state_after_client(__u8 state, const struct packet *p)
 {
 	if (p->key.protocol == IPPROTO_TCP) {
-		if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
+		if (is_first(p))
 			/* A new connection on a closed one's tuple: see reopens. */
 			return state_is_closed(state) ? state & FLOW_SLOTTED : state;
 		if (p->tcp_flags & TCP_RST)
@@ -119,8 +120,11 @@ static __noinline enum advance flow_advance(struct frame_ctx *ctx, struct packet
 		return ADVANCE_OVER;
 	if (state == old && f->direction == DIRECTION_BACKEND)
 		return ADVANCE_GO; /* nothing that the twin would have to know */
-	if (!twin_follow(ctx, p, f, state & ~old, old & ~state))
+	if (!twin_follow(ctx, p, f, state & ~old, old & ~state)) {
+		if (begins_again(p, f))
+			traffic_flow_count(f->service_index, f->backend);
 		return ADVANCE_GO;
+	}
 	f->life = life_make(f->nonce, state, now);
 	if (entry_end(&p->key, live, f))
 		service_flow_end(f);

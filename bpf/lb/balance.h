@@ -95,6 +95,27 @@ static __always_inline int flow_deserts(const struct packet *p, const struct flo
 	       (is_first(p) && !(life_state(f->life) & FLOW_REPLIED));
 }
 
+/* A connection that begins on a closed one's tuple. 1: it takes the closed one's flow over. 0: it is
+ * placed anew, and the flow's twin rests, because the backend may remember a connection of the port.
+ * -1: its source may not. */
+static __noinline int closed_begins(struct packet *p, struct flow *live, const struct flow *f)
+{
+	enum reason reason;
+
+	if (!live)
+		return 0;
+	if (!reopens(p, f)) {
+		if (entry_end(&p->key, live, f))
+			service_flow_end(f);
+		return 0;
+	}
+	reason = client_admit(p, f->service_index, 1);
+	if (reason == REASON_NONE)
+		return 1;
+	drop(p, reason);
+	return -1;
+}
+
 /* Finds the packet's flow. 1: in f, and it goes on. 0: the packet is a first one, or nobody's.
  * -1: it begins another connection on a closed one's tuple, and its source may not. -2: its flow is
  * still the ABI's before. */
@@ -103,7 +124,7 @@ static __always_inline int flow_lookup(struct frame_ctx *ctx, struct packet *p, 
 {
 	struct flow *live = flow_find(&p->key, f);
 	struct backend *backend;
-	enum reason reason;
+	int found;
 
 	if ((features & FEATURE_CARRY) && carry_is_due(&p->key, live ? f : 0))
 		return -2;
@@ -118,19 +139,10 @@ static __always_inline int flow_lookup(struct frame_ctx *ctx, struct packet *p, 
 	}
 	if (flow_is_settled(p, f, now))
 		return 1;
-	if (is_first(p) && f->direction == DIRECTION_CLIENT &&
-	    state_is_closed(life_state(f->life))) {
-		if (!reopens(p, f)) {
-			/* The twin rests: the backend may remember a connection of the port. */
-			if (entry_end(&p->key, live, f))
-				service_flow_end(f);
-			return 0;
-		}
-		reason = client_admit(p, f->service_index, 1);
-		if (reason != REASON_NONE) {
-			drop(p, reason);
-			return -1;
-		}
+	if (begins_again(p, f)) {
+		found = closed_begins(p, live, f);
+		if (found <= 0)
+			return found;
 	}
 	if (flow_advance(ctx, p, live, f) != ADVANCE_GO)
 		return 0;

@@ -139,11 +139,24 @@ static __always_inline __u32 flow_timeout(const struct settings *s, __u8 protoco
 	return s->timeouts[TIMEOUT_TCP_ESTABLISHED];
 }
 
+/* Whether the packet asks for a TCP connection. */
+static __always_inline int is_first(const struct packet *p)
+{
+	return p->key.protocol == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+}
+
 static __always_inline int state_is_closed(__u8 state)
 {
 	const __u8 fins = FLOW_FIN_CLIENT | FLOW_FIN_BACKEND;
 
 	return (state & FLOW_RESET) || (state & fins) == fins;
+}
+
+/* Whether a client's packet begins another connection on a closed one's tuple. */
+static __always_inline int begins_again(const struct packet *p, const struct flow *f)
+{
+	return f->direction == DIRECTION_CLIENT && is_first(p) &&
+	       state_is_closed(life_state(f->life));
 }
 
 /* The count of a service's flows, if the generation has not passed its place on. */

@@ -218,6 +218,17 @@ struct {
 	__uint(max_entries, 2 * INTERFACE_MAX);
 } sh_vlan_progs SEC(".maps");
 
+/* Index in sh_interfaces -> its copy of sh_decap, where this host is a backend behind tunnels. Written
+ * by the daemon once the interface has a program, read by programs with FEATURE_DECAP. The kernel
+ * empties it when nobody in user space holds it any more; it is pinned like all here. Cannot be full.
+ * Both ABIs of an upgrade share it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, INTERFACE_MAX);
+} sh_decap_progs SEC(".maps");
+
 /* Service index -> traffic, per CPU. Written by the programs, summed by user space, zeroed
  * when another service takes the index. Cannot be full. Outlives the daemon. */
 struct {

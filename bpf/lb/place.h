@@ -35,11 +35,6 @@ struct placing {
 
 SCRATCH(sh_placing, struct placing);
 
-static __always_inline int is_first(const struct packet *p)
-{
-	return p->key.protocol == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
-}
-
 /* Whether this is no packet, but what an ICMP error tells of a flow: no TCP or UDP header is
  * empty. It is placed as a packet of the flow, and leaves no trace. */
 static __always_inline int is_quoted(const struct packet *p)

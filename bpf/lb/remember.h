@@ -141,7 +141,7 @@ static __always_inline __u8 remembered_after(__u8 flags, const struct packet *p)
 		return flags;
 	if (p->tcp_flags & TCP_RST)
 		return flags | REMEMBERED_RESET;
-	if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
+	if (is_first(p))
 		return flags;
 	flags &= ~(REMEMBERED_SYN | REMEMBERED_RESET);
 	if (p->tcp_flags & TCP_FIN)

@@ -3,6 +3,7 @@
  * The load balancer at XDP. One copy is loaded per interface (lb/config.h).
  *
  *   frame ─► stages (lb/balance.h) ─┬─► passes ─► another XDP program, if there is one ─► stack
+ *                                    ├─► passes, a tunnel's ─► sh_decap, if this host is a backend
  *                                    ├─► back ───► out of the same interface
  *                                    ├─► on ─────► out of another one
  *                                    ├─► tagged ─► sh_vlan, if there is one, else as passes
@@ -13,6 +14,7 @@
 #include "balance.h"
 #include "carry.h"
 #include "chain.h"
+#include "hand.h"
 #include "port.h"
 #include "vlan.h"
 
@@ -37,8 +39,11 @@ int sh_xdp(struct xdp_md *ctx)
 	if (p.reason)
 		count_reason(p.reason, p.frame_size);
 	switch (verdict) {
-	case VERDICT_HOST:
 	case VERDICT_PASS:
+		if (features & FEATURE_DECAP)
+			tunnel_hand_on(ctx, &p);
+		__attribute__((fallthrough));
+	case VERDICT_HOST:
 		chain_after(ctx);
 		return XDP_PASS;
 	case VERDICT_ANSWER:

@@ -60,6 +60,7 @@ struct passage {
 	__u32 ifindex; /* of the destination's interface */
 	__u16 mtu;
 	__u8 protocol;
+	__u8 is_first; /* it may begin a connection */
 	enum segment segment;
 };
 
@@ -168,6 +169,7 @@ static __always_inline enum pod_left transport_read(struct __sk_buff *skb, struc
 		p->tuple.ipv6.dport = udp->dest;
 	}
 	if (p->protocol == IPPROTO_UDP) {
+		p->is_first = 1;
 		p->network_size += sizeof(*udp);
 		return POD_TAKEN;
 	}
@@ -175,7 +177,8 @@ static __always_inline enum pod_left transport_read(struct __sk_buff *skb, struc
 		return POD_MALFORMED;
 	p->network_size += tcp->doff * 4;
 	flags = ((__u8 *)tcp)[TCP_FLAGS_OFFSET];
-	if (flags & TCP_SYN)
+	p->is_first = !!(flags & TCP_SYN);
+	if (p->is_first)
 		return mode == POD_MODE_BYPASS ? POD_TAKEN : POD_HANDSHAKE;
 	if (flags & TCP_RST)
 		p->segment = SEGMENT_RST;
@@ -247,21 +250,56 @@ static __always_inline enum pod_left entry_judge(const struct passage *p,
 	return entry_is_liberal(entry) ? POD_TAKEN : POD_UNPREPARED;
 }
 
-static __always_inline enum pod_left conntrack_ask(struct __sk_buff *skb, struct passage *p)
+static __always_inline struct nf_conn *entry_find(struct __sk_buff *skb, const struct passage *p,
+						  struct bpf_sock_tuple *tuple)
 {
 	struct bpf_ct_opts opts = { .netns_id = -1, .l4proto = p->protocol };
-	enum pod_left left;
+
+	if (p->tuple_size == sizeof(tuple->ipv4))
+		return bpf_skb_ct_lookup(skb, tuple, sizeof(tuple->ipv4), &opts, sizeof(opts));
+	return bpf_skb_ct_lookup(skb, tuple, sizeof(tuple->ipv6), &opts, sizeof(opts));
+}
+
+/*
+ * Whether the answers to a packet that conntrack does not know would be translated: its source has asked
+ * a service from the same port, and got the same pod, not long ago. The host's stack gives the
+ * packet another port then.
+ */
+static __always_inline int answer_is_translated(struct __sk_buff *skb, const struct passage *p)
+{
+	struct bpf_sock_tuple back = {};
 	struct nf_conn *entry;
+	int translated;
+
+	if (p->tuple_size == sizeof(back.ipv4)) {
+		back.ipv4.saddr = p->tuple.ipv4.daddr;
+		back.ipv4.daddr = p->tuple.ipv4.saddr;
+		back.ipv4.sport = p->tuple.ipv4.dport;
+		back.ipv4.dport = p->tuple.ipv4.sport;
+	} else {
+		__builtin_memcpy(back.ipv6.saddr, p->tuple.ipv6.daddr, sizeof(back.ipv6.saddr));
+		__builtin_memcpy(back.ipv6.daddr, p->tuple.ipv6.saddr, sizeof(back.ipv6.daddr));
+		back.ipv6.sport = p->tuple.ipv6.dport;
+		back.ipv6.dport = p->tuple.ipv6.sport;
+	}
+	entry = entry_find(skb, p, &back);
+	if (!entry)
+		return 0;
+	translated = !!(entry->status & CT_TRANSLATED);
+	bpf_ct_release(entry);
+	return translated;
+}
+
+static __always_inline enum pod_left conntrack_ask(struct __sk_buff *skb, struct passage *p)
+{
+	struct nf_conn *entry = entry_find(skb, p, &p->tuple);
+	enum pod_left left;
 	__u32 time_ms, unprepared;
 
-	if (p->tuple_size == sizeof(p->tuple.ipv4))
-		entry = bpf_skb_ct_lookup(skb, &p->tuple, sizeof(p->tuple.ipv4), &opts,
-					  sizeof(opts));
-	else
-		entry = bpf_skb_ct_lookup(skb, &p->tuple, sizeof(p->tuple.ipv6), &opts,
-					  sizeof(opts));
+	if (!entry && mode != POD_MODE_BYPASS)
+		return POD_UNKNOWN;
 	if (!entry)
-		return mode == POD_MODE_BYPASS ? POD_TAKEN : POD_UNKNOWN;
+		return p->is_first && answer_is_translated(skb, p) ? POD_NAT : POD_TAKEN;
 	left = entry_judge(p, entry);
 	if (left == POD_TAKEN) {
 		time_ms = entry_time(entry, p->protocol, p->segment);

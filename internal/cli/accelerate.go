@@ -2,8 +2,6 @@ package cli
 
 import (
 	"cmp"
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -11,7 +9,6 @@ import (
 	"strings"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
-	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/spf13/cobra"
 )
@@ -19,42 +16,8 @@ import (
 // takenState is what pods and packets are that take the shortcut; all others have a reason.
 const takenState = "taken"
 
-// podReading is the flags of a command that shows the pod shortcut.
-type podReading struct {
-	target
-	output string
-}
-
-func (o *podReading) flags(c *cobra.Command) {
-	o.target.flags(c)
-	outputFlag(c, &o.output)
-}
-
-// acceleration asks the daemon. The shortcut ends with it, so without one there is nothing to show.
-func (o *podReading) acceleration(ctx context.Context, c *cobra.Command) (*shuntv1.Acceleration, error) {
-	if err := errors.Join(requireOutput(o.output), o.check()); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
-	defer cancel()
-	var st *shuntv1.GetStatusResponse
-	err := o.read(c, func(c *control.Client) (err error) {
-		st, err = c.Status(ctx)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("show the pods: %w", err)
-	}
-	for _, p := range st.GetDaemon().GetProducts() {
-		if p.Name == "accelerate" && p.Failed != "" {
-			return nil, fmt.Errorf("show the pods: the pod shortcut could not be started, and is tried again: %s", p.Failed)
-		}
-	}
-	if st.Acceleration == nil {
-		return nil, fmt.Errorf("show the pods: the configuration %s has no key accelerate; docs/guide/pods.md says how to write one", st.GetDaemon().GetConfigPath())
-	}
-	return st.Acceleration, nil
-}
+// shownPods is the pod shortcut as commands show it.
+var shownPods = shownProduct{name: "accelerate", it: "the pod shortcut", show: "show the pods", page: "docs/guide/pods.md"}
 
 func newAccelerate(s streams) *cobra.Command {
 	c := &cobra.Command{
@@ -75,7 +38,7 @@ docs/guide/pods.md lists them.`,
 }
 
 func newAccelerateList(s streams) *cobra.Command {
-	var o podReading
+	o := productReading{of: shownPods}
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List the pods, a row for each",
@@ -83,10 +46,11 @@ func newAccelerateList(s streams) *cobra.Command {
   shunt accelerate list -o json`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			a, err := o.acceleration(c.Context(), c)
+			st, err := o.status(c.Context(), c)
 			if err != nil {
 				return err
 			}
+			a := st.GetAcceleration()
 			if o.output == "json" {
 				return writeMessage(s.out, a)
 			}
@@ -99,23 +63,19 @@ func newAccelerateList(s streams) *cobra.Command {
 }
 
 func newAccelerateShow(s streams) *cobra.Command {
-	var o podReading
+	o := productReading{of: shownPods}
 	c := &cobra.Command{
 		Use:   "show INTERFACE",
 		Short: "Show one pod by the host's end of its veth: its addresses, and its packets by reason",
 		Example: `  shunt accelerate show cali1
   shunt accelerate show cali1 -o json | jq .counts`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usageError{errors.New("name one interface; `shunt accelerate list` lists them")}
-			}
-			return nil
-		},
+		Args: oneOf("interface", "shunt accelerate list"),
 		RunE: func(c *cobra.Command, args []string) error {
-			a, err := o.acceleration(c.Context(), c)
+			st, err := o.status(c.Context(), c)
 			if err != nil {
 				return err
 			}
+			a := st.GetAcceleration()
 			i := slices.IndexFunc(a.Pods, func(p *shuntv1.AcceleratedPod) bool { return p.Interface == args[0] })
 			if i < 0 {
 				var names []string

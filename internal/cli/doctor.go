@@ -7,6 +7,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/lb/backend"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/decap"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/value"
@@ -81,6 +82,9 @@ func examine(want backend.Want) ([]finding, error) {
 			continue
 		}
 		here, err := decap.On(l.Name)
+		if err == nil && !here {
+			here, err = datapath.Decapsulates(l.Name)
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -13,46 +13,11 @@ import (
 	"time"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
-	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/spf13/cobra"
 )
 
-// udpReading is the flags of a command that shows the UDP path.
-type udpReading struct {
-	target
-	output string
-}
-
-func (o *udpReading) flags(c *cobra.Command) {
-	o.target.flags(c)
-	outputFlag(c, &o.output)
-}
-
-// leases asks the daemon. The leases end with it, so without one there is nothing to show.
-func (o *udpReading) leases(ctx context.Context, c *cobra.Command) (all []*shuntv1.UDPLease, err error) {
-	if err := errors.Join(requireOutput(o.output), o.check()); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
-	defer cancel()
-	var st *shuntv1.GetStatusResponse
-	err = o.read(c, func(c *control.Client) (err error) {
-		st, err = c.Status(ctx)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("show the UDP path's leases: %w", err)
-	}
-	for _, p := range st.GetDaemon().GetProducts() {
-		if p.Name == "udp" && p.Failed != "" {
-			return nil, fmt.Errorf("show the UDP path's leases: it could not be started, and is tried again: %s", p.Failed)
-		}
-		if p.Name == "udp" {
-			return st.Udp, nil
-		}
-	}
-	return nil, fmt.Errorf("show the UDP path's leases: the configuration %s has no key udp; docs/guide/udp.md says how to write one", st.GetDaemon().GetConfigPath())
-}
+// shownLeases is the UDP path as commands show it.
+var shownLeases = shownProduct{name: "udp", it: "it", show: "show the UDP path's leases", page: "docs/guide/udp.md"}
 
 func newUDP(s streams) *cobra.Command {
 	c := &cobra.Command{
@@ -74,7 +39,7 @@ kernel's socket because their queue had no AF_XDP socket, and DROPPED ones found
 }
 
 func newUDPList(s streams) *cobra.Command {
-	var o udpReading
+	o := productReading{of: shownLeases}
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List the leases, a row for each",
@@ -82,10 +47,11 @@ func newUDPList(s streams) *cobra.Command {
   shunt udp list -o json`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			all, err := o.leases(c.Context(), c)
+			st, err := o.status(c.Context(), c)
 			if err != nil {
 				return err
 			}
+			all := st.GetUdp()
 			if o.output == "json" {
 				return writeMessages(s.out, all)
 			}
@@ -138,23 +104,19 @@ func printLeases(w io.Writer, all []*shuntv1.UDPLease) {
 }
 
 func newUDPShow(s streams) *cobra.Command {
-	var o udpReading
+	o := productReading{of: shownLeases}
 	c := &cobra.Command{
 		Use:   "show NAME",
 		Short: "Show one lease: its holder, its queues with their rings, and how earlier leases ended",
 		Example: `  shunt udp show feed
   shunt udp show feed -o json | jq .holder.queues`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usageError{errors.New("name one lease; `shunt udp list` lists them")}
-			}
-			return nil
-		},
+		Args: oneOf("lease", "shunt udp list"),
 		RunE: func(c *cobra.Command, args []string) error {
-			all, err := o.leases(c.Context(), c)
+			st, err := o.status(c.Context(), c)
 			if err != nil {
 				return err
 			}
+			all := st.GetUdp()
 			i := slices.IndexFunc(all, func(l *shuntv1.UDPLease) bool { return l.Name == args[0] })
 			if i < 0 {
 				var names []string
@@ -219,7 +181,7 @@ func printLease(w io.Writer, l *shuntv1.UDPLease) {
 }
 
 func newUDPTop(s streams) *cobra.Command {
-	var o udpReading
+	o := productReading{of: shownLeases}
 	var count int
 	var interval time.Duration
 	c := &cobra.Command{
@@ -237,7 +199,7 @@ at this moment: WAITING of PLACES, over all queues.`,
 			}
 			ctx, stop := untilStopped(c.Context())
 			defer stop()
-			return o.top(ctx, c, s.out, interval, count)
+			return topLeases(ctx, &o, c, s.out, interval, count)
 		},
 	}
 	o.flags(c)
@@ -259,8 +221,9 @@ type leaseRate struct {
 	Places    uint64  `json:"places"`  // of its rings
 }
 
-func (o *udpReading) top(ctx context.Context, c *cobra.Command, w io.Writer, interval time.Duration, count int) error {
-	before, err := o.leases(ctx, c)
+// topLeases prints rates until ctx ends.
+func topLeases(ctx context.Context, o *productReading, c *cobra.Command, w io.Writer, interval time.Duration, count int) error {
+	before, err := o.status(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -273,7 +236,7 @@ func (o *udpReading) top(ctx context.Context, c *cobra.Command, w io.Writer, int
 			return nil
 		case <-ticker.C:
 		}
-		now, err := o.leases(ctx, c)
+		now, err := o.status(ctx, c)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -281,7 +244,7 @@ func (o *udpReading) top(ctx context.Context, c *cobra.Command, w io.Writer, int
 			return err
 		}
 		at := time.Now()
-		rates := ratesOf(before, now, at.Sub(then).Seconds())
+		rates := ratesOf(before.Udp, now.Udp, at.Sub(then).Seconds())
 		if o.output == "json" {
 			err = writeLine(w, rates)
 		} else {

@@ -120,8 +120,9 @@ func (c *Contents) tops() (marks []*Mark) {
 	return marks
 }
 
-// build makes the settings of every part that the files name.
-func (c *Contents) build() {
+// build makes the settings of every part that the files name. A section that none names, and that is built
+// all the same, is at the files as a whole.
+func (c *Contents) build(path string) {
 	named := false
 	for part := range c.named {
 		named = named || !part.always
@@ -132,6 +133,9 @@ func (c *Contents) build() {
 			continue
 		}
 		value := c.values[part]
+		if !c.named[part] && part.key != "" {
+			markIn(value).At = Place{file: &file{name: path}}
+		}
 		applyDefaults(value)
 		c.building = part
 		c.Settings[part.name] = part.build(value.Addr().Interface(), c)

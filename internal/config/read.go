@@ -139,10 +139,13 @@ func (f *Format) Read(path string) (*Contents, error) {
 				needed = append(needed, key.Name)
 			}
 		}
+		if len(needed) == 0 {
+			needed = []string{f.fields()[0].Name}
+		}
 		c.Faults.Errorf(Mark{At: Place{file: &file{name: names[0]}}}, "it needs at least "+Join(needed, "and"), "the configuration is empty")
 		return c, nil
 	}
-	c.build()
+	c.build(path)
 	return c, nil
 }
 

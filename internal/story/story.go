@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 )
 
 // Claim is one thing a demo says about shunt, and whether it was so.
@@ -28,12 +29,21 @@ func (c Claims) Untrue() (n int) {
 	return n
 }
 
-// Verdict is the story's end, for a run that took so long.
+// Verdict is the story's end, for a run that took so long. It repeats the claims that were not so, which
+// a reader of a long story, or of its end alone, would have to look for.
 func (c Claims) Verdict(seconds float64) string {
-	if n := c.Untrue(); n > 0 {
-		return fmt.Sprintf("%d of %d claims were NOT TRUE, in %.1f s.", n, len(c), seconds)
+	n := c.Untrue()
+	if n == 0 {
+		return fmt.Sprintf("All %d claims were true, in %.1f s.", len(c), seconds)
 	}
-	return fmt.Sprintf("All %d claims were true, in %.1f s.", len(c), seconds)
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d of %d claims were NOT TRUE, in %.1f s:", n, len(c), seconds)
+	for _, one := range c {
+		if !one.True {
+			fmt.Fprintf(&b, "\n  ✘ %s: %s", one.Step, one.Text)
+		}
+	}
+	return b.String()
 }
 
 // Teller tells the story of one run. It is for one goroutine.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"strings"
 	"text/tabwriter"
@@ -111,6 +112,7 @@ func (q quiet) Enabled(ctx context.Context, _ slog.Level) bool {
 func newRun(errOut io.Writer) *cobra.Command {
 	var flags start.Flags
 	var from cluster
+	var interfaces []string
 	c := &cobra.Command{
 		Use:   "run",
 		Short: "Balance the cluster's Services on this node (needs root)",
@@ -136,6 +138,9 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches.`,
 				return err
 			}
 			ctx := flags.Obey(c.Context(), func() { os.Exit(exitInterrupted) })
+			if err := awaitInterfaces(ctx, flags.Log, interfaces); err != nil {
+				return err
+			}
 			flags.Log.Info("waiting for the apiserver", "node", from.node)
 			if err := s.Open(ctx); err != nil {
 				return err
@@ -146,8 +151,31 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches.`,
 		},
 	}
 	from.flags(c)
+	c.Flags().StringSliceVar(&interfaces, "await-interface", nil, "start once this interface exists; for one of the file's that CNI makes with the node's first pod")
 	flags.Add(c, node.ExitKeep)
 	return c
+}
+
+// awaitInterfaces returns once all interfaces exist, or ctx ends.
+func awaitInterfaces(ctx context.Context, log *slog.Logger, names []string) error {
+	const interval = 200 * time.Millisecond
+	for _, name := range names {
+		for told := false; ; told = true {
+			_, err := net.InterfaceByName(name)
+			if err == nil {
+				break
+			}
+			if !told {
+				log.Info("waiting for an interface", "interface", name, "reason", err)
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("wait for the interface %s: %w: nothing was changed", name, ctx.Err())
+			case <-time.After(interval):
+			}
+		}
+	}
+	return nil
 }
 
 func newServices(out, errOut io.Writer) *cobra.Command {

@@ -2,9 +2,12 @@ package command
 
 import (
 	"bytes"
+	"context"
+	"log/slog"
 	"os"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestRunRefusesWhatMakesNoSense: flags are checked as those of `shunt run`, before anything is asked.
@@ -23,5 +26,18 @@ func TestRunRefusesWhatMakesNoSense(t *testing.T) {
 		if code := Main(append([]string{"run", "--kubeconfig", "/nobody"}, strings.Fields(arguments)...), &out, &out); code != exitUsage || !strings.Contains(out.String(), says) {
 			t.Errorf("%s: exit code %d and %q, want %d and %q", arguments, code, out.String(), exitUsage, says)
 		}
+	}
+}
+
+func TestAwaitsInterfaces(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	var out bytes.Buffer
+	err := awaitInterfaces(ctx, slog.New(slog.NewTextHandler(&out, nil)), []string{"lo", "nobody0"})
+	if err == nil || !strings.Contains(err.Error(), "nobody0") || strings.Contains(out.String(), "interface=lo") || strings.Count(out.String(), "interface=nobody0") != 1 {
+		t.Errorf("it waits for lo, which exists, or does not say once that it waits for nobody0: %v\n%s", err, out.String())
+	}
+	if err := awaitInterfaces(t.Context(), nil, []string{"lo"}); err != nil {
+		t.Error(err)
 	}
 }

@@ -134,7 +134,7 @@ func TestFollow(t *testing.T) {
 	if _, err := client.CoreV1().Nodes().Create(ctx, node("10.0.0.1"), options); err != nil {
 		t.Fatal(err)
 	}
-	a += " tcp 10.0.0.1:30080"
+	a += " tcp 10.0.0.1:30080 tcp 127.0.0.1:30080"
 	k.awaits(t, "the node comes", a+" 10.244.0.1\n")
 	if _, err := client.CoreV1().Services("default").Create(ctx, service("b", "10.96.0.2"), options); err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func TestFollow(t *testing.T) {
 	if err := client.CoreV1().Services("default").Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	k.awaits(t, "a Service and the node go; what is known of the node stays", b+" tcp 10.0.0.1:30080 10.244.0.2\n")
+	k.awaits(t, "a Service and the node go; what is known of the node stays", b+" tcp 10.0.0.1:30080 tcp 127.0.0.1:30080 10.244.0.2\n")
 	k.says(t, "fault ended")
 }
 

@@ -328,12 +328,13 @@ func (s *translation) nodePort(port *corev1.ServicePort, protocol model.Protocol
 	if len(addresses) == 0 {
 		s.once("node ports", NodeAddressMissing, "give the node an InternalIP of the Service's family",
 			"node port %d is not served here: node %q has no address for it", port.NodePort, s.t.Node.Name)
+		return nil
 	}
 	return s.frontends(append(addresses, s.loopback()...), port.NodePort, protocol)
 }
 
-// loopback is where the node's own programs find node ports, too. No packet comes there from elsewhere: it
-// is the sockets' programs that serve it, in the node's network namespace alone.
+// loopback is where the node's own programs find node ports, too: their sockets are served there, in the
+// node's network namespace alone. A frame from elsewhere to such an address is as one to the node's own.
 func (s *translation) loopback() (all []netip.Addr) {
 	for _, a := range []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()} {
 		if s.has(a.Is4()) {

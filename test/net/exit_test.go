@@ -355,9 +355,11 @@ func forEverybody(t *testing.T, program string) string {
 	}
 	t.Cleanup(func() { os.RemoveAll(folder) })
 	path := filepath.Join(folder, "shunt")
-	text, err := os.ReadFile(program)
-	if err := errors.Join(err, os.Chmod(folder, 0o755), os.WriteFile(path, text, 0o755)); err != nil {
-		t.Fatal(err)
+	// By a process: what this one has open for writing, programs that other tests start have open for a moment, too, and
+	// then it cannot be executed (ETXTBSY).
+	out, err := exec.Command("install", "-m", "755", program, path).CombinedOutput()
+	if err := errors.Join(err, os.Chmod(folder, 0o755)); err != nil {
+		t.Fatalf("%v\n%s", err, out)
 	}
 	return path
 }

@@ -19,6 +19,7 @@ const (
 	abiMapShAddresses       = "sh_addresses"
 	abiMapShBackends        = "sh_backends"
 	abiMapShBeTraffic       = "sh_be_traffic"
+	abiMapShDecapProgs      = "sh_decap_progs"
 	abiMapShFilters         = "sh_filters"
 	abiMapShFlows           = "sh_flows"
 	abiMapShFragments       = "sh_fragments"
@@ -123,6 +124,7 @@ type abiMapSpecs struct {
 	ShAddresses   *ebpf.MapSpec `ebpf:"sh_addresses"`
 	ShBackends    *ebpf.MapSpec `ebpf:"sh_backends"`
 	ShBeTraffic   *ebpf.MapSpec `ebpf:"sh_be_traffic"`
+	ShDecapProgs  *ebpf.MapSpec `ebpf:"sh_decap_progs"`
 	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
 	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
 	ShFragments   *ebpf.MapSpec `ebpf:"sh_fragments"`
@@ -205,6 +207,7 @@ type abiMaps struct {
 	ShAddresses   *ebpf.Map `ebpf:"sh_addresses"`
 	ShBackends    *ebpf.Map `ebpf:"sh_backends"`
 	ShBeTraffic   *ebpf.Map `ebpf:"sh_be_traffic"`
+	ShDecapProgs  *ebpf.Map `ebpf:"sh_decap_progs"`
 	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
 	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
 	ShFragments   *ebpf.Map `ebpf:"sh_fragments"`
@@ -237,6 +240,7 @@ func (m *abiMaps) Close() error {
 		m.ShAddresses,
 		m.ShBackends,
 		m.ShBeTraffic,
+		m.ShDecapProgs,
 		m.ShFilters,
 		m.ShFlows,
 		m.ShFragments,

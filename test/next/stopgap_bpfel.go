@@ -19,6 +19,7 @@ const (
 	stopgapMapShAddresses      = "sh_addresses"
 	stopgapMapShBackends       = "sh_backends"
 	stopgapMapShBeTraffic      = "sh_be_traffic"
+	stopgapMapShDecapProgs     = "sh_decap_progs"
 	stopgapMapShFilters        = "sh_filters"
 	stopgapMapShFlows          = "sh_flows"
 	stopgapMapShFragments      = "sh_fragments"
@@ -109,6 +110,7 @@ type stopgapMapSpecs struct {
 	ShAddresses   *ebpf.MapSpec `ebpf:"sh_addresses"`
 	ShBackends    *ebpf.MapSpec `ebpf:"sh_backends"`
 	ShBeTraffic   *ebpf.MapSpec `ebpf:"sh_be_traffic"`
+	ShDecapProgs  *ebpf.MapSpec `ebpf:"sh_decap_progs"`
 	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
 	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
 	ShFragments   *ebpf.MapSpec `ebpf:"sh_fragments"`
@@ -175,6 +177,7 @@ type stopgapMaps struct {
 	ShAddresses   *ebpf.Map `ebpf:"sh_addresses"`
 	ShBackends    *ebpf.Map `ebpf:"sh_backends"`
 	ShBeTraffic   *ebpf.Map `ebpf:"sh_be_traffic"`
+	ShDecapProgs  *ebpf.Map `ebpf:"sh_decap_progs"`
 	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
 	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
 	ShFragments   *ebpf.Map `ebpf:"sh_fragments"`
@@ -208,6 +211,7 @@ func (m *stopgapMaps) Close() error {
 		m.ShAddresses,
 		m.ShBackends,
 		m.ShBeTraffic,
+		m.ShDecapProgs,
 		m.ShFilters,
 		m.ShFlows,
 		m.ShFragments,

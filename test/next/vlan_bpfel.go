@@ -20,6 +20,7 @@ const (
 	vlanMapShBackends       = "sh_backends"
 	vlanMapShBeTraffic      = "sh_be_traffic"
 	vlanMapShChain          = "sh_chain"
+	vlanMapShDecapProgs     = "sh_decap_progs"
 	vlanMapShFilters        = "sh_filters"
 	vlanMapShFlows          = "sh_flows"
 	vlanMapShFragments      = "sh_fragments"
@@ -110,6 +111,7 @@ type vlanMapSpecs struct {
 	ShBackends    *ebpf.MapSpec `ebpf:"sh_backends"`
 	ShBeTraffic   *ebpf.MapSpec `ebpf:"sh_be_traffic"`
 	ShChain       *ebpf.MapSpec `ebpf:"sh_chain"`
+	ShDecapProgs  *ebpf.MapSpec `ebpf:"sh_decap_progs"`
 	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
 	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
 	ShFragments   *ebpf.MapSpec `ebpf:"sh_fragments"`
@@ -176,6 +178,7 @@ type vlanMaps struct {
 	ShBackends    *ebpf.Map `ebpf:"sh_backends"`
 	ShBeTraffic   *ebpf.Map `ebpf:"sh_be_traffic"`
 	ShChain       *ebpf.Map `ebpf:"sh_chain"`
+	ShDecapProgs  *ebpf.Map `ebpf:"sh_decap_progs"`
 	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
 	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
 	ShFragments   *ebpf.Map `ebpf:"sh_fragments"`
@@ -209,6 +212,7 @@ func (m *vlanMaps) Close() error {
 		m.ShBackends,
 		m.ShBeTraffic,
 		m.ShChain,
+		m.ShDecapProgs,
 		m.ShFilters,
 		m.ShFlows,
 		m.ShFragments,

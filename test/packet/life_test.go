@@ -470,3 +470,19 @@ func TestBackendLeavesOneService(t *testing.T) {
 		}
 	}
 }
+
+// TestConnectionsOnOneTupleAreCounted: a client that takes its port again begins a flow, and the SYN that it
+// sends once more begins none.
+func TestConnectionsOnOneTupleAreCounted(t *testing.T) {
+	w := newWorld(t)
+	for _, six := range []bool{false, true} {
+		c := w.converse(kind{six: six}, 31000)
+		before := w.created()
+		for n := range uint64(3) {
+			c.say("cS", "cS", "bSA", "bSA", "cA", "cFA", "bFA", "cA")
+			if got := w.created() - before; got != n+1 {
+				t.Errorf("IPv6 is %t: %d connections on one tuple, %d flows counted", six, n+1, got)
+			}
+		}
+	}
+}

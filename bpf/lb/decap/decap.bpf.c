@@ -13,9 +13,12 @@
  *
  * The inner packet keeps its DSCP and its TTL; its ECN follows RFC 6040. An outer UDP
  * checksum is not verified.
+ *
+ * It is attached to an interface, or called by a balancer's program there (lb/hand.h).
  */
 #include "../../ctx/xdp.h"
 
+#include "../chain.h"
 #include "tunnel.h"
 #include "inner.h"
 #include "outer.h"
@@ -79,5 +82,9 @@ int sh_decap(struct xdp_md *ctx)
 	enum verdict verdict = decap_stage(ctx, &t);
 
 	decap_count(t.outer.reason, t.outer.frame_size);
-	return verdict == VERDICT_PASS ? XDP_PASS : XDP_DROP;
+	if (verdict != VERDICT_PASS)
+		return XDP_DROP;
+	if (behind_balancer)
+		chain_after(ctx);
+	return XDP_PASS;
 }

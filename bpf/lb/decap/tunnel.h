@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * What sh_decap knows: its maps, its load-time constant, and the packet it looks at. It
- * runs at a backend, where no balancer need be, so it shares no map with one.
+ * runs at a backend, where no balancer need be. Behind a balancer's program it shares two maps with
+ * that: sh_chain, and sh_reasons in the place of sh_dc_reasons.
  *
  *   Ethernet │ outer IP │ (destination options) │ (UDP │ GUE) │ inner IP │ …
  *            ▲                                                ▲
@@ -15,6 +16,10 @@
 
 /* UDP port of GUE, wire order. 0: GUE is not taken off. */
 volatile const __be16 gue_port = 0;
+
+/* A balancer's program on the same interface calls this one, which therefore calls the program that
+ * is chained after that. */
+volatile const __u8 behind_balancer = 0;
 
 #define DECAP_ADDRESSES_MAX 1024 /* our choice: far more than a host has */
 
@@ -55,7 +60,8 @@ struct {
 } sh_dc_senders SEC(".maps");
 
 /* enum reason -> how often, per CPU. Written by the program, summed by user space. Cannot
- * be full. Made anew by every start, so it counts from there. */
+ * be full. Made anew by every start, so it counts from there; behind a balancer's program it is
+ * that one's sh_reasons. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

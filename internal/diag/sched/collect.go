@@ -162,6 +162,18 @@ func (c *collector) missed() (Missed, error) {
 	return m, err
 }
 
+// stream hands events to tell until the context ends, detaches the sensors, hands the last events over, too, and says
+// how the stream went. broken, which tell adds to, is how many events could not be read.
+func (c *collector) stream(ctx context.Context, tell func(event.Event) error, broken *uint64) (Ending, error) {
+	if err := c.read(ctx, tell); err != nil {
+		return Ending{}, err
+	}
+	var failed error
+	ending, err := c.end(func(e event.Event) { failed = errors.Join(failed, tell(e)) })
+	ending.Broken += *broken
+	return ending, errors.Join(err, failed)
+}
+
 // end detaches the sensors, hands the last events over and says how the stream went. The maps stay until release.
 func (c *collector) end(last func(event.Event)) (Ending, error) {
 	var e Ending

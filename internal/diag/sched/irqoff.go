@@ -36,16 +36,10 @@ func Stalls(ctx context.Context, o Options, asJSON bool, out io.Writer) (err err
 	if err := v.start(c.set.Results, o.BTF.From, hidden); err != nil {
 		return err
 	}
-	tell := func(e event.Event) error { return v.tell(e, names) }
-	if err := c.read(ctx, tell); err != nil {
+	ending, err := c.stream(ctx, func(e event.Event) error { return v.tell(e, names) }, &v.broken)
+	if err != nil {
 		return err
 	}
-	var failed error
-	ending, err := c.end(func(e event.Event) { failed = errors.Join(failed, tell(e)) })
-	if err := errors.Join(err, failed); err != nil {
-		return err
-	}
-	ending.Broken += v.broken
 	return v.summary(time.Since(c.began), ending)
 }
 

@@ -38,15 +38,10 @@ func RunQueues(ctx context.Context, o Options, top int, asJSON bool, out io.Writ
 		}
 		return p.wait(w)
 	}
-	if err := c.read(ctx, tell); err != nil {
+	ending, err := c.stream(ctx, tell, &broken)
+	if err != nil {
 		return err
 	}
-	var failed error
-	ending, err := c.end(func(e event.Event) { failed = errors.Join(failed, tell(e)) })
-	if err := errors.Join(err, failed); err != nil {
-		return err
-	}
-	ending.Broken += broken
 	q, err := c.queues()
 	if err != nil {
 		return err

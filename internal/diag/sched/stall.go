@@ -143,14 +143,19 @@ func uncountedSteal() string {
 	return stealOf(string(cpus), string(times))
 }
 
+// isVirtual is whether the text of /proc/cpuinfo is a virtual machine's.
+func isVirtual(cpus string) bool {
+	_, flags, _ := strings.Cut(cpus, "\nflags")
+	flags, _, _ = strings.Cut(flags, "\n")
+	return slices.Contains(strings.Fields(flags), "hypervisor")
+}
+
 // stealOf is uncountedSteal of the texts of /proc/cpuinfo and /proc/stat; the eighth number of the latter's first line
 // is steal (proc_stat(5)).
 func stealOf(cpus, times string) string {
-	_, flags, _ := strings.Cut(cpus, "\nflags")
-	flags, _, _ = strings.Cut(flags, "\n")
 	first, _, _ := strings.Cut(times, "\n")
 	fields := strings.Fields(first)
-	if !slices.Contains(strings.Fields(flags), "hypervisor") || len(fields) > 8 && fields[8] != "0" {
+	if !isVirtual(cpus) || len(fields) > 8 && fields[8] != "0" {
 		return ""
 	}
 	return "this virtual machine has counted none, so a CPU that its hypervisor takes away while interrupts are off for a moment is told as irqoff"

@@ -154,6 +154,9 @@ func Schema() []byte { return format.Schema("Policy of shunt guard") }
 // build checks what the rules mean.
 func build(g *guardEntry, read *config.Contents) any {
 	p := Policy{IsDegraded: g.Degraded.Value == "allow"}
+	if !g.Set && !read.Unparsed {
+		read.Faults.Errorf(config.Mark{At: g.At.Whole()}, "say what to protect, for example guard: {protect: [{name: data, paths: [/srv/data], deny: [write, delete], mode: audit}]}", "there is no key %q", Key)
+	}
 	names := map[string]bool{}
 	add := func(name config.Text, r Rule) {
 		if r.Name != "" && names[r.Name] {

@@ -75,6 +75,8 @@ func TestFaultsOfPolicies(t *testing.T) {
 	}{
 		"empty":         {"", []string{"the configuration is empty"}, true},
 		"another key":   {"gaurd: {}\n", []string{`unknown key "gaurd"; did you mean "guard"?`}, true},
+		"no policy":     {"x-a: {}\n", []string{`error: there is no key "guard"`}, true},
+		"nothing":       {"\n", []string{"error: the configuration is empty; it needs at least guard"}, true},
 		"no rules":      {"guard: {protect: []}\n", []string{"1:8: error: guard: nothing is protected"}, true},
 		"later section": {rule + "  detect: []\n", []string{"4:3: error: guard.detect: detect is not supported yet"}, true},
 		"later operation": {strings.Replace(rule, "[write]", "[write, read]", 1),
@@ -145,6 +147,7 @@ func FuzzLoad(f *testing.F) {
 	f.Add("guard: {protect: [{name: a, paths: /a//b/, deny: write, mode: deny}]}")
 	f.Add("guard: {protect: [{name: a, paths: [], trust: {programs: 1}}]}")
 	f.Add("guard: [")
+	f.Add("{}")
 	f.Fuzz(func(t *testing.T, text string) {
 		p, _, bad := load(t, text)
 		if bad {

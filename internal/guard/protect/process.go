@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -173,14 +174,19 @@ func (l *labeler) had(p *running) (trusts uint64) {
 
 // origin is who started a process, or who has taken it over, and when it began (proc_pid_stat(5)).
 func origin(id int) (parent int, process guardGuardProcess, ok bool) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", id))
-	fields := strings.Fields(string(text[max(0, bytes.LastIndexByte(text, ')')):])) // the second one and those after it
-	if err != nil || len(fields) < 21 {
+	fields := stat(id)
+	if len(fields) < 21 {
 		return 0, process, false
 	}
 	parent, err1 := strconv.Atoi(fields[2])
 	start, err2 := strconv.ParseUint(fields[20], 10, 64)
 	return parent, guardGuardProcess{Id: uint64(id), Start: start}, errors.Join(err1, err2) == nil
+}
+
+// stat are the fields of proc_pid_stat(5), from the end of the second one on.
+func stat(id int) []string {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", id))
+	return strings.Fields(string(text[max(0, bytes.LastIndexByte(text, ')')):]))
 }
 
 // nameless is whether a process runs a file without a name, such as a memfd.
@@ -190,13 +196,33 @@ func nameless(id int) bool {
 }
 
 // plainEnvironment is whether a process began without variables that load code into it: those that
-// bpf/guard/trust.h knows.
+// bpf/guard/trust.h knows. Of a process that is just executing a file it waits for the variables.
 func plainEnvironment(id int) bool {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", id))
-	if err != nil {
-		return false
+	for range environmentTries {
+		if isInPlace(id) {
+			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", id))
+			return err == nil && plain(string(text))
+		}
+		if executable(id) == (place{}) {
+			return false
+		}
+		time.Sleep(time.Millisecond)
 	}
-	for variable := range strings.SplitSeq(string(text), "\x00") {
+	return false
+}
+
+// environmentTries bounds how often a process is looked at that executes a file: for a second at least.
+const environmentTries = 1000
+
+// isInPlace is whether a program is in memory with its environment: the kernel notes the end of its code after that
+// (endcode of proc_pid_stat(5)).
+func isInPlace(id int) bool {
+	fields := stat(id)
+	return len(fields) > 25 && fields[25] != "0"
+}
+
+func plain(environment string) bool {
+	for variable := range strings.SplitSeq(environment, "\x00") {
 		for _, begin := range loading {
 			if strings.HasPrefix(variable, begin) {
 				return false

@@ -61,16 +61,18 @@ func (s Setting) Apply() error { return writeSetting(s.Name, s.Set) }
 // IsZero says whether there is nothing to take back.
 func (s State) IsZero() bool { return len(s.Addresses) == 0 && len(s.Settings) == 0 }
 
-// Prepare gives lo the VIPs, and sets what keeps ARP quiet about them on an interface. What
+// Prepare gives lo the VIPs, and sets what keeps ARP quiet about them on some interfaces. What
 // an earlier process had changed (before) and is not wanted any more is taken back first.
 // The state that it is about to bring about is given to store; if that fails nothing more
 // is changed. It returns the state as stored, also with an error, for Restore. Doing it
 // again changes nothing.
-func Prepare(iface string, vips []netip.Addr, before State, store func(State) error) (State, error) {
-	if _, err := net.InterfaceByName(iface); err != nil {
-		return before, fmt.Errorf("prepare interface %s: it does not exist; `ip link` lists those that do", iface)
+func Prepare(interfaces []string, vips []netip.Addr, before State, store func(State) error) (State, error) {
+	for _, iface := range interfaces {
+		if _, err := net.InterfaceByName(iface); err != nil {
+			return before, fmt.Errorf("prepare interface %s: it does not exist; `ip link` lists those that do", iface)
+		}
 	}
-	kept, gone, settings, err := divide(iface, vips, before)
+	kept, gone, settings, err := divide(interfaces, vips, before)
 	if err != nil {
 		return before, err
 	}
@@ -96,7 +98,7 @@ func Prepare(iface string, vips []netip.Addr, before State, store func(State) er
 		state.Settings = append(state.Settings, s)
 	}
 	if err := store(state); err != nil {
-		return before, fmt.Errorf("prepare interface %s: store the changes to undo: %w", iface, err)
+		return before, fmt.Errorf("prepare %s for the VIPs: store the changes to undo: %w", strings.Join(interfaces, ", "), err)
 	}
 	// ARP is quiet before there is anything to be quiet about.
 	for _, s := range settings {
@@ -114,7 +116,7 @@ func Prepare(iface string, vips []netip.Addr, before State, store func(State) er
 
 // divide splits an earlier process's changes into those to keep and those to take back, and
 // finds the settings that have to change now.
-func divide(iface string, vips []netip.Addr, before State) (kept, gone State, change []Setting, err error) {
+func divide(interfaces []string, vips []netip.Addr, before State) (kept, gone State, change []Setting, err error) {
 	for _, a := range before.Addresses {
 		if slices.Contains(vips, a) {
 			kept.Addresses = append(kept.Addresses, a)
@@ -123,13 +125,13 @@ func divide(iface string, vips []netip.Addr, before State) (kept, gone State, ch
 		}
 	}
 	if slices.ContainsFunc(vips, netip.Addr.Is4) {
-		if change, err = settingsToChange(iface); err != nil {
+		if change, err = settingsToChange(interfaces); err != nil {
 			return kept, gone, nil, err
 		}
 	}
 	for _, s := range before.Settings {
 		device := filepath.Base(filepath.Dir(s.Name))
-		if device == "all" || device == iface {
+		if device == "all" || slices.Contains(interfaces, device) {
 			kept.Settings = append(kept.Settings, s)
 		} else {
 			gone.Settings = append(gone.Settings, s)
@@ -142,8 +144,8 @@ func settingName(device, name string) string { return "net/ipv4/conf/" + device 
 
 // settingsToChange finds what direct return needs otherwise. Of each setting the larger of
 // "all" and the interface's counts (Documentation/networking/ip-sysctl).
-func settingsToChange(iface string) (change []Setting, err error) {
-	for _, device := range []string{"all", iface} {
+func settingsToChange(interfaces []string) (change []Setting, err error) {
+	for _, device := range append([]string{"all"}, interfaces...) {
 		for _, want := range []struct {
 			name  string
 			least int
@@ -162,12 +164,14 @@ func settingsToChange(iface string) (change []Setting, err error) {
 	if err != nil {
 		return nil, err
 	}
-	own, err := ReadSetting(settingName(iface, "rp_filter"))
-	if err != nil {
-		return nil, err
-	}
-	if max(all, own) == reversePathStrict {
-		change = append(change, Setting{settingName(iface, "rp_filter"), strconv.Itoa(own), strconv.Itoa(reversePathLoose)})
+	for _, iface := range interfaces {
+		own, err := ReadSetting(settingName(iface, "rp_filter"))
+		if err != nil {
+			return nil, err
+		}
+		if max(all, own) == reversePathStrict {
+			change = append(change, Setting{settingName(iface, "rp_filter"), strconv.Itoa(own), strconv.Itoa(reversePathLoose)})
+		}
 	}
 	return change, nil
 }

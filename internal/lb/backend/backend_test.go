@@ -96,7 +96,7 @@ func TestPrepareAndRestore(t *testing.T) {
 			return err
 		}
 		var stored []State
-		state, err := Prepare("eth0", []netip.Addr{vip4, vip6}, State{}, func(s State) error {
+		state, err := Prepare([]string{"eth0"}, []netip.Addr{vip4, vip6}, State{}, func(s State) error {
 			stored = append(stored, s)
 			return requireSeen(before) // written down before it is done
 		})
@@ -110,7 +110,7 @@ func TestPrepareAndRestore(t *testing.T) {
 			"all.rp_filter": "1", "eth0.rp_filter": "2", vip4.String(): "true", vip6.String(): "true"}); err != nil {
 			return err
 		}
-		again, err := Prepare("eth0", []netip.Addr{vip4, vip6}, state, nowhere)
+		again, err := Prepare([]string{"eth0"}, []netip.Addr{vip4, vip6}, state, nowhere)
 		if diff := cmp.Diff(state, again, cmpopts.EquateComparable(netip.Addr{})); err != nil || diff != "" {
 			t.Errorf("a second time: %v, %s", err, diff)
 		}
@@ -128,7 +128,7 @@ func TestRestoreLeavesWhatIsNotOurs(t *testing.T) {
 		if err := errors.Join(addVIP(vip4), h.SetSysctl("net.ipv4.conf.all.arp_ignore", "2")); err != nil {
 			return err
 		}
-		state, err := Prepare("eth0", []netip.Addr{vip4, vip6}, State{}, nowhere)
+		state, err := Prepare([]string{"eth0"}, []netip.Addr{vip4, vip6}, State{}, nowhere)
 		if err != nil {
 			return err
 		}
@@ -150,11 +150,11 @@ func TestPrepareTakesBackWhatIsNotWanted(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		first, err := Prepare("eth0", []netip.Addr{vip4}, State{}, nowhere)
+		first, err := Prepare([]string{"eth0"}, []netip.Addr{vip4}, State{}, nowhere)
 		if err != nil {
 			return err
 		}
-		second, err := Prepare("eth0", []netip.Addr{vip6}, first, nowhere)
+		second, err := Prepare([]string{"eth0"}, []netip.Addr{vip6}, first, nowhere)
 		if err != nil {
 			return err
 		}
@@ -180,10 +180,10 @@ func TestPrepareStoresFirst(t *testing.T) {
 			return err
 		}
 		full := errors.New("the disk is full")
-		if _, err := Prepare("eth0", []netip.Addr{vip4}, State{}, func(State) error { return full }); !errors.Is(err, full) {
+		if _, err := Prepare([]string{"eth0"}, []netip.Addr{vip4}, State{}, func(State) error { return full }); !errors.Is(err, full) {
 			t.Errorf("the error is %v", err)
 		}
-		if _, err := Prepare("eth7", []netip.Addr{vip4}, State{}, nowhere); err == nil || !strings.Contains(err.Error(), "eth7") {
+		if _, err := Prepare([]string{"eth7"}, []netip.Addr{vip4}, State{}, nowhere); err == nil || !strings.Contains(err.Error(), "eth7") {
 			t.Errorf("the error is %v", err)
 		}
 		return requireSeen(before)
@@ -193,7 +193,7 @@ func TestPrepareStoresFirst(t *testing.T) {
 // The addresses are not chosen for connections of the host's own.
 func TestLookSeesThePreparedServer(t *testing.T) {
 	inServer(t, func(*lab.Host) error {
-		if _, err := Prepare("eth0", []netip.Addr{vip4, vip6}, State{}, nowhere); err != nil {
+		if _, err := Prepare([]string{"eth0"}, []netip.Addr{vip4, vip6}, State{}, nowhere); err != nil {
 			return err
 		}
 		f, err := Look()

@@ -3,6 +3,7 @@ package backend
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -61,6 +62,9 @@ type Route struct {
 	MSS       int        // advmss, bytes; 0: from the MTU
 	MTU       int        // bytes; 0: the interface's
 }
+
+// CheckDevice begins the names of the devices that a balancer's health checks take (package detour).
+const CheckDevice = "shunt-check"
 
 // Look reads the facts of the calling thread's network namespace, all but Decap.
 func Look() (Facts, error) {
@@ -135,6 +139,9 @@ func (f *Facts) readRoutes(names map[int]string) error {
 			}
 			if gateway, ok := netip.AddrFromSlice(hop); ok {
 				to.Gateway = gateway.Unmap()
+			}
+			if strings.HasPrefix(to.Interface, CheckDevice) {
+				continue // for health checks of a balancer on this machine alone
 			}
 			f.Defaults = append(f.Defaults, to)
 		}

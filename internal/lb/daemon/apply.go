@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/shunt-lb/shunt/internal/condition"
@@ -116,9 +117,19 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 	if err := d.interfaces.attachAll(d.writer.Snapshot().Config.Interfaces, machine.Interfaces); err != nil {
 		return reconcile.Difference{}, err
 	}
+	if err := d.followServer(next); err != nil {
+		return reconcile.Difference{}, err
+	}
 	defer d.ways.Brought()
-	if due := d.ways.Due(d.checks.expect(next, d.ways.Unreachable)); len(due) > 0 {
-		if err := d.waiting(func() { d.ways.Wait(ctx, due) }); err != nil {
+	first := d.checks.isFirst()
+	if due := d.ways.Due(d.checks.expect(next, d.unreachable)); first || len(due) > 0 {
+		err := d.waiting(func() {
+			d.ways.Wait(ctx, due)
+			if first {
+				d.checks.awaitFirst(ctx)
+			}
+		})
+		if err != nil {
 			return reconcile.Difference{}, err
 		}
 	}
@@ -142,6 +153,17 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 	return difference, d.interfaces.detachOthers(machine.Interfaces)
 }
 
+// followServer makes this machine a backend of the services that say so.
+func (d *daemon) followServer(next *state.Snapshot) error {
+	before := d.server.serves()
+	config := model.Config{Node: next.Config.Node, Services: next.Configured}
+	err := d.server.follow(&config, d.interfaces.list())
+	if d.server.serves() != before {
+		d.ways.Review() // the way to this machine itself is another one
+	}
+	return err
+}
+
 // unknown are interfaces that the configuration in force does not have. One that it has and that
 // has gone is a condition already, and no reason to refuse other changes.
 func (d *daemon) unknown(interfaces []model.Interface) []model.Interface {
@@ -150,22 +172,28 @@ func (d *daemon) unknown(interfaces []model.Interface) []model.Interface {
 }
 
 // desired is what the data plane is to have: the desired state, with what health and next hops
-// say, and closed to new flows while this node drains. The caller holds d.applying.
-func (d *daemon) desired() model.Config {
+// say, and closed to new flows while this node drains. served are the services before they are closed.
+// The caller holds d.applying.
+func (d *daemon) desired() (config model.Config, served []model.Service) {
 	snapshot := d.writer.Snapshot()
-	config := snapshot.Config
-	config.Services = d.checks.serve(snapshot, d.ways.Unreachable)
+	config = snapshot.Config
+	served = d.checks.serve(snapshot, d.unreachable)
+	config.Services = served
 	if d.draining {
-		config.Services = closedToNew(config.Services)
+		config.Services = closedToNew(served)
 	}
-	return config
+	return config, served
 }
 
-// carryOut makes the maps agree with what is desired, and waits for nothing.
-func (d *daemon) carryOut() (reconcile.Difference, error) { return d.carry(d.desired()) }
+// unreachable reports whether a backend is known to be out of reach, with direct return or without. One that is
+// this machine, which decapsulates, is reached only with: at XDP nobody sees what it answers for NAT.
+func (d *daemon) unreachable(direct bool, backend netip.Addr) bool {
+	return d.ways.Unreachable(backend) || !direct && d.server.serves() && d.ways.Here(backend)
+}
 
-// carry is carryOut of what was desired a moment ago. What fails is a condition, and tried again.
-func (d *daemon) carry(config model.Config) (difference reconcile.Difference, err error) {
+// carryOut makes the maps agree with what is desired, and waits for nothing. What fails is a condition, and tried again.
+func (d *daemon) carryOut() (difference reconcile.Difference, err error) {
+	config, served := d.desired()
 	defer func() {
 		if err != nil {
 			d.retries.failing(err)
@@ -173,6 +201,12 @@ func (d *daemon) carry(config model.Config) (difference reconcile.Difference, er
 			d.retries.succeeded()
 		}
 	}()
+	if d.server.doubted.Load() { // an interface was attached to again, under its name
+		err = d.followServer(d.writer.Snapshot())
+	}
+	if err != nil {
+		return reconcile.Difference{}, err
+	}
 	d.ways.Follow(config.Services)
 	own, err := hostAddresses()
 	if err != nil {
@@ -187,6 +221,7 @@ func (d *daemon) carry(config model.Config) (difference reconcile.Difference, er
 	}
 	d.sources.Store(&desired.Sources)
 	difference, err = d.reconciler.Apply(desired)
+	d.checks.carried(served) // also what has failed in part, which is a condition
 	d.ways.Change(d.reconciler.BackendChanges())
 	if err != nil {
 		d.ways.Doubt() // a backend may be put anew, at the place that it had

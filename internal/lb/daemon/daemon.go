@@ -112,6 +112,7 @@ type daemon struct {
 	interfaces *interfaces
 	reconciler *reconcile.Reconciler
 	sockets    *sockets
+	server     *decapsulation
 	announcer  *announcements
 	stopped    bool // no change any more
 	draining   bool // no new flows, and no change of the configuration any more
@@ -177,8 +178,12 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	}
 	d.sockets = newSockets(dp, d.host.Instance, d.log)
 	maps = d.sockets.through(maps)
+	if d.server, err = newDecapsulation(dp, d.host.Instance, d.log); err != nil {
+		return err
+	}
 	d.interfaces = newInterfaces(dp, newOffloads(d.host.Instance, d.conditions, d.log), d.conditions, d.log,
-		func() { d.ways.Review() })
+		func() { d.server.doubt(); d.ways.Review() })
+	d.interfaces.serves = d.server.serves
 	if d.ways, err = way.Open(way.Options{
 		DataPlane: dp, Conditions: d.conditions, Log: d.log, Host: d.interfaces.wayToHost,
 		Configured:     func() []netip.Addr { return d.writer.Snapshot().Config.SNAT.Addresses },
@@ -198,7 +203,7 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	if d.detour, err = openDetour(dp, d.host.Instance, d.log); err != nil {
 		return err
 	}
-	d.checks = newChecks(contents, d.conditions, d.events, directWay{d.detour, d.ways.Hop}, d.log)
+	d.checks = newChecks(contents, d.conditions, d.events, directWay{d.detour, d.ways.Hop, d.server.serves}, d.log)
 	d.names = newNames(resolve.Open(resolve.Options{Path: namesPath(d.host.Instance), Log: d.log, Conditions: d.conditions}), d.conditions)
 	d.pulse = newPulse(dp, d.host.Instance, d.conditions, d.log)
 	d.chained = newChainedWatch(d.conditions, d.log)
@@ -304,6 +309,7 @@ func (d *daemon) followInterfaces() {
 	if d.interfaces.refresh(d.writer.Snapshot().Config.Interfaces) {
 		d.retries.want()
 	}
+	d.server.refresh()
 }
 
 // healthChanged carries out what checks and next hops have shown, or says that another change is under way.
@@ -352,10 +358,13 @@ func (d *daemon) abandon() error {
 	if d.sockets != nil {
 		errs = append(errs, d.sockets.close(keep))
 	}
+	if d.server != nil {
+		d.server.beside.Close()
+	}
 	if d.datapath != nil {
 		errs = append(errs, d.datapath.Close())
 		if !keep {
-			errs = append(errs, datapath.Remove(d.host.Instance, d.log), releaseAll(d.host.Instance, d.log), releaseLoopback(d.host.Instance, d.log))
+			errs = append(errs, datapath.Remove(d.host.Instance, d.log), releaseAll(d.host.Instance, d.log), releaseLoopback(d.host.Instance, d.log), releaseServer(d.host.Instance, d.log))
 		}
 	}
 	return errors.Join(errs...)
@@ -375,8 +384,9 @@ func (d *daemon) endChecks() error {
 
 // detach takes everything down. What draws traffic here goes first.
 func (d *daemon) detach() error {
+	d.server.beside.Close()
 	return errors.Join(d.announcer.close(false), d.ways.Close(false), d.sockets.close(false), d.datapath.Close(),
-		datapath.Remove(d.host.Instance, d.log), releaseAll(d.host.Instance, d.log), releaseLoopback(d.host.Instance, d.log))
+		datapath.Remove(d.host.Instance, d.log), releaseAll(d.host.Instance, d.log), releaseLoopback(d.host.Instance, d.log), releaseServer(d.host.Instance, d.log))
 }
 
 // remove takes away what a killed daemon has left: programs, maps, neighbours, group memberships and
@@ -386,7 +396,7 @@ func remove(instance string, log *slog.Logger) error {
 	if err := datapath.Remove(instance, log); err != nil {
 		return err
 	}
-	errs := []error{withdraw(left, log), releaseDetour(instance, log), releaseAll(instance, log), releaseLoopback(instance, log)}
+	errs := []error{withdraw(left, log), releaseDetour(instance, log), releaseAll(instance, log), releaseLoopback(instance, log), releaseServer(instance, log)}
 	neighbours, err := neighbour.New(neighbour.Options{Log: log})
 	if err == nil {
 		err = neighbours.Close(false) // takes a predecessor's entries along

@@ -51,6 +51,8 @@ func (p checkProgram) Name(socket uintptr, t detour.Target) error {
 type directWay struct {
 	*detour.Way
 	hop func(backend netip.Addr) (datapath.Hop, bool)
+	// serves: this host has the VIPs itself, because it is a backend, too.
+	serves func() bool
 }
 
 // prepare makes the way for services, before they are checked.
@@ -68,11 +70,31 @@ func (w directWay) prepare(services []model.Service) {
 
 // dial is health.DialDirect.
 func (w directWay) dial(ctx context.Context, network string, vip netip.AddrPort, backend netip.Addr, forwarding model.Forwarding) (net.Conn, error) {
+	if w.serves() {
+		if at, ok := besideServer(vip, backend); ok {
+			dialer := net.Dialer{KeepAlive: -1}
+			return dialer.DialContext(ctx, network, at.String())
+		}
+	}
 	hop, err := w.awaitHop(ctx, backend)
 	if err != nil {
 		return nil, err
 	}
 	return w.Dial(ctx, network, detour.Target{VIP: vip, Backend: backend, Forwarding: forwarding, Interface: hop.Interface, MAC: hop.MAC})
+}
+
+// besideServer is where a check of a backend goes if this host has the VIP, so that its own kernel would
+// answer for all backends: this host's own server is asked at the VIP, and the others at their own
+// addresses. ok is whether it has.
+func besideServer(vip netip.AddrPort, backend netip.Addr) (at netip.AddrPort, ok bool) {
+	own, err := hostAddresses()
+	if err != nil || !own[vip.Addr()] {
+		return vip, false
+	}
+	if own[backend] {
+		return vip, true
+	}
+	return netip.AddrPortFrom(backend, vip.Port()), true
 }
 
 // awaitHop waits for the next hop of a backend, which may be new, or else for ctx.

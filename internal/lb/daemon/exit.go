@@ -45,6 +45,7 @@ func (d *daemon) Close(keep bool) error {
 // goes on.
 func (d *daemon) keep() error {
 	errs := []error{d.writer.Save(), d.announcer.close(true), d.ways.Close(true), d.sockets.close(true), d.datapath.Heartbeat()}
+	d.server.beside.Close()
 	since := time.Now()
 	errs = append(errs, d.datapath.Close())
 	d.log.Info(unattended(d.host.Instance, len(d.writer.Snapshot().Config.Services), since), "instance", d.host.Instance)

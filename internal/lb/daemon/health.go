@@ -76,26 +76,45 @@ func whose(t health.Transition) slog.Attr {
 func (c *checks) reread() { c.revision = 0 }
 
 // serve is a snapshot's services with what health and next hops say.
-func (c *checks) serve(snapshot *state.Snapshot, unreachable func(netip.Addr) bool) []model.Service {
+func (c *checks) serve(snapshot *state.Snapshot, unreachable func(direct bool, backend netip.Addr) bool) []model.Service {
 	if c.revision != snapshot.Revision {
 		c.direct.prepare(snapshot.Config.Services)
 		c.monitor.Update(snapshot.Config.Services, c.held)
 		c.revision, c.held = snapshot.Revision, nil
 	}
 	served := c.monitor.Serve(snapshot.Config.Services, unreachable)
-	c.mu.Lock()
-	c.served = served
-	c.mu.Unlock()
 	c.conditions.Only(condition.HealthNotBelieved, c.panics(served))
 	return served
 }
 
+// firstResults is how long a start waits for the first results of checks. Tables that are filled as one result
+// comes after the other are in transition for long, and other than those of other balancers meanwhile.
+const firstResults = time.Second
+
+// awaitFirst waits for the first results of checks, before the data plane has services.
+func (c *checks) awaitFirst(ctx context.Context) {
+	limited, cancel := context.WithTimeout(ctx, firstResults)
+	defer cancel()
+	c.monitor.Await(limited)
+}
+
+// isFirst reports whether no services have been served since the start.
+func (c *checks) isFirst() bool { return c.held != nil }
+
 // expect is the services of a snapshot to come, with what is known of their backends by now.
-func (c *checks) expect(next *state.Snapshot, unreachable func(netip.Addr) bool) []model.Service {
-	if c.held != nil { // the first: what the maps say is not taken over yet, and nothing is in force
+func (c *checks) expect(next *state.Snapshot, unreachable func(direct bool, backend netip.Addr) bool) []model.Service {
+	if c.isFirst() { // what the maps say is not taken over yet, and nothing is in force
 		return c.serve(next, unreachable)
 	}
 	return c.monitor.Serve(next.Config.Services, unreachable)
+}
+
+// carried notes the services that were carried out. Until then a backend that is down gets new flows, and
+// nobody is told otherwise.
+func (c *checks) carried(served []model.Service) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.served = served
 }
 
 // servedLast are the services as last carried out, for reading alone.

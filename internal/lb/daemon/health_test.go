@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"log/slog"
 	"net/netip"
 	"strings"
 	"syscall"
@@ -8,9 +9,11 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lb/health"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/lb/state"
 )
 
 // TestHeldStates: who has slots of a service serves there, whatever else; who is down and has
@@ -80,4 +83,26 @@ func TestTroubleWithChecks(t *testing.T) {
 	look(time.Second, health.Trouble{Probes: 1, Late: 1}, condition.ChecksLate)
 	look(time.Second, health.Trouble{}, condition.ChecksLate)
 	look(lateQuiet-time.Second, health.Trouble{})
+}
+
+// TestServedOnceCarriedOut: a backend that takes no new flows is told to take none once the maps say so, and no sooner.
+func TestServedOnceCarriedOut(t *testing.T) {
+	c := newChecks(reconcile.Contents{}, &condition.Set{}, &control.Events{}, directWay{}, slog.New(slog.DiscardHandler))
+	defer c.monitor.Close()
+	lost := netip.MustParseAddr("10.0.0.1")
+	web := model.Service{Name: "web", Health: model.Health{Check: model.CheckTCP}}
+	for _, address := range []netip.Addr{lost, lost.Next()} {
+		web.Backends = append(web.Backends, model.Backend{BackendAddress: model.BackendAddress{Address: address, Port: 80}, Weight: 1})
+	}
+	served := c.serve(&state.Snapshot{Config: model.Config{Services: []model.Service{web}}}, func(_ bool, b netip.Addr) bool { return b == lost })
+	if len(served) != 1 || !served[0].Backends[0].Idle {
+		t.Fatalf("a backend that is out of reach is served as %+v", served)
+	}
+	if told := c.servedLast(); told != nil {
+		t.Errorf("before it is carried out, %+v is told", told)
+	}
+	c.carried(served)
+	if told := c.servedLast(); len(told) != 1 || !told[0].Backends[0].Idle {
+		t.Errorf("once it is carried out, %+v is told", told)
+	}
 }

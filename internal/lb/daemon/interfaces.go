@@ -41,6 +41,7 @@ type interfaces struct {
 	log        *slog.Logger
 	find       func(name string) (*net.Interface, error) // net.InterfaceByName
 	changed    func()                                    // told that wayToHost may say something else
+	serves     func() bool                               // whether XDP brings packets to backends on this host
 
 	parents map[string]bool // interfaces that take frames of VLANs
 
@@ -50,7 +51,7 @@ type interfaces struct {
 
 func newInterfaces(dp attacher, o offloader, conditions *condition.Set, log *slog.Logger, changed func()) *interfaces {
 	return &interfaces{attacher: dp, offloads: o, conditions: conditions, log: log, changed: changed,
-		find: net.InterfaceByName, parents: map[string]bool{}, attached: map[string]kernel.Attachment{}}
+		find: net.InterfaceByName, serves: func() bool { return false }, parents: map[string]bool{}, attached: map[string]kernel.Attachment{}}
 }
 
 // list is what the programs are attached to, sorted by name.
@@ -258,7 +259,8 @@ func (i *interfaces) refresh(inForce []model.Interface) (anew bool) {
 }
 
 // wayToHost is the way to backends that are this host: an interface that has attach: tc, where
-// their answers are met (ok); else any, which is enough for direct return.
+// their answers are met (ok); else any, which is enough for direct return, for which ok says whether
+// this host's servers have the VIPs.
 func (i *interfaces) wayToHost() (index int, mac net.HardwareAddr, ok bool) {
 	for _, a := range i.list() {
 		device, err := i.find(a.Interface)
@@ -270,5 +272,5 @@ func (i *interfaces) wayToHost() (index int, mac net.HardwareAddr, ok bool) {
 			return index, mac, true
 		}
 	}
-	return index, mac, false
+	return index, mac, index != 0 && i.serves()
 }

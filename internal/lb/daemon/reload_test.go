@@ -31,6 +31,8 @@ var fieldChanges = map[string][3]string{
 	"snat":          {"", "snat: {addresses: 10.0.0.1}", "~ snat.addresses: addresses of the interface to the backend -> 10.0.0.1"},
 	"encapsulation": {"", "encapsulation: {gue_port: 7}", "~ encapsulation.gue_port: 6080 -> 7"},
 
+	"decapsulation": {"", "decapsulation: {from: 10.0.0.0/24}", "~ decapsulation.from: none -> 10.0.0.0/24"},
+
 	"sockets": {"", "sockets: {cgroup: /sys/fs/cgroup}", "~ sockets.cgroup: none -> /sys/fs/cgroup"},
 
 	"pools": {"", "", "backend 10.0.0.3 added"}, // see poolFile
@@ -132,6 +134,8 @@ var fieldChanges = map[string][3]string{
 	"snat.ports":     {"", "snat: {ports: 1024-9999}", "~ snat.ports: ports outside net.ipv4.ip_local_port_range -> 1024-9999"},
 
 	"sockets.cgroup": {"sockets: {cgroup: /sys/fs/cgroup}", "sockets: {cgroup: /sys/fs/cgroup/a}", "~ sockets.cgroup: /sys/fs/cgroup -> /sys/fs/cgroup/a"},
+
+	"decapsulation.from": {"decapsulation: {from: 10.0.0.0/24}", "decapsulation: {from: [10.0.0.2, 10.0.0.3]}", "~ decapsulation.from: 10.0.0.0/24 -> 10.0.0.2/32, 10.0.0.3/32"},
 
 	"encapsulation.source":   {"", `encapsulation: {source: [10.9.0.0/24, "2001:db8::1"]}`, "~ encapsulation.source: addresses of the interface to the backend -> 10.9.0.0/24, 2001:db8::1/128"},
 	"encapsulation.gue_port": {"", "encapsulation: {gue_port: 6081}", "~ encapsulation.gue_port: 6080 -> 6081"},

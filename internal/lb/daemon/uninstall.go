@@ -114,7 +114,7 @@ func Instances() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, pattern := range []string{node.RunDirectory + "/*.lock", node.RunDirectory + "/*.aggregation", node.RunDirectory + "/*" + loopbackSuffix, node.RunDirectory + "/*" + detourSuffix, node.StateDirectory() + "/*.overrides.json", node.StateDirectory() + "/*" + namesSuffix} {
+	for _, pattern := range []string{node.RunDirectory + "/*.lock", node.RunDirectory + "/*.aggregation", node.RunDirectory + "/*" + loopbackSuffix, node.RunDirectory + "/*" + detourSuffix, node.RunDirectory + "/*" + serverSuffix, node.StateDirectory() + "/*.overrides.json", node.StateDirectory() + "/*" + namesSuffix} {
 		paths, _ := filepath.Glob(pattern)
 		for _, path := range paths {
 			name, _, _ := strings.Cut(filepath.Base(path), ".")
@@ -160,6 +160,18 @@ func (v *Inventory) takeInstance(instance string) error {
 		settings = append(settings, Trace{"setting", fmt.Sprintf("%s: back to %s", s.Name, s.Before)})
 	}
 	v.addIn(loopback.Space, settings...)
+	server, err := readServer(instance)
+	if err != nil {
+		return err
+	}
+	var changes []Trace
+	for _, a := range server.State.Addresses {
+		changes = append(changes, Trace{"address", fmt.Sprintf("%s: on lo, for this machine's own server", a)})
+	}
+	for _, s := range server.State.Settings {
+		changes = append(changes, Trace{"setting", fmt.Sprintf("%s: back to %s", s.Name, s.Before)})
+	}
+	v.addIn(server.Space, changes...)
 	way, err := readDetour(instance)
 	if err != nil {
 		return err

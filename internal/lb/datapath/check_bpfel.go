@@ -21,6 +21,7 @@ const (
 	checkMapShBeTraffic      = "sh_be_traffic"
 	checkMapShChecks         = "sh_checks"
 	checkMapShChunk          = "sh_chunk"
+	checkMapShDecapProgs     = "sh_decap_progs"
 	checkMapShFilters        = "sh_filters"
 	checkMapShFlows          = "sh_flows"
 	checkMapShFragments      = "sh_fragments"
@@ -113,6 +114,7 @@ type checkMapSpecs struct {
 	ShBeTraffic   *ebpf.MapSpec `ebpf:"sh_be_traffic"`
 	ShChecks      *ebpf.MapSpec `ebpf:"sh_checks"`
 	ShChunk       *ebpf.MapSpec `ebpf:"sh_chunk"`
+	ShDecapProgs  *ebpf.MapSpec `ebpf:"sh_decap_progs"`
 	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
 	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
 	ShFragments   *ebpf.MapSpec `ebpf:"sh_fragments"`
@@ -181,6 +183,7 @@ type checkMaps struct {
 	ShBeTraffic   *ebpf.Map `ebpf:"sh_be_traffic"`
 	ShChecks      *ebpf.Map `ebpf:"sh_checks"`
 	ShChunk       *ebpf.Map `ebpf:"sh_chunk"`
+	ShDecapProgs  *ebpf.Map `ebpf:"sh_decap_progs"`
 	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
 	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
 	ShFragments   *ebpf.Map `ebpf:"sh_fragments"`
@@ -216,6 +219,7 @@ func (m *checkMaps) Close() error {
 		m.ShBeTraffic,
 		m.ShChecks,
 		m.ShChunk,
+		m.ShDecapProgs,
 		m.ShFilters,
 		m.ShFlows,
 		m.ShFragments,

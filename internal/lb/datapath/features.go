@@ -49,6 +49,9 @@ func (v *View) featuresInUse() (needed abiFeature) {
 	if v.maps[abiMapShVlans].Iterate().Next(new(abiVlanKey), new(uint32)) {
 		needed |= abiFeatureFEATURE_VLAN
 	}
+	if v.maps[abiMapShDecapProgs].Iterate().Next(new(uint32), new(uint32)) {
+		needed |= abiFeatureFEATURE_DECAP
+	}
 	for i := range v.backends {
 		if v.isHost(v.backends[i].Hop) {
 			needed |= abiFeatureFEATURE_HOST

@@ -114,7 +114,7 @@ func (d *Datapath) findIndex(ifindex int) (uint32, error) {
 // clearInterface empties an interface's records.
 func (d *Datapath) clearInterface(index uint32, ifindex int) error {
 	err := d.remove(abiMapShIfindexes, uint32(ifindex), "an interface")
-	return errors.Join(err, d.clearVLAN(index), d.remove(abiMapShTxPorts, index, "an interface"),
+	return errors.Join(err, d.clearVLAN(index), d.clearDecap(index), d.remove(abiMapShTxPorts, index, "an interface"),
 		d.maps[abiMapShInterfaces].Put(index, abiInterface{}))
 }
 

@@ -20,6 +20,7 @@ const (
 	sweepMapShBackends       = "sh_backends"
 	sweepMapShBeOpen         = "sh_be_open"
 	sweepMapShBeTraffic      = "sh_be_traffic"
+	sweepMapShDecapProgs     = "sh_decap_progs"
 	sweepMapShFilters        = "sh_filters"
 	sweepMapShFlows          = "sh_flows"
 	sweepMapShFragments      = "sh_fragments"
@@ -120,6 +121,7 @@ type sweepMapSpecs struct {
 	ShBackends    *ebpf.MapSpec `ebpf:"sh_backends"`
 	ShBeOpen      *ebpf.MapSpec `ebpf:"sh_be_open"`
 	ShBeTraffic   *ebpf.MapSpec `ebpf:"sh_be_traffic"`
+	ShDecapProgs  *ebpf.MapSpec `ebpf:"sh_decap_progs"`
 	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
 	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
 	ShFragments   *ebpf.MapSpec `ebpf:"sh_fragments"`
@@ -188,6 +190,7 @@ type sweepMaps struct {
 	ShBackends    *ebpf.Map `ebpf:"sh_backends"`
 	ShBeOpen      *ebpf.Map `ebpf:"sh_be_open"`
 	ShBeTraffic   *ebpf.Map `ebpf:"sh_be_traffic"`
+	ShDecapProgs  *ebpf.Map `ebpf:"sh_decap_progs"`
 	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
 	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
 	ShFragments   *ebpf.Map `ebpf:"sh_fragments"`
@@ -224,6 +227,7 @@ func (m *sweepMaps) Close() error {
 		m.ShBackends,
 		m.ShBeOpen,
 		m.ShBeTraffic,
+		m.ShDecapProgs,
 		m.ShFilters,
 		m.ShFlows,
 		m.ShFragments,

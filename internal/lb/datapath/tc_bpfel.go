@@ -22,6 +22,7 @@ const (
 	tcMapShBeTraffic      = "sh_be_traffic"
 	tcMapShChunk          = "sh_chunk"
 	tcMapShClaim          = "sh_claim"
+	tcMapShDecapProgs     = "sh_decap_progs"
 	tcMapShEntry          = "sh_entry"
 	tcMapShFilters        = "sh_filters"
 	tcMapShFlows          = "sh_flows"
@@ -126,6 +127,7 @@ type tcMapSpecs struct {
 	ShBeTraffic   *ebpf.MapSpec `ebpf:"sh_be_traffic"`
 	ShChunk       *ebpf.MapSpec `ebpf:"sh_chunk"`
 	ShClaim       *ebpf.MapSpec `ebpf:"sh_claim"`
+	ShDecapProgs  *ebpf.MapSpec `ebpf:"sh_decap_progs"`
 	ShEntry       *ebpf.MapSpec `ebpf:"sh_entry"`
 	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
 	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
@@ -206,6 +208,7 @@ type tcMaps struct {
 	ShBeTraffic   *ebpf.Map `ebpf:"sh_be_traffic"`
 	ShChunk       *ebpf.Map `ebpf:"sh_chunk"`
 	ShClaim       *ebpf.Map `ebpf:"sh_claim"`
+	ShDecapProgs  *ebpf.Map `ebpf:"sh_decap_progs"`
 	ShEntry       *ebpf.Map `ebpf:"sh_entry"`
 	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
 	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
@@ -253,6 +256,7 @@ func (m *tcMaps) Close() error {
 		m.ShBeTraffic,
 		m.ShChunk,
 		m.ShClaim,
+		m.ShDecapProgs,
 		m.ShEntry,
 		m.ShFilters,
 		m.ShFlows,

@@ -23,6 +23,7 @@ const (
 	xdpMapShChain          = "sh_chain"
 	xdpMapShChunk          = "sh_chunk"
 	xdpMapShClaim          = "sh_claim"
+	xdpMapShDecapProgs     = "sh_decap_progs"
 	xdpMapShEntry          = "sh_entry"
 	xdpMapShFilters        = "sh_filters"
 	xdpMapShFlows          = "sh_flows"
@@ -127,6 +128,7 @@ type xdpMapSpecs struct {
 	ShChain       *ebpf.MapSpec `ebpf:"sh_chain"`
 	ShChunk       *ebpf.MapSpec `ebpf:"sh_chunk"`
 	ShClaim       *ebpf.MapSpec `ebpf:"sh_claim"`
+	ShDecapProgs  *ebpf.MapSpec `ebpf:"sh_decap_progs"`
 	ShEntry       *ebpf.MapSpec `ebpf:"sh_entry"`
 	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
 	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
@@ -207,6 +209,7 @@ type xdpMaps struct {
 	ShChain       *ebpf.Map `ebpf:"sh_chain"`
 	ShChunk       *ebpf.Map `ebpf:"sh_chunk"`
 	ShClaim       *ebpf.Map `ebpf:"sh_claim"`
+	ShDecapProgs  *ebpf.Map `ebpf:"sh_decap_progs"`
 	ShEntry       *ebpf.Map `ebpf:"sh_entry"`
 	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
 	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
@@ -255,6 +258,7 @@ func (m *xdpMaps) Close() error {
 		m.ShChain,
 		m.ShChunk,
 		m.ShClaim,
+		m.ShDecapProgs,
 		m.ShEntry,
 		m.ShFilters,
 		m.ShFlows,

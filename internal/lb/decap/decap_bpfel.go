@@ -29,12 +29,14 @@ type decapSenderKey struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	decapMapShDcLocals  = "sh_dc_locals"
-	decapMapShDcReasons = "sh_dc_reasons"
-	decapMapShDcSenders = "sh_dc_senders"
-	decapMapShDcVips    = "sh_dc_vips"
-	decapProgShDecap    = "sh_decap"
-	decapVarGuePort     = "gue_port"
+	decapMapShChain        = "sh_chain"
+	decapMapShDcLocals     = "sh_dc_locals"
+	decapMapShDcReasons    = "sh_dc_reasons"
+	decapMapShDcSenders    = "sh_dc_senders"
+	decapMapShDcVips       = "sh_dc_vips"
+	decapProgShDecap       = "sh_decap"
+	decapVarBehindBalancer = "behind_balancer"
+	decapVarGuePort        = "gue_port"
 )
 
 // loadDecap returns the embedded CollectionSpec for decap.
@@ -86,6 +88,7 @@ type decapProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type decapMapSpecs struct {
+	ShChain     *ebpf.MapSpec `ebpf:"sh_chain"`
 	ShDcLocals  *ebpf.MapSpec `ebpf:"sh_dc_locals"`
 	ShDcReasons *ebpf.MapSpec `ebpf:"sh_dc_reasons"`
 	ShDcSenders *ebpf.MapSpec `ebpf:"sh_dc_senders"`
@@ -96,7 +99,8 @@ type decapMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type decapVariableSpecs struct {
-	GuePort *ebpf.VariableSpec `ebpf:"gue_port"`
+	BehindBalancer *ebpf.VariableSpec `ebpf:"behind_balancer"`
+	GuePort        *ebpf.VariableSpec `ebpf:"gue_port"`
 }
 
 // decapObjects contains all objects after they have been loaded into the kernel.
@@ -119,6 +123,7 @@ func (o *decapObjects) Close() error {
 //
 // It can be passed to loadDecapObjects or ebpf.CollectionSpec.LoadAndAssign.
 type decapMaps struct {
+	ShChain     *ebpf.Map `ebpf:"sh_chain"`
 	ShDcLocals  *ebpf.Map `ebpf:"sh_dc_locals"`
 	ShDcReasons *ebpf.Map `ebpf:"sh_dc_reasons"`
 	ShDcSenders *ebpf.Map `ebpf:"sh_dc_senders"`
@@ -127,6 +132,7 @@ type decapMaps struct {
 
 func (m *decapMaps) Close() error {
 	return _DecapClose(
+		m.ShChain,
 		m.ShDcLocals,
 		m.ShDcReasons,
 		m.ShDcSenders,
@@ -138,7 +144,8 @@ func (m *decapMaps) Close() error {
 //
 // It can be passed to loadDecapObjects or ebpf.CollectionSpec.LoadAndAssign.
 type decapVariables struct {
-	GuePort *ebpf.Variable `ebpf:"gue_port"`
+	BehindBalancer *ebpf.Variable `ebpf:"behind_balancer"`
+	GuePort        *ebpf.Variable `ebpf:"gue_port"`
 }
 
 // decapPrograms contains all programs after they have been loaded into the kernel.

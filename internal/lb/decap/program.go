@@ -74,7 +74,7 @@ func Attach(opts Options) (*Program, error) {
 		return nil, err
 	}
 	d := &Program{Attachment: kernel.Attachment{Interface: opts.Interface}, ifindex: dev.Attrs().Index, root: opts.PinRoot, held: map[netip.Addr]bool{}}
-	if err := d.load(opts); err != nil {
+	if err := d.load(opts, nil); err != nil {
 		return nil, err
 	}
 	path := pinPath(opts.PinRoot, opts.Name)
@@ -91,13 +91,13 @@ func Attach(opts Options) (*Program, error) {
 }
 
 // load makes program and maps, and fills the maps, so that the program is complete before it
-// sees a packet.
-func (d *Program) load(opts Options) error {
+// sees a packet. shared are maps of a balancer's program that calls this one; nil: none does.
+func (d *Program) load(opts Options, shared map[string]*ebpf.Map) error {
 	spec, err := loadDecap()
 	if err != nil {
 		return fmt.Errorf("read the embedded object: %w", err)
 	}
-	if d.objects, err = kernel.Load(spec, map[string]any{decapVarGuePort: kernel.ToWire(opts.GUEPort)}, nil); err != nil {
+	if d.objects, err = kernel.Load(spec, map[string]any{decapVarGuePort: kernel.ToWire(opts.GUEPort), decapVarBehindBalancer: uint8(min(1, len(shared)))}, shared); err != nil {
 		return fmt.Errorf("load the program that takes encapsulation off: %w", err)
 	}
 	d.program = d.objects.Programs[decapProgShDecap]
@@ -116,6 +116,7 @@ func (d *Program) load(opts Options) error {
 	}
 	if err != nil {
 		d.objects.Close()
+		d.program = nil
 	}
 	return err
 }

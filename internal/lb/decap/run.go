@@ -117,7 +117,7 @@ func (r *runner) start() error {
 		r.Log.Info("taking over from an earlier start that did not end by itself")
 	}
 	var err error
-	if r.state, err = backend.Prepare(r.Interface, r.VIPs, r.state, r.record.Write); err != nil {
+	if r.state, err = backend.Prepare([]string{r.Interface}, r.VIPs, r.state, r.record.Write); err != nil {
 		return err
 	}
 	if r.Mode == AttachNone {

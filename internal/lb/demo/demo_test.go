@@ -1,7 +1,6 @@
 package demo_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -61,11 +60,7 @@ func TestFacts(t *testing.T) {
 		t.Fatalf("the demo failed: %v\n%s", err, story)
 	}
 	var f demo.Facts
-	decoder := json.NewDecoder(bytes.NewReader(out))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&f); err != nil {
-		t.Fatalf("standard output is not one JSON document of facts: %v\n%s", err, out)
-	}
+	storytest.Decode(t, out, &f)
 	for _, c := range f.Claims {
 		if !c.True {
 			t.Errorf("%s: not true: %s", c.Step, c.Text)
@@ -169,25 +164,11 @@ func TestInterrupted(t *testing.T) {
 		"kill -9",                   // there is no daemon
 	} {
 		t.Run(at, func(t *testing.T) {
-			cmd := storytest.Command(t, "demo", "--keep") // what is interrupted is not kept
-			story := storytest.NewTranscript()
-			cmd.Stdout, cmd.Stderr = story, story
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			story.Await(t, at)
+			patterns := []string{at}
 			if at == "── shunt run" {
-				story.Await(t, "--instance")
+				patterns = append(patterns, "--instance")
 			}
-			if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
-				t.Error(err)
-			}
-			if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 130 {
-				t.Errorf("ended with %v; want exit code 130\n%s", err, story)
-			}
-			if strings.Contains(story.String(), "NOT TRUE") {
-				t.Errorf("an interruption made claims untrue:\n%s", story)
-			}
+			story := storytest.Interrupt(t, storytest.Command(t, "demo", "--keep"), patterns...) // what is interrupted is not kept
 			nothingLeft(t, idOf(t, story))
 		})
 	}

@@ -24,7 +24,7 @@ const (
 )
 
 // Device is the name of what the way of a number leads to.
-func Device(number uint8) string { return fmt.Sprintf("shunt-check%d", number) }
+func Device(number uint8) string { return fmt.Sprintf("%s%d", backend.CheckDevice, number) }
 
 // peer is the name of the device's other end.
 func peer(number uint8) string { return Device(number) + "p" }

@@ -61,6 +61,8 @@ type Monitor struct {
 	hereCount uint64
 	hereError error
 	panics    map[string]bool // services whose health is not believed, as of the last Serve
+	awaited   map[*check]bool // those that Await waits for
+	allProbed func()          // what to call when there are none left
 }
 
 // owner is who has a backend checked: a service, or a pool for all its services.
@@ -106,6 +108,7 @@ type check struct {
 	due     time.Time // of the next probe; of the present one while it runs
 	index   int       // in the queue; -1: it is being probed
 	gone    bool      // nobody wants it any more
+	probed  bool      // a probe has ended
 	changes uint64    // of the machine's state
 }
 
@@ -144,6 +147,29 @@ func New(options Options) *Monitor {
 func (m *Monitor) Close() {
 	m.cancel()
 	m.running.Wait()
+}
+
+// Await returns when each check that Update has begun and of whose backend nothing is known has a result, or
+// when ctx ends. It is for one caller, who does not call Update meanwhile.
+func (m *Monitor) Await(ctx context.Context) {
+	done := make(chan struct{})
+	m.mu.Lock()
+	m.awaited = map[*check]bool{}
+	for _, c := range m.checks {
+		if c.machine.state == model.HealthWaiting && !c.probed {
+			m.awaited[c] = true
+		}
+	}
+	none := len(m.awaited) == 0
+	m.allProbed = sync.OnceFunc(func() { close(done) })
+	m.mu.Unlock()
+	if none {
+		return
+	}
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
 }
 
 // Changed receives when Serve may say something else than before.
@@ -258,8 +284,8 @@ func (m *Monitor) schedule(fresh []*check) {
 
 // Serve is the services with what health has found: which backends take no new flows, are
 // down, or have part of their weight. Backends that Update has not been told of wait. lost
-// says that a backend's address is known to be out of reach.
-func (m *Monitor) Serve(services []model.Service, lost func(netip.Addr) bool) []model.Service {
+// says that a backend's address is known to be out of reach, with direct return or without.
+func (m *Monitor) Serve(services []model.Service, lost func(direct bool, backend netip.Addr) bool) []model.Service {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
@@ -285,7 +311,7 @@ func (m *Monitor) Serve(services []model.Service, lost func(netip.Addr) bool) []
 			return f
 		}
 		var panics bool
-		if served[i], panics = serve(s, of, lost); panics {
+		if served[i], panics = serve(s, of, func(a netip.Addr) bool { return lost(s.Forwarding.Direct(), a) }); panics {
 			m.panics[s.Name] = true
 		}
 	}

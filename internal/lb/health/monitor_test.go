@@ -31,7 +31,7 @@ type fleet struct {
 }
 
 // nobodyLost is for tests in which every backend is.
-func nobodyLost(netip.Addr) bool { return false }
+func nobodyLost(bool, netip.Addr) bool { return false }
 
 func newFleet(t *testing.T) (*fleet, *Monitor) {
 	f := &fleet{causes: map[string]error{}, asked: map[string][]time.Time{}}
@@ -154,6 +154,36 @@ func TestMonitor(t *testing.T) {
 		if len(report) != 2 || report[0].State != down || report[0].LastError != "no answer" || report[0].Adopted || report[1].State != up {
 			t.Errorf("the report is %+v", report)
 		}
+	})
+}
+
+// TestAwait: whoever waits is told when each backend of which nothing was known has a result, good or bad.
+func TestAwait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, m := newFleet(t)
+		f.takes = 500 * time.Millisecond
+		web := service("web", checked, backend("10.0.0.1", 80), backend("10.0.0.2", 80), backend("10.0.0.3", 80))
+		f.set("10.0.0.2:80", errors.New("refused"))
+		takes := func(what string, ctx context.Context, want time.Duration, state string) {
+			t.Helper()
+			began := time.Now()
+			m.Await(ctx)
+			if took := time.Since(began); took < want || took > want+10*time.Millisecond {
+				t.Errorf("%s: it took %s, want %s", what, took, want)
+			}
+			if got := states(m, web); got != state {
+				t.Errorf("%s: the states are %s, want %s", what, got, state)
+			}
+		}
+		takes("nothing is checked", t.Context(), 0, "---")
+		m.Update([]model.Service{web}, nil)
+		short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		takes("not for so long", short, 100*time.Millisecond, "---")
+		takes("all", t.Context(), 400*time.Millisecond, "S-S")
+		takes("again", t.Context(), 0, "S-S")
+		m.Update([]model.Service{web, service("dns", checked, backend("10.0.0.4", 53))}, func(string, model.BackendAddress) model.HealthState { return up })
+		takes("what is known from elsewhere", t.Context(), 0, "S-S")
 	})
 }
 

@@ -120,6 +120,13 @@ func (m *Monitor) finish(c *check, err error, started time.Time) {
 	default:
 		m.totals.Passed++
 	}
+	c.probed = true
+	if m.awaited[c] {
+		delete(m.awaited, c)
+		if len(m.awaited) == 0 {
+			defer m.allProbed() // once its result is in the state
+		}
+	}
 	if c.gone {
 		return
 	}

@@ -319,7 +319,14 @@ type Node struct {
 	Limits        Limits
 	SNAT          SNAT
 	Encapsulation Encapsulation
+	Decapsulation Decapsulation
 	Sockets       Sockets
+}
+
+// Decapsulation says whose tunnels this machine takes its own servers' packets from, where it is a
+// backend of services with direct return itself.
+type Decapsulation struct {
+	From []netip.Prefix // outer sources; empty: it decapsulates nothing
 }
 
 // Sockets says which programs of this machine reach services at their sockets.

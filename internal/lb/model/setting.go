@@ -33,6 +33,7 @@ func (n Node) Settings() (all []value.Setting) {
 		value.Setting{Key: "snat.ports", Value: rangeText(n.SNAT.Ports, "ports outside net.ipv4.ip_local_port_range")},
 		value.Setting{Key: "encapsulation.source", Value: cmp.Or(prefixes(n.Encapsulation.Sources4, n.Encapsulation.Sources6), interfaces)},
 		value.Setting{Key: "encapsulation.gue_port", Value: number(n.Encapsulation.GUEPort)},
+		value.Setting{Key: "decapsulation.from", Value: cmp.Or(ListText(n.Decapsulation.From), "none")},
 		value.Setting{Key: "sockets.cgroup", Value: cmp.Or(n.Sockets.Cgroup, "none")},
 	)
 }

@@ -92,8 +92,8 @@ func (c *closer) close() error {
 // down, those of UDP and handshakes of TCP, but no established connection; and those whose backend is
 // none of the members, if these are not nil. It looks in each network namespace that a process of the
 // cgroup is in. A closed socket's program gets an error from its next call, and can connect again. It
-// returns how many were closed, and adds that to Outcomes. Not to be called twice at a time. A socket in a namespace that no process of the cgroup is in any more is
-// not found.
+// returns how many were closed, and adds that to Outcomes. A socket in a namespace that no process of
+// the cgroup is in any more is not found. Not to be called twice at a time.
 func (s *Sockets) CloseGone(members *Members) (closed Closed, err error) {
 	spaces, err := namespaces(s.opts.Cgroup)
 	if err != nil {

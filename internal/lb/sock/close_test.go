@@ -3,16 +3,13 @@ package sock
 import (
 	"errors"
 	"fmt"
-	"os"
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/value"
-	"github.com/shunt-lb/shunt/test/space"
 )
 
 // asOlder has the iterators only name sockets, as on a kernel without bpf_sock_destroy.
@@ -227,13 +224,7 @@ func TestCloseInEveryNamespace(t *testing.T) {
 		go func() {
 			defer close(left)
 			b.Run("there", func(t *testing.T) {
-				space.Enter(t, fmt.Sprintf("shunt-sk-%d-%d-pod", os.Getpid(), testCount.Load()))
-				lo, err := netlink.LinkByName("lo")
-				must(t, err)
-				must(t, netlink.LinkSetUp(lo))
-				address, err := netlink.ParseAddr(first + "/32")
-				must(t, err)
-				must(t, netlink.AddrAdd(lo, address))
+				enterPod(t)
 				other := *b
 				other.T = t
 				s := other.socket(unix.AF_INET, unix.SOCK_DGRAM, 0)

@@ -22,21 +22,27 @@ func at6(s model.Service, six model.Service) model.Service {
 	return s
 }
 
-// inAPod runs a test in another network namespace, whose lo is up and has the address of the backends,
-// and in the bed's cgroup.
+// enterPod has the calling test's thread in another network namespace, whose lo is up and has the address of
+// the backends.
+func enterPod(t *testing.T) {
+	t.Helper()
+	space.Enter(t, fmt.Sprintf("shunt-sk-%d-%d-pod", os.Getpid(), testCount.Load()))
+	lo, err := netlink.LinkByName("lo")
+	must(t, err)
+	must(t, netlink.LinkSetUp(lo))
+	address, err := netlink.ParseAddr(first + "/32")
+	must(t, err)
+	must(t, netlink.AddrAdd(lo, address))
+}
+
+// inAPod runs a test after enterPod, and in the bed's cgroup.
 func (b *bed) inAPod(name string, f func(pod *bed)) {
 	b.Helper()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		b.Run(name, func(t *testing.T) {
-			space.Enter(t, fmt.Sprintf("shunt-sk-%d-%d-pod", os.Getpid(), testCount.Load()))
-			lo, err := netlink.LinkByName("lo")
-			must(t, err)
-			must(t, netlink.LinkSetUp(lo))
-			address, err := netlink.ParseAddr(first + "/32")
-			must(t, err)
-			must(t, netlink.AddrAdd(lo, address))
+			enterPod(t)
 			pod := *b
 			pod.T = t
 			f(&pod)

@@ -93,6 +93,7 @@ const (
 	sockMapShAddresses      = "sh_addresses"
 	sockMapShBackends       = "sh_backends"
 	sockMapShBeTraffic      = "sh_be_traffic"
+	sockMapShDecapProgs     = "sh_decap_progs"
 	sockMapShFilters        = "sh_filters"
 	sockMapShFlows          = "sh_flows"
 	sockMapShFragments      = "sh_fragments"
@@ -207,6 +208,7 @@ type sockMapSpecs struct {
 	ShAddresses   *ebpf.MapSpec `ebpf:"sh_addresses"`
 	ShBackends    *ebpf.MapSpec `ebpf:"sh_backends"`
 	ShBeTraffic   *ebpf.MapSpec `ebpf:"sh_be_traffic"`
+	ShDecapProgs  *ebpf.MapSpec `ebpf:"sh_decap_progs"`
 	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
 	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
 	ShFragments   *ebpf.MapSpec `ebpf:"sh_fragments"`
@@ -279,6 +281,7 @@ type sockMaps struct {
 	ShAddresses   *ebpf.Map `ebpf:"sh_addresses"`
 	ShBackends    *ebpf.Map `ebpf:"sh_backends"`
 	ShBeTraffic   *ebpf.Map `ebpf:"sh_be_traffic"`
+	ShDecapProgs  *ebpf.Map `ebpf:"sh_decap_progs"`
 	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
 	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
 	ShFragments   *ebpf.Map `ebpf:"sh_fragments"`
@@ -316,6 +319,7 @@ func (m *sockMaps) Close() error {
 		m.ShAddresses,
 		m.ShBackends,
 		m.ShBeTraffic,
+		m.ShDecapProgs,
 		m.ShFilters,
 		m.ShFlows,
 		m.ShFragments,

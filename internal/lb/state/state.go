@@ -243,6 +243,7 @@ func (w *Writer) Watch() (*Snapshot, <-chan struct{}) {
 func cloneNode(node model.Node) model.Node {
 	node.Interfaces = slices.Clone(node.Interfaces)
 	node.SNAT.Addresses = slices.Clone(node.SNAT.Addresses)
+	node.Decapsulation.From = slices.Clone(node.Decapsulation.From)
 	return node
 }
 

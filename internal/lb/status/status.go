@@ -208,9 +208,10 @@ func Complete(s *shuntv1.GetStatusResponse, known Known) {
 			}
 		}
 	}
-	for address, why := range closed(known.Served) {
-		if b := byAddress[address]; b != nil {
-			b.State = why
+	for address, state := range overall(known.Served) {
+		// A backend's record says that it is down before all tables have changed: it is active until then.
+		if b := byAddress[address]; b != nil && (state != StateActive || b.State == StateDown) {
+			b.State = state
 		}
 	}
 	for _, h := range known.Health {
@@ -280,21 +281,17 @@ func completeServices(services []*shuntv1.Service, byAddress map[string]*shuntv1
 	}
 }
 
-// closed says by address why backends get no new flows, of those that get none in any service.
-func closed(served []model.Service) map[string]string {
-	states, open := map[string]string{}, map[string]bool{}
+// overall says by address whether backends get new flows in any service, or why not.
+func overall(served []model.Service) map[string]string {
+	states := map[string]string{}
 	for _, service := range served {
 		for _, b := range service.Backends {
-			address := b.BackendAddress.String()
-			switch state := StateOf(b); {
-			case state == StateActive:
-				open[address] = true
-			case states[address] == "":
+			address, state := b.BackendAddress.String(), StateOf(b)
+			if state == StateActive || states[address] == "" {
 				states[address] = state
 			}
 		}
 	}
-	maps.DeleteFunc(states, func(address, _ string) bool { return open[address] })
 	return states
 }
 

@@ -86,3 +86,20 @@ func TestStateBetweenDeadlineAndRemoval(t *testing.T) {
 		t.Errorf("it is %s over all services, and %s in its service; want %s", all, inService, StateDraining)
 	}
 }
+
+// TestDownBeforeTheTablesSaySo: the maps call a backend down before all tables have changed. It is active until
+// then, because it gets new flows; without a daemon to ask, the maps are believed.
+func TestDownBeforeTheTablesSaySo(t *testing.T) {
+	b := model.Backend{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.1"), Port: 80}, Weight: 1}
+	web := model.Service{Name: "web", Backends: []model.Backend{b}}
+	for _, c := range []struct {
+		served []model.Service
+		want   string
+	}{{[]model.Service{web}, StateActive}, {nil, StateDown}} {
+		s := &shuntv1.GetStatusResponse{Daemon: &shuntv1.Daemon{}, Backends: []*shuntv1.Backend{{Address: b.BackendAddress.String(), State: StateDown}}}
+		Complete(s, Known{Configured: []model.Service{web}, Served: c.served})
+		if got := s.Backends[0].State; got != c.want {
+			t.Errorf("it is %s where services %v were carried out; want %s", got, c.served, c.want)
+		}
+	}
+}

@@ -139,6 +139,14 @@ func (w *Ways) Close(keep bool) error { return w.resolver.Close(keep) }
 // Unreachable reports whether a backend is known to be out of reach.
 func (w *Ways) Unreachable(backend netip.Addr) bool { return w.resolver.Unreachable(backend) }
 
+// Here reports whether a backend is known to be this host itself.
+func (w *Ways) Here(backend netip.Addr) bool {
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	hop := w.hops[backend]
+	return hop != nil && hop.Host
+}
+
 // Out is the index of the interface that packets to a backend leave by, if its next hop is known and
 // answers.
 func (w *Ways) Out(backend netip.Addr) (iface int, ok bool) {

@@ -288,7 +288,7 @@ func TestAwait(t *testing.T) {
 	await(web(at(one), at(three)))
 	await(web(at(one)))
 	await(web(at(one), at(two)), two) // it was gone in between
-	b.Follow(web(at(one), at(three)))        // a check has found it well, and nobody waits for that
+	b.Follow(web(at(one), at(three))) // a check has found it well, and nobody waits for that
 	await(web(at(one), down(three)))
 	await(web(at(one), at(three)), three)
 }

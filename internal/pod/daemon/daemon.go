@@ -67,7 +67,8 @@ func open(host *node.Host, s settings) (*daemon, error) {
 		stop()
 		return nil, err
 	}
-	d.told = d.summary()
+	st, _ := d.status() // its error is a condition within a second
+	d.told = d.summary(&st)
 	go d.look(ctx)
 	return d, nil
 }
@@ -123,8 +124,9 @@ func (d *daemon) look(ctx context.Context) {
 	defer ticker.Stop()
 	for {
 		d.mu.Lock()
-		d.tell()
-		summary := d.summary()
+		st, err := d.status()
+		d.tell(&st, err)
+		summary := d.summary(&st)
 		changed := summary != d.told
 		d.told = summary
 		d.mu.Unlock()
@@ -148,9 +150,8 @@ func (d *daemon) status() (watch.Status, error) {
 	return d.watch.Status()
 }
 
-// tell keeps the conditions.
-func (d *daemon) tell() {
-	st, err := d.status()
+// tell keeps the conditions by a status, or by why there is none.
+func (d *daemon) tell(st *watch.Status, err error) {
 	var alone, missing, unjudged []condition.Condition
 	said := map[string]bool{}
 	for _, p := range st.Pods {
@@ -193,7 +194,8 @@ func (d *daemon) Apply(_ context.Context, s any) (node.Difference, error) {
 	if err := d.bring(after); err != nil {
 		return node.Difference{}, fmt.Errorf("accelerate pods as the file says: %w", err)
 	}
-	d.tell()
+	st, err := d.status()
+	d.tell(&st, err)
 	return node.Difference{Settings: value.DifferentSettings(before, after.list())}, nil
 }
 
@@ -201,15 +203,15 @@ func (d *daemon) Apply(_ context.Context, s any) (node.Difference, error) {
 func (d *daemon) Summary() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.summary()
+	st, _ := d.status() // its error is a condition
+	return d.summary(&st)
 }
 
-func (d *daemon) summary() string {
+func (d *daemon) summary(st *watch.Status) string {
 	if d.watch == nil {
 		return "accelerating no pods, as same_node is false"
 	}
-	st, _ := d.status() // its error is a condition
-	pods := podsOf(&st)
+	pods := podsOf(st)
 	took := 0
 	for _, p := range pods {
 		if takes(p) {

@@ -2,10 +2,8 @@ package demo_test
 
 import (
 	"bytes"
-	"encoding/json"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/pod/demo"
@@ -33,11 +31,7 @@ func TestFacts(t *testing.T) {
 	}
 	nothingLeft(t, text)
 	var facts demo.Facts
-	decoder := json.NewDecoder(out)
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&facts); err != nil {
-		t.Fatal(err)
-	}
+	storytest.Decode(t, out.Bytes(), &facts)
 	if !facts.OK || len(facts.Claims) < 12 || facts.Claims.Untrue() != 0 {
 		t.Errorf("ok %v, %d claims:\n%s", facts.OK, len(facts.Claims), text)
 	}
@@ -56,22 +50,7 @@ func TestInterrupted(t *testing.T) {
 	storytest.NeedsRoot(t)
 	for _, at := range []string{"── The plain path", "── Nothing of yours", "── Side by side"} {
 		t.Run(at, func(t *testing.T) {
-			cmd, text := storytest.Command(t, "demo", "accelerate"), storytest.NewTranscript()
-			cmd.Stdout, cmd.Stderr = text, text
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			text.Await(t, at)
-			if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
-				t.Error(err)
-			}
-			if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 130 {
-				t.Errorf("ended with %v; want exit code 130\n%s", err, text)
-			}
-			if strings.Contains(text.String(), "NOT TRUE") {
-				t.Errorf("an interruption made claims untrue:\n%s", text)
-			}
-			nothingLeft(t, text)
+			nothingLeft(t, storytest.Interrupt(t, storytest.Command(t, "demo", "accelerate"), at))
 		})
 	}
 }

@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/nftables/expr"
 	"github.com/shunt-lb/shunt/internal/pod/bed"
+	"github.com/shunt-lb/shunt/internal/pod/bed/bedtest"
 	"github.com/shunt-lb/shunt/internal/pod/plain"
 	"github.com/shunt-lb/shunt/internal/pod/shortcut"
 	"github.com/shunt-lb/shunt/internal/pod/traffic"
@@ -33,19 +33,9 @@ type world struct {
 
 func newWorld(t *testing.T, mode shortcut.Mode, pods int, more ...plain.Service) *world {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes network namespaces and loads programs")
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	b, err := bed.New(ctx, pods)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := &world{T: t, Bed: b}
-	t.Cleanup(func() { w.must(b.Close()) })
-	w.rules, err = b.Install(more...)
-	w.must(err)
+	b, rules := bedtest.New(t, pods, more...)
+	w := &world{T: t, Bed: b, rules: rules}
+	var err error
 	w.watch, err = watch.Open(watch.Options{Mode: mode, Find: watch.Fixed(b.Watched()...), In: b.Node.Run})
 	w.must(err)
 	t.Cleanup(func() { w.must(w.watch.Close()) })
@@ -183,45 +173,13 @@ func (w *world) pair(is6 bool) (client, server *net.TCPConn) {
 // connect is a TCP connection between two pods.
 func (w *world) connect(is6 bool) (client, server *net.TCPConn) {
 	w.Helper()
-	l, err := w.Pods[1].Listen("tcp", netip.AddrPortFrom(w.Address(1, is6), 0).String())
-	w.must(err)
-	defer l.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	c, err := w.Pods[0].Dial(ctx, "tcp", l.Addr().String())
-	w.must(err)
-	s, err := l.Accept()
-	w.must(err)
-	w.Cleanup(func() { _, _ = c.Close(), s.Close() })
-	return c.(*net.TCPConn), s.(*net.TCPConn)
+	return bedtest.Connect(w.T, w.Bed, is6)
 }
 
 // exchange sends so many octets there, and back.
 func (w *world) exchange(a, b net.Conn, octets int) {
 	w.Helper()
-	for _, way := range [][2]net.Conn{{a, b}, {b, a}} {
-		w.must(carry(way[0], way[1], octets, patience))
-	}
-}
-
-func carry(from, to net.Conn, octets int, within time.Duration) error {
-	end := time.Now().Add(within)
-	_ = from.SetDeadline(end)
-	_ = to.SetDeadline(end)
-	sent := make(chan error, 1)
-	go func() {
-		_, err := from.Write(make([]byte, octets))
-		sent <- err
-	}()
-	buffer := make([]byte, octets)
-	for got := 0; got < octets; {
-		n, err := to.Read(buffer[got:])
-		if err != nil {
-			return fmt.Errorf("after %d of %d octets: %w", got, octets, err)
-		}
-		got += n
-	}
-	return <-sent
+	w.must(bedtest.Exchange(a, b, octets))
 }
 
 // Closing works, though conntrack has not seen the bytes: no FIN is invalid, and the entry ends soon.
@@ -238,7 +196,7 @@ func TestConnectionsEnd(t *testing.T) {
 				if n, err := s.Read(make([]byte, 1)); n != 0 || err == nil || err.Error() != "EOF" {
 					return fmt.Errorf("the server reads %d octets, %v; want EOF", n, err)
 				}
-				if err := carry(s, c, 1000, patience); err != nil { // half-closed: the other side still sends
+				if err := bedtest.Carry(s, c, 1000, patience); err != nil { // half-closed: the other side still sends
 					return err
 				}
 				if err := s.Close(); err != nil {
@@ -313,8 +271,33 @@ func TestTranslatedConnectionsAreLeftAlone(t *testing.T) {
 				if w.count("nat") == before {
 					t.Errorf("no packet was left alone for its translation: %v", w.status().Counts)
 				}
+				// From the same ports to the pod itself: its answers have the addresses of the service's.
+				from := netip.AddrPortFrom(w.Address(0, is6), 40000)
+				for _, network := range []string{"tcp", "udp"} {
+					for _, to := range []netip.AddrPort{vip, netip.AddrPortFrom(w.Address(1, is6), port)} {
+						w.asks(network, from, to)
+					}
+				}
 			})
 		})
+	}
+}
+
+// asks connects, and has an octet echoed.
+func (w *world) asks(network string, from, to netip.AddrPort) {
+	w.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := w.Pods[0].DialFrom(ctx, network, from, to.String())
+	if err != nil {
+		w.Fatalf("%s from %s to %s: %v", network, from, to, err)
+	}
+	defer c.Close() //nolint:errcheck // what it had to say is said
+	w.must(c.SetDeadline(time.Now().Add(patience)))
+	_, err = c.Write([]byte{1})
+	w.must(err)
+	if _, err := c.Read(make([]byte, 1)); err != nil {
+		w.Fatalf("%s from %s to %s: no answer: %v", network, from, to, err)
 	}
 }
 
@@ -340,7 +323,7 @@ func TestRulesTakeEffect(t *testing.T) {
 				w.until("both pods are left alone", both("rule"))
 				t.Logf("the rule took effect %s after it was inserted", time.Since(inserted).Round(time.Millisecond))
 				taken := w.count("taken")
-				if err := carry(c, s, 1, 100*time.Millisecond); err == nil {
+				if err := bedtest.Carry(c, s, 1, 100*time.Millisecond); err == nil {
 					t.Error("an octet has arrived though a rule drops it")
 				}
 				if now := w.count("taken"); now != taken {
@@ -351,7 +334,7 @@ func TestRulesTakeEffect(t *testing.T) {
 				if _, err := s.Read(make([]byte, 1)); err != nil { // what was lost is sent again
 					t.Fatalf("without the rule: %v", err)
 				}
-				w.must(carry(s, c, 100_000, patience))
+				w.must(bedtest.Carry(s, c, 100_000, patience))
 			})
 		})
 	}

@@ -5,10 +5,12 @@ package storytest
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -55,6 +57,40 @@ func Command(t *testing.T, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, Binary(t), args...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
 	return cmd
+}
+
+// Decode reads what a demo said with -o json, of which facts must know each name.
+func Decode(t *testing.T, out []byte, facts any) {
+	t.Helper()
+	decoder := json.NewDecoder(bytes.NewReader(out))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(facts); err != nil {
+		t.Fatalf("standard output is not one JSON document of facts: %v\n%s", err, out)
+	}
+}
+
+// Interrupt starts a demo, and is Ctrl-C once it has written what the patterns find, one after the other. The demo
+// has to end with 130, and no claim may be untrue for it.
+func Interrupt(t *testing.T, cmd *exec.Cmd, at ...string) *Transcript {
+	t.Helper()
+	text := NewTranscript()
+	cmd.Stdout, cmd.Stderr = text, text
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for _, pattern := range at {
+		text.Await(t, pattern)
+	}
+	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Error(err)
+	}
+	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 130 {
+		t.Errorf("ended with %v; want exit code 130\n%s", err, text)
+	}
+	if strings.Contains(text.String(), "NOT TRUE") {
+		t.Errorf("an interruption made claims untrue:\n%s", text)
+	}
+	return text
 }
 
 // NeedsRoot skips for others.

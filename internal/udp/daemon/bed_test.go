@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -18,8 +17,8 @@ import (
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/cli"
-	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/node/nodetest"
 	"github.com/shunt-lb/shunt/internal/udp/udptest"
 	"github.com/shunt-lb/shunt/udp"
 	"github.com/vishvananda/netlink"
@@ -35,8 +34,7 @@ const (
 	// rightsVariable leaves `shunt run` these capabilities alone.
 	rightsVariable = "SHUNT_TEST_UDP_RIGHTS"
 
-	nobody   = 65534
-	patience = 20 * time.Second
+	nobody = 65534
 )
 
 func TestMain(m *testing.M) {
@@ -104,113 +102,60 @@ func work(socket, name, each string) error {
 
 // bed is a client, and a server on which `shunt run` runs.
 type bed struct {
-	*testing.T
-	net    *udptest.Network
-	folder string
-	config string
-	api    *control.Client
-	node   *lab.Process
-	asked  int
-	pid    int32             // of the daemon that was asked last
-	sums   map[string]uint64 // what matched each lease then
+	*nodetest.Daemon
+	net   *udptest.Network
+	asked int
+	pid   int32             // of the daemon that was asked last
+	sums  map[string]uint64 // what matched each lease then
 }
 
 func newBed(t *testing.T, entries ...string) *bed {
 	t.Helper()
 	n := udptest.New(t, lab.Cable{Queues: 2})
-	folder, err := os.MkdirTemp("", "shunt-udp-") // nobody has to reach it
-	b := &bed{T: t, net: n, folder: folder, config: filepath.Join(folder, "shunt.yaml"), api: control.NewClient(filepath.Join(folder, "api.sock"))}
-	b.must(err)
-	t.Cleanup(func() { _ = os.RemoveAll(folder) })
-	b.must(os.Chmod(folder, 0o711))
+	b := &bed{Daemon: nodetest.New(t, n.Server), net: n}
+	b.Look = b.grows
+	b.Must(os.Chmod(b.Folder, 0o711)) // nobody has to reach it
 	b.write(entries...)
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), nodetest.Patience)
 	defer cancel()
-	b.must(n.Lab.Ready(ctx))
+	b.Must(n.Lab.Ready(ctx))
 	for _, port := range []string{"5000", "5001"} {
 		_, err := n.Server.ServeUDP("192.0.2.10:"+port, "kernel")
-		b.must(err)
+		b.Must(err)
 	}
 	return b
-}
-
-func (b *bed) must(err error) {
-	b.Helper()
-	if err != nil {
-		b.Fatal(err)
-	}
 }
 
 func entry(name string, port, queue int, more string) string {
 	return fmt.Sprintf("{name: %s, interface: eth0, queues: [%d], address: 192.0.2.10, port: %d, allow: {user: %d}%s}", name, queue, port, nobody, more)
 }
 
-func (b *bed) apiSocket() string { return filepath.Join(b.folder, "api.sock") }
-
-func (b *bed) socket() string { return filepath.Join(b.folder, "udp.sock") }
+func (b *bed) socket() string { return filepath.Join(b.Folder, "udp.sock") }
 
 func (b *bed) write(entries ...string) {
 	b.Helper()
-	text := fmt.Sprintf("api: {socket: %s}\nudp_socket: %s\nmetrics: {listen: \"127.0.0.1:9470\"}\nudp:\n", b.apiSocket(), b.socket())
+	text := fmt.Sprintf("udp_socket: %s\nudp:\n", b.socket())
 	if len(entries) == 0 {
 		text = strings.TrimSuffix(text, "\n") + " []\n"
 	}
 	for _, e := range entries {
 		text += "  - " + e + "\n"
 	}
-	b.must(os.WriteFile(b.config, []byte(text), 0o600))
-}
-
-func (b *bed) spawn(cmd *lab.Command, variables ...string) *lab.Process {
-	b.Helper()
-	cmd.Env = append(os.Environ(), variables...)
-	p, err := cmd.Spawn()
-	b.must(err)
-	b.Cleanup(func() { b.kill(p) })
-	return p
+	b.Write(text)
 }
 
 // run starts the daemon, and returns when it answers.
 func (b *bed) run(variables ...string) {
 	b.Helper()
-	b.node = b.spawn(b.net.Server.Command(context.Background(), "/proc/self/exe"), append(variables, runVariable+"="+b.config)...)
-	p := b.node
-	b.Cleanup(func() { b.must(p.End(syscall.SIGINT, patience)) }) // before it is killed, so that it leaves nothing
-	b.is("the daemon runs", func(*shuntv1.GetStatusResponse) bool { return true })
+	b.Run(append(variables, runVariable+"="+b.Config())...)
 }
 
 // work starts a program as nobody.
 func (b *bed) work(name string, each time.Duration) *lab.Process {
 	b.Helper()
-	cmd := b.net.Server.Command(context.Background(), "/proc/self/exe") // by this path it is found also where its folder is closed
+	cmd := b.Self()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
-	return b.spawn(cmd, fmt.Sprintf("%s=%s %s %s", workVariable, b.socket(), name, each))
-}
-
-func (b *bed) kill(p *lab.Process) {
-	_ = p.Process.Kill()
-	<-p.Ended
-}
-
-// is waits until a condition on the status holds.
-func (b *bed) is(what string, holds func(*shuntv1.GetStatusResponse) bool) *shuntv1.GetStatusResponse {
-	b.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		st, err := b.api.Status(ctx)
-		cancel()
-		if err == nil {
-			b.grows(st)
-		}
-		if err == nil && holds(st) {
-			return st
-		}
-		if time.Now().After(deadline) {
-			b.Fatalf("%s: not within %s: %v, %v\n%s", what, patience, err, st, b.node.Log())
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	return b.Spawn(cmd, fmt.Sprintf("%s=%s %s %s", workVariable, b.socket(), name, each))
 }
 
 // grows requires that no sum of a daemon shrinks, also while a lease ends: Prometheus would take that for a new beginning.
@@ -235,38 +180,16 @@ func lease(st *shuntv1.GetStatusResponse, name string) *shuntv1.UDPLease {
 	return st.Udp[i]
 }
 
-func condition(st *shuntv1.GetStatusResponse, code, subject string) string {
-	for _, c := range st.GetDaemon().GetConditions() {
-		if c.Code == code && c.Subject == subject {
-			return c.Text
-		}
-	}
-	return ""
-}
-
-// reload has the daemon read its file again, and returns what it says has changed.
-func (b *bed) reload() string {
-	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	r, err := b.api.Reload(ctx)
-	b.must(err)
-	if !r.Applied {
-		b.Fatalf("the reload was refused: %s, %v", r.Refused, r.Faults)
-	}
-	return r.Text
-}
-
 // until asks port 5000, from a new port each time, until the one who should answers: "x" or "kernel".
 func (b *bed) until(who string) {
 	b.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(nodetest.Patience)
 	for time.Now().Before(deadline) {
 		if answer := b.ask(5000); strings.HasPrefix(answer, who) {
 			return
 		}
 	}
-	b.Fatalf("%s does not answer\n%s", who, b.node.Log())
+	b.Fatalf("%s does not answer\n%s", who, b.Process.Log())
 }
 
 // ask is the answer to a question; "" if there is none within milliseconds.
@@ -290,27 +213,14 @@ func (b *bed) ask(port int) string {
 func (b *bed) dial(port int) net.Conn {
 	b.Helper()
 	conn, err := b.net.Client.Dial(context.Background(), "udp", fmt.Sprintf("192.0.2.10:%d", port))
-	b.must(err)
+	b.Must(err)
 	return conn
-}
-
-// scrape is what Prometheus would get.
-func (b *bed) scrape() string {
-	b.Helper()
-	conn, err := b.net.Server.Dial(b.Context(), "tcp", "127.0.0.1:9470")
-	b.must(err)
-	defer conn.Close() //nolint:errcheck // nothing is lost
-	_, err = io.WriteString(conn, "GET /metrics HTTP/1.0\r\n\r\n")
-	b.must(err)
-	text, err := io.ReadAll(conn)
-	b.must(err)
-	return string(text)
 }
 
 // addVeth makes a pair of interfaces on the server.
 func (b *bed) addVeth(name, peer string) {
 	b.Helper()
-	b.must(b.net.Server.Run(func() error {
+	b.Must(b.net.Server.Run(func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.Flags = name, net.FlagUp
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: peer})
@@ -320,7 +230,7 @@ func (b *bed) addVeth(name, peer string) {
 // removeLink removes an interface of the server.
 func (b *bed) removeLink(name string) {
 	b.Helper()
-	b.must(b.net.Server.Run(func() error {
+	b.Must(b.net.Server.Run(func() error {
 		dev, err := netlink.LinkByName(name)
 		if err != nil {
 			return err

@@ -2,7 +2,6 @@ package demo_test
 
 import (
 	"bytes"
-	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -58,11 +57,7 @@ func TestFacts(t *testing.T) {
 	}
 	nothingLeft(t, text)
 	var facts demo.Facts
-	decoder := json.NewDecoder(out)
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&facts); err != nil {
-		t.Fatal(err)
-	}
+	storytest.Decode(t, out.Bytes(), &facts)
 	if !facts.OK || len(facts.Claims) < 10 || facts.Claims.Untrue() != 0 || facts.Seconds > secondsMax {
 		t.Errorf("ok %v, %d claims in %.1f s:\n%s", facts.OK, len(facts.Claims), facts.Seconds, text)
 	}
@@ -81,20 +76,10 @@ func TestFacts(t *testing.T) {
 
 // Ctrl-C at any time: everything is removed, and no claim is untrue for it.
 func TestInterrupted(t *testing.T) {
+	storytest.NeedsRoot(t)
 	for _, at := range []string{"── The program", "── A worker", "── Round trips"} {
 		t.Run(at, func(t *testing.T) {
-			cmd, _, text := start(t)
-			text.Await(t, at)
-			if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
-				t.Error(err)
-			}
-			if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 130 {
-				t.Errorf("ended with %v; want exit code 130\n%s", err, text)
-			}
-			if strings.Contains(text.String(), "NOT TRUE") {
-				t.Errorf("an interruption made claims untrue:\n%s", text)
-			}
-			nothingLeft(t, text)
+			nothingLeft(t, storytest.Interrupt(t, storytest.Command(t, "demo", "udp"), at))
 		})
 	}
 }

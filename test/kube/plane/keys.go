@@ -12,58 +12,99 @@ import (
 	"fmt"
 	"math/big"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
 // authority is a certificate authority for one run.
 type authority struct {
 	folder      string
+	server      string // the apiserver's address, for kubeconfigs
 	certificate *x509.Certificate
 	key         *ecdsa.PrivateKey
 	serial      int64
 }
 
 // writeKeys writes what the components and their clients need: ca.crt, apiserver.crt and .key,
-// accounts.key and the kubeconfig. The result is for a client that may do everything.
-func writeKeys(folder, server string) (*tls.Config, error) {
-	ca := &authority{folder: folder}
+// accounts.key, the kubeconfig, and the nodes' files. The result is for a client that may do everything.
+func (o Options) writeKeys(server string) (*tls.Config, error) {
+	ca := &authority{folder: o.Folder, server: server}
 	if err := ca.found(); err != nil {
 		return nil, fmt.Errorf("make a certificate authority: %w", err)
 	}
+	addresses, err := o.names()
+	if err != nil {
+		return nil, err
+	}
 	if _, _, err := ca.issue("apiserver", &x509.Certificate{
 		Subject: pkix.Name{CommonName: "kube-apiserver"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames: []string{"localhost", "kubernetes"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		DNSNames: []string{"localhost", "kubernetes", "kubernetes.default.svc"}, IPAddresses: addresses,
 	}); err != nil {
 		return nil, fmt.Errorf("issue the apiserver's certificate: %w", err)
 	}
-	certificate, key, err := ca.issue("admin", &x509.Certificate{
-		Subject: pkix.Name{CommonName: "admin", Organization: []string{"system:masters"}}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	})
+	certificate, key, err := ca.client("admin", &x509.Certificate{Subject: pkix.Name{CommonName: "admin", Organization: []string{"system:masters"}}})
 	if err != nil {
 		return nil, fmt.Errorf("issue the administrator's certificate: %w", err)
+	}
+	for _, node := range o.Nodes {
+		of := &x509.Certificate{Subject: pkix.Name{CommonName: "system:node:" + node.Name, Organization: []string{"system:nodes"}},
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, DNSNames: []string{node.Name}}
+		for _, a := range node.Addresses {
+			of.IPAddresses = append(of.IPAddresses, a.AsSlice())
+		}
+		if _, _, err := ca.client(node.Name, of); err != nil {
+			return nil, fmt.Errorf("issue the certificate of node %s: %w", node.Name, err)
+		}
 	}
 	accounts, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := writeKey(filepath.Join(folder, "accounts.key"), accounts); err != nil {
+	if _, err := writeKey(o.in("accounts.key"), accounts); err != nil {
 		return nil, err
 	}
 	own, err := tls.X509KeyPair(certificate, key)
 	if err != nil {
 		return nil, err
 	}
+	return trusting(ca.certificate, own), nil
+}
+
+// names are the addresses that clients know the apiserver by: its own, and the first of each range of
+// cluster IPs, which the Service "kubernetes" has.
+func (o Options) names() ([]net.IP, error) {
+	all := []net.IP{net.IPv4(127, 0, 0, 1)}
+	if o.Address.IsValid() {
+		all = append(all, o.Address.AsSlice())
+	}
+	for text := range strings.SplitSeq(o.ServiceRange, ",") {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("read the range of cluster IPs %q: %w", o.ServiceRange, err)
+		}
+		all = append(all, prefix.Masked().Addr().Next().AsSlice())
+	}
+	return all, nil
+}
+
+// client issues a client's certificate and writes NAME.kubeconfig, beside the files of issue.
+func (a *authority) client(name string, of *x509.Certificate) (certificate, key []byte, err error) {
+	of.ExtKeyUsage = append(of.ExtKeyUsage, x509.ExtKeyUsageClientAuth)
+	if certificate, key, err = a.issue(name, of); err != nil {
+		return nil, nil, err
+	}
 	encoded := base64.StdEncoding.EncodeToString
 	text := fmt.Sprintf(`apiVersion: v1
 kind: Config
 clusters: [{name: test, cluster: {server: %q, certificate-authority-data: %s}}]
-users: [{name: admin, user: {client-certificate-data: %s, client-key-data: %s}}]
-contexts: [{name: test, context: {cluster: test, user: admin}}]
+users: [{name: %s, user: {client-certificate-data: %s, client-key-data: %s}}]
+contexts: [{name: test, context: {cluster: test, user: %s}}]
 current-context: test
-`, server, encoded(asPEM("CERTIFICATE", ca.certificate.Raw)), encoded(certificate), encoded(key))
-	return trusting(ca.certificate, own), os.WriteFile(filepath.Join(folder, Kubeconfig), []byte(text), 0o600)
+`, a.server, encoded(asPEM("CERTIFICATE", a.certificate.Raw)), name, encoded(certificate), encoded(key), name)
+	return certificate, key, os.WriteFile(filepath.Join(a.folder, name+".kubeconfig"), []byte(text), 0o600)
 }
 
 // found makes the authority itself.

@@ -1,12 +1,15 @@
-// Package plane runs a control plane of Kubernetes for tests: etcd, kube-apiserver and
-// kube-controller-manager, as processes on loopback, without a kubelet.
+// Package plane runs a control plane of Kubernetes for tests, as processes.
 //
 //	Run ─┬─ etcd                       DIR/etcd, gone with DIR
-//	     ├─ kube-apiserver             127.0.0.1, client certificates
-//	     └─ kube-controller-manager    endpointslice-controller alone
+//	     ├─ kube-apiserver             client certificates
+//	     ├─ kube-controller-manager
+//	     └─ kube-scheduler             only with nodes
+//
+// Without nodes there is no kubelet: the apiserver is on loopback, and of the controllers there is
+// endpointslice-controller alone. With nodes it is at an address that they reach, with all controllers.
 //
 // All files are in one folder; the processes end with the one that runs this, however that ends. In a
-// network namespace it needs loopback only.
+// network namespace without nodes it needs loopback only.
 package plane
 
 import (
@@ -17,6 +20,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,7 +36,20 @@ type Options struct {
 	Folder string // exists; for everything that they write
 	// ServiceRange is where cluster IPs are from, one prefix or two of both families, with a comma.
 	ServiceRange string
+	// Address is where nodes reach the apiserver, one of this network namespace's. It is not used without nodes.
+	Address netip.Addr
+	Nodes   []Node
 }
+
+// Node is one that may join. The folder then has NAME.kubeconfig for its kubelet, and NAME.crt and
+// NAME.key for the kubelet's own server.
+type Node struct {
+	Name      string
+	Addresses []netip.Addr
+}
+
+// Port is the apiserver's if there are nodes.
+const Port = "6443"
 
 // Kubeconfig is the file, in the folder, that lets its reader do everything.
 const Kubeconfig = "admin.kubeconfig"
@@ -46,16 +63,20 @@ func Run(ctx context.Context, o Options, ready func()) error {
 	// The kernel ends the children when this thread ends, not the process (prctl(2), PR_SET_PDEATHSIG).
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	ports, err := freePorts(4)
+	ports, err := freePorts(5)
 	if err != nil {
 		return err
 	}
-	server := "https://127.0.0.1:" + ports[2]
-	keys, err := writeKeys(o.Folder, server)
+	server := "127.0.0.1:" + ports[2]
+	if len(o.Nodes) > 0 {
+		server = net.JoinHostPort(o.Address.String(), Port)
+	}
+	server = "https://" + server
+	keys, err := o.writeKeys(server)
 	if err != nil {
 		return err
 	}
-	r := &runner{options: o, ended: make(chan error, 3)}
+	r := &runner{options: o, ended: make(chan error, 4)}
 	defer r.stop()
 	for _, component := range o.components(ports) {
 		if err := r.start(component[0], component[1:]...); err != nil {
@@ -78,25 +99,53 @@ func Run(ctx context.Context, o Options, ready func()) error {
 
 // components are their command lines, in the order of their start.
 func (o Options) components(ports []string) [][]string {
-	in := func(name string) string { return filepath.Join(o.Folder, name) }
 	etcd, peer := "http://127.0.0.1:"+ports[0], "http://127.0.0.1:"+ports[1]
-	return [][]string{
-		{"etcd", "--name", "d", "--data-dir", in("etcd"), "--listen-client-urls", etcd, "--advertise-client-urls", etcd,
+	all := [][]string{
+		{"etcd", "--name", "d", "--data-dir", o.in("etcd"), "--listen-client-urls", etcd, "--advertise-client-urls", etcd,
 			"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "d=" + peer,
 			"--unsafe-no-fsync", "--logger", "zap", "--log-level", "warn"},
-		{"kube-apiserver", "--etcd-servers=" + etcd, "--bind-address=127.0.0.1", "--secure-port=" + ports[2],
+		append([]string{"kube-apiserver", "--etcd-servers=" + etcd,
+			"--tls-cert-file=" + o.in("apiserver.crt"), "--tls-private-key-file=" + o.in("apiserver.key"), "--client-ca-file=" + o.in("ca.crt"),
+			"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + o.in("accounts.key"),
+			"--service-account-signing-key-file=" + o.in("accounts.key"), "--service-cluster-ip-range=" + o.ServiceRange,
+			"--anonymous-auth=false", "--profiling=false", "--shutdown-delay-duration=0"}, o.apiserver(ports[2])...),
+		append([]string{"kube-controller-manager", "--leader-elect=false", "--bind-address=127.0.0.1", "--secure-port=" + ports[3]}, o.controllers()...),
+	}
+	if len(o.Nodes) > 0 {
+		all = append(all, append([]string{"kube-scheduler", "--leader-elect=false", "--bind-address=127.0.0.1", "--secure-port=" + ports[4]}, o.asAdmin()...))
+	}
+	return all
+}
+
+func (o Options) in(name string) string { return filepath.Join(o.Folder, name) }
+
+// asAdmin has a component use the administrator's rights, for what it does and for who may ask it.
+func (o Options) asAdmin() []string {
+	admin := o.in(Kubeconfig)
+	return []string{"--kubeconfig=" + admin, "--authentication-kubeconfig=" + admin, "--authorization-kubeconfig=" + admin}
+}
+
+// apiserver is what its command line has with nodes, or without.
+func (o Options) apiserver(port string) []string {
+	if len(o.Nodes) == 0 {
+		return []string{"--bind-address=127.0.0.1", "--secure-port=" + port, "--authorization-mode=RBAC",
 			// Without a default route it finds no address by itself; nothing uses this one (RFC 5737).
 			"--advertise-address=192.0.2.250", "--endpoint-reconciler-type=none",
-			"--tls-cert-file=" + in("apiserver.crt"), "--tls-private-key-file=" + in("apiserver.key"), "--client-ca-file=" + in("ca.crt"),
-			"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + in("accounts.key"),
-			"--service-account-signing-key-file=" + in("accounts.key"),
-			"--service-cluster-ip-range=" + o.ServiceRange, "--authorization-mode=RBAC",
-			"--disable-admission-plugins=ServiceAccount", // nothing here makes the accounts that it asks for
-			"--anonymous-auth=false", "--profiling=false", "--shutdown-delay-duration=0"},
-		{"kube-controller-manager", "--kubeconfig=" + in(Kubeconfig), "--authentication-kubeconfig=" + in(Kubeconfig),
-			"--authorization-kubeconfig=" + in(Kubeconfig), "--leader-elect=false", "--controllers=endpointslice-controller",
-			"--bind-address=127.0.0.1", "--secure-port=" + ports[3]},
+			"--disable-admission-plugins=ServiceAccount"} // nothing here makes the accounts that it asks for
 	}
+	return []string{"--bind-address=" + o.Address.String(), "--secure-port=" + Port, "--advertise-address=" + o.Address.String(),
+		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
+		"--kubelet-client-certificate=" + o.in("admin.crt"), "--kubelet-client-key=" + o.in("admin.key"),
+		"--kubelet-certificate-authority=" + o.in("ca.crt"), "--kubelet-preferred-address-types=InternalIP"}
+}
+
+// controllers is the same for kube-controller-manager.
+func (o Options) controllers() []string {
+	if len(o.Nodes) == 0 {
+		return append(o.asAdmin(), "--controllers=endpointslice-controller")
+	}
+	return append(o.asAdmin(), "--use-service-account-credentials=true", "--root-ca-file="+o.in("ca.crt"),
+		"--service-account-private-key-file="+o.in("accounts.key"))
 }
 
 // freePorts are ports of loopback that nobody has now.

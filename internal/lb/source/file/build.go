@@ -27,6 +27,7 @@ func (p *Parsed) build(doc *document, read *config.Contents) {
 	p.buildTimeouts(&doc.Timeouts)
 	p.buildSNAT(&doc.SNAT, b)
 	p.buildEncapsulation(&doc.Encapsulation, b)
+	p.buildDecapsulation(&doc.Decapsulation)
 	p.buildSockets(&doc.Sockets)
 	p.buildLimits(doc, b)
 	read.Claims(b.claims())

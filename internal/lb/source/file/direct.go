@@ -145,3 +145,10 @@ func (p *Parsed) checkSource(source *config.Network, b *builder) {
 		}
 	}
 }
+
+func (p *Parsed) buildDecapsulation(d *decapsulationEntry) {
+	for _, from := range d.From.Items {
+		p.Config.Decapsulation.From = append(p.Config.Decapsulation.From, from.Value)
+	}
+	p.decapsulation = d.Mark
+}

@@ -46,13 +46,14 @@ type Parsed struct {
 	// Faults are sorted by file, line and column.
 	Faults []config.Fault
 
-	faults     *config.Faults
-	interfaces []config.Mark   // of Config.Interfaces
-	backends   [][]config.Mark // of Config.Services[i].Backends
-	needs      []need          // of health checks
-	list       config.Mark     // of interfaces as a whole
-	sources    bool            // services come from elsewhere, too
-	unparsed   bool            // of a file nothing is known, so nothing can be missing
+	faults        *config.Faults
+	interfaces    []config.Mark   // of Config.Interfaces
+	backends      [][]config.Mark // of Config.Services[i].Backends
+	needs         []need          // of health checks
+	list          config.Mark     // of interfaces as a whole
+	decapsulation config.Mark
+	sources       bool // services come from elsewhere, too
+	unparsed      bool // of a file nothing is known, so nothing can be missing
 }
 
 // build makes the balancer's settings.

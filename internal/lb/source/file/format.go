@@ -16,6 +16,7 @@ type document struct {
 	Limits        limitsEntry                 `json:"limits,omitempty" doc:"Sizes of the maps. They are fixed when the data plane is first loaded. 'shunt check' prints how much memory they need." example:"{flows: 1000000}"`
 	SNAT          snatEntry                   `json:"snat,omitempty" doc:"The source addresses and ports that full NAT uses." example:"{addresses: [10.0.0.1]}"`
 	Encapsulation encapsulationEntry          `json:"encapsulation,omitempty" doc:"The contents of the outer headers of dsr-ipip and dsr-gue." example:"{source: 10.0.0.1}"`
+	Decapsulation decapsulationEntry          `json:"decapsulation,omitempty" doc:"For a machine that is itself a backend of its services with dsr-*: shunt decapsulates packets that other balancers send to this machine's servers, and gives lo the VIPs without announcing them, as 'shunt decap' does on a machine without a balancer. Where no backend has an address of this machine, the key has no effect, so all machines can have the same file." example:"{from: [10.0.0.0/24]}"`
 	Sockets       socketsEntry                `json:"sockets,omitempty" doc:"Programs on this machine whose connections to VIPs go straight to a backend: shunt gives their sockets the backend's address, and changes no packet." example:"{cgroup: /sys/fs/cgroup}"`
 	BGP           config.Later                `json:"bgp,omitempty" doc:"Sessions with routers." instead:"write announce: none, and announce the VIPs with a routing daemon such as BIRD or FRR"`
 }
@@ -193,6 +194,12 @@ type snatEntry struct {
 	config.Mark `json:"-"`
 	Addresses   config.Many[config.Address] `json:"addresses,omitempty" doc:"Source addresses of packets to the backends. Without it: the addresses of the interface towards the backend." example:"[10.0.0.1, \"2001:db8:1::1\"]"`
 	Ports       config.PortRange            `json:"ports,omitempty" doc:"Source ports of packets to the backends. Without it: ports outside net.ipv4.ip_local_port_range." example:"1024-32767"`
+}
+
+// decapsulationEntry is decapsulation.
+type decapsulationEntry struct {
+	config.Mark `json:"-"`
+	From        config.Many[config.Network] `json:"from" doc:"The permitted senders: addresses or prefixes from which other balancers send encapsulated packets. An encapsulated packet to a VIP from any other sender is dropped." example:"[10.0.0.0/24, \"2001:db8:2::/64\"]"`
 }
 
 // socketsEntry is sockets.

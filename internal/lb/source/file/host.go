@@ -76,6 +76,7 @@ func (p *Parsed) CheckHost(host Host, strict bool) {
 			h.service(&p.Config.Services[i], p.backends[i])
 		}
 		h.tellGroups()
+		h.decapsulates(strict)
 	}
 	p.Faults = p.faults.Sorted()
 }
@@ -88,6 +89,7 @@ type hostCheck struct {
 	ownNames map[netip.Addr]string // of the interface that has the address
 	routes   map[netip.Addr]Route
 	same     []group               // few: an interface each, and a reason each
+	serves   bool                  // this machine is a backend of a service with direct return
 	near     map[netip.Prefix]bool // networks whose clients nat-destination cannot serve, as said
 }
 
@@ -236,11 +238,65 @@ func (h *hostCheck) atTC() bool {
 // ownBackend checks a backend that is this machine itself. With direct return nothing of its
 // answers has to pass shunt.
 func (h *hostCheck) ownBackend(s *model.Service, a netip.Addr, iface string, m config.Mark) {
-	if s.Forwarding.Direct() || h.atTC() {
+	if s.Forwarding.Direct() {
+		h.ownServer(s, a, m)
 		return
 	}
-	h.faults.Add(h.severity, m, fmt.Sprintf("%s is this machine's own address, on %s: its answers do not pass XDP, so this backend gets no traffic", a, iface),
-		"set attach: tc for the interfaces that clients use, or use the address of another machine")
+	if h.atTC() {
+		return
+	}
+	suggestion := "set attach: tc for the interfaces that clients use, or use the address of another machine"
+	if len(h.Config.Decapsulation.From) > 0 {
+		suggestion = "use forwarding: dsr-ipip for the service, or the address of another machine"
+	}
+	h.faults.Add(h.severity, m, fmt.Sprintf("%s is this machine's own address, on %s: its answers do not pass XDP, so this backend gets no traffic", a, iface), suggestion)
+}
+
+// ownServer checks a service with direct return that has this machine as a backend.
+func (h *hostCheck) ownServer(s *model.Service, a netip.Addr, m config.Mark) {
+	h.serves = true
+	if len(h.Config.Decapsulation.From) == 0 {
+		if !h.atTC() {
+			h.faults.Add(h.severity, m, fmt.Sprintf("%s is this machine's own address, and the file does not say that this machine decapsulates: this backend gets no traffic while the service has others", a),
+				"add decapsulation: {from: [the addresses of the other balancers]} at the top of the file, or set attach: tc")
+		}
+		return
+	}
+	if s.Announce == model.AnnounceL2 {
+		h.faults.Add(h.severity, m, fmt.Sprintf("%s is this machine's own address, so the VIPs of service %q are on its lo, and shunt does not announce them here", a, s.Name),
+			"write announce: none for the service, and have a router lead the VIPs to all balancers (docs/guide/ecmp.md)")
+	}
+}
+
+// decapsulates checks the key decapsulation.
+func (h *hostCheck) decapsulates(strict bool) {
+	from := h.Config.Decapsulation.From
+	switch {
+	case len(from) == 0:
+	case h.serves && h.atTC():
+		h.faults.Add(h.severity, h.decapsulation, "decapsulation is at XDP, and an interface has attach: tc", "use attach: native, generic or auto for all interfaces")
+	case !h.serves && strict:
+		h.faults.Warnf(h.decapsulation, "nothing has to be done where this machine shall only balance", "no backend of a service with dsr-* has an address of this machine, so decapsulation has no effect here")
+	case h.serves:
+		h.strangers(from)
+	}
+}
+
+// strangers warns of balancers that are not permitted: in this layout each other backend is one.
+func (h *hostCheck) strangers(from []netip.Prefix) {
+	const why = " in decapsulation.from: if such a machine balances, too, its packets to this one are dropped"
+	known := func(a netip.Addr) bool {
+		return slices.ContainsFunc(from, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
+	h.same = nil
+	for i, s := range h.Config.Services {
+		for j, b := range s.Backends {
+			if _, own := h.ownNames[b.Address]; !own && s.Forwarding.Encapsulates() && !known(b.Address) {
+				h.say(alike{"backend ", " is not" + why, " are not" + why}, b.Address, h.backends[i][j], config.SeverityWarning, "add its address, or its network, to decapsulation.from")
+			}
+		}
+	}
+	h.tellGroups()
 }
 
 // ownClients warns that XDP does not see what this machine itself sends to its VIPs.

@@ -136,6 +136,49 @@ services:
 	}
 }
 
+// TestCheckHostInAMesh: the machine is a backend of its own services with direct return.
+func TestCheckHostInAMesh(t *testing.T) {
+	const end = "announce: none, backends: [{address: 192.0.2.1}, {address: 192.0.2.2}]}\n"
+	for _, c := range []struct {
+		what, config string
+		want         []string
+	}{
+		{"as it should be", "interfaces: [{name: eth0}]\ndecapsulation: {from: 192.0.2.0/24}\nservices:\n  - {name: web, address: 198.51.100.10, port: 80, forwarding: dsr-ipip, " + end, nil},
+		{"without the key", "interfaces: [{name: eth0}]\nservices:\n  - {name: web, address: 198.51.100.10, port: 80, forwarding: dsr-gue, " + end,
+			[]string{"this backend gets no traffic while the service has others; add decapsulation"}},
+		{"announced", "interfaces: [{name: eth0}]\ndecapsulation: {from: 192.0.2.0/24}\nservices:\n  - {name: web, address: 198.51.100.10, port: 80, forwarding: dsr-ipip, backends: [{address: 192.0.2.1}]}\n",
+			[]string{"shunt does not announce them here; write announce: none"}},
+		{"at tc", "interfaces: [{name: eth0, attach: tc}]\ndecapsulation: {from: 192.0.2.0/24}\nservices:\n  - {name: web, address: 198.51.100.10, port: 80, forwarding: dsr-ipip, " + end,
+			[]string{"decapsulation is at XDP, and an interface has attach: tc; use attach: native"}},
+		{"other machines", "interfaces: [{name: eth0}]\ndecapsulation: {from: 192.0.2.0/24}\nservices:\n  - {name: web, address: 198.51.100.10, port: 80, forwarding: dsr-ipip, announce: none, backends: [{address: 192.0.2.2}]}\n",
+			[]string{"so decapsulation has no effect here; nothing has to be done"}},
+		{"a stranger", "interfaces: [{name: eth0}]\ndecapsulation: {from: 192.0.2.3}\nservices:\n  - {name: web, address: 198.51.100.10, port: 80, forwarding: dsr-ipip, " + end,
+			[]string{"backend 192.0.2.2 is not in decapsulation.from: if such a machine balances, too, its packets to this one are dropped; add its address"}},
+	} {
+		p, err := Read(filepath.Join(write(t, map[string]string{"shunt.yaml": c.config}), "shunt.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(p.Faults) != 0 {
+			t.Errorf("%s: faults without a host: %v", c.what, p.Faults)
+		}
+		p.CheckHost(fakeHost{}, true)
+		var got []string
+		for _, f := range p.Faults {
+			if !strings.Contains(f.Message, "connections from this machine itself") { // of every machine with XDP alone
+				got = append(got, f.Message+"; "+f.Suggestion)
+			}
+		}
+		same := len(got) == len(c.want)
+		for i := range got {
+			same = same && strings.Contains(got[i], c.want[i])
+		}
+		if !same {
+			t.Errorf("%s: faults are %q, want %q", c.what, got, c.want)
+		}
+	}
+}
+
 // TestCheckHostOfVeryMany: what is the same of very many backends is said once.
 func TestCheckHostOfVeryMany(t *testing.T) {
 	var config strings.Builder

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The way of a tunnel's packets where this host is a backend as well as a balancer:
+ *
+ *   frame ─► sh_xdp ─┬─► bare, to a VIP ─► balanced, or to this host's own stack
+ *                    └─► passes, may be a tunnel ─► sh_decap ─► the stack
+ *
+ * Invariant: sh_decap never calls sh_xdp, so that what was taken out of a tunnel is final.
+ */
+#ifndef SHUNT_HAND_H
+#define SHUNT_HAND_H
+
+#include "../core/packet.h"
+#include "config.h"
+#include "maps.h"
+
+/* Hands what sh_xdp passes, and may be a tunnel's packet, to sh_decap; returns if there is none. All
+ * other packets that pass are spared the call. A fragment goes there to be counted. For the place of
+ * the call, see chain.h. */
+static __always_inline void tunnel_hand_on(struct frame_ctx *ctx, const struct packet *p)
+{
+	__u8 protocol = p->key.protocol;
+
+	if (protocol == IPPROTO_IPIP || protocol == IPPROTO_IPV6 || protocol == IPPROTO_UDP ||
+	    protocol == IPPROTO_FRAGMENT)
+		bpf_tail_call(ctx, &sh_decap_progs, interface_index);
+}
+
+#endif

@@ -1,0 +1,184 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/backend"
+	"github.com/shunt-lb/shunt/internal/lb/decap"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/node"
+	"github.com/shunt-lb/shunt/internal/record"
+)
+
+// A machine that is a balancer and a backend (docs/design/37-mesh.md):
+//
+//	bare, from a router ─► sh_xdp ─┬─► this machine is the flow's backend ─► stack, the VIP is on lo
+//	                               └─► another one is ─► outer headers ─► that machine
+//	from another balancer ─► sh_xdp ─► sh_decap ─► stack
+
+const serverSuffix = ".server"
+
+// serverRecord is what one instance has changed for this machine's own servers.
+type serverRecord struct {
+	Space string        `json:"space"` // the network namespace it is about
+	State backend.State `json:"state"`
+}
+
+func serverPath(instance string) string {
+	return filepath.Join(node.RunDirectory, instance+serverSuffix)
+}
+
+func readServer(instance string) (r serverRecord, err error) {
+	path := serverPath(instance)
+	if err := record.Read(path, &r); err != nil {
+		return r, fmt.Errorf("read what was changed for this machine's own servers: %w; `ip address show dev lo` and `sysctl -a` show it: undo it by hand, then delete %s", err, path)
+	}
+	return r, nil
+}
+
+// decapsulation makes this machine a backend of its own services with direct return. Its methods are
+// for one caller at a time, but for serves and doubt.
+type decapsulation struct {
+	instance string
+	log      *slog.Logger
+	beside   *decap.Beside
+	state    backend.State
+	space    string
+
+	served  atomic.Bool // this machine is a backend
+	doubted atomic.Bool // interfaces were attached to since follow
+}
+
+func newDecapsulation(dp decap.DataPlane, instance string, log *slog.Logger) (*decapsulation, error) {
+	space, err := backend.Space()
+	if err != nil {
+		return nil, err
+	}
+	r, err := readServer(instance)
+	if err != nil {
+		return nil, err
+	}
+	if r.Space != "" && r.Space != space {
+		if err := releaseServer(instance, log); err != nil {
+			return nil, err
+		}
+		r = serverRecord{}
+	}
+	return &decapsulation{instance: instance, log: log, beside: decap.NewBeside(dp, log), space: space, state: r.State}, nil
+}
+
+// serves reports whether packets for backends with an address of this machine reach its stack as clients
+// sent them.
+func (d *decapsulation) serves() bool { return d.served.Load() }
+
+// doubt has all programs loaded again by the next follow: interfaces were attached to.
+func (d *decapsulation) doubt() { d.doubted.Store(true) }
+
+// follow makes the machine what the configuration says. attached are the interfaces' attachments.
+func (d *decapsulation) follow(config *model.Config, attached []kernel.Attachment) error {
+	wanted := decap.Wanted{Senders: config.Decapsulation.From, GUEPort: config.Encapsulation.GUEPort}
+	if len(wanted.Senders) > 0 {
+		own, err := hostAddresses()
+		if err != nil {
+			return err
+		}
+		wanted.VIPs = ownVIPs(config.Services, own)
+	}
+	var interfaces []string
+	for _, a := range attached {
+		if !a.Mode.AtTC() {
+			interfaces = append(interfaces, a.Interface)
+		} else if len(wanted.VIPs) > 0 {
+			return fmt.Errorf("decapsulate on interface %s: it has attach: tc, and decapsulation is at XDP; use attach: native, generic or auto, or remove decapsulation", a.Interface)
+		}
+	}
+	var err error
+	if len(wanted.VIPs) > 0 { // the stack takes packets for the VIPs before it gets any
+		d.state, err = backend.Prepare(interfaces, wanted.VIPs, d.state, d.store)
+	}
+	if err == nil {
+		err = d.beside.Follow(interfaces, wanted, d.doubted.Swap(false))
+	}
+	if err != nil {
+		d.doubt()
+		return fmt.Errorf("make this machine a backend of its own services: %w", err)
+	}
+	d.served.Store(len(wanted.VIPs) > 0)
+	if len(wanted.VIPs) == 0 {
+		return d.restore()
+	}
+	return nil
+}
+
+// ownVIPs are those of services with direct return that have one of these addresses as a backend, sorted.
+func ownVIPs(services []model.Service, own map[netip.Addr]bool) (vips []netip.Addr) {
+	for _, s := range services {
+		if !s.Forwarding.Direct() || !slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return own[b.Address] }) {
+			continue
+		}
+		for _, f := range s.Frontends {
+			vips = append(vips, f.Address)
+		}
+	}
+	slices.SortFunc(vips, netip.Addr.Compare)
+	return slices.Compact(vips)
+}
+
+func (d *decapsulation) store(state backend.State) error {
+	if state.IsZero() {
+		return record.Remove(serverPath(d.instance))
+	}
+	return record.Write(serverPath(d.instance), serverRecord{d.space, state})
+}
+
+// restore takes back what was changed.
+func (d *decapsulation) restore() (err error) {
+	if d.state.IsZero() {
+		return nil
+	}
+	d.state, err = d.state.Restore()
+	return errors.Join(err, d.store(d.state))
+}
+
+// refresh follows the interfaces' addresses.
+func (d *decapsulation) refresh() {
+	if err := d.beside.Refresh(); err != nil {
+		d.log.Warn("cannot read the interfaces' addresses; tunnels still end at the addresses that they had before", "error", err)
+	}
+}
+
+// releaseServer takes back what a daemon that is gone has changed for this machine's own servers.
+func releaseServer(instance string, log *slog.Logger) error {
+	path := serverPath(instance)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	r, err := readServer(instance)
+	if err != nil {
+		return err
+	}
+	here, err := backend.Space()
+	if err != nil {
+		return err
+	}
+	found, err := inSpace(r.Space, here, func() error {
+		_, err := r.State.Restore()
+		return err
+	})
+	if err != nil {
+		return err // the record stays, for another try
+	}
+	if !found {
+		log.Warn("VIPs stay on lo in another network namespace, if that namespace still exists", "namespace", r.Space)
+	}
+	return os.Remove(path)
+}

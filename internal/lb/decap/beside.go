@@ -1,0 +1,128 @@
+package decap
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/vishvananda/netlink"
+)
+
+// DataPlane is a balancer's programs, as Beside needs them; datapath.Datapath says what each method does.
+type DataPlane interface {
+	Decapsulate(iface string, load func(shared map[string]*ebpf.Map) (*ebpf.Program, error)) error
+	StopDecapsulating(iface string) error
+}
+
+// Beside decapsulates on interfaces that have a balancer's program, which hands it what may be a
+// tunnel's packet. Its methods are for one caller at a time.
+type Beside struct {
+	plane    DataPlane
+	log      *slog.Logger
+	programs map[string]*besideProgram // by interface
+}
+
+// besideProgram is sh_decap behind the program of an interface.
+type besideProgram struct {
+	*Program
+	of Wanted
+}
+
+// Wanted says what is to be decapsulated.
+type Wanted struct {
+	VIPs    []netip.Addr   // inner destinations, sorted; empty: nothing is
+	Senders []netip.Prefix // permitted outer sources
+	GUEPort uint16         // UDP, host byte order
+}
+
+func (w Wanted) equal(o Wanted) bool {
+	return w.GUEPort == o.GUEPort && slices.Equal(w.VIPs, o.VIPs) && slices.Equal(w.Senders, o.Senders)
+}
+
+// NewBeside decapsulates nothing yet. What a predecessor has left goes on until Follow says otherwise.
+func NewBeside(plane DataPlane, log *slog.Logger) *Beside {
+	return &Beside{plane: plane, log: log, programs: map[string]*besideProgram{}}
+}
+
+// Follow has these interfaces, to which the balancer is attached, decapsulate what is wanted, and no
+// others. anew loads all programs once more: interfaces were attached to in between. A program is
+// replaced in one step.
+func (b *Beside) Follow(interfaces []string, wanted Wanted, anew bool) error {
+	if len(wanted.VIPs) == 0 {
+		for _, iface := range interfaces { // a predecessor's
+			if b.programs[iface] == nil {
+				if err := b.plane.StopDecapsulating(iface); err != nil {
+					return err
+				}
+			}
+		}
+		interfaces = nil
+	}
+	for iface, p := range b.programs {
+		if slices.Contains(interfaces, iface) {
+			continue
+		}
+		if err := b.plane.StopDecapsulating(iface); err != nil {
+			return err
+		}
+		p.objects.Close()
+		delete(b.programs, iface)
+	}
+	for _, iface := range interfaces {
+		if p := b.programs[iface]; p != nil && !anew && p.of.equal(wanted) {
+			continue
+		}
+		if err := b.load(iface, wanted); err != nil {
+			return err
+		}
+		b.log.Info("decapsulating for this machine's own server", "interface", iface, "vips", len(wanted.VIPs))
+	}
+	return nil
+}
+
+func (b *Beside) load(iface string, wanted Wanted) error {
+	dev, err := netlink.LinkByName(iface)
+	if err != nil {
+		return fmt.Errorf("decapsulate on interface %s: %w", iface, err)
+	}
+	p := &Program{Attachment: kernel.Attachment{Interface: iface}, ifindex: dev.Attrs().Index, held: map[netip.Addr]bool{}}
+	err = b.plane.Decapsulate(iface, func(shared map[string]*ebpf.Map) (*ebpf.Program, error) {
+		err := p.load(Options{VIPs: wanted.VIPs, Senders: wanted.Senders, GUEPort: wanted.GUEPort}, shared)
+		return p.program, err
+	})
+	if err != nil {
+		if p.program != nil {
+			p.objects.Close()
+		}
+		return err
+	}
+	if old := b.programs[iface]; old != nil {
+		old.objects.Close()
+	}
+	b.programs[iface] = &besideProgram{p, wanted}
+	return nil
+}
+
+// Refresh makes the interfaces' addresses of this moment those that tunnels may end at. An interface that has
+// gone has none.
+func (b *Beside) Refresh() error {
+	var errs []error
+	for _, p := range b.programs {
+		if err := p.Refresh(); !errors.As(err, new(netlink.LinkNotFoundError)) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Close lets go of the programs, which go on.
+func (b *Beside) Close() {
+	for iface, p := range b.programs {
+		p.objects.Close()
+		delete(b.programs, iface)
+	}
+}

@@ -1,0 +1,90 @@
+// Package bedtest is a bed for tests: a host with pods, and connections between them. Only tests import it.
+package bedtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/pod/bed"
+	"github.com/shunt-lb/shunt/internal/pod/plain"
+)
+
+// patience is for what takes milliseconds.
+const patience = 20 * time.Second
+
+// New is a bed with the rules of the plain path, until the test ends.
+func New(t *testing.T, pods int, more ...plain.Service) (*bed.Bed, *plain.Rules) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes network namespaces and loads programs")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	b, err := bed.New(ctx, pods)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	rules, err := b.Install(more...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b, rules
+}
+
+// Connect is a TCP connection between the first two pods, until the test ends.
+func Connect(t *testing.T, b *bed.Bed, is6 bool) (client, server *net.TCPConn) {
+	t.Helper()
+	l, err := b.Pods[1].Listen("tcp", netip.AddrPortFrom(b.Address(1, is6), 0).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close() //nolint:errcheck // nothing is lost
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := b.Pods[0].Dial(ctx, "tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = c.Close(), s.Close() })
+	return c.(*net.TCPConn), s.(*net.TCPConn)
+}
+
+// Carry sends so many octets one way.
+func Carry(from, to net.Conn, octets int, within time.Duration) error {
+	end := time.Now().Add(within)
+	_, _ = from.SetDeadline(end), to.SetDeadline(end)
+	sent := make(chan error, 1)
+	go func() {
+		_, err := from.Write(make([]byte, octets))
+		sent <- err
+	}()
+	n, err := io.ReadFull(to, make([]byte, octets))
+	if err != nil {
+		return fmt.Errorf("after %d of %d octets: %w", n, octets, errors.Join(err, <-sent))
+	}
+	return <-sent
+}
+
+// Exchange sends so many octets there, and back.
+func Exchange(a, b net.Conn, octets int) error {
+	if err := Carry(a, b, octets, patience); err != nil {
+		return err
+	}
+	return Carry(b, a, octets, patience)
+}

@@ -1,0 +1,22 @@
+package story
+
+import (
+	"strings"
+	"testing"
+)
+
+// The end of a story repeats what was not so, and says nothing of what was.
+func TestVerdict(t *testing.T) {
+	teller := NewTeller(&strings.Builder{})
+	teller.Begin("A server dies")
+	teller.Claim(true, "none of 40 requests failed")
+	if got, want := teller.Claims.Verdict(1.25), "All 1 claims were true, in 1.2 s."; got != want {
+		t.Errorf("said %q; want %q", got, want)
+	}
+	teller.Claim(false, "3 of 40 connections were opened anew")
+	got := teller.Claims.Verdict(1.25)
+	want := "1 of 2 claims were NOT TRUE, in 1.2 s:\n  ✘ A server dies: 3 of 40 connections were opened anew"
+	if got != want {
+		t.Errorf("said %q; want %q", got, want)
+	}
+}

@@ -1,0 +1,319 @@
+// Package cluster is a Kubernetes cluster of three nodes on one machine, without kube-proxy: a real
+// control plane, kubelets and containerd, with shunt-kube as a DaemonSet.
+//
+//	outside ── router ── switch ─┬─ plane    etcd, apiserver, controllers, scheduler
+//	                             ├─ n1 ┐
+//	                             ├─ n2 ├──── each: containerd, kubelet, cni0 ── pods
+//	                             └─ n3 ┘
+//
+// Each host is a network namespace, shunt-<id>-<host>. A node has namespaces of processes, mounts and host
+// name, too, and a cgroup that is called as its network namespace. Processes and mounts end with the
+// process that made the cluster, however that ends; network namespaces and cgroups are for Down.
+//
+// It needs root, the packages containerd, runc and containernetworking-plugins, and the binary of
+// Kubernetes' components that test/kube/build makes.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/shunt-lb/shunt/internal/lab"
+)
+
+// Options of a cluster.
+type Options struct {
+	Kube     string // the binary of Kubernetes' components
+	Programs string // the folder that has the binaries shunt-kube and pod
+	ID       string // of the lab; empty: a random one
+}
+
+// Cluster is one that runs.
+type Cluster struct {
+	*lab.Lab
+	Outside *lab.Host // a machine that is no part of the cluster
+	Router  *lab.Host
+	Plane   *lab.Host
+	Nodes   []*Node
+	Client  *kubernetes.Clientset // may do everything
+	Folder  string
+
+	options Options
+	network *lab.Host // the switch
+	plane   *part
+}
+
+// Node is one of the cluster's.
+type Node struct {
+	*lab.Host
+	Pods4, Pods6 netip.Prefix // where its pods' addresses are from
+	part         *part
+}
+
+// part is a process with all that it has started, which ends when its standard input does.
+type part struct {
+	*lab.Process
+	input *os.File
+}
+
+// NodeCount is how many nodes a cluster has.
+const NodeCount = 3
+
+// ClusterIPs is where the cluster takes cluster IPs from.
+const ClusterIPs = "10.96.0.0/16,fd00:96::/112"
+
+// Balancers is where load balancers' addresses are from; the router has routes to n1 for them (RFC 5737,
+// RFC 3849).
+var Balancers = []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("2001:db8:203::/64")}
+
+// Patience is for what takes seconds on a machine that does nothing else.
+const Patience = 2 * time.Minute
+
+// Up brings a cluster up: its nodes are ready, and nothing runs on them. After an error nothing is left.
+func Up(ctx context.Context, o Options) (c *Cluster, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, Patience, fmt.Errorf("the cluster was not up within %s", Patience))
+	defer cancel()
+	c = &Cluster{options: o}
+	if c.Folder, err = os.MkdirTemp("", "shunt-cluster-"); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.Down())
+			c = nil
+		}
+	}()
+	if c.Lab, err = lab.New(o.ID); err != nil {
+		return c, err
+	}
+	if err := c.lay(ctx); err != nil {
+		return c, err
+	}
+	if err := c.writeImages(); err != nil {
+		return c, err
+	}
+	if err := c.startPlane(ctx); err != nil {
+		return c, err
+	}
+	if err := c.startNodes(); err != nil {
+		return c, err
+	}
+	return c, c.awaitNodes(ctx)
+}
+
+// pauseImage holds pods' namespaces (test/kube/node), PodImage is what runs in the test's pods, and
+// AgentImage is what manifests call shunt-kube.
+const (
+	pauseImage = "shunt.test/pause:1"
+	PodImage   = "shunt.test/pod:1"
+	AgentImage = "shunt.test/shunt-kube:1"
+)
+
+func (c *Cluster) writeImages() error {
+	if err := os.Mkdir(c.in("images"), 0o755); err != nil {
+		return err
+	}
+	pod, agent := filepath.Join(c.options.Programs, "pod"), filepath.Join(c.options.Programs, "shunt-kube")
+	return errors.Join(
+		writeImages(c.in("images", "pod.tar"), []image{{pauseImage, []string{"/pod", "pause"}}, {PodImage, []string{"/pod", "serve"}}}, pod),
+		writeImages(c.in("images", "agent.tar"), []image{{AgentImage, []string{"/shunt-kube", "run"}}}, agent),
+	)
+}
+
+func (c *Cluster) in(name ...string) string {
+	return filepath.Join(append([]string{c.Folder}, name...)...)
+}
+
+// spawn starts a part on a host.
+func (c *Cluster) spawn(host *lab.Host, args ...string) (*part, error) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer read.Close()
+	command := host.Command(context.Background(), c.options.Kube, args...)
+	command.Stdin = read
+	process, err := command.Spawn()
+	if err != nil {
+		return nil, errors.Join(err, write.Close())
+	}
+	return &part{process, write}, nil
+}
+
+// end stops a part and waits. No part is no error.
+func (p *part) end() error {
+	if p == nil {
+		return nil
+	}
+	defer p.input.Close()
+	if err := p.End(syscall.SIGTERM, Patience); err != nil {
+		return fmt.Errorf("%w\n%s", err, p.Log())
+	}
+	return nil
+}
+
+func (c *Cluster) startPlane(ctx context.Context) (err error) {
+	folder := c.in("plane")
+	if err := os.Mkdir(folder, 0o755); err != nil {
+		return err
+	}
+	args := []string{"control-plane", "--address", c.Plane.Addr4().String()}
+	for _, n := range c.Nodes {
+		args = append(args, "--node", fmt.Sprintf("%s=%s", n.Name(), n.addresses()))
+	}
+	if c.plane, err = c.spawn(c.Plane, append(args, folder, ClusterIPs)...); err != nil {
+		return err
+	}
+	if err := c.plane.says(ctx, "ready\n"); err != nil {
+		return fmt.Errorf("start the control plane: %w", err)
+	}
+	settings, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig())
+	if err != nil {
+		return err
+	}
+	settings.Dial = c.Plane.Dial
+	settings.QPS = -1 // no limit of the client's own
+	c.Client, err = kubernetes.NewForConfig(settings)
+	return err
+}
+
+// Kubeconfig is a file that lets its reader do everything, from within the cluster's network.
+func (c *Cluster) Kubeconfig() string { return c.in("plane", "admin.kubeconfig") }
+
+// says waits until a part has written a text.
+func (p *part) says(ctx context.Context, text string) error {
+	return Eventually(ctx, func() error {
+		if strings.Contains(p.Log(), text) {
+			return nil
+		}
+		if err := p.hasEnded(); err != nil {
+			return err
+		}
+		return fmt.Errorf("it has not said %q; it said:\n%s", text, p.Log())
+	})
+}
+
+// hasEnded is an error that Eventually does not wait after.
+func (p *part) hasEnded() error {
+	select {
+	case <-p.Ended:
+		return fatal{fmt.Errorf("it has ended (%v):\n%s", p.Err(), p.Log())}
+	default:
+		return nil
+	}
+}
+
+func (c *Cluster) startNodes() (err error) {
+	for _, n := range c.Nodes {
+		folder := c.in(n.Name())
+		if err := os.Mkdir(folder, 0o755); err != nil {
+			return err
+		}
+		n.part, err = c.spawn(n.Host, "node", "--name", n.Name(), "--folder", folder, "--plane", c.in("plane"), "--images", c.in("images"),
+			"--cgroup", n.Namespace(), "--addresses", n.addresses(), "--pods", n.Pods4.String()+","+n.Pods6.String())
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (n *Node) addresses() string { return n.Addr4().String() + "," + n.Addr6().String() }
+
+// Down takes everything away, also what an Up that failed has left.
+func (c *Cluster) Down() error {
+	var mu sync.Mutex
+	var failures []error
+	var all sync.WaitGroup
+	for _, n := range c.Nodes {
+		all.Go(func() {
+			err := n.part.end()
+			mu.Lock()
+			defer mu.Unlock()
+			failures = append(failures, err)
+		})
+	}
+	all.Wait()
+	failures = append(failures, c.plane.end())
+	if c.Lab != nil {
+		failures = append(failures, c.Lab.Close())
+	}
+	return errors.Join(append(failures, os.RemoveAll(c.Folder))...)
+}
+
+// Left is what of a cluster that is down is still on the machine: namespaces, cgroups, mounts, processes
+// and files. It is to be empty.
+func (c *Cluster) Left() (left []string, err error) {
+	prefix := "shunt-" + c.ID() + "-"
+	for _, pattern := range []string{"/run/netns/" + prefix + "*", "/sys/fs/cgroup/*/" + prefix + "*", "/sys/fs/cgroup/" + prefix + "*", c.Folder} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			return nil, err
+		}
+		left = append(left, found...)
+	}
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, c.Folder) || strings.Contains(line, prefix) {
+			left = append(left, "the mount "+strings.TrimSpace(line))
+		}
+	}
+	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range commands {
+		text, err := os.ReadFile(file)
+		if err == nil && strings.Contains(string(text), c.Folder) { // it may have ended meanwhile
+			left = append(left, "the process "+strings.ReplaceAll(string(text), "\x00", " "))
+		}
+	}
+	return left, nil
+}
+
+// Draw is the cluster as a picture in text.
+func (c *Cluster) Draw() string {
+	n := c.Nodes
+	return fmt.Sprintf(`outside ─────── router ────── switch ─┬─ plane  %s   etcd, apiserver, controllers, scheduler
+%-13s   to addresses of       ├─ n1     %s  kubelet, containerd, shunt-kube ── cni0 ─ pods %s
+                load balancers        ├─ n2     %s  kubelet, containerd, shunt-kube ── cni0 ─ pods %s
+                by n1                 └─ n3     %s  kubelet, containerd, shunt-kube ── cni0 ─ pods %s
+`, c.Plane.Addr4(), c.Outside.Addr4(), n[0].Addr4(), n[0].Pods4, n[1].Addr4(), n[1].Pods4, n[2].Addr4(), n[2].Pods4)
+}
+
+// fatal is an error that does not go away by itself.
+type fatal struct{ error }
+
+func (f fatal) Unwrap() error { return f.error }
+
+// Eventually asks until there is no error, or ctx ends: then the last one is the error.
+func Eventually(ctx context.Context, try func() error) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := try()
+		var hopeless fatal
+		if err == nil || errors.As(err, &hopeless) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), err)
+		case <-tick.C:
+		}
+	}
+}

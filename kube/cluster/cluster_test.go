@@ -1,0 +1,249 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/shunt-lb/shunt/internal/lab"
+)
+
+// options are what `make test-kube` has built.
+func options(t *testing.T) Options {
+	t.Helper()
+	o := Options{Kube: os.Getenv("SHUNT_KUBE"), Programs: os.Getenv("SHUNT_KUBE_PROGRAMS")}
+	if o.Kube == "" || o.Programs == "" {
+		t.Skip("SHUNT_KUBE and SHUNT_KUBE_PROGRAMS are not set: `make test-kube` builds Kubernetes and runs this")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("namespaces and BPF need root: run the tests with sudo")
+	}
+	return o
+}
+
+// test is one cluster with its servers.
+type test struct {
+	*Cluster
+	*testing.T
+	pods, hosts []corev1.Pod
+}
+
+func within(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func must[V any](value V, err error) func(t *testing.T) V {
+	return func(t *testing.T) V {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return value
+	}
+}
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCluster brings one cluster up for all. The agents are started before any pod is there.
+func TestCluster(t *testing.T) {
+	begin := time.Now()
+	c := must(Up(t.Context(), options(t)))(t)
+	t.Logf("up after %s", time.Since(begin).Round(time.Millisecond))
+	defer func() {
+		begin := time.Now()
+		if err := c.Down(); err != nil {
+			t.Error(err)
+		}
+		t.Logf("down after %s", time.Since(begin).Round(time.Millisecond))
+		if left := must(c.Left())(t); len(left) > 0 {
+			t.Errorf("left: %v", left)
+		}
+	}()
+	s := &test{Cluster: c, T: t}
+	ok(t, c.StartAgents(within(t), File))
+	s.pods = must(c.Serve(within(t), "web", false))(t)
+	s.hosts = must(c.Serve(within(t), "host", true))(t)
+	ok(t, c.AwaitAgents(within(t)))
+	t.Logf("in step after %s", time.Since(begin).Round(time.Millisecond))
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the cluster was %s", c.ID())
+		}
+	})
+
+	const ports = "ipFamilyPolicy: PreferDualStack, ports: [{name: http, port: 80, targetPort: 8080}, {name: dns, port: 53, targetPort: 5353, protocol: UDP}]"
+	outer := []netip.Addr{netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("2001:db8:203::10")}
+	web := must(c.Service(within(t), "web", "type: LoadBalancer, selector: {app: web}, "+ports, outer...))(t)
+	local := must(c.Service(within(t), "local", "type: LoadBalancer, externalTrafficPolicy: Local, selector: {app: web}, "+ports, netip.MustParseAddr("203.0.113.11")))(t)
+	hosts := must(c.Service(within(t), "hosts", "type: NodePort, selector: {app: host}, ports: [{port: 80, targetPort: 8080}]"))(t)
+
+	all := Names(s.pods)
+	inside := []Client{c.From(&s.pods[0]), c.From(&s.hosts[0])}
+	everywhere := append([]Client{c.FromOutside()}, inside...)
+	for _, ip := range web.Spec.ClusterIPs {
+		s.answers(inside, "cluster IP "+ip, ip, 80, 53, all)
+	}
+	for _, node := range c.Nodes {
+		for _, ip := range []netip.Addr{node.Addr4(), node.Addr6()} {
+			s.answers(everywhere, "node port at "+ip.String(), ip.String(), web.Spec.Ports[0].NodePort, web.Spec.Ports[1].NodePort, all)
+		}
+	}
+	for _, ip := range outer {
+		s.answers(everywhere, "load balancer "+ip.String(), ip.String(), 80, 53, all)
+	}
+	s.answers(inside, "servers in the nodes' network", hosts.Spec.ClusterIP, 80, 0, Names(s.hosts))
+	s.answers(everywhere, "node port of servers in the nodes' network", c.Nodes[0].Addr4().String(), hosts.Spec.Ports[0].NodePort, 0, Names(s.hosts))
+	t.Run("the apiserver by its Service", func(t *testing.T) {
+		if _, err := inside[0].Ask(within(t), "tcp", "10.96.0.1:443"); err == nil || !strings.Contains(err.Error(), "400 Bad Request") {
+			t.Errorf("a pod that asks 10.96.0.1:443 without TLS gets %v", err)
+		}
+	})
+	t.Run("local policy", func(t *testing.T) { s.localPolicy(t, local) })
+	t.Run("agents are replaced", func(t *testing.T) { s.replacesAgents(t, web) })
+	t.Run("pods are replaced", func(t *testing.T) { s.replacesPods(t, web) })
+}
+
+// answers asks a Service over TCP and, if it has a port for that, over UDP.
+func (s *test) answers(clients []Client, what, ip string, tcp, udp int32, by []string) {
+	s.Run(what, func(t *testing.T) {
+		for _, from := range clients {
+			must(from.Served(within(t), "tcp", At(ip, tcp), by...))(t)
+			if udp != 0 {
+				must(from.Served(within(t), "udp", At(ip, udp), by...))(t)
+			}
+		}
+	})
+}
+
+// localPolicy: a node's pods alone answer, and see the client's own address.
+func (s *test) localPolicy(t *testing.T, local *corev1.Service) {
+	for i, node := range s.Nodes {
+		address := At(node.Addr4().String(), local.Spec.Ports[0].NodePort)
+		must(s.FromOutside().Served(within(t), "tcp", address, s.pods[i].Name))(t)
+	}
+	must(s.FromOutside().Served(within(t), "udp", "203.0.113.11:53", s.pods[0].Name))(t)
+	answer := must(s.FromOutside().Ask(within(t), "tcp", "203.0.113.11:80"))(t)
+	if !strings.HasPrefix(answer.Remote, s.Outside.Addr4().String()+":") {
+		t.Errorf("the pod sees %s, want the client %s", answer.Remote, s.Outside.Addr4())
+	}
+}
+
+// session opens a connection from outside to a Service, to this server.
+func (s *test) session(t *testing.T, address, server string) *lab.Session {
+	t.Helper()
+	for range 200 {
+		session := must(s.Outside.OpenSession(within(t), "tcp", netip.AddrPort{}, address))(t)
+		if answer := must(session.Ask(within(t), "/"))(t); answer.Backend == server {
+			t.Cleanup(func() { session.Close() })
+			return session
+		}
+		session.Close()
+	}
+	t.Fatalf("no connection to %s is to %s", address, server)
+	return nil
+}
+
+// replacesAgents: connections go on without an agent and with the next one, to a pod of the node and to
+// one elsewhere.
+func (s *test) replacesAgents(t *testing.T, web *corev1.Service) {
+	address := At(s.Nodes[0].Addr4().String(), web.Spec.Ports[0].NodePort)
+	here, there := s.session(t, address, s.pods[0].Name), s.session(t, address, s.pods[1].Name)
+	goOn := func(when string) {
+		t.Helper()
+		for i, session := range []*lab.Session{here, there} {
+			if answer, err := session.Ask(within(t), "/"); err != nil || answer.Backend != s.pods[i].Name {
+				t.Errorf("%s, a connection to %s is answered by %q, %v", when, s.pods[i].Name, answer.Backend, err)
+			}
+		}
+	}
+	agents := must(s.Cluster.pods(within(t), "kube-system", "shunt-kube"))(t)
+	before := map[string]bool{}
+	for _, agent := range agents {
+		before[agent.Name] = true
+		ok(t, s.Client.CoreV1().Pods("kube-system").Delete(within(t), agent.Name, metav1.DeleteOptions{}))
+	}
+	goOn("while the agents are replaced")
+	ok(t, Eventually(within(t), func() error {
+		agents, err := s.Cluster.pods(within(t), "kube-system", "shunt-kube")
+		for _, agent := range agents {
+			if before[agent.Name] {
+				err = fmt.Errorf("%s is still there", agent.Name)
+			}
+		}
+		return err
+	}))
+	ok(t, s.AwaitAgents(within(t)))
+	goOn("with the next agents")
+	must(s.FromOutside().Served(within(t), "tcp", address, Names(s.pods)...))(t)
+}
+
+// replacesPods: those that come instead of others answer, and nobody is sent to the others.
+func (s *test) replacesPods(t *testing.T, web *corev1.Service) {
+	for _, pod := range s.pods {
+		ok(t, s.Client.CoreV1().Pods("default").Delete(within(t), pod.Name, metav1.DeleteOptions{}))
+	}
+	ok(t, Eventually(within(t), func() error {
+		pods, err := s.Serve(within(t), "web", false)
+		if err != nil {
+			return err
+		}
+		for i := range pods {
+			if pods[i].Name == s.pods[i].Name || pods[i].Status.PodIP == "" {
+				return fmt.Errorf("%s is still there, or its successor has no address", s.pods[i].Name)
+			}
+		}
+		s.pods = pods
+		return nil
+	}))
+	for _, from := range []Client{s.FromOutside(), s.From(&s.hosts[1]), s.From(&s.pods[2])} {
+		must(from.Served(within(t), "tcp", At(s.Nodes[2].Addr4().String(), web.Spec.Ports[0].NodePort), Names(s.pods)...))(t)
+	}
+}
+
+// TestFailure has a part of the cluster fail, or the test be told to stop. The error says which, and
+// nothing is left.
+func TestFailure(t *testing.T) {
+	o := options(t)
+	kube := o.Kube
+	o.Kube = filepath.Join(t.TempDir(), "kube")
+	for name, c := range map[string]struct {
+		script, says string
+		patience     time.Duration
+	}{
+		"the control plane ends": {"echo broken; exit 3", "broken", time.Minute},
+		"a node ends":            {`[ "$1" = node ] && { echo broken; exit 3; }; exec ` + kube + ` "$@"`, "broken", time.Minute},
+		"stopped":                {"exec " + kube + ` "$@"`, "told to stop", 6 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ok(t, os.WriteFile(o.Kube, []byte("#!/bin/sh\n"+c.script+"\n"), 0o755))
+			o.ID = fmt.Sprintf("f%d", os.Getpid())
+			ctx, cancel := context.WithTimeoutCause(t.Context(), c.patience, errors.New("told to stop"))
+			defer cancel()
+			if _, err := Up(ctx, o); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("Up returned %v, want %q", err, c.says)
+			}
+			if ids := must(lab.IDs())(t); strings.Contains(strings.Join(ids, " "), o.ID) {
+				t.Errorf("namespaces of %s are left", o.ID)
+			}
+			if left := must(filepath.Glob("/sys/fs/cgroup/*/shunt-" + o.ID + "-*"))(t); len(left) > 0 {
+				t.Errorf("cgroups are left: %v", left)
+			}
+		})
+	}
+}

@@ -1,0 +1,158 @@
+package cluster
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"debug/elf"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+)
+
+// image is a name under which the programs are known to containerd.
+type image struct {
+	name       string
+	entrypoint []string
+}
+
+// blobs are the contents of an image layout by digest (OCI Image Format Specification, image-layout.md).
+type blobs struct {
+	archive *tar.Writer
+	written map[string]bool
+}
+
+// descriptor names a blob (descriptor.md there).
+type descriptor struct {
+	MediaType   string            `json:"mediaType"`
+	Digest      string            `json:"digest"`
+	Size        int               `json:"size"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+const media = "application/vnd.oci.image."
+
+// writeImages writes an archive with all images. They have one layer, with the programs in its root.
+func writeImages(path string, images []image, programs ...string) (err error) {
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if closing := file.Close(); err == nil {
+			err = closing
+		}
+	}()
+	layer, err := newLayer(programs)
+	if err != nil {
+		return fmt.Errorf("make an image: %w", err)
+	}
+	b := &blobs{tar.NewWriter(file), map[string]bool{}}
+	content, err := b.put("layer.v1.tar", layer)
+	if err != nil {
+		return err
+	}
+	var manifests []descriptor
+	for _, i := range images {
+		manifest, err := b.image(i, content)
+		if err != nil {
+			return err
+		}
+		manifest.Annotations = map[string]string{"io.containerd.image.name": i.name}
+		manifests = append(manifests, manifest)
+	}
+	index, err := json.Marshal(map[string]any{"schemaVersion": 2, "manifests": manifests})
+	if err != nil {
+		return err
+	}
+	if err := b.write("index.json", index); err != nil {
+		return err
+	}
+	if err := b.write("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)); err != nil {
+		return err
+	}
+	return b.archive.Close()
+}
+
+// image writes an image's configuration and its manifest, which is returned.
+func (b *blobs) image(i image, layer descriptor) (descriptor, error) {
+	configuration, err := b.putJSON("config.v1+json", map[string]any{
+		"architecture": runtime.GOARCH, "os": "linux", "config": map[string]any{"Entrypoint": i.entrypoint},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{layer.Digest}},
+	})
+	if err != nil {
+		return descriptor{}, err
+	}
+	return b.putJSON("manifest.v1+json", map[string]any{
+		"schemaVersion": 2, "mediaType": media + "manifest.v1+json", "config": configuration, "layers": []descriptor{layer},
+	})
+}
+
+// newLayer is a file system with programs in its root.
+func newLayer(programs []string) ([]byte, error) {
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	for _, path := range programs {
+		if err := static(path); err != nil {
+			return nil, err
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		if err := w.WriteHeader(&tar.Header{Name: filepath.Base(path), Mode: 0o755, Size: int64(len(content))}); err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(content); err != nil {
+			return nil, err
+		}
+	}
+	err := w.Close()
+	return layer.Bytes(), err
+}
+
+// static refuses a program that needs a loader, which the image does not have.
+func static(path string) error {
+	file, err := elf.Open(path)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	defer file.Close()
+	for _, part := range file.Progs {
+		if part.Type == elf.PT_INTERP {
+			return fmt.Errorf("%s is linked dynamically, and its image has no libraries: build it with CGO_ENABLED=0", path)
+		}
+	}
+	return nil
+}
+
+func (b *blobs) putJSON(kind string, content any) (descriptor, error) {
+	text, err := json.Marshal(content)
+	if err != nil {
+		return descriptor{}, err
+	}
+	return b.put(kind, text)
+}
+
+func (b *blobs) put(kind string, content []byte) (descriptor, error) {
+	sum := sha256.Sum256(content)
+	name := hex.EncodeToString(sum[:])
+	d := descriptor{MediaType: media + kind, Digest: "sha256:" + name, Size: len(content)}
+	if b.written[name] {
+		return d, nil
+	}
+	b.written[name] = true
+	return d, b.write("blobs/sha256/"+name, content)
+}
+
+func (b *blobs) write(name string, content []byte) error {
+	if err := b.archive.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(content))}); err != nil {
+		return err
+	}
+	_, err := io.Copy(b.archive, bytes.NewReader(content))
+	return err
+}

@@ -1,0 +1,162 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
+
+	"github.com/shunt-lb/shunt/kube"
+)
+
+// kinds are the paths of the objects that Apply knows, by kind.
+var kinds = map[string]string{
+	"ServiceAccount": "/api/v1/namespaces/kube-system/serviceaccounts", "ConfigMap": "/api/v1/namespaces/kube-system/configmaps",
+	"ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles", "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+	"DaemonSet": "/apis/apps/v1/namespaces/%s/daemonsets", "Deployment": "/apis/apps/v1/namespaces/%s/deployments",
+}
+
+// Apply makes objects, or changes those that exist, as `kubectl apply --server-side` does.
+func (c *Cluster) Apply(ctx context.Context, manifest string) error {
+	for part := range strings.SplitSeq(manifest, "\n---\n") {
+		object := &metav1.PartialObjectMetadata{}
+		if err := yaml.Unmarshal([]byte(part), object); err != nil {
+			return fmt.Errorf("read a manifest: %w", err)
+		}
+		path, known := kinds[object.Kind]
+		if !known {
+			return fmt.Errorf("apply %s %s: nobody has said where such objects are", object.Kind, object.Name)
+		}
+		if strings.Contains(path, "%s") {
+			path = fmt.Sprintf(path, object.Namespace)
+		}
+		err := c.Client.CoreV1().RESTClient().Patch(types.ApplyYAMLPatchType).AbsPath(path, object.Name).
+			Param("fieldManager", "shunt-cluster").Param("force", "true").Body([]byte(part)).Do(ctx).Error()
+		if err != nil {
+			return fmt.Errorf("apply %s %s: %w", object.Kind, object.Name, err)
+		}
+	}
+	return nil
+}
+
+// File is the nodes' configuration, with which shunt takes packets at eth0 and cni0 by tc. The cgroup is
+// the node's own: its processes see the machine's tree.
+const File = `interfaces: [{name: eth0, attach: tc}, {name: cni0, attach: tc}]
+sockets: {cgroup: /run/cgroup2}
+`
+
+// StartAgents runs shunt-kube on all nodes with a file, from the manifests that users have. It does not
+// wait for them.
+func (c *Cluster) StartAgents(ctx context.Context, file string) error {
+	manifest := strings.NewReplacer(
+		"image: shunt-kube\n", "image: "+AgentImage+"\n",
+		"apiserver.example", c.Plane.Addr4().String(),
+		"mountPath: /sys/fs/cgroup", "mountPath: /run/cgroup2",
+		"hostPath: {path: /sys/fs/cgroup}", "hostPath: {path: /run/cgroup2}",
+	).Replace(kube.Agent)
+	head, rest, ok := strings.Cut(manifest, "  shunt.yaml: |\n")
+	_, rest, more := strings.Cut(rest, "\n---\n")
+	if !ok || !more {
+		return fmt.Errorf("agent.yaml has no file of shunt's any more")
+	}
+	quoted, err := json.Marshal(file)
+	if err != nil {
+		return err
+	}
+	manifest = head + "  shunt.yaml: " + string(quoted) + "\n---\n" + rest
+	return c.Apply(ctx, kube.Rights+"\n---\n"+manifest)
+}
+
+// AwaitAgents waits until shunt-kube on all nodes is in step with the cluster.
+func (c *Cluster) AwaitAgents(ctx context.Context) error {
+	return Eventually(ctx, func() error {
+		pods, err := c.pods(ctx, "kube-system", "shunt-kube")
+		if err != nil {
+			return err
+		}
+		if len(pods) != len(c.Nodes) {
+			return fmt.Errorf("%d of %d nodes have a pod of shunt-kube", len(pods), len(c.Nodes))
+		}
+		for _, pod := range pods {
+			log := c.Log(ctx, &pod)
+			if !strings.Contains(log, "in step with the cluster") {
+				return fmt.Errorf("shunt-kube on %s is not in step; %s:\n%s", pod.Spec.NodeName, pod.Status.Phase, log)
+			}
+		}
+		return nil
+	})
+}
+
+// Log is what a pod has written.
+func (c *Cluster) Log(ctx context.Context, pod *corev1.Pod) string {
+	text, err := c.Client.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{}).DoRaw(ctx)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
+func (c *Cluster) pods(ctx context.Context, namespace, app string) ([]corev1.Pod, error) {
+	list, err := c.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: labels.Set{"app": app}.String()})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// daemons is a manifest of a server on each node, in its network or in the pods'.
+const daemons = `apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: %[1]s, namespace: default}
+spec:
+  selector: {matchLabels: {app: %[1]s}}
+  template:
+    metadata: {labels: {app: %[1]s}}
+    spec:
+      hostNetwork: %[2]t
+      terminationGracePeriodSeconds: 1
+      containers:
+        - name: pod
+          image: ` + PodImage + `
+          imagePullPolicy: Never
+          readinessProbe: {httpGet: {port: 8080, path: /}, periodSeconds: 1}
+`
+
+// Serve runs a server on each node, and waits until all are ready. They are in the order of the nodes.
+func (c *Cluster) Serve(ctx context.Context, app string, hostNetwork bool) ([]corev1.Pod, error) {
+	if err := c.Apply(ctx, fmt.Sprintf(daemons, app, hostNetwork)); err != nil {
+		return nil, err
+	}
+	err := Eventually(ctx, func() error {
+		set, err := c.Client.AppsV1().DaemonSets("default").Get(ctx, app, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if int(set.Status.NumberReady) != len(c.Nodes) {
+			return fmt.Errorf("%d of %d pods of %s are ready", set.Status.NumberReady, len(c.Nodes), app)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	pods, err := c.pods(ctx, "default", app)
+	if err != nil {
+		return nil, err
+	}
+	inOrder := make([]corev1.Pod, len(c.Nodes))
+	for _, pod := range pods {
+		for i, n := range c.Nodes {
+			if pod.Spec.NodeName == n.Name() {
+				inOrder[i] = pod
+			}
+		}
+	}
+	return inOrder, nil
+}

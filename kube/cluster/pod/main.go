@@ -1,0 +1,131 @@
+// Command pod is what runs in the pods of a test cluster.
+//
+//	pod pause    hold a pod's namespaces
+//	pod serve    HTTP on port 8080, and UDP on 5353: who is asked, and by which address
+//
+// A server also asks, for a client that is elsewhere: GET /ask?network=tcp&address=10.96.0.10:80 opens a
+// connection from the pod, and the answer to that is its own answer.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/lab"
+)
+
+// patience is for an answer from the next network.
+const patience = 2 * time.Second
+
+func main() {
+	what := ""
+	if len(os.Args) > 1 {
+		what = os.Args[1]
+	}
+	var err error
+	switch what {
+	case "pause":
+		pause()
+	case "serve":
+		err = serve()
+	default:
+		err = fmt.Errorf("%q is not one of pause, serve", what)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "pod:", err)
+		os.Exit(1)
+	}
+}
+
+// pause ends at a signal. Until then it waits for children that others have left.
+func pause() {
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGCHLD)
+	for s := range signals {
+		if s != syscall.SIGCHLD {
+			return
+		}
+		for {
+			if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); pid <= 0 || err != nil {
+				break
+			}
+		}
+	}
+}
+
+func serve() error {
+	name, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	datagrams, err := net.ListenPacket("udp", ":5353")
+	if err != nil {
+		return err
+	}
+	ended := make(chan error, 2)
+	go func() { ended <- echo(datagrams, name) }()
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+		reply(w, lab.Answer{Backend: name, Remote: r.RemoteAddr, Local: local.String(), Path: r.URL.Path}, nil)
+	})
+	mux.HandleFunc("GET /ask", func(w http.ResponseWriter, r *http.Request) {
+		answer, err := ask(r.Context(), r.FormValue("network"), r.FormValue("address"))
+		reply(w, answer, err)
+	})
+	go func() { ended <- http.ListenAndServe(":8080", mux) }()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+func reply(w http.ResponseWriter, answer lab.Answer, err error) {
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(answer) // fails where the client has gone
+}
+
+// ask asks once, from a new socket.
+func ask(ctx context.Context, network, address string) (lab.Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if network == "tcp" {
+		return lab.Get(ctx, &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, address)
+	}
+	conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+	if err != nil {
+		return lab.Answer{}, err
+	}
+	defer conn.Close()
+	return lab.AskUDPOn(ctx, conn, []byte("who?"))
+}
+
+// echo answers each datagram with the server's name, the client's address, and the datagram.
+func echo(conn net.PacketConn, name string) error {
+	buffer := make([]byte, 2048)
+	for {
+		n, from, err := conn.ReadFrom(buffer)
+		if err != nil {
+			return err
+		}
+		answer := append([]byte(name+"\n"+from.String()+"\n"), buffer[:n]...)
+		_, _ = conn.WriteTo(answer, from) // nobody may be there any more
+	}
+}

@@ -1,0 +1,104 @@
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+)
+
+// plugins is where Debian has those of CNI.
+const plugins = "/usr/lib/cni"
+
+// PauseImage is what pods' namespaces are held by. It must be among the images.
+const PauseImage = "shunt.test/pause:1"
+
+// writeFiles writes what containerd, CNI and the kubelet read.
+func (o Options) writeFiles() error {
+	network, err := o.network()
+	if err != nil {
+		return err
+	}
+	for name, text := range map[string]string{"containerd.toml": o.containerd(), "kubelet.yaml": o.kubelet(), "cni/10-pods.conflist": network} {
+		if err := os.MkdirAll(o.in("cni"), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(o.in(name), []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// containerd is its configuration. Processes get no score that needs CAP_SYS_RESOURCE, which a container
+// that is itself a machine lacks.
+func (o Options) containerd() string {
+	return fmt.Sprintf(`version = 2
+oom_score = 0
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs"]
+
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = %q
+restrict_oom_score_adj = true
+disable_apparmor = true
+disable_hugetlb_controller = true
+tolerate_missing_hugetlb_controller = true
+
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = %q
+conf_dir = %q
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+SystemdCgroup = false
+`, PauseImage, plugins, o.in("cni"))
+}
+
+// network is CNI's: pods hang at a bridge, through which the node routes them.
+func (o Options) network() (string, error) {
+	type object = map[string]any
+	var ranges [][]object
+	var routes []object
+	for _, prefix := range o.Pods {
+		ranges = append(ranges, []object{{"subnet": prefix.String()}})
+		all := "0.0.0.0/0"
+		if prefix.Addr().Is6() {
+			all = "::/0"
+		}
+		routes = append(routes, object{"dst": all})
+	}
+	text, err := json.MarshalIndent(object{"cniVersion": "0.4.0", "name": "pods", "plugins": []object{
+		{"type": "bridge", "bridge": Bridge, "isGateway": true, "hairpinMode": true, "ipMasq": false, "mtu": 1500,
+			"ipam": object{"type": "host-local", "ranges": ranges, "routes": routes}},
+		{"type": "portmap", "capabilities": object{"portMappings": true}},
+	}}, "", "  ")
+	return string(text), err
+}
+
+// Bridge is the node's interface towards its pods. CNI makes it with the first of them.
+const Bridge = "cni0"
+
+// kubelet is its configuration.
+func (o Options) kubelet() string {
+	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: %[1]s/ca.crt}}
+authorization: {mode: Webhook}
+tlsCertFile: %[1]s/%[2]s.crt
+tlsPrivateKeyFile: %[1]s/%[2]s.key
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+cgroupDriver: cgroupfs
+cgroupRoot: /%[3]s
+failCgroupV1: false
+failSwapOn: false
+oomScoreAdj: 0
+clusterDomain: cluster.local
+resolvConf: ""
+volumePluginDir: /var/lib/kubelet/volumeplugins
+evictionHard: {memory.available: 50Mi, nodefs.available: 1%%, imagefs.available: 1%%, nodefs.inodesFree: 1%%}
+imageGCHighThresholdPercent: 100
+nodeStatusUpdateFrequency: 5s
+syncFrequency: 10s
+`, o.Plane, o.Name, o.Cgroup)
+}
