@@ -320,6 +320,9 @@ func printGuardStatus(w io.Writer, status *protect.Status, now time.Time) {
 		fmt.Fprintf(w, "Nobody has listened for %s. Files are protected all the same; `shunt guard run` tells again.\n", ago(status.Heard))
 	}
 	fmt.Fprintf(w, "%d denied, %d audited, %d of these told to nobody.\n", status.Denied, status.Audited, status.Unheard)
+	if status.Missed > 0 {
+		fmt.Fprintf(w, "warning: %d operations were not examined, because this kernel leaves a program out that is at work on the same CPU: use Linux 6.1.54 or later\n", status.Missed)
+	}
 	if status.Untrusted > 0 {
 		fmt.Fprintf(w, "warning: %d processes were neither trusted nor protected, because there were too many: protect and trust fewer programs\n", status.Untrusted)
 	}

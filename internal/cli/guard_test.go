@@ -119,8 +119,8 @@ func TestGuardStatusPrints(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
 	}
 	out.Reset()
-	status.Listening, status.Unrecord, status.Untrusted = true, 1, 2
-	if printGuardStatus(&out, status, now); !strings.Contains(out.String(), "A process listens.\n") || !strings.Contains(out.String(), "warning: 1 new files") ||
+	status.Listening, status.Unrecord, status.Untrusted, status.Missed = true, 1, 2, 3
+	if printGuardStatus(&out, status, now); !strings.Contains(out.String(), "A process listens.\n") || !strings.Contains(out.String(), "warning: 1 new files") || !strings.Contains(out.String(), "warning: 3 operations were not examined") ||
 		!strings.Contains(out.String(), "warning: 2 processes were neither trusted nor protected") {
 		t.Error(out.String())
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
 // hammers try something again and again until a line comes, and then say how often it worked and was refused.
@@ -109,6 +110,13 @@ func TestFamily(t *testing.T) {
 	}
 	began := time.Now()
 	t.Run("no window", func(t *testing.T) { f.reload(t, g, times) })
+	status, err := Look(kernel.DefaultPinRoot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status.Missed+status.Untrusted > 0 {
+		t.Errorf("%d operations not examined, %d processes without trust", status.Missed, status.Untrusted)
+	}
 	for _, a := range told() {
 		if a.Program == f.path("test/bin/app") && a.Path == f.path("test/data") && a.Time.After(began) {
 			t.Logf("a trusted program was refused: %s", a)
