@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -49,6 +50,9 @@ func Start(root string, p policy.Policy, log *slog.Logger) (*Guard, error) {
 	if err := allStraight(p); err != nil {
 		return nil, err
 	}
+	if err := firstNamespaces("/proc/self/ns"); err != nil {
+		return nil, err
+	}
 	if err := kernel.Mount(root, log); err != nil {
 		return nil, err
 	}
@@ -79,6 +83,25 @@ func Start(root string, p policy.Policy, log *slog.Logger) (*Guard, error) {
 		return nil, err
 	}
 	return g, nil
+}
+
+// firstNamespaces refuses to work where /proc numbers processes, or tells when they began, in another way than the
+// programs know them. The numbers of the machine's first namespaces are the same everywhere (linux/proc_ns.h).
+func firstNamespaces(folder string) error {
+	for name, first := range map[string]uint64{"pid": 0xEFFFFFFC, "time": 0xEFFFFFFA} {
+		var stat unix.Stat_t
+		err := unix.Stat(filepath.Join(folder, name), &stat)
+		if errors.Is(err, unix.ENOENT) && name == "time" { // the kernel has none
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("ask in which %s namespace this is: %w", name, err)
+		}
+		if stat.Ino != first {
+			return fmt.Errorf("this is not the machine's first %s namespace, and processes cannot be recognised from here. Run shunt on the machine itself, or in a container with its processes (--pid=host, hostPID: true)", name)
+		}
+	}
+	return nil
 }
 
 func allStraight(p policy.Policy) error {

@@ -182,3 +182,16 @@ func TestProgramsAreExamined(t *testing.T) {
 		t.Errorf("the shell %s of %v: %v", shell, all, err)
 	}
 }
+
+func TestOtherNamespacesAreRefused(t *testing.T) {
+	if err := firstNamespaces(t.TempDir()); err == nil || !strings.Contains(err.Error(), "ask in which pid namespace") {
+		t.Error(err)
+	}
+	folder := t.TempDir()
+	if err := os.WriteFile(filepath.Join(folder, "pid"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := firstNamespaces(folder); err == nil || !strings.Contains(err.Error(), "not the machine's first pid namespace") {
+		t.Error(err)
+	}
+}
