@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/event"
@@ -193,5 +194,54 @@ func TestOtherNamespacesAreRefused(t *testing.T) {
 	}
 	if err := firstNamespaces(folder); err == nil || !strings.Contains(err.Error(), "not the machine's first pid namespace") {
 		t.Error(err)
+	}
+}
+
+// TestEndedProcessesAreForgotten has one entry of this process, one of a process that there is not, and one of a
+// process that had this one's number before.
+func TestEndedProcessesAreForgotten(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	spec, err := loadGuard()
+	if err != nil {
+		t.Fatal(err)
+	}
+	maps := map[string]*ebpf.Map{}
+	for _, name := range []string{guardMapShG_tasks, guardMapShG_given0, guardMapShG_given1} {
+		if maps[name], err = ebpf.NewMap(spec.Maps[name]); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = maps[name].Close() })
+	}
+	_, own, ok := origin(os.Getpid())
+	if !ok {
+		t.Fatal("this process is not in /proc")
+	}
+	earlier, never := own, guardGuardProcess{Id: 1 << 40, Start: own.Start}
+	earlier.Start--
+	for _, process := range []guardGuardProcess{own, earlier, never} {
+		if err := errors.Join(maps[guardMapShG_tasks].Put(&process, &guardGuardTrust{Trusts: [2]uint64{1, 2}}),
+			maps[guardMapShG_given0].Put(&process, &guardGuardGiven{Trusts: 4}), maps[guardMapShG_given1].Put(&process, &guardGuardGiven{Trusts: 8})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := forgetEnded(maps); err != nil {
+		t.Fatal(err)
+	}
+	for name, m := range maps {
+		var value []byte
+		for _, process := range []guardGuardProcess{earlier, never} {
+			if err := m.Lookup(&process, &value); !errors.Is(err, ebpf.ErrKeyNotExist) {
+				t.Errorf("%s still has %+v: %v", name, process, err)
+			}
+		}
+	}
+	p, err := look(os.Getpid(), maps)
+	if err != nil || p == nil {
+		t.Fatal(p, err)
+	}
+	if p.kernel.Trusts != [2]uint64{1, 2} || p.given[0].Trusts != 4 || p.given[1].Trusts != 8 || p.parent != os.Getppid() {
+		t.Errorf("this process has %+v", p)
 	}
 }
