@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -235,7 +236,10 @@ func (b *bench) program(a actor) string {
 // and by the first one on files that are not protected. The first is denied and changes nothing, and the
 // others show that the operation works, and changes something.
 func TestMatrix(t *testing.T) {
+	began := time.Now()
+	phase := func(name string) { t.Logf("%s after %v", name, time.Since(began).Round(time.Second/10)) }
 	b := newBench(t)
+	phase("the bench")
 	rule := policy.Rule{Name: "matrix", Deny: policy.Operations, Trust: policy.Trust{Programs: policy.Programs(b.trusted)}, Mode: policy.Deny}
 	var tries []*try
 	for i := range matrix {
@@ -248,6 +252,7 @@ func TestMatrix(t *testing.T) {
 			}
 		}
 	}
+	phase("the files and processes")
 	bystander, err := begin(b.other, "wait", "")
 	if err != nil {
 		t.Fatal(err)
@@ -262,6 +267,7 @@ func TestMatrix(t *testing.T) {
 		{Name: "bystander", PIDFile: pidFile, Deny: both, Trust: trust, Mode: policy.Deny},
 		{Name: "self", IsSelf: true, Deny: policy.ProcessOperations, Trust: policy.Trust{IsInit: true}, Mode: policy.Deny}}
 	g := b.start(policy.Policy{Rules: rules})
+	phase("the policy")
 	told := b.listen(g)
 	// What is not open leaves memory, and its label with it.
 	b.evict()
@@ -270,7 +276,9 @@ func TestMatrix(t *testing.T) {
 		t.Run(one.row.name+"/"+one.actor.name, func(t *testing.T) { b.judge(t, one) })
 	}
 	t.Run("processes", func(t *testing.T) { b.testProcesses(t, g, bystander) })
+	phase("the tries")
 	attempts := told()
+	phase("the events")
 	for i := range matrix {
 		r := &matrix[i]
 		if r.notCovered != "" {
