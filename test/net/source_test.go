@@ -40,9 +40,9 @@ func runWithSource(path string) int {
 	balancer := daemon.Product(daemon.Options{Sources: []daemon.Source{{
 		Name:  "second",
 		First: func() []model.Service { services, _ := servicesOf(path); return services },
-		Run: func(ctx context.Context, replace func([]model.Service) error) {
+		Run: func(ctx context.Context, declare func(daemon.Change) error) {
 			follow(ctx, path, func(services []model.Service) {
-				if err := replace(services); err != nil {
+				if err := declare(daemon.Change{Declare: services, Whole: true}); err != nil {
 					log.Error("second source refused", "error", err)
 				}
 			})
@@ -114,7 +114,7 @@ func TestSecondSource(t *testing.T) {
 	sessions := b.open(t, 2)
 
 	says(edge)
-	b.awaits(b.daemon, `msg="services replaced" source=second`)
+	b.awaits(b.daemon, `msg="services changed" source=second`)
 	m.has(t, "STATUS=forwarding 3 services")
 	eventually(t, 10*time.Second, "announcement", func() error { return b.announces(second) })
 	b.edgeIsServed(t, "taken over")

@@ -59,7 +59,7 @@ func TestFiveThousandChecks(t *testing.T) {
 	}
 	var before, after syscall.Rusage
 	syscall.Getrusage(syscall.RUSAGE_SELF, &before)
-	m.Update([]model.Service{s}, nil)
+	m.Update([]*model.Service{&s}, nil)
 	time.Sleep(duration)
 	late := m.TakeTrouble()
 	syscall.Getrusage(syscall.RUSAGE_SELF, &after)
