@@ -211,7 +211,7 @@ func (w *Writer) draft(declared []Declaration) (*draft, error) {
 // were, so that everybody finds at once that they are the same.
 func (w *Writer) taken(d Declaration) (list, gone, come []*model.Service, err error) {
 	before := w.sources[d.Source]
-	place := make(map[*model.Service]*model.Service) // what takes the place of a service; nil: nothing
+	place := map[*model.Service]*model.Service{} // what takes the place of a service; nil: nothing
 	if d.Part {
 		for _, name := range d.Withdrawn {
 			if known := w.services[name]; known != nil && known.Source == d.Source {
@@ -259,17 +259,7 @@ func (w *Writer) taken(d Declaration) (list, gone, come []*model.Service, err er
 	if len(place)+len(come) == 0 {
 		return before, nil, nil, nil
 	}
-	list = make([]*model.Service, 0, len(before)+len(come))
-	for _, s := range before {
-		next, changes := place[s]
-		switch {
-		case !changes:
-			list = append(list, s)
-		case next != nil:
-			list = append(list, next)
-		}
-	}
-	list = append(list, come...)
+	list = append(put(before, place), come...)
 	for old, next := range place {
 		gone = append(gone, old)
 		if next != nil {
@@ -280,6 +270,24 @@ func (w *Writer) taken(d Declaration) (list, gone, come []*model.Service, err er
 	slices.SortFunc(gone, byName)
 	slices.SortFunc(come, byName)
 	return list, gone, come, nil
+}
+
+// put is a list with other services in the place of some; nil takes one out.
+func put(before []*model.Service, place map[*model.Service]*model.Service) []*model.Service {
+	const few = 16 // to look for each costs less than to ask of all
+	list := slices.Clone(before)
+	if len(place) <= few {
+		for old, next := range place {
+			list[slices.Index(before, old)] = next
+		}
+	} else {
+		for i, s := range before {
+			if next, changes := place[s]; changes {
+				list[i] = next
+			}
+		}
+	}
+	return slices.DeleteFunc(list, func(s *model.Service) bool { return s == nil })
 }
 
 func byName(a, b *model.Service) int { return cmp.Compare(a.Name, b.Name) }
