@@ -83,8 +83,8 @@ func (d *daemon) waiting(do func()) error {
 
 // change makes these the declarations of their sources. The order is: what may be refused first,
 // new interfaces, contents, old interfaces. All of this is done for the snapshot that results, which
-// has what other sources declare, too. The caller holds d.changing. What health finds is carried out
-// while a change waits for names and next hops.
+// has what other sources declare, too. A source that gives services alone leaves the machine as it is. The caller holds
+// d.changing. What health finds is carried out while a change waits for names and next hops.
 func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconcile.Difference, error) {
 	d.applying.Lock()
 	defer d.applying.Unlock()
@@ -100,12 +100,15 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 	}
 	_, come := model.Changed(d.writer.Snapshot().Configured, next.Configured)
 	machine := next.Node
-	if err := requireInterfaces(d.unknown(machine.Interfaces)); err != nil {
-		return reconcile.Difference{}, err
-	}
-	ports, err := portPool(machine)
-	if err != nil {
-		return reconcile.Difference{}, err
+	ofMachine := slices.ContainsFunc(declared, func(d state.Declaration) bool { return d.Node != nil })
+	var ports value.PortRange
+	if ofMachine {
+		if err := requireInterfaces(d.unknown(machine.Interfaces)); err != nil {
+			return reconcile.Difference{}, err
+		}
+		if ports, err = portPool(machine); err != nil {
+			return reconcile.Difference{}, err
+		}
 	}
 	// Without overrides: a backend that is drained for good needs its room again without.
 	if _, err := d.reconciler.Plan(reconcile.Desired{Services: next.Configured, Limits: machine.Limits}); err != nil {
@@ -115,8 +118,10 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 		return reconcile.Difference{}, err
 	}
 	// Interfaces before contents: a backend's way out must be known when it is named.
-	if err := d.interfaces.attachAll(d.writer.Snapshot().Node.Interfaces, machine.Interfaces); err != nil {
-		return reconcile.Difference{}, err
+	if ofMachine {
+		if err := d.interfaces.attachAll(d.writer.Snapshot().Node.Interfaces, machine.Interfaces); err != nil {
+			return reconcile.Difference{}, err
+		}
 	}
 	if err := d.followServer(next); err != nil {
 		return reconcile.Difference{}, err
@@ -135,26 +140,36 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 		}
 		d.checks.monitor.Doubt(come) // by now it is known whether their next hops answer
 	}
-	if err := d.datapath.SetSettings(machine.Timeouts, ports); err != nil {
-		return reconcile.Difference{}, err
-	}
-	d.datapath.SetEncapsulation(machine.Encapsulation)
-	if err := d.sockets.follow(machine.Sockets); err != nil {
-		return reconcile.Difference{}, err
+	if ofMachine {
+		if err := d.set(machine, ports); err != nil {
+			return reconcile.Difference{}, err
+		}
 	}
 	if _, err := d.writer.Replace(declared...); err != nil {
 		return reconcile.Difference{}, err
 	}
 	// From here on it is carried out, now or by trying again.
 	keep()
-	if slices.ContainsFunc(declared, func(d state.Declaration) bool { return d.Node != nil }) {
+	if ofMachine {
 		d.checks.reread() // the files may be new, too
 	}
 	difference, err := d.carryOut()
 	if err != nil {
 		return difference, fmt.Errorf("the change is carried out in part, and is tried again: %w", err)
 	}
-	return difference, d.interfaces.detachOthers(machine.Interfaces)
+	if ofMachine {
+		err = d.interfaces.detachOthers(machine.Interfaces)
+	}
+	return difference, err
+}
+
+// set makes the data plane's settings what the machine's owner says.
+func (d *daemon) set(machine model.Node, ports value.PortRange) error {
+	if err := d.datapath.SetSettings(machine.Timeouts, ports); err != nil {
+		return err
+	}
+	d.datapath.SetEncapsulation(machine.Encapsulation)
+	return d.sockets.follow(machine.Sockets)
 }
 
 // followServer makes this machine a backend of the services that say so.
