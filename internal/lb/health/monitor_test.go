@@ -117,12 +117,19 @@ func list(m *Monitor, services ...model.Service) []*model.Service {
 
 // states is what Serve says: S serves, D is down, - is idle, and the percentage of a ramp.
 func states(m *Monitor, services ...model.Service) string {
-	text := ""
 	kept, all := m.Serve(list(m, services...), false, nobodyLost), m.Serve(list(m, services...), true, nobodyLost)
-	for i, s := range all {
+	for i, s := range all { // in a bubble no result comes in between
 		if !s.Equal(kept[i]) {
 			panic(fmt.Sprintf("what Serve keeps is %+v, and worked out anew it is %+v", kept[i], s))
 		}
+	}
+	return words(all)
+}
+
+// words is what services are served as, in the signs of states.
+func words(served []*model.Service) string {
+	text := ""
+	for _, s := range served {
 		for _, b := range s.Backends {
 			switch {
 			case b.Down:
