@@ -199,9 +199,14 @@ func nameless(id int) bool {
 // bpf/guard/trust.h knows. Of a process that is just executing a file it waits for the variables.
 func plainEnvironment(id int) bool {
 	for range environmentTries {
-		if isInPlace(id) {
+		if size, known := environmentSize(id); known {
 			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", id))
-			return err == nil && plain(string(text))
+			if err != nil {
+				return false
+			}
+			if uint64(len(text)) == size { // the kernel says nothing where it cannot read all of it
+				return plain(string(text))
+			}
 		}
 		if executable(id) == (place{}) {
 			return false
@@ -214,11 +219,16 @@ func plainEnvironment(id int) bool {
 // environmentTries bounds how often a process is looked at that executes a file: for a second at least.
 const environmentTries = 1000
 
-// isInPlace is whether a program is in memory with its environment: the kernel notes the end of its code after that
-// (endcode of proc_pid_stat(5)).
-func isInPlace(id int) bool {
+// environmentSize is how many bytes a program's variables have in memory, once they are there: the kernel notes the end
+// of its code after that (endcode, env_start and env_end of proc_pid_stat(5)).
+func environmentSize(id int) (size uint64, known bool) {
 	fields := stat(id)
-	return len(fields) > 25 && fields[25] != "0"
+	if len(fields) < 50 || fields[25] == "0" {
+		return 0, false
+	}
+	start, err1 := strconv.ParseUint(fields[48], 10, 64)
+	end, err2 := strconv.ParseUint(fields[49], 10, 64)
+	return end - start, errors.Join(err1, err2) == nil && start <= end && end > 0
 }
 
 func plain(environment string) bool {
