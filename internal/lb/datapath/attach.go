@@ -137,6 +137,9 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 	default:
 		err = d.attachXDP(a, dev, mode)
 	}
+	if err == nil {
+		err = d.deliver(a)
+	}
 	if err == nil && tagged == nil { // its frames come in by itself from now on
 		err = d.leaveVLAN(a)
 	}
@@ -154,6 +157,9 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 	}
 	d.attached[iface] = a
 	d.countRefusals()
+	if err := d.setTCWay(index, a.Mode.AtTC()); err != nil {
+		return kernel.Attachment{}, err
+	}
 	return a.Attachment, nil
 }
 
@@ -162,6 +168,10 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 func (d *Datapath) moveToTC(a *attached) error {
 	a.Reason = ""
 	if err := d.attachTC(a); err != nil {
+		return err
+	}
+	// Before that, because sh_xdp keeps forged marks from it.
+	if err := dropSides(d.root, d.instance, a.Interface, a.ifindex, deliveries); err != nil {
 		return err
 	}
 	return d.leaveXDP(a.Interface)
@@ -479,8 +489,10 @@ func (d *Datapath) Detach(iface string) error {
 	if err := d.keepsVLANs(iface); err != nil {
 		return fmt.Errorf("detach from interface %s: %w", iface, err)
 	}
-	var errs []error
+	ifindex := interfaceIndex(iface)
+	errs := []error{dropSides(d.root, d.instance, iface, ifindex, deliveries)} // while sh_xdp keeps forged marks from them
 	if a := d.attached[iface]; a != nil {
+		d.endTCWay(a.index)
 		errs = append(errs, a.drop(), d.clearInterface(a.index, a.ifindex))
 		delete(d.attached, iface)
 	} else if l, err := link.LoadPinnedLink(linkPath(d.root, d.instance, iface), nil); err == nil {
@@ -493,8 +505,9 @@ func (d *Datapath) Detach(iface string) error {
 	} else if !errors.Is(err, os.ErrNotExist) {
 		errs = append(errs, err)
 	}
-	if ifindex := interfaceIndex(iface); d.attached[iface] == nil {
+	if d.attached[iface] == nil {
 		if index, ok := d.indexOf(ifindex); ok && ifindex != 0 {
+			d.endTCWay(index)
 			errs = append(errs, d.clearInterface(index, ifindex))
 		}
 		errs = append(errs, dropTC(d.root, d.instance, iface, ifindex))

@@ -78,6 +78,7 @@ type Datapath struct {
 	hostBackends   map[uint32]bool // those that are this host; the same
 	toClients      sync.Mutex      // held while that setting changes
 	features       abiFeature      // that the programs are loaded with
+	tcWays         uint64          // bit 1 << index: the interface is at tc (bpf/lb/config.h); mu guards it
 	vlans          func(netlink.Link) (VLAN, bool)
 
 	// ways is held while a backend changes, so that what belongs to one tenant of a
@@ -155,6 +156,9 @@ func (d *Datapath) prepare() error {
 	}
 	var err error
 	d.features = d.featuresInUse()
+	if d.tcWays, err = d.tcWaysInUse(); err != nil {
+		return err
+	}
 	if d.grace, err = kernel.NewGrace(); err != nil {
 		return err
 	}
