@@ -36,8 +36,8 @@ static __always_inline __u16 pseudo_sum_of(const struct frame_ctx *ctx, const st
  * sh_xdp has finished a checksum that the sender left to hardware. A driver that made the frame of an
  * sk_buff, as veth does, has kept the note that it is unfinished, and whoever acts on the note would
  * sum the sum. The kernel leaves a field with that note alone when we say that payload has changed,
- * which shows whether it is there (inet_proto_csum_replace_by_diff); then the field becomes what the note says it
- * is, the sum of the pseudo-header. Else the field stays as it was. Returns 0, or -1.
+ * which shows whether it is there (inet_proto_csum_replace_by_diff); then the field becomes what the
+ * note says it is, the sum of the pseudo-header. Else the field stays as it was. Returns 0, or -1.
  */
 static __noinline int csum_reopen(struct frame_ctx *ctx, const struct mark *mark)
 {
@@ -91,7 +91,7 @@ int sh_deliver(struct frame_ctx *ctx)
 	struct mark mark;
 	__u32 index;
 
-	if ((void *)(eth + 1) > data_end || mark_of(eth)->prefix != MARK_PREFIX)
+	if ((void *)(eth + 1) > data_end || !mark_is_there(mark_of(eth)))
 		return TC_ACT_UNSPEC;
 	mark = *mark_of(eth);
 	index = mark.index & MARK_INDEX;

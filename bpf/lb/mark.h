@@ -22,8 +22,10 @@
 #include "../core/packet.h"
 #include "config.h"
 
-/* An address of local administration (IEEE 802, 8.2), in wire order: 06:73:68:74. */
-#define MARK_PREFIX bpf_htonl(0x06736874)
+/* An address of local administration (IEEE 802, 8.2), in wire order: 06:73:68:74. In halves, because
+ * an Ethernet source address is aligned to no more. */
+#define MARK_FIRST bpf_htons(0x0673)
+#define MARK_SECOND bpf_htons(0x6874)
 #define MARK_INDEX 0x3f
 #define MARK_TCP 0x40 /* the checksum of TCP at l4_offset was finished */
 #define MARK_UDP 0x80 /* of UDP */
@@ -31,14 +33,21 @@
 _Static_assert(INTERFACE_MAX == MARK_INDEX + 1, "a mark has six bits for the interface");
 
 struct mark {
-	__be32 prefix;
-	__u8 index;     /* MARK_* */
+	__be16 first; /* MARK_FIRST */
+	__be16 second; /* MARK_SECOND */
+	__u8 index; /* MARK_* */
 	__u8 l4_offset; /* with MARK_TCP or MARK_UDP: from the start of the frame */
-} __attribute__((packed));
+};
 
 static __always_inline struct mark *mark_of(struct ethhdr *eth)
 {
 	return (struct mark *)eth->h_source;
+}
+
+/* Whether an address begins as a mark does. */
+static __always_inline int mark_is_there(const struct mark *mark)
+{
+	return mark->first == MARK_FIRST && mark->second == MARK_SECOND;
 }
 
 /* Whether a frame that would go up has the mark, though we have not given it. */
@@ -46,7 +55,7 @@ static __always_inline int mark_is_forged(struct frame_ctx *ctx)
 {
 	struct ethhdr *eth = ctx_data(ctx);
 
-	return (void *)(eth + 1) <= ctx_data_end(ctx) && mark_of(eth)->prefix == MARK_PREFIX;
+	return (void *)(eth + 1) <= ctx_data_end(ctx) && mark_is_there(mark_of(eth));
 }
 
 static __always_inline int way_is_tc(__u32 index)
@@ -58,7 +67,9 @@ static __always_inline int way_is_tc(__u32 index)
 static __always_inline int mark_put(struct frame_ctx *ctx, const struct packet *p)
 {
 	struct ethhdr *eth = ctx_data(ctx);
-	struct mark mark = { .prefix = MARK_PREFIX, .index = p->egress & MARK_INDEX };
+	struct mark mark = { .first = MARK_FIRST,
+			     .second = MARK_SECOND,
+			     .index = p->egress & MARK_INDEX };
 
 	if ((void *)(eth + 1) > ctx_data_end(ctx))
 		return -1;
