@@ -3,6 +3,7 @@ package net
 import (
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -211,5 +212,76 @@ func TestForgedMarksGoNowhere(t *testing.T) {
 		default:
 		}
 		break
+	}
+}
+
+// delivers requires that there are, or are not, programs at tc beside the one at XDP of eth0.
+func (b *bed) delivers(t *testing.T, when string, want bool) {
+	t.Helper()
+	pins, err := filepath.Glob("/sys/fs/bpf/shunt/" + b.instance + "/deliver-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want && len(pins) != 2 || !want && len(pins) != 0 {
+		t.Errorf("%s: of deliveries there are %q", when, pins)
+	}
+}
+
+// TestNodeChangesItsMode: connections to pods go on when the interface of the clients changes between XDP and tc, by
+// a reload and by a successor, and what is beside the program at XDP is there only as long as that needs it.
+func TestNodeChangesItsMode(t *testing.T) {
+	b, _ := newNode(t)
+	native, tc := b.nodeFile("nat", "native"), b.nodeFile("nat", "tc")
+	b.write(native)
+	b.start()
+	b.delivers(t, "at the start", true)
+	sessions := b.open(t, 8)
+	for range 2 {
+		b.reload(tc)
+		b.delivers(t, "at tc", false)
+		b.goOn(t, "at tc", sessions)
+		b.reload(native)
+		b.delivers(t, "at XDP again", true)
+		b.goOn(t, "at XDP again", sessions)
+	}
+	b.kill()
+	b.write(tc)
+	b.start()
+	b.delivers(t, "under a successor at tc", false)
+	b.goOn(t, "under a successor at tc", sessions)
+	b.kill()
+	b.write(native)
+	b.start()
+	b.goOn(t, "under a successor at XDP", sessions)
+	b.delivers(t, "under a successor at XDP", true)
+	b.reload(strings.ReplaceAll(native, ", {name: cni0, attach: tc}, {name: routed, attach: tc}", ""))
+	b.delivers(t, "with no interface at tc", false)
+	b.reload(native)
+	b.delivers(t, "with interfaces at tc again", true)
+	b.goOn(t, "with interfaces at tc again", sessions)
+	b.kill()
+	b.detachesAll(t)
+}
+
+// TestPodsWithASmallerMTU: what is too long for the bridge is answered where it came in, and not marked.
+func TestPodsWithASmallerMTU(t *testing.T) {
+	b, pods := newNode(t)
+	if err := b.Balancer.SetMTU("cni0", 1300); err != nil {
+		t.Fatal(err)
+	}
+	text := b.nodeFile("nat", "native")
+	for _, backend := range []*lab.Host{b.Backends[0], pods[2]} {
+		text = withoutLine(withoutLine(text, backend.Addr4().String()), backend.Addr6().String())
+	}
+	b.Backends = pods[:2]
+	b.write(text)
+	b.start()
+	for _, vip := range vips {
+		b.podsAnswer(t, vip, "nat")
+		before := b.status().Reasons["too_big_answered"].Packets
+		b.transfer(t, at(vip, 80))
+		if after := b.status().Reasons["too_big_answered"].Packets; after == before {
+			t.Errorf("over %s no packet was too big, so the test proves nothing", family(vip))
+		}
 	}
 }

@@ -27,16 +27,18 @@ type attached struct {
 	redirectBack bool
 	// programs are, at tc, one for each of directions; at XDP the first is all.
 	programs [len(directions)]*ebpf.Program
-	link     link.Link             // at XDP
-	sides    [len(directions)]side // at tc
-	chain    *ebpf.Map             // while it is being attached to XDP
-	stopgap  *stopgap              // while its mode changes
-	vlan     *vlan                 // nil where its frames come in by itself
-	guests   *kernel.GuestPlace    // at XDP: other products' programs, behind this one
+	// deliveries are loaded before the one at XDP runs, and nil once they are attached.
+	deliveries [len(directions)]*ebpf.Program
+	link       link.Link             // at XDP
+	sides      [len(directions)]side // at tc
+	chain      *ebpf.Map             // while it is being attached to XDP
+	stopgap    *stopgap              // while its mode changes
+	vlan       *vlan                 // nil where its frames come in by itself
+	guests     *kernel.GuestPlace    // at XDP: other products' programs, behind this one
 }
 
 func (a *attached) closePrograms() error {
-	var errs []error
+	errs := []error{a.closeDeliveries()}
 	for i, p := range a.programs {
 		if p != nil {
 			errs = append(errs, p.Close())
@@ -341,7 +343,10 @@ func (d *Datapath) load(a *attached) error {
 	if err := d.loadProgram(a, nil); err != nil {
 		return err
 	}
-	err := putNext(a.chain, a.programs[0], a.Interface)
+	err := d.loadDeliveries(a)
+	if err == nil {
+		err = putNext(a.chain, a.programs[0], a.Interface)
+	}
 	if err == nil && d.features&abiFeatureFEATURE_VLAN != 0 && a.Mode == kernel.ModeNative {
 		err = d.loadTagged(a)
 	}

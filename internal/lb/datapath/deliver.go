@@ -22,7 +22,8 @@ var deliveries = [len(directions)]direction{
 }
 
 // waysOf are the ways out that need sh_deliver for what the program of an interface sends. In generic mode the
-// kernel sends out of any interface by itself (generic_xdp_tx in net/core/dev.c).
+// kernel sends out of any interface by itself (generic_xdp_tx in net/core/dev.c), and a mark would not be found:
+// what tc sees there begins with the network header (docs/design/40-xdp-to-tc.md).
 func (d *Datapath) waysOf(a *attached) uint64 {
 	if a.Mode != kernel.ModeNative {
 		return 0
@@ -73,6 +74,27 @@ func (d *Datapath) endTCWay(index uint32) {
 	}
 }
 
+// loadDeliveries loads what deliver will attach, so that the moment in which the program at XDP marks frames and
+// nobody takes them is short.
+func (d *Datapath) loadDeliveries(a *attached) error {
+	if err := a.closeDeliveries(); err != nil { // of a mode that was tried before
+		return err
+	}
+	if d.waysOf(a) == 0 {
+		return nil
+	}
+	for i, at := range deliveries {
+		if i == 0 && a.vlan != nil { // its frames come in by its parent
+			continue
+		}
+		var err error
+		if a.deliveries[i], err = d.loadDelivery(a, at); err != nil {
+			return errors.Join(err, a.closeDeliveries())
+		}
+	}
+	return nil
+}
+
 // deliver puts the deliveries beside the program at XDP, or new ones in their places; or takes them away
 // where nothing needs them.
 func (d *Datapath) deliver(a *attached) error {
@@ -82,23 +104,30 @@ func (d *Datapath) deliver(a *attached) error {
 	if d.waysOf(a) == 0 {
 		return dropSides(d.root, d.instance, a.Interface, a.ifindex, deliveries)
 	}
-	for i, at := range deliveries {
-		if i == 0 && a.vlan != nil { // its frames come in by its parent
+	for i, p := range a.deliveries {
+		if p == nil {
 			continue
 		}
-		p, err := d.loadDelivery(a, at)
-		if err != nil {
-			return err
-		}
-		s, _, err := d.putSide(a, at, p)
+		s, _, err := d.putSide(a, deliveries[i], p)
 		if s != nil {
 			err = errors.Join(err, s.Close())
 		}
-		if err = errors.Join(err, p.Close()); err != nil {
-			return err
+		if err != nil {
+			return errors.Join(err, a.closeDeliveries())
 		}
 	}
-	return nil
+	return a.closeDeliveries()
+}
+
+func (a *attached) closeDeliveries() error {
+	var errs []error
+	for i, p := range a.deliveries {
+		if p != nil {
+			errs = append(errs, p.Close())
+			a.deliveries[i] = nil
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (d *Datapath) loadDelivery(a *attached, at direction) (*ebpf.Program, error) {

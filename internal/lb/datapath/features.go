@@ -127,7 +127,10 @@ func (d *Datapath) renewAll(which func(*attached) bool) error {
 func (d *Datapath) renew(a *attached) error {
 	a.programs = [len(directions)]*ebpf.Program{} // the old ones go when all have new ones
 	if a.vlan != nil {
-		return errors.Join(d.loadVLAN(a), d.deliver(a))
+		if err := d.loadVLAN(a); err != nil {
+			return err
+		}
+		return d.deliver(a)
 	}
 	if a.Mode.AtTC() {
 		if err := d.loadTC(a); err != nil {
