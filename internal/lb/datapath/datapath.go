@@ -8,6 +8,8 @@
 //	    tc-in-<interface>       those with attach: tc
 //	    tc-out-<interface>
 //	    clsact-<interface>      a note that the qdisc is ours (Linux before 6.6)
+//	    deliver-in-<interface>  those at tc beside one at XDP (deliver.go)
+//	    deliver-out-<interface>
 //	    chain-<interface>       what runs there before and after it
 //	    link-drops-<program>    the programs that count frames the kernel refused
 //
