@@ -34,10 +34,22 @@ const (
 	// rightsVariable leaves `shunt run` these capabilities alone.
 	rightsVariable = "SHUNT_TEST_UDP_RIGHTS"
 
+	// sysVariable gives it a /sys of its network namespace first.
+	sysVariable = "SHUNT_TEST_UDP_SYS"
+	// detachVariable makes it `shunt detach --unattended` of an instance.
+	detachVariable = "SHUNT_TEST_UDP_DETACH"
+
 	nobody = 65534
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv(sysVariable) != "" {
+		fmt.Println(execWithSys())
+		os.Exit(1)
+	}
+	if instance := os.Getenv(detachVariable); instance != "" {
+		os.Exit(cli.Main([]string{"detach", "--unattended", "--instance", instance}, os.Stdin, os.Stdout, os.Stderr))
+	}
 	if path := os.Getenv(runVariable); path != "" {
 		if names := strings.Fields(os.Getenv(rightsVariable)); len(names) > 0 {
 			fmt.Println(execWith(names))
@@ -79,6 +91,24 @@ func execWith(names []string) error {
 		return err
 	}
 	return syscall.Exec("/proc/self/exe", os.Args, slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, rightsVariable) }))
+}
+
+// execWithSys runs this binary again with a /sys of its network namespace. It returns if that fails.
+func execWithSys() error {
+	runtime.LockOSThread() // the mount namespace is the thread's until then
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return err
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return err
+	}
+	if err := unix.Mount("sysfs", "/sys", "sysfs", 0, ""); err != nil {
+		return err
+	}
+	if err := unix.Mount("bpf", "/sys/fs/bpf", "bpf", 0, ""); err != nil {
+		return err
+	}
+	return syscall.Exec("/proc/self/exe", os.Args, slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, sysVariable) }))
 }
 
 // work leases again and again, and echoes. It ends when SIGTERM has come, having read what was in its rings.
