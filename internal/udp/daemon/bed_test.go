@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
+	"github.com/shunt-lb/shunt/internal/udp/daemon"
 	"github.com/shunt-lb/shunt/internal/udp/udptest"
 	"github.com/shunt-lb/shunt/udp"
 	"github.com/vishvananda/netlink"
@@ -36,6 +38,8 @@ const (
 
 	// sysVariable gives it a /sys of its network namespace first.
 	sysVariable = "SHUNT_TEST_UDP_SYS"
+	// leftVariable has it say what of busy polling an instance has left, and take it away as `shunt uninstall` does.
+	leftVariable = "SHUNT_TEST_UDP_LEFT"
 	// detachVariable makes it `shunt detach --unattended` of an instance.
 	detachVariable = "SHUNT_TEST_UDP_DETACH"
 
@@ -46,6 +50,14 @@ func TestMain(m *testing.M) {
 	if os.Getenv(sysVariable) != "" {
 		fmt.Println(execWithSys())
 		os.Exit(1)
+	}
+	if instance := os.Getenv(leftVariable); instance != "" {
+		left, err := daemon.LeftPolled()
+		fmt.Println("left:", left[instance], err)
+		fmt.Println("removed:", daemon.Product().Remove(instance, slog.New(slog.DiscardHandler)))
+		left, err = daemon.LeftPolled()
+		fmt.Println("left then:", left[instance], err)
+		os.Exit(0)
 	}
 	if instance := os.Getenv(detachVariable); instance != "" {
 		os.Exit(cli.Main([]string{"detach", "--unattended", "--instance", instance}, os.Stdin, os.Stdout, os.Stderr))

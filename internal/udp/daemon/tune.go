@@ -16,7 +16,24 @@ import (
 
 // tuningRecord is where an instance writes down what it has changed of interfaces, for its successor or `shunt detach`.
 func tuningRecord(instance string) string {
-	return filepath.Join(node.RunDirectory, instance+".busypoll")
+	return filepath.Join(node.RunDirectory, instance+recordSuffix)
+}
+
+const recordSuffix = ".busypoll"
+
+// LeftPolled are, by instance, the interfaces whose interrupts nodes that were killed have left off. Product's Remove puts
+// them back.
+func LeftPolled() (map[string][]string, error) {
+	left := map[string][]string{}
+	records, _ := filepath.Glob(tuningRecord("*")) // the pattern is right
+	for _, path := range records {
+		names, err := tuning.New(path, tuning.Net).Changed()
+		if err != nil {
+			return nil, err
+		}
+		left[strings.TrimSuffix(filepath.Base(path), recordSuffix)] = names
+	}
+	return left, nil
 }
 
 // tune keeps the interrupts of interfaces off as the entries say, and puts back what others have no more.

@@ -57,6 +57,16 @@ func TestBusyPollIsPutBack(t *testing.T) {
 		t.Errorf("shunt detach says %q", log)
 	}
 	is("after shunt detach", "7000", "0")
+
+	b.run(sysVariable + "=1")
+	is("once more", "200000", "2")
+	nodetest.Kill(b.Process)
+	uninstall := b.Spawn(b.Self(), sysVariable+"=1", leftVariable+"="+instance)
+	<-uninstall.Ended
+	if log := uninstall.Log(); !strings.Contains(log, "left: [eth0] <nil>\nremoved: <nil>\nleft then: [] <nil>\n") {
+		t.Errorf("what shunt uninstall does: %q", log)
+	}
+	is("after shunt uninstall", "7000", "0")
 	if left, _ := filepath.Glob("/run/shunt/" + instance + ".busypoll*"); len(left) != 0 {
 		t.Errorf("left behind: %v", left)
 	}

@@ -94,19 +94,24 @@ func (t *Tuner) PutBack() error {
 	return err
 }
 
+// Changed are the interfaces that have something to be put back.
+func (t *Tuner) Changed() (names []string, err error) {
+	s, err := t.read()
+	for _, c := range s.Changes {
+		names = append(names, c.Interface)
+	}
+	return names, err
+}
+
 // PutBackAll is PutBack, and says of which interfaces.
 func (t *Tuner) PutBackAll() (names []string, err error) {
-	s, err := t.read()
+	names, err = t.Changed()
 	if err != nil {
 		return nil, err
 	}
 	var errs []error
 	failed := t.Keep(nil)
-	for _, c := range s.Changes {
-		if failed[c.Interface] == nil {
-			names = append(names, c.Interface)
-		}
-	}
+	names = slices.DeleteFunc(names, func(name string) bool { return failed[name] != nil })
 	for _, name := range slices.Sorted(maps.Keys(failed)) {
 		errs = append(errs, failed[name])
 	}
