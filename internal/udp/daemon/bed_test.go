@@ -19,9 +19,11 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
 	"github.com/shunt-lb/shunt/internal/udp/daemon"
 	"github.com/shunt-lb/shunt/internal/udp/udptest"
+	"github.com/shunt-lb/shunt/test/next"
 	"github.com/shunt-lb/shunt/udp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -38,6 +40,8 @@ const (
 
 	// sysVariable gives it a /sys of its network namespace first.
 	sysVariable = "SHUNT_TEST_UDP_SYS"
+	// nextVariable makes it a version whose balancer has another ABI.
+	nextVariable = "SHUNT_TEST_UDP_NEXT"
 	// leftVariable has it say what of busy polling an instance has left, and take it away as `shunt uninstall` does.
 	leftVariable = "SHUNT_TEST_UDP_LEFT"
 	// detachVariable makes it `shunt detach --unattended` of an instance.
@@ -47,6 +51,9 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv(nextVariable) != "" {
+		datapath.Become(next.Version())
+	}
 	if os.Getenv(sysVariable) != "" {
 		fmt.Println(execWithSys())
 		os.Exit(1)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -332,4 +333,39 @@ func TestDetachBoth(t *testing.T) {
 		t.Errorf("detached, eth0 has the program %q", name)
 	}
 	b.answers("kernel", leased...)
+}
+
+// A version whose balancer has another ABI takes over an interface that both products have: the balancer never stops, and the
+// lease is there again. So it is in the start after that.
+func TestUpgradeOfBoth(t *testing.T) {
+	b := newBesideBed(t)
+	b.file(leaseKeys, serviceKeys)
+	b.run()
+	b.work("feed", 0)
+	b.answers("x", leased...)
+	b.answers("backend", served...)
+	nodetest.Kill(b.Process)
+	b.answers("backend", served...)
+	guest := func(st *shuntv1.GetStatusResponse) bool {
+		return slices.ContainsFunc(st.Attached, func(a *shuntv1.Attachment) bool {
+			return a.Interface == "eth0" && slices.ContainsFunc(a.Chain, func(p *shuntv1.ChainedProgram) bool { return p.Position == "guest" && p.Name == "sh_udp" })
+		})
+	}
+	for _, when := range []string{"upgraded", "started again"} {
+		b.run(nextVariable + "=1")
+		if log := b.Process.Log(); strings.Contains(log, "upgraded the data plane") != (when == "upgraded") {
+			t.Errorf("%s, the daemon says\n%s", when, log)
+		}
+		b.answers("x", leased...)
+		b.answers("backend", served...)
+		b.Is(when+", the guest is behind the balancer", guest)
+		nodetest.Kill(b.Process)
+		b.answers("kernel", leased...)
+		b.answers("backend", served...)
+	}
+	detach := b.Spawn(b.Self(), nextVariable+"=1", detachVariable+"="+b.instance())
+	<-detach.Ended
+	if name := b.program(); name != "" || detach.Err() != nil {
+		t.Errorf("detached, eth0 has the program %q: %v, %s", name, detach.Err(), detach.Log())
+	}
 }
