@@ -162,8 +162,8 @@ func (b *bed) measure(ctx context.Context, w way, each time.Duration) (r result,
 		defer c.close()
 		err = onCPU(b.cpus[0], func() error { r = c.measure(each); return ctx.Err() })
 	}
-	if err == nil && len(c.times) == 0 {
-		err = errors.New("no question was answered")
+	if err == nil && len(c.times) < least {
+		err = fmt.Errorf("%d questions were answered within %s, and %d are needed", len(c.times), patience, least)
 	}
 	return r, errors.Join(err, p.End(unix.SIGTERM, 10*time.Second))
 }

@@ -19,6 +19,9 @@ const (
 	open = 128
 	// lateAfter is when a question is given up, and asked again.
 	lateAfter = 100 * time.Millisecond
+	// least answers make a figure; on a machine with much other work they take longer than a turn, up to patience.
+	least    = 20
+	patience = 30 * time.Second
 )
 
 // result is one turn: the round trip, in microseconds, and how much came back.
@@ -67,7 +70,7 @@ func (c *client) take() (number uint64, ok bool) {
 }
 
 func (c *client) measure(each time.Duration) (r result) {
-	for begin := time.Now(); time.Since(begin) < each; {
+	for begin := time.Now(); time.Since(begin) < each || len(c.times) < least && time.Since(begin) < patience; {
 		c.ask(&r)
 	}
 	slices.Sort(c.times)
