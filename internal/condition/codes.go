@@ -21,6 +21,7 @@ const (
 	MulticastLinkOnly      = "multicast_link_only"
 	NameNotResolved        = "name_not_resolved"
 	NameUnusable           = "name_unusable"
+	NATSourceGone          = "nat_source_gone"
 	NeighbourNotManaged    = "neighbour_not_managed"
 	NeighbourUnresolved    = "neighbour_unresolved"
 	NoBackend              = "no_backend"
@@ -149,6 +150,11 @@ var Codes = []Definition{
 		Code: NameUnusable, Severity: Warning, Subject: "service, and name of a backend",
 		Meaning: "The DNS has addresses for the name of a backend that cannot be backends of the service, or more than max allows. shunt leaves those out.",
 		Remedy:  "correct the records of the name, or raise the backend's `max`",
+	},
+	{
+		Code: NATSourceGone, Severity: Warning, Subject: "address",
+		Meaning: "NAT sent flows from an address that is neither the host's any more, for 10 seconds, nor listed under snat.addresses. Their backends' answers would arrive nowhere, so shunt ended these flows. A client that goes on gets a reset, and connects again.",
+		Remedy:  "do nothing if the address was to go; otherwise give the host the address again, or list addresses that stay under `snat.addresses`; the condition ends after ten minutes",
 	},
 	{
 		Code: NeighbourNotManaged, Severity: Warning, Subject: "host",
