@@ -165,15 +165,15 @@ func (w *Ways) Here(backend netip.Addr) bool {
 }
 
 // Out is the index of the interface that packets to a backend leave by, if its next hop is known and
-// answers.
-func (w *Ways) Out(backend netip.Addr) (iface int, ok bool) {
+// answers, and whether the backend is the next hop itself.
+func (w *Ways) Out(backend netip.Addr) (iface int, onLink, ok bool) {
 	w.writing.Lock()
 	defer w.writing.Unlock()
 	hop := w.hops[backend]
 	if hop == nil || !hop.Resolved || hop.Host {
-		return 0, false
+		return 0, false, false
 	}
-	return hop.Interface, true
+	return hop.Interface, hop.NextHop == backend, true
 }
 
 // Hop is the way to a backend as it was last known; ok is false while it is not.
