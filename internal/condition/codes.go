@@ -18,6 +18,7 @@ const (
 	GatewaySilent          = "gateway_silent"
 	HealthNotBelieved      = "health_not_believed"
 	InterfaceMissing       = "interface_missing"
+	MacvlanTakesFrames     = "macvlan_takes_frames"
 	MulticastLinkOnly      = "multicast_link_only"
 	NameNotResolved        = "name_not_resolved"
 	NameUnusable           = "name_unusable"
@@ -135,6 +136,11 @@ var Codes = []Definition{
 		Code: InterfaceMissing, Severity: Error, Subject: "interface",
 		Meaning: "A configured interface does not exist.",
 		Remedy:  "create the interface, or remove it from the configuration",
+	},
+	{
+		Code: MacvlanTakesFrames, Severity: Error, Subject: "macvlan",
+		Meaning: "A macvlan above an interface that shunt is attached to takes frames to its own hardware address. It has a VIP, or the hardware address of a virtual router (VRRP), so it takes frames of services, and these are not balanced.",
+		Remedy:  "list both, the interface and the macvlan, with `attach: tc`; or have VRRP use the interface's own hardware address (in keepalived without use_vmac)",
 	},
 	{
 		Code: MulticastLinkOnly, Severity: Warning, Subject: "address on interface",

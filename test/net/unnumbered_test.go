@@ -160,7 +160,7 @@ func TestNoAddressToSendFrom(t *testing.T) {
 func TestOnLinkWithoutANetwork(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	b.unnumber(t, hostsOwn...)
-	b.write(b.file(settings{forwarding: "dsr-l2"}))
+	b.write(b.directFile("native", 1)) // dsr-l2
 	const warns = "dsr-l2 reaches only backends on the same link"
 	if _, out := b.shunt("check", "--host", "--config", b.path); !strings.Contains(out, warns) {
 		t.Errorf("shunt check --host with gateways:\n%s", out)

@@ -117,6 +117,7 @@ type daemon struct {
 	deserted   desertions
 	own        map[netip.Addr]bool // the host's addresses, as last carried out
 	departed   condition.Lasting   // sources of NAT whose flows were ended
+	uppersDue  int                 // see uppersEvery
 	stopped    bool                // no change any more
 	draining   bool                // no new flows, and no change of the configuration any more
 

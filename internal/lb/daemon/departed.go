@@ -19,6 +19,9 @@ const departedHold = 10 * time.Minute
 // d.applying.
 func (d *daemon) followAddresses(now time.Time) {
 	d.departed.Pass(now)
+	if d.uppersDue = (d.uppersDue + 1) % uppersEvery; d.uppersDue == 0 {
+		d.followUppers()
+	}
 	own, err := hostAddresses()
 	if err != nil {
 		d.log.Warn("the host's addresses cannot be followed", "error", err)

@@ -2,6 +2,7 @@ package file
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -13,6 +14,8 @@ import (
 type HostInterface struct {
 	Name     string
 	Prefixes []netip.Prefix // its addresses, with the length of their network
+	Below    string         // of a macvlan: the interface that its frames come by
+	MAC      net.HardwareAddr
 }
 
 // Route is how packets to an address leave the machine.
@@ -69,6 +72,7 @@ func (p *Parsed) CheckHost(host Host, strict bool) {
 	} else {
 		h.own, h.ownNames = interfaces, ownNames(interfaces)
 		h.interfaces()
+		h.uppers(strict)
 		if strict {
 			h.ownClients()
 		}

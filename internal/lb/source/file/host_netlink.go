@@ -64,9 +64,18 @@ func (LocalHost) Interfaces() ([]HostInterface, error) {
 		}
 	}
 	interfaces := make([]HostInterface, 0, len(links))
+	names := map[int]string{}
+	for _, link := range links {
+		names[link.Attrs().Index] = link.Attrs().Name
+	}
 	for _, link := range links {
 		attrs := link.Attrs()
-		interfaces = append(interfaces, HostInterface{Name: attrs.Name, Prefixes: prefixes[attrs.Index]})
+		own := HostInterface{Name: attrs.Name, Prefixes: prefixes[attrs.Index], MAC: attrs.HardwareAddr}
+		switch link.(type) {
+		case *netlink.Macvlan, *netlink.Macvtap:
+			own.Below = names[attrs.ParentIndex]
+		}
+		interfaces = append(interfaces, own)
 	}
 	return interfaces, nil
 }
