@@ -18,9 +18,11 @@ const (
 	GatewaySilent          = "gateway_silent"
 	HealthNotBelieved      = "health_not_believed"
 	InterfaceMissing       = "interface_missing"
+	MacvlanTakesFrames     = "macvlan_takes_frames"
 	MulticastLinkOnly      = "multicast_link_only"
 	NameNotResolved        = "name_not_resolved"
 	NameUnusable           = "name_unusable"
+	NATSourceGone          = "nat_source_gone"
 	NeighbourNotManaged    = "neighbour_not_managed"
 	NeighbourUnresolved    = "neighbour_unresolved"
 	NoBackend              = "no_backend"
@@ -137,6 +139,11 @@ var Codes = []Definition{
 		Remedy:  "create the interface, or remove it from the configuration",
 	},
 	{
+		Code: MacvlanTakesFrames, Severity: Error, Subject: "macvlan",
+		Meaning: "A macvlan above an interface that shunt is attached to takes frames to its own hardware address. It has a VIP, or the hardware address of a virtual router (VRRP), so it takes frames of services, and these are not balanced.",
+		Remedy:  "list both, the interface and the macvlan, with `attach: tc`; or have VRRP use the interface's own hardware address (in keepalived without use_vmac)",
+	},
+	{
 		Code: MulticastLinkOnly, Severity: Warning, Subject: "address on interface",
 		Meaning: "The kernel refused to join the IPv6 solicited-node group for the address. The interface receives the group's packets, but switches that snoop MLD may not forward them here.",
 		Remedy:  "switch MLD snooping off for this segment, or give the interface an IPv6 address so that the kernel can join",
@@ -150,6 +157,11 @@ var Codes = []Definition{
 		Code: NameUnusable, Severity: Warning, Subject: "service, and name of a backend",
 		Meaning: "The DNS has addresses for the name of a backend that cannot be backends of the service, or more than max allows. shunt leaves those out.",
 		Remedy:  "correct the records of the name, or raise the backend's `max`",
+	},
+	{
+		Code: NATSourceGone, Severity: Warning, Subject: "address",
+		Meaning: "NAT sent flows from an address that is neither the host's any more, for 10 seconds, nor listed under snat.addresses. Their backends' answers would arrive nowhere, so shunt ended these flows. A client that goes on gets a reset, and connects again.",
+		Remedy:  "do nothing if the address was to go; otherwise give the host the address again, or list addresses that stay under `snat.addresses`; the condition ends after ten minutes",
 	},
 	{
 		Code: NeighbourNotManaged, Severity: Warning, Subject: "host",

@@ -21,6 +21,7 @@ const (
 	sweepMapShBeOpen         = "sh_be_open"
 	sweepMapShBeTraffic      = "sh_be_traffic"
 	sweepMapShDecapProgs     = "sh_decap_progs"
+	sweepMapShDeparted       = "sh_departed"
 	sweepMapShFilters        = "sh_filters"
 	sweepMapShFlows          = "sh_flows"
 	sweepMapShFragments      = "sh_fragments"
@@ -52,6 +53,7 @@ const (
 	sweepProgShClock         = "sh_clock"
 	sweepProgShCount         = "sh_count"
 	sweepProgShRecall        = "sh_recall"
+	sweepProgShSourceless    = "sh_sourceless"
 	sweepProgShStrays        = "sh_strays"
 	sweepProgShSweep         = "sh_sweep"
 	sweepVarFeatures         = "features"
@@ -107,11 +109,12 @@ type sweepSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sweepProgramSpecs struct {
-	ShClock  *ebpf.ProgramSpec `ebpf:"sh_clock"`
-	ShCount  *ebpf.ProgramSpec `ebpf:"sh_count"`
-	ShRecall *ebpf.ProgramSpec `ebpf:"sh_recall"`
-	ShStrays *ebpf.ProgramSpec `ebpf:"sh_strays"`
-	ShSweep  *ebpf.ProgramSpec `ebpf:"sh_sweep"`
+	ShClock      *ebpf.ProgramSpec `ebpf:"sh_clock"`
+	ShCount      *ebpf.ProgramSpec `ebpf:"sh_count"`
+	ShRecall     *ebpf.ProgramSpec `ebpf:"sh_recall"`
+	ShSourceless *ebpf.ProgramSpec `ebpf:"sh_sourceless"`
+	ShStrays     *ebpf.ProgramSpec `ebpf:"sh_strays"`
+	ShSweep      *ebpf.ProgramSpec `ebpf:"sh_sweep"`
 }
 
 // sweepMapSpecs contains maps before they are loaded into the kernel.
@@ -123,6 +126,7 @@ type sweepMapSpecs struct {
 	ShBeOpen      *ebpf.MapSpec `ebpf:"sh_be_open"`
 	ShBeTraffic   *ebpf.MapSpec `ebpf:"sh_be_traffic"`
 	ShDecapProgs  *ebpf.MapSpec `ebpf:"sh_decap_progs"`
+	ShDeparted    *ebpf.MapSpec `ebpf:"sh_departed"`
 	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
 	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
 	ShFragments   *ebpf.MapSpec `ebpf:"sh_fragments"`
@@ -193,6 +197,7 @@ type sweepMaps struct {
 	ShBeOpen      *ebpf.Map `ebpf:"sh_be_open"`
 	ShBeTraffic   *ebpf.Map `ebpf:"sh_be_traffic"`
 	ShDecapProgs  *ebpf.Map `ebpf:"sh_decap_progs"`
+	ShDeparted    *ebpf.Map `ebpf:"sh_departed"`
 	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
 	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
 	ShFragments   *ebpf.Map `ebpf:"sh_fragments"`
@@ -230,6 +235,7 @@ func (m *sweepMaps) Close() error {
 		m.ShBeOpen,
 		m.ShBeTraffic,
 		m.ShDecapProgs,
+		m.ShDeparted,
 		m.ShFilters,
 		m.ShFlows,
 		m.ShFragments,
@@ -280,11 +286,12 @@ type sweepVariables struct {
 //
 // It can be passed to loadSweepObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sweepPrograms struct {
-	ShClock  *ebpf.Program `ebpf:"sh_clock"`
-	ShCount  *ebpf.Program `ebpf:"sh_count"`
-	ShRecall *ebpf.Program `ebpf:"sh_recall"`
-	ShStrays *ebpf.Program `ebpf:"sh_strays"`
-	ShSweep  *ebpf.Program `ebpf:"sh_sweep"`
+	ShClock      *ebpf.Program `ebpf:"sh_clock"`
+	ShCount      *ebpf.Program `ebpf:"sh_count"`
+	ShRecall     *ebpf.Program `ebpf:"sh_recall"`
+	ShSourceless *ebpf.Program `ebpf:"sh_sourceless"`
+	ShStrays     *ebpf.Program `ebpf:"sh_strays"`
+	ShSweep      *ebpf.Program `ebpf:"sh_sweep"`
 }
 
 func (p *sweepPrograms) Close() error {
@@ -292,6 +299,7 @@ func (p *sweepPrograms) Close() error {
 		p.ShClock,
 		p.ShCount,
 		p.ShRecall,
+		p.ShSourceless,
 		p.ShStrays,
 		p.ShSweep,
 	)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/control"
@@ -232,9 +233,10 @@ func (d *daemon) carryOut() (difference reconcile.Difference, err error) {
 	if err != nil {
 		return reconcile.Difference{}, err
 	}
+	d.own = own
 	desired := reconcile.Desired{
 		Services: services,
-		Sources:  d.ways.Sources(),
+		Sources:  d.ways.Sources(own, time.Now()),
 		HostOwn:  own,
 		Limits:   node.Limits,
 		Settle:   node.Timeouts.Settle,
@@ -253,7 +255,7 @@ func (d *daemon) carryOut() (difference reconcile.Difference, err error) {
 	if err := d.datapath.Heartbeat(); err != nil { // from here on the hops are fresh
 		return difference, err
 	}
-	return difference, d.announcer.want(node.Interfaces, services, desired.Sources, own)
+	return difference, d.announcer.want(node.Interfaces, services, node.SNAT.Addresses, own)
 }
 
 // portPool is where source ports of full NAT come from.

@@ -4,7 +4,7 @@ package datapath
 //go:generate ../../../bpf/compile xdp ../../../bpf/lb/xdp.bpf.c
 //go:generate ../../../bpf/compile tc ../../../bpf/lb/tc.bpf.c
 //go:generate ../../../bpf/compile deliver ../../../bpf/lb/deliver.bpf.c
-//go:generate ../../../bpf/compile sweep ../../../bpf/lb/sweep.bpf.c
+//go:generate ../../../bpf/compile -type sourceless sweep ../../../bpf/lb/sweep.bpf.c
 //go:generate ../../../bpf/compile stopgap ../../../bpf/lb/stopgap.bpf.c
 //go:generate ../../../bpf/compile drops ../../../bpf/lb/drops.bpf.c
 //go:generate ../../../bpf/compile gate ../../../bpf/lb/gate.bpf.c

@@ -497,14 +497,19 @@ func TestBeforeNaming(t *testing.T) {
 func TestBeforeForgetting(t *testing.T) {
 	maps := fake.New(roomy)
 	calls := 0
-	r := reconcile.New(maps, reconcile.BeforeForgetting(func() {
+	refuses := errors.New("refused")
+	r := reconcile.New(maps, reconcile.BeforeForgetting(func(sources []netip.Addr) error {
 		calls++
+		if len(sources) != 1 || sources[0] != netip.MustParseAddr("10.0.0.1") {
+			t.Errorf("called for the sources %v", sources)
+		}
 		contents, _ := maps.Contents()
 		for _, source := range []string{"10.0.0.1", "10.0.0.9"} {
 			if !contents.Addresses[netip.MustParseAddr(source)].Source {
 				t.Errorf("%s is no source when backends are given others", source)
 			}
 		}
+		return refuses
 	}))
 	d := desired(service("web", "192.0.2.10:80", "10.0.0.2:80"))
 	for i, sources := range []string{"10.0.0.1", "10.0.0.9", "10.0.0.9 10.0.0.8"} {
@@ -512,10 +517,18 @@ func TestBeforeForgetting(t *testing.T) {
 		for source := range strings.FieldsSeq(sources) {
 			d.Sources = append(d.Sources, netip.MustParseAddr(source))
 		}
-		if _, err := r.Apply(d); err != nil {
+		_, err := r.Apply(d)
+		if i == 1 { // the source stays until its flows are ended
+			if !errors.Is(err, refuses) {
+				t.Fatalf("%v, want %v", err, refuses)
+			}
+			refuses = nil
+			_, err = r.Apply(d)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
-		if want := min(i, 1); calls != want {
+		if want := 2 * min(i, 1); calls != want {
 			t.Errorf("after the sources %s it was called %d times, want %d", sources, calls, want)
 		}
 	}

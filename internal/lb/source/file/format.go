@@ -174,6 +174,7 @@ type timeoutsEntry struct {
 	TCPEstablished config.Duration `json:"tcp_established,omitempty" doc:"For established TCP connections. RFC 5382 REQ-5 asks for 2h4m or more." default:"2h4m" example:"4h"`
 	TCPHandshake   config.Duration `json:"tcp_handshake,omitempty" doc:"For TCP connections in handshake." default:"10s" example:"5s"`
 	TCPClosing     config.Duration `json:"tcp_closing,omitempty" doc:"For TCP connections after a reset." default:"10s" example:"30s"`
+	TCPHalfClosed  config.Duration `json:"tcp_half_closed,omitempty" doc:"For TCP connections that one side has closed and the other has not. RFC 5382 REQ-5 asks for 4m or more. At most tcp_established, which applies if it is shorter than the default." default:"4m" example:"1h"`
 	UDP            config.Duration `json:"udp,omitempty" doc:"For UDP flows. RFC 4787 REQ-5 asks for 2m or more and recommends 5m." default:"5m" example:"2m"`
 	Settle         config.Duration `json:"settle,omitempty" doc:"For how long after a change of the backends shunt remembers flows of services with dsr-* or affinity. A flow that sends nothing for longer than this after a change may be lost." min:"1s" max:"576h" default:"15m" example:"30m"`
 }
@@ -192,7 +193,7 @@ type limitsEntry struct {
 // snatEntry is snat.
 type snatEntry struct {
 	config.Mark `json:"-"`
-	Addresses   config.Many[config.Address] `json:"addresses,omitempty" doc:"Source addresses of packets to the backends. Without it: the addresses of the interface towards the backend." example:"[10.0.0.1, \"2001:db8:1::1\"]"`
+	Addresses   config.Many[config.Address] `json:"addresses,omitempty" doc:"Source addresses of packets to the backends. Without it: the address that this machine would use towards the backend (ip route get). A flow keeps its source as long as this machine has the address." example:"[10.0.0.1, \"2001:db8:1::1\"]"`
 	Ports       config.PortRange            `json:"ports,omitempty" doc:"Source ports of packets to the backends. Without it: ports outside net.ipv4.ip_local_port_range." example:"1024-32767"`
 }
 
@@ -211,6 +212,6 @@ type socketsEntry struct {
 // encapsulationEntry is encapsulation.
 type encapsulationEntry struct {
 	config.Mark `json:"-"`
-	Source      config.Many[config.Network] `json:"source,omitempty" doc:"The outer source address, at most one entry per family: an address, or a prefix. With a prefix, each flow takes an address from it by its hash. A prefix lets the backend's receive-side scaling spread flows over its CPUs. dsr-ipip needs this because IPIP has no ports. Without it: the address of the interface towards the backend." example:"[10.9.0.0/24, \"2001:db8:9::1\"]"`
+	Source      config.Many[config.Network] `json:"source,omitempty" doc:"The outer source address, at most one entry per family: an address, or a prefix. With a prefix, each flow takes an address from it by its hash. A prefix lets the backend's receive-side scaling spread flows over its CPUs. dsr-ipip needs this because IPIP has no ports. Without it: the address of the interface towards the backend, or else of this machine, on lo first." example:"[10.9.0.0/24, \"2001:db8:9::1\"]"`
 	GUEPort     config.Number               `json:"gue_port,omitempty" doc:"The UDP destination port of dsr-gue. The source port depends on the flow." min:"1" max:"65535" default:"6080" example:"6080"`
 }
