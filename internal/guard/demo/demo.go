@@ -113,10 +113,8 @@ func (d *Demo) play(ctx context.Context, teller *story.Teller, folder string, fa
 		teller.Say("  This one does. The demo has a mount namespace and pins of its own, which end with it.\n")
 		cmd := exec.CommandContext(ctx, d.opts.Executable, "demo", "guard-stage", "--folder", folder)
 		// The namespace, and with it the programs, goes when the last process in it does.
-		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-		said := &strings.Builder{}
-		cmd.Stderr = said
-		return watch(ctx, cmd, said.String, d.opts.Out, facts)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+		return watch(ctx, cmd, func() string { return "" }, d.opts.Out, facts)
 	}
 	facts.Where = InMachine
 	if d.refusal != nil {
@@ -133,8 +131,16 @@ func (d *Demo) play(ctx context.Context, teller *story.Teller, folder string, fa
 // separator begins the line of facts (RFC 7464).
 const separator = "\x1e"
 
-// watch runs a stage and passes its story on. A stage that ends without facts is an error, with its last words.
-func watch(ctx context.Context, cmd *exec.Cmd, last func() string, out io.Writer, facts *Facts) error {
+// watch runs a stage and passes its story on. A stage that ends without facts is an error, with its last words:
+// more are those that it has not said to standard error.
+func watch(ctx context.Context, cmd *exec.Cmd, more func() string, out io.Writer, facts *Facts) error {
+	var said strings.Builder
+	cmd.Stderr = &said
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	// It ends with this process, and Ctrl-C at the terminal is this one's alone, which then ends it.
+	cmd.SysProcAttr.Setpgid, cmd.SysProcAttr.Pdeathsig = true, syscall.SIGKILL
 	pipe, err := cmd.StdoutPipe()
 	if err != nil {
 		return err
@@ -161,7 +167,7 @@ func watch(ctx context.Context, cmd *exec.Cmd, last func() string, out io.Writer
 		return context.Cause(ctx)
 	}
 	if found != nil {
-		return fmt.Errorf("run the demo's stage: %w (%v). Its last words:\n%s", found, ended, last())
+		return fmt.Errorf("run the demo's stage: %w (%v). Its last words:\n%s%s", found, ended, said.String(), more())
 	}
 	return nil
 }
