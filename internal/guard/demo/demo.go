@@ -80,7 +80,7 @@ func (d *Demo) Run(parent context.Context) (*Facts, error) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeoutCause(parent, patience, fmt.Errorf("the demo took longer than %v", patience))
 	defer cancel()
-	facts, teller := &Facts{Where: OnHost}, story.NewTeller(d.opts.Out)
+	facts, teller := &Facts{Where: OnHost, Attempts: []protect.Attempt{}}, story.NewTeller(d.opts.Out)
 	folder, fault := os.MkdirTemp("", "shunt-demo-guard-")
 	if fault == nil {
 		fault = d.play(ctx, teller, folder, facts)

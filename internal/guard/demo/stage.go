@@ -50,7 +50,7 @@ func Stage(ctx context.Context, folder string, out io.Writer) error {
 	if err := unix.Mount("bpf", kernel.DefaultPinRoot, "bpf", 0, ""); err != nil {
 		return fmt.Errorf("have pins of the demo's own: mount bpf on %s: %w", kernel.DefaultPinRoot, err)
 	}
-	s := &stage{Teller: story.NewTeller(out), folder: folder, self: self, told: make(chan protect.Attempt, 100)}
+	s := &stage{Teller: story.NewTeller(out), folder: folder, self: self, told: make(chan protect.Attempt, 100), facts: Facts{Attempts: []protect.Attempt{}}}
 	err = s.Tell(ctx,
 		story.Step("A bank's accounts, and nobody protects them", s.build),
 		story.Step("The guard protects the folder", s.protect),
