@@ -55,19 +55,22 @@ type Options struct {
 
 // Demo is one that can run here.
 type Demo struct {
-	opts    Options
-	refusal *protect.Refusal // nil: this kernel lets BPF programs decide
-	guest   *guest           // nil: the stage is on this kernel
+	opts  Options
+	why   string // it cannot be on this kernel; empty: it can
+	guest *guest // nil: the stage is on this kernel
 }
 
 // New looks where the demo can run. The error says what is missing.
 func New(opts Options) (*Demo, error) {
 	d := &Demo{opts: opts}
 	err := protect.Enforces()
-	if err != nil && !errors.As(err, &d.refusal) {
-		return nil, err
-	}
-	if err == nil && opts.Kernel == "" {
+	var refusal *protect.Refusal
+	switch {
+	case errors.As(err, &refusal):
+		d.why = refusal.Reason
+	case err != nil:
+		d.why = err.Error()
+	case opts.Kernel == "":
 		return d, nil
 	}
 	d.guest, err = newGuest(opts.Kernel)
@@ -117,9 +120,8 @@ func (d *Demo) play(ctx context.Context, teller *story.Teller, folder string, fa
 		return watch(ctx, cmd, func() string { return "" }, d.opts.Out, facts)
 	}
 	facts.Where = InMachine
-	if d.refusal != nil {
-		facts.Why = d.refusal.Reason
-		teller.Say("  This one does not: %s.\n", d.refusal.Reason)
+	if facts.Why = d.why; d.why != "" {
+		teller.Say("  Not this one: %s.\n", d.why)
 	}
 	teller.Say("  A virtual machine does: emulated, with the kernel %s,\n  and nothing of this machine's but this program, sh and sed. Emulation takes its time.\n", d.guest.kernel)
 	if err := d.guest.pack(ctx, d.opts.Executable, folder); err != nil {
