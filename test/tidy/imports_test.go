@@ -28,6 +28,7 @@ var mayImport = map[string][]string{
 	"internal/event":       {},
 	"internal/event/storm": {},
 	"internal/kernel":      {},
+	"internal/machine":     {},
 	"internal/message":     {"api/v1", "internal/condition", "internal/config", "internal/value"},
 	"internal/node": {"api/v1", "internal/condition", "internal/config", "internal/control", "internal/message", "internal/metrics", "internal/record",
 		"internal/settings", "internal/value"},
@@ -93,6 +94,7 @@ var mayImport = map[string][]string{
 	// The guard.
 	"internal/guard/policy":  {"internal/config"},
 	"internal/guard/protect": {"internal/event", "internal/guard/policy", "internal/kernel"},
+	"internal/guard/suggest": {"internal/event", "internal/guard/policy", "internal/guard/protect", "internal/value"},
 }
 
 // products are the folders of internal/ that are a product each. None imports another's.
