@@ -251,8 +251,8 @@ func (j *job) startOver() {
 	}
 }
 
-// Withdraw stops announcing an address, takes it from the data plane and leaves its
-// group. It does so too for an address that only a predecessor announced.
+// Withdraw stops announcing an address on an interface, takes it from the data plane unless it is ours on
+// another one, and leaves its group. It does so too for an address that only a predecessor announced.
 func (a *Announcer) Withdraw(addr netip.Addr, iface int) error {
 	p := place{addr.Unmap(), iface}
 	a.mu.Lock()
@@ -267,7 +267,10 @@ func (a *Announcer) Withdraw(addr netip.Addr, iface int) error {
 		subject = j.subject()
 		a.mu.Unlock()
 	}
-	err := a.opts.Disown(p.addr, p.iface)
+	var err error
+	if !a.ownedBeside(p) {
+		err = a.opts.Disown(p.addr, p.iface)
+	}
 	err = errors.Join(err, a.leave(p))
 	if j != nil {
 		for _, code := range []string{condition.AddressInUse, condition.AddressContested, condition.AnnounceFailed, condition.MulticastLinkOnly} {
@@ -276,6 +279,19 @@ func (a *Announcer) Withdraw(addr netip.Addr, iface int) error {
 		a.tellWaiters()
 	}
 	return err
+}
+
+// ownedBeside reports whether the address is ours on another interface. The data plane answers for an address
+// on all of them.
+func (a *Announcer) ownedBeside(p place) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for other, j := range a.work {
+		if other != p && other.addr == p.addr && j.state.Owned {
+			return true
+		}
+	}
+	return false
 }
 
 // States is every announced address, sorted.

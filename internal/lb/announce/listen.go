@@ -162,6 +162,15 @@ func (a *Announcer) yields(j *job) bool {
 		return false
 	}
 	a.inUse(j, other, fmt.Sprintf("is in use: another shunt (%s) had it at the same time as this one (%s), and keeps it because its MAC address is lower", other, ours))
+	// To the other one alone: it announces the address again, and says that there was a conflict.
+	frame, err := wire.Announcement(ours, j.addr)
+	if err == nil {
+		copy(frame, other)
+		err = a.sender.Send(j.iface, frame)
+	}
+	if err != nil {
+		a.opts.Log.Debug("cannot tell another shunt that it has an address alone now", "address", j.addr, "other", other, "error", err)
+	}
 	return true
 }
 

@@ -126,6 +126,23 @@ func (a *announcements) want(interfaces []model.Interface, services []*model.Ser
 	return errors.Join(errs...)
 }
 
+// differs reports whether the host has lost or gained an address of ours since want was last asked: its kernel answers for it
+// then, or does so no more.
+func (a *announcements) differs(own map[netip.Addr]bool) bool {
+	ours := func(addr netip.Addr) bool { return a.vips[addr] > 0 || slices.Contains(a.sources, addr) }
+	for addr := range own {
+		if !a.own[addr] && ours(addr) {
+			return true
+		}
+	}
+	for addr := range a.own {
+		if !own[addr] && ours(addr) {
+			return true
+		}
+	}
+	return false
+}
+
 // follow counts the frontends that are to be announced, and says at which addresses that has changed.
 func (a *announcements) follow(services []*model.Service) (touched map[netip.Addr]bool) {
 	touched = map[netip.Addr]bool{}

@@ -253,7 +253,13 @@ func (d *daemon) carryOut() (difference reconcile.Difference, err error) {
 	if err := d.datapath.Heartbeat(); err != nil { // from here on the hops are fresh
 		return difference, err
 	}
-	return difference, d.announcer.want(node.Interfaces, services, desired.Sources, own)
+	return difference, d.announcer.want(node.Interfaces, services, configuredOf(desired.Sources, node), own)
+}
+
+// configuredOf is the sources that the configuration names. Others are the host's own: one that the host has lost for
+// now, with its link for example, is nothing to announce in the host's place.
+func configuredOf(sources []netip.Addr, node model.Node) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(sources), func(a netip.Addr) bool { return !slices.Contains(node.SNAT.Addresses, a) })
 }
 
 // portPool is where source ports of full NAT come from.

@@ -308,7 +308,8 @@ func (d *daemon) followInterfaces() {
 		return // a change is under way; in a second again
 	}
 	defer d.applying.Unlock()
-	if d.interfaces.refresh(d.writer.Snapshot().Node.Interfaces) {
+	anew := d.interfaces.refresh(d.writer.Snapshot().Node.Interfaces)
+	if own, err := hostAddresses(); anew || err == nil && d.announcer.differs(own) {
 		d.retries.want()
 	}
 	d.server.refresh()
@@ -377,7 +378,7 @@ func (d *daemon) abandon() error {
 func (d *daemon) endChecks() error {
 	var err error
 	if d.checks != nil {
-		d.checks.monitor.Close()
+		d.checks.close()
 	}
 	if d.detour != nil {
 		err = d.detour.Close()
