@@ -149,8 +149,8 @@ type Announcer struct {
 
 	mu   sync.Mutex
 	work map[place]*job
-	// listening is where a goroutine reads what others say.
-	listening map[segment]bool
+	// listening is where a goroutine reads what others say, or is about to; closed when it does.
+	listening map[segment]chan struct{}
 	changed   chan struct{} // closed and replaced when a state changes
 }
 
@@ -198,7 +198,7 @@ func New(opts Options) (*Announcer, error) {
 		opts: opts, ns: ns, handle: handle, sender: sender,
 		probing:   make(chan struct{}, probesAtOnce),
 		work:      map[place]*job{},
-		listening: map[segment]bool{},
+		listening: map[segment]chan struct{}{},
 		changed:   make(chan struct{}),
 	}
 	a.ctx, a.stop = context.WithCancel(context.Background())
@@ -428,7 +428,7 @@ func (a *Announcer) round(ctx context.Context, j *job) time.Duration {
 		a.inUse(j, owner, "")
 		return a.untilRetry()
 	}
-	a.listen(j.place)
+	a.listen(ctx, j.place)
 	if err := a.opts.Own(j.addr, j.iface); err != nil {
 		a.failed(j, fmt.Errorf("make the data plane answer: %w", err))
 		return a.opts.FailureInterval

@@ -2,8 +2,10 @@ package announce
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
@@ -35,18 +37,34 @@ func (p place) segment() segment { return segment{p.iface, p.addr.Is4()} }
 // frames of this host are known.
 const listenStep = time.Second
 
-// listen has others' frames on an address's interface read, until no address is announced there.
-func (a *Announcer) listen(p place) {
+// listen has others' frames on an address's interface read, until no address is announced there. It returns when
+// that has begun, or has failed for now.
+func (a *Announcer) listen(ctx context.Context, p place) {
+	select {
+	case <-a.listener(p.segment()):
+	case <-ctx.Done():
+	}
+}
+
+// listener is closed when there is a listener that has begun.
+func (a *Announcer) listener(at segment) <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	at := p.segment()
-	if a.listening[at] || a.ctx.Err() != nil {
-		return
+	if ready := a.listening[at]; ready != nil {
+		return ready
 	}
-	a.listening[at] = true
+	ready := make(chan struct{})
+	begun := sync.OnceFunc(func() { close(ready) })
+	if a.ctx.Err() != nil {
+		begun()
+		return ready
+	}
+	a.listening[at] = ready
 	a.running.Go(func() {
+		defer begun()
 		for a.needs(at) {
-			if err := a.listenOnce(at); err != nil && a.ctx.Err() == nil {
+			if err := a.listenOnce(at, begun); err != nil && a.ctx.Err() == nil {
+				begun()
 				// Down, or gone: each of its addresses says so itself. It cannot hear anybody either.
 				a.opts.Log.Debug("cannot listen for others that have an address; trying again", "error", err)
 				select {
@@ -56,6 +74,7 @@ func (a *Announcer) listen(p place) {
 			}
 		}
 	})
+	return ready
 }
 
 // needs reports whether anything is announced there, and forgets the listener if not.
@@ -74,7 +93,7 @@ func (a *Announcer) needs(at segment) bool {
 }
 
 // listenOnce listens until the socket fails, or nobody needs it for now.
-func (a *Announcer) listenOnce(at segment) error {
+func (a *Announcer) listenOnce(at segment, begun func()) error {
 	link, err := a.link(at.iface)
 	if err != nil {
 		return err
@@ -84,6 +103,7 @@ func (a *Announcer) listenOnce(at segment) error {
 		return err
 	}
 	defer w.Close()
+	begun()
 	for a.stillNeeds(at) {
 		if link, err = a.link(at.iface); err != nil {
 			return err

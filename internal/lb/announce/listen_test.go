@@ -14,6 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/wire"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // say has the host send a frame.
@@ -130,8 +131,13 @@ func TestListenerOutlivesTheLink(t *testing.T) {
 	f := s.announcer(t)
 	f.Announce(vip4, f.iface)
 	f.decided(t)
+	before := f.plane.count()
 	s.balancer.Down(t, "lan")
+	nstest.Eventually(t, "the loss of carrier arrives at the host", func() bool {
+		return s.host.Link(t, "eth").Attrs().RawFlags&unix.IFF_RUNNING == 0
+	})
 	s.balancer.Up(t, "lan")
+	nstest.Eventually(t, "the address is claimed again", func() bool { return f.plane.count() > before })
 	began := time.Now()
 	other := net.HardwareAddr{0xfe, 0, 0, 0, 0, 9}
 	nstest.Eventually(t, "the conflict is said", func() bool {
