@@ -37,6 +37,7 @@ const (
 type ServiceDifference struct {
 	Name             string                `json:"name"`
 	Change           Change                `json:"change"`
+	TakesOver        string                `json:"takes_over,omitempty"` // whose flows an added service goes on with
 	Attributes       []AttributeDifference `json:"attributes,omitempty"`
 	Filters          *FilterDifference     `json:"filters,omitempty"`
 	FrontendsAdded   []string              `json:"frontends_added,omitempty"`
@@ -133,6 +134,9 @@ func (s ServiceDifference) String() string {
 	switch s.Change {
 	case Added:
 		clauses = append(clauses, value.Counted(len(s.FrontendsAdded), "frontend"), value.Counted(len(s.BackendsAdded), "backend"))
+		if s.TakesOver != "" {
+			clauses = append(clauses, "takes over the flows of service "+s.TakesOver)
+		}
 	case Removed:
 		clauses = append(clauses, value.Counted(len(s.FrontendsRemoved), "frontend"), value.Counted(len(s.BackendsRemoved), "backend"))
 	default:
@@ -359,6 +363,11 @@ func (r *Reconciler) difference(p *plan, whole bool) Difference {
 		}
 		if !known {
 			difference.Change = Added
+		}
+		for _, ipv6 := range []bool{true, false} {
+			if heir, ok := p.heirs[serviceKey{name, ipv6}]; ok {
+				difference.TakesOver = heir.name
+			}
 		}
 		difference.Tables = tables[name]
 		if !known || differs || len(difference.Tables) > 0 {
