@@ -37,4 +37,11 @@ func TestRenameMovesNoConnection(t *testing.T) {
 	b.write(strings.ReplaceAll(split[:begin]+parts+split[end:], "name: part", "name: piece"))
 	b.start()
 	b.goOn(t, "after a start with other names", sessions)
+
+	// What must be cut is said.
+	out = b.reload(b.file(settings{backends: []int{1}}))
+	if !strings.Contains(out, "open flow") || !strings.Contains(out, "of backend "+at(b.Backends[1].Addr4(), 8080)+" end with it") {
+		t.Errorf("the reload does not say what it has cut:\n%s", out)
+	}
+	b.logged(t, "about to change the services: ", 1)
 }

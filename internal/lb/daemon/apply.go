@@ -111,7 +111,8 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 		}
 	}
 	// Without overrides: a backend that is drained for good needs its room again without.
-	if _, err := d.reconciler.Plan(reconcile.Desired{Services: next.Configured, Limits: machine.Limits}); err != nil {
+	planned, err := d.reconciler.Plan(reconcile.Desired{Services: next.Configured, Limits: machine.Limits})
+	if err != nil {
 		return reconcile.Difference{}, err
 	}
 	if err := d.datapath.Prepare(come); err != nil {
@@ -150,10 +151,15 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 	}
 	// From here on it is carried out, now or by trying again.
 	keep()
+	var ends []string
+	if ofMachine && !first { // a source that changes often does not have all flows counted each time
+		ends = d.tellCuts(planned, next.Configured)
+	}
 	if ofMachine {
 		d.checks.reread() // the files may be new, too
 	}
 	difference, err := d.carryOut()
+	difference.Cuts = ends
 	if err != nil {
 		return difference, fmt.Errorf("the change is carried out in part, and is tried again: %w", err)
 	}

@@ -20,6 +20,8 @@ type Difference struct {
 	// Repairs is how many records are carried out again or tidied away because an
 	// earlier change was interrupted.
 	Repairs int `json:"repairs,omitempty"`
+	// Cuts says which flows in use the change ends, in the text alone. Its caller, who counts them, sets it.
+	Cuts []string `json:"-"`
 }
 
 // Change is what happens to a service or an address.
@@ -37,7 +39,7 @@ const (
 type ServiceDifference struct {
 	Name             string                `json:"name"`
 	Change           Change                `json:"change"`
-	TakesOver        string                `json:"takes_over,omitempty"` // whose flows an added service goes on with
+	TakesOver        string                `json:"-"` // whose flows an added service goes on with; in the text alone
 	Attributes       []AttributeDifference `json:"attributes,omitempty"`
 	Filters          *FilterDifference     `json:"filters,omitempty"`
 	FrontendsAdded   []string              `json:"frontends_added,omitempty"`
@@ -108,7 +110,7 @@ func (d Difference) Empty() bool {
 }
 
 // String is one line for each service and address, with a sign in front: + added,
-// - removed, ~ changed. It is "nothing to change" if that is so.
+// - removed, ~ changed, ! what ends. It is "nothing to change" if that is so.
 func (d Difference) String() string {
 	if d.Empty() {
 		return "nothing to change"
@@ -119,6 +121,9 @@ func (d Difference) String() string {
 	}
 	for _, address := range d.Addresses {
 		lines = append(lines, address.String())
+	}
+	for _, cut := range d.Cuts {
+		lines = append(lines, "! "+cut)
 	}
 	if d.Repairs > 0 {
 		lines = append(lines, fmt.Sprintf("~ %s repaired after an interrupted change", value.Counted(d.Repairs, "record")))
