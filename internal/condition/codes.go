@@ -39,6 +39,7 @@ const (
 	RememberedFull         = "remembered_full"
 	TagOffloadSwitchedOff  = "tag_offload_switched_off"
 	TagsHidden             = "tags_hidden"
+	UDPBusyPollOff         = "udp_busy_poll_off"
 	UDPKernelSocket        = "udp_kernel_socket"
 	UDPLeaseFailed         = "udp_lease_failed"
 	UDPModeReduced         = "udp_mode_reduced"
@@ -240,6 +241,11 @@ var Codes = []Definition{
 		Code: TagsHidden, Severity: Warning, Subject: "interface",
 		Meaning: "The interface has VLANs, none of them in native mode, and its driver takes the tags off before the program sees the frames. Those of the VLANs' frames that are for a VIP are balanced as if they had come in without a tag.",
 		Remedy:  "switch off what the condition names with ethtool (`ethtool -K eth0 rxvlan off`; at the other end of a veth, txvlan), and such frames pass; or use `attach: tc` for the interface, which sees the tags",
+	},
+	{
+		Code: UDPBusyPollOff, Severity: Warning, Subject: "interface, or the instance",
+		Meaning: "An entry of udp has busy_poll, and the interrupts of its interface are not kept off, or could not be put back as they were. Leases work, with interrupts as well. shunt tries again every second.",
+		Remedy:  "do what the condition says is missing: mostly /sys cannot be written to (with systemd: ProtectKernelTunables=no in a drop-in)",
 	},
 	{
 		Code: UDPKernelSocket, Severity: Info, Subject: "lease of udp",

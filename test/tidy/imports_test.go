@@ -65,8 +65,9 @@ var mayImport = map[string][]string{
 	"internal/udp/lease":  {"internal/kernel", "internal/udp/hook", "internal/udp/xsk"},
 	"internal/udp/broker": {"internal/kernel", "internal/udp/hook", "internal/udp/lease", "internal/udp/proto", "internal/udp/xsk"},
 	"internal/udp/daemon": {"api/v1", "internal/condition", "internal/config", "internal/metrics", "internal/node", "internal/value", "internal/udp/broker",
-		"internal/udp/hook", "internal/udp/lease", "internal/udp/proto", "internal/udp/xsk"},
-	"internal/udp/doctor": {},
+		"internal/udp/hook", "internal/udp/lease", "internal/udp/proto", "internal/udp/tuning", "internal/udp/xsk"},
+	"internal/udp/tuning": {"internal/record"},
+	"internal/udp/doctor": {"internal/kernel"},
 	"udp":                 {"internal/udp/proto", "internal/udp/xsk"},
 
 	// Diagnosis.
