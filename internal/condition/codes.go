@@ -2,6 +2,7 @@ package condition
 
 // The codes. A code is never renamed and never reused for another meaning.
 const (
+	AddressContested       = "address_contested"
 	AddressInUse           = "address_in_use"
 	AggregationSwitchedOff = "aggregation_switched_off"
 	AnnounceFailed         = "announce_failed"
@@ -58,6 +59,11 @@ type Definition struct {
 
 // Codes is every condition there is, sorted by code. The reference page is made from it.
 var Codes = []Definition{
+	{
+		Code: AddressContested, Severity: Error, Subject: "address on interface",
+		Meaning: "Another host answers for this address, too, since shunt has claimed it. shunt keeps the address and announces it again, at most every 10 seconds. Of two instances of shunt the one with the lower MAC address keeps it. The condition ends when nothing has been heard of the other host for half a minute.",
+		Remedy:  "remove the address from the host with the named hardware address, or remove it from shunt's configuration",
+	},
 	{
 		Code: AddressInUse, Severity: Error, Subject: "address on interface",
 		Meaning: "Another host answered when shunt asked whether a host has this address, so shunt does not answer for it. shunt asks again from time to time.",

@@ -382,7 +382,7 @@ func (d *daemon) abandon() error {
 func (d *daemon) endChecks() error {
 	var err error
 	if d.checks != nil {
-		d.checks.monitor.Close()
+		d.checks.close()
 	}
 	if d.detour != nil {
 		err = d.detour.Close()

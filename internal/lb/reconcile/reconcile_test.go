@@ -255,13 +255,28 @@ func TestReuse(t *testing.T) {
 	}
 }
 
+// direct is the service with direct return.
+func direct(s model.Service) model.Service {
+	s.Forwarding, s.Tracking = model.ForwardingDSRIPIP, model.TrackingNone
+	return s
+}
+
 func TestRenameTakesOverWithoutAGap(t *testing.T) {
 	b := newBench(t, roomy)
 	b.apply(desired(service("old", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80")))
 	difference, operations := b.apply(desired(service("new", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80")))
 	b.want("difference", difference.String(), `
-+ service new: 1 frontend, 2 backends, table of 251 slots
++ service new: 1 frontend, 2 backends, takes over the flows of service old
 - service old: 1 frontend, 2 backends`)
+	b.want("operations", strings.Join(operations, "\n"), `
+put service 0/1 new slots 0+251`)
+}
+
+// TestDirectRenameTakesOverWithoutAGap: with direct return the slots of all flows are others under another name.
+func TestDirectRenameTakesOverWithoutAGap(t *testing.T) {
+	b := newBench(t, roomy)
+	b.apply(desired(direct(service("old", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80"))))
+	_, operations := b.apply(desired(direct(service("new", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80"))))
 	b.want("operations", strings.Join(operations, "\n"), `
 write slots 251+251
 put service 1/1 new slots 251+251
@@ -269,10 +284,35 @@ put frontend tcp 192.0.2.10:80 service 1
 delete service 0/1`)
 }
 
+// TestSplitKeepsFlows: a service is split into two with other names, and one of its backends goes to the one that does not
+// take its place. Flows of that backend stay, until it leaves both.
+func TestSplitKeepsFlows(t *testing.T) {
+	b := newBench(t, roomy)
+	b.apply(desired(service("web", "192.0.2.10:80 192.0.2.10:81 192.0.2.10:82", "10.0.0.2:80 10.0.0.3:80"), service("other", "192.0.2.11:80", "10.0.0.3:80")))
+	split := func(second string) reconcile.Desired {
+		return desired(service("a", "192.0.2.10:80 192.0.2.10:81", "10.0.0.2:80"), service("b", "192.0.2.10:82", second), service("other", "192.0.2.11:80", "10.0.0.3:80"))
+	}
+	_, operations := b.apply(split("10.0.0.3:80"))
+	if !slices.ContainsFunc(operations, func(o string) bool { return strings.HasPrefix(o, "put service 0/1 a ") }) || slices.Contains(operations, "delete service 0/1") {
+		t.Errorf("the larger part does not take the place of the service: %q", operations)
+	}
+	contents, _ := b.maps.Contents()
+	index := map[string]uint32{}
+	for i, s := range contents.Services {
+		index[s.Name] = i
+	}
+	if index["a"] != 0 || len(index) != 3 {
+		t.Errorf("services %v", index)
+	}
+	b.apply(split("10.0.0.2:80"))
+	b.apply(desired(service("b", "192.0.2.10:82", "10.0.0.2:80"), service("other", "192.0.2.11:80", "10.0.0.3:80")))
+	b.apply(desired(service("c", "192.0.2.10:82", "10.0.0.2:80"), service("other", "192.0.2.11:80", "10.0.0.3:80")))
+}
+
 func TestARestartOwesAGrace(t *testing.T) {
 	b := newBench(t, model.Limits{Services: 2, Backends: 9, Slots: 502})
 	for _, name := range []string{"first", "second", "third"} {
-		d := desired(service(name, "192.0.2.10:80", "10.0.0.2:80"))
+		d := desired(direct(service(name, "192.0.2.10:80", "10.0.0.2:80"))) // no heir has its place
 		d.Limits = model.Limits{Services: 2, Backends: 9, Slots: 502}
 		_, operations := b.apply(d)
 		// The third has the place of the first, which the second run gave up and
