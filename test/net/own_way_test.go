@@ -70,3 +70,25 @@ func TestOwnLinkDown(t *testing.T) {
 		})
 	}
 }
+
+// TestOnlyServerRestarts: a backend that goes down again and again is not kept down while it is the only one that
+// works.
+func TestOnlyServerRestarts(t *testing.T) {
+	b, w := healthBed(t)
+	w.shut(t, b.Backends[1])
+	only := b.Backends[0]
+	b.write(b.healthFile("", ""))
+	b.start()
+	b.isServed(t, "at start", only)
+	for i := range 5 {
+		w.shut(t, only)
+		for _, address := range both(only) {
+			b.logged(t, "backend "+at(address, 8080)+" is down: ", i+1)
+		}
+		w.open(t, only)
+		b.isServed(t, "after a restart", only)
+	}
+	if strings.Contains(b.daemon.log(), "kept down") {
+		t.Errorf("the only backend was kept down:\n%s", b.daemon.log())
+	}
+}
