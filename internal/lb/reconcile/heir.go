@@ -27,7 +27,7 @@ func (p *planner) matchHeirs() {
 		}
 		former := p.mirror.services[have.services[0]]
 		want, wanted := p.wanted(f.service)
-		if wanted && !former.doubt && !former.slotsDoubt && !former.leaving && !want.forwarding.Direct() && want.affinity == 0 && former.record.AffinityTimeout == 0 && former.record.Forwarding == want.forwarding {
+		if wanted && !former.doubt && !former.slotsDoubt && !former.leaving && want.affinity == 0 && translatesAlone(former.record) && former.record.Forwarding == want.forwarding {
 			takes[pair{have.services[0], f.service}]++
 		}
 	}
@@ -70,6 +70,12 @@ func (m *mirror) lend(from []uint32, to uint32) {
 	}
 }
 
+// translatesAlone reports whether flows of a service are in the flow table and nowhere else. What a client or a flow of
+// direct return is remembered with must be the service's own backend, because the frontend may come back.
+func translatesAlone(record ServiceRecord) bool {
+	return !record.Forwarding.Direct() && record.AffinityTimeout == 0
+}
+
 // borrowed are the members of a service's position that are those of services to which it has lent frontends.
 func (m *mirror) borrowed(index uint32, desired *register) (all []Member) {
 	lender := m.services[index]
@@ -77,6 +83,9 @@ func (m *mirror) borrowed(index uint32, desired *register) (all []Member) {
 		receiver := m.services[ref.index]
 		if receiver == nil || receiver.record.Generation != ref.generation {
 			delete(lender.lent, ref)
+			continue
+		}
+		if !translatesAlone(lender.record) || !translatesAlone(receiver.record) {
 			continue
 		}
 		for _, b := range desired.half(keyOf(receiver.record)).keepers() {
