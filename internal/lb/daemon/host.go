@@ -75,7 +75,8 @@ func hostAddresses() (map[netip.Addr]bool, error) {
 	}
 	own := map[netip.Addr]bool{}
 	for _, a := range addrs {
-		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+		// Among them are groups that announcements have joined.
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil && !prefix.Addr().IsMulticast() {
 			own[prefix.Addr().Unmap()] = true
 		}
 	}

@@ -36,16 +36,17 @@ func (d *Datapath) isVIP(a netip.Addr) bool {
 // chosen is an address of each family, as far as there is one.
 type chosen struct{ v4, v6 netip.Addr }
 
-// chooseAddresses takes the first address that is none beside another (IFA_F_SECONDARY) and not link-local: of the
-// interface, else of the others in the order of their indexes, which begins with lo. Of the others none may be
-// a VIP: a host that is also a backend has those on lo, and other hosts have them, too.
+// chooseAddresses takes the first address that is none beside another (IFA_F_SECONDARY), and neither link-local nor
+// a group that an announcement has joined: of the interface, else of the others in the order of their indexes, which
+// begins with lo. Of the others none may be a VIP: a host that is also a backend has those on lo, and other hosts have
+// them, too.
 func chooseAddresses(all []netlink.Addr, ifindex int, isVIP func(netip.Addr) bool) (c chosen) {
 	all = slices.Clone(all)
 	slices.SortStableFunc(all, func(a, b netlink.Addr) int { return cmp.Compare(place(a, ifindex), place(b, ifindex)) })
 	for _, a := range all {
 		address, ok := netip.AddrFromSlice(a.IP)
 		address = address.Unmap()
-		if !ok || a.Flags&(unix.IFA_F_SECONDARY|unix.IFA_F_DADFAILED) != 0 || address.IsLinkLocalUnicast() || address.IsLoopback() {
+		if !ok || a.Flags&(unix.IFA_F_SECONDARY|unix.IFA_F_DADFAILED) != 0 || !address.IsGlobalUnicast() {
 			continue
 		}
 		to := &c.v6

@@ -22,6 +22,7 @@ func TestChooseAddresses(t *testing.T) {
 		address("192.0.2.10/32", 1, unix.IFA_F_PERMANENT, 0), address("10.255.0.1/32", 1, unix.IFA_F_PERMANENT, 0), address("2001:db8:255::1/128", 1, unix.IFA_F_PERMANENT, 0),
 	}
 	local := address("fe80::1/64", 2, unix.IFA_F_PERMANENT, unix.RT_SCOPE_LINK)
+	group := address("ff02::1:ff00:10/128", 2, unix.IFA_F_PERMANENT|unix.IFA_F_MCAUTOJOIN, unix.RT_SCOPE_LINK)
 	for _, c := range []struct {
 		name   string
 		all    []netlink.Addr
@@ -29,6 +30,7 @@ func TestChooseAddresses(t *testing.T) {
 	}{
 		{"nothing", lo[:2], "", ""},
 		{"lo has them", append([]netlink.Addr{local}, lo...), "10.255.0.1", "2001:db8:255::1"},
+		{"a group that was joined", append([]netlink.Addr{group}, lo...), "10.255.0.1", "2001:db8:255::1"},
 		{"the interface's go first", append(lo, address("10.0.0.1/24", 2, 0, 0), address("2001:db8::7/64", 2, unix.IFA_F_SECONDARY, 0), address("2001:db8::1/64", 2, 0, 0)), "10.0.0.1", "2001:db8::1"},
 		{"another interface's", append(lo[:3:3], address("10.9.0.1/24", 3, 0, 0), address("2001:db8:9::1/64", 3, 0, 0)), "10.9.0.1", "2001:db8:9::1"},
 		{"one that another host has", []netlink.Addr{address("2001:db8::1/64", 2, unix.IFA_F_DADFAILED, 0), lo[4]}, "", "2001:db8:255::1"},
