@@ -8,8 +8,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shunt-lb/shunt/internal/config"
-	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/suggest"
 )
 
@@ -35,18 +33,9 @@ standard output, and no policy is.`,
 			if err := requireOutput(output); err != nil {
 				return err
 			}
-			if file == "" {
-				return usageError{errors.New("name the policy with --policy FILE")}
-			}
-			p, faults, err := policy.Load(file)
+			p, err := loadPolicy(s, file)
 			if err != nil {
 				return err
-			}
-			if err := config.Render(s.err, faults); err != nil {
-				return err
-			}
-			if config.HasErrors(faults) {
-				return errSilent
 			}
 			events, name := s.in, "standard input"
 			if len(args) == 1 {
