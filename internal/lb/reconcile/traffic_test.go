@@ -306,17 +306,12 @@ func (w *world) checkStrays() {
 		}
 		borrowed := false
 		for index, s := range contents.Services {
-			borrowed = borrowed || translatesAlone(record) && translatesAlone(s) && w.maps.Lent(record, index) && has(s.Name, flow.Frontend, backend.BackendAddress)
+			borrowed = borrowed || w.maps.Lent(record, index) && has(s.Name, flow.Frontend, backend.BackendAddress)
 		}
 		if !borrowed {
 			w.Fatalf("flow %v of service %s is remembered with %s, which has left it; operations:\n%s", flow, record.Name, backend.BackendAddress, strings.Join(w.maps.Operations, "\n"))
 		}
 	}
-}
-
-// translatesAlone reports whether a service's flows are in the flow table and nowhere else.
-func translatesAlone(s reconcile.ServiceRecord) bool {
-	return !s.Forwarding.Direct() && s.AffinityTimeout == 0
 }
 
 // checkPrevious checks what the exact comparison does not: that previous backends are the

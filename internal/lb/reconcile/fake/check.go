@@ -217,7 +217,12 @@ func (m *Maps) checkPutService(operation string, record reconcile.ServiceRecord)
 // canFollow reports whether flows of a service stay where they are when its place is another one's, and with it the seed of
 // the flow hash: each has an entry.
 func canFollow(last, record reconcile.ServiceRecord) bool {
-	return last.Forwarding == record.Forwarding && !record.Forwarding.Direct() && last.AffinityTimeout == 0 && record.AffinityTimeout == 0
+	return last.Forwarding == record.Forwarding && translatesAlone(last) && translatesAlone(record)
+}
+
+// translatesAlone reports whether a service's flows are in the flow table and nowhere else.
+func translatesAlone(s reconcile.ServiceRecord) bool {
+	return !s.Forwarding.Direct() && s.AffinityTimeout == 0
 }
 
 func (m *Maps) checkDeleteService(operation string, index uint32, generation uint8) {

@@ -220,9 +220,10 @@ func (m *Maps) tenant(service uint32) tenant {
 	return tenant{service, m.services[service].Generation}
 }
 
-// Lent reports whether a frontend has ever gone from a service to the one that is at this position now.
+// Lent reports whether flows that name a service may be those of the one that is at this position now: it has got a
+// frontend of the service, and both translate.
 func (m *Maps) Lent(from reconcile.ServiceRecord, to uint32) bool {
-	return m.lent[[2]tenant{{from.Index, from.Generation}, m.tenant(to)}]
+	return translatesAlone(from) && translatesAlone(m.services[to]) && m.lent[[2]tenant{{from.Index, from.Generation}, m.tenant(to)}]
 }
 
 // DeleteFrontend is part of reconcile.Maps.
