@@ -1,7 +1,7 @@
 // Package chart describes a picture of measurements. The module in bench/draw draws it, so that
 // the libraries of pictures and fonts are no dependency of shunt's.
 //
-//	Chart ──Write──► NAME.chart.json ──go run -C bench/draw──► NAME.svg
+//	Chart ──Write──► NAME.chart.json ──go run -C bench/draw──► NAME.png, NAME.svg
 package chart
 
 import (
@@ -75,7 +75,7 @@ func (c Chart) Write(path string) error {
 	return nil
 }
 
-// Draw has the chart at path drawn as path + ".svg". It runs in the repository's root, and needs
+// Draw has the chart at path drawn as path + ".png" and path + ".svg". It runs in the repository's root, and needs
 // the go command.
 func Draw(path string) error {
 	file, err := filepath.Abs(path + Suffix)

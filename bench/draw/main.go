@@ -1,4 +1,4 @@
-// Draw makes pictures of charts (bench/chart), each as SVG beside its data.
+// Draw makes pictures of charts (bench/chart), each as PNG and as SVG beside its data.
 //
 //	go run -C bench/draw . FILE.chart.json …
 //
@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"image/color"
+	"io"
 	"os"
 	"strings"
 
@@ -19,6 +20,7 @@ import (
 	"gonum.org/v1/plot/plotutil"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgimg"
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
@@ -35,7 +37,7 @@ func main() {
 	}
 }
 
-// picture draws the chart in a file, as SVG beside it.
+// picture draws the chart in a file, as PNG and as SVG beside it.
 func picture(file string) error {
 	name, ok := strings.CutSuffix(file, chart.Suffix)
 	if !ok {
@@ -52,15 +54,28 @@ func picture(file string) error {
 	if len(c.Panels) == 0 || c.Width <= 0 || c.Height <= 0 {
 		return errors.New("a chart has a width, a height and at least one panel")
 	}
-	svg := vgsvg.New(vg.Length(c.Width)*vg.Inch, vg.Length(c.Height)*vg.Inch)
-	if err := paint(c, draw.New(svg)); err != nil {
-		return err
+	width, height := vg.Length(c.Width)*vg.Inch, vg.Length(c.Height)*vg.Inch
+	svg, raster := vgsvg.New(width, height), vgimg.New(width, height)
+	for suffix, canvas := range map[string]struct {
+		vg.CanvasSizer
+		io.WriterTo
+	}{".svg": {svg, svg}, ".png": {raster, vgimg.PngCanvas{Canvas: raster}}} {
+		if err := paint(c, draw.New(canvas.CanvasSizer)); err != nil {
+			return err
+		}
+		if err := write(name+suffix, canvas); err != nil {
+			return err
+		}
 	}
-	f, err := os.Create(name + ".svg")
+	return nil
+}
+
+func write(path string, from io.WriterTo) error {
+	f, err := os.Create(path)
 	if err != nil {
 		return err
 	}
-	_, err = svg.WriteTo(f)
+	_, err = from.WriteTo(f)
 	return errors.Join(err, f.Close())
 }
 

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"image/png"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,6 +24,13 @@ func drawn(t *testing.T, c chart.Chart) (svg string, err error) {
 	}
 	if err := picture(path + chart.Suffix); err != nil {
 		return "", err
+	}
+	raster, err := os.ReadFile(path + ".png")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if size, err := png.DecodeConfig(bytes.NewReader(raster)); err != nil || size.Width < 100 || size.Height < 100 {
+		t.Errorf("the PNG has %d × %d pixels: %v", size.Width, size.Height, err)
 	}
 	is, err := os.ReadFile(path + ".svg")
 	return string(is), err

@@ -84,7 +84,7 @@ func (r report) write(dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := r.page(page, name+".svg"); err != nil {
+	if err := r.page(page, name+".png"); err != nil {
 		_ = page.Close()
 		return err
 	}

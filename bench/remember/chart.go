@@ -3,7 +3,7 @@ package main
 import "github.com/shunt-lb/shunt/bench/chart"
 
 // inks are the colours of the manners, in turn.
-var inks = []chart.Ink{chart.Vermilion, chart.Blue}
+var inks = []chart.Ink{chart.Vermilion, chart.Blue, chart.Green, chart.Purple}
 
 // chart shows full tracking above, remembered flows on both panels, and a tenth of full tracking below.
 func (r report) chart() chart.Chart {

@@ -74,7 +74,7 @@ func (r report) page(w io.Writer, name string) error {
 	p.line("# Remembered flows against full tracking, %s\n", r.machine.Date)
 	p.line("%s. %s\n\n    %s\n", r.machine, r.machine.Faults(), machine.Command("bench/remember"))
 	if name != "" {
-		p.line("![Flows remembered over time](%s.svg)\n", name)
+		p.line("![Flows remembered over time](%s.png)\n\n[The same as SVG](%s.svg)\n", name, name)
 	}
 	r.summary(&p)
 	r.anatomy(&p)
