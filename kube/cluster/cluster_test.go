@@ -114,9 +114,22 @@ func TestCluster(t *testing.T) {
 			t.Errorf("a pod that asks 10.96.0.1:443 without TLS gets %v", err)
 		}
 	})
+	t.Run("where agents attach", s.attached)
 	t.Run("local policy", func(t *testing.T) { s.localPolicy(t, local) })
 	t.Run("agents are replaced", func(t *testing.T) { s.replacesAgents(t, web) })
 	t.Run("pods are replaced", func(t *testing.T) { s.replacesPods(t, web) })
+}
+
+// attached: packets from other machines meet XDP in the driver, those of pods tc.
+func (s *test) attached(t *testing.T) {
+	for _, agent := range must(s.Cluster.pods(within(t), "kube-system", "shunt-kube"))(t) {
+		log := s.Log(within(t), &agent)
+		for _, want := range []string{"interface=eth0 mode=native", "interface=cni0 mode=tc"} {
+			if !strings.Contains(log, want) {
+				t.Errorf("shunt-kube on %s does not say %q:\n%s", agent.Spec.NodeName, want, log)
+			}
+		}
+	}
 }
 
 // answers asks a Service over TCP and, if it has a port for that, over UDP.

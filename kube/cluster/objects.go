@@ -45,9 +45,9 @@ func (c *Cluster) Apply(ctx context.Context, manifest string) error {
 	return nil
 }
 
-// File is the nodes' configuration, with which shunt takes packets at eth0 and cni0 by tc. The cgroup is
+// File is the nodes' configuration, with which shunt takes packets at eth0 by XDP and at cni0 by tc. The cgroup is
 // the node's own: its processes see the machine's tree.
-const File = `interfaces: [{name: eth0, attach: tc}, {name: cni0, attach: tc}]
+const File = `interfaces: [{name: eth0}, {name: cni0, attach: tc}]
 sockets: {cgroup: /run/cgroup2}
 `
 
