@@ -20,9 +20,9 @@ import (
 // options are what `make test-kube` has built.
 func options(t *testing.T) Options {
 	t.Helper()
-	o := Options{Kube: os.Getenv("SHUNT_KUBE"), Programs: os.Getenv("SHUNT_KUBE_PROGRAMS")}
-	if o.Kube == "" || o.Programs == "" {
-		t.Skip("SHUNT_KUBE and SHUNT_KUBE_PROGRAMS are not set: `make test-kube` builds Kubernetes and runs this")
+	o := Options{Kube: os.Getenv("SHUNT_KUBE"), Programs: os.Getenv("SHUNT_KUBE_PROGRAMS"), Helm: os.Getenv("SHUNT_KUBE_HELM"), Chart: "../../deploy/helm/shunt-kube"}
+	if o.Kube == "" || o.Programs == "" || o.Helm == "" {
+		t.Skip("SHUNT_KUBE, SHUNT_KUBE_PROGRAMS and SHUNT_KUBE_HELM are not set: `make test-kube` builds Kubernetes and Helm, and runs this")
 	}
 	if os.Geteuid() != 0 {
 		t.Skip("namespaces and BPF need root: run the tests with sudo")
@@ -76,7 +76,7 @@ func TestCluster(t *testing.T) {
 		}
 	}()
 	s := &test{Cluster: c, T: t}
-	ok(t, c.StartAgents(within(t), File))
+	ok(t, c.Install(within(t), nil))
 	s.pods = must(c.Serve(within(t), "web", false))(t)
 	s.hosts = must(c.Serve(within(t), "host", true))(t)
 	ok(t, c.AwaitAgents(within(t)))
@@ -118,6 +118,7 @@ func TestCluster(t *testing.T) {
 	t.Run("local policy", func(t *testing.T) { s.localPolicy(t, local) })
 	t.Run("agents are replaced", func(t *testing.T) { s.replacesAgents(t, web) })
 	t.Run("pods are replaced", func(t *testing.T) { s.replacesPods(t, web) })
+	t.Run("uninstall", s.uninstalls)
 }
 
 // attached: packets from other machines meet XDP in the driver, those of pods tc.
@@ -172,8 +173,8 @@ func (s *test) session(t *testing.T, address, server string) *lab.Session {
 	return nil
 }
 
-// replacesAgents: connections go on without an agent and with the next one, to a pod of the node and to
-// one elsewhere.
+// replacesAgents: connections go on without an agent, with the next one, and through an upgrade, to a pod of the node
+// and to one elsewhere.
 func (s *test) replacesAgents(t *testing.T, web *corev1.Service) {
 	address := At(s.Nodes[0].Addr4().String(), web.Spec.Ports[0].NodePort)
 	here, there := s.session(t, address, s.pods[0].Name), s.session(t, address, s.pods[1].Name)
@@ -185,15 +186,37 @@ func (s *test) replacesAgents(t *testing.T, web *corev1.Service) {
 			}
 		}
 	}
-	agents := must(s.Cluster.pods(within(t), "kube-system", "shunt-kube"))(t)
-	before := map[string]bool{}
-	for _, agent := range agents {
-		before[agent.Name] = true
-		ok(t, s.Client.CoreV1().Pods("kube-system").Delete(within(t), agent.Name, metav1.DeleteOptions{}))
+	before := s.agents(t)
+	for name := range before {
+		ok(t, s.Client.CoreV1().Pods(Namespace).Delete(within(t), name, metav1.DeleteOptions{}))
 	}
 	goOn("while the agents are replaced")
-	ok(t, Eventually(within(t), func() error {
-		agents, err := s.Cluster.pods(within(t), "kube-system", "shunt-kube")
+	s.awaitOthers(t, before)
+	goOn("with the next agents")
+	before = s.agents(t)
+	ok(t, s.Install(within(t), map[string]any{"healthPort": 10257}))
+	s.awaitOthers(t, before)
+	goOn("after an upgrade")
+	must(s.FromOutside().Served(within(t), "tcp", address, Names(s.pods)...))(t)
+}
+
+// agents are the names of their pods.
+func (s *test) agents(t *testing.T) map[string]bool {
+	t.Helper()
+	names := map[string]bool{}
+	for _, agent := range must(s.Cluster.pods(within(t), Namespace, "shunt-kube"))(t) {
+		names[agent.Name] = true
+	}
+	return names
+}
+
+// awaitOthers waits until none of these agents is there, and all others are in step.
+func (s *test) awaitOthers(t *testing.T, before map[string]bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Patience) // they are replaced one after the other
+	defer cancel()
+	ok(t, Eventually(ctx, func() error {
+		agents, err := s.Cluster.pods(ctx, Namespace, "shunt-kube")
 		for _, agent := range agents {
 			if before[agent.Name] {
 				err = fmt.Errorf("%s is still there", agent.Name)
@@ -201,9 +224,21 @@ func (s *test) replacesAgents(t *testing.T, web *corev1.Service) {
 		}
 		return err
 	}))
-	ok(t, s.AwaitAgents(within(t)))
-	goOn("with the next agents")
-	must(s.FromOutside().Served(within(t), "tcp", address, Names(s.pods)...))(t)
+	ok(t, s.AwaitAgents(ctx))
+}
+
+// uninstalls: nothing of shunt-kube is left, and nobody balances any more.
+func (s *test) uninstalls(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	ok(t, s.Uninstall(ctx))
+	ok(t, Eventually(ctx, func() error { // kubelet stops a container after its pod has gone, at times
+		left, err := s.Remains(ctx)
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("left: %s", strings.Join(left, "; "))
+		}
+		return err
+	}))
 }
 
 // replacesPods: those that come instead of others answer, and nobody is sent to the others.

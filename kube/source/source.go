@@ -54,7 +54,7 @@ type Options struct {
 	Log       *slog.Logger
 }
 
-// Source is a follower of one apiserver. Its methods but Open are for one goroutine.
+// Source is a follower of one apiserver. Its methods but Open and InStep are for one goroutine.
 type Source struct {
 	options    Options
 	factories  []informers.SharedInformerFactory
@@ -63,6 +63,7 @@ type Source struct {
 	nodes      cache.SharedIndexInformer
 	registered []cache.InformerSynced
 	complaint  atomic.Pointer[string] // the last that the apiserver has answered instead of objects
+	inStep     atomic.Bool            // what was declared last was taken over
 
 	mutex sync.Mutex
 	dirty map[translate.Key]bool
@@ -123,7 +124,7 @@ func (s *Source) Open(ctx context.Context) error {
 	}
 	if !cache.WaitForCacheSync(ctx.Done(), s.registered...) {
 		if said := s.complaint.Load(); said != nil {
-			return fmt.Errorf("read Services, EndpointSlices and Node %q: %w; the apiserver said: %s: give this user the rights in kube/rbac.yaml", s.options.Node, context.Cause(ctx), *said)
+			return fmt.Errorf("read Services, EndpointSlices and Node %q: %w; the apiserver said: %s: give this user the rights in deploy/helm/shunt-kube/templates/role.yaml", s.options.Node, context.Cause(ctx), *said)
 		}
 		return fmt.Errorf("read Services, EndpointSlices and Node %q: %w: is the apiserver where the kubeconfig says?", s.options.Node, context.Cause(ctx))
 	}
@@ -151,6 +152,7 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 	for {
 		if s.work() || due {
 			left, err := s.declare(declare, !inStep)
+			s.inStep.Store(err == nil)
 			switch {
 			case ctx.Err() != nil:
 				return
@@ -180,6 +182,9 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 		}
 	}
 }
+
+// InStep reports whether the node has taken over what the cluster has said last. It is for any goroutine.
+func (s *Source) InStep() bool { return s.inStep.Load() }
 
 // declare hands over what has changed, or all. What belongs to another source is left out: one wrong object must not
 // keep all others out. left: something is.
