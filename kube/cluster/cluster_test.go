@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -118,6 +119,8 @@ func TestCluster(t *testing.T) {
 	t.Run("local policy", func(t *testing.T) { s.localPolicy(t, local) })
 	t.Run("agents are replaced", func(t *testing.T) { s.replacesAgents(t, web) })
 	t.Run("pods are replaced", func(t *testing.T) { s.replacesPods(t, web) })
+	t.Run("explain", func(t *testing.T) { s.explains(t, local) })
+	t.Run("a kube-proxy beside", s.findsKubeProxy)
 	t.Run("uninstall", s.uninstalls)
 }
 
@@ -225,6 +228,57 @@ func (s *test) awaitOthers(t *testing.T, before map[string]bool) {
 		return err
 	}))
 	ok(t, s.AwaitAgents(ctx))
+}
+
+// command runs shunt-kube on the first node, and returns what it printed and its exit code.
+func (s *test) command(t *testing.T, args ...string) (string, int) {
+	t.Helper()
+	command := s.Nodes[0].Command(within(t), filepath.Join(s.options.Programs, "shunt-kube"), append(args, "--kubeconfig", s.Kubeconfig(), "--node-name", "n1")...)
+	output, err := command.CombinedOutput()
+	var ended *exec.ExitError
+	if err != nil && !errors.As(err, &ended) {
+		t.Fatal(err)
+	}
+	t.Logf("shunt-kube %s\n%s", strings.Join(args, " "), output)
+	return string(output), command.ProcessState.ExitCode()
+}
+
+func (s *test) explains(t *testing.T, local *corev1.Service) {
+	text, code := s.command(t, "explain", "default/local:http")
+	for _, want := range []string{local.Spec.ClusterIP + ":80", "default/local:http@external", s.pods[0].Name, "on another node, and the traffic policy is Local"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("it does not say %q", want)
+		}
+	}
+	if code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if _, code := s.command(t, "explain", "default/nobody"); code != 1 {
+		t.Errorf("a Service that there is not: exit code %d", code)
+	}
+}
+
+// findsKubeProxy has a real one run beside, for as long as it takes to be found.
+func (s *test) findsKubeProxy(t *testing.T) {
+	if text, code := s.command(t, "check"); strings.Contains(text, "kube-proxy") {
+		t.Fatalf("there is none yet, exit code %d", code)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	proxy := s.Nodes[0].Command(ctx, s.options.Kube, "kube-proxy", "--proxy-mode=nftables", "--kubeconfig="+s.Kubeconfig(), "--hostname-override=n1",
+		// These settings are the machine's.
+		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
+	ok(t, proxy.Start())
+	defer proxy.Wait() //nolint:errcheck // it is killed
+	defer cancel()
+	ok(t, Eventually(within(t), func() error {
+		text, code := s.command(t, "check")
+		for _, want := range []string{fmt.Sprintf("process %d", proxy.Process.Pid), "kube-proxy --cleanup"} {
+			if code != 1 || !strings.Contains(text, want) {
+				return fmt.Errorf("exit code %d, and no %q in %s", code, want, text)
+			}
+		}
+		return nil
+	}))
 }
 
 // uninstalls: nothing of shunt-kube is left, and nobody balances any more.

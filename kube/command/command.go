@@ -20,7 +20,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
-	"github.com/shunt-lb/shunt/internal/start"
 	"github.com/shunt-lb/shunt/kube/source"
 	"github.com/shunt-lb/shunt/kube/translate"
 )
@@ -42,7 +41,7 @@ func Main(args []string, out, errOut io.Writer) int {
 		Use: "shunt-kube", Short: "Balance the Services of a Kubernetes cluster on one of its nodes",
 		SilenceErrors: true, SilenceUsage: true,
 	}
-	root.AddCommand(newRun(errOut), newServices(out, errOut))
+	root.AddCommand(newRun(errOut), newServices(out, errOut), newExplain(out, errOut), newCheck(out, errOut))
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(errOut)
@@ -63,6 +62,7 @@ func Main(args []string, out, errOut io.Writer) int {
 // cluster is where the apiserver is, and who we are there.
 type cluster struct {
 	kubeconfig, node, proxyName string
+	look                        bool // on this machine, too
 }
 
 func (c *cluster) flags(command *cobra.Command) {
@@ -77,7 +77,11 @@ func (c *cluster) open(log *slog.Logger) (*source.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	return source.New(source.Options{Client: client, Node: c.node, ProxyName: c.proxyName, Log: log})
+	options := source.Options{Client: client, Node: c.node, ProxyName: c.proxyName, Log: log}
+	if c.look {
+		options.Look = looker(c.node, log)
+	}
+	return source.New(options)
 }
 
 // connect is a client of the apiserver; nothing is asked yet. It settles this node's name.
@@ -123,17 +127,8 @@ func newServices(out, errOut io.Writer) *cobra.Command {
 		Short: "Print what the cluster's Services are on a node, and what of them is not served; no root, no daemon",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			log, err := start.Log(errOut, "text", false)
+			s, err := from.ask(c, errOut, timeout)
 			if err != nil {
-				return err
-			}
-			s, err := from.open(log)
-			if err != nil {
-				return err
-			}
-			ctx, cancel := context.WithTimeout(c.Context(), timeout)
-			defer cancel()
-			if err := s.Open(ctx); err != nil {
 				return err
 			}
 			services, faults := s.Current()
@@ -141,7 +136,7 @@ func newServices(out, errOut io.Writer) *cobra.Command {
 		},
 	}
 	from.flags(c)
-	c.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "time after which the apiserver is given up")
+	c.Flags().DurationVar(&timeout, "timeout", askTimeout, "time after which the apiserver is given up")
 	return c
 }
 

@@ -50,12 +50,13 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 			if err != nil {
 				return err
 			}
-			s, err := source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Log: flags.Log})
+			s, err := source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Log: flags.Log,
+				Look: looker(from.node, flags.Log), Tell: teller(client, from.node, flags.Log)})
 			if err != nil {
 				return err
 			}
 			ctx := flags.Obey(c.Context(), func() { os.Exit(exitInterrupted) })
-			ctx, end, err := agent.begin(ctx, &flags, client, s)
+			ctx, end, err := agent.begin(ctx, &flags, client, s.InStep)
 			if err != nil {
 				return err
 			}
@@ -92,13 +93,14 @@ func (a *agent) flags(c *cobra.Command) {
 }
 
 // begin starts what the flags ask for, until end is called. The context is the one that stops the node.
-func (a *agent) begin(told context.Context, flags *start.Flags, client kubernetes.Interface, s *source.Source) (stop context.Context, end func(), err error) {
+func (a *agent) begin(told context.Context, flags *start.Flags, client kubernetes.Interface, inStep func() bool) (stop context.Context, end func(), err error) {
 	end = func() {}
 	if a.health != "" {
-		server, err := serveHealth(a.health, s.InStep)
+		server, address, err := serveHealth(a.health, inStep)
 		if err != nil {
 			return nil, nil, err
 		}
+		flags.Log.Info("serving /healthz", "address", address)
 		end = func() { _ = server.Close() } // a probe that is under way fails, as the next one will
 	}
 	if a.daemonset == "" {
@@ -129,10 +131,10 @@ const goneTimeout = 5 * time.Second
 
 // serveHealth answers /healthz, at kube-proxy's path and with its meaning: whether traffic for the cluster's Services
 // should be sent to this node.
-func serveHealth(address string, well func() bool) (*http.Server, error) {
+func serveHealth(address string, well func() bool) (server *http.Server, at string, err error) {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("serve /healthz at %s: %w: is there a kube-proxy on this node, which has port 10256? Give --health-address another port, or end it", address, err)
+		return nil, "", fmt.Errorf("serve /healthz at %s: %w: is there a kube-proxy on this node, which has port 10256? Give --health-address another port, or end it", address, err)
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -142,9 +144,9 @@ func serveHealth(address string, well func() bool) (*http.Server, error) {
 		}
 		fmt.Fprintln(w, "in step with the cluster")
 	})
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	server = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	go func() { _ = server.Serve(listener) }() // ends with Close
-	return server, nil
+	return server, listener.Addr().String(), nil
 }
 
 // awaitInterfaces returns once all interfaces exist, or ctx ends.
