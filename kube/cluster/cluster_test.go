@@ -285,6 +285,12 @@ func (s *test) findsKubeProxy(t *testing.T) {
 func (s *test) uninstalls(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
+	before := strings.Join(must(s.Remains(ctx))(t), "\n")
+	for _, want := range []string{"daemonsets shunt-kube", "secrets sh.helm.release", "n1: /sys/fs/bpf/", "n2: /run/shunt/", "a program at eth0"} {
+		if !strings.Contains(before, want) {
+			t.Errorf("before, %q is not among what there is:\n%s", want, before)
+		}
+	}
 	ok(t, s.Uninstall(ctx))
 	ok(t, Eventually(ctx, func() error { // kubelet stops a container after its pod has gone, at times
 		left, err := s.Remains(ctx)

@@ -85,6 +85,9 @@ func (c *Cluster) Remains(ctx context.Context) (all []string, err error) {
 				return nil, err
 			}
 			for _, file := range found {
+				if strings.HasSuffix(file, ".debug") {
+					continue // the kernel's own, in every bpffs (kernel/bpf/inode.c, populate_bpffs)
+				}
 				all = append(all, n.Name()+": "+strings.TrimPrefix(file, root))
 			}
 		}
