@@ -80,7 +80,9 @@ func TestCluster(t *testing.T) {
 	ok(t, c.Install(within(t), nil))
 	s.pods = must(c.Serve(within(t), "web", false))(t)
 	s.hosts = must(c.Serve(within(t), "host", true))(t)
-	ok(t, c.AwaitAgents(within(t)))
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	ok(t, c.AwaitAgents(ctx))
 	t.Logf("in step after %s", time.Since(begin).Round(time.Millisecond))
 	t.Cleanup(func() {
 		if t.Failed() {
