@@ -50,7 +50,7 @@ test: go-version
 	@echo "make test: no Debian packages are needed"
 	@[ "$$(id -u)" -eq 0 ] || echo "make test: not root, so tests that load BPF programs or make network namespaces will skip"
 	$(GO) test -count=1 -timeout 20m $(BESIDE) $(TESTFLAGS) $(LONGEST) ./...
-	$(GO) test -C kube -count=1 $(TESTFLAGS) ./command ./daemonset ./source ./translate
+	$(GO) test -C kube -count=1 $(TESTFLAGS) ./command ./daemonset ./rival ./source ./translate
 	$(GO) test -C test/kube -count=1 $(TESTFLAGS) ./node ./plane
 
 # The binaries of a test cluster: static, because their images have nothing else.

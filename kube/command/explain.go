@@ -28,7 +28,7 @@ func (c *cluster) ask(command *cobra.Command, errOut io.Writer, timeout time.Dur
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(command.Context(), timeout)
-	context.AfterFunc(command.Context(), cancel)
+	context.AfterFunc(command.Context(), cancel) // not when this returns: a follower that ends would be reported
 	return s, s.Open(ctx)
 }
 
