@@ -55,14 +55,6 @@ type Options struct {
 	Duration  time.Duration // from the moment that the sensors are attached; 0: until the context ends
 }
 
-// lasting ends the context after the duration.
-func (o Options) lasting(ctx context.Context) (context.Context, context.CancelFunc) {
-	if o.Duration == 0 {
-		return context.WithCancel(ctx)
-	}
-	return context.WithTimeout(ctx, o.Duration)
-}
-
 // collector watches this machine's CPUs. It is for one goroutine.
 type collector struct {
 	set    *sensor.Set
