@@ -153,12 +153,13 @@ static __always_inline void wait_begin(struct task_struct___sched *task, __u64 n
 {
 	struct sched_begin begin = { .begin_ns = now, .is_wakeup = is_wakeup };
 	__u32 tid = BPF_CORE_READ(task, pid);
+	int err; /* before 6.4 the upper half of the result is not set */
 
 	if (!tid || !is_watched(task))
 		return;
 	begin.cpu = bpf_get_smp_processor_id();
-	if (bpf_map_update_elem(&sh_waiting, &tid, &begin, is_wakeup ? BPF_NOEXIST : BPF_ANY) ==
-	    -E2BIG)
+	err = bpf_map_update_elem(&sh_waiting, &tid, &begin, is_wakeup ? BPF_NOEXIST : BPF_ANY);
+	if (err == -E2BIG)
 		sched_miss(SCHED_WAITING_FULL);
 }
 

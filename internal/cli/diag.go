@@ -66,9 +66,9 @@ brackets means that it only carried the IO out, and it is not known for whom: th
 			if err != nil {
 				return err
 			}
-			ctx, cancel := toolContext(c.Context(), o.duration)
+			ctx, cancel := toolContext(c.Context())
 			defer cancel()
-			return privileges(io.Run(ctx, io.Options{BTF: types, Inode: o.inode}, o.View, time.Duration(o.cycle)*time.Second, o.output == "json", s.out))
+			return privileges(io.Run(ctx, io.Options{BTF: types, Inode: o.inode, Duration: o.duration}, o.View, time.Duration(o.cycle)*time.Second, o.output == "json", s.out))
 		},
 	}
 	f := c.Flags()
@@ -127,16 +127,11 @@ func findTypes(file string) (sensor.BTF, error) {
 	return types, nil
 }
 
-// toolContext is the time that a tool runs: until it is stopped, or for so long, if that is not 0.
-func toolContext(parent context.Context, atMost time.Duration) (context.Context, context.CancelFunc) {
+// toolContext ends when a tool is stopped.
+func toolContext(parent context.Context) (context.Context, context.CancelFunc) {
 	// `shunt diag io | head`: the summary is not wanted any more, and the sensors go with the process.
 	signal.Ignore(syscall.SIGPIPE)
-	ctx, cancel := untilStopped(parent)
-	if atMost == 0 {
-		return ctx, cancel
-	}
-	ctx, expire := context.WithTimeout(ctx, atMost)
-	return ctx, func() { expire(); cancel() }
+	return untilStopped(parent)
 }
 
 // privileges adds the command to a refusal for want of them.

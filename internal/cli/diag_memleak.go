@@ -45,7 +45,7 @@ leak. Memory of user space and the page cache are not watched.`,
 				return err
 			}
 			o.BTF = types
-			ctx, cancel := toolContext(c.Context(), 0)
+			ctx, cancel := toolContext(c.Context())
 			defer cancel()
 			return privileges(memleak.Run(ctx, o, v, output == "json", s.out))
 		},

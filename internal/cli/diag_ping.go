@@ -62,10 +62,10 @@ probe has the last point where it was seen, and why the kernel dropped it if tha
 			if err != nil {
 				return err
 			}
-			ctx, cancel := toolContext(c.Context(), time.Duration(o.seconds)*time.Second)
+			ctx, cancel := toolContext(c.Context())
 			defer cancel()
 			if o.server {
-				return privileges(ping.Serve(ctx, types, o.output == "json", s.out))
+				return privileges(ping.Serve(ctx, types, o.duration(), o.output == "json", s.out))
 			}
 			return privileges(o.run(ctx, types, s))
 		},
@@ -113,6 +113,8 @@ func (o *diagPingOptions) complete() error {
 	return nil
 }
 
+func (o *diagPingOptions) duration() time.Duration { return time.Duration(o.seconds) * time.Second }
+
 // run is a client.
 func (o *diagPingOptions) run(ctx context.Context, types sensor.BTF, s streams) (err error) {
 	p := &ping.Printer{Out: s.out, JSON: o.output == "json", Above: time.Duration(o.above) * time.Microsecond}
@@ -129,6 +131,6 @@ func (o *diagPingOptions) run(ctx context.Context, types sensor.BTF, s streams) 
 		defer func() { err = errors.Join(err, log.Close()) }()
 		p.Log = log
 	}
-	return ping.Run(ctx, ping.Options{BTF: types, Server: o.address, Count: o.count,
+	return ping.Run(ctx, ping.Options{BTF: types, Server: o.address, Count: o.count, Duration: o.duration(),
 		Interval: time.Duration(o.interval) * time.Microsecond, Bytes: o.bytes}, p)
 }

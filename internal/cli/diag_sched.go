@@ -40,7 +40,7 @@ With --pid and --cgroup only these tasks' waits are measured; who ran meanwhile 
 				return err
 			}
 			o.BTF = types
-			ctx, cancel := toolContext(c.Context(), 0)
+			ctx, cancel := toolContext(c.Context())
 			defer cancel()
 			return privileges(sched.RunQueues(ctx, o, top, output == "json", s.out))
 		},
@@ -104,7 +104,7 @@ The line "floor" says what is found for certain, and what cannot be.`,
 				defer func() { err = errors.Join(err, f.Close()) }()
 				out = f
 			}
-			ctx, cancel := toolContext(c.Context(), 0)
+			ctx, cancel := toolContext(c.Context())
 			defer cancel()
 			return privileges(sched.Stalls(ctx, sched.Options{BTF: types, Threshold: time.Duration(threshold) * time.Millisecond, Duration: duration}, output == "json", out))
 		},

@@ -4,12 +4,16 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/lab"
 )
 
 func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
@@ -187,14 +191,63 @@ func TestDiagIOEndsWithASummary(t *testing.T) {
 		t.Fatalf("exit code %d, %s", code, errOut.String())
 	}
 	var types []string
+	var last struct {
+		Type    string
+		Seconds float64
+	}
 	for line := range strings.Lines(out.String()) {
-		var object struct{ Type string }
-		if err := json.Unmarshal([]byte(line), &object); err != nil {
+		if err := json.Unmarshal([]byte(line), &last); err != nil {
 			t.Fatalf("%v: %s", err, line)
 		}
-		types = append(types, object.Type)
+		types = append(types, last.Type)
 	}
-	if strings.Join(types, " ") != "start interval summary" {
-		t.Errorf("got %v", types)
+	// The time that it takes to attach the sensors, which is longer, is not part of the duration.
+	if strings.Join(types, " ") != "start interval summary" || last.Seconds < 0.1 {
+		t.Errorf("got %v, of %v s", types, last.Seconds)
+	}
+}
+
+// stamped says when its first line was written.
+type stamped struct {
+	bytes.Buffer
+	first time.Time
+}
+
+func (s *stamped) Write(p []byte) (int, error) {
+	if s.first.IsZero() {
+		s.first = time.Now()
+	}
+	return s.Buffer.Write(p)
+}
+
+func TestDiagPingLastsFromItsStart(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs and to make network namespaces")
+	}
+	l, err := lab.New(fmt.Sprintf("lasts%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	host, err := l.AddHost("host")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, role := range [][]string{{"-s"}, {"-c", "127.0.0.1"}} {
+		var out stamped
+		var errOut bytes.Buffer
+		err = host.Run(func() error {
+			if code := Main(append([]string{"diag", "ping", "-o", "json", "-t", "1"}, role...), strings.NewReader(""), &out, &errOut); code != exitOK {
+				return fmt.Errorf("exit code %d, %s", code, errOut.String())
+			}
+			return nil
+		})
+		if took := time.Since(out.first); err != nil || took < time.Second {
+			t.Errorf("%v: %v, %v after the first line:\n%s", role, err, took, out.String())
+		}
 	}
 }

@@ -74,11 +74,12 @@ var mayImport = map[string][]string{
 	// Diagnosis.
 	"internal/diag":         {"internal/diag/io", "internal/diag/memleak", "internal/diag/ping", "internal/diag/sched", "sensor"},
 	"internal/diag/cgroup":  {},
-	"internal/diag/io":      {"internal/diag/cgroup", "internal/diag/line", "internal/event", "sensor"},
+	"internal/diag/io":      {"internal/diag/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/event", "sensor"},
+	"internal/diag/lasting": {},
 	"internal/diag/line":    {"sensor"},
-	"internal/diag/memleak": {"internal/diag/cgroup", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
-	"internal/diag/ping":    {"internal/diag/line", "sensor"},
-	"internal/diag/sched":   {"internal/diag/cgroup", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
+	"internal/diag/memleak": {"internal/diag/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
+	"internal/diag/ping":    {"internal/diag/lasting", "internal/diag/line", "sensor"},
+	"internal/diag/sched":   {"internal/diag/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
 	"internal/diag/symbol":  {},
 
 	// The pod shortcuts.

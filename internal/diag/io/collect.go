@@ -57,6 +57,8 @@ const rowsMax = uint32(ioIoConstantIO_ROWS_MAX)
 type Options struct {
 	BTF   sensor.BTF
 	Inode uint64 // only files with this inode number; 0: all IO
+	// Duration is from the moment that the sensors are attached; 0: until the context ends.
+	Duration time.Duration
 
 	rows uint32 // other than IO_ROWS_MAX; 0: that
 }

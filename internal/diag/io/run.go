@@ -6,6 +6,8 @@ import (
 	"errors"
 	stdio "io"
 	"time"
+
+	"github.com/shunt-lb/shunt/internal/diag/lasting"
 )
 
 // Run watches until the context ends, and writes an interval each cycle and then a summary, as text or, with
@@ -18,6 +20,8 @@ func Run(ctx context.Context, o Options, v View, cycle time.Duration, asJSON boo
 	if err != nil {
 		return err
 	}
+	ctx, cancel := lasting.For(ctx, o.Duration)
+	defer cancel()
 	closed := false
 	defer func() {
 		if !closed {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/diag/cgroup"
+	"github.com/shunt-lb/shunt/internal/diag/lasting"
 	"github.com/shunt-lb/shunt/internal/diag/symbol"
 )
 
@@ -65,11 +66,8 @@ func Run(ctx context.Context, o Options, v View, asJSON bool, out stdio.Writer) 
 	}
 	defer func() { err = errors.Join(err, c.release()) }()
 	w := &watch{c: c, a: newAccount(o.Interval, c.sample, c, functions.Name, v.Addresses), v: v, maxCPU: o.MaxCPU, began: time.Now(), counted: time.Now()}
-	if o.Duration > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, o.Duration)
-		defer cancel()
-	}
+	ctx, cancel := lasting.For(ctx, o.Duration)
+	defer cancel()
 	p := newPrinter(out, asJSON)
 	if err := p.start(c.set.Results, o.BTF.From, hidden); err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/diag/lasting"
 	"github.com/shunt-lb/shunt/sensor"
 )
 
@@ -31,6 +32,7 @@ type Options struct {
 	Count    uint64        // probes; 0: until the context ends
 	Interval time.Duration // between probes
 	Bytes    int           // of the ICMP message
+	Duration time.Duration // from the moment that the sensors are attached; 0: until the context ends
 	Patience time.Duration // after which a probe is lost; 0: the default, 2 s
 }
 
@@ -244,6 +246,8 @@ func Run(ctx context.Context, o Options, p *Printer) error {
 		return err
 	}
 	err = p.start(c.recorder.set.Results, o)
+	ctx, cancel := lasting.For(ctx, o.Duration)
+	defer cancel()
 	sum := newSum()
 	if err == nil {
 		err = c.run(ctx, func(probe Probe) error {

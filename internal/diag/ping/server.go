@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/diag/lasting"
 	"github.com/shunt-lb/shunt/sensor"
 )
 
@@ -212,7 +213,7 @@ func (s *server) report() {
 }
 
 // Serve reports to clients until the context ends.
-func Serve(ctx context.Context, types sensor.BTF, asJSON bool, out io.Writer) error {
+func Serve(ctx context.Context, types sensor.BTF, duration time.Duration, asJSON bool, out io.Writer) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	s, err := openServer(types)
@@ -232,6 +233,8 @@ func Serve(ctx context.Context, types sensor.BTF, asJSON bool, out io.Writer) er
 	} else {
 		err = startText(out, s.recorder.set.Results, types)
 	}
+	ctx, cancel := lasting.For(ctx, duration)
+	defer cancel()
 	if err == nil {
 		err = s.run(ctx)
 	}

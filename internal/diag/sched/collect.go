@@ -53,14 +53,8 @@ type Options struct {
 	Cgroup    string        // waits of tasks in this folder of the second cgroup hierarchy only; "": of all
 	Threshold time.Duration // longer waits are told one by one
 	Duration  time.Duration // from the moment that the sensors are attached; 0: until the context ends
-}
 
-// lasting ends the context after the duration.
-func (o Options) lasting(ctx context.Context) (context.Context, context.CancelFunc) {
-	if o.Duration == 0 {
-		return context.WithCancel(ctx)
-	}
-	return context.WithTimeout(ctx, o.Duration)
+	waiting uint32 // tasks that may wait at a time, other than SCHED_WAITING_MAX; 0: that
 }
 
 // collector watches this machine's CPUs. It is for one goroutine.
@@ -74,6 +68,9 @@ func open(o Options, sensors []sensor.Sensor, late time.Duration) (*collector, e
 	spec, err := loadSched()
 	if err != nil {
 		return nil, fmt.Errorf("read the BPF object of diag: %w", err)
+	}
+	if o.waiting > 0 {
+		spec.Maps[schedMapShWaiting].MaxEntries = o.waiting
 	}
 	group := uint64(0)
 	if o.Cgroup != "" {

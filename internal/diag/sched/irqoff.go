@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/diag/lasting"
 	"github.com/shunt-lb/shunt/internal/diag/line"
 	"github.com/shunt-lb/shunt/internal/diag/symbol"
 	"github.com/shunt-lb/shunt/internal/event"
@@ -29,7 +30,7 @@ func Stalls(ctx context.Context, o Options, asJSON bool, out io.Writer) (err err
 	if err != nil {
 		return err
 	}
-	ctx, cancel := o.lasting(ctx)
+	ctx, cancel := lasting.For(ctx, o.Duration)
 	defer cancel()
 	defer func() { err = errors.Join(err, c.release()) }()
 	v := stallView{out: out, json: asJSON, threshold: o.Threshold, kinds: map[Kind]uint64{}}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/diag/lasting"
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/sensor"
 )
@@ -19,7 +20,7 @@ func RunQueues(ctx context.Context, o Options, top int, asJSON bool, out io.Writ
 	if err != nil {
 		return err
 	}
-	ctx, cancel := o.lasting(ctx)
+	ctx, cancel := lasting.For(ctx, o.Duration)
 	defer cancel()
 	defer func() { err = errors.Join(err, c.release()) }()
 	var p runqPrinter = runqText{out, o.Threshold, top}

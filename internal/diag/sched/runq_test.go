@@ -267,3 +267,31 @@ func TestSleeperHasNoOtherWaits(t *testing.T) {
 		t.Errorf("wake-ups of process %d: %+v", sleeper, q.Tasks)
 	}
 }
+
+// Where there is room for one task that waits, and three want a CPU, waits are not measured, and counted.
+func TestWaitsWithoutRoomAreCounted(t *testing.T) {
+	for range 3 {
+		begin(t, "spin")
+	}
+	c, err := open(Options{Threshold: time.Hour, waiting: 1}, runqSensors(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := c.release(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		missed, err := c.missed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if missed.Waits > 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no wait was without room: %+v", missed)
+		}
+	}
+}
