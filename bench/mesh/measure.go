@@ -22,10 +22,10 @@ const wrkThreads = 2
 
 // sample is what one arm did in one round.
 type sample struct {
-	Arm       string      `json:"arm"`
-	Round     int         `json:"round"`
+	Arm       string  `json:"arm"`
+	Round     int     `json:"round"`
 	Keepalive float64 `json:"keepalive_per_s"` // requests, as fast as it goes
-	Errors    int         `json:"errors"`          // of wrk
+	Errors    int     `json:"errors"`          // of wrk
 	// Latency is at each of the fixed rates.
 	Latency []load.Result `json:"latency"`
 }
@@ -52,7 +52,7 @@ func measure(ctx context.Context, o options, folder string, a arm) (s sample, er
 	for _, rate := range o.rates {
 		latency, err := load.Start(func(program string, args ...string) (string, error) {
 			return t.onClient(ctx, program, args...)
-		}, load.Options{Target: a.target, Rate: rate, Connections: o.connections, Duration: o.duration})
+		}, load.Options{Target: a.target, Rate: rate, Connections: o.connections, Duration: o.duration, Overload: true})
 		if err != nil {
 			return s, err
 		}

@@ -102,16 +102,22 @@ func (r report) table(w io.Writer) {
 	}
 	fmt.Fprintln(w)
 	for _, a := range arms {
-		errors := 0
+		errors, missing := 0, 0
 		for _, s := range r.Samples {
 			if s.Arm == a.name {
 				errors += s.Errors
+				for _, l := range s.Latency {
+					missing += l.Missing
+				}
 			}
 		}
 		fmt.Fprintf(w, "- %s: %d requests of wrk failed", a.name, errors)
 		for i, rate := range r.options.rates {
 			answered := spreadOf(slices.Collect(maps.Values(r.of(a.name, func(s sample) float64 { return s.Latency[i].Achieved }))))
 			fmt.Fprintf(w, "; of %d a second %s were answered", rate, answered.text("%.0f"))
+		}
+		if missing > 0 {
+			fmt.Fprintf(w, "; %d of these never, and they count with the time that they had waited", missing)
 		}
 		fmt.Fprintln(w)
 	}

@@ -117,7 +117,7 @@ var Codes = []Definition{
 	{
 		Code: FramesRefused, Severity: Warning, Subject: "instance",
 		Meaning: "The kernel refused frames after the program had decided to send them.",
-		Remedy:  "switch GRO on, or attach an XDP program, at the other end if the interface is a veth; otherwise lengthen the interface's transmit ring, which is too short",
+		Remedy:  "on a veth: `ethtool -K PEER gro on` at its other end, or `attach: generic` here; on a card: lengthen its transmit ring, which is too short (`ethtool -G INTERFACE tx N`)",
 	},
 	{
 		Code: HealthNotBelieved, Severity: Error, Subject: "service",

@@ -74,7 +74,8 @@ func (d *decoder) givesUp(at Mark) bool {
 
 // unknown says what a key may have meant that the mapping does not have.
 func (d *decoder) unknown(p pair, fields []Field) {
-	d.faults.Errorf(p.key, d.contents.format.suggestKey(p.name, fields), "unknown key %q", p.name)
+	fault, suggestion := d.contents.format.unknownKey(p.name, fields)
+	d.faults.Errorf(p.key, suggestion, "%s", fault)
 }
 
 // resolve follows aliases.
@@ -236,7 +237,7 @@ func (d *decoder) mapping(n *yaml.Node, m Mark, target reflect.Value) {
 // value decodes the value of one key.
 func (d *decoder) value(p pair, target reflect.Value, f *Field) {
 	if !f.Supported() {
-		d.faults.Errorf(p.key, f.Instead, "%s is not supported yet", f.Name)
+		d.faults.Errorf(p.key, f.Instead, "%s", f.unsupported())
 		return
 	}
 	m := d.markOf(p.value, p.key.path)

@@ -35,6 +35,9 @@ type LaterWord struct{ Word, Instead string }
 // Supported is false for a key that is known but not supported yet.
 func (f *Field) Supported() bool { return f.Type != reflect.TypeFor[Later]() }
 
+// unsupported is the fault of a file that has a key which is not supported yet.
+func (f *Field) unsupported() string { return f.Name + " is not supported yet" }
+
 var tables sync.Map // reflect.Type → []field
 
 // FieldsOf is the table of a mapping's keys, in the order of the struct.

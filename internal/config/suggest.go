@@ -7,15 +7,20 @@ import (
 )
 
 // keyPlaces says where else in the format a key exists, as paths such as
-// services[].backends[].weight.
-func (f *Format) keyPlaces(key string) []string {
-	var paths []string
+// services[].backends[].weight. Where it exists nowhere, later is the key of that name that is not supported
+// yet, or nil.
+func (f *Format) keyPlaces(key string) (paths []string, later *Field) {
 	var visit func(fields []Field, prefix string)
 	visit = func(fields []Field, prefix string) {
-		for _, f := range fields {
+		for i := range fields {
+			f := &fields[i]
 			path := prefix + f.Name
-			if f.Name == key && f.Supported() {
-				paths = append(paths, path)
+			if f.Name == key {
+				if f.Supported() {
+					paths = append(paths, path)
+				} else {
+					later = f
+				}
 			}
 			if element, isList, ok := ElementOf(f.Type); ok {
 				if isList {
@@ -26,11 +31,13 @@ func (f *Format) keyPlaces(key string) []string {
 		}
 	}
 	visit(f.fields(), "")
-	return paths
+	return paths, later
 }
 
-// suggestKey says what an unknown key may have meant, among the keys of a mapping.
-func (f *Format) suggestKey(key string, fields []Field) string {
+// unknownKey says of a key that a mapping does not have that it is unknown, and which one it may have meant, or that
+// shunt does not support it yet, here or elsewhere.
+func (f *Format) unknownKey(key string, fields []Field) (fault, suggestion string) {
+	fault = fmt.Sprintf("unknown key %q", key)
 	names := make([]string, 0, len(fields))
 	for i := range fields {
 		if fields[i].Supported() {
@@ -38,12 +45,17 @@ func (f *Format) suggestKey(key string, fields []Field) string {
 		}
 	}
 	if near := Nearest(key, names); near != "" {
-		return fmt.Sprintf("did you mean %q?", near)
+		return fault, fmt.Sprintf("did you mean %q?", near)
 	}
-	if paths := f.keyPlaces(key); len(paths) > 0 {
-		return "this key belongs in " + Join(paths, "or")
+	paths, later := f.keyPlaces(key)
+	switch {
+	case len(paths) > 0:
+		return fault, "this key belongs in " + Join(paths, "or")
+	case later != nil:
+		return later.unsupported(), later.Instead
+	default:
+		return fault, "the keys here are " + Join(names, "and")
 	}
-	return "the keys here are " + Join(names, "and")
 }
 
 // Join is "a, b or c".

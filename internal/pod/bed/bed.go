@@ -171,11 +171,14 @@ func (b *Bed) build(node, podName string, pods int) (err error) {
 func (b *Bed) Interface(pod int) string { return fmt.Sprintf("veth%d", pod+1) }
 
 // Address is a pod's.
-func (b *Bed) Address(pod int, is6 bool) netip.Addr {
+func (b *Bed) Address(pod int, is6 bool) netip.Addr { return AddressOn(b.number, pod, is6) }
+
+// AddressOn is the address that a pod of a node has, in any bed; nodes are numbered from 1, pods from 0.
+func AddressOn(node, pod int, is6 bool) netip.Addr {
 	if is6 {
-		return netip.MustParseAddr(fmt.Sprintf("2001:db8:244:%d::%d", b.number, pod+1))
+		return netip.MustParseAddr(fmt.Sprintf("2001:db8:244:%d::%d", node, pod+1))
 	}
-	return netip.AddrFrom4([4]byte{10, 244, byte(b.number), byte(pod + 1)})
+	return netip.AddrFrom4([4]byte{10, 244, byte(node), byte(pod + 1)})
 }
 
 // Watched are the pods as the watch takes them.
