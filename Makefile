@@ -10,7 +10,7 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GENERATED := '*_bpfel.go' '*_bpfel.o' '*.pb.go' '*.connect.go'
 
 # Packages with golden files and pages that are written by their tests, and compared.
-GOLDEN_PACKAGES := ./internal/cli ./internal/control ./internal/diag/io ./internal/diag/ping ./internal/diag/sched ./internal/guard/protect ./internal/kernel ./internal/lb/datapath ./internal/lb/source/file ./internal/metrics ./internal/products ./test/script ./test/kernel
+GOLDEN_PACKAGES := ./internal/cli ./internal/control ./internal/diag/io ./internal/diag/memleak ./internal/diag/ping ./internal/diag/sched ./internal/guard/protect ./internal/kernel ./internal/lb/datapath ./internal/lb/source/file ./internal/metrics ./internal/products ./test/script ./test/kernel
 
 # Tests wait most of their time, for timeouts and for each other's programs, in namespaces of their own:
 # so more run side by side than there are CPUs. The longest begin first.
@@ -23,7 +23,7 @@ TESTFLAGS ?=
 # Packages whose tests also run under other kernels, and the kernels; "host" is the one that
 # runs. Only the whole is recorded for the README.
 KERNELS ?= 6.1,6.12,host
-KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath,./internal/lb/decap,./internal/lb/sock,./internal/lb/backend,./internal/udp/xsk,./internal/udp/hook,./internal/udp/lease,./internal/udp/broker,./internal/udp/daemon,./internal/udp/doctor,./internal/guard/protect,./sensor,./internal/event,./internal/diag/...,./test/cost,./test/packet,./test/net
+KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath,./internal/lb/decap,./internal/lb/sock,./internal/lb/backend,./internal/udp/xsk,./internal/udp/hook,./internal/udp/lease,./internal/udp/broker,./internal/udp/daemon,./internal/udp/doctor,./internal/guard/protect,./internal/guard/demo,./sensor,./internal/event,./internal/diag/...,./test/cost,./test/packet,./test/net
 KERNELFLAGS ?= --record
 ifdef QUICK
 KERNELS := 6.1
@@ -140,6 +140,7 @@ soak: go-version
 		echo "make soak: long tests of $$package"; \
 		SHUNT_SOAK=1 $(GO) test -C $$package -count=1 -timeout 90m -v . </dev/null || exit 1; \
 	done
+	$(GO) run ./test/kernel --kernels 6.1,6.12 --packages './internal/guard/protect=TestFamily' --args '-reloads 1000' --timeout 4h
 	@$(MAKE) --no-print-directory test-rested
 	@$(MAKE) --no-print-directory fuzz
 
@@ -185,6 +186,11 @@ test-systemd: go-version
 .PHONY: bench
 bench: go-version
 	$(GO) run ./bench $(BENCHFLAGS)
+
+## make bench-mesh        shunt and HAProxy on three servers behind ECMP; as root, about five minutes (MESHFLAGS=--quick)
+.PHONY: bench-mesh
+bench-mesh: go-version
+	$(GO) run ./bench/mesh $(MESHFLAGS)
 
 ## make percall           nanoseconds per packet, NAT and direct return; as root (PERCALLFLAGS='--flows 1')
 .PHONY: percall

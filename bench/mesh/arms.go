@@ -8,10 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/shunt-lb/shunt/bench/bed"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lab"
 )
@@ -134,28 +136,10 @@ func (t *trial) spawn(machine *lab.Host, config, text, program string, arguments
 
 // startServer starts nginx, which says its machine's name.
 func (t *trial) startServer(machine *lab.Host) error {
-	config, errorLog := t.path(machine, "nginx.conf"), t.path(machine, "nginx.log")
-	_, err := t.spawn(machine, config, fmt.Sprintf(`daemon off;
-user root;
-worker_processes 1;
-pid %[1]s;
-error_log %[2]s;
-events { worker_connections 20000; }
-http {
-    access_log off;
-    client_body_temp_path %[3]s/body;
-    proxy_temp_path %[3]s/proxy;
-    fastcgi_temp_path %[3]s/fastcgi;
-    uwsgi_temp_path %[3]s/uwsgi;
-    scgi_temp_path %[3]s/scgi;
-    keepalive_requests 1000000000;
-    keepalive_timeout 600s;
-    server {
-        listen %[4]d backlog=4096;
-        location / { default_type text/plain; return 200 "%[5]s\n"; }
-    }
-}
-`, t.path(machine, "nginx.pid"), errorLog, t.folder, serverPort, machine.Name()), "nginx", "-c", config, "-e", errorLog)
+	config := t.path(machine, "nginx.conf")
+	server := bed.Nginx{Workers: 1, Listen: strconv.Itoa(serverPort), Answer: machine.Name(),
+		PID: t.path(machine, "nginx.pid"), ErrorLog: t.path(machine, "nginx.log"), Folder: t.folder}
+	_, err := t.spawn(machine, config, server.Config(), "nginx", "-c", config, "-e", server.ErrorLog)
 	return err
 }
 

@@ -31,6 +31,7 @@ const (
 	xdpMapShFragments      = "sh_fragments"
 	xdpMapShFrontends      = "sh_frontends"
 	xdpMapShGates          = "sh_gates"
+	xdpMapShGuest          = "sh_guest"
 	xdpMapShHands          = "sh_hands"
 	xdpMapShHandshakes     = "sh_handshakes"
 	xdpMapShIcmpTokens     = "sh_icmp_tokens"
@@ -68,6 +69,7 @@ const (
 	xdpVarInterfaceIndex   = "interface_index"
 	xdpVarJiffiesPerSecond = "jiffies_per_second"
 	xdpVarRedirectBack     = "redirect_back"
+	xdpVarTcWays           = "tc_ways"
 	xdpVarTickShift        = "tick_shift"
 	xdpVarTrackedCount     = "tracked_count"
 )
@@ -136,6 +138,7 @@ type xdpMapSpecs struct {
 	ShFragments   *ebpf.MapSpec `ebpf:"sh_fragments"`
 	ShFrontends   *ebpf.MapSpec `ebpf:"sh_frontends"`
 	ShGates       *ebpf.MapSpec `ebpf:"sh_gates"`
+	ShGuest       *ebpf.MapSpec `ebpf:"sh_guest"`
 	ShHands       *ebpf.MapSpec `ebpf:"sh_hands"`
 	ShHandshakes  *ebpf.MapSpec `ebpf:"sh_handshakes"`
 	ShIcmpTokens  *ebpf.MapSpec `ebpf:"sh_icmp_tokens"`
@@ -178,6 +181,7 @@ type xdpVariableSpecs struct {
 	InterfaceIndex   *ebpf.VariableSpec `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
+	TcWays           *ebpf.VariableSpec `ebpf:"tc_ways"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
@@ -217,6 +221,7 @@ type xdpMaps struct {
 	ShFragments   *ebpf.Map `ebpf:"sh_fragments"`
 	ShFrontends   *ebpf.Map `ebpf:"sh_frontends"`
 	ShGates       *ebpf.Map `ebpf:"sh_gates"`
+	ShGuest       *ebpf.Map `ebpf:"sh_guest"`
 	ShHands       *ebpf.Map `ebpf:"sh_hands"`
 	ShHandshakes  *ebpf.Map `ebpf:"sh_handshakes"`
 	ShIcmpTokens  *ebpf.Map `ebpf:"sh_icmp_tokens"`
@@ -266,6 +271,7 @@ func (m *xdpMaps) Close() error {
 		m.ShFragments,
 		m.ShFrontends,
 		m.ShGates,
+		m.ShGuest,
 		m.ShHands,
 		m.ShHandshakes,
 		m.ShIcmpTokens,
@@ -309,6 +315,7 @@ type xdpVariables struct {
 	InterfaceIndex   *ebpf.Variable `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
+	TcWays           *ebpf.Variable `ebpf:"tc_ways"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }

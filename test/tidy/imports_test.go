@@ -28,6 +28,7 @@ var mayImport = map[string][]string{
 	"internal/event":       {},
 	"internal/event/storm": {},
 	"internal/kernel":      {},
+	"internal/machine":     {},
 	"internal/message":     {"api/v1", "internal/condition", "internal/config", "internal/value"},
 	"internal/node": {"api/v1", "internal/condition", "internal/config", "internal/control", "internal/message", "internal/metrics", "internal/record",
 		"internal/settings", "internal/value"},
@@ -65,16 +66,20 @@ var mayImport = map[string][]string{
 	"internal/udp/lease":  {"internal/kernel", "internal/udp/hook", "internal/udp/xsk"},
 	"internal/udp/broker": {"internal/kernel", "internal/udp/hook", "internal/udp/lease", "internal/udp/proto", "internal/udp/xsk"},
 	"internal/udp/daemon": {"api/v1", "internal/condition", "internal/config", "internal/metrics", "internal/node", "internal/value", "internal/udp/broker",
-		"internal/udp/hook", "internal/udp/lease", "internal/udp/proto", "internal/udp/xsk"},
-	"internal/udp/doctor": {},
+		"internal/udp/hook", "internal/udp/lease", "internal/udp/proto", "internal/udp/tuning", "internal/udp/xsk"},
+	"internal/udp/tuning": {"internal/record"},
+	"internal/udp/doctor": {"internal/kernel"},
 	"udp":                 {"internal/udp/proto", "internal/udp/xsk"},
 
 	// Diagnosis.
-	"internal/diag":       {"internal/diag/io", "internal/diag/ping", "internal/diag/sched", "sensor"},
-	"internal/diag/io":    {"internal/diag/line", "internal/event", "sensor"},
-	"internal/diag/line":  {"sensor"},
-	"internal/diag/ping":  {"internal/diag/line", "sensor"},
-	"internal/diag/sched": {"internal/diag/line", "internal/event", "sensor"},
+	"internal/diag":         {"internal/diag/io", "internal/diag/memleak", "internal/diag/ping", "internal/diag/sched", "sensor"},
+	"internal/diag/cgroup":  {},
+	"internal/diag/io":      {"internal/diag/cgroup", "internal/diag/line", "internal/event", "sensor"},
+	"internal/diag/line":    {"sensor"},
+	"internal/diag/memleak": {"internal/diag/cgroup", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
+	"internal/diag/ping":    {"internal/diag/line", "sensor"},
+	"internal/diag/sched":   {"internal/diag/cgroup", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
+	"internal/diag/symbol":  {},
 
 	// The pod shortcuts.
 	"internal/pod/compare": {"internal/pod/traffic"},
@@ -89,6 +94,7 @@ var mayImport = map[string][]string{
 	// The guard.
 	"internal/guard/policy":  {"internal/config"},
 	"internal/guard/protect": {"internal/event", "internal/guard/policy", "internal/kernel"},
+	"internal/guard/suggest": {"internal/event", "internal/guard/policy", "internal/guard/protect", "internal/value"},
 }
 
 // products are the folders of internal/ that are a product each. None imports another's.

@@ -114,8 +114,12 @@ type daemon struct {
 	sockets    *sockets
 	server     *decapsulation
 	announcer  *announcements
-	stopped    bool // no change any more
-	draining   bool // no new flows, and no change of the configuration any more
+	deserted   desertions
+	own        map[netip.Addr]bool // the host's addresses, as last carried out
+	departed   condition.Lasting   // sources of NAT whose flows were ended
+	uppersDue  int                 // see uppersEvery
+	stopped    bool                // no change any more
+	draining   bool                // no new flows, and no change of the configuration any more
 
 	// These may be called at any time.
 	datapath   *datapath.Datapath
@@ -137,12 +141,13 @@ type daemon struct {
 func open(ctx context.Context, host *node.Host, opts Options, config model.Config) (*daemon, error) {
 	d := &daemon{host: host, opts: opts, log: host.Log, events: host.Events, conditions: host.Conditions,
 		retries: newRetries(host.ConfigPath, host.Conditions)}
+	d.departed = condition.Lasting{Set: host.Conditions, Hold: departedHold}
 	d.openState()
 	if err := d.start(ctx, config); err != nil {
 		return nil, errors.Join(err, d.abandon())
 	}
 	d.beat() // what was missed or short until now is history
-	d.log.Info("forwarding", "instance", host.Instance, "services", len(d.writer.Snapshot().Config.Services))
+	d.log.Info("forwarding", "instance", host.Instance, "services", len(d.writer.Snapshot().Services))
 	host.Alive(partChanges) // or a change that is stuck from the first would not count
 	ctx, d.end = context.WithCancel(context.WithoutCancel(ctx))
 	d.running.Go(func() { d.loop(ctx) })
@@ -152,7 +157,7 @@ func open(ctx context.Context, host *node.Host, opts Options, config model.Confi
 
 // Summary is node.Instance's.
 func (d *daemon) Summary() string {
-	return "forwarding " + value.Counted(len(d.writer.Snapshot().Config.Services), "service")
+	return "forwarding " + value.Counted(len(d.writer.Snapshot().Services), "service")
 }
 
 // start loads the data plane and makes it what the configuration says. What it has done when it fails
@@ -185,14 +190,14 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 		func() { d.server.doubt(); d.ways.Review() })
 	d.interfaces.serves = d.server.serves
 	if d.ways, err = way.Open(way.Options{
-		DataPlane: dp, Conditions: d.conditions, Log: d.log, Host: d.interfaces.wayToHost,
-		Configured:     func() []netip.Addr { return d.writer.Snapshot().Config.SNAT.Addresses },
+		DataPlane: dp, Conditions: d.conditions, Log: d.log, Host: d.interfaces.wayToHost, Attached: d.interfaces.indices,
+		Configured:     func() []netip.Addr { return d.writer.Snapshot().Node.SNAT.Addresses },
 		SourcesChanged: d.retries.want, // a new source has to become one of our addresses
 		Beat:           func() { d.host.Alive(partNextHops) },
 	}); err != nil {
 		return err
 	}
-	d.reconciler = reconcile.New(maps, reconcile.BeforeNaming(d.ways.Add), reconcile.BeforeForgetting(d.ways.Rewrite))
+	d.reconciler = reconcile.New(maps, reconcile.BeforeNaming(d.ways.Add), reconcile.BeforeForgetting(d.forgetSources))
 	d.announcer = newAnnouncements(dp.SetOwned, d.conditions, d.log)
 	contents, err := d.reconciler.Adopt()
 	if err != nil {
@@ -204,7 +209,7 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 		return err
 	}
 	d.checks = newChecks(contents, d.conditions, d.events, directWay{d.detour, d.ways.Hop, d.server.serves}, d.log)
-	d.names = newNames(resolve.Open(resolve.Options{Path: namesPath(d.host.Instance), Log: d.log, Conditions: d.conditions}), d.conditions)
+	d.names = newNames(resolve.Open(resolve.Options{Path: namesPath(d.host.Instance), Log: d.log, Conditions: d.conditions}), d.conditions, d.vipsOf)
 	d.pulse = newPulse(dp, d.host.Instance, d.conditions, d.log)
 	d.chained = newChainedWatch(d.conditions, d.log)
 	_, err = d.change(ctx, d.first(config)...)
@@ -257,6 +262,7 @@ func (d *daemon) loop(ctx context.Context) {
 		case <-d.checks.monitor.Changed():
 			healthSoon()
 		case <-d.ways.Changed():
+			d.checks.doubt()
 			healthSoon()
 		case <-healthDue:
 			healthDue = nil
@@ -306,9 +312,10 @@ func (d *daemon) followInterfaces() {
 		return // a change is under way; in a second again
 	}
 	defer d.applying.Unlock()
-	if d.interfaces.refresh(d.writer.Snapshot().Config.Interfaces) {
+	if d.interfaces.refresh(d.writer.Snapshot().Node.Interfaces) {
 		d.retries.want()
 	}
+	d.followAddresses(time.Now())
 	d.server.refresh()
 }
 
@@ -339,6 +346,7 @@ func (d *daemon) again() {
 	if d.stopped {
 		return
 	}
+	d.checks.doubt()
 	_, _ = d.carryOut() // what failed is tried again
 }
 
@@ -374,7 +382,7 @@ func (d *daemon) abandon() error {
 func (d *daemon) endChecks() error {
 	var err error
 	if d.checks != nil {
-		d.checks.monitor.Close()
+		d.checks.close()
 	}
 	if d.detour != nil {
 		err = d.detour.Close()

@@ -80,6 +80,17 @@ func (i *interfaces) names() (all []string) {
 	return all
 }
 
+// indices are those of the interfaces in names that exist.
+func (i *interfaces) indices() map[int]bool {
+	all := map[int]bool{}
+	for _, name := range i.names() {
+		if device, err := i.find(name); err == nil {
+			all[device.Index] = true
+		}
+	}
+	return all
+}
+
 // attachAll attaches to those of wanted that are not in force, or in another mode. When one
 // refuses, those that are not in force are detached again, unless nothing is in force: then a
 // predecessor's may be among them, and goes on.
@@ -158,7 +169,7 @@ func (i *interfaces) attach(wanted model.Interface) error {
 	}
 	a, err := i.attacher.Attach(name, wanted.Attach)
 	if err != nil {
-		return err
+		return withUpper(wanted, err)
 	}
 	i.mu.Lock()
 	i.attached[name] = a
@@ -181,7 +192,7 @@ func (i *interfaces) attach(wanted model.Interface) error {
 		i.conditions.Clear(condition.AttachDegraded, name)
 	}
 	if err := i.offloads.fit(name, a.Mode, i.parents[name]); err != nil {
-		return errors.Join(err, i.detach(name))
+		return errors.Join(withUpper(wanted, err), i.detach(name))
 	}
 	return nil
 }

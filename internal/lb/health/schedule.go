@@ -6,6 +6,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -92,7 +93,7 @@ func (m *Monitor) runCheck(c *check, t target, p prober) {
 	}
 	started := time.Now()
 	ctx, cancel := context.WithTimeout(m.ctx, t.health.Timeout)
-	err := p.probe(ctx)
+	err := m.options.Uplinks.judge(c, t, p.probe(ctx), started)
 	cancel()
 	<-places
 	if m.ctx.Err() != nil {
@@ -131,7 +132,9 @@ func (m *Monitor) finish(c *check, err error, started time.Time) {
 		return
 	}
 	now := time.Now()
+	c.notJudged = ""
 	if isHere(err) {
+		c.notJudged = err.Error()
 		m.hereCount, m.hereError = m.hereCount+1, err
 	} else {
 		m.observe(c, err, now)
@@ -155,9 +158,10 @@ func (m *Monitor) observe(c *check, err error, now time.Time) {
 		cause = err.Error()
 	}
 	before := c.machine.state
-	v := c.machine.observe(now, cause, c.target.health.Rise, c.target.health.Fall)
+	v := c.machine.observe(now, cause, c.target.health.Rise, c.target.health.Fall, func() bool { return m.spares(c) })
 	if v.changed {
 		c.changes++
+		m.serving.doubt(c.members)
 	}
 	if v.changed || v.resting {
 		t := Transition{Service: c.service, Pool: c.pool, Backend: c.backend, Name: c.target.name, At: now, From: before, To: c.machine.state,
@@ -172,6 +176,30 @@ func (m *Monitor) observe(c *check, err error, now time.Time) {
 	}
 }
 
+// spares reports whether every service of a check has another backend of the same family that takes flows, or would as a
+// backup.
+func (m *Monitor) spares(c *check) bool {
+	names := map[string]bool{}
+	for _, name := range c.members {
+		names[name] = true
+	}
+	for _, s := range m.list {
+		if names[s.Name] && !slices.ContainsFunc(s.Backends, func(b model.Backend) bool {
+			if b.BackendAddress == c.backend || b.Address.Is4() != c.backend.Address.Is4() || b.Weight == 0 {
+				return false
+			}
+			state := b.Override
+			if other := m.members[member{s.Name, b.BackendAddress}]; state == "" && other != nil {
+				state = other.machine.state
+			}
+			return state == model.HealthUp
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
 // interval is the time to the next probe, with jitter.
 func interval(h model.Health) time.Duration {
 	spread := h.Interval * time.Duration(h.Jitter) / 100
@@ -181,7 +209,7 @@ func interval(h model.Health) time.Duration {
 // probed is where a backend is asked: where it says itself, else at its address. The port is also the check's,
 // else the backend's, else the only one that the service has. With direct return a backend that says nothing
 // is asked at the VIP, in that mode; a program finds its own way.
-func probed(s model.Service, b model.Backend) place {
+func probed(s *model.Service, b model.Backend) place {
 	address, direct := b.Address, model.Forwarding("")
 	switch {
 	case b.CheckAt.Address.IsValid():
@@ -194,7 +222,7 @@ func probed(s model.Service, b model.Backend) place {
 
 // vipFor is the first of the service's VIPs that the backend serves: of its family, or, since all backends may be
 // of the other one, any.
-func vipFor(s model.Service, b model.Backend) (vip netip.Addr) {
+func vipFor(s *model.Service, b model.Backend) (vip netip.Addr) {
 	for _, f := range s.Frontends {
 		switch {
 		case f.Address.Is4() == b.Address.Is4():
@@ -207,7 +235,7 @@ func vipFor(s model.Service, b model.Backend) (vip netip.Addr) {
 }
 
 // onlyPort is the one port of all the service's frontends, or 0.
-func onlyPort(s model.Service) (port uint16) {
+func onlyPort(s *model.Service) (port uint16) {
 	for _, f := range s.Frontends {
 		if !f.Ports.Exact() || port != 0 && port != f.Ports.First {
 			return 0

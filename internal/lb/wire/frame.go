@@ -5,6 +5,8 @@
 package wire
 
 import (
+	"bytes"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,6 +14,34 @@ import (
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 )
+
+// mark is in every announcement by shunt, where others ignore it: in the padding of an ARP frame, and in an
+// experimental option of an advertisement (RFC 4727 section 3.1.3). It tells one instance that
+// the other end of a conflict knows the same rule.
+var mark = []byte("shunt1")
+
+const (
+	arpEnd      = 14 + 28 // of an ARP packet in its frame; padding up to 60 bytes follows
+	markOption  = 253     // RFC 4727: for experiments
+	markPadding = 60 - arpEnd
+)
+
+// IsMarked reports whether a frame is an announcement by shunt.
+func IsMarked(frame []byte) bool {
+	if len(frame) < arpEnd+len(mark) {
+		return false
+	}
+	if binary.BigEndian.Uint16(frame[12:14]) == uint16(layers.EthernetTypeARP) {
+		return bytes.Equal(frame[arpEnd:arpEnd+len(mark)], mark)
+	}
+	// The options of an advertisement without extension headers.
+	for o := frame[min(14+40+24, len(frame)):]; len(o) >= 8 && o[1] > 0 && int(o[1])*8 <= len(o); o = o[int(o[1])*8:] {
+		if o[0] == markOption && bytes.Equal(o[2:8], mark) {
+			return true
+		}
+	}
+	return false
+}
 
 var (
 	broadcast = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
@@ -44,16 +74,22 @@ func Probe(mac net.HardwareAddr, addr netip.Addr) ([]byte, error) {
 
 // Announcement says that the address is here: an ARP announcement (RFC 5227 section 2.3),
 // or an unsolicited advertisement that overrides what neighbours have cached (RFC 4861
-// section 7.2.6).
+// section 7.2.6). It has shunt's mark (IsMarked).
 func Announcement(mac net.HardwareAddr, addr netip.Addr) ([]byte, error) {
 	if addr.Is4() {
-		return ARPRequest(mac, broadcast, addr, addr)
+		frame, err := ARPRequest(mac, broadcast, addr, addr)
+		if err != nil {
+			return nil, err
+		}
+		padding := make([]byte, markPadding)
+		copy(padding, mark)
+		return append(frame[:arpEnd:arpEnd], padding...), nil
 	}
 	const override = 0x20 // RFC 4861 section 4.4: router 0x80, solicited 0x40
 	return ndFrame(mac, GroupMAC(allNodes), addr, allNodes, layers.ICMPv6TypeNeighborAdvertisement,
 		&layers.ICMPv6NeighborAdvertisement{
 			Flags: override, TargetAddress: addr.AsSlice(),
-			Options: layers.ICMPv6Options{{Type: layers.ICMPv6OptTargetAddress, Data: mac}},
+			Options: layers.ICMPv6Options{{Type: layers.ICMPv6OptTargetAddress, Data: mac}, {Type: markOption, Data: mark}},
 		})
 }
 

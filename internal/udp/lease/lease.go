@@ -38,6 +38,7 @@ type Spec struct {
 	RingSize  uint32           // entries of each receive ring (xsk.RingSize)
 	Transmit  bool             // whether the holder can send: any frame, from any address
 	Stamped   bool             // whether each frame comes with the time at which it met XDP
+	BusyPoll  bool             // whether the holder has the driver's work done, in place of interrupts
 }
 
 // Grant is what a process needs in order to work with a lease.
@@ -89,13 +90,14 @@ func (l *Lease) open(spec Spec) error {
 	if err != nil {
 		return err
 	}
+	plan.BusyPoll = spec.BusyPoll
 	if plan.Stamped = spec.Stamped; plan.Stamped {
 		l.hook.Stamp(l.number)
 	}
 	if l.set.Memory, err = xsk.NewMemory(plan.Size() * int64(len(queues))); err != nil {
 		return err
 	}
-	if l.mode = spec.Mode; l.hook.Mode == kernel.ModeGeneric && l.mode == xsk.Auto {
+	if l.mode = spec.Mode; l.hook.Attachment().Mode == kernel.ModeGeneric && l.mode == xsk.Auto {
 		l.mode = xsk.Copy // there is no driver to ask
 	}
 	for i, queue := range queues {
@@ -124,8 +126,8 @@ func (l *Lease) Bind(patience time.Duration) error {
 		l.Grant.Layouts[i] = socket.Layout
 		l.Grant.Mode, l.Grant.Reason = socket.Layout.Mode, socket.Layout.Reason
 	}
-	if l.hook.Mode == kernel.ModeGeneric {
-		l.Grant.Mode, l.Grant.Reason = Generic, l.hook.Reason
+	if at := l.hook.Attachment(); at.Mode == kernel.ModeGeneric {
+		l.Grant.Mode, l.Grant.Reason = Generic, at.Reason
 	}
 	return nil
 }
