@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * From one pod to another, past the host's stack. sh_pod is at the ingress of the host's end of each pod's
- * veth, sh_pod_in at that of the interface towards other machines.
+ * veth, sh_pod_in at that of the uplink, the interface towards other machines.
  *
  *   pod a                          host                              pod b
  *   eth0 ══ veth ─► sh_pod ─► (netfilter, routing, tc) ─► veth ══ eth0
  *                     │                                            ▲
  *                     └────────────── redirect_peer ───────────────┘
+ *
+ *   pod a ══ veth ─► sh_pod ── redirect_neigh ─► uplink ═════ other machine
+ *   pod a ══ veth ◄───────────── redirect_peer ── sh_pod_in ◄─ uplink ═══
  *
  * Invariant: a packet that is not taken goes on as it came. Nothing is dropped and nothing is written to
  * a packet. Both directions of a connection take the shortcut, or none: conntrack, which follows sequence
@@ -407,7 +410,7 @@ static __always_inline enum pod_left packet_judge(struct __sk_buff *skb, struct 
 	return conntrack_ask(skb, p);
 }
 
-/* Counts a packet of the pod behind an interface. */
+/* Counts a packet that came in by an interface. */
 static __always_inline void pod_count(__u32 ifindex, enum pod_left left, __u64 bytes)
 {
 	struct pod_counts *counts = bpf_map_lookup_elem(&sh_pd_counts, &ifindex);
@@ -451,6 +454,8 @@ int sh_pod_in(struct __sk_buff *skb)
 	struct passage p = {};
 	enum pod_left left = packet_judge(skb, &p, 1);
 
-	pod_count(skb->ifindex, left, skb->len);
+	/* What comes in for nobody here is the host's own traffic, and does not count. */
+	if (left != POD_NOT_LOCAL && left != POD_NOT_IP)
+		pod_count(skb->ifindex, left, skb->len);
 	return left == POD_TAKEN ? bpf_redirect_peer(p.ifindex, 0) : TC_ACT_UNSPEC;
 }

@@ -48,8 +48,8 @@ struct pod_far {
 enum pod_left {
 	POD_TAKEN = 0, /* given to the other pod, or sent to its machine */
 	POD_NOT_IP = 1, /* ARP, a VLAN tag, or not sent to the host */
-	POD_NOT_LOCAL = 2, /* the destination is no pod that is known */
-	POD_SOURCE = 3, /* the source address is not that of the pod behind the interface */
+	POD_NOT_LOCAL = 2, /* the destination is no pod, and in no network, that is known */
+	POD_SOURCE = 3, /* the source is neither pod nor network behind the interface */
 	POD_MALFORMED = 4, /* headers that end too soon, IPv6 from or to ::ffff:a.b.c.d */
 	POD_FRAGMENT = 5,
 	POD_OPTIONS = 6, /* IPv4 options, IPv6 extension headers */
@@ -75,10 +75,13 @@ enum pod_left {
 	POD_UNWATCHED = 23, /* user space has not judged the pods for a second */
 	POD_UNPREPARED =
 		24, /* conntrack would refuse the connection's packets after the shortcut */
-	POD_LEFT_COUNT = 25,
+
+	/* Of a network, as user space sets it. */
+	POD_ROUTE = 25, /* the host does not send there by one plain next hop */
+	POD_LEFT_COUNT = 26,
 };
 
-/* What became of the packets that one pod has sent, by enum pod_left. */
+/* What became of the packets that came in by one interface, by enum pod_left. */
 struct pod_counts {
 	struct count of[POD_LEFT_COUNT];
 };

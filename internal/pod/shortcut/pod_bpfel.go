@@ -33,7 +33,7 @@ type podPod struct {
 
 type podPodCounts struct {
 	_  structs.HostLayout
-	Of [25]podCount
+	Of [26]podCount
 }
 
 type podPodFar struct {
@@ -87,7 +87,8 @@ const (
 	podPodLeftPOD_NOT_VETH     podPodLeft = 22
 	podPodLeftPOD_UNWATCHED    podPodLeft = 23
 	podPodLeftPOD_UNPREPARED   podPodLeft = 24
-	podPodLeftPOD_LEFT_COUNT   podPodLeft = 25
+	podPodLeftPOD_ROUTE        podPodLeft = 25
+	podPodLeftPOD_LEFT_COUNT   podPodLeft = 26
 )
 
 type podPodLimit uint32

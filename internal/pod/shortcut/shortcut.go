@@ -37,7 +37,7 @@ const (
 // Left is why a pod's packets go through the stack; Taken is that they need not.
 type Left uint32
 
-// The states of a pod.
+// The states of a pod and of a network.
 const (
 	Taken       = Left(podPodLeftPOD_TAKEN)
 	Unjudged    = Left(podPodLeftPOD_UNJUDGED)
@@ -48,7 +48,11 @@ const (
 	Bridged     = Left(podPodLeftPOD_BRIDGED)
 	Down        = Left(podPodLeftPOD_DOWN)
 	NotVeth     = Left(podPodLeftPOD_NOT_VETH)
+	Route       = Left(podPodLeftPOD_ROUTE) // of networks alone
 )
+
+// FarMax is for how many networks there is room.
+const FarMax = int(podPodLimitFAR_MAX)
 
 // String is the word in output and documentation, like "fragment".
 func (l Left) String() string {

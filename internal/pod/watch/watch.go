@@ -42,18 +42,24 @@ type Pod struct {
 	Addresses []netip.Addr
 }
 
-// Far is a network of pods of another machine.
+// Far is a network of pods of another machine, or a part of one that has a way of its own.
 type Far struct {
-	Network   netip.Prefix
-	Interface string     // towards the machine
-	NextHop   netip.Addr // of the network's family, a neighbour at the interface
+	Network   netip.Prefix // the zero value: the uplink has none, and Why says it
+	Interface string       // the uplink, towards the machine; empty: the way is by none
+	NextHop   netip.Addr   // of the network's family, a neighbour at the interface
+	MTU       int          // of the route, bytes; 0: it is the interface's
+	// Left and Why say that it is left alone whatever else is judged; Taken: they say nothing.
+	Left shortcut.Left
+	Why  string
 }
 
 // FarStatus is what the watch knows of such a network.
 type FarStatus struct {
 	Network   netip.Prefix `json:"network"`
-	Interface string       `json:"interface"`
-	State     string       `json:"state"` // as of a pod
+	Interface string       `json:"interface,omitempty"`
+	NextHop   netip.Addr   `json:"next_hop"`
+	Attach    kernel.Mode  `json:"attach"` // of the program at the interface; empty: it is not there
+	State     string       `json:"state"`  // as of a pod
 	Why       string       `json:"why,omitempty"`
 }
 
@@ -138,7 +144,8 @@ func Open(opts Options) (*Watch, error) {
 		// Before the rules are read the first time: what changes meanwhile is told.
 		for protocol, groups := range map[int][]uint{
 			unix.NETLINK_NETFILTER: {unix.NFNLGRP_NFTABLES},
-			unix.NETLINK_ROUTE:     {unix.RTNLGRP_LINK, unix.RTNLGRP_TC, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE},
+			unix.NETLINK_ROUTE: {unix.RTNLGRP_LINK, unix.RTNLGRP_TC, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+				unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE},
 		} {
 			s, err := nl.Subscribe(protocol, groups...)
 			if err != nil {
@@ -424,10 +431,10 @@ func (w *Watch) find(a, b end) *rules.Hazard {
 	return h
 }
 
-// Set changes which pods are watched; see Options.Find.
-func (w *Watch) Set(find func() ([]Pod, error)) error {
+// Set changes which pods and networks are watched; see Options.
+func (w *Watch) Set(find func() ([]Pod, error), findFar func() ([]Far, error)) error {
 	w.mu.Lock()
-	w.findAll, w.moved, w.found = find, true, time.Time{}
+	w.findAll, w.findFar, w.moved, w.found = find, findFar, true, time.Time{}
 	w.mu.Unlock()
 	return w.Judge()
 }
@@ -484,11 +491,16 @@ func (w *Watch) Status() (Status, error) {
 	}
 	for _, f := range w.fars {
 		st, known := w.farStates[f.Network]
-		if !known {
+		switch {
+		case f.Left != shortcut.Taken:
+			st.left, st.why = f.Left, f.Why
+		case !known:
 			st.left = shortcut.Unjudged
 		}
-		s.Far = append(s.Far, FarStatus{f.Network, f.Interface, st.left.String(), st.why})
-		s.From[f.Interface] = from[st.ifindex]
+		s.Far = append(s.Far, FarStatus{f.Network, f.Interface, f.NextHop, w.short.Mode(st.ifindex), st.left.String(), st.why})
+		if st.ifindex != 0 {
+			s.From[f.Interface] = from[st.ifindex]
+		}
 	}
 	return s, errors.Join(err, w.deaf, w.failed, w.untold)
 }
