@@ -118,14 +118,6 @@ func (b *Bed) Network(is6 bool) netip.Prefix {
 	return netip.PrefixFrom(b.Address(0, is6), bits).Masked()
 }
 
-// Far is the way to the pods of a node, as the watch of the other takes it.
-func (b *Bed) Far() []watch.Far {
-	return []watch.Far{
-		{Network: b.Network(false), Interface: Uplink, NextHop: b.uplink().IPv4.Addr()},
-		{Network: b.Network(true), Interface: Uplink, NextHop: b.uplink().IPv6.Addr()},
-	}
-}
-
 // build makes the node and its pods.
 func (b *Bed) build(node, podName string, pods int) (err error) {
 	if b.Node, err = b.Lab.AddHost(node); err != nil {
