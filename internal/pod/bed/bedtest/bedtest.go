@@ -52,7 +52,7 @@ func NewPair(t *testing.T, pods int) (pair [2]*bed.Bed, rules [2]*plain.Rules) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	pair, err := bed.NewPair(ctx, pods)
+	pair, err := bed.NewPair(ctx, pods, pods)
 	if err != nil {
 		t.Fatal(err)
 	}
