@@ -21,8 +21,8 @@ import (
 )
 
 // newPair is two nodes that know of each other's pods.
-func newPair(t *testing.T, mode shortcut.Mode) (pair [2]*world) {
-	beds, all := bedtest.NewPair(t, 2)
+func newPair(t *testing.T, mode shortcut.Mode, more ...plain.Service) (pair [2]*world) {
+	beds, all := bedtest.NewPair(t, 2, more...)
 	for i, b := range beds {
 		w := &world{T: t, Bed: b, rules: all[i]}
 		var err error
