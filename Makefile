@@ -50,6 +50,7 @@ test: go-version
 	@echo "make test: no Debian packages are needed"
 	@[ "$$(id -u)" -eq 0 ] || echo "make test: not root, so tests that load BPF programs or make network namespaces will skip"
 	$(GO) test -count=1 -timeout 20m $(BESIDE) $(TESTFLAGS) $(LONGEST) ./...
+	$(GO) test -C bench/draw -count=1 $(TESTFLAGS) .
 	$(GO) test -C kube -count=1 $(TESTFLAGS) ./command ./source ./translate
 	$(GO) test -C test/kube -count=1 $(TESTFLAGS) ./node ./plane
 
@@ -116,6 +117,7 @@ lint-shunt: go-version
 lint-nested: go-version
 	cd kube && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./...
 	$(GO) vet -C test/kube ./node ./plane
+	cd bench/draw && $(GO) mod tidy -diff && $(GO) vet . && $(GO) run $(STATICCHECK) .
 
 ## make format            gofmt and clang-format, in place
 .PHONY: format

@@ -53,9 +53,9 @@ var mayImport = map[string][]string{
 	"internal/lb/decap":       {"internal/lb/model", "internal/kernel", "internal/lb/backend"},
 	"internal/lb/datapath":    {"internal/lb/model", "internal/value", "internal/kernel", "internal/condition", "internal/lb/maglev", "internal/namespace", "internal/lb/reconcile"},
 	"internal/lb/sock":        {"internal/kernel", "internal/namespace", "internal/lb/reconcile"},
-	"internal/lb/wire":        {"internal/namespace"},
+	"internal/lb/wire":        {"internal/namespace", "internal/packet"},
 	"internal/lb/neighbour":   {"internal/lb/model", "internal/condition", "internal/namespace", "internal/lb/wire"},
-	"internal/lb/announce":    {"internal/lb/model", "internal/condition", "internal/namespace", "internal/lb/wire"},
+	"internal/lb/announce":    {"internal/lb/model", "internal/condition", "internal/namespace", "internal/packet", "internal/lb/wire"},
 	"internal/lb/way":         {"internal/lb/model", "internal/condition", "internal/lb/datapath", "internal/lb/neighbour", "internal/lb/reconcile"},
 	"internal/lb/backend":     {"internal/lb/model", "internal/condition", "internal/namespace", "internal/record"},
 

@@ -6,8 +6,13 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/gopacket/gopacket/layers"
 	"github.com/shunt-lb/shunt/internal/lb/wire"
+	"github.com/shunt-lb/shunt/internal/packet"
+)
+
+const (
+	arpRequest        = 1 // operation (RFC 826)
+	targetLinkAddress = 2 // option of an advertisement (RFC 4861 section 4.6.1)
 )
 
 // claim is what a received frame says of an address: mac has it, or is about to take it.
@@ -25,9 +30,9 @@ func claimOf(frame []byte) (c claim, ok bool) {
 		return claim{}, false
 	}
 	switch body := frame[14:]; binary.BigEndian.Uint16(frame[12:14]) {
-	case uint16(layers.EthernetTypeARP):
+	case packet.TypeARP:
 		c, ok = claimARP(body)
-	case uint16(layers.EthernetTypeIPv6):
+	case packet.TypeIPv6:
 		c, ok = claimND(body, net.HardwareAddr(frame[6:12]))
 	}
 	if !ok {
@@ -55,7 +60,7 @@ func claimARP(b []byte) (c claim, ok bool) {
 	}
 	sender, target := netip.AddrFrom4([4]byte(b[14:18])), netip.AddrFrom4([4]byte(b[24:28]))
 	if sender.IsUnspecified() {
-		return claim{addr: target, mac: b[8:14], probe: true}, binary.BigEndian.Uint16(b[6:8]) == layers.ARPRequest
+		return claim{addr: target, mac: b[8:14], probe: true}, binary.BigEndian.Uint16(b[6:8]) == arpRequest
 	}
 	return claim{addr: sender, mac: b[8:14]}, true
 }
@@ -64,7 +69,7 @@ func claimARP(b []byte) (c claim, ok bool) {
 // sections 5.4.3 and 5.4.4).
 func claimND(b []byte, from net.HardwareAddr) (c claim, ok bool) {
 	const header, message = 40, 24
-	if len(b) < header+message || b[6] != uint8(layers.IPProtocolICMPv6) || b[7] != 255 {
+	if len(b) < header+message || b[6] != packet.ProtocolICMPv6 || b[7] != 255 {
 		return claim{}, false
 	}
 	icmp := b[header:]
@@ -73,13 +78,13 @@ func claimND(b []byte, from net.HardwareAddr) (c claim, ok bool) {
 	}
 	c = claim{addr: netip.AddrFrom16([16]byte(icmp[8:message])), mac: from}
 	switch icmp[0] {
-	case layers.ICMPv6TypeNeighborSolicitation:
+	case packet.TypeNeighbourSolicitation:
 		c.probe = true
 		return c, netip.AddrFrom16([16]byte(b[8:24])).IsUnspecified()
-	case layers.ICMPv6TypeNeighborAdvertisement:
+	case packet.TypeNeighbourAdvertisement:
 		// The option, where there is one, names the owner even if a proxy answers.
 		for o := icmp[message:]; len(o) >= 8 && o[1] > 0 && int(o[1])*8 <= len(o); o = o[int(o[1])*8:] {
-			if o[0] == uint8(layers.ICMPv6OptTargetAddress) {
+			if o[0] == targetLinkAddress {
 				c.mac = net.HardwareAddr(o[2:8])
 				break
 			}
