@@ -761,9 +761,12 @@ type Acceleration struct {
 	// Whether packets between pods of this host take the shortcut. If not, pods is empty.
 	SameNode bool              `protobuf:"varint,2,opt,name=same_node,json=sameNode,proto3" json:"same_node,omitempty"`
 	Pods     []*AcceleratedPod `protobuf:"bytes,3,rep,name=pods,proto3" json:"pods,omitempty"`
-	// Packets of all pods since the product began, pods that are gone included. "taken": by the
-	// shortcut; each other key is the reason why packets went through the host's stack.
-	Counts        map[string]*Count `protobuf:"bytes,4,rep,name=counts,proto3" json:"counts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Packets that pods have sent since the product began, pods that are gone included, and packets
+	// that came for pods by the uplinks. "taken": by the shortcut; each other key is the reason why
+	// packets went through the host's stack.
+	Counts        map[string]*Count     `protobuf:"bytes,4,rep,name=counts,proto3" json:"counts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Uplinks       []*AcceleratedUplink  `protobuf:"bytes,5,rep,name=uplinks,proto3" json:"uplinks,omitempty"`
+	Networks      []*AcceleratedNetwork `protobuf:"bytes,6,rep,name=networks,proto3" json:"networks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -826,6 +829,173 @@ func (x *Acceleration) GetCounts() map[string]*Count {
 	return nil
 }
 
+func (x *Acceleration) GetUplinks() []*AcceleratedUplink {
+	if x != nil {
+		return x.Uplinks
+	}
+	return nil
+}
+
+func (x *Acceleration) GetNetworks() []*AcceleratedNetwork {
+	if x != nil {
+		return x.Networks
+	}
+	return nil
+}
+
+// An interface towards other hosts.
+type AcceleratedUplink struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Interface string                 `protobuf:"bytes,1,opt,name=interface,proto3" json:"interface,omitempty"`
+	// The hook to which the program is attached: tcx or clsact. Empty: it is not attached.
+	Attached string `protobuf:"bytes,2,opt,name=attached,proto3" json:"attached,omitempty"`
+	// The reason why no network is beyond it; empty: there are some.
+	Why string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	// Packets that came in by it for pods of this host since the program was attached, by outcome.
+	Counts        map[string]*Count `protobuf:"bytes,4,rep,name=counts,proto3" json:"counts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcceleratedUplink) Reset() {
+	*x = AcceleratedUplink{}
+	mi := &file_v1_shunt_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcceleratedUplink) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcceleratedUplink) ProtoMessage() {}
+
+func (x *AcceleratedUplink) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcceleratedUplink.ProtoReflect.Descriptor instead.
+func (*AcceleratedUplink) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *AcceleratedUplink) GetInterface() string {
+	if x != nil {
+		return x.Interface
+	}
+	return ""
+}
+
+func (x *AcceleratedUplink) GetAttached() string {
+	if x != nil {
+		return x.Attached
+	}
+	return ""
+}
+
+func (x *AcceleratedUplink) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *AcceleratedUplink) GetCounts() map[string]*Count {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+// A network beyond an uplink, or a part of one that has a way of its own.
+type AcceleratedNetwork struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Network string                 `protobuf:"bytes,1,opt,name=network,proto3" json:"network,omitempty"`
+	// The uplink; empty: the way is by none, so the network is left alone.
+	Interface string `protobuf:"bytes,2,opt,name=interface,proto3" json:"interface,omitempty"`
+	// Empty: the way has none, or several.
+	NextHop string `protobuf:"bytes,3,opt,name=next_hop,json=nextHop,proto3" json:"next_hop,omitempty"`
+	// "taken", or the reason why all its packets are left to the host's stack.
+	State string `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
+	// The rule, the program or the route that state is about.
+	Why           string `protobuf:"bytes,5,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcceleratedNetwork) Reset() {
+	*x = AcceleratedNetwork{}
+	mi := &file_v1_shunt_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcceleratedNetwork) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcceleratedNetwork) ProtoMessage() {}
+
+func (x *AcceleratedNetwork) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcceleratedNetwork.ProtoReflect.Descriptor instead.
+func (*AcceleratedNetwork) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *AcceleratedNetwork) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+func (x *AcceleratedNetwork) GetInterface() string {
+	if x != nil {
+		return x.Interface
+	}
+	return ""
+}
+
+func (x *AcceleratedNetwork) GetNextHop() string {
+	if x != nil {
+		return x.NextHop
+	}
+	return ""
+}
+
+func (x *AcceleratedNetwork) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *AcceleratedNetwork) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
 // A pod: the network namespace behind one veth of the host.
 type AcceleratedPod struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -842,7 +1012,7 @@ type AcceleratedPod struct {
 
 func (x *AcceleratedPod) Reset() {
 	*x = AcceleratedPod{}
-	mi := &file_v1_shunt_proto_msgTypes[8]
+	mi := &file_v1_shunt_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -854,7 +1024,7 @@ func (x *AcceleratedPod) String() string {
 func (*AcceleratedPod) ProtoMessage() {}
 
 func (x *AcceleratedPod) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[8]
+	mi := &file_v1_shunt_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -867,7 +1037,7 @@ func (x *AcceleratedPod) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedPod.ProtoReflect.Descriptor instead.
 func (*AcceleratedPod) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{8}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AcceleratedPod) GetInterface() string {
@@ -912,7 +1082,7 @@ type AcceleratedAddress struct {
 
 func (x *AcceleratedAddress) Reset() {
 	*x = AcceleratedAddress{}
-	mi := &file_v1_shunt_proto_msgTypes[9]
+	mi := &file_v1_shunt_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -924,7 +1094,7 @@ func (x *AcceleratedAddress) String() string {
 func (*AcceleratedAddress) ProtoMessage() {}
 
 func (x *AcceleratedAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[9]
+	mi := &file_v1_shunt_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -937,7 +1107,7 @@ func (x *AcceleratedAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedAddress.ProtoReflect.Descriptor instead.
 func (*AcceleratedAddress) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{9}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AcceleratedAddress) GetAddress() string {
@@ -975,7 +1145,7 @@ type Product struct {
 
 func (x *Product) Reset() {
 	*x = Product{}
-	mi := &file_v1_shunt_proto_msgTypes[10]
+	mi := &file_v1_shunt_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -987,7 +1157,7 @@ func (x *Product) String() string {
 func (*Product) ProtoMessage() {}
 
 func (x *Product) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[10]
+	mi := &file_v1_shunt_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1000,7 +1170,7 @@ func (x *Product) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Product.ProtoReflect.Descriptor instead.
 func (*Product) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{10}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Product) GetName() string {
@@ -1043,7 +1213,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_v1_shunt_proto_msgTypes[11]
+	mi := &file_v1_shunt_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1055,7 +1225,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[11]
+	mi := &file_v1_shunt_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1068,7 +1238,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{11}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Attachment) GetInterface() string {
@@ -1121,7 +1291,7 @@ type ChainedProgram struct {
 
 func (x *ChainedProgram) Reset() {
 	*x = ChainedProgram{}
-	mi := &file_v1_shunt_proto_msgTypes[12]
+	mi := &file_v1_shunt_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1133,7 +1303,7 @@ func (x *ChainedProgram) String() string {
 func (*ChainedProgram) ProtoMessage() {}
 
 func (x *ChainedProgram) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[12]
+	mi := &file_v1_shunt_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1146,7 +1316,7 @@ func (x *ChainedProgram) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChainedProgram.ProtoReflect.Descriptor instead.
 func (*ChainedProgram) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{12}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ChainedProgram) GetPosition() string {
@@ -1206,7 +1376,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_v1_shunt_proto_msgTypes[13]
+	mi := &file_v1_shunt_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1218,7 +1388,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[13]
+	mi := &file_v1_shunt_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1231,7 +1401,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{13}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Condition) GetCode() string {
@@ -1300,7 +1470,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_v1_shunt_proto_msgTypes[14]
+	mi := &file_v1_shunt_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1312,7 +1482,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[14]
+	mi := &file_v1_shunt_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1325,7 +1495,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{14}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Service) GetName() string {
@@ -1427,7 +1597,7 @@ type ServiceBackend struct {
 
 func (x *ServiceBackend) Reset() {
 	*x = ServiceBackend{}
-	mi := &file_v1_shunt_proto_msgTypes[15]
+	mi := &file_v1_shunt_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1439,7 +1609,7 @@ func (x *ServiceBackend) String() string {
 func (*ServiceBackend) ProtoMessage() {}
 
 func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[15]
+	mi := &file_v1_shunt_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1452,7 +1622,7 @@ func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceBackend.ProtoReflect.Descriptor instead.
 func (*ServiceBackend) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{15}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ServiceBackend) GetAddress() string {
@@ -1568,7 +1738,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_v1_shunt_proto_msgTypes[16]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1580,7 +1750,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[16]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1593,7 +1763,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{16}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Backend) GetAddress() string {
@@ -1712,7 +1882,7 @@ type BackendHealth struct {
 
 func (x *BackendHealth) Reset() {
 	*x = BackendHealth{}
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1724,7 +1894,7 @@ func (x *BackendHealth) String() string {
 func (*BackendHealth) ProtoMessage() {}
 
 func (x *BackendHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1737,7 +1907,7 @@ func (x *BackendHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendHealth.ProtoReflect.Descriptor instead.
 func (*BackendHealth) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *BackendHealth) GetService() string {
@@ -1820,7 +1990,7 @@ type Count struct {
 
 func (x *Count) Reset() {
 	*x = Count{}
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1832,7 +2002,7 @@ func (x *Count) String() string {
 func (*Count) ProtoMessage() {}
 
 func (x *Count) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1845,7 +2015,7 @@ func (x *Count) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Count.ProtoReflect.Descriptor instead.
 func (*Count) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Count) GetPackets() uint64 {
@@ -1870,7 +2040,7 @@ type ListBackendsRequest struct {
 
 func (x *ListBackendsRequest) Reset() {
 	*x = ListBackendsRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1882,7 +2052,7 @@ func (x *ListBackendsRequest) String() string {
 func (*ListBackendsRequest) ProtoMessage() {}
 
 func (x *ListBackendsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1895,7 +2065,7 @@ func (x *ListBackendsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendsRequest.ProtoReflect.Descriptor instead.
 func (*ListBackendsRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
 }
 
 type ListBackendsResponse struct {
@@ -1907,7 +2077,7 @@ type ListBackendsResponse struct {
 
 func (x *ListBackendsResponse) Reset() {
 	*x = ListBackendsResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1919,7 +2089,7 @@ func (x *ListBackendsResponse) String() string {
 func (*ListBackendsResponse) ProtoMessage() {}
 
 func (x *ListBackendsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1932,7 +2102,7 @@ func (x *ListBackendsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendsResponse.ProtoReflect.Descriptor instead.
 func (*ListBackendsResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListBackendsResponse) GetBackends() []*Backend {
@@ -1950,7 +2120,7 @@ type ListOverridesRequest struct {
 
 func (x *ListOverridesRequest) Reset() {
 	*x = ListOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1962,7 +2132,7 @@ func (x *ListOverridesRequest) String() string {
 func (*ListOverridesRequest) ProtoMessage() {}
 
 func (x *ListOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1975,7 +2145,7 @@ func (x *ListOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ListOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
 }
 
 type ListOverridesResponse struct {
@@ -1987,7 +2157,7 @@ type ListOverridesResponse struct {
 
 func (x *ListOverridesResponse) Reset() {
 	*x = ListOverridesResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2169,7 @@ func (x *ListOverridesResponse) String() string {
 func (*ListOverridesResponse) ProtoMessage() {}
 
 func (x *ListOverridesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2182,7 @@ func (x *ListOverridesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOverridesResponse.ProtoReflect.Descriptor instead.
 func (*ListOverridesResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListOverridesResponse) GetOverrides() []*Override {
@@ -2044,7 +2214,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2056,7 +2226,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2069,7 +2239,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Override) GetBackend() string {
@@ -2143,7 +2313,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2155,7 +2325,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2168,7 +2338,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
 }
 
 // One event.
@@ -2189,7 +2359,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2201,7 +2371,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2214,7 +2384,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WatchResponse) GetTime() *timestamppb.Timestamp {
@@ -2267,7 +2437,7 @@ type HealthChange struct {
 
 func (x *HealthChange) Reset() {
 	*x = HealthChange{}
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2279,7 +2449,7 @@ func (x *HealthChange) String() string {
 func (*HealthChange) ProtoMessage() {}
 
 func (x *HealthChange) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2292,7 +2462,7 @@ func (x *HealthChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthChange.ProtoReflect.Descriptor instead.
 func (*HealthChange) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *HealthChange) GetService() string {
@@ -2366,7 +2536,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2378,7 +2548,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2391,7 +2561,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
 }
 
 type ReloadResponse struct {
@@ -2413,7 +2583,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2425,7 +2595,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2438,7 +2608,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReloadResponse) GetApplied() bool {
@@ -2496,7 +2666,7 @@ type SettingDifference struct {
 
 func (x *SettingDifference) Reset() {
 	*x = SettingDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2508,7 +2678,7 @@ func (x *SettingDifference) String() string {
 func (*SettingDifference) ProtoMessage() {}
 
 func (x *SettingDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2521,7 +2691,7 @@ func (x *SettingDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingDifference.ProtoReflect.Descriptor instead.
 func (*SettingDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SettingDifference) GetKey() string {
@@ -2562,7 +2732,7 @@ type Fault struct {
 
 func (x *Fault) Reset() {
 	*x = Fault{}
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2574,7 +2744,7 @@ func (x *Fault) String() string {
 func (*Fault) ProtoMessage() {}
 
 func (x *Fault) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2587,7 +2757,7 @@ func (x *Fault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fault.ProtoReflect.Descriptor instead.
 func (*Fault) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Fault) GetFile() string {
@@ -2659,7 +2829,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2671,7 +2841,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2684,7 +2854,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Difference) GetServices() []*ServiceDifference {
@@ -2729,7 +2899,7 @@ type ServiceDifference struct {
 
 func (x *ServiceDifference) Reset() {
 	*x = ServiceDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2741,7 +2911,7 @@ func (x *ServiceDifference) String() string {
 func (*ServiceDifference) ProtoMessage() {}
 
 func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2754,7 +2924,7 @@ func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceDifference.ProtoReflect.Descriptor instead.
 func (*ServiceDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ServiceDifference) GetName() string {
@@ -2854,7 +3024,7 @@ type AttributeDifference struct {
 
 func (x *AttributeDifference) Reset() {
 	*x = AttributeDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2866,7 +3036,7 @@ func (x *AttributeDifference) String() string {
 func (*AttributeDifference) ProtoMessage() {}
 
 func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2879,7 +3049,7 @@ func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttributeDifference.ProtoReflect.Descriptor instead.
 func (*AttributeDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *AttributeDifference) GetName() string {
@@ -2919,7 +3089,7 @@ type FilterDifference struct {
 
 func (x *FilterDifference) Reset() {
 	*x = FilterDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2931,7 +3101,7 @@ func (x *FilterDifference) String() string {
 func (*FilterDifference) ProtoMessage() {}
 
 func (x *FilterDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2944,7 +3114,7 @@ func (x *FilterDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilterDifference.ProtoReflect.Descriptor instead.
 func (*FilterDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *FilterDifference) GetAllowFromAdded() uint32 {
@@ -3000,7 +3170,7 @@ type WeightDifference struct {
 
 func (x *WeightDifference) Reset() {
 	*x = WeightDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3012,7 +3182,7 @@ func (x *WeightDifference) String() string {
 func (*WeightDifference) ProtoMessage() {}
 
 func (x *WeightDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3025,7 +3195,7 @@ func (x *WeightDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WeightDifference.ProtoReflect.Descriptor instead.
 func (*WeightDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WeightDifference) GetBackend() string {
@@ -3061,7 +3231,7 @@ type StateDifference struct {
 
 func (x *StateDifference) Reset() {
 	*x = StateDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3073,7 +3243,7 @@ func (x *StateDifference) String() string {
 func (*StateDifference) ProtoMessage() {}
 
 func (x *StateDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3086,7 +3256,7 @@ func (x *StateDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateDifference.ProtoReflect.Descriptor instead.
 func (*StateDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *StateDifference) GetBackend() string {
@@ -3121,7 +3291,7 @@ type BackendDifference struct {
 
 func (x *BackendDifference) Reset() {
 	*x = BackendDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3133,7 +3303,7 @@ func (x *BackendDifference) String() string {
 func (*BackendDifference) ProtoMessage() {}
 
 func (x *BackendDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3146,7 +3316,7 @@ func (x *BackendDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendDifference.ProtoReflect.Descriptor instead.
 func (*BackendDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *BackendDifference) GetBackend() string {
@@ -3175,7 +3345,7 @@ type TableDifference struct {
 
 func (x *TableDifference) Reset() {
 	*x = TableDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3187,7 +3357,7 @@ func (x *TableDifference) String() string {
 func (*TableDifference) ProtoMessage() {}
 
 func (x *TableDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3200,7 +3370,7 @@ func (x *TableDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableDifference.ProtoReflect.Descriptor instead.
 func (*TableDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *TableDifference) GetFamily() string {
@@ -3243,7 +3413,7 @@ type AddressDifference struct {
 
 func (x *AddressDifference) Reset() {
 	*x = AddressDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3255,7 +3425,7 @@ func (x *AddressDifference) String() string {
 func (*AddressDifference) ProtoMessage() {}
 
 func (x *AddressDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3268,7 +3438,7 @@ func (x *AddressDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressDifference.ProtoReflect.Descriptor instead.
 func (*AddressDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *AddressDifference) GetAddress() string {
@@ -3311,7 +3481,7 @@ type DrainBackendRequest struct {
 
 func (x *DrainBackendRequest) Reset() {
 	*x = DrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[40]
+	mi := &file_v1_shunt_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3323,7 +3493,7 @@ func (x *DrainBackendRequest) String() string {
 func (*DrainBackendRequest) ProtoMessage() {}
 
 func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[40]
+	mi := &file_v1_shunt_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3336,7 +3506,7 @@ func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*DrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DrainBackendRequest) GetBackend() string {
@@ -3362,7 +3532,7 @@ type UndrainBackendRequest struct {
 
 func (x *UndrainBackendRequest) Reset() {
 	*x = UndrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[41]
+	mi := &file_v1_shunt_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3374,7 +3544,7 @@ func (x *UndrainBackendRequest) String() string {
 func (*UndrainBackendRequest) ProtoMessage() {}
 
 func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[41]
+	mi := &file_v1_shunt_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3387,7 +3557,7 @@ func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*UndrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{41}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *UndrainBackendRequest) GetBackend() string {
@@ -3408,7 +3578,7 @@ type SetBackendWeightRequest struct {
 
 func (x *SetBackendWeightRequest) Reset() {
 	*x = SetBackendWeightRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[42]
+	mi := &file_v1_shunt_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3420,7 +3590,7 @@ func (x *SetBackendWeightRequest) String() string {
 func (*SetBackendWeightRequest) ProtoMessage() {}
 
 func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[42]
+	mi := &file_v1_shunt_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3433,7 +3603,7 @@ func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendWeightRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendWeightRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{42}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SetBackendWeightRequest) GetBackend() string {
@@ -3461,7 +3631,7 @@ type SetBackendHealthRequest struct {
 
 func (x *SetBackendHealthRequest) Reset() {
 	*x = SetBackendHealthRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[43]
+	mi := &file_v1_shunt_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3473,7 +3643,7 @@ func (x *SetBackendHealthRequest) String() string {
 func (*SetBackendHealthRequest) ProtoMessage() {}
 
 func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[43]
+	mi := &file_v1_shunt_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3486,7 +3656,7 @@ func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendHealthRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendHealthRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{43}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *SetBackendHealthRequest) GetBackend() string {
@@ -3517,7 +3687,7 @@ type ClearOverridesRequest struct {
 
 func (x *ClearOverridesRequest) Reset() {
 	*x = ClearOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[44]
+	mi := &file_v1_shunt_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3529,7 +3699,7 @@ func (x *ClearOverridesRequest) String() string {
 func (*ClearOverridesRequest) ProtoMessage() {}
 
 func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[44]
+	mi := &file_v1_shunt_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3542,7 +3712,7 @@ func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ClearOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{44}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ClearOverridesRequest) GetBackend() string {
@@ -3587,7 +3757,7 @@ type OverrideResponse struct {
 
 func (x *OverrideResponse) Reset() {
 	*x = OverrideResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[45]
+	mi := &file_v1_shunt_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3599,7 +3769,7 @@ func (x *OverrideResponse) String() string {
 func (*OverrideResponse) ProtoMessage() {}
 
 func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[45]
+	mi := &file_v1_shunt_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3612,7 +3782,7 @@ func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverrideResponse.ProtoReflect.Descriptor instead.
 func (*OverrideResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{45}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *OverrideResponse) GetBackends() []string {
@@ -3668,7 +3838,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[46]
+	mi := &file_v1_shunt_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3680,7 +3850,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[46]
+	mi := &file_v1_shunt_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3693,7 +3863,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{46}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DetachRequest) GetInstance() string {
@@ -3713,7 +3883,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[47]
+	mi := &file_v1_shunt_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3725,7 +3895,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[47]
+	mi := &file_v1_shunt_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3738,7 +3908,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{47}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DetachResponse) GetPid() int32 {
@@ -3834,15 +4004,31 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\tring_full\x18\x06 \x01(\x04R\bringFull\x12\x18\n" +
 	"\ainvalid\x18\a \x01(\x04R\ainvalid\x12\x1d\n" +
 	"\n" +
-	"tx_invalid\x18\b \x01(\x04R\ttxInvalid\"\xf5\x01\n" +
+	"tx_invalid\x18\b \x01(\x04R\ttxInvalid\"\xe6\x02\n" +
 	"\fAcceleration\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1b\n" +
 	"\tsame_node\x18\x02 \x01(\bR\bsameNode\x12,\n" +
 	"\x04pods\x18\x03 \x03(\v2\x18.shunt.v1.AcceleratedPodR\x04pods\x12:\n" +
-	"\x06counts\x18\x04 \x03(\v2\".shunt.v1.Acceleration.CountsEntryR\x06counts\x1aJ\n" +
+	"\x06counts\x18\x04 \x03(\v2\".shunt.v1.Acceleration.CountsEntryR\x06counts\x125\n" +
+	"\auplinks\x18\x05 \x03(\v2\x1b.shunt.v1.AcceleratedUplinkR\auplinks\x128\n" +
+	"\bnetworks\x18\x06 \x03(\v2\x1c.shunt.v1.AcceleratedNetworkR\bnetworks\x1aJ\n" +
 	"\vCountsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12%\n" +
-	"\x05value\x18\x02 \x01(\v2\x0f.shunt.v1.CountR\x05value:\x028\x01\"\x90\x02\n" +
+	"\x05value\x18\x02 \x01(\v2\x0f.shunt.v1.CountR\x05value:\x028\x01\"\xec\x01\n" +
+	"\x11AcceleratedUplink\x12\x1c\n" +
+	"\tinterface\x18\x01 \x01(\tR\tinterface\x12\x1a\n" +
+	"\battached\x18\x02 \x01(\tR\battached\x12\x10\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\x12?\n" +
+	"\x06counts\x18\x04 \x03(\v2'.shunt.v1.AcceleratedUplink.CountsEntryR\x06counts\x1aJ\n" +
+	"\vCountsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12%\n" +
+	"\x05value\x18\x02 \x01(\v2\x0f.shunt.v1.CountR\x05value:\x028\x01\"\x8f\x01\n" +
+	"\x12AcceleratedNetwork\x12\x18\n" +
+	"\anetwork\x18\x01 \x01(\tR\anetwork\x12\x1c\n" +
+	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x19\n" +
+	"\bnext_hop\x18\x03 \x01(\tR\anextHop\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x12\x10\n" +
+	"\x03why\x18\x05 \x01(\tR\x03why\"\x90\x02\n" +
 	"\x0eAcceleratedPod\x12\x1c\n" +
 	"\tinterface\x18\x01 \x01(\tR\tinterface\x12\x1a\n" +
 	"\battached\x18\x02 \x01(\tR\battached\x12:\n" +
@@ -4125,7 +4311,7 @@ func file_v1_shunt_proto_rawDescGZIP() []byte {
 	return file_v1_shunt_proto_rawDescData
 }
 
-var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
 var file_v1_shunt_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: shunt.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: shunt.v1.GetStatusResponse
@@ -4135,140 +4321,147 @@ var file_v1_shunt_proto_goTypes = []any{
 	(*UDPQueue)(nil),                // 5: shunt.v1.UDPQueue
 	(*UDPCounts)(nil),               // 6: shunt.v1.UDPCounts
 	(*Acceleration)(nil),            // 7: shunt.v1.Acceleration
-	(*AcceleratedPod)(nil),          // 8: shunt.v1.AcceleratedPod
-	(*AcceleratedAddress)(nil),      // 9: shunt.v1.AcceleratedAddress
-	(*Product)(nil),                 // 10: shunt.v1.Product
-	(*Attachment)(nil),              // 11: shunt.v1.Attachment
-	(*ChainedProgram)(nil),          // 12: shunt.v1.ChainedProgram
-	(*Condition)(nil),               // 13: shunt.v1.Condition
-	(*Service)(nil),                 // 14: shunt.v1.Service
-	(*ServiceBackend)(nil),          // 15: shunt.v1.ServiceBackend
-	(*Backend)(nil),                 // 16: shunt.v1.Backend
-	(*BackendHealth)(nil),           // 17: shunt.v1.BackendHealth
-	(*Count)(nil),                   // 18: shunt.v1.Count
-	(*ListBackendsRequest)(nil),     // 19: shunt.v1.ListBackendsRequest
-	(*ListBackendsResponse)(nil),    // 20: shunt.v1.ListBackendsResponse
-	(*ListOverridesRequest)(nil),    // 21: shunt.v1.ListOverridesRequest
-	(*ListOverridesResponse)(nil),   // 22: shunt.v1.ListOverridesResponse
-	(*Override)(nil),                // 23: shunt.v1.Override
-	(*WatchRequest)(nil),            // 24: shunt.v1.WatchRequest
-	(*WatchResponse)(nil),           // 25: shunt.v1.WatchResponse
-	(*HealthChange)(nil),            // 26: shunt.v1.HealthChange
-	(*ReloadRequest)(nil),           // 27: shunt.v1.ReloadRequest
-	(*ReloadResponse)(nil),          // 28: shunt.v1.ReloadResponse
-	(*SettingDifference)(nil),       // 29: shunt.v1.SettingDifference
-	(*Fault)(nil),                   // 30: shunt.v1.Fault
-	(*Difference)(nil),              // 31: shunt.v1.Difference
-	(*ServiceDifference)(nil),       // 32: shunt.v1.ServiceDifference
-	(*AttributeDifference)(nil),     // 33: shunt.v1.AttributeDifference
-	(*FilterDifference)(nil),        // 34: shunt.v1.FilterDifference
-	(*WeightDifference)(nil),        // 35: shunt.v1.WeightDifference
-	(*StateDifference)(nil),         // 36: shunt.v1.StateDifference
-	(*BackendDifference)(nil),       // 37: shunt.v1.BackendDifference
-	(*TableDifference)(nil),         // 38: shunt.v1.TableDifference
-	(*AddressDifference)(nil),       // 39: shunt.v1.AddressDifference
-	(*DrainBackendRequest)(nil),     // 40: shunt.v1.DrainBackendRequest
-	(*UndrainBackendRequest)(nil),   // 41: shunt.v1.UndrainBackendRequest
-	(*SetBackendWeightRequest)(nil), // 42: shunt.v1.SetBackendWeightRequest
-	(*SetBackendHealthRequest)(nil), // 43: shunt.v1.SetBackendHealthRequest
-	(*ClearOverridesRequest)(nil),   // 44: shunt.v1.ClearOverridesRequest
-	(*OverrideResponse)(nil),        // 45: shunt.v1.OverrideResponse
-	(*DetachRequest)(nil),           // 46: shunt.v1.DetachRequest
-	(*DetachResponse)(nil),          // 47: shunt.v1.DetachResponse
-	nil,                             // 48: shunt.v1.GetStatusResponse.ReasonsEntry
-	nil,                             // 49: shunt.v1.GetStatusResponse.SocketsEntry
-	nil,                             // 50: shunt.v1.UDPLease.EndedEntry
-	nil,                             // 51: shunt.v1.Acceleration.CountsEntry
-	nil,                             // 52: shunt.v1.AcceleratedPod.CountsEntry
-	(*timestamppb.Timestamp)(nil),   // 53: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 54: google.protobuf.Duration
+	(*AcceleratedUplink)(nil),       // 8: shunt.v1.AcceleratedUplink
+	(*AcceleratedNetwork)(nil),      // 9: shunt.v1.AcceleratedNetwork
+	(*AcceleratedPod)(nil),          // 10: shunt.v1.AcceleratedPod
+	(*AcceleratedAddress)(nil),      // 11: shunt.v1.AcceleratedAddress
+	(*Product)(nil),                 // 12: shunt.v1.Product
+	(*Attachment)(nil),              // 13: shunt.v1.Attachment
+	(*ChainedProgram)(nil),          // 14: shunt.v1.ChainedProgram
+	(*Condition)(nil),               // 15: shunt.v1.Condition
+	(*Service)(nil),                 // 16: shunt.v1.Service
+	(*ServiceBackend)(nil),          // 17: shunt.v1.ServiceBackend
+	(*Backend)(nil),                 // 18: shunt.v1.Backend
+	(*BackendHealth)(nil),           // 19: shunt.v1.BackendHealth
+	(*Count)(nil),                   // 20: shunt.v1.Count
+	(*ListBackendsRequest)(nil),     // 21: shunt.v1.ListBackendsRequest
+	(*ListBackendsResponse)(nil),    // 22: shunt.v1.ListBackendsResponse
+	(*ListOverridesRequest)(nil),    // 23: shunt.v1.ListOverridesRequest
+	(*ListOverridesResponse)(nil),   // 24: shunt.v1.ListOverridesResponse
+	(*Override)(nil),                // 25: shunt.v1.Override
+	(*WatchRequest)(nil),            // 26: shunt.v1.WatchRequest
+	(*WatchResponse)(nil),           // 27: shunt.v1.WatchResponse
+	(*HealthChange)(nil),            // 28: shunt.v1.HealthChange
+	(*ReloadRequest)(nil),           // 29: shunt.v1.ReloadRequest
+	(*ReloadResponse)(nil),          // 30: shunt.v1.ReloadResponse
+	(*SettingDifference)(nil),       // 31: shunt.v1.SettingDifference
+	(*Fault)(nil),                   // 32: shunt.v1.Fault
+	(*Difference)(nil),              // 33: shunt.v1.Difference
+	(*ServiceDifference)(nil),       // 34: shunt.v1.ServiceDifference
+	(*AttributeDifference)(nil),     // 35: shunt.v1.AttributeDifference
+	(*FilterDifference)(nil),        // 36: shunt.v1.FilterDifference
+	(*WeightDifference)(nil),        // 37: shunt.v1.WeightDifference
+	(*StateDifference)(nil),         // 38: shunt.v1.StateDifference
+	(*BackendDifference)(nil),       // 39: shunt.v1.BackendDifference
+	(*TableDifference)(nil),         // 40: shunt.v1.TableDifference
+	(*AddressDifference)(nil),       // 41: shunt.v1.AddressDifference
+	(*DrainBackendRequest)(nil),     // 42: shunt.v1.DrainBackendRequest
+	(*UndrainBackendRequest)(nil),   // 43: shunt.v1.UndrainBackendRequest
+	(*SetBackendWeightRequest)(nil), // 44: shunt.v1.SetBackendWeightRequest
+	(*SetBackendHealthRequest)(nil), // 45: shunt.v1.SetBackendHealthRequest
+	(*ClearOverridesRequest)(nil),   // 46: shunt.v1.ClearOverridesRequest
+	(*OverrideResponse)(nil),        // 47: shunt.v1.OverrideResponse
+	(*DetachRequest)(nil),           // 48: shunt.v1.DetachRequest
+	(*DetachResponse)(nil),          // 49: shunt.v1.DetachResponse
+	nil,                             // 50: shunt.v1.GetStatusResponse.ReasonsEntry
+	nil,                             // 51: shunt.v1.GetStatusResponse.SocketsEntry
+	nil,                             // 52: shunt.v1.UDPLease.EndedEntry
+	nil,                             // 53: shunt.v1.Acceleration.CountsEntry
+	nil,                             // 54: shunt.v1.AcceleratedUplink.CountsEntry
+	nil,                             // 55: shunt.v1.AcceleratedPod.CountsEntry
+	(*timestamppb.Timestamp)(nil),   // 56: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 57: google.protobuf.Duration
 }
 var file_v1_shunt_proto_depIdxs = []int32{
 	2,  // 0: shunt.v1.GetStatusResponse.daemon:type_name -> shunt.v1.Daemon
-	11, // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
-	14, // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
-	16, // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
-	48, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
-	53, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
+	13, // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
+	16, // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
+	18, // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
+	50, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
+	56, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
 	3,  // 6: shunt.v1.GetStatusResponse.udp:type_name -> shunt.v1.UDPLease
-	49, // 7: shunt.v1.GetStatusResponse.sockets:type_name -> shunt.v1.GetStatusResponse.SocketsEntry
+	51, // 7: shunt.v1.GetStatusResponse.sockets:type_name -> shunt.v1.GetStatusResponse.SocketsEntry
 	7,  // 8: shunt.v1.GetStatusResponse.acceleration:type_name -> shunt.v1.Acceleration
-	53, // 9: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
-	11, // 10: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
-	13, // 11: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
-	23, // 12: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
-	10, // 13: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
+	56, // 9: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
+	13, // 10: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
+	15, // 11: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
+	25, // 12: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
+	12, // 13: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
 	4,  // 14: shunt.v1.UDPLease.holder:type_name -> shunt.v1.UDPHolder
-	50, // 15: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
+	52, // 15: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
 	6,  // 16: shunt.v1.UDPLease.total:type_name -> shunt.v1.UDPCounts
-	53, // 17: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
+	56, // 17: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
 	5,  // 18: shunt.v1.UDPHolder.queues:type_name -> shunt.v1.UDPQueue
 	6,  // 19: shunt.v1.UDPHolder.elsewhere:type_name -> shunt.v1.UDPCounts
 	6,  // 20: shunt.v1.UDPQueue.counts:type_name -> shunt.v1.UDPCounts
-	8,  // 21: shunt.v1.Acceleration.pods:type_name -> shunt.v1.AcceleratedPod
-	51, // 22: shunt.v1.Acceleration.counts:type_name -> shunt.v1.Acceleration.CountsEntry
-	9,  // 23: shunt.v1.AcceleratedPod.addresses:type_name -> shunt.v1.AcceleratedAddress
-	52, // 24: shunt.v1.AcceleratedPod.counts:type_name -> shunt.v1.AcceleratedPod.CountsEntry
-	12, // 25: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
-	53, // 26: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
-	53, // 27: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	15, // 28: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
-	23, // 29: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
-	17, // 30: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
-	53, // 31: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
-	53, // 32: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
-	16, // 33: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
-	23, // 34: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
-	53, // 35: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
-	53, // 36: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
-	53, // 37: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
-	13, // 38: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
-	26, // 39: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
-	53, // 40: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
-	30, // 41: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
-	31, // 42: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
-	29, // 43: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
-	32, // 44: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
-	39, // 45: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
-	33, // 46: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	34, // 47: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
-	35, // 48: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
-	38, // 49: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
-	36, // 50: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
-	37, // 51: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
-	33, // 52: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	54, // 53: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
-	31, // 54: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
-	18, // 55: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
-	18, // 56: shunt.v1.Acceleration.CountsEntry.value:type_name -> shunt.v1.Count
-	18, // 57: shunt.v1.AcceleratedPod.CountsEntry.value:type_name -> shunt.v1.Count
-	0,  // 58: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
-	19, // 59: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
-	21, // 60: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
-	24, // 61: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
-	27, // 62: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
-	40, // 63: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
-	41, // 64: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
-	42, // 65: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
-	43, // 66: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
-	44, // 67: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
-	46, // 68: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
-	1,  // 69: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
-	20, // 70: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
-	22, // 71: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
-	25, // 72: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
-	28, // 73: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
-	45, // 74: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
-	45, // 75: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
-	45, // 76: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
-	45, // 77: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
-	45, // 78: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
-	47, // 79: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
-	69, // [69:80] is the sub-list for method output_type
-	58, // [58:69] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	10, // 21: shunt.v1.Acceleration.pods:type_name -> shunt.v1.AcceleratedPod
+	53, // 22: shunt.v1.Acceleration.counts:type_name -> shunt.v1.Acceleration.CountsEntry
+	8,  // 23: shunt.v1.Acceleration.uplinks:type_name -> shunt.v1.AcceleratedUplink
+	9,  // 24: shunt.v1.Acceleration.networks:type_name -> shunt.v1.AcceleratedNetwork
+	54, // 25: shunt.v1.AcceleratedUplink.counts:type_name -> shunt.v1.AcceleratedUplink.CountsEntry
+	11, // 26: shunt.v1.AcceleratedPod.addresses:type_name -> shunt.v1.AcceleratedAddress
+	55, // 27: shunt.v1.AcceleratedPod.counts:type_name -> shunt.v1.AcceleratedPod.CountsEntry
+	14, // 28: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
+	56, // 29: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
+	56, // 30: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	17, // 31: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
+	25, // 32: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
+	19, // 33: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
+	56, // 34: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
+	56, // 35: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
+	18, // 36: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
+	25, // 37: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
+	56, // 38: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
+	56, // 39: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
+	56, // 40: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
+	15, // 41: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
+	28, // 42: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
+	56, // 43: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
+	32, // 44: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
+	33, // 45: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
+	31, // 46: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
+	34, // 47: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
+	41, // 48: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
+	35, // 49: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	36, // 50: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
+	37, // 51: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
+	40, // 52: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
+	38, // 53: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
+	39, // 54: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
+	35, // 55: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	57, // 56: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
+	33, // 57: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
+	20, // 58: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
+	20, // 59: shunt.v1.Acceleration.CountsEntry.value:type_name -> shunt.v1.Count
+	20, // 60: shunt.v1.AcceleratedUplink.CountsEntry.value:type_name -> shunt.v1.Count
+	20, // 61: shunt.v1.AcceleratedPod.CountsEntry.value:type_name -> shunt.v1.Count
+	0,  // 62: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
+	21, // 63: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
+	23, // 64: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
+	26, // 65: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
+	29, // 66: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
+	42, // 67: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
+	43, // 68: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
+	44, // 69: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
+	45, // 70: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
+	46, // 71: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
+	48, // 72: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
+	1,  // 73: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
+	22, // 74: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
+	24, // 75: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
+	27, // 76: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
+	30, // 77: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
+	47, // 78: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
+	47, // 79: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
+	47, // 80: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
+	47, // 81: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
+	47, // 82: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
+	49, // 83: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
+	73, // [73:84] is the sub-list for method output_type
+	62, // [62:73] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_v1_shunt_proto_init() }
@@ -4276,19 +4469,19 @@ func file_v1_shunt_proto_init() {
 	if File_v1_shunt_proto != nil {
 		return
 	}
-	file_v1_shunt_proto_msgTypes[11].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[14].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[15].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[13].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[16].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[23].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[42].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[17].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[18].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[25].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[44].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1_shunt_proto_rawDesc), len(file_v1_shunt_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   53,
+			NumMessages:   56,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -20,7 +20,18 @@ struct {
 	__uint(max_entries, PODS_MAX);
 } sh_pd_pods SEC(".maps");
 
-/* Index of a pod's interface -> what became of the packets that came from it, per CPU. Elements are made by
+/* Network -> the way to its pods, which are on another machine. Written by user space, each time that the way's
+ * state changes. Read by the programs. Full: user space refuses the network, whose packets go through the stack.
+ * Made anew with the programs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__type(key, struct pod_far_key);
+	__type(value, struct pod_far);
+	__uint(max_entries, FAR_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} sh_pd_far SEC(".maps");
+
+/* Index of an interface -> what became of the packets that came in by it, per CPU. Elements are made by
  * user space before the program is attached there, counted in by the program, read by user space, and
  * removed after the program is off. Full: user space does not attach. Made anew with the program. */
 struct {

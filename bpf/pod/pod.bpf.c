@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * From one pod to another on the same machine, past the host's stack. The program is at the ingress of
- * the host's end of each pod's veth.
+ * From one pod to another, past the host's stack. sh_pod is at the ingress of the host's end of each pod's
+ * veth, sh_pod_in at that of the uplink, the interface towards other machines.
  *
  *   pod a                          host                              pod b
  *   eth0 ══ veth ─► sh_pod ─► (netfilter, routing, tc) ─► veth ══ eth0
  *                     │                                            ▲
  *                     └────────────── redirect_peer ───────────────┘
+ *
+ *   pod a ══ veth ─► sh_pod ── redirect_neigh ─► uplink ═════ other machine
+ *   pod a ══ veth ◄───────────── redirect_peer ── sh_pod_in ◄─ uplink ═══
  *
  * Invariant: a packet that is not taken goes on as it came. Nothing is dropped and nothing is written to
  * a packet. Both directions of a connection take the shortcut, or none: conntrack, which follows sequence
@@ -44,6 +47,10 @@ const enum pod_limit pod_limits;
 const enum pod_left pod_lefts;
 const enum pod_mode pod_modes;
 
+/* Of sys/socket.h, which needs a C library. */
+#define AF_INET 2
+#define AF_INET6 10
+
 /* More fragments, or an offset: RFC 791, 3.1. */
 #define FRAGMENT_BITS 0x3fff
 #define TCP_FLAGS_OFFSET 13
@@ -58,7 +65,9 @@ struct passage {
 	__u32 tuple_size;
 	__u32 network_size; /* headers of the network layer and, after it is parsed, of the transport */
 	__u32 ifindex; /* of the destination's interface */
+	struct addr next_hop; /* where is_far */
 	__u16 mtu;
+	__u8 is_far; /* the destination is on another machine */
 	__u8 protocol;
 	__u8 is_first; /* it may begin a connection */
 	enum segment segment;
@@ -115,36 +124,81 @@ static __always_inline enum pod_left ip6_read(struct passage *p, void *data, voi
 	return ip->hop_limit > 1 ? POD_TAKEN : POD_TTL;
 }
 
-/* Whether both ends are pods of this machine that may take the shortcut. */
+/* Where an address is. */
+struct place {
+	__u32 ifindex;
+	__u16 left;
+	__u16 mtu;
+};
+
+/* Finds a pod of this machine. */
+static __always_inline __u32 pod_find(const struct addr *a, struct place *at)
+{
+	__u32 check = pod_check(a);
+	struct pod *pod = bpf_map_lookup_elem(&sh_pd_pods, a);
+	__u64 link, state;
+
+	if (!pod)
+		return 0;
+	link = *(volatile __u64 *)&pod->link;
+	state = *(volatile __u64 *)&pod->state;
+	at->ifindex = link;
+	at->left = state >> 16;
+	at->mtu = state;
+	return link >> 32 == check && state >> 32 == check;
+}
+
+/* Finds the way to a pod of another machine. */
+static __always_inline const struct pod_far *far_find(const struct addr *a)
+{
+	struct pod_far_key key = { .bits = 8 * sizeof(*a) };
+
+	__builtin_memcpy(key.address, a, sizeof(key.address));
+	return bpf_map_lookup_elem(&sh_pd_far, &key);
+}
+
+/* Where a packet from a pod of this machine goes, and whether it may. */
 static __always_inline enum pod_left pods_find(struct passage *p, __u32 ingress_ifindex)
 {
-	__u32 check = pod_check(&p->destination);
-	struct pod *pod = bpf_map_lookup_elem(&sh_pd_pods, &p->destination);
-	__u64 link, to, from;
+	const struct pod_far *far = NULL;
+	struct place to = {}, from = {};
 
-	if (!pod)
-		return POD_NOT_LOCAL;
-	link = *(volatile __u64 *)&pod->link;
-	to = *(volatile __u64 *)&pod->state;
-	if (link >> 32 != check || to >> 32 != check)
-		return POD_NOT_LOCAL;
-	p->ifindex = link;
-	p->mtu = to;
+	if (!pod_find(&p->destination, &to)) {
+		far = far_find(&p->destination);
+		if (!far)
+			return POD_NOT_LOCAL;
+		to.ifindex = far->ifindex;
+		to.left = far->left;
+		to.mtu = far->mtu;
+		p->next_hop = far->next_hop;
+		p->is_far = 1;
+	}
+	p->ifindex = to.ifindex;
+	p->mtu = to.mtu;
+	if (!pod_find(&p->source, &from) || from.ifindex != ingress_ifindex ||
+	    to.ifindex == ingress_ifindex)
+		return POD_SOURCE;
+	if (to.left)
+		return to.left;
+	if (from.left)
+		return from.left;
+	return far || from.mtu == to.mtu ? POD_TAKEN : POD_MTU;
+}
 
-	check = pod_check(&p->source);
-	pod = bpf_map_lookup_elem(&sh_pd_pods, &p->source);
-	if (!pod)
+/* The same of a packet that comes in from another machine. */
+static __always_inline enum pod_left far_pods_find(struct passage *p, __u32 ingress_ifindex)
+{
+	const struct pod_far *far;
+	struct place to = {};
+
+	if (!pod_find(&p->destination, &to))
+		return POD_NOT_LOCAL;
+	p->ifindex = to.ifindex;
+	p->mtu = to.mtu;
+	far = far_find(&p->source);
+	if (!far || far->ifindex != ingress_ifindex)
 		return POD_SOURCE;
-	link = *(volatile __u64 *)&pod->link;
-	from = *(volatile __u64 *)&pod->state;
-	if (link >> 32 != check || from >> 32 != check || (__u32)link != ingress_ifindex ||
-	    p->ifindex == ingress_ifindex)
-		return POD_SOURCE;
-	if ((__u32)to >> 16)
-		return (__u32)to >> 16;
-	if ((__u32)from >> 16)
-		return (__u32)from >> 16;
-	return (__u16)from == p->mtu ? POD_TAKEN : POD_MTU;
+	return to.left ? to.left : far->left;
 }
 
 /* Reads the ports, and what of TCP the entry has to know. */
@@ -313,11 +367,22 @@ static __always_inline enum pod_left conntrack_ask(struct __sk_buff *skb, struct
 	return left;
 }
 
-static __always_inline enum pod_left packet_judge(struct __sk_buff *skb, struct passage *p)
+/* Whether a packet is longer than the way allows. The interface is asked, too: its MTU can have changed since
+ * user space looked, and redirect_neigh does not ask. */
+static __always_inline __u32 is_oversize(struct __sk_buff *skb, const struct passage *p)
+{
+	__u32 size = skb->gso_size ? p->network_size + skb->gso_size : skb->len - ETH_HLEN;
+	__u32 mtu = 0;
+
+	return size > p->mtu ||
+	       (p->is_far && bpf_check_mtu(skb, p->ifindex, &mtu, 0, BPF_MTU_CHK_SEGS));
+}
+
+static __always_inline enum pod_left packet_judge(struct __sk_buff *skb, struct passage *p,
+						  __u32 from_far)
 {
 	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end;
 	enum pod_left left, plain;
-	__u32 size;
 
 	if (skb->pkt_type != PACKET_HOST || skb->vlan_present)
 		return POD_NOT_IP;
@@ -329,7 +394,8 @@ static __always_inline enum pod_left packet_judge(struct __sk_buff *skb, struct 
 		return POD_NOT_IP;
 	if (plain == POD_MALFORMED)
 		return plain;
-	left = pods_find(p, skb->ifindex); /* first: what is for nobody here has no other reason */
+	/* First: what is for nobody that is known has no other reason. */
+	left = from_far ? far_pods_find(p, skb->ifindex) : pods_find(p, skb->ifindex);
 	if (left != POD_TAKEN)
 		return left;
 	if (!pods_watched())
@@ -339,13 +405,12 @@ static __always_inline enum pod_left packet_judge(struct __sk_buff *skb, struct 
 	left = transport_read(skb, p);
 	if (left != POD_TAKEN)
 		return left;
-	size = skb->gso_size ? p->network_size + skb->gso_size : skb->len - ETH_HLEN;
-	if (size > p->mtu)
+	if (is_oversize(skb, p))
 		return POD_OVERSIZE;
 	return conntrack_ask(skb, p);
 }
 
-/* Counts a packet of the pod behind an interface. */
+/* Counts a packet that came in by an interface. */
 static __always_inline void pod_count(__u32 ifindex, enum pod_left left, __u64 bytes)
 {
 	struct pod_counts *counts = bpf_map_lookup_elem(&sh_pd_counts, &ifindex);
@@ -356,12 +421,41 @@ static __always_inline void pod_count(__u32 ifindex, enum pod_left left, __u64 b
 	counts->of[left].bytes += bytes;
 }
 
+/* Sends a packet to the machine of its pod. The next hop is that of the route which user space has seen. */
+static __always_inline int far_send(const struct passage *p)
+{
+	struct bpf_redir_neigh hop = {};
+
+	if (p->tuple_size == sizeof(p->tuple.ipv4)) {
+		hop.nh_family = AF_INET;
+		hop.ipv4_nh = addr_to_ip4(&p->next_hop);
+	} else {
+		hop.nh_family = AF_INET6;
+		__builtin_memcpy(hop.ipv6_nh, &p->next_hop, sizeof(hop.ipv6_nh));
+	}
+	return bpf_redirect_neigh(p->ifindex, &hop, sizeof(hop), 0);
+}
+
 SEC("tc")
 int sh_pod(struct __sk_buff *skb)
 {
 	struct passage p = {};
-	enum pod_left left = packet_judge(skb, &p);
+	enum pod_left left = packet_judge(skb, &p, 0);
 
 	pod_count(skb->ifindex, left, skb->len);
+	if (left != POD_TAKEN)
+		return TC_ACT_UNSPEC;
+	return p.is_far ? far_send(&p) : bpf_redirect_peer(p.ifindex, 0);
+}
+
+SEC("tc")
+int sh_pod_in(struct __sk_buff *skb)
+{
+	struct passage p = {};
+	enum pod_left left = packet_judge(skb, &p, 1);
+
+	/* What comes in for nobody here is the host's own traffic, and does not count. */
+	if (left != POD_NOT_LOCAL && left != POD_NOT_IP)
+		pod_count(skb->ifindex, left, skb->len);
 	return left == POD_TAKEN ? bpf_redirect_peer(p.ifindex, 0) : TC_ACT_UNSPEC;
 }

@@ -10,6 +10,7 @@
 enum pod_limit {
 	PODS_MAX = 4096, /* addresses of pods on this machine */
 	ASKING_MAX = 4096, /* connections that wait for conntrack to be told */
+	FAR_MAX = 4096, /* networks of pods of other machines */
 };
 
 /* How much of netfilter a connection must have gone through. */
@@ -26,15 +27,29 @@ struct pod {
 	__u64 state; /* check << 32 | enum pod_left << 16 | MTU of that interface, bytes */
 };
 
+/* A network of pods of another machine: the first bits of an address. Packed, as the kernel's tries want it. */
+struct pod_far_key {
+	__u32 bits;
+	__u32 address[4]; /* as struct addr, wire order */
+};
+
+/* The way to such a network. Elements of a trie never change in place: what is read is one. */
+struct pod_far {
+	struct addr next_hop; /* a neighbour at the interface, of the network's family */
+	__u32 ifindex; /* towards it, and where its packets come from */
+	__u16 left; /* enum pod_left */
+	__u16 mtu; /* of the route, bytes */
+};
+
 /*
  * What became of a packet. The first is the shortcut; with all others the packet went on to the stack as
  * it came. Those from POD_UNJUDGED to POD_NOT_VETH are states of a pod, which user space sets.
  */
 enum pod_left {
-	POD_TAKEN = 0, /* given to the other pod */
+	POD_TAKEN = 0, /* given to the other pod, or sent to its machine */
 	POD_NOT_IP = 1, /* ARP, a VLAN tag, or not sent to the host */
-	POD_NOT_LOCAL = 2, /* the destination is no pod of this machine */
-	POD_SOURCE = 3, /* the source address is not that of the pod behind the interface */
+	POD_NOT_LOCAL = 2, /* the destination is no pod, and in no network, that is known */
+	POD_SOURCE = 3, /* the source is neither pod nor network behind the interface */
 	POD_MALFORMED = 4, /* headers that end too soon, IPv6 from or to ::ffff:a.b.c.d */
 	POD_FRAGMENT = 5,
 	POD_OPTIONS = 6, /* IPv4 options, IPv6 extension headers */
@@ -60,10 +75,13 @@ enum pod_left {
 	POD_UNWATCHED = 23, /* user space has not judged the pods for a second */
 	POD_UNPREPARED =
 		24, /* conntrack would refuse the connection's packets after the shortcut */
-	POD_LEFT_COUNT = 25,
+
+	/* Of a network, as user space sets it. */
+	POD_ROUTE = 25, /* the host does not send there by one plain next hop */
+	POD_LEFT_COUNT = 26,
 };
 
-/* What became of the packets that one pod has sent, by enum pod_left. */
+/* What became of the packets that came in by one interface, by enum pod_left. */
 struct pod_counts {
 	struct count of[POD_LEFT_COUNT];
 };

@@ -22,14 +22,15 @@ var shownPods = shownProduct{name: "accelerate", it: "the pod shortcut", show: "
 func newAccelerate(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "accelerate",
-		Short: "Show the pod shortcut: pods of this host whose packets to each other skip the host's stack",
+		Short: "Show the pod shortcut: pods whose packets to each other skip the host's stack",
 		Long: `Show the pods of the configuration's key accelerate: which of them take the shortcut, and what became of
 the packets that each of them has sent.
 
 TAKEN packets went straight to another pod. LEFT ones went through the host's stack, each for a reason:
 docs/guide/pods.md lists them.`,
 		Example: `  shunt accelerate list        # a row for each pod
-  shunt accelerate show cali1  # all about one: its addresses, and its packets by reason`,
+  shunt accelerate show cali1  # all about one: its addresses, and its packets by reason
+  shunt accelerate show eth0   # all about an uplink: the networks beyond it, and what came in for pods`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -41,7 +42,7 @@ func newAccelerateList(s streams) *cobra.Command {
 	o := productReading{of: shownPods}
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "List the pods, a row for each",
+		Short: "List the pods and the uplinks, a row for each",
 		Example: `  shunt accelerate list
   shunt accelerate list -o json`,
 		Args: noArguments,
@@ -66,7 +67,7 @@ func newAccelerateShow(s streams) *cobra.Command {
 	o := productReading{of: shownPods}
 	c := &cobra.Command{
 		Use:   "show INTERFACE",
-		Short: "Show one pod by the host's end of its veth: its addresses, and its packets by reason",
+		Short: "Show one pod by the host's end of its veth, or one uplink: addresses or networks, and packets by reason",
 		Example: `  shunt accelerate show cali1
   shunt accelerate show cali1 -o json | jq .counts`,
 		Args: oneOf("interface", "shunt accelerate list"),
@@ -75,24 +76,37 @@ func newAccelerateShow(s streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			a := st.GetAcceleration()
-			i := slices.IndexFunc(a.Pods, func(p *shuntv1.AcceleratedPod) bool { return p.Interface == args[0] })
-			if i < 0 {
-				var names []string
-				for _, p := range a.Pods {
-					names = append(names, p.Interface)
-				}
-				return fmt.Errorf("show the pod behind %q: there is none; there are %s", args[0], cmp.Or(value.Few(names), "none at all"))
-			}
-			if o.output == "json" {
-				return writeMessage(s.out, a.Pods[i])
-			}
-			printPod(s.out, a.Pods[i])
-			return nil
+			return showAccelerated(s.out, st.GetAcceleration(), args[0], o.output == "json")
 		},
 	}
 	o.flags(c)
 	return c
+}
+
+// showAccelerated shows the pod or the uplink with an interface.
+func showAccelerated(w io.Writer, a *shuntv1.Acceleration, iface string, asJSON bool) error {
+	var names []string
+	for _, p := range a.GetPods() {
+		if names = append(names, p.Interface); p.Interface != iface {
+			continue
+		}
+		if asJSON {
+			return writeMessage(w, p)
+		}
+		printPod(w, p)
+		return nil
+	}
+	for _, u := range a.GetUplinks() {
+		if names = append(names, u.Interface); u.Interface != iface {
+			continue
+		}
+		if asJSON {
+			return writeMessage(w, u)
+		}
+		printUplink(w, a, u)
+		return nil
+	}
+	return fmt.Errorf("show the pod behind %q: there is none; there are %s", iface, cmp.Or(value.Few(names), "none at all"))
 }
 
 // split is how many packets took the shortcut, how many were left, and the reason for most of these.
@@ -136,6 +150,7 @@ func printPods(w io.Writer, a *shuntv1.Acceleration, all bool) {
 		return
 	case len(a.Pods) == 0:
 		fmt.Fprintln(w, "There are no pods yet. One that starts is found.")
+		printUplinks(w, a)
 		return
 	}
 	t := newTable(w)
@@ -152,11 +167,84 @@ func printPods(w io.Writer, a *shuntv1.Acceleration, all bool) {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%s\n", p.Interface, cmp.Or(strings.Join(addresses, " "), "-"), stateText(p), taken, left, cmp.Or(most, "-"))
 	}
 	taken, left, most := split(a.Counts)
-	fmt.Fprintf(t, "all pods\t\t%s\t%d\t%d\t%s\n", a.Mode, taken, left, cmp.Or(most, "-"))
+	fmt.Fprintf(t, "all\t\t%s\t%d\t%d\t%s\n", a.Mode, taken, left, cmp.Or(most, "-"))
 	t.flush()
 	if more > 0 {
 		fmt.Fprintf(w, "%s more: `shunt accelerate list`.\n", value.Counted(more, "pod"))
 	}
+	printUplinks(w, a)
+}
+
+// printUplinks shows a row for each uplink, if there are any.
+func printUplinks(w io.Writer, a *shuntv1.Acceleration) {
+	if len(a.Uplinks) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	t := newTable(w)
+	fmt.Fprintln(t, "UPLINK\tNETWORKS\tSTATE\tTAKEN IN\tLEFT IN\tMOST LEFT FOR")
+	for _, u := range a.Uplinks {
+		var states []string
+		networks := beyond(a, u.Interface)
+		for _, n := range networks {
+			if !slices.Contains(states, n.State) {
+				states = append(states, n.State)
+			}
+		}
+		taken, left, most := split(u.Counts)
+		fmt.Fprintf(t, "%s\t%d\t%s\t%d\t%d\t%s\n", u.Interface, len(networks), cmp.Or(strings.Join(states, ", "), "none"), taken, left, cmp.Or(most, "-"))
+	}
+	t.flush()
+}
+
+// beyond are the networks that an uplink leads to.
+func beyond(a *shuntv1.Acceleration, uplink string) (networks []*shuntv1.AcceleratedNetwork) {
+	for _, n := range a.Networks {
+		if n.Interface == uplink {
+			networks = append(networks, n)
+		}
+	}
+	return networks
+}
+
+func printUplink(w io.Writer, a *shuntv1.Acceleration, u *shuntv1.AcceleratedUplink) {
+	fmt.Fprintf(w, "Uplink %s. %s\n\n", u.Interface, attachedText(u.Attached, "its ingress"))
+	networks := beyond(a, u.Interface)
+	if len(networks) == 0 {
+		fmt.Fprintf(w, "No network is beyond it: %s.\n\n", cmp.Or(u.Why, "it has not been looked at yet"))
+	} else {
+		t := newTable(w)
+		fmt.Fprintln(t, "NETWORK\tNEXT HOP\tSTATE\tWHY")
+		// What has a way of its own inside of these networks, by no uplink, is left alone too.
+		for _, n := range append(networks, beyond(a, "")...) {
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", n.Network, cmp.Or(n.NextHop, "-"), n.State, cmp.Or(n.Why, "-"))
+		}
+		t.flush()
+		fmt.Fprintln(w)
+	}
+	printCounts(w, "CAME IN", "Nothing has come in by it for pods yet.", u.Counts)
+}
+
+// attachedText says where the program is, or is not.
+func attachedText(mode, where string) string {
+	if mode == "" {
+		return "The program is not at " + where + "."
+	}
+	return "The program is at " + where + " by " + mode + "."
+}
+
+// printCounts shows packets by what became of them.
+func printCounts(w io.Writer, head, none string, counts map[string]*shuntv1.Count) {
+	if len(counts) == 0 {
+		fmt.Fprintln(w, none)
+		return
+	}
+	t := newTable(w)
+	fmt.Fprintln(t, head+"\tPACKETS\tBYTES")
+	for _, name := range countsInOrder(counts) {
+		fmt.Fprintf(t, "%s\t%d\t%d\n", name, counts[name].Packets, counts[name].Bytes)
+	}
+	t.flush()
 }
 
 // printAcceleration shows the pods in a status, if it is about them.
@@ -168,11 +256,7 @@ func printAcceleration(w io.Writer, st *shuntv1.GetStatusResponse, show rows) {
 }
 
 func printPod(w io.Writer, p *shuntv1.AcceleratedPod) {
-	attached := "The program is not at its veth."
-	if p.Attached != "" {
-		attached = "The program is at its veth by " + p.Attached + "."
-	}
-	fmt.Fprintf(w, "Pod behind interface %s. %s\n\n", p.Interface, attached)
+	fmt.Fprintf(w, "Pod behind interface %s. %s\n\n", p.Interface, attachedText(p.Attached, "its veth"))
 	t := newTable(w)
 	fmt.Fprintln(t, "ADDRESS\tSTATE\tWHY")
 	for _, a := range p.Addresses {
@@ -180,14 +264,5 @@ func printPod(w io.Writer, p *shuntv1.AcceleratedPod) {
 	}
 	t.flush()
 	fmt.Fprintln(w)
-	if len(p.Counts) == 0 {
-		fmt.Fprintln(w, "It has sent nothing yet.")
-		return
-	}
-	t = newTable(w)
-	fmt.Fprintln(t, "SENT\tPACKETS\tBYTES")
-	for _, name := range countsInOrder(p.Counts) {
-		fmt.Fprintf(t, "%s\t%d\t%d\n", name, p.Counts[name].Packets, p.Counts[name].Bytes)
-	}
-	t.flush()
+	printCounts(w, "SENT", "It has sent nothing yet.", p.Counts)
 }

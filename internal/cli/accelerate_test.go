@@ -24,6 +24,15 @@ func sampleAcceleration() *shuntv1.Acceleration {
 				Addresses: []*shuntv1.AcceleratedAddress{{Address: "10.244.1.3", State: "qdisc", Why: "cali3 has the qdisc tbf"}}},
 			{Interface: "veth9", Addresses: []*shuntv1.AcceleratedAddress{{State: "bridged", Why: "veth9 is a port of interface 4"}}},
 		},
+		Uplinks: []*shuntv1.AcceleratedUplink{
+			{Interface: "eth0", Attached: "tcx", Counts: map[string]*shuntv1.Count{"taken": count(800), "handshake": count(4)}},
+			{Interface: "eth1", Why: "no route of the main table leads to a network by a gateway and eth1"},
+		},
+		Networks: []*shuntv1.AcceleratedNetwork{
+			{Network: "10.244.2.0/24", Interface: "eth0", NextHop: "192.0.2.2", State: "taken"},
+			{Network: "10.244.2.9/32", State: "route", Why: "another route leads there by wg0"},
+			{Network: "10.244.3.0/24", Interface: "eth0", State: "route", Why: "several routes or next hops lead there"},
+		},
 	}
 }
 
@@ -35,13 +44,24 @@ func TestAccelerateOutput(t *testing.T) {
 		out.WriteString("\n")
 		printPod(&out, p)
 	}
+	for _, iface := range []string{"eth0", "eth1"} {
+		out.WriteString("\n")
+		if err := showAccelerated(&out, a, iface, false); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := showAccelerated(&out, a, "eth7", false); err == nil || err.Error() != `show the pod behind "eth7": there is none; there are cali1, cali2, cali3 and 3 others` {
+		t.Errorf("of an interface that is none: %v", err)
+	}
 	out.WriteString("\n")
 	printPods(&out, &shuntv1.Acceleration{Mode: "bypass", SameNode: true}, true)
+	printPods(&out, &shuntv1.Acceleration{Mode: "bypass", SameNode: true, Uplinks: a.Uplinks[1:]}, true)
 	printPods(&out, &shuntv1.Acceleration{Mode: "bypass"}, true)
 	for len(a.Pods) <= rowsMax {
 		a.Pods = append(a.Pods, a.Pods[3])
 	}
 	var short bytes.Buffer
+	a.Uplinks = nil
 	printPods(&short, a, false)
 	if n := bytes.Count(short.Bytes(), []byte("\n")); n != rowsMax+3 {
 		t.Errorf("of %d pods %d lines are shown", len(a.Pods), n)

@@ -26,6 +26,7 @@ const (
 	NATSourceGone          = "nat_source_gone"
 	NeighbourNotManaged    = "neighbour_not_managed"
 	NeighbourUnresolved    = "neighbour_unresolved"
+	NetworkLeftAlone       = "network_left_alone"
 	NoBackend              = "no_backend"
 	NodeDraining           = "node_draining"
 	OverridesLost          = "overrides_lost"
@@ -178,6 +179,11 @@ var Codes = []Definition{
 		Code: NeighbourUnresolved, Severity: Error, Subject: "backend address",
 		Meaning: "There is no route to the backend, or its next hop does not answer ARP or neighbour solicitations. New flows, and the UDP flows of the backend, go to the service's other backends, as long as one of them can be reached.",
 		Remedy:  "check that the backend is up, and check its route and its VLAN: `ip route get ADDRESS` and `ip neighbour show`",
+	},
+	{
+		Code: NetworkLeftAlone, Severity: Warning, Subject: "network, or uplink of accelerate",
+		Meaning: "Packets between pods of this host and this network go through the host's stack, because the host does something with them that the shortcut would skip, or because the way there is not one plain next hop. Or no network is beyond the uplink. docs/guide/pods.md lists the reasons.",
+		Remedy:  "take away what the condition names, if it is not wanted; for an uplink, look with `ip route` which interface leads to other hosts' pods",
 	},
 	{
 		Code: NoBackend, Severity: Error, Subject: "service, and the family where only one lacks backends",

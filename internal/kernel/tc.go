@@ -3,6 +3,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -66,7 +67,7 @@ func (t *TC) removeClsact() error {
 	if !t.created {
 		return nil
 	}
-	foreign, err := ForeignTC(t.ifindex, 0)
+	foreign, err := ForeignTC(t.ifindex)
 	if err != nil || len(foreign) > 0 {
 		return err
 	}
@@ -95,7 +96,7 @@ func (t *TC) Close() error {
 // ForeignTC is what stands at tc of an interface, in and out, beside the program own: programs of tcx, and
 // filters of any kind in a clsact or ingress qdisc. The interface is one of the calling thread's network
 // namespace.
-func ForeignTC(ifindex int, own uint32) (found []string, err error) {
+func ForeignTC(ifindex int, own ...uint32) (found []string, err error) {
 	for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 		result, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: at})
 		if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) { // before Linux 6.6
@@ -105,7 +106,7 @@ func ForeignTC(ifindex int, own uint32) (found []string, err error) {
 			return nil, fmt.Errorf("list the programs at tc of interface %d: %w", ifindex, err)
 		}
 		for _, p := range result.Programs {
-			if uint32(p.ID) != own {
+			if !slices.Contains(own, uint32(p.ID)) {
 				found = append(found, fmt.Sprintf("program %d at %s", p.ID, at))
 			}
 		}
@@ -119,7 +120,7 @@ func ForeignTC(ifindex int, own uint32) (found []string, err error) {
 			return nil, fmt.Errorf("list the filters at tc of interface %d: %w", ifindex, err)
 		}
 		for _, f := range filters {
-			if b, is := f.(*netlink.BpfFilter); !is || own == 0 || uint32(b.Id) != own {
+			if b, is := f.(*netlink.BpfFilter); !is || !slices.Contains(own, uint32(b.Id)) {
 				found = append(found, fmt.Sprintf("a filter of kind %s, priority %d", f.Type(), f.Attrs().Priority))
 			}
 		}

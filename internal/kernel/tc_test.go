@@ -65,7 +65,7 @@ func TestAttachTC(t *testing.T) {
 				if found, err := ForeignTC(ifindex, uint32(own)); err != nil || len(found) > 0 {
 					t.Errorf("beside one's own: %v, %v", found, err)
 				}
-				if found, err := ForeignTC(ifindex, 0); err != nil || len(found) != 1 {
+				if found, err := ForeignTC(ifindex); err != nil || len(found) != 1 {
 					t.Errorf("for others: %v, %v; want one", found, err)
 				}
 				if err := c.Close(); err != nil {
@@ -77,7 +77,7 @@ func TestAttachTC(t *testing.T) {
 						t.Errorf("left behind: %v", q)
 					}
 				}
-				if found, err := ForeignTC(ifindex, 0); err != nil || len(found) > 0 {
+				if found, err := ForeignTC(ifindex); err != nil || len(found) > 0 {
 					t.Errorf("after Close: %v, %v", found, err)
 				}
 				return err

@@ -40,6 +40,7 @@ type Sample struct {
 	// Accelerates is whether the pod shortcut runs. PodAddresses are by state, the others by reason.
 	Accelerates          bool
 	PodAddresses         []Count
+	PodNetworks          []Count // by state
 	PodPackets, PodBytes []Count
 	Pods                 []Pod
 

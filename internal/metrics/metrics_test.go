@@ -51,7 +51,7 @@ func example() *Sample {
 		Lends: true, LeasesRefused: []Count{{"busy", 2}},
 		Leases: []Lease{{Name: "feed", Held: true, Given: 2, Ended: []Count{{"died", 1}}, Matched: 10, Delivered: 4, Passed: 3, FillEmpty: 2, RingFull: 1,
 			Queues: []LeaseQueue{{"0", 5, 64, 60}}}, {Name: "idle"}},
-		Accelerates: true, PodAddresses: []Count{{"qdisc", 1}, {"taken", 2}}, PodPackets: []Count{{"nat", 3}, {"taken", 40}}, PodBytes: []Count{{"nat", 300}, {"taken", 4000}},
+		Accelerates: true, PodAddresses: []Count{{"qdisc", 1}, {"taken", 2}}, PodNetworks: []Count{{"route", 1}, {"taken", 2}}, PodPackets: []Count{{"nat", 3}, {"taken", 40}}, PodBytes: []Count{{"nat", 300}, {"taken", 4000}},
 		Pods:     []Pod{{Interface: "cali1", Packets: []Count{{"taken", 40}}, Bytes: []Count{{"taken", 4000}}}, {Interface: "cali2"}},
 		Backends: []Backend{{Address: "10.0.0.2:8080", Traffic: traffic, Counted: true, Open: 4}, {Address: "[2001:db8::2]:8080"}},
 	}

@@ -62,14 +62,14 @@ func New(ctx context.Context, pods int) (*Bed, error) {
 	return b, nil
 }
 
-// NewPair builds two hosts with so many pods each, as New. Both are of one lab: closing one closes the other.
-func NewPair(ctx context.Context, pods int) (pair [2]*Bed, err error) {
+// NewPair builds two hosts with so many pods, as New. Both are of one lab: closing one closes the other.
+func NewPair(ctx context.Context, pods, podsOfOther int) (pair [2]*Bed, err error) {
 	l, err := lab.New("")
 	if err != nil {
 		return pair, err
 	}
 	pair = [2]*Bed{{Lab: l, number: 1}, {Lab: l, number: 2}}
-	err = errors.Join(pair[0].build("node", "pod", pods), pair[1].build("node2", "n2pod", pods))
+	err = errors.Join(pair[0].build("node", "pod", pods), pair[1].build("node2", "n2pod", podsOfOther))
 	if err == nil {
 		err = join(pair[0], pair[1])
 	}

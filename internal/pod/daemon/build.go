@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path"
@@ -24,6 +25,7 @@ type settings struct {
 	interfaces []string // names and patterns, or all alone
 	mode       shortcut.Mode
 	sameNode   bool
+	uplinks    []string // names
 }
 
 // parsed are the settings of files, with places in them. Places keep the files' text in memory, so they are not
@@ -32,6 +34,7 @@ type parsed struct {
 	settings
 	faults *config.Faults
 	marks  []config.Mark // of interfaces
+	above  []config.Mark // of uplinks
 	whole  config.Mark
 }
 
@@ -65,7 +68,33 @@ func build(d *document, read *config.Contents) any {
 		}
 	}
 	read.Claims(slices.Values(claims))
+	p.buildUplinks(d)
 	return p
+}
+
+// buildUplinks reads the uplinks. An uplink may be the balancer's and the UDP path's as well: their programs run at XDP,
+// before those of tc, and the watch looks at what stands at tc.
+func (p *parsed) buildUplinks(d *document) {
+	for _, e := range d.Uplinks.Items {
+		name := e.Value
+		switch {
+		case e.Bad:
+			continue
+		case isPattern(name) || strings.ContainsAny(name, "/:[]\\") || name == "." || name == "..":
+			p.faults.Errorf(e.Mark, "name each uplink, as `ip route` shows it behind dev", "%q cannot be an interface's name", name)
+			continue
+		case slices.Contains(p.uplinks, name):
+			p.faults.Errorf(e.Mark, "remove one of them", "interface %s is here twice", name)
+			continue
+		case slices.Contains(p.interfaces, name):
+			p.faults.Errorf(e.Mark, "take it out of one of them", "interface %s is among accelerate's interfaces, too: it leads to a pod or to other hosts", name)
+			continue
+		case !p.sameNode:
+			p.faults.Errorf(e.Mark, "leave same_node out, or uplinks", "same_node: false switches all of the pod shortcut off, and uplinks too")
+			continue
+		}
+		p.uplinks, p.above = append(p.uplinks, name), append(p.above, e.Mark)
+	}
 }
 
 // find finds the pods that the settings mean.
@@ -76,9 +105,9 @@ func (s *settings) find() func() ([]watch.Pod, error) {
 			names = append(names, e)
 		}
 	}
-	patterns := slices.Clone(s.interfaces)
+	patterns, uplinks := slices.Clone(s.interfaces), slices.Clone(s.uplinks)
 	return watch.Routed(func(name string) bool {
-		return slices.ContainsFunc(patterns, func(pattern string) bool {
+		return !slices.Contains(uplinks, name) && slices.ContainsFunc(patterns, func(pattern string) bool {
 			matched, err := path.Match(pattern, name)
 			return pattern == allInterfaces || err == nil && matched
 		})
@@ -103,6 +132,15 @@ func (p *parsed) checkHost(how node.HostCheck) {
 			p.faults.Add(severity, p.marks[i], fmt.Sprintf("this machine's interface %s is of kind %s, and a pod is behind a veth", name, link.Type()), "name the host's end of a pod's veth, as in `ip -details link show type veth`")
 		}
 	}
+	for i, name := range p.uplinks {
+		link, err := netlink.LinkByName(name)
+		switch {
+		case err != nil:
+			p.faults.Add(severity, p.above[i], fmt.Sprintf("this machine's interface %s cannot be used: %v", name, err), "`ip link` lists the interfaces; an uplink is used as soon as it is there")
+		case link.Attrs().EncapType != "ether":
+			p.faults.Add(severity, p.above[i], fmt.Sprintf("this machine's interface %s is no Ethernet interface", name), "name the interface that `ip route` shows behind dev for networks of other hosts' pods; a tunnel of IP in IP cannot be one")
+		}
+	}
 	if _, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established"); err != nil && p.sameNode {
 		p.faults.Add(severity, p.whole, "this machine's kernel has no conntrack, which the pod shortcut asks for each packet", "load it with `modprobe nf_conntrack`")
 	}
@@ -114,6 +152,7 @@ func (s *settings) list() []value.Setting {
 		{Key: "accelerate interfaces", Value: strings.Join(s.interfaces, ", ")},
 		{Key: "accelerate mode", Value: string(s.mode)},
 		{Key: "accelerate same_node", Value: strconv.FormatBool(s.sameNode)},
+		{Key: "accelerate uplinks", Value: cmp.Or(strings.Join(s.uplinks, ", "), "none")},
 	}
 }
 
@@ -122,5 +161,9 @@ func (s *settings) describe() (counts string, lines []string) {
 	if !s.sameNode {
 		return "no pod shortcut", nil
 	}
-	return fmt.Sprintf("the pod shortcut on %s, %s", strings.Join(s.interfaces, ", "), s.mode), nil
+	counts = fmt.Sprintf("the pod shortcut on %s, %s", strings.Join(s.interfaces, ", "), s.mode)
+	if len(s.uplinks) > 0 {
+		counts += ", to other hosts by " + strings.Join(s.uplinks, ", ")
+	}
+	return counts, nil
 }

@@ -37,9 +37,10 @@ func read(t *testing.T, text string, check func(*parsed)) (p *parsed, said []str
 
 func TestSettings(t *testing.T) {
 	for text, want := range map[string]settings{
-		"accelerate: {}": {[]string{"all"}, shortcut.Checked, true},
-		`accelerate: {interfaces: ["cali*", veth1], mode: bypass}`: {[]string{"cali*", "veth1"}, shortcut.Bypass, true},
-		"accelerate: {interfaces: all, same_node: false}":          {[]string{"all"}, shortcut.Checked, false},
+		"accelerate: {}": {[]string{"all"}, shortcut.Checked, true, nil},
+		`accelerate: {interfaces: ["cali*", veth1], mode: bypass}`: {[]string{"cali*", "veth1"}, shortcut.Bypass, true, nil},
+		"accelerate: {interfaces: all, same_node: false}":          {[]string{"all"}, shortcut.Checked, false, nil},
+		"accelerate: {uplinks: [eth0, eth1]}":                      {[]string{"all"}, shortcut.Checked, true, []string{"eth0", "eth1"}},
 	} {
 		p, said := read(t, text, nil)
 		if len(said) > 0 || !reflect.DeepEqual(p.settings, want) {
@@ -56,6 +57,10 @@ func TestFaults(t *testing.T) {
 		"accelerate: {interfaces: [veth1, veth1]}":    `1:34: error: accelerate.interfaces[1]: interface veth1 is here twice; remove one of them`,
 		"accelerate: {mode: fast}":                    `1:20: error: accelerate.mode: `,
 		"accelerate: {across_nodes: true}":            `1:14: error: accelerate.across_nodes: `,
+		"accelerate: {uplinks: \"eth*\"}":             `1:23: error: accelerate.uplinks: "eth*" cannot be an interface's name; name each uplink, as `,
+		"accelerate: {uplinks: [eth0, eth0]}":         `1:30: error: accelerate.uplinks[1]: interface eth0 is here twice; remove one of them`,
+		"accelerate: {interfaces: a, uplinks: a}":     `1:38: error: accelerate.uplinks: interface a is among accelerate's interfaces, too`,
+		"accelerate: {same_node: false, uplinks: a}":  `1:41: error: accelerate.uplinks: same_node: false switches all of the pod shortcut off`,
 		"accelerate: {interface: veth1}":              `1:14: error: accelerate.interface: `,
 		"accelerate: {interfaces: [], mode: checked}": `1:26: error: accelerate.interfaces: `,
 	} {
@@ -68,10 +73,11 @@ func TestFaults(t *testing.T) {
 // What this machine lacks is a warning, and an error of `shunt check --host`.
 func TestCheckHost(t *testing.T) {
 	for strict, word := range map[bool]string{false: "warning", true: "error"} {
-		_, said := read(t, "accelerate: {interfaces: [no-such-veth, lo, \"no-such-*\"]}", func(p *parsed) { p.checkHost(node.HostCheck{Strict: strict}) })
+		_, said := read(t, "accelerate: {interfaces: [no-such-veth, lo, \"no-such-*\"], uplinks: [lo2]}", func(p *parsed) { p.checkHost(node.HostCheck{Strict: strict}) })
 		said = slices.DeleteFunc(said, func(s string) bool { return strings.Contains(s, "no conntrack") }) // of the machine
-		if len(said) != 2 || !strings.Contains(said[0], word+": accelerate.interfaces[0]: this machine's interface no-such-veth cannot be used") ||
-			!strings.Contains(said[1], word+": accelerate.interfaces[1]: this machine's interface lo is of kind device, and a pod is behind a veth") {
+		if len(said) != 3 || !strings.Contains(said[0], word+": accelerate.interfaces[0]: this machine's interface no-such-veth cannot be used") ||
+			!strings.Contains(said[1], word+": accelerate.interfaces[1]: this machine's interface lo is of kind device, and a pod is behind a veth") ||
+			!strings.Contains(said[2], word+": accelerate.uplinks[0]: this machine's interface lo2 cannot be used") {
 			t.Errorf("strict %v: %q", strict, said)
 		}
 	}

@@ -2,6 +2,7 @@
 // and says what becomes of their packets.
 //
 //	file ──► build ──► watch.Routed ──► watch ──► sh_pod at the pods' veths
+//	                   watch.Beyond       │       sh_pod_in at the uplinks
 //	                                      │
 //	        every second ─────────────────┴──► conditions, status, metrics
 //
@@ -37,7 +38,7 @@ const (
 func Product() node.Product {
 	return node.Product{
 		Name: Name,
-		Part: config.NewSection(Name, "Packets from one pod to another on this host go past the host's stack. A pod is a network namespace behind a veth with a route to it, as Calico and the CNI plugin ptp make them. See docs/guide/pods.md.",
+		Part: config.NewSection(Name, "Packets from one pod to another, on this host or beyond an uplink, go past the host's stack. A pod is a network namespace behind a veth with a route to it, as Calico and the CNI plugin ptp make them. See docs/guide/pods.md.",
 			"{interfaces: \"cali*\"}", build),
 		CheckHost: func(s any, how node.HostCheck) { s.(*parsed).checkHost(how) },
 		Describe:  func(s any) (string, []string) { return s.(*parsed).describe() },
@@ -77,8 +78,8 @@ func open(host *node.Host, s settings) (*daemon, error) {
 // force, if those still can be.
 func (d *daemon) bring(s settings) error {
 	if d.watch != nil && s.sameNode && s.mode == d.wanted.mode {
-		if err := d.watch.Set(s.find()); err != nil {
-			return errors.Join(err, d.watch.Set(d.wanted.find()))
+		if err := d.watch.Set(s.find(), watch.Beyond(s.uplinks...)); err != nil {
+			return errors.Join(err, d.watch.Set(d.wanted.find(), watch.Beyond(d.wanted.uplinks...)))
 		}
 		d.wanted = s
 		return nil
@@ -102,7 +103,7 @@ func (d *daemon) bring(s settings) error {
 }
 
 func openWatch(s *settings) (*watch.Watch, error) {
-	return watch.Open(watch.Options{Mode: s.mode, Find: s.find(), In: func(do func() error) error { return do() }})
+	return watch.Open(watch.Options{Mode: s.mode, Find: s.find(), FindFar: watch.Beyond(s.uplinks...), In: func(do func() error) error { return do() }})
 }
 
 // shut ends the watch, and keeps what it has counted.
@@ -152,7 +153,16 @@ func (d *daemon) status() (watch.Status, error) {
 
 // tell keeps the conditions by a status, or by why there is none.
 func (d *daemon) tell(st *watch.Status, err error) {
-	var alone, missing, unjudged []condition.Condition
+	var alone, missing, unjudged, ways []condition.Condition
+	for _, f := range st.Far {
+		if f.State != shortcut.Taken.String() && f.Interface != "" {
+			c := condition.Condition{Subject: f.Interface, Text: fmt.Sprintf("uplink %s is not used: %s: %s", f.Interface, f.State, f.Why)}
+			if f.Network.IsValid() {
+				c = condition.Condition{Subject: f.Network.String(), Text: fmt.Sprintf("packets to and from %s by %s are left to the host's stack: %s: %s", f.Network, f.Interface, f.State, f.Why)}
+			}
+			ways = append(ways, c)
+		}
+	}
 	said := map[string]bool{}
 	for _, p := range st.Pods {
 		if p.State != shortcut.Taken.String() && !said[p.Interface] {
@@ -167,6 +177,7 @@ func (d *daemon) tell(st *watch.Status, err error) {
 		unjudged = append(unjudged, condition.Condition{Subject: Name, Text: fmt.Sprintf("cannot judge whether pods may take the shortcut: %v", err)})
 	}
 	d.host.Conditions.Only(condition.PodLeftAlone, alone)
+	d.host.Conditions.Only(condition.NetworkLeftAlone, ways)
 	d.host.Conditions.Only(condition.PodsMissing, missing)
 	d.host.Conditions.Only(condition.PodsUnjudged, unjudged)
 }
@@ -218,7 +229,12 @@ func (d *daemon) summary(st *watch.Status) string {
 			took++
 		}
 	}
-	return fmt.Sprintf("accelerating %d of %s, %s", took, value.Counted(len(pods), "pod"), st.Mode)
+	text := fmt.Sprintf("accelerating %d of %s, %s", took, value.Counted(len(pods), "pod"), st.Mode)
+	if len(d.wanted.uplinks) > 0 {
+		ways, of := waysOf(st)
+		text += fmt.Sprintf(", and the ways to %d of %s", ways, value.Counted(of, "network"))
+	}
+	return text
 }
 
 // Close is node.Instance's. Nothing outlives the process, whatever keep says.
@@ -228,7 +244,7 @@ func (d *daemon) Close(bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	err := d.shut()
-	for _, code := range []string{condition.PodLeftAlone, condition.PodsMissing, condition.PodsUnjudged} {
+	for _, code := range []string{condition.PodLeftAlone, condition.NetworkLeftAlone, condition.PodsMissing, condition.PodsUnjudged} {
 		d.host.Conditions.Only(code, nil)
 	}
 	return err

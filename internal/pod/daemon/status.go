@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -24,8 +25,55 @@ func (d *daemon) now() (watch.Status, shortcut.Counts, bool, error) {
 // Status is node.Instance's. That pods cannot be judged is a condition, and no error here.
 func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
 	st, all, sameNode, _ := d.now()
-	s.Acceleration = &shuntv1.Acceleration{Mode: string(st.Mode), SameNode: sameNode, Pods: podsOf(&st), Counts: countsMessage(all)}
+	s.Acceleration = &shuntv1.Acceleration{Mode: string(st.Mode), SameNode: sameNode, Pods: podsOf(&st), Counts: countsMessage(all), Uplinks: uplinksOf(&st), Networks: networksOf(&st)}
 	return nil
+}
+
+// uplinksOf are the interfaces towards other hosts.
+func uplinksOf(st *watch.Status) (uplinks []*shuntv1.AcceleratedUplink) {
+	for _, f := range st.Far {
+		i := slices.IndexFunc(uplinks, func(m *shuntv1.AcceleratedUplink) bool { return m.Interface == f.Interface })
+		switch {
+		case f.Interface == "":
+			continue
+		case i < 0:
+			i = len(uplinks)
+			uplinks = append(uplinks, &shuntv1.AcceleratedUplink{Interface: f.Interface, Counts: countsMessage(st.From[f.Interface])})
+		}
+		uplinks[i].Attached = cmp.Or(uplinks[i].Attached, string(f.Attach))
+		if !f.Network.IsValid() {
+			uplinks[i].Why = f.Why
+		}
+	}
+	return uplinks
+}
+
+// networksOf are the networks of other hosts.
+func networksOf(st *watch.Status) (networks []*shuntv1.AcceleratedNetwork) {
+	for _, f := range st.Far {
+		if !f.Network.IsValid() {
+			continue
+		}
+		m := &shuntv1.AcceleratedNetwork{Network: f.Network.String(), Interface: f.Interface, State: f.State, Why: f.Why}
+		if f.NextHop.IsValid() {
+			m.NextHop = f.NextHop.String()
+		}
+		networks = append(networks, m)
+	}
+	return networks
+}
+
+// waysOf is how many networks beyond the uplinks take the shortcut, and how many there are.
+func waysOf(st *watch.Status) (took, of int) {
+	for _, f := range st.Far {
+		if f.Network.IsValid() && f.Interface != "" {
+			of++
+		}
+		if f.State == shortcut.Taken.String() {
+			took++
+		}
+	}
+	return took, of
 }
 
 // podsOf are the pods with their addresses.
@@ -72,6 +120,15 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 	}
 	for _, state := range slices.Sorted(maps.Keys(states)) {
 		s.PodAddresses = append(s.PodAddresses, metrics.Count{Of: state, Count: states[state]})
+	}
+	networks := map[string]uint64{}
+	for _, f := range st.Far {
+		if f.Network.IsValid() {
+			networks[f.State]++
+		}
+	}
+	for _, state := range slices.Sorted(maps.Keys(networks)) {
+		s.PodNetworks = append(s.PodNetworks, metrics.Count{Of: state, Count: networks[state]})
 	}
 	for _, iface := range slices.Sorted(maps.Keys(st.From)) {
 		packets, bytes := countsOf(st.From[iface])

@@ -1,5 +1,5 @@
-// Package demo shows the pod shortcuts to somebody who has nothing but the binary: two pods on one host,
-// with netfilter rules as kube-proxy and Calico write them, in network namespaces of its own. Every line
+// Package demo shows the pod shortcuts to somebody who has nothing but the binary: two pods on one host and one
+// on another, with netfilter rules as kube-proxy and Calico write them, in network namespaces of its own. Every line
 // that claims something is a Claim, checked in this run; no claim depends on speed, which is shown.
 package demo
 
@@ -50,7 +50,9 @@ type Facts struct {
 	Bypass  watch.Status  `json:"bypass"`
 	Effect  float64       `json:"rule_took_effect_milliseconds"`
 	Rows    []compare.Row `json:"rows"`
-	Claims  story.Claims  `json:"claims"`
+	// AcrossRows are of the ways to a pod of the other host.
+	AcrossRows []compare.Row `json:"across_rows"`
+	Claims     story.Claims  `json:"claims"`
 }
 
 // demo is one run.
@@ -61,12 +63,15 @@ type demo struct {
 	rules           *plain.Rules
 	server          *traffic.Server
 	checked, bypass *watch.Watch
+	sides           [2]side // the host, and the other one
+	farServer       *traffic.Server
+	opened          []*watch.Watch // of the way to the other host
 }
 
 // Run is the whole demo. It cleans up before it returns. What could not be done, or turned out untrue, is a
 // claim that makes Facts.OK false. The error is that of ctx when it ended, and of a cleaning up that failed.
 func Run(parent context.Context, opts Options) (*Facts, error) {
-	d := &demo{Teller: story.NewTeller(opts.Out), facts: &Facts{Rows: []compare.Row{}}}
+	d := &demo{Teller: story.NewTeller(opts.Out), facts: &Facts{Rows: []compare.Row{}, AcrossRows: []compare.Row{}}}
 	begin := time.Now()
 	ctx, cancel := context.WithTimeoutCause(parent, time.Minute, errors.New("the demo took longer than a minute"))
 	defer cancel()
@@ -89,19 +94,27 @@ func (d *demo) story(ctx context.Context) error {
 		story.Step("Nothing of yours is skipped silently", d.effects),
 		story.Step("The shortcut, bypass", d.bypassPath),
 		story.Step("Side by side", d.measure),
+		story.Step("A pod of another host", d.across),
 		story.Step("What is skipped", d.skipped),
 	)
 }
 
 func (d *demo) build(ctx context.Context) (err error) {
-	if d.bed, err = bed.New(ctx, 2); err != nil {
+	pair, err := bed.NewPair(ctx, 2, 1)
+	if err != nil {
 		return err
 	}
+	d.bed = pair[0] // closing it closes the other
 	d.facts.ID = d.bed.Lab.ID()
 	d.rules, err = d.bed.Install(plain.Service{Address: vip, Endpoint: netip.AddrPortFrom(d.bed.Address(1, false), port), Protocol: unix.IPPROTO_TCP})
 	if err != nil {
 		return err
 	}
+	farRules, err := pair[1].Install()
+	if err != nil {
+		return err
+	}
+	d.sides = [2]side{{bed: pair[0], rules: d.rules}, {bed: pair[1], rules: farRules}}
 	if d.server, err = traffic.Serve(d.bed.Pods[1], netip.AddrPortFrom(d.bed.Address(1, false), port)); err != nil {
 		return err
 	}
@@ -336,13 +349,15 @@ func (d *demo) skipped(context.Context) error {
 // takeDown removes everything.
 func (d *demo) takeDown() error {
 	var errs []error
-	for _, w := range []*watch.Watch{d.checked, d.bypass} {
+	for _, w := range append(d.opened, d.checked, d.bypass) {
 		if w != nil {
 			errs = append(errs, w.Close())
 		}
 	}
-	if d.server != nil {
-		d.server.Close()
+	for _, s := range []*traffic.Server{d.server, d.farServer} {
+		if s != nil {
+			s.Close()
+		}
 	}
 	if d.bed != nil {
 		errs = append(errs, d.bed.Close())

@@ -32,13 +32,13 @@ func TestFacts(t *testing.T) {
 	nothingLeft(t, text)
 	var facts demo.Facts
 	storytest.Decode(t, out.Bytes(), &facts)
-	if !facts.OK || len(facts.Claims) < 12 || facts.Claims.Untrue() != 0 {
+	if !facts.OK || len(facts.Claims) < 15 || facts.Claims.Untrue() != 0 {
 		t.Errorf("ok %v, %d claims:\n%s", facts.OK, len(facts.Claims), text)
 	}
-	if len(facts.Rows) != 12 { // 4 kinds by 3 ways
-		t.Errorf("%d rows", len(facts.Rows))
+	if len(facts.Rows) != 12 || len(facts.AcrossRows) != 12 { // 4 kinds by 3 ways
+		t.Errorf("%d rows, and %d to the other host", len(facts.Rows), len(facts.AcrossRows))
 	}
-	for _, r := range facts.Rows {
+	for _, r := range append(facts.Rows, facts.AcrossRows...) {
 		if r.Rate <= 0 || r.CPU <= 0 || len(r.Rounds) == 0 || r.RatioLowest > r.Ratio || r.Ratio > r.RatioHighest {
 			t.Errorf("%+v", r)
 		}
@@ -48,7 +48,7 @@ func TestFacts(t *testing.T) {
 // Ctrl-C at any time: everything is removed, and no claim is untrue for it.
 func TestInterrupted(t *testing.T) {
 	storytest.NeedsRoot(t)
-	for _, at := range []string{"── The plain path", "── Nothing of yours", "── Side by side"} {
+	for _, at := range []string{"── The plain path", "── Nothing of yours", "── Side by side", "── A pod of another"} {
 		t.Run(at, func(t *testing.T) {
 			nothingLeft(t, storytest.Interrupt(t, storytest.Command(t, "demo", "accelerate"), at))
 		})

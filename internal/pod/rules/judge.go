@@ -20,6 +20,8 @@ type Link struct {
 type Packets struct {
 	From, To []netip.Addr // all of one family
 	In, Out  []Link       // the interfaces that these addresses are behind
+	// FromBits and ToBits are how many first bits of the addresses are known, as of a network's; 0: all.
+	FromBits, ToBits int
 	// Established says that conntrack has seen both directions of each, as in the mode checked. Otherwise they
 	// may be the first of a connection.
 	Established bool
@@ -304,7 +306,13 @@ func (j *judge) payload(base, offset, size uint32) (values [][]byte) {
 		return nil
 	}
 	p := j.packets
-	pick := func(list []netip.Addr, skip, size uint32) {
+	pick := func(list []netip.Addr, bits int, skip, size uint32) {
+		if bits > 0 { // what is behind the known octets is cut off
+			size = min(size, uint32(max(bits/8-int(skip), 0)))
+		}
+		if size == 0 {
+			return
+		}
 		for _, a := range list {
 			values = append(values, a.AsSlice()[skip:skip+size])
 		}
@@ -315,9 +323,9 @@ func (j *judge) payload(base, offset, size uint32) (values [][]byte) {
 	}
 	switch {
 	case offset >= source && offset+size <= source+width:
-		pick(p.From, offset-source, size)
+		pick(p.From, p.FromBits, offset-source, size)
 	case offset >= source+width && offset+size <= source+2*width:
-		pick(p.To, offset-source-width, size)
+		pick(p.To, p.ToBits, offset-source-width, size)
 	case !p.From[0].Is6() && offset == 9 && size == 1:
 		return [][]byte{{unix.IPPROTO_TCP}, {unix.IPPROTO_UDP}}
 	case p.From[0].Is6() && offset == 6 && size == 1:
@@ -351,8 +359,10 @@ func compare(values [][]byte, op uint32, data []byte) answer {
 	for _, v := range values {
 		v = v[:min(len(v), len(data))]
 		order := bytes.Compare(v, data)
-		if len(v) < len(data) {
-			return maybe
+		if len(v) < len(data) { // the first octets of a value alone are known
+			if order = bytes.Compare(v, data[:len(v)]); order == 0 || op != unix.NFT_CMP_EQ && op != unix.NFT_CMP_NEQ {
+				return maybe
+			}
 		}
 		is := map[uint32]bool{
 			unix.NFT_CMP_EQ: order == 0, unix.NFT_CMP_NEQ: order != 0, unix.NFT_CMP_LT: order < 0, unix.NFT_CMP_LTE: order <= 0,

@@ -33,7 +33,21 @@ type podPod struct {
 
 type podPodCounts struct {
 	_  structs.HostLayout
-	Of [25]podCount
+	Of [26]podCount
+}
+
+type podPodFar struct {
+	_       structs.HostLayout
+	NextHop podAddr
+	Ifindex uint32
+	Left    uint16
+	Mtu     uint16
+}
+
+type podPodFarKey struct {
+	_       structs.HostLayout
+	Bits    uint32
+	Address [4]uint32
 }
 
 type podPodFlow struct {
@@ -73,7 +87,8 @@ const (
 	podPodLeftPOD_NOT_VETH     podPodLeft = 22
 	podPodLeftPOD_UNWATCHED    podPodLeft = 23
 	podPodLeftPOD_UNPREPARED   podPodLeft = 24
-	podPodLeftPOD_LEFT_COUNT   podPodLeft = 25
+	podPodLeftPOD_ROUTE        podPodLeft = 25
+	podPodLeftPOD_LEFT_COUNT   podPodLeft = 26
 )
 
 type podPodLimit uint32
@@ -81,6 +96,7 @@ type podPodLimit uint32
 const (
 	podPodLimitPODS_MAX   podPodLimit = 4096
 	podPodLimitASKING_MAX podPodLimit = 4096
+	podPodLimitFAR_MAX    podPodLimit = 4096
 )
 
 type podPodMode uint32
@@ -96,9 +112,11 @@ const (
 const (
 	podMapShPdAsking       = "sh_pd_asking"
 	podMapShPdCounts       = "sh_pd_counts"
+	podMapShPdFar          = "sh_pd_far"
 	podMapShPdPods         = "sh_pd_pods"
 	podMapShPdWatched      = "sh_pd_watched"
 	podProgShPod           = "sh_pod"
+	podProgShPodIn         = "sh_pod_in"
 	podVarClosedMs         = "closed_ms"
 	podVarEndingMs         = "ending_ms"
 	podVarJiffiesPerSecond = "jiffies_per_second"
@@ -153,7 +171,8 @@ type podSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type podProgramSpecs struct {
-	ShPod *ebpf.ProgramSpec `ebpf:"sh_pod"`
+	ShPod   *ebpf.ProgramSpec `ebpf:"sh_pod"`
+	ShPodIn *ebpf.ProgramSpec `ebpf:"sh_pod_in"`
 }
 
 // podMapSpecs contains maps before they are loaded into the kernel.
@@ -162,6 +181,7 @@ type podProgramSpecs struct {
 type podMapSpecs struct {
 	ShPdAsking  *ebpf.MapSpec `ebpf:"sh_pd_asking"`
 	ShPdCounts  *ebpf.MapSpec `ebpf:"sh_pd_counts"`
+	ShPdFar     *ebpf.MapSpec `ebpf:"sh_pd_far"`
 	ShPdPods    *ebpf.MapSpec `ebpf:"sh_pd_pods"`
 	ShPdWatched *ebpf.MapSpec `ebpf:"sh_pd_watched"`
 }
@@ -204,6 +224,7 @@ func (o *podObjects) Close() error {
 type podMaps struct {
 	ShPdAsking  *ebpf.Map `ebpf:"sh_pd_asking"`
 	ShPdCounts  *ebpf.Map `ebpf:"sh_pd_counts"`
+	ShPdFar     *ebpf.Map `ebpf:"sh_pd_far"`
 	ShPdPods    *ebpf.Map `ebpf:"sh_pd_pods"`
 	ShPdWatched *ebpf.Map `ebpf:"sh_pd_watched"`
 }
@@ -212,6 +233,7 @@ func (m *podMaps) Close() error {
 	return _PodClose(
 		m.ShPdAsking,
 		m.ShPdCounts,
+		m.ShPdFar,
 		m.ShPdPods,
 		m.ShPdWatched,
 	)
@@ -237,12 +259,14 @@ type podVariables struct {
 //
 // It can be passed to loadPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type podPrograms struct {
-	ShPod *ebpf.Program `ebpf:"sh_pod"`
+	ShPod   *ebpf.Program `ebpf:"sh_pod"`
+	ShPodIn *ebpf.Program `ebpf:"sh_pod_in"`
 }
 
 func (p *podPrograms) Close() error {
 	return _PodClose(
 		p.ShPod,
+		p.ShPodIn,
 	)
 }
 

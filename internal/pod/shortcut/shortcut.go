@@ -37,7 +37,7 @@ const (
 // Left is why a pod's packets go through the stack; Taken is that they need not.
 type Left uint32
 
-// The states of a pod.
+// The states of a pod and of a network.
 const (
 	Taken       = Left(podPodLeftPOD_TAKEN)
 	Unjudged    = Left(podPodLeftPOD_UNJUDGED)
@@ -48,7 +48,11 @@ const (
 	Bridged     = Left(podPodLeftPOD_BRIDGED)
 	Down        = Left(podPodLeftPOD_DOWN)
 	NotVeth     = Left(podPodLeftPOD_NOT_VETH)
+	Route       = Left(podPodLeftPOD_ROUTE) // of networks alone
 )
+
+// FarMax is for how many networks there is room.
+const FarMax = int(podPodLimitFAR_MAX)
 
 // String is the word in output and documentation, like "fragment".
 func (l Left) String() string {
@@ -85,12 +89,34 @@ type Pod struct {
 	Left    Left
 }
 
+// Far is a network of pods of another machine, as the programs have it.
+type Far struct {
+	Network netip.Prefix
+	NextHop netip.Addr // of the network's family, a neighbour at the interface
+	Ifindex int        // towards it; AttachFar has it as well
+	MTU     int        // of the route, bytes
+	Left    Left
+}
+
+// key is the network's, with IPv4 as ::ffff:a.b.c.d.
+func (f Far) key() podPodFarKey {
+	bits := f.Network.Bits()
+	if f.Network.Addr().Is4() {
+		bits += 96
+	}
+	octets := f.Network.Masked().Addr().As16()
+	key := podPodFarKey{Bits: uint32(bits)}
+	for i := range key.Address {
+		key.Address[i] = binary.NativeEndian.Uint32(octets[4*i:])
+	}
+	return key
+}
+
 // Shortcut is sh_pod on the interfaces of pods. Its methods must be called on a thread in the host's
 // network namespace, and not at the same time.
 type Shortcut struct {
 	objects *ebpf.Collection
-	program *ebpf.Program
-	id      uint32
+	ids     []uint32 // of its programs
 	grace   *kernel.Grace
 	at      map[int]*kernel.TC
 	gone    Counts // of interfaces that it was on
@@ -127,14 +153,17 @@ func Open(mode Mode) (*Shortcut, error) {
 	if s.objects, err = kernel.Load(spec, constants, nil); err != nil {
 		return nil, fmt.Errorf("load the pod shortcut's program: %w; it needs conntrack's functions for BPF (Linux 6.0, nf_conntrack loaded)", err)
 	}
-	s.program = s.objects.Programs[podProgShPod]
-	info, err := s.program.Info()
-	if err == nil {
-		id, _ := info.ID()
-		s.id = uint32(id)
-		s.grace, err = kernel.NewGrace()
+	var errs []error
+	for _, p := range s.objects.Programs {
+		info, err := p.Info()
+		if err == nil {
+			id, _ := info.ID()
+			s.ids = append(s.ids, uint32(id))
+		}
+		errs = append(errs, err)
 	}
-	if err != nil {
+	s.grace, err = kernel.NewGrace()
+	if err = errors.Join(append(errs, err)...); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
@@ -184,6 +213,27 @@ func (s *Shortcut) Put(p Pod) error {
 	value := podPod{Link: check | uint64(uint32(p.Ifindex)), State: check | uint64(p.Left)<<16 | uint64(p.MTU)}
 	if err := s.objects.Maps[podMapShPdPods].Put(podAddr{High: high, Low: low}, value); err != nil {
 		return fmt.Errorf("add pod %s: %w; there is room for %d addresses", p.Address, err, podPodLimitPODS_MAX)
+	}
+	return nil
+}
+
+// PutFar adds a network of another machine's pods, or changes what is known of it, as Put.
+func (s *Shortcut) PutFar(f Far) error {
+	if !f.Network.IsValid() || f.Network.Addr().Is4() != f.NextHop.Is4() || f.MTU < 0 || f.MTU > 0xffff {
+		return fmt.Errorf("add the way to %s by %s, MTU %d: network and next hop must be of one family, and the MTU 65535 at most", f.Network, f.NextHop, f.MTU)
+	}
+	high, low := kernel.AddrWords(f.NextHop)
+	value := podPodFar{NextHop: podAddr{High: high, Low: low}, Ifindex: uint32(f.Ifindex), Left: uint16(f.Left), Mtu: uint16(f.MTU)}
+	if err := s.objects.Maps[podMapShPdFar].Put(f.key(), value); err != nil {
+		return fmt.Errorf("add the way to %s: %w; there is room for %d networks", f.Network, err, podPodLimitFAR_MAX)
+	}
+	return nil
+}
+
+// RemoveFar forgets a network, as Put. That it is not there is success.
+func (s *Shortcut) RemoveFar(network netip.Prefix) error {
+	if err := s.objects.Maps[podMapShPdFar].Delete(Far{Network: network}.key()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("remove the way to %s: %w", network, err)
 	}
 	return nil
 }
@@ -240,7 +290,12 @@ func end(a podAddr, port uint16) netip.AddrPort {
 }
 
 // Attach has the program see what comes from the pod behind an interface. Attached already is success.
-func (s *Shortcut) Attach(ifindex int) error {
+func (s *Shortcut) Attach(ifindex int) error { return s.attach(ifindex, podProgShPod) }
+
+// AttachFar has the other program see what comes in by an interface from the pods of other machines.
+func (s *Shortcut) AttachFar(ifindex int) error { return s.attach(ifindex, podProgShPodIn) }
+
+func (s *Shortcut) attach(ifindex int, program string) error {
 	if s.at[ifindex] != nil {
 		return nil
 	}
@@ -252,7 +307,7 @@ func (s *Shortcut) Attach(ifindex int) error {
 	if err := counts.Put(uint32(ifindex), make([]podPodCounts, cpus)); err != nil {
 		return fmt.Errorf("make counters for interface %d: %w; there is room for %d", ifindex, err, podPodLimitPODS_MAX)
 	}
-	t, err := kernel.AttachTC(s.program, podProgShPod, ifindex)
+	t, err := kernel.AttachTC(s.objects.Programs[program], program, ifindex)
 	if err != nil {
 		return errors.Join(err, counts.Delete(uint32(ifindex)))
 	}
@@ -295,7 +350,9 @@ func (s *Shortcut) Detach(interfaces ...int) error {
 }
 
 // ForeignTC is what of others stands at tc of an interface.
-func (s *Shortcut) ForeignTC(ifindex int) ([]string, error) { return kernel.ForeignTC(ifindex, s.id) }
+func (s *Shortcut) ForeignTC(ifindex int) ([]string, error) {
+	return kernel.ForeignTC(ifindex, s.ids...)
+}
 
 // Counts are those since Open of all packets, and by interface of the packets that came from it since it was
 // attached. Only what happened.

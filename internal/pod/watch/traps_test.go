@@ -371,13 +371,13 @@ func TestPodsComeAndGo(t *testing.T) {
 	w := newWorld(t, shortcut.Checked, 2)
 	c, s := w.pair(false)
 	w.exchange(c, s, 300_000)
-	w.must(w.watch.Set(watch.Fixed(w.Watched()[:1]...)))
+	w.must(w.watch.Set(watch.Fixed(w.Watched()[:1]...), nil))
 	taken := w.count("taken")
 	w.exchange(c, s, 300_000)
 	if now := w.count("taken"); now != taken || w.count("not_local") == 0 {
 		t.Errorf("%d packets took the shortcut to a pod that is not watched: %v", now-taken, w.status().Counts)
 	}
-	w.must(w.watch.Set(watch.Fixed(w.Watched()...)))
+	w.must(w.watch.Set(watch.Fixed(w.Watched()...), nil))
 	w.exchange(c, s, 300_000)
 	if w.count("taken") == taken {
 		t.Error("nothing took the shortcut though the pod is watched again")

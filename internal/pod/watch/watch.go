@@ -42,10 +42,32 @@ type Pod struct {
 	Addresses []netip.Addr
 }
 
+// Far is a network of pods of another machine, or a part of one that has a way of its own.
+type Far struct {
+	Network   netip.Prefix // the zero value: the uplink has none, and Why says it
+	Interface string       // the uplink, towards the machine; empty: the way is by none
+	NextHop   netip.Addr   // of the network's family, a neighbour at the interface
+	MTU       int          // of the route, bytes; 0: it is the interface's
+	// Left and Why say that it is left alone whatever else is judged; Taken: they say nothing.
+	Left shortcut.Left
+	Why  string
+}
+
+// FarStatus is what the watch knows of such a network.
+type FarStatus struct {
+	Network   netip.Prefix `json:"network"`
+	Interface string       `json:"interface,omitempty"`
+	NextHop   netip.Addr   `json:"next_hop"`
+	Attach    kernel.Mode  `json:"attach"` // of the program at the interface; empty: it is not there
+	State     string       `json:"state"`  // as of a pod
+	Why       string       `json:"why,omitempty"`
+}
+
 // Status is what the watch knows.
 type Status struct {
 	Mode   shortcut.Mode   `json:"mode"`
 	Pods   []PodStatus     `json:"pods"`
+	Far    []FarStatus     `json:"far,omitempty"`
 	Counts shortcut.Counts `json:"counts"` // what became of packets, by reason; "taken" took the shortcut
 	// From are those of what came from the interfaces that are attached now, since they were.
 	From map[string]shortcut.Counts `json:"-"`
@@ -68,6 +90,8 @@ type Options struct {
 	Mode shortcut.Mode
 	// Find says which pods there are, each time that interfaces or routes may have changed. It runs as In says.
 	Find func() ([]Pod, error)
+	// FindFar says which pods other machines have, at the same times; nil: none.
+	FindFar func() ([]Far, error)
 	// In runs a function on a thread in the host's network namespace.
 	In func(func() error) error
 }
@@ -84,6 +108,9 @@ type Watch struct {
 	mu        sync.Mutex
 	findAll   func() ([]Pod, error)
 	pods      []Pod
+	findFar   func() ([]Far, error)
+	fars      []Far
+	farStates map[netip.Prefix]farState
 	moved     bool                  // interfaces or routes may have changed
 	found     time.Time             // when pods were found last
 	bare      map[string]state      // of the pods without an address, by interface
@@ -109,7 +136,7 @@ type state struct {
 
 // Open attaches the program to the pods' interfaces and judges them. Nothing is left behind when it fails.
 func Open(opts Options) (*Watch, error) {
-	w := &Watch{in: opts.In, mode: opts.Mode, findAll: opts.Find, wake: make(chan struct{}, 1), end: make(chan struct{}), stale: true, moved: true, states: map[netip.Addr]state{}}
+	w := &Watch{in: opts.In, mode: opts.Mode, findAll: opts.Find, findFar: opts.FindFar, farStates: map[netip.Prefix]farState{}, wake: make(chan struct{}, 1), end: make(chan struct{}), stale: true, moved: true, states: map[netip.Addr]state{}}
 	err := w.in(func() (err error) {
 		if w.short, err = shortcut.Open(opts.Mode); err != nil {
 			return err
@@ -117,7 +144,8 @@ func Open(opts Options) (*Watch, error) {
 		// Before the rules are read the first time: what changes meanwhile is told.
 		for protocol, groups := range map[int][]uint{
 			unix.NETLINK_NETFILTER: {unix.NFNLGRP_NFTABLES},
-			unix.NETLINK_ROUTE:     {unix.RTNLGRP_LINK, unix.RTNLGRP_TC, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE},
+			unix.NETLINK_ROUTE: {unix.RTNLGRP_LINK, unix.RTNLGRP_TC, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+				unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE},
 		} {
 			s, err := nl.Subscribe(protocol, groups...)
 			if err != nil {
@@ -222,7 +250,7 @@ func (w *Watch) judge() error {
 			}
 		}
 	}
-	if err := w.apply(next); err != nil {
+	if err := errors.Join(w.applyFar(w.judgeFar(links)), w.apply(next)); err != nil {
 		return err
 	}
 	return w.short.Watched(trust)
@@ -240,7 +268,14 @@ func (w *Watch) findPods() error {
 		w.moved = true
 		return fmt.Errorf("look for pods: %w", err)
 	}
-	w.pods, w.found = pods, time.Now()
+	var fars []Far
+	if w.findFar != nil {
+		if fars, err = w.findFar(); err != nil {
+			w.moved = true
+			return fmt.Errorf("look for pods of other machines: %w", err)
+		}
+	}
+	w.pods, w.fars, w.found = pods, fars, time.Now()
 	return nil
 }
 
@@ -290,6 +325,9 @@ func (w *Watch) apply(next map[netip.Addr]state) error {
 func (w *Watch) forget(next map[netip.Addr]state) error {
 	used := map[int]bool{}
 	for _, s := range next {
+		used[s.ifindex] = true
+	}
+	for _, s := range w.farStates {
 		used[s.ifindex] = true
 	}
 	for a := range w.states {
@@ -393,10 +431,10 @@ func (w *Watch) find(a, b end) *rules.Hazard {
 	return h
 }
 
-// Set changes which pods are watched; see Options.Find.
-func (w *Watch) Set(find func() ([]Pod, error)) error {
+// Set changes which pods and networks are watched; see Options.
+func (w *Watch) Set(find func() ([]Pod, error), findFar func() ([]Far, error)) error {
 	w.mu.Lock()
-	w.findAll, w.moved, w.found = find, true, time.Time{}
+	w.findAll, w.findFar, w.moved, w.found = find, findFar, true, time.Time{}
 	w.mu.Unlock()
 	return w.Judge()
 }
@@ -416,6 +454,10 @@ func (w *Watch) letGo() error {
 		errs = append(errs, w.short.Remove(a))
 	}
 	clear(w.states)
+	for n := range w.farStates {
+		errs = append(errs, w.short.RemoveFar(n))
+	}
+	clear(w.farStates)
 	return errors.Join(append(errs, w.short.Detach(w.short.Attached()...))...)
 }
 
@@ -445,6 +487,19 @@ func (w *Watch) Status() (Status, error) {
 		}
 		if st, is := w.bare[p.Interface]; is {
 			s.Pods = append(s.Pods, bareStatus(p.Interface, st))
+		}
+	}
+	for _, f := range w.fars {
+		st, known := w.farStates[f.Network]
+		switch {
+		case f.Left != shortcut.Taken:
+			st.left, st.why = f.Left, f.Why
+		case !known:
+			st.left = shortcut.Unjudged
+		}
+		s.Far = append(s.Far, FarStatus{f.Network, f.Interface, f.NextHop, w.short.Mode(st.ifindex), st.left.String(), st.why})
+		if st.ifindex != 0 {
+			s.From[f.Interface] = from[st.ifindex]
 		}
 	}
 	return s, errors.Join(err, w.deaf, w.failed, w.untold)

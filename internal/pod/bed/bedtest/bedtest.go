@@ -45,14 +45,14 @@ func New(t *testing.T, pods int, more ...plain.Service) (*bed.Bed, *plain.Rules)
 }
 
 // NewPair is a pair of beds, each with the rules of the plain path, until the test ends.
-func NewPair(t *testing.T, pods int) (pair [2]*bed.Bed, rules [2]*plain.Rules) {
+func NewPair(t *testing.T, pods int, more ...plain.Service) (pair [2]*bed.Bed, rules [2]*plain.Rules) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes network namespaces and loads programs")
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	pair, err := bed.NewPair(ctx, pods)
+	pair, err := bed.NewPair(ctx, pods, pods)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func NewPair(t *testing.T, pods int) (pair [2]*bed.Bed, rules [2]*plain.Rules) {
 		}
 	})
 	for i := range pair {
-		if rules[i], err = pair[i].Install(); err != nil {
+		if rules[i], err = pair[i].Install(more...); err != nil {
 			t.Fatal(err)
 		}
 	}
