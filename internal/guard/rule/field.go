@@ -56,7 +56,7 @@ var Fields = slices.Concat([]Field{
 	field("setuid.from_uid", integer, "real user ID before", func(e *Event) any { return int64(e.before().UID) }, SetUID),
 	field("setuid.from_euid", integer, "effective user ID before", func(e *Event) any { return int64(e.before().EUID) }, SetUID),
 	field("module.name", text, "the kernel module", func(e *Event) any { return e.Path }, Module),
-	field("ptrace.request", text, "traceme, peek, poke, attach, seize, write or other; write is process_vm_writev", func(e *Event) any { return e.Request }, Ptrace),
+	field("ptrace.request", text, "poke, attach, seize or write; write is process_vm_writev", func(e *Event) any { return e.Request }, Ptrace),
 	field("ptrace.target", integer, "process ID of the other process", func(e *Event) any { return int64(e.Target) }, Ptrace),
 	field("mount.target", text, "where it is mounted, as it was written", func(e *Event) any { return e.Path }, Mount),
 	field("socket.remote", text, "address of the peer", func(e *Event) any { return e.socket().Remote }, Connect, Accept),
