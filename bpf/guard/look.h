@@ -156,10 +156,11 @@ static __noinline int path_walk(char *names, struct file *file)
 		return 0;
 	for (int i = 0; i < DETECT_DEPTH_MAX && used < GUARD_PATH_BYTES; i++) {
 		struct dentry *parent = BPF_CORE_READ(dentry, d_parent);
-		const unsigned char *name;
+		const unsigned char *name = BPF_CORE_READ(dentry, d_name.name);
+		int is_root = dentry == BPF_CORE_READ(mount, mnt.mnt_root);
 		long size;
 
-		if (dentry == BPF_CORE_READ(mount, mnt.mnt_root) || parent == dentry || !parent) {
+		if (is_root) {
 			struct mount *outer = BPF_CORE_READ(mount, mnt_parent);
 
 			if (!outer || outer == mount)
@@ -168,12 +169,13 @@ static __noinline int path_walk(char *names, struct file *file)
 			mount = outer;
 			continue;
 		}
-		name = BPF_CORE_READ(dentry, d_name.name);
 		size = bpf_probe_read_kernel_str(&names[used & (GUARD_PATH_BYTES - 1)],
 						 GUARD_NAME_BYTES, name);
 		if (size <= 0 || size > GUARD_NAME_BYTES)
 			break;
 		used += size;
+		if (!parent || parent == dentry) /* in no folder: a memfd */
+			break;
 		dentry = parent;
 	}
 	return used;

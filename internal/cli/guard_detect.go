@@ -68,10 +68,10 @@ With -o json each line is an object: {"found": …}, or {"event": …} with --al
 			if err != nil {
 				return err
 			}
-			ctx, cancel := toolContext(c.Context(), duration)
+			ctx, cancel := toolContext(c.Context(), 0)
 			defer cancel()
 			o := detect.Options{Rules: rules, Cgroup: cgroup, All: all, BTF: types}
-			return privileges(watchEvents(ctx, s, o, output == "json"))
+			return privileges(watchEvents(ctx, s, o, duration, output == "json"))
 		},
 	}
 	f := c.Flags()
@@ -100,7 +100,7 @@ func detectionRules(s streams, file string) ([]rule.Rule, error) {
 	return rules, nil
 }
 
-func watchEvents(ctx context.Context, s streams, o detect.Options, isJSON bool) error {
+func watchEvents(ctx context.Context, s streams, o detect.Options, atMost time.Duration, isJSON bool) error {
 	w, err := detect.Open(o)
 	if err != nil {
 		return err
@@ -132,6 +132,11 @@ func watchEvents(ctx context.Context, s streams, o detect.Options, isJSON bool) 
 			_, err := fmt.Fprintln(s.out, eventText(e))
 			return err
 		}
+	}
+	if atMost > 0 { // of watching: the sensors are at work by now
+		var expire context.CancelFunc
+		ctx, expire = context.WithTimeout(ctx, atMost)
+		defer expire()
 	}
 	counts, err := w.Run(ctx, tell, each)
 	fmt.Fprintf(s.err, "%s told, %d more of chains of processes that were told of. %d events received, %d lost, %d runs missed.\n",
