@@ -211,12 +211,22 @@ int sh_d_accept(struct call_exit *ctx)
 	return 0;
 }
 
+/* Only what leads to a socket: shells copy pipes and files all the time. */
 SEC("tracepoint")
 int sh_d_dup(struct call_exit *ctx)
 {
+	struct task_struct___look *task = (void *)bpf_get_current_task();
+	struct detect_fd copied = {};
 	struct detect_event *e;
+	struct file *file;
 
 	if (ctx->result < 0 || ctx->result > 2 || !is_in_scope())
+		return 0;
+	file = file_at(task, ctx->result);
+	if (!file)
+		return 0;
+	fd_look(&copied, file);
+	if (copied.kind != DETECT_INET && copied.kind != DETECT_UNIX)
 		return 0;
 	e = event_begin(DETECT_DUP);
 	if (!e)

@@ -39,9 +39,9 @@ var sources = []source{
 	raw(rule.Connect, "connections of TCP", "inet_sock_set_state", "sh_d_connect", ""),
 	call(rule.Accept, "connections that are accepted", "accept", "exit", "sh_d_accept"),
 	call(rule.Accept, "connections that are accepted", "accept4", "exit", "sh_d_accept"),
-	call(rule.Dup, "descriptors 0 to 2", "dup", "exit", "sh_d_dup"),
-	call(rule.Dup, "descriptors 0 to 2", "dup2", "exit", "sh_d_dup"),
-	call(rule.Dup, "descriptors 0 to 2", "dup3", "exit", "sh_d_dup"),
+	call(rule.Dup, "sockets that become descriptors 0 to 2", "dup", "exit", "sh_d_dup"),
+	call(rule.Dup, "sockets that become descriptors 0 to 2", "dup2", "exit", "sh_d_dup"),
+	call(rule.Dup, "sockets that become descriptors 0 to 2", "dup3", "exit", "sh_d_dup"),
 	call(rule.Open, "files that are opened", "open", "exit", "sh_d_open"),
 	call(rule.Open, "files that are opened", "creat", "exit", "sh_d_open"),
 	call(rule.Open, "files that are opened", "openat", "exit", "sh_d_open"),
@@ -63,7 +63,7 @@ var sources = []source{
 // Blind are what no sensor sees on any kernel, for people.
 var Blind = []string{
 	"connect: sockets of UDP; a shell over one is seen when it is executed",
-	"dup: descriptors that fcntl(2) copies; a shell over one is seen when it is executed",
+	"dup: sockets that fcntl(2) copies, and what is no socket; a shell over one is seen when it is executed",
 	"open: files that everybody may read and that are only read, and files that io_uring opens",
 	"mount: move_mount(2) and mounts by file descriptor",
 	"setuid: credentials that the kernel changes in another way than by setuid(2), setreuid(2), setresuid(2) and exec",
