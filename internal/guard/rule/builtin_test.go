@@ -46,3 +46,30 @@ func TestTechniques(t *testing.T) {
 		}
 	}
 }
+
+// Each field has a value of its kind of every event, also of an empty one.
+func TestFieldsHaveValues(t *testing.T) {
+	for _, e := range []*Event{sample(), {}} {
+		for _, f := range Fields {
+			is := false
+			switch f.Value(e).(type) {
+			case bool:
+				is = f.kind == boolean
+			case int64:
+				is = f.kind == integer
+			case string:
+				is = f.kind == text
+			case []string:
+				is = f.kind == texts
+			case []Process:
+				is = f.kind == processes
+			}
+			if !is {
+				t.Errorf("%s is %T, and no %s", f.Name, f.Value(e), f.Kind)
+			}
+		}
+	}
+	if v := ProcessValues(Process{PID: 7, Comm: "x"}); v["pid"] != int64(7) || v["name"] != "x" {
+		t.Error(v)
+	}
+}

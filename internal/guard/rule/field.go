@@ -123,3 +123,15 @@ func isLoopback(address string) bool {
 	a, err := netip.ParseAddr(address)
 	return err == nil && a.IsLoopback()
 }
+
+// Value is the field's of an event: a bool, an int64, a string, a []string or a []Process.
+func (f Field) Value(e *Event) any { return f.get(e) }
+
+// ProcessValues are what a process of a list has, by name.
+func ProcessValues(p Process) map[string]any {
+	all := map[string]any{}
+	for name, f := range processFields {
+		all[name] = f.get(p)
+	}
+	return all
+}
