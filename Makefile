@@ -51,6 +51,7 @@ test: go-version
 	@[ "$$(id -u)" -eq 0 ] || echo "make test: not root, so tests that load BPF programs or make network namespaces will skip"
 	$(GO) test -count=1 -timeout 20m $(BESIDE) $(TESTFLAGS) $(LONGEST) ./...
 	$(GO) test -C bench/draw -count=1 $(TESTFLAGS) .
+	$(GO) test -C test/cel -count=1 $(TESTFLAGS) .
 	$(GO) test -C kube -count=1 $(TESTFLAGS) ./command ./daemonset ./rival ./source ./translate
 	$(GO) test -C test/kube -count=1 $(TESTFLAGS) ./node ./plane
 
@@ -117,7 +118,7 @@ lint-shunt: go-version
 lint-nested: go-version
 	cd kube && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./...
 	$(GO) vet -C test/kube ./node ./plane
-	cd bench/draw && $(GO) mod tidy -diff && $(GO) vet . && $(GO) run $(STATICCHECK) .
+	for module in bench/draw test/cel; do (cd $$module && $(GO) mod tidy -diff && $(GO) vet . && $(GO) run $(STATICCHECK) .) || exit 1; done
 
 ## make format            gofmt and clang-format, in place
 .PHONY: format

@@ -23,7 +23,7 @@ import (
 func newGuard(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "guard COMMAND",
-		Short: "Have the kernel protect files and processes from all but trusted programs (needs root)",
+		Short: "Protect files and processes from all but trusted programs, and detect intruders (needs root)",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("there is no command %q of `shunt guard`", args[0])}
@@ -32,7 +32,8 @@ func newGuard(s streams) *cobra.Command {
 		},
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newGuardCheck(s), newGuardSchema(s), newGuardRun(s), newGuardStatus(s), newGuardStop(s), newGuardSuggest(s))
+	c.AddCommand(newGuardCheck(s), newGuardSchema(s), newGuardRun(s), newGuardStatus(s), newGuardStop(s), newGuardSuggest(s),
+		newGuardEvents(s), newGuardTest(s), newGuardRules(s), newGuardFields(s))
 	return c
 }
 
@@ -66,7 +67,7 @@ degraded: allow. Nothing is attached.`,
 			if bad {
 				return errSilent
 			}
-			if host {
+			if host && len(p.Rules) > 0 {
 				return checkHost(s, p, protect.Enforces)
 			}
 			return nil
@@ -104,9 +105,14 @@ func printPolicy(w io.Writer, file string, p policy.Policy, faults []config.Faul
 	if err := config.Render(w, faults); err != nil || config.HasErrors(faults) {
 		return err
 	}
-	fmt.Fprintf(w, "%s is a policy of %s.\n", file, value.Counted(len(p.Rules), "rule"))
+	if len(p.Rules) > 0 || !p.Detection.IsOn {
+		fmt.Fprintf(w, "%s is a policy of %s.\n", file, value.Counted(len(p.Rules), "rule"))
+	}
 	for _, r := range p.Rules {
 		fmt.Fprintf(w, "  %s: %v\n", r.Name, r)
+	}
+	if p.Detection.IsOn {
+		fmt.Fprintf(w, "%s detects by %s, %d of its own. `shunt guard events --policy %s` watches for them.\n", file, value.Counted(len(p.Detection.Active()), "rule"), len(p.Detection.Rules), file)
 	}
 	return nil
 }
@@ -166,8 +172,14 @@ degraded: allow, and else with 0.`,
 			if err != nil {
 				return err
 			}
+			if len(p.Rules) == 0 {
+				return fmt.Errorf("%s protects nothing: its rules detect, and `shunt guard events --policy FILE` watches for them", file)
+			}
 			if err := requireRoot("guard run", "puts programs into the kernel"); err != nil {
 				return err
+			}
+			if p.Detection.IsOn {
+				fmt.Fprintln(s.err, "This command protects. Run `shunt guard events --policy FILE` beside it, which watches for what the section detect names.")
 			}
 			return runGuard(c, s, p, file, output)
 		},

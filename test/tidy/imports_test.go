@@ -93,7 +93,9 @@ var mayImport = map[string][]string{
 	"internal/pod/watch":    {"internal/kernel", "internal/pod/rules", "internal/pod/shortcut"},
 
 	// The guard.
-	"internal/guard/policy":  {"internal/config"},
+	"internal/guard/rule":    {"internal/config"},
+	"internal/guard/policy":  {"internal/config", "internal/guard/rule"},
+	"internal/guard/detect":  {"internal/event", "internal/guard/policy", "internal/guard/rule", "internal/value", "sensor"},
 	"internal/guard/protect": {"internal/event", "internal/guard/policy", "internal/kernel"},
 	"internal/guard/suggest": {"internal/event", "internal/guard/policy", "internal/guard/protect", "internal/value"},
 }
@@ -113,7 +115,7 @@ func of(name string) string {
 // owners says who alone may import a library: the packages below these paths.
 var owners = map[string][]string{
 	"github.com/cilium/ebpf": {"sensor/", "internal/event/", "internal/kernel/", "internal/lb/datapath/", "internal/lb/decap/", "internal/lb/sock/",
-		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "internal/guard/protect/", "bench/", "test/"},
+		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "internal/guard/detect/", "internal/guard/protect/", "bench/", "test/"},
 	"github.com/prometheus/client_golang": {"internal/metrics/"},
 	"github.com/miekg/dns":                {"internal/lb/resolve/", "test/"},
 	"k8s.io/client-go":                    {"kube/"},

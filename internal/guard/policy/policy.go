@@ -89,6 +89,7 @@ func Programs(paths ...string) (all []Program) {
 type Policy struct {
 	Rules      []Rule
 	IsDegraded bool // rules that this kernel cannot enforce are no fault
+	Detection  Detection
 }
 
 type guardEntry struct {
@@ -98,7 +99,7 @@ type guardEntry struct {
 	Protect     config.List[protectEntry] `json:"protect,omitempty" doc:"Files and folders that are protected." example:"[{name: data, paths: [/srv/data], deny: [write, delete], mode: audit}]"`
 	Processes   config.List[processEntry] `json:"processes,omitempty" doc:"Processes that are protected." example:"[{name: app, program: /usr/sbin/app, deny: [kill, ptrace], mode: audit}]"`
 	Connections config.Later              `json:"connections,omitempty" doc:"Connections that are denied." instead:"use the firewall"`
-	Detect      config.Later              `json:"detect,omitempty" doc:"Rules that detect an intrusion." instead:"leave it out"`
+	Detect      detectEntry               `json:"detect,omitempty" doc:"Rules that detect an intrusion: shunt guard events watches for them. Written as {}, these are the built-in ones." example:"{kill: [reverse-shell]}"`
 }
 
 type protectEntry struct {
@@ -178,8 +179,9 @@ func build(g *guardEntry, read *config.Contents) any {
 		read.Faults.Errorf(g.Mark, "join rules that deny the same", "%d rules, and at most %d are possible", len(p.Rules), RulesMax)
 		return Policy{}
 	}
-	if len(p.Rules) == 0 && g.Set && !read.Unparsed && !g.Protect.Bad && !g.Processes.Bad {
-		read.Faults.Errorf(g.Mark, "write a rule under protect or processes, or leave guard out", "nothing is protected")
+	p.Detection = g.Detect.detection(&read.Faults)
+	if len(p.Rules) == 0 && !p.Detection.IsOn && g.Set && !read.Unparsed && !g.Protect.Bad && !g.Processes.Bad && !g.Detect.Bad {
+		read.Faults.Errorf(g.Mark, "write a rule under protect or processes, or detect: {}, or leave guard out", "nothing is protected, and nothing detected")
 	}
 	return p
 }

@@ -78,7 +78,7 @@ func TestFaultsOfPolicies(t *testing.T) {
 		"no policy":     {"x-a: {}\n", []string{`error: there is no key "guard"`}, true},
 		"nothing":       {"\n", []string{"error: the configuration is empty; it needs at least guard"}, true},
 		"no rules":      {"guard: {protect: []}\n", []string{"1:8: error: guard: nothing is protected"}, true},
-		"later section": {rule + "  detect: []\n", []string{"4:3: error: guard.detect: detect is not supported yet"}, true},
+		"later section": {rule + "  connections: []\n", []string{"4:3: error: guard.connections: connections is not supported yet"}, true},
 		"later operation": {strings.Replace(rule, "[write]", "[write, read]", 1),
 			[]string{"deny read is not supported yet; take the permission to read away with chmod"}, true},
 		"unknown operation": {strings.Replace(rule, "[write]", "[wirte]", 1), []string{`unknown deny "wirte"`, `did you mean "write"?`}, true},

@@ -45,6 +45,7 @@ func (p Policy) YAML() string {
 		}
 		fmt.Fprintf(&b, "      mode: %s\n", r.Mode)
 	}
+	b.WriteString(p.Detection.yaml())
 	return b.String()
 }
 

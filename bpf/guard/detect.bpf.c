@@ -1,0 +1,424 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The events that detection judges. They come from tracepoints alone, which every kernel allows: no
+ * trampoline, no kprobe.
+ *
+ *   sched_process_exec ──► exec           inet_sock_set_state ──► connect (io_uring's too)
+ *   module_load ─────────► module         a system call's own tracepoint ──► the others
+ *
+ * Invariant: a program looks at the current process alone, and only at one in the scope, and a system call
+ * that has failed is no event.
+ */
+#include "look.h"
+#include <bpf/bpf_tracing.h>
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+/* The cgroup whose processes are looked at, and those below it; 0: all. Set at load. */
+volatile const __u64 only_cgroup;
+volatile const __u32 only_level; /* how deep it lies; the root is 0 */
+/* Who reads the events, and makes none. Set at load. */
+volatile const __u32 own_tgid;
+
+/* clang writes a type in full only if something uses it. */
+struct {
+	struct detect_event event;
+	enum detect_constant constant;
+	enum detect_type type;
+	enum detect_kind kind;
+	enum detect_direction direction;
+} detect_types;
+
+/*
+ * Calls of setuid(2) and its like that have begun. Key: the thread's ID; value: struct detect_call. Programs
+ * write at the beginning, and take it away at the end. Full: the oldest goes, and its event has no former
+ * user. Upgrade: never pinned.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, DETECT_CALLS_MAX);
+	__type(key, __u32);
+	__type(value, struct detect_call);
+} sh_d_calls SEC(".maps");
+
+#define STATE_SYN_SENT 2 /* TCP_SYN_SENT of net/tcp_states.h */
+#define STATE_CLOSE 7
+#define FMODE_WRITE 2 /* of linux/fs.h */
+#define MODE_OTHERS_READ 0004 /* S_IROTH */
+#define BPF_COMMAND_LOAD 5 /* BPF_PROG_LOAD of linux/bpf.h */
+
+/* Records of tracepoints of system calls, as their formats in tracefs have them. */
+struct call_enter {
+	__u64 common;
+	__u64 number;
+	__u64 args[6];
+};
+
+struct call_exit {
+	__u64 common;
+	__u64 number;
+	__s64 result;
+};
+
+static __always_inline int is_in_scope(void)
+{
+	if (bpf_get_current_pid_tgid() >> 32 == own_tgid)
+		return 0;
+	return !only_cgroup || bpf_get_current_ancestor_cgroup_id(only_level) == only_cgroup;
+}
+
+static __always_inline struct detect_cred cred_now(void)
+{
+	struct task_struct___look *task = (void *)bpf_get_current_task();
+	struct detect_cred cred;
+
+	cred.uid = BPF_CORE_READ(task, cred, uid.val);
+	cred.euid = BPF_CORE_READ(task, cred, euid.val);
+	return cred;
+}
+
+static __noinline int args_look(struct detect_event *e)
+{
+	struct task_struct___look *task = (void *)bpf_get_current_task();
+	unsigned long begin = BPF_CORE_READ(task, mm, arg_start);
+	unsigned long size = BPF_CORE_READ(task, mm, arg_end) - begin;
+
+	if (!e || !begin)
+		return 0;
+	if (size > DETECT_ARGS_BYTES)
+		size = DETECT_ARGS_BYTES;
+	if (!bpf_probe_read_user(e->args, size & (2 * DETECT_ARGS_BYTES - 1), (void *)begin))
+		e->args_size = size;
+	return 0;
+}
+
+static __noinline int event_fill(struct detect_event *e)
+{
+	struct task_struct___look *task = (void *)bpf_get_current_task();
+	struct file *program = BPF_CORE_READ(task, mm, exe_file);
+
+	if (!e)
+		return 0;
+	e->cred = cred_now();
+	bpf_get_current_comm(e->comm, sizeof(e->comm));
+	for (int i = 0; i < DETECT_FDS; i++) {
+		struct file *file = file_at(task, i);
+
+		if (file)
+			fd_look(&e->fds[i], file);
+	}
+	parents_look(e);
+	if (program) {
+		e->program = file_of(BPF_CORE_READ(program, f_inode));
+		e->program_links = BPF_CORE_READ(program, f_inode, i_nlink);
+		e->program_size = path_walk(e->program_names, program);
+	}
+	return args_look(e);
+}
+
+/* An event of the current process; NULL: lost, and counted. Submit what is not NULL. */
+static __always_inline struct detect_event *event_begin(__u32 type)
+{
+	struct event_header *h = event_reserve(sizeof(struct detect_event), DETECT_SENSOR);
+	struct detect_event *e;
+
+	if (!h)
+		return NULL;
+	event_task(h);
+	e = (void *)(h + 1);
+	__builtin_memset(e, 0, __builtin_offsetof(struct detect_event, args));
+	e->type = type;
+	event_fill(e);
+	return e;
+}
+
+static __always_inline void event_end(struct detect_event *e)
+{
+	event_submit((struct event_header *)e - 1);
+}
+
+static __always_inline void object_user(struct detect_event *e, const void *text)
+{
+	long size = bpf_probe_read_user_str(e->object, GUARD_PATH_BYTES, text);
+
+	e->object_size = size > 0 ? size : 0;
+}
+
+SEC("raw_tp/sched_process_exec")
+int sh_d_exec(struct bpf_raw_tracepoint_args *ctx)
+{
+	struct linux_binprm *program = (void *)ctx->args[2];
+	struct detect_event *e;
+	long size;
+
+	if (!is_in_scope())
+		return 0;
+	e = event_begin(DETECT_EXEC);
+	if (!e)
+		return 0;
+	e->parent_outs = parent_outs();
+	size = bpf_probe_read_kernel_str(e->object, GUARD_PATH_BYTES,
+					 BPF_CORE_READ(program, filename));
+	e->object_size = size > 0 ? size : 0;
+	event_end(e);
+	return 0;
+}
+
+/* The first step of connect is made by the process itself; others may happen in an interrupt. */
+SEC("raw_tp/inet_sock_set_state")
+int sh_d_connect(struct bpf_raw_tracepoint_args *ctx)
+{
+	struct sock *sk = (void *)ctx->args[0];
+	int state = (int)ctx->args[2];
+	__u64 key = (__u64)sk;
+	struct detect_event *e;
+	__u32 one = 1;
+
+	if (state == STATE_CLOSE)
+		bpf_map_delete_elem(&sh_d_opened, &key);
+	if (state != STATE_SYN_SENT || !is_in_scope())
+		return 0;
+	bpf_map_update_elem(&sh_d_opened, &key, &one, BPF_ANY);
+	e = event_begin(DETECT_CONNECT);
+	if (!e)
+		return 0;
+	socket_look(&e->socket, sk);
+	event_end(e);
+	return 0;
+}
+
+SEC("tracepoint")
+int sh_d_accept(struct call_exit *ctx)
+{
+	struct task_struct___look *task = (void *)bpf_get_current_task();
+	struct detect_fd socket = {};
+	struct detect_event *e;
+	struct file *file;
+
+	if (ctx->result < 0 || !is_in_scope())
+		return 0;
+	file = file_at(task, ctx->result);
+	if (!file)
+		return 0;
+	fd_look(&socket, file);
+	if (socket.kind != DETECT_INET)
+		return 0;
+	e = event_begin(DETECT_ACCEPT);
+	if (!e)
+		return 0;
+	e->socket = socket;
+	event_end(e);
+	return 0;
+}
+
+/* Only what leads to a socket: shells copy pipes and files all the time. */
+SEC("tracepoint")
+int sh_d_dup(struct call_exit *ctx)
+{
+	struct task_struct___look *task = (void *)bpf_get_current_task();
+	struct detect_fd copied = {};
+	struct detect_event *e;
+	struct file *file;
+
+	if (ctx->result < 0 || ctx->result > 2 || !is_in_scope())
+		return 0;
+	file = file_at(task, ctx->result);
+	if (!file)
+		return 0;
+	fd_look(&copied, file);
+	if (copied.kind != DETECT_INET && copied.kind != DETECT_UNIX)
+		return 0;
+	e = event_begin(DETECT_DUP);
+	if (!e)
+		return 0;
+	e->fd = ctx->result;
+	event_end(e);
+	return 0;
+}
+
+/* Only what is opened to be written, or what not everybody may read. */
+SEC("tracepoint")
+int sh_d_open(struct call_exit *ctx)
+{
+	struct task_struct___look *task = (void *)bpf_get_current_task();
+	struct detect_event *e;
+	struct inode *inode;
+	struct file *file;
+	__u32 is_write, mode;
+
+	if (ctx->result < 0 || !is_in_scope())
+		return 0;
+	file = file_at(task, ctx->result);
+	if (!file)
+		return 0;
+	inode = BPF_CORE_READ(file, f_inode);
+	mode = BPF_CORE_READ(inode, i_mode);
+	is_write = BPF_CORE_READ(file, f_mode) & FMODE_WRITE;
+	if (mode & MODE_OTHERS_READ) {
+		if (!is_write ||
+		    ((mode & MODE_TYPE) != MODE_FILE && (mode & MODE_TYPE) != MODE_BLOCK))
+			return 0;
+	}
+	e = event_begin(DETECT_OPEN);
+	if (!e)
+		return 0;
+	e->is_write = is_write != 0;
+	e->mode = mode;
+	e->file = file_of(inode);
+	e->object_size = path_walk(e->object, file);
+	event_end(e);
+	return 0;
+}
+
+SEC("tracepoint")
+int sh_d_cred_from(struct call_enter *ctx)
+{
+	__u32 thread = bpf_get_current_pid_tgid();
+	struct detect_call call = {};
+
+	if (!is_in_scope())
+		return 0;
+	call.before = cred_now();
+	bpf_map_update_elem(&sh_d_calls, &thread, &call, BPF_ANY);
+	return 0;
+}
+
+SEC("tracepoint")
+int sh_d_cred_to(struct call_exit *ctx)
+{
+	__u32 thread = bpf_get_current_pid_tgid();
+	struct detect_cred now = cred_now(), before;
+	struct detect_call *call;
+	struct detect_event *e;
+
+	if (!is_in_scope())
+		return 0;
+	call = bpf_map_lookup_elem(&sh_d_calls, &thread);
+	if (!call)
+		return 0;
+	before = call->before;
+	bpf_map_delete_elem(&sh_d_calls, &thread);
+	if (ctx->result < 0 || (now.uid == before.uid && now.euid == before.euid))
+		return 0;
+	e = event_begin(DETECT_SETUID);
+	if (!e)
+		return 0;
+	e->before = before;
+	event_end(e);
+	return 0;
+}
+
+struct module {
+	char name[56]; /* MODULE_NAME_LEN of linux/module.h */
+} KERNEL_STRUCT;
+
+SEC("raw_tp/module_load")
+int sh_d_module(struct bpf_raw_tracepoint_args *ctx)
+{
+	struct module *module = (void *)ctx->args[0];
+	struct detect_event *e;
+	long size;
+
+	if (!is_in_scope())
+		return 0;
+	e = event_begin(DETECT_MODULE);
+	if (!e)
+		return 0;
+	size = bpf_core_read_str(e->object, sizeof(module->name), &module->name);
+	e->object_size = size > 0 ? size : 0;
+	event_end(e);
+	return 0;
+}
+
+/* Programs that are loaded: their maps and links are no event. */
+SEC("tracepoint")
+int sh_d_bpf(struct call_enter *ctx)
+{
+	struct detect_event *e;
+
+	if (ctx->args[0] != BPF_COMMAND_LOAD || !is_in_scope())
+		return 0;
+	e = event_begin(DETECT_BPF);
+	if (!e)
+		return 0;
+	e->number = ctx->args[0];
+	event_end(e);
+	return 0;
+}
+
+/* Requests that give control or change something, of linux/ptrace.h: a debugger makes many others. */
+static __always_inline int is_control(__u64 request)
+{
+	return request == 4 /* POKETEXT */ || request == 5 /* POKEDATA */ ||
+	       request == 13 /* SETREGS */ || request == 16 /* ATTACH */ ||
+	       request == 0x4205 /* SETREGSET */ || request == 0x4206 /* SEIZE */;
+}
+
+SEC("tracepoint")
+int sh_d_ptrace(struct call_enter *ctx)
+{
+	struct detect_event *e;
+
+	if (!is_control(ctx->args[0]) || !is_in_scope())
+		return 0;
+	e = event_begin(DETECT_PTRACE);
+	if (!e)
+		return 0;
+	e->number = ctx->args[0];
+	e->target = ctx->args[1];
+	event_end(e);
+	return 0;
+}
+
+/* process_vm_writev(2): the target is the first argument. */
+SEC("tracepoint")
+int sh_d_poke(struct call_enter *ctx)
+{
+	struct detect_event *e;
+
+	if (!is_in_scope())
+		return 0;
+	e = event_begin(DETECT_PTRACE);
+	if (!e)
+		return 0;
+	e->number = 0xffffffff;
+	e->target = ctx->args[0];
+	event_end(e);
+	return 0;
+}
+
+SEC("tracepoint")
+int sh_d_mount(struct call_enter *ctx)
+{
+	struct detect_event *e;
+
+	if (!is_in_scope())
+		return 0;
+	e = event_begin(DETECT_MOUNT);
+	if (!e)
+		return 0;
+	object_user(e, (void *)ctx->args[1]);
+	event_end(e);
+	return 0;
+}
+
+SEC("tracepoint")
+int sh_d_memfd(struct call_exit *ctx)
+{
+	struct task_struct___look *task = (void *)bpf_get_current_task();
+	struct detect_event *e;
+	struct file *file;
+
+	if (ctx->result < 0 || !is_in_scope())
+		return 0;
+	file = file_at(task, ctx->result);
+	if (!file)
+		return 0;
+	e = event_begin(DETECT_MEMFD);
+	if (!e)
+		return 0;
+	e->file = file_of(BPF_CORE_READ(file, f_inode));
+	e->object_size = path_walk(e->object, file);
+	event_end(e);
+	return 0;
+}

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Types of detection that cross to Go: one shape for all events.
+ */
+#ifndef SHUNT_DETECT_H
+#define SHUNT_DETECT_H
+
+#include "guard.h"
+
+enum detect_constant {
+	DETECT_SENSOR = 2, /* event_header.sensor of struct detect_event */
+	DETECT_FDS = 4, /* descriptors that are told of: 0 to 3 */
+	DETECT_PARENTS = 8, /* processes above that are told of */
+	DETECT_PARENT_FDS = 16, /* descriptors of the parent that are looked at */
+	DETECT_ARGS_BYTES = 512, /* of arguments; the rest is cut */
+	DETECT_DEPTH_MAX = 32, /* names and mounts of a path */
+	DETECT_OPENED_MAX = 1 << 16, /* sockets that this host has connected */
+	DETECT_CALLS_MAX = 1 << 12, /* threads inside of setuid(2) and its like */
+};
+
+enum detect_type {
+	DETECT_EXEC = 1,
+	DETECT_CONNECT = 2,
+	DETECT_ACCEPT = 3,
+	DETECT_DUP = 4,
+	DETECT_OPEN = 5,
+	DETECT_SETUID = 6,
+	DETECT_MODULE = 7,
+	DETECT_BPF = 8,
+	DETECT_PTRACE = 9,
+	DETECT_MOUNT = 10,
+	DETECT_MEMFD = 11,
+};
+
+enum detect_kind {
+	DETECT_CLOSED = 0,
+	DETECT_FILE = 1,
+	DETECT_DEVICE = 2, /* a character device: a terminal, /dev/null */
+	DETECT_PIPE = 3,
+	DETECT_INET = 4, /* a socket of IPv4 or IPv6 */
+	DETECT_UNIX = 5, /* a socket of AF_UNIX */
+	DETECT_SOCKET = 6, /* any other one */
+	DETECT_OTHER = 7,
+};
+
+enum detect_direction {
+	DETECT_UNKNOWN = 0, /* neither connected nor seen to be connected */
+	DETECT_OUT = 1, /* this host has connected it */
+	DETECT_IN = 2, /* it was accepted, or is older than the sensor */
+};
+
+/* What a descriptor leads to. */
+struct detect_fd {
+	__u64 inode; /* of the pipe, the socket or the file: two descriptors that lead to the same have the same */
+	__u32 kind; /* enum detect_kind */
+	__u32 direction; /* enum detect_direction, of DETECT_INET */
+	__u16 remote_port; /* host order */
+	__u16 local_port; /* host order */
+	__u8 is_tcp;
+	__u8 reserved[3];
+	__u8 remote[16]; /* IPv4 is mapped; 0: not connected */
+};
+
+/* A process above. */
+struct detect_parent {
+	struct guard_file program;
+	__u64 start_ns; /* CLOCK_BOOTTIME */
+	__u32 tgid;
+	__u32 reserved;
+	char comm[TASK_COMM_BYTES];
+};
+
+struct detect_cred {
+	__u32 uid;
+	__u32 euid;
+};
+
+/* Payload. What an event's type does not have is 0. */
+struct detect_event {
+	struct guard_file program; /* the executable */
+	struct guard_file file; /* of DETECT_OPEN and DETECT_MEMFD */
+	struct detect_fd fds[DETECT_FDS]; /* 0 is stdin */
+	struct detect_fd socket; /* of DETECT_CONNECT and DETECT_ACCEPT */
+	struct detect_parent parents[DETECT_PARENTS]; /* the nearest first; tgid 0: no more */
+	struct detect_cred cred; /* of the process, now */
+	struct detect_cred before; /* of DETECT_SETUID */
+	__u32 type; /* enum detect_type */
+	__u32 program_links; /* names that the executable has; 0: deleted, or a memfd */
+	__u32 fd; /* of DETECT_DUP: the new descriptor */
+	__u32 is_write; /* of DETECT_OPEN */
+	__u32 mode; /* of DETECT_OPEN: the file's, with its type */
+	__u32 number; /* of DETECT_BPF: the command; of DETECT_PTRACE: the request, or a system call's number */
+	__u32 target; /* of DETECT_PTRACE: process ID, as the caller has it */
+	__u32 parent_outs; /* of DETECT_EXEC: the parent's descriptors to connected sockets */
+	__u32 program_size; /* bytes used of program_names */
+	__u32 object_size; /* bytes used of object */
+	__u32 args_size;
+	char comm[TASK_COMM_BYTES];
+	char args[DETECT_ARGS_BYTES]; /* of the process, each with its zero */
+	/* Each name with its zero, the last one of the path first. */
+	char program_names[GUARD_PATH_BYTES + GUARD_NAME_BYTES];
+	/* Of DETECT_OPEN and DETECT_MEMFD: names as above. Of others, one text: DETECT_EXEC: what was
+	 * executed, as it was written, a script too; DETECT_MOUNT: the target; DETECT_MODULE: the module. */
+	char object[GUARD_PATH_BYTES + GUARD_NAME_BYTES];
+};
+
+/* What setuid(2) and its like change. */
+struct detect_call {
+	struct detect_cred before;
+};
+
+#endif

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What detection reads of a process: its executable, its descriptors, its parents. Fields are found by
+ * name in the kernel's BTF (CO-RE), and read without locks.
+ */
+#ifndef SHUNT_LOOK_H
+#define SHUNT_LOOK_H
+
+#include "detect.h"
+#include <bpf/bpf_endian.h>
+
+#define MODE_TYPE 0170000 /* S_IFMT of linux/stat.h, and the types */
+#define MODE_SOCKET 0140000
+#define MODE_FILE 0100000
+#define MODE_BLOCK 0060000
+#define MODE_DEVICE 0020000
+#define MODE_PIPE 0010000
+#define FAMILY_UNIX 1 /* AF_UNIX of linux/socket.h */
+#define FAMILY_INET 2
+#define FAMILY_INET6 10
+#define PROTOCOL_TCP 6
+
+struct super_block {
+	__u32 s_dev;
+} KERNEL_STRUCT;
+
+struct inode {
+	__u16 i_mode;
+	unsigned long i_ino;
+	unsigned int i_nlink;
+	__u32 i_generation;
+	struct super_block *i_sb;
+} KERNEL_STRUCT;
+
+struct qstr {
+	const unsigned char *name;
+} KERNEL_STRUCT;
+
+struct dentry {
+	struct dentry *d_parent;
+	struct qstr d_name;
+} KERNEL_STRUCT;
+
+struct vfsmount {
+	struct dentry *mnt_root;
+} KERNEL_STRUCT;
+
+struct mount {
+	struct mount *mnt_parent;
+	struct dentry *mnt_mountpoint;
+	struct vfsmount mnt;
+} KERNEL_STRUCT;
+
+struct path {
+	struct vfsmount *mnt;
+	struct dentry *dentry;
+} KERNEL_STRUCT;
+
+struct in6_addr {
+	__u8 octets[16];
+};
+
+struct sock_common {
+	__be32 skc_daddr;
+	__be16 skc_dport;
+	__u16 skc_num;
+	unsigned short skc_family;
+	struct in6_addr skc_v6_daddr;
+} KERNEL_STRUCT;
+
+struct sock {
+	struct sock_common __sk_common;
+	__u16 sk_protocol;
+} KERNEL_STRUCT;
+
+struct socket {
+	struct sock *sk;
+} KERNEL_STRUCT;
+
+struct file {
+	unsigned int f_mode;
+	struct inode *f_inode;
+	struct path f_path;
+	void *private_data;
+} KERNEL_STRUCT;
+
+struct mm_struct {
+	struct file *exe_file;
+	unsigned long arg_start;
+	unsigned long arg_end;
+} KERNEL_STRUCT;
+
+struct fdtable {
+	unsigned int max_fds;
+	struct file **fd;
+} KERNEL_STRUCT;
+
+struct files_struct {
+	struct fdtable *fdt;
+} KERNEL_STRUCT;
+
+struct kuid {
+	unsigned int val;
+};
+
+struct cred {
+	struct kuid uid;
+	struct kuid euid;
+} KERNEL_STRUCT;
+
+struct linux_binprm {
+	const char *filename;
+} KERNEL_STRUCT;
+
+/* What task.h does not have of it. */
+struct task_struct___look {
+	int tgid;
+	struct task_struct *real_parent;
+	struct mm_struct *mm;
+	struct files_struct *files;
+	struct cred *cred;
+} KERNEL_STRUCT;
+
+/*
+ * Sockets that this host has connected. Key: the address of struct sock; value: 1. Programs write at the
+ * first step of connect, read, and take it away when the socket closes. Full: the oldest goes, and its socket
+ * counts as accepted. Upgrade: never pinned.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, DETECT_OPENED_MAX);
+	__type(key, __u64);
+	__type(value, __u32);
+} sh_d_opened SEC(".maps");
+
+static __always_inline struct guard_file file_of(struct inode *inode)
+{
+	struct guard_file file = {};
+
+	file.inode = BPF_CORE_READ(inode, i_ino);
+	file.device = BPF_CORE_READ(inode, i_sb, s_dev);
+	file.generation = BPF_CORE_READ(inode, i_generation);
+	return file;
+}
+
+/* From a file to the root of its mount namespace, through mounts: without locks, so a rename at the same
+ * moment may mix two names. Returns the bytes that are used. */
+static __noinline int path_walk(char *names, struct file *file)
+{
+	struct dentry *dentry = BPF_CORE_READ(file, f_path.dentry);
+	struct vfsmount *inner = BPF_CORE_READ(file, f_path.mnt);
+	struct mount *mount = (void *)inner - bpf_core_field_offset(struct mount, mnt);
+	__u32 used = 0;
+
+	if (!names)
+		return 0;
+	for (int i = 0; i < DETECT_DEPTH_MAX && used < GUARD_PATH_BYTES; i++) {
+		struct dentry *parent = BPF_CORE_READ(dentry, d_parent);
+		const unsigned char *name = BPF_CORE_READ(dentry, d_name.name);
+		int is_root = dentry == BPF_CORE_READ(mount, mnt.mnt_root);
+		long size;
+
+		if (is_root) {
+			struct mount *outer = BPF_CORE_READ(mount, mnt_parent);
+
+			if (!outer || outer == mount)
+				break;
+			dentry = BPF_CORE_READ(mount, mnt_mountpoint);
+			mount = outer;
+			continue;
+		}
+		size = bpf_probe_read_kernel_str(&names[used & (GUARD_PATH_BYTES - 1)],
+						 GUARD_NAME_BYTES, name);
+		if (size <= 0 || size > GUARD_NAME_BYTES)
+			break;
+		used += size;
+		if (!parent || parent == dentry) /* in no folder: a memfd */
+			break;
+		dentry = parent;
+	}
+	return used;
+}
+
+static __always_inline struct file *file_at(struct task_struct___look *task, __u32 fd)
+{
+	struct fdtable *table = BPF_CORE_READ(task, files, fdt);
+	struct file **files, *file = NULL;
+
+	if (!table || fd >= BPF_CORE_READ(table, max_fds))
+		return NULL;
+	files = BPF_CORE_READ(table, fd);
+	bpf_probe_read_kernel(&file, sizeof(file), files + fd);
+	return file;
+}
+
+/* The peer of a socket of IPv4 or IPv6. */
+static __always_inline void socket_look(struct detect_fd *fd, struct sock *sk)
+{
+	__u16 family = BPF_CORE_READ(sk, __sk_common.skc_family);
+	__u64 key = (__u64)sk;
+
+	if (family == FAMILY_UNIX)
+		fd->kind = DETECT_UNIX;
+	else if (family == FAMILY_INET || family == FAMILY_INET6)
+		fd->kind = DETECT_INET;
+	else
+		fd->kind = DETECT_SOCKET;
+	if (fd->kind != DETECT_INET)
+		return;
+	fd->is_tcp = BPF_CORE_READ(sk, sk_protocol) == PROTOCOL_TCP;
+	fd->local_port = BPF_CORE_READ(sk, __sk_common.skc_num);
+	fd->remote_port = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
+	if (!fd->remote_port)
+		return;
+	if (family == FAMILY_INET) {
+		__be32 address = BPF_CORE_READ(sk, __sk_common.skc_daddr);
+
+		fd->remote[10] = 0xff;
+		fd->remote[11] = 0xff;
+		__builtin_memcpy(fd->remote + 12, &address, sizeof(address));
+	} else {
+		bpf_core_read(fd->remote, sizeof(fd->remote), &sk->__sk_common.skc_v6_daddr);
+	}
+	/* No handshake tells who began: who has connected a socket of UDP sends first. */
+	if (!fd->is_tcp || bpf_map_lookup_elem(&sh_d_opened, &key))
+		fd->direction = DETECT_OUT;
+	else
+		fd->direction = DETECT_IN;
+}
+
+static __noinline int fd_look(struct detect_fd *fd, struct file *file)
+{
+	struct inode *inode = BPF_CORE_READ(file, f_inode);
+	__u16 type = BPF_CORE_READ(inode, i_mode) & MODE_TYPE;
+	struct socket *socket;
+	struct sock *sk;
+
+	if (!fd || !file)
+		return 0;
+	fd->inode = BPF_CORE_READ(inode, i_ino);
+	if (type == MODE_SOCKET) {
+		fd->kind = DETECT_SOCKET;
+		socket = BPF_CORE_READ(file, private_data);
+		sk = BPF_CORE_READ(socket, sk);
+		if (sk)
+			socket_look(fd, sk);
+	} else if (type == MODE_PIPE) {
+		fd->kind = DETECT_PIPE;
+	} else if (type == MODE_DEVICE) {
+		fd->kind = DETECT_DEVICE;
+	} else {
+		fd->kind = type == MODE_FILE ? DETECT_FILE : DETECT_OTHER;
+	}
+	return 0;
+}
+
+/* The processes above the current one, the nearest first. */
+static __noinline int parents_look(struct detect_event *e)
+{
+	struct task_struct *task = (void *)bpf_get_current_task();
+
+	if (!e)
+		return 0;
+	for (int i = 0; i < DETECT_PARENTS; i++) {
+		struct detect_parent *to = &e->parents[i];
+		struct task_struct *leader = BPF_CORE_READ(task, group_leader);
+		struct file *program;
+
+		task = BPF_CORE_READ((struct task_struct___look *)leader, real_parent,
+				     group_leader);
+		to->tgid = BPF_CORE_READ((struct task_struct___look *)task, tgid);
+		if (!task || !to->tgid)
+			break;
+		to->start_ns = BPF_CORE_READ(task, start_boottime);
+		bpf_core_read_str(to->comm, sizeof(to->comm), &task->comm);
+		program = BPF_CORE_READ((struct task_struct___look *)task, mm, exe_file);
+		if (program)
+			to->program = file_of(BPF_CORE_READ(program, f_inode));
+	}
+	return 0;
+}
+
+/* How many of the parent's first descriptors lead to sockets that this host has connected. */
+static __noinline int parent_outs(void)
+{
+	struct task_struct *task = (void *)bpf_get_current_task();
+	struct task_struct___look *parent;
+	int outs = 0;
+
+	task = BPF_CORE_READ(task, group_leader);
+	parent = (void *)BPF_CORE_READ((struct task_struct___look *)task, real_parent);
+	for (int i = 0; i < DETECT_PARENT_FDS; i++) {
+		struct file *file = file_at(parent, i);
+		struct detect_fd fd = {};
+
+		if (!file)
+			continue;
+		fd_look(&fd, file);
+		outs += fd.kind == DETECT_INET && fd.direction == DETECT_OUT;
+	}
+	return outs;
+}
+
+#endif

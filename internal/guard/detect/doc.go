@@ -1,0 +1,2 @@
+// Package detect is `shunt guard events`: sensors tell what processes do, and rules judge it.
+package detect

@@ -1,0 +1,326 @@
+package rule
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Problem is what is wrong with an expression.
+type Problem struct {
+	Column     int // from 1, in characters
+	Message    string
+	Suggestion string
+}
+
+func (p *Problem) Error() string {
+	s := fmt.Sprintf("column %d: %s", p.Column, p.Message)
+	if p.Suggestion != "" {
+		s += "; " + p.Suggestion
+	}
+	return s
+}
+
+const (
+	expressionMax = 4096 // bytes
+	depthMax      = 64   // of brackets and macros
+)
+
+// token is a piece of an expression. kind is 'n' for a name, 'i' for a number, 's' for a text, 'e' for the end, and
+// 'o' for anything else.
+type token struct {
+	kind  byte
+	text  string // of a text: what it means
+	start int    // byte
+}
+
+// Operators of two characters first, so that they are not taken for one of one.
+var operators = []string{"||", "&&", "==", "!=", "<=", ">=", "<", ">", "!", "(", ")", "[", "]", ",", ".", "-", "?", ":", "+", "*", "/", "%", "{", "}"}
+
+// scan cuts an expression into tokens.
+func scan(source string) (all []token, problem *Problem) {
+	for at := 0; at < len(source); {
+		r, size := utf8.DecodeRuneInString(source[at:])
+		start := at
+		switch {
+		case unicode.IsSpace(r):
+			at += size
+			continue
+		case r == '"' || r == '\'':
+			t, next, problem := scanText(source, at)
+			if problem != nil {
+				return nil, problem
+			}
+			all, at = append(all, t), next
+			continue
+		case isNameStart(r):
+			for at < len(source) && (isNameStart(rune(source[at])) || isDigit(source[at])) {
+				at++
+			}
+			all = append(all, token{'n', source[start:at], start})
+			continue
+		case isDigit(source[at]):
+			for at < len(source) && (isDigit(source[at]) || isNameStart(rune(source[at]))) {
+				at++
+			}
+			all = append(all, token{'i', source[start:at], start})
+			continue
+		}
+		i := slices.IndexFunc(operators, func(o string) bool { return strings.HasPrefix(source[at:], o) })
+		if i < 0 {
+			return nil, problemAt(source, at, fmt.Sprintf("%q has no meaning here", r), "")
+		}
+		all = append(all, token{'o', operators[i], at})
+		at += len(operators[i])
+	}
+	return append(all, token{kind: 'e', start: len(source)}), nil
+}
+
+func isNameStart(r rune) bool {
+	return r == '_' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z'
+}
+
+func isDigit(c byte) bool { return '0' <= c && c <= '9' }
+
+var escapes = map[byte]byte{'\\': '\\', '"': '"', '\'': '\'', '`': '`', '?': '?', 'a': '\a', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t', 'v': '\v'}
+
+func scanText(source string, at int) (t token, next int, problem *Problem) {
+	quote, start := source[at], at
+	var b strings.Builder
+	for at++; at < len(source); at++ {
+		switch c := source[at]; {
+		case c == quote:
+			return token{'s', b.String(), start}, at + 1, nil
+		case c == '\n' || c == '\r':
+			return t, 0, problemAt(source, start, "the text has no end on its line", "close it with "+string(quote))
+		case c != '\\':
+			b.WriteByte(c)
+		default:
+			at++
+			if at == len(source) {
+				continue
+			}
+			meant, known := escapes[source[at]]
+			if !known {
+				return t, 0, problemAt(source, at-1, fmt.Sprintf(`the escape \%c is not supported`, source[at]), `write \\ for one backslash`)
+			}
+			b.WriteByte(meant)
+		}
+	}
+	return t, 0, problemAt(source, start, "the text has no end", "close it with "+string(quote))
+}
+
+func problemAt(source string, at int, message, suggestion string) *Problem {
+	return &Problem{utf8.RuneCountInString(source[:min(at, len(source))]) + 1, message, suggestion}
+}
+
+// env is what an expression is evaluated in.
+type env struct {
+	event *Event
+	items []any // of the macros around, the outermost first: a Process or a string
+}
+
+// node is an expression that has been understood.
+type node struct {
+	kind  kind
+	start int
+	value func(*env) any // a value of the kind
+}
+
+// variable is the name of a macro around.
+type variable struct {
+	name string
+	kind kind // text, or "" for a process
+}
+
+// parser reads one expression and checks its types in one go. It panics with a *Problem, which Compile catches.
+type parser struct {
+	source    string
+	tokens    []token
+	of        []string // the types of events
+	variables []variable
+	depth     int
+}
+
+func (p *parser) fail(at int, suggestion, format string, args ...any) {
+	panic(problemAt(p.source, at, fmt.Sprintf(format, args...), suggestion))
+}
+
+func (p *parser) peek() token { return p.tokens[0] }
+
+func (p *parser) next() token {
+	t := p.tokens[0]
+	if t.kind != 'e' {
+		p.tokens = p.tokens[1:]
+	}
+	return t
+}
+
+func (p *parser) takes(operator string) bool {
+	if t := p.peek(); t.kind == 'o' && t.text == operator {
+		p.next()
+		return true
+	}
+	return false
+}
+
+func (p *parser) expect(operator string) {
+	if t := p.peek(); !p.takes(operator) {
+		p.fail(t.start, "", "%s was expected, and there is %s", operator, t)
+	}
+}
+
+func (t token) String() string {
+	switch t.kind {
+	case 'e':
+		return "the end"
+	case 's':
+		return strconv.Quote(t.text)
+	}
+	return t.text
+}
+
+// notSupported are operators of CEL that this part of it does not have.
+var notSupported = []string{"?", "+", "*", "/", "%", "{"}
+
+// expression reads a whole expression, in brackets or not.
+func (p *parser) expression() node {
+	if p.depth++; p.depth > depthMax {
+		p.fail(p.peek().start, "split the rule", "more than %d brackets are inside of each other", depthMax)
+	}
+	n := p.either()
+	if t := p.peek(); t.kind == 'o' && slices.Contains(notSupported, t.text) {
+		p.fail(t.start, "", "the operator %s of CEL is not supported", t.text)
+	}
+	p.depth--
+	return n
+}
+
+func (p *parser) either() node {
+	left := p.both()
+	for p.takes("||") {
+		right := p.both()
+		p.want(left, boolean)
+		p.want(right, boolean)
+		a, b := left.value, right.value
+		left.value = func(e *env) any { return a(e).(bool) || b(e).(bool) }
+	}
+	return left
+}
+
+func (p *parser) both() node {
+	left := p.relation()
+	for p.takes("&&") {
+		right := p.relation()
+		p.want(left, boolean)
+		p.want(right, boolean)
+		a, b := left.value, right.value
+		left.value = func(e *env) any { return a(e).(bool) && b(e).(bool) }
+	}
+	return left
+}
+
+func (p *parser) want(n node, k kind) {
+	if n.kind != k {
+		p.fail(n.start, "", "%s was expected, and this is %s", k, n.kind)
+	}
+}
+
+func (p *parser) relation() node {
+	left := p.unary()
+	for {
+		t := p.peek()
+		switch {
+		case t.kind == 'n' && t.text == "in":
+			p.next()
+			left = p.member(left, p.unary())
+		case t.kind == 'o' && slices.Contains([]string{"==", "!=", "<", "<=", ">", ">="}, t.text):
+			p.next()
+			left = p.compare(left, t, p.unary())
+		default:
+			return left
+		}
+	}
+}
+
+func (p *parser) member(item, list node) node {
+	if list.kind != texts && list.kind != integers {
+		p.fail(list.start, "", "a list was expected, and this is %s", list.kind)
+	}
+	a, b := item.value, list.value
+	if list.kind == texts {
+		p.want(item, text)
+		return node{boolean, item.start, func(e *env) any { return slices.Contains(b(e).([]string), a(e).(string)) }}
+	}
+	p.want(item, integer)
+	return node{boolean, item.start, func(e *env) any { return slices.Contains(b(e).([]int64), a(e).(int64)) }}
+}
+
+func (p *parser) compare(left node, operator token, right node) node {
+	p.want(right, left.kind)
+	if left.kind == texts || left.kind == integers || left.kind == processes {
+		p.fail(operator.start, "use in, or exists", "lists are not compared")
+	}
+	a, b := left.value, right.value
+	n := node{kind: boolean, start: left.start}
+	switch operator.text {
+	case "==":
+		n.value = func(e *env) any { return a(e) == b(e) }
+	case "!=":
+		n.value = func(e *env) any { return a(e) != b(e) }
+	default:
+		if left.kind == boolean {
+			p.fail(operator.start, "", "a bool is neither more nor less than another")
+		}
+		holds := map[string]func(int) bool{"<": func(c int) bool { return c < 0 }, "<=": func(c int) bool { return c <= 0 },
+			">": func(c int) bool { return c > 0 }, ">=": func(c int) bool { return c >= 0 }}[operator.text]
+		n.value = func(e *env) any { return holds(order(a(e), b(e))) }
+	}
+	return n
+}
+
+func order(a, b any) int {
+	if x, is := a.(int64); is {
+		switch y := b.(int64); {
+		case x < y:
+			return -1
+		case x > y:
+			return 1
+		}
+		return 0
+	}
+	return strings.Compare(a.(string), b.(string))
+}
+
+func (p *parser) unary() node {
+	t := p.peek()
+	if p.takes("!") {
+		if p.depth++; p.depth > depthMax {
+			p.fail(t.start, "", "more than %d operators are inside of each other", depthMax)
+		}
+		n := p.unary()
+		p.depth--
+		p.want(n, boolean)
+		a := n.value
+		return node{boolean, t.start, func(e *env) any { return !a(e).(bool) }}
+	}
+	if p.takes("-") {
+		number := p.next()
+		if number.kind != 'i' {
+			p.fail(number.start, "", "a number was expected after -, and there is %s", number)
+		}
+		return p.number("-"+number.text, t.start)
+	}
+	return p.calls(p.primary())
+}
+
+func (p *parser) number(digits string, start int) node {
+	n, err := strconv.ParseInt(digits, 0, 64)
+	if err != nil || strings.ContainsAny(digits, "_oObB") || len(strings.TrimLeft(digits, "-")) > 1 && strings.TrimLeft(digits, "-")[0] == '0' && !strings.Contains(digits, "x") {
+		p.fail(start, "write it as 10 or 0xa", "%s is no int", digits)
+	}
+	return node{integer, start, func(*env) any { return n }}
+}
