@@ -169,6 +169,8 @@ static __noinline int path_walk(char *names, struct file *file)
 			mount = outer;
 			continue;
 		}
+		/* Linux 6.1 loses the bound of used, and clang 19 leaves the mask out because it knows the bound. */
+		asm volatile("" : "+r"(used));
 		size = bpf_probe_read_kernel_str(&names[used & (GUARD_PATH_BYTES - 1)],
 						 GUARD_NAME_BYTES, name);
 		if (size <= 0 || size > GUARD_NAME_BYTES)
