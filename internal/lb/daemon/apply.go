@@ -248,6 +248,7 @@ func (d *daemon) carryOut() (difference reconcile.Difference, err error) {
 		Settle:   node.Timeouts.Settle,
 	}
 	d.sources.Store(&desired.Sources)
+	ends := d.closing(services)
 	difference, err = d.reconciler.Apply(desired)
 	d.checks.carried(served) // also what has failed in part, which is a condition
 	d.ways.Change(d.reconciler.BackendChanges())
@@ -255,6 +256,7 @@ func (d *daemon) carryOut() (difference reconcile.Difference, err error) {
 		d.ways.Doubt() // a backend may be put anew, at the place that it had
 		return difference, fmt.Errorf("apply the configuration: %w", err)
 	}
+	ends()
 	if !d.draining { // then all are, and it is meant
 		d.conditions.Only(condition.NoBackend, d.deserted.follow(services))
 	}
