@@ -2357,7 +2357,9 @@ func (x *HealthChange) GetPool() string {
 }
 
 type ReloadRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only say what a reload would change and which flows it would end. Nothing changes.
+	Plan          bool `protobuf:"varint,1,opt,name=plan,proto3" json:"plan,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2392,6 +2394,13 @@ func (*ReloadRequest) Descriptor() ([]byte, []int) {
 	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
 }
 
+func (x *ReloadRequest) GetPlan() bool {
+	if x != nil {
+		return x.Plan
+	}
+	return false
+}
+
 type ReloadResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Applied bool                   `protobuf:"varint,1,opt,name=applied,proto3" json:"applied,omitempty"`
@@ -2404,7 +2413,11 @@ type ReloadResponse struct {
 	// Of everything else.
 	Settings []*SettingDifference `protobuf:"bytes,6,rep,name=settings,proto3" json:"settings,omitempty"`
 	// Both differences in words.
-	Text          string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
+	Text string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
+	// It was a plan, and a reload would be applied now; nothing was changed.
+	Planned bool `protobuf:"varint,7,opt,name=planned,proto3" json:"planned,omitempty"`
+	// What ends, or would end, by this change.
+	Cuts          []*Cut `protobuf:"bytes,8,rep,name=cuts,proto3" json:"cuts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2481,6 +2494,89 @@ func (x *ReloadResponse) GetText() string {
 	return ""
 }
 
+func (x *ReloadResponse) GetPlanned() bool {
+	if x != nil {
+		return x.Planned
+	}
+	return false
+}
+
+func (x *ReloadResponse) GetCuts() []*Cut {
+	if x != nil {
+		return x.Cuts
+	}
+	return nil
+}
+
+// Flows that end with a change.
+type Cut struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Service       string                 `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`                       // empty: of all services that have the backend
+	Backend       string                 `protobuf:"bytes,2,opt,name=backend,proto3" json:"backend,omitempty"`                       // empty: of all backends of the service
+	OpenFlows     uint64                 `protobuf:"varint,3,opt,name=open_flows,json=openFlows,proto3" json:"open_flows,omitempty"` // 0: they are not counted, because the service has direct return
+	Text          string                 `protobuf:"bytes,4,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Cut) Reset() {
+	*x = Cut{}
+	mi := &file_v1_shunt_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Cut) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Cut) ProtoMessage() {}
+
+func (x *Cut) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Cut.ProtoReflect.Descriptor instead.
+func (*Cut) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *Cut) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *Cut) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
+}
+
+func (x *Cut) GetOpenFlows() uint64 {
+	if x != nil {
+		return x.OpenFlows
+	}
+	return 0
+}
+
+func (x *Cut) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 // Another value of the configuration that is no service's.
 type SettingDifference struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2494,7 +2590,7 @@ type SettingDifference struct {
 
 func (x *SettingDifference) Reset() {
 	*x = SettingDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2506,7 +2602,7 @@ func (x *SettingDifference) String() string {
 func (*SettingDifference) ProtoMessage() {}
 
 func (x *SettingDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2519,7 +2615,7 @@ func (x *SettingDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingDifference.ProtoReflect.Descriptor instead.
 func (*SettingDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SettingDifference) GetKey() string {
@@ -2560,7 +2656,7 @@ type Fault struct {
 
 func (x *Fault) Reset() {
 	*x = Fault{}
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2572,7 +2668,7 @@ func (x *Fault) String() string {
 func (*Fault) ProtoMessage() {}
 
 func (x *Fault) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2585,7 +2681,7 @@ func (x *Fault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fault.ProtoReflect.Descriptor instead.
 func (*Fault) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Fault) GetFile() string {
@@ -2657,7 +2753,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2669,7 +2765,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2682,7 +2778,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Difference) GetServices() []*ServiceDifference {
@@ -2727,7 +2823,7 @@ type ServiceDifference struct {
 
 func (x *ServiceDifference) Reset() {
 	*x = ServiceDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2739,7 +2835,7 @@ func (x *ServiceDifference) String() string {
 func (*ServiceDifference) ProtoMessage() {}
 
 func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2752,7 +2848,7 @@ func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceDifference.ProtoReflect.Descriptor instead.
 func (*ServiceDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ServiceDifference) GetName() string {
@@ -2852,7 +2948,7 @@ type AttributeDifference struct {
 
 func (x *AttributeDifference) Reset() {
 	*x = AttributeDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2864,7 +2960,7 @@ func (x *AttributeDifference) String() string {
 func (*AttributeDifference) ProtoMessage() {}
 
 func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2877,7 +2973,7 @@ func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttributeDifference.ProtoReflect.Descriptor instead.
 func (*AttributeDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *AttributeDifference) GetName() string {
@@ -2917,7 +3013,7 @@ type FilterDifference struct {
 
 func (x *FilterDifference) Reset() {
 	*x = FilterDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2929,7 +3025,7 @@ func (x *FilterDifference) String() string {
 func (*FilterDifference) ProtoMessage() {}
 
 func (x *FilterDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2942,7 +3038,7 @@ func (x *FilterDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilterDifference.ProtoReflect.Descriptor instead.
 func (*FilterDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *FilterDifference) GetAllowFromAdded() uint32 {
@@ -2998,7 +3094,7 @@ type WeightDifference struct {
 
 func (x *WeightDifference) Reset() {
 	*x = WeightDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3010,7 +3106,7 @@ func (x *WeightDifference) String() string {
 func (*WeightDifference) ProtoMessage() {}
 
 func (x *WeightDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3023,7 +3119,7 @@ func (x *WeightDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WeightDifference.ProtoReflect.Descriptor instead.
 func (*WeightDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WeightDifference) GetBackend() string {
@@ -3059,7 +3155,7 @@ type StateDifference struct {
 
 func (x *StateDifference) Reset() {
 	*x = StateDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3071,7 +3167,7 @@ func (x *StateDifference) String() string {
 func (*StateDifference) ProtoMessage() {}
 
 func (x *StateDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3084,7 +3180,7 @@ func (x *StateDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateDifference.ProtoReflect.Descriptor instead.
 func (*StateDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *StateDifference) GetBackend() string {
@@ -3119,7 +3215,7 @@ type BackendDifference struct {
 
 func (x *BackendDifference) Reset() {
 	*x = BackendDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3131,7 +3227,7 @@ func (x *BackendDifference) String() string {
 func (*BackendDifference) ProtoMessage() {}
 
 func (x *BackendDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3144,7 +3240,7 @@ func (x *BackendDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendDifference.ProtoReflect.Descriptor instead.
 func (*BackendDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *BackendDifference) GetBackend() string {
@@ -3173,7 +3269,7 @@ type TableDifference struct {
 
 func (x *TableDifference) Reset() {
 	*x = TableDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3185,7 +3281,7 @@ func (x *TableDifference) String() string {
 func (*TableDifference) ProtoMessage() {}
 
 func (x *TableDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3198,7 +3294,7 @@ func (x *TableDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableDifference.ProtoReflect.Descriptor instead.
 func (*TableDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *TableDifference) GetFamily() string {
@@ -3241,7 +3337,7 @@ type AddressDifference struct {
 
 func (x *AddressDifference) Reset() {
 	*x = AddressDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3253,7 +3349,7 @@ func (x *AddressDifference) String() string {
 func (*AddressDifference) ProtoMessage() {}
 
 func (x *AddressDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3266,7 +3362,7 @@ func (x *AddressDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressDifference.ProtoReflect.Descriptor instead.
 func (*AddressDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AddressDifference) GetAddress() string {
@@ -3309,7 +3405,7 @@ type DrainBackendRequest struct {
 
 func (x *DrainBackendRequest) Reset() {
 	*x = DrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[40]
+	mi := &file_v1_shunt_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3321,7 +3417,7 @@ func (x *DrainBackendRequest) String() string {
 func (*DrainBackendRequest) ProtoMessage() {}
 
 func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[40]
+	mi := &file_v1_shunt_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3334,7 +3430,7 @@ func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*DrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DrainBackendRequest) GetBackend() string {
@@ -3360,7 +3456,7 @@ type UndrainBackendRequest struct {
 
 func (x *UndrainBackendRequest) Reset() {
 	*x = UndrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[41]
+	mi := &file_v1_shunt_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3372,7 +3468,7 @@ func (x *UndrainBackendRequest) String() string {
 func (*UndrainBackendRequest) ProtoMessage() {}
 
 func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[41]
+	mi := &file_v1_shunt_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3385,7 +3481,7 @@ func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*UndrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{41}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *UndrainBackendRequest) GetBackend() string {
@@ -3406,7 +3502,7 @@ type SetBackendWeightRequest struct {
 
 func (x *SetBackendWeightRequest) Reset() {
 	*x = SetBackendWeightRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[42]
+	mi := &file_v1_shunt_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3418,7 +3514,7 @@ func (x *SetBackendWeightRequest) String() string {
 func (*SetBackendWeightRequest) ProtoMessage() {}
 
 func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[42]
+	mi := &file_v1_shunt_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3431,7 +3527,7 @@ func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendWeightRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendWeightRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{42}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SetBackendWeightRequest) GetBackend() string {
@@ -3459,7 +3555,7 @@ type SetBackendHealthRequest struct {
 
 func (x *SetBackendHealthRequest) Reset() {
 	*x = SetBackendHealthRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[43]
+	mi := &file_v1_shunt_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3471,7 +3567,7 @@ func (x *SetBackendHealthRequest) String() string {
 func (*SetBackendHealthRequest) ProtoMessage() {}
 
 func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[43]
+	mi := &file_v1_shunt_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3484,7 +3580,7 @@ func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendHealthRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendHealthRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{43}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SetBackendHealthRequest) GetBackend() string {
@@ -3515,7 +3611,7 @@ type ClearOverridesRequest struct {
 
 func (x *ClearOverridesRequest) Reset() {
 	*x = ClearOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[44]
+	mi := &file_v1_shunt_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3527,7 +3623,7 @@ func (x *ClearOverridesRequest) String() string {
 func (*ClearOverridesRequest) ProtoMessage() {}
 
 func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[44]
+	mi := &file_v1_shunt_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3540,7 +3636,7 @@ func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ClearOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{44}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ClearOverridesRequest) GetBackend() string {
@@ -3585,7 +3681,7 @@ type OverrideResponse struct {
 
 func (x *OverrideResponse) Reset() {
 	*x = OverrideResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[45]
+	mi := &file_v1_shunt_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3597,7 +3693,7 @@ func (x *OverrideResponse) String() string {
 func (*OverrideResponse) ProtoMessage() {}
 
 func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[45]
+	mi := &file_v1_shunt_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3610,7 +3706,7 @@ func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverrideResponse.ProtoReflect.Descriptor instead.
 func (*OverrideResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{45}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *OverrideResponse) GetBackends() []string {
@@ -3666,7 +3762,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[46]
+	mi := &file_v1_shunt_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3678,7 +3774,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[46]
+	mi := &file_v1_shunt_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3691,7 +3787,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{46}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DetachRequest) GetInstance() string {
@@ -3711,7 +3807,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[47]
+	mi := &file_v1_shunt_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3723,7 +3819,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[47]
+	mi := &file_v1_shunt_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3736,7 +3832,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{47}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DetachResponse) GetPid() int32 {
@@ -3984,8 +4080,9 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x05cause\x18\x06 \x01(\tR\x05cause\x12\x18\n" +
 	"\aresults\x18\a \x01(\rR\aresults\x12B\n" +
 	"\x0fkept_down_until\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\rkeptDownUntil\x12\x12\n" +
-	"\x04pool\x18\t \x01(\tR\x04pool\"\x0f\n" +
-	"\rReloadRequest\"\xf0\x01\n" +
+	"\x04pool\x18\t \x01(\tR\x04pool\"#\n" +
+	"\rReloadRequest\x12\x12\n" +
+	"\x04plan\x18\x01 \x01(\bR\x04plan\"\xad\x02\n" +
 	"\x0eReloadResponse\x12\x18\n" +
 	"\aapplied\x18\x01 \x01(\bR\aapplied\x12'\n" +
 	"\x06faults\x18\x02 \x03(\v2\x0f.shunt.v1.FaultR\x06faults\x12\x18\n" +
@@ -3994,7 +4091,15 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"difference\x18\x04 \x01(\v2\x14.shunt.v1.DifferenceR\n" +
 	"difference\x127\n" +
 	"\bsettings\x18\x06 \x03(\v2\x1b.shunt.v1.SettingDifferenceR\bsettings\x12\x12\n" +
-	"\x04text\x18\x05 \x01(\tR\x04text\"S\n" +
+	"\x04text\x18\x05 \x01(\tR\x04text\x12\x18\n" +
+	"\aplanned\x18\a \x01(\bR\aplanned\x12!\n" +
+	"\x04cuts\x18\b \x03(\v2\r.shunt.v1.CutR\x04cuts\"l\n" +
+	"\x03Cut\x12\x18\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\x12\x18\n" +
+	"\abackend\x18\x02 \x01(\tR\abackend\x12\x1d\n" +
+	"\n" +
+	"open_flows\x18\x03 \x01(\x04R\topenFlows\x12\x12\n" +
+	"\x04text\x18\x04 \x01(\tR\x04text\"S\n" +
 	"\x11SettingDifference\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
 	"\x06before\x18\x02 \x01(\tR\x06before\x12\x14\n" +
@@ -4123,7 +4228,7 @@ func file_v1_shunt_proto_rawDescGZIP() []byte {
 	return file_v1_shunt_proto_rawDescData
 }
 
-var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_v1_shunt_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: shunt.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: shunt.v1.GetStatusResponse
@@ -4154,119 +4259,121 @@ var file_v1_shunt_proto_goTypes = []any{
 	(*HealthChange)(nil),            // 26: shunt.v1.HealthChange
 	(*ReloadRequest)(nil),           // 27: shunt.v1.ReloadRequest
 	(*ReloadResponse)(nil),          // 28: shunt.v1.ReloadResponse
-	(*SettingDifference)(nil),       // 29: shunt.v1.SettingDifference
-	(*Fault)(nil),                   // 30: shunt.v1.Fault
-	(*Difference)(nil),              // 31: shunt.v1.Difference
-	(*ServiceDifference)(nil),       // 32: shunt.v1.ServiceDifference
-	(*AttributeDifference)(nil),     // 33: shunt.v1.AttributeDifference
-	(*FilterDifference)(nil),        // 34: shunt.v1.FilterDifference
-	(*WeightDifference)(nil),        // 35: shunt.v1.WeightDifference
-	(*StateDifference)(nil),         // 36: shunt.v1.StateDifference
-	(*BackendDifference)(nil),       // 37: shunt.v1.BackendDifference
-	(*TableDifference)(nil),         // 38: shunt.v1.TableDifference
-	(*AddressDifference)(nil),       // 39: shunt.v1.AddressDifference
-	(*DrainBackendRequest)(nil),     // 40: shunt.v1.DrainBackendRequest
-	(*UndrainBackendRequest)(nil),   // 41: shunt.v1.UndrainBackendRequest
-	(*SetBackendWeightRequest)(nil), // 42: shunt.v1.SetBackendWeightRequest
-	(*SetBackendHealthRequest)(nil), // 43: shunt.v1.SetBackendHealthRequest
-	(*ClearOverridesRequest)(nil),   // 44: shunt.v1.ClearOverridesRequest
-	(*OverrideResponse)(nil),        // 45: shunt.v1.OverrideResponse
-	(*DetachRequest)(nil),           // 46: shunt.v1.DetachRequest
-	(*DetachResponse)(nil),          // 47: shunt.v1.DetachResponse
-	nil,                             // 48: shunt.v1.GetStatusResponse.ReasonsEntry
-	nil,                             // 49: shunt.v1.GetStatusResponse.SocketsEntry
-	nil,                             // 50: shunt.v1.UDPLease.EndedEntry
-	nil,                             // 51: shunt.v1.Acceleration.CountsEntry
-	nil,                             // 52: shunt.v1.AcceleratedPod.CountsEntry
-	(*timestamppb.Timestamp)(nil),   // 53: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 54: google.protobuf.Duration
+	(*Cut)(nil),                     // 29: shunt.v1.Cut
+	(*SettingDifference)(nil),       // 30: shunt.v1.SettingDifference
+	(*Fault)(nil),                   // 31: shunt.v1.Fault
+	(*Difference)(nil),              // 32: shunt.v1.Difference
+	(*ServiceDifference)(nil),       // 33: shunt.v1.ServiceDifference
+	(*AttributeDifference)(nil),     // 34: shunt.v1.AttributeDifference
+	(*FilterDifference)(nil),        // 35: shunt.v1.FilterDifference
+	(*WeightDifference)(nil),        // 36: shunt.v1.WeightDifference
+	(*StateDifference)(nil),         // 37: shunt.v1.StateDifference
+	(*BackendDifference)(nil),       // 38: shunt.v1.BackendDifference
+	(*TableDifference)(nil),         // 39: shunt.v1.TableDifference
+	(*AddressDifference)(nil),       // 40: shunt.v1.AddressDifference
+	(*DrainBackendRequest)(nil),     // 41: shunt.v1.DrainBackendRequest
+	(*UndrainBackendRequest)(nil),   // 42: shunt.v1.UndrainBackendRequest
+	(*SetBackendWeightRequest)(nil), // 43: shunt.v1.SetBackendWeightRequest
+	(*SetBackendHealthRequest)(nil), // 44: shunt.v1.SetBackendHealthRequest
+	(*ClearOverridesRequest)(nil),   // 45: shunt.v1.ClearOverridesRequest
+	(*OverrideResponse)(nil),        // 46: shunt.v1.OverrideResponse
+	(*DetachRequest)(nil),           // 47: shunt.v1.DetachRequest
+	(*DetachResponse)(nil),          // 48: shunt.v1.DetachResponse
+	nil,                             // 49: shunt.v1.GetStatusResponse.ReasonsEntry
+	nil,                             // 50: shunt.v1.GetStatusResponse.SocketsEntry
+	nil,                             // 51: shunt.v1.UDPLease.EndedEntry
+	nil,                             // 52: shunt.v1.Acceleration.CountsEntry
+	nil,                             // 53: shunt.v1.AcceleratedPod.CountsEntry
+	(*timestamppb.Timestamp)(nil),   // 54: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 55: google.protobuf.Duration
 }
 var file_v1_shunt_proto_depIdxs = []int32{
 	2,  // 0: shunt.v1.GetStatusResponse.daemon:type_name -> shunt.v1.Daemon
 	11, // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
 	14, // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
 	16, // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
-	48, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
-	53, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
+	49, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
+	54, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
 	3,  // 6: shunt.v1.GetStatusResponse.udp:type_name -> shunt.v1.UDPLease
-	49, // 7: shunt.v1.GetStatusResponse.sockets:type_name -> shunt.v1.GetStatusResponse.SocketsEntry
+	50, // 7: shunt.v1.GetStatusResponse.sockets:type_name -> shunt.v1.GetStatusResponse.SocketsEntry
 	7,  // 8: shunt.v1.GetStatusResponse.acceleration:type_name -> shunt.v1.Acceleration
-	53, // 9: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
+	54, // 9: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
 	11, // 10: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
 	13, // 11: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
 	23, // 12: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
 	10, // 13: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
 	4,  // 14: shunt.v1.UDPLease.holder:type_name -> shunt.v1.UDPHolder
-	50, // 15: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
+	51, // 15: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
 	6,  // 16: shunt.v1.UDPLease.total:type_name -> shunt.v1.UDPCounts
-	53, // 17: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
+	54, // 17: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
 	5,  // 18: shunt.v1.UDPHolder.queues:type_name -> shunt.v1.UDPQueue
 	6,  // 19: shunt.v1.UDPHolder.elsewhere:type_name -> shunt.v1.UDPCounts
 	6,  // 20: shunt.v1.UDPQueue.counts:type_name -> shunt.v1.UDPCounts
 	8,  // 21: shunt.v1.Acceleration.pods:type_name -> shunt.v1.AcceleratedPod
-	51, // 22: shunt.v1.Acceleration.counts:type_name -> shunt.v1.Acceleration.CountsEntry
+	52, // 22: shunt.v1.Acceleration.counts:type_name -> shunt.v1.Acceleration.CountsEntry
 	9,  // 23: shunt.v1.AcceleratedPod.addresses:type_name -> shunt.v1.AcceleratedAddress
-	52, // 24: shunt.v1.AcceleratedPod.counts:type_name -> shunt.v1.AcceleratedPod.CountsEntry
+	53, // 24: shunt.v1.AcceleratedPod.counts:type_name -> shunt.v1.AcceleratedPod.CountsEntry
 	12, // 25: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
-	53, // 26: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
-	53, // 27: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	54, // 26: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
+	54, // 27: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
 	15, // 28: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
 	23, // 29: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
 	17, // 30: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
-	53, // 31: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
-	53, // 32: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
+	54, // 31: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
+	54, // 32: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
 	16, // 33: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
 	23, // 34: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
-	53, // 35: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
-	53, // 36: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
-	53, // 37: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
+	54, // 35: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
+	54, // 36: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
+	54, // 37: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
 	13, // 38: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
 	26, // 39: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
-	53, // 40: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
-	30, // 41: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
-	31, // 42: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
-	29, // 43: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
-	32, // 44: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
-	39, // 45: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
-	33, // 46: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	34, // 47: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
-	35, // 48: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
-	38, // 49: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
-	36, // 50: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
-	37, // 51: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
-	33, // 52: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	54, // 53: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
-	31, // 54: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
-	18, // 55: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
-	18, // 56: shunt.v1.Acceleration.CountsEntry.value:type_name -> shunt.v1.Count
-	18, // 57: shunt.v1.AcceleratedPod.CountsEntry.value:type_name -> shunt.v1.Count
-	0,  // 58: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
-	19, // 59: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
-	21, // 60: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
-	24, // 61: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
-	27, // 62: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
-	40, // 63: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
-	41, // 64: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
-	42, // 65: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
-	43, // 66: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
-	44, // 67: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
-	46, // 68: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
-	1,  // 69: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
-	20, // 70: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
-	22, // 71: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
-	25, // 72: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
-	28, // 73: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
-	45, // 74: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
-	45, // 75: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
-	45, // 76: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
-	45, // 77: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
-	45, // 78: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
-	47, // 79: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
-	69, // [69:80] is the sub-list for method output_type
-	58, // [58:69] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	54, // 40: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
+	31, // 41: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
+	32, // 42: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
+	30, // 43: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
+	29, // 44: shunt.v1.ReloadResponse.cuts:type_name -> shunt.v1.Cut
+	33, // 45: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
+	40, // 46: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
+	34, // 47: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	35, // 48: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
+	36, // 49: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
+	39, // 50: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
+	37, // 51: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
+	38, // 52: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
+	34, // 53: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	55, // 54: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
+	32, // 55: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
+	18, // 56: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
+	18, // 57: shunt.v1.Acceleration.CountsEntry.value:type_name -> shunt.v1.Count
+	18, // 58: shunt.v1.AcceleratedPod.CountsEntry.value:type_name -> shunt.v1.Count
+	0,  // 59: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
+	19, // 60: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
+	21, // 61: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
+	24, // 62: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
+	27, // 63: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
+	41, // 64: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
+	42, // 65: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
+	43, // 66: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
+	44, // 67: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
+	45, // 68: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
+	47, // 69: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
+	1,  // 70: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
+	20, // 71: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
+	22, // 72: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
+	25, // 73: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
+	28, // 74: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
+	46, // 75: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
+	46, // 76: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
+	46, // 77: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
+	46, // 78: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
+	46, // 79: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
+	48, // 80: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
+	70, // [70:81] is the sub-list for method output_type
+	59, // [59:70] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_v1_shunt_proto_init() }
@@ -4279,14 +4386,14 @@ func file_v1_shunt_proto_init() {
 	file_v1_shunt_proto_msgTypes[15].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[16].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[23].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[42].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[43].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1_shunt_proto_rawDesc), len(file_v1_shunt_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   53,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

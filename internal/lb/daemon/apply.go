@@ -51,7 +51,7 @@ func (d *daemon) Apply(ctx context.Context, settings any) (node.Difference, erro
 	if err != nil {
 		return node.Difference{}, err
 	}
-	changed := node.Difference{Settings: changes, Services: status.Difference(difference)}
+	changed := node.Difference{Settings: changes, Services: status.Difference(difference), Cuts: status.Cuts(difference)}
 	if !difference.Empty() {
 		changed.Text = difference.String()
 	}
@@ -152,7 +152,7 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 	}
 	// From here on it is carried out, now or by trying again.
 	keep()
-	var ends []string
+	var ends []reconcile.Cut
 	if ofMachine && !first { // a source that changes often does not have all flows counted each time
 		ends = d.tellCuts(planned, next.Configured)
 	}
