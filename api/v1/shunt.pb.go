@@ -2529,7 +2529,9 @@ func (x *HealthChange) GetPool() string {
 }
 
 type ReloadRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only say what a reload would change and which flows it would end. Nothing changes.
+	Plan          bool `protobuf:"varint,1,opt,name=plan,proto3" json:"plan,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2564,6 +2566,13 @@ func (*ReloadRequest) Descriptor() ([]byte, []int) {
 	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
 }
 
+func (x *ReloadRequest) GetPlan() bool {
+	if x != nil {
+		return x.Plan
+	}
+	return false
+}
+
 type ReloadResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Applied bool                   `protobuf:"varint,1,opt,name=applied,proto3" json:"applied,omitempty"`
@@ -2576,7 +2585,11 @@ type ReloadResponse struct {
 	// Changes of all other settings.
 	Settings []*SettingDifference `protobuf:"bytes,6,rep,name=settings,proto3" json:"settings,omitempty"`
 	// Both differences in words.
-	Text          string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
+	Text string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
+	// It was a plan, and a reload would be applied now; nothing was changed.
+	Planned bool `protobuf:"varint,7,opt,name=planned,proto3" json:"planned,omitempty"`
+	// What ends, or would end, by this change.
+	Cuts          []*Cut `protobuf:"bytes,8,rep,name=cuts,proto3" json:"cuts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2653,6 +2666,89 @@ func (x *ReloadResponse) GetText() string {
 	return ""
 }
 
+func (x *ReloadResponse) GetPlanned() bool {
+	if x != nil {
+		return x.Planned
+	}
+	return false
+}
+
+func (x *ReloadResponse) GetCuts() []*Cut {
+	if x != nil {
+		return x.Cuts
+	}
+	return nil
+}
+
+// Flows that end with a change.
+type Cut struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Service       string                 `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`                       // empty: of all services that have the backend
+	Backend       string                 `protobuf:"bytes,2,opt,name=backend,proto3" json:"backend,omitempty"`                       // empty: of all backends of the service
+	OpenFlows     uint64                 `protobuf:"varint,3,opt,name=open_flows,json=openFlows,proto3" json:"open_flows,omitempty"` // 0: they are not counted, because the service has direct return
+	Text          string                 `protobuf:"bytes,4,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Cut) Reset() {
+	*x = Cut{}
+	mi := &file_v1_shunt_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Cut) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Cut) ProtoMessage() {}
+
+func (x *Cut) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Cut.ProtoReflect.Descriptor instead.
+func (*Cut) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *Cut) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *Cut) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
+}
+
+func (x *Cut) GetOpenFlows() uint64 {
+	if x != nil {
+		return x.OpenFlows
+	}
+	return 0
+}
+
+func (x *Cut) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 // A changed setting that is no service's.
 type SettingDifference struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2666,7 +2762,7 @@ type SettingDifference struct {
 
 func (x *SettingDifference) Reset() {
 	*x = SettingDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2678,7 +2774,7 @@ func (x *SettingDifference) String() string {
 func (*SettingDifference) ProtoMessage() {}
 
 func (x *SettingDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2691,7 +2787,7 @@ func (x *SettingDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingDifference.ProtoReflect.Descriptor instead.
 func (*SettingDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SettingDifference) GetKey() string {
@@ -2732,7 +2828,7 @@ type Fault struct {
 
 func (x *Fault) Reset() {
 	*x = Fault{}
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2744,7 +2840,7 @@ func (x *Fault) String() string {
 func (*Fault) ProtoMessage() {}
 
 func (x *Fault) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2757,7 +2853,7 @@ func (x *Fault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fault.ProtoReflect.Descriptor instead.
 func (*Fault) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Fault) GetFile() string {
@@ -2829,7 +2925,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2841,7 +2937,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2854,7 +2950,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Difference) GetServices() []*ServiceDifference {
@@ -2899,7 +2995,7 @@ type ServiceDifference struct {
 
 func (x *ServiceDifference) Reset() {
 	*x = ServiceDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2911,7 +3007,7 @@ func (x *ServiceDifference) String() string {
 func (*ServiceDifference) ProtoMessage() {}
 
 func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2924,7 +3020,7 @@ func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceDifference.ProtoReflect.Descriptor instead.
 func (*ServiceDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ServiceDifference) GetName() string {
@@ -3024,7 +3120,7 @@ type AttributeDifference struct {
 
 func (x *AttributeDifference) Reset() {
 	*x = AttributeDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3036,7 +3132,7 @@ func (x *AttributeDifference) String() string {
 func (*AttributeDifference) ProtoMessage() {}
 
 func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3049,7 +3145,7 @@ func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttributeDifference.ProtoReflect.Descriptor instead.
 func (*AttributeDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AttributeDifference) GetName() string {
@@ -3089,7 +3185,7 @@ type FilterDifference struct {
 
 func (x *FilterDifference) Reset() {
 	*x = FilterDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3101,7 +3197,7 @@ func (x *FilterDifference) String() string {
 func (*FilterDifference) ProtoMessage() {}
 
 func (x *FilterDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3114,7 +3210,7 @@ func (x *FilterDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilterDifference.ProtoReflect.Descriptor instead.
 func (*FilterDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *FilterDifference) GetAllowFromAdded() uint32 {
@@ -3170,7 +3266,7 @@ type WeightDifference struct {
 
 func (x *WeightDifference) Reset() {
 	*x = WeightDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3182,7 +3278,7 @@ func (x *WeightDifference) String() string {
 func (*WeightDifference) ProtoMessage() {}
 
 func (x *WeightDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3195,7 +3291,7 @@ func (x *WeightDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WeightDifference.ProtoReflect.Descriptor instead.
 func (*WeightDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WeightDifference) GetBackend() string {
@@ -3231,7 +3327,7 @@ type StateDifference struct {
 
 func (x *StateDifference) Reset() {
 	*x = StateDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3243,7 +3339,7 @@ func (x *StateDifference) String() string {
 func (*StateDifference) ProtoMessage() {}
 
 func (x *StateDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3256,7 +3352,7 @@ func (x *StateDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateDifference.ProtoReflect.Descriptor instead.
 func (*StateDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *StateDifference) GetBackend() string {
@@ -3291,7 +3387,7 @@ type BackendDifference struct {
 
 func (x *BackendDifference) Reset() {
 	*x = BackendDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3303,7 +3399,7 @@ func (x *BackendDifference) String() string {
 func (*BackendDifference) ProtoMessage() {}
 
 func (x *BackendDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3316,7 +3412,7 @@ func (x *BackendDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendDifference.ProtoReflect.Descriptor instead.
 func (*BackendDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *BackendDifference) GetBackend() string {
@@ -3345,7 +3441,7 @@ type TableDifference struct {
 
 func (x *TableDifference) Reset() {
 	*x = TableDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[40]
+	mi := &file_v1_shunt_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3357,7 +3453,7 @@ func (x *TableDifference) String() string {
 func (*TableDifference) ProtoMessage() {}
 
 func (x *TableDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[40]
+	mi := &file_v1_shunt_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3370,7 +3466,7 @@ func (x *TableDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableDifference.ProtoReflect.Descriptor instead.
 func (*TableDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *TableDifference) GetFamily() string {
@@ -3413,7 +3509,7 @@ type AddressDifference struct {
 
 func (x *AddressDifference) Reset() {
 	*x = AddressDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[41]
+	mi := &file_v1_shunt_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3425,7 +3521,7 @@ func (x *AddressDifference) String() string {
 func (*AddressDifference) ProtoMessage() {}
 
 func (x *AddressDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[41]
+	mi := &file_v1_shunt_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3438,7 +3534,7 @@ func (x *AddressDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressDifference.ProtoReflect.Descriptor instead.
 func (*AddressDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{41}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *AddressDifference) GetAddress() string {
@@ -3481,7 +3577,7 @@ type DrainBackendRequest struct {
 
 func (x *DrainBackendRequest) Reset() {
 	*x = DrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[42]
+	mi := &file_v1_shunt_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3493,7 +3589,7 @@ func (x *DrainBackendRequest) String() string {
 func (*DrainBackendRequest) ProtoMessage() {}
 
 func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[42]
+	mi := &file_v1_shunt_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3506,7 +3602,7 @@ func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*DrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{42}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DrainBackendRequest) GetBackend() string {
@@ -3532,7 +3628,7 @@ type UndrainBackendRequest struct {
 
 func (x *UndrainBackendRequest) Reset() {
 	*x = UndrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[43]
+	mi := &file_v1_shunt_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3544,7 +3640,7 @@ func (x *UndrainBackendRequest) String() string {
 func (*UndrainBackendRequest) ProtoMessage() {}
 
 func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[43]
+	mi := &file_v1_shunt_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3557,7 +3653,7 @@ func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*UndrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{43}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *UndrainBackendRequest) GetBackend() string {
@@ -3578,7 +3674,7 @@ type SetBackendWeightRequest struct {
 
 func (x *SetBackendWeightRequest) Reset() {
 	*x = SetBackendWeightRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[44]
+	mi := &file_v1_shunt_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3590,7 +3686,7 @@ func (x *SetBackendWeightRequest) String() string {
 func (*SetBackendWeightRequest) ProtoMessage() {}
 
 func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[44]
+	mi := &file_v1_shunt_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3603,7 +3699,7 @@ func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendWeightRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendWeightRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{44}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *SetBackendWeightRequest) GetBackend() string {
@@ -3631,7 +3727,7 @@ type SetBackendHealthRequest struct {
 
 func (x *SetBackendHealthRequest) Reset() {
 	*x = SetBackendHealthRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[45]
+	mi := &file_v1_shunt_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3643,7 +3739,7 @@ func (x *SetBackendHealthRequest) String() string {
 func (*SetBackendHealthRequest) ProtoMessage() {}
 
 func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[45]
+	mi := &file_v1_shunt_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3656,7 +3752,7 @@ func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendHealthRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendHealthRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{45}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SetBackendHealthRequest) GetBackend() string {
@@ -3687,7 +3783,7 @@ type ClearOverridesRequest struct {
 
 func (x *ClearOverridesRequest) Reset() {
 	*x = ClearOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[46]
+	mi := &file_v1_shunt_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3699,7 +3795,7 @@ func (x *ClearOverridesRequest) String() string {
 func (*ClearOverridesRequest) ProtoMessage() {}
 
 func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[46]
+	mi := &file_v1_shunt_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3712,7 +3808,7 @@ func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ClearOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{46}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ClearOverridesRequest) GetBackend() string {
@@ -3757,7 +3853,7 @@ type OverrideResponse struct {
 
 func (x *OverrideResponse) Reset() {
 	*x = OverrideResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[47]
+	mi := &file_v1_shunt_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3769,7 +3865,7 @@ func (x *OverrideResponse) String() string {
 func (*OverrideResponse) ProtoMessage() {}
 
 func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[47]
+	mi := &file_v1_shunt_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3782,7 +3878,7 @@ func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverrideResponse.ProtoReflect.Descriptor instead.
 func (*OverrideResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{47}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *OverrideResponse) GetBackends() []string {
@@ -3838,7 +3934,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[48]
+	mi := &file_v1_shunt_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3850,7 +3946,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[48]
+	mi := &file_v1_shunt_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3863,7 +3959,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{48}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DetachRequest) GetInstance() string {
@@ -3883,7 +3979,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[49]
+	mi := &file_v1_shunt_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3895,7 +3991,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[49]
+	mi := &file_v1_shunt_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3908,7 +4004,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{49}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DetachResponse) GetPid() int32 {
@@ -4172,8 +4268,9 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x05cause\x18\x06 \x01(\tR\x05cause\x12\x18\n" +
 	"\aresults\x18\a \x01(\rR\aresults\x12B\n" +
 	"\x0fkept_down_until\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\rkeptDownUntil\x12\x12\n" +
-	"\x04pool\x18\t \x01(\tR\x04pool\"\x0f\n" +
-	"\rReloadRequest\"\xf0\x01\n" +
+	"\x04pool\x18\t \x01(\tR\x04pool\"#\n" +
+	"\rReloadRequest\x12\x12\n" +
+	"\x04plan\x18\x01 \x01(\bR\x04plan\"\xad\x02\n" +
 	"\x0eReloadResponse\x12\x18\n" +
 	"\aapplied\x18\x01 \x01(\bR\aapplied\x12'\n" +
 	"\x06faults\x18\x02 \x03(\v2\x0f.shunt.v1.FaultR\x06faults\x12\x18\n" +
@@ -4182,7 +4279,15 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"difference\x18\x04 \x01(\v2\x14.shunt.v1.DifferenceR\n" +
 	"difference\x127\n" +
 	"\bsettings\x18\x06 \x03(\v2\x1b.shunt.v1.SettingDifferenceR\bsettings\x12\x12\n" +
-	"\x04text\x18\x05 \x01(\tR\x04text\"S\n" +
+	"\x04text\x18\x05 \x01(\tR\x04text\x12\x18\n" +
+	"\aplanned\x18\a \x01(\bR\aplanned\x12!\n" +
+	"\x04cuts\x18\b \x03(\v2\r.shunt.v1.CutR\x04cuts\"l\n" +
+	"\x03Cut\x12\x18\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\x12\x18\n" +
+	"\abackend\x18\x02 \x01(\tR\abackend\x12\x1d\n" +
+	"\n" +
+	"open_flows\x18\x03 \x01(\x04R\topenFlows\x12\x12\n" +
+	"\x04text\x18\x04 \x01(\tR\x04text\"S\n" +
 	"\x11SettingDifference\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
 	"\x06before\x18\x02 \x01(\tR\x06before\x12\x14\n" +
@@ -4311,7 +4416,7 @@ func file_v1_shunt_proto_rawDescGZIP() []byte {
 	return file_v1_shunt_proto_rawDescData
 }
 
-var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
+var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_v1_shunt_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: shunt.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: shunt.v1.GetStatusResponse
@@ -4344,124 +4449,126 @@ var file_v1_shunt_proto_goTypes = []any{
 	(*HealthChange)(nil),            // 28: shunt.v1.HealthChange
 	(*ReloadRequest)(nil),           // 29: shunt.v1.ReloadRequest
 	(*ReloadResponse)(nil),          // 30: shunt.v1.ReloadResponse
-	(*SettingDifference)(nil),       // 31: shunt.v1.SettingDifference
-	(*Fault)(nil),                   // 32: shunt.v1.Fault
-	(*Difference)(nil),              // 33: shunt.v1.Difference
-	(*ServiceDifference)(nil),       // 34: shunt.v1.ServiceDifference
-	(*AttributeDifference)(nil),     // 35: shunt.v1.AttributeDifference
-	(*FilterDifference)(nil),        // 36: shunt.v1.FilterDifference
-	(*WeightDifference)(nil),        // 37: shunt.v1.WeightDifference
-	(*StateDifference)(nil),         // 38: shunt.v1.StateDifference
-	(*BackendDifference)(nil),       // 39: shunt.v1.BackendDifference
-	(*TableDifference)(nil),         // 40: shunt.v1.TableDifference
-	(*AddressDifference)(nil),       // 41: shunt.v1.AddressDifference
-	(*DrainBackendRequest)(nil),     // 42: shunt.v1.DrainBackendRequest
-	(*UndrainBackendRequest)(nil),   // 43: shunt.v1.UndrainBackendRequest
-	(*SetBackendWeightRequest)(nil), // 44: shunt.v1.SetBackendWeightRequest
-	(*SetBackendHealthRequest)(nil), // 45: shunt.v1.SetBackendHealthRequest
-	(*ClearOverridesRequest)(nil),   // 46: shunt.v1.ClearOverridesRequest
-	(*OverrideResponse)(nil),        // 47: shunt.v1.OverrideResponse
-	(*DetachRequest)(nil),           // 48: shunt.v1.DetachRequest
-	(*DetachResponse)(nil),          // 49: shunt.v1.DetachResponse
-	nil,                             // 50: shunt.v1.GetStatusResponse.ReasonsEntry
-	nil,                             // 51: shunt.v1.GetStatusResponse.SocketsEntry
-	nil,                             // 52: shunt.v1.UDPLease.EndedEntry
-	nil,                             // 53: shunt.v1.Acceleration.CountsEntry
-	nil,                             // 54: shunt.v1.AcceleratedUplink.CountsEntry
-	nil,                             // 55: shunt.v1.AcceleratedPod.CountsEntry
-	(*timestamppb.Timestamp)(nil),   // 56: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 57: google.protobuf.Duration
+	(*Cut)(nil),                     // 31: shunt.v1.Cut
+	(*SettingDifference)(nil),       // 32: shunt.v1.SettingDifference
+	(*Fault)(nil),                   // 33: shunt.v1.Fault
+	(*Difference)(nil),              // 34: shunt.v1.Difference
+	(*ServiceDifference)(nil),       // 35: shunt.v1.ServiceDifference
+	(*AttributeDifference)(nil),     // 36: shunt.v1.AttributeDifference
+	(*FilterDifference)(nil),        // 37: shunt.v1.FilterDifference
+	(*WeightDifference)(nil),        // 38: shunt.v1.WeightDifference
+	(*StateDifference)(nil),         // 39: shunt.v1.StateDifference
+	(*BackendDifference)(nil),       // 40: shunt.v1.BackendDifference
+	(*TableDifference)(nil),         // 41: shunt.v1.TableDifference
+	(*AddressDifference)(nil),       // 42: shunt.v1.AddressDifference
+	(*DrainBackendRequest)(nil),     // 43: shunt.v1.DrainBackendRequest
+	(*UndrainBackendRequest)(nil),   // 44: shunt.v1.UndrainBackendRequest
+	(*SetBackendWeightRequest)(nil), // 45: shunt.v1.SetBackendWeightRequest
+	(*SetBackendHealthRequest)(nil), // 46: shunt.v1.SetBackendHealthRequest
+	(*ClearOverridesRequest)(nil),   // 47: shunt.v1.ClearOverridesRequest
+	(*OverrideResponse)(nil),        // 48: shunt.v1.OverrideResponse
+	(*DetachRequest)(nil),           // 49: shunt.v1.DetachRequest
+	(*DetachResponse)(nil),          // 50: shunt.v1.DetachResponse
+	nil,                             // 51: shunt.v1.GetStatusResponse.ReasonsEntry
+	nil,                             // 52: shunt.v1.GetStatusResponse.SocketsEntry
+	nil,                             // 53: shunt.v1.UDPLease.EndedEntry
+	nil,                             // 54: shunt.v1.Acceleration.CountsEntry
+	nil,                             // 55: shunt.v1.AcceleratedUplink.CountsEntry
+	nil,                             // 56: shunt.v1.AcceleratedPod.CountsEntry
+	(*timestamppb.Timestamp)(nil),   // 57: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 58: google.protobuf.Duration
 }
 var file_v1_shunt_proto_depIdxs = []int32{
 	2,  // 0: shunt.v1.GetStatusResponse.daemon:type_name -> shunt.v1.Daemon
 	13, // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
 	16, // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
 	18, // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
-	50, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
-	56, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
+	51, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
+	57, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
 	3,  // 6: shunt.v1.GetStatusResponse.udp:type_name -> shunt.v1.UDPLease
-	51, // 7: shunt.v1.GetStatusResponse.sockets:type_name -> shunt.v1.GetStatusResponse.SocketsEntry
+	52, // 7: shunt.v1.GetStatusResponse.sockets:type_name -> shunt.v1.GetStatusResponse.SocketsEntry
 	7,  // 8: shunt.v1.GetStatusResponse.acceleration:type_name -> shunt.v1.Acceleration
-	56, // 9: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
+	57, // 9: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
 	13, // 10: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
 	15, // 11: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
 	25, // 12: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
 	12, // 13: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
 	4,  // 14: shunt.v1.UDPLease.holder:type_name -> shunt.v1.UDPHolder
-	52, // 15: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
+	53, // 15: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
 	6,  // 16: shunt.v1.UDPLease.total:type_name -> shunt.v1.UDPCounts
-	56, // 17: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
+	57, // 17: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
 	5,  // 18: shunt.v1.UDPHolder.queues:type_name -> shunt.v1.UDPQueue
 	6,  // 19: shunt.v1.UDPHolder.elsewhere:type_name -> shunt.v1.UDPCounts
 	6,  // 20: shunt.v1.UDPQueue.counts:type_name -> shunt.v1.UDPCounts
 	10, // 21: shunt.v1.Acceleration.pods:type_name -> shunt.v1.AcceleratedPod
-	53, // 22: shunt.v1.Acceleration.counts:type_name -> shunt.v1.Acceleration.CountsEntry
+	54, // 22: shunt.v1.Acceleration.counts:type_name -> shunt.v1.Acceleration.CountsEntry
 	8,  // 23: shunt.v1.Acceleration.uplinks:type_name -> shunt.v1.AcceleratedUplink
 	9,  // 24: shunt.v1.Acceleration.networks:type_name -> shunt.v1.AcceleratedNetwork
-	54, // 25: shunt.v1.AcceleratedUplink.counts:type_name -> shunt.v1.AcceleratedUplink.CountsEntry
+	55, // 25: shunt.v1.AcceleratedUplink.counts:type_name -> shunt.v1.AcceleratedUplink.CountsEntry
 	11, // 26: shunt.v1.AcceleratedPod.addresses:type_name -> shunt.v1.AcceleratedAddress
-	55, // 27: shunt.v1.AcceleratedPod.counts:type_name -> shunt.v1.AcceleratedPod.CountsEntry
+	56, // 27: shunt.v1.AcceleratedPod.counts:type_name -> shunt.v1.AcceleratedPod.CountsEntry
 	14, // 28: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
-	56, // 29: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
-	56, // 30: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	57, // 29: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
+	57, // 30: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
 	17, // 31: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
 	25, // 32: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
 	19, // 33: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
-	56, // 34: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
-	56, // 35: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
+	57, // 34: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
+	57, // 35: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
 	18, // 36: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
 	25, // 37: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
-	56, // 38: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
-	56, // 39: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
-	56, // 40: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
+	57, // 38: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
+	57, // 39: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
+	57, // 40: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
 	15, // 41: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
 	28, // 42: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
-	56, // 43: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
-	32, // 44: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
-	33, // 45: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
-	31, // 46: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
-	34, // 47: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
-	41, // 48: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
-	35, // 49: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	36, // 50: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
-	37, // 51: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
-	40, // 52: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
-	38, // 53: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
-	39, // 54: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
-	35, // 55: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	57, // 56: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
-	33, // 57: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
-	20, // 58: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
-	20, // 59: shunt.v1.Acceleration.CountsEntry.value:type_name -> shunt.v1.Count
-	20, // 60: shunt.v1.AcceleratedUplink.CountsEntry.value:type_name -> shunt.v1.Count
-	20, // 61: shunt.v1.AcceleratedPod.CountsEntry.value:type_name -> shunt.v1.Count
-	0,  // 62: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
-	21, // 63: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
-	23, // 64: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
-	26, // 65: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
-	29, // 66: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
-	42, // 67: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
-	43, // 68: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
-	44, // 69: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
-	45, // 70: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
-	46, // 71: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
-	48, // 72: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
-	1,  // 73: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
-	22, // 74: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
-	24, // 75: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
-	27, // 76: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
-	30, // 77: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
-	47, // 78: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
-	47, // 79: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
-	47, // 80: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
-	47, // 81: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
-	47, // 82: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
-	49, // 83: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
-	73, // [73:84] is the sub-list for method output_type
-	62, // [62:73] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	57, // 43: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
+	33, // 44: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
+	34, // 45: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
+	32, // 46: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
+	31, // 47: shunt.v1.ReloadResponse.cuts:type_name -> shunt.v1.Cut
+	35, // 48: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
+	42, // 49: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
+	36, // 50: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	37, // 51: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
+	38, // 52: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
+	41, // 53: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
+	39, // 54: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
+	40, // 55: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
+	36, // 56: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	58, // 57: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
+	34, // 58: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
+	20, // 59: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
+	20, // 60: shunt.v1.Acceleration.CountsEntry.value:type_name -> shunt.v1.Count
+	20, // 61: shunt.v1.AcceleratedUplink.CountsEntry.value:type_name -> shunt.v1.Count
+	20, // 62: shunt.v1.AcceleratedPod.CountsEntry.value:type_name -> shunt.v1.Count
+	0,  // 63: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
+	21, // 64: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
+	23, // 65: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
+	26, // 66: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
+	29, // 67: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
+	43, // 68: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
+	44, // 69: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
+	45, // 70: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
+	46, // 71: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
+	47, // 72: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
+	49, // 73: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
+	1,  // 74: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
+	22, // 75: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
+	24, // 76: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
+	27, // 77: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
+	30, // 78: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
+	48, // 79: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
+	48, // 80: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
+	48, // 81: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
+	48, // 82: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
+	48, // 83: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
+	50, // 84: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
+	74, // [74:85] is the sub-list for method output_type
+	63, // [63:74] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_v1_shunt_proto_init() }
@@ -4474,14 +4581,14 @@ func file_v1_shunt_proto_init() {
 	file_v1_shunt_proto_msgTypes[17].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[18].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[25].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[44].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[45].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1_shunt_proto_rawDesc), len(file_v1_shunt_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   56,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

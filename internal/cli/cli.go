@@ -26,6 +26,7 @@ const (
 	exitRefused = 1 // understood and refused: a fault in the file, nothing to act on, a failed claim
 	exitUsage   = 2 // the command line makes no sense
 	exitBusy    = 3 // waited until the deadline for what had not happened by then
+	exitCuts    = 4 // planned: flows would end
 
 	exitInterrupted = 130 // ended by Ctrl-C before it was done (128 + SIGINT)
 )
@@ -41,6 +42,9 @@ var errSilent = errors.New("refused")
 
 // errStillBusy ends a wait whose deadline has come. What to say has been said.
 var errStillBusy = errors.New("still busy")
+
+// errCuts ends a plan by which flows would end. What to say has been said.
+var errCuts = errors.New("flows would end")
 
 // usageError is a command line that makes no sense.
 type usageError struct{ error }
@@ -68,6 +72,8 @@ func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 		return exitRefused
 	case errors.Is(err, errStillBusy):
 		return exitBusy
+	case errors.Is(err, errCuts):
+		return exitCuts
 	case errors.As(err, &usage):
 		fmt.Fprintf(errOut, "shunt: %v\nRun `shunt --help`, or `shunt COMMAND --help`.\n", err)
 		return exitUsage

@@ -68,7 +68,7 @@ With -o json each line is an object: {"found": …}, or {"event": …} with --al
 			if err != nil {
 				return err
 			}
-			ctx, cancel := toolContext(c.Context(), 0)
+			ctx, cancel := toolContext(c.Context())
 			defer cancel()
 			o := detect.Options{Rules: rules, Cgroup: cgroup, All: all, BTF: types}
 			return privileges(watchEvents(ctx, s, o, duration, output == "json"))

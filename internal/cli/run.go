@@ -136,17 +136,25 @@ func newSchema(s streams) *cobra.Command {
 func newReload(s streams) *cobra.Command {
 	var t target
 	var output string
+	var plan bool
 	c := &cobra.Command{
 		Use:   "reload",
 		Short: "Make the daemon apply its file now, wait, and print the difference",
-		Args:  noArguments,
+		Long: `Make the daemon apply its file now, wait, and print the difference. With --plan the daemon says
+what a reload would change and which flows would end, and changes nothing: the exit code is 4 if
+flows would end, 0 if none would, and 1 if the reload would be refused.`,
+		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := errors.Join(requireOutput(output), t.check()); err != nil {
 				return err
 			}
 			ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 			defer cancel()
-			result, err := t.client(c).Reload(ctx)
+			ask := t.client(c).Reload
+			if plan {
+				ask = t.client(c).Plan
+			}
+			result, err := ask(ctx)
 			if err != nil {
 				return err
 			}
@@ -155,13 +163,18 @@ func newReload(s streams) *cobra.Command {
 			} else {
 				err = printReload(s, result)
 			}
-			if err == nil && !result.Applied {
+			switch {
+			case err != nil:
+			case !result.Applied && !result.Planned:
 				err = errSilent
+			case plan && len(result.Cuts) > 0:
+				err = errCuts
 			}
 			return err
 		},
 	}
 	t.flags(c)
+	c.Flags().BoolVar(&plan, "plan", false, "only print what would change and which flows would end")
 	outputFlag(c, &output)
 	return c
 }
@@ -170,7 +183,7 @@ func printReload(s streams, result *shuntv1.ReloadResponse) error {
 	if err := config.Render(s.out, faultsOf(result)); err != nil {
 		return err
 	}
-	if !result.Applied {
+	if !result.Applied && !result.Planned {
 		_, err := fmt.Fprintf(s.err, "shunt: the reload was refused: %s\n", result.Refused)
 		return err
 	}

@@ -13,6 +13,7 @@ const (
 	ChecksLate             = "checks_late"
 	ClockStepped           = "clock_stepped"
 	ConfigRefused          = "config_refused"
+	FlowsClosed            = "flows_closed"
 	FlowsFull              = "flows_full"
 	FramesMissed           = "frames_missed"
 	FramesRefused          = "frames_refused"
@@ -114,6 +115,11 @@ var Codes = []Definition{
 		Code: ConfigRefused, Severity: Error, Subject: "configuration file",
 		Meaning: "The configuration on disk has faults. The configuration that was applied before it stays in force.",
 		Remedy:  "run `shunt check` on the file and fix the faults that it reports",
+	},
+	{
+		Code: FlowsClosed, Severity: Warning, Subject: "service",
+		Meaning: "Backends of the service are down, and it has on_down: close, so shunt ended the flows that were with them. A client that goes on gets a reset, and connects again. The text has the open flows of the last time; with direct return they are not counted.",
+		Remedy:  "find out why the backends went down (`shunt backend list`); if their connections were to stay, set `on_down: keep`; the condition ends after ten minutes",
 	},
 	{
 		Code: FlowsFull, Severity: Error, Subject: "instance",

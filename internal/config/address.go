@@ -43,7 +43,7 @@ func unusable(value netip.Addr, text string) *Complaint {
 	case value.Is4In6():
 		return &Complaint{text + " is an IPv4 address in IPv6 form", "write " + value.Unmap().String()}
 	case value.IsUnspecified():
-		return &Complaint{text + " means every address", "write a single address"}
+		return &Complaint{text + " means every address, which is not supported", "write each address"}
 	case value.IsMulticast():
 		return &Complaint{text + " is a multicast address", "write a unicast address"}
 	case value.IsLoopback():
@@ -69,6 +69,9 @@ func suggestAddress(s, instead string) string {
 	}
 	if bare, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
 		return "write it without brackets: " + bare.String()
+	}
+	if s == "any" || s == "*" {
+		return "every address of an interface at once is not supported: write each address"
 	}
 	if strings.ContainsFunc(s, unicode.IsLetter) && !strings.Contains(s, ":") {
 		return cmp.Or(instead, "names are not looked up here: write the IP address")

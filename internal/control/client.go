@@ -87,6 +87,11 @@ func (c *Client) Reload(ctx context.Context) (*shuntv1.ReloadResponse, error) {
 	return ask(ctx, c, c.control.Reload, &shuntv1.ReloadRequest{})
 }
 
+// Plan has the daemon say what Reload would do.
+func (c *Client) Plan(ctx context.Context) (*shuntv1.ReloadResponse, error) {
+	return ask(ctx, c, c.control.Reload, &shuntv1.ReloadRequest{Plan: true})
+}
+
 // Drain has a backend get no new flows, in every service that has it.
 func (c *Client) Drain(ctx context.Context, r *shuntv1.DrainBackendRequest) (*shuntv1.OverrideResponse, error) {
 	return ask(ctx, c, c.control.DrainBackend, r)

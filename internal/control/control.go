@@ -43,6 +43,8 @@ type Handler interface {
 	Status(context.Context) (*shuntv1.GetStatusResponse, error)
 	Conditions() []condition.Condition
 	Reload(context.Context) (*shuntv1.ReloadResponse, error)
+	// Plan is what Reload would do. Nothing changes.
+	Plan(context.Context) (*shuntv1.ReloadResponse, error)
 	// Detach ends the daemon and takes everything of it away. It returns when that is done.
 	Detach(ctx context.Context, instance string, by Author) error
 	// Overrides are the balancer's, or an error that says why there is none.

@@ -86,6 +86,10 @@ func (f *fake) Reload(ctx context.Context) (*shuntv1.ReloadResponse, error) {
 	return &shuntv1.ReloadResponse{Applied: true, Difference: &shuntv1.Difference{Repairs: 2}, Text: "two"}, nil
 }
 
+func (f *fake) Plan(context.Context) (*shuntv1.ReloadResponse, error) {
+	return &shuntv1.ReloadResponse{Planned: true, Text: "three"}, nil
+}
+
 func (f *fake) Override(_ context.Context, selector string, s state.Setting, deadline time.Duration) (OverrideResult, error) {
 	switch selector {
 	case "nobody":

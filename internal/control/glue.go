@@ -118,8 +118,11 @@ func (g *glue) Watch(ctx context.Context, _ *connect.Request[shuntv1.WatchReques
 	}
 }
 
-// Reload applies the file.
-func (g *glue) Reload(ctx context.Context, _ *connect.Request[shuntv1.ReloadRequest]) (*connect.Response[shuntv1.ReloadResponse], error) {
+// Reload applies the file, or says what that would do.
+func (g *glue) Reload(ctx context.Context, r *connect.Request[shuntv1.ReloadRequest]) (*connect.Response[shuntv1.ReloadResponse], error) {
+	if r.Msg.Plan {
+		return answered(g.handler.Plan(ctx))
+	}
 	return answered(g.handler.Reload(carriedOut(ctx)))
 }
 

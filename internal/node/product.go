@@ -77,7 +77,13 @@ type Instance interface {
 type Difference struct {
 	Settings []value.SettingDifference
 	Services *shuntv1.Difference // of the balancer
+	Cuts     []*shuntv1.Cut      // flows of the balancer that end, or would
 	Text     string              // in words, what is no setting's; empty: nothing
+}
+
+// Foreseer is an Instance that knows what Apply would change. Nothing is changed.
+type Foreseer interface {
+	Foresee(ctx context.Context, settings any) (Difference, error)
 }
 
 // HostChecker is an Instance that compares new settings with the machine as it knows it already, in

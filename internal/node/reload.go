@@ -125,12 +125,21 @@ func (n *node) bring(ctx context.Context, own settings.Settings, named map[strin
 	}
 	listening.Commit()
 	n.settings.Store(&own)
+	if describe(changes, differences, result) {
+		n.events.Publish(&shuntv1.WatchResponse{Time: timestamppb.Now(), Event: "changed"})
+	}
+	return nil
+}
+
+// describe says in result what has changed, or would. It returns whether anything has.
+func describe(changes []value.SettingDifference, differences []Difference, result *shuntv1.ReloadResponse) bool {
 	var lines []string
 	for _, d := range differences {
 		changes = append(changes, d.Settings...)
 		if d.Services != nil {
 			result.Difference = d.Services
 		}
+		result.Cuts = append(result.Cuts, d.Cuts...)
 		if d.Text != "" {
 			lines = append(lines, d.Text)
 		}
@@ -140,12 +149,12 @@ func (n *node) bring(ctx context.Context, own settings.Settings, named map[strin
 	for i, c := range changes {
 		lines = slices.Insert(lines, i, c.String())
 	}
-	if result.Text = strings.Join(lines, "\n"); result.Text == "" {
+	result.Text = strings.Join(lines, "\n")
+	if result.Text == "" {
 		result.Text = "nothing to change"
-	} else {
-		n.events.Publish(&shuntv1.WatchResponse{Time: timestamppb.Now(), Event: "changed"})
+		return false
 	}
-	return nil
+	return true
 }
 
 // needsRestart refuses other sockets under those who use them.

@@ -51,7 +51,7 @@ func (d *daemon) Apply(ctx context.Context, settings any) (node.Difference, erro
 	if err != nil {
 		return node.Difference{}, err
 	}
-	changed := node.Difference{Settings: changes, Services: status.Difference(difference)}
+	changed := node.Difference{Settings: changes, Services: status.Difference(difference), Cuts: status.Cuts(difference)}
 	if !difference.Empty() {
 		changed.Text = difference.String()
 	}
@@ -152,7 +152,7 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 	}
 	// From here on it is carried out, now or by trying again.
 	keep()
-	var ends []string
+	var ends []reconcile.Cut
 	if ofMachine && !first { // a source that changes often does not have all flows counted each time
 		ends = d.tellCuts(planned, next.Configured)
 	}
@@ -248,6 +248,7 @@ func (d *daemon) carryOut() (difference reconcile.Difference, err error) {
 		Settle:   node.Timeouts.Settle,
 	}
 	d.sources.Store(&desired.Sources)
+	ends := d.closing(services)
 	difference, err = d.reconciler.Apply(desired)
 	d.checks.carried(served) // also what has failed in part, which is a condition
 	d.ways.Change(d.reconciler.BackendChanges())
@@ -255,6 +256,7 @@ func (d *daemon) carryOut() (difference reconcile.Difference, err error) {
 		d.ways.Doubt() // a backend may be put anew, at the place that it had
 		return difference, fmt.Errorf("apply the configuration: %w", err)
 	}
+	ends()
 	if !d.draining { // then all are, and it is meant
 		d.conditions.Only(condition.NoBackend, d.deserted.follow(services))
 	}

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -9,9 +10,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// cuts is a line for each service and backend that a change takes away with flows in use. services are those afterwards, and
-// open are the flows before. Flows of a backend that leaves one of its services alone are not known apart.
-func cuts(change reconcile.Difference, services []*model.Service, open datapath.OpenByName) (lines []string) {
+// cuts are the flows in use that a change takes away with a service or a backend. before and services are those before it and
+// afterwards, and open are the flows before. Flows of a backend that leaves one of its services alone are not known apart.
+func cuts(change reconcile.Difference, before, services []*model.Service, open datapath.OpenByName) (all []reconcile.Cut) {
 	kept, stay := map[string]bool{}, map[string]bool{}
 	for _, s := range change.Services {
 		kept[s.TakesOver] = true
@@ -29,30 +30,84 @@ func cuts(change reconcile.Difference, services []*model.Service, open datapath.
 	for _, s := range change.Services {
 		if s.Change == reconcile.Removed && !kept[s.Name] {
 			if n := open.Services[s.Name]; n > 0 {
-				lines = append(lines, fmt.Sprintf("%s of service %s end with it", value.Counted(int(n), "open flow"), s.Name))
+				all = append(all, reconcile.Cut{Service: s.Name, OpenFlows: n, Text: fmt.Sprintf("%s of service %s end with it", value.Counted(int(n), "open flow"), s.Name)})
+			} else if text := placedAnew(serviceOf(before, s.Name), services); text != "" {
+				all = append(all, reconcile.Cut{Service: s.Name, Text: text})
 			}
 			continue
 		}
 		for _, b := range s.BackendsRemoved {
 			if n := byBackend[b]; n > 0 && !stay[b] && !told[b] {
 				told[b] = true
-				lines = append(lines, fmt.Sprintf("%s of backend %s end with it", value.Counted(int(n), "open flow"), b))
+				all = append(all, reconcile.Cut{Backend: b, OpenFlows: n, Text: fmt.Sprintf("%s of backend %s end with it", value.Counted(int(n), "open flow"), b)})
 			}
 		}
 	}
-	return lines
+	return all
 }
 
-// tellCuts counts and logs what a change of the file will cut, before it does.
-func (d *daemon) tellCuts(change reconcile.Difference, services []*model.Service) []string {
+func serviceOf(services []*model.Service, name string) *model.Service {
+	i := slices.IndexFunc(services, func(s *model.Service) bool { return s.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return services[i]
+}
+
+// placedAnew says what becomes of the flows of a service with direct return that goes, if another one takes frontends of it
+// over; "": there is nothing to say. They are not counted. Under another name the slots of all flows are others, so a flow
+// meets its backend again with the share that the backend has.
+func placedAnew(was *model.Service, services []*model.Service) string {
+	if was == nil || !was.Forwarding.Direct() {
+		return ""
+	}
+	for _, s := range services {
+		if !slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return slices.Contains(was.Frontends, f) }) {
+			continue
+		}
+		return fmt.Sprintf("flows of service %s are placed anew by service %s, because direct return places them by the service's name: about %.0f %% of them move, and end",
+			was.Name, s.Name, 100*(1-stays(was, s)))
+	}
+	return fmt.Sprintf("the flows of service %s end with it; with direct return they are not counted", was.Name)
+}
+
+// stays is the part of flows, at best, that two tables without anything in common place alike.
+func stays(before, after *model.Service) (part float64) {
+	shares := func(s *model.Service) map[model.BackendAddress]float64 {
+		total := 0.0
+		for _, b := range s.Backends {
+			total += float64(b.Share())
+		}
+		shares := map[model.BackendAddress]float64{}
+		for _, b := range s.Backends {
+			if total > 0 {
+				shares[b.BackendAddress] = float64(b.Share()) / total
+			}
+		}
+		return shares
+	}
+	now := shares(after)
+	for b, share := range shares(before) {
+		part += share * now[b]
+	}
+	return part
+}
+
+// countCuts counts what a change will end, before it does.
+func (d *daemon) countCuts(change reconcile.Difference, services []*model.Service) []reconcile.Cut {
 	open, err := d.datapath.CountOpen()
 	if err != nil {
 		d.log.Warn("cannot count the flows that a change ends", "error", err)
 		return nil
 	}
-	lines := cuts(change, services, open)
-	for _, line := range lines {
-		d.log.Warn("about to change the services: " + line)
+	return cuts(change, d.checks.servedLast(), services, open)
+}
+
+// tellCuts counts and logs what a change of the file will cut, before it does.
+func (d *daemon) tellCuts(change reconcile.Difference, services []*model.Service) []reconcile.Cut {
+	all := d.countCuts(change, services)
+	for _, cut := range all {
+		d.log.Warn("about to change the services: " + cut.Text)
 	}
-	return lines
+	return all
 }

@@ -17,16 +17,28 @@ func TestCuts(t *testing.T) {
 	}
 	one, two, three := at("10.0.0.1:80"), at("10.0.0.2:80"), at("10.0.0.3:80")
 	open := datapath.OpenByName{Services: map[string]uint64{"old": 7, "gone": 3}, Backends: map[model.BackendAddress]uint64{one: 1, two: 2, three: 4}}
-	stay := []*model.Service{{Name: "web", Backends: []model.Backend{{BackendAddress: one}}}}
+	vip := model.Frontend{Address: netip.MustParseAddr("192.0.2.10"), Protocol: model.TCP}
+	stay := []*model.Service{{Name: "web", Frontends: []model.Frontend{vip}, Backends: []model.Backend{{BackendAddress: one, Weight: 1}}}}
+	before := []*model.Service{
+		{Name: "direct", Forwarding: model.ForwardingDSRL2, Frontends: []model.Frontend{vip},
+			Backends: []model.Backend{{BackendAddress: one, Weight: 1}, {BackendAddress: two, Weight: 1}}},
+		{Name: "dropped", Forwarding: model.ForwardingDSRL2}}
 	got := cuts(reconcile.Difference{Services: []reconcile.ServiceDifference{
 		{Name: "new", Change: reconcile.Added, TakesOver: "old", BackendsAdded: []string{one.String()}},
 		{Name: "web", Change: reconcile.Changed, BackendsRemoved: []string{two.String()}},
 		{Name: "old", Change: reconcile.Removed, BackendsRemoved: []string{one.String(), two.String()}},
 		{Name: "gone", Change: reconcile.Removed, BackendsRemoved: []string{three.String()}},
 		{Name: "idle", Change: reconcile.Removed},
-	}}, stay, open)
-	want := []string{"2 open flows of backend 10.0.0.2:80 end with it", "3 open flows of service gone end with it"}
+		{Name: "direct", Change: reconcile.Removed},
+		{Name: "dropped", Change: reconcile.Removed},
+	}}, before, stay, open)
+	want := []reconcile.Cut{
+		{Backend: "10.0.0.2:80", OpenFlows: 2, Text: "2 open flows of backend 10.0.0.2:80 end with it"},
+		{Service: "gone", OpenFlows: 3, Text: "3 open flows of service gone end with it"},
+		{Service: "direct", Text: "flows of service direct are placed anew by service web, because direct return places them by the service's name: about 50 % of them move, and end"},
+		{Service: "dropped", Text: "the flows of service dropped end with it; with direct return they are not counted"},
+	}
 	if !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
+		t.Errorf("%+v, want %+v", got, want)
 	}
 }

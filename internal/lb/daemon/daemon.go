@@ -117,6 +117,7 @@ type daemon struct {
 	deserted   desertions
 	own        map[netip.Addr]bool // the host's addresses, as last carried out
 	departed   condition.Lasting   // sources of NAT whose flows were ended
+	closed     condition.Lasting   // services whose backends went down, and their flows were ended
 	uppersDue  int                 // see uppersEvery
 	stopped    bool                // no change any more
 	draining   bool                // no new flows, and no change of the configuration any more
@@ -142,6 +143,7 @@ func open(ctx context.Context, host *node.Host, opts Options, config model.Confi
 	d := &daemon{host: host, opts: opts, log: host.Log, events: host.Events, conditions: host.Conditions,
 		retries: newRetries(host.ConfigPath, host.Conditions)}
 	d.departed = condition.Lasting{Set: host.Conditions, Hold: departedHold}
+	d.closed = condition.Lasting{Set: host.Conditions, Hold: departedHold}
 	d.openState()
 	if err := d.start(ctx, config); err != nil {
 		return nil, errors.Join(err, d.abandon())

@@ -19,6 +19,7 @@ const departedHold = 10 * time.Minute
 // d.applying.
 func (d *daemon) followAddresses(now time.Time) {
 	d.departed.Pass(now)
+	d.closed.Pass(now)
 	if d.uppersDue = (d.uppersDue + 1) % uppersEvery; d.uppersDue == 0 {
 		d.followUppers()
 	}

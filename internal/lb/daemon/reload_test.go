@@ -54,6 +54,7 @@ var fieldChanges = map[string][3]string{
 	"service.affinity_timeout":         {"affinity: client-ip", "affinity: client-ip, affinity_timeout: 5m", "affinity_timeout from 3h to 5m"},
 	"service.hash":                     {"", "hash: addresses", "hash from flow to addresses"},
 	"service.announce":                 {"", "announce: none", "announce from l2 to none"},
+	"service.on_down":                  {"", "on_down: close", "on_down from keep to close"},
 	"service.on_no_backend":            {"on_no_backend: drop", "on_no_backend: reject", "on_no_backend from drop to reject"},
 	"service.allow_from":               {"", "allow_from: 10.0.0.0/8", "allow_from: 1 added"},
 	"service.deny_from":                {"", "deny_from: 10.0.0.0/8", "deny_from: 1 added"},
@@ -115,6 +116,7 @@ var fieldChanges = map[string][3]string{
 	"udpCheck.port":          {"udp: {send: ping}", "udp: {send: ping, port: 81}", "health.udp.port from the backend's to 81"},
 	"udpCheck.send":          {"udp: {send: ping}", "udp: {send: pong}", `health.udp.send from "ping" to "pong"`},
 	"udpCheck.expect":        {"udp: {send: ping}", "udp: {send: ping, expect: pong}", `health.udp.expect from anything to "pong"`},
+	"udpCheck.silence":       {"udp: {send: ping}", "udp: {send: ping, silence: pass}", "health.udp.silence from fail to pass"},
 	"execCheck.command":      {"exec: {command: /bin/true}", "exec: {command: [/bin/true, x]}", `health.exec.command from ["/bin/true"] to ["/bin/true" "x"]`},
 
 	"timeouts.tcp_established": {"", "timeouts: {tcp_established: 3h}", "~ timeouts.tcp_established: 2h4m -> 3h"},

@@ -139,7 +139,8 @@ func (p tcpProber) probe(ctx context.Context) error {
 // udpPayloadMax is the most that fits into a UDP datagram over IPv4 (RFC 768, RFC 791).
 const udpPayloadMax = 65507
 
-// udpProber sends a datagram and waits for one that answers.
+// udpProber sends a datagram and waits for one that answers, or for an ICMP error, which the kernel reports to a
+// connected socket (RFC 1122, 4.1.3.3).
 type udpProber struct{ reach }
 
 func (p udpProber) probe(ctx context.Context) error {
@@ -161,6 +162,9 @@ func (p udpProber) probe(ctx context.Context) error {
 	}
 	answer := make([]byte, udpPayloadMax)
 	n, err := conn.Read(answer)
+	if p.health.UDP.SilencePasses && errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(ctx.Err(), context.Canceled) {
+		return nil
+	}
 	if err != nil {
 		return cause("udp answer", err, p.health.Timeout)
 	}

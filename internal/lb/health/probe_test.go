@@ -330,10 +330,13 @@ func TestUDPProbe(t *testing.T) {
 		{"any bytes", conn.LocalAddr().String(), model.HealthUDP{Send: "\x00\xff", Expect: "\xff"}, ""},
 		{"another answer", conn.LocalAddr().String(), model.HealthUDP{Send: "ping", Expect: "pong"}, `udp answer: "echo ping" does not have "pong" in it`},
 		{"silence", conn.LocalAddr().String(), model.HealthUDP{Send: "be silent"}, "udp answer: no answer within 50ms"},
+		{"silence that passes", conn.LocalAddr().String(), model.HealthUDP{Send: "be silent", SilencePasses: true}, ""},
+		{"another answer where silence passes", conn.LocalAddr().String(), model.HealthUDP{Send: "ping", Expect: "pong", SilencePasses: true}, `udp answer: "echo ping" does not have "pong" in it`},
+		{"nobody where silence passes", closed.LocalAddr().String(), model.HealthUDP{Send: "ping", SilencePasses: true}, "udp answer: connection refused"},
 		{"nobody", closed.LocalAddr().String(), model.HealthUDP{Send: "ping"}, "udp answer: connection refused"},
 	} {
 		h := model.Health{Check: model.CheckUDP, UDP: c.udp}
-		if c.what == "silence" {
+		if strings.HasPrefix(c.what, "silence") {
 			h.Timeout = short
 		}
 		says(t, c.what, ask(t, c.at, h), c.want)

@@ -7,7 +7,7 @@ import "slices"
 // holds.
 func (s *Service) Equal(o *Service) bool {
 	return s.Name == o.Name && s.Pool == o.Pool && s.Source == o.Source && s.Forwarding == o.Forwarding && s.Announce == o.Announce &&
-		s.TableSize == o.TableSize && s.Tracking == o.Tracking && s.AffinityTimeout == o.AffinityTimeout && s.Policy == o.Policy &&
+		s.TableSize == o.TableSize && s.Tracking == o.Tracking && s.AffinityTimeout == o.AffinityTimeout && s.ClosesDown == o.ClosesDown && s.Policy == o.Policy &&
 		sameList(s.Frontends, o.Frontends) && sameList(s.Backends, o.Backends) && sameList(s.Names, o.Names) &&
 		sameList(s.AllowFrom, o.AllowFrom) && sameList(s.DenyFrom, o.DenyFrom) && s.Health.equal(&o.Health)
 }

@@ -83,6 +83,8 @@ type HealthGRPC struct{ Service string } // "": the server as a whole
 type HealthUDP struct {
 	Send   string // any bytes
 	Expect string // have to be in the answer; "": any answer
+	// SilencePasses has no answer count as a success, as long as no ICMP error refuses the datagram.
+	SilencePasses bool
 }
 
 // String is the range as the configuration writes it.

@@ -215,7 +215,9 @@ type Service struct {
 	// AffinityTimeout is how long a client stays with its backend after its last packet,
 	// also where the table changes meanwhile; 0: no affinity, flows are placed one by one.
 	AffinityTimeout time.Duration
-	Policy          Policy
+	// ClosesDown ends the flows of a backend when it goes down, as if it were removed; else what is established there stays.
+	ClosesDown bool
+	Policy     Policy
 	// AllowFrom and DenyFrom say which sources may use the service, masked and unmapped. Of the
 	// prefixes that a source is in, the longest decides; in none, it may if AllowFrom is empty.
 	AllowFrom, DenyFrom []netip.Prefix

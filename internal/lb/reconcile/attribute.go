@@ -45,7 +45,21 @@ func policyAttributes(p model.Policy) []attribute {
 // serviceAttributes are all of a service's, but for those that a Difference has a field for.
 // What it does not have is absent, or none.
 func serviceAttributes(s *model.Service) []attribute {
-	return append(append(recordAttributes(s), attribute{"pool", cmp.Or(s.Pool, none)}, attribute{"dns", cmp.Or(model.ListText(s.Names), none)}, attribute{"announce", string(s.Announce)}), healthAttributes(s.Health)...)
+	return append(append(recordAttributes(s), attribute{"pool", cmp.Or(s.Pool, none)}, attribute{"dns", cmp.Or(model.ListText(s.Names), none)}, attribute{"announce", string(s.Announce)}, attribute{"on_down", onDown(s)}), healthAttributes(s.Health)...)
+}
+
+func onDown(s *model.Service) string {
+	if s.ClosesDown {
+		return "close"
+	}
+	return "keep"
+}
+
+func passOr(passes bool) string {
+	if passes {
+		return "pass"
+	}
+	return "fail"
 }
 
 func healthAttributes(h model.Health) []attribute {
@@ -74,7 +88,8 @@ func healthAttributes(h model.Health) []attribute {
 	case model.CheckGRPC:
 		all = append(all, attribute{own + "service", cmp.Or(h.GRPC.Service, "the server as a whole")})
 	case model.CheckUDP:
-		all = append(all, attribute{own + "send", quoted(h.UDP.Send)}, attribute{own + "expect", cmp.Or(quoted(h.UDP.Expect), "anything")})
+		all = append(all, attribute{own + "send", quoted(h.UDP.Send)}, attribute{own + "expect", cmp.Or(quoted(h.UDP.Expect), "anything")},
+			attribute{own + "silence", passOr(h.UDP.SilencePasses)})
 	case model.CheckExec:
 		all = append(all, attribute{own + "command", fmt.Sprintf("%q", h.Exec)})
 	case model.CheckTCP:

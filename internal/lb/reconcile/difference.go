@@ -20,8 +20,8 @@ type Difference struct {
 	// Repairs is how many records are carried out again or tidied away because an
 	// earlier change was interrupted.
 	Repairs int `json:"repairs,omitempty"`
-	// Cuts says which flows in use the change ends, in the text alone. Its caller, who counts them, sets it.
-	Cuts []string `json:"-"`
+	// Cuts are the flows in use that the change ends. Its caller, who counts them, sets it.
+	Cuts []Cut `json:"-"`
 }
 
 // Change is what happens to a service or an address.
@@ -33,6 +33,14 @@ const (
 	Removed Change = "removed"
 	Changed Change = "changed"
 )
+
+// Cut is flows that end with a change.
+type Cut struct {
+	Service   string `json:"service"`    // "": of all services that have the backend
+	Backend   string `json:"backend"`    // "": of all of the service
+	OpenFlows uint64 `json:"open_flows"` // 0: they are not counted
+	Text      string `json:"text"`       // "7 open flows of service web end with it"
+}
 
 // ServiceDifference is the change of one service. Of an added or removed one everything
 // is listed.
@@ -123,7 +131,7 @@ func (d Difference) String() string {
 		lines = append(lines, address.String())
 	}
 	for _, cut := range d.Cuts {
-		lines = append(lines, "! "+cut)
+		lines = append(lines, "! "+cut.Text)
 	}
 	if d.Repairs > 0 {
 		lines = append(lines, fmt.Sprintf("~ %s repaired after an interrupted change", value.Counted(d.Repairs, "record")))

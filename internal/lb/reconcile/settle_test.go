@@ -647,3 +647,60 @@ func TestSettlingWaitsForNobody(t *testing.T) {
 		t.Errorf("asked %d times, and %+v is left after a change of slots with flows", asked, left)
 	}
 }
+
+// TestClosesDown: with on_down: close, flows of a backend that goes down end, also of those that drained before, and what
+// they were remembered with; without, they stay. Nothing is looked for again while the backend stays down.
+func TestClosesDown(t *testing.T) {
+	for _, closes := range []bool{false, true} {
+		b := newBench(t, roomy)
+		state := func(down bool, weight uint16) reconcile.Desired {
+			d := desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80"))
+			s := d.Services[0]
+			s.Forwarding, s.Tracking, s.ClosesDown = model.ForwardingDSRIPIP, model.TrackingAuto, closes
+			s.Backends[0].Weight, s.Backends[0].Down, s.Backends[0].Idle = weight, down, down
+			d.Settle = settleTime
+			return d
+		}
+		b.apply(state(false, 1))
+		var with []fake.Flow // the backend that goes down
+		var gone reconcile.BackendRef
+		for i := range uint32(200) {
+			flow := fake.Flow{Frontend: frontend("192.0.2.10:80"), Hash: i << 24}
+			if to := b.maps.Packet(flow, fake.Opening); b.maps.Backend(to.Index).BackendAddress.String() == "10.0.0.2:80" {
+				with, gone = append(with, flow), to
+			}
+		}
+		if len(with) == 0 {
+			t.Fatal("no flow is with the backend that goes down")
+		}
+		stay := func(when string, want bool) {
+			t.Helper()
+			for _, flow := range with {
+				if stays := b.maps.Packet(flow, fake.Middle) == gone; stays != want {
+					t.Fatalf("closes %v: %s, a flow stays: %v", closes, when, stays)
+				}
+			}
+		}
+		b.apply(state(false, 0))
+		stay("while the backend drains", true) // and is remembered with it
+		before := len(b.maps.Operations)
+		b.apply(state(true, 0))
+		if ends := slices.Contains(b.maps.Operations[before:], fake.EndStrays); ends != closes {
+			t.Errorf("closes %v: flows are ended: %v", closes, ends)
+		}
+		stay("when the backend is down", !closes)
+		before = len(b.maps.Operations)
+		d := state(true, 0)
+		d.Services[0].Backends[1].Weight = 2
+		b.apply(d)
+		if slices.Contains(b.maps.Operations[before:], fake.EndStrays) {
+			t.Errorf("closes %v: flows are looked for again while the backend stays down", closes)
+		}
+		if closes {
+			b.apply(state(false, 1))
+			if to := b.maps.Packet(fake.Flow{Frontend: with[0].Frontend, Hash: with[0].Hash}, fake.Opening); to == (reconcile.BackendRef{}) {
+				t.Error("nothing is served when the backend is up again")
+			}
+		}
+	}
+}

@@ -15,10 +15,24 @@ func (s *targetService) keeps() bool {
 	return !s.forwarding.Direct() || s.tracking != model.TrackingNone
 }
 
+// open are the backends that flows of the service may be with.
+func (s *targetService) open() []model.BackendAddress {
+	if !slices.ContainsFunc(s.down, func(down bool) bool { return down && s.closesDown }) {
+		return s.backends
+	}
+	var open []model.BackendAddress
+	for i, b := range s.backends {
+		if !s.closed(i) {
+			open = append(open, b)
+		}
+	}
+	return open
+}
+
 // keepers are the backends that flows of the service may be known to be with.
 func (s *targetService) keepers() []model.BackendAddress {
 	if s.keeps() {
-		return s.backends
+		return s.open()
 	}
 	return nil
 }
@@ -56,7 +70,7 @@ func (r *Reconciler) leaveTablesBefore(desired *register) error {
 				continue
 			}
 			now := members{}
-			for _, b := range half.backends {
+			for _, b := range half.open() {
 				now[r.mirror.backends[r.mirror.byAddress[b]].BackendRef] = false
 			}
 			after := service.before.without(now)
@@ -77,7 +91,8 @@ func (r *Reconciler) leaveTablesBefore(desired *register) error {
 	return r.grace()
 }
 
-// leftAlive reports whether a backend leaves the keepers of a service that stays, and stays itself.
+// leftAlive reports whether a backend leaves the keepers of a service that stays, and stays itself: another service has it,
+// or it is down in one that closes what is down.
 func (p *plan) leftAlive() bool {
 	before := map[serviceKey]*targetService{}
 	for _, half := range halvesIn(p.change.gone) {
@@ -98,7 +113,7 @@ func (p *plan) leftAlive() bool {
 		for _, b := range half.keepers() {
 			now[b] = true
 		}
-		for _, b := range was.backends {
+		for _, b := range was.open() {
 			if p.desired.names(b) && !now[b] {
 				return true
 			}

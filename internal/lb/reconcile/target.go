@@ -63,6 +63,7 @@ type targetService struct {
 	members    []maglev.Member
 	backends   []model.BackendAddress // of the members, by the same index
 	down       []bool                 // of the members, by the same index
+	closesDown bool                   // no flow stays with those that are down
 }
 
 // halvesOf translates a service, or says how it contradicts itself. Sources check what people
@@ -78,6 +79,7 @@ func halvesOf(service *model.Service) (halves []targetService, err error) {
 			tracking:   trackingOf(service),
 			affinity:   service.AffinityTimeout,
 			policy:     service.Policy,
+			closesDown: service.ClosesDown,
 			rules:      rulesOf(service, ipv6),
 		}
 		half.policy.Filters = half.rules != nil
@@ -174,11 +176,16 @@ func trackingOf(service *model.Service) model.Tracking {
 	return service.Tracking
 }
 
-// membership is the service's backends by position.
+// closed reports whether flows with one of the service's backends, by its index, end: to them it is no backend of the service.
+func (s *targetService) closed(i int) bool { return s.closesDown && s.down[i] }
+
+// membership is the service's backends that flows may be left with, by position.
 func (s *targetService) membership(refs map[model.BackendAddress]BackendRef) members {
 	now := make(members, len(s.backends))
 	for i, b := range s.backends {
-		now[refs[b]] = s.members[i].Weight == 0
+		if !s.closed(i) {
+			now[refs[b]] = s.members[i].Weight == 0
+		}
 	}
 	return now
 }
@@ -230,17 +237,19 @@ type filling struct {
 	tracked bool
 	members []maglev.Member
 	refs    []BackendRef // of the members
+	closed  []bool       // of the members: flows with them end
 }
 
 // filling is what the service's slots are made from.
 func (s *targetService) filling(refs map[model.BackendAddress]BackendRef, tracked bool) *filling {
-	f := &filling{s.size, tracked, s.members, make([]BackendRef, len(s.backends))}
+	f := &filling{s.size, tracked, s.members, make([]BackendRef, len(s.backends)), make([]bool, len(s.backends))}
 	for i, b := range s.backends {
-		f.refs[i] = refs[b]
+		f.refs[i], f.closed[i] = refs[b], s.closed(i)
 	}
 	return f
 }
 
 func (f *filling) equal(o *filling) bool {
-	return o != nil && f.size == o.size && f.tracked == o.tracked && slices.Equal(f.members, o.members) && slices.Equal(f.refs, o.refs)
+	return o != nil && f.size == o.size && f.tracked == o.tracked && slices.Equal(f.members, o.members) && slices.Equal(f.refs, o.refs) &&
+		slices.Equal(f.closed, o.closed)
 }

@@ -64,7 +64,7 @@ func (w *world) drawChange() reconcile.Desired {
 		s.Backends = slices.Clone(s.Backends)
 		if n := len(s.Backends); n > 0 {
 			at := rapid.IntRange(0, n-1).Draw(w.T, "backend")
-			switch rapid.IntRange(0, 6).Draw(w.T, "change") {
+			switch rapid.IntRange(0, 7).Draw(w.T, "change") {
 			case 0, 1:
 				s.Backends[at].Weight = uint16(rapid.IntRange(0, 3).Draw(w.T, "weight"))
 			case 2:
@@ -75,6 +75,8 @@ func (w *world) drawChange() reconcile.Desired {
 				w.drawLists(s)
 			case 5, 6:
 				s.Backends[at] = w.drawHealth(s.Backends[at])
+			case 7:
+				s.ClosesDown = !s.ClosesDown
 			}
 		} else {
 			s.Backends = []model.Backend{backend(poolBackends[0], 1), backend(poolBackends[1], 1)}
@@ -132,14 +134,17 @@ func (w *world) mayLose(c *connection, d reconcile.Desired) string {
 			return "not tracked"
 		case !slices.Contains(s.Frontends, c.Frontend):
 			return "another service"
-		case at.BackendRef != c.to || !slices.ContainsFunc(serving(*s, c.Frontend.Address.Is6()), func(b model.Backend) bool { return b.BackendAddress == at.BackendAddress }):
-			return "backend removed"
+		case at.BackendRef != c.to || !slices.ContainsFunc(serving(*s, c.Frontend.Address.Is6()), func(b model.Backend) bool { return b.BackendAddress == at.BackendAddress && !closed(s, b) }):
+			return "backend removed, or down and closed"
 		default:
 			return ""
 		}
 	}
 	return "service removed"
 }
+
+// closed reports whether a service ends the flows of its backend.
+func closed(s *model.Service, b model.Backend) bool { return s.ClosesDown && b.Down }
 
 // during lets packets through between any two operations.
 func (w *world) during(fault func(string) fake.Fault) func(string) fake.Fault {
@@ -290,7 +295,7 @@ func (w *world) settleAll() {
 func (w *world) checkStrays() {
 	has := func(name string, flow model.Frontend, backend model.BackendAddress) bool {
 		return slices.ContainsFunc(w.attempt.Services, func(s *model.Service) bool {
-			return s.Name == name && slices.ContainsFunc(serving(*s, flow.Address.Is6()), func(b model.Backend) bool { return b.BackendAddress == backend })
+			return s.Name == name && slices.ContainsFunc(serving(*s, flow.Address.Is6()), func(b model.Backend) bool { return b.BackendAddress == backend && !closed(s, b) })
 		})
 	}
 	contents, _ := w.maps.Contents()
@@ -323,7 +328,9 @@ func (w *world) checkPrevious(c reconcile.Contents) {
 		tracked[s.Name] = s.Tracked()
 		weights[s.Name] = map[model.BackendAddress]uint32{}
 		for _, b := range s.Backends {
-			weights[s.Name][b.BackendAddress] = b.Share()
+			if !closed(s, b) {
+				weights[s.Name][b.BackendAddress] = b.Share()
+			}
 		}
 	}
 	for index, slots := range c.Slots {

@@ -17,6 +17,14 @@ func Difference(d reconcile.Difference) *shuntv1.Difference {
 	return message.Translate(d, &shuntv1.Difference{})
 }
 
+// Cuts are the flows that end with a difference, as messages.
+func Cuts(d reconcile.Difference) (all []*shuntv1.Cut) {
+	for _, c := range d.Cuts {
+		all = append(all, message.Translate(c, &shuntv1.Cut{}))
+	}
+	return all
+}
+
 // HealthChange is another state of a backend as a message.
 func HealthChange(t health.Transition) *shuntv1.HealthChange {
 	return &shuntv1.HealthChange{Service: t.Service, Pool: t.Pool, Backend: t.Backend.String(), Name: t.Name, From: string(t.From), To: string(t.To),

@@ -123,6 +123,7 @@ func (b *builder) service(entry *serviceEntry, defaults *defaultsEntry) {
 		Forwarding: model.Forwarding(either(&entry.Forwarding, &defaults.Forwarding)),
 		Announce:   model.Announce(either(&entry.Announce, &defaults.Announce)),
 		TableSize:  entry.TableSize.Value,
+		ClosesDown: entry.OnDown.Value == "close",
 		Policy:     model.Policy{Rejects: entry.OnNoBackend.Value == "reject"},
 	}
 	addresses := b.addresses(entry)

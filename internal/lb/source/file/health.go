@@ -143,7 +143,7 @@ func (b *builder) check(from *healthEntry, h *model.Health) {
 	case model.CheckGRPC:
 		h.GRPC.Service = from.GRPC.Service.Value
 	case model.CheckUDP:
-		h.UDP = model.HealthUDP{Send: from.UDP.Send.Value, Expect: from.UDP.Expect.Value}
+		h.UDP = model.HealthUDP{Send: from.UDP.Send.Value, Expect: from.UDP.Expect.Value, SilencePasses: from.UDP.Silence.Value == "pass"}
 	case model.CheckExec:
 		for i, word := range from.Exec.Command.Items {
 			if i == 0 && !strings.HasPrefix(word.Value, "/") {

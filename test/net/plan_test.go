@@ -1,0 +1,132 @@
+package net
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/shunt-lb/shunt/internal/lab"
+)
+
+// planned is what `shunt reload --plan` says of the file.
+func (b *bed) planned(t *testing.T) (code int, text string, open int) {
+	t.Helper()
+	code, text = b.shunt("reload", "--plan", "--socket", b.socket)
+	_, answer := b.shunt("reload", "--plan", "--socket", b.socket, "-o", "json")
+	var plan struct {
+		Planned bool
+		Cuts    []struct {
+			OpenFlows int `json:"open_flows"`
+			Text      string
+		}
+	}
+	if err := json.Unmarshal([]byte(answer), &plan); err != nil {
+		t.Fatalf("reload --plan -o json: %v\n%s", err, answer)
+	}
+	if plan.Planned != (code == 0 || code == 4) || (len(plan.Cuts) > 0) != (code == 4) {
+		t.Errorf("exit code %d, but the answer is\n%s", code, answer)
+	}
+	for _, c := range plan.Cuts {
+		open += c.OpenFlows
+		if !strings.Contains(text, "! "+c.Text) {
+			t.Errorf("the text does not have %q:\n%s", c.Text, text)
+		}
+	}
+	return code, text, open
+}
+
+// ended counts the sessions that do not answer any more, and closes all.
+func (b *bed) ended(sessions []*session) (count int) {
+	failed := make(chan error, len(sessions))
+	for _, s := range sessions {
+		go func() { failed <- b.alive(s) }() // nobody answers for an address that is gone: they wait together
+	}
+	for range sessions {
+		if <-failed != nil {
+			count++
+		}
+	}
+	for _, s := range sessions {
+		s.Close()
+	}
+	return count
+}
+
+// TestPlan makes edits of a file. A plan changes nothing and says how many connections end, and as many end.
+func TestPlan(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.TwoArm, Backends: 3})
+	file := b.file(settings{})
+	b.write(file)
+	b.start()
+	part := func(name string, vips ...string) string {
+		return fmt.Sprintf("  - name: %s\n    address: [%s]\n    port: 80\n    protocol: tcp\n    backends:\n%s", name, strings.Join(vips, ", "), b.backends(nil, 8080))
+	}
+	quoted := func(at int) string { return fmt.Sprintf("%q", vips[at]) }
+	begin, end := strings.Index(file, "  - name: web"), strings.Index(file, "  - name: dns")
+	web, dns := file[begin:end], file[end:]
+	with := func(services string) string { return file[:begin] + services }
+	replaced := func(old, by string) string {
+		if !strings.Contains(file, old) {
+			t.Fatalf("the file does not have %q:\n%s", old, file)
+		}
+		return strings.Replace(file, old, by, 1)
+	}
+	key := func(line string) string { return replaced("  - name: web\n", "  - name: web\n    "+line+"\n") }
+	first := b.backends([]int{1}, 8080)
+	for _, edit := range []struct{ what, file string }{
+		{"nothing", file},
+		{"services change places", with(dns + "\n" + web)},
+		{"a service gets another name", replaced("name: web", "name: site")},
+		{"a service is split", with(part("v4", quoted(0)) + part("v6", quoted(1)) + dns)},
+		{"a frontend is added", replaced("port: 80\n", "port: [80, 81]\n")},
+		{"a service is added", file + "  - {name: more, address: 192.0.2.77, port: 9, backends: [{address: 10.0.0.9}]}\n"},
+		{"a backend is removed", replaced(first, "")},
+		{"a backend drains", replaced(first, strings.ReplaceAll(first, "}", ", weight: 0}"))},
+		{"a backend weighs more", replaced(first, strings.ReplaceAll(first, "}", ", weight: 5}"))},
+		{"backends get names", replaced(first, strings.Replace(first, "}", ", name: blue}", 1))},
+		{"affinity", key("affinity: client-ip")},
+		{"hash", key("hash: addresses")},
+		{"table_size", key("table_size: 251")},
+		{"on_no_backend", key("on_no_backend: drop")},
+		{"on_down", key("on_down: close")},
+		{"max_flows", key("max_flows: 1000")},
+		{"tcp_mss", key("tcp_mss: 1300")},
+		{"timeouts", "timeouts: {udp: 3m}\n" + file},
+		{"a service is removed", with(dns)},
+	} {
+		t.Run(edit.what, func(t *testing.T) {
+			b.t = t
+			sessions := b.open(t, 6)
+			b.write(edit.file)
+			code, text, open := b.planned(t)
+			if code != 0 && code != 4 {
+				t.Fatalf("exit code %d\n%s", code, text)
+			}
+			for _, s := range sessions {
+				if err := b.alive(s); err != nil {
+					t.Errorf("after a plan: %v", err)
+				}
+			}
+			b.reload(edit.file)
+			if ended := b.ended(sessions); ended != open {
+				t.Errorf("%d connections end, and the plan says %d:\n%s", ended, open, text)
+			}
+			t.Logf("exit code %d, %d connections end\n%s", code, open, text)
+			b.reload(file)
+		})
+	}
+
+	// What ends with a merge is said, too: flows of the service that goes.
+	b.t = t
+	big := strings.NewReplacer("name: web\n", "name: big\n", "port: 80\n", "port: [81, 82]\n").Replace(web)
+	b.reload(with(web + big + dns))
+	sessions := b.open(t, 6)
+	merged := with(strings.Replace(big, "[81, 82]", "[80, 81, 82]", 1) + dns)
+	b.write(merged)
+	code, text, open := b.planned(t)
+	b.reload(merged)
+	if ended := b.ended(sessions); code != 4 || ended != open {
+		t.Errorf("after a merge %d connections end, and the plan says %d (exit code %d):\n%s", ended, open, code, text)
+	}
+}
