@@ -33,6 +33,7 @@ func newGuard(s streams) *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(newGuardCheck(s), newGuardSchema(s), newGuardRun(s), newGuardStatus(s), newGuardStop(s), newGuardSuggest(s))
+	c.AddCommand(newGuardBaseline(s))
 	return c
 }
 

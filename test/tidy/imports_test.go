@@ -92,9 +92,10 @@ var mayImport = map[string][]string{
 	"internal/pod/watch":    {"internal/kernel", "internal/pod/rules", "internal/pod/shortcut"},
 
 	// The guard.
-	"internal/guard/policy":  {"internal/config"},
-	"internal/guard/protect": {"internal/event", "internal/guard/policy", "internal/kernel"},
-	"internal/guard/suggest": {"internal/event", "internal/guard/policy", "internal/guard/protect", "internal/value"},
+	"internal/guard/baseline": {"internal/config"},
+	"internal/guard/policy":   {"internal/config"},
+	"internal/guard/protect":  {"internal/event", "internal/guard/policy", "internal/kernel"},
+	"internal/guard/suggest":  {"internal/event", "internal/guard/policy", "internal/guard/protect", "internal/value"},
 }
 
 // products are the folders of internal/ that are a product each. None imports another's.
