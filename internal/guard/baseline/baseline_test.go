@@ -8,17 +8,26 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 )
 
+var debianOnce = sync.OnceValues(func() ([]Item, error) {
+	items, faults, err := Load(Debian)
+	if err == nil && len(faults) > 0 {
+		err = fmt.Errorf("%v", faults)
+	}
+	return items, err
+})
+
 func debianItems(t testing.TB) []Item {
 	t.Helper()
-	items, faults, err := Load(Debian)
-	if err != nil || len(faults) > 0 {
-		t.Fatal(err, faults)
+	items, err := debianOnce()
+	if err != nil {
+		t.Fatal(err)
 	}
 	return items
 }

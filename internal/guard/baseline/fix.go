@@ -34,7 +34,7 @@ type Outcome struct {
 
 // Plan is what would be changed.
 type Plan struct {
-	Outcomes []Outcome
+	Outcomes []Outcome // of the items that fail
 	tree     *tree
 	dir      string
 	items    []Item

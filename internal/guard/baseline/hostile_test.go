@@ -20,8 +20,8 @@ func TestHostileTrees(t *testing.T) {
 		make    func(file string) error
 		id, has string
 	}{
-		"a link out of the tree": {func(file string) error { return os.Symlink(secret, file) }, "ssh-root-login", "which means"},
-		"a link above the root":  {func(file string) error { return os.Symlink("../../../../../../../.."+secret, file) }, "ssh-root-login", "which means"},
+		"a link out of the tree": {func(file string) error { return os.Symlink(secret, file) }, "ssh-root-login", NotApplicable},
+		"a link above the root":  {func(file string) error { return os.Symlink("../../../../../../../.."+secret, file) }, "ssh-root-login", NotApplicable},
 		"a link to itself":       {func(file string) error { return os.Symlink("sshd_config", file) }, "ssh-root-login", CannotTell},
 		"a FIFO":                 {func(file string) error { return unix.Mkfifo(file, 0o600) }, "ssh-root-login", CannotTell},
 		"a folder":               {func(file string) error { return os.Mkdir(file, 0o700) }, "ssh-root-login", CannotTell},
@@ -48,7 +48,7 @@ func TestHostileTrees(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, found := failing(t, root)
-			if text, is := found[c.id]; !(strings.Contains(text, c.has) || !is && c.has == "which means") || strings.ContainsRune(text, '\x1b') {
+			if text, is := found[c.id]; !is || !strings.Contains(text, c.has) || strings.ContainsRune(text, '\x1b') {
 				t.Errorf("%q", text)
 			}
 			outcomes, journal := fix(t, root, nil) // does not fail, and leads nowhere
@@ -141,7 +141,7 @@ func TestFixGoesOn(t *testing.T) {
 func TestTemplates(t *testing.T) {
 	for text, want := range map[string]string{
 		"baseline: {change: [{id: ssh-max-auth-tries, max: 6, write: '6'}, {id: no-cups, off: true}, {id: mode-crontab, at-most: '0644'}, {id: pam-history, min: 10}]}": "",
-		"baseline: {change: [{id: ssh-max-auth-trys, max: 6}]}":      `:1:25: error: baseline.change[0].id: the template of Debian has no item "ssh-max-auth-trys"; did you mean "ssh-max-auth-tries"?`,
+		"baseline: {change: [{id: ssh-max-auth-trys, max: 6}]}":      `:1:26: error: baseline.change[0].id: the template of Debian has no item "ssh-max-auth-trys"; did you mean "ssh-max-auth-tries"?`,
 		"baseline: {change: [{id: ssh-max-auth-tries, max: 3}]}":     `fix would write "4", and 1 to 3 is wanted`,
 		"baseline: {change: [{id: no-cups, max: 3}]}":                "no-cups has no value that can be changed",
 		"baseline: {change: [{id: no-cups, maxx: 3}]}":               `unknown key "maxx"`,
