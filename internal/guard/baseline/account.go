@@ -106,7 +106,7 @@ func (c *accounts) wrong(t *tree) (all []entry, err error) {
 	}
 	seen := map[string]bool{}
 	for _, e := range entriesOf(content) {
-		if e.field(0) != "" && (e.field(0)[0] == '+') == (c.Rule != ruleNoLegacy) {
+		if strings.HasPrefix(e.field(0), "+") == (c.Rule != ruleNoLegacy) {
 			continue
 		}
 		if c.breaks(e, seen, groups) {

@@ -175,6 +175,19 @@ func TestTemplates(t *testing.T) {
 	}
 }
 
+// An entry without a name is no entry of NIS: repairing those must not delete it.
+func TestNamelessEntryStays(t *testing.T) {
+	f := good()
+	f.edit("etc/passwd", "ada:", ":x:2000:1000::/:/bin/false\nada:")
+	mutations["accounts-no-network"](f)
+	root := f.build(t)
+	fix(t, root, nil)
+	text, err := os.ReadFile(filepath.Join(root, "etc/passwd"))
+	if err != nil || !strings.Contains(string(text), "\n:x:2000:") || strings.Contains(string(text), "+") {
+		t.Errorf("%v: %s", err, text)
+	}
+}
+
 // Whatever the files hold, check and fix end, and a rollback brings the same octets back.
 func FuzzFiles(f *testing.F) {
 	files := []string{"etc/ssh/sshd_config", "etc/login.defs", "etc/pam.d/common-auth", "etc/pam.d/common-password", "etc/fstab", "etc/passwd", "etc/shadow", "etc/group", "etc/sysctl.d/99-own.conf",
