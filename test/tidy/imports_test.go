@@ -93,11 +93,12 @@ var mayImport = map[string][]string{
 	"internal/pod/watch":    {"internal/kernel", "internal/pod/rules", "internal/pod/shortcut"},
 
 	// The guard.
-	"internal/guard/rule":    {"internal/config"},
-	"internal/guard/policy":  {"internal/config", "internal/guard/rule"},
-	"internal/guard/detect":  {"internal/event", "internal/guard/policy", "internal/guard/rule", "internal/value", "sensor"},
-	"internal/guard/protect": {"internal/event", "internal/guard/policy", "internal/kernel"},
-	"internal/guard/suggest": {"internal/event", "internal/guard/policy", "internal/guard/protect", "internal/value"},
+	"internal/guard/baseline": {"internal/config"},
+	"internal/guard/rule":     {"internal/config"},
+	"internal/guard/policy":   {"internal/config", "internal/guard/rule"},
+	"internal/guard/detect":   {"internal/event", "internal/guard/policy", "internal/guard/rule", "internal/value", "sensor"},
+	"internal/guard/protect":  {"internal/event", "internal/guard/policy", "internal/kernel"},
+	"internal/guard/suggest":  {"internal/event", "internal/guard/policy", "internal/guard/protect", "internal/value"},
 }
 
 // products are the folders of internal/ that are a product each. None imports another's.

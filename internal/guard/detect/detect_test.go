@@ -171,6 +171,9 @@ func (w *watched) start(number int, tr trial) (*exec.Cmd, uint64) {
 // copyOfSelf is a copy of the test's binary where programs may live.
 func copyOfSelf(t *testing.T) string {
 	t.Helper()
+	if err := os.MkdirAll("/var/lib", 0o755); err != nil { // a virtual machine may have none
+		t.Fatal(err)
+	}
 	folder, err := os.MkdirTemp("/var/lib", "shunt-detect-")
 	if err != nil {
 		t.Fatal(err)

@@ -110,7 +110,7 @@ func prepare() error {
 			return err
 		}
 	}
-	return errors.Join(netlink.LinkSetUp(lo), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("tmpfs", stage, "tmpfs", 0, "mode=755"))
+	return errors.Join(netlink.LinkSetUp(lo), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), os.MkdirAll(stage, 0o755), unix.Mount("tmpfs", stage, "tmpfs", 0, "mode=755"))
 }
 
 // copyTo makes a copy of this program.
@@ -143,7 +143,7 @@ func run(path string, words []string, prepared *exec.Cmd) error {
 func touch(path string, flags int) error {
 	top := "/" + strings.Split(path, "/")[1]
 	if top != stage {
-		if err := unix.Mount("tmpfs", top, "tmpfs", 0, "mode=755"); err != nil {
+		if err := errors.Join(os.MkdirAll(top, 0o755), unix.Mount("tmpfs", top, "tmpfs", 0, "mode=755")); err != nil {
 			return fmt.Errorf("mount over %s: %w", top, err)
 		}
 	}

@@ -1,0 +1,127 @@
+package baseline
+
+import (
+	"path"
+	"slices"
+	"strings"
+)
+
+// sysctlFolders in the order of sysctl.d(5): of files of one name, that of the first folder counts. Then the files of all
+// folders are read in the order of their names, and the last value counts.
+var sysctlFolders = []string{"/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d", "/lib/sysctl.d"}
+
+// sysctlOwn is where a repair writes what no file of /etc says. Its name is behind 99-sysctl.conf.
+const sysctlOwn = "/etc/sysctl.d/99-zz-shunt-baseline.conf"
+
+// sysctl is a kernel parameter as the next boot sets it.
+type sysctl struct {
+	Key string
+	demand
+	Absent string // what the kernel has if no file says anything; "" if that is a fault
+	Write  string
+}
+
+func (c *sysctl) wanted() string { return c.Key + ": " + c.demand.String() }
+
+// sysctlKey writes both ways to spell a key with dots (sysctl.d(5): the first separator decides).
+func sysctlKey(key string) string {
+	key = strings.TrimPrefix(key, "-")
+	if i := strings.IndexAny(key, "./"); i < 0 || key[i] == '.' {
+		return key
+	}
+	return strings.NewReplacer("/", ".", ".", "/").Replace(key)
+}
+
+func sysctlFiles(t *tree) ([]string, error) {
+	byName := map[string]string{}
+	for _, folder := range sysctlFolders {
+		names, err := t.list(folder)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range names {
+			if _, is := byName[name]; !is && strings.HasSuffix(name, ".conf") {
+				byName[name] = path.Join(folder, name)
+			}
+		}
+	}
+	names := make([]string, 0, len(byName))
+	for name := range byName {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for i, name := range names {
+		names[i] = byName[name]
+	}
+	return names, nil
+}
+
+// effective is the line that decides. A key that is written out goes before a pattern.
+func (c *sysctl) effective(t *tree) (a assignment, ok bool, err error) {
+	files, err := sysctlFiles(t)
+	if err != nil {
+		return a, false, err
+	}
+	exact, excluded := false, false
+	for _, file := range files {
+		content, where, err := t.read(file)
+		if err != nil && where == "/dev/null" { // a file that is masked
+			continue
+		}
+		if err != nil {
+			return a, false, err
+		}
+		for _, one := range assignmentsOf(string(content), formatEquals, "") {
+			key := sysctlKey(one.key)
+			one.file = where
+			switch matched, _ := path.Match(strings.ReplaceAll(key, ".", "/"), strings.ReplaceAll(c.Key, ".", "/")); {
+			case key == c.Key && one.value == isSet && strings.HasPrefix(one.key, "-"):
+				excluded = true // -KEY alone: no pattern is to set it
+			case key == c.Key:
+				a, ok, exact = one, true, true
+			case matched && !exact && strings.ContainsAny(key, "*?["):
+				a, ok = one, true
+			}
+		}
+	}
+	if excluded && !exact {
+		return assignment{}, false, nil
+	}
+	return a, ok, nil
+}
+
+func (c *sysctl) examine(t *tree) finding {
+	a, ok, err := c.effective(t)
+	switch {
+	case err != nil:
+		return unknown(err)
+	case !ok && c.Absent == "":
+		return fails("no file of sysctl.d sets %s", c.Key)
+	case !ok && !c.meets(c.Absent):
+		return fails("no file of sysctl.d sets %s, which means %s", c.Key, c.Absent)
+	case !ok:
+		return passes("no file of sysctl.d sets %s, which means %s", c.Key, c.Absent)
+	case !c.meets(a.value):
+		return fails("%v", a)
+	}
+	return passes("%v", a)
+}
+
+func (c *sysctl) repair(t *tree) error {
+	a, ok, err := c.effective(t)
+	if err != nil {
+		return err
+	}
+	if ok && strings.HasPrefix(a.file, "/etc/") && sysctlKey(a.key) == c.Key {
+		return editLine(t, a.file, a.line, func(line string) string { return withValue(line, formatEquals, a, c.Write) })
+	}
+	content, _, err := t.read(sysctlOwn)
+	if err != nil {
+		return err
+	}
+	var lines []string
+	if len(content) > 0 {
+		lines = linesOf(content)
+	}
+	return t.write(sysctlOwn, bytesOf(append(lines, c.Key+" = "+c.Write)), 0o644)
+}
