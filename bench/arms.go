@@ -252,29 +252,10 @@ func startNFTables(ctx context.Context, r *run) (func() error, []*bed.Child, err
 // that send everything to one address.
 func startServers(r *run) (*bed.Child, error) {
 	config := filepath.Join(r.dir, "nginx.conf")
-	text := fmt.Sprintf(`daemon off;
-user root;
-worker_processes 2;
-pid %[1]s/nginx.pid;
-error_log %[1]s/nginx.log;
-events { worker_connections 20000; }
-http {
-    access_log off;
-    client_body_temp_path %[1]s/body;
-    proxy_temp_path %[1]s/proxy;
-    fastcgi_temp_path %[1]s/fastcgi;
-    uwsgi_temp_path %[1]s/uwsgi;
-    scgi_temp_path %[1]s/scgi;
-    keepalive_requests 1000000000;
-    keepalive_timeout 600s;
-    server {
-        listen %[2]d reuseport backlog=4096;
-        location / { default_type text/plain; return 200 "ok\n"; }
-    }
-}
-`, r.dir, serverPort)
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+	server := bed.Nginx{Workers: 2, Listen: fmt.Sprintf("%d reuseport", serverPort), Answer: "ok",
+		PID: filepath.Join(r.dir, "nginx.pid"), ErrorLog: filepath.Join(r.dir, "nginx.log"), Folder: r.dir}
+	if err := os.WriteFile(config, []byte(server.Config()), 0o600); err != nil {
 		return nil, err
 	}
-	return r.bed.Start(bed.Servers, "nginx", "-c", config, "-e", filepath.Join(r.dir, "nginx.log"))
+	return r.bed.Start(bed.Servers, "nginx", "-c", config, "-e", server.ErrorLog)
 }

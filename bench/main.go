@@ -19,7 +19,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -28,6 +27,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/bench/bed"
+	"github.com/shunt-lb/shunt/bench/load"
 	"github.com/shunt-lb/shunt/bench/machine"
 	"github.com/shunt-lb/shunt/internal/lab"
 )
@@ -60,8 +60,8 @@ type run struct {
 }
 
 func main() {
-	if len(os.Args) == 3 && os.Args[1] == loadCommand {
-		exit(generateLoad(os.Args[2]))
+	if is, err := load.Main(os.Args, os.Stdout); is {
+		exit(err)
 	}
 	o := parseFlags()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -171,7 +171,7 @@ func benchmark(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	return report{Machine: where, Programs: versions(ctx, programs), Command: machine.Command("bench"), Samples: samples}.write(o)
+	return report{Machine: where, Programs: bed.Versions(ctx, programs), Command: machine.Command("bench"), Samples: samples}.write(o)
 }
 
 // findShunt builds shunt unless a binary was named.
@@ -180,10 +180,8 @@ func (r *run) findShunt(ctx context.Context) error {
 		return nil
 	}
 	r.shunt = filepath.Join(r.dir, "shunt")
-	build := exec.CommandContext(ctx, "go", "build", "-o", r.shunt, "github.com/shunt-lb/shunt/cmd/shunt")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("building shunt: %w; name a binary with --shunt, or leave it out with --arms\n%s", err, out)
+	if err := bed.BuildShunt(ctx, r.shunt); err != nil {
+		return fmt.Errorf("%w; name a binary with --shunt, or leave it out with --arms", err)
 	}
 	return nil
 }

@@ -2,12 +2,8 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"os"
-	"regexp"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/shunt-lb/shunt/bench/bed"
@@ -95,74 +91,12 @@ func (r *run) wrk(ctx context.Context, a arm, d time.Duration, more ...string) (
 	if err != nil {
 		return 0, 0, err
 	}
-	return parseWrk(out)
+	return load.ParseWrk(out)
 }
-
-var (
-	wrkRate     = regexp.MustCompile(`(?m)^Requests/sec:\s+([0-9.]+)`)
-	wrkSocket   = regexp.MustCompile(`Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)`)
-	wrkStatuses = regexp.MustCompile(`Non-2xx or 3xx responses: (\d+)`)
-)
-
-// parseWrk reads wrk's report.
-func parseWrk(out string) (rate float64, errors int, err error) {
-	m := wrkRate.FindStringSubmatch(out)
-	if m == nil {
-		return 0, 0, fmt.Errorf("wrk's report has no Requests/sec:\n%s", out)
-	}
-	if rate, err = strconv.ParseFloat(m[1], 64); err != nil {
-		return 0, 0, err
-	}
-	for _, expression := range []*regexp.Regexp{wrkSocket, wrkStatuses} {
-		if m := expression.FindStringSubmatch(out); m != nil {
-			for _, digits := range m[1:] {
-				n, err := strconv.Atoi(digits)
-				if err != nil {
-					return 0, 0, err
-				}
-				errors += n
-			}
-		}
-	}
-	return rate, errors, nil
-}
-
-// loadCommand is the hidden first argument that makes this program the load generator: a
-// process of its own, because its namespace is.
-const loadCommand = "load-generator"
 
 // latency measures answers at a fixed rate.
 func (r *run) latency(ctx context.Context, a arm) (*load.Result, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	options, err := json.Marshal(load.Options{
-		Target: a.target, Rate: r.options.rate, Connections: r.options.connections, Duration: r.options.keepalive,
-	})
-	if err != nil {
-		return nil, err
-	}
-	out, err := r.bed.Run(ctx, bed.Client, self, loadCommand, string(options))
-	if err != nil {
-		return nil, err
-	}
-	var result load.Result
-	if err := json.Unmarshal([]byte(out), &result); err != nil {
-		return nil, fmt.Errorf("the load generator printed %q: %w", out, err)
-	}
-	return &result, nil
-}
-
-// generateLoad is the other side of latency.
-func generateLoad(text string) error {
-	var o load.Options
-	if err := json.NewDecoder(strings.NewReader(text)).Decode(&o); err != nil {
-		return err
-	}
-	result, err := load.Run(o)
-	if err != nil {
-		return err
-	}
-	return json.NewEncoder(os.Stdout).Encode(result)
+	return load.Start(func(program string, args ...string) (string, error) {
+		return r.bed.Run(ctx, bed.Client, program, args...)
+	}, load.Options{Target: a.target, Rate: r.options.rate, Connections: r.options.connections, Duration: r.options.keepalive})
 }

@@ -1,14 +1,12 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -24,19 +22,6 @@ type report struct {
 	Programs map[string]string `json:"programs"` // their versions
 	Command  string            `json:"command"`
 	Samples  []sample          `json:"samples"`
-}
-
-// versions are those of the programs' packages.
-func versions(ctx context.Context, programs []bed.Program) map[string]string {
-	all := map[string]string{}
-	for _, p := range programs {
-		out, err := exec.CommandContext(ctx, "dpkg-query", "-W", "-f", "${Version}", p.Package).Output()
-		if err != nil {
-			out = []byte("not from Debian's package " + p.Package)
-		}
-		all[p.Name] = string(out)
-	}
-	return all
 }
 
 // line is a sample for people who wait.

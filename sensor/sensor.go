@@ -240,6 +240,19 @@ func (s *Set) Missed() (map[string]uint64, error) {
 	return missed, nil
 }
 
+// Runtime is how long the programs have run since Open, added up over all CPUs. The kernel counts that only while
+// somebody asks it to: ebpf.EnableStats.
+func (s *Set) Runtime() (took time.Duration, err error) {
+	for _, h := range s.held {
+		stats, err := h.program.Stats()
+		if err != nil {
+			return 0, fmt.Errorf("ask how long the sensor %s has run: %w", h.sensor, err)
+		}
+		took += stats.Runtime
+	}
+	return took, nil
+}
+
 // Detach ends all attachments. A program that runs on another CPU may still end its run after that. The
 // maps stay.
 func (s *Set) Detach() error {

@@ -77,13 +77,22 @@ type Bed struct {
 	ClientMAC, ServerMAC net.HardwareAddr
 }
 
-// Build makes the hosts and everything between them, after removing what a run that was
-// killed left behind. Needs root. A second bed at the same time is refused.
-func Build(layout lab.Layout) (*Bed, error) {
+// Lock is held by the one benchmark that runs; close it. Two would measure each other.
+func Lock() (net.Listener, error) {
 	// An abstract socket goes away with its process, however that ends (unix(7)).
 	lock, err := net.Listen("unix", "@shunt-bench")
 	if err != nil {
 		return nil, fmt.Errorf("another benchmark is running, and two would measure each other: %w", err)
+	}
+	return lock, nil
+}
+
+// Build makes the hosts and everything between them, after removing what a run that was
+// killed left behind. Needs root. A second bed at the same time is refused.
+func Build(layout lab.Layout) (*Bed, error) {
+	lock, err := Lock()
+	if err != nil {
+		return nil, err
 	}
 	b := &Bed{lock: lock, hosts: map[string]*lab.Host{}}
 	if err := b.build(layout); err != nil {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"os"
 	"os/exec"
 	"strings"
 	"sync"
@@ -32,6 +33,29 @@ func Need(programs ...Program) error {
 	}
 	if len(missing) > 0 {
 		return fmt.Errorf("not installed: %s", strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+// Versions are those of the programs' packages.
+func Versions(ctx context.Context, programs []Program) map[string]string {
+	all := map[string]string{}
+	for _, p := range programs {
+		out, err := exec.CommandContext(ctx, "dpkg-query", "-W", "-f", "${Version}", p.Package).Output()
+		if err != nil {
+			out = []byte("not from Debian's package " + p.Package)
+		}
+		all[p.Name] = string(out)
+	}
+	return all
+}
+
+// BuildShunt builds the program from this repository, statically, into a file.
+func BuildShunt(ctx context.Context, file string) error {
+	build := exec.CommandContext(ctx, "go", "build", "-o", file, "github.com/shunt-lb/shunt/cmd/shunt")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("building shunt: %w\n%s", err, out)
 	}
 	return nil
 }

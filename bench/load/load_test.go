@@ -82,3 +82,19 @@ func TestQuantile(t *testing.T) {
 		t.Error("quantile of nothing is not 0")
 	}
 }
+
+// TestOverload: what has no answer at the end counts with its time, and is an error only where nobody expects it.
+func TestOverload(t *testing.T) {
+	o := Options{Target: serve(t, 1, time.Second), Rate: 100, Connections: 1, Duration: 200 * time.Millisecond, Drain: 100 * time.Millisecond}
+	if _, err := Run(o); err == nil {
+		t.Error("took a run without answers")
+	}
+	o.Target, o.Overload = serve(t, 1, time.Second), true
+	r, err := Run(o)
+	if err != nil || r.Missing != 20 || r.Answered != 0 {
+		t.Fatalf("%+v, %v; want 20 missing", r, err)
+	}
+	if r.Maxus < 300_000 || r.P50us < 150_000 {
+		t.Errorf("%+v: the waiting time is not in it", r)
+	}
+}

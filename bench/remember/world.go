@@ -147,7 +147,7 @@ func (w *world) resolve(records []reconcile.BackendRecord) {
 // apply makes these the backends.
 func (w *world) apply(o options, backends []model.Backend) error {
 	_, err := w.reconciler.Apply(reconcile.Desired{
-		Services: []model.Service{{
+		Services: []*model.Service{{
 			Name: "web", Frontends: []model.Frontend{{Address: service.Addr(), Ports: value.PortRange{First: service.Port(), Last: service.Port()}, Protocol: model.TCP}},
 			Forwarding: model.ForwardingDSRIPIP, Announce: model.AnnounceNone, TableSize: o.tableSize,
 			Tracking: o.tracking, Backends: backends,

@@ -9,7 +9,7 @@
  *
  * Labels come from user space at load. From then on the programs keep them: a name that appears in a
  * labelled folder gives its inode the folder's label, and so does a rename into one. Trust comes from the
- * executable's inode at exec, and goes on to what a process forks.
+ * executable's inode at exec, and goes on to what a process forks, and where a rule says so to what it starts.
  *
  * Invariant: nothing here needs the agent. The links are pinned, and protect until they are removed.
  */
@@ -31,6 +31,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define ATTRIBUTE_FORCE (1 << 9) /* by the kernel, because of a write that was allowed */
 #define ATTRIBUTES (1 << 0 | 1 << 1 | 1 << 2) /* mode, user, group */
 #define ATTRIBUTES_TIME (1 << 4 | 1 << 5) /* times of access and change */
+#define THREAD 0x00010000 /* CLONE_THREAD of linux/sched.h */
 #define SET_FLAGS 0x40086602 /* FS_IOC_SETFLAGS of linux/fs.h */
 #define SET_FLAGS_32 0x40046602
 #define SET_XFLAGS 0x401c5820 /* FS_IOC_FSSETXATTR */
@@ -42,10 +43,6 @@ struct iattr {
 struct vm_area_struct {
 	unsigned long vm_flags;
 	struct file *vm_file;
-} KERNEL_STRUCT;
-
-struct linux_binprm {
-	struct file *file;
 } KERNEL_STRUCT;
 
 /* clang writes a type in full only if something uses it. */
@@ -65,13 +62,15 @@ int BPF_PROG(sh_open, struct file *file)
 }
 
 /* Descriptors from before the policy. Runs at every read and write, so what has no label is let go of at
- * once: an inode that is open is in memory, and has its label in sh_g_labels. */
+ * once: an inode that is open is in memory, and has its label in sh_g_labels0 or 1. */
 SEC("lsm/file_permission")
 int BPF_PROG(sh_permission, struct file *file, int mask)
 {
-	if (!(mask & MAY_WRITE))
+	struct guard_state *state = state_get();
+
+	if (!(mask & MAY_WRITE) || !state)
 		return 0;
-	if (!bpf_inode_storage_get(&sh_g_labels, file->f_inode, 0, 0) && !is_moved())
+	if (!side_cached(file->f_inode, state->generation) && !is_moved())
 		return 0;
 	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_WRITE, 0);
 }
@@ -156,14 +155,11 @@ int BPF_PROG(sh_rmdir, struct inode *dir, struct dentry *dentry)
 /* What comes into a labelled folder gets the label. */
 static __noinline int arrival_label(struct inode *inode, struct inode *folder)
 {
-	struct guard_label *label = label_find(folder);
-	struct guard_state *state = state_get();
 	__u64 *moved = moved_get();
 
-	if (!label || !state || !moved || !inode)
+	if (!moved || !inode)
 		return 0;
-	label_join(inode, label);
-	if (label->sides[state->generation & 1].rules && (inode->i_mode & MODE_TYPE) == MODE_FOLDER)
+	if (label_join(inode, folder) && (inode->i_mode & MODE_TYPE) == MODE_FOLDER)
 		__sync_fetch_and_add(moved, 1);
 	return 0;
 }
@@ -267,13 +263,11 @@ SEC("lsm/d_instantiate")
 int BPF_PROG(sh_instantiate, struct dentry *dentry, struct inode *inode)
 {
 	struct dentry *parent = dentry->d_parent;
-	struct guard_label *label;
 
 	if (!inode || !parent || parent == dentry)
 		return 0;
-	label = label_find(parent->d_inode);
-	if (label)
-		label_join(inode, label);
+	if (parent->d_inode)
+		label_join(inode, parent->d_inode);
 	return 0;
 }
 
@@ -286,61 +280,148 @@ int BPF_PROG(sh_free, struct inode *inode)
 	if (BPF_CORE_READ(inode, i_nlink))
 		return 0;
 	file = file_of(inode);
-	bpf_map_delete_elem(&sh_g_files, &file);
+	bpf_map_delete_elem(&sh_g_files0, &file);
+	bpf_map_delete_elem(&sh_g_files1, &file);
 	return 0;
 }
 
-/* A process is what it executes. Under a debugger it is the debugger's. */
-SEC("lsm/bprm_committed_creds")
+/* A file is about to be executed; for "#!" the kernel asks again, about the interpreter. What has no name is
+ * nobody's program, also as a script. */
+SEC("lsm/bprm_check_security")
+int BPF_PROG(sh_check, struct linux_binprm *bprm)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct guard_trust sum = {};
+	__u64 thread = (__u64)task;
+
+	if (bprm->interp == bprm->filename) {
+		trust_sum(&sum, task->group_leader);
+		bpf_map_delete_elem(&sh_g_execs, &thread);
+		if (sum.trusts[0] | sum.trusts[1])
+			bpf_map_update_elem(&sh_g_execs, &thread, &sum, BPF_ANY);
+	}
+	if (!bprm->file->f_inode->i_nlink)
+		bpf_map_delete_elem(&sh_g_execs, &thread);
+	return 0;
+}
+
+static __always_inline void process_forget(struct guard_process *process)
+{
+	bpf_map_delete_elem(&sh_g_tasks, process);
+	bpf_map_delete_elem(&sh_g_given0, process);
+	bpf_map_delete_elem(&sh_g_given1, process);
+}
+
+/* A process is what it executes, and what it was started by if a rule trusts children. Under a debugger it
+ * is the debugger's, and its environment's if that loads code. */
+SEC("lsm.s/bprm_committed_creds")
 int BPF_PROG(sh_exec, struct linux_binprm *bprm)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	struct guard_trust trust = {};
-	struct guard_label *label;
-	unsigned int traced;
+	struct guard_trust next = {}, going = {}, *kept;
+	struct guard_process process = process_of(task);
+	struct guard_side sides[2] = {}, *own;
+	__u64 thread = (__u64)task;
+	int is_script;
 
-	bpf_task_storage_delete(&sh_g_tasks, task);
-	label = label_find(bprm->file->f_inode);
-	traced = BPF_CORE_READ((struct task_struct___guard *)task, ptrace);
-	if (!label || traced)
-		return 0;
-	for (int i = 0; i < 2; i++) {
-		trust.trusts[i] = label->sides[i].trusts;
-		trust.generations[i] = label->sides[i].generation;
+	kept = bpf_map_lookup_elem(&sh_g_execs, &thread);
+	if (kept) {
+		going = *kept;
+		trust_renew(&going, task);
+		bpf_map_delete_elem(&sh_g_execs, &thread);
 	}
-	if (trust.trusts[0] | trust.trusts[1])
-		bpf_task_storage_get(&sh_g_tasks, task, &trust, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	process_forget(&process); /* before the labels are read: see giveRunning */
+	own = side_find(bprm->file->f_inode, 0);
+	if (own)
+		sides[0] = *own;
+	own = side_find(bprm->file->f_inode, 1);
+	if (own)
+		sides[1] = *own;
+	is_script = bprm->interp != bprm->filename;
+	trust_go_on(&next, &going, &sides[0], 0, is_script);
+	trust_go_on(&next, &going, &sides[1], 1, is_script);
+	if ((next.trusts[0] | next.trusts[1]) &&
+	    (BPF_CORE_READ((struct task_struct___guard *)task, ptrace) ||
+	     !environment_is_plain(bprm)))
+		next.trusts[0] = next.trusts[1] = 0;
+	if (next.trusts[0] | next.trusts[1] | next.guards[0] | next.guards[1])
+		trust_put(&process, &next);
 	return 0;
 }
 
-/* A fork is the same program. */
-SEC("lsm/task_alloc")
+/* A fork is the same program. Threads are the process's. The new one has its number, and has not run. */
+SEC("tp_btf/task_newtask")
 int BPF_PROG(sh_fork, struct task_struct *task, unsigned long clone_flags)
 {
 	struct task_struct *current = bpf_get_current_task_btf();
-	struct guard_trust *trust = bpf_task_storage_get(&sh_g_tasks, current->group_leader, 0, 0);
+	struct guard_process process;
+	struct guard_trust sum = {};
 
-	if (trust)
-		bpf_task_storage_get(&sh_g_tasks, task, trust, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (clone_flags & THREAD)
+		return 0;
+	trust_sum(&sum, current->group_leader);
+	process = process_of(task);
+	if (sum.trusts[0] | sum.trusts[1] | sum.guards[0] | sum.guards[1])
+		trust_put(&process, &sum);
 	return 0;
 }
 
-/* ptrace(2), /proc/PID/mem, process_vm_writev(2), pidfd_getfd(2). */
+/* The first thread's is the last one that the kernel lets go of. That of a fork that failed still has the
+ * numbers of its parent, and its parent's first thread. */
+SEC("lsm/task_free")
+int BPF_PROG(sh_end, struct task_struct *task)
+{
+	struct guard_process process;
+
+	if (BPF_CORE_READ(task, group_leader) != task)
+		return 0;
+	process = process_of(task);
+	process_forget(&process);
+	return 0;
+}
+
+/* ptrace(2), /proc/PID/mem, process_vm_writev(2), pidfd_getfd(2): the kernel asks one question for all. */
 SEC("lsm/ptrace_access_check")
 int BPF_PROG(sh_ptrace, struct task_struct *child, unsigned int mode)
 {
-	struct guard_state *state = state_get();
-	struct task_struct *leader = child->group_leader;
-	struct attempt a = { .op = GUARD_TRACE };
+	struct task_struct *task = bpf_get_current_task_btf();
 
-	if (!(mode & TRACE_ATTACH) || !state)
+	if (!(mode & TRACE_ATTACH))
 		return 0;
-	a.generation = state->generation;
-	a.rules = trust_of(leader, a.generation);
-	if (!a.rules)
-		return 0;
-	a.target = BPF_CORE_READ((struct task_struct___guard *)leader, tgid);
-	return attempt_judge(NULL, &a);
+	if (process_judge(child, GUARD_TRACE, 0))
+		return -EPERM;
+	return trust_lose(child->group_leader, task->group_leader);
+}
+
+/* PTRACE_TRACEME: the current process has its parent control it. */
+SEC("lsm/ptrace_traceme")
+int BPF_PROG(sh_traceme, struct task_struct *parent)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	return trust_lose(task->group_leader, parent->group_leader);
+}
+
+/* The kernel's own signals do not come here: those of a terminal, of a fault, for want of memory. */
+SEC("lsm/task_kill")
+int BPF_PROG(sh_kill, struct task_struct *target, void *info, int signal)
+{
+	return signal ? process_judge(target, GUARD_KILL, 0) : 0;
+}
+
+/* A file's owner gets the signal of F_SETSIG. Who set that is not known here, and anybody can have made it
+ * come: so nobody is trusted. */
+SEC("lsm/file_send_sigiotask")
+int BPF_PROG(sh_sigio, struct task_struct *target, void *owner, int signal)
+{
+	return process_judge(target, GUARD_KILL, 1);
+}
+
+/* prlimit(2): a limit of CPU time ends a process. */
+SEC("lsm/task_setrlimit")
+int BPF_PROG(sh_rlimit, struct task_struct *target, unsigned int resource)
+{
+	return process_judge(target, GUARD_KILL, 0);
 }
 
 /* User space cannot ask every file system for i_generation, so a program reads it. */

@@ -10,6 +10,8 @@
 enum guard_constant {
 	GUARD_RULES_MAX = 64, /* a rule is a bit of a word */
 	GUARD_FILES_MAX = 1 << 18, /* protected inodes, executables and folders above */
+	GUARD_TASKS_MAX = 1 << 18, /* processes that are trusted or protected */
+	GUARD_EXECS_MAX = 1 << 13, /* processes that execute something at the same moment */
 	GUARD_NAME_BYTES = 256, /* of a rule's name and of a file's: NAME_MAX and a zero */
 	GUARD_PATH_BYTES =
 		1024, /* of names in an event; what is longer is cut at the root's side */
@@ -28,8 +30,9 @@ enum guard_op {
 	GUARD_MOUNT = 6,
 	/* Of each rule that trusts programs, without a word in the policy: */
 	GUARD_PROGRAM = 7, /* write the executable of a trusted program */
-	GUARD_TRACE = 8, /* reach into a trusted process as a debugger does */
-	GUARD_OP_COUNT = 9,
+	GUARD_TRACE = 8, /* reach into a trusted or protected process as a debugger does */
+	GUARD_KILL = 9, /* signal a protected process, or limit what it may use */
+	GUARD_OP_COUNT = 10,
 };
 
 /* A file, also after its inode has left the kernel's memory. */
@@ -39,23 +42,35 @@ struct guard_file {
 	__u32 generation; /* i_generation: tells files apart that have the same inode number in turn */
 };
 
-/* What a policy says of an inode; each a mask of rules. */
+/* A process; no other one is ever the same. */
+struct guard_process {
+	__u64 id; /* of the first thread, in the machine's first PID namespace */
+	__u64 start; /* since boot, in hundredths of a second, as proc_pid_stat(5) has it */
+};
+
+/* What a policy says of an inode; each a mask of rules. The policy in force has the side of its number's lowest
+ * bit, the other side is for the next one, and each side has maps of its own. */
 struct guard_side {
 	__u64 rules; /* it is protected by these */
 	__u64 above; /* it is a folder above what is protected by these */
 	__u64 trusts; /* it is an executable that is trusted by these */
+	__u64 guards; /* it is an executable whose processes are protected by these */
+	__u64 interprets; /* it runs what it is given, and these do not trust it for who starts it */
 	__u64 generation; /* of the policy; any other than the present or the next one: none of this counts */
 };
 
-/* The policy in force has the side of its number's lowest bit; the other is for the next one. */
-struct guard_label {
-	struct guard_side sides[2];
+/* By which rules a process is trusted, and by which it is protected; by side. */
+struct guard_trust {
+	__u64 trusts[2]; /* as in struct guard_side */
+	__u64 guards[2];
+	__u64 generations[2];
 };
 
-/* By which rules a process is trusted. */
-struct guard_trust {
-	__u64 trusts[2]; /* as in struct guard_label */
-	__u64 generations[2];
+/* The same of one generation. */
+struct guard_given {
+	__u64 trusts;
+	__u64 guards;
+	__u64 generation;
 };
 
 /* The policy in force. */
@@ -81,13 +96,15 @@ struct guard_masks {
 struct guard_count {
 	__u64 denied;
 	__u64 audited;
-	__u64 unrecorded; /* new files that sh_g_files had no room for */
+	__u64 unrecorded; /* new files that sh_g_files0 or 1 had no room for */
+	__u64 untrusted; /* processes that sh_g_tasks had no room for */
 };
 
 /* A rule, for people; both end with a zero. */
 struct guard_rule {
 	char name[64];
-	char text[960];
+	char text[952];
+	__u64 trust; /* a digest of whom it trusts: rules of two policies that have the same trust the same */
 };
 
 /* Argument of sh_key, and its answer. */
@@ -104,7 +121,7 @@ struct guard_event {
 	__u64 generation;
 	__u32 op;
 	__u32 is_denied; /* 0: audited */
-	__u32 target; /* of GUARD_TRACE: process ID */
+	__u32 target; /* of GUARD_TRACE and GUARD_KILL: process ID */
 	__u16 names_size; /* bytes that are used */
 	__u16 program_size;
 	char comm[TASK_COMM_BYTES];

@@ -5,45 +5,9 @@
 #ifndef SHUNT_GUARD_JUDGE_H
 #define SHUNT_GUARD_JUDGE_H
 
-#include "label.h"
+#include "trust.h"
 
 #define EPERM 1
-
-struct vfsmount {
-	struct dentry *mnt_root;
-} KERNEL_STRUCT;
-
-struct path {
-	struct vfsmount *mnt;
-	struct dentry *dentry;
-} KERNEL_STRUCT;
-
-struct file {
-	unsigned int f_mode;
-	unsigned int f_flags;
-	struct inode *f_inode;
-	struct path f_path;
-} KERNEL_STRUCT;
-
-struct mm_struct {
-	struct file *exe_file;
-} KERNEL_STRUCT;
-
-struct fdtable {
-	struct file **fd;
-} KERNEL_STRUCT;
-
-struct files_struct {
-	struct fdtable *fdt;
-} KERNEL_STRUCT;
-
-/* What task.h does not have of it. */
-struct task_struct___guard {
-	int tgid;
-	unsigned int ptrace;
-	struct mm_struct *mm;
-	struct files_struct *files;
-} KERNEL_STRUCT;
 
 /*
  * What rules forbid. Key: the side of the generation × GUARD_OP_COUNT + enum guard_op; value: struct
@@ -86,8 +50,10 @@ struct attempt {
 	__u64 rules; /* that the object is under */
 	__u64 generation;
 	enum guard_op op;
-	__u32 target; /* of GUARD_TRACE: process ID */
+	__u64 free; /* rules that do not forbid it to the current process, whatever it is trusted for */
+	__u32 target; /* of GUARD_TRACE and GUARD_KILL: process ID */
 	__u32 is_denied;
+	__u32 is_nobodys; /* the current process is not who does it */
 };
 
 /* Tells of an operation; dentry is what it is about, or NULL. */
@@ -135,8 +101,8 @@ static __noinline int attempt_judge(struct dentry *dentry, struct attempt *a)
 
 	if (!masks || !count)
 		return 0;
-	rules = a->rules & (masks->denied | masks->audited);
-	if (rules)
+	rules = a->rules & ~a->free & (masks->denied | masks->audited);
+	if (rules && !a->is_nobodys)
 		rules &= ~trust_of(task->group_leader, a->generation);
 	if (!rules)
 		return 0;
@@ -149,6 +115,29 @@ static __noinline int attempt_judge(struct dentry *dentry, struct attempt *a)
 		count->audited++;
 	attempt_tell(dentry, a);
 	return denied ? -EPERM : 0;
+}
+
+/* The same for what is about to be done to another process. */
+static __noinline int process_judge(struct task_struct *target, __u32 op, int is_nobodys)
+{
+	struct task_struct *task = bpf_get_current_task_btf(), *leader = target->group_leader;
+	struct guard_state *state = state_get();
+	struct attempt a = { .op = op, .is_nobodys = is_nobodys };
+
+	if (!state || !state->generation || !leader)
+		return 0;
+	if (!is_nobodys && task->group_leader == leader)
+		return 0;
+	a.generation = state->generation;
+	a.rules = guards_of(leader, a.generation);
+	if (op == GUARD_TRACE)
+		a.rules |= trust_of(leader, a.generation);
+	if (!a.rules)
+		return 0;
+	if (!is_nobodys) /* processes of one program know what they do to each other */
+		a.free = guards_of(task->group_leader, a.generation);
+	a.target = BPF_CORE_READ((struct task_struct___guard *)leader, tgid);
+	return attempt_judge(NULL, &a);
 }
 
 static __always_inline int is_moved(void)
@@ -171,7 +160,7 @@ static __noinline int inode_judge(struct inode *inode, struct dentry *dentry, __
 	if (!state || !state->generation || !inode)
 		return 0;
 	a.generation = state->generation;
-	side = side_of(label_find(inode), a.generation);
+	side = side_if(side_find(inode, a.generation), a.generation);
 	if (side) {
 		a.rules = side->rules;
 		if (is_place)

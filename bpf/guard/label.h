@@ -2,13 +2,15 @@
 /*
  * Which rules an inode is under, and which rules trust a process.
  *
- *   user space, at load ─► sh_g_files ─► sh_g_labels ◄─ new name in a labelled folder
+ *   user space, at load ─► sh_g_filesN ─► sh_g_labelsN ◄─ new name in a labelled folder
  *                            the inode has left memory, and comes back
  *
  * A label is the inode's own, so no other name, mount or namespace leads around it. It lives as long as
- * the inode is in memory. sh_g_files keeps it by device, inode number and generation for the time after.
+ * the inode is in memory. sh_g_filesN keeps it by device, inode number and generation for the time after.
+ * N is the side of the policy's generation.
  *
- * Invariant: an inode that has ever had a label has one in sh_g_labels or in sh_g_files.
+ * Invariant: an inode that has ever had a label has one in sh_g_labelsN or in sh_g_filesN, and user space never
+ * writes that of the policy in force.
  */
 #ifndef SHUNT_GUARD_LABEL_H
 #define SHUNT_GUARD_LABEL_H
@@ -42,41 +44,119 @@ struct dentry {
 } KERNEL_STRUCT;
 
 /*
- * Labels of inodes in memory. Key: the inode; value: struct guard_label. User space writes at load, programs
- * write for new files; programs read. Never full; without memory, sh_g_files is read instead. Goes with the
- * inode. Upgrade: pinned, and taken over.
+ * Labels of inodes in memory, of generations with an even number. Key: the inode; value: struct guard_side. User
+ * space writes those of a generation that is not in force, programs write for new files; programs read. Never
+ * full; without memory, sh_g_files0 is read instead. Goes with the inode. Upgrade: pinned, and taken over.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_INODE_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
-	__type(value, struct guard_label);
-} sh_g_labels SEC(".maps");
+	__type(value, struct guard_side);
+} sh_g_labels0 SEC(".maps");
 
 /*
- * Labels of all inodes. Key: struct guard_file; value: struct guard_label. User space writes at load,
- * programs write for new files, and take deleted ones away. Full: a load is refused, and a new file is
- * counted in sh_g_counts. Upgrade: pinned, and taken over.
+ * Labels of all inodes, of generations with an even number. Key: struct guard_file; value: struct guard_side. User
+ * space writes those of a generation that is not in force, programs write for new files, and take deleted ones
+ * away. Full: a load is refused, and a new file is counted in sh_g_counts. Upgrade: pinned, and taken over.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, GUARD_FILES_MAX);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct guard_file);
-	__type(value, struct guard_label);
-} sh_g_files SEC(".maps");
+	__type(value, struct guard_side);
+} sh_g_files0 SEC(".maps");
 
 /*
- * Which processes are trusted. Key: the task; value: struct guard_trust. Programs write at exec and fork,
- * user space at load for those that run; programs read. Never full; without memory the process is not
- * trusted. Goes with the task. Upgrade: pinned, and taken over.
+ * Labels of inodes in memory, of generations with an odd number. Key: the inode; value: struct guard_side. User
+ * space writes those of a generation that is not in force, programs write for new files; programs read. Never
+ * full; without memory, sh_g_files1 is read instead. Goes with the inode. Upgrade: pinned, and taken over.
  */
 struct {
-	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(type, BPF_MAP_TYPE_INODE_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
+	__type(value, struct guard_side);
+} sh_g_labels1 SEC(".maps");
+
+/*
+ * Labels of all inodes, of generations with an odd number. Key: struct guard_file; value: struct guard_side. User
+ * space writes those of a generation that is not in force, programs write for new files, and take deleted ones
+ * away. Full: a load is refused, and a new file is counted in sh_g_counts. Upgrade: pinned, and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, GUARD_FILES_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct guard_file);
+	__type(value, struct guard_side);
+} sh_g_files1 SEC(".maps");
+
+/*
+ * Which processes are trusted and protected. No task storage: in 6.1 a look-up in it fails while another task
+ * of the same CPU is in one. Key: struct guard_process; value: struct guard_trust. Programs write at exec, fork
+ * and ptrace, read, and take those away that have ended; so does user space. Full: the process is not trusted,
+ * and is counted in sh_g_counts. Upgrade: pinned, and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, GUARD_TASKS_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct guard_process);
 	__type(value, struct guard_trust);
 } sh_g_tasks SEC(".maps");
+
+/*
+ * The same for processes that ran already when a policy was loaded, of generations with an even number. Key:
+ * struct guard_process; value: struct guard_given. User space writes that of the generation that is not in
+ * force; programs read, and take it away at exec and at the end. Full: a load is refused. Upgrade: pinned, and
+ * taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, GUARD_TASKS_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct guard_process);
+	__type(value, struct guard_given);
+} sh_g_given0 SEC(".maps");
+
+/*
+ * Of generations with an odd number. Key: struct guard_process; value: struct guard_given. User space writes,
+ * programs read, and take it away at exec and at the end. Full: a load is refused. Upgrade: pinned, and taken
+ * over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, GUARD_TASKS_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct guard_process);
+	__type(value, struct guard_given);
+} sh_g_given1 SEC(".maps");
+
+/*
+ * What a process that executes a file may take along. Key: the address of the thread's struct task_struct,
+ * which stays when the thread becomes the process's first; value: struct guard_trust. Programs write when the
+ * file is opened, and read when it is in place. Full: the oldest goes, and nothing goes along. Upgrade: pinned,
+ * and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, GUARD_EXECS_MAX);
+	__type(key, __u64);
+	__type(value, struct guard_trust);
+} sh_g_execs SEC(".maps");
+
+/*
+ * The rules whose trust goes on to what a trusted program starts. Key: the side of the generation; value: a
+ * mask of rules. User space writes, programs read. Never full. Upgrade: pinned, and taken over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, __u64);
+} sh_g_children SEC(".maps");
 
 /*
  * The policy in force. Key: 0; value: struct guard_state. User space writes, programs read. Never full.
@@ -164,28 +244,42 @@ static __always_inline struct guard_file file_of(struct inode *inode)
 	return file;
 }
 
-static __always_inline struct guard_label *label_find(struct inode *inode)
+/* The label of a side that is in memory; none of these three asks of which generation it is. */
+static __always_inline struct guard_side *side_cached(struct inode *inode, __u64 i)
 {
-	struct guard_label *label = bpf_inode_storage_get(&sh_g_labels, inode, 0, 0);
-	struct guard_file file;
-
-	if (label)
-		return label;
-	file = file_of(inode);
-	label = bpf_map_lookup_elem(&sh_g_files, &file);
-	if (label)
-		bpf_inode_storage_get(&sh_g_labels, inode, label, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	return label;
+	if (i & 1)
+		return bpf_inode_storage_get(&sh_g_labels1, inode, 0, 0);
+	return bpf_inode_storage_get(&sh_g_labels0, inode, 0, 0);
 }
 
-static __always_inline struct guard_side *side_of(struct guard_label *label, __u64 generation)
+/* The same, put into memory if there is none. */
+static __always_inline struct guard_side *side_cache(struct inode *inode, struct guard_side *side,
+						     __u64 i)
 {
-	struct guard_side *side;
+	if (i & 1)
+		return bpf_inode_storage_get(&sh_g_labels1, inode, side,
+					     BPF_LOCAL_STORAGE_GET_F_CREATE);
+	return bpf_inode_storage_get(&sh_g_labels0, inode, side, BPF_LOCAL_STORAGE_GET_F_CREATE);
+}
 
-	if (!label)
-		return NULL;
-	side = &label->sides[generation & 1];
-	return side->generation == generation ? side : NULL;
+static __always_inline struct guard_side *side_find(struct inode *inode, __u64 i)
+{
+	struct guard_side *side = side_cached(inode, i);
+	struct guard_file file;
+
+	if (side)
+		return side;
+	file = file_of(inode);
+	side = i & 1 ? bpf_map_lookup_elem(&sh_g_files1, &file) :
+		       bpf_map_lookup_elem(&sh_g_files0, &file);
+	if (side)
+		side_cache(inode, side, i);
+	return side;
+}
+
+static __always_inline struct guard_side *side_if(struct guard_side *side, __u64 generation)
+{
+	return side && side->generation == generation ? side : NULL;
 }
 
 /* The rules of a folder above, for what was moved in with a folder and has no label of its own. */
@@ -201,7 +295,7 @@ static __noinline __u64 rules_above(struct dentry *dentry, __u64 generation)
 		inode = parent->d_inode;
 		if (!inode)
 			return 0;
-		side = side_of(bpf_inode_storage_get(&sh_g_labels, inode, 0, 0), generation);
+		side = side_if(side_cached(inode, generation), generation);
 		if (side && side->rules)
 			return side->rules;
 		dentry = parent;
@@ -209,48 +303,51 @@ static __noinline __u64 rules_above(struct dentry *dentry, __u64 generation)
 	return 0;
 }
 
-/* Gives an inode the rules of the folder that it gets a name in. */
-static __noinline int label_join(struct inode *inode, struct guard_label *folder)
+static __always_inline void side_keep(struct inode *inode, struct guard_side *side, __u64 i)
 {
-	struct guard_label label = {}, *own = label_find(inode);
-	struct guard_file file;
-	int changed = 0;
+	struct guard_file file = file_of(inode);
+	struct guard_count *count;
+	long err;
 
-	if (own)
-		label = *own;
-	for (int i = 0; i < 2; i++) {
-		struct guard_side *to = &label.sides[i], *from = &folder->sides[i];
-
-		if (!from->rules || from->generation < to->generation)
-			continue;
-		if (from->generation > to->generation)
-			*to = (struct guard_side){ .generation = from->generation };
-		changed |= (to->rules & from->rules) != from->rules;
-		to->rules |= from->rules;
-	}
-	if (!changed)
-		return 0;
-	file = file_of(inode);
-	if (bpf_map_update_elem(&sh_g_files, &file, &label, BPF_ANY)) {
-		struct guard_count *count = count_get();
-
-		if (count)
-			count->unrecorded++;
-	}
-	own = bpf_inode_storage_get(&sh_g_labels, inode, &label, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (own)
-		*own = label;
-	return 0;
+	err = i & 1 ? bpf_map_update_elem(&sh_g_files1, &file, side, BPF_ANY) :
+		      bpf_map_update_elem(&sh_g_files0, &file, side, BPF_ANY);
+	if (!err)
+		return;
+	count = count_get();
+	if (count)
+		count->unrecorded++;
 }
 
-/* The rules by which the current process is trusted. */
-static __always_inline __u64 trust_of(struct task_struct *task, __u64 generation)
+/* Gives an inode the rules of the folder that it gets a name in; of the policy in force, and of the next one if
+ * user space is writing that. Returns whether there are any. */
+static __noinline int side_join(struct inode *inode, struct inode *folder, __u32 i)
 {
-	struct guard_trust *trust = bpf_task_storage_get(&sh_g_tasks, task, 0, 0);
+	struct guard_side *from = side_find(folder, i), *own, joined = {};
+	struct guard_state *state = state_get();
 
-	if (!trust || trust->generations[generation & 1] != generation)
+	if (!from || !state || !from->rules || from->generation < state->generation)
 		return 0;
-	return trust->trusts[generation & 1];
+	own = side_find(inode, i);
+	if (own && own->generation > from->generation)
+		return 1;
+	if (own && own->generation == from->generation)
+		joined = *own;
+	if ((joined.rules & from->rules) == from->rules)
+		return 1;
+	joined.rules |= from->rules;
+	joined.generation = from->generation;
+	side_keep(inode, &joined, i);
+	own = side_cache(inode, &joined, i);
+	if (own && own->generation == joined.generation)
+		__sync_fetch_and_or(&own->rules, joined.rules);
+	else if (own)
+		*own = joined;
+	return 1;
+}
+
+static __always_inline int label_join(struct inode *inode, struct inode *folder)
+{
+	return side_join(inode, folder, 0) | side_join(inode, folder, 1);
 }
 
 #endif

@@ -6,12 +6,18 @@
  *                    └─► passes, may be a tunnel ─► sh_decap ─► the stack
  *
  * Invariant: sh_decap never calls sh_xdp, so that what was taken out of a tunnel is final.
+ *
+ * And the way to another product of shunt's on the same interface, which takes a part of what passes
+ * (docs/design/39-guest.md):
+ *
+ *   frame ─► sh_xdp ─► passes ─► the guest ─► the program after ─► the stack
  */
 #ifndef SHUNT_HAND_H
 #define SHUNT_HAND_H
 
 #include "../core/packet.h"
 #include "config.h"
+#include "guest.h"
 #include "maps.h"
 
 /* Hands what sh_xdp passes, and may be a tunnel's packet, to sh_decap; returns if there is none. All

@@ -3,6 +3,7 @@
  * The load balancer at XDP. One copy is loaded per interface (lb/config.h).
  *
  *   frame ─► stages (lb/balance.h) ─┬─► passes ─► another XDP program, if there is one ─► stack
+ *                                    ├─► passes ─► another product of shunt's, if there is one
  *                                    ├─► passes, a tunnel's ─► sh_decap, if this host is a backend
  *                                    ├─► back ───► out of the same interface
  *                                    ├─► on ─────► out of another one
@@ -42,6 +43,7 @@ int sh_xdp(struct xdp_md *ctx)
 	case VERDICT_PASS:
 		if (features & FEATURE_DECAP)
 			tunnel_hand_on(ctx, &p);
+		guest_hand_on(ctx);
 		__attribute__((fallthrough));
 	case VERDICT_HOST:
 		chain_after(ctx);

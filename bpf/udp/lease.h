@@ -10,8 +10,7 @@
  *                                                      port, if there is one, has it
  *
  * Invariant: nothing is dropped here and nothing of a frame is written, so that whatever the stage does not
- * take goes on as it came. A time in front of it (LEASE_STAMPED) is taken away again. In one XDP program with other stages it stands behind the parsing of the network
- * header and before all look-ups of theirs.
+ * take goes on as it came. A time in front of it (LEASE_STAMPED) is taken away again.
  */
 #ifndef SHUNT_UDP_LEASE_H
 #define SHUNT_UDP_LEASE_H
@@ -110,6 +109,15 @@ static __always_inline enum lease_verdict lease_redirect(struct frame_ctx *ctx, 
 	return LEASE_PASS;
 }
 
+/* Whether some lease has the port. */
+static __always_inline int port_is_leased(__be16 port)
+{
+	__u32 number = bpf_ntohs(port), index = number / 64;
+	__u64 *word = bpf_map_lookup_elem(&sh_ud_ports, &index);
+
+	return word && *word >> (number % 64) & 1;
+}
+
 /* The stage. The network header of p has been parsed (core/parse.h). */
 static __always_inline enum lease_verdict lease_find(struct frame_ctx *ctx, struct packet *p)
 {
@@ -128,6 +136,8 @@ static __always_inline enum lease_verdict lease_find(struct frame_ctx *ctx, stru
 		return LEASE_NONE;
 	}
 	if (ports_parse(ctx, p) == LEASE_NONE)
+		return LEASE_NONE;
+	if (!port_is_leased(p->key.destination_port))
 		return LEASE_NONE;
 	key.address = p->key.destination;
 	key.port = p->key.destination_port;

@@ -20,6 +20,16 @@ struct {
 	__uint(max_entries, LEASE_FRONTENDS_MAX);
 } sh_ud_leases SEC(".maps");
 
+/* A port in host order / 64 -> a bit for each port (port % 64): it is some lease's, at whatever address.
+ * It spares datagrams to other ports the look-up in sh_ud_leases. Written by user space: a bit comes before
+ * the entry there, and goes after it. Read by the program. Cannot be full. Made anew with the program. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, LEASE_PORT_WORDS);
+} sh_ud_ports SEC(".maps");
+
 /* lease * LEASE_QUEUES_MAX + queue -> an AF_XDP socket that is bound to that queue. Written by user
  * space; the kernel takes an entry out when its socket's last holder closes it, so that a program that
  * is killed leaves none. Read by the redirect. Cannot be full. Made anew with the program. */
@@ -47,5 +57,15 @@ struct {
 	__type(value, __u64);
 	__uint(max_entries, PASSED_COUNT);
 } sh_ud_passed SEC(".maps");
+
+/* CHAIN_AFTER -> the program that runs after the balancer's on the interface (lb/chain.h), which is the
+ * map that this one stands for where the stage is a guest. Else empty. Written by `shunt chain`; read by
+ * the tail call. Cannot be full. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, CHAIN_COUNT);
+} sh_ud_chain SEC(".maps");
 
 #endif

@@ -11,6 +11,7 @@ enum lease_limit {
 	LEASES_MAX = 64, /* of one interface */
 	LEASE_QUEUES_MAX = 64, /* receive queues that can have a socket */
 	LEASE_SLOTS = 4096, /* a lease and a queue: lease * LEASE_QUEUES_MAX + queue */
+	LEASE_PORT_WORDS = 1024, /* of 64 bits: one for each port */
 	LEASE_FRONTENDS_MAX = 1024, /* addresses and ports of all leases */
 	/* In struct lease's index: bpf_ktime_get_ns() (CLOCK_MONOTONIC) stands in front of each frame, as
 	 * 8 bytes of metadata, which the kernel copies with it (xsk_copy_xdp, net/xdp/xsk.c). */
@@ -37,7 +38,8 @@ struct lease_count {
 	__u64 passed_no_socket; /* of them, passed to the stack because the queue has no socket */
 };
 
-/* Datagrams that pass to the stack before a lease is looked for, or though there is one. */
+/* Datagrams that pass to the stack before a lease is looked for, or though there is one. Plain datagrams to
+ * a port that no lease has, and TCP, are not looked at so far. */
 enum lease_pass {
 	PASSED_FRAGMENT = 0, /* of any protocol: only the first fragment has ports */
 	PASSED_OPTIONS = 1, /* UDP behind IPv4 options or IPv6 extension headers */

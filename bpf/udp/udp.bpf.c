@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The UDP path alone, for a host that wants nothing else of shunt at XDP.
+ * The UDP path: alone on an interface, or as the balancer's guest (lb/guest.h), which then has dealt with
+ * what is for its services.
  *
  *   frame ─► for this interface? ─► IPv4, IPv6 ─► lease_find ─► a socket
  *                  │ no                 │ other        │ no
- *                  └────────────────────┴──────────────┴─────► the stack
+ *                  └────────────────────┴──────────────┴─────► the program after, the stack
  *
  * Invariant: a frame that no socket gets is passed as it came. Nothing is dropped.
  */
@@ -42,15 +43,59 @@ static __always_inline enum verdict network_parse(struct frame_ctx *ctx, struct 
 	return pass(p, REASON_NOT_IP);
 }
 
+/* Whether a frame is surely no lease's, from a glance at it: most that come here are so, and are spared the
+ * rest. What is odd in any way is not so sure. */
+static __always_inline int frame_is_no_lease(struct frame_ctx *ctx)
+{
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
+	struct ipv6hdr *ip6 = data + L3_OFFSET;
+	struct iphdr *ip = data + L3_OFFSET;
+	struct udphdr *udp;
+	__u8 protocol;
+
+	if ((void *)(ip + 1) > data_end)
+		return 0;
+	if (frame_protocol(data) == bpf_htons(ETH_P_IP)) {
+		if (ip->version != 4 || ip->ihl != 5 || ip->frag_off & bpf_htons(IP4_FRAGMENT_BITS))
+			return 0;
+		protocol = ip->protocol;
+		udp = (void *)(ip + 1);
+	} else {
+		if (frame_protocol(data) != bpf_htons(ETH_P_IPV6))
+			return 1;
+		if ((void *)(ip6 + 1) > data_end)
+			return 0;
+		protocol = ip6->nexthdr;
+		udp = (void *)(ip6 + 1);
+	}
+	if (protocol == IPPROTO_TCP)
+		return 1;
+	if (protocol != IPPROTO_UDP || (void *)(udp + 1) > data_end)
+		return 0;
+	return !port_is_leased(udp->dest);
+}
+
 SEC("xdp.frags")
 int sh_udp(struct xdp_md *ctx)
 {
 	struct packet p = { .frame_size = ctx_size_hint(ctx) };
 
-	if (network_parse(ctx, &p) != VERDICT_NEXT) {
-		if (p.reason == REASON_MALFORMED)
-			lease_pass_count(PASSED_MALFORMED);
+	if (frame_is_no_lease(ctx)) {
+		bpf_tail_call_static(ctx, &sh_ud_chain, CHAIN_AFTER);
 		return XDP_PASS;
 	}
-	return lease_find(ctx, &p) == LEASE_REDIRECT ? XDP_REDIRECT : XDP_PASS;
+	if (network_parse(ctx, &p) == VERDICT_NEXT) {
+		switch (lease_find(ctx, &p)) {
+		case LEASE_REDIRECT:
+			return XDP_REDIRECT;
+		case LEASE_PASS:
+			return XDP_PASS;
+		case LEASE_NONE:
+			break;
+		}
+	} else if (p.reason == REASON_MALFORMED) {
+		lease_pass_count(PASSED_MALFORMED);
+	}
+	bpf_tail_call_static(ctx, &sh_ud_chain, CHAIN_AFTER);
+	return XDP_PASS;
 }

@@ -20,6 +20,8 @@ func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 		{"ping", "-c", "::1", "-o", "log", "--logsize", "0"}, {"ping", "-c", "fe80::1%nosuch", "-C", "-1"},
 		{"runq", "x"}, {"runq", "-t", "0"}, {"runq", "--duration", "-1s"}, {"runq", "--top", "-1"}, {"runq", "-p", "-1"}, {"runq", "-o", "xml"},
 		{"irqoff", "x"}, {"irqoff", "0"}, {"irqoff", "-1s"}, {"irqoff", "1", "2"}, {"irqoff", "-t", "0"}, {"irqoff", "-t", "10001"}, {"irqoff", "-o", "xml"},
+		{"memleak", "x"}, {"memleak", "-i", "99ms"}, {"memleak", "--duration", "-1s"}, {"memleak", "--top", "-1"}, {"memleak", "--max-cpu", "-1"}, {"memleak", "--sample", "3"},
+		{"memleak", "--sample", "0"}, {"memleak", "--sample", "131072"}, {"memleak", "--table", "0"}, {"memleak", "--pid", "1"}, {"memleak", "-o", "xml"},
 		{"doctor", "x"}, {"doctor", "-o", "xml"},
 	} {
 		var out, errOut bytes.Buffer
@@ -31,6 +33,7 @@ func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 
 func TestDiagRefusesFiles(t *testing.T) {
 	for _, arguments := range [][]string{{"io", "--btf", "/no/such"}, {"doctor", "--btf", "/no/such"}, {"io", "-d", "nosuch"}, {"runq", "--btf", "/no/such"},
+		{"memleak", "--btf", "/no/such"}, {"memleak", "--cgroup", "/proc"},
 		{"irqoff", "--btf", "/no/such"}, {"irqoff", "1", "-f", "/no/such/file"}} {
 		var out, errOut bytes.Buffer
 		if code := Main(append([]string{"diag"}, arguments...), strings.NewReader(""), &out, &errOut); code != exitRefused ||
@@ -58,12 +61,14 @@ func TestDiagDoctor(t *testing.T) {
 	if err := json.Unmarshal(programs.Bytes(), &answer); err != nil {
 		t.Fatal(err)
 	}
-	if answer.BTF == "" || len(answer.Tools) != 4 || !answer.Tools[0].Runs || len(answer.Tools[0].Sensors) != 3 || !answer.Tools[1].Runs || len(answer.Tools[1].Sensors) != 7 ||
+	if answer.BTF == "" || len(answer.Tools) != 5 || !answer.Tools[0].Runs || len(answer.Tools[0].Sensors) != 3 || !answer.Tools[1].Runs || len(answer.Tools[1].Sensors) != 7 ||
 		!answer.Tools[2].Runs || len(answer.Tools[2].Sensors) != 4 ||
-		!answer.Tools[3].Runs || len(answer.Tools[3].Sensors) != 6 {
+		!answer.Tools[3].Runs || len(answer.Tools[3].Sensors) != 6 ||
+		!answer.Tools[4].Runs || len(answer.Tools[4].Sensors) != 14 {
 		t.Errorf("%+v", answer)
 	}
 	t.Log("\n" + people.String())
+	// Of memleak some sensors have no way on some kernels, and that is told.
 	for _, l := range slices.Concat(answer.Tools[0].Sensors, answer.Tools[1].Sensors, answer.Tools[2].Sensors, answer.Tools[3].Sensors) {
 		if l.Way == "" || !strings.Contains(people.String(), l.Way) {
 			t.Errorf("%+v is not told in\n%s", l, people.String())
@@ -105,6 +110,39 @@ func TestDiagRunqEndsWithASummary(t *testing.T) {
 	out.Reset()
 	if code := Main([]string{"diag", "runq", "--cgroup", "/proc"}, strings.NewReader(""), &out, &errOut); code != exitRefused || !strings.Contains(errOut.String(), "/proc") {
 		t.Errorf("a folder that is no cgroup: exit code %d, %s", code, errOut.String())
+	}
+}
+
+func TestDiagMemleakEndsWithASummary(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	var out, errOut bytes.Buffer
+	arguments := []string{"diag", "memleak", "-o", "json", "--interval", "200ms", "--duration", "500ms", "--top", "3", "--addresses", "--max-cpu", "100"}
+	if code := Main(arguments, strings.NewReader(""), &out, &errOut); code != exitOK {
+		t.Fatalf("exit code %d, %s", code, errOut.String())
+	}
+	var types []string
+	var last struct {
+		Seconds    float64
+		Rows       []struct{ State string }
+		Confidence float64 `json:"confidence_percent"`
+		Sensors    float64 `json:"sensors_cpu_percent"`
+		Counts     map[string]struct{ Allocations uint64 }
+	}
+	for line := range strings.Lines(out.String()) {
+		var object struct{ Type string }
+		if err := json.Unmarshal([]byte(line), &object); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		types = append(types, object.Type)
+		if err := json.Unmarshal([]byte(line), &last); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+	}
+	// A machine that is slow has fewer intervals in this time.
+	if types[0] != "start" || types[len(types)-1] != "summary" || last.Seconds < 0.5 || len(last.Rows) > 3 || last.Confidence <= 0 || last.Sensors <= 0 || last.Counts["kmalloc"].Allocations == 0 {
+		t.Errorf("%v, %+v", types, last)
 	}
 }
 

@@ -1,14 +1,17 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"strings"
+	"os"
+	"os/signal"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
@@ -20,7 +23,7 @@ import (
 func newGuard(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "guard COMMAND",
-		Short: "Have the kernel protect files from all but trusted programs (needs root)",
+		Short: "Have the kernel protect files and processes from all but trusted programs (needs root)",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("there is no command %q of `shunt guard`", args[0])}
@@ -35,10 +38,15 @@ func newGuard(s streams) *cobra.Command {
 
 func newGuardCheck(s streams) *cobra.Command {
 	var output string
+	var host bool
 	c := &cobra.Command{
 		Use:   "check FILE",
 		Short: "Check a policy: report all faults with place and suggestion; no root",
-		Args:  oneFile,
+		Long: `Check a policy, and report all faults with place and suggestion. With --host it also asks this
+machine's kernel whether it would enforce the policy (needs root): if not, the first line says which
+operations are not enforced. That is a fault if a rule has mode deny, unless the policy has
+degraded: allow. Nothing is attached.`,
+		Args: oneFile,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if err := requireOutput(output); err != nil {
 				return err
@@ -58,11 +66,31 @@ func newGuardCheck(s streams) *cobra.Command {
 			if bad {
 				return errSilent
 			}
+			if host {
+				return checkHost(s, p, protect.Enforces)
+			}
 			return nil
 		},
 	}
+	c.Flags().BoolVar(&host, "host", false, "also ask this kernel whether it enforces the policy (needs root)")
 	outputFlag(c, &output)
 	return c
+}
+
+// checkHost says whether the kernel enforces a policy.
+func checkHost(s streams, p policy.Policy, enforces func() error) error {
+	if err := requireRoot("guard check --host", "asks the kernel to load programs"); err != nil {
+		return err
+	}
+	err := enforces()
+	var refused *protect.Refusal
+	if errors.As(err, &refused) {
+		return notEnforced(s, p, refused)
+	}
+	if err == nil {
+		fmt.Fprintln(s.err, "This kernel enforces all of it.")
+	}
+	return err
 }
 
 func oneFile(_ *cobra.Command, args []string) error {
@@ -103,11 +131,12 @@ func newGuardRun(s streams) *cobra.Command {
 		Long: `Have the kernel protect the files of a policy, and print each operation that is denied, or that
 would be (mode: audit). The protection does not need this process: it goes on when the process ends
 in any way, also after Ctrl-C, until ` + "`shunt guard stop`" + ` or the next boot. Running the command
-again takes it over, with a new policy if there is one: the kernel switches from one policy to the
-other at once.
+again takes it over, with a new policy if there is one, and SIGHUP has it read the file again: the
+kernel switches from one policy to the other at once.
 
 The kernel must let BPF programs decide (BPF LSM). If it does not, the first line says what is not
-enforced and why, and the command exits with 1.`,
+enforced and why. The command then exits with 1 if a rule has mode deny and the policy has not
+degraded: allow, and else with 0.`,
 		Example: `  shunt guard check guard.yaml
   sudo shunt guard run --policy guard.yaml`,
 		Args: noArguments,
@@ -131,7 +160,7 @@ enforced and why, and the command exits with 1.`,
 			if err := requireRoot("guard run", "puts programs into the kernel"); err != nil {
 				return err
 			}
-			return runGuard(c, s, p, output)
+			return runGuard(c, s, p, file, output)
 		},
 	}
 	c.Flags().StringVar(&file, "policy", "", "the policy: a file, or a directory of *.yaml")
@@ -139,11 +168,14 @@ enforced and why, and the command exits with 1.`,
 	return c
 }
 
-func runGuard(c *cobra.Command, s streams, p policy.Policy, output string) error {
+func runGuard(c *cobra.Command, s streams, p policy.Policy, file, output string) error {
 	log, err := newLog(s.err, "text", false)
 	if err != nil {
 		return err
 	}
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, unix.SIGHUP) // before anybody can know that it is at work
+	defer signal.Stop(hangup)
 	g, err := protect.Start(kernel.DefaultPinRoot, p, log)
 	var refused *protect.Refusal
 	if errors.As(err, &refused) {
@@ -179,6 +211,15 @@ func runGuard(c *cobra.Command, s streams, p policy.Policy, output string) error
 	g.Warn(s.err)
 	ctx, cancel := untilStopped(c.Context())
 	defer cancel()
+	reloaded := make(chan struct{})
+	go func() {
+		defer close(reloaded)
+		reload(ctx, g, hangup, file, s.err)
+	}()
+	defer func() {
+		cancel()
+		<-reloaded // before the maps are closed
+	}()
 	if err := g.Listen(ctx, tell); err != nil {
 		return err
 	}
@@ -187,13 +228,53 @@ func runGuard(c *cobra.Command, s streams, p policy.Policy, output string) error
 	return nil
 }
 
-// notEnforced says first what the user must not rely on.
+// applier is a *protect.Guard.
+type applier interface {
+	Apply(policy.Policy) error
+	Warn(io.Writer)
+}
+
+// reload loads the file again at each SIGHUP. A policy that cannot be loaded changes nothing.
+func reload(ctx context.Context, g applier, asked <-chan os.Signal, file string, say io.Writer) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-asked:
+		}
+		p, faults, err := policy.Load(file)
+		if err == nil {
+			err = config.Render(say, faults)
+		}
+		if err == nil && config.HasErrors(faults) {
+			err = errors.New("it has the faults above")
+		}
+		if err == nil {
+			err = g.Apply(p)
+		}
+		if err != nil {
+			fmt.Fprintf(say, "reload %s: %v. The policy before stays in force\n", file, err)
+			continue
+		}
+		fmt.Fprintf(say, "reloaded %s: %s\n", file, value.Counted(len(p.Rules), "rule"))
+		g.Warn(say)
+	}
+}
+
+// notEnforced says first what the user must not rely on. It is a fault if something is to be denied, unless
+// the policy allows that.
 func notEnforced(s streams, p policy.Policy, refused *protect.Refusal) error {
+	denies := false
 	fmt.Fprintln(s.err, "NOT PROTECTED: nothing of the policy is enforced on this kernel, and nothing was attached.")
 	for _, r := range p.Rules {
-		fmt.Fprintf(s.err, "  %s (mode %s) is not enforced: %s of %s\n", r.Name, r.Mode, strings.Join(r.Deny, ", "), strings.Join(r.Paths, ", "))
+		fmt.Fprintf(s.err, "  %s is not enforced: %v\n", r.Name, r)
+		denies = denies || r.Mode == policy.Deny
 	}
 	fmt.Fprintf(s.err, "why: %s\nwhat to do: %s.\n", refused.Reason, refused.Remedy)
+	if !denies || p.IsDegraded {
+		return nil
+	}
+	fmt.Fprintln(s.err, "With degraded: allow in the policy, this is no failure.")
 	return errSilent
 }
 
@@ -239,6 +320,12 @@ func printGuardStatus(w io.Writer, status *protect.Status, now time.Time) {
 		fmt.Fprintf(w, "Nobody has listened for %s. Files are protected all the same; `shunt guard run` tells again.\n", ago(status.Heard))
 	}
 	fmt.Fprintf(w, "%d denied, %d audited, %d of these told to nobody.\n", status.Denied, status.Audited, status.Unheard)
+	if status.Missed > 0 {
+		fmt.Fprintf(w, "warning: %d operations were not examined, because this kernel leaves a program out that is at work on the same CPU: use Linux 6.1.54 or later\n", status.Missed)
+	}
+	if status.Untrusted > 0 {
+		fmt.Fprintf(w, "warning: %d processes were neither trusted nor protected, because there were too many: protect and trust fewer programs\n", status.Untrusted)
+	}
 	if status.Unrecord > 0 {
 		fmt.Fprintf(w, "warning: %d new files are protected only by their folder, because there are too many: protect fewer\n", status.Unrecord)
 	}

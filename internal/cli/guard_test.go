@@ -1,16 +1,21 @@
 package cli
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
@@ -73,9 +78,31 @@ func TestGuardSaysFirstWhatIsNotEnforced(t *testing.T) {
 	p := policy.Policy{Rules: []policy.Rule{{Name: "data", Paths: []string{"/srv/data"}, Deny: []string{policy.Write, policy.Delete}, Mode: policy.Deny}}}
 	err := notEnforced(streams{err: &out}, p, &protect.Refusal{Reason: "it is too old", Remedy: "Boot another one"})
 	want := "NOT PROTECTED: nothing of the policy is enforced on this kernel, and nothing was attached.\n" +
-		"  data (mode deny) is not enforced: write, delete of /srv/data\nwhy: it is too old\nwhat to do: Boot another one.\n"
-	if err == nil || out.String() != want {
+		"  data is not enforced: deny: write, delete of /srv/data by all but nobody\nwhy: it is too old\nwhat to do: Boot another one.\n"
+	if err == nil || out.String() != want+"With degraded: allow in the policy, this is no failure.\n" {
 		t.Errorf("%v:\n%s", err, out.String())
+	}
+	refuses := func() error { return &protect.Refusal{Reason: "it is too old", Remedy: "Boot another one"} }
+	p.IsDegraded = true
+	out.Reset()
+	if err := notEnforced(streams{err: &out}, p, refuses().(*protect.Refusal)); err != nil || out.String() != want {
+		t.Errorf("degraded: %v:\n%s", err, out.String())
+	}
+	p.IsDegraded, p.Rules[0].Mode = false, policy.Audit
+	if err := notEnforced(streams{err: &out}, p, refuses().(*protect.Refusal)); err != nil {
+		t.Errorf("audit: %v", err)
+	}
+	if os.Geteuid() != 0 {
+		return
+	}
+	p.Rules[0].Mode = policy.Deny
+	out.Reset()
+	if err := checkHost(streams{err: &out}, p, refuses); err == nil || !strings.HasPrefix(out.String(), "NOT PROTECTED") {
+		t.Errorf("check --host: %v: %s", err, out.String())
+	}
+	out.Reset()
+	if err := checkHost(streams{err: &out}, p, func() error { return nil }); err != nil || out.String() != "This kernel enforces all of it.\n" {
+		t.Errorf("check --host: %v: %s", err, out.String())
 	}
 }
 
@@ -92,8 +119,9 @@ func TestGuardStatusPrints(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
 	}
 	out.Reset()
-	status.Listening, status.Unrecord = true, 1
-	if printGuardStatus(&out, status, now); !strings.Contains(out.String(), "A process listens.\n") || !strings.Contains(out.String(), "warning: 1 new files") {
+	status.Listening, status.Unrecord, status.Untrusted, status.Missed = true, 1, 2, 3
+	if printGuardStatus(&out, status, now); !strings.Contains(out.String(), "A process listens.\n") || !strings.Contains(out.String(), "warning: 1 new files") || !strings.Contains(out.String(), "warning: 3 operations were not examined") ||
+		!strings.Contains(out.String(), "warning: 2 processes were neither trusted nor protected") {
 		t.Error(out.String())
 	}
 }
@@ -118,7 +146,8 @@ func TestGuardAtWork(t *testing.T) {
 	c.SetContext(ctx)
 	var out, errOut bytes.Buffer
 	done := make(chan error, 1)
-	go func() { done <- runGuard(c, streams{out: &out, err: &errOut}, p, "text") }()
+	file := guardFile(t, "guard: {protect: [{name: data, paths: ["+target+"], deny: [write], mode: deny}]}\n")
+	go func() { done <- runGuard(c, streams{out: &out, err: &errOut}, p, file, "text") }()
 	write := func() error { return os.WriteFile(target, []byte("changed"), 0o600) }
 	for write() == nil {
 		select {
@@ -167,4 +196,61 @@ func TestGuardAtWork(t *testing.T) {
 	if err := write(); err != nil {
 		t.Error(err)
 	}
+}
+
+// applied is what a guard would have been told.
+type applied struct {
+	policies chan policy.Policy
+	err      error
+}
+
+func (a *applied) Apply(p policy.Policy) error {
+	a.policies <- p
+	return a.err
+}
+
+func (a *applied) Warn(io.Writer) {}
+
+// TestGuardReloads sends this process SIGHUP: a good file is applied, a bad one is not, and what fails is told.
+func TestGuardReloads(t *testing.T) {
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, unix.SIGHUP)
+	defer signal.Stop(hangup)
+	file := guardFile(t, guardPolicy)
+	read, write := io.Pipe()
+	said := bufio.NewScanner(read)
+	a := &applied{policies: make(chan policy.Policy, 1)}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		reload(ctx, a, hangup, file, write)
+	}()
+	for _, step := range []struct {
+		text    string
+		err     error
+		applied bool
+		want    string
+	}{
+		{guardPolicy, nil, true, "reloaded " + file + ": 1 rule"},
+		{strings.Replace(guardPolicy, "write", "read", 1), nil, false, "reload " + file + ": it has the faults above. The policy before stays in force"},
+		{guardPolicy, errors.New("there are too many files"), true, "reload " + file + ": there are too many files. The policy before stays in force"},
+	} {
+		a.err = step.err
+		if err := errors.Join(os.WriteFile(file, []byte(step.text), 0o600), unix.Kill(os.Getpid(), unix.SIGHUP)); err != nil {
+			t.Fatal(err)
+		}
+		for said.Scan() && !strings.HasPrefix(said.Text(), "reload") {
+		}
+		if said.Text() != step.want {
+			t.Errorf("%q, want %q", said.Text(), step.want)
+		}
+		if is := len(a.policies) == 1; is != step.applied {
+			t.Errorf("%s: applied %v", step.want, is)
+		} else if is {
+			<-a.policies
+		}
+	}
+	cancel()
+	<-ended
 }

@@ -15,6 +15,7 @@ const (
 	FlowsFull              = "flows_full"
 	FramesMissed           = "frames_missed"
 	FramesRefused          = "frames_refused"
+	GatewaySilent          = "gateway_silent"
 	HealthNotBelieved      = "health_not_believed"
 	InterfaceMissing       = "interface_missing"
 	MulticastLinkOnly      = "multicast_link_only"
@@ -118,6 +119,11 @@ var Codes = []Definition{
 		Code: FramesRefused, Severity: Warning, Subject: "instance",
 		Meaning: "The kernel refused frames after the program had decided to send them.",
 		Remedy:  "on a veth: `ethtool -K PEER gro on` at its other end, or `attach: generic` here; on a card: lengthen its transmit ring, which is too short (`ethtool -G INTERFACE tx N`)",
+	},
+	{
+		Code: GatewaySilent, Severity: Warning, Subject: "gateway on interface",
+		Meaning: "A gateway that a route of this host names, on an interface that shunt is attached to, does not answer ARP or neighbour solicitations. Clients behind it may get no answers. When the kernel has given it up, which takes it up to a minute, shunt answers each client by the way that the client's packets come.",
+		Remedy:  "check the router, its cable and its VLAN: `ip neighbour show`; remove the route if the router is gone for good",
 	},
 	{
 		Code: HealthNotBelieved, Severity: Error, Subject: "service",

@@ -72,7 +72,12 @@ func (p *Part) schema(root *jsonschema.Schema) {
 // schemaOf is the schema of a struct, with those of the mappings in it as its definitions. prefix
 // keeps their names from those of other structs.
 func schemaOf(t reflect.Type, prefix string) *jsonschema.Schema {
-	name := func(t reflect.Type) string { return prefix + strings.TrimSuffix(t.Name(), "Entry") }
+	name := func(t reflect.Type) string {
+		if t.Name() == "" {
+			return "" // a list's, which has no definition
+		}
+		return prefix + strings.TrimSuffix(t.Name(), "Entry")
+	}
 	reflector := &jsonschema.Reflector{
 		Anonymous:      true,
 		ExpandedStruct: true,

@@ -3,6 +3,7 @@ package diag
 
 import (
 	"github.com/shunt-lb/shunt/internal/diag/io"
+	"github.com/shunt-lb/shunt/internal/diag/memleak"
 	"github.com/shunt-lb/shunt/internal/diag/ping"
 	"github.com/shunt-lb/shunt/internal/diag/sched"
 	"github.com/shunt-lb/shunt/sensor"
@@ -24,5 +25,7 @@ func Examine(b sensor.BTF) []Tool {
 	ofPing, errPing := ping.Examine(b)
 	ofRunq, errRunq := sched.ExamineRunQueues(b)
 	ofIrqoff, errIrqoff := sched.ExamineStalls(b)
-	return []Tool{{"io", ofIO, errIO}, {"ping", ofPing, errPing}, {"runq", ofRunq, errRunq}, {"irqoff", ofIrqoff, errIrqoff}}
+	ofMemleak, errMemleak := memleak.Examine(b)
+	return []Tool{{"io", ofIO, errIO}, {"ping", ofPing, errPing}, {"runq", ofRunq, errRunq}, {"irqoff", ofIrqoff, errIrqoff},
+		{"memleak", ofMemleak, errMemleak}}
 }

@@ -51,7 +51,11 @@ func (h Holder) String() string { return fmt.Sprintf("process %d (%s)", h.PID, h
 // products are the XDP programs of shunt's other than a balancer's, and what takes each off.
 var products = map[string]string{
 	"sh_decap": "stop `shunt decap`, which takes encapsulation off here: a balancer and a backend need different interfaces",
+	guestName:  "have one `shunt run` do both, with `udp` and `interfaces` in one file; or stop the one that has the UDP path here",
 }
+
+// guestName is a program that goes behind a balancer's of its process (Guest).
+const guestName = "sh_udp"
 
 // modeOffloaded is a program in the network card, which shunt never asks for.
 const modeOffloaded Mode = "offloaded"
@@ -252,11 +256,11 @@ func (o *Occupant) Instance() (instance string, ok bool) {
 	return "", false
 }
 
-// IsOurs is whether it is a balancer of shunt's, or what one has run before itself. Unless
-// Unread says why it is not known.
+// IsOurs is whether it is a balancer of shunt's, or what one has run before itself, or what makes room for a
+// balancer of the same process. Unless Unread says why it is not known.
 func (o *Occupant) IsOurs() bool {
 	_, ok := o.Instance()
-	return ok
+	return ok || o.Name == guestName
 }
 
 // TakeOff is what takes the program off, as an instruction with its commands.

@@ -19,9 +19,8 @@ func TestProductsDoNotShare(t *testing.T) {
 		"interface: eth1, address: 192.0.2.10, port: 8010": {`3:64: error: udp[0].port: udp 192.0.2.10:8010 is also a frontend of service "dns", at 2:74: ` + one},
 		`interface: eth1, address: "2001:db8::10", port: [54, 53]`: {
 			`3:73: error: udp[0].port[1]: udp [2001:db8::10]:53 is also a frontend of service "dns", at 2:70: ` + one},
-		"interface: eth0, address: 192.0.2.11, port: 53": {
-			"3:31: error: udp[0].interface: interface eth0 is also one of the balancer's interfaces, at 1:21: " +
-				"the UDP path and the balancer are not supported yet on one interface; give the UDP path an interface of its own, or take this one out of interfaces"},
+		"interface: eth0, address: 192.0.2.11, port: 53": nil, // the balancer's
+		"interface: eth0, address: 192.0.2.10, port: 53": {`3:64: error: udp[0].port: udp 192.0.2.10:53 is also a frontend of service "dns", at 2:70: ` + one},
 	} {
 		text := balancer + "udp: [{name: feed, " + entry + ", allow: {user: root}}]\n"
 		var have []string

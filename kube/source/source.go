@@ -1,8 +1,8 @@
 // Package source follows the apiserver of a cluster, and declares its Services to the balancer.
 //
-//	informers ──► keys that changed ──► translate ──► Set ──► replace
-//	              (one for a Service,                 all services, once the first
-//	               whatever of it changed)            full list is there
+//	informers ──► keys that changed ──► translate ──► Set ──► declare
+//	              (one for a Service,                 what has changed, once the first
+//	               whatever of it changed)            full list is there, and then all
 //
 // While the apiserver does not answer, what it has said last stays. Nothing is declared before it has
 // said everything once: to declare less would withdraw services that a restart has kept.
@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/state"
 	"github.com/shunt-lb/shunt/kube/translate"
@@ -142,14 +143,14 @@ func (s *Source) First() []model.Service {
 	return services
 }
 
-// Follow calls replace with all services, at first and whenever they are others, until ctx ends. It is
+// Follow calls declare with all services at first, and then with those that are others, until ctx ends. It is
 // called after Open, and is a daemon.Source's Run.
-func (s *Source) Follow(ctx context.Context, replace func([]model.Service) error) {
+func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) {
 	var again <-chan time.Time
 	wait, inStep, due := retryFirst, false, true
 	for {
 		if s.work() || due {
-			left, err := s.declare(replace)
+			left, err := s.declare(declare, !inStep)
 			switch {
 			case ctx.Err() != nil:
 				return
@@ -163,7 +164,7 @@ func (s *Source) Follow(ctx context.Context, replace func([]model.Service) error
 				}
 				if !inStep {
 					inStep = true
-					s.options.Log.Info("in step with the cluster", "services", len(s.set.Services()), "node", s.options.Node)
+					s.options.Log.Info("in step with the cluster", "services", s.set.Len(), "node", s.options.Node)
 				}
 			}
 		}
@@ -180,11 +181,20 @@ func (s *Source) Follow(ctx context.Context, replace func([]model.Service) error
 	}
 }
 
-// declare hands everything over. What belongs to another source is left out: one wrong object must not
+// declare hands over what has changed, or all. What belongs to another source is left out: one wrong object must not
 // keep all others out. left: something is.
-func (s *Source) declare(replace func([]model.Service) error) (left bool, err error) {
+func (s *Source) declare(declare func(daemon.Change) error, all bool) (left bool, err error) {
 	for {
-		err := replace(s.set.Services())
+		change := daemon.Change{Whole: all}
+		if all {
+			change.Declare = s.set.Services()
+		} else {
+			change.Declare, change.Withdraw = s.set.Pending()
+		}
+		err := declare(change)
+		if err == nil {
+			s.set.Settled()
+		}
 		var conflict *state.ConflictError
 		if !errors.As(err, &conflict) {
 			return s.set.Refused(), err

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/state"
 	"github.com/shunt-lb/shunt/kube/source"
@@ -47,6 +50,7 @@ func node(address string) *corev1.Node {
 type taker struct {
 	mutex  sync.Mutex
 	calls  int
+	has    map[string]model.Service
 	now    string
 	refuse func([]model.Service) error
 	log    bytes.Buffer
@@ -58,17 +62,30 @@ func (k *taker) Write(text []byte) (int, error) {
 	return k.log.Write(text)
 }
 
-func (k *taker) replace(services []model.Service) error {
+func (k *taker) declare(change daemon.Change) error {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()
 	k.calls++
 	if k.refuse != nil {
-		if err := k.refuse(services); err != nil {
+		if err := k.refuse(change.Declare); err != nil {
 			return err
 		}
 	}
+	if change.Whole != (k.has == nil) {
+		return fmt.Errorf("all is declared: %v, in call %d", change.Whole, k.calls)
+	}
+	if change.Whole {
+		k.has = map[string]model.Service{}
+	}
+	for _, name := range change.Withdraw {
+		delete(k.has, name)
+	}
+	for _, s := range change.Declare {
+		k.has[s.Name] = s
+	}
 	k.now = ""
-	for _, s := range services {
+	for _, name := range slices.Sorted(maps.Keys(k.has)) {
+		s := k.has[name]
 		k.now += s.Name
 		for _, f := range s.Frontends {
 			k.now += " " + f.String()
@@ -119,7 +136,7 @@ func TestFollow(t *testing.T) {
 		t.Fatal(err)
 	}
 	var ended sync.WaitGroup
-	ended.Go(func() { s.Follow(ctx, k.replace) })
+	ended.Go(func() { s.Follow(ctx, k.declare) })
 	defer ended.Wait()
 	defer cancel()
 	a := "default/a tcp 10.96.0.1:80"
@@ -183,7 +200,7 @@ func TestRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	var ended sync.WaitGroup
-	ended.Go(func() { s.Follow(ctx, k.replace) })
+	ended.Go(func() { s.Follow(ctx, k.declare) })
 	defer ended.Wait()
 	defer cancel()
 	k.awaits(t, "after both", "default/b tcp 10.96.0.2:80\n")
@@ -205,7 +222,7 @@ func TestNothingBeforeTheFirstList(t *testing.T) {
 }
 
 // BenchmarkChange is one endpoint that changes among Services of 100: translation and set alone, and
-// with the desired state, which a declaration is merged into as a whole.
+// with the desired state.
 func BenchmarkChange(b *testing.B) {
 	var addresses []string
 	for i := range 100 {
@@ -216,7 +233,8 @@ func BenchmarkChange(b *testing.B) {
 		b.Run(fmt.Sprintf("%dx100/translated", services), func(b *testing.B) {
 			for i := range b.N {
 				w.put(i%services, addresses[:99-i%2])
-				w.set.Services()
+				w.set.Pending()
+				w.set.Settled()
 			}
 		})
 		b.Run(fmt.Sprintf("%dx100/desired", services), func(b *testing.B) {

@@ -35,6 +35,8 @@ func (w *whole) put(i int, addresses []string) {
 }
 
 func (w *whole) declare() error {
-	_, err := w.writer.Replace(state.Declaration{Source: "kubernetes", Services: w.set.Services()})
+	changed, withdrawn := w.set.Pending()
+	_, err := w.writer.Replace(state.Declaration{Source: "kubernetes", Services: changed, Part: true, Withdrawn: withdrawn})
+	w.set.Settled()
 	return err
 }

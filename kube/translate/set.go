@@ -21,7 +21,11 @@ type Set struct {
 	members map[Key]*member
 	claims  map[model.Frontend][]*member // the owner first
 	refused map[string]string            // services by name that the node does not let in, and why
-	list    []model.Service              // of all; nil: to be made
+	faulty  map[Key]*member              // those with faults
+	short   map[*member]bool             // those that have less than they want
+
+	services map[string]model.Service // of all, by name
+	pending  map[string]bool          // names of those that are others than when Settled was last called
 }
 
 type member struct {
@@ -37,6 +41,8 @@ type member struct {
 func (s *Set) Put(key Key, created time.Time, wanted Translation) (changed bool) {
 	if s.members == nil {
 		s.members, s.claims, s.refused = map[Key]*member{}, map[model.Frontend][]*member{}, map[string]string{}
+		s.faulty, s.short = map[Key]*member{}, map[*member]bool{}
+		s.services, s.pending = map[string]model.Service{}, map[string]bool{}
 	}
 	m, known := s.members[key]
 	if !known {
@@ -66,12 +72,11 @@ func (s *Set) Put(key Key, created time.Time, wanted Translation) (changed bool)
 				touched[other] = true
 			}
 		}
-		touched[m] = true
 	}
+	touched[m] = true
 	for other := range touched {
 		s.settle(other)
 	}
-	s.list = nil
 	return true
 }
 
@@ -85,7 +90,7 @@ func (s *Set) Refuse(name, why string) {
 	}
 	for _, m := range s.members {
 		if slices.ContainsFunc(m.services, func(x model.Service) bool { return x.Name == name }) {
-			s.refused[name], s.list = why, nil
+			s.refused[name] = why
 			s.settle(m)
 			return
 		}
@@ -98,29 +103,43 @@ func (s *Set) Refused() bool { return len(s.refused) > 0 }
 // Readmit takes in again what was refused.
 func (s *Set) Readmit() {
 	clear(s.refused)
-	for _, m := range s.members {
-		if len(m.services) < len(m.wanted.Services) {
-			s.settle(m)
-		}
+	for _, m := range slices.Collect(maps.Keys(s.short)) {
+		s.settle(m)
 	}
-	s.list = nil
 }
 
-// Services are all, by Service and name. The list is for reading.
+// Services are all, by Service and name.
 func (s *Set) Services() []model.Service {
-	if s.list == nil {
-		s.list = []model.Service{}
-		for _, key := range slices.Sorted(maps.Keys(s.members)) {
-			s.list = append(s.list, s.members[key].services...)
+	all := []model.Service{}
+	for _, key := range slices.Sorted(maps.Keys(s.members)) {
+		all = append(all, s.members[key].services...)
+	}
+	return all
+}
+
+// Len is how many services of the balancer there are.
+func (s *Set) Len() int { return len(s.services) }
+
+// Pending is what has changed since Settled was last called, or is all at first: services that are new or different,
+// and names of those that are there no more; by name.
+func (s *Set) Pending() (declare []model.Service, withdraw []string) {
+	for _, name := range slices.Sorted(maps.Keys(s.pending)) {
+		if service, is := s.services[name]; is {
+			declare = append(declare, service)
+		} else {
+			withdraw = append(withdraw, name)
 		}
 	}
-	return s.list
+	return declare, withdraw
 }
+
+// Settled says that what was pending is known where it matters.
+func (s *Set) Settled() { s.pending = map[string]bool{} } // not cleared: at first it had all services
 
 // Faults are those of all Services, by Service.
 func (s *Set) Faults() (all []Fault) {
-	for _, key := range slices.Sorted(maps.Keys(s.members)) {
-		all = append(all, s.members[key].faults...)
+	for _, key := range slices.Sorted(maps.Keys(s.faulty)) {
+		all = append(all, s.faulty[key].faults...)
 	}
 	return all
 }
@@ -156,6 +175,7 @@ func (m *member) frontends() map[model.Frontend]bool {
 func (s *Set) settle(m *member) {
 	found := faults(slices.Clone(m.wanted.Faults))
 	object := "Service " + m.key
+	before := m.services
 	m.services = nil
 	had := map[model.Frontend]string{}
 	for _, service := range m.wanted.Services {
@@ -185,6 +205,28 @@ func (s *Set) settle(m *member) {
 		m.services = append(m.services, service)
 	}
 	m.faults = found
+	s.note(m, before)
+}
+
+// note notes what has become of a Service that had these services before.
+func (s *Set) note(m *member, before []model.Service) {
+	if delete(s.faulty, m.key); len(m.faults) > 0 {
+		s.faulty[m.key] = m
+	}
+	if delete(s.short, m); len(m.services) < len(m.wanted.Services) {
+		s.short[m] = true
+	}
+	if equal(before, m.services) {
+		return
+	}
+	for i := range before {
+		delete(s.services, before[i].Name)
+		s.pending[before[i].Name] = true
+	}
+	for _, service := range m.services {
+		s.services[service.Name] = service
+		s.pending[service.Name] = true
+	}
 }
 
 func sameFrontends(a, b []model.Service) bool {

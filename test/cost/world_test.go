@@ -71,7 +71,7 @@ func (w *world) makeLink() {
 // open loads the program and fills the maps, as the daemon does.
 func (w *world) open() {
 	w.d = space.Open(w, w.options)
-	must(w, w.d.Prepare(w.services))
+	must(w, w.d.Prepare(model.Shared(w.services)))
 	_, err := w.d.Attach(w.link.Attrs().Name, model.AttachNative)
 	must(w, err)
 	must(w, w.d.Heartbeat())
@@ -83,7 +83,7 @@ func (w *world) open() {
 			must(w, w.d.SetHop(r.BackendRef, datapath.Hop{Interface: w.link.Attrs().Index, MAC: station}))
 		}
 	}))
-	_, err = reconciler.Apply(reconcile.Desired{Services: w.services, Sources: slices.Concat(sources[false], sources[true]), Limits: w.options.Limits})
+	_, err = reconciler.Apply(reconcile.Desired{Services: model.Shared(w.services), Sources: slices.Concat(sources[false], sources[true]), Limits: w.options.Limits})
 	must(w, err)
 	for _, a := range []string{vip4, vip6} {
 		must(w, w.d.SetOwned(netip.MustParseAddr(a), datapath.OwnedForever))

@@ -29,25 +29,36 @@ const sourceVariable = "SHUNT_NET_SOURCE"
 
 // becomeDaemon makes this process `shunt run` with another source, if it is to be.
 func becomeDaemon() {
-	if path := os.Getenv(sourceVariable); path != "" && len(os.Args) > 1 && os.Args[1] == "run" {
-		os.Exit(runWithSource(path))
+	if len(os.Args) < 2 || os.Args[1] != "run" {
+		return
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	if path := os.Getenv(sourceVariable); path != "" {
+		os.Exit(runWithSource(fileSource(path, log), log))
+	}
+	if size := os.Getenv(fleetVariable); size != "" {
+		os.Exit(runWithSource(fleetSource(size, log), log))
 	}
 }
 
-// runWithSource knows the options that launch gives, and returns the exit code.
-func runWithSource(path string) int {
-	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	balancer := daemon.Product(daemon.Options{Sources: []daemon.Source{{
+// fileSource is the services of another file.
+func fileSource(path string, log *slog.Logger) daemon.Source {
+	return daemon.Source{
 		Name:  "second",
 		First: func() []model.Service { services, _ := servicesOf(path); return services },
-		Run: func(ctx context.Context, replace func([]model.Service) error) {
+		Run: func(ctx context.Context, declare func(daemon.Change) error) {
 			follow(ctx, path, func(services []model.Service) {
-				if err := replace(services); err != nil {
+				if err := declare(daemon.Change{Declare: services, Whole: true}); err != nil {
 					log.Error("second source refused", "error", err)
 				}
 			})
 		},
-	}}})
+	}
+}
+
+// runWithSource knows the options that launch gives, and returns the exit code.
+func runWithSource(source daemon.Source, log *slog.Logger) int {
+	balancer := daemon.Product(daemon.Options{Sources: []daemon.Source{source}})
 	options := node.Options{Log: log, Products: []node.Product{balancer}}
 	flags := flag.NewFlagSet("run", flag.ExitOnError)
 	flags.StringVar(&options.ConfigPath, "config", "", "")
@@ -114,7 +125,7 @@ func TestSecondSource(t *testing.T) {
 	sessions := b.open(t, 2)
 
 	says(edge)
-	b.awaits(b.daemon, `msg="services replaced" source=second`)
+	b.awaits(b.daemon, `msg="services changed" source=second`)
 	m.has(t, "STATUS=forwarding 3 services")
 	eventually(t, 10*time.Second, "announcement", func() error { return b.announces(second) })
 	b.edgeIsServed(t, "taken over")

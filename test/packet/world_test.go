@@ -198,7 +198,7 @@ func (w *world) fill(o worldOptions) {
 			w.Errorf("removing the data plane: %v", err)
 		}
 	})
-	must(w, w.d.Prepare(o.services))
+	must(w, w.d.Prepare(model.Shared(o.services)))
 	if _, ok := o.vlans[armA]; ok && o.mode == model.AttachNative {
 		w.addTrunks(o.vlans)
 	}
@@ -228,7 +228,7 @@ func (w *world) pinned(name string) *ebpf.Map {
 func (w *world) apply(services []model.Service) {
 	w.Helper()
 	_, err := w.reconciler.Apply(reconcile.Desired{
-		Services: services, Sources: sources, Limits: w.options.Limits,
+		Services: model.Shared(services), Sources: sources, Limits: w.options.Limits,
 		HostOwn: map[netip.Addr]bool{hostVIP4: true, hostVIP6: true},
 	})
 	must(w, err)

@@ -58,7 +58,7 @@ func (h *history) configure(services ...model.Service) {
 	for _, s := range services {
 		h.log("%s: %s", s.Name, describe(s))
 	}
-	h.desired.Services = services
+	h.desired.Services = model.Shared(services)
 	h.apply()
 }
 
@@ -539,7 +539,7 @@ func restartKeepsUDP(h *history) {
 	young := h.dial(model.UDP, 300)
 	h.elapse(5)
 	h.restart()
-	h.configure(h.desired.Services...)
+	h.apply()
 	h.elapse(5) // 10 since the change, but 5 since the restart
 	h.expectKept(h.speak(old))
 	h.expectKept(h.speak(young))

@@ -181,7 +181,7 @@ func TestTwoCPUsWhileTablesChange(t *testing.T) {
 	witness := newWitness(w, w.d)
 	witness.grace = w.d.Grace
 	r := reconcile.New(witness, reconcile.Clock(func() time.Time { return epoch.Add(all.now) }))
-	desired := reconcile.Desired{Limits: w.options.Limits, Settle: settle, Services: []model.Service{web("21 22 23")}}
+	desired := reconcile.Desired{Limits: w.options.Limits, Settle: settle, Services: model.Shared([]model.Service{web("21 22 23")})}
 	apply := func() {
 		t.Helper()
 		must(t, w.d.Heartbeat())
@@ -194,7 +194,7 @@ func TestTwoCPUsWhileTablesChange(t *testing.T) {
 	shared := make([]*steady, 300)
 	senders := []*sender{{cpu: 0}, {cpu: 1}}
 	for i := range shared {
-		shared[i] = newSteady(desired.Services[0], true, 1+i%60, uint16(30000+i))
+		shared[i] = newSteady(*desired.Services[0], true, 1+i%60, uint16(30000+i))
 	}
 	for _, s := range senders {
 		s.w, s.hall, s.shared, s.tally.losses = w, all, shared, map[cause]int{}
@@ -210,7 +210,7 @@ func TestTwoCPUsWhileTablesChange(t *testing.T) {
 	failed := make(chan error, len(senders))
 	for _, s := range senders {
 		running.Go(func() {
-			if err := s.run(desired.Services[0], &stop); err != nil {
+			if err := s.run(*desired.Services[0], &stop); err != nil {
 				failed <- err
 			}
 		})
@@ -231,10 +231,10 @@ func TestTwoCPUsWhileTablesChange(t *testing.T) {
 	}
 	marked := 0
 	for range changes {
-		desired.Services = []model.Service{otherWeb(rng, all)}
+		desired.Services = model.Shared([]model.Service{otherWeb(rng, all)})
 		apply()
 		if rng.IntN(3) == 0 { // a second change before the first has settled, at once
-			desired.Services = []model.Service{otherWeb(rng, all)}
+			desired.Services = model.Shared([]model.Service{otherWeb(rng, all)})
 			apply()
 		}
 		everybodySends()

@@ -88,7 +88,7 @@ const historyLength = 40000 * time.Second
 
 func (h *history) play() {
 	for n := range 1 + h.choose(3, "services") {
-		h.desired.Services = append(h.desired.Services, h.newService(n))
+		h.desired.Services = append(h.desired.Services, model.Shared([]model.Service{h.newService(n)})...)
 	}
 	h.apply()
 	h.lateRolls = h.rng("late")
@@ -211,7 +211,9 @@ func (h *history) change() {
 			break
 		}
 		i := h.choose(len(d.Services), "of service")
-		s := &d.Services[i]
+		changed := *d.Services[i]
+		s := &changed
+		d.Services[i] = s
 		s.Backends = slices.Clone(s.Backends)
 		said := h.changeService(s, what)
 		if h.choose(6, "all drain") > 0 {
@@ -236,7 +238,7 @@ func describe(s model.Service) string {
 func (h *history) toggleService(d *reconcile.Desired) {
 	n := h.choose(3, "n")
 	name := string(rune('a' + n))
-	if i := slices.IndexFunc(d.Services, func(s model.Service) bool { return s.Name == name }); i >= 0 {
+	if i := slices.IndexFunc(d.Services, func(s *model.Service) bool { return s.Name == name }); i >= 0 {
 		h.log("service %s goes", name)
 		h.count.events["service goes"]++
 		d.Services = slices.Delete(d.Services, i, i+1)
@@ -244,7 +246,7 @@ func (h *history) toggleService(d *reconcile.Desired) {
 	}
 	h.log("service %s comes", name)
 	h.count.events["service comes"]++
-	d.Services = append(d.Services, h.newService(n))
+	d.Services = append(d.Services, model.Shared([]model.Service{h.newService(n)})...)
 }
 
 func (h *history) changeService(s *model.Service, what int) string {

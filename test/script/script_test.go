@@ -120,7 +120,7 @@ func (s *story) load(ts *testscript.TestScript, arguments []string) (reconcile.D
 		s.reconciler = reconcile.New(s.maps)
 	}
 	return reconcile.Desired{
-		Services: loaded.Services,
+		Services: model.Shared(loaded.Services),
 		Sources:  loaded.SNAT.Addresses,
 		HostOwn:  s.hostOwn,
 		Limits:   loaded.Limits,

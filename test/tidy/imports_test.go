@@ -70,11 +70,14 @@ var mayImport = map[string][]string{
 	"udp":                 {"internal/udp/proto", "internal/udp/xsk"},
 
 	// Diagnosis.
-	"internal/diag":       {"internal/diag/io", "internal/diag/ping", "internal/diag/sched", "sensor"},
-	"internal/diag/io":    {"internal/diag/line", "internal/event", "sensor"},
-	"internal/diag/line":  {"sensor"},
-	"internal/diag/ping":  {"internal/diag/line", "sensor"},
-	"internal/diag/sched": {"internal/diag/line", "internal/event", "sensor"},
+	"internal/diag":         {"internal/diag/io", "internal/diag/memleak", "internal/diag/ping", "internal/diag/sched", "sensor"},
+	"internal/diag/cgroup":  {},
+	"internal/diag/io":      {"internal/diag/cgroup", "internal/diag/line", "internal/event", "sensor"},
+	"internal/diag/line":    {"sensor"},
+	"internal/diag/memleak": {"internal/diag/cgroup", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
+	"internal/diag/ping":    {"internal/diag/line", "sensor"},
+	"internal/diag/sched":   {"internal/diag/cgroup", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
+	"internal/diag/symbol":  {},
 
 	// The pod shortcuts.
 	"internal/pod/compare": {"internal/pod/traffic"},

@@ -19,6 +19,7 @@
 #include "../../ctx/xdp.h"
 
 #include "../chain.h"
+#include "../guest.h"
 #include "tunnel.h"
 #include "inner.h"
 #include "outer.h"
@@ -84,7 +85,9 @@ int sh_decap(struct xdp_md *ctx)
 	decap_count(t.outer.reason, t.outer.frame_size);
 	if (verdict != VERDICT_PASS)
 		return XDP_DROP;
-	if (behind_balancer)
+	if (behind_balancer) {
+		guest_hand_on(ctx);
 		chain_after(ctx);
+	}
 	return XDP_PASS;
 }

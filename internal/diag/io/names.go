@@ -3,15 +3,13 @@ package io
 import (
 	"bufio"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/shunt-lb/shunt/internal/diag/cgroup"
 	"github.com/shunt-lb/shunt/internal/event"
 )
 
@@ -32,8 +30,7 @@ type names struct {
 	devices    map[uint32]string
 	cgroups    map[uint64]string // paths below the second hierarchy
 	containers map[uint32]string // by process: what its cgroup in the first hierarchy says
-	cgroupRoot string
-	walked     bool // in this interval
+	walked     bool              // in this interval
 }
 
 func newNames() names {
@@ -126,22 +123,9 @@ func parseMounts(text string) (mounts []mount) {
 		if !ok || errA != nil || errB != nil {
 			continue
 		}
-		mounts = append(mounts, mount{uint32(a<<20 | b), unescape(fields[3]), unescape(fields[4])})
+		mounts = append(mounts, mount{uint32(a<<20 | b), cgroup.Unescape(fields[3]), cgroup.Unescape(fields[4])})
 	}
 	return mounts
-}
-
-var escape = regexp.MustCompile(`\\[0-7]{3}`)
-
-// unescape reads the octal numbers that stand for blanks.
-func unescape(s string) string {
-	return escape.ReplaceAllStringFunc(s, func(code string) string {
-		n, err := strconv.ParseUint(code[1:], 8, 8)
-		if err != nil {
-			return code
-		}
-		return string([]byte{byte(n)})
-	})
 }
 
 // place finds the path through the mount that shows the smallest part of the file system with the file in it.
@@ -198,38 +182,7 @@ func (n *names) container(cgroup uint64, tgid uint32) string {
 
 // walkCgroups learns the folders of the second hierarchy: a cgroup's id is the inode number of its folder.
 func (n *names) walkCgroups() {
-	if n.cgroupRoot == "" {
-		n.cgroupRoot = cgroupMount()
-	}
-	if n.cgroupRoot == "" {
-		return
-	}
-	n.cgroups = map[uint64]string{}
-	// Cgroups come and go meanwhile: what cannot be read is left out.
-	_ = filepath.WalkDir(n.cgroupRoot, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || !d.IsDir() {
-			return nil
-		}
-		var stat unix.Stat_t
-		if unix.Stat(path, &stat) == nil {
-			n.cgroups[stat.Ino] = strings.TrimPrefix(path, n.cgroupRoot)
-		}
-		return nil
-	})
-}
-
-func cgroupMount() string {
-	text, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return ""
-	}
-	for line := range strings.Lines(string(text)) {
-		before, after, ok := strings.Cut(line, " - ")
-		if fields := strings.Fields(before); ok && strings.HasPrefix(after, "cgroup2 ") && len(fields) > 4 {
-			return unescape(fields[4])
-		}
-	}
-	return ""
+	n.cgroups = cgroup.Paths()
 }
 
 // kernelAddress is where a function of the kernel is.

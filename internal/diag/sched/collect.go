@@ -6,12 +6,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
-
+	"github.com/shunt-lb/shunt/internal/diag/cgroup"
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/sensor"
 )
@@ -79,7 +77,7 @@ func open(o Options, sensors []sensor.Sensor, late time.Duration) (*collector, e
 	}
 	group := uint64(0)
 	if o.Cgroup != "" {
-		if group, err = cgroupID(o.Cgroup); err != nil {
+		if group, err = cgroup.ID(o.Cgroup); err != nil {
 			return nil, err
 		}
 	}
@@ -98,22 +96,6 @@ func open(o Options, sensors []sensor.Sensor, late time.Duration) (*collector, e
 	}
 	c.began = time.Now()
 	return c, nil
-}
-
-// cgroupID is the number by which the kernel knows a folder of the second hierarchy: its inode.
-func cgroupID(folder string) (uint64, error) {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(folder, &fs); err != nil {
-		return 0, fmt.Errorf("find the cgroup %s: %w", folder, err)
-	}
-	if fs.Type != unix.CGROUP2_SUPER_MAGIC {
-		return 0, fmt.Errorf("%s is no folder of the second cgroup hierarchy (cgroup2)", filepath.Clean(folder))
-	}
-	var stat unix.Stat_t
-	if err := unix.Stat(folder, &stat); err != nil {
-		return 0, fmt.Errorf("find the cgroup %s: %w", folder, err)
-	}
-	return stat.Ino, nil
 }
 
 // Ending is how a stream of events went.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/diag/line"
+	"github.com/shunt-lb/shunt/internal/diag/symbol"
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/sensor"
 )
@@ -23,7 +24,7 @@ func Stalls(ctx context.Context, o Options, asJSON bool, out io.Writer) (err err
 	if runtime.GOARCH != "amd64" {
 		return fmt.Errorf("watch for interrupts that are off on %s: %w", runtime.GOARCH, ErrProcessor)
 	}
-	names, hidden := readSymbols()
+	names, hidden := symbol.Read()
 	c, err := open(o, stallSensors(o.Threshold), late(o.Threshold))
 	if err != nil {
 		return err
@@ -103,7 +104,7 @@ func (v *stallView) start(results []sensor.Result, btf string, hidden error) err
 	return err
 }
 
-func (v *stallView) tell(e event.Event, names *symbols) error {
+func (v *stallView) tell(e event.Event, names *symbol.Table) error {
 	if schedSchedSensor(e.Sensor) == schedSchedSensorSCHED_WAITED {
 		w, err := decodeWait(e)
 		if err != nil {

@@ -1,18 +1,16 @@
 package sched
 
 import (
-	"bufio"
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/arch/x86/x86asm"
 
+	"github.com/shunt-lb/shunt/internal/diag/symbol"
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/sensor"
 )
@@ -65,14 +63,14 @@ func stallSensors(threshold time.Duration) []sensor.Sensor {
 // softirqs are the names of linux/interrupt.h, by number.
 var softirqs = []string{"HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU"}
 
-func decodeStall(e event.Event, threshold time.Duration, s *symbols) (Stall, error) {
+func decodeStall(e event.Event, threshold time.Duration, s *symbol.Table) (Stall, error) {
 	raw, err := decode[schedSchedStall](e.Payload)
 	if err != nil {
 		return Stall{}, err
 	}
 	half := uint64(period(threshold)) / 2
 	took := raw.EndNs - min(raw.EndNs, raw.BeginNs)
-	l := Stall{Time: event.Time(e.TimeNs), CPU: e.CPU, Comm: event.Text(raw.Comm[:]), TID: raw.Tid, PID: raw.Tgid, Nanos: took, Stack: s.stack(raw), endNs: raw.EndNs}
+	l := Stall{Time: event.Time(e.TimeNs), CPU: e.CPU, Comm: event.Text(raw.Comm[:]), TID: raw.Tid, PID: raw.Tgid, Nanos: took, Stack: stackOf(raw, s), endNs: raw.EndNs}
 	switch schedSchedSensor(e.Sensor) {
 	case schedSchedSensorSCHED_TIMER_LATE:
 		l.Nanos, l.Error = took-min(took, half), half
@@ -161,59 +159,11 @@ func stealOf(cpus, times string) string {
 	return "this virtual machine has counted none, so a CPU that its hypervisor takes away while interrupts are off for a moment is told as irqoff"
 }
 
-// symbols are the kernel's functions by their addresses.
-type symbols struct {
-	addresses []uint64
-	names     []string
-}
-
-// readSymbols reads the kernel's list. Without addresses, which the kernel may hide, there is an error.
-func readSymbols() (*symbols, error) {
-	f, err := os.Open("/proc/kallsyms")
-	if err != nil {
-		return &symbols{}, fmt.Errorf("read the names of the kernel's functions: %w", err)
-	}
-	defer f.Close()
-	type symbol struct {
-		address uint64
-		name    string
-	}
-	var all []symbol
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		fields := strings.Fields(lines.Text())
-		if len(fields) < 3 || !strings.ContainsAny(fields[1], "tTwW") {
-			continue
-		}
-		if address, err := strconv.ParseUint(fields[0], 16, 64); err == nil && address != 0 {
-			all = append(all, symbol{address, fields[2]})
-		}
-	}
-	if len(all) == 0 {
-		return &symbols{}, errors.New("the kernel hides the addresses of its functions, so stacks have no names; `sysctl kernel.kptr_restrict=1` shows them to root")
-	}
-	slices.SortStableFunc(all, func(a, b symbol) int { return cmp.Compare(a.address, b.address) })
-	s := &symbols{}
-	for _, one := range all {
-		s.addresses, s.names = append(s.addresses, one.address), append(s.names, one.name)
-	}
-	return s, nil
-}
-
-func (s *symbols) name(address uint64) string {
-	i, found := slices.BinarySearch(s.addresses, address)
-	if !found {
-		i--
-	}
-	if i < 0 {
-		return fmt.Sprintf("%#x", address)
-	}
-	return fmt.Sprintf("%s+%#x", s.names[i], address-s.addresses[i])
-}
-
-func (s *symbols) stack(raw schedSchedStall) []string {
+// stackOf is a stack of the kernel in words.
+func stackOf(raw schedSchedStall, s *symbol.Table) []string {
 	frames := []string{}
 	for _, address := range raw.Stack[:min(int(raw.StackBytes)/8, len(raw.Stack))] {
-		frames = append(frames, s.name(address))
+		frames = append(frames, s.Name(address))
 	}
 	return frames
 }

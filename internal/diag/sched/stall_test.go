@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/diag/sched/hold"
+	"github.com/shunt-lb/shunt/internal/diag/symbol"
 	"github.com/shunt-lb/shunt/internal/event"
 )
 
@@ -84,7 +85,7 @@ func TestDurationBeginsWithTheSensors(t *testing.T) {
 // stalls is the tool at work, and what it has told.
 type stalls struct {
 	c         *collector
-	names     *symbols
+	names     *symbol.Table
 	threshold time.Duration
 	all       []Stall
 	waits     uint64
@@ -94,7 +95,7 @@ func openStalls(t *testing.T) *stalls {
 	t.Helper()
 	s := &stalls{threshold: 5 * time.Millisecond}
 	var err error
-	if s.names, err = readSymbols(); err != nil {
+	if s.names, err = symbol.Read(); err != nil {
 		t.Fatal(err)
 	}
 	if s.c, err = open(Options{Threshold: s.threshold}, stallSensors(s.threshold), late(s.threshold)); err != nil {
@@ -264,7 +265,7 @@ func TestLongSoftirqIsFound(t *testing.T) {
 		t.Skip("needs root to load BPF programs")
 	}
 	const threshold = 5 * time.Millisecond
-	names, err := readSymbols()
+	names, err := symbol.Read()
 	if err != nil {
 		t.Fatal(err)
 	}

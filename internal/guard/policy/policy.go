@@ -1,6 +1,8 @@
 package policy
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"path"
 	"slices"
@@ -29,29 +31,72 @@ const (
 // Operations in the order in which they are listed.
 var Operations = []string{Write, Create, Delete, Rename, Link, Chmod, Mount}
 
+// What a rule can deny about processes.
+const (
+	Kill   = "kill"
+	Ptrace = "ptrace"
+	Memory = "memory"
+)
+
+// ProcessOperations in the order in which they are listed.
+var ProcessOperations = []string{Kill, Ptrace, Memory}
+
 // The modes of a rule.
 const (
 	Audit = "audit"
 	Deny  = "deny"
 )
 
-// Rule is one thing that is protected.
+// Rule is one thing that is protected: files, or processes.
 type Rule struct {
-	Name     string
-	Paths    []string // absolute and clean
-	Deny     []string // words of Operations, each once
-	Programs []string // absolute and clean: executables that may do all of it
-	Mode     string
-	At       string // where it is written: FILE:LINE
+	Name    string
+	Paths   []string // of files: absolute and clean
+	Program string   // of processes: the executable, absolute and clean; or
+	PIDFile string   // a file that has the process's number in it; or
+	IsSelf  bool     // the guard's own process
+	Deny    []string // words of Operations or ProcessOperations, each once
+	Trust   Trust
+	Mode    string
+	At      string // where it is written: FILE:LINE
+}
+
+// IsOfProcesses is whether processes are protected, and not files.
+func (r Rule) IsOfProcesses() bool { return len(r.Paths) == 0 }
+
+// Trust is who may do it nevertheless.
+type Trust struct {
+	Programs     []Program
+	Children     bool     // also what these start
+	Interpreters []string // absolute and clean: of these, what may be started as itself
+	IsInit       bool     // the first process of the machine, which starts and stops services
+}
+
+// Program is an executable.
+type Program struct {
+	Path   string // absolute and clean
+	SHA256 string // its contents' digest in hexadecimal, or empty: not asked
+}
+
+// Programs are executables of which no digest is asked.
+func Programs(paths ...string) (all []Program) {
+	for _, path := range paths {
+		all = append(all, Program{Path: path})
+	}
+	return all
 }
 
 // Policy is what a file asks for.
-type Policy struct{ Rules []Rule }
+type Policy struct {
+	Rules      []Rule
+	IsDegraded bool // rules that this kernel cannot enforce are no fault
+}
 
 type guardEntry struct {
 	config.Mark `json:"-"`
-	Protect     config.List[protectEntry] `json:"protect" doc:"Files and folders that are protected." example:"[{name: data, paths: [/srv/data], deny: [write, delete], mode: audit}]"`
-	Processes   config.Later              `json:"processes,omitempty" doc:"Processes that are protected." instead:"protect the files of the program"`
+	Degraded    config.Word               `json:"degraded,omitempty" doc:"What a kernel that cannot enforce a rule of mode deny is. refuse: a fault; allow: a warning." enum:"refuse|allow" default:"refuse" example:"allow"`
+	Self        config.Boolean            `json:"self,omitempty" doc:"Protect the process of shunt guard run from signals and debuggers of all but the machine's first process." default:"false" example:"true"`
+	Protect     config.List[protectEntry] `json:"protect,omitempty" doc:"Files and folders that are protected." example:"[{name: data, paths: [/srv/data], deny: [write, delete], mode: audit}]"`
+	Processes   config.List[processEntry] `json:"processes,omitempty" doc:"Processes that are protected." example:"[{name: app, program: /usr/sbin/app, deny: [kill, ptrace], mode: audit}]"`
 	Connections config.Later              `json:"connections,omitempty" doc:"Connections that are denied." instead:"use the firewall"`
 	Detect      config.Later              `json:"detect,omitempty" doc:"Rules that detect an intrusion." instead:"leave it out"`
 }
@@ -65,17 +110,29 @@ type protectEntry struct {
 	Mode        config.Word                `json:"mode" doc:"audit: allow it and tell; deny: refuse it with EPERM and tell." enum:"audit|deny" example:"audit"`
 }
 
-type trustEntry struct {
+type processEntry struct {
 	config.Mark `json:"-"`
-	Programs    config.Many[config.Phrase] `json:"programs,omitempty" doc:"Executables. A copy of one is another program. The executable itself is protected from being written." min:"1" max:"4095" example:"[/usr/sbin/app]"`
-	Children    config.Later               `json:"children,omitempty" doc:"Trust the programs that these start." instead:"name these programs as well"`
-	User        config.Later               `json:"user,omitempty" doc:"Trust only processes of this user." instead:"leave it out"`
-	Cgroup      config.Later               `json:"cgroup,omitempty" doc:"Trust only processes of this cgroup." instead:"leave it out"`
+	Name        config.Text              `json:"name" doc:"What events and the status call the rule." min:"1" max:"63" example:"app"`
+	Program     config.Phrase            `json:"program,omitempty" doc:"All processes that run this executable." min:"1" max:"4095" example:"/usr/sbin/app"`
+	PIDFile     config.Phrase            `json:"pid-file,omitempty" doc:"The process whose number is in this file when the policy is loaded, and what it forks." min:"1" max:"4095" example:"/run/app.pid"`
+	Cgroup      config.Later             `json:"cgroup,omitempty" doc:"All processes of a cgroup." instead:"name the program"`
+	Deny        config.Many[config.Word] `json:"deny" doc:"What processes that are not trusted must not do to these. kill: send a signal, also by a file's owner (F_SETOWN), or set a limit; ptrace, memory: control it as a debugger does, read or write its memory, take its descriptors. The kernel asks one question for these two, so each of the words denies both." enum:"kill|ptrace|memory" example:"[kill, ptrace]"`
+	Trust       trustEntry               `json:"trust,omitempty" doc:"Who may do it nevertheless. The processes of the rule may do it to each other." example:"{programs: [/usr/bin/systemctl]}"`
+	Mode        config.Word              `json:"mode" doc:"audit: allow it and tell; deny: refuse it with EPERM and tell." enum:"audit|deny" example:"audit"`
+}
+
+type trustEntry struct {
+	config.Mark  `json:"-"`
+	Programs     config.Many[config.Phrase] `json:"programs,omitempty" doc:"Executables. A copy of one is another program. The executable itself is protected from being written. With @sha256:DIGEST after the path, the policy is only loaded if the file has this digest." min:"1" max:"4183" example:"[/usr/sbin/app]"`
+	Children     config.Boolean             `json:"children,omitempty" doc:"Trust the programs that these start, and those that they start in turn. It ends at a program whose environment loads code (LD_PRELOAD and its like), that a debugger has, that has no name (memfd), and at an interpreter that is not in interpreters." default:"false" example:"true"`
+	Interpreters config.Many[config.Phrase] `json:"interpreters,omitempty" doc:"Shells and other interpreters that are trusted when a trusted program starts them, whatever they are given. A script that is executed itself needs none of it." min:"1" max:"4095" example:"[/bin/dash]"`
+	User         config.Later               `json:"user,omitempty" doc:"Trust only processes of this user." instead:"leave it out"`
+	Cgroup       config.Later               `json:"cgroup,omitempty" doc:"Trust only processes of this cgroup." instead:"leave it out"`
 }
 
 // Part is the key for a format of files.
 func Part() config.Part {
-	return config.NewSection(Key, "Files that are protected by the kernel.", "{protect: [{name: data, paths: [/srv/data], deny: [write, delete], mode: audit}]}", build)
+	return config.NewSection(Key, "Files and processes that are protected by the kernel.", "{protect: [{name: data, paths: [/srv/data], deny: [write, delete], mode: audit}]}", build)
 }
 
 var format = config.NewFormat(Part())
@@ -96,53 +153,102 @@ func Schema() []byte { return format.Schema("Policy of shunt guard") }
 
 // build checks what the rules mean.
 func build(g *guardEntry, read *config.Contents) any {
-	var p Policy
+	p := Policy{IsDegraded: g.Degraded.Value == "allow"}
 	if !g.Set && !read.Unparsed {
 		read.Faults.Errorf(config.Mark{At: g.At.Whole()}, "say what to protect, for example guard: {protect: [{name: data, paths: [/srv/data], deny: [write, delete], mode: audit}]}", "there is no key %q", Key)
 	}
-	if len(g.Protect.Items) > RulesMax {
-		read.Faults.Errorf(g.Protect.Mark, "join rules that deny the same", "%d rules, and at most %d are possible", len(g.Protect.Items), RulesMax)
-		return p
-	}
 	names := map[string]bool{}
-	for i := range g.Protect.Items {
-		entry := &g.Protect.Items[i]
-		if name := entry.Name.Value; name != "" && names[name] {
-			read.Faults.Errorf(entry.Name.Mark, "give each rule a name of its own", "a rule before this one is called %q too", name)
+	add := func(name config.Text, r Rule) {
+		if r.Name != "" && names[r.Name] {
+			read.Faults.Errorf(name.Mark, "give each rule a name of its own", "a rule before this one is called %q too", r.Name)
 		}
-		names[entry.Name.Value] = true
-		p.Rules = append(p.Rules, entry.rule(&read.Faults))
+		names[r.Name] = true
+		p.Rules = append(p.Rules, r)
 	}
-	if g.Protect.Set && len(g.Protect.Items) == 0 && !read.Unparsed && !g.Protect.Bad {
-		read.Faults.Errorf(g.Protect.Mark, "write a rule, or leave guard out", "nothing is protected")
+	for i := range g.Protect.Items {
+		add(g.Protect.Items[i].Name, g.Protect.Items[i].rule(&read.Faults))
+	}
+	for i := range g.Processes.Items {
+		add(g.Processes.Items[i].Name, g.Processes.Items[i].rule(&read.Faults))
+	}
+	if g.Self.Value {
+		add(config.Text{Mark: g.Self.Mark}, Rule{Name: "self", IsSelf: true, Deny: ProcessOperations, Trust: Trust{IsInit: true}, Mode: Deny, At: g.Self.At.String()})
+	}
+	if len(p.Rules) > RulesMax {
+		read.Faults.Errorf(g.Mark, "join rules that deny the same", "%d rules, and at most %d are possible", len(p.Rules), RulesMax)
+		return Policy{}
+	}
+	if len(p.Rules) == 0 && g.Set && !read.Unparsed && !g.Protect.Bad && !g.Processes.Bad {
+		read.Faults.Errorf(g.Mark, "write a rule under protect or processes, or leave guard out", "nothing is protected")
 	}
 	return p
 }
 
 func (e *protectEntry) rule(faults *config.Faults) Rule {
-	r := Rule{Name: e.Name.Value, Mode: e.Mode.Value, At: e.At.String()}
-	r.Paths = paths(e.Paths, faults)
-	r.Programs = paths(e.Trust.Programs, faults)
-	for _, word := range e.Deny.Items {
-		switch {
-		case word.Value == "": // it has a fault already
-		case slices.Contains(r.Deny, word.Value):
-			faults.Warnf(word.Mark, "remove one of them", "deny has %s twice", word.Value)
-		default:
-			r.Deny = append(r.Deny, word.Value)
+	return Rule{Name: e.Name.Value, Mode: e.Mode.Value, At: e.At.String(), Paths: paths(e.Paths.Items, faults), Deny: words(e.Deny, faults), Trust: e.Trust.trust(faults)}
+}
+
+func (e *processEntry) rule(faults *config.Faults) Rule {
+	r := Rule{Name: e.Name.Value, Mode: e.Mode.Value, At: e.At.String(), Deny: words(e.Deny, faults), Trust: e.Trust.trust(faults)}
+	one := func(p config.Phrase) string {
+		if clean := paths([]config.Phrase{p}, faults); len(clean) > 0 {
+			return clean[0]
 		}
+		return ""
 	}
-	for _, program := range e.Trust.Programs.Items {
-		if interprets(program.Value) {
-			faults.Warnf(program.Mark, "name a program that does one thing", "%s runs what it is given: all scripts are trusted by that, those of an intruder too", program.Value)
-		}
+	r.Program, r.PIDFile = one(e.Program), one(e.PIDFile)
+	if e.Program.Set == e.PIDFile.Set && !e.Program.Bad && !e.PIDFile.Bad {
+		faults.Errorf(e.Mark, "write program or pid-file", "a rule of processes names them by either program or pid-file")
 	}
 	return r
 }
 
+// words are those of a list, each once.
+func words(list config.Many[config.Word], faults *config.Faults) (all []string) {
+	for _, word := range list.Items {
+		switch {
+		case word.Value == "": // it has a fault already
+		case slices.Contains(all, word.Value):
+			faults.Warnf(word.Mark, "remove one of them", "deny has %s twice", word.Value)
+		default:
+			all = append(all, word.Value)
+		}
+	}
+	return all
+}
+
+func (e *trustEntry) trust(faults *config.Faults) Trust {
+	t := Trust{Children: e.Children.Value, Interpreters: paths(e.Interpreters.Items, faults)}
+	digests := map[string]string{}
+	plain := make([]config.Phrase, 0, len(e.Programs.Items))
+	for _, item := range e.Programs.Items {
+		file, digest, has := strings.Cut(item.Value, digestMark)
+		if raw, err := hex.DecodeString(digest); has && (err != nil || len(raw) != sha256.Size) {
+			faults.Errorf(item.Mark, "write what sha256sum prints", "%q is no SHA-256: that is 64 hexadecimal digits", digest)
+		}
+		if item.Value = file; has {
+			digests[path.Clean(file)] = strings.ToLower(digest)
+		}
+		if interprets(file) {
+			faults.Warnf(item.Mark, "name a program that does one thing", "%s runs what it is given: all scripts are trusted by that, those of an intruder too", file)
+		}
+		plain = append(plain, item)
+	}
+	for _, file := range paths(plain, faults) {
+		t.Programs = append(t.Programs, Program{file, digests[file]})
+	}
+	if len(t.Interpreters) > 0 && !t.Children {
+		faults.Errorf(e.Interpreters.Mark, "write children: true, or leave it out", "interpreters are those that trusted programs start, and without children nothing that they start is trusted")
+	}
+	return t
+}
+
+// digestMark comes between a program and its digest.
+const digestMark = "@sha256:"
+
 // paths are those of a list that are absolute, each once and as short as it can be written.
-func paths(list config.Many[config.Phrase], faults *config.Faults) (clean []string) {
-	for _, item := range list.Items {
+func paths(list []config.Phrase, faults *config.Faults) (clean []string) {
+	for _, item := range list {
 		switch short := path.Clean(item.Value); {
 		case item.Value == "": // it has a fault already
 		case !path.IsAbs(item.Value):
@@ -163,19 +269,44 @@ func paths(list config.Many[config.Phrase], faults *config.Faults) (clean []stri
 // kernelOwn are folders of the kernel's, whose inodes come and go.
 var kernelOwn = []string{"/proc", "/sys"}
 
-// interpreters run what they are given. The list is for a warning only.
-var interpreters = []string{"sh", "bash", "dash", "zsh", "ksh", "busybox", "python", "perl", "ruby", "node", "php", "lua", "awk", "gawk", "mawk", "env", "java"}
+// Interpreters run what they are given. Debian and others put a version behind some of the names.
+var Interpreters = []string{"sh", "bash", "dash", "zsh", "ksh", "fish", "csh", "tcsh", "busybox", "python", "perl", "ruby", "node", "nodejs", "php", "lua", "luajit", "tclsh", "guile",
+	"awk", "gawk", "mawk", "env", "java", "gdb", "xargs", "expect"}
 
 func interprets(program string) bool {
 	base := strings.TrimRight(path.Base(program), "0123456789.")
-	return slices.Contains(interpreters, base)
+	return slices.Contains(Interpreters, base)
 }
 
 // String is the rule in one line, for people.
 func (r Rule) String() string {
-	trust := "nobody"
-	if len(r.Programs) > 0 {
-		trust = strings.Join(r.Programs, ", ")
+	object := strings.Join(r.Paths, ", ")
+	switch {
+	case r.Program != "":
+		object = "processes of " + r.Program
+	case r.PIDFile != "":
+		object = "the process of " + r.PIDFile
+	case r.IsSelf:
+		object = "the guard's process"
 	}
-	return fmt.Sprintf("%s: %s of %s by all but %s", r.Mode, strings.Join(r.Deny, ", "), strings.Join(r.Paths, ", "), trust)
+	return fmt.Sprintf("%s: %s of %s by all but %v", r.Mode, strings.Join(r.Deny, ", "), object, r.Trust)
+}
+
+// String is whom it trusts, for people.
+func (t Trust) String() string {
+	var who []string
+	for _, program := range t.Programs {
+		who = append(who, program.Path)
+	}
+	if t.IsInit {
+		who = append(who, "process 1")
+	}
+	if len(who) == 0 {
+		return "nobody"
+	}
+	text := strings.Join(who, ", ")
+	if t.Children {
+		text += " and what they start"
+	}
+	return text
 }

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -34,7 +35,7 @@ const twoTables = `guard:
     - name: data
       paths: [/test/]
       deny: [write, create, delete, rename, link, chmod, mount]
-      trust: {programs: [/test/bin/app, /test/bin/../bin/backup]}
+      trust: {programs: [/test/bin/app, /test/bin/../bin/backup], children: true, interpreters: /bin/dash}
       mode: deny
     - name: programs
       paths: /test/bin/
@@ -54,7 +55,7 @@ func TestPolicy(t *testing.T) {
 		have.Rules[i].At = ""
 	}
 	want := Policy{Rules: []Rule{
-		{Name: "data", Paths: []string{"/test"}, Deny: Operations, Programs: []string{"/test/bin/app", "/test/bin/backup"}, Mode: Deny},
+		{Name: "data", Paths: []string{"/test"}, Deny: Operations, Trust: Trust{Programs: Programs("/test/bin/app", "/test/bin/backup"), Children: true, Interpreters: []string{"/bin/dash"}}, Mode: Deny},
 		{Name: "programs", Paths: []string{"/test/bin"}, Deny: []string{Write, Delete}, Mode: Audit},
 	}}
 	if !reflect.DeepEqual(have, want) {
@@ -76,12 +77,18 @@ func TestFaultsOfPolicies(t *testing.T) {
 		"another key":   {"gaurd: {}\n", []string{`unknown key "gaurd"; did you mean "guard"?`}, true},
 		"no policy":     {"x-a: {}\n", []string{`error: there is no key "guard"`}, true},
 		"nothing":       {"\n", []string{"error: the configuration is empty; it needs at least guard"}, true},
-		"no rules":      {"guard: {protect: []}\n", []string{"1:18: error: guard.protect: nothing is protected"}, true},
+		"no rules":      {"guard: {protect: []}\n", []string{"1:8: error: guard: nothing is protected"}, true},
 		"later section": {rule + "  detect: []\n", []string{"4:3: error: guard.detect: detect is not supported yet"}, true},
 		"later operation": {strings.Replace(rule, "[write]", "[write, read]", 1),
 			[]string{"deny read is not supported yet; take the permission to read away with chmod"}, true},
 		"unknown operation": {strings.Replace(rule, "[write]", "[wirte]", 1), []string{`unknown deny "wirte"`, `did you mean "write"?`}, true},
-		"later trust":       {strings.Replace(rule, "mode:", "trust: {children: true}, mode:", 1), []string{"children is not supported yet; name these programs as well"}, true},
+		"later trust":       {strings.Replace(rule, "mode:", "trust: {user: app}, mode:", 1), []string{"user is not supported yet"}, true},
+		"useless trust":     {strings.Replace(rule, "mode:", "trust: {interpreters: /bin/dash}, mode:", 1), []string{"without children nothing that they start is trusted"}, true},
+		"short digest":      {strings.Replace(rule, "mode:", "trust: {programs: '/a@sha256:12'}, mode:", 1), []string{`"12" is no SHA-256`}, true},
+		"process twice":     {"guard:\n  processes:\n    - {name: app, program: /a, pid-file: /b, deny: [kill], mode: deny}\n", []string{"3:7: error: guard.processes[0]: a rule of processes names them by either program or pid-file"}, true},
+		"no process":        {"guard:\n  processes:\n    - {name: app, deny: [kill], mode: deny}\n", []string{"by either program or pid-file"}, true},
+		"later process":     {"guard:\n  processes:\n    - {name: app, cgroup: /a, deny: [kill], mode: deny}\n", []string{"cgroup is not supported yet; name the program"}, true},
+		"self twice":        {strings.Replace(rule, "data", "self", 1) + "  self: true\n", []string{`a rule before this one is called "self" too`}, true},
 		"no mode":           {strings.Replace(rule, ", mode: deny", "", 1), []string{`"mode"`}, true},
 		"relative":          {strings.Replace(rule, "/srv", "srv", 1), []string{`3:28: error: guard.protect[0].paths[0]: the path "srv" is not absolute; begin it with /`}, true},
 		"root":              {strings.Replace(rule, "/srv", "/srv/..", 1), []string{"the root cannot be protected"}, true},
@@ -113,6 +120,27 @@ func TestFaultsOfPolicies(t *testing.T) {
 	}
 }
 
+func TestProcesses(t *testing.T) {
+	digest := strings.Repeat("0a", 32)
+	have, faults, _ := load(t, "guard:\n  degraded: allow\n  self: true\n  processes:\n    - {name: app, program: /usr/sbin//app, deny: [kill, ptrace], trust: {programs: '/usr/bin/stop@sha256:"+strings.ToUpper(digest)+"'}, mode: deny}\n"+
+		"    - {name: db, pid-file: /run/db.pid, deny: memory, mode: audit}\n")
+	if len(faults) > 0 {
+		t.Fatal(faults)
+	}
+	var lines []string
+	for _, r := range have.Rules {
+		lines = append(lines, r.Name+": "+r.String())
+	}
+	want := []string{"app: deny: kill, ptrace of processes of /usr/sbin/app by all but /usr/bin/stop", "db: audit: memory of the process of /run/db.pid by all but nobody",
+		"self: deny: kill, ptrace, memory of the guard's process by all but process 1"}
+	if !slices.Equal(lines, want) || !have.IsDegraded {
+		t.Errorf("%q", lines)
+	}
+	if have.Rules[0].Trust.Programs[0] != (Program{"/usr/bin/stop", digest}) {
+		t.Errorf("%+v", have.Rules[0].Trust)
+	}
+}
+
 // Whatever is in a file, a policy without errors has rules that the programs can be given.
 func FuzzLoad(f *testing.F) {
 	f.Add(twoTables)
@@ -127,11 +155,16 @@ func FuzzLoad(f *testing.F) {
 		}
 		names := map[string]bool{}
 		for _, r := range p.Rules {
-			if r.Name == "" || names[r.Name] || len(r.Paths) == 0 || len(r.Deny) == 0 || r.Mode != Audit && r.Mode != Deny {
+			objects := len(r.Paths) + len(r.Program) + len(r.PIDFile)
+			if r.Name == "" || names[r.Name] || objects == 0 && !r.IsSelf || len(r.Deny) == 0 || r.Mode != Audit && r.Mode != Deny {
 				t.Fatalf("a rule %+v without a fault", r)
 			}
 			names[r.Name] = true
-			for _, path := range append(r.Paths, r.Programs...) {
+			all := slices.Concat(r.Paths, r.Trust.Interpreters)
+			for _, program := range r.Trust.Programs {
+				all = append(all, program.Path)
+			}
+			for _, path := range all {
 				if path != filepath.Clean(path) || !filepath.IsAbs(path) || path == "/" {
 					t.Fatalf("the path %q without a fault", path)
 				}

@@ -24,7 +24,7 @@ type Attempt struct {
 	PID       uint32    `json:"pid"`
 	Comm      string    `json:"comm"`
 	Program   string    `json:"program"`
-	Target    uint32    `json:"target,omitempty"` // of trace: process ID
+	Target    uint32    `json:"target,omitempty"` // of trace and kill: process ID
 	CgroupID  uint64    `json:"cgroup"`
 	MountNS   uint32    `json:"mntns"`
 }
@@ -43,17 +43,17 @@ func (a Attempt) String() string {
 		event.Printable(object), event.Printable(a.Program), a.PID, event.Printable(a.Comm), strings.Join(a.Rules, ", "))
 }
 
-// words are what people read for an operation.
+// words are what people read for operations that a policy has no word for, or two.
 var words = map[guardGuardOp]string{guardGuardOpGUARD_PROGRAM: "write-program", guardGuardOpGUARD_TRACE: "trace"}
 
 func wordOf(op guardGuardOp) string {
+	if word, ok := words[op]; ok {
+		return word
+	}
 	for word, number := range operations {
 		if number == op {
 			return word
 		}
-	}
-	if word, ok := words[op]; ok {
-		return word
 	}
 	return fmt.Sprintf("operation-%d", op)
 }

@@ -7,7 +7,9 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -23,8 +25,10 @@ type Guard struct {
 	maps   map[string]*ebpf.Map
 	coll   *ebpf.Collection
 	reader *event.Reader
+	grace  *kernel.Grace
 	rules  []policy.Rule
 	number uint64 // the generation
+	noting sync.Mutex
 	unlock func()
 
 	Adopted bool      // there was protection before
@@ -43,14 +47,16 @@ func Start(root string, p policy.Policy, log *slog.Logger) (*Guard, error) {
 	if r := activeModules().inactive(); r != nil {
 		return nil, r
 	}
-	for _, r := range p.Rules {
-		for _, path := range slices.Concat(r.Paths, r.Programs) {
-			if err := straight(r, path); err != nil {
-				return nil, err
-			}
-		}
+	if err := allStraight(p); err != nil {
+		return nil, err
+	}
+	if err := firstNamespaces("/proc/self/ns"); err != nil {
+		return nil, err
 	}
 	if err := kernel.Mount(root, log); err != nil {
+		return nil, err
+	}
+	if err := oneLayout(root); err != nil {
 		return nil, err
 	}
 	set, err := pins(root)
@@ -79,6 +85,43 @@ func Start(root string, p policy.Policy, log *slog.Logger) (*Guard, error) {
 	return g, nil
 }
 
+// firstNamespaces refuses to work where /proc numbers processes, or tells when they began, in another way than the
+// programs know them. The numbers of the machine's first namespaces are the same everywhere (linux/proc_ns.h).
+func firstNamespaces(folder string) error {
+	for name, first := range map[string]uint64{"pid": 0xEFFFFFFC, "time": 0xEFFFFFFA} {
+		var stat unix.Stat_t
+		err := unix.Stat(filepath.Join(folder, name), &stat)
+		if errors.Is(err, unix.ENOENT) && name == "time" { // the kernel has none
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("ask in which %s namespace this is: %w", name, err)
+		}
+		if stat.Ino != first {
+			return fmt.Errorf("this is not the machine's first %s namespace, and processes cannot be recognised from here. Run shunt on the machine itself, or in a container with its processes (--pid=host, hostPID: true)", name)
+		}
+	}
+	return nil
+}
+
+func allStraight(p policy.Policy) error {
+	for _, r := range p.Rules {
+		paths := slices.Concat(r.Paths, r.Trust.Interpreters)
+		for _, program := range r.Trust.Programs {
+			paths = append(paths, program.Path)
+		}
+		if r.Program != "" {
+			paths = append(paths, r.Program)
+		}
+		for _, path := range paths {
+			if err := straight(r, path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 func (g *Guard) start(root string, set *kernel.MapSet) (err error) {
 	if g.maps, g.Adopted, err = set.Open(); err != nil {
 		return err
@@ -94,84 +137,165 @@ func (g *Guard) start(root string, set *kernel.MapSet) (err error) {
 	if g.reader, err = event.NewReader(g.coll.Maps[event.MapEvents], g.coll.Maps[event.MapSequence]); err != nil {
 		return err
 	}
+	if g.grace, err = kernel.NewGrace(); err != nil {
+		return err
+	}
 	if err := g.takeOver(state.Generation); err != nil {
 		return err
 	}
 	if err := attach(root, g.coll); err != nil {
 		return err
 	}
-	return g.apply()
+	if err := g.settle(); err != nil {
+		return err
+	}
+	return g.apply(state.Generation)
 }
 
-// takeOver counts what nobody has read, and takes a number for the next generation: one of the side that is
-// not in force, and that no labels have yet. A start that failed may have left some.
+// takeOver counts what nobody has read, and takes a number for the next generation.
 func (g *Guard) takeOver(present uint64) error {
 	counts, err := countsOf(g.maps)
 	if err != nil {
 		return err
 	}
+	return g.note(func(agent *guardGuardAgent) {
+		total := counts.Denied + counts.Audited
+		g.Unheard = total - min(total, agent.Heard)
+		if agent.BeganNs == 0 {
+			agent.BeganNs = bootNow()
+		}
+		g.number = next(present, agent)
+		agent.Heard, agent.HeardNs = total, bootNow()
+	})
+}
+
+// note changes what is known of agents. Listen and Apply may do it at the same time.
+func (g *Guard) note(change func(*guardGuardAgent)) error {
+	g.noting.Lock()
+	defer g.noting.Unlock()
 	agent, err := agentOf(g.maps)
 	if err != nil {
 		return err
 	}
-	total := counts.Denied + counts.Audited
-	g.Unheard = total - min(total, agent.Heard)
-	if agent.BeganNs == 0 {
-		agent.BeganNs = bootNow()
-	}
-	g.number = present + 1
-	for g.number <= agent.Prepared {
-		g.number += 2
-	}
-	agent.Heard, agent.HeardNs, agent.Prepared = total, bootNow(), g.number
-	return g.setAgent(agent)
-}
-
-func (g *Guard) setAgent(agent guardGuardAgent) error {
+	change(&agent)
 	if err := g.maps[guardMapShG_agent].Put(uint32(0), &agent); err != nil {
 		return fmt.Errorf("note what was heard: %w", err)
 	}
 	return nil
 }
 
-// apply labels everything for the next generation, and switches to it.
-func (g *Guard) apply() error {
-	l := &labeler{key: g.coll.Programs[guardProgShKey], labels: g.maps[guardMapShG_labels], files: g.maps[guardMapShG_files],
-		generation: g.number, writes: map[place]string{}, programs: map[place]uint64{}}
-	if err := g.writeRules(); err != nil {
+// Apply switches to another policy at once: until then the one before is enforced. If it fails, that one is
+// still. When it returns, no operation is judged by the one before any more.
+func (g *Guard) Apply(p policy.Policy) error {
+	if err := allStraight(p); err != nil {
 		return err
 	}
+	var state guardGuardState
+	if err := g.maps[guardMapShG_state].Lookup(uint32(0), &state); err != nil {
+		return fmt.Errorf("read which policy is in force: %w", err)
+	}
+	if err := g.note(func(agent *guardGuardAgent) { g.number = next(state.Generation, agent) }); err != nil {
+		return err
+	}
+	g.rules = p.Rules
+	return g.apply(state.Generation)
+}
+
+// next takes a number for a generation: one of the side that is not in force, and that no labels have yet. A
+// start that failed may have left some.
+func next(present uint64, agent *guardGuardAgent) uint64 {
+	number := present + 1
+	for number <= agent.Prepared {
+		number += 2
+	}
+	agent.Prepared = number
+	return number
+}
+
+// apply labels everything for the next generation, and switches to it.
+func (g *Guard) apply(present uint64) error {
+	l := &labeler{key: g.coll.Programs[guardProgShKey], labels: g.maps[labelMaps[g.number&1]], files: g.maps[fileMaps[g.number&1]], present: present,
+		generation: g.number, writes: map[place]string{}, marks: map[place]marks{}, pids: map[int]marks{}, keeps: map[int]int{}}
+	before, err := g.trustsOf(present)
+	if err != nil {
+		return err
+	}
+	digests := make([]uint64, len(g.rules))
 	for i, rule := range g.rules {
-		if err := l.rule(i, rule); err != nil {
+		if digests[i], err = l.rule(i, rule); err != nil {
 			return err
 		}
+		if old, is := before[known{rule.Name, digests[i]}]; is {
+			l.keeps[i] = old
+		}
 	}
-	if err := l.trustRunning(g.maps[guardMapShG_tasks]); err != nil {
+	if err := g.writeRules(digests, l.children); err != nil {
+		return err
+	}
+	if err := l.giveRunning(g.maps); err != nil {
 		return err
 	}
 	state := guardGuardState{Generation: g.number, LoadedNs: bootNow()}
 	if err := g.maps[guardMapShG_state].Put(uint32(0), &state); err != nil {
 		return fmt.Errorf("switch to the policy: %w", err)
 	}
+	if err := g.settle(); err != nil {
+		return err
+	}
 	g.Files = len(l.writes)
-	var err error
 	if g.Mapped, err = l.mappings(); err != nil {
 		return err
 	}
-	return l.forget()
+	if err := forgetEnded(g.maps); err != nil {
+		return err
+	}
+	return l.forget([2]*ebpf.Map{g.maps[fileMaps[0]], g.maps[fileMaps[1]]})
+}
+
+// known is a rule by its name and a digest of whom it trusts.
+type known struct {
+	name   string
+	digest uint64
+}
+
+// trustsOf are the numbers of a generation's rules.
+func (g *Guard) trustsOf(generation uint64) (map[known]int, error) {
+	all := map[known]int{}
+	for i := range uint32(policy.RulesMax) {
+		var r guardGuardRule
+		if err := g.maps[guardMapShG_rules].Lookup(uint32(generation&1)*policy.RulesMax+i, &r); err != nil {
+			return nil, fmt.Errorf("read the rules in force: %w", err)
+		}
+		if name := event.Text(r.Name[:]); name != "" && generation > 0 {
+			all[known{name, r.Trust}] = int(i)
+		}
+	}
+	return all, nil
+}
+
+// settle waits until every program that runs at a hook has begun after now: one that read the number of the
+// generation before could otherwise find its side of a label written for the next one, and see nothing.
+func (g *Guard) settle() error {
+	if err := g.grace.Wait(); err != nil {
+		return fmt.Errorf("wait for what is being judged: %w", err)
+	}
+	return nil
 }
 
 // operations are the words' numbers.
 var operations = map[string]guardGuardOp{
 	policy.Write: guardGuardOpGUARD_WRITE, policy.Create: guardGuardOpGUARD_CREATE, policy.Delete: guardGuardOpGUARD_DELETE,
 	policy.Rename: guardGuardOpGUARD_RENAME, policy.Link: guardGuardOpGUARD_LINK, policy.Chmod: guardGuardOpGUARD_CHMOD,
-	policy.Mount: guardGuardOpGUARD_MOUNT,
+	policy.Mount: guardGuardOpGUARD_MOUNT, policy.Kill: guardGuardOpGUARD_KILL, policy.Ptrace: guardGuardOpGUARD_TRACE, policy.Memory: guardGuardOpGUARD_TRACE,
 }
 
-// masksOf are what rules forbid, by operation. Every rule protects the programs that it trusts.
+// masksOf are what rules forbid, by operation. Every rule of files protects the programs that it trusts.
 func masksOf(rules []policy.Rule) (masks [guardGuardOpGUARD_OP_COUNT]guardGuardMasks) {
 	for i, r := range rules {
-		forbids := []guardGuardOp{guardGuardOpGUARD_PROGRAM, guardGuardOpGUARD_TRACE}
+		var forbids []guardGuardOp
+		if !r.IsOfProcesses() {
+			forbids = append(forbids, guardGuardOpGUARD_PROGRAM, guardGuardOpGUARD_TRACE)
+		}
 		for _, word := range r.Deny {
 			forbids = append(forbids, operations[word])
 		}
@@ -187,8 +311,11 @@ func masksOf(rules []policy.Rule) (masks [guardGuardOpGUARD_OP_COUNT]guardGuardM
 }
 
 // writeRules writes the side of the next generation.
-func (g *Guard) writeRules() error {
+func (g *Guard) writeRules(digests []uint64, children uint64) error {
 	side := uint32(g.number & 1)
+	if err := g.maps[guardMapShG_children].Put(side, &children); err != nil {
+		return fmt.Errorf("write which rules trust children: %w", err)
+	}
 	for op, masks := range masksOf(g.rules) {
 		if err := g.maps[guardMapShG_ops].Put(side*uint32(guardGuardOpGUARD_OP_COUNT)+uint32(op), &masks); err != nil {
 			return fmt.Errorf("write what the rules forbid: %w", err)
@@ -199,6 +326,7 @@ func (g *Guard) writeRules() error {
 		if int(i) < len(g.rules) {
 			put(text.Name[:], g.rules[i].Name)
 			put(text.Text[:], g.rules[i].String())
+			text.Trust = digests[i]
 		}
 		if err := g.maps[guardMapShG_rules].Put(side*policy.RulesMax+i, &text); err != nil {
 			return fmt.Errorf("write what the rules are called: %w", err)
@@ -217,10 +345,7 @@ func put(to []int8, text string) {
 // Listen hands on what programs were refused, or would have been, until ctx ends. The protection goes on.
 func (g *Guard) Listen(ctx context.Context, tell func(Attempt) error) error {
 	names := newNames(g.maps[guardMapShG_rules])
-	agent, err := agentOf(g.maps)
-	if err != nil {
-		return err
-	}
+	heard := uint64(0) // and not noted yet
 	take := func(deadline time.Time) error {
 		e, err := g.reader.Read(deadline)
 		if err != nil {
@@ -230,14 +355,19 @@ func (g *Guard) Listen(ctx context.Context, tell func(Attempt) error) error {
 		if err != nil {
 			return err
 		}
-		agent.Heard++
+		heard++
 		return tell(attempt)
+	}
+	note := func() error {
+		return g.note(func(agent *guardGuardAgent) {
+			agent.Heard, agent.HeardNs = agent.Heard+heard, bootNow()
+			heard = 0
+		})
 	}
 	for ctx.Err() == nil {
 		err := take(time.Now().Add(time.Second / 4))
 		if errors.Is(err, event.ErrTimeout) {
-			agent.HeardNs = bootNow()
-			err = g.setAgent(agent)
+			err = note()
 		}
 		if err != nil {
 			return err
@@ -250,8 +380,7 @@ func (g *Guard) Listen(ctx context.Context, tell func(Attempt) error) error {
 			return err
 		}
 	}
-	agent.HeardNs = bootNow()
-	return g.setAgent(agent)
+	return note()
 }
 
 // untoldMax bounds the events that are told after the end, where they go on coming.
@@ -267,6 +396,9 @@ func (g *Guard) Close() {
 	}
 	if g.coll != nil {
 		g.coll.Close()
+	}
+	if g.grace != nil {
+		_ = g.grace.Close()
 	}
 	kernel.CloseMaps(g.maps)
 	g.unlock()

@@ -26,6 +26,8 @@ type guardGuardConstant uint32
 const (
 	guardGuardConstantGUARD_RULES_MAX  guardGuardConstant = 64
 	guardGuardConstantGUARD_FILES_MAX  guardGuardConstant = 262144
+	guardGuardConstantGUARD_TASKS_MAX  guardGuardConstant = 262144
+	guardGuardConstantGUARD_EXECS_MAX  guardGuardConstant = 8192
 	guardGuardConstantGUARD_NAME_BYTES guardGuardConstant = 256
 	guardGuardConstantGUARD_PATH_BYTES guardGuardConstant = 1024
 	guardGuardConstantGUARD_DEPTH_MAX  guardGuardConstant = 24
@@ -37,6 +39,7 @@ type guardGuardCount struct {
 	Denied     uint64
 	Audited    uint64
 	Unrecorded uint64
+	Untrusted  uint64
 }
 
 type guardGuardEvent struct {
@@ -62,21 +65,17 @@ type guardGuardFile struct {
 	Generation uint32
 }
 
+type guardGuardGiven struct {
+	_          structs.HostLayout
+	Trusts     uint64
+	Guards     uint64
+	Generation uint64
+}
+
 type guardGuardKey struct {
 	_    structs.HostLayout
 	Fd   uint64
 	File guardGuardFile
-}
-
-type guardGuardLabel struct {
-	_     structs.HostLayout
-	Sides [2]struct {
-		_          structs.HostLayout
-		Rules      uint64
-		Above      uint64
-		Trusts     uint64
-		Generation uint64
-	}
 }
 
 type guardGuardMasks struct {
@@ -97,13 +96,31 @@ const (
 	guardGuardOpGUARD_MOUNT    guardGuardOp = 6
 	guardGuardOpGUARD_PROGRAM  guardGuardOp = 7
 	guardGuardOpGUARD_TRACE    guardGuardOp = 8
-	guardGuardOpGUARD_OP_COUNT guardGuardOp = 9
+	guardGuardOpGUARD_KILL     guardGuardOp = 9
+	guardGuardOpGUARD_OP_COUNT guardGuardOp = 10
 )
 
+type guardGuardProcess struct {
+	_     structs.HostLayout
+	Id    uint64
+	Start uint64
+}
+
 type guardGuardRule struct {
-	_    structs.HostLayout
-	Name [64]int8
-	Text [960]int8
+	_     structs.HostLayout
+	Name  [64]int8
+	Text  [952]int8
+	Trust uint64
+}
+
+type guardGuardSide struct {
+	_          structs.HostLayout
+	Rules      uint64
+	Above      uint64
+	Trusts     uint64
+	Guards     uint64
+	Interprets uint64
+	Generation uint64
 }
 
 type guardGuardState struct {
@@ -115,6 +132,7 @@ type guardGuardState struct {
 type guardGuardTrust struct {
 	_           structs.HostLayout
 	Trusts      [2]uint64
+	Guards      [2]uint64
 	Generations [2]uint64
 }
 
@@ -125,21 +143,30 @@ const (
 	guardMapShEventSeq     = "sh_event_seq"
 	guardMapShEvents       = "sh_events"
 	guardMapShG_agent      = "sh_g_agent"
+	guardMapShG_children   = "sh_g_children"
 	guardMapShG_counts     = "sh_g_counts"
-	guardMapShG_files      = "sh_g_files"
-	guardMapShG_labels     = "sh_g_labels"
+	guardMapShG_execs      = "sh_g_execs"
+	guardMapShG_files0     = "sh_g_files0"
+	guardMapShG_files1     = "sh_g_files1"
+	guardMapShG_given0     = "sh_g_given0"
+	guardMapShG_given1     = "sh_g_given1"
+	guardMapShG_labels0    = "sh_g_labels0"
+	guardMapShG_labels1    = "sh_g_labels1"
 	guardMapShG_moved      = "sh_g_moved"
 	guardMapShG_ops        = "sh_g_ops"
 	guardMapShG_rules      = "sh_g_rules"
 	guardMapShG_state      = "sh_g_state"
 	guardMapShG_tasks      = "sh_g_tasks"
+	guardProgShCheck       = "sh_check"
 	guardProgShCreate      = "sh_create"
+	guardProgShEnd         = "sh_end"
 	guardProgShExec        = "sh_exec"
 	guardProgShFork        = "sh_fork"
 	guardProgShFree        = "sh_free"
 	guardProgShInstantiate = "sh_instantiate"
 	guardProgShIoctl       = "sh_ioctl"
 	guardProgShKey         = "sh_key"
+	guardProgShKill        = "sh_kill"
 	guardProgShLink        = "sh_link"
 	guardProgShMkdir       = "sh_mkdir"
 	guardProgShMknod       = "sh_mknod"
@@ -153,12 +180,15 @@ const (
 	guardProgShRemoveAcl   = "sh_remove_acl"
 	guardProgShRemovexattr = "sh_removexattr"
 	guardProgShRename      = "sh_rename"
+	guardProgShRlimit      = "sh_rlimit"
 	guardProgShRmdir       = "sh_rmdir"
 	guardProgShSetAcl      = "sh_set_acl"
 	guardProgShSetattr     = "sh_setattr"
 	guardProgShSetattrMap  = "sh_setattr_map"
 	guardProgShSetxattr    = "sh_setxattr"
+	guardProgShSigio       = "sh_sigio"
 	guardProgShSymlink     = "sh_symlink"
+	guardProgShTraceme     = "sh_traceme"
 	guardProgShUmount      = "sh_umount"
 	guardProgShUnlink      = "sh_unlink"
 	guardVarGuardTypes     = "guard_types"
@@ -206,13 +236,16 @@ type guardSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type guardProgramSpecs struct {
+	ShCheck       *ebpf.ProgramSpec `ebpf:"sh_check"`
 	ShCreate      *ebpf.ProgramSpec `ebpf:"sh_create"`
+	ShEnd         *ebpf.ProgramSpec `ebpf:"sh_end"`
 	ShExec        *ebpf.ProgramSpec `ebpf:"sh_exec"`
 	ShFork        *ebpf.ProgramSpec `ebpf:"sh_fork"`
 	ShFree        *ebpf.ProgramSpec `ebpf:"sh_free"`
 	ShInstantiate *ebpf.ProgramSpec `ebpf:"sh_instantiate"`
 	ShIoctl       *ebpf.ProgramSpec `ebpf:"sh_ioctl"`
 	ShKey         *ebpf.ProgramSpec `ebpf:"sh_key"`
+	ShKill        *ebpf.ProgramSpec `ebpf:"sh_kill"`
 	ShLink        *ebpf.ProgramSpec `ebpf:"sh_link"`
 	ShMkdir       *ebpf.ProgramSpec `ebpf:"sh_mkdir"`
 	ShMknod       *ebpf.ProgramSpec `ebpf:"sh_mknod"`
@@ -226,12 +259,15 @@ type guardProgramSpecs struct {
 	ShRemoveAcl   *ebpf.ProgramSpec `ebpf:"sh_remove_acl"`
 	ShRemovexattr *ebpf.ProgramSpec `ebpf:"sh_removexattr"`
 	ShRename      *ebpf.ProgramSpec `ebpf:"sh_rename"`
+	ShRlimit      *ebpf.ProgramSpec `ebpf:"sh_rlimit"`
 	ShRmdir       *ebpf.ProgramSpec `ebpf:"sh_rmdir"`
 	ShSetAcl      *ebpf.ProgramSpec `ebpf:"sh_set_acl"`
 	ShSetattr     *ebpf.ProgramSpec `ebpf:"sh_setattr"`
 	ShSetattrMap  *ebpf.ProgramSpec `ebpf:"sh_setattr_map"`
 	ShSetxattr    *ebpf.ProgramSpec `ebpf:"sh_setxattr"`
+	ShSigio       *ebpf.ProgramSpec `ebpf:"sh_sigio"`
 	ShSymlink     *ebpf.ProgramSpec `ebpf:"sh_symlink"`
+	ShTraceme     *ebpf.ProgramSpec `ebpf:"sh_traceme"`
 	ShUmount      *ebpf.ProgramSpec `ebpf:"sh_umount"`
 	ShUnlink      *ebpf.ProgramSpec `ebpf:"sh_unlink"`
 }
@@ -240,17 +276,23 @@ type guardProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type guardMapSpecs struct {
-	ShEventSeq *ebpf.MapSpec `ebpf:"sh_event_seq"`
-	ShEvents   *ebpf.MapSpec `ebpf:"sh_events"`
-	ShG_agent  *ebpf.MapSpec `ebpf:"sh_g_agent"`
-	ShG_counts *ebpf.MapSpec `ebpf:"sh_g_counts"`
-	ShG_files  *ebpf.MapSpec `ebpf:"sh_g_files"`
-	ShG_labels *ebpf.MapSpec `ebpf:"sh_g_labels"`
-	ShG_moved  *ebpf.MapSpec `ebpf:"sh_g_moved"`
-	ShG_ops    *ebpf.MapSpec `ebpf:"sh_g_ops"`
-	ShG_rules  *ebpf.MapSpec `ebpf:"sh_g_rules"`
-	ShG_state  *ebpf.MapSpec `ebpf:"sh_g_state"`
-	ShG_tasks  *ebpf.MapSpec `ebpf:"sh_g_tasks"`
+	ShEventSeq   *ebpf.MapSpec `ebpf:"sh_event_seq"`
+	ShEvents     *ebpf.MapSpec `ebpf:"sh_events"`
+	ShG_agent    *ebpf.MapSpec `ebpf:"sh_g_agent"`
+	ShG_children *ebpf.MapSpec `ebpf:"sh_g_children"`
+	ShG_counts   *ebpf.MapSpec `ebpf:"sh_g_counts"`
+	ShG_execs    *ebpf.MapSpec `ebpf:"sh_g_execs"`
+	ShG_files0   *ebpf.MapSpec `ebpf:"sh_g_files0"`
+	ShG_files1   *ebpf.MapSpec `ebpf:"sh_g_files1"`
+	ShG_given0   *ebpf.MapSpec `ebpf:"sh_g_given0"`
+	ShG_given1   *ebpf.MapSpec `ebpf:"sh_g_given1"`
+	ShG_labels0  *ebpf.MapSpec `ebpf:"sh_g_labels0"`
+	ShG_labels1  *ebpf.MapSpec `ebpf:"sh_g_labels1"`
+	ShG_moved    *ebpf.MapSpec `ebpf:"sh_g_moved"`
+	ShG_ops      *ebpf.MapSpec `ebpf:"sh_g_ops"`
+	ShG_rules    *ebpf.MapSpec `ebpf:"sh_g_rules"`
+	ShG_state    *ebpf.MapSpec `ebpf:"sh_g_state"`
+	ShG_tasks    *ebpf.MapSpec `ebpf:"sh_g_tasks"`
 }
 
 // guardVariableSpecs contains global variables before they are loaded into the kernel.
@@ -280,17 +322,23 @@ func (o *guardObjects) Close() error {
 //
 // It can be passed to loadGuardObjects or ebpf.CollectionSpec.LoadAndAssign.
 type guardMaps struct {
-	ShEventSeq *ebpf.Map `ebpf:"sh_event_seq"`
-	ShEvents   *ebpf.Map `ebpf:"sh_events"`
-	ShG_agent  *ebpf.Map `ebpf:"sh_g_agent"`
-	ShG_counts *ebpf.Map `ebpf:"sh_g_counts"`
-	ShG_files  *ebpf.Map `ebpf:"sh_g_files"`
-	ShG_labels *ebpf.Map `ebpf:"sh_g_labels"`
-	ShG_moved  *ebpf.Map `ebpf:"sh_g_moved"`
-	ShG_ops    *ebpf.Map `ebpf:"sh_g_ops"`
-	ShG_rules  *ebpf.Map `ebpf:"sh_g_rules"`
-	ShG_state  *ebpf.Map `ebpf:"sh_g_state"`
-	ShG_tasks  *ebpf.Map `ebpf:"sh_g_tasks"`
+	ShEventSeq   *ebpf.Map `ebpf:"sh_event_seq"`
+	ShEvents     *ebpf.Map `ebpf:"sh_events"`
+	ShG_agent    *ebpf.Map `ebpf:"sh_g_agent"`
+	ShG_children *ebpf.Map `ebpf:"sh_g_children"`
+	ShG_counts   *ebpf.Map `ebpf:"sh_g_counts"`
+	ShG_execs    *ebpf.Map `ebpf:"sh_g_execs"`
+	ShG_files0   *ebpf.Map `ebpf:"sh_g_files0"`
+	ShG_files1   *ebpf.Map `ebpf:"sh_g_files1"`
+	ShG_given0   *ebpf.Map `ebpf:"sh_g_given0"`
+	ShG_given1   *ebpf.Map `ebpf:"sh_g_given1"`
+	ShG_labels0  *ebpf.Map `ebpf:"sh_g_labels0"`
+	ShG_labels1  *ebpf.Map `ebpf:"sh_g_labels1"`
+	ShG_moved    *ebpf.Map `ebpf:"sh_g_moved"`
+	ShG_ops      *ebpf.Map `ebpf:"sh_g_ops"`
+	ShG_rules    *ebpf.Map `ebpf:"sh_g_rules"`
+	ShG_state    *ebpf.Map `ebpf:"sh_g_state"`
+	ShG_tasks    *ebpf.Map `ebpf:"sh_g_tasks"`
 }
 
 func (m *guardMaps) Close() error {
@@ -298,9 +346,15 @@ func (m *guardMaps) Close() error {
 		m.ShEventSeq,
 		m.ShEvents,
 		m.ShG_agent,
+		m.ShG_children,
 		m.ShG_counts,
-		m.ShG_files,
-		m.ShG_labels,
+		m.ShG_execs,
+		m.ShG_files0,
+		m.ShG_files1,
+		m.ShG_given0,
+		m.ShG_given1,
+		m.ShG_labels0,
+		m.ShG_labels1,
 		m.ShG_moved,
 		m.ShG_ops,
 		m.ShG_rules,
@@ -320,13 +374,16 @@ type guardVariables struct {
 //
 // It can be passed to loadGuardObjects or ebpf.CollectionSpec.LoadAndAssign.
 type guardPrograms struct {
+	ShCheck       *ebpf.Program `ebpf:"sh_check"`
 	ShCreate      *ebpf.Program `ebpf:"sh_create"`
+	ShEnd         *ebpf.Program `ebpf:"sh_end"`
 	ShExec        *ebpf.Program `ebpf:"sh_exec"`
 	ShFork        *ebpf.Program `ebpf:"sh_fork"`
 	ShFree        *ebpf.Program `ebpf:"sh_free"`
 	ShInstantiate *ebpf.Program `ebpf:"sh_instantiate"`
 	ShIoctl       *ebpf.Program `ebpf:"sh_ioctl"`
 	ShKey         *ebpf.Program `ebpf:"sh_key"`
+	ShKill        *ebpf.Program `ebpf:"sh_kill"`
 	ShLink        *ebpf.Program `ebpf:"sh_link"`
 	ShMkdir       *ebpf.Program `ebpf:"sh_mkdir"`
 	ShMknod       *ebpf.Program `ebpf:"sh_mknod"`
@@ -340,25 +397,31 @@ type guardPrograms struct {
 	ShRemoveAcl   *ebpf.Program `ebpf:"sh_remove_acl"`
 	ShRemovexattr *ebpf.Program `ebpf:"sh_removexattr"`
 	ShRename      *ebpf.Program `ebpf:"sh_rename"`
+	ShRlimit      *ebpf.Program `ebpf:"sh_rlimit"`
 	ShRmdir       *ebpf.Program `ebpf:"sh_rmdir"`
 	ShSetAcl      *ebpf.Program `ebpf:"sh_set_acl"`
 	ShSetattr     *ebpf.Program `ebpf:"sh_setattr"`
 	ShSetattrMap  *ebpf.Program `ebpf:"sh_setattr_map"`
 	ShSetxattr    *ebpf.Program `ebpf:"sh_setxattr"`
+	ShSigio       *ebpf.Program `ebpf:"sh_sigio"`
 	ShSymlink     *ebpf.Program `ebpf:"sh_symlink"`
+	ShTraceme     *ebpf.Program `ebpf:"sh_traceme"`
 	ShUmount      *ebpf.Program `ebpf:"sh_umount"`
 	ShUnlink      *ebpf.Program `ebpf:"sh_unlink"`
 }
 
 func (p *guardPrograms) Close() error {
 	return _GuardClose(
+		p.ShCheck,
 		p.ShCreate,
+		p.ShEnd,
 		p.ShExec,
 		p.ShFork,
 		p.ShFree,
 		p.ShInstantiate,
 		p.ShIoctl,
 		p.ShKey,
+		p.ShKill,
 		p.ShLink,
 		p.ShMkdir,
 		p.ShMknod,
@@ -372,12 +435,15 @@ func (p *guardPrograms) Close() error {
 		p.ShRemoveAcl,
 		p.ShRemovexattr,
 		p.ShRename,
+		p.ShRlimit,
 		p.ShRmdir,
 		p.ShSetAcl,
 		p.ShSetattr,
 		p.ShSetattrMap,
 		p.ShSetxattr,
+		p.ShSigio,
 		p.ShSymlink,
+		p.ShTraceme,
 		p.ShUmount,
 		p.ShUnlink,
 	)

@@ -83,6 +83,20 @@ func load(pinned map[string]*ebpf.Map) (*ebpf.Collection, error) {
 	return coll, nil
 }
 
+// Enforces asks whether this kernel would enforce policies, and attaches nothing. A *Refusal is in the error
+// if it would not.
+func Enforces() error {
+	if r := activeModules().inactive(); r != nil {
+		return r
+	}
+	coll, err := load(nil)
+	if err != nil {
+		return err
+	}
+	coll.Close()
+	return nil
+}
+
 // modules are the kernel's active security modules, in their order, as securityfs lists them.
 type modules struct {
 	list  string
@@ -122,7 +136,7 @@ func (m modules) refusal(err error, isRoot bool) error {
 }
 
 // abi is of the pinned maps.
-const abi = 1
+const abi = 2
 
 // product is the folder of the guard's pins.
 const product = "_guard"
@@ -136,6 +150,21 @@ func pins(root string) (*kernel.MapSet, error) {
 	delete(spec.Maps, event.MapEvents) // each agent has its own
 	delete(spec.Maps, event.MapSequence)
 	return kernel.NewMapSet(spec, kernel.MapDirectory(root, product, abi), nil, "run `shunt guard stop` first")
+}
+
+// oneLayout refuses a guard that another version has pinned, with maps of another layout.
+func oneLayout(root string) error {
+	pinned, err := kernel.PinnedABIs(root, product)
+	if err != nil {
+		return err
+	}
+	for _, other := range pinned {
+		if other != abi {
+			return fmt.Errorf("this machine is protected by another version of shunt, whose guard has pins of layout %d in %s; this version's is %d, and cannot take them over. End that protection with `shunt guard stop`, and run the command again",
+				other, kernel.MapDirectory(root, product, other), abi)
+		}
+	}
+	return nil
 }
 
 func linksFolder(root string) string { return filepath.Join(kernel.Directory(root, product), "links") }
@@ -168,10 +197,16 @@ func attach(root string, coll *ebpf.Collection) (err error) {
 		}
 	}()
 	for _, name := range slices.Sorted(maps.Keys(coll.Programs)) {
-		if coll.Programs[name].Type() != ebpf.LSM {
+		var l link.Link
+		var err error
+		switch program := coll.Programs[name]; program.Type() {
+		case ebpf.LSM:
+			l, err = link.AttachLSM(link.LSMOptions{Program: program})
+		case ebpf.Tracing:
+			l, err = link.AttachTracing(link.TracingOptions{Program: program, AttachType: ebpf.AttachTraceRawTp})
+		default:
 			continue
 		}
-		l, err := link.AttachLSM(link.LSMOptions{Program: coll.Programs[name]})
 		if err != nil {
 			return activeModules().refusal(fmt.Errorf("attach %s: %w", name, err), true)
 		}

@@ -1,15 +1,25 @@
 package protect
 
 import (
+	"bufio"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
@@ -19,82 +29,219 @@ type place struct{ device, inode uint64 }
 // labeler writes the labels of a generation.
 type labeler struct {
 	key        *ebpf.Program // sh_key
-	labels     *ebpf.Map     // by inode
-	files      *ebpf.Map     // by guard_file
+	labels     *ebpf.Map     // by inode, of the generation's side
+	files      *ebpf.Map     // by guard_file, of the generation's side
 	generation uint64
 	writes     map[place]string // files that must not be written, and a name of each
-	programs   map[place]uint64 // executables, and the rules that trust them
+	marks      map[place]marks  // of executables
+	pids       map[int]marks    // of processes that a rule names by their number
+	children   uint64           // rules that trust children
+	keeps      map[int]int      // rules that trust the same as one in force, and that one's number
+	present    uint64           // the generation in force; 0: none
+	standings  map[int]standing // of processes that run
 }
 
-// label adds rules to the label of what an open descriptor is of.
-func (l *labeler) label(fd int, rules, above, trusts uint64) error {
+// marks are what a policy says of an inode: each a mask of rules, as in guard_side.
+type marks struct{ rules, above, trusts, guards, interprets uint64 }
+
+func (m marks) and(n marks) marks {
+	return marks{m.rules | n.rules, m.above | n.above, m.trusts | n.trusts, m.guards | n.guards, m.interprets | n.interprets}
+}
+
+// Maps of the two sides.
+var (
+	labelMaps = [2]string{guardMapShG_labels0, guardMapShG_labels1}
+	fileMaps  = [2]string{guardMapShG_files0, guardMapShG_files1}
+)
+
+// label adds marks to the label of what an open descriptor is of.
+func (l *labeler) label(fd int, add marks) (guardGuardFile, error) {
 	ask := guardGuardKey{Fd: uint64(fd)}
 	if _, err := l.key.Run(&ebpf.RunOptions{Context: &ask, ContextOut: &ask}); err != nil {
-		return fmt.Errorf("ask the kernel which file it is: %w", err)
+		return ask.File, fmt.Errorf("ask the kernel which file it is: %w", err)
 	}
 	if ask.File == (guardGuardFile{}) {
-		return errors.New("ask the kernel which file it is: it knows none")
+		return ask.File, errors.New("ask the kernel which file it is: it knows none")
 	}
-	var label guardGuardLabel
-	if err := l.files.Lookup(&ask.File, &label); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("look for its label: %w", err)
+	var side guardGuardSide
+	if err := l.files.Lookup(&ask.File, &side); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return ask.File, fmt.Errorf("look for its label: %w", err)
 	}
-	side := &label.Sides[l.generation&1]
-	if side.Generation != l.generation {
-		side.Rules, side.Above, side.Trusts, side.Generation = 0, 0, 0, l.generation
+	if side.Generation == l.generation {
+		add = add.and(marks{side.Rules, side.Above, side.Trusts, side.Guards, side.Interprets})
 	}
-	side.Rules, side.Above, side.Trusts = side.Rules|rules, side.Above|above, side.Trusts|trusts
-	err := l.files.Put(&ask.File, &label)
+	side.Generation = l.generation
+	side.Rules, side.Above, side.Trusts, side.Guards, side.Interprets = add.rules, add.above, add.trusts, add.guards, add.interprets
+	err := l.files.Put(&ask.File, &side)
 	if errors.Is(err, unix.E2BIG) {
-		return fmt.Errorf("keep its label: there are %d files, and more cannot be protected; name fewer or smaller folders", guardGuardConstantGUARD_FILES_MAX)
+		return ask.File, fmt.Errorf("keep its label: there are %d files, and more cannot be protected; name fewer or smaller folders", guardGuardConstantGUARD_FILES_MAX)
 	}
 	if err == nil {
-		err = l.labels.Put(uint32(fd), &label)
+		err = l.labels.Put(uint32(fd), &side)
 	}
 	if err != nil {
-		return fmt.Errorf("keep its label: %w", err)
+		return ask.File, fmt.Errorf("keep its label: %w", err)
 	}
-	return nil
+	return ask.File, nil
 }
 
 // labelPath is label for what a path leads to, without following a last symbolic link.
-func (l *labeler) labelPath(path string, rules, above, trusts uint64) (place, error) {
+func (l *labeler) labelPath(path string, add marks) (place, guardGuardFile, error) {
+	var file guardGuardFile
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return place{}, &fs.PathError{Op: "protect", Path: path, Err: err}
+		return place{}, file, &fs.PathError{Op: "protect", Path: path, Err: err}
 	}
 	defer unix.Close(fd) //nolint:errcheck // nothing was written
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err != nil {
-		return place{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+		return place{}, file, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
-	if err := l.label(fd, rules, above, trusts); err != nil {
-		return place{}, fmt.Errorf("protect %s: %w", path, err)
+	if file, err = l.label(fd, add); err != nil {
+		return place{}, file, fmt.Errorf("protect %s: %w", path, err)
 	}
-	return place{stat.Dev, stat.Ino}, nil
+	return place{stat.Dev, stat.Ino}, file, nil
 }
 
-// rule labels everything that a rule is about.
-func (l *labeler) rule(number int, r policy.Rule) error {
+// executable is labelPath for a program.
+func (l *labeler) executable(path string, add marks) (guardGuardFile, error) {
+	at, file, err := l.labelPath(path, add)
+	l.marks[at] = l.marks[at].and(add)
+	return file, err
+}
+
+// rule labels everything that a rule is about, and returns a digest of whom it trusts.
+func (l *labeler) rule(number int, r policy.Rule) (digest uint64, err error) {
 	bit := uint64(1) << number
 	for _, path := range r.Paths {
 		for folder := filepath.Dir(path); folder != "/"; folder = filepath.Dir(folder) {
-			if _, err := l.labelPath(folder, 0, bit, 0); err != nil {
-				return fmt.Errorf("rule %q: %w", r.Name, err)
+			if _, _, err := l.labelPath(folder, marks{above: bit}); err != nil {
+				return 0, fmt.Errorf("rule %q: %w", r.Name, err)
 			}
 		}
 		if err := l.tree(path, bit); err != nil {
-			return fmt.Errorf("rule %q: %w", r.Name, err)
+			return 0, fmt.Errorf("rule %q: %w", r.Name, err)
 		}
 	}
-	for _, program := range r.Programs {
-		at, err := l.labelPath(program, 0, 0, bit)
-		if err != nil {
-			return fmt.Errorf("rule %q: %w", r.Name, err)
+	if err := l.guarded(bit, r); err != nil {
+		return 0, fmt.Errorf("rule %q at %s: %w", r.Name, r.At, err)
+	}
+	if digest, err = l.trusted(bit, r.Trust); err != nil {
+		return 0, fmt.Errorf("rule %q at %s: %w", r.Name, r.At, err)
+	}
+	return digest, nil
+}
+
+// guarded marks the processes that a rule protects.
+func (l *labeler) guarded(bit uint64, r policy.Rule) error {
+	if r.Program != "" {
+		if _, err := l.executable(r.Program, marks{guards: bit}); err != nil {
+			return err
 		}
-		l.programs[at] |= bit
+	}
+	if r.IsSelf {
+		l.pids[os.Getpid()] = l.pids[os.Getpid()].and(marks{guards: bit})
+	}
+	if r.PIDFile == "" {
+		return nil
+	}
+	text, err := os.ReadFile(r.PIDFile)
+	if err != nil {
+		return fmt.Errorf("look which process to protect: %w. Start it first", err)
+	}
+	id, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err == nil {
+		err = unix.Kill(id, 0)
+	}
+	if err != nil || id <= 0 {
+		return fmt.Errorf("look which process to protect: %s has %q in it, and no such process runs. Start it first", r.PIDFile, event.Printable(string(text[:min(len(text), 20)])))
+	}
+	l.pids[id] = l.pids[id].and(marks{guards: bit})
+	return nil
+}
+
+// trusted marks the programs that a rule trusts, and the interpreters that do not get trust on.
+func (l *labeler) trusted(bit uint64, t policy.Trust) (uint64, error) {
+	digest := fnv.New64a()
+	note := func(file guardGuardFile) { _ = binary.Write(digest, binary.NativeEndian, file) } // cannot fail
+	for _, program := range t.Programs {
+		if err := examine(program); err != nil {
+			return 0, err
+		}
+		file, err := l.executable(program.Path, marks{trusts: bit})
+		if err != nil {
+			return 0, err
+		}
+		note(file)
+	}
+	fmt.Fprint(digest, t.IsInit, t.Children)
+	if t.IsInit {
+		l.pids[1] = l.pids[1].and(marks{trusts: bit})
+	}
+	if !t.Children {
+		return digest.Sum64(), nil
+	}
+	l.children |= bit
+	for _, path := range interpreters(t.Interpreters) {
+		file, err := l.executable(path, marks{interprets: bit})
+		if errors.Is(err, os.ErrNotExist) {
+			continue // it was removed meanwhile
+		}
+		if err != nil {
+			return 0, err
+		}
+		note(file)
+	}
+	return digest.Sum64(), nil
+}
+
+// examine refuses a program that has no identity of its own, or another one than asked.
+func examine(program policy.Program) error {
+	f, err := os.Open(program.Path)
+	if err != nil {
+		return fmt.Errorf("look at the program: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is no program: it is no ordinary file", program.Path)
+	}
+	contents := bufio.NewReader(f)
+	if begin, _ := contents.Peek(2); string(begin) == "#!" {
+		return fmt.Errorf("%s is a script, and what runs is its interpreter, which opens it by its name. Let a program start it that is trusted with children: true", program.Path)
+	}
+	if program.SHA256 == "" {
+		return nil
+	}
+	digest := sha256.New()
+	if _, err := io.Copy(digest, contents); err != nil {
+		return fmt.Errorf("look at the program: %w", err)
+	}
+	if have := hex.EncodeToString(digest.Sum(nil)); have != program.SHA256 {
+		return fmt.Errorf("%s is not the program that the policy trusts: its SHA-256 is %s. If it was changed on purpose, write that into the policy", program.Path, have)
 	}
 	return nil
+}
+
+// interpreters are those of this machine that are not listed. The loader is one: it runs the file it is given.
+func interpreters(listed []string) (paths []string) {
+	var patterns []string
+	for _, folder := range []string{"/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"} {
+		for _, name := range policy.Interpreters {
+			patterns = append(patterns, filepath.Join(folder, name), filepath.Join(folder, name+"[0-9]*"))
+		}
+	}
+	patterns = append(patterns, "/lib*/ld-*.so*", "/lib/*/ld-*.so*", "/usr/lib*/ld-*.so*", "/usr/lib/*/ld-*.so*")
+	for _, pattern := range patterns {
+		found, _ := filepath.Glob(pattern) // the patterns are correct
+		for _, path := range found {
+			real, err := filepath.EvalSymlinks(path)
+			if err == nil && !slices.Contains(paths, real) && !slices.Contains(listed, real) {
+				paths = append(paths, real)
+			}
+		}
+	}
+	return paths
 }
 
 // straight refuses a path that symbolic links are in: who changes a link changes what is protected.
@@ -117,7 +264,7 @@ func (l *labeler) tree(path string, bit uint64) error {
 	return filepath.WalkDir(path, func(name string, _ fs.DirEntry, err error) error {
 		var at place
 		if err == nil {
-			at, err = l.labelPath(name, bit, 0, 0)
+			at, _, err = l.labelPath(name, marks{rules: bit})
 		}
 		if errors.Is(err, os.ErrNotExist) && name != path {
 			return nil // it was deleted meanwhile
@@ -130,14 +277,22 @@ func (l *labeler) tree(path string, bit uint64) error {
 	})
 }
 
-// forget takes away the labels that the generation in force has not.
-func (l *labeler) forget() error {
+// forget takes away the labels that are not of the generation in force.
+func (l *labeler) forget(both [2]*ebpf.Map) error {
+	var errs []error
+	for _, files := range both {
+		errs = append(errs, l.forgetIn(files))
+	}
+	return errors.Join(errs...)
+}
+
+func (l *labeler) forgetIn(files *ebpf.Map) error {
 	var file guardGuardFile
-	var label guardGuardLabel
+	var side guardGuardSide
 	var old []guardGuardFile
-	entries := l.files.Iterate()
-	for entries.Next(&file, &label) {
-		if label.Sides[l.generation&1].Generation != l.generation {
+	entries := files.Iterate()
+	for entries.Next(&file, &side) {
+		if side.Generation != l.generation {
 			old = append(old, file)
 		}
 	}
@@ -145,7 +300,7 @@ func (l *labeler) forget() error {
 		return fmt.Errorf("look for labels of the policy before: %w", err)
 	}
 	for _, file := range old {
-		if err := l.files.Delete(&file); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := files.Delete(&file); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("forget a label of the policy before: %w", err)
 		}
 	}

@@ -51,7 +51,7 @@ func (b *bench) evict() {
 }
 
 func rule(b *bench, mode string, dirs ...string) policy.Policy {
-	r := policy.Rule{Name: "life", Deny: policy.Operations, Programs: []string{b.trusted}, Mode: mode}
+	r := policy.Rule{Name: "life", Deny: policy.Operations, Trust: policy.Trust{Programs: policy.Programs(b.trusted)}, Mode: mode}
 	for _, dir := range dirs {
 		r.Paths = append(r.Paths, filepath.Join(dir, "prot"))
 	}
@@ -143,12 +143,16 @@ func TestLabels(t *testing.T) {
 	if err := errors.Join(os.Mkdir(w.out("tree"), 0o755), os.Mkdir(w.out("tree/deep"), 0o755), os.WriteFile(w.out("tree/deep/f"), []byte("x"), 0o644)); err != nil {
 		b.t.Fatal(err)
 	}
+	reused := work{dir: dirs["reused"]}
+	if err := os.Rename(reused.out("source"), reused.prot("gone")); err != nil { // its number is one that files in out get
+		b.t.Fatal(err)
+	}
 	p := rule(b, policy.Deny, dirs["born"], dirs["reused"], dirs["evicted"], dirs["children"])
 	self, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	p.Rules[0].Programs = append(p.Rules[0].Programs, self) // this process, which runs already, may do all
+	p.Rules[0].Trust.Programs = append(p.Rules[0].Trust.Programs, policy.Program{Path: self}) // this process, which runs already, may do all
 	p.Rules = append(p.Rules, rule(b, policy.Audit, dirs["audited"]).Rules...)
 	p.Rules[1].Name = "audit"
 	g := b.start(p)
@@ -162,6 +166,7 @@ func TestLabels(t *testing.T) {
 		{"labels leave memory", "evicted", (*bench).testEviction},
 		{"trust does not spread", "children", (*bench).testChildren},
 		{"audit allows", "audited", (*bench).testAudit},
+		{"a load writes nothing in force", "evicted", (*bench).testLoadWritesNothingInForce},
 	} {
 		t.Run(one.name, func(t *testing.T) {
 			sub := *b
@@ -215,10 +220,12 @@ func (b *bench) testReusedNumber(g *Guard, dir string) {
 		}
 		return stat.Ino
 	}
-	was := number(w.prot("sub/h"))
-	b.expect(false, b.trusted, "unlink-path", w.prot("sub/h"), "trusted")
+	was := number(w.prot("gone"))
+	b.expect(true, b.other, "write-path", w.prot("gone"), "before it is deleted")
+	b.expect(false, b.trusted, "unlink-path", w.prot("gone"), "trusted")
 	reused := ""
-	for i := 0; reused == "" && i < 1000; i++ {
+	until := time.Now().Add(time.Minute)
+	for i := 0; reused == "" && time.Now().Before(until); i++ {
 		path := w.out(fmt.Sprint("new", i))
 		if err := os.WriteFile(path, []byte("x"), 0o644); err != nil {
 			b.t.Fatal(err)
@@ -233,10 +240,10 @@ func (b *bench) testReusedNumber(g *Guard, dir string) {
 	b.evict()
 	b.expect(false, b.other, "write-path", reused, "a file with the number of a deleted one")
 	var file guardGuardFile
-	var label guardGuardLabel
-	entries := g.maps[guardMapShG_files].Iterate()
-	for entries.Next(&file, &label) {
-		if file.Inode == was && label.Sides[g.number&1].Rules != 0 {
+	var side guardGuardSide
+	entries := g.maps[fileMaps[g.number&1]].Iterate()
+	for entries.Next(&file, &side) {
+		if file.Inode == was && side.Rules != 0 {
 			b.t.Errorf("the deleted file has a label yet: %+v", file)
 		}
 	}
@@ -250,8 +257,8 @@ func (b *bench) testEviction(g *Guard, dir string) {
 			b.t.Fatal(err)
 		}
 		defer unix.Close(fd) //nolint:errcheck // nothing was written
-		var label guardGuardLabel
-		err = g.maps[guardMapShG_labels].Lookup(uint32(fd), &label)
+		var side guardGuardSide
+		err = g.maps[labelMaps[g.number&1]].Lookup(uint32(fd), &side)
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			b.t.Fatal(err)
 		}
@@ -290,6 +297,7 @@ func TestStartFails(t *testing.T) {
 	if _, err := os.Stat(kernel.Directory(kernel.DefaultPinRoot, product)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("what a failed start leaves: %v", err)
 	}
+	b.refuseLayout(rule(b, policy.Deny, dir))
 	g := b.start(rule(b, policy.Deny, dir))
 	g.Close()
 	if _, err := Start(kernel.DefaultPinRoot, missing, slog.New(slog.DiscardHandler)); err == nil {
@@ -297,4 +305,64 @@ func TestStartFails(t *testing.T) {
 	}
 	b.expect(true, b.other, "open-write", dir, "after a change that failed")
 	b.expect(false, b.trusted, "open-write", dir, "after a change that failed")
+}
+
+// refuseLayout expects that pins of another layout are refused by name, until they are taken away.
+func (b *bench) refuseLayout(p policy.Policy) {
+	b.t.Helper()
+	of := kernel.MapDirectory(kernel.DefaultPinRoot, product, abi+7)
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer m.Close() //nolint:errcheck // of a test
+	if err := errors.Join(os.MkdirAll(of, 0o700), m.Pin(filepath.Join(of, "any"))); err != nil {
+		b.t.Fatal(err)
+	}
+	_, startErr := Start(kernel.DefaultPinRoot, p, slog.New(slog.DiscardHandler))
+	_, lookErr := Look(kernel.DefaultPinRoot)
+	for _, err := range []error{startErr, lookErr} {
+		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("layout %d", abi+7)) || !strings.Contains(err.Error(), "`shunt guard stop`") {
+			b.t.Errorf("pins of another layout: %v", err)
+		}
+	}
+	if was, err := Stop(kernel.DefaultPinRoot); !was || err != nil {
+		b.t.Errorf("stop: %v %v", was, err)
+	}
+}
+
+// What a load writes, before it switches, is nothing that a hook reads: so what a program changes at that moment stays.
+func (b *bench) testLoadWritesNothingInForce(g *Guard, dir string) {
+	now, next := g.number&1, g.number&1^1
+	w := work{dir: dir}
+	fd, err := unix.Open(w.prot("f"), unix.O_PATH, 0)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer unix.Close(fd) //nolint:errcheck // nothing was written
+	read := func(side uint64, file guardGuardFile) (all [2]guardGuardSide) {
+		if err := errors.Join(g.maps[fileMaps[side]].Lookup(&file, &all[0]), g.maps[labelMaps[side]].Lookup(uint32(fd), &all[1])); err != nil {
+			b.t.Fatal(err)
+		}
+		return all
+	}
+	l := &labeler{key: g.coll.Programs[guardProgShKey], labels: g.maps[labelMaps[next]], files: g.maps[fileMaps[next]], generation: g.number + 1}
+	file, err := l.label(fd, marks{rules: 1 << 9})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	was := read(now, file)
+	if was[0].Generation != g.number || was[0].Rules == 0 || was[1] != was[0] {
+		b.t.Fatalf("in force: %+v", was)
+	}
+	if _, err := l.label(fd, marks{rules: 1 << 8, above: 1 << 7}); err != nil {
+		b.t.Fatal(err)
+	}
+	if is := read(now, file); is != was {
+		b.t.Errorf("in force before %+v, and after it %+v", was, is)
+	}
+	if is := read(next, file); is[0] != is[1] || is[0].Rules != 1<<9|1<<8 || is[0].Above != 1<<7 || is[0].Generation != g.number+1 {
+		b.t.Errorf("of the next policy: %+v", is)
+	}
+	b.expect(true, b.other, "open-write", dir, "while a policy is being loaded")
 }

@@ -29,7 +29,7 @@ func needLSM(t *testing.T) {
 		_ = unix.Mount("securityfs", "/sys/kernel/security", "securityfs", 0, "")
 		return
 	}
-	coll, err := load(nil)
+	err := Enforces()
 	var refused *Refusal
 	if errors.As(err, &refused) {
 		t.Skip(err)
@@ -37,5 +37,4 @@ func needLSM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	coll.Close()
 }

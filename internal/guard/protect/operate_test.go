@@ -213,7 +213,15 @@ func noTimeFlag(w *work) error {
 
 // uring has the kernel do one operation by io_uring(7): what is at the offsets is in linux/io_uring.h.
 func uring(opcode uint8, fd int32, address unsafe.Pointer, length, flags uint32, offset uint64) error {
+	return uringSetup(0, opcode, fd, address, length, flags, offset)
+}
+
+// polled is IORING_SETUP_SQPOLL: a thread of the kernel takes the operation, and no system call hands it over.
+const polled = 1 << 1
+
+func uringSetup(setup uint32, opcode uint8, fd int32, address unsafe.Pointer, length, flags uint32, offset uint64) error {
 	var params [120]byte
+	binary.NativeEndian.PutUint32(params[8:], setup)
 	ring, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, uintptr(unsafe.Pointer(&params[0])), 0)
 	if errno != 0 {
 		return errno
@@ -238,7 +246,8 @@ func uring(opcode uint8, fd int32, address unsafe.Pointer, length, flags uint32,
 	binary.NativeEndian.PutUint32(rings[u32(40+4):], 1)  // the tail
 	tail := (*uint32)(unsafe.Pointer(&rings[u32(80+4)]))
 	for submit := uintptr(1); atomic.LoadUint32(tail) == 0; submit = 0 { // a signal may end the wait
-		if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, ring, submit, 1, 1, 0, 0); errno != 0 && errno != unix.EINTR {
+		// IORING_ENTER_GETEVENTS, and IORING_ENTER_SQ_WAKEUP for a thread that sleeps.
+		if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, ring, submit, 1, 3, 0, 0); errno != 0 && errno != unix.EINTR {
 			return errno
 		}
 	}
@@ -259,8 +268,37 @@ func uringPath(opcode uint8, path string, length, flags uint32) error {
 var onPath = []row{
 	{name: "write-path", attempt: func(w *work) error { return openWrite(w.dir, unix.O_WRONLY) }},
 	{name: "unlink-path", attempt: func(w *work) error { return unix.Unlink(w.dir) }},
+	{name: "signal-parent", attempt: func(*work) error { return unix.Kill(os.Getppid(), unix.SIGURG) }}, // which Go ignores
+	{name: "write-after-traceme", attempt: func(w *work) error {
+		runtime.LockOSThread()
+		if _, _, errno := unix.Syscall(unix.SYS_PTRACE, unix.PTRACE_TRACEME, 0, 0); errno != 0 {
+			return errno
+		}
+		return openWrite(w.dir, unix.O_WRONLY)
+	}},
+	{name: "write-after-failed-fork", attempt: func(w *work) error {
+		if err := failFork(); err != nil {
+			return err
+		}
+		return openWrite(w.dir, unix.O_WRONLY)
+	}},
 	{name: "start-other", attempt: func(w *work) error { return startNext(w, "other") }},
 	{name: "start-trusted", attempt: func(w *work) error { return startNext(w, "trusted") }},
+}
+
+// failFork asks for a child with a number that there is (clone3(2)): it fails when most of the child is there.
+func failFork() error {
+	taken := int32(1)
+	arguments := struct {
+		flags, pidfd, childID, parentID, signal, stack, stackSize, tls uint64
+		numbers                                                        unsafe.Pointer
+		size, cgroup                                                   uint64
+	}{signal: uint64(unix.SIGCHLD), numbers: unsafe.Pointer(&taken), size: 1}
+	_, _, errno := unix.Syscall(unix.SYS_CLONE3, uintptr(unsafe.Pointer(&arguments)), unsafe.Sizeof(arguments), 0)
+	if errno != unix.EEXIST {
+		return fmt.Errorf("a fork with the number of process 1: %w", errno)
+	}
+	return nil
 }
 
 // startNext has another program, beside this one, write to the path.
@@ -279,6 +317,8 @@ func startNext(w *work, program string) error {
 	}
 	return err
 }
+
+func newRow(name string, attempt func(*work) error) *row { return &row{name: name, attempt: attempt} }
 
 func rowOf(name string) *row {
 	for _, rows := range [][]row{matrix, onPath} {
@@ -300,11 +340,18 @@ func operate(name, dir string) {
 		_, _ = in.ReadString('\n')
 		return
 	}
+	if hammer, is := hammers[name]; is {
+		hammer(in, dir)
+		return
+	}
 	if name == "agent" {
 		agent(dir)
 		return
 	}
 	row := rowOf(name)
+	if run, is := strings.CutPrefix(name, "start "); is {
+		row = newRow(name, func(w *work) error { return startRun(run, w.dir) })
+	}
 	if row == nil {
 		fmt.Printf("there is no operation %q\n", name)
 		os.Exit(2)
@@ -336,10 +383,10 @@ type helper struct {
 }
 
 // begin starts a program as operate, and waits until it is ready.
-func begin(program, name, dir string) (*helper, error) {
+func begin(program, name, dir string, environment ...string) (*helper, error) {
 	cmd := exec.Command(program, name, dir)
 	// Without the signals by which Go's threads preempt each other: one of them cancels what io_uring hands to a worker.
-	cmd.Env = []string{"SHUNT_GUARD_OPERATE=1", "GODEBUG=asyncpreemptoff=1"}
+	cmd.Env = append([]string{"SHUNT_GUARD_OPERATE=1", "GODEBUG=asyncpreemptoff=1"}, environment...)
 	cmd.Stderr = os.Stderr
 	read, write, err := os.Pipe()
 	if err != nil {

@@ -2,65 +2,248 @@ package protect
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
-// trustRunning trusts the processes that run a trusted program already. Those that begin later are the
-// programs' business: so it looks until a look finds nobody new, and a fork of one that was found is trusted.
-func (l *labeler) trustRunning(tasks *ebpf.Map) error {
-	found := map[int]bool{}
-	for grew := true; grew; {
-		grew = false
-		ids, err := processes()
-		if err != nil {
+// standing is what a process has: masks of rules.
+type standing struct{ trusts, guards uint64 }
+
+// passesMax bounds how often the processes are looked at. Each look but the last one has found a change that
+// came between looking and writing.
+const passesMax = 1000
+
+// giveRunning gives the processes that run already what the policy says of them. Those that begin later are the
+// programs' business: so it looks until a look finds nothing to change, and what forks from a process that
+// has its due gets it too. What a process that executes another program meanwhile was given in error is
+// taken away by the next look, before any of it counts. A program that executes takes what was given away before
+// it reads the label, so what it reads before the label is written is given again by a look.
+func (l *labeler) giveRunning(maps map[string]*ebpf.Map) error {
+	for range passesMax {
+		changed, err := l.pass(maps)
+		if err != nil || !changed {
 			return err
 		}
-		for _, id := range ids {
-			bits := l.programs[executable(id)]
-			if bits == 0 || found[id] {
-				continue
-			}
-			if err := l.trust(tasks, id, bits); err != nil {
-				return fmt.Errorf("trust process %d: %w", id, err)
-			}
-			found[id], grew = true, true
+	}
+	return fmt.Errorf("give processes what the policy says of them: after %d looks there are new ones yet", passesMax)
+}
+
+// running is a process as it was seen.
+type running struct {
+	key    guardGuardProcess
+	exe    place
+	parent int
+	kernel guardGuardTrust    // what the programs noted
+	given  [2]guardGuardGiven // what user space did
+}
+
+func (l *labeler) pass(maps map[string]*ebpf.Map) (changed bool, err error) {
+	ids, err := processes()
+	if err != nil {
+		return false, err
+	}
+	all := map[int]*running{}
+	for _, id := range ids {
+		p, err := look(id, maps)
+		if err != nil {
+			return false, fmt.Errorf("look at process %d: %w", id, err)
 		}
+		if p != nil {
+			all[id] = p
+		}
+	}
+	l.standings = map[int]standing{}
+	side := l.generation & 1
+	for id, p := range all {
+		of := l.standing(id, all, 0)
+		want, have := guardGuardGiven{Trusts: of.trusts, Guards: of.guards, Generation: l.generation}, p.given[side]
+		if p.kernel.Generations[side] == l.generation {
+			want.Trusts &^= p.kernel.Trusts[side]
+			want.Guards &^= p.kernel.Guards[side]
+		}
+		if have == want || have.Generation != l.generation && want.Trusts|want.Guards == 0 {
+			continue
+		}
+		changed = true
+		if err := maps[givenMaps[side]].Put(&p.key, &want); err != nil {
+			return false, fmt.Errorf("give process %d what the policy says of it: %w", id, err)
+		}
+	}
+	return changed, nil
+}
+
+// givenMaps are those of the two sides.
+var givenMaps = [2]string{guardMapShG_given0, guardMapShG_given1}
+
+// look is a process with what it has; nil: it has ended, or is a thread of the kernel.
+func look(id int, maps map[string]*ebpf.Map) (*running, error) {
+	p := &running{exe: executable(id)}
+	if p.exe == (place{}) {
+		return nil, nil
+	}
+	var ok bool
+	if p.parent, p.key, ok = origin(id); !ok {
+		return nil, nil
+	}
+	for _, of := range []struct {
+		from string
+		to   any
+	}{{guardMapShG_tasks, &p.kernel}, {givenMaps[0], &p.given[0]}, {givenMaps[1], &p.given[1]}} {
+		if err := maps[of.from].Lookup(&p.key, of.to); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// forgetEnded takes away what processes had that have ended. The programs do that, too, but not while they write
+// to the same map on the same CPU, and not for what was given to a process that was ending.
+func forgetEnded(maps map[string]*ebpf.Map) error {
+	var errs []error
+	for _, name := range []string{guardMapShG_tasks, givenMaps[0], givenMaps[1]} {
+		var process guardGuardProcess
+		var value []byte
+		var ended []guardGuardProcess
+		entries := maps[name].Iterate()
+		for entries.Next(&process, &value) {
+			if _, now, ok := origin(int(process.Id)); !ok || now != process {
+				ended = append(ended, process)
+			}
+		}
+		errs = append(errs, entries.Err())
+		for _, process := range ended {
+			if err := maps[name].Delete(&process); !errors.Is(err, ebpf.ErrKeyNotExist) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("forget processes that have ended: %w", err)
 	}
 	return nil
 }
 
-func (l *labeler) trust(tasks *ebpf.Map, id int, bits uint64) error {
-	fd, err := unix.PidfdOpen(id, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
+// ancestorsMax bounds how far up trust is looked for.
+const ancestorsMax = 64
+
+// standing is what the policy says of a process. For a rule that trusts the same as one in force, the programs
+// know who is trusted, and who lost it. For others /proc has to do.
+func (l *labeler) standing(id int, all map[int]*running, depth int) standing {
+	if known, ok := l.standings[id]; ok {
+		return known
 	}
-	if err != nil {
-		return err
+	p := all[id]
+	of := l.marks[p.exe].and(l.pids[id])
+	want := standing{of.trusts, of.guards}
+	if up := all[p.parent]; up != nil && depth < ancestorsMax && !nameless(id) {
+		want.trusts |= l.standing(p.parent, all, depth+1).trusts & l.children &^ of.interprets
 	}
-	defer unix.Close(fd) //nolint:errcheck // nothing was written
-	// The descriptor is of the process that has the number now, and what runs another program is not trusted.
-	// A debugger does what it likes with a process.
-	if l.programs[executable(id)] != bits || traced(id) {
-		return nil
+	if want.trusts != 0 && (traced(id) || !plainEnvironment(id)) {
+		want.trusts = 0
 	}
-	var trust guardGuardTrust
-	if err := tasks.Lookup(uint32(fd), &trust); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return err
+	for now, before := range l.keeps {
+		want.trusts &^= 1 << now
+		if l.had(p)>>before&1 == 1 {
+			want.trusts |= 1 << now
+		}
 	}
-	trust.Trusts[l.generation&1], trust.Generations[l.generation&1] = bits, l.generation
-	if err := tasks.Put(uint32(fd), &trust); err != nil && !errors.Is(err, unix.ESRCH) {
-		return err
-	}
-	return nil
+	l.standings[id] = want
+	return want
 }
+
+// had is by which rules of the policy in force a process is trusted.
+func (l *labeler) had(p *running) (trusts uint64) {
+	side := l.present & 1
+	if p.kernel.Generations[side] == l.present {
+		trusts = p.kernel.Trusts[side]
+	}
+	if p.given[side].Generation == l.present {
+		trusts |= p.given[side].Trusts
+	}
+	return trusts
+}
+
+// origin is who started a process, or who has taken it over, and when it began (proc_pid_stat(5)).
+func origin(id int) (parent int, process guardGuardProcess, ok bool) {
+	fields := stat(id)
+	if len(fields) < 21 {
+		return 0, process, false
+	}
+	parent, err1 := strconv.Atoi(fields[2])
+	start, err2 := strconv.ParseUint(fields[20], 10, 64)
+	return parent, guardGuardProcess{Id: uint64(id), Start: start}, errors.Join(err1, err2) == nil
+}
+
+// stat are the fields of proc_pid_stat(5), from the end of the second one on.
+func stat(id int) []string {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", id))
+	return strings.Fields(string(text[max(0, bytes.LastIndexByte(text, ')')):]))
+}
+
+// nameless is whether a process runs a file without a name, such as a memfd.
+func nameless(id int) bool {
+	var stat unix.Stat_t
+	return unix.Stat(fmt.Sprintf("/proc/%d/exe", id), &stat) != nil || stat.Nlink == 0
+}
+
+// plainEnvironment is whether a process began without variables that load code into it: those that
+// bpf/guard/trust.h knows. Of a process that is just executing a file it waits for the variables.
+func plainEnvironment(id int) bool {
+	for range environmentTries {
+		if size, known := environmentSize(id); known {
+			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", id))
+			if err != nil {
+				return false
+			}
+			if uint64(len(text)) == size { // the kernel says nothing where it cannot read all of it
+				return plain(string(text))
+			}
+		}
+		if executable(id) == (place{}) {
+			return false
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return false
+}
+
+// environmentTries bounds how often a process is looked at that executes a file: for a second at least.
+const environmentTries = 1000
+
+// environmentSize is how many bytes a program's variables have in memory, once they are there: the kernel notes the end
+// of its code after that (endcode, env_start and env_end of proc_pid_stat(5)).
+func environmentSize(id int) (size uint64, known bool) {
+	fields := stat(id)
+	if len(fields) < 50 || fields[25] == "0" {
+		return 0, false
+	}
+	start, err1 := strconv.ParseUint(fields[48], 10, 64)
+	end, err2 := strconv.ParseUint(fields[49], 10, 64)
+	return end - start, errors.Join(err1, err2) == nil && start <= end && end > 0
+}
+
+func plain(environment string) bool {
+	for variable := range strings.SplitSeq(environment, "\x00") {
+		for _, begin := range loading {
+			if strings.HasPrefix(variable, begin) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// loading are the beginnings of variables that load code.
+var loading = []string{"LD_", "GCONV_PA", "BASH_ENV", "PYTHONPA", "PYTHONHO", "PERL5LIB", "PERL5OPT", "RUBYLIB=", "RUBYOPT=", "NODE_OPT", "JAVA_TOO"}
 
 // processes are the numbers of all that run.
 func processes() (ids []int, err error) {
@@ -105,7 +288,7 @@ func (l *labeler) mappings() (all []Mapping, err error) {
 		return nil, err
 	}
 	for _, id := range ids {
-		if l.programs[executable(id)] != 0 {
+		if l.standings[id].trusts != 0 {
 			continue
 		}
 		f, err := os.Open(fmt.Sprintf("/proc/%d/maps", id))

@@ -1,6 +1,7 @@
 package protect
 
 import (
+	"encoding/binary"
 	"os"
 	"path/filepath"
 	"unsafe"
@@ -20,6 +21,10 @@ type row struct {
 	notCovered string     // why it is not denied
 	errno      unix.Errno // what it fails with; 0: EPERM
 	isTrace    bool       // it is about a process, and no file changes
+	isGuarded  bool       // a rule of processes protects that one, and not that it is trusted
+	isKill     bool       // it ends the process
+	isSilent   bool       // it fails without an error
+	isNobodys  bool       // no program is trusted with it
 	setup      func(dir string) error
 }
 
@@ -36,6 +41,11 @@ var matrix = []row{
 		return uringPath(18, w.prot("f"), 0, unix.O_WRONLY|unix.O_TRUNC) // IORING_OP_OPENAT
 	}},
 	{group: "by its name", name: "io_uring-unlink", operation: policy.Delete, attempt: func(w *work) error { return uringPath(36, w.prot("f"), 0, 0) }}, // IORING_OP_UNLINKAT
+
+	{group: "by its name", name: "io_uring-poller-open-write", operation: policy.Write, attempt: func(w *work) error {
+		raw := append([]byte(w.prot("f")), 0)
+		return uringSetup(polled, 18, unix.AT_FDCWD, unsafe.Pointer(&raw[0]), 0, unix.O_WRONLY|unix.O_TRUNC, 0) // IORING_OP_OPENAT
+	}},
 
 	{group: "by another name", name: "symbolic-link", operation: policy.Write, attempt: func(w *work) error {
 		if err := unix.Symlink(w.prot("f"), w.out("s")); err != nil {
@@ -130,6 +140,10 @@ var matrix = []row{
 		data := []byte(changed)
 		return uring(23, int32(w.fd), unsafe.Pointer(&data[0]), uint32(len(data)), 0, 0) // IORING_OP_WRITE
 	}},
+	{group: "by a descriptor from before", name: "old-io_uring-poller-write", operation: policy.Write, before: old(unix.O_RDWR), attempt: func(w *work) error {
+		data := []byte(changed)
+		return uringSetup(polled, 23, int32(w.fd), unsafe.Pointer(&data[0]), uint32(len(data)), 0, 0) // IORING_OP_WRITE
+	}},
 	{group: "by a descriptor from before", name: "old-new-mapping", operation: policy.Write, before: old(unix.O_RDWR), attempt: func(w *work) (err error) {
 		if w.mem, err = unix.Mmap(w.fd, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 			return err
@@ -219,6 +233,62 @@ var matrix = []row{
 	{group: "trusted programs", name: "memory-by-proc", operation: "trace", errno: unix.EACCES, isTrace: true, attempt: memoryFile},
 	{group: "trusted programs", name: "process_vm_writev", operation: "trace", isTrace: true, attempt: vmWrite},
 	{group: "trusted programs", name: "pidfd_getfd", operation: "trace", isTrace: true, attempt: takeDescriptor},
+
+	{group: "protected processes", name: "kill", operation: policy.Kill, isGuarded: true, isKill: true, attempt: onTarget(func(pid int) error { return unix.Kill(pid, unix.SIGKILL) })},
+	{group: "protected processes", name: "tgkill", operation: policy.Kill, isGuarded: true, isKill: true, attempt: onTarget(func(pid int) error { return unix.Tgkill(pid, pid, unix.SIGKILL) })},
+	{group: "protected processes", name: "rt_sigqueueinfo", operation: policy.Kill, isGuarded: true, isKill: true, attempt: onTarget(queueSignal)},
+	{group: "protected processes", name: "pidfd_send_signal", operation: policy.Kill, isGuarded: true, isKill: true, attempt: onTarget(func(pid int) error {
+		pidfd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			return err
+		}
+		return unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
+	})},
+	{group: "protected processes", name: "signal-of-a-file's-owner", operation: policy.Kill, isGuarded: true, isKill: true, isSilent: true, isNobodys: true, attempt: onTarget(ownerSignal)},
+	{group: "protected processes", name: "limit-of-CPU-time", operation: policy.Kill, isGuarded: true, attempt: onTarget(func(pid int) error {
+		return unix.Prlimit(pid, unix.RLIMIT_CPU, &unix.Rlimit{Cur: 3600, Max: 3600}, nil)
+	})},
+	{group: "protected processes", name: "trace-a-protected-process", operation: "trace", isGuarded: true, attempt: traceAttach},
+	{group: "protected processes", name: "memory-by-proc-of-a-protected-process", operation: "trace", errno: unix.EACCES, isGuarded: true, attempt: memoryFile},
+	{group: "protected processes", name: "process_vm_writev-to-a-protected-process", operation: "trace", isGuarded: true, attempt: vmWrite},
+	{group: "protected processes", name: "pidfd_getfd-of-a-protected-process", operation: "trace", isGuarded: true, attempt: takeDescriptor},
+}
+
+func onTarget(attempt func(pid int) error) func(*work) error {
+	return func(w *work) error {
+		pid, err := w.target()
+		if err != nil {
+			return err
+		}
+		return attempt(pid)
+	}
+}
+
+// queueSignal sends as sigqueue(3) does: the structure is that of rt_sigqueueinfo(2), and SI_QUEUE is -1.
+func queueSignal(pid int) error {
+	var info [128]byte
+	binary.NativeEndian.PutUint32(info[0:], uint32(unix.SIGKILL))
+	binary.NativeEndian.PutUint32(info[8:], ^uint32(0))
+	if _, _, errno := unix.Syscall(unix.SYS_RT_SIGQUEUEINFO, uintptr(pid), uintptr(unix.SIGKILL), uintptr(unsafe.Pointer(&info[0]))); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// ownerSignal makes the process the owner of a pipe, with a signal that ends it, and has that come.
+func ownerSignal(pid int) error {
+	const setSignal = 10 // F_SETSIG of asm-generic/fcntl.h
+	var ends [2]int
+	if err := unix.Pipe(ends[:]); err != nil {
+		return err
+	}
+	for _, set := range [][2]int{{unix.F_SETOWN, pid}, {setSignal, int(unix.SIGKILL)}, {unix.F_SETFL, unix.O_ASYNC}} {
+		if _, err := unix.FcntlInt(uintptr(ends[0]), set[0], set[1]); err != nil {
+			return err
+		}
+	}
+	_, err := unix.Write(ends[1], []byte("x"))
+	return err
 }
 
 // mountMemory makes a file system in memory of the protected folder.
@@ -232,13 +302,17 @@ func mountMemory(dir string) error {
 
 // untried are ways around that are known, and not denied; nothing tries them here.
 var untried = []struct{ name, why string }{
-	{"LD_PRELOAD and other environment of a trusted program's start", "a program that another one starts is trusted by its executable alone so far; link it statically, or let it be started by what you trust"},
+	{"/etc/ld.so.preload, and libraries that a trusted program loads or a script that it starts", "who can write them decides what the program does; protect them too"},
+	{"a copy of an interpreter, or one under a name that is not known", "with children: true it is a program like any other; protect the folders that trusted programs start programs from"},
 	{"prctl(PR_SET_MM_EXE_FILE) before a policy is loaded", "processes that run already are recognised by /proc/PID/exe, which root can have changed"},
+	{"cgroup.kill, cgroup.freeze, /proc/sysrq-trigger, the kernel's want of memory, reboot", "no hook tells who; of these files only mode and owner protect"},
+	{"sched_setaffinity, ionice, cgroup limits on a protected process", "it becomes slow, and does not end"},
+	{"a rename between folders of two rules in the moment when a policy is loaded", "the file may lack the second rule until the next load; only trusted programs can do that"},
 	{"the block device below the file system, written raw", "the file system is not asked; protect the device's node, and take CAP_SYS_RAWIO and CAP_MKNOD away"},
 	{"the layers of an overlay file system", "a file there has one inode in the overlay and another one in the layer; protect the layer's folders too"},
 	{"a file server (NFS, a FUSE program) or another machine with the same disk", "it is another kernel, or another program that writes"},
 	{"kexec, modules, another BPF program, /dev/mem", "root changes the kernel itself; switch on lockdown"},
-	{"`shunt guard stop`, or removing the pins", "the guard does not protect itself yet"},
+	{"`shunt guard stop`, or removing the pins", "self: true protects the process, and not yet what is pinned"},
 }
 
 func procFD(fd int) string { return filepath.Join("/proc/self/fd", itoa(fd)) }

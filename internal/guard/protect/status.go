@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
@@ -33,10 +34,15 @@ type Status struct {
 	Audited   uint64       `json:"audited"`
 	Unheard   uint64       `json:"unheard"`    // of these, not read by a process
 	Unrecord  uint64       `json:"unrecorded"` // new files that are protected only while they are in memory
+	Untrusted uint64       `json:"untrusted"`  // processes that there was no room for: neither trusted nor protected
+	Missed    uint64       `json:"missed"`     // runs that the kernel left out: what was tried then was not examined
 }
 
 // Look says what is protected; nil: nothing.
 func Look(root string) (*Status, error) {
+	if err := oneLayout(root); err != nil {
+		return nil, err
+	}
 	set, err := pins(root)
 	if err != nil {
 		return nil, err
@@ -66,7 +72,7 @@ func Look(root string) (*Status, error) {
 	}
 	total := counts.Denied + counts.Audited
 	s := &Status{Policy: state.Generation, Since: event.Time(agent.BeganNs), Loaded: event.Time(state.LoadedNs), Heard: event.Time(agent.HeardNs),
-		Denied: counts.Denied, Audited: counts.Audited, Unheard: total - min(total, agent.Heard), Unrecord: counts.Unrecorded}
+		Denied: counts.Denied, Audited: counts.Audited, Unheard: total - min(total, agent.Heard), Unrecord: counts.Unrecorded, Untrusted: counts.Untrusted}
 	for i := range uint32(policy.RulesMax) {
 		var r guardGuardRule
 		if err := maps[guardMapShG_rules].Lookup(uint32(state.Generation&1)*policy.RulesMax+i, &r); err != nil {
@@ -81,8 +87,42 @@ func Look(root string) (*Status, error) {
 		return nil, err
 	}
 	s.Hooks = len(links)
+	for _, path := range links {
+		missed, err := missedBy(path)
+		if err != nil {
+			return nil, err
+		}
+		s.Missed += missed
+	}
 	s.Listening, err = Running(root)
 	return s, err
+}
+
+// missedBy is how often the kernel left a pinned link's program out because it was at work on the same CPU. For
+// programs of security hooks Linux does that before 6.1.54 only.
+func missedBy(path string) (uint64, error) {
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil // a new agent has put its own in place
+	}
+	if err != nil {
+		return 0, fmt.Errorf("open the link %s: %w", path, err)
+	}
+	defer l.Close() //nolint:errcheck // only read
+	info, err := l.Info()
+	if err != nil {
+		return 0, fmt.Errorf("ask about the link %s: %w", path, err)
+	}
+	program, err := ebpf.NewProgramFromID(info.Program)
+	if err != nil {
+		return 0, fmt.Errorf("open the program of the link %s: %w", path, err)
+	}
+	defer program.Close() //nolint:errcheck // only read
+	stats, err := program.Stats()
+	if err != nil {
+		return 0, fmt.Errorf("ask how often the program of the link %s was left out: %w", path, err)
+	}
+	return stats.RecursionMisses, nil
 }
 
 func countsOf(maps map[string]*ebpf.Map) (sum guardGuardCount, err error) {
@@ -91,7 +131,8 @@ func countsOf(maps map[string]*ebpf.Map) (sum guardGuardCount, err error) {
 		return sum, fmt.Errorf("read how often something was denied: %w", err)
 	}
 	for _, c := range each {
-		sum.Denied, sum.Audited, sum.Unrecorded = sum.Denied+c.Denied, sum.Audited+c.Audited, sum.Unrecorded+c.Unrecorded
+		sum.Denied, sum.Audited = sum.Denied+c.Denied, sum.Audited+c.Audited
+		sum.Unrecorded, sum.Untrusted = sum.Unrecorded+c.Unrecorded, sum.Untrusted+c.Untrusted
 	}
 	return sum, nil
 }

@@ -1,11 +1,19 @@
 package protect
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/event"
@@ -46,20 +54,26 @@ func TestRefusalSaysWhatToDo(t *testing.T) {
 
 func TestMasks(t *testing.T) {
 	masks := masksOf([]policy.Rule{
-		{Deny: []string{policy.Write, policy.Mount}, Mode: policy.Deny},
-		{Deny: []string{policy.Write}, Mode: policy.Audit},
-		{Deny: []string{policy.Chmod}, Mode: policy.Deny},
+		{Paths: []string{"/a"}, Deny: []string{policy.Write, policy.Mount}, Mode: policy.Deny},
+		{Paths: []string{"/a"}, Deny: []string{policy.Write}, Mode: policy.Audit},
+		{Paths: []string{"/a"}, Deny: []string{policy.Chmod}, Mode: policy.Deny},
+		{Program: "/p", Deny: []string{policy.Kill}, Mode: policy.Deny},
+		{Program: "/p", Deny: []string{policy.Memory}, Mode: policy.Audit},
 	})
 	for op, want := range map[guardGuardOp]guardGuardMasks{
 		guardGuardOpGUARD_WRITE: {Denied: 1, Audited: 2}, guardGuardOpGUARD_MOUNT: {Denied: 1}, guardGuardOpGUARD_CHMOD: {Denied: 4},
-		guardGuardOpGUARD_LINK: {}, guardGuardOpGUARD_PROGRAM: {Denied: 5, Audited: 2}, guardGuardOpGUARD_TRACE: {Denied: 5, Audited: 2},
+		guardGuardOpGUARD_LINK: {}, guardGuardOpGUARD_PROGRAM: {Denied: 5, Audited: 2}, guardGuardOpGUARD_TRACE: {Denied: 5, Audited: 2 | 16},
+		guardGuardOpGUARD_KILL: {Denied: 8},
 	} {
 		if masks[op] != want {
 			t.Errorf("%s: %+v, want %+v", wordOf(op), masks[op], want)
 		}
 	}
-	if len(operations) != len(policy.Operations) {
-		t.Errorf("%d operations have a number, and a policy knows %d", len(operations), len(policy.Operations))
+	if known := len(policy.Operations) + len(policy.ProcessOperations); len(operations) != known {
+		t.Errorf("%d operations have a number, and a policy knows %d", len(operations), known)
+	}
+	if got := wordOf(guardGuardOpGUARD_TRACE); got != "trace" {
+		t.Error(got)
 	}
 	if got := wordOf(99); got != "operation-99" {
 		t.Error(got)
@@ -112,5 +126,127 @@ func TestAttemptIsPrintable(t *testing.T) {
 	a := Attempt{Denied: true, Operation: "write", Path: "/srv/\x1b[2Jf", Program: "/tmp/\x07p", PID: 7, Comm: "c\nd", Rules: []string{"data"}}
 	if got, want := a.String(), "00:00:00.000 denied write of /srv/?[2Jf by /tmp/?p (pid 7, c?d): rule data"; got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestEnvironmentThatLoadsCode reads this process's own, and that of one that was started with such a variable.
+func TestEnvironmentThatLoadsCode(t *testing.T) {
+	for variable, want := range map[string]bool{"": true, "A=LD_PRELOAD": true, "LD_PRELOAD=": false, "PYTHONPATH=/x": false, "PYTHONUNBUFFERED=1": true, "BASH_ENV=x": false} {
+		cmd := exec.Command("/bin/cat")
+		cmd.Env = slices.DeleteFunc([]string{"B=1", variable}, func(string) bool { return variable == "" }) // none at all
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		id := cmd.Process.Pid
+		// Linux 6.1 closes the files of the old program, for which Start waits, before the new one is in its place.
+		for own := executable(os.Getpid()); executable(id) == own; {
+			time.Sleep(time.Millisecond)
+		}
+		if got := plainEnvironment(id); got != want {
+			t.Errorf("%s: plain %v, want %v", variable, got, want)
+		}
+		if parent, process, ok := origin(id); !ok || parent != os.Getpid() || process.Id != uint64(id) || process.Start == 0 || nameless(id) {
+			t.Errorf("parent %d, process %+v, nameless %v", parent, process, nameless(id))
+		}
+		if err := errors.Join(in.Close(), cmd.Wait()); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, _, ok := origin(0); ok || plainEnvironment(0) || !nameless(0) {
+		t.Error("a process that there is not is trusted")
+	}
+}
+
+func TestProgramsAreExamined(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(file, []byte("program"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	digest := sha256.Sum256([]byte("program"))
+	if err := examine(policy.Program{Path: file, SHA256: hex.EncodeToString(digest[:])}); err != nil {
+		t.Error(err)
+	}
+	for want, p := range map[string]policy.Program{"is not the program that the policy trusts: its SHA-256 is " + hex.EncodeToString(digest[:]): {Path: file, SHA256: "00"},
+		"is no ordinary file": {Path: t.TempDir()}, "no such file": {Path: file + "x"}} {
+		if err := examine(p); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if err := os.WriteFile(file, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := examine(policy.Program{Path: file}); err == nil || !strings.Contains(err.Error(), "is a script") {
+		t.Error(err)
+	}
+	all := interpreters(nil)
+	shell, err := filepath.EvalSymlinks("/bin/sh")
+	if err != nil || !slices.Contains(all, shell) || slices.Contains(interpreters([]string{shell}), shell) {
+		t.Errorf("the shell %s of %v: %v", shell, all, err)
+	}
+}
+
+func TestOtherNamespacesAreRefused(t *testing.T) {
+	if err := firstNamespaces(t.TempDir()); err == nil || !strings.Contains(err.Error(), "ask in which pid namespace") {
+		t.Error(err)
+	}
+	folder := t.TempDir()
+	if err := os.WriteFile(filepath.Join(folder, "pid"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := firstNamespaces(folder); err == nil || !strings.Contains(err.Error(), "not the machine's first pid namespace") {
+		t.Error(err)
+	}
+}
+
+// TestEndedProcessesAreForgotten has one entry of this process, one of a process that there is not, and one of a
+// process that had this one's number before.
+func TestEndedProcessesAreForgotten(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	spec, err := loadGuard()
+	if err != nil {
+		t.Fatal(err)
+	}
+	maps := map[string]*ebpf.Map{}
+	for _, name := range []string{guardMapShG_tasks, guardMapShG_given0, guardMapShG_given1} {
+		if maps[name], err = ebpf.NewMap(spec.Maps[name]); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = maps[name].Close() })
+	}
+	_, own, ok := origin(os.Getpid())
+	if !ok {
+		t.Fatal("this process is not in /proc")
+	}
+	earlier, never := own, guardGuardProcess{Id: 1 << 40, Start: own.Start}
+	earlier.Start--
+	for _, process := range []guardGuardProcess{own, earlier, never} {
+		if err := errors.Join(maps[guardMapShG_tasks].Put(&process, &guardGuardTrust{Trusts: [2]uint64{1, 2}}),
+			maps[guardMapShG_given0].Put(&process, &guardGuardGiven{Trusts: 4}), maps[guardMapShG_given1].Put(&process, &guardGuardGiven{Trusts: 8})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := forgetEnded(maps); err != nil {
+		t.Fatal(err)
+	}
+	for name, m := range maps {
+		var value []byte
+		for _, process := range []guardGuardProcess{earlier, never} {
+			if err := m.Lookup(&process, &value); !errors.Is(err, ebpf.ErrKeyNotExist) {
+				t.Errorf("%s still has %+v: %v", name, process, err)
+			}
+		}
+	}
+	p, err := look(os.Getpid(), maps)
+	if err != nil || p == nil {
+		t.Fatal(p, err)
+	}
+	if p.kernel.Trusts != [2]uint64{1, 2} || p.given[0].Trusts != 4 || p.given[1].Trusts != 8 || p.parent != os.Getppid() {
+		t.Errorf("this process has %+v", p)
 	}
 }

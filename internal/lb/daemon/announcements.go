@@ -3,6 +3,7 @@ package daemon
 import (
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -32,7 +33,14 @@ type announcements struct {
 	announcer announcer
 	err       error                           // why nothing can be announced
 	find      func(name string) (link, error) // findLink
-	places    map[place]bool
+	services  model.Differ
+	vips      map[netip.Addr]int   // how many frontends are to be announced at an address
+	places    map[netip.Addr][]int // on which interfaces an address is announced
+
+	// What there was when want was last asked.
+	links   []link
+	sources []netip.Addr
+	own     map[netip.Addr]bool
 }
 
 // newAnnouncements has announced nothing yet. own says whether the data plane may answer for an
@@ -47,7 +55,7 @@ func newAnnouncements(own func(netip.Addr, datapath.Owned) error, conditions *co
 		Conditions: conditions,
 		Log:        log,
 	})
-	return &announcements{announcer: made, err: err, find: findLink, places: map[place]bool{}}
+	return &announcements{announcer: made, err: err, find: findLink, vips: map[netip.Addr]int{}, places: map[netip.Addr][]int{}}
 }
 
 // findLink looks an interface up.
@@ -67,51 +75,77 @@ func findLink(name string) (link, error) {
 }
 
 // want announces what the configuration asks for, and withdraws the rest. VIPs with
-// `announce: l2` and NAT sources are announced, unless the host itself has them.
-func (a *announcements) want(config model.Config, sources []netip.Addr, own map[netip.Addr]bool) error {
+// `announce: l2` and NAT sources are announced, unless the host itself has them. No two services may have the
+// same name. While interfaces, sources and the host's addresses stay as they are, it costs what changes of the services.
+func (a *announcements) want(interfaces []model.Interface, services []*model.Service, sources []netip.Addr, own map[netip.Addr]bool) error {
 	if a.err != nil {
 		return a.err
 	}
 	var links []link
-	for _, i := range config.Interfaces {
+	for _, i := range interfaces {
 		if l, err := a.find(i.Name); err == nil { // else it has gone, and comes back as a condition
 			links = append(links, l)
 		}
 	}
-	wanted := map[place]bool{}
-	add := func(addr netip.Addr) {
-		if own[addr] {
-			return
+	touched := a.follow(services)
+	if !slices.EqualFunc(links, a.links, link.equal) || !slices.Equal(sources, a.sources) || !maps.Equal(own, a.own) {
+		a.links, a.sources, a.own = links, slices.Clone(sources), maps.Clone(own)
+		for addr := range a.vips {
+			touched[addr] = true
 		}
-		for _, l := range on(addr, links) {
-			wanted[place{addr, l.index}] = true
+		for _, addr := range sources {
+			touched[addr] = true
 		}
-	}
-	for _, service := range config.Services {
-		if service.Announce != model.AnnounceL2 {
-			continue
+		for addr := range a.places {
+			touched[addr] = true
 		}
-		for _, frontend := range service.Frontends {
-			add(frontend.Address)
-		}
-	}
-	for _, source := range sources {
-		add(source)
 	}
 	var errs []error
-	for p := range a.places {
-		if !wanted[p] {
-			errs = append(errs, a.announcer.Withdraw(p.addr, p.iface))
-			delete(a.places, p)
+	for addr := range touched {
+		var wanted []int
+		if (a.vips[addr] > 0 || slices.Contains(a.sources, addr)) && !own[addr] {
+			for _, l := range on(addr, links) {
+				wanted = append(wanted, l.index)
+			}
 		}
-	}
-	for p := range wanted {
-		if !a.places[p] {
-			a.announcer.Announce(p.addr, p.iface)
-			a.places[p] = true
+		had := a.places[addr]
+		for _, iface := range had {
+			if !slices.Contains(wanted, iface) {
+				errs = append(errs, a.announcer.Withdraw(addr, iface))
+			}
+		}
+		for _, iface := range wanted {
+			if !slices.Contains(had, iface) {
+				a.announcer.Announce(addr, iface)
+			}
+		}
+		if a.places[addr] = wanted; len(wanted) == 0 {
+			delete(a.places, addr)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// follow counts the frontends that are to be announced, and says at which addresses that has changed.
+func (a *announcements) follow(services []*model.Service) (touched map[netip.Addr]bool) {
+	touched = map[netip.Addr]bool{}
+	count := func(all []*model.Service, sign int) {
+		for _, s := range all {
+			if s.Announce != model.AnnounceL2 {
+				continue
+			}
+			for _, f := range s.Frontends {
+				touched[f.Address] = true
+				if a.vips[f.Address] += sign; a.vips[f.Address] == 0 {
+					delete(a.vips, f.Address)
+				}
+			}
+		}
+	}
+	gone, come := a.services.Next(services)
+	count(gone, -1)
+	count(come, 1)
+	return touched
 }
 
 // link is an interface that addresses can be announced on.
@@ -119,6 +153,8 @@ type link struct {
 	index    int
 	networks []netip.Prefix
 }
+
+func (l link) equal(o link) bool { return l.index == o.index && slices.Equal(l.networks, o.networks) }
 
 // on is where an address is announced: on the links whose network contains it, or on all of them
 // when none does.

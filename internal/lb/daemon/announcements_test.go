@@ -36,7 +36,7 @@ func TestAnnouncements(t *testing.T) {
 		"eth0": {1, []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")}},
 		"eth1": {2, []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24"), netip.MustParsePrefix("2001:db8::1/64")}},
 	}
-	a := &announcements{announcer: c, places: map[place]bool{}, find: func(name string) (link, error) {
+	a := &announcements{announcer: c, vips: map[netip.Addr]int{}, places: map[netip.Addr][]int{}, find: func(name string) (link, error) {
 		if l, ok := there[name]; ok {
 			return l, nil
 		}
@@ -46,10 +46,10 @@ func TestAnnouncements(t *testing.T) {
 		var with model.Config
 		with.Interfaces = listed("eth0", "eth1", "gone")
 		for vip := range strings.FieldsSeq(announced) {
-			with.Services = append(with.Services, model.Service{Announce: model.AnnounceL2, Frontends: []model.Frontend{{Address: netip.MustParseAddr(vip)}}})
+			with.Services = append(with.Services, model.Service{Name: vip, Announce: model.AnnounceL2, Frontends: []model.Frontend{{Address: netip.MustParseAddr(vip)}}})
 		}
 		for _, vip := range silent {
-			with.Services = append(with.Services, model.Service{Announce: model.AnnounceNone, Frontends: []model.Frontend{{Address: netip.MustParseAddr(vip)}}})
+			with.Services = append(with.Services, model.Service{Name: vip, Announce: model.AnnounceNone, Frontends: []model.Frontend{{Address: netip.MustParseAddr(vip)}}})
 		}
 		return with
 	}
@@ -61,7 +61,7 @@ func TestAnnouncements(t *testing.T) {
 			from = append(from, netip.MustParseAddr(source))
 		}
 		c.said = nil
-		err := a.want(config, from, own)
+		err := a.want(config.Interfaces, model.Shared(config.Services), from, own)
 		slices.Sort(c.said)
 		if !slices.Equal(c.said, want) {
 			t.Errorf("it said %q, want %q", c.said, want)

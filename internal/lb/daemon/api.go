@@ -92,7 +92,7 @@ func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
 	}
 	snapshot := d.writer.Snapshot()
 	status.Complete(s, status.Known{Configured: snapshot.Configured, Served: d.checks.servedLast(), Overrides: overrides,
-		Health: d.checks.monitor.Report(snapshot.Config.Services)})
+		Health: d.checks.monitor.Report(snapshot.Services)})
 	return nil
 }
 
@@ -166,7 +166,7 @@ func (d *daemon) override(ctx context.Context, what string, a state.Author, chan
 // untracked are the services that lose flows at once when these backends begin to drain: all of them,
 // or those of UDP alone (docs/design/13-just-enough-tracking.md). served are the services before
 // that: who gets no new flows already has none that a drain would move.
-func untracked(served []model.Service, concerned []state.Override) (all, udp []string) {
+func untracked(served []*model.Service, concerned []state.Override) (all, udp []string) {
 	for _, s := range served {
 		begins := slices.ContainsFunc(s.Backends, func(b model.Backend) bool {
 			return b.Share() > 0 && slices.ContainsFunc(concerned, func(o state.Override) bool {

@@ -27,7 +27,7 @@ func ofFile(config model.Config) state.Declaration {
 
 // Refuses is node.Instance's.
 func (d *daemon) Refuses(settings any) error {
-	return limitsRefused(value.DifferentSettings(d.writer.Snapshot().Config.Node.Settings(), settings.(*file.Parsed).Config.Node.Settings()))
+	return limitsRefused(value.DifferentSettings(d.writer.Snapshot().Node.Settings(), settings.(*file.Parsed).Config.Node.Settings()))
 }
 
 // limitsRefused says why limits cannot change, if they are among the changes.
@@ -45,7 +45,7 @@ func (d *daemon) Apply(ctx context.Context, settings any) (node.Difference, erro
 	config := settings.(*file.Parsed).Config
 	d.changing.Lock()
 	defer d.changing.Unlock()
-	changes := value.DifferentSettings(d.writer.Snapshot().Config.Node.Settings(), config.Node.Settings())
+	changes := value.DifferentSettings(d.writer.Snapshot().Node.Settings(), config.Node.Settings())
 	difference, err := d.change(ctx, ofFile(config))
 	if err != nil {
 		return node.Difference{}, err
@@ -83,8 +83,8 @@ func (d *daemon) waiting(do func()) error {
 
 // change makes these the declarations of their sources. The order is: what may be refused first,
 // new interfaces, contents, old interfaces. All of this is done for the snapshot that results, which
-// has what other sources declare, too. The caller holds d.changing. What health finds is carried out
-// while a change waits for names and next hops.
+// has what other sources declare, too. A source that gives services alone leaves the machine as it is. The caller holds
+// d.changing. What health finds is carried out while a change waits for names and next hops.
 func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconcile.Difference, error) {
 	d.applying.Lock()
 	defer d.applying.Unlock()
@@ -98,24 +98,30 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 	if err != nil {
 		return reconcile.Difference{}, err
 	}
-	machine := next.Config.Node
-	if err := requireInterfaces(d.unknown(machine.Interfaces)); err != nil {
-		return reconcile.Difference{}, err
-	}
-	ports, err := portPool(machine)
-	if err != nil {
-		return reconcile.Difference{}, err
+	_, come := model.Changed(d.writer.Snapshot().Configured, next.Configured)
+	machine := next.Node
+	ofMachine := slices.ContainsFunc(declared, func(d state.Declaration) bool { return d.Node != nil })
+	var ports value.PortRange
+	if ofMachine {
+		if err := requireInterfaces(d.unknown(machine.Interfaces)); err != nil {
+			return reconcile.Difference{}, err
+		}
+		if ports, err = portPool(machine); err != nil {
+			return reconcile.Difference{}, err
+		}
 	}
 	// Without overrides: a backend that is drained for good needs its room again without.
 	if _, err := d.reconciler.Plan(reconcile.Desired{Services: next.Configured, Limits: machine.Limits}); err != nil {
 		return reconcile.Difference{}, err
 	}
-	if err := d.datapath.Prepare(next.Configured); err != nil {
+	if err := d.datapath.Prepare(come); err != nil {
 		return reconcile.Difference{}, err
 	}
 	// Interfaces before contents: a backend's way out must be known when it is named.
-	if err := d.interfaces.attachAll(d.writer.Snapshot().Config.Interfaces, machine.Interfaces); err != nil {
-		return reconcile.Difference{}, err
+	if ofMachine {
+		if err := d.interfaces.attachAll(d.writer.Snapshot().Node.Interfaces, machine.Interfaces); err != nil {
+			return reconcile.Difference{}, err
+		}
 	}
 	if err := d.followServer(next); err != nil {
 		return reconcile.Difference{}, err
@@ -132,34 +138,47 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 		if err != nil {
 			return reconcile.Difference{}, err
 		}
+		d.checks.monitor.Doubt(come) // by now it is known whether their next hops answer
 	}
-	if err := d.datapath.SetSettings(machine.Timeouts, ports); err != nil {
-		return reconcile.Difference{}, err
-	}
-	d.datapath.SetEncapsulation(machine.Encapsulation)
-	if err := d.sockets.follow(machine.Sockets); err != nil {
-		return reconcile.Difference{}, err
+	if ofMachine {
+		if err := d.set(machine, ports); err != nil {
+			return reconcile.Difference{}, err
+		}
 	}
 	if _, err := d.writer.Replace(declared...); err != nil {
 		return reconcile.Difference{}, err
 	}
 	// From here on it is carried out, now or by trying again.
 	keep()
-	d.checks.reread() // the files may be new, too
+	if ofMachine {
+		d.checks.reread() // the files may be new, too
+	}
 	difference, err := d.carryOut()
 	if err != nil {
 		return difference, fmt.Errorf("the change is carried out in part, and is tried again: %w", err)
 	}
-	return difference, d.interfaces.detachOthers(machine.Interfaces)
+	if ofMachine {
+		err = d.interfaces.detachOthers(machine.Interfaces)
+	}
+	return difference, err
+}
+
+// set makes the data plane's settings what the machine's owner says.
+func (d *daemon) set(machine model.Node, ports value.PortRange) error {
+	if err := d.datapath.SetSettings(machine.Timeouts, ports); err != nil {
+		return err
+	}
+	d.datapath.SetEncapsulation(machine.Encapsulation)
+	return d.sockets.follow(machine.Sockets)
 }
 
 // followServer makes this machine a backend of the services that say so.
 func (d *daemon) followServer(next *state.Snapshot) error {
 	before := d.server.serves()
-	config := model.Config{Node: next.Config.Node, Services: next.Configured}
-	err := d.server.follow(&config, d.interfaces.list())
+	err := d.server.follow(next.Node, next.Configured, d.interfaces.list())
 	if d.server.serves() != before {
 		d.ways.Review() // the way to this machine itself is another one
+		d.checks.doubt()
 	}
 	return err
 }
@@ -167,22 +186,23 @@ func (d *daemon) followServer(next *state.Snapshot) error {
 // unknown are interfaces that the configuration in force does not have. One that it has and that
 // has gone is a condition already, and no reason to refuse other changes.
 func (d *daemon) unknown(interfaces []model.Interface) []model.Interface {
-	known := d.writer.Snapshot().Config.Interfaces
+	known := d.writer.Snapshot().Node.Interfaces
 	return slices.DeleteFunc(slices.Clone(interfaces), func(i model.Interface) bool { return slices.Contains(known, i) })
 }
 
 // desired is what the data plane is to have: the desired state, with what health and next hops
 // say, and closed to new flows while this node drains. served are the services before they are closed.
 // The caller holds d.applying.
-func (d *daemon) desired() (config model.Config, served []model.Service) {
+func (d *daemon) desired() (node model.Node, services, served []*model.Service) {
 	snapshot := d.writer.Snapshot()
-	config = snapshot.Config
-	served = d.checks.serve(snapshot, d.unreachable)
-	config.Services = served
-	if d.draining {
-		config.Services = closedToNew(served)
+	if d.server.serves() { // whether a backend is this machine, nobody tells
+		d.checks.doubt()
 	}
-	return config, served
+	served = d.checks.serve(snapshot, d.unreachable)
+	if d.draining {
+		return snapshot.Node, closedToNew(served), served
+	}
+	return snapshot.Node, served, served
 }
 
 // unreachable reports whether a backend is known to be out of reach, with direct return or without. One that is
@@ -193,7 +213,7 @@ func (d *daemon) unreachable(direct bool, backend netip.Addr) bool {
 
 // carryOut makes the maps agree with what is desired, and waits for nothing. What fails is a condition, and tried again.
 func (d *daemon) carryOut() (difference reconcile.Difference, err error) {
-	config, served := d.desired()
+	node, services, served := d.desired()
 	defer func() {
 		if err != nil {
 			d.retries.failing(err)
@@ -207,17 +227,17 @@ func (d *daemon) carryOut() (difference reconcile.Difference, err error) {
 	if err != nil {
 		return reconcile.Difference{}, err
 	}
-	d.ways.Follow(config.Services)
+	d.ways.Follow(services)
 	own, err := hostAddresses()
 	if err != nil {
 		return reconcile.Difference{}, err
 	}
 	desired := reconcile.Desired{
-		Services: config.Services,
+		Services: services,
 		Sources:  d.ways.Sources(),
 		HostOwn:  own,
-		Limits:   config.Limits,
-		Settle:   config.Timeouts.Settle,
+		Limits:   node.Limits,
+		Settle:   node.Timeouts.Settle,
 	}
 	d.sources.Store(&desired.Sources)
 	difference, err = d.reconciler.Apply(desired)
@@ -228,12 +248,12 @@ func (d *daemon) carryOut() (difference reconcile.Difference, err error) {
 		return difference, fmt.Errorf("apply the configuration: %w", err)
 	}
 	if !d.draining { // then all are, and it is meant
-		d.conditions.Only(condition.NoBackend, deserted(config.Services))
+		d.conditions.Only(condition.NoBackend, d.deserted.follow(services))
 	}
 	if err := d.datapath.Heartbeat(); err != nil { // from here on the hops are fresh
 		return difference, err
 	}
-	return difference, d.announcer.want(config, desired.Sources, own)
+	return difference, d.announcer.want(node.Interfaces, services, desired.Sources, own)
 }
 
 // portPool is where source ports of full NAT come from.

@@ -114,6 +114,7 @@ type daemon struct {
 	sockets    *sockets
 	server     *decapsulation
 	announcer  *announcements
+	deserted   desertions
 	stopped    bool // no change any more
 	draining   bool // no new flows, and no change of the configuration any more
 
@@ -142,7 +143,7 @@ func open(ctx context.Context, host *node.Host, opts Options, config model.Confi
 		return nil, errors.Join(err, d.abandon())
 	}
 	d.beat() // what was missed or short until now is history
-	d.log.Info("forwarding", "instance", host.Instance, "services", len(d.writer.Snapshot().Config.Services))
+	d.log.Info("forwarding", "instance", host.Instance, "services", len(d.writer.Snapshot().Services))
 	host.Alive(partChanges) // or a change that is stuck from the first would not count
 	ctx, d.end = context.WithCancel(context.WithoutCancel(ctx))
 	d.running.Go(func() { d.loop(ctx) })
@@ -152,7 +153,7 @@ func open(ctx context.Context, host *node.Host, opts Options, config model.Confi
 
 // Summary is node.Instance's.
 func (d *daemon) Summary() string {
-	return "forwarding " + value.Counted(len(d.writer.Snapshot().Config.Services), "service")
+	return "forwarding " + value.Counted(len(d.writer.Snapshot().Services), "service")
 }
 
 // start loads the data plane and makes it what the configuration says. What it has done when it fails
@@ -185,8 +186,8 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 		func() { d.server.doubt(); d.ways.Review() })
 	d.interfaces.serves = d.server.serves
 	if d.ways, err = way.Open(way.Options{
-		DataPlane: dp, Conditions: d.conditions, Log: d.log, Host: d.interfaces.wayToHost,
-		Configured:     func() []netip.Addr { return d.writer.Snapshot().Config.SNAT.Addresses },
+		DataPlane: dp, Conditions: d.conditions, Log: d.log, Host: d.interfaces.wayToHost, Attached: d.interfaces.indices,
+		Configured:     func() []netip.Addr { return d.writer.Snapshot().Node.SNAT.Addresses },
 		SourcesChanged: d.retries.want, // a new source has to become one of our addresses
 		Beat:           func() { d.host.Alive(partNextHops) },
 	}); err != nil {
@@ -204,7 +205,7 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 		return err
 	}
 	d.checks = newChecks(contents, d.conditions, d.events, directWay{d.detour, d.ways.Hop, d.server.serves}, d.log)
-	d.names = newNames(resolve.Open(resolve.Options{Path: namesPath(d.host.Instance), Log: d.log, Conditions: d.conditions}), d.conditions)
+	d.names = newNames(resolve.Open(resolve.Options{Path: namesPath(d.host.Instance), Log: d.log, Conditions: d.conditions}), d.conditions, d.vipsOf)
 	d.pulse = newPulse(dp, d.host.Instance, d.conditions, d.log)
 	d.chained = newChainedWatch(d.conditions, d.log)
 	_, err = d.change(ctx, d.first(config)...)
@@ -257,6 +258,7 @@ func (d *daemon) loop(ctx context.Context) {
 		case <-d.checks.monitor.Changed():
 			healthSoon()
 		case <-d.ways.Changed():
+			d.checks.doubt()
 			healthSoon()
 		case <-healthDue:
 			healthDue = nil
@@ -306,7 +308,7 @@ func (d *daemon) followInterfaces() {
 		return // a change is under way; in a second again
 	}
 	defer d.applying.Unlock()
-	if d.interfaces.refresh(d.writer.Snapshot().Config.Interfaces) {
+	if d.interfaces.refresh(d.writer.Snapshot().Node.Interfaces) {
 		d.retries.want()
 	}
 	d.server.refresh()
@@ -339,6 +341,7 @@ func (d *daemon) again() {
 	if d.stopped {
 		return
 	}
+	d.checks.doubt()
 	_, _ = d.carryOut() // what failed is tried again
 }
 

@@ -84,14 +84,14 @@ func (d *decapsulation) serves() bool { return d.served.Load() }
 func (d *decapsulation) doubt() { d.doubted.Store(true) }
 
 // follow makes the machine what the configuration says. attached are the interfaces' attachments.
-func (d *decapsulation) follow(config *model.Config, attached []kernel.Attachment) error {
-	wanted := decap.Wanted{Senders: config.Decapsulation.From, GUEPort: config.Encapsulation.GUEPort}
+func (d *decapsulation) follow(node model.Node, services []*model.Service, attached []kernel.Attachment) error {
+	wanted := decap.Wanted{Senders: node.Decapsulation.From, GUEPort: node.Encapsulation.GUEPort}
 	if len(wanted.Senders) > 0 {
 		own, err := hostAddresses()
 		if err != nil {
 			return err
 		}
-		wanted.VIPs = ownVIPs(config.Services, own)
+		wanted.VIPs = ownVIPs(services, own)
 	}
 	var interfaces []string
 	for _, a := range attached {
@@ -120,7 +120,7 @@ func (d *decapsulation) follow(config *model.Config, attached []kernel.Attachmen
 }
 
 // ownVIPs are those of services with direct return that have one of these addresses as a backend, sorted.
-func ownVIPs(services []model.Service, own map[netip.Addr]bool) (vips []netip.Addr) {
+func ownVIPs(services []*model.Service, own map[netip.Addr]bool) (vips []netip.Addr) {
 	for _, s := range services {
 		if !s.Forwarding.Direct() || !slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return own[b.Address] }) {
 			continue

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/shunt-lb/shunt/internal/condition"
@@ -8,33 +9,57 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// deserted is a condition for every service, or one family of it, without a backend that takes new
-// flows, which says what becomes of its clients. services are those in force, drains included.
-func deserted(services []model.Service) (all []condition.Condition) {
-	for _, s := range services {
-		without := reconcile.Deserted(s)
-		if len(without) == 0 || slices.ContainsFunc(s.Backends, waits) {
-			continue
+// desertions are the services without a backend that takes new flows. Its zero value knows of no service.
+type desertions struct {
+	services model.Differ
+	found    map[string][]condition.Condition // by service
+}
+
+// follow is a condition for every service, or one family of it, without a backend that takes new
+// flows, which says what becomes of its clients. services are those in force, drains included. It costs
+// what changes of them.
+func (d *desertions) follow(services []*model.Service) (all []condition.Condition) {
+	if d.found == nil {
+		d.found = map[string][]condition.Condition{}
+	}
+	gone, come := d.services.Next(services)
+	for _, s := range gone {
+		delete(d.found, s.Name)
+	}
+	for _, s := range come {
+		if found := deserted(s); len(found) > 0 {
+			d.found[s.Name] = found
 		}
-		subject := s.Name
-		if both := slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return f.Address.Is4() == (without[0] == "IPv6") }); len(without) == 1 && both {
-			subject += " (" + without[0] + ")"
-		}
-		text := "no backend takes new flows: "
-		if slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.Down }) {
-			text = "no backend is up: "
-		}
-		if len(s.Backends) == 0 {
-			text = "it has no backend: "
-		}
-		if s.Policy.Rejects {
-			text += "clients are refused at once (on_no_backend: reject)"
-		} else {
-			text += "clients get no answer (on_no_backend: drop)"
-		}
-		all = append(all, condition.Condition{Subject: subject, Text: text})
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.found)) {
+		all = append(all, d.found[name]...)
 	}
 	return all
+}
+
+// deserted is the conditions of one service.
+func deserted(s *model.Service) []condition.Condition {
+	without := reconcile.Deserted(s)
+	if len(without) == 0 || slices.ContainsFunc(s.Backends, waits) {
+		return nil
+	}
+	subject := s.Name
+	if both := slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return f.Address.Is4() == (without[0] == "IPv6") }); len(without) == 1 && both {
+		subject += " (" + without[0] + ")"
+	}
+	text := "no backend takes new flows: "
+	if slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.Down }) {
+		text = "no backend is up: "
+	}
+	if len(s.Backends) == 0 {
+		text = "it has no backend: "
+	}
+	if s.Policy.Rejects {
+		text += "clients are refused at once (on_no_backend: reject)"
+	} else {
+		text += "clients get no answer (on_no_backend: drop)"
+	}
+	return []condition.Condition{{Subject: subject, Text: text}}
 }
 
 // waits reports whether a backend is still to show that it is up, which its first check is about

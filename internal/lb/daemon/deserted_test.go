@@ -44,7 +44,7 @@ func TestDeserted(t *testing.T) {
 			s.Frontends = append(s.Frontends, model.Frontend{Address: netip.MustParseAddr(vip), Protocol: model.TCP, Ports: value.PortRange{First: 80, Last: 80}})
 		}
 		got := ""
-		for _, condition := range deserted([]model.Service{s}) {
+		for _, condition := range deserted(&s) {
 			got += condition.Subject + ": " + condition.Text
 		}
 		if got != c.want {

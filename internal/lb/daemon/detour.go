@@ -56,7 +56,7 @@ type directWay struct {
 }
 
 // prepare makes the way for services, before they are checked.
-func (w directWay) prepare(services []model.Service) {
+func (w directWay) prepare(services []*model.Service) {
 	var vips []netip.Addr
 	for _, s := range services {
 		if s.Health.Check != "" && s.Forwarding.Direct() {

@@ -48,7 +48,7 @@ func (d *daemon) keep() error {
 	d.server.beside.Close()
 	since := time.Now()
 	errs = append(errs, d.datapath.Close())
-	d.log.Info(unattended(d.host.Instance, len(d.writer.Snapshot().Config.Services), since), "instance", d.host.Instance)
+	d.log.Info(unattended(d.host.Instance, len(d.writer.Snapshot().Services), since), "instance", d.host.Instance)
 	return errors.Join(errs...)
 }
 
@@ -148,13 +148,15 @@ func (w *drainWatch) look() (left flowsLeft, err error) {
 }
 
 // closedToNew is the services with no backend that takes new flows.
-func closedToNew(services []model.Service) []model.Service {
-	services = slices.Clone(services)
+func closedToNew(services []*model.Service) []*model.Service {
+	closed := make([]*model.Service, len(services))
 	for i := range services {
-		services[i].Backends = slices.Clone(services[i].Backends)
-		for j := range services[i].Backends {
-			services[i].Backends[j].Weight = 0
+		service := *services[i]
+		service.Backends = slices.Clone(service.Backends)
+		for j := range service.Backends {
+			service.Backends[j].Weight = 0
 		}
+		closed[i] = &service
 	}
-	return services
+	return closed
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
@@ -37,9 +38,12 @@ type checks struct {
 	// held is what the data plane did when this process adopted it; nil once that is used.
 	held     func(service string, b model.BackendAddress) model.HealthState
 	revision state.Revision // of the snapshot that the monitor checks
+	checked  []*model.Service
+	rereads  bool
+	doubted  atomic.Bool // whether backends can be reached may be something else for all services
 
 	mu     sync.Mutex
-	served []model.Service // replaced as a whole, never changed
+	served []*model.Service // replaced as a whole, never changed
 }
 
 // newChecks begins to check. contents is what the maps hold: who has slots there serves, and
@@ -73,16 +77,24 @@ func whose(t health.Transition) slog.Attr {
 }
 
 // reread has what checks read from files read again.
-func (c *checks) reread() { c.revision = 0 }
+func (c *checks) reread() { c.rereads = true }
+
+// doubt has it asked again of all services whether their backends can be reached. It may be called at any time.
+func (c *checks) doubt() { c.doubted.Store(true) }
 
 // serve is a snapshot's services with what health and next hops say.
-func (c *checks) serve(snapshot *state.Snapshot, unreachable func(direct bool, backend netip.Addr) bool) []model.Service {
+func (c *checks) serve(snapshot *state.Snapshot, unreachable func(direct bool, backend netip.Addr) bool) []*model.Service {
 	if c.revision != snapshot.Revision {
-		c.direct.prepare(snapshot.Config.Services)
-		c.monitor.Update(snapshot.Config.Services, c.held)
-		c.revision, c.held = snapshot.Revision, nil
+		_, come := model.Changed(c.checked, snapshot.Services)
+		c.direct.prepare(come)
+		c.monitor.Update(snapshot.Services, c.held)
+		c.revision, c.checked, c.held = snapshot.Revision, snapshot.Services, nil
 	}
-	served := c.monitor.Serve(snapshot.Config.Services, unreachable)
+	if c.rereads {
+		c.rereads = false
+		c.monitor.Reread()
+	}
+	served := c.monitor.Serve(snapshot.Services, c.doubted.Swap(false), unreachable)
 	c.conditions.Only(condition.HealthNotBelieved, c.panics(served))
 	return served
 }
@@ -102,23 +114,23 @@ func (c *checks) awaitFirst(ctx context.Context) {
 func (c *checks) isFirst() bool { return c.held != nil }
 
 // expect is the services of a snapshot to come, with what is known of their backends by now.
-func (c *checks) expect(next *state.Snapshot, unreachable func(direct bool, backend netip.Addr) bool) []model.Service {
+func (c *checks) expect(next *state.Snapshot, unreachable func(direct bool, backend netip.Addr) bool) []*model.Service {
 	if c.isFirst() { // what the maps say is not taken over yet, and nothing is in force
 		return c.serve(next, unreachable)
 	}
-	return c.monitor.Serve(next.Config.Services, unreachable)
+	return c.monitor.Serve(next.Services, false, unreachable)
 }
 
 // carried notes the services that were carried out. Until then a backend that is down gets new flows, and
 // nobody is told otherwise.
-func (c *checks) carried(served []model.Service) {
+func (c *checks) carried(served []*model.Service) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.served = served
 }
 
 // servedLast are the services as last carried out, for reading alone.
-func (c *checks) servedLast() []model.Service {
+func (c *checks) servedLast() []*model.Service {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.served
@@ -161,8 +173,11 @@ func heldStates(contents reconcile.Contents) func(string, model.BackendAddress) 
 }
 
 // panics is a condition for every service whose health is not believed.
-func (c *checks) panics(services []model.Service) (all []condition.Condition) {
+func (c *checks) panics(services []*model.Service) (all []condition.Condition) {
 	now := c.monitor.Panics()
+	if len(now) == 0 {
+		return nil
+	}
 	for _, s := range services {
 		if slices.Contains(now, s.Name) {
 			all = append(all, condition.Condition{Subject: s.Name,

@@ -94,7 +94,7 @@ func TestServedOnceCarriedOut(t *testing.T) {
 	for _, address := range []netip.Addr{lost, lost.Next()} {
 		web.Backends = append(web.Backends, model.Backend{BackendAddress: model.BackendAddress{Address: address, Port: 80}, Weight: 1})
 	}
-	served := c.serve(&state.Snapshot{Config: model.Config{Services: []model.Service{web}}}, func(_ bool, b netip.Addr) bool { return b == lost })
+	served := c.serve(&state.Snapshot{Services: []*model.Service{&web}}, func(_ bool, b netip.Addr) bool { return b == lost })
 	if len(served) != 1 || !served[0].Backends[0].Idle {
 		t.Fatalf("a backend that is out of reach is served as %+v", served)
 	}

@@ -80,6 +80,17 @@ func (i *interfaces) names() (all []string) {
 	return all
 }
 
+// indices are those of the interfaces in names that exist.
+func (i *interfaces) indices() map[int]bool {
+	all := map[int]bool{}
+	for _, name := range i.names() {
+		if device, err := i.find(name); err == nil {
+			all[device.Index] = true
+		}
+	}
+	return all
+}
+
 // attachAll attaches to those of wanted that are not in force, or in another mode. When one
 // refuses, those that are not in force are detached again, unless nothing is in force: then a
 // predecessor's may be among them, and goes on.

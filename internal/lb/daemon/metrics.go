@@ -16,7 +16,7 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 		return err
 	}
 	snapshot := d.writer.Snapshot()
-	limits := snapshot.Config.Limits
+	limits := snapshot.Node.Limits
 	s.Balances, s.States, s.SourcePorts = true, status.States, uint64(usage.SourcePorts)
 	s.Overrides = countOverrides(d.Overrides())
 	missed := framesMissed(d.interfaces.names(), d.log)
@@ -81,12 +81,12 @@ func (d *daemon) countSources() []metrics.Count {
 
 // sampleServices adds services and backends: those that are configured, as they are served, with what went
 // through them.
-func sampleServices(s *metrics.Sample, usage datapath.Usage, open *datapath.OpenByName, configured, served []model.Service,
+func sampleServices(s *metrics.Sample, usage datapath.Usage, open *datapath.OpenByName, configured, served []*model.Service,
 	checked func(service string, b model.BackendAddress) (state model.HealthState, changes uint64, checked bool),
 ) {
 	asServed := make(map[string]*model.Service, len(served))
 	for i := range served {
-		asServed[served[i].Name] = &served[i]
+		asServed[served[i].Name] = served[i]
 	}
 	members := 0
 	for i := range configured {

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/control"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/resolve"
 	"github.com/shunt-lb/shunt/internal/lb/state"
 	"github.com/shunt-lb/shunt/internal/node"
@@ -30,19 +32,22 @@ func namesPath(instance string) string {
 type names struct {
 	follower   *resolve.Follower
 	conditions *condition.Set
-	// declared is what sources with names have said, without the addresses.
-	declared map[string]state.Declaration
-	unusable map[string][]condition.Condition // by source
+	// vips are the addresses of all services of a source that are in force.
+	vips func(source string) map[netip.Addr]bool
+	// declared is the services with names, as their sources have said them, without the addresses; by source and name.
+	declared map[string]map[string]model.Service
+	unusable map[string]map[string][]condition.Condition // by source and service
 }
 
-func newNames(follower *resolve.Follower, conditions *condition.Set) *names {
-	return &names{follower: follower, conditions: conditions, declared: map[string]state.Declaration{}, unusable: map[string][]condition.Condition{}}
+func newNames(follower *resolve.Follower, conditions *condition.Set, vips func(source string) map[netip.Addr]bool) *names {
+	return &names{follower: follower, conditions: conditions, vips: vips,
+		declared: map[string]map[string]model.Service{}, unusable: map[string]map[string][]condition.Condition{}}
 }
 
 // questions are those of all sources.
 func (n *names) questions() (all []resolve.Question) {
 	for _, declared := range n.declared {
-		all = append(all, resolve.Questions(declared.Services)...)
+		all = append(all, resolve.Questions(slices.Collect(maps.Values(declared)))...)
 	}
 	return all
 }
@@ -63,28 +68,99 @@ func (n *names) expanded(ctx context.Context, declared []state.Declaration) (wit
 		n.follower.Await(limited, questions)
 		cancel()
 	}
-	unusable := make([][]condition.Condition, len(declared))
+	unusable := make([]map[string][]condition.Condition, len(declared))
 	with = slices.Clone(declared)
 	for i := range with {
-		with[i].Services, unusable[i] = resolve.Expand(declared[i].Services, n.follower.Answer)
+		with[i].Services, unusable[i] = n.expand(declared[i])
 	}
 	keep = func() {
 		for i, d := range declared {
-			delete(n.declared, d.Source)
-			if len(resolve.Questions(d.Services)) > 0 {
-				n.declared[d.Source] = d
-			}
-			n.unusable[d.Source] = unusable[i]
+			n.note(d, unusable[i])
 		}
 		var all []condition.Condition
-		for _, some := range n.unusable {
-			all = append(all, some...)
+		for _, source := range slices.Sorted(maps.Keys(n.unusable)) {
+			for _, service := range slices.Sorted(maps.Keys(n.unusable[source])) {
+				all = append(all, n.unusable[source][service]...)
+			}
 		}
 		n.conditions.Only(condition.NameUnusable, all)
 		n.forget() // what the declaration before had
 		n.follower.Save()
 	}
 	return with, keep
+}
+
+// expand is the services of a declaration with the addresses of their names, and what cannot be used, by service.
+func (n *names) expand(d state.Declaration) (with []model.Service, unusable map[string][]condition.Condition) {
+	var vips map[netip.Addr]bool
+	for i := range d.Services {
+		if len(d.Services[i].Names) == 0 {
+			continue
+		}
+		if vips == nil {
+			vips = map[netip.Addr]bool{}
+			if d.Part {
+				vips = n.vips(d.Source)
+			}
+			for _, s := range d.Services {
+				for _, f := range s.Frontends {
+					vips[f.Address] = true
+				}
+			}
+			with, unusable = slices.Clone(d.Services), map[string][]condition.Condition{}
+		}
+		expanded, faults := resolve.Expand(d.Services[i:i+1], vips, n.follower.Answer)
+		with[i] = expanded[0]
+		if len(faults) > 0 {
+			unusable[with[i].Name] = faults
+		}
+	}
+	if with == nil {
+		return d.Services, nil
+	}
+	return with, unusable
+}
+
+// note notes which services of a declaration have names, and what cannot be used of these.
+func (n *names) note(d state.Declaration, unusable map[string][]condition.Condition) {
+	declared, faults := n.declared[d.Source], n.unusable[d.Source]
+	if declared == nil || !d.Part {
+		declared = map[string]model.Service{}
+	}
+	if faults == nil || !d.Part {
+		faults = map[string][]condition.Condition{}
+	}
+	for _, name := range d.Withdrawn {
+		delete(declared, name)
+		delete(faults, name)
+	}
+	for _, s := range d.Services {
+		delete(declared, s.Name)
+		delete(faults, s.Name)
+		if len(s.Names) > 0 {
+			declared[s.Name] = s
+		}
+	}
+	maps.Copy(faults, unusable)
+	n.declared[d.Source], n.unusable[d.Source] = declared, faults
+	if len(declared) == 0 {
+		delete(n.declared, d.Source)
+		delete(n.unusable, d.Source)
+	}
+}
+
+// vipsOf are the addresses of all services of a source that are in force.
+func (d *daemon) vipsOf(source string) map[netip.Addr]bool {
+	vips := map[netip.Addr]bool{}
+	for _, s := range d.writer.Snapshot().Configured {
+		if s.Source != source {
+			continue
+		}
+		for _, f := range s.Frontends {
+			vips[f.Address] = true
+		}
+	}
+	return vips
 }
 
 // followNames carries out what the DNS says, until ctx ends. It is beside the loop, as reloads are.
@@ -103,7 +179,10 @@ func (d *daemon) namesChanged(ctx context.Context) {
 	d.changing.Lock()
 	defer d.changing.Unlock()
 	for _, source := range slices.Sorted(maps.Keys(d.names.declared)) {
-		declared := d.names.declared[source]
+		declared := state.Declaration{Source: source, Part: true}
+		for _, name := range slices.Sorted(maps.Keys(d.names.declared[source])) {
+			declared.Services = append(declared.Services, d.names.declared[source][name])
+		}
 		before := d.writer.Snapshot().Revision
 		difference, err := d.change(ctx, declared)
 		if errors.Is(err, control.ErrStopping) || errors.Is(err, control.ErrDraining) {

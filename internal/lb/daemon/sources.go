@@ -17,13 +17,23 @@ type Source struct {
 	// step with those of the file, so that a restart withdraws none that go on. One that has a name
 	// or a frontend of the file's is left out, and the log says so. nil: the source has none yet.
 	First func() []model.Service
-	// Run calls replace with all services that the source wants, whenever they are others than
-	// before, and returns soon after ctx has ended.
+	// Run calls declare whenever the source wants something else than before, and returns soon after
+	// ctx has ended.
 	//
-	// replace returns once they are carried out. Its error says why they were refused, and then
-	// those before stay; or that they are carried out in part, and then the rest is tried again
+	// declare returns once it is carried out. Its error says why it was refused, and then
+	// the services before stay; or that it is carried out in part, and then the rest is tried again
 	// without the source. It may be a *state.ConflictError: another source has such a service.
-	Run func(ctx context.Context, replace func([]model.Service) error)
+	Run func(ctx context.Context, declare func(Change) error)
+}
+
+// Change is what a source wants from now on. It is carried out in one step, or not at all.
+type Change struct {
+	// Declare is services that are new or different. The others stay as they are.
+	Declare []model.Service
+	// Withdraw is names of services that are wanted no more.
+	Withdraw []string
+	// Whole: Declare is all that the source wants.
+	Whole bool
 }
 
 // first is what all sources declare at the start, the file before the others. Services that meet
@@ -53,21 +63,21 @@ func (d *daemon) first(config model.Config) []state.Declaration {
 func (d *daemon) startSources(ctx context.Context) {
 	for _, source := range d.opts.Sources {
 		d.running.Go(func() {
-			source.Run(ctx, func(services []model.Service) error { return d.replace(ctx, source.Name, services) })
+			source.Run(ctx, func(change Change) error { return d.declare(ctx, source.Name, change) })
 		})
 	}
 }
 
-// replace makes services all that a source wants, as Reload does with the file.
-func (d *daemon) replace(ctx context.Context, source string, services []model.Service) error {
+// declare carries out what a source wants, as Apply does with the file.
+func (d *daemon) declare(ctx context.Context, source string, change Change) error {
 	d.changing.Lock()
 	defer d.changing.Unlock()
-	difference, err := d.change(ctx, state.Declaration{Source: source, Services: services})
+	difference, err := d.change(ctx, state.Declaration{Source: source, Services: change.Declare, Part: !change.Whole, Withdrawn: change.Withdraw})
 	if err != nil {
 		return err
 	}
 	d.changed(difference)
 	d.host.Summarize()
-	d.log.Info("services replaced", "source", source, "difference", difference.String())
+	d.log.Info("services changed", "source", source, "difference", difference.String())
 	return nil
 }

@@ -32,6 +32,7 @@ type attached struct {
 	chain    *ebpf.Map             // while it is being attached to XDP
 	stopgap  *stopgap              // while its mode changes
 	vlan     *vlan                 // nil where its frames come in by itself
+	guests   *kernel.GuestPlace    // at XDP: other products' programs, behind this one
 }
 
 func (a *attached) closePrograms() error {
@@ -69,7 +70,16 @@ func (a *attached) drop() error {
 			errs = append(errs, s.drop())
 		}
 	}
+	a.releaseGuests()
 	return errors.Join(errs...)
+}
+
+// releaseGuests lets other products' programs go to where this one no longer is.
+func (a *attached) releaseGuests() {
+	if a.guests != nil {
+		a.guests.Release()
+		a.guests = nil
+	}
 }
 
 const dropsPrefix = kernel.LinkPrefix + "drops-"
@@ -132,6 +142,7 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 	}
 	d.lowerStopgap(a)
 	if err != nil {
+		a.releaseGuests()
 		if old := d.attached[iface]; old == nil || old.ifindex != a.ifindex { // that one has gone
 			err = errors.Join(err, d.clearInterface(index, a.ifindex))
 		}
@@ -139,6 +150,7 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 	}
 	if old := d.attached[iface]; old != nil {
 		_ = old.close()
+		old.releaseGuests()
 	}
 	d.attached[iface] = a
 	d.countRefusals()
@@ -172,11 +184,16 @@ func (d *Datapath) attachXDP(a *attached, dev netlink.Link, mode model.Attach) e
 	defer chain.Close()
 	a.chain = chain
 	before := kernel.ModeOf(dev)
-	replaced, err := d.replace(a, dev, mode)
-	if err == nil && !replaced {
-		if err = d.attachNew(a, mode); err != nil {
-			err = errors.Join(err, d.putBack(*a, before))
-		}
+	if a.guests, err = kernel.HostGuests(a.ifindex); err == nil {
+		err = a.guests.Change(chain, func() error {
+			replaced, err := d.replace(a, dev, mode)
+			if err == nil && !replaced {
+				if err = d.attachNew(a, mode); err != nil {
+					err = errors.Join(err, d.putBack(*a, before))
+				}
+			}
+			return err
+		})
 	}
 	if err == nil { // as moveToTC, the other way round
 		return dropTC(d.root, d.instance, a.Interface, a.ifindex)
@@ -197,6 +214,7 @@ func (d *Datapath) putBack(a attached, mode kernel.Mode) error {
 		return fmt.Errorf("and it could not be put back in %s mode: %w", mode, err)
 	}
 	a.Reason = old.Reason
+	a.guests, old.guests = old.guests, nil
 	_ = old.close()
 	d.attached[a.Interface] = &a
 	return nil
@@ -333,6 +351,9 @@ func (d *Datapath) loadProgramWith(a *attached, more map[string]*ebpf.Map, chang
 	own := map[string]*ebpf.Map{}
 	if a.chain != nil {
 		own[chainMap] = a.chain
+	}
+	if a.guests != nil {
+		own[kernel.GuestMap] = a.guests.Array()
 	}
 	maps.Copy(own, more)
 	coll, err := d.loadOnto(own, func() (*ebpf.CollectionSpec, error) {

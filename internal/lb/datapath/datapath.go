@@ -203,6 +203,7 @@ func (d *Datapath) Close() error {
 	var errs []error
 	for name, a := range d.attached {
 		errs = append(errs, a.close())
+		a.releaseGuests()
 		delete(d.attached, name)
 	}
 	for _, l := range d.drops {

@@ -36,7 +36,7 @@ func (d *Datapath) Decapsulate(iface string, load func(shared map[string]*ebpf.M
 		return fmt.Errorf("decapsulate on interface %s: open the chain pinned at %s: %w", iface, path, err)
 	}
 	defer chain.Close()
-	program, err := load(map[string]*ebpf.Map{chainMap: chain, decapReasons: d.maps[abiMapShReasons]})
+	program, err := load(map[string]*ebpf.Map{chainMap: chain, kernel.GuestMap: a.guests.Array(), decapReasons: d.maps[abiMapShReasons]})
 	if err != nil {
 		return err
 	}

@@ -75,7 +75,7 @@ func (v *View) isHost(hop uint64) bool {
 
 // Prepare has the programs know what these services need, before any of them is written: else each
 // that needs more than those before has all programs loaded once more.
-func (d *Datapath) Prepare(services []model.Service) error {
+func (d *Datapath) Prepare(services []*model.Service) error {
 	var needed abiFeature
 	for _, s := range services {
 		needed |= featuresOf(s.Forwarding, s.AffinityTimeout > 0, s.Policy)

@@ -31,6 +31,7 @@ const (
 	xdpMapShFragments      = "sh_fragments"
 	xdpMapShFrontends      = "sh_frontends"
 	xdpMapShGates          = "sh_gates"
+	xdpMapShGuest          = "sh_guest"
 	xdpMapShHands          = "sh_hands"
 	xdpMapShHandshakes     = "sh_handshakes"
 	xdpMapShIcmpTokens     = "sh_icmp_tokens"
@@ -136,6 +137,7 @@ type xdpMapSpecs struct {
 	ShFragments   *ebpf.MapSpec `ebpf:"sh_fragments"`
 	ShFrontends   *ebpf.MapSpec `ebpf:"sh_frontends"`
 	ShGates       *ebpf.MapSpec `ebpf:"sh_gates"`
+	ShGuest       *ebpf.MapSpec `ebpf:"sh_guest"`
 	ShHands       *ebpf.MapSpec `ebpf:"sh_hands"`
 	ShHandshakes  *ebpf.MapSpec `ebpf:"sh_handshakes"`
 	ShIcmpTokens  *ebpf.MapSpec `ebpf:"sh_icmp_tokens"`
@@ -217,6 +219,7 @@ type xdpMaps struct {
 	ShFragments   *ebpf.Map `ebpf:"sh_fragments"`
 	ShFrontends   *ebpf.Map `ebpf:"sh_frontends"`
 	ShGates       *ebpf.Map `ebpf:"sh_gates"`
+	ShGuest       *ebpf.Map `ebpf:"sh_guest"`
 	ShHands       *ebpf.Map `ebpf:"sh_hands"`
 	ShHandshakes  *ebpf.Map `ebpf:"sh_handshakes"`
 	ShIcmpTokens  *ebpf.Map `ebpf:"sh_icmp_tokens"`
@@ -266,6 +269,7 @@ func (m *xdpMaps) Close() error {
 		m.ShFragments,
 		m.ShFrontends,
 		m.ShGates,
+		m.ShGuest,
 		m.ShHands,
 		m.ShHandshakes,
 		m.ShIcmpTokens,

@@ -34,6 +34,7 @@ const (
 	decapMapShDcReasons    = "sh_dc_reasons"
 	decapMapShDcSenders    = "sh_dc_senders"
 	decapMapShDcVips       = "sh_dc_vips"
+	decapMapShGuest        = "sh_guest"
 	decapProgShDecap       = "sh_decap"
 	decapVarBehindBalancer = "behind_balancer"
 	decapVarGuePort        = "gue_port"
@@ -93,6 +94,7 @@ type decapMapSpecs struct {
 	ShDcReasons *ebpf.MapSpec `ebpf:"sh_dc_reasons"`
 	ShDcSenders *ebpf.MapSpec `ebpf:"sh_dc_senders"`
 	ShDcVips    *ebpf.MapSpec `ebpf:"sh_dc_vips"`
+	ShGuest     *ebpf.MapSpec `ebpf:"sh_guest"`
 }
 
 // decapVariableSpecs contains global variables before they are loaded into the kernel.
@@ -128,6 +130,7 @@ type decapMaps struct {
 	ShDcReasons *ebpf.Map `ebpf:"sh_dc_reasons"`
 	ShDcSenders *ebpf.Map `ebpf:"sh_dc_senders"`
 	ShDcVips    *ebpf.Map `ebpf:"sh_dc_vips"`
+	ShGuest     *ebpf.Map `ebpf:"sh_guest"`
 }
 
 func (m *decapMaps) Close() error {
@@ -137,6 +140,7 @@ func (m *decapMaps) Close() error {
 		m.ShDcReasons,
 		m.ShDcSenders,
 		m.ShDcVips,
+		m.ShGuest,
 	)
 }
 

@@ -59,11 +59,11 @@ func TestFiveThousandChecks(t *testing.T) {
 	}
 	var before, after syscall.Rusage
 	syscall.Getrusage(syscall.RUSAGE_SELF, &before)
-	m.Update([]model.Service{s}, nil)
+	m.Update([]*model.Service{&s}, nil)
 	time.Sleep(duration)
 	late := m.TakeTrouble()
 	syscall.Getrusage(syscall.RUSAGE_SELF, &after)
-	for deadline := time.Now().Add(time.Minute); strings.Contains(states(m, s), "-"); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); strings.Contains(words(m.Serve([]*model.Service{&s}, false, nobodyLost)), "-"); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("some of %d backends that accept have not come up", count)
 		}

@@ -15,7 +15,6 @@ import (
 	"context"
 	"log/slog"
 	"math/rand/v2"
-	"net/netip"
 	"reflect"
 	"slices"
 	"sync"
@@ -48,10 +47,13 @@ type Monitor struct {
 	changed chan struct{} // capacity 1
 
 	mu      sync.Mutex
+	list    []*model.Service // the services that are checked, or need no checks
 	checks  map[key]*check
-	members map[member]*check        // the same, by those that a check is for
-	plain   map[string]model.Service // services without checks, whose backends count as up
+	members map[member]*check                 // the same, by those that a check is for
+	twins   map[model.BackendAddress][]*check // the same, by backend
+	owned   map[owner]int                     // how many checks who has
 	queue   queue
+	serving serving
 	ramps   time.Time // when a weight rises next by itself; zero: none does
 	lateMax time.Duration
 	lateAll uint64
@@ -60,7 +62,6 @@ type Monitor struct {
 	// hereCount and hereError are of probes that this machine could not make.
 	hereCount uint64
 	hereError error
-	panics    map[string]bool // services whose health is not believed, as of the last Serve
 	awaited   map[*check]bool // those that Await waits for
 	allProbed func()          // what to call when there are none left
 }
@@ -68,7 +69,7 @@ type Monitor struct {
 // owner is who has a backend checked: a service, or a pool for all its services.
 type owner struct{ service, pool string }
 
-func ownerOf(s model.Service) owner {
+func ownerOf(s *model.Service) owner {
 	if s.Pool != "" {
 		return owner{pool: s.Pool}
 	}
@@ -107,6 +108,7 @@ type check struct {
 	machine machine
 	due     time.Time // of the next probe; of the present one while it runs
 	index   int       // in the queue; -1: it is being probed
+	members []string  // services that it is for; without any it goes
 	gone    bool      // nobody wants it any more
 	probed  bool      // a probe has ended
 	changes uint64    // of the machine's state
@@ -137,7 +139,7 @@ func New(options Options) *Monitor {
 	m := &Monitor{options: options,
 		sockets: make(chan struct{}, socketsMax), execs: make(chan struct{}, execsMax),
 		wake: make(chan struct{}, 1), changed: make(chan struct{}, 1),
-		checks: map[key]*check{}, members: map[member]*check{}, plain: map[string]model.Service{}, panics: map[string]bool{}}
+		checks: map[key]*check{}, members: map[member]*check{}, twins: map[model.BackendAddress][]*check{}, owned: map[owner]int{}, serving: newServing()}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.running.Go(m.run)
 	return m
@@ -182,76 +184,140 @@ func notify(c chan struct{}) {
 	}
 }
 
-// Update makes these the services that are checked. A backend that was checked before keeps its
-// state; one that was in the service without checks, or is checked alike in a service that is
+// Update makes these the services that are checked, which costs what changes of them. A backend that was checked before
+// keeps its state; one that was in the service without checks, or is checked alike in a service that is
 // or was here (of a service that is renamed, for example), or in another way in the same pool, goes on
 // with the state it has there. Of others held says the state, until a result contradicts it; "" is
-// unknown.
-func (m *Monitor) Update(services []model.Service, held func(service string, b model.BackendAddress) model.HealthState) {
+// unknown. No two services have the same name.
+func (m *Monitor) Update(services []*model.Service, held func(service string, b model.BackendAddress) model.HealthState) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	twins := map[model.BackendAddress][]*check{}
-	for _, c := range m.checks {
-		twins[c.backend] = append(twins[c.backend], c)
+	u := &update{Monitor: m, held: held, now: time.Now(), before: map[string]*model.Service{}, was: map[member]*check{}, had: map[owner]bool{}}
+	gone, come := model.Changed(m.list, services)
+	m.list = services
+	for _, s := range come {
+		u.had[ownerOf(s)] = m.owned[ownerOf(s)] > 0
 	}
-	before, members, plain := m.checks, m.members, m.plain
-	served := map[owner]bool{}
-	for k := range before {
-		served[k.owner] = true
+	for _, s := range gone {
+		u.leave(s)
 	}
-	m.checks, m.members, m.plain = map[key]*check{}, map[member]*check{}, map[string]model.Service{}
-	var fresh []*check
-	now := time.Now()
-	for _, s := range services {
-		if s.Health.Check == "" {
-			m.plain[s.Name] = s
-			continue
-		}
-		for _, b := range s.Backends {
-			t := target{owner: ownerOf(s), backend: b.BackendAddress, name: b.Name, place: probed(s, b), health: s.Health}
-			k := t.key()
-			of := member{s.Name, b.BackendAddress}
-			c, shared := m.checks[k] // by another service of the pool
-			known := shared || before[k] != nil
-			switch {
-			case shared:
-			case known:
-				c = before[k]
-				delete(before, k)
-			default:
-				c = &check{key: k, index: -1, machine: machine{state: model.HealthWaiting, since: now, joined: served[k.owner]}}
-				fresh = append(fresh, c)
-			}
-			m.checks[k], m.members[of] = c, c
-			if c.machine.state == model.HealthWaiting && c.machine.since.Equal(now) { // nothing is known of it yet
-				switch {
-				case has(plain[s.Name], b.BackendAddress):
-					c.machine = machine{state: model.HealthUp}
-				case members[of] != nil:
-					c.machine = members[of].machine
-				default:
-					c.machine.adopt(t, of, twins[b.BackendAddress], held)
-				}
-			}
-			if !known || !reflect.DeepEqual(c.target, t) || t.health.TLS.CAFile != "" { // that file may be another by now
-				c.target, c.prober = t, m.options.newProber(t)
-				if soon := now.Add(t.health.Interval); c.index >= 0 && soon.Before(c.due) {
-					c.due = soon // the interval was longer
-					heap.Fix(&m.queue, c.index)
-				}
-			}
-		}
+	for _, s := range come {
+		u.join(s)
 	}
-	for _, c := range before {
-		c.gone = true
-		if c.index >= 0 {
-			heap.Remove(&m.queue, c.index)
-		}
-	}
-	m.schedule(fresh)
+	u.finish()
 }
 
-func has(s model.Service, b model.BackendAddress) bool {
+// Reread has what checks of services read from files read again.
+func (m *Monitor) Reread() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.checks {
+		if c.target.health.TLS.CAFile != "" {
+			c.prober = m.options.newProber(c.target)
+		}
+	}
+}
+
+// update is one Update under way. The checks of services that are gone, or different, stay until its end: those that
+// come may go on with them.
+type update struct {
+	*Monitor
+	held   func(service string, b model.BackendAddress) model.HealthState
+	now    time.Time
+	before map[string]*model.Service // services as they were, of those that are gone or different
+	was    map[member]*check         // their checks
+	had    map[owner]bool            // who had checks before, of those that come
+	left   []*check                  // that a service has left
+	fresh  []*check
+}
+
+// leave takes a service out.
+func (u *update) leave(s *model.Service) {
+	u.before[s.Name] = s
+	if s.Health.Check == "" {
+		return
+	}
+	for _, b := range s.Backends {
+		of := member{s.Name, b.BackendAddress}
+		c := u.members[of]
+		if c == nil {
+			continue // the service has the backend twice
+		}
+		delete(u.members, of)
+		u.was[of] = c
+		c.members = slices.DeleteFunc(c.members, func(name string) bool { return name == s.Name })
+		u.left = append(u.left, c)
+	}
+}
+
+// join puts a service in.
+func (u *update) join(s *model.Service) {
+	if s.Health.Check == "" {
+		return
+	}
+	u.serving.doubt([]string{s.Name}) // Serve may have been asked before
+	for _, b := range s.Backends {
+		t := target{owner: ownerOf(s), backend: b.BackendAddress, name: b.Name, place: probed(s, b), health: s.Health}
+		of := member{s.Name, b.BackendAddress}
+		c := u.checks[t.key()]
+		known := c != nil
+		if !known {
+			c = &check{key: t.key(), index: -1, machine: machine{state: model.HealthWaiting, since: u.now, joined: u.had[ownerOf(s)]}}
+			u.checks[c.key] = c
+			u.owned[c.owner]++
+			u.fresh = append(u.fresh, c)
+		}
+		if u.members[of] == nil {
+			u.members[of] = c
+			c.members = append(c.members, s.Name)
+		}
+		if c.machine.state == model.HealthWaiting && c.machine.since.Equal(u.now) { // nothing is known of it yet
+			before := u.before[s.Name]
+			switch {
+			case before != nil && before.Health.Check == "" && has(before, b.BackendAddress):
+				c.machine = machine{state: model.HealthUp}
+			case u.was[of] != nil:
+				c.machine = u.was[of].machine
+			default:
+				c.machine.adopt(t, of, u.twins[b.BackendAddress], u.held)
+			}
+		}
+		if !known || !reflect.DeepEqual(c.target, t) {
+			c.target, c.prober = t, u.options.newProber(t)
+			if soon := u.now.Add(t.health.Interval); c.index >= 0 && soon.Before(c.due) {
+				c.due = soon // the interval was longer
+				heap.Fix(&u.queue, c.index)
+			}
+		}
+	}
+}
+
+// finish ends the checks that nobody wants any more, and begins those that are new.
+func (u *update) finish() {
+	for _, c := range u.left {
+		if len(c.members) > 0 || c.gone {
+			continue
+		}
+		c.gone = true
+		if c.index >= 0 {
+			heap.Remove(&u.queue, c.index)
+		}
+		delete(u.checks, c.key)
+		if u.owned[c.owner]--; u.owned[c.owner] == 0 {
+			delete(u.owned, c.owner)
+		}
+		others := slices.DeleteFunc(u.twins[c.backend], func(o *check) bool { return o == c })
+		if u.twins[c.backend] = others; len(others) == 0 {
+			delete(u.twins, c.backend)
+		}
+	}
+	for _, c := range u.fresh { // not before: nothing is known of them
+		u.twins[c.backend] = append(u.twins[c.backend], c)
+	}
+	u.schedule(u.fresh)
+}
+
+func has(s *model.Service, b model.BackendAddress) bool {
 	return slices.ContainsFunc(s.Backends, func(o model.Backend) bool { return o.BackendAddress == b })
 }
 
@@ -282,43 +348,6 @@ func (m *Monitor) schedule(fresh []*check) {
 	notify(m.wake)
 }
 
-// Serve is the services with what health has found: which backends take no new flows, are
-// down, or have part of their weight. Backends that Update has not been told of wait. lost
-// says that a backend's address is known to be out of reach, with direct return or without.
-func (m *Monitor) Serve(services []model.Service, lost func(direct bool, backend netip.Addr) bool) []model.Service {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := time.Now()
-	served := make([]model.Service, len(services))
-	m.ramps, m.panics = time.Time{}, map[string]bool{}
-	for i, s := range services {
-		of := func(b model.Backend) found {
-			if s.Health.Check == "" {
-				return found{state: model.HealthUp}
-			}
-			c := m.members[member{s.Name, b.BackendAddress}]
-			if c == nil {
-				return found{state: model.HealthWaiting}
-			}
-			f := found{state: c.machine.state}
-			if f.state == model.HealthUp {
-				percent, next := rampOf(c.machine.ramps, now, s.Health.SlowStart)
-				f.ramp = percent
-				if !next.IsZero() && (m.ramps.IsZero() || next.Before(m.ramps)) {
-					m.ramps = next
-				}
-			}
-			return f
-		}
-		var panics bool
-		if served[i], panics = serve(s, of, func(a netip.Addr) bool { return lost(s.Forwarding.Direct(), a) }); panics {
-			m.panics[s.Name] = true
-		}
-	}
-	notify(m.wake)
-	return served
-}
-
 // Status is what is known of a backend in a service that checks it.
 type Status struct {
 	Service    string            `json:"service"`
@@ -334,7 +363,7 @@ type Status struct {
 }
 
 // Report lists what is known, by service and backend. services are those in force.
-func (m *Monitor) Report(services []model.Service) []Status {
+func (m *Monitor) Report(services []*model.Service) []Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	list := make([]Status, 0, len(m.members))
@@ -362,18 +391,6 @@ func (m *Monitor) Changes(service string, b model.BackendAddress) (state model.H
 		return "", 0, false
 	}
 	return c.machine.state, c.changes, true
-}
-
-// Panics lists the services whose health is not believed, as of the last Serve.
-func (m *Monitor) Panics() []string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	names := make([]string, 0, len(m.panics))
-	for name := range m.panics {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }
 
 // Trouble is what this machine makes checks suffer. A probe that it cannot make is no result:

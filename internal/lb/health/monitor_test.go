@@ -92,10 +92,44 @@ func service(name string, h model.Health, backends ...model.Backend) model.Servi
 	return model.Service{Name: name, Health: h, Backends: backends}
 }
 
+var (
+	listing sync.Mutex
+	listed  = map[*Monitor]map[string]*model.Service{}
+)
+
+// list is services as the desired state has them: one that says what it has said before is the same pointer.
+func list(m *Monitor, services ...model.Service) []*model.Service {
+	listing.Lock()
+	defer listing.Unlock()
+	if listed[m] == nil {
+		listed[m] = map[string]*model.Service{}
+	}
+	all := model.Shared(services)
+	for i, s := range all {
+		if known := listed[m][s.Name]; known != nil && known.Equal(s) {
+			all[i] = known
+		} else {
+			listed[m][s.Name] = s
+		}
+	}
+	return all
+}
+
 // states is what Serve says: S serves, D is down, - is idle, and the percentage of a ramp.
 func states(m *Monitor, services ...model.Service) string {
+	kept, all := m.Serve(list(m, services...), false, nobodyLost), m.Serve(list(m, services...), true, nobodyLost)
+	for i, s := range all { // in a bubble no result comes in between
+		if !s.Equal(kept[i]) {
+			panic(fmt.Sprintf("what Serve keeps is %+v, and worked out anew it is %+v", kept[i], s))
+		}
+	}
+	return words(all)
+}
+
+// words is what services are served as, in the signs of states.
+func words(served []*model.Service) string {
 	text := ""
-	for _, s := range m.Serve(services, nobodyLost) {
+	for _, s := range served {
 		for _, b := range s.Backends {
 			switch {
 			case b.Down:
@@ -118,7 +152,7 @@ func TestMonitor(t *testing.T) {
 		a, b := backend("10.0.0.1", 80), backend("10.0.0.2", 80)
 		web := service("web", checked, a, b)
 		f.set("10.0.0.2:80", errors.New("refused"))
-		m.Update([]model.Service{web}, nil)
+		m.Update(list(m, web), nil)
 		if got := states(m, web); got != "--" {
 			t.Fatalf("before the first result: %s", got)
 		}
@@ -150,7 +184,7 @@ func TestMonitor(t *testing.T) {
 		if log := f.transitions(); len(log) != 4 {
 			t.Errorf("%d transitions, want 4: %v", len(log), log)
 		}
-		report := m.Report([]model.Service{web})
+		report := m.Report(list(m, web))
 		if len(report) != 2 || report[0].State != down || report[0].LastError != "no answer" || report[0].Adopted || report[1].State != up {
 			t.Errorf("the report is %+v", report)
 		}
@@ -176,13 +210,13 @@ func TestAwait(t *testing.T) {
 			}
 		}
 		takes("nothing is checked", t.Context(), 0, "---")
-		m.Update([]model.Service{web}, nil)
+		m.Update(list(m, web), nil)
 		short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		takes("not for so long", short, 100*time.Millisecond, "---")
 		takes("all", t.Context(), 400*time.Millisecond, "S-S")
 		takes("again", t.Context(), 0, "S-S")
-		m.Update([]model.Service{web, service("dns", checked, backend("10.0.0.4", 53))}, func(string, model.BackendAddress) model.HealthState { return up })
+		m.Update(list(m, web, service("dns", checked, backend("10.0.0.4", 53))), func(string, model.BackendAddress) model.HealthState { return up })
 		takes("what is known from elsewhere", t.Context(), 0, "S-S")
 	})
 }
@@ -196,7 +230,7 @@ func TestMonitorKeepsItsPace(t *testing.T) {
 			f.takes = 900 * time.Millisecond
 			h := checked
 			h.Jitter = jitter
-			m.Update([]model.Service{service("web", h, backend("10.0.0.1", 80))}, nil)
+			m.Update(list(m, service("web", h, backend("10.0.0.1", 80))), nil)
 			time.Sleep(200 * time.Second)
 			times := f.when()["10.0.0.1:80"]
 			if len(times) < 95 || len(times) > 106 {
@@ -224,7 +258,7 @@ func TestUpdateKeepsWhatIsKnown(t *testing.T) {
 		f, m := newFleet(t)
 		a, b := backend("10.0.0.1", 80), backend("10.0.0.2", 80)
 		f.set("10.0.0.2:80", errors.New("refused"))
-		update := func(s ...model.Service) { m.Update(s, nil) }
+		update := func(s ...model.Service) { m.Update(list(m, s...), nil) }
 		expect := func(what, want string, s ...model.Service) {
 			t.Helper()
 			if got := states(m, s...); got != want {
@@ -258,7 +292,7 @@ func TestUpdateKeepsWhatIsKnown(t *testing.T) {
 		if now := len(f.when()["10.0.0.1:80"]); now != n {
 			t.Errorf("%d probes of a service that is gone", now-n)
 		}
-		if len(m.Report([]model.Service{more})) != 0 {
+		if len(m.Report(list(m, more))) != 0 {
 			t.Error("a service that is gone is reported")
 		}
 	})
@@ -273,13 +307,13 @@ func TestHeldStates(t *testing.T) {
 			f.set(dead, errors.New("refused"))
 		}
 		web := service("web", checked, a, b, c)
-		m.Update([]model.Service{web}, func(_ string, who model.BackendAddress) model.HealthState {
+		m.Update(list(m, web), func(_ string, who model.BackendAddress) model.HealthState {
 			return map[string]model.HealthState{"10.0.0.1:80": up, "10.0.0.2:80": down}[who.String()]
 		})
 		if got := states(m, web); got != "SD-" {
 			t.Fatalf("adopted: %s", got)
 		}
-		if r := m.Report([]model.Service{web}); !r[0].Adopted || !r[1].Adopted || r[2].Adopted {
+		if r := m.Report(list(m, web)); !r[0].Adopted || !r[1].Adopted || r[2].Adopted {
 			t.Errorf("the report is %+v", r)
 		}
 		time.Sleep(3 * time.Second)
@@ -299,7 +333,7 @@ func TestSlowStart(t *testing.T) {
 		h := checked
 		h.Rise, h.Fall, h.SlowStart = 1, 1, 20*time.Second
 		web := service("web", h, backend("10.0.0.1", 80))
-		m.Update([]model.Service{web}, func(string, model.BackendAddress) model.HealthState { return up })
+		m.Update(list(m, web), func(string, model.BackendAddress) model.HealthState { return up })
 		if got := states(m, web); got != "S" {
 			t.Fatalf("adopted: %s", got)
 		}
@@ -316,13 +350,13 @@ func TestSlowStart(t *testing.T) {
 			}
 		}
 		joins := service("web", h, backend("10.0.0.1", 80), backend("10.0.0.2", 80))
-		m.Update([]model.Service{joins}, nil)
+		m.Update(list(m, joins), nil)
 		time.Sleep(h.Interval)
 		if got := states(m, joins); got != "S10" {
 			t.Errorf("a backend that joins others: %s", got)
 		}
 		fresh := service("new", h, backend("10.0.0.3", 80), backend("10.0.0.4", 80))
-		m.Update([]model.Service{fresh}, nil)
+		m.Update(list(m, fresh), nil)
 		time.Sleep(h.Interval)
 		if got := states(m, fresh); got != "SS" {
 			t.Errorf("the backends of a new service: %s", got)
@@ -339,7 +373,7 @@ func TestFlappingIsSaidOnce(t *testing.T) {
 		f, m := newFleet(t)
 		h := checked
 		h.Rise, h.Fall = 1, 1
-		m.Update([]model.Service{service("web", h, backend("10.0.0.1", 80))}, nil)
+		m.Update(list(m, service("web", h, backend("10.0.0.1", 80))), nil)
 		stop := make(chan struct{})
 		go func() {
 			for i := 0; ; i++ {
@@ -381,7 +415,7 @@ func TestFaultsOfThisMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, m := newFleet(t)
 		web := service("web", checked, backend("10.0.0.1", 80))
-		m.Update([]model.Service{web}, nil)
+		m.Update(list(m, web), nil)
 		time.Sleep(time.Second)
 		for _, errno := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS, syscall.EADDRNOTAVAIL} {
 			f.set("10.0.0.1:80", cause("tcp connect", &net.OpError{Op: "dial", Err: os.NewSyscallError("socket", errno)}, time.Second))
@@ -414,7 +448,7 @@ func TestProbesAreBounded(t *testing.T) {
 			backends = append(backends, backend("10.0.0.1", uint16(i+1)))
 		}
 		web := service("web", checked, backend("10.0.0.2", 80))
-		m.Update([]model.Service{service("slow", h, backends...), web}, nil)
+		m.Update(list(m, service("slow", h, backends...), web), nil)
 		time.Sleep(900 * time.Millisecond)
 		if n := len(f.when()); n != execsMax && n != execsMax+1 {
 			t.Errorf("%d programs run at once, want %d", n, execsMax)
@@ -442,7 +476,7 @@ func TestSpread(t *testing.T) {
 			backends = append(backends, backend("10.0.0.1", uint16(i+1)))
 		}
 		began := time.Now()
-		m.Update([]model.Service{service("web", checked, backends...)}, nil)
+		m.Update(list(m, service("web", checked, backends...)), nil)
 		time.Sleep(checked.Interval)
 		synctest.Wait()
 		if len(f.when()) != 5000 {
@@ -482,7 +516,7 @@ func TestRandomChanges(t *testing.T) {
 				}
 				services = append(services, service(fmt.Sprint("s", s), h, backends...))
 			}
-			m.Update(services, nil)
+			m.Update(list(m, services...), nil)
 			for b := range 6 {
 				if random.IntN(4) == 0 {
 					f.set(fmt.Sprint("10.0.0.1:", b+1), errors.New("refused"))
@@ -493,7 +527,7 @@ func TestRandomChanges(t *testing.T) {
 			time.Sleep(time.Duration(random.IntN(5000)) * time.Millisecond)
 		}
 		time.Sleep(10 * time.Minute) // also for those that the flap limit keeps down
-		for _, s := range m.Serve(services, nobodyLost) {
+		for _, s := range m.Serve(list(m, services...), false, nobodyLost) {
 			for _, b := range s.Backends {
 				if want := f.causes[b.BackendAddress.String()] != nil; b.Down != want || b.Idle != want {
 					t.Errorf("%s in %s: down is %t, want %t (seed %d)", b.BackendAddress, s.Name, b.Down, want, seed)
@@ -552,7 +586,7 @@ func TestProbed(t *testing.T) {
 		{program, 0, model.BackendAddress{}, "10.0.0.2:80"},
 	} {
 		b := model.Backend{BackendAddress: model.BackendAddress{Address: own, Port: c.port}, CheckAt: c.at}
-		p := probed(c.service, b)
+		p := probed(&c.service, b)
 		if got := strings.TrimSpace(string(p.direct) + " " + p.at.String()); got != c.want {
 			t.Errorf("%+v: %s, want %s", b, got, c.want)
 		}
@@ -578,7 +612,7 @@ func TestPool(t *testing.T) {
 			}
 		}
 		web, shop := of("servers", "web", checked), of("servers", "shop", checked)
-		m.Update([]model.Service{web, shop}, nil)
+		m.Update(list(m, web, shop), nil)
 		expect("at first", "----", web, shop)
 		time.Sleep(10 * time.Second)
 		expect("later", "SDSD", web, shop)
@@ -593,19 +627,19 @@ func TestPool(t *testing.T) {
 		if log := f.transitions(); len(log) != 2 {
 			t.Errorf("%d transitions, want 2: %v", len(log), log)
 		}
-		if report := m.Report([]model.Service{web, shop}); len(report) != 4 || report[2].Service != "shop" || report[3].State != down {
+		if report := m.Report(list(m, web, shop)); len(report) != 4 || report[2].Service != "shop" || report[3].State != down {
 			t.Errorf("the report is %+v", report)
 		}
 		elsewhere := checked
 		elsewhere.Port = 9
 		web, shop = of("servers", "web", elsewhere), of("servers", "shop", elsewhere)
-		m.Update([]model.Service{web, shop}, nil)
+		m.Update(list(m, web, shop), nil)
 		expect("asked at another port", "SDSD", web, shop)
 		shop = of("", "shop", checked)
-		m.Update([]model.Service{web, shop}, nil)
+		m.Update(list(m, web, shop), nil)
 		expect("one on its own", "SDSD", web, shop)
 		shop, mail := of("others", "shop", checked), of("others", "mail", checked)
-		m.Update([]model.Service{web, shop, mail}, nil)
+		m.Update(list(m, web, shop, mail), nil)
 		expect("in another pool, with a new service", "SDSDSD", web, shop, mail)
 	})
 }
@@ -616,7 +650,7 @@ func TestPoolHeld(t *testing.T) {
 		_, m := newFleet(t)
 		web, shop := service("web", checked, backend("10.0.0.1", 80)), service("shop", checked, backend("10.0.0.1", 80))
 		web.Pool, shop.Pool = "servers", "servers"
-		m.Update([]model.Service{web, shop}, func(service string, _ model.BackendAddress) model.HealthState {
+		m.Update(list(m, web, shop), func(service string, _ model.BackendAddress) model.HealthState {
 			return map[string]model.HealthState{"shop": up}[service]
 		})
 		if got := states(m, web, shop); got != "SS" {

@@ -158,6 +158,7 @@ func (m *Monitor) observe(c *check, err error, now time.Time) {
 	v := c.machine.observe(now, cause, c.target.health.Rise, c.target.health.Fall)
 	if v.changed {
 		c.changes++
+		m.serving.doubt(c.members)
 	}
 	if v.changed || v.resting {
 		t := Transition{Service: c.service, Pool: c.pool, Backend: c.backend, Name: c.target.name, At: now, From: before, To: c.machine.state,
@@ -181,7 +182,7 @@ func interval(h model.Health) time.Duration {
 // probed is where a backend is asked: where it says itself, else at its address. The port is also the check's,
 // else the backend's, else the only one that the service has. With direct return a backend that says nothing
 // is asked at the VIP, in that mode; a program finds its own way.
-func probed(s model.Service, b model.Backend) place {
+func probed(s *model.Service, b model.Backend) place {
 	address, direct := b.Address, model.Forwarding("")
 	switch {
 	case b.CheckAt.Address.IsValid():
@@ -194,7 +195,7 @@ func probed(s model.Service, b model.Backend) place {
 
 // vipFor is the first of the service's VIPs that the backend serves: of its family, or, since all backends may be
 // of the other one, any.
-func vipFor(s model.Service, b model.Backend) (vip netip.Addr) {
+func vipFor(s *model.Service, b model.Backend) (vip netip.Addr) {
 	for _, f := range s.Frontends {
 		switch {
 		case f.Address.Is4() == b.Address.Is4():
@@ -207,7 +208,7 @@ func vipFor(s model.Service, b model.Backend) (vip netip.Addr) {
 }
 
 // onlyPort is the one port of all the service's frontends, or 0.
-func onlyPort(s model.Service) (port uint16) {
+func onlyPort(s *model.Service) (port uint16) {
 	for _, f := range s.Frontends {
 		if !f.Ports.Exact() || port != 0 && port != f.Ports.First {
 			return 0

@@ -1,51 +1,86 @@
 package model
 
+// Shared is services as the desired state holds them. Nobody changes a service that is in such a list, and a change
+// puts another in its place: what is the same pointer is the same service, and a list of 10,000 is 80 KB.
+func Shared(services []Service) []*Service {
+	shared := make([]*Service, len(services))
+	for i := range services {
+		service := services[i]
+		shared[i] = &service
+	}
+	return shared
+}
+
+// Changed is what one list of shared services has and the other has not: gone in the order of before, come in the
+// order of after. What stays costs one comparison of pointers, where most services keep their place.
+func Changed(before, after []*Service) (gone, come []*Service) {
+	for len(before) > 0 && len(after) > 0 && before[0] == after[0] {
+		before, after = before[1:], after[1:]
+	}
+	for len(before) > 0 && len(after) > 0 && before[len(before)-1] == after[len(after)-1] {
+		before, after = before[:len(before)-1], after[:len(after)-1]
+	}
+	if len(before) != len(after) {
+		return without(before, after), without(after, before)
+	}
+	for i := range before {
+		if before[i] != after[i] {
+			gone, come = append(gone, before[i]), append(come, after[i])
+		}
+	}
+	return without(gone, come), without(come, gone) // services may only have changed places
+}
+
+// without is the services of a list that another does not have.
+func without(list, other []*Service) []*Service {
+	if len(list) == 0 || len(other) == 0 {
+		return list
+	}
+	has := make(map[*Service]bool, len(other))
+	for _, s := range other {
+		has[s] = true
+	}
+	var left []*Service
+	for _, s := range list {
+		if !has[s] {
+			left = append(left, s)
+		}
+	}
+	return left
+}
+
 // Differ tells how each list of services differs from the one before, which at first is empty. What
 // follows from services one by one can be kept so, and costs what changes.
 type Differ struct {
-	services map[string]*listed
-	round    uint
+	list     []*Service
+	services map[string]*Service
 }
 
-type listed struct {
-	service Service
-	round   uint // of the last list that had it
-}
-
-// Next takes a list in which no two services share a name. gone are services that are not in it, or
+// Next takes a list of shared services in which no two have the same name. gone are services that are not in it, or
 // not like this any more, as they were; come are those that are new or different, in the list's
-// order. Both are for reading alone, and so is the list from now on: see Service.Equal.
-func (d *Differ) Next(services []Service) (gone, come []*Service) {
+// order. Another service that says the same is neither.
+func (d *Differ) Next(list []*Service) (gone, come []*Service) {
 	if d.services == nil {
-		d.services = map[string]*listed{}
+		d.services = map[string]*Service{}
 	}
-	d.round++
-	found := 0
-	for i := range services {
-		next := &services[i]
-		known, ok := d.services[next.Name]
-		if ok {
-			found++
-			known.round = d.round
-			if known.service.Equal(next) {
-				known.service = *next // so that the next comparison meets the lists that it has in hand
-				continue
+	left, fresh := Changed(d.list, list)
+	d.list = list
+	replaced := map[*Service]bool{} // gone already, or there again under another pointer
+	for _, next := range fresh {
+		if known := d.services[next.Name]; known != nil {
+			replaced[known] = true
+			if !known.Equal(next) {
+				gone, come = append(gone, known), append(come, next)
 			}
-			was := known.service
-			gone = append(gone, &was)
-			known.service = *next
 		} else {
-			d.services[next.Name] = &listed{*next, d.round}
-			found++
+			come = append(come, next)
 		}
-		come = append(come, next)
+		d.services[next.Name] = next
 	}
-	if found < len(d.services) {
-		for name, known := range d.services {
-			if known.round != d.round {
-				gone = append(gone, &known.service)
-				delete(d.services, name)
-			}
+	for _, known := range left {
+		if !replaced[known] {
+			gone = append(gone, known)
+			delete(d.services, known.Name)
 		}
 	}
 	return gone, come

@@ -41,7 +41,7 @@ func TestDiffer(t *testing.T) {
 		{"again none", nil, "", ""},
 		{"one is back", []model.Service{service("a", 4)}, "", "a4"},
 	} {
-		gone, come := d.Next(step.list)
+		gone, come := d.Next(model.Shared(step.list))
 		slices.SortFunc(gone, func(a, b *model.Service) int { return strings.Compare(a.Name, b.Name) })
 		if words(gone) != step.gone || words(come) != step.come {
 			t.Errorf("%s: gone %q, come %q; want %q, %q", step.what, words(gone), words(come), step.gone, step.come)

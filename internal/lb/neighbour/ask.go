@@ -85,8 +85,11 @@ func (w *Watcher) askOne(k key) {
 	if a.rest--; a.rest > 0 {
 		return
 	}
-	if a.silent && a.heard == 0 {
+	switch {
+	case a.silent && a.heard == 0:
 		a.rest = patience
+	case !a.silent && w.restsGateway(k):
+		a.rest = gatewayRest
 	}
 	link := w.link(k.iface)
 	source := link.source(k.addr, w.sourceTowards(k))
@@ -119,6 +122,7 @@ func (w *Watcher) judge(now time.Time) {
 		w.opts.Log.Warn("cannot read the neighbour table; next hops that do not answer are detected later", "error", err)
 		return
 	}
+	w.listed, w.listedAt = table, now
 	w.lookAtRoom()
 	since := now.Sub(w.rounds.judged) + grain
 	w.rounds.judged = now
@@ -141,16 +145,22 @@ func (w *Watcher) judge(now time.Time) {
 		case e.state&fixed != 0:
 			*a = asking{}
 		case e.state&usable != 0 && e.confirmed <= since:
-			a.unanswered, a.rest = 0, 0
+			if a.unanswered = 0; a.silent {
+				a.rest = 0
+			}
 			if a.heard++; a.heard >= heardAfter {
-				*a = asking{}
+				*a = asking{rest: a.rest}
 			}
 		default:
 			a.heard = 0
 			a.silent = a.silent || a.unanswered >= silentAfter
+			if a.unanswered > 0 && !a.silent {
+				a.rest = 0
+			}
 		}
 		w.tell(k)
 	}
+	w.tellGateways()
 }
 
 // tell resolves again what goes by way of a next hop, and reports what that changes.
@@ -159,6 +169,9 @@ func (w *Watcher) tell(k key) {
 		if h, ok := w.Hop(a); ok {
 			w.report(w.resolve(h, h))
 		}
+	}
+	if w.gateways[k] != nil {
+		w.keepGateway(k)
 	}
 }
 
@@ -172,11 +185,15 @@ func (w *Watcher) sourceTowards(k key) netip.Addr {
 			return h.Source
 		}
 	}
+	if g := w.gateways[k]; g != nil {
+		return g.source
+	}
 	return netip.Addr{}
 }
 
 // ownLink is what this host is on a link.
 type ownLink struct {
+	name      string
 	mac       net.HardwareAddr
 	prefixes  []netip.Prefix // with the host's own addresses
 	linkLocal netip.Addr     // of IPv6, once it is no longer being checked
@@ -196,9 +213,11 @@ func (w *Watcher) link(index int) ownLink {
 func (w *Watcher) readLink(index int) (l ownLink) {
 	link, err := w.handle.LinkByIndex(index)
 	if err != nil {
+		l.name = fmt.Sprint("interface ", index)
 		l.err = fmt.Errorf("interface %d, which cannot be read: %s", index, errnoText(err))
 		return l
 	}
+	l.name = link.Attrs().Name
 	if link.Attrs().EncapType != "ether" {
 		l.err = fmt.Errorf("interface %s, which is not Ethernet (%s) and so has no neighbours", link.Attrs().Name, link.Attrs().EncapType)
 		return l

@@ -39,7 +39,13 @@ func (w *Watcher) loop(ctx context.Context, events <-chan event) {
 		case <-ctx.Done():
 			return
 		case <-w.wake:
+			w.seekGateways()
+			w.readRoutes(ctx, time.Now())
 			w.review(ctx)
+		case r := <-w.found:
+			if w.takeGateways(r) {
+				w.review(ctx)
+			}
 		case e := <-events:
 			switch {
 			case e.lost:
@@ -51,11 +57,15 @@ func (w *Watcher) loop(ctx context.Context, events <-chan event) {
 			}
 		case <-routes:
 			routes = nil
+			w.seekGateways()
+			w.readRoutes(ctx, time.Now())
 			w.review(ctx)
 		case <-resync.C:
 			w.reread(ctx)
 		case now := <-asks.C:
+			w.readRoutes(ctx, now)
 			w.ask(now)
+			w.probeNeighbours(now)
 		case <-kicks.C:
 			if w.plain {
 				w.kickAll()
@@ -72,6 +82,7 @@ func (w *Watcher) reread(ctx context.Context) {
 	} else {
 		w.table = table
 	}
+	w.seekGateways()
 	w.review(ctx)
 }
 
@@ -97,6 +108,7 @@ func (w *Watcher) review(ctx context.Context) {
 			users[k] = append(users[k], a)
 		}
 	}
+	w.holdGateways(users)
 	w.users = users
 	w.lookAtRoom()
 	for _, h := range ways {
@@ -105,16 +117,18 @@ func (w *Watcher) review(ctx context.Context) {
 		}
 		if h.Err == "" && !h.Host {
 			k := key{h.Interface, h.NextHop}
-			if w.asking[k] == nil {
-				w.asking[k] = &asking{}
-				w.rounds.order = append(w.rounds.order, k) // in this round already
-			}
-			w.asking[k].rest = 0 // an interface that works again is reason to ask again at once
+			w.want(k)
 			before, _ := w.Hop(h.Address)
 			h = w.resolve(h, before)
 		}
 		w.report(h)
 	}
+	for k := range w.gateways {
+		w.want(k)
+		w.keepGateway(k)
+	}
+	maps.DeleteFunc(w.unkept, func(k key, _ string) bool { return w.gateways[k] == nil })
+	w.tellGateways()
 	maps.DeleteFunc(w.asking, func(k key, _ *asking) bool { return users[k] == nil })
 	if !asked {
 		return // a predecessor's entries stay until it is known what is wanted
@@ -129,6 +143,15 @@ func (w *Watcher) review(ctx context.Context) {
 		}
 		delete(w.mine, k)
 	}
+}
+
+// want has a next hop asked from now on.
+func (w *Watcher) want(k key) {
+	if w.asking[k] == nil {
+		w.asking[k] = &asking{}
+		w.rounds.order = append(w.rounds.order, k) // in this round already
+	}
+	w.asking[k].rest = 0 // an interface that works again is reason to ask again at once
 }
 
 // release removes an entry of ours, unless somebody has made it permanent since.
@@ -197,7 +220,7 @@ func (w *Watcher) resolve(h, before Hop) Hop {
 		h.MAC, h.Resolved, h.Err = before.MAC, before.Resolved, before.Err
 	}
 	e, ok := w.table[k]
-	if !ok || e.state&fixed == 0 && (!w.plain && !e.managed || w.plain && !w.mine[k]) {
+	if !w.holds(k) {
 		if err := w.ensure(k); err != nil {
 			h.Resolved, h.Err = false, err.Error()
 			return h
@@ -214,6 +237,12 @@ func (w *Watcher) resolve(h, before Hop) Hop {
 		h.Err = fmt.Sprintf("next hop %s does not answer", h.NextHop)
 	}
 	return h
+}
+
+// holds reports whether there is an entry that the kernel keeps, or that needs nobody to keep it.
+func (w *Watcher) holds(k key) bool {
+	e, ok := w.table[k]
+	return ok && (e.state&fixed != 0 || !w.plain && e.managed || w.plain && w.mine[k])
 }
 
 // ensure makes the entry exist and be managed where the kernel can do that.

@@ -4,6 +4,9 @@
 //
 //	backend address ── route ──► interface, next hop ── neighbour ──► hardware address
 //
+// Beside these are the gateways and neighbours that clients are behind, for which the data plane
+// asks the kernel itself: on the interfaces that it uses, they are kept fresh, too.
+//
 // Next hops are made *managed* neighbours (NTF_EXT_MANAGED, Linux 5.16): the kernel then
 // asks for them by itself and goes on when this process is gone. The entries carry a
 // protocol number of ours, so that a later process knows them as its predecessor's. While
@@ -66,7 +69,7 @@ type Options struct {
 	// every difference after it. Calls come one at a time. It must not call Close, and may keep the
 	// hop, which does not change.
 	OnChange func(*Hop)
-	// Conditions receives neighbour_unresolved and neighbour_not_managed; may be nil.
+	// Conditions receives neighbour_unresolved, gateway_silent and neighbour_not_managed; may be nil.
 	Conditions *condition.Set
 	// Beat is called whenever the watcher goes round, every few seconds at least; may be nil.
 	Beat func()
@@ -80,6 +83,10 @@ type Options struct {
 	// packets are brought there and answers met. Without it, and with ok false, an address of
 	// the host is not resolved.
 	Host func() (iface int, mac net.HardwareAddr, ok bool)
+
+	// Attached are the indices of the interfaces that the data plane sends clients' packets by; nil:
+	// none. Neighbours there are kept fresh, whoever they are for.
+	Attached func() map[int]bool
 
 	// refuseManaged makes the kernel look older than 5.16.
 	refuseManaged bool
@@ -97,6 +104,8 @@ type Watcher struct {
 	handle *netlink.Handle // routes and links
 	neigh  *neighbours     // neighbours, with the attributes the library leaves out
 	sender *wire.Sender
+	routes *netlink.Handle   // all of them, for gateways
+	found  chan gatewaysRead // which there are
 
 	wake    chan struct{} // capacity 1: all that is wanted is to be looked up
 	reach   chan struct{} // capacity 1: Unreachable may say something else than before
@@ -121,12 +130,27 @@ type Watcher struct {
 	refused map[int]bool         // tables that had no room for an entry since lookAtRoom
 	plain   bool                 // the kernel does not manage neighbours
 	known   bool                 // whether it does
+
+	attached   map[int]bool     // Attached, as of the last review
+	gateways   map[key]*gateway // of routes that leave by attached interfaces
+	unkept     map[key]string   // of those, why the kernel does not keep it
+	saidSilent map[key]string   // as the conditions have it
+	routesDue  bool             // to be read
+	reading    bool             // they are being read
+	routesRead time.Time        // when all routes were last read
+	routesTook time.Duration    // and how long that took
+	listed     map[key]entry    // the kernel's table, as last read
+	listedAt   time.Time
+	probing    probing
 }
 
 // New starts a watcher that wants nothing yet.
 func New(opts Options) (*Watcher, error) {
 	if opts.OnChange == nil {
 		opts.OnChange = func(*Hop) {}
+	}
+	if opts.Attached == nil {
+		opts.Attached = func() map[int]bool { return nil }
 	}
 	if opts.Beat == nil {
 		opts.Beat = func() {}
@@ -163,9 +187,17 @@ func New(opts Options) (*Watcher, error) {
 		neigh.close()
 		return nil, err
 	}
+	routes, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		handle.Close()
+		neigh.close()
+		sender.Close()
+		return nil, fmt.Errorf("open a netlink socket to read routes: %w", err)
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	w := &Watcher{
 		opts: opts, handle: handle, neigh: neigh, sender: sender, stop: stop,
+		routes: routes, found: make(chan gatewaysRead),
 		wake:    make(chan struct{}, 1),
 		reach:   make(chan struct{}, 1),
 		wanted:  map[netip.Addr]bool{},
@@ -178,6 +210,8 @@ func New(opts Options) (*Watcher, error) {
 		crowded: map[int]string{},
 		refused: map[int]bool{},
 		links:   map[int]ownLink{},
+
+		unkept: map[key]string{}, probing: probing{collected: map[int]bool{}},
 	}
 	events, err := subscribe(ctx, ns, opts, &w.stopped)
 	if err == nil {
@@ -330,6 +364,7 @@ func (w *Watcher) Wait(ctx context.Context, addrs []netip.Addr) []netip.Addr {
 func (w *Watcher) Close(keep bool) error {
 	w.stop()
 	w.stopped.Wait()
+	w.opts.Conditions.Only(condition.GatewaySilent, nil)
 	var first error
 	if !keep {
 		for k := range w.mine {
@@ -347,4 +382,5 @@ func (w *Watcher) closeSockets() {
 	w.handle.Close()
 	w.neigh.close()
 	w.sender.Close()
+	w.routes.Close()
 }

@@ -15,8 +15,8 @@ import (
 // gc_thresh3 entries on (1,024 unless somebody has changed it) it takes no new one (neigh_alloc
 // of net/core/neighbour.c); before that it throws out those that do not answer.
 
-// room is how much one table has and takes.
-type room struct{ entries, most int }
+// room is how much one table has and takes, and what it keeps for ever (gc_thresh1).
+type room struct{ entries, most, kept int }
 
 // crowded reports whether the table is nearly full, or would be with all that is needed.
 func (r room) crowded(needed int) bool { return 10*max(r.entries, needed) >= 9*r.most }
@@ -27,6 +27,7 @@ func (r room) roomy(needed int) bool { return 4*max(r.entries, needed) < 3*r.mos
 // Attributes of linux/neighbour.h that the library leaves out, all u32 but the configuration,
 // a struct ndt_config whose entries are its second word.
 const (
+	ndtaThresh1 = 2
 	ndtaThresh3 = 4
 	ndtaConfig  = 5
 )
@@ -77,6 +78,8 @@ func parseRoom(b []byte) (name int, r room, ok bool) {
 	}
 	for _, a := range attrs {
 		switch {
+		case a.Attr.Type == ndtaThresh1 && len(a.Value) >= 4:
+			r.kept = int(binary.NativeEndian.Uint32(a.Value))
 		case a.Attr.Type == ndtaThresh3 && len(a.Value) >= 4:
 			r.most = int(binary.NativeEndian.Uint32(a.Value))
 		case a.Attr.Type == ndtaConfig && len(a.Value) >= 8:
@@ -99,6 +102,7 @@ func (w *Watcher) lookAtRoom() {
 		needed[family(k.addr)]++
 	}
 	for f, r := range rooms {
+		w.probing.collected[f] = r.entries >= r.kept
 		before := w.crowded[f]
 		remedy := ""
 		if r.crowded(needed[f]) || w.refused[f] || before != "" && !r.roomy(needed[f]) {

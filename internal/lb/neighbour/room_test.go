@@ -55,7 +55,7 @@ func TestTableWithoutRoom(t *testing.T) {
 		Conditions: conditions,
 		full:       full.Load,
 		rooms: func() (map[int]room, error) {
-			return map[int]room{4: {1000, int(most.Load())}, 6: {1, 1024}}, nil
+			return map[int]room{4: {1000, int(most.Load()), 128}, 6: {1, 1024, 128}}, nil
 		},
 	})
 	shown := func(addr string) (c condition.Condition) {

@@ -47,10 +47,14 @@ type entry struct {
 	state    int // NUD_*
 	mac      net.HardwareAddr
 	managed  bool
+	learned  bool // by another program, which keeps it (NTF_EXT_LEARNED)
 	protocol uint8
 	// confirmed is how long ago the kernel last knew that it is there, when it was read.
 	confirmed time.Duration
 }
+
+// kept reports whether somebody keeps the entry as it is, or fresh.
+func (e entry) kept() bool { return e.state&fixed != 0 || e.managed || e.learned }
 
 // parseEntry reads the payload of RTM_NEWNEIGH or RTM_DELNEIGH. The library's own reader
 // leaves NDA_PROTOCOL out. False: not an IP neighbour.
@@ -65,6 +69,7 @@ func parseEntry(b []byte) (key, entry, bool) {
 	if family != unix.AF_INET && family != unix.AF_INET6 || b[10]&netlink.NTF_PROXY != 0 {
 		return key{}, entry{}, false
 	}
+	e.learned = b[10]&netlink.NTF_EXT_LEARNED != 0
 	attrs, err := nl.ParseRouteAttr(b[msg.Len():])
 	if err != nil {
 		return key{}, entry{}, false
@@ -138,18 +143,35 @@ func (n *neighbours) list() (map[key]entry, error) {
 	return table, nil
 }
 
+// about is a request about one entry.
+func (n *neighbours) about(k key, command, flags int) (*nl.NetlinkRequest, *netlink.Ndmsg) {
+	req := n.request(command, flags)
+	msg := &netlink.Ndmsg{Family: unix.AF_INET6, Index: uint32(k.iface)}
+	if k.addr.Is4() {
+		msg.Family = unix.AF_INET
+	}
+	req.AddData(msg)
+	req.AddData(nl.NewRtAttr(netlink.NDA_DST, k.addr.AsSlice()))
+	return req, msg
+}
+
+// probe has the kernel find out at once whether an entry that it has is still true, with the hardware
+// address in it (neigh_timer_handler in net/core/neighbour.c). It changes nothing else of an entry that
+// nobody keeps.
+func (n *neighbours) probe(k key) error {
+	req, msg := n.about(k, unix.RTM_NEWNEIGH, unix.NLM_F_ACK)
+	msg.State = netlink.NUD_PROBE
+	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+		return fmt.Errorf("make the kernel probe neighbour %s: %w", k, err)
+	}
+	return nil
+}
+
 // ask creates the entry if it is missing and makes the kernel ask for its hardware
 // address. With managed the kernel also goes on asking by itself; a kernel before 5.16
 // ignores that attribute, which only reading the entry shows.
 func (n *neighbours) ask(k key, managed bool) error {
-	req := n.request(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
-	family := unix.AF_INET6
-	if k.addr.Is4() {
-		family = unix.AF_INET
-	}
-	msg := &netlink.Ndmsg{Family: uint8(family), Index: uint32(k.iface), State: netlink.NUD_NONE}
-	req.AddData(msg)
-	req.AddData(nl.NewRtAttr(netlink.NDA_DST, k.addr.AsSlice()))
+	req, msg := n.about(k, unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
 	req.AddData(nl.NewRtAttr(ndaProtocol, []byte{protocol}))
 	if managed && !n.refuseManaged {
 		req.AddData(nl.NewRtAttr(netlink.NDA_FLAGS_EXT, nl.Uint32Attr(netlink.NTF_EXT_MANAGED)))
@@ -173,13 +195,7 @@ func (n *neighbours) ask(k key, managed bool) error {
 
 // remove deletes an entry; one that is not there is fine.
 func (n *neighbours) remove(k key) error {
-	req := n.request(unix.RTM_DELNEIGH, unix.NLM_F_ACK)
-	family := unix.AF_INET6
-	if k.addr.Is4() {
-		family = unix.AF_INET
-	}
-	req.AddData(&netlink.Ndmsg{Family: uint8(family), Index: uint32(k.iface)})
-	req.AddData(nl.NewRtAttr(netlink.NDA_DST, k.addr.AsSlice()))
+	req, _ := n.about(k, unix.RTM_DELNEIGH, unix.NLM_F_ACK)
 	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
 	// ENODEV: the interface went, and the entry with it.
 	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {

@@ -28,7 +28,7 @@ func fleet(services, backends int, table uint32) reconcile.Desired {
 			b.Address, b.Port = netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)}), 8080
 			s.Backends = append(s.Backends, b)
 		}
-		d.Services = append(d.Services, s)
+		d.Services = append(d.Services, &s)
 	}
 	return d
 }

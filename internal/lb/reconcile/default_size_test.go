@@ -36,7 +36,8 @@ func TestAChangeMovesItsShare(t *testing.T) {
 					}
 				}
 				for gone := range count {
-					d.Services[0].Backends = slices.Concat(slices.Concat(pairs[:gone]...), slices.Concat(pairs[gone+1:count]...))
+					web.Backends = slices.Concat(slices.Concat(pairs[:gone]...), slices.Concat(pairs[gone+1:count]...))
+					d.Services = model.Shared([]model.Service{web})
 					difference, err := b.r.Plan(d)
 					if err != nil || len(difference.Services) != 1 || len(difference.Services[0].Tables) != 2 {
 						t.Fatalf("backend %d of %d: %s, %v", gone, count, difference, err)

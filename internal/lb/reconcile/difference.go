@@ -337,11 +337,11 @@ func (r *Reconciler) difference(p *plan, whole bool) Difference {
 	if whole {
 		before = r.adoptedViews()
 		for name, applied := range r.applied.services {
-			before[name] = view{service: &applied.service}
+			before[name] = view{service: applied.service}
 		}
 	}
 	for _, gone := range p.change.gone {
-		before[gone.service.Name] = view{service: &gone.service}
+		before[gone.service.Name] = view{service: gone.service}
 	}
 	tables := map[string][]TableDifference{}
 	for _, want := range p.scope.services {
@@ -354,8 +354,8 @@ func (r *Reconciler) difference(p *plan, whole bool) Difference {
 		old, known := before[name]
 		delete(before, name)
 		difference, differs := ServiceDifference{Name: name, Change: Changed}, false
-		if !known || old.adopted || !old.service.Equal(&come.service) {
-			difference, differs = r.serviceDifference(name, old, viewOf(&come.service))
+		if !known || old.adopted || !old.service.Equal(come.service) {
+			difference, differs = r.serviceDifference(name, old, viewOf(come.service))
 		}
 		if !known {
 			difference.Change = Added

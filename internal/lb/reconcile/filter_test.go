@@ -108,7 +108,7 @@ func (w *world) checkSources(before map[clientOf]bool, operation string) {
 		}
 		tried := append(slices.Clone(w.failed), w.attempt)
 		if !slices.ContainsFunc(tried, func(d reconcile.Desired) bool {
-			return slices.ContainsFunc(d.Services, func(s model.Service) bool { return s.Name == at.service && mayUse(s, at.client) == got })
+			return slices.ContainsFunc(d.Services, func(s *model.Service) bool { return s.Name == at.service && mayUse(*s, at.client) == got })
 		}) {
 			w.Fatalf("before %q %s is let into service %s: %v, which neither was so nor is wanted; operations:\n%s\ncontents:\n%s",
 				operation, at.client, at.service, got, strings.Join(w.maps.Operations, "\n"), reconcile.Dump(c))

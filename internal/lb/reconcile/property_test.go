@@ -131,7 +131,7 @@ func (w *world) drawDesired() reconcile.Desired {
 				s.Backends = append(s.Backends, w.drawHealth(backend(text, uint16(rapid.IntRange(0, 3).Draw(w.T, "weight")))))
 			}
 		}
-		d.Services = append(d.Services, s)
+		d.Services = append(d.Services, &s)
 	}
 	give := func(address string, ports value.PortRange) {
 		owner := rapid.IntRange(-1, len(d.Services)-1).Draw(w.T, "owner")
@@ -162,7 +162,7 @@ func weighing(d reconcile.Desired) map[model.BackendAddress]bool {
 	backends := map[model.BackendAddress]bool{}
 	for _, s := range d.Services {
 		for _, b := range s.Backends {
-			if slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return slices.Contains(serving(s, f.Address.Is6()), b) }) {
+			if slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return slices.Contains(serving(*s, f.Address.Is6()), b) }) {
 				backends[b.BackendAddress] = backends[b.BackendAddress] || b.Share() > 0
 			}
 		}
@@ -174,7 +174,7 @@ func weighing(d reconcile.Desired) map[model.BackendAddress]bool {
 func isDown(d reconcile.Desired, address model.BackendAddress) bool {
 	for _, s := range d.Services {
 		for _, b := range s.Backends {
-			reached := slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return slices.Contains(serving(s, f.Address.Is6()), b) })
+			reached := slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return slices.Contains(serving(*s, f.Address.Is6()), b) })
 			if reached && b.BackendAddress == address && !b.Down {
 				return false
 			}
@@ -290,7 +290,8 @@ func wanted(d reconcile.Desired) []string {
 	for b, weighs := range weighing(d) {
 		lines = append(lines, fmt.Sprintf("backend %s draining %v down %v", b, !weighs, isDown(d, b)))
 	}
-	for _, s := range d.Services {
+	for _, shared := range d.Services {
+		s := *shared
 		tracking := s.Tracking
 		if tracking == "" || !s.Forwarding.Direct() && s.AffinityTimeout == 0 {
 			tracking = model.TrackingAuto
@@ -336,7 +337,7 @@ func wanted(d reconcile.Desired) []string {
 		}
 	}
 	for address := range addresses {
-		var there []model.Service
+		var there []*model.Service
 		for _, s := range d.Services {
 			if slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return f.Address == address }) {
 				there = append(there, s)

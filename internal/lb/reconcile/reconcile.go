@@ -52,9 +52,9 @@ import (
 )
 
 // Desired is everything that decides what the maps should hold. Nobody may change what its lists
-// hold once it has been planned or applied.
+// hold once it has been planned or applied: a service that changes is another pointer.
 type Desired struct {
-	Services []model.Service
+	Services []*model.Service
 	// Sources are the addresses full NAT sends from.
 	Sources []netip.Addr
 	// HostOwn are the addresses that the host has itself.

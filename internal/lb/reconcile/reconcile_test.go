@@ -62,17 +62,18 @@ func sized(size uint32, s model.Service) model.Service {
 }
 
 func desired(services ...model.Service) reconcile.Desired {
-	return reconcile.Desired{Services: services, Limits: roomy}
+	return reconcile.Desired{Services: model.Shared(services), Limits: roomy}
 }
 
 // weighed is the desired state with other weights of the backends of one of its services.
 func weighed(d reconcile.Desired, service int, weights ...uint16) reconcile.Desired {
 	d.Services = slices.Clone(d.Services)
-	s := &d.Services[service]
+	s := *d.Services[service]
 	s.Backends = slices.Clone(s.Backends)
 	for i, weight := range weights {
 		s.Backends[i].Weight = weight
 	}
+	d.Services[service] = &s
 	return d
 }
 
@@ -566,7 +567,7 @@ func TestBackendChanges(t *testing.T) {
 	one.Limits.Backends = 3
 	b.apply(one)
 	other.Limits.Backends = 3
-	other.Services = append(other.Services, service("mail", "192.0.2.11:80", "10.0.0.5:80"))
+	other.Services = append(other.Services, model.Shared([]model.Service{service("mail", "192.0.2.11:80", "10.0.0.5:80")})...)
 	b.apply(other)
 	told("2/2 10.0.0.4:80, 3/2 10.0.0.5:80", "3/1 10.0.0.4:80")
 	again := reconcile.New(b.maps)

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
@@ -13,6 +14,7 @@ import (
 // together say of a backend, a frontend or an address that several may name. Another desired state
 // takes its place service by service, so that what a change costs depends on what changes.
 type register struct {
+	list      []*model.Service // of all, as it was last compared and made
 	services  map[string]*declared
 	backends  map[model.BackendAddress]use
 	owners    map[model.Frontend]serviceKey
@@ -22,14 +24,12 @@ type register struct {
 	hostOwn   map[netip.Addr]bool
 	halves    int // of all services
 	prefixes  int // that the lists of sources of all halves have
-	round     uint
 }
 
 // declared is a service as a source declares it, and its halves in the data plane's terms.
 type declared struct {
-	service model.Service
+	service *model.Service
 	halves  []targetService
-	round   uint // of the last comparison that has found it
 }
 
 // use counts the halves of services that name a backend.
@@ -61,45 +61,45 @@ type change struct {
 	gone []*declared // services that are not there any more, or not like this
 	come []*declared // services that are new or different, in the order of the configuration
 
-	sources, hostOwn map[netip.Addr]bool // what they are afterwards; before, once it is made
+	// What these are afterwards; before, once it is made.
+	list             []*model.Service
+	sources, hostOwn map[netip.Addr]bool
 }
 
-// compare finds what makes the register this desired state, or says how that contradicts itself.
+// compare finds what makes the register this desired state, or says how that contradicts itself. Services that
+// are as they were cost one comparison of pointers each.
 func (g *register) compare(desired Desired) (*change, error) {
-	c := &change{sources: map[netip.Addr]bool{}, hostOwn: desired.HostOwn}
+	c := &change{list: desired.Services, sources: map[netip.Addr]bool{}, hostOwn: desired.HostOwn}
 	for _, source := range desired.Sources {
 		c.sources[source] = true
 	}
-	g.round++
-	found, fresh := 0, map[string]bool{}
-	for i := range desired.Services {
-		service := &desired.Services[i]
+	left, fresh := model.Changed(g.list, desired.Services)
+	leaves := make(map[string]bool, len(left)) // or changes, or has another place
+	for _, service := range left {
+		leaves[service.Name] = true
+	}
+	found := make(map[string]bool, len(fresh))
+	for _, service := range fresh {
 		known := g.services[service.Name]
-		if known != nil && known.round == g.round || fresh[service.Name] {
+		if found[service.Name] || known != nil && !leaves[service.Name] {
 			return nil, fmt.Errorf("service %q is listed twice: names must differ", service.Name)
 		}
-		if known != nil {
-			found++
-			known.round = g.round
-			if known.service.Equal(service) {
-				known.service = *service // so that the next comparison meets the lists that it has in hand
-				continue
-			}
-			c.gone = append(c.gone, known)
-		} else {
-			fresh[service.Name] = true
+		found[service.Name] = true
+		if known != nil && known.service.Equal(service) {
+			continue
 		}
 		halves, err := halvesOf(service)
 		if err != nil {
 			return nil, err
 		}
-		c.come = append(c.come, &declared{service: *service, halves: halves, round: g.round})
+		if known != nil {
+			c.gone = append(c.gone, known)
+		}
+		c.come = append(c.come, &declared{service: service, halves: halves})
 	}
-	if found < len(g.services) {
-		for _, name := range slices.Sorted(maps.Keys(g.services)) {
-			if known := g.services[name]; known.round != g.round {
-				c.gone = append(c.gone, known)
-			}
+	for _, service := range slices.SortedFunc(slices.Values(left), func(a, b *model.Service) int { return strings.Compare(a.Name, b.Name) }) {
+		if !found[service.Name] {
+			c.gone = append(c.gone, g.services[service.Name])
 		}
 	}
 	return c, nil
@@ -137,6 +137,7 @@ func (g *register) restore(c *change, come []*declared) {
 }
 
 func (g *register) swap(c *change) {
+	g.list, c.list = c.list, g.list
 	g.sources, c.sources = c.sources, g.sources
 	g.hostOwn, c.hostOwn = c.hostOwn, g.hostOwn
 }

@@ -157,7 +157,7 @@ func TestDrainingOfPreviousKeepsTheSettleTime(t *testing.T) {
 	}
 	// Backend 1 drains in this service, and not in the other.
 	next = weighed(next, 0, 0)
-	next.Services = append(next.Services, service("other", "192.0.2.11:80", "10.0.0.2:80"))
+	next.Services = append(next.Services, model.Shared([]model.Service{service("other", "192.0.2.11:80", "10.0.0.2:80")})...)
 	b.apply(next)
 	dump := b.dump()
 	if !strings.Contains(dump, "previous backend 1 generation 1, draining") || strings.Contains(dump, "10.0.0.2:80, draining") {
@@ -571,9 +571,9 @@ func TestAnotherScanMendsTheLast(t *testing.T) {
 	b := newBench(t, roomy)
 	two := func(backends string) reconcile.Desired {
 		d := tracked(251, backends)
-		other := d.Services[0]
+		other := *d.Services[0]
 		other.Name, other.Frontends = "other", []model.Frontend{frontend("192.0.2.11:80")}
-		d.Services = append(d.Services, other)
+		d.Services = append(d.Services, &other)
 		return d
 	}
 	last := two("10.0.0.2:80*0 10.0.0.3:80")

@@ -153,12 +153,12 @@ func serving(service *model.Service, ipv6 bool) []model.Backend {
 
 // Deserted is the families, "IPv4" or "IPv6", whose frontends of the service have no backend that
 // takes new flows.
-func Deserted(service model.Service) (families []string) {
+func Deserted(service *model.Service) (families []string) {
 	for _, ipv6 := range []bool{false, true} {
 		if !slices.ContainsFunc(service.Frontends, func(f model.Frontend) bool { return f.Address.Is6() == ipv6 }) {
 			continue
 		}
-		if !slices.ContainsFunc(serving(&service, ipv6), func(b model.Backend) bool { return b.Share() > 0 }) {
+		if !slices.ContainsFunc(serving(service, ipv6), func(b model.Backend) bool { return b.Share() > 0 }) {
 			families = append(families, familyName(ipv6))
 		}
 	}

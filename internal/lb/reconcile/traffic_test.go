@@ -58,7 +58,9 @@ func (w *world) drawChange() reconcile.Desired {
 		if only >= 0 && i != only {
 			continue
 		}
-		s := &d.Services[i]
+		changed := *d.Services[i]
+		s := &changed
+		d.Services[i] = s
 		s.Backends = slices.Clone(s.Backends)
 		if n := len(s.Backends); n > 0 {
 			at := rapid.IntRange(0, n-1).Draw(w.T, "backend")
@@ -130,7 +132,7 @@ func (w *world) mayLose(c *connection, d reconcile.Desired) string {
 			return "not tracked"
 		case !slices.Contains(s.Frontends, c.Frontend):
 			return "another service"
-		case at.BackendRef != c.to || !slices.ContainsFunc(serving(s, c.Frontend.Address.Is6()), func(b model.Backend) bool { return b.BackendAddress == at.BackendAddress }):
+		case at.BackendRef != c.to || !slices.ContainsFunc(serving(*s, c.Frontend.Address.Is6()), func(b model.Backend) bool { return b.BackendAddress == at.BackendAddress }):
 			return "backend removed"
 		default:
 			return ""
@@ -287,12 +289,12 @@ func (w *world) settleAll() {
 func (w *world) checkStrays() {
 	for flow, e := range w.maps.Flows() {
 		record, ok := w.maps.Service(flow.Frontend)
-		at := slices.IndexFunc(w.attempt.Services, func(s model.Service) bool { return s.Name == record.Name })
+		at := slices.IndexFunc(w.attempt.Services, func(s *model.Service) bool { return s.Name == record.Name })
 		if !ok || at < 0 || record.Index != e.Service || record.Generation != e.Generation {
 			continue // programs look at the service first
 		}
 		backend := w.maps.Backend(e.Backend.Index)
-		if backend.BackendRef == e.Backend && !slices.ContainsFunc(serving(w.attempt.Services[at], flow.Address.Is6()), func(b model.Backend) bool { return b.BackendAddress == backend.BackendAddress }) {
+		if backend.BackendRef == e.Backend && !slices.ContainsFunc(serving(*w.attempt.Services[at], flow.Address.Is6()), func(b model.Backend) bool { return b.BackendAddress == backend.BackendAddress }) {
 			w.Fatalf("flow %v of service %s is remembered with %s, which has left it; operations:\n%s", flow, record.Name, backend.BackendAddress, strings.Join(w.maps.Operations, "\n"))
 		}
 	}

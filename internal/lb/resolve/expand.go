@@ -29,14 +29,8 @@ func Questions(services []model.Service) []Question {
 
 // Expand gives services the backends that their names stand for, after those that they have: each address is one,
 // with the weight of the name, or 0 if it is leaving. It changes nothing of what it is given. The conditions are
-// of addresses that cannot be used.
-func Expand(services []model.Service, answer func(Question) Answer) (expanded []model.Service, unusable []condition.Condition) {
-	vips := map[netip.Addr]bool{}
-	for _, s := range services {
-		for _, f := range s.Frontends {
-			vips[f.Address] = true
-		}
-	}
+// of addresses that cannot be used, because they are VIPs for example.
+func Expand(services []model.Service, vips map[netip.Addr]bool, answer func(Question) Answer) (expanded []model.Service, unusable []condition.Condition) {
 	expanded = slices.Clone(services)
 	for i := range expanded {
 		s := &expanded[i]

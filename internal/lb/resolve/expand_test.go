@@ -69,7 +69,7 @@ func TestExpand(t *testing.T) {
 			asked = append(asked, q.String())
 		}
 		before := len(c.service.Backends)
-		expanded, unusable := Expand([]model.Service{c.service}, answers)
+		expanded, unusable := Expand([]model.Service{c.service}, vipsOf(c.service), answers)
 		for i, b := range expanded[0].Backends {
 			got = append(got, fmt.Sprint(b.BackendAddress, " ", b.Weight))
 			if named := i >= before; named && (b.DNS == "" || b.CheckAt.Port != 9 || b.Name != b.BackendAddress.String()) {
@@ -86,4 +86,12 @@ func TestExpand(t *testing.T) {
 			t.Errorf("%s: the declaration has changed", what)
 		}
 	}
+}
+
+func vipsOf(s model.Service) map[netip.Addr]bool {
+	vips := map[netip.Addr]bool{}
+	for _, f := range s.Frontends {
+		vips[f.Address] = true
+	}
+	return vips
 }

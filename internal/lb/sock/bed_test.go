@@ -149,7 +149,7 @@ func (b *bed) open() {
 // serve makes these the services.
 func (b *bed) serve(services ...model.Service) {
 	b.Helper()
-	_, err := b.maps.Apply(reconcile.Desired{Services: services, Limits: testLimits, Settle: time.Hour})
+	_, err := b.maps.Apply(reconcile.Desired{Services: model.Shared(services), Limits: testLimits, Settle: time.Hour})
 	must(b.T, err)
 }
 

@@ -192,7 +192,7 @@ func (w *Writer) end(over func(Override) bool) []Override {
 func (w *Writer) take(next map[overrideKey]Override) {
 	w.overrides, w.unsaved = next, true
 	_ = w.save()
-	w.publish()
+	w.publish(nil, nil)
 }
 
 // Overrides lists those in force, by address, port and kind.
@@ -218,7 +218,7 @@ func (w *Writer) PassDeadlines() Revision {
 	now := w.now()
 	for _, o := range w.overrides {
 		if o.passed(now) && !o.Over {
-			return w.publish()
+			return w.publish(nil, nil)
 		}
 	}
 	return w.snapshot.Revision
@@ -227,8 +227,8 @@ func (w *Writer) PassDeadlines() Revision {
 // configured is every backend of every service, with its name there.
 func (w *Writer) configured() iter.Seq[*model.Backend] {
 	return func(yield func(*model.Backend) bool) {
-		for i := range w.merged.Services {
-			for b := range pointers(w.merged.Services[i].Backends) {
+		for _, service := range listOf(w.sources) {
+			for b := range pointers(service.Backends) {
 				if !yield(b) {
 					return
 				}
@@ -259,18 +259,28 @@ func (w *Writer) naming(b model.BackendAddress) (sources []string) {
 }
 
 // names reports whether services have a backend.
-func names(services []model.Service, b model.BackendAddress) bool {
-	return slices.ContainsFunc(services, func(s model.Service) bool {
-		return slices.ContainsFunc(s.Backends, func(x model.Backend) bool { return x.BackendAddress == b })
-	})
+func names(services []*model.Service, b model.BackendAddress) bool {
+	return slices.ContainsFunc(services, func(s *model.Service) bool { return has(s, b) })
 }
 
-// overridesAfter is what remains of the overrides once a source wants services. A source that
-// has not spoken since the start still counts as naming what it named before.
-func overridesAfter(overrides map[overrideKey]Override, source string, services []model.Service) (next map[overrideKey]Override, different bool) {
+func has(s *model.Service, b model.BackendAddress) bool {
+	return slices.ContainsFunc(s.Backends, func(x model.Backend) bool { return x.BackendAddress == b })
+}
+
+// overridesAfter is what remains of the overrides once a source wants services, and gone and come have changed of
+// them. A source that has not spoken since the start still counts as naming what it named before: first says that
+// this is what it says first.
+func overridesAfter(overrides map[overrideKey]Override, source string, services, gone, come []*model.Service, first bool) (next map[overrideKey]Override, different bool) {
+	if len(overrides) == 0 {
+		return overrides, false
+	}
 	next = map[overrideKey]Override{}
 	for key, o := range overrides {
-		before, is := slices.Contains(o.Sources, source), names(services, key.backend)
+		before := slices.Contains(o.Sources, source)
+		is := names(come, key.backend)
+		if !is && before { // then all services are looked at only if it has left one
+			is = !first && !names(gone, key.backend) || names(services, key.backend)
+		}
 		if before != is {
 			different = true
 			o.Sources = slices.DeleteFunc(slices.Clone(o.Sources), func(s string) bool { return s == source })
@@ -328,41 +338,82 @@ func wall(t time.Time) time.Time {
 	return t.Round(0).UTC()
 }
 
-// effective is the configuration with overrides applied. It shares what they do not change.
-// Of several for one backend the one that takes most away decides. What an override of health
-// means for who serves, the health checks' room decides.
-func effective(cfg model.Config, overrides map[overrideKey]Override) model.Config {
+// effective is services with overrides applied.
+func effective(configured []*model.Service, overridden map[*model.Service]*model.Service) []*model.Service {
+	if len(overridden) == 0 {
+		return configured
+	}
+	services := slices.Clone(configured)
+	for i, s := range services {
+		if with := overridden[s]; with != nil {
+			services[i] = with
+		}
+	}
+	return services
+}
+
+// overriddenIn is what overrides make of services, by the service. What comes to the same as before is what it was.
+func overriddenIn(services []*model.Service, overrides map[overrideKey]Override, before map[*model.Service]*model.Service) map[*model.Service]*model.Service {
 	if len(overrides) == 0 {
-		return cfg
+		return nil
 	}
-	overridden := map[model.BackendAddress]bool{}
+	concerned := map[model.BackendAddress]bool{}
 	for key := range overrides {
-		overridden[key.backend] = true
+		concerned[key.backend] = true
 	}
-	cfg.Services = slices.Clone(cfg.Services)
-	for i := range cfg.Services {
-		service := &cfg.Services[i]
-		if !slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return overridden[b.BackendAddress] }) {
+	all := map[*model.Service]*model.Service{}
+	for _, s := range services {
+		if !slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return concerned[b.BackendAddress] }) {
 			continue
 		}
-		kept := make([]model.Backend, 0, len(service.Backends))
-		for _, b := range service.Backends {
-			drain, drained := overrides[overrideKey{b.BackendAddress, KindDrain}]
-			if drained && drain.Over {
-				continue
-			}
-			if weight, is := overrides[overrideKey{b.BackendAddress, KindWeight}]; is {
-				b.Weight = weight.Weight
-			}
-			if drained {
-				b.Weight = 0
-			}
-			b.Override = model.HealthState(overrides[overrideKey{b.BackendAddress, KindHealth}].Health)
-			kept = append(kept, b)
+		with := overriddenService(s, overrides)
+		if was := before[s]; was != nil && was.Equal(with) {
+			with = was
 		}
-		service.Backends = kept
+		all[s] = with
 	}
-	return cfg
+	return all
+}
+
+// overriddenAfter is overriddenIn where overrides are what they were, and gone and come have changed of the services.
+func overriddenAfter(before map[*model.Service]*model.Service, gone, come []*model.Service, overrides map[overrideKey]Override) map[*model.Service]*model.Service {
+	if len(overrides) == 0 || len(gone)+len(come) == 0 {
+		return before
+	}
+	all := overriddenIn(come, overrides, nil)
+	maps.Copy(all, before)
+	for _, s := range gone {
+		delete(all, s)
+	}
+	return all
+}
+
+// overriddenService is a service with overrides applied. It shares what they do not change.
+// Of several for one backend the one that takes most away decides. What an override of health
+// means for who serves, the health checks' room decides.
+func overriddenService(service *model.Service, overrides map[overrideKey]Override) *model.Service {
+	with := *service
+	with.Backends = make([]model.Backend, 0, len(service.Backends))
+	for _, b := range service.Backends {
+		drain, drained := overrides[overrideKey{b.BackendAddress, KindDrain}]
+		if drained && drain.Over {
+			continue
+		}
+		if weight, is := overrides[overrideKey{b.BackendAddress, KindWeight}]; is {
+			b.Weight = weight.Weight
+		}
+		if drained {
+			b.Weight = 0
+		}
+		b.Override = model.HealthState(overrides[overrideKey{b.BackendAddress, KindHealth}].Health)
+		with.Backends = append(with.Backends, b)
+	}
+	return &with
+}
+
+// sameEffect reports whether two overrides make the same of services.
+func sameEffect(a, b Override) bool {
+	return a.Backend == b.Backend && a.Kind == b.Kind && a.Weight == b.Weight && a.Health == b.Health && a.Over == b.Over
 }
 
 // listed is the overrides in order of address, port and kind.

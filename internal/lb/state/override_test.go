@@ -61,7 +61,7 @@ func replace(t *testing.T, w *Writer, source string, all ...model.Service) {
 // health: "web 10.0.0.2=0 10.0.0.3=5,down".
 func shown(w *Writer) string {
 	var parts []string
-	for _, s := range w.Snapshot().Config.Services {
+	for _, s := range w.Snapshot().Services {
 		parts = append(parts, s.Name)
 		for _, b := range s.Backends {
 			part := fmt.Sprintf("%s=%d", b.BackendAddress, b.Weight)
@@ -113,7 +113,7 @@ func TestDrainInEveryService(t *testing.T) {
 	default:
 		t.Error("a drain did not wake those who watch")
 	}
-	if before.Config.Services[0].Backends[0].Weight != 5 {
+	if before.Services[0].Backends[0].Weight != 5 {
 		t.Error("an old snapshot changed")
 	}
 	got := w.Overrides()

@@ -30,13 +30,14 @@ type Revision uint64
 // is shared: whoever reads it must not change it.
 type Snapshot struct {
 	Revision Revision
-	// Config has the node as its owner says, and services by source name, then in the source's
-	// order, each with its Source. A backend that is drained has weight 0 in all of them, and is in
-	// none once the deadline of its drain has passed. One that is said to be up or down has that
-	// as its Override.
-	Config model.Config
-	// Configured is Config.Services as the sources say, without overrides.
-	Configured []model.Service
+	Node     model.Node // as its owner says
+	// Services are by source name, then in the source's order, each with its Source. A backend that is
+	// drained has weight 0 in all of them, and is in none once the deadline of its drain has passed. One
+	// that is said to be up or down has that as its Override. A service that stays as it is is the same
+	// pointer in the next snapshot: see model.Changed.
+	Services []*model.Service
+	// Configured is Services as the sources say, without overrides.
+	Configured []*model.Service
 	Overrides  []Override // by address, port and kind
 }
 
@@ -67,13 +68,17 @@ type Writer struct {
 	file *overrideFile // nil: overrides end with the process
 
 	// changing is held through a whole change, writing the file included.
-	changing  sync.Mutex
-	owner     string // the source that has configured the node; empty: none has
-	sources   map[string][]model.Service
-	merged    model.Config // the node, and services of all sources, without overrides
-	overrides map[overrideKey]Override
-	unsaved   bool  // the file may have other overrides
-	saveError error // why, if that is known
+	changing   sync.Mutex
+	owner      string // the source that has configured the node; empty: none has
+	node       model.Node
+	sources    map[string][]*model.Service // in the source's order
+	services   map[string]*model.Service   // of all sources, by name
+	claims     claims                      // of their frontends
+	tried      map[string]*model.Service   // what the last Try would have put in, by name: Replace puts the same in
+	overrides  map[overrideKey]Override
+	overridden map[*model.Service]*model.Service // what overrides make of services that have such backends
+	unsaved    bool                              // the file may have other overrides
+	saveError  error                             // why, if that is known
 
 	// mutex is held for moments only: readers do not wait for the disk.
 	mutex    sync.Mutex
@@ -86,140 +91,255 @@ type Writer struct {
 func NewWriter() *Writer {
 	return &Writer{
 		now:       time.Now,
-		sources:   map[string][]model.Service{},
+		sources:   map[string][]*model.Service{},
+		services:  map[string]*model.Service{},
+		claims:    claims{},
 		overrides: map[overrideKey]Override{},
 		snapshot:  &Snapshot{},
 		changed:   make(chan struct{}),
 	}
 }
 
-// Declaration is all that a source wants.
+// Declaration is what a source wants.
 type Declaration struct {
 	Source string
 	// Node is what this machine is. nil: the source does not say, as all but one of them.
-	Node     *model.Node
-	Services []model.Service // none withdraws everything
+	Node *model.Node
+	// Services are all that the source wants: none withdraws everything. Of a part they are those that are
+	// new or different.
+	Services []model.Service
+	// Part: the source's other services stay as they are, but for those that are withdrawn.
+	Part      bool
+	Withdrawn []string // names of services; of a part
 }
 
-// Replace puts each declaration in the place of its source's last one: all of them as a whole, in
-// one step. The writer keeps its own copy. It returns the revision that contains them, which is the
-// present one if nothing changed, or a *ConflictError, and then nothing has changed: a service
-// belongs to the source that named it first, and so does the node. Of two sources that are declared
-// here the former is the first. Overrides whose backend no source names any more end; see Save for
-// the file.
+// Replace puts each declaration in the place of its source's last one, or of a part of that: all of them
+// in one step. A source is declared once at most. The writer keeps its own copy. It returns the revision
+// that contains them, which is the present one if nothing changed, or a *ConflictError, and then nothing has
+// changed: a service belongs to the source that named it first, and so does the node. Of two sources that
+// are declared here the former is the first. Overrides whose backend no source names any more end; see Save for
+// the file. What a part costs depends on what changes, but for copies of lists of pointers.
 func (w *Writer) Replace(declared ...Declaration) (Revision, error) {
 	w.changing.Lock()
 	defer w.changing.Unlock()
-	return w.adopt(w.draft(declared))
+	next, err := w.draft(declared)
+	if err != nil {
+		return w.snapshot.Revision, err
+	}
+	w.tried = nil
+	if w.agrees(next) {
+		return w.snapshot.Revision, nil
+	}
+	w.owner, w.node, w.sources, w.overrides = next.owner, next.node, next.sources, next.overrides
+	for _, s := range next.gone {
+		delete(w.services, s.Name)
+	}
+	for _, s := range next.come {
+		w.services[s.Name] = s
+	}
+	if next.overridesChanged {
+		w.unsaved = true
+		_ = w.save() // is tried again by Save, and what the file has too much ends again at the next start
+	}
+	return w.publish(next.gone, next.come), nil
 }
 
 // Try is what Replace would publish, or the error that it would return. Nothing changes.
 func (w *Writer) Try(declared ...Declaration) (*Snapshot, error) {
 	w.changing.Lock()
 	defer w.changing.Unlock()
-	draft, err := w.draft(declared)
+	next, err := w.draft(declared)
 	if err != nil {
 		return nil, err
 	}
-	return draft.snapshot(w.snapshot.Revision + 1), nil
+	w.claims.undo(next.gone, next.come)
+	w.tried = make(map[string]*model.Service, len(next.come))
+	for _, s := range next.come {
+		w.tried[s.Name] = s
+	}
+	configured := listOf(next.sources)
+	overridden := w.overridden
+	if next.overridesChanged {
+		overridden = overriddenIn(configured, next.overrides, w.overridden)
+	} else {
+		overridden = overriddenAfter(overridden, next.gone, next.come, next.overrides)
+	}
+	return w.snapshotOf(next.node, configured, overridden, next.overrides), nil
 }
 
 // draft is what a writer knows, after a change that may be taken over.
 type draft struct {
 	declaring        []string // the sources that change it
 	owner            string
-	sources          map[string][]model.Service
-	merged           model.Config
+	node             model.Node
+	sources          map[string][]*model.Service
+	gone, come       []*model.Service // what the change takes away, and puts in
 	overrides        map[overrideKey]Override
 	overridesChanged bool
 }
 
-// draft is what the writer knows once sources have declared this. The caller holds changing.
-func (w *Writer) draft(declared []Declaration) (draft, error) {
-	next := draft{owner: w.owner, sources: maps.Clone(w.sources), overrides: w.overrides}
-	node := w.merged.Node
+// draft is what the writer knows once sources have declared this. The claims are those of the draft
+// afterwards, unless there is an error. The caller holds changing.
+func (w *Writer) draft(declared []Declaration) (*draft, error) {
+	next := &draft{owner: w.owner, node: w.node, sources: maps.Clone(w.sources), overrides: w.overrides}
 	for _, d := range declared {
 		if d.Node != nil {
 			if next.owner != "" && next.owner != d.Source {
-				return draft{}, &ConflictError{Source: d.Source, Object: "the node", Owner: next.owner}
+				return nil, &ConflictError{Source: d.Source, Object: "the node", Owner: next.owner}
 			}
-			node, next.owner = *d.Node, d.Source
+			next.node, next.owner = cloneNode(*d.Node), d.Source
 		}
-		overrides, changed := overridesAfter(next.overrides, d.Source, d.Services)
+		list, gone, come, err := w.taken(d)
+		if err != nil {
+			return nil, err
+		}
+		_, spoken := w.sources[d.Source]
+		overrides, changed := overridesAfter(next.overrides, d.Source, list, gone, come, !spoken)
 		next.overrides, next.overridesChanged = overrides, next.overridesChanged || changed
-		next.sources[d.Source] = w.taken(d.Source, d.Services)
+		next.sources[d.Source] = list
+		next.gone, next.come = append(next.gone, gone...), append(next.come, come...)
 		next.declaring = append(next.declaring, d.Source)
 	}
-	next.merged.Node = cloneNode(node)
-	var err error
-	next.merged.Services, err = next.merge()
-	return next, err
+	if err := next.nameConflict(w.services); err != nil {
+		return nil, err
+	}
+	return next, w.claims.do(next)
 }
 
-// taken is what a source wants, as the writer keeps it: a copy, but for services that say what the
-// source has said before. Those are what they were, so that everybody finds at once that they are
-// the same.
-func (w *Writer) taken(source string, services []model.Service) []model.Service {
-	before := map[string]*model.Service{}
-	for i := range w.sources[source] {
-		before[w.sources[source][i].Name] = &w.sources[source][i]
+// taken is the list of a source after a declaration, and how that differs from the list before. The
+// writer keeps copies, but for services that say what the source has said before: those are what they
+// were, so that everybody finds at once that they are the same.
+func (w *Writer) taken(d Declaration) (list, gone, come []*model.Service, err error) {
+	before := w.sources[d.Source]
+	place := map[*model.Service]*model.Service{} // what takes the place of a service; nil: nothing
+	if d.Part {
+		for _, name := range d.Withdrawn {
+			if known := w.services[name]; known != nil && known.Source == d.Source {
+				place[known] = nil
+			}
+		}
+	} else {
+		list = make([]*model.Service, 0, len(d.Services))
 	}
-	taken := slices.Clone(services)
-	for i := range taken {
-		taken[i].Source = source
-		if known, ok := before[taken[i].Name]; ok && known.Equal(&taken[i]) {
-			taken[i] = *known
-		} else {
-			taken[i] = cloneService(taken[i])
+	declared := make(map[string]bool, len(d.Services))
+	for i := range d.Services {
+		next := d.Services[i]
+		if declared[next.Name] {
+			return nil, nil, nil, &ConflictError{Source: d.Source, Service: next.Name, Object: fmt.Sprintf("service %q", next.Name), Owner: d.Source}
+		}
+		declared[next.Name] = true
+		next.Source = d.Source
+		known := w.services[next.Name]
+		ours := known != nil && known.Source == d.Source
+		if ours && known.Equal(&next) {
+			delete(place, known)
+			if !d.Part {
+				list = append(list, known)
+			}
+			continue
+		}
+		fresh := w.tried[next.Name]
+		if fresh == nil || !fresh.Equal(&next) {
+			fresh = new(model.Service)
+			*fresh = cloneService(next)
+		}
+		switch {
+		case !d.Part:
+			list = append(list, fresh)
+		case ours:
+			place[known] = fresh
+		default:
+			come = append(come, fresh)
 		}
 	}
-	return taken
+	if !d.Part {
+		gone, come = model.Changed(before, list)
+		return list, gone, come, nil
+	}
+	if len(place)+len(come) == 0 {
+		return before, nil, nil, nil
+	}
+	list = append(put(before, place), come...)
+	for old, next := range place {
+		gone = append(gone, old)
+		if next != nil {
+			come = append(come, next)
+		}
+	}
+	// Maps have no order, but the first of several conflicts is to be the same one each time.
+	slices.SortFunc(gone, byName)
+	slices.SortFunc(come, byName)
+	return list, gone, come, nil
 }
 
-// adopt takes a draft over, unless there is an error, and returns the revision that contains it.
-func (w *Writer) adopt(next draft, err error) (Revision, error) {
-	if err != nil || w.agrees(next) {
-		return w.snapshot.Revision, err
+// put is a list with other services in the place of some; nil takes one out.
+func put(before []*model.Service, place map[*model.Service]*model.Service) []*model.Service {
+	const few = 16 // to look for each costs less than to ask of all
+	list := slices.Clone(before)
+	if len(place) <= few {
+		for old, next := range place {
+			list[slices.Index(before, old)] = next
+		}
+	} else {
+		for i, s := range before {
+			if next, changes := place[s]; changes {
+				list[i] = next
+			}
+		}
 	}
-	w.owner, w.sources, w.merged, w.overrides = next.owner, next.sources, next.merged, next.overrides
-	if next.overridesChanged {
-		w.unsaved = true
-		_ = w.save() // is tried again by Save, and what the file has too much ends again at the next start
-	}
-	return w.publish(), nil
+	return slices.DeleteFunc(list, func(s *model.Service) bool { return s == nil })
 }
+
+func byName(a, b *model.Service) int { return cmp.Compare(a.Name, b.Name) }
 
 // agrees reports whether a draft changes nothing.
-func (w *Writer) agrees(next draft) bool {
-	same := func(a, b model.Service) bool { return a.Equal(&b) }
+func (w *Writer) agrees(next *draft) bool {
 	for _, source := range next.declaring {
-		if !slices.EqualFunc(next.sources[source], w.sources[source], same) {
+		if !slices.Equal(next.sources[source], w.sources[source]) {
 			return false
 		}
 	}
-	return !next.overridesChanged && next.owner == w.owner && reflect.DeepEqual(next.merged.Node, w.merged.Node)
+	return !next.overridesChanged && next.owner == w.owner && reflect.DeepEqual(next.node, w.node)
 }
 
-// snapshot is what readers get of it.
-func (d draft) snapshot(revision Revision) *Snapshot {
+// listOf is the services of all sources, by source name, then in the source's order.
+func listOf(sources map[string][]*model.Service) []*model.Service {
+	count := 0
+	for _, services := range sources {
+		count += len(services)
+	}
+	all := make([]*model.Service, 0, count)
+	for _, name := range slices.Sorted(maps.Keys(sources)) {
+		all = append(all, sources[name]...)
+	}
+	return all
+}
+
+// snapshotOf is the next snapshot.
+func (w *Writer) snapshotOf(node model.Node, configured []*model.Service, overridden map[*model.Service]*model.Service, overrides map[overrideKey]Override) *Snapshot {
 	return &Snapshot{
-		Revision:   revision,
-		Config:     effective(d.merged, d.overrides),
-		Configured: d.merged.Services,
-		Overrides:  listed(d.overrides),
+		Revision: w.snapshot.Revision + 1, Node: node,
+		Services: effective(configured, overridden), Configured: configured, Overrides: listed(overrides),
 	}
 }
 
-// publish makes the present sources, overrides and time the snapshot that readers get.
-func (w *Writer) publish() Revision {
+// publish makes the present sources, overrides and time the snapshot that readers get. gone and come are what
+// has changed of the services since the last one.
+func (w *Writer) publish(gone, come []*model.Service) Revision {
 	now := w.now()
 	for key, o := range w.overrides {
 		o.Over = o.passed(now)
 		w.overrides[key] = o
 	}
+	configured := listOf(w.sources)
+	if now := listed(w.overrides); slices.EqualFunc(now, w.snapshot.Overrides, sameEffect) {
+		w.overridden = overriddenAfter(w.overridden, gone, come, w.overrides)
+	} else {
+		w.overridden = overriddenIn(configured, w.overrides, w.overridden)
+	}
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
-	w.snapshot = draft{merged: w.merged, overrides: w.overrides}.snapshot(w.snapshot.Revision + 1)
+	w.snapshot = w.snapshotOf(w.node, configured, w.overridden, w.overrides)
 	close(w.changed)
 	w.changed = make(chan struct{})
 	return w.snapshot.Revision
@@ -256,73 +376,4 @@ func cloneService(service model.Service) model.Service {
 	service.Health.HTTP.Statuses = slices.Clone(service.Health.HTTP.Statuses)
 	service.Health.Exec = slices.Clone(service.Health.Exec)
 	return service
-}
-
-// merge is the union of all sources' services, or the *ConflictError that keeps one of them out.
-func (d *draft) merge() (merged []model.Service, err error) {
-	owners := map[string]string{} // service's name → source
-	for _, name := range slices.Sorted(maps.Keys(d.sources)) {
-		for _, service := range d.sources[name] {
-			if owner, ok := owners[service.Name]; ok {
-				refused, owner := d.refuse(owner, name)
-				return nil, &ConflictError{Source: refused, Service: service.Name, Object: fmt.Sprintf("service %q", service.Name), Owner: owner}
-			}
-			owners[service.Name] = name
-			merged = append(merged, service)
-		}
-	}
-	return merged, d.frontendConflict()
-}
-
-// refuse is which of two sources that meet is refused, and which one stays: the later one.
-func (d *draft) refuse(one, other string) (refused, owner string) {
-	if slices.Index(d.declaring, one) > slices.Index(d.declaring, other) {
-		return one, other
-	}
-	return other, one
-}
-
-// frontendConflict is a *ConflictError if two sources have frontends with a port in
-// common. Within one source a narrower frontend may win over a wider one; between
-// sources that would take traffic away from somebody else's service.
-func (d *draft) frontendConflict() error {
-	type owned struct {
-		model.Frontend
-		owner, service string
-	}
-	var frontends []owned
-	for name, services := range d.sources {
-		for i := range services {
-			for _, f := range services[i].Frontends {
-				frontends = append(frontends, owned{f, name, services[i].Name})
-			}
-		}
-	}
-	slices.SortFunc(frontends, func(a, b owned) int {
-		return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.Protocol, b.Protocol),
-			cmp.Compare(a.Ports.First, b.Ports.First), cmp.Compare(a.Ports.Last, b.Ports.Last),
-			cmp.Compare(a.owner, b.owner))
-	})
-	var widest map[string]owned // by source, of this address and protocol: reaches furthest
-	for i, f := range frontends {
-		if i == 0 || f.Address != frontends[i-1].Address || f.Protocol != frontends[i-1].Protocol {
-			widest = map[string]owned{}
-		}
-		for _, owner := range slices.Sorted(maps.Keys(widest)) {
-			other := widest[owner]
-			if owner == f.owner || other.Ports.Last < f.Ports.First {
-				continue
-			}
-			mine, theirs := f, other
-			if refused, _ := d.refuse(f.owner, owner); refused == owner {
-				mine, theirs = theirs, mine
-			}
-			return &ConflictError{Source: mine.owner, Service: mine.service, Object: "frontend " + mine.Frontend.String(),
-				Owner: theirs.owner, Detail: "it has " + theirs.Frontend.String()}
-		}
-		if reach, ok := widest[f.owner]; !ok || reach.Ports.Last < f.Ports.Last {
-			widest[f.owner] = f
-		}
-	}
-	return nil
 }

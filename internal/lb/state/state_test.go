@@ -33,7 +33,7 @@ func configuration(source string, config model.Config) Declaration {
 
 func TestReplaceMerges(t *testing.T) {
 	w := NewWriter()
-	if got := w.Snapshot(); got.Revision != 0 || len(got.Config.Services) != 0 {
+	if got := w.Snapshot(); got.Revision != 0 || len(got.Services) != 0 {
 		t.Fatalf("at start: %+v", got)
 	}
 	file := model.Config{Services: services("web", frontend("192.0.2.10", 80, 80))}
@@ -47,29 +47,30 @@ func TestReplaceMerges(t *testing.T) {
 	if err != nil || revision != 2 {
 		t.Fatalf("Replace(api) = %d, %v", revision, err)
 	}
-	want := model.Config{Node: model.Node{Limits: model.Limits{Flows: 7}}, Services: []model.Service{
+	want := &Snapshot{Revision: 2, Node: model.Node{Limits: model.Limits{Flows: 7}}, Services: []*model.Service{
 		{Name: "dns", Source: "api", Frontends: []model.Frontend{frontend("192.0.2.10", 53, 53)}},
 		{Name: "web", Source: "file", Frontends: []model.Frontend{frontend("192.0.2.10", 80, 80)}},
 	}}
+	want.Configured = want.Services
 	compare := cmp.Options{
 		cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 		cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
 		cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }),
 	}
-	if diff := cmp.Diff(want, w.Snapshot().Config, compare); diff != "" {
+	if diff := cmp.Diff(want, w.Snapshot(), compare); diff != "" {
 		t.Errorf("merged (-want +got):\n%s", diff)
 	}
-	if len(old.Config.Services) != 1 || old.Revision != 1 {
+	if len(old.Services) != 1 || old.Revision != 1 {
 		t.Errorf("an old snapshot changed: %+v", old)
 	}
 	if revision, err = w.Replace(configuration("file", file)); err != nil || revision != 2 {
 		t.Errorf("the same again = %d, %v; want the present revision", revision, err)
 	}
-	if _, err = w.Replace(Declaration{Source: "api"}); err != nil || len(w.Snapshot().Config.Services) != 1 {
+	if _, err = w.Replace(Declaration{Source: "api"}); err != nil || len(w.Snapshot().Services) != 1 {
 		t.Errorf("withdrawing a source left %+v, %v", w.Snapshot(), err)
 	}
-	if _, err = w.Replace(Declaration{Source: "file"}); err != nil || w.Snapshot().Config.Limits.Flows != 7 {
-		t.Errorf("without services the node is %+v, %v; want it as it was configured", w.Snapshot().Config.Node, err)
+	if _, err = w.Replace(Declaration{Source: "file"}); err != nil || w.Snapshot().Node.Limits.Flows != 7 {
+		t.Errorf("without services the node is %+v, %v; want it as it was configured", w.Snapshot().Node, err)
 	}
 }
 
@@ -90,7 +91,7 @@ func TestNodeHasOneOwner(t *testing.T) {
 	if _, err := w.Replace(configuration("api", limits(8))); !errors.As(err, &conflict) || conflict.Owner != "file" || conflict.Source != "api" {
 		t.Errorf("a second source configured the node: %v", err)
 	}
-	if got := w.Snapshot(); got != before || got.Config.Limits.Flows != 8 || len(got.Config.Services) != 1 {
+	if got := w.Snapshot(); got != before || got.Node.Limits.Flows != 8 || len(got.Services) != 1 {
 		t.Errorf("the state is %+v", got)
 	}
 }
@@ -119,8 +120,8 @@ func TestReplaceSeveral(t *testing.T) {
 		}
 	}
 	meets.Services = meets.Services[:1]
-	if revision, err := w.Replace(file, meets); err != nil || revision != 1 || len(w.Snapshot().Config.Services) != 2 || w.Snapshot().Config.Limits.Flows != 7 {
-		t.Errorf("Replace = %d, %v, and then %+v", revision, err, w.Snapshot().Config)
+	if revision, err := w.Replace(file, meets); err != nil || revision != 1 || len(w.Snapshot().Services) != 2 || w.Snapshot().Node.Limits.Flows != 7 {
+		t.Errorf("Replace = %d, %v, and then %+v", revision, err, w.Snapshot())
 	}
 	if revision, err := w.Replace(file, meets); err != nil || revision != 1 {
 		t.Errorf("the same again = %d, %v", revision, err)
@@ -142,7 +143,7 @@ func TestTry(t *testing.T) {
 	if _, err := w.Replace(configuration("file", config)); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.Snapshot(); !reflect.DeepEqual(got, tried) || len(got.Config.Services) != 2 || len(got.Configured) != 2 {
+	if got := w.Snapshot(); !reflect.DeepEqual(got, tried) || len(got.Services) != 2 || len(got.Configured) != 2 {
 		t.Errorf("tried %+v, got %+v", tried, got)
 	}
 	var conflict *ConflictError
@@ -163,7 +164,7 @@ func TestNodeIsACopy(t *testing.T) {
 		t.Fatal(err)
 	}
 	cfg.Interfaces[0].Name = "changed"
-	if got := w.Snapshot().Config.Interfaces[0].Name; got != "eth0" {
+	if got := w.Snapshot().Node.Interfaces[0].Name; got != "eth0" {
 		t.Errorf("the interface is now called %q", got)
 	}
 }
@@ -176,7 +177,7 @@ func TestSnapshotIsACopy(t *testing.T) {
 	}
 	wanted[0].Name = "changed"
 	wanted[0].Frontends[0].Ports.First = 1
-	got := w.Snapshot().Config.Services[0]
+	got := w.Snapshot().Services[0]
 	if got.Name != "web" || got.Frontends[0].Ports.First != 80 {
 		t.Errorf("the snapshot changed with the caller's value: %+v", got)
 	}
@@ -260,7 +261,7 @@ func TestWatchSeesEveryChange(t *testing.T) {
 		}
 	}
 	done.Wait()
-	if got := len(w.Snapshot().Config.Services); got != writers {
+	if got := len(w.Snapshot().Services); got != writers {
 		t.Errorf("%d services at the end, want %d", got, writers)
 	}
 }

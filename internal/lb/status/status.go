@@ -179,8 +179,8 @@ func sorted(byAddress map[string]*shuntv1.Backend) []*shuntv1.Backend {
 
 // Known is what the daemon knows about backends.
 type Known struct {
-	Configured []model.Service // before overrides
-	Served     []model.Service // as carried out, with overrides and health
+	Configured []*model.Service // before overrides
+	Served     []*model.Service // as carried out, with overrides and health
 	Overrides  []state.Override
 	Health     []health.Status
 }
@@ -282,7 +282,7 @@ func completeServices(services []*shuntv1.Service, byAddress map[string]*shuntv1
 }
 
 // overall says by address whether backends get new flows in any service, or why not.
-func overall(served []model.Service) map[string]string {
+func overall(served []*model.Service) map[string]string {
 	states := map[string]string{}
 	for _, service := range served {
 		for _, b := range service.Backends {

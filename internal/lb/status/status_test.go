@@ -40,7 +40,7 @@ func TestStates(t *testing.T) {
 		{Address: at(1).String(), Slots: 3}, {Address: at(2).String()}, {Address: at(1).String(), Slots: 4}}}}}
 	s.Daemon = &shuntv1.Daemon{Overrides: Overrides(over)}
 	Complete(s, Known{
-		Configured: []model.Service{configured, other}, Served: []model.Service{web, other}, Overrides: over,
+		Configured: []*model.Service{&configured, &other}, Served: []*model.Service{&web, &other}, Overrides: over,
 		Health: []health.Status{{Service: "web", Backend: at(3).String(), State: model.HealthDown, LastError: "refused"}},
 	})
 	want := []string{StateActive, StateDraining, StateDown, StateWaiting, StateStandby, StateDraining, StateActive, StateOut}
@@ -81,7 +81,7 @@ func TestStateBetweenDeadlineAndRemoval(t *testing.T) {
 	}
 	s.Daemon = &shuntv1.Daemon{Overrides: Overrides(over)}
 	Complete(s, Known{
-		Configured: []model.Service{{Name: "web", Backends: []model.Backend{b}}}, Served: []model.Service{{Name: "web"}}, Overrides: over})
+		Configured: []*model.Service{{Name: "web", Backends: []model.Backend{b}}}, Served: []*model.Service{{Name: "web"}}, Overrides: over})
 	if all, inService := s.Backends[0].State, s.Services[0].Backends[0].State; all != StateDraining || inService != StateDraining {
 		t.Errorf("it is %s over all services, and %s in its service; want %s", all, inService, StateDraining)
 	}
@@ -93,11 +93,11 @@ func TestDownBeforeTheTablesSaySo(t *testing.T) {
 	b := model.Backend{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.1"), Port: 80}, Weight: 1}
 	web := model.Service{Name: "web", Backends: []model.Backend{b}}
 	for _, c := range []struct {
-		served []model.Service
+		served []*model.Service
 		want   string
-	}{{[]model.Service{web}, StateActive}, {nil, StateDown}} {
+	}{{[]*model.Service{&web}, StateActive}, {nil, StateDown}} {
 		s := &shuntv1.GetStatusResponse{Daemon: &shuntv1.Daemon{}, Backends: []*shuntv1.Backend{{Address: b.BackendAddress.String(), State: StateDown}}}
-		Complete(s, Known{Configured: []model.Service{web}, Served: c.served})
+		Complete(s, Known{Configured: []*model.Service{&web}, Served: c.served})
 		if got := s.Backends[0].State; got != c.want {
 			t.Errorf("it is %s where services %v were carried out; want %s", got, c.served, c.want)
 		}

@@ -62,6 +62,8 @@ type Options struct {
 	SourcesChanged func()
 	// Host is the way to a backend that is this host, neighbour.Options.Host.
 	Host func() (iface int, mac net.HardwareAddr, ok bool)
+	// Attached are the interfaces by which clients' packets leave, neighbour.Options.Attached.
+	Attached func() map[int]bool
 	// Beat is called every few seconds, as long as next hops are followed.
 	Beat func()
 }
@@ -108,7 +110,7 @@ type use struct {
 func Open(opts Options) (*Ways, error) {
 	w := newWays(opts)
 	watcher, err := neighbour.New(neighbour.Options{
-		OnChange: w.hopChanged, Conditions: opts.Conditions, Log: opts.Log, Host: opts.Host, Beat: opts.Beat,
+		OnChange: w.hopChanged, Conditions: opts.Conditions, Log: opts.Log, Host: opts.Host, Attached: opts.Attached, Beat: opts.Beat,
 	})
 	if err != nil {
 		return nil, err
@@ -185,7 +187,7 @@ func (w *Ways) Doubt() { w.doubted.Store(true) }
 
 // Follow has the next hops of the services' backends looked up, and of those that the maps have.
 // Others are forgotten. No two services may have the same name.
-func (w *Ways) Follow(services []model.Service) {
+func (w *Ways) Follow(services []*model.Service) {
 	gone, come := w.services.Next(services)
 	before := map[netip.Addr]use{} // of addresses that these services name
 	count := func(s *model.Service, sign int) {
@@ -272,7 +274,7 @@ func (w *Ways) look() {
 // Due is the backends of services to come that are not down and that no change has waited for. Their
 // next hops are looked up from now on, also where Follow is called with services of before, until
 // Brought. One that cannot be reached delays the change that brings it, and none after that.
-func (w *Ways) Due(services []model.Service) []netip.Addr {
+func (w *Ways) Due(services []*model.Service) []netip.Addr {
 	w.Follow(services)
 	fresh := slices.SortedFunc(maps.Keys(w.unawaited), netip.Addr.Compare)
 	maps.Copy(w.awaited, w.unawaited)

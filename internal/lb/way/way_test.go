@@ -124,12 +124,12 @@ func record(index uint32, address netip.Addr, port uint16) reconcile.BackendReco
 }
 
 // services is one service of NAT with backends at these addresses.
-func services(backends ...netip.Addr) []model.Service {
+func services(backends ...netip.Addr) []*model.Service {
 	s := model.Service{Name: "web", Forwarding: model.ForwardingNAT}
 	for _, a := range backends {
 		s.Backends = append(s.Backends, model.Backend{BackendAddress: model.BackendAddress{Address: a}})
 	}
-	return []model.Service{s}
+	return []*model.Service{&s}
 }
 
 // TestHopsReachTheRecords: whichever comes second, the hop or the record, writes the way; a record
@@ -250,8 +250,8 @@ func TestNothingIsTriedAgainBeforeTheFirstChange(t *testing.T) {
 // TestAwait: a change waits for backends that it brings and that take flows, each once.
 func TestAwait(t *testing.T) {
 	b := newBench(t)
-	web := func(backends ...model.Backend) []model.Service {
-		return []model.Service{{Name: "web", Backends: backends}, {Name: "mail", Backends: backends}}
+	web := func(backends ...model.Backend) []*model.Service {
+		return []*model.Service{{Name: "web", Backends: backends}, {Name: "mail", Backends: backends}}
 	}
 	at := func(a netip.Addr) model.Backend {
 		return model.Backend{BackendAddress: model.BackendAddress{Address: a}}
@@ -261,7 +261,7 @@ func TestAwait(t *testing.T) {
 		b.Down = true
 		return b
 	}
-	await := func(services []model.Service, want ...netip.Addr) {
+	await := func(services []*model.Service, want ...netip.Addr) {
 		t.Helper()
 		b.waitedFor = nil
 		if due := b.Due(services); len(due) > 0 {
@@ -303,7 +303,7 @@ func TestDue(t *testing.T) {
 			t.Errorf("%s: it has %v looked up, want %v", when, b.wanted, want)
 		}
 	}
-	due := func(services []model.Service, want ...netip.Addr) {
+	due := func(services []*model.Service, want ...netip.Addr) {
 		t.Helper()
 		if is := b.Due(services); !slices.Equal(is, want) {
 			t.Errorf("due are %v, want %v", is, want)

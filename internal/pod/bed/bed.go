@@ -8,6 +8,11 @@
 //
 //	pod<i>  10.244.1.<i>  2001:db8:244:1::<i>
 //	gateway 169.254.1.1   fd00::1              on every veth
+//
+// A pair is two of them, with a cable between the nodes, and a route on each to the pods of the other:
+//
+//	node  eth0  192.168.7.1  2001:db8:7::1
+//	node2 eth0  192.168.7.2  2001:db8:7::2     its pods are n2pod<i>, 10.244.2.<i>, 2001:db8:244:2::<i>
 package bed
 
 import (
@@ -32,7 +37,12 @@ type Bed struct {
 	Lab  *lab.Lab
 	Node *lab.Host
 	Pods []*lab.Host
+
+	number int // of the node, from 1
 }
+
+// Uplink is the node's interface towards the other node of a pair.
+const Uplink = "eth0"
 
 // New builds a host with so many pods, and waits until their interfaces pass packets. Nothing is left when
 // it fails.
@@ -41,22 +51,83 @@ func New(ctx context.Context, pods int) (*Bed, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Bed{Lab: l}
-	if err := b.build(ctx, pods); err != nil {
+	b := &Bed{Lab: l, number: 1}
+	err = b.build("node", "pod", pods)
+	if err == nil {
+		err = l.Ready(ctx)
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("build a host with pods: %w", err), l.Close())
 	}
 	return b, nil
 }
 
-func (b *Bed) build(ctx context.Context, pods int) (err error) {
-	if b.Node, err = b.Lab.AddHost("node"); err != nil {
+// NewPair builds two hosts with so many pods each, as New. Both are of one lab: closing one closes the other.
+func NewPair(ctx context.Context, pods int) (pair [2]*Bed, err error) {
+	l, err := lab.New("")
+	if err != nil {
+		return pair, err
+	}
+	pair = [2]*Bed{{Lab: l, number: 1}, {Lab: l, number: 2}}
+	err = errors.Join(pair[0].build("node", "pod", pods), pair[1].build("node2", "n2pod", pods))
+	if err == nil {
+		err = join(pair[0], pair[1])
+	}
+	if err == nil {
+		err = l.Ready(ctx)
+	}
+	if err != nil {
+		return pair, errors.Join(fmt.Errorf("build two hosts with pods: %w", err), l.Close())
+	}
+	return pair, nil
+}
+
+// join lays the cable between two nodes, and the routes.
+func join(a, b *Bed) error {
+	if err := a.Lab.Connect(a.uplink(), b.uplink(), lab.Cable{}); err != nil {
+		return err
+	}
+	var errs []error
+	for _, way := range [][2]*Bed{{a, b}, {b, a}} {
+		from, to := way[0], way[1]
+		for _, is6 := range []bool{false, true} {
+			via := to.uplink().IPv4.Addr()
+			if is6 {
+				via = to.uplink().IPv6.Addr()
+			}
+			errs = append(errs, from.Node.AddRoute(lab.Route{To: to.Network(is6), Via: via, Interface: Uplink}))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (b *Bed) uplink() lab.End {
+	return lab.End{
+		Host: b.Node, Interface: Uplink,
+		IPv4: netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 168, 7, byte(b.number)}), 24),
+		IPv6: netip.MustParsePrefix(fmt.Sprintf("2001:db8:7::%d/64", b.number)),
+	}
+}
+
+// Network is what all pods of the host have their addresses from.
+func (b *Bed) Network(is6 bool) netip.Prefix {
+	bits := 24
+	if is6 {
+		bits = 64
+	}
+	return netip.PrefixFrom(b.Address(0, is6), bits).Masked()
+}
+
+// build makes the node and its pods.
+func (b *Bed) build(node, podName string, pods int) (err error) {
+	if b.Node, err = b.Lab.AddHost(node); err != nil {
 		return err
 	}
 	if err := b.Node.SetForwarding(true); err != nil {
 		return err
 	}
 	for i := range pods {
-		pod, err := b.Lab.AddHost(fmt.Sprintf("pod%d", i+1))
+		pod, err := b.Lab.AddHost(fmt.Sprintf("%s%d", podName, i+1))
 		if err != nil {
 			return err
 		}
@@ -85,18 +156,21 @@ func (b *Bed) build(ctx context.Context, pods int) (err error) {
 			}
 		}
 	}
-	return b.Lab.Ready(ctx)
+	return nil
 }
 
 // Interface is the host's end of a pod's veth; pods are numbered from 0.
 func (b *Bed) Interface(pod int) string { return fmt.Sprintf("veth%d", pod+1) }
 
 // Address is a pod's.
-func (b *Bed) Address(pod int, is6 bool) netip.Addr {
+func (b *Bed) Address(pod int, is6 bool) netip.Addr { return AddressOn(b.number, pod, is6) }
+
+// AddressOn is the address that a pod of a node has, in any bed; nodes are numbered from 1, pods from 0.
+func AddressOn(node, pod int, is6 bool) netip.Addr {
 	if is6 {
-		return netip.MustParseAddr(fmt.Sprintf("2001:db8:244:1::%d", pod+1))
+		return netip.MustParseAddr(fmt.Sprintf("2001:db8:244:%d::%d", node, pod+1))
 	}
-	return netip.AddrFrom4([4]byte{10, 244, 1, byte(pod + 1)})
+	return netip.AddrFrom4([4]byte{10, 244, byte(node), byte(pod + 1)})
 }
 
 // Watched are the pods as the watch takes them.

@@ -58,8 +58,10 @@ func build(d *document, read *config.Contents) any {
 		}
 		p.interfaces, p.marks = append(p.interfaces, name), append(p.marks, e.Mark)
 		if !isPattern(name) {
-			claims = append(claims, config.Claim{Of: "interface " + name, Text: "interface " + name, As: "one of accelerate's", Mark: e.Mark,
-				Why: "a pod's veth belongs to the pod shortcut alone", Instead: "take it out of one of them"})
+			for _, of := range []string{"interface ", "udp interface "} {
+				claims = append(claims, config.Claim{Of: of + name, Text: "interface " + name, As: "one of accelerate's", Mark: e.Mark,
+					Why: "a pod's veth belongs to the pod shortcut alone", Instead: "take it out of one of them"})
+			}
 		}
 	}
 	read.Claims(slices.Values(claims))

@@ -250,7 +250,7 @@ func TestTranslatedConnectionsAreLeftAlone(t *testing.T) {
 			for _, is6 := range []bool{false, true} {
 				vip := netip.MustParseAddrPort(map[bool]string{false: "10.97.0.1:80", true: "[2001:db8:97::1]:80"}[is6])
 				for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-					more = append(more, plain.Service{Address: vip, Endpoint: netip.AddrPortFrom((*bed.Bed)(nil).Address(1, is6), port), Protocol: protocol})
+					more = append(more, plain.Service{Address: vip, Endpoint: netip.AddrPortFrom(bed.AddressOn(1, 1, is6), port), Protocol: protocol})
 				}
 			}
 			w := newWorld(t, mode, 2, more...)

@@ -225,8 +225,9 @@ func (b *Broker) fitting(offers []Offer) map[string]bool {
 	return keep
 }
 
-// Stale reports whether an interface that is offered is no more the one that the program was put on. Apply with the
-// same offers puts it on the new one.
+// Stale reports whether an interface that is offered is no more the one that the program was put on, or has
+// another program now. Apply with the same offers puts it on the new one, or says why it cannot. A program whose
+// host has gone is put on the interface here, and its leases go on.
 func (b *Broker) Stale() bool {
 	b.applying.Lock()
 	defer b.applying.Unlock()
@@ -240,7 +241,7 @@ func (b *Broker) Stale() bool {
 
 func (b *Broker) gone(h *attached) (gone bool) {
 	_ = b.options.In(func() error {
-		gone = h.Gone()
+		gone = h.Gone() || h.Settle() != nil
 		return nil
 	})
 	return gone

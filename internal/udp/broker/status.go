@@ -119,7 +119,8 @@ func (b *Broker) Status() Status {
 	for _, o := range b.offers {
 		os := OfferStatus{Name: o.Name, Interface: o.Interface, Addresses: o.Addresses, Given: o.given, Ended: maps.Clone(o.ended), LastEnd: o.lastEnd, Past: o.past}
 		if h := b.hooks[o.Interface]; h != nil {
-			os.Program, os.Reason = h.Mode, h.Reason
+			at := h.Attachment()
+			os.Program, os.Reason = at.Mode, at.Reason
 		}
 		if o.failed != nil {
 			os.Failed = o.failed.Error()

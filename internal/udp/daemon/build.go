@@ -116,8 +116,8 @@ func (b *builder) entry(e *leaseEntry) {
 		b.fault(a.Mark, "write for example allow: {user: feed}", "allow names nobody, so that no program could have the lease")
 	}
 	b.parsed.entries, b.parsed.marks = append(b.parsed.entries, made), append(b.parsed.marks, m)
-	b.claimed = append(b.claimed, config.Claim{Of: "interface " + iface, Text: "interface " + iface, As: "the UDP path's", Mark: e.Interface.Mark,
-		Why: "the UDP path and the balancer are not supported yet on one interface", Instead: "give the UDP path an interface of its own, or take this one out of interfaces"})
+	// The balancer may have it as well (internal/kernel/guest.go), so the words are not those of its claim.
+	b.claimed = append(b.claimed, config.Claim{Of: "udp interface " + iface, As: "the UDP path's", Mark: e.Interface.Mark})
 }
 
 func accounts(list config.Many[account]) (names []string, where []config.Mark) {

@@ -10,11 +10,12 @@ package hook
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"strings"
 	"sync"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/vishvananda/netlink"
 )
@@ -32,17 +33,18 @@ type Options struct {
 	Mode      kernel.Mode // auto tries native mode first, and Hook.Reason says why it got generic
 }
 
-// Hook is sh_udp on an interface. Its link is not pinned: the program goes with the process. Methods may
-// be called at any time from several goroutines, but Close once, and last.
+// Hook is sh_udp on an interface, or behind the program of another product of this process. Nothing of it is
+// pinned: it goes with the process. Methods may be called at any time from several goroutines, but Close
+// once, and last.
 type Hook struct {
-	kernel.Attachment
-	Ifindex int
-	MTU     int // of the interface, bytes, when it was attached
-	Queues  int // receive queues of the interface
+	Interface string
+	Ifindex   int
+	MTU       int // of the interface, bytes, when it was attached
+	Queues    int // receive queues of the interface
 
 	objects *ebpf.Collection
-	program *ebpf.Program
-	link    link.Link
+	program *ebpf.Program // alone on the interface
+	guest   *kernel.Guest
 	grace   *kernel.Grace
 
 	mu      sync.Mutex
@@ -51,7 +53,7 @@ type Hook struct {
 }
 
 // Attach loads the program and attaches it. Without a lease every packet passes. Nothing is left
-// behind when it fails. An interface that has an XDP program already is refused with its name.
+// behind when it fails. An interface that has an XDP program of others is refused with its name.
 func Attach(opts Options) (*Hook, error) {
 	dev, err := netlink.LinkByName(opts.Interface)
 	if err != nil {
@@ -62,20 +64,26 @@ func Attach(opts Options) (*Hook, error) {
 		return nil, fmt.Errorf("attach to interface %s: it is not an Ethernet interface", opts.Interface)
 	}
 	h := &Hook{
-		Attachment: kernel.Attachment{Interface: opts.Interface},
-		Ifindex:    attrs.Index, MTU: attrs.MTU, Queues: attrs.NumRxQueues,
+		Interface: opts.Interface, Ifindex: attrs.Index, MTU: attrs.MTU, Queues: attrs.NumRxQueues,
 		leases: map[int]map[netip.AddrPort]bool{}, stamped: map[int]bool{},
 	}
-	spec, err := loadUdp()
-	if err != nil {
-		return nil, fmt.Errorf("read the embedded object: %w", err)
-	}
-	if h.objects, err = kernel.Load(spec, map[string]any{udpVarInterfaceMac: kernel.MACWord(attrs.HardwareAddr)}, nil); err != nil {
-		return nil, fmt.Errorf("load the UDP path's program: %w", err)
+	constants := map[string]any{udpVarInterfaceMac: kernel.MACWord(attrs.HardwareAddr)}
+	if h.objects, err = load(constants, nil); err != nil {
+		return nil, err
 	}
 	h.program = h.objects.Programs[udpProgShUdp]
 	if h.grace, err = kernel.NewGrace(); err == nil {
-		err = h.attach(opts.Mode)
+		h.guest, err = kernel.EnterXDP(h.program, func(after *ebpf.Map) (*ebpf.Program, error) {
+			shared := maps.Clone(h.objects.Maps)
+			maps.DeleteFunc(shared, func(name string, _ *ebpf.Map) bool { return strings.HasPrefix(name, ".") }) // constants
+			shared[udpMapShUdChain] = after
+			again, err := load(constants, shared)
+			if err != nil {
+				return nil, err
+			}
+			defer again.Close()
+			return kernel.TakeProgram(again, udpProgShUdp)
+		}, opts.Interface, h.Ifindex, opts.Mode)
 	}
 	if err != nil {
 		return nil, errors.Join(err, h.Close())
@@ -83,18 +91,27 @@ func Attach(opts Options) (*Hook, error) {
 	return h, nil
 }
 
-func (h *Hook) attach(mode kernel.Mode) error {
-	err := kernel.Occupied(h.Interface, "")
+func load(constants map[string]any, maps map[string]*ebpf.Map) (*ebpf.Collection, error) {
+	spec, err := loadUdp()
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("read the embedded object: %w", err)
 	}
-	h.Reason, err = kernel.InMode(h.Interface, mode, "auto, native or generic", func(m kernel.Mode) (err error) {
-		h.Mode = m
-		h.link, err = kernel.AttachXDP(h.program, h.Interface, h.Ifindex, m, "")
-		return err
-	})
-	return err
+	all, err := kernel.Load(spec, constants, maps)
+	if err != nil {
+		return nil, fmt.Errorf("load the UDP path's program: %w", err)
+	}
+	return all, nil
 }
+
+// Attachment is how the program is attached; behind another one, how that is.
+func (h *Hook) Attachment() kernel.Attachment { return h.guest.Attachment() }
+
+// Hosted is whether the program is behind another product's.
+func (h *Hook) Hosted() bool { return h.guest.Hosted() }
+
+// Settle has the program be attached again where the one that it was behind has gone. It is to be called from
+// time to time in the interface's network namespace.
+func (h *Hook) Settle() error { return h.guest.Settle() }
 
 // Gone reports whether the interface of that name is another one now, or none. It asks in the calling thread's network
 // namespace, which must be the interface's.
@@ -193,14 +210,44 @@ func (h *Hook) Serve(lease int, address netip.AddrPort) error {
 		}
 	}
 	k, sum := key(address)
+	if err := h.markPort(address.Port(), true); err != nil {
+		return err
+	}
 	index := uint32(lease)
 	if h.stamped[lease] {
 		index |= uint32(udpLeaseLimitLEASE_STAMPED)
 	}
 	if err := h.objects.Maps[udpMapShUdLeases].Put(k, udpLease{Index: index, Check: sum}); err != nil {
+		_ = h.markPort(address.Port(), h.portServed(address.Port()))
 		return fmt.Errorf("serve %s on interface %s: %w; there is room for %d addresses and ports", address, h.Interface, err, udpLeaseLimitLEASE_FRONTENDS_MAX)
 	}
 	h.leases[lease][address] = true
+	return nil
+}
+
+// portServed is whether some lease has a port, at whatever address.
+func (h *Hook) portServed(port uint16) bool {
+	for _, served := range h.leases {
+		for address := range served {
+			if address.Port() == port {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// markPort says whether the program has to look for leases of a port.
+func (h *Hook) markPort(port uint16, served bool) error {
+	var word uint64
+	index, bit := uint32(port)/64, uint64(1)<<(port%64)
+	err := h.objects.Maps[udpMapShUdPorts].Lookup(index, &word)
+	if err == nil && (word&bit != 0) != served {
+		err = h.objects.Maps[udpMapShUdPorts].Put(index, word^bit)
+	}
+	if err != nil {
+		return fmt.Errorf("note whether port %d of interface %s has a lease: %w", port, h.Interface, err)
+	}
 	return nil
 }
 
@@ -223,6 +270,9 @@ func (h *Hook) withdraw(lease int, addresses ...netip.AddrPort) error {
 			return fmt.Errorf("withdraw %s from lease %d of interface %s: %w", address, lease, h.Interface, err)
 		}
 		delete(h.leases[lease], address)
+		if err := h.markPort(address.Port(), h.portServed(address.Port())); err != nil {
+			return err
+		}
 	}
 	return h.grace.Wait()
 }
@@ -313,8 +363,8 @@ func (h *Hook) RunPacket(frame []byte) (verdict uint32, out []byte, err error) {
 // Close takes the program off. All leases end with it.
 func (h *Hook) Close() error {
 	var errs []error
-	if h.link != nil {
-		errs = append(errs, kernel.DropLink(h.link))
+	if h.guest != nil {
+		errs = append(errs, h.guest.Close())
 	}
 	if h.grace != nil {
 		errs = append(errs, h.grace.Close())

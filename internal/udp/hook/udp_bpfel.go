@@ -44,6 +44,7 @@ const (
 	udpLeaseLimitLEASES_MAX          udpLeaseLimit = 64
 	udpLeaseLimitLEASE_QUEUES_MAX    udpLeaseLimit = 64
 	udpLeaseLimitLEASE_SLOTS         udpLeaseLimit = 4096
+	udpLeaseLimitLEASE_PORT_WORDS    udpLeaseLimit = 1024
 	udpLeaseLimitLEASE_FRONTENDS_MAX udpLeaseLimit = 1024
 	udpLeaseLimitLEASE_STAMPED       udpLeaseLimit = 65536
 )
@@ -64,9 +65,11 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	udpMapShUdChain    = "sh_ud_chain"
 	udpMapShUdCounts   = "sh_ud_counts"
 	udpMapShUdLeases   = "sh_ud_leases"
 	udpMapShUdPassed   = "sh_ud_passed"
+	udpMapShUdPorts    = "sh_ud_ports"
 	udpMapShUdSockets  = "sh_ud_sockets"
 	udpProgShUdp       = "sh_udp"
 	udpVarInterfaceMac = "interface_mac"
@@ -123,9 +126,11 @@ type udpProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type udpMapSpecs struct {
+	ShUdChain   *ebpf.MapSpec `ebpf:"sh_ud_chain"`
 	ShUdCounts  *ebpf.MapSpec `ebpf:"sh_ud_counts"`
 	ShUdLeases  *ebpf.MapSpec `ebpf:"sh_ud_leases"`
 	ShUdPassed  *ebpf.MapSpec `ebpf:"sh_ud_passed"`
+	ShUdPorts   *ebpf.MapSpec `ebpf:"sh_ud_ports"`
 	ShUdSockets *ebpf.MapSpec `ebpf:"sh_ud_sockets"`
 }
 
@@ -158,17 +163,21 @@ func (o *udpObjects) Close() error {
 //
 // It can be passed to loadUdpObjects or ebpf.CollectionSpec.LoadAndAssign.
 type udpMaps struct {
+	ShUdChain   *ebpf.Map `ebpf:"sh_ud_chain"`
 	ShUdCounts  *ebpf.Map `ebpf:"sh_ud_counts"`
 	ShUdLeases  *ebpf.Map `ebpf:"sh_ud_leases"`
 	ShUdPassed  *ebpf.Map `ebpf:"sh_ud_passed"`
+	ShUdPorts   *ebpf.Map `ebpf:"sh_ud_ports"`
 	ShUdSockets *ebpf.Map `ebpf:"sh_ud_sockets"`
 }
 
 func (m *udpMaps) Close() error {
 	return _UdpClose(
+		m.ShUdChain,
 		m.ShUdCounts,
 		m.ShUdLeases,
 		m.ShUdPassed,
+		m.ShUdPorts,
 		m.ShUdSockets,
 	)
 }

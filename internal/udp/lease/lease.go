@@ -95,7 +95,7 @@ func (l *Lease) open(spec Spec) error {
 	if l.set.Memory, err = xsk.NewMemory(plan.Size() * int64(len(queues))); err != nil {
 		return err
 	}
-	if l.mode = spec.Mode; l.hook.Mode == kernel.ModeGeneric && l.mode == xsk.Auto {
+	if l.mode = spec.Mode; l.hook.Attachment().Mode == kernel.ModeGeneric && l.mode == xsk.Auto {
 		l.mode = xsk.Copy // there is no driver to ask
 	}
 	for i, queue := range queues {
@@ -124,8 +124,8 @@ func (l *Lease) Bind(patience time.Duration) error {
 		l.Grant.Layouts[i] = socket.Layout
 		l.Grant.Mode, l.Grant.Reason = socket.Layout.Mode, socket.Layout.Reason
 	}
-	if l.hook.Mode == kernel.ModeGeneric {
-		l.Grant.Mode, l.Grant.Reason = Generic, l.hook.Reason
+	if at := l.hook.Attachment(); at.Mode == kernel.ModeGeneric {
+		l.Grant.Mode, l.Grant.Reason = Generic, at.Reason
 	}
 	return nil
 }

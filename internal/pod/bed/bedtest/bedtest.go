@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/pod/bed"
 	"github.com/shunt-lb/shunt/internal/pod/plain"
 )
@@ -43,17 +44,48 @@ func New(t *testing.T, pods int, more ...plain.Service) (*bed.Bed, *plain.Rules)
 	return b, rules
 }
 
+// NewPair is a pair of beds, each with the rules of the plain path, until the test ends.
+func NewPair(t *testing.T, pods int) (pair [2]*bed.Bed, rules [2]*plain.Rules) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes network namespaces and loads programs")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	pair, err := bed.NewPair(ctx, pods)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := pair[0].Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	for i := range pair {
+		if rules[i], err = pair[i].Install(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return pair, rules
+}
+
 // Connect is a TCP connection between the first two pods, until the test ends.
 func Connect(t *testing.T, b *bed.Bed, is6 bool) (client, server *net.TCPConn) {
 	t.Helper()
-	l, err := b.Pods[1].Listen("tcp", netip.AddrPortFrom(b.Address(1, is6), 0).String())
+	return ConnectPods(t, b.Pods[0], b.Pods[1], b.Address(1, is6))
+}
+
+// ConnectPods is a TCP connection from one pod to an address of another, until the test ends.
+func ConnectPods(t *testing.T, from, to *lab.Host, address netip.Addr) (client, server *net.TCPConn) {
+	t.Helper()
+	l, err := to.Listen("tcp", netip.AddrPortFrom(address, 0).String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close() //nolint:errcheck // nothing is lost
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	c, err := b.Pods[0].Dial(ctx, "tcp", l.Addr().String())
+	c, err := from.Dial(ctx, "tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Types of `shunt diag memleak` that cross to Go. Times are CLOCK_MONOTONIC, ns.
+ */
+#ifndef SHUNT_MEMLEAK_H
+#define SHUNT_MEMLEAK_H
+
+#include "../event/task.h"
+
+enum leak_constant {
+	LEAK_STACK_DEPTH = 32, /* frames */
+	LEAK_STACKS_MAX = 65536, /* more than there are, as two with one hash do not both fit */
+	LEAK_CACHES_MAX = 4096, /* slab caches; a machine has some hundred */
+	LEAK_TABLE_SIZE = 262144, /* allocations that are live; set at load */
+	LEAK_BULK_MAX = 4096, /* objects that are freed at once */
+	LEAK_CACHE_NAME_BYTES = 32,
+	LEAK_MULTIPLIER =
+		0x9e3779b9, /* 2^32 / golden ratio: neighbours among addresses are spread */
+};
+
+/* What was allocated. */
+enum leak_kind {
+	LEAK_KMALLOC = 0,
+	LEAK_SLAB = 1, /* an object of a named cache */
+	LEAK_PAGES = 2,
+	LEAK_VMALLOC = 3, /* a range of virtual addresses of the kernel */
+	LEAK_PERCPU = 4,
+	LEAK_KINDS_COUNT = 5,
+};
+
+/* What is counted of each kind. A free of kfree() and kmem_cache_free() is LEAK_KMALLOC's. */
+enum leak_count {
+	LEAK_ALLOCS = 0, /* put into the table */
+	LEAK_FREES = 1, /* taken out of it */
+	LEAK_FREES_OLDER =
+		2, /* not in the table: allocated before the start, not watched or not kept */
+	LEAK_FULL = 3, /* allocations that found the table full */
+	LEAK_ALLOCS_BUSY = 4, /* allocations not kept, because the table was in use on this CPU */
+	LEAK_FREES_BUSY = 5, /* frees not carried out, because of the same: they look like leaks */
+	LEAK_UNFREED = 6, /* allocations of what was still in the table: its free was not seen */
+	LEAK_NO_STACK = 7, /* kept without a stack, because there was no room for it */
+	LEAK_NO_CACHE = 8, /* kept without the name of its cache, for the same reason */
+	LEAK_CAUGHT = 9, /* frees that the first program did not see, and the second one did */
+	LEAK_COUNTS_COUNT = 10,
+};
+
+/* Tracepoints of frees that have two programs. */
+enum leak_pair {
+	LEAK_PAIR_KFREE = 0,
+	LEAK_PAIR_SLAB = 1,
+	LEAK_PAIR_PAGES = 2,
+	LEAK_PAIRS_COUNT = 3,
+};
+
+/* A live allocation. */
+struct leak_alloc {
+	__u64 bytes;
+	__u64 birth_ns;
+	__u64 cache; /* of LEAK_SLAB: the key of its name; else 0 */
+	__u64 call_site; /* who called the allocator; 0: not known */
+	__u64 cgroup_id; /* of the task that ran, in the second hierarchy */
+	__s32 stack; /* the key of its stack; negative: there is none */
+	__u32 tgid; /* of the task that ran; 0: idle */
+	__u32 kind; /* enum leak_kind */
+	__u32 is_reclaimable; /* 1: the kernel takes it back when memory is short */
+};
+
+/* A slab cache. */
+struct leak_cache {
+	char name[LEAK_CACHE_NAME_BYTES];
+	__u32 bytes; /* of an object */
+	__u32 is_reclaimable;
+};
+
+/* The innermost frame first; 0 ends it. */
+struct leak_stack {
+	__u64 frames[LEAK_STACK_DEPTH];
+};
+
+#endif

@@ -1,0 +1,83 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shunt-lb/shunt/internal/diag/memleak"
+)
+
+func newDiagMemleak(s streams) *cobra.Command {
+	var o memleak.Options
+	var v memleak.View
+	var pid uint32
+	var output, btf string
+	c := &cobra.Command{
+		Use:   "memleak",
+		Short: "Show which memory of the kernel becomes more and more, and who allocates it (needs root)",
+		Long: `Show live allocations of the kernel (kmalloc, slab caches by name, pages, vmalloc, memory of each CPU) by
+who allocated them, each interval, until Ctrl-C, which prints a summary. STATE says what becomes of them:
+
+  growing      those older than two intervals became more and more, over several intervals
+  unsure       the same, but frees that the command did not see may be all of it
+  reclaimable  the same, but the kernel takes this memory back when it is short of it
+  early        too few intervals have passed to tell: at least 8 are needed
+  steady       they do not grow, or by fewer than 16
+
+Rows are in the order of STATE, then of growth, then of age. What was allocated before the start is nobody's
+leak. Memory of user space and the page cache are not watched.`,
+		Example: `  sudo shunt diag memleak --interval 10s --duration 5m       # what grows, in five minutes
+  sudo shunt diag memleak --sample 16 --max-cpu 3 --top 3    # on a busy machine: one address of 16, for at most 3 % of a CPU`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if pid != 0 {
+				return usageError{fmt.Errorf("--pid %d: leaks of a process (malloc and free of its libc) are not watched; without --pid, the kernel's memory is", pid)}
+			}
+			if err := completeMemleak(o, v, output); err != nil {
+				return err
+			}
+			types, err := findTypes(btf)
+			if err != nil {
+				return err
+			}
+			o.BTF = types
+			ctx, cancel := toolContext(c.Context(), 0)
+			defer cancel()
+			return privileges(memleak.Run(ctx, o, v, output == "json", s.out))
+		},
+	}
+	f := c.Flags()
+	f.DurationVarP(&o.Interval, "interval", "i", 5*time.Second, "time between reports; growth is looked at over 8 to 12 of them")
+	f.DurationVar(&o.Duration, "duration", 0, "end after this time, as 5m; default: at Ctrl-C")
+	f.IntVar(&v.Top, "top", 10, "show so many rows; 0: all")
+	f.BoolVar(&v.Addresses, "addresses", false, "show the address, size and age of each allocation, the 100 oldest of a row")
+	f.StringVar(&o.Cgroup, "cgroup", "", "watch allocations by tasks in this cgroup only: a folder of the second hierarchy")
+	f.Uint32Var(&o.Sample, "sample", 1, "watch one address of so many, a power of 2, and estimate the rest")
+	f.Uint32Var(&o.Table, "table", memleak.TableSize, "room for so many live allocations, some 130 bytes each")
+	f.Float64Var(&o.MaxCPU, "max-cpu", 0, "percent of a CPU that the sensors may take; watch less if they take more; 0: any")
+	f.Uint32VarP(&pid, "pid", "p", 0, "leaks of a process; not watched yet")
+	btfFlag(c, &btf)
+	outputFlag(c, &output)
+	return c
+}
+
+// intervalLeast is the shortest: the table is read once in it.
+const intervalLeast = 100 * time.Millisecond
+
+func completeMemleak(o memleak.Options, v memleak.View, output string) error {
+	switch {
+	case o.Interval < intervalLeast:
+		return usageError{fmt.Errorf("--interval %v: at least %v", o.Interval, intervalLeast)}
+	case o.Duration < 0 || v.Top < 0 || o.MaxCPU < 0:
+		return usageError{errors.New("--duration, --top and --max-cpu cannot be negative")}
+	case bits.OnesCount32(o.Sample) != 1 || o.Sample > memleak.SampleMax:
+		return usageError{fmt.Errorf("--sample %d: a power of 2, at most %d", o.Sample, memleak.SampleMax)}
+	case o.Table == 0 || o.Table > 1<<24:
+		return usageError{fmt.Errorf("--table %d: from 1 to %d", o.Table, 1<<24)}
+	}
+	return requireOutput(output)
+}

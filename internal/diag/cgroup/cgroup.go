@@ -1,0 +1,79 @@
+// Package cgroup finds folders of the second cgroup hierarchy by the numbers of programs, and the other way round.
+package cgroup
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ID is the number by which the kernel knows a folder of the second hierarchy: its inode.
+func ID(folder string) (uint64, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(folder, &fs); err != nil {
+		return 0, fmt.Errorf("find the cgroup %s: %w", folder, err)
+	}
+	if fs.Type != unix.CGROUP2_SUPER_MAGIC {
+		return 0, fmt.Errorf("%s is no folder of the second cgroup hierarchy (cgroup2)", filepath.Clean(folder))
+	}
+	var stat unix.Stat_t
+	if err := unix.Stat(folder, &stat); err != nil {
+		return 0, fmt.Errorf("find the cgroup %s: %w", folder, err)
+	}
+	return stat.Ino, nil
+}
+
+// Paths are the folders of the second hierarchy below its root, "" for the root, by their numbers. There are none
+// where it is not mounted.
+func Paths() map[uint64]string {
+	paths := map[uint64]string{}
+	root := mount()
+	if root == "" {
+		return paths
+	}
+	// Cgroups come and go meanwhile: what cannot be read is left out.
+	_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return nil
+		}
+		var stat unix.Stat_t
+		if unix.Stat(path, &stat) == nil {
+			paths[stat.Ino] = strings.TrimPrefix(path, root)
+		}
+		return nil
+	})
+	return paths
+}
+
+func mount() string {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(text)) {
+		before, after, ok := strings.Cut(line, " - ")
+		if fields := strings.Fields(before); ok && strings.HasPrefix(after, "cgroup2 ") && len(fields) > 4 {
+			return Unescape(fields[4])
+		}
+	}
+	return ""
+}
+
+var escape = regexp.MustCompile(`\\[0-7]{3}`)
+
+// Unescape reads the octal numbers that stand for blanks in lists of mounts.
+func Unescape(s string) string {
+	return escape.ReplaceAllStringFunc(s, func(code string) string {
+		n, err := strconv.ParseUint(code[1:], 8, 8)
+		if err != nil {
+			return code
+		}
+		return string([]byte{byte(n)})
+	})
+}

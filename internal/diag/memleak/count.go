@@ -1,0 +1,74 @@
+package memleak
+
+import "math"
+
+// Count is what the programs did with one kind of memory, and missed. Frees of slab are in those of kmalloc: the kernel
+// frees both alike.
+type Count struct {
+	Allocs       uint64 `json:"allocations"`
+	Frees        uint64 `json:"frees"`
+	FreesOlder   uint64 `json:"frees_older"`        // of what was allocated before the start, is not watched or was not kept
+	Full         uint64 `json:"table_full"`         // allocations that are not kept
+	AllocsBusy   uint64 `json:"allocations_busy"`   // not kept, because an interrupt came into the same piece of the table
+	AllocsNotRun uint64 `json:"allocations_unseen"` // the kernel left the sensor's run out
+	FreesBusy    uint64 `json:"frees_busy"`
+	FreesNotRun  uint64 `json:"frees_unseen"`
+	Unfreed      uint64 `json:"unfreed"` // allocated again and never seen to be freed
+	NoStack      uint64 `json:"without_stack"`
+	NoCache      uint64 `json:"without_cache"`
+
+	caught uint64 // frees that only the second program of their tracepoint has seen
+}
+
+// parts are the counts of the programs.
+func (c *Count) parts() map[memleakLeakCount]*uint64 {
+	return map[memleakLeakCount]*uint64{
+		memleakLeakCountLEAK_ALLOCS: &c.Allocs, memleakLeakCountLEAK_FREES: &c.Frees, memleakLeakCountLEAK_FREES_OLDER: &c.FreesOlder,
+		memleakLeakCountLEAK_FULL: &c.Full, memleakLeakCountLEAK_ALLOCS_BUSY: &c.AllocsBusy, memleakLeakCountLEAK_FREES_BUSY: &c.FreesBusy,
+		memleakLeakCountLEAK_UNFREED: &c.Unfreed, memleakLeakCountLEAK_NO_STACK: &c.NoStack, memleakLeakCountLEAK_NO_CACHE: &c.NoCache,
+		memleakLeakCountLEAK_CAUGHT: &c.caught,
+	}
+}
+
+// Counts are those of all kinds.
+type Counts map[Kind]*Count
+
+// missed are frees of what was in the table that were missed, by the kind of what they may have freed: twice the share of
+// such frees in all, as those in one interrupt may be of one kind.
+func (c Counts) missed() map[Kind]uint64 {
+	missed := map[Kind]uint64{}
+	for kind, n := range c {
+		if n.Frees > 0 {
+			missed[kind] = uint64(math.Ceil(2 * float64(n.FreesBusy+n.FreesNotRun) * float64(n.Frees) / float64(n.Frees+n.FreesOlder)))
+		}
+	}
+	missed[Slab] = missed[Kmalloc]
+	return missed
+}
+
+// sum is of all kinds.
+func (c Counts) sum() (all Count) {
+	for _, n := range c {
+		for what, value := range n.parts() {
+			*all.parts()[what] += *value
+		}
+		all.AllocsNotRun += n.AllocsNotRun
+		all.FreesNotRun += n.FreesNotRun
+	}
+	return all
+}
+
+// Confidence is the percentage of frees that were seen, of those that should have been: the others may look like leaks.
+// It is the lower one of two: of all frees, those that the kernel and the table let through; of the frees of what was in
+// the table, those that no address that was allocated again has shown to be missed.
+func (c Counts) Confidence() float64 {
+	all := c.sum()
+	return min(percent(all.Frees+all.FreesOlder, all.FreesBusy+all.FreesNotRun), percent(all.Frees, all.Unfreed))
+}
+
+func percent(seen, missed uint64) float64 {
+	if seen+missed == 0 {
+		return 100
+	}
+	return 100 * float64(seen) / float64(seen+missed)
+}

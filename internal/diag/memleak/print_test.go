@@ -1,0 +1,62 @@
+package memleak
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/shunt-lb/shunt/sensor"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+func golden(t *testing.T, path string, got []byte) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s differs (-update writes it):\n%s", path, got)
+	}
+}
+
+// TestOutput has each field and each line that there can be.
+func TestOutput(t *testing.T) {
+	moment := time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
+	percent := 4.25
+	interval := Interval{Time: moment, Seconds: 30, Sample: 1, Live: 700, Bytes: 20 << 20, Backing: 5 << 20, Growing: 1, Hidden: 2, Confidence: 99.5,
+		Rows: []Row{
+			{Kind: Slab, Cache: "a b\x1b[2J", State: Growing, Live: 500, Bytes: 500_000, Growth: 12.5, Rate: 12_500, Oldest: 29.5, Unfreed: 3, Stack: []string{"leaks+0x1", "call+0x2"},
+				Cgroups:   []Share{{"/a.slice", 400, 400_000}, {"/b.slice", 60, 60_000}, {"/", 30, 30_000}, {"77", 10, 10_000}},
+				Addresses: []Live{{"0xffff888100000000", 1000, 29.5, 12}}, Untold: 499},
+			{Kind: Percpu, State: Steady, Live: 1, Bytes: 64, Stack: []string{}, Cgroups: []Share{{"/", 1, 64}}},
+		}, Counts: Counts{}}
+	for i, kind := range Kinds {
+		n := uint64(i)
+		interval.Counts[kind] = &Count{100 + n, 90 + n, 7, 1, 2, 3, 4, 5, 6, 8, 9, 0}
+	}
+	sampled := interval
+	sampled.Sample, sampled.Growing, sampled.Hidden, sampled.Sensors = 4, 2, 0, &percent
+	sampled.Budget = "the sensors took too much"
+	sampled.Rows = []Row{{Kind: Pages, State: Growing, Live: 100, Bytes: 409_600, Estimate: &Scaled{400, 68, 1_638_400, 278_528}, Growth: 8, Rate: 32_768, Oldest: 9,
+		Stack: []string{"leaks+0x1"}, Cgroups: []Share{{"/", 100, 409_600}}}}
+	for path, asJSON := range map[string]bool{"testdata/memleak.txt": false, "testdata/memleak.json": true} {
+		var out bytes.Buffer
+		p := newPrinter(&out, asJSON)
+		err := errors.Join(p.start([]sensor.Result{{Sensor: sensors()[4]}}, "a file", errors.New("addresses are hidden")),
+			p.interval(interval), p.interval(sampled), p.summary(interval))
+		if err != nil {
+			t.Fatal(err)
+		}
+		golden(t, path, out.Bytes())
+	}
+}

@@ -1,0 +1,150 @@
+package memleak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	stdio "io"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/diag/cgroup"
+	"github.com/shunt-lb/shunt/internal/diag/symbol"
+)
+
+// View is what of the rows is told.
+type View struct {
+	Top       int  // so many rows; 0: all
+	Addresses bool // each allocation of these rows
+}
+
+// Interval is what is live at its end.
+type Interval struct {
+	Time       time.Time `json:"time"`
+	Seconds    float64   `json:"seconds"` // since the sensors were attached
+	Sample     uint32    `json:"sample"`  // one address of so many is watched
+	Live       uint64    `json:"live"`    // allocations; with sampling those of the sample
+	Bytes      uint64    `json:"bytes"`
+	Backing    uint64    `json:"backing_bytes"` // that hold slabs, vmalloc and percpu, and notes on them: what is in them is told itself
+	Growing    int       `json:"growing"`       // rows
+	Rows       []Row     `json:"rows"`
+	Hidden     int       `json:"hidden_rows"`
+	Counts     Counts    `json:"counts"` // since the start
+	Confidence float64   `json:"confidence_percent"`
+	Sensors    *float64  `json:"sensors_cpu_percent,omitempty"` // of one CPU; of this interval, with a budget
+	Budget     string    `json:"budget,omitempty"`              // what was changed to keep it
+}
+
+// watch is the tool at work.
+type watch struct {
+	c       *collector
+	a       *account
+	v       View
+	maxCPU  float64
+	began   time.Time
+	counted time.Time // when the costs below were read
+	took    time.Duration
+}
+
+// Run watches until the context ends, and writes what is live each interval and then a summary, as text or, with
+// asJSON, as one object a line.
+func Run(ctx context.Context, o Options, v View, asJSON bool, out stdio.Writer) (err error) {
+	functions, hidden := symbol.Read()
+	if o.MaxCPU > 0 {
+		stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
+		if err != nil {
+			return fmt.Errorf("have the kernel count what the sensors take, for the budget: %w", err)
+		}
+		defer func() { err = errors.Join(err, stats.Close()) }()
+	}
+	c, err := open(o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.release()) }()
+	w := &watch{c: c, a: newAccount(o.Interval, c.sample, c, functions.Name, v.Addresses), v: v, maxCPU: o.MaxCPU, began: time.Now(), counted: time.Now()}
+	if o.Duration > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.Duration)
+		defer cancel()
+	}
+	p := newPrinter(out, asJSON)
+	if err := p.start(c.set.Results, o.BTF.From, hidden); err != nil {
+		return err
+	}
+	ticks := time.NewTicker(o.Interval)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			i, err := w.interval()
+			if err != nil {
+				return err
+			}
+			return p.summary(i)
+		case <-ticks.C:
+		}
+		i, err := w.interval()
+		if err != nil {
+			return err
+		}
+		if err := p.interval(i); err != nil {
+			return err
+		}
+	}
+}
+
+// interval reads what is live now, and keeps the budget.
+func (w *watch) interval() (Interval, error) {
+	i := Interval{Time: time.Now(), Sample: w.c.sample}
+	i.Seconds = i.Time.Sub(w.began).Seconds()
+	live, err := w.c.live()
+	if err != nil {
+		return i, err
+	}
+	if i.Counts, err = w.c.counts(); err != nil {
+		return i, err
+	}
+	s := w.a.take(live, now(), i.Seconds, i.Counts.missed(), cgroup.Paths())
+	i.Live, i.Bytes, i.Backing, i.Rows, i.Confidence = s.Live, s.Bytes, s.Backing, s.Rows, i.Counts.Confidence()
+	for _, r := range i.Rows {
+		if r.State == Growing {
+			i.Growing++
+		}
+	}
+	if w.v.Top > 0 && len(i.Rows) > w.v.Top {
+		i.Hidden, i.Rows = len(i.Rows)-w.v.Top, i.Rows[:w.v.Top]
+	}
+	if w.maxCPU > 0 {
+		err = w.budget(&i)
+	}
+	return i, err
+}
+
+// budget watches fewer addresses if the sensors took more of a CPU than they may.
+func (w *watch) budget(i *Interval) error {
+	took, err := w.c.set.Runtime()
+	if err != nil {
+		return err
+	}
+	percent := 100 * float64(took-w.took) / float64(i.Time.Sub(w.counted))
+	i.Sensors = &percent
+	w.took, w.counted = took, i.Time
+	switch {
+	case percent <= w.maxCPU:
+		return nil
+	case w.c.sample >= SampleMax:
+		i.Budget = fmt.Sprintf("the sensors took %.1f %% of a CPU, may take %.1f %%, and cannot watch less", percent, w.maxCPU)
+		return nil
+	}
+	if err := w.c.sampleLess(); err != nil {
+		return err
+	}
+	w.a.sample = w.c.sample
+	w.a.restart()
+	i.Budget = fmt.Sprintf("the sensors took %.1f %% of a CPU and may take %.1f %%: from now on one address of %d is watched, and growth is told of anew",
+		percent, w.maxCPU, w.c.sample)
+	return nil
+}

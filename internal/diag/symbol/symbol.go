@@ -1,0 +1,63 @@
+// Package symbol names the kernel's functions, for stacks.
+package symbol
+
+import (
+	"bufio"
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Table is the kernel's functions by their addresses.
+type Table struct {
+	addresses []uint64
+	names     []string
+}
+
+// Read reads the kernel's list. Without addresses, which the kernel may hide, there is an error.
+func Read() (*Table, error) {
+	f, err := os.Open("/proc/kallsyms")
+	if err != nil {
+		return &Table{}, fmt.Errorf("read the names of the kernel's functions: %w", err)
+	}
+	defer f.Close()
+	type symbol struct {
+		address uint64
+		name    string
+	}
+	var all []symbol
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 3 || !strings.ContainsAny(fields[1], "tTwW") {
+			continue
+		}
+		if address, err := strconv.ParseUint(fields[0], 16, 64); err == nil && address != 0 {
+			all = append(all, symbol{address, fields[2]})
+		}
+	}
+	if len(all) == 0 {
+		return &Table{}, errors.New("the kernel hides the addresses of its functions, so stacks have no names; `sysctl kernel.kptr_restrict=1` shows them to root")
+	}
+	slices.SortStableFunc(all, func(a, b symbol) int { return cmp.Compare(a.address, b.address) })
+	s := &Table{}
+	for _, one := range all {
+		s.addresses, s.names = append(s.addresses, one.address), append(s.names, one.name)
+	}
+	return s, nil
+}
+
+// Name is the function that an address is in, and how far from its beginning; the number if there is none.
+func (s *Table) Name(address uint64) string {
+	i, found := slices.BinarySearch(s.addresses, address)
+	if !found {
+		i--
+	}
+	if i < 0 {
+		return fmt.Sprintf("%#x", address)
+	}
+	return fmt.Sprintf("%s+%#x", s.names[i], address-s.addresses[i])
+}

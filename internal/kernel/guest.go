@@ -1,0 +1,299 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// The kernel runs one XDP program on an interface. Two products of one process share it like this: the
+// host's program is the one that is attached, and hands what it passes to the guest's by a tail call. A
+// guest without a host is attached itself. So either may come and go, in any order:
+//
+//	no host:  frame ─► guest ─► the stack
+//	a host:   frame ─► host ─► passes ─► guest ─► the stack
+//
+// Hosts and guests meet in a GuestPlace, one for each interface, and know nothing of each other. The place
+// goes with the process: the kernel empties a prog array when nobody has it open any more
+// (prog_array_map_clear in kernel/bpf/arraymap.c), and the host's program then passes as before.
+
+// GuestPlace is where an interface's host and guest meet. Methods may be called at any time.
+type GuestPlace struct {
+	key   placeKey
+	users int // guarded by places: hosts and guests that have it
+
+	mu    sync.Mutex // through a whole change
+	array *ebpf.Map  // the host's programs call 0 of it
+	after *ebpf.Map  // the chain of the host, for the guest to go on by; nil: there is no host
+	hosts int        // that have the place: one, or two while one replaces the other
+	guest *Guest
+}
+
+// placeKey is an interface: indexes are a network namespace's own.
+type placeKey struct {
+	namespace uint64 // inode
+	ifindex   int
+}
+
+var places = struct {
+	sync.Mutex
+	all map[placeKey]*GuestPlace
+}{all: map[placeKey]*GuestPlace{}}
+
+// usePlace finds or makes the place of an interface of the calling thread's network namespace.
+func usePlace(ifindex int) (*GuestPlace, error) {
+	var namespace unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &namespace); err != nil {
+		return nil, fmt.Errorf("find out the network namespace: %w", err)
+	}
+	key := placeKey{namespace.Ino, ifindex}
+	places.Lock()
+	defer places.Unlock()
+	place := places.all[key]
+	if place == nil {
+		array, err := ebpf.NewMap(&ebpf.MapSpec{Name: GuestMap, Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+		if err != nil {
+			return nil, fmt.Errorf("make the place of a guest: %w", err)
+		}
+		place = &GuestPlace{key: key, array: array}
+		places.all[key] = place
+	}
+	place.users++
+	return place, nil
+}
+
+// leave is usePlace undone.
+func (g *GuestPlace) leave() {
+	places.Lock()
+	defer places.Unlock()
+	if g.users--; g.users == 0 {
+		delete(places.all, g.key)
+		_ = g.array.Close()
+	}
+}
+
+// GuestMap is the map in a host's program that a place's Array stands for.
+const GuestMap = "sh_guest"
+
+// HostGuests is for a product whose program hands packets on: the place on an interface of the calling
+// thread's network namespace. The caller releases it.
+func HostGuests(ifindex int) (*GuestPlace, error) {
+	g, err := usePlace(ifindex)
+	if err != nil {
+		return nil, err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.hosts++
+	return g, nil
+}
+
+// Array is the map that the host's programs call place 0 of. It stays the place's.
+func (g *GuestPlace) Array() *ebpf.Map { return g.array }
+
+// Change is for a host that attaches its program by change: a guest has left the interface before, and is
+// behind the host, or on the interface again, afterwards. Meanwhile, which is short, packets to it pass. What
+// fails for the guest is no fault of the host's: Guest.Settle tries again, and says why. after is the host's
+// chain. The calling thread is in the interface's network namespace.
+func (g *GuestPlace) Change(after *ebpf.Map, change func() error) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	clone, err := after.Clone()
+	if err != nil {
+		return fmt.Errorf("keep the chain for a guest: %w", err)
+	}
+	g.forgetAfter()
+	g.after = clone
+	if g.guest != nil {
+		_ = g.guest.goBehind() // settle tries again
+		if err := g.guest.leaveInterface(); err != nil {
+			return fmt.Errorf("make room on interface %s: %w", g.guest.iface, err)
+		}
+		defer g.guest.settle() //nolint:errcheck // Guest.Settle tells
+	}
+	return change()
+}
+
+func (g *GuestPlace) forgetAfter() {
+	if g.after != nil {
+		_ = g.after.Close()
+		g.after = nil
+	}
+}
+
+// Release ends a host's part, after its program was taken off or left to another process.
+func (g *GuestPlace) Release() {
+	defer g.leave()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.hosts--; g.hosts > 0 {
+		return
+	}
+	g.forgetAfter()
+	if g.guest != nil {
+		_ = g.guest.settle() // Guest.Settle tells
+	}
+}
+
+// Guest is a product's program on an interface, attached to it or behind a host's. Methods may be called at
+// any time, but Close once, and last.
+type Guest struct {
+	place   *GuestPlace
+	iface   string
+	ifindex int
+	asked   Mode
+	own     *ebpf.Program                                // the caller's, for the interface
+	load    func(after *ebpf.Map) (*ebpf.Program, error) // the same, for behind a host
+
+	// Guarded by place.mu:
+	at     Attachment
+	link   link.Link // nil: not on the interface
+	behind bool      // a host's program hands on to it
+}
+
+// HostedReason is an Attachment's reason where a host has it in generic mode.
+const HostedReason = "the balancer's program, which hands packets on to it, is in generic mode"
+
+// EnterXDP attaches a program to an interface of the calling thread's network namespace, or puts it behind
+// the one of a host in this process. load loads it once more, onto the same maps, to go on by a host's chain
+// (CHAIN_AFTER). Another program on the interface is refused with its name. Nothing is left behind then.
+func EnterXDP(own *ebpf.Program, load func(after *ebpf.Map) (*ebpf.Program, error), iface string, ifindex int, mode Mode) (*Guest, error) {
+	place, err := usePlace(ifindex)
+	if err != nil {
+		return nil, err
+	}
+	place.mu.Lock()
+	defer place.mu.Unlock()
+	g := &Guest{place: place, iface: iface, ifindex: ifindex, asked: mode, own: own, load: load, at: Attachment{Interface: iface}}
+	if place.guest != nil {
+		err = errors.Join(Occupied(iface, ""), fmt.Errorf("attach to interface %s: this process has such a program there already", iface))
+	} else {
+		err = g.settle()
+	}
+	if err != nil {
+		place.leave()
+		return nil, err
+	}
+	place.guest = g
+	return g, nil
+}
+
+func hostedMode(mode Mode) (Mode, string) {
+	if mode == ModeGeneric {
+		return mode, HostedReason
+	}
+	return mode, ""
+}
+
+// attach attaches to the interface itself.
+func (g *Guest) attach() error {
+	if err := Occupied(g.iface, ""); err != nil {
+		return err
+	}
+	reason, err := InMode(g.iface, g.asked, "auto, native or generic", func(m Mode) (err error) {
+		g.at.Mode = m
+		g.link, err = AttachXDP(g.own, g.iface, g.ifindex, m, "")
+		return err
+	})
+	g.at.Reason = reason
+	return err
+}
+
+// goBehind has a host's program hand on to the guest, from as soon as that is attached.
+func (g *Guest) goBehind() error {
+	p, err := g.load(g.place.after)
+	if err == nil {
+		err = errors.Join(g.place.array.Put(uint32(0), p), p.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("go behind the program of interface %s: %w", g.iface, err)
+	}
+	g.behind = true
+	return nil
+}
+
+// leaveInterface takes the program off the interface. That it is not there is success.
+func (g *Guest) leaveInterface() error {
+	if g.link == nil {
+		return nil
+	}
+	l := g.link
+	g.link = nil
+	return DropLink(l)
+}
+
+// leaveHost has no program hand on to the guest. That none does is success.
+func (g *Guest) leaveHost() error {
+	if err := g.place.array.Delete(uint32(0)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("leave the place behind the program of interface %s: %w", g.iface, err)
+	}
+	g.behind = false
+	return nil
+}
+
+// settle puts the guest where it belongs. While there is a host, a program on the interface is the host's, or
+// one that the host has run before its own. A guest stays behind a host's program that outlives the host.
+func (g *Guest) settle() error {
+	if g.link != nil {
+		return nil
+	}
+	dev, err := netlink.LinkByIndex(g.ifindex)
+	var missing netlink.LinkNotFoundError
+	switch {
+	case errors.As(err, &missing):
+		return nil // the guest goes with the interface
+	case err != nil:
+		return fmt.Errorf("look at interface %s: %w", g.iface, err)
+	}
+	mode := ModeOf(dev)
+	if mode != "" && g.place.after != nil && !g.behind {
+		err = g.goBehind()
+	}
+	if err == nil && mode != "" && g.behind {
+		g.at.Mode, g.at.Reason = hostedMode(mode)
+		return nil
+	}
+	if err == nil {
+		err = g.attach()
+	}
+	if err != nil {
+		return err
+	}
+	return g.leaveHost()
+}
+
+// Attachment is how the program is attached; the mode is its host's where it is behind one.
+func (g *Guest) Attachment() Attachment {
+	g.place.mu.Lock()
+	defer g.place.mu.Unlock()
+	return g.at
+}
+
+// Hosted is whether it is behind another product's program.
+func (g *Guest) Hosted() bool {
+	g.place.mu.Lock()
+	defer g.place.mu.Unlock()
+	return g.behind
+}
+
+// Settle puts a guest onto the interface if its host has gone without a word, as `shunt detach` takes a
+// balancer off. It is to be called from time to time, in the interface's network namespace.
+func (g *Guest) Settle() error {
+	g.place.mu.Lock()
+	defer g.place.mu.Unlock()
+	return g.settle()
+}
+
+// Close takes the program off.
+func (g *Guest) Close() error {
+	defer g.place.leave()
+	g.place.mu.Lock()
+	defer g.place.mu.Unlock()
+	g.place.guest = nil
+	return errors.Join(g.leaveInterface(), g.leaveHost())
+}

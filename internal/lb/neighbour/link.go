@@ -1,0 +1,97 @@
+package neighbour
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Clients on the link, and gateways beyond those that are kept: the kernel knows those to which the host
+// itself has sent something, and the data plane takes its word. Of the others there is no entry: their
+// packets show where they are. So each neighbour on an attached interface of which the kernel has not
+// heard for a while is one that it is made to probe, with its own timers: after three questions to the
+// hardware address that it had the entry is a failed one, and the data plane does without.
+const (
+	// freshFor is how long an answer is believed.
+	freshFor = 5 * time.Second
+	// probesPerSecond bounds how many neighbours are probed; where there are more than five times
+	// as many, those not heard of for longest come first, and it takes longer.
+	probesPerSecond = 100
+	// probeEvery is how often some are.
+	probeEvery = 500 * time.Millisecond
+	// A table that has more entries than the kernel always keeps (gc_thresh1, 128 unless changed) loses
+	// those that nobody has used or confirmed for gc_stale_time, a minute. Probing would keep
+	// all of them for ever. So there each is left alone for two minutes in twelve.
+	probedFor = 10 * time.Minute
+	leftFor   = 2 * time.Minute
+)
+
+// probing is what is known of neighbours that are probed.
+type probing struct {
+	met       map[key]time.Time // since when each of them is, or was probed again
+	collected map[int]bool      // tables from which the kernel takes what nobody uses, by family
+	last      time.Time         // when some were probed
+}
+
+// probeNeighbours has the kernel look whether neighbours on attached interfaces are still there.
+func (w *Watcher) probeNeighbours(now time.Time) {
+	p := &w.probing
+	elapsed := min(now.Sub(p.last), time.Second)
+	if len(w.attached) == 0 || elapsed < probeEvery {
+		return
+	}
+	table, err := w.listSince(p.last)
+	if err != nil {
+		w.opts.Log.Debug("neighbours of clients are not probed", "error", err)
+		return
+	}
+	p.last = now
+	most := int(probesPerSecond * elapsed / time.Second)
+	due := p.due(table, func(k key) bool { return w.attached[k.iface] && w.asking[k] == nil }, now)
+	for _, k := range due[:min(len(due), most)] {
+		if err := w.neigh.probe(k); err != nil && !errors.Is(err, unix.ENOENT) {
+			w.opts.Log.Debug("cannot have the kernel probe a neighbour", "neighbour", k, "error", err)
+		}
+	}
+}
+
+// due are those to be probed, of the ones that are meant, the one not heard of for longest first.
+func (p *probing) due(table map[key]entry, meant func(key) bool, now time.Time) (due []key) {
+	met := make(map[key]time.Time, len(p.met))
+	for k, e := range table {
+		if !meant(k) || e.kept() || e.state&(netlink.NUD_REACHABLE|netlink.NUD_STALE) == 0 || len(e.mac) != 6 {
+			continue
+		}
+		since, known := p.met[k]
+		if !known || now.Sub(since) >= probedFor+leftFor {
+			since = now
+		}
+		met[k] = since
+		left := p.collected[family(k.addr)] && now.Sub(since) >= probedFor
+		if !left && e.confirmed >= freshFor {
+			due = append(due, k)
+		}
+	}
+	p.met = met
+	slices.SortFunc(due, func(a, b key) int {
+		return cmp.Or(cmp.Compare(table[b].confirmed, table[a].confirmed), cmp.Compare(a.iface, b.iface), a.addr.Compare(b.addr))
+	})
+	return due
+}
+
+// listSince is the kernel's table as it was after a moment: one from before would show neighbours as
+// silent that have been probed since.
+func (w *Watcher) listSince(t time.Time) (map[key]entry, error) {
+	if w.listedAt.After(t) {
+		return w.listed, nil
+	}
+	table, err := w.neigh.list()
+	if err == nil {
+		w.listed, w.listedAt = table, time.Now()
+	}
+	return table, err
+}
