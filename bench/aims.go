@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/shunt-lb/shunt/bench/spread"
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
@@ -54,7 +55,7 @@ func (a aim) ratio(samples []sample, set setting) float64 {
 			ratios = append(ratios, ours/theirs[s.Round])
 		}
 	}
-	return median(ratios)
+	return spread.Median(ratios)
 }
 
 // aimsTable says of every aim that was measured in one setting whether it is met.

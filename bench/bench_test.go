@@ -5,17 +5,6 @@ import (
 	"testing"
 )
 
-func TestMedian(t *testing.T) {
-	for _, test := range []struct {
-		values []float64
-		want   float64
-	}{{nil, 0}, {[]float64{3}, 3}, {[]float64{9, 1, 5}, 5}, {[]float64{4, 1, 2, 9}, 3}} {
-		if got := median(test.values); got != test.want {
-			t.Errorf("median of %v is %v, want %v", test.values, got, test.want)
-		}
-	}
-}
-
 var off = setting{"two-arm", "off"}
 
 // TestReport shows that a failed round is named and does not enter the median.

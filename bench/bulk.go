@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/bench/bed"
+	"github.com/shunt-lb/shunt/bench/spread"
 )
 
 // bulkPort is where iperf3 listens, on one server, and the service's port too: iperf3's streams of
@@ -153,13 +154,13 @@ func (p report) bulkTable(set setting) string {
 			for _, b := range taken {
 				dropped[where] = append(dropped[where], float64(b.Dropped[where]))
 			}
-			places = append(places, fmt.Sprintf("%s %.0f", where, median(dropped[where])))
+			places = append(places, fmt.Sprintf("%s %.0f", where, spread.Median(dropped[where])))
 		}
 		udp := "–"
 		if len(lost) > 0 {
-			udp = fmt.Sprintf("%.3f %%", median(lost))
+			udp = fmt.Sprintf("%.3f %%", spread.Median(lost))
 		}
-		fmt.Fprintf(&text, "| %s | %.2f | %.0f | %s | %s |\n", a.name, median(gigabit), median(retransmissions), udp, strings.Join(places, ", "))
+		fmt.Fprintf(&text, "| %s | %.2f | %.0f | %s | %s |\n", a.name, spread.Median(gigabit), spread.Median(retransmissions), udp, strings.Join(places, ", "))
 	}
 	if text.Len() == 0 {
 		return ""

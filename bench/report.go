@@ -13,6 +13,7 @@ import (
 
 	"github.com/shunt-lb/shunt/bench/bed"
 	"github.com/shunt-lb/shunt/bench/machine"
+	"github.com/shunt-lb/shunt/bench/spread"
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
@@ -87,24 +88,11 @@ func (p report) rows(set setting) []row {
 			r.connectionErrors += s.ConnectionsErrors
 		}
 		if found {
-			r.keepalive, r.connections, r.p50, r.p99 = median(keepalive), median(connections), median(p50), median(p99)
+			r.keepalive, r.connections, r.p50, r.p99 = spread.Median(keepalive), spread.Median(connections), spread.Median(p50), spread.Median(p99)
 			rows = append(rows, r)
 		}
 	}
 	return rows
-}
-
-// median is 0 for nothing.
-func median(values []float64) float64 {
-	if len(values) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(values))
-	middle := len(sorted) / 2
-	if len(sorted)%2 == 0 {
-		return (sorted[middle-1] + sorted[middle]) / 2
-	}
-	return sorted[middle]
 }
 
 // figure prints a number, or a dash where there is none.

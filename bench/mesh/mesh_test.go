@@ -23,17 +23,6 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-func TestSpread(t *testing.T) {
-	for _, test := range []struct {
-		values []float64
-		want   spread
-	}{{[]float64{3}, spread{3, 3, 3}}, {[]float64{9, 1, 5}, spread{5, 1, 9}}, {[]float64{4, 1, 2, 9}, spread{3, 1, 9}}} {
-		if got := spreadOf(test.values); got != test.want {
-			t.Errorf("of %v: %v, want %v", test.values, got, test.want)
-		}
-	}
-}
-
 // TestReport shows that a ratio is of one round: that of the medians would be 1.
 func TestReport(t *testing.T) {
 	r := report{Command: "mesh", options: options{rounds: 2, rates: []int{7}}}

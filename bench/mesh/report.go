@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/shunt-lb/shunt/bench/machine"
+	"github.com/shunt-lb/shunt/bench/spread"
 )
 
 // report is what a run leaves behind.
@@ -20,25 +21,6 @@ type report struct {
 	Command  string            `json:"command"`
 	Samples  []sample          `json:"samples"`
 	options  options
-}
-
-// spread is the median of some values, with the smallest and the largest.
-type spread struct{ median, min, max float64 }
-
-// spreadOf panics for nothing.
-func spreadOf(values []float64) spread {
-	sorted := slices.Sorted(slices.Values(values))
-	middle := len(sorted) / 2
-	s := spread{sorted[middle], sorted[0], sorted[len(sorted)-1]}
-	if len(sorted)%2 == 0 {
-		s.median = (sorted[middle-1] + sorted[middle]) / 2
-	}
-	return s
-}
-
-// text has the figures in a format of fmt.
-func (s spread) text(format string) string {
-	return fmt.Sprintf(format+" ["+format+" to "+format+"]", s.median, s.min, s.max)
 }
 
 // column is one of the report.
@@ -96,7 +78,7 @@ func (r report) table(w io.Writer) {
 	for _, a := range arms {
 		fmt.Fprintf(w, "| %s |", a.name)
 		for _, c := range columns {
-			fmt.Fprintf(w, " %s |", spreadOf(slices.Collect(maps.Values(r.of(a.name, c.value)))).text(c.format))
+			fmt.Fprintf(w, " %s |", spread.Of(slices.Collect(maps.Values(r.of(a.name, c.value)))).Text(c.format))
 		}
 		fmt.Fprintln(w)
 	}
@@ -113,8 +95,8 @@ func (r report) table(w io.Writer) {
 		}
 		fmt.Fprintf(w, "- %s: %d requests of wrk failed", a.name, errors)
 		for i, rate := range r.options.rates {
-			answered := spreadOf(slices.Collect(maps.Values(r.of(a.name, func(s sample) float64 { return s.Latency[i].Achieved }))))
-			fmt.Fprintf(w, "; of %d a second %s were answered", rate, answered.text("%.0f"))
+			answered := spread.Of(slices.Collect(maps.Values(r.of(a.name, func(s sample) float64 { return s.Latency[i].Achieved }))))
+			fmt.Fprintf(w, "; of %d a second %s were answered", rate, answered.Text("%.0f"))
 		}
 		if missing > 0 {
 			fmt.Fprintf(w, "; %d of these never, and they count with the time that they had waited", missing)
@@ -145,7 +127,7 @@ func (r report) ratios(w io.Writer) {
 			for round, ours := range r.of("shunt", c.value) {
 				values = append(values, ours/theirs[round])
 			}
-			fmt.Fprintf(w, " %s |", spreadOf(values).text("%.2f"))
+			fmt.Fprintf(w, " %s |", spread.Of(values).Text("%.2f"))
 		}
 		fmt.Fprintln(w)
 	}
