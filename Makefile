@@ -23,7 +23,7 @@ TESTFLAGS ?=
 # Packages whose tests also run under other kernels, and the kernels; "host" is the one that
 # runs. Only the whole is recorded for the README.
 KERNELS ?= 6.1,6.12,host
-KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath,./internal/lb/decap,./internal/lb/sock,./internal/lb/backend,./internal/udp/xsk,./internal/udp/hook,./internal/udp/lease,./internal/udp/broker,./internal/udp/daemon,./internal/udp/doctor,./internal/guard/protect,./sensor,./internal/event,./internal/diag/...,./test/cost,./test/packet,./test/net
+KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath,./internal/lb/decap,./internal/lb/sock,./internal/lb/backend,./internal/udp/xsk,./internal/udp/hook,./internal/udp/lease,./internal/udp/broker,./internal/udp/daemon,./internal/udp/doctor,./internal/guard/protect,./internal/guard/demo,./sensor,./internal/event,./internal/diag/...,./test/cost,./test/packet,./test/net
 KERNELFLAGS ?= --record
 ifdef QUICK
 KERNELS := 6.1
@@ -50,6 +50,7 @@ test: go-version
 	@echo "make test: no Debian packages are needed"
 	@[ "$$(id -u)" -eq 0 ] || echo "make test: not root, so tests that load BPF programs or make network namespaces will skip"
 	$(GO) test -count=1 -timeout 20m $(BESIDE) $(TESTFLAGS) $(LONGEST) ./...
+	$(GO) test -C bench/draw -count=1 $(TESTFLAGS) .
 	$(GO) test -C kube -count=1 $(TESTFLAGS) ./command ./source ./translate
 	$(GO) test -C test/kube -count=1 $(TESTFLAGS) ./node ./plane
 
@@ -116,6 +117,7 @@ lint-shunt: go-version
 lint-nested: go-version
 	cd kube && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./...
 	$(GO) vet -C test/kube ./node ./plane
+	cd bench/draw && $(GO) mod tidy -diff && $(GO) vet . && $(GO) run $(STATICCHECK) .
 
 ## make format            gofmt and clang-format, in place
 .PHONY: format
@@ -140,6 +142,7 @@ soak: go-version
 		echo "make soak: long tests of $$package"; \
 		SHUNT_SOAK=1 $(GO) test -C $$package -count=1 -timeout 90m -v . </dev/null || exit 1; \
 	done
+	$(GO) run ./test/kernel --kernels 6.1,6.12 --packages './internal/guard/protect=TestFamily' --args '-reloads 1000' --timeout 4h
 	@$(MAKE) --no-print-directory test-rested
 	@$(MAKE) --no-print-directory fuzz
 

@@ -63,6 +63,8 @@ func assertions() string {
 	}
 	equal("SHUNT_UDP_VERSION", proto.Version)
 	equal("SHUNT_UDP_FLAG_STAMPED", proto.FlagStamped)
+	equal("SHUNT_UDP_FLAG_BUSY_POLL", proto.FlagBusyPoll)
+	equal("SHUNT_UDP_NO_CPU", proto.NoCPU)
 	equal("SHUNT_UDP_QUEUES_MAX", proto.QueuesMax)
 	equal("SHUNT_UDP_ADDRESSES_MAX", proto.AddressesMax)
 	equal("SHUNT_UDP_NAME_MAX", proto.NameMax)

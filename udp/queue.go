@@ -1,7 +1,9 @@
 package udp
 
 import (
+	"fmt"
 	"net/netip"
+	"runtime"
 
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 	"golang.org/x/sys/unix"
@@ -36,6 +38,7 @@ type Counts struct {
 	Sent      uint64 // frames that Send put into the ring
 	TxShort   uint64 // frames that Send or Reserve had no room for
 	Kicks     uint64 // system calls to have frames sent
+	Polls     uint64 // system calls to have the driver's queue worked off: Lease.BusyPoll
 	Held      uint32 // frames that the program has
 	HeldMax   uint32 // the most at once; near the number of frames the kernel drops packets
 }
@@ -53,14 +56,35 @@ type Statistics struct {
 }
 
 // Queue is the frames of one receive queue of the interface. Its methods allocate nothing, and must not run
-// at the same time; only Flush and Statistics make system calls.
+// at the same time; only Flush, Statistics and Pin, and with Lease.BusyPoll
+// Receive of an empty ring, make system calls.
 type Queue struct {
 	queue  *xsk.Queue
 	socket *xsk.Socket
+	cpu    int
 }
 
 // Index is the queue's number at the interface.
 func (q *Queue) Index() int { return q.socket.Layout.Queue }
+
+// CPU is the one that the administrator wants the queue worked off on; -1: any.
+func (q *Queue) CPU() int { return q.cpu }
+
+// Pin wires the calling goroutine to its thread, and the thread to the queue's CPU. Where the administrator names none it
+// does nothing. A goroutine that works off several queues is pinned to the CPU of one of them.
+func (q *Queue) Pin() error {
+	if q.cpu < 0 {
+		return nil
+	}
+	runtime.LockOSThread()
+	var one unix.CPUSet
+	one.Set(q.cpu)
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("work off queue %d on CPU %d: %w; this program may use the CPUs of Cpus_allowed_list in /proc/self/status (its cpuset), and the administrator's entry has cpu: bring the two together", q.Index(), q.cpu, err)
+	}
+	return nil
+}
 
 // Receive lends received frames: it fills batch from its start and returns how many there are, 0 if nothing
 // has come. Each has to be given back with Release, or sent with Send.

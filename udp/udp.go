@@ -82,6 +82,9 @@ type Lease struct {
 	Addresses []netip.AddrPort // that it serves
 	Mode      string           // zero-copy, copy or generic
 	Reason    string           // why not zero-copy
+	// BusyPoll is whether this program has the driver's work done in place of interrupts, as the administrator has it.
+	// Receive and Wait do so; what matters is to come back to them soon.
+	BusyPoll bool
 
 	conn    *proto.Conn
 	number  uint64
@@ -143,7 +146,7 @@ func (l *Lease) open(o Options) error {
 	if err != nil {
 		return err
 	}
-	l.number, l.Addresses = grant.Lease, grant.Serves()
+	l.number, l.Addresses, l.BusyPoll = grant.Lease, grant.Serves(), grant.Flags&proto.FlagBusyPoll != 0
 	if l.set, err = xsk.AdoptSet(grant.Layouts(), files); err != nil {
 		return err
 	}
@@ -157,7 +160,7 @@ func (l *Lease) open(o Options) error {
 				return fmt.Errorf("drop datagrams older than %s: %w; timestamps: true in the administrator's entry adds them", o.MaxAge, err)
 			}
 		}
-		l.Queues = append(l.Queues, &Queue{q, l.set.Sockets[i]})
+		l.Queues = append(l.Queues, &Queue{q, l.set.Sockets[i], int(int32(grant.Queues[i].CPU))})
 	}
 	if l.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return fmt.Errorf("make an eventfd: %w", err)

@@ -1106,10 +1106,10 @@ func (x *Attachment) GetChain() []*ChainedProgram {
 	return nil
 }
 
-// A program of a chain, as it was last measured when packets came.
+// A program of a chain, as it was last measured when packets came. A guest's is not measured.
 type ChainedProgram struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Position      string                 `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"` // before, shunt or after
+	Position      string                 `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"` // before, shunt, guest or after
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`         // at most 15 characters
 	Id            uint32                 `protobuf:"varint,3,opt,name=id,proto3" json:"id,omitempty"`
 	Packets       uint64                 `protobuf:"varint,4,opt,name=packets,proto3" json:"packets,omitempty"`                               // that were measured: the first 256 of each CPU, then one in 16; 0: none came yet

@@ -2,23 +2,19 @@ package main
 
 import (
 	"fmt"
-	"image/color"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
+	"github.com/shunt-lb/shunt/bench/chart"
 	"github.com/shunt-lb/shunt/bench/machine"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/plotutil"
-	"gonum.org/v1/plot/vg"
 )
 
-// Colours that stay apart for the colour-blind (Okabe and Ito, "Color Universal Design").
-var inks = []color.Color{color.RGBA{0x44, 0x44, 0x44, 0xff}, color.RGBA{0xd5, 0x5e, 0x00, 0xff}, color.RGBA{0x00, 0x72, 0xb2, 0xff}, color.RGBA{0x00, 0x9e, 0x73, 0xff}}
+// inks are the receivers' colours, in their order.
+var inks = []chart.Ink{chart.Dark, chart.Vermilion, chart.Blue, chart.Green}
 
 type report struct {
 	rounds  int
@@ -74,52 +70,46 @@ func (r report) page(to io.Writer, picture string) error {
 	return out.err
 }
 
-// write makes the page and its plot in a folder.
+// write makes the page and its picture in a folder.
 func (r report) write(dir string) error {
 	m, err := machine.Describe()
 	if err != nil {
 		return err
 	}
 	name := m.ReportName(dir, "udp-overload-")
-	if err := r.draw(filepath.Join(dir, name+".svg")); err != nil {
+	if err := r.chart().Write(filepath.Join(dir, name)); err != nil {
 		return err
 	}
 	page, err := os.Create(filepath.Join(dir, name+".md"))
 	if err != nil {
 		return err
 	}
-	if err := r.page(page, name+".svg"); err != nil {
+	if err := r.page(page, name+".png"); err != nil {
 		_ = page.Close()
 		return err
 	}
 	fmt.Println(page.Name())
-	return page.Close()
+	if err := page.Close(); err != nil {
+		return err
+	}
+	return chart.Draw(filepath.Join(dir, name))
 }
 
-// draw shows the median delay of each receiver.
-func (r report) draw(path string) error {
-	p := plot.New()
-	p.Title.Text = "Delay of delivered datagrams, median"
-	p.X.Label.Text, p.Y.Label.Text = "offered load, of what the program can work off", "milliseconds"
-	p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
-	p.Legend.Top, p.Legend.Left = true, true
-	p.Add(plotter.NewGrid())
+// chart shows the median delay of each receiver.
+func (r report) chart() chart.Chart {
+	delay := chart.Panel{
+		Title: "Delay of delivered datagrams, median",
+		X:     "offered load, of the load that the program can work off", Y: "milliseconds", LogY: true, Legend: chart.TopLeft,
+	}
 	for n, name := range receivers() {
-		var points plotter.XYs
+		line := chart.Line{Name: name, Ink: inks[n], Dots: true}
 		for i, load := range loads {
 			p50, _, _ := spread(r.results[name][i], func(x result) float64 { return milliseconds(x.P50) })
-			points = append(points, plotter.XY{X: load, Y: max(p50, 0.001)})
+			line.Points = append(line.Points, [2]float64{load, max(p50, 0.001)})
 		}
-		line, dots, err := plotter.NewLinePoints(points)
-		if err != nil {
-			return err
-		}
-		line.Color, dots.Color, line.Width = inks[n], inks[n], vg.Points(1.5)
-		dots.Shape = plotutil.Shape(n)
-		p.Add(line, dots)
-		p.Legend.Add(name, line, dots)
+		delay.Lines = append(delay.Lines, line)
 	}
-	return p.Save(8*vg.Inch, 5*vg.Inch, path)
+	return chart.Chart{Width: 8, Height: 5, Panels: []chart.Panel{delay}}
 }
 
 // printer keeps the first error.

@@ -32,6 +32,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/bench/chart"
 	"github.com/shunt-lb/shunt/internal/lb/maglev"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
@@ -114,10 +115,14 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	if err := r.write(o.out); err != nil {
+	path, err := r.write(o.out)
+	if err != nil {
 		return fmt.Errorf("writing the report: %w", err)
 	}
-	return r.verdict()
+	if path != "" {
+		err = chart.Draw(path)
+	}
+	return errors.Join(err, r.verdict())
 }
 
 // simulate runs all manners at once, each on a thread of its own.

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"image/png"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -10,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shunt-lb/shunt/bench/chart"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 )
@@ -67,10 +66,10 @@ func TestReplacingMovesNoFlow(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	if err := r.write(dir); err != nil {
+	if _, err := r.write(dir); err != nil {
 		t.Fatal(err)
 	}
-	for _, pattern := range []string{"*.md", "*.svg", "*.png"} {
+	for _, pattern := range []string{"*.md", "*" + chart.Suffix} {
 		names, _ := filepath.Glob(filepath.Join(dir, "remembered-"+pattern))
 		if len(names) != 1 {
 			t.Fatalf("%s: %v were written", pattern, names)
@@ -78,9 +77,6 @@ func TestReplacingMovesNoFlow(t *testing.T) {
 		data, err := os.ReadFile(names[0])
 		if err != nil {
 			t.Fatal(err)
-		}
-		if _, err := png.Decode(bytes.NewReader(data)); pattern == "*.png" && err != nil {
-			t.Error(err)
 		}
 		if pattern == "*.md" && (!strings.Contains(string(data), "| swap, of the flows alive |") || strings.Contains(string(data), "NaN")) {
 			t.Errorf("the page:\n%s", data)

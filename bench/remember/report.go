@@ -44,24 +44,26 @@ func (r report) verdict() error {
 	return errors.Join(errs...)
 }
 
-// write prints the page, and stores it with the plot as remembered-<date>-<kernel>.
-func (r report) write(dir string) error {
+// write prints the page, and stores it with the picture's data as remembered-<date>-<kernel>, whose
+// path it returns; empty where nothing is stored.
+func (r report) write(dir string) (path string, err error) {
 	if dir == "" {
-		return r.page(os.Stdout, "")
+		return "", r.page(os.Stdout, "")
 	}
 	name := r.machine.ReportName(dir, "remembered-")
+	path = filepath.Join(dir, name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
+		return "", err
 	}
-	if err := r.draw(filepath.Join(dir, name)); err != nil {
-		return err
+	if err := r.chart().Write(path); err != nil {
+		return "", err
 	}
 	var page strings.Builder
 	if err := r.page(&page, name); err != nil {
-		return err
+		return "", err
 	}
 	fmt.Print(page.String())
-	return os.WriteFile(filepath.Join(dir, name+".md"), []byte(page.String()), 0o644)
+	return path, os.WriteFile(path+".md", []byte(page.String()), 0o644)
 }
 
 func percent(part, whole float64) string { return fmt.Sprintf("%.1f %%", 100*part/whole) }

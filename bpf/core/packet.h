@@ -95,10 +95,10 @@ struct packet {
 	__u8 reason;         /* enum reason */
 	__u8 fragment;       /* enum fragment */
 	__u8 refusal;        /* enum refusal, for VERDICT_REFUSE */
-	__u8 pad;
-	__u32 egress;        /* index in sh_interfaces, for VERDICT_SEND_ON */
+	__u8 csum_finished; /* 1: the sender had left the checksum to hardware, and it is whole now */
+	__u32 egress; /* index in sh_interfaces, for VERDICT_SEND_ON */
 	__u32 frame_size;
-	__u32 mtu;           /* for REFUSAL_SIZE: bytes of an IP packet */
+	__u32 mtu; /* for REFUSAL_SIZE: bytes of an IP packet */
 };
 
 _Static_assert(REASON_COUNT <= 256, "packet.reason has eight bits");

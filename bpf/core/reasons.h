@@ -57,6 +57,7 @@ enum reason {
 	REASON_SERVICE_FULL = 55,        /* drop: the service has max_flows flows */
 	REASON_MODE_CHANGE = 56,         /* drop: to an address of shunt, while the attach mode of its interface changed */
 	REASON_HOST_BACKEND = 58,        /* drop: the backend is this host, whose answers do not pass shunt: set attach: tc for the interface; a client on this host needs another backend */
+	REASON_MARK_FORGED = 59,         /* drop: the frame came in with the mark by which shunt's programs at XDP and tc know each other's frames */
 
 	/* answer: we replied in the packet's place */
 	REASON_ARP_ANSWERED = 64,  /* answer: an ARP request for an address that shunt owns */

@@ -113,6 +113,7 @@ enum feature {
 	FEATURE_ADDRESSES = 0x20, /* slots that the two addresses alone decide */
 	FEATURE_VLAN = 0x40, /* interfaces whose frames are tagged at another one (vlan.h) */
 	FEATURE_DECAP = 0x80, /* this host is a backend behind tunnels (hand.h) */
+	FEATURE_TC_WAYS = 0x100, /* interfaces that are at tc beside others at XDP (mark.h) */
 };
 
 /* Who sends answers that only the flow table tells from what is not ours. */

@@ -12,6 +12,10 @@
  * writes what needs more. */
 volatile const __u32 features = 0;
 
+/* Bit 1 << index in sh_interfaces: XDP cannot send out of it, because it is at tc, and sh_deliver does
+ * (mark.h). Not 0 only with FEATURE_TC_WAYS. */
+volatile const __u64 tc_ways = 0;
+
 /* Position of the program's interface in sh_interfaces and sh_tx_ports. */
 volatile const __u32 interface_index = 0;
 

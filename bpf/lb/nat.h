@@ -241,7 +241,7 @@ static __noinline enum reason claim_prepare(const struct packet *p, const struct
 	if (backend_is_host(backend)) {
 		/* It answers the client, and its packets are met on their way out. A client on
 		 * this host would be answered without that. */
-		if (ctx_is_outbound() || !ctx_sees_host())
+		if (ctx_is_outbound() || (!ctx_sees_host() && !(features & FEATURE_TC_WAYS)))
 			return REASON_HOST_BACKEND;
 		is_destination = 1;
 	}

@@ -154,6 +154,7 @@ static __noinline int csum_finish(struct frame_ctx *ctx, struct packet *p, const
 	if ((void *)(check + 1) > data_end)
 		return -1;
 	*check = value;
+	p->csum_finished = !generic_mode;
 	count_reason(REASON_CHECKSUM_COMPLETED, p->frame_size);
 	return 1;
 }

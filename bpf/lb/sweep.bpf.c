@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * What user space asks of the tables of flows: to be swept, to be held against the slots and the
- * services' backends, and what time it is there. Run with BPF_PROG_RUN, never attached. All need
- * CAP_BPF and CAP_PERFMON.
+ * What user space asks of the tables of flows: to be swept, to be held against the slots, the
+ * services' backends and the host's addresses, and what time it is there. Run with BPF_PROG_RUN,
+ * never attached. All need CAP_BPF and CAP_PERFMON.
  *
  * Flows end without any of this (lb/flow.h); a sweep only frees memory early and counts.
  * A run is for one caller at a time: the working memory of lb/scratch.h is per CPU, and this
@@ -296,6 +296,51 @@ int sh_strays(struct strays *ctx)
 	bpf_for_each_map_elem(&sh_flows, flow_stray, &found, 0);
 	ctx->flows = found.flows;
 	ctx->remembered = found.remembered;
+	return 0;
+}
+
+/* NAT sources that the host no longer has, in a map of the caller's own. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1); /* set by the caller */
+	__type(key, struct addr);
+	__type(value, __u8);
+} sh_departed SEC(".maps");
+
+/* What one run of sh_sourceless ended; its context, out. */
+struct sourceless {
+	__u64 entries; /* of sh_flows, of two for each flow */
+	__u64 open; /* flows that were in use, with a backend that is still there */
+};
+
+/* Looks at clients' entries alone: each takes its twin along. */
+static long flow_sourceless(void *map, struct flow_key *key_live, struct flow *live,
+			    struct sourceless *found)
+{
+	struct flow_key key;
+	struct flow copy;
+	int ended;
+
+	if (!flow_take(key_live, live, &key, &copy) || copy.direction != DIRECTION_CLIENT ||
+	    !bpf_map_lookup_elem(&sh_departed, &copy.source))
+		return 0;
+	ended = flow_end(&key, live, &copy);
+	found->entries += ended;
+	if (ended && backend_find(copy.backend))
+		found->open += flow_is_open(&copy);
+	return 0;
+}
+
+/* Ends every flow that NAT sends from an address in sh_departed, which no backend names any more. As
+ * sh_strays, it is run until it finds none. Returns 0. */
+SEC("syscall")
+int sh_sourceless(struct sourceless *ctx)
+{
+	struct sourceless found = {};
+
+	bpf_for_each_map_elem(&sh_flows, flow_sourceless, &found, 0);
+	ctx->entries = found.entries;
+	ctx->open = found.open;
 	return 0;
 }
 

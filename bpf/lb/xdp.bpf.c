@@ -6,7 +6,7 @@
  *                                    ├─► passes ─► another product of shunt's, if there is one
  *                                    ├─► passes, a tunnel's ─► sh_decap, if this host is a backend
  *                                    ├─► back ───► out of the same interface
- *                                    ├─► on ─────► out of another one
+ *                                    ├─► on ─────► out of another one, or to sh_deliver (mark.h)
  *                                    ├─► tagged ─► sh_vlan, if there is one, else as passes
  *                                    └─► dropped, counted
  */
@@ -16,19 +16,38 @@
 #include "carry.h"
 #include "chain.h"
 #include "hand.h"
+#include "mark.h"
 #include "port.h"
 #include "vlan.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* Out of another interface of ours, with the tags that frames have there. */
+/* Out of another interface of ours, with the tags that frames have there; or up, for sh_deliver to
+ * send it. */
 static __always_inline int frame_redirect(struct frame_ctx *ctx, const struct packet *p)
 {
-	if ((features & FEATURE_VLAN) && tags_push_of(ctx, p->egress)) {
-		count_reason(REASON_INTERNAL, p->frame_size);
-		return XDP_DROP;
+	int err = 0;
+
+	if (features & (FEATURE_VLAN | FEATURE_TC_WAYS)) {
+		if ((features & FEATURE_TC_WAYS) && way_is_tc(p->egress)) {
+			if (!mark_put(ctx, p))
+				return XDP_PASS;
+			err = -1;
+		} else if (features & FEATURE_VLAN) {
+			err = tags_push_of(ctx, p->egress);
+		}
+		if (err) {
+			count_reason(REASON_INTERNAL, p->frame_size);
+			return XDP_DROP;
+		}
 	}
 	return port_redirect(p->egress, p->frame_size);
+}
+
+static __always_inline int drop_forged(const struct packet *p)
+{
+	count_reason(REASON_MARK_FORGED, p->frame_size);
+	return XDP_DROP;
 }
 
 SEC("xdp.frags")
@@ -41,11 +60,18 @@ int sh_xdp(struct xdp_md *ctx)
 		count_reason(p.reason, p.frame_size);
 	switch (verdict) {
 	case VERDICT_PASS:
-		if (features & FEATURE_DECAP)
-			tunnel_hand_on(ctx, &p);
+		if (features & (FEATURE_DECAP | FEATURE_TC_WAYS)) {
+			if ((features & FEATURE_TC_WAYS) && mark_is_forged(ctx))
+				return drop_forged(&p);
+			if (features & FEATURE_DECAP)
+				tunnel_hand_on(ctx, &p);
+		}
 		guest_hand_on(ctx);
-		__attribute__((fallthrough));
+		chain_after(ctx);
+		return XDP_PASS;
 	case VERDICT_HOST:
+		if ((features & FEATURE_TC_WAYS) && mark_is_forged(ctx))
+			return drop_forged(&p);
 		chain_after(ctx);
 		return XDP_PASS;
 	case VERDICT_ANSWER:
@@ -59,8 +85,12 @@ int sh_xdp(struct xdp_md *ctx)
 		carry_back(ctx);
 		return XDP_DROP;
 	case VERDICT_TAGGED:
-		if (features & FEATURE_VLAN)
-			vlan_hand_on(ctx);
+		if (features & (FEATURE_VLAN | FEATURE_TC_WAYS)) {
+			if ((features & FEATURE_TC_WAYS) && mark_is_forged(ctx))
+				return drop_forged(&p);
+			if (features & FEATURE_VLAN)
+				vlan_hand_on(ctx);
+		}
 		count_reason(REASON_VLAN, p.frame_size);
 		chain_after(ctx);
 		return XDP_PASS;

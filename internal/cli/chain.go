@@ -19,12 +19,14 @@ const chainHelp = `The kernel runs one XDP program on an interface. So that anot
 shunt's, shunt calls that program, or that program calls shunt:
 
   packet ─► before ─► shunt ─┬─► sent on, dropped
-                             └─► passed ─► after ─► the kernel's stack
+                             └─► passed ─► (guest) ─► after ─► the kernel's stack
 
 before  sees every packet. It hands a packet on to shunt by a tail call to place 1 of the map
         that ` + "`shunt chain list`" + ` names. If it returns a verdict, shunt does not see
         the packet.
 after   sees the packets that shunt passes to the stack. Its verdict is final.
+guest   is the program of another product of the same daemon, where it has the interface as
+        well: the UDP path's. It comes and goes with the configuration file.
 
 Both must be XDP programs for frames in several buffers (SEC("xdp.frags")). They must be loaded
 and pinned:
@@ -119,7 +121,7 @@ func printChains(w io.Writer, all []datapath.Chain, measured bool) error {
 	fmt.Fprintln(t)
 	for _, c := range all {
 		first := c.Interface
-		for _, place := range c.Places() {
+		for _, place := range placesWithGuest(&c) {
 			fmt.Fprintf(t, "%s\t%s\t%s\n", first, positionCell(string(place.Position)), strings.Join(chainedCells(place.Program), "\t"))
 			first = ""
 		}
@@ -138,10 +140,20 @@ func printChains(w io.Writer, all []datapath.Chain, measured bool) error {
 	return nil
 }
 
-// positionCell tells shunt's own position from those of others.
+// placesWithGuest are all places of a chain; that of a guest only where there is one.
+func placesWithGuest(c *datapath.Chain) []datapath.Place {
+	places := c.Places()
+	if c.Guest == nil {
+		return places
+	}
+	return slices.Insert(places, len(places)-1, datapath.Place{Position: datapath.PositionGuest, Program: c.Guest})
+}
+
+// positionCell tells shunt's own positions from those of others.
 func positionCell(position string) string {
-	if position == string(datapath.PositionShunt) {
-		return "(shunt)"
+	switch datapath.Position(position) {
+	case datapath.PositionShunt, datapath.PositionGuest:
+		return "(" + position + ")"
 	}
 	return position
 }

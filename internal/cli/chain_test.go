@@ -37,7 +37,8 @@ func TestChainOutput(t *testing.T) {
 			Shunt:  &datapath.Chained{ID: 60, Name: "sh_xdp", Tag: "fedcba9876543210", Time: &datapath.RunTime{Packets: 12000, PerPacketN: 97.2}},
 			After:  &datapath.Chained{ID: 58, Name: "count", Tag: "0011223344556677", Time: &datapath.RunTime{}}},
 		{Interface: "eth1", Map: "/sys/fs/bpf/shunt/default/chain-eth1", Attached: 50,
-			Shunt: &datapath.Chained{ID: 61, Name: "sh_xdp", Tag: "fedcba9876543210"}},
+			Shunt: &datapath.Chained{ID: 61, Name: "sh_xdp", Tag: "fedcba9876543210"},
+			Guest: &datapath.Chained{ID: 62, Name: "sh_udp", Tag: "0f1e2d3c4b5a6978"}},
 	}
 	var text, json bytes.Buffer
 	if err := printChains(&text, all, true); err != nil {

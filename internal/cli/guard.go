@@ -32,7 +32,7 @@ func newGuard(s streams) *cobra.Command {
 		},
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newGuardCheck(s), newGuardSchema(s), newGuardRun(s), newGuardStatus(s), newGuardStop(s))
+	c.AddCommand(newGuardCheck(s), newGuardSchema(s), newGuardRun(s), newGuardStatus(s), newGuardStop(s), newGuardSuggest(s))
 	return c
 }
 
@@ -123,6 +123,24 @@ func newGuardSchema(s streams) *cobra.Command {
 	}
 }
 
+// loadPolicy reads the policy that --policy names, and says what is wrong with it.
+func loadPolicy(s streams, file string) (policy.Policy, error) {
+	if file == "" {
+		return policy.Policy{}, usageError{errors.New("name the policy with --policy FILE")}
+	}
+	p, faults, err := policy.Load(file)
+	if err != nil {
+		return p, err
+	}
+	if err := config.Render(s.err, faults); err != nil {
+		return p, err
+	}
+	if config.HasErrors(faults) {
+		return p, errSilent
+	}
+	return p, nil
+}
+
 func newGuardRun(s streams) *cobra.Command {
 	var file, output string
 	c := &cobra.Command{
@@ -144,18 +162,9 @@ degraded: allow, and else with 0.`,
 			if err := requireOutput(output); err != nil {
 				return err
 			}
-			if file == "" {
-				return usageError{errors.New("name the policy with --policy FILE")}
-			}
-			p, faults, err := policy.Load(file)
+			p, err := loadPolicy(s, file)
 			if err != nil {
 				return err
-			}
-			if err := config.Render(s.err, faults); err != nil {
-				return err
-			}
-			if config.HasErrors(faults) {
-				return errSilent
 			}
 			if err := requireRoot("guard run", "puts programs into the kernel"); err != nil {
 				return err

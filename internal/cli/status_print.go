@@ -166,8 +166,11 @@ func printChained(w io.Writer, attached []*shuntv1.Attachment) {
 	for _, a := range attached {
 		first := a.Interface
 		for _, p := range a.Chain {
-			fmt.Fprintf(t, "%s%s\t%s\t%s\t%d\t%s\t%s\n", header, first, positionCell(p.Position), p.Name, p.Packets,
-				nanoseconds(p.Packets, p.NsPerPacket), p.Measured.AsTime().Local().Format(time.TimeOnly))
+			packets, measured := "-", "-"
+			if p.Measured != nil {
+				packets, measured = strconv.FormatUint(p.Packets, 10), p.Measured.AsTime().Local().Format(time.TimeOnly)
+			}
+			fmt.Fprintf(t, "%s%s\t%s\t%s\t%s\t%s\t%s\n", header, first, positionCell(p.Position), p.Name, packets, nanoseconds(p.Packets, p.NsPerPacket), measured)
 			header, first = "", ""
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"text/tabwriter"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/products"
 	"github.com/shunt-lb/shunt/internal/settings"
+	udp "github.com/shunt-lb/shunt/internal/udp/daemon"
 	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/spf13/cobra"
 )
@@ -44,7 +46,7 @@ Installed files stay: the binary and /etc/shunt. Your package manager removes th
 				return fmt.Errorf("nothing was removed: %w", err)
 			}
 			defer inventory.Close()
-			if err := addGuard(inventory); err != nil {
+			if err := errors.Join(addGuard(inventory), addPolled(inventory)); err != nil {
 				return fmt.Errorf("nothing was removed: %w", err)
 			}
 			if output == "json" {
@@ -88,6 +90,17 @@ func addGuard(inventory *daemon.Inventory) error {
 		return err
 	})
 	return nil
+}
+
+// addPolled lists what the UDP path has left of busy polling.
+func addPolled(inventory *daemon.Inventory) error {
+	left, err := udp.LeftPolled()
+	for instance, names := range left {
+		inventory.Also(daemon.Trace{Kind: "setting", What: "interrupts as before busy polling, on " + strings.Join(names, ", ")}, func() error {
+			return udp.Product().Remove(instance, slog.New(slog.DiscardHandler))
+		})
+	}
+	return err
 }
 
 // uninstallJSON lists, and removes with --yes; there is nobody to ask.

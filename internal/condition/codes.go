@@ -2,6 +2,7 @@ package condition
 
 // The codes. A code is never renamed and never reused for another meaning.
 const (
+	AddressContested       = "address_contested"
 	AddressInUse           = "address_in_use"
 	AggregationSwitchedOff = "aggregation_switched_off"
 	AnnounceFailed         = "announce_failed"
@@ -18,9 +19,11 @@ const (
 	GatewaySilent          = "gateway_silent"
 	HealthNotBelieved      = "health_not_believed"
 	InterfaceMissing       = "interface_missing"
+	MacvlanTakesFrames     = "macvlan_takes_frames"
 	MulticastLinkOnly      = "multicast_link_only"
 	NameNotResolved        = "name_not_resolved"
 	NameUnusable           = "name_unusable"
+	NATSourceGone          = "nat_source_gone"
 	NeighbourNotManaged    = "neighbour_not_managed"
 	NeighbourUnresolved    = "neighbour_unresolved"
 	NoBackend              = "no_backend"
@@ -38,6 +41,7 @@ const (
 	RememberedFull         = "remembered_full"
 	TagOffloadSwitchedOff  = "tag_offload_switched_off"
 	TagsHidden             = "tags_hidden"
+	UDPBusyPollOff         = "udp_busy_poll_off"
 	UDPKernelSocket        = "udp_kernel_socket"
 	UDPLeaseFailed         = "udp_lease_failed"
 	UDPModeReduced         = "udp_mode_reduced"
@@ -55,6 +59,11 @@ type Definition struct {
 
 // Codes is every condition there is, sorted by code. The reference page is made from it.
 var Codes = []Definition{
+	{
+		Code: AddressContested, Severity: Error, Subject: "address on interface",
+		Meaning: "Another host answers for this address, too, since shunt has claimed it. shunt keeps the address and announces it again, at most every 10 seconds. Of two instances of shunt the one with the lower MAC address keeps it. The condition ends when nothing has been heard of the other host for half a minute.",
+		Remedy:  "remove the address from the host with the named hardware address, or remove it from shunt's configuration",
+	},
 	{
 		Code: AddressInUse, Severity: Error, Subject: "address on interface",
 		Meaning: "Another host answered when shunt asked whether a host has this address, so shunt does not answer for it. shunt asks again from time to time.",
@@ -136,6 +145,11 @@ var Codes = []Definition{
 		Remedy:  "create the interface, or remove it from the configuration",
 	},
 	{
+		Code: MacvlanTakesFrames, Severity: Error, Subject: "macvlan",
+		Meaning: "A macvlan above an interface that shunt is attached to takes frames to its own hardware address. It has a VIP, or the hardware address of a virtual router (VRRP), so it takes frames of services, and these are not balanced.",
+		Remedy:  "list both, the interface and the macvlan, with `attach: tc`; or have VRRP use the interface's own hardware address (in keepalived without use_vmac)",
+	},
+	{
 		Code: MulticastLinkOnly, Severity: Warning, Subject: "address on interface",
 		Meaning: "The kernel refused to join the IPv6 solicited-node group for the address. The interface receives the group's packets, but switches that snoop MLD may not forward them here.",
 		Remedy:  "switch MLD snooping off for this segment, or give the interface an IPv6 address so that the kernel can join",
@@ -149,6 +163,11 @@ var Codes = []Definition{
 		Code: NameUnusable, Severity: Warning, Subject: "service, and name of a backend",
 		Meaning: "The DNS has addresses for the name of a backend that cannot be backends of the service, or more than max allows. shunt leaves those out.",
 		Remedy:  "correct the records of the name, or raise the backend's `max`",
+	},
+	{
+		Code: NATSourceGone, Severity: Warning, Subject: "address",
+		Meaning: "NAT sent flows from an address that is neither the host's any more, for 10 seconds, nor listed under snat.addresses. Their backends' answers would arrive nowhere, so shunt ended these flows. A client that goes on gets a reset, and connects again.",
+		Remedy:  "do nothing if the address was to go; otherwise give the host the address again, or list addresses that stay under `snat.addresses`; the condition ends after ten minutes",
 	},
 	{
 		Code: NeighbourNotManaged, Severity: Warning, Subject: "host",
@@ -234,6 +253,11 @@ var Codes = []Definition{
 		Code: TagsHidden, Severity: Warning, Subject: "interface",
 		Meaning: "The interface has VLANs, none of them in native mode, and its driver takes the tags off before the program sees the frames. Those of the VLANs' frames that are for a VIP are balanced as if they had come in without a tag.",
 		Remedy:  "switch off what the condition names with ethtool (`ethtool -K eth0 rxvlan off`; at the other end of a veth, txvlan), and such frames pass; or use `attach: tc` for the interface, which sees the tags",
+	},
+	{
+		Code: UDPBusyPollOff, Severity: Warning, Subject: "interface, or the instance",
+		Meaning: "An entry of udp has busy_poll, and the interrupts of its interface are not kept off, or could not be put back as they were. Leases work, with interrupts as well. shunt tries again every second.",
+		Remedy:  "do what the condition says is missing: mostly /sys cannot be written to (with systemd: ProtectKernelTunables=no in a drop-in)",
 	},
 	{
 		Code: UDPKernelSocket, Severity: Info, Subject: "lease of udp",

@@ -67,6 +67,7 @@ const (
 	coreReasonREASON_SERVICE_FULL         coreReason = 55
 	coreReasonREASON_MODE_CHANGE          coreReason = 56
 	coreReasonREASON_HOST_BACKEND         coreReason = 58
+	coreReasonREASON_MARK_FORGED          coreReason = 59
 	coreReasonREASON_ARP_ANSWERED         coreReason = 64
 	coreReasonREASON_ND_ANSWERED          coreReason = 65
 	coreReasonREASON_ECHO_ANSWERED        coreReason = 66

@@ -1,5 +1,5 @@
-// Package packet builds, parses and compares packets as readable values. The tests,
-// the demo and every command that shows a packet use it.
+// Package packet builds, parses and compares packets as readable values. The tests, the
+// demo, the announcements of addresses and every command that shows a packet use it.
 //
 //	bytes ──Parse──► Packet ──Build──► bytes        Build(Parse(b)) == b
 //	                   │

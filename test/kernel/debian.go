@@ -11,11 +11,13 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+
+	"github.com/shunt-lb/shunt/internal/machine"
 )
 
 // programs are what this needs of the host, and the Debian package of each.
 var programs = []struct{ name, pkg string }{
-	{emulator, "qemu-system-x86"},
+	{machine.Emulator, "qemu-system-x86"},
 	{"xz", "xz-utils"},            // the modules of 6.12 are compressed
 	{"busybox", "busybox-static"}, // tests start ordinary programs as children
 }

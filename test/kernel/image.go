@@ -7,7 +7,6 @@ import (
 	"debug/elf"
 	"encoding/json"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -16,6 +15,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/shunt-lb/shunt/internal/machine"
 	"github.com/shunt-lb/shunt/test/kernel/suite"
 )
 
@@ -77,6 +77,7 @@ func compile(ctx context.Context, root, work string, o options) (tests []compile
 			if only != "" {
 				t.Args = append(t.Args, "-test.run="+only)
 			}
+			t.Args = append(t.Args, o.args...)
 			if err := goTool(ctx, root, "test", "-c", "-ldflags=-s -w", "-o", t.host, field[0]); err != nil {
 				return nil, err
 			}
@@ -108,8 +109,8 @@ func writeImage(file, root, init string, tests []compiled, k kernel, o options) 
 	}
 	defer f.Close()
 	buffered := bufio.NewWriterSize(f, 1<<20)
-	a := newArchive(buffered)
-	if err := a.addFile("/init", init, 0o755); err != nil {
+	a := machine.NewArchive(buffered)
+	if err := a.AddFile("/init", init, 0o755); err != nil {
 		return err
 	}
 	if err := addBusybox(a); err != nil {
@@ -117,7 +118,7 @@ func writeImage(file, root, init string, tests []compiled, k kernel, o options) 
 	}
 	var list []suite.Test
 	for _, t := range tests {
-		if err := a.addFile(t.Binary, t.host, 0o755); err != nil {
+		if err := a.AddFile(t.Binary, t.host, 0o755); err != nil {
 			return err
 		}
 		t.Args = append(slices.Clone(t.Args), "-test.short") // emulation is slow
@@ -136,10 +137,10 @@ func writeImage(file, root, init string, tests []compiled, k kernel, o options) 
 	if err != nil {
 		return err
 	}
-	if err := a.add("/tests.json", text, 0o644); err != nil {
+	if err := a.Add("/tests.json", text, 0o644); err != nil {
 		return err
 	}
-	if err := a.close(); err != nil {
+	if err := a.Close(); err != nil {
 		return err
 	}
 	if err := buffered.Flush(); err != nil {
@@ -149,9 +150,9 @@ func writeImage(file, root, init string, tests []compiled, k kernel, o options) 
 }
 
 // addFiles packs what the command line names.
-func addFiles(a *archive, o options) error {
+func addFiles(a *machine.Archive, o options) error {
 	if o.debian != "" {
-		if err := a.addFile("/root.tar", o.debian, 0o644); err != nil {
+		if err := a.AddFile("/root.tar", o.debian, 0o644); err != nil {
 			return err
 		}
 	}
@@ -163,7 +164,7 @@ func addFiles(a *archive, o options) error {
 		return err
 	}
 	for _, e := range entries {
-		if err := a.addFile(path.Join("/packages", e.Name()), filepath.Join(o.files, e.Name()), 0o644); err != nil {
+		if err := a.AddFile(path.Join("/packages", e.Name()), filepath.Join(o.files, e.Name()), 0o644); err != nil {
 			return err
 		}
 	}
@@ -171,7 +172,7 @@ func addFiles(a *archive, o options) error {
 }
 
 // addBusybox packs the ordinary programs; the guest installs their names.
-func addBusybox(a *archive) error {
+func addBusybox(a *machine.Archive) error {
 	file, err := exec.LookPath("busybox")
 	if err != nil {
 		return err
@@ -186,7 +187,7 @@ func addBusybox(a *archive) error {
 			return fmt.Errorf("%s needs shared libraries, which the guest has not; as root: apt-get install busybox-static", file)
 		}
 	}
-	return a.addFile("/bin/busybox", file, 0o755)
+	return a.AddFile("/bin/busybox", file, 0o755)
 }
 
 // treeFileMax is the size in bytes above which a file of the repository is taken for
@@ -195,7 +196,7 @@ const treeFileMax = 4 << 20
 
 // addTree packs the repository's files under /src: tests read golden files and test data
 // by paths relative to their package.
-func addTree(a *archive, root string) error {
+func addTree(a *machine.Archive, root string) error {
 	return filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -214,13 +215,13 @@ func addTree(a *archive, root string) error {
 		if err != nil {
 			return err
 		}
-		return a.addFile(path.Join("/src", filepath.ToSlash(rel)), name, 0o644)
+		return a.AddFile(path.Join("/src", filepath.ToSlash(rel)), name, 0o644)
 	})
 }
 
 // addModules packs the wanted modules and what they depend on as /modules/NN-name.ko,
 // numbered in the order in which they must be loaded.
-func addModules(a *archive, k kernel) error {
+func addModules(a *machine.Archive, k kernel) error {
 	files := map[string]string{} // module name to path
 	err := filepath.WalkDir(filepath.Join(k.modules, "kernel"), func(name string, d fs.DirEntry, err error) error {
 		if base, _, is := strings.Cut(filepath.Base(name), ".ko"); err == nil && is {
@@ -254,7 +255,7 @@ func addModules(a *archive, k kernel) error {
 		return err
 	}
 	for i, name := range order {
-		if err := a.add(fmt.Sprintf("/modules/%03d-%s.ko", i, name), content[name], 0o644); err != nil {
+		if err := a.Add(fmt.Sprintf("/modules/%03d-%s.ko", i, name), content[name], 0o644); err != nil {
 			return err
 		}
 	}
@@ -351,79 +352,4 @@ func moduleDepends(module []byte) ([]string, error) {
 		}
 	}
 	return depends, nil
-}
-
-// archive writes the "newc" cpio format, as the kernel's
-// Documentation/driver-api/early-userspace/buffer-format.rst describes it: a header of
-// 110 ASCII characters, the name, the data, name and data padded to 4 bytes.
-type archive struct {
-	w    io.Writer
-	ino  uint32
-	dirs map[string]bool
-}
-
-// The type bits of a cpio mode (inode(7)).
-const (
-	modeDir     = 0o040000
-	modeRegular = 0o100000
-)
-
-func newArchive(w io.Writer) *archive {
-	return &archive{w: w, dirs: map[string]bool{".": true, "": true}}
-}
-
-// addFile packs a file of this machine.
-func (a *archive) addFile(name, from string, perm uint32) error {
-	data, err := os.ReadFile(from)
-	if err != nil {
-		return err
-	}
-	return a.add(name, data, perm)
-}
-
-// add packs data under an absolute name, and the directories above it.
-func (a *archive) add(name string, data []byte, perm uint32) error {
-	name = strings.TrimPrefix(name, "/")
-	if err := a.addDir(path.Dir(name)); err != nil {
-		return err
-	}
-	return a.entry(name, modeRegular|perm, data)
-}
-
-// addDir packs a directory and those above it, once.
-func (a *archive) addDir(name string) error {
-	name = strings.TrimPrefix(name, "/")
-	if a.dirs[name] {
-		return nil
-	}
-	if err := a.addDir(path.Dir(name)); err != nil {
-		return err
-	}
-	a.dirs[name] = true
-	return a.entry(name, modeDir|0o755, nil)
-}
-
-// close writes the entry that ends an archive.
-func (a *archive) close() error { return a.entry("TRAILER!!!", 0, nil) }
-
-func (a *archive) entry(name string, mode uint32, data []byte) error {
-	a.ino++
-	var b bytes.Buffer
-	b.WriteString("070701")
-	for _, field := range []uint32{a.ino, mode, 0, 0, 1, 0, uint32(len(data)), 0, 0, 0, 0, uint32(len(name) + 1), 0} {
-		fmt.Fprintf(&b, "%08X", field)
-	}
-	b.WriteString(name)
-	b.WriteByte(0)
-	for b.Len()%4 != 0 {
-		b.WriteByte(0)
-	}
-	if _, err := a.w.Write(b.Bytes()); err != nil {
-		return err
-	}
-	if _, err := a.w.Write(data); err != nil {
-		return err
-	}
-	_, err := a.w.Write(make([]byte, (4-len(data)%4)%4))
-	return err
 }

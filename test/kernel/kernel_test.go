@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
 	"slices"
@@ -70,50 +69,6 @@ func TestExcuse(t *testing.T) {
 	}
 }
 
-// TestArchive reads an archive back by the format's own lengths.
-func TestArchive(t *testing.T) {
-	var b bytes.Buffer
-	a := newArchive(&b)
-	for _, f := range []struct{ name, data string }{{"/init", "x"}, {"/a/b/c", "12345"}, {"/a/b/d", ""}} {
-		if err := a.add(f.name, []byte(f.data), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := a.close(); err != nil {
-		t.Fatal(err)
-	}
-	if b.Len()%4 != 0 {
-		t.Errorf("length %d is not a multiple of 4", b.Len())
-	}
-	var names []string
-	for rest := b.String(); rest != ""; {
-		if !strings.HasPrefix(rest, "070701") {
-			t.Fatalf("no header at %q", rest)
-		}
-		size, nameSize := hex(t, rest[54:62]), hex(t, rest[94:102])
-		end := (110 + nameSize + 3) &^ 3
-		names = append(names, rest[110:110+nameSize-1]+"="+rest[end:end+size])
-		rest = rest[end+(size+3)&^3:]
-	}
-	want := []string{"init=x", "a=", "a/b=", "a/b/c=12345", "a/b/d=", "TRAILER!!!="}
-	if !slices.Equal(names, want) {
-		t.Errorf("archive holds %q, want %q", names, want)
-	}
-}
-
-func hex(t *testing.T, digits string) int {
-	t.Helper()
-	n := 0
-	for _, c := range digits {
-		i := strings.IndexRune("0123456789ABCDEF", c)
-		if i < 0 {
-			t.Fatalf("%q is no hexadecimal number", digits)
-		}
-		n = n*16 + i
-	}
-	return n
-}
-
 func TestReadResults(t *testing.T) {
 	for _, test := range []struct {
 		name, text string
@@ -139,20 +94,5 @@ func TestReadResults(t *testing.T) {
 				t.Errorf("error %v, want %q in it", err, test.err)
 			}
 		})
-	}
-}
-
-// TestAccelerator: what is not known to translate safely gets one thread.
-func TestAccelerator(t *testing.T) {
-	for version, want := range map[string]string{
-		"QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)\n": "tcg,thread=single",
-		"QEMU emulator version 8.0.5\n":                                 "tcg,thread=single",
-		"QEMU emulator version 8.1.0\n":                                 "tcg,thread=multi",
-		"QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2)\n":         "tcg,thread=multi",
-		"qemu\n": "tcg,thread=single",
-	} {
-		if got := accelerator(version); got != want {
-			t.Errorf("%q: %s, want %s", version, got, want)
-		}
 	}
 }

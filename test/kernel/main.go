@@ -50,6 +50,7 @@ type options struct {
 	kernels  []string
 	packages []string
 	run      string        // -test.run of every package that has none of its own
+	args     []string      // more for every package's tests
 	timeout  time.Duration // of one package
 	memory   string        // qemu's -m
 	verbose  bool
@@ -94,6 +95,7 @@ func parseFlags() options {
 	kernels := flag.String("kernels", "6.1,6.12", "kernel series of Debian's cloud kernels, comma separated; host is the kernel that runs")
 	packages := flag.String("packages", "./test/kernel/guest", "Go packages whose tests run in the guest, comma separated; ./package=expression runs those of its tests that match")
 	flag.StringVar(&o.run, "run", "", "run only tests that match this expression")
+	args := flag.String("args", "", "more arguments for the tests, separated by spaces, for example '-reloads 1000'")
 	flag.DurationVar(&o.timeout, "timeout", 40*time.Minute, "stop a package after this long")
 	flag.StringVar(&o.memory, "memory", "2G", "memory of the guest")
 	flag.BoolVar(&o.verbose, "v", false, "print all that tests say")
@@ -107,7 +109,7 @@ func parseFlags() options {
 		fmt.Fprintf(os.Stderr, "test/kernel: unexpected argument %q; packages go into --packages\n", flag.Arg(0))
 		os.Exit(2)
 	}
-	o.kernels, o.packages = split(*kernels), split(*packages)
+	o.kernels, o.packages, o.args = split(*kernels), split(*packages), strings.Fields(*args)
 	if o.record && (o.run != "" || strings.Contains(*packages, "=")) {
 		fmt.Fprintln(os.Stderr, "test/kernel: --record where some tests are left out would claim more than was run; leave out --record, or --run and =expression")
 		os.Exit(2)
@@ -292,7 +294,7 @@ func runGuest(ctx context.Context, root, work, series string, tests []compiled, 
 	}
 	defer os.Remove(image) // as large as all test binaries together
 	fmt.Printf("=== kernel %s (%s, emulated), %d packages\n", series, k.release, len(tests))
-	m := machine{kernel: k, image: image, results: filepath.Join(work, series+".results"), memory: o.memory,
+	m := virtual{kernel: k, image: image, results: filepath.Join(work, series+".results"), memory: o.memory,
 		limit: time.Duration(len(tests))*o.timeout + bootLimit}
 	r := m.run(ctx, len(tests), out)
 	r.Kernel, r.Short = series, true

@@ -1,17 +1,16 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"regexp"
 	"strings"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/machine"
 	"github.com/shunt-lb/shunt/test/kernel/suite"
 )
 
@@ -22,23 +21,8 @@ const endLine = "end"
 // machine of 2026, so this is for busy ones.
 const bootLimit = 5 * time.Minute
 
-// emulator is the program that runs guests.
-const emulator = "qemu-system-x86_64"
-
-// accelerator is qemu's -accel. Before version 8.1 it translates a page of code without a lock, so a virtual CPU
-// may run what another one has patched away meanwhile: a guest of 6.12 died of such an int3 in the middle of
-// test/net. With one thread for both CPUs it cannot.
-func accelerator(version string) string {
-	var major, minor int
-	_, line, _ := strings.Cut(version, "version ")
-	if _, err := fmt.Sscanf(line, "%d.%d", &major, &minor); err != nil || major < 8 || major == 8 && minor < 1 {
-		return "tcg,thread=single"
-	}
-	return "tcg,thread=multi"
-}
-
-// machine is a virtual machine that switches itself off.
-type machine struct {
+// virtual is a virtual machine that switches itself off.
+type virtual struct {
 	kernel  kernel
 	image   string // path of the initramfs
 	results string // path of the file for the second serial line
@@ -48,19 +32,19 @@ type machine struct {
 
 // run boots the machine, passes its console on to out until it switches itself off, and
 // reads the results.
-func (m machine) run(ctx context.Context, testCount int, out io.Writer) result {
+func (m virtual) run(ctx context.Context, testCount int, out io.Writer) result {
 	started := time.Now()
 	r := result{Release: m.kernel.release}
 	limited, cancel := context.WithTimeout(ctx, m.limit)
 	defer cancel()
 	// The time limit ends this one child, by its process handle.
-	version, err := exec.CommandContext(limited, emulator, "--version").Output()
+	version, err := exec.CommandContext(limited, machine.Emulator, "--version").Output()
 	if err != nil {
-		r.Error = fmt.Sprintf("ask %s for its version: %v", emulator, err)
+		r.Error = fmt.Sprintf("ask %s for its version: %v", machine.Emulator, err)
 		return r
 	}
-	cmd := exec.CommandContext(limited, emulator,
-		"-accel", accelerator(string(version)), "-cpu", "max", "-smp", "2", "-m", m.memory,
+	cmd := exec.CommandContext(limited, machine.Emulator,
+		"-accel", machine.Accelerator(string(version)), "-cpu", "max", "-smp", "2", "-m", m.memory,
 		"-no-reboot", "-nodefaults", "-no-user-config", "-display", "none",
 		"-kernel", m.kernel.image, "-initrd", m.image,
 		"-append", "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic tsc=unstable net.ifnames=0",
@@ -74,10 +58,10 @@ func (m machine) run(ctx context.Context, testCount int, out io.Writer) result {
 		return r
 	}
 	if err := cmd.Start(); err != nil {
-		r.Error = fmt.Sprintf("starting %s: %v", emulator, err)
+		r.Error = fmt.Sprintf("starting %s: %v", machine.Emulator, err)
 		return r
 	}
-	copyConsole(out, stdout)
+	machine.CopyConsole(out, stdout)
 	waitErr := cmd.Wait()
 	r.Seconds = time.Since(started).Round(time.Millisecond).Seconds()
 
@@ -90,7 +74,7 @@ func (m machine) run(ctx context.Context, testCount int, out io.Writer) result {
 	case limited.Err() != nil:
 		r.Error = fmt.Sprintf("stopped after %s; --timeout sets the limit of a package", m.limit)
 	case waitErr != nil:
-		r.Error = fmt.Sprintf("%s: %v", emulator, waitErr)
+		r.Error = fmt.Sprintf("%s: %v", machine.Emulator, waitErr)
 	case !ended:
 		r.Error = "the guest died before it had run all tests; its last words are above"
 	case len(r.Packages) != testCount:
@@ -101,23 +85,6 @@ func (m machine) run(ctx context.Context, testCount int, out io.Writer) result {
 		r.Passed = r.Passed && p.Good()
 	}
 	return r
-}
-
-// consoleNoise is what firmware sends to clear the screen.
-var consoleNoise = regexp.MustCompile("\x1b(\\[[0-9;?=]*[a-zA-Z]|c)|\r")
-
-// copyConsole passes the guest's lines on, without what the firmware draws.
-func copyConsole(to io.Writer, from io.Reader) {
-	lines := bufio.NewReader(from)
-	for {
-		line, err := lines.ReadString('\n')
-		if text := consoleNoise.ReplaceAllString(strings.TrimRight(line, "\r\n"), ""); text != "" {
-			fmt.Fprintln(to, text)
-		}
-		if err != nil {
-			return
-		}
-	}
 }
 
 // readResults reads the guest's report; ended says whether it is complete.

@@ -16,12 +16,12 @@ var about = map[string][]string{
 	"./test/kernel/guest":      nil,
 	"./internal/lb/datapath":   {"internal/lb/datapath", "internal/packet/*.go"},
 	"./internal/lb/decap":      {"internal/lb/decap"},
-	"./internal/guard/protect": {"internal/guard"},
+	"./internal/guard/protect": {"internal/guard/policy", "internal/guard/protect"},
 	"./test/net":               {"internal/lb/datapath", "internal/lb/decap", "test/net/*_kernel_test.go", "test/net/direct_mtu_test.go"},
 }
 
 // aboutAll names those that decide for each of them.
-var aboutAll = []string{"go.sum", "internal/kernel", "test/kernel/*.go", "test/kernel/guest", "test/kernel/suite", "test/kernel/skips"}
+var aboutAll = []string{"go.sum", "internal/kernel", "internal/machine", "test/kernel/*.go", "test/kernel/guest", "test/kernel/suite", "test/kernel/skips"}
 
 // resting leaves out packages that passed under the kernels before, while what they are about is as it
 // was. Nothing rests where unchanged.Restless says so.

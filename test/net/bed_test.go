@@ -126,6 +126,10 @@ func (b *bed) serve(backend *lab.Host) {
 // close ends the daemon as an operator would, and whatever a test has left.
 func (b *bed) close() {
 	if b.daemon != nil {
+		if b.t.Failed() {
+			_, status := b.shunt("status", "--instance", b.instance, "--socket", b.socket)
+			b.t.Logf("status:\n%s", status)
+		}
 		if err := b.daemon.end(syscall.SIGTERM); err != nil {
 			b.t.Errorf("shunt run: %v", err)
 		}

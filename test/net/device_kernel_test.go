@@ -180,3 +180,31 @@ func moveTo(t *testing.T, host *lab.Host, from string, link netlink.Link) {
 		}
 	}
 }
+
+// TestPodsBehindXDPOfAVLAN: what comes in by a VLAN whose frames native XDP takes at its parent reaches pods at
+// interfaces at tc, without its tags.
+func TestPodsBehindXDPOfAVLAN(t *testing.T) {
+	for _, stack := range [][]func() netlink.Link{{customer}, {provider, inner}} {
+		t.Run(fmt.Sprint(len(stack)), func(t *testing.T) {
+			b, _ := newNode(t)
+			top := ""
+			for _, host := range []*lab.Host{b.Balancer, b.Client, b.Backends[0]} {
+				below := "eth0"
+				for _, make := range stack {
+					link := make()
+					top = link.Attrs().Name
+					moveTo(t, host, below, link)
+					below = top
+				}
+			}
+			b.write(strings.ReplaceAll(b.nodeFile("nat", "native"), "{name: eth0, attach: native}", "{name: eth0, attach: native}, {name: "+top+", attach: native}"))
+			b.start()
+			for _, vip := range vips {
+				b.podsAnswer(t, vip, "nat")
+				b.datagramsOfEverySize(t, at(vip, 53))
+				b.transfer(t, at(vip, 80))
+			}
+			b.nothingIsLost(t)
+		})
+	}
+}

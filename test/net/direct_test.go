@@ -125,9 +125,18 @@ func (b *bed) ownByHand(vips []netip.Addr, backends ...*lab.Host) {
 // decap runs `shunt decap` on backends for VIPs, and waits until it takes tunnels off.
 func (b *bed) decap(vips []netip.Addr, backends ...*lab.Host) {
 	b.t.Helper()
+	b.decapFrom(vips, firstSources, backends...)
+}
+
+// decapFrom is decap of tunnels from these addresses.
+func (b *bed) decapFrom(vips []netip.Addr, from []netip.Prefix, backends ...*lab.Host) {
+	b.t.Helper()
 	var started []*process
 	for _, backend := range backends {
-		args := []string{"decap", "--interface", "eth0", "--from", "10.0.0.1", "--from", "2001:db8:1::1"}
+		args := []string{"decap", "--interface", "eth0"}
+		for _, f := range from {
+			args = append(args, "--from", f.Addr().String())
+		}
 		for _, vip := range vips {
 			args = append(args, "--vip", vip.String())
 		}

@@ -54,6 +54,7 @@ const (
 	stopgapVarJiffiesPerSecond = "jiffies_per_second"
 	stopgapVarRedirectBack     = "redirect_back"
 	stopgapVarStopgapEndNs     = "stopgap_end_ns"
+	stopgapVarTcWays           = "tc_ways"
 	stopgapVarTickShift        = "tick_shift"
 	stopgapVarTrackedCount     = "tracked_count"
 )
@@ -150,6 +151,7 @@ type stopgapVariableSpecs struct {
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
 	StopgapEndNs     *ebpf.VariableSpec `ebpf:"stopgap_end_ns"`
+	TcWays           *ebpf.VariableSpec `ebpf:"tc_ways"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
@@ -252,6 +254,7 @@ type stopgapVariables struct {
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
 	StopgapEndNs     *ebpf.Variable `ebpf:"stopgap_end_ns"`
+	TcWays           *ebpf.Variable `ebpf:"tc_ways"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }

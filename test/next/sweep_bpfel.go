@@ -21,6 +21,7 @@ const (
 	sweepMapShBeOpen         = "sh_be_open"
 	sweepMapShBeTraffic      = "sh_be_traffic"
 	sweepMapShDecapProgs     = "sh_decap_progs"
+	sweepMapShDeparted       = "sh_departed"
 	sweepMapShFilters        = "sh_filters"
 	sweepMapShFlows          = "sh_flows"
 	sweepMapShFragments      = "sh_fragments"
@@ -52,6 +53,7 @@ const (
 	sweepProgShClock         = "sh_clock"
 	sweepProgShCount         = "sh_count"
 	sweepProgShRecall        = "sh_recall"
+	sweepProgShSourceless    = "sh_sourceless"
 	sweepProgShStrays        = "sh_strays"
 	sweepProgShSweep         = "sh_sweep"
 	sweepVarFeatures         = "features"
@@ -60,6 +62,7 @@ const (
 	sweepVarInterfaceIndex   = "interface_index"
 	sweepVarJiffiesPerSecond = "jiffies_per_second"
 	sweepVarRedirectBack     = "redirect_back"
+	sweepVarTcWays           = "tc_ways"
 	sweepVarTickShift        = "tick_shift"
 	sweepVarTrackedCount     = "tracked_count"
 )
@@ -106,11 +109,12 @@ type sweepSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sweepProgramSpecs struct {
-	ShClock  *ebpf.ProgramSpec `ebpf:"sh_clock"`
-	ShCount  *ebpf.ProgramSpec `ebpf:"sh_count"`
-	ShRecall *ebpf.ProgramSpec `ebpf:"sh_recall"`
-	ShStrays *ebpf.ProgramSpec `ebpf:"sh_strays"`
-	ShSweep  *ebpf.ProgramSpec `ebpf:"sh_sweep"`
+	ShClock      *ebpf.ProgramSpec `ebpf:"sh_clock"`
+	ShCount      *ebpf.ProgramSpec `ebpf:"sh_count"`
+	ShRecall     *ebpf.ProgramSpec `ebpf:"sh_recall"`
+	ShSourceless *ebpf.ProgramSpec `ebpf:"sh_sourceless"`
+	ShStrays     *ebpf.ProgramSpec `ebpf:"sh_strays"`
+	ShSweep      *ebpf.ProgramSpec `ebpf:"sh_sweep"`
 }
 
 // sweepMapSpecs contains maps before they are loaded into the kernel.
@@ -122,6 +126,7 @@ type sweepMapSpecs struct {
 	ShBeOpen      *ebpf.MapSpec `ebpf:"sh_be_open"`
 	ShBeTraffic   *ebpf.MapSpec `ebpf:"sh_be_traffic"`
 	ShDecapProgs  *ebpf.MapSpec `ebpf:"sh_decap_progs"`
+	ShDeparted    *ebpf.MapSpec `ebpf:"sh_departed"`
 	ShFilters     *ebpf.MapSpec `ebpf:"sh_filters"`
 	ShFlows       *ebpf.MapSpec `ebpf:"sh_flows"`
 	ShFragments   *ebpf.MapSpec `ebpf:"sh_fragments"`
@@ -162,6 +167,7 @@ type sweepVariableSpecs struct {
 	InterfaceIndex   *ebpf.VariableSpec `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
+	TcWays           *ebpf.VariableSpec `ebpf:"tc_ways"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
@@ -191,6 +197,7 @@ type sweepMaps struct {
 	ShBeOpen      *ebpf.Map `ebpf:"sh_be_open"`
 	ShBeTraffic   *ebpf.Map `ebpf:"sh_be_traffic"`
 	ShDecapProgs  *ebpf.Map `ebpf:"sh_decap_progs"`
+	ShDeparted    *ebpf.Map `ebpf:"sh_departed"`
 	ShFilters     *ebpf.Map `ebpf:"sh_filters"`
 	ShFlows       *ebpf.Map `ebpf:"sh_flows"`
 	ShFragments   *ebpf.Map `ebpf:"sh_fragments"`
@@ -228,6 +235,7 @@ func (m *sweepMaps) Close() error {
 		m.ShBeOpen,
 		m.ShBeTraffic,
 		m.ShDecapProgs,
+		m.ShDeparted,
 		m.ShFilters,
 		m.ShFlows,
 		m.ShFragments,
@@ -269,6 +277,7 @@ type sweepVariables struct {
 	InterfaceIndex   *ebpf.Variable `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
+	TcWays           *ebpf.Variable `ebpf:"tc_ways"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }
@@ -277,11 +286,12 @@ type sweepVariables struct {
 //
 // It can be passed to loadSweepObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sweepPrograms struct {
-	ShClock  *ebpf.Program `ebpf:"sh_clock"`
-	ShCount  *ebpf.Program `ebpf:"sh_count"`
-	ShRecall *ebpf.Program `ebpf:"sh_recall"`
-	ShStrays *ebpf.Program `ebpf:"sh_strays"`
-	ShSweep  *ebpf.Program `ebpf:"sh_sweep"`
+	ShClock      *ebpf.Program `ebpf:"sh_clock"`
+	ShCount      *ebpf.Program `ebpf:"sh_count"`
+	ShRecall     *ebpf.Program `ebpf:"sh_recall"`
+	ShSourceless *ebpf.Program `ebpf:"sh_sourceless"`
+	ShStrays     *ebpf.Program `ebpf:"sh_strays"`
+	ShSweep      *ebpf.Program `ebpf:"sh_sweep"`
 }
 
 func (p *sweepPrograms) Close() error {
@@ -289,6 +299,7 @@ func (p *sweepPrograms) Close() error {
 		p.ShClock,
 		p.ShCount,
 		p.ShRecall,
+		p.ShSourceless,
 		p.ShStrays,
 		p.ShSweep,
 	)

@@ -318,7 +318,7 @@ func TestErrorsThatMayNotBeSent(t *testing.T) {
 	}
 }
 
-// TestNoOuterSource: an interface without an address of the family, and none configured.
+// TestNoOuterSource: a host without an address of the family, and none configured.
 func TestNoOuterSource(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -331,6 +331,8 @@ func TestNoOuterSource(t *testing.T) {
 			for _, a := range addresses {
 				must(t, netlink.AddrDel(link, &a))
 			}
+		}
+		for _, arm := range []string{armA, armC} {
 			must(t, w.d.RefreshInterface(arm))
 		}
 	})

@@ -3,6 +3,7 @@ package packet_test
 import (
 	"encoding/binary"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -103,7 +104,8 @@ func TestFlowsOfAService(t *testing.T) {
 }
 
 // TestFlowBoundThatChanges: flows that were there before count for nothing, a lower bound ends
-// none, and a service that takes another's place begins at zero.
+// none, a service that gets another name goes on with what it has, and one that takes the place of one that is gone begins
+// at zero.
 func TestFlowBoundThatChanges(t *testing.T) {
 	t.Parallel()
 	w, syn := newWorld(t), func(port uint16) packet.Packet { return kind{}.fromClient(port, portNAT, "S") }
@@ -122,7 +124,17 @@ func TestFlowBoundThatChanges(t *testing.T) {
 		}
 	}
 	w.soundTable()
-	w.applyWith("nat", func(s *model.Service) { s.Name, s.Policy.FlowsMax = "other", 2 })
+	named := func(name string) func(*model.Service) {
+		return func(s *model.Service) { s.Name, s.Policy.FlowsMax = name, 2 }
+	}
+	w.applyWith("nat", named("heir"))
+	w.send(armA, syn(2))
+	if got := w.refusedFor(syn(5)); got != "service_full" {
+		t.Errorf("the flow beyond the bound, after the service got another name: %q", got)
+	}
+	w.soundTable()
+	w.apply(slices.DeleteFunc(services(), func(s model.Service) bool { return s.Name == "nat" }))
+	w.applyWith("nat", named("other"))
 	before := w.reasons()
 	w.send(armA, syn(2)) // of a service that is gone: a new flow
 	w.send(armA, syn(5))

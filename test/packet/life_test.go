@@ -233,6 +233,28 @@ func TestExpiry(t *testing.T) {
 	ask("half-closed", "cA", false)
 }
 
+// TestHalfClosedTime: how long a connection stays that one side has closed is configured.
+func TestHalfClosedTime(t *testing.T) {
+	for _, c := range []struct {
+		kept  time.Duration
+		ended bool
+	}{{300 * time.Millisecond, true}, {time.Hour, false}, {0, false}} {
+		w := newWorld(t, withTimeouts(func(o *model.Timeouts) { o.TCPHalfClosed = c.kept }))
+		flows := []*conversation{w.converse(kind{}, 1), w.converse(kind{}, 2)}
+		flows[0].say("cS", "bSA", "cA", "cFA")
+		flows[1].say("cS", "bSA", "cA", "bFA")
+		nonces := []uint32{flows[0].entry().nonce, flows[1].entry().nonce}
+		begin := time.Now()
+		w.eventually("time passes", time.Minute, func() bool { return time.Since(begin) > 1300*time.Millisecond })
+		for i, flow := range flows {
+			must(t, w.d.Heartbeat())
+			if flow.say("cA"); (flow.entry().nonce != nonces[i]) != c.ended {
+				t.Errorf("kept for %s, closed first by side %d: ended is %v", c.kept, i, !c.ended)
+			}
+		}
+	}
+}
+
 // TestLostTwin: an entry whose other half is gone has no claim on its port any more, so the
 // client's next packet that matters begins a flow anew.
 func TestLostTwin(t *testing.T) {

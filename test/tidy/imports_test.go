@@ -28,6 +28,7 @@ var mayImport = map[string][]string{
 	"internal/event":       {},
 	"internal/event/storm": {},
 	"internal/kernel":      {},
+	"internal/machine":     {},
 	"internal/message":     {"api/v1", "internal/condition", "internal/config", "internal/value"},
 	"internal/node": {"api/v1", "internal/condition", "internal/config", "internal/control", "internal/message", "internal/metrics", "internal/record",
 		"internal/settings", "internal/value"},
@@ -52,9 +53,9 @@ var mayImport = map[string][]string{
 	"internal/lb/decap":       {"internal/lb/model", "internal/kernel", "internal/lb/backend"},
 	"internal/lb/datapath":    {"internal/lb/model", "internal/value", "internal/kernel", "internal/condition", "internal/lb/maglev", "internal/namespace", "internal/lb/reconcile"},
 	"internal/lb/sock":        {"internal/kernel", "internal/namespace", "internal/lb/reconcile"},
-	"internal/lb/wire":        {"internal/namespace"},
+	"internal/lb/wire":        {"internal/namespace", "internal/packet"},
 	"internal/lb/neighbour":   {"internal/lb/model", "internal/condition", "internal/namespace", "internal/lb/wire"},
-	"internal/lb/announce":    {"internal/lb/model", "internal/condition", "internal/namespace", "internal/lb/wire"},
+	"internal/lb/announce":    {"internal/lb/model", "internal/condition", "internal/namespace", "internal/packet", "internal/lb/wire"},
 	"internal/lb/way":         {"internal/lb/model", "internal/condition", "internal/lb/datapath", "internal/lb/neighbour", "internal/lb/reconcile"},
 	"internal/lb/backend":     {"internal/lb/model", "internal/condition", "internal/namespace", "internal/record"},
 
@@ -65,8 +66,9 @@ var mayImport = map[string][]string{
 	"internal/udp/lease":  {"internal/kernel", "internal/udp/hook", "internal/udp/xsk"},
 	"internal/udp/broker": {"internal/kernel", "internal/udp/hook", "internal/udp/lease", "internal/udp/proto", "internal/udp/xsk"},
 	"internal/udp/daemon": {"api/v1", "internal/condition", "internal/config", "internal/metrics", "internal/node", "internal/value", "internal/udp/broker",
-		"internal/udp/hook", "internal/udp/lease", "internal/udp/proto", "internal/udp/xsk"},
-	"internal/udp/doctor": {},
+		"internal/udp/hook", "internal/udp/lease", "internal/udp/proto", "internal/udp/tuning", "internal/udp/xsk"},
+	"internal/udp/tuning": {"internal/record"},
+	"internal/udp/doctor": {"internal/kernel"},
 	"udp":                 {"internal/udp/proto", "internal/udp/xsk"},
 
 	// Diagnosis.
@@ -92,6 +94,7 @@ var mayImport = map[string][]string{
 	// The guard.
 	"internal/guard/policy":  {"internal/config"},
 	"internal/guard/protect": {"internal/event", "internal/guard/policy", "internal/kernel"},
+	"internal/guard/suggest": {"internal/event", "internal/guard/policy", "internal/guard/protect", "internal/value"},
 }
 
 // products are the folders of internal/ that are a product each. None imports another's.

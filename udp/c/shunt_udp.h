@@ -68,6 +68,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -82,7 +83,10 @@ enum {
 	SHUNT_UDP_SIZE_MAX = 8192, /* above that of every message, bytes */
 	/* The 8 bytes in front of each received packet are the time at which XDP saw it. */
 	SHUNT_UDP_FLAG_STAMPED = 1,
+	SHUNT_UDP_FLAG_BUSY_POLL = 2,
 };
+
+#define SHUNT_UDP_NO_CPU 0xffffffffu
 
 #define SHUNT_UDP_MAGIC "shuntudp"
 #define SHUNT_UDP_SOCKET "/run/shunt/udp.sock" /* where the broker listens */
@@ -163,6 +167,9 @@ struct shunt_udp_layout {
 	uint32_t transmit_ring; /* 0: the socket cannot send */
 	uint32_t fill_ring;
 	uint32_t completion_ring;
+	uint32_t
+		cpu; /* that the administrator wants it worked off on: shunt_udp_pin; SHUNT_UDP_NO_CPU: any */
+	uint8_t reserved[4];
 };
 
 struct shunt_udp_msg_grant {
@@ -171,7 +178,7 @@ struct shunt_udp_msg_grant {
 	uint32_t interface;
 	uint32_t queue_count;
 	uint32_t address_count;
-	uint32_t flags; /* SHUNT_UDP_FLAG_STAMPED */
+	uint32_t flags; /* SHUNT_UDP_FLAG_STAMPED, SHUNT_UDP_FLAG_BUSY_POLL */
 	struct shunt_udp_address addresses[SHUNT_UDP_ADDRESSES_MAX];
 	struct shunt_udp_layout queues[SHUNT_UDP_QUEUES_MAX];
 };
@@ -251,6 +258,7 @@ struct shunt_udp_counts {
 	uint64_t sent; /* frames that send put into the ring */
 	uint64_t tx_short; /* frames that send or reserve had no room for */
 	uint64_t kicks; /* system calls to have frames sent */
+	uint64_t polls; /* system calls to have the driver's queue worked off: queue.busy_poll */
 	uint32_t held,
 		held_max; /* frames that the program has; near receive_frames the kernel drops */
 };
@@ -263,6 +271,9 @@ struct shunt_udp_queue {
 	const char *fault; /* why the queue does nothing any more; NULL: it does */
 
 	int stamped;
+	/* Whether this program has the driver's work done in place of interrupts, as the administrator has
+	 * it: receive and wait do so; what matters is to come back to them soon. */
+	int busy_poll;
 	uint64_t max_age_ns;
 	uint8_t *frames;
 	struct shunt_udp_ring receive, transmit, fill, completion;
@@ -426,6 +437,36 @@ static inline uint64_t shunt_udp_now(clockid_t clock)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+/* Has the kernel work off the driver's queue where that is this program's task and nothing is in the ring, and says
+ * how many packets of up to most there are. It does not wait. */
+static inline uint32_t shunt_udp_poll(struct shunt_udp_queue *queue, uint32_t most)
+{
+	uint32_t count = shunt_udp_ready(queue, &queue->receive, most);
+
+	if (count > 0 || !queue->busy_poll || queue->fault)
+		return count;
+	queue->counts.polls++;
+	if (recvfrom(queue->fd, NULL, 0, MSG_DONTWAIT, NULL, NULL) < 0) {
+		/* The interface is down, and nothing comes anyway. */
+	}
+	return shunt_udp_ready(queue, &queue->receive, most);
+}
+
+/* Has the calling thread run on the queue's CPU, and nowhere else. 0, also where the administrator names none; or -1,
+ * and errno says why: EINVAL if this program must not use that CPU (Cpus_allowed_list in /proc/self/status). */
+static inline int shunt_udp_pin(const struct shunt_udp_queue *queue)
+{
+	unsigned long set[8192 / (8 * sizeof(long))];
+	uint32_t cpu = queue->layout.cpu, bits = 8 * sizeof(long);
+
+	if (cpu == SHUNT_UDP_NO_CPU)
+		return 0;
+	memset(set, 0, sizeof(set));
+	if (cpu < 8192)
+		set[cpu / bits] = 1ul << cpu % bits;
+	return syscall(SYS_sched_setaffinity, 0, sizeof(set), set) < 0 ? -1 : 0;
+}
+
 /* Lends received frames: it fills batch from its start and returns how many there are, 0 if nothing has
  * come. Each has to be given back with release, or sent with send. */
 static inline uint32_t shunt_udp_receive(struct shunt_udp_queue *queue, struct xdp_desc *batch,
@@ -438,7 +479,7 @@ static inline uint32_t shunt_udp_receive(struct shunt_udp_queue *queue, struct x
 		shunt_udp_reap(queue);
 	if (queue->fault)
 		return 0;
-	count = shunt_udp_ready(queue, &queue->receive, batch_size);
+	count = shunt_udp_poll(queue, batch_size);
 	if (count == 0)
 		return 0;
 	if (queue->max_age_ns > 0)
@@ -992,6 +1033,7 @@ static inline int shunt_udp_adopt(struct shunt_udp_lease *lease,
 		lease->queues[i].layout = g->queues[i];
 		lease->queues[i].fd = files[1 + i];
 		lease->queues[i].stamped = (g->flags & SHUNT_UDP_FLAG_STAMPED) != 0;
+		lease->queues[i].busy_poll = (g->flags & SHUNT_UDP_FLAG_BUSY_POLL) != 0;
 	}
 	if (shunt_udp_map_memory(lease) != 0)
 		return -1;
@@ -1127,7 +1169,7 @@ static inline int shunt_udp_tend(struct shunt_udp_lease *lease)
 static inline int shunt_udp_waiting(struct shunt_udp_lease *lease)
 {
 	for (uint32_t i = 0; i < lease->queue_count; i++)
-		if (shunt_udp_ready(&lease->queues[i], &lease->queues[i].receive, 1) > 0)
+		if (shunt_udp_poll(&lease->queues[i], 1) > 0)
 			return 1;
 	return 0;
 }

@@ -229,7 +229,7 @@ func (e *trustEntry) trust(faults *config.Faults) Trust {
 		if item.Value = file; has {
 			digests[path.Clean(file)] = strings.ToLower(digest)
 		}
-		if interprets(file) {
+		if Interprets(file) {
 			faults.Warnf(item.Mark, "name a program that does one thing", "%s runs what it is given: all scripts are trusted by that, those of an intruder too", file)
 		}
 		plain = append(plain, item)
@@ -273,7 +273,8 @@ var kernelOwn = []string{"/proc", "/sys"}
 var Interpreters = []string{"sh", "bash", "dash", "zsh", "ksh", "fish", "csh", "tcsh", "busybox", "python", "perl", "ruby", "node", "nodejs", "php", "lua", "luajit", "tclsh", "guile",
 	"awk", "gawk", "mawk", "env", "java", "gdb", "xargs", "expect"}
 
-func interprets(program string) bool {
+// Interprets is whether a program of this name runs what it is given.
+func Interprets(program string) bool {
 	base := strings.TrimRight(path.Base(program), "0123456789.")
 	return slices.Contains(Interpreters, base)
 }

@@ -83,8 +83,8 @@ func load(pinned map[string]*ebpf.Map) (*ebpf.Collection, error) {
 	return coll, nil
 }
 
-// Enforces asks whether this kernel would enforce policies, and attaches nothing. A *Refusal is in the error
-// if it would not.
+// Enforces asks whether this kernel would enforce policies that are loaded from here, and attaches nothing. A
+// *Refusal is in the error if it would not; any other error says why they cannot be loaded from here.
 func Enforces() error {
 	if r := activeModules().inactive(); r != nil {
 		return r
@@ -94,7 +94,7 @@ func Enforces() error {
 		return err
 	}
 	coll.Close()
-	return nil
+	return firstNamespaces("/proc/self/ns")
 }
 
 // modules are the kernel's active security modules, in their order, as securityfs lists them.

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -365,4 +367,16 @@ func (b *bench) testLoadWritesNothingInForce(g *Guard, dir string) {
 		b.t.Errorf("of the next policy: %+v", is)
 	}
 	b.expect(true, b.other, "open-write", dir, "while a policy is being loaded")
+}
+
+// Where processes have other numbers no policy can be loaded, and the question says so too.
+func TestEnforcesNothingFromOtherNamespaces(t *testing.T) {
+	needLSM(t)
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), "SHUNT_GUARD_ENFORCES=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "this is not the machine's first pid namespace") {
+		t.Errorf("%v: %s", err, out)
+	}
 }

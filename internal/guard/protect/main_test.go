@@ -2,6 +2,7 @@ package protect
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"testing"
 
@@ -11,6 +12,10 @@ import (
 func TestMain(m *testing.M) {
 	if os.Getenv("SHUNT_GUARD_OPERATE") != "" {
 		operate(os.Args[1], os.Args[2])
+		return
+	}
+	if os.Getenv("SHUNT_GUARD_ENFORCES") != "" {
+		fmt.Println(Enforces())
 		return
 	}
 	os.Exit(m.Run())

@@ -3,6 +3,7 @@ package protect
 import (
 	"bufio"
 	"errors"
+	"flag"
 	"fmt"
 	"slices"
 	"testing"
@@ -79,7 +80,7 @@ func (f *family) reload(t *testing.T, g *Guard, times int) {
 		if err := g.Apply(policy.Policy{Rules: [][]policy.Rule{forth, back}[i%2]}); err != nil {
 			t.Fatalf("reload %d: %v", i, err)
 		}
-		if i%10 == 9 {
+		if step := max(times/10, 10); i%step == step-1 {
 			t.Logf("%d of %d reloads, after %v", i+1, times, time.Since(began).Round(time.Second))
 		}
 	}
@@ -96,17 +97,23 @@ func (f *family) reload(t *testing.T, g *Guard, times int) {
 	}
 }
 
-// TestFamily tries who is trusted, and then loads policies a thousand times, or thirty times in an emulated
-// machine: there is no moment without.
+// reloadsFlag is for `make soak`: an emulated machine takes seconds for each.
+var reloadsFlag = flag.Int("reloads", 0, "how often policies are loaded under load; 0: a thousand times, or thirty with -short")
+
+// TestFamily tries who is trusted, and then loads policies many times: there is no moment without.
 func TestFamily(t *testing.T) {
 	b := newBench(t)
 	f := b.newFamily()
 	g := b.start(policy.Policy{Rules: f.rules()})
 	told := b.listen(g)
 	t.Run("trust", f.test)
-	times := 1000
-	if testing.Short() {
+	times := *reloadsFlag
+	switch {
+	case times > 0:
+	case testing.Short():
 		times = 30
+	default:
+		times = 1000
 	}
 	began := time.Now()
 	t.Run("no window", func(t *testing.T) { f.reload(t, g, times) })

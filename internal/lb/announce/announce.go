@@ -4,7 +4,12 @@
 //
 //	Announce ──► join group ──► probe ──► free ──► Own ──► gratuitous ARP / unsolicited NA
 //	                 ▲            │
-//	                 └── wait ◄── somebody answers: Disown, condition address_in_use
+//	                 │            │                                        │
+//	                 └── wait ◄── somebody answers: Disown,     listen, ask ◄┘
+//	                              condition address_in_use      now and then
+//
+// An address that somebody else turns out to have later is defended, or left to another shunt: listen.go
+// has the rule.
 //
 // Answering ordinary ARP requests and neighbour solicitations is the data plane's work;
 // addresses that the host itself has are the kernel's and are not given to this package.
@@ -29,6 +34,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/lb/wire"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -48,7 +54,7 @@ type Options struct {
 	// have the address, whether or not Own was called before (a predecessor may have
 	// left the data plane answering), and by Withdraw. Must be idempotent.
 	Disown func(addr netip.Addr, iface int) error
-	// Conditions receives address_in_use, announce_failed and multicast_link_only.
+	// Conditions receives address_in_use, address_contested, announce_failed and multicast_link_only.
 	Conditions *condition.Set
 	// Log receives what is not a condition; slog.Default() if nil.
 	Log *slog.Logger
@@ -65,8 +71,15 @@ type Options struct {
 	AnnounceCount    int
 	AnnounceInterval time.Duration
 	// RetryInterval passes before an address in use is probed again, give or take a
-	// quarter, so that two balancers that probe at once do not do so for ever. 30 s.
+	// quarter, and longer with more than 150 addresses. With the probes it is what a balancer takes to
+	// follow one that has died. 3 s: an answer costs the segment two frames.
 	RetryInterval time.Duration
+	// CheckInterval passes between two questions whether somebody else has an address that is ours; longer
+	// with more than 500 addresses. 10 s.
+	CheckInterval time.Duration
+	// DefendInterval passes between two announcements against a host that is no shunt: 10 s, as RFC 5227
+	// section 1.1 has it.
+	DefendInterval time.Duration
 	// FailureInterval passes before what failed here is tried again. 2 s.
 	FailureInterval time.Duration
 }
@@ -88,7 +101,9 @@ func (o *Options) defaults() {
 		{&o.ProbeInterval, 200 * time.Millisecond},
 		{&o.ProbeWait, 400 * time.Millisecond},
 		{&o.AnnounceInterval, 2 * time.Second},
-		{&o.RetryInterval, 30 * time.Second},
+		{&o.RetryInterval, 3 * time.Second},
+		{&o.CheckInterval, 10 * time.Second},
+		{&o.DefendInterval, 10 * time.Second},
 		{&o.FailureInterval, 2 * time.Second},
 	} {
 		if *d.field == 0 {
@@ -124,6 +139,7 @@ type Announcer struct {
 	opts    Options
 	ns      netns.NsHandle // ours; closed or not: see netns.None
 	handle  *netlink.Handle
+	sender  *wire.Sender
 	probing chan struct{} // a semaphore of probesAtOnce
 	stop    context.CancelFunc
 	ctx     context.Context
@@ -131,9 +147,11 @@ type Announcer struct {
 
 	groups sync.Mutex // held while group membership is read or changed
 
-	mu      sync.Mutex
-	work    map[place]*job
-	changed chan struct{} // closed and replaced when a state changes
+	mu   sync.Mutex
+	work map[place]*job
+	// listening is where a goroutine reads what others say, or is about to; closed when it does.
+	listening map[segment]chan struct{}
+	changed   chan struct{} // closed and replaced when a state changes
 }
 
 // place is an address on an interface.
@@ -148,8 +166,14 @@ type job struct {
 	stop  context.CancelFunc
 	done  chan struct{} // closed when its goroutine has ended
 	again chan struct{} // capacity 1: start over now
-	name  string        // of the interface, as last seen; guarded by Announcer.mu
-	state State         // guarded by Announcer.mu
+
+	// Guarded by Announcer.mu:
+	name      string // of the interface, as last seen
+	state     State
+	defended  time.Time // when it was last announced against somebody else
+	contested time.Time // when somebody else was last heard; zero: nobody is known to be there
+	// lost: another shunt has the address and keeps it; ours is what it was compared with.
+	lost, ours net.HardwareAddr
 }
 
 // New starts an announcer that announces nothing yet.
@@ -164,15 +188,23 @@ func New(opts Options) (*Announcer, error) {
 		namespace.Close(ns)
 		return nil, fmt.Errorf("open a netlink socket to announce addresses: %w", err)
 	}
+	sender, err := wire.OpenSender(ns)
+	if err != nil {
+		handle.Close()
+		namespace.Close(ns)
+		return nil, err
+	}
 	a := &Announcer{
-		opts: opts, ns: ns, handle: handle,
-		probing: make(chan struct{}, probesAtOnce),
-		work:    map[place]*job{},
-		changed: make(chan struct{}),
+		opts: opts, ns: ns, handle: handle, sender: sender,
+		probing:   make(chan struct{}, probesAtOnce),
+		work:      map[place]*job{},
+		listening: map[segment]chan struct{}{},
+		changed:   make(chan struct{}),
 	}
 	a.ctx, a.stop = context.WithCancel(context.Background())
 	if err := a.watchLinks(); err != nil {
 		a.stop()
+		sender.Close()
 		handle.Close()
 		namespace.Close(ns)
 		return nil, err
@@ -219,8 +251,8 @@ func (j *job) startOver() {
 	}
 }
 
-// Withdraw stops announcing an address, takes it from the data plane and leaves its
-// group. It does so too for an address that only a predecessor announced.
+// Withdraw stops announcing an address on an interface, takes it from the data plane unless it is ours on
+// another one, and leaves its group. It does so too for an address that only a predecessor announced.
 func (a *Announcer) Withdraw(addr netip.Addr, iface int) error {
 	p := place{addr.Unmap(), iface}
 	a.mu.Lock()
@@ -235,15 +267,31 @@ func (a *Announcer) Withdraw(addr netip.Addr, iface int) error {
 		subject = j.subject()
 		a.mu.Unlock()
 	}
-	err := a.opts.Disown(p.addr, p.iface)
+	var err error
+	if !a.ownedBeside(p) {
+		err = a.opts.Disown(p.addr, p.iface)
+	}
 	err = errors.Join(err, a.leave(p))
 	if j != nil {
-		for _, code := range []string{condition.AddressInUse, condition.AnnounceFailed, condition.MulticastLinkOnly} {
+		for _, code := range []string{condition.AddressInUse, condition.AddressContested, condition.AnnounceFailed, condition.MulticastLinkOnly} {
 			a.opts.Conditions.Clear(code, subject)
 		}
 		a.tellWaiters()
 	}
 	return err
+}
+
+// ownedBeside reports whether the address is ours on another interface. The data plane answers for an address
+// on all of them.
+func (a *Announcer) ownedBeside(p place) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for other, j := range a.work {
+		if other != p && other.addr == p.addr && j.state.Owned {
+			return true
+		}
+	}
+	return false
 }
 
 // States is every announced address, sorted.
@@ -307,6 +355,7 @@ func (a *Announcer) Close(keep bool) error {
 	a.stop()
 	a.mu.Unlock()
 	a.running.Wait()
+	a.sender.Close()
 	a.handle.Close()
 	namespace.Close(a.ns)
 	return err
@@ -316,22 +365,54 @@ func (a *Announcer) Close(keep bool) error {
 func (a *Announcer) run(ctx context.Context, j *job) {
 	for {
 		pause := a.round(ctx, j)
-		var wait <-chan time.Time
-		if pause > 0 {
-			wait = time.After(pause)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-j.again:
-		case <-wait:
+		for again := false; !again; {
+			owned := a.Owned(j.addr, j.iface)
+			if owned && pause == 0 {
+				a.mu.Lock()
+				pause = aboutAs(a.paced(a.opts.CheckInterval))
+				a.mu.Unlock()
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-j.again:
+				again = true
+			case <-time.After(pause):
+				if again = !owned || j.failing(a); !again {
+					a.check(j)
+					pause = 0
+				}
+			}
 		}
 	}
 }
 
+// untilRetry is how long to wait before an address in use is asked for again.
+func (a *Announcer) untilRetry() time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return aboutAs(a.paced(a.opts.RetryInterval))
+}
+
+// aboutAs is a time, give or take a quarter.
+func aboutAs(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * (0.75 + rand.Float64()/2))
+}
+
+// failing reports whether the last round has failed.
+func (j *job) failing(a *Announcer) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return j.state.Err != ""
+}
+
 // round joins, probes and announces once. It returns how long to wait before the next
-// round; 0 means until told to.
+// round; 0: there is none until told to, and the address is ours.
 func (a *Announcer) round(ctx context.Context, j *job) time.Duration {
+	was := a.Owned(j.addr, j.iface)
+	if a.yields(j) {
+		return a.untilRetry()
+	}
 	owner, err := a.claim(ctx, j)
 	if ctx.Err() != nil {
 		return 0
@@ -340,10 +421,14 @@ func (a *Announcer) round(ctx context.Context, j *job) time.Duration {
 	case err != nil:
 		a.failed(j, err)
 		return a.opts.FailureInterval
+	case owner != nil && was: // perhaps two had it that were apart, and both have left it now
+		a.inUse(j, owner, "")
+		return a.opts.RetryInterval / 6
 	case owner != nil:
-		a.inUse(j, owner)
-		return time.Duration(float64(a.opts.RetryInterval) * (0.75 + rand.Float64()/2))
+		a.inUse(j, owner, "")
+		return a.untilRetry()
 	}
+	a.listen(ctx, j.place)
 	if err := a.opts.Own(j.addr, j.iface); err != nil {
 		a.failed(j, fmt.Errorf("make the data plane answer: %w", err))
 		return a.opts.FailureInterval
@@ -404,17 +489,21 @@ func (a *Announcer) failed(j *job, err error) {
 	})
 }
 
-func (a *Announcer) inUse(j *job, owner net.HardwareAddr) {
+// inUse leaves the address to its owner. how says how it came to that; empty: the owner answered a probe.
+func (a *Announcer) inUse(j *job, owner net.HardwareAddr, how string) {
+	if how == "" {
+		how = fmt.Sprintf("is in use: %s answered when asked who has it", owner)
+	}
 	if err := a.opts.Disown(j.addr, j.iface); err != nil {
 		a.opts.Log.Error("cannot make the data plane stop answering for an address that another host uses",
 			"address", j.addr, "owner", owner, "error", err)
 	}
 	a.set(j, func(s *State) { s.Owned, s.Owner, s.Err = false, owner, "" })
 	a.opts.Conditions.Clear(condition.AnnounceFailed, j.subjectIn(a))
+	a.opts.Conditions.Clear(condition.AddressContested, j.subjectIn(a))
 	a.opts.Conditions.Raise(condition.Condition{
 		Code: condition.AddressInUse, Subject: j.subjectIn(a),
-		Text: fmt.Sprintf("%s is in use: %s answered when asked who has it, so it is not announced; asking again about every %s",
-			j.subjectIn(a), owner, a.opts.RetryInterval),
+		Text: fmt.Sprintf("%s %s, so it is not announced; asking again about every %s", j.subjectIn(a), how, a.opts.RetryInterval),
 	})
 }
 

@@ -19,16 +19,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// segment is a link with a balancer that announces and a host that listens:
+// lan is a link with a balancer that announces and a host that listens:
 //
 //	balancer ──lan─────────eth── host
 //	10.8.0.1/24            10.8.0.2/24
 //	fd00:8::1/64           fd00:8::2/64
-type segment struct{ balancer, host *nstest.Namespace }
+type lan struct{ balancer, host *nstest.Namespace }
 
-func newSegment(t *testing.T) segment {
+func newSegment(t *testing.T) lan {
 	t.Helper()
-	s := segment{nstest.New(t), nstest.New(t)}
+	s := lan{nstest.New(t), nstest.New(t)}
 	for _, n := range []*nstest.Namespace{s.balancer, s.host} { // link-local addresses are usable at once
 		n.Sysctl(t, "ipv6/conf/default/accept_dad", "0")
 	}
@@ -86,7 +86,7 @@ type fixture struct {
 	iface      int
 }
 
-func (s segment) announcer(t *testing.T) fixture {
+func (s lan) announcer(t *testing.T) fixture {
 	t.Helper()
 	f := fixture{
 		plane:      &plane{owned: map[netip.Addr]bool{}, ever: map[netip.Addr]bool{}},
@@ -97,6 +97,7 @@ func (s segment) announcer(t *testing.T) fixture {
 		Namespace: &s.balancer.Handle, Own: f.plane.own, Disown: f.plane.disown, Conditions: f.conditions,
 		ProbeInterval: 30 * time.Millisecond, ProbeWait: 100 * time.Millisecond, AnnounceInterval: 20 * time.Millisecond,
 		RetryInterval: 100 * time.Millisecond, FailureInterval: 50 * time.Millisecond,
+		CheckInterval: 100 * time.Millisecond, DefendInterval: 200 * time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -137,7 +138,7 @@ func member(t *testing.T, n *nstest.Namespace, iface string, group netip.Addr) b
 }
 
 // cached is the hardware address the host has for addr.
-func (s segment) cached(t *testing.T, addr netip.Addr) net.HardwareAddr {
+func (s lan) cached(t *testing.T, addr netip.Addr) net.HardwareAddr {
 	t.Helper()
 	list, err := s.host.Net.NeighList(s.host.Index(t, "eth"), netlink.FAMILY_ALL)
 	if err != nil {
@@ -215,7 +216,7 @@ func TestTwoBalancersNeverBothOwn(t *testing.T) {
 	s := newSegment(t)
 	ours := s.announcer(t)
 	ours.opts.ProbeWait = time.Second // nobody answers probes here: only probes that cross are seen
-	theirs := segment{s.host, s.balancer}
+	theirs := lan{s.host, s.balancer}
 	other := fixture{plane: &plane{owned: map[netip.Addr]bool{}, ever: map[netip.Addr]bool{}}, iface: theirs.balancer.Index(t, "eth")}
 	var err error
 	other.Announcer, err = New(Options{
@@ -376,6 +377,7 @@ func TestFailuresAreTriedAgain(t *testing.T) {
 
 func TestConflict(t *testing.T) {
 	ours, theirs := net.HardwareAddr{2, 0, 0, 0, 0, 1}, net.HardwareAddr{2, 0, 0, 0, 0, 2}
+	lower := net.HardwareAddr{2, 0, 0, 0, 0, 0}
 	frame := func(b []byte, err error) []byte {
 		t.Helper()
 		if err != nil {
@@ -390,12 +392,14 @@ func TestConflict(t *testing.T) {
 		owner net.HardwareAddr
 	}{
 		{"ARP announcement of the address", frame(wire.Announcement(theirs, vip4)), vip4, theirs},
-		{"ARP probe for the address", frame(wire.Probe(theirs, vip4)), vip4, theirs},
+		{"ARP probe for the address, by a higher hardware address", frame(wire.Probe(theirs, vip4)), vip4, nil},
+		{"ARP probe for the address, by a lower one", frame(wire.Probe(lower, vip4)), vip4, lower},
 		{"our own ARP probe", frame(wire.Probe(ours, vip4)), vip4, nil},
 		{"ARP request for the address", frame(wire.ARPRequest(theirs, ours, netip.MustParseAddr("10.8.0.2"), vip4)), vip4, nil},
 		{"ARP about another address", frame(wire.Announcement(theirs, netip.MustParseAddr("10.8.0.2"))), vip4, nil},
 		{"advertisement of the address", frame(wire.Announcement(theirs, vip6)), vip6, theirs},
-		{"solicitation from ::", frame(wire.Probe(theirs, vip6)), vip6, theirs},
+		{"solicitation from ::, by a higher hardware address", frame(wire.Probe(theirs, vip6)), vip6, nil},
+		{"solicitation from ::, by a lower one", frame(wire.Probe(lower, vip6)), vip6, lower},
 		{"our own solicitation", frame(wire.Probe(ours, vip6)), vip6, nil},
 		{"advertisement of another address", frame(wire.Announcement(theirs, netip.MustParseAddr("fd00::9"))), vip6, nil},
 		{"nothing", nil, vip4, nil},

@@ -6,66 +6,90 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/gopacket/gopacket/layers"
+	"github.com/shunt-lb/shunt/internal/lb/wire"
+	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// conflict reads a received frame: does it show that somebody other than mac has addr, or
-// is about to take it? It returns that one's hardware address, or nil.
-func conflict(frame []byte, mac net.HardwareAddr, addr netip.Addr) net.HardwareAddr {
+const (
+	arpRequest        = 1 // operation (RFC 826)
+	targetLinkAddress = 2 // option of an advertisement (RFC 4861 section 4.6.1)
+)
+
+// claim is what a received frame says of an address: mac has it, or is about to take it.
+type claim struct {
+	addr  netip.Addr
+	mac   net.HardwareAddr
+	probe bool // it asks first
+	// marked: another shunt announces it, which knows the rule of Announcer.heard.
+	marked bool
+}
+
+// claimOf reads a frame; ok is whether it claims an address.
+func claimOf(frame []byte) (c claim, ok bool) {
 	if len(frame) < 14 {
-		return nil
+		return claim{}, false
 	}
-	var owner net.HardwareAddr
 	switch body := frame[14:]; binary.BigEndian.Uint16(frame[12:14]) {
-	case uint16(layers.EthernetTypeARP):
-		owner = conflictARP(body, addr)
-	case uint16(layers.EthernetTypeIPv6):
-		owner = conflictND(body, net.HardwareAddr(frame[6:12]), addr)
+	case packet.TypeARP:
+		c, ok = claimARP(body)
+	case packet.TypeIPv6:
+		c, ok = claimND(body, net.HardwareAddr(frame[6:12]))
 	}
-	if owner == nil || bytes.Equal(owner, mac) {
-		return nil
+	if !ok {
+		return claim{}, false
 	}
-	return bytes.Clone(owner)
+	c.mac, c.marked = bytes.Clone(c.mac), wire.IsMarked(frame)
+	return c, true
 }
 
-// conflictARP: a packet from the address, or a probe for it (RFC 5227 section 2.1.1).
-func conflictARP(b []byte, addr netip.Addr) net.HardwareAddr {
-	if len(b) < 28 || !addr.Is4() || !bytes.Equal(b[:6], []byte{0, 1, 8, 0, 6, 4}) {
+// conflict reads a frame that was received while mac asks for addr: does it show that somebody else has
+// addr, or is about to take it before mac? It returns that one's hardware address, or nil. Of two that
+// ask at once the lower hardware address goes on, so that one of them does.
+func conflict(frame []byte, mac net.HardwareAddr, addr netip.Addr) net.HardwareAddr {
+	c, ok := claimOf(frame)
+	if !ok || c.addr != addr || bytes.Equal(c.mac, mac) || c.probe && bytes.Compare(c.mac, mac) > 0 {
 		return nil
 	}
-	want := addr.As4()
-	sender, target := b[14:18], b[24:28]
-	probe := bytes.Equal(sender, []byte{0, 0, 0, 0}) && bytes.Equal(target, want[:]) && binary.BigEndian.Uint16(b[6:8]) == layers.ARPRequest
-	if probe || bytes.Equal(sender, want[:]) {
-		return net.HardwareAddr(b[8:14])
-	}
-	return nil
+	return c.mac
 }
 
-// conflictND: an advertisement of the address, or a solicitation from :: for it (RFC 4862
+// claimARP: a packet from the address, or a probe for it (RFC 5227 section 2.1.1).
+func claimARP(b []byte) (c claim, ok bool) {
+	if len(b) < 28 || !bytes.Equal(b[:6], []byte{0, 1, 8, 0, 6, 4}) {
+		return claim{}, false
+	}
+	sender, target := netip.AddrFrom4([4]byte(b[14:18])), netip.AddrFrom4([4]byte(b[24:28]))
+	if sender.IsUnspecified() {
+		return claim{addr: target, mac: b[8:14], probe: true}, binary.BigEndian.Uint16(b[6:8]) == arpRequest
+	}
+	return claim{addr: sender, mac: b[8:14]}, true
+}
+
+// claimND: an advertisement of the address, or a solicitation from :: for it (RFC 4862
 // sections 5.4.3 and 5.4.4).
-func conflictND(b []byte, from net.HardwareAddr, addr netip.Addr) net.HardwareAddr {
+func claimND(b []byte, from net.HardwareAddr) (c claim, ok bool) {
 	const header, message = 40, 24
-	if len(b) < header+message || addr.Is4() || b[6] != uint8(layers.IPProtocolICMPv6) || b[7] != 255 {
-		return nil
+	if len(b) < header+message || b[6] != packet.ProtocolICMPv6 || b[7] != 255 {
+		return claim{}, false
 	}
-	icmp, want := b[header:], addr.As16()
-	if icmp[1] != 0 || !bytes.Equal(icmp[8:message], want[:]) {
-		return nil
+	icmp := b[header:]
+	if icmp[1] != 0 {
+		return claim{}, false
 	}
+	c = claim{addr: netip.AddrFrom16([16]byte(icmp[8:message])), mac: from}
 	switch icmp[0] {
-	case layers.ICMPv6TypeNeighborSolicitation:
-		if netip.AddrFrom16([16]byte(b[8:24])).IsUnspecified() {
-			return from
-		}
-	case layers.ICMPv6TypeNeighborAdvertisement:
+	case packet.TypeNeighbourSolicitation:
+		c.probe = true
+		return c, netip.AddrFrom16([16]byte(b[8:24])).IsUnspecified()
+	case packet.TypeNeighbourAdvertisement:
 		// The option, where there is one, names the owner even if a proxy answers.
 		for o := icmp[message:]; len(o) >= 8 && o[1] > 0 && int(o[1])*8 <= len(o); o = o[int(o[1])*8:] {
-			if o[0] == uint8(layers.ICMPv6OptTargetAddress) {
-				return net.HardwareAddr(o[2:8])
+			if o[0] == targetLinkAddress {
+				c.mac = net.HardwareAddr(o[2:8])
+				break
 			}
 		}
-		return from
+		return c, true
 	}
-	return nil
+	return claim{}, false
 }

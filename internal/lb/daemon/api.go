@@ -83,6 +83,7 @@ func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
 	}
 	showMissed(s.Attached, framesMissed(d.interfaces.names(), d.log))
 	d.chained.show(s.Attached)
+	d.showGuests(s.Attached)
 	overrides := d.Overrides()
 	s.Daemon.Overrides = status.Overrides(overrides)
 	settling := d.reconciler.Settling()

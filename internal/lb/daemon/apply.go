@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/control"
@@ -111,7 +112,8 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 		}
 	}
 	// Without overrides: a backend that is drained for good needs its room again without.
-	if _, err := d.reconciler.Plan(reconcile.Desired{Services: next.Configured, Limits: machine.Limits}); err != nil {
+	planned, err := d.reconciler.Plan(reconcile.Desired{Services: next.Configured, Limits: machine.Limits})
+	if err != nil {
 		return reconcile.Difference{}, err
 	}
 	if err := d.datapath.Prepare(come); err != nil {
@@ -150,10 +152,15 @@ func (d *daemon) change(ctx context.Context, named ...state.Declaration) (reconc
 	}
 	// From here on it is carried out, now or by trying again.
 	keep()
+	var ends []string
+	if ofMachine && !first { // a source that changes often does not have all flows counted each time
+		ends = d.tellCuts(planned, next.Configured)
+	}
 	if ofMachine {
 		d.checks.reread() // the files may be new, too
 	}
 	difference, err := d.carryOut()
+	difference.Cuts = ends
 	if err != nil {
 		return difference, fmt.Errorf("the change is carried out in part, and is tried again: %w", err)
 	}
@@ -232,9 +239,10 @@ func (d *daemon) carryOut() (difference reconcile.Difference, err error) {
 	if err != nil {
 		return reconcile.Difference{}, err
 	}
+	d.own = own
 	desired := reconcile.Desired{
 		Services: services,
-		Sources:  d.ways.Sources(),
+		Sources:  d.ways.Sources(own, time.Now()),
 		HostOwn:  own,
 		Limits:   node.Limits,
 		Settle:   node.Timeouts.Settle,
@@ -253,7 +261,13 @@ func (d *daemon) carryOut() (difference reconcile.Difference, err error) {
 	if err := d.datapath.Heartbeat(); err != nil { // from here on the hops are fresh
 		return difference, err
 	}
-	return difference, d.announcer.want(node.Interfaces, services, desired.Sources, own)
+	return difference, d.announcer.want(node.Interfaces, services, configuredOf(desired.Sources, node), own)
+}
+
+// configuredOf is the sources that the configuration names. Others are the host's own: one that the host has lost for
+// now, with its link for example, is nothing to announce in the host's place.
+func configuredOf(sources []netip.Addr, node model.Node) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(sources), func(a netip.Addr) bool { return !slices.Contains(node.SNAT.Addresses, a) })
 }
 
 // portPool is where source ports of full NAT come from.

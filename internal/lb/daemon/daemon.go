@@ -115,8 +115,11 @@ type daemon struct {
 	server     *decapsulation
 	announcer  *announcements
 	deserted   desertions
-	stopped    bool // no change any more
-	draining   bool // no new flows, and no change of the configuration any more
+	own        map[netip.Addr]bool // the host's addresses, as last carried out
+	departed   condition.Lasting   // sources of NAT whose flows were ended
+	uppersDue  int                 // see uppersEvery
+	stopped    bool                // no change any more
+	draining   bool                // no new flows, and no change of the configuration any more
 
 	// These may be called at any time.
 	datapath   *datapath.Datapath
@@ -138,6 +141,7 @@ type daemon struct {
 func open(ctx context.Context, host *node.Host, opts Options, config model.Config) (*daemon, error) {
 	d := &daemon{host: host, opts: opts, log: host.Log, events: host.Events, conditions: host.Conditions,
 		retries: newRetries(host.ConfigPath, host.Conditions)}
+	d.departed = condition.Lasting{Set: host.Conditions, Hold: departedHold}
 	d.openState()
 	if err := d.start(ctx, config); err != nil {
 		return nil, errors.Join(err, d.abandon())
@@ -193,7 +197,7 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	}); err != nil {
 		return err
 	}
-	d.reconciler = reconcile.New(maps, reconcile.BeforeNaming(d.ways.Add), reconcile.BeforeForgetting(d.ways.Rewrite))
+	d.reconciler = reconcile.New(maps, reconcile.BeforeNaming(d.ways.Add), reconcile.BeforeForgetting(d.forgetSources))
 	d.announcer = newAnnouncements(dp.SetOwned, d.conditions, d.log)
 	contents, err := d.reconciler.Adopt()
 	if err != nil {
@@ -311,6 +315,7 @@ func (d *daemon) followInterfaces() {
 	if d.interfaces.refresh(d.writer.Snapshot().Node.Interfaces) {
 		d.retries.want()
 	}
+	d.followAddresses(time.Now())
 	d.server.refresh()
 }
 
@@ -377,7 +382,7 @@ func (d *daemon) abandon() error {
 func (d *daemon) endChecks() error {
 	var err error
 	if d.checks != nil {
-		d.checks.monitor.Close()
+		d.checks.close()
 	}
 	if d.detour != nil {
 		err = d.detour.Close()

@@ -35,6 +35,7 @@ type checks struct {
 	monitor    *health.Monitor
 	conditions *condition.Set
 	direct     directWay
+	uplinks    *health.Uplinks
 	// held is what the data plane did when this process adopted it; nil once that is used.
 	held     func(service string, b model.BackendAddress) model.HealthState
 	revision state.Revision // of the snapshot that the monitor checks
@@ -53,9 +54,21 @@ func newChecks(contents reconcile.Contents, conditions *condition.Set, events *c
 		logTransition(log, t)
 		events.Publish(eventOfHealth(t))
 	}
+	uplinks, err := health.NewUplinks(log)
+	if err != nil {
+		log.Warn("failures of this machine's own network count as failures of the backends that are checked", "error", err)
+	}
 	return &checks{
-		monitor:    health.New(health.Options{Log: log, OnTransition: tell, DialDirect: direct.dial}),
-		conditions: conditions, direct: direct, held: heldStates(contents),
+		monitor:    health.New(health.Options{Log: log, OnTransition: tell, DialDirect: direct.dial, Uplinks: uplinks}),
+		conditions: conditions, direct: direct, held: heldStates(contents), uplinks: uplinks,
+	}
+}
+
+// close ends the checks.
+func (c *checks) close() {
+	c.monitor.Close()
+	if c.uplinks != nil {
+		c.uplinks.Close()
 	}
 }
 

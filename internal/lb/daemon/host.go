@@ -41,7 +41,7 @@ func localHost() file.LocalHost {
 // followedHost is this machine, asked for routes only where nobody follows them already.
 type followedHost struct {
 	file.LocalHost
-	out func(netip.Addr) (iface int, ok bool)
+	out func(netip.Addr) (iface int, onLink, ok bool)
 }
 
 // Routes is file.Host's.
@@ -50,7 +50,7 @@ func (h followedHost) Routes(to []netip.Addr) map[netip.Addr]file.Route {
 	names := map[int]string{} // empty: it has gone
 	var unknown []netip.Addr
 	for _, a := range to {
-		index, ok := h.out(a)
+		index, onLink, ok := h.out(a)
 		if name, seen := names[index]; ok && !seen {
 			if i, err := net.InterfaceByIndex(index); err == nil {
 				name = i.Name
@@ -61,7 +61,7 @@ func (h followedHost) Routes(to []netip.Addr) map[netip.Addr]file.Route {
 			unknown = append(unknown, a)
 			continue
 		}
-		routes[a] = file.Route{Interface: names[index]}
+		routes[a] = file.Route{Interface: names[index], OnLink: onLink}
 	}
 	maps.Copy(routes, h.LocalHost.Routes(unknown))
 	return routes
@@ -75,7 +75,8 @@ func hostAddresses() (map[netip.Addr]bool, error) {
 	}
 	own := map[netip.Addr]bool{}
 	for _, a := range addrs {
-		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+		// Among them are groups that announcements have joined.
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil && !prefix.Addr().IsMulticast() {
 			own[prefix.Addr().Unmap()] = true
 		}
 	}

@@ -169,7 +169,7 @@ func (i *interfaces) attach(wanted model.Interface) error {
 	}
 	a, err := i.attacher.Attach(name, wanted.Attach)
 	if err != nil {
-		return err
+		return withUpper(wanted, err)
 	}
 	i.mu.Lock()
 	i.attached[name] = a
@@ -192,7 +192,7 @@ func (i *interfaces) attach(wanted model.Interface) error {
 		i.conditions.Clear(condition.AttachDegraded, name)
 	}
 	if err := i.offloads.fit(name, a.Mode, i.parents[name]); err != nil {
-		return errors.Join(err, i.detach(name))
+		return errors.Join(withUpper(wanted, err), i.detach(name))
 	}
 	return nil
 }

@@ -13,12 +13,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gopacket/gopacket"
-	"github.com/gopacket/gopacket/layers"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
 	"github.com/shunt-lb/shunt/internal/lb/wire"
 	"github.com/shunt-lb/shunt/internal/node"
+	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -196,16 +195,13 @@ func TestLoopbackLeavesAdvertisedRoutes(t *testing.T) {
 // advertisement is what a router says from time to time that is one for an hour (RFC 4861, 4.2).
 func advertisement(mac net.HardwareAddr, source netip.Addr) ([]byte, error) {
 	allNodes := netip.MustParseAddr("ff02::1")
-	ip := &layers.IPv6{Version: 6, HopLimit: 255, NextHeader: layers.IPProtocolICMPv6, SrcIP: source.AsSlice(), DstIP: allNodes.AsSlice()}
-	icmp := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(layers.ICMPv6TypeRouterAdvertisement, 0)}
-	if err := icmp.SetNetworkLayerForChecksum(ip); err != nil {
-		return nil, err
-	}
-	buffer := gopacket.NewSerializeBuffer()
-	err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true},
-		&layers.Ethernet{SrcMAC: mac, DstMAC: wire.GroupMAC(allNodes), EthernetType: layers.EthernetTypeIPv6}, ip, icmp,
-		&layers.ICMPv6RouterAdvertisement{HopLimit: 64, RouterLifetime: 3600})
-	return buffer.Bytes(), err
+	const hopLimit, lifetime = 64, 3600
+	return packet.Build(packet.Packet{
+		Ethernet: packet.Ethernet{Source: mac, Destination: wire.GroupMAC(allNodes)},
+		IPv6:     &packet.IPv6{Source: source, Destination: allNodes, HopLimit: 255},
+		ICMPv6:   &packet.ICMPv6{Type: 134, Rest: hopLimit<<24 | lifetime},
+		Payload:  make([]byte, 8), // reachable time and retransmission timer: unspecified
+	})
 }
 
 // A start that is refused before there is a data plane changes nothing.

@@ -119,6 +119,7 @@ var fieldChanges = map[string][3]string{
 
 	"timeouts.tcp_established": {"", "timeouts: {tcp_established: 3h}", "~ timeouts.tcp_established: 2h4m -> 3h"},
 	"timeouts.tcp_handshake":   {"", "timeouts: {tcp_handshake: 5s}", "~ timeouts.tcp_handshake: 10s -> 5s"},
+	"timeouts.tcp_half_closed": {"", "timeouts: {tcp_half_closed: 1h}", "~ timeouts.tcp_half_closed: 4m -> 1h"},
 	"timeouts.tcp_closing":     {"", "timeouts: {tcp_closing: 5s}", "~ timeouts.tcp_closing: 10s -> 5s"},
 	"timeouts.udp":             {"", "timeouts: {udp: 150s}", "~ timeouts.udp: 5m -> 2m30s"},
 	"timeouts.settle":          {"", "timeouts: {settle: 1m}", "~ timeouts.settle: 15m -> 1m"},

@@ -116,6 +116,7 @@ const (
 	abiFeatureFEATURE_ADDRESSES abiFeature = 32
 	abiFeatureFEATURE_VLAN      abiFeature = 64
 	abiFeatureFEATURE_DECAP     abiFeature = 128
+	abiFeatureFEATURE_TC_WAYS   abiFeature = 256
 )
 
 type abiFilter struct {

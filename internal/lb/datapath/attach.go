@@ -27,16 +27,18 @@ type attached struct {
 	redirectBack bool
 	// programs are, at tc, one for each of directions; at XDP the first is all.
 	programs [len(directions)]*ebpf.Program
-	link     link.Link             // at XDP
-	sides    [len(directions)]side // at tc
-	chain    *ebpf.Map             // while it is being attached to XDP
-	stopgap  *stopgap              // while its mode changes
-	vlan     *vlan                 // nil where its frames come in by itself
-	guests   *kernel.GuestPlace    // at XDP: other products' programs, behind this one
+	// deliveries are loaded before the one at XDP runs, and nil once they are attached.
+	deliveries [len(directions)]*ebpf.Program
+	link       link.Link             // at XDP
+	sides      [len(directions)]side // at tc
+	chain      *ebpf.Map             // while it is being attached to XDP
+	stopgap    *stopgap              // while its mode changes
+	vlan       *vlan                 // nil where its frames come in by itself
+	guests     *kernel.GuestPlace    // at XDP: other products' programs, behind this one
 }
 
 func (a *attached) closePrograms() error {
-	var errs []error
+	errs := []error{a.closeDeliveries()}
 	for i, p := range a.programs {
 		if p != nil {
 			errs = append(errs, p.Close())
@@ -137,6 +139,9 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 	default:
 		err = d.attachXDP(a, dev, mode)
 	}
+	if err == nil {
+		err = d.deliver(a)
+	}
 	if err == nil && tagged == nil { // its frames come in by itself from now on
 		err = d.leaveVLAN(a)
 	}
@@ -154,6 +159,9 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 	}
 	d.attached[iface] = a
 	d.countRefusals()
+	if err := d.setTCWay(index, a.Mode.AtTC()); err != nil {
+		return kernel.Attachment{}, err
+	}
 	return a.Attachment, nil
 }
 
@@ -162,6 +170,10 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 func (d *Datapath) moveToTC(a *attached) error {
 	a.Reason = ""
 	if err := d.attachTC(a); err != nil {
+		return err
+	}
+	// Before that, because sh_xdp keeps forged marks from it.
+	if err := dropSides(d.root, d.instance, a.Interface, a.ifindex, deliveries); err != nil {
 		return err
 	}
 	return d.leaveXDP(a.Interface)
@@ -331,7 +343,10 @@ func (d *Datapath) load(a *attached) error {
 	if err := d.loadProgram(a, nil); err != nil {
 		return err
 	}
-	err := putNext(a.chain, a.programs[0], a.Interface)
+	err := d.loadDeliveries(a)
+	if err == nil {
+		err = putNext(a.chain, a.programs[0], a.Interface)
+	}
 	if err == nil && d.features&abiFeatureFEATURE_VLAN != 0 && a.Mode == kernel.ModeNative {
 		err = d.loadTagged(a)
 	}
@@ -479,8 +494,10 @@ func (d *Datapath) Detach(iface string) error {
 	if err := d.keepsVLANs(iface); err != nil {
 		return fmt.Errorf("detach from interface %s: %w", iface, err)
 	}
-	var errs []error
+	ifindex := interfaceIndex(iface)
+	errs := []error{dropSides(d.root, d.instance, iface, ifindex, deliveries)} // while sh_xdp keeps forged marks from them
 	if a := d.attached[iface]; a != nil {
+		d.endTCWay(a.index)
 		errs = append(errs, a.drop(), d.clearInterface(a.index, a.ifindex))
 		delete(d.attached, iface)
 	} else if l, err := link.LoadPinnedLink(linkPath(d.root, d.instance, iface), nil); err == nil {
@@ -493,8 +510,9 @@ func (d *Datapath) Detach(iface string) error {
 	} else if !errors.Is(err, os.ErrNotExist) {
 		errs = append(errs, err)
 	}
-	if ifindex := interfaceIndex(iface); d.attached[iface] == nil {
+	if d.attached[iface] == nil {
 		if index, ok := d.indexOf(ifindex); ok && ifindex != 0 {
+			d.endTCWay(index)
 			errs = append(errs, d.clearInterface(index, ifindex))
 		}
 		errs = append(errs, dropTC(d.root, d.instance, iface, ifindex))

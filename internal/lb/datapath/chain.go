@@ -23,6 +23,7 @@ type Position string
 const (
 	PositionBefore Position = "before"
 	PositionShunt  Position = "shunt"
+	PositionGuest  Position = "guest"
 	PositionAfter  Position = "after"
 )
 
@@ -58,7 +59,9 @@ type Chain struct {
 	Map       string   `json:"map"` // the file of the map that a program before calls on
 	Before    *Chained `json:"before"`
 	Shunt     *Chained `json:"shunt"`
-	After     *Chained `json:"after"`
+	// Guest is the program of another product of the daemon, which shunt's hands on to before After's. It is not measured.
+	Guest *Chained `json:"guest,omitempty"`
+	After *Chained `json:"after"`
 	// Attached is the number of the program that the interface runs: Before's, else Shunt's. It
 	// differs while a change is being made, or when one was cut short; attaching repairs that.
 	Attached uint32 `json:"attached"`
@@ -70,7 +73,7 @@ type Place struct {
 	Program  *Chained
 }
 
-// Places are all of a chain, in a packet's order.
+// Places are all of a chain but the guest, in a packet's order.
 func (c *Chain) Places() []Place {
 	return []Place{{PositionBefore, c.Before}, {PositionShunt, c.Shunt}, {PositionAfter, c.After}}
 }
@@ -273,7 +276,7 @@ func readChain(opts Options, iface string) (Chain, error) {
 	if !programs.measured {
 		c.Attached = uint32(info.Program)
 	}
-	return c, nil
+	return c, c.meetGuest()
 }
 
 // chainPrograms are the programs of a chain, by the places in its map; nil where there is none.

@@ -8,6 +8,8 @@
 //	    tc-in-<interface>       those with attach: tc
 //	    tc-out-<interface>
 //	    clsact-<interface>      a note that the qdisc is ours (Linux before 6.6)
+//	    deliver-in-<interface>  those at tc beside one at XDP (deliver.go)
+//	    deliver-out-<interface>
 //	    chain-<interface>       what runs there before and after it
 //	    link-drops-<program>    the programs that count frames the kernel refused
 //
@@ -78,6 +80,7 @@ type Datapath struct {
 	hostBackends   map[uint32]bool // those that are this host; the same
 	toClients      sync.Mutex      // held while that setting changes
 	features       abiFeature      // that the programs are loaded with
+	tcWays         uint64          // bit 1 << index: the interface is at tc (bpf/lb/config.h); mu guards it
 	vlans          func(netlink.Link) (VLAN, bool)
 
 	// ways is held while a backend changes, so that what belongs to one tenant of a
@@ -155,6 +158,9 @@ func (d *Datapath) prepare() error {
 	}
 	var err error
 	d.features = d.featuresInUse()
+	if d.tcWays, err = d.tcWaysInUse(); err != nil {
+		return err
+	}
 	if d.grace, err = kernel.NewGrace(); err != nil {
 		return err
 	}

@@ -104,10 +104,18 @@ func (d *Datapath) require(needed abiFeature) (err error) {
 			d.features = before
 		}
 	}()
+	return d.renewAll(func(*attached) bool { return true })
+}
+
+// renewAll loads the programs of these interfaces anew.
+func (d *Datapath) renewAll(which func(*attached) bool) error {
 	for name, old := range d.attached {
+		if !which(old) {
+			continue
+		}
 		a := *old
 		if err := d.renew(&a); err != nil {
-			return fmt.Errorf("replace the program on interface %s by one with more features: %w", name, err)
+			return fmt.Errorf("replace the program on interface %s by one with other features: %w", name, err)
 		}
 		_ = old.closePrograms()
 		d.attached[name] = &a
@@ -119,7 +127,10 @@ func (d *Datapath) require(needed abiFeature) (err error) {
 func (d *Datapath) renew(a *attached) error {
 	a.programs = [len(directions)]*ebpf.Program{} // the old ones go when all have new ones
 	if a.vlan != nil {
-		return d.loadVLAN(a)
+		if err := d.loadVLAN(a); err != nil {
+			return err
+		}
+		return d.deliver(a)
 	}
 	if a.Mode.AtTC() {
 		if err := d.loadTC(a); err != nil {
@@ -144,5 +155,5 @@ func (d *Datapath) renew(a *attached) error {
 	if err := d.run(a, a.link.Update); err != nil {
 		return errors.Join(err, a.closePrograms())
 	}
-	return nil
+	return d.deliver(a)
 }

@@ -3,11 +3,9 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // indexOf is the position of an interface in sh_interfaces.
@@ -47,7 +45,7 @@ func (d *Datapath) writeInterface(dev netlink.Link, tagged *vlan) (uint32, error
 	}
 	record := abiInterface{Ifindex: uint32(attrs.Index), Mtu: uint32(attrs.MTU)}
 	copy(record.Mac[:], attrs.HardwareAddr)
-	if err := primaryAddresses(dev, &record); err != nil {
+	if err := d.sendingAddresses(attrs.Index, &record); err != nil {
 		return 0, fmt.Errorf("read the addresses of interface %s: %w", attrs.Name, err)
 	}
 	ifindex := uint32(attrs.Index)
@@ -116,28 +114,4 @@ func (d *Datapath) clearInterface(index uint32, ifindex int) error {
 	err := d.remove(abiMapShIfindexes, uint32(ifindex), "an interface")
 	return errors.Join(err, d.clearVLAN(index), d.clearDecap(index), d.remove(abiMapShTxPorts, index, "an interface"),
 		d.maps[abiMapShInterfaces].Put(index, abiInterface{}))
-}
-
-// primaryAddresses finds what ICMP errors are sent from: the first address of each family
-// that is neither secondary nor link-local.
-func primaryAddresses(dev netlink.Link, record *abiInterface) error {
-	addrs, err := netlink.AddrList(dev, netlink.FAMILY_ALL)
-	if err != nil {
-		return err
-	}
-	for _, a := range addrs {
-		address, ok := netip.AddrFromSlice(a.IP)
-		address = address.Unmap()
-		if !ok || a.Flags&unix.IFA_F_SECONDARY != 0 || address.IsLinkLocalUnicast() {
-			continue
-		}
-		to := &record.Address6
-		if address.Is4() {
-			to = &record.Address4
-		}
-		if *to == (abiAddr{}) {
-			*to = toAddr(address)
-		}
-	}
-	return nil
 }

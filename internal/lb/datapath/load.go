@@ -37,8 +37,13 @@ func (v *View) loadOnto(own map[string]*ebpf.Map, load func() (*ebpf.CollectionS
 
 // constants are what lb/config.h fixes at load, for one interface's program.
 func (d *Datapath) constants(a *attached) map[string]any {
+	ways := d.waysOf(a)
+	features := d.features
+	if ways != 0 {
+		features |= abiFeatureFEATURE_TC_WAYS
+	}
 	return map[string]any{
-		"features":           uint32(d.features),
+		"features":           uint32(features),
 		"interface_index":    a.index,
 		"generic_mode":       asByte(a.Mode != kernel.ModeNative),
 		"redirect_back":      asByte(a.Mode == kernel.ModeNative && a.redirectBack),
@@ -46,6 +51,7 @@ func (d *Datapath) constants(a *attached) map[string]any {
 		"tracked_count":      d.maps[abiMapShTracked].MaxEntries(),
 		"jiffies_per_second": d.rate,
 		"tick_shift":         d.tickShift(),
+		"tc_ways":            ways,
 	}
 }
 

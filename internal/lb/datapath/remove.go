@@ -36,6 +36,9 @@ func RemoveFrom(opts Options) error {
 	if err != nil {
 		opts.Log.Warn("the VLANs whose frames are taken at their parents cannot be listed; they go with these", "error", err)
 	}
+	if err := removeDeliveries(opts); err != nil { // while sh_xdp still keeps forged marks from them
+		return err
+	}
 	// Interfaces before what only counts.
 	slices.SortStableFunc(entries, func(a, b os.DirEntry) int {
 		if isDropsLink(a.Name()) != isDropsLink(b.Name()) {
@@ -103,8 +106,12 @@ func RemoveFrom(opts Options) error {
 
 // removeTC takes off what the pins say is at tc, wherever the interface is by now.
 func removeTC(opts Options, iface string) error {
+	return removeSides(opts, iface, directions)
+}
+
+func removeSides(opts Options, iface string, places [len(directions)]direction) error {
 	var errs []error
-	for _, at := range directions {
+	for _, at := range places {
 		path := at.path(opts.PinRoot, opts.Instance, iface)
 		l, err := pinnedLink(path)
 		switch {
@@ -176,6 +183,8 @@ func PinnedOf(instance string) ([]Pinned, error) {
 			p.What = "program after shunt's on " + kernel.FromPin(strings.TrimPrefix(name, PositionAfter.pinPrefix()))
 		case strings.HasPrefix(name, chainPrefix):
 			p.What = "chain of " + kernel.FromPin(strings.TrimPrefix(name, chainPrefix))
+		case strings.HasPrefix(name, deliverPrefix):
+			p.What = "program at tc beside the one at XDP"
 		}
 		all = append(all, p)
 	}

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -97,7 +98,7 @@ func (d *Datapath) SetOwned(address netip.Addr, owned Owned) error {
 // Timeouts that are not configured.
 const (
 	// RFC 5382 REQ-5 lets a half-closed connection go after 4 min.
-	halfClosedMax = 4 * time.Minute
+	halfClosed = 4 * time.Minute
 	// A closed port rests: 60 s is Linux's TIME-WAIT (TCP_TIMEWAIT_LEN), which the
 	// backend keeps if it closed first. Otherwise the client keeps it, and 2 s let the last
 	// segments pass.
@@ -123,7 +124,7 @@ func (d *Datapath) SetSettings(t model.Timeouts, ports value.PortRange) error {
 	var durations [abiTimeoutTIMEOUT_COUNT]time.Duration
 	durations[abiTimeoutTIMEOUT_TCP_ESTABLISHED] = t.TCPEstablished
 	durations[abiTimeoutTIMEOUT_TCP_HANDSHAKE] = t.TCPHandshake
-	durations[abiTimeoutTIMEOUT_TCP_HALF_CLOSED] = min(halfClosedMax, t.TCPEstablished)
+	durations[abiTimeoutTIMEOUT_TCP_HALF_CLOSED] = min(cmp.Or(t.TCPHalfClosed, halfClosed), t.TCPEstablished)
 	durations[abiTimeoutTIMEOUT_TCP_RESET] = t.TCPClosing
 	durations[abiTimeoutTIMEOUT_TCP_REST_BACKEND_FIRST] = restBackendFirst
 	durations[abiTimeoutTIMEOUT_TCP_REST] = rest

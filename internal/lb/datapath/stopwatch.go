@@ -68,7 +68,11 @@ func MeasureChains(ctx context.Context, opts Options, length time.Duration, inte
 	for _, iface := range interfaces {
 		all = append(all, &stopwatch{opts: opts, iface: iface})
 	}
-	return measure(ctx, all, length)
+	measured, err := measure(ctx, all, length)
+	for i := range measured {
+		err = errors.Join(err, measured[i].meetGuest())
+	}
+	return measured, err
 }
 
 // ErrMeasured says that a process measures a chain now.

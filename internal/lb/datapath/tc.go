@@ -20,18 +20,20 @@ import (
 
 // direction is one of the two ways through an interface at tc.
 type direction struct {
+	prefix   string // of the pin's name
 	name     string // part of the pin's
 	program  string // the kernel's name for the program
 	outbound bool
 	attach   ebpf.AttachType
 	anchor   link.Anchor // among other programs: nearest to the wire, where XDP would be
 	parent   uint32      // in clsact
+	handle   uint32      // of the filter there
 }
 
 // directions are all of them. Between the wire and the stack nobody comes before the balancer.
 var directions = [2]direction{
-	{"in", "sh_tc_in", false, ebpf.AttachTCXIngress, link.Head(), netlink.HANDLE_MIN_INGRESS},
-	{"out", "sh_tc_out", true, ebpf.AttachTCXEgress, link.Tail(), netlink.HANDLE_MIN_EGRESS},
+	{tcPrefix, "in", "sh_tc_in", false, ebpf.AttachTCXIngress, link.Head(), netlink.HANDLE_MIN_INGRESS, filterHandle},
+	{tcPrefix, "out", "sh_tc_out", true, ebpf.AttachTCXEgress, link.Tail(), netlink.HANDLE_MIN_EGRESS, filterHandle},
 }
 
 // tcPrefix begins the names of pins: tc-in-<interface>, tc-out-<interface>. Each is of a link or,
@@ -50,7 +52,7 @@ const (
 )
 
 func (d direction) path(root, instance, iface string) string {
-	return filepath.Join(kernel.Directory(root, instance), tcPrefix+d.name+"-"+kernel.ToPin(iface))
+	return filepath.Join(kernel.Directory(root, instance), d.prefix+d.name+"-"+kernel.ToPin(iface))
 }
 
 // side is a place at tc that runs a program of ours.
@@ -79,7 +81,7 @@ func (s clsactSide) name() string { return s.direction.program + "/" + s.instanc
 
 func (s clsactSide) filter() *netlink.BpfFilter {
 	f := clsactFilter(s.ifindex, s.direction.parent, s.name())
-	f.Handle = filterHandle
+	f.Handle = s.direction.handle
 	return f
 }
 
@@ -97,7 +99,7 @@ func (s clsactSide) find() (*netlink.BpfFilter, error) {
 		return nil, err
 	}
 	for _, f := range filters {
-		if bpf, ok := f.(*netlink.BpfFilter); ok && bpf.Handle == filterHandle && bpf.Priority == filterPriority {
+		if bpf, ok := f.(*netlink.BpfFilter); ok && bpf.Handle == s.direction.handle && bpf.Priority == filterPriority {
 			return bpf, nil
 		}
 	}
@@ -113,7 +115,7 @@ func (s clsactSide) Update(p *ebpf.Program) error {
 	}
 	if there != nil && there.Name != s.name() {
 		return fmt.Errorf("the place of shunt's filter (priority %d, handle %#x) is taken by %q: remove that filter, or stop the instance that it belongs to",
-			filterPriority, filterHandle, there.Name)
+			filterPriority, s.direction.handle, there.Name)
 	}
 	f := s.filter()
 	f.Fd = p.FD()
@@ -304,29 +306,53 @@ func (d *Datapath) makeSide(a *attached, at direction, p *ebpf.Program) (side, e
 	return s, nil
 }
 
+// putSide has the interface run the program at a place, in one step where it has one of ours already.
+func (d *Datapath) putSide(a *attached, at direction, p *ebpf.Program) (s side, fresh bool, err error) {
+	s, err = openSide(d.root, d.instance, a.Interface, a.ifindex, at)
+	switch {
+	case err == nil && s != nil:
+		if err = s.Update(p); err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	case err == nil:
+		s, err = d.makeSide(a, at, p)
+		fresh = err == nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("attach %s to interface %s: %w", at.program, a.Interface, err)
+	}
+	return s, fresh, nil
+}
+
 // loadTC loads an interface's two programs.
-func (d *Datapath) loadTC(a *attached) error {
+func (d *Datapath) loadTC(a *attached) (err error) {
 	for i, at := range directions {
-		constants := d.constants(a)
-		constants["outbound"] = asByte(at.outbound)
-		load := func() (*ebpf.CollectionSpec, error) {
-			spec, err := d.version.load(objectTC)
-			if err == nil && spec.Programs[tcProgShTc] != nil {
-				spec.Programs[tcProgShTc].Name = at.program
-			}
-			return spec, err
-		}
-		coll, err := d.loadOnto(nil, load, constants)
-		if err != nil {
-			return errors.Join(fmt.Errorf("load %s for interface %s: %w", at.program, a.Interface, err), a.closePrograms())
-		}
-		a.programs[i], err = kernel.TakeProgram(coll, tcProgShTc)
-		coll.Close()
-		if err != nil {
+		if a.programs[i], err = d.loadStages(a, at); err != nil {
 			return errors.Join(err, a.closePrograms())
 		}
 	}
 	return nil
+}
+
+// loadStages loads the balancer's stages at tc.
+func (d *Datapath) loadStages(a *attached, at direction) (*ebpf.Program, error) {
+	constants := d.constants(a)
+	constants["outbound"] = asByte(at.outbound)
+	constants["generic_mode"] = asByte(true)
+	constants["redirect_back"] = asByte(false)
+	load := func() (*ebpf.CollectionSpec, error) {
+		spec, err := d.version.load(objectTC)
+		if err == nil && spec.Programs[tcProgShTc] != nil {
+			spec.Programs[tcProgShTc].Name = at.program
+		}
+		return spec, err
+	}
+	coll, err := d.loadOnto(nil, load, constants)
+	if err != nil {
+		return nil, fmt.Errorf("load %s for interface %s: %w", at.program, a.Interface, err)
+	}
+	defer coll.Close()
+	return kernel.TakeProgram(coll, tcProgShTc)
 }
 
 // attachTC puts the programs at tc, or new ones in the place of old ones, each in one step.
@@ -337,16 +363,11 @@ func (d *Datapath) attachTC(a *attached) error {
 	}
 	var fresh []side
 	for i, at := range directions {
-		s, err := openSide(d.root, d.instance, a.Interface, a.ifindex, at)
-		if err == nil && s != nil {
-			err = s.Update(a.programs[i])
-		} else if err == nil {
-			if s, err = d.makeSide(a, at, a.programs[i]); err == nil {
-				fresh = append(fresh, s)
-			}
+		s, isFresh, err := d.putSide(a, at, a.programs[i])
+		if isFresh {
+			fresh = append(fresh, s)
 		}
 		if err != nil {
-			err = fmt.Errorf("attach %s to interface %s: %w", at.program, a.Interface, err)
 			for _, s := range fresh {
 				err = errors.Join(err, s.drop())
 			}
@@ -367,8 +388,12 @@ func sideMode(s side) kernel.Mode {
 
 // dropTC takes the programs of a predecessor off an interface. That there are none is success.
 func dropTC(root, instance, iface string, ifindex int) error {
+	return dropSides(root, instance, iface, ifindex, directions)
+}
+
+func dropSides(root, instance, iface string, ifindex int, places [len(directions)]direction) error {
 	var errs []error
-	for _, at := range directions {
+	for _, at := range places {
 		s, err := openSide(root, instance, iface, ifindex, at)
 		if err == nil && s != nil {
 			err = s.drop()
@@ -380,13 +405,18 @@ func dropTC(root, instance, iface string, ifindex int) error {
 
 // pinnedSides finds the interfaces that have programs at tc, by the pins of sh_tc_in.
 func pinnedSides(root, instance string) ([]string, error) {
+	return pinnedAt(root, instance, directions[0])
+}
+
+// pinnedAt finds the interfaces that have a program at a place.
+func pinnedAt(root, instance string, at direction) ([]string, error) {
 	entries, err := os.ReadDir(kernel.Directory(root, instance))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("list what is pinned in %s: %w", kernel.Directory(root, instance), err)
 	}
 	var names []string
 	for _, e := range entries {
-		if name, ok := strings.CutPrefix(e.Name(), tcPrefix+directions[0].name+"-"); ok {
+		if name, ok := strings.CutPrefix(e.Name(), at.prefix+at.name+"-"); ok {
 			names = append(names, kernel.FromPin(name))
 		}
 	}

@@ -68,6 +68,7 @@ const (
 	tcVarJiffiesPerSecond = "jiffies_per_second"
 	tcVarOutbound         = "outbound"
 	tcVarRedirectBack     = "redirect_back"
+	tcVarTcWays           = "tc_ways"
 	tcVarTickShift        = "tick_shift"
 	tcVarTrackedCount     = "tracked_count"
 )
@@ -178,6 +179,7 @@ type tcVariableSpecs struct {
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	Outbound         *ebpf.VariableSpec `ebpf:"outbound"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
+	TcWays           *ebpf.VariableSpec `ebpf:"tc_ways"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
@@ -308,6 +310,7 @@ type tcVariables struct {
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	Outbound         *ebpf.Variable `ebpf:"outbound"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
+	TcWays           *ebpf.Variable `ebpf:"tc_ways"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }

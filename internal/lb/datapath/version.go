@@ -29,6 +29,7 @@ const (
 	objectGate    = "gate"
 	objectCheck   = "check"
 	objectVLAN    = "vlan"
+	objectDeliver = "deliver"
 )
 
 // built is the version of this process.
@@ -36,7 +37,7 @@ var built = &Version{
 	ABI: uint32(abiConstantSHUNT_ABI), Steps: steps,
 	Objects: map[string]func() (*ebpf.CollectionSpec, error){
 		objectABI: loadAbi, objectXDP: loadXdp, objectTC: loadTc, objectStopgap: loadStopgap, objectSweep: loadSweep, objectDrops: loadDrops, objectGate: loadGate,
-		objectCheck: loadCheck, objectVLAN: loadVlan,
+		objectCheck: loadCheck, objectVLAN: loadVlan, objectDeliver: loadDeliver,
 	},
 }
 

@@ -104,6 +104,11 @@ func (d *Datapath) loadVLAN(a *attached) error {
 	if err := d.loadProgram(a, nil); err != nil {
 		return err
 	}
+	if a.vlan != nil {
+		if err := d.loadDeliveries(a); err != nil {
+			return errors.Join(err, a.closePrograms())
+		}
+	}
 	if err := d.maps[abiMapShVlanProgs].Put(a.index, a.programs[0]); err != nil {
 		return errors.Join(fmt.Errorf("put the program for interface %s into %s: %w", a.Interface, abiMapShVlanProgs, err), a.closePrograms())
 	}

@@ -69,6 +69,7 @@ const (
 	xdpVarInterfaceIndex   = "interface_index"
 	xdpVarJiffiesPerSecond = "jiffies_per_second"
 	xdpVarRedirectBack     = "redirect_back"
+	xdpVarTcWays           = "tc_ways"
 	xdpVarTickShift        = "tick_shift"
 	xdpVarTrackedCount     = "tracked_count"
 )
@@ -180,6 +181,7 @@ type xdpVariableSpecs struct {
 	InterfaceIndex   *ebpf.VariableSpec `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
+	TcWays           *ebpf.VariableSpec `ebpf:"tc_ways"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
@@ -313,6 +315,7 @@ type xdpVariables struct {
 	InterfaceIndex   *ebpf.Variable `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
+	TcWays           *ebpf.Variable `ebpf:"tc_ways"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }

@@ -12,7 +12,8 @@ import (
 // penalty, which halves every flapHalfLife. Who has more than flapLimit when it goes down
 // stays down until it has less than flapReuse. So the fourth time within a minute or so
 // is followed by two minutes of rest, and a backend that flaps on and on comes up about once
-// a minute. Going down is never delayed: it costs nobody anything but the tables' change.
+// a minute. It holds only while the service has others that are up: one that is left alone comes up as if
+// there were no limit. Going down is never delayed: it costs nobody anything but the tables' change.
 const (
 	flapHalfLife = time.Minute
 	flapLimit    = 3.0
@@ -58,7 +59,8 @@ type verdict struct {
 }
 
 // observe takes a result; cause is empty for a success. rise and fall are at least 1.
-func (m *machine) observe(now time.Time, cause string, rise, fall uint32) verdict {
+// spared says whether others are up in its place; it is asked where the flap limit would hold.
+func (m *machine) observe(now time.Time, cause string, rise, fall uint32, spared func() bool) verdict {
 	m.result = true
 	success := cause == ""
 	if !success {
@@ -76,7 +78,7 @@ func (m *machine) observe(now time.Time, cause string, rise, fall uint32) verdic
 	m.streak++
 	switch {
 	case success && m.streak >= rise:
-		if m.rests(now) {
+		if m.rests(now) && spared() {
 			v := verdict{resting: !m.said}
 			m.said = true
 			return v

@@ -15,6 +15,10 @@ const (
 	failed            = "tcp connect: connection refused"
 )
 
+// spared and alone are whether the service has others.
+func spared() bool { return true }
+func alone() bool  { return false }
+
 var start = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 
 // TestMachine feeds results, a second apart, and expects the states after each: + and - are
@@ -44,7 +48,7 @@ func TestMachine(t *testing.T) {
 				cause = failed
 			}
 			before := m.state
-			v := m.observe(start.Add(time.Duration(i)*time.Second), cause, c.rise, c.fall)
+			v := m.observe(start.Add(time.Duration(i)*time.Second), cause, c.rise, c.fall, spared)
 			if got := strings.ToUpper(string(m.state[0])); got != string(c.states[i]) {
 				t.Errorf("%s: after %q the state is %s, want %c", c.name, c.results[:i+1], m.state, c.states[i])
 			}
@@ -57,21 +61,21 @@ func TestMachine(t *testing.T) {
 
 func TestLastErrorStaysUntilItIsOver(t *testing.T) {
 	m := machine{state: up}
-	m.observe(start, failed, 2, 2)
+	m.observe(start, failed, 2, 2, spared)
 	if m.lastError != failed {
 		t.Errorf("after one failure of two the last error is %q", m.lastError)
 	}
-	m.observe(start, "", 2, 2)
+	m.observe(start, "", 2, 2, spared)
 	if m.lastError != "" {
 		t.Errorf("a backend that is up and succeeds has the error %q", m.lastError)
 	}
-	m.observe(start, failed, 2, 2)
-	m.observe(start, failed, 2, 2)
-	m.observe(start, "", 2, 2)
+	m.observe(start, failed, 2, 2, spared)
+	m.observe(start, failed, 2, 2, spared)
+	m.observe(start, "", 2, 2, spared)
 	if m.state != down || m.lastError != failed {
 		t.Errorf("one success of two makes it %s with %q, want down with its error", m.state, m.lastError)
 	}
-	m.observe(start, "", 2, 2)
+	m.observe(start, "", 2, 2, spared)
 	if m.state != up || m.lastError != "" {
 		t.Errorf("it is %s with %q", m.state, m.lastError)
 	}
@@ -87,7 +91,7 @@ func TestFlapLimit(t *testing.T) {
 		if m.state == down {
 			cause = ""
 		}
-		v := m.observe(now, cause, 1, 1)
+		v := m.observe(now, cause, 1, 1, spared)
 		if v.changed && m.state == up {
 			ups++
 		}
@@ -107,6 +111,31 @@ func TestFlapLimit(t *testing.T) {
 	}
 	if rests == 0 || rests > ups {
 		t.Errorf("it was said %d times that it rests, for %d times up", rests, ups)
+	}
+}
+
+// TestFlapLimitHoldsOnlyWithOthers: a backend that flaps and is the only one comes up with its checks.
+func TestFlapLimitHoldsOnlyWithOthers(t *testing.T) {
+	m, now := machine{state: up}, start
+	next := func(cause string, others func() bool) {
+		now = now.Add(time.Second)
+		m.observe(now, cause, 1, 1, others)
+	}
+	for i := range 20 {
+		next(failed, alone)
+		next("", alone)
+		if m.state != up {
+			t.Fatalf("after %d times down it stays down, and is the only one", i+1)
+		}
+	}
+	next(failed, spared)
+	next("", spared)
+	if m.state != down || m.restsUntil().IsZero() {
+		t.Fatalf("it is %s beside others, after 21 times down", m.state)
+	}
+	next("", alone)
+	if m.state != up {
+		t.Error("it stays down after the others have gone")
 	}
 }
 
@@ -131,7 +160,7 @@ func TestMachineProperties(t *testing.T) {
 				cause = ""
 			}
 			before := m.state
-			v := m.observe(now, cause, rise, fall)
+			v := m.observe(now, cause, rise, fall, spared)
 			switch {
 			case !v.changed && !ok && m.state == up && row >= fall:
 				t.Fatalf("at %d it is up after %d failures in a row", i, row)

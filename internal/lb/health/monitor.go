@@ -11,6 +11,7 @@
 package health
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"log/slog"
@@ -18,6 +19,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -31,6 +33,8 @@ type Options struct {
 	OnTransition func(Transition)
 	// DialDirect is needed for services with direct return.
 	DialDirect DialDirect
+	// Uplinks tells failures of this machine's own way from those of backends; nil: nobody does.
+	Uplinks *Uplinks
 	// newProber replaces the real ones in tests.
 	newProber func(target) prober
 }
@@ -111,7 +115,11 @@ type check struct {
 	members []string  // services that it is for; without any it goes
 	gone    bool      // nobody wants it any more
 	probed  bool      // a probe has ended
-	changes uint64    // of the machine's state
+	// usual is the interface that the last successful probe left by; 0: not known.
+	usual atomic.Int32
+	// notJudged is why the last probe says nothing about the backend; empty: it does.
+	notJudged string
+	changes   uint64 // of the machine's state
 }
 
 const (
@@ -374,7 +382,7 @@ func (m *Monitor) Report(services []*model.Service) []Status {
 				continue
 			}
 			list = append(list, Status{Service: s.Name, Backend: b.BackendAddress.String(), Check: s.Health.Check,
-				State: c.machine.state, Since: c.machine.since, LastError: c.machine.lastError,
+				State: c.machine.state, Since: c.machine.since, LastError: cmp.Or(c.notJudged, c.machine.lastError),
 				RestsUntil: c.machine.restsUntil(), Adopted: !c.machine.result && c.machine.since.IsZero(), Override: b.Override, Changes: c.changes})
 		}
 	}

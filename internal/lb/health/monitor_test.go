@@ -373,7 +373,7 @@ func TestFlappingIsSaidOnce(t *testing.T) {
 		f, m := newFleet(t)
 		h := checked
 		h.Rise, h.Fall = 1, 1
-		m.Update(list(m, service("web", h, backend("10.0.0.1", 80))), nil)
+		m.Update(list(m, service("web", h, backend("10.0.0.1", 80), backend("10.0.0.2", 80))), nil)
 		stop := make(chan struct{})
 		go func() {
 			for i := 0; ; i++ {

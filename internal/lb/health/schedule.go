@@ -6,6 +6,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -92,7 +93,7 @@ func (m *Monitor) runCheck(c *check, t target, p prober) {
 	}
 	started := time.Now()
 	ctx, cancel := context.WithTimeout(m.ctx, t.health.Timeout)
-	err := p.probe(ctx)
+	err := m.options.Uplinks.judge(c, t, p.probe(ctx), started)
 	cancel()
 	<-places
 	if m.ctx.Err() != nil {
@@ -131,7 +132,9 @@ func (m *Monitor) finish(c *check, err error, started time.Time) {
 		return
 	}
 	now := time.Now()
+	c.notJudged = ""
 	if isHere(err) {
+		c.notJudged = err.Error()
 		m.hereCount, m.hereError = m.hereCount+1, err
 	} else {
 		m.observe(c, err, now)
@@ -155,7 +158,7 @@ func (m *Monitor) observe(c *check, err error, now time.Time) {
 		cause = err.Error()
 	}
 	before := c.machine.state
-	v := c.machine.observe(now, cause, c.target.health.Rise, c.target.health.Fall)
+	v := c.machine.observe(now, cause, c.target.health.Rise, c.target.health.Fall, func() bool { return m.spares(c) })
 	if v.changed {
 		c.changes++
 		m.serving.doubt(c.members)
@@ -171,6 +174,30 @@ func (m *Monitor) observe(c *check, err error, now time.Time) {
 		}
 		notify(m.changed)
 	}
+}
+
+// spares reports whether every service of a check has another backend of the same family that takes flows, or would as a
+// backup.
+func (m *Monitor) spares(c *check) bool {
+	names := map[string]bool{}
+	for _, name := range c.members {
+		names[name] = true
+	}
+	for _, s := range m.list {
+		if names[s.Name] && !slices.ContainsFunc(s.Backends, func(b model.Backend) bool {
+			if b.BackendAddress == c.backend || b.Address.Is4() != c.backend.Address.Is4() || b.Weight == 0 {
+				return false
+			}
+			state := b.Override
+			if other := m.members[member{s.Name, b.BackendAddress}]; state == "" && other != nil {
+				state = other.machine.state
+			}
+			return state == model.HealthUp
+		}) {
+			return false
+		}
+	}
+	return true
 }
 
 // interval is the time to the next probe, with jitter.

@@ -275,6 +275,7 @@ type Timeouts struct {
 	TCPEstablished time.Duration // RFC 5382 REQ-5: at least 2 h 4 min
 	TCPHandshake   time.Duration
 	TCPClosing     time.Duration // after a reset
+	TCPHalfClosed  time.Duration // after a FIN of one side; at most TCPEstablished; 0: 4 min
 	UDP            time.Duration // RFC 4787 REQ-5: 5 min recommended
 	// Settle is how long after a change of its slot a flow must have been idle to be lost.
 	Settle time.Duration

@@ -21,6 +21,7 @@ func (n Node) Settings() (all []value.Setting) {
 		value.Setting{Key: "timeouts.tcp_established", Value: value.DurationText(n.Timeouts.TCPEstablished)},
 		value.Setting{Key: "timeouts.tcp_handshake", Value: value.DurationText(n.Timeouts.TCPHandshake)},
 		value.Setting{Key: "timeouts.tcp_closing", Value: value.DurationText(n.Timeouts.TCPClosing)},
+		value.Setting{Key: "timeouts.tcp_half_closed", Value: value.DurationText(n.Timeouts.TCPHalfClosed)},
 		value.Setting{Key: "timeouts.udp", Value: value.DurationText(n.Timeouts.UDP)},
 		value.Setting{Key: "timeouts.settle", Value: value.DurationText(n.Timeouts.Settle)},
 		value.Setting{Key: "limits.flows", Value: number(n.Limits.Flows)},

@@ -20,6 +20,8 @@ type Difference struct {
 	// Repairs is how many records are carried out again or tidied away because an
 	// earlier change was interrupted.
 	Repairs int `json:"repairs,omitempty"`
+	// Cuts says which flows in use the change ends, in the text alone. Its caller, who counts them, sets it.
+	Cuts []string `json:"-"`
 }
 
 // Change is what happens to a service or an address.
@@ -37,6 +39,7 @@ const (
 type ServiceDifference struct {
 	Name             string                `json:"name"`
 	Change           Change                `json:"change"`
+	TakesOver        string                `json:"-"` // whose flows an added service goes on with; in the text alone
 	Attributes       []AttributeDifference `json:"attributes,omitempty"`
 	Filters          *FilterDifference     `json:"filters,omitempty"`
 	FrontendsAdded   []string              `json:"frontends_added,omitempty"`
@@ -107,7 +110,7 @@ func (d Difference) Empty() bool {
 }
 
 // String is one line for each service and address, with a sign in front: + added,
-// - removed, ~ changed. It is "nothing to change" if that is so.
+// - removed, ~ changed, ! what ends. It is "nothing to change" if that is so.
 func (d Difference) String() string {
 	if d.Empty() {
 		return "nothing to change"
@@ -118,6 +121,9 @@ func (d Difference) String() string {
 	}
 	for _, address := range d.Addresses {
 		lines = append(lines, address.String())
+	}
+	for _, cut := range d.Cuts {
+		lines = append(lines, "! "+cut)
 	}
 	if d.Repairs > 0 {
 		lines = append(lines, fmt.Sprintf("~ %s repaired after an interrupted change", value.Counted(d.Repairs, "record")))
@@ -133,6 +139,9 @@ func (s ServiceDifference) String() string {
 	switch s.Change {
 	case Added:
 		clauses = append(clauses, value.Counted(len(s.FrontendsAdded), "frontend"), value.Counted(len(s.BackendsAdded), "backend"))
+		if s.TakesOver != "" {
+			clauses = append(clauses, "takes over the flows of service "+s.TakesOver)
+		}
 	case Removed:
 		clauses = append(clauses, value.Counted(len(s.FrontendsRemoved), "frontend"), value.Counted(len(s.BackendsRemoved), "backend"))
 	default:
@@ -359,6 +368,11 @@ func (r *Reconciler) difference(p *plan, whole bool) Difference {
 		}
 		if !known {
 			difference.Change = Added
+		}
+		for _, ipv6 := range []bool{true, false} {
+			if heir, ok := p.heirs[serviceKey{name, ipv6}]; ok {
+				difference.TakesOver = heir.name
+			}
 		}
 		difference.Tables = tables[name]
 		if !known || differs || len(difference.Tables) > 0 {

@@ -1,5 +1,7 @@
 package reconcile
 
+import "net/netip"
+
 // execute carries the plan out, up to the first operation that fails.
 func (r *Reconciler) execute(p *plan) error {
 	for _, stage := range []func(*plan) error{r.settleDoubts, r.removeEarly, r.add, r.removeLate} {
@@ -144,7 +146,13 @@ func (r *Reconciler) removeLate(p *plan) error {
 		return err
 	}
 	if len(p.forgotten) > 0 && r.beforeForgetting != nil {
-		r.beforeForgetting()
+		sources := make([]netip.Addr, 0, len(p.forgotten))
+		for _, record := range p.forgotten {
+			sources = append(sources, record.Address)
+		}
+		if err := r.beforeForgetting(sources); err != nil {
+			return err
+		}
 	}
 	return each(p.forgotten, r.setAddress)
 }

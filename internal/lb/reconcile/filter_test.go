@@ -98,6 +98,14 @@ func verdicts(c reconcile.Contents) map[clientOf]bool {
 	return found
 }
 
+// takesOver reports whether a service wants a frontend that one of this name has now: it may be the heir of its position.
+func takesOver(c reconcile.Contents, name string, s model.Service) bool {
+	return slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool {
+		index, ok := c.Frontends[f]
+		return ok && c.Services[index].Name == name
+	})
+}
+
 // checkSources fails if a source is treated neither as at the beginning of the change, nor as
 // it, or one that failed before, wants.
 func (w *world) checkSources(before map[clientOf]bool, operation string) {
@@ -108,7 +116,9 @@ func (w *world) checkSources(before map[clientOf]bool, operation string) {
 		}
 		tried := append(slices.Clone(w.failed), w.attempt)
 		if !slices.ContainsFunc(tried, func(d reconcile.Desired) bool {
-			return slices.ContainsFunc(d.Services, func(s *model.Service) bool { return s.Name == at.service && mayUse(*s, at.client) == got })
+			return slices.ContainsFunc(d.Services, func(s *model.Service) bool {
+				return (s.Name == at.service || takesOver(c, at.service, *s)) && mayUse(*s, at.client) == got
+			})
 		}) {
 			w.Fatalf("before %q %s is let into service %s: %v, which neither was so nor is wanted; operations:\n%s\ncontents:\n%s",
 				operation, at.client, at.service, got, strings.Join(w.maps.Operations, "\n"), reconcile.Dump(c))

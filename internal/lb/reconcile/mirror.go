@@ -60,6 +60,8 @@ type mirrorService struct {
 	// slotsDoubt: slots of record's region may still name what stale lists instead.
 	slotsDoubt bool
 	stale      map[BackendRef]bool
+	// lent is who has frontends now that were this service's.
+	lent map[serviceRef]bool
 	// leaving: its deletion has failed, and must be tried again.
 	leaving bool
 }

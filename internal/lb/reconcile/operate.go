@@ -54,6 +54,12 @@ func (r *Reconciler) putService(record ServiceRecord, slots Table) error {
 		m.servicePositions.claim(record.Index, record.Generation)
 	}
 	old := entry.record
+	if keyOf(old) != keyOf(record) { // the heir of what was here
+		if m.byKey[keyOf(old)] == record.Index {
+			delete(m.byKey, keyOf(old))
+		}
+		m.byKey[keyOf(record)] = record.Index
+	}
 	switch record.before() {
 	case region{record.BeforeOffset, 0}:
 		entry.before = nil
@@ -167,6 +173,7 @@ func (r *Reconciler) putFrontend(f model.Frontend, service uint32) error {
 	if err := r.maps.PutFrontend(f, service); err != nil {
 		return fmt.Errorf("put frontend %s of the service at index %d: %w", f, service, err)
 	}
+	m.lend(entry.services, service)
 	m.frontends[f] = mirrorFrontend{services: []uint32{service}}
 	return nil
 }

@@ -53,6 +53,7 @@ type plan struct {
 	limits     model.Limits
 	refs       map[model.BackendAddress]BackendRef
 	indices    map[serviceKey]uint32
+	heirs      map[serviceKey]serviceKey // whose position a new service has taken over
 	tenants    map[serviceKey]serviceRef
 	moves      map[serviceKey]TableDifference
 	repairs    int
@@ -93,6 +94,7 @@ func newPlan(m *mirror, desired *register, s *scope, limits model.Limits, known 
 			desired: desired, scope: s, limits: limits,
 			refs:    map[model.BackendAddress]BackendRef{},
 			indices: map[serviceKey]uint32{},
+			heirs:   map[serviceKey]serviceKey{},
 			tenants: map[serviceKey]serviceRef{},
 			moves:   map[serviceKey]TableDifference{},
 		},
@@ -129,6 +131,7 @@ func (p *planner) matchServices() {
 			delete(p.unwanted, index)
 		}
 	}
+	p.matchHeirs()
 	for _, index := range slices.Sorted(maps.Keys(p.mirror.unsettled)) {
 		service := p.mirror.services[index]
 		if !p.unwanted[index] && (service.doubt || service.slotsDoubt) {

@@ -89,7 +89,7 @@ type Reconciler struct {
 	start       time.Time // ticks count from here
 
 	beforeNaming     func([]BackendRecord)
-	beforeForgetting func()
+	beforeForgetting func(sources []netip.Addr) error
 	clock            func() time.Time
 }
 
@@ -103,9 +103,10 @@ func BeforeNaming(f func([]BackendRecord)) Option {
 	return func(r *Reconciler) { r.beforeNaming = f }
 }
 
-// BeforeForgetting has Apply call f before the first NAT source goes that is not desired any
-// more, when all else is in the maps. It is where backends can be given other sources.
-func BeforeForgetting(f func()) Option {
+// BeforeForgetting has Apply call f before NAT sources go that are not desired any more, when all else
+// is in the maps. It is where backends can be given other sources, and flows of those that go be ended.
+// After an error they stay, and are tried again.
+func BeforeForgetting(f func(sources []netip.Addr) error) Option {
 	return func(r *Reconciler) { r.beforeForgetting = f }
 }
 

@@ -255,13 +255,28 @@ func TestReuse(t *testing.T) {
 	}
 }
 
+// direct is the service with direct return.
+func direct(s model.Service) model.Service {
+	s.Forwarding, s.Tracking = model.ForwardingDSRIPIP, model.TrackingNone
+	return s
+}
+
 func TestRenameTakesOverWithoutAGap(t *testing.T) {
 	b := newBench(t, roomy)
 	b.apply(desired(service("old", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80")))
 	difference, operations := b.apply(desired(service("new", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80")))
 	b.want("difference", difference.String(), `
-+ service new: 1 frontend, 2 backends, table of 251 slots
++ service new: 1 frontend, 2 backends, takes over the flows of service old
 - service old: 1 frontend, 2 backends`)
+	b.want("operations", strings.Join(operations, "\n"), `
+put service 0/1 new slots 0+251`)
+}
+
+// TestDirectRenameTakesOverWithoutAGap: with direct return the slots of all flows are others under another name.
+func TestDirectRenameTakesOverWithoutAGap(t *testing.T) {
+	b := newBench(t, roomy)
+	b.apply(desired(direct(service("old", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80"))))
+	_, operations := b.apply(desired(direct(service("new", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80"))))
 	b.want("operations", strings.Join(operations, "\n"), `
 write slots 251+251
 put service 1/1 new slots 251+251
@@ -269,10 +284,35 @@ put frontend tcp 192.0.2.10:80 service 1
 delete service 0/1`)
 }
 
+// TestSplitKeepsFlows: a service is split into two with other names, and one of its backends goes to the one that does not
+// take its place. Flows of that backend stay, until it leaves both.
+func TestSplitKeepsFlows(t *testing.T) {
+	b := newBench(t, roomy)
+	b.apply(desired(service("web", "192.0.2.10:80 192.0.2.10:81 192.0.2.10:82", "10.0.0.2:80 10.0.0.3:80"), service("other", "192.0.2.11:80", "10.0.0.3:80")))
+	split := func(second string) reconcile.Desired {
+		return desired(service("a", "192.0.2.10:80 192.0.2.10:81", "10.0.0.2:80"), service("b", "192.0.2.10:82", second), service("other", "192.0.2.11:80", "10.0.0.3:80"))
+	}
+	_, operations := b.apply(split("10.0.0.3:80"))
+	if !slices.ContainsFunc(operations, func(o string) bool { return strings.HasPrefix(o, "put service 0/1 a ") }) || slices.Contains(operations, "delete service 0/1") {
+		t.Errorf("the larger part does not take the place of the service: %q", operations)
+	}
+	contents, _ := b.maps.Contents()
+	index := map[string]uint32{}
+	for i, s := range contents.Services {
+		index[s.Name] = i
+	}
+	if index["a"] != 0 || len(index) != 3 {
+		t.Errorf("services %v", index)
+	}
+	b.apply(split("10.0.0.2:80"))
+	b.apply(desired(service("b", "192.0.2.10:82", "10.0.0.2:80"), service("other", "192.0.2.11:80", "10.0.0.3:80")))
+	b.apply(desired(service("c", "192.0.2.10:82", "10.0.0.2:80"), service("other", "192.0.2.11:80", "10.0.0.3:80")))
+}
+
 func TestARestartOwesAGrace(t *testing.T) {
 	b := newBench(t, model.Limits{Services: 2, Backends: 9, Slots: 502})
 	for _, name := range []string{"first", "second", "third"} {
-		d := desired(service(name, "192.0.2.10:80", "10.0.0.2:80"))
+		d := desired(direct(service(name, "192.0.2.10:80", "10.0.0.2:80"))) // no heir has its place
 		d.Limits = model.Limits{Services: 2, Backends: 9, Slots: 502}
 		_, operations := b.apply(d)
 		// The third has the place of the first, which the second run gave up and
@@ -497,14 +537,19 @@ func TestBeforeNaming(t *testing.T) {
 func TestBeforeForgetting(t *testing.T) {
 	maps := fake.New(roomy)
 	calls := 0
-	r := reconcile.New(maps, reconcile.BeforeForgetting(func() {
+	refuses := errors.New("refused")
+	r := reconcile.New(maps, reconcile.BeforeForgetting(func(sources []netip.Addr) error {
 		calls++
+		if len(sources) != 1 || sources[0] != netip.MustParseAddr("10.0.0.1") {
+			t.Errorf("called for the sources %v", sources)
+		}
 		contents, _ := maps.Contents()
 		for _, source := range []string{"10.0.0.1", "10.0.0.9"} {
 			if !contents.Addresses[netip.MustParseAddr(source)].Source {
 				t.Errorf("%s is no source when backends are given others", source)
 			}
 		}
+		return refuses
 	}))
 	d := desired(service("web", "192.0.2.10:80", "10.0.0.2:80"))
 	for i, sources := range []string{"10.0.0.1", "10.0.0.9", "10.0.0.9 10.0.0.8"} {
@@ -512,10 +557,18 @@ func TestBeforeForgetting(t *testing.T) {
 		for source := range strings.FieldsSeq(sources) {
 			d.Sources = append(d.Sources, netip.MustParseAddr(source))
 		}
-		if _, err := r.Apply(d); err != nil {
+		_, err := r.Apply(d)
+		if i == 1 { // the source stays until its flows are ended
+			if !errors.Is(err, refuses) {
+				t.Fatalf("%v, want %v", err, refuses)
+			}
+			refuses = nil
+			_, err = r.Apply(d)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
-		if want := min(i, 1); calls != want {
+		if want := 2 * min(i, 1); calls != want {
 			t.Errorf("after the sources %s it was called %d times, want %d", sources, calls, want)
 		}
 	}

@@ -84,7 +84,11 @@ func (p *plan) leftAlive() bool {
 		before[half.serviceKey] = half
 	}
 	for _, half := range p.scope.services {
-		was, known := before[half.serviceKey]
+		former := half.serviceKey
+		if heir, ok := p.heirs[former]; ok {
+			former = heir
+		}
+		was, known := before[former]
 		if !known || !was.keeps() && !half.keeps() {
 			continue
 		}
@@ -113,6 +117,7 @@ func (m *mirror) members(desired *register) (all []Member) {
 			for _, b := range half.keepers() {
 				all = append(all, Member{index, generation, m.backends[m.byAddress[b]].BackendRef})
 			}
+			all = append(all, m.borrowed(index, desired)...)
 		}
 	}
 	return all

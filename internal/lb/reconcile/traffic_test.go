@@ -285,16 +285,30 @@ func (w *world) settleAll() {
 	w.Fatalf("not settled:\n%s", reconcile.Dump(contents))
 }
 
-// checkStrays checks that no flow is remembered with a backend that its service has not.
+// checkStrays checks that no flow is remembered with a backend that neither its service has, nor, with NAT, one that has
+// got a frontend of it: the flow may have begun there.
 func (w *world) checkStrays() {
+	has := func(name string, flow model.Frontend, backend model.BackendAddress) bool {
+		return slices.ContainsFunc(w.attempt.Services, func(s *model.Service) bool {
+			return s.Name == name && slices.ContainsFunc(serving(*s, flow.Address.Is6()), func(b model.Backend) bool { return b.BackendAddress == backend })
+		})
+	}
+	contents, _ := w.maps.Contents()
 	for flow, e := range w.maps.Flows() {
 		record, ok := w.maps.Service(flow.Frontend)
-		at := slices.IndexFunc(w.attempt.Services, func(s *model.Service) bool { return s.Name == record.Name })
-		if !ok || at < 0 || record.Index != e.Service || record.Generation != e.Generation {
+		wanted := slices.ContainsFunc(w.attempt.Services, func(s *model.Service) bool { return s.Name == record.Name })
+		if !ok || !wanted || record.Index != e.Service || record.Generation != e.Generation {
 			continue // programs look at the service first
 		}
 		backend := w.maps.Backend(e.Backend.Index)
-		if backend.BackendRef == e.Backend && !slices.ContainsFunc(serving(*w.attempt.Services[at], flow.Address.Is6()), func(b model.Backend) bool { return b.BackendAddress == backend.BackendAddress }) {
+		if backend.BackendRef != e.Backend || has(record.Name, flow.Frontend, backend.BackendAddress) {
+			continue
+		}
+		borrowed := false
+		for index, s := range contents.Services {
+			borrowed = borrowed || w.maps.Lent(record, index) && has(s.Name, flow.Frontend, backend.BackendAddress)
+		}
+		if !borrowed {
 			w.Fatalf("flow %v of service %s is remembered with %s, which has left it; operations:\n%s", flow, record.Name, backend.BackendAddress, strings.Join(w.maps.Operations, "\n"))
 		}
 	}

@@ -110,6 +110,7 @@ const (
 	sockcloseVarSockGoneType     = "sock_gone_type"
 	sockcloseVarSockLimits       = "sock_limits"
 	sockcloseVarSockPairType     = "sock_pair_type"
+	sockcloseVarTcWays           = "tc_ways"
 	sockcloseVarTickShift        = "tick_shift"
 	sockcloseVarTrackedCount     = "tracked_count"
 )
@@ -217,6 +218,7 @@ type sockcloseVariableSpecs struct {
 	SockGoneType     *ebpf.VariableSpec `ebpf:"sock_gone_type"`
 	SockLimits       *ebpf.VariableSpec `ebpf:"sock_limits"`
 	SockPairType     *ebpf.VariableSpec `ebpf:"sock_pair_type"`
+	TcWays           *ebpf.VariableSpec `ebpf:"tc_ways"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
@@ -331,6 +333,7 @@ type sockcloseVariables struct {
 	SockGoneType     *ebpf.Variable `ebpf:"sock_gone_type"`
 	SockLimits       *ebpf.Variable `ebpf:"sock_limits"`
 	SockPairType     *ebpf.Variable `ebpf:"sock_pair_type"`
+	TcWays           *ebpf.Variable `ebpf:"tc_ways"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }

@@ -90,13 +90,26 @@ type Ways struct {
 	failed  map[netip.Addr]bool           // backends of which some way could not be written since
 	doubted atomic.Bool                   // some ways may not be as they were last written
 
-	mu      sync.Mutex
-	records map[netip.Addr][]reconcile.BackendRecord // in the maps
-	sources map[netip.Addr][]netip.Addr              // by backend address, as last written
-	adopted []netip.Addr                             // sources of before this start, while those to some backend are not known
-	told    map[netip.Addr]bool                      // what Sources last said; nil: nothing yet
-	heard   []netip.Addr                             // what Configured said then
-	retell  bool                                     // Sources may have something else to say
+	mu       sync.Mutex
+	records  map[netip.Addr][]reconcile.BackendRecord // in the maps
+	sources  map[netip.Addr][]netip.Addr              // by backend address, as last written
+	stays    map[netip.Addr]stay                      // what Sources last returned
+	lost     map[netip.Addr]bool                      // sources that some backend's last way has, and that the host lost too long ago
+	told     map[netip.Addr]bool                      // where new flows come from, as Sources last found it; nil: nothing yet
+	families map[bool]bool                            // whether NAT has backends of a family, by whether it is IPv4
+	heard    []netip.Addr                             // what Configured said then
+	retell   bool                                     // Sources may have something else to say
+}
+
+// away is how long a source stays one that the host has lost. With it, flows survive an interface that
+// goes down and up again: the kernel takes its IPv6 addresses with it, and router advertisements and
+// duplicate address detection bring them back within some seconds.
+const away = 10 * time.Second
+
+// stay is what is known of a source.
+type stay struct {
+	own   bool      // the host had it when last looked
+	until time.Time // when it goes, if it has lost it; zero: never had it
 }
 
 // use counts the backends at an address, over all services.
@@ -123,16 +136,18 @@ func newWays(opts Options) *Ways {
 	return &Ways{
 		opts: opts, named: map[netip.Addr]use{}, unawaited: map[netip.Addr]bool{}, awaited: map[netip.Addr]bool{}, due: map[netip.Addr]bool{}, wanted: map[netip.Addr]bool{},
 		hops: map[netip.Addr]*neighbour.Hop{}, failed: map[netip.Addr]bool{}, retell: true,
-		records: map[netip.Addr][]reconcile.BackendRecord{}, sources: map[netip.Addr][]netip.Addr{},
+		records: map[netip.Addr][]reconcile.BackendRecord{}, sources: map[netip.Addr][]netip.Addr{}, stays: map[netip.Addr]stay{},
 	}
 }
 
-// Adopt says which addresses full NAT has sent from before this start. They stay sources as long as
-// it is not known where packets to some backend leave from: flows go on with them.
+// Adopt says which addresses full NAT has sent from before this start: flows go on with them, as with
+// those that are no backend's any more.
 func (w *Ways) Adopt(sources []netip.Addr) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.adopted, w.retell = slices.Clone(sources), true
+	for _, a := range sources {
+		w.stays[a] = stay{own: true}
+	}
 }
 
 // Close ends it. With keep the kernel goes on keeping next hops fresh.
@@ -150,15 +165,15 @@ func (w *Ways) Here(backend netip.Addr) bool {
 }
 
 // Out is the index of the interface that packets to a backend leave by, if its next hop is known and
-// answers.
-func (w *Ways) Out(backend netip.Addr) (iface int, ok bool) {
+// answers, and whether the backend is the next hop itself.
+func (w *Ways) Out(backend netip.Addr) (iface int, onLink, ok bool) {
 	w.writing.Lock()
 	defer w.writing.Unlock()
 	hop := w.hops[backend]
 	if hop == nil || !hop.Resolved || hop.Host {
-		return 0, false
+		return 0, false, false
 	}
-	return hop.Interface, true
+	return hop.Interface, hop.NextHop == backend, true
 }
 
 // Hop is the way to a backend as it was last known; ok is false while it is not.
@@ -415,23 +430,36 @@ func (w *Ways) write(hop *neighbour.Hop, records []reconcile.BackendRecord) {
 			failed("the source addresses towards a backend were not stored", r, w.opts.DataPlane.SetSources(r.BackendRef, sources))
 		}
 	}
-	if len(sources) == 0 {
-		return // without a route now, flows still use the last ones
+	if len(sources) == 0 { // without a route now, flows still use the last ones
+		for _, r := range records {
+			if w.hasLost(hop.Address) {
+				failed("that a source address is gone was not stored", r, w.opts.DataPlane.SetSources(r.BackendRef, nil))
+			}
+		}
+		return
 	}
 	w.mu.Lock()
 	before, known := w.sources[hop.Address]
 	w.sources[hop.Address] = sources
 	w.retell = w.retell || !slices.Equal(before, sources)
-	waited := !known && len(w.adopted) > 0
 	unheard := w.told != nil && slices.ContainsFunc(sources, func(a netip.Addr) bool { return !w.told[a] })
 	w.mu.Unlock()
-	if unheard || waited || known && !slices.Equal(before, sources) {
+	if unheard || known && !slices.Equal(before, sources) {
 		w.opts.SourcesChanged()
 	}
 }
 
-// Sources is every address that full NAT sends from to backends of the services, sorted.
-func (w *Ways) Sources() []netip.Addr {
+// hasLost reports whether the host has lost the last source towards a backend.
+func (w *Ways) hasLost(backend netip.Addr) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.ContainsFunc(w.sources[backend], func(a netip.Addr) bool { return w.lost[a] })
+}
+
+// Sources is every address that full NAT sends from, sorted: those towards backends of the services,
+// and those that it has sent from before, as long as they are among the host's own addresses, or were
+// until a moment ago. Flows keep the source that they have, and the programs know their answers by it.
+func (w *Ways) Sources(own map[netip.Addr]bool, now time.Time) (all []netip.Addr) {
 	configured := w.opts.Configured()
 	w.writing.Lock()
 	defer w.writing.Unlock()
@@ -442,11 +470,12 @@ func (w *Ways) Sources() []netip.Addr {
 		for _, a := range configured {
 			w.told[a] = true
 		}
-		unknown := false
+		w.families = map[bool]bool{}
 		for b, u := range w.named {
 			if u.translated == 0 {
 				continue
 			}
+			w.families[b.Is4()] = true
 			sources := sourcesFor(configured, w.hops[b])
 			if len(sources) == 0 && len(configured) == 0 {
 				sources = w.sources[b]
@@ -454,16 +483,53 @@ func (w *Ways) Sources() []netip.Addr {
 			for _, a := range sources {
 				w.told[a] = true
 			}
-			unknown = unknown || len(sources) == 0
-		}
-		if !unknown || len(configured) > 0 {
-			w.adopted = nil
-		}
-		for _, a := range w.adopted {
-			w.told[a] = true
 		}
 	}
-	return slices.SortedFunc(maps.Keys(w.told), netip.Addr.Compare)
+	before, lost := w.stays, w.lost
+	w.stays, w.lost = map[netip.Addr]stay{}, map[netip.Addr]bool{}
+	for a := range w.told {
+		s := before[a].look(own[a], now)
+		switch {
+		case slices.Contains(configured, a):
+			w.stays[a] = stay{own: own[a]}
+		case lost[a] && !own[a] || s.over(now):
+			w.lost[a] = true
+		default:
+			w.stays[a] = s
+		}
+	}
+	for a, s := range before {
+		if s = s.look(own[a], now); !w.told[a] && w.families[a.Is4()] && (s.own || now.Before(s.until)) {
+			w.stays[a] = s
+		}
+	}
+	return slices.SortedFunc(maps.Keys(w.stays), netip.Addr.Compare)
+}
+
+// look is what is known of a source now.
+func (s stay) look(own bool, now time.Time) stay {
+	switch {
+	case own:
+		return stay{own: true}
+	case s.own:
+		return stay{until: now.Add(away)}
+	}
+	return s
+}
+
+// over reports whether the host has lost a source too long ago.
+func (s stay) over(now time.Time) bool { return !s.own && !s.until.IsZero() && !now.Before(s.until) }
+
+// Expires reports whether Sources would leave one out now that it returned last.
+func (w *Ways) Expires(now time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, s := range w.stays {
+		if s.over(now) {
+			return true
+		}
+	}
+	return false
 }
 
 // sourcesFor is where full NAT sends from towards a hop; nil: it is not known.

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -30,6 +31,8 @@ type bench struct {
 	silent     map[netip.Addr]bool // those that Wait does not see resolved
 	waitedFor  []netip.Addr
 	configured []netip.Addr
+	own        map[netip.Addr]bool // the host's addresses
+	now        time.Time
 	retries    int
 	log        bytes.Buffer
 }
@@ -95,7 +98,7 @@ func (b *bench) sources(backends []netip.Addr, want ...netip.Addr) {
 	nat, direct := services(backends...), services(three)
 	direct[0].Name, direct[0].Forwarding = "direct", model.ForwardingDSRL2
 	b.Follow(append(nat, direct...))
-	if got := b.Sources(); !slices.Equal(got, want) {
+	if got := b.Sources(b.own, b.now); !slices.Equal(got, want) {
 		b.Errorf("sources %v, want %v", got, want)
 	}
 }
@@ -207,33 +210,81 @@ func TestSources(t *testing.T) {
 	b.sources(backends, other, oursSix)
 }
 
-// TestAdoptedSources: flows of before this start go on with their source until it is known what is
-// right for all backends.
-func TestAdoptedSources(t *testing.T) {
+// TestSourcesStay: what flows are sent from stays a source as long as the host has the address, and a
+// moment longer; a start takes over what there was before. What NAT has no backends for is none.
+func TestSourcesStay(t *testing.T) {
 	b := newBench(t)
-	backends := []netip.Addr{one, two, six}
-	b.Adopt([]netip.Addr{ours, oursSix})
-	b.sources(nil)
-	b.Adopt([]netip.Addr{ours, oursSix})
+	b.now = time.Now()
+	backends := []netip.Addr{one, six}
+	old := netip.MustParseAddr("10.0.0.77")
+	b.Adopt([]netip.Addr{old, oursSix})
+	b.own = map[netip.Addr]bool{ours: true, other: true, oursSix: true}
+	b.sources(backends, old, oursSix)
+	b.put([]reconcile.BackendRecord{record(1, one, 80)})
+	b.hopChanged(&neighbour.Hop{Address: one, Source: ours})
+	b.sources(backends, old, ours, oursSix)
+	b.now = b.now.Add(away - 1)
+	b.sources(backends, old, ours, oursSix)
+	if b.Expires(b.now) {
+		t.Error("a source is over too early")
+	}
+	b.now = b.now.Add(1)
+	if !b.Expires(b.now) {
+		t.Error("a source that is gone is not over")
+	}
 	b.sources(backends, ours, oursSix)
-	b.hopChanged(&neighbour.Hop{Address: one, Source: other})
-	b.retried(1)
-	b.sources(backends, ours, other, oursSix)
-	b.hopChanged(&neighbour.Hop{Address: six, Source: oursSix})
-	b.hopChanged(&neighbour.Hop{Address: two, Err: "no route"})
-	b.retried(1)
-	b.sources(backends, ours, other, oursSix)
-	b.hopChanged(&neighbour.Hop{Address: two, Source: other})
-	b.retried(1)
-	b.sources(backends, other, oursSix)
-	b.hopChanged(&neighbour.Hop{Address: two, Source: ours})
-	b.hopChanged(&neighbour.Hop{Address: two, Source: other})
-	b.sources(backends, other, oursSix) // what was adopted is forgotten
+	if b.Expires(b.now) {
+		t.Error("a source that is none any more is over again")
+	}
 
-	b = newBench(t)
-	b.Adopt([]netip.Addr{ours})
-	b.configured = []netip.Addr{other}
-	b.sources(backends, other)
+	b.hopChanged(&neighbour.Hop{Address: one, Source: other})
+	b.now = b.now.Add(time.Hour)
+	b.sources(backends, ours, other, oursSix)
+	b.sources([]netip.Addr{one}, ours, other)      // no backend of IPv6
+	b.sources([]netip.Addr{one, six}, ours, other) // and nothing comes back
+	b.own = map[netip.Addr]bool{other: true}
+	b.sources(backends, ours, other)
+	b.now = b.now.Add(away / 2)
+	b.own[ours] = true // it comes back
+	b.sources(backends, ours, other)
+	b.now = b.now.Add(away)
+	b.sources(backends, ours, other)
+
+	b.configured = []netip.Addr{three} // the host does not have it
+	b.sources(backends, three, ours, other)
+	b.now = b.now.Add(2 * away)
+	if b.Expires(b.now) {
+		t.Error("a configured source is over")
+	}
+	b.configured = nil
+	b.sources(backends, ours, other) // nobody answers for it any more
+}
+
+// TestLostSource: the last source towards a backend without a route is given up when the host has lost
+// it, and comes back with the route.
+func TestLostSource(t *testing.T) {
+	b := newBench(t)
+	b.now = time.Now()
+	b.own = map[netip.Addr]bool{ours: true}
+	b.put([]reconcile.BackendRecord{record(1, one, 80)})
+	b.hopChanged(&neighbour.Hop{Address: one, Source: ours})
+	b.wrote("1 sources [10.0.0.100]")
+	b.sources([]netip.Addr{one}, ours)
+	b.own = nil
+	b.hopChanged(&neighbour.Hop{Address: one, Err: "no route"})
+	b.sources([]netip.Addr{one}, ours)
+	b.Rewrite()
+	b.wrote()
+	for range 3 {
+		b.now = b.now.Add(away)
+		b.sources([]netip.Addr{one})
+	}
+	b.Rewrite()
+	b.wrote("1 sources []")
+	b.own = map[netip.Addr]bool{ours: true}
+	b.hopChanged(&neighbour.Hop{Address: one, Source: ours})
+	b.wrote("1 sources [10.0.0.100]")
+	b.sources([]netip.Addr{one}, ours)
 }
 
 // TestNothingIsTriedAgainBeforeTheFirstChange: its own plan asks for the sources.

@@ -5,13 +5,42 @@
 package wire
 
 import (
+	"bytes"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
 
-	"github.com/gopacket/gopacket"
-	"github.com/gopacket/gopacket/layers"
+	"github.com/shunt-lb/shunt/internal/packet"
 )
+
+// mark is in every announcement by shunt, where others ignore it: in the padding of an ARP frame, and in an
+// experimental option of an advertisement (RFC 4727 section 3.1.3). It tells one instance that
+// the other end of a conflict knows the same rule.
+var mark = []byte("shunt1")
+
+const (
+	arpEnd     = 14 + 28     // of an ARP packet in its frame
+	arpPadding = 60 - arpEnd // up to the shortest Ethernet frame
+	markOption = 253         // RFC 4727: for experiments
+)
+
+// IsMarked reports whether a frame is an announcement by shunt.
+func IsMarked(frame []byte) bool {
+	if len(frame) < arpEnd+len(mark) {
+		return false
+	}
+	if binary.BigEndian.Uint16(frame[12:14]) == packet.TypeARP {
+		return bytes.Equal(frame[arpEnd:arpEnd+len(mark)], mark)
+	}
+	// The options of an advertisement without extension headers.
+	for o := frame[min(14+40+24, len(frame)):]; len(o) >= 8 && o[1] > 0 && int(o[1])*8 <= len(o); o = o[int(o[1])*8:] {
+		if o[0] == markOption && bytes.Equal(o[2:8], mark) {
+			return true
+		}
+	}
+	return false
+}
 
 var (
 	broadcast = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
@@ -37,76 +66,52 @@ func Probe(mac net.HardwareAddr, addr netip.Addr) ([]byte, error) {
 	if addr.Is4() {
 		return ARPRequest(mac, broadcast, netip.IPv4Unspecified(), addr)
 	}
-	group := SolicitedNode(addr)
-	return ndFrame(mac, GroupMAC(group), netip.IPv6Unspecified(), group, layers.ICMPv6TypeNeighborSolicitation,
-		&layers.ICMPv6NeighborSolicitation{TargetAddress: addr.AsSlice()})
+	question := packet.NewNeighbourSolicitation(mac, netip.IPv6Unspecified(), addr)
+	question.ICMPv6.Neighbour.LinkAddress = nil // it would claim the address
+	return packet.Build(question)
 }
 
 // Announcement says that the address is here: an ARP announcement (RFC 5227 section 2.3),
 // or an unsolicited advertisement that overrides what neighbours have cached (RFC 4861
-// section 7.2.6).
+// section 7.2.6). It has shunt's mark (IsMarked).
 func Announcement(mac net.HardwareAddr, addr netip.Addr) ([]byte, error) {
 	if addr.Is4() {
-		return ARPRequest(mac, broadcast, addr, addr)
+		frame, err := ARPRequest(mac, broadcast, addr, addr)
+		if err != nil {
+			return nil, err
+		}
+		copy(frame[arpEnd:], mark)
+		return frame, nil
 	}
-	const override = 0x20 // RFC 4861 section 4.4: router 0x80, solicited 0x40
-	return ndFrame(mac, GroupMAC(allNodes), addr, allNodes, layers.ICMPv6TypeNeighborAdvertisement,
-		&layers.ICMPv6NeighborAdvertisement{
-			Flags: override, TargetAddress: addr.AsSlice(),
-			Options: layers.ICMPv6Options{{Type: layers.ICMPv6OptTargetAddress, Data: mac}},
-		})
+	claim := packet.NewNeighbourAdvertisement(mac, addr, GroupMAC(allNodes), allNodes)
+	claim.ICMPv6.Neighbour.Solicited = false
+	claim.ICMPv6.Neighbour.Options = append([]byte{markOption, 1}, mark...)
+	return packet.Build(claim)
 }
 
 // Question asks target for its hardware address, as source, which must be of its family: at
 // the one that it had (to), or everybody where that is nil. The answer comes to mac alone.
 func Question(mac, to net.HardwareAddr, source, target netip.Addr) ([]byte, error) {
+	if source.Is4() != target.Is4() {
+		return nil, fmt.Errorf("ask for the hardware address of %s as %s: they are of different families", target, source)
+	}
 	if target.Is4() {
 		if to == nil {
 			to = broadcast
 		}
 		return ARPRequest(mac, to, source, target)
 	}
-	at := target
-	if to == nil {
-		at = SolicitedNode(target)
-		to = GroupMAC(at)
+	question := packet.NewNeighbourSolicitation(mac, source, target)
+	if to != nil {
+		question.Ethernet.Destination, question.IPv6.Destination = to, target
 	}
-	return ndFrame(mac, to, source, at, layers.ICMPv6TypeNeighborSolicitation,
-		&layers.ICMPv6NeighborSolicitation{
-			TargetAddress: target.AsSlice(),
-			Options:       layers.ICMPv6Options{{Type: layers.ICMPv6OptSourceAddress, Data: mac}},
-		})
+	return packet.Build(question)
 }
 
 // ARPRequest asks for target's hardware address as sender.
 func ARPRequest(mac, to net.HardwareAddr, sender, target netip.Addr) ([]byte, error) {
-	return serialize(
-		&layers.Ethernet{SrcMAC: mac, DstMAC: to, EthernetType: layers.EthernetTypeARP},
-		&layers.ARP{
-			AddrType: layers.LinkTypeEthernet, Protocol: layers.EthernetTypeIPv4,
-			HwAddressSize: 6, ProtAddressSize: 4, Operation: layers.ARPRequest,
-			SourceHwAddress: mac, SourceProtAddress: sender.AsSlice(),
-			DstHwAddress: make([]byte, 6), DstProtAddress: target.AsSlice(),
-		})
-}
-
-func ndFrame(mac, to net.HardwareAddr, src, dst netip.Addr, kind uint8, message gopacket.SerializableLayer) ([]byte, error) {
-	ip := &layers.IPv6{
-		Version: 6, HopLimit: 255, NextHeader: layers.IPProtocolICMPv6,
-		SrcIP: src.AsSlice(), DstIP: dst.AsSlice(),
-	}
-	icmp := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(kind, 0)}
-	if err := icmp.SetNetworkLayerForChecksum(ip); err != nil {
-		return nil, fmt.Errorf("build a neighbour discovery message: %w", err)
-	}
-	return serialize(&layers.Ethernet{SrcMAC: mac, DstMAC: to, EthernetType: layers.EthernetTypeIPv6}, ip, icmp, message)
-}
-
-func serialize(list ...gopacket.SerializableLayer) ([]byte, error) {
-	buffer := gopacket.NewSerializeBuffer()
-	err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, list...)
-	if err != nil {
-		return nil, fmt.Errorf("build a frame: %w", err)
-	}
-	return buffer.Bytes(), nil
+	question := packet.NewARPRequest(mac, sender, target)
+	question.Ethernet.Destination = to
+	question.Trailer = make([]byte, arpPadding)
+	return packet.Build(question)
 }

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/udp/hook"
@@ -24,6 +25,8 @@ type Offer struct {
 	RingSize  uint32           // entries of each receive ring: xsk.RingSize(delay, rate)
 	Transmit  bool             // whether the holder can send: any frame
 	Stamped   bool             // whether each datagram comes with the time at which it met XDP
+	CPUs      []int            // that the holder is told to work on, for the queues in turn; nil: any
+	BusyPoll  time.Duration    // if not 0, the holder has the driver's work done, and interrupts stay off for so long after it has: see tuning
 	Allow     []Rule           // one of them must hold; none: nobody may
 	// Kill ends a process that keeps a lease which has ended: it still has the sockets, so it keeps the
 	// queues from others, and with Transmit it can still send.
@@ -102,7 +105,7 @@ func (o Offer) spec() lease.Spec {
 	if mode == lease.Generic {
 		mode = xsk.Copy
 	}
-	return lease.Spec{Addresses: o.Addresses, Queues: o.Queues, Mode: mode, RingSize: o.RingSize, Transmit: o.Transmit, Stamped: o.Stamped}
+	return lease.Spec{Addresses: o.Addresses, Queues: o.Queues, Mode: mode, RingSize: o.RingSize, Transmit: o.Transmit, Stamped: o.Stamped, BusyPoll: o.BusyPoll > 0}
 }
 
 func (o Offer) equal(other Offer) bool { return reflect.DeepEqual(o, other) }

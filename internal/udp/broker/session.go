@@ -324,7 +324,7 @@ func (s *session) claim(name string) (h *hook.Hook, other *session, err error) {
 
 // grant hands the lease over, waits until it is mapped, and has it work.
 func (s *session) grant(within <-chan time.Time) error {
-	g, err := proto.NewGrant(s.number, s.lease.Grant.Layouts, s.lease.Grant.Serves)
+	g, err := proto.NewGrant(s.number, s.lease.Grant.Layouts, s.lease.Grant.Serves, s.offered.CPUs)
 	if err != nil {
 		return refuse(proto.EndFailed, "%v", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -18,8 +19,11 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
+	"github.com/shunt-lb/shunt/internal/udp/daemon"
 	"github.com/shunt-lb/shunt/internal/udp/udptest"
+	"github.com/shunt-lb/shunt/test/next"
 	"github.com/shunt-lb/shunt/udp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -34,10 +38,37 @@ const (
 	// rightsVariable leaves `shunt run` these capabilities alone.
 	rightsVariable = "SHUNT_TEST_UDP_RIGHTS"
 
+	// sysVariable gives it a /sys of its network namespace first.
+	sysVariable = "SHUNT_TEST_UDP_SYS"
+	// nextVariable makes it a version whose balancer has another ABI.
+	nextVariable = "SHUNT_TEST_UDP_NEXT"
+	// leftVariable has it say what of busy polling an instance has left, and take it away as `shunt uninstall` does.
+	leftVariable = "SHUNT_TEST_UDP_LEFT"
+	// detachVariable makes it `shunt detach --unattended` of an instance.
+	detachVariable = "SHUNT_TEST_UDP_DETACH"
+
 	nobody = 65534
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv(nextVariable) != "" {
+		datapath.Become(next.Version())
+	}
+	if os.Getenv(sysVariable) != "" {
+		fmt.Println(execWithSys())
+		os.Exit(1)
+	}
+	if instance := os.Getenv(leftVariable); instance != "" {
+		left, err := daemon.LeftPolled()
+		fmt.Println("left:", left[instance], err)
+		fmt.Println("removed:", daemon.Product().Remove(instance, slog.New(slog.DiscardHandler)))
+		left, err = daemon.LeftPolled()
+		fmt.Println("left then:", left[instance], err)
+		os.Exit(0)
+	}
+	if instance := os.Getenv(detachVariable); instance != "" {
+		os.Exit(cli.Main([]string{"detach", "--unattended", "--instance", instance}, os.Stdin, os.Stdout, os.Stderr))
+	}
 	if path := os.Getenv(runVariable); path != "" {
 		if names := strings.Fields(os.Getenv(rightsVariable)); len(names) > 0 {
 			fmt.Println(execWith(names))
@@ -79,6 +110,24 @@ func execWith(names []string) error {
 		return err
 	}
 	return syscall.Exec("/proc/self/exe", os.Args, slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, rightsVariable) }))
+}
+
+// execWithSys runs this binary again with a /sys of its network namespace. It returns if that fails.
+func execWithSys() error {
+	runtime.LockOSThread() // the mount namespace is the thread's until then
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return err
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return err
+	}
+	if err := unix.Mount("sysfs", "/sys", "sysfs", 0, ""); err != nil {
+		return err
+	}
+	if err := unix.Mount("bpf", "/sys/fs/bpf", "bpf", 0, ""); err != nil {
+		return err
+	}
+	return syscall.Exec("/proc/self/exe", os.Args, slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, sysVariable) }))
 }
 
 // work leases again and again, and echoes. It ends when SIGTERM has come, having read what was in its rings.

@@ -5,16 +5,23 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/cli"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // besideBed is a server whose eth0 has a lease, and a service whose backend is behind eth1:
@@ -154,6 +161,7 @@ func TestOneInterfaceWithTheBalancer(t *testing.T) {
 	if name := b.program(); name != "sh_xdp" {
 		t.Errorf("eth0 has the program %q", name)
 	}
+	b.showsGuest(true)
 
 	b.file(leaseKeys)
 	b.Reload()
@@ -189,6 +197,7 @@ func TestOneInterfaceWithTheBalancer(t *testing.T) {
 	b.answers("x", leased...)
 	b.answers("backend", served...)
 	b.undisturbed("the balancer is at tc")
+	b.showsGuest(false)
 	if name := b.program(); name != "sh_udp" {
 		t.Errorf("with the balancer at tc eth0 has the program %q", name)
 	}
@@ -216,4 +225,147 @@ func TestOneInterfaceWithTheBalancer(t *testing.T) {
 	nodetest.Kill(worker)
 	b.answers("kernel", leased...)
 	b.answers("backend", served...)
+}
+
+// says is what a command says, run on the server.
+func (b *besideBed) says(args ...string) (said string) {
+	b.Helper()
+	b.Must(b.net.Server.Run(func() error {
+		var out bytes.Buffer
+		if code := cli.Main(args, nil, &out, &out); code != 0 {
+			return fmt.Errorf("shunt %s ends with %d: %s", strings.Join(args, " "), code, out.String())
+		}
+		said = out.String()
+		return nil
+	}))
+	return said
+}
+
+// showsGuest requires that commands show the UDP path behind the balancer, or do not.
+func (b *besideBed) showsGuest(want bool) {
+	b.Helper()
+	row := regexp.MustCompile(`(?m)^(eth0)? +\(guest\) +sh_udp `)
+	status := b.says("status", "--socket", b.Socket())
+	chain := b.says("chain", "list", "--instance", b.instance())
+	if measured := b.says("chain", "list", "--measure", "50ms", "--instance", b.instance()); want && !row.MatchString(measured) {
+		b.Errorf("shunt chain list --measure says\n%s", measured)
+	}
+	if guest := row.MatchString(status); guest != want {
+		b.Errorf("a guest must be shown: %v; shunt status says\n%s", want, status)
+	}
+	if guest := row.MatchString(chain); guest != want {
+		b.Errorf("a guest must be shown: %v; shunt chain list says\n%s", want, chain)
+	}
+}
+
+func (b *besideBed) instance() string { return filepath.Base(b.Folder) }
+
+// dropper pins a program that drops datagrams to port 5001 over IPv4, and passes all else.
+func (b *besideBed) dropper() (pin string) {
+	b.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "dropper", Type: ebpf.XDP, AttachType: ebpf.AttachXDP, License: "GPL", Flags: unix.BPF_F_XDP_HAS_FRAGS, Instructions: asm.Instructions{
+		asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // data
+		asm.LoadMem(asm.R3, asm.R1, 4, asm.Word), // data_end
+		asm.Mov.Imm(asm.R0, 2),                   // XDP_PASS
+		asm.Mov.Reg(asm.R4, asm.R2),
+		asm.Add.Imm(asm.R4, 38),
+		asm.JGT.Reg(asm.R4, asm.R3, "end"),
+		asm.LoadMem(asm.R5, asm.R2, 36, asm.Half), // UDP's destination port behind a plain header of IPv4
+		asm.HostTo(asm.BE, asm.R5, asm.Half),
+		asm.JNE.Imm(asm.R5, 5001, "end"),
+		asm.Mov.Imm(asm.R0, 1), // XDP_DROP
+		asm.Return().WithSymbol("end"),
+	}})
+	b.Must(err)
+	defer p.Close()
+	pin = filepath.Join(kernel.DefaultPinRoot, b.instance()+"-dropper")
+	b.Must(p.Pin(pin))
+	b.Cleanup(func() { _ = os.Remove(pin) })
+	return pin
+}
+
+// A program of the user's after shunt's gets what both products pass, and nothing that one of them has taken.
+func TestProgramAfterBoth(t *testing.T) {
+	b := newBesideBed(t)
+	b.file(leaseKeys, serviceKeys)
+	b.run()
+	b.work("feed", 0)
+	b.answers("x", leased...)
+	b.answers("kernel", "192.0.2.10:5001")
+	b.says("chain", "set", "--instance", b.instance(), "--interface", "eth0", "--position", "after", "--program", b.dropper())
+	if b.askAt("192.0.2.10:5001", "kernel") {
+		t.Error("the program after both has not seen a datagram that both pass")
+	}
+	b.answers("x", leased...)
+	b.answers("backend", served...)
+	b.undisturbed("a program after")
+	if chain := b.says("chain", "list", "--instance", b.instance()); !regexp.MustCompile(`(?s)\(shunt\) +sh_xdp .*\(guest\) +sh_udp .*after +dropper `).MatchString(chain) {
+		t.Errorf("shunt chain list says\n%s", chain)
+	}
+	b.says("chain", "clear", "--instance", b.instance(), "--interface", "eth0", "--position", "after")
+	b.answers("kernel", "192.0.2.10:5001")
+	b.undisturbed("no program after")
+}
+
+// `shunt detach` takes both products away, from a daemon that runs and from one that was killed.
+func TestDetachBoth(t *testing.T) {
+	b := newBesideBed(t)
+	b.file(leaseKeys, serviceKeys)
+	b.run()
+	b.work("feed", 0)
+	b.answers("x", leased...)
+	nodetest.Kill(b.Process)
+	if name := b.program(); name != "sh_xdp" {
+		t.Errorf("after kill -9 eth0 has the program %q", name)
+	}
+	b.says("detach", "--unattended", "--instance", b.instance())
+	if name := b.program(); name != "" {
+		t.Errorf("detached, eth0 has the program %q", name)
+	}
+	b.answers("kernel", leased...)
+
+	b.run()
+	b.answers("x", leased...) // the program has asked again
+	b.answers("backend", served...)
+	b.says("detach", "--socket", b.Socket(), "--instance", b.instance())
+	<-b.Process.Ended
+	if name := b.program(); name != "" {
+		t.Errorf("detached, eth0 has the program %q", name)
+	}
+	b.answers("kernel", leased...)
+}
+
+// A version whose balancer has another ABI takes over an interface that both products have: the balancer never stops, and the
+// lease is there again. So it is in the start after that.
+func TestUpgradeOfBoth(t *testing.T) {
+	b := newBesideBed(t)
+	b.file(leaseKeys, serviceKeys)
+	b.run()
+	b.work("feed", 0)
+	b.answers("x", leased...)
+	b.answers("backend", served...)
+	nodetest.Kill(b.Process)
+	b.answers("backend", served...)
+	guest := func(st *shuntv1.GetStatusResponse) bool {
+		return slices.ContainsFunc(st.Attached, func(a *shuntv1.Attachment) bool {
+			return a.Interface == "eth0" && slices.ContainsFunc(a.Chain, func(p *shuntv1.ChainedProgram) bool { return p.Position == "guest" && p.Name == "sh_udp" })
+		})
+	}
+	for _, when := range []string{"upgraded", "started again"} {
+		b.run(nextVariable + "=1")
+		if log := b.Process.Log(); strings.Contains(log, "upgraded the data plane") != (when == "upgraded") {
+			t.Errorf("%s, the daemon says\n%s", when, log)
+		}
+		b.answers("x", leased...)
+		b.answers("backend", served...)
+		b.Is(when+", the guest is behind the balancer", guest)
+		nodetest.Kill(b.Process)
+		b.answers("kernel", leased...)
+		b.answers("backend", served...)
+	}
+	detach := b.Spawn(b.Self(), nextVariable+"=1", detachVariable+"="+b.instance())
+	<-detach.Ended
+	if name := b.program(); name != "" || detach.Err() != nil {
+		t.Errorf("detached, eth0 has the program %q: %v, %s", name, detach.Err(), detach.Log())
+	}
 }

@@ -48,7 +48,7 @@ type marks struct {
 
 // build makes the settings, and checks what they mean.
 func build(d *document, read *config.Contents) any {
-	b := &builder{read: read, parsed: &parsed{faults: &read.Faults}, names: map[string]config.Mark{}, addresses: map[string]taken{}, modes: map[string]taken{}}
+	b := &builder{read: read, parsed: &parsed{faults: &read.Faults}, names: map[string]config.Mark{}, addresses: map[string]taken{}, modes: map[string]taken{}, polls: map[string]taken{}}
 	b.parsed.socket = d.Socket.Value
 	if !d.UDP.Set && !d.Bad && !read.Unparsed {
 		read.Faults.Errorf(d.Socket.Mark, "add udp, or remove this key", "there is nothing to ask for at udp_socket: there is no key \"udp\"")
@@ -64,7 +64,7 @@ func build(d *document, read *config.Contents) any {
 type taken struct {
 	by   string
 	mark config.Mark
-	mode string
+	mode string // or what else entries of an interface share
 }
 
 // builder holds what entries have to agree on.
@@ -74,6 +74,7 @@ type builder struct {
 	names     map[string]config.Mark
 	addresses map[string]taken // by interface, address and port
 	modes     map[string]taken // by interface
+	polls     map[string]taken // by interface: busy_poll
 	claimed   []config.Claim
 }
 
@@ -98,8 +99,10 @@ func (b *builder) entry(e *leaseEntry) {
 			RingSize: xsk.RingSize(e.MaxQueueDelay.Value, float64(e.ExpectedRate.Value)), Transmit: e.TX.Value, Stamped: e.Timestamps.Value, Kill: e.Kill.Value},
 		delay: e.MaxQueueDelay.Value, rate: e.ExpectedRate.Value,
 	}
+	made.offer.CPUs, made.offer.BusyPoll = b.cpus(e, made.offer.Queues), e.BusyPoll.Value
 	b.ring(e)
 	b.mode(e)
+	b.poll(e)
 	m := marks{iface: e.Interface.Mark}
 	made.users, m.users = accounts(e.Allow.User)
 	made.groups, m.groups = accounts(e.Allow.Group)
@@ -217,6 +220,34 @@ func (b *builder) mode(e *leaseEntry) {
 	}
 }
 
+// cpus are those of the queues; nil: any.
+func (b *builder) cpus(e *leaseEntry, queues []int) (numbers []int) {
+	for i, c := range e.CPU.Items {
+		if queues != nil && i >= len(queues) {
+			b.fault(c.Mark, "name one CPU for each queue, or one for all", "there are %d CPUs for %s", len(e.CPU.Items), value.Counted(len(queues), "queue"))
+			break
+		}
+		numbers = append(numbers, int(c.Value))
+	}
+	return numbers
+}
+
+// poll has the entries of an interface agree on how long its interrupts are off.
+func (b *builder) poll(e *leaseEntry) {
+	if !e.BusyPoll.Set || e.BusyPoll.Bad {
+		return
+	}
+	text, iface := value.DurationText(e.BusyPoll.Value), e.Interface.Value
+	if e.Mode.Value == "generic" {
+		b.fault(e.BusyPoll.Mark, "remove busy_poll, or use another mode", "in mode generic there is no driver's queue for the program to work off")
+	}
+	if earlier, known := b.polls[iface]; known && earlier.mode != text {
+		b.fault(e.BusyPoll.Mark, "give them the same time", "busy_poll %s of lease %q on interface %s does not go with %s of lease %q, at %s: the time is the interface's", text, e.Name.Value, iface, earlier.mode, earlier.by, earlier.mark.At)
+	} else if !known {
+		b.polls[iface] = taken{by: e.Name.Value, mark: e.BusyPoll.Mark, mode: text}
+	}
+}
+
 // claims are the interfaces, and the addresses and ports.
 func (b *builder) claims() iter.Seq[config.Claim] { return slices.Values(b.claimed) }
 
@@ -330,6 +361,12 @@ func (e *entry) text() string {
 	}
 	if o.Stamped {
 		parts = append(parts, "timestamps")
+	}
+	if len(o.CPUs) > 0 {
+		parts = append(parts, "on CPUs "+strings.Trim(strings.ReplaceAll(fmt.Sprint(o.CPUs), " ", ","), "[]"))
+	}
+	if o.BusyPoll > 0 {
+		parts = append(parts, "busy polling "+value.DurationText(o.BusyPoll))
 	}
 	if o.Kill {
 		parts = append(parts, "kill")

@@ -22,6 +22,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/udp/broker"
 	"github.com/shunt-lb/shunt/internal/udp/lease"
+	"github.com/shunt-lb/shunt/internal/udp/tuning"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 	"github.com/shunt-lb/shunt/internal/value"
 	"golang.org/x/sys/unix"
@@ -40,6 +41,7 @@ const (
 func Product() node.Product {
 	return node.Product{
 		Name: Name, Part: config.NewTop(Name, build),
+		Remove:    remove,
 		CheckHost: func(s any, how node.HostCheck) { s.(*parsed).checkHost(how) },
 		Describe:  func(s any) (string, []string) { return s.(*parsed).describe() },
 		Open: func(_ context.Context, host *node.Host, s any) (node.Instance, error) {
@@ -58,6 +60,8 @@ type daemon struct {
 	applying sync.Mutex // through a whole change; it guards what follows
 	wanted   settings
 	trouble  map[string]string // by entry: why it cannot be had, or not by all
+	tuner    *tuning.Tuner
+	untuned  map[string]error  // by interface: why its interrupts are not kept off; "": of all
 	missed   map[string]uint64 // by entry: datagrams on queues that it does not have, when last looked at
 }
 
@@ -67,10 +71,10 @@ func open(host *node.Host, s settings) (*daemon, error) {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	d := &daemon{host: host, broker: b, stop: stop, ended: make(chan struct{}), missed: map[string]uint64{}}
+	d := &daemon{host: host, broker: b, stop: stop, tuner: tuning.New(tuningRecord(host.Instance), tuning.Net), ended: make(chan struct{}), missed: map[string]uint64{}}
 	if err := d.bring(s); err != nil {
 		stop()
-		return nil, errors.Join(err, b.Close())
+		return nil, errors.Join(err, d.tuner.PutBack(), b.Close())
 	}
 	go d.look(ctx)
 	return d, nil
@@ -116,6 +120,7 @@ func (d *daemon) keep(s settings) error {
 		return fmt.Errorf("lend the leases of the file: %w", err)
 	}
 	d.trouble = trouble
+	d.tune(s)
 	return nil
 }
 
@@ -138,7 +143,7 @@ func (d *daemon) look(ctx context.Context) {
 		case <-ticker.C:
 		}
 		d.applying.Lock()
-		if len(d.trouble) > 0 || d.broker.Stale() {
+		if len(d.trouble)+len(d.untuned) > 0 || d.broker.Stale() {
 			if err := d.keep(d.wanted); err != nil {
 				d.host.Log.Error("the UDP path cannot be kept as the file says", "error", err)
 			}
@@ -174,6 +179,7 @@ func (d *daemon) tell() {
 		}
 	}
 	d.host.Conditions.Only(condition.UDPLeaseFailed, failed)
+	d.host.Conditions.Only(condition.UDPBusyPollOff, d.untunedConditions())
 	d.host.Conditions.Only(condition.UDPKernelSocket, idle)
 	d.host.Conditions.Only(condition.UDPModeReduced, reduced)
 	d.host.Conditions.Only(condition.UDPQueueMissed, missed)
@@ -227,8 +233,8 @@ func (d *daemon) Summary() string {
 func (d *daemon) Close(bool) error {
 	d.stop()
 	<-d.ended
-	err := d.broker.Close()
-	for _, code := range []string{condition.UDPLeaseFailed, condition.UDPKernelSocket, condition.UDPModeReduced, condition.UDPQueueMissed} {
+	err := errors.Join(d.broker.Close(), d.tuner.PutBack())
+	for _, code := range []string{condition.UDPBusyPollOff, condition.UDPLeaseFailed, condition.UDPKernelSocket, condition.UDPModeReduced, condition.UDPQueueMissed} {
 		d.host.Conditions.Only(code, nil)
 	}
 	return err

@@ -23,7 +23,7 @@ type document struct {
 type leaseEntry struct {
 	config.Mark   `json:"-"`
 	Name          config.Text                `json:"name" doc:"The name by which a program asks for the lease. It must be unique." min:"1" max:"63" example:"feed"`
-	Interface     config.Text                `json:"interface" doc:"The network interface on which the datagrams arrive. It cannot be one of interfaces." min:"1" max:"15" example:"eth0"`
+	Interface     config.Text                `json:"interface" doc:"The network interface on which the datagrams arrive. It may be one of interfaces, too." min:"1" max:"15" example:"eth0"`
 	Queues        config.Many[queue]         `json:"queues,omitempty" doc:"The receive queues of the interface whose datagrams go to the program: all, or their numbers. Datagrams that arrive on another queue go to the kernel's socket. A queue has one memory, so entries that share a queue cannot be leased at the same time." default:"all" example:"[0, 1]"`
 	Address       config.Many[destination]   `json:"address" doc:"The addresses that the datagrams are sent to. A multicast address is possible: joining the group is up to the program, with its ordinary socket." example:"[192.0.2.10, \"2001:db8::10\"]"`
 	Port          config.Many[config.Number] `json:"port" doc:"The ports that the datagrams are sent to. An entry has up to 16 combinations of address and port." min:"1" max:"65535" example:"5000"`
@@ -36,7 +36,8 @@ type leaseEntry struct {
 	OnNoSocket    config.Word                `json:"on_no_socket,omitempty" doc:"What happens to datagrams while no program has the lease: pass leaves them to the kernel's socket on the same port." enum:"pass" later:"drop: write pass, and drop what arrives at the port with a firewall rule, which sees only the datagrams that pass" default:"pass" example:"pass"`
 	Allow         allowEntry                 `json:"allow" doc:"The processes that may have the lease. A process must match each key that is set; of a list, one value is enough. The kernel says what a process is." example:"{user: feed}"`
 	Wait          config.Later               `json:"wait,omitempty" doc:"How the program waits for datagrams." instead:"leave it out: the program decides, in Go with udp.Options.Spin: 0 sleeps, a time spins for so long before it sleeps, and a loop without Wait spins"`
-	CPU           config.Later               `json:"cpu,omitempty" doc:"The CPU of the program." instead:"start the program with taskset, or CPUAffinity in its systemd unit"`
+	CPU           config.Many[config.Number] `json:"cpu,omitempty" doc:"The CPUs that the program is to work on, for its queues in turn. It learns them with the lease and pins its own threads (Queue.Pin, shunt_udp_pin), because only it knows which thread has which queue. Without it: any." min:"0" max:"8191" example:"[2, 3]"`
+	BusyPoll      config.Duration            `json:"busy_poll,omitempty" doc:"Has the program do the work of the driver in place of interrupts: they stay off for so long after each time that the program has asked for datagrams. Then the kernel looks itself, and after two looks that find nothing interrupts are on again. Meanwhile all that arrives on the interface waits up to so long, also for others. It is the interface's (gro_flush_timeout; napi_defer_hard_irqs is 2), so entries of one interface have the same time or none. What was there before is put back when the entry or the daemon ends. Without it: interrupts, as always." min:"10us" max:"10ms" example:"200us"`
 }
 
 // allowEntry is udp[].allow.

@@ -17,6 +17,7 @@ type Facts struct {
 	MTU        int
 	Queues     int    // receive queues that are in use
 	Program    string // XDP that is attached: its id; "": none
+	Own        string // what of shunt's that is; "": somebody else's
 	Features   map[string]bool
 	XDP        *uint64           // NETDEV_A_DEV_XDP_FEATURES (linux/netdev.h)
 	Hash       map[string]uint64 // RXH_* (linux/ethtool.h) by "udp4" and "udp6"
@@ -86,9 +87,13 @@ func (f *Facts) packets(find func(string, bool, string, string, string)) {
 
 // driver is whether XDP and AF_XDP work, and how.
 func (f *Facts) driver(find func(string, bool, string, string, string)) {
-	if f.Program != "" {
+	if f.Own != "" {
+		find("occupied", false, fmt.Sprintf("%s has %s (program %s)", f.Interface, f.Own, f.Program),
+			"that is as it should be within one daemon: a lease and a balancer share the interface. The lease of another daemon is refused",
+			"shunt udp list # says who has which lease; for both products on an interface, put udp and interfaces into one file")
+	} else if f.Program != "" {
 		find("occupied", true, fmt.Sprintf("%s has an XDP program already (id %s)", f.Interface, f.Program),
-			"an interface has one. Unless it is shunt's own, the lease fails; and a program that knows nothing of the lease's sockets is the usual cause of \"AF_XDP receives nothing\"",
+			"an interface has one, so the lease fails; and a program that knows nothing of the lease's sockets is the usual cause of \"AF_XDP receives nothing\"",
 			fmt.Sprintf("bpftool prog show id %s # then end the program that has attached it, or: ip link set dev %s xdp off", f.Program, f.Interface))
 	}
 	switch {

@@ -47,6 +47,7 @@ func TestExamine(t *testing.T) {
 		{"LRO", func(f *Facts) { f.Features["rx-lro"] = true }, "merging", true, "ethtool -K eth0 lro off"},
 		{"GRO in hardware", func(f *Facts) { f.Features["rx-gro-hw"] = true }, "merging", true, "ethtool -K eth0 rx-gro-hw off"},
 		{"another program", func(f *Facts) { f.Program = "17" }, "occupied", true, "bpftool prog show id 17"},
+		{"shunt's own program", func(f *Facts) { f.Program, f.Own = "17", "the program of shunt's UDP path" }, "occupied", false, "shunt udp list"},
 		{"no XDP", func(f *Facts) { f.XDP = bits(0) }, "generic", false, "mode: generic"},
 		{"no zero-copy", func(f *Facts) { f.XDP = bits(xdpBasic) }, "copy", false, "mode: copy"},
 		{"too many queues", func(f *Facts) { f.Queues, f.CPUs = 128, 128 }, "queues", true, "ethtool -L eth0 combined 64"},
@@ -162,8 +163,8 @@ func TestLookAtVeth(t *testing.T) {
 		t.Cleanup(func() { must(t, h.Close()) })
 		return nil
 	}))
-	if got := codes(); !slices.Contains(got, "occupied") {
-		t.Errorf("with a program: found %q", got)
+	if got := Examine(look()); got[0].Code != "occupied" || got[0].Fault || !strings.Contains(got[0].Text, "eth0 has the program of shunt's UDP path (program ") {
+		t.Errorf("with shunt's program: found %+v", got)
 	}
 	must(t, n.Client.SetMTU("eth0", 9000))
 	var err error

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/safchain/ethtool"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -25,11 +26,23 @@ func Look(root, iface string) (Facts, error) {
 	attrs := dev.Attrs()
 	f := Facts{Interface: iface, MTU: attrs.MTU, Queues: attrs.NumRxQueues, Hash: map[string]uint64{}}
 	if attrs.Xdp != nil && attrs.Xdp.Attached {
-		f.Program = strconv.Itoa(int(attrs.Xdp.ProgId))
+		f.Program, f.Own = strconv.Itoa(int(attrs.Xdp.ProgId)), ownAt(iface)
 	}
 	f.ask(attrs.Index)
 	f.machine(root)
 	return f, nil
+}
+
+// ownAt is which of shunt's programs an interface has; "": none, or it cannot be told.
+func ownAt(iface string) string {
+	o, err := kernel.OccupantOf(iface)
+	if err != nil || o == nil || !o.IsOurs() {
+		return ""
+	}
+	if instance, balances := o.Instance(); balances {
+		return fmt.Sprintf("the program of shunt's balancer, instance %s", instance)
+	}
+	return "the program of shunt's UDP path"
 }
 
 // ask asks the driver.

@@ -38,6 +38,7 @@ type Spec struct {
 	RingSize  uint32           // entries of each receive ring (xsk.RingSize)
 	Transmit  bool             // whether the holder can send: any frame, from any address
 	Stamped   bool             // whether each frame comes with the time at which it met XDP
+	BusyPoll  bool             // whether the holder has the driver's work done, in place of interrupts
 }
 
 // Grant is what a process needs in order to work with a lease.
@@ -89,6 +90,7 @@ func (l *Lease) open(spec Spec) error {
 	if err != nil {
 		return err
 	}
+	plan.BusyPoll = spec.BusyPoll
 	if plan.Stamped = spec.Stamped; plan.Stamped {
 		l.hook.Stamp(l.number)
 	}

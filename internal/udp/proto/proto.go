@@ -110,7 +110,12 @@ type Queue struct {
 	TransmitRing   uint32 // 0: the socket cannot send
 	FillRing       uint32
 	CompletionRing uint32
+	CPU            uint32 // that the program is to work on for this queue; NoCPU: any
+	_              [4]byte
 }
+
+// NoCPU is a Queue's CPU where the administrator names none.
+const NoCPU = ^uint32(0)
 
 // Grant is a lease that begins with Serving. Its files, in this order: the memory, then a socket for each
 // queue.
@@ -119,14 +124,20 @@ type Grant struct {
 	Interface    uint32 // ifindex, in the broker's network namespace
 	QueueCount   uint32
 	AddressCount uint32
-	Flags        uint32 // FlagStamped
+	Flags        uint32 // FlagStamped, FlagBusyPoll
 	Addresses    [AddressesMax]Address
 	Queues       [QueuesMax]Queue
 }
 
-// FlagStamped says that the 8 bytes in front of each received packet are the time at which XDP saw it:
-// CLOCK_MONOTONIC, nanoseconds. The other flags are reserved: zero.
-const FlagStamped = 1
+// The flags of Grant. The others are reserved: zero.
+const (
+	// FlagStamped says that the 8 bytes in front of each received packet are the time at which XDP saw it:
+	// CLOCK_MONOTONIC, nanoseconds.
+	FlagStamped = 1
+	// FlagBusyPoll says that interrupts of the queues may be off, and that the program has the driver's work done:
+	// recvfrom(socket, NULL, 0, MSG_DONTWAIT, NULL, NULL) where the receive ring is empty.
+	FlagBusyPoll = 2
+)
 
 // Ready says that the client has mapped memory and rings. Before it no socket is bound.
 type Ready struct{ Lease uint64 }
@@ -294,15 +305,18 @@ func Text(field []byte) string {
 	return strings.ToValidUTF8(string(text), "\uFFFD")
 }
 
-// NewGrant puts layouts and addresses into a message.
-func NewGrant(lease uint64, layouts []xsk.Layout, addresses []netip.AddrPort) (*Grant, error) {
+// NewGrant puts layouts and addresses into a message. The queues get the CPUs in turn; none: any.
+func NewGrant(lease uint64, layouts []xsk.Layout, addresses []netip.AddrPort, cpus []int) (*Grant, error) {
 	if len(layouts) == 0 || len(layouts) > QueuesMax || len(addresses) > AddressesMax {
 		return nil, fmt.Errorf("a lease of %d queues and %d addresses: 1 to %d queues and up to %d addresses are possible",
 			len(layouts), len(addresses), QueuesMax, AddressesMax)
 	}
 	g := &Grant{Lease: lease, Interface: uint32(layouts[0].Interface), QueueCount: uint32(len(layouts)), AddressCount: uint32(len(addresses))}
 	if layouts[0].Stamped {
-		g.Flags = FlagStamped
+		g.Flags |= FlagStamped
+	}
+	if layouts[0].BusyPoll {
+		g.Flags |= FlagBusyPoll
 	}
 	for i, a := range addresses {
 		g.Addresses[i] = Address{IP: a.Addr().As16(), Port: a.Port()}
@@ -312,6 +326,10 @@ func NewGrant(lease uint64, layouts []xsk.Layout, addresses []netip.AddrPort) (*
 			Index: uint32(l.Queue), FrameSize: l.FrameSize, Offset: uint64(l.Offset),
 			ReceiveFrames: l.ReceiveFrames, TransmitFrames: l.TransmitFrames,
 			ReceiveRing: l.ReceiveRing, TransmitRing: l.TransmitRing, FillRing: l.FillRing, CompletionRing: l.CompletionRing,
+			CPU: NoCPU,
+		}
+		if len(cpus) > 0 {
+			g.Queues[i].CPU = uint32(cpus[i%len(cpus)])
 		}
 	}
 	return g, nil
@@ -324,7 +342,7 @@ func (g *Grant) Layouts() (all []xsk.Layout) {
 			Interface: int(g.Interface), Queue: int(q.Index), FrameSize: q.FrameSize, Offset: int64(q.Offset),
 			ReceiveFrames: q.ReceiveFrames, TransmitFrames: q.TransmitFrames,
 			ReceiveRing: q.ReceiveRing, TransmitRing: q.TransmitRing, FillRing: q.FillRing, CompletionRing: q.CompletionRing,
-			Stamped: g.Flags&FlagStamped != 0,
+			Stamped: g.Flags&FlagStamped != 0, BusyPoll: g.Flags&FlagBusyPoll != 0,
 		})
 	}
 	return all

@@ -32,7 +32,7 @@ func grant(t testing.TB) *Grant {
 	must(t, err)
 	second := plan
 	second.Queue, second.Offset = 1, plan.Size()
-	g, err := NewGrant(7, []xsk.Layout{plan, second}, []netip.AddrPort{netip.MustParseAddrPort("192.0.2.10:5000"), netip.MustParseAddrPort("[2001:db8::10]:5001")})
+	g, err := NewGrant(7, []xsk.Layout{plan, second}, []netip.AddrPort{netip.MustParseAddrPort("192.0.2.10:5000"), netip.MustParseAddrPort("[2001:db8::10]:5001")}, []int{3})
 	must(t, err)
 	return g
 }
@@ -40,7 +40,7 @@ func grant(t testing.TB) *Grant {
 // The sizes are those of the protocol's page: programs in other languages rely on them.
 func TestSizes(t *testing.T) {
 	want := map[Type]int{
-		TypeHello: 24, TypeWelcome: 24, TypeRequest: 80, TypeGrant: 2976, TypeReady: 16,
+		TypeHello: 24, TypeWelcome: 24, TypeRequest: 80, TypeGrant: 3488, TypeReady: 16,
 		TypeServing: 280, TypeRenew: 24, TypeRenewed: 1048, TypeEnd: 528,
 	}
 	for kind, make := range bodies {
@@ -59,13 +59,14 @@ func TestGrantHasAllOfItsLayouts(t *testing.T) {
 	b, err := Decode(Encode(g), 3)
 	must(t, err)
 	got := b.(*Grant)
-	if !reflect.DeepEqual(got, g) || len(got.Layouts()) != 2 || got.Layouts()[1].Offset != got.Layouts()[0].Size() || got.Layouts()[1].Queue != 1 {
+	if !reflect.DeepEqual(got, g) || len(got.Layouts()) != 2 || got.Layouts()[1].Offset != got.Layouts()[0].Size() || got.Layouts()[1].Queue != 1 ||
+		got.Queues[1].CPU != 3 || got.Queues[2].CPU != 0 {
 		t.Errorf("%+v", got.Layouts())
 	}
 	if s := got.Serves(); len(s) != 2 || s[0].String() != "192.0.2.10:5000" || s[1].String() != "[2001:db8::10]:5001" {
 		t.Errorf("%v", s)
 	}
-	if _, err := NewGrant(1, nil, nil); err == nil {
+	if _, err := NewGrant(1, nil, nil, nil); err == nil {
 		t.Error("a grant without queues was made")
 	}
 }

@@ -11,8 +11,8 @@ import (
 var ErrReceiveOnly = errors.New("the socket can only receive")
 
 // Queue is one socket's frames, and the side of its rings that a program has. It belongs to one
-// goroutine: methods must not run at the same time. None of them allocates, and only Flush and
-// Statistics make system calls.
+// goroutine: methods must not run at the same time. None of them allocates, and only Flush, and
+// with Layout.BusyPoll Recv of an empty ring, make system calls.
 type Queue struct {
 	layout Layout
 	memory []byte // the frames
@@ -26,6 +26,7 @@ type Queue struct {
 	err     error // ErrCorrupt, once found
 
 	kick func() error // has the kernel look at the transmit ring
+	work func()       // has it work off the driver's queue; nil: interrupts do
 
 	ageMax int64 // nanoseconds; 0: no packet is too old
 	clock  clock
@@ -41,6 +42,7 @@ type Counts struct {
 	Sent      uint64 `json:"sent"`      // frames that Send put into the ring
 	TxShort   uint64 `json:"tx_short"`  // frames that Send or Reserve had no room for
 	Kicks     uint64 `json:"kicks"`     // system calls to have frames sent
+	Polls     uint64 `json:"polls"`     // system calls to have the driver's queue worked off: Layout.BusyPoll
 	// HeldMax is the most frames that the program has held at once. Near Layout.ReceiveFrames the
 	// fill ring runs empty and the kernel drops packets.
 	Held    uint32 `json:"held"`
@@ -68,7 +70,7 @@ func (q *Queue) Recv(batch []Descriptor) int {
 	if q.sending > 0 {
 		q.reap()
 	}
-	n, err := q.receive.filled(uint32(len(batch)))
+	n, err := q.poll(uint32(len(batch)))
 	if err != nil || q.err != nil {
 		q.err = errors.Join(q.err, err)
 		return 0

@@ -66,6 +66,11 @@ func (s *Socket) prepare(memory *Memory) error {
 	if s.fd, err = unix.Socket(unix.AF_XDP, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
 		return fmt.Errorf("make the socket: %w", err)
 	}
+	if s.Layout.BusyPoll {
+		if err := preferBusyPoll(s.fd); err != nil {
+			return err
+		}
+	}
 	if err := s.register(); err != nil {
 		return err
 	}
@@ -229,6 +234,9 @@ func (s *Socket) Queue(checked bool) (*Queue, error) {
 	q, err := newQueue(s.Layout, s.memory, s.rings, kickSocket(s.fd), checked)
 	if err != nil {
 		return nil, fmt.Errorf("use the rings of queue %d: %w", s.Layout.Queue, err)
+	}
+	if s.Layout.BusyPoll {
+		q.work = pollSocket(s.fd)
 	}
 	return q, nil
 }

@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Waiter waits for packets on several queues.
+// Waiter waits for packets on several queues. Of queues with Layout.BusyPoll it has the driver's work done while it spins,
+// and before it sleeps.
 type Waiter struct {
 	// Spin is how long Wait looks at the rings before it sleeps; 0: it sleeps at once.
 	Spin   time.Duration
@@ -60,7 +61,7 @@ func (w *Waiter) Wait(timeout time.Duration) (bool, error) {
 
 func (w *Waiter) waiting() bool {
 	for _, q := range w.queues {
-		if n, err := q.receive.filled(1); n > 0 || err != nil {
+		if n, err := q.poll(1); n > 0 || err != nil {
 			return true // of a damaged ring Recv says what is wrong
 		}
 	}

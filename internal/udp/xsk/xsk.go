@@ -67,6 +67,9 @@ type Layout struct {
 	// Stamped is whether the 8 bytes in front of each received packet are the time at which XDP saw it:
 	// CLOCK_MONOTONIC, nanoseconds.
 	Stamped bool `json:"stamped,omitempty"`
+	// BusyPoll is whether the program has the driver's work done for its queue, in place of interrupts: Recv and Wait
+	// do where the ring is empty. The socket prefers it, which needs CAP_NET_ADMIN to be set.
+	BusyPoll bool `json:"busy_poll,omitempty"`
 }
 
 // Size is the bytes of memory that the frames take.

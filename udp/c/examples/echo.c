@@ -117,6 +117,10 @@ int main(int argc, char **argv)
 			printf("answering on %u queues in mode %u\n", lease.queue_count,
 			       lease.mode);
 			fflush(stdout);
+			/* One thread has all queues, so the first one's CPU is theirs. */
+			if (shunt_udp_pin(&lease.queues[0]) < 0)
+				fprintf(stderr, "echo: run on CPU %u: %s\n",
+					lease.queues[0].layout.cpu, strerror(errno));
 			while (shunt_udp_wait(&lease, 1000) >= 0) {
 				uint32_t count = 0;
 

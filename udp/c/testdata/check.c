@@ -77,6 +77,18 @@ static int rings(void)
 	shunt_udp_release(&q, batch, 1); /* more than the ring has places */
 	CHECK(q.fault && strstr(q.fault, "twice"));
 	q.fault = NULL;
+	q.fd = -1; /* each poll fails, and is counted */
+	q.busy_poll = 1;
+	CHECK(shunt_udp_receive(&q, batch, 4) == 0 && q.counts.polls == 1 && !q.fault);
+	shunt_udp_descriptor(&q.receive, rx[1])->addr = 256;
+	shunt_udp_descriptor(&q.receive, rx[1]++)->len = 60;
+	CHECK(shunt_udp_receive(&q, batch, 4) == 1 && q.counts.polls == 1);
+	q.layout.cpu = SHUNT_UDP_NO_CPU;
+	CHECK(shunt_udp_pin(&q) == 0);
+	q.layout.cpu = 8191;
+	CHECK(shunt_udp_pin(&q) == -1 && errno == EINVAL);
+	q.layout.cpu = 8192;
+	CHECK(shunt_udp_pin(&q) == -1 && errno == EINVAL);
 	rx[1] += 5;
 	CHECK(shunt_udp_receive(&q, batch, 4) == 0 && q.fault && strstr(q.fault, "contradict"));
 	return 0;

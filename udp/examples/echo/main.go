@@ -61,6 +61,9 @@ func lease(socket, name string) error {
 	}
 	defer l.Close() //nolint:errcheck // it is over
 	fmt.Printf("answering %v in %s mode\n", l.Addresses, l.Mode)
+	if err := l.Queues[0].Pin(); err != nil { // one goroutine has all queues, so the first one's CPU is theirs
+		log.Print(err)
+	}
 	batch := make([]udp.Descriptor, 64)
 	for l.Err() == nil {
 		if _, err := l.Wait(time.Second); err != nil {

@@ -204,6 +204,7 @@ func (m *Maps) checkPutService(operation string, record reconcile.ServiceRecord)
 	same := last.Generation == record.Generation && last.Name == record.Name && last.Seed == record.Seed
 	switch {
 	case !ok || same:
+	case present && last.Generation == record.Generation && canFollow(last, record): // an heir
 	case present:
 		m.violation(operation, "%s is there", last.Name)
 	case last.Generation == record.Generation:
@@ -211,6 +212,17 @@ func (m *Maps) checkPutService(operation string, record reconcile.ServiceRecord)
 	case m.held.services[record.Index]:
 		m.violation(operation, "no grace since %s was deleted", last.Name)
 	}
+}
+
+// canFollow reports whether flows of a service stay where they are when its place is another one's, and with it the seed of
+// the flow hash: each has an entry.
+func canFollow(last, record reconcile.ServiceRecord) bool {
+	return last.Forwarding == record.Forwarding && translatesAlone(last) && translatesAlone(record)
+}
+
+// translatesAlone reports whether a service's flows are in the flow table and nowhere else.
+func translatesAlone(s reconcile.ServiceRecord) bool {
+	return !s.Forwarding.Direct() && s.AffinityTimeout == 0
 }
 
 func (m *Maps) checkDeleteService(operation string, index uint32, generation uint8) {

@@ -49,6 +49,7 @@ type Maps struct {
 	frontends map[model.Frontend]uint32
 	addresses map[netip.Addr]reconcile.AddressRecord
 	filters   map[reconcile.Filter]bool
+	lent      map[[2]tenant]bool // from and to: a frontend has gone from one service to another
 	slots     []reconcile.Slot
 	program   // the flows it remembers
 
@@ -56,6 +57,12 @@ type Maps struct {
 	lastServices map[uint32]reconcile.ServiceRecord
 	trackedTable map[uint32]part // the last table of a service that was tracked with it
 	held                         // what a program may still hold
+}
+
+// tenant is who has a position of services.
+type tenant struct {
+	index      uint32
+	generation uint8
 }
 
 // held is what a program may have seen that began before now and after the last Grace.
@@ -76,6 +83,7 @@ func New(limits model.Limits) *Maps {
 		backends:     map[uint32]reconcile.BackendRecord{},
 		services:     map[uint32]reconcile.ServiceRecord{},
 		frontends:    map[model.Frontend]uint32{},
+		lent:         map[[2]tenant]bool{},
 		addresses:    map[netip.Addr]reconcile.AddressRecord{},
 		filters:      map[reconcile.Filter]bool{},
 		slots:        make([]reconcile.Slot, limits.Slots),
@@ -200,7 +208,22 @@ func (m *Maps) DeleteService(index uint32, generation uint8) error {
 
 // PutFrontend is part of reconcile.Maps.
 func (m *Maps) PutFrontend(f model.Frontend, service uint32) error {
-	return m.do(fmt.Sprintf("put frontend %s service %d", f, service), func() { m.frontends[f] = service }, nil)
+	return m.do(fmt.Sprintf("put frontend %s service %d", f, service), func() {
+		if former, ok := m.frontends[f]; ok {
+			m.lent[[2]tenant{m.tenant(former), m.tenant(service)}] = true
+		}
+		m.frontends[f] = service
+	}, nil)
+}
+
+func (m *Maps) tenant(service uint32) tenant {
+	return tenant{service, m.services[service].Generation}
+}
+
+// Lent reports whether flows that name a service may be those of the one that is at this position now: it has got a
+// frontend of the service, and both translate.
+func (m *Maps) Lent(from reconcile.ServiceRecord, to uint32) bool {
+	return translatesAlone(from) && translatesAlone(m.services[to]) && m.lent[[2]tenant{{from.Index, from.Generation}, m.tenant(to)}]
 }
 
 // DeleteFrontend is part of reconcile.Maps.

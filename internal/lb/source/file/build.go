@@ -10,11 +10,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/maglev"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 const (
 	// establishedLeast is RFC 5382 REQ-5's least time for idle established connections.
 	establishedLeast = 2*time.Hour + 4*time.Minute
+	// halfClosedLeast is its least time for connections that are not open, and are not closed.
+	halfClosedLeast = 4 * time.Minute
 	// udpLeast is RFC 4787 REQ-5's least time for idle UDP flows.
 	udpLeast = 2 * time.Minute
 )
@@ -361,6 +364,7 @@ func (p *Parsed) buildTimeouts(t *timeoutsEntry) {
 		TCPEstablished: t.TCPEstablished.Value,
 		TCPHandshake:   t.TCPHandshake.Value,
 		TCPClosing:     t.TCPClosing.Value,
+		TCPHalfClosed:  t.TCPHalfClosed.Value,
 		UDP:            t.UDP.Value,
 		Settle:         t.Settle.Value,
 	}
@@ -369,6 +373,12 @@ func (p *Parsed) buildTimeouts(t *timeoutsEntry) {
 	}
 	if d := &t.TCPEstablished; d.Value < establishedLeast {
 		p.faults.Warnf(d.Mark, "2h4m is the default", "RFC 5382 REQ-5 asks for at least 2h4m: connections idle for %s will break", d.Text)
+	}
+	switch d := &t.TCPHalfClosed; {
+	case d.Set && d.Value > t.TCPEstablished.Value:
+		p.faults.Errorf(d.Mark, "raise tcp_established, too", "a connection that is closed on one side cannot be kept for longer, %s, than one that is open, %s", d.Text, value.DurationText(t.TCPEstablished.Value))
+	case d.Value < halfClosedLeast:
+		p.faults.Warnf(d.Mark, "4m is the default", "RFC 5382 REQ-5 asks for at least 4m: an answer that pauses for %s after the client has closed its side will break", d.Text)
 	}
 	if d := &t.UDP; d.Value < udpLeast {
 		p.faults.Warnf(d.Mark, "5m is the default", "RFC 4787 REQ-5 asks for at least 2m: exchanges idle for %s will break", d.Text)

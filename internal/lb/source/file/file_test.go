@@ -139,7 +139,7 @@ func TestSample(t *testing.T) {
 	want := model.Config{
 		Node: model.Node{
 			Interfaces: []model.Interface{{Name: "eth0", Attach: model.AttachAuto}, {Name: "eth1", Attach: model.AttachNative}},
-			Timeouts:   model.Timeouts{TCPEstablished: 2*time.Hour + 4*time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute, Settle: 15 * time.Minute},
+			Timeouts:   model.Timeouts{TCPEstablished: 2*time.Hour + 4*time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, TCPHalfClosed: 4 * time.Minute, UDP: 5 * time.Minute, Settle: 15 * time.Minute},
 			Limits:     model.Limits{Flows: 1_000_000, Services: 10_000, Backends: 100_000, Slots: 1 << 22, Remembered: 250_000, Filters: 10_000},
 			SNAT: model.SNAT{
 				Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8:1::1")},
@@ -214,7 +214,7 @@ func TestDefaults(t *testing.T) {
 	want := model.Config{
 		Node: model.Node{
 			Interfaces:    []model.Interface{{Name: "eth0", Attach: "auto"}},
-			Timeouts:      model.Timeouts{TCPEstablished: 124 * time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, UDP: 5 * time.Minute, Settle: 15 * time.Minute},
+			Timeouts:      model.Timeouts{TCPEstablished: 124 * time.Minute, TCPHandshake: 10 * time.Second, TCPClosing: 10 * time.Second, TCPHalfClosed: 4 * time.Minute, UDP: 5 * time.Minute, Settle: 15 * time.Minute},
 			Limits:        model.Limits{Flows: 250_000, Services: 1000, Backends: 4096, Slots: 1 << 22, Remembered: 250_000, Filters: 10_000},
 			Encapsulation: model.Encapsulation{GUEPort: 6080},
 		},

@@ -40,7 +40,7 @@ type defaultsEntry struct {
 // serviceEntry is one of services.
 type serviceEntry struct {
 	config.Mark          `json:"-"`
-	Name                 config.Text                 `json:"name" doc:"The service's name. It must be unique. The placement of flows depends on it: a renamed service places its flows anew." min:"1" max:"63" example:"web"`
+	Name                 config.Text                 `json:"name" doc:"The service's name. It must be unique. The placement of flows depends on it: with direct return or affinity a renamed service places its flows anew. With NAT alone it keeps them." min:"1" max:"63" example:"web"`
 	Address              config.Many[config.Address] `json:"address" doc:"The VIPs: the addresses that clients connect to. Every combination of address, port and protocol is a frontend of the service." example:"[192.0.2.10, \"2001:db8::10\"]"`
 	Port                 config.Many[config.Ports]   `json:"port" doc:"A port, a range, or any. An exact port takes precedence over a range, and a range over any. Every other overlap is an error." example:"[80, 443, \"8000-8099\"]"`
 	Protocol             config.Many[config.Word]    `json:"protocol,omitempty" doc:"The transport protocol." enum:"tcp|udp" later:"sctp: leave the service out: packets of protocols other than TCP and UDP pass to the host|quic: write udp: QUIC is balanced like any UDP (a client that changes its address may reach another backend)" default:"tcp" example:"[tcp, udp]"`
@@ -174,6 +174,7 @@ type timeoutsEntry struct {
 	TCPEstablished config.Duration `json:"tcp_established,omitempty" doc:"For established TCP connections. RFC 5382 REQ-5 asks for 2h4m or more." default:"2h4m" example:"4h"`
 	TCPHandshake   config.Duration `json:"tcp_handshake,omitempty" doc:"For TCP connections in handshake." default:"10s" example:"5s"`
 	TCPClosing     config.Duration `json:"tcp_closing,omitempty" doc:"For TCP connections after a reset." default:"10s" example:"30s"`
+	TCPHalfClosed  config.Duration `json:"tcp_half_closed,omitempty" doc:"For TCP connections that one side has closed and the other has not. RFC 5382 REQ-5 asks for 4m or more. At most tcp_established, which applies if it is shorter than the default." default:"4m" example:"1h"`
 	UDP            config.Duration `json:"udp,omitempty" doc:"For UDP flows. RFC 4787 REQ-5 asks for 2m or more and recommends 5m." default:"5m" example:"2m"`
 	Settle         config.Duration `json:"settle,omitempty" doc:"For how long after a change of the backends shunt remembers flows of services with dsr-* or affinity. A flow that sends nothing for longer than this after a change may be lost." min:"1s" max:"576h" default:"15m" example:"30m"`
 }
@@ -192,7 +193,7 @@ type limitsEntry struct {
 // snatEntry is snat.
 type snatEntry struct {
 	config.Mark `json:"-"`
-	Addresses   config.Many[config.Address] `json:"addresses,omitempty" doc:"Source addresses of packets to the backends. Without it: the addresses of the interface towards the backend." example:"[10.0.0.1, \"2001:db8:1::1\"]"`
+	Addresses   config.Many[config.Address] `json:"addresses,omitempty" doc:"Source addresses of packets to the backends. Without it: the address that this machine would use towards the backend (ip route get). A flow keeps its source as long as this machine has the address." example:"[10.0.0.1, \"2001:db8:1::1\"]"`
 	Ports       config.PortRange            `json:"ports,omitempty" doc:"Source ports of packets to the backends. Without it: ports outside net.ipv4.ip_local_port_range." example:"1024-32767"`
 }
 
@@ -211,6 +212,6 @@ type socketsEntry struct {
 // encapsulationEntry is encapsulation.
 type encapsulationEntry struct {
 	config.Mark `json:"-"`
-	Source      config.Many[config.Network] `json:"source,omitempty" doc:"The outer source address, at most one entry per family: an address, or a prefix. With a prefix, each flow takes an address from it by its hash. A prefix lets the backend's receive-side scaling spread flows over its CPUs. dsr-ipip needs this because IPIP has no ports. Without it: the address of the interface towards the backend." example:"[10.9.0.0/24, \"2001:db8:9::1\"]"`
+	Source      config.Many[config.Network] `json:"source,omitempty" doc:"The outer source address, at most one entry per family: an address, or a prefix. With a prefix, each flow takes an address from it by its hash. A prefix lets the backend's receive-side scaling spread flows over its CPUs. dsr-ipip needs this because IPIP has no ports. Without it: the address of the interface towards the backend, or else of this machine, on lo first." example:"[10.9.0.0/24, \"2001:db8:9::1\"]"`
 	GUEPort     config.Number               `json:"gue_port,omitempty" doc:"The UDP destination port of dsr-gue. The source port depends on the flow." min:"1" max:"65535" default:"6080" example:"6080"`
 }

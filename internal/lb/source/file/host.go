@@ -2,6 +2,7 @@ package file
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -13,11 +14,14 @@ import (
 type HostInterface struct {
 	Name     string
 	Prefixes []netip.Prefix // its addresses, with the length of their network
+	Below    string         // of a macvlan: the interface that its frames come by
+	MAC      net.HardwareAddr
 }
 
 // Route is how packets to an address leave the machine.
 type Route struct {
 	Interface string // its name
+	OnLink    bool   // there is no gateway in between
 	Err       error  // why there is none
 }
 
@@ -68,6 +72,7 @@ func (p *Parsed) CheckHost(host Host, strict bool) {
 	} else {
 		h.own, h.ownNames = interfaces, ownNames(interfaces)
 		h.interfaces()
+		h.uppers(strict)
 		if strict {
 			h.ownClients()
 		}
@@ -88,6 +93,7 @@ type hostCheck struct {
 	own      []HostInterface
 	ownNames map[netip.Addr]string // of the interface that has the address
 	routes   map[netip.Addr]Route
+	served   map[netip.Addr]bool   // VIPs, once they were asked for
 	same     []group               // few: an interface each, and a reason each
 	serves   bool                  // this machine is a backend of a service with direct return
 	near     map[netip.Prefix]bool // networks whose clients nat-destination cannot serve, as said
@@ -165,7 +171,8 @@ func (h *hostCheck) occupant(name string, m config.Mark) {
 func (h *hostCheck) service(s *model.Service, marks []config.Mark) {
 	for i, backend := range s.Backends {
 		h.backend(s, backend.Address, marks[i])
-		if _, near := h.network(backend.Address); s.Forwarding == model.ForwardingDSRL2 && !near {
+		h.source(s, backend.Address, marks[i])
+		if _, near := h.network(backend.Address); s.Forwarding == model.ForwardingDSRL2 && !near && !h.routes[backend.Address].OnLink {
 			const why = " in no network of this machine: dsr-l2 reaches only backends on the same link"
 			h.say(alike{"backend ", " is" + why, " are" + why}, backend.Address, marks[i], config.SeverityWarning, "use forwarding: dsr-ipip")
 		}
@@ -177,6 +184,49 @@ func (h *hostCheck) service(s *model.Service, marks []config.Mark) {
 			h.faults.Warnf(marks[i], "use forwarding: nat for this service", "the backend answers clients in %s, its own network, directly and not through shunt: with nat-destination their connections fail", prefix)
 		}
 	}
+}
+
+// source checks that packets to a backend have an address to be sent from: with NAT the one that the kernel would
+// choose, in tunnels' headers one of the interface or of the host.
+func (h *hostCheck) source(s *model.Service, a netip.Addr, m config.Mark) {
+	kind, configured, key := "IPv4", h.Config.Encapsulation.Sources4.IsValid(), "encapsulation.source"
+	if a.Is6() {
+		kind, configured = "IPv6", h.Config.Encapsulation.Sources6.IsValid()
+	}
+	if s.Forwarding == model.ForwardingNAT {
+		key = "snat.addresses"
+		configured = slices.ContainsFunc(h.Config.SNAT.Addresses, func(source netip.Addr) bool { return source.Is4() == a.Is4() })
+	}
+	if _, own := h.ownNames[a]; own || configured || h.sends(a.Is4(), s.Forwarding.Encapsulates()) || s.Forwarding != model.ForwardingNAT && !s.Forwarding.Encapsulates() {
+		return
+	}
+	effect := fmt.Sprintf(": this machine has no %s address to send from", kind)
+	h.say(alike{"no packet reaches backend ", effect, effect}, a, m, h.severity,
+		fmt.Sprintf("give this machine one (on lo, if its links are to have none), or write it under %s", key))
+}
+
+// sends reports whether this machine has an address of a family that it can send from to others. Tunnels' headers are
+// not sent from a VIP on lo, which other machines have, too.
+func (h *hostCheck) sends(is4, encapsulates bool) bool {
+	for a, iface := range h.ownNames {
+		if a.Is4() == is4 && a.IsGlobalUnicast() && !(encapsulates && iface == "lo" && h.vips()[a]) {
+			return true
+		}
+	}
+	return false
+}
+
+// vips are the addresses of the file's services.
+func (h *hostCheck) vips() map[netip.Addr]bool {
+	if h.served == nil {
+		h.served = map[netip.Addr]bool{}
+		for _, s := range h.Config.Services {
+			for _, f := range s.Frontends {
+				h.served[f.Address] = true
+			}
+		}
+	}
+	return h.served
 }
 
 // backend checks the way to one backend.

@@ -64,9 +64,18 @@ func (LocalHost) Interfaces() ([]HostInterface, error) {
 		}
 	}
 	interfaces := make([]HostInterface, 0, len(links))
+	names := map[int]string{}
+	for _, link := range links {
+		names[link.Attrs().Index] = link.Attrs().Name
+	}
 	for _, link := range links {
 		attrs := link.Attrs()
-		interfaces = append(interfaces, HostInterface{Name: attrs.Name, Prefixes: prefixes[attrs.Index]})
+		own := HostInterface{Name: attrs.Name, Prefixes: prefixes[attrs.Index], MAC: attrs.HardwareAddr}
+		switch link.(type) {
+		case *netlink.Macvlan, *netlink.Macvtap:
+			own.Below = names[attrs.ParentIndex]
+		}
+		interfaces = append(interfaces, own)
 	}
 	return interfaces, nil
 }
@@ -84,7 +93,7 @@ func (LocalHost) Routes(to []netip.Addr) map[netip.Addr]Route {
 	defer handle.Close()
 	names := map[int]string{}
 	for _, a := range to {
-		index, err := routeOut(handle, a)
+		index, onLink, err := routeOut(handle, a)
 		name, known := names[index]
 		if err == nil && !known {
 			var link netlink.Link
@@ -95,21 +104,21 @@ func (LocalHost) Routes(to []netip.Addr) map[netip.Addr]Route {
 				names[index] = name
 			}
 		}
-		routes[a] = Route{name, err}
+		routes[a] = Route{name, onLink, err}
 	}
 	return routes
 }
 
-// routeOut is the index of the interface that packets to an address leave by.
-func routeOut(handle *netlink.Handle, to netip.Addr) (int, error) {
+// routeOut is the index of the interface that packets to an address leave by, and whether they need no gateway.
+func routeOut(handle *netlink.Handle, to netip.Addr) (index int, onLink bool, err error) {
 	routes, err := handle.RouteGet(net.IP(to.AsSlice()))
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
-		return 0, errors.New("no route")
+		return 0, false, errors.New("no route")
 	case err != nil:
-		return 0, fmt.Errorf("asking for the route: %w", err)
+		return 0, false, fmt.Errorf("asking for the route: %w", err)
 	case len(routes) == 0:
-		return 0, errors.New("no route")
+		return 0, false, errors.New("no route")
 	}
-	return routes[0].LinkIndex, nil
+	return routes[0].LinkIndex, routes[0].Gw == nil && routes[0].Via == nil, nil
 }

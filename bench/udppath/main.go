@@ -1,0 +1,86 @@
+// Udppath compares ways to answer datagrams: the kernel's sockets, blocking, spinning and polled in batches, and the UDP
+// path's rings, sleeping, adaptive and spinning, from C and from Go:
+//
+//	go run -exec sudo ./bench/udppath            writes a page to bench/results
+//	go run -exec sudo ./bench/udppath --quick    one short round, to standard output alone
+//
+// A client and a server in network namespaces of their own have one link with one queue. The ways take turns, for several
+// rounds, each in a process of its own on a CPU of its own. In each turn the client first asks one question after the
+// other, for the round trip, and then keeps many questions open, for the answers a second. The ways of the kernel run without a
+// program on the interface. It needs a C compiler.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func main() {
+	if text := os.Getenv(subjectVariable); text != "" {
+		if err := subject(text); err != nil {
+			fmt.Fprintln(os.Stderr, "subject:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	quick := flag.Bool("quick", false, "one short round, to standard output alone")
+	rounds := flag.Int("rounds", 7, "how often each way has its turn")
+	dir := flag.String("results", "bench/results", "where the page goes")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	defer stop()
+	o := options{rounds: *rounds, each: 500 * time.Millisecond}
+	if *quick {
+		o = options{rounds: 1, each: 50 * time.Millisecond}
+	}
+	r, err := run(ctx, o)
+	if err == nil {
+		if *quick {
+			err = r.page(os.Stdout)
+		} else {
+			err = r.write(filepath.Clean(*dir))
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "udppath:", err)
+		os.Exit(1)
+	}
+}
+
+// options say how much is measured.
+type options struct {
+	rounds int
+	each   time.Duration // of the round trips, and of the answers a second
+}
+
+func run(ctx context.Context, o options) (r report, err error) {
+	debug.SetGCPercent(-1) // a run allocates some megabytes
+	if o.rounds < 1 {
+		return r, errors.New("--rounds is 1 or more")
+	}
+	b, err := newBed(ctx)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, b.close()) }()
+	r = report{options: o, apart: b.apart(), results: map[string][]result{}}
+	for round := range o.rounds {
+		for _, w := range ways {
+			got, err := b.measure(ctx, w, o.each)
+			if err != nil {
+				return r, fmt.Errorf("round %d, %s: %w", round+1, w.name, err)
+			}
+			r.results[w.name] = append(r.results[w.name], got)
+		}
+	}
+	return r, nil
+}

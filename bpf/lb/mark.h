@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The mark of frames that XDP has balanced and cannot send: the way out is an interface at tc, such
+ * as a bridge, which takes no frames from XDP. They go up, and sh_deliver, at the tc ingress of the
+ * interface where they came in, sends them.
+ *
+ *   frame ─► sh_xdp: rewrites, marks ─► XDP_PASS ─► sk_buff, GRO ─► sh_deliver ─► bridge, veth, pod
+ *
+ * The mark stands where the Ethernet source address does, which has no meaning until the frame leaves.
+ * So it needs nothing of a driver (metadata in front of the frame is not passed on by all), it is the
+ * same for all frames of a flow, which GRO compares, and it says all: the destination is the next hop's
+ * already. To the stack such a frame is another station's: without sh_deliver nobody takes it.
+ *
+ * Invariant: no marked frame is from outside. sh_xdp drops those, and sh_deliver is there only while
+ * sh_xdp is.
+ */
+#ifndef SHUNT_MARK_H
+#define SHUNT_MARK_H
+
+#include <linux/if_ether.h>
+
+#include "../core/packet.h"
+#include "config.h"
+
+/* An address of local administration (IEEE 802, 8.2), in wire order: 06:73:68:74. In halves, because
+ * an Ethernet source address is aligned to no more. */
+#define MARK_FIRST bpf_htons(0x0673)
+#define MARK_SECOND bpf_htons(0x6874)
+#define MARK_INDEX 0x3f
+#define MARK_TCP 0x40 /* the checksum of TCP at l4_offset was finished */
+#define MARK_UDP 0x80 /* of UDP */
+
+_Static_assert(INTERFACE_MAX == MARK_INDEX + 1, "a mark has six bits for the interface");
+
+struct mark {
+	__be16 first; /* MARK_FIRST */
+	__be16 second; /* MARK_SECOND */
+	__u8 index; /* MARK_* */
+	__u8 l4_offset; /* with MARK_TCP or MARK_UDP: from the start of the frame */
+};
+
+static __always_inline struct mark *mark_of(struct ethhdr *eth)
+{
+	return (struct mark *)eth->h_source;
+}
+
+/* Whether an address begins as a mark does. */
+static __always_inline int mark_is_there(const struct mark *mark)
+{
+	return mark->first == MARK_FIRST && mark->second == MARK_SECOND;
+}
+
+/* Whether a frame that would go up has the mark, though we have not given it. */
+static __always_inline int mark_is_forged(struct frame_ctx *ctx)
+{
+	struct ethhdr *eth = ctx_data(ctx);
+
+	return (void *)(eth + 1) <= ctx_data_end(ctx) && mark_is_there(mark_of(eth));
+}
+
+static __always_inline int way_is_tc(__u32 index)
+{
+	return tc_ways >> (index & MARK_INDEX) & 1;
+}
+
+/* Marks a frame for p->egress. Returns 0, or -1. */
+static __always_inline int mark_put(struct frame_ctx *ctx, const struct packet *p)
+{
+	struct ethhdr *eth = ctx_data(ctx);
+	struct mark mark = { .first = MARK_FIRST,
+			     .second = MARK_SECOND,
+			     .index = p->egress & MARK_INDEX };
+
+	if ((void *)(eth + 1) > ctx_data_end(ctx))
+		return -1;
+	if (p->csum_finished) {
+		mark.index |= p->key.protocol == IPPROTO_TCP ? MARK_TCP : MARK_UDP;
+		mark.l4_offset = p->l4_offset;
+	}
+	__builtin_memcpy(eth->h_source, &mark, sizeof(mark));
+	return 0;
+}
+
+#endif

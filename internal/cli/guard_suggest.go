@@ -1,0 +1,66 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shunt-lb/shunt/internal/guard/suggest"
+)
+
+func newGuardSuggest(s streams) *cobra.Command {
+	var file, output string
+	c := &cobra.Command{
+		Use:   "suggest --policy FILE [EVENTS]",
+		Short: "Propose whom a policy is to trust, from what its rules have told; no root",
+		Long: `Read what "shunt guard run -o json" has told, from a file or from standard input, and print the policy
+with the programs added that were audited: each rule then trusts those that did what it forbids. Who they
+are, what they did, and why some are not added, is on standard error. Look at each before you use the
+policy: what an intruder did while it was audited would be trusted. With -o json the programs are on
+standard output, and no policy is.`,
+		Example: `  sudo shunt guard run --policy guard.yaml -o json > events.json
+  shunt guard suggest --policy guard.yaml events.json > new.yaml`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usageError{errors.New("name one file of events, or none for standard input")}
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			if err := requireOutput(output); err != nil {
+				return err
+			}
+			p, err := loadPolicy(s, file)
+			if err != nil {
+				return err
+			}
+			events, name := s.in, "standard input"
+			if len(args) == 1 {
+				f, err := os.Open(args[0])
+				if err != nil {
+					return fmt.Errorf("read what was told: %w", err)
+				}
+				defer f.Close() //nolint:errcheck // only read
+				events, name = f, args[0]
+			}
+			found, err := suggest.Read(p, events)
+			if err != nil {
+				return fmt.Errorf("suggest a policy from %s: %w", name, err)
+			}
+			if output == "json" {
+				return writeJSON(s.out, found)
+			}
+			if err := found.Print(s.err); err != nil {
+				return err
+			}
+			_, err = io.WriteString(s.out, found.Policy.YAML())
+			return err
+		},
+	}
+	c.Flags().StringVar(&file, "policy", "", "the policy that told: a file, or a directory of *.yaml")
+	outputFlag(c, &output)
+	return c
+}

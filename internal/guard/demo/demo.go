@@ -1,0 +1,175 @@
+// Package demo shows what the guard does to somebody who has nothing but the binary: a folder of a business, its
+// program, and others that want to change the same file.
+//
+//	shunt demo guard ─► shunt demo guard-stage     in a mount namespace of its own, with pins of its own; or
+//	                └─► qemu ─► guard-stage        as the first process of a virtual machine, where the host's
+//	                                               kernel does not let BPF programs decide
+//
+// The stage is the same in both. It runs shunt guard run as any user would, tells the story, and ends with the
+// facts on one line, which begins with a record separator.
+package demo
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/guard/protect"
+	"github.com/shunt-lb/shunt/internal/story"
+)
+
+// patience bounds the whole demo: an emulated machine on a busy host takes its time.
+const patience = 5 * time.Minute
+
+// Where the stage is.
+const (
+	OnHost    = "host"
+	InMachine = "virtual machine"
+)
+
+// Facts are what a run has found out.
+type Facts struct {
+	OK       bool              `json:"ok"`
+	Seconds  float64           `json:"seconds"`
+	Where    string            `json:"where"`            // OnHost or InMachine
+	Why      string            `json:"why,omitempty"`    // it cannot be on the host
+	Kernel   string            `json:"kernel,omitempty"` // release
+	Attempts []protect.Attempt `json:"attempts"`         // what the guard told
+	Claims   story.Claims      `json:"claims"`
+}
+
+// Options say how the demo runs.
+type Options struct {
+	Executable string    // shunt, which runs as stage, guard and business program
+	Kernel     string    // path of the image for a virtual machine; empty: one of this machine's
+	Out        io.Writer // the story
+}
+
+// Demo is one that can run here.
+type Demo struct {
+	opts  Options
+	why   string // it cannot be on this kernel; empty: it can
+	guest *guest // nil: the stage is on this kernel
+}
+
+// New looks where the demo can run. The error says what is missing.
+func New(opts Options) (*Demo, error) {
+	d := &Demo{opts: opts}
+	err := protect.Enforces()
+	var refusal *protect.Refusal
+	switch {
+	case errors.As(err, &refusal):
+		d.why = refusal.Reason
+	case err != nil:
+		d.why = err.Error()
+	case opts.Kernel == "":
+		return d, nil
+	}
+	d.guest, err = newGuest(opts.Kernel)
+	return d, err
+}
+
+// Run is the whole demo, once. It cleans up before it returns. What turned out untrue is a claim that makes
+// Facts.OK false. The error is that of ctx when it ended, and of a cleaning up that failed.
+func (d *Demo) Run(parent context.Context) (*Facts, error) {
+	began := time.Now()
+	ctx, cancel := context.WithTimeoutCause(parent, patience, fmt.Errorf("the demo took longer than %v", patience))
+	defer cancel()
+	facts, teller := &Facts{Where: OnHost, Attempts: []protect.Attempt{}}, story.NewTeller(d.opts.Out)
+	folder, fault := os.MkdirTemp("", "shunt-demo-guard-")
+	if fault == nil {
+		fault = d.play(ctx, teller, folder, facts)
+	}
+	facts.Claims = append(teller.Claims, facts.Claims...)
+	if fault != nil && parent.Err() == nil {
+		teller.Claim(false, "%v", fault)
+		facts.Claims = append(facts.Claims, teller.Claims[len(teller.Claims)-1])
+	}
+	err := errors.Join(parent.Err(), remove(folder))
+	facts.Seconds = time.Since(began).Seconds()
+	facts.OK = err == nil && facts.Claims.Untrue() == 0
+	return facts, err
+}
+
+// remove takes the folder away. Where the stage was killed it is protected until the kernel has taken its pins away.
+func remove(folder string) error {
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		err := os.RemoveAll(folder)
+		if err == nil || time.Now().After(end) {
+			return err
+		}
+	}
+}
+
+// play runs the stage on this kernel, or in a virtual machine.
+func (d *Demo) play(ctx context.Context, teller *story.Teller, folder string, facts *Facts) error {
+	teller.Begin("A kernel that lets BPF programs decide")
+	if d.guest == nil {
+		teller.Say("  This one does. The demo has a mount namespace and pins of its own, which end with it.\n")
+		cmd := exec.CommandContext(ctx, d.opts.Executable, "demo", "guard-stage", "--folder", folder)
+		// The namespace, and with it the programs, goes when the last process in it does.
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+		return watch(ctx, cmd, func() string { return "" }, d.opts.Out, facts)
+	}
+	facts.Where = InMachine
+	if facts.Why = d.why; d.why != "" {
+		teller.Say("  Not this one: %s.\n", d.why)
+	}
+	teller.Say("  A virtual machine does: emulated, with the kernel %s,\n  and nothing of this machine's but this program, sh and sed. Emulation takes its time.\n", d.guest.kernel)
+	if err := d.guest.pack(ctx, d.opts.Executable, folder); err != nil {
+		return err
+	}
+	return watch(ctx, d.guest.command(ctx), d.guest.console, d.opts.Out, facts)
+}
+
+// separator begins the line of facts (RFC 7464).
+const separator = "\x1e"
+
+// watch runs a stage and passes its story on. A stage that ends without facts is an error, with its last words:
+// more are those that it has not said to standard error.
+func watch(ctx context.Context, cmd *exec.Cmd, more func() string, out io.Writer, facts *Facts) error {
+	var said strings.Builder
+	cmd.Stderr = &said
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	// It ends with this process, and Ctrl-C at the terminal is this one's alone, which then ends it.
+	cmd.SysProcAttr.Setpgid, cmd.SysProcAttr.Pdeathsig = true, syscall.SIGKILL
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	cmd.WaitDelay = 5 * time.Second
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start the demo's stage: %w", err)
+	}
+	var found error = errors.New("it ended in the middle")
+	for lines := bufio.NewReader(pipe); ; {
+		line, err := lines.ReadString('\n')
+		line = strings.TrimRight(line, "\r\n")
+		if text, is := strings.CutPrefix(line, separator); is {
+			found = json.Unmarshal([]byte(text), facts)
+		} else if err == nil || line != "" {
+			fmt.Fprintln(out, line)
+		}
+		if err != nil {
+			break
+		}
+	}
+	ended := cmd.Wait()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if found != nil {
+		return fmt.Errorf("run the demo's stage: %w (%v). Its last words:\n%s%s", found, ended, said.String(), more())
+	}
+	return nil
+}

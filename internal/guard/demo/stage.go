@@ -1,0 +1,322 @@
+package demo
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/guard/protect"
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/story"
+)
+
+// stage tells the story. Nothing but its folder is protected.
+//
+//	FOLDER/bank/accounts           the data
+//	FOLDER/bank/bin/ledger         the business program
+//	FOLDER/bank/bin/close-day      a script that it starts, which starts
+//	FOLDER/bank/bin/write-total    a script that changes the data
+//	FOLDER/ledger                  a copy of the program
+type stage struct {
+	*story.Teller
+	folder  string
+	self    string // path of shunt
+	facts   Facts
+	guard   *exec.Cmd
+	told    chan protect.Attempt
+	refused int // attempts
+}
+
+// Stage plays in a folder, in a mount namespace that is its own, and writes the story with the facts to out.
+func Stage(ctx context.Context, folder string, out io.Writer) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find the shunt binary: %w", err)
+	}
+	if folder, err = filepath.EvalSymlinks(folder); err != nil {
+		return fmt.Errorf("look for the demo's folder: %w", err)
+	}
+	if err := unix.Mount("bpf", kernel.DefaultPinRoot, "bpf", 0, ""); err != nil {
+		return fmt.Errorf("have pins of the demo's own: mount bpf on %s: %w", kernel.DefaultPinRoot, err)
+	}
+	s := &stage{Teller: story.NewTeller(out), folder: folder, self: self, told: make(chan protect.Attempt, 100), facts: Facts{Attempts: []protect.Attempt{}}}
+	err = s.Tell(ctx,
+		story.Step("A bank's accounts, and nobody protects them", s.build),
+		story.Step("The guard protects the folder", s.protect),
+		story.Step("Who may change the accounts now", s.try),
+		story.Step("What the guard has told", s.listen),
+		story.Step("The guard is killed", s.kill),
+		story.Step("The protection ends", s.end),
+	)
+	if err != nil && ctx.Err() == nil {
+		s.Claim(false, "%v", err)
+	}
+	s.facts.Claims = s.Claims
+	s.facts.Kernel = release()
+	text, encodeErr := json.Marshal(map[string]any{"kernel": s.facts.Kernel, "attempts": s.facts.Attempts, "claims": s.facts.Claims})
+	_, writeErr := fmt.Fprintf(out, "%s%s\n", separator, text)
+	return errors.Join(encodeErr, writeErr)
+}
+
+func release() string {
+	var name unix.Utsname
+	_ = unix.Uname(&name) // cannot fail
+	return unix.ByteSliceToString(name.Release[:])
+}
+
+func (s *stage) path(name string) string { return filepath.Join(s.folder, name) }
+
+const opening = "alice 100\nbob 50\n"
+
+// build makes the folder, and shows that nothing protects it.
+func (s *stage) build(ctx context.Context) error {
+	if err := os.MkdirAll(s.path("bank/bin"), 0o755); err != nil {
+		return err
+	}
+	program, err := os.ReadFile(s.self)
+	if err != nil {
+		return err
+	}
+	shell := "#!/bin/sh\n"
+	for _, file := range []struct {
+		name, text string
+		mode       os.FileMode
+	}{
+		{"bank/accounts", opening, 0o644},
+		{"bank/bin/ledger", string(program), 0o755},
+		{"ledger", string(program), 0o755},
+		{"bank/bin/close-day", shell + s.path("bank/bin/write-total") + " \"$1\"\n", 0o755},
+		{"bank/bin/write-total", shell + "echo total 150 >> \"$1\"\n", 0o755},
+		{"guard.yaml", s.policy(), 0o644},
+	} {
+		if err := os.WriteFile(s.path(file.name), []byte(file.text), file.mode); err != nil {
+			return err
+		}
+	}
+	s.Say("  bank/accounts           the data\n  bank/bin/ledger         the program that keeps it\n" +
+		"  bank/bin/close-day      a script that ledger starts, which starts bank/bin/write-total\n  ledger                  a copy of the program, outside\n\n")
+	edited := s.attempt(ctx, false, "an editor changes them", "sed", "-i", "s/100/999/", s.path("bank/accounts"))
+	return errors.Join(edited, os.WriteFile(s.path("bank/accounts"), []byte(opening), 0o644))
+}
+
+func (s *stage) policy() string {
+	return fmt.Sprintf(`guard:
+  protect:
+    - name: accounts
+      paths: [%s]
+      deny: [write, create, delete, rename, link, chmod]
+      trust: {programs: [%s], children: true}
+      mode: deny
+`, s.path("bank"), s.path("bank/bin/ledger"))
+}
+
+// protect starts the guard, as a user does.
+func (s *stage) protect(ctx context.Context) error {
+	s.Say("%s\n", indented(s.policy()))
+	s.Say("  $ shunt guard run --policy guard.yaml\n")
+	s.guard = exec.CommandContext(ctx, s.self, "guard", "run", "--policy", s.path("guard.yaml"), "-o", "json")
+	s.guard.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err1 := s.guard.StdoutPipe()
+	notes, err2 := s.guard.StderrPipe()
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	if err := s.guard.Start(); err != nil {
+		return fmt.Errorf("start the guard: %w", err)
+	}
+	go func() {
+		defer close(s.told)
+		for lines := json.NewDecoder(out); ; {
+			var a protect.Attempt
+			if lines.Decode(&a) != nil {
+				return
+			}
+			s.told <- a
+		}
+	}()
+	var said strings.Builder
+	for lines := bufio.NewReader(notes); ; {
+		line, err := lines.ReadString('\n')
+		said.WriteString(line)
+		if strings.Contains(line, "protected from now on") {
+			s.Say("    %s", line)
+			go io.Copy(io.Discard, lines) //nolint:errcheck // so that the guard does not wait
+			s.Claim(true, "the folder is protected, with all that is in it")
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("the guard ended: %w. It said:\n%s", s.guard.Wait(), said.String())
+		}
+	}
+}
+
+// try has programs change the data.
+func (s *stage) try(ctx context.Context) error {
+	accounts := s.path("bank/accounts")
+	s.Say("  All of them are run by root (user %d).\n\n", os.Geteuid())
+	for _, one := range []struct {
+		isRefused bool
+		text      string
+		command   []string
+	}{
+		{true, "an editor is refused", []string{"sed", "-i", "s/100/999/", accounts}},
+		{true, "a shell is refused", []string{"sh", "-c", "echo mallory 999 >> " + accounts}},
+		{false, "the business program is allowed", append([]string{s.path("bank/bin/ledger")}, ledger("carol 10", accounts)...)},
+		{false, "a script that a script of it starts is allowed", append([]string{s.path("bank/bin/ledger")}, starts(s.path("bank/bin/close-day"), accounts)...)},
+		{true, "the same script is refused when somebody else starts it", []string{s.path("bank/bin/close-day"), accounts}},
+		{true, "a copy of the business program is refused", append([]string{s.path("ledger")}, ledger("mallory 999", accounts)...)},
+		{true, "the business program cannot be replaced", []string{"sh", "-c", "cat " + s.path("ledger") + " > " + s.path("bank/bin/ledger")}},
+	} {
+		if err := s.attempt(ctx, one.isRefused, one.text, one.command[0], one.command[1:]...); err != nil {
+			return err
+		}
+	}
+	text, err := os.ReadFile(accounts)
+	if err != nil {
+		return err
+	}
+	s.Claim(string(text) == opening+"carol 10\ntotal 150\n", "the accounts are what the business made of them: %q", text)
+	return nil
+}
+
+// attempt runs a program that changes something, and claims that it is refused, or is not.
+func (s *stage) attempt(ctx context.Context, isRefused bool, claim, program string, args ...string) error {
+	shown := strings.ReplaceAll(strings.Join(append([]string{program}, quoted(args)...), " "), s.folder+"/", "")
+	s.Say("  $ %s\n", shown)
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Env = []string{"PATH=" + searched} // what loads code into a program would take its trust
+	said, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return fmt.Errorf("run %s: %w", program, err)
+	}
+	if len(said) > 0 {
+		s.Say("%s\n", indented(strings.ReplaceAll(string(bytes.TrimSpace(said)), s.folder+"/", "")))
+	}
+	if isRefused {
+		s.refused++
+		s.Claim(err != nil && strings.Contains(strings.ToLower(string(said)), unix.EPERM.Error()), "%s", claim)
+	} else {
+		s.Claim(err == nil, "%s", claim)
+	}
+	return ctx.Err()
+}
+
+// listen waits until the guard has told each refusal.
+func (s *stage) listen(ctx context.Context) error {
+	for want := s.refused; len(s.facts.Attempts) < want; {
+		select {
+		case a, is := <-s.told:
+			if !is {
+				return fmt.Errorf("the guard ended: %w", s.guard.Wait())
+			}
+			s.facts.Attempts = append(s.facts.Attempts, a)
+			s.Say("  %s\n", strings.ReplaceAll(a.String(), s.folder+"/", ""))
+		case <-ctx.Done():
+			return fmt.Errorf("the guard told %d of %d refusals: %w", len(s.facts.Attempts), want, context.Cause(ctx))
+		}
+	}
+	right := 0
+	for _, a := range s.facts.Attempts {
+		if a.Denied && strings.HasPrefix(a.Path, s.path("bank")) && len(a.Rules) > 0 && a.PID > 0 {
+			right++
+		}
+	}
+	s.Say("\n")
+	s.Claim(right == s.refused, "each of the %d refusals was told, with the operation, the file, the program and the rule", s.refused)
+	return nil
+}
+
+// kill ends the guard in the hardest way.
+func (s *stage) kill(ctx context.Context) error {
+	if err := s.guard.Process.Kill(); err != nil {
+		return err
+	}
+	_ = s.guard.Wait() // it was killed
+	s.Say("  $ kill -9 %d\n", s.guard.Process.Pid)
+	if err := s.attempt(ctx, true, "the editor is still refused", "sed", "-i", "s/100/999/", s.path("bank/accounts")); err != nil {
+		return err
+	}
+	status, err := exec.CommandContext(ctx, s.self, "guard", "status").Output()
+	if err != nil {
+		return fmt.Errorf("ask for the guard's status: %w", err)
+	}
+	s.Say("  $ shunt guard status\n%s\n", indented(strings.ReplaceAll(string(bytes.TrimSpace(status)), s.folder+"/", "")))
+	s.Claim(bytes.Contains(status, []byte("Nobody has listened")), "`shunt guard status` says since when nobody listens")
+	return nil
+}
+
+// end takes the protection away.
+func (s *stage) end(ctx context.Context) error {
+	s.Say("  $ shunt guard stop\n")
+	said, err := exec.CommandContext(ctx, s.self, "guard", "stop").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("end the protection: %w: %s", err, said)
+	}
+	s.Say("%s\n", indented(string(bytes.TrimSpace(said))))
+	return s.attempt(ctx, false, "the editor changes the accounts", "sed", "-i", "s/100/999/", s.path("bank/accounts"))
+}
+
+// searched is where the story's programs are.
+const searched = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+func indented(text string) string {
+	return "    " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n    ")
+}
+
+func quoted(args []string) (words []string) {
+	for _, word := range args {
+		if strings.ContainsAny(word, " >") {
+			word = "'" + word + "'"
+		}
+		words = append(words, word)
+	}
+	return words
+}
+
+// awaitDrained waits until a serial line has sent everything (TCSBRK with argument 1, tty_ioctl(4)).
+func awaitDrained(line *os.File) { _ = unix.IoctlSetInt(int(line.Fd()), unix.TCSBRK, 1) }
+
+// Machine is Stage as the first process of a virtual machine, which it switches off at the end.
+func Machine(ctx context.Context) {
+	line, err := prepare()
+	if err == nil {
+		err = Stage(ctx, "/tmp", line)
+		awaitDrained(line)
+	}
+	if err != nil {
+		fmt.Println("shunt:", err) // the console
+	}
+	awaitDrained(os.Stdout)
+	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART) // qemu's -no-reboot ends here
+	select {}
+}
+
+// prepare mounts what a machine without anything needs, and opens the line for the story.
+func prepare() (*os.File, error) {
+	if err := os.Setenv("PATH", searched); err != nil {
+		return nil, err
+	}
+	for _, m := range []struct{ kind, at string }{
+		{"devtmpfs", "/dev"}, {"proc", "/proc"}, {"sysfs", "/sys"}, {"tmpfs", "/tmp"}, {"securityfs", "/sys/kernel/security"},
+	} {
+		if err := os.MkdirAll(m.at, 0o755); err != nil {
+			return nil, err
+		}
+		if err := unix.Mount(m.kind, m.at, m.kind, 0, ""); err != nil && !errors.Is(err, unix.EBUSY) { // the kernel may have mounted devtmpfs
+			return nil, fmt.Errorf("mount %s on %s: %w", m.kind, m.at, err)
+		}
+	}
+	return os.OpenFile("/dev/ttyS1", os.O_WRONLY|unix.O_NOCTTY, 0)
+}

@@ -1,0 +1,178 @@
+// Package suggest proposes a policy from what its rules have told: who did what they forbid.
+package suggest
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/guard/protect"
+	"github.com/shunt-lb/shunt/internal/value"
+)
+
+const (
+	lineMax     = 1 << 16 // bytes of an attempt
+	programsMax = 1000    // of a rule
+)
+
+// Program is what a program did that a rule forbids.
+type Program struct {
+	Path       string   `json:"path"`
+	Operations []string `json:"operations"` // each once, in the order of their first time
+	Times      int      `json:"times"`
+	Example    string   `json:"example"`       // what it did it to at first: a path, or a process
+	Not        string   `json:"not,omitempty"` // why it is not added to trust; empty: it is
+
+	denied int
+}
+
+// Rule is what a rule has told.
+type Rule struct {
+	Name     string     `json:"name"`
+	Programs []*Program `json:"programs"` // the most active first
+
+	byPath map[string]*Program
+}
+
+// Suggestion is a policy that trusts what has been audited.
+type Suggestion struct {
+	Rules   []*Rule       `json:"rules"`   // that have told something, in the order of the policy
+	Unknown int           `json:"unknown"` // attempts of rules that the policy does not have
+	Policy  policy.Policy `json:"-"`
+}
+
+// Read makes a suggestion of attempts, one JSON object a line, as `shunt guard run -o json` writes them.
+func Read(p policy.Policy, attempts io.Reader) (*Suggestion, error) {
+	s := &Suggestion{Rules: []*Rule{}, Policy: p}
+	rules := map[string]*Rule{}
+	lines := bufio.NewScanner(attempts)
+	lines.Buffer(nil, lineMax)
+	number := 0
+	for lines.Scan() {
+		if number++; len(strings.TrimSpace(lines.Text())) == 0 {
+			continue
+		}
+		var a protect.Attempt
+		err := json.Unmarshal(lines.Bytes(), &a)
+		if err == nil && (a.Operation == "" || a.Program == "" || len(a.Rules) == 0) {
+			err = errors.New("it has no operation, program or rules")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("line %d is nothing that `shunt guard run -o json` has told: %w", number, err)
+		}
+		for _, name := range a.Rules {
+			if !slices.ContainsFunc(p.Rules, func(r policy.Rule) bool { return r.Name == name }) {
+				s.Unknown++
+				continue
+			}
+			if rules[name] == nil {
+				rules[name] = &Rule{Name: name, byPath: map[string]*Program{}}
+			}
+			if err := rules[name].count(a); err != nil {
+				return nil, fmt.Errorf("line %d: %w", number, err)
+			}
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("read line %d: %w", number+1, err)
+	}
+	s.Policy.Rules = slices.Clone(p.Rules)
+	for i, r := range s.Policy.Rules {
+		if told := rules[r.Name]; told != nil {
+			s.Rules = append(s.Rules, told)
+			s.Policy.Rules[i].Trust.Programs = append(slices.Clone(r.Trust.Programs), told.trusted(r)...)
+		}
+	}
+	return s, nil
+}
+
+// count adds an attempt.
+func (r *Rule) count(a protect.Attempt) error {
+	one := r.byPath[a.Program]
+	if one == nil {
+		if len(r.Programs) == programsMax {
+			return fmt.Errorf("rule %q has told of more than %d programs: it protects what everybody writes to. Name fewer paths", r.Name, programsMax)
+		}
+		one = &Program{Path: a.Program, Example: a.Path}
+		if a.Target != 0 {
+			one.Example = fmt.Sprintf("process %d", a.Target)
+		}
+		r.byPath[a.Program] = one
+		r.Programs = append(r.Programs, one)
+	}
+	one.Times++
+	if a.Denied {
+		one.denied++
+	}
+	if !slices.Contains(one.Operations, a.Operation) {
+		one.Operations = append(one.Operations, a.Operation)
+	}
+	return nil
+}
+
+// trusted decides which programs a rule is to trust, most active first.
+func (r *Rule) trusted(of policy.Rule) (more []policy.Program) {
+	slices.SortStableFunc(r.Programs, func(a, b *Program) int { return b.Times - a.Times })
+	for _, one := range r.Programs {
+		if one.Not = one.obstacle(of); one.Not == "" {
+			more = append(more, policy.Program{Path: one.Path})
+		}
+	}
+	return more
+}
+
+// obstacle is why a rule is not to trust a program; empty: nothing is in the way.
+func (one *Program) obstacle(r policy.Rule) string {
+	has := func(p policy.Program) bool { return p.Path == one.Path }
+	switch info, err := os.Lstat(one.Path); {
+	case r.IsSelf:
+		return "the guard's own process trusts process 1 alone"
+	case slices.ContainsFunc(r.Trust.Programs, has):
+		return "it is trusted by its path, and was another file, or had an environment that loads code, or a debugger: if it was upgraded, load the policy again"
+	case slices.Contains(r.Trust.Interpreters, one.Path):
+		return "it is an interpreter of the rule, which a trusted program has to start"
+	case one.denied == one.Times:
+		return "it was denied, and not audited"
+	case policy.Interprets(one.Path):
+		return "it runs what it is given: trust the program that starts it, with children: true, and list it in interpreters if it is started as itself"
+	case !path.IsAbs(one.Path):
+		return "it has no path on this machine"
+	case err != nil:
+		return "its file is gone"
+	case !info.Mode().IsRegular():
+		return "it is no ordinary file now"
+	}
+	return ""
+}
+
+// Print writes it for people: what was told, and what was decided.
+func (s *Suggestion) Print(w io.Writer) error {
+	var b strings.Builder
+	for _, r := range s.Rules {
+		fmt.Fprintf(&b, "%s: %s did what it forbids\n", event.Printable(r.Name), value.Counted(len(r.Programs), "program"))
+		for _, one := range r.Programs {
+			verdict := "added to trust"
+			if one.Not != "" {
+				verdict = "not added: " + one.Not
+			}
+			fmt.Fprintf(&b, "  %s  %s, %s, first of %s\n    %s\n", event.Printable(one.Path), value.Counted(one.Times, "time"), event.Printable(strings.Join(one.Operations, ", ")),
+				event.Printable(one.Example), verdict)
+		}
+	}
+	if len(s.Rules) == 0 {
+		b.WriteString("Nothing was told of the policy's rules, so the policy is as it was.\n")
+	}
+	if s.Unknown > 0 {
+		fmt.Fprintf(&b, "%s of rules that this policy does not have: left out\n", value.Counted(s.Unknown, "attempt"))
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}

@@ -1,0 +1,3 @@
+// Package machine is what virtual machines that boot from memory are made of: the archive that is their
+// whole file system, and how the emulator is called. The tests under other kernels and the guard's demo share it.
+package machine

@@ -1,0 +1,72 @@
+package daemon
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/node"
+	"github.com/shunt-lb/shunt/internal/udp/tuning"
+)
+
+// tuningRecord is where an instance writes down what it has changed of interfaces, for its successor or `shunt detach`.
+func tuningRecord(instance string) string {
+	return filepath.Join(node.RunDirectory, instance+recordSuffix)
+}
+
+const recordSuffix = ".busypoll"
+
+// LeftPolled are, by instance, the interfaces whose interrupts nodes that were killed have left off. Product's Remove puts
+// them back.
+func LeftPolled() (map[string][]string, error) {
+	left := map[string][]string{}
+	records, _ := filepath.Glob(tuningRecord("*")) // the pattern is right
+	for _, path := range records {
+		names, err := tuning.New(path, tuning.Net).Changed()
+		if err != nil {
+			return nil, err
+		}
+		left[strings.TrimSuffix(filepath.Base(path), recordSuffix)] = names
+	}
+	return left, nil
+}
+
+// tune keeps the interrupts of interfaces off as the entries say, and puts back what others have no more.
+func (d *daemon) tune(s settings) {
+	wanted := map[string]time.Duration{}
+	for i := range s.entries {
+		if o := &s.entries[i].offer; o.BusyPoll > 0 && d.trouble[o.Name] == "" {
+			wanted[o.Interface] = o.BusyPoll
+		}
+	}
+	d.untuned = d.tuner.Keep(wanted)
+}
+
+// untunedConditions say which interfaces are not as their entries want.
+func (d *daemon) untunedConditions() (all []condition.Condition) {
+	for _, iface := range slices.Sorted(maps.Keys(d.untuned)) {
+		subject := iface
+		if subject == "" {
+			subject = d.host.Instance
+		}
+		all = append(all, condition.Condition{Subject: subject, Text: d.untuned[iface].Error()})
+	}
+	return all
+}
+
+// remove is node.Product's: of a daemon that was killed nothing else is left.
+func remove(instance string, log *slog.Logger) error {
+	names, err := tuning.New(tuningRecord(instance), tuning.Net).PutBackAll()
+	if len(names) > 0 {
+		log.Info("interrupts are as they were before busy polling", "interfaces", strings.Join(names, " "))
+	}
+	if err != nil {
+		return fmt.Errorf("put interrupts back as they were before busy polling: %w", err)
+	}
+	return nil
+}

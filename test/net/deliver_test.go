@@ -1,0 +1,287 @@
+package net
+
+import (
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/lab"
+)
+
+// Where the node's pods are: at a bridge, as CNI's plugin bridge has them, and at a routed veth, as ptp.
+var (
+	bridged4 = netip.MustParsePrefix("10.88.0.1/24")
+	bridged6 = netip.MustParsePrefix("2001:db8:88::1/64")
+	routed4  = netip.MustParsePrefix("10.89.0.1/32")
+	routed6  = netip.MustParsePrefix("2001:db8:89::1/128")
+)
+
+// after is the n-th address after that of a gateway.
+func after(gateway netip.Prefix, n, bits int) netip.Prefix {
+	a := gateway.Addr()
+	for range n {
+		a = a.Next()
+	}
+	return netip.PrefixFrom(a, bits)
+}
+
+// newNode is a bed whose balancer is a node with pods: two at the bridge cni0, one at the veth routed. The
+// first backend is on another machine. No pod has NAPI at its eth0, as veth has it by itself.
+func newNode(t *testing.T) (b *bed, pods []*lab.Host) {
+	t.Helper()
+	b = newBed(t, lab.Options{Layout: lab.OneArm, Forwarding: true})
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(b.Balancer.AddBridge("cni0"))
+	for _, of := range []string{"default", "cni0"} { // a switch has none
+		must(b.Balancer.SetSysctl("net.ipv6.conf."+of+".disable_ipv6", "0"))
+	}
+	must(b.Balancer.AddAddress("cni0", bridged4))
+	must(b.Balancer.AddAddress("cni0", bridged6))
+	for n, name := range []string{"p1", "p2", "p3"} {
+		pod, err := b.AddHost(name)
+		must(err)
+		via4, via6 := bridged4, bridged6
+		if name == "p3" {
+			via4, via6 = routed4, routed6
+			must(b.Connect(lab.End{Host: pod, Interface: "eth0", IPv4: after(via4, n+1, 24), IPv6: after(via6, n+1, 64)},
+				lab.End{Host: b.Balancer, Interface: "routed", IPv4: via4, IPv6: via6}, lab.Cable{}))
+			must(b.Balancer.AddRoute(lab.Route{To: after(via4, n+1, 32), Interface: "routed"}))
+			must(b.Balancer.AddRoute(lab.Route{To: after(via6, n+1, 128), Interface: "routed"}))
+		} else {
+			must(b.ConnectPort(lab.End{Host: pod, Interface: "eth0", IPv4: after(via4, n+1, 24), IPv6: after(via6, n+1, 64)}, b.Balancer, "cni0", lab.Cable{}))
+		}
+		must(pod.AddRoute(lab.Route{To: netip.MustParsePrefix("0.0.0.0/0"), Via: via4.Addr()}))
+		must(pod.AddRoute(lab.Route{To: netip.MustParsePrefix("::/0"), Via: via6.Addr()}))
+		pods = append(pods, pod)
+		b.serve(pod)
+	}
+	must(b.Ready(within(t, 20*time.Second)))
+	b.Backends = append(b.Backends[:1:1], pods...)
+	return b, pods
+}
+
+var interfacesOfFile = regexp.MustCompile(`(?s)interfaces:\n.*?services:\n`)
+
+// nodeFile has XDP where clients come in, and tc towards the pods.
+func (b *bed) nodeFile(forwarding, attach string) string {
+	return interfacesOfFile.ReplaceAllString(b.file(settings{forwarding: forwarding}),
+		fmt.Sprintf("interfaces: [{name: eth0, attach: %s}, {name: cni0, attach: tc}, {name: routed, attach: tc}]\nservices:\n", attach))
+}
+
+// podsAnswer asks until all backends have answered, and moves data.
+func (b *bed) podsAnswer(t *testing.T, vip netip.Addr, forwarding string) {
+	t.Helper()
+	const requests = 80 // one of five to no backend: once in 10^7 runs
+	overTCP, overUDP := map[string]int{}, map[string]int{}
+	client := b.Client.HTTPClient(false)
+	for i := range requests {
+		web, err := b.get(client, at(vip, 80))
+		if err != nil {
+			t.Fatalf("request %d: %v; %s", i, err, b.reasonsNow())
+		}
+		dns, err := b.askUDP(b.Client, at(vip, 53), []byte("who?"))
+		if err != nil {
+			t.Fatalf("datagram %d: %v; %s", i, err, b.reasonsNow())
+		}
+		overTCP[web.Backend]++
+		overUDP[dns.Backend]++
+		for _, a := range []lab.Answer{web, dns} {
+			saw := netip.MustParseAddrPort(a.Remote).Addr()
+			fromClient := saw == b.Client.Addr4() || saw == b.Client.Addr6()
+			if fromClient != (forwarding == "nat-destination" || a.Backend == b.Balancer.Name()) {
+				t.Fatalf("with forwarding %s backend %s saw %s", forwarding, a.Backend, a.Remote)
+			}
+		}
+	}
+	if len(overTCP) < len(b.Backends) || len(overUDP) != len(overTCP) {
+		t.Errorf("of %d requests and datagrams, TCP went to %v and UDP to %v; want some to each", requests, overTCP, overUDP)
+	}
+}
+
+// nothingIsLost looks for reasons that nothing here has.
+func (b *bed) nothingIsLost(t *testing.T) {
+	t.Helper()
+	reasons := b.status().Reasons
+	for _, reason := range []string{"redirect_refused", "tx_refused", "egress_unlisted", "internal", "unresolved", "host_backend", "mark_forged", "too_big", "flow_moved"} {
+		if n := reasons[reason].Packets; n != 0 {
+			t.Errorf("%d packets with reason %s", n, reason)
+		}
+	}
+}
+
+// TestPodsBehindXDP: with XDP where clients come in, pods of the same machine are served, behind a bridge, which
+// takes no frames from XDP, and behind a veth without NAPI; and so is a server of the machine itself.
+func TestPodsBehindXDP(t *testing.T) {
+	for _, way := range []struct{ forwarding, attach string }{{"nat", "native"}, {"nat-destination", "native"}, {"nat", "generic"}} {
+		t.Run(way.forwarding+"/"+way.attach, func(t *testing.T) {
+			b, _ := newNode(t)
+			b.serve(b.Balancer)
+			text := b.nodeFile(way.forwarding, way.attach)
+			if way.forwarding == "nat-destination" { // whose answers have to come back through the balancer
+				text = withoutLine(withoutLine(text, b.Backends[0].Addr4().String()), b.Backends[0].Addr6().String())
+				b.Backends = b.Backends[1:]
+			}
+			if way.attach == "native" { // in generic mode this host itself is no backend
+				text = b.withHost(text)
+			}
+			b.write(text)
+			b.start()
+			for _, vip := range vips {
+				t.Run(family(vip), func(t *testing.T) {
+					b.podsAnswer(t, vip, way.forwarding)
+					b.datagramsOfEverySize(t, at(vip, 53))
+					b.transfer(t, at(vip, 80))
+				})
+			}
+			if way.attach == "native" && b.status().Reasons["checksum_completed"].Packets == 0 {
+				t.Error("no checksum was completed: the lab does not leave them to hardware, so the test proves less than it says")
+			}
+			b.nothingIsLost(t)
+			b.kill()
+			b.podsAnswer(t, lab.VIP4, way.forwarding)
+			b.start()
+			b.podsAnswer(t, lab.VIP6, way.forwarding)
+			b.nothingIsLost(t)
+		})
+	}
+}
+
+// TestOpenChecksumsLeaveXDPOpen: what a client leaves to hardware is right where the kernel completes it behind
+// the balancer, and in a pod that gets it as it is.
+func TestOpenChecksumsLeaveXDPOpen(t *testing.T) {
+	b, pods := newNode(t)
+	for _, port := range append([]string{"cni0", "routed"}, pods[0].Name(), pods[1].Name()) {
+		if err := b.Balancer.SetOffload(port, map[string]bool{"tx": false, "tso": false}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.write(b.nodeFile("nat", "native"))
+	b.start()
+	for _, vip := range vips {
+		b.podsAnswer(t, vip, "nat")
+		b.datagramsOfEverySize(t, at(vip, 53))
+	}
+	b.nothingIsLost(t)
+}
+
+// TestForgedMarksGoNowhere: a frame from outside with the mark of frames that XDP hands to tc is dropped.
+func TestForgedMarksGoNowhere(t *testing.T) {
+	b, pods := newNode(t)
+	b.write(b.nodeFile("nat", "native"))
+	b.start()
+	b.podsAnswer(t, lab.VIP4, "nat")
+	capture, err := pods[0].Capture("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer capture.Close()
+	eth0 := b.Balancer.Interfaces()[0].MAC
+	const each = 64
+	for _, to := range [][]byte{pods[0].Interfaces()[0].MAC, eth0} {
+		for index := range byte(each) {
+			frame := slices.Concat(to, []byte{0x06, 0x73, 0x68, 0x74, index, 0}, []byte{0x88, 0xb5}, make([]byte, 46))
+			if err := b.Client.Send("eth0", frame); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	// The switch learns where eth0 is, and floods what is for a pod.
+	eventually(t, 10*time.Second, "the count of forged marks", func() error {
+		if n := b.status().Reasons["mark_forged"].Packets; n != 2*each {
+			return fmt.Errorf("%d are counted, want %d", n, 2*each)
+		}
+		return nil
+	})
+	for {
+		select {
+		case f := <-capture.Frames():
+			if strings.HasPrefix(string(f.Data[12:]), "\x88\xb5") {
+				t.Fatalf("the pod was sent % x", f.Data[:14])
+			}
+			continue
+		default:
+		}
+		break
+	}
+}
+
+// delivers requires that there are, or are not, programs at tc beside the one at XDP of eth0.
+func (b *bed) delivers(t *testing.T, when string, want bool) {
+	t.Helper()
+	pins, err := filepath.Glob("/sys/fs/bpf/shunt/" + b.instance + "/deliver-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want && len(pins) != 2 || !want && len(pins) != 0 {
+		t.Errorf("%s: of deliveries there are %q", when, pins)
+	}
+}
+
+// TestNodeChangesItsMode: connections to pods go on when the interface of the clients changes between XDP and tc, by
+// a reload and by a successor, and what is beside the program at XDP is there only as long as that needs it.
+func TestNodeChangesItsMode(t *testing.T) {
+	b, _ := newNode(t)
+	native, tc := b.nodeFile("nat", "native"), b.nodeFile("nat", "tc")
+	b.write(native)
+	b.start()
+	b.delivers(t, "at the start", true)
+	sessions := b.open(t, 8)
+	for range 2 {
+		b.reload(tc)
+		b.delivers(t, "at tc", false)
+		b.goOn(t, "at tc", sessions)
+		b.reload(native)
+		b.delivers(t, "at XDP again", true)
+		b.goOn(t, "at XDP again", sessions)
+	}
+	b.kill()
+	b.write(tc)
+	b.start()
+	b.delivers(t, "under a successor at tc", false)
+	b.goOn(t, "under a successor at tc", sessions)
+	b.kill()
+	b.write(native)
+	b.start()
+	b.goOn(t, "under a successor at XDP", sessions)
+	b.delivers(t, "under a successor at XDP", true)
+	b.reload(strings.ReplaceAll(native, ", {name: cni0, attach: tc}, {name: routed, attach: tc}", ""))
+	b.delivers(t, "with no interface at tc", false)
+	b.reload(native)
+	b.delivers(t, "with interfaces at tc again", true)
+	b.goOn(t, "with interfaces at tc again", sessions)
+	b.kill()
+	b.detachesAll(t)
+}
+
+// TestPodsWithASmallerMTU: what is too long for the bridge is answered where it came in, and not marked.
+func TestPodsWithASmallerMTU(t *testing.T) {
+	b, pods := newNode(t)
+	if err := b.Balancer.SetMTU("cni0", 1300); err != nil {
+		t.Fatal(err)
+	}
+	text := b.nodeFile("nat", "native")
+	for _, backend := range []*lab.Host{b.Backends[0], pods[2]} {
+		text = withoutLine(withoutLine(text, backend.Addr4().String()), backend.Addr6().String())
+	}
+	b.Backends = pods[:2]
+	b.write(text)
+	b.start()
+	for _, vip := range vips {
+		b.podsAnswer(t, vip, "nat")
+		before := b.status().Reasons["too_big_answered"].Packets
+		b.transfer(t, at(vip, 80))
+		if after := b.status().Reasons["too_big_answered"].Packets; after == before {
+			t.Errorf("over %s no packet was too big, so the test proves nothing", family(vip))
+		}
+	}
+}
