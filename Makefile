@@ -51,25 +51,25 @@ test: go-version
 	@[ "$$(id -u)" -eq 0 ] || echo "make test: not root, so tests that load BPF programs or make network namespaces will skip"
 	$(GO) test -count=1 -timeout 20m $(BESIDE) $(TESTFLAGS) $(LONGEST) ./...
 	$(GO) test -C bench/draw -count=1 $(TESTFLAGS) .
-	$(GO) test -C kube -count=1 $(TESTFLAGS) ./command ./source ./translate
+	$(GO) test -C kube -count=1 $(TESTFLAGS) ./command ./daemonset ./rival ./source ./translate
 	$(GO) test -C test/kube -count=1 $(TESTFLAGS) ./node ./plane
 
 # The binaries of a test cluster: static, because their images have nothing else.
-WITH_KUBE = control="$$(GO='$(GO)' test/kube/build)" && programs="$$(mktemp -d)" && trap 'rm -rf "$$programs"' EXIT && \
+WITH_KUBE = control="$$(GO='$(GO)' test/kube/build)" && helm="$$(GO='$(GO)' test/kube/helm)" && programs="$$(mktemp -d)" && trap 'rm -rf "$$programs"' EXIT && \
 	CGO_ENABLED=0 $(GO) build -C kube -trimpath -o "$$programs/" ./cmd/shunt-kube ./cluster/pod ./cluster/demo
 
 ## make test-kube         Services of a real apiserver, with packets, and of a cluster of three nodes; as root. Kubernetes is compiled once, in minutes
 .PHONY: test-kube
 test-kube: go-version
 	.ci/packages containerd runc containernetworking-plugins
-	$(WITH_KUBE) && SHUNT_KUBE="$$control" SHUNT_KUBE_PROGRAMS="$$programs" $(GO) test -C kube -count=1 $(TESTFLAGS) ./...
+	$(WITH_KUBE) && SHUNT_KUBE="$$control" SHUNT_KUBE_HELM="$$helm" SHUNT_KUBE_PROGRAMS="$$programs" $(GO) test -C kube -count=1 $(TESTFLAGS) ./...
 
 ## make demo-kube         a cluster of three nodes without kube-proxy, and its Services; as root. Kubernetes is compiled once, in minutes
 .PHONY: demo-kube
 demo-kube: go-version
 	@[ "$$(id -u)" -eq 0 ] || { echo "make demo-kube: namespaces and BPF need root: run it with sudo" >&2; exit 1; }
 	.ci/packages containerd runc containernetworking-plugins
-	@$(WITH_KUBE) && "$$programs/demo" --kube "$$control" --programs "$$programs"
+	@$(WITH_KUBE) && "$$programs/demo" --kube "$$control" --helm "$$helm" --chart deploy/helm/shunt-kube --programs "$$programs"
 
 ## make generate          BPF objects, Go bindings and the API, from their sources
 .PHONY: generate

@@ -59,7 +59,7 @@ func (d *decapPrinter) Started(s decap.Started) error {
 	}
 	var err error
 	if start.Findings, err = examine(want); err != nil {
-		d.log.Warn("could not check what else may be wrong", "error", err)
+		d.log.Warn("could not run all checks", "error", err)
 	}
 	for _, f := range start.Findings {
 		d.log.Warn(f.Text, "condition", f.Code, "subject", f.Subject, "remedy", f.Remedy)

@@ -71,7 +71,7 @@ probe has the last point where it was seen, and why the kernel dropped it if tha
 		},
 	}
 	f := c.Flags()
-	f.BoolVarP(&o.server, "server", "s", false, "report to clients what this host sees of their probes")
+	f.BoolVarP(&o.server, "server", "s", false, "report to clients this host's timestamps of their probes")
 	f.StringVarP(&o.client, "client", "c", "", "send probes to this address")
 	f.Uint64VarP(&o.count, "count", "C", 0, "end after so many probes; 0: at Ctrl-C")
 	f.Int64VarP(&o.interval, "interval", "i", 1_000_000, "µs between probes")

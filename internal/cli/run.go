@@ -192,7 +192,7 @@ func newDetach(s streams) *cobra.Command {
 	var unattended bool
 	c := &cobra.Command{
 		Use:   "detach",
-		Short: "Stop forwarding: end the daemon, or remove what a killed daemon has left",
+		Short: "Stop forwarding: end the daemon, or remove the data plane of a killed daemon",
 		Long: `Ask the daemon to stop and to remove its data plane, whatever its --on-exit says, and wait until
 that is done. Connections through shunt end. If no daemon runs, the command removes what is
 left of a daemon that was killed or was stopped with --on-exit keep. That needs root. With

@@ -222,7 +222,7 @@ var Codes = []Definition{
 	{
 		Code: PodsUnjudged, Severity: Error, Subject: "accelerate",
 		Meaning: "shunt cannot look whether pods may take the shortcut. One second later all their packets go through the host's stack, until it can.",
-		Remedy:  "do what the condition says is missing; shunt tries again twice a second",
+		Remedy:  "provide the thing that the condition says is missing; shunt tries again twice a second",
 	},
 	{
 		Code: PortsShort, Severity: Warning, Subject: "instance",
@@ -257,7 +257,7 @@ var Codes = []Definition{
 	{
 		Code: UDPBusyPollOff, Severity: Warning, Subject: "interface, or the instance",
 		Meaning: "An entry of udp has busy_poll, and the interrupts of its interface are not kept off, or could not be put back as they were. Leases work, with interrupts as well. shunt tries again every second.",
-		Remedy:  "do what the condition says is missing: mostly /sys cannot be written to (with systemd: ProtectKernelTunables=no in a drop-in)",
+		Remedy:  "provide the thing that the condition says is missing: mostly /sys cannot be written to (with systemd: ProtectKernelTunables=no in a drop-in)",
 	},
 	{
 		Code: UDPKernelSocket, Severity: Info, Subject: "lease of udp",
@@ -267,7 +267,7 @@ var Codes = []Definition{
 	{
 		Code: UDPLeaseFailed, Severity: Error, Subject: "lease of udp",
 		Meaning: "Programs cannot get this lease, or not all that it allows: its interface is missing or refuses the program, or this machine does not have a user or a group that allow names. shunt tries again every second.",
-		Remedy:  "do what the condition says is missing; shunt notices by itself",
+		Remedy:  "provide the thing that the condition says is missing; shunt notices by itself",
 	},
 	{
 		Code: UDPModeReduced, Severity: Info, Subject: "lease of udp",

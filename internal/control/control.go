@@ -271,7 +271,7 @@ func requireFree(path string) error {
 	case err != nil:
 		return fmt.Errorf("open the control socket %s: %w", path, err)
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("open the control socket %s: a file that is not a socket is there, and is left alone; remove the file, or choose another path with `api: {socket: …}`", path)
+		return fmt.Errorf("open the control socket %s: its path is a file that is no socket; shunt leaves it alone; remove the file, or choose another path with `api: {socket: …}`", path)
 	}
 	c, err := net.Dial("unix", path)
 	if err == nil {

@@ -346,7 +346,7 @@ func TestSocketsOfOthers(t *testing.T) {
 	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := requireFree(file); err == nil || !strings.Contains(err.Error(), "left alone") {
+	if err := requireFree(file); err == nil || !strings.Contains(err.Error(), "leaves it alone") {
 		t.Errorf("a file in the socket's place: %v", err)
 	}
 	dead := filepath.Join(folder, "dead.sock")

@@ -49,7 +49,7 @@ func Decode(record []byte) (Event, error) {
 	}
 	size := order.Uint32(record[52:])
 	if rest := len(record) - HeaderSize; uint64(size) > uint64(rest) {
-		return Event{}, fmt.Errorf("decode an event: its payload has %d bytes by its header, and %d are there", size, rest)
+		return Event{}, fmt.Errorf("decode an event: its header announces a payload of %d bytes, and %d follow", size, rest)
 	}
 	return Event{
 		Header: Header{

@@ -29,7 +29,7 @@ func PinnedABIs(root, instance string) (abis []uint32, err error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list what is pinned in %s: %w", dir, err)
+		return nil, fmt.Errorf("list the pins in %s: %w", dir, err)
 	}
 	for _, e := range entries {
 		number, ok := strings.CutPrefix(e.Name(), abiPrefix)
@@ -39,7 +39,7 @@ func PinnedABIs(root, instance string) (abis []uint32, err error) {
 		}
 		pins, err := os.ReadDir(filepath.Join(dir, e.Name()))
 		if err != nil {
-			return nil, fmt.Errorf("list what is pinned in %s: %w", filepath.Join(dir, e.Name()), err)
+			return nil, fmt.Errorf("list the pins in %s: %w", filepath.Join(dir, e.Name()), err)
 		}
 		if len(pins) > 0 { // a process that is killed just before it makes the first leaves none
 			abis = append(abis, uint32(abi))

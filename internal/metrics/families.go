@@ -89,9 +89,9 @@ var balancerFamilies = []Family{
 				e.whole(labels("reason", r.Name), r.Bytes)
 			}
 		}},
-	{"shunt_socket_calls_total", Counter, []string{"outcome"}, "What became of calls of sockets that are served (sockets in the file), by outcome: connect() and datagrams that name their destination, bind() and others; and of sockets that were closed, closed_gone and so on. Absent where none are served.",
+	{"shunt_socket_calls_total", Counter, []string{"outcome"}, "Outcomes of calls of sockets that are served (sockets in the file), by outcome: connect() and datagrams that name their destination, bind() and others; and of sockets that were closed, closed_gone and so on. Absent where none are served.",
 		func(e *exposition, s *Sample) { counts(e, "outcome", s.Sockets) }},
-	{"shunt_flows", Gauge, nil, "Flows under NAT in the flow table, also those in handshake and those whose port rests. Counted every 10 seconds.",
+	{"shunt_flows", Gauge, nil, "Flows under NAT in the flow table, flows in handshake and flows whose port rests included. Counted every 10 seconds.",
 		func(e *exposition, s *Sample) { counted(e, s.Flows, s.Flows.All) }},
 	{"shunt_flows_established", Gauge, nil, "Flows under NAT that are in use. Counted every 10 seconds.",
 		func(e *exposition, s *Sample) { counted(e, s.Flows, s.Flows.Established) }},

@@ -198,7 +198,7 @@ func (s *Server) text() ([]byte, error) {
 	text := sample.Text(make([]byte, 0, s.size.Load()+s.size.Load()/8))
 	of, err := s.process.Gather()
 	if err != nil {
-		return nil, fmt.Errorf("gather what this process takes: %w", err)
+		return nil, fmt.Errorf("gather the figures of this process: %w", err)
 	}
 	all := bytes.NewBuffer(text)
 	for _, family := range of {

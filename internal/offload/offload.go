@@ -141,7 +141,7 @@ func (p Purpose) Disable(iface string, before State, store func(State) error) (S
 		}
 	}
 	if err := store(state); err != nil {
-		return before, fmt.Errorf("%s: store what has to be restored: %w", doing, err)
+		return before, fmt.Errorf("%s: store the settings to restore: %w", doing, err)
 	}
 	for i, d := range all {
 		if err := d.change(plans[i], false); err != nil {

@@ -36,7 +36,7 @@ func (f *Flags) Add(c *cobra.Command, onExit node.OnExit) {
 	c.Flags().StringVar(&f.Instance, "instance", node.DefaultInstance, "name of the data plane, if the host has several data planes")
 	c.Flags().StringVar(&f.Socket, "socket", os.Getenv("SHUNT_SOCKET"), "control socket, instead of the socket that the file names (SHUNT_SOCKET)")
 	c.Flags().BoolVar(&f.Watch, "watch", false, "apply the file whenever it changes")
-	c.Flags().StringVar((*string)(&f.OnExit), "on-exit", string(onExit), "what SIGTERM does: detach, keep or drain")
+	c.Flags().StringVar((*string)(&f.OnExit), "on-exit", string(onExit), "action on SIGTERM: detach, keep or drain")
 	c.Flags().DurationVar(&f.DrainTimeout, "drain-timeout", 5*time.Minute, "with --on-exit drain: time after which the remaining flows are given up")
 	c.Flags().StringVar(&f.format, "log-format", "text", "log format: text (key=value) or json")
 	c.Flags().BoolVarP(&f.verbose, "verbose", "v", false, "log every next hop and every change")

@@ -36,6 +36,8 @@ import (
 type Options struct {
 	Kube     string // the binary of Kubernetes' components
 	Programs string // the folder that has the binaries shunt-kube and pod
+	Helm     string // the binary that test/kube/helm makes; Install needs it
+	Chart    string // the folder of shunt-kube's chart; Install needs it
 	ID       string // of the lab; empty: a random one
 }
 

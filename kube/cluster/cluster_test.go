@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -20,9 +21,9 @@ import (
 // options are what `make test-kube` has built.
 func options(t *testing.T) Options {
 	t.Helper()
-	o := Options{Kube: os.Getenv("SHUNT_KUBE"), Programs: os.Getenv("SHUNT_KUBE_PROGRAMS")}
-	if o.Kube == "" || o.Programs == "" {
-		t.Skip("SHUNT_KUBE and SHUNT_KUBE_PROGRAMS are not set: `make test-kube` builds Kubernetes and runs this")
+	o := Options{Kube: os.Getenv("SHUNT_KUBE"), Programs: os.Getenv("SHUNT_KUBE_PROGRAMS"), Helm: os.Getenv("SHUNT_KUBE_HELM"), Chart: "../../deploy/helm/shunt-kube"}
+	if o.Kube == "" || o.Programs == "" || o.Helm == "" {
+		t.Skip("SHUNT_KUBE, SHUNT_KUBE_PROGRAMS and SHUNT_KUBE_HELM are not set: `make test-kube` builds Kubernetes and Helm, and runs this")
 	}
 	if os.Geteuid() != 0 {
 		t.Skip("namespaces and BPF need root: run the tests with sudo")
@@ -76,10 +77,12 @@ func TestCluster(t *testing.T) {
 		}
 	}()
 	s := &test{Cluster: c, T: t}
-	ok(t, c.StartAgents(within(t), File))
+	ok(t, c.Install(within(t), nil))
 	s.pods = must(c.Serve(within(t), "web", false))(t)
 	s.hosts = must(c.Serve(within(t), "host", true))(t)
-	ok(t, c.AwaitAgents(within(t)))
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	ok(t, c.AwaitAgents(ctx))
 	t.Logf("in step after %s", time.Since(begin).Round(time.Millisecond))
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -114,9 +117,25 @@ func TestCluster(t *testing.T) {
 			t.Errorf("a pod that asks 10.96.0.1:443 without TLS gets %v", err)
 		}
 	})
+	t.Run("where agents attach", s.attached)
 	t.Run("local policy", func(t *testing.T) { s.localPolicy(t, local) })
 	t.Run("agents are replaced", func(t *testing.T) { s.replacesAgents(t, web) })
 	t.Run("pods are replaced", func(t *testing.T) { s.replacesPods(t, web) })
+	t.Run("explain", func(t *testing.T) { s.explains(t, local) })
+	t.Run("a kube-proxy beside", s.findsKubeProxy)
+	t.Run("uninstall", s.uninstalls)
+}
+
+// attached: packets from other machines meet XDP in the driver, those of pods tc.
+func (s *test) attached(t *testing.T) {
+	for _, agent := range must(s.Cluster.pods(within(t), "kube-system", "shunt-kube"))(t) {
+		log := s.Log(within(t), &agent)
+		for _, want := range []string{"interface=eth0 mode=native", "interface=cni0 mode=tc"} {
+			if !strings.Contains(log, want) {
+				t.Errorf("shunt-kube on %s does not say %q:\n%s", agent.Spec.NodeName, want, log)
+			}
+		}
+	}
 }
 
 // answers asks a Service over TCP and, if it has a port for that, over UDP.
@@ -159,8 +178,8 @@ func (s *test) session(t *testing.T, address, server string) *lab.Session {
 	return nil
 }
 
-// replacesAgents: connections go on without an agent and with the next one, to a pod of the node and to
-// one elsewhere.
+// replacesAgents: connections go on without an agent, with the next one, and through an upgrade, to a pod of the node
+// and to one elsewhere.
 func (s *test) replacesAgents(t *testing.T, web *corev1.Service) {
 	address := At(s.Nodes[0].Addr4().String(), web.Spec.Ports[0].NodePort)
 	here, there := s.session(t, address, s.pods[0].Name), s.session(t, address, s.pods[1].Name)
@@ -172,15 +191,37 @@ func (s *test) replacesAgents(t *testing.T, web *corev1.Service) {
 			}
 		}
 	}
-	agents := must(s.Cluster.pods(within(t), "kube-system", "shunt-kube"))(t)
-	before := map[string]bool{}
-	for _, agent := range agents {
-		before[agent.Name] = true
-		ok(t, s.Client.CoreV1().Pods("kube-system").Delete(within(t), agent.Name, metav1.DeleteOptions{}))
+	before := s.agents(t)
+	for name := range before {
+		ok(t, s.Client.CoreV1().Pods(Namespace).Delete(within(t), name, metav1.DeleteOptions{}))
 	}
 	goOn("while the agents are replaced")
-	ok(t, Eventually(within(t), func() error {
-		agents, err := s.Cluster.pods(within(t), "kube-system", "shunt-kube")
+	s.awaitOthers(t, before)
+	goOn("with the next agents")
+	before = s.agents(t)
+	ok(t, s.Install(within(t), map[string]any{"healthPort": 10257}))
+	s.awaitOthers(t, before)
+	goOn("after an upgrade")
+	must(s.FromOutside().Served(within(t), "tcp", address, Names(s.pods)...))(t)
+}
+
+// agents are the names of their pods.
+func (s *test) agents(t *testing.T) map[string]bool {
+	t.Helper()
+	names := map[string]bool{}
+	for _, agent := range must(s.Cluster.pods(within(t), Namespace, "shunt-kube"))(t) {
+		names[agent.Name] = true
+	}
+	return names
+}
+
+// awaitOthers waits until none of these agents is there, and all others are in step.
+func (s *test) awaitOthers(t *testing.T, before map[string]bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Patience) // they are replaced one after the other
+	defer cancel()
+	ok(t, Eventually(ctx, func() error {
+		agents, err := s.Cluster.pods(ctx, Namespace, "shunt-kube")
 		for _, agent := range agents {
 			if before[agent.Name] {
 				err = fmt.Errorf("%s is still there", agent.Name)
@@ -188,9 +229,78 @@ func (s *test) replacesAgents(t *testing.T, web *corev1.Service) {
 		}
 		return err
 	}))
-	ok(t, s.AwaitAgents(within(t)))
-	goOn("with the next agents")
-	must(s.FromOutside().Served(within(t), "tcp", address, Names(s.pods)...))(t)
+	ok(t, s.AwaitAgents(ctx))
+}
+
+// command runs shunt-kube on the first node, and returns what it printed and its exit code.
+func (s *test) command(t *testing.T, args ...string) (string, int) {
+	t.Helper()
+	command := s.Nodes[0].Command(within(t), filepath.Join(s.options.Programs, "shunt-kube"), append(args, "--kubeconfig", s.Kubeconfig(), "--node-name", "n1")...)
+	output, err := command.CombinedOutput()
+	var ended *exec.ExitError
+	if err != nil && !errors.As(err, &ended) {
+		t.Fatal(err)
+	}
+	t.Logf("shunt-kube %s\n%s", strings.Join(args, " "), output)
+	return string(output), command.ProcessState.ExitCode()
+}
+
+func (s *test) explains(t *testing.T, local *corev1.Service) {
+	text, code := s.command(t, "explain", "default/local:http")
+	for _, want := range []string{local.Spec.ClusterIP + ":80", "default/local:http@external", s.pods[0].Name, "on another node, and the traffic policy is Local"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("it does not say %q", want)
+		}
+	}
+	if code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if _, code := s.command(t, "explain", "default/nobody"); code != 1 {
+		t.Errorf("a Service that there is not: exit code %d", code)
+	}
+}
+
+// findsKubeProxy has a real one run beside, for as long as it takes to be found.
+func (s *test) findsKubeProxy(t *testing.T) {
+	if text, code := s.command(t, "check"); strings.Contains(text, "kube-proxy") {
+		t.Fatalf("there is none yet, exit code %d", code)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	proxy := s.Nodes[0].Command(ctx, s.options.Kube, "kube-proxy", "--proxy-mode=nftables", "--kubeconfig="+s.Kubeconfig(), "--hostname-override=n1",
+		// These settings are the machine's.
+		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
+	ok(t, proxy.Start())
+	defer proxy.Wait() //nolint:errcheck // it is killed
+	defer cancel()
+	ok(t, Eventually(within(t), func() error {
+		text, code := s.command(t, "check")
+		for _, want := range []string{fmt.Sprintf("process %d", proxy.Process.Pid), "kube-proxy --cleanup"} {
+			if code != 1 || !strings.Contains(text, want) {
+				return fmt.Errorf("exit code %d, and no %q in %s", code, want, text)
+			}
+		}
+		return nil
+	}))
+}
+
+// uninstalls: nothing of shunt-kube is left, and nobody balances any more.
+func (s *test) uninstalls(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	before := strings.Join(must(s.Remains(ctx))(t), "\n")
+	for _, want := range []string{"daemonsets shunt-kube", "secrets sh.helm.release", "n1: /sys/fs/bpf/", "n2: /run/shunt/", "a program at eth0"} {
+		if !strings.Contains(before, want) {
+			t.Errorf("before, %q is not among what there is:\n%s", want, before)
+		}
+	}
+	ok(t, s.Uninstall(ctx))
+	ok(t, Eventually(ctx, func() error { // kubelet stops a container after its pod has gone, at times
+		left, err := s.Remains(ctx)
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("left: %s", strings.Join(left, "; "))
+		}
+		return err
+	}))
 }
 
 // replacesPods: those that come instead of others answer, and nobody is sent to the others.

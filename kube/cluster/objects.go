@@ -2,8 +2,8 @@ package cluster
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,14 +11,10 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
-
-	"github.com/shunt-lb/shunt/kube"
 )
 
 // kinds are the paths of the objects that Apply knows, by kind.
 var kinds = map[string]string{
-	"ServiceAccount": "/api/v1/namespaces/kube-system/serviceaccounts", "ConfigMap": "/api/v1/namespaces/kube-system/configmaps",
-	"ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles", "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 	"DaemonSet": "/apis/apps/v1/namespaces/%s/daemonsets", "Deployment": "/apis/apps/v1/namespaces/%s/deployments",
 }
 
@@ -45,37 +41,16 @@ func (c *Cluster) Apply(ctx context.Context, manifest string) error {
 	return nil
 }
 
-// File is the nodes' configuration, with which shunt takes packets at eth0 and cni0 by tc. The cgroup is
-// the node's own: its processes see the machine's tree.
-const File = `interfaces: [{name: eth0, attach: tc}, {name: cni0, attach: tc}]
-sockets: {cgroup: /run/cgroup2}
-`
-
-// StartAgents runs shunt-kube on all nodes with a file, from the manifests that users have. It does not
-// wait for them.
-func (c *Cluster) StartAgents(ctx context.Context, file string) error {
-	manifest := strings.NewReplacer(
-		"image: shunt-kube\n", "image: "+AgentImage+"\n",
-		"apiserver.example", c.Plane.Addr4().String(),
-		"mountPath: /sys/fs/cgroup", "mountPath: /run/cgroup2",
-		"hostPath: {path: /sys/fs/cgroup}", "hostPath: {path: /run/cgroup2}",
-	).Replace(kube.Agent)
-	head, rest, ok := strings.Cut(manifest, "  shunt.yaml: |\n")
-	_, rest, more := strings.Cut(rest, "\n---\n")
-	if !ok || !more {
-		return fmt.Errorf("agent.yaml has no file of shunt's any more")
-	}
-	quoted, err := json.Marshal(file)
-	if err != nil {
-		return err
-	}
-	manifest = head + "  shunt.yaml: " + string(quoted) + "\n---\n" + rest
-	return c.Apply(ctx, kube.Rights+"\n---\n"+manifest)
-}
-
-// AwaitAgents waits until shunt-kube on all nodes is in step with the cluster.
+// AwaitAgents waits until shunt-kube on all nodes is in step with the cluster, and as Install was told last.
 func (c *Cluster) AwaitAgents(ctx context.Context) error {
 	return Eventually(ctx, func() error {
+		set, err := c.Client.AppsV1().DaemonSets(Namespace).Get(ctx, Release, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if s := set.Status; s.ObservedGeneration < set.Generation || int(s.UpdatedNumberScheduled) != len(c.Nodes) {
+			return fmt.Errorf("%d of %d nodes have the agent that was asked for", s.UpdatedNumberScheduled, len(c.Nodes))
+		}
 		pods, err := c.pods(ctx, "kube-system", "shunt-kube")
 		if err != nil {
 			return err
@@ -84,9 +59,8 @@ func (c *Cluster) AwaitAgents(ctx context.Context) error {
 			return fmt.Errorf("%d of %d nodes have a pod of shunt-kube", len(pods), len(c.Nodes))
 		}
 		for _, pod := range pods {
-			log := c.Log(ctx, &pod)
-			if !strings.Contains(log, "in step with the cluster") {
-				return fmt.Errorf("shunt-kube on %s is not in step; %s:\n%s", pod.Spec.NodeName, pod.Status.Phase, log)
+			if !slices.ContainsFunc(pod.Status.Conditions, func(p corev1.PodCondition) bool { return p.Type == corev1.PodReady && p.Status == corev1.ConditionTrue }) {
+				return fmt.Errorf("shunt-kube on %s is not in step; %s:\n%s", pod.Spec.NodeName, pod.Status.Phase, c.Log(ctx, &pod))
 			}
 		}
 		return nil

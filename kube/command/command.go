@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"strings"
 	"text/tabwriter"
@@ -20,10 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
-	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/lb/model"
-	"github.com/shunt-lb/shunt/internal/node"
-	"github.com/shunt-lb/shunt/internal/start"
 	"github.com/shunt-lb/shunt/kube/source"
 	"github.com/shunt-lb/shunt/kube/translate"
 )
@@ -45,7 +41,7 @@ func Main(args []string, out, errOut io.Writer) int {
 		Use: "shunt-kube", Short: "Balance the Services of a Kubernetes cluster on one of its nodes",
 		SilenceErrors: true, SilenceUsage: true,
 	}
-	root.AddCommand(newRun(errOut), newServices(out, errOut))
+	root.AddCommand(newRun(errOut), newServices(out, errOut), newExplain(out, errOut), newCheck(out, errOut))
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(errOut)
@@ -66,6 +62,7 @@ func Main(args []string, out, errOut io.Writer) int {
 // cluster is where the apiserver is, and who we are there.
 type cluster struct {
 	kubeconfig, node, proxyName string
+	look                        bool // on this machine, too
 }
 
 func (c *cluster) flags(command *cobra.Command) {
@@ -76,6 +73,19 @@ func (c *cluster) flags(command *cobra.Command) {
 
 // open prepares the source; nothing is asked yet.
 func (c *cluster) open(log *slog.Logger) (*source.Source, error) {
+	client, err := c.connect(log)
+	if err != nil {
+		return nil, err
+	}
+	options := source.Options{Client: client, Node: c.node, ProxyName: c.proxyName, Log: log}
+	if c.look {
+		options.Look = looker(c.node, log)
+	}
+	return source.New(options)
+}
+
+// connect is a client of the apiserver; nothing is asked yet. It settles this node's name.
+func (c *cluster) connect(log *slog.Logger) (kubernetes.Interface, error) {
 	var settings *rest.Config
 	var err error
 	if c.kubeconfig == "" {
@@ -99,7 +109,7 @@ func (c *cluster) open(log *slog.Logger) (*source.Source, error) {
 		return nil, fmt.Errorf("use %s: %w", c.kubeconfig, err)
 	}
 	klog.SetSlogLogger(slog.New(quiet{log.Handler()}))
-	return source.New(source.Options{Client: client, Node: c.node, ProxyName: c.proxyName, Log: log})
+	return client, nil
 }
 
 // quiet passes on what a library logs as if it were for debugging: what of it matters, the source says.
@@ -107,75 +117,6 @@ type quiet struct{ slog.Handler }
 
 func (q quiet) Enabled(ctx context.Context, _ slog.Level) bool {
 	return q.Handler.Enabled(ctx, slog.LevelDebug)
-}
-
-func newRun(errOut io.Writer) *cobra.Command {
-	var flags start.Flags
-	var from cluster
-	var interfaces []string
-	c := &cobra.Command{
-		Use:   "run",
-		Short: "Balance the cluster's Services on this node (needs root)",
-		Long: `Follow the apiserver, and balance the Services of the cluster at the interfaces that the file names,
-beside the file's own services. It is the daemon of ` + "`shunt run`" + ` with another source: its socket, its
-metrics and all commands of shunt are the same.
-
-Nothing is touched before the apiserver has said everything once: what an instance before has left
-goes on until then, and while the apiserver is away later.
-
---on-exit says what SIGTERM does, as for ` + "`shunt run`" + `; here the default is keep, because the next start of
-a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if os.Geteuid() != 0 {
-				return errors.New("`shunt-kube run` loads programs into the kernel, which needs root: run it with sudo")
-			}
-			if err := flags.Check(c, errOut); err != nil {
-				return usageError{err}
-			}
-			s, err := from.open(flags.Log)
-			if err != nil {
-				return err
-			}
-			ctx := flags.Obey(c.Context(), func() { os.Exit(exitInterrupted) })
-			if err := awaitInterfaces(ctx, flags.Log, interfaces); err != nil {
-				return err
-			}
-			flags.Log.Info("waiting for the apiserver", "node", from.node)
-			if err := s.Open(ctx); err != nil {
-				return err
-			}
-			flags.Products = []node.Product{daemon.Product(daemon.Options{Sources: []daemon.Source{{Name: source.Name, First: s.First, Run: s.Follow}}})}
-			flags.Version = start.BuildVersion()
-			return flags.Run(ctx, errOut)
-		},
-	}
-	from.flags(c)
-	c.Flags().StringSliceVar(&interfaces, "await-interface", nil, "start once this interface exists; for one of the file's that CNI makes with the node's first pod")
-	flags.Add(c, node.ExitKeep)
-	return c
-}
-
-// awaitInterfaces returns once all interfaces exist, or ctx ends.
-func awaitInterfaces(ctx context.Context, log *slog.Logger, names []string) error {
-	const interval = 200 * time.Millisecond
-	for _, name := range names {
-		for told := false; ; told = true {
-			_, err := net.InterfaceByName(name)
-			if err == nil {
-				break
-			}
-			if !told {
-				log.Info("waiting for an interface", "interface", name, "reason", err)
-			}
-			select {
-			case <-ctx.Done():
-				return fmt.Errorf("wait for the interface %s: %w: nothing was changed", name, ctx.Err())
-			case <-time.After(interval):
-			}
-		}
-	}
-	return nil
 }
 
 func newServices(out, errOut io.Writer) *cobra.Command {
@@ -186,17 +127,8 @@ func newServices(out, errOut io.Writer) *cobra.Command {
 		Short: "Print what the cluster's Services are on a node, and what of them is not served; no root, no daemon",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			log, err := start.Log(errOut, "text", false)
+			s, err := from.ask(c, errOut, timeout)
 			if err != nil {
-				return err
-			}
-			s, err := from.open(log)
-			if err != nil {
-				return err
-			}
-			ctx, cancel := context.WithTimeout(c.Context(), timeout)
-			defer cancel()
-			if err := s.Open(ctx); err != nil {
 				return err
 			}
 			services, faults := s.Current()
@@ -204,7 +136,7 @@ func newServices(out, errOut io.Writer) *cobra.Command {
 		},
 	}
 	from.flags(c)
-	c.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "time after which the apiserver is given up")
+	c.Flags().DurationVar(&timeout, "timeout", askTimeout, "time after which the apiserver is given up")
 	return c
 }
 

@@ -107,7 +107,7 @@ func newBed(t *testing.T) *bed {
 }
 
 // connect makes the client that changes objects, and the kubeconfig of shunt-kube, which may do what
-// rbac.yaml lets it.
+// the chart's ClusterRole lets it.
 func (b *bed) connect() {
 	b.t.Helper()
 	admin := filepath.Join(b.folder, "admin.kubeconfig")
@@ -128,25 +128,20 @@ func (b *bed) connect() {
 	if err := os.WriteFile(b.kubeconfig(), []byte(own), 0o600); err != nil {
 		b.t.Fatal(err)
 	}
-	rules, err := os.ReadFile("../rbac.yaml")
+	rules, err := os.ReadFile("../../deploy/helm/shunt-kube/templates/role.yaml")
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	for _, part := range strings.Split(string(rules), "\n---\n") {
-		var kind metav1.TypeMeta
-		b.must(yaml.Unmarshal([]byte(part), &kind))
-		switch kind.Kind {
-		case "ClusterRole":
-			role := &rbacv1.ClusterRole{}
-			b.must(yaml.UnmarshalStrict([]byte(part), role))
-			_, err = b.client.RbacV1().ClusterRoles().Create(within(b.t), role, metav1.CreateOptions{})
-		case "ClusterRoleBinding":
-			binding := &rbacv1.ClusterRoleBinding{}
-			b.must(yaml.UnmarshalStrict([]byte(part), binding))
-			_, err = b.client.RbacV1().ClusterRoleBindings().Create(within(b.t), binding, metav1.CreateOptions{})
-		}
-		b.must(err)
-	}
+	role := &rbacv1.ClusterRole{}
+	b.must(yaml.UnmarshalStrict(rules, role))
+	_, err = b.client.RbacV1().ClusterRoles().Create(within(b.t), role, metav1.CreateOptions{})
+	b.must(err)
+	_, err = b.client.RbacV1().ClusterRoleBindings().Create(within(b.t), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: "kube-system", Name: "shunt-kube"}},
+	}, metav1.CreateOptions{})
+	b.must(err)
 }
 
 func (b *bed) kubeconfig() string { return filepath.Join(b.folder, "shunt-kube.kubeconfig") }

@@ -116,7 +116,7 @@ func (b *bed) forbids(t *testing.T) {
 	path := filepath.Join(b.folder, "nobody.kubeconfig")
 	b.must(os.WriteFile(path, []byte(strings.Replace(string(text), ":shunt-kube'", ":nobody'", 1)), 0o600))
 	code, out := b.run("shunt-kube", "services", "--kubeconfig", path, "--node-name", "n1", "--timeout", "2s")
-	for _, want := range []string{"forbidden", "system:serviceaccount:kube-system:nobody", "rbac.yaml"} {
+	for _, want := range []string{"forbidden", "system:serviceaccount:kube-system:nobody", "role.yaml"} {
 		if code != 1 || !strings.Contains(out, want) {
 			t.Errorf("without rights the output lacks %q: exit code %d\n%s", want, code, out)
 		}

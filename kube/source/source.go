@@ -41,6 +41,9 @@ const (
 	retryMax   = time.Minute
 )
 
+// lookInterval is how long something may be in the way before it is found.
+const lookInterval = time.Minute
+
 // byService is the index of EndpointSlices by the Service that they are of.
 const byService = "service"
 
@@ -51,10 +54,14 @@ type Options struct {
 	Node string
 	// ProxyName: see translate.Translator.
 	ProxyName string
-	Log       *slog.Logger
+	// Look finds what on this machine is in the way, each minute; nil: nobody looks.
+	Look func() []translate.Fault
+	// Tell hears of each fault that Look has found, once when it comes; nil: nobody does.
+	Tell func(translate.Fault)
+	Log  *slog.Logger
 }
 
-// Source is a follower of one apiserver. Its methods but Open are for one goroutine.
+// Source is a follower of one apiserver. Its methods but Open and InStep are for one goroutine.
 type Source struct {
 	options    Options
 	factories  []informers.SharedInformerFactory
@@ -63,6 +70,7 @@ type Source struct {
 	nodes      cache.SharedIndexInformer
 	registered []cache.InformerSynced
 	complaint  atomic.Pointer[string] // the last that the apiserver has answered instead of objects
+	inStep     atomic.Bool            // what was declared last was taken over
 
 	mutex sync.Mutex
 	dirty map[translate.Key]bool
@@ -72,6 +80,7 @@ type Source struct {
 	translator translate.Translator
 	nodeKnown  bool
 	nodeFaults []translate.Fault
+	found      []translate.Fault // by Look
 	set        translate.Set
 	said       map[translate.Fault]bool
 }
@@ -123,7 +132,7 @@ func (s *Source) Open(ctx context.Context) error {
 	}
 	if !cache.WaitForCacheSync(ctx.Done(), s.registered...) {
 		if said := s.complaint.Load(); said != nil {
-			return fmt.Errorf("read Services, EndpointSlices and Node %q: %w; the apiserver said: %s: give this user the rights in kube/rbac.yaml", s.options.Node, context.Cause(ctx), *said)
+			return fmt.Errorf("read Services, EndpointSlices and Node %q: %w; the apiserver said: %s: give this user the rights in deploy/helm/shunt-kube/templates/role.yaml", s.options.Node, context.Cause(ctx), *said)
 		}
 		return fmt.Errorf("read Services, EndpointSlices and Node %q: %w: is the apiserver where the kubeconfig says?", s.options.Node, context.Cause(ctx))
 	}
@@ -133,7 +142,27 @@ func (s *Source) Open(ctx context.Context) error {
 // Current is what the objects come to now.
 func (s *Source) Current() ([]model.Service, []translate.Fault) {
 	s.work()
-	return s.set.Services(), slices.Concat(s.nodeFaults, s.set.Faults())
+	s.look()
+	return s.set.Services(), s.faults()
+}
+
+// faults are all there are now.
+func (s *Source) faults() []translate.Fault {
+	return slices.Concat(s.nodeFaults, s.found, s.set.Faults())
+}
+
+// look has Look look, and tells of what is new.
+func (s *Source) look() {
+	if s.options.Look == nil {
+		return
+	}
+	before := s.found
+	s.found = s.options.Look()
+	for _, f := range s.found {
+		if s.options.Tell != nil && !slices.Contains(before, f) {
+			s.options.Tell(f)
+		}
+	}
 }
 
 // First is what the objects come to when the node starts. It is called after Open, and is a
@@ -148,9 +177,12 @@ func (s *Source) First() []model.Service {
 func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) {
 	var again <-chan time.Time
 	wait, inStep, due := retryFirst, false, true
+	looks := time.NewTicker(lookInterval)
+	defer looks.Stop()
 	for {
 		if s.work() || due {
 			left, err := s.declare(declare, !inStep)
+			s.inStep.Store(err == nil)
 			switch {
 			case ctx.Err() != nil:
 				return
@@ -174,12 +206,17 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 		case <-ctx.Done():
 			return
 		case <-s.wake:
+		case <-looks.C:
+			s.look()
 		case <-again:
 			s.set.Readmit()
 			due = true
 		}
 	}
 }
+
+// InStep reports whether the node has taken over what the cluster has said last. It is for any goroutine.
+func (s *Source) InStep() bool { return s.inStep.Load() }
 
 // declare hands over what has changed, or all. What belongs to another source is left out: one wrong object must not
 // keep all others out. left: something is.
@@ -281,6 +318,11 @@ func (s *Source) translate(key translate.Key) (changed bool) {
 		return s.set.Remove(key)
 	}
 	service := object.(*corev1.Service)
+	return s.set.Put(key, service.CreationTimestamp.Time, s.translator.Service(service, s.slicesOf(key)))
+}
+
+// slicesOf are the EndpointSlices of a Service, by name.
+func (s *Source) slicesOf(key translate.Key) []*discoveryv1.EndpointSlice {
 	objects, _ := s.slices.GetIndexer().ByIndex(byService, key) // the index is there since New
 	found := make([]*discoveryv1.EndpointSlice, len(objects))
 	for i := range objects {
@@ -292,13 +334,13 @@ func (s *Source) translate(key translate.Key) (changed bool) {
 		}
 		return 1
 	})
-	return s.set.Put(key, service.CreationTimestamp.Time, s.translator.Service(service, found))
+	return found
 }
 
 // report logs faults once when they come, and once when they end.
 func (s *Source) report() {
 	now := map[translate.Fault]bool{}
-	for _, f := range slices.Concat(s.nodeFaults, s.set.Faults()) {
+	for _, f := range s.faults() {
 		now[f] = true
 		if !s.said[f] {
 			s.options.Log.Warn(f.Text, "fault", f.Code, "object", f.Object, "remedy", f.Remedy)

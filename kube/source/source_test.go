@@ -22,6 +22,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/state"
 	"github.com/shunt-lb/shunt/kube/source"
+	"github.com/shunt-lb/shunt/kube/translate"
 )
 
 // The client library's fake has no defaults, no validation and no selectors: what depends on those is
@@ -218,6 +219,57 @@ func TestNothingBeforeTheFirstList(t *testing.T) {
 	}
 	if err := s.Open(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("Open returned %v", err)
+	}
+}
+
+// TestLook: what is in the way on the machine is a fault, and is told once.
+func TestLook(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	told := 0
+	s, err := source.New(source.Options{Client: fake.NewClientset(node("10.0.0.1")), Node: "n1", Log: slog.New(slog.DiscardHandler),
+		Look: func() []translate.Fault {
+			return []translate.Fault{{Code: translate.KubeProxyFound, Object: "Node n1", Text: "it runs"}}
+		},
+		Tell: func(translate.Fault) { told++ }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Open(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, faults := s.Current(); len(faults) != 1 || faults[0].Code != translate.KubeProxyFound {
+			t.Errorf("the faults are %v", faults)
+		}
+	}
+	if told != 1 {
+		t.Errorf("told %d times", told)
+	}
+}
+
+// TestExplain explains one that there is, and names what there is not.
+func TestExplain(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s, err := source.New(source.Options{Client: fake.NewClientset(node("10.0.0.1"), service("a", "10.96.0.1"), service("b", "10.96.0.1"), slice("a", "10.244.0.1")),
+		Node: "n1", Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Open(ctx); err != nil {
+		t.Fatal(err)
+	}
+	e, err := s.Explain("default/a")
+	if err != nil || len(e.Ports) != 1 || len(e.Ports[0].Variants[0].Endpoints) != 1 || len(e.Faults) != 0 {
+		t.Errorf("%+v, %v", e, err)
+	}
+	// The frontends are the other one's.
+	if e, err := s.Explain("default/b"); err != nil || len(e.Faults) == 0 || e.Faults[0].Code != translate.FrontendTaken {
+		t.Errorf("%+v, %v", e.Faults, err)
+	}
+	if _, err := s.Explain("default/c"); err == nil || !strings.Contains(err.Error(), "no Service default/c") {
+		t.Errorf("the error is %v", err)
 	}
 }
 

@@ -25,6 +25,8 @@ const (
 	FrontendTaken Code = "frontend_taken"
 	// ServiceRefused is a service that the rest of the node does not let in.
 	ServiceRefused Code = "service_refused"
+	// KubeProxyFound is a kube-proxy, or its rules, on this node.
+	KubeProxyFound Code = "kube_proxy_found"
 )
 
 // Fault is what of an object cannot be served, and what to do.

@@ -116,7 +116,7 @@ var owners = map[string][]string{
 	"github.com/prometheus/client_golang": {"internal/metrics/"},
 	"github.com/miekg/dns":                {"internal/lb/resolve/", "test/"},
 	"k8s.io/client-go":                    {"kube/"},
-	"github.com/google/nftables":          {"internal/pod/plain/"},
+	"github.com/google/nftables":          {"internal/pod/plain/", "kube/rival/"},
 }
 
 func TestImportsPointOneWay(t *testing.T) {

@@ -136,7 +136,7 @@ func (d diskstat) since(before diskstat) diskstat {
 func diskstats() (map[string]diskstat, error) {
 	text, err := os.ReadFile("/proc/diskstats")
 	if err != nil {
-		return nil, fmt.Errorf("read what the disks did: %w", err)
+		return nil, fmt.Errorf("read the counters of the disks: %w", err)
 	}
 	stats := map[string]diskstat{}
 	for line := range strings.Lines(string(text)) {

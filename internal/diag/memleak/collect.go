@@ -207,7 +207,7 @@ func (c *collector) forget() error {
 	}
 	for _, address := range gone {
 		if err := table.Delete(address); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("forget what is not in the sample: %w", err)
+			return fmt.Errorf("forget allocations outside of the sample: %w", err)
 		}
 	}
 	return nil
@@ -264,7 +264,7 @@ func (c *collector) counts() (Counts, error) {
 			var all []uint64
 			key := uint32(kind)*uint32(memleakLeakCountLEAK_COUNTS_COUNT) + uint32(what)
 			if err := c.set.Maps[memleakMapShLeakCounts].Lookup(key, &all); err != nil {
-				return nil, fmt.Errorf("read what was counted: %w", err)
+				return nil, fmt.Errorf("read the counters: %w", err)
 			}
 			for _, one := range all {
 				*n += one

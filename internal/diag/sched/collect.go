@@ -128,7 +128,7 @@ func (c *collector) missed() (Missed, error) {
 		schedSchedMissedSCHED_BEGIN_UNSEEN: &m.Unseen, schedSchedMissedSCHED_WAITS_UNTOLD: &m.Untold} {
 		var all []uint64
 		if err := c.set.Maps[schedMapShSchedMissed].Lookup(uint32(what), &all); err != nil {
-			return m, fmt.Errorf("read what was missed: %w", err)
+			return m, fmt.Errorf("read the counters of missed events: %w", err)
 		}
 		for _, one := range all {
 			*n += one

@@ -69,7 +69,7 @@ func (s State) IsZero() bool { return len(s.Addresses) == 0 && len(s.Settings) =
 func Prepare(interfaces []string, vips []netip.Addr, before State, store func(State) error) (State, error) {
 	for _, iface := range interfaces {
 		if _, err := net.InterfaceByName(iface); err != nil {
-			return before, fmt.Errorf("prepare interface %s: it does not exist; `ip link` lists those that do", iface)
+			return before, fmt.Errorf("prepare interface %s: it does not exist; `ip link` lists the interfaces", iface)
 		}
 	}
 	kept, gone, settings, err := divide(interfaces, vips, before)

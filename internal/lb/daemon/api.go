@@ -153,7 +153,7 @@ func (d *daemon) override(ctx context.Context, what string, a state.Author, chan
 	d.nameOverrideFaults()
 	result.Difference, err = d.carryOut()
 	if err != nil {
-		return result, fmt.Errorf("%s for %s: it is carried out in part, and is tried again: %w", what, strings.Join(result.Backends, ", "), err)
+		return result, fmt.Errorf("%s for %s: done in part; shunt goes on trying: %w", what, strings.Join(result.Backends, ", "), err)
 	}
 	result.Text = strings.Join(append([]string{result.Difference.String()}, replaced(before, concerned)...), "\n")
 	for _, o := range concerned {

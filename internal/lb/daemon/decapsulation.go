@@ -40,7 +40,7 @@ func serverPath(instance string) string {
 func readServer(instance string) (r serverRecord, err error) {
 	path := serverPath(instance)
 	if err := record.Read(path, &r); err != nil {
-		return r, fmt.Errorf("read what was changed for this machine's own servers: %w; `ip address show dev lo` and `sysctl -a` show it: undo it by hand, then delete %s", err, path)
+		return r, fmt.Errorf("read the changes made for this machine's own servers: %w; undo by hand the changes that `ip address show dev lo` and `sysctl -a` show, then delete %s", err, path)
 	}
 	return r, nil
 }

@@ -35,7 +35,7 @@ func detourPath(instance string) string {
 func readDetour(instance string) (r detourRecord, err error) {
 	path := detourPath(instance)
 	if err := record.Read(path, &r); err != nil {
-		return r, fmt.Errorf("read which device health checks use: %w; `ip link` and `ip rule` show what is there, then delete the file", err)
+		return r, fmt.Errorf("read which device health checks use: %w; undo by hand the device and rules that `ip link` and `ip rule` show, then delete the file", err)
 	}
 	return r, nil
 }
@@ -115,7 +115,7 @@ func (w directWay) awaitHop(ctx context.Context, backend netip.Addr) (datapath.H
 // taken away first: its program is of a data plane that may be another by now.
 func openDetour(dp *datapath.Datapath, instance string, log *slog.Logger) (*detour.Way, error) {
 	if err := releaseDetour(instance, log); err != nil {
-		log.Warn("what an earlier daemon has made for its health checks is still there", "error", err)
+		log.Warn("cannot remove the device and rules that an earlier daemon made for its health checks", "error", err)
 	}
 	space, err := backend.Space()
 	if err != nil {

@@ -242,7 +242,7 @@ func (i *interfaces) detachOthers(wanted []model.Interface) error {
 // announcements still name the one before.
 func (i *interfaces) refresh(inForce []model.Interface) (anew bool) {
 	if err := i.attacher.DropGoneVLANs(); err != nil {
-		i.log.Error("what is left of VLANs that have gone cannot be taken away", "error", err)
+		i.log.Error("cannot remove the traces of VLANs that are gone", "error", err)
 	}
 	for _, w := range i.inOrder(inForce) {
 		if _, err := i.find(w.Name); err != nil {

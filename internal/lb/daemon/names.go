@@ -191,7 +191,7 @@ func (d *daemon) namesChanged(ctx context.Context) {
 		if err != nil {
 			d.log.Error("the present addresses of names are not in use", "source", source, "error", err)
 			d.conditions.Raise(condition.Condition{Code: condition.NameUnusable, Severity: condition.Error, Subject: "services of the source " + source,
-				Text: fmt.Sprintf("the present addresses of their names are not in use, and those before stay: %v", err)})
+				Text: fmt.Sprintf("the new addresses of their names could not be applied; the addresses before them stay in use: %v", err)})
 			continue
 		}
 		if difference.Empty() {

@@ -96,7 +96,7 @@ func (o offloads) warn(iface string, mode kernel.Mode, parent bool) error {
 		hiding, err = offload.Tags.On(iface)
 		var unreachable *offload.Unreachable
 		if errors.As(err, &unreachable) { // it does, unless somebody has switched it off
-			hiding, err = append(hiding, fmt.Sprintf("those %s, it seems, in a network namespace that shunt cannot enter", unreachable.Where)), nil
+			hiding, err = append(hiding, fmt.Sprintf("the ends %s, it seems, in a network namespace that shunt cannot enter", unreachable.Where)), nil
 		}
 	}
 	if len(hiding) == 0 {

@@ -232,7 +232,7 @@ func (d *Datapath) changeAddress(address netip.Addr, change func(a *abiAddress, 
 	var record abiAddress
 	err := m.Lookup(key, &record)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("read what address %s is: %w", address, err)
+		return fmt.Errorf("read the kind of address %s: %w", address, err)
 	}
 	before := record
 	if !change(&record, err == nil) || err == nil && record == before {
@@ -244,7 +244,7 @@ func (d *Datapath) changeAddress(address netip.Addr, change func(a *abiAddress, 
 		atomic.OrUint64(&d.settings[0].OwnAddresses[word], bit)
 	}
 	if err := m.Put(key, record); err != nil {
-		return fmt.Errorf("write what address %s is: %w", address, full(err, fmt.Sprintf("at most %d addresses fit", m.MaxEntries())))
+		return fmt.Errorf("write the kind of address %s: %w", address, full(err, fmt.Sprintf("at most %d addresses fit", m.MaxEntries())))
 	}
 	return nil
 }

@@ -30,7 +30,7 @@ func RemoveFrom(opts Options) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("list what is pinned in %s: %w", dir, err)
+		return fmt.Errorf("list the pins in %s: %w", dir, err)
 	}
 	vlans, err := pinnedTaken(opts, opts.version.ABI)
 	if err != nil {
@@ -56,7 +56,7 @@ func RemoveFrom(opts Options) error {
 		}
 		path := filepath.Join(dir, e.Name())
 		if err := kernel.RemoveLink(path); err != nil {
-			errs = append(errs, fmt.Errorf("detach what is pinned at %s: %w; the maps are kept while it runs", path, err))
+			errs = append(errs, fmt.Errorf("detach the program pinned at %s: %w; the maps stay while it runs", path, err))
 			continue
 		}
 		if name := strings.TrimPrefix(e.Name(), kernel.LinkPrefix); !isDropsLink(e.Name()) {
@@ -159,7 +159,7 @@ func PinnedOf(instance string) ([]Pinned, error) {
 	dir := kernel.Directory(kernel.DefaultPinRoot, instance)
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("list what is pinned in %s: %w", dir, err)
+		return nil, fmt.Errorf("list the pins in %s: %w", dir, err)
 	}
 	var all []Pinned
 	for _, e := range entries {
@@ -170,7 +170,7 @@ func PinnedOf(instance string) ([]Pinned, error) {
 		case e.IsDir():
 			maps, err := os.ReadDir(p.Path)
 			if err != nil {
-				return nil, fmt.Errorf("list what is pinned in %s: %w", p.Path, err)
+				return nil, fmt.Errorf("list the pins in %s: %w", p.Path, err)
 			}
 			p.What = fmt.Sprintf("%d maps, with the flows in them", len(maps))
 		case isDropsLink(name):

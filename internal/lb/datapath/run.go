@@ -49,7 +49,7 @@ func (d *Datapath) RunPacketOut(iface string, frame []byte) (verdict uint32, out
 	a := d.attached[iface]
 	d.mu.Unlock()
 	if a == nil || !a.Mode.AtTC() {
-		return 0, nil, fmt.Errorf("run a packet through the program that sees what interface %s sends: shunt is not attached to it with attach: tc", iface)
+		return 0, nil, fmt.Errorf("run a packet through the egress program of interface %s: shunt is not attached to it with attach: tc", iface)
 	}
 	return a.runSkb(1, frame)
 }

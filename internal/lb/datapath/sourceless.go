@@ -42,5 +42,5 @@ func (d *Datapath) EndSources(addresses []netip.Addr) (open uint64, err error) {
 			return open, nil
 		}
 	}
-	return open, fmt.Errorf("flows of NAT sources that are gone come back: some are there after %d tries", straysTries)
+	return open, fmt.Errorf("flows of NAT sources that are gone keep coming back: some are left after %d tries", straysTries)
 }

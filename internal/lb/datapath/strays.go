@@ -43,5 +43,5 @@ func (d *Datapath) EndStrays(members []reconcile.Member) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("flows of backends that have left their service come back: %d are there after %d tries", ended.Flows+ended.Remembered, straysTries)
+	return fmt.Errorf("flows of backends that have left their service keep coming back: %d are left after %d tries", ended.Flows+ended.Remembered, straysTries)
 }

@@ -266,7 +266,7 @@ func openSide(root, instance, iface string, ifindex int, at direction) (side, er
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open what is pinned at %s: %w", path, err)
+		return nil, fmt.Errorf("open the pin %s: %w", path, err)
 	}
 	if l == nil {
 		return clsactSide{root, instance, iface, ifindex, at}, nil
@@ -412,7 +412,7 @@ func pinnedSides(root, instance string) ([]string, error) {
 func pinnedAt(root, instance string, at direction) ([]string, error) {
 	entries, err := os.ReadDir(kernel.Directory(root, instance))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("list what is pinned in %s: %w", kernel.Directory(root, instance), err)
+		return nil, fmt.Errorf("list the pins in %s: %w", kernel.Directory(root, instance), err)
 	}
 	var names []string
 	for _, e := range entries {
@@ -429,7 +429,7 @@ func sideAttachment(root, instance, iface string) (kernel.Attachment, error) {
 	at := directions[0]
 	l, err := pinnedLink(at.path(root, instance, iface))
 	if err != nil {
-		return a, fmt.Errorf("look at what interface %s has at tc: %w", iface, err)
+		return a, fmt.Errorf("list the tc programs of interface %s: %w", iface, err)
 	}
 	if l == nil {
 		s := clsactSide{root, instance, iface, interfaceIndex(iface), at}

@@ -93,7 +93,7 @@ func (d *Datapath) moveToVLAN(a *attached) error {
 	}
 	// A number that stood for another VLAN, which has gone, has that one's key still.
 	if err := errors.Join(d.forgetKey(a.index, a.vlan.key), d.maps[abiMapShVlanTags].Put(a.index, a.vlan.key.Tags), d.maps[abiMapShVlans].Put(a.vlan.key, a.index)); err != nil {
-		return errors.Join(fmt.Errorf("write which frames of interface %s are those of %s: %w", a.vlan.parent.Interface, a.Interface, err), a.closePrograms())
+		return errors.Join(fmt.Errorf("map frames of interface %s to the VLAN interface %s: %w", a.vlan.parent.Interface, a.Interface, err), a.closePrograms())
 	}
 	return errors.Join(d.leaveXDP(a.Interface), dropTC(d.root, d.instance, a.Interface, a.ifindex))
 }

@@ -320,7 +320,7 @@ func Pinned() (map[string]string, error) {
 	dir := kernel.Directory(kernel.DefaultPinRoot, directory)
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("list what is pinned in %s: %w", dir, err)
+		return nil, fmt.Errorf("list the pins in %s: %w", dir, err)
 	}
 	all := map[string]string{}
 	for _, e := range entries {

@@ -84,12 +84,12 @@ func Run(ctx context.Context, c Config, o Observer) (err error) {
 		return errors.Join(err, r.undo())
 	}
 	if err := o.Started(r.started()); err != nil {
-		r.Log.Warn("cannot print what was set up", "error", err)
+		r.Log.Warn("cannot print the changes that were made", "error", err)
 	}
 	r.loop(ctx, changes, o)
 	r.count(o, true)
 	if err := r.undo(); err != nil {
-		return fmt.Errorf("not everything was undone, and %s says what is left; start and stop again: %w", r.record.Path(), err)
+		return fmt.Errorf("not all changes were undone; %s lists the rest; start and stop again: %w", r.record.Path(), err)
 	}
 	r.Log.Info("stopped: everything is as it was before", "interface", r.Interface)
 	return nil

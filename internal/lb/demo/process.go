@@ -196,7 +196,7 @@ func (d *demo) status(ctx context.Context) (status, error) {
 		return s, err
 	}
 	if err := json.Unmarshal(out, &s); err != nil {
-		return s, fmt.Errorf("read what `shunt status -o json` printed: %w", err)
+		return s, fmt.Errorf("read the output of `shunt status -o json`: %w", err)
 	}
 	return s, nil
 }

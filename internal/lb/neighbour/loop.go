@@ -78,7 +78,7 @@ func (w *Watcher) loop(ctx context.Context, events <-chan event) {
 func (w *Watcher) reread(ctx context.Context) {
 	table, err := w.neigh.list()
 	if err != nil {
-		w.opts.Log.Error("cannot read the neighbour table; keeping what was known", "error", err)
+		w.opts.Log.Error("cannot read the neighbour table; keeping the entries known before", "error", err)
 	} else {
 		w.table = table
 	}

@@ -221,7 +221,7 @@ func (r *Reconciler) deleteAddress(address netip.Addr) error {
 
 func (r *Reconciler) grace() error {
 	if err := r.maps.Grace(); err != nil {
-		return fmt.Errorf("wait until no program can hold what was removed: %w", err)
+		return fmt.Errorf("wait until no program can hold removed entries: %w", err)
 	}
 	r.mirror.graceOwed, r.mirror.rerouted = false, false
 	return nil

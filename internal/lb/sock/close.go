@@ -184,7 +184,7 @@ func ended(iterator *link.Iter, missing map[uint64]bool) error {
 	}
 	for _, gone := range all {
 		if missing[gone.Cookie] {
-			return errors.New("close a socket: the kernel finds none with its addresses, and it is there; `modprobe -a tcp_diag udp_diag` loads what finds them on a kernel without bpf_sock_destroy (before Linux 6.5)")
+			return errors.New("close a socket: it exists, and the kernel finds none with its addresses; without bpf_sock_destroy (before Linux 6.5) it needs two modules: `modprobe -a tcp_diag udp_diag`")
 		}
 	}
 	return nil
@@ -203,7 +203,7 @@ func walk[T any](iterator *link.Iter) (all []T, err error) {
 	}
 	all = make([]T, len(text)/binary.Size(*new(T)))
 	if err := binary.Read(bytes.NewReader(text), binary.NativeEndian, all); err != nil {
-		return nil, fmt.Errorf("read what was said of the sockets: %w", err)
+		return nil, fmt.Errorf("read the list of sockets to close: %w", err)
 	}
 	return all, nil
 }

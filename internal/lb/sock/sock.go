@@ -181,7 +181,7 @@ func (s *Sockets) openMap(set *kernel.MapSet, name string) (*ebpf.Map, error) {
 	if different == nil {
 		return m, nil
 	}
-	s.opts.Log.Warn("what sockets were given before this version started cannot be read: they go on, see their backend as peer, and are not closed when it goes", "map", name)
+	s.opts.Log.Warn("cannot read the backends that sockets got before this version started: these sockets go on, see their backend as peer, and are not closed when it goes", "map", name)
 	if err := errors.Join(m.Unpin(), m.Close()); err != nil {
 		return nil, fmt.Errorf("remove the map of another version pinned at %s: %w", set.Path(name), err)
 	}

@@ -119,7 +119,7 @@ func listen(path string) (*net.UnixListener, error) {
 	if errors.Is(err, unix.EADDRINUSE) {
 		if c, dialErr := net.DialUnix("unixpacket", nil, address); dialErr == nil {
 			_ = c.Close()
-			return nil, errors.New("another broker is there; stop it, or choose another path")
+			return nil, errors.New("another broker is listening; stop it, or choose another path")
 		} else if !errors.Is(dialErr, unix.ECONNREFUSED) {
 			return nil, err
 		}

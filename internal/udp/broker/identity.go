@@ -45,7 +45,7 @@ func (r Rule) allows(i Identity) bool {
 func (r Rule) check() error {
 	switch {
 	case r == Rule{}:
-		return errors.New("a rule allows a user, a group, a cgroup, or what has all that it names: it must name one")
+		return errors.New("a rule must name a user, a group or a cgroup")
 	case r.Cgroup != "" && !strings.HasPrefix(r.Cgroup, "/"):
 		return fmt.Errorf("the cgroup %q of a rule must begin with /, as in /proc/PID/cgroup", r.Cgroup)
 	case len(r.Cgroup) > 1 && strings.HasSuffix(r.Cgroup, "/"):

@@ -45,9 +45,11 @@ func main() {
 	var o cluster.Options
 	flag.StringVar(&o.Kube, "kube", "", "the binary that test/kube/build has made")
 	flag.StringVar(&o.Programs, "programs", "", "the folder with the binaries shunt-kube and pod")
+	flag.StringVar(&o.Helm, "helm", "", "the binary that test/kube/helm has made")
+	flag.StringVar(&o.Chart, "chart", "", "the folder of shunt-kube's chart")
 	flag.Parse()
-	if o.Kube == "" || o.Programs == "" || flag.NArg() > 0 {
-		fmt.Fprintln(os.Stderr, "demo: give --kube and --programs, or run `make demo-kube`")
+	if o.Kube == "" || o.Programs == "" || o.Helm == "" || o.Chart == "" || flag.NArg() > 0 {
+		fmt.Fprintln(os.Stderr, "demo: give --kube, --programs, --helm and --chart, or run `make demo-kube`")
 		os.Exit(exitUsage)
 	}
 	told, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -124,13 +126,13 @@ func (d *demo) alone(ctx context.Context) (err error) {
 
 func (d *demo) agents(ctx context.Context) error {
 	begin := time.Now()
-	if err := d.cluster.StartAgents(ctx, cluster.File); err != nil {
+	if err := d.cluster.Install(ctx, nil); err != nil {
 		return err
 	}
 	if err := d.cluster.AwaitAgents(ctx); err != nil {
 		return err
 	}
-	d.Claim(true, "a DaemonSet (kube/rbac.yaml, kube/agent.yaml): in step with the cluster after %.1f s", time.Since(begin).Seconds())
+	d.Claim(true, "the chart in deploy/helm/shunt-kube, installed by Helm: in step with the cluster after %.1f s", time.Since(begin).Seconds())
 	return nil
 }
 

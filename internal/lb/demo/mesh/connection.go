@@ -134,7 +134,7 @@ func (d *demo) status(ctx context.Context, m *machine) (s status, err error) {
 		return s, fmt.Errorf("run `shunt status` on %s: %w", m.Name(), err)
 	}
 	if err := json.Unmarshal(out, &s); err != nil {
-		return s, fmt.Errorf("read what `shunt status -o json` printed on %s: %w", m.Name(), err)
+		return s, fmt.Errorf("read the output of `shunt status -o json` on %s: %w", m.Name(), err)
 	}
 	return s, nil
 }

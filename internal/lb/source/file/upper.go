@@ -41,7 +41,7 @@ func Uppers(listed []model.Interface, isVIP func(netip.Addr) bool, host []HostIn
 			continue
 		}
 		u := Upper{Name: own.Name, Below: own.Below, Severe: listed || isVRRP(own.MAC)}
-		what := "what is sent there is not balanced"
+		what := "traffic to it is not balanced"
 		for _, p := range own.Prefixes {
 			if isVIP(p.Addr()) {
 				u.Severe = true

@@ -1,0 +1,163 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shunt-lb/shunt/internal/start"
+	"github.com/shunt-lb/shunt/kube/source"
+	"github.com/shunt-lb/shunt/kube/translate"
+)
+
+// ask opens the source once for a command that prints and ends.
+func (c *cluster) ask(command *cobra.Command, errOut io.Writer, timeout time.Duration) (*source.Source, error) {
+	log, err := start.Log(errOut, "text", false)
+	if err != nil {
+		return nil, err
+	}
+	s, err := c.open(log)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(command.Context(), timeout)
+	context.AfterFunc(command.Context(), cancel) // not when this returns: a follower that ends would be reported
+	return s, s.Open(ctx)
+}
+
+const askTimeout = 30 * time.Second
+
+func newExplain(out, errOut io.Writer) *cobra.Command {
+	var from cluster
+	var timeout time.Duration
+	c := &cobra.Command{
+		Use:   "explain NAMESPACE/NAME[:PORT]",
+		Short: "Say what a Service is on a node, endpoint by endpoint, and why; no root, no daemon",
+		Long: `Print each port of a Service: the addresses that it is served at on this node, and each of its endpoints with
+whether it takes new connections, and why. PORT is a port's name or number.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			key, port, _ := strings.Cut(args[0], ":")
+			if namespace, name, ok := strings.Cut(key, "/"); !ok || namespace == "" || name == "" {
+				return usageError{fmt.Errorf("%q is no NAMESPACE/NAME[:PORT]", args[0])}
+			}
+			s, err := from.ask(c, errOut, timeout)
+			if err != nil {
+				return err
+			}
+			e, err := s.Explain(key)
+			if err != nil {
+				return err
+			}
+			return printExplanation(out, key, port, e)
+		},
+	}
+	from.flags(c)
+	c.Flags().DurationVar(&timeout, "timeout", askTimeout, "time after which the apiserver is given up")
+	return c
+}
+
+// printExplanation prints one port, or all if wanted is empty.
+func printExplanation(out io.Writer, key, wanted string, e translate.Explanation) error {
+	if e.Unserved != "" {
+		_, err := fmt.Fprintf(out, "%s is left alone: %s.\n", key, e.Unserved)
+		return err
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	var names []string
+	for _, p := range e.Ports {
+		number := strconv.Itoa(int(p.Port))
+		if wanted != "" && wanted != p.Name && wanted != number {
+			names = append(names, strings.TrimPrefix(p.Name+" ", " ")+number)
+			continue
+		}
+		names = nil
+		title := strings.TrimSpace(fmt.Sprintf("port %d %s %s", p.Port, p.Protocol, p.Name))
+		if len(p.Variants) == 0 {
+			fmt.Fprintf(w, "%s: not served\n", title)
+		}
+		for _, v := range p.Variants {
+			fmt.Fprintf(w, "%s\n", title)
+			printVariant(w, v)
+		}
+		if wanted != "" {
+			break
+		}
+	}
+	if len(names) > 0 {
+		return fmt.Errorf("%s has no port %q; it has %s", key, wanted, strings.Join(names, ", "))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for _, f := range e.Faults {
+		fmt.Fprintln(out, f)
+	}
+	return nil
+}
+
+func printVariant(w io.Writer, v translate.VariantExplanation) {
+	var frontends []string
+	for _, f := range v.Frontends {
+		frontends = append(frontends, f.String())
+	}
+	fmt.Fprintf(w, "  at %s\n  by %s, as service %s\n", strings.Join(frontends, ", "), v.Forwarding, v.Name)
+	if len(v.AllowFrom) > 0 {
+		fmt.Fprintf(w, "  for clients in %v\n", v.AllowFrom)
+	}
+	taking := 0
+	for _, e := range v.Endpoints {
+		takes := "-"
+		if e.Takes {
+			takes, taking = "takes", taking+1
+		}
+		fmt.Fprintf(w, "    %s\t%s\t%s\t%s\n", e.BackendAddress, e.Pod, takes, e.Why)
+	}
+	switch {
+	case taking == 0 && v.Policy.Rejects:
+		fmt.Fprintf(w, "  No endpoint takes new connections: TCP is refused, and UDP gets \"port unreachable\".\n")
+	case taking == 0:
+		fmt.Fprintf(w, "  No endpoint of this node takes new connections, and packets are dropped: other nodes have some.\n")
+	}
+}
+
+func newCheck(out, errOut io.Writer) *cobra.Command {
+	var from cluster
+	var timeout time.Duration
+	c := &cobra.Command{
+		Use:   "check",
+		Short: "Look for what is in the way of Services on this node; exits with 1 if something is",
+		Long: `Ask the apiserver what shunt-kube needs, and look for a kube-proxy on this node. To see its rules, it
+needs root, and to see its process, the node's PID namespace.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			from.look = true
+			s, err := from.ask(c, errOut, timeout)
+			if err != nil {
+				return err
+			}
+			services, faults := s.Current()
+			fmt.Fprintf(out, "apiserver  answers, and lets shunt-kube read Services, EndpointSlices and Nodes\n")
+			fmt.Fprintf(out, "node       %s %v\n", from.node, s.Node().Addresses)
+			fmt.Fprintf(out, "services   %d\n", len(services))
+			for _, f := range faults {
+				fmt.Fprintf(out, "fault      %s\n", f)
+			}
+			if len(faults) > 0 {
+				return errors.New("something of the above is not as it should be")
+			}
+			_, err = fmt.Fprintln(out, "nothing is in the way")
+			return err
+		},
+	}
+	from.flags(c)
+	c.Flags().DurationVar(&timeout, "timeout", askTimeout, "time after which the apiserver is given up")
+	return c
+}

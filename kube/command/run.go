@@ -1,0 +1,172 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/shunt-lb/shunt/internal/lb/daemon"
+	"github.com/shunt-lb/shunt/internal/node"
+	"github.com/shunt-lb/shunt/internal/start"
+	"github.com/shunt-lb/shunt/kube/daemonset"
+	"github.com/shunt-lb/shunt/kube/source"
+)
+
+func newRun(errOut io.Writer) *cobra.Command {
+	var flags start.Flags
+	var from cluster
+	var agent agent
+	c := &cobra.Command{
+		Use:   "run",
+		Short: "Balance the cluster's Services on this node (needs root)",
+		Long: `Follow the apiserver, and balance the Services of the cluster at the interfaces that the file names,
+beside the file's own services. It is the daemon of ` + "`shunt run`" + ` with another source: its socket, its
+metrics and all commands of shunt are the same.
+
+Nothing is touched before the apiserver has said everything once: what an instance before has left
+goes on until then, and while the apiserver is away later.
+
+--on-exit says what SIGTERM does, as for ` + "`shunt run`" + `; here the default is keep, because the next start of
+a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGTERM once the DaemonSet that
+--daemonset names is gone: then there is no next start.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if os.Geteuid() != 0 {
+				return errors.New("`shunt-kube run` loads programs into the kernel, which needs root: run it with sudo")
+			}
+			if err := flags.Check(c, errOut); err != nil {
+				return usageError{err}
+			}
+			client, err := from.connect(flags.Log)
+			if err != nil {
+				return err
+			}
+			s, err := source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Log: flags.Log,
+				Look: looker(from.node, flags.Log), Tell: teller(client, from.node, flags.Log)})
+			if err != nil {
+				return err
+			}
+			ctx := flags.Obey(c.Context(), func() { os.Exit(exitInterrupted) })
+			ctx, end, err := agent.begin(ctx, &flags, client, s.InStep)
+			if err != nil {
+				return err
+			}
+			defer end()
+			if err := awaitInterfaces(ctx, flags.Log, agent.interfaces); err != nil {
+				return err
+			}
+			flags.Log.Info("waiting for the apiserver", "node", from.node)
+			if err := s.Open(ctx); err != nil {
+				return err
+			}
+			flags.Products = []node.Product{daemon.Product(daemon.Options{Sources: []daemon.Source{{Name: source.Name, First: s.First, Run: s.Follow}}})}
+			flags.Version = start.BuildVersion()
+			return flags.Run(ctx, errOut)
+		},
+	}
+	from.flags(c)
+	agent.flags(c)
+	flags.Add(c, node.ExitKeep)
+	return c
+}
+
+// agent is what shunt-kube does as a pod of a DaemonSet, and not elsewhere.
+type agent struct {
+	interfaces []string
+	health     string
+	daemonset  string
+}
+
+func (a *agent) flags(c *cobra.Command) {
+	c.Flags().StringSliceVar(&a.interfaces, "await-interface", nil, "start once this interface exists; for one of the file's that CNI makes with the node's first pod")
+	c.Flags().StringVar(&a.health, "health-address", "", "ADDRESS:PORT of GET /healthz, which is 200 while the node is in step with the cluster; without it there is none")
+	c.Flags().StringVar(&a.daemonset, "daemonset", "", "NAMESPACE/NAME of the DaemonSet that this is a pod of: once that is gone, SIGTERM detaches")
+}
+
+// begin starts what the flags ask for, until end is called. The context is the one that stops the node.
+func (a *agent) begin(told context.Context, flags *start.Flags, client kubernetes.Interface, inStep func() bool) (stop context.Context, end func(), err error) {
+	end = func() {}
+	if a.health != "" {
+		server, address, err := serveHealth(a.health, inStep)
+		if err != nil {
+			return nil, nil, err
+		}
+		flags.Log.Info("serving /healthz", "address", address)
+		end = func() { _ = server.Close() } // a probe that is under way fails, as the next one will
+	}
+	if a.daemonset == "" {
+		return told, end, nil
+	}
+	watch, err := daemonset.Follow(client, a.daemonset)
+	if err != nil {
+		end()
+		return nil, nil, usageError{err}
+	}
+	interrupted, interrupt := context.WithCancel(flags.Interrupted)
+	flags.Interrupted = interrupted
+	stop, stopping := context.WithCancel(context.WithoutCancel(told))
+	go func() {
+		<-told.Done()
+		if flags.OnExit == node.ExitKeep && interrupted.Err() == nil && watch.Gone(goneTimeout, flags.Log) {
+			flags.Log.Info("the DaemonSet is gone, and no agent follows", "daemonset", a.daemonset)
+			interrupt()
+		}
+		stopping()
+	}()
+	closeHealth := end
+	return stop, func() { closeHealth(); interrupt(); watch.Close() }, nil
+}
+
+// goneTimeout is for an apiserver that has not said yet what DaemonSets there are.
+const goneTimeout = 5 * time.Second
+
+// serveHealth answers /healthz, at kube-proxy's path and with its meaning: whether traffic for the cluster's Services
+// should be sent to this node.
+func serveHealth(address string, well func() bool) (server *http.Server, at string, err error) {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, "", fmt.Errorf("serve /healthz at %s: %w: is there a kube-proxy on this node, which has port 10256? Give --health-address another port, or end it", address, err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if !well() {
+			http.Error(w, "not in step with the cluster yet", http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "in step with the cluster")
+	})
+	server = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	go func() { _ = server.Serve(listener) }() // ends with Close
+	return server, listener.Addr().String(), nil
+}
+
+// awaitInterfaces returns once all interfaces exist, or ctx ends.
+func awaitInterfaces(ctx context.Context, log *slog.Logger, names []string) error {
+	const interval = 200 * time.Millisecond
+	for _, name := range names {
+		for told := false; ; told = true {
+			_, err := net.InterfaceByName(name)
+			if err == nil {
+				break
+			}
+			if !told {
+				log.Info("waiting for an interface", "interface", name, "reason", err)
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("wait for the interface %s: %w: nothing was changed", name, ctx.Err())
+			case <-time.After(interval):
+			}
+		}
+	}
+	return nil
+}

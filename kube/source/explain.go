@@ -1,0 +1,32 @@
+package source
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/shunt-lb/shunt/kube/translate"
+)
+
+// Explain is why a Service, NAMESPACE/NAME, is served as it is on this node. It is called after Open.
+func (s *Source) Explain(key translate.Key) (translate.Explanation, error) {
+	s.work()
+	object, exists, err := s.services.GetStore().GetByKey(key)
+	if err == nil && !exists {
+		err = fmt.Errorf("the cluster has no Service %s: `kubectl get services --all-namespaces` has their names", key)
+	}
+	if err != nil {
+		return translate.Explanation{}, err
+	}
+	explanation := s.translator.Explain(object.(*corev1.Service), s.slicesOf(key))
+	explanation.Faults = append(explanation.Faults, s.nodeFaults...)
+	for _, f := range s.set.Faults() { // what two Services want, or another source has
+		if f.Object == "Service "+key && (f.Code == translate.FrontendTaken || f.Code == translate.ServiceRefused) {
+			explanation.Faults = append(explanation.Faults, f)
+		}
+	}
+	return explanation, nil
+}
+
+// Node is what is known of this machine's Node object. It is called after Current.
+func (s *Source) Node() translate.Node { return s.translator.Node }

@@ -1,0 +1,108 @@
+package translate
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+)
+
+// Explanation is why a Service is served as it is.
+type Explanation struct {
+	// Unserved is why the Service is left alone; empty: it is not.
+	Unserved string
+	Ports    []PortExplanation
+	Faults   []Fault
+}
+
+// PortExplanation is that of one port.
+type PortExplanation struct {
+	Name     string // may be empty
+	Port     int32
+	Protocol corev1.Protocol
+	Variants []VariantExplanation // none: the port is not served, and a fault says why
+}
+
+// VariantExplanation is that of one of the balancer's services that a port comes to.
+type VariantExplanation struct {
+	model.Service
+	Endpoints []EndpointExplanation // all that the EndpointSlices have, also those that are no backends
+}
+
+// EndpointExplanation is what becomes of one endpoint.
+type EndpointExplanation struct {
+	model.BackendAddress
+	Pod   string // may be empty
+	Takes bool   // new connections
+	Why   string
+}
+
+// Explain is why Service comes to what it does.
+func (t *Translator) Explain(service *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) Explanation {
+	e := Explanation{Unserved: t.notOurs(service), Faults: t.Service(service, endpointSlices).Faults}
+	if e.Unserved != "" {
+		return e
+	}
+	for i := range service.Spec.Ports {
+		port := &service.Spec.Ports[i]
+		s := &translation{t: t, service: service}
+		s.families()
+		alone := *service
+		alone.Spec.Ports = service.Spec.Ports[i : i+1]
+		explained := PortExplanation{Name: port.Name, Port: port.Port, Protocol: cmp.Or(port.Protocol, corev1.ProtocolTCP)}
+		for _, served := range t.Service(&alone, endpointSlices).Services {
+			v := VariantExplanation{Service: served}
+			for _, endpoint := range s.endpoints(port, endpointSlices) {
+				v.Endpoints = append(v.Endpoints, endpoint.explained(&served))
+			}
+			explained.Variants = append(explained.Variants, v)
+		}
+		e.Ports = append(e.Ports, explained)
+	}
+	return e
+}
+
+// notOurs is why a Service is not for this proxy, or empty.
+func (t *Translator) notOurs(service *corev1.Service) string {
+	switch label, has := service.Labels[proxyName]; {
+	case service.Spec.Type == corev1.ServiceTypeExternalName:
+		return fmt.Sprintf("it is of type ExternalName: DNS answers with %s, and no packet goes to the Service", service.Spec.ExternalName)
+	case label != t.ProxyName && has:
+		return fmt.Sprintf("its label %s gives it to %q", proxyName, label)
+	case label != t.ProxyName:
+		return fmt.Sprintf("it does not have the label %s: %s, and this shunt-kube serves those alone that have", proxyName, t.ProxyName)
+	case !t.ours(service):
+		return "it is headless: DNS answers with the pods' addresses, and no packet goes to the Service"
+	}
+	return ""
+}
+
+// explained says what a service does with an endpoint.
+func (e endpoint) explained(service *model.Service) EndpointExplanation {
+	x := EndpointExplanation{BackendAddress: e.BackendAddress, Pod: e.name}
+	at := slices.IndexFunc(service.Backends, func(b model.Backend) bool { return b.BackendAddress == e.BackendAddress })
+	x.Takes = at >= 0 && service.Backends[at].Weight > 0
+	local := service.Forwarding == model.ForwardingNATDestination
+	switch {
+	case local && !e.local:
+		x.Why = "on another node, and the traffic policy is Local"
+	case x.Takes && e.standing == parting:
+		x.Why = "ends, still serves, and no endpoint is ready"
+	case x.Takes:
+		x.Why = "ready"
+	case e.standing == ready:
+		x.Why = "ready, but its hints are for other nodes or zones"
+	case e.standing == parting:
+		x.Why = "ends; others are ready"
+	default:
+		x.Why = "not ready, or it ends and serves no more"
+	}
+	if !x.Takes && at >= 0 {
+		x.Why += "; it keeps its connections"
+	}
+	return x
+}
