@@ -18,6 +18,7 @@ func (p *placed) withAffinity() {
 // TestAffinitySlots: in settled slots, all flows of a client go to one backend, and clients
 // spread over all of them, by either forwarding.
 func TestAffinitySlots(t *testing.T) {
+	t.Parallel()
 	for _, port := range []uint16{portMoving, portMovingNAT} {
 		p := newWorld(t).place(port)
 		p.withAffinity()
@@ -46,6 +47,7 @@ func TestAffinitySlots(t *testing.T) {
 
 // TestAffinityNAT: a client's later connections follow its entry; the flows of NAT have their own.
 func TestAffinityNAT(t *testing.T) {
+	t.Parallel()
 	p := newWorld(t).place(portMovingNAT)
 	p.withAffinity()
 	for _, k := range kinds {
@@ -73,6 +75,7 @@ func TestAffinityNAT(t *testing.T) {
 // TestAffinityNATCountsPackets: a client stays with its backend as long as one of its flows there
 // goes on, and a packet that comes too late does not bring it back.
 func TestAffinityNATCountsPackets(t *testing.T) {
+	t.Parallel()
 	p := newWorld(t).place(portMovingNAT)
 	p.withAffinity()
 	alive, over := int(affinity/time.Second)/2-1, int(affinity/time.Second)+3 // ticks
@@ -117,6 +120,7 @@ func TestAffinityNATCountsPackets(t *testing.T) {
 // TestAffinitySwitchedOn: an entry from before then is of another slot. A flow that is there goes on
 // with it, but a SYN with its tuple is a new connection's, which a scan has to see in its own slot.
 func TestAffinitySwitchedOn(t *testing.T) {
+	t.Parallel()
 	p := newWorld(t).place(portMoving)
 	for _, six := range []bool{false, true} {
 		p.change(func(r *reconcile.ServiceRecord) { r.Tracking, r.AffinityTimeout = model.TrackingAuto, 0 })
@@ -135,6 +139,7 @@ func TestAffinitySwitchedOn(t *testing.T) {
 // TestNATWithoutAffinityIsNotTracked: flows of NAT have entries of their own, whatever the
 // slots' states are.
 func TestNATWithoutAffinity(t *testing.T) {
+	t.Parallel()
 	p := newWorld(t).place(portMovingNAT)
 	p.change(func(r *reconcile.ServiceRecord) { r.Tracking = model.TrackingNone })
 	for _, k := range kinds {
@@ -153,6 +158,7 @@ func TestNATWithoutAffinity(t *testing.T) {
 // new ones elsewhere. Each of these is found by its own entry, because all else of the client
 // is with the draining backend; in every state in which that is looked at.
 func TestAffinityDraining(t *testing.T) {
+	t.Parallel()
 	all := newWorld(t).place(portMoving)
 	all.withAffinity()
 	for _, slot := range []slotSpec{transitionAB, transitionB, transitionAA, closingAB, markedAB} {
@@ -192,6 +198,7 @@ func TestAffinityDraining(t *testing.T) {
 // TestAffinityDrainingNotRemembered: where a new connection of such a client cannot be
 // remembered, its next packets follow the client's entry, so the first one must as well.
 func TestAffinityDrainingNotRemembered(t *testing.T) {
+	t.Parallel()
 	p := newWorld(t).place(portMoving)
 	p.withAffinity()
 	for _, slot := range []slotSpec{transitionAB, transitionB, closingAB, markedAB} {

@@ -30,6 +30,7 @@ const mixedTests = "^(Test(AffinitySlots|DeniedMeanwhile|DirectFrontends|Fragmen
 // TestAgain runs tests of packets once more: with worlds at tc, with frames that have VLAN tags, and
 // with programs that have only the features that NAT or direct return needs, as most users' have.
 func TestAgain(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs and makes network namespaces")
 	}

@@ -37,6 +37,7 @@ func (r *runner) through(p *ebpf.Program, arm string, frame []byte) (out result)
 // A program before decides about what it wants, and what it hands on becomes what it would
 // have become without it.
 func TestChainBefore(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {
 		t.Run(string(mode), func(t *testing.T) {
 			w := newWorld(t, withMode(mode))
@@ -71,6 +72,7 @@ func TestChainBefore(t *testing.T) {
 
 // A program after sees what shunt passes, as it came, and nothing else; its verdict counts.
 func TestChainAfter(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {
 		t.Run(string(mode), func(t *testing.T) {
 			w := newWorld(t, withMode(mode))

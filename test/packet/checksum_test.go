@@ -37,6 +37,7 @@ func word(n uint16) []byte { return []byte{byte(n >> 8), byte(n)} }
 // TestPartialChecksums: a sender on veth leaves the checksum to hardware that never comes.
 // Native mode completes it; generic mode leaves that to the kernel, which still knows.
 func TestPartialChecksums(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {
 		w := newWorld(t, withMode(mode))
 		w.setMTU(9000) // for the longest of them
@@ -73,6 +74,7 @@ func TestPartialChecksums(t *testing.T) {
 
 // TestCompleteChecksumThatLooksPartial: 1 in 65,536 does, and is right as it is.
 func TestCompleteChecksumThatLooksPartial(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range kinds {
 		in := k.fromClient(40000, portNAT, "S", packet.Data("\x00\x00"))
@@ -91,6 +93,7 @@ func TestCompleteChecksumThatLooksPartial(t *testing.T) {
 
 // TestUDPZero: zero says that there is none (RFC 768), so it stays, and none may become it.
 func TestUDPZero(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range []kind{{udp: true}, {udp: true, six: true}} { // over IPv6 tunnels have none (RFC 6935)
 		in := k.fromClient(40000, portNAT, "", packet.Data("data"), packet.TransportChecksum(packet.Checksum{Mode: packet.Zero}))
@@ -129,6 +132,7 @@ func TestUDPZero(t *testing.T) {
 
 // TestWrongChecksumStaysWrong: damage is for the receiver to find.
 func TestWrongChecksumStaysWrong(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range kinds {
 		in := k.fromClient(40000, portNAT, "S", packet.Data("data"))

@@ -46,8 +46,9 @@ func newDecapWorld(t testing.TB) *decapWorld {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs and makes network namespaces")
 	}
-	name := fmt.Sprintf("shunt-pkt-%d-%d", os.Getpid(), worldCount.Add(1))
-	w := &decapWorld{world: &world{TB: t, ifindex: map[string]int{}}}
+	number := worldCount.Add(1)
+	name := fmt.Sprintf("shunt-pkt-%d-%d", os.Getpid(), number)
+	w := &decapWorld{world: &world{TB: t, number: int(number), ifindex: map[string]int{}}}
 	w.makeSpace(name)
 	w.cpu = w.newRunner(0)
 	w.cpu.do(func() {
@@ -498,6 +499,7 @@ func resource(p *packet.Packet, four, six netip.Addr) {
 // Every reason, and every sort of tunnel with every sort of packet inside. The model is
 // not asked for the reason here, only for the bytes.
 func TestDecap(t *testing.T) {
+	t.Parallel()
 	w := newDecapWorld(t)
 	seen := map[string]bool{}
 	for name, c := range decapCases() {
@@ -521,6 +523,7 @@ func TestDecap(t *testing.T) {
 
 // What comes out, field by field, without the model: the packet as the client sent it.
 func TestDecapGivesTheClientsPacket(t *testing.T) {
+	t.Parallel()
 	w := newDecapWorld(t)
 	for _, s := range shells() {
 		for _, six := range decapFamily {
@@ -542,6 +545,7 @@ func TestDecapGivesTheClientsPacket(t *testing.T) {
 
 // All of RFC 6040, figure 4, in all families. A right header checksum stays right.
 func TestDecapECN(t *testing.T) {
+	t.Parallel()
 	w := newDecapWorld(t)
 	for _, s := range shells() {
 		for _, six := range decapFamily {
@@ -570,6 +574,7 @@ func TestDecapECN(t *testing.T) {
 // Every length of every header: frames cut short, and tunnels whose headers say
 // themselves that they carry less.
 func TestDecapTruncated(t *testing.T) {
+	t.Parallel()
 	w := newDecapWorld(t)
 	for name, c := range decapCases() {
 		if len(c.frame) > 1000 {

@@ -58,6 +58,7 @@ func judgeWrapped(in, out []byte, completed bool) string {
 
 // TestDirectEnds asks for every reason with which a packet to a direct VIP can end.
 func TestDirectEnds(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range kinds {
 		for _, v := range directWays {
@@ -100,6 +101,7 @@ func TestDirectEnds(t *testing.T) {
 
 // TestDirectTTL: where the packet is wrapped, this is a hop; dsr-l2 is a switch.
 func TestDirectTTL(t *testing.T) {
+	t.Parallel()
 	for _, k := range kinds {
 		w := newWorld(t) // a fresh program may send as many errors at once as one world needs
 		for _, v := range directWays {
@@ -118,6 +120,7 @@ func TestDirectTTL(t *testing.T) {
 
 // TestDirectBackendGone: the slot names a backend that was removed, or whose place another has.
 func TestDirectBackendGone(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	contents, err := w.d.Contents()
 	must(t, err)
@@ -149,6 +152,7 @@ func TestDirectBackendGone(t *testing.T) {
 // TestDirectCut cuts packets where the IP header says the true length, so that the transport
 // header is what is cut: it is ours, and ends here.
 func TestDirectCut(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, v := range directWays {
 		for _, k := range kinds {
@@ -172,6 +176,7 @@ func TestDirectCut(t *testing.T) {
 // TestDirectSilentDaemon: without a heartbeat the kernel's routes and neighbours say where a
 // backend is, of either family and from clients of either.
 func TestDirectSilentDaemon(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, withoutHeartbeat)
 	moved, elsewhere := mac("02:00:00:00:00:bf"), "shunt-x"
 	var err error

@@ -43,6 +43,7 @@ func (k kind) quotedHeader() int {
 // TestErrorsToBackends: each type, whole and with 8 octets of the transport header, goes where the
 // client's packets go, as they do.
 func TestErrorsToBackends(t *testing.T) {
+	t.Parallel()
 	for _, mode := range modes() {
 		w := newWorld(t, withMode(mode))
 		for _, v := range directWays {
@@ -63,6 +64,7 @@ func TestErrorsToBackends(t *testing.T) {
 
 // TestErrorsToNoBackend pass to the host as they came, or end with a reason.
 func TestErrorsToNoBackend(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range kinds {
 		kindOf, v := errorTypes[k.six][0], wayOf(model.ForwardingDSRIPIP, false)
@@ -109,6 +111,7 @@ func TestErrorsToNoBackend(t *testing.T) {
 // TestErrorsFollowFlows: in every state of the slot, with and without an entry of the flow or the
 // client, an error goes where the flow's packets go. It leaves no trace: no entry, no new time in one.
 func TestErrorsFollowFlows(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	slots := []slotSpec{
 		{state: reconcile.Settled, current: 'B'},
@@ -163,6 +166,7 @@ func (p *placed) errorFollows(k kind, slot slotSpec, entry rune, tracking model.
 // TestErrorsOfAFleet: another balancer with the same configuration, which has seen no packet of the
 // flows, sends errors to the backends that have them.
 func TestErrorsOfAFleet(t *testing.T) {
+	t.Parallel()
 	one, two := newWorld(t), newWorld(t)
 	for _, k := range kinds {
 		used := map[netip.Addr]bool{}

@@ -16,6 +16,7 @@ import (
 
 // TestOuterSourceConfigured: one address for all, whatever the interface has.
 func TestOuterSourceConfigured(t *testing.T) {
+	t.Parallel()
 	four, six := addr("203.0.113.5"), addr("2001:db8:5::5")
 	w := newWorld(t, withOuter(model.Encapsulation{GUEPort: 1234, Sources4: single(four), Sources6: single(six)}))
 	for _, v := range directWays {
@@ -99,6 +100,7 @@ func entropyOf(p packet.Packet) (e [2]uint32) {
 // TestOuterSourceVaries: a prefix gives each flow an address of its own, always the same,
 // and all of its addresses are used. None is left out, not even the first.
 func TestOuterSourceVaries(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, c := range []struct {
 		four, six string
@@ -142,6 +144,7 @@ func TestOuterSourceVaries(t *testing.T) {
 // spreads a backend's flows over its queues must not: their flow labels differ in the high
 // bits too, which the flows of one slot would otherwise share.
 func TestOuterEntropyWithinASlot(t *testing.T) {
+	t.Parallel()
 	p := newWorld(t).place(portMoving)
 	p.write(slotSpec{state: reconcile.Settled})
 	record := p.records[half(true)]
@@ -167,6 +170,7 @@ func TestOuterEntropyWithinASlot(t *testing.T) {
 
 // TestOuterEntropy: flow labels and GUE's source ports tell flows apart.
 func TestOuterEntropy(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, v := range directWays {
 		if v.oneArm || !v.forwarding.Encapsulates() {
@@ -191,6 +195,7 @@ func TestOuterEntropy(t *testing.T) {
 // TestOuterIdentification: routers may fragment only what the client let them, and then every
 // packet is told apart (RFC 6864, 4.1); what may not be fragmented needs no number.
 func TestOuterIdentification(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, v := range []directWay{wayOf(model.ForwardingDSRIPIP, false), wayOf(model.ForwardingDSRGUE, false)} {
 		for _, k := range kinds {
@@ -227,6 +232,7 @@ func (w *world) setMTU(mtu int) {
 
 // TestTooBigForNAT: the same without an outer header, for client and backend alike.
 func TestTooBigForNAT(t *testing.T) {
+	t.Parallel()
 	const mtu = 1400
 	for _, v := range ways {
 		w := newWorld(t)
@@ -264,6 +270,7 @@ func TestTooBigForNAT(t *testing.T) {
 // and not a byte longer: then its sender is told. What the Ethernet frame is padded with does
 // not count. Nobody is told of a packet that routers might have fragmented.
 func TestTooBig(t *testing.T) {
+	t.Parallel()
 	for _, mtu := range []int{1500, 1400} {
 		w := newWorld(t) // a fresh program may send as many errors at once as one MTU needs
 		w.setMTU(mtu)
@@ -295,6 +302,7 @@ func TestTooBig(t *testing.T) {
 // TestErrorsThatMayNotBeSent: to a source that is no martian, but that RFC 1122, 3.2.2 does not let us
 // answer. What would have been answered goes nowhere, not even to the host.
 func TestErrorsThatMayNotBeSent(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	nobody := from(addr("240.0.0.1"))
 	for _, v := range directWays {
@@ -312,6 +320,7 @@ func TestErrorsThatMayNotBeSent(t *testing.T) {
 
 // TestNoOuterSource: a host without an address of the family, and none configured.
 func TestNoOuterSource(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.cpu.do(func() {
 		for _, arm := range []string{armA, armC} {

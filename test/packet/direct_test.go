@@ -182,6 +182,7 @@ func longer(p *packet.Packet) {
 
 // TestDirect sends packets of every shape through every way.
 func TestDirect(t *testing.T) {
+	t.Parallel()
 	for _, mode := range modes() {
 		w := newWorld(t, withMode(mode))
 		for _, v := range directWays {
@@ -230,6 +231,7 @@ func (w *world) emptyTables() {
 
 // TestDirectExtensionHeaders: every header stays where it is, inside.
 func TestDirectExtensionHeaders(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	chain := []packet.Extension{packet.Padding(packet.ProtocolHopByHop, 1), packet.Padding(packet.ProtocolDestinationOptions, 2),
 		{Type: packet.ProtocolRouting, Body: make([]byte, 6)}, {Type: packet.ProtocolAH, Body: make([]byte, 22)}}
@@ -257,6 +259,7 @@ func TestDirectExtensionHeaders(t *testing.T) {
 // TestDirectPartialChecksums: native mode completes what the sender left to hardware, inside
 // the outer header too; generic mode leaves it to the kernel, which still knows.
 func TestDirectPartialChecksums(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {
 		w := newWorld(t, withMode(mode))
 		for _, v := range directWays {
@@ -277,6 +280,7 @@ func TestDirectPartialChecksums(t *testing.T) {
 
 // TestDirectChecksumThatLooksPartial is complete, and stays as it is.
 func TestDirectChecksumThatLooksPartial(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, v := range directWays {
 		for _, k := range kinds {
@@ -297,6 +301,7 @@ func TestDirectChecksumThatLooksPartial(t *testing.T) {
 // TestDirectFrontends: an exact port beats a range, that beats any, each with its own way of
 // forwarding; NAT serves another port of the same VIP; and a port of nobody passes.
 func TestDirectFrontends(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range kinds {
 		for port, want := range map[uint16]struct {
@@ -343,6 +348,7 @@ func TestDirectFrontends(t *testing.T) {
 
 // TestDirectCounts: packets are traffic of service and backend, and first ones new flows.
 func TestDirectCounts(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, v := range directWays {
 		for _, k := range kinds {

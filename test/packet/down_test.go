@@ -15,6 +15,7 @@ import (
 // it has not answered go elsewhere with their next packet; established connections stay, in
 // both directions. Where it is down in one service only, all stay.
 func TestBackendDown(t *testing.T) {
+	t.Parallel()
 	const port, count = 71, 100
 	pool := func(name string, protocol model.Protocol, down int) model.Service {
 		s := model.Service{Name: name, Forwarding: model.ForwardingNAT, Announce: model.AnnounceNone, TableSize: 1021,
@@ -103,6 +104,7 @@ func TestBackendDown(t *testing.T) {
 // TestRememberedDown: with direct return, entries of a backend that is down are followed by
 // established connections alone; and so are slots in transition from it.
 func TestRememberedDown(t *testing.T) {
+	t.Parallel()
 	p := newWorld(t).place(portMoving)
 	p.tracked(model.TrackingAuto)
 	down := func(letter rune, is bool) {

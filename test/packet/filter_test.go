@@ -78,6 +78,7 @@ func (w *world) refusedFor(p packet.Packet) string {
 // TestSourcesInLists: the longest prefix decides, whichever list it is from; in no list, a
 // source may where nobody is asked in by name.
 func TestSourcesInLists(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	port := uint16(20000)
 	for _, c := range []struct {
@@ -123,6 +124,7 @@ func TestSourcesInLists(t *testing.T) {
 
 // TestListsOfOthers: a service's lists are no other's, and not those of who takes its place.
 func TestListsOfOthers(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	syn := func(port uint16) packet.Packet { return kind{}.from(client4, port, portNAT, false, "S") }
 	w.applyWith("nat", lists("203.0.113.0/24", ""))
@@ -156,6 +158,7 @@ func (w *world) count(name string) (n int) {
 
 // TestManyPrefixes: as many as the limit says, and half of them to be let in.
 func TestManyPrefixes(t *testing.T) {
+	t.Parallel()
 	const each = 5000
 	w := newWorld(t)
 	at := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)}) }
@@ -178,6 +181,7 @@ func TestManyPrefixes(t *testing.T) {
 // TestDeniedMeanwhile: flows that are tracked go on, and a closed one is not begun anew. With
 // direct return nobody knows of flows.
 func TestDeniedMeanwhile(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, six := range []bool{false, true} {
 		k := kind{six: six}
@@ -214,6 +218,7 @@ func bounded(rate uint32) func(*model.Service) {
 
 // TestSourceRate: a source has a second's worth of new flows, and so many more each second.
 func TestSourceRate(t *testing.T) {
+	t.Parallel()
 	const rate, tries = 5, 40
 	w := newWorld(t)
 	port, fresh := uint16(1000), byte(0)
@@ -269,6 +274,7 @@ func TestSourceRate(t *testing.T) {
 
 // TestRateOfWhoIsDenied: who is kept out by the lists uses up no room.
 func TestRateOfWhoIsDenied(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.applyWith("nat", func(s *model.Service) {
 		lists("198.51.100.0/24", "")(s)
@@ -287,6 +293,7 @@ func TestRateOfWhoIsDenied(t *testing.T) {
 // TestSpoofedSources: a flood from more sources than there is room for keeps no real source
 // from its share, and one that goes beyond it stays bounded while it keeps sending.
 func TestSpoofedSources(t *testing.T) {
+	t.Parallel()
 	const rate, every = 200, 500
 	w, way := newWorld(t), wayOf(model.ForwardingDSRIPIP, false)
 	w.applyWith(way.name, bounded(rate))

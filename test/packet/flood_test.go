@@ -41,6 +41,7 @@ func (f *flooder) next() []byte {
 
 // TestFloodOfSettledSlots leaves no trace.
 func TestFloodOfSettledSlots(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, v := range []directWay{wayOf(model.ForwardingDSRIPIP, false), wayOf(model.ForwardingDSRL2, false)} {
 		f, before, fault := newFlooder(v.port), w.reasons(), ""
@@ -66,6 +67,7 @@ func TestFloodOfSettledSlots(t *testing.T) {
 // TestFloodInTransition costs balance, not connections: those that are older than the change
 // and those that are opened in the flood keep the backend that has them.
 func TestFloodInTransition(t *testing.T) {
+	t.Parallel()
 	const old, opened = 200, 400
 	for _, limit := range []struct {
 		name            string

@@ -60,6 +60,7 @@ func atMost(n uint32) func(*model.Service) {
 // TestFlowsOfAService: no more than the bound, of either family; those that are there go on,
 // and when one has ended, another may begin.
 func TestFlowsOfAService(t *testing.T) {
+	t.Parallel()
 	const bound = 3
 	short := 200 * time.Millisecond
 	w := newWorld(t, withTimeouts(func(o *model.Timeouts) { o.TCPHandshake = short }))
@@ -106,6 +107,7 @@ func TestFlowsOfAService(t *testing.T) {
 // none, a service that gets another name goes on with what it has, and one that takes the place of one that is gone begins
 // at zero.
 func TestFlowBoundThatChanges(t *testing.T) {
+	t.Parallel()
 	w, syn := newWorld(t), func(port uint16) packet.Packet { return kind{}.fromClient(port, portNAT, "S") }
 	w.applyWith("nat", atMost(0))
 	w.send(armA, syn(1))
@@ -157,6 +159,7 @@ func TestFlowBoundThatChanges(t *testing.T) {
 
 // TestFlowBoundWithoutDaemon: who would lift the bound again is not there.
 func TestFlowBoundWithoutDaemon(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, withoutHeartbeat)
 	w.applyWith("nat", atMost(1))
 	for port := range uint16(5) {

@@ -51,6 +51,7 @@ func (v way) expected(w *world, k kind, in packet.Packet) func(packet.Packet) pa
 
 // TestForward sends a packet there, its answer back, and more of both.
 func TestForward(t *testing.T) {
+	t.Parallel()
 	for _, mode := range modes() {
 		w := newWorld(t, withMode(mode))
 		for _, v := range ways {
@@ -92,6 +93,7 @@ func flagged(flags string) packet.Edit {
 
 // TestNarrowestFrontendWins asks for ports that an exact port, a range and any all have.
 func TestNarrowestFrontendWins(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range kinds {
 		for port, want := range map[uint16]netip.Addr{
@@ -114,6 +116,7 @@ func TestNarrowestFrontendWins(t *testing.T) {
 
 // TestNewFlowsThatCannotBe shows that each obstacle has a reason.
 func TestNewFlowsThatCannotBe(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range kinds {
 		table(t, w, []trial{
@@ -131,6 +134,7 @@ func TestNewFlowsThatCannotBe(t *testing.T) {
 
 // TestBackendIsItsOwnClient: full NAT works for a backend that asks its own VIP.
 func TestBackendIsItsOwnClient(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range kinds {
 		t.Run(k.String(), func(t *testing.T) {
@@ -152,6 +156,7 @@ func TestBackendIsItsOwnClient(t *testing.T) {
 // TestClientPortIsTaken: with nat-destination the client keeps its port, unless it has it in
 // another flow to the same backend; then both work, each with its own.
 func TestClientPortIsTaken(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range kinds {
 		t.Run(k.String(), func(t *testing.T) {

@@ -44,6 +44,7 @@ func (k kind) toHashed(client int, port, vipPort uint16, edits ...packet.Edit) p
 // TestHashOfAddresses: all flows of a client go to one backend, and so do fragments, though this
 // balancer or another has not seen the first one.
 func TestHashOfAddresses(t *testing.T) {
+	t.Parallel()
 	fleet := []*world{newWorld(t), newWorld(t)}
 	for _, w := range fleet {
 		w.apply(append(services(), hashed()))
@@ -84,6 +85,7 @@ func TestHashOfAddresses(t *testing.T) {
 // TestHashOfAddressesWithNAT: a client's flows have one backend whatever else the balancer has
 // services for, so that two balancers with different files agree.
 func TestHashOfAddressesWithNAT(t *testing.T) {
+	t.Parallel()
 	for _, forwarding := range []model.Forwarding{model.ForwardingNAT, model.ForwardingNATDestination} {
 		t.Run(string(forwarding), func(t *testing.T) {
 			service := hashed(func(s *model.Service) { s.Forwarding = forwarding })
@@ -110,6 +112,7 @@ func TestHashOfAddressesWithNAT(t *testing.T) {
 
 // TestMartianFragments: a later fragment that is placed by its addresses is asked for them, too.
 func TestMartianFragments(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.apply(append(services(), hashed()))
 	for i, k := range kinds {
@@ -128,6 +131,7 @@ func TestMartianFragments(t *testing.T) {
 
 // TestHashOfAddressesWhereItDoesNotDecide: what cannot be known is dropped.
 func TestHashOfAddressesWhereItDoesNotDecide(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	id := uint32(0)
 	ends := func(name string, end outcome, reason string) {

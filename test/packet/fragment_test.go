@@ -75,6 +75,7 @@ func follows(arm string, in, want packet.Packet) trial {
 // TestFragmentsThroughNAT: there and back, the fragments that leave are those of the packet that
 // would have left whole: ports and checksum in the first, addresses in all.
 func TestFragmentsThroughNAT(t *testing.T) {
+	t.Parallel()
 	for _, mode := range modes() {
 		w := newWorld(t, withMode(mode))
 		for _, v := range ways {
@@ -104,6 +105,7 @@ func TestFragmentsThroughNAT(t *testing.T) {
 
 // TestFragmentsToDirectBackends: each is wrapped whole, all alike.
 func TestFragmentsToDirectBackends(t *testing.T) {
+	t.Parallel()
 	for _, mode := range modes() {
 		w := newWorld(t, withMode(mode))
 		for _, v := range directWays {
@@ -139,6 +141,7 @@ func TestFragmentsToDirectBackends(t *testing.T) {
 // TestFragmentsInAnyOrder: what comes before its first fragment is dropped, whatever other
 // datagrams are under way, and what comes after it is sent.
 func TestFragmentsInAnyOrder(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	v := wayOf(model.ForwardingDSRIPIP, false)
 	early := func(in packet.Packet) trial { return trial{in: in, end: drops, reason: "fragment_early"} }
@@ -179,6 +182,7 @@ func TestFragmentsInAnyOrder(t *testing.T) {
 // TestFragmentsStayWithTheFirst: a change of the table in the middle of a datagram does not
 // part it, nor does the end of its flow's entry.
 func TestFragmentsStayWithTheFirst(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	p := w.place(portMoving)
 	for _, k := range kinds {
@@ -202,6 +206,7 @@ func TestFragmentsStayWithTheFirst(t *testing.T) {
 
 // TestFragmentNotesAge: a note is believed for 30 seconds.
 func TestFragmentNotesAge(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	notes := w.pinned("sh_fragments")
 	for _, k := range kinds {
@@ -240,6 +245,7 @@ func (w *world) ageNotes(notes *ebpf.Map, seconds uint32) {
 
 // TestFragmentsThatLie: what would make a judgement of flags or ports worthless is dropped.
 func TestFragmentsThatLie(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	tiny := func(name string, in packet.Packet) trial {
 		return trial{name: name, in: in, end: drops, reason: "fragment_tiny"}
@@ -297,6 +303,7 @@ func numbered(of packet.Packet) packet.Edit {
 
 // TestFragmentsOfNobody pass as they come.
 func TestFragmentsOfNobody(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for i, k := range kinds {
 		id := uint32(10 * i)
@@ -354,6 +361,7 @@ func TestFragmentsOfNobody(t *testing.T) {
 
 // TestAtomicFragments: with a fragment header, but whole (RFC 6946): as any other packet.
 func TestAtomicFragments(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, udp := range []bool{false, true} {
 		k := kind{udp: udp, six: true}
@@ -377,6 +385,7 @@ func TestAtomicFragments(t *testing.T) {
 
 // TestFragmentsThatEndHere: an error is sent for a first fragment, and in IPv6 for every one.
 func TestFragmentsThatEndHere(t *testing.T) {
+	t.Parallel()
 	for _, k := range kinds {
 		w := newWorld(t)
 		for _, in := range []packet.Packet{k.fromClient(47000, portNAT, "S", pattern(3000)), k.toDirect(47000, wayOf(model.ForwardingDSRIPIP, false).port, "S", pattern(3000))} {
@@ -404,6 +413,7 @@ func TestFragmentsThatEndHere(t *testing.T) {
 // TestFirstFragmentsChecksumThatLooksUnfinished is one that is finished: who fragments has seen
 // to that. It is updated, and nothing is summed of a datagram that is not all here.
 func TestFirstFragmentsChecksumThatLooksUnfinished(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range kinds {
 		in := k.fromClient(48000, portNAT, "S", pattern(3000))

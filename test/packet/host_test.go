@@ -47,6 +47,7 @@ func ownServices() []model.Service {
 // TestHostIsBackend: what goes to a backend that is the host itself goes up its stack, and its
 // answers are met on their way out: at tc. At XDP nobody would see them, so it does not begin.
 func TestHostIsBackend(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.apply(append(services(), ownServices()...))
 	for _, k := range kinds {
@@ -71,6 +72,7 @@ func TestHostIsBackend(t *testing.T) {
 
 // TestHostIsBackendDirectly: the host has the VIP, so nothing has to carry the packet there.
 func TestHostIsBackendDirectly(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.apply(append(services(), ownServices()...))
 	for _, k := range kinds {
@@ -82,6 +84,7 @@ func TestHostIsBackendDirectly(t *testing.T) {
 // TestHostIsClient: what the host sends to a VIP is balanced where it leaves, and answers come back
 // up its stack.
 func TestHostIsClient(t *testing.T) {
+	t.Parallel()
 	if *hook != "tc" {
 		return // XDP sees nothing of it
 	}
@@ -122,6 +125,7 @@ func TestHostIsClient(t *testing.T) {
 // TestHostAsksForVIPs: its own questions are answered, but for those that look for others who
 // would answer.
 func TestHostAsksForVIPs(t *testing.T) {
+	t.Parallel()
 	if *hook != "tc" {
 		return // XDP sees nothing of it
 	}

@@ -26,6 +26,7 @@ func shortest(frame []byte) int {
 
 // TestTruncated cuts valid packets everywhere: each piece ends in exactly one reason.
 func TestTruncated(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.moving()
 	for name, frame := range seeds() {
@@ -42,6 +43,7 @@ func TestTruncated(t *testing.T) {
 // TestTruncatedAndAdjusted does the same where the IP header says the true length, so that
 // the transport header is what is cut: it is ours, and ends here.
 func TestTruncatedAndAdjusted(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range kinds {
 		whole := packet.Must(k.fromClient(40000, portNAT, "S"))
@@ -70,6 +72,7 @@ func setLength(frame []byte, n int) {
 
 // TestLies sends headers that contradict themselves or the frame.
 func TestLies(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	const l4of4, l4of6 = 14 + 20, 14 + 40
 	tcp4, tcp6 := kind{}.fromClient(40000, portNAT, "S"), kind{six: true}.fromClient(40000, portNAT, "S")
@@ -126,6 +129,7 @@ func TestLies(t *testing.T) {
 
 // TestDamagedForOthers: what is for nobody passes, damaged or not.
 func TestDamagedForOthers(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range kinds {
 		in := k.fromClient(40000, portNAT, "S")
@@ -147,6 +151,7 @@ func TestDamagedForOthers(t *testing.T) {
 
 // TestEthernetPadding: bytes behind the IP packet are nobody's, and stay.
 func TestEthernetPadding(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for i, k := range kinds {
 		in := k.fromClient(uint16(40000+i), portNAT, "S", func(p *packet.Packet) { p.Trailer = []byte{1, 2, 3, 4, 5, 6} })

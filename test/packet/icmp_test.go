@@ -14,6 +14,7 @@ var errorTypes = map[bool][][2]uint8{false: {{3, 4}, {3, 1}, {11, 0}, {12, 0}}, 
 
 // TestErrors carries ICMP errors through the NAT in both directions, whole and short.
 func TestErrors(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, v := range ways {
 		for _, k := range kinds {
@@ -32,6 +33,7 @@ func TestErrors(t *testing.T) {
 // TestErrorsAboutFragments: the quoted packet may be a first fragment, which has ports; a later
 // one has none.
 func TestErrorsAboutFragments(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for i, k := range kinds {
 		in := cut(k.fromClient(45003, portNAT, "A", pattern(600)), uint32(i), 400)
@@ -106,6 +108,7 @@ func errorsOf(t *testing.T, w *world, v way, k kind, port uint16, edits ...packe
 
 // TestErrorsOfNoFlow pass to the host, as they came.
 func TestErrorsOfNoFlow(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range kinds {
 		speaker := k.pick(addr("203.0.113.1"), addr("2001:db8:77::1"))
@@ -143,6 +146,7 @@ func TestErrorsOfNoFlow(t *testing.T) {
 
 // TestEcho is answered for a VIP that is not the host's own.
 func TestEcho(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range []kind{{}, {six: true}} {
 		client, vip := k.pick(client4, client6), k.pick(vip4, vip6)
@@ -199,6 +203,7 @@ func expired(k kind, from4, from6 netip.Addr, about packet.Packet) packet.Packet
 
 // TestTTL: the last hop ends here, in either direction, as at a router.
 func TestTTL(t *testing.T) {
+	t.Parallel()
 	for _, k := range kinds {
 		w := newWorld(t) // a fresh program may send as many errors at once as one world needs
 		for _, v := range ways {
@@ -235,6 +240,7 @@ func TestTTL(t *testing.T) {
 
 // TestTimeExceededIsLimited: a flood of last hops is answered in part and counted.
 func TestTimeExceededIsLimited(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range kinds {
 		in := packet.Must(k.fromClient(40000, portNAT, "S", packet.TTL(1)))

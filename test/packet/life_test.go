@@ -73,6 +73,7 @@ func (c *conversation) entry() flowEntry {
 
 // TestStates plays connections and looks at the flow after each packet.
 func TestStates(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	open := slotted | replied | established
 	type step struct {
@@ -173,6 +174,7 @@ func (w *world) checkOpenFlows() {
 
 // TestUDPStates: two packets each way are an established flow.
 func TestUDPStates(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range []kind{{udp: true}, {udp: true, six: true}} {
 		flow := w.converse(k, 30000)
@@ -189,6 +191,7 @@ func TestUDPStates(t *testing.T) {
 // TestExpiry shows flows end by themselves, each after its own time, without a sweep. A
 // packet within a second of the last one leaves the time as it is, so no timeout is less.
 func TestExpiry(t *testing.T) {
+	t.Parallel()
 	short := 300 * time.Millisecond
 	w := newWorld(t, withTimeouts(func(o *model.Timeouts) { o.TCPHandshake, o.TCPClosing, o.UDP = short, short, short }))
 	tcp, udp := kind{}, kind{udp: true}
@@ -255,6 +258,7 @@ func TestHalfClosedTime(t *testing.T) {
 // TestLostTwin: an entry whose other half is gone has no claim on its port any more, so the
 // client's next packet that matters begins a flow anew.
 func TestLostTwin(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range kinds {
 		flow := w.converse(k, 30000)
@@ -275,6 +279,7 @@ func TestLostTwin(t *testing.T) {
 
 // TestSweep frees what is over and leaves the rest.
 func TestSweep(t *testing.T) {
+	t.Parallel()
 	short := 100 * time.Millisecond
 	w := newWorld(t, withTimeouts(func(o *model.Timeouts) { o.TCPHandshake = short }))
 	for port := range uint16(50) {
@@ -300,6 +305,7 @@ func TestSweep(t *testing.T) {
 // TestBackendRemoved moves the flows of a backend that goes, at their next packet, and no
 // other; and those of a service that goes are nobody's.
 func TestBackendRemoved(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	const port, count = 70, 200
 	pool := model.Service{Name: "pool", Forwarding: model.ForwardingNAT, Announce: model.AnnounceL2, TableSize: 1021,
@@ -342,6 +348,7 @@ func TestBackendRemoved(t *testing.T) {
 // TestTupleComesBack: connections on the tuples of closed ones are placed by the present table. Those
 // that it leaves with their backend keep the port, others leave it at rest.
 func TestTupleComesBack(t *testing.T) {
+	t.Parallel()
 	const port, count = 70, 200
 	for _, k := range []kind{{}, {six: true}} {
 		t.Run(k.String(), func(t *testing.T) {
@@ -417,6 +424,7 @@ func TestTupleComesBack(t *testing.T) {
 // TestSourceRemoved: answers to a NAT source are ours while it is, and not for a packet longer,
 // although the program notes which addresses answers come to.
 func TestSourceRemoved(t *testing.T) {
+	t.Parallel()
 	for _, k := range kinds {
 		t.Run(k.String(), func(t *testing.T) {
 			// With nat-destination, any address may be one that answers come to.
@@ -440,6 +448,7 @@ func TestSourceRemoved(t *testing.T) {
 // TestBackendLeavesOneService moves its flows of that service, whichever way they are known, while
 // another service goes on with the same backend, and with its flows there.
 func TestBackendLeavesOneService(t *testing.T) {
+	t.Parallel()
 	for _, forwarding := range []model.Forwarding{model.ForwardingNAT, model.ForwardingDSRIPIP} {
 		if !isKept(forwarding.Direct()) {
 			continue
@@ -496,6 +505,7 @@ func TestBackendLeavesOneService(t *testing.T) {
 // TestConnectionsOnOneTupleAreCounted: a client that takes its port again begins a flow, and the SYN that it
 // sends once more begins none.
 func TestConnectionsOnOneTupleAreCounted(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, six := range []bool{false, true} {
 		c := w.converse(kind{six: six}, 31000)

@@ -36,6 +36,7 @@ var sourcesOf = map[bool][]struct{ address, reason string }{
 
 // TestMartians are dropped where they are for a service, and nowhere else.
 func TestMartians(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	direct := wayOf(model.ForwardingDSRGUE, false)
 	for _, k := range kinds {
@@ -59,6 +60,7 @@ func TestMartians(t *testing.T) {
 
 // TestLoops: what comes from the VIP itself, or from another address that is ours alone.
 func TestLoops(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	direct := wayOf(model.ForwardingDSRIPIP, false)
 	for _, k := range kinds {
@@ -100,6 +102,7 @@ func TestLoops(t *testing.T) {
 // TestLoopEndsByTTL: two balancers, each of which is the other's backend, pass a packet to and fro until
 // its TTL ends. Nothing multiplies.
 func TestLoopEndsByTTL(t *testing.T) {
+	t.Parallel()
 	const port = 700
 	for _, k := range kinds {
 		t.Run(k.String(), func(t *testing.T) {

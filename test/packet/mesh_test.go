@@ -46,6 +46,7 @@ func decidedByDecap(reason string) bool {
 // TestMeshDecapsulates: behind a balancer's program tunnels' packets become what they become without one, also
 // where their inner packet is one that the balancer would balance; and a program after sees them.
 func TestMeshDecapsulates(t *testing.T) {
+	t.Parallel()
 	if *hook != "xdp" {
 		return // decapsulation is at XDP, on interfaces whose frames come in by themselves
 	}
@@ -102,6 +103,7 @@ func TestMeshDecapsulates(t *testing.T) {
 // TestMeshBalances: bare packets become what they become without sh_decap, and those for the own server pass as
 // they came.
 func TestMeshBalances(t *testing.T) {
+	t.Parallel()
 	if *hook != "xdp" {
 		return
 	}

@@ -49,6 +49,7 @@ func boundSegments(s *model.Service) { s.Policy.TCPMSS = segmentMost }
 // TestSegmentsAreBounded: what a SYN says its sender takes is brought down to tcp_mss, on the way
 // there and back under NAT, and there with direct return; nothing else in it changes.
 func TestSegmentsAreBounded(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {
 		w := newWorld(t, withMode(mode))
 		all := services()
@@ -104,6 +105,7 @@ func boundBothWays(t *testing.T, w *world, k kind, clientPort uint16, in, after 
 // TestOnlySYNsAreBounded: options of other packets are none of tcp_mss's business, and without it
 // no packet's are.
 func TestOnlySYNsAreBounded(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	v, k := ways[0], kind{}
 	w.applyWith("nat", boundSegments)
@@ -118,6 +120,7 @@ func TestOnlySYNsAreBounded(t *testing.T) {
 // TestBoundSegmentsThatLookUnfinished: a complete checksum may have the value that a sender leaves to
 // hardware. The bound must not take it for one.
 func TestBoundSegmentsThatLookUnfinished(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {
 		w := newWorld(t, withMode(mode))
 		w.applyWith("nat", boundSegments)

@@ -11,6 +11,7 @@ import (
 
 // TestARP answers for what we own and for nothing else.
 func TestARP(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	asker := addr("192.0.2.254")
 	ask := func(target netip.Addr) packet.Packet { return packet.NewARPRequest(router, asker, target) }
@@ -46,6 +47,7 @@ func TestARP(t *testing.T) {
 
 // TestND does the same over IPv6.
 func TestND(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	asker := addr("2001:db8:1::fe")
 	ask := func(target netip.Addr, edits ...packet.Edit) packet.Packet {

@@ -12,6 +12,7 @@ import (
 
 // TestNotOurs sends what must pass as it came.
 func TestNotOurs(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	other4, other6 := addr("192.0.2.77"), addr("2001:db8:1::77")
 	for _, k := range kinds {
@@ -67,6 +68,7 @@ func TestNotOurs(t *testing.T) {
 
 // TestMappedAddresses: on the wire they could be taken for an IPv4 flow's.
 func TestMappedAddresses(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	in := packet.TCP6("[2001:db8:9::7]:40000", "[2001:db8:1::10]:80", "S", packet.MACs(router, ownA))
 	edit := func(offset int, a netip.Addr) []byte {
@@ -83,6 +85,7 @@ func TestMappedAddresses(t *testing.T) {
 
 // TestIPv4Options carries options through, and none that lie.
 func TestIPv4Options(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, udp := range []bool{false, true} {
 		k := kind{udp: udp}
@@ -97,6 +100,7 @@ func TestIPv4Options(t *testing.T) {
 
 // TestExtensionHeaders carries each kind through, 8 and no more.
 func TestExtensionHeaders(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	routing := packet.Extension{Type: packet.ProtocolRouting, Body: []byte{0, 0, 0, 0, 0, 0}}
 	left := packet.Extension{Type: packet.ProtocolRouting, Body: append([]byte{4, 1, 0, 0, 0, 0}, make([]byte, 16)...)}

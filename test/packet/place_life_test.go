@@ -24,6 +24,7 @@ func (p *placed) expect(in packet.Packet, want, memory string) {
 // TestPreviousBefore: where the table has changed its size, the previous backend is found in the
 // table before: its previous one where a slot there was in transition itself, else the current.
 func TestPreviousBefore(t *testing.T) {
+	t.Parallel()
 	p := newWorld(t).place(portMoving)
 	for _, before := range []struct {
 		slot slotSpec
@@ -67,6 +68,7 @@ func TestPreviousBefore(t *testing.T) {
 // TestPreviousBeforeBySameHash: a flow's place in the table before is that of its hash there,
 // so it goes where it went when that was the table.
 func TestPreviousBeforeBySameHash(t *testing.T) {
+	t.Parallel()
 	p := newWorld(t).place(portMoving)
 	p.tracked(model.TrackingAuto)
 	const flows = 300
@@ -105,6 +107,7 @@ type step struct{ flags, want string }
 
 // TestRememberedFlags: what each packet does to a flow's entry.
 func TestRememberedFlags(t *testing.T) {
+	t.Parallel()
 	p := newWorld(t).place(portMoving)
 	p.tracked(model.TrackingAuto)
 	for _, c := range []struct {
@@ -148,6 +151,7 @@ func TestRememberedFlags(t *testing.T) {
 // TestRememberedAgain: a SYN after a FIN or a reset opens another connection, which is placed
 // anew, and remembered in a transition only.
 func TestRememberedAgain(t *testing.T) {
+	t.Parallel()
 	p := newWorld(t).place(portMoving)
 	p.tracked(model.TrackingAuto)
 	for _, closing := range []string{"FA", "R"} {
@@ -176,6 +180,7 @@ func TestRememberedAgain(t *testing.T) {
 // TestRememberedLife: how long an entry lives depends on what was seen last. What is over is as
 // if it were not there.
 func TestRememberedLife(t *testing.T) {
+	t.Parallel()
 	p := newWorld(t, withTimeouts(func(o *model.Timeouts) {
 		o.TCPEstablished, o.TCPHandshake, o.TCPClosing, o.UDP = 3*time.Hour, 60*time.Second, 20*time.Second, 8*time.Minute
 	})).place(portMoving)
@@ -250,6 +255,7 @@ func TestRememberedLife(t *testing.T) {
 // TestRememberedClocks: an entry may be seen a tick ahead by another CPU; anything else out of
 // range is older than any timeout.
 func TestRememberedClocks(t *testing.T) {
+	t.Parallel()
 	p := newWorld(t, withTimeouts(func(o *model.Timeouts) { o.TCPEstablished = 12 * time.Hour })).place(portMoving)
 	p.tracked(model.TrackingAuto)
 	for _, c := range []struct {
@@ -271,6 +277,7 @@ func TestRememberedClocks(t *testing.T) {
 // TestRememberedBackendGone: the flows of a backend that is removed are placed anew, also when
 // another has taken its place, or it has come back.
 func TestRememberedBackendGone(t *testing.T) {
+	t.Parallel()
 	all := newWorld(t).place(portMoving)
 	all.tracked(model.TrackingAuto)
 	for _, how := range []string{"removed", "replaced", "back again"} {
@@ -321,6 +328,7 @@ func TestRememberedBackendGone(t *testing.T) {
 
 // TestRememberedOfAnotherService: entries of a service that was removed lead nowhere.
 func TestRememberedOfAnotherService(t *testing.T) {
+	t.Parallel()
 	p := newWorld(t).place(portMoving)
 	for _, k := range kinds {
 		p.change(func(r *reconcile.ServiceRecord) { r.Tracking, r.AffinityTimeout = model.TrackingAuto, 0 })
@@ -350,6 +358,7 @@ func TestRememberedOfAnotherService(t *testing.T) {
 // TestForeignRemembered puts into an entry what a reader can meet there while the element is
 // being given to another flow. No packet may follow it.
 func TestForeignRemembered(t *testing.T) {
+	t.Parallel()
 	p := newWorld(t).place(portMoving)
 	p.tracked(model.TrackingAuto)
 	for _, k := range kinds {

@@ -103,6 +103,7 @@ const affinity = 10 * time.Minute
 
 // TestPlace sends one packet for each cell of the table, and looks at what is remembered.
 func TestPlace(t *testing.T) {
+	t.Parallel()
 	for _, table := range []struct {
 		name     string
 		tracking model.Tracking

@@ -12,6 +12,7 @@ import (
 // TestPortsExhausted uses up a tiny pool. The next flow is dropped and counted, nobody else
 // notices; closed connections' ports are taken early when nothing else is left.
 func TestPortsExhausted(t *testing.T) {
+	t.Parallel()
 	const size = 64
 	w := newWorld(t, withPorts(value.PortRange{First: 5000, Last: 5000 + size - 1}))
 	tcp := kind{}
@@ -59,6 +60,7 @@ func TestPortsExhausted(t *testing.T) {
 // TestPortsAllResting: where every port rests, each new flow takes one of them, and flows that
 // have taken one keep it. All searches but the first are cut short.
 func TestPortsAllResting(t *testing.T) {
+	t.Parallel()
 	const size = 64
 	w := newWorld(t, withPorts(value.PortRange{First: 5000, Last: 5000 + size - 1}))
 	tcp := kind{}
@@ -86,6 +88,7 @@ func TestPortsAllResting(t *testing.T) {
 // TestUnfinishedHandshakeYields: a handshake that is a second old gives its port away where
 // nothing else is left; an established flow never does.
 func TestUnfinishedHandshakeYields(t *testing.T) {
+	t.Parallel()
 	const size = 8
 	w := newWorld(t, withPorts(value.PortRange{First: 5000, Last: 5000 + size - 1}))
 	tcp := kind{}
@@ -117,6 +120,7 @@ func TestUnfinishedHandshakeYields(t *testing.T) {
 // 1,000 find none, on average. Of 400 flows chance alone makes more than 4 in one run of some 270, and so four times
 // as many are asked, each 400 in a world that no other has filled up further: then it is one run of a million.
 func TestPortsAreFoundAtNineTenths(t *testing.T) {
+	t.Parallel()
 	const worlds, asked = 4, 400
 	failed := 0
 	for range worlds {
@@ -165,6 +169,7 @@ func flowsWithoutPort(t *testing.T, asked int) (failed int) {
 
 // TestHandshakeFlood: unfinished handshakes displace each other and nobody else.
 func TestHandshakeFlood(t *testing.T) {
+	t.Parallel()
 	const places, handshakes = 64, 1024 // the fewest handshakes that a data plane has
 	w := newWorld(t, withLimits(func(l *model.Limits) { l.Flows = places }))
 	tcp := kind{}

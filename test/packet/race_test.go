@@ -174,6 +174,7 @@ func TestClaimsOfTwoCPUs(t *testing.T) {
 // TestForeignValues puts into a flow's entry what a reader can meet there while the element is
 // being given to another flow: another's value, whole or in part. No packet may follow it.
 func TestForeignValues(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, k := range kinds {
 		t.Run(k.String(), func(t *testing.T) {

@@ -49,6 +49,7 @@ func (p *placed) scan(marked ...packet.Packet) {
 // TestScan: what is over goes in every state; what a closing or marked slot says too goes; and
 // where an entry with another living backend is left, the slot is marked.
 func TestScan(t *testing.T) {
+	t.Parallel()
 	all := newWorld(t).place(portMoving)
 	for _, tracking := range []model.Tracking{model.TrackingAuto, model.TrackingAlways} {
 		for _, slot := range []slotSpec{settledAB, transitionAB, closingAB, markedAB} {
@@ -123,6 +124,7 @@ func (p *placed) sealAs(k kind, key flowKey, v []byte, letter rune) {
 
 // TestScanCounts: Recall says what it found.
 func TestScanCounts(t *testing.T) {
+	t.Parallel()
 	p := newWorld(t).place(portMoving)
 	p.tracked(model.TrackingAuto)
 	for n := range uint16(10) {
@@ -214,6 +216,7 @@ func TestScanWhilePacketsFlow(t *testing.T) {
 
 // TestStoryOfASlot: settled, changed, closing, marked, and settled again, with flows of every age.
 func TestStoryOfASlot(t *testing.T) {
+	t.Parallel()
 	p := newWorld(t).place(portMoving)
 	p.tracked(model.TrackingAuto)
 	for _, k := range kinds {

@@ -96,6 +96,7 @@ func rejection(in packet.Packet) (reason string, want func(packet.Packet) packet
 
 // TestReject: every forwarding, family and protocol, and every shape of segment.
 func TestReject(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	all, ports := deserted(false)
 	w.apply(append(services(), all...))
@@ -131,6 +132,7 @@ func TestReject(t *testing.T) {
 
 // TestRejectHeaders: the answer has plain headers, whatever was in front of the segment.
 func TestRejectHeaders(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	all, ports := deserted(false)
 	w.apply(append(services(), all...))
@@ -154,6 +156,7 @@ func TestRejectHeaders(t *testing.T) {
 
 // TestRejectIsSilent: where the service asks for it, and where an answer is forbidden.
 func TestRejectIsSilent(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	all, ports := deserted(true)
 	w.apply(append(services(), all...))
@@ -178,6 +181,7 @@ func TestRejectIsSilent(t *testing.T) {
 // TestRejectPartialChecksums: in generic mode the kernel completes what the sender left undone, and
 // the sum of the pseudo-header has to be there; in native mode the answer is complete.
 func TestRejectPartialChecksums(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {
 		w := newWorld(t, withMode(mode))
 		all, ports := deserted(false)
@@ -203,6 +207,7 @@ func TestRejectPartialChecksums(t *testing.T) {
 // TestRejectIsLimited: floods are answered in part and counted; errors and resets have limits of
 // their own.
 func TestRejectIsLimited(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	all, ports := deserted(false)
 	w.apply(append(services(), all...))
@@ -233,6 +238,7 @@ func TestRejectIsLimited(t *testing.T) {
 // TestRejectOfAFlow: a NAT flow whose last backend goes is ended at its next packet, in either
 // direction no entry is left, and the client's next packets have the same answer.
 func TestRejectOfAFlow(t *testing.T) {
+	t.Parallel()
 	for _, k := range kinds {
 		t.Run(k.String(), func(t *testing.T) {
 			w := newWorld(t)
@@ -287,6 +293,7 @@ func withBackends(all []model.Service, port, weight uint16) []model.Service {
 // TestRejectBesideDrainingFlows: with direct return, known flows of a backend that drains go on while
 // new ones are answered; and so it is for what is older than the change.
 func TestRejectBesideDrainingFlows(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	p := w.moving()
 	p.change(func(r *reconcile.ServiceRecord) { r.Policy.Rejects = true })
@@ -310,6 +317,7 @@ func TestRejectBesideDrainingFlows(t *testing.T) {
 // TestErrorsAboutOpenChecksums: where the sk_buff says that the transport checksum is still to be
 // filled in, it is so in the error that quotes the packet. What is on the wire then has to be right.
 func TestErrorsAboutOpenChecksums(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, withMode(model.AttachGeneric))
 	for _, k := range []kind{{udp: true}, {udp: true, six: true}} {
 		ip, family := 20, 4

@@ -33,6 +33,7 @@ func (p *placed) nextTick(of packet.Packet) uint16 {
 // TestBudget: of the new entries that are made in a tick, half is for first packets; the other
 // half is for flows in their middle. What is not remembered goes where its next packets will.
 func TestBudget(t *testing.T) {
+	t.Parallel()
 	all := newWorld(t).place(portMoving)
 	all.clients = 10
 	all.tracked(model.TrackingAuto)
@@ -102,6 +103,7 @@ func TestBudget(t *testing.T) {
 
 // TestTableFull: as when the budget is used up, in every tracking that remembers.
 func TestTableFull(t *testing.T) {
+	t.Parallel()
 	const places = 64
 	p := newWorld(t, withLimits(func(l *model.Limits) { l.Remembered = places })).place(portMoving)
 	p.budget(1 << 20)

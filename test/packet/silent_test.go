@@ -13,6 +13,7 @@ import (
 // TestSilentDaemon: without a heartbeat the kernel's routes and neighbours say where a backend
 // is, so that one whose MAC changes is still reached. With one again, they are not asked.
 func TestSilentDaemon(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, withoutHeartbeat)
 	moved, elsewhere := mac("02:00:00:00:00:bf"), "shunt-x"
 	var err error

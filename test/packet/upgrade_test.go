@@ -158,6 +158,7 @@ func (w *world) requireContents(want reconcile.Contents) {
 // interfaces run there. Flows that the second copy has not seen go through the old program
 // between the switch and the end of the carrying.
 func TestUpgrade(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	c := &crowd{w: w}
 	c.join()
@@ -221,6 +222,7 @@ func TestUpgrade(t *testing.T) {
 // TestUpgradePorts: source ports that were claimed too late to be copied are not claimed again by
 // the new programs, and a port that was handed on too late is not rewritten to its old flow.
 func TestUpgradePorts(t *testing.T) {
+	t.Parallel()
 	const count = 8
 	w := newWorld(t, withPorts(value.PortRange{First: 1024, Last: 1024 + count - 1}))
 	c := &crowd{w: w}
@@ -287,6 +289,7 @@ var errKilled = errors.New("killed")
 // TestUpgradeFails: whatever fails, and wherever, the old data plane goes on, and is taken over
 // as if nothing had been.
 func TestUpgradeFails(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	c := &crowd{w: w}
 	c.join()
@@ -365,6 +368,7 @@ func TestUpgradeFails(t *testing.T) {
 // TestUpgradeKilled: a process that is killed leaves one of the two ABIs in charge, which goes
 // on, and both versions know what to do then.
 func TestUpgradeKilled(t *testing.T) {
+	t.Parallel()
 	for _, points := range [][]datapath.Point{
 		// the last is followed by the new version, all others by the old one
 		{datapath.PointMaps, datapath.PointCopied, datapath.PointGate, datapath.PointSwitched},
@@ -400,6 +404,7 @@ func TestUpgradeKilled(t *testing.T) {
 
 // TestUpgradeKilledAndDetached: `shunt detach` takes away what a killed upgrade has left.
 func TestUpgradeKilledAndDetached(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	c := &crowd{w: w}
 	c.join()

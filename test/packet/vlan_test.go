@@ -103,6 +103,7 @@ func newTagged(t *testing.T) *world {
 }
 
 func TestTags(t *testing.T) {
+	t.Parallel()
 	w := newTagged(t)
 	for _, c := range []struct {
 		name   string
@@ -153,6 +154,7 @@ func TestTags(t *testing.T) {
 
 // What passes meets the program after, once, with the tags that it came with.
 func TestTagsBeforeOthers(t *testing.T) {
+	t.Parallel()
 	w := newTagged(t)
 	chain := w.chain(armA)
 	count, packets := stranger.Count(t, "count")

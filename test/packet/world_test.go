@@ -51,6 +51,7 @@ var worldCount atomic.Uint32
 // world is a namespace with a data plane.
 type world struct {
 	testing.TB
+	number     int // worlds of this process have different ones
 	d          *datapath.Datapath
 	reconciler *reconcile.Reconciler
 	options    datapath.Options
@@ -135,8 +136,9 @@ func newWorld(t testing.TB, changes ...option) *world {
 	for _, change := range changes {
 		change(&o)
 	}
-	name := fmt.Sprintf("shunt-pkt-%d-%d", os.Getpid(), worldCount.Add(1))
-	w := &world{TB: t, timeouts: o.timeouts, ports: o.ports, ifindex: map[string]int{},
+	number := worldCount.Add(1)
+	name := fmt.Sprintf("shunt-pkt-%d-%d", os.Getpid(), number)
+	w := &world{TB: t, number: int(number), timeouts: o.timeouts, ports: o.ports, ifindex: map[string]int{},
 		options: datapath.Options{Instance: name, Limits: o.limits, PinRoot: kernel.DefaultPinRoot,
 			Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Version: variant.FromEnvironment(),
 			VLANs: func(dev netlink.Link) (datapath.VLAN, bool) {
@@ -266,7 +268,8 @@ type runner struct {
 	work chan func()
 }
 
-// newRunner starts a thread on the CPU with this number, modulo those there are.
+// newRunner starts a thread on the CPU with this number, modulo those there are. Worlds count them from different
+// ones, so that tests which run beside each other share the machine.
 func (w *world) newRunner(cpu int) *runner {
 	r := &runner{w: w, work: make(chan func())}
 	ready := make(chan error)
@@ -274,7 +277,7 @@ func (w *world) newRunner(cpu int) *runner {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		var set, allowed unix.CPUSet
 		err := unix.SchedGetaffinity(0, &allowed)
-		for i, skip := 0, cpu%max(1, allowed.Count()); i < 1024; i++ {
+		for i, skip := 0, (w.number+cpu)%max(1, allowed.Count()); i < 1024; i++ {
 			if allowed.IsSet(i) {
 				if skip == 0 {
 					set.Set(i)
