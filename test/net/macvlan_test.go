@@ -97,7 +97,7 @@ func TestMacvlanIsNamed(t *testing.T) {
 		{"a VIP, and tc for the parent alone", nil, vips, []string{"eth0 tc"}, true, "packets to 192.0.2.10, which it has"},
 		{"a virtual router", routerMAC, nil, []string{"eth0 auto"}, true, "without use_vmac"},
 		{"the macvlan in generic mode", nil, nil, []string{"eth0 native", "mv0 generic"}, true, "only at tc"},
-		{"another macvlan", nil, nil, []string{"eth0 native"}, false, "what is sent there is not balanced"},
+		{"another macvlan", nil, nil, []string{"eth0 native"}, false, "traffic to it is not balanced"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBed(t, lab.Options{Layout: lab.OneArm, VIPOnLink: true})
