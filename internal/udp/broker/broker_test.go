@@ -175,7 +175,7 @@ func TestWhatIsRefused(t *testing.T) {
 	if err := b.broker.Apply([]Offer{mine, half, mine}); err == nil {
 		t.Error("two offers of one name were accepted")
 	}
-	if _, err := Open(Options{Socket: b.path}); err == nil || !strings.Contains(err.Error(), "another broker is there") {
+	if _, err := Open(Options{Socket: b.path}); err == nil || !strings.Contains(err.Error(), "another broker is listening") {
 		t.Errorf("a second broker: %v", err)
 	}
 }

@@ -67,7 +67,7 @@ func TestOffersAreChecked(t *testing.T) {
 		"power of two":                     func(o *Offer) { o.RingSize = 65 },
 		"queues are different":             func(o *Offer) { o.Queues = []int{1, 1} },
 		"has no queues":                    func(o *Offer) { o.Queues = []int{} },
-		"it must name one":                 func(o *Offer) { o.Allow = []Rule{{}} },
+		"a rule must name a user, a group or a cgroup":                 func(o *Offer) { o.Allow = []Rule{{}} },
 		"must begin with /":                func(o *Offer) { o.Allow = []Rule{{Cgroup: "a"}} },
 		"must not end with /":              func(o *Offer) { o.Allow = []Rule{{Cgroup: "/a/"}} },
 		"two offers have the name a":       func(*Offer) {},
