@@ -60,18 +60,18 @@ func TestOffersAreChecked(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, change := range map[string]func(*Offer){
-		"must have 1 to 63 bytes":          func(o *Offer) { o.Name = strings.Repeat("a", 64) },
-		"has 0 addresses":                  func(o *Offer) { o.Addresses = nil },
-		"an address and a port are needed": func(o *Offer) { o.Addresses = []netip.AddrPort{{}} },
-		"use auto, zero-copy, copy":        func(o *Offer) { o.Mode = "fast" },
-		"power of two":                     func(o *Offer) { o.RingSize = 65 },
-		"queues are different":             func(o *Offer) { o.Queues = []int{1, 1} },
-		"has no queues":                    func(o *Offer) { o.Queues = []int{} },
-		"a rule must name a user, a group or a cgroup":                 func(o *Offer) { o.Allow = []Rule{{}} },
-		"must begin with /":                func(o *Offer) { o.Allow = []Rule{{Cgroup: "a"}} },
-		"must not end with /":              func(o *Offer) { o.Allow = []Rule{{Cgroup: "/a/"}} },
-		"two offers have the name a":       func(*Offer) {},
-		"both have 192.0.2.1:1":            func(o *Offer) { o.Name = "b" },
+		"must have 1 to 63 bytes":                      func(o *Offer) { o.Name = strings.Repeat("a", 64) },
+		"has 0 addresses":                              func(o *Offer) { o.Addresses = nil },
+		"an address and a port are needed":             func(o *Offer) { o.Addresses = []netip.AddrPort{{}} },
+		"use auto, zero-copy, copy":                    func(o *Offer) { o.Mode = "fast" },
+		"power of two":                                 func(o *Offer) { o.RingSize = 65 },
+		"queues are different":                         func(o *Offer) { o.Queues = []int{1, 1} },
+		"has no queues":                                func(o *Offer) { o.Queues = []int{} },
+		"a rule must name a user, a group or a cgroup": func(o *Offer) { o.Allow = []Rule{{}} },
+		"must begin with /":                            func(o *Offer) { o.Allow = []Rule{{Cgroup: "a"}} },
+		"must not end with /":                          func(o *Offer) { o.Allow = []Rule{{Cgroup: "/a/"}} },
+		"two offers have the name a":                   func(*Offer) {},
+		"both have 192.0.2.1:1":                        func(o *Offer) { o.Name = "b" },
 		"generic, or none": func(o *Offer) {
 			o.Name, o.Mode, o.Addresses[0] = "b", lease.Generic, netip.MustParseAddrPort("192.0.2.1:2")
 		},
