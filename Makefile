@@ -165,7 +165,7 @@ fuzz: go-version
 	@grep -rHo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sort | while IFS=: read -r file target; do \
 		package=$$(dirname $$file); target=$${target#func }; \
 		echo "make fuzz: $$package $$target"; \
-		$(GO) test -C $$package -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) . </dev/null || exit 1; \
+		$(GO) test -C $$package -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 100x . </dev/null || exit 1; \
 	done
 
 ## make test-kernels      tests under Debian's kernels (KERNELS), in virtual machines, recorded for README.md; QUICK=1: the least

@@ -1,7 +1,9 @@
 package baseline
 
 import (
+	"bytes"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -188,22 +190,88 @@ func TestNamelessEntryStays(t *testing.T) {
 	}
 }
 
-// Whatever the files hold, check and fix end, and a rollback brings the same octets back.
+// oddFiles are files that parsers read.
+var oddFiles = []string{"etc/ssh/sshd_config", "etc/login.defs", "etc/pam.d/common-auth", "etc/pam.d/common-password", "etc/fstab", "etc/passwd", "etc/shadow", "etc/group", "etc/sysctl.d/99-own.conf",
+	"etc/systemd/journald.conf", "etc/profile", "etc/audit/rules.d/audit.rules", "etc/security/faillock.conf"}
+
+const oddText = "a\xff=\"\n[\n]\nauth [x pam_unix.so nullok nullok\n/ /tmp \v x\r\nUMASK\nTMOUT=\n:::\n+"
+
+// TestOddFiles has files that make little sense repaired, and taken back.
+func TestOddFiles(t *testing.T) {
+	for _, name := range oddFiles {
+		t.Run(path.Base(name), func(t *testing.T) {
+			tree := good()
+			tree[name] = object{content: oddText, mode: 0o644}
+			root := tree.build(t)
+			before := picture(t, root)
+			_, journal := fix(t, root, nil)
+			rollback(t, root, journal)
+			same(t, before, picture(t, root))
+		})
+	}
+}
+
+// FuzzFiles plans repairs of whatever is in a file, in memory: a run for the disk takes a hundred times as long.
 func FuzzFiles(f *testing.F) {
-	files := []string{"etc/ssh/sshd_config", "etc/login.defs", "etc/pam.d/common-auth", "etc/pam.d/common-password", "etc/fstab", "etc/passwd", "etc/shadow", "etc/group", "etc/sysctl.d/99-own.conf",
-		"etc/systemd/journald.conf", "etc/profile", "etc/audit/rules.d/audit.rules", "etc/security/faillock.conf"}
-	for i, name := range files {
+	for i, name := range oddFiles {
 		f.Add(uint8(i), []byte(good()[name].content))
-		f.Add(uint8(i), []byte("a\xff=\"\n[\n]\nauth [x pam_unix.so nullok nullok\n/ /tmp \v x\r\nUMASK\nTMOUT=\n:::\n+"))
+		f.Add(uint8(i), []byte(oddText))
+	}
+	root, items := good().build(f), debianItems(f)
+	readers := map[string][]string{} // ids of the items that read a file: those that find something else if it says nothing, or nonsense
+	for _, name := range oddFiles {
+		readers[name] = readersOf(f, root, name, items)
 	}
 	f.Fuzz(func(t *testing.T, which uint8, content []byte) {
-		tree := good()
-		name := files[int(which)%len(files)]
-		tree[name] = object{content: string(content), mode: 0o644}
-		root := tree.build(t)
-		before := picture(t, root)
-		_, journal := fix(t, root, nil)
-		rollback(t, root, journal)
-		same(t, before, picture(t, root))
+		name := oddFiles[int(which)%len(oddFiles)]
+		file := filepath.Join(root, name)
+		defer func() {
+			if err := os.WriteFile(file, []byte(good()[name].content), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}()
+		if err := os.WriteFile(file, content, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		p, err := NewPlan(root, items, readers[name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close() //nolint:errcheck // only read
+		_ = p.Diff()
+		if now, err := os.ReadFile(file); err != nil || !bytes.Equal(now, content) {
+			t.Errorf("a plan has changed %s: %q, %v", name, now, err)
+		}
 	})
+}
+
+func readersOf(t testing.TB, root, name string, items []Item) (ids []string) {
+	t.Helper()
+	statuses := func(content string) map[string]string {
+		if err := os.WriteFile(filepath.Join(root, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		results, err := Check(root, items)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := map[string]string{}
+		for _, r := range results {
+			all[r.ID] = string(r.Status) + r.Found
+		}
+		return all
+	}
+	full := statuses(good()[name].content)
+	for _, other := range []string{"", oddText, "root::0:0::/:/bin/sh\nother::0:0::/:/bin/sh\n"} {
+		for id, status := range statuses(other) {
+			if status != full[id] && !slices.Contains(ids, id) {
+				ids = append(ids, id)
+			}
+		}
+	}
+	_ = statuses(good()[name].content)
+	if len(ids) == 0 {
+		t.Fatalf("no item reads %s", name)
+	}
+	return ids
 }
