@@ -45,12 +45,9 @@ func (d *demo) makeSlowFile(ctx context.Context, size uint64, delay time.Duratio
 	if err != nil {
 		return nil, fmt.Errorf("make a slow disk: %w; `modprobe fuse` may help", err)
 	}
-	defer device.Close() //nolint:errcheck // the one that serves has it
+	defer device.Close() //nolint:errcheck // twice, mostly
 	w, err := d.hire(ctx, Order{Name: "demo-disk", Size: size, Delay: delay.Nanoseconds()}, func(c *exec.Cmd) { c.ExtraFiles = []*os.File{device} })
 	if err != nil {
-		return nil, err
-	}
-	if err := w.work(); err != nil {
 		return nil, err
 	}
 	folder, err := os.MkdirTemp("", "shunt-"+d.id+"-")
@@ -58,12 +55,15 @@ func (d *demo) makeSlowFile(ctx context.Context, size uint64, delay time.Duratio
 		return nil, fmt.Errorf("make a slow disk: %w", err)
 	}
 	d.atEnd(func() error { return os.RemoveAll(folder) })
+	// The kernel has no requests before the mount, and says so with an error. Afterwards only the one that serves has
+	// the device: if that dies, nothing waits for its answers.
+	serve := func() error { return errors.Join(device.Close(), w.work()) }
 	var file *os.File
 	mounted := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends, and its namespace with it
 		var err error
-		file, err = mountSlowFile(int(device.Fd()), filepath.Join(folder, "disk"))
+		file, err = mountSlowFile(int(device.Fd()), filepath.Join(folder, "disk"), serve)
 		mounted <- err
 	}()
 	if err := <-mounted; err != nil {
@@ -73,7 +73,8 @@ func (d *demo) makeSlowFile(ctx context.Context, size uint64, delay time.Duratio
 	return file, nil
 }
 
-func mountSlowFile(device int, path string) (*os.File, error) {
+// mountSlowFile mounts the file, has it served, and opens it.
+func mountSlowFile(device int, path string, serve func() error) (*os.File, error) {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		return nil, err
 	}
@@ -86,6 +87,9 @@ func mountSlowFile(device int, path string) (*os.File, error) {
 	options := fmt.Sprintf("fd=%d,rootmode=100000,user_id=0,group_id=0", device)
 	if err := unix.Mount("shunt", path, "fuse", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return nil, fmt.Errorf("mount a file system in user space (fuse): %w", err)
+	}
+	if err := serve(); err != nil {
+		return nil, err
 	}
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
