@@ -19,6 +19,21 @@ func Text(raw []int8) string {
 	return b.String()
 }
 
+// Path is a path of names, the last one first, each with its zero: as programs write one down on the way from a file to
+// the root. No names are "".
+func Path(raw []int8) string {
+	var path strings.Builder
+	for end := len(raw); end > 0; {
+		begin := end - 1
+		for begin > 0 && raw[begin-1] != 0 {
+			begin--
+		}
+		path.WriteString("/" + Text(raw[begin:end]))
+		end = begin
+	}
+	return path.String()
+}
+
 // Printable keeps names that others chose, as of processes and files, from controlling the terminal: control
 // characters are "?".
 func Printable(s string) string {

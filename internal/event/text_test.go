@@ -15,6 +15,14 @@ func TestText(t *testing.T) {
 	}
 }
 
+func TestPath(t *testing.T) {
+	for want, raw := range map[string][]int8{"": {}, "/a/b": {'b', 0, 'a', 0}, "/b": {'b', 0}, "//b": {'b', 0, 0}, "/a": {'a'}} {
+		if got := Path(raw); got != want {
+			t.Errorf("Path(%v) = %q, want %q", raw, got, want)
+		}
+	}
+}
+
 func TestPrintable(t *testing.T) {
 	for s, want := range map[string]string{
 		"/srv/a b":         "/srv/a b",

@@ -41,7 +41,7 @@ func decode(e event.Event) (*rule.Event, error) {
 		Write: raw.IsWrite != 0, Mode: raw.Mode, FD: raw.Fd, Target: raw.Target, ParentOuts: raw.ParentOuts, Ancestors: []rule.Process{},
 		Process: rule.Process{PID: e.Tgid, StartNs: e.TaskStartNs, Comm: event.Text(raw.Comm[:]), Executable: fileOf(raw.Program)}}
 	if raw.Program.Inode != 0 {
-		d.Process.Program = pathOf(raw.ProgramNames[:min(int(raw.ProgramSize), len(raw.ProgramNames))])
+		d.Process.Program = event.Path(raw.ProgramNames[:min(int(raw.ProgramSize), len(raw.ProgramNames))])
 	} else {
 		d.Deleted = false // a thread of the kernel
 	}
@@ -59,7 +59,7 @@ func decode(e event.Event) (*rule.Event, error) {
 	switch word {
 	case rule.Open, rule.MemFD:
 		file := fileOf(raw.File)
-		d.Path, d.File = pathOf(object), &file
+		d.Path, d.File = event.Path(object), &file
 	case rule.Exec, rule.Mount, rule.Module:
 		d.Path = event.Text(object)
 	case rule.Connect, rule.Accept:
@@ -87,20 +87,6 @@ func descriptorOf(raw detectDetectFd) rule.Descriptor {
 		d.Remote = a.String()
 	}
 	return d
-}
-
-// pathOf is a path of names, the last one first, each with its zero.
-func pathOf(raw []int8) string {
-	var path strings.Builder
-	for end := len(raw); end > 0; {
-		begin := end - 1
-		for begin > 0 && raw[begin-1] != 0 {
-			begin--
-		}
-		path.WriteString("/" + event.Text(raw[begin:end]))
-		end = begin
-	}
-	return path.String()
 }
 
 // argsOf are arguments, each with its zero; the last one may be cut.

@@ -99,23 +99,15 @@ func (n *names) attempt(e event.Event) (Attempt, error) {
 
 // pathOf is a path of names, the last one first, each with its zero, on a file system.
 func pathOf(points map[uint32]string, device uint32, raw []int8) string {
-	var path strings.Builder
-	for end := len(raw); end > 0; {
-		begin := end - 1
-		for begin > 0 && raw[begin-1] != 0 {
-			begin--
-		}
-		path.WriteString("/" + event.Text(raw[begin:end]))
-		end = begin
-	}
+	path := event.Path(raw)
 	point, known := points[device]
 	switch {
 	case !known:
-		return fmt.Sprintf("[%d:%d]%s", device>>20, device&(1<<20-1), path.String()) // mounted nowhere here
-	case point == "/" && path.Len() > 0:
-		return path.String()
+		return fmt.Sprintf("[%d:%d]%s", device>>20, device&(1<<20-1), path) // mounted nowhere here
+	case point == "/" && path != "":
+		return path
 	}
-	return point + path.String()
+	return point + path
 }
 
 // mountPoints are where file systems are mounted as a whole, by their device as the kernel has it
