@@ -2,12 +2,12 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/message"
-	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // Plan is control.Handler's: what Reload would do now. Nothing changes, no condition and no count either.
@@ -16,35 +16,37 @@ func (n *node) Plan(ctx context.Context) (*shuntv1.ReloadResponse, error) {
 	defer n.reading.Unlock()
 	defer returnMemory()
 	result := &shuntv1.ReloadResponse{}
-	contents, err := n.format.Read(n.opts.ConfigPath)
-	if err != nil {
+	if err := n.plan(ctx, result); err != nil {
 		result.Refused = err.Error()
-		return result, nil
 	}
-	checkSettings(contents, HostCheck{})
-	n.products.checkHost(contents.Settings)
+	return result, nil
+}
+
+// plan says in result what would change. The error says why a reload would be refused.
+func (n *node) plan(ctx context.Context, result *shuntv1.ReloadResponse) error {
+	contents, err := n.readFile()
+	if err != nil {
+		return err
+	}
 	faults := contents.Faults.Sorted()
 	result.Faults = message.Faults(faults)
 	if config.HasErrors(faults) {
-		result.Refused = "the file has errors"
-		return result, nil
+		return errors.New("the file has errors")
 	}
-	own := n.own(contents)
-	changes := value.DifferentSettings(n.settings.Load().List(), own.List())
-	for _, refuse := range []func() error{n.refuses, func() error { return needsRestart(changes) }, func() error { return n.products.refuses(contents.Settings) }} {
-		if err := refuse(); err != nil {
-			result.Refused = err.Error()
-			return result, nil
-		}
+	if err := n.refuses(); err != nil {
+		return err
+	}
+	changes, err := n.changesTo(n.own(contents), contents.Settings)
+	if err != nil {
+		return err
 	}
 	differences, err := n.products.foresee(ctx, contents.Settings)
 	if err != nil {
-		result.Refused = err.Error()
-		return result, nil
+		return err
 	}
 	describe(changes, differences, result)
 	result.Planned = true
-	return result, nil
+	return nil
 }
 
 // foresee is what apply would change. Of products that cannot say, what they have to do is said.

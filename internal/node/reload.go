@@ -74,13 +74,11 @@ func (n *node) reload(ctx context.Context) (result *shuntv1.ReloadResponse, faul
 	n.reading.Lock()
 	defer n.reading.Unlock()
 	defer returnMemory()
-	contents, err := n.format.Read(n.opts.ConfigPath)
+	contents, err := n.readFile()
 	if err != nil {
 		result.Refused = err.Error()
 		return result, nil
 	}
-	checkSettings(contents, HostCheck{})
-	n.products.checkHost(contents.Settings)
 	faults = contents.Faults.Sorted()
 	if config.HasErrors(faults) {
 		result.Refused = "the file has errors; nothing was changed"
@@ -105,13 +103,30 @@ func (n *node) reload(ctx context.Context) (result *shuntv1.ReloadResponse, faul
 	return result, faults
 }
 
-// bring brings a file without faults into force, and says in result what has changed.
-func (n *node) bring(ctx context.Context, own settings.Settings, named map[string]any, result *shuntv1.ReloadResponse) error {
+// readFile reads the file and compares it with this machine. The caller holds n.reading.
+func (n *node) readFile() (*config.Contents, error) {
+	contents, err := n.format.Read(n.opts.ConfigPath)
+	if err != nil {
+		return nil, err
+	}
+	checkSettings(contents, HostCheck{})
+	n.products.checkHost(contents.Settings)
+	return contents, nil
+}
+
+// changesTo are the changes of settings that a file without faults makes. The error says why they cannot be made now.
+func (n *node) changesTo(own settings.Settings, named map[string]any) ([]value.SettingDifference, error) {
 	changes := value.DifferentSettings(n.settings.Load().List(), own.List())
 	if err := needsRestart(changes); err != nil {
-		return err
+		return nil, err
 	}
-	if err := n.products.refuses(named); err != nil {
+	return changes, n.products.refuses(named)
+}
+
+// bring brings a file without faults into force, and says in result what has changed.
+func (n *node) bring(ctx context.Context, own settings.Settings, named map[string]any, result *shuntv1.ReloadResponse) error {
+	changes, err := n.changesTo(own, named)
+	if err != nil {
 		return err
 	}
 	listening, err := n.metrics.Prepare(ctx, own.Metrics.Listen)
