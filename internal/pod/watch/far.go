@@ -73,14 +73,7 @@ func (w *Watch) judgeUplink(name string) state {
 	case attrs.MasterIndex != 0:
 		return leave(shortcut.Bridged, "%s is a port of interface %d", name, attrs.MasterIndex)
 	}
-	foreign, err := w.short.ForeignTC(attrs.Index)
-	if err != nil {
-		return leave(shortcut.TC, "%v", err)
-	}
-	if len(foreign) > 0 {
-		return leave(shortcut.TC, "%s has %s", name, foreign[0])
-	}
-	return s
+	return w.judgeTC(s, name)
 }
 
 // alike is what networks have in common that rules are asked about together.

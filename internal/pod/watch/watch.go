@@ -368,12 +368,16 @@ func (w *Watch) judgeInterface(p Pod) state {
 			return leave(shortcut.Qdisc, "%s has the qdisc %s", p.Interface, kind)
 		}
 	}
-	foreign, err := w.short.ForeignTC(attrs.Index)
-	if err != nil {
-		return leave(shortcut.TC, "%v", err)
-	}
-	if len(foreign) > 0 {
-		return leave(shortcut.TC, "%s has %s", p.Interface, foreign[0])
+	return w.judgeTC(s, p.Interface)
+}
+
+// judgeTC leaves an interface alone that has programs of others at tc.
+func (w *Watch) judgeTC(s state, name string) state {
+	switch foreign, err := w.short.ForeignTC(s.ifindex); {
+	case err != nil:
+		s.left, s.why = shortcut.TC, err.Error()
+	case len(foreign) > 0:
+		s.left, s.why = shortcut.TC, fmt.Sprintf("%s has %s", name, foreign[0])
 	}
 	return s
 }
