@@ -23,6 +23,7 @@ const module = "github.com/shunt-lb/shunt/"
 // is wiring, and may import what it likes but for another product's.
 var mayImport = map[string][]string{
 	// The floor.
+	"internal/cgroup":      {},
 	"internal/condition":   {},
 	"internal/config":      {"internal/value"},
 	"internal/event":       {},
@@ -73,13 +74,12 @@ var mayImport = map[string][]string{
 
 	// Diagnosis.
 	"internal/diag":         {"internal/diag/io", "internal/diag/memleak", "internal/diag/ping", "internal/diag/sched", "sensor"},
-	"internal/diag/cgroup":  {},
-	"internal/diag/io":      {"internal/diag/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/event", "sensor"},
+	"internal/diag/io":      {"internal/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/event", "sensor"},
 	"internal/diag/lasting": {},
 	"internal/diag/line":    {"sensor"},
-	"internal/diag/memleak": {"internal/diag/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
+	"internal/diag/memleak": {"internal/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
 	"internal/diag/ping":    {"internal/diag/lasting", "internal/diag/line", "sensor"},
-	"internal/diag/sched":   {"internal/diag/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
+	"internal/diag/sched":   {"internal/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
 	"internal/diag/symbol":  {},
 
 	// The pod shortcuts.
@@ -96,7 +96,7 @@ var mayImport = map[string][]string{
 	"internal/guard/baseline": {"internal/config"},
 	"internal/guard/rule":     {"internal/config"},
 	"internal/guard/policy":   {"internal/config", "internal/guard/rule"},
-	"internal/guard/detect":   {"internal/event", "internal/guard/policy", "internal/guard/rule", "internal/value", "sensor"},
+	"internal/guard/detect":   {"internal/cgroup", "internal/event", "internal/guard/policy", "internal/guard/rule", "internal/value", "sensor"},
 	"internal/guard/protect":  {"internal/event", "internal/guard/policy", "internal/kernel"},
 	"internal/guard/suggest":  {"internal/event", "internal/guard/policy", "internal/guard/protect", "internal/value"},
 }

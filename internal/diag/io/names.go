@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/shunt-lb/shunt/internal/diag/cgroup"
+	"github.com/shunt-lb/shunt/internal/cgroup"
 	"github.com/shunt-lb/shunt/internal/event"
 )
 

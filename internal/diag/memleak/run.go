@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/shunt-lb/shunt/internal/diag/cgroup"
+	"github.com/shunt-lb/shunt/internal/cgroup"
 	"github.com/shunt-lb/shunt/internal/diag/lasting"
 	"github.com/shunt-lb/shunt/internal/diag/symbol"
 )

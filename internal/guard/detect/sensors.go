@@ -4,12 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/cgroup"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
 	"github.com/shunt-lb/shunt/sensor"
 )
@@ -108,32 +108,11 @@ func scopeOf(folder string) (s scope, err error) {
 	if folder == "" {
 		return s, nil
 	}
-	folder, err = filepath.EvalSymlinks(folder)
-	if err != nil {
-		return s, fmt.Errorf("find the cgroup: %w", err)
+	if s.id, err = cgroup.ID(folder); err != nil {
+		return s, err
 	}
-	if folder, err = filepath.Abs(folder); err != nil {
-		return s, fmt.Errorf("find the cgroup: %w", err)
-	}
-	var stat unix.Stat_t
-	if err := unix.Stat(folder, &stat); err != nil {
-		return s, fmt.Errorf("find the cgroup %s: %w", folder, err)
-	}
-	s.id = stat.Ino
-	for at := folder; ; at = filepath.Dir(at) {
-		var fs unix.Statfs_t
-		if err := unix.Statfs(at, &fs); err != nil {
-			return s, fmt.Errorf("find the cgroup %s: %w", folder, err)
-		}
-		if fs.Type != unix.CGROUP2_SUPER_MAGIC {
-			if s.level == 0 {
-				return s, fmt.Errorf("%s is no folder of the second cgroup hierarchy (cgroup2)", folder)
-			}
-			s.level-- // the hierarchy's root is at level 0
-			return s, nil
-		}
-		s.level++
-	}
+	s.level, err = cgroup.Level(folder)
+	return s, err
 }
 
 // containers are IDs by the number of the cgroup, found at most once each.

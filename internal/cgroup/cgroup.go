@@ -2,6 +2,7 @@
 package cgroup
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -15,18 +16,47 @@ import (
 
 // ID is the number by which the kernel knows a folder of the second hierarchy: its inode.
 func ID(folder string) (uint64, error) {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(folder, &fs); err != nil {
-		return 0, fmt.Errorf("find the cgroup %s: %w", folder, err)
-	}
-	if fs.Type != unix.CGROUP2_SUPER_MAGIC {
-		return 0, fmt.Errorf("%s is no folder of the second cgroup hierarchy (cgroup2)", filepath.Clean(folder))
+	if err := isFolder(folder); err != nil {
+		return 0, err
 	}
 	var stat unix.Stat_t
 	if err := unix.Stat(folder, &stat); err != nil {
 		return 0, fmt.Errorf("find the cgroup %s: %w", folder, err)
 	}
 	return stat.Ino, nil
+}
+
+// Level is how deep a folder of the second hierarchy lies: its root, as this process sees it, is at 0.
+func Level(folder string) (level uint32, err error) {
+	at, err := filepath.EvalSymlinks(folder)
+	if err == nil {
+		at, err = filepath.Abs(at)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("find the cgroup %s: %w", folder, err)
+	}
+	for ; ; at = filepath.Dir(at) {
+		if err := isFolder(filepath.Dir(at)); errors.Is(err, errOther) {
+			return level, isFolder(at)
+		} else if err != nil {
+			return 0, err
+		}
+		level++
+	}
+}
+
+// errOther is of a folder that is on another file system.
+var errOther = errors.New("no folder of the second cgroup hierarchy (cgroup2)")
+
+func isFolder(folder string) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(folder, &fs); err != nil {
+		return fmt.Errorf("find the cgroup %s: %w", folder, err)
+	}
+	if fs.Type != unix.CGROUP2_SUPER_MAGIC {
+		return fmt.Errorf("%s is %w", filepath.Clean(folder), errOther)
+	}
+	return nil
 }
 
 // Paths are the folders of the second hierarchy below its root, "" for the root, by their numbers. There are none

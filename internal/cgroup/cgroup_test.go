@@ -9,6 +9,9 @@ func TestIDAndPaths(t *testing.T) {
 	if _, err := ID("/proc"); err == nil || !strings.Contains(err.Error(), "/proc") {
 		t.Errorf("a folder that is no cgroup: %v", err)
 	}
+	if _, err := Level("/proc"); err == nil || !strings.Contains(err.Error(), "/proc is no folder") {
+		t.Errorf("the level of a folder that is no cgroup: %v", err)
+	}
 	root := mount()
 	if root == "" {
 		t.Skip("the second hierarchy is not mounted")
@@ -19,6 +22,9 @@ func TestIDAndPaths(t *testing.T) {
 	}
 	if path, ok := Paths()[id]; !ok || path != "" {
 		t.Errorf("the root's number %d is of %q, %v", id, path, ok)
+	}
+	if level, err := Level(root); err != nil || level != 0 {
+		t.Errorf("the root is at level %d, %v", level, err)
 	}
 }
 
