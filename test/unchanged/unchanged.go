@@ -81,18 +81,24 @@ func Passed(record, name, digest string) (bool, error) {
 	return passed[name] == digest, err
 }
 
-// nameOf is "load/TestX@6.18-amd64": that a test passed says nothing about another kernel.
+// nameOf is "load/TestX@6.18-amd64".
 func nameOf(t *testing.T) (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return "", err
 	}
+	return Here(filepath.Base(dir) + "/" + t.Name())
+}
+
+// Here is a test's name in a record, with this kernel's series and architecture: that a test passed
+// says nothing about another kernel.
+func Here(test string) (string, error) {
 	var kernel unix.Utsname
 	if err := unix.Uname(&kernel); err != nil {
 		return "", err
 	}
 	series := strings.SplitN(unix.ByteSliceToString(kernel.Release[:]), ".", 3)
-	return fmt.Sprintf("%s/%s@%s-%s", filepath.Base(dir), t.Name(), strings.Join(series[:min(2, len(series))], "."), runtime.GOARCH), nil
+	return fmt.Sprintf("%s@%s-%s", test, strings.Join(series[:min(2, len(series))], "."), runtime.GOARCH), nil
 }
 
 // Digest is of the names and contents of all files that the patterns name, seen from a folder ("": the
