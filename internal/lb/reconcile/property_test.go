@@ -376,6 +376,9 @@ func found(c reconcile.Contents) []string {
 		lines = append(lines, fmt.Sprintf("backend %s draining %v down %v", b.BackendAddress, b.Draining, b.Down))
 	}
 	for index, s := range c.Services {
+		if s.Remnant() {
+			continue
+		}
 		var slots []string
 		for _, slot := range c.Slots[index].All() {
 			if slot.Current != (reconcile.BackendRef{}) {
