@@ -3,6 +3,7 @@ package net
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -135,5 +136,31 @@ func TestPlan(t *testing.T) {
 			t.Logf("exit code %d, %d connections end\n%s", code, open, text)
 			b.reload(file)
 		})
+	}
+}
+
+// TestMergeOutlivesTheDaemon: flows of a service that was merged into another one go on when the daemon is killed and starts
+// again, and status says whose they are.
+func TestMergeOutlivesTheDaemon(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.TwoArm, Backends: 2})
+	file := b.file(settings{})
+	begin, end := strings.Index(file, "  - name: web"), strings.Index(file, "  - name: dns")
+	web := file[begin:end]
+	big := strings.NewReplacer("name: web\n", "name: big\n", "port: 80\n", "port: [81, 82]\n").Replace(web)
+	b.write(file[:begin] + web + big + file[end:])
+	b.start()
+	sessions := b.open(t, 4)
+	b.reload(file[:begin] + strings.Replace(big, "[81, 82]", "[80, 81, 82]", 1) + file[end:])
+	b.goOn(t, "after the merge", sessions)
+	b.kill()
+	b.goOn(t, "without a daemon", sessions)
+	b.start()
+	b.goOn(t, "after a restart", sessions)
+	i := slices.IndexFunc(b.status().Services, func(s service) bool { return s.Name == "web" })
+	if i < 0 {
+		t.Fatalf("status does not have the service whose flows go on: %+v", b.status().Services)
+	}
+	if s := b.status().Services[i]; len(s.Backends)+len(s.Frontends) > 0 || s.Open == nil || int(*s.Open) < len(sessions) {
+		t.Errorf("the merged service is %+v", s)
 	}
 }

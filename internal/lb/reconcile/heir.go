@@ -91,12 +91,22 @@ func (m *mirror) lend(from []uint32, to uint32) {
 	if !ok {
 		return
 	}
+	note := func(lender *mirrorService) {
+		if lender.lent == nil {
+			lender.lent = map[serviceRef]bool{}
+		}
+		lender.lent[serviceRef{to, receiver.record.Generation}] = true
+	}
 	for _, index := range from {
-		if lender := m.services[index]; index != to && lender != nil {
-			if lender.lent == nil {
-				lender.lent = map[serviceRef]bool{}
+		lender := m.services[index]
+		if index == to || lender == nil {
+			continue
+		}
+		note(lender)
+		for at := range m.remnants { // their frontends may be among the lender's
+			if m.services[at].lent[serviceRef{index, lender.record.Generation}] {
+				note(m.services[at])
 			}
-			lender.lent[serviceRef{to, receiver.record.Generation}] = true
 		}
 	}
 }

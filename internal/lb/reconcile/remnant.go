@@ -14,8 +14,8 @@ import (
 // while the service and the backend live. So flows of NAT go on, and new ones are the receiver's. A remnant goes when its
 // flows have ended, when no receiver is left, or when its position is needed for another service.
 //
-// In the maps a remnant has its own name, and for a seed that of its receiver: without slots it places nothing. So a
-// daemon that starts finds it.
+// In the maps a remnant has its own name, and for a seed the complement of its receiver's: without slots it places nothing.
+// So a daemon that starts finds it, also where the receiver has the same name.
 //
 // With direct return there is none: nothing but the slots says where a flow is.
 
@@ -52,7 +52,7 @@ func (m *mirror) adoptRemnants(tick uint32) {
 	for index := range m.remnants {
 		s := m.services[index]
 		s.remnant = &remnant{former: serviceKey{name: s.record.Name}, since: tick}
-		to, found := bySeed[s.record.Seed]
+		to, found := bySeed[^s.record.Seed]
 		if !found {
 			continue // the next plan has it go
 		}
@@ -208,7 +208,7 @@ func (r *Reconciler) leaveRemnant(step remnantStep) error {
 	m.lend([]uint32{step.index}, m.byKey[step.receiver])
 	s.from = nil
 	return r.putService(ServiceRecord{
-		Index: step.index, Generation: s.record.Generation, Name: s.record.Name, Forwarding: s.record.Forwarding, Seed: step.receiver.seed(),
+		Index: step.index, Generation: s.record.Generation, Name: s.record.Name, Forwarding: s.record.Forwarding, Seed: ^step.receiver.seed(),
 		Tracking: model.TrackingAuto, Policy: model.Policy{TCPMSS: s.record.Policy.TCPMSS},
 	}, nil)
 }

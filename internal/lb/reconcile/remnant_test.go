@@ -50,7 +50,7 @@ func (b *bench) remnants() (all []string) {
 	contents, _ := b.maps.Contents()
 	for _, s := range contents.Services {
 		for _, receiver := range contents.Services {
-			if s.Remnant() && receiver.Seed == s.Seed && !receiver.Remnant() {
+			if s.Remnant() && receiver.Seed == ^s.Seed && !receiver.Remnant() {
 				all = append(all, s.Name+" of "+receiver.Name)
 			}
 		}

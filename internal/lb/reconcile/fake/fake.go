@@ -236,7 +236,7 @@ func (m *Maps) Lent(from reconcile.ServiceRecord, to uint32) bool {
 		seen[at] = true
 		for pair := range m.lent {
 			next := pair[1]
-			if pair[0] == at && m.tenant(next.index) == next && (next == m.tenant(to) || m.services[next.index].Remnant() && reaches(next)) {
+			if pair[0] == at && m.tenant(next.index) == next && (next == m.tenant(to) || (from.Remnant() || m.services[next.index].Remnant()) && reaches(next)) {
 				return true
 			}
 		}
