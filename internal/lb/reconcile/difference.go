@@ -400,8 +400,8 @@ func (r *Reconciler) difference(p *plan, whole bool) Difference {
 	return d
 }
 
-// takesOver is, by the services that go on with flows, whose they were. A service that loses flows of one family is not
-// among those.
+// takesOver lists, for each service that goes on with flows of services that go, the names of these. One that loses the
+// flows of a family is not among them.
 func (r *Reconciler) takesOver(p *plan) map[string][]string {
 	from := map[string]map[string]bool{}
 	add := func(by serviceKey, former string) {

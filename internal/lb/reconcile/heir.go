@@ -13,7 +13,8 @@ import (
 // backends stay. So the new service that takes most of its frontends over takes its position over, too: the heir.
 //
 // With direct return, or affinity, there is no heir: the seed of the flow hash comes from the name, so that all
-// balancers of a fleet agree, and under another name the slots of all flows are others.
+// balancers of a fleet agree, and under another name the slots of all flows are others. With affinity, and where a service is
+// merged into one that has a position, a remnant keeps the flows (remnant.go).
 
 // matchHeirs gives services that go to new ones which take their frontends over.
 func (p *planner) matchHeirs() {

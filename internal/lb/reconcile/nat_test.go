@@ -17,6 +17,11 @@ import (
 
 const nattedCount = 30
 
+type nattedFlow struct {
+	fake.Flow
+	to reconcile.BackendRef
+}
+
 // drawMerge is the last attempt with one service merged into another one that forwards alike, if there are such.
 func (w *world) drawMerge() reconcile.Desired {
 	d := w.attempt
@@ -45,19 +50,19 @@ func (w *world) drawMerge() reconcile.Desired {
 
 // someNAT lets a packet of a flow through, or begins one.
 func (w *world) someNAT() {
-	if len(w.natted) > 0 && w.random.IntN(2) == 0 {
-		for f, to := range w.natted {
-			if got := w.maps.Translate(f); got != to {
-				contents, _ := w.maps.Contents()
-				service, _ := w.maps.Translated(f)
-				w.Fatalf("flow %v moved from %v to %v, of service %+v; operations:\n%s\ncontents:\n%s", f, to, got, service, strings.Join(w.maps.Operations, "\n"), reconcile.Dump(contents))
-			}
-			if w.random.IntN(30) == 0 {
-				w.maps.EndTranslated(f)
-				delete(w.natted, f)
-			}
-			return
+	if n := len(w.natted); n > 0 && w.random.IntN(2) == 0 {
+		at := w.random.IntN(n)
+		f := w.natted[at]
+		if got := w.maps.Translate(f.Flow); got != f.to {
+			contents, _ := w.maps.Contents()
+			service, _ := w.maps.Translated(f.Flow)
+			w.Fatalf("flow %v moved from %v to %v, of service %+v; operations:\n%s\ncontents:\n%s", f.Flow, f.to, got, service, strings.Join(w.maps.Operations, "\n"), reconcile.Dump(contents))
 		}
+		if w.random.IntN(30) == 0 {
+			w.maps.EndTranslated(f.Flow)
+			w.natted = slices.Delete(w.natted, at, at+1)
+		}
+		return
 	}
 	if len(w.natted) >= nattedCount || len(w.attempt.Services) == 0 {
 		return
@@ -71,19 +76,20 @@ func (w *world) someNAT() {
 		return // before the change, or a failed one
 	}
 	if to := w.maps.Translate(f); to != (reconcile.BackendRef{}) && w.succeeded {
-		w.natted[f] = to
+		w.natted = append(w.natted, nattedFlow{f, to})
 	}
 }
 
 // keepNAT gives up flows unless keeps says that they must go on.
 func (w *world) keepNAT(keeps func(f fake.Flow, to reconcile.BackendRef, of reconcile.ServiceRecord) bool) {
-	for f, to := range w.natted {
-		of, ok := w.maps.Translated(f)
-		if !ok || !keeps(f, to, of) {
-			w.maps.EndTranslated(f)
-			delete(w.natted, f)
+	w.natted = slices.DeleteFunc(w.natted, func(f nattedFlow) bool {
+		of, ok := w.maps.Translated(f.Flow)
+		kept := ok && keeps(f.Flow, f.to, of)
+		if !kept {
+			w.maps.EndTranslated(f.Flow)
 		}
-	}
+		return !kept
+	})
 }
 
 // beginNAT gives up the flows that d does not promise to keep.

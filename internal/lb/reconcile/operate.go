@@ -102,6 +102,7 @@ func (r *Reconciler) deleteService(index uint32) error {
 	m.count(entry, -1)
 	delete(m.services, index)
 	delete(m.remnants, index)
+	delete(m.merging, index)
 	if m.byKey[keyOf(entry.record)] == index {
 		delete(m.byKey, keyOf(entry.record))
 	}

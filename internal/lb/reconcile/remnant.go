@@ -41,7 +41,7 @@ func (r ServiceRecord) Remnant() bool {
 	return r.Size == 0 && !r.Forwarding.Direct() && r.Seed != serviceKey{r.Name, false}.seed() && r.Seed != serviceKey{r.Name, true}.seed()
 }
 
-// adoptRemnants finds out whose remnants there are, and whose flows their frontends may have got by now.
+// adoptRemnants finds out whose remnants there are, and which services may have flows of them.
 func (m *mirror) adoptRemnants(tick uint32) {
 	bySeed := map[uint32]uint32{}
 	for index, s := range m.services {

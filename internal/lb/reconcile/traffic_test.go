@@ -27,8 +27,8 @@ type traffic struct {
 
 	succeeded bool
 	living    []*connection
-	natted    map[fake.Flow]reconcile.BackendRef // flows of NAT
-	lost      map[string]int                     // why flows are not followed any more
+	natted    []nattedFlow
+	lost      map[string]int // why flows are not followed any more
 }
 
 type connection struct {
@@ -42,7 +42,7 @@ type connection struct {
 const connectionCount = 40
 
 func newTraffic(seed uint64) traffic {
-	return traffic{random: rand.New(rand.NewPCG(seed, 0)), now: time.Unix(0, 0), lost: map[string]int{}, natted: map[fake.Flow]reconcile.BackendRef{}}
+	return traffic{random: rand.New(rand.NewPCG(seed, 0)), now: time.Unix(0, 0), lost: map[string]int{}}
 }
 
 func (w *world) restart() {
@@ -280,7 +280,7 @@ func (w *world) settleAll() {
 	}
 	w.maps.EndAll()
 	w.living = nil
-	clear(w.natted)
+	w.natted = nil
 	for range 3 {
 		w.now = w.now.Add(time.Hour)
 		left, err := w.r.Settle()
