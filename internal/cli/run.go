@@ -85,7 +85,7 @@ which permits what the products and settings of this file need, and nothing else
 			node.CheckHost(all, read, node.HostCheck{Command: true, Strict: host})
 			faults := read.Faults.Sorted()
 			bad := config.HasErrors(faults)
-			if unit && !bad {
+			if unit {
 				return printUnit(s, path, all, read, faults)
 			}
 			if output == "json" {
@@ -113,10 +113,13 @@ which permits what the products and settings of this file need, and nothing else
 	return c
 }
 
-// printUnit prints the drop-in for a file. Its warnings go where they do not become part of it.
-func printUnit(s streams, path string, all []node.Product, read *config.Contents, warnings []config.Fault) error {
-	if err := config.Render(s.err, warnings); err != nil {
+// printUnit prints the drop-in for a file. Faults go where they do not become part of it.
+func printUnit(s streams, path string, all []node.Product, read *config.Contents, faults []config.Fault) error {
+	if err := config.Render(s.err, faults); err != nil {
 		return err
+	}
+	if config.HasErrors(faults) {
+		return errSilent
 	}
 	fmt.Fprintf(s.out, "# What shunt needs for %s, as `shunt check --unit` says. Print it again when the file names\n# other products or settings: what it does not permit is refused.\n", path)
 	return node.WriteDropIn(s.out, node.NeedsOf(all, read))

@@ -5,6 +5,7 @@ import (
 	"io"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/shunt-lb/shunt/internal/config"
@@ -67,8 +68,8 @@ func NeedsOf(products []Product, c *config.Contents) []Need {
 		needs = append(needs, NeedSocket(s.API.Socket)...)
 	}
 	for _, p := range products {
-		if settings, named := c.Settings[p.Name]; named {
-			needs = append(needs, p.needs(settings)...)
+		if said, named := c.Settings[p.Name]; named {
+			needs = append(needs, p.needs(said)...)
 		}
 	}
 	return needs
@@ -80,7 +81,7 @@ func NeedSocket(path string) []Need {
 	if folder == RunDirectory || strings.HasPrefix(folder, RunDirectory+"/") {
 		return nil
 	}
-	return []Need{{NeedPath, "-" + folder, "the socket " + path}}
+	return []Need{{NeedPath, "-" + folder, "the socket " + strconv.Quote(path)}}
 }
 
 func (p *Product) needs(settings any) []Need {
@@ -117,9 +118,18 @@ func WriteDropIn(w io.Writer, needs []Need) error {
 					uses = append(uses, n.For)
 				}
 			}
-			fmt.Fprintf(&b, "# %s\n%s=%s\n", strings.Join(uses, "; "), s.name, value)
+			fmt.Fprintf(&b, "# %s\n%s=%s\n", strings.Join(uses, "; "), s.name, unitValue(value))
 		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// unitValue is one value of a list as a unit has it: systemd splits at blanks, and % begins a specifier.
+func unitValue(value string) string {
+	value = strings.ReplaceAll(value, "%", "%%")
+	if strings.ContainsAny(value, " \t\n\"'\\") {
+		return strconv.Quote(value)
+	}
+	return value
 }

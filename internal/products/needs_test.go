@@ -158,7 +158,8 @@ func TestDropInsAreUnits(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, file := range []string{balancer, udpPath, shortcut, balancer + udpPath + shortcut,
-		strings.Replace(udpPath, "port: 54,", "port: 54, kill: true, busy_poll: 200us,", 1)} {
+		strings.Replace(udpPath, "port: 54,", "port: 54, kill: true, busy_poll: 200us,", 1),
+		balancer + "api: {socket: '/run/with%y/shunt.sock'}\n"} {
 		config := filepath.Join(folder, "shunt.yaml")
 		if err := os.WriteFile(config, []byte(file), 0o600); err != nil {
 			t.Fatal(err)
