@@ -21,7 +21,7 @@ enum constant {
 	HOP_INTERFACE_SHIFT = 48,
 	HOP_INTERFACE_MASK = 0x3f,
 	HOP_CHECK_SHIFT = 54,
-	INTERFACE_MAX = 64,
+	INTERFACE_MAX = 64, /* of the balancer alone, see HOP_INTERFACE_MASK and mark.h */
 	FRONTEND_FRAGMENTS = 0x80, /* in frontend_key.protocol, see there */
 	FRAGMENT_NOTES_MAX = 16384, /* datagrams in fragments that are under way at once */
 	FILTER_ALLOWS = 1,

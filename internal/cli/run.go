@@ -58,14 +58,24 @@ Ctrl-C (SIGINT) always detaches. A second Ctrl-C exits at once, as if the proces
 
 func newCheck(s streams) *cobra.Command {
 	var path, output string
-	var host bool
+	var host, unit bool
 	c := &cobra.Command{
 		Use:   "check",
 		Short: "Check a configuration file: report all faults with place and suggestion; no root, no daemon",
-		Args:  noArguments,
+		Long: `Check a configuration file, and report all faults with place and suggestion. It needs neither root
+nor a daemon. With --unit, standard output is a drop-in for the systemd unit of the package,
+which permits what the products and settings of this file need, and nothing else:
+
+  shunt check --unit > needs.conf
+  sudo install -D -m 644 needs.conf /etc/systemd/system/shunt.service.d/needs.conf
+  sudo systemctl daemon-reload && sudo systemctl restart shunt`,
+		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if err := requireOutput(output); err != nil {
 				return err
+			}
+			if unit && output == "json" {
+				return usageError{errors.New("--unit prints a drop-in, which has no JSON: leave out -o json, or --unit")}
 			}
 			all := products.All()
 			read, err := node.Format(all).Read(path)
@@ -75,6 +85,9 @@ func newCheck(s streams) *cobra.Command {
 			node.CheckHost(all, read, node.HostCheck{Command: true, Strict: host})
 			faults := read.Faults.Sorted()
 			bad := config.HasErrors(faults)
+			if unit {
+				return printUnit(s, path, all, read, faults)
+			}
 			if output == "json" {
 				if err := writeJSON(s.out, map[string]any{"ok": !bad, "faults": nonNil(faults), "unchecked": nonNil(unchecked(read))}); err != nil {
 					return err
@@ -95,8 +108,21 @@ func newCheck(s streams) *cobra.Command {
 	}
 	c.Flags().StringVar(&path, "config", defaultConfig, "configuration: a file, or a directory of *.yaml")
 	c.Flags().BoolVar(&host, "host", false, "report a setting that this machine does not support as an error, not as a warning")
+	c.Flags().BoolVar(&unit, "unit", false, "print a drop-in for the systemd unit that permits what this file needs, and nothing else")
 	outputFlag(c, &output)
 	return c
+}
+
+// printUnit prints the drop-in for a file. Faults go where they do not become part of it.
+func printUnit(s streams, path string, all []node.Product, read *config.Contents, faults []config.Fault) error {
+	if err := config.Render(s.err, faults); err != nil {
+		return err
+	}
+	if config.HasErrors(faults) {
+		return errSilent
+	}
+	fmt.Fprintf(s.out, "# What shunt needs for %s, as `shunt check --unit` says. Print it again when the file names\n# other products or settings: what it does not permit is refused.\n", path)
+	return node.WriteDropIn(s.out, node.NeedsOf(all, read))
 }
 
 // unchecked are the services whose backends nothing checks.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/shunt-lb/shunt/internal/process"
 	"golang.org/x/sys/unix"
 )
 
@@ -161,20 +162,12 @@ func isFirst(mounts string) bool {
 
 // parent is a process's, or 0.
 func parent(pid int) int {
-	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	stat, err := process.ReadStat(pid)
 	if err != nil {
 		return 0
 	}
-	// The name, in parentheses, may hold anything (proc_pid_stat(5)).
-	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	if len(fields) < 2 {
-		return 0
-	}
-	ppid, err := strconv.Atoi(fields[1])
-	if err != nil {
-		return 0
-	}
-	return ppid
+	parent, _ := stat.Number(process.Parent)
+	return int(parent)
 }
 
 func sameDevice(a, b string) bool {

@@ -17,22 +17,28 @@ type TC struct {
 
 	link    link.Link // of tcx, which ends with the process; nil with clsact
 	ifindex int
-	handle  uint32 // of the filter
+	name    string // of the filter
 	created bool   // the clsact qdisc is ours
 }
 
 // AttachTC attaches a program to the tc ingress of an interface of the calling thread's network namespace,
-// before all others: by a link of tcx, or below Linux 6.6 by a filter of clsact. A filter does not end with
-// the process; the next AttachTC of the same name takes its place.
+// before all others: by a link of tcx, or below Linux 6.6 as AttachClsact does.
 func AttachTC(p *ebpf.Program, name string, ifindex int) (*TC, error) {
-	t := &TC{Mode: ModeTCX, ifindex: ifindex}
-	var err error
-	t.link, err = link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: p, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
+	l, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: p, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
 	if errors.Is(err, ebpf.ErrNotSupported) {
-		t.link, t.Mode = nil, ModeClsact
-		err = t.attachClsact(p, name)
+		return AttachClsact(p, name, ifindex)
 	}
 	if err != nil {
+		return nil, fmt.Errorf("attach %s to the tc ingress: %w", name, err)
+	}
+	return &TC{Mode: ModeTCX, ifindex: ifindex, link: l}, nil
+}
+
+// AttachClsact attaches a program to the tc ingress by a filter of clsact, before all others of priority 1. A
+// filter does not end with the process; the next one of the same name takes its place.
+func AttachClsact(p *ebpf.Program, name string, ifindex int) (*TC, error) {
+	t := &TC{Mode: ModeClsact, ifindex: ifindex, name: name}
+	if err := t.attachClsact(p); err != nil {
 		return nil, fmt.Errorf("attach %s to the tc ingress: %w", name, err)
 	}
 	return t, nil
@@ -42,24 +48,48 @@ func clsact(ifindex int) *netlink.Clsact {
 	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
 }
 
-func (t *TC) attachClsact(p *ebpf.Program, name string) error {
+func (t *TC) attachClsact(p *ebpf.Program) error {
 	err := netlink.QdiscAdd(clsact(t.ifindex))
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add a clsact qdisc: %w", err)
 	}
 	t.created = err == nil
-	t.handle = 1
-	if err := netlink.FilterReplace(t.filter(p.FD(), name)); err != nil {
+	left, err := t.filters() // by a process that was killed
+	if err != nil {
+		return errors.Join(err, t.removeClsact())
+	}
+	// Of one priority, the kernel asks the newest of its BPF filters first (cls_bpf_change in
+	// net/sched/cls_bpf.c). It chooses the handle: one of ours might be somebody else's.
+	err = netlink.FilterAdd(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: t.ifindex, Parent: netlink.HANDLE_MIN_INGRESS, Protocol: unix.ETH_P_ALL, Priority: 1},
+		Fd:          p.FD(), Name: t.name, DirectAction: true,
+	})
+	if err != nil {
 		return errors.Join(fmt.Errorf("add a filter of priority 1 to clsact: %w", err), t.removeClsact())
 	}
-	return nil
+	return removeFilters(left)
 }
 
-func (t *TC) filter(fd int, name string) *netlink.BpfFilter {
-	return &netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{LinkIndex: t.ifindex, Parent: netlink.HANDLE_MIN_INGRESS, Handle: t.handle, Protocol: unix.ETH_P_ALL, Priority: 1},
-		Fd:          fd, Name: name, DirectAction: true,
+// filters are those of the name.
+func (t *TC) filters() (found []netlink.Filter, err error) {
+	all, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: t.ifindex}}, netlink.HANDLE_MIN_INGRESS)
+	if err != nil {
+		return nil, fmt.Errorf("list the filters of clsact: %w", err)
 	}
+	for _, f := range all {
+		if b, is := f.(*netlink.BpfFilter); is && b.Name == t.name {
+			found = append(found, f)
+		}
+	}
+	return found, nil
+}
+
+func removeFilters(filters []netlink.Filter) error {
+	var errs []error
+	for _, f := range filters {
+		errs = append(errs, netlink.FilterDel(f))
+	}
+	return errors.Join(errs...)
 }
 
 // removeClsact takes the qdisc away if it is ours and nobody else has a filter there.
@@ -80,7 +110,10 @@ func (t *TC) Close() error {
 	if t.link != nil {
 		return DropLink(t.link)
 	}
-	err := netlink.FilterDel(t.filter(-1, ""))
+	filters, err := t.filters()
+	if err == nil {
+		err = removeFilters(filters)
+	}
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 		return nil
 	}

@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/shunt-lb/shunt/internal/process"
 )
 
 // Process is a child that does not end by itself, with what it has written so far.
@@ -41,22 +41,16 @@ func (c *Command) Spawn() (*Process, error) {
 
 // CPUTime is what the process has used so far, in user and kernel mode.
 func (p *Process) CPUTime() (time.Duration, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Process.Pid))
+	stat, err := process.ReadStat(p.Process.Pid)
 	if err != nil {
 		return 0, err
 	}
-	// proc_pid_stat(5): the name, in brackets, may have spaces; utime and stime are fields 14 and 15.
-	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-	const ticksPerSecond = 100 // USER_HZ, on every architecture that shunt is built for
-	var ticks int64
-	for _, field := range fields[11:13] {
-		n, err := strconv.ParseInt(field, 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("read the CPU time of process %d: %w", p.Process.Pid, err)
-		}
-		ticks += n
+	user, err1 := stat.Number(process.UserTicks)
+	system, err2 := stat.Number(process.SystemTicks)
+	if err := errors.Join(err1, err2); err != nil {
+		return 0, fmt.Errorf("read the CPU time of process %d: %w", p.Process.Pid, err)
 	}
-	return time.Duration(ticks) * time.Second / ticksPerSecond, nil
+	return time.Duration(user+system) * time.Second / process.TicksPerSecond, nil
 }
 
 // Write takes what the process writes.

@@ -23,6 +23,9 @@ type Product struct {
 	// Describe is what settings without faults amount to, for `shunt check`: counts, as in "3 services,
 	// 5 backends", and lines with more.
 	Describe func(settings any) (counts string, lines []string)
+	// Needs is what the product does that a service manager's sandbox refuses unless its unit permits it, with
+	// these settings; nil: with settings that ask for nothing special. May be nil.
+	Needs func(settings any) []Need
 	// Open brings the product up with the settings of the file. What it has done when it fails is
 	// undone. ctx is for that time alone: what it starts ends in Instance.Close.
 	Open func(ctx context.Context, host *Host, settings any) (Instance, error)

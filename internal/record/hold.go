@@ -1,7 +1,6 @@
 package record
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/shunt-lb/shunt/internal/process"
 )
 
 const (
@@ -57,20 +58,20 @@ func Holder(f *os.File) string {
 }
 
 // ending reports whether a process was killed, or has begun to end, and may not be gone yet.
-func ending(process string) bool {
-	pid, err := strconv.Atoi(process)
+func ending(holder string) bool {
+	pid, err := strconv.Atoi(holder)
 	if err != nil || pid <= 0 || pid == os.Getpid() {
 		return false
 	}
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	// proc_pid_stat(5): after the name, in parentheses, which may have any character, come the
-	// state and, six further on, the flags.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	if err != nil || len(fields) < 7 {
+	stat, err := process.ReadStat(pid)
+	if err != nil {
 		return false
 	}
-	const exiting = 0x4 // PF_EXITING of linux/sched.h
-	if flags, err := strconv.ParseUint(fields[6], 10, 64); fields[0] == "Z" || fields[0] == "X" || err == nil && flags&exiting != 0 {
+	flags, err := stat.Number(process.Flags)
+	if err != nil {
+		return false
+	}
+	if stat.State() == "Z" || stat.State() == "X" || flags&process.Exiting != 0 {
 		return true
 	}
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

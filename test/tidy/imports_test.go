@@ -28,7 +28,7 @@ var mayImport = map[string][]string{
 	"internal/config":      {"internal/value"},
 	"internal/event":       {},
 	"internal/event/storm": {},
-	"internal/kernel":      {},
+	"internal/kernel":      {"internal/process"},
 	"internal/machine":     {},
 	"internal/message":     {"api/v1", "internal/condition", "internal/config", "internal/value"},
 	"internal/node": {"api/v1", "internal/condition", "internal/config", "internal/control", "internal/message", "internal/metrics", "internal/record",
@@ -39,7 +39,8 @@ var mayImport = map[string][]string{
 	"internal/namespace": {},
 	"internal/offload":   {"internal/condition", "internal/namespace"},
 	"internal/packet":    {},
-	"internal/record":    {},
+	"internal/process":   {},
+	"internal/record":    {"internal/process"},
 	"sensor":             {},
 
 	// The balancer.
@@ -65,7 +66,7 @@ var mayImport = map[string][]string{
 	"internal/udp/proto":  {"internal/udp/xsk"},
 	"internal/udp/hook":   {"internal/kernel"},
 	"internal/udp/lease":  {"internal/kernel", "internal/udp/hook", "internal/udp/xsk"},
-	"internal/udp/broker": {"internal/kernel", "internal/udp/hook", "internal/udp/lease", "internal/udp/proto", "internal/udp/xsk"},
+	"internal/udp/broker": {"internal/kernel", "internal/process", "internal/udp/hook", "internal/udp/lease", "internal/udp/proto", "internal/udp/xsk"},
 	"internal/udp/daemon": {"api/v1", "internal/condition", "internal/config", "internal/metrics", "internal/node", "internal/value", "internal/udp/broker",
 		"internal/udp/hook", "internal/udp/lease", "internal/udp/proto", "internal/udp/tuning", "internal/udp/xsk"},
 	"internal/udp/tuning": {"internal/record"},

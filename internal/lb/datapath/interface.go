@@ -104,7 +104,7 @@ func (d *Datapath) findIndex(ifindex int) (uint32, error) {
 		return uint32(free), nil
 	}
 	if gone < 0 {
-		return 0, fmt.Errorf("shunt is attached to %d interfaces, which is as many as it can be", abiConstantINTERFACE_MAX)
+		return 0, fmt.Errorf("the balancer is attached to %d interfaces, which is as many as it can be", abiConstantINTERFACE_MAX)
 	}
 	return uint32(gone), d.clearInterface(uint32(gone), goneIfindex)
 }

@@ -42,6 +42,7 @@ func Product() node.Product {
 			"{interfaces: \"cali*\"}", build),
 		CheckHost: func(s any, how node.HostCheck) { s.(*parsed).checkHost(how) },
 		Describe:  func(s any) (string, []string) { return s.(*parsed).describe() },
+		Needs:     func(any) []node.Need { return needs },
 		Open: func(_ context.Context, host *node.Host, s any) (node.Instance, error) {
 			return open(host, s.(*parsed).settings)
 		},

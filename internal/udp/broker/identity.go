@@ -1,16 +1,15 @@
 package broker
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"unsafe"
 
+	"github.com/shunt-lb/shunt/internal/process"
 	"golang.org/x/sys/unix"
 )
 
@@ -148,20 +147,14 @@ func (p *peer) alive() error {
 }
 
 // exiting is whether the process has ended, or is about to. Its files are closed before its pidfd says so, and
-// after the kernel has marked it (PF_EXITING, 4 in the flags of /proc/PID/stat, proc_pid_stat(5)): so what a dying
-// process leaves is told from what a living one closes.
+// after the kernel has marked it (PF_EXITING): so what a dying process leaves is told from what a living one closes.
 func (p *peer) exiting() bool {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID))
+	stat, err := process.ReadStat(p.PID)
 	if err != nil || p.alive() != nil { // the file was of this process, if that lives
 		return true
 	}
-	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // from the state on
-	const flags, exiting = 6, 4
-	if len(fields) <= flags {
-		return false
-	}
-	set, err := strconv.ParseUint(fields[flags], 10, 64)
-	return err == nil && set&exiting != 0
+	flags, err := stat.Number(process.Flags)
+	return err == nil && flags&process.Exiting != 0
 }
 
 // locate reads the cgroup. sender is who sent a message after the pidfd was opened: a process that has the

@@ -20,6 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
 	"github.com/shunt-lb/shunt/internal/udp/daemon"
 	"github.com/shunt-lb/shunt/internal/udp/udptest"
@@ -35,7 +36,7 @@ const (
 	// workVariable makes it a program that leases: socket, name, and how long it works on each datagram.
 	workVariable = "SHUNT_TEST_UDP_WORK"
 
-	// rightsVariable leaves `shunt run` these capabilities alone.
+	// rightsVariable leaves `shunt run` what the package's unit permits the UDP path.
 	rightsVariable = "SHUNT_TEST_UDP_RIGHTS"
 
 	// sysVariable gives it a /sys of its network namespace first.
@@ -70,8 +71,8 @@ func TestMain(m *testing.M) {
 		os.Exit(cli.Main([]string{"detach", "--unattended", "--instance", instance}, os.Stdin, os.Stdout, os.Stderr))
 	}
 	if path := os.Getenv(runVariable); path != "" {
-		if names := strings.Fields(os.Getenv(rightsVariable)); len(names) > 0 {
-			fmt.Println(execWith(names))
+		if os.Getenv(rightsVariable) != "" {
+			fmt.Println(nodetest.Confine(node.DefaultNeeds([]node.Product{daemon.Product()}), rightsVariable))
 			os.Exit(1)
 		}
 		os.Exit(cli.Main([]string{"run", "--config", path, "--instance", filepath.Base(filepath.Dir(path))}, os.Stdin, os.Stdout, os.Stderr))
@@ -81,35 +82,6 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
-}
-
-// capabilities are those that a unit of the project may name.
-var capabilities = map[string]uintptr{"CAP_CHOWN": unix.CAP_CHOWN, "CAP_NET_ADMIN": unix.CAP_NET_ADMIN, "CAP_NET_RAW": unix.CAP_NET_RAW,
-	"CAP_PERFMON": unix.CAP_PERFMON, "CAP_BPF": unix.CAP_BPF}
-
-// execWith runs this binary again with these capabilities alone. It returns if that fails.
-func execWith(names []string) error {
-	runtime.LockOSThread() // capabilities are a thread's
-	keep := map[uintptr]bool{}
-	for _, name := range names {
-		number, known := capabilities[name]
-		if !known {
-			return fmt.Errorf("the test does not know %s", name)
-		}
-		keep[number] = true
-	}
-	for number := uintptr(0); number <= unix.CAP_LAST_CAP; number++ {
-		if keep[number] {
-			continue
-		}
-		if err := unix.Prctl(unix.PR_CAPBSET_DROP, number, 0, 0, 0); err != nil && !errors.Is(err, unix.EINVAL) { // an older kernel's last one
-			return err
-		}
-	}
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return err
-	}
-	return syscall.Exec("/proc/self/exe", os.Args, slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, rightsVariable) }))
 }
 
 // execWithSys runs this binary again with a /sys of its network namespace. It returns if that fails.

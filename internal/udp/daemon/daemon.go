@@ -42,6 +42,7 @@ func Product() node.Product {
 	return node.Product{
 		Name: Name, Part: config.NewTop(Name, build),
 		Remove:    remove,
+		Needs:     needs,
 		CheckHost: func(s any, how node.HostCheck) { s.(*parsed).checkHost(how) },
 		Describe:  func(s any) (string, []string) { return s.(*parsed).describe() },
 		Open: func(_ context.Context, host *node.Host, s any) (node.Instance, error) {
@@ -102,7 +103,7 @@ func (d *daemon) keep(s settings) error {
 			trouble[offer.Name] = fmt.Sprintf("cannot let all processes have the lease %s that allow names: this machine has no %s", offer.Name, config.Join(missing, "and no"))
 		}
 		if offer.Kill && !mayKill() && trouble[offer.Name] == "" {
-			trouble[offer.Name] = fmt.Sprintf("cannot kill processes that keep the lease %s when it is over: the daemon does not have CAP_KILL (with systemd: CapabilityBoundingSet=CAP_KILL in a drop-in)", offer.Name)
+			trouble[offer.Name] = fmt.Sprintf("cannot kill processes that keep the lease %s when it is over: the daemon does not have CAP_KILL (with systemd: `shunt check --unit` prints a drop-in with it)", offer.Name)
 		}
 		offers = append(offers, offer)
 	}

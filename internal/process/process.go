@@ -1,0 +1,63 @@
+// Package process reads what the kernel says of a process.
+package process
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// Stat are the fields of /proc/PID/stat from the third one on (proc_pid_stat(5)).
+type Stat []string
+
+// Field is the number of a field, as in proc_pid_stat(5).
+type Field int
+
+// The fields that shunt reads. Ticks are TicksPerSecond.
+const (
+	state       Field = 3
+	Parent      Field = 4
+	Flags       Field = 9  // PF_… of linux/sched.h
+	UserTicks   Field = 14 // CPU time
+	SystemTicks Field = 15
+	StartTicks  Field = 22 // when it began, since the machine's start
+)
+
+// TicksPerSecond is USER_HZ, on every architecture that shunt is built for.
+const TicksPerSecond = 100
+
+// Exiting is the flag of a process that ends (PF_EXITING of linux/sched.h).
+const Exiting = 0x4
+
+// ReadStat reads those of a process. The error is os.ErrNotExist if there is none, or ESRCH if it ends meanwhile.
+func ReadStat(pid int) (Stat, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil, err
+	}
+	return parseStat(text), nil
+}
+
+// parseStat skips the name, which is in parentheses and may have any character.
+func parseStat(text []byte) Stat {
+	return strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+}
+
+// State is a letter, such as R; Z and X have ended.
+func (s Stat) State() string {
+	if len(s) == 0 {
+		return ""
+	}
+	return s[0]
+}
+
+// Number is a field that is a number. The error says that there is no such field.
+func (s Stat) Number(f Field) (uint64, error) {
+	at := int(f - state)
+	if at < 0 || at >= len(s) {
+		return 0, fmt.Errorf("field %d of /proc/PID/stat is not among its %d", f, len(s)+int(state)-1)
+	}
+	return strconv.ParseUint(s[at], 10, 64)
+}
