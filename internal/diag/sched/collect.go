@@ -110,8 +110,8 @@ type Missed struct {
 	NotRun  map[string]uint64 `json:"not_run"` // by sensor: the kernel left runs out, as an interrupt came into one
 }
 
-// total is all that was missed.
-func (m Missed) total() uint64 {
+// Total is all that was missed.
+func (m Missed) Total() uint64 {
 	sum := m.Waits + m.Wakeups + m.Unseen + m.Untold
 	for _, n := range m.NotRun {
 		sum += n

@@ -56,7 +56,11 @@ const patience = 100 * time.Millisecond
 // read hands events to tell until the context ends.
 func (c *collector) read(ctx context.Context, tell func(event.Event) error) error {
 	for ctx.Err() == nil {
-		e, err := c.reader.Read(time.Now().Add(patience))
+		until := time.Now().Add(patience)
+		if end, has := ctx.Deadline(); has && end.Before(until) {
+			until = end
+		}
+		e, err := c.reader.Read(until)
 		if errors.Is(err, event.ErrTimeout) {
 			continue
 		}
@@ -68,6 +72,22 @@ func (c *collector) read(ctx context.Context, tell func(event.Event) error) erro
 		}
 	}
 	return nil
+}
+
+// drain hands the events to tell that are there.
+func (c *collector) drain(tell func(event.Event) error) error {
+	for {
+		e, err := c.reader.Read(time.Time{})
+		if errors.Is(err, event.ErrTimeout) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := tell(e); err != nil {
+			return err
+		}
+	}
 }
 
 // ExamineRunQueues attaches the sensors of `shunt diag runq` and lets go of them again. The error is sensor.ErrNoWay if
