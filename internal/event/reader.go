@@ -28,6 +28,7 @@ type Reader struct {
 	received []uint64 // by CPU
 	next     []uint64 // by CPU: one more than the highest number seen
 	broken   uint64
+	closed   bool
 }
 
 // NewReader begins to read. The maps are the collection's MapEvents and MapSequence, and stay the caller's.
@@ -96,8 +97,13 @@ func (r *Reader) summary(written []uint64) Summary {
 }
 
 // Close ends the stream and says exactly how it went, if the programs have been detached and have ended
-// before. It hands what is still in the buffer to last, in order; nil: nobody wants it.
+// before. It hands what is still in the buffer to last, in order; nil: nobody wants it. Closing again, and closing no
+// Reader, does nothing.
 func (r *Reader) Close(last func(Event)) (Summary, error) {
+	if r == nil || r.closed {
+		return Summary{}, nil
+	}
+	r.closed = true
 	for {
 		e, err := r.Read(time.Time{})
 		if errors.Is(err, ErrTimeout) {

@@ -110,4 +110,10 @@ func TestNothingIsLostWhereThereIsRoom(t *testing.T) {
 	if summary, err := reader.Close(nil); err != nil || summary != (event.Summary{Received: 10}) {
 		t.Errorf("got %+v, %v, want 10 received", summary, err)
 	}
+	var none *event.Reader
+	for _, r := range []*event.Reader{reader, none} {
+		if summary, err := r.Close(func(event.Event) { t.Error("an event of a closed stream") }); err != nil || summary != (event.Summary{}) {
+			t.Errorf("closed again: %+v, %v", summary, err)
+		}
+	}
 }

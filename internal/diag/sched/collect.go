@@ -160,21 +160,13 @@ func (c *collector) end(last func(event.Event)) (Ending, error) {
 	e.Missed = missed
 	err = errors.Join(err, c.set.Detach())
 	summary, closed := c.reader.Close(last)
-	c.reader = nil
 	e.Summary = summary
 	return e, errors.Join(err, closed)
 }
 
 func (c *collector) release() error {
-	var errs []error
-	if c.reader != nil {
-		_, err := c.reader.Close(nil)
-		errs = append(errs, err)
-	}
-	if c.set != nil {
-		errs = append(errs, c.set.Close())
-	}
-	return errors.Join(errs...)
+	_, err := c.reader.Close(nil)
+	return errors.Join(err, c.set.Close())
 }
 
 // decode reads a payload of the programs.
