@@ -74,6 +74,26 @@ func (c *collector) read(ctx context.Context, tell func(event.Event) error) erro
 	return nil
 }
 
+// batch is how often readBatches looks for events. To be woken for each of some hundred events a second took 6 % of a
+// CPU (Linux 6.18, 2 CPUs with a load of 22).
+const batch = 50 * time.Millisecond
+
+// readBatches is read for somebody who needs no event at once. It hands over those too that are there at the end.
+func (c *collector) readBatches(ctx context.Context, tell func(event.Event) error) error {
+	ticks := time.NewTicker(batch)
+	defer ticks.Stop()
+	for ended := false; ; {
+		if err := c.drain(tell); err != nil || ended {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			ended = true
+		case <-ticks.C:
+		}
+	}
+}
+
 // drain hands the events to tell that are there.
 func (c *collector) drain(tell func(event.Event) error) error {
 	for {

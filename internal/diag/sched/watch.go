@@ -95,10 +95,7 @@ func (w *Watcher) Interval(ctx context.Context) (Interval, error) {
 		w.tell(e, &i, waiters)
 		return nil
 	}
-	if err := w.c.read(ctx, tell); err != nil {
-		return i, err
-	}
-	if err := w.c.drain(tell); err != nil {
+	if err := w.c.readBatches(ctx, tell); err != nil {
 		return i, err
 	}
 	i.Waiters = sortedWaiters(waiters)
@@ -136,22 +133,34 @@ func (w *Watcher) tell(e event.Event, i *Interval, waiters map[uint32]*Waiter) {
 		}
 		return
 	}
-	one, err := decodeWait(e)
+	// Decoding the runs of the CPU is most of the work, and most waits are not the task's longest.
+	head, err := decode[waitHead](e.Payload)
 	if err != nil {
 		w.broken++
 		return
 	}
 	i.Kinds[WaitKind]++
-	task := waiters[one.TID]
+	task := waiters[head.Tid]
 	if task == nil {
-		task = &Waiter{TID: one.TID}
-		waiters[one.TID] = task
+		task = &Waiter{TID: head.Tid, PID: head.Tgid}
+		waiters[head.Tid] = task
 	}
-	task.Comm, task.PID = one.Comm, one.PID
 	task.Waits++
-	if one.Nanos > task.Longest.Nanos {
-		task.Longest = one
+	if task.Longest.TID != 0 && head.EndNs-min(head.EndNs, head.BeginNs) <= task.Longest.Nanos {
+		return
 	}
+	one, err := decodeWait(e)
+	if err != nil {
+		w.broken++
+		return
+	}
+	task.Comm, task.PID, task.Longest = one.Comm, one.PID, one
+}
+
+// waitHead is how schedSchedWait begins.
+type waitHead struct {
+	BeginNs, EndNs uint64
+	Tid, Tgid      uint32
 }
 
 func sortedWaiters(by map[uint32]*Waiter) []Waiter {

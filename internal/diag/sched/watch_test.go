@@ -1,7 +1,9 @@
 package sched
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"reflect"
 	"testing"
 	"time"
@@ -93,5 +95,15 @@ func TestEndingSince(t *testing.T) {
 	want := Ending{event.Summary{Received: 10, Lost: 0, Broken: 1}, Missed{10, 20, 30, 40, map[string]uint64{"b": 3}}}
 	if got := now.since(before); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+func TestWaitBeginsWithItsHead(t *testing.T) {
+	var b bytes.Buffer
+	if err := binary.Write(&b, binary.NativeEndian, schedSchedWait{BeginNs: 1, EndNs: 2, Tid: 3, Tgid: 4}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := decode[waitHead](b.Bytes()); err != nil || got != (waitHead{1, 2, 3, 4}) {
+		t.Errorf("got %+v, %v", got, err)
 	}
 }

@@ -72,7 +72,7 @@ type part struct {
 var parts = []part{
 	{"memory", func(c *collector, o Options) (err error) {
 		if o.Sample == 0 {
-			c.never = append(c.never, "memory is not watched: --sample is 0")
+			c.never = append(c.never, "memory of the kernel that grows: --memory watches it")
 			return nil
 		}
 		w, err := memleak.Watch(memleak.Options{BTF: o.BTF, Interval: o.Interval, Sample: o.Sample}, memleak.View{Top: memoryTop})
