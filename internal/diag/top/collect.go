@@ -199,10 +199,10 @@ const confidenceLeast = 99
 
 func lateNotSeen(e sched.Ending) (lines []string) {
 	if e.Lost+e.Broken > 0 {
-		lines = append(lines, fmt.Sprintf("CPUs: %d events were lost, and %d were broken", e.Lost, e.Broken))
+		lines = append(lines, fmt.Sprintf("CPUs: events lost: %d, broken: %d", e.Lost, e.Broken))
 	}
 	if n := e.Missed.Total(); n > 0 {
-		lines = append(lines, fmt.Sprintf("CPUs: %d waits, wake-ups or runs of a sensor were missed", n))
+		lines = append(lines, fmt.Sprintf("CPUs: waits, wake-ups and runs of a sensor that were missed: %d", n))
 	}
 	return lines
 }

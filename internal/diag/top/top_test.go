@@ -133,8 +133,8 @@ func TestNotSeenIsTold(t *testing.T) {
 	lost := sched.Ending{Summary: event.Summary{Lost: 3, Broken: 1}, Missed: sched.Missed{Unseen: 4, NotRun: map[string]uint64{"timer": 2}}}
 	missed := io.Interval{MissedBytes: 2048, NotRun: map[string]uint64{"disks": 5}}
 	got := strings.Join(append(lateNotSeen(lost), ioNotSeen(missed)...), "\n")
-	want := `CPUs: 3 events were lost, and 1 were broken
-CPUs: 6 waits, wake-ups or runs of a sensor were missed
+	want := `CPUs: events lost: 3, broken: 1
+CPUs: waits, wake-ups and runs of a sensor that were missed: 6
 IO: 2.0KB are in no row, because there were too many
 disks: 5 were not seen, because the sensor was interrupted on its CPU`
 	if got != want {
