@@ -57,6 +57,7 @@ type collector struct {
 
 	results []sensor.Result
 	never   []string // what is not seen in any interval
+	lesser  int      // sensors that are attached in a way that loses something
 	began   time.Time
 	last    time.Time
 	used    time.Duration
@@ -79,6 +80,9 @@ var parts = []part{
 		if err == nil {
 			c.memory = w
 			c.add(w.Results(), nil)
+			if hidden := w.Hidden(); hidden != nil {
+				c.never = append(c.never, hidden.Error())
+			}
 		}
 		return err
 	}},
@@ -106,14 +110,19 @@ func open(o Options, parts []part) (*collector, error) {
 	c := &collector{}
 	var errs []error
 	for _, p := range parts {
-		if err := p.open(c, o); err != nil {
+		err := p.open(c, o)
+		if errors.Is(err, sensor.ErrPrivilege) {
+			_, closed := c.close()
+			return nil, errors.Join(err, closed)
+		}
+		if err != nil {
 			err = fmt.Errorf("%s cannot be shown: %w", p.name, err)
 			errs = append(errs, err)
 			c.never = append(c.never, err.Error())
 		}
 	}
 	err := errors.Join(errs...)
-	if !errors.Is(err, sensor.ErrPrivilege) && (c.io != nil || c.sched != nil || c.memory != nil) {
+	if c.io != nil || c.sched != nil || c.memory != nil {
 		err = c.begin()
 	}
 	if err != nil {
@@ -136,6 +145,9 @@ func (c *collector) begin() error {
 		_, err := c.sched.Interval(ended)
 		errs = append(errs, err)
 	}
+	if c.lesser > 0 {
+		c.never = append(c.never, fmt.Sprintf("sensors in a lesser way: %d; `shunt diag doctor` says what that loses", c.lesser))
+	}
 	c.began, c.last, c.used = time.Now(), time.Now(), used()
 	return errors.Join(errs...)
 }
@@ -144,11 +156,18 @@ func (c *collector) begin() error {
 func (c *collector) add(results []sensor.Result, notes []string) {
 	c.results = append(c.results, results...)
 	for _, r := range results {
-		if r.Got == nil {
+		switch {
+		case r.Got == nil:
 			c.never = append(c.never, fmt.Sprintf("%s: not attached: %s", r.Sensor.Name, r.Sensor.Without))
+		case r.Got.Loses != "":
+			c.lesser++
 		}
 	}
-	c.never = append(c.never, notes...)
+	for _, note := range notes {
+		if !slices.Contains(c.never, note) {
+			c.never = append(c.never, note)
+		}
+	}
 }
 
 // screen watches until the context ends, and says what happened since the last screen.

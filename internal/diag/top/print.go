@@ -34,10 +34,10 @@ const (
 
 // text is for people.
 type text struct {
-	out           stdio.Writer
-	width, height int // of the terminal; 0: there is none
-	threshold     time.Duration
-	redraws       bool // each screen is written over the last one
+	out       stdio.Writer
+	size      func() (columns, lines int) // of the screen
+	threshold time.Duration
+	redraws   bool // each screen is written over the last one
 }
 
 // start says nothing: what the sensors lose is on each screen.
@@ -52,20 +52,14 @@ const (
 )
 
 func (p *text) screen(s Screen) error {
-	width, height := p.width, p.height
-	if width == 0 {
-		width, height = screenColumns, screenLines
-	}
-	all := p.lines(s)
+	width, height := p.size()
+	all := p.lines(s, width)
 	all = all[:min(len(all), height)]
 	for i, l := range all {
 		all[i] = cut(l, width)
 	}
-	text := strings.Join(all, "\n")
-	switch {
-	case !p.redraws:
-		text += "\n"
-	default:
+	text := strings.Join(all, "\n") + "\n"
+	if p.redraws {
 		text = toTop + strings.Join(all, endOfLine+"\n") + endOfLine + endOfAll
 	}
 	_, err := stdio.WriteString(p.out, text)
@@ -115,7 +109,7 @@ func (s *section) add(most int, format string, values ...any) {
 }
 
 // lines are at most as many as fit on a screen. When it is redrawn, each part stays where it was.
-func (p *text) lines(s Screen) []string {
+func (p *text) lines(s Screen, width int) []string {
 	all := []string{fmt.Sprintf("shunt diag top  %s  last %.1f s; the command itself took %.1f %% of a CPU", s.Time.Format("15:04:05"), s.Seconds, s.Command)}
 	put := func(most int, part section) {
 		all = append(append(all, part.title()), part.rows...)
@@ -125,7 +119,7 @@ func (p *text) lines(s Screen) []string {
 	}
 	if s.IO != nil {
 		put(diskRows, disks(*s.IO))
-		put(ioRows, files(*s.IO, p.columns()))
+		put(ioRows, files(*s.IO, width))
 	}
 	if s.Sched != nil {
 		put(cpuRows, cpus(*s.Sched))
@@ -146,13 +140,6 @@ func (p *text) lines(s Screen) []string {
 		put(notSeenRows, unseen)
 	}
 	return all
-}
-
-func (p *text) columns() int {
-	if p.width == 0 {
-		return screenColumns
-	}
-	return p.width
 }
 
 func disks(i io.Interval) section {

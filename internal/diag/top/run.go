@@ -19,9 +19,14 @@ import (
 func Run(ctx context.Context, o Options, asJSON bool, out stdio.Writer) (err error) {
 	var p printer = jsonLines{json.NewEncoder(out)}
 	if !asJSON {
-		width, height := terminal(out)
-		o.Once = o.Once || width == 0
-		p = &text{out: out, width: width, height: height, threshold: o.Threshold, redraws: !o.Once}
+		_, _, is := terminal(out)
+		o.Once = o.Once || !is
+		// Asked for each screen, as the window may become another size.
+		size := func() (int, int) {
+			columns, lines, _ := terminal(out)
+			return columns, lines
+		}
+		p = &text{out: out, size: size, threshold: o.Threshold, redraws: !o.Once}
 	}
 	c, err := open(o, parts)
 	if err != nil {
@@ -61,21 +66,18 @@ func Run(ctx context.Context, o Options, asJSON bool, out stdio.Writer) (err err
 	return p.summary(s)
 }
 
-// terminal is the size of the terminal in columns and lines; 0: there is none.
-func terminal(out stdio.Writer) (width, height int) {
+// terminal is the size of the terminal. Without one, and of one that does not say its size, it is that of a screen
+// that fits everywhere.
+func terminal(out stdio.Writer) (columns, lines int, is bool) {
 	f, is := out.(*os.File)
 	if !is {
-		return 0, 0
+		return screenColumns, screenLines, false
 	}
 	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
-	if err != nil {
-		return 0, 0
+	if err != nil || size.Col == 0 || size.Row == 0 {
+		return screenColumns, screenLines, err == nil
 	}
-	// A terminal that does not say its size has that of the oldest ones.
-	if size.Col == 0 || size.Row == 0 {
-		return screenColumns, screenLines
-	}
-	return int(size.Col), int(size.Row)
+	return int(size.Col), int(size.Row), true
 }
 
 // printer writes what a run finds out.

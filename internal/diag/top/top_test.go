@@ -72,7 +72,7 @@ func quietScreen() Screen {
 func TestOutput(t *testing.T) {
 	for path, asJSON := range map[string]bool{"testdata/top.txt": false, "testdata/top.json": true} {
 		var out bytes.Buffer
-		var p printer = &text{out: &out, threshold: 10 * time.Millisecond}
+		var p printer = &text{out: &out, size: func() (int, int) { return screenColumns, screenLines }, threshold: 10 * time.Millisecond}
 		if asJSON {
 			p = jsonLines{json.NewEncoder(&out)}
 		}
@@ -97,7 +97,7 @@ func TestScreenFits(t *testing.T) {
 		for _, s := range []Screen{fullScreen(), quietScreen()} {
 			s.NotSeen = append(s.NotSeen, "something")
 			var out bytes.Buffer
-			p := &text{out: &out, width: size.width, height: size.height, threshold: 10 * time.Millisecond, redraws: true}
+			p := &text{out: &out, size: func() (int, int) { return size.width, size.height }, threshold: 10 * time.Millisecond, redraws: true}
 			if err := p.screen(s); err != nil {
 				t.Fatal(err)
 			}
