@@ -61,6 +61,22 @@ func (r *Reader) Read(deadline time.Time) (Event, error) {
 	}
 }
 
+// Drain hands the events to tell that are there, until tell fails.
+func (r *Reader) Drain(tell func(Event) error) error {
+	for {
+		e, err := r.Read(time.Time{})
+		if errors.Is(err, ErrTimeout) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := tell(e); err != nil {
+			return err
+		}
+	}
+}
+
 func (r *Reader) take(record []byte) (Event, bool) {
 	e, err := Decode(record)
 	// A number beyond all CPUs that a kernel can have (CONFIG_NR_CPUS is at most 8192) is broken too.
@@ -104,17 +120,14 @@ func (r *Reader) Close(last func(Event)) (Summary, error) {
 		return Summary{}, nil
 	}
 	r.closed = true
-	for {
-		e, err := r.Read(time.Time{})
-		if errors.Is(err, ErrTimeout) {
-			break
-		}
-		if err != nil {
-			return r.Summary(), errors.Join(err, r.ring.Close())
-		}
+	err := r.Drain(func(e Event) error {
 		if last != nil {
 			last(e)
 		}
+		return nil
+	})
+	if err != nil {
+		return r.Summary(), errors.Join(err, r.ring.Close())
 	}
 	var written []uint64
 	if err := r.sequence.Lookup(uint32(0), &written); err != nil {

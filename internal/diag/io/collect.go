@@ -175,16 +175,10 @@ func (c *Collector) swap() (map[rowKey]counted, error) {
 
 // learnNames takes the events that are there.
 func (c *Collector) learnNames() error {
-	for {
-		e, err := c.reader.Read(time.Time{})
-		if errors.Is(err, event.ErrTimeout) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
+	return c.reader.Drain(func(e event.Event) error {
 		c.names.learn(e)
-	}
+		return nil
+	})
 }
 
 // decodePath reads struct io_path.

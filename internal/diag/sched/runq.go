@@ -83,29 +83,13 @@ func (c *collector) readBatches(ctx context.Context, tell func(event.Event) erro
 	ticks := time.NewTicker(batch)
 	defer ticks.Stop()
 	for ended := false; ; {
-		if err := c.drain(tell); err != nil || ended {
+		if err := c.reader.Drain(tell); err != nil || ended {
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			ended = true
 		case <-ticks.C:
-		}
-	}
-}
-
-// drain hands the events to tell that are there.
-func (c *collector) drain(tell func(event.Event) error) error {
-	for {
-		e, err := c.reader.Read(time.Time{})
-		if errors.Is(err, event.ErrTimeout) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if err := tell(e); err != nil {
-			return err
 		}
 	}
 }
