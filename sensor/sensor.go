@@ -265,8 +265,11 @@ func (s *Set) Detach() error {
 	return errors.Join(errs...)
 }
 
-// Close detaches the sensors and closes the maps.
+// Close detaches the sensors and closes the maps. Closing no Set does nothing.
 func (s *Set) Close() error {
+	if s == nil {
+		return nil
+	}
 	err := s.Detach()
 	s.maps.Close()
 	return err

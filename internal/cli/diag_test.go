@@ -28,6 +28,7 @@ func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 		{"irqoff", "x"}, {"irqoff", "0"}, {"irqoff", "-1s"}, {"irqoff", "1", "2"}, {"irqoff", "-t", "0"}, {"irqoff", "-t", "10001"}, {"irqoff", "-o", "xml"},
 		{"memleak", "x"}, {"memleak", "-i", "99ms"}, {"memleak", "--duration", "-1s"}, {"memleak", "--top", "-1"}, {"memleak", "--max-cpu", "-1"}, {"memleak", "--sample", "3"},
 		{"memleak", "--sample", "0"}, {"memleak", "--sample", "131072"}, {"memleak", "--table", "0"}, {"memleak", "--pid", "1"}, {"memleak", "-o", "xml"},
+		{"top", "x"}, {"top", "-i", "99ms"}, {"top", "--duration", "-1s"}, {"top", "-t", "999us"}, {"top", "-t", "11s"}, {"top", "-o", "xml"},
 		{"doctor", "x"}, {"doctor", "-o", "xml"},
 	} {
 		var out, errOut bytes.Buffer
@@ -39,7 +40,7 @@ func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 
 func TestDiagRefusesFiles(t *testing.T) {
 	for _, arguments := range [][]string{{"io", "--btf", "/no/such"}, {"doctor", "--btf", "/no/such"}, {"io", "-d", "nosuch"}, {"runq", "--btf", "/no/such"},
-		{"memleak", "--btf", "/no/such"}, {"memleak", "--cgroup", "/proc"},
+		{"memleak", "--btf", "/no/such"}, {"memleak", "--cgroup", "/proc"}, {"top", "--btf", "/no/such"},
 		{"irqoff", "--btf", "/no/such"}, {"irqoff", "1", "-f", "/no/such/file"}} {
 		var out, errOut bytes.Buffer
 		if code := Main(append([]string{"diag"}, arguments...), strings.NewReader(""), &out, &errOut); code != exitRefused ||
@@ -249,5 +250,20 @@ func TestDiagPingLastsFromItsStart(t *testing.T) {
 		if took := time.Since(out.first); err != nil || took < time.Second {
 			t.Errorf("%v: %v, %v after the first line:\n%s", role, err, took, out.String())
 		}
+	}
+}
+
+// TestDiagTopOnce has one screen, which says at its end how the streams went.
+func TestDiagTopOnce(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	var out, errOut bytes.Buffer
+	if code := Main([]string{"diag", "top", "--once", "-i", "100ms", "-o", "json"}, strings.NewReader(""), &out, &errOut); code != exitOK {
+		t.Fatalf("exit code %d, %s", code, errOut.String())
+	}
+	all := strings.Split(strings.TrimSpace(out.String()), "\n")
+	if len(all) != 3 || !strings.HasPrefix(all[0], `{"type":"start"`) || !strings.HasPrefix(all[1], `{"type":"screen"`) || !strings.HasPrefix(all[2], `{"type":"summary"`) {
+		t.Errorf("got %s", out.String())
 	}
 }

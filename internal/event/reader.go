@@ -28,6 +28,7 @@ type Reader struct {
 	received []uint64 // by CPU
 	next     []uint64 // by CPU: one more than the highest number seen
 	broken   uint64
+	closed   bool
 }
 
 // NewReader begins to read. The maps are the collection's MapEvents and MapSequence, and stay the caller's.
@@ -56,6 +57,22 @@ func (r *Reader) Read(deadline time.Time) (Event, error) {
 		}
 		if e, ok := r.take(record.RawSample); ok {
 			return e, nil
+		}
+	}
+}
+
+// Drain hands the events to tell that are there, until tell fails.
+func (r *Reader) Drain(tell func(Event) error) error {
+	for {
+		e, err := r.Read(time.Time{})
+		if errors.Is(err, ErrTimeout) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := tell(e); err != nil {
+			return err
 		}
 	}
 }
@@ -96,19 +113,21 @@ func (r *Reader) summary(written []uint64) Summary {
 }
 
 // Close ends the stream and says exactly how it went, if the programs have been detached and have ended
-// before. It hands what is still in the buffer to last, in order; nil: nobody wants it.
+// before. It hands what is still in the buffer to last, in order; nil: nobody wants it. Closing again, and closing no
+// Reader, does nothing.
 func (r *Reader) Close(last func(Event)) (Summary, error) {
-	for {
-		e, err := r.Read(time.Time{})
-		if errors.Is(err, ErrTimeout) {
-			break
-		}
-		if err != nil {
-			return r.Summary(), errors.Join(err, r.ring.Close())
-		}
+	if r == nil || r.closed {
+		return Summary{}, nil
+	}
+	r.closed = true
+	err := r.Drain(func(e Event) error {
 		if last != nil {
 			last(e)
 		}
+		return nil
+	})
+	if err != nil {
+		return r.Summary(), errors.Join(err, r.ring.Close())
 	}
 	var written []uint64
 	if err := r.sequence.Lookup(uint32(0), &written); err != nil {

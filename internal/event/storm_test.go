@@ -107,7 +107,17 @@ func TestLossIsExact(t *testing.T) {
 func TestNothingIsLostWhereThereIsRoom(t *testing.T) {
 	program, reader := loadStorm(t)
 	send(t, program, 10)
+	enough, told := errors.New("enough"), 0
+	if err := reader.Drain(func(event.Event) error { told++; return enough }); !errors.Is(err, enough) || told != 1 {
+		t.Errorf("%v, and %d events were told", err, told)
+	}
 	if summary, err := reader.Close(nil); err != nil || summary != (event.Summary{Received: 10}) {
 		t.Errorf("got %+v, %v, want 10 received", summary, err)
+	}
+	var none *event.Reader
+	for _, r := range []*event.Reader{reader, none} {
+		if summary, err := r.Close(func(event.Event) { t.Error("an event of a closed stream") }); err != nil || summary != (event.Summary{}) {
+			t.Errorf("closed again: %+v, %v", summary, err)
+		}
 	}
 }

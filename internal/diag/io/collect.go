@@ -175,16 +175,10 @@ func (c *Collector) swap() (map[rowKey]counted, error) {
 
 // learnNames takes the events that are there.
 func (c *Collector) learnNames() error {
-	for {
-		e, err := c.reader.Read(time.Time{})
-		if errors.Is(err, event.ErrTimeout) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
+	return c.reader.Drain(func(e event.Event) error {
 		c.names.learn(e)
-	}
+		return nil
+	})
 }
 
 // decodePath reads struct io_path.
@@ -247,20 +241,13 @@ func (c *Collector) Close() (event.Summary, error) {
 		err = errors.Join(err, swapped)
 	}
 	summary, closed := c.reader.Close(c.names.learn)
-	c.reader = nil
 	summary.Broken += c.names.broken
 	return summary, errors.Join(err, closed, c.release())
 }
 
 func (c *Collector) release() error {
-	var errs []error
-	if c.reader != nil {
-		_, err := c.reader.Close(nil)
-		errs = append(errs, err)
-	}
-	if c.set != nil {
-		errs = append(errs, c.set.Close())
-	}
+	_, err := c.reader.Close(nil)
+	errs := []error{err, c.set.Close()}
 	for _, m := range c.rows {
 		if m != nil {
 			errs = append(errs, m.Close())

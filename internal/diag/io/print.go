@@ -87,7 +87,7 @@ func (p text) tables(i Interval, hidden int) error {
 	for _, sensor := range slices.Sorted(maps.Keys(i.NotRun)) {
 		fmt.Fprintf(p.out, "%s: %d were not seen, because the sensor was interrupted on its CPU\n", sensor, i.NotRun[sensor])
 	}
-	_, err := fmt.Fprintf(p.out, "unattributed %.1f %% of %s\n", i.UnattributedPercent(), size(float64(i.Bytes)))
+	_, err := fmt.Fprintf(p.out, "unattributed %.1f %% of %s\n", i.UnattributedPercent(), Size(float64(i.Bytes)))
 	return err
 }
 
@@ -95,11 +95,11 @@ func rate(bytes float64) string {
 	if bytes == 0 {
 		return "0"
 	}
-	return size(bytes) + "/s"
+	return Size(bytes) + "/s"
 }
 
-// size has binary units, as the tools that print KB/s for disks do.
-func size(bytes float64) string {
+// Size has binary units, as the tools that print KB/s for disks do.
+func Size(bytes float64) string {
 	units := []string{"B", "KB", "MB", "GB", "TB"}
 	at := 0
 	for ; bytes >= 1024 && at < len(units)-1; at++ {

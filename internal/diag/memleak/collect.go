@@ -292,12 +292,7 @@ func now() uint64 {
 	return uint64(t.Nano())
 }
 
-func (c *collector) release() error {
-	if c.set == nil {
-		return nil
-	}
-	return c.set.Close()
-}
+func (c *collector) release() error { return c.set.Close() }
 
 // Examine attaches the sensors of `shunt diag memleak` and lets go of them again. The error is sensor.ErrNoWay if it
 // could not run; the results are complete then.

@@ -13,6 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/cgroup"
 	"github.com/shunt-lb/shunt/internal/diag/lasting"
 	"github.com/shunt-lb/shunt/internal/diag/symbol"
+	"github.com/shunt-lb/shunt/sensor"
 )
 
 // View is what of the rows is told.
@@ -38,38 +39,70 @@ type Interval struct {
 	Budget     string    `json:"budget,omitempty"`              // what was changed to keep it
 }
 
-// watch is the tool at work.
-type watch struct {
+// Watcher tells of live allocations, interval by interval. It is for one goroutine.
+type Watcher struct {
 	c       *collector
 	a       *account
 	v       View
+	hidden  error // why stacks have no names
+	stats   stdio.Closer
 	maxCPU  float64
 	began   time.Time
 	counted time.Time // when the costs below were read
 	took    time.Duration
 }
 
+// Watch begins to watch.
+func Watch(o Options, v View) (_ *Watcher, err error) {
+	functions, hidden := symbol.Read()
+	w := &Watcher{v: v, hidden: hidden, maxCPU: o.MaxCPU}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.Close())
+		}
+	}()
+	if o.MaxCPU > 0 {
+		if w.stats, err = ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME)); err != nil {
+			return nil, fmt.Errorf("have the kernel count what the sensors take, for the budget: %w", err)
+		}
+	}
+	if w.c, err = open(o); err != nil {
+		return nil, err
+	}
+	w.a = newAccount(o.Interval, w.c.sample, w.c, functions.Name, v.Addresses)
+	w.began, w.counted = time.Now(), time.Now()
+	return w, nil
+}
+
+// Results say how the sensors are attached.
+func (w *Watcher) Results() []sensor.Result { return w.c.set.Results }
+
+// Hidden says why stacks have no names; nil: they have.
+func (w *Watcher) Hidden() error { return w.hidden }
+
+// Close ends the watching.
+func (w *Watcher) Close() (err error) {
+	if w.c != nil {
+		err = w.c.release()
+	}
+	if w.stats != nil {
+		err = errors.Join(err, w.stats.Close())
+	}
+	return err
+}
+
 // Run watches until the context ends, and writes what is live each interval and then a summary, as text or, with
 // asJSON, as one object a line.
 func Run(ctx context.Context, o Options, v View, asJSON bool, out stdio.Writer) (err error) {
-	functions, hidden := symbol.Read()
-	if o.MaxCPU > 0 {
-		stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
-		if err != nil {
-			return fmt.Errorf("have the kernel count what the sensors take, for the budget: %w", err)
-		}
-		defer func() { err = errors.Join(err, stats.Close()) }()
-	}
-	c, err := open(o)
+	w, err := Watch(o, v)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, c.release()) }()
-	w := &watch{c: c, a: newAccount(o.Interval, c.sample, c, functions.Name, v.Addresses), v: v, maxCPU: o.MaxCPU, began: time.Now(), counted: time.Now()}
+	defer func() { err = errors.Join(err, w.Close()) }()
 	ctx, cancel := lasting.For(ctx, o.Duration)
 	defer cancel()
 	p := newPrinter(out, asJSON)
-	if err := p.start(c.set.Results, o.BTF.From, hidden); err != nil {
+	if err := p.start(w.Results(), o.BTF.From, w.hidden); err != nil {
 		return err
 	}
 	ticks := time.NewTicker(o.Interval)
@@ -77,14 +110,14 @@ func Run(ctx context.Context, o Options, v View, asJSON bool, out stdio.Writer) 
 	for {
 		select {
 		case <-ctx.Done():
-			i, err := w.interval()
+			i, err := w.Interval()
 			if err != nil {
 				return err
 			}
 			return p.summary(i)
 		case <-ticks.C:
 		}
-		i, err := w.interval()
+		i, err := w.Interval()
 		if err != nil {
 			return err
 		}
@@ -94,8 +127,8 @@ func Run(ctx context.Context, o Options, v View, asJSON bool, out stdio.Writer) 
 	}
 }
 
-// interval reads what is live now, and keeps the budget.
-func (w *watch) interval() (Interval, error) {
+// Interval reads what is live now, and keeps the budget.
+func (w *Watcher) Interval() (Interval, error) {
 	i := Interval{Time: time.Now(), Sample: w.c.sample}
 	i.Seconds = i.Time.Sub(w.began).Seconds()
 	live, err := w.c.live()
@@ -122,7 +155,7 @@ func (w *watch) interval() (Interval, error) {
 }
 
 // budget watches fewer addresses if the sensors took more of a CPU than they may.
-func (w *watch) budget(i *Interval) error {
+func (w *Watcher) budget(i *Interval) error {
 	took, err := w.c.set.Runtime()
 	if err != nil {
 		return err

@@ -110,8 +110,8 @@ type Missed struct {
 	NotRun  map[string]uint64 `json:"not_run"` // by sensor: the kernel left runs out, as an interrupt came into one
 }
 
-// total is all that was missed.
-func (m Missed) total() uint64 {
+// Total is all that was missed.
+func (m Missed) Total() uint64 {
 	sum := m.Waits + m.Wakeups + m.Unseen + m.Untold
 	for _, n := range m.NotRun {
 		sum += n
@@ -160,21 +160,13 @@ func (c *collector) end(last func(event.Event)) (Ending, error) {
 	e.Missed = missed
 	err = errors.Join(err, c.set.Detach())
 	summary, closed := c.reader.Close(last)
-	c.reader = nil
 	e.Summary = summary
 	return e, errors.Join(err, closed)
 }
 
 func (c *collector) release() error {
-	var errs []error
-	if c.reader != nil {
-		_, err := c.reader.Close(nil)
-		errs = append(errs, err)
-	}
-	if c.set != nil {
-		errs = append(errs, c.set.Close())
-	}
-	return errors.Join(errs...)
+	_, err := c.reader.Close(nil)
+	return errors.Join(err, c.set.Close())
 }
 
 // decode reads a payload of the programs.

@@ -127,7 +127,7 @@ func (v *stallView) wait(w Wait) error {
 	if v.json {
 		return json.NewEncoder(v.out).Encode(waitLine{"wait", w})
 	}
-	return v.row(w.Time, w.CPU, w.Comm, w.TID, w.Nanos, WaitKind, w.reason())
+	return v.row(w.Time, w.CPU, w.Comm, w.TID, w.Nanos, WaitKind, w.Reason())
 }
 
 func (v *stallView) stall(s Stall) error {

@@ -43,15 +43,15 @@ func printSensors(out io.Writer, results []sensor.Result, btf string) {
 }
 
 func (p runqText) wait(w Wait) error {
-	_, err := fmt.Fprintf(p.out, "%s %3d  %-16s %-8d %10s  %s\n", w.Time.Format("15:04:05.000000"), w.CPU, event.Printable(w.Comm), w.TID, micros(w.Nanos), w.reason())
+	_, err := fmt.Fprintf(p.out, "%s %3d  %-16s %-8d %10s  %s\n", w.Time.Format("15:04:05.000000"), w.CPU, event.Printable(w.Comm), w.TID, micros(w.Nanos), w.Reason())
 	return err
 }
 
 // competitorsShown is how many competitors a line names.
 const competitorsShown = 3
 
-// reason is what the CPU did during the wait, in one line.
-func (w Wait) reason() string {
+// Reason is what the CPU did during the wait, in one line.
+func (w Wait) Reason() string {
 	var parts []string
 	for i, c := range w.Behind {
 		if i == competitorsShown {
@@ -142,7 +142,7 @@ func printEnding(out io.Writer, e Ending) error {
 	if e.Broken > 0 {
 		broken = fmt.Sprintf(", %d of the received broken", e.Broken)
 	}
-	fmt.Fprintf(out, "\nevents: %d received, %d lost, %d missed%s\n", e.Received, e.Lost, e.Missed.total(), broken)
+	fmt.Fprintf(out, "\nevents: %d received, %d lost, %d missed%s\n", e.Received, e.Lost, e.Missed.Total(), broken)
 	if e.Missed.Waits > 0 {
 		fmt.Fprintf(out, "%d waits were not measured, because too many tasks waited at a time\n", e.Missed.Waits)
 	}

@@ -56,7 +56,11 @@ const patience = 100 * time.Millisecond
 // read hands events to tell until the context ends.
 func (c *collector) read(ctx context.Context, tell func(event.Event) error) error {
 	for ctx.Err() == nil {
-		e, err := c.reader.Read(time.Now().Add(patience))
+		until := time.Now().Add(patience)
+		if end, has := ctx.Deadline(); has && end.Before(until) {
+			until = end
+		}
+		e, err := c.reader.Read(until)
 		if errors.Is(err, event.ErrTimeout) {
 			continue
 		}
@@ -68,6 +72,26 @@ func (c *collector) read(ctx context.Context, tell func(event.Event) error) erro
 		}
 	}
 	return nil
+}
+
+// batch is how often readBatches looks for events. To be woken for each of some hundred events a second took 6 % of a
+// CPU (Linux 6.18, 2 CPUs with a load of 22).
+const batch = 50 * time.Millisecond
+
+// readBatches is read for somebody who needs no event at once. It hands over those too that are there at the end.
+func (c *collector) readBatches(ctx context.Context, tell func(event.Event) error) error {
+	ticks := time.NewTicker(batch)
+	defer ticks.Stop()
+	for ended := false; ; {
+		if err := c.reader.Drain(tell); err != nil || ended {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			ended = true
+		case <-ticks.C:
+		}
+	}
 }
 
 // ExamineRunQueues attaches the sensors of `shunt diag runq` and lets go of them again. The error is sensor.ErrNoWay if

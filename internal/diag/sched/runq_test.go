@@ -180,7 +180,7 @@ func observe(t *testing.T, pid uint32, threshold time.Duration, enough func(all 
 			t.Error(err)
 		}
 	})
-	if err != nil || ending.Lost != 0 || ending.Missed.total() != ending.Missed.Unseen || int(ending.Received) != len(waits) {
+	if err != nil || ending.Lost != 0 || ending.Missed.Total() != ending.Missed.Unseen || int(ending.Received) != len(waits) {
 		t.Errorf("the end: %+v, %v, %d waits", ending, err, len(waits))
 	}
 	q, err := c.queues()
@@ -248,7 +248,7 @@ func TestCompetitorIsNamed(t *testing.T) {
 		if w.TID == waiter && w.CPU != uint32(aCPU()) {
 			t.Errorf("the task is on CPU %d alone: %+v", aCPU(), w)
 		}
-		t.Log(w.reason())
+		t.Log(w.Reason())
 	}
 	longest := uint64(0)
 	for _, cpu := range q.CPUs {

@@ -105,11 +105,19 @@ type Queues struct {
 	Tasks   []Task  `json:"tasks"` // the longest wake-up first
 }
 
+// cpus are all CPUs that the machine could have, since the start.
+func (c *collector) cpus() (all []schedSchedCpu, err error) {
+	if err := c.set.Maps[schedMapShSchedCpus].Lookup(uint32(0), &all); err != nil {
+		return nil, fmt.Errorf("read the CPUs: %w", err)
+	}
+	return all, nil
+}
+
 func (c *collector) queues() (Queues, error) {
 	q := Queues{Seconds: time.Since(c.began).Seconds(), CPUs: []CPU{}, Tasks: []Task{}}
-	var all []schedSchedCpu
-	if err := c.set.Maps[schedMapShSchedCpus].Lookup(uint32(0), &all); err != nil {
-		return q, fmt.Errorf("read the CPUs: %w", err)
+	all, err := c.cpus()
+	if err != nil {
+		return q, err
 	}
 	for n, raw := range all {
 		one := CPU{CPU: n, Waits: raw.Waits, WaitNanos: raw.WaitNs, Samples: raw.Samples, LengthMax: raw.LengthMax}

@@ -95,7 +95,6 @@ func (w *Watch) Run(ctx context.Context, tell func(Found) error, all func(*rule.
 			err = w.take(e, &c, tell, all)
 		}
 	})
-	w.reader = nil
 	c.Again, c.Summary = w.judge.again, sum
 	return c, errors.Join(err, last)
 }
@@ -151,13 +150,6 @@ func (w *Watch) take(raw event.Event, c *Counts, tell func(Found) error, all fun
 
 // Close takes everything out of the kernel.
 func (w *Watch) Close() error {
-	var errs []error
-	if w.reader != nil {
-		_, err := w.reader.Close(nil)
-		errs = append(errs, err)
-	}
-	if w.set != nil {
-		errs = append(errs, w.set.Close())
-	}
-	return errors.Join(errs...)
+	_, err := w.reader.Close(nil)
+	return errors.Join(err, w.set.Close())
 }

@@ -391,9 +391,7 @@ func (g *Guard) Summary() event.Summary { return g.reader.Summary() }
 
 // Close lets go of what this process has. The protection stays: see Stop.
 func (g *Guard) Close() {
-	if g.reader != nil {
-		_, _ = g.reader.Close(nil)
-	}
+	_, _ = g.reader.Close(nil)
 	if g.coll != nil {
 		g.coll.Close()
 	}

@@ -1,0 +1,74 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shunt-lb/shunt/internal/diag/top"
+)
+
+func newDiagTop(s streams) *cobra.Command {
+	var o top.Options
+	var memory bool
+	var output, btf string
+	c := &cobra.Command{
+		Use:   "top",
+		Short: "Show on one screen what io, runq, irqoff and memleak find out (needs root)",
+		Long: `Show disks, IO by process and file, waits for CPUs, what made CPUs late, and memory of the kernel that
+grows, on a screen of 80 columns and 24 lines that is redrawn until Ctrl-C, which prints a summary. If
+the output goes to no terminal, or with --once, it is one screen; with -o json it is one object a line.
+
+The last lines say what is not seen. For more of a part use its own command: shunt diag io, runq,
+irqoff and memleak. With --memory one address of 64 of the kernel's memory is watched, so that what
+grows is an estimate, and it shows after at least 8 intervals.`,
+		Example: `  sudo shunt diag top --memory                      # what is slow on this machine, and what grows?
+  sudo shunt diag top -i 10s --duration 1h -o json  # an object each ten seconds, for an hour`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := completeTop(o, output); err != nil {
+				return err
+			}
+			types, err := findTypes(btf)
+			if err != nil {
+				return err
+			}
+			o.BTF = types
+			if memory {
+				o.Sample = topSample
+			}
+			ctx, cancel := toolContext(c.Context())
+			defer cancel()
+			return privileges(top.Run(ctx, o, output == "json", s.out))
+		},
+	}
+	f := c.Flags()
+	f.DurationVarP(&o.Interval, "interval", "i", 2*time.Second, "time of a screen")
+	f.DurationVar(&o.Duration, "duration", 0, "end after this time, as 5m; default: at Ctrl-C")
+	f.DurationVarP(&o.Threshold, "threshold", "t", 10*time.Millisecond, "show tasks and CPUs that are late by more")
+	f.BoolVar(&memory, "memory", false, "watch the kernel's memory too, which costs more than all else")
+	f.BoolVar(&o.Once, "once", false, "end after one screen")
+	btfFlag(c, &btf)
+	outputFlag(c, &output)
+	return c
+}
+
+// topSample is the N of the sample 1/N in which memory is watched.
+const topSample = 64
+
+// topThresholdMax is the longest: windows of a timer that is two fifths of it are looked at.
+const topThresholdMax = 10 * time.Second
+
+func completeTop(o top.Options, output string) error {
+	switch {
+	case o.Interval < intervalLeast:
+		return usageError{fmt.Errorf("--interval %v: at least %v", o.Interval, intervalLeast)}
+	case o.Duration < 0:
+		return usageError{errors.New("--duration cannot be negative")}
+	case o.Threshold < time.Millisecond || o.Threshold > topThresholdMax:
+		return usageError{fmt.Errorf("--threshold %v: from 1ms to %v", o.Threshold, topThresholdMax)}
+	}
+	return requireOutput(output)
+}

@@ -1,0 +1,279 @@
+package top
+
+import (
+	"cmp"
+	"fmt"
+	stdio "io"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/shunt-lb/shunt/internal/diag/io"
+	"github.com/shunt-lb/shunt/internal/diag/memleak"
+	"github.com/shunt-lb/shunt/internal/diag/sched"
+	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/sensor"
+)
+
+// The size of a screen that fits everywhere.
+const (
+	screenColumns = 80
+	screenLines   = 24
+)
+
+// Rows of the parts below their titles. With titles, the first line and one for the longest stall they fill a screen.
+const (
+	diskRows    = 3
+	ioRows      = 4
+	cpuRows     = 2
+	waiterRows  = 2
+	memoryRows  = 2
+	notSeenRows = 2
+)
+
+// text is for people.
+type text struct {
+	out       stdio.Writer
+	size      func() (columns, lines int) // of the screen
+	threshold time.Duration
+	redraws   bool // each screen is written over the last one
+}
+
+// start says nothing: what the sensors lose is on each screen.
+func (p *text) start([]sensor.Result, string) error { return nil }
+
+// Codes of terminals (ECMA-48): the cursor to the first line, all that is from the cursor to the end of the line and of
+// the screen away.
+const (
+	toTop     = "\x1b[H"
+	endOfLine = "\x1b[K"
+	endOfAll  = "\x1b[J"
+)
+
+func (p *text) screen(s Screen) error {
+	width, height := p.size()
+	all := p.lines(s, width)
+	all = all[:min(len(all), height)]
+	for i, l := range all {
+		all[i] = cut(l, width)
+	}
+	text := strings.Join(all, "\n") + "\n"
+	if p.redraws {
+		text = toTop + strings.Join(all, endOfLine+"\n") + endOfLine + endOfAll
+	}
+	_, err := stdio.WriteString(p.out, text)
+	return err
+}
+
+func (p *text) summary(s Summary) error {
+	var parts []string
+	if s.Late != nil {
+		parts = append(parts, fmt.Sprintf("waits and stalls: %d received, %d lost, %d missed", s.Late.Received, s.Late.Lost, s.Late.Missed.Total()))
+	}
+	if s.Names != nil {
+		parts = append(parts, fmt.Sprintf("names of files: %d received, %d lost, %d broken", s.Names.Received, s.Names.Lost, s.Names.Broken))
+	}
+	if s.Confidence != nil {
+		parts = append(parts, fmt.Sprintf("memory: %.2f %% of frees were seen", *s.Confidence))
+	}
+	_, err := fmt.Fprintf(p.out, "\nSummary of %.1f s\n%s\n", s.Seconds, strings.Join(parts, "\n"))
+	return err
+}
+
+// section is a part of the screen: its title, and rows of which some do not fit.
+type section struct {
+	name    string
+	width   int    // of the first column
+	columns string // the rest of the title
+	rows    []string
+	hidden  int
+}
+
+// title has the number of rows that do not fit behind the name.
+func (s section) title() string {
+	name := s.name
+	if s.hidden > 0 {
+		name += fmt.Sprintf(" +%d", s.hidden)
+	}
+	return fmt.Sprintf("%-*s%s", s.width, name, s.columns)
+}
+
+// add puts a row below the others, if there is room.
+func (s *section) add(most int, format string, values ...any) {
+	if len(s.rows) == most {
+		s.hidden++
+		return
+	}
+	s.rows = append(s.rows, fmt.Sprintf(format, values...))
+}
+
+// lines are at most as many as fit on a screen. When it is redrawn, each part stays where it was.
+func (p *text) lines(s Screen, width int) []string {
+	all := []string{fmt.Sprintf("shunt diag top  %s  last %.1f s; the command itself took %.1f %% of a CPU", s.Time.Format("15:04:05"), s.Seconds, s.Command)}
+	put := func(most int, part section) {
+		all = append(append(all, part.title()), part.rows...)
+		for n := len(part.rows); p.redraws && n < most; n++ {
+			all = append(all, "")
+		}
+	}
+	if s.IO != nil {
+		put(diskRows, disks(*s.IO))
+		put(ioRows, files(*s.IO, width))
+	}
+	if s.Sched != nil {
+		put(cpuRows, cpus(*s.Sched))
+		put(waiterRows, p.waiters(*s.Sched))
+		put(1, p.stalls(*s.Sched))
+	}
+	if s.Memory != nil {
+		put(memoryRows, memory(*s.Memory))
+	}
+	unseen := section{name: "NOT SEEN"}
+	for _, one := range s.NotSeen {
+		unseen.add(notSeenRows, "  %s", one)
+	}
+	if unseen.hidden > 0 {
+		unseen.columns = "  (-o json has all)"
+	}
+	if len(s.NotSeen) > 0 {
+		put(notSeenRows, unseen)
+	}
+	return all
+}
+
+func disks(i io.Interval) section {
+	s := section{name: "DISK", width: 10, columns: fmt.Sprintf(" %7s %7s %10s %10s %8s %9s %6s", "R/s", "W/s", "READ", "WRITTEN", "WAIT ms", "DEVICE ms", "UTIL%")}
+	for _, d := range i.Disks {
+		s.add(diskRows, "%-10s %7.0f %7.0f %10s %10s %8.2f %9.2f %6.1f", d.Name, d.ReadRate, d.WriteRate, rate(d.ReadBytes), rate(d.WriteBytes), d.Wait, d.Device, d.Util)
+	}
+	if len(i.Disks) == 0 {
+		s.columns = " no disk had requests"
+	}
+	return s
+}
+
+func rate(bytes float64) string {
+	if bytes == 0 {
+		return "0"
+	}
+	return io.Size(bytes) + "/s"
+}
+
+// files are rows by process and file. Of a long path its end is shown, which tells files apart.
+func files(i io.Interval, width int) section {
+	s := section{name: "IO", width: 16, columns: fmt.Sprintf(" %7s %10s %10s  FILE", "PID", "READ", "WRITTEN")}
+	if n := i.UnattributedPercent(); n > 0 {
+		s.columns += fmt.Sprintf("  unattributed %.1f %%", n)
+	}
+	for _, r := range i.Rows {
+		comm := event.Printable(r.Comm)
+		if r.Unattributed {
+			comm = "[" + comm + "]"
+		}
+		line := fmt.Sprintf("%-16s %7d %10s %10s  ", cut(comm, 16), r.PID, rate(float64(r.ReadBytes)/i.Seconds), rate(float64(r.WriteBytes)/i.Seconds))
+		s.add(ioRows, "%s%s", line, cutLeft(event.Printable(r.Path), width-utf8.RuneCountInString(line)))
+	}
+	if len(i.Rows) == 0 {
+		s.width, s.columns = 10, " none entered the block layer"
+	}
+	return s
+}
+
+// cpus are the CPUs for which tasks waited longest in all.
+func cpus(i sched.Interval) section {
+	s := section{name: "CPU", width: 10, columns: fmt.Sprintf(" %9s %9s %14s %9s", "WAITS/s", "MEAN us", "99 % below us", "RUNNABLE")}
+	for _, l := range busiest(i.CPUs) {
+		s.add(cpuRows, "%-10d %9.0f %9.1f %14d %9.2f", l.CPU, float64(l.Waits)/i.Seconds, float64(l.MeanNanos)/1e3, l.P99Nanos/1000, l.Runnable)
+	}
+	return s
+}
+
+func (p *text) waiters(i sched.Interval) section {
+	s := section{name: "WAITED", width: 16, columns: fmt.Sprintf(" %7s %6s %9s  BEHIND (us)", "TID", "TIMES", "MAX ms")}
+	for _, w := range i.Waiters {
+		s.add(waiterRows, "%-16s %7d %6d %9.1f  %s", cut(event.Printable(w.Comm), 16), w.TID, w.Waits, millis(w.Longest.Nanos), w.Longest.Reason())
+	}
+	if len(i.Waiters) == 0 {
+		s.width, s.columns = 10, fmt.Sprintf(" no task for a CPU for more than %v", p.threshold)
+	}
+	return s
+}
+
+func (p *text) stalls(i sched.Interval) section {
+	s := section{name: "LATE", width: 10, columns: fmt.Sprintf(" by more than %v:", p.threshold)}
+	for _, kind := range []sched.Kind{sched.IRQOff, sched.Softirq, sched.Preempt, sched.Steal} {
+		s.columns += fmt.Sprintf("  %s %d", kind, i.Kinds[kind])
+	}
+	if l := i.Longest; l != nil {
+		where := l.Softirq
+		if where == "" && len(l.Stack) > 0 && l.Kind != sched.Steal {
+			where = l.Stack[0]
+		}
+		s.add(1, "%s", strings.TrimRight(fmt.Sprintf("  the longest: %s %.1f ms on CPU %d, %s/%d  %s", l.Kind, millis(l.Nanos), l.CPU, event.Printable(l.Comm), l.TID, where), " "))
+	}
+	return s
+}
+
+func millis(nanos uint64) float64 { return float64(nanos) / 1e6 }
+
+// memory are the rows that grow, or may. Others are no news.
+func memory(i memleak.Interval) section {
+	s := section{name: "MEMORY", width: 20, columns: fmt.Sprintf(" %12s %10s  %-11s BY", "GROWTH", "LIVE", "STATE")}
+	early := len(i.Rows) == 0
+	for _, r := range i.Rows {
+		switch r.State {
+		case memleak.Early:
+			early = true
+			continue
+		case memleak.Steady:
+			continue
+		}
+		name, by, live := r.Kind.String(), "the stack is not known", r.Bytes
+		if r.Cache != "" {
+			name += " " + event.Printable(r.Cache)
+		}
+		if len(r.Stack) > 0 {
+			by = r.Stack[0]
+		}
+		if r.Estimate != nil {
+			live = r.Estimate.Bytes
+		}
+		s.add(memoryRows, "%-20s %12s %10s  %-11s %s", cut(name, 20), rate(r.Rate), io.Size(float64(live)), r.State, by)
+	}
+	s.hidden = max(s.hidden, i.Growing-len(s.rows))
+	switch {
+	case len(s.rows) > 0:
+	case early:
+		s.width, s.columns = 10, " too few intervals to tell whether any of the kernel's grows"
+	default:
+		s.width, s.columns = 10, fmt.Sprintf(" none of the kernel's grows; %d live, a sample of 1/%d", i.Live, i.Sample)
+	}
+	return s
+}
+
+// cut shortens a line that is too long.
+func cut(s string, width int) string {
+	if utf8.RuneCountInString(s) <= width {
+		return s
+	}
+	return string([]rune(s)[:max(0, width-1)]) + "…"
+}
+
+// cutLeft is cut, but the end stays.
+func cutLeft(s string, width int) string {
+	runes := []rune(s)
+	if len(runes) <= width {
+		return s
+	}
+	return "…" + string(runes[len(runes)-max(0, width-1):])
+}
+
+// busiest are the CPUs, that first for which tasks waited longest in all.
+func busiest(all []sched.Load) []sched.Load {
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(a, b sched.Load) int {
+		return cmp.Compare(b.Waits*b.MeanNanos, a.Waits*a.MeanNanos)
+	})
+	return all
+}
