@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
-	"gopkg.in/natefinch/lumberjack.v2"
 
 	"github.com/shunt-lb/shunt/internal/diag/ping"
 	"github.com/shunt-lb/shunt/sensor"
@@ -119,15 +117,10 @@ func (o *diagPingOptions) duration() time.Duration { return time.Duration(o.seco
 func (o *diagPingOptions) run(ctx context.Context, types sensor.BTF, s streams) (err error) {
 	p := &ping.Printer{Out: s.out, JSON: o.output == "json", Above: time.Duration(o.above) * time.Microsecond}
 	if o.output == "log" {
-		// A log that cannot be written to is refused before the first probe.
-		file, err := os.OpenFile(o.log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-		if err == nil {
-			err = file.Close()
+		log, openErr := openRotated(o.log, 0o644, o.logSize, o.logBackups)
+		if openErr != nil {
+			return openErr
 		}
-		if err != nil {
-			return fmt.Errorf("open the log: %w", err)
-		}
-		log := &lumberjack.Logger{Filename: o.log, MaxSize: o.logSize, MaxBackups: o.logBackups}
 		defer func() { err = errors.Join(err, log.Close()) }()
 		p.Log = log
 	}

@@ -14,10 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/guard/agent"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/value"
+	"github.com/shunt-lb/shunt/sensor"
 )
 
 func newGuard(s streams) *cobra.Command {
@@ -112,7 +114,7 @@ func printPolicy(w io.Writer, file string, p policy.Policy, faults []config.Faul
 		fmt.Fprintf(w, "  %s: %v\n", r.Name, r)
 	}
 	if p.Detection.IsOn {
-		fmt.Fprintf(w, "%s detects by %s, %d of its own. `shunt guard events --policy %s` watches for them.\n", file, value.Counted(len(p.Detection.Active()), "rule"), len(p.Detection.Rules), file)
+		fmt.Fprintf(w, "%s detects by %s, %d of its own. `shunt guard run --policy %s` watches for them.\n", file, value.Counted(len(p.Detection.Active()), "rule"), len(p.Detection.Rules), file)
 	}
 	return nil
 }
@@ -147,109 +149,173 @@ func loadPolicy(s streams, file string) (policy.Policy, error) {
 	return p, nil
 }
 
+// guardRun is what `shunt guard run` was asked for.
+type guardRun struct {
+	file, output, cgroup, folder string
+	types                        sensor.BTF
+	log                          string // a file, which has the lines as JSON instead; "": none
+	logSize, logBackups          int
+}
+
 func newGuardRun(s streams) *cobra.Command {
-	var file, output string
+	o := guardRun{folder: agent.RunDirectory}
+	var btf string
 	c := &cobra.Command{
 		Use:   "run --policy FILE",
-		Short: "Protect what a policy says, and tell what is denied, until Ctrl-C (needs root)",
-		Long: `Have the kernel protect the files of a policy, and print each operation that is denied, or that
-would be (mode: audit). The protection does not need this process: it goes on when the process ends
-in any way, also after Ctrl-C, until ` + "`shunt guard stop`" + ` or the next boot. Running the command
-again takes it over, with a new policy if there is one, and SIGHUP has it read the file again: the
-kernel switches from one policy to the other at once.
+		Short: "Protect and detect what a policy says, and tell what is denied or found, until Ctrl-C (needs root)",
+		Long: `Have the kernel protect the files of a policy, and watch for what its section detect names. Each operation
+that is denied, or that would be (mode: audit), and each finding is printed. The protection does not need
+this process: it goes on when the process ends in any way, also after Ctrl-C, until ` + "`shunt guard stop`" + ` or
+the next boot; detection ends with it. Running the command again takes the protection over.
 
-The kernel must let BPF programs decide (BPF LSM). If it does not, the first line says what is not
-enforced and why. The command then exits with 1 if a rule has mode deny and the policy has not
-degraded: allow, and else with 0.`,
+SIGHUP has it read the file again, and both switch to it at once. A file with faults changes nothing. A
+section that is new is switched on, and one that has gone is switched off: without rules that protect,
+nothing is protected any more. ` + "`shunt guard status`" + ` says what is on.
+
+For protection the kernel must let BPF programs decide (BPF LSM). If it does not, the first line says what is
+not enforced and why. The command then exits with 1 if a rule has mode deny and the policy has not
+degraded: allow; else it detects, and with nothing to detect it exits with 0.
+
+With --log, what is denied or found goes to a file as JSON, which is renamed when it is full.`,
 		Example: `  shunt guard check guard.yaml
-  sudo shunt guard run --policy guard.yaml`,
+  sudo shunt guard run --policy guard.yaml
+  sudo shunt guard run --policy guard.yaml --log /var/log/shunt-guard.json`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := requireOutput(output); err != nil {
+			if err := requireOutput(o.output); err != nil {
 				return err
 			}
-			p, err := loadPolicy(s, file)
+			if o.logSize < 1 || o.logBackups < 0 {
+				return usageError{errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
+			}
+			p, err := loadPolicy(s, o.file)
 			if err != nil {
 				return err
 			}
-			if len(p.Rules) == 0 {
-				return fmt.Errorf("%s protects nothing: its rules detect, and `shunt guard events --policy FILE` watches for them", file)
+			if o.types, err = findTypes(btf); err != nil {
+				return err
 			}
 			if err := requireRoot("guard run", "puts programs into the kernel"); err != nil {
 				return err
 			}
-			if p.Detection.IsOn {
-				fmt.Fprintln(s.err, "This command protects. Run `shunt guard events --policy FILE` beside it, which watches for what the section detect names.")
-			}
-			return runGuard(c, s, p, file, output)
+			return runGuard(c, s, p, o)
 		},
 	}
-	c.Flags().StringVar(&file, "policy", "", "the policy: a file, or a directory of *.yaml")
-	outputFlag(c, &output)
+	f := c.Flags()
+	f.StringVar(&o.file, "policy", "", "the policy: a file, or a directory of *.yaml")
+	f.StringVar(&o.cgroup, "cgroup", "", "detect in processes of this cgroup only, and of those below it: a folder of the second hierarchy")
+	f.StringVar(&o.log, "log", "", "file to which what is denied or found is appended as JSON, instead of printed")
+	f.IntVar(&o.logSize, "logsize", 100, "MiB after which the log is renamed and a new one begun")
+	f.IntVar(&o.logBackups, "logbackup", 3, "renamed logs that are kept, the newest; 0: all")
+	btfFlag(c, &btf)
+	outputFlag(c, &o.output)
 	return c
 }
 
-func runGuard(c *cobra.Command, s streams, p policy.Policy, file, output string) error {
+// teller writes what the agent tells, as text or as one JSON object a line.
+func teller(w io.Writer, isJSON bool) func(agent.Line) error {
+	lines := json.NewEncoder(w)
+	return func(l agent.Line) error {
+		switch {
+		case !isJSON:
+			_, err := fmt.Fprintln(w, l)
+			return err
+		case l.Attempt != nil:
+			return lines.Encode(l.Attempt)
+		default:
+			return lines.Encode(detectionLine{Found: l.Found})
+		}
+	}
+}
+
+func runGuard(c *cobra.Command, s streams, p policy.Policy, o guardRun) (err error) {
 	log, err := newLog(s.err, "text", false)
 	if err != nil {
 		return err
 	}
+	notes := s.out
+	if o.output == "json" {
+		notes = s.err
+	}
+	tell := teller(s.out, o.output == "json")
+	if o.log != "" {
+		file, openErr := openRotated(o.log, 0o600, o.logSize, o.logBackups)
+		if openErr != nil {
+			return openErr
+		}
+		defer func() { err = errors.Join(err, file.Close()) }()
+		tell = teller(file, true)
+	}
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, unix.SIGHUP) // before anybody can know that it is at work
 	defer signal.Stop(hangup)
-	g, err := protect.Start(kernel.DefaultPinRoot, p, log)
+	a, err := agent.Start(p, agent.Options{Root: kernel.DefaultPinRoot, Folder: o.folder, Cgroup: o.cgroup, BTF: o.types, Log: log, Say: s.err, Tell: tell})
 	var refused *protect.Refusal
 	if errors.As(err, &refused) {
 		return notEnforced(s, p, refused)
 	}
 	if err != nil {
-		return err
+		return privileges(err)
 	}
-	defer g.Close()
-	tell := func(a protect.Attempt) error {
-		_, err := fmt.Fprintln(s.out, a)
-		return err
+	if refused = a.Refusal(); refused != nil {
+		if err := notEnforced(s, p, refused); err != nil || !p.Detection.IsOn {
+			return errors.Join(err, a.Close())
+		}
 	}
-	if output == "json" {
-		lines := json.NewEncoder(s.out)
-		tell = func(a protect.Attempt) error { return lines.Encode(a) }
+	sayBegins(notes, a, p)
+	if g := a.Guard(); g != nil {
+		g.Warn(s.err)
 	}
-	notes := s.out
-	if output == "json" {
-		notes = s.err
-	}
-	begins := "protected from now on"
-	if g.Adopted {
-		begins = "protected without interruption"
-	}
-	fmt.Fprintf(notes, "%s, %s: %s.\n", value.Counted(g.Files, "inode"), value.Counted(len(p.Rules), "rule"), begins)
-	for _, r := range p.Rules {
-		fmt.Fprintf(notes, "  %s: %v\n", r.Name, r)
-	}
-	if g.Unheard > 0 {
-		fmt.Fprintf(notes, "%s while nobody listened; `shunt guard status` counts them\n", value.Counted(int(g.Unheard), "attempt"))
-	}
-	g.Warn(s.err)
 	ctx, cancel := untilStopped(c.Context())
 	defer cancel()
 	reloaded := make(chan struct{})
 	go func() {
 		defer close(reloaded)
-		reload(ctx, g, hangup, file, s.err)
+		reload(ctx, a, hangup, o.file, s.err)
 	}()
-	defer func() {
-		cancel()
-		<-reloaded // before the maps are closed
-	}()
-	if err := g.Listen(ctx, tell); err != nil {
-		return err
-	}
-	sum := g.Summary()
-	fmt.Fprintf(notes, "%d told, %d lost. All stays protected; `shunt guard stop` ends that.\n", sum.Received, sum.Lost)
-	return nil
+	err = a.Wait(ctx)
+	cancel()
+	<-reloaded // before the maps are closed
+	protects := a.Guard() != nil
+	err = errors.Join(err, a.Close())
+	sayEnds(notes, a.Status(), protects)
+	return err
 }
 
-// applier is a *protect.Guard.
+// sayBegins says what is on.
+func sayBegins(w io.Writer, a *agent.Agent, p policy.Policy) {
+	if g := a.Guard(); g != nil {
+		begins := "protected from now on"
+		if g.Adopted {
+			begins = "protected without interruption"
+		}
+		fmt.Fprintf(w, "%s, %s: %s.\n", value.Counted(g.Files, "inode"), value.Counted(len(p.Rules), "rule"), begins)
+		for _, r := range p.Rules {
+			fmt.Fprintf(w, "  %s: %v\n", r.Name, r)
+		}
+		if g.Unheard > 0 {
+			fmt.Fprintf(w, "%s while nobody listened; `shunt guard status` counts them\n", value.Counted(int(g.Unheard), "attempt"))
+		}
+	}
+	if n := len(p.Detection.Active()); n > 0 {
+		fmt.Fprintf(w, "Detecting by %s.\n", value.Counted(n, "rule"))
+	}
+}
+
+// sayEnds says how it went.
+func sayEnds(w io.Writer, status agent.Status, protects bool) {
+	lost := status.Alerts.Lost + status.Notes.Lost
+	for _, f := range status.Features {
+		lost += f.Lost
+	}
+	stays := "Nothing is detected any more."
+	if protects {
+		stays = "All stays protected; `shunt guard stop` ends that."
+	}
+	fmt.Fprintf(w, "%d told, %d lost. %s\n", status.Alerts.Told+status.Notes.Told, lost, stays)
+}
+
+// applier is an *agent.Agent.
 type applier interface {
 	Apply(policy.Policy) error
 	Warn(io.Writer)
@@ -277,22 +343,32 @@ func reload(ctx context.Context, g applier, asked <-chan os.Signal, file string,
 			fmt.Fprintf(say, "reload %s: %v. The policy before stays in force\n", file, err)
 			continue
 		}
-		fmt.Fprintf(say, "reloaded %s: %s\n", file, value.Counted(len(p.Rules), "rule"))
+		fmt.Fprintf(say, "reloaded %s: %s\n", file, rulesText(p))
 		g.Warn(say)
 	}
+}
+
+// rulesText is by what a policy protects and detects.
+func rulesText(p policy.Policy) string {
+	text := "nothing is protected"
+	if n := len(p.Rules); n > 0 {
+		text = "protecting by " + value.Counted(n, "rule")
+	}
+	if n := len(p.Detection.Active()); n > 0 {
+		text += ", detecting by " + value.Counted(n, "rule")
+	}
+	return text
 }
 
 // notEnforced says first what the user must not rely on. It is a fault if something is to be denied, unless
 // the policy allows that.
 func notEnforced(s streams, p policy.Policy, refused *protect.Refusal) error {
-	denies := false
 	fmt.Fprintln(s.err, "NOT PROTECTED: nothing of the policy is enforced on this kernel, and nothing was attached.")
 	for _, r := range p.Rules {
 		fmt.Fprintf(s.err, "  %s is not enforced: %v\n", r.Name, r)
-		denies = denies || r.Mode == policy.Deny
 	}
 	fmt.Fprintf(s.err, "why: %s\nwhat to do: %s.\n", refused.Reason, refused.Remedy)
-	if !denies || p.IsDegraded {
+	if !p.MustEnforce() {
 		return nil
 	}
 	fmt.Fprintln(s.err, "With degraded: allow in the policy, this is no failure.")
@@ -303,9 +379,10 @@ func newGuardStatus(s streams) *cobra.Command {
 	var output string
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Say what is protected, and whether a process listens (needs root)",
-		Long: `Say what the kernel protects, since when, and whether ` + "`shunt guard run`" + ` is at work. It exits with 1
-if nothing is protected.`,
+		Short: "Say what is protected and detected, since when, and what was told and lost (needs root)",
+		Long: `Say what the kernel protects, since when, and what ` + "`shunt guard run`" + ` does: which features are on, since
+when, how many events they had, how many were lost, and how many alerts there were. It exits with 1 if
+nothing is protected and nothing detected.`,
 		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if err := errors.Join(requireOutput(output), requireRoot("guard status", "reads what is in the kernel")); err != nil {
@@ -315,14 +392,16 @@ if nothing is protected.`,
 			if err != nil {
 				return err
 			}
-			if output == "json" {
-				err = writeJSON(s.out, map[string]any{"protected": status != nil, "guard": status})
-			} else if status != nil {
-				printGuardStatus(s.out, status, time.Now())
-			} else {
-				fmt.Fprintln(s.out, "Nothing is protected: no program of the guard is attached.")
+			running, err := agent.Ask(agent.RunDirectory)
+			if err != nil {
+				return err
 			}
-			if err == nil && status == nil {
+			if output == "json" {
+				err = writeJSON(s.out, map[string]any{"protected": status != nil, "guard": status, "agent": running})
+			} else {
+				printAllStatus(s.out, status, running, time.Now())
+			}
+			if err == nil && status == nil && (running == nil || !running.IsOn()) {
 				return errSilent
 			}
 			return err
@@ -330,6 +409,33 @@ if nothing is protected.`,
 	}
 	outputFlag(c, &output)
 	return c
+}
+
+func printAllStatus(w io.Writer, status *protect.Status, running *agent.Status, now time.Time) {
+	if status != nil {
+		printGuardStatus(w, status, now)
+	} else {
+		fmt.Fprintln(w, "Nothing is protected: no program of the guard is attached.")
+	}
+	if running == nil {
+		fmt.Fprintln(w, "Nothing is detected: no `shunt guard run` is at work.")
+		return
+	}
+	fmt.Fprintf(w, "Process %d has run for %v, and read its policy again %s.\n", running.PID, now.Sub(running.Began).Round(time.Second), value.Counted(int(running.Reloads), "time"))
+	for _, f := range running.Features {
+		switch {
+		case f.On:
+			fmt.Fprintf(w, "  %s: on for %v, by %s; %d events, %d lost, %d missed, %s\n", f.Name, now.Sub(f.Since).Round(time.Second), value.Counted(f.Rules, "rule"),
+				f.Events, f.Lost, f.Missed, value.Counted(int(f.Alerts), "alert"))
+		case f.Why != "":
+			fmt.Fprintf(w, "  %s: NOT ENFORCED: %s\n", f.Name, f.Why)
+		default:
+			fmt.Fprintf(w, "  %s: off\n", f.Name)
+		}
+	}
+	if running.Alerts.Lost+running.Notes.Lost > 0 {
+		fmt.Fprintf(w, "warning: %d alerts and %d notes were not written, because the reader of the output or the disk was slower\n", running.Alerts.Lost, running.Notes.Lost)
+	}
 }
 
 func printGuardStatus(w io.Writer, status *protect.Status, now time.Time) {

@@ -2,13 +2,26 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
+	"time"
 
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/guard/agent"
+	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
+	"github.com/shunt-lb/shunt/internal/lab"
 )
 
 const detectPolicy = `guard:
@@ -75,14 +88,14 @@ func TestGuardTest(t *testing.T) {
 func TestGuardCheckOfDetection(t *testing.T) {
 	file := guardFile(t, detectPolicy)
 	code, out, errOut := guardWith("", "check", file)
-	if want := file + " detects by 35 rules, 1 of its own. `shunt guard events --policy " + file + "` watches for them.\n"; code != exitOK || out != want {
+	if want := file + " detects by 35 rules, 1 of its own. `shunt guard run --policy " + file + "` watches for them.\n"; code != exitOK || out != want {
 		t.Errorf("exit %d: %s%s, want %s", code, out, errOut, want)
 	}
 	code, out, _ = guardWith("", "check", guardFile(t, strings.Replace(detectPolicy, "process.name", "process.nam", 1)))
 	if code != exitRefused || !strings.Contains(out, `the condition, column 1: there is no field "process.nam"; did you mean process.name?`) {
 		t.Errorf("exit %d: %s", code, out)
 	}
-	if code, _, errOut := guardWith("", "run", "--policy", file); code != exitRefused || !strings.Contains(errOut, "protects nothing: its rules detect, and `shunt guard events") {
+	if code, _, errOut := guardWith("", "run", "--policy", file, "--logsize", "0"); code != exitUsage || !strings.Contains(errOut, "--logsize is at least 1") {
 		t.Errorf("run: exit %d: %s", code, errOut)
 	}
 	protects := guardFile(t, "guard: {protect: [{name: a, paths: [/srv], deny: [write], mode: audit}]}\n")
@@ -104,5 +117,117 @@ func TestGuardLists(t *testing.T) {
 	}
 	if code, out, _ := guardWith("", "fields"); code != exitOK || !strings.Contains(out, "stdin.direction") || !strings.Contains(out, "file.write") {
 		t.Errorf("exit %d: %s", code, out)
+	}
+}
+
+// TestGuardRunDetects runs the guard with a file that only detects, as a user does: what is found goes to the log, SIGHUP has another
+// rule, a bad file changes nothing, and the status says how it goes.
+func TestGuardRunDetects(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	group, remove, err := lab.MakeCgroup(fmt.Sprintf("shunt-guard-run-%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	const text = "guard:\n  detect:\n    rules:\n      - {name: mine, on: exec, if: process.name == 'true', severity: low, action: log}\n"
+	file, log := guardFile(t, text), filepath.Join(t.TempDir(), "log")
+	p, _, err := policy.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c := &cobra.Command{}
+	c.SetContext(ctx)
+	var said transcript
+	ended := make(chan error, 1)
+	go func() {
+		ended <- runGuard(c, streams{out: &said, err: &said}, p, guardRun{file: file, output: "text", folder: agent.RunDirectory, cgroup: group, log: log, logSize: 1, logBackups: 1})
+	}()
+	said.await(t, "Detecting by 35 rules.\n")
+	awaitLog := func(want string) {
+		t.Helper()
+		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			runIn(t, group, "true")
+			if text, _ := os.ReadFile(log); strings.Contains(string(text), want) {
+				return
+			}
+		}
+		t.Errorf("the log has no %s", want)
+	}
+	awaitLog(`{"found":{"rule":"mine","severity":"low"`)
+	code, status, _ := guardMain("status")
+	if code != exitOK || !strings.Contains(status, "Nothing is protected") || !strings.Contains(status, "  protection: off\n  detection: on for ") || !strings.Contains(status, "by 35 rules; ") {
+		t.Errorf("status: exit %d: %s", code, status)
+	}
+	for _, step := range []struct{ text, want string }{
+		{strings.Replace(text, "mine", "yours", 1), "reloaded " + file + ": nothing is protected, detecting by 35 rules"},
+		{strings.Replace(text, "process.name", "process.nam", 1), "reload " + file + ": it has the faults above. The policy before stays in force"},
+	} {
+		if err := errors.Join(os.WriteFile(file, []byte(step.text), 0o600), unix.Kill(os.Getpid(), unix.SIGHUP)); err != nil {
+			t.Fatal(err)
+		}
+		said.await(t, step.want)
+	}
+	awaitLog(`{"found":{"rule":"yours"`)
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	said.await(t, ", 0 lost. Nothing is detected any more.\n")
+	if code, status, _ := guardMain("status"); code != exitRefused || !strings.Contains(status, "Nothing is detected: no `shunt guard run` is at work.") {
+		t.Errorf("status after the end: exit %d: %s", code, status)
+	}
+	if info, err := os.Stat(log); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the log: %v, %v", info, err)
+	}
+}
+
+// transcript is what a command that is at work has said.
+type transcript struct {
+	mutex sync.Mutex
+	text  bytes.Buffer
+}
+
+func (s *transcript) Write(p []byte) (int, error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *transcript) String() string {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return s.text.String()
+}
+
+// await waits until the command has said something.
+func (s *transcript) await(t *testing.T, want string) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !strings.Contains(s.String(), want); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("it did not say %q but:\n%s", want, s)
+		}
+	}
+}
+
+// runIn runs a program of the machine in a cgroup.
+func runIn(t *testing.T, folder, name string) {
+	t.Helper()
+	group, err := os.Open(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer group.Close() //nolint:errcheck // only a folder
+	one := exec.Command(name)
+	one.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(group.Fd())}
+	if err := one.Run(); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/guard/agent"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
@@ -147,7 +148,9 @@ func TestGuardAtWork(t *testing.T) {
 	var out, errOut bytes.Buffer
 	done := make(chan error, 1)
 	file := guardFile(t, "guard: {protect: [{name: data, paths: ["+target+"], deny: [write], mode: deny}]}\n")
-	go func() { done <- runGuard(c, streams{out: &out, err: &errOut}, p, file, "text") }()
+	go func() {
+		done <- runGuard(c, streams{out: &out, err: &errOut}, p, guardRun{file: file, output: "text", folder: agent.RunDirectory})
+	}()
 	write := func() error { return os.WriteFile(target, []byte("changed"), 0o600) }
 	for write() == nil {
 		select {
@@ -232,7 +235,7 @@ func TestGuardReloads(t *testing.T) {
 		applied bool
 		want    string
 	}{
-		{guardPolicy, nil, true, "reloaded " + file + ": 1 rule"},
+		{guardPolicy, nil, true, "reloaded " + file + ": protecting by 1 rule"},
 		{strings.Replace(guardPolicy, "write", "read", 1), nil, false, "reload " + file + ": it has the faults above. The policy before stays in force"},
 		{guardPolicy, errors.New("there are too many files"), true, "reload " + file + ": there are too many files. The policy before stays in force"},
 	} {

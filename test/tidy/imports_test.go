@@ -95,6 +95,7 @@ var mayImport = map[string][]string{
 	"internal/pod/watch":    {"internal/kernel", "internal/pod/rules", "internal/pod/shortcut"},
 
 	// The guard.
+	"internal/guard/agent":    {"internal/guard/detect", "internal/guard/policy", "internal/guard/protect", "internal/guard/rule", "internal/kernel", "sensor"},
 	"internal/guard/baseline": {"internal/config"},
 	"internal/guard/rule":     {"internal/config"},
 	"internal/guard/policy":   {"internal/config", "internal/guard/rule"},

@@ -76,6 +76,17 @@ func newJudge(rules []rule.Rule) *judge {
 	return j
 }
 
+// inherit takes on the chains that rules of the same names were told of.
+func (j *judge) inherit(before *judge) {
+	for i := range j.rules {
+		for k := range before.rules {
+			if before.rules[k].Name == j.rules[i].Name {
+				j.chains[i] = before.chains[k]
+			}
+		}
+	}
+}
+
 // verdict is a rule that holds.
 type verdict struct {
 	rule  *rule.Rule

@@ -6,7 +6,12 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
@@ -31,6 +36,10 @@ type Watch struct {
 	judge      *judge
 	programs   programs
 	containers containers
+
+	from, until atomic.Uint64 // CLOCK_BOOTTIME of events that are this watch's; 0: no bound
+	counting    sync.Mutex
+	counts      Counts // the last that was known
 }
 
 // Counts are how detection went.
@@ -83,6 +92,48 @@ func sensorsFor(o Options) (all []sensor.Sensor) {
 // Sensors are how they are attached.
 func (w *Watch) Sensors() []sensor.Result { return w.set.Results }
 
+// Counts are how it goes, as of the last event or quarter of a second. It can be called while Run is at work.
+func (w *Watch) Counts() Counts {
+	w.counting.Lock()
+	defer w.counting.Unlock()
+	return w.counts
+}
+
+func (w *Watch) publish(c Counts) {
+	w.counting.Lock()
+	defer w.counting.Unlock()
+	w.counts = c
+}
+
+// TakeOver has w judge what happens from this moment on, and before, which is at work, what happened until then: end the Run of
+// before afterwards, call Inherit, and run w. No event is judged twice, and none is left out.
+func (w *Watch) TakeOver(before *Watch) error {
+	// A connection that closes just now may stay known until its memory is another one's: it then counts as this host's own.
+	var socket uint64
+	var one uint32
+	opened := before.set.Maps[detectMapShD_opened].Iterate()
+	for opened.Next(&socket, &one) {
+		if err := w.set.Maps[detectMapShD_opened].Put(socket, one); err != nil {
+			return fmt.Errorf("hand on who began the connections: %w", err)
+		}
+	}
+	// Connections that begin and end meanwhile can end the reading early: those that it has not reached count as accepted.
+	if err := opened.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		return fmt.Errorf("read who began the connections: %w", err)
+	}
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // cannot fail with this clock
+	before.until.Store(uint64(now.Nano()))
+	w.from.Store(uint64(now.Nano()))
+	return nil
+}
+
+// Inherit has w remember what before knew when its Run had ended: programs, and the chains that rules were told of.
+func (w *Watch) Inherit(before *Watch) {
+	w.programs, w.containers = before.programs, before.containers
+	w.judge.inherit(before.judge)
+}
+
 // Run hands on what rules find, and each event if all is not nil, until ctx ends. It can be called once.
 func (w *Watch) Run(ctx context.Context, tell func(Found) error, all func(*rule.Event) error) (c Counts, err error) {
 	for ctx.Err() == nil && err == nil {
@@ -96,6 +147,7 @@ func (w *Watch) Run(ctx context.Context, tell func(Found) error, all func(*rule.
 		}
 	})
 	c.Again, c.Summary = w.judge.again, sum
+	w.publish(c)
 	return c, errors.Join(err, last)
 }
 
@@ -103,11 +155,13 @@ func (w *Watch) step(deadline time.Time, c *Counts, tell func(Found) error, all 
 	e, err := w.reader.Read(deadline)
 	switch {
 	case errors.Is(err, event.ErrTimeout):
-		return w.missed(c)
-	case err != nil:
-		return err
+		err = w.missed(c)
+	case err == nil:
+		err = w.take(e, c, tell, all)
 	}
-	return w.take(e, c, tell, all)
+	c.Again, c.Summary = w.judge.again, w.reader.Summary()
+	w.publish(*c)
+	return err
 }
 
 func (w *Watch) missed(c *Counts) error {
@@ -120,6 +174,9 @@ func (w *Watch) missed(c *Counts) error {
 }
 
 func (w *Watch) take(raw event.Event, c *Counts, tell func(Found) error, all func(*rule.Event) error) error {
+	if until := w.until.Load(); raw.TimeNs < w.from.Load() || until != 0 && raw.TimeNs >= until {
+		return nil // another watch's
+	}
 	e, err := decode(raw)
 	if err != nil {
 		return err

@@ -92,6 +92,11 @@ type Policy struct {
 	Detection  Detection
 }
 
+// MustEnforce is whether a kernel that enforces nothing is a fault.
+func (p Policy) MustEnforce() bool {
+	return !p.IsDegraded && slices.ContainsFunc(p.Rules, func(r Rule) bool { return r.Mode == Deny })
+}
+
 type guardEntry struct {
 	config.Mark `json:"-"`
 	Degraded    config.Word               `json:"degraded,omitempty" doc:"What a kernel that cannot enforce a rule of mode deny is. refuse: a fault; allow: a warning." enum:"refuse|allow" default:"refuse" example:"allow"`

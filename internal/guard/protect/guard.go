@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -29,6 +30,7 @@ type Guard struct {
 	rules  []policy.Rule
 	number uint64 // the generation
 	noting sync.Mutex
+	lost   atomic.Uint64
 	unlock func()
 
 	Adopted bool      // there was protection before
@@ -348,6 +350,7 @@ func (g *Guard) Listen(ctx context.Context, tell func(Attempt) error) error {
 	heard := uint64(0) // and not noted yet
 	take := func(deadline time.Time) error {
 		e, err := g.reader.Read(deadline)
+		g.lost.Store(g.reader.Summary().Lost)
 		if err != nil {
 			return err
 		}
@@ -386,7 +389,10 @@ func (g *Guard) Listen(ctx context.Context, tell func(Attempt) error) error {
 // untoldMax bounds the events that are told after the end, where they go on coming.
 const untoldMax = 10000
 
-// Summary is how the stream went so far.
+// Lost is how many attempts were not told, for want of room, as far as Listen knows.
+func (g *Guard) Lost() uint64 { return g.lost.Load() }
+
+// Summary is how the stream went so far: when Listen has ended.
 func (g *Guard) Summary() event.Summary { return g.reader.Summary() }
 
 // Close lets go of what this process has. The protection stays: see Stop.

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	lineMax     = 1 << 16 // bytes of an attempt
+	lineMax     = 1 << 18 // bytes of an attempt, or of what was detected
 	programsMax = 1000    // of a rule
 )
 
@@ -60,8 +60,15 @@ func Read(p policy.Policy, attempts io.Reader) (*Suggestion, error) {
 		if number++; len(strings.TrimSpace(lines.Text())) == 0 {
 			continue
 		}
-		var a protect.Attempt
-		err := json.Unmarshal(lines.Bytes(), &a)
+		var line struct {
+			protect.Attempt
+			Found json.RawMessage `json:"found"` // what a rule has detected, in between
+		}
+		err := json.Unmarshal(lines.Bytes(), &line)
+		a := line.Attempt
+		if err == nil && line.Found != nil {
+			continue
+		}
 		if err == nil && (a.Operation == "" || a.Program == "" || len(a.Rules) == 0) {
 			err = errors.New("it has no operation, program or rules")
 		}

@@ -1,0 +1,21 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+
+	"gopkg.in/natefinch/lumberjack.v2"
+)
+
+// openRotated opens a log that is renamed after so many MiB; backups are how many renamed ones are kept, 0: all. One that cannot be
+// written to is refused before there is something to write.
+func openRotated(path string, mode os.FileMode, sizeMiB, backups int) (*lumberjack.Logger, error) {
+	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, mode)
+	if err == nil {
+		err = file.Close()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the log: %w", err)
+	}
+	return &lumberjack.Logger{Filename: path, MaxSize: sizeMiB, MaxBackups: backups}, nil
+}

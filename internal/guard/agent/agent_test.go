@@ -1,0 +1,275 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/guard/detect"
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/guard/protect"
+	"github.com/shunt-lb/shunt/internal/guard/rule"
+	"github.com/shunt-lb/shunt/internal/lab"
+)
+
+// Ten times what can wait of notes does not cost an alert, and what is lost is counted exactly.
+func TestNotesCannotEvictAlerts(t *testing.T) {
+	q := newQueue()
+	const alerts, notes = 128, 10 * waitMax
+	for i := range notes {
+		if i%(notes/alerts) == 0 {
+			q.put(Line{Attempt: &protect.Attempt{Denied: true}})
+		}
+		q.put(Line{Found: &detect.Found{Action: rule.Log}})
+	}
+	ofAlerts, ofNotes, protection, detection := q.counts()
+	if ofAlerts != (Told{alerts, 0}) || ofNotes != (Told{waitMax, notes - waitMax}) || protection != (heard{alerts, alerts}) || detection != (heard{notes, 0}) {
+		t.Errorf("alerts %+v, notes %+v, protection %+v, detection %+v", ofAlerts, ofNotes, protection, detection)
+	}
+	for i := range alerts + waitMax {
+		if l, is := q.take(); !is || l.IsAlert() != (i < alerts) {
+			t.Fatalf("line %d: %v, %+v", i, is, l)
+		}
+	}
+	if _, is := q.take(); is {
+		t.Error("there is one more")
+	}
+	for range waitMax + 7 { // alerts are bounded, too, and their loss is said
+		q.put(Line{Found: &detect.Found{Action: rule.Kill}})
+	}
+	if of, _, _, _ := q.counts(); of != (Told{alerts + waitMax, 7}) {
+		t.Errorf("%+v", of)
+	}
+}
+
+// sandbox is an agent, and a cgroup whose processes it watches.
+type sandbox struct {
+	t      *testing.T
+	agent  *Agent
+	folder string // of the agent
+	group  *os.File
+	mutex  sync.Mutex
+	told   map[string]map[uint32]int // by rule and process: how often
+	fails  error                     // of the output
+}
+
+// runs is a rule that finds a program that is called so.
+func runs(name string, action string) rule.Rule {
+	return ruleOn(rule.Exec, name, fmt.Sprintf("process.name == %q", name), action)
+}
+
+func ruleOn(on, name, condition, action string) rule.Rule {
+	r := rule.Rule{Name: name, On: []string{on}, If: condition, Severity: "low", Action: action, Tell: "{process.program}"}
+	if _, err := r.Prepare(); err != nil {
+		panic(err)
+	}
+	return r
+}
+
+// detects is a policy with these rules, and none of the built-in ones.
+func detects(rules ...rule.Rule) policy.Policy {
+	d := policy.Detection{IsOn: true, Rules: rules}
+	for _, r := range rule.Builtin() {
+		d.Disable = append(d.Disable, r.Name)
+	}
+	return policy.Policy{Detection: d}
+}
+
+func newSandbox(t *testing.T, p policy.Policy) *sandbox {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	folder, remove, err := lab.MakeCgroup(fmt.Sprintf("shunt-agent-%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	s := &sandbox{t: t, folder: filepath.Join(t.TempDir(), "guard"), told: map[string]map[uint32]int{}}
+	if s.group, err = os.Open(folder); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.group.Close() })
+	s.agent, err = Start(p, Options{Root: t.TempDir(), Folder: s.folder, Cgroup: folder, Log: slog.New(slog.DiscardHandler), Say: t.Output(), Tell: s.tell})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (s *sandbox) tell(l Line) error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	of := s.told[l.Found.Rule]
+	if of == nil {
+		of = map[uint32]int{}
+		s.told[l.Found.Rule] = of
+	}
+	of[l.Found.Event.Process.PID]++
+	return s.fails
+}
+
+// do runs a program of the machine in the cgroup, and is its number.
+func (s *sandbox) do(name string, arguments ...string) uint32 {
+	s.t.Helper()
+	c := exec.Command(name, arguments...)
+	c.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(s.group.Fd()), Pdeathsig: syscall.SIGKILL}
+	if text, err := c.CombinedOutput(); err != nil {
+		s.t.Fatalf("%s: %v: %s", name, err, text)
+	}
+	return uint32(c.Process.Pid)
+}
+
+func (s *sandbox) status() Status {
+	s.t.Helper()
+	status, err := Ask(s.folder)
+	if err != nil || status == nil {
+		s.t.Fatalf("ask: %+v, %v", status, err)
+	}
+	return *status
+}
+
+func (s *sandbox) close() Status {
+	s.t.Helper()
+	if err := s.agent.Close(); err != nil {
+		s.t.Error(err)
+	}
+	return s.agent.Status()
+}
+
+// While rules and sensors are exchanged again and again, each process is found once: none is missed, none told twice.
+func TestNothingIsMissedWhileRulesAreExchanged(t *testing.T) {
+	one := detects(runs("true", rule.Alert))
+	other := detects(ruleOn(rule.MemFD, "memory", "true", rule.Alert), runs("true", rule.Alert))
+	s := newSandbox(t, one)
+	ended := make(chan error, 1)
+	go func() {
+		for i := range 6 {
+			p := other
+			if i%2 == 1 {
+				p = one
+			}
+			if err := s.agent.Apply(p); err != nil {
+				ended <- err
+				return
+			}
+		}
+		close(ended)
+	}()
+	var pids []uint32
+	for exchanging := true; exchanging; {
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+			exchanging = false
+		default:
+		}
+		pids = append(pids, s.do("true"))
+	}
+	status := s.close()
+	t.Logf("%d processes; %+v", len(pids), status)
+	if status.Reloads != 6 || status.Features[1].Lost != 0 || status.Features[1].Alerts != uint64(len(pids)) {
+		t.Errorf("%d processes were begun: %+v", len(pids), status)
+	}
+	for _, pid := range pids {
+		if n := s.told["true"][pid]; n != 1 {
+			t.Errorf("process %d was told of %d times", pid, n)
+		}
+	}
+}
+
+// Detection is switched off and on while the agent works, a policy that cannot be applied changes nothing, and the status says what is on.
+func TestFeaturesAreSwitched(t *testing.T) {
+	s := newSandbox(t, detects(runs("true", rule.Alert)))
+	if _, err := Start(detects(), Options{Folder: s.folder}); !errors.Is(err, ErrRunning) {
+		t.Errorf("a second agent: %v", err)
+	}
+	s.do("true")
+	if status := s.status(); status.PID != os.Getpid() || !status.IsOn() || status.Features[1].Rules != 1 || status.Features[0].On {
+		t.Errorf("%+v", status)
+	}
+	// What does not exist cannot be protected, on any kernel.
+	bad := detects()
+	bad.Rules = []policy.Rule{{Name: "data", Paths: []string{"/nowhere/at/all"}, Deny: []string{policy.Write}, Mode: policy.Deny}}
+	if err := s.agent.Apply(bad); err == nil {
+		t.Error("a policy of what does not exist was applied")
+	}
+	s.do("true")
+	if err := s.agent.Apply(policy.Policy{}); err != nil {
+		t.Fatal(err)
+	}
+	s.do("true") // nobody looks
+	if status := s.status(); status.IsOn() || status.Features[1].Alerts != 2 || !status.Features[1].Since.IsZero() {
+		t.Errorf("after it was switched off: %+v", status)
+	}
+	if err := s.agent.Apply(detects(runs("true", rule.Alert))); err != nil {
+		t.Fatal(err)
+	}
+	s.do("true")
+	status := s.close()
+	if status.Features[1].Alerts != 3 || len(s.told["true"]) != 3 || status.Alerts != (Told{3, 0}) {
+		t.Errorf("%+v: %v", status, s.told)
+	}
+	if status, err := Ask(s.folder); err != nil || status != nil {
+		t.Errorf("after the end: %+v, %v", status, err)
+	}
+}
+
+// A storm of ten times as many events as the buffer has room for: an alert in it is told, or the loss is.
+func TestStorm(t *testing.T) {
+	const opened = 20_000 // at some 4 KB each, of 8 MB
+	file := filepath.Join(t.TempDir(), "noise")
+	s := newSandbox(t, detects(ruleOn(rule.Open, "noise", fmt.Sprintf("file.path == %q", file), rule.Log), runs("true", rule.Alert)))
+	begin := time.Now()
+	s.do("sh", "-c", fmt.Sprintf("i=0; while [ $i -lt %d ]; do : > %s; i=$((i+1)); done; /bin/true", opened, file))
+	status := s.close()
+	d := status.Features[1]
+	t.Logf("%d events, %d lost in %v: %v", d.Events, d.Lost, time.Since(begin).Round(time.Millisecond), s.told)
+	if d.Events+d.Lost < opened {
+		t.Errorf("%d events were made, %d received and %d lost", opened, d.Events, d.Lost)
+	}
+	if len(s.told["true"]) == 0 && d.Lost == 0 {
+		t.Errorf("nothing was lost, and the alert is not there: %v", s.told)
+	}
+}
+
+// An output that cannot be written to ends the agent, which says so.
+func TestOutputThatFails(t *testing.T) {
+	s := newSandbox(t, detects(runs("true", rule.Alert)))
+	full := errors.New("no space left on device")
+	s.mutex.Lock()
+	s.fails = full
+	s.mutex.Unlock()
+	s.do("true")
+	if err := s.agent.Wait(t.Context()); !errors.Is(err, full) {
+		t.Error(err)
+	}
+	s.close()
+}
+
+func TestAskRefuses(t *testing.T) {
+	folder := t.TempDir()
+	if err := os.WriteFile(socketIn(folder), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := Ask(folder); s != nil || err != nil && !strings.Contains(err.Error(), "ask the agent") {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if _, err := lock(socketIn(folder)); err == nil {
+		t.Error("a file was taken for a folder")
+	}
+}

@@ -1,0 +1,152 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/guard/detect"
+	"github.com/shunt-lb/shunt/internal/kernel"
+)
+
+// RunDirectory has the agent's lock and socket while one is at work.
+const RunDirectory = "/run/shunt/guard"
+
+// answerTime bounds how long one who asks for the status is waited for.
+const answerTime = 5 * time.Second
+
+// Told is how often something was told, and how often it was lost because the writer was slower.
+type Told struct {
+	Told uint64 `json:"told"`
+	Lost uint64 `json:"lost"`
+}
+
+// Feature is what one of the features does.
+type Feature struct {
+	Name   string    `json:"name"`
+	On     bool      `json:"on"`
+	Since  time.Time `json:"since,omitzero"` // in this process
+	Rules  int       `json:"rules"`
+	Events uint64    `json:"events"`        // received
+	Lost   uint64    `json:"lost"`          // for want of room, before they were read
+	Missed uint64    `json:"missed"`        // runs of programs that the kernel left out
+	Alerts uint64    `json:"alerts"`        // what was denied, or found by rules whose action is not log
+	Why    string    `json:"why,omitempty"` // it is off though the policy has rules of it
+}
+
+// Status is what an agent does.
+type Status struct {
+	PID      int       `json:"pid"`
+	Began    time.Time `json:"began"`
+	Reloads  uint64    `json:"reloads"`
+	Features []Feature `json:"features"`
+	Alerts   Told      `json:"alerts"`
+	Notes    Told      `json:"notes"` // what is only noted: audited operations, and rules whose action is log
+}
+
+// IsOn is whether a feature is.
+func (s Status) IsOn() bool {
+	return slices.ContainsFunc(s.Features, func(f Feature) bool { return f.On })
+}
+
+// ErrRunning is in the error of Start if there is an agent already.
+var ErrRunning = errors.New("another `shunt guard run` is at work")
+
+// lock makes the folder, and is the only one that has it.
+func lock(folder string) (unlock func(), err error) {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return nil, fmt.Errorf("make the agent's folder: %w", err)
+	}
+	unlock, err = kernel.TryLock(folder)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, fmt.Errorf("%w. There is one a machine: end the other one, which leaves everything protected, and start again", ErrRunning)
+	}
+	return unlock, err
+}
+
+func socketIn(folder string) string { return filepath.Join(folder, "status.sock") }
+
+// serve answers each connection of the socket with the status. The socket is root's alone.
+func (a *Agent) serve() (io.Closer, error) {
+	path := socketIn(a.options.Folder)
+	// One that an agent left which was killed: this one has the lock.
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("remove the status's socket of an agent before: %w", err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("offer the status: %w", err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return // closed
+			}
+			_ = c.SetDeadline(time.Now().Add(answerTime))
+			_ = json.NewEncoder(c).Encode(a.Status()) // who does not wait for it has no need of it
+			_ = c.Close()
+		}
+	}()
+	return l, nil
+}
+
+// Ask is the status of the agent at work; nil: there is none.
+func Ask(folder string) (*Status, error) {
+	c, err := net.DialTimeout("unix", socketIn(folder), answerTime)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ask the agent what it does: %w", err)
+	}
+	defer c.Close() //nolint:errcheck // only read
+	_ = c.SetDeadline(time.Now().Add(answerTime))
+	s := &Status{}
+	if err := json.NewDecoder(c).Decode(s); err != nil {
+		return nil, fmt.Errorf("read what the agent does: %w", err)
+	}
+	return s, nil
+}
+
+// Status is what the agent does.
+func (a *Agent) Status() Status {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	s := Status{PID: os.Getpid(), Began: a.began, Reloads: a.reloads}
+	var byProtection, byDetection heard
+	s.Alerts, s.Notes, byProtection, byDetection = a.queue.counts()
+	protects := Feature{Name: "protection", Events: byProtection.all, Alerts: byProtection.alerts}
+	if p := a.protection; p != nil {
+		protects.On, protects.Since, protects.Rules, protects.Lost = true, p.since, p.rules, p.guard.Lost()
+	} else if a.refusal != nil {
+		protects.Why = a.refusal.Reason
+	}
+	detects := Feature{Name: "detection", Alerts: byDetection.alerts}
+	c := a.ended
+	if d := a.detection; d != nil {
+		detects.On, detects.Since, detects.Rules = true, d.since, d.rules
+		c = sum(c, d.watch.Counts())
+	}
+	detects.Events, detects.Lost, detects.Missed = c.Received, c.Lost, c.Missed
+	s.Features = []Feature{protects, detects}
+	return s
+}
+
+func sum(a, b detect.Counts) detect.Counts {
+	a.Received, a.Lost, a.Broken, a.Missed, a.Told, a.Again = a.Received+b.Received, a.Lost+b.Lost, a.Broken+b.Broken, a.Missed+b.Missed, a.Told+b.Told, a.Again+b.Again
+	return a
+}
