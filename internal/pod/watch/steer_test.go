@@ -157,14 +157,14 @@ func TestSteersFallBack(t *testing.T) {
 			if err := s.server.SetUp("eth1", true); err != nil {
 				return err
 			}
-			return s.restore()
+			return s.server.AddAddress("eth1", netip.MustParsePrefix("2001:db8:50::2/64"))
 		}},
 		{"next hop silent", "next_hop", func() error {
 			_ = s.server.SetSysctl("net.ipv4.conf.eth1.arp_ignore", "8")
 			return s.server.DeleteAddress("eth1", netip.MustParsePrefix("2001:db8:50::2/64"))
 		}, func() error {
 			_ = s.server.SetSysctl("net.ipv4.conf.eth1.arp_ignore", "0")
-			return s.restore()
+			return s.server.AddAddress("eth1", netip.MustParsePrefix("2001:db8:50::2/64"))
 		}},
 		{"link deleted", "down", onNode(netlink.LinkDel), nil},
 	} {
@@ -179,6 +179,7 @@ func TestSteersFallBack(t *testing.T) {
 			}
 			begin := time.Now()
 			s.must(c.begin())
+			s.must(s.server.Lead(s.Bed, "eth2"))
 			families(t, func(t *testing.T, is6 bool) { s.is(is6, c.state) })
 			t.Logf("%s: the steer was taken away within %s", c.name, time.Since(begin).Round(time.Millisecond))
 			each := func(what string) {
@@ -198,6 +199,7 @@ func TestSteersFallBack(t *testing.T) {
 				return
 			}
 			s.must(c.end())
+			s.must(s.server.Lead(s.Bed, "eth1"))
 			families(t, func(t *testing.T, is6 bool) { s.is(is6, "taken") })
 			each("the way is back")
 			for _, is6 := range []bool{false, true} {
@@ -207,14 +209,6 @@ func TestSteersFallBack(t *testing.T) {
 			}
 		})
 	}
-}
-
-// restore gives the server its address and its routes back that went with its link.
-func (s *steered) restore() error {
-	if err := s.server.AddAddress("eth1", netip.MustParsePrefix("2001:db8:50::2/64")); err != nil {
-		return err
-	}
-	return s.server.AddRoutes(s.Bed, "eth1")
 }
 
 // A connection from before a steer, and one that was steered when the steer goes, stay where they are.

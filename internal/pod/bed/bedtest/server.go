@@ -11,7 +11,7 @@ import (
 )
 
 // Server is a machine that is connected to a bed's node by two cables. The node's routes lead to its address by eth2; its
-// own lead to the pods by eth1, while that has a carrier, and by eth2.
+// own lead to the pods by eth1.
 //
 //	node eth1  192.168.50.1  2001:db8:50::1 ══ 192.168.50.2  2001:db8:50::2  eth1 server  10.50.0.53
 //	node eth2  192.168.60.1  2001:db8:60::1 ══ 192.168.60.2  2001:db8:60::2  eth2         2001:db8:53::53
@@ -28,8 +28,6 @@ func NewServer(t *testing.T, b *bed.Bed) Server {
 	}
 	host, err := b.Lab.AddHost("server")
 	must(err)
-	must(host.SetSysctl("net.ipv4.conf.all.ignore_routes_with_linkdown", "1"))
-	must(host.SetSysctl("net.ipv6.conf.default.ignore_routes_with_linkdown", "1"))
 	s := Server{host}
 	for _, cable := range []struct {
 		name             string
@@ -39,8 +37,8 @@ func NewServer(t *testing.T, b *bed.Bed) Server {
 			return lab.End{Host: of, Interface: cable.name, IPv4: netip.MustParsePrefix(cable.subnet4 + number + "/24"), IPv6: netip.MustParsePrefix(cable.subnet6 + number + "/64")}
 		}
 		must(b.Lab.Connect(end(b.Node, "1"), end(host, "2"), lab.Cable{}))
-		must(s.AddRoutes(b, cable.name))
 	}
+	must(s.Lead(b, "eth1"))
 	for _, is6 := range []bool{false, true} {
 		own := netip.PrefixFrom(s.Address(is6), s.Address(is6).BitLen())
 		must(host.AddAddress("eth2", own))
@@ -52,14 +50,14 @@ func NewServer(t *testing.T, b *bed.Bed) Server {
 	return s
 }
 
-// AddRoutes adds the routes to the pods by one of the cables.
-func (s Server) AddRoutes(b *bed.Bed, name string) error {
+// Lead has the server's routes to the pods lead by eth1 or eth2.
+func (s Server) Lead(b *bed.Bed, by string) error {
 	for _, is6 := range []bool{false, true} {
-		all, via := b.Network(is6), s.hop(is6, "2001:db8:50::1", "192.168.50.1")
-		if name == "eth2" { // a wider network, so that the other way comes first
-			all, via = netip.PrefixFrom(all.Addr(), all.Bits()-8).Masked(), s.hop(is6, "2001:db8:60::1", "192.168.60.1")
+		via := s.hop(is6, "2001:db8:50::1", "192.168.50.1")
+		if by == "eth2" {
+			via = s.hop(is6, "2001:db8:60::1", "192.168.60.1")
 		}
-		if err := s.AddRoute(lab.Route{To: all, Via: via, Interface: name}); err != nil {
+		if err := s.AddRoute(lab.Route{To: b.Network(is6), Via: via, Interface: by}); err != nil {
 			return err
 		}
 	}
