@@ -34,7 +34,16 @@ type Port struct {
 	Number   uint16
 }
 
-func (s *Steer) equal(other *Steer) bool {
+// String is like "53/udp".
+func (p Port) String() string {
+	if p.Protocol == unix.IPPROTO_UDP {
+		return fmt.Sprintf("%d/udp", p.Number)
+	}
+	return fmt.Sprintf("%d/tcp", p.Number)
+}
+
+// Equal reports whether two are the same in everything.
+func (s *Steer) Equal(other *Steer) bool {
 	return s.Name == other.Name && s.Network == other.Network && s.Interface == other.Interface &&
 		s.NextHop == other.NextHop && slices.Equal(s.Ports, other.Ports)
 }
@@ -70,7 +79,7 @@ type steers struct {
 func (w *Watch) applySteers(links map[string]rules.Link) error {
 	var errs []error
 	w.steers.all = slices.DeleteFunc(w.steers.all, func(s *steering) bool {
-		if slices.ContainsFunc(w.steers.wanted, func(one Steer) bool { return one.equal(&s.Steer) }) {
+		if slices.ContainsFunc(w.steers.wanted, func(one Steer) bool { return one.Equal(&s.Steer) }) {
 			return false
 		}
 		for _, p := range s.Ports {
@@ -80,7 +89,7 @@ func (w *Watch) applySteers(links map[string]rules.Link) error {
 		return true
 	})
 	for _, one := range w.steers.wanted {
-		if !slices.ContainsFunc(w.steers.all, func(s *steering) bool { return one.equal(&s.Steer) }) {
+		if !slices.ContainsFunc(w.steers.all, func(s *steering) bool { return one.Equal(&s.Steer) }) {
 			w.steers.numbers++
 			s := &steering{Steer: one, number: w.steers.numbers, state: state{left: shortcut.Unjudged}}
 			if err := w.short.CountSteer(s.number); err != nil {
