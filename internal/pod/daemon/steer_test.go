@@ -1,8 +1,8 @@
 package daemon_test
 
 import (
-	"context"
 	"net"
+	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
@@ -34,18 +34,8 @@ func TestSteer(t *testing.T) {
 	server := bedtest.NewServer(t, w.Bed)
 	w.run()
 	w.steers("taken")
-	dial := func() (c, s net.Conn) {
-		l, err := server.Listen("tcp", "10.50.0.53:53")
-		w.Must(err)
-		defer l.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), nodetest.Patience)
-		defer cancel()
-		c, err = w.Pods[0].Dial(ctx, "tcp", l.Addr().String())
-		w.Must(err)
-		s, err = l.Accept()
-		w.Must(err)
-		t.Cleanup(func() { _, _ = c.Close(), s.Close() })
-		return c, s
+	dial := func() (c, s *net.TCPConn) {
+		return bedtest.ConnectPodsAt(t, w.Pods[0], server.Host, netip.MustParseAddrPort("10.50.0.53:53"))
 	}
 	c, s := dial()
 	seen := w.seen()

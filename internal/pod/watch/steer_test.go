@@ -1,7 +1,6 @@
 package watch_test
 
 import (
-	"context"
 	"net"
 	"net/netip"
 	"testing"
@@ -60,18 +59,7 @@ func (s *steered) is(is6 bool, state string) {
 // dial is a TCP connection to the server's port, until the test ends.
 func (s *steered) dial(t *testing.T, is6 bool) (client, server net.Conn) {
 	t.Helper()
-	at := netip.AddrPortFrom(s.server.Address(is6), servicePort)
-	l, err := s.server.Listen("tcp", at.String())
-	s.must(err)
-	defer l.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	c, err := s.Pods[0].Dial(ctx, "tcp", at.String())
-	s.must(err)
-	o, err := l.Accept()
-	s.must(err)
-	t.Cleanup(func() { _, _ = c.Close(), o.Close() })
-	return c, o
+	return bedtest.ConnectPodsAt(t, s.Pods[0], s.server.Host, netip.AddrPortFrom(s.server.Address(is6), servicePort))
 }
 
 // taken is how many packets the steer took while something is done.
