@@ -178,9 +178,8 @@ static __always_inline int packet_steer(struct __sk_buff *skb, __u32 from_pod)
 	if (left != POD_TAKEN && left != POD_HANDSHAKE)
 		return TC_ACT_UNSPEC;
 	flow_read(&s.p, &flow);
-	s.size = size_of(
-		skb,
-		&s.p); /* here: compilers merge it with another reading, which verifiers refuse */
+	/* Not where it is needed: compilers merge it with another reading, which verifiers refuse. */
+	s.size = size_of(skb, &s.p);
 	left = from_pod ? steer_out(skb, &s, &flow) : POD_NOT_LOCAL;
 	if (!s.number)
 		left = steer_in(skb, &s, &flow);
