@@ -31,9 +31,10 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } sh_pd_far SEC(".maps");
 
-/* Index of an interface -> what became of the packets that came in by it, per CPU. Elements are made by
- * user space before the program is attached there, counted in by the program, read by user space, and
- * removed after the program is off. Full: user space does not attach. Made anew with the program. */
+/* Index of an interface, or COUNTS_OF_STEER with the number of a steer -> what became of the packets that came in by
+ * it, or that the steer is for, per CPU. Elements are made by user space before the program can count in them, read
+ * by user space, and removed after the program is off or the steer gone. Full: user space does not attach, or steer.
+ * Made anew with the program. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__type(key, __u32);
@@ -60,5 +61,34 @@ struct {
 	__type(value, __u8);
 	__uint(max_entries, ASKING_MAX);
 } sh_pd_asking SEC(".maps");
+
+/* Protocol with port, and network -> where packets for it go. Written by user space, each time that the state of
+ * the steer changes. Read by the programs. Full: user space refuses the steer, whose packets go as without it. Made
+ * anew with the programs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__type(key, struct pod_steer_key);
+	__type(value, struct pod_steer);
+	__uint(max_entries, STEERS_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} sh_pd_steers SEC(".maps");
+
+/* Number of a way -> the way. Added by user space before the first steer has it, removed when it is no longer good.
+ * Read by the programs. Full: user space refuses the steer. Made anew with the programs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, __u32);
+	__type(value, struct pod_way);
+	__uint(max_entries, WAYS_MAX);
+} sh_pd_ways SEC(".maps");
+
+/* A connection, as its first packet has it -> its way. Written and read by the programs. Full: the connection that
+ * was silent longest, about, is forgotten and goes on through the stack. Made anew with the programs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct pod_flow);
+	__type(value, struct pod_pin);
+	__uint(max_entries, PINS_MAX);
+} sh_pd_pins SEC(".maps");
 
 #endif

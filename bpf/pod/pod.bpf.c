@@ -252,19 +252,28 @@ static __always_inline __u32 pods_watched(void)
 	return until_ns && bpf_ktime_get_coarse_ns() < *(volatile __u64 *)until_ns;
 }
 
+/* The connection of a packet, as the packet has it. */
+static __always_inline void flow_read(const struct passage *p, struct pod_flow *flow)
+{
+	flow->source = p->source;
+	flow->destination = p->destination;
+	flow->protocol = p->protocol;
+	if (p->tuple_size == sizeof(p->tuple.ipv4)) {
+		flow->source_port = p->tuple.ipv4.sport;
+		flow->destination_port = p->tuple.ipv4.dport;
+	} else {
+		flow->source_port = p->tuple.ipv6.sport;
+		flow->destination_port = p->tuple.ipv6.dport;
+	}
+}
+
 /* Has user space tell conntrack to be liberal with a connection, unless that ends. */
 static __always_inline void preparation_ask(const struct passage *p)
 {
-	struct pod_flow flow = { .source = p->source, .destination = p->destination };
+	struct pod_flow flow;
 	__u8 nothing = 0;
 
-	if (p->tuple_size == sizeof(p->tuple.ipv4)) {
-		flow.source_port = p->tuple.ipv4.sport;
-		flow.destination_port = p->tuple.ipv4.dport;
-	} else {
-		flow.source_port = p->tuple.ipv6.sport;
-		flow.destination_port = p->tuple.ipv6.dport;
-	}
+	flow_read(p, &flow);
 	if (p->segment == SEGMENT_FIN || p->segment == SEGMENT_RST)
 		bpf_map_delete_elem(&sh_pd_asking, &flow);
 	else
@@ -367,32 +376,42 @@ static __always_inline enum pod_left conntrack_ask(struct __sk_buff *skb, struct
 	return left;
 }
 
+/* The length of a packet, or of the longest that it will be cut into. */
+static __always_inline __u32 size_of(const struct __sk_buff *skb, const struct passage *p)
+{
+	return skb->gso_size ? p->network_size + skb->gso_size : skb->len - ETH_HLEN;
+}
+
 /* Whether a packet is longer than the way allows. The interface is asked, too: its MTU can have changed since
  * user space looked, and redirect_neigh does not ask. */
 static __always_inline __u32 is_oversize(struct __sk_buff *skb, const struct passage *p)
 {
-	__u32 size = skb->gso_size ? p->network_size + skb->gso_size : skb->len - ETH_HLEN;
 	__u32 mtu = 0;
 
-	return size > p->mtu ||
+	return size_of(skb, p) > p->mtu ||
 	       (p->is_far && bpf_check_mtu(skb, p->ifindex, &mtu, 0, BPF_MTU_CHK_SEGS));
+}
+
+/* Reads the addresses, and whether the headers of the network layer are plain. */
+static __always_inline enum pod_left network_read(struct __sk_buff *skb, struct passage *p)
+{
+	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end;
+
+	if (skb->pkt_type != PACKET_HOST || skb->vlan_present)
+		return POD_NOT_IP;
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		return ip4_read(p, data, data_end);
+	if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		return ip6_read(p, data, data_end);
+	return POD_NOT_IP;
 }
 
 static __always_inline enum pod_left packet_judge(struct __sk_buff *skb, struct passage *p,
 						  __u32 from_far)
 {
-	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end;
-	enum pod_left left, plain;
+	enum pod_left left, plain = network_read(skb, p);
 
-	if (skb->pkt_type != PACKET_HOST || skb->vlan_present)
-		return POD_NOT_IP;
-	if (skb->protocol == bpf_htons(ETH_P_IP))
-		plain = ip4_read(p, data, data_end);
-	else if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		plain = ip6_read(p, data, data_end);
-	else
-		return POD_NOT_IP;
-	if (plain == POD_MALFORMED)
+	if (plain == POD_MALFORMED || plain == POD_NOT_IP)
 		return plain;
 	/* First: what is for nobody that is known has no other reason. */
 	left = from_far ? far_pods_find(p, skb->ifindex) : pods_find(p, skb->ifindex);
@@ -436,12 +455,18 @@ static __always_inline int far_send(const struct passage *p)
 	return bpf_redirect_neigh(p->ifindex, &hop, sizeof(hop), 0);
 }
 
+#include "steer.h"
+
 SEC("tc")
 int sh_pod(struct __sk_buff *skb)
 {
+	int action = packet_steer(skb, 1);
 	struct passage p = {};
-	enum pod_left left = packet_judge(skb, &p, 0);
+	enum pod_left left;
 
+	if (action != TC_ACT_UNSPEC)
+		return action;
+	left = packet_judge(skb, &p, 0);
 	pod_count(skb->ifindex, left, skb->len);
 	if (left != POD_TAKEN)
 		return TC_ACT_UNSPEC;
@@ -451,9 +476,13 @@ int sh_pod(struct __sk_buff *skb)
 SEC("tc")
 int sh_pod_in(struct __sk_buff *skb)
 {
+	int action = packet_steer(skb, 0);
 	struct passage p = {};
-	enum pod_left left = packet_judge(skb, &p, 1);
+	enum pod_left left;
 
+	if (action != TC_ACT_UNSPEC)
+		return action;
+	left = packet_judge(skb, &p, 1);
 	/* What comes in for nobody here is the host's own traffic, and does not count. */
 	if (left != POD_NOT_LOCAL && left != POD_NOT_IP)
 		pod_count(skb->ifindex, left, skb->len);

@@ -11,6 +11,10 @@ enum pod_limit {
 	PODS_MAX = 4096, /* addresses of pods on this machine */
 	ASKING_MAX = 4096, /* connections that wait for conntrack to be told */
 	FAR_MAX = 4096, /* networks of pods of other machines */
+	STEERS_MAX =
+		4096, /* protocols with ports and networks that go through a chosen interface */
+	WAYS_MAX = 1024, /* interfaces with next hops that they go, or have gone, by */
+	PINS_MAX = 65536, /* connections that go by them */
 };
 
 /* How much of netfilter a connection must have gone through. */
@@ -78,7 +82,14 @@ enum pod_left {
 
 	/* Of a network, as user space sets it. */
 	POD_ROUTE = 25, /* the host does not send there by one plain next hop */
-	POD_LEFT_COUNT = 26,
+
+	/* Of packets that a steer would send, as it counts them. */
+	POD_PINNED =
+		26, /* the connection goes through the stack, where it began or its way has gone */
+
+	/* Of a steer, as user space sets it. */
+	POD_NEXT_HOP = 27, /* its next hop does not answer */
+	POD_LEFT_COUNT = 28,
 };
 
 /* What became of the packets that came in by one interface, by enum pod_left. */
@@ -86,10 +97,42 @@ struct pod_counts {
 	struct count of[POD_LEFT_COUNT];
 };
 
-/* A TCP connection, as the packet that asks for it has it. */
+/* A connection, as the packet that asks for something, or that began it, has it. */
 struct pod_flow {
 	struct addr source, destination;
 	__be16 source_port, destination_port;
+	__u32 protocol; /* IPPROTO_ */
+};
+
+/* Packets to a port in a network, for a steer. Packed, as the kernel's tries want it. */
+struct pod_steer_key {
+	__u32 bits; /* 32, and those of the network */
+	__u8 protocol; /* IPPROTO_ */
+	__u8 zero;
+	__be16 port;
+	__u32 address[4]; /* as struct addr, wire order */
+};
+
+/* Where such packets go. Elements of a trie never change in place. */
+struct pod_steer {
+	__u32 way; /* for connections that begin */
+	__u16 left; /* enum pod_left */
+	__u16 number; /* of the steer: its counters */
+};
+
+/* An interface and a next hop, as long as they are good. Ways never change: another one gets another
+ * number, so that a connection whose way has gone does not come back to it. */
+struct pod_way {
+	struct addr next_hop; /* a neighbour at the interface, of the network's family */
+	__u32 ifindex;
+	__u16 mtu; /* of the interface, bytes */
+	__u16 number; /* of the steer */
+};
+
+/* The way of a connection. */
+struct pod_pin {
+	__u64 seen_ns; /* CLOCK_MONOTONIC, when a packet of it came last, to within a second */
+	__u32 way;
 	__u32 zero;
 };
 

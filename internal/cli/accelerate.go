@@ -30,7 +30,8 @@ TAKEN packets went straight to another pod. LEFT ones went through the host's st
 docs/guide/pods.md lists them.`,
 		Example: `  shunt accelerate list        # a row for each pod
   shunt accelerate show cali1  # all about one: its addresses, and its packets by reason
-  shunt accelerate show eth0   # all about an uplink: the networks beyond it, and what came in for pods`,
+  shunt accelerate show eth0   # all about an uplink: the networks beyond it, and what came in for pods
+  shunt accelerate show dns    # all about an entry of steer`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -42,7 +43,7 @@ func newAccelerateList(s streams) *cobra.Command {
 	o := productReading{of: shownPods}
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "List the pods and the uplinks, a row for each",
+		Short: "List the pods, the uplinks and the steers, a row for each",
 		Example: `  shunt accelerate list
   shunt accelerate list -o json`,
 		Args: noArguments,
@@ -66,8 +67,8 @@ func newAccelerateList(s streams) *cobra.Command {
 func newAccelerateShow(s streams) *cobra.Command {
 	o := productReading{of: shownPods}
 	c := &cobra.Command{
-		Use:   "show INTERFACE",
-		Short: "Show one pod by the host's end of its veth, or one uplink: addresses or networks, and packets by reason",
+		Use:   "show INTERFACE|STEER",
+		Short: "Show one pod by the host's end of its veth, one uplink, or one entry of steer, with its packets by reason",
 		Example: `  shunt accelerate show cali1
   shunt accelerate show cali1 -o json | jq .counts`,
 		Args: oneOf("interface", "shunt accelerate list"),
@@ -83,7 +84,7 @@ func newAccelerateShow(s streams) *cobra.Command {
 	return c
 }
 
-// showAccelerated shows the pod or the uplink with an interface.
+// showAccelerated shows the pod or the uplink with an interface, or the steer with that name.
 func showAccelerated(w io.Writer, a *shuntv1.Acceleration, iface string, asJSON bool) error {
 	var names []string
 	for _, p := range a.GetPods() {
@@ -104,6 +105,16 @@ func showAccelerated(w io.Writer, a *shuntv1.Acceleration, iface string, asJSON 
 			return writeMessage(w, u)
 		}
 		printUplink(w, a, u)
+		return nil
+	}
+	for _, one := range a.GetSteers() {
+		if names = append(names, one.Name); one.Name != iface {
+			continue
+		}
+		if asJSON {
+			return writeMessage(w, one)
+		}
+		printSteer(w, one)
 		return nil
 	}
 	return fmt.Errorf("show the pod behind %q: there is none; there are %s", iface, cmp.Or(value.Few(names), "none at all"))
@@ -151,6 +162,7 @@ func printPods(w io.Writer, a *shuntv1.Acceleration, all bool) {
 	case len(a.Pods) == 0:
 		fmt.Fprintln(w, "There are no pods yet. One that starts is found.")
 		printUplinks(w, a)
+		printSteers(w, a)
 		return
 	}
 	t := newTable(w)
@@ -173,6 +185,31 @@ func printPods(w io.Writer, a *shuntv1.Acceleration, all bool) {
 		fmt.Fprintf(w, "%s more: `shunt accelerate list`.\n", value.Counted(more, "pod"))
 	}
 	printUplinks(w, a)
+	printSteers(w, a)
+}
+
+// printSteers shows a row for each steer, if there are any.
+func printSteers(w io.Writer, a *shuntv1.Acceleration) {
+	if len(a.Steers) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	t := newTable(w)
+	fmt.Fprintln(t, "STEER\tPORTS\tTO\tINTERFACE\tSTATE\tTAKEN\tLEFT\tMOST LEFT FOR")
+	for _, one := range a.Steers {
+		taken, left, most := split(one.Counts)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\n", one.Name, strings.Join(one.Ports, " "), one.Network, one.Interface, one.State, taken, left, cmp.Or(most, "-"))
+	}
+	t.flush()
+}
+
+func printSteer(w io.Writer, one *shuntv1.AcceleratedSteer) {
+	fmt.Fprintf(w, "Steer %s: ports %s to %s go through %s to the next hop %s.\n", one.Name, strings.Join(one.Ports, ", "), one.Network, one.Interface, one.NextHop)
+	if one.State != takenState {
+		fmt.Fprintf(w, "Now they go where the host's routes lead: %s: %s.\n", one.State, one.Why)
+	}
+	fmt.Fprintln(w)
+	printCounts(w, "WENT", "No packet has been for it yet.", one.Counts)
 }
 
 // printUplinks shows a row for each uplink, if there are any.

@@ -41,6 +41,7 @@ const (
 	ProductFailed          = "product_failed"
 	ReconcileFailing       = "reconcile_failing"
 	RememberedFull         = "remembered_full"
+	SteerLeft              = "steer_left"
 	TagOffloadSwitchedOff  = "tag_offload_switched_off"
 	TagsHidden             = "tags_hidden"
 	UDPBusyPollOff         = "udp_busy_poll_off"
@@ -255,6 +256,11 @@ var Codes = []Definition{
 		Code: RememberedFull, Severity: Warning, Subject: "instance",
 		Meaning: "While tables change, shunt remembers direct-return flows and the clients of services with affinity. There was no room for some of them, or more new ones came in a second than a twentieth of the room. A flow that is not remembered stays with the backend that it had before the change, and may be lost when its slot settles.",
 		Remedy:  "raise `limits.remembered`, which takes effect when the data plane is loaded anew",
+	},
+	{
+		Code: SteerLeft, Severity: Warning, Subject: "entry of accelerate's steer",
+		Meaning: "Packets of this entry go where the host's routes lead, because its interface or its next hop is gone, or because the host does something with them there that would be skipped. docs/guide/pods.md lists the reasons.",
+		Remedy:  "look at the interface and the next hop that the condition names: `ip link` and `ip neighbour show`; they are used again as soon as they are there",
 	},
 	{
 		Code: TagOffloadSwitchedOff, Severity: Info, Subject: "interface",

@@ -43,6 +43,7 @@ type Sample struct {
 	PodNetworks          []Count // by state
 	PodPackets, PodBytes []Count
 	Pods                 []Pod
+	Steers               []Steer
 
 	// Backends are those of the services that are told of.
 	Backends []Backend

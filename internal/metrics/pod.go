@@ -14,6 +14,37 @@ var podFamilies = []Family{
 		pods(func(p *Pod) []Count { return p.Packets })},
 	{"shunt_accelerate_pod_bytes_total", Counter, []string{"interface", "reason"}, "Bytes of the packets of shunt_accelerate_pod_packets_total.",
 		pods(func(p *Pod) []Count { return p.Bytes })},
+	{"shunt_accelerate_steer_up", Gauge, []string{"steer"}, "1: packets go through the interface of the entry of steer. 0: they go where the host's routes lead.",
+		func(e *exposition, s *Sample) {
+			for i := range s.Steers {
+				up := uint64(0)
+				if s.Steers[i].State == "taken" {
+					up = 1
+				}
+				e.whole(labels("steer", s.Steers[i].Name), up)
+			}
+		}},
+	{"shunt_accelerate_steer_packets_total", Counter, []string{"steer", "reason"}, "Packets that an entry of steer is for, with their answers. taken: they went through its interface. Otherwise they went as if there were no such entry, for that reason.",
+		steers(func(s *Steer) []Count { return s.Packets })},
+	{"shunt_accelerate_steer_bytes_total", Counter, []string{"steer", "reason"}, "Bytes of the packets of shunt_accelerate_steer_packets_total.",
+		steers(func(s *Steer) []Count { return s.Bytes })},
+}
+
+// Steer is an entry of the pod shortcut's key steer.
+type Steer struct {
+	Name, State    string
+	Packets, Bytes []Count // by reason
+}
+
+// steers writes counts of each steer.
+func steers(of func(s *Steer) []Count) func(*exposition, *Sample) {
+	return func(e *exposition, s *Sample) {
+		for i := range s.Steers {
+			for _, c := range of(&s.Steers[i]) {
+				e.whole(labels("steer", s.Steers[i].Name, "reason", c.Of), c.Count)
+			}
+		}
+	}
 }
 
 // Pod is one that the pod shortcut knows, by the host's end of its veth.

@@ -26,6 +26,7 @@ type settings struct {
 	mode       shortcut.Mode
 	sameNode   bool
 	uplinks    []string // names
+	steers     []watch.Steer
 }
 
 // parsed are the settings of files, with places in them. Places keep the files' text in memory, so they are not
@@ -35,7 +36,9 @@ type parsed struct {
 	faults *config.Faults
 	marks  []config.Mark // of interfaces
 	above  []config.Mark // of uplinks
-	whole  config.Mark
+	// steered are of the interfaces of steers.
+	steered []config.Mark
+	whole   config.Mark
 }
 
 // isPattern reports whether an entry of interfaces means several.
@@ -69,6 +72,7 @@ func build(d *document, read *config.Contents) any {
 	}
 	read.Claims(slices.Values(claims))
 	p.buildUplinks(d)
+	p.buildSteers(d)
 	return p
 }
 
@@ -141,6 +145,7 @@ func (p *parsed) checkHost(how node.HostCheck) {
 			p.faults.Add(severity, p.above[i], fmt.Sprintf("this machine's interface %s is no Ethernet interface", name), "name the interface that `ip route` shows behind dev for networks of other hosts' pods; a tunnel of IP in IP cannot be one")
 		}
 	}
+	p.checkSteers(severity)
 	if _, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established"); err != nil && p.sameNode {
 		p.faults.Add(severity, p.whole, "this machine's kernel has no conntrack, which the pod shortcut asks for each packet", "load it with `modprobe nf_conntrack`")
 	}
@@ -148,12 +153,12 @@ func (p *parsed) checkHost(how node.HostCheck) {
 
 // list is all settings with their values.
 func (s *settings) list() []value.Setting {
-	return []value.Setting{
+	return append([]value.Setting{
 		{Key: "accelerate interfaces", Value: strings.Join(s.interfaces, ", ")},
 		{Key: "accelerate mode", Value: string(s.mode)},
 		{Key: "accelerate same_node", Value: strconv.FormatBool(s.sameNode)},
 		{Key: "accelerate uplinks", Value: cmp.Or(strings.Join(s.uplinks, ", "), "none")},
-	}
+	}, s.steerSettings()...)
 }
 
 // describe is what settings without faults amount to, for `shunt check`.
@@ -165,5 +170,8 @@ func (s *settings) describe() (counts string, lines []string) {
 	if len(s.uplinks) > 0 {
 		counts += ", to other hosts by " + strings.Join(s.uplinks, ", ")
 	}
-	return counts, nil
+	for _, one := range s.steers {
+		lines = append(lines, fmt.Sprintf("steer %s: %s", one.Name, steerText(&one)))
+	}
+	return counts, lines
 }

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -11,6 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/pod/shortcut"
+	"github.com/shunt-lb/shunt/internal/pod/watch"
 )
 
 // read is a file's settings and faults, without the file's name.
@@ -37,16 +39,31 @@ func read(t *testing.T, text string, check func(*parsed)) (p *parsed, said []str
 
 func TestSettings(t *testing.T) {
 	for text, want := range map[string]settings{
-		"accelerate: {}": {[]string{"all"}, shortcut.Checked, true, nil},
-		`accelerate: {interfaces: ["cali*", veth1], mode: bypass}`: {[]string{"cali*", "veth1"}, shortcut.Bypass, true, nil},
-		"accelerate: {interfaces: all, same_node: false}":          {[]string{"all"}, shortcut.Checked, false, nil},
-		"accelerate: {uplinks: [eth0, eth1]}":                      {[]string{"all"}, shortcut.Checked, true, []string{"eth0", "eth1"}},
+		"accelerate: {}": {[]string{"all"}, shortcut.Checked, true, nil, nil},
+		`accelerate: {interfaces: ["cali*", veth1], mode: bypass}`: {[]string{"cali*", "veth1"}, shortcut.Bypass, true, nil, nil},
+		"accelerate: {interfaces: all, same_node: false}":          {[]string{"all"}, shortcut.Checked, false, nil, nil},
+		"accelerate: {uplinks: [eth0, eth1]}":                      {[]string{"all"}, shortcut.Checked, true, []string{"eth0", "eth1"}, nil},
+		"accelerate: {steer: [{name: dns, ports: [53/udp, 53/tcp], to: 10.50.0.53, interface: eth1}, {name: db, ports: 5432/tcp, to: \"2001:db8:5::/64\", via: \"2001:db8::1\", interface: eth2}]}": {
+			[]string{"all"}, shortcut.Checked, true, nil, []watch.Steer{
+				{Name: "dns", Ports: []watch.Port{{Protocol: 17, Number: 53}, {Protocol: 6, Number: 53}}, Network: netip.MustParsePrefix("10.50.0.53/32"), Interface: "eth1", NextHop: netip.MustParseAddr("10.50.0.53")},
+				{Name: "db", Ports: []watch.Port{{Protocol: 6, Number: 5432}}, Network: netip.MustParsePrefix("2001:db8:5::/64"), Interface: "eth2", NextHop: netip.MustParseAddr("2001:db8::1")}}},
 	} {
 		p, said := read(t, text, nil)
 		if len(said) > 0 || !reflect.DeepEqual(p.settings, want) {
 			t.Errorf("%s: %+v, %q; want %+v", text, p, said, want)
 		}
 	}
+}
+
+// steer is a file with an entry of steer that has one key of its own.
+func steer(own string) string {
+	rest := ""
+	for _, key := range []string{"name: dns", "ports: 53/udp", "to: 10.50.0.53", "interface: eth1"} {
+		if name, _, _ := strings.Cut(key, ":"); !strings.HasPrefix(own, name+":") {
+			rest += ", " + key
+		}
+	}
+	return "accelerate: {steer: [{" + own + rest + "}]}"
 }
 
 func TestFaults(t *testing.T) {
@@ -62,6 +79,16 @@ func TestFaults(t *testing.T) {
 		"accelerate: {interfaces: a, uplinks: a}":     `1:38: error: accelerate.uplinks: interface a is among accelerate's interfaces, too`,
 		"accelerate: {same_node: false, uplinks: a}":  `1:41: error: accelerate.uplinks: same_node: false switches all of the pod shortcut off`,
 		"accelerate: {interface: veth1}":              `1:14: error: accelerate.interface: `,
+		"accelerate: {ports: 53}":                     `1:14: error: accelerate.ports: `,
+		steer("ports: 53"):                            `1:30: error: accelerate.steer[0].ports: found the number 53, want a port and a protocol such as 53/udp; write 53/tcp or 53/udp, or both in a list`,
+		steer("ports: 53/sctp"):                       `1:30: error: accelerate.steer[0].ports: found text "53/sctp", want a port and a protocol`,
+		steer("ports: 0/udp"):                         `1:30: error: accelerate.steer[0].ports: found text "0/udp", want a port and a protocol`,
+		steer("ports: [53/udp, 53/udp]"):              `1:39: error: accelerate.steer[0].ports[1]: port 53/udp is here twice; remove one of them`,
+		steer("to: 10.50.0.0/24"):                     `1:27: error: accelerate.steer[0].to: 10.50.0.0/24 is a network, so the destination cannot be the next hop; write via: and the next hop, a neighbour at eth1`,
+		steer("to: 0.0.0.0/0"):                        `1:27: error: accelerate.steer[0].to: steering to every address is not supported; name the networks`,
+		steer("via: \"2001:db8::1\""):                 `1:28: error: accelerate.steer[0].via: the next hop 2001:db8::1 is not of the family of 10.50.0.53/32; make an entry for each family`,
+		steer("interface: \"eth*\""):                  `1:34: error: accelerate.steer[0].interface: "eth*" cannot be an interface's name; name one interface`,
+		steer("fallback: eth2"):                       `1:23: error: accelerate.steer[0].fallback: `,
 		"accelerate: {interfaces: [], mode: checked}": `1:26: error: accelerate.interfaces: `,
 	} {
 		if _, said := read(t, text, nil); len(said) != 1 || !strings.HasPrefix(said[0], want) {

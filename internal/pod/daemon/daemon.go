@@ -59,6 +59,7 @@ type daemon struct {
 	wanted settings
 	watch  *watch.Watch    // nil: same_node is false
 	past   shortcut.Counts // of watches that are closed
+	steers bool            // the watch can have steers
 	told   string          // the summary that was told last
 }
 
@@ -78,9 +79,9 @@ func open(host *node.Host, s settings) (*daemon, error) {
 // bring brings settings into force, changing only what has changed. After an error the settings before are in
 // force, if those still can be.
 func (d *daemon) bring(s settings) error {
-	if d.watch != nil && s.sameNode && s.mode == d.wanted.mode {
-		if err := d.watch.Set(s.find(), watch.Beyond(s.uplinks...)); err != nil {
-			return errors.Join(err, d.watch.Set(d.wanted.find(), watch.Beyond(d.wanted.uplinks...)))
+	if d.watch != nil && s.sameNode && s.mode == d.wanted.mode && (d.steers || len(s.steers) == 0) {
+		if err := d.set(&s); err != nil {
+			return errors.Join(err, d.set(&d.wanted))
 		}
 		d.wanted = s
 		return nil
@@ -96,15 +97,22 @@ func (d *daemon) bring(s settings) error {
 				d.watch, again = openWatch(&d.wanted)
 				err = errors.Join(err, again)
 			}
+			d.steers = len(d.wanted.steers) > 0
 			return err
 		}
 	}
+	d.steers = len(s.steers) > 0
 	d.wanted = s
 	return nil
 }
 
+// set changes what is watched.
+func (d *daemon) set(s *settings) error {
+	return errors.Join(d.watch.Set(s.find(), watch.Beyond(s.uplinks...)), d.watch.SetSteers(s.steers))
+}
+
 func openWatch(s *settings) (*watch.Watch, error) {
-	return watch.Open(watch.Options{Mode: s.mode, Find: s.find(), FindFar: watch.Beyond(s.uplinks...), In: func(do func() error) error { return do() }})
+	return watch.Open(watch.Options{Mode: s.mode, Find: s.find(), FindFar: watch.Beyond(s.uplinks...), Steers: s.steers, In: func(do func() error) error { return do() }})
 }
 
 // shut ends the watch, and keeps what it has counted.
@@ -179,6 +187,7 @@ func (d *daemon) tell(st *watch.Status, err error) {
 	}
 	d.host.Conditions.Only(condition.PodLeftAlone, alone)
 	d.host.Conditions.Only(condition.NetworkLeftAlone, ways)
+	d.host.Conditions.Only(condition.SteerLeft, steerConditions(st))
 	d.host.Conditions.Only(condition.PodsMissing, missing)
 	d.host.Conditions.Only(condition.PodsUnjudged, unjudged)
 }
@@ -235,6 +244,9 @@ func (d *daemon) summary(st *watch.Status) string {
 		ways, of := waysOf(st)
 		text += fmt.Sprintf(", and the ways to %d of %s", ways, value.Counted(of, "network"))
 	}
+	if len(st.Steers) > 0 {
+		text += fmt.Sprintf(", and %d of %s", len(st.Steers)-len(steerConditions(st)), value.Counted(len(st.Steers), "steer"))
+	}
 	return text
 }
 
@@ -245,7 +257,7 @@ func (d *daemon) Close(bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	err := d.shut()
-	for _, code := range []string{condition.PodLeftAlone, condition.NetworkLeftAlone, condition.PodsMissing, condition.PodsUnjudged} {
+	for _, code := range []string{condition.PodLeftAlone, condition.NetworkLeftAlone, condition.SteerLeft, condition.PodsMissing, condition.PodsUnjudged} {
 		d.host.Conditions.Only(code, nil)
 	}
 	return err

@@ -1,6 +1,15 @@
 package daemon
 
-import "github.com/shunt-lb/shunt/internal/config"
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/invopop/jsonschema"
+	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/pod/watch"
+	"golang.org/x/sys/unix"
+)
 
 // document is the section accelerate.
 type document struct {
@@ -9,6 +18,48 @@ type document struct {
 	Mode        config.Word              `json:"mode,omitempty" doc:"Which packets may take the shortcut. checked: those of connections that the host's rules have let begin. bypass: also how connections begin, so rules for new connections are judged beforehand and not asked." enum:"checked|bypass" default:"checked" example:"checked"`
 	SameNode    config.Boolean           `json:"same_node,omitempty" doc:"Whether packets between two pods of this host take the shortcut. false switches all of the pod shortcut off, and the key uplinks cannot be beside it." default:"true" example:"true"`
 	Uplinks     config.Many[config.Text] `json:"uplinks,omitempty" doc:"Interfaces towards other hosts. Packets between pods of this host and networks beyond an uplink take a shortcut, too: networks that a route of the main table leads to by a gateway and the uplink, but for the default route. Without uplinks these packets go through the host's stack." min:"1" max:"15" example:"eth0"`
-	Ports       config.Later             `json:"ports,omitempty" doc:"Ports whose traffic goes through an interface of its own." instead:"leave it out, and write a policy route: \"ip rule add dport PORT table N\""`
+	Steer       config.List[steerEntry]  `json:"steer,omitempty" doc:"Ports whose packets from pods of this host go through a chosen interface, past routes and rules, and their answers straight to the pod. See docs/guide/pods.md." example:"[{name: dns, ports: [53/udp, 53/tcp], to: 10.50.0.53, interface: eth1}]"`
 	Sockets     config.Later             `json:"sockets,omitempty" doc:"Whether sockets of one host hand each other their data." instead:"leave it out: the data goes through the host's stack"`
 }
+
+// steerEntry is one of steer.
+type steerEntry struct {
+	config.Mark `json:"-"`
+	Name        config.Text       `json:"name" doc:"The name in commands and metrics. It must be unique." min:"1" max:"63" example:"dns"`
+	Ports       config.Many[port] `json:"ports" doc:"The destinations' ports, each with its protocol: 53/udp or 53/tcp. An entry has up to 64." example:"[53/udp, 53/tcp]"`
+	To          config.Prefix     `json:"to" doc:"The destinations: one address or a network. Other destinations are not steered." example:"10.50.0.53"`
+	Interface   config.Text       `json:"interface" doc:"The Ethernet interface that the packets go through and their answers come by: a second network card, the host's end of a pod's veth, a virtual machine's tap." min:"1" max:"15" example:"eth1"`
+	Via         config.Address    `json:"via,omitempty" doc:"The next hop: a neighbour at the interface, which is asked every second whether it is there. Without it the destination is the neighbour, and to must be one address." example:"192.168.50.1"`
+	Fallback    config.Later      `json:"fallback,omitempty" doc:"Another interface for when the first is gone." instead:"leave it out: without its interface or next hop an entry's packets go where the host's routes lead"`
+}
+
+// port is a destination's, with its protocol.
+type port struct {
+	config.Mark
+	watch.Port
+}
+
+// protocols are those that can be steered, by name.
+var protocols = map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}
+
+func (p *port) Read(s config.Scalar, f *config.Field) *config.Complaint {
+	const want = "a port and a protocol such as 53/udp"
+	number, protocol, _ := strings.Cut(s.Text, "/")
+	n, err := strconv.ParseUint(number, 10, 16)
+	switch {
+	case err != nil || n == 0 || !config.IsDigits(number):
+		return config.Wanted(s, want, "")
+	case protocols[protocol] == 0:
+		return config.Wanted(s, want, fmt.Sprintf("write %s/tcp or %s/udp, or both in a list", number, number))
+	}
+	p.Port = watch.Port{Protocol: protocols[protocol], Number: uint16(n)}
+	return nil
+}
+
+// Schema is config.Leaf's.
+func (*port) Schema(*config.Field) *jsonschema.Schema {
+	return &jsonschema.Schema{Type: "string", Pattern: "^[0-9]+/(tcp|udp)$"}
+}
+
+// Describe is config.Leaf's.
+func (*port) Describe() string { return "port/protocol" }

@@ -25,7 +25,7 @@ func (d *daemon) now() (watch.Status, shortcut.Counts, bool, error) {
 // Status is node.Instance's. That pods cannot be judged is a condition, and no error here.
 func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
 	st, all, sameNode, _ := d.now()
-	s.Acceleration = &shuntv1.Acceleration{Mode: string(st.Mode), SameNode: sameNode, Pods: podsOf(&st), Counts: countsMessage(all), Uplinks: uplinksOf(&st), Networks: networksOf(&st)}
+	s.Acceleration = &shuntv1.Acceleration{Mode: string(st.Mode), SameNode: sameNode, Pods: podsOf(&st), Counts: countsMessage(all), Uplinks: uplinksOf(&st), Networks: networksOf(&st), Steers: steersOf(&st)}
 	return nil
 }
 
@@ -129,6 +129,10 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 	}
 	for _, state := range slices.Sorted(maps.Keys(networks)) {
 		s.PodNetworks = append(s.PodNetworks, metrics.Count{Of: state, Count: networks[state]})
+	}
+	for _, one := range st.Steers {
+		packets, bytes := countsOf(one.Counts)
+		s.Steers = append(s.Steers, metrics.Steer{Name: one.Name, State: one.State, Packets: packets, Bytes: bytes})
 	}
 	for _, iface := range slices.Sorted(maps.Keys(st.From)) {
 		packets, bytes := countsOf(st.From[iface])

@@ -33,7 +33,7 @@ type podPod struct {
 
 type podPodCounts struct {
 	_  structs.HostLayout
-	Of [26]podCount
+	Of [28]podCount
 }
 
 type podPodFar struct {
@@ -56,7 +56,7 @@ type podPodFlow struct {
 	Destination     podAddr
 	SourcePort      uint16
 	DestinationPort uint16
-	Zero            uint32
+	Protocol        uint32
 }
 
 type podPodLeft uint32
@@ -88,7 +88,9 @@ const (
 	podPodLeftPOD_UNWATCHED    podPodLeft = 23
 	podPodLeftPOD_UNPREPARED   podPodLeft = 24
 	podPodLeftPOD_ROUTE        podPodLeft = 25
-	podPodLeftPOD_LEFT_COUNT   podPodLeft = 26
+	podPodLeftPOD_PINNED       podPodLeft = 26
+	podPodLeftPOD_NEXT_HOP     podPodLeft = 27
+	podPodLeftPOD_LEFT_COUNT   podPodLeft = 28
 )
 
 type podPodLimit uint32
@@ -97,6 +99,9 @@ const (
 	podPodLimitPODS_MAX   podPodLimit = 4096
 	podPodLimitASKING_MAX podPodLimit = 4096
 	podPodLimitFAR_MAX    podPodLimit = 4096
+	podPodLimitSTEERS_MAX podPodLimit = 4096
+	podPodLimitWAYS_MAX   podPodLimit = 1024
+	podPodLimitPINS_MAX   podPodLimit = 65536
 )
 
 type podPodMode uint32
@@ -106,6 +111,37 @@ const (
 	podPodModePOD_MODE_BYPASS  podPodMode = 1
 )
 
+type podPodPin struct {
+	_      structs.HostLayout
+	SeenNs uint64
+	Way    uint32
+	Zero   uint32
+}
+
+type podPodSteer struct {
+	_      structs.HostLayout
+	Way    uint32
+	Left   uint16
+	Number uint16
+}
+
+type podPodSteerKey struct {
+	_        structs.HostLayout
+	Bits     uint32
+	Protocol uint8
+	Zero     uint8
+	Port     uint16
+	Address  [4]uint32
+}
+
+type podPodWay struct {
+	_       structs.HostLayout
+	NextHop podAddr
+	Ifindex uint32
+	Mtu     uint16
+	Number  uint16
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -113,8 +149,11 @@ const (
 	podMapShPdAsking       = "sh_pd_asking"
 	podMapShPdCounts       = "sh_pd_counts"
 	podMapShPdFar          = "sh_pd_far"
+	podMapShPdPins         = "sh_pd_pins"
 	podMapShPdPods         = "sh_pd_pods"
+	podMapShPdSteers       = "sh_pd_steers"
 	podMapShPdWatched      = "sh_pd_watched"
+	podMapShPdWays         = "sh_pd_ways"
 	podProgShPod           = "sh_pod"
 	podProgShPodIn         = "sh_pod_in"
 	podVarClosedMs         = "closed_ms"
@@ -124,6 +163,7 @@ const (
 	podVarPodLefts         = "pod_lefts"
 	podVarPodLimits        = "pod_limits"
 	podVarPodModes         = "pod_modes"
+	podVarSteers           = "steers"
 	podVarTcpMs            = "tcp_ms"
 	podVarUdpMs            = "udp_ms"
 	podVarUdpStreamMs      = "udp_stream_ms"
@@ -182,8 +222,11 @@ type podMapSpecs struct {
 	ShPdAsking  *ebpf.MapSpec `ebpf:"sh_pd_asking"`
 	ShPdCounts  *ebpf.MapSpec `ebpf:"sh_pd_counts"`
 	ShPdFar     *ebpf.MapSpec `ebpf:"sh_pd_far"`
+	ShPdPins    *ebpf.MapSpec `ebpf:"sh_pd_pins"`
 	ShPdPods    *ebpf.MapSpec `ebpf:"sh_pd_pods"`
+	ShPdSteers  *ebpf.MapSpec `ebpf:"sh_pd_steers"`
 	ShPdWatched *ebpf.MapSpec `ebpf:"sh_pd_watched"`
+	ShPdWays    *ebpf.MapSpec `ebpf:"sh_pd_ways"`
 }
 
 // podVariableSpecs contains global variables before they are loaded into the kernel.
@@ -197,6 +240,7 @@ type podVariableSpecs struct {
 	PodLefts         *ebpf.VariableSpec `ebpf:"pod_lefts"`
 	PodLimits        *ebpf.VariableSpec `ebpf:"pod_limits"`
 	PodModes         *ebpf.VariableSpec `ebpf:"pod_modes"`
+	Steers           *ebpf.VariableSpec `ebpf:"steers"`
 	TcpMs            *ebpf.VariableSpec `ebpf:"tcp_ms"`
 	UdpMs            *ebpf.VariableSpec `ebpf:"udp_ms"`
 	UdpStreamMs      *ebpf.VariableSpec `ebpf:"udp_stream_ms"`
@@ -225,8 +269,11 @@ type podMaps struct {
 	ShPdAsking  *ebpf.Map `ebpf:"sh_pd_asking"`
 	ShPdCounts  *ebpf.Map `ebpf:"sh_pd_counts"`
 	ShPdFar     *ebpf.Map `ebpf:"sh_pd_far"`
+	ShPdPins    *ebpf.Map `ebpf:"sh_pd_pins"`
 	ShPdPods    *ebpf.Map `ebpf:"sh_pd_pods"`
+	ShPdSteers  *ebpf.Map `ebpf:"sh_pd_steers"`
 	ShPdWatched *ebpf.Map `ebpf:"sh_pd_watched"`
+	ShPdWays    *ebpf.Map `ebpf:"sh_pd_ways"`
 }
 
 func (m *podMaps) Close() error {
@@ -234,8 +281,11 @@ func (m *podMaps) Close() error {
 		m.ShPdAsking,
 		m.ShPdCounts,
 		m.ShPdFar,
+		m.ShPdPins,
 		m.ShPdPods,
+		m.ShPdSteers,
 		m.ShPdWatched,
+		m.ShPdWays,
 	)
 }
 
@@ -250,6 +300,7 @@ type podVariables struct {
 	PodLefts         *ebpf.Variable `ebpf:"pod_lefts"`
 	PodLimits        *ebpf.Variable `ebpf:"pod_limits"`
 	PodModes         *ebpf.Variable `ebpf:"pod_modes"`
+	Steers           *ebpf.Variable `ebpf:"steers"`
 	TcpMs            *ebpf.Variable `ebpf:"tcp_ms"`
 	UdpMs            *ebpf.Variable `ebpf:"udp_ms"`
 	UdpStreamMs      *ebpf.Variable `ebpf:"udp_stream_ms"`

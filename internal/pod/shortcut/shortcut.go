@@ -48,7 +48,8 @@ const (
 	Bridged     = Left(podPodLeftPOD_BRIDGED)
 	Down        = Left(podPodLeftPOD_DOWN)
 	NotVeth     = Left(podPodLeftPOD_NOT_VETH)
-	Route       = Left(podPodLeftPOD_ROUTE) // of networks alone
+	Route       = Left(podPodLeftPOD_ROUTE)    // of networks and steers
+	NextHop     = Left(podPodLeftPOD_NEXT_HOP) // of steers alone
 )
 
 // FarMax is for how many networks there is room.
@@ -119,7 +120,8 @@ type Shortcut struct {
 	ids     []uint32 // of its programs
 	grace   *kernel.Grace
 	at      map[int]*kernel.TC
-	gone    Counts // of interfaces that it was on
+	pods    map[int]bool // of at: those with sh_pod, the others have sh_pod_in
+	gone    Counts       // of interfaces that it was on
 }
 
 // Counts are packets and bytes by what became of them: "taken", or why they were left to the stack.
@@ -138,9 +140,9 @@ func (c Counts) Add(more Counts) {
 // Flow is a TCP connection between two pods, as one of its packets has it.
 type Flow struct{ From, To netip.AddrPort }
 
-// Open loads the program. The times of conntrack's entries are those of the calling thread's network
+// Open loads the programs; without steers they have no instruction for these. The times of conntrack's entries are those of the calling thread's network
 // namespace; a later change of them is not noticed.
-func Open(mode Mode) (*Shortcut, error) {
+func Open(mode Mode, steers bool) (*Shortcut, error) {
 	spec, err := loadPod()
 	if err != nil {
 		return nil, fmt.Errorf("read the embedded object: %w", err)
@@ -149,7 +151,10 @@ func Open(mode Mode) (*Shortcut, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Shortcut{at: map[int]*kernel.TC{}, gone: Counts{}}
+	if steers {
+		constants[podVarSteers] = uint8(1)
+	}
+	s := &Shortcut{at: map[int]*kernel.TC{}, pods: map[int]bool{}, gone: Counts{}}
 	if s.objects, err = kernel.Load(spec, constants, nil); err != nil {
 		return nil, fmt.Errorf("load the pod shortcut's program: %w; it needs conntrack's functions for BPF (Linux 6.0, nf_conntrack loaded)", err)
 	}
@@ -290,28 +295,45 @@ func end(a podAddr, port uint16) netip.AddrPort {
 }
 
 // Attach has the program see what comes from the pod behind an interface. Attached already is success.
-func (s *Shortcut) Attach(ifindex int) error { return s.attach(ifindex, podProgShPod) }
+func (s *Shortcut) Attach(ifindex int) error {
+	if s.at[ifindex] != nil && !s.pods[ifindex] { // a steer leads there, and now it is a pod's
+		if err := s.Detach(ifindex); err != nil {
+			return err
+		}
+	}
+	err := s.attach(ifindex, podProgShPod)
+	s.pods[ifindex] = err == nil
+	return err
+}
 
-// AttachFar has the other program see what comes in by an interface from the pods of other machines.
+// AttachFar has the other program see what comes in by an interface from the pods of other machines, and the answers
+// to what was steered there. Of these the program of pods takes care, too, so it stays where it is.
 func (s *Shortcut) AttachFar(ifindex int) error { return s.attach(ifindex, podProgShPodIn) }
 
 func (s *Shortcut) attach(ifindex int, program string) error {
 	if s.at[ifindex] != nil {
 		return nil
 	}
+	if err := s.makeCounts(uint32(ifindex)); err != nil {
+		return fmt.Errorf("interface %d: %w", ifindex, err)
+	}
+	t, err := kernel.AttachTC(s.objects.Programs[program], program, ifindex)
+	if err != nil {
+		return errors.Join(err, s.objects.Maps[podMapShPdCounts].Delete(uint32(ifindex)))
+	}
+	s.at[ifindex] = t
+	return nil
+}
+
+// makeCounts makes the counters of an interface or a steer.
+func (s *Shortcut) makeCounts(of uint32) error {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
 		return fmt.Errorf("count the CPUs: %w", err)
 	}
-	counts := s.objects.Maps[podMapShPdCounts]
-	if err := counts.Put(uint32(ifindex), make([]podPodCounts, cpus)); err != nil {
-		return fmt.Errorf("make counters for interface %d: %w; there is room for %d", ifindex, err, podPodLimitPODS_MAX)
+	if err := s.objects.Maps[podMapShPdCounts].Put(of, make([]podPodCounts, cpus)); err != nil {
+		return fmt.Errorf("make counters: %w; there is room for %d", err, podPodLimitPODS_MAX)
 	}
-	t, err := kernel.AttachTC(s.objects.Programs[program], program, ifindex)
-	if err != nil {
-		return errors.Join(err, counts.Delete(uint32(ifindex)))
-	}
-	s.at[ifindex] = t
 	return nil
 }
 
@@ -333,6 +355,7 @@ func (s *Shortcut) Detach(interfaces ...int) error {
 	for _, ifindex := range interfaces {
 		if t := s.at[ifindex]; t != nil {
 			delete(s.at, ifindex)
+			delete(s.pods, ifindex)
 			errs = append(errs, t.Close())
 			off = append(off, ifindex)
 		}
@@ -342,7 +365,7 @@ func (s *Shortcut) Detach(interfaces ...int) error {
 	}
 	errs = append(errs, s.Wait()) // for the last packets to be counted
 	for _, ifindex := range off {
-		counts, err := s.countsOf(ifindex)
+		counts, err := s.countsOf(uint32(ifindex))
 		s.gone.Add(counts)
 		errs = append(errs, err, s.objects.Maps[podMapShPdCounts].Delete(uint32(ifindex)))
 	}
@@ -360,7 +383,7 @@ func (s *Shortcut) Counts() (all Counts, from map[int]Counts, err error) {
 	all, from = Counts{}, map[int]Counts{}
 	all.Add(s.gone)
 	for ifindex := range s.at {
-		if from[ifindex], err = s.countsOf(ifindex); err != nil {
+		if from[ifindex], err = s.countsOf(uint32(ifindex)); err != nil {
 			return all, from, err
 		}
 		all.Add(from[ifindex])
@@ -368,10 +391,10 @@ func (s *Shortcut) Counts() (all Counts, from map[int]Counts, err error) {
 	return all, from, nil
 }
 
-func (s *Shortcut) countsOf(ifindex int) (Counts, error) {
+func (s *Shortcut) countsOf(of uint32) (Counts, error) {
 	var each []podPodCounts
-	if err := s.objects.Maps[podMapShPdCounts].Lookup(uint32(ifindex), &each); err != nil {
-		return nil, fmt.Errorf("read the counters of interface %d: %w", ifindex, err)
+	if err := s.objects.Maps[podMapShPdCounts].Lookup(of, &each); err != nil {
+		return nil, fmt.Errorf("read the counters %d: %w", of, err)
 	}
 	counts := Counts{}
 	for left, name := range leftNames() {

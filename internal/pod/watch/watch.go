@@ -68,6 +68,7 @@ type Status struct {
 	Mode   shortcut.Mode   `json:"mode"`
 	Pods   []PodStatus     `json:"pods"`
 	Far    []FarStatus     `json:"far,omitempty"`
+	Steers []SteerStatus   `json:"steers,omitempty"`
 	Counts shortcut.Counts `json:"counts"` // what became of packets, by reason; "taken" took the shortcut
 	// From are those of what came from the interfaces that are attached now, since they were.
 	From map[string]shortcut.Counts `json:"-"`
@@ -92,6 +93,8 @@ type Options struct {
 	Find func() ([]Pod, error)
 	// FindFar says which pods other machines have, at the same times; nil: none.
 	FindFar func() ([]Far, error)
+	// Steers are followed from Open on, by SetSteers also others; without any here there can be none later.
+	Steers []Steer
 	// In runs a function on a thread in the host's network namespace.
 	In func(func() error) error
 }
@@ -111,6 +114,7 @@ type Watch struct {
 	findFar   func() ([]Far, error)
 	fars      []Far
 	farStates map[netip.Prefix]farState
+	steers    steers
 	moved     bool                  // interfaces or routes may have changed
 	found     time.Time             // when pods were found last
 	bare      map[string]state      // of the pods without an address, by interface
@@ -136,9 +140,9 @@ type state struct {
 
 // Open attaches the program to the pods' interfaces and judges them. Nothing is left behind when it fails.
 func Open(opts Options) (*Watch, error) {
-	w := &Watch{in: opts.In, mode: opts.Mode, findAll: opts.Find, findFar: opts.FindFar, farStates: map[netip.Prefix]farState{}, wake: make(chan struct{}, 1), end: make(chan struct{}), stale: true, moved: true, states: map[netip.Addr]state{}}
+	w := &Watch{in: opts.In, mode: opts.Mode, findAll: opts.Find, findFar: opts.FindFar, steers: steers{wanted: opts.Steers}, farStates: map[netip.Prefix]farState{}, wake: make(chan struct{}, 1), end: make(chan struct{}), stale: true, moved: true, states: map[netip.Addr]state{}}
 	err := w.in(func() (err error) {
-		if w.short, err = shortcut.Open(opts.Mode); err != nil {
+		if w.short, err = shortcut.Open(opts.Mode, len(opts.Steers) > 0); err != nil {
 			return err
 		}
 		// Before the rules are read the first time: what changes meanwhile is told.
@@ -250,7 +254,7 @@ func (w *Watch) judge() error {
 			}
 		}
 	}
-	if err := errors.Join(w.applyFar(w.judgeFar(links)), w.apply(next)); err != nil {
+	if err := errors.Join(w.applyFar(w.judgeFar(links)), w.apply(next), w.applySteers(links)); err != nil {
 		return err
 	}
 	return w.short.Watched(trust)
@@ -328,6 +332,9 @@ func (w *Watch) forget(next map[netip.Addr]state) error {
 		used[s.ifindex] = true
 	}
 	for _, s := range w.farStates {
+		used[s.ifindex] = true
+	}
+	for _, s := range append(slices.Clone(w.steers.all), w.steers.ending...) {
 		used[s.ifindex] = true
 	}
 	for a := range w.states {
@@ -443,6 +450,14 @@ func (w *Watch) Set(find func() ([]Pod, error), findFar func() ([]Far, error)) e
 	return w.Judge()
 }
 
+// SetSteers changes the steers; see Options. Connections keep their ways as long as these are good.
+func (w *Watch) SetSteers(all []Steer) error {
+	w.mu.Lock()
+	w.steers.wanted = slices.Clone(all)
+	w.mu.Unlock()
+	return w.Judge()
+}
+
 // Suspend takes the program off all interfaces. Connections go on through the stack.
 func (w *Watch) Suspend() error {
 	w.mu.Lock()
@@ -462,6 +477,7 @@ func (w *Watch) letGo() error {
 		errs = append(errs, w.short.RemoveFar(n))
 	}
 	clear(w.farStates)
+	errs = append(errs, w.letSteersGo())
 	return errors.Join(append(errs, w.short.Detach(w.short.Attached()...))...)
 }
 
@@ -506,7 +522,9 @@ func (w *Watch) Status() (Status, error) {
 			s.From[f.Interface] = from[st.ifindex]
 		}
 	}
-	return s, errors.Join(err, w.deaf, w.failed, w.untold)
+	var ofSteers error
+	s.Steers, ofSteers = w.steersStatus()
+	return s, errors.Join(err, ofSteers, w.deaf, w.failed, w.untold)
 }
 
 // bareStatus is of a pod without an address.

@@ -78,7 +78,13 @@ func Connect(t *testing.T, b *bed.Bed, is6 bool) (client, server *net.TCPConn) {
 // ConnectPods is a TCP connection from one pod to an address of another, until the test ends.
 func ConnectPods(t *testing.T, from, to *lab.Host, address netip.Addr) (client, server *net.TCPConn) {
 	t.Helper()
-	l, err := to.Listen("tcp", netip.AddrPortFrom(address, 0).String())
+	return ConnectPodsAt(t, from, to, netip.AddrPortFrom(address, 0))
+}
+
+// ConnectPodsAt is the same with a port; 0: any.
+func ConnectPodsAt(t *testing.T, from, to *lab.Host, at netip.AddrPort) (client, server *net.TCPConn) {
+	t.Helper()
+	l, err := to.Listen("tcp", at.String())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,130 @@
+package daemon
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/pod/shortcut"
+	"github.com/shunt-lb/shunt/internal/pod/watch"
+	"github.com/shunt-lb/shunt/internal/value"
+	"github.com/vishvananda/netlink"
+)
+
+// steerPortsMax is how many ports an entry may have.
+const steerPortsMax = 64
+
+// buildSteers reads the steers.
+func (p *parsed) buildSteers(d *document) {
+	for i := range d.Steer.Items {
+		e := &d.Steer.Items[i]
+		s := watch.Steer{Name: e.Name.Value, Network: e.To.Value, Interface: e.Interface.Value, NextHop: e.Via.Value}
+		for _, one := range e.Ports.Items {
+			if !one.Bad && slices.Contains(s.Ports, one.Port) {
+				p.faults.Errorf(one.Mark, "remove one of them", "port %s is here twice", one.Port)
+			}
+			s.Ports = append(s.Ports, one.Port)
+		}
+		if e.Name.Bad || e.To.Bad || e.Interface.Bad || e.Via.Bad || !s.Network.IsValid() {
+			continue
+		}
+		if !s.NextHop.IsValid() && s.Network.IsSingleIP() {
+			s.NextHop = s.Network.Addr()
+		}
+		if p.judgeSteer(e, &s) {
+			p.steers, p.steered = append(p.steers, s), append(p.steered, e.Interface.Mark)
+		}
+	}
+}
+
+// judgeSteer complains of what is wrong with an entry.
+func (p *parsed) judgeSteer(e *steerEntry, s *watch.Steer) bool {
+	bad := func(at config.Mark, suggestion, format string, args ...any) bool {
+		p.faults.Errorf(at, suggestion, format, args...)
+		return false
+	}
+	switch {
+	case !p.sameNode:
+		return bad(e.Mark, "leave same_node out, or steer", "same_node: false switches all of the pod shortcut off, and steer too")
+	case isPattern(s.Interface) || strings.ContainsAny(s.Interface, "/:[]\\"):
+		return bad(e.Interface.Mark, "name one interface, as `ip link` shows it", "%q cannot be an interface's name", s.Interface)
+	case len(s.Ports) > steerPortsMax:
+		return bad(e.Ports.Mark, "make another entry for some of them", "an entry has up to %d ports, and this one has %d", steerPortsMax, len(s.Ports))
+	case s.Network.Bits() == 0:
+		return bad(e.To.Mark, "name the networks that the interface leads to, an entry for each", "steering to every address is not supported")
+	case !s.NextHop.IsValid():
+		return bad(e.To.Mark, "write via: and the next hop, a neighbour at "+s.Interface, "%s is a network, so the destination cannot be the next hop", s.Network)
+	case s.NextHop.Is4() != s.Network.Addr().Is4():
+		return bad(e.Via.Mark, "make an entry for each family", "the next hop %s is not of the family of %s", s.NextHop, s.Network)
+	}
+	for _, other := range p.steers {
+		if other.Name == s.Name {
+			return bad(e.Name.Mark, "give each entry its own name", "there are two entries %s", s.Name)
+		}
+		if other.Network != s.Network {
+			continue
+		}
+		for _, one := range s.Ports {
+			if slices.Contains(other.Ports, one) {
+				return bad(e.Ports.Mark, "take it out of one of them", "port %s of %s is also in the entry %s", one, s.Network, other.Name)
+			}
+		}
+	}
+	return true
+}
+
+// checkSteers compares with this machine.
+func (p *parsed) checkSteers(severity config.Severity) {
+	for i, s := range p.steers {
+		link, err := netlink.LinkByName(s.Interface)
+		switch {
+		case err != nil:
+			p.faults.Add(severity, p.steered[i], fmt.Sprintf("this machine's interface %s cannot be used: %v", s.Interface, err), "`ip link` lists the interfaces; one is used as soon as it is there")
+		case link.Attrs().EncapType != "ether":
+			p.faults.Add(severity, p.steered[i], fmt.Sprintf("this machine's interface %s is no Ethernet interface", s.Interface), "name an interface with Ethernet addresses, as `ip link` shows them; a tunnel of IP in IP cannot be one")
+		}
+	}
+}
+
+// portTexts are the ports of a steer.
+func portTexts(s *watch.Steer) (ports []string) {
+	for _, p := range s.Ports {
+		ports = append(ports, p.String())
+	}
+	return ports
+}
+
+// steerSettings are a setting for each.
+func (s *settings) steerSettings() (all []value.Setting) {
+	for _, one := range s.steers {
+		all = append(all, value.Setting{Key: "accelerate steer " + one.Name, Value: steerText(&one)})
+	}
+	return all
+}
+
+// steerText is like "53/udp 53/tcp to 10.50.0.53/32 by eth1 via 10.50.0.53".
+func steerText(s *watch.Steer) string {
+	return fmt.Sprintf("%s to %s by %s via %s", strings.Join(portTexts(s), " "), s.Network, s.Interface, s.NextHop)
+}
+
+// steersOf are the steers for the status.
+func steersOf(st *watch.Status) (all []*shuntv1.AcceleratedSteer) {
+	for _, s := range st.Steers {
+		all = append(all, &shuntv1.AcceleratedSteer{Name: s.Name, Ports: portTexts(&s.Steer), Network: s.Network.String(), Interface: s.Interface,
+			NextHop: s.NextHop.String(), State: s.State, Why: s.Why, Counts: countsMessage(s.Counts)})
+	}
+	return all
+}
+
+// steerConditions are of those whose packets go as without them.
+func steerConditions(st *watch.Status) (all []condition.Condition) {
+	for _, s := range st.Steers {
+		if s.State != shortcut.Taken.String() {
+			all = append(all, condition.Condition{Subject: s.Name, Text: fmt.Sprintf("packets to %s go where the host's routes lead: %s: %s", steerText(&s.Steer), s.State, s.Why)})
+		}
+	}
+	return all
+}

@@ -1,0 +1,98 @@
+package shortcut
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/kernel"
+)
+
+// countsOfSteer is COUNTS_OF_STEER of bpf/pod/steer.h.
+const countsOfSteer = uint32(1) << 31
+
+// Steer sends the packets that pods send to one port in a network by a way, while it is not left alone.
+type Steer struct {
+	Number   int    // of its counters, from 1
+	Protocol uint8  // unix.IPPROTO_TCP or IPPROTO_UDP
+	Port     uint16 // of the destination
+	Network  netip.Prefix
+	Way      uint32 // of connections that begin
+	Left     Left
+}
+
+// Way is an interface and a next hop. Its ID is given once: a connection whose way was removed never comes back to it.
+type Way struct {
+	ID      uint32
+	NextHop netip.Addr // a neighbour at the interface, of the network's family
+	Ifindex int        // AttachFar has it as well
+	MTU     int        // of the interface, bytes
+	Number  int        // of the steer
+}
+
+func (s Steer) key() podPodSteerKey {
+	network := Far{Network: s.Network}.key()
+	return podPodSteerKey{Bits: 32 + network.Bits, Protocol: s.Protocol, Port: kernel.ToWire(s.Port), Address: network.Address}
+}
+
+// PutSteer adds a steer, or changes what is known of it, as Put.
+func (s *Shortcut) PutSteer(one Steer) error {
+	if !one.Network.IsValid() || one.Number <= 0 || one.Number > math.MaxUint16 {
+		return fmt.Errorf("add steer %d to %s: its number must be from 1 to %d, and its network be one", one.Number, one.Network, math.MaxUint16)
+	}
+	value := podPodSteer{Way: one.Way, Left: uint16(one.Left), Number: uint16(one.Number)}
+	if err := s.objects.Maps[podMapShPdSteers].Put(one.key(), value); err != nil {
+		return fmt.Errorf("add the steer to port %d of %s: %w; there is room for %d", one.Port, one.Network, err, podPodLimitSTEERS_MAX)
+	}
+	return nil
+}
+
+// RemoveSteer forgets a steer, as Put. Connections that have a way keep it. That it is not there is success.
+func (s *Shortcut) RemoveSteer(one Steer) error {
+	if err := s.objects.Maps[podMapShPdSteers].Delete(one.key()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("remove the steer to port %d of %s: %w", one.Port, one.Network, err)
+	}
+	return nil
+}
+
+// AddWay adds a way, before a steer has it.
+func (s *Shortcut) AddWay(w Way) error {
+	if !w.NextHop.IsValid() || w.MTU < 0 || w.MTU > math.MaxUint16 || w.Number <= 0 || w.Number > math.MaxUint16 {
+		return fmt.Errorf("add the way by %s, MTU %d, of steer %d: it needs a next hop, an MTU of 65535 at most and a number from 1", w.NextHop, w.MTU, w.Number)
+	}
+	high, low := kernel.AddrWords(w.NextHop)
+	value := podPodWay{NextHop: podAddr{High: high, Low: low}, Ifindex: uint32(w.Ifindex), Mtu: uint16(w.MTU), Number: uint16(w.Number)}
+	if err := s.objects.Maps[podMapShPdWays].Update(w.ID, value, ebpf.UpdateNoExist); err != nil {
+		return fmt.Errorf("add the way by %s: %w; there is room for %d", w.NextHop, err, podPodLimitWAYS_MAX)
+	}
+	return nil
+}
+
+// RemoveWay forgets a way, whose connections go on through the stack. That it is not there is success.
+func (s *Shortcut) RemoveWay(id uint32) error {
+	if err := s.objects.Maps[podMapShPdWays].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("remove a way: %w", err)
+	}
+	return nil
+}
+
+// CountSteer makes the counters of a steer.
+func (s *Shortcut) CountSteer(number int) error {
+	return s.makeCounts(countsOfSteer | uint32(number))
+}
+
+// UncountSteer removes them. That they are not there is success.
+func (s *Shortcut) UncountSteer(number int) error {
+	if err := s.objects.Maps[podMapShPdCounts].Delete(countsOfSteer | uint32(number)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("remove the counters of steer %d: %w", number, err)
+	}
+	return nil
+}
+
+// SteerCounts are packets that a steer was for, in both directions. Those that it did not take count again for the
+// interface that they came in by, as without a steer.
+func (s *Shortcut) SteerCounts(number int) (Counts, error) {
+	return s.countsOf(countsOfSteer | uint32(number))
+}
