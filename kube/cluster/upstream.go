@@ -86,6 +86,9 @@ type Spec struct {
 	Failure struct {
 		Message string `xml:"message,attr"`
 	} `xml:"failure"`
+	Skipped struct {
+		Message string `xml:"message,attr"` // "skipped" if it was not asked for, else "skipped - " and why it cannot run here
+	} `xml:"skipped"`
 }
 
 // Test runs those of Kubernetes' own tests whose names match focus and not skip, one after the other, and returns all

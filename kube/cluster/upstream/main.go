@@ -1,5 +1,5 @@
 // Command upstream runs Kubernetes' own tests of Services ("[sig-network] Services"), first in a cluster with
-// kube-proxy in mode nftables, then in the same cluster with shunt-kube, and writes one table of both:
+// shunt-kube, then in the same cluster with kube-proxy in mode nftables, and writes one table of both:
 // `make test-kube-e2e`.
 //
 // It ends with code 1 if a test passes with kube-proxy and not with shunt-kube.
@@ -23,6 +23,7 @@ import (
 type run struct {
 	options            cluster.Options
 	focus, table, logs string
+	limit              time.Duration
 }
 
 func main() {
@@ -33,6 +34,7 @@ func main() {
 	flag.StringVar(&r.options.Chart, "chart", "", "the folder of shunt-kube's chart")
 	flag.StringVar(&r.options.Upstream, "upstream", "", "the folder that test/kube/upstream has made")
 	flag.StringVar(&r.focus, "focus", services, "run only tests whose names match this regular expression")
+	flag.DurationVar(&r.limit, "limit", 2*time.Hour, "run no further tests after this time with each of the two")
 	flag.StringVar(&r.table, "table", "", "the file for the table; empty: standard output alone")
 	flag.StringVar(&r.logs, "logs", os.TempDir(), "the folder for what the tests write")
 	flag.Parse()
@@ -50,16 +52,16 @@ func main() {
 }
 
 func (r *run) both(ctx context.Context) error {
-	theirs, err := r.arm(ctx, "kube-proxy", (*cluster.Cluster).StartKubeProxy)
-	if err != nil {
-		return err
-	}
 	ours, err := r.arm(ctx, "shunt-kube", func(c *cluster.Cluster, ctx context.Context) error {
 		if err := c.Install(ctx, nil); err != nil {
 			return err
 		}
 		return c.AwaitAgents(ctx)
 	})
+	if err != nil {
+		return err
+	}
+	theirs, err := r.arm(ctx, "kube-proxy", (*cluster.Cluster).StartKubeProxy)
 	if err != nil {
 		return err
 	}
@@ -94,7 +96,9 @@ func (r *run) arm(ctx context.Context, name string, balance func(*cluster.Cluste
 	log := filepath.Join(r.logs, "shunt-upstream-"+name+".log")
 	begin := time.Now()
 	fmt.Printf("with %s: the tests write to %s\n", name, log)
-	specs, err = c.Test(ctx, r.focus, skip(), log)
+	testing, stop := context.WithTimeout(ctx, r.limit)
+	defer stop()
+	specs, err = c.Test(testing, r.focus, skip(), log)
 	fmt.Printf("with %s: %d s\n", name, int(time.Since(begin).Seconds()))
 	return specs, err
 }

@@ -28,18 +28,17 @@ func skip() string {
 // row is one test and how it ended with both.
 type row struct{ name, theirs, ours, why string }
 
-// compare are the tests of Services, by name. Those that were not run with either, because the focus left them out,
-// are not among them.
+// compare are the tests of Services, by name.
 func compare(theirs, ours []cluster.Spec) (rows []row) {
 	status := map[string]string{}
 	for _, s := range ours {
-		status[s.Name] = s.Status
+		status[s.Name] = ended(s)
 	}
 	for _, s := range theirs {
 		if !strings.HasPrefix(s.Name, "[sig-network] Services ") {
 			continue
 		}
-		r := row{name: s.Name, theirs: s.Status, ours: status[s.Name], why: why(s.Name)}
+		r := row{name: s.Name, theirs: ended(s), ours: status[s.Name], why: why(s.Name)}
 		if r.why != "" {
 			r.theirs, r.ours = "not asked", "not asked"
 		}
@@ -47,6 +46,16 @@ func compare(theirs, ours []cluster.Spec) (rows []row) {
 	}
 	slices.SortFunc(rows, func(a, b row) int { return strings.Compare(a.name, b.name) })
 	return rows
+}
+
+// notRun is how a test ended that has not begun, or that the run's end has interrupted.
+const notRun = "not run"
+
+func ended(s cluster.Spec) string {
+	if s.Status == "skipped" && s.Skipped.Message == "skipped" || s.Status == "interrupted" {
+		return notRun
+	}
+	return s.Status
 }
 
 func why(name string) string {
@@ -61,7 +70,7 @@ func why(name string) string {
 const head = `# Kubernetes' own tests of Services
 
 Written by ` + "`make test-kube-e2e`" + `: the tests "[sig-network] Services" of Kubernetes' sources, one after the other, in the same cluster of three nodes, first with
-kube-proxy in mode nftables, then with shunt-kube. No test is repeated after it failed.
+shunt-kube, then with kube-proxy in mode nftables. No test is repeated after it failed. "Not run": the run was for some of the tests, or ended before this one.
 
 | Test | kube-proxy | shunt-kube | Why |
 |---|---|---|---|

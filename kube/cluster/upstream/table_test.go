@@ -32,6 +32,20 @@ func TestTable(t *testing.T) {
 	}
 }
 
+// TestHowATestEnded: what a test says of itself, that it cannot run in such a cluster, is told apart from what nobody asked for.
+func TestHowATestEnded(t *testing.T) {
+	for _, c := range []struct{ status, message, want string }{
+		{"passed", "", "passed"}, {"failed", "", "failed"}, {"interrupted", "", notRun},
+		{"skipped", "skipped", notRun}, {"skipped", "skipped - needs two zones", "skipped"},
+	} {
+		s := cluster.Spec{Status: c.status}
+		s.Skipped.Message = c.message
+		if got := ended(s); got != c.want {
+			t.Errorf("%s %q: %s, want %s", c.status, c.message, got, c.want)
+		}
+	}
+}
+
 // TestVerdict: a test that only kube-proxy passes is a fault, and so is one that shunt-kube never ran.
 func TestVerdict(t *testing.T) {
 	for _, ours := range [][]cluster.Spec{specs("Services a", "failed"), nil} {
