@@ -26,7 +26,7 @@ func (c *Cluster) writeUpstreamImages() error {
 	if err != nil {
 		return err
 	}
-	if err := addWithLibraries(agnhost, "bash", "sh", "wget", "curl", "nc", "nslookup", "seq", "sleep", "cat", "ls", "date", "timeout", "grep", "hostname"); err != nil {
+	if err := addWithLibraries(agnhost, "bash", "sh", "wget", "curl", "nc", "nslookup", "seq", "sleep", "cat", "dd", "ls", "date", "timeout", "grep", "hostname"); err != nil {
 		return fmt.Errorf("%w: install the packages wget, curl, netcat-openbsd and bind9-dnsutils", err)
 	}
 	resolver, err := inRoot(filepath.Join(c.options.Upstream, "resolver"))
@@ -92,7 +92,7 @@ type Spec struct {
 }
 
 // Test runs those of Kubernetes' own tests whose names match focus and not skip, one after the other, and returns all
-// that the program has. That some failed is no error. What they write goes to a file.
+// that the program has. Their order is the same each time. That some failed is no error. What they write goes to a file.
 func (c *Cluster) Test(ctx context.Context, focus, skip, log string) ([]Spec, error) {
 	file, err := os.Create(log)
 	if err != nil {
@@ -102,7 +102,7 @@ func (c *Cluster) Test(ctx context.Context, focus, skip, log string) ([]Spec, er
 	report := c.in("report.xml")
 	command := c.Plane.Command(ctx, filepath.Join(c.options.Upstream, "e2e.test"), "--kubeconfig="+c.Kubeconfig(), "--provider=skeleton", "--kubectl-path="+filepath.Join(c.options.Upstream, "kubectl"),
 		fmt.Sprintf("--num-nodes=%d", len(c.Nodes)), "--ginkgo.v", "--ginkgo.no-color", "--ginkgo.focus="+focus, "--ginkgo.skip="+skip,
-		"--ginkgo.timeout=3h", "--ginkgo.junit-report="+report)
+		"--ginkgo.timeout=3h", "--ginkgo.seed=1", "--ginkgo.junit-report="+report)
 	command.Stdout, command.Stderr, command.Dir = file, file, c.Folder
 	command.Cancel = func() error { return command.Process.Signal(syscall.SIGINT) } // it takes its objects away, and writes the report
 	command.WaitDelay = time.Minute
