@@ -17,6 +17,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -40,6 +41,14 @@ type Options struct {
 	Chart    string // the folder of shunt-kube's chart; Install needs it
 	Upstream string // the folder that test/kube/upstream makes; Test needs it
 	ID       string // of the lab; empty: a random one
+}
+
+// Flags has a program told the options that make targets build.
+func (o *Options) Flags(flags *flag.FlagSet) {
+	flags.StringVar(&o.Kube, "kube", "", "the binary that test/kube/build has made")
+	flags.StringVar(&o.Programs, "programs", "", "the folder with the binaries shunt-kube and pod")
+	flags.StringVar(&o.Helm, "helm", "", "the binary that test/kube/helm has made")
+	flags.StringVar(&o.Chart, "chart", "", "the folder of shunt-kube's chart")
 }
 
 // Cluster is one that runs.

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/shunt-lb/shunt/internal/lab"
 )
 
 // What the pods of Kubernetes' own tests run (test/utils/image/manifest.go there), and a resolver. No registry is
@@ -42,15 +44,20 @@ func (c *Cluster) writeUpstreamImages() error {
 // StartKubeProxy gives the nodes kube-proxy in mode nftables, instead of Install. It ends with the cluster.
 func (c *Cluster) StartKubeProxy(ctx context.Context) error {
 	for _, n := range c.Nodes {
-		proxy, err := n.Command(ctx, c.options.Kube, "kube-proxy", "--proxy-mode=nftables", "--kubeconfig="+c.Kubeconfig(), "--hostname-override="+n.Name(),
-			// These settings are the machine's.
-			"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0").Spawn()
+		proxy, err := c.kubeProxy(ctx, n).Spawn()
 		if err != nil {
 			return fmt.Errorf("start kube-proxy on %s: %w", n.Name(), err)
 		}
 		c.proxies = append(c.proxies, proxy)
 	}
 	return nil
+}
+
+// kubeProxy is its command for a node.
+func (c *Cluster) kubeProxy(ctx context.Context, n *Node) *lab.Command {
+	return n.Command(ctx, c.options.Kube, "kube-proxy", "--proxy-mode=nftables", "--kubeconfig="+c.Kubeconfig(), "--hostname-override="+n.Name(),
+		// These settings are the machine's.
+		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
 }
 
 // checkProxies is an error if a kube-proxy has ended by itself.
@@ -109,7 +116,7 @@ func (c *Cluster) Test(ctx context.Context, focus, skip, log string) ([]Spec, er
 	failed := command.Run()
 	text, err := os.ReadFile(report)
 	if err != nil {
-		return nil, fmt.Errorf("Kubernetes' tests have written no report (%w; %w): see %s", failed, err, log)
+		return nil, fmt.Errorf("run Kubernetes' tests: they have written no report: %w: see %s", errors.Join(failed, err), log)
 	}
 	specs, err := readReport(text)
 	return specs, errors.Join(err, c.checkProxies())

@@ -28,10 +28,7 @@ type run struct {
 
 func main() {
 	var r run
-	flag.StringVar(&r.options.Kube, "kube", "", "the binary that test/kube/build has made")
-	flag.StringVar(&r.options.Programs, "programs", "", "the folder with the binaries shunt-kube and pod")
-	flag.StringVar(&r.options.Helm, "helm", "", "the binary that test/kube/helm has made")
-	flag.StringVar(&r.options.Chart, "chart", "", "the folder of shunt-kube's chart")
+	r.options.Flags(flag.CommandLine)
 	flag.StringVar(&r.options.Upstream, "upstream", "", "the folder that test/kube/upstream has made")
 	flag.StringVar(&r.focus, "focus", services, "run only tests whose names match this regular expression")
 	flag.DurationVar(&r.limit, "limit", 2*time.Hour, "run no further tests after this time with each of the two")
