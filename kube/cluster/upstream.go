@@ -42,9 +42,9 @@ func (c *Cluster) writeUpstreamImages() error {
 }
 
 // StartKubeProxy gives the nodes kube-proxy in mode nftables, instead of Install. It ends with the cluster.
-func (c *Cluster) StartKubeProxy(ctx context.Context) error {
+func (c *Cluster) StartKubeProxy() error {
 	for _, n := range c.Nodes {
-		proxy, err := c.kubeProxy(ctx, n).Spawn()
+		proxy, err := c.kubeProxy(context.Background(), n).Spawn()
 		if err != nil {
 			return fmt.Errorf("start kube-proxy on %s: %w", n.Name(), err)
 		}

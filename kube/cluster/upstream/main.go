@@ -58,7 +58,7 @@ func (r *run) both(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	theirs, err := r.arm(ctx, "kube-proxy", (*cluster.Cluster).StartKubeProxy)
+	theirs, err := r.arm(ctx, "kube-proxy", func(c *cluster.Cluster, _ context.Context) error { return c.StartKubeProxy() })
 	if err != nil {
 		return err
 	}
