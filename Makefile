@@ -52,7 +52,7 @@ test: go-version
 	$(GO) test -count=1 -timeout 20m $(BESIDE) $(TESTFLAGS) $(LONGEST) ./...
 	$(GO) test -C bench/draw -count=1 $(TESTFLAGS) .
 	$(GO) test -C test/cel -count=1 $(TESTFLAGS) .
-	$(GO) test -C kube -count=1 $(TESTFLAGS) ./command ./daemonset ./rival ./source ./translate
+	$(GO) test -C kube -count=1 $(TESTFLAGS) ./cluster/upstream ./command ./daemonset ./rival ./source ./translate
 	$(GO) test -C test/kube -count=1 $(TESTFLAGS) ./node ./plane
 
 # The binaries of a test cluster: static, because their images have nothing else.
@@ -64,6 +64,13 @@ WITH_KUBE = control="$$(GO='$(GO)' test/kube/build)" && helm="$$(GO='$(GO)' test
 test-kube: go-version
 	.ci/packages containerd runc containernetworking-plugins
 	$(WITH_KUBE) && SHUNT_KUBE="$$control" SHUNT_KUBE_HELM="$$helm" SHUNT_KUBE_PROGRAMS="$$programs" $(GO) test -C kube -count=1 $(TESTFLAGS) ./...
+
+## make test-kube-e2e     Kubernetes' own tests of Services, with kube-proxy and with shunt-kube, and the table of both in docs/reference; as root. Most of an hour
+.PHONY: test-kube-e2e
+test-kube-e2e: go-version
+	.ci/packages containerd runc containernetworking-plugins nftables wget curl netcat-openbsd bind9-dnsutils
+	upstream="$$(GO='$(GO)' test/kube/upstream)" && $(WITH_KUBE) ./cluster/upstream && "$$programs/upstream" --kube "$$control" --helm "$$helm" --chart deploy/helm/shunt-kube --programs "$$programs" \
+		--upstream "$$upstream" --table docs/reference/kubernetes-e2e.md
 
 ## make demo-kube         a cluster of three nodes without kube-proxy, and its Services; as root. Kubernetes is compiled once, in minutes
 .PHONY: demo-kube

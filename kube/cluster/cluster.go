@@ -17,6 +17,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -38,7 +39,16 @@ type Options struct {
 	Programs string // the folder that has the binaries shunt-kube and pod
 	Helm     string // the binary that test/kube/helm makes; Install needs it
 	Chart    string // the folder of shunt-kube's chart; Install needs it
+	Upstream string // the folder that test/kube/upstream makes; Test needs it
 	ID       string // of the lab; empty: a random one
+}
+
+// Flags has a program told the options that make targets build.
+func (o *Options) Flags(flags *flag.FlagSet) {
+	flags.StringVar(&o.Kube, "kube", "", "the binary that test/kube/build has made")
+	flags.StringVar(&o.Programs, "programs", "", "the folder with the binaries shunt-kube and pod")
+	flags.StringVar(&o.Helm, "helm", "", "the binary that test/kube/helm has made")
+	flags.StringVar(&o.Chart, "chart", "", "the folder of shunt-kube's chart")
 }
 
 // Cluster is one that runs.
@@ -54,6 +64,7 @@ type Cluster struct {
 	options Options
 	network *lab.Host // the switch
 	plane   *part
+	proxies []*lab.Process
 }
 
 // Node is one of the cluster's.
@@ -126,11 +137,23 @@ func (c *Cluster) writeImages() error {
 	if err := os.Mkdir(c.in("images"), 0o755); err != nil {
 		return err
 	}
-	pod, agent := filepath.Join(c.options.Programs, "pod"), filepath.Join(c.options.Programs, "shunt-kube")
-	return errors.Join(
-		writeImages(c.in("images", "pod.tar"), []image{{pauseImage, []string{"/pod", "pause"}}, {PodImage, []string{"/pod", "serve"}}}, pod),
+	pod, errPod := inRoot(filepath.Join(c.options.Programs, "pod"))
+	agent, errAgent := inRoot(filepath.Join(c.options.Programs, "shunt-kube"))
+	if err := errors.Join(errPod, errAgent); err != nil {
+		return err
+	}
+	pods := []image{{pauseImage, []string{"/pod", "pause"}}, {PodImage, []string{"/pod", "serve"}}}
+	if c.options.Upstream != "" {
+		pods = append(pods, image{upstreamPauseImage, []string{"/pod", "pause"}})
+	}
+	err := errors.Join(
+		writeImages(c.in("images", "pod.tar"), pods, pod),
 		writeImages(c.in("images", "agent.tar"), []image{{AgentImage, []string{"/shunt-kube", "run"}}}, agent),
 	)
+	if err == nil && c.options.Upstream != "" {
+		err = c.writeUpstreamImages()
+	}
+	return err
 }
 
 func (c *Cluster) in(name ...string) string {

@@ -266,9 +266,7 @@ func (s *test) findsKubeProxy(t *testing.T) {
 		t.Fatalf("there is none yet, exit code %d", code)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	proxy := s.Nodes[0].Command(ctx, s.options.Kube, "kube-proxy", "--proxy-mode=nftables", "--kubeconfig="+s.Kubeconfig(), "--hostname-override=n1",
-		// These settings are the machine's.
-		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
+	proxy := s.kubeProxy(ctx, s.Nodes[0])
 	ok(t, proxy.Start())
 	defer proxy.Wait() //nolint:errcheck // it is killed
 	defer cancel()

@@ -9,9 +9,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 )
 
 // image is a name under which the programs are known to containerd.
@@ -36,8 +40,8 @@ type descriptor struct {
 
 const media = "application/vnd.oci.image."
 
-// writeImages writes an archive with all images. They have one layer, with the programs in its root.
-func writeImages(path string, images []image, programs ...string) (err error) {
+// writeImages writes an archive with all images. They have one layer, with the files.
+func writeImages(path string, images []image, files map[string]string) (err error) {
 	file, err := os.Create(path)
 	if err != nil {
 		return err
@@ -47,7 +51,7 @@ func writeImages(path string, images []image, programs ...string) (err error) {
 			err = closing
 		}
 	}()
-	layer, err := newLayer(programs)
+	layer, err := newLayer(files)
 	if err != nil {
 		return fmt.Errorf("make an image: %w", err)
 	}
@@ -92,19 +96,16 @@ func (b *blobs) image(i image, layer descriptor) (descriptor, error) {
 	})
 }
 
-// newLayer is a file system with programs in its root.
-func newLayer(programs []string) ([]byte, error) {
+// newLayer is a file system with files of this machine, by their paths there.
+func newLayer(files map[string]string) ([]byte, error) {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
-	for _, path := range programs {
-		if err := static(path); err != nil {
-			return nil, err
-		}
-		content, err := os.ReadFile(path)
+	for _, path := range slices.Sorted(maps.Keys(files)) {
+		content, err := os.ReadFile(files[path])
 		if err != nil {
 			return nil, err
 		}
-		if err := w.WriteHeader(&tar.Header{Name: filepath.Base(path), Mode: 0o755, Size: int64(len(content))}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Name: path, Mode: 0o755, Size: int64(len(content))}); err != nil {
 			return nil, err
 		}
 		if _, err := w.Write(content); err != nil {
@@ -113,6 +114,41 @@ func newLayer(programs []string) ([]byte, error) {
 	}
 	err := w.Close()
 	return layer.Bytes(), err
+}
+
+// inRoot are programs in an image's root. They need nothing else.
+func inRoot(programs ...string) (map[string]string, error) {
+	files := map[string]string{}
+	for _, path := range programs {
+		if err := static(path); err != nil {
+			return nil, fmt.Errorf("make an image: %w", err)
+		}
+		files[filepath.Base(path)] = path
+	}
+	return files, nil
+}
+
+// addWithLibraries adds programs of this machine, which are in the PATH, to an image's /bin, and their libraries
+// where the loader looks for them.
+func addWithLibraries(files map[string]string, programs ...string) error {
+	for _, name := range programs {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			return fmt.Errorf("make an image: %w", err)
+		}
+		files["bin/"+name] = path
+		// Each line is "NAME => PATH (ADDRESS)", or "PATH (ADDRESS)" for the loader (ldd(1)).
+		needed, err := exec.Command("ldd", path).Output()
+		if err != nil {
+			return fmt.Errorf("make an image: find the libraries of %s: %w", path, err)
+		}
+		for word := range strings.FieldsSeq(string(needed)) {
+			if strings.HasPrefix(word, "/") {
+				files[word[1:]] = word
+			}
+		}
+	}
+	return nil
 }
 
 // static refuses a program that needs a loader, which the image does not have.

@@ -107,17 +107,7 @@ func (c *Cluster) Serve(ctx context.Context, app string, hostNetwork bool) ([]co
 	if err := c.Apply(ctx, fmt.Sprintf(daemons, app, hostNetwork)); err != nil {
 		return nil, err
 	}
-	err := Eventually(ctx, func() error {
-		set, err := c.Client.AppsV1().DaemonSets("default").Get(ctx, app, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		if int(set.Status.NumberReady) != len(c.Nodes) {
-			return fmt.Errorf("%d of %d pods of %s are ready", set.Status.NumberReady, len(c.Nodes), app)
-		}
-		return nil
-	})
-	if err != nil {
+	if err := c.awaitDaemons(ctx, "default", app); err != nil {
 		return nil, err
 	}
 	pods, err := c.pods(ctx, "default", app)
@@ -133,4 +123,18 @@ func (c *Cluster) Serve(ctx context.Context, app string, hostNetwork bool) ([]co
 		}
 	}
 	return inOrder, nil
+}
+
+// awaitDaemons waits until a DaemonSet's pod is ready on each node.
+func (c *Cluster) awaitDaemons(ctx context.Context, namespace, name string) error {
+	return Eventually(ctx, func() error {
+		set, err := c.Client.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if int(set.Status.NumberReady) != len(c.Nodes) {
+			return fmt.Errorf("%d of %d pods of %s are ready", set.Status.NumberReady, len(c.Nodes), name)
+		}
+		return nil
+	})
 }

@@ -43,10 +43,7 @@ type demo struct {
 
 func main() {
 	var o cluster.Options
-	flag.StringVar(&o.Kube, "kube", "", "the binary that test/kube/build has made")
-	flag.StringVar(&o.Programs, "programs", "", "the folder with the binaries shunt-kube and pod")
-	flag.StringVar(&o.Helm, "helm", "", "the binary that test/kube/helm has made")
-	flag.StringVar(&o.Chart, "chart", "", "the folder of shunt-kube's chart")
+	o.Flags(flag.CommandLine)
 	flag.Parse()
 	if o.Kube == "" || o.Programs == "" || o.Helm == "" || o.Chart == "" || flag.NArg() > 0 {
 		fmt.Fprintln(os.Stderr, "demo: give --kube, --programs, --helm and --chart, or run `make demo-kube`")

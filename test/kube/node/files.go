@@ -79,6 +79,9 @@ func (o Options) network() (string, error) {
 // Bridge is the node's interface towards its pods. CNI makes it with the first of them.
 const Bridge = "cni0"
 
+// resolver is where pods ask for names: the address that the Service of a resolver has, in clusters with one.
+const resolver = "10.96.0.10"
+
 // kubelet is its configuration.
 func (o Options) kubelet() string {
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
@@ -94,11 +97,12 @@ failCgroupV1: false
 failSwapOn: false
 oomScoreAdj: 0
 clusterDomain: cluster.local
+clusterDNS: [%[4]s]
 resolvConf: ""
 volumePluginDir: /var/lib/kubelet/volumeplugins
 evictionHard: {memory.available: 50Mi, nodefs.available: 1%%, imagefs.available: 1%%, nodefs.inodesFree: 1%%}
 imageGCHighThresholdPercent: 100
 nodeStatusUpdateFrequency: 5s
 syncFrequency: 10s
-`, o.Plane, o.Name, o.Cgroup)
+`, o.Plane, o.Name, o.Cgroup, resolver)
 }

@@ -1,0 +1,148 @@
+package cluster
+
+import (
+	"context"
+	_ "embed"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/lab"
+)
+
+// What the pods of Kubernetes' own tests run, and a resolver. The first is built from their sources, with this
+// machine's programs beside it. Names and versions are theirs (test/utils/image/manifest.go there); where they look
+// for them is written in repositories, so that nothing is asked for elsewhere.
+const (
+	testRegistry       = "shunt.test"
+	agnhostImage       = testRegistry + "/agnhost:2.56"
+	upstreamPauseImage = testRegistry + "/pause:3.10.1"
+	resolverImage      = testRegistry + "/resolver:1"
+	repositories       = "promoterE2eRegistry: " + testRegistry + "\ngcRegistry: " + testRegistry + "\n"
+)
+
+func (c *Cluster) writeUpstreamImages() error {
+	agnhost, err := inRoot(filepath.Join(c.options.Upstream, "agnhost"))
+	if err != nil {
+		return err
+	}
+	if err := addWithLibraries(agnhost, "bash", "sh", "wget", "curl", "nc", "nslookup", "seq", "sleep", "cat", "dd", "ls", "date", "timeout", "grep", "hostname"); err != nil {
+		return fmt.Errorf("%w: install the packages wget, curl, netcat-openbsd and bind9-dnsutils", err)
+	}
+	resolver, err := inRoot(filepath.Join(c.options.Upstream, "resolver"))
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		writeImages(c.in("images", "agnhost.tar"), []image{{agnhostImage, []string{"/agnhost"}}}, agnhost),
+		writeImages(c.in("images", "resolver.tar"), []image{{resolverImage, []string{"/resolver"}}}, resolver),
+	)
+}
+
+// StartKubeProxy gives the nodes kube-proxy in mode nftables, instead of Install. It ends with the cluster.
+func (c *Cluster) StartKubeProxy() error {
+	for _, n := range c.Nodes {
+		proxy, err := c.kubeProxy(context.Background(), n).Spawn()
+		if err != nil {
+			return fmt.Errorf("start kube-proxy on %s: %w", n.Name(), err)
+		}
+		c.proxies = append(c.proxies, proxy)
+	}
+	return nil
+}
+
+// kubeProxy is its command for a node.
+func (c *Cluster) kubeProxy(ctx context.Context, n *Node) *lab.Command {
+	return n.Command(ctx, c.options.Kube, "kube-proxy", "--proxy-mode=nftables", "--kubeconfig="+c.Kubeconfig(), "--hostname-override="+n.Name(),
+		// These settings are the machine's.
+		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
+}
+
+// checkProxies is an error if a kube-proxy has ended by itself.
+func (c *Cluster) checkProxies() error {
+	for i, proxy := range c.proxies {
+		select {
+		case <-proxy.Ended:
+			return fmt.Errorf("kube-proxy on %s has ended (%v):\n%s", c.Nodes[i].Name(), proxy.Err(), proxy.Log())
+		default:
+		}
+	}
+	return nil
+}
+
+//go:embed resolver.yaml
+var resolver string
+
+// StartResolver gives pods names, and waits until it answers on all nodes. It asks the apiserver by its Service.
+func (c *Cluster) StartResolver(ctx context.Context) error {
+	command := c.Plane.Command(ctx, filepath.Join(c.options.Upstream, "kubectl"), "--kubeconfig", c.Kubeconfig(), "apply", "-f", "-")
+	command.Stdin = strings.NewReader(strings.ReplaceAll(resolver, "IMAGE", resolverImage))
+	if output, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("make the resolver: kubectl apply: %w:\n%s", err, output)
+	}
+	return c.awaitDaemons(ctx, Namespace, "resolver")
+}
+
+// Spec is one of Kubernetes' own tests, and how it ended.
+type Spec struct {
+	Name    string  `xml:"name,attr"`
+	Status  string  `xml:"status,attr"` // "passed", "failed", "skipped", "timedout", "panicked", "interrupted" (Ginkgo's types.SpecState)
+	Seconds float64 `xml:"time,attr"`
+	Failure struct {
+		Message string `xml:"message,attr"`
+	} `xml:"failure"`
+	Skipped struct {
+		Message string `xml:"message,attr"` // "skipped" if it was not asked for, else "skipped - " and why it cannot run here
+	} `xml:"skipped"`
+}
+
+// Test runs those of Kubernetes' own tests whose names match focus and not skip, one after the other, and returns all
+// that the program has. Their order is the same each time. That some failed is no error. What they write goes to a file.
+func (c *Cluster) Test(ctx context.Context, focus, skip, log string) ([]Spec, error) {
+	file, err := os.Create(log)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	images, report := c.in("repositories.yaml"), c.in("report.xml")
+	if err := os.WriteFile(images, []byte(repositories), 0o600); err != nil {
+		return nil, err
+	}
+	command := c.Plane.Command(ctx, filepath.Join(c.options.Upstream, "e2e.test"), "--kubeconfig="+c.Kubeconfig(), "--provider=skeleton", "--kubectl-path="+filepath.Join(c.options.Upstream, "kubectl"),
+		fmt.Sprintf("--num-nodes=%d", len(c.Nodes)), "--ginkgo.v", "--ginkgo.no-color", "--ginkgo.focus="+focus, "--ginkgo.skip="+skip,
+		"--ginkgo.timeout=3h", "--ginkgo.seed=1", "--ginkgo.junit-report="+report)
+	command.Stdout, command.Stderr, command.Dir = file, file, c.Folder
+	command.Env = append(command.Environ(), "KUBE_TEST_REPO_LIST="+images)
+	command.Cancel = func() error { return command.Process.Signal(syscall.SIGINT) } // it takes its objects away, and writes the report
+	command.WaitDelay = time.Minute
+	failed := command.Run()
+	text, err := os.ReadFile(report)
+	if err != nil {
+		return nil, fmt.Errorf("run Kubernetes' tests: they have written no report: %w: see %s", errors.Join(failed, err), log)
+	}
+	specs, err := readReport(text)
+	return specs, errors.Join(err, c.checkProxies())
+}
+
+// readReport reads a report in the form of JUnit, as Ginkgo writes it (reporters/junit_report.go there).
+func readReport(text []byte) ([]Spec, error) {
+	var report struct {
+		Specs []Spec `xml:"testsuite>testcase"`
+	}
+	if err := xml.Unmarshal(text, &report); err != nil {
+		return nil, fmt.Errorf("read the report of Kubernetes' tests: %w", err)
+	}
+	var specs []Spec
+	for _, s := range report.Specs {
+		if name, is := strings.CutPrefix(s.Name, "[It] "); is { // the others are what runs before and after all
+			s.Name, _, _ = strings.Cut(name, " [sig-network") // its labels
+			specs = append(specs, s)
+		}
+	}
+	return specs, nil
+}
