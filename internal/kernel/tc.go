@@ -110,15 +110,15 @@ func (t *TC) Close() error {
 	if t.link != nil {
 		return DropLink(t.link)
 	}
-	filters, err := t.filters()
+	filters, err := t.filters() // none if the interface is gone
 	if err == nil {
 		err = removeFilters(filters)
 	}
-	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
-		return nil
-	}
 	if err == nil {
 		err = t.removeClsact()
+	}
+	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("take a program off the tc ingress: %w", err)

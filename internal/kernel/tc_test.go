@@ -135,6 +135,28 @@ func TestAttachClsactBesideOthers(t *testing.T) {
 	}
 }
 
+// That the interface has gone is success.
+func TestCloseTCOfAnInterfaceThatIsGone(t *testing.T) {
+	for name, attach := range map[string]func(*ebpf.Program, string, int) (*TC, error){"as it can": AttachTC, "clsact": AttachClsact} {
+		t.Run(name, func(t *testing.T) {
+			a, ifindex, p := tcBed(t)
+			err := a.Run(func() error {
+				c, err := attach(p, "sh_test", ifindex)
+				if err != nil {
+					return err
+				}
+				if err := netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}); err != nil {
+					return err
+				}
+				return c.Close()
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // A refusal has the kernel's reason.
 func TestAttachTCRefused(t *testing.T) {
 	a, _, p := tcBed(t)

@@ -61,9 +61,9 @@ type sandbox struct {
 	fails  error                     // of the output
 }
 
-// runs is a rule that finds a program that is called so.
+// runs is a rule that finds a program that is called so. Its file can be called otherwise: many tools are one program.
 func runs(name string, action string) rule.Rule {
-	return ruleOn(rule.Exec, name, fmt.Sprintf("process.name == %q", name), action)
+	return ruleOn(rule.Exec, name, fmt.Sprintf("process.comm == %q", name), action)
 }
 
 func ruleOn(on, name, condition, action string) rule.Rule {
