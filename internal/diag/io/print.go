@@ -112,10 +112,8 @@ func Size(bytes float64) string {
 type jsonLines struct{ out *json.Encoder }
 
 type startLine struct {
-	Type    string        `json:"type"` // start
-	BTF     string        `json:"btf"`
-	Sensors []line.Sensor `json:"sensors"`
-	Notes   []string      `json:"notes"`
+	line.Start
+	Notes []string `json:"notes"`
 }
 
 type intervalLine struct {
@@ -127,7 +125,7 @@ type intervalLine struct {
 }
 
 func (p jsonLines) start(results []sensor.Result, btf string, notes []string) error {
-	return p.out.Encode(startLine{"start", btf, line.Sensors(results), append([]string{}, notes...)})
+	return p.out.Encode(startLine{line.NewStart(results, btf), append([]string{}, notes...)})
 }
 
 func (p jsonLines) interval(i Interval, hidden int) error {

@@ -3,17 +3,14 @@ package io
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/sensor"
+	"github.com/shunt-lb/shunt/test/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 // shown is an interval with each kind of row.
 func shown() Interval {
@@ -52,18 +49,7 @@ func TestOutput(t *testing.T) {
 	run(t, text{&people}, View{Top: 2})
 	run(t, jsonLines{json.NewEncoder(&programs)}, View{})
 	for path, got := range map[string]string{"testdata/run.txt": people.String(), "testdata/run.json": programs.String()} {
-		if *update {
-			if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got != string(want) {
-			t.Errorf("%s differs (-update writes it):\n%s", path, got)
-		}
+		golden.Require(t, path, got)
 	}
 }
 

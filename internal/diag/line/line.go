@@ -18,6 +18,18 @@ type Refused struct {
 	Reason string `json:"reason"`
 }
 
+// Start is the first line of a tool, or its beginning.
+type Start struct {
+	Type    string   `json:"type"` // start
+	BTF     string   `json:"btf"`  // where the kernel's types are from
+	Sensors []Sensor `json:"sensors"`
+}
+
+// NewStart is the first line of a tool whose sensors are attached like this.
+func NewStart(results []sensor.Result, btf string) Start {
+	return Start{"start", btf, Sensors(results)}
+}
+
 // Sensors are results as lines.
 func Sensors(results []sensor.Result) []Sensor {
 	lines := []Sensor{}

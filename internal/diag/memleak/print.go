@@ -152,10 +152,8 @@ func size(bytes uint64) string {
 type jsonLines struct{ out *json.Encoder }
 
 type startLine struct {
-	Type    string        `json:"type"` // start
-	BTF     string        `json:"btf"`
-	Sensors []line.Sensor `json:"sensors"`
-	Hidden  string        `json:"symbols_hidden,omitempty"` // why stacks have no names
+	line.Start
+	Hidden string `json:"symbols_hidden,omitempty"` // why stacks have no names
 }
 
 type intervalLine struct {
@@ -164,7 +162,7 @@ type intervalLine struct {
 }
 
 func (p jsonLines) start(results []sensor.Result, btf string, hidden error) error {
-	l := startLine{Type: "start", BTF: btf, Sensors: line.Sensors(results)}
+	l := startLine{Start: line.NewStart(results, btf)}
 	if hidden != nil {
 		l.Hidden = hidden.Error()
 	}

@@ -3,31 +3,12 @@ package memleak
 import (
 	"bytes"
 	"errors"
-	"flag"
-	"os"
 	"testing"
 	"time"
 
 	"github.com/shunt-lb/shunt/sensor"
+	"github.com/shunt-lb/shunt/test/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
-
-func golden(t *testing.T, path string, got []byte) {
-	t.Helper()
-	if *update {
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s differs (-update writes it):\n%s", path, got)
-	}
-}
 
 // TestOutput has each field and each line that there can be.
 func TestOutput(t *testing.T) {
@@ -57,6 +38,6 @@ func TestOutput(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		golden(t, path, out.Bytes())
+		golden.Require(t, path, out.String())
 	}
 }

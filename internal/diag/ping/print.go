@@ -27,12 +27,10 @@ type Printer struct {
 }
 
 type startLine struct {
-	Type     string        `json:"type"` // start
-	BTF      string        `json:"btf"`
-	Sensors  []line.Sensor `json:"sensors"`
-	Server   string        `json:"server,omitempty"`
-	Bytes    int           `json:"bytes,omitempty"`
-	Interval float64       `json:"interval_us,omitempty"`
+	line.Start
+	Server   string  `json:"server,omitempty"`
+	Bytes    int     `json:"bytes,omitempty"`
+	Interval float64 `json:"interval_us,omitempty"`
 }
 
 type probeLine struct {
@@ -58,7 +56,7 @@ type servedLine struct {
 }
 
 func newStart(results []sensor.Result, types sensor.BTF, o *Options) startLine {
-	l := startLine{Type: "start", BTF: types.From, Sensors: line.Sensors(results)}
+	l := startLine{Start: line.NewStart(results, types.From)}
 	if o != nil {
 		l.Server, l.Bytes, l.Interval = o.Server.String(), o.Bytes, float64(o.Interval)/1e3
 	}

@@ -3,7 +3,6 @@ package ping
 import (
 	"bytes"
 	"encoding/binary"
-	"flag"
 	"math"
 	"net/netip"
 	"os"
@@ -16,9 +15,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shunt-lb/shunt/sensor"
+	"github.com/shunt-lb/shunt/test/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 // TestClockIsBounded has random ways over random drifting clocks: the true offset is within the bound, no way is
 // negative, and no jump is seen.
@@ -230,18 +228,6 @@ func TestGolden(t *testing.T) {
 		if err := p.summary(sum.summary(c, map[string]uint64{"queue": 2, "driver": 0})); err != nil {
 			t.Fatal(err)
 		}
-		golden := filepath.Join("testdata", name)
-		if *update {
-			if err := os.WriteFile(golden, out.Bytes(), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(golden)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !bytes.Equal(out.Bytes(), want) {
-			t.Errorf("%s is not as in the file; `go test ./internal/diag/ping -update` writes it:\n%s", name, out.String())
-		}
+		golden.Require(t, filepath.Join("testdata", name), out.String())
 	}
 }

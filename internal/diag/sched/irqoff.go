@@ -64,7 +64,7 @@ type stallView struct {
 }
 
 type stallStart struct {
-	startLine
+	line.Start
 	Threshold uint64 `json:"threshold_ns"`
 	Period    uint64 `json:"period_ns"`
 	Floor     uint64 `json:"floor_ns"` // interrupts that are off for longer are found
@@ -89,7 +89,7 @@ func floor(threshold time.Duration) time.Duration { return late(threshold) + per
 func (v *stallView) start(results []sensor.Result, btf string, hidden error) error {
 	every, least := period(v.threshold), floor(v.threshold)
 	if v.json {
-		return json.NewEncoder(v.out).Encode(stallStart{startLine{"start", btf, line.Sensors(results)},
+		return json.NewEncoder(v.out).Encode(stallStart{line.NewStart(results, btf),
 			uint64(v.threshold), uint64(every), uint64(least), v.uncounted})
 	}
 	printSensors(v.out, results, btf)

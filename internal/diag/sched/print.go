@@ -166,12 +166,6 @@ func micros(nanos uint64) string { return fmt.Sprintf("%.1f", float64(nanos)/100
 // runqLines is for programs: one object a line, told apart by its type.
 type runqLines struct{ out *json.Encoder }
 
-type startLine struct {
-	Type    string        `json:"type"` // start
-	BTF     string        `json:"btf"`
-	Sensors []line.Sensor `json:"sensors"`
-}
-
 type waitLine struct {
 	Type string `json:"type"` // wait
 	Wait
@@ -184,7 +178,7 @@ type runqSummary struct {
 }
 
 func (p runqLines) start(results []sensor.Result, btf string) error {
-	return p.out.Encode(startLine{"start", btf, line.Sensors(results)})
+	return p.out.Encode(line.NewStart(results, btf))
 }
 
 func (p runqLines) wait(w Wait) error { return p.out.Encode(waitLine{"wait", w}) }

@@ -4,17 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"flag"
-	"os"
 	"reflect"
 	"testing"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/sensor"
+	"github.com/shunt-lb/shunt/test/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 func runQueues(t *testing.T, p runqPrinter) {
 	t.Helper()
@@ -42,28 +39,12 @@ func runQueues(t *testing.T, p runqPrinter) {
 	}
 }
 
-func golden(t *testing.T, path string, got []byte) {
-	t.Helper()
-	if *update {
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s differs (-update writes it):\n%s", path, got)
-	}
-}
-
 func TestRunqOutput(t *testing.T) {
 	var people, programs bytes.Buffer
 	runQueues(t, runqText{&people, 10 * time.Millisecond, 1})
 	runQueues(t, runqLines{json.NewEncoder(&programs)})
-	golden(t, "testdata/runq.txt", people.Bytes())
-	golden(t, "testdata/runq.json", programs.Bytes())
+	golden.Require(t, "testdata/runq.txt", people.String())
+	golden.Require(t, "testdata/runq.json", programs.String())
 }
 
 // TestBehindIsWhatOverlaps has runs before, in, and over both ends of the wait, and one whose beginning is not known.
@@ -105,7 +86,7 @@ func TestStallOutput(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		golden(t, path, out.Bytes())
+		golden.Require(t, path, out.String())
 	}
 }
 

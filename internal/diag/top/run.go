@@ -90,12 +90,6 @@ type printer interface {
 // jsonLines is for programs: one object a line, told apart by its type.
 type jsonLines struct{ out *json.Encoder }
 
-type startLine struct {
-	Type    string        `json:"type"` // start
-	BTF     string        `json:"btf"`
-	Sensors []line.Sensor `json:"sensors"`
-}
-
 type screenLine struct {
 	Type string `json:"type"` // screen
 	Screen
@@ -107,7 +101,7 @@ type summaryLine struct {
 }
 
 func (p jsonLines) start(results []sensor.Result, btf string) error {
-	return p.out.Encode(startLine{"start", btf, line.Sensors(results)})
+	return p.out.Encode(line.NewStart(results, btf))
 }
 
 func (p jsonLines) screen(s Screen) error { return p.out.Encode(screenLine{"screen", s}) }

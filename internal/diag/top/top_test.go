@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -21,25 +20,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/diag/sched"
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/sensor"
+	"github.com/shunt-lb/shunt/test/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
-
-func golden(t *testing.T, path string, got []byte) {
-	t.Helper()
-	if *update {
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s differs (-update writes it):\n%s", path, got)
-	}
-}
 
 var moment = time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
 
@@ -86,7 +68,7 @@ func TestOutput(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		golden(t, path, out.Bytes())
+		golden.Require(t, path, out.String())
 	}
 }
 
