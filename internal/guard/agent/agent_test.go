@@ -195,7 +195,7 @@ func TestNothingIsMissedWhileRulesAreExchanged(t *testing.T) {
 // Detection is switched off and on while the agent works, a policy that cannot be applied changes nothing, and the status says what is on.
 func TestFeaturesAreSwitched(t *testing.T) {
 	s := newSandbox(t, detects(runs("true", rule.Alert)))
-	if _, err := Start(detects(), Options{Folder: s.folder}); !errors.Is(err, ErrRunning) {
+	if _, err := Start(detects(), Options{Folder: s.folder}); !errors.Is(err, protect.ErrListening) {
 		t.Errorf("a second agent: %v", err)
 	}
 	s.do("true")

@@ -13,10 +13,8 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/shunt-lb/shunt/internal/guard/detect"
-	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/guard/protect"
 )
 
 // RunDirectory has the agent's lock and socket while one is at work.
@@ -59,19 +57,12 @@ func (s Status) IsOn() bool {
 	return slices.ContainsFunc(s.Features, func(f Feature) bool { return f.On })
 }
 
-// ErrRunning is in the error of Start if there is an agent already.
-var ErrRunning = errors.New("another `shunt guard run` is at work")
-
-// lock makes the folder, and is the only one that has it.
+// lock makes the folder, and is the only one that has it: else protect.ErrListening is in the error.
 func lock(folder string) (unlock func(), err error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return nil, fmt.Errorf("make the agent's folder: %w", err)
 	}
-	unlock, err = kernel.TryLock(folder)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, fmt.Errorf("%w. There is one a machine: end the other one, which leaves everything protected, and start again", ErrRunning)
-	}
-	return unlock, err
+	return protect.Alone(folder)
 }
 
 func socketIn(folder string) string { return filepath.Join(folder, "status.sock") }

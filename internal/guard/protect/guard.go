@@ -42,6 +42,16 @@ type Guard struct {
 // ErrListening is in the error of Start if another process listens.
 var ErrListening = errors.New("another `shunt guard run` is at work")
 
+// Alone takes the lock of a folder, which is there, for the one `shunt guard run` of a machine. ErrListening is in the error
+// if another process has it.
+func Alone(folder string) (unlock func(), err error) {
+	unlock, err = kernel.TryLock(folder)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, fmt.Errorf("%w. There is one a machine: end the other one, which leaves everything protected, and start again", ErrListening)
+	}
+	return unlock, err
+}
+
 // Start protects what the policy says: it takes over what is protected already, and switches to the policy
 // at once. If it fails, what was protected before is protected as before. root is a bpffs. A *Refusal is
 // in the error if this kernel does not enforce policies.
@@ -68,10 +78,7 @@ func Start(root string, p policy.Policy, log *slog.Logger) (*Guard, error) {
 	if err := set.MakeDirectory(); err != nil {
 		return nil, err
 	}
-	unlock, err := kernel.TryLock(kernel.Directory(root, product))
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, fmt.Errorf("%w. There is one a machine: end the other one, which leaves everything protected, and start again", ErrListening)
-	}
+	unlock, err := Alone(kernel.Directory(root, product))
 	if err != nil {
 		return nil, err
 	}
