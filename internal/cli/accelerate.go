@@ -11,6 +11,7 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 )
 
 // takenState is what pods and packets are that take the shortcut; all others have a reason.
@@ -85,39 +86,35 @@ func newAccelerateShow(s streams) *cobra.Command {
 }
 
 // showAccelerated shows the pod or the uplink with an interface, or the steer with that name.
-func showAccelerated(w io.Writer, a *shuntv1.Acceleration, iface string, asJSON bool) error {
-	var names []string
+func showAccelerated(w io.Writer, a *shuntv1.Acceleration, name string, asJSON bool) error {
+	type shown struct {
+		name    string
+		message proto.Message
+		print   func()
+	}
+	var all []shown
 	for _, p := range a.GetPods() {
-		if names = append(names, p.Interface); p.Interface != iface {
-			continue
-		}
-		if asJSON {
-			return writeMessage(w, p)
-		}
-		printPod(w, p)
-		return nil
+		all = append(all, shown{p.Interface, p, func() { printPod(w, p) }})
 	}
 	for _, u := range a.GetUplinks() {
-		if names = append(names, u.Interface); u.Interface != iface {
-			continue
-		}
-		if asJSON {
-			return writeMessage(w, u)
-		}
-		printUplink(w, a, u)
-		return nil
+		all = append(all, shown{u.Interface, u, func() { printUplink(w, a, u) }})
 	}
-	for _, one := range a.GetSteers() {
-		if names = append(names, one.Name); one.Name != iface {
-			continue
-		}
-		if asJSON {
-			return writeMessage(w, one)
-		}
-		printSteer(w, one)
-		return nil
+	for _, s := range a.GetSteers() {
+		all = append(all, shown{s.Name, s, func() { printSteer(w, s) }})
 	}
-	return fmt.Errorf("show the pod behind %q: there is none; there are %s", iface, cmp.Or(value.Few(names), "none at all"))
+	var names []string
+	for _, one := range all {
+		switch {
+		case one.name != name:
+			names = append(names, one.name)
+		case asJSON:
+			return writeMessage(w, one.message)
+		default:
+			one.print()
+			return nil
+		}
+	}
+	return fmt.Errorf("show the pod behind %q: there is none; there are %s", name, cmp.Or(value.Few(names), "none at all"))
 }
 
 // split is how many packets took the shortcut, how many were left, and the reason for most of these.
