@@ -1318,7 +1318,7 @@ type Attachment struct {
 	// the interface exists. Absent without a daemon, or if the other end of a veth cannot be read.
 	FramesMissed *uint64 `protobuf:"varint,4,opt,name=frames_missed,json=framesMissed,proto3,oneof" json:"frames_missed,omitempty"`
 	// The programs on the interface, in a packet's order, if other programs run before or after
-	// shunt's (shunt chain). Empty without a daemon, and until they have been measured.
+	// shunt's (shunt chain). Empty without a daemon.
 	Chain         []*ChainedProgram `protobuf:"bytes,5,rep,name=chain,proto3" json:"chain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1389,15 +1389,12 @@ func (x *Attachment) GetChain() []*ChainedProgram {
 	return nil
 }
 
-// A program of a chain, as last measured on packets. A guest's program is not measured.
+// A program of a chain.
 type ChainedProgram struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Position      string                 `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"` // before, shunt, guest or after
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`         // at most 15 characters
 	Id            uint32                 `protobuf:"varint,3,opt,name=id,proto3" json:"id,omitempty"`
-	Packets       uint64                 `protobuf:"varint,4,opt,name=packets,proto3" json:"packets,omitempty"`                               // measured packets: the first 256 of each CPU, then one in 16; 0: none came yet
-	NsPerPacket   float64                `protobuf:"fixed64,5,opt,name=ns_per_packet,json=nsPerPacket,proto3" json:"ns_per_packet,omitempty"` // mean, in nanoseconds, without the programs after it
-	Measured      *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=measured,proto3" json:"measured,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1451,27 +1448,6 @@ func (x *ChainedProgram) GetId() uint32 {
 		return x.Id
 	}
 	return 0
-}
-
-func (x *ChainedProgram) GetPackets() uint64 {
-	if x != nil {
-		return x.Packets
-	}
-	return 0
-}
-
-func (x *ChainedProgram) GetNsPerPacket() float64 {
-	if x != nil {
-		return x.NsPerPacket
-	}
-	return 0
-}
-
-func (x *ChainedProgram) GetMeasured() *timestamppb.Timestamp {
-	if x != nil {
-		return x.Measured
-	}
-	return nil
 }
 
 // A fault of this moment, or a fact worth knowing.
@@ -4274,14 +4250,11 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12(\n" +
 	"\rframes_missed\x18\x04 \x01(\x04H\x00R\fframesMissed\x88\x01\x01\x12.\n" +
 	"\x05chain\x18\x05 \x03(\v2\x18.shunt.v1.ChainedProgramR\x05chainB\x10\n" +
-	"\x0e_frames_missed\"\xc6\x01\n" +
+	"\x0e_frames_missed\"V\n" +
 	"\x0eChainedProgram\x12\x1a\n" +
 	"\bposition\x18\x01 \x01(\tR\bposition\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x0e\n" +
-	"\x02id\x18\x03 \x01(\rR\x02id\x12\x18\n" +
-	"\apackets\x18\x04 \x01(\x04R\apackets\x12\"\n" +
-	"\rns_per_packet\x18\x05 \x01(\x01R\vnsPerPacket\x126\n" +
-	"\bmeasured\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bmeasured\"\xb3\x01\n" +
+	"\x02id\x18\x03 \x01(\rR\x02idJ\x04\b\x04\x10\a\"\xb3\x01\n" +
 	"\tCondition\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x1a\n" +
 	"\bseverity\x18\x02 \x01(\tR\bseverity\x12\x18\n" +
@@ -4638,68 +4611,67 @@ var file_v1_shunt_proto_depIdxs = []int32{
 	12, // 28: shunt.v1.AcceleratedPod.addresses:type_name -> shunt.v1.AcceleratedAddress
 	58, // 29: shunt.v1.AcceleratedPod.counts:type_name -> shunt.v1.AcceleratedPod.CountsEntry
 	15, // 30: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
-	59, // 31: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
-	59, // 32: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	18, // 33: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
-	26, // 34: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
-	20, // 35: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
-	59, // 36: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
-	59, // 37: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
-	19, // 38: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
-	26, // 39: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
-	59, // 40: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
-	59, // 41: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
-	59, // 42: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
-	16, // 43: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
-	29, // 44: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
-	59, // 45: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
-	34, // 46: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
-	35, // 47: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
-	33, // 48: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
-	32, // 49: shunt.v1.ReloadResponse.cuts:type_name -> shunt.v1.Cut
-	36, // 50: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
-	43, // 51: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
-	37, // 52: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	38, // 53: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
-	39, // 54: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
-	42, // 55: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
-	40, // 56: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
-	41, // 57: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
-	37, // 58: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	60, // 59: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
-	35, // 60: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
-	21, // 61: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
-	21, // 62: shunt.v1.Acceleration.CountsEntry.value:type_name -> shunt.v1.Count
-	21, // 63: shunt.v1.AcceleratedSteer.CountsEntry.value:type_name -> shunt.v1.Count
-	21, // 64: shunt.v1.AcceleratedUplink.CountsEntry.value:type_name -> shunt.v1.Count
-	21, // 65: shunt.v1.AcceleratedPod.CountsEntry.value:type_name -> shunt.v1.Count
-	0,  // 66: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
-	22, // 67: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
-	24, // 68: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
-	27, // 69: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
-	30, // 70: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
-	44, // 71: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
-	45, // 72: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
-	46, // 73: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
-	47, // 74: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
-	48, // 75: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
-	50, // 76: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
-	1,  // 77: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
-	23, // 78: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
-	25, // 79: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
-	28, // 80: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
-	31, // 81: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
-	49, // 82: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
-	49, // 83: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
-	49, // 84: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
-	49, // 85: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
-	49, // 86: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
-	51, // 87: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
-	77, // [77:88] is the sub-list for method output_type
-	66, // [66:77] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	59, // 31: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	18, // 32: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
+	26, // 33: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
+	20, // 34: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
+	59, // 35: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
+	59, // 36: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
+	19, // 37: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
+	26, // 38: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
+	59, // 39: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
+	59, // 40: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
+	59, // 41: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
+	16, // 42: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
+	29, // 43: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
+	59, // 44: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
+	34, // 45: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
+	35, // 46: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
+	33, // 47: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
+	32, // 48: shunt.v1.ReloadResponse.cuts:type_name -> shunt.v1.Cut
+	36, // 49: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
+	43, // 50: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
+	37, // 51: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	38, // 52: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
+	39, // 53: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
+	42, // 54: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
+	40, // 55: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
+	41, // 56: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
+	37, // 57: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	60, // 58: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
+	35, // 59: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
+	21, // 60: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
+	21, // 61: shunt.v1.Acceleration.CountsEntry.value:type_name -> shunt.v1.Count
+	21, // 62: shunt.v1.AcceleratedSteer.CountsEntry.value:type_name -> shunt.v1.Count
+	21, // 63: shunt.v1.AcceleratedUplink.CountsEntry.value:type_name -> shunt.v1.Count
+	21, // 64: shunt.v1.AcceleratedPod.CountsEntry.value:type_name -> shunt.v1.Count
+	0,  // 65: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
+	22, // 66: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
+	24, // 67: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
+	27, // 68: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
+	30, // 69: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
+	44, // 70: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
+	45, // 71: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
+	46, // 72: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
+	47, // 73: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
+	48, // 74: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
+	50, // 75: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
+	1,  // 76: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
+	23, // 77: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
+	25, // 78: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
+	28, // 79: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
+	31, // 80: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
+	49, // 81: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
+	49, // 82: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
+	49, // 83: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
+	49, // 84: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
+	49, // 85: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
+	51, // 86: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
+	76, // [76:87] is the sub-list for method output_type
+	65, // [65:76] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_v1_shunt_proto_init() }

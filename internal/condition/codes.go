@@ -8,7 +8,6 @@ const (
 	AnnounceFailed         = "announce_failed"
 	AttachDegraded         = "attach_degraded"
 	AttachFailed           = "attach_failed"
-	ChainedProgramSlow     = "chained_program_slow"
 	ChecksFailHere         = "checks_fail_here"
 	ChecksLate             = "checks_late"
 	ClockStepped           = "clock_stepped"
@@ -91,11 +90,6 @@ var Codes = []Definition{
 		Code: AttachFailed, Severity: Error, Subject: "interface",
 		Meaning: "shunt could not attach the program to the interface, so the interface's traffic is not balanced.",
 		Remedy:  "fix the fault that the text names; shunt tries again every second",
-	},
-	{
-		Code: ChainedProgramSlow, Severity: Warning, Subject: "position on interface",
-		Meaning: "A program that runs before or after shunt's on the interface (`shunt chain`) takes more than a microsecond for a packet on average, and at least twice as long as shunt. It limits how many packets a second the interface takes. shunt measures every 5 seconds.",
-		Remedy:  "make the program faster, or remove it with `shunt chain clear`",
 	},
 	{
 		Code: ChecksFailHere, Severity: Error, Subject: "host",

@@ -69,14 +69,6 @@ var balancerFamilies = []Family{
 				}
 			}
 		}},
-	{"shunt_chain_packet_seconds", Gauge, []string{"interface", "position", "program"}, "Time that a program takes for a packet, on average, on an interface on which programs of others run before or after shunt's. Measured every 5 seconds, if packets come.",
-		func(e *exposition, s *Sample) {
-			for _, i := range s.Interfaces {
-				for _, c := range i.Chain {
-					e.number(labels("interface", i.Name, "position", c.Position, "program", c.Program), c.Seconds)
-				}
-			}
-		}},
 	{"shunt_reason_packets_total", Counter, []string{"reason"}, "Packets that were not simply forwarded, by reason.",
 		func(e *exposition, s *Sample) {
 			for _, r := range s.Reasons {

@@ -91,13 +91,6 @@ type Condition struct {
 type Interface struct {
 	Name, Mode string
 	Missed     *uint64 // frames; nil: that cannot be known
-	Chain      []Chained
-}
-
-// Chained is a program on an interface with programs of others beside shunt's.
-type Chained struct {
-	Position, Program string
-	Seconds           float64 // for a packet, on average
 }
 
 // Reason is how many packets were not simply forwarded for it.

@@ -31,7 +31,7 @@ func example() *Sample {
 		Reloads:         Reloads{Refused: true, Applied: time.Unix(1700000000, 5e8)},
 		Conditions:      []Condition{{"no_backend", "error", 2}, {"ports_short", "warning", 0}},
 		Overrides:       []Count{{"drain", 1}},
-		Interfaces:      []Interface{{"eth0", "native", pointer(7), []Chained{{"before", "filter", 1.25e-6}}}, {"eth1", "tcx", nil, nil}},
+		Interfaces:      []Interface{{"eth0", "native", pointer(7)}, {"eth1", "tcx", nil}},
 		Reasons:         []Reason{{"no_service", 5, 500}, {"loop", 0, 0}},
 		Sockets:         []Count{{"chosen", 12}, {"no_backend", 0}, {"closed_gone", 3}},
 		Flows:           Flows{Limit: 250000, Known: true, All: 9, Established: 4},
@@ -88,7 +88,7 @@ func TestText(t *testing.T) {
 // TestNotKnown: what is not known has no sample, and is not 0.
 func TestNotKnown(t *testing.T) {
 	families := parse(t, string((&Sample{Balances: true, Interfaces: []Interface{{Name: "eth0"}}, Services: []Service{{Members: []Member{{}}}}, Backends: []Backend{{}}}).Text(nil)))
-	for _, name := range []string{"shunt_flows", "shunt_flows_established", "shunt_remembered_flows", "shunt_interface_missed_frames_total", "shunt_chain_packet_seconds",
+	for _, name := range []string{"shunt_flows", "shunt_flows_established", "shunt_remembered_flows", "shunt_interface_missed_frames_total",
 		"shunt_service_flows_open", "shunt_backend_flows_open", "shunt_service_backend_health", "shunt_service_backend_health_changes_total"} {
 		if got := families[name].GetMetric(); len(got) > 0 {
 			t.Errorf("%s is %v", name, got)

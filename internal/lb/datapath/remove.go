@@ -165,8 +165,6 @@ func PinnedOf(instance string) ([]Pinned, error) {
 	for _, e := range entries {
 		p := Pinned{Path: filepath.Join(dir, e.Name()), What: "pin"}
 		switch name := e.Name(); {
-		case strings.HasPrefix(name, measuredPrefix):
-			p.What = "measurement of the chain of " + kernel.FromPin(strings.TrimPrefix(name, measuredPrefix))
 		case e.IsDir():
 			maps, err := os.ReadDir(p.Path)
 			if err != nil {
