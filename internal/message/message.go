@@ -30,7 +30,7 @@ func Faults(all []config.Fault) []*shuntv1.Fault {
 // Settings are differences of settings as messages.
 func Settings(all []value.SettingDifference) []*shuntv1.SettingDifference {
 	return Each(all, func(d value.SettingDifference) *shuntv1.SettingDifference {
-		return &shuntv1.SettingDifference{Key: d.Key, Before: text(d.Before), After: text(d.After)}
+		return &shuntv1.SettingDifference{Key: text(d.Key), Before: text(d.Before), After: text(d.After)}
 	})
 }
 

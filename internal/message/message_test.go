@@ -15,7 +15,7 @@ func TestAnyBytes(t *testing.T) {
 	for _, m := range []proto.Message{
 		Faults([]config.Fault{{File: bytes, Path: bytes, Text: bytes, Message: bytes, Suggestion: bytes}})[0],
 		Conditions([]condition.Condition{{Subject: bytes, Text: bytes, Remedy: bytes}})[0],
-		Settings([]value.SettingDifference{{Key: "cpu", Before: bytes, After: bytes}})[0],
+		Settings([]value.SettingDifference{{Key: bytes, Before: bytes, After: bytes}})[0],
 	} {
 		if _, err := proto.Marshal(m); err != nil {
 			t.Errorf("marshal %T: %v", m, err)
