@@ -5,7 +5,7 @@
 //	                                            Warning while the fault holds, Normal once it has ended
 //
 // The name is made of the cause, so the agents of all nodes write one Event and not one each, and an agent that starts
-// again finds what it said before. A fault that comes and goes is told once a minute at most, as it is then.
+// again finds what it said before. A fault that comes and goes is told as it is then, at most a few times and then once a minute.
 package event
 
 import (
@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"time"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,7 +36,7 @@ type Fault struct {
 
 // Pace is how often is told.
 type Pace struct {
-	// Again is the least time between two changes of one Event by this agent.
+	// Again is the time after which this agent may change an Event once more, beyond the first few times.
 	Again time.Duration
 	// Refresh is the age at which an Event whose fault holds is written anew. The apiserver forgets Events after an hour
 	// unless told otherwise (--event-ttl).
@@ -46,6 +47,9 @@ type Pace struct {
 
 // DefaultPace is for agents.
 var DefaultPace = Pace{Again: time.Minute, Refresh: 30 * time.Minute, Retry: 10 * time.Second}
+
+// few is how often an Event may be changed at once: a fault comes, is mended, and is back.
+const few = 3
 
 // Teller keeps the Events as the faults are. It waits for the apiserver; those who call Show do not.
 type Teller struct {
@@ -65,6 +69,7 @@ type cause struct {
 	holds bool      // now
 	told  bool      // as the Event says
 	at    time.Time // when the Event was looked at last; zero: never
+	limit *rate.Limiter
 }
 
 // New is a Teller that has told nothing.
@@ -106,7 +111,7 @@ func (t *Teller) take(now map[string]Fault) {
 	for name, f := range now {
 		c := t.causes[name]
 		if c == nil {
-			c = &cause{since: time.Now()}
+			c = &cause{since: time.Now(), limit: rate.NewLimiter(rate.Every(t.pace.Again), few)}
 			t.causes[name] = c
 		}
 		c.Fault, c.holds = f, true
@@ -123,6 +128,8 @@ func (t *Teller) due(c *cause) time.Time {
 	switch {
 	case c.at.IsZero():
 		return c.since
+	case c.told != c.holds && c.limit.Tokens() >= 1:
+		return c.at
 	case c.told != c.holds:
 		return c.at.Add(t.pace.Again)
 	}
@@ -135,7 +142,9 @@ func (t *Teller) work(ctx context.Context) time.Duration {
 	next := now.Add(t.pace.Refresh)
 	for name, c := range t.causes {
 		if !c.holds && !c.told {
-			delete(t.causes, name)
+			if c.limit.Tokens() >= few { // until then it may come back
+				delete(t.causes, name)
+			}
 			continue
 		}
 		if !t.due(c).After(now) {
@@ -145,6 +154,9 @@ func (t *Teller) work(ctx context.Context) time.Duration {
 				}
 				t.failed = true
 				return t.pace.Retry // the apiserver may be away: not one timeout for each
+			}
+			if c.told != c.holds {
+				c.limit.AllowN(now, 1)
 			}
 			t.failed, c.told, c.at = false, c.holds, now
 		}

@@ -250,9 +250,10 @@ func (b *bed) start() {
 	b.must(os.WriteFile(file, fmt.Appendf(nil, `interfaces: [{name: eth0, attach: native}, {name: eth1, attach: native}]
 services: [{name: edge, address: %s, port: 7000, backends: [{address: %s, port: 8080}]}]
 sockets: {cgroup: %s}
+metrics: {listen: "127.0.0.1:9470"}
 `, lab.VIP4, b.Backends[2].Addr4(), b.cgroup), 0o644))
 	p, err := b.child("shunt-kube", "run", "--config", file, "--instance", b.instance, "--socket", b.socket(),
-		"--kubeconfig", b.kubeconfig(), "--node-name", "n1").Spawn()
+		"--kubeconfig", b.kubeconfig(), "--node-name", "n1", "--endpoint-grace", "1s").Spawn()
 	b.must(err)
 	b.agent = p
 	b.awaits(p, "in step with the cluster")
