@@ -21,6 +21,7 @@ type held struct {
 	again   func(context.Context) (lab.Answer, error)
 	backend string
 	lost    string // when it was found to be; empty: it is not
+	why     error
 }
 
 // way is from where and by which address a Service is used.
@@ -61,7 +62,7 @@ func TestMoving(t *testing.T) {
 		for range heldByWay {
 			again := must(w.open(within(t)))(t)
 			answer := must(again(within(t)))(t)
-			w.held = append(w.held, &held{again, answer.Backend, ""})
+			w.held = append(w.held, &held{again: again, backend: answer.Backend})
 		}
 	}
 
@@ -97,12 +98,14 @@ func TestMoving(t *testing.T) {
 	var lines []string
 	for _, w := range ways {
 		lost := map[string]int{}
+		var why error
 		for _, h := range w.held {
 			if h.lost != "" {
 				lost[h.lost]++
+				why = h.why
 			}
 		}
-		lines = append(lines, fmt.Sprintf("%-36s %v", w.name, lost))
+		lines = append(lines, fmt.Sprintf("%-36s %v %v", w.name, lost, why))
 	}
 	t.Logf("established connections lost, of %d each, by step\n%s", heldByWay, strings.Join(lines, "\n"))
 }
@@ -144,8 +147,7 @@ func (s *test) lookAt(ways []*way, when string) {
 			all.Go(func() {
 				answer, err := h.again(s.Context())
 				if err != nil || answer.Backend != h.backend {
-					h.lost = when
-					s.Logf("%s: a connection %s is lost: %q, %v", when, w.name, answer.Backend, err)
+					h.lost, h.why = when, err
 				}
 			})
 		}

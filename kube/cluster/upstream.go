@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -67,7 +68,12 @@ func (c *Cluster) kubeProxy(ctx context.Context, n *Node, more ...string) *lab.C
 func (c *Cluster) StopKubeProxy() error {
 	var failures []error
 	for i, proxy := range c.proxies {
-		if err := proxy.End(syscall.SIGTERM, Patience); err != nil {
+		err := proxy.End(syscall.SIGTERM, Patience)
+		var ended *exec.ExitError // it has no handler for the signal
+		if errors.As(err, &ended) && ended.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM {
+			continue
+		}
+		if err != nil {
 			failures = append(failures, fmt.Errorf("stop kube-proxy on %s: %w", c.Nodes[i].Name(), err))
 		}
 	}

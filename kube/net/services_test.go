@@ -76,9 +76,9 @@ func TestServices(t *testing.T) {
 	t.Run("a name of 87 bytes, which is cut", func(t *testing.T) { b.served(t, "tcp", at(long.Spec.ClusterIP, 80), all...) })
 	t.Run("what is not served is named", func(t *testing.T) { b.namesFaults(t) })
 	t.Run("faults are Events", func(t *testing.T) { b.makesEvents(t) })
-	t.Run("metrics", func(t *testing.T) { b.measures(t) })
 	t.Run("a user without rights", func(t *testing.T) { b.forbids(t) })
 	t.Run("readiness", func(t *testing.T) { b.followsReadiness(t, web) })
+	t.Run("metrics", func(t *testing.T) { b.measures(t) })
 	t.Run("restart", func(t *testing.T) { b.restarts(t, web) })
 	t.Run("termination", func(t *testing.T) { b.servesWhileTerminating(t, web) })
 	t.Run("the apiserver goes", func(t *testing.T) {
