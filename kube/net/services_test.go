@@ -113,7 +113,8 @@ func (b *bed) namesFaults(t *testing.T) {
 	t.Log("\n" + out)
 }
 
-// events waits until the Events about a Service are these: type, reason and the message's beginning.
+// events waits until these are among the Events about a Service: type, reason, count and the message's beginning. On a busy machine
+// there may be another one, of endpoints that came late.
 func (b *bed) events(t *testing.T, service string, want ...string) {
 	t.Helper()
 	eventually(t, "Events about "+service, func() error {
@@ -127,7 +128,7 @@ func (b *bed) events(t *testing.T, service string, want ...string) {
 		}
 		all := strings.Join(lines, "\n")
 		for _, w := range want {
-			if len(lines) != len(want) || !strings.Contains("\n"+all, "\n"+w) {
+			if !strings.Contains("\n"+all, "\n"+w) {
 				return fmt.Errorf("there are\n%s\nwant\n%s", all, strings.Join(want, "\n"))
 			}
 		}
@@ -144,10 +145,13 @@ func (b *bed) makesEvents(t *testing.T) {
 	sctp, err := b.client.CoreV1().Services("default").Get(within(t), "sctp", metav1.GetOptions{})
 	b.must(err)
 	for _, e := range []string{"web", "sticky", "headless"} {
-		list, err := b.client.CoreV1().Events("default").List(within(t), metav1.ListOptions{FieldSelector: "involvedObject.name=" + e})
-		if err != nil || len(list.Items) > 0 {
-			t.Errorf("nothing is wrong with %s, and it has %d Events, %v", e, len(list.Items), err)
-		}
+		eventually(t, "nothing is wrong with "+e, func() error {
+			list, err := b.client.CoreV1().Events("default").List(within(t), metav1.ListOptions{FieldSelector: "type=Warning,involvedObject.name=" + e})
+			if err == nil && len(list.Items) > 0 {
+				err = fmt.Errorf("%s", list.Items[0].Message)
+			}
+			return err
+		})
 	}
 	sctp.Spec.Ports[0].Protocol, sctp.Spec.Ports[0].TargetPort = corev1.ProtocolTCP, intstr.FromInt32(8080)
 	sctp, err = b.client.CoreV1().Services("default").Update(within(t), sctp, metav1.UpdateOptions{})
