@@ -84,8 +84,8 @@ func (c *check) try(s *Sockets, number uint32) (broken string, err error) {
 	return c.run(p)
 }
 
-// Unused are the failed checks that names do not waive.
-func Unused(all []Check, waived []string) (bad []Check) {
+// Bad are the failed checks that names do not waive.
+func Bad(all []Check, waived []string) (bad []Check) {
 	for _, c := range all {
 		if c.Broken != "" && (c.Must || !slices.Contains(waived, c.Name)) {
 			bad = append(bad, c)
@@ -268,8 +268,8 @@ func testSplice(p *pair) (string, error) {
 	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
 		return "", err
 	}
-	defer unix.Close(pipe[0]) //nolint:errcheck // nothing is wanted of them any more
-	defer unix.Close(pipe[1]) //nolint:errcheck
+	defer unix.Close(pipe[0])                                      //nolint:errcheck // nothing is wanted of them any more
+	defer unix.Close(pipe[1])                                      //nolint:errcheck
 	brief := unix.NsecToTimeval((callPatience / 10).Nanoseconds()) // the socket's own time is waited for in spite of SPLICE_F_NONBLOCK
 	if err := errors.Join(unix.SetsockoptTimeval(p.b, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &brief), p.send("12345")); err != nil {
 		return "", err

@@ -27,6 +27,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 // Limits of what may wait at one end, bytes.
@@ -39,23 +40,12 @@ const (
 // SocketsMax is for how many sockets there is room.
 const SocketsMax = int(socketsSoLimitSO_SOCKETS_MAX)
 
-// Ports are the ports from First to Last.
-type Ports struct{ First, Last uint16 }
-
-// String is like 8080 or 9000-9010.
-func (p Ports) String() string {
-	if p.First == p.Last {
-		return fmt.Sprint(p.First)
-	}
-	return fmt.Sprintf("%d-%d", p.First, p.Last)
-}
-
 // Options say which sockets are paired.
 type Options struct {
-	Cgroups []string // folders of a cgroup2 file system: sockets of their processes, and of all below
-	Ports   []Ports  // of either end; empty: all
-	Limit   uint32   // bytes that may wait at one end
-	Folder  string   // of a bpffs, does not exist; empty: nothing is pinned
+	Cgroups []string          // folders of a cgroup2 file system: sockets of their processes, and of all below
+	Ports   []value.PortRange // of either end; empty: all
+	Limit   uint32            // bytes that may wait at one end
+	Folder  string            // of a bpffs, does not exist; empty: nothing is pinned
 }
 
 // Sockets are programs, their maps, and the pairs in these.
