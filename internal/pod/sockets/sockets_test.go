@@ -87,7 +87,9 @@ func newWorld(t *testing.T) *world {
 			home = path
 		}
 	}
-	move := func(to string) { w.must(os.WriteFile(filepath.Join(to, "cgroup.procs"), fmt.Appendf(nil, "%d", os.Getpid()), 0)) }
+	move := func(to string) {
+		w.must(os.WriteFile(filepath.Join(to, "cgroup.procs"), fmt.Appendf(nil, "%d", os.Getpid()), 0))
+	}
 	t.Cleanup(func() {
 		move(filepath.Join(filepath.Dir(path), home))
 		w.must(remove())
