@@ -84,9 +84,12 @@ func TestSlowReader(t *testing.T) {
 		t.Errorf("what was accepted has not arrived: %v", err)
 	}
 	before := w.count("taken")
-	w.must(carry(c, s, pattern(1000), 1000))
+	// The kernel asks no program about the message after one that was sent in part (tcp_bpf_send_verdict keeps the verdict).
+	w.must(carry(c, s, pattern(10_000), 1000))
 	if w.count("taken") == before {
-		t.Error("after all was read, nothing is redirected")
+		counts, _ := w.Counts()
+		n, queued, err := w.Paired()
+		t.Errorf("after all was read, nothing is redirected: %v; %d sockets, %d bytes queued, %v", counts, n, queued, err)
 	}
 }
 
@@ -198,15 +201,15 @@ func TestReading(t *testing.T) {
 	}
 }
 
-// 10,000 connections at a time are all paired, and all carry.
+// 10,000 connections at a time (as far as this process may have so many descriptors) are all paired, and all carry.
 func TestManyConnections(t *testing.T) {
-	connections := 10_000
+	w := newPaired(t)
+	var limit unix.Rlimit
+	w.must(unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)) // Go has raised it as far as it may
+	connections := min(10_000, int(limit.Max-200)/2)
 	if testing.Short() {
 		connections = 1000
 	}
-	w := newPaired(t)
-	limit := unix.Rlimit{Cur: 30_000, Max: 30_000}
-	w.must(unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
 	l, err := w.Pods[1].Listen("tcp", netip.AddrPortFrom(w.Address(1, false), 0).String())
 	w.must(err)
 	defer l.Close() //nolint:errcheck // of the test
@@ -250,6 +253,7 @@ func TestManyConnections(t *testing.T) {
 	if n := w.count("taken"); n != uint64(connections) {
 		t.Errorf("%d messages of %d were redirected", n, connections)
 	}
+	t.Logf("%d connections", connections)
 }
 
 // Streams are under way while their pairs are taken apart: nothing is lost, and then all goes by TCP.
@@ -285,17 +289,20 @@ func TestShutLosesNothing(t *testing.T) {
 
 // What a reader has not read stays where it is, pinned, until it does; the next process takes it apart.
 func TestStalledReaderKeepsItsQueue(t *testing.T) {
-	w := newPaired(t)
+	w := newWorld(t)
+	w.enter()
+	old, err := sockets.Open(w.options)
+	w.must(err)
 	c, s := bedtest.Connect(t, w.Bed, false)
 	deadline(c, s)
 	data := pattern(500_000)
-	_, err := c.Write(data)
+	_, err = c.Write(data)
 	w.must(err)
-	stay, err := w.Shut(0)
+	stay, err := old.Shut(0)
 	if stay == 0 || err != nil {
 		t.Fatalf("%d sockets stay, %v", stay, err)
 	}
-	w.must(w.Sockets.Close())
+	w.must(old.Close())
 	above := filepath.Dir(w.options.Folder)
 	if stay, err := sockets.Drain(above, 0); stay == 0 || err != nil {
 		t.Errorf("%d sockets stay for the next process, %v", stay, err)
