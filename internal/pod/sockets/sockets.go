@@ -19,6 +19,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -213,7 +214,14 @@ func look(iterator *ebpf.Program, socks *ebpf.Map) ([]socketsSoSeen, error) {
 	if err := binary.Read(bytes.NewReader(text), binary.NativeEndian, seen); err != nil {
 		return nil, fmt.Errorf(doing, err)
 	}
-	return seen, nil
+	// Each read goes on with the first socket of the bucket where the one before it ended (sock_hash_seq_start in
+	// net/core/sock_map.c), so some are there twice.
+	known := map[socketsSoKey]bool{}
+	return slices.DeleteFunc(seen, func(one socketsSoSeen) bool {
+		twice := known[one.Key]
+		known[one.Key] = true
+		return twice
+	}), nil
 }
 
 // settle is for how long the queue of a socket has to be empty, in pass mode, before it may leave the map: a call that
