@@ -39,14 +39,14 @@ func read(t *testing.T, text string, check func(*parsed)) (p *parsed, said []str
 
 func TestSettings(t *testing.T) {
 	for text, want := range map[string]settings{
-		"accelerate: {}": {[]string{"all"}, shortcut.Checked, true, nil, nil},
-		`accelerate: {interfaces: ["cali*", veth1], mode: bypass}`: {[]string{"cali*", "veth1"}, shortcut.Bypass, true, nil, nil},
-		"accelerate: {interfaces: all, same_node: false}":          {[]string{"all"}, shortcut.Checked, false, nil, nil},
-		"accelerate: {uplinks: [eth0, eth1]}":                      {[]string{"all"}, shortcut.Checked, true, []string{"eth0", "eth1"}, nil},
+		"accelerate: {}": {[]string{"all"}, shortcut.Checked, true, nil, nil, socketSettings{}},
+		`accelerate: {interfaces: ["cali*", veth1], mode: bypass}`: {[]string{"cali*", "veth1"}, shortcut.Bypass, true, nil, nil, socketSettings{}},
+		"accelerate: {interfaces: all, same_node: false}":          {[]string{"all"}, shortcut.Checked, false, nil, nil, socketSettings{}},
+		"accelerate: {uplinks: [eth0, eth1]}":                      {[]string{"all"}, shortcut.Checked, true, []string{"eth0", "eth1"}, nil, socketSettings{}},
 		"accelerate: {steer: [{name: dns, ports: [53/udp, 53/tcp], to: 10.50.0.53, interface: eth1}, {name: db, ports: 5432/tcp, to: \"2001:db8:5::/64\", via: \"2001:db8::1\", interface: eth2}]}": {
 			[]string{"all"}, shortcut.Checked, true, nil, []watch.Steer{
 				{Name: "dns", Ports: []watch.Port{{Protocol: 17, Number: 53}, {Protocol: 6, Number: 53}}, Network: netip.MustParsePrefix("10.50.0.53/32"), Interface: "eth1", NextHop: netip.MustParseAddr("10.50.0.53")},
-				{Name: "db", Ports: []watch.Port{{Protocol: 6, Number: 5432}}, Network: netip.MustParsePrefix("2001:db8:5::/64"), Interface: "eth2", NextHop: netip.MustParseAddr("2001:db8::1")}}},
+				{Name: "db", Ports: []watch.Port{{Protocol: 6, Number: 5432}}, Network: netip.MustParsePrefix("2001:db8:5::/64"), Interface: "eth2", NextHop: netip.MustParseAddr("2001:db8::1")}}, socketSettings{}},
 	} {
 		p, said := read(t, text, nil)
 		if len(said) > 0 || !reflect.DeepEqual(p.settings, want) {

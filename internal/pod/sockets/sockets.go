@@ -180,6 +180,16 @@ func (s *Sockets) Counts() (map[string]kernel.Count, error) {
 	return counts, nil
 }
 
+// IsConnection reports whether a name in Counts is of connections, and not of messages.
+func IsConnection(name string) bool {
+	for number, has := range lefts() {
+		if has == name {
+			return number >= uint32(socketsSoLeftSO_JOINED)
+		}
+	}
+	return false
+}
+
 // seen are the sockets in the map.
 func (s *Sockets) seen() ([]socketsSoSeen, error) {
 	return look(s.coll.Programs[socketsProgShSoIter], s.coll.Maps[socketsMapShSoSocks])
@@ -281,9 +291,11 @@ func empty(iterator *ebpf.Program, socks *ebpf.Map, patience time.Duration) (sta
 	}
 }
 
-// Drain takes apart what processes that were killed have left in the folders below a folder, as Shut.
-func Drain(above string, patience time.Duration) (stay int, err error) {
+// Drain takes apart what processes that were killed have left in the folders below a folder, as Shut. One folder is left
+// alone, in which the caller has its own.
+func Drain(above, but string, patience time.Duration) (stay int, err error) {
 	folders, err := filepath.Glob(filepath.Join(above, "*", socketsMapShSoSocks))
+	folders = slices.DeleteFunc(folders, func(path string) bool { return filepath.Dir(path) == but })
 	if err != nil || len(folders) == 0 {
 		return 0, err
 	}

@@ -304,12 +304,12 @@ func TestStalledReaderKeepsItsQueue(t *testing.T) {
 	}
 	w.must(old.Close())
 	above := filepath.Dir(w.options.Folder)
-	if stay, err := sockets.Drain(above, 0); stay == 0 || err != nil {
+	if stay, err := sockets.Drain(above, "", 0); stay == 0 || err != nil {
 		t.Errorf("%d sockets stay for the next process, %v", stay, err)
 	}
 	done := make(chan error, 1)
 	go func() {
-		stay, err := sockets.Drain(above, patience)
+		stay, err := sockets.Drain(above, "", patience)
 		if stay > 0 {
 			err = errors.Join(err, fmt.Errorf("%d sockets stay", stay))
 		}
@@ -343,7 +343,7 @@ func TestPairsOfAKilledProcess(t *testing.T) {
 	} else if _, err := io.ReadFull(s, make([]byte, n)); err != nil {
 		t.Error(err)
 	}
-	if stay, err := sockets.Drain(filepath.Dir(w.options.Folder), patience); stay != 0 || err != nil {
+	if stay, err := sockets.Drain(filepath.Dir(w.options.Folder), "", patience); stay != 0 || err != nil {
 		t.Errorf("%d sockets stay, %v", stay, err)
 	}
 	before = w.seen()
