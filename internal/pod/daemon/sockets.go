@@ -13,10 +13,12 @@ import (
 	"time"
 
 	"github.com/invopop/jsonschema"
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/cgroup"
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/metrics"
 	"github.com/shunt-lb/shunt/internal/pod/sockets"
 	"github.com/shunt-lb/shunt/internal/value"
 )
@@ -151,8 +153,7 @@ type pairs struct {
 	checks []sockets.Check
 	open   *sockets.Sockets // nil: why says why
 	why    string
-	folder string // of open
-	number int
+	folder string                  // of open
 	past   map[string]kernel.Count // of those that are closed
 
 	draining sync.WaitGroup
@@ -204,8 +205,7 @@ func (p *pairs) start() (err error) {
 	if err := kernel.Mount(kernel.DefaultPinRoot, p.log); err != nil {
 		return err
 	}
-	p.number++
-	p.folder = filepath.Join(p.above, fmt.Sprintf("%d-%d", os.Getpid(), p.number))
+	p.folder = filepath.Join(p.above, strconv.FormatInt(time.Now().UnixNano(), 36))
 	p.open, err = sockets.Open(sockets.Options{Cgroups: p.wanted.cgroups, Ports: p.wanted.ports, Limit: p.wanted.limit, Folder: p.folder})
 	if err != nil {
 		_ = os.RemoveAll(p.folder) // nothing is paired yet
@@ -294,6 +294,53 @@ func (p *pairs) counts() (map[string]kernel.Count, error) {
 		all[name] = kernel.Count{Packets: sum.Packets + n.Packets, Bytes: sum.Bytes + n.Bytes}
 	}
 	return all, err
+}
+
+// message is what the status says; nil without sockets in the file.
+func (p *pairs) message() *shuntv1.SocketPairs {
+	if len(p.wanted.cgroups) == 0 {
+		return nil
+	}
+	m := &shuntv1.SocketPairs{Cgroups: p.wanted.cgroups, Limit: uint64(p.wanted.limit), State: "paired", Why: p.why}
+	for _, ports := range p.wanted.ports {
+		m.Ports = append(m.Ports, ports.String())
+	}
+	for _, c := range p.checks {
+		m.Checks = append(m.Checks, &shuntv1.SocketCheck{Name: c.Name, Must: c.Must, Broken: c.Broken, Waived: slices.Contains(p.wanted.unused, c.Name)})
+	}
+	if p.open == nil {
+		m.State = "refused"
+	} else if paired, waiting, err := p.open.Paired(); err == nil {
+		m.Paired, m.Waiting = uint64(paired), waiting
+	}
+	counts, _ := p.counts() // those of before, if these cannot be read
+	m.Counts = countsMessage(counts)
+	return m
+}
+
+// sample adds to the metrics.
+func (p *pairs) sample(s *metrics.Sample) error {
+	counts, err := p.counts()
+	if err != nil || len(p.wanted.cgroups) == 0 {
+		return err
+	}
+	s.PairsSockets = true
+	if p.open != nil {
+		paired, _, err := p.open.Paired()
+		if err != nil {
+			return err
+		}
+		s.SocketsPaired = uint64(paired)
+	}
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		if sockets.IsConnection(name) {
+			s.SocketConnections = append(s.SocketConnections, metrics.Count{Of: name, Count: counts[name].Packets})
+			continue
+		}
+		s.SocketMessages = append(s.SocketMessages, metrics.Count{Of: name, Count: counts[name].Packets})
+		s.SocketBytes = append(s.SocketBytes, metrics.Count{Of: name, Count: counts[name].Bytes})
+	}
+	return nil
 }
 
 // conditions are there while sockets are wanted and not paired.

@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -63,7 +62,6 @@ type world struct {
 	*testing.T
 	*bed.Bed
 	rules   *plain.Rules
-	cgroup  string
 	options sockets.Options
 	enter   func()
 	*sockets.Sockets
@@ -76,25 +74,12 @@ func newWorld(t *testing.T) *world {
 	w := &world{T: t}
 	w.Bed, w.rules = bedtest.New(t, 2, plain.Service{Address: vip, Endpoint: netip.AddrPortFrom(bed.AddressOn(1, 1, false), 8080), Protocol: unix.IPPROTO_TCP})
 	name := fmt.Sprintf("shunt-so-%d-%d", os.Getpid(), worlds.Add(1))
-	path, remove, err := lab.MakeCgroup(name)
-	w.must(err)
-	w.cgroup = path
-	text, err := os.ReadFile("/proc/self/cgroup")
-	w.must(err)
-	home := "/"
-	for line := range strings.Lines(string(text)) {
-		if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
-			home = path
-		}
+	w.enter = func() {
+		path, leave, err := lab.EnterCgroup(name)
+		w.must(err)
+		w.options.Cgroups = []string{path}
+		t.Cleanup(func() { w.must(leave()) })
 	}
-	move := func(to string) {
-		w.must(os.WriteFile(filepath.Join(to, "cgroup.procs"), fmt.Appendf(nil, "%d", os.Getpid()), 0))
-	}
-	t.Cleanup(func() {
-		move(filepath.Join(filepath.Dir(path), home))
-		w.must(remove())
-	})
-	w.enter = func() { move(path) }
 	w.must(kernel.Mount(kernel.DefaultPinRoot, slog.New(slog.DiscardHandler)))
 	folder := filepath.Join(kernel.Directory(kernel.DefaultPinRoot, "_"+name))
 	t.Cleanup(func() {
@@ -103,7 +88,7 @@ func newWorld(t *testing.T) *world {
 		}
 		w.must(os.RemoveAll(folder))
 	})
-	w.options = sockets.Options{Cgroups: []string{path}, Limit: sockets.LimitDefault, Folder: filepath.Join(folder, "1")}
+	w.options = sockets.Options{Limit: sockets.LimitDefault, Folder: filepath.Join(folder, "1")}
 	return w
 }
 
