@@ -13,12 +13,12 @@ import (
 
 // Check is one thing that a connection's ends may do, tried with a pair of this kernel's.
 type Check struct {
-	Name string
+	Name string `json:"name"`
 	// Must is whether pairs are wrong for every program without it. Otherwise they are right for programs that do not
 	// use it.
-	Must bool
+	Must bool `json:"must"`
 	// Broken is what went wrong; empty: nothing did.
-	Broken string
+	Broken string `json:"broken,omitempty"`
 }
 
 // check is one before it is made.
