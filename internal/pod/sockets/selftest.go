@@ -4,7 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -33,6 +36,7 @@ var checks = []check{
 	{"order", true, testOrder},
 	{"bound", true, testBound},
 	{"leave", true, testLeave},
+	{"blocking", false, testBlocking},
 	{"fionread", false, testFIONREAD},
 	{"splice", false, testSplice},
 	{"oob", false, testOOB},
@@ -232,6 +236,62 @@ func waits(fd int, event int16, patience time.Duration) bool {
 		n, err := unix.Poll(polled, int(max(time.Until(end), 0).Milliseconds()))
 		if !errors.Is(err, unix.EINTR) {
 			return n == 1 && polled[0].Revents&event != 0
+		}
+	}
+}
+
+// testBlocking: recv(2) of a blocking socket waits for data, whatever else wakes it.
+func testBlocking(p *pair) (broken string, err error) {
+	fill := make([]byte, 64<<10)
+	p.a, p.b = p.b, p.a
+	// What is sent by TCP until nothing fits has the kernel wake this end when it fits again.
+	full := 0
+	err = p.byTCP(func() error {
+		for {
+			n, err := unix.SendmsgN(p.a, fill, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+			if errors.Is(err, unix.EAGAIN) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			full += n
+		}
+	})
+	if err != nil {
+		return "", err
+	}
+	thread, ended := make(chan int, 1), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		thread <- unix.Gettid()
+		begin := time.Now()
+		_, err := unix.Read(p.a, make([]byte, 1))
+		if errors.Is(err, unix.EAGAIN) && time.Since(begin) < callPatience*9/10 {
+			err = errWoken
+		}
+		ended <- err
+	}()
+	awaitSleep(<-thread)
+	if text, err := p.read(full); err != nil || len(text) != full {
+		return "", fmt.Errorf("read what was sent by TCP: %d of %d bytes, %w", len(text), full, err)
+	}
+	if err := <-ended; errors.Is(err, errWoken) {
+		return "recv(2) of a blocking socket fails with EAGAIN before its time when something else than data wakes it", nil
+	}
+	return "", nil
+}
+
+// errWoken is of a call that has returned before its time.
+var errWoken = errors.New("woken without data")
+
+// awaitSleep waits until a thread of this process sleeps, or until it may be assumed.
+func awaitSleep(thread int) {
+	for end := time.Now().Add(callPatience / 4); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/syscall", thread))
+		if number, _, _ := strings.Cut(string(text), " "); number == strconv.Itoa(unix.SYS_READ) {
+			return
 		}
 	}
 }
