@@ -16,7 +16,7 @@ import (
 
 const (
 	proxyRounds   = 5
-	proxyRequests = 1000 // of each round and way
+	proxyRequests = 300 // of each round and way
 	messageSize   = 512  // bytes of a request, and of an answer
 )
 
