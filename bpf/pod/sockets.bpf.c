@@ -104,7 +104,8 @@ static __always_inline int queue_read(const void *sk, __u32 *bytes, int *counted
 		if (bpf_core_read(bytes, sizeof(*bytes), &psock->msg_tot_len))
 			return 1;
 	}
-	return (unsigned long)next != (unsigned long)psock + bpf_core_field_offset(struct sk_psock, ingress_msg);
+	return (unsigned long)next !=
+	       (unsigned long)psock + bpf_core_field_offset(struct sk_psock, ingress_msg);
 }
 
 /* The socket at the other end; 0: it has not come. Its address may be stale once it has closed: what is read there then
@@ -122,7 +123,8 @@ static __always_inline const struct tcp_sock *other_end(struct so_own *own)
 }
 
 /* Whether the other end can take a message now. */
-static __always_inline enum so_left message_judge(struct sk_msg_md *msg, struct so_own *own, __u32 limit)
+static __always_inline enum so_left message_judge(struct sk_msg_md *msg, struct so_own *own,
+						  __u32 limit)
 {
 	const struct tcp_sock *mine = bpf_skc_to_tcp_sock(msg->sk), *other = other_end(own);
 	__u32 queued, copied;
@@ -159,7 +161,8 @@ int sh_so_msg(struct sk_msg_md *msg)
 		return SK_PASS;
 	if (!wanted->passing)
 		left = message_judge(msg, own, wanted->limit);
-	if (left == SO_TAKEN && bpf_msg_redirect_hash(msg, &sh_so_socks, &own->peer, BPF_F_INGRESS) != SK_PASS)
+	if (left == SO_TAKEN &&
+	    bpf_msg_redirect_hash(msg, &sh_so_socks, &own->peer, BPF_F_INGRESS) != SK_PASS)
 		left = SO_GONE;
 	left_count(left, msg->size);
 	return SK_PASS;
@@ -193,9 +196,11 @@ static __always_inline int end_join(struct bpf_sock_ops *ops, struct so_own *key
 
 static __always_inline void connection_began(struct bpf_sock_ops *ops, int is_server)
 {
-	struct so_own keys = { .key = { ops->snd_nxt, ops->rcv_nxt }, .peer = { ops->rcv_nxt, ops->snd_nxt } };
+	struct so_own keys = { .key = { ops->snd_nxt, ops->rcv_nxt },
+			       .peer = { ops->rcv_nxt, ops->snd_nxt } };
 
-	if (some_ports && !port_listed(ops->local_port) && !port_listed(bpf_ntohl(ops->remote_port)))
+	if (some_ports && !port_listed(ops->local_port) &&
+	    !port_listed(bpf_ntohl(ops->remote_port)))
 		return;
 	if (ops->sk && bpf_skc_to_mptcp_sock(ops->sk)) {
 		left_count(SO_MPTCP, 0);
@@ -204,7 +209,8 @@ static __always_inline void connection_began(struct bpf_sock_ops *ops, int is_se
 	if (!is_server) {
 		/* The answer to its first bytes says whether the other end has come. */
 		if (end_join(ops, &keys))
-			bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_RTT_CB_FLAG);
+			bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
+							       BPF_SOCK_OPS_RTT_CB_FLAG);
 		return;
 	}
 	/* The client was established before, and has been put into the map. */
@@ -268,7 +274,8 @@ int sh_so_iter(struct bpf_iter__sockmap *ctx)
 	tcp = (void *)sk;
 	waits = queue_read(sk, &queued, &counted);
 	seen.queued = counted && queued ? queued : !!waits;
-	if (!bpf_core_read(&copied, sizeof(copied), &tcp->copied_seq) && !bpf_core_read(&seen.unread, sizeof(seen.unread), &tcp->rcv_nxt))
+	if (!bpf_core_read(&copied, sizeof(copied), &tcp->copied_seq) &&
+	    !bpf_core_read(&seen.unread, sizeof(seen.unread), &tcp->rcv_nxt))
 		seen.unread -= copied;
 	bpf_seq_write(ctx->meta->seq, &seen, sizeof(seen));
 	return 0;

@@ -22,15 +22,15 @@ enum so_limit {
 
 /* What became of a message of a paired socket (the first ones), or of a connection. Go has the names from here. */
 enum so_left {
-	SO_TAKEN,   /* it was put into the queue of the other end */
-	SO_ORDER,   /* the other end has not read all that went by TCP */
-	SO_FULL,    /* limit bytes wait at the other end */
-	SO_GONE,    /* the other end has left the map: it is closing */
+	SO_TAKEN, /* it was put into the queue of the other end */
+	SO_ORDER, /* the other end has not read all that went by TCP */
+	SO_FULL, /* limit bytes wait at the other end */
+	SO_GONE, /* the other end has left the map: it is closing */
 	SO_PASSING, /* shunt takes its pairs apart */
 	SO_UNPAIRED, /* the other end has not come yet */
-	SO_JOINED,  /* connections: both ends are in the map */
+	SO_JOINED, /* connections: both ends are in the map */
 	SO_FOREIGN, /* one end is on another machine, in no cgroup of the list, or older than shunt */
-	SO_MPTCP,   /* a subflow of MPTCP */
+	SO_MPTCP, /* a subflow of MPTCP */
 	SO_NO_ROOM, /* the map, or the memory for a socket's own data, is full */
 	SO_LEFT_COUNT,
 };
@@ -43,22 +43,22 @@ struct so_key {
 
 /* What a socket has of its own. */
 struct so_own {
-	struct so_key key;  /* set by user space in its own test, and by sh_so_ops */
+	struct so_key key; /* set by user space in its own test, and by sh_so_ops */
 	struct so_key peer; /* the same the other way round */
-	__u64 other;        /* address of the other end's socket in the kernel; 0: not known yet */
-	__u64 since;        /* bytes redirected since the other end's queue was last seen empty */
+	__u64 other; /* address of the other end's socket in the kernel; 0: not known yet */
+	__u64 since; /* bytes redirected since the other end's queue was last seen empty */
 };
 
 /* Word 0 of sh_so_control. */
 struct so_control {
 	__u32 passing; /* 1: nothing is redirected or paired any more. Set by user space. */
-	__u32 limit;   /* bytes that may wait at one end. Set by user space before programs are attached. */
+	__u32 limit; /* bytes that may wait at one end. Set by user space before programs are attached. */
 };
 
 /* What the iterator says of a socket in the map. */
 struct so_seen {
 	struct so_key key;
-	__u64 at;      /* address of the socket in the kernel, for sh_so_ends */
+	__u64 at; /* address of the socket in the kernel, for sh_so_ends */
 	__u32 queued; /* bytes redirected to it and not read, or 1 if the kernel does not count them */
 	__u32 unread; /* bytes that came by TCP and are not read */
 };

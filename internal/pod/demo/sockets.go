@@ -17,7 +17,7 @@ import (
 const (
 	proxyRounds   = 5
 	proxyRequests = 300 // of each round and way
-	messageSize   = 512  // bytes of a request, and of an answer
+	messageSize   = 512 // bytes of a request, and of an answer
 )
 
 // chain is a client, a proxy and a server on the loopback interface of a pod: a client's connection and the proxy's own.
