@@ -57,12 +57,12 @@ struct tcp_sock {
 } __attribute__((preserve_access_index));
 
 struct bpf_iter_meta {
-	struct seq_file *seq;
+	void *seq;
 } __attribute__((preserve_access_index));
 
 struct bpf_iter__sockmap {
 	struct bpf_iter_meta *meta;
-	struct bpf_map *map;
+	void *map;
 	void *key;
 	struct sock *sk;
 } __attribute__((preserve_access_index));

@@ -85,7 +85,9 @@ func TestSlowReader(t *testing.T) {
 	}
 	before := w.count("taken")
 	// The kernel asks no program about the message after one that was sent in part (tcp_bpf_send_verdict keeps the verdict).
-	w.must(carry(c, s, pattern(10_000), 1000))
+	for range 3 {
+		w.must(carry(c, s, pattern(1000), 1000))
+	}
 	if w.count("taken") == before {
 		counts, _ := w.Counts()
 		n, queued, err := w.Paired()
@@ -298,13 +300,13 @@ func TestStalledReaderKeepsItsQueue(t *testing.T) {
 	data := pattern(500_000)
 	_, err = c.Write(data)
 	w.must(err)
-	stay, err := old.Shut(0)
+	stay, err := old.Shut(time.Second)
 	if stay == 0 || err != nil {
 		t.Fatalf("%d sockets stay, %v", stay, err)
 	}
 	w.must(old.Close())
 	above := filepath.Dir(w.options.Folder)
-	if stay, err := sockets.Drain(above, "", 0); stay == 0 || err != nil {
+	if stay, err := sockets.Drain(above, "", time.Second); stay == 0 || err != nil {
 		t.Errorf("%d sockets stay for the next process, %v", stay, err)
 	}
 	done := make(chan error, 1)
