@@ -280,6 +280,7 @@ func (p *pairs) close() {
 	close(p.stop)
 	p.shut()
 	p.draining.Wait()
+	_, _ = os.Remove(p.above), os.Remove(filepath.Dir(p.above)) // they stay while there is anything in them
 }
 
 // counts are those of all pairs since the product began.
