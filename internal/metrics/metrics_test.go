@@ -52,6 +52,7 @@ func example() *Sample {
 		Leases: []Lease{{Name: "feed", Held: true, Given: 2, Ended: []Count{{"died", 1}}, Matched: 10, Delivered: 4, Passed: 3, FillEmpty: 2, RingFull: 1,
 			Queues: []LeaseQueue{{"0", 5, 64, 60}}}, {Name: "idle"}},
 		Accelerates: true, PodAddresses: []Count{{"qdisc", 1}, {"taken", 2}}, PodNetworks: []Count{{"route", 1}, {"taken", 2}}, PodPackets: []Count{{"nat", 3}, {"taken", 40}}, PodBytes: []Count{{"nat", 300}, {"taken", 4000}},
+		PairsSockets: true, SocketsPaired: 4, SocketMessages: []Count{{"full", 3}, {"taken", 90}}, SocketBytes: []Count{{"full", 300}, {"taken", 9000}}, SocketConnections: []Count{{"joined", 2}},
 		Pods:     []Pod{{Interface: "cali1", Packets: []Count{{"taken", 40}}, Bytes: []Count{{"taken", 4000}}}, {Interface: "cali2"}},
 		Steers:   []Steer{{"dns", "taken", []Count{{"taken", 7}}, []Count{{"taken", 700}}}, {"db", "down", nil, nil}},
 		Backends: []Backend{{Address: "10.0.0.2:8080", Traffic: traffic, Counted: true, Open: 4}, {Address: "[2001:db8::2]:8080"}},

@@ -86,11 +86,12 @@ var mayImport = map[string][]string{
 
 	// The pod shortcuts.
 	"internal/pod/compare": {"internal/pod/traffic"},
-	"internal/pod/daemon": {"api/v1", "internal/condition", "internal/config", "internal/metrics", "internal/node", "internal/value", "internal/pod/shortcut",
-		"internal/pod/watch"},
+	"internal/pod/daemon": {"api/v1", "internal/cgroup", "internal/condition", "internal/config", "internal/kernel", "internal/metrics", "internal/node", "internal/value",
+		"internal/pod/shortcut", "internal/pod/sockets", "internal/pod/watch"},
 	"internal/pod/plain":    {},
 	"internal/pod/rules":    {},
 	"internal/pod/shortcut": {"internal/kernel"},
+	"internal/pod/sockets":  {"internal/kernel", "internal/value"},
 	"internal/pod/traffic":  {},
 	"internal/pod/watch":    {"internal/kernel", "internal/pod/rules", "internal/pod/shortcut"},
 
@@ -119,7 +120,7 @@ func of(name string) string {
 // owners says who alone may import a library: the packages below these paths.
 var owners = map[string][]string{
 	"github.com/cilium/ebpf": {"sensor/", "internal/event/", "internal/kernel/", "internal/lb/datapath/", "internal/lb/decap/", "internal/lb/sock/",
-		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "internal/guard/detect/", "internal/guard/protect/", "bench/", "test/"},
+		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "internal/pod/sockets/", "internal/guard/detect/", "internal/guard/protect/", "bench/", "test/"},
 	"github.com/prometheus/client_golang": {"internal/metrics/"},
 	"github.com/miekg/dns":                {"internal/lb/resolve/", "test/"},
 	"k8s.io/client-go":                    {"kube/"},
