@@ -28,7 +28,7 @@ var mayImport = map[string][]string{
 	"internal/config":      {"internal/value"},
 	"internal/event":       {},
 	"internal/event/storm": {},
-	"internal/kernel":      {"internal/process"},
+	"internal/kernel":      {"internal/namespace", "internal/process"},
 	"internal/machine":     {},
 	"internal/message":     {"api/v1", "internal/condition", "internal/config", "internal/value"},
 	"internal/node": {"api/v1", "internal/condition", "internal/config", "internal/control", "internal/message", "internal/metrics", "internal/record",
