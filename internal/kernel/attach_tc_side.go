@@ -302,7 +302,7 @@ func (s TCSide) attach(p *ebpf.Program, withoutTCX bool) (TCProgram, error) {
 	if !withoutTCX {
 		l, err := attachTCX(p, s.Ifindex, s.AttachType(), s.anchor())
 		if err == nil {
-			if err := pinLink(l, s.Pin); err != nil {
+			if err := PinLink(l, s.Pin); err != nil {
 				return nil, err
 			}
 			return tcxProgram{l}, nil

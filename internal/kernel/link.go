@@ -75,8 +75,8 @@ func RemoveLink(path string) error {
 	return DropLink(l)
 }
 
-// pinLink pins a new link, or ends it.
-func pinLink(l link.Link, path string) error {
+// PinLink pins a new link, or ends it.
+func PinLink(l link.Link, path string) error {
 	if err := l.Pin(path); err != nil {
 		return errors.Join(fmt.Errorf("pin the link at %s: %w", path, err), l.Close())
 	}
