@@ -41,7 +41,7 @@ var mayImport = map[string][]string{
 	"internal/packet":    {},
 	"internal/process":   {},
 	"internal/record":    {"internal/process"},
-	"sensor":             {},
+	"sensor":             {"internal/kernel"},
 
 	// The balancer.
 	"internal/lb/model":       {"internal/value"},

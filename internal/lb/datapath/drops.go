@@ -3,7 +3,6 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -47,7 +46,7 @@ func (d *Datapath) attachDrops() error {
 	var errs []error
 	for _, name := range refusalCounters {
 		if err := d.attachDrop(name, coll.Programs[name]); err != nil {
-			errs = append(errs, fmt.Errorf("attach %s: %w", name, err))
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
@@ -55,20 +54,12 @@ func (d *Datapath) attachDrops() error {
 
 func (d *Datapath) attachDrop(name string, program *ebpf.Program) error {
 	if program == nil {
-		return errors.New("the object compiled from drops.bpf.c lacks it; run `make generate`")
+		return fmt.Errorf("attach %s: the object compiled from drops.bpf.c lacks it; run `make generate`", name)
 	}
 	path := filepath.Join(kernel.Directory(d.root, d.instance), dropsPrefix+name)
-	// The kernel cannot replace the program of such a link: the old one goes first, so
-	// that nothing is counted twice.
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove the old link's pin %s: %w", path, err)
-	}
-	l, err := link.AttachTracing(link.TracingOptions{Program: program, AttachType: ebpf.AttachTraceRawTp})
+	l, err := kernel.PinTracing(program, name, path)
 	if err != nil {
 		return err
-	}
-	if err := l.Pin(path); err != nil {
-		return errors.Join(fmt.Errorf("pin it at %s: %w", path, err), l.Close())
 	}
 	d.drops = append(d.drops, l)
 	return nil
