@@ -1,0 +1,24 @@
+package kernel
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+)
+
+// AttachUprobe attaches a program to the entry of a function in the file of a program or library, for all processes
+// that run it; pid, if not 0, is the only one.
+func AttachUprobe(p *ebpf.Program, file, function string, pid int) (link.Link, error) {
+	target := fmt.Sprintf("the function %s of %s by a uprobe", function, file)
+	const remedy = "the file must be an ELF file with the function in its symbols: `nm FILE` or `nm -D FILE` lists them"
+	executable, err := link.OpenExecutable(file)
+	if err != nil {
+		return nil, refused("", target, remedy, err)
+	}
+	l, err := executable.Uprobe(function, p, &link.UprobeOptions{PID: pid})
+	if err != nil {
+		return nil, refused("", target, remedy, err)
+	}
+	return l, nil
+}
