@@ -8,8 +8,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"golang.org/x/sys/unix"
 )
 
 // refusalCounters count frames that the kernel refused after the program's verdict.
@@ -34,11 +34,11 @@ func (d *Datapath) countRefusals() {
 
 func (d *Datapath) attachDrops() error {
 	// The tracepoints see every network namespace, and interface indices repeat in them.
-	var ns unix.Stat_t
-	if err := unix.Stat("/proc/thread-self/ns/net", &ns); err != nil {
-		return fmt.Errorf("find out the network namespace: %w", err)
+	netns, err := host.Netns()
+	if err != nil {
+		return err
 	}
-	coll, err := d.loadCollection(d.version.loader(objectDrops), map[string]any{"netns_inode": uint32(ns.Ino)})
+	coll, err := d.loadCollection(d.version.loader(objectDrops), map[string]any{"netns_inode": uint32(netns)})
 	if err != nil {
 		return fmt.Errorf("load the programs that count refused frames: %w", err)
 	}

@@ -30,8 +30,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/namespace"
 )
 
 // directory is the folder of the pins, in the instance's.
@@ -190,7 +190,7 @@ func (s *Sockets) openMap(set *kernel.MapSet, name string) (*ebpf.Map, error) {
 
 // attach loads the programs and puts each into its hook.
 func (s *Sockets) attach() error {
-	cookie, err := namespace.Cookie()
+	cookie, err := host.NetnsCookie()
 	if err != nil {
 		return err
 	}
