@@ -19,7 +19,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "../core/types.h"
+#include "types.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
