@@ -18,8 +18,9 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
 // Kind is how a program is attached.
@@ -209,19 +210,18 @@ func (s *Set) try(spec *ebpf.CollectionSpec, way Way, o Options) (*ebpf.Collecti
 func attach(p *ebpf.Program, way Way) (io.Closer, error) {
 	switch way.Kind {
 	case Fentry, Fexit, TPBTF:
-		return link.AttachTracing(link.TracingOptions{Program: p})
+		return kernel.AttachTracing(p, way.Program)
 	case RawTP:
-		return link.AttachRawTracepoint(link.RawTracepointOptions{Name: way.Target, Program: p})
+		return kernel.AttachRawTracepoint(p, way.Target)
 	case Kprobe:
-		return link.Kprobe(way.Target, p, nil)
+		return kernel.AttachKprobe(p, way.Target)
 	case Tracepoint:
-		group, name, ok := strings.Cut(way.Target, "/")
-		if !ok {
-			return nil, fmt.Errorf("the tracepoint %q is not written as group/name", way.Target)
-		}
-		return link.Tracepoint(group, name, p, nil)
+		return kernel.AttachTracepoint(p, way.Target)
 	case Timer:
-		return attachTimer(p, way)
+		if way.Target != "cpu-clock" {
+			return nil, fmt.Errorf("%q is no timer; cpu-clock is", way.Target)
+		}
+		return kernel.AttachTimer(p, way.Every)
 	}
 	return nil, fmt.Errorf("%q is no kind of attachment", way.Kind)
 }

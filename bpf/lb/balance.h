@@ -29,7 +29,7 @@
 #include "nat.h"
 #include "neighbour.h"
 #include "lookup.h"
-#include "../core/parse.h"
+#include "transport.h"
 #include "reject.h"
 #include "rewrite.h"
 #include "service.h"

@@ -3,13 +3,13 @@ package daemon
 import (
 	"cmp"
 	"fmt"
-	"os"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/pod/shortcut"
 	"github.com/shunt-lb/shunt/internal/pod/watch"
@@ -150,7 +150,7 @@ func (p *parsed) checkHost(how node.HostCheck) {
 	}
 	p.checkSteers(severity)
 	p.checkSockets(severity)
-	if _, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established"); err != nil && p.sameNode {
+	if _, err := host.ReadNumber("net/netfilter/nf_conntrack_tcp_timeout_established"); err != nil && p.sameNode {
 		p.faults.Add(severity, p.whole, "this machine's kernel has no conntrack, which the pod shortcut asks for each packet", "load it with `modprobe nf_conntrack`")
 	}
 }

@@ -29,7 +29,11 @@ func AttachXDP(p *ebpf.Program, iface string, ifindex int, mode Mode, beside str
 	if reason == "" {
 		reason = err.Error()
 	}
-	return nil, &RefusedError{iface, mode, reason, err}
+	remedy := "use `attach: auto` to fall back to generic mode"
+	if mode == ModeGeneric {
+		remedy = "use `attach: tc`, which needs no XDP"
+	}
+	return nil, &RefusedError{"", fmt.Sprintf("interface %s in %s mode", iface, mode), reason, remedy, err}
 }
 
 // InMode attaches as the configuration says: ModeAuto is native, or generic where that is refused, and
@@ -40,32 +44,14 @@ func InMode(iface string, mode Mode, words string, attach func(Mode) error) (rea
 		return "", attach(mode)
 	case ModeAuto:
 		err = attach(ModeNative)
-		var refused *RefusedError
-		if errors.As(err, &refused) {
-			return refused.reason, attach(ModeGeneric)
+		var no *RefusedError
+		if errors.As(err, &no) {
+			return no.Reason, attach(ModeGeneric)
 		}
 		return "", err
 	}
 	return "", fmt.Errorf("attach to interface %s: the mode %q is not supported; use %s", iface, mode, words)
 }
-
-// RefusedError is a driver's no.
-type RefusedError struct {
-	iface  string
-	mode   Mode
-	reason string
-	err    error
-}
-
-func (e *RefusedError) Error() string {
-	advice := "use `attach: auto` to fall back to generic mode"
-	if e.mode == ModeGeneric {
-		advice = "use `attach: tc`, which needs no XDP"
-	}
-	return fmt.Sprintf("attach to interface %s in %s mode: %s; %s", e.iface, e.mode, e.reason, advice)
-}
-
-func (e *RefusedError) Unwrap() error { return e.err }
 
 // attachMessage asks for the driver's words: a link is refused with a number alone, while
 // rtnetlink (NETLINK_EXT_ACK) may say why. Empty when it has nothing to say.
@@ -81,9 +67,9 @@ func attachMessage(ifindex int, program *ebpf.Program, flags link.XDPAttachFlags
 		_ = fd.attachXDP(ifindex, -1, uint32(flags))
 		return ""
 	}
-	var refused *routeError
-	if !errors.As(err, &refused) || refused.message == "" {
+	var said *routeError
+	if !errors.As(err, &said) || said.message == "" {
 		return ""
 	}
-	return fmt.Sprintf("%s (%s)", refused.message, refused.errno)
+	return fmt.Sprintf("%s (%s)", said.message, said.errno)
 }

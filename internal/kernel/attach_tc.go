@@ -21,15 +21,31 @@ type TC struct {
 	created bool   // the clsact qdisc is ours
 }
 
+// tcxRemedy is what to do about a refused link of tcx.
+const tcxRemedy = "see what is there with `bpftool net`"
+
+// tcPlace is a direction of an interface, in words.
+func tcPlace(iface string, outbound bool) string {
+	if outbound {
+		return "the tc egress of interface " + iface
+	}
+	return "the tc ingress of interface " + iface
+}
+
+// attachTCX attaches a program to an interface of the calling thread's network namespace by a link, Linux 6.6.
+func attachTCX(p *ebpf.Program, ifindex int, at ebpf.AttachType, anchor link.Anchor) (link.Link, error) {
+	return link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: p, Attach: at, Anchor: anchor})
+}
+
 // AttachTC attaches a program to the tc ingress of an interface of the calling thread's network namespace,
-// before all others: by a link of tcx, or below Linux 6.6 as AttachClsact does.
+// before all others: by a link of tcx, or below Linux 6.6 as AttachClsact does. A RefusedError has the reason.
 func AttachTC(p *ebpf.Program, name string, ifindex int) (*TC, error) {
-	l, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: p, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
+	l, err := attachTCX(p, ifindex, ebpf.AttachTCXIngress, link.Head())
 	if errors.Is(err, ebpf.ErrNotSupported) {
 		return AttachClsact(p, name, ifindex)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("attach %s to the tc ingress: %w", name, err)
+		return nil, refused(name, tcPlace(InterfaceName(ifindex), false)+", by a link of tcx", tcxRemedy, err)
 	}
 	return &TC{Mode: ModeTCX, ifindex: ifindex, link: l}, nil
 }
@@ -39,13 +55,47 @@ func AttachTC(p *ebpf.Program, name string, ifindex int) (*TC, error) {
 func AttachClsact(p *ebpf.Program, name string, ifindex int) (*TC, error) {
 	t := &TC{Mode: ModeClsact, ifindex: ifindex, name: name}
 	if err := t.attachClsact(p); err != nil {
-		return nil, fmt.Errorf("attach %s to the tc ingress: %w", name, err)
+		return nil, refused(name, tcPlace(InterfaceName(ifindex), false)+", by clsact", clsactRemedy(ifindex), err)
 	}
 	return t, nil
 }
 
+// AttachClsactOut attaches a program to the tc egress of an interface that is new and the caller's own, by a
+// filter of clsact. The filter goes with the interface.
+func AttachClsactOut(p *ebpf.Program, name string, ifindex int) error {
+	f := clsactFilter(ifindex, netlink.HANDLE_MIN_EGRESS, name)
+	f.Fd = p.FD()
+	err := netlink.QdiscAdd(clsact(ifindex))
+	if err != nil {
+		err = fmt.Errorf("add a clsact qdisc: %w", err)
+	} else {
+		err = netlink.FilterAdd(f)
+	}
+	if err != nil {
+		return refused(name, tcPlace(InterfaceName(ifindex), true)+", by clsact", clsactRemedy(ifindex), err)
+	}
+	return nil
+}
+
+// clsactRemedy is what to do about a refused filter.
+func clsactRemedy(ifindex int) string {
+	return fmt.Sprintf("see what is there with `tc qdisc show dev %s`: an ingress qdisc takes the place of clsact", InterfaceName(ifindex))
+}
+
+// clsactParents are where the filters of the two directions are.
+var clsactParents = [2]uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS}
+
+// clsact is the qdisc that filters need on an interface, in both directions.
 func clsact(ifindex int) *netlink.Clsact {
 	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+}
+
+// clsactFilter is a filter of ours there, without its program.
+func clsactFilter(ifindex int, parent uint32, name string) *netlink.BpfFilter {
+	return &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: ifindex, Parent: parent, Priority: filterPriority, Protocol: unix.ETH_P_ALL},
+		Name:        name, DirectAction: true,
+	}
 }
 
 func (t *TC) attachClsact(p *ebpf.Program) error {
@@ -60,12 +110,10 @@ func (t *TC) attachClsact(p *ebpf.Program) error {
 	}
 	// Of one priority, the kernel asks the newest of its BPF filters first (cls_bpf_change in
 	// net/sched/cls_bpf.c). It chooses the handle: one of ours might be somebody else's.
-	err = netlink.FilterAdd(&netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{LinkIndex: t.ifindex, Parent: netlink.HANDLE_MIN_INGRESS, Protocol: unix.ETH_P_ALL, Priority: 1},
-		Fd:          p.FD(), Name: t.name, DirectAction: true,
-	})
-	if err != nil {
-		return errors.Join(fmt.Errorf("add a filter of priority 1 to clsact: %w", err), t.removeClsact())
+	f := clsactFilter(t.ifindex, netlink.HANDLE_MIN_INGRESS, t.name)
+	f.Fd = p.FD()
+	if err := netlink.FilterAdd(f); err != nil {
+		return errors.Join(fmt.Errorf("add a filter of priority %d to clsact: %w", filterPriority, err), t.removeClsact())
 	}
 	return removeFilters(left)
 }
@@ -144,7 +192,7 @@ func ForeignTC(ifindex int, own ...uint32) (found []string, err error) {
 			}
 		}
 	}
-	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+	for _, parent := range clsactParents {
 		filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}, parent)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) { // no such qdisc
 			continue

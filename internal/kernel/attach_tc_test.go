@@ -162,7 +162,7 @@ func TestAttachTCRefused(t *testing.T) {
 	a, _, p := tcBed(t)
 	err := a.Run(func() error {
 		for _, attach := range []func(*ebpf.Program, string, int) (*TC, error){AttachTC, AttachClsact} {
-			if _, err := attach(p, "sh_test", 1<<30); !errors.Is(err, unix.ENODEV) || !strings.HasPrefix(err.Error(), "attach sh_test to the tc ingress: ") {
+			if _, err := attach(p, "sh_test", 1<<30); !errors.Is(err, unix.ENODEV) || !strings.HasPrefix(err.Error(), "attach sh_test to the tc ingress of interface number 1073741824, ") {
 				t.Errorf("at an interface that does not exist: %v", err)
 			}
 		}

@@ -8,7 +8,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "types.h"
+#include "../core/types.h"
 
 /* Counts a packet in a map enum reason -> struct count, which is per CPU. */
 static __always_inline void count_in(void *reasons, __u32 reason, __u64 bytes)

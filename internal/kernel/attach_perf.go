@@ -1,11 +1,13 @@
-package sensor
+package kernel
 
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -14,12 +16,17 @@ import (
 // timers are perf events, one a CPU.
 type timers []int
 
-// attachTimer runs the program at each period of a timer on each CPU that is online now. The timer is an
+// AttachTimer runs the program at each period of a timer on each CPU that is online now. The timer is an
 // interrupt, so it comes late where interrupts are off. CPUs that come online later have none.
-func attachTimer(p *ebpf.Program, way Way) (timers, error) {
-	if way.Target != "cpu-clock" {
-		return nil, fmt.Errorf("%q is no timer; cpu-clock is", way.Target)
+func AttachTimer(p *ebpf.Program, every time.Duration) (io.Closer, error) {
+	all, err := attachTimers(p, every)
+	if err != nil {
+		return nil, refused("", fmt.Sprintf("a timer of %v of each CPU by perf", every), "/proc/sys/kernel/perf_event_paranoid and perf_event_max_sample_rate limit it", err)
 	}
+	return all, nil
+}
+
+func attachTimers(p *ebpf.Program, every time.Duration) (timers, error) {
 	text, err := os.ReadFile("/sys/devices/system/cpu/online")
 	if err != nil {
 		return nil, fmt.Errorf("list the CPUs: %w", err)
@@ -28,7 +35,7 @@ func attachTimer(p *ebpf.Program, way Way) (timers, error) {
 	if err != nil {
 		return nil, err
 	}
-	attr := unix.PerfEventAttr{Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_CPU_CLOCK, Sample: uint64(way.Every.Nanoseconds()),
+	attr := unix.PerfEventAttr{Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_CPU_CLOCK, Sample: uint64(every.Nanoseconds()),
 		Bits: unix.PerfBitDisabled, Size: uint32(unix.PERF_ATTR_SIZE_VER5)}
 	var all timers
 	for _, cpu := range cpus {
