@@ -84,9 +84,9 @@ func Open(opts Options) (*Sockets, error) {
 		return nil, err
 	}
 	for _, cgroup := range opts.Cgroups {
-		l, err := link.AttachCgroup(link.CgroupOptions{Path: cgroup, Attach: ebpf.AttachCGroupSockOps, Program: s.coll.Programs[socketsProgShSoOps]})
+		l, err := kernel.AttachCgroup(s.coll.Programs[socketsProgShSoOps], socketsProgShSoOps, cgroup, ebpf.AttachCGroupSockOps)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("attach sh_so_ops to the cgroup %s: %w; it must be a folder of a cgroup2 file system (`findmnt -t cgroup2`), and no program may be attached there alone (`bpftool cgroup tree`)", cgroup, err), s.Close())
+			return nil, errors.Join(err, s.Close())
 		}
 		s.links = append(s.links, l)
 	}
@@ -133,10 +133,9 @@ func (s *Sockets) prepare() (err error) {
 	if err := s.control(socketsSoControl{Limit: s.opts.Limit}); err != nil {
 		return err
 	}
-	// Attached to the map before a socket is in it, so it is every socket's. The attachment goes with map and program.
-	socks, msg := s.coll.Maps[socketsMapShSoSocks], s.coll.Programs[socketsProgShSoMsg]
-	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: socks.FD(), Program: msg, Attach: ebpf.AttachSkMsgVerdict}); err != nil {
-		return fmt.Errorf("attach sh_so_msg to its map: %w", err)
+	// Attached to the map before a socket is in it, so it is every socket's. It is left there, and goes with map and program.
+	if _, err := kernel.AttachSockMap(s.coll.Programs[socketsProgShSoMsg], socketsProgShSoMsg, s.coll.Maps[socketsMapShSoSocks], ebpf.AttachSkMsgVerdict); err != nil {
+		return err
 	}
 	if s.opts.Folder == "" {
 		return nil
@@ -207,7 +206,7 @@ func (s *Sockets) Paired() (sockets int, queued uint64, err error) {
 // look asks the iterator of the sockets in a map.
 func look(iterator *ebpf.Program, socks *ebpf.Map) ([]socketsSoSeen, error) {
 	const doing = "look at the sockets in a map: %w"
-	l, err := link.AttachIter(link.IterOptions{Program: iterator, Map: socks})
+	l, err := kernel.AttachIter(iterator, socketsProgShSoIter, socks)
 	if err != nil {
 		return nil, fmt.Errorf(doing, err)
 	}
