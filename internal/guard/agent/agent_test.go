@@ -26,11 +26,12 @@ func TestNotesCannotEvictAlerts(t *testing.T) {
 	const alerts, notes = 128, 10 * waitMax
 	for i := range notes {
 		if i%(notes/alerts) == 0 {
-			q.put(Line{Attempt: &protect.Attempt{Denied: true}})
+			q.put(protectionName, Line{Attempt: &protect.Attempt{Denied: true}})
 		}
-		q.put(Line{Found: &detect.Found{Action: rule.Log}})
+		q.put(detectionName, Line{Found: &detect.Found{Action: rule.Log}})
 	}
-	ofAlerts, ofNotes, protection, detection := q.counts()
+	ofAlerts, ofNotes := q.counts()
+	protection, detection := q.heardOf(protectionName), q.heardOf(detectionName)
 	if ofAlerts != (Told{alerts, 0}) || ofNotes != (Told{waitMax, notes - waitMax}) || protection != (heard{alerts, alerts}) || detection != (heard{notes, 0}) {
 		t.Errorf("alerts %+v, notes %+v, protection %+v, detection %+v", ofAlerts, ofNotes, protection, detection)
 	}
@@ -43,9 +44,9 @@ func TestNotesCannotEvictAlerts(t *testing.T) {
 		t.Error("there is one more")
 	}
 	for range waitMax + 7 { // alerts are bounded, too, and their loss is said
-		q.put(Line{Found: &detect.Found{Action: rule.Kill}})
+		q.put(detectionName, Line{Found: &detect.Found{Action: rule.Kill}})
 	}
-	if of, _, _, _ := q.counts(); of != (Told{alerts + waitMax, 7}) {
+	if of, _ := q.counts(); of != (Told{alerts + waitMax, 7}) {
 		t.Errorf("%+v", of)
 	}
 }
