@@ -364,6 +364,7 @@ func (w *Watch) end(action string, h harm, roots []proc, why string) (done strin
 	}
 	if action == rule.Kill {
 		w.harms = append(w.harms, harm{h.bait, ended, h.by, h.at})
+		isNew = w.isNewChain(h.by, RuleEncryptor)
 	}
 	return doneText(action, reached), isNew, err
 }
