@@ -18,6 +18,7 @@ import (
 type Options struct {
 	Root   string           // a bpffs
 	Folder string           // of the agent's lock and socket: RunDirectory
+	Decoys string           // folder of the journal of decoys: decoy.Directory
 	Cgroup string           // detection watches its processes only; "": all
 	BTF    sensor.BTF       // the zero value stands for the kernel's own
 	Log    *slog.Logger     // of the kernel's folders
@@ -47,7 +48,7 @@ type Agent struct {
 func Start(p policy.Policy, o Options) (*Agent, error) {
 	a := &Agent{options: o, began: time.Now(), queue: newQueue(), failed: make(chan error, 1), writing: make(chan struct{}), ending: make(chan struct{})}
 	a.protects = &protection{agent: a}
-	a.features = []feature{a.protects, &detection{agent: a}}
+	a.features = []feature{a.protects, &detection{agent: a}, &decoys{agent: a}}
 	var err error
 	if a.unlock, err = lock(o.Folder); err != nil {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 )
 
@@ -30,15 +31,16 @@ type Told struct {
 
 // Feature is what one of the features does.
 type Feature struct {
-	Name   string    `json:"name"`
-	On     bool      `json:"on"`
-	Since  time.Time `json:"since,omitzero"` // in this process
-	Rules  int       `json:"rules"`
-	Events uint64    `json:"events"`        // received
-	Lost   uint64    `json:"lost"`          // for want of room, before they were read
-	Missed uint64    `json:"missed"`        // runs of programs that the kernel left out
-	Alerts uint64    `json:"alerts"`        // what was denied, or found by rules whose action is not log
-	Why    string    `json:"why,omitempty"` // it is off though the policy has rules of it
+	Name   string        `json:"name"`
+	On     bool          `json:"on"`
+	Since  time.Time     `json:"since,omitzero"` // in this process
+	Rules  int           `json:"rules"`
+	Events uint64        `json:"events"`        // received
+	Lost   uint64        `json:"lost"`          // for want of room, before they were read
+	Missed uint64        `json:"missed"`        // runs of programs that the kernel left out
+	Alerts uint64        `json:"alerts"`        // what was denied, or found by rules whose action is not log
+	Why    string        `json:"why,omitempty"` // it is off though the policy has rules of it
+	Decoys *decoy.Status `json:"decoys,omitempty"`
 }
 
 // Status is what an agent does.

@@ -211,9 +211,16 @@ func (w *Watch) mark(b *bait) {
 	}
 }
 
+// priority is that of the thread that judges (nice(2)).
+const priority = -15
+
 // Run judges until ctx ends, and hands on what it finds. It can be called once.
 func (w *Watch) Run(ctx context.Context, tell func(detect.Found) error) error {
 	w.tell = tell
+	// Threads of a program that do not wait at a decoy go on until it is stopped: the sooner the better. Where it is refused, it is
+	// later. The thread is never unlocked, so it ends with its priority.
+	runtime.LockOSThread()
+	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), priority)
 	defer context.AfterFunc(ctx, w.poke)()
 	for ctx.Err() == nil {
 		if err := w.look(); err != nil {
