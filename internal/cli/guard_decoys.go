@@ -231,7 +231,7 @@ func newDecoysDecide(s streams, in decoyFolders, word, short string, kill bool) 
 			if kill {
 				done = "is ended"
 			}
-			fmt.Fprintf(s.out, "%s, process %d, %s; it had %d processes.\n", event.Printable(tree.Processes[0].Program), tree.Processes[0].PID, done, len(tree.Processes))
+			fmt.Fprintf(s.out, "%s, process %d, %s, with all that belongs to it.\n", event.Printable(tree.Processes[0].Program), tree.Processes[0].PID, done)
 			return nil
 		},
 	}

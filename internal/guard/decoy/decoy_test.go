@@ -3,10 +3,12 @@ package decoy
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -165,17 +167,194 @@ func isStopped(pid int) bool {
 	return string(fields[0]) == "T" || string(fields[0]) == "Z"
 }
 
-func TestEncryptorsAreStopped(t *testing.T) {
-	for way := range ways {
-		for order := range orders {
-			for _, workers := range []string{"1", "4", "fork"} {
-				t.Run(way+"/"+order+"/"+workers, func(t *testing.T) {
-					s := newStand(t, rule.Stop)
-					n, f := s.stopped(s.encryptor(way, order, workers))
-					t.Logf("MEASURED %s %s %s: %d of %d", way, order, workers, n, len(s.files))
-					_ = f
-				})
-			}
+// neighbours are orders in which two decoys come first, by what they are.
+var neighbours = []string{"name", "name-reverse", "newest", "oldest", "smallest", "largest", "depth-first", "breadth-first"}
+
+// What a program that does one thing after the other does to users' files before it is stopped is nothing, in these orders.
+func TestEncryptorsAreStoppedBeforeTheFirstFile(t *testing.T) {
+	for _, order := range neighbours {
+		for _, workers := range []string{"1", "fork"} {
+			expectHarm(t, "in-place", order, workers, 0)
 		}
+		expectHarm(t, "copy-and-unlink", order, "1", 0)
+	}
+	for way := range ways {
+		expectHarm(t, way, "name", "1", 0)
+	}
+}
+
+// In other orders decoys are as rare as they are many, and threads that do not wait at a decoy go on until the program is stopped: they
+// meet one of the next folder at the latest.
+func TestEncryptorsAreStopped(t *testing.T) {
+	for _, way := range []string{"in-place", "copy-and-unlink", "rename-over"} {
+		expectHarm(t, way, "random", "1", 2*standFiles)
+		expectHarm(t, way, "readdir", "1", 3*standFiles) // by hashes of names: at random
+		expectHarm(t, way, "depth-first", "4", 2*standFiles)
+	}
+}
+
+// expectHarm has an encryptor stopped with at most so many files harmed.
+func expectHarm(t *testing.T, way, order, workers string, most int) {
+	t.Helper()
+	t.Run(way+"/"+order+"/"+workers, func(t *testing.T) {
+		s := newStand(t, rule.Stop)
+		n, f := s.stopped(s.encryptor(way, order, workers))
+		t.Logf("MEASURED %s %s %s: %d of %d", way, order, workers, n, len(s.files))
+		if n > most {
+			t.Errorf("%d of %d files are harmed, and %d is the most: %v", n, len(s.files), most, f)
+		}
+		if !f.Event.Time.IsZero() && (f.Rule != RuleEncryptor || f.Action != rule.Stop || !strings.Contains(f.Done, "`shunt guard decoys release ")) {
+			t.Errorf("%v", f)
+		}
+	})
+}
+
+// Programs that read, and people who make one mistake, are not stopped; each of them is noted who opened a decoy.
+func TestOthersAreNotStopped(t *testing.T) {
+	to := t.TempDir()
+	for name, c := range map[string]struct {
+		tool    string // "": the test's binary
+		words   []string
+		touches bool
+	}{
+		"back-up": {touches: true},
+		"edit":    {touches: true},
+		"stat":    {},
+		"tar":     {"tar", []string{"-cf", to + "/all.tar", "."}, true},
+		"tar-in":  {"tar", []string{"-cf", "all.tar", "--exclude=all.tar", "."}, true},
+		"cp":      {"cp", []string{"-a", ".", to + "/copy"}, true},
+		"rsync":   {"rsync", []string{"-a", "./", to + "/mirror/"}, true},
+		"find":    {"find", []string{".", "-type", "f", "-exec", "grep", "-l", "letter", "{}", ";"}, true},
+		"sed":     {"sh", []string{"-c", "sed -i s/letter/note/ *.txt */*.txt"}, false},
+		"rm":      {"sh", []string{"-c", "rm -r ./*"}, true},
+		"mv":      {"sh", []string{"-c", "mv zzz0* letters/"}, true},
+		"git":     {"sh", []string{"-c", "git init -q . && git add -A && git -c user.name=a -c user.email=a@b.c commit -qm all && git status -s"}, true},
+		"gzip":    {"sh", []string{"-c", "gzip -9 *.txt"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.tool != "" {
+				if _, err := exec.LookPath(c.tool); err != nil {
+					t.Skip("needs " + c.tool)
+				}
+			}
+			s := newStand(t, rule.Stop)
+			var p *exec.Cmd
+			if c.tool == "" {
+				p = s.launch(doing+"="+name+" - - "+s.base, "/proc/self/exe")
+			} else {
+				p = s.launch("LC_ALL=C", c.tool, c.words...)
+			}
+			defer finish(p)
+			s.expectEnd(p)
+			status := s.watch.Status()
+			if (len(status.Touched) > 0) != c.touches {
+				t.Errorf("%+v", status)
+			}
+		})
+	}
+}
+
+// expectEnd waits until a program has ended well without being stopped.
+func (s *stand) expectEnd(c *exec.Cmd) {
+	s.t.Helper()
+	ended := make(chan error, 1)
+	go func() { ended <- c.Wait() }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			s.t.Error(err)
+		}
+	case f := <-s.found:
+		s.t.Error(f)
+	}
+	select {
+	case f := <-s.found:
+		s.t.Error(f)
+	default:
+	}
+}
+
+// A person lets a program go on, and it is not stopped again; or ends it.
+func TestDecide(t *testing.T) {
+	s := newStand(t, rule.Stop)
+	c := s.launch(doing+"=in-place name fork "+s.base, "/proc/self/exe")
+	defer finish(c)
+	f := <-s.found
+	if _, err := Decide(s.state, 1, false); !errors.Is(err, ErrNotStopped) {
+		t.Error(err)
+	}
+	if harmedFiles(t, s.files) != 0 {
+		t.Error("files were harmed")
+	}
+	tree, err := Decide(s.state, c.Process.Pid, false)
+	if err != nil || !tree.Released || !strings.Contains(f.Done, fmt.Sprintf("release %d`", tree.Processes[0].PID)) {
+		t.Fatalf("%+v, %v: %v", tree, err, f)
+	}
+	s.expectEnd(c)
+	if n := harmedFiles(t, s.files); n != len(s.files) {
+		t.Errorf("%d of %d files: it was not let go on", n, len(s.files))
+	}
+	if trees, err := Stopped(s.state); err != nil || len(trees) != 0 {
+		t.Errorf("after its end: %+v, %v", trees, err)
+	}
+}
+
+func TestKillEndsTheTree(t *testing.T) {
+	s := newStand(t, rule.Stop)
+	c := s.launch(doing+"=in-place name fork "+s.base, "/proc/self/exe")
+	defer finish(c)
+	<-s.found
+	if _, err := Decide(s.state, c.Process.Pid, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Wait(); err == nil || c.ProcessState.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
+		t.Errorf("%v, %v", err, c.ProcessState)
+	}
+	if n := harmedFiles(t, s.files); n != 0 {
+		t.Errorf("%d files are harmed", n)
+	}
+}
+
+// The action kill ends the program, and alert only tells, once.
+func TestActions(t *testing.T) {
+	t.Run("kill", func(t *testing.T) {
+		s := newStand(t, rule.Kill)
+		c := s.encryptor("in-place", "name", "1")
+		defer finish(c)
+		f := <-s.found
+		if err := c.Wait(); err == nil || harmedFiles(t, s.files) != 0 || !strings.HasPrefix(f.Done, "ended") {
+			t.Errorf("%v: %v", err, f)
+		}
+	})
+	t.Run("alert", func(t *testing.T) {
+		s := newStand(t, rule.Alert)
+		c := s.encryptor("in-place", "name", "1")
+		defer finish(c)
+		if err := c.Wait(); err != nil {
+			t.Error(err)
+		}
+		f := <-s.found
+		if f.Done != "" || f.Action != rule.Alert || len(s.found) != 0 || harmedFiles(t, s.files) != len(s.files) {
+			t.Errorf("%v, and %d more", f, len(s.found))
+		}
+	})
+}
+
+// Programs that the policy trusts may do as they like: the same program under another inode may not.
+func TestTrust(t *testing.T) {
+	copied := filepath.Join(t.TempDir(), "restorer")
+	text, err := os.ReadFile("/proc/self/exe")
+	if err == nil {
+		err = os.WriteFile(copied, text, 0o700) //nolint:gosec // it is to be run
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newStand(t, rule.Stop, copied)
+	c := s.launch(doing+"=encrypt-then-end - - "+s.base, copied)
+	defer finish(c)
+	s.expectEnd(c)
+	if len(s.watch.Status().Touched) != 0 {
+		t.Errorf("%+v", s.watch.Status())
 	}
 }

@@ -32,10 +32,16 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if words := strings.SplitN(os.Getenv(dying), " ", 4); len(words) == 4 {
+		do(die(words))
+	}
 	if words := strings.SplitN(os.Getenv(oneFile), " ", 2); len(words) == 2 {
 		do(ways[words[0]](words[1]))
 	}
 	if words := strings.SplitN(os.Getenv(doing), " ", 4); len(words) == 4 {
+		if other, is := others[words[0]]; is {
+			do(other(words[3]))
+		}
 		do(encrypt(words[0], words[1], words[2], words[3]))
 	}
 	os.Exit(m.Run())
@@ -75,7 +81,10 @@ var orders = map[string]func([]file){
 		slices.SortStableFunc(all, func(a, b file) int { return cmp.Compare(strings.Count(b.path, "/"), strings.Count(a.path, "/")) })
 	},
 	"readdir": func([]file) {}, // as the kernel lists them
-	"random":  func(all []file) { rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] }) },
+	"random": func(all []file) { // always the same
+		r := rand.New(rand.NewPCG(7, 7))
+		r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	},
 }
 
 // ways are how encryptors treat a file.
@@ -228,4 +237,50 @@ func harmedFiles(t *testing.T, paths []string) (count int) {
 		}
 	}
 	return count
+}
+
+// others are what the test's binary does with files beside encrypting.
+var others = map[string]func(folder string) error{
+	// As backup programs do: it reads all, and writes packs elsewhere.
+	"back-up": func(folder string) error {
+		pack, err := os.CreateTemp("", "pack")
+		if err != nil {
+			return err
+		}
+		defer os.Remove(pack.Name()) //nolint:errcheck // of a test
+		return filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			if err == nil {
+				_, err = pack.Write(scrambled(text))
+			}
+			return err
+		})
+	},
+	// As a person does who opens a decoy by mistake, and saves it.
+	"edit": func(folder string) error {
+		found, err := filepath.Glob(filepath.Join(folder, "zzz0*"))
+		if err != nil || len(found) != 1 {
+			return fmt.Errorf("%v, %w", found, err)
+		}
+		f, err := os.OpenFile(found[0], os.O_RDWR|os.O_APPEND, 0)
+		if err != nil {
+			return err
+		}
+		if _, err := f.WriteString("-- mine\n"); err != nil {
+			return err
+		}
+		return f.Close()
+	},
+	"stat": func(folder string) error {
+		return filepath.WalkDir(folder, func(_ string, d fs.DirEntry, err error) error {
+			if err == nil {
+				_, err = d.Info()
+			}
+			return err
+		})
+	},
+	"encrypt-then-end": func(folder string) error { return encrypt("in-place", "name", "1", folder) },
 }

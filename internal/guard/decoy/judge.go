@@ -93,10 +93,13 @@ func (f *folder) isTrusted(c []proc) bool {
 func (w *Watch) open(o opened) (deny bool, err error) {
 	b := w.inodes[o.file]
 	c := chain(o.pid, w.spared)
-	if b == nil || len(c) == 0 || b.folder.isTrusted(c) {
+	if b == nil || len(c) == 0 {
 		return false, nil
 	}
 	w.remember(o.pid, c)
+	if b.folder.isTrusted(c) {
+		return false, nil
+	}
 	if isWrite(o.tid, o.pid) {
 		_, err := w.harmed(harm{b, "opened for writing", c, time.Now()}, false)
 		return err == nil && w.isKilled(b, c), err

@@ -222,15 +222,17 @@ func (w *Watch) Run(ctx context.Context, tell func(detect.Found) error) error {
 	runtime.LockOSThread()
 	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), priority)
 	defer context.AfterFunc(ctx, w.poke)()
-	for ctx.Err() == nil {
+	for {
 		if err := w.look(); err != nil {
 			return err
+		}
+		if ctx.Err() != nil { // asked after look, which may have taken the poke for its own
+			return nil
 		}
 		if err := w.wait(w.perm, w.note); err != nil {
 			return err
 		}
 	}
-	return nil
 }
 
 // wait returns when one of the groups has something, or after a poke.
