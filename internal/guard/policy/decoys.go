@@ -2,13 +2,11 @@ package policy
 
 import (
 	"fmt"
+	"path"
 	"strings"
 
 	"github.com/shunt-lb/shunt/internal/config"
 )
-
-// DecoyDepthMax is how far below a folder decoys can be.
-const DecoyDepthMax = 8
 
 // Decoys is a set of folders in which files stand that nobody has a reason to change.
 type Decoys struct {
@@ -37,7 +35,7 @@ func (e *decoyEntry) decoys(taken map[string]bool, faults *config.Faults) Decoys
 	d := Decoys{Depth: int(e.Depth.Value), Action: e.Action.Value, At: e.At.String()}
 	var others []config.Phrase
 	for _, item := range e.Folders.Items {
-		if strings.Trim(item.Value, "/.") == "" && strings.HasPrefix(item.Value, "/") {
+		if path.Clean(item.Value) == "/" {
 			faults.Errorf(item.Mark, "name folders with files of yours", "the root is no folder for decoys: programs of the system do not expect them")
 			continue
 		}
