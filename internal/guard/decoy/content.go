@@ -42,13 +42,14 @@ type slot struct {
 	holed  bool
 }
 
-// slots are a folder's pairs. '!' is the first of all that names begin with, and U+FF5E the last but for emoji; locales sort z after
-// all other letters of ASCII.
+// slots are a folder's pairs. '!' is the first of all that names begin with, by bytes; locales pass over it, and look at the zeros.
+// U+9FA5 is the last of the common Chinese characters: behind it come Hangul, private and full-width characters and emoji only. Where a
+// locale has Chinese characters before Latin ones, z is last. Compared with sort(1) of glibc 2.36 in C, en_US, de_DE and zh_CN.
 var slots = []slot{
-	{prefix: "!", kinds: [2]string{jpg, jpg}, mtime: between(2014, 2018), holed: true}, // first by name, largest
-	{prefix: "\uff5e", kinds: [2]string{docx, xlsx}, mtime: between(2036, 2037)},       // last by name in bytes, newest
-	{prefix: "zzz", kinds: [2]string{sql, sql}, mtime: between(1990, 1991)},            // last by name in locales, smallest, oldest
-	{prefix: ".", kinds: [2]string{pdf, docx}, mtime: between(2014, 2018)},             // hidden
+	{prefix: "!00", kinds: [2]string{jpg, jpg}, mtime: between(2014, 2018), holed: true}, // first by name, largest
+	{prefix: "\u9fa5", kinds: [2]string{docx, xlsx}, mtime: between(2036, 2037)},         // last by name, newest
+	{prefix: "zzz", kinds: [2]string{sql, sql}, mtime: between(1990, 1991)},              // last by name, smallest, oldest
+	{prefix: ".", kinds: [2]string{pdf, docx}, mtime: between(2014, 2018)},               // hidden
 }
 
 // perFolder is how many decoys a folder has.

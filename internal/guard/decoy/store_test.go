@@ -267,7 +267,7 @@ func TestDecoysAreWhatTheySay(t *testing.T) {
 	}
 	all := names(t, folder) // sorted by bytes
 	for i, name := range []string{all[0], all[1], all[len(all)-2], all[len(all)-1]} {
-		if want := []string{"!", "!", "\uff5e", "\uff5e"}[i]; !strings.HasPrefix(name, want) {
+		if want := []string{"!", "!", "\u9fa5", "\u9fa5"}[i]; !strings.HasPrefix(name, want) {
 			t.Errorf("%q", all)
 		}
 	}
