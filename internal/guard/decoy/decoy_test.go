@@ -22,7 +22,7 @@ import (
 
 // stand is a folder with users' files and decoys, and a watch of it.
 type stand struct {
-	t      *testing.T
+	t      testing.TB
 	base   string
 	files  []string // users'
 	state  string
@@ -38,7 +38,7 @@ const (
 	standFiles   = 50 // in each
 )
 
-func newStand(t *testing.T, action string, trust ...string) *stand {
+func newStand(t testing.TB, action string, trust ...string) *stand {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for permission events of fanotify")

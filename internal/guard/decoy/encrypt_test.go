@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // doing is the variable that makes the test's binary do something with files instead of testing: "WAY ORDER WORKERS FOLDER".
@@ -39,6 +40,9 @@ func TestMain(m *testing.M) {
 		do(ways[words[0]](words[1]))
 	}
 	if words := strings.SplitN(os.Getenv(doing), " ", 4); len(words) == 4 {
+		if words[0] == "open" {
+			do(openOften(words[2], words[3]))
+		}
 		if other, is := others[words[0]]; is {
 			do(other(words[3]))
 		}
@@ -201,6 +205,26 @@ func encrypt(way, order, workers, folder string) error {
 	return nil
 }
 
+// openOften opens a file so many times, and prints how many nanoseconds one takes.
+func openOften(count, path string) error {
+	n, err := strconv.Atoi(count)
+	if err != nil {
+		return err
+	}
+	begin := time.Now()
+	for range n {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		if err := f.Close(); err != nil {
+			return err
+		}
+	}
+	fmt.Println(float64(time.Since(begin).Nanoseconds()) / float64(n))
+	return nil
+}
+
 func asListed(folder string, all *[]file) error {
 	d, err := os.Open(folder)
 	if err != nil {
@@ -229,7 +253,7 @@ func asListed(folder string, all *[]file) error {
 var plain = []byte("This is a letter of somebody.\n")
 
 // harmed are how many of the users' files are not as they were.
-func harmedFiles(t *testing.T, paths []string) (count int) {
+func harmedFiles(t testing.TB, paths []string) (count int) {
 	t.Helper()
 	for _, path := range paths {
 		if text, err := os.ReadFile(path); err != nil || !bytes.HasPrefix(text, plain) {
