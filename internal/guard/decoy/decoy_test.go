@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -167,6 +168,8 @@ func isStopped(pid int) bool {
 	return string(fields[0]) == "T" || string(fields[0]) == "Z"
 }
 
+var all = flag.Bool("all", false, "try every way, order and number of workers, to measure")
+
 // neighbours are orders in which two decoys come first, by what they are.
 var neighbours = []string{"name", "name-reverse", "newest", "oldest", "smallest", "largest", "depth-first", "breadth-first"}
 
@@ -186,6 +189,15 @@ func TestEncryptorsAreStoppedBeforeTheFirstFile(t *testing.T) {
 // In other orders decoys are as rare as they are many, and threads that do not wait at a decoy go on until the program is stopped: they
 // meet one of the next folder at the latest.
 func TestEncryptorsAreStopped(t *testing.T) {
+	if *all {
+		for way := range ways {
+			for order := range orders {
+				for _, workers := range []string{"1", "4", "fork"} {
+					expectHarm(t, way, order, workers, standFolders*standFiles-1)
+				}
+			}
+		}
+	}
 	for _, way := range []string{"in-place", "copy-and-unlink", "rename-over"} {
 		expectHarm(t, way, "random", "1", 2*standFiles)
 		expectHarm(t, way, "readdir", "1", 3*standFiles) // by hashes of names: at random
