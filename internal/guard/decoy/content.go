@@ -4,11 +4,10 @@ import (
 	"archive/zip"
 	"bytes"
 	"crypto/sha256"
+	_ "embed"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
-	"image"
-	"image/color"
-	"image/jpeg"
 	"math/rand/v2"
 	"strings"
 	"time"
@@ -123,7 +122,7 @@ func (d *Decoy) head() ([]byte, error) {
 		return office(r, "xl/workbook.xml", "spreadsheetml.sheet.main", `<workbook xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><sheets>`,
 			func(line string) string { return `<sheet name="` + line[:8] + `"/>` }, "</sheets></workbook>")
 	case jpg:
-		return photo(r)
+		return photo(r), nil
 	case pdf:
 		return page(r), nil
 	case sql:
@@ -171,15 +170,18 @@ func office(r *rand.Rand, part, contentType, begin string, line func(string) str
 	return b.Bytes(), err
 }
 
-// photo is a picture of noise, so that it does not compress.
-func photo(r *rand.Rand) ([]byte, error) {
-	picture := image.NewGray(image.Rect(0, 0, 64, 64))
-	for i := range picture.Pix {
-		picture.Pix[i] = color.Gray{Y: uint8(r.IntN(256))}.Y
-	}
-	var b bytes.Buffer
-	err := jpeg.Encode(&b, picture, nil)
-	return b.Bytes(), err
+// picture is a JPEG of noise, 48 by 48.
+//
+//go:embed photo.jpg
+var picture []byte
+
+// photo is the picture with a comment (ITU-T T.81, B.2.4.5), so that no two are the same.
+func photo(r *rand.Rand) []byte {
+	const begin, comment, lengthBytes = 2, "\xff\xfe", 2
+	text := strings.Join(lines(r, 5), "\n")
+	b := append([]byte{}, picture[:begin]...)
+	b = binary.BigEndian.AppendUint16(append(b, comment...), uint16(len(text)+lengthBytes))
+	return append(append(b, text...), picture[begin:]...)
 }
 
 // page is a document of PDF 1.4 with one page.
