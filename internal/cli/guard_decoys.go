@@ -238,8 +238,16 @@ func newDecoysDecide(s streams, in decoyFolders, word, short string, kill bool) 
 }
 
 // addDecoys lists the decoys for uninstall.
-func addDecoys(inventory *daemon.Inventory) error {
-	in := decoyFolders{decoy.Directory, agent.RunDirectory}
+func addDecoys(inventory *daemon.Inventory, in decoyFolders) error {
+	trees, err := decoy.Stopped(in.run)
+	if err != nil {
+		return err
+	}
+	for _, t := range trees {
+		if !t.Released {
+			return fmt.Errorf("process %[1]d is stopped at decoys, and would stay so: decide with `shunt guard decoys release %[1]d` or `shunt guard decoys kill %[1]d`", t.Processes[0].PID)
+		}
+	}
 	all, err := decoy.List(in.journal)
 	if err != nil || len(all) == 0 {
 		return err
@@ -252,7 +260,10 @@ func addDecoys(inventory *daemon.Inventory) error {
 		if err != nil {
 			return err
 		}
-		_, err = store.Remove(nil)
+		r, err := store.Remove(nil)
+		if left := len(store.Decoys()); left > 0 && err == nil {
+			err = fmt.Errorf("%s could not be removed: %s", value.Counted(left, "decoy"), value.Few(r.Left))
+		}
 		return errors.Join(err, store.Close())
 	})
 	return nil

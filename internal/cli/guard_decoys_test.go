@@ -15,6 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
+	"github.com/shunt-lb/shunt/internal/lb/daemon"
 )
 
 // What a user types: list, restore, remove, and what is refused.
@@ -91,11 +92,21 @@ func TestGuardDecoys(t *testing.T) {
 	if out, err := run(newDecoysRestore, "--replace"); err != nil || !strings.Contains(out, "1 decoy restored, 0 left.") {
 		t.Errorf("%v: %s", err, out)
 	}
+	inventory := &daemon.Inventory{}
+	if err := addDecoys(inventory, in); err == nil || !strings.Contains(err.Error(), "waits at decoys") {
+		t.Error(err)
+	}
 	if err := a.Close(); err != nil {
 		t.Error(err)
 	}
+	if err := addDecoys(inventory, in); err != nil || len(inventory.Traces) != 1 || inventory.Traces[0].What != "8 files that shunt made; changed ones stay" {
+		t.Errorf("%v: %+v", err, inventory)
+	}
 	if out, err := run(newDecoysRemove); err != nil || out != "8 decoys removed, 0 left.\n" {
 		t.Errorf("%v: %s", err, out)
+	}
+	if inventory = (&daemon.Inventory{}); addDecoys(inventory, in) != nil || len(inventory.Traces) != 0 {
+		t.Errorf("%+v", inventory)
 	}
 	if left, err := os.ReadDir(data); err != nil || len(left) > 0 {
 		t.Errorf("%v, %v", left, err)

@@ -9,6 +9,8 @@ import (
 	"text/tabwriter"
 
 	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/guard/agent"
+	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
@@ -46,7 +48,7 @@ Installed files stay: the binary and /etc/shunt. Your package manager removes th
 				return fmt.Errorf("nothing was removed: %w", err)
 			}
 			defer inventory.Close()
-			if err := errors.Join(addGuard(inventory), addDecoys(inventory), addPolled(inventory)); err != nil {
+			if err := errors.Join(addGuard(inventory), addDecoys(inventory, decoyFolders{decoy.Directory, agent.RunDirectory}), addPolled(inventory)); err != nil {
 				return fmt.Errorf("nothing was removed: %w", err)
 			}
 			if output == "json" {
