@@ -32,6 +32,7 @@ type stand struct {
 	found  chan detect.Found
 	notes  chan detect.Found
 	cancel context.CancelFunc
+	asked  func(tid int)
 }
 
 const (
@@ -41,11 +42,17 @@ const (
 
 func newStand(t testing.TB, action string, trust ...string) *stand {
 	t.Helper()
+	return newStandThat(t, nil, action, trust...)
+}
+
+// newStandThat calls asked before an open is judged.
+func newStandThat(t testing.TB, asked func(tid int), action string, trust ...string) *stand {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for permission events of fanotify")
 	}
 	root := t.TempDir()
-	s := &stand{t: t, base: filepath.Join(root, "data"), state: filepath.Join(root, "run"), store: filepath.Join(root, "lib"), found: make(chan detect.Found, 64), notes: make(chan detect.Found, 4096)}
+	s := &stand{t: t, asked: asked, base: filepath.Join(root, "data"), state: filepath.Join(root, "run"), store: filepath.Join(root, "lib"), found: make(chan detect.Found, 64), notes: make(chan detect.Found, 4096)}
 	for _, folder := range []string{"", "letters", "letters/old", "pictures"} {
 		s.fill(filepath.Join(s.base, folder))
 	}
@@ -90,6 +97,7 @@ func (s *stand) begin(action string, trust ...string) {
 	if err := store.Close(); err != nil {
 		s.t.Fatal(err)
 	}
+	s.watch.asked = s.asked
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
 	ended := make(chan error, 1)
@@ -183,6 +191,27 @@ func TestEncryptorsAreStoppedBeforeTheFirstFile(t *testing.T) {
 	}
 	for way := range ways {
 		expectHarm(t, way, "name", "1", 0)
+	}
+}
+
+// However late the judge is, who opens a decoy waits for it.
+func TestAnOpenWaits(t *testing.T) {
+	waited := 0
+	s := newStandThat(t, func(tid int) {
+		for { // until the thread sleeps in its open, or has ended, which it can only if it did not wait
+			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", tid))
+			if err != nil || isStopped(tid) {
+				return
+			}
+			if bytes.HasPrefix(text, fmt.Append(nil, unix.SYS_OPENAT, " ")) {
+				waited++
+				return
+			}
+		}
+	}, rule.Stop)
+	n, _ := s.stopped(s.encryptor("in-place", "name", "1"))
+	if n > 0 || waited < 2 {
+		t.Errorf("%d of %d files are harmed; %d opens waited", n, len(s.files), waited)
 	}
 }
 

@@ -43,7 +43,8 @@ type Watch struct {
 	held       []opened // permission events that wait for their answer
 	unwatched  []string
 	judge
-	tell func(detect.Found) error
+	tell  func(detect.Found) error
+	asked func(tid int) // of tests: an open is about to be judged
 
 	mutex  sync.Mutex // of what follows
 	status Status
@@ -268,6 +269,9 @@ func (w *Watch) look() error {
 		}
 		one := w.held[0]
 		w.held = w.held[1:]
+		if w.asked != nil {
+			w.asked(one.tid)
+		}
 		deny, err := w.open(one)
 		if answered := w.answer(one.fd, deny); err == nil {
 			err = answered
