@@ -22,7 +22,11 @@ type Tree struct {
 	Why       string    `json:"why"`
 	Processes []Member  `json:"processes"` // the first one is that of the alert
 	Released  bool      `json:"released"`  // somebody let it go on: it is not stopped again
+	Decided   time.Time `json:"decided,omitzero"`
 }
+
+// isThere is whether one of its processes has not ended.
+func (t Tree) isThere() bool { return slices.ContainsFunc(t.Processes, Member.isThere) }
 
 // has is whether one of the processes is in it.
 func (t Tree) has(any []proc) bool {
@@ -80,7 +84,10 @@ func edit(folder string, change func(*trees) error) error {
 	if err := record.Read(treesIn(folder), &t); err != nil {
 		return fmt.Errorf("read which processes are stopped: %w", err)
 	}
-	t.Trees = slices.DeleteFunc(t.Trees, func(t Tree) bool { return !slices.ContainsFunc(t.Processes, Member.isThere) })
+	t.Trees = slices.DeleteFunc(t.Trees, func(t Tree) bool {
+		// What one did that was let go on can be heard of when it has ended.
+		return !t.isThere() && (!t.Released || time.Since(t.Decided) > sameFor)
+	})
 	if err := change(&t); err != nil {
 		return err
 	}
@@ -96,7 +103,7 @@ func Stopped(folder string) (all []Tree, err error) {
 		return nil, nil
 	}
 	err = edit(folder, func(t *trees) error {
-		all = t.Trees
+		all = slices.DeleteFunc(slices.Clone(t.Trees), func(t Tree) bool { return !t.isThere() })
 		return nil
 	})
 	return all, err
@@ -114,7 +121,7 @@ func Decide(folder string, pid int, kill bool) (tree Tree, err error) {
 		if i < 0 {
 			return ErrNotStopped
 		}
-		t.Trees[i].Released = !kill
+		t.Trees[i].Released, t.Trees[i].Decided = !kill, time.Now()
 		tree = t.Trees[i]
 		return nil
 	})

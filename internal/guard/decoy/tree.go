@@ -129,6 +129,9 @@ func signal(roots []proc, sig unix.Signal, spared map[int]bool) (reached []proc,
 			return
 		}
 		seen[p.key] = true
+		if now, bad := look(p.pid); bad != nil || now.start != p.start || now.inode == 0 {
+			return // it has ended, and its parent has not asked for it yet
+		}
 		switch bad := detect.Signal(p.event(), sig); {
 		case bad == nil:
 			reached = append(reached, p)
