@@ -25,12 +25,9 @@ const (
 // magic is how a file of a kind begins.
 var magic = map[string][]byte{docx: []byte("PK\x03\x04"), xlsx: []byte("PK\x03\x04"), pdf: []byte("%PDF-"), jpg: {0xff, 0xd8, 0xff}, sql: []byte("-- ")}
 
-const (
-	magicBytesMax = 5
-	// largestBytes is the size of the largest decoys, of which all but the first few kilobytes are a hole: that takes no room on the
-	// disk, and a backup that knows no holes copies as much.
-	largestBytes = 1 << 20
-)
+// largestBytes is the size of the largest decoys, of which all but the first few kilobytes are a hole: that takes no room on the
+// disk, and a backup that knows no holes copies as much.
+const largestBytes = 1 << 20
 
 // slot is a place among the decoys of a folder. They come in pairs that are neighbours in an order, because the second one is where
 // a program is held while what it did to the first one is judged.
