@@ -26,7 +26,7 @@ import (
 
 // Trace is one thing that shunt has left on the machine.
 type Trace struct {
-	Kind string `json:"kind"` // pin, neighbour, group, setting, device, address, guard, file
+	Kind string `json:"kind"` // pin, neighbour, group, setting, device, address, guard, decoy, file
 	What string `json:"what"`
 }
 
