@@ -34,12 +34,13 @@ const (
 	RawTP      Kind = "raw_tp"     // at a tracepoint, untyped (4.17)
 	Tracepoint Kind = "tracepoint" // at a tracepoint's record, by perf; needs tracefs
 	Timer      Kind = "perf_event" // at a timer of each CPU, by perf; the target is cpu-clock (4.9)
+	Uprobe     Kind = "uprobe"     // at a symbol of a program's file, in Options.Process only (4.17)
 )
 
 // Way is one way to attach a sensor.
 type Way struct {
 	Kind    Kind
-	Target  string        // the function, or the tracepoint; of the kind Tracepoint: group/name
+	Target  string        // the function, the tracepoint, or the symbol; of the kind Tracepoint: group/name
 	Program string        // its name in the collection
 	Loses   string        // what is lost by it, compared with the best way; "": nothing
 	Every   time.Duration // of the kind Timer: its period
@@ -94,6 +95,8 @@ type Options struct {
 	Constants map[string]any
 	// BTF describes the kernel's types; see FindBTF. The zero value stands for the kernel's own.
 	BTF BTF
+	// Process is for the kind Uprobe.
+	Process Process
 	// Prepare, if not nil, is called when the maps exist and before a program is loaded.
 	Prepare func(maps map[string]*ebpf.Map) error
 }
@@ -198,7 +201,7 @@ func (s *Set) try(spec *ebpf.CollectionSpec, way Way, o Options) (*ebpf.Collecti
 	if err != nil {
 		return nil, nil, err
 	}
-	l, err := attach(coll.Programs[way.Program], way)
+	l, err := attach(coll.Programs[way.Program], way, o.Process)
 	if err != nil {
 		coll.Close()
 		return nil, nil, err
@@ -206,7 +209,7 @@ func (s *Set) try(spec *ebpf.CollectionSpec, way Way, o Options) (*ebpf.Collecti
 	return coll, l, nil
 }
 
-func attach(p *ebpf.Program, way Way) (io.Closer, error) {
+func attach(p *ebpf.Program, way Way, of Process) (io.Closer, error) {
 	switch way.Kind {
 	case Fentry, Fexit, TPBTF:
 		return link.AttachTracing(link.TracingOptions{Program: p})
@@ -222,6 +225,8 @@ func attach(p *ebpf.Program, way Way) (io.Closer, error) {
 		return link.Tracepoint(group, name, p, nil)
 	case Timer:
 		return attachTimer(p, way)
+	case Uprobe:
+		return attachUprobe(p, way, of)
 	}
 	return nil, fmt.Errorf("%q is no kind of attachment", way.Kind)
 }
