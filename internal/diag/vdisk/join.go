@@ -91,7 +91,7 @@ type joiner struct {
 	begun      map[uint32]*request
 	born       map[uint32]birth
 	handles    map[uint64]*request
-	coroutines []*coroutine // by stack
+	coroutines []*coroutine        // by stack
 	waiting    map[uint64][]*piece // by offset: handed over, and no call seen
 	flushes    []*piece
 	under      map[uint64][]*piece // by offset: in the kernel

@@ -51,6 +51,7 @@ type Extent struct {
 	Physical uint64 `json:"physical"` // on the file system's device
 	Length   uint64 `json:"length"`
 	Unknown  bool   `json:"unknown,omitempty"` // the file system has not decided yet, or there is no such place
+	Empty    bool   `json:"empty,omitempty"`   // it is there, but nothing has been written to it
 }
 
 // find is the stretch that an offset of the virtual disk is in.
@@ -74,6 +75,19 @@ func (f *File) sector(offset uint64, start uint64) (uint64, bool) {
 	return (f.Extents[i].Physical+offset-f.Extents[i].Logical)/512 + start, true
 }
 
+// isHole says that no data are in a part of the file: it is read without a disk.
+func (f *File) isHole(offset, bytes uint64) bool {
+	if f.Block != 0 || f.Extents == nil {
+		return false
+	}
+	for _, e := range f.Extents {
+		if !e.Empty && e.Logical < offset+bytes && offset < e.Logical+e.Length {
+			return false
+		}
+	}
+	return true
+}
+
 // Of linux/fiemap.h and linux/fs.h.
 const (
 	fiemapIoctl       = 0xc020660b
@@ -81,6 +95,7 @@ const (
 	fiemapExtentBytes = 56
 	fiemapBatch       = 512
 	fiemapLast        = 1
+	fiemapUnwritten   = 0x800
 	fiemapUnknown     = 2 | 4 | 8 | 0x80 | 0x100 | 0x200 // UNKNOWN, DELALLOC, ENCODED, DATA_ENCRYPTED, NOT_ALIGNED, DATA_INLINE
 	extentsMax        = 1 << 20
 )
@@ -110,7 +125,7 @@ func readExtents(path string) ([]Extent, error) {
 		for i := range count {
 			one := raw[fiemapHeader+i*fiemapExtentBytes:]
 			flags := binary.NativeEndian.Uint32(one[40:])
-			e := Extent{Logical: binary.NativeEndian.Uint64(one), Physical: binary.NativeEndian.Uint64(one[8:]), Length: binary.NativeEndian.Uint64(one[16:]), Unknown: flags&fiemapUnknown != 0}
+			e := Extent{Logical: binary.NativeEndian.Uint64(one), Physical: binary.NativeEndian.Uint64(one[8:]), Length: binary.NativeEndian.Uint64(one[16:]), Unknown: flags&fiemapUnknown != 0, Empty: flags&fiemapUnwritten != 0}
 			all = append(all, e)
 			from = e.Logical + e.Length
 			if flags&fiemapLast != 0 {

@@ -179,7 +179,16 @@ func (t Request) sector() string {
 	if len(t.Sectors) == 0 {
 		return "-"
 	}
-	return fmt.Sprintf("%s:%d%s", t.Sectors[0].Disk, t.Sectors[0].Sector, more(len(t.Sectors)))
+	first := t.Sectors[0]
+	for _, s := range t.Sectors {
+		// Data first: the others are of the image's tables.
+		if len(t.Mapped) > 0 && s.File == t.Mapped[0].File && s.Offset <= t.Mapped[0].Offset && t.Mapped[0].Offset < s.Offset+s.Bytes {
+			first = s
+			first.Sector += (t.Mapped[0].Offset - s.Offset) / 512
+			break
+		}
+	}
+	return fmt.Sprintf("%s:%d%s", first.Disk, first.Sector, more(len(t.Sectors)))
 }
 
 func more(n int) string {

@@ -29,8 +29,9 @@ type Options struct {
 	Duration time.Duration
 	Limit    int64 // bytes of events; the head and the tail, which has the maps of the images, come on top
 
-	// Ready, if not nil, is called when the sensors are attached.
-	Ready func()
+	ready   func()          // nil, or called when the sensors are attached
+	sensors []sensor.Sensor // nil: all
+	statfs  func(string, *unix.Statfs_t) error
 }
 
 const (
@@ -71,8 +72,8 @@ func Record(ctx context.Context, o Options, said io.Writer) (err error) {
 	for _, note := range r.head.Notes {
 		fmt.Fprintln(said, note)
 	}
-	if o.Ready != nil {
-		o.Ready()
+	if o.ready != nil {
+		o.ready()
 	}
 	began := time.Now()
 	limited, cancel := lasting.For(ctx, o.Duration)
@@ -100,11 +101,17 @@ func openRecorder(o Options) (r *recorder, err error) {
 	if runtime.GOARCH != "amd64" {
 		return nil, fmt.Errorf("record requests of a virtual machine: shunt knows qemu's registers on amd64 only, and this is %s", runtime.GOARCH)
 	}
+	if o.statfs == nil {
+		o.statfs = unix.Statfs
+	}
+	if o.sensors == nil {
+		o.sensors = sensors()
+	}
 	r = &recorder{o: o}
 	if r.head.Comm, r.start, err = identity(o.PID); err != nil {
 		return nil, err
 	}
-	if r.files, err = openFiles(o.PID, unix.Statfs); err != nil {
+	if r.files, err = openFiles(o.PID, o.statfs); err != nil {
 		return nil, err
 	}
 	r.head.PID, r.head.BTF, r.head.Began, r.head.Notes = o.PID, o.BTF.From, time.Now().Format(time.RFC3339Nano), []string{}
@@ -121,7 +128,7 @@ func openRecorder(o Options) (r *recorder, err error) {
 		return nil, fmt.Errorf("read the BPF object of diag vdisk: %w", err)
 	}
 	spec.Maps[event.MapEvents].MaxEntries = bufferBytes
-	r.set, err = sensor.Open(spec, sensors(), sensor.Options{BTF: o.BTF, Constants: map[string]any{"only_tgid": uint32(o.PID), "iomap_dio_end": end},
+	r.set, err = sensor.Open(spec, o.sensors, sensor.Options{BTF: o.BTF, Constants: map[string]any{"only_tgid": uint32(o.PID), "iomap_dio_end": end},
 		Process: sensor.Process{PID: o.PID, Executable: executable},
 		Prepare: func(maps map[string]*ebpf.Map) error {
 			if r.reader, err = event.NewReader(maps[event.MapEvents], maps[event.MapSequence]); err != nil {
@@ -231,7 +238,7 @@ func (r *recorder) end(ctx context.Context, tail *Tail) error {
 	if err := r.out.Flush(); err != nil {
 		return r.writing(err)
 	}
-	if later, err := openFiles(r.o.PID, unix.Statfs); err == nil {
+	if later, err := openFiles(r.o.PID, r.o.statfs); err == nil {
 		r.files = append(r.files, later...)
 	}
 	if err := r.places(ctx, tail); err != nil {
@@ -389,4 +396,19 @@ func (r *recorder) release() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// Examine attaches the sensors in the kernel as Record does and lets go of them again: those in qemu depend on the process.
+// The error is sensor.ErrNoWay if there would be no recording; the results are complete then.
+func Examine(b sensor.BTF) ([]sensor.Result, error) {
+	spec, err := loadVdisk()
+	if err != nil {
+		return nil, fmt.Errorf("read the BPF object of diag vdisk: %w", err)
+	}
+	inKernel := slices.DeleteFunc(sensors(), func(s sensor.Sensor) bool { return s.Ways[0].Kind == sensor.Uprobe })
+	set, err := sensor.Open(spec, inKernel, sensor.Options{BTF: b})
+	if set == nil {
+		return nil, err
+	}
+	return set.Results, errors.Join(err, set.Close())
 }

@@ -21,6 +21,9 @@ type Sector struct {
 	Sector uint64 `json:"sector"` // of 512 bytes
 	Bytes  uint64 `json:"bytes"`
 	Held   bool   `json:"held"` // by a cgroup's limit
+	// File and Offset are where it is in a file; "": not known.
+	File   string `json:"file"`
+	Offset uint64 `json:"offset"`
 }
 
 // Request is one of the device model, from the guest's asking to its answer.
@@ -44,7 +47,7 @@ type Request struct {
 	Extents string `json:"extents"`
 	// Missing is why it is not followed down to the disk; "": it is, or its way ends before.
 	Missing string `json:"missing"`
-	Ends    string `json:"ends"` // where its way down ends: device, page cache, or qemu
+	Ends    string `json:"ends"` // where its way down ends: device, page cache, hole of a file, or qemu
 }
 
 // Spread is of times in ns.
@@ -88,6 +91,7 @@ const (
 
 	endsInDevice = "device"
 	endsInCache  = "page cache"
+	endsInHole   = "hole of a file"
 	endsInQemu   = "qemu"
 )
 
@@ -177,10 +181,20 @@ func (w *writer) request(number int, r *request) Request {
 		}
 		for _, b := range p.bios {
 			t.Ends = endsInDevice
-			t.Sectors = append(t.Sectors, Sector{w.name(b.device), b.sector, b.bytes, b.isForeign})
+			sector := Sector{Disk: w.name(b.device), Sector: b.sector, Bytes: b.bytes, Held: b.isForeign}
+			if i >= 0 && b.inode != 0 {
+				sector.File, sector.Offset = w.tail.Files[i].Path, b.fileOffset
+			}
+			t.Sectors = append(t.Sectors, sector)
 		}
-		if t.Missing == "" && i >= 0 && w.tail.Files[i].Direct && len(p.bios) == 0 && p.op != uint8(vdiskVdiskOpVDISK_FLUSH) {
-			t.Missing = "no IO of a disk was seen for it, though it goes past the page cache"
+		if i >= 0 && len(p.bios) == 0 && p.op != uint8(vdiskVdiskOpVDISK_FLUSH) && w.tail.Files[i].Direct {
+			if isRead := p.op == uint8(vdiskVdiskOpVDISK_READ); isRead && w.tail.Files[i].isHole(p.offset, p.bytes) {
+				if t.Ends == endsInCache {
+					t.Ends = endsInHole
+				}
+			} else if t.Missing == "" {
+				t.Missing = "no IO of a disk was seen for it, though it goes past the page cache"
+			}
 		}
 	}
 	w.checkOffsets(&t, r)
