@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -76,17 +77,21 @@ func openDrive(t *testing.T, options ...string) *drive {
 	return d
 }
 
-// do gives commands, each when the one before has its answer: the program reads one a time.
-func (d *drive) do(commands ...string) {
+// do gives commands, each when the one before has its answer: the program reads one a time. It returns the answers, which
+// may tell of requests of earlier commands.
+func (d *drive) do(commands ...string) (answers string) {
 	d.t.Helper()
 	for _, c := range commands {
 		if _, err := io.WriteString(d.in, c+"\n"); err != nil {
 			d.t.Fatal(err)
 		}
-		if text := d.answer(); strings.Contains(text, "failed") || strings.Contains(text, "rror") {
+		text := d.answer()
+		if strings.Contains(text, "failed") || strings.Contains(text, "rror") {
 			d.t.Fatalf("qemu-io: %s: %s", c, text)
 		}
+		answers += text
 	}
+	return answers
 }
 
 // answer is what the program says until it asks for the next command.
@@ -298,4 +303,98 @@ func checkSum(t *testing.T, r Request) {
 	if sum != r.Ns || r.Ns == 0 {
 		t.Errorf("the layers have %d ns of %d: %+v", sum, r.Ns, r)
 	}
+}
+
+// group is a cgroup of the test's own.
+type group struct{ folder, file, format string }
+
+func newGroup(t *testing.T) group {
+	t.Helper()
+	g := group{"/sys/fs/cgroup/blkio", "blkio.throttle.write_iops_device", "%d:%d %d"}
+	if _, err := os.Stat(filepath.Join(g.folder, g.file)); err != nil {
+		g = group{"/sys/fs/cgroup", "io.max", "%d:%d wiops=%d"}
+		if err := os.WriteFile(filepath.Join(g.folder, "cgroup.subtree_control"), []byte("+io"), 0); err != nil {
+			t.Skipf("needs limits of IO by cgroup: %v", err)
+		}
+	}
+	var err error
+	if g.folder, err = os.MkdirTemp(g.folder, "shunt-vdisk-"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(g.folder); err != nil {
+			t.Errorf("remove the cgroup: %v", err)
+		}
+	})
+	return g
+}
+
+// limit allows a process so many writes a second to the device.
+func (g group) limit(t *testing.T, pid int, device uint64, writes int) {
+	t.Helper()
+	for name, text := range map[string]string{g.file: fmt.Sprintf(g.format, unix.Major(device), unix.Minor(device), writes), "cgroup.procs": fmt.Sprint(pid)} {
+		if err := os.WriteFile(filepath.Join(g.folder, name), []byte(text), 0); err != nil {
+			t.Fatalf("limit IO: %v", err)
+		}
+	}
+}
+
+// TestTheSlowLayerIsNamed makes a layer slow, and no other.
+func TestTheSlowLayerIsNamed(t *testing.T) {
+	d := newDisk(t)
+	for _, test := range []struct {
+		layer   Layer
+		options []string
+	}{
+		{InQemu, []string{"--object", "throttle-group,id=slow,x-iops-write=20", "-n", "-i", "native", "--image-opts",
+			"driver=throttle,throttle-group=slow,file.driver=qcow2,file.file.driver=file,file.file.aio=native,file.file.cache.direct=on,file.file.filename=%s"}},
+		{Limited, []string{"-n", "-f", "qcow2", "-i", "native", "%s"}},
+		{Limited, []string{"-n", "-f", "qcow2", "-i", "threads", "%s"}},
+		{InDevice, []string{"-n", "-f", "qcow2", "-i", "native", "%s"}},
+	} {
+		t.Run(test.layer.String()+" "+test.options[len(test.options)-2], func(t *testing.T) {
+			folder, err := os.MkdirTemp(d.folder, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer os.RemoveAll(folder)
+			path, _ := image(t, folder)
+			g := newGroup(t)
+			q := openDrive(t, slices.Concat(test.options[:len(test.options)-1], []string{strings.ReplaceAll(test.options[len(test.options)-1], "%s", path)})...)
+			q.do("aio_write 16M 1M", "aio_flush", "flush") // so that the image's tables have been written
+			device := d.device
+			if test.layer == InDevice {
+				device = filepath.Dir(d.folder)
+			}
+			if test.layer != InQemu {
+				g.limit(t, q.cmd.Process.Pid, numberOf(t, device), 20)
+			}
+			r := q.record(Options{}, func() {
+				text := ""
+				for i := range 10 {
+					text += q.do(fmt.Sprintf("aio_write %dk 4k", 16384+i*64))
+				}
+				// aio_flush would set the throttle of qemu aside.
+				for strings.Count(text, "wrote ") < 10 {
+					text += q.do("sleep 10") // of the program: it goes on with its requests meanwhile
+				}
+			})
+			if r.Sum.Requests != 10 || r.Sum.Joined != 10 || r.Sum.Slow() != test.layer.String() || r.Sum.Layers[test.layer.String()].Share < 75 {
+				t.Errorf("want %v: %+v", test.layer, r.Sum)
+			}
+		})
+	}
+}
+
+// numberOf is a device's own number, or that of the device that a folder is on.
+func numberOf(t *testing.T, path string) uint64 {
+	t.Helper()
+	var stat unix.Stat_t
+	if err := unix.Stat(path, &stat); err != nil {
+		t.Fatal(err)
+	}
+	if stat.Mode&unix.S_IFMT == unix.S_IFBLK {
+		return stat.Rdev
+	}
+	return stat.Dev
 }
