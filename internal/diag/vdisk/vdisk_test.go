@@ -398,3 +398,162 @@ func numberOf(t *testing.T, path string) uint64 {
 	}
 	return stat.Dev
 }
+
+// without is the sensors, of which some have symbols that no program has.
+func without(names ...string) []sensor.Sensor {
+	all := sensors()
+	for i := range all {
+		if slices.Contains(names, all[i].Name) {
+			all[i].Ways = []sensor.Way{{Kind: sensor.Uprobe, Target: "no_such_symbol", Program: all[i].Ways[0].Program}}
+		}
+	}
+	return all
+}
+
+// TestSymbolsThatAreMissing takes symbols away: the rest is told, and what is lost is said.
+func TestSymbolsThatAreMissing(t *testing.T) {
+	need(t, "qemu-img", "qemu-io")
+	for _, test := range []struct {
+		name  string
+		lost  []string
+		check func(Sum) bool
+		says  string
+	}{
+		{"all", []string{"ends", "to threads", "to the kernel's AIO", "to io_uring", "block writes", "block reads", "coroutines", "flushes", "writes", "reads"},
+			func(s Sum) bool { return s.Joined == s.Requests && s.Ops["write"] >= 10 && s.Ends[endsInDevice] >= 10 }, "not of the guest"},
+		{"coroutines", []string{"coroutines"},
+			func(s Sum) bool {
+				return s.Requests == 10 && s.Joined == 0 && s.Missing["its end is not in the recording"] == 10
+			}, "coroutines: not attached"},
+		{"hand-over", []string{"to threads"},
+			func(s Sum) bool { return s.Requests == 10 && s.Joined == 10 && s.Ends[endsInQemu] == 10 }, "to threads: not attached"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			path, _ := image(t, t.TempDir())
+			q := openDrive(t, "-n", "-f", "qcow2", "-i", "threads", path)
+			q.do("aio_write 16M 1M", "aio_flush", "flush")
+			r := q.record(Options{sensors: without(test.lost...)}, func() {
+				for i := range 10 {
+					q.do(fmt.Sprintf("aio_write %dk 4k", 16384+i*64))
+				}
+				q.do("aio_flush")
+			})
+			var out bytes.Buffer
+			if err := r.Print(&out, 3); err != nil {
+				t.Fatal(err)
+			}
+			if !test.check(r.Sum) || !strings.Contains(out.String(), test.says) {
+				t.Errorf("%+v\n%s", r.Sum, out.String())
+			}
+			for _, one := range r.Requests {
+				if one.Ns > 0 {
+					checkSum(t, one)
+				}
+			}
+		})
+	}
+}
+
+// TestRecordingThatIsFull ends by itself, has what it has room for, and is not overwritten.
+func TestRecordingThatIsFull(t *testing.T) {
+	need(t, "qemu-img", "qemu-io")
+	path, _ := image(t, t.TempDir())
+	q := openDrive(t, "-n", "-f", "qcow2", "-i", "threads", path)
+	recording := filepath.Join(t.TempDir(), "recording")
+	const room = 100 * (frameBytes + eventBytes)
+	r := q.record(Options{Path: recording, Limit: room}, func() {
+		for i := range 40 {
+			q.do(fmt.Sprintf("aio_write %dk 64k", 16384+i*64))
+		}
+		q.do("aio_flush")
+	})
+	tail := r.Recording.Tail
+	if len(r.Recording.Events) != 100 || tail == nil || !strings.Contains(tail.Ended, "limit") || tail.Skipped == 0 || tail.Skipped+100 != tail.Events.Received {
+		t.Errorf("%d events, %+v", len(r.Recording.Events), tail)
+	}
+	var stat unix.Stat_t
+	if err := unix.Stat(recording, &stat); err != nil || stat.Mode&0o777 != 0o600 {
+		t.Errorf("%v: the mode of the recording is %o", err, stat.Mode)
+	}
+	err := Record(t.Context(), Options{PID: q.cmd.Process.Pid, Path: recording, Limit: room}, io.Discard)
+	if !errors.Is(err, os.ErrExist) {
+		t.Errorf("a recording that exists: %v", err)
+	}
+}
+
+func TestWhatIsRefused(t *testing.T) {
+	need(t)
+	err := Record(t.Context(), Options{PID: 1 << 30, Path: "/no/such"}, io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "no process") {
+		t.Errorf("no process: %v", err)
+	}
+	ended := exec.Command("true")
+	if err := ended.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Waitid(unix.P_PID, ended.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := Record(t.Context(), Options{PID: ended.Process.Pid, Path: "/no/such"}, io.Discard); err == nil || !strings.Contains(err.Error(), "has ended") {
+		t.Errorf("a process that has ended: %v", err)
+	}
+	if err := ended.Wait(); err != nil {
+		t.Error(err)
+	}
+	for number, name := range clusterFiles {
+		on := func(path string, of *unix.Statfs_t) error {
+			of.Type = number
+			return nil
+		}
+		file, err := os.Create(filepath.Join(t.TempDir(), "image"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = Record(t.Context(), Options{PID: os.Getpid(), Path: "/no/such", statfs: on}, io.Discard)
+		if err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "cluster file system") {
+			t.Errorf("%s: %v", name, err)
+		}
+		_ = file.Close()
+	}
+}
+
+// TestTheProcessEnds while it is recorded: the recording ends, and has where the files are.
+func TestTheProcessEnds(t *testing.T) {
+	need(t, "qemu-img", "qemu-io")
+	path, _ := image(t, t.TempDir())
+	c := exec.Command("qemu-io", "-n", "-f", "qcow2", path)
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	// A process that has ended is there until it is waited for.
+	o := Options{PID: c.Process.Pid, Path: filepath.Join(t.TempDir(), "recording"), Limit: 1 << 20}
+	o.ready = func() {
+		_, _ = io.WriteString(in, "aio_write 16M 64k\n")
+		_ = in.Close()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var said bytes.Buffer
+	if err := Record(ctx, o, &said); err != nil || !strings.Contains(said.String(), "the process has ended") {
+		t.Errorf("%v\n%s", err, said.String())
+	}
+	if err := c.Wait(); err != nil {
+		t.Error(err)
+	}
+	file, err := os.Open(o.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	rec, err := Decode(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := Of(rec).Sum; s.Requests != 1 || s.Joined != 1 || s.Offsets[same] != 1 || s.Extents[same] != 1 {
+		t.Errorf("%+v", s)
+	}
+}
