@@ -44,6 +44,7 @@ enum {
 	NR_FSYNC = 74,
 	NR_FDATASYNC = 75,
 	NR_IO_SUBMIT = 209,
+	NR_FALLOCATE = 285,
 	NR_PREADV = 295,
 	NR_PWRITEV = 296,
 	NR_PREADV2 = 327,
@@ -417,6 +418,7 @@ static __always_inline int is_watched(__u64 number)
 	case NR_FSYNC:
 	case NR_FDATASYNC:
 	case NR_IO_SUBMIT:
+	case NR_FALLOCATE:
 	case NR_PREADV:
 	case NR_PWRITEV:
 	case NR_PREADV2:
@@ -437,6 +439,8 @@ static __always_inline __u8 op_of(__u64 number)
 	case NR_FSYNC:
 	case NR_FDATASYNC:
 		return VDISK_FLUSH;
+	case NR_FALLOCATE:
+		return VDISK_ZERO;
 	}
 	return VDISK_WRITE;
 }
@@ -453,6 +457,8 @@ int sh_vd_call(__u64 *ctx)
 		return 0;
 	if (number == NR_PREAD || number == NR_PWRITE)
 		bytes = regs[REG_RDX];
+	else if (number == NR_FALLOCATE)
+		bytes = regs[REG_R10];
 	else if (number == NR_PREADV || number == NR_PWRITEV || number == NR_PREADV2 ||
 		 number == NR_PWRITEV2)
 		bytes = vector_bytes(regs[REG_RSI], regs[REG_RDX]);
@@ -463,7 +469,10 @@ int sh_vd_call(__u64 *ctx)
 	e->bytes = bytes;
 	if (number != NR_IO_SUBMIT)
 		e->result = regs[REG_RDI];
-	if (number != NR_IO_SUBMIT && number != NR_IO_URING_ENTER && op_of(number) != VDISK_FLUSH)
+	if (number == NR_FALLOCATE)
+		e->offset = regs[REG_RDX];
+	else if (number != NR_IO_SUBMIT && number != NR_IO_URING_ENTER &&
+		 op_of(number) != VDISK_FLUSH)
 		e->offset = regs[REG_R10];
 	vdisk_submit(e);
 	if (number == NR_IO_SUBMIT)

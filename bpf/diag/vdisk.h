@@ -42,6 +42,7 @@ enum vdisk_op {
 	VDISK_READ = 0,
 	VDISK_WRITE = 1,
 	VDISK_FLUSH = 2,
+	VDISK_ZERO = 3, /* of calls: fallocate(), by which qemu fills new clusters with zeros */
 };
 
 enum vdisk_hand {

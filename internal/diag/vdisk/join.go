@@ -93,7 +93,7 @@ type joiner struct {
 	handles    map[uint64]*request
 	coroutines []*coroutine        // by stack
 	waiting    map[uint64][]*piece // by offset: handed over, and no call seen
-	flushes    []*piece
+	unnamed    []*piece            // handed over, and no call seen; flushes, or zeros to be written
 	under      map[uint64][]*piece // by offset: in the kernel
 	calls      map[uint32]*call
 	bios       map[uint64]*bio
@@ -235,7 +235,7 @@ func (j *joiner) hand(e *Event) {
 	c.of.pieces = append(c.of.pieces, p)
 	switch {
 	case p.op == uint8(vdiskVdiskOpVDISK_FLUSH):
-		j.flushes = append(j.flushes, p)
+		j.unnamed = append(j.unnamed, p)
 	case p.how == vdiskVdiskHandVDISK_HAND_URING:
 		p.isAsync = true
 		j.enter(p)
@@ -275,7 +275,7 @@ func (j *joiner) claim(e *Event, c *call, async bool) {
 	}
 	p.call, p.descriptor, p.isAsync = c.began, int(e.Result), async
 	c.pieces = append(c.pieces, p)
-	if p.op != uint8(vdiskVdiskOpVDISK_FLUSH) {
+	if hasOffset(p.op) {
 		p.offset = e.Offset // aligned, if the block layer's was not
 		if e.Bytes > 0 {
 			p.bytes = e.Bytes
@@ -285,12 +285,18 @@ func (j *joiner) claim(e *Event, c *call, async bool) {
 }
 
 func (j *joiner) findWaiting(e *Event) *piece {
-	if e.Op == uint8(vdiskVdiskOpVDISK_FLUSH) {
-		if len(j.flushes) == 0 {
+	if !hasOffset(e.Op) {
+		// The block layer did not say which; one of a flush is taken for a flush first, and others for zeros.
+		i := slices.IndexFunc(j.unnamed, func(p *piece) bool { return (p.of.op == e.Op) == (e.Op == uint8(vdiskVdiskOpVDISK_FLUSH)) })
+		if i < 0 && len(j.unnamed) > 0 {
+			i = 0
+		}
+		if i < 0 {
 			return nil
 		}
-		p := j.flushes[0]
-		j.flushes = j.flushes[1:]
+		p := j.unnamed[i]
+		j.unnamed = slices.Delete(j.unnamed, i, i+1)
+		p.op, p.offset, p.bytes = e.Op, e.Offset, e.Bytes
 		return p
 	}
 	fits := func(p *piece) bool { return p.op == e.Op }
@@ -304,6 +310,11 @@ func (j *joiner) findWaiting(e *Event) *piece {
 		}
 	}
 	return nil
+}
+
+// hasOffset is whether the block layer says where in a file a request is.
+func hasOffset(op uint8) bool {
+	return op == uint8(vdiskVdiskOpVDISK_READ) || op == uint8(vdiskVdiskOpVDISK_WRITE)
 }
 
 func takeFirst(from map[uint64][]*piece, offset uint64, fits func(*piece) bool) *piece {

@@ -3,6 +3,7 @@ package vdisk
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -54,6 +56,7 @@ type recorder struct {
 	head    Head
 	start   string // of the process
 	files   []opened
+	seen    map[int32]bool // descriptors that were looked for
 	frame   []byte
 }
 
@@ -107,7 +110,7 @@ func openRecorder(o Options) (r *recorder, err error) {
 	if o.sensors == nil {
 		o.sensors = sensors()
 	}
-	r = &recorder{o: o}
+	r = &recorder{o: o, seen: map[int32]bool{}}
 	if r.head.Comm, r.start, err = identity(o.PID); err != nil {
 		return nil, err
 	}
@@ -206,6 +209,9 @@ func (r *recorder) write(e event.Event) error {
 		r.skipped++
 		return nil
 	}
+	if err := r.learn(e.Payload); err != nil {
+		return err
+	}
 	r.frame = appendEvent(r.frame[:0], e)
 	r.written += int64(len(r.frame))
 	if _, err := r.out.Write(r.frame); err != nil {
@@ -213,6 +219,34 @@ func (r *recorder) write(e event.Event) error {
 	}
 	return nil
 }
+
+// learn looks at the process's files again when an event names a descriptor that is new: disks come and go.
+func (r *recorder) learn(payload []byte) error {
+	kind := vdiskVdiskKind(payload[kindAt])
+	descriptor := int32(binary.LittleEndian.Uint32(payload[resultAt:]))
+	if kind != vdiskVdiskKindVDISK_CALL && kind != vdiskVdiskKindVDISK_PART || r.seen[descriptor] {
+		return nil
+	}
+	r.seen[descriptor] = true
+	if slices.ContainsFunc(r.files, func(f opened) bool { return f.descriptor == int(descriptor) }) {
+		return nil
+	}
+	later, err := openFiles(r.o.PID, r.o.statfs)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // it has ended
+	}
+	if err != nil {
+		return err
+	}
+	r.files = append(r.files, later...)
+	return r.tellFiles(r.set.Maps[vdiskMapShVdFiles])
+}
+
+// Where struct vdisk_event has its fields, in bytes.
+const (
+	resultAt = int(unsafe.Offsetof(vdiskVdiskEvent{}.Result))
+	kindAt   = int(unsafe.Offsetof(vdiskVdiskEvent{}.Kind))
+)
 
 // end detaches, writes the rest down, and asks where the files are.
 func (r *recorder) end(ctx context.Context, tail *Tail) error {
@@ -368,7 +402,7 @@ func sameOffsets(j joined, files []File) map[int]bool {
 		}
 		for _, p := range r.pieces {
 			i := fileOf(p, files)
-			if i < 0 || p.op == uint8(vdiskVdiskOpVDISK_FLUSH) {
+			if i < 0 || !hasOffset(p.op) {
 				continue
 			}
 			// Aligned to at most a page, so it may begin a little before.

@@ -30,7 +30,7 @@ type Sector struct {
 type Request struct {
 	Number int    `json:"number"` // from 0, by their beginning
 	Disk   int    `json:"disk"`   // of the machine, by their first request; -1: not known
-	Op     string `json:"op"`     // read, write or flush
+	Op     string `json:"op"`     // read, write or flush; zero, of a file's request only
 	Offset uint64 `json:"offset"` // bytes, in the virtual disk: the guest's block address
 	Bytes  uint64 `json:"bytes"`
 	// BeginNs and Ns are of CLOCK_BOOTTIME and a duration.
@@ -95,7 +95,7 @@ const (
 	endsInQemu   = "qemu"
 )
 
-var opNames = []string{"read", "write", "flush"}
+var opNames = []string{"read", "write", "flush", "zero"}
 
 // Of brings a recording together.
 func Of(rec *Recording) *Report {
@@ -176,7 +176,7 @@ func (w *writer) request(number int, r *request) Request {
 			t.Ends = endsInCache
 		}
 		i := fileOf(p, w.tail.Files)
-		if p.op != uint8(vdiskVdiskOpVDISK_FLUSH) && i >= 0 {
+		if hasOffset(p.op) && i >= 0 {
 			t.Files = append(t.Files, Place{w.tail.Files[i].Path, p.offset, p.bytes})
 		}
 		for _, b := range p.bios {
@@ -187,7 +187,7 @@ func (w *writer) request(number int, r *request) Request {
 			}
 			t.Sectors = append(t.Sectors, sector)
 		}
-		if i >= 0 && len(p.bios) == 0 && p.op != uint8(vdiskVdiskOpVDISK_FLUSH) && w.tail.Files[i].Direct {
+		if i >= 0 && len(p.bios) == 0 && hasOffset(p.op) && w.tail.Files[i].Direct {
 			if isRead := p.op == uint8(vdiskVdiskOpVDISK_READ); isRead && w.tail.Files[i].isHole(p.offset, p.bytes) {
 				if t.Ends == endsInCache {
 					t.Ends = endsInHole

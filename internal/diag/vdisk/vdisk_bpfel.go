@@ -82,6 +82,7 @@ const (
 	vdiskVdiskOpVDISK_READ  vdiskVdiskOp = 0
 	vdiskVdiskOpVDISK_WRITE vdiskVdiskOp = 1
 	vdiskVdiskOpVDISK_FLUSH vdiskVdiskOp = 2
+	vdiskVdiskOpVDISK_ZERO  vdiskVdiskOp = 3
 )
 
 // Names of all BPF objects in the ELF.

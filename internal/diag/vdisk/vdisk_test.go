@@ -526,7 +526,14 @@ func TestTheProcessEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil { // it asks for a command, so the image is open
 		t.Fatal(err)
 	}
 	// A process that has ended is there until it is waited for.
