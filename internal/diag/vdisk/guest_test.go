@@ -59,7 +59,7 @@ func bootSector() []byte {
 func TestAGuestsWrites(t *testing.T) {
 	need(t, machine.Emulator)
 	d := newDisk(t)
-	path, backing := image(t, d.folder)
+	path, _ := image(t, d.folder)
 	boot := filepath.Join(t.TempDir(), "boot")
 	if err := os.WriteFile(boot, bootSector(), 0o600); err != nil {
 		t.Fatal(err)
@@ -126,7 +126,6 @@ func TestAGuestsWrites(t *testing.T) {
 					}
 				}
 			}
-			_ = backing
 			if testing.Verbose() {
 				var text bytes.Buffer
 				if err := r.Print(&text, 10); err != nil {

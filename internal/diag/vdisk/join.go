@@ -85,6 +85,8 @@ type joined struct {
 // and a guard page (COROUTINE_STACK_SIZE of its include/qemu/coroutine_int.h).
 const stackReach = 512 << 10
 
+const write = uint8(vdiskVdiskOpVDISK_WRITE)
+
 type joiner struct {
 	joined
 	wholes     map[uint32]uint32 // the disk of a partition
@@ -285,6 +287,13 @@ func (j *joiner) claim(e *Event, c *call, async bool) {
 }
 
 func (j *joiner) findWaiting(e *Event) *piece {
+	if e.Op == uint8(vdiskVdiskOpVDISK_ZERO) {
+		// To the block layer it is a write.
+		if p := takeFirst(j.waiting, e.Offset, func(p *piece) bool { return p.op == write && p.how == vdiskVdiskHandVDISK_HAND_THREAD }); p != nil {
+			p.op, p.bytes = e.Op, e.Bytes
+			return p
+		}
+	}
 	if !hasOffset(e.Op) {
 		// The block layer did not say which; one of a flush is taken for a flush first, and others for zeros.
 		i := slices.IndexFunc(j.unnamed, func(p *piece) bool { return (p.of.op == e.Op) == (e.Op == uint8(vdiskVdiskOpVDISK_FLUSH)) })

@@ -27,8 +27,6 @@ func (s *story) at(ns uint64, tid uint32, kind vdiskVdiskKind, e vdiskVdiskEvent
 	s.events = append(s.events, Event{TimeNs: ns, TID: tid, vdiskVdiskEvent: e})
 }
 
-const write = uint8(vdiskVdiskOpVDISK_WRITE)
-
 // oneWrite is a write by a thread of qemu, whose bio is split over two requests to a driver. The times in the layers are
 // 100, 50, 70 (10 of it at the end), 0, 40, 300 and 40.
 func oneWrite(s *story, from uint64, handle, offset, stack uint64) {
