@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -258,14 +259,18 @@ func (s *Set) Runtime() (took time.Duration, err error) {
 	return took, nil
 }
 
-// Detach ends all attachments. A program that runs on another CPU may still end its run after that. The
-// maps stay.
+// Detach ends all attachments, at a time: to let go of a uprobe the kernel waits until no CPU runs it, which takes some
+// 80 ms each (6.18). A program that runs on another CPU may still end its run after that. The maps stay.
 func (s *Set) Detach() error {
-	var errs []error
-	for _, h := range s.held {
-		errs = append(errs, h.link.Close())
-		h.collection.Close()
+	errs := make([]error, len(s.held))
+	var all sync.WaitGroup
+	for i, h := range s.held {
+		all.Go(func() {
+			errs[i] = h.link.Close()
+			h.collection.Close()
+		})
 	}
+	all.Wait()
 	s.held = nil
 	return errors.Join(errs...)
 }

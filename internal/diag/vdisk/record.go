@@ -93,7 +93,7 @@ func Record(ctx context.Context, o Options, said io.Writer) (err error) {
 	if err := r.end(context.WithoutCancel(ctx), &tail); err != nil {
 		return err
 	}
-	fmt.Fprintf(said, "recorded %d events in %.1f s, %d lost, into %s; %s\n", tail.Events.Received-r.skipped, tail.Seconds, tail.Events.Lost, o.Path, why)
+	fmt.Fprintf(said, "recorded %d events in %.1f s, %d lost, into %s; %s\n", tail.Events.Received-r.skipped, tail.Seconds, tail.Events.Lost, o.Path, tail.Ended)
 	for _, note := range tail.Notes {
 		fmt.Fprintln(said, note)
 	}
@@ -188,7 +188,7 @@ func (r *recorder) take(ctx context.Context) (why string, err error) {
 			return "", err
 		}
 		if r.isFull {
-			return fmt.Sprintf("the recording has reached its limit of %d bytes", r.o.Limit), nil
+			return "", nil // end says it
 		}
 		if _, start, err := identity(r.o.PID); err != nil || start != r.start {
 			return "the process has ended", nil
@@ -269,6 +269,9 @@ func (r *recorder) end(ctx context.Context, tail *Tail) error {
 		return err
 	}
 	tail.Skipped = r.skipped
+	if r.isFull {
+		tail.Ended = fmt.Sprintf("the recording has reached its limit of %d bytes", r.o.Limit)
+	}
 	if err := r.out.Flush(); err != nil {
 		return r.writing(err)
 	}

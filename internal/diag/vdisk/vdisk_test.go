@@ -348,7 +348,6 @@ func TestTheSlowLayerIsNamed(t *testing.T) {
 	}{
 		{InQemu, []string{"--object", "throttle-group,id=slow,x-iops-write=20", "-n", "-i", "native", "--image-opts",
 			"driver=throttle,throttle-group=slow,file.driver=qcow2,file.file.driver=file,file.file.aio=native,file.file.cache.direct=on,file.file.filename=%s"}},
-		{Limited, []string{"-n", "-f", "qcow2", "-i", "native", "%s"}},
 		{Limited, []string{"-n", "-f", "qcow2", "-i", "threads", "%s"}},
 		{InDevice, []string{"-n", "-f", "qcow2", "-i", "native", "%s"}},
 	} {
