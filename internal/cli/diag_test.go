@@ -272,3 +272,30 @@ func TestDiagTopOnce(t *testing.T) {
 		t.Errorf("got %s", out.String())
 	}
 }
+
+// TestDiagVdiskReports reads a recording that the package's tests have made.
+func TestDiagVdiskReports(t *testing.T) {
+	const recording = "../diag/vdisk/testdata/two-writes.rec"
+	plot := filepath.Join(t.TempDir(), "plot.svg")
+	for _, test := range []struct {
+		arguments []string
+		want      string
+	}{
+		{[]string{recording}, "most of the time is in the layer device"},
+		{[]string{recording, "--all"}, "all requests"},
+		{[]string{recording, "-o", "json"}, `{"type":"request","number":1`},
+		{[]string{recording, "--plot", plot}, ""},
+	} {
+		var out, errOut bytes.Buffer
+		if code := Main(append([]string{"diag", "vdisk", "report"}, test.arguments...), strings.NewReader(""), &out, &errOut); code != exitOK || !strings.Contains(out.String(), test.want) {
+			t.Errorf("%v: exit code %d, %s%s", test.arguments, code, out.String(), errOut.String())
+		}
+	}
+	if text, err := os.ReadFile(plot); err != nil || !strings.HasSuffix(string(text), "</svg>\n") {
+		t.Errorf("%v: %s", err, text)
+	}
+	var out, errOut bytes.Buffer
+	if code := Main([]string{"diag", "vdisk", "report", recording, "--plot", plot + "/x"}, strings.NewReader(""), &out, &errOut); code != exitRefused || !strings.Contains(errOut.String(), plot) {
+		t.Errorf("a plot that cannot be written: exit code %d, %s", code, errOut.String())
+	}
+}

@@ -81,7 +81,7 @@ lines say how the sensors are attached; a qemu without symbols loses some, and t
 func newDiagVdiskReport(s streams) *cobra.Command {
 	var slowest int
 	var all bool
-	var output string
+	var output, plot string
 	c := &cobra.Command{
 		Use:   "report FILE",
 		Short: "Say of each request in a recording where its bytes are, and in which layer it was for how long",
@@ -100,6 +100,7 @@ A request is at each moment in the deepest layer in which any part of it is, so 
 FILE is where qemu-img has the request, if qemu went there, else the first place where it went. The table has
 the first place only, -o json has all.`,
 		Example: `  shunt diag vdisk report vm.rec --slowest 20
+  shunt diag vdisk report vm.rec --plot vm.svg  # the ten slowest, time by layer
   shunt diag vdisk report vm.rec -o json | jq 'select(.layers_ns.device > 10000000)'`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -124,6 +125,9 @@ the first place only, -o json has all.`,
 				return fmt.Errorf("read the recording %s: %w", args[0], err)
 			}
 			report := vdisk.Of(rec)
+			if plot != "" {
+				return writePlot(report, plot, slowest)
+			}
 			if output == "json" {
 				return report.PrintJSON(s.out)
 			}
@@ -135,6 +139,18 @@ the first place only, -o json has all.`,
 	}
 	c.Flags().IntVarP(&slowest, "slowest", "n", 10, "show the slowest requests, so many")
 	c.Flags().BoolVar(&all, "all", false, "show all requests, by their beginning")
+	c.Flags().StringVar(&plot, "plot", "", "write the slowest requests into this file instead, as bars of their layers (SVG)")
 	outputFlag(c, &output)
 	return c
+}
+
+func writePlot(report *vdisk.Report, path string, slowest int) error {
+	file, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("write the plot: %w", err)
+	}
+	if err := errors.Join(report.Plot(file, slowest), file.Close()); err != nil {
+		return fmt.Errorf("write the plot %s: %w", path, err)
+	}
+	return nil
 }

@@ -192,6 +192,13 @@ func TestOutput(t *testing.T) {
 	if err := r.PrintJSON(&programs); err != nil {
 		t.Fatal(err)
 	}
+	var plot bytes.Buffer
+	if err := r.Plot(&plot, 10); err != nil {
+		t.Fatal(err)
+	}
+	// A recording of today is read by later versions too.
+	golden.Require(t, "testdata/two-writes.rec", string(aRecording(t)))
+	golden.Require(t, "testdata/plot.svg", plot.String())
 	golden.Require(t, "testdata/report.txt", people.String())
 	golden.Require(t, "testdata/report.json", programs.String())
 }
