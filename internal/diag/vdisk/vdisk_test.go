@@ -480,13 +480,31 @@ func TestRecordingThatIsFull(t *testing.T) {
 	}
 }
 
+// TestTheKernelsSensors attach on each kernel that is supported.
+func TestTheKernelsSensors(t *testing.T) {
+	need(t)
+	types, err := sensor.FindBTF("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	results, err := Examine(types)
+	if err != nil || len(results) != 7 {
+		t.Fatalf("%v: %v", err, results)
+	}
+	for _, r := range results {
+		if r.Got == nil {
+			t.Error(r)
+		}
+	}
+}
+
 func TestWhatIsRefused(t *testing.T) {
 	need(t)
 	err := Record(t.Context(), Options{PID: 1 << 30, Path: "/no/such"}, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "no process") {
 		t.Errorf("no process: %v", err)
 	}
-	ended := exec.Command("true")
+	ended := exec.Command("/proc/self/exe", "-test.run", "^$")
 	if err := ended.Start(); err != nil {
 		t.Fatal(err)
 	}
