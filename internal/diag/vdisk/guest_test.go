@@ -79,7 +79,7 @@ func TestAGuestsWrites(t *testing.T) {
 		t.Fatal(err)
 	}
 	run(t, "qemu-io", "-c", "write -s "+boot+" 0 512", path)
-	for _, disk := range []string{"aio=native", "aio=threads"} {
+	for _, disk := range []string{"aio=native"} {
 		t.Run(disk, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()

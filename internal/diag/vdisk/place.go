@@ -9,7 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"sort"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -54,9 +54,17 @@ type Extent struct {
 	Empty    bool   `json:"empty,omitempty"`   // it is there, but nothing has been written to it
 }
 
+// before orders what ends at the first number before the offset, and all else behind it.
+func before(end, offset uint64) int {
+	if end > offset {
+		return 1
+	}
+	return -1
+}
+
 // find is the stretch that an offset of the virtual disk is in.
 func find(m []Stretch, offset uint64) *Stretch {
-	i := sort.Search(len(m), func(i int) bool { return m[i].Start+m[i].Length > offset })
+	i, _ := slices.BinarySearchFunc(m, offset, func(s Stretch, o uint64) int { return before(s.Start+s.Length, o) })
 	if i == len(m) || m[i].Start > offset {
 		return nil
 	}
@@ -68,7 +76,7 @@ func (f *File) sector(offset uint64, start uint64) (uint64, bool) {
 	if f.Block != 0 {
 		return offset/512 + start, true
 	}
-	i := sort.Search(len(f.Extents), func(i int) bool { return f.Extents[i].Logical+f.Extents[i].Length > offset })
+	i, _ := slices.BinarySearchFunc(f.Extents, offset, func(e Extent, o uint64) int { return before(e.Logical+e.Length, o) })
 	if i == len(f.Extents) || f.Extents[i].Logical > offset || f.Extents[i].Unknown {
 		return 0, false
 	}
