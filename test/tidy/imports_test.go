@@ -75,8 +75,8 @@ var mayImport = map[string][]string{
 	"udp":                 {"internal/udp/proto", "internal/udp/xsk"},
 
 	// Diagnosis.
-	"internal/diag":         {"internal/diag/io", "internal/diag/memleak", "internal/diag/ping", "internal/diag/sched", "sensor"},
-	"internal/diag/io":      {"internal/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/event", "sensor"},
+	"internal/diag":         {"internal/diag/io", "internal/diag/memleak", "internal/diag/ping", "internal/diag/sched", "internal/diag/vdisk", "sensor"},
+	"internal/diag/io":      {"internal/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
 	"internal/diag/lasting": {},
 	"internal/diag/line":    {"sensor"},
 	"internal/diag/memleak": {"internal/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
@@ -84,6 +84,7 @@ var mayImport = map[string][]string{
 	"internal/diag/sched":   {"internal/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
 	"internal/diag/symbol":  {},
 	"internal/diag/top":     {"internal/diag/io", "internal/diag/lasting", "internal/diag/line", "internal/diag/memleak", "internal/diag/sched", "internal/event", "sensor"},
+	"internal/diag/vdisk":   {"internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
 
 	// The pod shortcuts.
 	"internal/pod/compare": {"internal/pod/traffic"},
