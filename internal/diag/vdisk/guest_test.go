@@ -79,78 +79,80 @@ func TestAGuestsWrites(t *testing.T) {
 		t.Fatal(err)
 	}
 	run(t, "qemu-io", "-c", "write -s "+boot+" 0 512", path)
-	for _, disk := range []string{"aio=native"} {
-		t.Run(disk, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			c := exec.CommandContext(ctx, machine.Emulator, "-accel", "tcg", "-m", "64", "-nodefaults", "-no-user-config", "-display", "none", "-S", "-monitor", "stdio",
-				"-device", "isa-debug-exit,iobase=0x501,iosize=1", "-drive", "if=virtio,format=qcow2,cache=none,"+disk+",file="+path)
-			in, err := c.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			out, err := c.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := c.Start(); err != nil {
-				t.Fatal(err)
-			}
-			defer func() { // it has ended unless the test failed
-				cancel()
-				_ = c.Wait()
-			}()
-			prompt(t, out)
-			go func() { _, _ = io.Copy(io.Discard, out) }()
-			o := Options{PID: c.Process.Pid, Path: filepath.Join(t.TempDir(), "recording"), Limit: 16 << 20}
-			o.ready = func() { _, _ = io.WriteString(in, "cont\n") }
-			var said bytes.Buffer
-			if err := Record(ctx, o, &said); err != nil {
-				t.Fatalf("%v\n%s", err, said.String())
-			}
-			var ended *exec.ExitError
-			if err := c.Wait(); !errors.As(err, &ended) || ended.ExitCode() != 1 {
-				t.Fatalf("the guest: %v, want exit code 1", err)
-			}
-			file, err := os.Open(o.Path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer file.Close()
-			rec, err := Decode(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r := Of(rec)
-			if r.Sum.Joined != r.Sum.Requests || r.Sum.Offsets[other] != 0 || r.Sum.Extents[other] != 0 || r.Sum.Ops["write"] != guestWrites {
-				t.Errorf("%+v\n%s", r.Sum, said.String())
-			}
-			n := 0
-			for _, one := range r.Requests {
-				checkSum(t, one)
-				if one.Op != "write" {
-					continue
-				}
-				if want := uint64((guestFirst+n*guestStep)%65536) * 512; one.Offset != want || one.Bytes != guestWriteBytes || one.Offsets != same || one.Extents != same || len(one.Mapped) != 1 {
-					t.Fatalf("want the guest's write at %d: %+v", want, one)
-				}
-				n++
-				holds(t, one.Mapped[0].File, one.Mapped[0].Offset, one.Bytes, byte(n))
-				for _, s := range one.Sectors {
-					if s.File == path && s.Offset >= one.Mapped[0].Offset && s.Offset < one.Mapped[0].Offset+one.Bytes {
-						holds(t, d.device, s.Sector*512, min(s.Bytes, guestWriteBytes), byte(n))
-					}
-				}
-			}
-			if testing.Verbose() {
-				var text bytes.Buffer
-				if err := r.Print(&text, 10); err != nil {
-					t.Fatal(err)
-				}
-				t.Log("\n" + text.String())
-			}
-		})
+	r := untilEndsAreSeen(t, func() *Report { return recordGuest(t, path) })
+	if r.Sum.Joined != r.Sum.Requests || r.Sum.Offsets[other] != 0 || r.Sum.Extents[other] != 0 || r.Sum.Ops["write"] != guestWrites {
+		t.Errorf("%+v", r.Sum)
 	}
+	n := 0
+	for _, one := range r.Requests {
+		checkSum(t, one)
+		if one.Op != "write" {
+			continue
+		}
+		if want := uint64((guestFirst+n*guestStep)%65536) * 512; one.Offset != want || one.Bytes != guestWriteBytes || one.Offsets != same || one.Extents != same || len(one.Mapped) != 1 {
+			t.Fatalf("want the guest's write at %d: %+v", want, one)
+		}
+		n++
+		holds(t, one.Mapped[0].File, one.Mapped[0].Offset, one.Bytes, byte(n))
+		for _, s := range one.Sectors {
+			if s.File == path && s.Offset >= one.Mapped[0].Offset && s.Offset < one.Mapped[0].Offset+one.Bytes {
+				holds(t, d.device, s.Sector*512, min(s.Bytes, guestWriteBytes), byte(n))
+			}
+		}
+	}
+	if testing.Verbose() {
+		var text bytes.Buffer
+		if err := r.Print(&text, 10); err != nil {
+			t.Fatal(err)
+		}
+		t.Log("\n" + text.String())
+	}
+}
+
+// recordGuest boots the guest from the image, and records it to its end.
+func recordGuest(t *testing.T, path string) *Report {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c := exec.CommandContext(ctx, machine.Emulator, "-accel", "tcg", "-m", "64", "-nodefaults", "-no-user-config", "-display", "none", "-S", "-monitor", "stdio",
+		"-device", "isa-debug-exit,iobase=0x501,iosize=1", "-drive", "if=virtio,format=qcow2,cache=none,aio=native,file="+path)
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { // it has ended unless the test failed
+		cancel()
+		_ = c.Wait()
+	}()
+	prompt(t, out)
+	go func() { _, _ = io.Copy(io.Discard, out) }()
+	o := Options{PID: c.Process.Pid, Path: filepath.Join(t.TempDir(), "recording"), Limit: 16 << 20}
+	o.ready = func() { _, _ = io.WriteString(in, "cont\n") }
+	var said bytes.Buffer
+	if err := Record(ctx, o, &said); err != nil {
+		t.Fatalf("%v\n%s", err, said.String())
+	}
+	var ended *exec.ExitError
+	if err := c.Wait(); !errors.As(err, &ended) || ended.ExitCode() != 1 {
+		t.Fatalf("the guest: %v, want exit code 1", err)
+	}
+	file, err := os.Open(o.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	rec, err := Decode(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Of(rec)
 }
 
 // TestCostOfRecording has a program write with and without a recorder, in turns, and tells how much more CPU time it took.

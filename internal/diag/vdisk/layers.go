@@ -82,6 +82,9 @@ func (r *request) times() (times [layerCount]uint64) {
 	return times
 }
 
+// endUnseen: Linux 6.18 leaves out a run of the program at block_rq_complete now and then, and does not count it as missed.
+const endUnseen = "the end of its IO was not seen"
+
 // missing is why the request is not joined down to the device; "": it is.
 func (r *request) missing() string {
 	switch {
@@ -104,7 +107,7 @@ func (r *request) missing() string {
 			case b.parent == nil && len(b.transfers) == 0 && !slices.ContainsFunc(p.bios, func(o *bio) bool { return o.parent == b }):
 				return "no request to a driver was seen for it"
 			case b.ended == 0:
-				return "the end of its IO was not seen"
+				return endUnseen
 			}
 		}
 	}
