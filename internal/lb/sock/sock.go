@@ -22,11 +22,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
@@ -217,22 +215,10 @@ func (s *Sockets) attach() error {
 	return nil
 }
 
-// outcomeNames reads enum sock_outcome from the embedded object, so that C names them alone.
+// outcomeNames are the words of all outcomes that are one.
 var outcomeNames = sync.OnceValue(func() map[uint32]string {
-	spec, err := loadSock()
-	if err != nil {
-		panic("the embedded object of sock.bpf.c cannot be read: " + err.Error())
-	}
-	var enum *btf.Enum
-	if err := spec.Types.TypeByName("sock_outcome", &enum); err != nil {
-		panic("the embedded object of sock.bpf.c lacks enum sock_outcome: " + err.Error())
-	}
-	names := map[uint32]string{}
-	for _, v := range enum.Values {
-		if sockSockOutcome(v.Value) != sockSockOutcomeOUTCOME_NONE && sockSockOutcome(v.Value) != sockSockOutcomeOUTCOME_COUNT {
-			names[uint32(v.Value)] = strings.ToLower(strings.TrimPrefix(v.Name, "OUTCOME_"))
-		}
-	}
+	names := kernel.Words(loadSock, "sock_outcome", "OUTCOME_")
+	delete(names, uint32(sockSockOutcomeOUTCOME_NONE))
 	return names
 })
 

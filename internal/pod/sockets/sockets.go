@@ -20,12 +20,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/value"
@@ -57,24 +55,8 @@ type Sockets struct {
 	links []link.Link // of cgroups
 }
 
-// lefts reads enum so_left from the embedded object, so that C names them alone.
-var lefts = sync.OnceValue(func() map[uint32]string {
-	spec, err := loadSockets()
-	if err != nil {
-		panic("the embedded object of sockets.bpf.c cannot be read: " + err.Error())
-	}
-	var enum *btf.Enum
-	if err := spec.Types.TypeByName("so_left", &enum); err != nil {
-		panic("the embedded object of sockets.bpf.c lacks enum so_left: " + err.Error())
-	}
-	names := map[uint32]string{}
-	for _, v := range enum.Values {
-		if socketsSoLeft(v.Value) != socketsSoLeftSO_LEFT_COUNT {
-			names[uint32(v.Value)] = strings.ToLower(strings.TrimPrefix(v.Name, "SO_"))
-		}
-	}
-	return names
-})
+// lefts are the words of what can become of a message or a connection.
+var lefts = sync.OnceValue(func() map[uint32]string { return kernel.Words(loadSockets, "so_left", "SO_") })
 
 // Open loads the programs and attaches them to the cgroups. Sockets that are connected already are left alone. Nothing
 // is left behind when it fails.
