@@ -3,6 +3,7 @@ package daemon
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -15,7 +16,9 @@ import (
 func cuts(change reconcile.Difference, before, services []*model.Service, open datapath.OpenByName) (all []reconcile.Cut) {
 	kept, stay := map[string]bool{}, map[string]bool{}
 	for _, s := range change.Services {
-		kept[s.TakesOver] = true
+		for _, name := range s.TakesOver {
+			kept[name] = true
+		}
 	}
 	for _, s := range services {
 		for _, b := range s.Backends {
@@ -25,6 +28,11 @@ func cuts(change reconcile.Difference, before, services []*model.Service, open d
 	byBackend := map[string]uint64{}
 	for b, n := range open.Backends {
 		byBackend[b.String()] = n
+	}
+	for _, name := range change.Ended {
+		if n := open.Services[name]; n > 0 {
+			all = append(all, reconcile.Cut{Service: name, OpenFlows: n, Text: fmt.Sprintf("%s of service %s, which was merged into another one, end with it", value.Counted(int(n), "open flow"), name)})
+		}
 	}
 	told := map[string]bool{}
 	for _, s := range change.Services {
@@ -36,6 +44,9 @@ func cuts(change reconcile.Difference, before, services []*model.Service, open d
 			}
 			continue
 		}
+		if text := leftOut(serviceOf(before, s.Name), services); s.Change == reconcile.Removed && text != "" && open.Services[s.Name] > 0 {
+			all = append(all, reconcile.Cut{Service: s.Name, Text: fmt.Sprintf("of %s of service %s, those of %s end with it", value.Counted(int(open.Services[s.Name]), "open flow"), s.Name, text)})
+		}
 		for _, b := range s.BackendsRemoved {
 			if n := byBackend[b]; n > 0 && !stay[b] && !told[b] {
 				told[b] = true
@@ -44,6 +55,22 @@ func cuts(change reconcile.Difference, before, services []*model.Service, open d
 		}
 	}
 	return all
+}
+
+// leftOut lists the frontends of a service that goes which no other service takes over.
+func leftOut(was *model.Service, services []*model.Service) string {
+	if was == nil {
+		return ""
+	}
+	var left []string
+	for _, f := range was.Frontends {
+		if !slices.ContainsFunc(services, func(s *model.Service) bool {
+			return slices.ContainsFunc(s.Frontends, func(g model.Frontend) bool { return g.Covers(f) })
+		}) {
+			left = append(left, f.String())
+		}
+	}
+	return strings.Join(left, ", ")
 }
 
 func serviceOf(services []*model.Service, name string) *model.Service {

@@ -54,7 +54,9 @@ func TestRandomHistories(t *testing.T) {
 			case 3, 4, 5, 6:
 				w.now = w.now.Add(rapid.SampledFrom([]time.Duration{time.Second, 4 * time.Minute, 11 * time.Minute, settleTime}).Draw(t, "pass"))
 				w.settle(w.drawFault())
-			case 7, 8, 9, 10, 11: // a small change, so that there are flows to keep
+			case 7:
+				w.apply(w.drawMerge(), w.drawFault(), false)
+			case 8, 9, 10, 11: // a small change, so that there are flows to keep
 				w.apply(w.drawChange(), w.drawFault(), false)
 			default:
 				w.apply(w.drawDesired(), w.drawFault(), false)
@@ -114,6 +116,7 @@ func (w *world) drawHealth(b model.Backend) model.Backend {
 
 func (w *world) drawDesired() reconcile.Desired {
 	d := reconcile.Desired{Limits: w.limits, Settle: settleTime}
+	translates := rapid.Bool().Draw(w.T, "all translate") // so that services can be merged
 	names := []string{"a", "b", "c"}
 	for _, name := range names[:rapid.IntRange(0, 3).Draw(w.T, "services")] {
 		s := model.Service{
@@ -125,6 +128,9 @@ func (w *world) drawDesired() reconcile.Desired {
 			Policy:          model.Policy{Rejects: rapid.Bool().Draw(w.T, "rejects"), HashAddresses: rapid.Bool().Draw(w.T, "hashes addresses"), FlowsMax: uint32(rapid.IntRange(0, 2).Draw(w.T, "flows max"))},
 			Announce:        rapid.SampledFrom([]model.Announce{model.AnnounceL2, model.AnnounceNone}).Draw(w.T, "announce"),
 			TableSize:       rapid.SampledFrom([]uint32{251, 509}).Draw(w.T, "size"),
+		}
+		if translates {
+			s.Forwarding = model.ForwardingNATDestination
 		}
 		w.drawLists(&s)
 		for _, text := range poolBackends {
@@ -194,7 +200,7 @@ func (w *world) apply(d reconcile.Desired, fault func(string) fake.Fault, again 
 	if len(w.maps.Operations) != before {
 		w.Fatalf("Plan changed the maps: %q", w.maps.Operations[before:])
 	}
-	w.begin(d, planErr)
+	w.begin(d, plan, planErr)
 	contents, _ := w.maps.Contents()
 	treated, inTraffic := verdicts(contents), w.during(fault)
 	w.maps.Fault = func(operation string) fake.Fault {
@@ -376,6 +382,9 @@ func found(c reconcile.Contents) []string {
 		lines = append(lines, fmt.Sprintf("backend %s draining %v down %v", b.BackendAddress, b.Draining, b.Down))
 	}
 	for index, s := range c.Services {
+		if s.Remnant() {
+			continue
+		}
 		var slots []string
 		for _, slot := range c.Slots[index].All() {
 			if slot.Current != (reconcile.BackendRef{}) {

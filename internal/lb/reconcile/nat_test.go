@@ -1,0 +1,158 @@
+package reconcile_test
+
+import (
+	"slices"
+	"strings"
+
+	"pgregory.net/rapid"
+
+	"github.com/shunt-lb/shunt/internal/lb/maglev"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile/fake"
+)
+
+// Flows of NAT in a history. Each stays with its backend as long as a service that translates in the same way has its frontend
+// and its backend, whatever that service is called.
+
+const nattedCount = 30
+
+type nattedFlow struct {
+	fake.Flow
+	to reconcile.BackendRef
+}
+
+// drawMerge is the last attempt with one service merged into another one that forwards alike, if there are such.
+func (w *world) drawMerge() reconcile.Desired {
+	d := w.attempt
+	for i, into := range d.Services {
+		for j, from := range d.Services {
+			if i == j || into.Forwarding != from.Forwarding || len(from.Frontends) == 0 || rapid.Bool().Draw(w.T, "not these") {
+				continue
+			}
+			merged := *into
+			merged.Frontends = slices.Concat(into.Frontends, from.Frontends)
+			if rapid.Bool().Draw(w.T, "with its backends") {
+				for _, b := range from.Backends {
+					if !slices.ContainsFunc(merged.Backends, func(o model.Backend) bool { return o.BackendAddress == b.BackendAddress }) {
+						merged.Backends = append(slices.Clone(merged.Backends), b)
+					}
+				}
+			}
+			d.Services = slices.Clone(d.Services)
+			d.Services[i] = &merged
+			d.Services = slices.Delete(d.Services, j, j+1)
+			return d
+		}
+	}
+	return w.drawDesired()
+}
+
+// someNAT lets a packet of a flow through, or begins one.
+func (w *world) someNAT() {
+	if n := len(w.natted); n > 0 && w.random.IntN(2) == 0 {
+		at := w.random.IntN(n)
+		f := w.natted[at]
+		if got := w.maps.Translate(f.Flow); got != f.to {
+			contents, _ := w.maps.Contents()
+			service, _ := w.maps.Translated(f.Flow)
+			w.Fatalf("flow %v moved from %v to %v, of service %+v; operations:\n%s\ncontents:\n%s", f.Flow, f.to, got, service, strings.Join(w.maps.Operations, "\n"), reconcile.Dump(contents))
+		}
+		if w.random.IntN(30) == 0 {
+			w.maps.EndTranslated(f.Flow)
+			w.natted = slices.Delete(w.natted, at, at+1)
+		}
+		return
+	}
+	if len(w.natted) >= nattedCount || len(w.attempt.Services) == 0 {
+		return
+	}
+	s := w.attempt.Services[w.random.IntN(len(w.attempt.Services))]
+	if s.Forwarding.Direct() || len(s.Frontends) == 0 {
+		return
+	}
+	f := fake.Flow{Frontend: s.Frontends[w.random.IntN(len(s.Frontends))], Hash: w.random.Uint32()}
+	if record, ok := w.maps.Service(f.Frontend); !ok || record.Name != s.Name {
+		return // before the change, or a failed one
+	}
+	if to := w.maps.Translate(f); to != (reconcile.BackendRef{}) && w.succeeded {
+		w.natted = append(w.natted, nattedFlow{f, to})
+	}
+}
+
+// keepNAT gives up flows unless keeps says that they must go on.
+func (w *world) keepNAT(keeps func(f fake.Flow, to reconcile.BackendRef, of reconcile.ServiceRecord) bool) {
+	w.natted = slices.DeleteFunc(w.natted, func(f nattedFlow) bool {
+		of, ok := w.maps.Translated(f.Flow)
+		kept := ok && keeps(f.Flow, f.to, of)
+		if !kept {
+			w.maps.EndTranslated(f.Flow)
+		}
+		return !kept
+	})
+}
+
+// beginNAT gives up the flows that d does not promise to keep.
+func (w *world) beginNAT(d reconcile.Desired, plan reconcile.Difference) {
+	w.keepNAT(func(f fake.Flow, to reconcile.BackendRef, of reconcile.ServiceRecord) bool {
+		if of.Remnant() && slices.Contains(plan.Ended, of.Name) && w.limits != roomy {
+			return false
+		}
+		owner := ownerOf(d, f.Frontend)
+		if owner == nil || owner.Forwarding != of.Forwarding {
+			return false
+		}
+		at := w.maps.Backend(to.Index).BackendAddress
+		ipv6 := f.Address.Is6()
+		if !slices.ContainsFunc(serving(*owner, ipv6), func(b model.Backend) bool { return b.BackendAddress == at && !closed(owner, b) }) {
+			return false
+		}
+		if of.Name == owner.Name {
+			return true
+		}
+		now, _ := w.maps.Service(f.Frontend)
+		stays := func(name string) *model.Service { // with frontends of the family
+			i := slices.IndexFunc(d.Services, func(s *model.Service) bool {
+				return s.Name == name && slices.ContainsFunc(s.Frontends, func(g model.Frontend) bool { return g.Address.Is6() == ipv6 })
+			})
+			if i < 0 {
+				return nil
+			}
+			return d.Services[i]
+		}
+		switch {
+		case of.Remnant() && ^of.Seed == seedOf(owner.Name, ipv6):
+			return true
+		case of.Remnant():
+			return ^of.Seed == now.Seed && stays(now.Name) == nil && now.Forwarding == of.Forwarding
+		case stays(of.Name) == nil:
+			return now.Index == of.Index
+		}
+		lender := stays(of.Name)
+		return now.Index == of.Index && lender.Forwarding == of.Forwarding && of.AffinityTimeout == 0 && lender.AffinityTimeout == 0 && owner.AffinityTimeout == 0
+	})
+}
+
+// restartNAT gives up the flows that a daemon does not know of when it starts: those of frontends that have gone from a service
+// that stays, and of a change that has failed.
+func (w *world) restartNAT() {
+	w.keepNAT(func(f fake.Flow, _ reconcile.BackendRef, of reconcile.ServiceRecord) bool {
+		now, ok := w.maps.Service(f.Frontend)
+		return ok && w.succeeded && (now.Index == of.Index || of.Remnant() && ^of.Seed == now.Seed)
+	})
+}
+
+func ownerOf(d reconcile.Desired, f model.Frontend) *model.Service {
+	i := slices.IndexFunc(d.Services, func(s *model.Service) bool { return slices.Contains(s.Frontends, f) })
+	if i < 0 {
+		return nil
+	}
+	return d.Services[i]
+}
+
+func seedOf(name string, ipv6 bool) uint32 {
+	if ipv6 {
+		return maglev.Seed(name + "/6")
+	}
+	return maglev.Seed(name)
+}
