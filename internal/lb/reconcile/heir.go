@@ -13,8 +13,8 @@ import (
 // backends stay. So the new service that takes most of its frontends over takes its position over, too: the heir.
 //
 // With direct return, or affinity, there is no heir: the seed of the flow hash comes from the name, so that all
-// balancers of a fleet agree, and under another name the slots of all flows are others. With affinity, and where a service is
-// merged into one that has a position, a remnant keeps the flows (remnant.go).
+// balancers of a fleet agree, and under another name the slots of all flows are others. Where a service is merged into one that
+// has a position, a remnant keeps the flows (remnant.go).
 
 // matchHeirs gives services that go to new ones which take their frontends over.
 func (p *planner) matchHeirs() {
@@ -28,7 +28,12 @@ func (p *planner) matchHeirs() {
 }
 
 func canInherit(former *mirrorService, want *targetService) bool {
-	return !former.doubt && !former.slotsDoubt && !former.leaving && want.affinity == 0 && translatesAlone(former.record) && former.record.Forwarding == want.forwarding
+	return !former.doubt && !former.slotsDoubt && !former.leaving && goOn(former.record, want)
+}
+
+// goOn reports whether flows of a service can be those of one with another name.
+func goOn(former ServiceRecord, want *targetService) bool {
+	return translatesAlone(former) && want.affinity == 0 && former.Forwarding == want.forwarding
 }
 
 // takeOver gives a service that is new the position of one that goes, or of a remnant.
@@ -123,7 +128,7 @@ func (m *mirror) borrowed(index uint32, desired *register) (all []Member) {
 	lender := m.services[index]
 	for _, at := range m.receivers(index) {
 		receiver := m.services[at]
-		if receiver.record.Forwarding.Direct() || lender.remnant == nil && (!translatesAlone(lender.record) || !translatesAlone(receiver.record)) {
+		if !translatesAlone(lender.record) || !translatesAlone(receiver.record) {
 			continue
 		}
 		for _, b := range desired.half(keyOf(receiver.record)).keepers() {

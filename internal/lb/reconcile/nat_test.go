@@ -102,6 +102,9 @@ func (w *world) beginNAT(d reconcile.Desired, plan reconcile.Difference) {
 		if owner == nil || owner.Forwarding != of.Forwarding {
 			return false
 		}
+		if (of.Remnant() || of.Name != owner.Name) && of.AffinityTimeout+owner.AffinityTimeout > 0 {
+			return false
+		}
 		at := w.maps.Backend(to.Index).BackendAddress
 		ipv6 := f.Address.Is6()
 		if !slices.ContainsFunc(serving(*owner, ipv6), func(b model.Backend) bool { return b.BackendAddress == at && !closed(owner, b) }) {
@@ -124,12 +127,12 @@ func (w *world) beginNAT(d reconcile.Desired, plan reconcile.Difference) {
 		case of.Remnant() && ^of.Seed == seedOf(owner.Name, ipv6):
 			return true
 		case of.Remnant():
-			return ^of.Seed == now.Seed && stays(now.Name) == nil && now.Forwarding == of.Forwarding
+			return ^of.Seed == now.Seed && stays(now.Name) == nil && now.Forwarding == of.Forwarding && now.AffinityTimeout == 0
 		case stays(of.Name) == nil:
 			return now.Index == of.Index
 		}
 		lender := stays(of.Name)
-		return now.Index == of.Index && lender.Forwarding == of.Forwarding && of.AffinityTimeout == 0 && lender.AffinityTimeout == 0 && owner.AffinityTimeout == 0
+		return now.Index == of.Index && lender.Forwarding == of.Forwarding && lender.AffinityTimeout == 0
 	})
 }
 

@@ -17,7 +17,8 @@ import (
 // In the maps a remnant has its own name, and for a seed the complement of its receiver's: without slots it places nothing.
 // So a daemon that starts finds it, also where the receiver has the same name.
 //
-// With direct return there is none: nothing but the slots says where a flow is.
+// With direct return there is none: nothing but the slots says where a flow is. With affinity there is none either, neither of
+// the service nor for the receiver: what clients are remembered with is believed again when a frontend comes back.
 
 // remnant is what the mirror knows of one.
 type remnant struct {
@@ -86,15 +87,11 @@ func (m *mirror) receivers(index uint32) []uint32 {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// revivable is the position of the remnant that a service which comes again has left. With affinity it gets none: what its
-// clients are remembered with is too old.
+// revivable is the position of the remnant that a service which comes again has left.
 func (m *mirror) revivable(want *targetService) (uint32, bool) {
-	if want.forwarding.Direct() || want.affinity > 0 {
-		return 0, false
-	}
 	for _, index := range slices.Sorted(maps.Keys(m.remnants)) {
 		s := m.services[index]
-		if s.remnant.former == want.serviceKey && !s.doubt && !s.leaving && s.record.Forwarding == want.forwarding {
+		if s.remnant.former == want.serviceKey && canInherit(s, want) {
 			return index, true
 		}
 	}
@@ -103,7 +100,7 @@ func (m *mirror) revivable(want *targetService) (uint32, bool) {
 
 // canMerge reports whether flows of a service can go on beside those of one that takes its frontends over.
 func canMerge(former *mirrorService, want *targetService) bool {
-	return former.remnant == nil && !former.leaving && !want.forwarding.Direct() && former.record.Forwarding == want.forwarding
+	return former.remnant == nil && !former.leaving && goOn(former.record, want)
 }
 
 // matchMerges has services that go, and have no heir, leave a remnant where others take their frontends over.
@@ -186,11 +183,13 @@ func (p *planner) receiverOf(index uint32) (serviceKey, bool) {
 				key = other
 			}
 		}
-		if half, ok := p.desired.find(key); ok && !half.forwarding.Direct() && half.forwarding == former.record.Forwarding {
+		if half, ok := p.desired.find(key); ok && goOn(former.record, half) {
 			return key, true
 		}
 	}
-	return serviceKey{}, false
+	// It may have come again without having its position back.
+	half, ok := p.desired.find(former.remnant.former)
+	return former.remnant.former, ok && goOn(former.record, half)
 }
 
 // leaveRemnant takes frontends and slots from a service, but not its flows.

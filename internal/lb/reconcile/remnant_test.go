@@ -73,10 +73,6 @@ var (
 )
 
 func TestMergeKeepsFlows(t *testing.T) {
-	affine := func(s model.Service) model.Service {
-		s.AffinityTimeout = time.Hour
-		return s
-	}
 	of := func(f model.Forwarding, s model.Service) model.Service {
 		s.Forwarding = f
 		return s
@@ -92,9 +88,6 @@ func TestMergeKeepsFlows(t *testing.T) {
 		{"into a new one", []model.Service{web, shop, service("big", "192.0.2.10:82", threeAlike)}, []model.Service{service("new", "192.0.2.10:80 192.0.2.10:81 192.0.2.10:82", threeAlike)}, "new"},
 		{"into a range of ports", []model.Service{web, shop}, []model.Service{ranged}, "web"},
 		{"nat-destination", []model.Service{of(model.ForwardingNATDestination, web), of(model.ForwardingNATDestination, shop)}, []model.Service{of(model.ForwardingNATDestination, merged)}, "web"},
-		{"from one with affinity", []model.Service{web, affine(shop)}, []model.Service{merged}, "web"},
-		{"into one with affinity", []model.Service{affine(web), shop}, []model.Service{affine(merged)}, "web"},
-		{"affinity under another name", []model.Service{web, affine(shop)}, []model.Service{web, affine(service("site", "192.0.2.10:81", threeAlike))}, "site"},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			b := newBench(t, roomy)
@@ -124,6 +117,40 @@ func TestMergeKeepsFlows(t *testing.T) {
 			}
 			b.stay("without a file", flows)
 		})
+	}
+}
+
+func affine(s model.Service) model.Service {
+	s.AffinityTimeout = time.Hour
+	return s
+}
+
+// TestMergeWithAffinity leaves nothing, whoever has it, and a remnant goes when its receiver gets it.
+func TestMergeWithAffinity(t *testing.T) {
+	site := service("site", "192.0.2.10:81", threeAlike)
+	for what, c := range map[string]struct{ before, after []model.Service }{
+		"from one with affinity":      {[]model.Service{web, affine(shop)}, []model.Service{merged}},
+		"into one with affinity":      {[]model.Service{affine(web), shop}, []model.Service{affine(merged)}},
+		"affinity under another name": {[]model.Service{web, affine(shop)}, []model.Service{web, affine(site)}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			b := newBench(t, roomy)
+			b.apply(settling(c.before...))
+			difference, _ := b.apply(settling(c.after...))
+			b.wantRemnants("merged")
+			if strings.Contains(difference.String(), "takes over") {
+				t.Errorf("difference:\n%s", difference)
+			}
+		})
+	}
+	b := newBench(t, roomy)
+	b.apply(settling(web, shop))
+	b.apply(settling(merged))
+	b.wantRemnants("without affinity", "shop of web")
+	difference, _ := b.apply(settling(affine(merged)))
+	b.wantRemnants("with affinity by now")
+	if !slices.Equal(difference.Ended, []string{"shop"}) {
+		t.Errorf("ended: %q", difference.Ended)
 	}
 }
 

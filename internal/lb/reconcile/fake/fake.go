@@ -224,7 +224,7 @@ func (m *Maps) tenant(service uint32) tenant {
 // remnant now, has got a frontend of the service, and both translate.
 func (m *Maps) Lent(from reconcile.ServiceRecord, to uint32) bool {
 	receiver := m.services[to]
-	if receiver.Forwarding.Direct() || from.Forwarding.Direct() || !from.Remnant() && (!translatesAlone(from) || !translatesAlone(receiver)) {
+	if !translatesAlone(from) || !translatesAlone(receiver) {
 		return false
 	}
 	seen := map[tenant]bool{}
