@@ -76,7 +76,8 @@ func TestPlan(t *testing.T) {
 	key := func(line string) string { return replaced("  - name: web\n", "  - name: web\n    "+line+"\n") }
 	first := b.backends([]int{1}, 8080)
 	big := strings.NewReplacer("name: web\n", "name: big\n", "port: 80\n", "port: [81, 82]\n").Replace(web)
-	merged := with(strings.Replace(big, "[81, 82]", "[80, 81, 82]", 1) + dns)
+	all := strings.Replace(big, "[81, 82]", "[80, 81, 82]", 1)
+	merged := with(all + dns)
 	affine := func(services string) string {
 		return strings.ReplaceAll(services, "    backends:\n", "    affinity: client-ip\n    backends:\n")
 	}
@@ -104,7 +105,8 @@ func TestPlan(t *testing.T) {
 		{"a merge is undone", with(web + big + dns), merged},
 		{"families of two services are joined", with(strings.Replace(web, "name: web\n", "name: all\n", 1) + dns), with(part("v4", quoted(0)) + part("v6", quoted(1)) + dns)},
 		{"a merge loses a backend", strings.ReplaceAll(merged, first, ""), with(web + big + dns)},
-		{"a service with affinity is merged", merged, with(affine(web) + big + dns)},
+		{"affinity loses flows in a merge", merged, with(affine(web) + big + dns)},
+		{"a merge loses flows to affinity", with(affine(all) + dns), with(web + big + dns)},
 		{"a service with affinity gets another name", affine(replaced("name: web", "name: site")), affine(file)},
 	} {
 		t.Run(edit.what, func(t *testing.T) {

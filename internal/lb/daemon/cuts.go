@@ -30,7 +30,11 @@ func cuts(change reconcile.Difference, before, services []*model.Service, open d
 		byBackend[b.String()] = n
 	}
 	for _, name := range change.Ended {
-		if n := open.Services[name]; n > 0 {
+		switch n := open.Services[name]; {
+		case n == 0:
+		case serviceOf(before, name) != nil: // both have flows under the name
+			all = append(all, reconcile.Cut{Service: name, Text: fmt.Sprintf("of %s of service %s, those end that it had when it was merged into another one", value.Counted(int(n), "open flow"), name)})
+		default:
 			all = append(all, reconcile.Cut{Service: name, OpenFlows: n, Text: fmt.Sprintf("%s of service %s, which was merged into another one, end with it", value.Counted(int(n), "open flow"), name)})
 		}
 	}
@@ -44,8 +48,10 @@ func cuts(change reconcile.Difference, before, services []*model.Service, open d
 			}
 			continue
 		}
-		if text := leftOut(serviceOf(before, s.Name), services); s.Change == reconcile.Removed && text != "" && open.Services[s.Name] > 0 {
-			all = append(all, reconcile.Cut{Service: s.Name, Text: fmt.Sprintf("of %s of service %s, those of %s end with it", value.Counted(int(open.Services[s.Name]), "open flow"), s.Name, text)})
+		if n := open.Services[s.Name]; s.Change == reconcile.Removed && n > 0 {
+			for _, text := range leftOut(serviceOf(before, s.Name), services, byBackend) {
+				all = append(all, reconcile.Cut{Service: s.Name, Text: fmt.Sprintf("of %s of service %s, %s", value.Counted(int(n), "open flow"), s.Name, text)})
+			}
 		}
 		for _, b := range s.BackendsRemoved {
 			if n := byBackend[b]; n > 0 && !stay[b] && !told[b] {
@@ -57,20 +63,53 @@ func cuts(change reconcile.Difference, before, services []*model.Service, open d
 	return all
 }
 
-// leftOut lists the frontends of a service that goes which no other service takes over.
-func leftOut(was *model.Service, services []*model.Service) string {
+// leftOut says which flows of a service end that goes and whose other flows go on: those of frontends that no service takes over,
+// or one whose flows cannot be those of another one's, and those with backends that the services which take over lack, though
+// others have them.
+func leftOut(was *model.Service, services []*model.Service, open map[string]uint64) (texts []string) {
 	if was == nil {
-		return ""
+		return nil
 	}
-	var left []string
+	nobody, unfit, has, named := []string{}, []string{}, map[string]bool{}, map[string]bool{}
 	for _, f := range was.Frontends {
-		if !slices.ContainsFunc(services, func(s *model.Service) bool {
+		i := slices.IndexFunc(services, func(s *model.Service) bool {
 			return slices.ContainsFunc(s.Frontends, func(g model.Frontend) bool { return g.Covers(f) })
-		}) {
-			left = append(left, f.String())
+		})
+		switch {
+		case i < 0:
+			nobody = append(nobody, f.String())
+		case services[i].Forwarding != was.Forwarding || services[i].AffinityTimeout > 0:
+			unfit = append(unfit, f.String())
+		default:
+			for _, b := range services[i].Backends {
+				has[b.BackendAddress.String()] = true
+			}
 		}
 	}
-	return strings.Join(left, ", ")
+	for _, s := range services {
+		for _, b := range s.Backends {
+			named[b.BackendAddress.String()] = true
+		}
+	}
+	lacks := []string{}
+	for _, b := range was.Backends {
+		if name := b.BackendAddress.String(); !has[name] && named[name] && open[name] > 0 {
+			lacks = append(lacks, name)
+		}
+	}
+	for _, part := range []struct {
+		of   []string
+		text string
+	}{
+		{nobody, "those of %s end with it"},
+		{unfit, "those of %s may end, because the service that takes it over has affinity or another forwarding"},
+		{lacks, "those with %s end, because the service that takes them over does not have it"},
+	} {
+		if len(part.of) > 0 {
+			texts = append(texts, fmt.Sprintf(part.text, strings.Join(part.of, ", ")))
+		}
+	}
+	return texts
 }
 
 func serviceOf(services []*model.Service, name string) *model.Service {

@@ -4,10 +4,12 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 func TestCuts(t *testing.T) {
@@ -16,15 +18,22 @@ func TestCuts(t *testing.T) {
 		return model.BackendAddress{Address: a.Addr(), Port: a.Port()}
 	}
 	one, two, three := at("10.0.0.1:80"), at("10.0.0.2:80"), at("10.0.0.3:80")
-	open := datapath.OpenByName{Services: map[string]uint64{"old": 7, "gone": 3, "half": 5, "merged": 2}, Backends: map[model.BackendAddress]uint64{one: 1, two: 2, three: 4}}
+	open := datapath.OpenByName{Services: map[string]uint64{"old": 7, "gone": 3, "half": 5, "merged": 2, "again": 6}, Backends: map[model.BackendAddress]uint64{one: 1, two: 2, three: 4}}
 	other := model.Frontend{Address: netip.MustParseAddr("192.0.2.11"), Protocol: model.UDP}
 	vip := model.Frontend{Address: netip.MustParseAddr("192.0.2.10"), Protocol: model.TCP}
-	stay := []*model.Service{{Name: "web", Frontends: []model.Frontend{vip}, Backends: []model.Backend{{BackendAddress: one, Weight: 1}}}}
+	sticky, far := vip, vip
+	sticky.Ports, far.Ports = value.PortRange{First: 1, Last: 1}, value.PortRange{First: 2, Last: 2}
+	stay := []*model.Service{
+		{Name: "web", Frontends: []model.Frontend{vip}, Backends: []model.Backend{{BackendAddress: one, Weight: 1}}},
+		{Name: "sticky", AffinityTimeout: time.Hour, Frontends: []model.Frontend{sticky}},
+		{Name: "far", Forwarding: model.ForwardingNATDestination, Frontends: []model.Frontend{far}, Backends: []model.Backend{{BackendAddress: three, Weight: 1}}},
+	}
 	before := []*model.Service{
 		{Name: "direct", Forwarding: model.ForwardingDSRL2, Frontends: []model.Frontend{vip},
 			Backends: []model.Backend{{BackendAddress: one, Weight: 1}, {BackendAddress: two, Weight: 1}}},
-		{Name: "dropped", Forwarding: model.ForwardingDSRL2}, {Name: "half", Frontends: []model.Frontend{vip, other}}}
-	got := cuts(reconcile.Difference{Ended: []string{"merged", "idle"}, Services: []reconcile.ServiceDifference{
+		{Name: "dropped", Forwarding: model.ForwardingDSRL2}, {Name: "again"},
+		{Name: "half", Frontends: []model.Frontend{vip, other, sticky, far}, Backends: []model.Backend{{BackendAddress: one}, {BackendAddress: three}}}}
+	got := cuts(reconcile.Difference{Ended: []string{"again", "merged", "idle"}, Services: []reconcile.ServiceDifference{
 		{Name: "new", Change: reconcile.Added, TakesOver: []string{"old", "half"}, BackendsAdded: []string{one.String()}},
 		{Name: "web", Change: reconcile.Changed, BackendsRemoved: []string{two.String()}},
 		{Name: "old", Change: reconcile.Removed, BackendsRemoved: []string{one.String(), two.String()}},
@@ -35,9 +44,12 @@ func TestCuts(t *testing.T) {
 		{Name: "dropped", Change: reconcile.Removed},
 	}}, before, stay, open)
 	want := []reconcile.Cut{
+		{Service: "again", Text: "of 6 open flows of service again, those end that it had when it was merged into another one"},
 		{Service: "merged", OpenFlows: 2, Text: "2 open flows of service merged, which was merged into another one, end with it"},
 		{Backend: "10.0.0.2:80", OpenFlows: 2, Text: "2 open flows of backend 10.0.0.2:80 end with it"},
 		{Service: "half", Text: "of 5 open flows of service half, those of " + other.String() + " end with it"},
+		{Service: "half", Text: "of 5 open flows of service half, those of tcp 192.0.2.10:1, tcp 192.0.2.10:2 may end, because the service that takes it over has affinity or another forwarding"},
+		{Service: "half", Text: "of 5 open flows of service half, those with 10.0.0.3:80 end, because the service that takes them over does not have it"},
 		{Service: "gone", OpenFlows: 3, Text: "3 open flows of service gone end with it"},
 		{Service: "direct", Text: "flows of service direct are placed anew by service web, because direct return places them by the service's name: about 50 % of them move, and end"},
 		{Service: "dropped", Text: "the flows of service dropped end with it; with direct return they are not counted"},
