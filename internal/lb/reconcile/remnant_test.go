@@ -154,6 +154,47 @@ func TestMergeWithAffinity(t *testing.T) {
 	}
 }
 
+// TestComesAgainWithAffinity has another position than its remnant: what clients were remembered with there is too old.
+func TestComesAgainWithAffinity(t *testing.T) {
+	b := newBench(t, roomy)
+	b.apply(settling(web, shop))
+	flows := b.dial("192.0.2.10:81", 50)
+	b.apply(settling(merged))
+	b.apply(settling(web, affine(shop)))
+	b.wantRemnants("shop has come again", "shop of web")
+	b.stay("shop has come again", flows)
+	if s, ok := b.maps.Service(frontend("192.0.2.10:81")); !ok || s.Name != "shop" || s.Remnant() || s.Index == 1 {
+		t.Errorf("its frontend is that of %+v", s)
+	}
+	b.restart()
+	b.apply(settling(web, affine(shop)))
+	b.stay("after a restart", flows)
+}
+
+// TestComesAgainInDoubt: a merge fails where its remnant is put, and then the service comes again while the one that was to
+// receive for it cannot any more. So it receives for its own remnant.
+func TestComesAgainInDoubt(t *testing.T) {
+	for _, kind := range []fake.Fault{fake.Before, fake.After} {
+		b := newBench(t, roomy)
+		b.apply(settling(web, shop))
+		flows := b.dial("192.0.2.10:81", 50)
+		b.maps.Fault = failing("put service 1/1 shop", kind)
+		if _, err := b.r.Apply(settling(merged)); err == nil {
+			t.Fatal("no error")
+		}
+		b.maps.Fault = nil
+		difference, _ := b.apply(settling(affine(web), shop))
+		b.stay("come again", flows)
+		b.wantRemnants("come again", "shop of shop")
+		if len(difference.Ended) > 0 {
+			t.Errorf("ended: %q", difference.Ended)
+		}
+		b.restart()
+		b.apply(settling(affine(web), shop))
+		b.stay("after a restart", flows)
+	}
+}
+
 // TestMergeOfDirectReturn leaves nothing: slots alone say where its flows are.
 func TestMergeOfDirectReturn(t *testing.T) {
 	b := newBench(t, roomy)
