@@ -48,6 +48,35 @@ func (w *world) drawMerge() reconcile.Desired {
 	return w.drawDesired()
 }
 
+// drawRename is the last attempt with another name for one service, or with two names exchanged; all else stays.
+func (w *world) drawRename() reconcile.Desired {
+	d := w.attempt
+	if len(d.Services) == 0 {
+		return w.drawDesired()
+	}
+	at := rapid.IntRange(0, len(d.Services)-1).Draw(w.T, "renamed")
+	renamed := *d.Services[at]
+	renamed.Name = rapid.SampledFrom([]string{"a", "b", "c"}).Draw(w.T, "new name")
+	d.Services = slices.Clone(d.Services)
+	for i, s := range d.Services {
+		if s.Name == renamed.Name && i != at {
+			other := *s
+			other.Name = d.Services[at].Name
+			d.Services[i] = &other
+		}
+	}
+	d.Services[at] = &renamed
+	return d
+}
+
+// drawEarlier undoes the last attempts, some or all of them.
+func (w *world) drawEarlier() reconcile.Desired {
+	if len(w.earlier) == 0 {
+		return w.drawDesired()
+	}
+	return w.earlier[len(w.earlier)-1-min(rapid.IntRange(0, 4).Draw(w.T, "how long ago"), len(w.earlier)-1)]
+}
+
 // someNAT lets a packet of a flow through, or begins one.
 func (w *world) someNAT() {
 	if n := len(w.natted); n > 0 && w.random.IntN(2) == 0 {

@@ -46,7 +46,7 @@ func TestRandomHistories(t *testing.T) {
 		w.desired = reconcile.Desired{Limits: w.limits, Settle: settleTime}
 		w.attempt = w.desired
 		for range rapid.IntRange(5, 25).Draw(t, "steps") {
-			switch rapid.IntRange(0, 17).Draw(t, "step") {
+			switch rapid.IntRange(0, 19).Draw(t, "step") {
 			case 0:
 				w.restart()
 			case 1, 2: // the same again
@@ -58,6 +58,10 @@ func TestRandomHistories(t *testing.T) {
 				w.apply(w.drawMerge(), w.drawFault(), false)
 			case 8, 9, 10, 11: // a small change, so that there are flows to keep
 				w.apply(w.drawChange(), w.drawFault(), false)
+			case 12:
+				w.apply(w.drawRename(), w.drawFault(), false)
+			case 13:
+				w.apply(w.drawEarlier(), w.drawFault(), false)
 			default:
 				w.apply(w.drawDesired(), w.drawFault(), false)
 			}
@@ -201,6 +205,7 @@ func (w *world) apply(d reconcile.Desired, fault func(string) fake.Fault, again 
 		w.Fatalf("Plan changed the maps: %q", w.maps.Operations[before:])
 	}
 	w.begin(d, plan, planErr)
+	w.earlier = append(w.earlier, d)
 	contents, _ := w.maps.Contents()
 	treated, inTraffic := verdicts(contents), w.during(fault)
 	w.maps.Fault = func(operation string) fake.Fault {

@@ -24,6 +24,7 @@ type traffic struct {
 	now     time.Time
 	attempt reconcile.Desired   // what the last Apply tried
 	failed  []reconcile.Desired // what was tried before, since one succeeded
+	earlier []reconcile.Desired // all that was ever tried
 
 	succeeded bool
 	living    []*connection
