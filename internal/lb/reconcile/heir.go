@@ -18,7 +18,7 @@ import (
 
 // matchHeirs gives services that go to new ones which take their frontends over.
 func (p *planner) matchHeirs() {
-	for _, t := range p.takings(canInherit) {
+	for _, t := range p.takings(canInherit, false) {
 		if _, has := p.indices[t.by]; has || !p.unwanted[t.former] {
 			continue
 		}
@@ -48,12 +48,17 @@ type taking struct {
 	by     serviceKey
 }
 
-// takings are those where may says so; where most frontends are taken over first.
-func (p *planner) takings(may func(former *mirrorService, want *targetService) bool) []taking {
+// takings are those where may says so; where most frontends are taken over first. A frontend in doubt may never have been the
+// former service's, and then clients of the former would meet the lists of sources of an heir.
+func (p *planner) takings(may func(former *mirrorService, want *targetService) bool, inDoubt bool) []taking {
 	count := map[taking]int{}
 	add := func(f model.Frontend, by serviceKey) {
 		want, wanted := p.wanted(by)
-		for _, former := range p.mirror.frontends[f].services {
+		have := p.mirror.frontends[f]
+		if have.doubt && !inDoubt {
+			return
+		}
+		for _, former := range have.services {
 			if wanted && p.unwanted[former] && may(p.mirror.services[former], want) {
 				count[taking{former, by}]++
 			}

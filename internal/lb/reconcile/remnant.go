@@ -110,7 +110,7 @@ func (p *planner) matchMerges() {
 			p.merge(former, key)
 		}
 	}
-	for _, t := range p.takings(canMerge) {
+	for _, t := range p.takings(canMerge, true) {
 		if p.unwanted[t.former] {
 			p.merge(t.former, t.by)
 		}

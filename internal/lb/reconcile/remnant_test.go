@@ -195,6 +195,22 @@ func TestComesAgainInDoubt(t *testing.T) {
 	}
 }
 
+// TestNoHeirByAFrontendInDoubt: a frontend that could not be put makes no heir of the service that wants it next. Clients of
+// the other frontends, which go, would meet the heir's lists of sources.
+func TestNoHeirByAFrontendInDoubt(t *testing.T) {
+	b := newBench(t, roomy)
+	b.apply(settling(web))
+	b.maps.Fault = failing("put frontend tcp 192.0.2.10:81", fake.Before)
+	if _, err := b.r.Apply(settling(merged)); err == nil {
+		t.Fatal("no error")
+	}
+	b.maps.Fault = nil
+	_, operations := b.apply(settling(shop))
+	if slices.ContainsFunc(operations, func(o string) bool { return strings.HasPrefix(o, "put service 0/1 shop") }) {
+		t.Errorf("the service has the position of one whose frontends it does not take over: %q", operations)
+	}
+}
+
 // TestMergeOfDirectReturn leaves nothing: slots alone say where its flows are.
 func TestMergeOfDirectReturn(t *testing.T) {
 	b := newBench(t, roomy)
