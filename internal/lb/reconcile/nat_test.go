@@ -139,19 +139,14 @@ func (w *world) beginNAT(d reconcile.Desired, plan reconcile.Difference) {
 		if !slices.ContainsFunc(serving(*owner, ipv6), func(b model.Backend) bool { return b.BackendAddress == at && !closed(owner, b) }) {
 			return false
 		}
+		if !of.Remnant() && w.mayBeAnothers(of.Name, ipv6) && !allGoOn(d, of, ipv6) {
+			return false
+		}
 		if of.Name == owner.Name {
 			return true
 		}
 		now, _ := w.maps.Service(f.Frontend)
-		stays := func(name string) *model.Service { // with frontends of the family
-			i := slices.IndexFunc(d.Services, func(s *model.Service) bool {
-				return s.Name == name && slices.ContainsFunc(s.Frontends, func(g model.Frontend) bool { return g.Address.Is6() == ipv6 })
-			})
-			if i < 0 {
-				return nil
-			}
-			return d.Services[i]
-		}
+		stays := func(name string) *model.Service { return halfOf(d, name, ipv6) }
 		switch {
 		case of.Remnant() && ^of.Seed == seedOf(owner.Name, ipv6):
 			return true
@@ -163,6 +158,33 @@ func (w *world) beginNAT(d reconcile.Desired, plan reconcile.Difference) {
 		lender := stays(of.Name)
 		return now.Index == of.Index && lender.Forwarding == of.Forwarding && lender.AffinityTimeout == 0
 	})
+}
+
+// mayBeAnothers reports whether a service that has this name in the maps may be one with another name to the reconciler. A change
+// that took over its position has failed, and is carried out before all else in the next one.
+func (w *world) mayBeAnothers(name string, ipv6 bool) bool {
+	if w.succeeded {
+		return false
+	}
+	return slices.ContainsFunc(append(slices.Clone(w.failed), w.attempt), func(d reconcile.Desired) bool { return halfOf(d, name, ipv6) == nil })
+}
+
+// allGoOn reports whether flows of a service can be those of all services with frontends of the family.
+func allGoOn(d reconcile.Desired, of reconcile.ServiceRecord, ipv6 bool) bool {
+	return !slices.ContainsFunc(d.Services, func(s *model.Service) bool {
+		return halfOf(d, s.Name, ipv6) != nil && (s.Forwarding != of.Forwarding || s.AffinityTimeout+of.AffinityTimeout > 0)
+	})
+}
+
+// halfOf is the service with this name, if it has frontends of the family.
+func halfOf(d reconcile.Desired, name string, ipv6 bool) *model.Service {
+	i := slices.IndexFunc(d.Services, func(s *model.Service) bool {
+		return s.Name == name && slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return f.Address.Is6() == ipv6 })
+	})
+	if i < 0 {
+		return nil
+	}
+	return d.Services[i]
 }
 
 // restartNAT gives up the flows that a daemon does not know of when it starts: those of frontends that have gone from a service
