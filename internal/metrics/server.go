@@ -42,7 +42,7 @@ const (
 type Server struct {
 	sample  func() (*Sample, error)
 	log     *slog.Logger
-	process *prometheus.Registry // of this process: memory, CPU time, goroutines
+	process *prometheus.Registry // of this process: memory, CPU time, goroutines; and what the program has beside
 	turns   chan struct{}        // each scrape holds one
 	size    atomic.Int64         // of the last answer
 	// patience is how long a scrape waits for its turn, and then may take to be read.
@@ -54,10 +54,12 @@ type Server struct {
 }
 
 // NewServer is a server that does not listen yet. sample is called for each scrape; it may be called
-// more than once at the same time.
-func NewServer(sample func() (*Sample, error), log *slog.Logger) *Server {
+// more than once at the same time. beside are metrics that the program has and the node does not know; two of one name
+// are a fault of the program.
+func NewServer(sample func() (*Sample, error), log *slog.Logger, beside ...prometheus.Collector) *Server {
 	process := prometheus.NewRegistry()
 	process.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	process.MustRegister(beside...)
 	return &Server{sample: sample, log: log, process: process, turns: make(chan struct{}, scrapesMax), patience: defaultPatience}
 }
 

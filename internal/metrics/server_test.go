@@ -10,12 +10,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // listening is a server at a free port of this machine.
-func listening(t *testing.T, sample func() (*Sample, error)) *Server {
+func listening(t *testing.T, sample func() (*Sample, error), beside ...prometheus.Collector) *Server {
 	t.Helper()
-	s := NewServer(sample, slog.New(slog.DiscardHandler))
+	s := NewServer(sample, slog.New(slog.DiscardHandler), beside...)
 	s.patience = time.Second
 	t.Cleanup(s.Close)
 	move(t, s, free(t))
@@ -56,13 +58,14 @@ func ask(t *testing.T, method string, at netip.AddrPort, path string) (int, http
 }
 
 func TestServer(t *testing.T) {
-	s := listening(t, func() (*Sample, error) { return example(), nil })
+	beside := prometheus.NewCounter(prometheus.CounterOpts{Name: "other_total", Help: "A metric of the program."})
+	s := listening(t, func() (*Sample, error) { return example(), nil }, beside)
 	status, header, text := ask(t, http.MethodGet, s.at, "/metrics")
 	if status != http.StatusOK || header.Get("Content-Type") != contentType {
 		t.Errorf("GET /metrics: status %d, %s", status, header.Get("Content-Type"))
 	}
 	families := parse(t, text)
-	for _, name := range []string{"shunt_service_packets_total", "go_goroutines", "process_resident_memory_bytes"} {
+	for _, name := range []string{"shunt_service_packets_total", "go_goroutines", "process_resident_memory_bytes", "other_total"} {
 		if families[name] == nil {
 			t.Errorf("the answer has no %s", name)
 		}

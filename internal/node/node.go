@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/config"
@@ -45,6 +46,8 @@ type Options struct {
 	Interrupted context.Context //nolint:containedctx // a second way to be told to stop
 	Log         *slog.Logger
 	Version     string // of this build, for metrics
+	// Collectors are metrics that the program has beside the node's, in the same answer.
+	Collectors []prometheus.Collector
 }
 
 // DefaultInstance is the one that commands mean unless told otherwise.
@@ -127,7 +130,7 @@ func newNode(opts Options, format *config.Format) *node {
 	conditions := newConditions(opts.Log, events)
 	n := &node{opts: opts, log: opts.Log, since: time.Now(), format: format, events: events, conditions: conditions,
 		supervisor: newSupervisor(opts.Log)}
-	n.metrics = metrics.NewServer(n.sample, opts.Log)
+	n.metrics = metrics.NewServer(n.sample, opts.Log, opts.Collectors...)
 	return n
 }
 

@@ -19,6 +19,8 @@ type Field int
 const (
 	state       Field = 3
 	Parent      Field = 4
+	Group       Field = 5
+	Session     Field = 6
 	Flags       Field = 9  // PF_… of linux/sched.h
 	UserTicks   Field = 14 // CPU time
 	SystemTicks Field = 15

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -291,7 +293,16 @@ func (s *test) uninstalls(t *testing.T) {
 			t.Errorf("before, %q is not among what there is:\n%s", want, before)
 		}
 	}
+	last := s.lastWords(ctx, t)
+	begin := time.Now()
 	ok(t, s.Uninstall(ctx))
+	t.Logf("no pods of shunt-kube after %s", time.Since(begin).Round(time.Millisecond))
+	defer func() {
+		t.Logf("nothing of it after %s", time.Since(begin).Round(time.Millisecond))
+		if t.Failed() {
+			t.Log(last())
+		}
+	}()
 	ok(t, Eventually(ctx, func() error { // kubelet stops a container after its pod has gone, at times
 		left, err := s.Remains(ctx)
 		if err == nil && len(left) > 0 {
@@ -299,6 +310,32 @@ func (s *test) uninstalls(t *testing.T) {
 		}
 		return err
 	}))
+}
+
+// lastWords follows the agents' logs, which go with their pods, and returns what they say from now on.
+func (s *test) lastWords(ctx context.Context, t *testing.T) func() string {
+	t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	var mutex sync.Mutex
+	var all strings.Builder
+	var following sync.WaitGroup
+	for name := range s.agents(t) {
+		stream := must(s.Client.CoreV1().Pods(Namespace).GetLogs(name, &corev1.PodLogOptions{Follow: true, TailLines: new(int64)}).Stream(ctx))(t)
+		following.Go(func() {
+			defer stream.Close()
+			for lines := bufio.NewScanner(stream); lines.Scan(); {
+				mutex.Lock()
+				fmt.Fprintf(&all, "%s: %s\n", name, lines.Text())
+				mutex.Unlock()
+			}
+		})
+	}
+	t.Cleanup(func() { cancel(); following.Wait() })
+	return func() string {
+		mutex.Lock()
+		defer mutex.Unlock()
+		return all.String()
+	}
 }
 
 // replacesPods: those that come instead of others answer, and nobody is sent to the others.

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,7 +26,8 @@ import (
 
 func TestHealth(t *testing.T) {
 	var well atomic.Bool
-	server, address, err := serveHealth("127.0.0.1:0", well.Load)
+	probes := newProbes()
+	server, address, err := serveHealth("127.0.0.1:0", well.Load, probes)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +44,12 @@ func TestHealth(t *testing.T) {
 			t.Errorf("in step: %t, and the answer is %s", well.Load(), answer.Status)
 		}
 	}
-	if _, _, err := serveHealth(address, well.Load); err == nil || !strings.Contains(err.Error(), "kube-proxy") {
+	for _, code := range []string{"200", "503"} {
+		if n := testutil.ToFloat64(probes.WithLabelValues(code)); n != 1 {
+			t.Errorf("%s is counted %v times", code, n)
+		}
+	}
+	if _, _, err := serveHealth(address, well.Load, probes); err == nil || !strings.Contains(err.Error(), "kube-proxy") {
 		t.Errorf("the port is taken: %v", err)
 	}
 }
@@ -75,18 +82,6 @@ func TestStop(t *testing.T) {
 				t.Errorf("it detaches: %t", detaches)
 			}
 		})
-	}
-}
-
-func TestTell(t *testing.T) {
-	client := fake.NewClientset()
-	teller(client, "n1", slog.New(slog.DiscardHandler))(translate.Fault{Code: translate.KubeProxyFound, Object: "Node n1", Text: "it runs", Remedy: "end it"})
-	events, err := client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(events.Items) != 1 || events.Items[0].Reason != "KubeProxyFound" || events.Items[0].Message != "it runs: end it" || events.Items[0].InvolvedObject.Name != "n1" {
-		t.Errorf("the events are %+v", events.Items)
 	}
 }
 

@@ -9,8 +9,10 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
 
@@ -18,13 +20,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/start"
 	"github.com/shunt-lb/shunt/kube/daemonset"
+	"github.com/shunt-lb/shunt/kube/event"
 	"github.com/shunt-lb/shunt/kube/source"
 )
 
 func newRun(errOut io.Writer) *cobra.Command {
 	var flags start.Flags
 	var from cluster
-	var agent agent
+	agent := agent{probes: newProbes()}
 	c := &cobra.Command{
 		Use:   "run",
 		Short: "Balance the cluster's Services on this node (needs root)",
@@ -50,8 +53,12 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 			if err != nil {
 				return err
 			}
+			if agent.grace < 0 {
+				return usageError{fmt.Errorf("--endpoint-grace %s is in the past; 0 is for ever", agent.grace)}
+			}
+			events := event.New(client, from.node, event.DefaultPace, flags.Log)
 			s, err := source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Log: flags.Log,
-				Look: looker(from.node, flags.Log), Tell: teller(client, from.node, flags.Log)})
+				Look: looker(from.node, flags.Log), Tell: events.Show, Grace: agent.grace})
 			if err != nil {
 				return err
 			}
@@ -70,6 +77,12 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 			}
 			flags.Products = []node.Product{daemon.Product(daemon.Options{Sources: []daemon.Source{{Name: source.Name, First: s.First, Run: s.Follow}}})}
 			flags.Version = start.BuildVersion()
+			flags.Collectors = append(s.Collectors(), agent.probes)
+			telling, stopTelling := context.WithCancel(ctx)
+			var told sync.WaitGroup
+			told.Go(func() { events.Run(telling) })
+			defer told.Wait()
+			defer stopTelling()
 			return flags.Run(ctx, errOut)
 		},
 	}
@@ -84,11 +97,14 @@ type agent struct {
 	interfaces []string
 	health     string
 	daemonset  string
+	grace      time.Duration
+	probes     *prometheus.CounterVec
 }
 
 func (a *agent) flags(c *cobra.Command) {
 	c.Flags().StringSliceVar(&a.interfaces, "await-interface", nil, "start once this interface exists; for one of the file's that CNI makes with the node's first pod")
 	c.Flags().StringVar(&a.health, "health-address", "", "ADDRESS:PORT of GET /healthz, which is 200 while the node is in step with the cluster; without it there is none")
+	c.Flags().DurationVar(&a.grace, "endpoint-grace", time.Minute, "time after which a Service without an endpoint that takes connections gets an Event; 0: it gets none")
 	c.Flags().StringVar(&a.daemonset, "daemonset", "", "NAMESPACE/NAME of the DaemonSet that this is a pod of: once that is gone, SIGTERM detaches")
 }
 
@@ -96,7 +112,7 @@ func (a *agent) flags(c *cobra.Command) {
 func (a *agent) begin(told context.Context, flags *start.Flags, client kubernetes.Interface, inStep func() bool) (stop context.Context, end func(), err error) {
 	end = func() {}
 	if a.health != "" {
-		server, address, err := serveHealth(a.health, inStep)
+		server, address, err := serveHealth(a.health, inStep, a.probes)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -129,9 +145,14 @@ func (a *agent) begin(told context.Context, flags *start.Flags, client kubernete
 // goneTimeout is for an apiserver that has not said yet what DaemonSets there are.
 const goneTimeout = 5 * time.Second
 
+// newProbes is kube-proxy's metric of what /healthz has answered.
+func newProbes() *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubeproxy_proxy_healthz_total", Help: "Answers at /healthz, by HTTP status."}, []string{"code"})
+}
+
 // serveHealth answers /healthz, at kube-proxy's path and with its meaning: whether traffic for the cluster's Services
 // should be sent to this node.
-func serveHealth(address string, well func() bool) (server *http.Server, at string, err error) {
+func serveHealth(address string, well func() bool, probes *prometheus.CounterVec) (server *http.Server, at string, err error) {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, "", fmt.Errorf("serve /healthz at %s: %w: is there a kube-proxy on this node, which has port 10256? Give --health-address another port, or end it", address, err)
@@ -139,9 +160,11 @@ func serveHealth(address string, well func() bool) (server *http.Server, at stri
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		if !well() {
+			probes.WithLabelValues("503").Inc()
 			http.Error(w, "not in step with the cluster yet", http.StatusServiceUnavailable)
 			return
 		}
+		probes.WithLabelValues("200").Inc()
 		fmt.Fprintln(w, "in step with the cluster")
 	})
 	server = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}

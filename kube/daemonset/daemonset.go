@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/informers"
@@ -19,6 +20,7 @@ import (
 // Watch follows one DaemonSet.
 type Watch struct {
 	key       string
+	client    kubernetes.Interface
 	informer  cache.SharedIndexInformer
 	factory   informers.SharedInformerFactory
 	stop      context.CancelFunc
@@ -31,7 +33,7 @@ func Follow(client kubernetes.Interface, key string) (*Watch, error) {
 	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
 		return nil, fmt.Errorf("--daemonset is NAMESPACE/NAME, not %q", key)
 	}
-	w := &Watch{key: key}
+	w := &Watch{key: key, client: client}
 	w.factory = informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) {
 			l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
@@ -42,20 +44,55 @@ func Follow(client kubernetes.Interface, key string) (*Watch, error) {
 	return w, nil
 }
 
-// Gone reports whether the apiserver has said that there is no such DaemonSet, or that it is being deleted. If it has said nothing within
+// Gone reports whether the apiserver says that there is no such DaemonSet, or that it is being deleted. If it says nothing within
 // the time, the DaemonSet counts as there.
+//
+// It asks anew, because on a busy machine the kubelet hears of the pod's end before the watch has heard of the DaemonSet's. An
+// uninstallation takes the right to ask away as well; then the watch, which began with that right, is waited for.
 func (w *Watch) Gone(within time.Duration, log *slog.Logger) bool {
 	ctx, cancel := context.WithTimeout(w.following, within)
 	defer cancel()
-	if !cache.WaitForCacheSync(ctx.Done(), w.informer.HasSynced) {
-		log.Warn("nobody has said whether the DaemonSet is still there, so the data plane is kept; to remove it, run `shunt uninstall` on the node", "daemonset", w.key)
-		return false
+	namespace, name, _ := strings.Cut(w.key, "/")
+	object, err := w.client.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case err == nil:
+		return object.DeletionTimestamp != nil
+	case apierrors.IsNotFound(err):
+		return true
+	}
+	forbidden := apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
+	said, gone := false, false
+	tick := time.NewTicker(tickInterval)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		said, gone = w.heard()
+		if gone || said && !forbidden {
+			return gone
+		}
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+	if !said || forbidden {
+		log.Warn("nobody has said whether the DaemonSet is still there, so the data plane is kept; to remove it, run `shunt uninstall` on the node", "daemonset", w.key, "error", err)
+	}
+	return false
+}
+
+// tickInterval is how often the watch is looked at.
+const tickInterval = 20 * time.Millisecond
+
+// heard is what the watch has heard.
+func (w *Watch) heard() (said, gone bool) {
+	if !w.informer.HasSynced() {
+		return false, false
 	}
 	object, there, err := w.informer.GetStore().GetByKey(w.key)
 	if err != nil || !there {
-		return err == nil
+		return err == nil, err == nil
 	}
-	return object.(metav1.Object).GetDeletionTimestamp() != nil
+	return true, object.(metav1.Object).GetDeletionTimestamp() != nil
 }
 
 // Close ends following.

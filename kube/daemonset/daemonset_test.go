@@ -2,6 +2,7 @@ package daemonset_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"log/slog"
 	"strings"
@@ -9,8 +10,11 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	fakes "k8s.io/client-go/testing"
 
@@ -38,10 +42,45 @@ func TestGone(t *testing.T) {
 	if err := client.AppsV1().DaemonSets("kube-system").Delete(t.Context(), "agent", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(patience); !w.Gone(patience, slog.Default()); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it was deleted, and counts as there")
+	if !w.Gone(patience, slog.Default()) {
+		t.Error("it was deleted, and counts as there")
+	}
+}
+
+// TestLateWatch: the watch hears of the deletion late, or not at all. Asked, the apiserver knows.
+func TestLateWatch(t *testing.T) {
+	client := fake.NewClientset(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "agent"}})
+	client.PrependWatchReactor("daemonsets", func(fakes.Action) (bool, watch.Interface, error) { return true, watch.NewFake(), nil })
+	w := follow(t, client)
+	if w.Gone(patience, slog.Default()) {
+		t.Fatal("it is there, and counts as gone")
+	}
+	if err := client.AppsV1().DaemonSets("kube-system").Delete(t.Context(), "agent", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if !w.Gone(patience, slog.Default()) {
+		t.Error("it was deleted, and counts as there")
+	}
+}
+
+// TestRightsAreGone: an uninstallation has taken the right to ask away, and the watch hears of it a moment later.
+func TestRightsAreGone(t *testing.T) {
+	client := fake.NewClientset(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "agent"}})
+	refused := make(chan struct{}, 1)
+	client.PrependReactor("get", "daemonsets", func(fakes.Action) (bool, runtime.Object, error) {
+		select {
+		case refused <- struct{}{}:
+		default:
 		}
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "daemonsets"}, "agent", errors.New("no rights"))
+	})
+	w := follow(t, client)
+	go func() {
+		<-refused
+		_ = client.AppsV1().DaemonSets("kube-system").Delete(context.Background(), "agent", metav1.DeleteOptions{})
+	}()
+	if !w.Gone(patience, slog.Default()) {
+		t.Error("the watch has heard that it is gone, and it counts as there")
 	}
 }
 
@@ -58,7 +97,7 @@ func TestBeingDeleted(t *testing.T) {
 // TestNobodySays: without rights, or without an apiserver, the data plane stays.
 func TestNobodySays(t *testing.T) {
 	client := fake.NewClientset()
-	client.PrependReactor("list", "daemonsets", func(fakes.Action) (bool, runtime.Object, error) { return true, nil, errors.New("forbidden") })
+	client.PrependReactor("*", "daemonsets", func(fakes.Action) (bool, runtime.Object, error) { return true, nil, errors.New("forbidden") })
 	var log bytes.Buffer
 	if follow(t, client).Gone(50*time.Millisecond, slog.New(slog.NewTextHandler(&log, nil))) {
 		t.Error("nobody has said that it is gone")

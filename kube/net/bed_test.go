@@ -250,9 +250,10 @@ func (b *bed) start() {
 	b.must(os.WriteFile(file, fmt.Appendf(nil, `interfaces: [{name: eth0, attach: native}, {name: eth1, attach: native}]
 services: [{name: edge, address: %s, port: 7000, backends: [{address: %s, port: 8080}]}]
 sockets: {cgroup: %s}
+metrics: {listen: "127.0.0.1:9470"}
 `, lab.VIP4, b.Backends[2].Addr4(), b.cgroup), 0o644))
 	p, err := b.child("shunt-kube", "run", "--config", file, "--instance", b.instance, "--socket", b.socket(),
-		"--kubeconfig", b.kubeconfig(), "--node-name", "n1").Spawn()
+		"--kubeconfig", b.kubeconfig(), "--node-name", "n1", "--endpoint-grace", "1s").Spawn()
 	b.must(err)
 	b.agent = p
 	b.awaits(p, "in step with the cluster")
@@ -296,7 +297,8 @@ func (b *bed) ready(name string, is bool) {
 	b.t.Helper()
 	pod, err := b.client.CoreV1().Pods("default").Get(within(b.t), name, metav1.GetOptions{})
 	b.must(err)
-	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	// The time is what the controller notes as the trigger of the EndpointSlice's change.
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()}}
 	if !is {
 		pod.Status.Conditions[0].Status = corev1.ConditionFalse
 	}

@@ -2,6 +2,7 @@ package net
 
 import (
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/shunt-lb/shunt/internal/lab"
 )
@@ -73,8 +75,10 @@ func TestServices(t *testing.T) {
 	})
 	t.Run("a name of 87 bytes, which is cut", func(t *testing.T) { b.served(t, "tcp", at(long.Spec.ClusterIP, 80), all...) })
 	t.Run("what is not served is named", func(t *testing.T) { b.namesFaults(t) })
+	t.Run("faults are Events", func(t *testing.T) { b.makesEvents(t) })
 	t.Run("a user without rights", func(t *testing.T) { b.forbids(t) })
 	t.Run("readiness", func(t *testing.T) { b.followsReadiness(t, web) })
+	t.Run("metrics", func(t *testing.T) { b.measures(t) })
 	t.Run("restart", func(t *testing.T) { b.restarts(t, web) })
 	t.Run("termination", func(t *testing.T) { b.servesWhileTerminating(t, web) })
 	t.Run("the apiserver goes", func(t *testing.T) {
@@ -107,6 +111,79 @@ func (b *bed) namesFaults(t *testing.T) {
 		t.Errorf("shunt status: exit code %d\n%s", code, out)
 	}
 	t.Log("\n" + out)
+}
+
+// events waits until these are among the Events about a Service: type, reason, count and the message's beginning. On a busy machine
+// there may be another one, of endpoints that came late.
+func (b *bed) events(t *testing.T, service string, want ...string) {
+	t.Helper()
+	eventually(t, "Events about "+service, func() error {
+		list, err := b.client.CoreV1().Events("default").List(within(t), metav1.ListOptions{FieldSelector: "involvedObject.kind=Service,involvedObject.name=" + service})
+		if err != nil {
+			return err
+		}
+		var lines []string
+		for _, e := range list.Items {
+			lines = append(lines, fmt.Sprintf("%s %s %d %s", e.Type, e.Reason, e.Count, e.Message))
+		}
+		all := strings.Join(lines, "\n")
+		for _, w := range want {
+			if !strings.Contains("\n"+all, "\n"+w) {
+				return fmt.Errorf("there are\n%s\nwant\n%s", all, strings.Join(want, "\n"))
+			}
+		}
+		return nil
+	})
+}
+
+// makesEvents: each cause is an Event on its Service, which says so when it is mended.
+func (b *bed) makesEvents(t *testing.T) {
+	b.events(t, "taken", "Warning ServiceRefused 1 on node n1: default/taken")
+	b.events(t, "local", "Warning HealthCheckNodePortNotServed 1 healthCheckNodePort")
+	b.events(t, "empty", "Warning NoEndpoints 1 default/empty: no endpoint takes connections")
+	b.events(t, "sctp", "Warning SCTPNotServed 1 port 80 is SCTP")
+	sctp, err := b.client.CoreV1().Services("default").Get(within(t), "sctp", metav1.GetOptions{})
+	b.must(err)
+	for _, e := range []string{"web", "sticky", "headless"} {
+		eventually(t, "nothing is wrong with "+e, func() error {
+			list, err := b.client.CoreV1().Events("default").List(within(t), metav1.ListOptions{FieldSelector: "type=Warning,involvedObject.name=" + e})
+			if err == nil && len(list.Items) > 0 {
+				err = fmt.Errorf("%s", list.Items[0].Message)
+			}
+			return err
+		})
+	}
+	sctp.Spec.Ports[0].Protocol, sctp.Spec.Ports[0].TargetPort = corev1.ProtocolTCP, intstr.FromInt32(8080)
+	sctp, err = b.client.CoreV1().Services("default").Update(within(t), sctp, metav1.UpdateOptions{})
+	b.must(err)
+	b.served(t, "tcp", at(sctp.Spec.ClusterIP, 80), "b1", "b2", "b3")
+	b.events(t, "sctp", "Normal SCTPNotServed 1 Ended: port 80 is SCTP")
+}
+
+// measures reads kube-proxy's metrics after the endpoints of a Service have come and changed.
+func (b *bed) measures(t *testing.T) {
+	eventually(t, "metrics", func() error {
+		response, err := b.Balancer.HTTPClient(false).Get("http://127.0.0.1:9470/metrics")
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		text, err := io.ReadAll(response.Body)
+		if err != nil {
+			return err
+		}
+		for _, line := range []string{
+			"kubeproxy_sync_proxy_rules_duration_seconds_count ", "kubeproxy_network_programming_duration_seconds_count ",
+			"kubeproxy_sync_proxy_rules_last_timestamp_seconds ", "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds ",
+			"kubeproxy_sync_proxy_rules_service_changes_total ", "kubeproxy_sync_proxy_rules_endpoint_changes_total ",
+		} {
+			_, after, has := strings.Cut(string(text), "\n"+line)
+			if value, _, _ := strings.Cut(after, "\n"); !has || value == "0" {
+				return fmt.Errorf("%s is %q", line, value)
+			}
+		}
+		return nil
+	})
 }
 
 // forbids asks as a user who may read nothing.

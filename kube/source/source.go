@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,6 +23,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -29,6 +31,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/state"
+	"github.com/shunt-lb/shunt/kube/event"
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
@@ -56,9 +59,11 @@ type Options struct {
 	ProxyName string
 	// Look finds what on this machine is in the way, each minute; nil: nobody looks.
 	Look func() []translate.Fault
-	// Tell hears of each fault that Look has found, once when it comes; nil: nobody does.
-	Tell func(translate.Fault)
-	Log  *slog.Logger
+	// Tell hears all faults that there are whenever they are others than before; nil: nobody does. It does not wait.
+	Tell func([]event.Fault)
+	// Grace is how long a Service may be without an endpoint that takes connections until Tell hears of it; 0: for ever.
+	Grace time.Duration
+	Log   *slog.Logger
 }
 
 // Source is a follower of one apiserver. Its methods but Open and InStep are for one goroutine.
@@ -72,10 +77,14 @@ type Source struct {
 	complaint  atomic.Pointer[string] // the last that the apiserver has answered instead of objects
 	inStep     atomic.Bool            // what was declared last was taken over
 
-	mutex sync.Mutex
-	dirty map[translate.Key]bool
-	all   bool // dirty is every Service: the node has changed
-	wake  chan struct{}
+	measures *measures
+	started  time.Time
+
+	mutex    sync.Mutex
+	dirty    map[translate.Key]dirt
+	all      bool        // dirty is every Service: the node has changed
+	triggers []time.Time // of the changes of endpoints in dirty
+	wake     chan struct{}
 
 	translator translate.Translator
 	nodeKnown  bool
@@ -83,12 +92,20 @@ type Source struct {
 	found      []translate.Fault // by Look
 	set        translate.Set
 	said       map[translate.Fault]bool
+	begun      time.Time   // of work, when something was first changed that is not in force
+	underWay   []time.Time // the triggers of what is not in force
+	lacking    lacking
+	stale      bool // Tell has not heard of what there is now
 }
+
+// dirt is what of a Service has changed.
+type dirt struct{ service, endpoints bool }
 
 // New is a source that has heard nothing yet.
 func New(o Options) (*Source, error) {
 	s := &Source{
-		options: o, dirty: map[translate.Key]bool{}, wake: make(chan struct{}, 1), said: map[translate.Fault]bool{},
+		options: o, dirty: map[translate.Key]dirt{}, wake: make(chan struct{}, 1), said: map[translate.Fault]bool{},
+		measures: newMeasures(), started: time.Now(), lacking: newLacking(o.Grace), stale: true,
 		translator: translate.Translator{Node: translate.Node{Name: o.Node}, ProxyName: o.ProxyName},
 	}
 	factory := func(tweak func(*metav1.ListOptions)) informers.SharedInformerFactory {
@@ -110,8 +127,8 @@ func New(o Options) (*Source, error) {
 	}
 	for _, informer := range []cache.SharedIndexInformer{s.services, s.slices, s.nodes} {
 		registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc: s.changed, DeleteFunc: s.changed,
-			UpdateFunc: func(before, after any) { s.changed(before); s.changed(after) }, // the label may be another
+			AddFunc: func(object any) { s.changed(object, object) }, DeleteFunc: func(object any) { s.changed(nil, object) },
+			UpdateFunc: func(before, after any) { s.changed(after, before, after) }, // the label may be another
 		})
 		if err == nil {
 			err = informer.SetWatchErrorHandlerWithContext(s.lost)
@@ -151,17 +168,10 @@ func (s *Source) faults() []translate.Fault {
 	return slices.Concat(s.nodeFaults, s.found, s.set.Faults())
 }
 
-// look has Look look, and tells of what is new.
+// look has Look look.
 func (s *Source) look() {
-	if s.options.Look == nil {
-		return
-	}
-	before := s.found
-	s.found = s.options.Look()
-	for _, f := range s.found {
-		if s.options.Tell != nil && !slices.Contains(before, f) {
-			s.options.Tell(f)
-		}
+	if s.options.Look != nil {
+		s.found = s.options.Look()
 	}
 }
 
@@ -177,8 +187,9 @@ func (s *Source) First() []model.Service {
 func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) {
 	var again <-chan time.Time
 	wait, inStep, due := retryFirst, false, true
-	looks := time.NewTicker(lookInterval)
+	looks, graces := time.NewTicker(lookInterval), time.NewTicker(s.lacking.interval())
 	defer looks.Stop()
+	defer graces.Stop()
 	for {
 		if s.work() || due {
 			left, err := s.declare(declare, !inStep)
@@ -190,6 +201,8 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 				s.options.Log.Error("the node does not take the cluster's services over, and those before stay; tried again", "error", err, "after", wait)
 				again, wait = time.After(wait), min(2*wait, retryMax)
 			default:
+				s.measures.carriedOut(s.begun, s.underWay)
+				s.begun, s.underWay = time.Time{}, nil
 				again, wait = nil, retryFirst
 				if left { // the other source may have changed, which nobody tells
 					again = time.After(retryMax)
@@ -201,6 +214,7 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 			}
 		}
 		s.report()
+		s.tell()
 		due = false
 		select {
 		case <-ctx.Done():
@@ -208,6 +222,8 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 		case <-s.wake:
 		case <-looks.C:
 			s.look()
+		case now := <-graces.C:
+			s.stale = s.lacking.age(now) || s.stale
 		case <-again:
 			s.set.Readmit()
 			due = true
@@ -243,17 +259,29 @@ func (s *Source) declare(declare func(daemon.Change) error, all bool) (left bool
 	}
 }
 
-// changed notes what an object's event is about.
-func (s *Source) changed(object any) {
-	if tombstone, ok := object.(cache.DeletedFinalStateUnknown); ok {
-		object = tombstone.Obj
-	}
+// changed notes what an object's event is about. after is the object as it is now, or nil if it is gone; all are what it is and was.
+func (s *Source) changed(after any, all ...any) {
 	s.mutex.Lock()
-	if _, ok := object.(*corev1.Node); ok {
-		s.all = true
+	for i, object := range all {
+		if tombstone, ok := object.(cache.DeletedFinalStateUnknown); ok {
+			object = tombstone.Obj
+		}
+		if i == 0 {
+			s.measures.note(object)
+		}
+		if _, ok := object.(*corev1.Node); ok {
+			s.all = true
+		}
+		_, isService := object.(*corev1.Service)
+		for _, key := range keysOf(object) {
+			before := s.dirty[key]
+			now := dirt{before.service || isService, before.endpoints || !isService}
+			s.dirty[key] = now
+			s.measures.wait(before, now)
+		}
 	}
-	for _, key := range keysOf(object) {
-		s.dirty[key] = true
+	if at, known := trigger(after); known && at.After(s.started) { // earlier ones others have carried out
+		s.triggers = append(s.triggers, at)
 	}
 	s.mutex.Unlock()
 	select {
@@ -277,10 +305,24 @@ func keysOf(object any) []translate.Key {
 
 // work translates what has changed.
 func (s *Source) work() (changed bool) {
+	begin := time.Now()
 	s.mutex.Lock()
-	dirty, all := s.dirty, s.all
-	s.dirty, s.all = map[translate.Key]bool{}, false
+	taken, triggers, all := s.dirty, s.triggers, s.all
+	s.dirty, s.triggers, s.all = map[translate.Key]dirt{}, nil, false
+	s.measures.waitNoMore()
 	s.mutex.Unlock()
+	defer func() {
+		if !changed {
+			return // nothing has to be put in force
+		}
+		if s.underWay = append(s.underWay, triggers...); s.begun.IsZero() {
+			s.begun = begin
+		}
+	}()
+	dirty := map[translate.Key]bool{}
+	for key := range taken {
+		dirty[key] = true
+	}
 	if all && s.readNode() {
 		for _, key := range s.services.GetStore().ListKeys() {
 			dirty[key] = true
@@ -315,10 +357,13 @@ func (s *Source) readNode() bool {
 func (s *Source) translate(key translate.Key) (changed bool) {
 	object, exists, err := s.services.GetStore().GetByKey(key)
 	if err != nil || !exists {
-		return s.set.Remove(key)
+		changed = s.set.Remove(key)
+	} else {
+		service := object.(*corev1.Service)
+		changed = s.set.Put(key, service.CreationTimestamp.Time, s.translator.Service(service, s.slicesOf(key)))
 	}
-	service := object.(*corev1.Service)
-	return s.set.Put(key, service.CreationTimestamp.Time, s.translator.Service(service, s.slicesOf(key)))
+	s.stale = s.lacking.note(key, s.set.Lacking(key)) || s.stale
+	return changed
 }
 
 // slicesOf are the EndpointSlices of a Service, by name.
@@ -343,15 +388,44 @@ func (s *Source) report() {
 	for _, f := range s.faults() {
 		now[f] = true
 		if !s.said[f] {
+			s.stale = true
 			s.options.Log.Warn(f.Text, "fault", f.Code, "object", f.Object, "remedy", f.Remedy)
 		}
 	}
 	for f := range s.said {
 		if !now[f] {
+			s.stale = true
 			s.options.Log.Info("fault ended", "fault", f.Code, "object", f.Object)
 		}
 	}
 	s.said = now
+}
+
+// tell has Tell hear what there is, if that is not what it has heard.
+func (s *Source) tell() {
+	if s.options.Tell == nil || !s.stale {
+		return
+	}
+	s.stale = false
+	var all []event.Fault
+	for _, f := range slices.Concat(s.faults(), s.lacking.faults()) {
+		about := corev1.ObjectReference{APIVersion: "v1"}
+		var name string
+		about.Kind, name, _ = strings.Cut(f.Object, " ")
+		switch about.Kind {
+		case "Service":
+			object, exists, err := s.services.GetStore().GetByKey(name)
+			if err != nil || !exists {
+				continue // it goes, and its fault with it
+			}
+			service := object.(*corev1.Service)
+			about.Namespace, about.Name, about.UID = service.Namespace, service.Name, service.UID
+		default: // a Node, whose Events have its name for the UID: kubelet's do, and `kubectl describe node` shows those
+			about.Name, about.UID = name, types.UID(name)
+		}
+		all = append(all, event.Fault{Fault: f, About: about})
+	}
+	s.options.Tell(all)
 }
 
 // lost hears that a list or a watch has failed. It is tried again, less and less often.

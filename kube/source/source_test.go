@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,6 +22,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/state"
+	"github.com/shunt-lb/shunt/kube/event"
 	"github.com/shunt-lb/shunt/kube/source"
 	"github.com/shunt-lb/shunt/kube/translate"
 )
@@ -116,12 +118,21 @@ func (k *taker) awaits(t *testing.T, what, want string) {
 	}
 }
 
+// says waits for a text in the log: what is declared is reported a moment later.
 func (k *taker) says(t *testing.T, what string) {
 	t.Helper()
-	k.mutex.Lock()
-	defer k.mutex.Unlock()
-	if !strings.Contains(k.log.String(), what) {
-		t.Errorf("the log lacks %q:\n%s", what, k.log.String())
+	end := time.Now().Add(30 * time.Second)
+	for {
+		k.mutex.Lock()
+		log := k.log.String()
+		k.mutex.Unlock()
+		if strings.Contains(log, what) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the log lacks %q:\n%s", what, log)
+		}
+		time.Sleep(2 * time.Millisecond)
 	}
 }
 
@@ -222,16 +233,14 @@ func TestNothingBeforeTheFirstList(t *testing.T) {
 	}
 }
 
-// TestLook: what is in the way on the machine is a fault, and is told once.
+// TestLook: what is in the way on the machine is a fault.
 func TestLook(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	told := 0
 	s, err := source.New(source.Options{Client: fake.NewClientset(node("10.0.0.1")), Node: "n1", Log: slog.New(slog.DiscardHandler),
 		Look: func() []translate.Fault {
 			return []translate.Fault{{Code: translate.KubeProxyFound, Object: "Node n1", Text: "it runs"}}
-		},
-		Tell: func(translate.Fault) { told++ }})
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,8 +252,144 @@ func TestLook(t *testing.T) {
 			t.Errorf("the faults are %v", faults)
 		}
 	}
-	if told != 1 {
-		t.Errorf("told %d times", told)
+}
+
+// TestTell: all faults are told when they are others than before, each with its object; a Service that has had no endpoint
+// for a while is one.
+func TestTell(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	sctp := service("sctp", "10.96.0.2")
+	sctp.UID, sctp.Spec.Ports = "4711", []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolSCTP}}
+	client := fake.NewClientset(node("10.0.0.1"), service("a", "10.96.0.1"), slice("a", "10.244.0.1"), sctp)
+	told := make(chan []event.Fault, 100)
+	k := &taker{}
+	s, err := source.New(source.Options{Client: client, Node: "n1", Log: slog.New(slog.NewTextHandler(k, nil)), Grace: 50 * time.Millisecond,
+		Look: func() []translate.Fault {
+			return []translate.Fault{{Code: translate.KubeProxyFound, Object: "Node n1", Text: "it runs"}}
+		},
+		Tell: func(all []event.Fault) { told <- all }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Open(ctx); err != nil {
+		t.Fatal(err)
+	}
+	s.First() // looks
+	var ended sync.WaitGroup
+	ended.Go(func() { s.Follow(ctx, k.declare) })
+	defer ended.Wait()
+	defer cancel()
+	awaits := func(what, want string) {
+		t.Helper()
+		timeout := time.After(30 * time.Second)
+		var now string
+		for {
+			select {
+			case all := <-told:
+				now = ""
+				for _, f := range all {
+					now += fmt.Sprintf("%s %s %s %s\n", f.Code, f.About.Kind, f.About.Name, f.About.UID)
+				}
+				if now == want {
+					return
+				}
+			case <-timeout:
+				t.Fatalf("%s: told last was\n%s\nwant\n%s", what, now, want)
+			}
+		}
+	}
+	const always = "kube_proxy_found Node n1 n1\nsctp_refused Service sctp 4711\n"
+	awaits("at first", always)
+	if _, err := client.DiscoveryV1().EndpointSlices("default").Update(ctx, slice("a"), metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	awaits("a has no endpoint", always+"endpoints_missing Service a \n")
+	if _, err := client.DiscoveryV1().EndpointSlices("default").Update(ctx, slice("a", "10.244.0.1"), metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	awaits("a has one again", always)
+	if err := client.CoreV1().Services("default").Delete(ctx, "sctp", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	awaits("a Service goes", "kube_proxy_found Node n1 n1\n")
+	select {
+	case all := <-told:
+		t.Errorf("it tells without a change: %v", all)
+	default:
+	}
+}
+
+// TestMetrics: each family's value after one list, one change of endpoints and one of a Service.
+func TestMetrics(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	old, recent := slice("a", "10.244.0.1"), slice("a", "10.244.0.1", "10.244.0.2")
+	old.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2020-01-01T00:00:00Z"} // an agent before has carried it out
+	client := fake.NewClientset(node("10.0.0.1"), service("a", "10.96.0.1"), old)
+	k := &taker{}
+	s, err := source.New(source.Options{Client: client, Node: "n1", Log: slog.New(slog.NewTextHandler(k, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Open(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var ended sync.WaitGroup
+	ended.Go(func() { s.Follow(ctx, k.declare) })
+	defer ended.Wait()
+	defer cancel()
+	const a = "default/a tcp 10.96.0.1:80 tcp 10.0.0.1:30080 tcp 127.0.0.1:30080 10.244.0.1"
+	k.awaits(t, "at first", a+"\n")
+	begin := time.Now()
+	recent.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: begin.Add(-time.Minute).Format(time.RFC3339Nano)}
+	if _, err := client.DiscoveryV1().EndpointSlices("default").Update(ctx, recent, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	k.awaits(t, "an endpoint comes, whose trigger is before the start", a+" 10.244.0.2\n")
+	recent.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().Format(time.RFC3339Nano)}
+	recent.Endpoints = recent.Endpoints[:1]
+	if _, err := client.DiscoveryV1().EndpointSlices("default").Update(ctx, recent, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.CoreV1().Services("default").Create(ctx, service("b", "10.96.0.2"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	k.awaits(t, "one goes, and a Service comes", a+"\ndefault/b tcp 10.96.0.2:80\n")
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(s.Collectors()...)
+	end := time.Now().Add(30 * time.Second)
+	for { // what is declared is counted a moment later
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		values := map[string]float64{}
+		for _, f := range families {
+			m := f.GetMetric()[0]
+			name := strings.TrimPrefix(f.GetName(), "kubeproxy_")
+			values[name] = m.GetGauge().GetValue() + m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
+		wrong := ""
+		for name, want := range map[string]float64{"sync_proxy_rules_service_changes_total": 2, "sync_proxy_rules_endpoint_changes_total": 3,
+			"sync_proxy_rules_service_changes_pending": 0, "sync_proxy_rules_endpoint_changes_pending": 0, "network_programming_duration_seconds": 1} {
+			if got, has := values[name]; !has || got != want {
+				wrong += fmt.Sprintf("%s is %v (%v), want %v\n", name, got, has, want)
+			}
+		}
+		if steps := values["sync_proxy_rules_duration_seconds"]; steps < 3 || steps > 4 {
+			wrong += fmt.Sprintf("%v steps\n", steps)
+		}
+		for _, name := range []string{"sync_proxy_rules_last_queued_timestamp_seconds", "sync_proxy_rules_last_timestamp_seconds"} {
+			if at := values[name]; at < float64(begin.Unix()) || at > float64(time.Now().Unix()+1) {
+				wrong += fmt.Sprintf("%s is %v\n", name, at)
+			}
+		}
+		if wrong == "" {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal(wrong)
+		}
+		time.Sleep(2 * time.Millisecond)
 	}
 }
 

@@ -21,6 +21,8 @@ const (
 	AffinityShortened Code = "affinity_shortened"
 	// HealthPortUnserved is a healthCheckNodePort, which nothing answers.
 	HealthPortUnserved Code = "health_port_unserved"
+	// EndpointsMissing is a port that has had no endpoint that takes connections for a while.
+	EndpointsMissing Code = "endpoints_missing"
 	// FrontendTaken is an address and port that another Service has.
 	FrontendTaken Code = "frontend_taken"
 	// ServiceRefused is a service that the rest of the node does not let in.

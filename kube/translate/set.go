@@ -144,6 +144,21 @@ func (s *Set) Faults() (all []Fault) {
 	return all
 }
 
+// Lacking are the names of a Service's services without an endpoint that takes connections, on any node.
+func (s *Set) Lacking(key Key) (names []string) {
+	m := s.members[key]
+	if m == nil {
+		return nil
+	}
+	for i := range m.services {
+		service := &m.services[i]
+		if service.Policy.Rejects && !slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return b.Weight > 0 }) {
+			names = append(names, service.Name)
+		}
+	}
+	return names
+}
+
 // withdraw takes a Service's claims back, and says whose frontends that may change.
 func (s *Set) withdraw(m *member) map[*member]bool {
 	touched := map[*member]bool{}

@@ -28,7 +28,7 @@ func act(action string, p rule.Process) string {
 	if p.PID <= 1 {
 		return "not " + done + ": it is the machine's first process"
 	}
-	switch err := signalTo(p, signal); {
+	switch err := Signal(p, signal); {
 	case err == nil:
 		return done
 	case errors.Is(err, unix.ESRCH):
@@ -38,7 +38,8 @@ func act(action string, p rule.Process) string {
 	}
 }
 
-func signalTo(p rule.Process, signal unix.Signal) error {
+// Signal sends a signal to the very process that p names. The error is ESRCH, among others, if it has ended.
+func Signal(p rule.Process, signal unix.Signal) error {
 	fd, err := unix.PidfdOpen(int(p.PID), 0)
 	if err != nil {
 		return fmt.Errorf("open process %d: %w", p.PID, err)

@@ -11,15 +11,14 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"golang.org/x/sys/unix"
 )
@@ -182,14 +181,9 @@ func constantsOf(mode Mode) (map[string]any, error) {
 	}
 	ms := map[string]uint32{}
 	for _, name := range []string{"tcp_timeout_established", "tcp_timeout_fin_wait", "tcp_timeout_close", "udp_timeout", "udp_timeout_stream"} {
-		path := "/proc/sys/net/netfilter/nf_conntrack_" + name
-		text, err := os.ReadFile(path)
+		seconds, err := host.ReadNumber("net/netfilter/nf_conntrack_" + name)
 		if err != nil {
 			return nil, fmt.Errorf("read conntrack's times: %w; load nf_conntrack", err)
-		}
-		seconds, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32)
-		if err != nil {
-			return nil, fmt.Errorf("read conntrack's times from %s: %w", path, err)
 		}
 		ms[name] = uint32(min(seconds, 1<<31/1000) * 1000)
 	}

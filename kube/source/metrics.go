@@ -1,0 +1,97 @@
+package source
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// measures are metrics of kube-proxy whose meaning is equal here, by its names and with its buckets
+// (pkg/proxy/metrics/metrics.go there). They have no label ip_family: one step carries out both families.
+type measures struct {
+	step, programming                 prometheus.Histogram
+	queued, done                      prometheus.Gauge
+	servicesPending, endpointsPending prometheus.Gauge
+	services, endpoints               prometheus.Counter
+}
+
+func newMeasures() *measures {
+	const space = "kubeproxy"
+	gauge := func(name, help string) prometheus.Gauge {
+		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: space, Name: name, Help: help})
+	}
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: space, Name: name, Help: help})
+	}
+	histogram := func(name, help string, buckets []float64) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: space, Name: name, Help: help, Buckets: buckets})
+	}
+	long := []float64{0.25, 0.5}
+	for _, part := range [][]float64{prometheus.LinearBuckets(1, 1, 59), prometheus.LinearBuckets(60, 5, 12), prometheus.LinearBuckets(120, 30, 7)} {
+		long = append(long, part...)
+	}
+	return &measures{
+		step:             histogram("sync_proxy_rules_duration_seconds", "Time of one step in which changes of Services and endpoints are carried out, translation included.", prometheus.ExponentialBuckets(0.001, 2, 15)),
+		programming:      histogram("network_programming_duration_seconds", "Time from the change of a pod or a Service that the control plane has noted in an EndpointSlice until it is in force on this node. It contains how far the two clocks are apart.", long),
+		queued:           gauge("sync_proxy_rules_last_queued_timestamp_seconds", "When a change was heard of last, in Unix time."),
+		done:             gauge("sync_proxy_rules_last_timestamp_seconds", "When changes were last carried out, in Unix time."),
+		servicesPending:  gauge("sync_proxy_rules_service_changes_pending", "Services that have changed, and whose change has not been looked at."),
+		endpointsPending: gauge("sync_proxy_rules_endpoint_changes_pending", "Services whose endpoints have changed, and whose change has not been looked at."),
+		services:         counter("sync_proxy_rules_service_changes_total", "Changes of Services that were heard of."),
+		endpoints:        counter("sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices that were heard of."),
+	}
+}
+
+// Collectors are the source's metrics.
+func (s *Source) Collectors() []prometheus.Collector {
+	m := s.measures
+	return []prometheus.Collector{m.step, m.programming, m.queued, m.done, m.servicesPending, m.endpointsPending, m.services, m.endpoints}
+}
+
+// note counts a change.
+func (m *measures) note(object any) {
+	switch object.(type) {
+	case *corev1.Service:
+		m.services.Inc()
+	case *discoveryv1.EndpointSlice:
+		m.endpoints.Inc()
+	}
+	m.queued.SetToCurrentTime()
+}
+
+// wait counts a Service of which more waits than before.
+func (m *measures) wait(before, now dirt) {
+	if now.service && !before.service {
+		m.servicesPending.Inc()
+	}
+	if now.endpoints && !before.endpoints {
+		m.endpointsPending.Inc()
+	}
+}
+
+// waitNoMore: all that waited is being looked at.
+func (m *measures) waitNoMore() {
+	m.servicesPending.Set(0)
+	m.endpointsPending.Set(0)
+}
+
+// carriedOut notes the end of a step that began at a time, with the changes that were triggered at others.
+func (m *measures) carriedOut(begin time.Time, triggers []time.Time) {
+	m.done.SetToCurrentTime()
+	m.step.Observe(time.Since(begin).Seconds())
+	for _, t := range triggers {
+		m.programming.Observe(time.Since(t).Seconds())
+	}
+}
+
+// trigger is when what an EndpointSlice says last was changed, as the control plane has noted it.
+func trigger(object any) (at time.Time, known bool) {
+	slice, is := object.(*discoveryv1.EndpointSlice)
+	if !is {
+		return time.Time{}, false
+	}
+	at, err := time.Parse(time.RFC3339Nano, slice.Annotations[corev1.EndpointsLastChangeTriggerTime])
+	return at, err == nil
+}
