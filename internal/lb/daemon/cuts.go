@@ -12,7 +12,8 @@ import (
 )
 
 // cuts are the flows in use that a change takes away with a service or a backend. before and services are those before it and
-// afterwards, and open are the flows before. Flows of a backend that leaves one of its services alone are not known apart.
+// afterwards, and open are the flows before. Flows of a backend that leaves one of its services alone are not known apart, and so not
+// counted.
 func cuts(change reconcile.Difference, before, services []*model.Service, open datapath.OpenByName) (all []reconcile.Cut) {
 	kept, stay := map[string]bool{}, map[string]bool{}
 	for _, s := range change.Services {
@@ -51,6 +52,12 @@ func cuts(change reconcile.Difference, before, services []*model.Service, open d
 		if n := open.Services[s.Name]; s.Change == reconcile.Removed && n > 0 {
 			for _, text := range leftOut(serviceOf(before, s.Name), services, byBackend) {
 				all = append(all, reconcile.Cut{Service: s.Name, Text: fmt.Sprintf("of %s of service %s, %s", value.Counted(int(n), "open flow"), s.Name, text)})
+			}
+		}
+		if n := open.Services[s.Name]; s.Change == reconcile.Changed && n > 0 {
+			if lost := sharedLost(serviceOf(before, s.Name), serviceOf(services, s.Name), services, s.BackendsRemoved, byBackend); len(lost) > 0 {
+				all = append(all, reconcile.Cut{Service: s.Name, Text: fmt.Sprintf("of %s of service %s, those with %s may end, because it does not have that backend any more",
+					value.Counted(int(n), "open flow"), s.Name, strings.Join(lost, ", "))})
 			}
 		}
 		for _, b := range s.BackendsRemoved {
@@ -110,6 +117,28 @@ func leftOut(was *model.Service, services []*model.Service, open map[string]uint
 		}
 	}
 	return texts
+}
+
+// sharedLost are the backends in use, of those that a service loses, that other services have. Its flows with them go on where it
+// has given a frontend to a service that has the backend, if both translate, without affinity.
+func sharedLost(was, now *model.Service, services []*model.Service, removed []string, open map[string]uint64) (lost []string) {
+	if was == nil || now == nil {
+		return nil
+	}
+	alone := func(s *model.Service) bool { return !s.Forwarding.Direct() && s.AffinityTimeout == 0 }
+	has := func(s *model.Service, name string) bool {
+		return slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.BackendAddress.String() == name })
+	}
+	given := func(s *model.Service) bool {
+		return s != now && alone(s) && alone(now) && slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return slices.Contains(was.Frontends, f) })
+	}
+	for _, name := range removed {
+		others := slices.ContainsFunc(services, func(s *model.Service) bool { return has(s, name) })
+		if others && open[name] > 0 && !slices.ContainsFunc(services, func(s *model.Service) bool { return given(s) && has(s, name) }) {
+			lost = append(lost, name)
+		}
+	}
+	return lost
 }
 
 func serviceOf(services []*model.Service, name string) *model.Service {

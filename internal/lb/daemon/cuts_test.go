@@ -58,3 +58,50 @@ func TestCuts(t *testing.T) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }
+
+// TestCutsOfSharedBackends: a backend leaves one of the services that have it. Flows of that service go on where another one has got
+// their frontend, and both keep flows as they are.
+func TestCutsOfSharedBackends(t *testing.T) {
+	backends := func(addresses ...string) (all []model.Backend) {
+		for _, a := range addresses {
+			all = append(all, model.Backend{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr(a), Port: 80}, Weight: 1})
+		}
+		return all
+	}
+	port := func(n uint16) model.Frontend {
+		return model.Frontend{Address: netip.MustParseAddr("192.0.2.10"), Protocol: model.TCP, Ports: value.PortRange{First: n, Last: n}}
+	}
+	both := backends("10.0.0.1", "10.0.0.2")
+	open := datapath.OpenByName{Services: map[string]uint64{"web": 5}, Backends: map[model.BackendAddress]uint64{both[0].BackendAddress: 4, both[1].BackendAddress: 3}}
+	text := "of 5 open flows of service web, those with 10.0.0.2:80 may end, because it does not have that backend any more"
+	was := &model.Service{Name: "web", Frontends: []model.Frontend{port(80), port(81)}, Backends: both}
+	change := reconcile.Difference{Services: []reconcile.ServiceDifference{{Name: "web", Change: reconcile.Changed, BackendsRemoved: []string{both[1].BackendAddress.String()}}}}
+	for _, c := range []struct {
+		what          string
+		forwarding    model.Forwarding // of web, after the change
+		frontends     []model.Frontend // of the other one
+		otherForwards model.Forwarding
+		otherAffinity time.Duration
+		backends      []model.Backend // of the other one
+		keeps         bool
+	}{
+		{what: "another service has it", frontends: []model.Frontend{port(90)}, backends: both},
+		{what: "a frontend goes with it", frontends: []model.Frontend{port(81)}, backends: both, keeps: true},
+		{what: "a frontend goes, and the service forwards otherwise", forwarding: model.ForwardingDSRIPIP, frontends: []model.Frontend{port(81)}, backends: both},
+		{what: "a frontend goes to direct return", frontends: []model.Frontend{port(81)}, otherForwards: model.ForwardingDSRIPIP, backends: both},
+		{what: "a frontend goes to affinity", frontends: []model.Frontend{port(81)}, otherAffinity: time.Hour, backends: both},
+	} {
+		now := &model.Service{Name: "web", Forwarding: c.forwarding, Frontends: []model.Frontend{port(80)}, Backends: both[:1]}
+		other := &model.Service{Name: "other", Forwarding: c.otherForwards, AffinityTimeout: c.otherAffinity, Frontends: c.frontends, Backends: c.backends}
+		var want []reconcile.Cut
+		if !c.keeps {
+			want = []reconcile.Cut{{Service: "web", Text: text}}
+		}
+		if got := cuts(change, []*model.Service{was}, []*model.Service{now, other}, open); !slices.Equal(got, want) {
+			t.Errorf("%s: %+v, want %+v", c.what, got, want)
+		}
+		if idle := (datapath.OpenByName{Services: map[string]uint64{"web": 5}}); len(cuts(change, []*model.Service{was}, []*model.Service{now, other}, idle)) > 0 {
+			t.Errorf("%s: something is said of a backend without flows", c.what)
+		}
+	}
+}

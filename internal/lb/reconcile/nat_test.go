@@ -3,6 +3,7 @@ package reconcile_test
 import (
 	"slices"
 	"strings"
+	"testing"
 
 	"pgregory.net/rapid"
 
@@ -209,4 +210,25 @@ func seedOf(name string, ipv6 bool) uint32 {
 		return maglev.Seed(name + "/6")
 	}
 	return maglev.Seed(name)
+}
+
+// TestHistoryOfARenameThatFails is what a random history came upon: the maps have a service's former name, and the new one
+// forwards otherwise in the next change, or not.
+func TestHistoryOfARenameThatFails(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t, roomy, rapid.Uint64().Draw(t, "traffic"))
+		w.apply(settling(web), nil, false)
+		w.send()
+		w.apply(settling(service("site", "192.0.2.10:80", threeAlike)), failing("put service 0/1 site", fake.Before), false)
+		rest := service("site", "192.0.2.10:81", "10.0.0.9")
+		if rapid.Bool().Draw(t, "direct") {
+			rest = direct(rest)
+		}
+		begun := len(w.natted)
+		w.apply(settling(web, rest), nil, false)
+		if kept := len(w.natted); begun == 0 || (kept == 0) != rest.Forwarding.Direct() {
+			t.Fatalf("of %d flows, the model promises %d", begun, kept)
+		}
+		w.send()
+	})
 }

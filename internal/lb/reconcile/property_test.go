@@ -34,17 +34,21 @@ type world struct {
 	traffic
 }
 
+func newWorld(t *rapid.T, limits model.Limits, seed uint64) *world {
+	w := &world{T: t, limits: limits, maps: fake.New(limits), flows: map[reconcile.BackendRef]model.BackendAddress{}, traffic: newTraffic(seed)}
+	w.restart()
+	w.desired = reconcile.Desired{Limits: limits, Settle: settleTime}
+	w.attempt = w.desired
+	return w
+}
+
 func TestRandomHistories(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := &world{T: t, limits: roomy, flows: map[reconcile.BackendRef]model.BackendAddress{}}
+		limits := roomy
 		if rapid.Bool().Draw(t, "tight") {
-			w.limits = model.Limits{Services: 5, Backends: 8, Slots: 2100, Filters: 100}
+			limits = model.Limits{Services: 5, Backends: 8, Slots: 2100, Filters: 100}
 		}
-		w.maps = fake.New(w.limits)
-		w.traffic = newTraffic(rapid.Uint64().Draw(t, "traffic"))
-		w.restart()
-		w.desired = reconcile.Desired{Limits: w.limits, Settle: settleTime}
-		w.attempt = w.desired
+		w := newWorld(t, limits, rapid.Uint64().Draw(t, "traffic"))
 		for range rapid.IntRange(5, 25).Draw(t, "steps") {
 			switch rapid.IntRange(0, 19).Draw(t, "step") {
 			case 0:

@@ -388,3 +388,41 @@ func TestMergeThatFails(t *testing.T) {
 		}
 	}
 }
+
+// TestRenameThatFails: a service gets another name, and its record cannot be put, or may have been. Its flows are the new one's all
+// the same: they go on where the rename is undone or tried again, or gives its frontend back as long as it translates.
+func TestRenameThatFails(t *testing.T) {
+	site := service("site", "192.0.2.10:80", threeAlike)
+	rest := service("site", "192.0.2.10:81", "10.0.0.9")
+	for _, kind := range []fake.Fault{fake.Before, fake.After} {
+		for _, c := range []struct {
+			what  string
+			then  []model.Service
+			stays bool
+		}{
+			{"undone", []model.Service{web}, true},
+			{"tried again", []model.Service{site}, true},
+			{"given back", []model.Service{web, rest}, true},
+			{"given back by direct return", []model.Service{web, direct(rest)}, false},
+		} {
+			b := newBench(t, roomy)
+			b.apply(settling(web))
+			flows := b.dial("192.0.2.10:80", 50)
+			b.maps.Fault = failing("put service 0/1 site", kind)
+			if _, err := b.r.Apply(settling(site)); err == nil {
+				t.Fatal("no error")
+			}
+			b.maps.Fault = nil
+			b.apply(settling(c.then...))
+			if c.stays {
+				b.stay(c.what, flows)
+				continue
+			}
+			for f := range flows {
+				if s, ok := b.maps.Translated(f); ok {
+					t.Fatalf("%s: flow %v of service %+v goes on:\n%s", c.what, f, s, b.dump())
+				}
+			}
+		}
+	}
+}
