@@ -141,6 +141,57 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+// TestPlanOfASharedBackend takes a backend from one of two services that have it. The plan says that flows may end if they do, but
+// not how many.
+func TestPlanOfASharedBackend(t *testing.T) {
+	b := newBed(t, lab.Options{Layout: lab.TwoArm, Backends: 3})
+	file := b.file(settings{})
+	begin, end := strings.Index(file, "  - name: web"), strings.Index(file, "  - name: dns")
+	first := b.backends([]int{1}, 8080)
+	on := func(name, ports string) string {
+		return strings.NewReplacer("name: web\n", "name: "+name+"\n", "port: 80\n", "port: "+ports+"\n").Replace(file[begin:end])
+	}
+	with := func(services string) string { return file[:begin] + services + file[end:] }
+	without := strings.ReplaceAll(on("web", "80"), first, "")
+	affine := strings.Replace(on("big", "81"), "    backends:\n", "    affinity: client-ip\n    backends:\n", 1)
+	b.write(file)
+	b.start()
+	for _, edit := range []struct {
+		what, before, after string
+		ends                bool
+	}{
+		{"another service has it", with(on("web", "80") + on("big", "81")), with(without + on("big", "81")), true},
+		{"a frontend goes with it", with(on("web", "[80, 81]")), with(without + on("big", "81")), false},
+		{"a frontend goes to affinity", with(on("web", "[80, 81]")), with(without + affine), true},
+	} {
+		t.Run(edit.what, func(t *testing.T) {
+			b.t = t
+			b.reload(edit.before)
+			var sessions []*session
+			held := map[string]int{}
+			for len(held) < 3 { // by hash: some are with each backend soon
+				for _, s := range b.open(t, 6) {
+					sessions = append(sessions, s)
+					held[s.first.Backend]++
+				}
+			}
+			want := 0
+			if edit.ends {
+				want = held[b.Backends[0].Name()]
+			}
+			b.write(edit.after)
+			code, text, open := b.planned(t)
+			if (code == 4) != edit.ends || open > 0 || strings.Contains(text, "may end") != edit.ends {
+				t.Errorf("exit code %d, %d flows counted\n%s", code, open, text)
+			}
+			b.reload(edit.after)
+			if ended := b.ended(sessions); ended != want || edit.ends && want == 0 {
+				t.Errorf("of connections with %v, %d end, want %d:\n%s", held, ended, want, text)
+			}
+		})
+	}
+}
+
 // TestMergeOutlivesTheDaemon: flows of a service that was merged into another one go on when the daemon is killed and starts
 // again, and status says whose they are.
 func TestMergeOutlivesTheDaemon(t *testing.T) {
