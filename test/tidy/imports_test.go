@@ -124,7 +124,7 @@ func of(name string) string {
 var owners = map[string][]string{
 	"github.com/cilium/ebpf": {"sensor/", "internal/event/", "internal/kernel/", "internal/lb/datapath/", "internal/lb/decap/", "internal/lb/sock/",
 		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "internal/pod/sockets/", "internal/guard/detect/", "internal/guard/protect/", "bench/", "test/"},
-	"github.com/prometheus/client_golang": {"internal/metrics/"},
+	"github.com/prometheus/client_golang": {"internal/metrics/", "kube/"},
 	"github.com/miekg/dns":                {"internal/lb/resolve/", "test/"},
 	"k8s.io/client-go":                    {"kube/"},
 	"github.com/google/nftables":          {"internal/pod/plain/", "kube/rival/"},

@@ -96,6 +96,10 @@ func TestAGuestsWrites(t *testing.T) {
 			if err := c.Start(); err != nil {
 				t.Fatal(err)
 			}
+			defer func() { // it has ended unless the test failed
+				cancel()
+				_ = c.Wait()
+			}()
 			prompt(t, out)
 			go func() { _, _ = io.Copy(io.Discard, out) }()
 			o := Options{PID: c.Process.Pid, Path: filepath.Join(t.TempDir(), "recording"), Limit: 16 << 20}

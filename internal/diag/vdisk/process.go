@@ -3,6 +3,7 @@ package vdisk
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -65,7 +66,11 @@ func openFiles(pid int, statfs func(string, *unix.Statfs_t) error) ([]opened, er
 		}
 		f.direct = isDirect(pid, entry.Name())
 		var of unix.Statfs_t
-		if err := statfs(link, &of); err != nil {
+		err = statfs(link, &of)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // closed meanwhile
+		}
+		if err != nil {
 			return nil, fmt.Errorf("ask for the file system of %s: %w", path, err)
 		}
 		if name, is := clusterFiles[int64(of.Type)]; is && kind == unix.S_IFREG {
