@@ -208,6 +208,9 @@ func printServices(w io.Writer, services []*shuntv1.Service, show rows) {
 		for _, f := range frontends {
 			fmt.Fprintf(t, "\t← %s\t\t\t\t\t\t\t\t\t\t\n", f)
 		}
+		if len(s.Frontends) == 0 {
+			fmt.Fprint(t, "\t← nothing: another service has its frontends; its flows go on\t\t\t\t\t\t\t\t\t\t\n")
+		}
 		if others > 0 {
 			fmt.Fprintf(t, "\t← and %d more\t\t\t\t\t\t\t\t\t\t\n", others)
 		}

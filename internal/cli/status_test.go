@@ -100,6 +100,17 @@ func many(services, backends int) *shuntv1.GetStatusResponse {
 	return st
 }
 
+// TestMergedService is one whose frontends are another one's by now.
+func TestMergedService(t *testing.T) {
+	var text bytes.Buffer
+	open := uint64(3)
+	printServices(&text, []*shuntv1.Service{{Name: "shop", Forwarding: "nat", FlowsOpen: &open}}, rows{})
+	if lines := strings.Split(strings.TrimSpace(text.String()), "\n"); len(lines) != 3 || !strings.Contains(lines[1], "  3     0 ") ||
+		strings.TrimSpace(lines[2]) != "← nothing: another service has its frontends; its flows go on" {
+		t.Errorf("output:\n%s", text.String())
+	}
+}
+
 // TestLongOutput: what is too long for a terminal is cut, says so, and is all there with --all.
 func TestLongOutput(t *testing.T) {
 	text := func(services, backends int, show rows) string {
