@@ -1,32 +1,52 @@
 package status
 
 import (
+	"encoding/json"
 	"net/netip"
 	"reflect"
 	"testing"
 	"time"
 
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/health"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/message"
 	"github.com/shunt-lb/shunt/internal/value"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Every field of the schema is filled from values whose every field is.
+// TestTranslations fills every field there is, and requires that the schema has each, under the name that it has in JSON, and has no
+// other, and that the message has the same values.
 func TestTranslations(t *testing.T) {
-	for _, m := range []proto.Message{
-		Difference(filled[reconcile.Difference](t)),
-		Cuts(filled[reconcile.Difference](t))[0],
-		backendHealth(filled[health.Status](t)),
-		message.Settings([]value.SettingDifference{filled[value.SettingDifference](t)})[0],
-		message.Conditions([]condition.Condition{filled[condition.Condition](t)})[0],
-		message.Faults([]config.Fault{filled[config.Fault](t)})[0],
+	difference, health := filled[reconcile.Difference](t), filled[health.Status](t)
+	setting, raised, fault := filled[value.SettingDifference](t), filled[condition.Condition](t), filled[config.Fault](t)
+	for _, c := range []struct {
+		from     any
+		to, want proto.Message
+	}{
+		{difference, Difference(difference), &shuntv1.Difference{}},
+		{difference.Cuts[0], Cuts(difference)[0], &shuntv1.Cut{}},
+		{setting, message.Settings([]value.SettingDifference{setting})[0], &shuntv1.SettingDifference{}},
+		{raised, message.Conditions([]condition.Condition{raised})[0], &shuntv1.Condition{}},
+		{fault, message.Faults([]config.Fault{fault})[0], &shuntv1.Fault{}},
+		{health, backendHealth(health), &shuntv1.BackendHealth{}},
 	} {
-		requireFull(t, m.ProtoReflect())
+		text, err := json.Marshal(c.from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := protojson.Unmarshal(text, c.want); err != nil {
+			t.Errorf("%T has what api/v1 has not: %v\n%s", c.from, err, text)
+			continue
+		}
+		requireFull(t, c.want.ProtoReflect())
+		if !proto.Equal(c.to, c.want) {
+			t.Errorf("%T is translated to\n%v, want\n%v", c.from, c.to, c.want)
+		}
 	}
 }
 
