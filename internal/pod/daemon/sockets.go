@@ -19,6 +19,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/metrics"
+	"github.com/shunt-lb/shunt/internal/pod/shortcut"
 	"github.com/shunt-lb/shunt/internal/pod/sockets"
 	"github.com/shunt-lb/shunt/internal/value"
 )
@@ -153,15 +154,15 @@ type pairs struct {
 	checks []sockets.Check
 	open   *sockets.Sockets // nil: why says why
 	why    string
-	folder string                  // of open
-	past   map[string]kernel.Count // of those that are closed
+	folder string          // of open
+	past   shortcut.Counts // of those that are closed
 
 	draining sync.WaitGroup
 	stop     chan struct{}
 }
 
 func newPairs(instance string, log *slog.Logger) *pairs {
-	return &pairs{above: filepath.Join(kernel.Directory(kernel.DefaultPinRoot, pairsFolder), instance), log: log, past: map[string]kernel.Count{}, stop: make(chan struct{})}
+	return &pairs{above: filepath.Join(kernel.Directory(kernel.DefaultPinRoot, pairsFolder), instance), log: log, past: shortcut.Counts{}, stop: make(chan struct{})}
 }
 
 // bring has sockets paired as settings say. Why they cannot be is no error here but a condition.
@@ -261,10 +262,7 @@ func (p *pairs) shut() {
 	}
 	stay, err := p.open.Shut(shutPatience)
 	if counts, countsErr := p.open.Counts(); countsErr == nil {
-		for name, n := range counts {
-			sum := p.past[name]
-			p.past[name] = kernel.Count{Packets: sum.Packets + n.Packets, Bytes: sum.Bytes + n.Bytes}
-		}
+		p.past.Add(counts)
 	}
 	if stay > 0 || err != nil {
 		p.log.Warn("sockets have not read all that waits for them: they stay paired and lose nothing, everything new goes by TCP, and the next `shunt run` takes them apart", "sockets", stay, "folder", p.folder, "error", err)
@@ -284,16 +282,13 @@ func (p *pairs) close() {
 }
 
 // counts are those of all pairs since the product began.
-func (p *pairs) counts() (map[string]kernel.Count, error) {
+func (p *pairs) counts() (shortcut.Counts, error) {
 	all := maps.Clone(p.past)
 	if p.open == nil {
 		return all, nil
 	}
 	now, err := p.open.Counts()
-	for name, n := range now {
-		sum := all[name]
-		all[name] = kernel.Count{Packets: sum.Packets + n.Packets, Bytes: sum.Bytes + n.Bytes}
-	}
+	all.Add(now)
 	return all, err
 }
 
