@@ -79,11 +79,16 @@ func (f *decoys) take(store *decoy.Store, next *decoy.Watch, parts int, left []s
 	} else {
 		f.agent.warn(f.finish(before, ending))
 	}
-	gone, err := store.Remove(func(folder string) bool { return wanted[folder] })
+	f.agent.warn(f.remove(store, func(folder string) bool { return wanted[folder] }))
+}
+
+// remove takes away the decoys that are not kept, says which stay in spite of that, and closes the store.
+func (f *decoys) remove(store *decoy.Store, keep func(folder string) bool) error {
+	gone, err := store.Remove(keep)
 	for _, text := range gone.Left {
 		f.agent.warn(fmt.Errorf("a decoy is not wanted any more, and stays: %s", text))
 	}
-	f.agent.warn(errors.Join(err, store.Close()))
+	return errors.Join(err, store.Close())
 }
 
 // finish ends a watch.
@@ -104,11 +109,7 @@ func (f *decoys) leave() error {
 	if bad != nil {
 		return errors.Join(err, bad)
 	}
-	gone, bad := store.Remove(nil)
-	for _, text := range gone.Left {
-		f.agent.warn(fmt.Errorf("a decoy is not wanted any more, and stays: %s", text))
-	}
-	return errors.Join(err, bad, store.Close())
+	return errors.Join(err, f.remove(store, nil))
 }
 
 func (f *decoys) end() error {
