@@ -30,6 +30,9 @@ const (
 // TicksPerSecond is USER_HZ, on every architecture that shunt is built for.
 const TicksPerSecond = 100
 
+// TickNs is a tick in nanoseconds.
+const TickNs = 1_000_000_000 / TicksPerSecond
+
 // Exiting is the flag of a process that ends (PF_EXITING of linux/sched.h).
 const Exiting = 0x4
 

@@ -84,7 +84,7 @@ var mayImport = map[string][]string{
 	"internal/diag/sched":   {"internal/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
 	"internal/diag/symbol":  {},
 	"internal/diag/top":     {"internal/diag/io", "internal/diag/lasting", "internal/diag/line", "internal/diag/memleak", "internal/diag/sched", "internal/event", "sensor"},
-	"internal/diag/vdisk":   {"internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
+	"internal/diag/vdisk":   {"internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "internal/process", "sensor"},
 
 	// The pod shortcuts.
 	"internal/pod/compare": {"internal/pod/traffic"},
@@ -103,7 +103,7 @@ var mayImport = map[string][]string{
 	"internal/guard/decoy":    {"internal/guard/detect", "internal/guard/policy", "internal/guard/rule", "internal/process", "internal/record"},
 	"internal/guard/rule":     {"internal/config"},
 	"internal/guard/policy":   {"internal/config", "internal/guard/rule"},
-	"internal/guard/detect":   {"internal/cgroup", "internal/event", "internal/guard/policy", "internal/guard/rule", "internal/value", "sensor"},
+	"internal/guard/detect":   {"internal/cgroup", "internal/event", "internal/guard/policy", "internal/guard/rule", "internal/process", "internal/value", "sensor"},
 	"internal/guard/protect":  {"internal/event", "internal/host", "internal/guard/policy", "internal/kernel"},
 	"internal/guard/suggest":  {"internal/event", "internal/guard/policy", "internal/guard/protect", "internal/value"},
 }

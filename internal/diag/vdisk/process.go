@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/shunt-lb/shunt/internal/process"
 	"golang.org/x/sys/unix"
 )
 
@@ -139,21 +140,21 @@ func findDisk(device uint32) Disk {
 }
 
 // identity is what tells whether a number still is the same process: the time of its start, in ticks.
-func identity(pid int) (comm string, start string, err error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+func identity(pid int) (comm string, start uint64, err error) {
+	stat, err := process.ReadStat(pid)
 	if errors.Is(err, os.ErrNotExist) {
-		return "", "", fmt.Errorf("there is no process %d", pid)
+		return "", 0, fmt.Errorf("there is no process %d", pid)
 	}
 	if err != nil {
-		return "", "", fmt.Errorf("read of process %d: %w", pid, err)
+		return "", 0, fmt.Errorf("read of process %d: %w", pid, err)
 	}
-	from, to := strings.IndexByte(string(text), '('), strings.LastIndexByte(string(text), ')')
-	if from < 0 || to < from {
-		return "", "", fmt.Errorf("read of process %d: the kernel's line is not as expected", pid)
+	start, err = stat.Number(process.StartTicks)
+	if err != nil || slices.Contains([]string{"Z", "X"}, stat.State()) {
+		return "", 0, fmt.Errorf("process %d has ended", pid)
 	}
-	fields := strings.Fields(string(text[to+1:]))
-	if len(fields) < 20 || slices.Contains([]string{"Z", "X"}, fields[0]) {
-		return "", "", fmt.Errorf("process %d has ended", pid)
+	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	if err != nil {
+		return "", 0, fmt.Errorf("read of process %d: %w", pid, err)
 	}
-	return string(text[from+1 : to]), fields[19], nil
+	return strings.TrimSuffix(string(name), "\n"), start, nil
 }

@@ -54,7 +54,7 @@ type recorder struct {
 	skipped uint64
 	isFull  bool
 	head    Head
-	start   string // of the process
+	start   uint64 // of the process
 	files   []opened
 	seen    map[int32]bool // descriptors that were looked for
 	frame   []byte

@@ -13,6 +13,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/guard/detect"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
+	"github.com/shunt-lb/shunt/internal/process"
 	"github.com/shunt-lb/shunt/internal/record"
 )
 
@@ -51,7 +52,7 @@ type Member struct {
 }
 
 func (m Member) event() rule.Process {
-	return rule.Process{PID: uint32(m.PID), StartNs: m.Start * tickNs, Program: m.Program}
+	return rule.Process{PID: uint32(m.PID), StartNs: m.Start * process.TickNs, Program: m.Program}
 }
 
 // isThere is whether it has not ended.

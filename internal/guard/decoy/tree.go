@@ -17,9 +17,6 @@ import (
 	"github.com/shunt-lb/shunt/internal/process"
 )
 
-// tickNs is a tick of process.StartTicks.
-const tickNs = 1e9 / process.TicksPerSecond
-
 // key names a process for ever.
 type key struct {
 	pid   int
@@ -62,7 +59,7 @@ func look(pid int) (p proc, err error) {
 
 // event is a process as alerts have it.
 func (p proc) event() rule.Process {
-	return rule.Process{PID: uint32(p.pid), StartNs: p.start * tickNs, Program: p.program, Comm: p.comm,
+	return rule.Process{PID: uint32(p.pid), StartNs: p.start * process.TickNs, Program: p.program, Comm: p.comm,
 		Executable: rule.File{Inode: p.inode, Device: unix.Major(p.device)<<20 | unix.Minor(p.device)}}
 }
 
