@@ -20,6 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/detect"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
+	"github.com/shunt-lb/shunt/internal/process"
 )
 
 // stand is a folder with users' files and decoys, and a watch of it.
@@ -160,21 +161,50 @@ func (s *stand) stopped(c *exec.Cmd) (harmed int, f detect.Found) {
 	if err != nil || len(trees) != 1 {
 		s.t.Fatalf("%+v, %v", trees, err)
 	}
+	end := time.Now().Add(time.Minute)
 	for _, m := range trees[0].Processes { // until all are
-		for m.isThere() && !isStopped(m.PID) {
+		for m.isThere() && !isStopped(m.PID) && !beginsStopped(s.t, m.PID) {
+			if time.Now().After(end) {
+				s.t.Fatalf("process %d of %+v is not stopped", m.PID, trees[0].Processes)
+			}
 			unix.Nanosleep(&unix.Timespec{Nsec: 1e6}, nil) //nolint:errcheck // it is looked again
 		}
 	}
 	return harmedFiles(s.t, s.files), f
 }
 
+// isStopped is whether a process or thread is stopped, or has ended.
 func isStopped(pid int) bool {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return true // ended
+	state := stateOf(pid)
+	return state == "T" || state == "Z" || state == ""
+}
+
+// beginsStopped is whether a process begins another one that is stopped. It waits in the kernel until that has another program
+// (CLONE_VFORK, by which Go begins programs), and no signal but SIGKILL reaches it there: it does nothing any more.
+func beginsStopped(t testing.TB, pid int) bool {
+	t.Helper()
+	if stateOf(pid) != "D" {
+		return false
 	}
-	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
-	return string(fields[0]) == "T" || string(fields[0]) == "Z"
+	all, err := processes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		if p.parent == pid && stateOf(p.pid) == "T" {
+			return true
+		}
+	}
+	return false
+}
+
+// stateOf is a letter of proc_pid_stat(5); empty: it has ended.
+func stateOf(pid int) string {
+	stat, err := process.ReadStat(pid)
+	if err != nil {
+		return ""
+	}
+	return stat.State()
 }
 
 var all = flag.Bool("all", false, "try every way, order and number of workers, to measure")
