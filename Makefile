@@ -10,7 +10,7 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GENERATED := '*_bpfel.go' '*_bpfel.o' '*.pb.go' '*.connect.go'
 
 # Packages with golden files and pages that are written by their tests, and compared.
-GOLDEN_PACKAGES := ./internal/cli ./internal/control ./internal/diag/io ./internal/diag/memleak ./internal/diag/ping ./internal/diag/sched ./internal/diag/top ./internal/guard/protect ./internal/kernel ./internal/lb/datapath ./internal/lb/source/file ./internal/metrics ./internal/products ./test/script ./test/kernel
+GOLDEN_PACKAGES := ./internal/cli ./internal/control ./internal/diag/io ./internal/diag/memleak ./internal/diag/ping ./internal/diag/sched ./internal/diag/top ./internal/diag/vdisk ./internal/guard/protect ./internal/kernel ./internal/lb/datapath ./internal/lb/source/file ./internal/metrics ./internal/products ./test/script ./test/kernel
 
 # Tests wait most of their time, for timeouts and for each other's programs, in namespaces of their own:
 # so more run side by side than there are CPUs. The longest begin first.

@@ -3,11 +3,11 @@ package sensor
 import (
 	"errors"
 	"fmt"
-	"strings"
-	"syscall"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
 // ErrPrivilege is in the error of Open without the needed capabilities.
@@ -29,27 +29,10 @@ func privileged() error {
 
 // reason is why the kernel refused, in one line.
 func reason(way Way, err error) string {
-	var refused *ebpf.VerifierError
-	if errors.As(err, &refused) && len(refused.Log) > 0 {
-		return fmt.Sprintf("%v: %s", refused.Cause, complaint(refused.Log))
-	}
-	trampoline := way.Kind == Fentry || way.Kind == Fexit
-	switch {
-	case trampoline && errors.Is(err, syscall.EPERM):
+	var v *ebpf.VerifierError
+	hasLog := errors.As(err, &v) && len(v.Log) > 0
+	if (way.Kind == Fentry || way.Kind == Fexit) && errors.Is(err, unix.EPERM) && !hasLog {
 		return "EPERM, without a log: this kernel refuses BPF trampolines"
-	case errors.Is(err, syscall.EPERM):
-		return "EPERM, without a log: this kernel does not permit it"
 	}
-	return strings.Join(strings.Fields(err.Error()), " ")
-}
-
-// complaint is the line of the verifier's log that says what is wrong: the last but the statistics.
-func complaint(log []string) string {
-	for i := len(log) - 1; i >= 0; i-- {
-		line := strings.TrimSpace(log[i])
-		if line != "" && !strings.HasPrefix(line, "processed ") && !strings.HasPrefix(line, "verification time") && !strings.HasPrefix(line, "stack depth") {
-			return line
-		}
-	}
-	return "no complaint in the verifier's log"
+	return kernel.Why(err)
 }

@@ -15,11 +15,13 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
 // Kind is how a program is attached.
@@ -34,12 +36,13 @@ const (
 	RawTP      Kind = "raw_tp"     // at a tracepoint, untyped (4.17)
 	Tracepoint Kind = "tracepoint" // at a tracepoint's record, by perf; needs tracefs
 	Timer      Kind = "perf_event" // at a timer of each CPU, by perf; the target is cpu-clock (4.9)
+	Uprobe     Kind = "uprobe"     // at a symbol of a program's file, in Options.Process only (4.17)
 )
 
 // Way is one way to attach a sensor.
 type Way struct {
 	Kind    Kind
-	Target  string        // the function, or the tracepoint; of the kind Tracepoint: group/name
+	Target  string        // the function, the tracepoint, or the symbol; of the kind Tracepoint: group/name
 	Program string        // its name in the collection
 	Loses   string        // what is lost by it, compared with the best way; "": nothing
 	Every   time.Duration // of the kind Timer: its period
@@ -94,6 +97,8 @@ type Options struct {
 	Constants map[string]any
 	// BTF describes the kernel's types; see FindBTF. The zero value stands for the kernel's own.
 	BTF BTF
+	// Process is for the kind Uprobe.
+	Process Process
 	// Prepare, if not nil, is called when the maps exist and before a program is loaded.
 	Prepare func(maps map[string]*ebpf.Map) error
 }
@@ -198,7 +203,7 @@ func (s *Set) try(spec *ebpf.CollectionSpec, way Way, o Options) (*ebpf.Collecti
 	if err != nil {
 		return nil, nil, err
 	}
-	l, err := attach(coll.Programs[way.Program], way)
+	l, err := attach(coll.Programs[way.Program], way, o.Process)
 	if err != nil {
 		coll.Close()
 		return nil, nil, err
@@ -206,22 +211,26 @@ func (s *Set) try(spec *ebpf.CollectionSpec, way Way, o Options) (*ebpf.Collecti
 	return coll, l, nil
 }
 
-func attach(p *ebpf.Program, way Way) (io.Closer, error) {
+func attach(p *ebpf.Program, way Way, of Process) (io.Closer, error) {
 	switch way.Kind {
 	case Fentry, Fexit, TPBTF:
-		return link.AttachTracing(link.TracingOptions{Program: p})
+		return kernel.AttachTracing(p, way.Program)
 	case RawTP:
-		return link.AttachRawTracepoint(link.RawTracepointOptions{Name: way.Target, Program: p})
+		return kernel.AttachRawTracepoint(p, way.Target)
 	case Kprobe:
-		return link.Kprobe(way.Target, p, nil)
+		return kernel.AttachKprobe(p, way.Target)
 	case Tracepoint:
-		group, name, ok := strings.Cut(way.Target, "/")
-		if !ok {
-			return nil, fmt.Errorf("the tracepoint %q is not written as group/name", way.Target)
-		}
-		return link.Tracepoint(group, name, p, nil)
+		return kernel.AttachTracepoint(p, way.Target)
 	case Timer:
-		return attachTimer(p, way)
+		if way.Target != "cpu-clock" {
+			return nil, fmt.Errorf("%q is no timer; cpu-clock is", way.Target)
+		}
+		return kernel.AttachTimer(p, way.Every)
+	case Uprobe:
+		if of.PID <= 0 || of.Executable == "" {
+			return nil, errors.New("no process is named")
+		}
+		return kernel.AttachUprobe(p, of.Executable, way.Target, of.PID)
 	}
 	return nil, fmt.Errorf("%q is no kind of attachment", way.Kind)
 }
@@ -253,14 +262,18 @@ func (s *Set) Runtime() (took time.Duration, err error) {
 	return took, nil
 }
 
-// Detach ends all attachments. A program that runs on another CPU may still end its run after that. The
-// maps stay.
+// Detach ends all attachments, at a time: to let go of a uprobe the kernel waits until no CPU runs it, which takes some
+// 80 ms each (6.18). A program that runs on another CPU may still end its run after that. The maps stay.
 func (s *Set) Detach() error {
-	var errs []error
-	for _, h := range s.held {
-		errs = append(errs, h.link.Close())
-		h.collection.Close()
+	errs := make([]error, len(s.held))
+	var all sync.WaitGroup
+	for i, h := range s.held {
+		all.Go(func() {
+			errs[i] = h.link.Close()
+			h.collection.Close()
+		})
 	}
+	all.Wait()
 	s.held = nil
 	return errors.Join(errs...)
 }

@@ -764,10 +764,12 @@ type Acceleration struct {
 	// Packets that pods have sent since the product began, pods that are gone included, and packets
 	// that came for pods by the uplinks. "taken": by the shortcut; each other key is the reason why
 	// packets went through the host's stack.
-	Counts        map[string]*Count     `protobuf:"bytes,4,rep,name=counts,proto3" json:"counts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Uplinks       []*AcceleratedUplink  `protobuf:"bytes,5,rep,name=uplinks,proto3" json:"uplinks,omitempty"`
-	Networks      []*AcceleratedNetwork `protobuf:"bytes,6,rep,name=networks,proto3" json:"networks,omitempty"`
-	Steers        []*AcceleratedSteer   `protobuf:"bytes,7,rep,name=steers,proto3" json:"steers,omitempty"`
+	Counts   map[string]*Count     `protobuf:"bytes,4,rep,name=counts,proto3" json:"counts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Uplinks  []*AcceleratedUplink  `protobuf:"bytes,5,rep,name=uplinks,proto3" json:"uplinks,omitempty"`
+	Networks []*AcceleratedNetwork `protobuf:"bytes,6,rep,name=networks,proto3" json:"networks,omitempty"`
+	Steers   []*AcceleratedSteer   `protobuf:"bytes,7,rep,name=steers,proto3" json:"steers,omitempty"`
+	// Absent without "sockets" under the key.
+	Sockets       *SocketPairs `protobuf:"bytes,8,opt,name=sockets,proto3" json:"sockets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -851,6 +853,202 @@ func (x *Acceleration) GetSteers() []*AcceleratedSteer {
 	return nil
 }
 
+func (x *Acceleration) GetSockets() *SocketPairs {
+	if x != nil {
+		return x.Sockets
+	}
+	return nil
+}
+
+// Sockets of this host that hand each other their data. Experimental.
+type SocketPairs struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Cgroups []string               `protobuf:"bytes,1,rep,name=cgroups,proto3" json:"cgroups,omitempty"`
+	// Like "8080" or "9000-9010"; empty: all.
+	Ports []string `protobuf:"bytes,2,rep,name=ports,proto3" json:"ports,omitempty"`
+	// Bytes that may wait at one end.
+	Limit uint64 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	// "paired", or "refused": no socket is paired.
+	State string `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
+	// Why sockets are not paired; empty: they are.
+	Why string `protobuf:"bytes,5,opt,name=why,proto3" json:"why,omitempty"`
+	// What the test of this kernel has tried.
+	Checks []*SocketCheck `protobuf:"bytes,6,rep,name=checks,proto3" json:"checks,omitempty"`
+	// Sockets that are paired now, and bytes that wait at them.
+	Paired  uint64 `protobuf:"varint,7,opt,name=paired,proto3" json:"paired,omitempty"`
+	Waiting uint64 `protobuf:"varint,8,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// "taken": messages and bytes that went past TCP; "joined", "foreign", "mptcp", "no_room": connections; each
+	// other key: the reason why messages went by TCP.
+	Counts        map[string]*Count `protobuf:"bytes,9,rep,name=counts,proto3" json:"counts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SocketPairs) Reset() {
+	*x = SocketPairs{}
+	mi := &file_v1_shunt_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SocketPairs) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SocketPairs) ProtoMessage() {}
+
+func (x *SocketPairs) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SocketPairs.ProtoReflect.Descriptor instead.
+func (*SocketPairs) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *SocketPairs) GetCgroups() []string {
+	if x != nil {
+		return x.Cgroups
+	}
+	return nil
+}
+
+func (x *SocketPairs) GetPorts() []string {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *SocketPairs) GetLimit() uint64 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *SocketPairs) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *SocketPairs) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *SocketPairs) GetChecks() []*SocketCheck {
+	if x != nil {
+		return x.Checks
+	}
+	return nil
+}
+
+func (x *SocketPairs) GetPaired() uint64 {
+	if x != nil {
+		return x.Paired
+	}
+	return 0
+}
+
+func (x *SocketPairs) GetWaiting() uint64 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *SocketPairs) GetCounts() map[string]*Count {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+// Something that programs do with sockets, tried with a pair when the product started.
+type SocketCheck struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Sockets are not paired without it, whatever "unused" says.
+	Must bool `protobuf:"varint,2,opt,name=must,proto3" json:"must,omitempty"`
+	// What went wrong; empty: nothing did.
+	Broken string `protobuf:"bytes,3,opt,name=broken,proto3" json:"broken,omitempty"`
+	// "unused" has it.
+	Waived        bool `protobuf:"varint,4,opt,name=waived,proto3" json:"waived,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SocketCheck) Reset() {
+	*x = SocketCheck{}
+	mi := &file_v1_shunt_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SocketCheck) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SocketCheck) ProtoMessage() {}
+
+func (x *SocketCheck) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SocketCheck.ProtoReflect.Descriptor instead.
+func (*SocketCheck) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *SocketCheck) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SocketCheck) GetMust() bool {
+	if x != nil {
+		return x.Must
+	}
+	return false
+}
+
+func (x *SocketCheck) GetBroken() string {
+	if x != nil {
+		return x.Broken
+	}
+	return ""
+}
+
+func (x *SocketCheck) GetWaived() bool {
+	if x != nil {
+		return x.Waived
+	}
+	return false
+}
+
 // Ports whose packets from pods go through a chosen interface.
 type AcceleratedSteer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -872,7 +1070,7 @@ type AcceleratedSteer struct {
 
 func (x *AcceleratedSteer) Reset() {
 	*x = AcceleratedSteer{}
-	mi := &file_v1_shunt_proto_msgTypes[8]
+	mi := &file_v1_shunt_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -884,7 +1082,7 @@ func (x *AcceleratedSteer) String() string {
 func (*AcceleratedSteer) ProtoMessage() {}
 
 func (x *AcceleratedSteer) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[8]
+	mi := &file_v1_shunt_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -897,7 +1095,7 @@ func (x *AcceleratedSteer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedSteer.ProtoReflect.Descriptor instead.
 func (*AcceleratedSteer) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{8}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AcceleratedSteer) GetName() string {
@@ -972,7 +1170,7 @@ type AcceleratedUplink struct {
 
 func (x *AcceleratedUplink) Reset() {
 	*x = AcceleratedUplink{}
-	mi := &file_v1_shunt_proto_msgTypes[9]
+	mi := &file_v1_shunt_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -984,7 +1182,7 @@ func (x *AcceleratedUplink) String() string {
 func (*AcceleratedUplink) ProtoMessage() {}
 
 func (x *AcceleratedUplink) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[9]
+	mi := &file_v1_shunt_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -997,7 +1195,7 @@ func (x *AcceleratedUplink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedUplink.ProtoReflect.Descriptor instead.
 func (*AcceleratedUplink) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{9}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AcceleratedUplink) GetInterface() string {
@@ -1046,7 +1244,7 @@ type AcceleratedNetwork struct {
 
 func (x *AcceleratedNetwork) Reset() {
 	*x = AcceleratedNetwork{}
-	mi := &file_v1_shunt_proto_msgTypes[10]
+	mi := &file_v1_shunt_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1058,7 +1256,7 @@ func (x *AcceleratedNetwork) String() string {
 func (*AcceleratedNetwork) ProtoMessage() {}
 
 func (x *AcceleratedNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[10]
+	mi := &file_v1_shunt_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1071,7 +1269,7 @@ func (x *AcceleratedNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedNetwork.ProtoReflect.Descriptor instead.
 func (*AcceleratedNetwork) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{10}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AcceleratedNetwork) GetNetwork() string {
@@ -1125,7 +1323,7 @@ type AcceleratedPod struct {
 
 func (x *AcceleratedPod) Reset() {
 	*x = AcceleratedPod{}
-	mi := &file_v1_shunt_proto_msgTypes[11]
+	mi := &file_v1_shunt_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1137,7 +1335,7 @@ func (x *AcceleratedPod) String() string {
 func (*AcceleratedPod) ProtoMessage() {}
 
 func (x *AcceleratedPod) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[11]
+	mi := &file_v1_shunt_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1150,7 +1348,7 @@ func (x *AcceleratedPod) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedPod.ProtoReflect.Descriptor instead.
 func (*AcceleratedPod) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{11}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AcceleratedPod) GetInterface() string {
@@ -1195,7 +1393,7 @@ type AcceleratedAddress struct {
 
 func (x *AcceleratedAddress) Reset() {
 	*x = AcceleratedAddress{}
-	mi := &file_v1_shunt_proto_msgTypes[12]
+	mi := &file_v1_shunt_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1207,7 +1405,7 @@ func (x *AcceleratedAddress) String() string {
 func (*AcceleratedAddress) ProtoMessage() {}
 
 func (x *AcceleratedAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[12]
+	mi := &file_v1_shunt_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1220,7 +1418,7 @@ func (x *AcceleratedAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedAddress.ProtoReflect.Descriptor instead.
 func (*AcceleratedAddress) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{12}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AcceleratedAddress) GetAddress() string {
@@ -1258,7 +1456,7 @@ type Product struct {
 
 func (x *Product) Reset() {
 	*x = Product{}
-	mi := &file_v1_shunt_proto_msgTypes[13]
+	mi := &file_v1_shunt_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1270,7 +1468,7 @@ func (x *Product) String() string {
 func (*Product) ProtoMessage() {}
 
 func (x *Product) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[13]
+	mi := &file_v1_shunt_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1283,7 +1481,7 @@ func (x *Product) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Product.ProtoReflect.Descriptor instead.
 func (*Product) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{13}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Product) GetName() string {
@@ -1318,7 +1516,7 @@ type Attachment struct {
 	// the interface exists. Absent without a daemon, or if the other end of a veth cannot be read.
 	FramesMissed *uint64 `protobuf:"varint,4,opt,name=frames_missed,json=framesMissed,proto3,oneof" json:"frames_missed,omitempty"`
 	// The programs on the interface, in a packet's order, if other programs run before or after
-	// shunt's (shunt chain). Empty without a daemon, and until they have been measured.
+	// shunt's (shunt chain). Empty without a daemon.
 	Chain         []*ChainedProgram `protobuf:"bytes,5,rep,name=chain,proto3" json:"chain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1326,7 +1524,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_v1_shunt_proto_msgTypes[14]
+	mi := &file_v1_shunt_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1338,7 +1536,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[14]
+	mi := &file_v1_shunt_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1351,7 +1549,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{14}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Attachment) GetInterface() string {
@@ -1389,22 +1587,19 @@ func (x *Attachment) GetChain() []*ChainedProgram {
 	return nil
 }
 
-// A program of a chain, as last measured on packets. A guest's program is not measured.
+// A program of a chain.
 type ChainedProgram struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Position      string                 `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"` // before, shunt, guest or after
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`         // at most 15 characters
 	Id            uint32                 `protobuf:"varint,3,opt,name=id,proto3" json:"id,omitempty"`
-	Packets       uint64                 `protobuf:"varint,4,opt,name=packets,proto3" json:"packets,omitempty"`                               // measured packets: the first 256 of each CPU, then one in 16; 0: none came yet
-	NsPerPacket   float64                `protobuf:"fixed64,5,opt,name=ns_per_packet,json=nsPerPacket,proto3" json:"ns_per_packet,omitempty"` // mean, in nanoseconds, without the programs after it
-	Measured      *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=measured,proto3" json:"measured,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ChainedProgram) Reset() {
 	*x = ChainedProgram{}
-	mi := &file_v1_shunt_proto_msgTypes[15]
+	mi := &file_v1_shunt_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1416,7 +1611,7 @@ func (x *ChainedProgram) String() string {
 func (*ChainedProgram) ProtoMessage() {}
 
 func (x *ChainedProgram) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[15]
+	mi := &file_v1_shunt_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1429,7 +1624,7 @@ func (x *ChainedProgram) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChainedProgram.ProtoReflect.Descriptor instead.
 func (*ChainedProgram) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{15}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ChainedProgram) GetPosition() string {
@@ -1453,27 +1648,6 @@ func (x *ChainedProgram) GetId() uint32 {
 	return 0
 }
 
-func (x *ChainedProgram) GetPackets() uint64 {
-	if x != nil {
-		return x.Packets
-	}
-	return 0
-}
-
-func (x *ChainedProgram) GetNsPerPacket() float64 {
-	if x != nil {
-		return x.NsPerPacket
-	}
-	return 0
-}
-
-func (x *ChainedProgram) GetMeasured() *timestamppb.Timestamp {
-	if x != nil {
-		return x.Measured
-	}
-	return nil
-}
-
 // A fault of this moment, or a fact worth knowing.
 type Condition struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1489,7 +1663,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_v1_shunt_proto_msgTypes[16]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1501,7 +1675,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[16]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1514,7 +1688,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{16}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Condition) GetCode() string {
@@ -1583,7 +1757,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1595,7 +1769,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1608,7 +1782,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Service) GetName() string {
@@ -1710,7 +1884,7 @@ type ServiceBackend struct {
 
 func (x *ServiceBackend) Reset() {
 	*x = ServiceBackend{}
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1722,7 +1896,7 @@ func (x *ServiceBackend) String() string {
 func (*ServiceBackend) ProtoMessage() {}
 
 func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1735,7 +1909,7 @@ func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceBackend.ProtoReflect.Descriptor instead.
 func (*ServiceBackend) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ServiceBackend) GetAddress() string {
@@ -1851,7 +2025,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1863,7 +2037,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1876,7 +2050,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Backend) GetAddress() string {
@@ -1995,7 +2169,7 @@ type BackendHealth struct {
 
 func (x *BackendHealth) Reset() {
 	*x = BackendHealth{}
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2007,7 +2181,7 @@ func (x *BackendHealth) String() string {
 func (*BackendHealth) ProtoMessage() {}
 
 func (x *BackendHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2020,7 +2194,7 @@ func (x *BackendHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendHealth.ProtoReflect.Descriptor instead.
 func (*BackendHealth) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *BackendHealth) GetService() string {
@@ -2103,7 +2277,7 @@ type Count struct {
 
 func (x *Count) Reset() {
 	*x = Count{}
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2115,7 +2289,7 @@ func (x *Count) String() string {
 func (*Count) ProtoMessage() {}
 
 func (x *Count) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2128,7 +2302,7 @@ func (x *Count) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Count.ProtoReflect.Descriptor instead.
 func (*Count) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Count) GetPackets() uint64 {
@@ -2153,7 +2327,7 @@ type ListBackendsRequest struct {
 
 func (x *ListBackendsRequest) Reset() {
 	*x = ListBackendsRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2165,7 +2339,7 @@ func (x *ListBackendsRequest) String() string {
 func (*ListBackendsRequest) ProtoMessage() {}
 
 func (x *ListBackendsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2178,7 +2352,7 @@ func (x *ListBackendsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendsRequest.ProtoReflect.Descriptor instead.
 func (*ListBackendsRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
 }
 
 type ListBackendsResponse struct {
@@ -2190,7 +2364,7 @@ type ListBackendsResponse struct {
 
 func (x *ListBackendsResponse) Reset() {
 	*x = ListBackendsResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2202,7 +2376,7 @@ func (x *ListBackendsResponse) String() string {
 func (*ListBackendsResponse) ProtoMessage() {}
 
 func (x *ListBackendsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2215,7 +2389,7 @@ func (x *ListBackendsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendsResponse.ProtoReflect.Descriptor instead.
 func (*ListBackendsResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListBackendsResponse) GetBackends() []*Backend {
@@ -2233,7 +2407,7 @@ type ListOverridesRequest struct {
 
 func (x *ListOverridesRequest) Reset() {
 	*x = ListOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2245,7 +2419,7 @@ func (x *ListOverridesRequest) String() string {
 func (*ListOverridesRequest) ProtoMessage() {}
 
 func (x *ListOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2258,7 +2432,7 @@ func (x *ListOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ListOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
 }
 
 type ListOverridesResponse struct {
@@ -2270,7 +2444,7 @@ type ListOverridesResponse struct {
 
 func (x *ListOverridesResponse) Reset() {
 	*x = ListOverridesResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2282,7 +2456,7 @@ func (x *ListOverridesResponse) String() string {
 func (*ListOverridesResponse) ProtoMessage() {}
 
 func (x *ListOverridesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2295,7 +2469,7 @@ func (x *ListOverridesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOverridesResponse.ProtoReflect.Descriptor instead.
 func (*ListOverridesResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListOverridesResponse) GetOverrides() []*Override {
@@ -2327,7 +2501,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2339,7 +2513,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2352,7 +2526,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Override) GetBackend() string {
@@ -2426,7 +2600,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2438,7 +2612,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2451,7 +2625,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
 }
 
 // One event.
@@ -2472,7 +2646,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2484,7 +2658,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2497,7 +2671,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WatchResponse) GetTime() *timestamppb.Timestamp {
@@ -2550,7 +2724,7 @@ type HealthChange struct {
 
 func (x *HealthChange) Reset() {
 	*x = HealthChange{}
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2562,7 +2736,7 @@ func (x *HealthChange) String() string {
 func (*HealthChange) ProtoMessage() {}
 
 func (x *HealthChange) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2575,7 +2749,7 @@ func (x *HealthChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthChange.ProtoReflect.Descriptor instead.
 func (*HealthChange) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *HealthChange) GetService() string {
@@ -2651,7 +2825,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2663,7 +2837,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2676,7 +2850,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReloadRequest) GetPlan() bool {
@@ -2709,7 +2883,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2721,7 +2895,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2734,7 +2908,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ReloadResponse) GetApplied() bool {
@@ -2806,7 +2980,7 @@ type Cut struct {
 
 func (x *Cut) Reset() {
 	*x = Cut{}
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2818,7 +2992,7 @@ func (x *Cut) String() string {
 func (*Cut) ProtoMessage() {}
 
 func (x *Cut) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2831,7 +3005,7 @@ func (x *Cut) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cut.ProtoReflect.Descriptor instead.
 func (*Cut) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Cut) GetService() string {
@@ -2875,7 +3049,7 @@ type SettingDifference struct {
 
 func (x *SettingDifference) Reset() {
 	*x = SettingDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2887,7 +3061,7 @@ func (x *SettingDifference) String() string {
 func (*SettingDifference) ProtoMessage() {}
 
 func (x *SettingDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2900,7 +3074,7 @@ func (x *SettingDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingDifference.ProtoReflect.Descriptor instead.
 func (*SettingDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SettingDifference) GetKey() string {
@@ -2941,7 +3115,7 @@ type Fault struct {
 
 func (x *Fault) Reset() {
 	*x = Fault{}
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2953,7 +3127,7 @@ func (x *Fault) String() string {
 func (*Fault) ProtoMessage() {}
 
 func (x *Fault) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2966,7 +3140,7 @@ func (x *Fault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fault.ProtoReflect.Descriptor instead.
 func (*Fault) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Fault) GetFile() string {
@@ -3038,7 +3212,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3050,7 +3224,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3063,7 +3237,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Difference) GetServices() []*ServiceDifference {
@@ -3108,7 +3282,7 @@ type ServiceDifference struct {
 
 func (x *ServiceDifference) Reset() {
 	*x = ServiceDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3120,7 +3294,7 @@ func (x *ServiceDifference) String() string {
 func (*ServiceDifference) ProtoMessage() {}
 
 func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3133,7 +3307,7 @@ func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceDifference.ProtoReflect.Descriptor instead.
 func (*ServiceDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ServiceDifference) GetName() string {
@@ -3233,7 +3407,7 @@ type AttributeDifference struct {
 
 func (x *AttributeDifference) Reset() {
 	*x = AttributeDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3245,7 +3419,7 @@ func (x *AttributeDifference) String() string {
 func (*AttributeDifference) ProtoMessage() {}
 
 func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3258,7 +3432,7 @@ func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttributeDifference.ProtoReflect.Descriptor instead.
 func (*AttributeDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AttributeDifference) GetName() string {
@@ -3298,7 +3472,7 @@ type FilterDifference struct {
 
 func (x *FilterDifference) Reset() {
 	*x = FilterDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3310,7 +3484,7 @@ func (x *FilterDifference) String() string {
 func (*FilterDifference) ProtoMessage() {}
 
 func (x *FilterDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3323,7 +3497,7 @@ func (x *FilterDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilterDifference.ProtoReflect.Descriptor instead.
 func (*FilterDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *FilterDifference) GetAllowFromAdded() uint32 {
@@ -3379,7 +3553,7 @@ type WeightDifference struct {
 
 func (x *WeightDifference) Reset() {
 	*x = WeightDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3391,7 +3565,7 @@ func (x *WeightDifference) String() string {
 func (*WeightDifference) ProtoMessage() {}
 
 func (x *WeightDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3404,7 +3578,7 @@ func (x *WeightDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WeightDifference.ProtoReflect.Descriptor instead.
 func (*WeightDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WeightDifference) GetBackend() string {
@@ -3440,7 +3614,7 @@ type StateDifference struct {
 
 func (x *StateDifference) Reset() {
 	*x = StateDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[40]
+	mi := &file_v1_shunt_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3452,7 +3626,7 @@ func (x *StateDifference) String() string {
 func (*StateDifference) ProtoMessage() {}
 
 func (x *StateDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[40]
+	mi := &file_v1_shunt_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3465,7 +3639,7 @@ func (x *StateDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateDifference.ProtoReflect.Descriptor instead.
 func (*StateDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *StateDifference) GetBackend() string {
@@ -3500,7 +3674,7 @@ type BackendDifference struct {
 
 func (x *BackendDifference) Reset() {
 	*x = BackendDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[41]
+	mi := &file_v1_shunt_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3512,7 +3686,7 @@ func (x *BackendDifference) String() string {
 func (*BackendDifference) ProtoMessage() {}
 
 func (x *BackendDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[41]
+	mi := &file_v1_shunt_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3525,7 +3699,7 @@ func (x *BackendDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendDifference.ProtoReflect.Descriptor instead.
 func (*BackendDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{41}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *BackendDifference) GetBackend() string {
@@ -3554,7 +3728,7 @@ type TableDifference struct {
 
 func (x *TableDifference) Reset() {
 	*x = TableDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[42]
+	mi := &file_v1_shunt_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3566,7 +3740,7 @@ func (x *TableDifference) String() string {
 func (*TableDifference) ProtoMessage() {}
 
 func (x *TableDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[42]
+	mi := &file_v1_shunt_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3579,7 +3753,7 @@ func (x *TableDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableDifference.ProtoReflect.Descriptor instead.
 func (*TableDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{42}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *TableDifference) GetFamily() string {
@@ -3622,7 +3796,7 @@ type AddressDifference struct {
 
 func (x *AddressDifference) Reset() {
 	*x = AddressDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[43]
+	mi := &file_v1_shunt_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3634,7 +3808,7 @@ func (x *AddressDifference) String() string {
 func (*AddressDifference) ProtoMessage() {}
 
 func (x *AddressDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[43]
+	mi := &file_v1_shunt_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3647,7 +3821,7 @@ func (x *AddressDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressDifference.ProtoReflect.Descriptor instead.
 func (*AddressDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{43}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AddressDifference) GetAddress() string {
@@ -3690,7 +3864,7 @@ type DrainBackendRequest struct {
 
 func (x *DrainBackendRequest) Reset() {
 	*x = DrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[44]
+	mi := &file_v1_shunt_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3702,7 +3876,7 @@ func (x *DrainBackendRequest) String() string {
 func (*DrainBackendRequest) ProtoMessage() {}
 
 func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[44]
+	mi := &file_v1_shunt_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3715,7 +3889,7 @@ func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*DrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{44}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DrainBackendRequest) GetBackend() string {
@@ -3741,7 +3915,7 @@ type UndrainBackendRequest struct {
 
 func (x *UndrainBackendRequest) Reset() {
 	*x = UndrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[45]
+	mi := &file_v1_shunt_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3753,7 +3927,7 @@ func (x *UndrainBackendRequest) String() string {
 func (*UndrainBackendRequest) ProtoMessage() {}
 
 func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[45]
+	mi := &file_v1_shunt_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3766,7 +3940,7 @@ func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*UndrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{45}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *UndrainBackendRequest) GetBackend() string {
@@ -3787,7 +3961,7 @@ type SetBackendWeightRequest struct {
 
 func (x *SetBackendWeightRequest) Reset() {
 	*x = SetBackendWeightRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[46]
+	mi := &file_v1_shunt_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3799,7 +3973,7 @@ func (x *SetBackendWeightRequest) String() string {
 func (*SetBackendWeightRequest) ProtoMessage() {}
 
 func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[46]
+	mi := &file_v1_shunt_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3812,7 +3986,7 @@ func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendWeightRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendWeightRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{46}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SetBackendWeightRequest) GetBackend() string {
@@ -3840,7 +4014,7 @@ type SetBackendHealthRequest struct {
 
 func (x *SetBackendHealthRequest) Reset() {
 	*x = SetBackendHealthRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[47]
+	mi := &file_v1_shunt_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3852,7 +4026,7 @@ func (x *SetBackendHealthRequest) String() string {
 func (*SetBackendHealthRequest) ProtoMessage() {}
 
 func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[47]
+	mi := &file_v1_shunt_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3865,7 +4039,7 @@ func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendHealthRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendHealthRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{47}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SetBackendHealthRequest) GetBackend() string {
@@ -3896,7 +4070,7 @@ type ClearOverridesRequest struct {
 
 func (x *ClearOverridesRequest) Reset() {
 	*x = ClearOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[48]
+	mi := &file_v1_shunt_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3908,7 +4082,7 @@ func (x *ClearOverridesRequest) String() string {
 func (*ClearOverridesRequest) ProtoMessage() {}
 
 func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[48]
+	mi := &file_v1_shunt_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3921,7 +4095,7 @@ func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ClearOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{48}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ClearOverridesRequest) GetBackend() string {
@@ -3966,7 +4140,7 @@ type OverrideResponse struct {
 
 func (x *OverrideResponse) Reset() {
 	*x = OverrideResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[49]
+	mi := &file_v1_shunt_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3978,7 +4152,7 @@ func (x *OverrideResponse) String() string {
 func (*OverrideResponse) ProtoMessage() {}
 
 func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[49]
+	mi := &file_v1_shunt_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3991,7 +4165,7 @@ func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverrideResponse.ProtoReflect.Descriptor instead.
 func (*OverrideResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{49}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *OverrideResponse) GetBackends() []string {
@@ -4047,7 +4221,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[50]
+	mi := &file_v1_shunt_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4059,7 +4233,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[50]
+	mi := &file_v1_shunt_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4072,7 +4246,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{50}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DetachRequest) GetInstance() string {
@@ -4092,7 +4266,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[51]
+	mi := &file_v1_shunt_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4104,7 +4278,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[51]
+	mi := &file_v1_shunt_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4117,7 +4291,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{51}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DetachResponse) GetPid() int32 {
@@ -4213,7 +4387,7 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\tring_full\x18\x06 \x01(\x04R\bringFull\x12\x18\n" +
 	"\ainvalid\x18\a \x01(\x04R\ainvalid\x12\x1d\n" +
 	"\n" +
-	"tx_invalid\x18\b \x01(\x04R\ttxInvalid\"\x9a\x03\n" +
+	"tx_invalid\x18\b \x01(\x04R\ttxInvalid\"\xcb\x03\n" +
 	"\fAcceleration\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1b\n" +
 	"\tsame_node\x18\x02 \x01(\bR\bsameNode\x12,\n" +
@@ -4221,10 +4395,29 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x06counts\x18\x04 \x03(\v2\".shunt.v1.Acceleration.CountsEntryR\x06counts\x125\n" +
 	"\auplinks\x18\x05 \x03(\v2\x1b.shunt.v1.AcceleratedUplinkR\auplinks\x128\n" +
 	"\bnetworks\x18\x06 \x03(\v2\x1c.shunt.v1.AcceleratedNetworkR\bnetworks\x122\n" +
-	"\x06steers\x18\a \x03(\v2\x1a.shunt.v1.AcceleratedSteerR\x06steers\x1aJ\n" +
+	"\x06steers\x18\a \x03(\v2\x1a.shunt.v1.AcceleratedSteerR\x06steers\x12/\n" +
+	"\asockets\x18\b \x01(\v2\x15.shunt.v1.SocketPairsR\asockets\x1aJ\n" +
 	"\vCountsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12%\n" +
-	"\x05value\x18\x02 \x01(\v2\x0f.shunt.v1.CountR\x05value:\x028\x01\"\xc3\x02\n" +
+	"\x05value\x18\x02 \x01(\v2\x0f.shunt.v1.CountR\x05value:\x028\x01\"\xe3\x02\n" +
+	"\vSocketPairs\x12\x18\n" +
+	"\acgroups\x18\x01 \x03(\tR\acgroups\x12\x14\n" +
+	"\x05ports\x18\x02 \x03(\tR\x05ports\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\x04R\x05limit\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x12\x10\n" +
+	"\x03why\x18\x05 \x01(\tR\x03why\x12-\n" +
+	"\x06checks\x18\x06 \x03(\v2\x15.shunt.v1.SocketCheckR\x06checks\x12\x16\n" +
+	"\x06paired\x18\a \x01(\x04R\x06paired\x12\x18\n" +
+	"\awaiting\x18\b \x01(\x04R\awaiting\x129\n" +
+	"\x06counts\x18\t \x03(\v2!.shunt.v1.SocketPairs.CountsEntryR\x06counts\x1aJ\n" +
+	"\vCountsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12%\n" +
+	"\x05value\x18\x02 \x01(\v2\x0f.shunt.v1.CountR\x05value:\x028\x01\"e\n" +
+	"\vSocketCheck\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04must\x18\x02 \x01(\bR\x04must\x12\x16\n" +
+	"\x06broken\x18\x03 \x01(\tR\x06broken\x12\x16\n" +
+	"\x06waived\x18\x04 \x01(\bR\x06waived\"\xc3\x02\n" +
 	"\x10AcceleratedSteer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ports\x18\x02 \x03(\tR\x05ports\x12\x18\n" +
@@ -4274,14 +4467,11 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12(\n" +
 	"\rframes_missed\x18\x04 \x01(\x04H\x00R\fframesMissed\x88\x01\x01\x12.\n" +
 	"\x05chain\x18\x05 \x03(\v2\x18.shunt.v1.ChainedProgramR\x05chainB\x10\n" +
-	"\x0e_frames_missed\"\xc6\x01\n" +
+	"\x0e_frames_missed\"V\n" +
 	"\x0eChainedProgram\x12\x1a\n" +
 	"\bposition\x18\x01 \x01(\tR\bposition\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x0e\n" +
-	"\x02id\x18\x03 \x01(\rR\x02id\x12\x18\n" +
-	"\apackets\x18\x04 \x01(\x04R\apackets\x12\"\n" +
-	"\rns_per_packet\x18\x05 \x01(\x01R\vnsPerPacket\x126\n" +
-	"\bmeasured\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bmeasured\"\xb3\x01\n" +
+	"\x02id\x18\x03 \x01(\rR\x02idJ\x04\b\x04\x10\a\"\xb3\x01\n" +
 	"\tCondition\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x1a\n" +
 	"\bseverity\x18\x02 \x01(\tR\bseverity\x12\x18\n" +
@@ -4542,7 +4732,7 @@ func file_v1_shunt_proto_rawDescGZIP() []byte {
 	return file_v1_shunt_proto_rawDescData
 }
 
-var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
+var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 62)
 var file_v1_shunt_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: shunt.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: shunt.v1.GetStatusResponse
@@ -4552,154 +4742,160 @@ var file_v1_shunt_proto_goTypes = []any{
 	(*UDPQueue)(nil),                // 5: shunt.v1.UDPQueue
 	(*UDPCounts)(nil),               // 6: shunt.v1.UDPCounts
 	(*Acceleration)(nil),            // 7: shunt.v1.Acceleration
-	(*AcceleratedSteer)(nil),        // 8: shunt.v1.AcceleratedSteer
-	(*AcceleratedUplink)(nil),       // 9: shunt.v1.AcceleratedUplink
-	(*AcceleratedNetwork)(nil),      // 10: shunt.v1.AcceleratedNetwork
-	(*AcceleratedPod)(nil),          // 11: shunt.v1.AcceleratedPod
-	(*AcceleratedAddress)(nil),      // 12: shunt.v1.AcceleratedAddress
-	(*Product)(nil),                 // 13: shunt.v1.Product
-	(*Attachment)(nil),              // 14: shunt.v1.Attachment
-	(*ChainedProgram)(nil),          // 15: shunt.v1.ChainedProgram
-	(*Condition)(nil),               // 16: shunt.v1.Condition
-	(*Service)(nil),                 // 17: shunt.v1.Service
-	(*ServiceBackend)(nil),          // 18: shunt.v1.ServiceBackend
-	(*Backend)(nil),                 // 19: shunt.v1.Backend
-	(*BackendHealth)(nil),           // 20: shunt.v1.BackendHealth
-	(*Count)(nil),                   // 21: shunt.v1.Count
-	(*ListBackendsRequest)(nil),     // 22: shunt.v1.ListBackendsRequest
-	(*ListBackendsResponse)(nil),    // 23: shunt.v1.ListBackendsResponse
-	(*ListOverridesRequest)(nil),    // 24: shunt.v1.ListOverridesRequest
-	(*ListOverridesResponse)(nil),   // 25: shunt.v1.ListOverridesResponse
-	(*Override)(nil),                // 26: shunt.v1.Override
-	(*WatchRequest)(nil),            // 27: shunt.v1.WatchRequest
-	(*WatchResponse)(nil),           // 28: shunt.v1.WatchResponse
-	(*HealthChange)(nil),            // 29: shunt.v1.HealthChange
-	(*ReloadRequest)(nil),           // 30: shunt.v1.ReloadRequest
-	(*ReloadResponse)(nil),          // 31: shunt.v1.ReloadResponse
-	(*Cut)(nil),                     // 32: shunt.v1.Cut
-	(*SettingDifference)(nil),       // 33: shunt.v1.SettingDifference
-	(*Fault)(nil),                   // 34: shunt.v1.Fault
-	(*Difference)(nil),              // 35: shunt.v1.Difference
-	(*ServiceDifference)(nil),       // 36: shunt.v1.ServiceDifference
-	(*AttributeDifference)(nil),     // 37: shunt.v1.AttributeDifference
-	(*FilterDifference)(nil),        // 38: shunt.v1.FilterDifference
-	(*WeightDifference)(nil),        // 39: shunt.v1.WeightDifference
-	(*StateDifference)(nil),         // 40: shunt.v1.StateDifference
-	(*BackendDifference)(nil),       // 41: shunt.v1.BackendDifference
-	(*TableDifference)(nil),         // 42: shunt.v1.TableDifference
-	(*AddressDifference)(nil),       // 43: shunt.v1.AddressDifference
-	(*DrainBackendRequest)(nil),     // 44: shunt.v1.DrainBackendRequest
-	(*UndrainBackendRequest)(nil),   // 45: shunt.v1.UndrainBackendRequest
-	(*SetBackendWeightRequest)(nil), // 46: shunt.v1.SetBackendWeightRequest
-	(*SetBackendHealthRequest)(nil), // 47: shunt.v1.SetBackendHealthRequest
-	(*ClearOverridesRequest)(nil),   // 48: shunt.v1.ClearOverridesRequest
-	(*OverrideResponse)(nil),        // 49: shunt.v1.OverrideResponse
-	(*DetachRequest)(nil),           // 50: shunt.v1.DetachRequest
-	(*DetachResponse)(nil),          // 51: shunt.v1.DetachResponse
-	nil,                             // 52: shunt.v1.GetStatusResponse.ReasonsEntry
-	nil,                             // 53: shunt.v1.GetStatusResponse.SocketsEntry
-	nil,                             // 54: shunt.v1.UDPLease.EndedEntry
-	nil,                             // 55: shunt.v1.Acceleration.CountsEntry
-	nil,                             // 56: shunt.v1.AcceleratedSteer.CountsEntry
-	nil,                             // 57: shunt.v1.AcceleratedUplink.CountsEntry
-	nil,                             // 58: shunt.v1.AcceleratedPod.CountsEntry
-	(*timestamppb.Timestamp)(nil),   // 59: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 60: google.protobuf.Duration
+	(*SocketPairs)(nil),             // 8: shunt.v1.SocketPairs
+	(*SocketCheck)(nil),             // 9: shunt.v1.SocketCheck
+	(*AcceleratedSteer)(nil),        // 10: shunt.v1.AcceleratedSteer
+	(*AcceleratedUplink)(nil),       // 11: shunt.v1.AcceleratedUplink
+	(*AcceleratedNetwork)(nil),      // 12: shunt.v1.AcceleratedNetwork
+	(*AcceleratedPod)(nil),          // 13: shunt.v1.AcceleratedPod
+	(*AcceleratedAddress)(nil),      // 14: shunt.v1.AcceleratedAddress
+	(*Product)(nil),                 // 15: shunt.v1.Product
+	(*Attachment)(nil),              // 16: shunt.v1.Attachment
+	(*ChainedProgram)(nil),          // 17: shunt.v1.ChainedProgram
+	(*Condition)(nil),               // 18: shunt.v1.Condition
+	(*Service)(nil),                 // 19: shunt.v1.Service
+	(*ServiceBackend)(nil),          // 20: shunt.v1.ServiceBackend
+	(*Backend)(nil),                 // 21: shunt.v1.Backend
+	(*BackendHealth)(nil),           // 22: shunt.v1.BackendHealth
+	(*Count)(nil),                   // 23: shunt.v1.Count
+	(*ListBackendsRequest)(nil),     // 24: shunt.v1.ListBackendsRequest
+	(*ListBackendsResponse)(nil),    // 25: shunt.v1.ListBackendsResponse
+	(*ListOverridesRequest)(nil),    // 26: shunt.v1.ListOverridesRequest
+	(*ListOverridesResponse)(nil),   // 27: shunt.v1.ListOverridesResponse
+	(*Override)(nil),                // 28: shunt.v1.Override
+	(*WatchRequest)(nil),            // 29: shunt.v1.WatchRequest
+	(*WatchResponse)(nil),           // 30: shunt.v1.WatchResponse
+	(*HealthChange)(nil),            // 31: shunt.v1.HealthChange
+	(*ReloadRequest)(nil),           // 32: shunt.v1.ReloadRequest
+	(*ReloadResponse)(nil),          // 33: shunt.v1.ReloadResponse
+	(*Cut)(nil),                     // 34: shunt.v1.Cut
+	(*SettingDifference)(nil),       // 35: shunt.v1.SettingDifference
+	(*Fault)(nil),                   // 36: shunt.v1.Fault
+	(*Difference)(nil),              // 37: shunt.v1.Difference
+	(*ServiceDifference)(nil),       // 38: shunt.v1.ServiceDifference
+	(*AttributeDifference)(nil),     // 39: shunt.v1.AttributeDifference
+	(*FilterDifference)(nil),        // 40: shunt.v1.FilterDifference
+	(*WeightDifference)(nil),        // 41: shunt.v1.WeightDifference
+	(*StateDifference)(nil),         // 42: shunt.v1.StateDifference
+	(*BackendDifference)(nil),       // 43: shunt.v1.BackendDifference
+	(*TableDifference)(nil),         // 44: shunt.v1.TableDifference
+	(*AddressDifference)(nil),       // 45: shunt.v1.AddressDifference
+	(*DrainBackendRequest)(nil),     // 46: shunt.v1.DrainBackendRequest
+	(*UndrainBackendRequest)(nil),   // 47: shunt.v1.UndrainBackendRequest
+	(*SetBackendWeightRequest)(nil), // 48: shunt.v1.SetBackendWeightRequest
+	(*SetBackendHealthRequest)(nil), // 49: shunt.v1.SetBackendHealthRequest
+	(*ClearOverridesRequest)(nil),   // 50: shunt.v1.ClearOverridesRequest
+	(*OverrideResponse)(nil),        // 51: shunt.v1.OverrideResponse
+	(*DetachRequest)(nil),           // 52: shunt.v1.DetachRequest
+	(*DetachResponse)(nil),          // 53: shunt.v1.DetachResponse
+	nil,                             // 54: shunt.v1.GetStatusResponse.ReasonsEntry
+	nil,                             // 55: shunt.v1.GetStatusResponse.SocketsEntry
+	nil,                             // 56: shunt.v1.UDPLease.EndedEntry
+	nil,                             // 57: shunt.v1.Acceleration.CountsEntry
+	nil,                             // 58: shunt.v1.SocketPairs.CountsEntry
+	nil,                             // 59: shunt.v1.AcceleratedSteer.CountsEntry
+	nil,                             // 60: shunt.v1.AcceleratedUplink.CountsEntry
+	nil,                             // 61: shunt.v1.AcceleratedPod.CountsEntry
+	(*timestamppb.Timestamp)(nil),   // 62: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 63: google.protobuf.Duration
 }
 var file_v1_shunt_proto_depIdxs = []int32{
 	2,  // 0: shunt.v1.GetStatusResponse.daemon:type_name -> shunt.v1.Daemon
-	14, // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
-	17, // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
-	19, // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
-	52, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
-	59, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
+	16, // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
+	19, // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
+	21, // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
+	54, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
+	62, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
 	3,  // 6: shunt.v1.GetStatusResponse.udp:type_name -> shunt.v1.UDPLease
-	53, // 7: shunt.v1.GetStatusResponse.sockets:type_name -> shunt.v1.GetStatusResponse.SocketsEntry
+	55, // 7: shunt.v1.GetStatusResponse.sockets:type_name -> shunt.v1.GetStatusResponse.SocketsEntry
 	7,  // 8: shunt.v1.GetStatusResponse.acceleration:type_name -> shunt.v1.Acceleration
-	59, // 9: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
-	14, // 10: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
-	16, // 11: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
-	26, // 12: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
-	13, // 13: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
+	62, // 9: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
+	16, // 10: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
+	18, // 11: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
+	28, // 12: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
+	15, // 13: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
 	4,  // 14: shunt.v1.UDPLease.holder:type_name -> shunt.v1.UDPHolder
-	54, // 15: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
+	56, // 15: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
 	6,  // 16: shunt.v1.UDPLease.total:type_name -> shunt.v1.UDPCounts
-	59, // 17: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
+	62, // 17: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
 	5,  // 18: shunt.v1.UDPHolder.queues:type_name -> shunt.v1.UDPQueue
 	6,  // 19: shunt.v1.UDPHolder.elsewhere:type_name -> shunt.v1.UDPCounts
 	6,  // 20: shunt.v1.UDPQueue.counts:type_name -> shunt.v1.UDPCounts
-	11, // 21: shunt.v1.Acceleration.pods:type_name -> shunt.v1.AcceleratedPod
-	55, // 22: shunt.v1.Acceleration.counts:type_name -> shunt.v1.Acceleration.CountsEntry
-	9,  // 23: shunt.v1.Acceleration.uplinks:type_name -> shunt.v1.AcceleratedUplink
-	10, // 24: shunt.v1.Acceleration.networks:type_name -> shunt.v1.AcceleratedNetwork
-	8,  // 25: shunt.v1.Acceleration.steers:type_name -> shunt.v1.AcceleratedSteer
-	56, // 26: shunt.v1.AcceleratedSteer.counts:type_name -> shunt.v1.AcceleratedSteer.CountsEntry
-	57, // 27: shunt.v1.AcceleratedUplink.counts:type_name -> shunt.v1.AcceleratedUplink.CountsEntry
-	12, // 28: shunt.v1.AcceleratedPod.addresses:type_name -> shunt.v1.AcceleratedAddress
-	58, // 29: shunt.v1.AcceleratedPod.counts:type_name -> shunt.v1.AcceleratedPod.CountsEntry
-	15, // 30: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
-	59, // 31: shunt.v1.ChainedProgram.measured:type_name -> google.protobuf.Timestamp
-	59, // 32: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	18, // 33: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
-	26, // 34: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
-	20, // 35: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
-	59, // 36: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
-	59, // 37: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
-	19, // 38: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
-	26, // 39: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
-	59, // 40: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
-	59, // 41: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
-	59, // 42: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
-	16, // 43: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
-	29, // 44: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
-	59, // 45: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
-	34, // 46: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
-	35, // 47: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
-	33, // 48: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
-	32, // 49: shunt.v1.ReloadResponse.cuts:type_name -> shunt.v1.Cut
-	36, // 50: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
-	43, // 51: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
-	37, // 52: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	38, // 53: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
-	39, // 54: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
-	42, // 55: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
-	40, // 56: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
-	41, // 57: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
-	37, // 58: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	60, // 59: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
-	35, // 60: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
-	21, // 61: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
-	21, // 62: shunt.v1.Acceleration.CountsEntry.value:type_name -> shunt.v1.Count
-	21, // 63: shunt.v1.AcceleratedSteer.CountsEntry.value:type_name -> shunt.v1.Count
-	21, // 64: shunt.v1.AcceleratedUplink.CountsEntry.value:type_name -> shunt.v1.Count
-	21, // 65: shunt.v1.AcceleratedPod.CountsEntry.value:type_name -> shunt.v1.Count
-	0,  // 66: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
-	22, // 67: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
-	24, // 68: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
-	27, // 69: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
-	30, // 70: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
-	44, // 71: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
-	45, // 72: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
-	46, // 73: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
-	47, // 74: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
-	48, // 75: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
-	50, // 76: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
-	1,  // 77: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
-	23, // 78: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
-	25, // 79: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
-	28, // 80: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
-	31, // 81: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
-	49, // 82: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
-	49, // 83: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
-	49, // 84: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
-	49, // 85: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
-	49, // 86: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
-	51, // 87: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
-	77, // [77:88] is the sub-list for method output_type
-	66, // [66:77] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	13, // 21: shunt.v1.Acceleration.pods:type_name -> shunt.v1.AcceleratedPod
+	57, // 22: shunt.v1.Acceleration.counts:type_name -> shunt.v1.Acceleration.CountsEntry
+	11, // 23: shunt.v1.Acceleration.uplinks:type_name -> shunt.v1.AcceleratedUplink
+	12, // 24: shunt.v1.Acceleration.networks:type_name -> shunt.v1.AcceleratedNetwork
+	10, // 25: shunt.v1.Acceleration.steers:type_name -> shunt.v1.AcceleratedSteer
+	8,  // 26: shunt.v1.Acceleration.sockets:type_name -> shunt.v1.SocketPairs
+	9,  // 27: shunt.v1.SocketPairs.checks:type_name -> shunt.v1.SocketCheck
+	58, // 28: shunt.v1.SocketPairs.counts:type_name -> shunt.v1.SocketPairs.CountsEntry
+	59, // 29: shunt.v1.AcceleratedSteer.counts:type_name -> shunt.v1.AcceleratedSteer.CountsEntry
+	60, // 30: shunt.v1.AcceleratedUplink.counts:type_name -> shunt.v1.AcceleratedUplink.CountsEntry
+	14, // 31: shunt.v1.AcceleratedPod.addresses:type_name -> shunt.v1.AcceleratedAddress
+	61, // 32: shunt.v1.AcceleratedPod.counts:type_name -> shunt.v1.AcceleratedPod.CountsEntry
+	17, // 33: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
+	62, // 34: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	20, // 35: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
+	28, // 36: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
+	22, // 37: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
+	62, // 38: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
+	62, // 39: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
+	21, // 40: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
+	28, // 41: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
+	62, // 42: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
+	62, // 43: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
+	62, // 44: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
+	18, // 45: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
+	31, // 46: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
+	62, // 47: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
+	36, // 48: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
+	37, // 49: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
+	35, // 50: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
+	34, // 51: shunt.v1.ReloadResponse.cuts:type_name -> shunt.v1.Cut
+	38, // 52: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
+	45, // 53: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
+	39, // 54: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	40, // 55: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
+	41, // 56: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
+	44, // 57: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
+	42, // 58: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
+	43, // 59: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
+	39, // 60: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	63, // 61: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
+	37, // 62: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
+	23, // 63: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
+	23, // 64: shunt.v1.Acceleration.CountsEntry.value:type_name -> shunt.v1.Count
+	23, // 65: shunt.v1.SocketPairs.CountsEntry.value:type_name -> shunt.v1.Count
+	23, // 66: shunt.v1.AcceleratedSteer.CountsEntry.value:type_name -> shunt.v1.Count
+	23, // 67: shunt.v1.AcceleratedUplink.CountsEntry.value:type_name -> shunt.v1.Count
+	23, // 68: shunt.v1.AcceleratedPod.CountsEntry.value:type_name -> shunt.v1.Count
+	0,  // 69: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
+	24, // 70: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
+	26, // 71: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
+	29, // 72: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
+	32, // 73: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
+	46, // 74: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
+	47, // 75: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
+	48, // 76: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
+	49, // 77: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
+	50, // 78: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
+	52, // 79: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
+	1,  // 80: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
+	25, // 81: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
+	27, // 82: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
+	30, // 83: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
+	33, // 84: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
+	51, // 85: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
+	51, // 86: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
+	51, // 87: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
+	51, // 88: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
+	51, // 89: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
+	53, // 90: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
+	80, // [80:91] is the sub-list for method output_type
+	69, // [69:80] is the sub-list for method input_type
+	69, // [69:69] is the sub-list for extension type_name
+	69, // [69:69] is the sub-list for extension extendee
+	0,  // [0:69] is the sub-list for field type_name
 }
 
 func init() { file_v1_shunt_proto_init() }
@@ -4707,19 +4903,19 @@ func file_v1_shunt_proto_init() {
 	if File_v1_shunt_proto != nil {
 		return
 	}
-	file_v1_shunt_proto_msgTypes[14].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[17].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[18].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[16].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[19].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[26].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[46].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[20].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[21].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[28].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[48].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1_shunt_proto_rawDesc), len(file_v1_shunt_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   59,
+			NumMessages:   62,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -45,7 +45,7 @@ struct {
 	__type(value, __u32);
 } bench_target SEC(".maps");
 
-/* As large as struct flow_key and struct flow of bpf/core/types.h: only the sizes matter. */
+/* As large as struct flow_key and struct flow of bpf/core/types.h and bpf/lb/types.h: only the sizes matter. */
 struct entry_key {
 	__u64 source[2]; /* IPv4 in the last half of the second word */
 	__u64 destination[2];

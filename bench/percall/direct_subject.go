@@ -28,11 +28,11 @@ const (
 	slotsMarked     = "marked"     // and no flow is remembered
 )
 
-// slotStates are the numbers of enum slot_state, bpf/core/types.h.
+// slotStates are the numbers of enum slot_state, bpf/lb/types.h.
 var slotStates = map[string]uint64{slotsSettled: 0, slotsTransition: 1, slotsMarked: 3}
 
 const (
-	slotStateShift = 56 // SLOT_STATE_SHIFT of bpf/core/types.h
+	slotStateShift = 56 // SLOT_STATE_SHIFT of bpf/lb/types.h
 	slotStateMask  = 0xf
 )
 

@@ -14,9 +14,11 @@ import (
 	"os/signal"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/pod/bed"
 	"github.com/shunt-lb/shunt/internal/pod/compare"
 	"github.com/shunt-lb/shunt/internal/pod/shortcut"
+	"github.com/shunt-lb/shunt/internal/pod/sockets"
 	"github.com/shunt-lb/shunt/internal/pod/traffic"
 	"github.com/shunt-lb/shunt/internal/pod/watch"
 )
@@ -55,9 +57,20 @@ func run(ctx context.Context, rounds int, duration time.Duration, file string) (
 		}
 		ways = append(ways, compare.Way{Name: string(mode), Enter: w.Resume, Leave: w.Suspend})
 	}
+	cgroup, leave, err := lab.EnterCgroup(fmt.Sprintf("shunt-bench-%d", os.Getpid()))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, leave()) }()
+	paired := pairing(cgroup)
+	ways = append(ways, paired)
 	all := map[string][]compare.Row{}
-	for _, family := range []string{"IPv4", "IPv6"} {
-		server, err := traffic.Serve(b.Pods[1], netip.AddrPortFrom(b.Address(1, family == "IPv6"), 0))
+	for _, family := range []string{"IPv4", "IPv6", "loopback"} {
+		at, pod := b.Address(1, family == "IPv6"), b.Pods[1]
+		if family == "loopback" {
+			at, pod, ways = netip.MustParseAddr("127.0.0.1"), b.Pods[0], []compare.Way{{Name: "plain"}, paired}
+		}
+		server, err := traffic.Serve(pod, netip.AddrPortFrom(at, 0))
 		if err != nil {
 			return err
 		}
@@ -79,4 +92,24 @@ func run(ctx context.Context, rounds int, duration time.Duration, file string) (
 		return err
 	}
 	return os.WriteFile(file, text, 0o644)
+}
+
+// pairing is the way by socket pairs, of the sockets that are made while it is entered.
+func pairing(cgroup string) compare.Way {
+	var pairs *sockets.Sockets
+	return compare.Way{
+		Name: "sockets",
+		Enter: func() (err error) {
+			pairs, err = sockets.Open(sockets.Options{Cgroups: []string{cgroup}, Limit: sockets.LimitDefault})
+			return err
+		},
+		Leave: func() error {
+			counts, err := pairs.Counts()
+			if err == nil && counts["taken"].Packets == 0 && counts["joined"].Packets > 0 {
+				err = fmt.Errorf("nothing went from socket to socket: %v", counts)
+			}
+			_, shutErr := pairs.Shut(time.Second)
+			return errors.Join(err, shutErr, pairs.Close())
+		},
+	}
 }

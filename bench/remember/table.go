@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// Bits of remembered.word (bpf/core/types.h), which are macros and so not in the BTF.
+// Bits of remembered.word (bpf/lb/types.h), which are macros and so not in the BTF.
 const (
 	backendBits = 28
 	seenShift   = 28
@@ -76,7 +76,7 @@ func (t *table) close() error {
 
 func (t *table) prepare() error {
 	if t.remembered.KeySize() != uint32(len(keyBytes{})) || t.remembered.ValueSize() != uint32(len(entryBytes{})) {
-		return fmt.Errorf("entries of sh_remembered have %d and %d bytes, this program expects %d and %d: adapt bench/remember to bpf/core/types.h",
+		return fmt.Errorf("entries of sh_remembered have %d and %d bytes, this program expects %d and %d: adapt bench/remember to bpf/lb/types.h",
 			t.remembered.KeySize(), t.remembered.ValueSize(), len(keyBytes{}), len(entryBytes{}))
 	}
 	t.keys = make([]keyBytes, t.remembered.MaxEntries())

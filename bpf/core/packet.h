@@ -33,9 +33,6 @@
  */
 #define __stage __attribute__((noinline))
 
-/* A function that is not inlined, and that not every program calls that has its header. */
-#define __apart __attribute__((noinline, unused))
-
 enum verdict {
 	VERDICT_NEXT = 0,
 	VERDICT_PASS,
@@ -57,9 +54,6 @@ enum family {
 	FAMILY_IP6 = 6,
 };
 
-/* RFC 792; <linux/icmp.h> draws in the C library's socket headers. */
-#define ICMP_ECHO 8
-
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
@@ -68,9 +62,7 @@ enum family {
 #define L3_OFFSET ((__u32)sizeof(struct ethhdr))
 #define L4_OFFSET_MAX 0x7ff /* a bound for the verifier; longer header chains are refused */
 
-#define IP4_OFFSET_BITS 0x1fff /* RFC 791, 3.1 */
-#define IP4_FRAGMENT_BITS 0x3fff /* and more-fragments */
-#define IP6_OFFSET_BITS 0xfff8 /* RFC 8200, 4.5 */
+#define IP4_FRAGMENT_BITS 0x3fff /* RFC 791, 3.1: the offset, and more-fragments */
 
 enum fragment {
 	FRAGMENT_NONE = 0,
@@ -103,12 +95,6 @@ struct packet {
 
 _Static_assert(REASON_COUNT <= 256, "packet.reason has eight bits");
 
-static __always_inline int verdict_sends(enum verdict verdict)
-{
-	return verdict == VERDICT_SEND_BACK || verdict == VERDICT_SEND_ON ||
-	       verdict == VERDICT_HOST;
-}
-
 static __always_inline enum verdict pass(struct packet *p, enum reason reason)
 {
 	p->reason = reason;
@@ -121,19 +107,6 @@ static __always_inline enum verdict drop(struct packet *p, enum reason reason)
 	return VERDICT_DROP;
 }
 
-static __always_inline enum verdict refuse(struct packet *p, enum refusal refusal)
-{
-	p->refusal = refusal;
-	return VERDICT_REFUSE;
-}
-
-/* Answered in place: the packet in the frame is now ours, going back where it came from. */
-static __always_inline enum verdict answer(struct packet *p, enum reason reason)
-{
-	p->reason = reason;
-	return VERDICT_ANSWER;
-}
-
 /*
  * A MAC address as the low 48 bits of a word, by a word and a half: clang moves six octets one
  * by one where it does not know them to be aligned. They need not be where XDP is native, and
@@ -144,27 +117,10 @@ static __always_inline __u64 mac_load(const __u8 *mac)
 	return *(const __u32 *)mac | (__u64) * (const __u16 *)(mac + 4) << 32;
 }
 
-static __always_inline void mac_store(__u8 *mac, __u64 word)
-{
-	*(__u32 *)mac = word;
-	*(__u16 *)(mac + 4) = word >> 32;
-}
-
 /* The EtherType, by the word: struct ethhdr is packed, and clang would take its octets one by one. */
 static __always_inline __be16 frame_protocol(const void *data)
 {
 	return *(const __be16 *)(data + offsetof(struct ethhdr, h_proto));
-}
-
-/* Whether an EtherType is that of a VLAN tag. */
-static __always_inline int is_tag(__be16 protocol)
-{
-	return protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
-}
-
-static __always_inline void frame_protocol_set(void *data, __be16 protocol)
-{
-	*(__be16 *)(data + offsetof(struct ethhdr, h_proto)) = protocol;
 }
 
 #endif

@@ -29,7 +29,7 @@
 #include "nat.h"
 #include "neighbour.h"
 #include "lookup.h"
-#include "../core/parse.h"
+#include "transport.h"
 #include "reject.h"
 #include "rewrite.h"
 #include "service.h"
@@ -95,60 +95,68 @@ static __always_inline int flow_deserts(const struct packet *p, const struct flo
 	       (is_first(p) && !(life_state(f->life) & FLOW_REPLIED));
 }
 
-/* A connection that begins on a closed one's tuple. 1: it takes the closed one's flow over. 0: it is
- * placed anew, and the flow's twin rests, because the backend may remember a connection of the port.
- * -1: its source may not. */
-static __noinline int closed_begins(struct packet *p, struct flow *live, const struct flow *f)
+/* What the look-up of a packet's flow comes to. */
+enum lookup {
+	LOOKUP_BEFORE = -2, /* the flow is still the ABI's before */
+	LOOKUP_REFUSED =
+		-1, /* the packet begins another connection on a closed one's tuple, and its source may not */
+	LOOKUP_NONE = 0, /* no flow goes on: the packet is a first one, or nobody's */
+	LOOKUP_FOUND = 1,
+};
+
+/* A connection that begins on a closed one's tuple. LOOKUP_FOUND: it takes the closed one's flow over.
+ * LOOKUP_NONE: it is placed anew, and the flow's twin rests, because the backend may remember a
+ * connection of the port. */
+static __noinline enum lookup closed_begins(struct packet *p, struct flow *live,
+					    const struct flow *f)
 {
 	enum reason reason;
 
 	if (!live)
-		return 0;
+		return LOOKUP_NONE;
 	if (!reopens(p, f)) {
 		if (entry_end(&p->key, live, f))
 			service_flow_end(f);
-		return 0;
+		return LOOKUP_NONE;
 	}
 	reason = client_admit(p, f->service_index, 1);
 	if (reason == REASON_NONE)
-		return 1;
+		return LOOKUP_FOUND;
 	drop(p, reason);
-	return -1;
+	return LOOKUP_REFUSED;
 }
 
-/* Finds the packet's flow. 1: in f, and it goes on. 0: the packet is a first one, or nobody's.
- * -1: it begins another connection on a closed one's tuple, and its source may not. -2: its flow is
- * still the ABI's before. */
-static __always_inline int flow_lookup(struct frame_ctx *ctx, struct packet *p, struct flow *f,
-				       struct backend **home, __u32 now)
+/* Finds the packet's flow, into f, and its backend, into *home. */
+static __always_inline enum lookup flow_lookup(struct frame_ctx *ctx, struct packet *p,
+					       struct flow *f, struct backend **home, __u32 now)
 {
 	struct flow *live = flow_find(&p->key, f);
 	struct backend *backend;
-	int found;
+	enum lookup found;
 
 	if ((features & FEATURE_CARRY) && carry_is_due(&p->key, live ? f : 0))
-		return -2;
+		return LOOKUP_BEFORE;
 	if (!live)
-		return 0;
+		return LOOKUP_NONE;
 	backend = *home = flow_home(f);
 	if (!backend || flow_deserts(p, f, backend->draining)) {
 		/* Its backend or service was removed or is down: what comes now is placed anew. */
 		flow_end(&p->key, live, f);
 		count_reason(REASON_FLOW_MOVED, p->frame_size);
-		return 0;
+		return LOOKUP_NONE;
 	}
 	if (flow_is_settled(p, f, now))
-		return 1;
+		return LOOKUP_FOUND;
 	if (begins_again(p, f)) {
 		found = closed_begins(p, live, f);
-		if (found <= 0)
+		if (found <= LOOKUP_NONE)
 			return found;
 	}
 	if (flow_advance(ctx, p, live, f) != ADVANCE_GO)
-		return 0;
+		return LOOKUP_NONE;
 	if ((features & FEATURE_REMEMBER) && f->direction == DIRECTION_CLIENT)
 		client_touch(p, f);
-	return 1;
+	return LOOKUP_FOUND;
 }
 
 /* Finds or makes the packet's flow. VERDICT_NEXT: it is in f, and its backend in *home. */
@@ -156,16 +164,16 @@ static __always_inline enum verdict flow_stage(struct frame_ctx *ctx, struct pac
 					       struct flow *f, struct backend **home, int is_vip,
 					       __u32 service_index)
 {
+	enum lookup found;
 	enum reason reason;
-	int found;
 
 	found = flow_lookup(ctx, p, f, home, bpf_jiffies64());
-	if (found == -2) {
+	if (found == LOOKUP_BEFORE) {
 		p->reason = REASON_CARRYING;
 		return VERDICT_CARRY;
 	}
-	if (found)
-		return found > 0 ? VERDICT_NEXT : VERDICT_DROP;
+	if (found != LOOKUP_NONE)
+		return found == LOOKUP_FOUND ? VERDICT_NEXT : VERDICT_DROP;
 	if (!is_vip)
 		return pass(p, REASON_NOT_OURS);
 	if (service_index == SERVICE_NONE) {

@@ -15,7 +15,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "../core/types.h"
+#include "types.h"
 
 /*
  * enum chain_position -> program. One map for each interface, pinned as chain-<interface>

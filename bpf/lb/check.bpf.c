@@ -16,7 +16,7 @@
 
 #include <linux/pkt_cls.h>
 
-#include "../core/parse.h"
+#include "transport.h"
 #include "encap.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";

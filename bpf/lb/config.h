@@ -6,7 +6,7 @@
 #ifndef SHUNT_CONFIG_H
 #define SHUNT_CONFIG_H
 
-#include "../core/types.h"
+#include "types.h"
 
 /* enum feature: what something in the maps needs. The daemon loads the program anew before it
  * writes what needs more. */

@@ -8,7 +8,7 @@
 #ifndef SHUNT_CSUM_WHOLE_H
 #define SHUNT_CSUM_WHOLE_H
 
-#include "../core/csum.h"
+#include "csum.h"
 #include "scratch.h"
 
 #define CSUM_CHUNK 512 /* the most that bpf_csum_diff takes */

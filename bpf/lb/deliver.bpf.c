@@ -13,7 +13,7 @@
 #include <linux/tcp.h>
 #include <linux/udp.h>
 
-#include "../core/csum.h"
+#include "csum.h"
 #include "lookup.h"
 #include "mark.h"
 

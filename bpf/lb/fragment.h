@@ -23,7 +23,7 @@
 #define SHUNT_FRAGMENT_H
 
 #include "direct.h"
-#include "../core/parse.h"
+#include "transport.h"
 #include "place.h"
 #include "service.h"
 

@@ -15,7 +15,7 @@
 #ifndef SHUNT_HAND_H
 #define SHUNT_HAND_H
 
-#include "../core/packet.h"
+#include "packet.h"
 #include "config.h"
 #include "guest.h"
 #include "maps.h"

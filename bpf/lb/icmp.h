@@ -19,7 +19,7 @@
 #include "csum_whole.h"
 #include "flow.h"
 #include "hop.h"
-#include "../core/parse.h"
+#include "transport.h"
 #include "rewrite.h"
 #include "slot.h"
 

@@ -5,8 +5,8 @@
 #ifndef SHUNT_LOOKUP_H
 #define SHUNT_LOOKUP_H
 
-#include "../core/count.h"
-#include "../core/packet.h"
+#include "count.h"
+#include "packet.h"
 #include "config.h"
 #include "maps.h"
 

@@ -12,7 +12,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "../core/reasons.h"
-#include "../core/types.h"
+#include "types.h"
 
 /* Address -> what it is to us. Written by the reconciler, owned_until by announce. Read
  * for every packet. Full: the reconciler refuses the change beforehand. */

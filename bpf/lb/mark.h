@@ -19,7 +19,7 @@
 
 #include <linux/if_ether.h>
 
-#include "../core/packet.h"
+#include "packet.h"
 #include "config.h"
 
 /* An address of local administration (IEEE 802, 8.2), in wire order: 06:73:68:74. In halves, because

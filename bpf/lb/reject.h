@@ -11,7 +11,7 @@
 #ifndef SHUNT_REJECT_H
 #define SHUNT_REJECT_H
 
-#include "../core/csum.h"
+#include "csum.h"
 #include "icmp.h"
 
 /* A reset is no longer than what it answers, so it is limited for the sake of this machine alone:

@@ -16,7 +16,7 @@
 #include <linux/if_packet.h>
 #include <linux/pkt_cls.h>
 
-#include "../core/packet.h"
+#include "packet.h"
 #include "../ctx/sk_buff.h"
 #include "service.h"
 

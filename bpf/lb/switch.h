@@ -9,7 +9,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "../core/types.h"
+#include "types.h"
 
 /*
  * enum switch_word -> what it says. Written by the daemon of the new ABI, and read by sh_gate

@@ -26,7 +26,7 @@ struct lease_key {
 };
 
 /* Which lease has it. Elements are recycled without a grace period, so that a reader takes the
- * whole word at once, and a wrong check for a miss (see struct frontend). */
+ * whole word at once, and a wrong check for a miss. */
 struct lease {
 	__u32 index; /* below LEASES_MAX; with LEASE_STAMPED, if its holder wants times */
 	__u32 check; /* of the key: lease_check() */

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/pod/sockets"
 	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
@@ -32,7 +33,8 @@ docs/guide/pods.md lists them.`,
 		Example: `  shunt accelerate list        # a row for each pod
   shunt accelerate show cali1  # all about one: its addresses, and its packets by reason
   shunt accelerate show eth0   # all about an uplink: the networks beyond it, and what came in for pods
-  shunt accelerate show dns    # all about an entry of steer`,
+  shunt accelerate show dns    # all about an entry of steer
+  shunt accelerate show sockets  # paired sockets: what this kernel breaks, and what went by TCP`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -102,6 +104,9 @@ func showAccelerated(w io.Writer, a *shuntv1.Acceleration, name string, asJSON b
 	for _, s := range a.GetSteers() {
 		all = append(all, shown{s.Name, s, func() { printSteer(w, s) }})
 	}
+	if a.GetSockets() != nil {
+		all = append(all, shown{"sockets", a.Sockets, func() { printSocketPairs(w, a.Sockets) }})
+	}
 	var names []string
 	for _, one := range all {
 		switch {
@@ -152,6 +157,7 @@ func stateText(p *shuntv1.AcceleratedPod) string {
 
 // printPods shows a row for each pod; without all of them, as many as fit among others.
 func printPods(w io.Writer, a *shuntv1.Acceleration, all bool) {
+	defer printPairs(w, a.Sockets)
 	switch {
 	case !a.SameNode:
 		fmt.Fprintln(w, "The pod shortcut is off: same_node is false.")
@@ -299,4 +305,65 @@ func printPod(w io.Writer, p *shuntv1.AcceleratedPod) {
 	t.flush()
 	fmt.Fprintln(w)
 	printCounts(w, "SENT", "It has sent nothing yet.", p.Counts)
+}
+
+// printPairs shows a row for the paired sockets, if there are to be any.
+func printPairs(w io.Writer, p *shuntv1.SocketPairs) {
+	if p == nil {
+		return
+	}
+	fmt.Fprintln(w)
+	t := newTable(w)
+	fmt.Fprintln(t, "SOCKETS OF\tPORTS\tSTATE\tPAIRED\tTAKEN\tLEFT\tMOST LEFT FOR")
+	messages, _ := socketCounts(p)
+	taken, left, most := split(messages)
+	fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%d\t%s\n", strings.Join(p.Cgroups, " "), cmp.Or(strings.Join(p.Ports, " "), "all"), p.State, p.Paired, taken, left, cmp.Or(most, "-"))
+	t.flush()
+}
+
+// socketCounts are what became of messages, and of connections.
+func socketCounts(p *shuntv1.SocketPairs) (messages, connections map[string]*shuntv1.Count) {
+	messages, connections = map[string]*shuntv1.Count{}, map[string]*shuntv1.Count{}
+	for name, n := range p.Counts {
+		if sockets.IsConnection(name) {
+			connections[name] = n
+		} else {
+			messages[name] = n
+		}
+	}
+	return messages, connections
+}
+
+func printSocketPairs(w io.Writer, p *shuntv1.SocketPairs) {
+	fmt.Fprintf(w, "Sockets of %s, ports %s: %s. %d are paired now; %d bytes wait, at most %d at each.\n",
+		strings.Join(p.Cgroups, ", "), cmp.Or(strings.Join(p.Ports, ", "), "all"), p.State, p.Paired, p.Waiting, p.Limit)
+	if p.Why != "" {
+		fmt.Fprintf(w, "Why: %s.\n", p.Why)
+	}
+	fmt.Fprintln(w)
+	t := newTable(w)
+	fmt.Fprintln(t, "TRIED\tRESULT\tWHAT")
+	for _, c := range p.Checks {
+		result := "right"
+		switch {
+		case c.Broken != "" && c.Waived:
+			result = "broken, unused"
+		case c.Broken != "":
+			result = "broken"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\n", c.Name, result, cmp.Or(c.Broken, "-"))
+	}
+	t.flush()
+	fmt.Fprintln(w)
+	messages, connections := socketCounts(p)
+	printCounts(w, "MESSAGES", "Nothing has been sent yet.", messages)
+	if len(connections) > 0 {
+		fmt.Fprintln(w)
+		t := newTable(w)
+		fmt.Fprintln(t, "CONNECTIONS\tNUMBER")
+		for _, name := range countsInOrder(connections) {
+			fmt.Fprintf(t, "%s\t%d\n", name, connections[name].Packets)
+		}
+		t.flush()
+	}
 }

@@ -66,6 +66,17 @@ func TestAccelerateOutput(t *testing.T) {
 	if n := bytes.Count(short.Bytes(), []byte("\n")); n != rowsMax+3 {
 		t.Errorf("of %d pods %d lines are shown", len(a.Pods), n)
 	}
+	pairs := &shuntv1.SocketPairs{Cgroups: []string{"/sys/fs/cgroup/web"}, Ports: []string{"8080", "9000-9010"}, Limit: 2 << 20, State: "paired", Paired: 4, Waiting: 70,
+		Checks: []*shuntv1.SocketCheck{{Name: "order", Must: true}, {Name: "splice", Broken: "it moves 0 of 5 bytes", Waived: true}},
+		Counts: map[string]*shuntv1.Count{"taken": {Packets: 900, Bytes: 90_000}, "full": {Packets: 3, Bytes: 9000}, "joined": {Packets: 5}, "foreign": {Packets: 2}}}
+	refused := &shuntv1.SocketPairs{Cgroups: []string{"/sys/fs/cgroup/web"}, Limit: 2 << 20, State: "refused", Why: "this kernel breaks oob (it comes inline)",
+		Checks: []*shuntv1.SocketCheck{{Name: "oob", Broken: "it comes inline"}}}
+	for _, p := range []*shuntv1.SocketPairs{pairs, refused} {
+		printPods(&out, &shuntv1.Acceleration{Mode: "checked", Sockets: p}, true)
+		if err := showAccelerated(&out, &shuntv1.Acceleration{Sockets: p}, "sockets", false); err != nil {
+			t.Error(err)
+		}
+	}
 	golden.Require(t, "testdata/accelerate.golden", out.String())
 }
 

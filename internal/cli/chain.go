@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/spf13/cobra"
@@ -57,50 +55,32 @@ func newChain(s streams) *cobra.Command {
 
 func newChainList(s streams) *cobra.Command {
 	var instance, iface, output string
-	var measure time.Duration
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "List the programs on each interface, in a packet's order, and measure their time",
-		Long: `List the programs on each interface, in the order in which a packet meets them. With --measure,
-shunt measures for the given time how many packets each program gets, and how long it takes for
-one on average, without the programs that it hands packets on to. Meanwhile each packet takes
-some tens of nanoseconds longer. No packet is lost.`,
-		Args: noArguments,
+		Short: "List the programs on each interface, in the order in which a packet meets them",
+		Args:  noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if measure < 0 {
-				return usageError{fmt.Errorf("--measure %s: a time cannot be negative", measure)}
-			}
 			if err := errors.Join(requireOutput(output), requireInstance(instance), requireRoot("chain list", "reads what is in the kernel")); err != nil {
 				return err
 			}
-			all, err := listChains(c.Context(), datapath.Options{Instance: instance}, iface, measure)
+			all, err := listChains(datapath.Options{Instance: instance}, iface)
 			if err != nil {
 				return err
 			}
 			if output == "json" {
 				return writeJSON(s.out, nonNil(all))
 			}
-			return printChains(s.out, all, measure > 0)
+			return printChains(s.out, all)
 		},
 	}
 	instanceFlag(c, &instance)
 	outputFlag(c, &output)
 	c.Flags().StringVar(&iface, "interface", "", "list only this interface")
-	c.Flags().DurationVar(&measure, "measure", 0, "how long to measure, such as 5s")
 	return c
 }
 
-// listChains measures for a time, if there is one. iface may be empty: every one.
-func listChains(ctx context.Context, opts datapath.Options, iface string, measure time.Duration) ([]datapath.Chain, error) {
-	if measure > 0 {
-		ctx, cancel := untilStopped(ctx)
-		defer cancel()
-		var interfaces []string
-		if iface != "" {
-			interfaces = []string{iface}
-		}
-		return datapath.MeasureChains(ctx, opts, measure, interfaces...)
-	}
+// listChains lists the chain of one interface, or of every one if iface is empty.
+func listChains(opts datapath.Options, iface string) ([]datapath.Chain, error) {
 	all, err := datapath.Chains(opts)
 	if err != nil || iface == "" {
 		return all, err
@@ -112,16 +92,12 @@ func listChains(ctx context.Context, opts datapath.Options, iface string, measur
 	return all, nil
 }
 
-func printChains(w io.Writer, all []datapath.Chain, measured bool) error {
+func printChains(w io.Writer, all []datapath.Chain) error {
 	t := newTable(w)
-	fmt.Fprint(t, "INTERFACE\tPOSITION\tPROGRAM\tID\tTAG")
-	if measured {
-		fmt.Fprint(t, "\tPACKETS\tNS/PACKET")
-	}
-	fmt.Fprintln(t)
+	fmt.Fprintln(t, "INTERFACE\tPOSITION\tPROGRAM\tID\tTAG")
 	for _, c := range all {
 		first := c.Interface
-		for _, place := range placesWithGuest(&c) {
+		for _, place := range c.Places() {
 			fmt.Fprintf(t, "%s\t%s\t%s\n", first, positionCell(string(place.Position)), strings.Join(chainedCells(place.Program), "\t"))
 			first = ""
 		}
@@ -140,15 +116,6 @@ func printChains(w io.Writer, all []datapath.Chain, measured bool) error {
 	return nil
 }
 
-// placesWithGuest are all places of a chain; that of a guest only where there is one.
-func placesWithGuest(c *datapath.Chain) []datapath.Place {
-	places := c.Places()
-	if c.Guest == nil {
-		return places
-	}
-	return slices.Insert(places, len(places)-1, datapath.Place{Position: datapath.PositionGuest, Program: c.Guest})
-}
-
 // positionCell tells shunt's own positions from those of others.
 func positionCell(position string) string {
 	switch datapath.Position(position) {
@@ -162,19 +129,7 @@ func chainedCells(p *datapath.Chained) []string {
 	if p == nil {
 		return []string{"-", "-", "-"}
 	}
-	cells := []string{p.Name, strconv.Itoa(int(p.ID)), p.Tag}
-	if p.Time != nil {
-		cells = append(cells, strconv.FormatUint(p.Time.Packets, 10), nanoseconds(p.Time.Packets, p.Time.PerPacketN))
-	}
-	return cells
-}
-
-// nanoseconds are those that packets took on average, "-" if there were none.
-func nanoseconds(packets uint64, each float64) string {
-	if packets == 0 {
-		return "-"
-	}
-	return strconv.FormatFloat(each, 'f', 0, 64)
+	return []string{p.Name, strconv.Itoa(int(p.ID)), p.Tag}
 }
 
 // chainOptions are the flags of `chain set` and `chain clear`.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/backend"
 	"github.com/shunt-lb/shunt/internal/lb/decap"
@@ -29,7 +30,7 @@ type decapStart struct {
 	From     []netip.Prefix     `json:"from"`
 	GUEPort  uint16             `json:"gue_port"`
 	VIPs     []vipState         `json:"vips"`
-	Settings []backend.Setting  `json:"settings"` // changed
+	Settings []host.Setting     `json:"settings"` // changed
 	Findings []finding          `json:"findings"` // as `shunt doctor --backend` tells them
 }
 

@@ -29,7 +29,7 @@ func newDiag(s streams) *cobra.Command {
 		},
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newDiagIO(s), newDiagPing(s), newDiagRunq(s), newDiagIrqoff(s), newDiagMemleak(s), newDiagTop(s), newDiagDoctor(s))
+	c.AddCommand(newDiagIO(s), newDiagPing(s), newDiagRunq(s), newDiagIrqoff(s), newDiagMemleak(s), newDiagVdisk(s), newDiagTop(s), newDiagDoctor(s))
 	return c
 }
 

@@ -28,6 +28,9 @@ func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 		{"irqoff", "x"}, {"irqoff", "0"}, {"irqoff", "-1s"}, {"irqoff", "1", "2"}, {"irqoff", "-t", "0"}, {"irqoff", "-t", "10001"}, {"irqoff", "-o", "xml"},
 		{"memleak", "x"}, {"memleak", "-i", "99ms"}, {"memleak", "--duration", "-1s"}, {"memleak", "--top", "-1"}, {"memleak", "--max-cpu", "-1"}, {"memleak", "--sample", "3"},
 		{"memleak", "--sample", "0"}, {"memleak", "--sample", "131072"}, {"memleak", "--table", "0"}, {"memleak", "--pid", "1"}, {"memleak", "-o", "xml"},
+		{"vdisk", "x"}, {"vdisk", "record"}, {"vdisk", "record", "--pid", "1"}, {"vdisk", "record", "--output", "/no/such"}, {"vdisk", "record", "--pid", "-1", "--output", "/no/such"},
+		{"vdisk", "record", "--pid", "1", "--output", "/no/such", "--limit", "0"}, {"vdisk", "record", "--pid", "1", "--output", "/no/such", "--duration", "-1s"},
+		{"vdisk", "report"}, {"vdisk", "report", "a", "b"}, {"vdisk", "report", "a", "-o", "xml"}, {"vdisk", "report", "a", "-n", "-1"},
 		{"top", "x"}, {"top", "-i", "99ms"}, {"top", "--duration", "-1s"}, {"top", "-t", "999us"}, {"top", "-t", "11s"}, {"top", "-o", "xml"},
 		{"doctor", "x"}, {"doctor", "-o", "xml"},
 	} {
@@ -41,6 +44,7 @@ func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 func TestDiagRefusesFiles(t *testing.T) {
 	for _, arguments := range [][]string{{"io", "--btf", "/no/such"}, {"doctor", "--btf", "/no/such"}, {"io", "-d", "nosuch"}, {"runq", "--btf", "/no/such"},
 		{"memleak", "--btf", "/no/such"}, {"memleak", "--cgroup", "/proc"}, {"top", "--btf", "/no/such"},
+		{"vdisk", "record", "--pid", "1", "--output", "x", "--btf", "/no/such"}, {"vdisk", "report", "/no/such"}, {"vdisk", "report", "/proc/self/exe"},
 		{"irqoff", "--btf", "/no/such"}, {"irqoff", "1", "-f", "/no/such/file"}} {
 		var out, errOut bytes.Buffer
 		if code := Main(append([]string{"diag"}, arguments...), strings.NewReader(""), &out, &errOut); code != exitRefused ||
@@ -68,15 +72,16 @@ func TestDiagDoctor(t *testing.T) {
 	if err := json.Unmarshal(programs.Bytes(), &answer); err != nil {
 		t.Fatal(err)
 	}
-	if answer.BTF == "" || len(answer.Tools) != 5 || !answer.Tools[0].Runs || len(answer.Tools[0].Sensors) != 3 || !answer.Tools[1].Runs || len(answer.Tools[1].Sensors) != 7 ||
+	if answer.BTF == "" || len(answer.Tools) != 6 || !answer.Tools[0].Runs || len(answer.Tools[0].Sensors) != 3 || !answer.Tools[1].Runs || len(answer.Tools[1].Sensors) != 7 ||
 		!answer.Tools[2].Runs || len(answer.Tools[2].Sensors) != 4 ||
 		!answer.Tools[3].Runs || len(answer.Tools[3].Sensors) != 6 ||
-		!answer.Tools[4].Runs || len(answer.Tools[4].Sensors) != 14 {
+		!answer.Tools[4].Runs || len(answer.Tools[4].Sensors) != 14 ||
+		!answer.Tools[5].Runs || len(answer.Tools[5].Sensors) != 7 {
 		t.Errorf("%+v", answer)
 	}
 	t.Log("\n" + people.String())
 	// Of memleak some sensors have no way on some kernels, and that is told.
-	for _, l := range slices.Concat(answer.Tools[0].Sensors, answer.Tools[1].Sensors, answer.Tools[2].Sensors, answer.Tools[3].Sensors) {
+	for _, l := range slices.Concat(answer.Tools[0].Sensors, answer.Tools[1].Sensors, answer.Tools[2].Sensors, answer.Tools[3].Sensors, answer.Tools[5].Sensors) {
 		if l.Way == "" || !strings.Contains(people.String(), l.Way) {
 			t.Errorf("%+v is not told in\n%s", l, people.String())
 		}
@@ -265,5 +270,32 @@ func TestDiagTopOnce(t *testing.T) {
 	all := strings.Split(strings.TrimSpace(out.String()), "\n")
 	if len(all) != 3 || !strings.HasPrefix(all[0], `{"type":"start"`) || !strings.HasPrefix(all[1], `{"type":"screen"`) || !strings.HasPrefix(all[2], `{"type":"summary"`) {
 		t.Errorf("got %s", out.String())
+	}
+}
+
+// TestDiagVdiskReports reads a recording that the package's tests have made.
+func TestDiagVdiskReports(t *testing.T) {
+	const recording = "../diag/vdisk/testdata/two-writes.rec"
+	plot := filepath.Join(t.TempDir(), "plot.svg")
+	for _, test := range []struct {
+		arguments []string
+		want      string
+	}{
+		{[]string{recording}, "most of the time is in the layer device"},
+		{[]string{recording, "--all"}, "all requests"},
+		{[]string{recording, "-o", "json"}, `{"type":"request","number":1`},
+		{[]string{recording, "--plot", plot}, ""},
+	} {
+		var out, errOut bytes.Buffer
+		if code := Main(append([]string{"diag", "vdisk", "report"}, test.arguments...), strings.NewReader(""), &out, &errOut); code != exitOK || !strings.Contains(out.String(), test.want) {
+			t.Errorf("%v: exit code %d, %s%s", test.arguments, code, out.String(), errOut.String())
+		}
+	}
+	if text, err := os.ReadFile(plot); err != nil || !strings.HasSuffix(string(text), "</svg>\n") {
+		t.Errorf("%v: %s", err, text)
+	}
+	var out, errOut bytes.Buffer
+	if code := Main([]string{"diag", "vdisk", "report", recording, "--plot", plot + "/x"}, strings.NewReader(""), &out, &errOut); code != exitRefused || !strings.Contains(errOut.String(), plot) {
+		t.Errorf("a plot that cannot be written: exit code %d, %s", code, errOut.String())
 	}
 }

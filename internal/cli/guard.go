@@ -15,6 +15,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
+	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/kernel"
@@ -35,7 +36,7 @@ func newGuard(s streams) *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(newGuardCheck(s), newGuardSchema(s), newGuardRun(s), newGuardStatus(s), newGuardStop(s), newGuardSuggest(s),
-		newGuardEvents(s), newGuardTest(s), newGuardRules(s), newGuardFields(s), newGuardBaseline(s))
+		newGuardEvents(s), newGuardTest(s), newGuardRules(s), newGuardFields(s), newGuardBaseline(s), newGuardDecoys(s))
 	return c
 }
 
@@ -107,7 +108,7 @@ func printPolicy(w io.Writer, file string, p policy.Policy, faults []config.Faul
 	if err := config.Render(w, faults); err != nil || config.HasErrors(faults) {
 		return err
 	}
-	if len(p.Rules) > 0 || !p.Detection.IsOn {
+	if len(p.Rules) > 0 || !p.Watches() {
 		fmt.Fprintf(w, "%s is a policy of %s.\n", file, value.Counted(len(p.Rules), "rule"))
 	}
 	for _, r := range p.Rules {
@@ -115,6 +116,12 @@ func printPolicy(w io.Writer, file string, p policy.Policy, faults []config.Faul
 	}
 	if p.Detection.IsOn {
 		fmt.Fprintf(w, "%s detects by %s, %d of its own. `shunt guard run --policy %s` watches for them.\n", file, value.Counted(len(p.Detection.Active()), "rule"), len(p.Detection.Rules), file)
+	}
+	if len(p.Decoys) > 0 {
+		fmt.Fprintf(w, "%s puts decoys out. `shunt guard run --policy %s` makes them, and waits at them.\n", file, file)
+	}
+	for _, d := range p.Decoys {
+		fmt.Fprintf(w, "  %v\n", d)
 	}
 	return nil
 }
@@ -151,19 +158,20 @@ func loadPolicy(s streams, file string) (policy.Policy, error) {
 
 // guardRun is what `shunt guard run` was asked for.
 type guardRun struct {
-	file, output, cgroup, folder string
-	types                        sensor.BTF
-	log                          string // a file, which has the lines as JSON instead; "": none
-	logSize, logBackups          int
+	file, output, cgroup, folder, decoys string
+	types                                sensor.BTF
+	log                                  string // a file, which has the lines as JSON instead; "": none
+	logSize, logBackups                  int
 }
 
 func newGuardRun(s streams) *cobra.Command {
-	o := guardRun{folder: agent.RunDirectory}
+	o := guardRun{folder: agent.RunDirectory, decoys: decoy.Directory}
 	var btf string
 	c := &cobra.Command{
 		Use:   "run --policy FILE",
 		Short: "Protect and detect what a policy says, and tell what is denied or found, until Ctrl-C (needs root)",
-		Long: `Have the kernel protect the files of a policy, and watch for what its section detect names. Each operation
+		Long: `Have the kernel protect the files of a policy, watch for what its section detect names, and wait at the decoys
+of its section decoys. Each operation
 that is denied, or that would be (mode: audit), and each finding is printed. The protection does not need
 this process: it goes on when the process ends in any way, also after Ctrl-C, until ` + "`shunt guard stop`" + ` or
 the next boot; detection ends with it. Running the command again takes the protection over.
@@ -249,7 +257,7 @@ func runGuard(c *cobra.Command, s streams, p policy.Policy, o guardRun) (err err
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, unix.SIGHUP) // before anybody can know that it is at work
 	defer signal.Stop(hangup)
-	a, err := agent.Start(p, agent.Options{Root: kernel.DefaultPinRoot, Folder: o.folder, Cgroup: o.cgroup, BTF: o.types, Log: log, Say: s.err, Tell: tell})
+	a, err := agent.Start(p, agent.Options{Root: kernel.DefaultPinRoot, Folder: o.folder, Decoys: o.decoys, Cgroup: o.cgroup, BTF: o.types, Log: log, Say: s.err, Tell: tell})
 	var refused *protect.Refusal
 	if errors.As(err, &refused) {
 		return notEnforced(s, p, refused)
@@ -258,11 +266,12 @@ func runGuard(c *cobra.Command, s streams, p policy.Policy, o guardRun) (err err
 		return privileges(err)
 	}
 	if refused = a.Refusal(); refused != nil {
-		if err := notEnforced(s, p, refused); err != nil || !p.Detection.IsOn {
+		if err := notEnforced(s, p, refused); err != nil || !p.Watches() {
 			return errors.Join(err, a.Close())
 		}
 	}
 	sayBegins(notes, a, p)
+	sayDecoys(notes, a.Status())
 	if g := a.Guard(); g != nil {
 		g.Warn(s.err)
 	}
@@ -357,6 +366,9 @@ func rulesText(p policy.Policy) string {
 	if n := len(p.Detection.Active()); n > 0 {
 		text += ", detecting by " + value.Counted(n, "rule")
 	}
+	if n := len(p.Decoys); n > 0 {
+		text += ", waiting at decoys by " + value.Counted(n, "part")
+	}
 	return text
 }
 
@@ -427,6 +439,9 @@ func printAllStatus(w io.Writer, status *protect.Status, running *agent.Status, 
 		case f.On:
 			fmt.Fprintf(w, "  %s: on for %v, by %s; %d events, %d lost, %d missed, %s\n", f.Name, now.Sub(f.Since).Round(time.Second), value.Counted(f.Rules, "rule"),
 				f.Events, f.Lost, f.Missed, value.Counted(int(f.Alerts), "alert"))
+			if f.Decoys != nil {
+				printDecoyStatus(w, *f.Decoys, now)
+			}
 		case f.Why != "":
 			fmt.Fprintf(w, "  %s: NOT ENFORCED: %s\n", f.Name, f.Why)
 		default:

@@ -159,18 +159,14 @@ func printSockets(w io.Writer, outcomes map[string]uint64) {
 	t.flush()
 }
 
-// printChained prints how long the programs take that run beside shunt's, if there are any.
+// printChained prints the programs on interfaces on which others run beside shunt's, if there are any.
 func printChained(w io.Writer, attached []*shuntv1.Attachment) {
 	t := newTable(w)
-	header := "\nINTERFACE\tPOSITION\tPROGRAM\tPACKETS\tNS/PACKET\tMEASURED\n"
+	header := "\nINTERFACE\tPOSITION\tPROGRAM\tID\n"
 	for _, a := range attached {
 		first := a.Interface
 		for _, p := range a.Chain {
-			packets, measured := "-", "-"
-			if p.Measured != nil {
-				packets, measured = strconv.FormatUint(p.Packets, 10), p.Measured.AsTime().Local().Format(time.TimeOnly)
-			}
-			fmt.Fprintf(t, "%s%s\t%s\t%s\t%s\t%s\t%s\n", header, first, positionCell(p.Position), p.Name, packets, nanoseconds(p.Packets, p.NsPerPacket), measured)
+			fmt.Fprintf(t, "%s%s\t%s\t%s\t%d\n", header, first, positionCell(p.Position), p.Name, p.Id)
 			header, first = "", ""
 		}
 	}
@@ -211,6 +207,9 @@ func printServices(w io.Writer, services []*shuntv1.Service, show rows) {
 		frontends, others := first(s.Frontends, frontendsMax, show.all || len(services) == 1)
 		for _, f := range frontends {
 			fmt.Fprintf(t, "\t← %s\t\t\t\t\t\t\t\t\t\t\n", f)
+		}
+		if len(s.Frontends) == 0 {
+			fmt.Fprint(t, "\t← nothing: another service has its frontends; its flows go on\t\t\t\t\t\t\t\t\t\t\n")
 		}
 		if others > 0 {
 			fmt.Fprintf(t, "\t← and %d more\t\t\t\t\t\t\t\t\t\t\n", others)

@@ -28,10 +28,10 @@ func shown() *shuntv1.GetStatusResponse {
 				Remedy: "give a backend a weight", Since: at}},
 			Overrides: []*shuntv1.Override{weight, drain, down}},
 		Attached: []*shuntv1.Attachment{{Interface: "eth0", Mode: "generic", FramesMissed: proto.Uint64(17), Chain: []*shuntv1.ChainedProgram{
-			{Position: "before", Name: "filter", Id: 57, Packets: 12345, NsPerPacket: 1141.5, Measured: at},
-			{Position: "shunt", Name: "sh_xdp", Id: 60, Packets: 12000, NsPerPacket: 97.2, Measured: at},
+			{Position: "before", Name: "filter", Id: 57},
+			{Position: "shunt", Name: "sh_xdp", Id: 60},
 			{Position: "guest", Name: "sh_udp", Id: 62},
-			{Position: "after", Name: "count", Id: 58, Measured: at}}}},
+			{Position: "after", Name: "count", Id: 58}}}},
 		Services: []*shuntv1.Service{{Name: "web", Forwarding: "nat", Frontends: []string{"tcp 192.0.2.10:80"}, PacketsIn: 1 << 40, FlowsCreated: 3,
 			Backends: []*shuntv1.ServiceBackend{
 				{Address: "10.0.0.4:8080", Name: "10.0.0.4:8080", State: "active", Slots: 251, Share: 1, PacketsIn: 1 << 40, BytesIn: 1 << 50},
@@ -98,6 +98,17 @@ func many(services, backends int) *shuntv1.GetStatusResponse {
 		st.Daemon.Conditions = append(st.Daemon.Conditions, &shuntv1.Condition{Code: "no_backend", Subject: service.Name})
 	}
 	return st
+}
+
+// TestMergedService is one whose frontends are another one's by now.
+func TestMergedService(t *testing.T) {
+	var text bytes.Buffer
+	open := uint64(3)
+	printServices(&text, []*shuntv1.Service{{Name: "shop", Forwarding: "nat", FlowsOpen: &open}}, rows{})
+	if lines := strings.Split(strings.TrimSpace(text.String()), "\n"); len(lines) != 3 || !strings.Contains(lines[1], "  3     0 ") ||
+		strings.TrimSpace(lines[2]) != "← nothing: another service has its frontends; its flows go on" {
+		t.Errorf("output:\n%s", text.String())
+	}
 }
 
 // TestLongOutput: what is too long for a terminal is cut, says so, and is all there with --all.

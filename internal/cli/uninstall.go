@@ -9,6 +9,8 @@ import (
 	"text/tabwriter"
 
 	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/guard/agent"
+	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
@@ -27,7 +29,7 @@ func newUninstall(s streams) *cobra.Command {
 		Short: "List and remove every trace of shunt, except installed files; asks first (needs root)",
 		Long: `Remove what shunt has left on this machine: the data planes of all instances, neighbour entries,
 multicast groups, settings that shunt has changed, the changes that ` + "`shunt decap`" + ` has made, the
-protection of ` + "`shunt guard`" + `, and shunt's files in /run/shunt and /var/lib/shunt. The command lists all of that and asks first;
+protection and the decoys of ` + "`shunt guard`" + `, and shunt's files in /run/shunt and /var/lib/shunt. The command lists all of that and asks first;
 --yes answers. The command refuses to run while a daemon runs.
 
 Installed files stay: the binary and /etc/shunt. Your package manager removes them.`,
@@ -46,7 +48,7 @@ Installed files stay: the binary and /etc/shunt. Your package manager removes th
 				return fmt.Errorf("nothing was removed: %w", err)
 			}
 			defer inventory.Close()
-			if err := errors.Join(addGuard(inventory), addPolled(inventory)); err != nil {
+			if err := errors.Join(addGuard(inventory), addDecoys(inventory, decoyFolders{decoy.Directory, agent.RunDirectory}), addPolled(inventory)); err != nil {
 				return fmt.Errorf("nothing was removed: %w", err)
 			}
 			if output == "json" {

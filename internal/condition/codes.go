@@ -8,7 +8,6 @@ const (
 	AnnounceFailed         = "announce_failed"
 	AttachDegraded         = "attach_degraded"
 	AttachFailed           = "attach_failed"
-	ChainedProgramSlow     = "chained_program_slow"
 	ChecksFailHere         = "checks_fail_here"
 	ChecksLate             = "checks_late"
 	ClockStepped           = "clock_stepped"
@@ -41,6 +40,7 @@ const (
 	ProductFailed          = "product_failed"
 	ReconcileFailing       = "reconcile_failing"
 	RememberedFull         = "remembered_full"
+	SocketsRefused         = "sockets_refused"
 	SteerLeft              = "steer_left"
 	TagOffloadSwitchedOff  = "tag_offload_switched_off"
 	TagsHidden             = "tags_hidden"
@@ -91,11 +91,6 @@ var Codes = []Definition{
 		Code: AttachFailed, Severity: Error, Subject: "interface",
 		Meaning: "shunt could not attach the program to the interface, so the interface's traffic is not balanced.",
 		Remedy:  "fix the fault that the text names; shunt tries again every second",
-	},
-	{
-		Code: ChainedProgramSlow, Severity: Warning, Subject: "position on interface",
-		Meaning: "A program that runs before or after shunt's on the interface (`shunt chain`) takes more than a microsecond for a packet on average, and at least twice as long as shunt. It limits how many packets a second the interface takes. shunt measures every 5 seconds.",
-		Remedy:  "make the program faster, or remove it with `shunt chain clear`",
 	},
 	{
 		Code: ChecksFailHere, Severity: Error, Subject: "host",
@@ -256,6 +251,11 @@ var Codes = []Definition{
 		Code: RememberedFull, Severity: Warning, Subject: "instance",
 		Meaning: "While tables change, shunt remembers direct-return flows and the clients of services with affinity. There was no room for some of them, or more new ones came in a second than a twentieth of the room. A flow that is not remembered stays with the backend that it had before the change, and may be lost when its slot settles.",
 		Remedy:  "raise `limits.remembered`, which takes effect when the data plane is loaded anew",
+	},
+	{
+		Code: SocketsRefused, Severity: Error, Subject: "sockets",
+		Meaning: "accelerate's key sockets is in the file, and no sockets are paired: this kernel breaks something that programs may do with paired sockets, or programs could not be loaded or attached. Connections go by TCP as without the key.",
+		Remedy:  "read in the text what is broken: list under `unused` what none of the programs does, name cgroups that are there, or leave sockets out",
 	},
 	{
 		Code: SteerLeft, Severity: Warning, Subject: "entry of accelerate's steer",

@@ -6,6 +6,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/diag/memleak"
 	"github.com/shunt-lb/shunt/internal/diag/ping"
 	"github.com/shunt-lb/shunt/internal/diag/sched"
+	"github.com/shunt-lb/shunt/internal/diag/vdisk"
 	"github.com/shunt-lb/shunt/sensor"
 )
 
@@ -26,6 +27,7 @@ func Examine(b sensor.BTF) []Tool {
 	ofRunq, errRunq := sched.ExamineRunQueues(b)
 	ofIrqoff, errIrqoff := sched.ExamineStalls(b)
 	ofMemleak, errMemleak := memleak.Examine(b)
+	ofVdisk, errVdisk := vdisk.Examine(b)
 	return []Tool{{"io", ofIO, errIO}, {"ping", ofPing, errPing}, {"runq", ofRunq, errRunq}, {"irqoff", ofIrqoff, errIrqoff},
-		{"memleak", ofMemleak, errMemleak}}
+		{"memleak", ofMemleak, errMemleak}, {"vdisk", ofVdisk, errVdisk}}
 }

@@ -7,8 +7,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // The kernel runs one XDP program on an interface. Two products of one process share it like this: the
@@ -47,11 +47,11 @@ var places = struct {
 
 // usePlace finds or makes the place of an interface of the calling thread's network namespace.
 func usePlace(ifindex int) (*GuestPlace, error) {
-	var namespace unix.Stat_t
-	if err := unix.Stat("/proc/thread-self/ns/net", &namespace); err != nil {
-		return nil, fmt.Errorf("find out the network namespace: %w", err)
+	netns, err := host.Netns()
+	if err != nil {
+		return nil, err
 	}
-	key := placeKey{namespace.Ino, ifindex}
+	key := placeKey{netns, ifindex}
 	places.Lock()
 	defer places.Unlock()
 	place := places.all[key]

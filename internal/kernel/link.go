@@ -6,6 +6,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 
 	"github.com/cilium/ebpf"
@@ -72,4 +73,30 @@ func RemoveLink(path string) error {
 		return os.Remove(path)
 	}
 	return DropLink(l)
+}
+
+// PinLink pins a new link, or ends it.
+func PinLink(l link.Link, path string) error {
+	if err := l.Pin(path); err != nil {
+		return errors.Join(fmt.Errorf("pin the link at %s: %w", path, err), l.Close())
+	}
+	return nil
+}
+
+// InterfaceIndex is that of an interface of the calling thread's network namespace; 0 if there is none.
+func InterfaceIndex(name string) int {
+	i, err := net.InterfaceByName(name)
+	if err != nil {
+		return 0
+	}
+	return i.Index
+}
+
+// InterfaceName is that of an interface of the calling thread's network namespace; if there is none, it says
+// the number.
+func InterfaceName(ifindex int) string {
+	if i, err := net.InterfaceByIndex(ifindex); err == nil {
+		return i.Name
+	}
+	return fmt.Sprintf("number %d", ifindex)
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/process"
 	"golang.org/x/sys/unix"
 )
@@ -94,7 +95,7 @@ var SharePins = sync.OnceValues(func() (taken bool, err error) {
 		return false, nil
 	case outer != 0:
 		return sharePinsOf(outer, DefaultPinRoot)
-	case hidden == 0 || isFirst(mountsOf("self")):
+	case hidden == 0 || isFirst():
 		return false, nil
 	}
 	if is, err := isBPFFS(DefaultPinRoot); err == nil && is {
@@ -146,18 +147,18 @@ func outermost(pid int, mounts func(process string) string, parent func(pid int)
 
 // mountsOf names the mount namespace of a process; "" if that cannot be looked at.
 func mountsOf(process string) string {
-	name, err := os.Readlink(filepath.Join("/proc", process, "ns/mnt"))
+	number, err := host.Namespace(process, "mnt")
 	if err != nil {
 		return ""
 	}
-	return name
+	return strconv.FormatUint(number, 10)
 }
 
-// isFirst reports whether a mount namespace is the machine's first one, which ends with the machine.
-// Its number is fixed: MNT_NS_INIT_INO of linux/nsfs.h since 6.18, and before the first or the second
-// that fs/proc/generic.c hands out (PROC_DYNAMIC_FIRST).
-func isFirst(mounts string) bool {
-	return slices.Contains([]string{"mnt:[4026531832]", "mnt:[4026531840]", "mnt:[4026531841]"}, mounts)
+// isFirst reports whether this process has the mounts of the machine's first mount namespace, which end with the
+// machine.
+func isFirst() bool {
+	number, err := host.Namespace("self", "mnt")
+	return err == nil && host.IsFirst("mnt", number)
 }
 
 // parent is a process's, or 0.

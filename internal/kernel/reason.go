@@ -3,11 +3,9 @@ package kernel
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 )
 
 // Reason is why a packet was not simply forwarded, as core/reasons.h numbers it.
@@ -15,7 +13,7 @@ type Reason uint32
 
 // String is the word in metrics, output and documentation, like "no_service".
 func (r Reason) String() string {
-	if name, ok := reasonNames()[r]; ok {
+	if name, ok := reasonNames()[uint32(r)]; ok {
 		return name
 	}
 	return fmt.Sprintf("reason_%d", uint32(r))
@@ -24,7 +22,8 @@ func (r Reason) String() string {
 // Reasons lists every reason, by number.
 func Reasons() []Reason {
 	var all []Reason
-	for r := range reasonNames() {
+	for number := range reasonNames() {
+		r := Reason(number)
 		if r != Reason(coreReasonREASON_NONE) {
 			all = append(all, r)
 		}
@@ -33,24 +32,8 @@ func Reasons() []Reason {
 	return all
 }
 
-// reasonNames reads enum reason from the embedded object, so that C names them alone.
-var reasonNames = sync.OnceValue(func() map[Reason]string {
-	spec, err := loadCore()
-	if err != nil {
-		panic("the embedded object of core.bpf.c cannot be read: " + err.Error())
-	}
-	var enum *btf.Enum
-	if err := spec.Types.TypeByName("reason", &enum); err != nil {
-		panic("the embedded object of core.bpf.c lacks enum reason: " + err.Error())
-	}
-	names := map[Reason]string{}
-	for _, v := range enum.Values {
-		if Reason(v.Value) != Reason(coreReasonREASON_COUNT) {
-			names[Reason(v.Value)] = strings.ToLower(strings.TrimPrefix(v.Name, "REASON_"))
-		}
-	}
-	return names
-})
+// reasonNames are the words of all reasons.
+var reasonNames = sync.OnceValue(func() map[uint32]string { return Words(loadCore, "reason", "REASON_") })
 
 // Count is how often something happened, and to how many bytes.
 type Count struct {

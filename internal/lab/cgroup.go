@@ -50,3 +50,32 @@ func MakeCgroup(name string) (path string, remove func() error, err error) {
 		return unmount()
 	}, nil
 }
+
+// EnterCgroup makes a cgroup, as MakeCgroup, and moves this process into it: sockets are of the cgroup in which they were made.
+// leave moves it back and removes the cgroup.
+func EnterCgroup(name string) (path string, leave func() error, err error) {
+	text, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return "", nil, fmt.Errorf("look for the cgroup of this process: %w", err)
+	}
+	home := "/"
+	for line := range strings.Lines(string(text)) {
+		if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
+			home = path
+		}
+	}
+	path, remove, err := MakeCgroup(name)
+	if err != nil {
+		return "", nil, err
+	}
+	move := func(to string) error {
+		if err := os.WriteFile(filepath.Join(to, "cgroup.procs"), fmt.Appendf(nil, "%d", os.Getpid()), 0); err != nil {
+			return fmt.Errorf("move this process into a cgroup: %w", err)
+		}
+		return nil
+	}
+	if err := move(path); err != nil {
+		return "", nil, errors.Join(err, remove())
+	}
+	return path, func() error { return errors.Join(move(filepath.Join(filepath.Dir(path), home)), remove()) }, nil
+}

@@ -2,49 +2,53 @@
 package message
 
 import (
-	"encoding/json"
-	"fmt"
+	"strings"
+	"time"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/value"
-	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // Conditions are conditions as messages.
 func Conditions(all []condition.Condition) []*shuntv1.Condition {
-	return translateAll(all, func() *shuntv1.Condition { return &shuntv1.Condition{} })
+	return Each(all, func(c condition.Condition) *shuntv1.Condition {
+		return &shuntv1.Condition{Code: c.Code, Severity: string(c.Severity), Subject: text(c.Subject), Text: text(c.Text), Remedy: text(c.Remedy), Since: Time(c.Since)}
+	})
 }
 
 // Faults are a file's faults as messages.
 func Faults(all []config.Fault) []*shuntv1.Fault {
-	return translateAll(all, func() *shuntv1.Fault { return &shuntv1.Fault{} })
+	return Each(all, func(f config.Fault) *shuntv1.Fault {
+		return &shuntv1.Fault{File: text(f.File), Line: uint32(f.Line), Column: uint32(f.Column), Severity: string(f.Severity), Path: text(f.Path),
+			Text: text(f.Text), Message: text(f.Message), Suggestion: text(f.Suggestion)}
+	})
 }
 
 // Settings are differences of settings as messages.
 func Settings(all []value.SettingDifference) []*shuntv1.SettingDifference {
-	return translateAll(all, func() *shuntv1.SettingDifference { return &shuntv1.SettingDifference{} })
+	return Each(all, func(d value.SettingDifference) *shuntv1.SettingDifference {
+		return &shuntv1.SettingDifference{Key: text(d.Key), Before: text(d.Before), After: text(d.After)}
+	})
 }
 
-// translateAll is Translate of each, into what fresh makes.
-func translateAll[F any, M proto.Message](all []F, fresh func() M) (out []M) {
+// Each translates all.
+func Each[F, M any](all []F, translate func(F) M) (out []M) {
 	for _, from := range all {
-		out = append(out, Translate(from, fresh()))
+		out = append(out, translate(from))
 	}
 	return out
 }
 
-// Translate goes by the names, which are the same in the JSON of both. A value that has no field in
-// the schema is left out; the tests of who translates find it.
-func Translate[M proto.Message](from any, to M) M {
-	text, err := json.Marshal(from)
-	if err == nil {
-		err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, to)
+// text is valid UTF-8, without which protobuf refuses a whole message: names of files and interfaces may be any bytes.
+func text(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+
+// Time is a moment as a message; absent for the zero time.
+func Time(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
 	}
-	if err != nil {
-		panic(fmt.Sprintf("translate %T: %v", from, err)) // of the types, so every test would fail
-	}
-	return to
+	return timestamppb.New(t)
 }

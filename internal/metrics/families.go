@@ -31,7 +31,7 @@ const (
 )
 
 // Families is every metric of shunt's own, in the order of the answer. docs/reference/metrics.md is made from it.
-var Families = slices.Concat(nodeFamilies, balancerFamilies, udpFamilies, podFamilies)
+var Families = slices.Concat(nodeFamilies, balancerFamilies, udpFamilies, podFamilies, socketFamilies)
 
 // nodeFamilies are there whichever products run.
 var nodeFamilies = []Family{
@@ -66,14 +66,6 @@ var balancerFamilies = []Family{
 			for _, i := range s.Interfaces {
 				if i.Missed != nil {
 					e.whole(labels("interface", i.Name), *i.Missed)
-				}
-			}
-		}},
-	{"shunt_chain_packet_seconds", Gauge, []string{"interface", "position", "program"}, "Time that a program takes for a packet, on average, on an interface on which programs of others run before or after shunt's. Measured every 5 seconds, if packets come.",
-		func(e *exposition, s *Sample) {
-			for _, i := range s.Interfaces {
-				for _, c := range i.Chain {
-					e.number(labels("interface", i.Name, "position", c.Position, "program", c.Program), c.Seconds)
 				}
 			}
 		}},

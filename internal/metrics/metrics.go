@@ -45,6 +45,11 @@ type Sample struct {
 	Pods                 []Pod
 	Steers               []Steer
 
+	// PairsSockets is whether sockets are to be paired; messages and bytes are by reason, connections by outcome.
+	PairsSockets                                   bool
+	SocketsPaired                                  uint64
+	SocketMessages, SocketBytes, SocketConnections []Count
+
 	// Backends are those of the services that are told of.
 	Backends []Backend
 
@@ -91,13 +96,6 @@ type Condition struct {
 type Interface struct {
 	Name, Mode string
 	Missed     *uint64 // frames; nil: that cannot be known
-	Chain      []Chained
-}
-
-// Chained is a program on an interface with programs of others beside shunt's.
-type Chained struct {
-	Position, Program string
-	Seconds           float64 // for a packet, on average
 }
 
 // Reason is how many packets were not simply forwarded for it.
@@ -179,6 +177,9 @@ func (s *Sample) Text(to []byte) []byte {
 	}
 	if s.Accelerates {
 		families = append(families, podFamilies...)
+	}
+	if s.PairsSockets {
+		families = append(families, socketFamilies...)
 	}
 	for i := range families {
 		e.family(&families[i])

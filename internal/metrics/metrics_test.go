@@ -31,7 +31,7 @@ func example() *Sample {
 		Reloads:         Reloads{Refused: true, Applied: time.Unix(1700000000, 5e8)},
 		Conditions:      []Condition{{"no_backend", "error", 2}, {"ports_short", "warning", 0}},
 		Overrides:       []Count{{"drain", 1}},
-		Interfaces:      []Interface{{"eth0", "native", pointer(7), []Chained{{"before", "filter", 1.25e-6}}}, {"eth1", "tcx", nil, nil}},
+		Interfaces:      []Interface{{"eth0", "native", pointer(7)}, {"eth1", "tcx", nil}},
 		Reasons:         []Reason{{"no_service", 5, 500}, {"loop", 0, 0}},
 		Sockets:         []Count{{"chosen", 12}, {"no_backend", 0}, {"closed_gone", 3}},
 		Flows:           Flows{Limit: 250000, Known: true, All: 9, Established: 4},
@@ -52,6 +52,7 @@ func example() *Sample {
 		Leases: []Lease{{Name: "feed", Held: true, Given: 2, Ended: []Count{{"died", 1}}, Matched: 10, Delivered: 4, Passed: 3, FillEmpty: 2, RingFull: 1,
 			Queues: []LeaseQueue{{"0", 5, 64, 60}}}, {Name: "idle"}},
 		Accelerates: true, PodAddresses: []Count{{"qdisc", 1}, {"taken", 2}}, PodNetworks: []Count{{"route", 1}, {"taken", 2}}, PodPackets: []Count{{"nat", 3}, {"taken", 40}}, PodBytes: []Count{{"nat", 300}, {"taken", 4000}},
+		PairsSockets: true, SocketsPaired: 4, SocketMessages: []Count{{"full", 3}, {"taken", 90}}, SocketBytes: []Count{{"full", 300}, {"taken", 9000}}, SocketConnections: []Count{{"joined", 2}},
 		Pods:     []Pod{{Interface: "cali1", Packets: []Count{{"taken", 40}}, Bytes: []Count{{"taken", 4000}}}, {Interface: "cali2"}},
 		Steers:   []Steer{{"dns", "taken", []Count{{"taken", 7}}, []Count{{"taken", 700}}}, {"db", "down", nil, nil}},
 		Backends: []Backend{{Address: "10.0.0.2:8080", Traffic: traffic, Counted: true, Open: 4}, {Address: "[2001:db8::2]:8080"}},
@@ -88,7 +89,7 @@ func TestText(t *testing.T) {
 // TestNotKnown: what is not known has no sample, and is not 0.
 func TestNotKnown(t *testing.T) {
 	families := parse(t, string((&Sample{Balances: true, Interfaces: []Interface{{Name: "eth0"}}, Services: []Service{{Members: []Member{{}}}}, Backends: []Backend{{}}}).Text(nil)))
-	for _, name := range []string{"shunt_flows", "shunt_flows_established", "shunt_remembered_flows", "shunt_interface_missed_frames_total", "shunt_chain_packet_seconds",
+	for _, name := range []string{"shunt_flows", "shunt_flows_established", "shunt_remembered_flows", "shunt_interface_missed_frames_total",
 		"shunt_service_flows_open", "shunt_backend_flows_open", "shunt_service_backend_health", "shunt_service_backend_health_changes_total"} {
 		if got := families[name].GetMetric(); len(got) > 0 {
 			t.Errorf("%s is %v", name, got)

@@ -30,6 +30,18 @@ var podFamilies = []Family{
 		steers(func(s *Steer) []Count { return s.Bytes })},
 }
 
+// socketFamilies are there while accelerate's sockets are in the file.
+var socketFamilies = []Family{
+	{"shunt_accelerate_sockets", Gauge, nil, "Sockets that are paired now.",
+		func(e *exposition, s *Sample) { e.whole("", s.SocketsPaired) }},
+	{"shunt_accelerate_socket_messages_total", Counter, []string{"reason"}, "Messages that paired sockets have sent. taken: straight to the other socket. Otherwise they went by TCP, for that reason.",
+		func(e *exposition, s *Sample) { counts(e, "reason", s.SocketMessages) }},
+	{"shunt_accelerate_socket_bytes_total", Counter, []string{"reason"}, "Bytes of the messages of shunt_accelerate_socket_messages_total.",
+		func(e *exposition, s *Sample) { counts(e, "reason", s.SocketBytes) }},
+	{"shunt_accelerate_socket_connections_total", Counter, []string{"outcome"}, "Connections of the chosen cgroups. joined: both ends were paired. Otherwise they were left alone, for that reason.",
+		func(e *exposition, s *Sample) { counts(e, "outcome", s.SocketConnections) }},
+}
+
 // Steer is an entry of the pod shortcut's key steer.
 type Steer struct {
 	Name, State    string

@@ -53,10 +53,13 @@ type Server struct {
 	server    *http.Server
 }
 
+// Collector is a metric that a program has beside the node's.
+type Collector = prometheus.Collector
+
 // NewServer is a server that does not listen yet. sample is called for each scrape; it may be called
 // more than once at the same time. beside are metrics that the program has and the node does not know; two of one name
 // are a fault of the program.
-func NewServer(sample func() (*Sample, error), log *slog.Logger, beside ...prometheus.Collector) *Server {
+func NewServer(sample func() (*Sample, error), log *slog.Logger, beside ...Collector) *Server {
 	process := prometheus.NewRegistry()
 	process.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	process.MustRegister(beside...)

@@ -30,21 +30,6 @@ func Close(ns netns.NsHandle) {
 	}
 }
 
-// Cookie is the number that the kernel has given to the calling thread's network namespace, which is not
-// used again before the machine restarts (SO_NETNS_COOKIE, Linux 5.14).
-func Cookie() (uint64, error) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, fmt.Errorf("identify the network namespace: %w", err)
-	}
-	defer unix.Close(fd)
-	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if err != nil {
-		return 0, fmt.Errorf("identify the network namespace: %w; this needs Linux 5.14 or later", err)
-	}
-	return cookie, nil
-}
-
 // Inside runs f on a thread that is in the namespace, or on the calling one.
 func Inside(ns netns.NsHandle, f func() error) error {
 	if !ns.IsOpen() {

@@ -17,7 +17,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/config"
@@ -47,7 +46,7 @@ type Options struct {
 	Log         *slog.Logger
 	Version     string // of this build, for metrics
 	// Collectors are metrics that the program has beside the node's, in the same answer.
-	Collectors []prometheus.Collector
+	Collectors []metrics.Collector
 }
 
 // DefaultInstance is the one that commands mean unless told otherwise.

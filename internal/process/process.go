@@ -19,6 +19,8 @@ type Field int
 const (
 	state       Field = 3
 	Parent      Field = 4
+	Group       Field = 5
+	Session     Field = 6
 	Flags       Field = 9  // PF_… of linux/sched.h
 	UserTicks   Field = 14 // CPU time
 	SystemTicks Field = 15
@@ -27,6 +29,9 @@ const (
 
 // TicksPerSecond is USER_HZ, on every architecture that shunt is built for.
 const TicksPerSecond = 100
+
+// TickNs is a tick in nanoseconds.
+const TickNs = 1_000_000_000 / TicksPerSecond
 
 // Exiting is the flag of a process that ends (PF_EXITING of linux/sched.h).
 const Exiting = 0x4

@@ -48,7 +48,7 @@ type Pace struct {
 // DefaultPace is for agents.
 var DefaultPace = Pace{Again: time.Minute, Refresh: 30 * time.Minute, Retry: 10 * time.Second}
 
-// few is how often an Event may be changed at once: a fault comes, is mended, and is back.
+// few is how often an Event may be changed at once: a fault comes, is fixed, and is back.
 const few = 3
 
 // Teller keeps the Events as the faults are. It waits for the apiserver; those who call Show do not.

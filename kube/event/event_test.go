@@ -29,7 +29,7 @@ import (
 var quick = event.Pace{Again: time.Millisecond, Refresh: time.Hour, Retry: time.Millisecond}
 
 func fault(code translate.Code, text string) event.Fault {
-	return event.Fault{Fault: translate.Fault{Code: code, Object: "Service default/web", Text: text, Remedy: "mend it"},
+	return event.Fault{Fault: translate.Fault{Code: code, Object: "Service default/web", Text: text, Remedy: "fix it"},
 		About: corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: "default", Name: "web", UID: "4711"}}
 }
 
@@ -80,7 +80,7 @@ func TestTeller(t *testing.T) {
 	same, other := fault(translate.SCTPRefused, "port 80 is SCTP"), fault(translate.ServiceRefused, "it is the file's")
 	one.Show([]event.Fault{same})
 	two.Show([]event.Fault{same, other})
-	const warning, refused = "Warning SCTPNotServed 1 web port 80 is SCTP: mend it", "Warning ServiceRefused 1 web on node n2: it is the file's: mend it"
+	const warning, refused = "Warning SCTPNotServed 1 web port 80 is SCTP: fix it", "Warning ServiceRefused 1 web on node n2: it is the file's: fix it"
 	awaits(t, client, "faults", warning, refused)
 	one.Show([]event.Fault{same})
 	two.Show([]event.Fault{same})
@@ -90,10 +90,10 @@ func TestTeller(t *testing.T) {
 	two.Show(nil)
 	awaits(t, client, "all have ended", "Normal SCTPNotServed 1 web Ended: port 80 is SCTP", over)
 	one.Show([]event.Fault{same})
-	awaits(t, client, "it is back", "Warning SCTPNotServed 2 web port 80 is SCTP: mend it", over)
+	awaits(t, client, "it is back", "Warning SCTPNotServed 2 web port 80 is SCTP: fix it", over)
 	again := teller(t, client, "n1", quick, log)
 	again.Show([]event.Fault{same, other})
-	awaits(t, client, "an agent that starts again", "Warning SCTPNotServed 2 web port 80 is SCTP: mend it", over, "Warning ServiceRefused 1 web on node n1: it is the file's: mend it")
+	awaits(t, client, "an agent that starts again", "Warning SCTPNotServed 2 web port 80 is SCTP: fix it", over, "Warning ServiceRefused 1 web on node n1: it is the file's: fix it")
 }
 
 // TestPace: a fault that comes and goes is told as it is once the pace allows it, and one that holds is told anew.
@@ -102,13 +102,13 @@ func TestPace(t *testing.T) {
 	slow := teller(t, client, "n1", event.Pace{Again: time.Hour, Refresh: time.Hour, Retry: time.Millisecond}, slog.New(slog.DiscardHandler))
 	flaps, marks := fault(translate.EndpointsMissing, "no endpoint"), fault(translate.SCTPRefused, "port 80 is SCTP")
 	slow.Show([]event.Fault{flaps})
-	awaits(t, client, "at first", "Warning NoEndpoints 1 web no endpoint: mend it")
+	awaits(t, client, "at first", "Warning NoEndpoints 1 web no endpoint: fix it")
 	slow.Show(nil)
-	awaits(t, client, "mended", "Normal NoEndpoints 1 web Ended: no endpoint")
+	awaits(t, client, "fixed", "Normal NoEndpoints 1 web Ended: no endpoint")
 	slow.Show([]event.Fault{flaps})
-	awaits(t, client, "back", "Warning NoEndpoints 2 web no endpoint: mend it")
-	slow.Show([]event.Fault{marks}) // the other one is mended, which is not told any more
-	awaits(t, client, "too often", "Warning NoEndpoints 2 web no endpoint: mend it", "Warning SCTPNotServed 1 web port 80 is SCTP: mend it")
+	awaits(t, client, "back", "Warning NoEndpoints 2 web no endpoint: fix it")
+	slow.Show([]event.Fault{marks}) // the other one is fixed, which is not told any more
+	awaits(t, client, "too often", "Warning NoEndpoints 2 web no endpoint: fix it", "Warning SCTPNotServed 1 web port 80 is SCTP: fix it")
 
 	client = fake.NewClientset()
 	fresh := teller(t, client, "n1", event.Pace{Again: time.Millisecond, Refresh: 10 * time.Millisecond, Retry: time.Millisecond}, slog.New(slog.DiscardHandler))
@@ -152,7 +152,7 @@ func TestFailure(t *testing.T) {
 	var ended sync.WaitGroup
 	ended.Go(func() { teller.Run(ctx) })
 	teller.Show([]event.Fault{fault(translate.SCTPRefused, "port 80 is SCTP")})
-	awaits(t, client, "after failures", "Warning SCTPNotServed 1 web port 80 is SCTP: mend it")
+	awaits(t, client, "after failures", "Warning SCTPNotServed 1 web port 80 is SCTP: fix it")
 	teller.Show(nil)
 	awaits(t, client, "after a conflict", "Normal SCTPNotServed 1 web Ended: port 80 is SCTP")
 	cancel()

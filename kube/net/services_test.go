@@ -136,7 +136,7 @@ func (b *bed) events(t *testing.T, service string, want ...string) {
 	})
 }
 
-// makesEvents: each cause is an Event on its Service, which says so when it is mended.
+// makesEvents: each cause is an Event on its Service, which says so when it is fixed.
 func (b *bed) makesEvents(t *testing.T) {
 	b.events(t, "taken", "Warning ServiceRefused 1 on node n1: default/taken")
 	b.events(t, "local", "Warning HealthCheckNodePortNotServed 1 healthCheckNodePort")

@@ -118,12 +118,21 @@ func (k *taker) awaits(t *testing.T, what, want string) {
 	}
 }
 
+// says waits for a text in the log: what is declared is reported a moment later.
 func (k *taker) says(t *testing.T, what string) {
 	t.Helper()
-	k.mutex.Lock()
-	defer k.mutex.Unlock()
-	if !strings.Contains(k.log.String(), what) {
-		t.Errorf("the log lacks %q:\n%s", what, k.log.String())
+	end := time.Now().Add(30 * time.Second)
+	for {
+		k.mutex.Lock()
+		log := k.log.String()
+		k.mutex.Unlock()
+		if strings.Contains(log, what) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the log lacks %q:\n%s", what, log)
+		}
+		time.Sleep(2 * time.Millisecond)
 	}
 }
 

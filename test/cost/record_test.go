@@ -83,7 +83,7 @@ func (w weight) String() string {
 
 // record is record.txt.
 type record struct {
-	complete []string                     // kernels that have a line for each program
+	complete []string                     // kernels that have a line for each program that all kernels load
 	rows     map[string]map[string]weight // by kernel or anyKernel, and program, "6.1" and "xdp/sh_xdp/generic"
 }
 
@@ -97,7 +97,8 @@ const head = `# What the programs weigh: a fault in the code, a slower path or a
 # A kernel's series: there, on amd64. instructions are those that its verifier leaves of the program
 # when it has taken out what the constants exclude, and rewritten the rest: so kernels differ.
 # verified: those that it went through, at most 1000000. Releases of a series differ a little, which
-# the test allows for. A kernel that is named complete has a line for each program.
+# the test allows for. A kernel that is named complete has a line for each program of the balancer, the
+# UDP path and the pod shortcuts. Of diagnosis and the guard it has those that it loads.
 #
 `
 
@@ -130,18 +131,21 @@ func compareSeries(a, b string) int {
 }
 
 // take has new measurements of a kernel replace those that there were. Lines of programs that are
-// gone go, on other kernels too.
-func (r *record) take(series string, stacks, loaded map[string]weight) {
+// not among ways, which are all, go, on other kernels too. What only others load stays.
+func (r *record) take(series string, stacks, loaded map[string]weight, ways []string) {
 	for name, w := range r.rows[anyKernel] {
-		if _, isCompiled := w[instructions]; isCompiled {
+		isElsewhere := stacks[name] == nil && slices.Contains(ways, name)
+		if _, isCompiled := w[instructions]; isCompiled && !isElsewhere {
 			delete(w, stack)
 			stacks[name] = w.with(stacks[name])
+		} else if isElsewhere {
+			stacks[name] = w
 		}
 	}
 	r.rows[anyKernel], r.rows[series] = stacks, loaded
 	for other, rows := range r.rows {
 		if other != anyKernel {
-			maps.DeleteFunc(rows, func(name string, _ weight) bool { return loaded[name] == nil })
+			maps.DeleteFunc(rows, func(name string, _ weight) bool { return !slices.Contains(ways, name) })
 		}
 	}
 	if !slices.Contains(r.complete, series) {
@@ -209,9 +213,11 @@ var rowSaid = regexp.MustCompile(`(?m)^ *(\d+\.\d+|any) +\S+/\S+ +\S+=[^\r\n]*`)
 func TestMerge(t *testing.T) {
 	text := []byte("    cost_test.go:9: on this kernel:\r\n        any    x/a   stack=7\r\n        6.9    x/a   instructions=1 verified=2\r\n[    1.0] other\r\n")
 	all := record{rows: map[string]map[string]weight{
-		anyKernel: {"x": {instructions: 1}, "x/a": {instructions: 3, stack: 9}, "x/gone": {stack: 9}}, "6.1": {"x/a": {instructions: 5, verified: 6}, "x/gone": {instructions: 5, verified: 6}}}}
+		anyKernel: {"x": {instructions: 1}, "x/a": {instructions: 3, stack: 9}, "x/gone": {stack: 9}, "x/elsewhere": {stack: 2}}, "6.1": {"x/elsewhere": {instructions: 2, verified: 3}, "x/a": {instructions: 5, verified: 6}, "x/gone": {instructions: 5, verified: 6}}}}
+	ways := []string{"x/a", "x/elsewhere"}
 	if *mergeFile != "" {
 		var err error
+		ways, _ = waysOf(t)
 		if text, err = os.ReadFile(*mergeFile); err != nil {
 			t.Fatal(err)
 		}
@@ -227,14 +233,14 @@ func TestMerge(t *testing.T) {
 		t.Fatalf("there are lines of %d kernels, want one: did TestNoLoadedProgramGrowsUnapproved run?", len(said.rows))
 	}
 	for series, rows := range said.rows {
-		all.take(series, stacks, rows)
+		all.take(series, stacks, rows, ways)
 	}
 	if *mergeFile != "" {
 		all.write(t)
 		return
 	}
-	want := "complete 6.9\nany    x                                    instructions=1\nany    x/a                                  instructions=3 stack=7\n" +
-		"6.1    x/a                                  instructions=5 verified=6\n6.9    x/a                                  instructions=1 verified=2\n"
+	want := "complete 6.9\nany    x                                    instructions=1\nany    x/a                                  instructions=3 stack=7\nany    x/elsewhere                          stack=2\n" +
+		"6.1    x/a                                  instructions=5 verified=6\n6.1    x/elsewhere                          instructions=2 verified=3\n6.9    x/a                                  instructions=1 verified=2\n"
 	if got := strings.TrimPrefix(all.String(), head); got != want {
 		t.Errorf("merged:\n%s\nwant\n%s", got, want)
 	}

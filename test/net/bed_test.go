@@ -344,10 +344,7 @@ type status struct {
 type attached struct {
 	Interface, Mode string
 	Missed          *uint64 `json:"frames_missed"`
-	Chain           []struct {
-		Position, Name string
-		Time           float64 `json:"ns_per_packet"`
-	}
+	Chain           []struct{ Position, Name string }
 }
 
 type service struct {

@@ -21,6 +21,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/lb/backend"
@@ -232,7 +233,7 @@ func (b *backendBed) traces() traces {
 			}
 			seen.Program = seen.Program || l.Attrs().Xdp != nil && l.Attrs().Xdp.Attached
 		}
-		space, err := backend.Space()
+		space, err := host.Space()
 		if err != nil {
 			return err
 		}

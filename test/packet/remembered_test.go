@@ -42,7 +42,7 @@ type rememberedEntry struct {
 }
 
 // Where seen and flags lie in the word, from its lowest octet (REMEMBERED_SEEN_SHIFT and
-// REMEMBERED_FLAGS_SHIFT of bpf/core/types.h).
+// REMEMBERED_FLAGS_SHIFT of bpf/lb/types.h).
 const (
 	rememberedKeySize, rememberedSize = 40, 24
 	seenShift, flagsShift             = 28, 44

@@ -106,7 +106,7 @@ func (w *world) open() {
 	w.setBudget(1 << 30)
 }
 
-// Where struct settings of bpf/core/types.h has the first timeout and the budget, in bytes.
+// Where struct settings of bpf/lb/types.h has the first timeout and the budget, in bytes.
 const (
 	settingsEstablished = 8
 	settingsBudget      = 44
@@ -129,7 +129,7 @@ func (w *world) setBudget(budget uint32) {
 // flowKey is struct flow_key of bpf/core/types.h.
 type flowKey [40]byte
 
-// remembered value: struct remembered of bpf/core/types.h.
+// remembered value: struct remembered of bpf/lb/types.h.
 type rememberedValue [24]byte
 
 const (

@@ -75,17 +75,6 @@ func Filter(t testing.TB, name string, chain *ebpf.Map) *ebpf.Program {
 	}})
 }
 
-// Slow hands everything to shunt by its chain, and reads the clock some thousands of times before.
-func Slow(t testing.TB, name string, chain *ebpf.Map) *ebpf.Program {
-	instructions := asm.Instructions{asm.Mov.Reg(asm.R6, asm.R1)}
-	for range 5000 {
-		instructions = append(instructions, asm.FnKtimeGetNs.Call())
-	}
-	instructions = append(instructions, asm.Mov.Reg(asm.R1, asm.R6), asm.LoadMapPtr(asm.R2, chain.FD()), asm.Mov.Imm(asm.R3, chainNext),
-		asm.FnTailCall.Call(), asm.Mov.Imm(asm.R0, pass), asm.Return())
-	return load(t, ebpf.ProgramSpec{Name: name, AttachType: ebpf.AttachXDP, Flags: hasFrags, Instructions: instructions})
-}
-
 // Count lets everything through and counts it. packets reads the count.
 func Count(t testing.TB, name string) (p *ebpf.Program, packets func() uint64) {
 	t.Helper()

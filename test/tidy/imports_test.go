@@ -28,7 +28,8 @@ var mayImport = map[string][]string{
 	"internal/config":      {"internal/value"},
 	"internal/event":       {},
 	"internal/event/storm": {},
-	"internal/kernel":      {"internal/process"},
+	"internal/host":        {},
+	"internal/kernel":      {"internal/host", "internal/namespace", "internal/process"},
 	"internal/machine":     {},
 	"internal/message":     {"api/v1", "internal/condition", "internal/config", "internal/value"},
 	"internal/node": {"api/v1", "internal/condition", "internal/config", "internal/control", "internal/message", "internal/metrics", "internal/record",
@@ -41,7 +42,7 @@ var mayImport = map[string][]string{
 	"internal/packet":    {},
 	"internal/process":   {},
 	"internal/record":    {"internal/process"},
-	"sensor":             {},
+	"sensor":             {"internal/kernel"},
 
 	// The balancer.
 	"internal/lb/model":       {"internal/value"},
@@ -49,17 +50,17 @@ var mayImport = map[string][]string{
 	"internal/lb/state":       {"internal/lb/model", "internal/condition", "internal/record"},
 	"internal/lb/source/file": {"internal/lb/model", "internal/value", "internal/condition", "internal/config", "internal/settings", "internal/lb/maglev", "internal/lb/state"},
 	"internal/lb/health":      {"internal/lb/model"},
-	"internal/lb/detour":      {"internal/lb/model", "internal/lb/backend"},
+	"internal/lb/detour":      {"internal/lb/model", "internal/host", "internal/lb/backend"},
 	"internal/lb/resolve":     {"internal/lb/model", "internal/condition", "internal/record"},
 	"internal/lb/reconcile":   {"internal/lb/model", "internal/value", "internal/condition", "internal/lb/maglev"},
-	"internal/lb/decap":       {"internal/lb/model", "internal/kernel", "internal/lb/backend"},
-	"internal/lb/datapath":    {"internal/lb/model", "internal/value", "internal/kernel", "internal/condition", "internal/lb/maglev", "internal/namespace", "internal/lb/reconcile"},
-	"internal/lb/sock":        {"internal/kernel", "internal/namespace", "internal/lb/reconcile"},
+	"internal/lb/decap":       {"internal/lb/model", "internal/host", "internal/kernel", "internal/lb/backend"},
+	"internal/lb/datapath":    {"internal/lb/model", "internal/host", "internal/value", "internal/kernel", "internal/condition", "internal/lb/maglev", "internal/namespace", "internal/lb/reconcile"},
+	"internal/lb/sock":        {"internal/host", "internal/kernel", "internal/namespace", "internal/lb/reconcile"},
 	"internal/lb/wire":        {"internal/namespace", "internal/packet"},
 	"internal/lb/neighbour":   {"internal/lb/model", "internal/condition", "internal/namespace", "internal/lb/wire"},
 	"internal/lb/announce":    {"internal/lb/model", "internal/condition", "internal/namespace", "internal/packet", "internal/lb/wire"},
 	"internal/lb/way":         {"internal/lb/model", "internal/condition", "internal/lb/datapath", "internal/lb/neighbour", "internal/lb/reconcile"},
-	"internal/lb/backend":     {"internal/lb/model", "internal/condition", "internal/namespace", "internal/record"},
+	"internal/lb/backend":     {"internal/lb/model", "internal/condition", "internal/host", "internal/record"},
 
 	// The UDP path.
 	"internal/udp/xsk":    {},
@@ -74,33 +75,36 @@ var mayImport = map[string][]string{
 	"udp":                 {"internal/udp/proto", "internal/udp/xsk"},
 
 	// Diagnosis.
-	"internal/diag":         {"internal/diag/io", "internal/diag/memleak", "internal/diag/ping", "internal/diag/sched", "sensor"},
-	"internal/diag/io":      {"internal/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/event", "sensor"},
+	"internal/diag":         {"internal/diag/io", "internal/diag/memleak", "internal/diag/ping", "internal/diag/sched", "internal/diag/vdisk", "sensor"},
+	"internal/diag/io":      {"internal/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
 	"internal/diag/lasting": {},
 	"internal/diag/line":    {"sensor"},
 	"internal/diag/memleak": {"internal/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
-	"internal/diag/ping":    {"internal/diag/lasting", "internal/diag/line", "sensor"},
+	"internal/diag/ping":    {"internal/diag/lasting", "internal/host", "internal/diag/line", "sensor"},
 	"internal/diag/sched":   {"internal/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
 	"internal/diag/symbol":  {},
 	"internal/diag/top":     {"internal/diag/io", "internal/diag/lasting", "internal/diag/line", "internal/diag/memleak", "internal/diag/sched", "internal/event", "sensor"},
+	"internal/diag/vdisk":   {"internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "internal/process", "sensor"},
 
 	// The pod shortcuts.
 	"internal/pod/compare": {"internal/pod/traffic"},
-	"internal/pod/daemon": {"api/v1", "internal/condition", "internal/config", "internal/metrics", "internal/node", "internal/value", "internal/pod/shortcut",
-		"internal/pod/watch"},
+	"internal/pod/daemon": {"api/v1", "internal/cgroup", "internal/condition", "internal/config", "internal/host", "internal/kernel", "internal/metrics",
+		"internal/node", "internal/value", "internal/pod/shortcut", "internal/pod/sockets", "internal/pod/watch"},
 	"internal/pod/plain":    {},
 	"internal/pod/rules":    {},
-	"internal/pod/shortcut": {"internal/kernel"},
+	"internal/pod/shortcut": {"internal/host", "internal/kernel"},
+	"internal/pod/sockets":  {"internal/kernel", "internal/value"},
 	"internal/pod/traffic":  {},
 	"internal/pod/watch":    {"internal/kernel", "internal/pod/rules", "internal/pod/shortcut"},
 
 	// The guard.
-	"internal/guard/agent":    {"internal/guard/detect", "internal/guard/policy", "internal/guard/protect", "internal/guard/rule", "internal/kernel", "sensor"},
+	"internal/guard/agent":    {"internal/guard/decoy", "internal/guard/detect", "internal/guard/policy", "internal/guard/protect", "internal/guard/rule", "internal/kernel", "sensor"},
 	"internal/guard/baseline": {"internal/config"},
+	"internal/guard/decoy":    {"internal/guard/detect", "internal/guard/policy", "internal/guard/rule", "internal/process", "internal/record"},
 	"internal/guard/rule":     {"internal/config"},
 	"internal/guard/policy":   {"internal/config", "internal/guard/rule"},
-	"internal/guard/detect":   {"internal/cgroup", "internal/event", "internal/guard/policy", "internal/guard/rule", "internal/value", "sensor"},
-	"internal/guard/protect":  {"internal/event", "internal/guard/policy", "internal/kernel"},
+	"internal/guard/detect":   {"internal/cgroup", "internal/event", "internal/guard/policy", "internal/guard/rule", "internal/process", "internal/value", "sensor"},
+	"internal/guard/protect":  {"internal/event", "internal/host", "internal/guard/policy", "internal/kernel"},
 	"internal/guard/suggest":  {"internal/event", "internal/guard/policy", "internal/guard/protect", "internal/value"},
 }
 
@@ -119,8 +123,8 @@ func of(name string) string {
 // owners says who alone may import a library: the packages below these paths.
 var owners = map[string][]string{
 	"github.com/cilium/ebpf": {"sensor/", "internal/event/", "internal/kernel/", "internal/lb/datapath/", "internal/lb/decap/", "internal/lb/sock/",
-		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "internal/guard/detect/", "internal/guard/protect/", "bench/", "test/"},
-	"github.com/prometheus/client_golang": {"internal/metrics/"},
+		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "internal/pod/sockets/", "internal/guard/detect/", "internal/guard/protect/", "bench/", "test/"},
+	"github.com/prometheus/client_golang": {"internal/metrics/", "kube/"},
 	"github.com/miekg/dns":                {"internal/lb/resolve/", "test/"},
 	"k8s.io/client-go":                    {"kube/"},
 	"github.com/google/nftables":          {"internal/pod/plain/", "kube/rival/"},

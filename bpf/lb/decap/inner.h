@@ -7,7 +7,7 @@
 #ifndef SHUNT_DECAP_INNER_H
 #define SHUNT_DECAP_INNER_H
 
-#include "../../core/csum.h"
+#include "../csum.h"
 #include "tunnel.h"
 
 /* RFC 3168, 5 */

@@ -11,8 +11,8 @@
 #ifndef SHUNT_DECAP_H
 #define SHUNT_DECAP_H
 
-#include "../../core/count.h"
-#include "../../core/packet.h"
+#include "../count.h"
+#include "../packet.h"
 
 /* UDP port of GUE, wire order. 0: GUE is not taken off. */
 volatile const __be16 gue_port = 0;

@@ -14,7 +14,7 @@
 #ifndef SHUNT_SOCK_KEEP_H
 #define SHUNT_SOCK_KEEP_H
 
-#include "../../core/packet.h"
+#include "../packet.h"
 #include "../slot.h"
 #include "maps.h"
 

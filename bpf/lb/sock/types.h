@@ -5,7 +5,7 @@
 #ifndef SHUNT_SOCK_TYPES_H
 #define SHUNT_SOCK_TYPES_H
 
-#include "../../core/types.h"
+#include "../types.h"
 
 /*
  * What became of a call. Numbers are given once and never reused; the word in output is the name

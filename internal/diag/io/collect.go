@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/shunt-lb/shunt/internal/diag/symbol"
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/sensor"
 )
@@ -90,7 +91,7 @@ func Open(o Options) (*Collector, error) {
 		spec.Maps[ioMapShIoRows].InnerMap.MaxEntries = o.rows
 	}
 	c := &Collector{ledger: newLedger(), names: newNames(), disks: map[uint32]disk{}}
-	end, err := kernelAddress("iomap_dio_bio_end_io")
+	end, err := symbol.Address("iomap_dio_bio_end_io")
 	if err != nil {
 		c.notes = append(c.notes, fmt.Sprintf("reads and writes past the page cache have no file: %v", err))
 	}

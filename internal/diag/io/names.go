@@ -1,7 +1,6 @@
 package io
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -183,25 +182,4 @@ func (n *names) container(cgroup uint64, tgid uint32) string {
 // walkCgroups learns the folders of the second hierarchy: a cgroup's id is the inode number of its folder.
 func (n *names) walkCgroups() {
 	n.cgroups = cgroup.Paths()
-}
-
-// kernelAddress is where a function of the kernel is.
-func kernelAddress(function string) (uint64, error) {
-	f, err := os.Open("/proc/kallsyms")
-	if err != nil {
-		return 0, fmt.Errorf("find %s: %w", function, err)
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		fields := strings.Fields(lines.Text())
-		if len(fields) < 3 || fields[2] != function {
-			continue
-		}
-		address, err := strconv.ParseUint(fields[0], 16, 64)
-		if err != nil || address == 0 {
-			return 0, fmt.Errorf("the kernel hides the address of %s; `sysctl kernel.kptr_restrict=1` shows it to root", function)
-		}
-		return address, nil
-	}
-	return 0, fmt.Errorf("this kernel has no function %s", function)
 }

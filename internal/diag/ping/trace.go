@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/sensor"
 )
 
@@ -60,9 +61,9 @@ func open(types sensor.BTF, session uint64) (*recorder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the BPF object of diag ping: %w", err)
 	}
-	var netns unix.Stat_t
-	if err := unix.Stat("/proc/thread-self/ns/net", &netns); err != nil {
-		return nil, fmt.Errorf("ask for the network namespace: %w", err)
+	netns, err := host.Netns()
+	if err != nil {
+		return nil, err
 	}
 	r := &recorder{btf: types}
 	if r.ahead, err = clockAhead("/proc/self/timens_offsets"); err != nil {
@@ -73,7 +74,7 @@ func open(types sensor.BTF, session uint64) (*recorder, error) {
 		isServer = 1
 	}
 	r.set, err = sensor.Open(spec, Sensors, sensor.Options{BTF: types, Constants: map[string]any{
-		"is_server": isServer, "only_session": session, "only_netns": uint32(netns.Ino)}})
+		"is_server": isServer, "only_session": session, "only_netns": uint32(netns)}})
 	if err != nil {
 		return nil, errors.Join(err, r.close())
 	}

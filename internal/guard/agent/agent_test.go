@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/detect"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
@@ -26,11 +27,12 @@ func TestNotesCannotEvictAlerts(t *testing.T) {
 	const alerts, notes = 128, 10 * waitMax
 	for i := range notes {
 		if i%(notes/alerts) == 0 {
-			q.put(Line{Attempt: &protect.Attempt{Denied: true}})
+			q.put(protectionName, Line{Attempt: &protect.Attempt{Denied: true}})
 		}
-		q.put(Line{Found: &detect.Found{Action: rule.Log}})
+		q.put(detectionName, Line{Found: &detect.Found{Action: rule.Log}})
 	}
-	ofAlerts, ofNotes, protection, detection := q.counts()
+	ofAlerts, ofNotes := q.counts()
+	protection, detection := q.heardOf(protectionName), q.heardOf(detectionName)
 	if ofAlerts != (Told{alerts, 0}) || ofNotes != (Told{waitMax, notes - waitMax}) || protection != (heard{alerts, alerts}) || detection != (heard{notes, 0}) {
 		t.Errorf("alerts %+v, notes %+v, protection %+v, detection %+v", ofAlerts, ofNotes, protection, detection)
 	}
@@ -43,22 +45,23 @@ func TestNotesCannotEvictAlerts(t *testing.T) {
 		t.Error("there is one more")
 	}
 	for range waitMax + 7 { // alerts are bounded, too, and their loss is said
-		q.put(Line{Found: &detect.Found{Action: rule.Kill}})
+		q.put(detectionName, Line{Found: &detect.Found{Action: rule.Kill}})
 	}
-	if of, _, _, _ := q.counts(); of != (Told{alerts + waitMax, 7}) {
+	if of, _ := q.counts(); of != (Told{alerts + waitMax, 7}) {
 		t.Errorf("%+v", of)
 	}
 }
 
 // sandbox is an agent, and a cgroup whose processes it watches.
 type sandbox struct {
-	t      *testing.T
-	agent  *Agent
-	folder string // of the agent
-	group  *os.File
-	mutex  sync.Mutex
-	told   map[string]map[uint32]int // by rule and process: how often
-	fails  error                     // of the output
+	t       *testing.T
+	agent   *Agent
+	folder  string // of the agent
+	journal string // of decoys
+	group   *os.File
+	mutex   sync.Mutex
+	told    map[string]map[uint32]int // by rule and process: how often
+	fails   error                     // of the output
 }
 
 // runs is a rule that finds a program that is called so. Its file can be called otherwise: many tools are one program.
@@ -102,7 +105,8 @@ func newSandbox(t *testing.T, p policy.Policy) *sandbox {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.group.Close() })
-	s.agent, err = Start(p, Options{Root: t.TempDir(), Folder: s.folder, Cgroup: folder, Log: slog.New(slog.DiscardHandler), Say: t.Output(), Tell: s.tell})
+	s.journal = t.TempDir()
+	s.agent, err = Start(p, Options{Root: t.TempDir(), Folder: s.folder, Decoys: s.journal, Cgroup: folder, Log: slog.New(slog.DiscardHandler), Say: t.Output(), Tell: s.tell})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -271,5 +275,75 @@ func TestAskRefuses(t *testing.T) {
 	}
 	if _, err := lock(socketIn(folder)); err == nil {
 		t.Error("a file was taken for a folder")
+	}
+}
+
+// Decoys are put out when the policy names them, taken over without a gap, and taken away when it does not any more; the end leaves them.
+func TestDecoysAreSwitched(t *testing.T) {
+	data := t.TempDir()
+	puts := func(folders ...string) policy.Policy {
+		return policy.Policy{Decoys: []policy.Decoys{{Folders: folders, Action: rule.Stop}}}
+	}
+	if err := os.Mkdir(filepath.Join(data, "in"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := newSandbox(t, puts(data))
+	stand := func(want int) {
+		t.Helper()
+		all, err := decoy.List(s.journal)
+		if err != nil || len(all) != want {
+			t.Errorf("%d decoys, want %d, %v", len(all), want, err)
+		}
+		for _, d := range all {
+			if d.State != decoy.Stands {
+				t.Errorf("%+v", d)
+			}
+		}
+		f := s.status().Features[2]
+		if f.On != (want > 0) || f.On && (f.Decoys == nil || f.Decoys.Stand != want) {
+			t.Errorf("%+v", f)
+		}
+	}
+	stand(8)
+	for range 3 {
+		if err := s.agent.Apply(puts(data, filepath.Join(data, "in"))); err != nil {
+			t.Fatal(err)
+		}
+		stand(16)
+		if err := s.agent.Apply(puts(filepath.Join(data, "in"))); err != nil {
+			t.Fatal(err)
+		}
+		stand(8)
+	}
+	if err := s.agent.Apply(puts(filepath.Join(data, "nowhere"))); err == nil {
+		t.Error("decoys in a folder that does not exist")
+	}
+	stand(8)
+	if err := s.agent.Apply(policy.Policy{}); err != nil {
+		t.Fatal(err)
+	}
+	stand(0)
+	if err := s.agent.Apply(puts(data)); err != nil {
+		t.Fatal(err)
+	}
+	s.close()
+	if all, err := decoy.List(s.journal); err != nil || len(all) != 8 {
+		t.Errorf("after the end: %+v, %v", all, err)
+	}
+}
+
+// A program that is stopped is told of as an alert, in the queue of alerts.
+func TestDecoysAlert(t *testing.T) {
+	data := t.TempDir()
+	s := newSandbox(t, policy.Policy{Decoys: []policy.Decoys{{Folders: []string{data}, Action: rule.Kill}}})
+	c := exec.Command("sh", "-c", "for f in *; do head -c 512 /dev/urandom > \"$f\"; done")
+	c.Dir = data
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := c.Run(); err == nil {
+		t.Error("it was not ended")
+	}
+	status := s.close()
+	if f := status.Features[2]; f.Alerts != 1 || status.Alerts.Told != 1 || len(s.told[decoy.RuleEncryptor]) != 1 || len(s.told[decoy.RuleTouched]) == 0 { // and perhaps what is heard of when it has ended
+		t.Errorf("%+v: %v", status, s.told)
 	}
 }

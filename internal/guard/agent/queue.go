@@ -43,22 +43,23 @@ type class struct {
 type queue struct {
 	mutex         sync.Mutex
 	alerts, notes class
-	by            [2]heard      // by feature: protection, detection
-	filled        chan struct{} // has one if something was put in
+	by            map[string]*heard // by feature
+	filled        chan struct{}     // has one if something was put in
 }
 
 // heard is how much a feature had to tell, also what was lost then.
 type heard struct{ all, alerts uint64 }
 
-func newQueue() *queue { return &queue{filled: make(chan struct{}, 1)} }
+func newQueue() *queue { return &queue{by: map[string]*heard{}, filled: make(chan struct{}, 1)} }
 
-// put takes a line in; where its class is full, it is counted as lost.
-func (q *queue) put(l Line) {
+// put takes a feature's line in; where its class is full, it is counted as lost.
+func (q *queue) put(from string, l Line) {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()
-	by := &q.by[0]
-	if l.Found != nil {
-		by = &q.by[1]
+	by := q.by[from]
+	if by == nil {
+		by = &heard{}
+		q.by[from] = by
 	}
 	by.all++
 	c := &q.notes
@@ -92,9 +93,19 @@ func (q *queue) take() (Line, bool) {
 	return Line{}, false
 }
 
-// counts are how often something was told and lost, of alerts and of notes, and what the features had to tell.
-func (q *queue) counts() (alerts, notes Told, protection, detection heard) {
+// counts are how often something was told and lost, of alerts and of notes.
+func (q *queue) counts() (alerts, notes Told) {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()
-	return Told{q.alerts.told, q.alerts.lost}, Told{q.notes.told, q.notes.lost}, q.by[0], q.by[1]
+	return Told{q.alerts.told, q.alerts.lost}, Told{q.notes.told, q.notes.lost}
+}
+
+// heardOf is how much a feature had to tell.
+func (q *queue) heardOf(name string) heard {
+	q.mutex.Lock()
+	defer q.mutex.Unlock()
+	if by := q.by[name]; by != nil {
+		return *by
+	}
+	return heard{}
 }

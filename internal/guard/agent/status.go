@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/guard/detect"
+	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 )
 
@@ -31,15 +31,16 @@ type Told struct {
 
 // Feature is what one of the features does.
 type Feature struct {
-	Name   string    `json:"name"`
-	On     bool      `json:"on"`
-	Since  time.Time `json:"since,omitzero"` // in this process
-	Rules  int       `json:"rules"`
-	Events uint64    `json:"events"`        // received
-	Lost   uint64    `json:"lost"`          // for want of room, before they were read
-	Missed uint64    `json:"missed"`        // runs of programs that the kernel left out
-	Alerts uint64    `json:"alerts"`        // what was denied, or found by rules whose action is not log
-	Why    string    `json:"why,omitempty"` // it is off though the policy has rules of it
+	Name   string        `json:"name"`
+	On     bool          `json:"on"`
+	Since  time.Time     `json:"since,omitzero"` // in this process
+	Rules  int           `json:"rules"`
+	Events uint64        `json:"events"`        // received
+	Lost   uint64        `json:"lost"`          // for want of room, before they were read
+	Missed uint64        `json:"missed"`        // runs of programs that the kernel left out
+	Alerts uint64        `json:"alerts"`        // what was denied, or found by rules whose action is not log
+	Why    string        `json:"why,omitempty"` // it is off though the policy has rules of it
+	Decoys *decoy.Status `json:"decoys,omitempty"`
 }
 
 // Status is what an agent does.
@@ -118,26 +119,11 @@ func (a *Agent) Status() Status {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	s := Status{PID: os.Getpid(), Began: a.began, Reloads: a.reloads}
-	var byProtection, byDetection heard
-	s.Alerts, s.Notes, byProtection, byDetection = a.queue.counts()
-	protects := Feature{Name: "protection", Events: byProtection.all, Alerts: byProtection.alerts}
-	if p := a.protection; p != nil {
-		protects.On, protects.Since, protects.Rules, protects.Lost = true, p.since, p.rules, p.guard.Lost()
-	} else if a.refusal != nil {
-		protects.Why = a.refusal.Reason
+	s.Alerts, s.Notes = a.queue.counts()
+	for _, f := range a.features {
+		one := f.status()
+		one.Alerts = a.queue.heardOf(one.Name).alerts
+		s.Features = append(s.Features, one)
 	}
-	detects := Feature{Name: "detection", Alerts: byDetection.alerts}
-	c := a.ended
-	if d := a.detection; d != nil {
-		detects.On, detects.Since, detects.Rules = true, d.since, d.rules
-		c = sum(c, d.watch.Counts())
-	}
-	detects.Events, detects.Lost, detects.Missed = c.Received, c.Lost, c.Missed
-	s.Features = []Feature{protects, detects}
 	return s
-}
-
-func sum(a, b detect.Counts) detect.Counts {
-	a.Received, a.Lost, a.Broken, a.Missed, a.Told, a.Again = a.Received+b.Received, a.Lost+b.Lost, a.Broken+b.Broken, a.Missed+b.Missed, a.Told+b.Told, a.Again+b.Again
-	return a
 }

@@ -4,15 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/guard/rule"
+	"github.com/shunt-lb/shunt/internal/process"
 )
-
-const tickNs = 10_000_000 // a second by USER_HZ, in which proc_pid_stat(5) tells when a process began
 
 // act ends or stops the very process that an event is of, and says what became of it. A process that has its number by now
 // is left alone.
@@ -28,7 +25,7 @@ func act(action string, p rule.Process) string {
 	if p.PID <= 1 {
 		return "not " + done + ": it is the machine's first process"
 	}
-	switch err := signalTo(p, signal); {
+	switch err := Signal(p, signal); {
 	case err == nil:
 		return done
 	case errors.Is(err, unix.ESRCH):
@@ -38,7 +35,8 @@ func act(action string, p rule.Process) string {
 	}
 }
 
-func signalTo(p rule.Process, signal unix.Signal) error {
+// Signal sends a signal to the very process that p names. The error is ESRCH, among others, if it has ended.
+func Signal(p rule.Process, signal unix.Signal) error {
 	fd, err := unix.PidfdOpen(int(p.PID), 0)
 	if err != nil {
 		return fmt.Errorf("open process %d: %w", p.PID, err)
@@ -48,7 +46,7 @@ func signalTo(p rule.Process, signal unix.Signal) error {
 	if err != nil {
 		return err
 	}
-	if start != p.StartNs/tickNs {
+	if start != p.StartNs/process.TickNs {
 		return fmt.Errorf("process %d is another one by now: %w", p.PID, unix.ESRCH)
 	}
 	if err := unix.PidfdSendSignal(fd, signal, nil, 0); err != nil {
@@ -59,20 +57,18 @@ func signalTo(p rule.Process, signal unix.Signal) error {
 
 // startOf is when a process began, in ticks since boot.
 func startOf(pid uint32) (uint64, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	stat, err := process.ReadStat(int(pid))
 	if errors.Is(err, os.ErrNotExist) {
-		return 0, fmt.Errorf("ask when process %d began: %w", pid, unix.ESRCH)
+		err = unix.ESRCH
 	}
 	if err != nil {
 		return 0, fmt.Errorf("ask when process %d began: %w", pid, err)
 	}
-	// The name is in brackets, and may have blanks and brackets in it.
-	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	const field = 22 - 3 // of proc_pid_stat(5), after the first two
-	if len(fields) <= field {
-		return 0, fmt.Errorf("ask when process %d began: /proc says %q", pid, text)
+	start, err := stat.Number(process.StartTicks)
+	if err != nil {
+		return 0, fmt.Errorf("ask when process %d began: %w", pid, err)
 	}
-	return strconv.ParseUint(fields[field], 10, 64)
+	return start, nil
 }
 
 // programs are paths of executables, by process.
@@ -96,7 +92,7 @@ func (p programs) of(a rule.Process) string {
 	if err != nil {
 		return ""
 	}
-	if start, err := startOf(a.PID); err != nil || start != a.StartNs/tickNs {
+	if start, err := startOf(a.PID); err != nil || start != a.StartNs/process.TickNs {
 		return ""
 	}
 	a.Program = path

@@ -10,6 +10,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
+	"github.com/shunt-lb/shunt/internal/process"
 )
 
 // module is what loading a kernel module looks like. Machines whose kernel has none cannot have one loaded.
@@ -85,10 +86,10 @@ func TestActLeavesOthersAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if done := act(rule.Kill, rule.Process{PID: pid, StartNs: (start + 1) * tickNs}); done != "not killed: it has ended already" {
+	if done := act(rule.Kill, rule.Process{PID: pid, StartNs: (start + 1) * process.TickNs}); done != "not killed: it has ended already" {
 		t.Error(done)
 	}
-	if done := act(rule.Alert, rule.Process{PID: pid, StartNs: start * tickNs}); done != "" {
+	if done := act(rule.Alert, rule.Process{PID: pid, StartNs: start * process.TickNs}); done != "" {
 		t.Error(done)
 	}
 	if done := act(rule.Kill, rule.Process{PID: 1, StartNs: 0}); done != "not killed: it is the machine's first process" {
@@ -100,7 +101,7 @@ func TestActLeavesOthersAlone(t *testing.T) {
 	if err := c.Wait(); err != nil {
 		t.Errorf("the process was not left alone: %v", err)
 	}
-	if done := act(rule.Kill, rule.Process{PID: pid, StartNs: start * tickNs}); done != "not killed: it has ended already" {
+	if done := act(rule.Kill, rule.Process{PID: pid, StartNs: start * process.TickNs}); done != "not killed: it has ended already" {
 		t.Error(done)
 	}
 }

@@ -90,6 +90,7 @@ type Policy struct {
 	Rules      []Rule
 	IsDegraded bool // rules that this kernel cannot enforce are no fault
 	Detection  Detection
+	Decoys     []Decoys
 }
 
 // MustEnforce is whether a kernel that enforces nothing is a fault.
@@ -105,6 +106,7 @@ type guardEntry struct {
 	Processes   config.List[processEntry] `json:"processes,omitempty" doc:"Processes that are protected." example:"[{name: app, program: /usr/sbin/app, deny: [kill, ptrace], mode: audit}]"`
 	Connections config.Later              `json:"connections,omitempty" doc:"Connections that are denied." instead:"use the firewall"`
 	Detect      detectEntry               `json:"detect,omitempty" doc:"Rules that detect an intrusion: shunt guard events watches for them. Written as {}, these are the built-in ones." example:"{kill: [reverse-shell]}"`
+	Decoys      config.List[decoyEntry]   `json:"decoys,omitempty" doc:"Folders with files that nobody has a reason to change, to find programs that encrypt what they reach." example:"[{folders: [/srv/data], action: stop}]"`
 }
 
 type protectEntry struct {
@@ -185,8 +187,12 @@ func build(g *guardEntry, read *config.Contents) any {
 		return Policy{}
 	}
 	p.Detection = g.Detect.detection(&read.Faults)
-	if len(p.Rules) == 0 && !p.Detection.IsOn && g.Set && !read.Unparsed && !g.Protect.Bad && !g.Processes.Bad && !g.Detect.Bad {
-		read.Faults.Errorf(g.Mark, "write a rule under protect or processes, or detect: {}, or leave guard out", "nothing is protected, and nothing detected")
+	taken := map[string]bool{}
+	for i := range g.Decoys.Items {
+		p.Decoys = append(p.Decoys, g.Decoys.Items[i].decoys(taken, &read.Faults))
+	}
+	if p.IsEmpty() && g.Set && !read.Unparsed && !g.Protect.Bad && !g.Processes.Bad && !g.Detect.Bad && !g.Decoys.Bad {
+		read.Faults.Errorf(g.Mark, "write a rule under protect or processes, or detect: {}, or decoys, or leave guard out", "nothing is protected, and nothing detected")
 	}
 	return p
 }

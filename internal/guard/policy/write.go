@@ -46,6 +46,12 @@ func (p Policy) YAML() string {
 		fmt.Fprintf(&b, "      mode: %s\n", r.Mode)
 	}
 	b.WriteString(p.Detection.yaml())
+	if len(p.Decoys) > 0 {
+		b.WriteString("  decoys:\n")
+	}
+	for _, d := range p.Decoys {
+		b.WriteString(d.yaml())
+	}
 	return b.String()
 }
 

@@ -29,6 +29,7 @@ func TestYAML(t *testing.T) {
 			{Name: "self", IsSelf: true, Deny: ProcessOperations, Trust: Trust{IsInit: true}, Mode: Deny},
 		}},
 		{Detection: Detection{IsOn: true}},
+		{Decoys: []Decoys{{Folders: []string{"/srv/data", "/home/a b"}, Depth: 3, Action: rule.Stop, Trust: []string{"/usr/bin/restic"}}, {Folders: []string{"/opt"}, Action: rule.Log}}},
 		{Rules: []Rule{{Name: "data", Paths: []string{"/srv/data"}, Deny: []string{Write}, Mode: Audit}}, Detection: Detection{IsOn: true, Enable: []string{"temporary-exec"}, Disable: []string{"bpf-load"},
 			Kill: []string{"reverse-shell"}, Stop: []string{"memory-write"}, Rules: []rule.Rule{
 				{Name: "a:b", Doc: "a:b", On: []string{rule.Exec, rule.Open}, If: `process.name == "x" || file.write`, Severity: "low", Action: rule.Stop, Mitre: []string{"T1014"}, Tell: "{process.pid}: #"}}}},
@@ -37,6 +38,9 @@ func TestYAML(t *testing.T) {
 		have, faults, bad := load(t, text)
 		for i := range have.Rules {
 			have.Rules[i].At = ""
+		}
+		for i := range have.Decoys {
+			have.Decoys[i].At = ""
 		}
 		forget(&have)
 		forget(&p)

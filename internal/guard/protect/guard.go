@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
@@ -95,18 +95,17 @@ func Start(root string, p policy.Policy, log *slog.Logger) (*Guard, error) {
 }
 
 // firstNamespaces refuses to work where /proc numbers processes, or tells when they began, in another way than the
-// programs know them. The numbers of the machine's first namespaces are the same everywhere (linux/proc_ns.h).
+// programs know them.
 func firstNamespaces(folder string) error {
-	for name, first := range map[string]uint64{"pid": 0xEFFFFFFC, "time": 0xEFFFFFFA} {
-		var stat unix.Stat_t
-		err := unix.Stat(filepath.Join(folder, name), &stat)
+	for _, name := range []string{"pid", "time"} {
+		number, err := host.NamespaceIn(folder, name)
 		if errors.Is(err, unix.ENOENT) && name == "time" { // the kernel has none
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("ask in which %s namespace this is: %w", name, err)
+			return err
 		}
-		if stat.Ino != first {
+		if !host.IsFirst(name, number) {
 			return fmt.Errorf("this is not the machine's first %s namespace, and processes cannot be recognised from here. Run shunt on the machine itself, or in a container with its processes (--pid=host, hostPID: true)", name)
 		}
 	}

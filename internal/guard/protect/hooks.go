@@ -201,20 +201,19 @@ func attach(root string, coll *ebpf.Collection) (err error) {
 		var err error
 		switch program := coll.Programs[name]; program.Type() {
 		case ebpf.LSM:
-			l, err = link.AttachLSM(link.LSMOptions{Program: program})
+			l, err = kernel.AttachLSM(program, name)
 		case ebpf.Tracing:
-			l, err = link.AttachTracing(link.TracingOptions{Program: program, AttachType: ebpf.AttachTraceRawTp})
+			l, err = kernel.AttachTracing(program, name)
 		default:
 			continue
 		}
 		if err != nil {
-			return activeModules().refusal(fmt.Errorf("attach %s: %w", name, err), true)
+			return activeModules().refusal(err, true)
 		}
-		err = l.Pin(filepath.Join(mine, name))
+		if err := kernel.PinLink(l, filepath.Join(mine, name)); err != nil {
+			return err
+		}
 		_ = l.Close()
-		if err != nil {
-			return fmt.Errorf("pin the link of %s: %w", name, err)
-		}
 	}
 	for _, e := range earlier {
 		err = errors.Join(err, removeLinks(filepath.Join(folder, e.Name())))

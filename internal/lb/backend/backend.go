@@ -24,12 +24,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -40,23 +40,9 @@ const loopback = "lo"
 // State is what was changed, to be stored by the caller until it is taken back.
 type State struct {
 	// Addresses were added to lo.
-	Addresses []netip.Addr `json:"addresses"`
-	Settings  []Setting    `json:"settings"`
+	Addresses []netip.Addr   `json:"addresses"`
+	Settings  []host.Setting `json:"settings"`
 }
-
-// Setting is a kernel setting that was changed.
-type Setting struct {
-	// Name is its path below /proc/sys, "net/ipv4/conf/all/arp_ignore".
-	Name   string `json:"name"`
-	Before string `json:"before"`
-	Set    string `json:"set"`
-}
-
-// String is "net/ipv4/conf/all/arp_ignore: 0 -> 1".
-func (s Setting) String() string { return s.Name + ": " + s.Before + " -> " + s.Set }
-
-// Apply makes the setting what it is to be.
-func (s Setting) Apply() error { return writeSetting(s.Name, s.Set) }
 
 // IsZero says whether there is nothing to take back.
 func (s State) IsZero() bool { return len(s.Addresses) == 0 && len(s.Settings) == 0 }
@@ -94,7 +80,7 @@ func Prepare(interfaces []string, vips []netip.Addr, before State, store func(St
 		}
 	}
 	for _, s := range settings {
-		state.Settings = slices.DeleteFunc(state.Settings, func(old Setting) bool { return old.Name == s.Name })
+		state.Settings = slices.DeleteFunc(state.Settings, func(old host.Setting) bool { return old.Name == s.Name })
 		state.Settings = append(state.Settings, s)
 	}
 	if err := store(state); err != nil {
@@ -116,7 +102,7 @@ func Prepare(interfaces []string, vips []netip.Addr, before State, store func(St
 
 // divide splits an earlier process's changes into those to keep and those to take back, and
 // finds the settings that have to change now.
-func divide(interfaces []string, vips []netip.Addr, before State) (kept, gone State, change []Setting, err error) {
+func divide(interfaces []string, vips []netip.Addr, before State) (kept, gone State, change []host.Setting, err error) {
 	for _, a := range before.Addresses {
 		if slices.Contains(vips, a) {
 			kept.Addresses = append(kept.Addresses, a)
@@ -144,33 +130,33 @@ func settingName(device, name string) string { return "net/ipv4/conf/" + device 
 
 // settingsToChange finds what direct return needs otherwise. Of each setting the larger of
 // "all" and the interface's counts (Documentation/networking/ip-sysctl).
-func settingsToChange(interfaces []string) (change []Setting, err error) {
+func settingsToChange(interfaces []string) (change []host.Setting, err error) {
 	for _, device := range append([]string{"all"}, interfaces...) {
 		for _, want := range []struct {
 			name  string
 			least int
 		}{{"arp_ignore", arpIgnoreLeast}, {"arp_announce", arpAnnounceLeast}} {
 			name := settingName(device, want.name)
-			value, err := ReadSetting(name)
+			value, err := host.ReadNumber(name)
 			if err != nil {
 				return nil, err
 			}
 			if value < want.least {
-				change = append(change, Setting{name, strconv.Itoa(value), strconv.Itoa(want.least)})
+				change = append(change, host.Setting{Name: name, Before: strconv.Itoa(value), Set: strconv.Itoa(want.least)})
 			}
 		}
 	}
-	all, err := ReadSetting(settingName("all", "rp_filter"))
+	all, err := host.ReadNumber(settingName("all", "rp_filter"))
 	if err != nil {
 		return nil, err
 	}
 	for _, iface := range interfaces {
-		own, err := ReadSetting(settingName(iface, "rp_filter"))
+		own, err := host.ReadNumber(settingName(iface, "rp_filter"))
 		if err != nil {
 			return nil, err
 		}
 		if max(all, own) == reversePathStrict {
-			change = append(change, Setting{settingName(iface, "rp_filter"), strconv.Itoa(own), strconv.Itoa(reversePathLoose)})
+			change = append(change, host.Setting{Name: settingName(iface, "rp_filter"), Before: strconv.Itoa(own), Set: strconv.Itoa(reversePathLoose)})
 		}
 	}
 	return change, nil
@@ -187,40 +173,10 @@ func (s State) Restore() (State, error) {
 			errs = append(errs, err)
 		}
 	}
-	for _, setting := range slices.Backward(s.Settings) {
-		value, err := ReadSetting(setting.Name)
-		if errors.Is(err, os.ErrNotExist) {
-			continue // the interface is gone
-		}
-		if err == nil && strconv.Itoa(value) == setting.Set {
-			err = writeSetting(setting.Name, setting.Before)
-		}
-		if err != nil {
-			left.Settings = append(left.Settings, setting)
-			errs = append(errs, err)
-		}
-	}
+	var err error
+	left.Settings, err = host.Restore(s.Settings)
+	errs = append(errs, err)
 	return left, errors.Join(errs...)
-}
-
-// ReadSetting reads a setting, by its path below /proc/sys.
-func ReadSetting(name string) (int, error) {
-	text, err := os.ReadFile("/proc/sys/" + name)
-	if err != nil {
-		return 0, fmt.Errorf("read the setting %s: %w", name, err)
-	}
-	value, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		return 0, fmt.Errorf("read the setting %s: %w", name, err)
-	}
-	return value, nil
-}
-
-func writeSetting(name, value string) error {
-	if err := os.WriteFile("/proc/sys/"+name, []byte(value), 0o644); err != nil {
-		return fmt.Errorf("set %s to %s: %w; in a container /proc/sys may be read-only: set it from outside", name, value, err)
-	}
-	return nil
 }
 
 func onLoopback(vip netip.Addr) (bool, error) {

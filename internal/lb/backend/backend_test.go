@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
@@ -58,7 +59,7 @@ func seen() (map[string]string, error) {
 	all := map[string]string{}
 	for _, device := range []string{"all", "eth0"} {
 		for _, name := range []string{"arp_ignore", "arp_announce", "rp_filter"} {
-			value, err := ReadSetting(settingName(device, name))
+			value, err := host.ReadNumber(settingName(device, name))
 			if err != nil {
 				return nil, err
 			}
@@ -231,7 +232,7 @@ func TestRecord(t *testing.T) {
 	if s, err := r.Read(); err != nil || !s.IsZero() {
 		t.Errorf("a fresh record holds %v, %v", s, err)
 	}
-	want := State{[]netip.Addr{vip4, vip6}, []Setting{{"net/ipv4/conf/all/arp_ignore", "0", "1"}}}
+	want := State{[]netip.Addr{vip4, vip6}, []host.Setting{{Name: "net/ipv4/conf/all/arp_ignore", Before: "0", Set: "1"}}}
 	if err := r.Write(want); err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -114,7 +115,7 @@ func (f *Facts) readSettings(device string) error {
 	var s Settings
 	for name, to := range map[string]*int{"arp_ignore": &s.ARPIgnore, "arp_announce": &s.ARPAnnounce, "rp_filter": &s.RPFilter} {
 		var err error
-		if *to, err = ReadSetting(settingName(device, name)); err != nil {
+		if *to, err = host.ReadNumber(settingName(device, name)); err != nil {
 			return err
 		}
 	}

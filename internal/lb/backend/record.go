@@ -5,26 +5,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 
-	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/record"
 )
 
 // RunDirectory is where records are kept. It is emptied when the machine starts, as are the
 // changes they are about.
 const RunDirectory = "/run/shunt"
-
-// Space names the calling thread's network namespace by its cookie, "ns-1" for example.
-func Space() (string, error) {
-	cookie, err := namespace.Cookie()
-	if err != nil {
-		return "", err
-	}
-	return "ns-" + strconv.FormatUint(cookie, 10), nil
-}
 
 // Record is the stored state of one network namespace. Only the process that has it open may
 // change that namespace's backend half.

@@ -82,8 +82,7 @@ func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
 		return err
 	}
 	showMissed(s.Attached, framesMissed(d.interfaces.names(), d.log))
-	d.chained.show(s.Attached)
-	d.showGuests(s.Attached)
+	d.showChains(s.Attached)
 	overrides := d.Overrides()
 	s.Daemon.Overrides = status.Overrides(overrides)
 	settling := d.reconciler.Settling()

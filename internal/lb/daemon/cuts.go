@@ -3,6 +3,7 @@ package daemon
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -11,11 +12,14 @@ import (
 )
 
 // cuts are the flows in use that a change takes away with a service or a backend. before and services are those before it and
-// afterwards, and open are the flows before. Flows of a backend that leaves one of its services alone are not known apart.
+// afterwards, and open are the flows before. Flows of a backend that leaves one of its services alone are not known apart, and so not
+// counted.
 func cuts(change reconcile.Difference, before, services []*model.Service, open datapath.OpenByName) (all []reconcile.Cut) {
 	kept, stay := map[string]bool{}, map[string]bool{}
 	for _, s := range change.Services {
-		kept[s.TakesOver] = true
+		for _, name := range s.TakesOver {
+			kept[name] = true
+		}
 	}
 	for _, s := range services {
 		for _, b := range s.Backends {
@@ -25,6 +29,15 @@ func cuts(change reconcile.Difference, before, services []*model.Service, open d
 	byBackend := map[string]uint64{}
 	for b, n := range open.Backends {
 		byBackend[b.String()] = n
+	}
+	for _, name := range change.Ended {
+		switch n := open.Services[name]; {
+		case n == 0:
+		case serviceOf(before, name) != nil: // both have flows under the name
+			all = append(all, reconcile.Cut{Service: name, Text: fmt.Sprintf("of %s of service %s, those end that it had when it was merged into another one", value.Counted(int(n), "open flow"), name)})
+		default:
+			all = append(all, reconcile.Cut{Service: name, OpenFlows: n, Text: fmt.Sprintf("%s of service %s, which was merged into another one, end with it", value.Counted(int(n), "open flow"), name)})
+		}
 	}
 	told := map[string]bool{}
 	for _, s := range change.Services {
@@ -36,6 +49,17 @@ func cuts(change reconcile.Difference, before, services []*model.Service, open d
 			}
 			continue
 		}
+		if n := open.Services[s.Name]; s.Change == reconcile.Removed && n > 0 {
+			for _, text := range leftOut(serviceOf(before, s.Name), services, byBackend) {
+				all = append(all, reconcile.Cut{Service: s.Name, Text: fmt.Sprintf("of %s of service %s, %s", value.Counted(int(n), "open flow"), s.Name, text)})
+			}
+		}
+		if n := open.Services[s.Name]; s.Change == reconcile.Changed && n > 0 {
+			if lost := sharedLost(serviceOf(before, s.Name), serviceOf(services, s.Name), services, s.BackendsRemoved, byBackend); len(lost) > 0 {
+				all = append(all, reconcile.Cut{Service: s.Name, Text: fmt.Sprintf("of %s of service %s, those with %s may end, because it does not have that backend any more",
+					value.Counted(int(n), "open flow"), s.Name, strings.Join(lost, ", "))})
+			}
+		}
 		for _, b := range s.BackendsRemoved {
 			if n := byBackend[b]; n > 0 && !stay[b] && !told[b] {
 				told[b] = true
@@ -44,6 +68,77 @@ func cuts(change reconcile.Difference, before, services []*model.Service, open d
 		}
 	}
 	return all
+}
+
+// leftOut says which flows of a service end that goes and whose other flows go on: those of frontends that no service takes over,
+// or one whose flows cannot be those of another one's, and those with backends that the services which take over lack, though
+// others have them.
+func leftOut(was *model.Service, services []*model.Service, open map[string]uint64) (texts []string) {
+	if was == nil {
+		return nil
+	}
+	nobody, unfit, has, named := []string{}, []string{}, map[string]bool{}, map[string]bool{}
+	for _, f := range was.Frontends {
+		i := slices.IndexFunc(services, func(s *model.Service) bool {
+			return slices.ContainsFunc(s.Frontends, func(g model.Frontend) bool { return g.Covers(f) })
+		})
+		switch {
+		case i < 0:
+			nobody = append(nobody, f.String())
+		case services[i].Forwarding != was.Forwarding || services[i].AffinityTimeout > 0:
+			unfit = append(unfit, f.String())
+		default:
+			for _, b := range services[i].Backends {
+				has[b.BackendAddress.String()] = true
+			}
+		}
+	}
+	for _, s := range services {
+		for _, b := range s.Backends {
+			named[b.BackendAddress.String()] = true
+		}
+	}
+	lacks := []string{}
+	for _, b := range was.Backends {
+		if name := b.BackendAddress.String(); !has[name] && named[name] && open[name] > 0 {
+			lacks = append(lacks, name)
+		}
+	}
+	for _, part := range []struct {
+		of   []string
+		text string
+	}{
+		{nobody, "those of %s end with it"},
+		{unfit, "those of %s may end, because the service that takes it over has affinity or another forwarding"},
+		{lacks, "those with %s end, because the service that takes them over does not have it"},
+	} {
+		if len(part.of) > 0 {
+			texts = append(texts, fmt.Sprintf(part.text, strings.Join(part.of, ", ")))
+		}
+	}
+	return texts
+}
+
+// sharedLost are the backends in use, of those that a service loses, that other services have. Its flows with them go on where it
+// has given a frontend to a service that has the backend, if both translate, without affinity.
+func sharedLost(was, now *model.Service, services []*model.Service, removed []string, open map[string]uint64) (lost []string) {
+	if was == nil || now == nil {
+		return nil
+	}
+	alone := func(s *model.Service) bool { return !s.Forwarding.Direct() && s.AffinityTimeout == 0 }
+	has := func(s *model.Service, name string) bool {
+		return slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.BackendAddress.String() == name })
+	}
+	given := func(s *model.Service) bool {
+		return s != now && alone(s) && alone(now) && slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return slices.Contains(was.Frontends, f) })
+	}
+	for _, name := range removed {
+		others := slices.ContainsFunc(services, func(s *model.Service) bool { return has(s, name) })
+		if others && open[name] > 0 && !slices.ContainsFunc(services, func(s *model.Service) bool { return given(s) && has(s, name) }) {
+			lost = append(lost, name)
+		}
+	}
+	return lost
 }
 
 func serviceOf(services []*model.Service, name string) *model.Service {

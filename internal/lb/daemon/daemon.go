@@ -131,8 +131,7 @@ type daemon struct {
 	views      views
 	sources    atomic.Pointer[[]netip.Addr] // those of full NAT that were last carried out
 
-	pulse   *pulse // the loop's
-	chained *chainedWatch
+	pulse *pulse // the loop's
 
 	end     func()         // of what runs beside; then waits for it
 	running sync.WaitGroup // the loop, and sources
@@ -213,7 +212,6 @@ func (d *daemon) start(ctx context.Context, config model.Config) error {
 	d.checks = newChecks(contents, d.conditions, d.events, directWay{d.detour, d.ways.Hop, d.server.serves}, d.log)
 	d.names = newNames(resolve.Open(resolve.Options{Path: namesPath(d.host.Instance), Log: d.log, Conditions: d.conditions}), d.conditions, d.vipsOf)
 	d.pulse = newPulse(dp, d.host.Instance, d.conditions, d.log)
-	d.chained = newChainedWatch(d.conditions, d.log)
 	_, err = d.change(ctx, d.first(config)...)
 	return err
 }
@@ -234,7 +232,6 @@ func (d *daemon) loop(ctx context.Context) {
 	var beside sync.WaitGroup
 	defer beside.Wait()
 	beside.Go(func() { d.followNames(ctx) })
-	beside.Go(func() { d.measureOthers(ctx) })
 	beside.Go(func() { d.sockets.run(ctx) })
 	heartbeat := time.NewTicker(heartbeatInterval)
 	defer heartbeat.Stop()

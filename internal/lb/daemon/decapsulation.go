@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/backend"
 	"github.com/shunt-lb/shunt/internal/lb/decap"
@@ -59,7 +60,7 @@ type decapsulation struct {
 }
 
 func newDecapsulation(dp decap.DataPlane, instance string, log *slog.Logger) (*decapsulation, error) {
-	space, err := backend.Space()
+	space, err := host.Space()
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +167,7 @@ func releaseServer(instance string, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	here, err := backend.Space()
+	here, err := host.Space()
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/lb/backend"
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/detour"
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -117,7 +117,7 @@ func openDetour(dp *datapath.Datapath, instance string, log *slog.Logger) (*deto
 	if err := releaseDetour(instance, log); err != nil {
 		log.Warn("cannot remove the device and rules that an earlier daemon made for its health checks", "error", err)
 	}
-	space, err := backend.Space()
+	space, err := host.Space()
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +146,7 @@ func releaseDetour(instance string, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	here, err := backend.Space()
+	here, err := host.Space()
 	if err != nil {
 		return err
 	}

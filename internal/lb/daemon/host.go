@@ -5,9 +5,9 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/lb/health"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/source/file"
@@ -93,14 +93,14 @@ const (
 // freePorts is the largest range outside those the host takes for its own connections, so
 // that the two can never use the same one.
 func freePorts() (value.PortRange, error) {
-	const path = "/proc/sys/net/ipv4/ip_local_port_range"
-	text, err := os.ReadFile(path)
+	const setting = "net/ipv4/ip_local_port_range"
+	text, err := host.ReadSetting(setting)
 	if err != nil {
 		return value.PortRange{}, fmt.Errorf("read the host's own port range: %w", err)
 	}
 	var first, last int
-	if _, err := fmt.Sscan(string(text), &first, &last); err != nil {
-		return value.PortRange{}, fmt.Errorf("read the host's own port range from %s: %w", path, err)
+	if _, err := fmt.Sscan(text, &first, &last); err != nil {
+		return value.PortRange{}, fmt.Errorf("read the host's own port range from %s: %w", setting, err)
 	}
 	below := value.PortRange{First: portFirst, Last: uint16(max(first-1, 0))}
 	above := value.PortRange{First: uint16(min(last+1, portLast)), Last: portLast}
@@ -110,7 +110,7 @@ func freePorts() (value.PortRange, error) {
 		best = above
 	}
 	if size(best) < portPoolMin {
-		return value.PortRange{}, fmt.Errorf("choose NAT source ports: the host's own connections use %d to %d (%s), which leaves no range of %d; narrow that range, or say `snat: {ports: …}`", first, last, path, portPoolMin)
+		return value.PortRange{}, fmt.Errorf("choose NAT source ports: the host's own connections use %d to %d (%s), which leaves no range of %d; narrow that range, or say `snat: {ports: …}`", first, last, setting, portPoolMin)
 	}
 	return best, nil
 }

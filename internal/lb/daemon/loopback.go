@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/lb/backend"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/node"
@@ -55,7 +56,7 @@ func readLoopback(path string) (r loopbackRecord, err error) {
 // takeTurn has instances change lo one after the other. What an instance wrote down is read
 // then; space is the network namespace that the caller is in.
 func takeTurn(instance string) (r loopbackRecord, space string, done func(), err error) {
-	if space, err = backend.Space(); err != nil {
+	if space, err = host.Space(); err != nil {
 		return r, "", nil, err
 	}
 	f, err := os.Open(node.RunDirectory)
@@ -76,7 +77,7 @@ func takeTurn(instance string) (r loopbackRecord, space string, done func(), err
 }
 
 // others are the settings that other instances have made in a network namespace.
-func others(instance, space string) (made []backend.Setting) {
+func others(instance, space string) (made []host.Setting) {
 	paths, _ := filepath.Glob(filepath.Join(node.RunDirectory, "*"+loopbackSuffix))
 	for _, path := range paths {
 		if r, err := readLoopback(path); err == nil && path != loopbackPath(instance) && r.Space == space {
@@ -96,21 +97,21 @@ func forwardOnLoopback(instance string) error {
 	if r.Space != space {
 		r = loopbackRecord{Space: space}
 	}
-	var missing []backend.Setting
+	var missing []host.Setting
 	for _, name := range loopbackForwarding {
-		value, err := backend.ReadSetting(name)
+		value, err := host.ReadNumber(name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // a kernel without that family
 		}
 		if err != nil {
 			return fmt.Errorf("read whether lo forwards: %w", err)
 		}
-		on := backend.Setting{Name: name, Before: strconv.Itoa(value), Set: "1"}
+		on := host.Setting{Name: name, Before: strconv.Itoa(value), Set: "1"}
 		isOn := on.Before == on.Set
 		if !isOn {
 			missing = append(missing, on)
 		}
-		same := func(s backend.Setting) bool { return s.Name == name }
+		same := func(s host.Setting) bool { return s.Name == name }
 		if slices.ContainsFunc(r.State.Settings, same) {
 			continue
 		}
@@ -142,7 +143,7 @@ func forwardOnLoopback(instance string) error {
 // loopbackForwards reports whether lo forwards in every family that the kernel has.
 func loopbackForwards() bool {
 	for _, name := range loopbackForwarding {
-		if value, err := backend.ReadSetting(name); err == nil && value == 0 {
+		if value, err := host.ReadNumber(name); err == nil && value == 0 {
 			return false
 		}
 	}
@@ -169,28 +170,27 @@ func (d *daemon) keepLoopback() {
 // rt6_purge_dflt_routers, net/ipv6/route.c). Where an interface does not forward, 2 means what 1
 // means, so nothing else changes meanwhile, or ever, should we not come to put it back.
 func withRouters(f func() error) error {
-	const settings, accept = "/proc/sys/", "accept_ra"
-	paths, err := filepath.Glob(settings + "net/ipv6/conf/*/" + accept)
+	const accept = "accept_ra"
+	names, err := host.Settings("net/ipv6/conf/*/" + accept)
 	if err != nil {
 		return err
 	}
-	var state backend.State
-	for _, path := range paths {
-		name := strings.TrimPrefix(path, settings)
+	var changed []host.Setting
+	for _, name := range names {
 		of := strings.TrimSuffix(name, accept)
 		if device := filepath.Base(of); device == "all" || device == "default" {
 			continue
 		}
-		takes, err := backend.ReadSetting(name)
-		forwards, failed := backend.ReadSetting(of + "forwarding")
-		change := backend.Setting{Name: name, Before: "1", Set: "2"}
+		takes, err := host.ReadNumber(name)
+		forwards, failed := host.ReadNumber(of + "forwarding")
+		change := host.Setting{Name: name, Before: "1", Set: "2"}
 		if err != nil || failed != nil || takes != 1 || forwards != 0 || change.Apply() != nil {
 			continue // not of interest, or the interface is gone
 		}
-		state.Settings = append(state.Settings, change)
+		changed = append(changed, change)
 	}
 	err = f()
-	_, failed := state.Restore()
+	_, failed := host.Restore(changed)
 	return errors.Join(err, failed)
 }
 
@@ -207,7 +207,7 @@ func releaseLoopback(instance string, log *slog.Logger) error {
 	}
 	defer done()
 	needed := others(instance, r.Space)
-	r.State.Settings = slices.DeleteFunc(r.State.Settings, func(s backend.Setting) bool { return slices.Contains(needed, s) })
+	r.State.Settings = slices.DeleteFunc(r.State.Settings, func(s host.Setting) bool { return slices.Contains(needed, s) })
 	restore := func() error {
 		_, err := r.State.Restore()
 		return err
@@ -235,11 +235,11 @@ func inSpace(space, here string, f func() error) (found bool, err error) {
 	return true, namespace.Inside(ns, f)
 }
 
-// findSpace opens the network namespace that backend.Space calls so, or None.
+// findSpace opens the network namespace that host.Space calls so, or None.
 func findSpace(space string) netns.NsHandle {
 	return namespace.Find(func(ns netns.NsHandle) (is bool) {
 		_ = namespace.Inside(ns, func() error {
-			here, err := backend.Space()
+			here, err := host.Space()
 			is = err == nil && here == space
 			return nil
 		})

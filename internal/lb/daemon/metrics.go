@@ -21,7 +21,7 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 	s.Overrides = countOverrides(d.Overrides())
 	missed := framesMissed(d.interfaces.names(), d.log)
 	for _, a := range d.interfaces.list() {
-		i := metrics.Interface{Name: a.Interface, Mode: string(a.Mode), Chain: d.chained.sample(a.Interface)}
+		i := metrics.Interface{Name: a.Interface, Mode: string(a.Mode)}
 		if frames, known := missed[a.Interface]; known {
 			i.Missed = &frames
 		}

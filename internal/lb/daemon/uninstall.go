@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/shunt-lb/shunt/internal/control"
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/lb/announce"
 	"github.com/shunt-lb/shunt/internal/lb/backend"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
@@ -25,7 +26,7 @@ import (
 
 // Trace is one thing that shunt has left on the machine.
 type Trace struct {
-	Kind string `json:"kind"` // pin, neighbour, group, setting, device, address, guard, file
+	Kind string `json:"kind"` // pin, neighbour, group, setting, device, address, guard, decoy, file
 	What string `json:"what"`
 }
 
@@ -76,7 +77,7 @@ func (v *Inventory) add(kind, format string, values ...any) {
 
 func (v *Inventory) take(socket string) error {
 	var err error
-	if v.space, err = backend.Space(); err != nil {
+	if v.space, err = host.Space(); err != nil {
 		return err
 	}
 	if v.instances, err = Instances(); err != nil {

@@ -83,7 +83,7 @@ func typeName(typ btf.Type) string {
 
 // TestNamesFitTheKernel: the kernel cuts the names of maps and programs.
 func TestNamesFitTheKernel(t *testing.T) {
-	for _, load := range []func() (*ebpf.CollectionSpec, error){loadAbi, loadXdp, loadTc, loadSweep, loadStopgap, loadDrops, loadGate, loadCheck, loadStopwatch} {
+	for _, load := range []func() (*ebpf.CollectionSpec, error){loadAbi, loadXdp, loadTc, loadSweep, loadStopgap, loadDrops, loadGate, loadCheck} {
 		spec, err := load()
 		must(t, err)
 		for name := range spec.Programs {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -29,12 +28,12 @@ type attached struct {
 	programs [len(directions)]*ebpf.Program
 	// deliveries are loaded before the one at XDP runs, and nil once they are attached.
 	deliveries [len(directions)]*ebpf.Program
-	link       link.Link             // at XDP
-	sides      [len(directions)]side // at tc
-	chain      *ebpf.Map             // while it is being attached to XDP
-	stopgap    *stopgap              // while its mode changes
-	vlan       *vlan                 // nil where its frames come in by itself
-	guests     *kernel.GuestPlace    // at XDP: other products' programs, behind this one
+	link       link.Link                         // at XDP
+	sides      [len(directions)]kernel.TCProgram // at tc
+	chain      *ebpf.Map                         // while it is being attached to XDP
+	stopgap    *stopgap                          // while its mode changes
+	vlan       *vlan                             // nil where its frames come in by itself
+	guests     *kernel.GuestPlace                // at XDP: other products' programs, behind this one
 }
 
 func (a *attached) closePrograms() error {
@@ -69,7 +68,7 @@ func (a *attached) drop() error {
 	}
 	for _, s := range a.sides {
 		if s != nil {
-			errs = append(errs, s.drop())
+			errs = append(errs, s.Drop())
 		}
 	}
 	a.releaseGuests()
@@ -494,7 +493,7 @@ func (d *Datapath) Detach(iface string) error {
 	if err := d.keepsVLANs(iface); err != nil {
 		return fmt.Errorf("detach from interface %s: %w", iface, err)
 	}
-	ifindex := interfaceIndex(iface)
+	ifindex := kernel.InterfaceIndex(iface)
 	errs := []error{dropSides(d.root, d.instance, iface, ifindex, deliveries)} // while sh_xdp keeps forged marks from them
 	if a := d.attached[iface]; a != nil {
 		d.endTCWay(a.index)
@@ -540,13 +539,6 @@ func pinnedLinks(root, instance string) (map[string]string, error) {
 	return found, nil
 }
 
-// The reasons of an Attachment without a mode. An index of another network namespace is often
-// some other interface's in this one, so that there is one proves nothing.
-const (
-	interfaceGone      = "the interface is gone"
-	interfaceElsewhere = "the interface is not in this network namespace"
-)
-
 // attachmentOf is what a pinned link says, completed from the interface it is on now. The name is
 // the pin's, unless the interface is seen from here and has been renamed.
 func attachmentOf(name string, l link.Link) (kernel.Attachment, error) {
@@ -557,7 +549,7 @@ func attachmentOf(name string, l link.Link) (kernel.Attachment, error) {
 			return kernel.Attachment{}, fmt.Errorf("look at the link of interface %s: %w", name, err)
 		}
 		if info.XDP() == nil || info.XDP().Ifindex == 0 {
-			a.Reason = interfaceGone
+			a.Reason = kernel.InterfaceGone
 			return a, nil
 		}
 		dev, err := netlink.LinkByIndex(int(info.XDP().Ifindex))
@@ -566,7 +558,7 @@ func attachmentOf(name string, l link.Link) (kernel.Attachment, error) {
 			return a, nil
 		}
 		if err != nil || info.Program == last {
-			a.Reason = interfaceElsewhere
+			a.Reason = kernel.InterfaceElsewhere
 			return a, nil
 		}
 		last = info.Program // it may have been replaced between the two looks
@@ -577,22 +569,6 @@ func attachmentOf(name string, l link.Link) (kernel.Attachment, error) {
 func runs(dev netlink.Link, program ebpf.ProgramID) bool {
 	xdp := dev.Attrs().Xdp
 	return xdp != nil && xdp.Attached && ebpf.ProgramID(xdp.ProgId) == program
-}
-
-// interfaceIndex is 0 for an interface that is gone.
-func interfaceIndex(name string) int {
-	i, err := net.InterfaceByName(name)
-	if err != nil {
-		return 0
-	}
-	return i.Index
-}
-
-func interfaceName(ifindex int) string {
-	if i, err := net.InterfaceByIndex(ifindex); err == nil {
-		return i.Name
-	}
-	return fmt.Sprintf("number %d", ifindex)
 }
 
 // chainWay is how somebody else's program runs beside shunt's.

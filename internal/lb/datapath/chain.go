@@ -47,8 +47,6 @@ type Chained struct {
 	ID   uint32 `json:"id"`
 	Name string `json:"name"` // at most 15 characters
 	Tag  string `json:"tag"`  // hash of its instructions
-	// Time is there when it was measured (MeasureChains).
-	Time *RunTime `json:"time,omitempty"`
 }
 
 func (c Chained) String() string { return fmt.Sprintf("%q (program %d)", c.Name, c.ID) }
@@ -59,7 +57,7 @@ type Chain struct {
 	Map       string   `json:"map"` // the file of the map that a program before calls on
 	Before    *Chained `json:"before"`
 	Shunt     *Chained `json:"shunt"`
-	// Guest is the program of another product of the daemon, which shunt's hands on to before After's. It is not measured.
+	// Guest is the program of another product of the daemon, which shunt's hands on to before After's.
 	Guest *Chained `json:"guest,omitempty"`
 	After *Chained `json:"after"`
 	// Attached is the number of the program that the interface runs: Before's, else Shunt's. It
@@ -73,9 +71,13 @@ type Place struct {
 	Program  *Chained
 }
 
-// Places are all of a chain but the guest, in a packet's order.
+// Places are all of a chain, in a packet's order; that of a guest only where there is one.
 func (c *Chain) Places() []Place {
-	return []Place{{PositionBefore, c.Before}, {PositionShunt, c.Shunt}, {PositionAfter, c.After}}
+	places := []Place{{PositionBefore, c.Before}, {PositionShunt, c.Shunt}}
+	if c.Guest != nil {
+		places = append(places, Place{PositionGuest, c.Guest})
+	}
+	return append(places, Place{PositionAfter, c.After})
 }
 
 const (
@@ -87,12 +89,8 @@ func chainPath(root, instance, iface string) string {
 	return filepath.Join(kernel.Directory(root, instance), chainPrefix+kernel.ToPin(iface))
 }
 
-// openChain opens an interface's chain, which is then not measured any more; fresh is whether it
-// had to be made. The caller holds the instance's lock.
+// openChain opens an interface's chain; fresh is whether it had to be made. The caller holds the instance's lock.
 func (d *Datapath) openChain(iface string) (m *ebpf.Map, fresh bool, err error) {
-	if err := endMeasurement(d.root, d.instance, iface); err != nil {
-		return nil, false, err
-	}
 	path := chainPath(d.root, d.instance, iface)
 	m, err = ebpf.LoadPinnedMap(path, nil)
 	if err == nil {
@@ -119,7 +117,7 @@ func (d *Datapath) openChain(iface string) (m *ebpf.Map, fresh bool, err error) 
 // removeChain takes an interface's chain away; with it go the programs in it. That there is
 // none is success.
 func removeChain(root, instance, iface string) error {
-	paths := []string{measuredPath(root, instance, iface, ""), chainPath(root, instance, iface)}
+	paths := []string{chainPath(root, instance, iface)}
 	for _, position := range Positions {
 		paths = append(paths, position.path(root, instance, iface))
 	}
@@ -261,99 +259,90 @@ func readChain(opts Options, iface string) (Chain, error) {
 	}
 	defer m.Close()
 	defer l.Close()
-	programs, err := openPrograms(opts, m, iface, nil)
-	if err != nil {
-		return c, fmt.Errorf("read the chain of interface %s: %w", iface, err)
+	var own *ebpf.Program
+	if err := m.Lookup(PositionShunt.index(), &own); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return c, fmt.Errorf("read the chain of interface %s: open shunt's own program: %w", iface, err)
 	}
-	defer programs.close()
-	if c, err = programs.describe(opts, iface); err != nil {
+	if own != nil {
+		defer own.Close()
+	}
+	if c, err = describeChain(opts, m, iface, own); err != nil {
 		return c, fmt.Errorf("read the chain of interface %s: %w", iface, err)
 	}
 	info, err := l.Info()
 	if err != nil {
 		return c, fmt.Errorf("look at the link of interface %s: %w", iface, err)
 	}
-	if !programs.measured {
-		c.Attached = uint32(info.Program)
-	}
+	c.Attached = uint32(info.Program)
 	return c, c.meetGuest()
 }
 
-// chainPrograms are the programs of a chain, by the places in its map; nil where there is none.
-type chainPrograms struct {
-	at       [abiChainPositionCHAIN_COUNT]*ebpf.Program
-	measured bool // so that others are in their places
-}
-
-// openPrograms opens the programs of an interface's chain. own is shunt's, if the caller has it:
-// without CAP_SYS_ADMIN it must. The caller closes them, and own.
-func openPrograms(opts Options, chain *ebpf.Map, iface string, own *ebpf.Program) (p chainPrograms, err error) {
-	defer func() {
-		if err != nil {
-			p.close()
-			p = chainPrograms{}
-		}
-	}()
-	path := func(position Position) string { return position.path(opts.PinRoot, opts.Instance, iface) }
-	next, err := pinnedProgram(measuredPath(opts.PinRoot, opts.Instance, iface, measuredNext))
+// Chain is what runs on an interface to which this process has attached at XDP. Unlike Chains, it needs no CAP_SYS_ADMIN.
+func (d *Datapath) Chain(iface string) (c Chain, err error) {
+	own, err := d.ownProgram(iface)
 	if err != nil {
-		return p, err
+		return c, err
 	}
-	p.measured = next != nil
-	switch {
-	case next != nil:
-	case own != nil:
-		next, err = own.Clone()
-	default:
-		err = chain.Lookup(uint32(abiChainPositionCHAIN_NEXT), &next)
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			err = nil
-		}
-	}
-	p.at[abiChainPositionCHAIN_NEXT] = next
+	defer own.Close()
+	m, err := ebpf.LoadPinnedMap(chainPath(d.root, d.instance, iface), nil)
 	if err != nil {
-		return p, fmt.Errorf("open shunt's own program: %w", err)
+		return c, fmt.Errorf("open the chain of interface %s: %w", iface, err)
 	}
-	if p.at[abiChainPositionCHAIN_BEFORE], err = programAt(chain, PositionBefore, path(PositionBefore)); err != nil {
-		return p, err
+	defer m.Close()
+	if c, err = describeChain(Options{PinRoot: d.root, Instance: d.instance}, m, iface, own); err != nil {
+		return c, fmt.Errorf("read the chain of interface %s: %w", iface, err)
 	}
-	if p.measured {
-		p.at[abiChainPositionCHAIN_AFTER], err = pinnedProgram(path(PositionAfter))
-	} else {
-		p.at[abiChainPositionCHAIN_AFTER], err = programAt(chain, PositionAfter, path(PositionAfter))
+	name, id, err := kernel.GuestBehind(iface)
+	if name != "" {
+		c.Guest = &Chained{ID: id, Name: name}
 	}
-	return p, err
+	return c, err
 }
 
-func (p chainPrograms) close() {
-	for _, program := range p.at {
-		if program != nil {
-			_ = program.Close()
-		}
+// ownProgram is shunt's on an interface at XDP. The caller closes it.
+func (d *Datapath) ownProgram(iface string) (*ebpf.Program, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a := d.attached[iface]
+	if a == nil || a.link == nil {
+		return nil, fmt.Errorf("read the chain of interface %s: this process is not attached there at XDP", iface)
 	}
+	return a.programs[0].Clone()
 }
 
-// describe makes a chain of them, which runs them from the first.
-func (p chainPrograms) describe(opts Options, iface string) (Chain, error) {
-	c := Chain{Interface: iface, Map: chainPath(opts.PinRoot, opts.Instance, iface)}
-	for position, to := range [...]**Chained{
-		abiChainPositionCHAIN_BEFORE: &c.Before, abiChainPositionCHAIN_NEXT: &c.Shunt, abiChainPositionCHAIN_AFTER: &c.After,
-	} {
-		if p.at[position] == nil {
-			continue
-		}
-		described, err := describe(p.at[position])
-		if err != nil {
+// describeChain makes a chain of the programs in an interface's map, without the guest; the interface runs them from the first. own is shunt's,
+// nil where the map has none.
+func describeChain(opts Options, chain *ebpf.Map, iface string, own *ebpf.Program) (c Chain, err error) {
+	c = Chain{Interface: iface, Map: chainPath(opts.PinRoot, opts.Instance, iface)}
+	if c.Before, err = chainedAt(opts, chain, iface, PositionBefore); err != nil {
+		return c, err
+	}
+	if own != nil {
+		if c.Shunt, err = describe(own); err != nil {
 			return c, err
 		}
-		*to = described
-		c.Attached = cmp.Or(c.Attached, described.ID)
+	}
+	if c.After, err = chainedAt(opts, chain, iface, PositionAfter); err != nil {
+		return c, err
+	}
+	if first := cmp.Or(c.Before, c.Shunt, c.After); first != nil {
+		c.Attached = first.ID
 	}
 	return c, nil
 }
 
-// chainedAt is the program at a place of the chain; nil when that is empty.
-func chainedAt(chain *ebpf.Map, index uint32) (*Chained, error) {
+// chainedAt is the program before or after shunt's; nil where there is none.
+func chainedAt(opts Options, chain *ebpf.Map, iface string, position Position) (*Chained, error) {
+	p, err := programAt(chain, position, position.path(opts.PinRoot, opts.Instance, iface))
+	if p == nil || err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	return describe(p)
+}
+
+// inPlace is the program at a place of the chain; nil when that is empty.
+func inPlace(chain *ebpf.Map, index uint32) (*Chained, error) {
 	var p *ebpf.Program
 	err := chain.Lookup(index, &p)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {

@@ -38,7 +38,7 @@ func SetChain(opts Options, iface string, position Position, pin string) error {
 func ClearChain(opts Options, iface string, position Position) (was *Chained, err error) {
 	doing := fmt.Sprintf("take away the program %s shunt on interface %s", position, iface)
 	err = changeChain(opts, iface, doing, func(c *chainChange) error {
-		if was, err = chainedAt(c.chain, position.index()); err != nil {
+		if was, err = inPlace(c.chain, position.index()); err != nil {
 			return err
 		}
 		return c.clear(position)
@@ -68,9 +68,6 @@ func changeChain(opts Options, iface, doing string, change func(*chainChange) er
 		return fmt.Errorf("%s: %w", doing, err)
 	}
 	defer unlock()
-	if err := endMeasurement(opts.PinRoot, opts.Instance, iface); err != nil {
-		return fmt.Errorf("%s: %w", doing, err)
-	}
 	m, l, err := chainAt(opts, iface)
 	if err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
@@ -101,7 +98,7 @@ func (c *chainChange) check(p *ebpf.Program, position Position) error {
 	for name, index := range map[string]uint32{
 		"shunt's own program": uint32(abiChainPositionCHAIN_NEXT), "the program before": uint32(abiChainPositionCHAIN_BEFORE), "the program after": uint32(abiChainPositionCHAIN_AFTER),
 	} {
-		there, err := chainedAt(c.chain, index)
+		there, err := inPlace(c.chain, index)
 		if err != nil {
 			return err
 		}

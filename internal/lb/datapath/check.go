@@ -8,7 +8,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/model"
-	"github.com/vishvananda/netlink"
 )
 
 const checkProgram = "sh_check"
@@ -44,15 +43,7 @@ func (d *Datapath) LoadChecks() (*Checks, error) {
 // Attach has everything that leaves by an interface go through the program. The interface is a new one of
 // shunt's own, in the calling thread's network namespace; the program goes with it.
 func (c *Checks) Attach(ifindex int) error {
-	if err := netlink.QdiscAdd(clsactQdisc(ifindex)); err != nil {
-		return fmt.Errorf("add a clsact qdisc: %w", err)
-	}
-	f := clsactFilter(ifindex, netlink.HANDLE_MIN_EGRESS, checkProgram)
-	f.Fd = c.program.FD()
-	if err := netlink.FilterAdd(f); err != nil {
-		return fmt.Errorf("attach %s: %w", checkProgram, err)
-	}
-	return nil
+	return kernel.AttachClsactOut(c.program, checkProgram, ifindex)
 }
 
 // Name says which backend a socket asks, and by which next hop. It holds for as long as the socket is open.
@@ -63,7 +54,7 @@ func (c *Checks) Name(socket uintptr, backend netip.Addr, forwarding model.Forwa
 	}
 	index, ok := c.datapath.indexOf(hop.Interface)
 	if !ok {
-		return fmt.Errorf("the next hop is behind interface %s, which shunt is not attached to", interfaceName(hop.Interface))
+		return fmt.Errorf("the next hop is behind interface %s, which shunt is not attached to", kernel.InterfaceName(hop.Interface))
 	}
 	note := abiCheck{Backend: toAddr(backend), Hop: toHop(hop.MAC, index), Forwarding: uint32(number)}
 	if err := c.sockets.Put(uint32(socket), note); err != nil {

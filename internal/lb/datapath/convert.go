@@ -122,7 +122,7 @@ func fromFrontendKey(k abiFrontendKey) model.Frontend {
 	return model.Frontend{Address: fromAddr(k.Address), Ports: value.PortRange{First: port, Last: port}, Protocol: model.Protocol(k.Protocol)}
 }
 
-// addrCheck is the check of an address that struct frontend in bpf/core/types.h describes.
+// addrCheck is the check of an address that struct frontend in bpf/lb/types.h describes.
 func addrCheck(a netip.Addr) uint32 {
 	b := a.As16()
 	var check uint32

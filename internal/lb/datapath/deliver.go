@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/vishvananda/netlink"
 )
@@ -17,8 +16,8 @@ const deliverPrefix = "deliver-"
 // what comes in and goes out there is sent by sh_deliver (bpf/lb/mark.h), and what the host answers meets the
 // balancer's stages.
 var deliveries = [len(directions)]direction{
-	{deliverPrefix, "in", "sh_deliver", false, ebpf.AttachTCXIngress, link.Head(), netlink.HANDLE_MIN_INGRESS, filterHandle + 1},
-	{deliverPrefix, "out", "sh_tc_out", true, ebpf.AttachTCXEgress, link.Tail(), netlink.HANDLE_MIN_EGRESS, filterHandle + 1},
+	{deliverPrefix, "in", "sh_deliver", false, filterHandle + 1},
+	{deliverPrefix, "out", "sh_tc_out", true, filterHandle + 1},
 }
 
 // waysOf are the ways out that need sh_deliver for what the program of an interface sends. In generic mode the
@@ -38,7 +37,7 @@ func (d *Datapath) tcWaysInUse() (ways uint64, err error) {
 		return 0, err
 	}
 	for _, name := range names {
-		if index, ok := d.indexOf(interfaceIndex(name)); ok {
+		if index, ok := d.indexOf(kernel.InterfaceIndex(name)); ok {
 			ways |= 1 << index
 		}
 	}

@@ -3,14 +3,13 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"golang.org/x/sys/unix"
 )
 
 // refusalCounters count frames that the kernel refused after the program's verdict.
@@ -35,11 +34,11 @@ func (d *Datapath) countRefusals() {
 
 func (d *Datapath) attachDrops() error {
 	// The tracepoints see every network namespace, and interface indices repeat in them.
-	var ns unix.Stat_t
-	if err := unix.Stat("/proc/thread-self/ns/net", &ns); err != nil {
-		return fmt.Errorf("find out the network namespace: %w", err)
+	netns, err := host.Netns()
+	if err != nil {
+		return err
 	}
-	coll, err := d.loadCollection(d.version.loader(objectDrops), map[string]any{"netns_inode": uint32(ns.Ino)})
+	coll, err := d.loadCollection(d.version.loader(objectDrops), map[string]any{"netns_inode": uint32(netns)})
 	if err != nil {
 		return fmt.Errorf("load the programs that count refused frames: %w", err)
 	}
@@ -47,7 +46,7 @@ func (d *Datapath) attachDrops() error {
 	var errs []error
 	for _, name := range refusalCounters {
 		if err := d.attachDrop(name, coll.Programs[name]); err != nil {
-			errs = append(errs, fmt.Errorf("attach %s: %w", name, err))
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
@@ -55,20 +54,12 @@ func (d *Datapath) attachDrops() error {
 
 func (d *Datapath) attachDrop(name string, program *ebpf.Program) error {
 	if program == nil {
-		return errors.New("the object compiled from drops.bpf.c lacks it; run `make generate`")
+		return fmt.Errorf("attach %s: the object compiled from drops.bpf.c lacks it; run `make generate`", name)
 	}
 	path := filepath.Join(kernel.Directory(d.root, d.instance), dropsPrefix+name)
-	// The kernel cannot replace the program of such a link: the old one goes first, so
-	// that nothing is counted twice.
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove the old link's pin %s: %w", path, err)
-	}
-	l, err := link.AttachTracing(link.TracingOptions{Program: program, AttachType: ebpf.AttachTraceRawTp})
+	l, err := kernel.PinTracing(program, name, path)
 	if err != nil {
 		return err
-	}
-	if err := l.Pin(path); err != nil {
-		return errors.Join(fmt.Errorf("pin it at %s: %w", path, err), l.Close())
 	}
 	d.drops = append(d.drops, l)
 	return nil

@@ -10,4 +10,3 @@ package datapath
 //go:generate ../../../bpf/compile gate ../../../bpf/lb/gate.bpf.c
 //go:generate ../../../bpf/compile check ../../../bpf/lb/check.bpf.c
 //go:generate ../../../bpf/compile vlan ../../../bpf/lb/vlan.bpf.c
-//go:generate ../../../bpf/compile -type laps stopwatch ../../../bpf/lb/stopwatch.bpf.c

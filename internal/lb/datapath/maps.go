@@ -301,6 +301,21 @@ func (d *Datapath) ScanRemembered() (map[uint32]bool, error) {
 	return marked, nil
 }
 
+// ServiceFlows counts the open flows of each service that has any, by index.
+func (d *Datapath) ServiceFlows() (map[uint32]uint64, error) {
+	counts, err := d.OpenFlows()
+	if err != nil {
+		return nil, err
+	}
+	flows := map[uint32]uint64{}
+	for index, n := range counts.Services {
+		if n > 0 {
+			flows[uint32(index)] = n
+		}
+	}
+	return flows, nil
+}
+
 // Grace waits until no program run is left that began before the call.
 func (d *Datapath) Grace() error { return d.grace.Wait() }
 

@@ -78,7 +78,7 @@ func RemoveFrom(opts Options) error {
 		return err
 	}
 	for _, t := range vlans { // what took their frames has gone
-		opts.Log.Info("detached", "instance", opts.Instance, "interface", interfaceName(t.ifindex))
+		opts.Log.Info("detached", "instance", opts.Instance, "interface", kernel.InterfaceName(t.ifindex))
 	}
 	for _, e := range entries {
 		for _, prefix := range []string{chainPrefix, PositionBefore.pinPrefix(), PositionAfter.pinPrefix()} {
@@ -112,17 +112,7 @@ func removeTC(opts Options, iface string) error {
 func removeSides(opts Options, iface string, places [len(directions)]direction) error {
 	var errs []error
 	for _, at := range places {
-		path := at.path(opts.PinRoot, opts.Instance, iface)
-		l, err := pinnedLink(path)
-		switch {
-		case errors.Is(err, os.ErrNotExist):
-		case err != nil:
-			errs = append(errs, os.Remove(path))
-		case l != nil:
-			errs = append(errs, kernel.DropLink(l))
-		default:
-			errs = append(errs, clsactSide{opts.PinRoot, opts.Instance, iface, 0, at}.dropAnywhere())
-		}
+		errs = append(errs, at.side(opts.PinRoot, opts.Instance, iface, 0).DropAnywhere())
 	}
 	return errors.Join(errs...)
 }
@@ -165,8 +155,6 @@ func PinnedOf(instance string) ([]Pinned, error) {
 	for _, e := range entries {
 		p := Pinned{Path: filepath.Join(dir, e.Name()), What: "pin"}
 		switch name := e.Name(); {
-		case strings.HasPrefix(name, measuredPrefix):
-			p.What = "measurement of the chain of " + kernel.FromPin(strings.TrimPrefix(name, measuredPrefix))
 		case e.IsDir():
 			maps, err := os.ReadDir(p.Path)
 			if err != nil {

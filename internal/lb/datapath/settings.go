@@ -47,7 +47,7 @@ func (d *Datapath) SetHop(r reconcile.BackendRef, hop Hop) error {
 		d.noteHostBackend(r.Index, false)
 		atomic.StoreUint64(&b.Hop, 0)
 		return fmt.Errorf("write the next hop of backend %s: it is behind interface %s, which shunt is not attached to: list that interface under `interfaces`",
-			fromAddr(b.Address), interfaceName(hop.Interface))
+			fromAddr(b.Address), kernel.InterfaceName(hop.Interface))
 	}
 	word := toHop(hop.MAC, index)
 	host := d.isHost(word)

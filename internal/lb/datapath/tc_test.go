@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // tcMode is what attach: tc may become, by what the kernel is allowed to have.
@@ -59,12 +60,12 @@ func atTC(t *testing.T, iface string) map[string]ebpf.ProgramID {
 		found[info.Name] = id
 	}
 	for _, d := range directions {
-		if result, err := link.QueryPrograms(link.QueryOptions{Target: dev.Attrs().Index, Attach: d.attach}); err == nil {
+		if result, err := link.QueryPrograms(link.QueryOptions{Target: dev.Attrs().Index, Attach: d.side("", "", "", 0).AttachType()}); err == nil {
 			for _, p := range result.Programs {
 				add(p.ID)
 			}
 		}
-		filters, err := netlink.FilterList(dev, d.parent)
+		filters, err := netlink.FilterList(dev, d.side("", "", "", 0).Parent())
 		must(t, err)
 		for _, f := range filters {
 			if bpf, ok := f.(*netlink.BpfFilter); ok {
@@ -272,8 +273,10 @@ func TestClsactOfOthers(t *testing.T) {
 	opts := testOptions(t)
 	d := mustOpen(t, opts)
 	d.withoutTCX = true
-	foreign := clsactSide{opts.PinRoot, "another", "shunt-a", device(t, "shunt-a").Attrs().Index, directions[0]}
-	filter := foreign.filter()
+	ifindex := device(t, "shunt-a").Attrs().Index
+	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+	filter := &netlink.BpfFilter{DirectAction: true,
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: ifindex, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 1, Protocol: unix.ETH_P_ALL}}
 	put := func(handle uint32) {
 		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "foreign", Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
 		must(t, err)
@@ -281,7 +284,7 @@ func TestClsactOfOthers(t *testing.T) {
 		filter.Handle, filter.Fd, filter.Name = handle, p.FD(), "foreign"
 		must(t, netlink.FilterAdd(filter))
 	}
-	must(t, netlink.QdiscAdd(clsactQdisc(foreign.ifindex)))
+	must(t, netlink.QdiscAdd(qdisc))
 	put(1)
 	_, err := d.Attach("shunt-a", model.AttachTC)
 	must(t, err)
@@ -305,7 +308,7 @@ func TestClsactOfOthers(t *testing.T) {
 	if found := atTC(t, "shunt-b"); len(found) != 1 || found["foreign"] == 0 {
 		t.Errorf("after detaching there is %v", found)
 	}
-	must(t, netlink.QdiscDel(clsactQdisc(foreign.ifindex)))
+	must(t, netlink.QdiscDel(qdisc))
 }
 
 // TestFeaturesAtTC: both programs of an interface are loaded anew for what needs more.

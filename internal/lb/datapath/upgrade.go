@@ -127,7 +127,7 @@ func requireGates(opts Options, from uint32) error {
 		return err
 	}
 	for _, t := range vlans {
-		there = append(there, interfaceName(t.ifindex))
+		there = append(there, kernel.InterfaceName(t.ifindex))
 	}
 	slices.Sort(there)
 	return noGate(opts, from, there, "in native mode at their parents", "`attach: generic`")

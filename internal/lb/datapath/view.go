@@ -428,7 +428,7 @@ func (v *View) Attachments() ([]kernel.Attachment, error) {
 		return nil, err
 	}
 	for _, name := range sides {
-		a, err := sideAttachment(v.root, v.instance, name)
+		a, err := directions[0].side(v.root, v.instance, name, 0).Attachment()
 		if err != nil {
 			return nil, err
 		}

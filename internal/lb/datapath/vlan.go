@@ -208,10 +208,10 @@ func parentOf(opts Options, iface string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ifindex := interfaceIndex(iface)
+	ifindex := kernel.InterfaceIndex(iface)
 	for _, t := range all {
 		if t.ifindex == ifindex {
-			return interfaceName(t.parent), nil
+			return kernel.InterfaceName(t.parent), nil
 		}
 	}
 	return "", nil
@@ -237,9 +237,9 @@ func takenIn(vlans, interfaces *ebpf.Map) (all []taken, err error) {
 
 // vlanAttachment is what the maps say of a VLAN, as attachmentOf does of a link.
 func vlanAttachment(t taken) kernel.Attachment {
-	a := kernel.Attachment{Interface: interfaceName(t.ifindex), Mode: kernel.ModeNative}
+	a := kernel.Attachment{Interface: kernel.InterfaceName(t.ifindex), Mode: kernel.ModeNative}
 	if _, err := net.InterfaceByIndex(t.ifindex); err != nil {
-		a.Mode, a.Reason = "", interfaceGone
+		a.Mode, a.Reason = "", kernel.InterfaceGone
 	}
 	return a
 }

@@ -57,7 +57,7 @@ func handed(t *testing.T, d *Datapath) string {
 	var all []string
 	programs := 0
 	for name := range testTags {
-		index, ok := d.indexOf(interfaceIndex(name))
+		index, ok := d.indexOf(kernel.InterfaceIndex(name))
 		if !ok {
 			continue
 		}
@@ -259,7 +259,7 @@ func TestVLANsAreSeen(t *testing.T) {
 
 	gone := device(t, "shunt-v")
 	must(t, netlink.LinkDel(gone))
-	requireAttachments(t, opts, kernel.Attachment{Interface: fmt.Sprint("number ", gone.Attrs().Index), Reason: interfaceGone}, native("shunt-a"), native("shunt-q"))
+	requireAttachments(t, opts, kernel.Attachment{Interface: fmt.Sprint("number ", gone.Attrs().Index), Reason: kernel.InterfaceGone}, native("shunt-a"), native("shunt-q"))
 	d = mustOpen(t, opts)
 	if all := d.Attached(); !slices.Equal(all, []string{"shunt-a", "shunt-q"}) {
 		t.Errorf("without shunt-v attached are %q", all)

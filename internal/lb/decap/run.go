@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/backend"
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -35,7 +36,7 @@ type Observer interface {
 type Started struct {
 	Attachment *kernel.Attachment // nil with AttachNone
 	Added      []netip.Addr       // VIPs that were not there
-	Settings   []backend.Setting  // changed
+	Settings   []host.Setting     // changed
 }
 
 // Numbers are packets since the start.
@@ -62,7 +63,7 @@ type runner struct {
 // Run makes the machine a backend until ctx ends, and then undoes all that it has done.
 func Run(ctx context.Context, c Config, o Observer) (err error) {
 	r := &runner{Config: c}
-	if r.Name, err = backend.Space(); err != nil {
+	if r.Name, err = host.Space(); err != nil {
 		return err
 	}
 	if r.record, err = backend.OpenRecord(backend.RunDirectory, r.Name); err != nil {

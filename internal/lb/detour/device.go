@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/lb/backend"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -264,8 +265,8 @@ func removeDevice(instance string, number uint8, noted bool) (removed bool, err 
 
 // enableIPv6 gives a device IPv6. New ones may be without it.
 func enableIPv6(device string) error {
-	on := backend.Setting{Name: "net/ipv6/conf/" + device + "/disable_ipv6", Set: "0"}
-	if now, err := backend.ReadSetting(on.Name); err == nil && now == 0 {
+	on := host.Setting{Name: "net/ipv6/conf/" + device + "/disable_ipv6", Set: "0"}
+	if now, err := host.ReadNumber(on.Name); err == nil && now == 0 {
 		return nil
 	}
 	if err := on.Apply(); err != nil {

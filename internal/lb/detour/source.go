@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/lb/backend"
+	"github.com/shunt-lb/shunt/internal/host"
 )
 
 // sources finds the addresses that checks come from. The zero value is ready.
@@ -91,7 +91,7 @@ func reversePathFilter(ifindex int) string {
 		names = append(names, out.Name)
 	}
 	for _, name := range names {
-		if value, err := backend.ReadSetting("net/ipv4/conf/" + name + "/rp_filter"); err == nil && value != 0 {
+		if value, err := host.ReadNumber("net/ipv4/conf/" + name + "/rp_filter"); err == nil && value != 0 {
 			return fmt.Sprintf("net.ipv4.conf.%s.rp_filter = %d", name, value)
 		}
 	}

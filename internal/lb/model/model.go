@@ -117,6 +117,11 @@ type Frontend struct {
 // Configured reports whether the frontend is one that clients talk to.
 func (f Frontend) Configured() bool { return f.Protocol&Fragments == 0 }
 
+// Covers reports whether the frontend has all that another one has.
+func (f Frontend) Covers(g Frontend) bool {
+	return f.Address == g.Address && f.Protocol == g.Protocol && f.Ports.First <= g.Ports.First && g.Ports.Last <= f.Ports.Last
+}
+
 // String is "tcp 192.0.2.10:80" or "udp [2001:db8::10]:8000-8099".
 func (f Frontend) String() string {
 	if f.Address.Is6() {

@@ -20,6 +20,8 @@ type Difference struct {
 	// Repairs is how many records are carried out again or tidied away because an
 	// earlier change was interrupted.
 	Repairs int `json:"repairs,omitempty"`
+	// Ended are services that were merged into others before, and whose flows are given up.
+	Ended []string `json:"-"`
 	// Cuts are the flows in use that the change ends. Its caller, who counts them, sets it.
 	Cuts []Cut `json:"-"`
 }
@@ -47,7 +49,7 @@ type Cut struct {
 type ServiceDifference struct {
 	Name             string                `json:"name"`
 	Change           Change                `json:"change"`
-	TakesOver        string                `json:"-"` // whose flows an added service goes on with; in the text alone
+	TakesOver        []string              `json:"-"` // services that go and whose flows go on with it; in the text alone
 	Attributes       []AttributeDifference `json:"attributes,omitempty"`
 	Filters          *FilterDifference     `json:"filters,omitempty"`
 	FrontendsAdded   []string              `json:"frontends_added,omitempty"`
@@ -147,9 +149,6 @@ func (s ServiceDifference) String() string {
 	switch s.Change {
 	case Added:
 		clauses = append(clauses, value.Counted(len(s.FrontendsAdded), "frontend"), value.Counted(len(s.BackendsAdded), "backend"))
-		if s.TakesOver != "" {
-			clauses = append(clauses, "takes over the flows of service "+s.TakesOver)
-		}
 	case Removed:
 		clauses = append(clauses, value.Counted(len(s.FrontendsRemoved), "frontend"), value.Counted(len(s.BackendsRemoved), "backend"))
 	default:
@@ -181,6 +180,9 @@ func (s ServiceDifference) String() string {
 				clauses = append(clauses, fmt.Sprintf("backend %s: %s", b.Backend, a))
 			}
 		}
+	}
+	for _, name := range s.TakesOver {
+		clauses = append(clauses, "takes over the flows of service "+name)
 	}
 	for _, table := range s.Tables {
 		text := table.String()
@@ -318,6 +320,9 @@ func (r *Reconciler) adoptedViews() map[string]view {
 	for _, index := range slices.Sorted(maps.Keys(r.mirror.services)) {
 		service := r.mirror.services[index]
 		name := service.record.Name
+		if service.remnant != nil {
+			continue
+		}
 		if r.applied.services[name] != nil {
 			continue
 		}
@@ -349,7 +354,7 @@ func (r *Reconciler) adoptedViews() map[string]view {
 
 // difference puts the plan into the user's terms.
 func (r *Reconciler) difference(p *plan, whole bool) Difference {
-	d := Difference{Repairs: p.repairs}
+	d := Difference{Repairs: p.repairs, Ended: p.ended}
 	before := map[string]view{} // of services that may be different or gone
 	if whole {
 		before = r.adoptedViews()
@@ -360,7 +365,7 @@ func (r *Reconciler) difference(p *plan, whole bool) Difference {
 	for _, gone := range p.change.gone {
 		before[gone.service.Name] = view{service: gone.service}
 	}
-	tables := map[string][]TableDifference{}
+	tables, takesOver := map[string][]TableDifference{}, r.takesOver(p)
 	for _, want := range p.scope.services {
 		if move := p.moves[want.serviceKey]; move.SlotsMoved > 0 || move.Slots != move.SlotsBefore {
 			tables[want.name] = append(tables[want.name], move)
@@ -377,11 +382,7 @@ func (r *Reconciler) difference(p *plan, whole bool) Difference {
 		if !known {
 			difference.Change = Added
 		}
-		for _, ipv6 := range []bool{true, false} {
-			if heir, ok := p.heirs[serviceKey{name, ipv6}]; ok {
-				difference.TakesOver = heir.name
-			}
-		}
+		difference.TakesOver = takesOver[name]
 		difference.Tables = tables[name]
 		if !known || differs || len(difference.Tables) > 0 {
 			d.Services = append(d.Services, difference)
@@ -397,6 +398,39 @@ func (r *Reconciler) difference(p *plan, whole bool) Difference {
 		d.Repairs = p.operations()
 	}
 	return d
+}
+
+// takesOver lists, for each service that goes on with flows of services that go, the names of these. One that loses the
+// flows of a family is not among them.
+func (r *Reconciler) takesOver(p *plan) map[string][]string {
+	from := map[string]map[string]bool{}
+	add := func(by serviceKey, former string) {
+		if from[by.name] == nil {
+			from[by.name] = map[string]bool{}
+		}
+		from[by.name][former] = true
+	}
+	for by, former := range p.heirs {
+		add(by, former.name)
+	}
+	for former, by := range p.merges {
+		add(by, r.mirror.services[former].record.Name)
+	}
+	ends := map[string]bool{}
+	for _, index := range slices.Concat(p.earlyServices, p.lateServices) {
+		if service := r.mirror.services[index]; service.remnant == nil {
+			ends[service.record.Name] = true
+		}
+	}
+	all := map[string][]string{}
+	for by, names := range from {
+		for _, name := range slices.Sorted(maps.Keys(names)) {
+			if !ends[name] {
+				all[by] = append(all[by], name)
+			}
+		}
+	}
+	return all
 }
 
 // serviceDifference compares two views, and says whether they differ.

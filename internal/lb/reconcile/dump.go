@@ -56,6 +56,7 @@ func Dump(contents Contents) string {
 		if service.AffinityTimeout > 0 {
 			place += ", affinity_timeout " + service.AffinityTimeout.String()
 		}
+		place += when(service.Remnant(), ", a remnant")
 		for _, a := range compareAttributes(policyAttributes(model.Policy{}), policyAttributes(service.Policy)) {
 			place += fmt.Sprintf(", %s %s", a.Name, a.After)
 		}

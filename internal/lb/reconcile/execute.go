@@ -1,9 +1,13 @@
 package reconcile
 
-import "net/netip"
+import (
+	"maps"
+	"net/netip"
+)
 
 // execute carries the plan out, up to the first operation that fails.
 func (r *Reconciler) execute(p *plan) error {
+	maps.Copy(r.mirror.merging, p.merges)
 	for _, stage := range []func(*plan) error{r.settleDoubts, r.removeEarly, r.add, r.removeLate} {
 		if err := stage(p); err != nil {
 			return err
@@ -131,6 +135,9 @@ func (r *Reconciler) changeTableOf(step tableStep) error {
 
 // removeLate removes what the new has taken over from.
 func (r *Reconciler) removeLate(p *plan) error {
+	if err := each(p.remnants, r.leaveRemnant); err != nil {
+		return err
+	}
 	if err := each(p.lateServices, r.deleteService); err != nil {
 		return err
 	}

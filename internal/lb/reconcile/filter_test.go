@@ -98,12 +98,15 @@ func verdicts(c reconcile.Contents) map[clientOf]bool {
 	return found
 }
 
-// takesOver reports whether a service wants a frontend that one of this name has now: it may be the heir of its position.
+// takesOver reports whether a service wants a frontend that one of this name has now, or one with more ports: it may be the
+// heir of its position.
 func takesOver(c reconcile.Contents, name string, s model.Service) bool {
-	return slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool {
-		index, ok := c.Frontends[f]
-		return ok && c.Services[index].Name == name
-	})
+	for had, index := range c.Frontends {
+		if c.Services[index].Name == name && slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return f.Covers(had) }) {
+			return true
+		}
+	}
+	return false
 }
 
 // checkSources fails if a source is treated neither as at the beginning of the change, nor as

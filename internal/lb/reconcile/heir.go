@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // A flow names its service by position and generation, and a service's position goes with it. A service that gets
@@ -11,37 +13,77 @@ import (
 // backends stay. So the new service that takes most of its frontends over takes its position over, too: the heir.
 //
 // With direct return, or affinity, there is no heir: the seed of the flow hash comes from the name, so that all
-// balancers of a fleet agree, and under another name the slots of all flows are others.
+// balancers of a fleet agree, and under another name the slots of all flows are others. Where a service is merged into one that
+// has a position, a remnant keeps the flows (remnant.go).
 
 // matchHeirs gives services that go to new ones which take their frontends over.
 func (p *planner) matchHeirs() {
-	type pair struct {
-		former uint32
-		heir   serviceKey
+	for _, t := range p.takings(canInherit, false) {
+		if _, has := p.indices[t.by]; has || !p.unwanted[t.former] {
+			continue
+		}
+		p.heirs[t.by] = keyOf(p.mirror.services[t.former].record)
+		p.takeOver(t.by, t.former)
 	}
-	takes := map[pair]int{}
+}
+
+func canInherit(former *mirrorService, want *targetService) bool {
+	return !former.doubt && !former.slotsDoubt && !former.leaving && goOn(former.record, want)
+}
+
+// goOn reports whether flows of a service can be those of one with another name.
+func goOn(former ServiceRecord, want *targetService) bool {
+	return translatesAlone(former) && want.affinity == 0 && former.Forwarding == want.forwarding
+}
+
+// takeOver gives a service that is new the position of one that goes, or of a remnant.
+func (p *planner) takeOver(key serviceKey, position uint32) {
+	p.indices[key], p.takenBy[position] = position, key
+	delete(p.unwanted, position)
+}
+
+// taking is that a service takes frontends over.
+type taking struct {
+	former uint32 // position of a service that goes
+	by     serviceKey
+}
+
+// takings are those where may says so; where most frontends are taken over first. A frontend in doubt may never have been the
+// former service's, and then clients of the former would meet the lists of sources of an heir.
+func (p *planner) takings(may func(former *mirrorService, want *targetService) bool, inDoubt bool) []taking {
+	count := map[taking]int{}
+	add := func(f model.Frontend, by serviceKey) {
+		want, wanted := p.wanted(by)
+		have := p.mirror.frontends[f]
+		if have.doubt && !inDoubt {
+			return
+		}
+		for _, former := range have.services {
+			if wanted && p.unwanted[former] && may(p.mirror.services[former], want) {
+				count[taking{former, by}]++
+			}
+		}
+	}
+	near := map[model.Frontend][]targetFrontend{} // by address and protocol
 	for _, f := range p.scope.frontends {
-		have := p.mirror.frontends[f.Frontend]
-		if _, has := p.indices[f.service]; has || !f.Configured() || have.doubt || len(have.services) != 1 || !p.unwanted[have.services[0]] {
-			continue
-		}
-		former := p.mirror.services[have.services[0]]
-		want, wanted := p.wanted(f.service)
-		if wanted && !former.doubt && !former.slotsDoubt && !former.leaving && want.affinity == 0 && translatesAlone(former.record) && former.record.Forwarding == want.forwarding {
-			takes[pair{have.services[0], f.service}]++
+		if f.Configured() {
+			add(f.Frontend, f.service)
+			near[fragmentsOf(f.Frontend)] = append(near[fragmentsOf(f.Frontend)], f)
 		}
 	}
-	pairs := slices.SortedFunc(maps.Keys(takes), func(a, b pair) int {
-		return cmp.Or(cmp.Compare(takes[b], takes[a]), cmp.Compare(a.former, b.former), cmp.Compare(a.heir.name, b.heir.name))
+	for _, f := range p.scope.had { // one with more ports may be in its place
+		if _, wanted := p.desired.owner(f); wanted || !f.Configured() {
+			continue
+		}
+		for _, g := range near[fragmentsOf(f)] {
+			if g.Covers(f) {
+				add(f, g.service)
+			}
+		}
+	}
+	return slices.SortedFunc(maps.Keys(count), func(a, b taking) int {
+		return cmp.Or(cmp.Compare(count[b], count[a]), cmp.Compare(a.former, b.former), cmp.Compare(a.by.name, b.by.name))
 	})
-	for _, m := range pairs {
-		if _, has := p.indices[m.heir]; has || !p.unwanted[m.former] {
-			continue
-		}
-		p.indices[m.heir] = m.former
-		p.heirs[m.heir] = keyOf(p.mirror.services[m.former].record)
-		delete(p.unwanted, m.former)
-	}
 }
 
 // wanted is the half of a service that is new or different.
@@ -60,12 +102,22 @@ func (m *mirror) lend(from []uint32, to uint32) {
 	if !ok {
 		return
 	}
+	note := func(lender *mirrorService) {
+		if lender.lent == nil {
+			lender.lent = map[serviceRef]bool{}
+		}
+		lender.lent[serviceRef{to, receiver.record.Generation}] = true
+	}
 	for _, index := range from {
-		if lender := m.services[index]; index != to && lender != nil {
-			if lender.lent == nil {
-				lender.lent = map[serviceRef]bool{}
+		lender := m.services[index]
+		if index == to || lender == nil {
+			continue
+		}
+		note(lender)
+		for at := range m.remnants { // their frontends may be among the lender's
+			if m.services[at].lent[serviceRef{index, lender.record.Generation}] {
+				note(m.services[at])
 			}
-			lender.lent[serviceRef{to, receiver.record.Generation}] = true
 		}
 	}
 }
@@ -79,12 +131,8 @@ func translatesAlone(record ServiceRecord) bool {
 // borrowed are the members of a service's position that are those of services to which it has lent frontends.
 func (m *mirror) borrowed(index uint32, desired *register) (all []Member) {
 	lender := m.services[index]
-	for ref := range lender.lent {
-		receiver := m.services[ref.index]
-		if receiver == nil || receiver.record.Generation != ref.generation {
-			delete(lender.lent, ref)
-			continue
-		}
+	for _, at := range m.receivers(index) {
+		receiver := m.services[at]
 		if !translatesAlone(lender.record) || !translatesAlone(receiver.record) {
 			continue
 		}

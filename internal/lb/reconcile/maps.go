@@ -126,6 +126,9 @@ type Maps interface {
 	// and Marked slots for which a living flow remembers another living backend than the
 	// current one. After an error some may have been deleted, and it may be called again.
 	ScanRemembered() (map[uint32]bool, error)
+	// ServiceFlows counts the open flows of services that translate, by index: connections that have been answered and
+	// are not closed, and conversations over UDP.
+	ServiceFlows() (map[uint32]uint64, error)
 	// EndStrays ends every flow, tracked or remembered, whose backend is not among members as
 	// one of its service. After an error some may have been ended, and it may be called again.
 	EndStrays(members []Member) error

@@ -20,6 +20,8 @@ type mirror struct {
 	frontends map[model.Frontend]mirrorFrontend
 	addresses map[netip.Addr]mirrorAddress
 	filters   map[Filter]mirrorFilter
+	remnants  map[uint32]bool       // positions
+	merging   map[uint32]serviceKey // who is to receive for the service at a position, where that has failed
 
 	// naming counts the services whose slots name a backend.
 	naming map[BackendRef]int
@@ -61,7 +63,8 @@ type mirrorService struct {
 	slotsDoubt bool
 	stale      map[BackendRef]bool
 	// lent is who has frontends now that were this service's.
-	lent map[serviceRef]bool
+	lent    map[serviceRef]bool
+	remnant *remnant // nil: it is none
 	// leaving: its deletion has failed, and must be tried again.
 	leaving bool
 }
@@ -95,6 +98,8 @@ func newMirror(contents Contents, tick uint32) (mirror, error) {
 		frontends: map[model.Frontend]mirrorFrontend{},
 		addresses: map[netip.Addr]mirrorAddress{},
 		filters:   map[Filter]mirrorFilter{},
+		remnants:  map[uint32]bool{},
+		merging:   map[uint32]serviceKey{},
 		naming:    map[BackendRef]int{},
 		changed:   map[uint32]BackendRecord{},
 		unsettled: map[uint32]bool{},
@@ -126,10 +131,14 @@ func newMirror(contents Contents, tick uint32) (mirror, error) {
 		m.services[index] = service
 		m.note(index)
 		serviceGenerations[index] = record.Generation
-		if _, ok := m.byKey[keyOf(record)]; !ok {
+		if record.Remnant() {
+			service.remnant = &remnant{}
+			m.remnants[index] = true
+		} else if _, ok := m.byKey[keyOf(record)]; !ok {
 			m.byKey[keyOf(record)] = index
 		}
 	}
+	m.adoptRemnants(tick)
 	if err := m.checkRegions(); err != nil {
 		return m, err
 	}

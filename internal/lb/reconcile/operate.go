@@ -50,15 +50,16 @@ func (r *Reconciler) putService(record ServiceRecord, slots Table) error {
 		entry = &mirrorService{}
 		m.setSlots(entry, slots)
 		m.services[record.Index] = entry
-		m.byKey[keyOf(record)] = record.Index
 		m.servicePositions.claim(record.Index, record.Generation)
 	}
 	old := entry.record
-	if keyOf(old) != keyOf(record) { // the heir of what was here
-		if m.byKey[keyOf(old)] == record.Index {
+	if !record.Remnant() {
+		if keyOf(old) != keyOf(record) && m.byKey[keyOf(old)] == record.Index { // the heir of what was here
 			delete(m.byKey, keyOf(old))
 		}
 		m.byKey[keyOf(record)] = record.Index
+		entry.remnant = nil
+		delete(m.remnants, record.Index)
 	}
 	switch record.before() {
 	case region{record.BeforeOffset, 0}:
@@ -100,6 +101,8 @@ func (r *Reconciler) deleteService(index uint32) error {
 	}
 	m.count(entry, -1)
 	delete(m.services, index)
+	delete(m.remnants, index)
+	delete(m.merging, index)
 	if m.byKey[keyOf(entry.record)] == index {
 		delete(m.byKey, keyOf(entry.record))
 	}

@@ -42,6 +42,7 @@ type plan struct {
 	addresses     []AddressRecord
 
 	// What the new has taken over from.
+	remnants     []remnantStep
 	lateServices []uint32
 	lateBackends []uint32
 	filtersLate  []Filter // of services that are gone, or let everybody in now
@@ -54,6 +55,11 @@ type plan struct {
 	refs       map[model.BackendAddress]BackendRef
 	indices    map[serviceKey]uint32
 	heirs      map[serviceKey]serviceKey // whose position a new service has taken over
+	takenBy    map[uint32]serviceKey     // who has taken over a position, by the position
+	merges     map[uint32]serviceKey     // who takes the frontends of a service over that goes, by its position
+	leaves     bool                      // a merge may leave flows with a backend that the receiver lacks
+	ended      []string                  // what the remnants that go are called
+	short      int                       // how many remnants have to go, because their positions are needed
 	tenants    map[serviceKey]serviceRef
 	moves      map[serviceKey]TableDifference
 	repairs    int
@@ -88,13 +94,15 @@ type planner struct {
 	puts     map[model.Frontend]bool
 }
 
-func newPlan(m *mirror, desired *register, s *scope, limits model.Limits, known tables) (*plan, error) {
+func newPlan(m *mirror, desired *register, s *scope, limits model.Limits, known tables, short int) (*plan, error) {
 	p := &planner{
 		plan: &plan{
-			desired: desired, scope: s, limits: limits,
+			desired: desired, scope: s, limits: limits, short: short,
 			refs:    map[model.BackendAddress]BackendRef{},
 			indices: map[serviceKey]uint32{},
 			heirs:   map[serviceKey]serviceKey{},
+			takenBy: map[uint32]serviceKey{},
+			merges:  map[uint32]serviceKey{},
 			tenants: map[serviceKey]serviceRef{},
 			moves:   map[serviceKey]TableDifference{},
 		},
@@ -129,9 +137,13 @@ func (p *planner) matchServices() {
 		if index, ok := p.mirror.byKey[want.serviceKey]; ok {
 			p.indices[want.serviceKey] = index
 			delete(p.unwanted, index)
+		} else if index, ok := p.mirror.revivable(want); ok {
+			p.takeOver(want.serviceKey, index)
 		}
 	}
 	p.matchHeirs()
+	p.matchMerges()
+	p.matchRemnants()
 	for _, index := range slices.Sorted(maps.Keys(p.mirror.unsettled)) {
 		service := p.mirror.services[index]
 		if !p.unwanted[index] && (service.doubt || service.slotsDoubt) {
@@ -355,7 +367,7 @@ func (p *planner) planGrace() {
 func (p *plan) operations() int {
 	return len(p.settle) + len(p.withdrawals) + len(p.earlyFrontends) + len(p.earlyServices) +
 		len(p.earlyBackends) + len(p.sources) + len(p.backends) + len(p.tables) + len(p.clashing) +
-		len(p.frontends) + len(p.lateFrontends) + len(p.addresses) + len(p.lateServices) +
+		len(p.frontends) + len(p.lateFrontends) + len(p.addresses) + len(p.remnants) + len(p.lateServices) +
 		len(p.lateBackends) + len(p.forgotten) + len(p.filters) + len(p.filtersGone) + len(p.filtersLate)
 }
 

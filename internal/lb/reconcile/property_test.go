@@ -34,19 +34,23 @@ type world struct {
 	traffic
 }
 
+func newWorld(t *rapid.T, limits model.Limits, seed uint64) *world {
+	w := &world{T: t, limits: limits, maps: fake.New(limits), flows: map[reconcile.BackendRef]model.BackendAddress{}, traffic: newTraffic(seed)}
+	w.restart()
+	w.desired = reconcile.Desired{Limits: limits, Settle: settleTime}
+	w.attempt = w.desired
+	return w
+}
+
 func TestRandomHistories(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := &world{T: t, limits: roomy, flows: map[reconcile.BackendRef]model.BackendAddress{}}
+		limits := roomy
 		if rapid.Bool().Draw(t, "tight") {
-			w.limits = model.Limits{Services: 5, Backends: 8, Slots: 2100, Filters: 100}
+			limits = model.Limits{Services: 5, Backends: 8, Slots: 2100, Filters: 100}
 		}
-		w.maps = fake.New(w.limits)
-		w.traffic = newTraffic(rapid.Uint64().Draw(t, "traffic"))
-		w.restart()
-		w.desired = reconcile.Desired{Limits: w.limits, Settle: settleTime}
-		w.attempt = w.desired
+		w := newWorld(t, limits, rapid.Uint64().Draw(t, "traffic"))
 		for range rapid.IntRange(5, 25).Draw(t, "steps") {
-			switch rapid.IntRange(0, 17).Draw(t, "step") {
+			switch rapid.IntRange(0, 19).Draw(t, "step") {
 			case 0:
 				w.restart()
 			case 1, 2: // the same again
@@ -54,8 +58,14 @@ func TestRandomHistories(t *testing.T) {
 			case 3, 4, 5, 6:
 				w.now = w.now.Add(rapid.SampledFrom([]time.Duration{time.Second, 4 * time.Minute, 11 * time.Minute, settleTime}).Draw(t, "pass"))
 				w.settle(w.drawFault())
-			case 7, 8, 9, 10, 11: // a small change, so that there are flows to keep
+			case 7:
+				w.apply(w.drawMerge(), w.drawFault(), false)
+			case 8, 9, 10, 11: // a small change, so that there are flows to keep
 				w.apply(w.drawChange(), w.drawFault(), false)
+			case 12:
+				w.apply(w.drawRename(), w.drawFault(), false)
+			case 13:
+				w.apply(w.drawEarlier(), w.drawFault(), false)
 			default:
 				w.apply(w.drawDesired(), w.drawFault(), false)
 			}
@@ -114,6 +124,7 @@ func (w *world) drawHealth(b model.Backend) model.Backend {
 
 func (w *world) drawDesired() reconcile.Desired {
 	d := reconcile.Desired{Limits: w.limits, Settle: settleTime}
+	translates := rapid.Bool().Draw(w.T, "all translate") // so that services can be merged
 	names := []string{"a", "b", "c"}
 	for _, name := range names[:rapid.IntRange(0, 3).Draw(w.T, "services")] {
 		s := model.Service{
@@ -125,6 +136,9 @@ func (w *world) drawDesired() reconcile.Desired {
 			Policy:          model.Policy{Rejects: rapid.Bool().Draw(w.T, "rejects"), HashAddresses: rapid.Bool().Draw(w.T, "hashes addresses"), FlowsMax: uint32(rapid.IntRange(0, 2).Draw(w.T, "flows max"))},
 			Announce:        rapid.SampledFrom([]model.Announce{model.AnnounceL2, model.AnnounceNone}).Draw(w.T, "announce"),
 			TableSize:       rapid.SampledFrom([]uint32{251, 509}).Draw(w.T, "size"),
+		}
+		if translates {
+			s.Forwarding = model.ForwardingNATDestination
 		}
 		w.drawLists(&s)
 		for _, text := range poolBackends {
@@ -194,7 +208,8 @@ func (w *world) apply(d reconcile.Desired, fault func(string) fake.Fault, again 
 	if len(w.maps.Operations) != before {
 		w.Fatalf("Plan changed the maps: %q", w.maps.Operations[before:])
 	}
-	w.begin(d, planErr)
+	w.begin(d, plan, planErr)
+	w.earlier = append(w.earlier, d)
 	contents, _ := w.maps.Contents()
 	treated, inTraffic := verdicts(contents), w.during(fault)
 	w.maps.Fault = func(operation string) fake.Fault {
@@ -376,6 +391,9 @@ func found(c reconcile.Contents) []string {
 		lines = append(lines, fmt.Sprintf("backend %s draining %v down %v", b.BackendAddress, b.Draining, b.Down))
 	}
 	for index, s := range c.Services {
+		if s.Remnant() {
+			continue
+		}
 		var slots []string
 		for _, slot := range c.Slots[index].All() {
 			if slot.Current != (reconcile.BackendRef{}) {

@@ -17,7 +17,7 @@
 //   - A backend exists before a slot of a living service names it. It is deleted only
 //     after no slot has named it and a Grace has passed since.
 //   - A service exists before a frontend names it, and no frontend names it when it is
-//     deleted.
+//     deleted, or becomes a remnant.
 //   - A table of another size or place is written completely before the service's
 //     record points to it. A table that keeps its size is changed in place, where every
 //     slot names a living backend at every moment.
@@ -40,6 +40,7 @@
 package reconcile
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -85,6 +86,7 @@ type Reconciler struct {
 	settleTime  time.Duration
 	settleKnown bool
 	scanned     time.Time // the last scan of the remembered flows
+	counted     time.Time // when flows of remnants were counted last
 	published   atomic.Pointer[Settling]
 	start       time.Time // ticks count from here
 
@@ -145,7 +147,7 @@ func (r *Reconciler) adopt() (Contents, error) {
 	if err != nil {
 		return contents, fmt.Errorf("adopt the maps: %w", err)
 	}
-	r.scanned = r.clock()
+	r.scanned, r.counted = r.clock(), r.clock()
 	r.mirror, r.applied, r.adopted = mirror, newRegister(), true
 	r.agrees, r.strays = false, len(mirror.services) > 0
 	return contents, nil
@@ -218,6 +220,7 @@ func (r *Reconciler) Apply(desired Desired) (Difference, error) {
 	}
 	r.tables = tables{} // the mirror has them now
 	r.applied, r.agrees, r.strays = p.desired, true, false
+	clear(r.mirror.merging)
 	return difference, nil
 }
 
@@ -255,7 +258,13 @@ func (r *Reconciler) prepare(desired Desired) (*plan, error) {
 		return nil, fmt.Errorf("plan the desired state: %w", err)
 	}
 	scope := newScope(&r.mirror, register, change, whole)
-	p, err := newPlan(&r.mirror, register, scope, desired.Limits, r.tables)
+	p, err := newPlan(&r.mirror, register, scope, desired.Limits, r.tables, 0)
+	var capacity *CapacityError
+	if errors.As(err, &capacity) && capacity.What == "services" && capacity.Need > capacity.Limit {
+		if short := capacity.Need - capacity.Limit; short <= uint64(len(r.mirror.remnants)) {
+			p, err = newPlan(&r.mirror, register, scope, desired.Limits, r.tables, int(short))
+		}
+	}
 	if err != nil {
 		register.undo(change)
 		return nil, fmt.Errorf("plan the desired state: %w", err)

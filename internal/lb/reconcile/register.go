@@ -246,8 +246,20 @@ func (g *register) owner(f model.Frontend) (serviceKey, bool) {
 
 // half is the half of a service that is there.
 func (g *register) half(key serviceKey) *targetService {
-	halves := g.services[key.name].halves
-	return &halves[slices.IndexFunc(halves, func(s targetService) bool { return s.serviceKey == key })]
+	half, _ := g.find(key)
+	return half
+}
+
+// find is the half of a service, if it is there.
+func (g *register) find(key serviceKey) (*targetService, bool) {
+	if d, ok := g.services[key.name]; ok {
+		for i := range d.halves {
+			if d.halves[i].serviceKey == key {
+				return &d.halves[i], true
+			}
+		}
+	}
+	return nil, false
 }
 
 // names reports whether a service names the backend.

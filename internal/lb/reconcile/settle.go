@@ -81,6 +81,9 @@ func (r *Reconciler) settleDue() error {
 			return err
 		}
 	}
+	if err := r.endRemnants(); err != nil {
+		return err
+	}
 	for _, index := range r.mirror.where((*mirrorService).beforeIsOver) {
 		service := r.mirror.services[index]
 		record := service.record
@@ -264,6 +267,9 @@ func (r *Reconciler) settling() Settling {
 		}
 	}
 	if next, ok := r.nextScan(); ok {
+		sooner(next)
+	}
+	if next, ok := r.nextRemnantLook(); ok {
 		sooner(next)
 	}
 	return left

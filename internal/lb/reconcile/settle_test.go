@@ -704,3 +704,35 @@ func TestClosesDown(t *testing.T) {
 		}
 	}
 }
+
+// TestUpAgainBeforeItClosed: a backend that is down and up again before that has been carried out loses no flow.
+func TestUpAgainBeforeItClosed(t *testing.T) {
+	state := func(down bool) reconcile.Desired {
+		d := settling(service("web", "192.0.2.10:80", threeAlike))
+		d.Services[0].ClosesDown = true
+		d.Services[0].Backends[0].Down, d.Services[0].Backends[0].Idle = down, down
+		return d
+	}
+	for at := 0; ; at++ {
+		b := newBench(t, roomy)
+		b.apply(state(false))
+		flows := b.dial("192.0.2.10:80", 50)
+		countdown := at
+		b.maps.Fault = func(string) fake.Fault {
+			if countdown--; countdown == -1 {
+				return fake.Before
+			}
+			return fake.None
+		}
+		_, err := b.r.Apply(state(true))
+		b.maps.Fault = nil
+		if err == nil {
+			if at < 2 {
+				t.Errorf("%d operations", at)
+			}
+			return
+		}
+		b.apply(state(false))
+		b.stay("up again", flows)
+	}
+}

@@ -94,6 +94,9 @@ func (r *Reconciler) leaveTablesBefore(desired *register) error {
 // leftAlive reports whether a backend leaves the keepers of a service that stays, and stays itself: another service has it,
 // or it is down in one that closes what is down.
 func (p *plan) leftAlive() bool {
+	if p.leaves {
+		return true
+	}
 	before := map[serviceKey]*targetService{}
 	for _, half := range halvesIn(p.change.gone) {
 		before[half.serviceKey] = half
@@ -134,6 +137,9 @@ func (m *mirror) members(desired *register) (all []Member) {
 			}
 			all = append(all, m.borrowed(index, desired)...)
 		}
+	}
+	for _, index := range slices.Sorted(maps.Keys(m.remnants)) {
+		all = append(all, m.borrowed(index, desired)...)
 	}
 	return all
 }

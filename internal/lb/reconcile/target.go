@@ -234,6 +234,7 @@ func (s *targetService) slots(refs []BackendRef, known tables) []BackendRef {
 // filling is all that decides what a service's slots name, and which flows they may be left with.
 type filling struct {
 	size    uint32
+	seed    uint32 // a service may have the position of one with another name
 	tracked bool
 	members []maglev.Member
 	refs    []BackendRef // of the members
@@ -242,7 +243,7 @@ type filling struct {
 
 // filling is what the service's slots are made from.
 func (s *targetService) filling(refs map[model.BackendAddress]BackendRef, tracked bool) *filling {
-	f := &filling{s.size, tracked, s.members, make([]BackendRef, len(s.backends)), make([]bool, len(s.backends))}
+	f := &filling{s.size, s.seed(), tracked, s.members, make([]BackendRef, len(s.backends)), make([]bool, len(s.backends))}
 	for i, b := range s.backends {
 		f.refs[i], f.closed[i] = refs[b], s.closed(i)
 	}
@@ -250,6 +251,6 @@ func (s *targetService) filling(refs map[model.BackendAddress]BackendRef, tracke
 }
 
 func (f *filling) equal(o *filling) bool {
-	return o != nil && f.size == o.size && f.tracked == o.tracked && slices.Equal(f.members, o.members) && slices.Equal(f.refs, o.refs) &&
+	return o != nil && f.size == o.size && f.seed == o.seed && f.tracked == o.tracked && slices.Equal(f.members, o.members) && slices.Equal(f.refs, o.refs) &&
 		slices.Equal(f.closed, o.closed)
 }

@@ -24,9 +24,11 @@ type traffic struct {
 	now     time.Time
 	attempt reconcile.Desired   // what the last Apply tried
 	failed  []reconcile.Desired // what was tried before, since one succeeded
+	earlier []reconcile.Desired // all that was ever tried
 
 	succeeded bool
 	living    []*connection
+	natted    []nattedFlow
 	lost      map[string]int // why flows are not followed any more
 }
 
@@ -45,6 +47,7 @@ func newTraffic(seed uint64) traffic {
 }
 
 func (w *world) restart() {
+	w.restartNAT()
 	w.r = reconcile.New(w.maps, reconcile.Clock(func() time.Time { return w.now }))
 }
 
@@ -86,10 +89,11 @@ func (w *world) drawChange() reconcile.Desired {
 }
 
 // begin gives up the flows that d does not promise to keep.
-func (w *world) begin(d reconcile.Desired, refused error) {
+func (w *world) begin(d reconcile.Desired, plan reconcile.Difference, refused error) {
 	if refused != nil {
 		return // before anything happens
 	}
+	w.beginNAT(d, plan)
 	if !w.succeeded {
 		w.failed = append(w.failed, w.attempt)
 	}
@@ -170,6 +174,7 @@ func (w *world) send() {
 
 func (w *world) some(count int) {
 	for range count {
+		w.someNAT()
 		if n := len(w.living); n > 0 && w.random.IntN(3) > 0 {
 			w.packet(w.living[w.random.IntN(n)], w.random.IntN(3) == 0)
 		} else if n < connectionCount {
@@ -276,6 +281,7 @@ func (w *world) settleAll() {
 	}
 	w.maps.EndAll()
 	w.living = nil
+	w.natted = nil
 	for range 3 {
 		w.now = w.now.Add(time.Hour)
 		left, err := w.r.Settle()

@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/namespace"
 )
 
@@ -65,9 +66,9 @@ func loadCloser(plane DataPlane, own map[string]*ebpf.Map) (c closer, err error)
 		{&c.namers, [2]string{sockcloseProgShPairsTcp, sockcloseProgShPairsUdp}},
 	} {
 		for _, name := range kind.programs {
-			iterator, err := link.AttachIter(link.IterOptions{Program: coll.Programs[name]})
+			iterator, err := kernel.AttachIter(coll.Programs[name], name, nil)
 			if err != nil {
-				return closer{}, errors.Join(fmt.Errorf("make an iterator of %s: %w", name, err), c.close())
+				return closer{}, errors.Join(err, c.close())
 			}
 			*kind.to = append(*kind.to, iterator)
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -178,6 +179,54 @@ func TestCloseDown(t *testing.T) {
 			b.Errorf("the established connection to a backend that was removed: %v, want %v", err, unix.ECONNABORTED)
 		}
 	})
+}
+
+// With on_down: close a backend that is down loses all sockets of the service, of TCP and UDP, with affinity and without. What a client
+// of affinity stays with is forgotten: it goes elsewhere, and stays there when the backend is back.
+func TestCloseDownOnRequest(t *testing.T) {
+	for name, affinity := range map[string]time.Duration{"no affinity": 0, "affinity": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			eachWay(t, func(b *bed) {
+				other := b.listenTCP(second + ":8080")
+				b.listenUDP(second + ":8080")
+				b.listenTCP(first + ":8080")
+				b.listenUDP(first + ":8080")
+				serve := func(change func(first, second *model.Backend)) {
+					s := service("web", vip, one(80), first+":8080", other)
+					s.ClosesDown, s.AffinityTimeout = true, affinity
+					change(&s.Backends[0], &s.Backends[1])
+					b.serve(s)
+				}
+				serve(func(_, two *model.Backend) { two.Idle = true })
+				connection, datagrams := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0), b.socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+				must(b.T, connection.connect(vip+":80"))
+				must(b.T, datagrams.connect(vip+":80"))
+				b.wantClosed(Closed{})
+				serve(func(one, _ *model.Backend) { one.Idle, one.Down = true, true })
+				b.wantClosed(Closed{Left: 2})
+				for what, s := range map[string]socket{"the connection": connection, "the connected UDP socket": datagrams} {
+					if err := s.pending(); !errors.Is(err, unix.ECONNABORTED) {
+						b.Errorf("%s: %v, want %v", what, err, unix.ECONNABORTED)
+					}
+				}
+				connected := func() {
+					b.Helper()
+					s := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+					must(b.T, s.connect(vip+":80"))
+					s.wantGreeting(other)
+					b.socket(unix.AF_INET, unix.SOCK_DGRAM, 0).wantAsk(vip+":80", other, vip+":80")
+				}
+				connected()
+				serve(func(_, _ *model.Backend) {})
+				for range 8 {
+					if affinity > 0 {
+						connected()
+					}
+				}
+				b.wantClosed(Closed{})
+			})
+		})
+	}
 }
 
 // fullListener listens at an address, and its queue of one connection is full once that is established,

@@ -22,16 +22,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/namespace"
 )
 
 // directory is the folder of the pins, in the instance's.
@@ -190,7 +188,7 @@ func (s *Sockets) openMap(set *kernel.MapSet, name string) (*ebpf.Map, error) {
 
 // attach loads the programs and puts each into its hook.
 func (s *Sockets) attach() error {
-	cookie, err := namespace.Cookie()
+	cookie, err := host.NetnsCookie()
 	if err != nil {
 		return err
 	}
@@ -207,7 +205,8 @@ func (s *Sockets) attach() error {
 	}
 	defer coll.Close()
 	for _, h := range hooks {
-		l, err := s.attachOne(h, coll.Programs[h.program])
+		path := filepath.Join(folder(s.opts.PinRoot, s.opts.Instance), h.pin)
+		l, err := kernel.PinCgroup(coll.Programs[h.program], h.program, s.opts.Cgroup, h.attach, path)
 		if err != nil {
 			return err
 		}
@@ -216,63 +215,10 @@ func (s *Sockets) attach() error {
 	return nil
 }
 
-func (s *Sockets) attachOne(h hook, program *ebpf.Program) (link.Link, error) {
-	path := filepath.Join(folder(s.opts.PinRoot, s.opts.Instance), h.pin)
-	l, err := s.takeOver(path, program)
-	if l != nil || err != nil {
-		return l, err
-	}
-	if l, err = link.AttachCgroup(link.CgroupOptions{Path: s.opts.Cgroup, Attach: h.attach, Program: program}); err != nil {
-		return nil, fmt.Errorf("attach %s: %w; another program may be attached there alone: `bpftool cgroup tree` lists them", h.program, err)
-	}
-	if err := l.Pin(path); err != nil {
-		return nil, errors.Join(fmt.Errorf("pin the link at %s: %w", path, err), l.Close())
-	}
-	return l, nil
-}
-
-// takeOver puts the program into the link that is pinned at path, if it is of this cgroup. nil: there
-// is none, or there was one of another cgroup.
-func (s *Sockets) takeOver(path string, program *ebpf.Program) (link.Link, error) {
-	l, err := link.LoadPinnedLink(path, nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open the link pinned at %s: %w; remove the file, which detaches it", path, err)
-	}
-	// A cgroup's identifier is its inode's number (cgroup_id in include/linux/cgroup.h), and 0 in a
-	// link whose cgroup has gone.
-	var cgroup unix.Stat_t
-	if err := unix.Stat(s.opts.Cgroup, &cgroup); err != nil {
-		return nil, errors.Join(fmt.Errorf("look at the cgroup: %w", err), l.Close())
-	}
-	info, err := l.Info()
-	if err != nil || info.Cgroup() == nil || info.Cgroup().CgroupId != cgroup.Ino {
-		return nil, kernel.DropLink(l)
-	}
-	if err := l.Update(program); err != nil {
-		return nil, errors.Join(fmt.Errorf("replace the program of the link pinned at %s: %w", path, err), l.Close())
-	}
-	return l, nil
-}
-
-// outcomeNames reads enum sock_outcome from the embedded object, so that C names them alone.
+// outcomeNames are the words of all outcomes that are one.
 var outcomeNames = sync.OnceValue(func() map[uint32]string {
-	spec, err := loadSock()
-	if err != nil {
-		panic("the embedded object of sock.bpf.c cannot be read: " + err.Error())
-	}
-	var enum *btf.Enum
-	if err := spec.Types.TypeByName("sock_outcome", &enum); err != nil {
-		panic("the embedded object of sock.bpf.c lacks enum sock_outcome: " + err.Error())
-	}
-	names := map[uint32]string{}
-	for _, v := range enum.Values {
-		if sockSockOutcome(v.Value) != sockSockOutcomeOUTCOME_NONE && sockSockOutcome(v.Value) != sockSockOutcomeOUTCOME_COUNT {
-			names[uint32(v.Value)] = strings.ToLower(strings.TrimPrefix(v.Name, "OUTCOME_"))
-		}
-	}
+	names := kernel.Words(loadSock, "sock_outcome", "OUTCOME_")
+	delete(names, uint32(sockSockOutcomeOUTCOME_NONE))
 	return names
 })
 

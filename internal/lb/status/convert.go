@@ -1,41 +1,80 @@
 package status
 
 import (
-	"time"
-
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/lb/health"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/lb/state"
 	"github.com/shunt-lb/shunt/internal/message"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// Difference is a difference as a message.
+// Difference is a difference as a message, without its cuts.
 func Difference(d reconcile.Difference) *shuntv1.Difference {
-	return message.Translate(d, &shuntv1.Difference{})
+	return &shuntv1.Difference{Services: message.Each(d.Services, serviceDifference), Addresses: message.Each(d.Addresses, addressDifference),
+		Repairs: uint32(d.Repairs)}
+}
+
+func serviceDifference(d reconcile.ServiceDifference) *shuntv1.ServiceDifference {
+	m := &shuntv1.ServiceDifference{Name: d.Name, Change: string(d.Change), Attributes: message.Each(d.Attributes, attributeDifference),
+		FrontendsAdded: d.FrontendsAdded, FrontendsRemoved: d.FrontendsRemoved, BackendsAdded: d.BackendsAdded, BackendsRemoved: d.BackendsRemoved,
+		Weights: message.Each(d.Weights, weightDifference), Tables: message.Each(d.Tables, tableDifference), States: message.Each(d.States, stateDifference),
+		BackendChanges: message.Each(d.BackendChanges, backendDifference)}
+	if f := d.Filters; f != nil {
+		m.Filters = &shuntv1.FilterDifference{AllowFromAdded: uint32(f.AllowAdded), AllowFromRemoved: uint32(f.AllowRemoved),
+			DenyFromAdded: uint32(f.DenyAdded), DenyFromRemoved: uint32(f.DenyRemoved), OthersIpv4: f.Others4, OthersIpv6: f.Others6}
+	}
+	return m
+}
+
+func attributeDifference(d reconcile.AttributeDifference) *shuntv1.AttributeDifference {
+	return &shuntv1.AttributeDifference{Name: d.Name, Before: d.Before, After: d.After}
+}
+
+func backendDifference(d reconcile.BackendDifference) *shuntv1.BackendDifference {
+	return &shuntv1.BackendDifference{Backend: d.Backend, Attributes: message.Each(d.Attributes, attributeDifference)}
+}
+
+func weightDifference(d reconcile.WeightDifference) *shuntv1.WeightDifference {
+	return &shuntv1.WeightDifference{Backend: d.Backend, Before: uint32(d.Before), After: uint32(d.After)}
+}
+
+func stateDifference(d reconcile.StateDifference) *shuntv1.StateDifference {
+	return &shuntv1.StateDifference{Backend: d.Backend, Before: d.Before, After: d.After}
+}
+
+func tableDifference(d reconcile.TableDifference) *shuntv1.TableDifference {
+	return &shuntv1.TableDifference{Family: d.Family, SlotsBefore: d.SlotsBefore, Slots: d.Slots, SlotsMoved: d.SlotsMoved}
+}
+
+func addressDifference(d reconcile.AddressDifference) *shuntv1.AddressDifference {
+	return &shuntv1.AddressDifference{Address: d.Address.String(), Change: string(d.Change), Before: d.Before, After: d.After}
 }
 
 // Cuts are the flows that end with a difference, as messages.
-func Cuts(d reconcile.Difference) (all []*shuntv1.Cut) {
-	for _, c := range d.Cuts {
-		all = append(all, message.Translate(c, &shuntv1.Cut{}))
-	}
-	return all
+func Cuts(d reconcile.Difference) []*shuntv1.Cut {
+	return message.Each(d.Cuts, func(c reconcile.Cut) *shuntv1.Cut {
+		return &shuntv1.Cut{Service: c.Service, Backend: c.Backend, OpenFlows: c.OpenFlows, Text: c.Text}
+	})
+}
+
+// backendHealth is the health of a backend in a service as a message.
+func backendHealth(s health.Status) *shuntv1.BackendHealth {
+	return &shuntv1.BackendHealth{Service: s.Service, Backend: s.Backend, Check: string(s.Check), State: string(s.State), Since: message.Time(s.Since),
+		LastError: s.LastError, KeptDownUntil: message.Time(s.RestsUntil), Adopted: s.Adopted, Override: string(s.Override), Changes: s.Changes}
 }
 
 // HealthChange is another state of a backend as a message.
 func HealthChange(t health.Transition) *shuntv1.HealthChange {
 	return &shuntv1.HealthChange{Service: t.Service, Pool: t.Pool, Backend: t.Backend.String(), Name: t.Name, From: string(t.From), To: string(t.To),
-		Cause: t.Cause, Results: t.Results, KeptDownUntil: timestamp(t.RestsUntil)}
+		Cause: t.Cause, Results: t.Results, KeptDownUntil: message.Time(t.RestsUntil)}
 }
 
 // Overrides are overrides as messages.
 func Overrides(all []state.Override) []*shuntv1.Override {
 	var out []*shuntv1.Override
 	for _, o := range all {
-		m := &shuntv1.Override{Backend: o.Backend.String(), Kind: string(o.Kind), Since: timestamp(o.Since), Deadline: timestamp(o.Deadline),
+		m := &shuntv1.Override{Backend: o.Backend.String(), Kind: string(o.Kind), Since: message.Time(o.Since), Deadline: message.Time(o.Deadline),
 			By: o.By, Uid: o.UID, Client: o.Client}
 		switch o.Kind {
 		case state.KindWeight:
@@ -46,12 +85,4 @@ func Overrides(all []state.Override) []*shuntv1.Override {
 		out = append(out, m)
 	}
 	return out
-}
-
-// timestamp is absent for the zero time.
-func timestamp(t time.Time) *timestamppb.Timestamp {
-	if t.IsZero() {
-		return nil
-	}
-	return timestamppb.New(t)
 }

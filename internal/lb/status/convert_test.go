@@ -12,37 +12,48 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/health"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/message"
 	"github.com/shunt-lb/shunt/internal/value"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// TestTranslations fills every field there is, and requires that the schema has each, and has
-// no other.
+// TestTranslations fills every field there is, and requires that the schema has each, under the name that it has in JSON, and has no
+// other, and that the message has the same values.
 func TestTranslations(t *testing.T) {
+	difference, health := filled[reconcile.Difference](t), filled[health.Status](t)
+	setting, raised, fault := filled[value.SettingDifference](t), filled[condition.Condition](t), filled[config.Fault](t)
 	for _, c := range []struct {
-		from any
-		to   proto.Message
+		from     any
+		to, want proto.Message
 	}{
-		{reconcile.Difference{}, &shuntv1.Difference{}},
-		{value.SettingDifference{}, &shuntv1.SettingDifference{}},
-		{condition.Condition{}, &shuntv1.Condition{}},
-		{config.Fault{}, &shuntv1.Fault{}},
-		{health.Status{}, &shuntv1.BackendHealth{}},
+		{difference, Difference(difference), &shuntv1.Difference{}},
+		{difference.Cuts[0], Cuts(difference)[0], &shuntv1.Cut{}},
+		{setting, message.Settings([]value.SettingDifference{setting})[0], &shuntv1.SettingDifference{}},
+		{raised, message.Conditions([]condition.Condition{raised})[0], &shuntv1.Condition{}},
+		{fault, message.Faults([]config.Fault{fault})[0], &shuntv1.Fault{}},
+		{health, backendHealth(health), &shuntv1.BackendHealth{}},
 	} {
-		v := reflect.New(reflect.TypeOf(c.from)).Elem()
-		fill(t, v)
-		text, err := json.Marshal(v.Interface())
+		text, err := json.Marshal(c.from)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := protojson.Unmarshal(text, c.to); err != nil {
+		if err := protojson.Unmarshal(text, c.want); err != nil {
 			t.Errorf("%T has what api/v1 has not: %v\n%s", c.from, err, text)
 			continue
 		}
-		requireFull(t, c.to.ProtoReflect())
+		requireFull(t, c.want.ProtoReflect())
+		if !proto.Equal(c.to, c.want) {
+			t.Errorf("%T is translated to\n%v, want\n%v", c.from, c.to, c.want)
+		}
 	}
+}
+
+// filled is a value whose exported fields all differ from their zero values.
+func filled[T any](t *testing.T) (v T) {
+	fill(t, reflect.ValueOf(&v).Elem())
+	return v
 }
 
 // fill gives every field a value that is not its zero value.

@@ -15,7 +15,6 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/lb/sock"
 	"github.com/shunt-lb/shunt/internal/lb/state"
-	"github.com/shunt-lb/shunt/internal/message"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -216,7 +215,7 @@ func Complete(s *shuntv1.GetStatusResponse, known Known) {
 	}
 	for _, h := range known.Health {
 		if b := byAddress[h.Backend]; b != nil {
-			b.Health = append(b.Health, message.Translate(h, &shuntv1.BackendHealth{}))
+			b.Health = append(b.Health, backendHealth(h))
 		}
 	}
 	for i, o := range known.Overrides {

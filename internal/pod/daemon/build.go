@@ -3,13 +3,13 @@ package daemon
 import (
 	"cmp"
 	"fmt"
-	"os"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/pod/shortcut"
 	"github.com/shunt-lb/shunt/internal/pod/watch"
@@ -27,6 +27,7 @@ type settings struct {
 	sameNode   bool
 	uplinks    []string // names
 	steers     []watch.Steer
+	sockets    socketSettings
 }
 
 // parsed are the settings of files, with places in them. Places keep the files' text in memory, so they are not
@@ -38,6 +39,7 @@ type parsed struct {
 	above  []config.Mark // of uplinks
 	// steered are of the interfaces of steers.
 	steered []config.Mark
+	grouped []config.Mark // of cgroups
 	whole   config.Mark
 }
 
@@ -73,6 +75,7 @@ func build(d *document, read *config.Contents) any {
 	read.Claims(slices.Values(claims))
 	p.buildUplinks(d)
 	p.buildSteers(d)
+	p.buildSockets(d)
 	return p
 }
 
@@ -146,7 +149,8 @@ func (p *parsed) checkHost(how node.HostCheck) {
 		}
 	}
 	p.checkSteers(severity)
-	if _, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established"); err != nil && p.sameNode {
+	p.checkSockets(severity)
+	if _, err := host.ReadNumber("net/netfilter/nf_conntrack_tcp_timeout_established"); err != nil && p.sameNode {
 		p.faults.Add(severity, p.whole, "this machine's kernel has no conntrack, which the pod shortcut asks for each packet", "load it with `modprobe nf_conntrack`")
 	}
 }
@@ -158,7 +162,7 @@ func (s *settings) list() []value.Setting {
 		{Key: "accelerate mode", Value: string(s.mode)},
 		{Key: "accelerate same_node", Value: strconv.FormatBool(s.sameNode)},
 		{Key: "accelerate uplinks", Value: cmp.Or(strings.Join(s.uplinks, ", "), "none")},
-	}, s.steerSettings()...)
+	}, append(s.steerSettings(), s.sockets.settings()...)...)
 }
 
 // describe is what settings without faults amount to, for `shunt check`.
@@ -169,6 +173,9 @@ func (s *settings) describe() (counts string, lines []string) {
 	counts = fmt.Sprintf("the pod shortcut on %s, %s", strings.Join(s.interfaces, ", "), s.mode)
 	if len(s.uplinks) > 0 {
 		counts += ", to other hosts by " + strings.Join(s.uplinks, ", ")
+	}
+	if len(s.sockets.cgroups) > 0 {
+		lines = append(lines, fmt.Sprintf("sockets of %s are paired, ports %s, if this kernel can", strings.Join(s.sockets.cgroups, ", "), s.sockets.portsText()))
 	}
 	for _, one := range s.steers {
 		lines = append(lines, fmt.Sprintf("steer %s: %s", one.Name, steerText(&one)))

@@ -61,15 +61,17 @@ type daemon struct {
 	past   shortcut.Counts // of watches that are closed
 	steers bool            // the watch can have steers
 	told   string          // the summary that was told last
+	pairs  *pairs
 }
 
 func open(host *node.Host, s settings) (*daemon, error) {
 	ctx, stop := context.WithCancel(context.Background())
-	d := &daemon{host: host, stop: stop, ended: make(chan struct{}), past: shortcut.Counts{}}
+	d := &daemon{host: host, stop: stop, ended: make(chan struct{}), past: shortcut.Counts{}, pairs: newPairs(host.Instance, host.Log)}
 	if err := d.bring(s); err != nil {
 		stop()
 		return nil, err
 	}
+	d.pairs.bring(s.sockets)
 	st, _ := d.status() // its error is a condition within a second
 	d.told = d.summary(&st)
 	go d.look(ctx)
@@ -134,6 +136,7 @@ func (d *daemon) look(ctx context.Context) {
 	defer ticker.Stop()
 	for {
 		d.mu.Lock()
+		d.pairs.bring(d.wanted.sockets)
 		st, err := d.status()
 		d.tell(&st, err)
 		summary := d.summary(&st)
@@ -188,6 +191,7 @@ func (d *daemon) tell(st *watch.Status, err error) {
 	d.host.Conditions.Only(condition.PodLeftAlone, alone)
 	d.host.Conditions.Only(condition.NetworkLeftAlone, ways)
 	d.host.Conditions.Only(condition.SteerLeft, steerConditions(st))
+	d.host.Conditions.Only(condition.SocketsRefused, d.pairs.conditions())
 	d.host.Conditions.Only(condition.PodsMissing, missing)
 	d.host.Conditions.Only(condition.PodsUnjudged, unjudged)
 }
@@ -215,6 +219,7 @@ func (d *daemon) Apply(_ context.Context, s any) (node.Difference, error) {
 	if err := d.bring(after); err != nil {
 		return node.Difference{}, fmt.Errorf("accelerate pods as the file says: %w", err)
 	}
+	d.pairs.bring(after.sockets)
 	st, err := d.status()
 	d.tell(&st, err)
 	return node.Difference{Settings: value.DifferentSettings(before, after.list())}, nil
@@ -257,7 +262,8 @@ func (d *daemon) Close(bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	err := d.shut()
-	for _, code := range []string{condition.PodLeftAlone, condition.NetworkLeftAlone, condition.SteerLeft, condition.PodsMissing, condition.PodsUnjudged} {
+	d.pairs.close()
+	for _, code := range []string{condition.PodLeftAlone, condition.NetworkLeftAlone, condition.SteerLeft, condition.SocketsRefused, condition.PodsMissing, condition.PodsUnjudged} {
 		d.host.Conditions.Only(code, nil)
 	}
 	return err

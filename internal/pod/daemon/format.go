@@ -19,7 +19,7 @@ type document struct {
 	SameNode    config.Boolean           `json:"same_node,omitempty" doc:"Whether packets between two pods of this host take the shortcut. false switches all of the pod shortcut off, and the key uplinks cannot be beside it." default:"true" example:"true"`
 	Uplinks     config.Many[config.Text] `json:"uplinks,omitempty" doc:"Interfaces towards other hosts. Packets between pods of this host and networks beyond an uplink take a shortcut, too: networks that a route of the main table leads to by a gateway and the uplink, but for the default route. Without uplinks these packets go through the host's stack." min:"1" max:"15" example:"eth0"`
 	Steer       config.List[steerEntry]  `json:"steer,omitempty" doc:"Ports whose packets from pods of this host go through a chosen interface, past routes and rules, and their answers straight to the pod. See docs/guide/pods.md." example:"[{name: dns, ports: [53/udp, 53/tcp], to: 10.50.0.53, interface: eth1}]"`
-	Sockets     config.Later             `json:"sockets,omitempty" doc:"Whether sockets of one host hand each other their data." instead:"leave it out: the data goes through the host's stack"`
+	Sockets     socketsEntry             `json:"sockets,omitempty" doc:"Experimental. Sockets of one host, of chosen cgroups, hand each other their data past TCP. See docs/guide/pods.md for what this breaks." example:"{cgroups: [/sys/fs/cgroup/web], ports: [8080], limit: 2MiB}"`
 }
 
 // steerEntry is one of steer.

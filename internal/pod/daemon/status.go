@@ -26,6 +26,9 @@ func (d *daemon) now() (watch.Status, shortcut.Counts, bool, error) {
 func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
 	st, all, sameNode, _ := d.now()
 	s.Acceleration = &shuntv1.Acceleration{Mode: string(st.Mode), SameNode: sameNode, Pods: podsOf(&st), Counts: countsMessage(all), Uplinks: uplinksOf(&st), Networks: networksOf(&st), Steers: steersOf(&st)}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.Acceleration.Sockets = d.pairs.message()
 	return nil
 }
 
@@ -138,7 +141,9 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 		packets, bytes := countsOf(st.From[iface])
 		s.Pods = append(s.Pods, metrics.Pod{Interface: iface, Packets: packets, Bytes: bytes})
 	}
-	return nil
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.pairs.sample(s)
 }
 
 func countsOf(counts shortcut.Counts) (packets, bytes []metrics.Count) {

@@ -16,6 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/pod/compare"
 	"github.com/shunt-lb/shunt/internal/pod/plain"
 	"github.com/shunt-lb/shunt/internal/pod/shortcut"
+	"github.com/shunt-lb/shunt/internal/pod/sockets"
 	"github.com/shunt-lb/shunt/internal/pod/traffic"
 	"github.com/shunt-lb/shunt/internal/pod/watch"
 	"github.com/shunt-lb/shunt/internal/story"
@@ -52,7 +53,12 @@ type Facts struct {
 	Rows    []compare.Row `json:"rows"`
 	// AcrossRows are of the ways to a pod of the other host.
 	AcrossRows []compare.Row `json:"across_rows"`
-	Claims     story.Claims  `json:"claims"`
+	// Sockets are what this kernel does with paired sockets. The others are microseconds of a request through a proxy on
+	// loopback.
+	Sockets     []sockets.Check `json:"sockets"`
+	ProxyPlain  float64         `json:"proxy_plain_microseconds"`
+	ProxyPaired float64         `json:"proxy_paired_microseconds"`
+	Claims      story.Claims    `json:"claims"`
 }
 
 // demo is one run.
@@ -95,6 +101,7 @@ func (d *demo) story(ctx context.Context) error {
 		story.Step("The shortcut, bypass", d.bypassPath),
 		story.Step("Side by side", d.measure),
 		story.Step("A pod of another host", d.across),
+		story.Step("Two sockets of one host", d.socketPairs),
 		story.Step("What is skipped", d.skipped),
 	)
 }

@@ -11,15 +11,12 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"golang.org/x/sys/unix"
 )
@@ -57,30 +54,14 @@ const FarMax = int(podPodLimitFAR_MAX)
 
 // String is the word in output and documentation, like "fragment".
 func (l Left) String() string {
-	if name, ok := leftNames()[l]; ok {
+	if name, ok := leftNames()[uint32(l)]; ok {
 		return name
 	}
 	return fmt.Sprintf("left_%d", uint32(l))
 }
 
-// leftNames reads enum pod_left from the embedded object, so that C names them alone.
-var leftNames = sync.OnceValue(func() map[Left]string {
-	spec, err := loadPod()
-	if err != nil {
-		panic("the embedded object of pod.bpf.c cannot be read: " + err.Error())
-	}
-	var enum *btf.Enum
-	if err := spec.Types.TypeByName("pod_left", &enum); err != nil {
-		panic("the embedded object of pod.bpf.c lacks enum pod_left: " + err.Error())
-	}
-	names := map[Left]string{}
-	for _, v := range enum.Values {
-		if v.Value != uint64(podPodLeftPOD_LEFT_COUNT) {
-			names[Left(v.Value)] = strings.ToLower(strings.TrimPrefix(v.Name, "POD_"))
-		}
-	}
-	return names
-})
+// leftNames are the words of what can become of a packet.
+var leftNames = sync.OnceValue(func() map[uint32]string { return kernel.Words(loadPod, "pod_left", "POD_") })
 
 // Pod is one address of a pod, as the program has it.
 type Pod struct {
@@ -182,14 +163,9 @@ func constantsOf(mode Mode) (map[string]any, error) {
 	}
 	ms := map[string]uint32{}
 	for _, name := range []string{"tcp_timeout_established", "tcp_timeout_fin_wait", "tcp_timeout_close", "udp_timeout", "udp_timeout_stream"} {
-		path := "/proc/sys/net/netfilter/nf_conntrack_" + name
-		text, err := os.ReadFile(path)
+		seconds, err := host.ReadNumber("net/netfilter/nf_conntrack_" + name)
 		if err != nil {
 			return nil, fmt.Errorf("read conntrack's times: %w; load nf_conntrack", err)
-		}
-		seconds, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32)
-		if err != nil {
-			return nil, fmt.Errorf("read conntrack's times from %s: %w", path, err)
 		}
 		ms[name] = uint32(min(seconds, 1<<31/1000) * 1000)
 	}

@@ -327,8 +327,15 @@ func again(call func([]byte) (int, error), buffer []byte) (n int, err error) {
 	}
 }
 
-func read(fd int, buffer []byte) (int, error) {
-	return again(func(b []byte) (int, error) { return unix.Read(fd, b) }, buffer)
+// read waits for data as long as patience. The kernel ends a blocking call on a paired socket before its time when
+// something else wakes it (tcp_bpf_recvmsg in net/ipv4/tcp_bpf.c), so it is repeated.
+func read(fd int, buffer []byte) (n int, err error) {
+	for end := time.Now().Add(patience); ; {
+		n, err = again(func(b []byte) (int, error) { return unix.Read(fd, b) }, buffer)
+		if err != unix.EAGAIN || time.Now().After(end) {
+			return n, err
+		}
+	}
 }
 
 func write(fd int, data []byte) (int, error) {

@@ -16,9 +16,9 @@ import (
 // The index of a service gets 32 bits, which makes the entry longer, moves what is behind it,
 // and has no room any more in the seal's last word.
 var changes = []variant.Change{
-	{File: "core/types.h", From: "SHUNT_ABI = 1,", To: "SHUNT_ABI = 2,"},
+	{File: "lb/types.h", From: "SHUNT_ABI = 1,", To: "SHUNT_ABI = 2,"},
 	{
-		File: "core/types.h",
+		File: "lb/types.h",
 		From: "\t__u16 service_index;\n\t__u8 service_generation;\n\t__u8 direction; /* enum direction */\n};",
 		To:   "\t__u32 service_index;\n\t__u8 service_generation;\n\t__u8 direction; /* enum direction */\n\t__u8 pad[6];\n};",
 	},

@@ -205,6 +205,12 @@ func (m *Maps) checkPutService(operation string, record reconcile.ServiceRecord)
 	switch {
 	case !ok || same:
 	case present && last.Generation == record.Generation && canFollow(last, record): // an heir
+	case present && last.Generation == record.Generation && last.Name == record.Name && last.Forwarding == record.Forwarding && record.Remnant():
+		for f, index := range m.frontends {
+			if index == record.Index {
+				m.violation(operation, "the remnant has frontend %s", f)
+			}
+		}
 	case present:
 		m.violation(operation, "%s is there", last.Name)
 	case last.Generation == record.Generation:

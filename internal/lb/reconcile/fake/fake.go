@@ -220,10 +220,29 @@ func (m *Maps) tenant(service uint32) tenant {
 	return tenant{service, m.services[service].Generation}
 }
 
-// Lent reports whether flows that name a service may be those of the one that is at this position now: it has got a
-// frontend of the service, and both translate.
+// Lent reports whether flows that name a service may be those of the one that is at this position now: it, or what is a
+// remnant now, has got a frontend of the service, and both translate.
 func (m *Maps) Lent(from reconcile.ServiceRecord, to uint32) bool {
-	return translatesAlone(from) && translatesAlone(m.services[to]) && m.lent[[2]tenant{{from.Index, from.Generation}, m.tenant(to)}]
+	receiver := m.services[to]
+	if !translatesAlone(from) || !translatesAlone(receiver) {
+		return false
+	}
+	seen := map[tenant]bool{}
+	var reaches func(at tenant) bool
+	reaches = func(at tenant) bool {
+		if seen[at] {
+			return false
+		}
+		seen[at] = true
+		for pair := range m.lent {
+			next := pair[1]
+			if pair[0] == at && m.tenant(next.index) == next && (next == m.tenant(to) || (from.Remnant() || m.services[next.index].Remnant()) && reaches(next)) {
+				return true
+			}
+		}
+		return false
+	}
+	return reaches(tenant{from.Index, from.Generation})
 }
 
 // DeleteFrontend is part of reconcile.Maps.
@@ -287,6 +306,19 @@ func (m *Maps) ScanRemembered() (map[uint32]bool, error) {
 		return nil, err
 	}
 	return found, nil
+}
+
+// ServiceFlows is part of reconcile.Maps.
+func (m *Maps) ServiceFlows() (map[uint32]uint64, error) {
+	flows := map[uint32]uint64{}
+	err := m.do("count flows", func() {
+		for _, e := range m.translated {
+			if m.follows(e) {
+				flows[e.Service]++
+			}
+		}
+	}, nil)
+	return flows, err
 }
 
 // EndStrays is part of reconcile.Maps.

@@ -28,6 +28,7 @@ const (
 // and time: the tables of docs/design/13-just-enough-tracking.md.
 type program struct {
 	remembered map[Flow]reconcile.Member
+	translated map[Flow]reconcile.Member // the flow table of NAT
 	running    []*Run
 	finished   map[uint32]int // closing slots: how far
 }
@@ -39,7 +40,7 @@ const (
 )
 
 func newProgram() program {
-	return program{remembered: map[Flow]reconcile.Member{}, finished: map[uint32]int{}}
+	return program{remembered: map[Flow]reconcile.Member{}, translated: map[Flow]reconcile.Member{}, finished: map[uint32]int{}}
 }
 
 // Run is a program that has read a packet's slot and not yet acted on it. It goes on at
@@ -102,7 +103,40 @@ func (m *Maps) Backend(index uint32) reconcile.BackendRecord { return m.backends
 func (m *Maps) End(flow Flow) { delete(m.remembered, flow) }
 
 // EndAll lets all entries run out.
-func (m *Maps) EndAll() { clear(m.remembered) }
+func (m *Maps) EndAll() {
+	clear(m.remembered)
+	clear(m.translated)
+}
+
+// Translate lets a packet of NAT through, and says to which backend: that of the flow, or, if there is none, the one of its
+// slot, which is the flow's from now on.
+func (m *Maps) Translate(flow Flow) reconcile.BackendRef {
+	if e, ok := m.translated[flow]; ok && m.follows(e) {
+		return e.Backend
+	}
+	delete(m.translated, flow)
+	at, service, ok := m.place(flow)
+	if !ok || service.Forwarding.Direct() || !m.lives(m.slots[at].Current) {
+		return reconcile.BackendRef{}
+	}
+	m.translated[flow] = member(service, m.slots[at].Current)
+	return m.slots[at].Current
+}
+
+// Translated is whose flow it is.
+func (m *Maps) Translated(flow Flow) (reconcile.ServiceRecord, bool) {
+	e, ok := m.translated[flow]
+	return m.services[e.Service], ok && m.follows(e)
+}
+
+// EndTranslated lets a flow's entries run out.
+func (m *Maps) EndTranslated(flow Flow) { delete(m.translated, flow) }
+
+// follows reports whether a flow's service and backend are there.
+func (m *Maps) follows(e reconcile.Member) bool {
+	service, ok := m.services[e.Service]
+	return ok && service.Generation == e.Generation && m.lives(e.Backend)
+}
 
 // Flows are the flows that have an entry, with their service and backend.
 func (m *Maps) Flows() map[Flow]reconcile.Member { return maps.Clone(m.remembered) }
@@ -182,6 +216,11 @@ func (m *Maps) endStrays(members []reconcile.Member) {
 	for flow, e := range m.remembered {
 		if !slices.Contains(members, e) {
 			delete(m.remembered, flow)
+		}
+	}
+	for flow, e := range m.translated {
+		if !slices.Contains(members, e) {
+			delete(m.translated, flow)
 		}
 	}
 }

@@ -40,7 +40,7 @@ type defaultsEntry struct {
 // serviceEntry is one of services.
 type serviceEntry struct {
 	config.Mark          `json:"-"`
-	Name                 config.Text                 `json:"name" doc:"The service's name. It must be unique. The placement of flows depends on it: with direct return or affinity a renamed service places its flows anew. With NAT alone it keeps them." min:"1" max:"63" example:"web"`
+	Name                 config.Text                 `json:"name" doc:"The service's name. It must be unique. The placement of flows depends on it: with direct return or affinity, a service that is renamed or merged into another one places its flows anew. With NAT alone it keeps them." min:"1" max:"63" example:"web"`
 	Address              config.Many[config.Address] `json:"address" doc:"The VIPs: the addresses that clients connect to. Every combination of address, port and protocol is a frontend of the service." example:"[192.0.2.10, \"2001:db8::10\"]"`
 	Port                 config.Many[config.Ports]   `json:"port" doc:"A port, a range, or any. An exact port takes precedence over a range, and a range over any. Every other overlap is an error." example:"[80, 443, \"8000-8099\"]"`
 	Protocol             config.Many[config.Word]    `json:"protocol,omitempty" doc:"The transport protocol." enum:"tcp|udp" later:"sctp: leave the service out: packets of protocols other than TCP and UDP pass to the host|quic: write udp: QUIC is balanced like any UDP (a client that changes its address may reach another backend)" default:"tcp" example:"[tcp, udp]"`

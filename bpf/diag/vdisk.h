@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Types of `shunt diag vdisk` that cross to Go.
+ */
+#ifndef SHUNT_VDISK_H
+#define SHUNT_VDISK_H
+
+#include "../event/event.h"
+
+enum vdisk_constant {
+	VDISK_FILES_MAX = 4096, /* files that the process has open */
+	VDISK_OPEN_MAX = 65536, /* requests, and parts of them, that are under way */
+	VDISK_SENSOR = 1, /* event_header.sensor */
+	VDISK_BATCH_MAX = 64, /* requests in one io_submit(); VDISK_CUT tells of more */
+	VDISK_PARTS_MAX = 32, /* bios of one request that are looked at */
+	VDISK_VECTOR_MAX = 16, /* parts of a vector whose bytes are added up */
+};
+
+/* What an event says. The fields that are not named are 0. */
+enum vdisk_kind {
+	VDISK_BEGIN = 1, /* the device model asks; id: the disk in qemu; other: the caller's own */
+	VDISK_COROUTINE =
+		2, /* qemu makes a coroutine; id: its argument, which is the request's handle */
+	VDISK_BLOCK = 3, /* a node of qemu's block layer is asked; id: the edge of the graph */
+	VDISK_HAND =
+		4, /* a coroutine hands a file's request over to a thread or the kernel; result: enum vdisk_hand */
+	VDISK_FINISH =
+		5, /* the device model has been told of the end; id: the handle; other: the caller's own */
+	VDISK_CALL = 6, /* a system call begins; id: its number; result: the descriptor */
+	VDISK_PART = 7, /* one request in an io_submit() call; result: the descriptor */
+	VDISK_RETURN = 8, /* a system call ends; id: its number; result: what it returned */
+	VDISK_BIO =
+		9, /* id: the bio; offset: sector; other: the file's request; file, position: where in which file */
+	VDISK_SPLIT = 10, /* id: the bio that was cut off; offset: its sector */
+	VDISK_REMAP = 11, /* id: the bio; offset: sector before; other: device before */
+	VDISK_ISSUE = 12, /* id: the request to a driver; offset: sector */
+	VDISK_COMPLETE = 13, /* id: the same; offset: sector; result: the error */
+	VDISK_CUT = 14, /* id: so many requests of an io_submit() call are in no event */
+};
+
+enum vdisk_op {
+	VDISK_READ = 0,
+	VDISK_WRITE = 1,
+	VDISK_FLUSH = 2,
+	VDISK_ZERO = 3, /* of calls: fallocate(), by which qemu fills new clusters with zeros */
+};
+
+enum vdisk_hand {
+	VDISK_HAND_THREAD = 1, /* thread pool */
+	VDISK_HAND_AIO = 2, /* io_submit() */
+	VDISK_HAND_URING = 3, /* io_uring */
+};
+
+struct vdisk_event {
+	__u64 id;
+	__u64 offset; /* bytes, of bios and requests 512-byte sectors of the device */
+	__u64 bytes; /* 0: not known */
+	__u64 other;
+	__u64 stack; /* stack pointer in qemu: tells its coroutines apart */
+	__u64 inode; /* of bios: the file's; 0: not known */
+	__u64 position; /* of bios: where the file's request begins, in bytes */
+	__u32 device; /* of the block layer, as the kernel has it: major << 20 | minor */
+	__u32 file_device; /* of bios: the file system's */
+	__s32 result;
+	__u8 kind; /* enum vdisk_kind */
+	__u8 op; /* enum vdisk_op */
+	__u8 is_foreign; /* of bios: 1: not qemu queued it, but a task of the kernel for it */
+	__u8 reserved;
+};
+
+struct vdisk_file {
+	__u64 inode;
+	__u32 device; /* the file system's, as the kernel has it */
+	__u32 reserved;
+};
+
+#endif

@@ -1,0 +1,156 @@
+package cli
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shunt-lb/shunt/internal/diag/vdisk"
+)
+
+func newDiagVdisk(s streams) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "vdisk COMMAND",
+		Short: "Follow the disk requests of a virtual machine through qemu and the host's kernel",
+		Long: `Record what a virtual machine (qemu) does with its disks, and report for each request of the guest
+where its bytes are, in the image, in files and on the disk, and in which layer it was for how long.`,
+		Example: `  sudo shunt diag vdisk record --pid 4711 --output vm.rec --duration 10s  # on the host
+  shunt diag vdisk report vm.rec                                          # anywhere`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("there is no command %q of `shunt diag vdisk`", args[0])}
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(newDiagVdiskRecord(s), newDiagVdiskReport(s))
+	return c
+}
+
+func newDiagVdiskRecord(s streams) *cobra.Command {
+	var o vdisk.Options
+	var btf string
+	var limit int64
+	c := &cobra.Command{
+		Use:   "record --pid PID --output FILE",
+		Short: "Record the disk requests of a virtual machine into a file (needs root)",
+		Long: `Record what one qemu process does with its disks, until Ctrl-C, or until the process ends or the file is
+full. At the end the command asks qemu-img where the disk is in its image, and the file system where the
+image is on the disk, and writes that into the file too.
+
+The file tells where the machine's data are, so only its owner can read it. It is not overwritten. The first
+lines say how the sensors are attached; a qemu without symbols loses some, and the rest works.`,
+		Example: `  sudo shunt diag vdisk record --pid $(pidof qemu-system-x86_64) --output vm.rec --duration 10s
+  sudo shunt diag vdisk record --pid 4711 --output vm.rec --limit 512  # until Ctrl-C, at most 512 MiB`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			switch {
+			case o.PID <= 0:
+				return usageError{errors.New("--pid says which process the virtual machine is: give it")}
+			case o.Path == "":
+				return usageError{errors.New("--output says into which file to record: give it")}
+			case limit < 1 || limit > 1<<20:
+				return usageError{errors.New("--limit is at least 1 MiB and at most 1048576")}
+			case o.Duration < 0:
+				return usageError{errors.New("--duration cannot be negative")}
+			}
+			o.Limit = limit << 20
+			var err error
+			if o.BTF, err = findTypes(btf); err != nil {
+				return err
+			}
+			ctx, cancel := toolContext(c.Context())
+			defer cancel()
+			return privileges(vdisk.Record(ctx, o, s.out))
+		},
+	}
+	f := c.Flags()
+	f.IntVarP(&o.PID, "pid", "p", 0, "the process of the virtual machine")
+	f.StringVar(&o.Path, "output", "", "file to record into; it must not exist")
+	f.DurationVar(&o.Duration, "duration", time.Duration(0), "end after so long; 0: at Ctrl-C")
+	f.Int64Var(&limit, "limit", 64, "MiB of events after which the recording ends: some 1000 requests a MiB")
+	btfFlag(c, &btf)
+	return c
+}
+
+func newDiagVdiskReport(s streams) *cobra.Command {
+	var slowest int
+	var all bool
+	var output, plot string
+	c := &cobra.Command{
+		Use:   "report FILE",
+		Short: "Say of each request in a recording where its bytes are, and in which layer it was for how long",
+		Long: `Bring the events of a recording together, and report them.
+
+A request is at each moment in the deepest layer in which any part of it is, so its times add up:
+
+  qemu       device model and block layer, from the guest's request on; also between two parts
+  hand-over  waits for a thread of qemu, or for a batch
+  vfs        system call and file system, and the copy to the page cache
+  limit      held back by a limit of a cgroup (io.max)
+  queue      in the block layer, until the driver has it
+  device     driver and device
+  return     from the end of the last part until the device model has its answer
+
+FILE is where qemu-img has the request, if qemu went there, else the first place where it went. The table has
+the first place only, -o json has all.`,
+		Example: `  shunt diag vdisk report vm.rec --slowest 20
+  shunt diag vdisk report vm.rec --plot vm.svg  # the ten slowest, time by layer
+  shunt diag vdisk report vm.rec -o json | jq 'select(.layers_ns.device > 10000000)'`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usageError{errors.New("give one recording: `shunt diag vdisk report FILE`")}
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			if err := requireOutput(output); err != nil {
+				return err
+			}
+			if slowest < 0 {
+				return usageError{errors.New("--slowest cannot be negative")}
+			}
+			file, err := os.Open(args[0])
+			if err != nil {
+				return fmt.Errorf("read the recording: %w", err)
+			}
+			defer file.Close() //nolint:errcheck // only read
+			rec, err := vdisk.Decode(bufio.NewReaderSize(file, 1<<20))
+			if err != nil {
+				return fmt.Errorf("read the recording %s: %w", args[0], err)
+			}
+			report := vdisk.Of(rec)
+			if plot != "" {
+				return writePlot(report, plot, slowest)
+			}
+			if output == "json" {
+				return report.PrintJSON(s.out)
+			}
+			if all {
+				slowest = -1
+			}
+			return report.Print(s.out, slowest)
+		},
+	}
+	c.Flags().IntVarP(&slowest, "slowest", "n", 10, "show the slowest requests, so many")
+	c.Flags().BoolVar(&all, "all", false, "show all requests, by their beginning")
+	c.Flags().StringVar(&plot, "plot", "", "write the slowest requests into this file instead, as bars of their layers (SVG)")
+	outputFlag(c, &output)
+	return c
+}
+
+func writePlot(report *vdisk.Report, path string, slowest int) error {
+	file, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("write the plot: %w", err)
+	}
+	if err := errors.Join(report.Plot(file, slowest), file.Close()); err != nil {
+		return fmt.Errorf("write the plot %s: %w", path, err)
+	}
+	return nil
+}

@@ -1,0 +1,502 @@
+package vdisk
+
+import (
+	"cmp"
+	"slices"
+)
+
+// request is one of the device model; or, where its symbols are missing, a file's request that is told in its place.
+type request struct {
+	disk          uint64 // qemu's address of the disk
+	op            uint8
+	offset, bytes uint64 // in the virtual disk
+	begin, end    uint64 // ns of CLOCK_BOOTTIME; end 0: not seen
+	caller        uint64
+	tid           uint32
+	blocks        int // how often qemu's block layer was asked
+	pieces        []*piece
+	isBare        bool // no request of the device model: of a file
+}
+
+// piece is a request of a file: what qemu asks the kernel for, on behalf of a request.
+type piece struct {
+	of            *request
+	op            uint8
+	how           vdiskVdiskHand
+	offset, bytes uint64 // in the file
+	descriptor    int
+	hand          uint64 // when it was handed over
+	call, ret     uint64 // the system call; 0: not seen
+	isAsync       bool   // it goes on after the call
+	bios          []*bio
+}
+
+type bio struct {
+	queued, ended uint64
+	device        uint32
+	sector, bytes uint64
+	left          uint64
+	isForeign     bool
+	inode         uint64 // 0: not known
+	fileDevice    uint32
+	fileOffset    uint64
+	transfers     []*transfer
+	// parent is the one that device mapper made it of.
+	parent *bio
+}
+
+// transfer is a request to a driver.
+type transfer struct {
+	issued, completed uint64
+	device            uint32
+	sector, bytes     uint64
+	failed            int32
+	bios              []*bio
+}
+
+// coroutine is a stack of qemu, while it works for a request.
+type coroutine struct {
+	stack uint64
+	of    *request
+	block *Event // the last of the block layer on it, that was not handed over yet
+}
+
+// birth is a coroutine that was made and has not been seen on a stack.
+type birth struct {
+	of    *request
+	stack uint64 // its maker's
+}
+
+// call is a system call that has not returned.
+type call struct {
+	began  uint64
+	number uint64
+	pieces []*piece
+}
+
+// joined is what events are, brought together.
+type joined struct {
+	requests []*request
+	// Events that belong to no request: qemu's own business, or what began before the recording.
+	strayBlocks, strayCalls, strayBios, cutParts uint64
+}
+
+// stackReach is how far apart stack pointers of one coroutine are at most. Stacks of qemu's coroutines have 1 MiB
+// and a guard page (COROUTINE_STACK_SIZE of its include/qemu/coroutine_int.h).
+const stackReach = 512 << 10
+
+const write = uint8(vdiskVdiskOpVDISK_WRITE)
+
+type joiner struct {
+	joined
+	wholes     map[uint32]uint32 // the disk of a partition
+	begun      map[uint32]*request
+	born       map[uint32]birth
+	handles    map[uint64]*request
+	coroutines []*coroutine        // by stack
+	waiting    map[uint64][]*piece // by offset: handed over, and no call seen
+	unnamed    []*piece            // handed over, and no call seen; flushes, or zeros to be written
+	under      map[uint64][]*piece // by offset: in the kernel
+	calls      map[uint32]*call
+	bios       map[uint64]*bio
+	owners     map[*bio]*piece
+	transfers  map[uint64]*transfer
+	direct     map[uint64]uint64 // by a file's request in the kernel: bytes of its bios so far
+	remaps     map[uint64]Event
+	isBare     bool
+}
+
+// join brings events together, in any order. Bare: without requests of the device model.
+func join(events []Event, disks []Disk, bare bool) joined {
+	j := &joiner{wholes: map[uint32]uint32{}, begun: map[uint32]*request{}, born: map[uint32]birth{}, handles: map[uint64]*request{},
+		waiting: map[uint64][]*piece{}, under: map[uint64][]*piece{}, calls: map[uint32]*call{}, bios: map[uint64]*bio{}, owners: map[*bio]*piece{},
+		transfers: map[uint64]*transfer{}, direct: map[uint64]uint64{}, remaps: map[uint64]Event{}, isBare: bare}
+	for _, d := range disks {
+		j.wholes[d.Device] = d.Whole
+	}
+	events = slices.Clone(events)
+	slices.SortStableFunc(events, func(a, b Event) int { return cmp.Compare(a.TimeNs, b.TimeNs) })
+	for i := range events {
+		j.take(&events[i])
+	}
+	return j.joined
+}
+
+func (j *joiner) take(e *Event) {
+	switch vdiskVdiskKind(e.Kind) {
+	case vdiskVdiskKindVDISK_BEGIN:
+		r := &request{disk: e.Id, op: e.Op, offset: e.Offset, bytes: e.Bytes, begin: e.TimeNs, caller: e.Other, tid: e.TID}
+		j.requests = append(j.requests, r)
+		j.begun[e.TID] = r
+	case vdiskVdiskKindVDISK_COROUTINE:
+		j.coroutine(e)
+	case vdiskVdiskKindVDISK_BLOCK:
+		j.block(e)
+	case vdiskVdiskKindVDISK_HAND:
+		j.hand(e)
+	case vdiskVdiskKindVDISK_FINISH:
+		if r := j.handles[e.Id]; r != nil {
+			r.end = e.TimeNs
+			delete(j.handles, e.Id)
+		}
+	case vdiskVdiskKindVDISK_CALL:
+		j.called(e)
+	case vdiskVdiskKindVDISK_PART:
+		if c := j.calls[e.TID]; c != nil {
+			j.claim(e, c, true)
+		}
+	case vdiskVdiskKindVDISK_CUT:
+		j.cutParts += e.Id
+	case vdiskVdiskKindVDISK_RETURN:
+		j.returned(e)
+	case vdiskVdiskKindVDISK_BIO:
+		j.queued(e)
+	case vdiskVdiskKindVDISK_SPLIT:
+		for _, b := range j.bios {
+			if b.covers(e.Offset, e.Bytes) {
+				j.bios[e.Id] = b
+				break
+			}
+		}
+	case vdiskVdiskKindVDISK_REMAP:
+		j.remaps[e.Id] = *e
+	case vdiskVdiskKindVDISK_ISSUE:
+		j.issued(e)
+	case vdiskVdiskKindVDISK_COMPLETE:
+		j.completed(e)
+	}
+}
+
+func distance(a, b uint64) uint64 { return max(a, b) - min(a, b) }
+
+// coroutine is of the request that began last on the thread, or of the one whose coroutine makes it.
+func (j *joiner) coroutine(e *Event) {
+	if r := j.begun[e.TID]; r != nil {
+		delete(j.begun, e.TID)
+		j.handles[e.Id] = r
+		j.born[e.TID] = birth{r, e.Stack}
+		return
+	}
+	if c := j.on(e.Stack); c != nil && c.of != nil {
+		j.born[e.TID] = birth{c.of, e.Stack}
+	} else {
+		delete(j.born, e.TID)
+	}
+}
+
+// on is the coroutine whose stack it is.
+func (j *joiner) on(stack uint64) *coroutine {
+	i, _ := slices.BinarySearchFunc(j.coroutines, stack, func(c *coroutine, s uint64) int { return cmp.Compare(c.stack, s) })
+	for _, n := range []int{i - 1, i} {
+		if n >= 0 && n < len(j.coroutines) && distance(j.coroutines[n].stack, stack) < stackReach {
+			return j.coroutines[n]
+		}
+	}
+	return nil
+}
+
+// running is the coroutine that the event is in; nil: of no request.
+func (j *joiner) running(e *Event) *coroutine {
+	c := j.on(e.Stack)
+	if b, is := j.born[e.TID]; is && distance(b.stack, e.Stack) >= stackReach {
+		// Its first event: stacks are used again, so whatever was on it before is over.
+		delete(j.born, e.TID)
+		if c == nil {
+			c = &coroutine{stack: e.Stack}
+			i, _ := slices.BinarySearchFunc(j.coroutines, e.Stack, func(c *coroutine, s uint64) int { return cmp.Compare(c.stack, s) })
+			j.coroutines = slices.Insert(j.coroutines, i, c)
+		}
+		c.of, c.block = b.of, nil
+	}
+	if c == nil || c.of == nil || c.of.end != 0 {
+		return nil
+	}
+	return c
+}
+
+func (j *joiner) block(e *Event) {
+	c := j.running(e)
+	if c == nil {
+		j.strayBlocks++
+		return
+	}
+	c.of.blocks++
+	c.block = e
+}
+
+func (j *joiner) hand(e *Event) {
+	c := j.running(e)
+	if c == nil {
+		return
+	}
+	p := &piece{of: c.of, how: vdiskVdiskHand(e.Result), hand: e.TimeNs, op: uint8(vdiskVdiskOpVDISK_FLUSH), descriptor: -1}
+	if c.block != nil {
+		p.op, p.offset, p.bytes = c.block.Op, c.block.Offset, c.block.Bytes
+		c.block = nil
+	}
+	c.of.pieces = append(c.of.pieces, p)
+	switch {
+	case p.op == uint8(vdiskVdiskOpVDISK_FLUSH):
+		j.unnamed = append(j.unnamed, p)
+	case p.how == vdiskVdiskHandVDISK_HAND_URING:
+		p.isAsync = true
+		j.enter(p)
+	default:
+		j.waiting[p.offset] = append(j.waiting[p.offset], p)
+	}
+}
+
+func (j *joiner) enter(p *piece) { j.under[p.offset] = append(j.under[p.offset], p) }
+
+func (j *joiner) called(e *Event) {
+	c := &call{began: e.TimeNs, number: e.Id}
+	j.calls[e.TID] = c
+	if e.Id != numberIOSubmit && e.Id != numberIOUringEnter {
+		j.claim(e, c, false)
+	}
+}
+
+// x86-64's numbers of asm/unistd_64.h.
+const (
+	numberIOSubmit     = 209
+	numberIOUringEnter = 426
+)
+
+// claim finds the piece that the call is for.
+func (j *joiner) claim(e *Event, c *call, async bool) {
+	p := j.findWaiting(e)
+	if p == nil && j.isBare {
+		r := &request{op: e.Op, offset: e.Offset, bytes: e.Bytes, begin: c.began, tid: e.TID, isBare: true}
+		p = &piece{of: r, op: e.Op, offset: e.Offset, bytes: e.Bytes, hand: c.began}
+		r.pieces = []*piece{p}
+		j.requests = append(j.requests, r)
+	}
+	if p == nil {
+		j.strayCalls++
+		return
+	}
+	p.call, p.descriptor, p.isAsync = c.began, int(e.Result), async
+	c.pieces = append(c.pieces, p)
+	if hasOffset(p.op) {
+		p.offset = e.Offset // aligned, if the block layer's was not
+		if e.Bytes > 0 {
+			p.bytes = e.Bytes
+		}
+		j.enter(p)
+	}
+}
+
+func (j *joiner) findWaiting(e *Event) *piece {
+	if e.Op == uint8(vdiskVdiskOpVDISK_ZERO) {
+		// To the block layer it is a write.
+		if p := takeFirst(j.waiting, e.Offset, func(p *piece) bool { return p.op == write && p.how == vdiskVdiskHandVDISK_HAND_THREAD }); p != nil {
+			p.op, p.bytes = e.Op, e.Bytes
+			return p
+		}
+	}
+	if !hasOffset(e.Op) {
+		// The block layer did not say which; one of a flush is taken for a flush first, and others for zeros.
+		i := slices.IndexFunc(j.unnamed, func(p *piece) bool { return (p.of.op == e.Op) == (e.Op == uint8(vdiskVdiskOpVDISK_FLUSH)) })
+		if i < 0 && len(j.unnamed) > 0 {
+			i = 0
+		}
+		if i < 0 {
+			return nil
+		}
+		p := j.unnamed[i]
+		j.unnamed = slices.Delete(j.unnamed, i, i+1)
+		p.op, p.offset, p.bytes = e.Op, e.Offset, e.Bytes
+		return p
+	}
+	fits := func(p *piece) bool { return p.op == e.Op }
+	if p := takeFirst(j.waiting, e.Offset, fits); p != nil {
+		return p
+	}
+	// What is not aligned to the file's blocks is read and written with its surroundings.
+	for offset, all := range j.waiting {
+		if offset > e.Offset && offset < e.Offset+e.Bytes && slices.ContainsFunc(all, fits) {
+			return takeFirst(j.waiting, offset, fits)
+		}
+	}
+	return nil
+}
+
+// hasOffset is whether the block layer says where in a file a request is.
+func hasOffset(op uint8) bool {
+	return op == uint8(vdiskVdiskOpVDISK_READ) || op == uint8(vdiskVdiskOpVDISK_WRITE)
+}
+
+func takeFirst(from map[uint64][]*piece, offset uint64, fits func(*piece) bool) *piece {
+	all := from[offset]
+	i := slices.IndexFunc(all, fits)
+	if i < 0 {
+		return nil
+	}
+	p := all[i]
+	if len(all) == 1 {
+		delete(from, offset)
+	} else {
+		from[offset] = slices.Delete(all, i, i+1)
+	}
+	return p
+}
+
+func (j *joiner) returned(e *Event) {
+	c := j.calls[e.TID]
+	if c == nil {
+		return
+	}
+	delete(j.calls, e.TID)
+	for _, p := range c.pieces {
+		p.ret = e.TimeNs
+		// The driver's request of a flush has no bio, so it cannot be told apart.
+		for _, b := range p.bios {
+			if b.bytes == 0 && b.ended == 0 {
+				j.ended(b, e.TimeNs)
+			}
+		}
+		if !p.isAsync {
+			j.leave(p)
+			if p.of.isBare {
+				p.of.end = e.TimeNs
+			}
+		}
+	}
+}
+
+// leave is the end of a piece in the kernel.
+func (j *joiner) leave(p *piece) {
+	takeFirst(j.under, p.offset, func(o *piece) bool { return o == p })
+}
+
+func (j *joiner) queued(e *Event) {
+	b := &bio{queued: e.TimeNs, device: e.Device, sector: e.Offset, bytes: e.Bytes, left: e.Bytes, isForeign: e.IsForeign != 0, inode: e.Inode, fileDevice: e.FileDevice}
+	if remap, is := j.remaps[e.Id]; is {
+		delete(j.remaps, e.Id)
+		for _, other := range j.bios {
+			if other.device == uint32(remap.Other) && other.covers(remap.Offset, remap.Bytes) {
+				b.parent = other
+				break
+			}
+		}
+	}
+	p := j.pieceOf(e, b)
+	if p == nil {
+		j.strayBios++
+		return
+	}
+	if e.Inode != 0 {
+		if e.Position == p.offset && len(p.bios) == 0 {
+			j.direct[e.Other] = 0 // the address may have been another's before
+		}
+		b.fileOffset = e.Position + j.direct[e.Other]
+		j.direct[e.Other] += e.Bytes
+	}
+	p.bios = append(p.bios, b)
+	j.bios[e.Id] = b
+	j.owners[b] = p
+}
+
+func (j *joiner) pieceOf(e *Event, b *bio) *piece {
+	if b.parent != nil {
+		return j.owners[b.parent]
+	}
+	if c := j.calls[e.TID]; c != nil && !b.isForeign {
+		for _, p := range c.pieces {
+			if len(c.pieces) == 1 && !p.isAsync || e.Inode != 0 && p.offset == e.Position && p.op == e.Op {
+				return p
+			}
+		}
+	}
+	if e.Inode == 0 {
+		return nil
+	}
+	for _, p := range j.under[e.Position] {
+		if p.op == e.Op && !p.isFull() {
+			return p
+		}
+	}
+	return nil
+}
+
+// isFull says that all of its bytes are in bios.
+func (p *piece) isFull() bool {
+	sum := uint64(0)
+	for _, b := range p.bios {
+		if b.parent == nil {
+			sum += b.bytes
+		}
+	}
+	return p.bytes > 0 && sum >= p.bytes
+}
+
+func (b *bio) covers(sector, bytes uint64) bool {
+	return b.ended == 0 && sector >= b.sector && sector+bytes/512 <= b.sector+b.bytes/512
+}
+
+func (j *joiner) whole(device uint32) uint32 {
+	if w, is := j.wholes[device]; is {
+		return w
+	}
+	return device
+}
+
+func (j *joiner) issued(e *Event) {
+	t := &transfer{issued: e.TimeNs, device: e.Device, sector: e.Offset, bytes: e.Bytes}
+	seen := map[*bio]bool{}
+	for _, b := range j.bios {
+		if !seen[b] && b.ended == 0 && j.whole(b.device) == e.Device && b.sector < e.Offset+(e.Bytes+511)/512 && e.Offset < b.sector+(b.bytes+511)/512 {
+			seen[b] = true
+			t.bios = append(t.bios, b)
+			b.transfers = append(b.transfers, t)
+		}
+	}
+	if len(t.bios) > 0 {
+		j.transfers[e.Id] = t
+	}
+}
+
+func (j *joiner) completed(e *Event) {
+	t := j.transfers[e.Id]
+	if t == nil {
+		return
+	}
+	t.completed, t.failed = e.TimeNs, e.Result
+	from, to := e.Offset, e.Offset+e.Bytes/512
+	if e.Bytes >= t.bytes || to >= t.sector+t.bytes/512 {
+		delete(j.transfers, e.Id)
+	}
+	for _, b := range t.bios {
+		begin, end := max(from, b.sector), min(to, b.sector+b.bytes/512)
+		if begin < end {
+			b.left -= min(b.left, (end-begin)*512)
+		}
+		if b.left == 0 {
+			j.ended(b, e.TimeNs)
+		}
+	}
+}
+
+func (j *joiner) ended(b *bio, at uint64) {
+	b.ended = at
+	for id, one := range j.bios {
+		if one == b {
+			delete(j.bios, id)
+		}
+	}
+	p := j.owners[b]
+	delete(j.owners, b)
+	if b.parent != nil {
+		b.parent.left -= min(b.parent.left, b.bytes)
+		if b.parent.left == 0 && b.parent.ended == 0 {
+			j.ended(b.parent, at)
+		}
+	}
+	if p == nil || !p.isAsync || !p.isFull() || slices.ContainsFunc(p.bios, func(b *bio) bool { return b.ended == 0 }) {
+		return
+	}
+	j.leave(p)
+	if p.of.isBare {
+		p.of.end = at
+	}
+}

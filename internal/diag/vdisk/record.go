@@ -1,0 +1,451 @@
+package vdisk
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/diag/lasting"
+	"github.com/shunt-lb/shunt/internal/diag/line"
+	"github.com/shunt-lb/shunt/internal/diag/symbol"
+	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/sensor"
+)
+
+// Options are what to record.
+type Options struct {
+	BTF      sensor.BTF
+	PID      int    // the virtual machine's process
+	Path     string // the recording; it must not exist
+	Duration time.Duration
+	Limit    int64 // bytes of events; the head and the tail, which has the maps of the images, come on top
+
+	ready   func()          // nil, or called when the sensors are attached
+	sensors []sensor.Sensor // nil: all
+	statfs  func(string, *unix.Statfs_t) error
+}
+
+const (
+	// bufferBytes is room for 60,000 events, so that a reader that comes late loses none of a fast disk's.
+	bufferBytes = 8 << 20
+	// batch is how often the recorder takes what there is.
+	batch = 20 * time.Millisecond
+)
+
+// recorder writes events down. It is for one goroutine.
+type recorder struct {
+	o       Options
+	set     *sensor.Set
+	reader  *event.Reader
+	file    *os.File
+	out     *bufio.Writer
+	written int64
+	skipped uint64
+	isFull  bool
+	head    Head
+	start   uint64 // of the process
+	files   []opened
+	seen    map[int32]bool // descriptors that were looked for
+	frame   []byte
+}
+
+// Record writes down what one virtual machine's process does with its disks, until the context, the duration, the process
+// or the file ends, and says on said how it went.
+func Record(ctx context.Context, o Options, said io.Writer) (err error) {
+	r, err := openRecorder(o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.release()) }()
+	for _, s := range r.set.Results {
+		fmt.Fprintln(said, s)
+	}
+	fmt.Fprintf(said, "types: %s\n", o.BTF.From)
+	for _, note := range r.head.Notes {
+		fmt.Fprintln(said, note)
+	}
+	if o.ready != nil {
+		o.ready()
+	}
+	began := time.Now()
+	limited, cancel := lasting.For(ctx, o.Duration)
+	defer cancel()
+	why, err := r.take(limited)
+	if err != nil {
+		return err
+	}
+	if limited.Err() != nil && ctx.Err() == nil {
+		why = "the duration is over"
+	}
+	tail := Tail{Seconds: time.Since(began).Seconds(), Ended: why}
+	// The tail is written also if the user stops the command again.
+	if err := r.end(context.WithoutCancel(ctx), &tail); err != nil {
+		return err
+	}
+	fmt.Fprintf(said, "recorded %d events in %.1f s, %d lost, into %s; %s\n", tail.Events.Received-r.skipped, tail.Seconds, tail.Events.Lost, o.Path, tail.Ended)
+	for _, note := range tail.Notes {
+		fmt.Fprintln(said, note)
+	}
+	return nil
+}
+
+func openRecorder(o Options) (r *recorder, err error) {
+	if runtime.GOARCH != "amd64" {
+		return nil, fmt.Errorf("record requests of a virtual machine: shunt knows qemu's registers on amd64 only, and this is %s", runtime.GOARCH)
+	}
+	if o.statfs == nil {
+		o.statfs = unix.Statfs
+	}
+	if o.sensors == nil {
+		o.sensors = sensors()
+	}
+	r = &recorder{o: o, seen: map[int32]bool{}}
+	if r.head.Comm, r.start, err = identity(o.PID); err != nil {
+		return nil, err
+	}
+	if r.files, err = openFiles(o.PID, o.statfs); err != nil {
+		return nil, err
+	}
+	r.head.PID, r.head.BTF, r.head.Began, r.head.Notes = o.PID, o.BTF.From, time.Now().Format(time.RFC3339Nano), []string{}
+	executable := fmt.Sprintf("/proc/%d/exe", o.PID)
+	if r.head.Executable, err = os.Readlink(executable); err != nil {
+		return nil, fmt.Errorf("find the program of process %d: %w", o.PID, err)
+	}
+	end, err := symbol.Address("iomap_dio_bio_end_io")
+	if err != nil {
+		r.head.Notes = append(r.head.Notes, fmt.Sprintf("IO past the page cache by io_submit() and io_uring is not joined to the disk: %v", err))
+	}
+	spec, err := loadVdisk()
+	if err != nil {
+		return nil, fmt.Errorf("read the BPF object of diag vdisk: %w", err)
+	}
+	spec.Maps[event.MapEvents].MaxEntries = bufferBytes
+	r.set, err = sensor.Open(spec, o.sensors, sensor.Options{BTF: o.BTF, Constants: map[string]any{"only_tgid": uint32(o.PID), "iomap_dio_end": end},
+		Process: sensor.Process{PID: o.PID, Executable: executable},
+		Prepare: func(maps map[string]*ebpf.Map) error {
+			if r.reader, err = event.NewReader(maps[event.MapEvents], maps[event.MapSequence]); err != nil {
+				return err
+			}
+			return r.tellFiles(maps[vdiskMapShVdFiles])
+		}})
+	if err != nil {
+		return nil, errors.Join(err, r.release())
+	}
+	r.head.Sensors = line.Sensors(r.set.Results)
+	// Other users must not read where a machine's data are.
+	r.file, err = os.OpenFile(o.Path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("make the recording: %w", err), r.release())
+	}
+	r.out = bufio.NewWriterSize(r.file, 1<<20)
+	_, err = r.out.WriteString(magic)
+	if err == nil {
+		_, err = writeJSON(r.out, frameHead, r.head)
+	}
+	if err != nil {
+		return nil, errors.Join(r.writing(err), r.release())
+	}
+	return r, nil
+}
+
+func (r *recorder) writing(err error) error {
+	return fmt.Errorf("write the recording %s: %w", r.o.Path, err)
+}
+
+// tellFiles tells the programs of the files that the process has open.
+func (r *recorder) tellFiles(files *ebpf.Map) error {
+	for _, f := range r.files {
+		key := vdiskVdiskFile{Inode: f.inode, Device: f.device}
+		err := files.Put(key, uint8(1))
+		if errors.Is(err, unix.E2BIG) {
+			r.head.Notes = append(r.head.Notes, fmt.Sprintf("process %d has more than %d files: of the others, IO that a cgroup's limit holds back is not seen", r.o.PID, vdiskVdiskConstantVDISK_FILES_MAX))
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("tell the programs of the process's files: %w", err)
+		}
+	}
+	return nil
+}
+
+// take writes events down until there is a reason to end, which it returns.
+func (r *recorder) take(ctx context.Context) (why string, err error) {
+	ticks := time.NewTicker(batch)
+	defer ticks.Stop()
+	for {
+		if err := r.reader.Drain(r.write); err != nil {
+			return "", err
+		}
+		if r.isFull {
+			return "", nil // end says it
+		}
+		if _, start, err := identity(r.o.PID); err != nil || start != r.start {
+			return "the process has ended", nil
+		}
+		select {
+		case <-ctx.Done():
+			return "it was stopped", nil
+		case <-ticks.C:
+		}
+	}
+}
+
+func (r *recorder) write(e event.Event) error {
+	if len(e.Payload) != eventBytes-16 {
+		return fmt.Errorf("an event has %d bytes: the programs are of another version of shunt", len(e.Payload))
+	}
+	if r.isFull = r.isFull || r.written+frameBytes+eventBytes > r.o.Limit; r.isFull {
+		r.skipped++
+		return nil
+	}
+	if err := r.learn(e.Payload); err != nil {
+		return err
+	}
+	r.frame = appendEvent(r.frame[:0], e)
+	r.written += int64(len(r.frame))
+	if _, err := r.out.Write(r.frame); err != nil {
+		return r.writing(err)
+	}
+	return nil
+}
+
+// learn looks at the process's files again when an event names a descriptor that is new: disks come and go.
+func (r *recorder) learn(payload []byte) error {
+	kind := vdiskVdiskKind(payload[kindAt])
+	descriptor := int32(binary.LittleEndian.Uint32(payload[resultAt:]))
+	if kind != vdiskVdiskKindVDISK_CALL && kind != vdiskVdiskKindVDISK_PART || r.seen[descriptor] {
+		return nil
+	}
+	r.seen[descriptor] = true
+	if slices.ContainsFunc(r.files, func(f opened) bool { return f.descriptor == int(descriptor) }) {
+		return nil
+	}
+	later, err := openFiles(r.o.PID, r.o.statfs)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // it has ended
+	}
+	if err != nil {
+		return err
+	}
+	r.files = append(r.files, later...)
+	return r.tellFiles(r.set.Maps[vdiskMapShVdFiles])
+}
+
+// Where struct vdisk_event has its fields, in bytes.
+const (
+	resultAt = int(unsafe.Offsetof(vdiskVdiskEvent{}.Result))
+	kindAt   = int(unsafe.Offsetof(vdiskVdiskEvent{}.Kind))
+)
+
+// end detaches, writes the rest down, and asks where the files are.
+func (r *recorder) end(ctx context.Context, tail *Tail) error {
+	missed, err := r.set.Missed()
+	if err != nil {
+		return err
+	}
+	tail.NotRun = map[string]uint64{}
+	for name, n := range missed {
+		if n > 0 {
+			tail.NotRun[name] = n
+		}
+	}
+	if err := r.set.Detach(); err != nil {
+		return err
+	}
+	var failed error
+	tail.Events, err = r.reader.Close(func(e event.Event) { failed = errors.Join(failed, r.write(e)) })
+	if err = errors.Join(err, failed); err != nil {
+		return err
+	}
+	tail.Skipped = r.skipped
+	if r.isFull {
+		tail.Ended = fmt.Sprintf("the recording has reached its limit of %d bytes", r.o.Limit)
+	}
+	if err := r.out.Flush(); err != nil {
+		return r.writing(err)
+	}
+	if later, err := openFiles(r.o.PID, r.o.statfs); err == nil {
+		r.files = append(r.files, later...)
+	}
+	if err := r.places(ctx, tail); err != nil {
+		return err
+	}
+	if _, err := writeJSON(r.out, frameTail, tail); err != nil {
+		return r.writing(err)
+	}
+	if err := r.out.Flush(); err != nil {
+		return r.writing(err)
+	}
+	return nil
+}
+
+// places reads the recording again, to find the files that are worth asking for.
+func (r *recorder) places(ctx context.Context, tail *Tail) error {
+	f, err := os.Open(r.o.Path)
+	if err != nil {
+		return fmt.Errorf("read the recording again: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // only read
+	rec, err := Decode(bufio.NewReaderSize(f, 1<<20))
+	if err != nil {
+		return fmt.Errorf("read the recording again: %w", err)
+	}
+	devices := map[uint32]bool{}
+	for _, e := range rec.Events {
+		devices[e.Device] = true
+	}
+	tail.Files, tail.Notes = usedFiles(rec.Events, r.files), []string{}
+	for _, file := range tail.Files {
+		devices[file.Device], devices[file.Block] = true, true
+	}
+	delete(devices, 0)
+	tail.Disks = []Disk{}
+	for device := range devices {
+		tail.Disks = append(tail.Disks, findDisk(device))
+	}
+	slices.SortFunc(tail.Disks, func(a, b Disk) int { return int(a.Device) - int(b.Device) })
+	same := sameOffsets(join(rec.Events, tail.Disks, rec.isBare()), tail.Files)
+	for i := range tail.Files {
+		file := &tail.Files[i]
+		// What the guest wrote into a raw image may look like another format: qemu-img must not guess.
+		if same[i] {
+			file.Format = "raw"
+		} else if err := describe(ctx, file); err != nil {
+			tail.Notes = append(tail.Notes, err.Error())
+		}
+		if file.Block == 0 {
+			if file.Extents, err = readExtents(file.Path); err != nil {
+				tail.Notes = append(tail.Notes, err.Error())
+			}
+		}
+	}
+	return nil
+}
+
+// usedFiles are the files that a system call or a bio names.
+func usedFiles(events []Event, known []opened) []File {
+	type place struct {
+		inode  uint64
+		device uint32
+	}
+	descriptors, inodes := map[int]bool{}, map[place]bool{}
+	for _, e := range events {
+		switch vdiskVdiskKind(e.Kind) {
+		case vdiskVdiskKindVDISK_CALL:
+			if e.Id != numberIOSubmit && e.Id != numberIOUringEnter {
+				descriptors[int(e.Result)] = true
+			}
+		case vdiskVdiskKindVDISK_PART:
+			descriptors[int(e.Result)] = true
+		case vdiskVdiskKindVDISK_BIO:
+			if e.Inode != 0 {
+				inodes[place{e.Inode, e.FileDevice}] = true
+			}
+		}
+	}
+	files := []File{}
+	for _, o := range known {
+		if !descriptors[o.descriptor] && !inodes[place{o.inode, o.device}] {
+			continue
+		}
+		i := slices.IndexFunc(files, func(f File) bool { return f.Inode == o.inode && f.Device == o.device })
+		if i < 0 {
+			i = len(files)
+			files = append(files, File{Path: o.path, Device: o.device, Inode: o.inode, Size: o.size, Block: o.block})
+		}
+		files[i].Direct = files[i].Direct || o.direct
+		if !slices.Contains(files[i].Descriptors, o.descriptor) {
+			files[i].Descriptors = append(files[i].Descriptors, o.descriptor)
+		}
+	}
+	return files
+}
+
+// isBare says that requests of the device model are not in the recording, because their sensors were not attached.
+func (rec *Recording) isBare() bool {
+	missing := 0
+	for _, s := range rec.Head.Sensors {
+		if s.Way == "" && s.Loses == withoutBegin {
+			missing++
+		}
+	}
+	return missing > 0 && !slices.ContainsFunc(rec.Events, func(e Event) bool { return vdiskVdiskKind(e.Kind) == vdiskVdiskKindVDISK_BEGIN })
+}
+
+// fileOf is the file of a piece; -1: not known.
+func fileOf(p *piece, files []File) int {
+	for _, b := range p.bios {
+		if b.inode != 0 {
+			return slices.IndexFunc(files, func(f File) bool { return f.Inode == b.inode && f.Device == b.fileDevice })
+		}
+	}
+	if p.call == 0 {
+		return -1
+	}
+	return slices.IndexFunc(files, func(f File) bool { return slices.Contains(f.Descriptors, p.descriptor) })
+}
+
+// sameOffsets says by file whether each piece of it is in its request also by its offset, and there is one.
+func sameOffsets(j joined, files []File) map[int]bool {
+	same := map[int]bool{}
+	for _, r := range j.requests {
+		if r.isBare {
+			continue
+		}
+		for _, p := range r.pieces {
+			i := fileOf(p, files)
+			if i < 0 || !hasOffset(p.op) {
+				continue
+			}
+			// Aligned to at most a page, so it may begin a little before.
+			here := p.offset+4096 > r.offset && p.offset <= r.offset+r.bytes
+			if before, is := same[i]; !is {
+				same[i] = here
+			} else {
+				same[i] = before && here
+			}
+		}
+	}
+	return same
+}
+
+func (r *recorder) release() error {
+	var errs []error
+	if r.reader != nil {
+		_, err := r.reader.Close(nil)
+		errs = append(errs, err)
+	}
+	errs = append(errs, r.set.Close())
+	if r.file != nil {
+		if err := r.file.Close(); err != nil {
+			errs = append(errs, r.writing(err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Examine attaches the sensors in the kernel as Record does and lets go of them again: those in qemu depend on the process.
+// The error is sensor.ErrNoWay if there would be no recording; the results are complete then.
+func Examine(b sensor.BTF) ([]sensor.Result, error) {
+	spec, err := loadVdisk()
+	if err != nil {
+		return nil, fmt.Errorf("read the BPF object of diag vdisk: %w", err)
+	}
+	inKernel := slices.DeleteFunc(sensors(), func(s sensor.Sensor) bool { return s.Ways[0].Kind == sensor.Uprobe })
+	set, err := sensor.Open(spec, inKernel, sensor.Options{BTF: b})
+	if set == nil {
+		return nil, err
+	}
+	return set.Results, errors.Join(err, set.Close())
+}

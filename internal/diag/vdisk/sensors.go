@@ -1,0 +1,58 @@
+package vdisk
+
+import "github.com/shunt-lb/shunt/sensor"
+
+const uncheckedTypes = "the kernel does not check the arguments' types"
+
+// in is a sensor at symbols of qemu, the best first.
+func in(name, watches, program, without string, symbols ...string) sensor.Sensor {
+	s := sensor.Sensor{Name: name, Watches: watches, Without: without}
+	for i, symbol := range symbols {
+		w := sensor.Way{Kind: sensor.Uprobe, Target: symbol, Program: program}
+		if i > 0 {
+			w.Loses = "requests inside qemu's block layer may be told twice, or not"
+		}
+		s.Ways = append(s.Ways, w)
+	}
+	return s
+}
+
+// at is a sensor at a tracepoint of the block layer.
+func at(name, watches, tracepoint, program, without string) sensor.Sensor {
+	return sensor.Sensor{Name: name, Watches: watches, Without: without, Ways: []sensor.Way{
+		{Kind: sensor.TPBTF, Target: tracepoint, Program: program + "_btf"},
+		{Kind: sensor.RawTP, Target: tracepoint, Program: program + "_raw", Loses: uncheckedTypes},
+	}}
+}
+
+const (
+	withoutBegin = "the device model's requests are not seen: what is told is the requests of qemu's files, from the system call on"
+	withoutBlock = "it is not known which requests of files are for which of the device model's"
+	withoutHand  = "requests that go this way end in qemu, as far as is seen"
+)
+
+// sensors are what the recorder needs, in the order of its first lines; ends before beginnings, so that no beginning is
+// seen whose end could be missed.
+func sensors() []sensor.Sensor {
+	return []sensor.Sensor{
+		at("completions", "requests that a disk has ended", "block_rq_complete", "sh_vd_com", "the time in the device is not known"),
+		at("issues", "requests that a driver is given", "block_rq_issue", "sh_vd_iss", "queue and device are not told apart"),
+		at("remaps", "IO that device mapper hands on", "block_bio_remap", "sh_vd_map", "of volumes of device mapper, the disk is not known"),
+		at("splits", "IO that is too large for a disk", "block_split", "sh_vd_spl", "of IO that is too large for the disk, a part may not be seen"),
+		at("bios", "IO that enters the block layer", "block_bio_queue", "sh_vd_bio", ""),
+		{Name: "returns", Watches: "the end of system calls of the process", Without: "the time in a system call is not known",
+			Ways: []sensor.Way{{Kind: sensor.RawTP, Target: "sys_exit", Program: "sh_vd_return"}}},
+		{Name: "calls", Watches: "system calls of the process that read or write a file", Without: "the time before a system call and in it is one",
+			Ways: []sensor.Way{{Kind: sensor.RawTP, Target: "sys_enter", Program: "sh_vd_call"}}},
+		in("ends", "the device model has its answer", "sh_vd_finish", "the end of requests is not seen", "qemu_aio_unref"),
+		in("to threads", "a request for a file, to a thread of qemu", "sh_vd_thread", withoutHand, "thread_pool_submit_co"),
+		in("to the kernel's AIO", "a request for a file, to io_submit()", "sh_vd_aio", withoutHand, "laio_co_submit"),
+		in("to io_uring", "a request for a file, to io_uring", "sh_vd_uring", withoutHand, "luring_co_submit"),
+		in("block writes", "writes in qemu's block layer", "sh_vd_bwrite", withoutBlock, "bdrv_co_pwritev_part", "bdrv_co_pwritev"),
+		in("block reads", "reads in qemu's block layer", "sh_vd_bread", withoutBlock, "bdrv_co_preadv_part", "bdrv_co_preadv"),
+		in("coroutines", "which coroutine of qemu is for which request", "sh_vd_coro", withoutBlock, "qemu_coroutine_create"),
+		in("flushes", "flushes that the guest asks for", "sh_vd_flush", "flushes are not seen", "blk_aio_flush"),
+		in("writes", "writes that the guest asks for", "sh_vd_write", withoutBegin, "blk_aio_pwritev"),
+		in("reads", "reads that the guest asks for", "sh_vd_read", withoutBegin, "blk_aio_preadv"),
+	}
+}

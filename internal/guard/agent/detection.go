@@ -1,0 +1,100 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/guard/detect"
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+)
+
+const detectionName = "detection"
+
+// detection is a *detect.Watch at work.
+type detection struct {
+	agent *Agent
+	watch *detect.Watch // nil: off
+	since time.Time
+	rules int
+	run   run
+	ended detect.Counts // of watches before this one
+}
+
+func (f *detection) prepare(p policy.Policy) (step, error) {
+	rules := p.Detection.Active()
+	if len(rules) == 0 {
+		return step{take: func() error { f.agent.warn(f.take(nil, 0)); return nil }}, nil
+	}
+	o := f.agent.options
+	next, err := detect.Open(detect.Options{Rules: rules, Cgroup: o.Cgroup, BTF: o.BTF})
+	if err != nil {
+		return step{}, fmt.Errorf("detect: %w", err)
+	}
+	if f.watch == nil { // else it was said
+		f.sayBlind(next)
+	}
+	return step{take: func() error { f.agent.warn(f.take(next, len(rules))); return nil }, drop: next.Close}, nil
+}
+
+// sayBlind says which sensors see less than all.
+func (f *detection) sayBlind(w *detect.Watch) {
+	for _, r := range w.Sensors() {
+		if r.Got == nil || r.Got.Loses != "" {
+			fmt.Fprintf(f.agent.options.Say, "%v\n", r)
+		}
+	}
+	for _, blind := range detect.Blind {
+		fmt.Fprintf(f.agent.options.Say, "not seen: %s\n", blind)
+	}
+}
+
+// take has a watch go on where the one before leaves off; nil: none. It is at work in spite of an error.
+func (f *detection) take(next *detect.Watch, rules int) error {
+	before := f.watch
+	var errs []error
+	if before != nil {
+		if next != nil {
+			errs = append(errs, next.TakeOver(before))
+		}
+		f.run.stop()
+		f.ended = sum(f.ended, before.Counts())
+		if next != nil {
+			next.Inherit(before)
+		}
+		errs = append(errs, before.Close())
+		f.watch = nil
+	}
+	if next != nil {
+		if before == nil {
+			f.since = time.Now()
+		}
+		f.watch, f.rules = next, rules
+		f.run = begin(f.agent.failed, func(ctx context.Context) error {
+			_, err := next.Run(ctx, func(found detect.Found) error {
+				f.agent.queue.put(detectionName, Line{Found: &found})
+				return nil
+			}, nil)
+			return err
+		})
+	}
+	return errors.Join(errs...)
+}
+
+func (f *detection) end() error { return f.take(nil, 0) }
+
+func (f *detection) status() Feature {
+	s, c := Feature{Name: detectionName}, f.ended
+	if f.watch != nil {
+		s.On, s.Since, s.Rules = true, f.since, f.rules
+		c = sum(c, f.watch.Counts())
+	}
+	s.Events, s.Lost, s.Missed = c.Received, c.Lost, c.Missed
+	return s
+}
+
+func sum(a, b detect.Counts) detect.Counts {
+	a.Received, a.Lost, a.Broken, a.Missed, a.Told, a.Again = a.Received+b.Received, a.Lost+b.Lost, a.Broken+b.Broken, a.Missed+b.Missed, a.Told+b.Told, a.Again+b.Again
+	return a
+}

@@ -1,0 +1,87 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/guard/protect"
+)
+
+const protectionName = "protection"
+
+// protection is a *protect.Guard that is listened to, or why there is none though the policy has rules.
+type protection struct {
+	agent   *Agent
+	guard   *protect.Guard // nil: off
+	since   time.Time
+	rules   int
+	run     run
+	refusal *protect.Refusal
+}
+
+// prepare has nothing to do: the kernel switches at once or not at all.
+func (f *protection) prepare(p policy.Policy) (step, error) {
+	return step{take: func() error { return f.take(p) }}, nil
+}
+
+func (f *protection) take(p policy.Policy) error {
+	if len(p.Rules) == 0 {
+		f.refusal = nil
+		if f.guard == nil {
+			return nil
+		}
+		f.leave()
+		_, err := protect.Stop(f.agent.options.Root)
+		return err
+	}
+	if f.guard != nil {
+		if err := f.guard.Apply(p); err != nil {
+			return err
+		}
+		f.rules = len(p.Rules)
+		return nil
+	}
+	g, err := protect.Start(f.agent.options.Root, p, f.agent.options.Log)
+	var refused *protect.Refusal
+	if errors.As(err, &refused) && !p.MustEnforce() {
+		f.refusal = refused
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	f.guard, f.since, f.rules, f.refusal = g, time.Now(), len(p.Rules), nil
+	f.run = begin(f.agent.failed, func(ctx context.Context) error {
+		return g.Listen(ctx, func(attempt protect.Attempt) error {
+			f.agent.queue.put(protectionName, Line{Attempt: &attempt})
+			return nil
+		})
+	})
+	return nil
+}
+
+// leave stops listening. What is in the kernel stays.
+func (f *protection) leave() {
+	f.run.stop()
+	f.guard.Close()
+	f.guard = nil
+}
+
+func (f *protection) end() error {
+	if f.guard != nil {
+		f.leave()
+	}
+	return nil
+}
+
+func (f *protection) status() Feature {
+	s := Feature{Name: protectionName, Events: f.agent.queue.heardOf(protectionName).all}
+	if f.guard != nil {
+		s.On, s.Since, s.Rules, s.Lost = true, f.since, f.rules, f.guard.Lost()
+	} else if f.refusal != nil {
+		s.Why = f.refusal.Reason
+	}
+	return s
+}

@@ -1,0 +1,380 @@
+package decoy
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/record"
+)
+
+// Directory is where the journal is kept.
+const Directory = "/var/lib/shunt/decoys"
+
+// ErrBusy says that another process of shunt is changing decoys.
+var ErrBusy = errors.New("another command of shunt is changing decoys just now; try again when it has ended")
+
+// Decoy is a file that shunt has made, or is about to make.
+type Decoy struct {
+	Path   string    `json:"path"`
+	Temp   string    `json:"temp"` // its name in the same folder until it is complete
+	Kind   string    `json:"kind"`
+	Seed   uint64    `json:"seed"` // of the contents
+	Size   int64     `json:"size"`
+	MTime  time.Time `json:"mtime"`
+	SHA256 string    `json:"sha256"`
+}
+
+// The states of a decoy.
+const (
+	Stands  = "stands"
+	Changed = "changed" // there is another file in its place, or its contents are others
+	Gone    = "gone"
+	Unknown = "unknown" // it cannot be read
+)
+
+// State is a decoy as it is now.
+type State struct {
+	Decoy
+	State string `json:"state"`
+	Why   string `json:"why,omitempty"` // of Unknown
+}
+
+// journal is all decoys of the machine. It is written before any of them is made, and forgets one when its file is gone.
+type journal struct {
+	Version int     `json:"version"`
+	Decoys  []Decoy `json:"decoys"`
+}
+
+const journalVersion = 1
+
+// step is called between the steps of a change; tests end the process there.
+var step = func(string) {}
+
+// Store is the journal, of which one process at a time has hold.
+type Store struct {
+	folder  string
+	lock    *os.File
+	journal journal
+}
+
+func journalIn(folder string) string { return filepath.Join(folder, "journal.json") }
+
+// Open takes hold of the journal in a folder, which it makes. The error is ErrBusy, among others.
+func Open(folder string) (*Store, error) {
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return nil, fmt.Errorf("keep the journal of decoys: %w", err)
+	}
+	lock, err := os.OpenFile(filepath.Join(folder, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("keep the journal of decoys: %w", err)
+	}
+	s := &Store{folder: folder, lock: lock}
+	err = record.Hold(lock)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		err = ErrBusy
+	}
+	if err == nil {
+		s.journal, err = load(folder)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// Close lets go of it.
+func (s *Store) Close() error { return s.lock.Close() }
+
+func load(folder string) (j journal, err error) {
+	j.Version = journalVersion
+	if err := record.Read(journalIn(folder), &j); err != nil {
+		return j, fmt.Errorf("read the journal of decoys %s: %w. Nothing was changed", journalIn(folder), err)
+	}
+	if j.Version != journalVersion {
+		return j, fmt.Errorf("read the journal of decoys %s: its version is %d, and this shunt knows %d: use the shunt that wrote it", journalIn(folder), j.Version, journalVersion)
+	}
+	return j, nil
+}
+
+func (s *Store) save() error {
+	if err := record.Write(journalIn(s.folder), s.journal); err != nil {
+		return fmt.Errorf("write the journal of decoys: %w. No decoy was made", err)
+	}
+	return nil
+}
+
+// List are all decoys as they are now. Nothing is changed, and it takes no hold.
+func List(folder string) ([]State, error) {
+	j, err := load(folder)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]State, 0, len(j.Decoys))
+	for _, d := range j.Decoys {
+		state, err := d.state()
+		one := State{Decoy: d, State: state}
+		if err != nil {
+			one.Why = err.Error()
+		}
+		all = append(all, one)
+	}
+	return all, nil
+}
+
+// Report is what became of decoys.
+type Report struct {
+	Done []string `json:"done"` // paths
+	Left []string `json:"left"` // paths, each with why
+}
+
+func (r *Report) leave(path string, err error) {
+	r.Left = append(r.Left, fmt.Sprintf("%s: %v", path, err))
+}
+
+// Make has decoys in each of the folders, and keeps those that are there. The error says that the journal could not be written, and
+// then nothing was made.
+func (s *Store) Make(folders []string) (r Report, err error) {
+	have := map[string]bool{}
+	for _, d := range s.journal.Decoys {
+		have[filepath.Dir(d.Path)] = true
+	}
+	for _, folder := range folders {
+		if have[folder] {
+			continue
+		}
+		all, err := planned(folder, rand.Uint64(), func(name string) bool {
+			_, err := os.Lstat(join(folder, name))
+			return !errors.Is(err, fs.ErrNotExist)
+		})
+		if err != nil {
+			r.leave(folder, err)
+			continue
+		}
+		s.journal.Decoys = append(s.journal.Decoys, all...)
+	}
+	if err := s.save(); err != nil {
+		return r, err
+	}
+	step("journal")
+	for _, d := range s.journal.Decoys {
+		if slices.Contains(folders, filepath.Dir(d.Path)) {
+			s.remake(d, &r)
+		}
+	}
+	return r, nil
+}
+
+// remake makes a decoy that is gone.
+func (s *Store) remake(d Decoy, r *Report) {
+	switch state, err := d.state(); {
+	case state == Unknown:
+		r.leave(d.Path, err)
+	case state == Gone:
+		if err := d.make(); err != nil {
+			r.leave(d.Path, err)
+		} else {
+			r.Done = append(r.Done, d.Path)
+		}
+	}
+}
+
+// Restore makes again what is gone, and, where replace says so, what was changed: what is in its place is then lost.
+func (s *Store) Restore(replace bool) (r Report, err error) {
+	for i := range s.journal.Decoys { // contents may be made otherwise by this version of shunt
+		d := &s.journal.Decoys[i]
+		state, err := d.state()
+		switch {
+		case state == Stands:
+			continue
+		case state == Unknown:
+			r.leave(d.Path, err)
+			continue
+		case state == Changed && !replace:
+			r.leave(d.Path, errors.New("it was changed, or is another file by now: --replace puts the decoy in its place"))
+			continue
+		case state == Changed:
+			if err := d.unlink(); err != nil {
+				r.leave(d.Path, err)
+				continue
+			}
+		}
+		if d.Size < largestBytes {
+			d.Size = 0
+		}
+		if err := d.fill(); err != nil {
+			return r, err
+		}
+	}
+	if err := s.save(); err != nil {
+		return r, err
+	}
+	for _, d := range s.journal.Decoys {
+		if state, _ := d.state(); state == Gone {
+			s.remake(d, &r)
+		}
+	}
+	return r, nil
+}
+
+// Remove takes away the decoys of folders that keep does not want; nil: all. What was changed stays, and is in the journal no more.
+func (s *Store) Remove(keep func(folder string) bool) (r Report, err error) {
+	var stay []Decoy
+	for _, d := range s.journal.Decoys {
+		if keep != nil && keep(filepath.Dir(d.Path)) {
+			stay = append(stay, d)
+			continue
+		}
+		state, err := d.state()
+		if err == nil {
+			err = d.sweep()
+		}
+		if err == nil && state == Stands {
+			err = d.unlink()
+		}
+		switch {
+		case err != nil:
+			stay = append(stay, d)
+			r.leave(d.Path, err)
+		case state == Changed:
+			r.leave(d.Path, errors.New("it was changed, or is another file by now: delete it yourself if it is not wanted"))
+		case state == Stands:
+			r.Done = append(r.Done, d.Path)
+		}
+		step("removed")
+	}
+	s.journal.Decoys = stay
+	if len(stay) > 0 {
+		return r, s.save()
+	}
+	return r, record.Remove(journalIn(s.folder))
+}
+
+// Decoys are those in a folder.
+func (s *Store) Decoys() []Decoy { return s.journal.Decoys }
+
+// openFolder opens a decoy's folder, through no symbolic link.
+func openFolder(path string) (int, error) {
+	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+	if err != nil {
+		return -1, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return fd, nil
+}
+
+// in does something in the decoy's folder.
+func (d *Decoy) in(do func(folder int) error) error {
+	folder, err := openFolder(filepath.Dir(d.Path))
+	if err != nil {
+		return err
+	}
+	defer unix.Close(folder) //nolint:errcheck // nothing was written
+	return do(folder)
+}
+
+// state is that of the file. The error is why it is Unknown.
+func (d *Decoy) state() (state string, err error) {
+	state = Unknown
+	err = d.in(func(folder int) error {
+		fd, err := unix.Openat(folder, filepath.Base(d.Path), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) {
+			state = Changed // a symbolic link, or a socket
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		f := os.NewFile(uintptr(fd), d.Path)
+		defer f.Close() //nolint:errcheck // only read
+		info, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		if !info.Mode().IsRegular() || info.Size() != d.Size {
+			state = Changed
+			return nil
+		}
+		sum := sha256.New()
+		if _, err := io.Copy(sum, io.LimitReader(f, d.Size+1)); err != nil {
+			return err
+		}
+		state = Changed
+		if hex.EncodeToString(sum.Sum(nil)) == d.SHA256 {
+			state = Stands
+		}
+		return nil
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return Gone, nil
+	}
+	return state, err
+}
+
+// sweep takes away what a process that was killed has left of the decoy before it was complete.
+func (d *Decoy) sweep() error {
+	err := d.in(func(folder int) error { return unix.Unlinkat(folder, d.Temp, 0) })
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func (d *Decoy) unlink() error {
+	return d.in(func(folder int) error { return unix.Unlinkat(folder, filepath.Base(d.Path), 0) })
+}
+
+// make makes the file, complete or not at all, and never in the place of another one. It belongs to the folder's owner, so that a
+// program of that user can harm it, and the owner's quota counts it.
+func (d *Decoy) make() error {
+	if err := d.sweep(); err != nil {
+		return fmt.Errorf("make the decoy: %w", err)
+	}
+	head, err := d.head()
+	if err != nil {
+		return err
+	}
+	return d.in(func(folder int) (err error) {
+		var owner unix.Stat_t
+		if err := unix.Fstat(folder, &owner); err != nil {
+			return err
+		}
+		fd, err := unix.Openat(folder, d.Temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+		if err != nil {
+			return fmt.Errorf("make the decoy: %w", err)
+		}
+		step("temp")
+		defer func() {
+			if err != nil {
+				err = fmt.Errorf("make the decoy: %w", err)
+				_ = unix.Unlinkat(folder, d.Temp, 0) // it is swept the next time
+			}
+		}()
+		f := os.NewFile(uintptr(fd), d.Path)
+		_, err = f.Write(head)
+		step("half")
+		at := unix.NsecToTimespec(d.MTime.UnixNano())
+		err = errors.Join(err, f.Truncate(d.Size), unix.Fchown(fd, int(owner.Uid), int(owner.Gid)), f.Chmod(fs.FileMode(owner.Mode)&0o664|0o600), f.Close())
+		if err != nil {
+			return err
+		}
+		if err := unix.UtimesNanoAt(folder, d.Temp, []unix.Timespec{at, at}, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return err
+		}
+		if err := unix.Renameat2(folder, d.Temp, folder, filepath.Base(d.Path), unix.RENAME_NOREPLACE); err != nil {
+			return err
+		}
+		step("made")
+		return nil
+	})
+}

@@ -1,0 +1,47 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// sockMapProgram is a program of a map of sockets. There is no link of it before Linux 6.10.
+type sockMapProgram struct {
+	sockets *ebpf.Map
+	program *ebpf.Program
+	at      ebpf.AttachType
+}
+
+// AttachSockMap attaches a program to a map of sockets (BPF_MAP_TYPE_SOCKMAP, SOCKHASH), which then runs for each
+// socket in it: at AttachSkMsgVerdict for what a socket sends, at AttachSkSKBStreamVerdict and the like for what it
+// gets. One program has the place, and another one's is not taken. It goes with the map, or with Close, which leaves
+// map and program open.
+func AttachSockMap(p *ebpf.Program, name string, sockets *ebpf.Map, at ebpf.AttachType) (io.Closer, error) {
+	target := fmt.Sprintf("the map of sockets %s at %s", sockets, at)
+	const remedy = "the map must be of the type sockmap or sockhash, and the program of the type of the place"
+	there, err := link.QueryPrograms(link.QueryOptions{Target: sockets.FD(), Attach: at})
+	if err == nil && len(there.Programs) > 0 { // the kernel would replace it without a word
+		return nil, &RefusedError{name, target, fmt.Sprintf("program %d has the place", there.Programs[0].ID), "take that program off first, or use another map", unix.EBUSY}
+	}
+	if err != nil && !errors.Is(err, ebpf.ErrNotSupported) && !errors.Is(err, unix.EINVAL) { // asked of a sockmap since 5.18
+		return nil, refused(name, target, remedy, err)
+	}
+	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: sockets.FD(), Program: p, Attach: at}); err != nil {
+		return nil, refused(name, target, remedy, err)
+	}
+	return sockMapProgram{sockets, p, at}, nil
+}
+
+// Close takes the program off. That another one has its place is success.
+func (s sockMapProgram) Close() error {
+	err := link.RawDetachProgram(link.RawDetachProgramOptions{Target: s.sockets.FD(), Program: s.program, Attach: s.at})
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("take a program off the map of sockets %s: %w", s.sockets, err)
+	}
+	return nil
+}

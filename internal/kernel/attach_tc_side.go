@@ -1,0 +1,398 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/pin"
+	"github.com/shunt-lb/shunt/internal/namespace"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// TCSide is a place at tc, in one direction of an interface, for a program that outlives the process: by a
+// pinned link of tcx or, before Linux 6.6, by a filter of clsact. The pin of a filter is of its program, as a
+// note that the filter is there. The program is nearest to the wire, where XDP would be; a filter shares that
+// with others of its priority.
+type TCSide struct {
+	Interface string
+	Ifindex   int    // in the calling thread's network namespace
+	Outbound  bool   // otherwise inbound
+	Program   string // the kernel's name for it; Program/Owner is the filter's
+	Owner     string // whose it is, who may have several on an interface
+	Handle    uint32 // of the filter, which tells the owner's from each other and from others of the priority
+	Pin       string // path
+	QdiscPin  string // path of the note that the clsact qdisc is the owner's, and goes with the last filter
+}
+
+// TCProgram is a program at a TCSide.
+type TCProgram interface {
+	Update(*ebpf.Program) error // in one step
+	Drop() error                // ends it at once, and its pin; closes it
+	Close() error
+	Mode() Mode
+}
+
+// filterPriority is that of all filters of shunt. A low number runs early.
+const filterPriority = 1
+
+// Parent is where filters of the direction are in clsact.
+func (s TCSide) Parent() uint32 {
+	if s.Outbound {
+		return netlink.HANDLE_MIN_EGRESS
+	}
+	return netlink.HANDLE_MIN_INGRESS
+}
+
+// AttachType is that of a program of tcx in the direction.
+func (s TCSide) AttachType() ebpf.AttachType {
+	if s.Outbound {
+		return ebpf.AttachTCXEgress
+	}
+	return ebpf.AttachTCXIngress
+}
+
+// String is the place, in words.
+func (s TCSide) String() string { return tcPlace(s.Interface, s.Outbound) }
+
+// anchor is the program's place among those of tcx: nearest to the wire.
+func (s TCSide) anchor() link.Anchor {
+	if s.Outbound {
+		return link.Tail()
+	}
+	return link.Head()
+}
+
+// tcxProgram is a pinned link, Linux 6.6.
+type tcxProgram struct{ link.Link }
+
+func (t tcxProgram) Drop() error { return DropLink(t.Link) }
+func (t tcxProgram) Mode() Mode  { return ModeTCX }
+
+// clsactProgram is a filter.
+type clsactProgram struct{ TCSide }
+
+func (c clsactProgram) Close() error { return nil }
+func (c clsactProgram) Mode() Mode   { return ModeClsact }
+
+// name tells the owner's filters from others.
+func (c clsactProgram) name() string { return c.Program + "/" + c.Owner }
+
+func (c clsactProgram) filter() *netlink.BpfFilter {
+	f := clsactFilter(c.Ifindex, c.Parent(), c.name())
+	f.Handle = c.Handle
+	return f
+}
+
+// find looks for the filter at the place, whoever's it is.
+func (c clsactProgram) find() (*netlink.BpfFilter, error) {
+	if c.Ifindex == 0 { // the kernel calls that invalid, as if something were wrong with the question
+		return nil, netlink.LinkNotFoundError{}
+	}
+	dev, err := netlink.LinkByIndex(c.Ifindex)
+	if err != nil {
+		return nil, err
+	}
+	filters, err := netlink.FilterList(dev, c.Parent())
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range filters {
+		if bpf, ok := f.(*netlink.BpfFilter); ok && bpf.Handle == c.Handle && bpf.Priority == filterPriority {
+			return bpf, nil
+		}
+	}
+	return nil, nil
+}
+
+// isThere is whether the filter at the place is the owner's.
+func (c clsactProgram) isThere() bool {
+	there, err := c.find()
+	return err == nil && there != nil && there.Name == c.name()
+}
+
+// Update puts the program there; the kernel exchanges a filter's in one step (cls_bpf_change in
+// net/sched/cls_bpf.c).
+func (c clsactProgram) Update(p *ebpf.Program) error {
+	const again = "see what is there with `tc filter show`"
+	there, err := c.find()
+	if err != nil {
+		return refused(c.Program, c.String(), again, fmt.Errorf("look for filters: %w", err))
+	}
+	if there != nil && there.Name != c.name() {
+		return &RefusedError{c.Program, c.String(),
+			fmt.Sprintf("the place of shunt's filter (priority %d, handle %#x) is taken by %q", filterPriority, c.Handle, there.Name),
+			"remove that filter, or stop the instance that it belongs to", nil}
+	}
+	f := c.filter()
+	f.Fd = p.FD()
+	if err := netlink.FilterReplace(f); err != nil {
+		return refused(c.Program, c.String(), again, fmt.Errorf("put a filter of priority %d into clsact: %w", filterPriority, err))
+	}
+	return noteFilter(p, c.Pin)
+}
+
+// noteFilter pins the program in the place of an earlier one.
+func noteFilter(p *ebpf.Program, path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	another, err := p.Clone() // the library moves the pin of one that has one
+	if err != nil {
+		return err
+	}
+	return errors.Join(another.Pin(path), another.Close())
+}
+
+// prepare makes the qdisc unless there is one; p is what the note of that is pinned with.
+func (c clsactProgram) prepare(p *ebpf.Program) error {
+	err := netlink.QdiscAdd(clsact(c.Ifindex))
+	if errors.Is(err, unix.EEXIST) { // somebody else's, or the owner's from before
+		return nil
+	}
+	if err != nil {
+		return refused(c.Program, c.String(), fmt.Sprintf("an ingress qdisc takes its place: `tc qdisc show dev %s`", c.Interface), fmt.Errorf("add the clsact qdisc: %w", err))
+	}
+	return noteFilter(p, c.QdiscPin)
+}
+
+// clsactFilters are an interface's filters in both directions, whoever's they are.
+func clsactFilters(ifindex int) (all []netlink.Filter, err error) {
+	for _, parent := range clsactParents {
+		filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}, parent)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, filters...)
+	}
+	return all, nil
+}
+
+// Drop takes the filter away and, after the owner's last one, the qdisc if it is the owner's and nobody else
+// uses it.
+func (c clsactProgram) Drop() error {
+	var errs []error
+	there, err := c.find()
+	var gone netlink.LinkNotFoundError
+	if err != nil && !errors.As(err, &gone) {
+		return fmt.Errorf("look for filters: %w", err)
+	}
+	if there != nil && there.Name == c.name() {
+		errs = append(errs, netlink.FilterDel(c.filter()))
+	}
+	if err := os.Remove(c.Pin); err != nil && !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, c.dropQdisc())...)
+}
+
+// dropAnywhere is Drop of a filter whose interface may be in another network namespace, or gone. A
+// filter can be reached only from the namespace of its interface, unlike a link.
+func (c clsactProgram) dropAnywhere() error {
+	isHere := func() bool {
+		c.Ifindex = InterfaceIndex(c.Interface)
+		return c.isThere()
+	}
+	if isHere() {
+		return c.Drop()
+	}
+	ns := namespace.Find(func(ns netns.NsHandle) (is bool) {
+		err := namespace.Inside(ns, func() error { is = isHere(); return nil })
+		return is && err == nil
+	})
+	defer namespace.Close(ns)
+	return namespace.Inside(ns, func() error { // here, if there is none
+		c.Ifindex = InterfaceIndex(c.Interface)
+		return c.Drop()
+	})
+}
+
+// dropQdisc deletes the qdisc if it is the owner's. Left is one that others have come to use; from
+// then on it is theirs.
+func (c clsactProgram) dropQdisc() error {
+	if _, err := os.Stat(c.QdiscPin); err != nil {
+		return nil
+	}
+	if _, err := netlink.LinkByIndex(c.Ifindex); err != nil {
+		return os.Remove(c.QdiscPin) // the interface is gone, and its qdisc with it
+	}
+	filters, err := clsactFilters(c.Ifindex)
+	if err != nil {
+		return fmt.Errorf("look for filters: %w", err)
+	}
+	for _, f := range filters {
+		if bpf, ok := f.(*netlink.BpfFilter); ok && strings.HasSuffix(bpf.Name, "/"+c.Owner) { // another of the owner's
+			return nil
+		}
+	}
+	if len(filters) == 0 {
+		if err := netlink.QdiscDel(clsact(c.Ifindex)); err != nil {
+			return fmt.Errorf("delete the clsact qdisc: %w", err)
+		}
+	}
+	return os.Remove(c.QdiscPin)
+}
+
+// pinnedLink opens the link at path. nil when a program is pinned there: a note of a filter.
+func pinnedLink(path string) (link.Link, error) {
+	pinned, err := pin.Load(path, nil)
+	if err != nil {
+		return nil, err
+	}
+	_, isLink := pinned.(link.Link)
+	if err := pinned.Close(); err != nil || !isLink {
+		return nil, err
+	}
+	return link.LoadPinnedLink(path, nil) // knows its pin, as the other does not
+}
+
+// Open finds what the pin says is there. nil without a pin, or when it is of no use any more: then
+// it is gone.
+func (s TCSide) Open() (TCProgram, error) {
+	l, err := pinnedLink(s.Pin)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the pin %s: %w", s.Pin, err)
+	}
+	if l == nil {
+		return clsactProgram{s}, nil
+	}
+	info, err := l.Info()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("look at the link pinned at %s: %w", s.Pin, err), l.Close())
+	}
+	if tcx := info.TCX(); tcx == nil || int(tcx.Ifindex) != s.Ifindex {
+		return nil, DropLink(l)
+	}
+	return tcxProgram{l}, nil
+}
+
+// Put has the interface run the program at the place, in one step where it has one of the owner's already;
+// fresh says that it had none. withoutTCX takes a filter, as on Linux before 6.6, though the kernel may have
+// tcx. A RefusedError is a no to the program.
+func (s TCSide) Put(p *ebpf.Program, withoutTCX bool) (t TCProgram, fresh bool, err error) {
+	t, err = s.Open()
+	if err != nil {
+		return nil, false, err
+	}
+	if t == nil {
+		t, err = s.attach(p, withoutTCX)
+		return t, err == nil, err
+	}
+	if err := t.Update(p); err != nil {
+		var no *RefusedError
+		if !errors.As(err, &no) {
+			err = refused(s.Program, s.String(), "", err)
+		}
+		return nil, false, errors.Join(err, t.Close())
+	}
+	return t, false, nil
+}
+
+// attach has the interface run the program at a place where it has none of the owner's.
+func (s TCSide) attach(p *ebpf.Program, withoutTCX bool) (TCProgram, error) {
+	if !withoutTCX {
+		l, err := attachTCX(p, s.Ifindex, s.AttachType(), s.anchor())
+		if err == nil {
+			if err := PinLink(l, s.Pin); err != nil {
+				return nil, err
+			}
+			return tcxProgram{l}, nil
+		}
+		if !errors.Is(err, ebpf.ErrNotSupported) {
+			return nil, refused(s.Program, s.String()+", by a link of tcx", tcxRemedy, err)
+		}
+	}
+	c := clsactProgram{s}
+	if err := c.prepare(p); err != nil {
+		return nil, err
+	}
+	if err := c.Update(p); err != nil {
+		return nil, errors.Join(err, c.Drop())
+	}
+	return c, nil
+}
+
+// Drop takes off what the pin says is at the place of an interface in the calling thread's network namespace.
+// That there is nothing is success.
+func (s TCSide) Drop() error {
+	t, err := s.Open()
+	if err != nil || t == nil {
+		return err
+	}
+	return t.Drop()
+}
+
+// DropAnywhere takes off what the pin says is at the place, wherever an interface of the name is by now; Ifindex
+// is not used. A pin that cannot be opened is removed. That there is nothing is success.
+func (s TCSide) DropAnywhere() error {
+	l, err := pinnedLink(s.Pin)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return os.Remove(s.Pin)
+	case l != nil:
+		return DropLink(l)
+	}
+	return clsactProgram{s}.dropAnywhere()
+}
+
+// The reasons of an Attachment without a mode. An index of another network namespace is often
+// some other interface's in this one, so that there is one proves nothing.
+const (
+	InterfaceGone      = "the interface is gone"
+	InterfaceElsewhere = "the interface is not in this network namespace"
+)
+
+// Attachment is what the pin says of the place. The name is the pin's, unless the interface is seen from here
+// and has been renamed. Ifindex is not used.
+func (s TCSide) Attachment() (Attachment, error) {
+	a := Attachment{Interface: s.Interface}
+	l, err := pinnedLink(s.Pin)
+	if err != nil {
+		return a, fmt.Errorf("list the tc programs of interface %s: %w", s.Interface, err)
+	}
+	if l == nil {
+		s.Ifindex = InterfaceIndex(s.Interface)
+		if (clsactProgram{s}).isThere() {
+			a.Mode = ModeClsact
+		} else {
+			a.Reason = "the interface is gone, or not in this network namespace"
+		}
+		return a, nil
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return a, fmt.Errorf("look at the link of interface %s: %w", s.Interface, err)
+	}
+	if info.TCX() == nil || info.TCX().Ifindex == 0 {
+		a.Reason = InterfaceGone
+		return a, nil
+	}
+	index := int(info.TCX().Ifindex)
+	if dev, err := netlink.LinkByIndex(index); err == nil && hasLink(index, s.AttachType(), info.ID) {
+		a.Interface, a.Mode = dev.Attrs().Name, ModeTCX
+	} else {
+		a.Reason = InterfaceElsewhere
+	}
+	return a, nil
+}
+
+// hasLink is whether the interface of that index, in this network namespace, has the link.
+func hasLink(ifindex int, at ebpf.AttachType, id link.ID) bool {
+	there, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: at})
+	return err == nil && slices.ContainsFunc(there.Programs, func(p link.AttachedProgram) bool {
+		is, known := p.LinkID()
+		return known && is == id
+	})
+}

@@ -1,0 +1,331 @@
+// Package sockets has pairs of sockets of this machine hand each other their data past TCP, with programs at cgroups
+// and at a map of sockets. Test tells first whether this kernel does that right.
+//
+//	<folder>/            in bpffs, of one Open
+//	    sh_so_socks      the sockets
+//	    sh_so_control    the limit, and whether pairs are taken apart
+//
+// A process that is killed leaves its pairs in place and working, within their limit, and no new ones are made. Their
+// maps are pinned so that the next process can take them apart: Drain.
+//
+// Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
+package sockets
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/value"
+)
+
+// Limits of what may wait at one end, bytes.
+const (
+	LimitMin     = 256 << 10
+	LimitMax     = 1 << 30
+	LimitDefault = 2 << 20
+)
+
+// SocketsMax is for how many sockets there is room.
+const SocketsMax = int(socketsSoLimitSO_SOCKETS_MAX)
+
+// Options say which sockets are paired.
+type Options struct {
+	Cgroups []string          // folders of a cgroup2 file system: sockets of their processes, and of all below
+	Ports   []value.PortRange // of either end; empty: all
+	Limit   uint32            // bytes that may wait at one end
+	Folder  string            // of a bpffs, does not exist; empty: nothing is pinned
+}
+
+// Sockets are programs, their maps, and the pairs in these.
+type Sockets struct {
+	opts  Options
+	coll  *ebpf.Collection
+	grace *kernel.Grace
+	links []link.Link // of cgroups
+}
+
+// lefts are the words of what can become of a message or a connection.
+var lefts = sync.OnceValue(func() map[uint32]string { return kernel.Words(loadSockets, "so_left", "SO_") })
+
+// Open loads the programs and attaches them to the cgroups. Sockets that are connected already are left alone. Nothing
+// is left behind when it fails.
+func Open(opts Options) (*Sockets, error) {
+	s, err := load(opts)
+	if err != nil {
+		return nil, err
+	}
+	for _, cgroup := range opts.Cgroups {
+		l, err := kernel.AttachCgroup(s.coll.Programs[socketsProgShSoOps], socketsProgShSoOps, cgroup, ebpf.AttachCGroupSockOps)
+		if err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+		s.links = append(s.links, l)
+	}
+	return s, nil
+}
+
+// load loads the programs, and has sh_so_msg see what is sent by sockets in the map.
+func load(opts Options) (s *Sockets, err error) {
+	spec, err := loadSockets()
+	if err != nil {
+		return nil, fmt.Errorf("read the embedded object: %w", err)
+	}
+	some := uint8(0)
+	if len(opts.Ports) > 0 {
+		some = 1
+	}
+	s = &Sockets{opts: opts}
+	if s.coll, err = kernel.Load(spec, map[string]any{socketsVarSomePorts: some}, nil); err != nil {
+		return nil, fmt.Errorf("load the programs of socket pairs: %w", err)
+	}
+	if err := s.prepare(); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+func (s *Sockets) prepare() (err error) {
+	if s.grace, err = kernel.NewGrace(); err != nil {
+		return err
+	}
+	var words [socketsSoLimitSO_PORT_WORDS]uint64
+	for _, p := range s.opts.Ports {
+		for port := int(p.First); port <= int(p.Last); port++ {
+			words[port/64] |= 1 << (port % 64)
+		}
+	}
+	for i, word := range words {
+		if word != 0 {
+			if err := s.coll.Maps[socketsMapShSoPorts].Put(uint32(i), word); err != nil {
+				return fmt.Errorf("tell the programs the ports: %w", err)
+			}
+		}
+	}
+	if err := s.control(socketsSoControl{Limit: s.opts.Limit}); err != nil {
+		return err
+	}
+	// Attached to the map before a socket is in it, so it is every socket's. It is left there, and goes with map and program.
+	if _, err := kernel.AttachSockMap(s.coll.Programs[socketsProgShSoMsg], socketsProgShSoMsg, s.coll.Maps[socketsMapShSoSocks], ebpf.AttachSkMsgVerdict); err != nil {
+		return err
+	}
+	if s.opts.Folder == "" {
+		return nil
+	}
+	if err := os.MkdirAll(s.opts.Folder, 0o700); err != nil {
+		return fmt.Errorf("make the folder for the pins of socket pairs: %w; is a bpffs mounted there?", err)
+	}
+	for _, name := range []string{socketsMapShSoControl, socketsMapShSoSocks} {
+		if err := s.coll.Maps[name].Pin(filepath.Join(s.opts.Folder, name)); err != nil {
+			return fmt.Errorf("pin %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (s *Sockets) control(c socketsSoControl) error {
+	if err := s.coll.Maps[socketsMapShSoControl].Put(uint32(0), c); err != nil {
+		return fmt.Errorf("tell the programs of socket pairs what is wanted: %w", err)
+	}
+	return nil
+}
+
+// Counts are messages and bytes that were redirected ("taken"), and that went by TCP, for a reason; and connections
+// that were paired ("joined") or not.
+func (s *Sockets) Counts() (map[string]kernel.Count, error) {
+	counts := map[string]kernel.Count{}
+	for left, name := range lefts() {
+		var each []socketsCount
+		if err := s.coll.Maps[socketsMapShSoCounts].Lookup(left, &each); err != nil {
+			return nil, fmt.Errorf("read the counters of socket pairs: %w", err)
+		}
+		var sum kernel.Count
+		for _, one := range each {
+			sum.Packets += one.Packets
+			sum.Bytes += one.Bytes
+		}
+		if sum.Packets > 0 {
+			counts[name] = sum
+		}
+	}
+	return counts, nil
+}
+
+// IsConnection reports whether a name in Counts is of connections, and not of messages.
+func IsConnection(name string) bool {
+	for number, has := range lefts() {
+		if has == name {
+			return number >= uint32(socketsSoLeftSO_JOINED)
+		}
+	}
+	return false
+}
+
+// seen are the sockets in the map.
+func (s *Sockets) seen() ([]socketsSoSeen, error) {
+	return look(s.coll.Programs[socketsProgShSoIter], s.coll.Maps[socketsMapShSoSocks])
+}
+
+// Paired is how many sockets are in the map, and how many bytes wait at them.
+func (s *Sockets) Paired() (sockets int, queued uint64, err error) {
+	seen, err := s.seen()
+	for _, one := range seen {
+		queued += uint64(one.Queued)
+	}
+	return len(seen), queued, err
+}
+
+// look asks the iterator of the sockets in a map.
+func look(iterator *ebpf.Program, socks *ebpf.Map) ([]socketsSoSeen, error) {
+	const doing = "look at the sockets in a map: %w"
+	l, err := kernel.AttachIter(iterator, socketsProgShSoIter, socks)
+	if err != nil {
+		return nil, fmt.Errorf(doing, err)
+	}
+	defer l.Close() //nolint:errcheck // nothing is written
+	file, err := l.Open()
+	if err != nil {
+		return nil, fmt.Errorf(doing, err)
+	}
+	text, err := io.ReadAll(file)
+	if err = errors.Join(err, file.Close()); err != nil {
+		return nil, fmt.Errorf(doing, err)
+	}
+	seen := make([]socketsSoSeen, len(text)/binary.Size(socketsSoSeen{}))
+	if err := binary.Read(bytes.NewReader(text), binary.NativeEndian, seen); err != nil {
+		return nil, fmt.Errorf(doing, err)
+	}
+	// Each read goes on with the first socket of the bucket where the one before it ended (sock_hash_seq_start in
+	// net/core/sock_map.c), so some are there twice.
+	known := map[socketsSoKey]bool{}
+	return slices.DeleteFunc(seen, func(one socketsSoSeen) bool {
+		twice := known[one.Key]
+		known[one.Key] = true
+		return twice
+	}), nil
+}
+
+// settle is for how long the queue of a socket has to be empty, in pass mode, before it may leave the map: a call that
+// was told to redirect before may still wait for the lock of the other socket.
+const settle = 300 * time.Millisecond
+
+// Shut takes the pairs apart without loss: no new ones are made, everything goes by TCP, and a socket leaves the map when its
+// queue has been empty for a while. It returns how many have left data unread until the end of patience; these stay, and with
+// them the pins. Close is still to be called.
+func (s *Sockets) Shut(patience time.Duration) (stay int, err error) {
+	if err := s.control(socketsSoControl{Passing: 1, Limit: s.opts.Limit}); err != nil {
+		return 0, err
+	}
+	for _, l := range s.links {
+		err = errors.Join(err, l.Close())
+	}
+	s.links = nil
+	if err = errors.Join(err, s.grace.Wait()); err != nil {
+		return 0, err
+	}
+	stay, err = empty(s.coll.Programs[socketsProgShSoIter], s.coll.Maps[socketsMapShSoSocks], patience)
+	if stay == 0 && err == nil && s.opts.Folder != "" {
+		err = os.RemoveAll(s.opts.Folder)
+	}
+	return stay, err
+}
+
+// empty takes sockets out of a map in pass mode.
+func empty(iterator *ebpf.Program, socks *ebpf.Map, patience time.Duration) (stay int, err error) {
+	since := map[socketsSoKey]time.Time{} // the queue has been seen empty, and not otherwise
+	for end := time.Now().Add(patience); ; time.Sleep(settle / 10) {
+		seen, err := look(iterator, socks)
+		if err != nil {
+			return 0, err
+		}
+		stay = 0
+		for _, one := range seen {
+			begin, ok := since[one.Key]
+			switch {
+			case one.Queued > 0:
+				delete(since, one.Key)
+				stay++
+			case !ok:
+				since[one.Key] = time.Now()
+				stay++
+			case time.Since(begin) < settle:
+				stay++
+			default:
+				if err := socks.Delete(one.Key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+					return 0, fmt.Errorf("take a socket out of the map: %w", err)
+				}
+			}
+		}
+		if stay == 0 || time.Now().After(end) {
+			return stay, nil
+		}
+	}
+}
+
+// Drain takes apart what processes that were killed have left in the folders below a folder, as Shut. One folder is left
+// alone, in which the caller has its own.
+func Drain(above, but string, patience time.Duration) (stay int, err error) {
+	folders, err := filepath.Glob(filepath.Join(above, "*", socketsMapShSoSocks))
+	folders = slices.DeleteFunc(folders, func(path string) bool { return filepath.Dir(path) == but })
+	if err != nil || len(folders) == 0 {
+		return 0, err
+	}
+	s, err := load(Options{Limit: LimitDefault})
+	if err != nil {
+		return 0, err
+	}
+	defer s.Close() //nolint:errcheck // of maps of its own
+	var errs []error
+	for _, path := range folders {
+		more, err := s.drainOne(filepath.Dir(path), patience)
+		stay += more
+		errs = append(errs, err)
+	}
+	return stay, errors.Join(errs...)
+}
+
+func (s *Sockets) drainOne(folder string, patience time.Duration) (stay int, err error) {
+	control, err := kernel.OpenMap(filepath.Join(folder, socketsMapShSoControl))
+	if err != nil {
+		return 0, err
+	}
+	defer control.Close() //nolint:errcheck // written before
+	if err := control.Put(uint32(0), socketsSoControl{Passing: 1}); err != nil {
+		return 0, fmt.Errorf("have the socket pairs of %s pass: %w", folder, err)
+	}
+	socks, err := kernel.OpenMap(filepath.Join(folder, socketsMapShSoSocks))
+	if err != nil {
+		return 0, err
+	}
+	defer socks.Close() //nolint:errcheck // only looked at
+	if err := s.grace.Wait(); err != nil {
+		return 0, err
+	}
+	if stay, err = empty(s.coll.Programs[socketsProgShSoIter], socks, patience); stay == 0 && err == nil {
+		err = os.RemoveAll(folder)
+	}
+	return stay, err
+}
+
+// Close lets go of programs and maps. Pairs that Shut has not taken apart go on.
+func (s *Sockets) Close() error {
+	var errs []error
+	for _, l := range s.links {
+		errs = append(errs, l.Close())
+	}
+	if s.grace != nil {
+		errs = append(errs, s.grace.Close())
+	}
+	s.coll.Close()
+	return errors.Join(errs...)
+}
