@@ -152,7 +152,8 @@ func (s *Set) Lacking(key Key) (names []string) {
 	}
 	for i := range m.services {
 		service := &m.services[i]
-		if service.Policy.Rejects && !slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return b.Weight > 0 }) {
+		everywhere := service.Frontends[0].Protocol&model.Inside != 0 // another one has the same endpoints, and is told of
+		if service.Policy.Rejects && !everywhere && !slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return b.Weight > 0 }) {
 			names = append(names, service.Name)
 		}
 	}
@@ -202,6 +203,7 @@ func (s *Set) settle(m *member) {
 		for _, f := range service.Frontends {
 			owner := s.claims[f][0]
 			switch {
+			case owner != m && f.Protocol&model.Inside != 0: // its faults are those of the frontend that others have
 			case owner != m:
 				found.add(FrontendTaken, object, "give one of them another address or port", "%s is not served for it: Service %s was there first", f, owner.key)
 			case had[f] != "":

@@ -170,6 +170,7 @@ type variant struct {
 	suffix    string
 	frontends []model.Frontend
 	local     bool // backends on this node alone
+	inside    bool // for clients outside the cluster: those inside have another one at the same frontends
 	allow     []netip.Prefix
 }
 
@@ -192,19 +193,41 @@ func (s *translation) port(port *corev1.ServicePort, endpointSlices []*discovery
 		outer.frontends = append(outer.frontends, restricted.frontends...)
 		restricted.frontends = nil
 	}
+	everywhere := outer.forInside(&inner)
 	if outer.local == inner.local {
-		inner.frontends = append(inner.frontends, outer.frontends...)
+		inner.frontends, inner.inside = append(inner.frontends, outer.frontends...), outer.inside
 		outer.frontends = nil
 	}
 	name := s.service.Namespace + "/" + s.service.Name
 	if port.Name != "" {
 		name += ":" + port.Name
 	}
-	for _, v := range []variant{inner, outer, restricted} {
+	for _, v := range []variant{inner, everywhere, outer, restricted} {
 		if len(v.frontends) > 0 {
 			s.services = append(s.services, s.serviceOf(name, v, endpoints, protocol))
 		}
 	}
+}
+
+// forInside has clients in the cluster reach all endpoints at external frontends, whatever the policy for those outside: a
+// client in the cluster was not sent to this node by a balancer that knows where endpoints are, and kube-proxy does the
+// same (short circuit in pkg/proxy/nftables). Where inner is for all endpoints, it gets the
+// frontends, else the variant that is returned.
+func (v *variant) forInside(inner *variant) (everywhere variant) {
+	if !v.local {
+		return everywhere
+	}
+	to := inner
+	if inner.local {
+		everywhere.suffix = "@cluster"
+		to = &everywhere
+	}
+	for _, f := range v.frontends {
+		v.inside = true
+		f.Protocol |= model.Inside
+		to.frontends = append(to.frontends, f)
+	}
+	return everywhere
 }
 
 // serviceOf is the balancer's service of a variant.
@@ -216,7 +239,7 @@ func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, pr
 		AffinityTimeout: s.sticky, AllowFrom: v.allow,
 		// Without any endpoint clients hear it at once. With one on another node they do not: a
 		// balancer in front sends them there as soon as it has noticed, and a refusal would be final.
-		Policy: model.Policy{Rejects: !elsewhere},
+		Policy: model.Policy{Rejects: !elsewhere, Inside: v.inside},
 	}
 	if v.local {
 		service.Forwarding = model.ForwardingNATDestination // the pod sees the client: the policy is for that

@@ -48,6 +48,9 @@ func dump(services []model.Service, faults []translate.Fault) string {
 		if s.Policy.Rejects {
 			b.WriteString(" rejects")
 		}
+		if s.Policy.Inside {
+			b.WriteString(" inside")
+		}
 		if s.AffinityTimeout > 0 {
 			fmt.Fprintf(&b, " affinity=%s", s.AffinityTimeout)
 		}
@@ -182,13 +185,14 @@ default/web@load-balancer nat rejects allow=[0.0.0.0/32]
   tcp 192.0.2.7:80
 object_invalid Service default/web: source range "everybody" is no prefix; nobody is let in by it: correct it
 `},
-	{"external traffic stays on the node", strings.Replace(with("externalTrafficPolicy: Local, externalIPs: [192.0.2.1]"), "ClusterIP,", "NodePort,", 1) + slice +
+	{"external traffic stays on the node, and clients in the cluster reach all", strings.Replace(with("externalTrafficPolicy: Local, externalIPs: [192.0.2.1]"), "ClusterIP,", "NodePort,", 1) + slice +
 		"- {addresses: [10.244.0.5], nodeName: n1}\n- {addresses: [10.244.1.5], nodeName: n2}", `
 default/web nat rejects
   tcp 10.96.0.10:80
+  tcp-inside 192.0.2.1:80
   -> 10.244.0.5:8080 weight 1 (10.244.0.5:8080)
   -> 10.244.1.5:8080 weight 1 (10.244.1.5:8080)
-default/web@external nat-destination rejects
+default/web@external nat-destination rejects inside
   tcp 192.0.2.1:80
   -> 10.244.0.5:8080 weight 1 (10.244.0.5:8080)
 `},
@@ -217,10 +221,14 @@ default/web nat rejects
 `},
 	{"endpoints that end serve on this node while none is ready here", strings.Replace(with("externalTrafficPolicy: Local, internalTrafficPolicy: Local, externalIPs: [192.0.2.1]"), "ClusterIP,", "NodePort,", 1) + slice +
 		"- {addresses: [10.244.1.5], nodeName: n2}\n- {addresses: [10.244.0.7], nodeName: n1, conditions: {ready: false, serving: true, terminating: true}}", `
-default/web nat-destination rejects
+default/web nat-destination rejects inside
   tcp 10.96.0.10:80
   tcp 192.0.2.1:80
   -> 10.244.0.7:8080 weight 1 (10.244.0.7:8080)
+default/web@cluster nat rejects
+  tcp-inside 192.0.2.1:80
+  -> 10.244.0.7:8080 weight 0 (10.244.0.7:8080)
+  -> 10.244.1.5:8080 weight 1 (10.244.1.5:8080)
 `},
 	{"addresses of pods that are not ready are published as ready", with("publishNotReadyAddresses: true") + slice + "- {addresses: [10.244.0.5], conditions: {ready: true, serving: false, terminating: true}}", `
 default/web nat rejects
