@@ -21,6 +21,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/start"
 	"github.com/shunt-lb/shunt/kube/daemonset"
 	"github.com/shunt-lb/shunt/kube/event"
+	"github.com/shunt-lb/shunt/kube/probe"
 	"github.com/shunt-lb/shunt/kube/source"
 )
 
@@ -57,8 +58,11 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 				return usageError{fmt.Errorf("--endpoint-grace %s is in the past; 0 is for ever", agent.grace)}
 			}
 			events := event.New(client, from.node, event.DefaultPace, flags.Log)
-			s, err := source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Log: flags.Log,
-				Look: looker(from.node, flags.Log), Tell: events.Show, Grace: agent.grace})
+			var s *source.Source
+			probes := probe.New(func() bool { return s.InStep() })
+			defer probes.Close()
+			s, err = source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Log: flags.Log,
+				Look: looker(from.node, flags.Log), Answer: probes.Answer, Tell: events.Show, Grace: agent.grace})
 			if err != nil {
 				return err
 			}

@@ -40,6 +40,13 @@ type Translator struct {
 type Translation struct {
 	Services []model.Service // by name
 	Faults   []Fault
+	Health   Health
+}
+
+// Health is what a Service's healthCheckNodePort is to be answered with.
+type Health struct {
+	Port  uint16 // 0: it has none
+	Local int    // pods on this node that are ready, each once
 }
 
 // NodeOf reads a Node. Addresses of it that are none are faults.
@@ -75,11 +82,31 @@ func (t *Translator) Service(service *corev1.Service, endpointSlices []*discover
 	for i := range service.Spec.Ports {
 		s.port(&service.Spec.Ports[i], endpointSlices)
 	}
-	if service.Spec.HealthCheckNodePort != 0 {
-		s.faults.add(HealthPortUnserved, s.object, "let the outer load balancer probe the node port itself",
-			"healthCheckNodePort %d is not answered by this version", service.Spec.HealthCheckNodePort)
+	health := s.health(endpointSlices)
+	return Translation{s.services, s.faults, health}
+}
+
+// health counts the pods of all ports and of the family that has more of them, as a pod has an endpoint in each.
+func (s *translation) health(endpointSlices []*discoveryv1.EndpointSlice) (h Health) {
+	number := s.service.Spec.HealthCheckNodePort
+	if number == 0 {
+		return h
 	}
-	return Translation{s.services, s.faults}
+	if number < 0 || number > 65535 {
+		s.faults.add(ObjectInvalid, s.object, "give it a port from 1 to 65535", "healthCheckNodePort %d is none", number)
+		return h
+	}
+	h.Port = uint16(number)
+	pods := map[bool]map[netip.Addr]bool{true: {}, false: {}}
+	for i := range s.service.Spec.Ports {
+		for _, e := range s.endpoints(&s.service.Spec.Ports[i], endpointSlices) {
+			if e.local && e.standing == ready {
+				pods[e.Address.Is4()][e.Address] = true
+			}
+		}
+	}
+	h.Local = max(len(pods[true]), len(pods[false]))
+	return h
 }
 
 // ours reports whether a Service is for this proxy.
