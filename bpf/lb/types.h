@@ -110,6 +110,7 @@ enum feature {
 	FEATURE_VLAN = 0x40, /* interfaces whose frames are tagged at another one (vlan.h) */
 	FEATURE_DECAP = 0x80, /* this host is a backend behind tunnels (hand.h) */
 	FEATURE_TC_WAYS = 0x100, /* interfaces that are at tc beside others at XDP (mark.h) */
+	FEATURE_BEGUN = 0x200, /* connections that began before, and are the host's */
 };
 
 /* Who sends answers that only the flow table tells from what is not ours. */
@@ -124,6 +125,7 @@ enum service_flag {
 	SERVICE_HASHES_ADDRESSES = 0x02, /* the slot depends on the two addresses alone */
 	SERVICE_FILTERS = 0x04, /* sh_filters says who may */
 	SERVICE_INSIDE = 0x08, /* sockets of this host have another one, see struct frontend_key */
+	SERVICE_PASSES_BEGUN = 0x10, /* with NAT, TCP in its middle without a flow is the host's */
 };
 
 struct service {

@@ -243,8 +243,8 @@ func (b *bed) run(program string, args ...string) (code int, output string) {
 	return 0, string(out)
 }
 
-// start runs shunt-kube and waits until it is in step.
-func (b *bed) start() {
+// start runs shunt-kube, with more flags, and waits until it is in step.
+func (b *bed) start(more ...string) {
 	b.t.Helper()
 	file := filepath.Join(b.folder, "shunt.yaml")
 	b.must(os.WriteFile(file, fmt.Appendf(nil, `interfaces: [{name: eth0, attach: native}, {name: eth1, attach: native}]
@@ -252,8 +252,8 @@ services: [{name: edge, address: %s, port: 7000, backends: [{address: %s, port: 
 sockets: {cgroup: %s}
 metrics: {listen: "127.0.0.1:9470"}
 `, lab.VIP4, b.Backends[2].Addr4(), b.cgroup), 0o644))
-	p, err := b.child("shunt-kube", "run", "--config", file, "--instance", b.instance, "--socket", b.socket(),
-		"--kubeconfig", b.kubeconfig(), "--node-name", "n1", "--endpoint-grace", "1s").Spawn()
+	p, err := b.child("shunt-kube", append([]string{"run", "--config", file, "--instance", b.instance, "--socket", b.socket(),
+		"--kubeconfig", b.kubeconfig(), "--node-name", "n1", "--endpoint-grace", "1s"}, more...)...).Spawn()
 	b.must(err)
 	b.agent = p
 	b.awaits(p, "in step with the cluster")

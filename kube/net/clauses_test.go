@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -195,17 +196,30 @@ func (b *bed) servedInside(t *testing.T, address string, by ...string) {
 func (b *bed) hostPort(t *testing.T) {
 	t.Helper()
 	front := b.Balancer.Interfaces()[0].IPv4.Addr()
-	rules := fmt.Sprintf(`table ip hostport {
-	chain in { type nat hook prerouting priority dstnat; ip daddr %s tcp dport 8081 dnat to %s:8080; }
+	b.translate(t, front, 8081, b.Backends[1].Addr4())
+	b.served(t, "tcp", at(front.String(), 8081), "b2")
+}
+
+// rules is the table that translate makes.
+const rules = "hostport"
+
+// translate has the node's kernel, with its connection tracking, send what is for a port of the node to a pod's port 8080.
+func (b *bed) translate(t *testing.T, front netip.Addr, port int32, pod netip.Addr) {
+	t.Helper()
+	b.nft(t, fmt.Sprintf(`table ip %s {
+	chain in { type nat hook prerouting priority dstnat; ip daddr %s tcp dport %d dnat to %s:8080; }
 	chain out { type nat hook postrouting priority srcnat; ct status dnat masquerade; }
 }
-`, front, b.Backends[1].Addr4())
+`, rules, front, port, pod))
+}
+
+func (b *bed) nft(t *testing.T, script string) {
+	t.Helper()
 	nft := b.Balancer.Command(within(t), "nft", "-f", "-")
-	nft.Stdin = strings.NewReader(rules)
+	nft.Stdin = strings.NewReader(script)
 	if out, err := nft.CombinedOutput(); err != nil {
 		t.Fatalf("nft: %v\n%s", err, out)
 	}
-	b.served(t, "tcp", at(front.String(), 8081), "b2")
 }
 
 // answersHealth asks at the ports for health from outside.

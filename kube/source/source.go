@@ -58,6 +58,8 @@ type Options struct {
 	Node string
 	// ProxyName: see translate.Translator.
 	ProxyName string
+	// Moving: see translate.Translator.
+	Moving bool
 	// Look finds what on this machine is in the way, each minute; nil: nobody looks.
 	Look func() []translate.Fault
 	// Answer has the ports for health be answered so, and says which cannot be; nil: nobody answers. It is called when one is
@@ -112,7 +114,7 @@ func New(o Options) (*Source, error) {
 	s := &Source{
 		options: o, dirty: map[translate.Key]dirt{}, wake: make(chan struct{}, 1), said: map[translate.Fault]bool{},
 		measures: newMeasures(), started: time.Now(), lacking: newLacking(o.Grace), stale: true,
-		translator: translate.Translator{Node: translate.Node{Name: o.Node}, ProxyName: o.ProxyName},
+		translator: translate.Translator{Node: translate.Node{Name: o.Node}, ProxyName: o.ProxyName, Moving: o.Moving},
 	}
 	factory := func(tweak func(*metav1.ListOptions)) informers.SharedInformerFactory {
 		f := informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTweakListOptions(tweak), informers.WithTransform(slim))

@@ -34,6 +34,8 @@ type Translator struct {
 	Node Node
 	// ProxyName is the service-proxy-name whose Services are ours; empty: those without the label.
 	ProxyName string
+	// Moving leaves connections to the host that began before the services were shunt's: kube-proxy's.
+	Moving bool
 }
 
 // Translation is what a Service, with its EndpointSlices, comes to.
@@ -266,7 +268,7 @@ func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, pr
 		AffinityTimeout: s.sticky, AllowFrom: v.allow,
 		// Without any endpoint clients hear it at once. With one on another node they do not: a
 		// balancer in front sends them there as soon as it has noticed, and a refusal would be final.
-		Policy: model.Policy{Rejects: !elsewhere, Inside: v.inside},
+		Policy: model.Policy{Rejects: !elsewhere, Inside: v.inside, PassesBegun: s.t.Moving},
 	}
 	if v.local {
 		service.Forwarding = model.ForwardingNATDestination // the pod sees the client: the policy is for that

@@ -481,3 +481,20 @@ func TestHealth(t *testing.T) {
 		}
 	}
 }
+
+// TestMoving: all services leave to the host what began before, if they are told to, and none otherwise.
+func TestMoving(t *testing.T) {
+	service, endpointSlices := objects(t, strings.Replace(with("externalTrafficPolicy: Local, externalIPs: [192.0.2.1]"), "ClusterIP,", "NodePort,", 1)+"\n---\n"+onePod)
+	for _, moving := range []bool{false, true} {
+		translator := translate.Translator{Node: here, Moving: moving}
+		got := translator.Service(service, endpointSlices).Services
+		if len(got) != 2 {
+			t.Fatalf("%+v", got)
+		}
+		for _, s := range got {
+			if s.Policy.PassesBegun != moving {
+				t.Errorf("moving %t: %s has %+v", moving, s.Name, s.Policy)
+			}
+		}
+	}
+}

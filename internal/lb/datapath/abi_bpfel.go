@@ -118,6 +118,7 @@ const (
 	abiFeatureFEATURE_VLAN      abiFeature = 64
 	abiFeatureFEATURE_DECAP     abiFeature = 128
 	abiFeatureFEATURE_TC_WAYS   abiFeature = 256
+	abiFeatureFEATURE_BEGUN     abiFeature = 512
 )
 
 type abiFilter struct {
@@ -307,6 +308,7 @@ const (
 	abiServiceFlagSERVICE_HASHES_ADDRESSES abiServiceFlag = 2
 	abiServiceFlagSERVICE_FILTERS          abiServiceFlag = 4
 	abiServiceFlagSERVICE_INSIDE           abiServiceFlag = 8
+	abiServiceFlagSERVICE_PASSES_BEGUN     abiServiceFlag = 16
 )
 
 type abiServiceFlows struct {

@@ -267,6 +267,9 @@ type Policy struct {
 	// Inside is whether clients on this host have another service at frontends of this one: the one that has them with
 	// the protocol Inside.
 	Inside bool
+	// PassesBegun leaves TCP connections to this host that shunt has not seen begin: its connection tracking has them
+	// from before the service was shunt's. It matters for forwarding that translates.
+	PassesBegun bool
 	// FlowsMax bounds the service's tracked flows; 0: no bound of its own.
 	FlowsMax uint32
 	// SourceRate bounds the new flows of one source address per second; 0: no bound.
