@@ -159,18 +159,6 @@ static __always_inline enum lookup flow_lookup(struct frame_ctx *ctx, struct pac
 	return LOOKUP_FOUND;
 }
 
-/* Whether a packet without a flow is of a connection that the service leaves to the host: the host's
- * connection tracking knows its backend, from before the service was shunt's. */
-static __always_inline int begun_before(const struct packet *p, __u32 service_index)
-{
-	struct service *service;
-
-	if (!(features & FEATURE_BEGUN) || p->key.protocol != IPPROTO_TCP || is_first(p))
-		return 0;
-	service = bpf_map_lookup_elem(&sh_services, &service_index);
-	return service && (*(volatile __u32 *)&service->flags & SERVICE_PASSES_BEGUN);
-}
-
 /* Finds or makes the packet's flow. VERDICT_NEXT: it is in f, and its backend in *home. */
 static __always_inline enum verdict flow_stage(struct frame_ctx *ctx, struct packet *p,
 					       struct flow *f, struct backend **home, int is_vip,
@@ -195,11 +183,6 @@ static __always_inline enum verdict flow_stage(struct frame_ctx *ctx, struct pac
 	}
 	if (p->tcp_flags & TCP_RST) /* the end of what is not there */
 		return pass(p, REASON_NOT_OURS);
-	if (begun_before(p, service_index)) {
-		if (p->fragment)
-			pass_note();
-		return pass(p, REASON_BEGUN_BEFORE);
-	}
 	if (source_check_whole(p) != VERDICT_NEXT)
 		return VERDICT_DROP;
 	if (p->ttl <= 1)
@@ -207,6 +190,11 @@ static __always_inline enum verdict flow_stage(struct frame_ctx *ctx, struct pac
 	reason = nat_flow_create(ctx, p, service_index);
 	if (reason == REASON_NO_BACKEND)
 		return VERDICT_REJECT;
+	if (reason == REASON_BEGUN_BEFORE) {
+		if (p->fragment)
+			pass_note();
+		return pass(p, reason);
+	}
 	if (reason != REASON_NONE)
 		return drop(p, reason);
 	*home = backend_find(f->backend);

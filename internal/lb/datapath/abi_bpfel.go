@@ -118,7 +118,6 @@ const (
 	abiFeatureFEATURE_VLAN      abiFeature = 64
 	abiFeatureFEATURE_DECAP     abiFeature = 128
 	abiFeatureFEATURE_TC_WAYS   abiFeature = 256
-	abiFeatureFEATURE_BEGUN     abiFeature = 512
 )
 
 type abiFilter struct {

@@ -23,9 +23,6 @@ func featuresOf(forwarding model.Forwarding, affinity bool, policy model.Policy)
 	if policy.TCPMSS > 0 {
 		needed |= abiFeatureFEATURE_MSS
 	}
-	if policy.PassesBegun {
-		needed |= abiFeatureFEATURE_BEGUN
-	}
 	return needed
 }
 
