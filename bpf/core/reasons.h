@@ -29,6 +29,7 @@ enum reason {
 	REASON_DECAP_GUE_UNKNOWN = 23, /* pass: at a backend, to the GUE port, but no whole data packet of GUE version 0 without flags and with IP inside */
 	REASON_DECAP_UNREADABLE = 24, /* pass: at a backend, the inner packet has no whole IP header of its version */
 	REASON_DECAP_NOT_VIP = 25,   /* pass: at a backend, the inner packet is for an address that is no VIP here */
+	REASON_BEGUN_BEFORE = 26,    /* pass: TCP of a connection that shunt has not seen begin, to a service that leaves these to the host while it takes over from kube-proxy (shunt-kube run --moving) */
 
 	/* drop: the packet ends here */
 	REASON_MALFORMED_TRANSPORT = 32, /* drop: to an address of shunt, with TCP, UDP or ICMP headers that are truncated or contradict the packet */

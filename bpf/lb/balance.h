@@ -190,6 +190,11 @@ static __always_inline enum verdict flow_stage(struct frame_ctx *ctx, struct pac
 	reason = nat_flow_create(ctx, p, service_index);
 	if (reason == REASON_NO_BACKEND)
 		return VERDICT_REJECT;
+	if (reason == REASON_BEGUN_BEFORE) {
+		if (p->fragment)
+			pass_note();
+		return pass(p, reason);
+	}
 	if (reason != REASON_NONE)
 		return drop(p, reason);
 	*home = backend_find(f->backend);

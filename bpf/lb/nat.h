@@ -275,9 +275,16 @@ static __always_inline void client_entry(const struct claim *c, const struct pac
 	f->seal = flow_seal(&p->key, f);
 }
 
+/* Whether a packet without a flow is in the middle of a connection: the host's connection tracking may
+ * have its backend, from before the service was shunt's. */
+static __always_inline int begun_before(const struct packet *p)
+{
+	return p->key.protocol == IPPROTO_TCP && !is_first(p);
+}
+
 /*
  * Makes the flow of a client's first packet and leaves its entry in sh_entry.
- * REASON_NONE, or why the packet has to be dropped.
+ * REASON_NONE, why the packet has to be dropped, or REASON_BEGUN_BEFORE: it passes.
  */
 __stage enum reason nat_flow_create(struct frame_ctx *ctx, struct packet *p, __u32 service_index)
 {
@@ -296,6 +303,8 @@ __stage enum reason nat_flow_create(struct frame_ctx *ctx, struct packet *p, __u
 	f = &entry->flow;
 	key = &entry->key;
 	*key = p->key;
+	if ((*(volatile __u32 *)&service->flags & SERVICE_PASSES_BEGUN) && begun_before(p))
+		return REASON_BEGUN_BEFORE;
 	if (admit(p, service, service_index, 1) != VERDICT_NEXT)
 		return p->reason;
 	if (service->flows_max && service_is_full(service, service_index))

@@ -22,6 +22,7 @@ enum constant {
 	HOP_CHECK_SHIFT = 54,
 	INTERFACE_MAX = 64, /* of the balancer alone, see HOP_INTERFACE_MASK and mark.h */
 	FRONTEND_FRAGMENTS = 0x80, /* in frontend_key.protocol, see there */
+	FRONTEND_INSIDE = 0x40,    /* likewise */
 	FRAGMENT_NOTES_MAX = 16384, /* datagrams in fragments that are under way at once */
 	FILTER_ALLOWS = 1,
 	FILTER_BITS_SHIFT = 8,
@@ -52,7 +53,9 @@ struct address {
 /* --- services ------------------------------------------------------------------ */
 
 /* With port 0 and FRONTEND_FRAGMENTS in protocol: the one service that all fragments to this
- * address and protocol are for, where they can be placed without their ports. */
+ * address and protocol are for, where they can be placed without their ports.
+ * With FRONTEND_INSIDE in protocol: the service that this host's own clients have at an address
+ * whose service has SERVICE_INSIDE. */
 struct frontend_key {
 	struct addr address;
 	__be16 port;
@@ -120,16 +123,18 @@ enum service_flag {
 	SERVICE_REJECTS = 0x01, /* answers where no backend takes new flows */
 	SERVICE_HASHES_ADDRESSES = 0x02, /* the slot depends on the two addresses alone */
 	SERVICE_FILTERS = 0x04, /* sh_filters says who may */
+	SERVICE_INSIDE = 0x08, /* sockets of this host have another one, see struct frontend_key */
+	SERVICE_PASSES_BEGUN = 0x10, /* with NAT, TCP in its middle without a flow is the host's */
 };
 
 struct service {
 	__u64 table; /* first slot << 32 | slot count, one word so that both change together */
 	__u64 table_before; /* the same of the table that SLOT_PREVIOUS_BEFORE refers to */
-	__u32 seed;         /* of the flow hash */
+	__u32 seed; /* of the flow hash */
 	__u8 generation;
 	__u8 forwarding; /* enum forwarding */
-	__u8 live;       /* 0: the place is empty, and generation that of its last tenant */
-	__u8 tracking;   /* enum tracking */
+	__u8 live; /* 0: the place is empty, and generation that of its last tenant */
+	__u8 tracking; /* enum tracking */
 	__u32 affinity_ticks; /* how long a client is remembered; 0: flows are placed one by one */
 	__u32 affinity_seconds; /* the same, for user space */
 	__u32 flags; /* enum service_flag */

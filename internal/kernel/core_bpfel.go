@@ -41,6 +41,7 @@ const (
 	coreReasonREASON_DECAP_GUE_UNKNOWN    coreReason = 23
 	coreReasonREASON_DECAP_UNREADABLE     coreReason = 24
 	coreReasonREASON_DECAP_NOT_VIP        coreReason = 25
+	coreReasonREASON_BEGUN_BEFORE         coreReason = 26
 	coreReasonREASON_MALFORMED_TRANSPORT  coreReason = 32
 	coreReasonREASON_EXTENSION_LIMIT      coreReason = 33
 	coreReasonREASON_MAPPED_ADDRESS       coreReason = 34

@@ -30,8 +30,13 @@ func (h *Host) OpenSession(ctx context.Context, network string, local netip.Addr
 	if err != nil {
 		return nil, err
 	}
-	return &Session{Conn: conn, udp: strings.HasPrefix(network, "udp"), reader: bufio.NewReader(conn)}, nil
+	session := NewSession(conn)
+	session.udp = strings.HasPrefix(network, "udp")
+	return session, nil
 }
+
+// NewSession is a session on a TCP connection that there is.
+func NewSession(conn net.Conn) *Session { return &Session{Conn: conn, reader: bufio.NewReader(conn)} }
 
 // Ask asks the server who it is. A datagram is sent once: a lost one is an error when ctx
 // ends. path, "/" or more, comes back in the answer, and a datagram that has to.

@@ -47,28 +47,49 @@ func (c *Cluster) From(pod *corev1.Pod) Client {
 		name = "node " + pod.Spec.NodeName
 	}
 	return Client{name, func(ctx context.Context, network, address string) (lab.Answer, error) {
-		ctx, cancel := context.WithTimeout(ctx, 2*answerTimeout)
-		defer cancel()
 		var answer lab.Answer
-		where := url.URL{Scheme: "http", Host: pod.Status.PodIP + ":8080", Path: "/ask", RawQuery: url.Values{"network": {network}, "address": {address}}.Encode()}
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, where.String(), nil)
-		if err != nil {
-			return answer, err
-		}
-		response, err := c.Plane.HTTPClient(false).Do(request)
-		if err != nil {
-			return answer, err
-		}
-		defer response.Body.Close()
-		text, err := io.ReadAll(response.Body)
-		if err == nil && response.StatusCode != http.StatusOK {
-			err = fmt.Errorf("%s", strings.TrimSpace(string(text)))
-		}
+		text, err := c.tell(ctx, pod, "/ask", url.Values{"network": {network}, "address": {address}})
 		if err == nil {
 			err = json.Unmarshal(text, &answer)
 		}
 		return answer, err
 	}}
+}
+
+// tell has a pod of Serve do something, and returns its answer.
+func (c *Cluster) tell(ctx context.Context, pod *corev1.Pod, path string, what url.Values) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*answerTimeout)
+	defer cancel()
+	where := url.URL{Scheme: "http", Host: pod.Status.PodIP + ":8080", Path: path, RawQuery: what.Encode()}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, where.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := c.Plane.HTTPClient(false).Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s", strings.TrimSpace(string(text)))
+	}
+	return text, err
+}
+
+// Hold opens a TCP connection from a pod of Serve, which stays. What it returns asks once more on it.
+func (c *Cluster) Hold(ctx context.Context, pod *corev1.Pod, address string) (again func(context.Context) (lab.Answer, error), err error) {
+	number, err := c.tell(ctx, pod, "/hold", url.Values{"address": {address}})
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) (answer lab.Answer, err error) {
+		text, err := c.tell(ctx, pod, "/held", url.Values{"connection": {string(number)}})
+		if err == nil {
+			err = json.Unmarshal(text, &answer)
+		}
+		return answer, err
+	}, nil
 }
 
 // Served waits until an address is answered by these servers and by no other: each of many requests by one

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -57,10 +58,37 @@ func (c *Cluster) StartKubeProxy() error {
 }
 
 // kubeProxy is its command for a node.
-func (c *Cluster) kubeProxy(ctx context.Context, n *Node) *lab.Command {
-	return n.Command(ctx, c.options.Kube, "kube-proxy", "--proxy-mode=nftables", "--kubeconfig="+c.Kubeconfig(), "--hostname-override="+n.Name(),
+func (c *Cluster) kubeProxy(ctx context.Context, n *Node, more ...string) *lab.Command {
+	return n.Command(ctx, c.options.Kube, append([]string{"kube-proxy", "--proxy-mode=nftables", "--kubeconfig=" + c.Kubeconfig(), "--hostname-override=" + n.Name(),
 		// These settings are the machine's.
-		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
+		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0"}, more...)...)
+}
+
+// StopKubeProxy ends what StartKubeProxy has started. Its rules stay.
+func (c *Cluster) StopKubeProxy() error {
+	var failures []error
+	for i, proxy := range c.proxies {
+		err := proxy.End(syscall.SIGTERM, Patience)
+		var ended *exec.ExitError // it has no handler for the signal
+		if errors.As(err, &ended) && ended.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM {
+			continue
+		}
+		if err != nil {
+			failures = append(failures, fmt.Errorf("stop kube-proxy on %s: %w", c.Nodes[i].Name(), err))
+		}
+	}
+	c.proxies = nil
+	return errors.Join(failures...)
+}
+
+// CleanKubeProxy takes its rules away, as users do: `kube-proxy --cleanup`.
+func (c *Cluster) CleanKubeProxy(ctx context.Context) error {
+	for _, n := range c.Nodes {
+		if output, err := c.kubeProxy(ctx, n, "--cleanup").CombinedOutput(); err != nil {
+			return fmt.Errorf("kube-proxy --cleanup on %s: %w:\n%s", n.Name(), err, output)
+		}
+	}
+	return nil
 }
 
 // checkProxies is an error if a kube-proxy has ended by itself.

@@ -97,6 +97,13 @@ func printExplanation(out io.Writer, key, wanted string, e translate.Explanation
 	if err := w.Flush(); err != nil {
 		return err
 	}
+	if e.Health.Port != 0 {
+		answer := "503: the node has no endpoint that is ready"
+		if e.Health.Local > 0 {
+			answer = "200: endpoints on the node that are ready: " + strconv.Itoa(e.Health.Local)
+		}
+		fmt.Fprintf(out, "healthCheckNodePort %d answers %s\n", e.Health.Port, answer)
+	}
 	for _, f := range e.Faults {
 		fmt.Fprintln(out, f)
 	}

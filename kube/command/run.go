@@ -21,6 +21,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/start"
 	"github.com/shunt-lb/shunt/kube/daemonset"
 	"github.com/shunt-lb/shunt/kube/event"
+	"github.com/shunt-lb/shunt/kube/probe"
 	"github.com/shunt-lb/shunt/kube/source"
 )
 
@@ -57,8 +58,11 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 				return usageError{fmt.Errorf("--endpoint-grace %s is in the past; 0 is for ever", agent.grace)}
 			}
 			events := event.New(client, from.node, event.DefaultPace, flags.Log)
-			s, err := source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Log: flags.Log,
-				Look: looker(from.node, flags.Log), Tell: events.Show, Grace: agent.grace})
+			var s *source.Source
+			probes := probe.New(func() bool { return s.InStep() })
+			defer probes.Close()
+			s, err = source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Moving: agent.moving, Log: flags.Log,
+				Look: looker(from.node, flags.Log), Answer: probes.Answer, Tell: events.Show, Grace: agent.grace})
 			if err != nil {
 				return err
 			}
@@ -98,6 +102,7 @@ type agent struct {
 	health     string
 	daemonset  string
 	grace      time.Duration
+	moving     bool
 	probes     *prometheus.CounterVec
 }
 
@@ -105,6 +110,7 @@ func (a *agent) flags(c *cobra.Command) {
 	c.Flags().StringSliceVar(&a.interfaces, "await-interface", nil, "start once this interface exists; for one of the file's that CNI makes with the node's first pod")
 	c.Flags().StringVar(&a.health, "health-address", "", "ADDRESS:PORT of GET /healthz, which is 200 while the node is in step with the cluster; without it there is none")
 	c.Flags().DurationVar(&a.grace, "endpoint-grace", time.Minute, "time after which a Service without an endpoint that takes connections gets an Event; 0: it gets none")
+	c.Flags().BoolVar(&a.moving, "moving", false, "leave TCP connections that began before to the host, whose connection tracking knows them; for the time in which kube-proxy's end")
 	c.Flags().StringVar(&a.daemonset, "daemonset", "", "NAMESPACE/NAME of the DaemonSet that this is a pod of: once that is gone, SIGTERM detaches")
 }
 

@@ -227,7 +227,7 @@ func (f *Fault) namespace() string {
 
 // place begins the message of a fault that this node may have alone.
 func (t *Teller) place(f Fault) string {
-	if f.Code == translate.ServiceRefused {
+	if f.Code == translate.ServiceRefused || f.Code == translate.HealthPortUnserved {
 		return "on node " + t.node + ": "
 	}
 	return ""

@@ -243,8 +243,8 @@ func (b *bed) run(program string, args ...string) (code int, output string) {
 	return 0, string(out)
 }
 
-// start runs shunt-kube and waits until it is in step.
-func (b *bed) start() {
+// start runs shunt-kube, with more flags, and waits until it is in step.
+func (b *bed) start(more ...string) {
 	b.t.Helper()
 	file := filepath.Join(b.folder, "shunt.yaml")
 	b.must(os.WriteFile(file, fmt.Appendf(nil, `interfaces: [{name: eth0, attach: native}, {name: eth1, attach: native}]
@@ -252,8 +252,8 @@ services: [{name: edge, address: %s, port: 7000, backends: [{address: %s, port: 
 sockets: {cgroup: %s}
 metrics: {listen: "127.0.0.1:9470"}
 `, lab.VIP4, b.Backends[2].Addr4(), b.cgroup), 0o644))
-	p, err := b.child("shunt-kube", "run", "--config", file, "--instance", b.instance, "--socket", b.socket(),
-		"--kubeconfig", b.kubeconfig(), "--node-name", "n1", "--endpoint-grace", "1s").Spawn()
+	p, err := b.child("shunt-kube", append([]string{"run", "--config", file, "--instance", b.instance, "--socket", b.socket(),
+		"--kubeconfig", b.kubeconfig(), "--node-name", "n1", "--endpoint-grace", "1s"}, more...)...).Spawn()
 	b.must(err)
 	b.agent = p
 	b.awaits(p, "in step with the cluster")
@@ -277,11 +277,11 @@ func (b *bed) pod(host *lab.Host, node, app string) {
 	b.t.Helper()
 	pod := &corev1.Pod{}
 	b.must(yaml.UnmarshalStrict(fmt.Appendf(nil, `
-metadata: {name: %s, namespace: default, labels: {app: %s}}
+metadata: {name: %s, namespace: default, labels: {app: %s, pod: %s}}
 spec:
   nodeName: %s
   containers: [{name: c, image: none, ports: [{name: web, containerPort: 8080}, {name: dns, containerPort: 5353, protocol: UDP}]}]
-`, host.Name(), app, node), pod))
+`, host.Name(), app, host.Name(), node), pod))
 	created, err := b.client.CoreV1().Pods("default").Create(within(b.t), pod, metav1.CreateOptions{})
 	b.must(err)
 	created.Status.Phase = corev1.PodRunning
@@ -331,15 +331,24 @@ func (b *bed) ask(network, address string) (lab.Answer, error) {
 // by one of them, and each of them once at least.
 func (b *bed) served(t *testing.T, network, address string, by ...string) {
 	t.Helper()
+	b.answered(t, network+" "+address, func() (string, error) {
+		answer, err := b.ask(network, address)
+		return answer.Backend, err
+	}, by...)
+}
+
+// answered is served() by other means of asking, which return the backend's name.
+func (b *bed) answered(t *testing.T, what string, ask func() (string, error), by ...string) {
+	t.Helper()
 	const requests = 24 // one of three backends not among them: once in 10,000 times, and then it is asked again
-	eventually(t, fmt.Sprintf("%s %s is answered by %v", network, address, by), func() error {
+	eventually(t, fmt.Sprintf("%s is answered by %v", what, by), func() error {
 		seen := map[string]int{}
 		for range requests {
-			answer, err := b.ask(network, address)
+			backend, err := ask()
 			if err != nil {
 				return fmt.Errorf("after %v: %w", seen, err)
 			}
-			seen[answer.Backend]++
+			seen[backend]++
 		}
 		for _, name := range by {
 			if seen[name] == 0 {

@@ -97,7 +97,7 @@ func TestServices(t *testing.T) {
 func (b *bed) namesFaults(t *testing.T) {
 	b.awaits(b.agent, `source \"kubernetes\": frontend tcp 192.0.2.10:7000 belongs to source \"file\"`)
 	code, out := b.run("shunt-kube", "services", "--kubeconfig", b.kubeconfig(), "--node-name", "n1")
-	for _, want := range []string{"Service default/sctp: port 80 is SCTP", "default/local@external", "Service default/local: healthCheckNodePort", "default/web:dns"} {
+	for _, want := range []string{"Service default/sctp: port 80 is SCTP", "default/local@external", "default/web:dns"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("shunt-kube services lacks %q: exit code %d\n%s", want, code, out)
 		}
@@ -139,7 +139,6 @@ func (b *bed) events(t *testing.T, service string, want ...string) {
 // makesEvents: each cause is an Event on its Service, which says so when it is fixed.
 func (b *bed) makesEvents(t *testing.T) {
 	b.events(t, "taken", "Warning ServiceRefused 1 on node n1: default/taken")
-	b.events(t, "local", "Warning HealthCheckNodePortNotServed 1 healthCheckNodePort")
 	b.events(t, "empty", "Warning NoEndpoints 1 default/empty: no endpoint takes connections")
 	b.events(t, "sctp", "Warning SCTPNotServed 1 port 80 is SCTP")
 	sctp, err := b.client.CoreV1().Services("default").Get(within(t), "sctp", metav1.GetOptions{})

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -57,8 +58,13 @@ type Options struct {
 	Node string
 	// ProxyName: see translate.Translator.
 	ProxyName string
+	// Moving: see translate.Translator.
+	Moving bool
 	// Look finds what on this machine is in the way, each minute; nil: nobody looks.
 	Look func() []translate.Fault
+	// Answer has the ports for health be answered so, and says which cannot be; nil: nobody answers. It is called when one is
+	// another than before and the node has taken over what the cluster has said, and each minute.
+	Answer func(map[translate.Key]translate.Health) []translate.Fault
 	// Tell hears all faults that there are whenever they are others than before; nil: nobody does. It does not wait.
 	Tell func([]event.Fault)
 	// Grace is how long a Service may be without an endpoint that takes connections until Tell hears of it; 0: for ever.
@@ -90,6 +96,8 @@ type Source struct {
 	nodeKnown  bool
 	nodeFaults []translate.Fault
 	found      []translate.Fault // by Look
+	unanswered []translate.Fault // by Answer
+	answered   map[translate.Key]translate.Health
 	set        translate.Set
 	said       map[translate.Fault]bool
 	begun      time.Time   // of work, when something was first changed that is not in force
@@ -106,7 +114,7 @@ func New(o Options) (*Source, error) {
 	s := &Source{
 		options: o, dirty: map[translate.Key]dirt{}, wake: make(chan struct{}, 1), said: map[translate.Fault]bool{},
 		measures: newMeasures(), started: time.Now(), lacking: newLacking(o.Grace), stale: true,
-		translator: translate.Translator{Node: translate.Node{Name: o.Node}, ProxyName: o.ProxyName},
+		translator: translate.Translator{Node: translate.Node{Name: o.Node}, ProxyName: o.ProxyName, Moving: o.Moving},
 	}
 	factory := func(tweak func(*metav1.ListOptions)) informers.SharedInformerFactory {
 		f := informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTweakListOptions(tweak), informers.WithTransform(slim))
@@ -165,13 +173,24 @@ func (s *Source) Current() ([]model.Service, []translate.Fault) {
 
 // faults are all there are now.
 func (s *Source) faults() []translate.Fault {
-	return slices.Concat(s.nodeFaults, s.found, s.set.Faults())
+	return slices.Concat(s.nodeFaults, s.found, s.unanswered, s.set.Faults())
 }
 
 // look has Look look.
 func (s *Source) look() {
 	if s.options.Look != nil {
 		s.found = s.options.Look()
+	}
+}
+
+// answer has Answer answer, if there is something else to be said, or something was not.
+func (s *Source) answer() {
+	if s.options.Answer == nil || !s.inStep.Load() {
+		return
+	}
+	if now := s.set.Health(); !maps.Equal(now, s.answered) {
+		s.answered = now
+		s.unanswered = s.options.Answer(now)
 	}
 }
 
@@ -213,6 +232,7 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 				}
 			}
 		}
+		s.answer()
 		s.report()
 		s.tell()
 		due = false
@@ -222,6 +242,7 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 		case <-s.wake:
 		case <-looks.C:
 			s.look()
+			s.answered = nil // what was in the way of an answer may have gone
 		case now := <-graces.C:
 			s.stale = s.lacking.age(now) || s.stale
 		case <-again:

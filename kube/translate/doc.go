@@ -7,6 +7,6 @@
 //	this node ──────┘                                                     who has which frontend
 //
 // A port of a Service is a service of the balancer, called namespace/name:port. Traffic policies and
-// source ranges that are for some of its addresses alone make more of them, with @external or
-// @load-balancer at the end of the name.
+// source ranges that are for some of its addresses alone make more of them, with @external,
+// @load-balancer or @cluster at the end of the name.
 package translate

@@ -16,6 +16,7 @@ type Explanation struct {
 	// Unserved is why the Service is left alone; empty: it is not.
 	Unserved string
 	Ports    []PortExplanation
+	Health   Health
 	Faults   []Fault
 }
 
@@ -43,7 +44,8 @@ type EndpointExplanation struct {
 
 // Explain is why Service comes to what it does.
 func (t *Translator) Explain(service *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) Explanation {
-	e := Explanation{Unserved: t.notOurs(service), Faults: t.Service(service, endpointSlices).Faults}
+	whole := t.Service(service, endpointSlices)
+	e := Explanation{Unserved: t.notOurs(service), Health: whole.Health, Faults: whole.Faults}
 	if e.Unserved != "" {
 		return e
 	}

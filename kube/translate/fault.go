@@ -19,7 +19,7 @@ const (
 	NodeAddressMissing Code = "node_address_missing"
 	// AffinityShortened is a session affinity that is longer than the data plane keeps one.
 	AffinityShortened Code = "affinity_shortened"
-	// HealthPortUnserved is a healthCheckNodePort, which nothing answers.
+	// HealthPortUnserved is a healthCheckNodePort that nothing answers.
 	HealthPortUnserved Code = "health_port_unserved"
 	// EndpointsMissing is a port that has had no endpoint that takes connections for a while.
 	EndpointsMissing Code = "endpoints_missing"

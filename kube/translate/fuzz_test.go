@@ -55,7 +55,7 @@ func within(t *testing.T, s *model.Service) {
 		t.Errorf("%+v", s)
 	}
 	for _, f := range s.Frontends {
-		if f.Ports.First == 0 || f.Ports.First != f.Ports.Last || !f.Address.IsValid() || f.Address.Is4In6() || f.Protocol != model.TCP && f.Protocol != model.UDP {
+		if f.Ports.First == 0 || f.Ports.First != f.Ports.Last || !f.Address.IsValid() || f.Address.Is4In6() || f.Protocol&^model.Inside != model.TCP && f.Protocol&^model.Inside != model.UDP {
 			t.Errorf("frontend %+v", f)
 		}
 	}

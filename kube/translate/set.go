@@ -24,6 +24,7 @@ type Set struct {
 	faulty  map[Key]*member              // those with faults
 	short   map[*member]bool             // those that have less than they want
 
+	health   map[Key]Health           // of those with a port for it
 	services map[string]model.Service // of all, by name
 	pending  map[string]bool          // names of those that are others than when Settled was last called
 }
@@ -42,7 +43,11 @@ func (s *Set) Put(key Key, created time.Time, wanted Translation) (changed bool)
 	if s.members == nil {
 		s.members, s.claims, s.refused = map[Key]*member{}, map[model.Frontend][]*member{}, map[string]string{}
 		s.faulty, s.short = map[Key]*member{}, map[*member]bool{}
-		s.services, s.pending = map[string]model.Service{}, map[string]bool{}
+		s.services, s.pending, s.health = map[string]model.Service{}, map[string]bool{}, map[Key]Health{}
+	}
+	healthChanged := s.health[key] != wanted.Health
+	if delete(s.health, key); wanted.Health.Port != 0 {
+		s.health[key] = wanted.Health
 	}
 	m, known := s.members[key]
 	if !known {
@@ -52,7 +57,7 @@ func (s *Set) Put(key Key, created time.Time, wanted Translation) (changed bool)
 		m = &member{key: key}
 		s.members[key] = m
 	}
-	if known && m.created.Equal(created) && slices.Equal(m.wanted.Faults, wanted.Faults) && equal(m.wanted.Services, wanted.Services) {
+	if known && !healthChanged && m.created.Equal(created) && slices.Equal(m.wanted.Faults, wanted.Faults) && equal(m.wanted.Services, wanted.Services) {
 		return false
 	}
 	if !sameFrontends(m.wanted.Services, wanted.Services) {
@@ -117,6 +122,9 @@ func (s *Set) Services() []model.Service {
 	return all
 }
 
+// Health is what the ports for it are to be answered with.
+func (s *Set) Health() map[Key]Health { return maps.Clone(s.health) }
+
 // Len is how many services of the balancer there are.
 func (s *Set) Len() int { return len(s.services) }
 
@@ -152,7 +160,8 @@ func (s *Set) Lacking(key Key) (names []string) {
 	}
 	for i := range m.services {
 		service := &m.services[i]
-		if service.Policy.Rejects && !slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return b.Weight > 0 }) {
+		everywhere := service.Frontends[0].Protocol&model.Inside != 0 // another one has the same endpoints, and is told of
+		if service.Policy.Rejects && !everywhere && !slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return b.Weight > 0 }) {
 			names = append(names, service.Name)
 		}
 	}
@@ -202,6 +211,7 @@ func (s *Set) settle(m *member) {
 		for _, f := range service.Frontends {
 			owner := s.claims[f][0]
 			switch {
+			case owner != m && f.Protocol&model.Inside != 0: // its faults are those of the frontend that others have
 			case owner != m:
 				found.add(FrontendTaken, object, "give one of them another address or port", "%s is not served for it: Service %s was there first", f, owner.key)
 			case had[f] != "":

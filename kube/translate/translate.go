@@ -38,12 +38,21 @@ type Translator struct {
 	Node Node
 	// ProxyName is the service-proxy-name whose Services are ours; empty: those without the label.
 	ProxyName string
+	// Moving leaves connections to the host that began before the services were shunt's: kube-proxy's.
+	Moving bool
 }
 
 // Translation is what a Service, with its EndpointSlices, comes to.
 type Translation struct {
 	Services []model.Service // by name
 	Faults   []Fault
+	Health   Health
+}
+
+// Health is what a Service's healthCheckNodePort is to be answered with.
+type Health struct {
+	Port  uint16 // 0: it has none
+	Local int    // pods on this node that are ready, each once
 }
 
 // NodeOf reads a Node. Addresses of it that are none are faults.
@@ -79,11 +88,31 @@ func (t *Translator) Service(service *corev1.Service, endpointSlices []*discover
 	for i := range service.Spec.Ports {
 		s.port(&service.Spec.Ports[i], endpointSlices)
 	}
-	if service.Spec.HealthCheckNodePort != 0 {
-		s.faults.add(HealthPortUnserved, s.object, "let the outer load balancer probe the node port itself",
-			"healthCheckNodePort %d is not answered by this version", service.Spec.HealthCheckNodePort)
+	health := s.health(endpointSlices)
+	return Translation{s.services, s.faults, health}
+}
+
+// health counts the pods of all ports and of the family that has more of them, as a pod has an endpoint in each.
+func (s *translation) health(endpointSlices []*discoveryv1.EndpointSlice) (h Health) {
+	number := s.service.Spec.HealthCheckNodePort
+	if number == 0 {
+		return h
 	}
-	return Translation{s.services, s.faults}
+	if number < 0 || number > 65535 {
+		s.faults.add(ObjectInvalid, s.object, "give it a port from 1 to 65535", "healthCheckNodePort %d is none", number)
+		return h
+	}
+	h.Port = uint16(number)
+	pods := map[bool]map[netip.Addr]bool{true: {}, false: {}}
+	for i := range s.service.Spec.Ports {
+		for _, e := range s.endpoints(&s.service.Spec.Ports[i], endpointSlices) {
+			if e.local && e.standing == ready {
+				pods[e.Address.Is4()][e.Address] = true
+			}
+		}
+	}
+	h.Local = max(len(pods[true]), len(pods[false]))
+	return h
 }
 
 // ours reports whether a Service is for this proxy. A label without a value gives it to another one, too.
@@ -181,6 +210,7 @@ type variant struct {
 	suffix    string
 	frontends []model.Frontend
 	local     bool // backends on this node alone
+	inside    bool // for clients outside the cluster: those inside have another one at the same frontends
 	allow     []netip.Prefix
 }
 
@@ -203,19 +233,41 @@ func (s *translation) port(port *corev1.ServicePort, endpointSlices []*discovery
 		outer.frontends = append(outer.frontends, restricted.frontends...)
 		restricted.frontends = nil
 	}
+	everywhere := outer.forInside(&inner)
 	if outer.local == inner.local {
-		inner.frontends = append(inner.frontends, outer.frontends...)
+		inner.frontends, inner.inside = append(inner.frontends, outer.frontends...), outer.inside
 		outer.frontends = nil
 	}
 	name := s.service.Namespace + "/" + s.service.Name
 	if port.Name != "" {
 		name += ":" + port.Name
 	}
-	for _, v := range []variant{inner, outer, restricted} {
+	for _, v := range []variant{inner, everywhere, outer, restricted} {
 		if len(v.frontends) > 0 {
 			s.services = append(s.services, s.serviceOf(name, v, endpoints, protocol))
 		}
 	}
+}
+
+// forInside has clients in the cluster reach all endpoints at external frontends, whatever the policy for those outside: a
+// client in the cluster was not sent to this node by a balancer that knows where endpoints are, and kube-proxy does the
+// same (short circuit in pkg/proxy/nftables). Where inner is for all endpoints, it gets the
+// frontends, else the variant that is returned.
+func (v *variant) forInside(inner *variant) (everywhere variant) {
+	if !v.local {
+		return everywhere
+	}
+	to := inner
+	if inner.local {
+		everywhere.suffix = "@cluster"
+		to = &everywhere
+	}
+	for _, f := range v.frontends {
+		v.inside = true
+		f.Protocol |= model.Inside
+		to.frontends = append(to.frontends, f)
+	}
+	return everywhere
 }
 
 // serviceOf is the balancer's service of a variant.
@@ -227,7 +279,7 @@ func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, pr
 		AffinityTimeout: s.sticky, AllowFrom: v.allow,
 		// Without any endpoint clients hear it at once. With one on another node they do not: a
 		// balancer in front sends them there as soon as it has noticed, and a refusal would be final.
-		Policy: model.Policy{Rejects: !elsewhere},
+		Policy: model.Policy{Rejects: !elsewhere, Inside: v.inside, PassesBegun: s.t.Moving},
 	}
 	if v.local {
 		service.Forwarding = model.ForwardingNATDestination // the pod sees the client: the policy is for that

@@ -48,6 +48,9 @@ func dump(services []model.Service, faults []translate.Fault) string {
 		if s.Policy.Rejects {
 			b.WriteString(" rejects")
 		}
+		if s.Policy.Inside {
+			b.WriteString(" inside")
+		}
 		if s.AffinityTimeout > 0 {
 			fmt.Fprintf(&b, " affinity=%s", s.AffinityTimeout)
 		}
@@ -184,13 +187,14 @@ default/web@load-balancer nat rejects allow=[0.0.0.0/32]
   tcp 192.0.2.7:80
 object_invalid Service default/web: source range "everybody" is no prefix; nobody is let in by it: correct it
 `},
-	{"external traffic stays on the node", strings.Replace(with("externalTrafficPolicy: Local, externalIPs: [192.0.2.1]"), "ClusterIP,", "NodePort,", 1) + slice +
+	{"external traffic stays on the node, and clients in the cluster reach all", strings.Replace(with("externalTrafficPolicy: Local, externalIPs: [192.0.2.1]"), "ClusterIP,", "NodePort,", 1) + slice +
 		"- {addresses: [10.244.0.5], nodeName: n1}\n- {addresses: [10.244.1.5], nodeName: n2}", `
 default/web nat rejects
   tcp 10.96.0.10:80
+  tcp-inside 192.0.2.1:80
   -> 10.244.0.5:8080 weight 1 (10.244.0.5:8080)
   -> 10.244.1.5:8080 weight 1 (10.244.1.5:8080)
-default/web@external nat-destination rejects
+default/web@external nat-destination rejects inside
   tcp 192.0.2.1:80
   -> 10.244.0.5:8080 weight 1 (10.244.0.5:8080)
 `},
@@ -219,10 +223,14 @@ default/web nat rejects
 `},
 	{"endpoints that end serve on this node while none is ready here", strings.Replace(with("externalTrafficPolicy: Local, internalTrafficPolicy: Local, externalIPs: [192.0.2.1]"), "ClusterIP,", "NodePort,", 1) + slice +
 		"- {addresses: [10.244.1.5], nodeName: n2}\n- {addresses: [10.244.0.7], nodeName: n1, conditions: {ready: false, serving: true, terminating: true}}", `
-default/web nat-destination rejects
+default/web nat-destination rejects inside
   tcp 10.96.0.10:80
   tcp 192.0.2.1:80
   -> 10.244.0.7:8080 weight 1 (10.244.0.7:8080)
+default/web@cluster nat rejects
+  tcp-inside 192.0.2.1:80
+  -> 10.244.0.7:8080 weight 0 (10.244.0.7:8080)
+  -> 10.244.1.5:8080 weight 1 (10.244.1.5:8080)
 `},
 	{"addresses of pods that are not ready are published as ready", with("publishNotReadyAddresses: true") + slice + "- {addresses: [10.244.0.5], conditions: {ready: true, serving: false, terminating: true}}", `
 default/web nat rejects
@@ -277,10 +285,10 @@ default/web:t nat rejects
   tcp 10.96.0.10:80
 sctp_refused Service default/web: port 132 is SCTP, which shunt does not balance: packets to it are not taken: use TCP or UDP, or clients that talk to the pods directly
 `},
-	{"a port that answers whether there are pods", with("healthCheckNodePort: 31000"), `
+	{"a port for health that is none", with("healthCheckNodePort: 70000"), `
 default/web nat rejects
   tcp 10.96.0.10:80
-health_port_unserved Service default/web: healthCheckNodePort 31000 is not answered by this version: let the outer load balancer probe the node port itself
+object_invalid Service default/web: healthCheckNodePort 70000 is none: give it a port from 1 to 65535
 `},
 	{"endpoints and slices that are wrong", onePort + slice + "- {addresses: [127.0.0.1]}\n- {addresses: ['fd00::5']}\n- {addresses: []}\n- {addresses: [10.244.0.5]}\n---\nports: [{port: 0}]\nendpoints: [{addresses: [10.244.0.6]}]\n---\nports: [{}]", `
 default/web nat rejects
@@ -441,4 +449,54 @@ x/old
   tcp 10.0.0.4:0
 frontend_taken Service x/old: tcp 10.0.0.4:0 is not served for x/old@external: it is x/old already: give one of them another address or port
 `)
+}
+
+// TestHealth: pods on this node that are ready count, each once, whatever its ports and families.
+func TestHealth(t *testing.T) {
+	const spec = "spec: {clusterIPs: [10.96.0.10, 'fd00:96::10'], healthCheckNodePort: 31000, ports: [{port: 80}, {name: x, port: 81}]}"
+	const ports = "\n---\nports: [{name: '', port: 8080}, {name: x, port: 8081}]\nendpoints:\n"
+	here4, here6 := "- {addresses: [10.244.0.5], nodeName: n1}\n", "- {addresses: ['fd00:244::5'], nodeName: n1}\n"
+	for _, c := range []struct {
+		name, objects string
+		want          translate.Health
+	}{
+		{"no port", onePort + slice + here4, translate.Health{}},
+		{"nobody", spec, translate.Health{Port: 31000}},
+		{"one of two ports and families, and others", spec + ports + here4 + "- {addresses: [10.244.0.6], nodeName: n2}\n- {addresses: [10.244.0.7], nodeName: n1, conditions: {ready: false}}\n" +
+			"- {addresses: [10.244.0.8], nodeName: n1, conditions: {ready: false, serving: true, terminating: true}}\n---\naddressType: IPv6" + strings.TrimPrefix(ports, "\n---") + here6, translate.Health{Port: 31000, Local: 1}},
+		{"two", spec + ports + here4 + "- {addresses: [10.244.0.6], nodeName: n1}\n", translate.Health{Port: 31000, Local: 2}},
+	} {
+		service, endpointSlices := objects(t, c.objects)
+		translator := translate.Translator{Node: here}
+		got := translator.Service(service, endpointSlices)
+		if got.Health != c.want || len(got.Faults) > 0 {
+			t.Errorf("%s: %+v, want %+v; %v", c.name, got.Health, c.want, got.Faults)
+		}
+		var set translate.Set
+		before := translate.Health{Port: 31000, Local: 7}
+		set.Put("default/web", time.Time{}, translate.Translation{Services: got.Services, Health: before})
+		if changed := set.Put("default/web", time.Time{}, got); !changed {
+			t.Errorf("%s: the set does not see the change from %+v", c.name, before)
+		}
+		if h, is := set.Health()["default/web"]; h != c.want || is != (c.want.Port != 0) {
+			t.Errorf("%s: the set has %+v", c.name, h)
+		}
+	}
+}
+
+// TestMoving: all services leave to the host what began before, if they are told to, and none otherwise.
+func TestMoving(t *testing.T) {
+	service, endpointSlices := objects(t, strings.Replace(with("externalTrafficPolicy: Local, externalIPs: [192.0.2.1]"), "ClusterIP,", "NodePort,", 1)+"\n---\n"+onePod)
+	for _, moving := range []bool{false, true} {
+		translator := translate.Translator{Node: here, Moving: moving}
+		got := translator.Service(service, endpointSlices).Services
+		if len(got) != 2 {
+			t.Fatalf("%+v", got)
+		}
+		for _, s := range got {
+			if s.Policy.PassesBegun != moving {
+				t.Errorf("moving %t: %s has %+v", moving, s.Name, s.Policy)
+			}
+		}
+	}
 }

@@ -28,14 +28,14 @@ struct call {
 	__u32 service; /* generation:8 | index:24; found on the way */
 };
 
-/* The index of the service at an address, or SERVICE_NONE: what service_find() says of a packet.
- * Nothing is noted in sh_known: that is for programs that nothing preempts. */
-static __noinline __u32 service_at(const struct call *call)
+/* The index of the service at an address, or SERVICE_NONE: what service_find() says of a packet of
+ * this protocol. Nothing is noted in sh_known: that is for programs that nothing preempts. */
+static __noinline __u32 service_at(const struct call *call, __u8 protocol)
 {
 	struct settings *settings = settings_get();
 	struct frontend_key exact = { .address = call->at,
 				      .port = call->port,
-				      .protocol = call->protocol };
+				      .protocol = protocol };
 	struct packet p = {};
 	struct frontend *found;
 	__u64 word;
@@ -52,7 +52,7 @@ static __noinline __u32 service_at(const struct call *call)
 	}
 	p.key.destination = call->at;
 	p.key.destination_port = call->port;
-	p.key.protocol = call->protocol;
+	p.key.protocol = protocol;
 	return range_find(&p);
 }
 
@@ -149,6 +149,19 @@ static __always_inline int outcome_translates(enum sock_outcome outcome)
 	       outcome == OUTCOME_KEPT || outcome == OUTCOME_AFFINITY;
 }
 
+/* The service that sockets of this host have where everybody else has *index, which it changes. It is
+ * everybody's while there is no other: the daemon makes the flag and the frontend one after the other. */
+static __noinline struct service *service_inside(const struct call *call, __u32 *index,
+						 struct service *everybodys)
+{
+	__u32 inside = service_at(call, call->protocol | FRONTEND_INSIDE);
+
+	if (inside == SERVICE_NONE)
+		return everybodys;
+	*index = inside;
+	return bpf_map_lookup_elem(&sh_services, index);
+}
+
 /* Finds the service that a call is for. OUTCOME_CHOSEN: there is one, and it is for sockets. */
 static __noinline enum sock_outcome service_open(struct bpf_sock_addr *ctx, struct call *call,
 						 __u32 *index)
@@ -158,10 +171,12 @@ static __noinline enum sock_outcome service_open(struct bpf_sock_addr *ctx, stru
 
 	if (!address_scope(ctx, &call->to, &call->at))
 		return OUTCOME_NONE;
-	*index = service_at(call);
+	*index = service_at(call, call->protocol);
 	if (*index == SERVICE_NONE)
 		return OUTCOME_NONE;
 	service = bpf_map_lookup_elem(&sh_services, index);
+	if (service && (*(volatile __u32 *)&service->flags & SERVICE_INSIDE))
+		service = service_inside(call, index, service);
 	if (!service || !service->live)
 		return OUTCOME_NONE;
 	call->service = *index | (__u32)service->generation << 24;
@@ -220,7 +235,7 @@ static __noinline int call_translate(struct bpf_sock_addr *ctx, struct call *cal
 static __noinline __u32 service_at_address(const struct call *call, const struct addr *at)
 {
 	struct call there = { .at = *at, .port = call->port, .protocol = call->protocol };
-	__u32 index = service_at(&there);
+	__u32 index = service_at(&there, there.protocol);
 	struct service *service;
 
 	if (index == SERVICE_NONE)

@@ -82,6 +82,7 @@ const (
 	abiConstantHOP_CHECK_SHIFT     abiConstant = 54
 	abiConstantINTERFACE_MAX       abiConstant = 64
 	abiConstantFRONTEND_FRAGMENTS  abiConstant = 128
+	abiConstantFRONTEND_INSIDE     abiConstant = 64
 	abiConstantFRAGMENT_NOTES_MAX  abiConstant = 16384
 	abiConstantFILTER_ALLOWS       abiConstant = 1
 	abiConstantFILTER_BITS_SHIFT   abiConstant = 8
@@ -305,6 +306,8 @@ const (
 	abiServiceFlagSERVICE_REJECTS          abiServiceFlag = 1
 	abiServiceFlagSERVICE_HASHES_ADDRESSES abiServiceFlag = 2
 	abiServiceFlagSERVICE_FILTERS          abiServiceFlag = 4
+	abiServiceFlagSERVICE_INSIDE           abiServiceFlag = 8
+	abiServiceFlagSERVICE_PASSES_BEGUN     abiServiceFlag = 16
 )
 
 type abiServiceFlows struct {

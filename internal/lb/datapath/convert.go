@@ -110,8 +110,11 @@ func toRun(first, count uint32) uint64 { return uint64(first)<<32 | uint64(count
 
 func fromRun(run uint64) (first, count uint32) { return uint32(run >> 32), uint32(run) }
 
-// The programs look for fragments' frontends where these are written.
-var _ [0]struct{} = [model.Fragments - model.Protocol(abiConstantFRONTEND_FRAGMENTS)]struct{}{}
+// The programs look for frontends of fragments, and of clients on this host, where these are written.
+var (
+	_ [0]struct{} = [model.Fragments - model.Protocol(abiConstantFRONTEND_FRAGMENTS)]struct{}{}
+	_ [0]struct{} = [model.Inside - model.Protocol(abiConstantFRONTEND_INSIDE)]struct{}{}
+)
 
 func toFrontendKey(f model.Frontend) abiFrontendKey {
 	return abiFrontendKey{Address: toAddr(f.Address), Port: kernel.ToWire(f.Ports.First), Protocol: uint8(f.Protocol)}
@@ -345,6 +348,8 @@ func policyFlags(p *model.Policy) map[abiServiceFlag]*bool {
 		abiServiceFlagSERVICE_REJECTS:          &p.Rejects,
 		abiServiceFlagSERVICE_HASHES_ADDRESSES: &p.HashAddresses,
 		abiServiceFlagSERVICE_FILTERS:          &p.Filters,
+		abiServiceFlagSERVICE_INSIDE:           &p.Inside,
+		abiServiceFlagSERVICE_PASSES_BEGUN:     &p.PassesBegun,
 	}
 }
 

@@ -27,10 +27,17 @@ const (
 // own: which service the protocol's fragments without ports are for. Its port is 0.
 const Fragments Protocol = 0x80
 
+// Inside is added to a protocol in a frontend that clients on this host have alone, at its sockets: everybody else has
+// the frontend without it, of a service with Policy.Inside.
+const Inside Protocol = 0x40
+
 // String is the word used in configuration, output and metrics.
 func (p Protocol) String() string {
 	if p&Fragments != 0 {
 		return (p &^ Fragments).String() + "-fragments"
+	}
+	if p&Inside != 0 {
+		return (p &^ Inside).String() + "-inside"
 	}
 	switch p {
 	case TCP:
@@ -257,6 +264,12 @@ type Policy struct {
 	// Filters is whether only some sources may. The reconciler sets it, by Service.AllowFrom and
 	// DenyFrom and for each family apart.
 	Filters bool
+	// Inside is whether clients on this host have another service at frontends of this one: the one that has them with
+	// the protocol Inside.
+	Inside bool
+	// PassesBegun leaves TCP connections to this host that shunt has not seen begin: its connection tracking has them
+	// from before the service was shunt's. It matters for forwarding that translates.
+	PassesBegun bool
 	// FlowsMax bounds the service's tracked flows; 0: no bound of its own.
 	FlowsMax uint32
 	// SourceRate bounds the new flows of one source address per second; 0: no bound.

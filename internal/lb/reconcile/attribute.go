@@ -36,6 +36,8 @@ func policyAttributes(p model.Policy) []attribute {
 	return []attribute{
 		{"on_no_backend", choose(p.Rejects, "reject", "drop")},
 		{"hash", choose(p.HashAddresses, "addresses", "flow")},
+		{"inside", choose(p.Inside, "another service", none)},
+		{"begun_before", choose(p.PassesBegun, "pass", "take")},
 		{"max_flows", bound(p.FlowsMax)},
 		{"max_new_flows_per_source", choose(p.SourceRate > 0, fmt.Sprintf("%d/s", p.SourceRate), none)},
 		{"tcp_mss", bound(uint32(p.TCPMSS))},

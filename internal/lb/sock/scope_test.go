@@ -51,6 +51,48 @@ func (b *bed) inAPod(name string, f func(pod *bed)) {
 	<-done
 }
 
+// Clients on this host have a service of their own at a frontend whose service says so, and nobody else does.
+func TestInside(t *testing.T) {
+	b := newBed(t)
+	outer, inner := b.listenTCP(first+":8080"), b.listenTCP(second+":8080")
+	b.listenUDP(outer)
+	b.listenUDP(inner)
+	everybodys := service("web@external", vip, one(80), outer)
+	everybodys.Policy.Inside = true
+	others := service("plain", vip2, one(80), outer) // it does not say so
+	own := service("web", vip, one(80), inner)
+	own.Frontends = append(own.Frontends, service("", vip2, one(80)).Frontends...)
+	for i := range own.Frontends {
+		own.Frontends[i].Protocol |= model.Inside
+	}
+	asks := func(at, backend string) {
+		t.Helper()
+		tcp := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+		must(t, tcp.connect(at+":80"))
+		tcp.wantGreeting(backend)
+		tcp.wantPeer(at + ":80")
+		b.socket(unix.AF_INET6, unix.SOCK_DGRAM, 0).wantAsk(at+":80", backend, at+":80")
+	}
+	b.serve(everybodys, others) // as it is before the frontends of the other one are written
+	asks(vip, outer)
+	b.serve(everybodys, others, own)
+	asks(vip, inner)
+	asks(vip2, outer)
+
+	stays := b.socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	stays.wantAsk(vip+":80", inner, vip+":80")
+	own.Backends = nil
+	own.Policy.Rejects = true
+	b.serve(everybodys, others, own)
+	if err := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0).connect(vip + ":80"); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("without a backend of its own: %v, want %v", err, unix.ECONNREFUSED)
+	}
+	everybodys.Policy.Inside = false
+	b.serve(everybodys, others, own)
+	asks(vip, outer)
+	stays.wantAsk(vip+":80", outer, vip+":80")
+}
+
 // A service at a loopback address is one at all of the family's, for the host's own sockets.
 func TestLoopback(t *testing.T) {
 	b := newBed(t)

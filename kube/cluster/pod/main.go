@@ -4,7 +4,8 @@
 //	pod serve    HTTP on port 8080, and UDP on 5353: who is asked, and by which address
 //
 // A server also asks, for a client that is elsewhere: GET /ask?network=tcp&address=10.96.0.10:80 opens a
-// connection from the pod, and the answer to that is its own answer.
+// connection from the pod, and the answer to that is its own answer. GET /hold?address=… opens a TCP connection that stays, and
+// GET /held?connection=N asks once more on it, where N is what /hold has answered.
 package main
 
 import (
@@ -15,6 +16,8 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -82,6 +85,9 @@ func serve() error {
 		answer, err := ask(r.Context(), r.FormValue("network"), r.FormValue("address"))
 		reply(w, answer, err)
 	})
+	held := &connections{}
+	mux.HandleFunc("GET /hold", held.hold)
+	mux.HandleFunc("GET /held", held.ask)
 	go func() { ended <- http.ListenAndServe(":8080", mux) }()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -115,6 +121,45 @@ func ask(ctx context.Context, network, address string) (lab.Answer, error) {
 	}
 	defer conn.Close()
 	return lab.AskUDPOn(ctx, conn, []byte("who?"))
+}
+
+// connections stay open until the server ends.
+type connections struct {
+	mutex sync.Mutex
+	all   []*lab.Session
+}
+
+func (c *connections) hold(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), patience)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", r.FormValue("address"))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	c.all = append(c.all, lab.NewSession(conn))
+	fmt.Fprint(w, len(c.all)-1)
+}
+
+func (c *connections) ask(w http.ResponseWriter, r *http.Request) {
+	n, err := strconv.Atoi(r.FormValue("connection"))
+	c.mutex.Lock()
+	if err == nil && (n < 0 || n >= len(c.all)) {
+		err = fmt.Errorf("connection %d of %d", n, len(c.all))
+	}
+	if err != nil {
+		c.mutex.Unlock()
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	session := c.all[n]
+	c.mutex.Unlock()
+	ctx, cancel := context.WithTimeout(r.Context(), patience)
+	defer cancel()
+	answer, err := session.Ask(ctx, "/")
+	reply(w, answer, err)
 }
 
 // echo answers each datagram with the server's name, the client's address, and the datagram.
