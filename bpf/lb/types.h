@@ -124,6 +124,7 @@ enum service_flag {
 	SERVICE_HASHES_ADDRESSES = 0x02, /* the slot depends on the two addresses alone */
 	SERVICE_FILTERS = 0x04, /* sh_filters says who may */
 	SERVICE_INSIDE = 0x08, /* sockets of this host have another one, see struct frontend_key */
+	SERVICE_DRAWS = 0x10, /* a client without an entry gets the backend of its flow's slot */
 };
 
 struct service {

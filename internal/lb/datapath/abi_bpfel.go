@@ -307,6 +307,7 @@ const (
 	abiServiceFlagSERVICE_HASHES_ADDRESSES abiServiceFlag = 2
 	abiServiceFlagSERVICE_FILTERS          abiServiceFlag = 4
 	abiServiceFlagSERVICE_INSIDE           abiServiceFlag = 8
+	abiServiceFlagSERVICE_DRAWS            abiServiceFlag = 16
 )
 
 type abiServiceFlows struct {

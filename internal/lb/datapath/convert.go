@@ -349,6 +349,7 @@ func policyFlags(p *model.Policy) map[abiServiceFlag]*bool {
 		abiServiceFlagSERVICE_HASHES_ADDRESSES: &p.HashAddresses,
 		abiServiceFlagSERVICE_FILTERS:          &p.Filters,
 		abiServiceFlagSERVICE_INSIDE:           &p.Inside,
+		abiServiceFlagSERVICE_DRAWS:            &p.Draws,
 	}
 }
 
