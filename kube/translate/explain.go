@@ -70,13 +70,15 @@ func (t *Translator) Explain(service *corev1.Service, endpointSlices []*discover
 
 // notOurs is why a Service is not for this proxy, or empty.
 func (t *Translator) notOurs(service *corev1.Service) string {
-	switch label, has := service.Labels[proxyName]; {
+	switch label := service.Labels[proxyName]; {
 	case service.Spec.Type == corev1.ServiceTypeExternalName:
 		return fmt.Sprintf("it is of type ExternalName: DNS answers with %s, and no packet goes to the Service", service.Spec.ExternalName)
-	case label != t.ProxyName && has:
+	case labelled(service, proxyName) && (label != t.ProxyName || t.ProxyName == ""):
 		return fmt.Sprintf("its label %s gives it to %q", proxyName, label)
 	case label != t.ProxyName:
 		return fmt.Sprintf("it does not have the label %s: %s, and this shunt-kube serves those alone that have", proxyName, t.ProxyName)
+	case labelled(service, headless):
+		return fmt.Sprintf("its label %s makes it headless: DNS answers with the pods' addresses, and no packet goes to the Service", headless)
 	case !t.ours(service):
 		return "it is headless: DNS answers with the pods' addresses, and no packet goes to the Service"
 	}

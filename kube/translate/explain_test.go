@@ -62,6 +62,10 @@ sctp_refused
 		"by name":  {"spec: {type: ExternalName, externalName: example.org}", "it is of type ExternalName: DNS answers with example.org, and no packet goes to the Service\n"},
 		"another's": {"metadata: {namespace: default, name: web, labels: {service.kubernetes.io/service-proxy-name: x}}\nspec: {clusterIPs: [10.96.0.1]}",
 			"its label service.kubernetes.io/service-proxy-name gives it to \"x\"\n"},
+		"another's without a name": {"metadata: {namespace: default, name: web, labels: {service.kubernetes.io/service-proxy-name: ''}}\nspec: {clusterIPs: [10.96.0.1]}",
+			"its label service.kubernetes.io/service-proxy-name gives it to \"\"\n"},
+		"headless by its label": {"metadata: {namespace: default, name: web, labels: {service.kubernetes.io/headless: ''}}\nspec: {clusterIPs: [10.96.0.1]}",
+			"its label service.kubernetes.io/headless makes it headless: DNS answers with the pods' addresses, and no packet goes to the Service\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			service, slices := objects(t, c.spec+slice)

@@ -19,6 +19,10 @@ import (
 // documentation: service.kubernetes.io/service-proxy-name).
 const proxyName = "service.kubernetes.io/service-proxy-name"
 
+// headless is the label that, with any value, makes a Service headless though it has a cluster IP, as kube-proxy has it (core/v1
+// documentation: IsHeadlessService).
+const headless = corev1.IsHeadlessService
+
 // affinityMax is the longest time that the configuration file takes for affinity, too.
 const affinityMax = 12 * time.Hour
 
@@ -109,13 +113,20 @@ func (s *translation) health(endpointSlices []*discoveryv1.EndpointSlice) (h Hea
 	return h
 }
 
-// ours reports whether a Service is for this proxy.
+// ours reports whether a Service is for this proxy. A label without a value gives it to another one, too.
 func (t *Translator) ours(service *corev1.Service) bool {
-	if service.Spec.Type == corev1.ServiceTypeExternalName || service.Labels[proxyName] != t.ProxyName {
+	if service.Spec.Type == corev1.ServiceTypeExternalName || labelled(service, headless) ||
+		service.Labels[proxyName] != t.ProxyName || labelled(service, proxyName) != (t.ProxyName != "") {
 		return false
 	}
 	addresses := clusterIPs(service)
 	return len(addresses) > 0 && addresses[0] != corev1.ClusterIPNone
+}
+
+// labelled reports whether a Service has a label, whatever its value.
+func labelled(service *corev1.Service, label string) bool {
+	_, is := service.Labels[label]
+	return is
 }
 
 // clusterIPs is the present field, or the one of before dual stack.

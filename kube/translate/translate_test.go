@@ -102,6 +102,8 @@ default/web nat rejects
 	{"an external name", "spec: {type: ExternalName, externalName: example.org, ports: [{port: 80}]}", ""},
 	{"no cluster IP yet", "spec: {ports: [{port: 80}]}", ""},
 	{"another proxy's", "metadata: {labels: {service.kubernetes.io/service-proxy-name: other}}\n" + onePort, ""},
+	{"another proxy's, that has no name", "metadata: {labels: {service.kubernetes.io/service-proxy-name: ''}}\n" + onePort, ""},
+	{"headless by its label", "metadata: {labels: {service.kubernetes.io/headless: ''}}\n" + onePort, ""},
 	{"several ports, by name, of two protocols", `
 spec: {clusterIPs: [10.96.0.10], ports: [{name: dns, port: 53, protocol: UDP}, {name: dns-tcp, port: 53, protocol: TCP}, {name: metrics, port: 9153}]}
 ---
