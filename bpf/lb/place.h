@@ -31,6 +31,7 @@ struct placing {
 	__u8 drains;   /* previous gets no new flows */
 	__u8 pad[3];
 	__u32 client_backend; /* of the client's entry, which drains: for a flow of its own; or 0 */
+	__u32 drawn; /* for a client without an entry, instead of its own slot's; or 0 */
 };
 
 SCRATCH(sh_placing, struct placing);
@@ -166,7 +167,7 @@ static __noinline __u32 unremembered_place(const struct packet *p, const struct 
 {
 	struct placing *placing = scratch_of(&sh_placing);
 	int is_client = key->protocol == 0, in_middle;
-	__u32 current, previous, choice, remembered;
+	__u32 current, previous, choice, remembered, drawn;
 	__u8 flags = 0;
 
 	if (!placing)
@@ -178,6 +179,9 @@ static __noinline __u32 unremembered_place(const struct packet *p, const struct 
 	if ((placing->first && !is_client) || (!in_middle && placing->drains) ||
 	    placing->client_backend)
 		choice = current;
+	drawn = is_client ? placing->drawn : 0;
+	if (drawn)
+		choice = drawn;
 	if (!choice || is_quoted(p) || (p->tcp_flags & TCP_RST) ||
 	    (slot_state(placing->slot) != SLOT_TRANSITION && placing->tracking != TRACKING_ALWAYS &&
 	     !placing->client_backend))
@@ -198,6 +202,8 @@ static __noinline __u32 unremembered_place(const struct packet *p, const struct 
 	 * else to the previous backend. */
 	if (placing->client_backend)
 		return placing->client_backend;
+	if (drawn)
+		return current;
 	return previous && placing->first ? previous : choice;
 }
 
@@ -222,12 +228,16 @@ __stage __u32 backend_place(const struct packet *p, const struct service *servic
 	placing->tracking = service->tracking;
 	placing->first = first;
 	placing->client_backend = 0;
+	placing->drawn = 0;
 	previous_find(placing, *(volatile __u64 *)&service->table_before);
 	found = remembered_follow(p, &placing->key);
 	if (found)
 		return found;
 	if (!service->affinity_ticks)
 		return unremembered_place(p, &placing->key);
+	if (service->flags & SERVICE_DRAWS)
+		placing->drawn = slot_current(slot_get(*(volatile __u64 *)&service->table,
+						       flow_hash(&p->key, service->seed)));
 	client = &placing->client_key;
 	client_key(client, &p->key.source, placing->service);
 	found = remembered_follow(p, client);

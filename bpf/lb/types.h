@@ -125,6 +125,7 @@ enum service_flag {
 	SERVICE_FILTERS = 0x04, /* sh_filters says who may */
 	SERVICE_INSIDE = 0x08, /* sockets of this host have another one, see struct frontend_key */
 	SERVICE_PASSES_BEGUN = 0x10, /* with NAT, TCP in its middle without a flow is the host's */
+	SERVICE_DRAWS = 0x20, /* a client without an entry gets the backend of its flow's slot */
 };
 
 struct service {

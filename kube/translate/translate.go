@@ -281,6 +281,9 @@ func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, pr
 		// balancer in front sends them there as soon as it has noticed, and a refusal would be final.
 		Policy: model.Policy{Rejects: !elsewhere, Inside: v.inside, PassesBegun: s.t.Moving},
 	}
+	if s.sticky > 0 { // a client is another one after its time, as kube-proxy has it: its address alone would choose the same pod for ever
+		service.Tracking, service.Policy.Draws = model.TrackingAlways, true
+	}
 	if v.local {
 		service.Forwarding = model.ForwardingNATDestination // the pod sees the client: the policy is for that
 	}

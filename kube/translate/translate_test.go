@@ -53,6 +53,9 @@ func dump(services []model.Service, faults []translate.Fault) string {
 		}
 		if s.AffinityTimeout > 0 {
 			fmt.Fprintf(&b, " affinity=%s", s.AffinityTimeout)
+			if s.Policy.Draws && s.Tracking == model.TrackingAlways {
+				b.WriteString(" drawn")
+			}
 		}
 		if len(s.AllowFrom) > 0 {
 			fmt.Fprintf(&b, " allow=%v", s.AllowFrom)
@@ -268,15 +271,15 @@ default/web nat rejects
   -> 10.244.1.5:8080 weight 1 (10.244.1.5:8080)
 `},
 	{"affinity", with("sessionAffinity: ClientIP"), `
-default/web nat rejects affinity=3h0m0s
+default/web nat rejects affinity=3h0m0s drawn
   tcp 10.96.0.10:80
 `},
 	{"affinity of its own time", with("sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 60}}"), `
-default/web nat rejects affinity=1m0s
+default/web nat rejects affinity=1m0s drawn
   tcp 10.96.0.10:80
 `},
 	{"affinity that is too long", with("sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86400}}"), `
-default/web nat rejects affinity=12h0m0s
+default/web nat rejects affinity=12h0m0s drawn
   tcp 10.96.0.10:80
 affinity_shortened Service default/web: session affinity of 86400 s is kept for 43200 s after a client's last packet: give it at most 43200 seconds, or accept that an idle client may be placed anew
 `},

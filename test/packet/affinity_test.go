@@ -72,6 +72,34 @@ func TestAffinityNAT(t *testing.T) {
 	p.soundTable()
 }
 
+// TestAffinityDrawn: where clients draw, one keeps its backend while it is remembered, and may get any one after that.
+func TestAffinityDrawn(t *testing.T) {
+	t.Parallel()
+	p := newWorld(t).place(portMovingNAT)
+	p.change(func(r *reconcile.ServiceRecord) {
+		r.Tracking, r.AffinityTimeout, r.Policy.Draws = model.TrackingAlways, affinity, true
+	})
+	for _, k := range kinds {
+		client, used := p.newClient(), map[string]int{}
+		for flow := uint16(1); flow <= 60; flow++ {
+			drawn := p.follow(p.packet(k, client, flow, "S"))
+			used[drawn]++
+			for later := flow + 100; later <= flow+1000; later += 100 {
+				if got := p.follow(p.packet(k, client, later, "S")); got != drawn {
+					t.Fatalf("%s: a client that is remembered went to %s and to %s", k, drawn, got)
+				}
+			}
+			p.age(clientOf(p.packet(k, client, flow, "S")), int(affinity/time.Second)+3)
+		}
+		for _, letter := range movingLetters {
+			if used[string(letter)] < 8 {
+				t.Errorf("%s: a client that was forgotten 60 times drew %v", k, used)
+			}
+		}
+	}
+	p.soundTable()
+}
+
 // TestAffinityNATCountsPackets: a client stays with its backend as long as one of its flows there
 // goes on, and a packet that comes too late does not bring it back.
 func TestAffinityNATCountsPackets(t *testing.T) {

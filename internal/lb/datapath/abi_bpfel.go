@@ -308,6 +308,7 @@ const (
 	abiServiceFlagSERVICE_FILTERS          abiServiceFlag = 4
 	abiServiceFlagSERVICE_INSIDE           abiServiceFlag = 8
 	abiServiceFlagSERVICE_PASSES_BEGUN     abiServiceFlag = 16
+	abiServiceFlagSERVICE_DRAWS            abiServiceFlag = 32
 )
 
 type abiServiceFlows struct {

@@ -350,6 +350,7 @@ func policyFlags(p *model.Policy) map[abiServiceFlag]*bool {
 		abiServiceFlagSERVICE_FILTERS:          &p.Filters,
 		abiServiceFlagSERVICE_INSIDE:           &p.Inside,
 		abiServiceFlagSERVICE_PASSES_BEGUN:     &p.PassesBegun,
+		abiServiceFlagSERVICE_DRAWS:            &p.Draws,
 	}
 }
 

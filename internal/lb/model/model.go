@@ -267,6 +267,9 @@ type Policy struct {
 	// Inside is whether clients on this host have another service at frontends of this one: the one that has them with
 	// the protocol Inside.
 	Inside bool
+	// Draws has a client of affinity that is not remembered, or no longer, placed as its flow is: after its time it may
+	// get another backend. Otherwise its address decides, and it gets the same one. It needs TrackingAlways.
+	Draws bool
 	// PassesBegun leaves TCP connections to this host that shunt has not seen begin: its connection tracking has them
 	// from before the service was shunt's. It matters for forwarding that translates.
 	PassesBegun bool

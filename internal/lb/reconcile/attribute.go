@@ -36,6 +36,7 @@ func policyAttributes(p model.Policy) []attribute {
 	return []attribute{
 		{"on_no_backend", choose(p.Rejects, "reject", "drop")},
 		{"hash", choose(p.HashAddresses, "addresses", "flow")},
+		{"affinity_choice", choose(p.Draws, "drawn", "by address")},
 		{"inside", choose(p.Inside, "another service", none)},
 		{"begun_before", choose(p.PassesBegun, "pass", "take")},
 		{"max_flows", bound(p.FlowsMax)},

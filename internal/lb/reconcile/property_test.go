@@ -133,7 +133,7 @@ func (w *world) drawDesired() reconcile.Desired {
 			Tracking:        rapid.SampledFrom([]model.Tracking{model.TrackingAuto, model.TrackingAuto, model.TrackingAlways, model.TrackingNone}).Draw(w.T, "tracking"),
 			AffinityTimeout: rapid.SampledFrom([]time.Duration{0, 0, time.Hour}).Draw(w.T, "affinity"),
 			ClosesDown:      rapid.IntRange(0, 2).Draw(w.T, "closes down") == 0,
-			Policy:          model.Policy{Rejects: rapid.Bool().Draw(w.T, "rejects"), HashAddresses: rapid.Bool().Draw(w.T, "hashes addresses"), FlowsMax: uint32(rapid.IntRange(0, 2).Draw(w.T, "flows max"))},
+			Policy:          model.Policy{Rejects: rapid.Bool().Draw(w.T, "rejects"), HashAddresses: rapid.Bool().Draw(w.T, "hashes addresses"), Draws: rapid.Bool().Draw(w.T, "draws"), FlowsMax: uint32(rapid.IntRange(0, 2).Draw(w.T, "flows max"))},
 			Announce:        rapid.SampledFrom([]model.Announce{model.AnnounceL2, model.AnnounceNone}).Draw(w.T, "announce"),
 			TableSize:       rapid.SampledFrom([]uint32{251, 509}).Draw(w.T, "size"),
 		}
