@@ -162,7 +162,57 @@ type pairs struct {
 }
 
 func newPairs(instance string, log *slog.Logger) *pairs {
-	return &pairs{above: filepath.Join(kernel.Directory(kernel.DefaultPinRoot, pairsFolder), instance), log: log, past: shortcut.Counts{}, stop: make(chan struct{})}
+	return &pairs{above: pinsOf(instance), log: log, past: shortcut.Counts{}, stop: make(chan struct{})}
+}
+
+// pinsOf is the folder of the folders with pins of an instance.
+func pinsOf(instance string) string {
+	return filepath.Join(kernel.Directory(kernel.DefaultPinRoot, pairsFolder), instance)
+}
+
+// LeftPairs are the folders in which processes have left pairs of sockets, by instance. Product's Remove takes those apart.
+func LeftPairs() (map[string]string, error) {
+	_, _ = kernel.SharePins() // without it this process's own are looked at
+	folders, err := sockets.Left(filepath.Dir(pinsOf("any")))
+	left := map[string]string{}
+	for _, folder := range folders {
+		left[filepath.Base(folder)] = folder
+	}
+	return left, err
+}
+
+// remove is node.Product's: of a daemon that has ended only pairs of sockets are left.
+func remove(instance string, log *slog.Logger) error {
+	_, _ = kernel.SharePins()
+	above := pinsOf(instance)
+	folders, err := sockets.Left(filepath.Dir(above))
+	if err != nil || !slices.Contains(folders, above) {
+		return err
+	}
+	stay, err := sockets.Drain(above, "", shutPatience)
+	if err != nil {
+		return fmt.Errorf("take the socket pairs of instance %s apart: %w", instance, err)
+	}
+	if stay > 0 {
+		return unreadError(stay, above)
+	}
+	log.Info("took socket pairs apart", "instance", instance, "path", above)
+	removeFolders(above)
+	return nil
+}
+
+// unreadError is of pairs that cannot be taken apart without loss.
+func unreadError(stay int, folder string) error {
+	return fmt.Errorf("%s of pairs cannot leave %s: their programs have not read all that waits for them, and it would be lost; everything new goes by TCP already; have the programs read or end, and try again", value.Counted(stay, "socket"), folder)
+}
+
+// removeFolders removes folders of pins, those above too, that have nothing in them.
+func removeFolders(above string) {
+	for _, folder := range []string{above, filepath.Dir(above), kernel.Home(kernel.DefaultPinRoot)} {
+		if os.Remove(folder) != nil {
+			return
+		}
+	}
 }
 
 // bring has sockets paired as settings say. Why they cannot be is no error here but a condition.
@@ -255,10 +305,10 @@ func (p *pairs) drain(but string) func() {
 	}
 }
 
-// shut takes pairs apart. What cannot be in time is left pinned, and loses nothing.
-func (p *pairs) shut() {
+// shut takes pairs apart. What cannot be in time is left pinned, and loses nothing; stay is how many sockets those are.
+func (p *pairs) shut() (stay int) {
 	if p.open == nil {
-		return
+		return 0
 	}
 	stay, err := p.open.Shut(shutPatience)
 	if counts, countsErr := p.open.Counts(); countsErr == nil {
@@ -271,14 +321,19 @@ func (p *pairs) shut() {
 		p.log.Warn("cannot let go of socket pairs", "error", err)
 	}
 	p.open = nil
+	return stay
 }
 
-// close ends all.
-func (p *pairs) close() {
+// close ends all. What stays is an error unless something may.
+func (p *pairs) close(keep bool) error {
 	close(p.stop)
-	p.shut()
+	stay := p.shut()
 	p.draining.Wait()
-	_, _ = os.Remove(p.above), os.Remove(filepath.Dir(p.above)) // they stay while there is anything in them
+	removeFolders(p.above)
+	if stay == 0 || keep {
+		return nil
+	}
+	return unreadError(stay, p.above)
 }
 
 // counts are those of all pairs since the product began.
