@@ -397,3 +397,51 @@ func TestPairsOfAKilledProcess(t *testing.T) {
 		t.Error("nothing is redirected")
 	}
 }
+
+// A socket that nothing waits for stays in the map for a while: a call that was told to redirect to it may still wait for its
+// lock, and what that call queues would be lost with the socket's place.
+func TestShutAwaitsCallsUnderWay(t *testing.T) {
+	w := newPaired(t)
+	c, s := bedtest.Connect(t, w.Bed, false)
+	deadline(c, s)
+	w.must(carry(c, s, pattern(1000), 1000))
+	begin := time.Now()
+	stay, err := w.Shut(patience)
+	if took := time.Since(begin); stay != 0 || err != nil || took < 300*time.Millisecond {
+		t.Errorf("idle sockets have left the map after %s; %d stay, %v", took, stay, err)
+	}
+}
+
+// Subflows of MPTCP are left alone, counted, and carry.
+func TestMPTCPIsLeftAlone(t *testing.T) {
+	w := newPaired(t)
+	var listening net.ListenConfig
+	listening.SetMultipathTCP(true)
+	dialing := net.Dialer{Timeout: patience}
+	dialing.SetMultipathTCP(true)
+	var l net.Listener
+	w.must(w.Pods[1].Run(func() (err error) {
+		l, err = listening.Listen(context.Background(), "tcp", netip.AddrPortFrom(w.Address(1, false), 0).String())
+		return err
+	}))
+	defer l.Close() //nolint:errcheck // of the test
+	var c net.Conn
+	w.must(w.Pods[0].Run(func() (err error) {
+		c, err = dialing.Dial("tcp", l.Addr().String())
+		return err
+	}))
+	defer c.Close() //nolint:errcheck // of the test
+	s, err := l.Accept()
+	w.must(err)
+	defer s.Close() //nolint:errcheck // of the test
+	deadline(c, s)
+	if is, err := c.(*net.TCPConn).MultipathTCP(); !is || err != nil {
+		t.Fatalf("the connection is of TCP alone: %v", err)
+	}
+	w.must(carry(c, s, pattern(1<<20), 10_000))
+	w.must(carry(s, c, pattern(1<<20), 10_000))
+	if n, _, err := w.Paired(); n != 0 || err != nil || w.count("mptcp") != 2 || w.count("taken") > 0 {
+		counts, _ := w.Counts()
+		t.Errorf("%d sockets are in the map, %v: %v", n, err, counts)
+	}
+}
