@@ -1,6 +1,7 @@
 package sockets
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -44,6 +45,7 @@ var checks = []check{
 	{"waitall", false, testWaitall},
 	{"reset", false, testReset},
 	{"half_close", false, testHalfClose},
+	{"ktls", false, testKTLS},
 }
 
 // Waivable are the names of checks that programs may do without.
@@ -450,4 +452,54 @@ func state(fd int) uint8 {
 		return 0
 	}
 	return info.State
+}
+
+// TLS_TX and TLS_RX of linux/tls.h.
+const (
+	tlsTX = 1
+	tlsRX = 2
+)
+
+// testKTLS: what a socket with TLS of the kernel sends is encrypted, and what it is sent is decrypted, when the other end has TLS of
+// its own. A kernel that has none breaks nothing.
+func testKTLS(p *pair) (string, error) {
+	const secret = "secret"
+	err := unix.SetsockoptString(p.a, unix.SOL_TCP, unix.TCP_ULP, "tls") // has the kernel load its module, as it may for a program
+	if errors.Is(err, unix.ENOENT) {
+		return "", nil
+	}
+	// struct tls12_crypto_info_aes_gcm_128 of linux/tls.h with zeros for keys: TLS 1.2 (0x0303), AES GCM 128 (51).
+	keys := make([]byte, 40)
+	binary.NativeEndian.PutUint16(keys, 0x0303)
+	binary.NativeEndian.PutUint16(keys[2:], 51)
+	if err == nil {
+		err = unix.SetsockoptString(p.a, unix.SOL_TLS, tlsTX, string(keys))
+	}
+	if errors.Is(err, unix.ENOENT) { // the kernel has no such cipher
+		return "", nil
+	}
+	if err != nil {
+		return fmt.Sprintf("a paired socket cannot have it: %v", err), nil
+	}
+	if err := p.send(secret); err != nil {
+		return fmt.Sprintf("sending fails: %v", err), nil
+	}
+	record, err := p.read(5 + 8 + len(secret) + 16) // header, nonce, tag
+	if strings.Contains(record, secret) {
+		return "what is sent arrives unencrypted", nil
+	}
+	if err != nil || !strings.HasPrefix(record, "\x17\x03\x03") {
+		return fmt.Sprintf("no record of TLS arrives (%v)", err), nil
+	}
+	if err := unix.SetsockoptString(p.a, unix.SOL_TLS, tlsRX, string(keys)); err != nil {
+		return fmt.Sprintf("a paired socket cannot receive with it: %v", err), nil
+	}
+	p.a, p.b = p.b, p.a
+	if err := p.send(record); err != nil {
+		return fmt.Sprintf("sending to it fails: %v", err), nil
+	}
+	if text, err := p.read(len(secret)); text != secret {
+		return fmt.Sprintf("what it receives is not decrypted (%v)", err), nil
+	}
+	return "", nil
 }
