@@ -10,7 +10,7 @@
 //
 // Questions are for one name, which is in the cache, or for a new one each, which is not. It needs root, and CoreDNS:
 //
-//	CGO_ENABLED=0 GOBIN=/tmp/coredns go install github.com/coredns/coredns@v1.12.4
+//	CGO_ENABLED=0 GOBIN=/tmp/coredns go install github.com/coredns/coredns@v1.15.0
 //	go run -exec sudo ./bench/dns -coredns /tmp/coredns/coredns
 package main
 
